@@ -1,0 +1,1 @@
+//! A recorded run and the questions asked of it. May use `trace` and `ggml`.

@@ -1,0 +1,1 @@
+//! Command lines: one file a subcommand. May use every floor.

@@ -1,0 +1,18 @@
+//! profinfer: which operator, layer, thread or expert costs the time, in an unmodified GGML engine.
+//!
+//! The floors, lowest first; a module uses only modules below it:
+//!
+//! 1. [`trace`] (the `.pfi` format), [`ggml`] (facts about GGML)
+//! 2. [`agent`] (a live target), [`analysis`] (a recorded run), [`runner`] (reference kernels and models)
+//! 3. [`views`] (how an answer looks)
+//! 4. [`cli`] (one file a subcommand)
+
+pub mod analysis;
+pub mod cli;
+pub mod ggml;
+pub mod runner;
+pub mod trace;
+pub mod views;
+
+#[cfg(feature = "agent")]
+pub mod agent;

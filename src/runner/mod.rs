@@ -1,0 +1,1 @@
+//! `ggml-runner`: model generator and reference kernels. May use `ggml`.

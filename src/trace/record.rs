@@ -1,0 +1,362 @@
+//! The records of a `.pfi` block and their wire layout (postcard). docs/FORMAT.md says the same in prose.
+//!
+//! Rules: variants and fields are never renumbered or removed, only appended. Every block stands alone: whatever
+//! a record refers to (string, op, type, tensor, plan, backend, process) is defined earlier in the same block, and
+//! ids keep their meaning through the whole file. Times `t` are nanoseconds after the block's first timestamp.
+
+use serde::{Deserialize, Serialize};
+
+/// One record. Its postcard discriminant is the record's kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Record<'a> {
+    /// The recording as a whole. First record of the first block; repeated in the last one.
+    #[serde(borrow)]
+    Header(Header<'a>),
+    /// A target process.
+    Process(Process<'a>),
+    /// A GGML engine (a set of modules that share one layout) in the target.
+    Engine(Engine<'a>),
+    /// A module (ELF file) of an engine.
+    Module(Module<'a>),
+    /// One probe as attached, and why it sits where it sits.
+    Probe(Probe<'a>),
+    /// A name for an op as the engine's own tables say it.
+    OpDef(OpDef<'a>),
+    /// A tensor type as the engine's own table says it.
+    TypeDef(TypeDef<'a>),
+    /// A tensor's description.
+    Tensor(Tensor<'a>),
+    /// The ops of a graph in the order in which thread 0 ran them.
+    Plan(Plan<'a>),
+    /// A compute backend.
+    Backend(Backend<'a>),
+    /// One call of `llama_process`, `llama_decode` or `llama_encode`.
+    Token(Token),
+    /// One graph handed to the scheduler (one ubatch).
+    Graph(Graph),
+    /// One split of a graph on one backend.
+    Split(Split),
+    /// One `ggml_graph_compute` on the CPU backend, written when it has ended.
+    CpuGraph(CpuGraph),
+    /// Consecutive op slices of one thread in one CPU graph.
+    Slices(Slices<'a>),
+    /// A rung of the probe ladder, as verified.
+    Rung(Rung<'a>),
+    /// Something a reader should be told: a probe left, a process gone, a limit hit.
+    Notice(Notice<'a>),
+    /// The books at the end. Present only when the recording ended cleanly.
+    Footer(Footer<'a>),
+}
+
+/// The recording: tool, machine, clocks, flags.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Header<'a> {
+    /// profinfer's version and commit.
+    pub tool: &'a str,
+    /// Command line of the recorder, arguments joined by blanks (quoted where needed).
+    pub command: &'a str,
+    /// `uname -r`, `uname -m`, host name, CPU model.
+    pub kernel: &'a str,
+    pub arch: &'a str,
+    pub host: &'a str,
+    pub cpu_model: &'a str,
+    /// One line per CPU: `cpu,core,cluster,max_khz,capacity` (0 = the machine does not say), joined by ';'.
+    pub topology: &'a str,
+    /// The same instant on three clocks, ns: CLOCK_MONOTONIC (the trace's own), CLOCK_BOOTTIME, CLOCK_REALTIME.
+    pub mono_ns: u64,
+    pub boot_ns: u64,
+    pub real_ns: u64,
+    pub level: Level,
+    pub structure: bool,
+    pub transport: Transport,
+    /// Bytes of the kernel-side buffer (ring) or bytes per CPU (perf).
+    pub buffer_bytes: u64,
+    /// Measured cost of one probe hit on this machine, ns (cheap instruction); 0 = not measured.
+    pub hit_ns: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Level {
+    Token,
+    Graph,
+    Op,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Transport {
+    Ring,
+    Perf,
+}
+
+/// A target process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Process<'a> {
+    pub pid: u32,
+    pub engine: u32,
+    pub exe: &'a str,
+    pub cmdline: &'a str,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Engine<'a> {
+    pub id: u32,
+    /// What the engine says of its version, empty if nothing.
+    pub version: &'a str,
+    /// Layout as found, `field@offset` joined by blanks.
+    pub layout: &'a str,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Module<'a> {
+    pub engine: u32,
+    pub path: &'a str,
+    /// GNU build id in hexadecimal, empty if the file has none.
+    pub build_id: &'a str,
+    /// What it contributes: any of `llama`, `base`, `cpu`, joined by '+'.
+    pub role: &'a str,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Probe<'a> {
+    pub engine: u32,
+    pub symbol: &'a str,
+    /// Path of the module, as in [`Module::path`].
+    pub module: &'a str,
+    /// True for a return probe.
+    pub ret: bool,
+    /// Distance from the symbol's first byte.
+    pub offset: u32,
+    /// The instruction it sits on and why, e.g. `push r13: emulated, after endbr64`.
+    pub why: &'a str,
+}
+
+/// Name of an op; `id` is the recorder's own (the engine's number plus, for UNARY and GLU, the kind).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OpDef<'a> {
+    pub id: u16,
+    /// GGML_OP_NAME, e.g. `MUL_MAT`, `UNARY`.
+    pub name: &'a str,
+    /// ggml_op_desc, e.g. `MUL_MAT`, `SILU`.
+    pub desc: &'a str,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TypeDef<'a> {
+    pub id: u16,
+    /// Type name as the engine says it, e.g. `q4_0`.
+    pub name: &'a str,
+    /// Elements per block.
+    pub block: u32,
+    /// Bytes per block.
+    pub bytes: u32,
+}
+
+/// A tensor as it stood when an op ran. A tensor whose op, type, dims, strides or sources change gets a new id.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Tensor<'a> {
+    pub id: u32,
+    pub pid: u32,
+    /// Address of the `ggml_tensor`, minus that of the Tensor record before this one in the block (wrapping, zigzag).
+    pub addr_delta: i64,
+    /// False: only the address is known (`--no-str`, or a source that could not be read); the rest is then empty.
+    pub known: bool,
+    /// Id of an [`OpDef`].
+    pub op: u16,
+    /// Id of a [`TypeDef`].
+    pub ty: u16,
+    /// ggml's tensor flags.
+    pub flags: u32,
+    /// Bytes of the name shared with the Tensor record before this one in the block, and the rest.
+    pub name_shared: u8,
+    pub name_rest: &'a str,
+    /// ne[0..4], trailing ones left out.
+    pub ne: Dims,
+    /// nb[0..4] where the tensor is not contiguous, else empty.
+    pub nb: Dims,
+    /// Ids of the sources' Tensor records, in slots: `id + 1`, 0 for an empty slot; trailing empty slots left out.
+    #[serde(borrow)]
+    pub src: Ids<'a>,
+    /// `id + 1` of the tensor that this one is a view of, 0 if none.
+    pub view_src: u32,
+}
+
+/// Up to four numbers.
+pub type Dims = heapless::Vec<u64, 4>;
+
+/// A list of ids: unsigned LEB128 varints, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Ids<'a>(#[serde(borrow)] pub &'a [u8]);
+
+/// The ops of a CPU graph in the order of thread 0's hits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan<'a> {
+    pub id: u32,
+    pub pid: u32,
+    /// Nodes of the cgraph, those included that never run; 0 = not known.
+    pub n_nodes: u32,
+    /// Per hit: zigzag(tensor id - previous hit's tensor id) * 2 + fused; when fused, a second varint: the id of the
+    /// second tensor computed by the same hit (RMS_NORM's MUL), as zigzag(second - first).
+    #[serde(borrow)]
+    pub hits: Ids<'a>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Backend<'a> {
+    pub id: u32,
+    pub guid: [u8; 16],
+    /// Name known for the guid (`CPU`, `Vulkan`, ...), else empty.
+    pub name: &'a str,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Entry {
+    Process,
+    Decode,
+    Encode,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Token {
+    /// Counts calls in the whole recording, from 0.
+    pub seq: u64,
+    pub pid: u32,
+    pub tid: u32,
+    pub entry: Entry,
+    /// Tokens in the batch; None where the layout does not say.
+    pub n_tokens: Option<u32>,
+    pub t: u64,
+    pub dur: u64,
+    /// True when the recording ended before the call did.
+    pub cut: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Graph {
+    pub seq: u64,
+    /// The call it belongs to, if one was seen.
+    pub token: Option<u64>,
+    pub pid: u32,
+    pub tid: u32,
+    /// Address of the cgraph.
+    pub cgraph: u64,
+    pub n_nodes: u32,
+    /// nodes[0]->ne[1]: tokens in the ubatch; 0 = not read.
+    pub ubatch: u32,
+    pub t: u64,
+    pub dur: u64,
+    pub cut: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Split {
+    pub seq: u64,
+    /// The scheduler graph it belongs to, if one was seen.
+    pub graph: Option<u64>,
+    pub backend: u32,
+    pub pid: u32,
+    pub tid: u32,
+    pub n_nodes: u32,
+    pub t: u64,
+    pub dur: u64,
+    pub cut: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CpuGraph {
+    pub seq: u64,
+    pub graph: Option<u64>,
+    pub split: Option<u64>,
+    pub pid: u32,
+    /// Thread that called ggml_graph_compute (ith 0).
+    pub tid: u32,
+    /// The plan of thread 0's slices; None below level op.
+    pub plan: Option<u32>,
+    pub n_nodes: u32,
+    pub n_threads: u32,
+    /// nodes[0]->ne[1] of this graph; 0 = not read.
+    pub ubatch: u32,
+    pub t: u64,
+    pub dur: u64,
+    /// Op hits that the graph's nodes and threads demand; None when the nodes could not be read.
+    pub expected: Option<u32>,
+    pub seen: u32,
+    /// True: op ends are barrier entries, so slices are busy time. False: they end where the next one starts.
+    pub barrier: bool,
+    pub cut: bool,
+}
+
+/// Op slices of one thread, `n` consecutive hits of plan `plan` from position `first` on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Slices<'a> {
+    /// seq of the CpuGraph.
+    pub graph: u64,
+    pub ith: u16,
+    pub tid: u32,
+    pub plan: u32,
+    pub first: u32,
+    pub n: u32,
+    /// Start of the first slice.
+    pub t: u64,
+    /// True: per slice two varints, `busy + 1` (0 = end not seen: the slice lasts until the next start, the last one
+    /// until the graph's end) and `gap` = next slice's start - this slice's start - busy. The last slice has no gap.
+    /// False: per slice one varint, next slice's start - this slice's start; the last slice's is `end - start`, or 0
+    /// when its end was not seen.
+    pub barrier: bool,
+    #[serde(borrow)]
+    pub data: &'a [u8],
+}
+
+/// One rung of the ladder as it was verified on the first graph and at the end.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rung<'a> {
+    pub engine: u32,
+    /// `token`, `graph`, `split`, `cpu-graph`, `op`, `op-end`.
+    pub role: &'a str,
+    /// e.g. `ggml_cpu_extra_compute_forward + ggml_compute_forward_rms_norm_mul_fused`, `barrier`, `vtable`.
+    pub name: &'a str,
+    /// True when it is in use, false when it was left.
+    pub used: bool,
+    pub expected: Option<u64>,
+    pub seen: u64,
+    /// Why it was taken or left.
+    pub why: &'a str,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Notice<'a> {
+    pub t: u64,
+    pub text: &'a str,
+}
+
+/// The books. `seen = recorded + lost` per kind of event.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Footer<'a> {
+    /// Why the recording ended: `target exited`, `signal`, `duration`, `tokens`, or an error's text.
+    pub end: &'a str,
+    /// Per kind of kernel event: name, seen by BPF, received by the agent, lost in the transport.
+    #[serde(borrow)]
+    pub kinds: heapless::Vec<KindCount<'a>, 24>,
+    /// Lost events per CPU, all kinds, index = CPU.
+    pub lost_cpu: heapless::Vec<u64, 64>,
+    /// Op hits outside any graph that was seen from its start (attached in the middle).
+    pub orphans: u64,
+    /// Reads of target memory that failed in BPF.
+    pub read_errors: u64,
+    /// Agent's own CPU time, user and system, and peak resident memory.
+    pub agent_user_us: u64,
+    pub agent_sys_us: u64,
+    pub agent_peak_rss: u64,
+    /// Wall time from first probe attached to last detached, ns.
+    pub wall_ns: u64,
+    /// Time spent in our BPF programs and number of runs (kernel's own accounting); 0/0 when it keeps none.
+    pub bpf_ns: u64,
+    pub bpf_runs: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KindCount<'a> {
+    pub kind: &'a str,
+    pub seen: u64,
+    pub recorded: u64,
+    pub lost: u64,
+}

@@ -1,0 +1,1 @@
+//! How an answer looks: terminal tables and JSON. May use `analysis`.
