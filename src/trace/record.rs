@@ -2,7 +2,8 @@
 //!
 //! Rules: variants and fields are never renumbered or removed, only appended. Every block stands alone: whatever
 //! a record refers to (string, op, type, tensor, plan, backend, process) is defined earlier in the same block, and
-//! ids keep their meaning through the whole file. Times `t` are nanoseconds after the block's first timestamp.
+//! ids keep their meaning through the whole file. On the wire a time `t` is nanoseconds after the block's first timestamp
+//! (signed); writer and reader of this crate turn it into absolute CLOCK_MONOTONIC nanoseconds and back.
 
 use serde::{Deserialize, Serialize};
 
@@ -224,7 +225,7 @@ pub struct Token {
     pub entry: Entry,
     /// Tokens in the batch; None where the layout does not say.
     pub n_tokens: Option<u32>,
-    pub t: u64,
+    pub t: i64,
     pub dur: u64,
     /// True when the recording ended before the call did.
     pub cut: bool,
@@ -242,7 +243,7 @@ pub struct Graph {
     pub n_nodes: u32,
     /// nodes[0]->ne[1]: tokens in the ubatch; 0 = not read.
     pub ubatch: u32,
-    pub t: u64,
+    pub t: i64,
     pub dur: u64,
     pub cut: bool,
 }
@@ -256,7 +257,7 @@ pub struct Split {
     pub pid: u32,
     pub tid: u32,
     pub n_nodes: u32,
-    pub t: u64,
+    pub t: i64,
     pub dur: u64,
     pub cut: bool,
 }
@@ -275,7 +276,7 @@ pub struct CpuGraph {
     pub n_threads: u32,
     /// nodes[0]->ne[1] of this graph; 0 = not read.
     pub ubatch: u32,
-    pub t: u64,
+    pub t: i64,
     pub dur: u64,
     /// Op hits that the graph's nodes and threads demand; None when the nodes could not be read.
     pub expected: Option<u32>,
@@ -296,7 +297,7 @@ pub struct Slices<'a> {
     pub first: u32,
     pub n: u32,
     /// Start of the first slice.
-    pub t: u64,
+    pub t: i64,
     /// True: per slice two varints, `busy + 1` (0 = end not seen: the slice lasts until the next start, the last one
     /// until the graph's end) and `gap` = next slice's start - this slice's start - busy. The last slice has no gap.
     /// False: per slice one varint, next slice's start - this slice's start; the last slice's is `end - start`, or 0
@@ -324,7 +325,7 @@ pub struct Rung<'a> {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Notice<'a> {
-    pub t: u64,
+    pub t: i64,
     pub text: &'a str,
 }
 
