@@ -13,5 +13,5 @@ fn skeleton() {
         .source("src/bpf/ops.bpf.c")
         .clang_args(["-Wall", "-Werror", "-Isrc/bpf"])
         .build_and_generate(out.join("ops.skel.rs"))
-        .expect("clang compiles src/bpf/ops.bpf.c");
+        .unwrap_or_else(|e| panic!("src/bpf/ops.bpf.c: {e:#}\n(clang and libelf are needed: scripts/setup.sh installs them)"));
 }

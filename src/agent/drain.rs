@@ -1,0 +1,392 @@
+//! From events to trace: pairs entries with returns, places op hits, keeps the books. Allocates only when created
+//! (tests/drain_alloc.rs holds it to that). Uses `event`, `calls`, `graphs`, `structure`, `memory` and `trace`.
+
+use std::io::Write;
+
+use super::calls::{Call, Calls, Entered, Kind};
+use super::event::{self, Event, KINDS};
+use super::graphs::{Graphs, Seen, Start};
+use super::lanes::Hit;
+use super::memory;
+use super::structure::{Desc, Reading, Structure};
+use crate::ggml::backend_guid;
+use crate::trace::record::{Entry, Graph, Split, Token};
+use crate::trace::{Encoder, WriteError};
+
+/// What one engine's probes showed so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Shown {
+    pub tokens: u64,
+    pub scheds: u64,
+    pub splits: u64,
+    pub graphs: u64,
+    pub ops: u64,
+    /// Op hits that the whole graphs seen so far demanded, and those seen in them; graphs whose demand is unknown left out.
+    pub expected: u64,
+    pub seen: u64,
+    /// Graphs whose demand could not be told.
+    pub unknown: u64,
+    /// See [`Seen`]: of thread 0's op ends, how many a barrier told, in graphs while barriers were probed.
+    pub inner: u64,
+    pub ended: u64,
+    /// Threads of the newest graph.
+    pub threads: u32,
+    /// Whole CPU graphs finished without a single op hit.
+    pub silent: u64,
+    /// A scheduler object seen, for the vtable route: (process, address).
+    pub scheduler: Option<(u32, u64)>,
+    /// First tensor that could not be read, and why.
+    pub unreadable: Option<super::structure::Unreadable>,
+}
+
+/// Totals for the status line and the limits.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Totals {
+    pub events: u64,
+    /// Calls of the token entry points that have returned.
+    pub calls: u64,
+    /// Of those, the ones that were no prefill.
+    pub decoded: u64,
+    /// Events that were no events.
+    pub malformed: u64,
+    pub forked: u64,
+    pub exited: u64,
+}
+
+/// The state machine.
+pub struct Drain<W: Write> {
+    pub enc: Encoder<W>,
+    pub totals: Totals,
+    pub received: [u64; KINDS],
+    pub shown: Vec<Shown>,
+    readings: Vec<Reading>,
+    /// Per engine: views and reshapes are dispatched like ops.
+    nops: Vec<bool>,
+    /// Pid of the process that left last, for the session.
+    pub gone: heapless::Deque<u32, 64>,
+    pub born: heapless::Deque<(u32, u32), 64>,
+    calls: Calls,
+    graphs: Graphs,
+    tensors: Structure,
+    seq: [u64; 4],
+    last_ts: u64,
+    error: Option<WriteError>,
+}
+
+const CPU_GRAPH: usize = 3;
+
+impl<W: Write> Drain<W> {
+    pub fn new(enc: Encoder<W>) -> Self {
+        Drain {
+            enc,
+            totals: Totals::default(),
+            received: [0; KINDS],
+            shown: Vec::new(),
+            readings: Vec::new(),
+            nops: Vec::new(),
+            gone: heapless::Deque::new(),
+            born: heapless::Deque::new(),
+            calls: Calls::default(),
+            graphs: Graphs::default(),
+            tensors: Structure::default(),
+            seq: [0; 4],
+            last_ts: 0,
+            error: None,
+        }
+    }
+
+    /// Adds an engine; its number is what its events carry.
+    pub fn add_engine(&mut self, reading: Reading) {
+        self.readings.push(reading);
+        self.shown.push(Shown::default());
+        self.nops.push(false);
+    }
+
+    /// Op hits outside any graph seen from its start.
+    pub fn orphans(&self) -> u64 {
+        self.graphs.orphans
+    }
+
+    /// Tensors for which there was no room.
+    pub fn dropped_tensors(&self) -> u64 {
+        self.tensors.dropped
+    }
+
+    /// The first error met while writing; nothing is written after it.
+    pub fn take_error(&mut self) -> Option<WriteError> {
+        self.error.take()
+    }
+
+    /// Takes one event's bytes.
+    pub fn event(&mut self, bytes: &[u8]) {
+        let Some((kind, event)) = event::parse(bytes) else {
+            self.totals.malformed += 1;
+            return;
+        };
+        self.totals.events += 1;
+        self.received[kind] += 1;
+        if self.error.is_none()
+            && let Err(e) = self.apply(event)
+        {
+            self.error = Some(e);
+        }
+    }
+
+    fn apply(&mut self, event: Event<'_>) -> Result<(), WriteError> {
+        match event {
+            Event::TokenEnter(e) => self.enter(Kind::Token, e),
+            Event::TokenExit(e) => self.exit(Kind::Token, e),
+            Event::SchedEnter(e) => self.enter(Kind::Sched, e),
+            Event::SchedExit(e) => self.exit(Kind::Sched, e),
+            Event::SplitEnter(e) => self.enter(Kind::Split, e),
+            Event::SplitExit(e) => self.exit(Kind::Split, e),
+            Event::GraphEnter(e) => self.graph_enter(e),
+            Event::GraphExit(e) => self.graph_exit(e),
+            Event::Op(e) => self.op(e),
+            Event::LaneEnd(e) => {
+                if e.h.ith != u16::MAX {
+                    self.graphs.lane_end(e.h.tgid, e.h.tid, e.pool, e.h.ts);
+                }
+                Ok(())
+            }
+            Event::Tensor(e) => self.tensor(e),
+            Event::Nodes(e) => {
+                self.graphs.nodes.chunk(e);
+                Ok(())
+            }
+            Event::Fork(e) => {
+                self.totals.forked += 1;
+                let _ = self.born.push_back((e.h.tgid, e.a as u32));
+                Ok(())
+            }
+            Event::Exit(e) => self.process_exit(e.h.tgid, e.h.ts),
+        }
+    }
+
+    fn shown(&mut self, engine: u16) -> Option<&mut Shown> {
+        self.shown.get_mut(engine as usize)
+    }
+
+    fn next(&mut self, what: usize) -> u64 {
+        let seq = self.seq[what];
+        self.seq[what] += 1;
+        seq
+    }
+
+    fn enter(&mut self, kind: Kind, e: &event::Call) -> Result<(), WriteError> {
+        self.last_ts = e.h.ts;
+        let h = &e.h;
+        let mut call = Call::new(kind, 0, h.tgid, h.tid, h.ts, e.a, e.b, e.n, e.width);
+        let outer = match kind {
+            Kind::Token => None,
+            Kind::Sched => Some(Kind::Token),
+            Kind::Split => Some(Kind::Sched),
+        };
+        let width = call.width;
+        if let Some(parent) = outer.and_then(|o| self.calls.current(o, h.tid)) {
+            call.parent = Some(parent.seq);
+            // The scheduler's first graph tells how wide the call's ubatches are.
+            if kind == Kind::Sched && parent.width == 0 {
+                parent.width = width;
+            }
+        }
+        if kind == Kind::Token {
+            call.detail = e.b as u32;
+            // The entry's second word is its entry point, not a cgraph.
+            call.cgraph = 0;
+        }
+        if kind == Kind::Split {
+            call.detail = self.enc.backend(e.guid, backend_guid::name(&e.guid).unwrap_or(""));
+        }
+        call.seq = self.seq[kind as usize];
+        match self.calls.enter(call) {
+            Entered::Opened => drop(self.next(kind as usize)),
+            Entered::Replaced(old) => {
+                self.next(kind as usize);
+                self.finish(old, h.ts, true)?;
+            }
+            Entered::Nested | Entered::Full => return Ok(()),
+        }
+        let Some(shown) = self.shown(h.engine) else { return Ok(()) };
+        match kind {
+            Kind::Token => shown.tokens += 1,
+            Kind::Sched => {
+                shown.scheds += 1;
+                shown.scheduler = Some((h.tgid, e.a));
+            }
+            Kind::Split => shown.splits += 1,
+        }
+        Ok(())
+    }
+
+    fn exit(&mut self, kind: Kind, e: &event::Call) -> Result<(), WriteError> {
+        self.last_ts = e.h.ts;
+        match self.calls.exit(kind, e.h.tid) {
+            Some(call) => self.finish(call, e.h.ts, false),
+            None => Ok(()),
+        }
+    }
+
+    fn finish(&mut self, c: Call, end: u64, cut: bool) -> Result<(), WriteError> {
+        let (t, dur) = (c.start as i64, end.saturating_sub(c.start));
+        match c.kind {
+            Kind::Token => {
+                self.totals.calls += 1;
+                self.totals.decoded += u64::from(c.width.max(c.n.max(0) as u32) <= 1);
+                let entry = match c.detail {
+                    0 => Entry::Process,
+                    1 => Entry::Decode,
+                    _ => Entry::Encode,
+                };
+                let n_tokens = u32::try_from(c.n).ok().filter(|&n| n > 0);
+                self.enc.token(&Token { seq: c.seq, pid: c.tgid, tid: c.tid, entry, n_tokens, t, dur, cut })
+            }
+            Kind::Sched => self.enc.graph(&Graph {
+                seq: c.seq,
+                token: c.parent,
+                pid: c.tgid,
+                tid: c.tid,
+                cgraph: c.cgraph,
+                n_nodes: c.n.max(0) as u32,
+                ubatch: c.width,
+                t,
+                dur,
+                cut,
+            }),
+            Kind::Split => self.enc.split(&Split {
+                seq: c.seq,
+                graph: c.parent,
+                backend: c.detail,
+                pid: c.tgid,
+                tid: c.tid,
+                n_nodes: c.n.max(0) as u32,
+                t,
+                dur,
+                cut,
+            }),
+        }
+    }
+
+    fn graph_enter(&mut self, e: &event::Call) -> Result<(), WriteError> {
+        self.last_ts = e.h.ts;
+        if let Some(stale) = self.graphs.by_caller(e.h.tid) {
+            self.end_graph(stale, (e.h.ts, 0, true))?;
+        }
+        let seq = self.next(CPU_GRAPH);
+        let h = &e.h;
+        let graph = self.calls.current(Kind::Sched, h.tid).map(|c| c.seq);
+        let split = self.calls.current(Kind::Split, h.tid).map(|c| c.seq);
+        self.graphs.begin(Start {
+            seq,
+            engine: h.engine,
+            tgid: h.tgid,
+            tid: h.tid,
+            cgraph: e.a,
+            n_nodes: e.n.max(0) as u32,
+            threads: e.threads,
+            width: e.width,
+            start: h.ts,
+            graph,
+            split,
+        });
+        Ok(())
+    }
+
+    fn graph_exit(&mut self, e: &event::Call) -> Result<(), WriteError> {
+        self.last_ts = e.h.ts;
+        match self.graphs.by_caller(e.h.tid) {
+            Some(i) => self.end_graph(i, (e.h.ts, e.a, false)),
+            None => Ok(()),
+        }
+    }
+
+    fn end_graph(&mut self, i: usize, end: (u64, u64, bool)) -> Result<(), WriteError> {
+        let engine = self.graphs.engine_of(i) as usize;
+        let nops = self.nops.get(engine).copied().unwrap_or(false);
+        let readings = &self.readings;
+        let mut fetch = |tgid: u32, addr: u64| -> Option<Desc> {
+            let mut raw = [0; event::TENSOR_RAW];
+            let reading = readings.get(engine)?;
+            let len = (reading.layout.tensor_bytes() as usize).min(raw.len());
+            memory::read(tgid, addr, &mut raw[..len]).ok()?;
+            reading.tensor(&raw[..len]).ok()
+        };
+        let (s, seen) = self.graphs.finish(i, end, &mut self.tensors, nops, &mut fetch, &mut self.enc)?;
+        if let Some(shown) = self.shown(s.engine) {
+            note(shown, &s, &seen, end.2);
+        }
+        Ok(())
+    }
+
+    fn op(&mut self, e: &event::Op) -> Result<(), WriteError> {
+        self.last_ts = e.h.ts;
+        let engine = e.h.engine as usize;
+        if let Some(shown) = self.shown.get_mut(engine) {
+            shown.ops += 1;
+        }
+        if e.h.ith == 0
+            && let Some(nops @ false) = self.nops.get_mut(engine)
+            && self.tensors.get(e.h.tgid, e.tensor).is_some_and(|d| d.nop)
+        {
+            *nops = true;
+        }
+        let hit = Hit { tensor: e.tensor, tensor2: e.tensor2, start: e.h.ts, end: 0 };
+        self.graphs.hit(e.h.tgid, e.h.tid, e.h.ith, e.pool, hit, e.prev_end);
+        Ok(())
+    }
+
+    fn tensor(&mut self, e: &event::Tensor) -> Result<(), WriteError> {
+        let Some(reading) = self.readings.get(e.h.engine as usize) else { return Ok(()) };
+        match reading.tensor(&e.raw) {
+            Ok(desc) => self.tensors.update(e.h.tgid, e.addr, desc),
+            Err(why) => {
+                if let Some(shown) = self.shown(e.h.engine) {
+                    shown.unreadable.get_or_insert(why);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn process_exit(&mut self, tgid: u32, ts: u64) -> Result<(), WriteError> {
+        self.totals.exited += 1;
+        self.close(Some(tgid), ts)?;
+        self.tensors.forget(tgid);
+        let _ = self.gone.push_back(tgid);
+        Ok(())
+    }
+
+    /// Ends, as cut, what a process (all, with None) still has open.
+    pub fn close(&mut self, tgid: Option<u32>, ts: u64) -> Result<(), WriteError> {
+        while let Some(i) = self.graphs.any_of(tgid) {
+            self.end_graph(i, (ts, 0, true))?;
+        }
+        while let Some(call) = self.calls.take(tgid) {
+            self.finish(call, ts, true)?;
+        }
+        Ok(())
+    }
+
+    /// Time of the newest event, CLOCK_MONOTONIC ns.
+    pub fn last_ts(&self) -> u64 {
+        self.last_ts
+    }
+}
+
+fn note(shown: &mut Shown, s: &Start, seen: &Seen, cut: bool) {
+    shown.graphs += 1;
+    shown.threads = s.threads;
+    if cut {
+        return;
+    }
+    shown.silent += u64::from(seen.hits == 0);
+    shown.inner += u64::from(seen.inner);
+    shown.ended += u64::from(seen.ended);
+    match seen.expected {
+        Some(n) => {
+            shown.expected += u64::from(n);
+            shown.seen += u64::from(seen.hits);
+        }
+        None => shown.unknown += 1,
+    }
+}

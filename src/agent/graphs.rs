@@ -1,0 +1,327 @@
+//! CPU graphs under way: which op hit belongs to which graph and thread, and, at the graph's end, their slices in the
+//! trace. State is keyed by thread pool and `ith`: engines without OpenMP run every graph on new threads.
+//! Uses `lanes`, `structure`, `nodes` and `trace`. Allocates only when created.
+
+use std::io::Write;
+
+use super::lanes::{Arena, Hit, Lane};
+use super::nodes::NodeLists;
+use super::structure::{Desc, Structure};
+use crate::trace::record::CpuGraph;
+use crate::trace::{Encoder, PlanHit, Slice, SliceRun, WriteError};
+
+/// Graphs open at once, all processes together.
+const OPEN: usize = 16;
+/// Threads of one graph.
+pub const MAX_ITH: usize = 128;
+/// Hits of one thread in one graph; more are kept out of plans and counted as orphans.
+const MAX_PLAN: usize = 8192;
+/// Plans remembered, by (process, cgraph).
+const PLANS: usize = 32;
+
+/// What starts a graph: an entry of `ggml_graph_compute`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Start {
+    pub seq: u64,
+    pub engine: u16,
+    pub tgid: u32,
+    /// Its caller: ith 0.
+    pub tid: u32,
+    pub cgraph: u64,
+    pub n_nodes: u32,
+    pub threads: u32,
+    pub width: u32,
+    pub start: u64,
+    pub graph: Option<u64>,
+    pub split: Option<u64>,
+}
+
+/// A graph under way.
+struct Open {
+    s: Start,
+    /// The thread pool, once an op has shown it.
+    pool: Option<u64>,
+    lanes: Box<[Lane; MAX_ITH]>,
+    used: bool,
+}
+
+/// What a finished graph showed, for the verification of the rungs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Seen {
+    pub expected: Option<u32>,
+    pub hits: u32,
+    /// Hits of thread 0 but its last, and those of them whose end a barrier told.
+    pub inner: u32,
+    pub ended: u32,
+    pub threads: u32,
+}
+
+struct CachedPlan {
+    tgid: u32,
+    cgraph: u64,
+    version: u64,
+    id: u32,
+    /// Hits that each thread must make.
+    demand: Option<u32>,
+    tensors: heapless::Vec<u64, MAX_PLAN>,
+}
+
+/// The open graphs, with the memory that their slices need.
+pub struct Graphs {
+    open: Vec<Open>,
+    arena: Arena,
+    plans: Vec<CachedPlan>,
+    next_plan: usize,
+    hits: Vec<PlanHit>,
+    slices: Vec<Slice>,
+    pub nodes: NodeLists,
+    /// Op hits that belong to no graph seen from its start, or found no room.
+    pub orphans: u64,
+}
+
+impl Default for Graphs {
+    fn default() -> Self {
+        Graphs {
+            open: (0..OPEN).map(|_| Open { s: Start::default(), pool: None, lanes: Box::new([Lane::default(); MAX_ITH]), used: false }).collect(),
+            arena: Arena::default(),
+            plans: Vec::with_capacity(PLANS),
+            next_plan: 0,
+            hits: Vec::with_capacity(MAX_PLAN),
+            slices: Vec::with_capacity(MAX_PLAN),
+            nodes: NodeLists::default(),
+            orphans: 0,
+        }
+    }
+}
+
+impl Graphs {
+    /// Position of the graph that this thread entered and has not left.
+    pub fn by_caller(&self, tid: u32) -> Option<usize> {
+        self.open.iter().position(|g| g.used && g.s.tid == tid)
+    }
+
+    /// Position of some open graph of a process (of any, with None).
+    pub fn any_of(&self, tgid: Option<u32>) -> Option<usize> {
+        self.open.iter().position(|g| g.used && tgid.is_none_or(|t| t == g.s.tgid))
+    }
+
+    /// Engine of graph `i`.
+    pub fn engine_of(&self, i: usize) -> u16 {
+        self.open[i].s.engine
+    }
+
+    /// A graph begins. False: too many are open.
+    pub fn begin(&mut self, s: Start) -> bool {
+        let Some(g) = self.open.iter_mut().find(|g| !g.used) else { return false };
+        (g.s, g.pool, g.used) = (s, None, true);
+        true
+    }
+
+    fn place(&self, tgid: u32, tid: u32, ith: u16, pool: u64) -> Option<usize> {
+        let fits = |g: &Open| match (ith, g.pool) {
+            (0, _) => g.s.tid == tid,
+            (_, Some(p)) => p == pool,
+            // A worker may be there before thread 0 has shown the pool.
+            (_, None) => true,
+        };
+        let mine = |bound: bool| {
+            self.open.iter().position(|g| g.used && g.s.tgid == tgid && g.pool.is_some() == bound && fits(g))
+        };
+        mine(true).or_else(|| mine(false))
+    }
+
+    /// An op began. `prev_end`: when the thread's op before it ended, 0 if that was not seen.
+    pub fn hit(&mut self, tgid: u32, tid: u32, ith: u16, pool: u64, hit: Hit, prev_end: u64) {
+        let Some(g) = self.place(tgid, tid, ith, pool).and_then(|i| self.open.get_mut(i)) else {
+            self.orphans += 1;
+            return;
+        };
+        g.pool = Some(pool);
+        let Some(lane) = g.lanes.get_mut(ith as usize).filter(|l| (l.len as usize) < MAX_PLAN) else {
+            self.orphans += 1;
+            return;
+        };
+        if let Some(last) = self.arena.last_mut(lane)
+            && prev_end > last.start
+            && prev_end <= hit.start
+        {
+            last.end = prev_end;
+        }
+        lane.tid = tid;
+        if !self.arena.push(lane, hit) {
+            self.orphans += 1;
+        }
+    }
+
+    /// The last op of a worker ended.
+    pub fn lane_end(&mut self, tgid: u32, tid: u32, pool: u64, end: u64) {
+        let Some(g) = self.open.iter_mut().find(|g| g.used && g.s.tgid == tgid && g.pool == Some(pool)) else { return };
+        let Some(lane) = g.lanes.iter().find(|l| l.len > 0 && l.tid == tid) else { return };
+        if let Some(last) = self.arena.last_mut(lane).filter(|h| h.start < end) {
+            last.end = end;
+        }
+    }
+
+    /// Graph `i` ends at `end`: writes its slices and its own record. `last_end`: end of thread 0's last op, 0 = not seen.
+    pub fn finish<W: Write>(
+        &mut self,
+        i: usize,
+        (end, last_end, cut): (u64, u64, bool),
+        tensors: &mut Structure,
+        nops: bool,
+        fetch: &mut dyn FnMut(u32, u64) -> Option<Desc>,
+        enc: &mut Encoder<W>,
+    ) -> Result<(Start, Seen), WriteError> {
+        let g = &mut self.open[i];
+        g.used = false;
+        if let Some(last) = self.arena.last_mut(&g.lanes[0]).filter(|h| h.start < last_end) {
+            last.end = last_end;
+        }
+        let mut seen = count(&g.lanes, &self.arena);
+        let longest = (0..MAX_ITH).max_by_key(|&l| (g.lanes[l].len, MAX_ITH - l)).unwrap_or(0);
+        let barrier = seen.inner > 0 && seen.ended * 2 >= seen.inner;
+        let mut plan = None;
+        if g.lanes[longest].len > 0 {
+            let p = self.plan(i, longest, tensors, nops, fetch, enc)?;
+            seen.expected = self.plans[p].demand.map(|d| d.saturating_mul(self.open[i].s.threads.max(1)));
+            plan = Some(self.plans[p].id);
+            for ith in 0..MAX_ITH {
+                self.write_lane(i, ith, p, (barrier, end), tensors, enc)?;
+            }
+        }
+        let Open { s, lanes, .. } = &mut self.open[i];
+        lanes.iter_mut().for_each(|l| self.arena.release(l));
+        enc.cpu_graph(&CpuGraph {
+            seq: s.seq,
+            graph: s.graph,
+            split: s.split,
+            pid: s.tgid,
+            tid: s.tid,
+            plan,
+            n_nodes: s.n_nodes,
+            n_threads: s.threads,
+            ubatch: s.width,
+            t: s.start as i64,
+            dur: end.saturating_sub(s.start),
+            expected: seen.expected,
+            seen: seen.hits,
+            barrier,
+            cut,
+        })?;
+        Ok((*s, seen))
+    }
+
+    /// Position in `plans` of the plan that lane `ith` of graph `i` ran.
+    fn plan<W: Write>(
+        &mut self,
+        i: usize,
+        ith: usize,
+        tensors: &mut Structure,
+        nops: bool,
+        fetch: &mut dyn FnMut(u32, u64) -> Option<Desc>,
+        enc: &mut Encoder<W>,
+    ) -> Result<usize, WriteError> {
+        let (s, lane) = (self.open[i].s, self.open[i].lanes[ith]);
+        let old = self.plans.iter().position(|p| p.tgid == s.tgid && p.cgraph == s.cgraph);
+        if let Some(p) = old
+            && self.plans[p].version == tensors.version()
+            && self.arena.iter(&lane).map(|h| h.tensor).eq(self.plans[p].tensors.iter().copied())
+        {
+            return Ok(p);
+        }
+        let p = old.unwrap_or_else(|| self.free_plan());
+        let plan = &mut self.plans[p];
+        plan.tensors.clear();
+        self.hits.clear();
+        let mut second = 0;
+        let demand = self.nodes.demand(tensors, (s.tgid, s.cgraph), nops, fetch);
+        for hit in self.arena.iter(&lane) {
+            let tensor = tensors.intern(enc, s.tgid, hit.tensor)?;
+            let fused = match hit.tensor2 {
+                0 => None,
+                at => Some(tensors.intern(enc, s.tgid, at)?),
+            };
+            second += u32::from(fused.is_some());
+            self.hits.push(PlanHit { tensor, fused });
+            let _ = plan.tensors.push(hit.tensor);
+        }
+        plan.demand = demand.map(|d| d.saturating_sub(second));
+        plan.id = enc.plan(s.tgid, s.n_nodes, &self.hits)?;
+        (plan.tgid, plan.cgraph, plan.version) = (s.tgid, s.cgraph, tensors.version());
+        Ok(p)
+    }
+
+    fn free_plan(&mut self) -> usize {
+        if self.plans.len() < PLANS {
+            let tensors = heapless::Vec::new();
+            self.plans.push(CachedPlan { tgid: 0, cgraph: 0, version: 0, id: 0, demand: None, tensors });
+            return self.plans.len() - 1;
+        }
+        self.next_plan = (self.next_plan + 1) % PLANS;
+        self.next_plan
+    }
+
+    /// Writes the slices of one lane, in pieces where hits are missing from the plan's order.
+    fn write_lane<W: Write>(
+        &mut self,
+        i: usize,
+        ith: usize,
+        p: usize,
+        (barrier, graph_end): (bool, u64),
+        tensors: &mut Structure,
+        enc: &mut Encoder<W>,
+    ) -> Result<(), WriteError> {
+        let Graphs { open, arena, plans, slices, .. } = self;
+        let (s, lane, plan) = (open[i].s, &open[i].lanes[ith], &plans[p]);
+        let mut run = SliceRun { graph: s.seq, ith: ith as u16, tid: lane.tid, plan: plan.id, first: 0, barrier };
+        let mut at = 0;
+        slices.clear();
+        for hit in arena.iter(lane) {
+            let slice = Slice { start: hit.start, end: (barrier && hit.end > 0).then_some(hit.end) };
+            if plan.tensors.get(at) != Some(&hit.tensor) {
+                emit(enc, &mut run, slices)?;
+                match plan.tensors.get(at..).unwrap_or_default().iter().position(|&t| t == hit.tensor) {
+                    Some(ahead) => at += ahead,
+                    None => {
+                        // An op that the plan does not have (its own hit on the plan's thread was lost).
+                        let tensor = tensors.intern(enc, s.tgid, hit.tensor)?;
+                        let plan = enc.plan(s.tgid, s.n_nodes, &[PlanHit { tensor, fused: None }])?;
+                        enc.slices(&SliceRun { plan, first: 0, ..run }, &[slice])?;
+                        continue;
+                    }
+                }
+                run.first = at as u32;
+            }
+            slices.push(slice);
+            at += 1;
+        }
+        // Without barriers the last op of thread 0 ends where its graph does; a worker's own end was not seen.
+        if let Some(last) = slices.last_mut()
+            && !barrier
+            && ith == 0
+        {
+            last.end = Some(graph_end);
+        }
+        emit(enc, &mut run, slices)
+    }
+}
+
+fn emit<W: Write>(enc: &mut Encoder<W>, run: &mut SliceRun, slices: &mut Vec<Slice>) -> Result<(), WriteError> {
+    if !slices.is_empty() {
+        enc.slices(run, slices)?;
+        slices.clear();
+    }
+    Ok(())
+}
+
+fn count(lanes: &[Lane], arena: &Arena) -> Seen {
+    let first = lanes.first().copied().unwrap_or_default();
+    let inner = first.len.saturating_sub(1);
+    Seen {
+        expected: None,
+        hits: lanes.iter().map(|l| l.len).sum(),
+        inner,
+        ended: arena.iter(&first).take(inner as usize).filter(|h| h.end > 0).count() as u32,
+        threads: lanes.iter().filter(|l| l.len > 0).count() as u32,
+    }
+}

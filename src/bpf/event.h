@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/*
+ * Events that the BPF programs send, the only source of truth for their layout: src/agent/event.rs mirrors it and a
+ * test compares both through the object's own BTF.
+ */
+#ifndef PROFINFER_EVENT_H
+#define PROFINFER_EVENT_H
+
+enum ev_kind {
+	EV_TOKEN_ENTER,
+	EV_TOKEN_EXIT,
+	EV_SCHED_ENTER,
+	EV_SCHED_EXIT,
+	EV_SPLIT_ENTER,
+	EV_SPLIT_EXIT,
+	EV_GRAPH_ENTER,
+	EV_GRAPH_EXIT,
+	EV_OP,
+	EV_LANE_END,
+	EV_TENSOR,
+	EV_NODES,
+	EV_FORK,
+	EV_EXIT,
+	EV_KINDS,
+};
+
+/* Counters beside the events' own: index EV_KINDS + x. */
+enum ev_counter {
+	CNT_BARRIER,
+	CNT_ORPHAN,
+	CNT_READ_ERROR,
+	CNT_OP_RETURN,
+	CNT_COUNTERS,
+};
+
+/* ev_hdr.flags */
+#define EVF_FUSED 1
+
+struct ev_hdr {
+	__u64 ts; /* CLOCK_MONOTONIC, ns */
+	__u32 tgid;
+	__u32 tid;
+	__u16 kind;
+	__u16 engine;
+	__u16 ith;
+	__u16 flags;
+};
+
+/* TOKEN_*: a = llama_context, n = tokens in the batch or -1, b = which entry (0 process, 1 decode, 2 encode).
+ * SCHED_*: a = scheduler, b = cgraph. SPLIT_*: a = backend, b = cgraph, guid.
+ * GRAPH_ENTER: a = cgraph, b = uid (0: none). GRAPH_EXIT: a = end of thread 0's last op (0: not seen).
+ * FORK: a = child's pid. */
+struct ev_call {
+	struct ev_hdr h;
+	__u64 a;
+	__u64 b;
+	__s32 n;       /* n_nodes, n_tokens */
+	__u32 threads; /* cplan->n_threads */
+	__u32 width;   /* nodes[0]->ne[1] */
+	__u32 nodes_changed;
+	__u8 guid[16];
+};
+
+/* An op begins. prev_end: barrier entry that ended this thread's op before, 0 if not seen.
+ * LANE_END: the thread's last op of the graph ended at h.ts. */
+struct ev_op {
+	struct ev_hdr h;
+	__u64 tensor;
+	__u64 tensor2; /* second node of a fused op */
+	__u64 pool;    /* params->threadpool: tells one graph's threads from another's */
+	__u64 prev_end;
+};
+
+#define TENSOR_RAW 448
+struct ev_tensor {
+	struct ev_hdr h;
+	__u64 addr;
+	__u8 raw[TENSOR_RAW]; /* struct ggml_tensor up to and including its name */
+};
+
+#define NODES_CHUNK 48
+struct ev_nodes {
+	struct ev_hdr h;
+	__u64 cgraph;
+	__u32 first;
+	__u32 total;
+	__u64 node[NODES_CHUNK];
+};
+
+#endif
