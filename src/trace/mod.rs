@@ -1,4 +1,16 @@
 //! The `.pfi` trace format: records, block writer, reader. docs/FORMAT.md is its specification.
 //! Uses nothing else of this crate.
 
+mod block;
+mod coding;
+pub mod encoder;
+mod plans;
+pub mod reader;
 pub mod record;
+mod table;
+mod tensors;
+
+pub use block::{BLOCK_HEADER, FILE_HEADER, MAJOR, MAX_PAYLOAD, MINOR};
+pub use coding::{PlanHit, SliceIter, SliceTime, ids, plan_hits, slice_iter, sources};
+pub use encoder::{Encoder, EncoderConfig, EncoderStats, Slice, SliceRun, TensorDesc, WriteError};
+pub use reader::{Block, BlockRef, Damage, DamageKind, ReadError, TensorCursor, Trace};

@@ -5,7 +5,7 @@
 //! ids keep their meaning through the whole file. On the wire a time `t` is nanoseconds after the block's first timestamp
 //! (signed); writer and reader of this crate turn it into absolute CLOCK_MONOTONIC nanoseconds and back.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// One record. Its postcard discriminant is the record's kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,6 +47,27 @@ pub enum Record<'a> {
     Notice(Notice<'a>),
     /// The books at the end. Present only when the recording ended cleanly.
     Footer(Footer<'a>),
+}
+
+/// Names of the record kinds, index = discriminant on the wire.
+pub const KIND_NAMES: [&str; 18] = [
+    "Header", "Process", "Engine", "Module", "Probe", "OpDef", "TypeDef", "Tensor", "Plan", "Backend",
+    "Token", "Graph", "Split", "CpuGraph", "Slices", "Rung", "Notice", "Footer",
+];
+
+impl Record<'_> {
+    /// The time field of the kinds that have one.
+    pub fn time_mut(&mut self) -> Option<&mut i64> {
+        match self {
+            Record::Token(r) => Some(&mut r.t),
+            Record::Graph(r) => Some(&mut r.t),
+            Record::Split(r) => Some(&mut r.t),
+            Record::CpuGraph(r) => Some(&mut r.t),
+            Record::Slices(r) => Some(&mut r.t),
+            Record::Notice(r) => Some(&mut r.t),
+            _ => None,
+        }
+    }
 }
 
 /// The recording: tool, machine, clocks, flags.
@@ -186,7 +207,12 @@ pub type Dims = heapless::Vec<u64, 4>;
 
 /// A list of ids: unsigned LEB128 varints, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Ids<'a>(#[serde(borrow)] pub &'a [u8]);
+pub struct Ids<'a>(#[serde(borrow, serialize_with = "as_bytes")] pub &'a [u8]);
+
+/// Writes a byte string in one go; serde's default for a slice is element by element (same bytes, slower).
+fn as_bytes<S: Serializer>(bytes: &&[u8], out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_bytes(bytes)
+}
 
 /// The ops of a CPU graph in the order of thread 0's hits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -303,7 +329,7 @@ pub struct Slices<'a> {
     /// False: per slice one varint, next slice's start - this slice's start; the last slice's is `end - start`, or 0
     /// when its end was not seen.
     pub barrier: bool,
-    #[serde(borrow)]
+    #[serde(borrow, serialize_with = "as_bytes")]
     pub data: &'a [u8],
 }
 
@@ -336,9 +362,9 @@ pub struct Footer<'a> {
     pub end: &'a str,
     /// Per kind of kernel event: name, seen by BPF, received by the agent, lost in the transport.
     #[serde(borrow)]
-    pub kinds: heapless::Vec<KindCount<'a>, 24>,
+    pub kinds: Vec<KindCount<'a>>,
     /// Lost events per CPU, all kinds, index = CPU.
-    pub lost_cpu: heapless::Vec<u64, 64>,
+    pub lost_cpu: Vec<u64>,
     /// Op hits outside any graph that was seen from its start (attached in the middle).
     pub orphans: u64,
     /// Reads of target memory that failed in BPF.

@@ -1,0 +1,212 @@
+//! File header, block header and the framing of records in a block's payload: bytes in, bytes out, no I/O.
+//! Uses only the records.
+
+use super::coding::{put_varint, varint};
+use super::record::{KIND_NAMES, Record};
+
+/// Major version: a reader refuses a file with a greater one.
+pub const MAJOR: u16 = 1;
+/// Minor version: grows when a record kind or a field at a record's end is appended.
+pub const MINOR: u16 = 0;
+/// Size of the file header, bytes.
+pub const FILE_HEADER: usize = 16;
+/// Size of a block header, bytes.
+pub const BLOCK_HEADER: usize = 40;
+/// Longest payload of a block, bytes.
+pub const MAX_PAYLOAD: usize = 16 << 20;
+
+/// As in PNG: a byte that is no ASCII, and both line ends, so that a transfer as text shows.
+pub(crate) const FILE_MAGIC: [u8; 8] = *b"\x89PFI\r\n\x1a\n";
+pub(crate) const BLOCK_MAGIC: [u8; 8] = *b"\xF1PFIblk\xB7";
+
+/// A block header as read, its own checksum already verified.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BlockHeader {
+    pub major: u16,
+    pub minor: u16,
+    pub len: u32,
+    pub seq: u32,
+    pub first_ts: u64,
+    pub payload_crc: u32,
+}
+
+/// A file header as read.
+pub(crate) enum FileHeader {
+    Good {
+        major: u16,
+        minor: u16,
+    },
+    /// The magic is there, the checksum is wrong.
+    Damaged,
+    Foreign,
+}
+
+fn u16_at(b: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(b.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn u32_at(b: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u64_at(b: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?))
+}
+
+pub(crate) fn file_header() -> [u8; FILE_HEADER] {
+    let mut h = [0; FILE_HEADER];
+    h[..8].copy_from_slice(&FILE_MAGIC);
+    h[8..10].copy_from_slice(&MAJOR.to_le_bytes());
+    h[10..12].copy_from_slice(&MINOR.to_le_bytes());
+    let crc = crc32c::crc32c(&h[..12]);
+    h[12..].copy_from_slice(&crc.to_le_bytes());
+    h
+}
+
+pub(crate) fn parse_file_header(data: &[u8]) -> FileHeader {
+    if !data.starts_with(&FILE_MAGIC) {
+        return FileHeader::Foreign;
+    }
+    let fields = || {
+        let crc = u32_at(data, 12)?;
+        (crc32c::crc32c(data.get(..12)?) == crc).then_some((u16_at(data, 8)?, u16_at(data, 10)?))
+    };
+    fields().map_or(FileHeader::Damaged, |(major, minor)| FileHeader::Good { major, minor })
+}
+
+impl BlockHeader {
+    /// Header of this version for `payload`.
+    pub fn new(payload: &[u8], seq: u32, first_ts: u64) -> BlockHeader {
+        let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        BlockHeader { major: MAJOR, minor: MINOR, len, seq, first_ts, payload_crc: crc32c::crc32c(payload) }
+    }
+
+    pub fn to_bytes(self) -> [u8; BLOCK_HEADER] {
+        let mut h = [0; BLOCK_HEADER];
+        h[..8].copy_from_slice(&BLOCK_MAGIC);
+        h[8..10].copy_from_slice(&self.major.to_le_bytes());
+        h[10..12].copy_from_slice(&self.minor.to_le_bytes());
+        h[12..16].copy_from_slice(&self.len.to_le_bytes());
+        h[16..20].copy_from_slice(&self.seq.to_le_bytes());
+        h[24..32].copy_from_slice(&self.first_ts.to_le_bytes());
+        h[32..36].copy_from_slice(&self.payload_crc.to_le_bytes());
+        let crc = crc32c::crc32c(&h[..36]);
+        h[36..].copy_from_slice(&crc.to_le_bytes());
+        h
+    }
+
+    /// The header at the start of `data`, if there is an intact one.
+    pub fn parse(data: &[u8]) -> Option<BlockHeader> {
+        let h = data.get(..BLOCK_HEADER)?;
+        if !h.starts_with(&BLOCK_MAGIC) || crc32c::crc32c(h.get(..36)?) != u32_at(h, 36)? {
+            return None;
+        }
+        let header = BlockHeader {
+            major: u16_at(h, 8)?,
+            minor: u16_at(h, 10)?,
+            len: u32_at(h, 12)?,
+            seq: u32_at(h, 16)?,
+            first_ts: u64_at(h, 24)?,
+            payload_crc: u32_at(h, 32)?,
+        };
+        (header.len as usize <= MAX_PAYLOAD).then_some(header)
+    }
+}
+
+/// Bytes of a record to come, appended to a buffer that the caller keeps.
+struct Appender<'a>(&'a mut Vec<u8>);
+
+impl postcard::ser_flavors::Flavor for Appender<'_> {
+    type Output = ();
+
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.0.push(byte);
+        Ok(())
+    }
+
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<()> {
+        Ok(())
+    }
+}
+
+/// Appends `record` with its length to `out`; `body` is scratch space. Returns the record's kind.
+pub(crate) fn put_record(
+    out: &mut Vec<u8>,
+    body: &mut Vec<u8>,
+    record: &Record,
+) -> Result<usize, postcard::Error> {
+    body.clear();
+    postcard::serialize_with_flavor(record, Appender(body))?;
+    put_varint(out, body.len() as u64);
+    out.extend_from_slice(body);
+    Ok(body.first().map_or(0, |k| usize::from(*k)))
+}
+
+/// Bytes of a record, followed by as many zeros as an older writer's record lacks fields.
+struct Body<'de> {
+    rest: &'de [u8],
+    zeros: u32,
+}
+
+/// Most bytes that appended fields may need; it bounds what a hostile length can make the decoder produce.
+const MAX_ZEROS: u32 = 64;
+
+impl<'de> postcard::de_flavors::Flavor<'de> for Body<'de> {
+    type Remainder = ();
+    type Source = ();
+
+    fn pop(&mut self) -> postcard::Result<u8> {
+        if let Some((byte, rest)) = self.rest.split_first() {
+            self.rest = rest;
+            return Ok(*byte);
+        }
+        self.zeros += 1;
+        if self.zeros > MAX_ZEROS { Err(postcard::Error::DeserializeUnexpectedEnd) } else { Ok(0) }
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.rest.len())
+    }
+
+    fn try_take_n(&mut self, n: usize) -> postcard::Result<&'de [u8]> {
+        let (taken, rest) = self.rest.split_at_checked(n).ok_or(postcard::Error::DeserializeUnexpectedEnd)?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn finalize(self) -> postcard::Result<()> {
+        Ok(())
+    }
+}
+
+/// What stands at the start of a payload's rest.
+pub(crate) enum Frame<'a> {
+    Record(Record<'a>),
+    /// A kind that this version does not know.
+    Unknown,
+    /// Not decodable; the next record is where `next_record` says.
+    Bad,
+}
+
+/// Cuts the next record off `rest`. None at the end, or when its length runs past it (`rest` is left as it was).
+pub(crate) fn next_record<'a>(rest: &mut &'a [u8]) -> Option<Frame<'a>> {
+    let (len, used) = varint(rest, 0)?;
+    let (body, after) = rest.get(used..)?.split_at_checked(usize::try_from(len).ok()?)?;
+    *rest = after;
+    let Some((kind, _)) = varint(body, 0) else {
+        return Some(Frame::Bad);
+    };
+    if kind >= KIND_NAMES.len() as u64 {
+        return Some(Frame::Unknown);
+    }
+    let mut de = postcard::Deserializer::from_flavor(Body { rest: body, zeros: 0 });
+    Some(match serde::Deserialize::deserialize(&mut de) {
+        Ok(record) => Frame::Record(record),
+        Err(_) => Frame::Bad,
+    })
+}

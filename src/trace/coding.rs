@@ -1,0 +1,199 @@
+//! The codings inside records: varints, slice times, plans, id lists. Everything here reads untrusted bytes.
+//! Uses only the records.
+
+use super::record::{Ids, Plan, Slices, Tensor};
+
+/// Longest LEB128 coding of a u64, bytes.
+pub(crate) const MAX_VARINT: usize = 10;
+
+/// Appends `v` as unsigned LEB128.
+#[inline]
+pub(crate) fn put_varint(out: &mut Vec<u8>, mut v: u64) {
+    while v >= 0x80 {
+        out.push(v as u8 | 0x80);
+        v >>= 7;
+    }
+    out.push(v as u8);
+}
+
+/// The varint at `pos` and the position after it. None when the bytes end first, or it does not fit 64 bits.
+#[inline]
+pub(crate) fn varint(data: &[u8], pos: usize) -> Option<(u64, usize)> {
+    // Nearly every varint of a trace has at most four bytes: find its end and fold it without a loop.
+    if let Some(word) = data.get(pos..).and_then(<[u8]>::first_chunk::<8>) {
+        let word = u64::from_le_bytes(*word);
+        let bytes = (!word & 0x8080_8080).trailing_zeros() as usize / 8 + 1;
+        if bytes <= 4 {
+            let w = word & (u64::MAX >> (64 - 8 * bytes));
+            let v = w & 0x7f | w >> 1 & 0x3f80 | w >> 2 & 0x1f_c000 | w >> 3 & 0xfe0_0000;
+            return Some((v, pos + bytes));
+        }
+    }
+    slow_varint(data, pos)
+}
+
+fn slow_varint(data: &[u8], pos: usize) -> Option<(u64, usize)> {
+    let mut v = 0u64;
+    for (i, byte) in data.get(pos..)?.iter().take(MAX_VARINT).enumerate() {
+        let bits = u64::from(byte & 0x7f);
+        if i == MAX_VARINT - 1 && bits > 1 {
+            return None;
+        }
+        v |= bits << (7 * i);
+        if byte & 0x80 == 0 {
+            return Some((v, pos + i + 1));
+        }
+    }
+    None
+}
+
+pub(crate) fn zigzag(v: i64) -> u64 {
+    ((v << 1) ^ (v >> 63)) as u64
+}
+
+pub(crate) fn unzigzag(v: u64) -> i64 {
+    (v >> 1) as i64 ^ -((v & 1) as i64)
+}
+
+/// The numbers of an id list. Ends early at bytes that are no varint of 32 bits.
+pub fn ids<'a>(list: &Ids<'a>) -> impl Iterator<Item = u32> + use<'a> {
+    let (data, mut pos) = (list.0, 0);
+    std::iter::from_fn(move || {
+        let (v, next) = varint(data, pos)?;
+        pos = next;
+        u32::try_from(v).ok()
+    })
+}
+
+/// The source slots of a tensor: ids of Tensor records, None for an empty slot.
+pub fn sources<'a>(tensor: &Tensor<'a>) -> impl Iterator<Item = Option<u32>> + use<'a> {
+    ids(&tensor.src).map(|v| v.checked_sub(1))
+}
+
+/// One op hit of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PlanHit {
+    /// Id of the tensor computed.
+    pub tensor: u32,
+    /// Id of a second tensor computed by the same hit.
+    pub fused: Option<u32>,
+}
+
+fn distance(from: u32, to: u32) -> u64 {
+    zigzag(i64::from(to) - i64::from(from))
+}
+
+fn step(from: u32, coded: u64) -> u32 {
+    from.wrapping_add(unzigzag(coded) as u32)
+}
+
+/// Appends the coding of `hits`.
+pub(crate) fn put_hits(out: &mut Vec<u8>, hits: &[PlanHit]) {
+    let mut prev = 0;
+    for hit in hits {
+        put_varint(out, distance(prev, hit.tensor) << 1 | u64::from(hit.fused.is_some()));
+        if let Some(fused) = hit.fused {
+            put_varint(out, distance(hit.tensor, fused));
+        }
+        prev = hit.tensor;
+    }
+}
+
+/// The hits in the coding of [`Plan::hits`]. Ends early at bytes that are none.
+pub(crate) fn hits_of<'a>(data: &'a [u8]) -> impl Iterator<Item = PlanHit> + use<'a> {
+    let (mut pos, mut prev) = (0, 0);
+    std::iter::from_fn(move || {
+        let (v, next) = varint(data, pos)?;
+        pos = next;
+        prev = step(prev, v >> 1);
+        if v & 1 == 0 {
+            return Some(PlanHit { tensor: prev, fused: None });
+        }
+        let (f, next) = varint(data, pos)?;
+        pos = next;
+        Some(PlanHit { tensor: prev, fused: Some(step(prev, f)) })
+    })
+}
+
+/// The op hits of a plan in their order.
+pub fn plan_hits<'a>(plan: &Plan<'a>) -> impl Iterator<Item = PlanHit> + use<'a> {
+    hits_of(plan.hits.0)
+}
+
+/// One op on one thread, times in ns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SliceTime {
+    /// Absolute CLOCK_MONOTONIC.
+    pub start: i64,
+    /// Barrier mode: time until the barrier's entry; None when that was not seen. Interval mode: always None.
+    pub busy: Option<u64>,
+    /// Start of the thread's next slice. For the last slice of the record: None in barrier mode; in interval mode its
+    /// end, None when that was not seen.
+    pub next: Option<i64>,
+}
+
+/// Iterator over a Slices record whose `t` is absolute. It yields at most `n` slices and ends early at damage.
+#[derive(Debug, Clone)]
+pub struct SliceIter<'a> {
+    data: &'a [u8],
+    pos: usize,
+    left: u32,
+    start: i64,
+    barrier: bool,
+}
+
+/// The slices of a record.
+pub fn slice_iter<'a>(s: &Slices<'a>) -> SliceIter<'a> {
+    SliceIter { data: s.data, pos: 0, left: s.n, start: s.t, barrier: s.barrier }
+}
+
+impl Iterator for SliceIter<'_> {
+    type Item = SliceTime;
+
+    #[inline]
+    fn next(&mut self) -> Option<SliceTime> {
+        self.left = self.left.checked_sub(1)?;
+        let start = self.start;
+        let (first, pos) = varint(self.data, self.pos)?;
+        self.pos = pos;
+        if !self.barrier {
+            let end = start.wrapping_add(first as i64);
+            self.start = end;
+            let seen = self.left > 0 || first > 0;
+            return Some(SliceTime { start, busy: None, next: seen.then_some(end) });
+        }
+        let busy = first.checked_sub(1);
+        if self.left == 0 {
+            return Some(SliceTime { start, busy, next: None });
+        }
+        let (gap, pos) = varint(self.data, self.pos)?;
+        self.pos = pos;
+        self.start = start.wrapping_add(busy.unwrap_or(0) as i64).wrapping_add(gap as i64);
+        Some(SliceTime { start, busy, next: Some(self.start) })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (0, Some(self.left as usize))
+    }
+}
+
+/// Appends the coding of `slices`; `after` is the start of the slice that follows the last one, if any does.
+/// Times that run backwards are clamped: a slice never starts before the one before it, nor ends after the next start.
+pub(crate) fn put_slices(out: &mut Vec<u8>, barrier: bool, slices: &[super::Slice], after: Option<u64>) {
+    let mut start = slices.first().map_or(0, |s| s.start);
+    for (i, slice) in slices.iter().enumerate() {
+        let next = slices.get(i + 1).map(|s| s.start.max(start));
+        if barrier {
+            let limit = next.unwrap_or(u64::MAX);
+            let busy = slice.end.map(|end| end.clamp(start, limit.max(start)) - start);
+            put_varint(out, busy.map_or(0, |b| b.saturating_add(1)));
+            if let Some(next) = next {
+                put_varint(out, next - start - busy.unwrap_or(0));
+            }
+        } else {
+            let end = next.or(slice.end).or(after);
+            put_varint(out, end.map_or(0, |e| e.saturating_sub(start)));
+        }
+        start = next.unwrap_or(start);
+    }
+}

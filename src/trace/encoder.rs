@@ -1,0 +1,645 @@
+//! The block writer: semantic calls with absolute times in, `.pfi` bytes out. After setup a stream of known tensors and
+//! plans allocates nothing. Uses the records, their codings and the tables.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use super::block::{BLOCK_HEADER, BlockHeader, MAX_PAYLOAD, file_header, put_record};
+pub use super::coding::PlanHit;
+use super::coding::{MAX_VARINT, hits_of, put_slices};
+use super::plans::Plans;
+use super::record::*;
+use super::tensors::{Content, MAX_SRC, Name, Tensors, sanitise};
+
+/// Most slices in one record; longer runs are cut into several.
+pub const MAX_SLICES: usize = 4096;
+/// Most hits of a plan.
+pub const MAX_HITS: usize = 65_536;
+/// Most bytes of records that are kept for the last block (header not counted).
+const MAX_KEPT: usize = 4 << 20;
+
+/// Sizes and times of the writer.
+#[derive(Debug, Clone, Copy)]
+pub struct EncoderConfig {
+    /// A block is sealed once its payload has this many bytes (4 KiB to 4 MiB).
+    pub block_bytes: usize,
+    /// `tick` seals a block that has been open for this long, ns.
+    pub flush_ns: u64,
+    /// Tensors remembered at a time (64 to 32768).
+    pub max_tensors: usize,
+    /// Plans remembered at a time (2 to 4096).
+    pub max_plans: usize,
+}
+
+impl Default for EncoderConfig {
+    fn default() -> Self {
+        Self { block_bytes: 128 << 10, flush_ns: 5_000_000_000, max_tensors: 16_384, max_plans: 256 }
+    }
+}
+
+/// Why the writer stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    #[error(
+        "cannot write block {block} of the trace after {written} bytes: {source}; the blocks before it are intact"
+    )]
+    Io { block: u32, written: u64, source: io::Error },
+    #[error("the trace ended with an earlier write error after {written} bytes")]
+    Stopped { written: u64 },
+    #[error("a {kind} record of {bytes} bytes does not fit a block ({MAX_PAYLOAD} bytes at most)")]
+    TooLarge { kind: &'static str, bytes: usize },
+    #[error("plan {0} is not in the table any more; give it to the writer again")]
+    UnknownPlan(u32),
+    #[error("a graph of {0} op hits is beyond what the trace format takes ({MAX_HITS})")]
+    TooManyHits(usize),
+    #[error("a tensor with {0} sources is beyond what the trace writer takes ({MAX_SRC})")]
+    TooManySources(usize),
+    #[error("cannot code a record: {0}")]
+    Encode(#[from] postcard::Error),
+}
+
+/// A tensor as seen by the recorder; ids are those that `Encoder::tensor` gave.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorDesc<'a> {
+    pub pid: u32,
+    /// Address of the `ggml_tensor`.
+    pub addr: u64,
+    /// False: only pid and addr count.
+    pub known: bool,
+    pub op: u16,
+    pub ty: u16,
+    pub flags: u32,
+    /// Raw bytes; cut at the first NUL and at 255 bytes, cleaned to UTF-8 without control characters.
+    pub name: &'a [u8],
+    pub ne: [u64; 4],
+    /// Strides where the tensor is not contiguous.
+    pub nb: Option<[u64; 4]>,
+    pub src: &'a [Option<u32>],
+    pub view_src: Option<u32>,
+}
+
+/// Consecutive op hits of one thread: what they have in common.
+#[derive(Debug, Clone, Copy)]
+pub struct SliceRun {
+    /// seq of the CpuGraph.
+    pub graph: u64,
+    pub ith: u16,
+    pub tid: u32,
+    pub plan: u32,
+    /// Position of the first slice in the plan.
+    pub first: u32,
+    pub barrier: bool,
+}
+
+/// One op hit; ns of CLOCK_MONOTONIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slice {
+    pub start: u64,
+    /// Barrier entry (barrier mode); in interval mode only the last slice has an end.
+    pub end: Option<u64>,
+}
+
+/// What was written, by kind of record (index as in [`KIND_NAMES`]).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EncoderStats {
+    pub blocks: u32,
+    pub slices: u64,
+    pub records: [u64; KIND_NAMES.len()],
+    /// Bytes of the records, length prefix included; headers of file and blocks are not in it.
+    pub bytes: [u64; KIND_NAMES.len()],
+}
+
+/// A definition in its final bytes, written again in each block that uses it.
+struct Def {
+    bytes: Vec<u8>,
+    kind: usize,
+    written: u32,
+}
+
+/// The open block.
+struct Open {
+    /// Space for the block header, then the payload.
+    bytes: Vec<u8>,
+    body: Vec<u8>,
+    /// Number of the block, from 1 (0 stands for "never written" in the tables).
+    number: u32,
+    first_ts: Option<u64>,
+    stats: EncoderStats,
+    /// Of the Tensor record before.
+    addr: u64,
+    name: Name,
+}
+
+impl Open {
+    fn is_empty(&self) -> bool {
+        self.bytes.len() == BLOCK_HEADER
+    }
+
+    /// Appends a record; its time, if it has one, is absolute.
+    fn put(&mut self, mut record: Record) -> Result<(), WriteError> {
+        if let Some(t) = record.time_mut() {
+            let first = *self.first_ts.get_or_insert(*t as u64);
+            *t = (*t as u64).wrapping_sub(first) as i64;
+        }
+        let before = self.bytes.len();
+        let kind = put_record(&mut self.bytes, &mut self.body, &record)?;
+        self.account(kind, before)
+    }
+
+    fn put_def(&mut self, def: &mut Def) -> Result<(), WriteError> {
+        if def.written == self.number {
+            return Ok(());
+        }
+        def.written = self.number;
+        let before = self.bytes.len();
+        self.bytes.extend_from_slice(&def.bytes);
+        self.account(def.kind, before)
+    }
+
+    fn account(&mut self, kind: usize, before: usize) -> Result<(), WriteError> {
+        let bytes = self.bytes.len() - before;
+        if self.bytes.len() - BLOCK_HEADER > MAX_PAYLOAD {
+            self.bytes.truncate(before);
+            return Err(WriteError::TooLarge {
+                kind: KIND_NAMES.get(kind).copied().unwrap_or("unknown"),
+                bytes,
+            });
+        }
+        if let (Some(n), Some(b)) = (self.stats.records.get_mut(kind), self.stats.bytes.get_mut(kind)) {
+            *n += 1;
+            *b += bytes as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Writes a trace to `out`, one `write_all` a block.
+pub struct Encoder<W: Write> {
+    out: W,
+    cfg: EncoderConfig,
+    open: Open,
+    /// Time of the first `tick` after the block got its first record.
+    since: Option<u64>,
+    last_ts: u64,
+    written: u64,
+    failed: bool,
+    header: Def,
+    /// Records repeated in the last block, by kind and what names them within it.
+    kept: Vec<(u64, Def)>,
+    kept_bytes: usize,
+    ops: HashMap<u16, Def>,
+    types: HashMap<u16, Def>,
+    processes: HashMap<u32, Def>,
+    backends: Vec<([u8; 16], String, Def)>,
+    tensors: Tensors,
+    plans: Plans,
+    /// Tensors on the way to being written, with the number of the reference to look at next.
+    stack: Vec<(u32, u32)>,
+    data: Vec<u8>,
+}
+
+fn def(record: &Record) -> Result<Def, WriteError> {
+    let (mut bytes, mut body) = (Vec::new(), Vec::new());
+    let kind = put_record(&mut bytes, &mut body, record)?;
+    Ok(Def { bytes, kind, written: 0 })
+}
+
+fn key_of(kind: &str, name: impl std::hash::Hash) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    (kind, name).hash(&mut hasher);
+    hasher.finish()
+}
+
+impl<W: Write> Encoder<W> {
+    /// Writes the file header; `header` is the first record, and comes again in the last block.
+    pub fn new(out: W, cfg: EncoderConfig, header: &Header) -> Result<Self, WriteError> {
+        let cfg = EncoderConfig {
+            block_bytes: cfg.block_bytes.clamp(4 << 10, 4 << 20),
+            flush_ns: cfg.flush_ns,
+            max_tensors: cfg.max_tensors.clamp(64, 32_768),
+            max_plans: cfg.max_plans.clamp(2, 4096),
+        };
+        // Beyond the seal mark there is room for one run of slices with a usual graph's definitions; a larger one
+        // makes the buffer grow once.
+        let mut bytes = Vec::with_capacity(BLOCK_HEADER + cfg.block_bytes + (128 << 10));
+        bytes.resize(BLOCK_HEADER, 0);
+        let mut encoder = Encoder {
+            out,
+            cfg,
+            open: Open {
+                bytes,
+                body: Vec::with_capacity(MAX_SLICES * 2 * MAX_VARINT + 128),
+                number: 1,
+                first_ts: None,
+                stats: EncoderStats::default(),
+                addr: 0,
+                name: Name::new(),
+            },
+            since: None,
+            last_ts: header.mono_ns,
+            written: 0,
+            failed: false,
+            header: def(&Record::Header(header.clone()))?,
+            kept: Vec::new(),
+            kept_bytes: 0,
+            ops: HashMap::new(),
+            types: HashMap::new(),
+            processes: HashMap::new(),
+            backends: Vec::new(),
+            tensors: Tensors::new(cfg.max_tensors),
+            plans: Plans::new(cfg.max_plans),
+            stack: Vec::with_capacity(cfg.max_tensors),
+            data: Vec::with_capacity(MAX_SLICES * 2 * MAX_VARINT),
+        };
+        encoder.write_out(&file_header())?;
+        encoder.open.put_def(&mut encoder.header)?;
+        Ok(encoder)
+    }
+
+    /// An engine found. Kept for the last block; so are the four kinds below.
+    pub fn engine(&mut self, r: &Engine) -> Result<(), WriteError> {
+        self.keep(key_of("engine", r.id), &Record::Engine(r.clone()))
+    }
+
+    /// A module of an engine.
+    pub fn module(&mut self, r: &Module) -> Result<(), WriteError> {
+        self.keep(key_of("module", (r.engine, r.path)), &Record::Module(r.clone()))
+    }
+
+    /// A probe attached.
+    pub fn probe(&mut self, r: &Probe) -> Result<(), WriteError> {
+        let key = key_of("probe", (r.engine, r.symbol, r.module, r.ret));
+        self.keep(key, &Record::Probe(r.clone()))
+    }
+
+    /// A rung's state; a later one for the same role and name takes the place of the earlier in the last block.
+    pub fn rung(&mut self, r: &Rung) -> Result<(), WriteError> {
+        self.keep(key_of("rung", (r.engine, r.role, r.name)), &Record::Rung(r.clone()))
+    }
+
+    /// A target process; it is also repeated in each block that refers to its pid.
+    pub fn process(&mut self, r: &Process) -> Result<(), WriteError> {
+        let record = Record::Process(r.clone());
+        self.keep(key_of("process", r.pid), &record)?;
+        self.processes.insert(r.pid, Def { written: self.open.number, ..def(&record)? });
+        Ok(())
+    }
+
+    /// Something the reader should be told.
+    pub fn notice(&mut self, r: &Notice) -> Result<(), WriteError> {
+        self.begin()?;
+        self.last_ts = self.last_ts.max(r.t as u64);
+        self.open.put(Record::Notice(r.clone()))
+    }
+
+    /// Names an op; written where a tensor of this op is.
+    pub fn op_def(&mut self, id: u16, name: &str, desc: &str) {
+        if let Ok(d) = def(&Record::OpDef(OpDef { id, name, desc })) {
+            replace(&mut self.ops, id, d);
+        }
+    }
+
+    /// Names a type; written where a tensor of this type is.
+    pub fn type_def(&mut self, id: u16, name: &str, block: u32, bytes: u32) {
+        if let Ok(d) = def(&Record::TypeDef(TypeDef { id, name, block, bytes })) {
+            replace(&mut self.types, id, d);
+        }
+    }
+
+    /// The id of a backend, new if guid and name were not seen before.
+    pub fn backend(&mut self, guid: [u8; 16], name: &str) -> u32 {
+        if let Some(i) = self.backends.iter().position(|(g, n, _)| *g == guid && n == name) {
+            return i as u32;
+        }
+        let id = self.backends.len() as u32;
+        if let Ok(d) = def(&Record::Backend(Backend { id, guid, name })) {
+            self.backends.push((guid, name.to_owned(), d));
+        }
+        id
+    }
+
+    /// The id of a tensor: the same for the same content for as long as the table holds it, never used twice.
+    pub fn tensor(&mut self, d: &TensorDesc) -> Result<u32, WriteError> {
+        let used = d.src.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        if used > MAX_SRC {
+            return Err(WriteError::TooManySources(used));
+        }
+        let content = if d.known {
+            Content {
+                pid: d.pid,
+                addr: d.addr,
+                known: true,
+                op: d.op,
+                ty: d.ty,
+                flags: d.flags,
+                name: sanitise(d.name),
+                ne: d.ne,
+                nb: d.nb,
+                src: d.src.iter().take(used).map(|s| coded(*s)).collect(),
+                view_src: coded(d.view_src),
+            }
+        } else {
+            Content {
+                pid: d.pid,
+                addr: d.addr,
+                known: false,
+                op: 0,
+                ty: 0,
+                flags: 0,
+                name: Name::new(),
+                ne: [1; 4],
+                nb: None,
+                src: heapless::Vec::new(),
+                view_src: 0,
+            }
+        };
+        Ok(self.tensors.intern(content, self.open.number))
+    }
+
+    /// The id of a plan: the same for the same content for as long as the table holds it, never used twice.
+    pub fn plan(&mut self, pid: u32, n_nodes: u32, hits: &[PlanHit]) -> Result<u32, WriteError> {
+        if hits.len() > MAX_HITS {
+            return Err(WriteError::TooManyHits(hits.len()));
+        }
+        Ok(self.plans.intern(pid, n_nodes, hits))
+    }
+
+    pub fn token(&mut self, r: &Token) -> Result<(), WriteError> {
+        self.begin_at(r.pid, r.t, r.dur)?;
+        self.open.put(Record::Token(r.clone()))
+    }
+
+    pub fn graph(&mut self, r: &Graph) -> Result<(), WriteError> {
+        self.begin_at(r.pid, r.t, r.dur)?;
+        self.open.put(Record::Graph(r.clone()))
+    }
+
+    pub fn split(&mut self, r: &Split) -> Result<(), WriteError> {
+        self.begin_at(r.pid, r.t, r.dur)?;
+        if let Some((_, _, d)) = self.backends.get_mut(r.backend as usize) {
+            self.open.put_def(d)?;
+        }
+        self.open.put(Record::Split(r.clone()))
+    }
+
+    /// Errors: as `slices` for a plan that the table holds no more.
+    pub fn cpu_graph(&mut self, r: &CpuGraph) -> Result<(), WriteError> {
+        self.begin_at(r.pid, r.t, r.dur)?;
+        if let Some(plan) = r.plan {
+            self.write_plan(plan)?;
+        }
+        self.open.put(Record::CpuGraph(r.clone()))
+    }
+
+    /// Writes a run of slices, and before it whatever of its plan this block lacks. Runs longer than [`MAX_SLICES`]
+    /// become several records. Errors: [`WriteError::UnknownPlan`] when the plan left the table; give it again.
+    pub fn slices(&mut self, run: &SliceRun, slices: &[Slice]) -> Result<(), WriteError> {
+        for (i, chunk) in slices.chunks(MAX_SLICES).enumerate() {
+            self.begin()?;
+            self.write_plan(run.plan)?;
+            let done = i * MAX_SLICES;
+            let after = slices.get(done + chunk.len()).map(|s| s.start);
+            self.data.clear();
+            put_slices(&mut self.data, run.barrier, chunk, after);
+            self.open.put(Record::Slices(Slices {
+                graph: run.graph,
+                ith: run.ith,
+                tid: run.tid,
+                plan: run.plan,
+                first: run.first.wrapping_add(done as u32),
+                n: chunk.len() as u32,
+                t: chunk.first().map_or(0, |s| s.start as i64),
+                barrier: run.barrier,
+                data: &self.data,
+            }))?;
+            self.open.stats.slices += chunk.len() as u64;
+            self.last_ts = chunk.last().map_or(self.last_ts, |s| self.last_ts.max(s.end.unwrap_or(s.start)));
+        }
+        Ok(())
+    }
+
+    /// Seals a block that is older than `flush_ns`; call it a few times a second.
+    pub fn tick(&mut self, now: u64) -> Result<(), WriteError> {
+        self.last_ts = self.last_ts.max(now);
+        if self.open.is_empty() {
+            self.since = None;
+            return Ok(());
+        }
+        let since = *self.since.get_or_insert(now);
+        if now.saturating_sub(since) >= self.cfg.flush_ns { self.seal() } else { Ok(()) }
+    }
+
+    /// Bytes handed to `out` so far.
+    pub fn bytes_written(&self) -> u64 {
+        self.written
+    }
+
+    pub fn stats(&self) -> EncoderStats {
+        self.open.stats
+    }
+
+    /// Ends the trace: what is open, then a last block with the header, everything kept, and the footer.
+    pub fn finish(mut self, footer: &Footer) -> Result<W, WriteError> {
+        self.seal()?;
+        self.open.put_def(&mut self.header)?;
+        for (_, d) in &mut self.kept {
+            self.open.put_def(d)?;
+        }
+        self.open.put(Record::Footer(footer.clone()))?;
+        self.seal()?;
+        let (block, written) = (self.open.number - 1, self.written);
+        self.out.flush().map_err(|source| WriteError::Io { block, written, source })?;
+        Ok(self.out)
+    }
+
+    fn keep(&mut self, key: u64, record: &Record) -> Result<(), WriteError> {
+        self.begin()?;
+        let mut d = def(record)?;
+        self.open.put_def(&mut d)?;
+        match self.kept.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, old)) => {
+                self.kept_bytes = self.kept_bytes - old.bytes.len() + d.bytes.len();
+                *old = d;
+            }
+            None if self.kept_bytes + d.bytes.len() <= MAX_KEPT => {
+                self.kept_bytes += d.bytes.len();
+                self.kept.push((key, d));
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Seals a block that is full. A call writes all that belongs together into one block: a block ends between calls.
+    fn begin(&mut self) -> Result<(), WriteError> {
+        if self.failed {
+            return Err(WriteError::Stopped { written: self.written });
+        }
+        if self.open.bytes.len() - BLOCK_HEADER >= self.cfg.block_bytes { self.seal() } else { Ok(()) }
+    }
+
+    fn begin_at(&mut self, pid: u32, t: i64, dur: u64) -> Result<(), WriteError> {
+        self.begin()?;
+        self.last_ts = self.last_ts.max((t as u64).saturating_add(dur));
+        self.write_process(pid)
+    }
+
+    fn write_process(&mut self, pid: u32) -> Result<(), WriteError> {
+        self.processes.get_mut(&pid).map_or(Ok(()), |d| self.open.put_def(d))
+    }
+
+    fn write_plan(&mut self, id: u32) -> Result<(), WriteError> {
+        let number = self.open.number;
+        let plan = self.plans.get(id).ok_or(WriteError::UnknownPlan(id))?;
+        if plan.written == number {
+            return Ok(());
+        }
+        plan.written = number;
+        let (pid, n_nodes) = (plan.pid, plan.n_nodes);
+        // The coding leaves the table while its tensors are written, which needs the whole writer.
+        let hits = std::mem::take(&mut plan.hits);
+        let done = self.write_plan_parts(Plan { id, pid, n_nodes, hits: Ids(&hits) });
+        if let Some(plan) = self.plans.get(id) {
+            plan.hits = hits;
+        }
+        done
+    }
+
+    fn write_plan_parts(&mut self, plan: Plan) -> Result<(), WriteError> {
+        self.write_process(plan.pid)?;
+        for hit in hits_of(plan.hits.0) {
+            self.write_tensor(hit.tensor)?;
+            if let Some(fused) = hit.fused {
+                self.write_tensor(fused)?;
+            }
+        }
+        self.open.put(Record::Plan(plan))
+    }
+
+    /// Writes a tensor that this block lacks, after those it refers to. A tensor counts as written from when it is
+    /// first met, so circles end, and the stack never holds one twice.
+    fn write_tensor(&mut self, id: u32) -> Result<(), WriteError> {
+        let number = self.open.number;
+        let Some(slot) = self.tensors.slot(id).filter(|s| self.tensors.entry(*s).written != number) else {
+            return Ok(());
+        };
+        self.tensors.mark_written(slot, number);
+        self.stack.clear();
+        self.stack.push((slot as u32, 0));
+        while let Some((slot, next)) = self.stack.last_mut() {
+            let at = *slot as usize;
+            let reference = self.tensors.reference(at, *next as usize);
+            *next += 1;
+            match reference {
+                Some(Some(to)) if self.tensors.entry(to).written != number => {
+                    self.tensors.mark_written(to, number);
+                    self.stack.push((to as u32, 0));
+                }
+                Some(_) => {}
+                None => {
+                    self.stack.pop();
+                    self.put_tensor(at)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn put_tensor(&mut self, slot: usize) -> Result<(), WriteError> {
+        let entry = self.tensors.entry(slot);
+        let c = &entry.content;
+        if c.known {
+            self.ops.get_mut(&c.op).map_or(Ok(()), |d| self.open.put_def(d))?;
+            self.types.get_mut(&c.ty).map_or(Ok(()), |d| self.open.put_def(d))?;
+        }
+        let shared = shared_prefix(&self.open.name, &c.name);
+        let mut src = heapless::Vec::<u8, { MAX_SRC * 5 }>::new();
+        for id in &c.src {
+            push_varint(&mut src, *id);
+        }
+        let dims = c.ne.iter().rposition(|n| *n != 1).map_or(0, |last| last + 1);
+        let record = Record::Tensor(Tensor {
+            id: entry.id,
+            pid: c.pid,
+            addr_delta: c.addr.wrapping_sub(self.open.addr) as i64,
+            known: c.known,
+            op: c.op,
+            ty: c.ty,
+            flags: c.flags,
+            name_shared: shared as u8,
+            name_rest: c.name.get(shared..).unwrap_or_default(),
+            ne: c.ne.iter().take(dims).copied().collect(),
+            nb: c.nb.iter().flatten().copied().collect(),
+            src: Ids(&src),
+            view_src: c.view_src,
+        });
+        self.open.put(record)?;
+        self.open.addr = c.addr;
+        self.open.name.clone_from(&c.name);
+        Ok(())
+    }
+
+    /// Writes the open block and begins the next.
+    fn seal(&mut self) -> Result<(), WriteError> {
+        if self.failed {
+            return Err(WriteError::Stopped { written: self.written });
+        }
+        if self.open.is_empty() {
+            return Ok(());
+        }
+        let first_ts = self.open.first_ts.unwrap_or(self.last_ts);
+        let mut bytes = std::mem::take(&mut self.open.bytes);
+        let (head, payload) = bytes.split_at_mut(BLOCK_HEADER);
+        head.copy_from_slice(&BlockHeader::new(payload, self.open.number - 1, first_ts).to_bytes());
+        let done = self.write_out(&bytes);
+        bytes.truncate(BLOCK_HEADER);
+        self.open.bytes = bytes;
+        self.open.first_ts = None;
+        self.open.number += 1;
+        self.open.addr = 0;
+        self.open.name.clear();
+        self.since = None;
+        if done.is_ok() {
+            self.open.stats.blocks += 1;
+        }
+        done
+    }
+
+    fn write_out(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        if let Err(source) = self.out.write_all(bytes) {
+            self.failed = true;
+            return Err(WriteError::Io { block: self.open.number - 1, written: self.written, source });
+        }
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+/// Keeps a definition that did not change, so that it is not written twice in a block.
+fn replace(defs: &mut HashMap<u16, Def>, id: u16, new: Def) {
+    match defs.get(&id) {
+        Some(old) if old.bytes == new.bytes => {}
+        _ => {
+            defs.insert(id, new);
+        }
+    }
+}
+
+fn coded(id: Option<u32>) -> u32 {
+    id.map_or(0, |id| id.wrapping_add(1))
+}
+
+fn push_varint<const N: usize>(out: &mut heapless::Vec<u8, N>, mut v: u32) {
+    while v >= 0x80 {
+        let _ = out.push(v as u8 | 0x80);
+        v >>= 7;
+    }
+    let _ = out.push(v as u8);
+}
+
+/// Length of the longest common prefix that ends between characters of both.
+fn shared_prefix(a: &str, b: &str) -> usize {
+    let same = a.bytes().zip(b.bytes()).take_while(|(x, y)| x == y).count();
+    (0..=same).rev().find(|n| b.is_char_boundary(*n) && a.is_char_boundary(*n)).unwrap_or(0)
+}
