@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-use libbpf_rs::{MapHandle, MapMut, PerfBuffer, PerfBufferBuilder, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{MapHandle, PerfBuffer, PerfBufferBuilder, RingBuffer, RingBufferBuilder};
 
 use super::{event, usage};
 
@@ -144,14 +144,6 @@ fn as_bytes(words: &[u64]) -> &[u8] {
 pub fn ring_bytes(wanted: u64) -> u32 {
     let page = page_size() as u64;
     wanted.clamp(page, 1 << 30).next_power_of_two() as u32
-}
-
-/// A handle on a map that lives as long as the process.
-pub fn leak<'a, T>(map: &'a MapImpl<'_, T>) -> libbpf_rs::Result<&'static MapHandle>
-where
-    MapHandle: TryFrom<&'a MapImpl<'a, T>, Error = libbpf_rs::Error>,
-{
-    Ok(Box::leak(Box::new(MapHandle::try_from(map)?)))
 }
 
 /// An epoll on `fd` that wakes on the kernel's wake-ups only. Level-triggered, as libbpf's own, it would return at once

@@ -1,0 +1,245 @@
+//! One loaded BPF object: the programs of src/bpf/ops.bpf.c with one engine's layout as constants, sharing the maps of the
+//! first. Uses `skel`, `event`, `structure` (for the layout) and `tracepoint`.
+
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{ErrorExt, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut, TracepointCategory, UprobeOpts};
+
+use super::event::{COUNTERS, KINDS};
+use super::skel::types::knobs;
+use super::skel::{OpsSkel, OpsSkelBuilder};
+use super::structure::Reading;
+use super::tracepoint;
+
+/// How much structure is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Structure {
+    Off,
+    /// When it changes.
+    Changes,
+    /// At every hit, as the published method does; for comparison only.
+    EveryHit,
+}
+
+/// Knobs of a recording that are the same for all its engines.
+#[derive(Debug, Clone, Copy)]
+pub struct Knobs {
+    /// Record every process that runs the probed files.
+    pub any: bool,
+    /// Perf buffers instead of the ring buffer.
+    pub pbuf: bool,
+    /// Kernel-side buffer, bytes (a power of two).
+    pub buffer: u32,
+    pub structure: Structure,
+}
+
+/// A program of the object, by what it probes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prog {
+    TokenProcess,
+    TokenDecode,
+    TokenEncode,
+    TokenExit,
+    SchedEnter,
+    SchedExit,
+    SplitEnter,
+    SplitExit,
+    GraphEnter,
+    GraphExit,
+    Op,
+    Fused,
+    OpExit,
+    Barrier,
+}
+
+impl Prog {
+    /// Return probes run when the function returns.
+    pub fn is_return(self) -> bool {
+        matches!(self, Prog::TokenExit | Prog::SchedExit | Prog::SplitExit | Prog::GraphExit | Prog::OpExit)
+    }
+}
+
+/// Maps that all objects of a recording share.
+pub struct Maps {
+    pub events: &'static MapHandle,
+    pub perf_events: &'static MapHandle,
+    counts: MapHandle,
+    targets: MapHandle,
+    lanes: MapHandle,
+    known: MapHandle,
+    graphs: MapHandle,
+    scratches: MapHandle,
+}
+
+/// A loaded object.
+pub struct Loaded {
+    skel: OpsSkel<'static>,
+}
+
+/// Fields of `sched_process_fork`, if this kernel shows them: without them children are not followed.
+fn fork_child() -> Option<u32> {
+    tracepoint::field_offset("sched", "sched_process_fork", "child_pid").ok()
+}
+
+fn fill(k: &mut knobs, knobs: &Knobs, reading: &Reading, wake: u32) {
+    let l = &reading.layout;
+    k.engine = reading.engine.into();
+    k.any = knobs.any.into();
+    k.pbuf = knobs.pbuf.into();
+    k.str = match knobs.structure {
+        Structure::Off => 0,
+        Structure::Changes => 1,
+        Structure::EveryHit => 2,
+    };
+    k.nodes = u32::from(knobs.structure == Structure::Changes);
+    k.wake_bytes = wake;
+    k.batch_on_stack = u32::from(cfg!(target_arch = "x86_64"));
+    k.tensor_len = l.tensor_bytes();
+    k.type_off = l.type_off;
+    k.ne_off = l.ne_off;
+    k.nb_off = l.nb_off;
+    k.op_off = l.op_off;
+    k.op_params_off = l.op_params_off;
+    k.flags_off = l.flags_off.unwrap_or(0);
+    k.src_off = l.src_off;
+    k.n_src = l.n_src;
+    k.view_src_off = l.view_src_off;
+    k.ith_off = l.ith_off;
+    k.pool_off = l.pool_off.unwrap_or(0);
+    k.n_nodes_off = l.n_nodes_off;
+    k.nodes_off = l.nodes_off;
+    k.uid_off = l.uid_off.unwrap_or(0);
+    k.n_threads_off = l.n_threads_off;
+    k.guid_off = l.guid_off.map_or(0, |o| o + 1);
+    k.op_unary = reading.unary;
+    k.op_glu = reading.glu;
+    k.tp_fork_child = fork_child().unwrap_or(0);
+}
+
+impl Loaded {
+    /// Opens, configures and loads. With `maps` the object shares them; without, it makes them and they are returned.
+    pub fn load(knobs: &Knobs, reading: &Reading, maps: Option<&Maps>) -> libbpf_rs::Result<Loaded> {
+        // The skeleton borrows its object's storage; objects live as long as the recording, and there are few.
+        let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
+        let mut open = OpsSkelBuilder::default().open(storage)?;
+        let wake = knobs.buffer / 4;
+        if let Some(data) = open.maps.rodata_data.as_deref_mut() {
+            fill(&mut data.k, knobs, reading, wake);
+        }
+        // A ring that is not used still must be at least a page.
+        open.maps.events.set_max_entries(if knobs.pbuf { super::transport::ring_bytes(0) } else { knobs.buffer })?;
+        if let Some(m) = maps {
+            open.maps.events.reuse_fd(m.events.as_fd())?;
+            open.maps.perf_events.reuse_fd(m.perf_events.as_fd())?;
+            open.maps.counts.reuse_fd(m.counts.as_fd())?;
+            open.maps.targets.reuse_fd(m.targets.as_fd())?;
+            open.maps.lanes.reuse_fd(m.lanes.as_fd())?;
+            open.maps.known.reuse_fd(m.known.as_fd())?;
+            open.maps.graphs.reuse_fd(m.graphs.as_fd())?;
+            open.maps.scratches.reuse_fd(m.scratches.as_fd())?;
+        }
+        Ok(Loaded { skel: open.load()? })
+    }
+
+    /// Handles on the maps that this object made.
+    pub fn maps(&self) -> libbpf_rs::Result<Maps> {
+        let m = &self.skel.maps;
+        Ok(Maps {
+            events: Box::leak(Box::new(MapHandle::try_from(&m.events)?)),
+            perf_events: Box::leak(Box::new(MapHandle::try_from(&m.perf_events)?)),
+            counts: MapHandle::try_from(&m.counts)?,
+            targets: MapHandle::try_from(&m.targets)?,
+            lanes: MapHandle::try_from(&m.lanes)?,
+            known: MapHandle::try_from(&m.known)?,
+            graphs: MapHandle::try_from(&m.graphs)?,
+            scratches: MapHandle::try_from(&m.scratches)?,
+        })
+    }
+
+    fn prog(&self, prog: Prog) -> &ProgramMut<'static> {
+        let p = &self.skel.progs;
+        match prog {
+            Prog::TokenProcess => &p.token_process,
+            Prog::TokenDecode => &p.token_decode,
+            Prog::TokenEncode => &p.token_encode,
+            Prog::TokenExit => &p.token_exit,
+            Prog::SchedEnter => &p.sched_enter,
+            Prog::SchedExit => &p.sched_exit,
+            Prog::SplitEnter => &p.split_enter,
+            Prog::SplitExit => &p.split_exit,
+            Prog::GraphEnter => &p.graph_enter,
+            Prog::GraphExit => &p.graph_exit,
+            Prog::Op => &p.op_enter,
+            Prog::Fused => &p.fused_enter,
+            Prog::OpExit => &p.op_exit,
+            Prog::Barrier => &p.barrier_enter,
+        }
+    }
+
+    /// Attaches a program at an offset of a file, for all processes: the programs filter, which costs less than the
+    /// kernel's own filter by pid.
+    pub fn attach(&self, prog: Prog, file: &Path, offset: u64) -> libbpf_rs::Result<Link> {
+        let offset = usize::try_from(offset).map_err(|_| libbpf_rs::Error::from_raw_os_error(libc::EINVAL))?;
+        let opts = UprobeOpts { retprobe: prog.is_return(), ..UprobeOpts::default() };
+        self.prog(prog).attach_uprobe_with_opts(-1, file, offset, opts)
+    }
+
+    /// Follows children and notices exits, if the kernel has the tracepoints.
+    pub fn attach_process_events(&self) -> libbpf_rs::Result<[Link; 2]> {
+        if fork_child().is_none() {
+            return Err(libbpf_rs::Error::from_raw_os_error(libc::ENOENT)).context("tracefs shows no sched_process_fork format");
+        }
+        Ok([
+            self.skel.progs.proc_fork.attach_tracepoint(TracepointCategory::Sched, "sched_process_fork")?,
+            self.skel.progs.proc_exit.attach_tracepoint(TracepointCategory::Sched, "sched_process_exit")?,
+        ])
+    }
+}
+
+/// One row of the books.
+#[derive(Debug, Clone, Default)]
+pub struct Count {
+    pub seen: u64,
+    pub lost: u64,
+}
+
+/// The books as the BPF side keeps them.
+#[derive(Debug, Clone, Default)]
+pub struct Books {
+    pub kinds: [Count; KINDS],
+    /// By `enum ev_counter`.
+    pub counters: [u64; COUNTERS],
+    pub lost_cpu: Vec<u64>,
+}
+
+impl Maps {
+    /// Records a process from now on.
+    pub fn add_target(&self, pid: u32) -> libbpf_rs::Result<()> {
+        self.targets.update(&pid.to_ne_bytes(), &[0; 16], MapFlags::ANY)
+    }
+
+    /// Reads the books.
+    pub fn books(&self) -> libbpf_rs::Result<Books> {
+        let mut books = Books::default();
+        for i in 0..KINDS + COUNTERS {
+            let per_cpu = self.counts.lookup_percpu(&(i as u32).to_ne_bytes(), MapFlags::ANY)?.unwrap_or_default();
+            books.lost_cpu.resize(per_cpu.len(), 0);
+            for (cpu, value) in per_cpu.iter().enumerate() {
+                let word = |at: usize| value.get(at..at + 8).map_or(0, |b| u64::from_ne_bytes(b.try_into().unwrap_or_default()));
+                let (seen, lost) = (word(0), word(8));
+                books.lost_cpu[cpu] += lost;
+                match books.kinds.get_mut(i) {
+                    Some(k) => {
+                        k.seen += seen;
+                        k.lost += lost;
+                    }
+                    None => books.counters[i - KINDS] += seen,
+                }
+            }
+        }
+        Ok(books)
+    }
+}

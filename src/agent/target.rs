@@ -1,0 +1,105 @@
+//! Starting the command to record, held before its exec until the probes sit; and facts about processes.
+//! Uses nothing of this crate.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+
+/// A command that waits for its start.
+pub struct Held {
+    pub pid: u32,
+    go: PipeWriter,
+    spawner: JoinHandle<io::Result<Child>>,
+}
+
+/// Forks a child that waits before its exec, so that its pid is known and nothing of it runs unseen.
+/// With `quiet_stdout` its standard output goes to our standard error.
+pub fn hold(argv: &[OsString], quiet_stdout: bool) -> io::Result<Held> {
+    let (program, args) = argv.split_first().ok_or_else(|| io::Error::other("no command"))?;
+    let (mut born, tell) = io::pipe()?;
+    let (wait, go) = io::pipe()?;
+    let mut command = Command::new(program);
+    command.args(args);
+    if quiet_stdout {
+        command.stdout(Stdio::from(io::stderr()));
+    }
+    let mut ends = Some((tell, wait));
+    // SAFETY: runs in the child between fork and exec; it only reads and writes pipes and takes its own pid.
+    unsafe {
+        command.pre_exec(move || match ends.take() {
+            Some((tell, wait)) => announce_and_wait(tell, wait),
+            None => Ok(()),
+        })
+    };
+    // Command::spawn returns only after the exec, so it must wait somewhere else.
+    let spawner = std::thread::Builder::new().name("spawn".into()).spawn(move || command.spawn())?;
+    let mut pid = [0; 4];
+    match born.read_exact(&mut pid) {
+        Ok(()) => Ok(Held { pid: u32::from_ne_bytes(pid), go, spawner }),
+        Err(e) => Err(spawner.join().ok().and_then(Result::err).unwrap_or(e)),
+    }
+}
+
+fn announce_and_wait(mut tell: PipeWriter, mut wait: PipeReader) -> io::Result<()> {
+    tell.write_all(&std::process::id().to_ne_bytes())?;
+    // End of file without the byte: the recorder is gone, so nothing must run.
+    wait.read_exact(&mut [0])
+}
+
+impl Held {
+    /// Lets it run. An error is the exec's own: not found, not executable.
+    pub fn start(mut self) -> io::Result<Child> {
+        self.go.write_all(&[1])?;
+        drop(self.go);
+        self.spawner.join().map_err(|_| io::Error::other("the thread that starts the command died"))?
+    }
+}
+
+/// Exit code as a shell shows it.
+pub fn shell_code(status: ExitStatus) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    status.code().or_else(|| status.signal().map(|s| 128 + s)).unwrap_or(1)
+}
+
+/// True while the process is there and no zombie.
+pub fn alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !matches!(rest.trim_start().chars().next(), None | Some('Z' | 'X')))
+}
+
+/// The process's executable and command line, empty where they cannot be read.
+pub fn describe(pid: u32) -> (String, String) {
+    let exe = fs::read_link(format!("/proc/{pid}/exe")).map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
+    let mut cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    while cmdline.last() == Some(&0) {
+        cmdline.pop();
+    }
+    let cmdline = cmdline.split(|&b| b == 0).map(String::from_utf8_lossy).collect::<Vec<_>>().join(" ");
+    (exe, cmdline)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_command_runs_only_when_told() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mark = dir.path().join("mark");
+        let held = hold(&["touch".into(), mark.clone().into()], false).expect("forked");
+        assert!(alive(held.pid));
+        assert!(!mark.exists());
+        let mut child = held.start().expect("started");
+        assert!(child.wait().expect("waited").success());
+        assert!(mark.exists());
+    }
+
+    #[test]
+    fn a_command_that_is_not_there_fails_at_its_start() {
+        let held = hold(&["/nonexistent/engine".into()], false).expect("forked");
+        assert_eq!(held.start().expect_err("no such file").kind(), io::ErrorKind::NotFound);
+    }
+}
