@@ -1,0 +1,307 @@
+//! Which files of a target are its GGML engine, and what each of them is for. Uses `elf`, `tables`, `layout`, `maps`
+//! and `search`.
+//!
+//! Files are recognised by the functions they define, never by name: packagers rename libraries, and language
+//! bindings put the whole engine into one extension module.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::elf::{ElfError, ElfFile, Machine};
+use super::layout::{Layout, LayoutError};
+use super::maps::{self, FileId};
+use super::search::{self, Launch};
+use super::tables::{Tables, TablesError};
+
+/// What a file contributes to the engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Roles {
+    /// Has an entry function of a token.
+    pub llama: bool,
+    /// Has GGML's base code: names, layouts, scheduler.
+    pub base: bool,
+    /// Computes graphs on the CPU.
+    pub cpu: bool,
+}
+
+impl Roles {
+    fn of(elf: &ElfFile) -> Roles {
+        const NAMES: [&str; 6] = [
+            "llama_process",
+            "llama_decode",
+            "llama_encode",
+            "ggml_op_name",
+            "ggml_get_name",
+            "ggml_graph_compute",
+        ];
+        let found = elf.find(NAMES).map(|s| s.is_some_and(|s| s.function));
+        let [process, decode, encode, op_name, get_name, graph_compute] = found;
+        Roles { llama: process || decode || encode, base: op_name && get_name, cpu: graph_compute }
+    }
+
+    fn any(self) -> bool {
+        self.llama || self.base || self.cpu
+    }
+}
+
+/// One file of the engine.
+pub struct Module {
+    /// Path as the target sees it.
+    pub path_in_target: PathBuf,
+    /// Path by which this process opens the same file.
+    pub host_path: PathBuf,
+    pub dev: u64,
+    pub inode: u64,
+    /// GNU build id in hexadecimal, empty when there is none.
+    pub build_id: String,
+    pub roles: Roles,
+    pub elf: ElfFile,
+}
+
+/// Modules that share one base and so one layout. Several CPU variants may belong to it; one of them is loaded.
+pub struct Engine {
+    pub machine: Machine,
+    pub modules: Vec<Module>,
+    pub tables: Tables,
+    pub layout: Layout,
+}
+
+impl Engine {
+    /// Paths of the modules with a role, for messages.
+    pub fn paths(&self, role: impl Fn(&Roles) -> bool) -> Vec<&Path> {
+        self.modules.iter().filter(|m| role(&m.roles)).map(|m| m.path_in_target.as_path()).collect()
+    }
+}
+
+/// Why no engine was found; each says what to do next.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscoverError {
+    #[error(
+        "no GGML in {target} ({looked} files looked at for ggml_op_name, ggml_graph_compute, llama_decode); \
+         give the program or library that contains llama.cpp, or the process that runs it"
+    )]
+    NoEngine { target: String, looked: usize },
+    #[error(
+        "{path} is statically linked and stripped: tried its exported functions (none) and its symbol table (none); \
+         probes need names, so use a build with symbols (link without -s, do not run strip)"
+    )]
+    StaticStripped { path: String },
+    #[error("{path} is for {found}, this machine is {host}; record on a machine of that kind")]
+    WrongMachine { path: String, found: &'static str, host: &'static str },
+    #[error(
+        "{target} has parts of GGML ({found}) but not its base library (ggml_op_name); \
+         give the directory or process that has all of them"
+    )]
+    NoBase { target: String, found: String },
+    #[error(
+        "process {pid} cannot be looked at: {source}; check that it runs and that you are root or its owner"
+    )]
+    Process { pid: u32, source: std::io::Error },
+    #[error("command {command} was not found in PATH; give its full path")]
+    NoCommand { command: String },
+    #[error(transparent)]
+    Elf(#[from] ElfError),
+    #[error(transparent)]
+    Tables(#[from] TablesError),
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+}
+
+/// Collects modules, each file once.
+#[derive(Default)]
+struct Collector {
+    seen: HashSet<FileId>,
+    modules: Vec<Module>,
+    looked: usize,
+}
+
+impl Collector {
+    /// Looks at an open file; keeps it when it has a role. Gives the file's dependencies for the closure.
+    fn look(&mut self, in_target: &Path, host: &Path, file: &File, id: FileId) -> Result<(), ElfError> {
+        if !self.seen.insert(id) {
+            return Ok(());
+        }
+        self.looked += 1;
+        let elf = ElfFile::from_file(file, in_target.display().to_string())?;
+        let roles = Roles::of(&elf);
+        if roles.any() {
+            self.modules.push(Module {
+                path_in_target: in_target.to_owned(),
+                host_path: host.to_owned(),
+                dev: id.0,
+                inode: id.1,
+                build_id: elf.build_id_hex(),
+                roles,
+                elf,
+            });
+        }
+        Ok(())
+    }
+
+    fn look_path(&mut self, path: &Path) -> Result<(), ElfError> {
+        let io = |source| ElfError::Io { path: path.display().to_string(), source };
+        // Named pipes and devices block or have effects when opened.
+        let meta = std::fs::metadata(path).map_err(io)?;
+        if !meta.is_file() {
+            return Err(ElfError::NotElf { path: path.display().to_string() });
+        }
+        let file = File::open(path).map_err(io)?;
+        self.look(path, path, &file, (meta.dev(), meta.ino()))
+    }
+
+    fn engines(self, target: &str) -> Result<Vec<Engine>, DiscoverError> {
+        if self.modules.is_empty() {
+            return Err(DiscoverError::NoEngine { target: target.to_owned(), looked: self.looked });
+        }
+        group(self.modules, target)
+    }
+}
+
+/// The engines in a running process.
+pub fn of_pid(pid: u32) -> Result<Vec<Engine>, DiscoverError> {
+    let maps = maps::read(pid).map_err(|source| DiscoverError::Process { pid, source })?;
+    let target = format!("process {pid}");
+    let exe = PathBuf::from(format!("/proc/{pid}/exe"));
+    let main = main_file(&exe, Some(&target))?;
+    let mut all = Collector::default();
+    let mut known: HashSet<(u32, u32, u64)> = HashSet::new();
+    let mut denied = None;
+    for m in maps.iter().filter(|m| m.executable && m.is_file()) {
+        if !known.insert((m.major, m.minor, m.inode)) {
+            continue;
+        }
+        match maps::open(pid, m) {
+            // A library that is damaged or of a foreign class cannot be part of the engine that runs.
+            Ok((host, file, id)) => drop(all.look(&m.path, &host, &file, id)),
+            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => denied = Some(e),
+            Err(_) => {}
+        }
+    }
+    match (all.modules.is_empty(), denied) {
+        (true, Some(source)) => Err(DiscoverError::Process { pid, source }),
+        (true, None) => Err(main.err_without_engine(&target, all.looked)),
+        _ => all.engines(&target),
+    }
+}
+
+/// The engines in a file given by the user: the file itself, what it needs, and what lies beside it.
+pub fn of_path(path: &Path) -> Result<Vec<Engine>, DiscoverError> {
+    of_launch(&Launch::of_path(path))
+}
+
+/// The engines that a command will load, before it is started. Libraries that a running engine loads by itself (CPU
+/// variants) are found beside the others.
+pub fn of_command(argv: &[std::ffi::OsString]) -> Result<Vec<Engine>, DiscoverError> {
+    let command = argv.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
+    let launch = Launch::of_command(argv).ok_or(DiscoverError::NoCommand { command })?;
+    of_launch(&launch)
+}
+
+fn of_launch(launch: &Launch) -> Result<Vec<Engine>, DiscoverError> {
+    let target = launch.program.display().to_string();
+    let main = main_file(&launch.program, None)?;
+    let mut all = Collector::default();
+    for path in search::files(launch, |path| ElfFile::open(path).ok()) {
+        // The program itself was checked; a file beside it that is no ELF file is of no interest.
+        drop(all.look_path(&path));
+    }
+    if all.modules.is_empty() {
+        return Err(main.err_without_engine(&target, all.looked));
+    }
+    all.engines(&target)
+}
+
+/// What the message about a target without GGML depends on.
+struct MainFile {
+    path: String,
+    static_stripped: bool,
+}
+
+impl MainFile {
+    fn err_without_engine(self, target: &str, looked: usize) -> DiscoverError {
+        match self.static_stripped {
+            true => DiscoverError::StaticStripped { path: self.path },
+            false => DiscoverError::NoEngine { target: target.to_owned(), looked },
+        }
+    }
+}
+
+/// Opens the program to tell a wrong kind of file from one without GGML.
+fn main_file(path: &Path, shown: Option<&str>) -> Result<MainFile, DiscoverError> {
+    let shown = shown.map_or_else(|| path.display().to_string(), str::to_owned);
+    let elf = match ElfFile::open(path) {
+        Ok(elf) => elf,
+        // A script starts an engine by way of its interpreter; what lies beside it still counts.
+        Err(ElfError::NotElf { .. }) => return Ok(MainFile { path: shown, static_stripped: false }),
+        Err(e) => return Err(e.into()),
+    };
+    if let Some(host) = Machine::host().filter(|h| *h != elf.machine && path.starts_with("/proc")) {
+        return Err(DiscoverError::WrongMachine {
+            path: shown,
+            found: elf.machine.name(),
+            host: host.name(),
+        });
+    }
+    let is_static = !elf.is_dynamic || elf.needed.is_empty();
+    Ok(MainFile { path: shown, static_stripped: is_static && elf.is_stripped() })
+}
+
+/// One engine for each base module; the other modules go to the base they need.
+fn group(modules: Vec<Module>, target: &str) -> Result<Vec<Engine>, DiscoverError> {
+    let (bases, others): (Vec<Module>, Vec<Module>) = modules.into_iter().partition(|m| m.roles.base);
+    if bases.is_empty() {
+        let found =
+            others.iter().map(|m| m.path_in_target.display().to_string()).collect::<Vec<_>>().join(", ");
+        return Err(DiscoverError::NoBase { target: target.to_owned(), found });
+    }
+    let mut groups: Vec<Vec<Module>> = bases.into_iter().map(|b| vec![b]).collect();
+    for module in others {
+        let best = groups.iter().enumerate().max_by_key(|(i, g)| {
+            let fit = g.first().map_or(0, |base| fit(&module, base));
+            (fit, std::cmp::Reverse(*i))
+        });
+        let Some(index) = best.map(|(i, _)| i) else { continue };
+        if let Some(group) = groups.get_mut(index).filter(|g| same_machine(g, &module)) {
+            group.push(module);
+        }
+    }
+    let mut engines = Vec::new();
+    let mut first_error = None;
+    for group in groups {
+        match engine(group) {
+            Ok(e) => engines.push(e),
+            Err(e) => first_error = first_error.or(Some(e)),
+        }
+    }
+    // One engine that can be read is worth more than the complaint about another.
+    match first_error {
+        Some(e) if engines.is_empty() => Err(e),
+        _ => Ok(engines),
+    }
+}
+
+fn same_machine(group: &[Module], module: &Module) -> bool {
+    group.first().is_some_and(|b| b.elf.machine == module.elf.machine)
+}
+
+/// How well a module goes with a base: it names it, it lies beside it, or nothing is known.
+fn fit(module: &Module, base: &Module) -> u8 {
+    let file_name = base.path_in_target.file_name().map(|n| n.to_string_lossy().into_owned());
+    let names = [base.elf.soname.as_ref(), file_name.as_ref()];
+    let needs = names.iter().flatten().any(|n| module.elf.needed.contains(n));
+    let beside = module.path_in_target.parent() == base.path_in_target.parent();
+    u8::from(needs) * 2 + u8::from(beside)
+}
+
+fn engine(mut modules: Vec<Module>) -> Result<Engine, DiscoverError> {
+    let no_base = || DiscoverError::NoBase { target: String::new(), found: String::new() };
+    let base = modules.first_mut().ok_or_else(no_base)?;
+    let tables = Tables::read(&mut base.elf)?;
+    base.elf.forget_pointers();
+    let base = modules.first().ok_or_else(no_base)?;
+    let has = |name: &str| modules.iter().any(|m| m.elf.find([name]).iter().flatten().any(|s| s.function));
+    let layout = Layout::read(&base.elf, &has)?;
+    Ok(Engine { machine: base.elf.machine, tables, layout, modules })
+}

@@ -1,0 +1,200 @@
+//! The probe points of an engine, in the order in which they are to be tried. Uses `discover`, `elf`, `prologue`.
+//!
+//! What is found here is only a candidate: compilers inline exported functions, so that a probe attaches and never
+//! fires. Whoever attaches compares hits with what the graph predicts and takes the next rung when one is silent.
+
+use super::discover::{Engine, Module};
+use super::elf::{ElfFile, Machine, Symbol};
+use super::prologue::{self, Choice, Need};
+
+/// Functions that take fused ops and so bypass the op probe; a fused op is `(params, first node, second node)`.
+pub const FUSED: [&str; 1] = ["ggml_compute_forward_rms_norm_mul_fused"];
+/// Entry functions of a token, any subset of which a release has.
+pub const TOKEN: [&str; 3] = ["llama_process", "llama_decode", "llama_encode"];
+/// Most bytes of a function looked at.
+const MAX_CODE: u64 = 1 << 16;
+
+/// How a `llama_batch` reaches its function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Batch {
+    /// A copy on the caller's stack, this many bytes above the stack pointer at the entry.
+    Stack(u32),
+    /// A pointer to a copy in the argument register of this index.
+    Pointer(u8),
+}
+
+/// One function to probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProbePoint {
+    pub symbol: &'static str,
+    /// Index into [`Engine::modules`].
+    pub module: usize,
+    /// File offset of the function's first byte; a probe goes to this plus the choice's offset.
+    pub sym_file_offset: u64,
+    pub entry: Choice,
+    /// Where a return probe may sit, `None` when its return means nothing.
+    pub ret: Option<Choice>,
+    /// Integer arguments in registers at `entry`.
+    pub n_args: u8,
+    /// Where the batch is at `entry`, for functions that take one.
+    pub batch: Option<Batch>,
+}
+
+impl ProbePoint {
+    /// File offset for the entry probe.
+    pub fn entry_offset(&self) -> u64 {
+        self.sym_file_offset.saturating_add(self.entry.offset.into())
+    }
+
+    /// File offset for the return probe.
+    pub fn ret_offset(&self) -> Option<u64> {
+        self.ret.as_ref().map(|r| self.sym_file_offset.saturating_add(r.offset.into()))
+    }
+}
+
+/// How a rung gets its events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// Probes on `points`.
+    Symbols,
+    /// The pointer at `graph_compute_off` of a live `ggml_backend`, turned into file and offset through the maps.
+    Vtable,
+    /// No probe of its own: the next op of the thread, or the end of the graph, ends an op.
+    Interval,
+}
+
+/// One way to observe one thing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rung {
+    /// Name for the trace header and messages.
+    pub name: &'static str,
+    pub how: How,
+    pub points: Vec<ProbePoint>,
+}
+
+/// Candidate rungs for each thing observed, best first. An empty list means it cannot be observed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ladder {
+    pub token: Vec<Rung>,
+    /// One graph handed to the scheduler.
+    pub graph: Vec<Rung>,
+    /// The part of a graph that one backend computes.
+    pub split: Vec<Rung>,
+    /// The part of a graph that the CPU computes.
+    pub cpu_graph: Vec<Rung>,
+    pub op: Vec<Rung>,
+    pub op_end: Vec<Rung>,
+}
+
+/// What is known of a function from its declaration.
+struct Function {
+    symbol: &'static str,
+    args: u8,
+    takes_batch: bool,
+    /// Whether its return is worth a probe.
+    returns: bool,
+}
+
+const fn function(symbol: &'static str, args: u8, takes_batch: bool, returns: bool) -> Function {
+    Function { symbol, args, takes_batch, returns }
+}
+
+const TOKEN_FUNCTIONS: [Function; 3] = [
+    // The third argument is an object whose layout drifts, so it is not read.
+    function(TOKEN[0], 2, false, true),
+    function(TOKEN[1], 1, true, true),
+    function(TOKEN[2], 1, true, true),
+];
+const GRAPH: Function = function("ggml_backend_sched_graph_compute_async", 2, false, true);
+const SPLIT: Function = function("ggml_backend_graph_compute_async", 2, false, true);
+const CPU_GRAPH: Function = function("ggml_graph_compute", 2, false, true);
+const OP: Function = function("ggml_compute_forward", 2, false, true);
+/// Returns before the op has run unless a special kernel took it, so its return means nothing.
+const OP_EXTRA: Function = function("ggml_cpu_extra_compute_forward", 2, false, false);
+const OP_FUSED: Function = function(FUSED[0], 3, false, true);
+const BARRIER: Function = function("ggml_barrier", 1, false, false);
+
+impl Ladder {
+    /// The candidates that the files of the engine offer.
+    pub fn of(engine: &Engine) -> Ladder {
+        let all = |_: &Module| true;
+        let cpu = |m: &Module| m.roles.cpu;
+        let rung = |name, functions: &[&Function], pick: &dyn Fn(&Module) -> bool| {
+            let points = points(engine, functions, pick);
+            (!points.is_empty()).then_some(Rung { name, how: How::Symbols, points })
+        };
+        // A rung that lacks its main function is no rung, even where the fused ones exist.
+        let op = |name, main: &Function| {
+            points(engine, &[main], &cpu).first()?;
+            rung(name, &[main, &OP_FUSED], &cpu)
+        };
+        let tokens: Vec<&Function> = TOKEN_FUNCTIONS.iter().collect();
+        let vtable = Rung { name: "backend vtable", how: How::Vtable, points: Vec::new() };
+        let interval = Rung { name: "interval", how: How::Interval, points: Vec::new() };
+        let has_vtable = engine.layout.graph_compute_off.is_some();
+        let ops: Vec<Rung> =
+            [op("ggml_compute_forward", &OP), op("ggml_cpu_extra_compute_forward", &OP_EXTRA)]
+                .into_iter()
+                .flatten()
+                .collect();
+        let barrier = rung("ggml_barrier", &[&BARRIER], &cpu);
+        Ladder {
+            token: rung("llama_process/llama_decode/llama_encode", &tokens, &all).into_iter().collect(),
+            graph: rung("ggml_backend_sched_graph_compute_async", &[&GRAPH], &all).into_iter().collect(),
+            split: rung("ggml_backend_graph_compute_async", &[&SPLIT], &all)
+                .into_iter()
+                .chain(has_vtable.then_some(vtable))
+                .collect(),
+            cpu_graph: rung("ggml_graph_compute", &[&CPU_GRAPH], &cpu).into_iter().collect(),
+            op_end: if ops.is_empty() { Vec::new() } else { barrier.into_iter().chain([interval]).collect() },
+            op: ops,
+        }
+    }
+}
+
+/// One point for each of the functions in each module that has it.
+fn points(engine: &Engine, functions: &[&Function], pick: &dyn Fn(&Module) -> bool) -> Vec<ProbePoint> {
+    let names: Vec<&str> = functions.iter().map(|f| f.symbol).collect();
+    let mut out = Vec::new();
+    for (index, module) in engine.modules.iter().enumerate().filter(|(_, m)| pick(m)) {
+        let mut found = vec![None; names.len()];
+        module.elf.find_into(&names, &mut found);
+        for (f, sym) in functions.iter().zip(found) {
+            out.extend(sym.and_then(|s| point(&module.elf, index, f, s)));
+        }
+    }
+    out
+}
+
+/// Where the batch is at the entry of a function that takes `(ctx, batch)`: the 56 to 72 bytes are passed in memory,
+/// on x86-64 above the return address, on arm64 by a pointer in the second register.
+const fn batch_passing(machine: Machine) -> Batch {
+    match machine {
+        Machine::X86_64 => Batch::Stack(8),
+        Machine::Aarch64 => Batch::Pointer(1),
+    }
+}
+
+fn point(elf: &ElfFile, module: usize, f: &Function, sym: Symbol) -> Option<ProbePoint> {
+    if !sym.function {
+        return None;
+    }
+    let sym_file_offset = elf.file_offset(sym.vaddr)?;
+    let len = if sym.size == 0 { 256 } else { sym.size.min(MAX_CODE) };
+    let code = elf.bytes_at(sym.vaddr, len as usize);
+    let batch = f.takes_batch.then_some(batch_passing(elf.machine));
+    let n_args = match batch {
+        Some(Batch::Pointer(arg)) => f.args.max(arg + 1),
+        _ => f.args,
+    };
+    let need = Need { args: n_args, stack: matches!(batch, Some(Batch::Stack(_))) };
+    Some(ProbePoint {
+        symbol: f.symbol,
+        module,
+        sym_file_offset,
+        entry: prologue::entry(elf.machine, code, need),
+        ret: f.returns.then(|| prologue::ret(elf.machine, code)),
+        n_args,
+        batch,
+    })
+}

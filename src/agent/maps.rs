@@ -1,0 +1,149 @@
+//! What a process has mapped: `/proc/PID/maps` and the way to its files. Uses only the standard library.
+//!
+//! A target may live in another mount namespace or chroot, and its files may be renamed or deleted; so each file is
+//! opened through `/proc/PID/root`, checked by device and inode, and else through `/proc/PID/map_files`.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Most lines of a maps file looked at; the kernel's own default limit for a process is 65530.
+const MAX_LINES: usize = 1 << 20;
+
+/// One line of `/proc/PID/maps`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapping {
+    pub start: u64,
+    pub end: u64,
+    /// Offset into the file in bytes.
+    pub offset: u64,
+    pub executable: bool,
+    pub major: u32,
+    pub minor: u32,
+    pub inode: u64,
+    /// Path in the target's view, without the " (deleted)" mark; empty for anonymous memory.
+    pub path: PathBuf,
+    pub deleted: bool,
+}
+
+/// A file's identity on this machine.
+pub type FileId = (u64, u64);
+
+impl Mapping {
+    /// Whether the mapping is of a file (not anonymous, heap, stack or vdso).
+    pub fn is_file(&self) -> bool {
+        self.inode != 0 && self.path.as_os_str().as_bytes().first() == Some(&b'/')
+    }
+}
+
+/// Parses one line; `None` when it is not of the kernel's form.
+pub fn parse_line(line: &[u8]) -> Option<Mapping> {
+    let mut rest = line;
+    let mut field = || {
+        let start = rest.iter().position(|&b| b != b' ')?;
+        let tail = rest.get(start..)?;
+        let end = tail.iter().position(|&b| b == b' ').unwrap_or(tail.len());
+        let (word, left) = tail.split_at(end);
+        rest = left;
+        std::str::from_utf8(word).ok()
+    };
+    let (start, end) = field()?.split_once('-')?;
+    let perms = field()?;
+    let offset = field()?;
+    let (major, minor) = field()?.split_once(':')?;
+    let inode = field()?;
+    let hex = |s: &str| u64::from_str_radix(s, 16).ok();
+    // The path is padded with spaces and may itself hold spaces; a newline in it is written as \012.
+    let begin = rest.iter().position(|&b| b != b' ').unwrap_or(rest.len());
+    let path = rest.get(begin..).unwrap_or(&[]);
+    let deleted = path.strip_suffix(b" (deleted)");
+    Some(Mapping {
+        start: hex(start)?,
+        end: hex(end)?,
+        offset: hex(offset)?,
+        executable: perms.as_bytes().get(2) == Some(&b'x'),
+        major: u32::from_str_radix(major, 16).ok()?,
+        minor: u32::from_str_radix(minor, 16).ok()?,
+        inode: inode.parse().ok()?,
+        path: Path::new(std::ffi::OsStr::from_bytes(&unescape(deleted.unwrap_or(path)))).to_owned(),
+        deleted: deleted.is_some(),
+    })
+}
+
+fn unescape(path: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some((&first, tail)) = rest.split_first() {
+        match rest.strip_prefix(b"\\012") {
+            Some(after) => {
+                out.push(b'\n');
+                rest = after;
+            }
+            None => {
+                out.push(first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+/// Parses a whole maps file; lines that are not of the kernel's form are left out.
+pub fn parse(text: &[u8]) -> Vec<Mapping> {
+    text.split(|&b| b == b'\n').take(MAX_LINES).filter_map(parse_line).collect()
+}
+
+/// The mappings of a process.
+///
+/// # Errors
+/// The process is gone, or this user may not look at it.
+pub fn read(pid: u32) -> io::Result<Vec<Mapping>> {
+    Ok(parse(&std::fs::read(format!("/proc/{pid}/maps"))?))
+}
+
+/// The mapping that holds an address, for turning a live pointer into file and offset.
+pub fn find(maps: &[Mapping], address: u64) -> Option<&Mapping> {
+    maps.iter().find(|m| address >= m.start && address < m.end)
+}
+
+/// File and file offset of a live address, `None` for memory that is not of a file.
+pub fn file_offset(maps: &[Mapping], address: u64) -> Option<(&Mapping, u64)> {
+    let m = find(maps, address).filter(|m| m.is_file())?;
+    Some((m, m.offset.checked_add(address - m.start)?))
+}
+
+/// Opens the file behind a mapping and says by which path this process reaches it.
+///
+/// # Errors
+/// Neither way leads to the mapped inode, or this user may not open it.
+pub fn open(pid: u32, m: &Mapping) -> io::Result<(PathBuf, File, FileId)> {
+    let relative = m.path.strip_prefix("/").unwrap_or(&m.path);
+    let through_root = Path::new("/proc").join(pid.to_string()).join("root").join(relative);
+    let first = open_checked(&through_root, m);
+    if let Ok((file, id)) = first {
+        return Ok((through_root, file, id));
+    }
+    let through_map = PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{:x}", m.start, m.end));
+    match open_checked(&through_map, m) {
+        Ok((file, id)) => Ok((through_map, file, id)),
+        Err(second) => {
+            Err(first.err().filter(|e| e.kind() == io::ErrorKind::PermissionDenied).unwrap_or(second))
+        }
+    }
+}
+
+fn open_checked(path: &Path, m: &Mapping) -> io::Result<(File, FileId)> {
+    // Looked at before opening, since opening a device or pipe that replaced the file may block.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "no regular file any more"));
+    }
+    let file = File::open(path)?;
+    let meta = file.metadata()?;
+    // Overlay and btrfs show another device number in maps than in stat, so only the inode is compared.
+    if meta.ino() != m.inode {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "another file has taken its place"));
+    }
+    Ok((file, (meta.dev(), meta.ino())))
+}

@@ -1,0 +1,147 @@
+//! Which files a program may load: its dependencies by the loader's rules, and what lies beside them. Uses `elf`.
+//!
+//! Engines load their CPU variants by themselves at run time, out of the directory of the program or library; so
+//! every shared object in these directories, and in backend directories below them, is a candidate.
+
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use super::elf::ElfFile;
+
+/// Most files looked at for one program.
+const MAX_FILES: usize = 4096;
+/// Most entries of one directory looked at.
+const MAX_ENTRIES: usize = 8192;
+
+/// How a program is started, as far as it decides which libraries it gets.
+#[derive(Debug, Clone, Default)]
+pub struct Launch {
+    pub program: PathBuf,
+    /// Directories of `LD_LIBRARY_PATH`.
+    pub library_path: Vec<PathBuf>,
+    /// Extra files the engine loads (`GGML_BACKEND_PATH`).
+    pub extra: Vec<PathBuf>,
+}
+
+impl Launch {
+    /// A file named by the user; this process' environment decides.
+    pub fn of_path(path: &Path) -> Launch {
+        let list = |name| std::env::var_os(name).map(|v| std::env::split_paths(&v).collect::<Vec<_>>());
+        let library_path = list("LD_LIBRARY_PATH").unwrap_or_default();
+        let extra = std::env::var_os("GGML_BACKEND_PATH").map(PathBuf::from).into_iter().collect();
+        let not_empty = |p: &PathBuf| !p.as_os_str().is_empty();
+        Launch {
+            program: path.to_owned(),
+            library_path: library_path.into_iter().filter(not_empty).collect(),
+            extra,
+        }
+    }
+
+    /// A command as a shell would find it; `None` when it is not in PATH.
+    pub fn of_command(argv: &[OsString]) -> Option<Launch> {
+        let name = Path::new(argv.first()?);
+        if name.components().count() > 1 || name.is_absolute() {
+            return Some(Launch::of_path(name));
+        }
+        let path = std::env::var_os("PATH")?;
+        let found = std::env::split_paths(&path).map(|dir| dir.join(name)).find(|p| is_executable(p))?;
+        Some(Launch::of_path(&found))
+    }
+}
+
+fn is_executable(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}
+
+/// Directories the loader searches without being told (glibc and musl, multiarch included).
+const DEFAULT_DIRS: [&str; 10] = [
+    "/lib",
+    "/usr/lib",
+    "/lib64",
+    "/usr/lib64",
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/local/lib",
+    "/usr/local/lib64",
+];
+
+/// The program, its dependencies, then the shared objects beside them; canonical paths, each once. `open` gives the
+/// dependencies of a file.
+pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>) -> Vec<PathBuf> {
+    let mut order = Vec::new();
+    let mut seen = HashSet::new();
+    let mut queue: VecDeque<PathBuf> =
+        [launch.program.clone()].into_iter().chain(launch.extra.clone()).collect();
+    let mut dirs = BTreeSet::new();
+    while let Some(path) = queue.pop_front() {
+        // The loader expands $ORIGIN by the real place of a file, so links are followed first.
+        let Ok(path) = path.canonicalize() else { continue };
+        if order.len() >= MAX_FILES || !seen.insert(path.clone()) {
+            continue;
+        }
+        let elf = open(&path);
+        let origin = path.parent().unwrap_or(Path::new("/")).to_owned();
+        for name in elf.iter().flat_map(|e| &e.needed) {
+            let own = elf.iter().flat_map(|e| &e.runpath).map(|r| expand(r, &origin));
+            queue.extend(resolve(name, own, launch));
+        }
+        // System directories hold thousands of libraries; engines there are found as dependencies.
+        if !DEFAULT_DIRS.iter().any(|d| Path::new(d) == origin) {
+            dirs.insert(origin.clone());
+        }
+        dirs.extend(backend_dirs(&origin));
+        order.push(path);
+    }
+    for file in dirs.iter().flat_map(|d| shared_objects(d)) {
+        if order.len() < MAX_FILES && seen.insert(file.clone()) {
+            order.push(file);
+        }
+    }
+    order
+}
+
+fn expand(entry: &str, origin: &Path) -> PathBuf {
+    let origin = origin.to_string_lossy();
+    PathBuf::from(entry.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin))
+}
+
+fn resolve(name: &str, own: impl Iterator<Item = PathBuf>, launch: &Launch) -> Option<PathBuf> {
+    if name.contains('/') {
+        return Some(PathBuf::from(name));
+    }
+    let default = DEFAULT_DIRS.iter().map(PathBuf::from);
+    let dirs = launch.library_path.iter().cloned().chain(own).chain(default);
+    dirs.map(|d| d.join(name)).find(|p| p.is_file())
+}
+
+/// Directories of loadable backends below a library's directory, as distributions lay them out
+/// (`backends*`, `ggml/backends*`).
+fn backend_dirs(dir: &Path) -> Vec<PathBuf> {
+    let wanted = |p: &PathBuf| {
+        p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("backends")) && p.is_dir()
+    };
+    [dir.to_owned(), dir.join("ggml")].iter().flat_map(|d| entries(d)).filter(wanted).collect()
+}
+
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let Ok(list) = std::fs::read_dir(dir) else { return Vec::new() };
+    let mut out: Vec<PathBuf> = list.take(MAX_ENTRIES).flatten().map(|e| e.path()).collect();
+    out.sort();
+    out
+}
+
+/// Files of a directory that begin as ELF files do, links followed. Names do not count: extension modules are called
+/// `.so`, `.node` or nothing at all.
+fn shared_objects(dir: &Path) -> Vec<PathBuf> {
+    let is_elf = |p: &PathBuf| {
+        let mut head = [0u8; 4];
+        p.is_file()
+            && std::fs::File::open(p).and_then(|mut f| std::io::Read::read_exact(&mut f, &mut head)).is_ok()
+            && head == *b"\x7fELF"
+    };
+    entries(dir).into_iter().filter(is_elf).filter_map(|p| p.canonicalize().ok()).collect()
+}

@@ -1,0 +1,196 @@
+//! Names and numbers of ops and types, read out of the target's own tables: enum values drift from release to
+//! release, the tables are always right. Uses `elf`.
+//!
+//! Nothing is exported under these names, but each table is a run of pointers that the loader relocates: the ops
+//! begin with "NONE", "DUP", the unary ops with "ABS", "SGN", the gated ones with "REGLU", "GEGLU". The type traits
+//! are records of 72, 120, 64 or 56 bytes (by release) whose first field is the name, "f32" before "f16".
+
+use super::elf::ElfFile;
+
+/// Most entries taken from one table; the largest known has 101.
+const MAX_ENTRIES: usize = 512;
+/// Most type numbers; the largest known is below 64.
+const MAX_TYPES: u64 = 128;
+/// Most removed types in a row; the largest known is 3.
+const MAX_GAP: u32 = 8;
+/// Longest name taken, in bytes.
+const MAX_NAME: usize = 48;
+
+/// One entry of the type table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TypeTrait {
+    /// `enum ggml_type` of this build.
+    pub number: u32,
+    pub name: String,
+    /// Elements in one block.
+    pub block: u32,
+    /// Bytes of one block.
+    pub bytes: u32,
+}
+
+/// The name tables of one engine; the index is the number of the op.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tables {
+    pub ops: Vec<String>,
+    pub unary: Vec<String>,
+    pub glu: Vec<String>,
+    /// Types in use, ascending by number; numbers of removed types are left out.
+    pub types: Vec<TypeTrait>,
+}
+
+/// Which check of the tables failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TablesError {
+    #[error(
+        "{path} has no table of GGML op names (pointers to \"NONE\", \"DUP\", ...); it is not GGML's base library"
+    )]
+    NoOps { path: String },
+    #[error(
+        "{path}: table of op names lacks \"{missing}\" (it has {found} names); this GGML is not known to the tool"
+    )]
+    Incomplete { path: String, missing: &'static str, found: usize },
+    #[error(
+        "{path} has no table of GGML types (records named \"f32\", \"f16\", ...); it is not GGML's base library"
+    )]
+    NoTypes { path: String },
+    #[error("{path}: type table check failed: {name} has block {block} and {bytes} bytes")]
+    BadType { path: String, name: String, block: u64, bytes: u64 },
+}
+
+impl Tables {
+    /// Reads all tables from the file that holds GGML's base code.
+    pub fn read(elf: &mut ElfFile) -> Result<Tables, TablesError> {
+        elf.load_pointers();
+        let elf = &*elf;
+        let path = || elf.path().to_owned();
+        let ops = names(elf, "NONE", "DUP", &["ABS", "REGLU"]);
+        if ops.is_empty() {
+            return Err(TablesError::NoOps { path: path() });
+        }
+        for missing in ["MUL_MAT", "ADD", "VIEW"] {
+            if !ops.iter().any(|o| o == missing) {
+                return Err(TablesError::Incomplete { path: path(), missing, found: ops.len() });
+            }
+        }
+        let unary = names(elf, "ABS", "SGN", &["REGLU", "NONE"]);
+        let glu = names(elf, "REGLU", "GEGLU", &["NONE", "ABS"]);
+        Ok(Tables { ops, unary, glu, types: types(elf)? })
+    }
+
+    /// Number of the op with this name in this build.
+    pub fn op(&self, name: &str) -> Option<u32> {
+        self.ops.iter().position(|o| o == name).and_then(|n| u32::try_from(n).ok())
+    }
+
+    /// The trait of a type number, `None` for numbers this build does not use.
+    pub fn type_trait(&self, number: u32) -> Option<&TypeTrait> {
+        self.types.iter().find(|t| t.number == number)
+    }
+}
+
+/// The longest run of upper-case names that begins with `first`, `second` and ends before any of `stop`.
+fn names(elf: &ElfFile, first: &str, second: &str, stop: &[&str]) -> Vec<String> {
+    let is = |target: u64, text: &str| {
+        let bytes = elf.bytes_at(target, text.len() + 1);
+        bytes.split_last().is_some_and(|(nul, head)| *nul == 0 && head == text.as_bytes())
+    };
+    let mut best = Vec::new();
+    for pair in elf.pointers().windows(2) {
+        let &[(at, a), (next, b)] = pair else { continue };
+        if at.checked_add(8) != Some(next) || !is(a, first) || !is(b, second) {
+            continue;
+        }
+        let run = run_of_names(elf, at, stop);
+        if run.len() > best.len() {
+            best = run;
+        }
+    }
+    best
+}
+
+fn run_of_names(elf: &ElfFile, start: u64, stop: &[&str]) -> Vec<String> {
+    let mut out: Vec<String> = Vec::new();
+    let mut at = start;
+    while out.len() < MAX_ENTRIES {
+        let Some(name) = elf.pointer_at(at).and_then(|p| elf.text_at(p, MAX_NAME)) else { break };
+        let upper = |b: u8| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_';
+        // A table may be followed at once by the next one: its first name, or our own first name, ends the run.
+        let again = out.first().is_some_and(|f| f == name);
+        if name.is_empty() || !name.bytes().all(upper) || stop.contains(&name) || again {
+            break;
+        }
+        out.push(name.to_owned());
+        let Some(next) = at.checked_add(8) else { break };
+        at = next;
+    }
+    out
+}
+
+/// Record sizes of `ggml_type_traits` and the offset of `type_size`, by release (newest first).
+const TRAIT_LAYOUTS: [(u64, u64); 4] = [(56, 24), (64, 24), (120, 24), (72, 16)];
+
+fn types(elf: &ElfFile) -> Result<Vec<TypeTrait>, TablesError> {
+    let path = || elf.path().to_owned();
+    let name_at = |at: u64| elf.pointer_at(at).and_then(|p| elf.text_at(p, MAX_NAME));
+    let mut bad = None;
+    for &(at, target) in elf.pointers() {
+        if elf.bytes_at(target, 4) != b"f32\0" {
+            continue;
+        }
+        for (stride, size_off) in TRAIT_LAYOUTS {
+            if at.checked_add(stride).and_then(name_at) != Some("f16") {
+                continue;
+            }
+            let types = run_of_types(elf, at, stride, size_off);
+            let want = [("f32", 1, 4), ("f16", 1, 2), ("q4_0", 32, 18)];
+            let wrong =
+                want.iter().find(|w| !types.iter().any(|t| (t.name.as_str(), t.block, t.bytes) == **w));
+            match wrong {
+                None => return Ok(types),
+                Some(w) => {
+                    let got = types.iter().find(|t| t.name == w.0);
+                    bad = Some((w.0.to_owned(), got.map_or(0, |t| t.block), got.map_or(0, |t| t.bytes)));
+                }
+            }
+        }
+    }
+    match bad {
+        Some((name, block, bytes)) => {
+            Err(TablesError::BadType { path: path(), name, block: block.into(), bytes: bytes.into() })
+        }
+        None => Err(TablesError::NoTypes { path: path() }),
+    }
+}
+
+fn run_of_types(elf: &ElfFile, start: u64, stride: u64, size_off: u64) -> Vec<TypeTrait> {
+    let mut out: Vec<TypeTrait> = Vec::new();
+    let mut gap = 0;
+    for number in 0..MAX_TYPES {
+        let Some(at) = stride.checked_mul(number).and_then(|d| start.checked_add(d)) else { break };
+        let field = |off: u64| at.checked_add(off).and_then(|v| elf.u64_at(v));
+        let (Some(block), Some(bytes)) = (field(8), field(size_off)) else { break };
+        let name = elf.pointer_at(at).and_then(|p| elf.text_at(p, MAX_NAME)).unwrap_or("");
+        // Numbers of removed types stay in the enum; their records are empty or carry a remark for a name.
+        if block == 0 && bytes == 0 {
+            gap += 1;
+            if gap > MAX_GAP {
+                break;
+            }
+            continue;
+        }
+        gap = 0;
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+        let known = matches!(block, 1 | 16 | 32 | 64 | 128 | 256) && (1..=4096).contains(&bytes);
+        let named = !name.is_empty() && name.bytes().all(plain) && !out.iter().any(|t| t.name == name);
+        if !known || !named {
+            break;
+        }
+        out.push(TypeTrait {
+            number: number as u32,
+            name: name.to_owned(),
+            block: block as u32,
+            bytes: bytes as u32,
+        });
+    }
+    out
+}
