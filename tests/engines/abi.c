@@ -129,7 +129,8 @@ static void check_defaults(const struct era *e, const struct params *c) {
     check(get_u32(c, e->n_threads) == 4, e, "n_threads is not 4");
     check(get_u32(c, e->n_threads_batch) == 4, e, "n_threads_batch is not 4");
     check(get_u32(c, e->cb_eval) == 0 && get_u32(c, e->cb_eval + 12) == 0, e, "cb_eval is not null");
-    check(get_u32(c, e->cb_eval + 16) == 1 && get_u32(c, e->cb_eval + 20) == 1, e, "type_k, type_v are not F16");
+    check(get_u32(c, e->cb_eval + 16) == 1 && get_u32(c, e->cb_eval + 20) == 1, e,
+          "type_k, type_v are not F16");
     check(c->b[e->no_perf] == 1 && c->b[e->no_perf - 1] <= 1, e, "no_perf is not true");
 }
 
@@ -148,8 +149,10 @@ static void resolve(struct engine *g, bool old_api) {
     g->perf_context = need("llama_perf_context");
     g->perf_reset = need("llama_perf_context_reset");
     g->memory_clear = dlsym(RTLD_DEFAULT, "llama_memory_clear");
-    if (g->memory_clear) g->get_memory = need("llama_get_memory");
-    else g->kv_clear = need("llama_kv_cache_clear");
+    if (g->memory_clear)
+        g->get_memory = need("llama_get_memory");
+    else
+        g->kv_clear = need("llama_kv_cache_clear");
     g->op_name = need("ggml_op_name");
     g->op_desc = need("ggml_op_desc");
     g->type_name = need("ggml_type_name");
@@ -164,10 +167,13 @@ static void resolve(struct engine *g, bool old_api) {
 void engine_open(struct engine *g, const struct settings *s) {
     struct stat st;
     memset(g, 0, sizeof *g);
+    setenv("GGML_NO_BACKTRACE", "1", 0); /* an engine that aborts would start a debugger */
     if (stat(s->engine, &st)) DIE("%s: no such engine; run fetch.sh", s->engine);
     bool is_dir = S_ISDIR(st.st_mode);
-    if (is_dir) open_directory(s->engine);
-    else open_file(s->engine);
+    if (is_dir)
+        open_directory(s->engine);
+    else
+        open_file(s->engine);
     resolve(g, s->old_api);
     struct params context, model;
     size_t context_size = defaults("llama_context_default_params", &context);
@@ -186,7 +192,8 @@ void engine_load(struct engine *g, const struct settings *s) {
     struct params p;
     defaults("llama_model_default_params", &p);
     put_u32(&p, e->n_gpu_layers, 0);
-    void *(*load)(const char *, struct params) = either("llama_model_load_from_file", "llama_load_model_from_file");
+    void *(*load)(const char *, struct params) =
+        either("llama_model_load_from_file", "llama_load_model_from_file");
     g->model = load(s->model, p);
     if (!g->model) DIE("%s: the engine cannot load this model (try --verbose)", s->model);
 
@@ -223,7 +230,12 @@ static int32_t decode_old(struct engine *g, const int32_t *ids, int n, int first
         seq[i] = &zero;
         logits[i] = i == n - 1;
     }
-    struct batch b = {.n_tokens = n, .token = (int32_t *)ids, .pos = pos, .n_seq_id = n_seq, .seq_id = seq, .logits = logits};
+    struct batch b = {.n_tokens = n,
+                      .token = (int32_t *)ids,
+                      .pos = pos,
+                      .n_seq_id = n_seq,
+                      .seq_id = seq,
+                      .logits = logits};
     return g->decode(g->context, b);
 }
 
@@ -245,8 +257,10 @@ void engine_decode(struct engine *g, const int32_t *ids, int n, int first_pos) {
 }
 
 void engine_forget(struct engine *g) {
-    if (g->memory_clear) g->memory_clear(g->get_memory(g->context), false);
-    else g->kv_clear(g->context);
+    if (g->memory_clear)
+        g->memory_clear(g->get_memory(g->context), false);
+    else
+        g->kv_clear(g->context);
 }
 
 struct perf engine_perf(struct engine *g) {

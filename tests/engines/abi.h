@@ -61,8 +61,8 @@ struct engine {
     void (*synchronize)(void *context);
     void *(*perf_context)(void *hidden, void *context);
     void (*perf_reset)(void *context);
-    void (*kv_clear)(void *context);            /* older eras */
-    void *(*get_memory)(void *context);         /* newer eras */
+    void (*kv_clear)(void *context);    /* older eras */
+    void *(*get_memory)(void *context); /* newer eras */
     void (*memory_clear)(void *memory, bool data);
 
     const char *(*op_name)(int);

@@ -76,7 +76,9 @@ static struct span run(int n, const char *label) {
         if (pos >= (int)eng.n_ctx) prefill(opt.n_prompt);
         int64_t start = now(CLOCK_MONOTONIC);
         struct span s = decode("decode", 1);
-        if (tokens_out) fprintf(tokens_out, "%lld %lld %lld %s\n", (long long)start, (long long)s.wall_ns, (long long)s.cpu_ns, label);
+        if (tokens_out)
+            fprintf(tokens_out, "%lld %lld %lld %s\n", (long long)start, (long long)s.wall_ns,
+                    (long long)s.cpu_ns, label);
         sum.wall_ns += s.wall_ns;
         sum.cpu_ns += s.cpu_ns;
         sum.n++;
@@ -89,23 +91,28 @@ static double rate(int n, double ms) { return ms > 0 ? n * 1e3 / ms : 0; }
 
 static void print_span_json(const char *key, struct span s) {
     double ms = (double)s.wall_ns / 1e6;
-    printf("\"%s\":{\"n\":%d,\"wall_ms\":%.6f,\"cpu_ms\":%.6f,\"tok_s\":%.6f}", key, s.n, ms, (double)s.cpu_ns / 1e6, rate(s.n, ms));
+    printf("\"%s\":{\"n\":%d,\"wall_ms\":%.6f,\"cpu_ms\":%.6f,\"tok_s\":%.6f}", key, s.n, ms,
+           (double)s.cpu_ns / 1e6, rate(s.n, ms));
 }
 
 /* tok_s is of our clock around each call, perf.decode_tok_s of the engine's own. */
 static void print_result(int repetition, struct span pre, struct span dec) {
     struct perf p = engine_perf(&eng);
     if (!opt.json) {
-        printf("pid %d  engine %s %s  prefill %d in %.3f ms  decode %d: %.2f tok/s (engine: %.2f tok/s)\n", getpid(), eng.era->name,
-               eng.version, pre.n, (double)pre.wall_ns / 1e6, dec.n, rate(dec.n, (double)dec.wall_ns / 1e6), rate(p.n_eval, p.t_eval_ms));
+        printf("pid %d  engine %s %s  prefill %d in %.3f ms  decode %d: %.2f tok/s (engine: %.2f tok/s)\n",
+               getpid(), eng.era->name, eng.version, pre.n, (double)pre.wall_ns / 1e6, dec.n,
+               rate(dec.n, (double)dec.wall_ns / 1e6), rate(p.n_eval, p.t_eval_ms));
         return;
     }
-    printf("{\"pid\":%d,\"engine\":\"%s\",\"version\":\"%s\",\"lib\":\"%s\",\"api\":\"%s\",\"threads\":%d,\"repeat\":%d,", getpid(),
-           eng.era->name, eng.version, eng.lib, eng.process ? "llama_process" : "llama_decode", opt.set.threads, repetition);
+    printf("{\"pid\":%d,\"engine\":\"%s\",\"version\":\"%s\",\"lib\":\"%s\",\"api\":\"%s\",\"threads\":%d,"
+           "\"repeat\":%d,",
+           getpid(), eng.era->name, eng.version, eng.lib, eng.process ? "llama_process" : "llama_decode",
+           opt.set.threads, repetition);
     print_span_json("prefill", pre);
     putchar(',');
     print_span_json("decode", dec);
-    printf(",\"perf\":{\"t_load_ms\":%.6f,\"t_p_eval_ms\":%.6f,\"n_p_eval\":%d,\"t_eval_ms\":%.6f,\"n_eval\":%d,\"decode_tok_s\":%.6f}}\n",
+    printf(",\"perf\":{\"t_load_ms\":%.6f,\"t_p_eval_ms\":%.6f,\"n_p_eval\":%d,\"t_eval_ms\":%.6f,\"n_eval\":"
+           "%d,\"decode_tok_s\":%.6f}}\n",
            p.t_load_ms, p.t_p_eval_ms, p.n_p_eval, p.t_eval_ms, p.n_eval, rate(p.n_eval, p.t_eval_ms));
 }
 
@@ -124,7 +131,8 @@ static void measured_runs(void) {
 static void control(void) {
     char line[256], label[128];
     int n;
-    printf("{\"ready\":true,\"pid\":%d,\"engine\":\"%s\",\"lib\":\"%s\"}\n", getpid(), eng.era->name, eng.lib);
+    printf("{\"ready\":true,\"pid\":%d,\"engine\":\"%s\",\"lib\":\"%s\"}\n", getpid(), eng.era->name,
+           eng.lib);
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {
         strcpy(label, "run");
@@ -139,7 +147,8 @@ static void control(void) {
             printf(",\"pos\":%d}\n", pos);
         } else if (!strcmp(line, "perf\n")) {
             struct perf p = engine_perf(&eng);
-            printf("{\"t_p_eval_ms\":%.6f,\"n_p_eval\":%d,\"t_eval_ms\":%.6f,\"n_eval\":%d}\n", p.t_p_eval_ms, p.n_p_eval, p.t_eval_ms, p.n_eval);
+            printf("{\"t_p_eval_ms\":%.6f,\"n_p_eval\":%d,\"t_eval_ms\":%.6f,\"n_eval\":%d}\n", p.t_p_eval_ms,
+                   p.n_p_eval, p.t_eval_ms, p.n_eval);
             eng.perf_reset(eng.context);
         } else if (!strcmp(line, "quit\n")) {
             return;
@@ -171,14 +180,44 @@ static int int_arg(const char *text, int least) {
     return (int)v;
 }
 
-enum { ENGINE = 256, MODEL, REPEAT, WARMUP, CTX, OLD_API, VERBOSE, WAIT_FOR, HOLD, PER_TOKEN, DUMP, CUT, CONTROL, JSON, HELP };
+enum {
+    ENGINE = 256,
+    MODEL,
+    REPEAT,
+    WARMUP,
+    CTX,
+    OLD_API,
+    VERBOSE,
+    WAIT_FOR,
+    HOLD,
+    PER_TOKEN,
+    DUMP,
+    CUT,
+    CONTROL,
+    JSON,
+    HELP
+};
 
 static const struct option LONG[] = {
-    {"engine", 1, 0, ENGINE}, {"model", 1, 0, MODEL},       {"prompt", 1, 0, 'p'},      {"decode", 1, 0, 'n'},
-    {"threads", 1, 0, 't'},   {"repeat", 1, 0, REPEAT},     {"warmup", 1, 0, WARMUP},   {"ctx", 1, 0, CTX},
-    {"old-api", 0, 0, OLD_API}, {"verbose", 0, 0, VERBOSE}, {"wait-for", 1, 0, WAIT_FOR}, {"hold", 1, 0, HOLD},
-    {"per-token", 1, 0, PER_TOKEN}, {"dump", 1, 0, DUMP},   {"cut", 0, 0, CUT},         {"control", 0, 0, CONTROL},
-    {"json", 0, 0, JSON},     {"help", 0, 0, HELP},         {0, 0, 0, 0},
+    {"engine", 1, 0, ENGINE},
+    {"model", 1, 0, MODEL},
+    {"prompt", 1, 0, 'p'},
+    {"decode", 1, 0, 'n'},
+    {"threads", 1, 0, 't'},
+    {"repeat", 1, 0, REPEAT},
+    {"warmup", 1, 0, WARMUP},
+    {"ctx", 1, 0, CTX},
+    {"old-api", 0, 0, OLD_API},
+    {"verbose", 0, 0, VERBOSE},
+    {"wait-for", 1, 0, WAIT_FOR},
+    {"hold", 1, 0, HOLD},
+    {"per-token", 1, 0, PER_TOKEN},
+    {"dump", 1, 0, DUMP},
+    {"cut", 0, 0, CUT},
+    {"control", 0, 0, CONTROL},
+    {"json", 0, 0, JSON},
+    {"help", 0, 0, HELP},
+    {0, 0, 0, 0},
 };
 
 static void parse(int argc, char **argv) {
@@ -207,7 +246,8 @@ static void parse(int argc, char **argv) {
         }
     }
     if (!opt.set.engine || !opt.set.model || optind != argc) usage(stderr), exit(2);
-    if (!opt.set.n_ctx) opt.set.n_ctx = opt.control ? 2048 : (opt.n_prompt + opt.n_decode + opt.warmup + 255) / 256 * 256;
+    if (!opt.set.n_ctx)
+        opt.set.n_ctx = opt.control ? 2048 : (opt.n_prompt + opt.n_decode + opt.warmup + 255) / 256 * 256;
     if (opt.n_prompt > opt.set.n_ctx) DIE("the prompt does not fit a context of %d", opt.set.n_ctx);
     /* One micro-batch a call, so that one decode is one graph. */
     opt.set.n_ubatch = opt.n_prompt > 512 ? opt.set.n_ctx : 512;
@@ -224,8 +264,10 @@ int main(int argc, char **argv) {
     if (opt.hold > 0) sleep_seconds(opt.hold);
     run(opt.warmup, "warmup");
     forget();
-    if (opt.control) control();
-    else measured_runs();
+    if (opt.control)
+        control();
+    else
+        measured_runs();
     dump_close();
     if (tokens_out && fclose(tokens_out)) DIE("cannot write %s", opt.per_token);
     /* The libraries' own teardown is not under test, and some eras crash in it. */

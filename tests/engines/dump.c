@@ -16,7 +16,14 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_SRC = 10, TYPE = 0, NE = 16, NB = 48, OP = 80, FLAGS = 148 }; /* struct ggml_tensor since 2023-12 */
+enum {
+    MAX_SRC = 10,
+    TYPE = 0,
+    NE = 16,
+    NB = 48,
+    OP = 80,
+    FLAGS = 148
+}; /* struct ggml_tensor since 2023-12 */
 
 static FILE *out;
 static struct engine *eng;
@@ -39,7 +46,8 @@ void dump_graph(const char *phase, int n_tokens, int first_pos) {
     if (!out) return;
     graph++;
     node = 0;
-    fprintf(out, "{\"graph\":%d,\"phase\":\"%s\",\"n_tokens\":%d,\"pos\":%d}\n", graph, phase, n_tokens, first_pos);
+    fprintf(out, "{\"graph\":%d,\"phase\":\"%s\",\"n_tokens\":%d,\"pos\":%d}\n", graph, phase, n_tokens,
+            first_pos);
 }
 
 static const void *field(const void *t, size_t at) { return (const char *)t + at; }
@@ -59,9 +67,12 @@ static int number(const void *t, size_t at) {
 static void text(const char *key, const char *s) {
     fprintf(out, "\"%s\":\"", key);
     for (; *s; s++) {
-        if (*s == '"' || *s == '\\') fprintf(out, "\\%c", *s);
-        else if ((unsigned char)*s < 0x20) fprintf(out, "\\u%04x", *s);
-        else fputc(*s, out);
+        if (*s == '"' || *s == '\\')
+            fprintf(out, "\\%c", *s);
+        else if ((unsigned char)*s < 0x20)
+            fprintf(out, "\\u%04x", *s);
+        else
+            fputc(*s, out);
     }
     fputc('"', out);
 }
@@ -85,8 +96,8 @@ static void tensor(const void *t) {
     four("ne", t, NE);
     four("nb", t, NB);
     const void *view = pointer(t, e->view_src);
-    fprintf(out, ",\"flags\":%d,\"data\":\"0x%" PRIxPTR "\",\"view_src\":\"0x%" PRIxPTR "\"", number(t, FLAGS),
-            (uintptr_t)pointer(t, e->data), (uintptr_t)view);
+    fprintf(out, ",\"flags\":%d,\"data\":\"0x%" PRIxPTR "\",\"view_src\":\"0x%" PRIxPTR "\"",
+            number(t, FLAGS), (uintptr_t)pointer(t, e->data), (uintptr_t)view);
 }
 
 static void check_layout(const void *t) {
