@@ -1,0 +1,94 @@
+/* The engines' C API as data: which symbols there are, where the fields lie that the driver sets
+ * or reads. Knows nothing of command lines. x86-64 only, like the packaged engines.
+ *
+ * No header of any engine is used: parameter structs change from release to release, so they are
+ * opaque buffers here, and the few offsets needed stand in one table (abi.c), chosen by the
+ * measured sizes of the structs and checked against the defaults that the engine fills in. */
+#ifndef ENGINE_ABI_H
+#define ENGINE_ABI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Larger than any parameter struct of any era. Passed by value it is copied to the stack (class
+ * MEMORY); the callee reads the front of it and never sees that there is more. */
+struct params {
+    unsigned char b[512];
+};
+
+/* The part of llama_batch that all eras share; the tail covers all_pos_0, all_pos_1 and all_seq_id
+ * of the older one (72 bytes). */
+struct batch {
+    int32_t n_tokens;
+    int32_t *token;
+    float *embd;
+    int32_t *pos;
+    int32_t *n_seq_id;
+    int32_t **seq_id;
+    int8_t *logits;
+    uint64_t older[2];
+};
+
+/* llama_perf_context(): the front, equal in all eras. */
+struct perf {
+    double t_start_ms, t_load_ms, t_p_eval_ms, t_eval_ms;
+    int32_t n_p_eval, n_eval, n_reused, pad[17];
+};
+
+/* Offsets in bytes; chosen by (context size, model size). */
+struct era {
+    const char *name;
+    size_t context_size, model_size;
+    size_t n_gpu_layers;
+    size_t n_threads, n_threads_batch, cb_eval, no_perf;
+    size_t src, view_src, data, tensor_name; /* struct ggml_tensor */
+};
+
+struct engine {
+    const struct era *era;
+    void *model, *context, *batch_ext; /* batch_ext: NULL when llama_decode is used */
+    char lib[4096];                    /* file that holds llama_decode */
+    char version[64];
+    uint32_t n_ctx;
+
+    int32_t (*decode)(void *context, struct batch);
+    int32_t (*process)(void *context, int type, void *batch_ext);
+    void (*ext_clear)(void *);
+    int32_t (*ext_add_token)(void *, int32_t seq, int32_t id);
+    bool (*ext_set_pos)(void *, int32_t idx, const int32_t *pos);
+    bool (*ext_set_output)(void *, int32_t idx, bool);
+    void (*synchronize)(void *context);
+    void *(*perf_context)(void *hidden, void *context);
+    void (*perf_reset)(void *context);
+    void (*kv_clear)(void *context);    /* older eras */
+    void *(*get_memory)(void *context); /* newer eras */
+    void (*memory_clear)(void *memory, bool data);
+
+    const char *(*op_name)(int);
+    const char *(*op_desc)(const void *tensor);
+    const char *(*type_name)(int);
+    const char *(*get_name)(const void *tensor);
+    void *(*get_data)(const void *tensor);
+};
+
+struct settings {
+    const char *engine, *model;
+    int threads, n_ctx, n_ubatch;
+    bool old_api; /* llama_decode even where llama_process exists */
+    bool verbose; /* the engine's own log to stderr */
+    bool (*observe)(void *tensor, bool ask, void *user);
+    void *observe_user;
+};
+
+/* All of these end the program with one line on stderr when they fail. */
+void engine_open(struct engine *, const struct settings *); /* libraries, symbols, era */
+void engine_load(struct engine *, const struct settings *); /* model and context */
+void engine_decode(struct engine *, const int32_t *ids, int n, int first_pos);
+void engine_forget(struct engine *); /* empties the KV cache */
+struct perf engine_perf(struct engine *);
+
+#define DIE(...) die(__VA_ARGS__)
+void die(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
+
+#endif
