@@ -29,6 +29,8 @@ pub struct Shown {
     /// See [`Seen`]: of thread 0's op ends, how many a barrier told, in graphs while barriers were probed.
     pub inner: u64,
     pub ended: u64,
+    /// Set by the session: the barrier is probed.
+    pub barrier_on: bool,
     /// Threads of the newest graph.
     pub threads: u32,
     /// Whole CPU graphs finished without a single op hit.
@@ -37,6 +39,8 @@ pub struct Shown {
     pub scheduler: Option<(u32, u64)>,
     /// First tensor that could not be read, and why.
     pub unreadable: Option<super::structure::Unreadable>,
+    /// The user has been told of it.
+    pub told: bool,
 }
 
 /// Totals for the status line and the limits.
@@ -62,9 +66,13 @@ pub struct Drain<W: Write> {
     readings: Vec<Reading>,
     /// Per engine: views and reshapes are dispatched like ops.
     nops: Vec<bool>,
-    /// Pid of the process that left last, for the session.
+    /// Processes that have ended, for the session.
     pub gone: heapless::Deque<u32, 64>,
+    /// Children of recorded processes, for the session: (parent, child).
     pub born: heapless::Deque<(u32, u32), 64>,
+    /// Processes whose first event has come, for the session: (pid, engine).
+    pub met: heapless::Deque<(u32, u16), 64>,
+    known: heapless::index_set::FnvIndexSet<u32, 256>,
     calls: Calls,
     graphs: Graphs,
     tensors: Structure,
@@ -86,6 +94,8 @@ impl<W: Write> Drain<W> {
             nops: Vec::new(),
             gone: heapless::Deque::new(),
             born: heapless::Deque::new(),
+            met: heapless::Deque::new(),
+            known: heapless::index_set::FnvIndexSet::new(),
             calls: Calls::default(),
             graphs: Graphs::default(),
             tensors: Structure::default(),
@@ -173,8 +183,15 @@ impl<W: Write> Drain<W> {
         seq
     }
 
+    fn meet(&mut self, h: &event::Head) {
+        self.last_ts = h.ts;
+        if let Ok(true) = self.known.insert(h.tgid) {
+            let _ = self.met.push_back((h.tgid, h.engine));
+        }
+    }
+
     fn enter(&mut self, kind: Kind, e: &event::Call) -> Result<(), WriteError> {
-        self.last_ts = e.h.ts;
+        self.meet(&e.h);
         let h = &e.h;
         let mut call = Call::new(kind, 0, h.tgid, h.tid, h.ts, e.a, e.b, e.n, e.width);
         let outer = match kind {
@@ -268,7 +285,7 @@ impl<W: Write> Drain<W> {
     }
 
     fn graph_enter(&mut self, e: &event::Call) -> Result<(), WriteError> {
-        self.last_ts = e.h.ts;
+        self.meet(&e.h);
         if let Some(stale) = self.graphs.by_caller(e.h.tid) {
             self.end_graph(stale, (e.h.ts, 0, true))?;
         }
@@ -352,6 +369,7 @@ impl<W: Write> Drain<W> {
         self.totals.exited += 1;
         self.close(Some(tgid), ts)?;
         self.tensors.forget(tgid);
+        self.known.remove(&tgid);
         let _ = self.gone.push_back(tgid);
         Ok(())
     }
@@ -380,8 +398,10 @@ fn note(shown: &mut Shown, s: &Start, seen: &Seen, cut: bool) {
         return;
     }
     shown.silent += u64::from(seen.hits == 0);
-    shown.inner += u64::from(seen.inner);
-    shown.ended += u64::from(seen.ended);
+    if shown.barrier_on && seen.threads > 1 {
+        shown.inner += u64::from(seen.inner);
+        shown.ended += u64::from(seen.ended);
+    }
     match seen.expected {
         Some(n) => {
             shown.expected += u64::from(n);

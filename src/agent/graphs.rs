@@ -177,7 +177,7 @@ impl Graphs {
         if let Some(last) = self.arena.last_mut(&g.lanes[0]).filter(|h| h.start < last_end) {
             last.end = last_end;
         }
-        let mut seen = count(&g.lanes, &self.arena);
+        let mut seen = count(&g.lanes[..], &self.arena);
         let longest = (0..MAX_ITH).max_by_key(|&l| (g.lanes[l].len, MAX_ITH - l)).unwrap_or(0);
         let barrier = seen.inner > 0 && seen.ended * 2 >= seen.inner;
         let mut plan = None;

@@ -113,6 +113,11 @@ const OBJECT_SIZE: u32 = 32;
 const GRAPH_COMPUTE: [u32; 3] = [88, 96, 104];
 
 impl Layout {
+    /// Bytes of a tensor struct up to and including its name.
+    pub fn tensor_bytes(&self) -> u32 {
+        self.name_off.saturating_add(self.name_len).min(super::event::TENSOR_RAW as u32)
+    }
+
     /// Reads the layout from the file with GGML's base code. `exports` says whether any module of the engine has a
     /// function of this name; some fields came together with functions.
     pub fn read(base: &ElfFile, exports: &dyn Fn(&str) -> bool) -> Result<Layout, LayoutError> {

@@ -1,10 +1,30 @@
 //! A live target: discovery, probe ladder, attach, drain. May use `trace` and `ggml`.
 
+pub mod attached;
+pub mod books;
+pub mod calibrate;
+pub mod calls;
 pub mod discover;
+pub mod drain;
 pub mod elf;
+pub mod event;
+pub mod graphs;
 pub mod ladder;
+pub mod lanes;
 pub mod layout;
+pub mod machine;
 pub mod maps;
+pub mod memory;
+pub mod nodes;
+pub mod object;
 pub mod prologue;
 pub mod search;
+pub mod session;
+mod skel;
+pub mod structure;
 pub mod tables;
+pub mod target;
+pub mod tracepoint;
+pub mod transport;
+pub mod usage;
+pub mod verify;

@@ -70,6 +70,22 @@ pub fn alive(pid: u32) -> bool {
     stat.rsplit(')').next().is_some_and(|rest| !matches!(rest.trim_start().chars().next(), None | Some('Z' | 'X')))
 }
 
+/// True for a process, false for a thread of one (both have an entry in /proc).
+pub fn is_process(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().find_map(|l| l.strip_prefix("Tgid:")).is_some_and(|t| t.trim() == pid.to_string())
+}
+
+/// A number that changes when the process maps or unmaps something; 0 when its maps cannot be read.
+pub fn maps_mark(pid: u32) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let Ok(maps) = fs::read(format!("/proc/{pid}/maps")) else { return 0 };
+    let mut hash = DefaultHasher::new();
+    // Only executable mappings: heaps come and go.
+    maps.split(|&b| b == b'\n').filter(|l| l.windows(4).take(60).any(|w| w == b"r-xp")).for_each(|l| l.hash(&mut hash));
+    hash.finish() | 1
+}
+
 /// The process's executable and command line, empty where they cannot be read.
 pub fn describe(pid: u32) -> (String, String) {
     let exe = fs::read_link(format!("/proc/{pid}/exe")).map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();

@@ -1,0 +1,113 @@
+//! Facts about this machine for the trace's header, and where the agent itself runs. Uses nothing of this crate.
+
+use std::fs;
+
+/// What the header says of the machine.
+#[derive(Debug, Clone, Default)]
+pub struct Machine {
+    pub kernel: String,
+    pub arch: String,
+    pub host: String,
+    pub cpu_model: String,
+    /// `cpu,core,cluster,max_khz,capacity` joined by ';', 0 where the machine does not say.
+    pub topology: String,
+}
+
+/// Reads them.
+pub fn read() -> Machine {
+    let kernel = |name: &str| fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default().trim().to_owned();
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu_field = |name: &str| {
+        let line = cpuinfo.lines().find(|l| l.split(':').next().is_some_and(|k| k.trim() == name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let topology: Vec<String> = cpus()
+        .iter()
+        .map(|c| format!("{},{},{},{},{}", c.cpu, c.core, c.cluster, c.max_khz, c.capacity))
+        .collect();
+    Machine {
+        kernel: kernel("osrelease"),
+        arch: std::env::consts::ARCH.to_owned(),
+        host: kernel("hostname"),
+        cpu_model: cpu_field("model name")
+            .or_else(|| cpu_field("Hardware"))
+            .or_else(|| cpu_field("CPU part").map(|part| format!("Arm part {part}")))
+            .unwrap_or_default(),
+        topology: topology.join(";"),
+    }
+}
+
+struct Cpu {
+    cpu: u32,
+    core: u64,
+    cluster: u64,
+    max_khz: u64,
+    capacity: u64,
+}
+
+fn cpus() -> Vec<Cpu> {
+    let dir = "/sys/devices/system/cpu";
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let mut all: Vec<Cpu> = entries
+        .filter_map(|e| e.ok()?.file_name().to_str()?.strip_prefix("cpu")?.parse().ok())
+        .map(|cpu: u32| {
+            let number = |file: &str| {
+                fs::read_to_string(format!("{dir}/cpu{cpu}/{file}")).ok().and_then(|t| t.trim().parse::<u64>().ok())
+            };
+            Cpu {
+                cpu,
+                core: number("topology/core_id").unwrap_or(0),
+                cluster: number("topology/cluster_id").or_else(|| number("topology/physical_package_id")).unwrap_or(0),
+                max_khz: number("cpufreq/cpuinfo_max_freq").unwrap_or(0),
+                capacity: number("cpu_capacity").unwrap_or(0),
+            }
+        })
+        .collect();
+    all.sort_by_key(|c| c.cpu);
+    all
+}
+
+/// Where the agent itself runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AgentCpu {
+    /// On the smallest core where cores differ, else wherever the scheduler puts it.
+    Auto,
+    /// Wherever the scheduler puts it.
+    Any,
+    Cpu(u32),
+}
+
+/// Moves this thread there. Gives the CPU it is bound to, None when it is not bound.
+pub fn settle(wish: AgentCpu) -> std::io::Result<Option<u32>> {
+    let cpu = match wish {
+        AgentCpu::Any => return Ok(None),
+        AgentCpu::Cpu(cpu) => cpu,
+        AgentCpu::Auto => {
+            let all = cpus();
+            let least = all.iter().map(|c| (c.capacity, c.max_khz)).min();
+            let most = all.iter().map(|c| (c.capacity, c.max_khz)).max();
+            match all.iter().find(|c| least != most && Some((c.capacity, c.max_khz)) == least) {
+                Some(c) => c.cpu,
+                None => return Ok(None),
+            }
+        }
+    };
+    bind(cpu).map(|()| Some(cpu)).or_else(|e| if wish == AgentCpu::Auto { Ok(None) } else { Err(e) })
+}
+
+fn bind(cpu: u32) -> std::io::Result<()> {
+    // SAFETY: an all-zero cpu_set_t is an empty set; CPU_SET is given an index that it holds.
+    let set = unsafe {
+        let mut set = std::mem::zeroed::<libc::cpu_set_t>();
+        if cpu as usize >= 8 * size_of::<libc::cpu_set_t>() {
+            return Err(std::io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        libc::CPU_SET(cpu as usize, &mut set);
+        set
+    };
+    // SAFETY: the set is as long as said, and only read.
+    match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}

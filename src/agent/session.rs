@@ -1,0 +1,512 @@
+//! A recording from beginning to end: find the engines, attach, drain, verify, close the books.
+//! Uses every other module of `agent`, and `trace`.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::Child;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use super::attached::{Attached, Role, Site};
+use super::discover::{self, DiscoverError, Engine};
+use super::drain::{Drain, Totals};
+use super::machine::{self, AgentCpu};
+use super::object::{Knobs, Loaded, Maps, Structure};
+use super::structure::{self, GLU_BASE, MAX_ENGINES, OPS_PER_ENGINE, Reading, TYPES_PER_ENGINE, UNARY_BASE};
+use super::transport::{self, Transport};
+use super::verify::{self, OpEnd};
+use super::{books, target, usage};
+use crate::trace::record::{self, Level};
+use crate::trace::{Encoder, EncoderConfig, WriteError};
+
+/// Looking for engines in a process's maps: often until one is found, rarely after.
+const SCAN_SOON: Duration = Duration::from_millis(5);
+const SCAN_LATE: Duration = Duration::from_millis(500);
+/// Waits of the drain loop before and after the rungs are verified.
+const WAIT_SOON: Duration = Duration::from_millis(10);
+const WAIT_LATE: Duration = Duration::from_millis(50);
+
+/// What is recorded.
+#[derive(Debug, Clone)]
+pub enum Target {
+    Pids(Vec<u32>),
+    Command(Vec<OsString>),
+    Exe(PathBuf),
+}
+
+/// How it is recorded.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub level: Level,
+    pub structure: bool,
+    pub pbuf: bool,
+    pub buffer_bytes: u64,
+    pub agent_cpu: AgentCpu,
+    pub op_end: OpEnd,
+    pub site: Site,
+    pub duration: Option<Duration>,
+    /// Ends after this many decoded tokens.
+    pub tokens: Option<u64>,
+    /// Standard output is the trace's: the command's own goes to standard error.
+    pub stdout_taken: bool,
+    pub tool: String,
+    pub command_line: String,
+}
+
+/// Why the recording could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error(transparent)]
+    Discover(#[from] DiscoverError),
+    #[error("process {0} does not exist: give the id of a running process")]
+    NoProcess(u32),
+    #[error("{command}: {source}")]
+    Command { command: String, source: std::io::Error },
+    #[error("the BPF programs do not load: {0}; profinfer doctor tells what is missing")]
+    Load(libbpf_rs::Error),
+    #[error("no probe could be attached: {0}; profinfer doctor tells what is missing")]
+    Attach(String),
+    #[error("cannot run on CPU {cpu}: {source}; give another with --agent-cpu")]
+    AgentCpu { cpu: String, source: std::io::Error },
+    #[error("the kernel's event buffer: {0}; try a smaller --buffer-size")]
+    Buffer(libbpf_rs::Error),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// How it ended.
+#[derive(Debug, Clone)]
+pub struct Summary {
+    pub end: String,
+    pub totals: Totals,
+    pub lost: u64,
+    pub seen: u64,
+    pub bytes: u64,
+    /// Op hits seen and demanded.
+    pub ops: u64,
+    pub engines: usize,
+    /// Exit code of the recorded command.
+    pub status: Option<i32>,
+    /// Why nothing was found, when nothing was.
+    pub missing: Option<String>,
+}
+
+/// What the session tells while it runs.
+pub trait Watch {
+    /// Asked to stop: 1 = end and flush.
+    fn stop(&self) -> bool;
+    /// A line for the user.
+    fn tell(&mut self, text: &str);
+    /// Totals now; `lost` so far, bytes of the file.
+    fn progress(&mut self, totals: &Totals, lost: u64, bytes: u64);
+}
+
+/// A writer that counts.
+struct Counted<W> {
+    out: W,
+    bytes: u64,
+}
+
+impl<W: Write> Write for Counted<W> {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        let n = self.out.write(buf)?;
+        self.bytes += n as u64;
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.out.flush()
+    }
+}
+
+struct Session<W: Write> {
+    options: Options,
+    any: bool,
+    drain: Rc<RefCell<Drain<Counted<W>>>>,
+    transport: Option<Transport>,
+    maps: Option<Maps>,
+    engines: Vec<Attached>,
+    process_events: Vec<libbpf_rs::Link>,
+    /// Processes followed, with what their maps looked like when last read.
+    pids: BTreeMap<u32, u64>,
+    described: BTreeSet<u32>,
+    last_missing: Option<DiscoverError>,
+    started: u64,
+}
+
+/// Records into `out` until the target ends, a limit is met or `watch` says stop.
+pub fn record<W: Write + 'static>(
+    target: Target,
+    options: Options,
+    out: W,
+    watch: &mut dyn Watch,
+) -> Result<Summary, RecordError> {
+    let wish = options.agent_cpu;
+    machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
+    let out = Counted { out, bytes: 0 };
+    let enc = Encoder::new(out, EncoderConfig::default(), &header(&options, &machine::read()))?;
+    let mut s = Session {
+        any: matches!(target, Target::Exe(_)),
+        options,
+        drain: Rc::new(RefCell::new(Drain::new(enc))),
+        transport: None,
+        maps: None,
+        engines: Vec::new(),
+        process_events: Vec::new(),
+        pids: BTreeMap::new(),
+        described: BTreeSet::new(),
+        last_missing: None,
+        started: usage::now(),
+    };
+    let (mut child, end) = match &target {
+        Target::Pids(pids) => {
+            for &pid in pids {
+                if !target::alive(pid) {
+                    return Err(RecordError::NoProcess(pid));
+                }
+                s.follow(pid);
+                s.add_all(discover::of_pid(pid), watch)?;
+            }
+            (None, s.run(&mut None, watch))
+        }
+        Target::Command(argv) => {
+            let mut child = Some(s.launch(argv, watch)?);
+            let end = s.run(&mut child, watch);
+            (child, end)
+        }
+        Target::Exe(path) => {
+            s.add_all(Ok(discover::of_path(path)?), watch)?;
+            (None, s.run(&mut None, watch))
+        }
+    };
+    let status = child.as_mut().and_then(|c| c.try_wait().ok().flatten()).map(target::shell_code);
+    s.finish(end, status)
+}
+
+fn header<'a>(o: &'a Options, m: &'a machine::Machine) -> record::Header<'a> {
+    record::Header {
+        tool: &o.tool,
+        command: &o.command_line,
+        kernel: &m.kernel,
+        arch: &m.arch,
+        host: &m.host,
+        cpu_model: &m.cpu_model,
+        topology: &m.topology,
+        mono_ns: usage::clock_ns(libc::CLOCK_MONOTONIC),
+        boot_ns: usage::clock_ns(libc::CLOCK_BOOTTIME),
+        real_ns: usage::clock_ns(libc::CLOCK_REALTIME),
+        level: o.level,
+        structure: o.structure && o.level == Level::Op,
+        transport: if o.pbuf { record::Transport::Perf } else { record::Transport::Ring },
+        buffer_bytes: o.buffer_bytes,
+        hit_ns: 0,
+    }
+}
+
+fn roles(level: Level) -> &'static [Role] {
+    // Role::ALL goes from the inside out.
+    match level {
+        Level::Token => &Role::ALL[5..],
+        Level::Graph => &Role::ALL[2..],
+        Level::Op => &Role::ALL,
+    }
+}
+
+impl<W: Write + 'static> Session<W> {
+    fn knobs(&self) -> Knobs {
+        let o = &self.options;
+        Knobs {
+            any: self.any,
+            pbuf: o.pbuf,
+            buffer: transport::ring_bytes(o.buffer_bytes),
+            structure: match (o.structure && o.level == Level::Op, o.site) {
+                (false, _) => Structure::Off,
+                (true, Site::FirstAndReturn) => Structure::EveryHit,
+                (true, _) => Structure::Changes,
+            },
+        }
+    }
+
+    fn follow(&mut self, pid: u32) {
+        self.pids.entry(pid).or_insert(0);
+        if let Some(maps) = &self.maps {
+            let _ = maps.add_target(pid);
+        }
+    }
+
+    fn launch(&mut self, argv: &[OsString], watch: &mut dyn Watch) -> Result<Child, RecordError> {
+        let failed = |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
+        let held = target::hold(argv, self.options.stdout_taken).map_err(failed)?;
+        self.follow(held.pid);
+        // What cannot be told from the files alone is found in the running process's maps.
+        self.add_all(discover::of_command(argv), watch)?;
+        held.start().map_err(failed)
+    }
+
+    /// Attaches to engines not attached yet, and to new modules of those that are.
+    fn add_all(&mut self, found: Result<Vec<Engine>, DiscoverError>, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        let engines = match found {
+            Ok(engines) => engines,
+            Err(e @ DiscoverError::WrongMachine { .. }) => return Err(e.into()),
+            Err(e) => {
+                self.last_missing = Some(e);
+                return Ok(());
+            }
+        };
+        for engine in engines {
+            match self.engines.iter().position(|a| a.same_base(&engine)) {
+                Some(i) => drop(self.engines[i].extend(engine.modules, roles(self.options.level))),
+                None if self.engines.len() == MAX_ENGINES => watch.tell("more than 15 different engines: the others are not recorded"),
+                None => self.add(engine, watch)?,
+            }
+        }
+        self.write_probes()?;
+        Ok(())
+    }
+
+    fn add(&mut self, engine: Engine, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        let id = self.engines.len() as u16;
+        let reading = Reading::new(id, engine.layout.clone(), &engine.tables);
+        let loaded = Loaded::load(&self.knobs(), &reading, self.maps.as_ref()).map_err(RecordError::Load)?;
+        if self.maps.is_none() {
+            self.open_transport(&loaded, watch)?;
+        }
+        self.define(id, &engine)?;
+        self.drain.borrow_mut().add_engine(reading);
+        let mut attached = Attached::new(engine, loaded, self.options.site);
+        if self.options.op_end == OpEnd::Interval {
+            attached.ladder.op_end.retain(|r| r.how == super::ladder::How::Interval);
+        }
+        for &role in roles(self.options.level) {
+            attached.attach(role, 0);
+        }
+        if attached.attached == 0 {
+            let why = attached.failures.first().cloned().unwrap_or_else(|| "the engine has none of the functions".into());
+            return Err(RecordError::Attach(why));
+        }
+        attached.failures.iter().for_each(|f| watch.tell(&format!("probe not attached: {f}")));
+        self.engines.push(attached);
+        Ok(())
+    }
+
+    fn open_transport(&mut self, loaded: &Loaded, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        let maps = loaded.maps().map_err(RecordError::Load)?;
+        let drain = self.drain.clone();
+        let sink: transport::Sink = Rc::new(RefCell::new(move |bytes: &[u8]| drain.borrow_mut().event(bytes)));
+        let bytes = transport::ring_bytes(self.options.buffer_bytes);
+        let opened = match self.options.pbuf {
+            true => Transport::perf(maps.perf_events, bytes, sink),
+            false => Transport::ring(maps.events, sink),
+        };
+        self.transport = Some(opened.map_err(RecordError::Buffer)?);
+        for &pid in self.pids.keys() {
+            maps.add_target(pid).map_err(RecordError::Load)?;
+        }
+        self.maps = Some(maps);
+        match loaded.attach_process_events() {
+            Ok(links) => self.process_events.extend(links),
+            Err(e) => watch.tell(&format!("children of the target are not followed: {e}")),
+        }
+        Ok(())
+    }
+
+    fn define(&mut self, id: u16, engine: &Engine) -> Result<(), WriteError> {
+        let enc = &mut self.drain.borrow_mut().enc;
+        enc.engine(&record::Engine { id: id.into(), version: "", layout: &engine.layout.to_string() })?;
+        for m in &engine.modules {
+            write_module(enc, id, m)?;
+        }
+        let (ops, t) = (id * OPS_PER_ENGINE, &engine.tables);
+        for (i, name) in t.ops.iter().enumerate().take(UNARY_BASE.into()) {
+            enc.op_def(ops + i as u16, name, name);
+        }
+        for (base, name, kinds) in [(UNARY_BASE, "UNARY", &t.unary), (GLU_BASE, "GLU", &t.glu)] {
+            for (i, kind) in kinds.iter().enumerate().take(UNARY_BASE.into()) {
+                enc.op_def(ops + base + i as u16, name, kind);
+            }
+        }
+        for t in t.types.iter().filter(|t| t.number < TYPES_PER_ENGINE.into()) {
+            enc.type_def(id * TYPES_PER_ENGINE + t.number as u16, &t.name, t.block, t.bytes);
+        }
+        Ok(())
+    }
+
+    fn write_probes(&mut self) -> Result<(), WriteError> {
+        let enc = &mut self.drain.borrow_mut().enc;
+        for (id, a) in self.engines.iter_mut().enumerate() {
+            for p in a.probes.drain(..) {
+                let (symbol, module, why) = (&p.symbol, &p.module, &p.why);
+                enc.probe(&record::Probe { engine: id as u32, symbol, module, ret: p.ret, offset: p.offset, why })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The loop. Gives the reason for its end.
+    fn run(&mut self, child: &mut Option<Child>, watch: &mut dyn Watch) -> Result<String, RecordError> {
+        let begin = Instant::now();
+        let mut scanned = begin.checked_sub(SCAN_LATE).unwrap_or(begin);
+        loop {
+            let settled = !self.engines.is_empty() && self.drain.borrow().totals.calls > 2;
+            match &mut self.transport {
+                Some(t) => t.poll(if settled { WAIT_LATE } else { WAIT_SOON }),
+                None => std::thread::sleep(SCAN_SOON),
+            }
+            if let Some(e) = self.drain.borrow_mut().take_error() {
+                return Err(e.into());
+            }
+            self.drain.borrow_mut().enc.tick(usage::now())?;
+            self.meet_processes()?;
+            self.verify(watch)?;
+            let ended = self.ended(child);
+            if !ended && scanned.elapsed() >= if settled { SCAN_LATE } else { SCAN_SOON } {
+                self.scan(watch)?;
+                scanned = Instant::now();
+            }
+            let totals = self.drain.borrow().totals;
+            let bytes = self.drain.borrow().enc.bytes_written();
+            watch.progress(&totals, self.lost(), bytes);
+            if ended {
+                return Ok("target exited".into());
+            }
+            if watch.stop() {
+                return Ok("signal".into());
+            }
+            if self.options.duration.is_some_and(|d| begin.elapsed() >= d) {
+                return Ok("duration".into());
+            }
+            if self.options.tokens.is_some_and(|n| totals.decoded >= n) {
+                return Ok("tokens".into());
+            }
+        }
+    }
+
+    fn lost(&self) -> u64 {
+        self.maps.as_ref().and_then(|m| m.books().ok()).map_or(0, |b| b.kinds.iter().map(|k| k.lost).sum())
+    }
+
+    fn meet_processes(&mut self) -> Result<(), WriteError> {
+        loop {
+            let Some((pid, engine)) = self.drain.borrow_mut().met.pop_front() else { break };
+            if self.described.insert(pid) {
+                let (exe, cmdline) = target::describe(pid);
+                let r = record::Process { pid, engine: engine.into(), exe: &exe, cmdline: &cmdline };
+                self.drain.borrow_mut().enc.process(&r)?;
+            }
+        }
+        loop {
+            let Some((_, child)) = self.drain.borrow_mut().born.pop_front() else { break };
+            // Threads are announced as well; only processes have an entry of their own in /proc's listing of tasks.
+            if target::is_process(child) {
+                self.pids.entry(child).or_insert(0);
+            }
+        }
+        loop {
+            let Some(pid) = self.drain.borrow_mut().gone.pop_front() else { break };
+            self.pids.remove(&pid);
+            self.described.remove(&pid);
+        }
+        Ok(())
+    }
+
+    fn verify(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        for (i, a) in self.engines.iter_mut().enumerate() {
+            let Some(mut shown) = self.drain.borrow().shown.get(i).copied() else { continue };
+            for text in verify::verify(a, &mut shown, self.options.op_end) {
+                watch.tell(&text);
+                let t = usage::now() as i64;
+                self.drain.borrow_mut().enc.notice(&record::Notice { t, text: &text })?;
+            }
+            if let Some(s) = self.drain.borrow_mut().shown.get_mut(i) {
+                (s.barrier_on, s.silent, s.scheduler) = (shown.barrier_on, shown.silent, shown.scheduler);
+            }
+            if let Some(why) = shown.unreadable.filter(|_| shown.graphs > 0 && shown.ops > 0 && !shown.told) {
+                let layout = &a.engine.layout;
+                watch.tell(&format!("a tensor does not fit the layout found ({layout}): {why}; its structure is not recorded"));
+                if let Some(s) = self.drain.borrow_mut().shown.get_mut(i) {
+                    s.told = true;
+                }
+            }
+        }
+        Ok(self.write_probes()?)
+    }
+
+    fn ended(&mut self, child: &mut Option<Child>) -> bool {
+        if self.any {
+            return false;
+        }
+        if let Some(c) = child
+            && matches!(c.try_wait(), Ok(None))
+        {
+            return false;
+        }
+        self.pids.retain(|&pid, _| target::alive(pid));
+        self.pids.is_empty()
+    }
+
+    /// Looks for engines, and for modules that came since, in the processes followed.
+    fn scan(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        for pid in self.pids.keys().copied().collect::<Vec<_>>() {
+            let now = target::maps_mark(pid);
+            if now != 0 && self.pids.insert(pid, now) != Some(now) {
+                self.add_all(discover::of_pid(pid), watch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Detaches, takes what is left, writes the books.
+    fn finish(mut self, end: Result<String, RecordError>, status: Option<i32>) -> Result<Summary, RecordError> {
+        self.process_events.clear();
+        for a in &mut self.engines {
+            Role::ALL.iter().rev().for_each(|&role| a.detach(role));
+        }
+        let stopped = usage::now();
+        if let Some(t) = &mut self.transport {
+            t.finish();
+        }
+        self.meet_processes()?;
+        let end = end?;
+        let books = self.maps.as_ref().and_then(|m| m.books().ok()).unwrap_or_default();
+        let missing = self.engines.is_empty().then(|| self.last_missing.as_ref().map(ToString::to_string)).flatten();
+        // The transport holds the other half of the drain.
+        self.transport = None;
+        let drain = Rc::try_unwrap(self.drain).map_err(|_| RecordError::Attach("drain is still in use".into()))?;
+        let mut drain = drain.into_inner();
+        drain.close(None, stopped)?;
+        if let Some(e) = drain.take_error() {
+            return Err(e.into());
+        }
+        books::rungs(&mut drain, &self.engines, roles(self.options.level))?;
+        let summary = Summary {
+            end: end.clone(),
+            totals: drain.totals,
+            lost: books.kinds.iter().map(|k| k.lost).sum(),
+            seen: books.kinds.iter().map(|k| k.seen).sum(),
+            bytes: 0,
+            ops: drain.shown.iter().map(|s| s.ops).sum(),
+            engines: self.engines.len(),
+            status,
+            missing,
+        };
+        let out = books::close(drain, &end, &books, stopped.saturating_sub(self.started))?;
+        Ok(Summary { bytes: out.bytes, ..summary })
+    }
+}
+
+/// Writes a module's record.
+fn write_module<W: Write>(enc: &mut Encoder<W>, id: u16, m: &discover::Module) -> Result<(), WriteError> {
+    let all = [("llama", m.roles.llama), ("base", m.roles.base), ("cpu", m.roles.cpu)];
+    let role: Vec<&str> = all.iter().filter(|r| r.1).map(|r| r.0).collect();
+    enc.module(&record::Module {
+        engine: id.into(),
+        path: &m.path_in_target.display().to_string(),
+        build_id: &m.build_id,
+        role: &role.join("+"),
+    })
+}
+
+const _: () = assert!(MAX_ENGINES * structure::OPS_PER_ENGINE as usize <= u16::MAX as usize + 1);

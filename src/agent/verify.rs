@@ -1,0 +1,114 @@
+//! The ladder, verified by hits: what each role was to show, what it showed, and whether its rung is left.
+//! Uses `attached` and `drain`.
+
+use super::attached::{Attached, Role};
+use super::drain::Shown;
+use super::ladder::How;
+
+/// Hits of thread 0 that must be seen before the barrier is judged.
+const BARRIER_SAMPLE: u64 = 16;
+
+/// How op ends are to be found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpEnd {
+    /// By barrier where it fires and where there is more than one thread to wait for.
+    Auto,
+    Barrier,
+    Interval,
+}
+
+/// Looks at one engine's hits and moves its roles on. Returns texts for the user.
+pub fn verify(a: &mut Attached, shown: &mut Shown, op_end: OpEnd) -> Vec<String> {
+    let mut told = Vec::new();
+    if a.probed(Role::Op) && shown.graphs > 0 && shown.ops == 0 && shown.silent > 0 {
+        leave(a, Role::Op, "attached but never hit in a whole graph", &mut told);
+        shown.silent = 0;
+    }
+    if a.probed(Role::Split) && shown.scheds > 1 && shown.splits == 0 && a.rung(Role::Split).is_some_and(|r| r.how == How::Symbols) {
+        leave(a, Role::Split, "attached but never hit in a whole graph (inlined into the scheduler)", &mut told);
+    }
+    if a.wants_vtable()
+        && let Some((pid, scheduler)) = shown.scheduler.take()
+    {
+        match a.attach_vtables(pid, scheduler) {
+            Ok(n) => told.push(format!("splits: {n} backend function(s) found through the scheduler of process {pid}")),
+            Err(why) => {
+                leave(a, Role::Split, &why, &mut told);
+            }
+        }
+    }
+    barrier(a, shown, op_end, &mut told);
+    shown.barrier_on = a.probed(Role::OpEnd);
+    told
+}
+
+fn barrier(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, told: &mut Vec<String>) {
+    let on_barrier = a.rung(Role::OpEnd).is_some_and(|r| r.how == How::Symbols);
+    if !on_barrier || shown.graphs == 0 {
+        return;
+    }
+    if shown.barrier_on && shown.inner >= BARRIER_SAMPLE && shown.ended * 10 < shown.inner * 9 {
+        let why = format!("told {} of {} op ends of thread 0 (inlined into the node loop)", shown.ended, shown.inner);
+        leave(a, Role::OpEnd, &why, told);
+        return;
+    }
+    if op_end != OpEnd::Auto {
+        return;
+    }
+    // One thread waits for nobody: the probe would only cost.
+    match (shown.threads > 1, a.probed(Role::OpEnd)) {
+        (true, false) => a.attach(Role::OpEnd, 0),
+        (false, true) => a.detach(Role::OpEnd),
+        _ => {}
+    }
+}
+
+fn leave(a: &mut Attached, role: Role, why: &str, told: &mut Vec<String>) {
+    let from = a.rung(role).map_or("", |r| r.name);
+    let more = a.leave(role, why);
+    let to = a.rung(role).map_or("nothing", |r| r.name);
+    told.push(format!("{}: left {from}: {why}; {} {to}", role.name(), if more { "now" } else { "there is" }));
+}
+
+/// A role's line for the honesty block: name of the rung, expected and seen hits, why.
+pub struct Verdict {
+    pub name: String,
+    pub used: bool,
+    pub expected: Option<u64>,
+    pub seen: u64,
+    pub why: String,
+}
+
+/// What a role's rung came to.
+pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
+    let name = a.rung(role).map_or_else(|| "none".to_owned(), |r| rung_name(a, role, r.name));
+    let (expected, seen) = match role {
+        Role::Token => (None, s.tokens),
+        Role::Graph => (None, s.scheds),
+        Role::Split => (None, s.splits),
+        Role::CpuGraph => (None, s.graphs),
+        Role::Op => ((s.unknown == 0 && s.expected > 0).then_some(s.expected), s.ops),
+        Role::OpEnd => ((s.inner > 0).then_some(s.inner), s.ended),
+    };
+    let why = match (role, wanted, a.rung(role)) {
+        (_, false, _) => "not recorded at this level".to_owned(),
+        (_, _, None) => "no function of this kind in the engine".to_owned(),
+        (Role::OpEnd, _, Some(r)) if r.how == How::Interval => {
+            "an op lasts until its thread's next op or the graph's end: wall time, waiting included".to_owned()
+        }
+        (Role::OpEnd, _, _) if s.inner == 0 && s.threads == 1 => "one thread: no barrier to wait at, ops end at the next op".to_owned(),
+        (Role::OpEnd, _, _) => "ends of thread 0's ops told by the barrier behind them".to_owned(),
+        (Role::Op, _, _) if s.unknown > 0 => format!("node list unknown in {} of {} graphs", s.unknown, s.graphs),
+        (_, _, _) if seen == 0 => "attached, never hit".to_owned(),
+        _ => "hit".to_owned(),
+    };
+    Verdict { name, used: wanted && seen > 0, expected: expected.filter(|_| wanted), seen, why }
+}
+
+/// The functions that a rung probes, joined by `+`, each once.
+fn rung_name(a: &Attached, role: Role, name: &str) -> String {
+    let mut symbols: Vec<&str> = a.rung(role).map(|r| r.points.iter().map(|p| p.symbol).collect()).unwrap_or_default();
+    symbols.sort_unstable();
+    symbols.dedup();
+    if symbols.is_empty() { name.to_owned() } else { symbols.join(" + ") }
+}
