@@ -1,0 +1,109 @@
+//! What a plan position is: op, name pattern, layer, and its cost by the model. May use `trace` and `ggml`.
+
+use super::load::{Hit, Loaded, TensorInfo};
+use super::names::fold;
+
+/// Shown for a position whose tensor was not described (`--no-str`, or a definition that was lost).
+pub const NO_STRUCTURE: &str = "(structure not recorded)";
+/// Shown for ops whose names carry no layer number.
+pub const NO_LAYER: &str = "(no layer)";
+
+/// FLOPs and bytes moved by one execution, by the cost model.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Work {
+    pub flops: f64,
+    pub bytes: f64,
+}
+
+/// One position of a plan in words.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ident {
+    /// `MUL_MAT`, `RMS_NORM+MUL`.
+    pub op: String,
+    /// `Qcur-#`.
+    pub name: String,
+    pub layer: Option<u32>,
+    /// False: the three above say only that nothing is known.
+    pub known: bool,
+    pub work: Option<Work>,
+}
+
+/// Describes a hit; `None` is a position outside what the trace defines.
+pub fn describe(loaded: &Loaded<'_>, position: usize, hit: Option<Hit>) -> Ident {
+    let tensor = |id: u32| loaded.tensors.get(&id).filter(|t| t.known);
+    let Some((first, second)) = hit.and_then(|(first, fused)| Some((tensor(first)?, fused))) else {
+        let name = match hit {
+            Some(_) => format!("{NO_STRUCTURE} position {position}"),
+            None => NO_STRUCTURE.to_string(),
+        };
+        return Ident { op: NO_STRUCTURE.into(), name, layer: None, known: false, work: None };
+    };
+    let fused = second.map(tensor);
+    let mut op = op_desc(loaded, first.op);
+    match fused {
+        Some(Some(t)) => {
+            op.push('+');
+            op.push_str(&op_desc(loaded, t.op));
+        }
+        Some(None) => op.push_str("+?"),
+        None => {}
+    }
+    // The result of a fused pair is the second tensor, and it is the one that programs name.
+    let result = fused.flatten().unwrap_or(first);
+    let (name, layer) = name_and_layer(loaded, result, first);
+    let work = work(loaded, first, fused);
+    Ident { op, name, layer, known: true, work }
+}
+
+/// ggml_op_desc of an op; its number where the trace has no name for it.
+pub fn op_desc(loaded: &Loaded<'_>, op: u16) -> String {
+    match loaded.ops.get(&op) {
+        Some(def) if !def.desc.is_empty() => def.desc.to_string(),
+        Some(def) => def.name.to_string(),
+        None => format!("op#{op}"),
+    }
+}
+
+/// GGML_OP_NAME of an op, empty where the trace has none.
+pub fn op_name<'a>(loaded: &Loaded<'a>, op: u16) -> &'a str {
+    loaded.ops.get(&op).map_or("", |def| def.name)
+}
+
+/// True for a tensor that no op computes: weights, inputs, caches.
+pub fn is_leaf(loaded: &Loaded<'_>, t: &TensorInfo) -> bool {
+    t.known && t.view_src.is_none() && t.src.iter().all(Option::is_none) && op_name(loaded, t.op) == "NONE"
+}
+
+/// Source `slot` of a tensor, where it is described.
+pub fn source<'l>(loaded: &'l Loaded<'_>, t: &TensorInfo, slot: usize) -> Option<&'l TensorInfo> {
+    let id = (*t.src.get(slot)?)?;
+    loaded.tensors.get(&id).filter(|t| t.known)
+}
+
+/// The tensor's own name decides; a nameless node is known by its weight, and a layer by any source's.
+fn name_and_layer(loaded: &Loaded<'_>, result: &TensorInfo, first: &TensorInfo) -> (String, Option<u32>) {
+    let own = fold(&result.name);
+    let mut layer = own.layer;
+    let mut name = own.pattern;
+    for t in [result, first] {
+        for leaf in t.src.iter().flatten().filter_map(|id| loaded.tensors.get(id)) {
+            if !is_leaf(loaded, leaf) {
+                continue;
+            }
+            let folded = fold(&leaf.name);
+            layer = layer.or(folded.layer);
+            if own.nameless && folded.layer.is_some() && !name.contains("[") {
+                name = format!("{name} [{}]", folded.pattern);
+            }
+        }
+    }
+    if name.is_empty() {
+        name = "(no name)".into();
+    }
+    (name, layer)
+}
+
+/// FLOPs and bytes of a hit; none where the cost model does not know the op.
+fn work(_loaded: &Loaded<'_>, _first: &TensorInfo, _fused: Option<Option<&TensorInfo>>) -> Option<Work> {
+    None
+}
