@@ -1,31 +1,26 @@
-//! What a plan position is: op, name pattern, layer, and its cost by the model. May use `trace` and `ggml`.
+//! What a plan position is: op, name pattern, layer, and its cost by the model. May use `ggml`.
 
 use super::load::{Hit, Loaded, TensorInfo};
-use super::names::fold;
+use crate::ggml::cost::{Cost, OpShape, TensorShape, cost, fused_cost};
+use crate::ggml::names::fold;
 
 /// Shown for a position whose tensor was not described (`--no-str`, or a definition that was lost).
 pub const NO_STRUCTURE: &str = "(structure not recorded)";
 /// Shown for ops whose names carry no layer number.
 pub const NO_LAYER: &str = "(no layer)";
 
-/// FLOPs and bytes moved by one execution, by the cost model.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Work {
-    pub flops: f64,
-    pub bytes: f64,
-}
-
 /// One position of a plan in words.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ident {
     /// `MUL_MAT`, `RMS_NORM+MUL`.
     pub op: String,
-    /// `Qcur-#`.
+    /// `Qcur-{L}`.
     pub name: String,
     pub layer: Option<u32>,
     /// False: the three above say only that nothing is known.
     pub known: bool,
-    pub work: Option<Work>,
+    /// By the cost model; `None` where it does not know the op.
+    pub work: Option<Cost>,
 }
 
 /// Describes a hit; `None` is a position outside what the trace defines.
@@ -83,8 +78,10 @@ pub fn source<'l>(loaded: &'l Loaded<'_>, t: &TensorInfo, slot: usize) -> Option
 /// The tensor's own name decides; a nameless node is known by its weight, and a layer by any source's.
 fn name_and_layer(loaded: &Loaded<'_>, result: &TensorInfo, first: &TensorInfo) -> (String, Option<u32>) {
     let own = fold(&result.name);
+    let nameless = own.pattern.starts_with("node_{N}");
     let mut layer = own.layer;
-    let mut name = own.pattern;
+    let mut name = own.pattern.into_owned();
+    let mut weight = None;
     for t in [result, first] {
         for leaf in t.src.iter().flatten().filter_map(|id| loaded.tensors.get(id)) {
             if !is_leaf(loaded, leaf) {
@@ -92,10 +89,13 @@ fn name_and_layer(loaded: &Loaded<'_>, result: &TensorInfo, first: &TensorInfo) 
             }
             let folded = fold(&leaf.name);
             layer = layer.or(folded.layer);
-            if own.nameless && folded.layer.is_some() && !name.contains("[") {
-                name = format!("{name} [{}]", folded.pattern);
+            if nameless && folded.layer.is_some() {
+                weight = weight.or_else(|| Some(folded.pattern.into_owned()));
             }
         }
+    }
+    if let Some(weight) = weight {
+        name = format!("{name} [{weight}]");
     }
     if name.is_empty() {
         name = "(no name)".into();
@@ -103,7 +103,27 @@ fn name_and_layer(loaded: &Loaded<'_>, result: &TensorInfo, first: &TensorInfo) 
     (name, layer)
 }
 
-/// FLOPs and bytes of a hit; none where the cost model does not know the op.
-fn work(_loaded: &Loaded<'_>, _first: &TensorInfo, _fused: Option<Option<&TensorInfo>>) -> Option<Work> {
-    None
+/// FLOPs and bytes of a hit; none where the cost model does not know the op, or a source is not described.
+fn work(loaded: &Loaded<'_>, first: &TensorInfo, fused: Option<Option<&TensorInfo>>) -> Option<Cost> {
+    let sources = shapes(loaded, first)?;
+    let op = OpShape { op: op_name(loaded, first.op), node: shape(loaded, first)?, src: &sources };
+    let Some(second) = fused else { return cost(&op) };
+    let second = second?;
+    let sources = shapes(loaded, second)?;
+    fused_cost(&op, &OpShape { op: op_name(loaded, second.op), node: shape(loaded, second)?, src: &sources })
+}
+
+fn shape(loaded: &Loaded<'_>, t: &TensorInfo) -> Option<TensorShape> {
+    let ty = loaded.types.get(&t.ty)?;
+    Some(TensorShape { ne: t.ne, block: ty.block, block_bytes: ty.bytes })
+}
+
+fn shapes(loaded: &Loaded<'_>, t: &TensorInfo) -> Option<Vec<Option<TensorShape>>> {
+    let one = |id: &u32| shape(loaded, loaded.tensors.get(id).filter(|s| s.known)?);
+    t.src.iter().map(|slot| slot.as_ref().map_or(Some(None), |id| one(id).map(Some))).collect()
+}
+
+/// Bytes of a tensor's elements; none where its type is not described.
+pub fn tensor_bytes(loaded: &Loaded<'_>, t: &TensorInfo) -> Option<u64> {
+    shape(loaded, t)?.bytes()
 }

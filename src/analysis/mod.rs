@@ -5,7 +5,6 @@ pub mod calls;
 pub mod describe;
 pub mod load;
 pub mod model;
-pub mod names;
 pub mod ops;
 pub mod report;
 pub mod tables;

@@ -1,12 +1,12 @@
-//! Facts of the model that its tensors give away. A fact that no tensor shows is left out. May use `trace`.
+//! Facts of the model that its tensors give away. A fact that no tensor shows is left out. May use `ggml`.
 
 use std::collections::{BTreeMap, HashSet};
 
 use serde::Serialize;
 
-use super::describe::{is_leaf, op_name, source};
+use super::describe::{is_leaf, op_name, source, tensor_bytes};
 use super::load::{Loaded, TensorInfo};
-use super::names::fold;
+use crate::ggml::names::fold;
 
 /// The model. Every field is null (or empty) where the recorded tensors do not show it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -82,25 +82,18 @@ fn weights(loaded: &Loaded<'_>, types: BTreeMap<u16, (u64, Option<u64>)>, m: &mu
     m.weights.sort_by_key(|w| std::cmp::Reverse(w.bytes));
 }
 
-/// Bytes of a contiguous tensor: rows of whole blocks.
-pub fn tensor_bytes(loaded: &Loaded<'_>, t: &TensorInfo) -> Option<u64> {
-    let ty = loaded.types.get(&t.ty).filter(|ty| ty.block > 0)?;
-    let row = t.ne[0].div_ceil(u64::from(ty.block)).checked_mul(u64::from(ty.bytes))?;
-    t.ne[1..].iter().try_fold(row, |bytes, n| bytes.checked_mul(*n))
-}
-
 fn weight(loaded: &Loaded<'_>, t: &TensorInfo, w: &TensorInfo, op: &str, m: &mut ModelFacts) {
     let folded = fold(&w.name);
     if let Some(layer) = folded.layer {
         m.layers = m.layers.max(layer.checked_add(1));
     }
-    match (op, folded.pattern.as_str()) {
+    match (op, folded.pattern.as_ref()) {
         ("GET_ROWS", "token_embd.weight") => {
             m.embedding = Some(w.ne[0]);
             m.vocabulary = Some(w.ne[1]);
         }
         ("MUL_MAT", "output.weight") => m.vocabulary = m.vocabulary.or(Some(w.ne[1])),
-        ("MUL_MAT", "blk.#.ffn_up.weight") | ("MUL_MAT_ID", "blk.#.ffn_up_exps.weight") => {
+        ("MUL_MAT", "blk.{L}.ffn_up.weight") | ("MUL_MAT_ID", "blk.{L}.ffn_up_exps.weight") => {
             m.feed_forward = m.feed_forward.or(Some(w.ne[1]));
         }
         _ => {}
@@ -114,12 +107,12 @@ fn weight(loaded: &Loaded<'_>, t: &TensorInfo, w: &TensorInfo, op: &str, m: &mut
 /// Heads show where the rotation is applied to queries and keys as `[head width, heads, tokens]`.
 fn attention(loaded: &Loaded<'_>, t: &TensorInfo, op: &str, m: &mut ModelFacts) {
     if op == "ROPE" {
-        match fold(&t.name).pattern.as_str() {
-            "Qcur-#" => {
+        match fold(&t.name).pattern.as_ref() {
+            "Qcur-{L}" => {
                 m.head_width = Some(t.ne[0]);
                 m.heads = Some(t.ne[1]);
             }
-            "Kcur-#" => m.kv_heads = Some(t.ne[1]),
+            "Kcur-{L}" => m.kv_heads = Some(t.ne[1]),
             _ => {}
         }
     }

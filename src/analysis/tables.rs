@@ -8,6 +8,7 @@ use super::calls::{Phase, Timeline};
 use super::describe::{Ident, NO_LAYER, NO_STRUCTURE, describe};
 use super::load::Loaded;
 use super::ops::{OpTimes, PhaseSum, PosStat};
+use crate::ggml::backend_guid;
 
 /// Row that holds thread 0's barrier waits (barrier mode only).
 pub const WAIT_ROW: &str = "(barrier wait)";
@@ -130,8 +131,8 @@ pub fn op_rows(times: &OpTimes, idents: &Idents, phase: Phase, key: OpKey) -> Ve
             let group = groups.entry(label(ident, key)).or_default();
             group.stat.merge(pos);
             if let Some(work) = ident.work {
-                group.bytes += work.bytes * pos.timed as f64;
-                group.flops += work.flops * pos.timed as f64;
+                group.bytes += (work.read as f64 + work.written as f64) * pos.timed as f64;
+                group.flops += work.flops as f64 * pos.timed as f64;
                 group.work_ns = group.work_ns.saturating_add(pos.span);
             }
         }
@@ -331,9 +332,10 @@ pub fn split_rows(loaded: &Loaded<'_>, line: &Timeline, phase: Phase) -> Vec<Spl
 }
 
 fn backend_name(loaded: &Loaded<'_>, id: u32) -> String {
-    match loaded.backends.get(&id) {
-        Some(b) if !b.name.is_empty() => b.name.to_string(),
-        Some(b) => b.guid.iter().map(|byte| format!("{byte:02x}")).collect(),
-        None => format!("backend {id} (not described)"),
+    let Some(b) = loaded.backends.get(&id) else { return format!("backend {id} (not described)") };
+    match backend_guid::name(&b.guid) {
+        _ if !b.name.is_empty() => b.name.to_string(),
+        Some(name) => name.to_string(),
+        None => b.guid.iter().map(|byte| format!("{byte:02x}")).collect(),
     }
 }

@@ -1,1 +1,7 @@
-fn main() {}
+//! The binary `ggml-runner`; see `profinfer::cli::runner`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    profinfer::cli::runner::main()
+}

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 pub mod report;
+pub mod runner;
 
 /// Operator-level profiler for unmodified llama.cpp and GGML programs.
 #[derive(Debug, Parser)]
