@@ -109,7 +109,8 @@ const NO_FOOTER: &str = "the recording did not end cleanly";
 /// Fills in the honesty block.
 pub fn books(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Books {
     let footer = loaded.footer.as_ref();
-    let figure = |get: fn(&Footer<'_>) -> f64| footer.map_or(Figure::unknown(NO_FOOTER), |f| Figure::known(get(f)));
+    let figure =
+        |get: fn(&Footer<'_>) -> f64| footer.map_or(Figure::unknown(NO_FOOTER), |f| Figure::known(get(f)));
     let hits = hits(loaded, times);
     let events = events(footer);
     let lost_share = lost_share(footer, &events);
@@ -271,8 +272,7 @@ fn busiest(loaded: &Loaded<'_>, times: &OpTimes) -> u64 {
     for ((ith, _), t) in &times.threads {
         *by_ith.entry(*ith).or_default() += t.hits;
     }
-    let outer =
-        loaded.tokens.len() + loaded.graphs.len() + loaded.splits.len() + loaded.cpu_graphs.len();
+    let outer = loaded.tokens.len() + loaded.graphs.len() + loaded.splits.len() + loaded.cpu_graphs.len();
     *by_ith.entry(0).or_default() += 2 * outer as u64;
     by_ith.into_values().max().unwrap_or(0)
 }

@@ -193,11 +193,9 @@ fn bare_calls(loaded: &Loaded<'_>, source: CallSource) -> Vec<Call> {
             .iter()
             .map(|t| call(t.seq, t.pid, t.tid, Some(t.entry), t.t, t.dur, t.n_tokens, t.cut))
             .collect(),
-        CallSource::SchedulerGraph => loaded
-            .graphs
-            .iter()
-            .map(|g| call(g.seq, g.pid, g.tid, None, g.t, g.dur, None, g.cut))
-            .collect(),
+        CallSource::SchedulerGraph => {
+            loaded.graphs.iter().map(|g| call(g.seq, g.pid, g.tid, None, g.t, g.dur, None, g.cut)).collect()
+        }
         CallSource::CpuGraph => loaded
             .cpu_graphs
             .iter()

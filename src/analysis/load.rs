@@ -196,7 +196,9 @@ impl<'a> Loaded<'a> {
             Record::Process(p) => upsert(&mut self.processes, p, |p| p.pid),
             Record::Engine(e) => upsert(&mut self.engines, e, |e| e.id),
             Record::Module(m) => upsert(&mut self.modules, m, |m| (m.engine, m.path)),
-            Record::Probe(p) => upsert(&mut self.probes, p, |p| (p.engine, p.symbol, p.module, p.ret, p.offset)),
+            Record::Probe(p) => {
+                upsert(&mut self.probes, p, |p| (p.engine, p.symbol, p.module, p.ret, p.offset))
+            }
             Record::Rung(r) => upsert(&mut self.rungs, r, |r| (r.engine, r.role, r.name)),
             Record::Notice(n) => upsert(&mut self.notices, n, |n| (n.t, n.text)),
             Record::OpDef(o) => drop(self.ops.insert(o.id, o)),

@@ -52,7 +52,8 @@ pub fn model(loaded: &Loaded<'_>) -> ModelFacts {
         if !matches!(op, "MUL_MAT" | "MUL_MAT_ID" | "GET_ROWS") {
             continue;
         }
-        let Some(w) = source(loaded, t, 0).filter(|w| is_leaf(loaded, w) && !w.name.starts_with("cache_")) else {
+        let Some(w) = source(loaded, t, 0).filter(|w| is_leaf(loaded, w) && !w.name.starts_with("cache_"))
+        else {
             continue;
         };
         weight(loaded, t, w, op, &mut m);

@@ -139,7 +139,8 @@ pub fn op_times(loaded: &mut Loaded<'_>, line: &Timeline, progress: &Progress) -
         .collect();
     let bytes = loaded.runs.iter().map(|r| r.data.len() as u64).sum();
     let per = units.len().div_ceil(workers(bytes)).max(1);
-    let mut out = OpTimes { graphs: vec![GraphSum::default(); loaded.cpu_graphs.len()], ..OpTimes::default() };
+    let mut out =
+        OpTimes { graphs: vec![GraphSum::default(); loaded.cpu_graphs.len()], ..OpTimes::default() };
     if per >= units.len() {
         sum(loaded, &units, progress).into(&mut out);
     } else {

@@ -189,7 +189,8 @@ fn phase(
     let steps = if phase == Phase::Decode { steps } else { &[] };
     let steps_ns = steps.iter().fold(0u64, |a, s| a.saturating_add(*s));
     let wanted = |by: By| options.tables.contains(&by);
-    let ops = |by: By, key: OpKey| wanted(by).then(|| top_ops(op_rows(times, idents, phase, key), options.top));
+    let ops =
+        |by: By, key: OpKey| wanted(by).then(|| top_ops(op_rows(times, idents, phase, key), options.top));
     Some(PhaseReport {
         phase,
         calls: calls.len() as u64,
@@ -246,12 +247,7 @@ fn run(loaded: &Loaded<'_>) -> RunFacts {
     facts.processes = loaded
         .processes
         .iter()
-        .map(|p| ProcessFacts {
-            pid: p.pid,
-            engine: p.engine,
-            exe: p.exe.into(),
-            cmdline: p.cmdline.into(),
-        })
+        .map(|p| ProcessFacts { pid: p.pid, engine: p.engine, exe: p.exe.into(), cmdline: p.cmdline.into() })
         .collect();
     facts.engines = loaded
         .engines

@@ -39,9 +39,10 @@ pub fn main() -> ExitCode {
 /// The reader of our output went away: that is its right, and no error of ours.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
-        let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind).or_else(|| {
-            cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind)
-        });
+        let kind = cause
+            .downcast_ref::<std::io::Error>()
+            .map(std::io::Error::kind)
+            .or_else(|| cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind));
         kind == Some(std::io::ErrorKind::BrokenPipe)
     })
 }

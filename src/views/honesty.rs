@@ -14,7 +14,8 @@ const SHOWN: usize = 8;
 pub fn write(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
     writeln!(out, "\n{}", style.bold("How far to trust this"))?;
     let verdict = clean(&books.verdict);
-    let verdict = if books.complete { style.good(&verdict) } else { style.bad(&format!("NOT complete: {verdict}")) };
+    let verdict =
+        if books.complete { style.good(&verdict) } else { style.bad(&format!("NOT complete: {verdict}")) };
     writeln!(out, "  {:<12} {verdict}", "record")?;
     fact(out, "end", books.end.as_deref().unwrap_or("unknown (the recording did not end cleanly)"))?;
     hits(out, books)?;
@@ -53,7 +54,8 @@ fn hits(out: &mut dyn Write, books: &Books) -> io::Result<()> {
     let checked = if h.checked_graphs == 0 {
         "expected unknown (no graph's nodes were read)".to_string()
     } else {
-        let of = format!("{} of {} checked, {} differ", h.checked_graphs, count(h.graphs, "graph"), h.graphs_off);
+        let of =
+            format!("{} of {} checked, {} differ", h.checked_graphs, count(h.graphs, "graph"), h.graphs_off);
         format!("{} expected, {} seen ({of})", h.expected, h.seen)
     };
     fact(out, "op hits", &format!("{checked}; {} in the file", count(h.slices, "slice")))
@@ -74,7 +76,14 @@ fn rungs(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
     for r in &books.rungs {
         let state = if r.used { "used" } else { "left" };
         let expected = or_dash(r.expected, |n| n.to_string());
-        t.row(vec![r.role.clone(), state.into(), expected, r.seen.to_string(), r.name.clone(), r.why.clone()]);
+        t.row(vec![
+            r.role.clone(),
+            state.into(),
+            expected,
+            r.seen.to_string(),
+            r.name.clone(),
+            r.why.clone(),
+        ]);
     }
     write!(out, "{}", t.render(style))
 }
@@ -83,10 +92,22 @@ fn events(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
     if books.events.is_empty() {
         return fact(out, "events", &show(&books.lost_share, |_| "unknown (none accounted for)".into()));
     }
-    let mut t = Table::new(vec![text("events"), number("seen", 0), number("recorded", 0), number("lost", 0), text("")]);
+    let mut t = Table::new(vec![
+        text("events"),
+        number("seen", 0),
+        number("recorded", 0),
+        number("lost", 0),
+        text(""),
+    ]);
     for e in &books.events {
         let note = if e.closes { "" } else { "books do not close" };
-        t.row(vec![e.kind.clone(), e.seen.to_string(), e.recorded.to_string(), e.lost.to_string(), note.into()]);
+        t.row(vec![
+            e.kind.clone(),
+            e.seen.to_string(),
+            e.recorded.to_string(),
+            e.lost.to_string(),
+            note.into(),
+        ]);
     }
     write!(out, "{}", t.render(style))?;
     let lost = books.lost_per_cpu.iter().enumerate().filter(|(_, n)| **n > 0);

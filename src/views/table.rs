@@ -103,7 +103,8 @@ impl Table {
         let room = |i: usize| widths.get(i).map_or(0, |w| if i == last { (*w).min(LAST_MIN) } else { *w });
         let rank = |i: usize| self.columns.get(i).map_or(0, |c| c.rank);
         while shown.iter().map(|i| room(*i) + 2).sum::<usize>() > limit {
-            let Some(out) = shown.iter().rposition(|i| rank(*i) > 0 && shown.iter().all(|o| rank(*o) <= rank(*i)))
+            let Some(out) =
+                shown.iter().rposition(|i| rank(*i) > 0 && shown.iter().all(|o| rank(*o) <= rank(*i)))
             else {
                 break;
             };

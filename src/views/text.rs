@@ -70,7 +70,11 @@ fn model(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> 
     let shape: Vec<String> = facts.iter().filter_map(|(v, name)| v.map(|v| format!("{name} {v}"))).collect();
     fact(out, "shape", &shape.join(", "))?;
     if let Some(experts) = m.experts {
-        fact(out, "experts", &format!("{experts}, of which {} used", or_dash(m.experts_used, |n| n.to_string())))?;
+        fact(
+            out,
+            "experts",
+            &format!("{experts}, of which {} used", or_dash(m.experts_used, |n| n.to_string())),
+        )?;
     }
     let weights: Vec<String> = m
         .weights
@@ -98,8 +102,12 @@ fn calls(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> 
     title(out, style, "Prefill and decode")?;
     match report.call_source {
         CallSource::Token => {}
-        CallSource::SchedulerGraph => fact(out, "note", "no engine call was recorded, each scheduler graph counts as one")?,
-        CallSource::CpuGraph => fact(out, "note", "no engine call was recorded, each CPU graph counts as one")?,
+        CallSource::SchedulerGraph => {
+            fact(out, "note", "no engine call was recorded, each scheduler graph counts as one")?
+        }
+        CallSource::CpuGraph => {
+            fact(out, "note", "no engine call was recorded, each CPU graph counts as one")?
+        }
     }
     if report.phases.is_empty() {
         return fact(out, "calls", "none recorded");
@@ -133,7 +141,11 @@ fn calls(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> 
     write!(out, "{}", t.render(style))?;
     for p in report.phases.iter().filter(|p| p.cut_calls > 0) {
         let cut = count(p.cut_calls, "call");
-        fact(out, "note", &format!("{cut} of {} cut by the end of the recording, in no time above", p.phase.name()))?;
+        fact(
+            out,
+            "note",
+            &format!("{cut} of {} cut by the end of the recording, in no time above", p.phase.name()),
+        )?;
     }
     if report.phases.iter().any(|p| p.phase == Phase::Unknown) {
         fact(out, "note", "unknown: neither the batch nor the ubatch of these calls could be read")?;
@@ -206,7 +218,13 @@ fn op_head(p: &PhaseReport) -> &'static str {
     }
 }
 
-fn ops(out: &mut dyn Write, rows: &[OpRow], by: &'static str, p: &PhaseReport, style: &Style) -> io::Result<()> {
+fn ops(
+    out: &mut dyn Write,
+    rows: &[OpRow],
+    by: &'static str,
+    p: &PhaseReport,
+    style: &Style,
+) -> io::Result<()> {
     if rows.is_empty() {
         return writeln!(out, "  no op was recorded");
     }
