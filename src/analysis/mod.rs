@@ -1,1 +1,10 @@
 //! A recorded run and the questions asked of it. May use `trace` and `ggml`.
+
+pub mod books;
+pub mod calls;
+pub mod describe;
+pub mod load;
+pub mod model;
+pub mod ops;
+pub mod report;
+pub mod tables;

@@ -1,1 +1,5 @@
-fn main() {}
+//! The `profinfer` program; everything is in the library.
+
+fn main() -> std::process::ExitCode {
+    profinfer::cli::main()
+}

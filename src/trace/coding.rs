@@ -120,6 +120,74 @@ pub fn plan_hits<'a>(plan: &Plan<'a>) -> impl Iterator<Item = PlanHit> + use<'a>
     hits_of(plan.hits.0)
 }
 
+/// Ways to pack the two numbers of a barrier-mode slice into one little-endian word: its bytes, and the bits of the
+/// first number. The lowest three bits say which row, the rest of the word is the second number. Chosen by greedy search
+/// for the smallest mean over op times of 1 us to 1 ms and gaps of 0.25 to 100 us. Row 7 is a byte 7 and two varints.
+const PAIRS: [(usize, u32); 7] = [(3, 11), (3, 12), (4, 14), (4, 17), (4, 19), (5, 20), (8, 31)];
+const ROW_BITS: u32 = 3;
+const ROW_MASK: u64 = 7;
+
+/// Bits left in a row's word for the second number.
+const fn second_bits((bytes, first): (usize, u32)) -> u32 {
+    8 * bytes as u32 - ROW_BITS - first
+}
+
+const fn mask(bits: u32) -> u64 {
+    (1 << bits) - 1
+}
+
+/// Bytes, bits of the first number, mask of the first, mask of the second.
+const UNPACK: [(usize, u32, u64, u64); 7] = {
+    let mut rows = [(0, 0, 0, 0); 7];
+    let mut i = 0;
+    while i < rows.len() {
+        let (bytes, first) = PAIRS[i];
+        rows[i] = (bytes, first, mask(first), mask(second_bits(PAIRS[i])));
+        i += 1;
+    }
+    rows
+};
+
+/// Appends two numbers, packed. The rows are in order of size, so the first that fits is the shortest.
+fn put_pair(out: &mut Vec<u8>, first: u64, second: u64) {
+    for (row, pair) in PAIRS.iter().enumerate() {
+        let (bytes, bits) = *pair;
+        if first <= mask(bits) && second <= mask(second_bits(*pair)) {
+            let word = row as u64 | first << ROW_BITS | second << (ROW_BITS + bits);
+            out.extend_from_slice(&word.to_le_bytes()[..bytes]);
+            return;
+        }
+    }
+    out.push(ROW_MASK as u8);
+    put_varint(out, first);
+    put_varint(out, second);
+}
+
+/// The two numbers at `pos` and the position after them.
+#[inline]
+fn pair(data: &[u8], pos: usize) -> Option<(u64, u64, usize)> {
+    let rest = data.get(pos..)?;
+    let word = match rest.first_chunk::<8>() {
+        Some(word) => u64::from_le_bytes(*word),
+        None => short_word(rest),
+    };
+    let Some((bytes, bits, first, second)) = UNPACK.get((word & ROW_MASK) as usize) else {
+        let (first, pos) = varint(data, pos + 1)?;
+        let (second, pos) = varint(data, pos)?;
+        return Some((first, second, pos));
+    };
+    if *bytes > rest.len() {
+        return None;
+    }
+    let word = word >> ROW_BITS;
+    Some((word & first, word >> bits & second, pos + bytes))
+}
+
+/// The last bytes of a list, zeros after them.
+fn short_word(rest: &[u8]) -> u64 {
+    rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+}
+
 /// One op on one thread, times in ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SliceTime {
@@ -154,22 +222,18 @@ impl Iterator for SliceIter<'_> {
     fn next(&mut self) -> Option<SliceTime> {
         self.left = self.left.checked_sub(1)?;
         let start = self.start;
-        let (first, pos) = varint(self.data, self.pos)?;
-        self.pos = pos;
         if !self.barrier {
-            let end = start.wrapping_add(first as i64);
-            self.start = end;
-            let seen = self.left > 0 || first > 0;
-            return Some(SliceTime { start, busy: None, next: seen.then_some(end) });
+            let (length, pos) = varint(self.data, self.pos)?;
+            self.pos = pos;
+            self.start = start.wrapping_add(length as i64);
+            let seen = self.left > 0 || length > 0;
+            return Some(SliceTime { start, busy: None, next: seen.then_some(self.start) });
         }
-        let busy = first.checked_sub(1);
-        if self.left == 0 {
-            return Some(SliceTime { start, busy, next: None });
-        }
-        let (gap, pos) = varint(self.data, self.pos)?;
+        let (busy, gap, pos) = pair(self.data, self.pos)?;
         self.pos = pos;
+        let busy = busy.checked_sub(1);
         self.start = start.wrapping_add(busy.unwrap_or(0) as i64).wrapping_add(gap as i64);
-        Some(SliceTime { start, busy, next: Some(self.start) })
+        Some(SliceTime { start, busy, next: (self.left > 0).then_some(self.start) })
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -186,10 +250,8 @@ pub(crate) fn put_slices(out: &mut Vec<u8>, barrier: bool, slices: &[super::Slic
         if barrier {
             let limit = next.unwrap_or(u64::MAX);
             let busy = slice.end.map(|end| end.clamp(start, limit.max(start)) - start);
-            put_varint(out, busy.map_or(0, |b| b.saturating_add(1)));
-            if let Some(next) = next {
-                put_varint(out, next - start - busy.unwrap_or(0));
-            }
+            let gap = next.map_or(0, |next| next - start - busy.unwrap_or(0));
+            put_pair(out, busy.map_or(0, |b| b.saturating_add(1)), gap);
         } else {
             let end = next.or(slice.end).or(after);
             put_varint(out, end.map_or(0, |e| e.saturating_sub(start)));

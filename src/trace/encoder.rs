@@ -229,7 +229,7 @@ impl<W: Write> Encoder<W> {
             cfg,
             open: Open {
                 bytes,
-                body: Vec::with_capacity(MAX_SLICES * 2 * MAX_VARINT + 128),
+                body: Vec::with_capacity(MAX_SLICES * (1 + 2 * MAX_VARINT) + 128),
                 number: 1,
                 first_ts: None,
                 stats: EncoderStats::default(),
@@ -250,7 +250,7 @@ impl<W: Write> Encoder<W> {
             tensors: Tensors::new(cfg.max_tensors),
             plans: Plans::new(cfg.max_plans),
             stack: Vec::with_capacity(cfg.max_tensors),
-            data: Vec::with_capacity(MAX_SLICES * 2 * MAX_VARINT),
+            data: Vec::with_capacity(MAX_SLICES * (1 + 2 * MAX_VARINT)),
         };
         encoder.write_out(&file_header())?;
         encoder.open.put_def(&mut encoder.header)?;

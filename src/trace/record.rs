@@ -324,8 +324,9 @@ pub struct Slices<'a> {
     pub n: u32,
     /// Start of the first slice.
     pub t: i64,
-    /// True: per slice two varints, `busy + 1` (0 = end not seen: the slice lasts until the next start, the last one
-    /// until the graph's end) and `gap` = next slice's start - this slice's start - busy. The last slice has no gap.
+    /// True: per slice a packed pair (docs/FORMAT.md), `busy + 1` (0 = end not seen: the slice lasts until the next
+    /// start, the last one until the graph's end) and `gap` = next slice's start - this slice's start - busy, 0 for the
+    /// last slice.
     /// False: per slice one varint, next slice's start - this slice's start; the last slice's is `end - start`, or 0
     /// when its end was not seen.
     pub barrier: bool,

@@ -1,0 +1,83 @@
+//! Speed of `profinfer report`: the whole command on a made-up trace of 10 million op slices.
+//!
+//!     cargo bench --no-default-features --bench report [-- SLICES [FILE]]
+//!
+//! Prints the median wall time of the command, children of this process, and slices a second. With FILE the trace
+//! is kept there.
+
+#[path = "../tests/synth_trace/mod.rs"]
+mod synth_trace;
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use synth_trace::{Spec, Synth, footer};
+
+const RUNS: usize = 9;
+
+fn main() {
+    // `cargo bench` adds its own flags.
+    let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let slices: u64 = args.first().and_then(|a| a.parse().ok()).unwrap_or(10_000_000);
+    let kept = args.get(1).map(std::path::PathBuf::from);
+    let path = kept.clone().unwrap_or_else(|| std::env::temp_dir().join("profinfer-bench.pfi"));
+    for barrier in [false, true] {
+        generate(&path, slices, barrier);
+        measure(&path, barrier);
+    }
+    if kept.is_none() {
+        let _ = std::fs::remove_file(&path);
+    }
+}
+
+/// 16 layers, 2 threads, 1 to 500 us an op: shaped like a 1B model's decode.
+fn generate(path: &Path, slices: u64, barrier: bool) {
+    let out = BufWriter::new(File::create(path).expect("the trace can be written"));
+    let mut synth = Synth::new(out, Spec { layers: 16, barrier, ..Spec::default() });
+    let mut state = 1u64;
+    synth.call(32, |p, _| 1000 + 977 * p as u64);
+    while synth.slices < slices {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let seed = state;
+        synth.call(1, |p, t| {
+            let x = (seed ^ (p as u64) << 17 ^ u64::from(t) << 3).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            1000 + (x >> 40) % if p % 3 == 0 { 500_000 } else { 5000 }
+        });
+    }
+    synth.enc.finish(&footer("target exited")).expect("the trace can be ended");
+}
+
+fn measure(path: &Path, barrier: bool) {
+    let bytes = std::fs::metadata(path).map_or(0, |m| m.len());
+    let mut slices = 0;
+    let mut times: Vec<f64> = (0..RUNS)
+        .map(|_| {
+            let start = Instant::now();
+            let done = Command::new(env!("CARGO_BIN_EXE_profinfer"))
+                .args(["report", "--json", "--by", "op"])
+                .arg(path)
+                .stderr(Stdio::inherit())
+                .output()
+                .expect("profinfer runs");
+            let time = start.elapsed().as_secs_f64();
+            assert!(done.status.success(), "profinfer report failed");
+            let json: serde_json::Value = serde_json::from_slice(&done.stdout).expect("the report is JSON");
+            assert_eq!(json["books"]["verdict"], "complete");
+            slices = json["books"]["hits"]["slices"].as_u64().expect("a number of slices");
+            time
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    let (median, best) = (times[RUNS / 2], times[0]);
+    let mode = if barrier { "barrier" } else { "interval" };
+    println!(
+        "report, {mode} mode: {slices} slices, {:.2} bytes each: median {:.3} s, {:.1} M slices/s (best {:.3} s)",
+        bytes as f64 / slices as f64,
+        median,
+        slices as f64 / median / 1e6,
+        best
+    );
+}

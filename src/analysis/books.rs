@@ -1,0 +1,287 @@
+//! How far a recording can be trusted: hits expected and seen, losses, damage, and what the recording itself cost.
+//! A number that is not there says why. May use `trace`.
+
+use serde::Serialize;
+
+use super::calls::Timeline;
+use super::load::Loaded;
+use super::ops::OpTimes;
+use super::tables::share;
+use crate::trace::record::{Footer, Level};
+
+/// A number, or why there is none.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Figure {
+    pub value: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
+}
+
+impl Figure {
+    fn known(value: f64) -> Figure {
+        Figure { value: Some(value), unknown: None }
+    }
+
+    fn unknown(why: &str) -> Figure {
+        Figure { value: None, unknown: Some(why.to_string()) }
+    }
+}
+
+/// One rung of the probe ladder.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RungRow {
+    pub engine: u32,
+    pub role: String,
+    pub name: String,
+    pub used: bool,
+    pub expected: Option<u64>,
+    pub seen: u64,
+    pub why: String,
+}
+
+/// Op hits over the whole run, from the CPU graphs' own records.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Hits {
+    pub graphs: u64,
+    /// Graphs whose nodes could be read and which ended before the recording did; the sums below are theirs.
+    pub checked_graphs: u64,
+    pub expected: u64,
+    pub seen: u64,
+    /// Checked graphs in which the two differ.
+    pub graphs_off: u64,
+    /// Op slices in the file.
+    pub slices: u64,
+    /// Graphs whose slices are in the file but whose own record is not.
+    pub graphs_without_record: u64,
+}
+
+/// Events of one kind. `seen = recorded + lost` when the books close.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct KindRow {
+    pub kind: String,
+    pub seen: u64,
+    pub recorded: u64,
+    pub lost: u64,
+    /// False: seen is not recorded + lost.
+    pub closes: bool,
+}
+
+/// The honesty block.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Books {
+    /// True only when nothing is lost, damaged, unended, or missing against what the graphs demand.
+    pub complete: bool,
+    /// `complete`, or what is missing.
+    pub verdict: String,
+    pub rungs: Vec<RungRow>,
+    pub hits: Hits,
+    pub events: Vec<KindRow>,
+    /// Of the events seen by the kernel side, 0 to 1.
+    pub lost_share: Figure,
+    /// Lost events by CPU; empty when none were lost or nothing is known.
+    pub lost_per_cpu: Vec<u64>,
+    /// Op hits outside any graph that was seen from its start.
+    pub orphans: Figure,
+    pub read_errors: Figure,
+    /// What the file lost, in words.
+    pub damage: Vec<String>,
+    /// Null: the recording did not end cleanly.
+    pub end: Option<String>,
+    pub notices: Vec<String>,
+    pub agent_cpu_ms: Figure,
+    /// Of one core, 0 to 1.
+    pub agent_cpu_share: Figure,
+    pub agent_peak_rss_bytes: Figure,
+    /// Trap of one probe hit as measured at the start, ns.
+    pub trap_ns: Figure,
+    /// Our BPF program in one hit by the kernel's accounting, ns.
+    pub bpf_ns: Figure,
+    /// The two together, or what is known of them, ns.
+    pub hit_ns: Figure,
+    /// Hits on the thread that took most of them.
+    pub busiest_thread_hits: u64,
+    /// Those hits' cost over the time of all calls, 0 to 1.
+    pub predicted_slowdown: Figure,
+}
+
+const NO_FOOTER: &str = "the recording did not end cleanly";
+
+/// Fills in the honesty block.
+pub fn books(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Books {
+    let footer = loaded.footer.as_ref();
+    let figure =
+        |get: fn(&Footer<'_>) -> f64| footer.map_or(Figure::unknown(NO_FOOTER), |f| Figure::known(get(f)));
+    let hits = hits(loaded, times);
+    let events = events(footer);
+    let lost_share = lost_share(footer, &events);
+    let faults = faults(loaded, &hits, &events, &lost_share);
+    let (trap_ns, bpf_ns, hit_ns) = hit_cost(loaded);
+    let busiest_thread_hits = busiest(loaded, times);
+    Books {
+        complete: faults.is_empty(),
+        verdict: if faults.is_empty() { "complete".into() } else { faults.join("; ") },
+        rungs: rungs(loaded),
+        lost_per_cpu: lost_per_cpu(footer),
+        orphans: figure(|f| f.orphans as f64),
+        read_errors: figure(|f| f.read_errors as f64),
+        damage: loaded.damage.clone(),
+        end: footer.map(|f| f.end.to_string()),
+        notices: loaded.notices.iter().map(|n| n.text.to_string()).collect(),
+        agent_cpu_ms: figure(|f| agent_us(f) / 1e3),
+        agent_cpu_share: match footer {
+            Some(f) if f.wall_ns == 0 => Figure::unknown("the recording's length was not measured"),
+            _ => figure(|f| agent_us(f) * 1e3 / f.wall_ns as f64),
+        },
+        agent_peak_rss_bytes: figure(|f| f.agent_peak_rss as f64),
+        predicted_slowdown: slowdown(line, &hit_ns, busiest_thread_hits),
+        hits,
+        events,
+        lost_share,
+        trap_ns,
+        bpf_ns,
+        hit_ns,
+        busiest_thread_hits,
+    }
+}
+
+fn agent_us(f: &Footer<'_>) -> f64 {
+    f.agent_user_us as f64 + f.agent_sys_us as f64
+}
+
+fn rungs(loaded: &Loaded<'_>) -> Vec<RungRow> {
+    let mut rows: Vec<RungRow> = loaded
+        .rungs
+        .iter()
+        .map(|r| RungRow {
+            engine: r.engine,
+            role: r.role.into(),
+            name: r.name.into(),
+            used: r.used,
+            expected: r.expected,
+            seen: r.seen,
+            why: r.why.into(),
+        })
+        .collect();
+    rows.sort_by_key(|r| (r.engine, !r.used));
+    rows
+}
+
+fn hits(loaded: &Loaded<'_>, times: &OpTimes) -> Hits {
+    let mut h = Hits { graphs: loaded.cpu_graphs.len() as u64, slices: times.slices, ..Hits::default() };
+    for g in &loaded.cpu_graphs {
+        if let (Some(expected), false) = (g.expected, g.cut) {
+            h.checked_graphs += 1;
+            h.expected += u64::from(expected);
+            h.seen += u64::from(g.seen);
+            h.graphs_off += u64::from(expected != g.seen);
+        }
+    }
+    h.graphs_without_record = times.phases.values().map(|p| p.unrecorded).sum();
+    h
+}
+
+fn events(footer: Option<&Footer<'_>>) -> Vec<KindRow> {
+    let kinds = footer.map_or(&[][..], |f| &f.kinds);
+    kinds
+        .iter()
+        .map(|k| KindRow {
+            kind: k.kind.into(),
+            seen: k.seen,
+            recorded: k.recorded,
+            lost: k.lost,
+            closes: k.recorded.checked_add(k.lost) == Some(k.seen),
+        })
+        .collect()
+}
+
+fn lost_share(footer: Option<&Footer<'_>>, events: &[KindRow]) -> Figure {
+    if footer.is_none() {
+        return Figure::unknown(NO_FOOTER);
+    }
+    let sum = |get: fn(&KindRow) -> u64| events.iter().map(get).fold(0, u64::saturating_add);
+    Figure::known(share(sum(|e| e.lost), sum(|e| e.seen)))
+}
+
+fn lost_per_cpu(footer: Option<&Footer<'_>>) -> Vec<u64> {
+    let lost = footer.map_or(&[][..], |f| &f.lost_cpu);
+    if lost.iter().all(|n| *n == 0) { Vec::new() } else { lost.to_vec() }
+}
+
+/// Everything that keeps a recording from being complete.
+fn faults(loaded: &Loaded<'_>, hits: &Hits, events: &[KindRow], lost: &Figure) -> Vec<String> {
+    let mut faults = Vec::new();
+    match lost.value {
+        None => faults.push("not ended cleanly, so what was lost is unknown".to_string()),
+        Some(share) if share > 0.0 => faults.push(format!("{} of the events lost", percent(share))),
+        Some(_) => {}
+    }
+    for kind in events.iter().filter(|k| !k.closes) {
+        let KindRow { kind, seen, recorded, lost, .. } = kind;
+        faults.push(format!("books of `{kind}` do not close: {seen} seen, {recorded} recorded, {lost} lost"));
+    }
+    if hits.graphs_off > 0 {
+        let gone = share(hits.expected.saturating_sub(hits.seen), hits.expected);
+        let what = if hits.seen > hits.expected {
+            format!("{} op hits more than expected", hits.seen - hits.expected)
+        } else {
+            format!("{} of the expected op hits missing", percent(gone))
+        };
+        faults.push(format!("{what} ({} of {} graphs differ)", hits.graphs_off, hits.checked_graphs));
+    }
+    if !loaded.damage.is_empty() {
+        faults.push(format!("file damaged in {} places", loaded.damage.len()));
+    }
+    if hits.graphs_without_record > 0 {
+        faults.push(format!("{} graphs without their own record", hits.graphs_without_record));
+    }
+    let whole = loaded.cpu_graphs.iter().filter(|g| !g.cut).count() as u64;
+    let at_op_level = loaded.header.as_ref().is_none_or(|h| h.level == Level::Op);
+    if at_op_level && whole > hits.checked_graphs {
+        faults.push(format!("{} graphs could not be checked for missing hits", whole - hits.checked_graphs));
+    }
+    faults
+}
+
+/// A share as a percentage; a loss too small to show is never shown as none.
+pub fn percent(share: f64) -> String {
+    let p = share * 100.0;
+    if p > 0.0 && p < 0.01 { "< 0.01 %".into() } else { format!("{p:.2} %") }
+}
+
+fn hit_cost(loaded: &Loaded<'_>) -> (Figure, Figure, Figure) {
+    let trap = match loaded.header.as_ref() {
+        None => Figure::unknown("the header is lost"),
+        Some(h) if h.hit_ns == 0 => Figure::unknown("not measured when the recording began"),
+        Some(h) => Figure::known(f64::from(h.hit_ns)),
+    };
+    let bpf = match loaded.footer.as_ref() {
+        None => Figure::unknown(NO_FOOTER),
+        Some(f) if f.bpf_runs == 0 => Figure::unknown("the kernel kept no accounts of BPF run time"),
+        Some(f) => Figure::known(f.bpf_ns as f64 / f.bpf_runs as f64),
+    };
+    let both = match trap.value {
+        Some(value) => Figure::known(value + bpf.value.unwrap_or(0.0)),
+        None => trap.clone(),
+    };
+    (trap, bpf, both)
+}
+
+/// Op hits of the busiest thread index, with the calls, graphs and splits (entry and return) of thread 0.
+fn busiest(loaded: &Loaded<'_>, times: &OpTimes) -> u64 {
+    let mut by_ith = std::collections::HashMap::<u16, u64>::new();
+    for ((ith, _), t) in &times.threads {
+        *by_ith.entry(*ith).or_default() += t.hits;
+    }
+    let outer = loaded.tokens.len() + loaded.graphs.len() + loaded.splits.len() + loaded.cpu_graphs.len();
+    *by_ith.entry(0).or_default() += 2 * outer as u64;
+    by_ith.into_values().max().unwrap_or(0)
+}
+
+fn slowdown(line: &Timeline, hit_ns: &Figure, hits: u64) -> Figure {
+    let wall = line.calls.iter().fold(0u64, |sum, c| sum.saturating_add(c.dur));
+    match hit_ns.value {
+        None => Figure::unknown("the cost of a hit is not known"),
+        Some(_) if wall == 0 => Figure::unknown("no call was recorded"),
+        Some(ns) => Figure::known(hits as f64 * ns / wall as f64),
+    }
+}

@@ -1,0 +1,418 @@
+//! Calls of the engine in time: which is prefill, which is decode, and how long they took. May use `trace`.
+//!
+//! A call is one `llama_process`, `llama_decode` or `llama_encode`. Where no such call was recorded, the scheduler's
+//! graphs stand in, and where there are none either, the CPU graphs.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use super::load::Loaded;
+use crate::trace::record::{CpuGraph, Entry, Graph};
+
+/// Told apart by the widest ubatch of a call: 1 token is decode, more is prefill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    Prefill,
+    Decode,
+    /// Neither the ubatch nor the batch width was recorded.
+    Unknown,
+}
+
+impl Phase {
+    pub const ALL: [Phase; 3] = [Phase::Prefill, Phase::Decode, Phase::Unknown];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Prefill => "prefill",
+            Phase::Decode => "decode",
+            Phase::Unknown => "unknown",
+        }
+    }
+
+    fn of_width(tokens: u64) -> Phase {
+        match tokens {
+            0 => Phase::Unknown,
+            1 => Phase::Decode,
+            _ => Phase::Prefill,
+        }
+    }
+}
+
+/// What stands for a call in this trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallSource {
+    Token,
+    SchedulerGraph,
+    CpuGraph,
+}
+
+/// One call.
+#[derive(Debug, Clone)]
+pub struct Call {
+    pub seq: u64,
+    pub pid: u32,
+    pub tid: u32,
+    pub entry: Option<Entry>,
+    /// CLOCK_MONOTONIC, ns.
+    pub start: i64,
+    /// ns.
+    pub dur: u64,
+    /// Tokens in the batch; the sum of its ubatches where the batch was not read.
+    pub tokens: Option<u64>,
+    pub phase: Phase,
+    /// Scheduler graphs (or what stands for them) in the call.
+    pub graphs: u32,
+    /// The recording ended before the call did.
+    pub cut: bool,
+}
+
+impl Call {
+    pub fn end(&self) -> i64 {
+        self.start.saturating_add_unsigned(self.dur)
+    }
+}
+
+/// The calls in order of time, and which of them each graph belongs to.
+pub struct Timeline {
+    pub source: CallSource,
+    /// Sorted by start.
+    pub calls: Vec<Call>,
+    /// Phase of each of [`Loaded::cpu_graphs`].
+    pub cpu_phase: Vec<Phase>,
+    /// Index of the call of each of [`Loaded::cpu_graphs`].
+    pub cpu_call: Vec<Option<usize>>,
+    /// Phase by the seq of a scheduler graph.
+    pub graph_phase: HashMap<u64, Phase>,
+}
+
+/// Widths seen for one call while its graphs are gathered.
+#[derive(Default, Clone)]
+struct Width {
+    widest: u64,
+    sum: u64,
+    graphs: u32,
+    /// False once a graph of unknown width was met: then the sum says nothing.
+    incomplete: bool,
+}
+
+impl Width {
+    fn add(&mut self, ubatch: u64) {
+        self.widest = self.widest.max(ubatch);
+        self.sum = self.sum.saturating_add(ubatch);
+        self.graphs = self.graphs.saturating_add(1);
+        self.incomplete |= ubatch == 0;
+    }
+}
+
+/// Orders the calls, gives each its phase, and links the graphs to them.
+pub fn timeline(loaded: &Loaded<'_>) -> Timeline {
+    let source = match (loaded.tokens.is_empty(), loaded.graphs.is_empty()) {
+        (false, _) => CallSource::Token,
+        (true, false) => CallSource::SchedulerGraph,
+        (true, true) => CallSource::CpuGraph,
+    };
+    let mut calls = bare_calls(loaded, source);
+    calls.sort_by_key(|c| (c.start, c.seq));
+    let by_seq: HashMap<u64, usize> = calls.iter().enumerate().map(|(i, c)| (c.seq, i)).collect();
+    let finder = Finder::new(&calls);
+    let cpu_width = cpu_widths(&loaded.cpu_graphs);
+
+    let mut widths = vec![Width::default(); calls.len()];
+    let mut graph_call: HashMap<u64, Option<usize>> = HashMap::with_capacity(loaded.graphs.len());
+    let mut graph_width: HashMap<u64, u64> = HashMap::with_capacity(loaded.graphs.len());
+    for g in &loaded.graphs {
+        let call = match source {
+            CallSource::Token => match g.token {
+                Some(token) => by_seq.get(&token).copied(),
+                None => finder.find(&calls, g.pid, g.tid, g.t),
+            },
+            _ => by_seq.get(&g.seq).copied(),
+        };
+        let width = graph_ubatch(g, &cpu_width);
+        if let Some(width_of) = call.and_then(|c| widths.get_mut(c)) {
+            width_of.add(width);
+        }
+        graph_call.insert(g.seq, call);
+        graph_width.insert(g.seq, width);
+    }
+    let mut cpu_call = Vec::with_capacity(loaded.cpu_graphs.len());
+    for g in &loaded.cpu_graphs {
+        let (call, lone) = match (source, g.graph.and_then(|s| graph_call.get(&s))) {
+            (CallSource::CpuGraph, _) => (by_seq.get(&g.seq).copied(), true),
+            (_, Some(call)) => (*call, false),
+            (_, None) => (finder.find(&calls, g.pid, g.tid, g.t), true),
+        };
+        if let (true, Some(width)) = (lone, call.and_then(|c| widths.get_mut(c))) {
+            width.add(u64::from(g.ubatch));
+        }
+        cpu_call.push(call);
+    }
+    for (call, width) in calls.iter_mut().zip(&widths) {
+        settle(call, width);
+    }
+    let phase_of = |call: Option<usize>| call.and_then(|c| calls.get(c)).map(|c| c.phase);
+    let graph_phase: HashMap<u64, Phase> = graph_call
+        .iter()
+        .map(|(seq, call)| {
+            let own = Phase::of_width(graph_width.get(seq).copied().unwrap_or(0));
+            (*seq, phase_of(*call).unwrap_or(own))
+        })
+        .collect();
+    let cpu_phase = loaded
+        .cpu_graphs
+        .iter()
+        .zip(&cpu_call)
+        .map(|(g, call)| {
+            phase_of(*call)
+                .or_else(|| g.graph.and_then(|s| graph_phase.get(&s).copied()))
+                .unwrap_or_else(|| Phase::of_width(u64::from(g.ubatch)))
+        })
+        .collect();
+    Timeline { source, calls, cpu_phase, cpu_call, graph_phase }
+}
+
+fn bare_calls(loaded: &Loaded<'_>, source: CallSource) -> Vec<Call> {
+    let call = |seq, pid, tid, entry, start, dur, tokens: Option<u32>, cut| Call {
+        seq,
+        pid,
+        tid,
+        entry,
+        start,
+        dur,
+        tokens: tokens.map(u64::from),
+        phase: Phase::Unknown,
+        graphs: 0,
+        cut,
+    };
+    match source {
+        CallSource::Token => loaded
+            .tokens
+            .iter()
+            .map(|t| call(t.seq, t.pid, t.tid, Some(t.entry), t.t, t.dur, t.n_tokens, t.cut))
+            .collect(),
+        CallSource::SchedulerGraph => {
+            loaded.graphs.iter().map(|g| call(g.seq, g.pid, g.tid, None, g.t, g.dur, None, g.cut)).collect()
+        }
+        CallSource::CpuGraph => loaded
+            .cpu_graphs
+            .iter()
+            .map(|g| call(g.seq, g.pid, g.tid, None, g.t, g.dur, None, g.cut))
+            .collect(),
+    }
+}
+
+/// Ubatch of the first CPU graph of each scheduler graph, for graphs whose own was not read.
+fn cpu_widths(cpu_graphs: &[CpuGraph]) -> HashMap<u64, (i64, u64)> {
+    let mut first: HashMap<u64, (i64, u64)> = HashMap::new();
+    for g in cpu_graphs {
+        if let (Some(seq), true) = (g.graph, g.ubatch != 0) {
+            let new = (g.t, u64::from(g.ubatch));
+            first.entry(seq).and_modify(|old| *old = (*old).min(new)).or_insert(new);
+        }
+    }
+    first
+}
+
+fn graph_ubatch(g: &Graph, cpu: &HashMap<u64, (i64, u64)>) -> u64 {
+    match g.ubatch {
+        0 => cpu.get(&g.seq).map_or(0, |(_, width)| *width),
+        width => u64::from(width),
+    }
+}
+
+fn settle(call: &mut Call, width: &Width) {
+    call.graphs = width.graphs;
+    call.phase = match Phase::of_width(width.widest) {
+        // The batch's own width decides only where no graph says anything.
+        Phase::Unknown => Phase::of_width(call.tokens.unwrap_or(0)),
+        phase => phase,
+    };
+    if call.tokens.is_none() && width.graphs > 0 && !width.incomplete {
+        call.tokens = Some(width.sum);
+    }
+}
+
+/// Finds the call that was running on a thread at a time.
+struct Finder {
+    /// (pid, tid) to the indices of its calls, in order of time.
+    by_thread: HashMap<(u32, u32), Vec<usize>>,
+}
+
+impl Finder {
+    fn new(calls: &[Call]) -> Self {
+        let mut by_thread: HashMap<(u32, u32), Vec<usize>> = HashMap::new();
+        for (i, c) in calls.iter().enumerate() {
+            by_thread.entry((c.pid, c.tid)).or_default().push(i);
+        }
+        Finder { by_thread }
+    }
+
+    fn find(&self, calls: &[Call], pid: u32, tid: u32, t: i64) -> Option<usize> {
+        let list = self.by_thread.get(&(pid, tid))?;
+        let after = list.partition_point(|i| calls.get(*i).is_some_and(|c| c.start <= t));
+        let index = *list.get(after.checked_sub(1)?)?;
+        calls.get(index).filter(|c| t <= c.end()).map(|_| index)
+    }
+}
+
+/// Mean, percentiles (nearest rank: the smallest value that at least p % of all do not exceed) and maximum, ns.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Latency {
+    pub n: u64,
+    pub mean_ns: f64,
+    pub p50_ns: u64,
+    pub p95_ns: u64,
+    pub p99_ns: u64,
+    pub max_ns: u64,
+}
+
+/// `None` when there is nothing to describe.
+pub fn latency(mut values: Vec<u64>) -> Option<Latency> {
+    values.sort_unstable();
+    let max_ns = *values.last()?;
+    let n = values.len();
+    let rank = |p: usize| values.get((n * p).div_ceil(100).saturating_sub(1)).copied().unwrap_or(max_ns);
+    let sum: f64 = values.iter().map(|v| *v as f64).sum();
+    Some(Latency {
+        n: n as u64,
+        mean_ns: sum / n as f64,
+        p50_ns: rank(50),
+        p95_ns: rank(95),
+        p99_ns: rank(99),
+        max_ns,
+    })
+}
+
+/// Consecutive prefill calls of a process, and the decode calls that follow them.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Request {
+    pub pid: u32,
+    /// Start of the first call, CLOCK_MONOTONIC ns.
+    pub start_ns: i64,
+    pub prefill_calls: u64,
+    /// Null where a batch's width was not recorded.
+    pub prompt_tokens: Option<u64>,
+    /// Start of the first prefill call to the end of the last one; null without a whole prefill.
+    pub ttft_ns: Option<u64>,
+    /// The same without the time between the calls.
+    pub prefill_ns: u64,
+    pub decode_calls: u64,
+}
+
+/// Requests, and the start-to-start distances of decode calls within them.
+#[derive(Default)]
+pub struct Requests {
+    pub list: Vec<Request>,
+    pub decode_steps: Vec<u64>,
+}
+
+struct Open {
+    request: Request,
+    last_decode: Option<i64>,
+    cut: bool,
+}
+
+/// Cuts the calls of each process into requests.
+pub fn requests(calls: &[Call]) -> Requests {
+    let mut out = Requests::default();
+    let mut open: HashMap<u32, Open> = HashMap::new();
+    for call in calls {
+        match call.phase {
+            Phase::Prefill => {
+                if open.get(&call.pid).is_some_and(|o| o.request.decode_calls > 0) {
+                    out.list.extend(open.remove(&call.pid).map(|o| o.request));
+                }
+                open.entry(call.pid).or_insert_with(|| Open::at(call)).prefill(call);
+            }
+            Phase::Decode => {
+                let o = open.entry(call.pid).or_insert_with(|| Open::at(call));
+                o.request.decode_calls += 1;
+                if let Some(before) = o.last_decode.replace(call.start) {
+                    out.decode_steps.push(before.abs_diff(call.start));
+                }
+            }
+            // What it was is not known, so it ends what was going on rather than being counted into it.
+            Phase::Unknown => out.list.extend(open.remove(&call.pid).map(|o| o.request)),
+        }
+    }
+    out.list.extend(open.into_values().map(|o| o.request));
+    out.list.sort_by_key(|r| (r.start_ns, r.pid));
+    out
+}
+
+impl Open {
+    fn at(call: &Call) -> Open {
+        let request = Request {
+            pid: call.pid,
+            start_ns: call.start,
+            prefill_calls: 0,
+            prompt_tokens: Some(0),
+            ttft_ns: None,
+            prefill_ns: 0,
+            decode_calls: 0,
+        };
+        Open { request, last_decode: None, cut: false }
+    }
+
+    fn prefill(&mut self, call: &Call) {
+        let r = &mut self.request;
+        r.prefill_calls += 1;
+        r.prompt_tokens = r.prompt_tokens.zip(call.tokens).map(|(a, b)| a.saturating_add(b));
+        r.prefill_ns = r.prefill_ns.saturating_add(call.dur);
+        self.cut |= call.cut;
+        r.ttft_ns = (!self.cut).then(|| r.start_ns.abs_diff(call.end()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_nearest_rank() {
+        let l = latency((1..=200).rev().collect()).unwrap();
+        assert_eq!((l.n, l.p50_ns, l.p95_ns, l.p99_ns, l.max_ns), (200, 100, 190, 198, 200));
+        assert_eq!(l.mean_ns, 100.5);
+        assert_eq!(latency(vec![7]).unwrap().p50_ns, 7);
+        assert_eq!(latency(vec![]), None);
+    }
+
+    fn call(start: i64, dur: u64, phase: Phase) -> Call {
+        let tokens = Some(if phase == Phase::Decode { 1 } else { 8 });
+        let entry = Some(Entry::Decode);
+        Call { seq: 0, pid: 1, tid: 1, entry, start, dur, tokens, phase, graphs: 1, cut: false }
+    }
+
+    #[test]
+    fn a_request_is_prefills_and_the_decodes_after_them() {
+        use Phase::*;
+        let calls = [
+            call(0, 10, Prefill),
+            call(20, 10, Prefill),
+            call(40, 5, Decode),
+            call(50, 5, Decode),
+            call(70, 5, Decode),
+            call(100, 30, Prefill),
+            call(140, 5, Decode),
+        ];
+        let r = requests(&calls);
+        assert_eq!(r.decode_steps, [10, 20]);
+        let seen: Vec<_> = r
+            .list
+            .iter()
+            .map(|r| (r.prefill_calls, r.prompt_tokens, r.ttft_ns, r.prefill_ns, r.decode_calls))
+            .collect();
+        assert_eq!(seen, [(2, Some(16), Some(30), 20, 3), (1, Some(8), Some(30), 30, 1)]);
+    }
+
+    #[test]
+    fn no_ttft_without_a_whole_prefill() {
+        let mut cut = call(0, 10, Phase::Prefill);
+        cut.cut = true;
+        assert_eq!(requests(&[cut]).list[0].ttft_ns, None);
+        assert_eq!(requests(&[call(0, 10, Phase::Decode)]).list[0].ttft_ns, None);
+    }
+}

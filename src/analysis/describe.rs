@@ -1,0 +1,129 @@
+//! What a plan position is: op, name pattern, layer, and its cost by the model. May use `ggml`.
+
+use super::load::{Hit, Loaded, TensorInfo};
+use crate::ggml::cost::{Cost, OpShape, TensorShape, cost, fused_cost};
+use crate::ggml::names::fold;
+
+/// Shown for a position whose tensor was not described (`--no-str`, or a definition that was lost).
+pub const NO_STRUCTURE: &str = "(structure not recorded)";
+/// Shown for ops whose names carry no layer number.
+pub const NO_LAYER: &str = "(no layer)";
+
+/// One position of a plan in words.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ident {
+    /// `MUL_MAT`, `RMS_NORM+MUL`.
+    pub op: String,
+    /// `Qcur-{L}`.
+    pub name: String,
+    pub layer: Option<u32>,
+    /// False: the three above say only that nothing is known.
+    pub known: bool,
+    /// By the cost model; `None` where it does not know the op.
+    pub work: Option<Cost>,
+}
+
+/// Describes a hit; `None` is a position outside what the trace defines.
+pub fn describe(loaded: &Loaded<'_>, position: usize, hit: Option<Hit>) -> Ident {
+    let tensor = |id: u32| loaded.tensors.get(&id).filter(|t| t.known);
+    let Some((first, second)) = hit.and_then(|(first, fused)| Some((tensor(first)?, fused))) else {
+        let name = match hit {
+            Some(_) => format!("{NO_STRUCTURE} position {position}"),
+            None => NO_STRUCTURE.to_string(),
+        };
+        return Ident { op: NO_STRUCTURE.into(), name, layer: None, known: false, work: None };
+    };
+    let fused = second.map(tensor);
+    let mut op = op_desc(loaded, first.op);
+    match fused {
+        Some(Some(t)) => {
+            op.push('+');
+            op.push_str(&op_desc(loaded, t.op));
+        }
+        Some(None) => op.push_str("+?"),
+        None => {}
+    }
+    // The result of a fused pair is the second tensor, and it is the one that programs name.
+    let result = fused.flatten().unwrap_or(first);
+    let (name, layer) = name_and_layer(loaded, result, first);
+    let work = work(loaded, first, fused);
+    Ident { op, name, layer, known: true, work }
+}
+
+/// ggml_op_desc of an op; its number where the trace has no name for it.
+pub fn op_desc(loaded: &Loaded<'_>, op: u16) -> String {
+    match loaded.ops.get(&op) {
+        Some(def) if !def.desc.is_empty() => def.desc.to_string(),
+        Some(def) => def.name.to_string(),
+        None => format!("op#{op}"),
+    }
+}
+
+/// GGML_OP_NAME of an op, empty where the trace has none.
+pub fn op_name<'a>(loaded: &Loaded<'a>, op: u16) -> &'a str {
+    loaded.ops.get(&op).map_or("", |def| def.name)
+}
+
+/// True for a tensor that no op computes: weights, inputs, caches.
+pub fn is_leaf(loaded: &Loaded<'_>, t: &TensorInfo) -> bool {
+    t.known && t.view_src.is_none() && t.src.iter().all(Option::is_none) && op_name(loaded, t.op) == "NONE"
+}
+
+/// Source `slot` of a tensor, where it is described.
+pub fn source<'l>(loaded: &'l Loaded<'_>, t: &TensorInfo, slot: usize) -> Option<&'l TensorInfo> {
+    let id = (*t.src.get(slot)?)?;
+    loaded.tensors.get(&id).filter(|t| t.known)
+}
+
+/// The tensor's own name decides; a nameless node is known by its weight, and a layer by any source's.
+fn name_and_layer(loaded: &Loaded<'_>, result: &TensorInfo, first: &TensorInfo) -> (String, Option<u32>) {
+    let own = fold(&result.name);
+    let nameless = own.pattern.starts_with("node_{N}");
+    let mut layer = own.layer;
+    let mut name = own.pattern.into_owned();
+    let mut weight = None;
+    for t in [result, first] {
+        for leaf in t.src.iter().flatten().filter_map(|id| loaded.tensors.get(id)) {
+            if !is_leaf(loaded, leaf) {
+                continue;
+            }
+            let folded = fold(&leaf.name);
+            layer = layer.or(folded.layer);
+            if nameless && folded.layer.is_some() {
+                weight = weight.or_else(|| Some(folded.pattern.into_owned()));
+            }
+        }
+    }
+    if let Some(weight) = weight {
+        name = format!("{name} [{weight}]");
+    }
+    if name.is_empty() {
+        name = "(no name)".into();
+    }
+    (name, layer)
+}
+
+/// FLOPs and bytes of a hit; none where the cost model does not know the op, or a source is not described.
+fn work(loaded: &Loaded<'_>, first: &TensorInfo, fused: Option<Option<&TensorInfo>>) -> Option<Cost> {
+    let sources = shapes(loaded, first)?;
+    let op = OpShape { op: op_name(loaded, first.op), node: shape(loaded, first)?, src: &sources };
+    let Some(second) = fused else { return cost(&op) };
+    let second = second?;
+    let sources = shapes(loaded, second)?;
+    fused_cost(&op, &OpShape { op: op_name(loaded, second.op), node: shape(loaded, second)?, src: &sources })
+}
+
+fn shape(loaded: &Loaded<'_>, t: &TensorInfo) -> Option<TensorShape> {
+    let ty = loaded.types.get(&t.ty)?;
+    Some(TensorShape { ne: t.ne, block: ty.block, block_bytes: ty.bytes })
+}
+
+fn shapes(loaded: &Loaded<'_>, t: &TensorInfo) -> Option<Vec<Option<TensorShape>>> {
+    let one = |id: &u32| shape(loaded, loaded.tensors.get(id).filter(|s| s.known)?);
+    t.src.iter().map(|slot| slot.as_ref().map_or(Some(None), |id| one(id).map(Some))).collect()
+}
+
+/// Bytes of a tensor's elements; none where its type is not described.
+pub fn tensor_bytes(loaded: &Loaded<'_>, t: &TensorInfo) -> Option<u64> {
+    shape(loaded, t)?.bytes()
+}

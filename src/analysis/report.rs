@@ -1,0 +1,284 @@
+//! The whole answer of `profinfer report`, in numbers. The field names of these structs are the names of the JSON
+//! report and do not change; all times are nanoseconds and end in `_ns`, all shares are 0 to 1. May use `trace`.
+
+use serde::Serialize;
+
+use super::books::{Books, books};
+use super::calls::{CallSource, Latency, Phase, Request, Timeline, latency, requests, timeline};
+use super::load::{Loaded, Progress, load};
+use super::model::{ModelFacts, model};
+use super::ops::{OpTimes, PhaseSum, op_times};
+use super::tables::*;
+use crate::trace::reader::Trace;
+
+/// A table of the report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    Op,
+    Name,
+    Layer,
+    Thread,
+    Token,
+}
+
+/// What to report.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Rows of a table; the rest is summed up in one row.
+    pub top: Option<usize>,
+    pub tables: Vec<By>,
+    /// One phase only.
+    pub phase: Option<Phase>,
+}
+
+/// The report. `schema` grows when a field changes its meaning; new fields may come without that.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    pub schema: u32,
+    pub run: RunFacts,
+    pub model: ModelFacts,
+    /// What counts as a call.
+    pub call_source: CallSource,
+    /// Time to first token over the requests whose prefill was recorded whole.
+    pub ttft: Option<Latency>,
+    pub requests: Vec<Request>,
+    pub phases: Vec<PhaseReport>,
+    pub books: Books,
+}
+
+/// The recording.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct RunFacts {
+    /// profinfer that recorded it; this and the next five are empty when the header is lost.
+    pub tool: String,
+    pub command: String,
+    pub kernel: String,
+    pub arch: String,
+    pub host: String,
+    pub cpu_model: String,
+    pub level: Option<String>,
+    pub structure: Option<bool>,
+    pub transport: Option<String>,
+    /// CLOCK_REALTIME at the start, ns since 1970.
+    pub started_unix_ns: Option<u64>,
+    /// First start to last end of what was recorded.
+    pub span_ns: u64,
+    pub processes: Vec<ProcessFacts>,
+    pub engines: Vec<EngineFacts>,
+    pub blocks: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ProcessFacts {
+    pub pid: u32,
+    pub engine: u32,
+    pub exe: String,
+    pub cmdline: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EngineFacts {
+    pub id: u32,
+    pub version: String,
+    pub layout: String,
+    pub modules: Vec<ModuleFacts>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModuleFacts {
+    pub path: String,
+    pub build_id: String,
+    pub role: String,
+}
+
+/// What the op times of a phase are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OpTime {
+    /// Start to barrier entry.
+    Busy,
+    /// Start to the next op's start, the barrier wait included.
+    Wall,
+    /// Some graphs have one, some the other.
+    Mixed,
+}
+
+/// Prefill, decode, or calls whose phase is not known.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PhaseReport {
+    pub phase: Phase,
+    pub calls: u64,
+    /// Calls that were still running when the recording ended; they are in no figure of time.
+    pub cut_calls: u64,
+    /// Null where the width of a batch was not recorded.
+    pub tokens: Option<u64>,
+    /// Sum of the calls' durations.
+    pub in_call_ns: u64,
+    /// Duration of a call. In decode this is TPOT as the engine itself counts it.
+    pub latency: Option<Latency>,
+    /// Decode only: start of a call to the start of the next one in the same request (sampling and client included).
+    pub start_to_start: Option<Latency>,
+    /// Tokens over the time in calls.
+    pub tokens_per_s: Option<f64>,
+    /// Decode only: steps over the time from start to start.
+    pub tokens_per_s_wall: Option<f64>,
+    pub cpu_graphs: u64,
+    /// Summed duration of the CPU graphs: the whole of which the tables show shares.
+    pub graph_ns: u64,
+    pub op_ns: u64,
+    pub wait_ns: Option<u64>,
+    pub gaps_ns: u64,
+    /// Null when no CPU graph was recorded.
+    pub op_time: Option<OpTime>,
+    /// Tables that were asked for; those not asked for are left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_op: Option<Vec<OpRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_name: Option<Vec<OpRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_layer: Option<Vec<OpRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_thread: Option<Vec<ThreadRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_token: Option<Vec<TokenRow>>,
+    pub splits: Vec<SplitRow>,
+}
+
+/// Reads `trace` and answers `options`.
+pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
+    // Every byte is looked at twice at most: once as records, once as slices.
+    progress.total.store(trace.size().saturating_mul(2), std::sync::atomic::Ordering::Relaxed);
+    let mut loaded = load(trace, progress);
+    let line = timeline(&loaded);
+    let times = op_times(&mut loaded, &line, progress);
+    let idents = Idents::new(&loaded);
+    let requests = requests(&line.calls);
+    let all = Phase::ALL.iter().filter(|p| options.phase.is_none_or(|only| only == **p));
+    Report {
+        schema: 1,
+        run: run(&loaded),
+        model: model(&loaded),
+        call_source: line.source,
+        ttft: latency(requests.list.iter().filter_map(|r| r.ttft_ns).collect()),
+        phases: all
+            .filter_map(|p| phase(&loaded, &line, &times, &idents, &requests.decode_steps, *p, options))
+            .collect(),
+        requests: requests.list,
+        books: books(&loaded, &line, &times),
+    }
+}
+
+fn phase(
+    loaded: &Loaded<'_>,
+    line: &Timeline,
+    times: &OpTimes,
+    idents: &Idents,
+    steps: &[u64],
+    phase: Phase,
+    options: &Options,
+) -> Option<PhaseReport> {
+    let sum = times.phases.get(&phase).copied().unwrap_or_default();
+    let splits = split_rows(loaded, line, phase);
+    let calls: Vec<_> = line.calls.iter().filter(|c| c.phase == phase).collect();
+    if calls.is_empty() && sum.graphs == 0 && splits.is_empty() {
+        return None;
+    }
+    let whole: Vec<_> = calls.iter().filter(|c| !c.cut).collect();
+    let in_call_ns = whole.iter().fold(0u64, |a, c| a.saturating_add(c.dur));
+    let tokens = whole.iter().try_fold(0u64, |a, c| a.checked_add(c.tokens?));
+    let steps = if phase == Phase::Decode { steps } else { &[] };
+    let steps_ns = steps.iter().fold(0u64, |a, s| a.saturating_add(*s));
+    let wanted = |by: By| options.tables.contains(&by);
+    let ops =
+        |by: By, key: OpKey| wanted(by).then(|| top_ops(op_rows(times, idents, phase, key), options.top));
+    Some(PhaseReport {
+        phase,
+        calls: calls.len() as u64,
+        cut_calls: (calls.len() - whole.len()) as u64,
+        tokens,
+        in_call_ns,
+        latency: latency(whole.iter().map(|c| c.dur).collect()),
+        start_to_start: latency(steps.to_vec()),
+        tokens_per_s: tokens.filter(|_| in_call_ns > 0).map(|t| t as f64 * 1e9 / in_call_ns as f64),
+        tokens_per_s_wall: (steps_ns > 0).then(|| steps.len() as f64 * 1e9 / steps_ns as f64),
+        cpu_graphs: sum.graphs,
+        graph_ns: sum.graph_ns,
+        op_ns: sum.op_ns,
+        wait_ns: (sum.barrier > 0).then_some(sum.wait_ns),
+        gaps_ns: gaps(&sum),
+        op_time: op_time(&sum),
+        by_op: ops(By::Op, OpKey::Op),
+        by_name: ops(By::Name, OpKey::Name),
+        by_layer: ops(By::Layer, OpKey::Layer),
+        by_thread: wanted(By::Thread).then(|| first(thread_rows(times, phase), options.top)),
+        by_token: wanted(By::Token).then(|| first(token_rows(line, times, phase), options.top)),
+        splits,
+    })
+}
+
+fn op_time(sum: &PhaseSum) -> Option<OpTime> {
+    match (sum.barrier, sum.interval) {
+        (0, 0) => None,
+        (_, 0) => Some(OpTime::Busy),
+        (0, _) => Some(OpTime::Wall),
+        _ => Some(OpTime::Mixed),
+    }
+}
+
+fn first<T>(mut rows: Vec<T>, top: Option<usize>) -> Vec<T> {
+    rows.truncate(top.unwrap_or(usize::MAX));
+    rows
+}
+
+fn run(loaded: &Loaded<'_>) -> RunFacts {
+    let mut facts = RunFacts { span_ns: span(loaded), blocks: loaded.blocks, ..RunFacts::default() };
+    if let Some(h) = &loaded.header {
+        facts.tool = h.tool.into();
+        facts.command = h.command.into();
+        facts.kernel = h.kernel.into();
+        facts.arch = h.arch.into();
+        facts.host = h.host.into();
+        facts.cpu_model = h.cpu_model.into();
+        facts.level = Some(format!("{:?}", h.level).to_lowercase());
+        facts.structure = Some(h.structure);
+        facts.transport = Some(format!("{:?}", h.transport).to_lowercase());
+        facts.started_unix_ns = Some(h.real_ns);
+    }
+    facts.processes = loaded
+        .processes
+        .iter()
+        .map(|p| ProcessFacts { pid: p.pid, engine: p.engine, exe: p.exe.into(), cmdline: p.cmdline.into() })
+        .collect();
+    facts.engines = loaded
+        .engines
+        .iter()
+        .map(|e| EngineFacts {
+            id: e.id,
+            version: e.version.into(),
+            layout: e.layout.into(),
+            modules: loaded
+                .modules
+                .iter()
+                .filter(|m| m.engine == e.id)
+                .map(|m| ModuleFacts {
+                    path: m.path.into(),
+                    build_id: m.build_id.into(),
+                    role: m.role.into(),
+                })
+                .collect(),
+        })
+        .collect();
+    facts
+}
+
+fn span(loaded: &Loaded<'_>) -> u64 {
+    let tokens = loaded.tokens.iter().map(|t| (t.t, t.dur));
+    let graphs = loaded.graphs.iter().map(|g| (g.t, g.dur));
+    let cpu = loaded.cpu_graphs.iter().map(|g| (g.t, g.dur));
+    let ends = tokens.chain(graphs).chain(cpu).map(|(t, dur)| (t, t.saturating_add_unsigned(dur)));
+    let bounds = ends.fold(None, |acc: Option<(i64, i64)>, (from, to)| match acc {
+        None => Some((from, to)),
+        Some((a, b)) => Some((a.min(from), b.max(to))),
+    });
+    bounds.map_or(0, |(from, to)| from.abs_diff(to))
+}

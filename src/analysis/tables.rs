@@ -1,0 +1,341 @@
+//! Rows by op type, name pattern, layer, thread, token and backend. May use `trace`.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use super::calls::{Phase, Timeline};
+use super::describe::{Ident, NO_LAYER, NO_STRUCTURE, describe};
+use super::load::Loaded;
+use super::ops::{OpTimes, PhaseSum, PosStat};
+use crate::ggml::backend_guid;
+
+/// Row that holds thread 0's barrier waits (barrier mode only).
+pub const WAIT_ROW: &str = "(barrier wait)";
+/// Row that holds what no op and no wait covers, so that the shares add up to one.
+pub const GAPS_ROW: &str = "(gaps)";
+
+/// Row that sums up what `--top` leaves out.
+pub const OTHER_ROW: &str = "(other)";
+
+/// What the op table groups by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpKey {
+    Op,
+    Name,
+    Layer,
+}
+
+/// One row of an op table. Times are thread 0's, ns.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OpRow {
+    /// Op type, `(op, name pattern)` in one string, or layer; `(barrier wait)` and `(gaps)` close the sum.
+    pub name: String,
+    /// Executions: once per graph, however many threads took part.
+    pub calls: u64,
+    pub total_ns: u64,
+    pub mean_ns: Option<f64>,
+    pub min_ns: Option<u64>,
+    pub max_ns: Option<u64>,
+    /// Of the summed duration of the phase's CPU graphs, 0 to 1.
+    pub share: f64,
+    pub cumulative_share: f64,
+    /// Thread 0's wait at the barrier after the op; null in interval mode, where it is inside the op's time.
+    pub wait_ns: Option<u64>,
+    /// Time of all threads in this op added up.
+    pub all_threads_ns: u64,
+    /// Slowest thread's busy time over the mean of the threads; null in interval mode.
+    pub imbalance: Option<f64>,
+    /// Bytes and FLOPs of the cost model over the slowest thread's busy time (interval mode: thread 0's wall time),
+    /// in 10^9 a second; null where the model does not know the op.
+    pub model_gb_per_s: Option<f64>,
+    pub model_gflop_per_s: Option<f64>,
+}
+
+/// One thread index of the engine's pool.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ThreadRow {
+    pub ith: u16,
+    /// Kernel threads that ran as this index; builds without OpenMP start new ones for every graph.
+    pub tids: u64,
+    pub slices: u64,
+    /// Op time (busy in barrier mode, wall in interval mode), ns.
+    pub op_ns: u64,
+    /// Barrier wait; null in interval mode.
+    pub wait_ns: Option<u64>,
+    /// Of the summed duration of the phase's CPU graphs.
+    pub op_share: f64,
+    pub wait_share: Option<f64>,
+}
+
+/// One call.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TokenRow {
+    pub seq: u64,
+    pub pid: u32,
+    pub tokens: Option<u64>,
+    /// After the first call of the recording, ns.
+    pub start_ns: i64,
+    pub dur_ns: u64,
+    /// Since the end of the call before it in the same process; null for the first one.
+    pub since_last_ns: Option<i64>,
+    pub graphs: u32,
+    pub op_ns: u64,
+    pub wait_ns: u64,
+    /// Op slices of all threads.
+    pub slices: u64,
+    pub cut: bool,
+}
+
+/// Splits of one backend.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SplitRow {
+    pub backend: String,
+    pub splits: u64,
+    pub total_ns: u64,
+    /// Of the time of all splits.
+    pub share: f64,
+}
+
+/// All positions of all plans in words.
+pub struct Idents(HashMap<u32, Vec<Ident>>);
+
+impl Idents {
+    pub fn new(loaded: &Loaded<'_>) -> Self {
+        let plans = loaded.plans.iter().map(|(id, plan)| {
+            (*id, plan.hits.iter().enumerate().map(|(i, hit)| describe(loaded, i, Some(*hit))).collect())
+        });
+        Idents(plans.collect())
+    }
+}
+
+#[derive(Default)]
+struct Group {
+    stat: PosStat,
+    bytes: f64,
+    flops: f64,
+    /// Time of those executions whose work is known, ns.
+    work_ns: u64,
+}
+
+/// Sums the positions of `phase` by `key`, largest first, with the rows that make the shares add up.
+pub fn op_rows(times: &OpTimes, idents: &Idents, phase: Phase, key: OpKey) -> Vec<OpRow> {
+    let mut groups: HashMap<String, Group> = HashMap::new();
+    let no_idents = Vec::new();
+    for ((plan, _), stat) in times.plans.iter().filter(|((_, p), _)| *p == phase) {
+        let idents = idents.0.get(plan).unwrap_or(&no_idents);
+        for (pos, ident) in stat.positions.iter().zip(idents) {
+            if pos.calls == 0 && pos.all_threads == 0 {
+                continue;
+            }
+            let group = groups.entry(label(ident, key)).or_default();
+            group.stat.merge(pos);
+            if let Some(work) = ident.work {
+                group.bytes += (work.read as f64 + work.written as f64) * pos.timed as f64;
+                group.flops += work.flops as f64 * pos.timed as f64;
+                group.work_ns = group.work_ns.saturating_add(pos.span);
+            }
+        }
+        if stat.beyond.calls > 0 || stat.beyond.all_threads > 0 {
+            groups.entry(NO_STRUCTURE.into()).or_default().stat.merge(&stat.beyond);
+        }
+    }
+    let phase_sum = times.phases.get(&phase).copied().unwrap_or_default();
+    let mut rows: Vec<OpRow> = groups.into_iter().map(|(name, g)| row(name, &g, &phase_sum)).collect();
+    rows.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.name.cmp(&b.name)));
+    close(rows, &phase_sum)
+}
+
+fn label(ident: &Ident, key: OpKey) -> String {
+    match key {
+        OpKey::Op => ident.op.clone(),
+        OpKey::Name if ident.known => format!("{}  {}", ident.op, ident.name),
+        OpKey::Name => ident.name.clone(),
+        OpKey::Layer => match ident.layer {
+            Some(layer) => format!("layer {layer}"),
+            None if ident.known => NO_LAYER.into(),
+            None => NO_STRUCTURE.into(),
+        },
+    }
+}
+
+fn per_second(amount: f64, ns: u64) -> Option<f64> {
+    (amount > 0.0 && ns > 0).then(|| amount / ns as f64)
+}
+
+fn row(name: String, g: &Group, phase: &PhaseSum) -> OpRow {
+    let s = &g.stat;
+    let timed = s.timed > 0;
+    OpRow {
+        name,
+        calls: s.calls,
+        total_ns: s.total,
+        mean_ns: timed.then(|| s.total as f64 / s.timed as f64),
+        min_ns: timed.then_some(s.min),
+        max_ns: timed.then_some(s.max),
+        share: share(s.total, phase.graph_ns),
+        cumulative_share: 0.0,
+        wait_ns: (phase.barrier > 0).then_some(s.wait),
+        all_threads_ns: s.all_threads,
+        imbalance: (s.mean > 0.0).then(|| s.slowest as f64 / s.mean),
+        model_gb_per_s: per_second(g.bytes, g.work_ns),
+        model_gflop_per_s: per_second(g.flops, g.work_ns),
+    }
+}
+
+/// A part of a whole, 0 when there is no whole.
+pub fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// Appends the closing rows and fills in the cumulative shares.
+fn close(mut rows: Vec<OpRow>, phase: &PhaseSum) -> Vec<OpRow> {
+    let bare = |name: &str, total_ns: u64| OpRow {
+        name: name.into(),
+        calls: 0,
+        total_ns,
+        mean_ns: None,
+        min_ns: None,
+        max_ns: None,
+        share: share(total_ns, phase.graph_ns),
+        cumulative_share: 0.0,
+        wait_ns: None,
+        all_threads_ns: 0,
+        imbalance: None,
+        model_gb_per_s: None,
+        model_gflop_per_s: None,
+    };
+    if rows.is_empty() {
+        return rows;
+    }
+    if phase.barrier > 0 {
+        rows.push(bare(WAIT_ROW, phase.wait_ns));
+    }
+    rows.push(bare(GAPS_ROW, gaps(phase)));
+    let mut sum = 0.0;
+    for row in &mut rows {
+        sum += row.share;
+        row.cumulative_share = sum;
+    }
+    rows
+}
+
+/// Graph time of a phase that neither an op nor a barrier wait of thread 0 covers.
+pub fn gaps(phase: &PhaseSum) -> u64 {
+    phase.graph_ns.saturating_sub(phase.op_ns).saturating_sub(phase.wait_ns)
+}
+
+/// Keeps the `top` largest rows of an op table and sums the rest up in one row before the closing ones.
+pub fn top_ops(mut rows: Vec<OpRow>, top: Option<usize>) -> Vec<OpRow> {
+    let closing = rows.iter().filter(|r| r.name == WAIT_ROW || r.name == GAPS_ROW).count();
+    let ops = rows.len() - closing;
+    let Some(top) = top.filter(|top| *top < ops) else { return rows };
+    let rest: Vec<OpRow> = rows.drain(top..ops).collect();
+    let Some(last) = rest.last() else { return rows };
+    let sum = |get: fn(&OpRow) -> u64| rest.iter().map(get).fold(0u64, u64::saturating_add);
+    let other = OpRow {
+        name: OTHER_ROW.into(),
+        calls: sum(|r| r.calls),
+        total_ns: sum(|r| r.total_ns),
+        mean_ns: None,
+        min_ns: None,
+        max_ns: None,
+        share: rest.iter().map(|r| r.share).sum(),
+        cumulative_share: last.cumulative_share,
+        wait_ns: last.wait_ns.map(|_| sum(|r| r.wait_ns.unwrap_or(0))),
+        all_threads_ns: sum(|r| r.all_threads_ns),
+        imbalance: None,
+        model_gb_per_s: None,
+        model_gflop_per_s: None,
+    };
+    rows.insert(top, other);
+    rows
+}
+
+/// The thread indices of a phase, busiest first.
+pub fn thread_rows(times: &OpTimes, phase: Phase) -> Vec<ThreadRow> {
+    let sum = times.phases.get(&phase).copied().unwrap_or_default();
+    let mut rows: Vec<ThreadRow> = times
+        .threads
+        .iter()
+        .filter(|((_, p), _)| *p == phase)
+        .map(|((ith, _), t)| ThreadRow {
+            ith: *ith,
+            tids: t.tids.len() as u64,
+            slices: t.slices,
+            op_ns: t.busy,
+            wait_ns: (sum.barrier > 0).then_some(t.wait),
+            op_share: share(t.busy, sum.graph_ns),
+            wait_share: (sum.barrier > 0).then(|| share(t.wait, sum.graph_ns)),
+        })
+        .collect();
+    rows.sort_by_key(|r| (std::cmp::Reverse(r.op_ns), r.ith));
+    rows
+}
+
+/// The calls of a phase, slowest first.
+pub fn token_rows(line: &Timeline, times: &OpTimes, phase: Phase) -> Vec<TokenRow> {
+    let Some(origin) = line.calls.first().map(|c| c.start) else { return Vec::new() };
+    let mut sums = vec![(0u64, 0u64, 0u64); line.calls.len()];
+    for (call, g) in line.cpu_call.iter().zip(&times.graphs) {
+        if let Some(sum) = call.and_then(|c| sums.get_mut(c)) {
+            *sum = (sum.0.saturating_add(g.ops), sum.1.saturating_add(g.wait), sum.2 + g.slices);
+        }
+    }
+    let mut last_end: HashMap<u32, i64> = HashMap::new();
+    let mut rows = Vec::new();
+    for (call, (op_ns, wait_ns, slices)) in line.calls.iter().zip(sums) {
+        let before = last_end.insert(call.pid, call.end());
+        if call.phase != phase {
+            continue;
+        }
+        rows.push(TokenRow {
+            seq: call.seq,
+            pid: call.pid,
+            tokens: call.tokens,
+            start_ns: call.start.saturating_sub(origin),
+            dur_ns: call.dur,
+            since_last_ns: before.map(|end| call.start.saturating_sub(end)),
+            graphs: call.graphs,
+            op_ns,
+            wait_ns,
+            slices,
+            cut: call.cut,
+        });
+    }
+    rows.sort_by_key(|r| (std::cmp::Reverse(r.dur_ns), r.seq));
+    rows
+}
+
+/// Splits of a phase by backend, largest first.
+pub fn split_rows(loaded: &Loaded<'_>, line: &Timeline, phase: Phase) -> Vec<SplitRow> {
+    let mut sums: HashMap<u32, (u64, u64)> = HashMap::new();
+    for s in &loaded.splits {
+        let of = s.graph.and_then(|g| line.graph_phase.get(&g)).copied().unwrap_or(Phase::Unknown);
+        if of == phase {
+            let sum = sums.entry(s.backend).or_default();
+            *sum = (sum.0 + 1, sum.1.saturating_add(s.dur));
+        }
+    }
+    let all = sums.values().fold(0u64, |a, (_, ns)| a.saturating_add(*ns));
+    let mut rows: Vec<SplitRow> = sums
+        .into_iter()
+        .map(|(id, (splits, total_ns))| SplitRow {
+            backend: backend_name(loaded, id),
+            splits,
+            total_ns,
+            share: share(total_ns, all),
+        })
+        .collect();
+    rows.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.backend.cmp(&b.backend)));
+    rows
+}
+
+fn backend_name(loaded: &Loaded<'_>, id: u32) -> String {
+    let Some(b) = loaded.backends.get(&id) else { return format!("backend {id} (not described)") };
+    match backend_guid::name(&b.guid) {
+        _ if !b.name.is_empty() => b.name.to_string(),
+        Some(name) => name.to_string(),
+        None => b.guid.iter().map(|byte| format!("{byte:02x}")).collect(),
+    }
+}

@@ -1,0 +1,184 @@
+//! Plain aligned tables for a terminal or a pipe. Uses nothing else of this crate.
+
+/// How a text view may draw.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Style {
+    /// Columns of the terminal; `None` is a pipe or file, where nothing is cut.
+    pub width: Option<usize>,
+    pub color: bool,
+}
+
+impl Style {
+    pub fn bold(&self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    pub fn dim(&self, text: &str) -> String {
+        self.paint("2", text)
+    }
+
+    pub fn good(&self, text: &str) -> String {
+        self.paint("32", text)
+    }
+
+    pub fn bad(&self, text: &str) -> String {
+        self.paint("31", text)
+    }
+
+    fn paint(&self, code: &str, text: &str) -> String {
+        if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+    }
+}
+
+/// Text from a target or a trace made safe to print: control characters and those that hide or turn text are escaped.
+pub fn clean(text: &str) -> String {
+    let hides = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    };
+    if !text.chars().any(hides) {
+        return text.to_string();
+    }
+    text.chars().map(|c| if hides(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
+/// A column: numbers stand right, text stands left.
+#[derive(Debug, Clone)]
+pub struct Column {
+    pub head: &'static str,
+    pub text: bool,
+    /// Columns of the highest rank leave first where a terminal is narrow; 0 always stays.
+    pub rank: u8,
+}
+
+/// A number column.
+pub fn number(head: &'static str, rank: u8) -> Column {
+    Column { head, text: false, rank }
+}
+
+/// A text column.
+pub fn text(head: &'static str) -> Column {
+    Column { head, text: true, rank: 0 }
+}
+
+/// Rows under headings. The last column takes what room is left.
+pub struct Table {
+    columns: Vec<Column>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub fn new(columns: Vec<Column>) -> Table {
+        Table { columns, rows: Vec::new() }
+    }
+
+    /// Adds a row; cells are cleaned here, so data can be given as it is.
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells.iter().map(|c| clean(c)).collect());
+    }
+
+    /// The table as lines that end in a newline, indented by two.
+    pub fn render(&self, style: &Style) -> String {
+        let widths: Vec<usize> = self.columns.iter().enumerate().map(|(i, c)| self.width(i, c)).collect();
+        let shown = self.fitting(&widths, style.width);
+        let mut out = style.dim(&self.line(&shown, &widths, style, |_, c| c.head));
+        out.push('\n');
+        for row in &self.rows {
+            out.push_str(&self.line(&shown, &widths, style, |i, _| row.get(i).map_or("", String::as_str)));
+            out.push('\n');
+        }
+        out
+    }
+
+    fn width(&self, i: usize, column: &Column) -> usize {
+        let cells = self.rows.iter().filter_map(|r| r.get(i)).map(|c| c.chars().count());
+        cells.max().unwrap_or(0).max(column.head.len())
+    }
+
+    /// The columns that fit, dropping the highest ranks first. The last column may shrink to a readable rest.
+    fn fitting(&self, widths: &[usize], limit: Option<usize>) -> Vec<usize> {
+        let mut shown: Vec<usize> = (0..self.columns.len()).collect();
+        let Some(limit) = limit else { return shown };
+        let last = self.columns.len().saturating_sub(1);
+        let room = |i: usize| widths.get(i).map_or(0, |w| if i == last { (*w).min(LAST_MIN) } else { *w });
+        let rank = |i: usize| self.columns.get(i).map_or(0, |c| c.rank);
+        while shown.iter().map(|i| room(*i) + 2).sum::<usize>() > limit {
+            let Some(out) =
+                shown.iter().rposition(|i| rank(*i) > 0 && shown.iter().all(|o| rank(*o) <= rank(*i)))
+            else {
+                break;
+            };
+            shown.remove(out);
+        }
+        shown
+    }
+
+    fn line<'t>(
+        &'t self,
+        shown: &[usize],
+        widths: &[usize],
+        style: &Style,
+        cell: impl Fn(usize, &'t Column) -> &'t str,
+    ) -> String {
+        let mut line = String::new();
+        let mut used = 0;
+        for i in shown {
+            let (Some(column), Some(width)) = (self.columns.get(*i), widths.get(*i)) else { continue };
+            let value = cell(*i, column);
+            let fill = width.saturating_sub(value.chars().count());
+            line.push_str("  ");
+            used += 2;
+            if *i + 1 == self.columns.len() && column.text {
+                let room = style.width.map_or(usize::MAX, |w| w.saturating_sub(used).max(LAST_MIN));
+                line.push_str(&cut(value, room));
+            } else if column.text {
+                line.push_str(value);
+                line.extend(std::iter::repeat_n(' ', fill));
+            } else {
+                line.extend(std::iter::repeat_n(' ', fill));
+                line.push_str(value);
+            }
+            used += width;
+        }
+        line.truncate(line.trim_end().len());
+        line
+    }
+}
+
+/// Least room for the last column before other columns are dropped.
+const LAST_MIN: usize = 16;
+
+fn cut(value: &str, room: usize) -> String {
+    if value.chars().count() <= room {
+        return value.to_string();
+    }
+    value.chars().take(room.saturating_sub(1)).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Table {
+        let mut t = Table::new(vec![number("ms", 0), number("max", 2), number("calls", 1), text("op")]);
+        t.row(vec!["1.5".into(), "9".into(), "10".into(), "MUL_MAT_OF_A_RATHER_LONG_NAME".into()]);
+        t.row(vec!["12.5".into(), "8".into(), "1".into(), "a\x1b[31m\u{202e}".into()]);
+        t
+    }
+
+    #[test]
+    fn columns_line_up_and_data_is_escaped() {
+        let want = "    ms  max  calls  op\n   1.5    9     10  MUL_MAT_OF_A_RATHER_LONG_NAME\n  \
+                    12.5    8      1  a\\u{1b}[31m\\u{202e}\n";
+        assert_eq!(sample().render(&Style::default()), want);
+    }
+
+    #[test]
+    fn a_narrow_terminal_loses_the_least_important_columns() {
+        let out = sample().render(&Style { width: Some(30), color: false });
+        assert_eq!(out.lines().next(), Some("    ms  calls  op"));
+        assert!(out.lines().all(|l| l.chars().count() <= 31), "{out}");
+        let out = sample().render(&Style { width: Some(5), color: false });
+        assert_eq!(out.lines().next(), Some("    ms  op"));
+    }
+}

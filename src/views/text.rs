@@ -1,0 +1,338 @@
+//! The report as text for a terminal or a pipe. May use `analysis`.
+
+use std::io::{self, Write};
+
+use super::honesty;
+use super::table::{Style, Table, clean, number, text};
+use super::units::*;
+use crate::analysis::calls::{CallSource, Latency, Phase};
+use crate::analysis::report::{OpTime, PhaseReport, Report, RunFacts};
+use crate::analysis::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
+
+/// Writes the whole report.
+pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
+    run(out, &report.run, style)?;
+    model(out, report, style)?;
+    calls(out, report, style)?;
+    for phase in &report.phases {
+        tables(out, phase, style)?;
+    }
+    honesty::write(out, &report.books, style)
+}
+
+fn title(out: &mut dyn Write, style: &Style, text: &str) -> io::Result<()> {
+    writeln!(out, "\n{}", style.bold(text))
+}
+
+/// One `name: value` line; an empty value is left out.
+pub(super) fn fact(out: &mut dyn Write, name: &str, value: &str) -> io::Result<()> {
+    if value.is_empty() { Ok(()) } else { writeln!(out, "  {name:<12} {}", clean(value)) }
+}
+
+fn run(out: &mut dyn Write, run: &RunFacts, style: &Style) -> io::Result<()> {
+    writeln!(out, "{}", style.bold("Run"))?;
+    fact(out, "recorded by", &run.tool)?;
+    fact(out, "command", &run.command)?;
+    let machine = [run.host.as_str(), &run.cpu_model, &run.kernel, &run.arch];
+    let machine: Vec<&str> = machine.into_iter().filter(|s| !s.is_empty()).collect();
+    fact(out, "machine", &machine.join(", "))?;
+    if let (Some(level), Some(structure)) = (&run.level, run.structure) {
+        let structure = if structure { "with structure" } else { "without structure" };
+        fact(out, "level", &format!("{level}, {structure}, over {}", time(run.span_ns as f64)))?;
+    }
+    for p in &run.processes {
+        let cmdline = if p.cmdline.is_empty() { &p.exe } else { &p.cmdline };
+        fact(out, "process", &format!("{} {cmdline}", p.pid))?;
+    }
+    for e in &run.engines {
+        let version = if e.version.is_empty() { "version not stated" } else { &e.version };
+        fact(out, "engine", version)?;
+        for m in &e.modules {
+            let id = if m.build_id.is_empty() { "no build id" } else { &m.build_id };
+            fact(out, "", &format!("{}  {}  {id}", m.role, m.path))?;
+        }
+    }
+    Ok(())
+}
+
+fn model(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
+    let m = &report.model;
+    title(out, style, "Model (as its tensors show it)")?;
+    let facts = [
+        (m.layers.map(u64::from), "layers"),
+        (m.embedding, "embedding"),
+        (m.feed_forward, "feed-forward"),
+        (m.heads, "heads"),
+        (m.kv_heads, "KV heads"),
+        (m.head_width, "head width"),
+        (m.vocabulary, "vocabulary"),
+    ];
+    let shape: Vec<String> = facts.iter().filter_map(|(v, name)| v.map(|v| format!("{name} {v}"))).collect();
+    fact(out, "shape", &shape.join(", "))?;
+    if let Some(experts) = m.experts {
+        fact(
+            out,
+            "experts",
+            &format!("{experts}, of which {} used", or_dash(m.experts_used, |n| n.to_string())),
+        )?;
+    }
+    let weights: Vec<String> = m
+        .weights
+        .iter()
+        .map(|w| match (w.bytes, w.share) {
+            (Some(b), Some(share)) => format!("{} {} ({} %)", w.name, bytes(b as f64), pct(share)),
+            _ => format!("{} in {}", w.name, count(w.tensors, "tensor")),
+        })
+        .collect();
+    if !weights.is_empty() {
+        let sum = format!("{} in {}: ", bytes(m.weight_bytes as f64), count(m.weight_tensors, "tensor"));
+        fact(out, "weights", &(sum + &weights.join(", ")))?;
+    }
+    if shape.is_empty() && weights.is_empty() {
+        let why = match report.run.structure {
+            Some(false) => "not recorded (--no-str)",
+            _ => "no tensor that shows it was recorded",
+        };
+        fact(out, "shape", why)?;
+    }
+    Ok(())
+}
+
+fn calls(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
+    title(out, style, "Prefill and decode")?;
+    match report.call_source {
+        CallSource::Token => {}
+        CallSource::SchedulerGraph => {
+            fact(out, "note", "no engine call was recorded, each scheduler graph counts as one")?
+        }
+        CallSource::CpuGraph => {
+            fact(out, "note", "no engine call was recorded, each CPU graph counts as one")?
+        }
+    }
+    if report.phases.is_empty() {
+        return fact(out, "calls", "none recorded");
+    }
+    let mut t = Table::new(vec![
+        text("phase"),
+        number("calls", 0),
+        number("tokens", 0),
+        number("tok/s", 0),
+        number("wall tok/s", 1),
+        number("mean ms", 0),
+        number("p50 ms", 2),
+        number("p95 ms", 3),
+        number("p99 ms", 4),
+        number("max ms", 1),
+        text("per"),
+    ]);
+    for p in &report.phases {
+        let in_call = if p.phase == Phase::Decode { "call (TPOT)" } else { "call" };
+        t.row(call_row(p, p.latency, in_call));
+        if p.start_to_start.is_some() {
+            t.row(call_row(p, p.start_to_start, "start to start (TPOT)"));
+        }
+    }
+    if let Some(l) = report.ttft {
+        let mut cells: Vec<String> = vec!["TTFT".into(), l.n.to_string(), "".into(), "".into(), "".into()];
+        cells.extend(latency_cells(Some(l)));
+        cells.push("request, prefill start to end".into());
+        t.row(cells);
+    }
+    write!(out, "{}", t.render(style))?;
+    for p in report.phases.iter().filter(|p| p.cut_calls > 0) {
+        let cut = count(p.cut_calls, "call");
+        fact(
+            out,
+            "note",
+            &format!("{cut} of {} cut by the end of the recording, in no time above", p.phase.name()),
+        )?;
+    }
+    if report.phases.iter().any(|p| p.phase == Phase::Unknown) {
+        fact(out, "note", "unknown: neither the batch nor the ubatch of these calls could be read")?;
+    }
+    Ok(())
+}
+
+fn latency_cells(l: Option<Latency>) -> Vec<String> {
+    match l {
+        Some(l) => {
+            let ns = [l.mean_ns, l.p50_ns as f64, l.p95_ns as f64, l.p99_ns as f64, l.max_ns as f64];
+            ns.iter().map(|ns| format!("{:.3}", ns / 1e6)).collect()
+        }
+        None => vec!["-".into(); 5],
+    }
+}
+
+fn call_row(p: &PhaseReport, l: Option<Latency>, per: &str) -> Vec<String> {
+    let wall = per.starts_with("start");
+    let mut cells = if wall {
+        vec!["".into(), l.map_or_else(String::new, |l| l.n.to_string()), "".into(), "".into()]
+    } else {
+        vec![
+            p.phase.name().to_string(),
+            p.calls.to_string(),
+            or_dash(p.tokens, |n| n.to_string()),
+            or_dash(p.tokens_per_s, |v| format!("{v:.2}")),
+        ]
+    };
+    cells.push(if wall { or_dash(p.tokens_per_s_wall, |v| format!("{v:.2}")) } else { String::new() });
+    cells.extend(latency_cells(l));
+    cells.push(per.into());
+    cells
+}
+
+fn tables(out: &mut dyn Write, p: &PhaseReport, style: &Style) -> io::Result<()> {
+    let name = p.phase.name();
+    let label = match p.op_time {
+        Some(OpTime::Busy) => "busy: start to barrier entry, thread 0",
+        Some(OpTime::Wall) => "wall: start to next op's start, barrier wait inside, thread 0",
+        Some(OpTime::Mixed) => "busy in some graphs, wall in others, thread 0",
+        None => "no CPU graph recorded",
+    };
+    for (by, rows) in [("op", &p.by_op), ("name", &p.by_name), ("layer", &p.by_layer)] {
+        if let Some(rows) = rows {
+            title(out, style, &format!("Operators by {by}, {name} ({label})"))?;
+            ops(out, rows, by, p, style)?;
+        }
+    }
+    if let Some(rows) = &p.by_thread {
+        title(out, style, &format!("Threads, {name}"))?;
+        threads(out, rows, p, style)?;
+    }
+    if let Some(rows) = &p.by_token {
+        title(out, style, &format!("Calls, {name}, slowest first"))?;
+        tokens(out, rows, p, style)?;
+    }
+    if !p.splits.is_empty() {
+        title(out, style, &format!("Graph splits by backend, {name}"))?;
+        splits(out, &p.splits, style)?;
+    }
+    Ok(())
+}
+
+fn op_head(p: &PhaseReport) -> &'static str {
+    match p.op_time {
+        Some(OpTime::Busy) => "busy ms",
+        Some(OpTime::Wall) => "wall ms",
+        _ => "time ms",
+    }
+}
+
+fn ops(
+    out: &mut dyn Write,
+    rows: &[OpRow],
+    by: &'static str,
+    p: &PhaseReport,
+    style: &Style,
+) -> io::Result<()> {
+    if rows.is_empty() {
+        return writeln!(out, "  no op was recorded");
+    }
+    let with_wait = p.wait_ns.is_some();
+    let mut columns = vec![
+        number("%", 0),
+        number("cum %", 1),
+        number(op_head(p), 0),
+        number("calls", 0),
+        number("mean us", 0),
+        number("min us", 6),
+        number("max us", 5),
+    ];
+    if with_wait {
+        columns.extend([number("wait ms", 3), number("imbal", 2)]);
+    }
+    columns.extend([number("GB/s", 4), number("GFLOP/s", 4), text(by)]);
+    let mut t = Table::new(columns);
+    for r in rows {
+        let mut cells = vec![
+            pct(r.share),
+            pct(r.cumulative_share),
+            ms(r.total_ns),
+            if r.calls == 0 { "-".into() } else { r.calls.to_string() },
+            or_dash(r.mean_ns, us),
+            or_dash(r.min_ns, |v| us(v as f64)),
+            or_dash(r.max_ns, |v| us(v as f64)),
+        ];
+        if with_wait {
+            cells.push(or_dash(r.wait_ns, ms));
+            cells.push(or_dash(r.imbalance, |v| format!("{v:.2}")));
+        }
+        cells.push(or_dash(r.model_gb_per_s, |v| format!("{v:.2}")));
+        cells.push(or_dash(r.model_gflop_per_s, |v| format!("{v:.2}")));
+        cells.push(r.name.clone());
+        t.row(cells);
+    }
+    write!(out, "{}", t.render(style))?;
+    let graphs = count(p.cpu_graphs, "CPU graph");
+    writeln!(out, "{}", style.dim(&format!("  100 % = {} ms in {graphs}", ms(p.graph_ns))))
+}
+
+fn threads(out: &mut dyn Write, rows: &[ThreadRow], p: &PhaseReport, style: &Style) -> io::Result<()> {
+    if rows.is_empty() {
+        return writeln!(out, "  no op was recorded");
+    }
+    let mut t = Table::new(vec![
+        number("ith", 0),
+        number("tids", 2),
+        number("ops", 1),
+        number(op_head(p), 0),
+        number("%", 0),
+        number("wait ms", 0),
+        number("wait %", 0),
+    ]);
+    for r in rows {
+        t.row(vec![
+            r.ith.to_string(),
+            r.tids.to_string(),
+            r.slices.to_string(),
+            ms(r.op_ns),
+            pct(r.op_share),
+            or_dash(r.wait_ns, ms),
+            or_dash(r.wait_share, pct),
+        ]);
+    }
+    write!(out, "{}", t.render(style))?;
+    if p.wait_ns.is_none() {
+        let why = "  barrier wait not recorded apart (interval mode): it is inside the ops' time";
+        writeln!(out, "{}", style.dim(why))?;
+    }
+    Ok(())
+}
+
+fn tokens(out: &mut dyn Write, rows: &[TokenRow], p: &PhaseReport, style: &Style) -> io::Result<()> {
+    let mut t = Table::new(vec![
+        number("call", 0),
+        number("start ms", 1),
+        number("ms", 0),
+        number("since last ms", 4),
+        number("tokens", 0),
+        number("graphs", 3),
+        number("ops ms", 0),
+        number("wait ms", 2),
+        number("ops", 5),
+        text(""),
+    ]);
+    for r in rows {
+        t.row(vec![
+            r.seq.to_string(),
+            format!("{:.3}", r.start_ns as f64 / 1e6),
+            ms(r.dur_ns),
+            or_dash(r.since_last_ns, |ns| format!("{:.3}", ns as f64 / 1e6)),
+            or_dash(r.tokens, |n| n.to_string()),
+            r.graphs.to_string(),
+            ms(r.op_ns),
+            if p.wait_ns.is_some() { ms(r.wait_ns) } else { "-".into() },
+            r.slices.to_string(),
+            if r.cut { "cut by the end of the recording".into() } else { String::new() },
+        ]);
+    }
+    write!(out, "{}", t.render(style))
+}
+
+fn splits(out: &mut dyn Write, rows: &[SplitRow], style: &Style) -> io::Result<()> {
+    let mut t = Table::new(vec![number("%", 0), number("ms", 0), number("splits", 0), text("backend")]);
+    for r in rows {
+        t.row(vec![pct(r.share), ms(r.total_ns), r.splits.to_string(), r.backend.clone()]);
+    }
+    write!(out, "{}", t.render(style))
+}

@@ -1,0 +1,323 @@
+//! Traces of a made-up llama-like engine, times known to the nanosecond: for tests of `report` and for its benchmark.
+#![allow(dead_code)]
+
+use std::io::Write;
+
+use profinfer::trace::record::*;
+use profinfer::trace::{Encoder, EncoderConfig, PlanHit, Slice, SliceRun, TensorDesc};
+
+pub const PID: u32 = 4242;
+pub const TID: u32 = 4243;
+/// From a call's start to its graph's, from there to the CPU graph's, from there to the first op; and back at the end.
+pub const LEAD: u64 = 1000;
+/// From the slowest thread's barrier entry to the next op.
+pub const SYNC: u64 = 100;
+/// From the end of a call to the start of the next one.
+pub const PAUSE: u64 = 10_000;
+/// First instant of a trace.
+pub const ORIGIN: u64 = 1_000_000_000_000;
+
+pub const EMBD: u64 = 64;
+pub const FF: u64 = 128;
+pub const HEADS: u64 = 4;
+pub const KV_HEADS: u64 = 2;
+pub const VOCAB: u64 = 256;
+
+const F32: u16 = 0;
+const F16: u16 = 1;
+const Q4_0: u16 = 2;
+const I32: u16 = 3;
+
+const OPS: [(&str, &str); 10] = [
+    ("NONE", "NONE"),
+    ("GET_ROWS", "GET_ROWS"),
+    ("RMS_NORM", "RMS_NORM"),
+    ("MUL", "MUL"),
+    ("MUL_MAT", "MUL_MAT"),
+    ("ROPE", "ROPE"),
+    ("ADD", "ADD"),
+    ("GLU", "SWIGLU"),
+    ("MUL_MAT_ID", "MUL_MAT_ID"),
+    ("ARGSORT", "ARGSORT"),
+];
+
+/// What to record.
+#[derive(Debug, Clone, Copy)]
+pub struct Spec {
+    pub layers: u32,
+    pub threads: u16,
+    pub experts: bool,
+    pub barrier: bool,
+    pub structure: bool,
+    /// False: the ubatch and the batch could not be read.
+    pub widths: bool,
+}
+
+impl Default for Spec {
+    fn default() -> Spec {
+        Spec { layers: 2, threads: 2, experts: false, barrier: true, structure: true, widths: true }
+    }
+}
+
+pub fn header(structure: bool) -> Header<'static> {
+    Header {
+        tool: "profinfer 0.1.0",
+        command: "profinfer record -p 4242",
+        kernel: "6.1.0",
+        arch: "x86_64",
+        host: "bench",
+        cpu_model: "Made-up CPU",
+        topology: "0,0,0,0,0;1,1,0,0,0",
+        mono_ns: ORIGIN,
+        boot_ns: ORIGIN,
+        real_ns: 1_700_000_000_000_000_000,
+        level: Level::Op,
+        structure,
+        transport: Transport::Ring,
+        buffer_bytes: 8 << 20,
+        hit_ns: 500,
+    }
+}
+
+pub fn footer(end: &str) -> Footer<'_> {
+    Footer {
+        end,
+        kinds: Vec::new(),
+        lost_cpu: Vec::new(),
+        orphans: 0,
+        read_errors: 0,
+        agent_user_us: 3000,
+        agent_sys_us: 2000,
+        agent_peak_rss: 9 << 20,
+        wall_ns: 1_000_000_000,
+        bpf_ns: 2_000_000,
+        bpf_runs: 10_000,
+    }
+}
+
+/// Writes calls one after the other.
+pub struct Synth<W: Write> {
+    pub enc: Encoder<W>,
+    pub spec: Spec,
+    /// The next call starts here.
+    pub now: u64,
+    pub calls: u64,
+    pub slices: u64,
+    plans: Vec<(u32, Vec<PlanHit>)>,
+    buffer: Vec<Slice>,
+    addr: u64,
+}
+
+impl<W: Write> Synth<W> {
+    pub fn new(out: W, spec: Spec) -> Synth<W> {
+        let mut enc = Encoder::new(out, EncoderConfig::default(), &header(spec.structure)).unwrap();
+        enc.engine(&Engine { id: 0, version: "0.25.1", layout: "op@80 ne@16" }).unwrap();
+        let path = "/opt/llama/libggml-cpu.so";
+        enc.module(&Module { engine: 0, path, build_id: "00c0ffee", role: "base+cpu" }).unwrap();
+        enc.process(&Process { pid: PID, engine: 0, exe: "/opt/llama/llama-cli", cmdline: "llama-cli -m x" })
+            .unwrap();
+        let (role, name, why) = ("op", "ggml_cpu_extra_compute_forward", "hits as expected");
+        enc.rung(&Rung { engine: 0, role, name, used: true, expected: Some(100), seen: 100, why }).unwrap();
+        for (id, (name, desc)) in OPS.iter().enumerate() {
+            enc.op_def(id as u16, name, desc);
+        }
+        enc.type_def(F32, "f32", 1, 4);
+        enc.type_def(F16, "f16", 1, 2);
+        enc.type_def(Q4_0, "q4_0", 32, 18);
+        enc.type_def(I32, "i32", 1, 4);
+        let (plans, buffer) = (Vec::new(), Vec::new());
+        Synth { enc, spec, now: ORIGIN, calls: 0, slices: 0, plans, buffer, addr: 0x7000_0000 }
+    }
+
+    /// One call of one ubatch of `width` tokens; `busy` gives the time of a position on a thread, ns.
+    pub fn call(&mut self, width: u32, busy: impl Fn(usize, u16) -> u64) {
+        let (start, seq) = (self.now, self.calls);
+        let end = self.graph(seq, Some(seq), width, start + LEAD, busy) + LEAD;
+        let width = self.spec.widths.then_some(width);
+        let (t, dur) = (start as i64, end - start);
+        let entry = Entry::Decode;
+        let token = Token { seq, pid: PID, tid: TID, entry, n_tokens: width, t, dur, cut: false };
+        self.enc.token(&token).unwrap();
+        self.now = end + PAUSE;
+        self.calls += 1;
+    }
+
+    /// Scheduler graph, split and CPU graph `seq` from `start` on; the end of the first.
+    pub fn graph(
+        &mut self,
+        seq: u64,
+        token: Option<u64>,
+        width: u32,
+        start: u64,
+        busy: impl Fn(usize, u16) -> u64,
+    ) -> u64 {
+        let cpu_end = self.cpu_graph(seq, width, start + LEAD, busy);
+        let (end, n_nodes, cut) = (cpu_end + LEAD, 100, false);
+        let ubatch = if self.spec.widths { width } else { 0 };
+        let backend = self.enc.backend([7; 16], "CPU");
+        let (t, dur) = ((start + LEAD) as i64, cpu_end - start - LEAD);
+        let split = Split { seq, graph: Some(seq), backend, pid: PID, tid: TID, n_nodes, t, dur, cut };
+        self.enc.split(&split).unwrap();
+        let (t, dur, cgraph) = (start as i64, end - start, 0x1234);
+        self.enc
+            .graph(&Graph { seq, token, pid: PID, tid: TID, cgraph, n_nodes, ubatch, t, dur, cut })
+            .unwrap();
+        end
+    }
+
+    fn cpu_graph(&mut self, seq: u64, width: u32, start: u64, busy: impl Fn(usize, u16) -> u64) -> u64 {
+        let hits = self.plan(width);
+        let plan = self.enc.plan(PID, hits.len() as u32, &hits).unwrap();
+        let (n, threads, barrier) = (hits.len(), self.spec.threads, self.spec.barrier);
+        let slot = |p: usize| (0..threads).map(|t| busy(p, t)).max().unwrap_or(0) + SYNC;
+        let first = start + LEAD;
+        let mut end = first;
+        for ith in 0..threads {
+            let mut at = first;
+            self.buffer.clear();
+            for p in 0..n {
+                let own_end = at + busy(p, ith);
+                let end = if barrier || p + 1 == n { Some(own_end) } else { None };
+                self.buffer.push(Slice { start: at, end });
+                at += slot(p);
+            }
+            end = at;
+            let run = SliceRun { graph: seq, ith, tid: TID + u32::from(ith), plan, first: 0, barrier };
+            self.enc.slices(&run, &self.buffer).unwrap();
+            self.slices += n as u64;
+        }
+        end += LEAD;
+        let hits = n as u32 * u32::from(threads);
+        let graph = CpuGraph {
+            seq,
+            graph: Some(seq),
+            split: Some(seq),
+            pid: PID,
+            tid: TID,
+            plan: Some(plan),
+            n_nodes: n as u32,
+            n_threads: u32::from(threads),
+            ubatch: if self.spec.widths { width } else { 0 },
+            t: start as i64,
+            dur: end - start,
+            expected: Some(hits),
+            seen: hits,
+            barrier,
+            cut: false,
+        };
+        self.enc.cpu_graph(&graph).unwrap();
+        end
+    }
+
+    /// Names of the positions of a plan: op label and tensor name.
+    pub fn positions(&mut self, width: u32) -> usize {
+        self.plan(width).len()
+    }
+
+    fn plan(&mut self, width: u32) -> Vec<PlanHit> {
+        if let Some((_, hits)) = self.plans.iter().find(|(w, _)| *w == width) {
+            return hits.clone();
+        }
+        // Weights keep their addresses from one width to the next.
+        self.addr = 0x7000_0000;
+        let hits = Builder { synth: self, hits: Vec::new() }.build(u64::from(width));
+        self.plans.push((width, hits.clone()));
+        hits
+    }
+}
+
+struct Builder<'s, W: Write> {
+    synth: &'s mut Synth<W>,
+    hits: Vec<PlanHit>,
+}
+
+impl<W: Write> Builder<'_, W> {
+    fn tensor(&mut self, op: &str, ty: u16, name: &str, ne: [u64; 4], src: &[u32]) -> u32 {
+        self.synth.addr += 336;
+        let src: Vec<Option<u32>> = src.iter().map(|id| Some(*id)).collect();
+        let op = OPS.iter().position(|(name, _)| *name == op).unwrap() as u16;
+        let (addr, known) = (self.synth.addr, self.synth.spec.structure);
+        let name = name.as_bytes();
+        let d = TensorDesc {
+            pid: PID,
+            addr,
+            known,
+            op,
+            ty,
+            flags: 0,
+            name,
+            ne,
+            nb: None,
+            src: &src,
+            view_src: None,
+        };
+        self.synth.enc.tensor(&d).unwrap()
+    }
+
+    fn weight(&mut self, ty: u16, name: &str, ne: [u64; 4]) -> u32 {
+        self.tensor("NONE", ty, name, ne, &[])
+    }
+
+    fn op(&mut self, op: &str, name: &str, ne: [u64; 4], src: &[u32]) -> u32 {
+        let id = self.tensor(op, F32, name, ne, src);
+        self.hits.push(PlanHit { tensor: id, fused: None });
+        id
+    }
+
+    fn norm(&mut self, name: &str, weight: &str, x: u32, ne: [u64; 4]) -> u32 {
+        let w = self.weight(F32, weight, [EMBD, 1, 1, 1]);
+        let norm = self.tensor("RMS_NORM", F32, &name.replace("attn_norm", "norm"), ne, &[x]);
+        let mul = self.tensor("MUL", F32, name, ne, &[norm, w]);
+        self.hits.push(PlanHit { tensor: norm, fused: Some(mul) });
+        mul
+    }
+
+    fn mat(&mut self, name: &str, weight: &str, rows: u64, x: u32, k: u64, n: u64) -> u32 {
+        let w = self.weight(Q4_0, weight, [k, rows, 1, 1]);
+        self.op("MUL_MAT", name, [rows, n, 1, 1], &[w, x])
+    }
+
+    /// 16 hits a layer, and three around them (one more a layer with experts).
+    fn build(mut self, n: u64) -> Vec<PlanHit> {
+        let head = EMBD / HEADS;
+        let wide = [EMBD, n, 1, 1];
+        let table = self.weight(F16, "token_embd.weight", [EMBD, VOCAB, 1, 1]);
+        let tokens = self.weight(I32, "inp_tokens", [n, 1, 1, 1]);
+        let mut x = self.op("GET_ROWS", "embd", wide, &[table, tokens]);
+        for l in 0..self.synth.spec.layers {
+            let w = |name: &str| format!("blk.{l}.{name}.weight");
+            let t = |name: &str| format!("{name}-{l}");
+            let y = self.norm(&t("attn_norm"), &w("attn_norm"), x, wide);
+            let q = self.mat(&t("Qcur"), &w("attn_q"), EMBD, y, EMBD, n);
+            self.op("ROPE", &t("Qcur"), [head, HEADS, n, 1], &[q]);
+            let k = self.mat(&t("Kcur"), &w("attn_k"), head * KV_HEADS, y, EMBD, n);
+            self.op("ROPE", &t("Kcur"), [head, KV_HEADS, n, 1], &[k]);
+            let v = self.mat(&t("Vcur"), &w("attn_v"), head * KV_HEADS, y, EMBD, n);
+            self.op("ADD", &t("Vcur"), [head * KV_HEADS, n, 1, 1], &[v, v]);
+            let o = self.mat(&format!("node_{}", 31 + l), &w("attn_output"), EMBD, y, EMBD, n);
+            let o = self.op("ADD", &t("ffn_inp"), wide, &[o, x]);
+            let y = self.norm(&t("ffn_norm"), &w("ffn_norm"), o, wide);
+            let down = if self.synth.spec.experts { self.experts(l, y, n) } else { self.dense(l, y, n) };
+            x = self.op("ADD", &t("l_out"), wide, &[down, o]);
+        }
+        let y = self.norm("result_norm", "output_norm.weight", x, wide);
+        self.mat("result_output", "output.weight", VOCAB, y, EMBD, n);
+        self.hits
+    }
+
+    fn dense(&mut self, l: u32, y: u32, n: u64) -> u32 {
+        let gate = self.mat(&format!("ffn_gate-{l}"), &format!("blk.{l}.ffn_gate.weight"), FF, y, EMBD, n);
+        let up = self.mat(&format!("ffn_up-{l}"), &format!("blk.{l}.ffn_up.weight"), FF, y, EMBD, n);
+        let glu = self.op("GLU", &format!("ffn_swiglu-{l}"), [FF, n, 1, 1], &[gate, up]);
+        self.mat(&format!("ffn_out-{l}"), &format!("blk.{l}.ffn_down.weight"), EMBD, glu, FF, n)
+    }
+
+    fn experts(&mut self, l: u32, y: u32, n: u64) -> u32 {
+        let sorted = self.op("ARGSORT", &format!("ffn_moe_argsort-{l}"), [8, n, 1, 1], &[y]);
+        let ids = self.tensor("NONE", I32, &format!("ffn_moe_topk-{l}"), [2, n, 1, 1], &[sorted]);
+        let up = self.weight(Q4_0, &format!("blk.{l}.ffn_up_exps.weight"), [EMBD, FF, 8, 1]);
+        let up = self.op("MUL_MAT_ID", &format!("ffn_moe_up-{l}"), [FF, 2, n, 1], &[up, y, ids]);
+        let down = self.weight(Q4_0, &format!("blk.{l}.ffn_down_exps.weight"), [FF, EMBD, 8, 1]);
+        self.op("MUL_MAT_ID", &format!("ffn_moe_down-{l}"), [EMBD, 2, n, 1], &[down, up, ids])
+    }
+}

@@ -1,0 +1,256 @@
+//! What the trace tests share: sample records, a small file with every kind, a synthetic decode stream.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::io::Write;
+
+use profinfer::trace::record::*;
+use profinfer::trace::*;
+
+pub const PID: u32 = 4711;
+
+pub fn header() -> Header<'static> {
+    Header {
+        tool: "profinfer 0.1.0",
+        command: "profinfer record -- llama-cli -m 'a model.gguf'",
+        kernel: "6.1.0",
+        arch: "aarch64",
+        host: "board",
+        cpu_model: "Cortex-A55",
+        topology: "0,0,0,1800000,400;1,1,0,1800000,400",
+        mono_ns: 1_000_000,
+        boot_ns: 2_000_000,
+        real_ns: 1_700_000_000_000_000_000,
+        level: Level::Op,
+        structure: true,
+        transport: Transport::Ring,
+        buffer_bytes: 8 << 20,
+        hit_ns: 512,
+    }
+}
+
+pub fn footer() -> Footer<'static> {
+    Footer {
+        end: "target exited",
+        kinds: vec![
+            KindCount { kind: "op", seen: 1000, recorded: 998, lost: 2 },
+            KindCount { kind: "graph", seen: 10, recorded: 10, lost: 0 },
+        ],
+        lost_cpu: vec![0, 2],
+        orphans: 3,
+        read_errors: 1,
+        agent_user_us: 12_345,
+        agent_sys_us: 54_321,
+        agent_peak_rss: 9 << 20,
+        wall_ns: 5_000_000_000,
+        bpf_ns: 400_000,
+        bpf_runs: 1010,
+    }
+}
+
+pub fn token(seq: u64, t: u64, dur: u64) -> Token {
+    let n_tokens = (seq != 1).then_some(1);
+    Token { seq, pid: PID, tid: PID, entry: Entry::Decode, n_tokens, t: t as i64, dur, cut: false }
+}
+
+pub fn graph(seq: u64, t: u64, dur: u64) -> Graph {
+    let token = Some(seq);
+    let cgraph = 0x7f12_3456_7000;
+    Graph { seq, token, pid: PID, tid: PID, cgraph, n_nodes: 80, ubatch: 1, t: t as i64, dur, cut: false }
+}
+
+pub fn split(seq: u64, backend: u32, t: u64, dur: u64) -> Split {
+    Split { seq, graph: Some(seq), backend, pid: PID, tid: PID, n_nodes: 80, t: t as i64, dur, cut: false }
+}
+
+pub fn cpu_graph(seq: u64, plan: u32, t: u64, dur: u64) -> CpuGraph {
+    CpuGraph {
+        seq,
+        graph: Some(seq),
+        split: Some(seq),
+        pid: PID,
+        tid: PID,
+        plan: Some(plan),
+        n_nodes: 80,
+        n_threads: 2,
+        ubatch: 1,
+        t: t as i64,
+        dur,
+        expected: Some(146),
+        seen: 146,
+        barrier: true,
+        cut: false,
+    }
+}
+
+pub fn setup<W: Write>(e: &mut Encoder<W>) {
+    e.engine(&Engine { id: 0, version: "b6000", layout: "op@80 ne@16 nb@48" }).unwrap();
+    e.module(&Module { engine: 0, path: "/usr/lib/libggml-cpu.so", build_id: "abc0", role: "cpu" }).unwrap();
+    let why = "push r13: emulated, after endbr64";
+    let module = "/usr/lib/libggml-cpu.so";
+    e.probe(&Probe { engine: 0, symbol: "ggml_barrier", module, ret: false, offset: 4, why }).unwrap();
+    e.process(&Process { pid: PID, engine: 0, exe: "/usr/bin/llama-cli", cmdline: "llama-cli -m x" })
+        .unwrap();
+    let (role, name) = ("op", "ggml_compute_forward");
+    e.rung(&Rung { engine: 0, role, name, used: true, expected: Some(146), seen: 146, why: "first" })
+        .unwrap();
+    for (id, name) in
+        ["NONE", "MUL_MAT", "RMS_NORM", "ADD", "MUL", "ROPE", "UNARY", "GET_ROWS"].iter().enumerate()
+    {
+        e.op_def(id as u16, name, if *name == "UNARY" { "SILU" } else { name });
+    }
+    e.type_def(0, "f32", 1, 4);
+    e.type_def(2, "q4_0", 32, 18);
+}
+
+pub fn desc<'a>(addr: u64, name: &'a str, op: u16, ne: [u64; 4], src: &'a [Option<u32>]) -> TensorDesc<'a> {
+    let ty = if op == 0 { 2 } else { 0 };
+    let (name, known) = (name.as_bytes(), true);
+    TensorDesc { pid: PID, addr, known, op, ty, flags: 0, name, ne, nb: None, src, view_src: None }
+}
+
+/// Numbers that look random and are the same in every run.
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Evenly distributed over `lo..hi`.
+    pub fn even(&mut self, lo: f64, hi: f64) -> u64 {
+        (lo + self.unit() * (hi - lo)) as u64
+    }
+
+    /// Evenly distributed in the logarithm over `lo..hi`.
+    pub fn log(&mut self, lo: f64, hi: f64) -> u64 {
+        (lo * (hi / lo).powf(self.unit())) as u64
+    }
+}
+
+/// A model with `layers` layers of 18 ops (4 layers: 73 ops with the output), named and placed as llama.cpp does.
+pub fn model<W: Write>(e: &mut Encoder<W>, layers: u32) -> u32 {
+    let mut addr = 0x5555_0000_1000u64;
+    let mut hits = Vec::new();
+    let mut leaf = |e: &mut Encoder<W>, name: &str, ne| {
+        addr += 368;
+        e.tensor(&desc(addr, name, 0, ne, &[])).unwrap()
+    };
+    let mut weights = Vec::new();
+    for l in 0..layers {
+        let ids = [
+            "attn_norm",
+            "attn_q",
+            "attn_k",
+            "attn_v",
+            "attn_output",
+            "ffn_norm",
+            "ffn_gate",
+            "ffn_up",
+            "ffn_down",
+        ]
+        .map(|w| {
+            leaf(e, &format!("blk.{l}.{w}.weight"), [2048, if w.ends_with("norm") { 1 } else { 2048 }, 1, 1])
+        });
+        weights.push(ids);
+    }
+    let shared =
+        ["inp_tokens", "inp_pos", "kq_mask", "cache_k", "cache_v", "output_norm.weight", "output.weight"]
+            .map(|n| leaf(e, n, [2048, 32, 1, 1]));
+    let mut addr = 0x7fff_0000_1000u64;
+    let mut node = |e: &mut Encoder<W>, name: String, op, src: &[u32]| {
+        addr += 368;
+        let src: Vec<Option<u32>> = src.iter().copied().map(Some).collect();
+        let id = e.tensor(&desc(addr, &name, op, [2048, 1, 1, 1], &src)).unwrap();
+        hits.push(PlanHit { tensor: id, fused: None });
+        id
+    };
+    let mut x = node(e, "inp_embd".into(), 7, &[shared[6], shared[0]]);
+    for (l, w) in weights.iter().enumerate() {
+        let mut n = |e: &mut Encoder<W>, name: &str, op, src: &[u32]| node(e, format!("{name}-{l}"), op, src);
+        let norm = n(e, "norm", 2, &[x]);
+        let normed = n(e, "attn_norm", 4, &[norm, w[0]]);
+        let [q, k, v] =
+            [("Qcur", 1), ("Kcur", 2), ("Vcur", 3)].map(|(name, i)| n(e, name, 1, &[w[i], normed]));
+        let q = n(e, "Qcur_rope", 5, &[q, shared[1]]);
+        let k = n(e, "Kcur_rope", 5, &[k, shared[1]]);
+        let ck = n(e, "cache_k_l (copy)", 3, &[k, shared[3]]);
+        let cv = n(e, "cache_v_l (copy)", 3, &[v, shared[4]]);
+        let kq = n(e, "kq", 1, &[ck, q]);
+        let soft = n(e, "kq_soft_max", 6, &[kq, shared[2]]);
+        let kqv = n(e, "kqv", 1, &[cv, soft]);
+        let out = n(e, "attn_out", 1, &[w[4], kqv]);
+        let inp = n(e, "ffn_inp", 3, &[out, x]);
+        let norm = n(e, "ffn_norm", 2, &[inp, w[5]]);
+        let gate = n(e, "ffn_gate", 1, &[w[6], norm]);
+        let up = n(e, "ffn_up", 1, &[w[7], norm]);
+        let down = n(e, "ffn_out", 1, &[w[8], gate, up]);
+        x = down;
+    }
+    e.plan(PID, hits.len() as u32 + 12, &hits).unwrap()
+}
+
+/// How the times of a synthetic stream are distributed.
+#[derive(Clone, Copy)]
+pub enum Times {
+    Even,
+    Log,
+}
+
+/// `n` decode tokens of `hits` ops on two threads in barrier mode.
+pub fn decode<W: Write>(
+    e: &mut Encoder<W>,
+    plan: u32,
+    hits: usize,
+    tokens: std::ops::Range<u64>,
+    times: Times,
+) {
+    let mut rng = Rng(0x1234_5678_9abc_def1 ^ tokens.start);
+    let mut now = 5_000_000_000 + tokens.start * 40_000_000;
+    let backend = e.backend([7; 16], "CPU");
+    for seq in tokens {
+        let start = now;
+        for ith in 0..2u16 {
+            let mut t = start + 20_000 + u64::from(ith) * 3_000;
+            let mut slices = [Slice { start: 0, end: None }; 512];
+            for s in &mut slices[..hits] {
+                let (busy, gap) = match times {
+                    Times::Even => (rng.even(2e3, 1e6), rng.even(300.0, 1e5)),
+                    Times::Log => (rng.log(2e3, 1e6), rng.log(300.0, 1e5)),
+                };
+                *s = Slice { start: t, end: Some(t + busy) };
+                t += busy + gap;
+            }
+            now = now.max(t);
+            let run = SliceRun { graph: seq, ith, tid: PID + u32::from(ith), plan, first: 0, barrier: true };
+            e.slices(&run, &slices[..hits]).unwrap();
+        }
+        let dur = now - start;
+        e.cpu_graph(&cpu_graph(seq, plan, start, dur)).unwrap();
+        e.split(&split(seq, backend, start, dur)).unwrap();
+        e.graph(&graph(seq, start, dur)).unwrap();
+        e.token(&token(seq, start, dur)).unwrap();
+        e.tick(now).unwrap();
+        now += 300_000;
+    }
+}
+
+/// A small file of several blocks with every kind of record.
+pub fn small_file() -> Vec<u8> {
+    let cfg = EncoderConfig { block_bytes: 4096, flush_ns: 0, ..EncoderConfig::default() };
+    let mut e = Encoder::new(Vec::new(), cfg, &header()).unwrap();
+    setup(&mut e);
+    let plan = model(&mut e, 1);
+    decode(&mut e, plan, 19, 0..4, Times::Log);
+    e.notice(&Notice { t: 5_900_000_000, text: "a probe left" }).unwrap();
+    let (role, name) = ("op", "ggml_compute_forward");
+    e.rung(&Rung { engine: 0, role, name, used: true, expected: Some(152), seen: 152, why: "at the end" })
+        .unwrap();
+    e.finish(&footer()).unwrap()
+}
