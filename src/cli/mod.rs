@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+#[cfg(feature = "agent")]
+pub mod record;
 pub mod report;
 pub mod runner;
 
@@ -17,6 +19,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    #[cfg(feature = "agent")]
+    Record(record::Args),
     Report(report::Args),
 }
 
@@ -24,10 +28,12 @@ pub enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
-        Command::Report(args) => report::run(&args),
+        #[cfg(feature = "agent")]
+        Command::Record(args) => record::run(&args),
+        Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("profinfer: {}", one_line(&e));
