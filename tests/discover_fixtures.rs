@@ -65,6 +65,10 @@ int ggml_backend_sched_graph_compute_async(void *s, void *g);
 int llama_decode(void *ctx, struct batch b) { return ggml_backend_sched_graph_compute_async(ctx, b.p[0]) + b.n; }
 "#;
 
+/// Keeps the tables of [`BASE`] in a program.
+const USE_TABLES: &str = "return ggml_op_name(c) == ggml_unary_op_name(c) \
+|| ggml_glu_op_name(c) == ggml_get_type_traits(c)->name;";
+
 /// Compiles one source; `None` when this machine has no compiler.
 fn compile(dir: &Path, out: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
     let src = dir.join(format!("{out}.c"));
@@ -211,9 +215,7 @@ fn unoptimised_code_and_longer_names() {
 #[test]
 fn fixed_addresses_need_no_relocations() {
     let dir = tempfile::tempdir().unwrap();
-    let source = format!(
-        "{BASE}\n{CPU}\nint main(void) {{ return ggml_op_name(0) == ggml_unary_op_name(0) || ggml_glu_op_name(1) || ggml_get_type_traits(0); }}"
-    );
+    let source = format!("{BASE}\n{CPU}\nint main(int c, char **v) {{ (void)v; {USE_TABLES} }}");
     let Some(exe) = compile(dir.path(), "fixed", &source, &["-no-pie", "-fno-pie", "-O2"]) else { return };
     let engine = one(discover::of_path(&exe));
     assert_eq!(engine.tables.op("MUL_MAT"), Some(3));
@@ -230,8 +232,14 @@ fn errors_say_what_and_what_next() {
         Err(e) => e.to_string(),
     };
     assert!(text(discover::of_path(&plain)).contains("no GGML in"));
-    let stripped = compile(dir.path(), "sub/stripped", "int main(void) { return 0; }", &["-static", "-s"]);
-    assert!(text(discover::of_path(&stripped.unwrap())).contains("statically linked and stripped"));
+    let bare = compile(dir.path(), "sub/bare", "int main(void) { return 0; }", &["-static", "-s"]).unwrap();
+    assert!(text(discover::of_path(&bare)).contains("no GGML in"), "static and stripped, but not an engine");
+    let inside = format!("{BASE}\nint main(int c, char **v) {{ (void)v; {USE_TABLES} }}");
+    for flags in [&["-static", "-s"][..], &["-s", "-pie", "-fPIE"][..]] {
+        let engine = compile(dir.path(), "sub/inside", &inside, flags).unwrap();
+        let said = text(discover::of_path(&engine));
+        assert!(said.contains("linked and stripped") && said.contains("use a build with symbols"), "{said}");
+    }
     assert!(text(discover::of_path(&at("missing"))).contains("cannot read"));
     assert!(text(discover::of_command(&["no-such-command-anywhere".into()])).contains("not found in PATH"));
     assert!(text(discover::of_command(&[])).contains("not found in PATH"));
@@ -245,6 +253,26 @@ fn errors_say_what_and_what_next() {
     assert!(other.contains("ELF machine 243"), "{other}");
     bytes[4] = 1;
     assert!(matches!(ElfFile::from_bytes(bytes, "old"), Err(ElfError::Class32 { .. })));
+}
+
+#[test]
+fn compact_relocations_and_no_section_headers() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = format!("{BASE}{CPU}");
+    let Some(plain) = shared(dir.path(), "plain/lib", &source, &[]) else { return };
+    let mut bytes = std::fs::read(plain).unwrap();
+    // A file whose section headers were removed: e_shoff, e_shnum and e_shstrndx are nought.
+    bytes[40..48].fill(0);
+    bytes[60..64].fill(0);
+    let bare = ElfFile::from_bytes(bytes, "no sections").unwrap();
+    assert!(bare.is_stripped());
+    check_engine(&discover::of_file(bare).unwrap());
+    // RELR keeps the target in place of an addend; linkers before 2022 do not know it.
+    let relr = || shared(dir.path(), "relr/lib", &source, &["-Wl,-z,pack-relative-relocs"]);
+    match std::panic::catch_unwind(relr) {
+        Ok(Some(lib)) => check_engine(&one(discover::of_path(&lib))),
+        _ => println!("skipped: this linker has no compact relocations"),
+    }
 }
 
 /// Everything that is done with one file's bytes.

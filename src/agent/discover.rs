@@ -91,8 +91,9 @@ pub enum DiscoverError {
     )]
     NoEngine { target: String, looked: usize },
     #[error(
-        "{path} is statically linked and stripped: tried its exported functions (none) and its symbol table (none); \
-         probes need names, so use a build with symbols (link without -s, do not run strip)"
+        "{path} contains GGML (its table of op names is there) but is statically linked and stripped: tried its \
+         exported functions (none of GGML's) and its symbol table (none); probes need names, so use a build with \
+         symbols (link without -s, do not run strip)"
     )]
     StaticStripped { path: String },
     #[error("{path} is for {found}, this machine is {host}; record on a machine of that kind")]
@@ -169,7 +170,7 @@ pub fn of_pid(pid: u32) -> Result<Vec<Engine>, DiscoverError> {
     let maps = maps::read(pid).map_err(|source| DiscoverError::Process { pid, source })?;
     let target = format!("process {pid}");
     let exe = PathBuf::from(format!("/proc/{pid}/exe"));
-    let main = match main_file(&exe, Some(&target)) {
+    let main = match MainFile::open(&exe, Some(&target)) {
         Err(DiscoverError::Elf(ElfError::Io { source, .. })) => {
             return Err(DiscoverError::Process { pid, source });
         }
@@ -207,13 +208,13 @@ pub fn of_path(path: &Path) -> Result<Vec<Engine>, DiscoverError> {
 pub fn of_command(argv: &[std::ffi::OsString]) -> Result<Vec<Engine>, DiscoverError> {
     let command = argv.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
     let launch = Launch::of_command(argv).ok_or(DiscoverError::NoCommand { command })?;
-    main_file(&launch.program, None)?.must_run_here()?;
+    MainFile::open(&launch.program, None)?.must_run_here()?;
     of_launch(&launch)
 }
 
 fn of_launch(launch: &Launch) -> Result<Vec<Engine>, DiscoverError> {
     let target = launch.program.display().to_string();
-    let main = main_file(&launch.program, None)?;
+    let main = MainFile::open(&launch.program, None)?;
     let mut all = Collector::default();
     for path in search::files(launch, |path| ElfFile::open(path).ok()) {
         // The program itself was checked; a file beside it that is no ELF file is of no interest.
@@ -225,17 +226,27 @@ fn of_launch(launch: &Launch) -> Result<Vec<Engine>, DiscoverError> {
     all.engines(&target)
 }
 
-/// What the message about a target without GGML depends on.
+/// The program itself, on which the message about a target without GGML depends.
 struct MainFile {
     path: String,
-    static_stripped: bool,
     /// `None` for a script.
-    machine: Option<Machine>,
+    elf: Option<ElfFile>,
 }
 
 impl MainFile {
+    /// Opens the program to tell a wrong kind of file from one without GGML; `shown` replaces its path in messages.
+    fn open(path: &Path, shown: Option<&str>) -> Result<MainFile, DiscoverError> {
+        let elf = match ElfFile::open(path) {
+            Ok(elf) => Some(elf),
+            // A script starts an engine by way of its interpreter; what lies beside it still counts.
+            Err(ElfError::NotElf { .. }) => None,
+            Err(e) => return Err(e.into()),
+        };
+        Ok(MainFile { path: shown.map_or_else(|| path.display().to_string(), str::to_owned), elf })
+    }
+
     fn must_run_here(&self) -> Result<(), DiscoverError> {
-        match (self.machine, Machine::host()) {
+        match (self.elf.as_ref().map(|e| e.machine), Machine::host()) {
             (Some(found), Some(host)) if found != host => {
                 let path = self.path.clone();
                 Err(DiscoverError::WrongMachine { path, found: found.name(), host: host.name() })
@@ -244,28 +255,14 @@ impl MainFile {
         }
     }
 
+    /// GGML without names shows by its tables, which stripping leaves in place.
     fn err_without_engine(self, target: &str, looked: usize) -> DiscoverError {
-        match self.static_stripped {
-            true => DiscoverError::StaticStripped { path: self.path },
-            false => DiscoverError::NoEngine { target: target.to_owned(), looked },
+        let mut stripped = self.elf.filter(ElfFile::is_stripped);
+        match stripped.as_mut().map(Tables::read) {
+            Some(Ok(_)) => DiscoverError::StaticStripped { path: self.path },
+            _ => DiscoverError::NoEngine { target: target.to_owned(), looked },
         }
     }
-}
-
-/// Opens the program to tell a wrong kind of file from one without GGML.
-fn main_file(path: &Path, shown: Option<&str>) -> Result<MainFile, DiscoverError> {
-    let shown = shown.map_or_else(|| path.display().to_string(), str::to_owned);
-    let elf = match ElfFile::open(path) {
-        Ok(elf) => elf,
-        // A script starts an engine by way of its interpreter; what lies beside it still counts.
-        Err(ElfError::NotElf { .. }) => {
-            return Ok(MainFile { path: shown, static_stripped: false, machine: None });
-        }
-        Err(e) => return Err(e.into()),
-    };
-    let is_static = !elf.is_dynamic || elf.needed.is_empty();
-    let static_stripped = is_static && elf.is_stripped();
-    Ok(MainFile { path: shown, static_stripped, machine: Some(elf.machine) })
 }
 
 /// One engine for each base module; the other modules go to the base they need.
