@@ -13,5 +13,7 @@ fn skeleton() {
         .source("src/bpf/ops.bpf.c")
         .clang_args(["-Wall", "-Werror", "-Isrc/bpf"])
         .build_and_generate(out.join("ops.skel.rs"))
-        .unwrap_or_else(|e| panic!("src/bpf/ops.bpf.c: {e:#}\n(clang and libelf are needed: scripts/setup.sh installs them)"));
+        .unwrap_or_else(|e| {
+            panic!("src/bpf/ops.bpf.c: {e:#}\n(clang and libelf are needed: scripts/setup.sh installs them)")
+        });
 }

@@ -239,15 +239,21 @@ impl Attached {
     /// The vtable route: follows the backends of a live scheduler to the functions that compute their graphs.
     /// Err says which check failed.
     pub fn attach_vtables(&mut self, pid: u32, scheduler: u64) -> Result<usize, String> {
-        let at = self.engine.layout.graph_compute_off.ok_or("offset of graph_compute in ggml_backend is not known")?;
+        let at = self
+            .engine
+            .layout
+            .graph_compute_off
+            .ok_or("offset of graph_compute in ggml_backend is not known")?;
         let maps = maps::read(pid).map_err(|e| format!("maps of process {pid}: {e}"))?;
         let mut done: HashSet<(u64, u64)> = HashSet::new();
         for backend in backends(pid, scheduler)? {
-            let function = memory::read_u64(pid, backend + u64::from(at)).map_err(|e| format!("vtable of a backend: {e}"))?;
+            let function = memory::read_u64(pid, backend + u64::from(at))
+                .map_err(|e| format!("vtable of a backend: {e}"))?;
             let (mapping, offset) = maps::file_offset(&maps, function)
                 .filter(|(m, _)| m.executable)
                 .ok_or_else(|| format!("graph_compute of a backend ({function:#x}) is no code of a file"))?;
-            let (path, file, id) = maps::open(pid, mapping).map_err(|e| format!("{}: {e}", mapping.path.display()))?;
+            let (path, file, id) =
+                maps::open(pid, mapping).map_err(|e| format!("{}: {e}", mapping.path.display()))?;
             if !done.insert((id.1, offset)) {
                 continue;
             }
@@ -287,7 +293,8 @@ fn backends(pid: u32, scheduler: u64) -> Result<Vec<u64>, String> {
     let found: Vec<u64> = pointers.take(n as usize).collect();
     for &backend in &found {
         let guid = memory::read_u64(pid, backend).map_err(|e| format!("backend at {backend:#x}: {e}"))?;
-        memory::read(pid, guid, &mut [0; 16]).map_err(|e| format!("guid of the backend at {backend:#x}: {e}"))?;
+        memory::read(pid, guid, &mut [0; 16])
+            .map_err(|e| format!("guid of the backend at {backend:#x}: {e}"))?;
     }
     Ok(found)
 }

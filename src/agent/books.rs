@@ -12,7 +12,11 @@ use crate::trace::WriteError;
 use crate::trace::record::{Footer, KindCount, Rung};
 
 /// Writes the rungs left and the rungs in use.
-pub fn rungs<W: Write>(drain: &mut Drain<W>, engines: &[Attached], wanted: &[Role]) -> Result<(), WriteError> {
+pub fn rungs<W: Write>(
+    drain: &mut Drain<W>,
+    engines: &[Attached],
+    wanted: &[Role],
+) -> Result<(), WriteError> {
     for (id, a) in engines.iter().enumerate() {
         let engine = id as u32;
         for s in &a.stands {
@@ -23,7 +27,15 @@ pub fn rungs<W: Write>(drain: &mut Drain<W>, engines: &[Attached], wanted: &[Rol
         for role in Role::ALL.into_iter().rev() {
             let v = verify::verdict(a, role, &shown, wanted.contains(&role));
             let (role, name, why) = (role.name(), v.name.as_str(), v.why.as_str());
-            drain.enc.rung(&Rung { engine, role, name, used: v.used, expected: v.expected, seen: v.seen, why })?;
+            drain.enc.rung(&Rung {
+                engine,
+                role,
+                name,
+                used: v.used,
+                expected: v.expected,
+                seen: v.seen,
+                why,
+            })?;
         }
     }
     Ok(())

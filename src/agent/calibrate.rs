@@ -64,7 +64,8 @@ type Site = unsafe extern "C" fn(*const u64, *const u64);
 
 fn measure(loaded: &Loaded, site: Site) -> libbpf_rs::Result<u32> {
     let exe = Path::new("/proc/self/exe");
-    let offset = file_offset(site as usize as u64).ok_or_else(|| libbpf_rs::Error::from_raw_os_error(libc::ENOENT))?;
+    let offset =
+        file_offset(site as usize as u64).ok_or_else(|| libbpf_rs::Error::from_raw_os_error(libc::ENOENT))?;
     let bare = round(site);
     let link = loaded.attach(Prog::Op, exe, offset)?;
     let mut rounds: Vec<u64> = (0..ROUNDS).map(|_| round(site)).collect();

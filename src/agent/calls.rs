@@ -58,7 +58,17 @@ impl Default for Calls {
 
 impl Call {
     #[allow(clippy::too_many_arguments, reason = "a plain constructor for a plain struct")]
-    pub fn new(kind: Kind, seq: u64, tgid: u32, tid: u32, start: u64, object: u64, cgraph: u64, n: i32, width: u32) -> Call {
+    pub fn new(
+        kind: Kind,
+        seq: u64,
+        tgid: u32,
+        tid: u32,
+        start: u64,
+        object: u64,
+        cgraph: u64,
+        n: i32,
+        width: u32,
+    ) -> Call {
         Call { kind, seq, parent: None, tgid, tid, start, object, cgraph, n, width, detail: 0, depth: 0 }
     }
 }

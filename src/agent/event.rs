@@ -3,7 +3,9 @@
 
 use super::skel::types::{ev_call, ev_counter, ev_hdr, ev_kind, ev_nodes, ev_op, ev_tensor};
 
-pub use super::skel::types::{ev_call as Call, ev_hdr as Head, ev_nodes as Nodes, ev_op as Op, ev_tensor as Tensor};
+pub use super::skel::types::{
+    ev_call as Call, ev_hdr as Head, ev_nodes as Nodes, ev_op as Op, ev_tensor as Tensor,
+};
 
 /// Kinds of event, in the order of `enum ev_kind`.
 pub const KINDS: usize = ev_kind::EV_KINDS.0 as usize;

@@ -82,7 +82,14 @@ pub struct Graphs {
 impl Default for Graphs {
     fn default() -> Self {
         Graphs {
-            open: (0..OPEN).map(|_| Open { s: Start::default(), pool: None, lanes: Box::new([Lane::default(); MAX_ITH]), used: false }).collect(),
+            open: (0..OPEN)
+                .map(|_| Open {
+                    s: Start::default(),
+                    pool: None,
+                    lanes: Box::new([Lane::default(); MAX_ITH]),
+                    used: false,
+                })
+                .collect(),
             arena: Arena::default(),
             plans: Vec::with_capacity(PLANS),
             next_plan: 0,
@@ -155,7 +162,10 @@ impl Graphs {
 
     /// The last op of a worker ended.
     pub fn lane_end(&mut self, tgid: u32, tid: u32, pool: u64, end: u64) {
-        let Some(g) = self.open.iter_mut().find(|g| g.used && g.s.tgid == tgid && g.pool == Some(pool)) else { return };
+        let Some(g) = self.open.iter_mut().find(|g| g.used && g.s.tgid == tgid && g.pool == Some(pool))
+        else {
+            return;
+        };
         let Some(lane) = g.lanes.iter().find(|l| l.len > 0 && l.tid == tid) else { return };
         if let Some(last) = self.arena.last_mut(lane).filter(|h| h.start < end) {
             last.end = end;
@@ -273,7 +283,8 @@ impl Graphs {
     ) -> Result<(), WriteError> {
         let Graphs { open, arena, plans, slices, .. } = self;
         let (s, lane, plan) = (open[i].s, &open[i].lanes[ith], &plans[p]);
-        let mut run = SliceRun { graph: s.seq, ith: ith as u16, tid: lane.tid, plan: plan.id, first: 0, barrier };
+        let mut run =
+            SliceRun { graph: s.seq, ith: ith as u16, tid: lane.tid, plan: plan.id, first: 0, barrier };
         let mut at = 0;
         slices.clear();
         for hit in arena.iter(lane) {
@@ -306,7 +317,11 @@ impl Graphs {
     }
 }
 
-fn emit<W: Write>(enc: &mut Encoder<W>, run: &mut SliceRun, slices: &mut Vec<Slice>) -> Result<(), WriteError> {
+fn emit<W: Write>(
+    enc: &mut Encoder<W>,
+    run: &mut SliceRun,
+    slices: &mut Vec<Slice>,
+) -> Result<(), WriteError> {
     if !slices.is_empty() {
         enc.slices(run, slices)?;
         slices.clear();

@@ -140,7 +140,8 @@ mod tests {
     fn a_full_arena_says_so() {
         let mut arena = Arena::default();
         let mut lane = Lane::default();
-        let pushed = std::iter::repeat_with(|| arena.push(&mut lane, Hit::default())).take_while(|ok| *ok).count();
+        let pushed =
+            std::iter::repeat_with(|| arena.push(&mut lane, Hit::default())).take_while(|ok| *ok).count();
         assert_eq!(pushed, CHUNK * CHUNKS);
     }
 }

@@ -15,7 +15,9 @@ pub struct Machine {
 
 /// Reads them.
 pub fn read() -> Machine {
-    let kernel = |name: &str| fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default().trim().to_owned();
+    let kernel = |name: &str| {
+        fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default().trim().to_owned()
+    };
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu_field = |name: &str| {
         let line = cpuinfo.lines().find(|l| l.split(':').next().is_some_and(|k| k.trim() == name))?;
@@ -52,12 +54,16 @@ fn cpus() -> Vec<Cpu> {
         .filter_map(|e| e.ok()?.file_name().to_str()?.strip_prefix("cpu")?.parse().ok())
         .map(|cpu: u32| {
             let number = |file: &str| {
-                fs::read_to_string(format!("{dir}/cpu{cpu}/{file}")).ok().and_then(|t| t.trim().parse::<u64>().ok())
+                fs::read_to_string(format!("{dir}/cpu{cpu}/{file}"))
+                    .ok()
+                    .and_then(|t| t.trim().parse::<u64>().ok())
             };
             Cpu {
                 cpu,
                 core: number("topology/core_id").unwrap_or(0),
-                cluster: number("topology/cluster_id").or_else(|| number("topology/physical_package_id")).unwrap_or(0),
+                cluster: number("topology/cluster_id")
+                    .or_else(|| number("topology/physical_package_id"))
+                    .unwrap_or(0),
                 max_khz: number("cpufreq/cpuinfo_max_freq").unwrap_or(0),
                 capacity: number("cpu_capacity").unwrap_or(0),
             }

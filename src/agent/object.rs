@@ -6,7 +6,9 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{ErrorExt, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut, TracepointCategory, UprobeOpts};
+use libbpf_rs::{
+    ErrorExt, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut, TracepointCategory, UprobeOpts,
+};
 
 use super::event::{COUNTERS, KINDS};
 use super::skel::types::knobs;
@@ -130,7 +132,11 @@ impl Loaded {
             fill(&mut data.k, knobs, reading, wake);
         }
         // A ring that is not used still must be at least a page.
-        open.maps.events.set_max_entries(if knobs.pbuf { super::transport::ring_bytes(0) } else { knobs.buffer })?;
+        open.maps.events.set_max_entries(if knobs.pbuf {
+            super::transport::ring_bytes(0)
+        } else {
+            knobs.buffer
+        })?;
         if let Some(m) = maps {
             open.maps.events.reuse_fd(m.events.as_fd())?;
             open.maps.perf_events.reuse_fd(m.perf_events.as_fd())?;
@@ -182,7 +188,8 @@ impl Loaded {
     /// Attaches a program at an offset of a file, for all processes: the programs filter, which costs less than the
     /// kernel's own filter by pid.
     pub fn attach(&self, prog: Prog, file: &Path, offset: u64) -> libbpf_rs::Result<Link> {
-        let offset = usize::try_from(offset).map_err(|_| libbpf_rs::Error::from_raw_os_error(libc::EINVAL))?;
+        let offset =
+            usize::try_from(offset).map_err(|_| libbpf_rs::Error::from_raw_os_error(libc::EINVAL))?;
         let opts = UprobeOpts { retprobe: prog.is_return(), ..UprobeOpts::default() };
         self.prog(prog).attach_uprobe_with_opts(-1, file, offset, opts)
     }
@@ -190,7 +197,8 @@ impl Loaded {
     /// Follows children and notices exits, if the kernel has the tracepoints.
     pub fn attach_process_events(&self) -> libbpf_rs::Result<[Link; 2]> {
         if fork_child().is_none() {
-            return Err(libbpf_rs::Error::from_raw_os_error(libc::ENOENT)).context("tracefs shows no sched_process_fork format");
+            return Err(libbpf_rs::Error::from_raw_os_error(libc::ENOENT))
+                .context("tracefs shows no sched_process_fork format");
         }
         Ok([
             self.skel.progs.proc_fork.attach_tracepoint(TracepointCategory::Sched, "sched_process_fork")?,
@@ -225,10 +233,13 @@ impl Maps {
     pub fn books(&self) -> libbpf_rs::Result<Books> {
         let mut books = Books::default();
         for i in 0..KINDS + COUNTERS {
-            let per_cpu = self.counts.lookup_percpu(&(i as u32).to_ne_bytes(), MapFlags::ANY)?.unwrap_or_default();
+            let per_cpu =
+                self.counts.lookup_percpu(&(i as u32).to_ne_bytes(), MapFlags::ANY)?.unwrap_or_default();
             books.lost_cpu.resize(per_cpu.len(), 0);
             for (cpu, value) in per_cpu.iter().enumerate() {
-                let word = |at: usize| value.get(at..at + 8).map_or(0, |b| u64::from_ne_bytes(b.try_into().unwrap_or_default()));
+                let word = |at: usize| {
+                    value.get(at..at + 8).map_or(0, |b| u64::from_ne_bytes(b.try_into().unwrap_or_default()))
+                };
                 let (seen, lost) = (word(0), word(8));
                 books.lost_cpu[cpu] += lost;
                 match books.kinds.get_mut(i) {

@@ -238,7 +238,8 @@ impl<W: Write + 'static> Session<W> {
     }
 
     fn launch(&mut self, argv: &[OsString], watch: &mut dyn Watch) -> Result<Child, RecordError> {
-        let failed = |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
+        let failed =
+            |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
         let held = target::hold(argv, self.options.stdout_taken).map_err(failed)?;
         self.follow(held.pid);
         // What cannot be told from the files alone is found in the running process's maps.
@@ -247,7 +248,11 @@ impl<W: Write + 'static> Session<W> {
     }
 
     /// Attaches to engines not attached yet, and to new modules of those that are.
-    fn add_all(&mut self, found: Result<Vec<Engine>, DiscoverError>, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    fn add_all(
+        &mut self,
+        found: Result<Vec<Engine>, DiscoverError>,
+        watch: &mut dyn Watch,
+    ) -> Result<(), RecordError> {
         let engines = match found {
             Ok(engines) => engines,
             Err(e @ DiscoverError::WrongMachine { .. }) => return Err(e.into()),
@@ -259,7 +264,9 @@ impl<W: Write + 'static> Session<W> {
         for engine in engines {
             match self.engines.iter().position(|a| a.same_base(&engine)) {
                 Some(i) => drop(self.engines[i].extend(engine.modules, roles(self.options.level))),
-                None if self.engines.len() == MAX_ENGINES => watch.tell("more than 15 different engines: the others are not recorded"),
+                None if self.engines.len() == MAX_ENGINES => {
+                    watch.tell("more than 15 different engines: the others are not recorded")
+                }
                 None => self.add(engine, watch)?,
             }
         }
@@ -284,7 +291,11 @@ impl<W: Write + 'static> Session<W> {
             attached.attach(role, 0);
         }
         if attached.attached == 0 {
-            let why = attached.failures.first().cloned().unwrap_or_else(|| "the engine has none of the functions".into());
+            let why = attached
+                .failures
+                .first()
+                .cloned()
+                .unwrap_or_else(|| "the engine has none of the functions".into());
             return Err(RecordError::Attach(why));
         }
         attached.failures.iter().for_each(|f| watch.tell(&format!("probe not attached: {f}")));
@@ -295,7 +306,8 @@ impl<W: Write + 'static> Session<W> {
     fn open_transport(&mut self, loaded: &Loaded, watch: &mut dyn Watch) -> Result<(), RecordError> {
         let maps = loaded.maps().map_err(RecordError::Load)?;
         let drain = self.drain.clone();
-        let sink: transport::Sink = Rc::new(RefCell::new(move |bytes: &[u8]| drain.borrow_mut().event(bytes)));
+        let sink: transport::Sink =
+            Rc::new(RefCell::new(move |bytes: &[u8]| drain.borrow_mut().event(bytes)));
         let bytes = transport::ring_bytes(self.options.buffer_bytes);
         let opened = match self.options.pbuf {
             true => Transport::perf(maps.perf_events, bytes, sink),
@@ -339,7 +351,14 @@ impl<W: Write + 'static> Session<W> {
         for (id, a) in self.engines.iter_mut().enumerate() {
             for p in a.probes.drain(..) {
                 let (symbol, module, why) = (&p.symbol, &p.module, &p.why);
-                enc.probe(&record::Probe { engine: id as u32, symbol, module, ret: p.ret, offset: p.offset, why })?;
+                enc.probe(&record::Probe {
+                    engine: id as u32,
+                    symbol,
+                    module,
+                    ret: p.ret,
+                    offset: p.offset,
+                    why,
+                })?;
             }
         }
         Ok(())
@@ -425,7 +444,9 @@ impl<W: Write + 'static> Session<W> {
             }
             if let Some(why) = shown.unreadable.filter(|_| shown.graphs > 0 && shown.ops > 0 && !shown.told) {
                 let layout = &a.engine.layout;
-                watch.tell(&format!("a tensor does not fit the layout found ({layout}): {why}; its structure is not recorded"));
+                watch.tell(&format!(
+                    "a tensor does not fit the layout found ({layout}): {why}; its structure is not recorded"
+                ));
                 if let Some(s) = self.drain.borrow_mut().shown.get_mut(i) {
                     s.told = true;
                 }
@@ -459,7 +480,11 @@ impl<W: Write + 'static> Session<W> {
     }
 
     /// Detaches, takes what is left, writes the books.
-    fn finish(mut self, end: Result<String, RecordError>, status: Option<i32>) -> Result<Summary, RecordError> {
+    fn finish(
+        mut self,
+        end: Result<String, RecordError>,
+        status: Option<i32>,
+    ) -> Result<Summary, RecordError> {
         self.process_events.clear();
         for a in &mut self.engines {
             Role::ALL.iter().rev().for_each(|&role| a.detach(role));
@@ -471,10 +496,12 @@ impl<W: Write + 'static> Session<W> {
         self.meet_processes()?;
         let end = end?;
         let books = self.maps.as_ref().and_then(|m| m.books().ok()).unwrap_or_default();
-        let missing = self.engines.is_empty().then(|| self.last_missing.as_ref().map(ToString::to_string)).flatten();
+        let missing =
+            self.engines.is_empty().then(|| self.last_missing.as_ref().map(ToString::to_string)).flatten();
         // The transport holds the other half of the drain.
         self.transport = None;
-        let drain = Rc::try_unwrap(self.drain).map_err(|_| RecordError::Attach("drain is still in use".into()))?;
+        let drain =
+            Rc::try_unwrap(self.drain).map_err(|_| RecordError::Attach("drain is still in use".into()))?;
         let mut drain = drain.into_inner();
         drain.close(None, stopped)?;
         if let Some(e) = drain.take_error() {

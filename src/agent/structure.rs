@@ -97,8 +97,14 @@ impl Reading {
     /// Reads a raw `ggml_tensor` (at least up to its name). Err says which sanity check failed.
     pub fn tensor(&self, raw: &[u8]) -> Result<Desc, Unreadable> {
         let l = &self.layout;
-        let u32_at = |off: u32| raw.get(off as usize..off as usize + 4).map(|b| u32::from_le_bytes(b.try_into().unwrap_or_default()));
-        let u64_at = |off: u32| raw.get(off as usize..off as usize + 8).map(|b| u64::from_le_bytes(b.try_into().unwrap_or_default()));
+        let u32_at = |off: u32| {
+            raw.get(off as usize..off as usize + 4)
+                .map(|b| u32::from_le_bytes(b.try_into().unwrap_or_default()))
+        };
+        let u64_at = |off: u32| {
+            raw.get(off as usize..off as usize + 8)
+                .map(|b| u64::from_le_bytes(b.try_into().unwrap_or_default()))
+        };
         let short = Unreadable::Short(raw.len());
         let (op, ty) = (u32_at(l.op_off).ok_or(short)?, u32_at(l.type_off).ok_or(short)?);
         if op >= self.n_ops {
@@ -196,7 +202,12 @@ pub struct Structure {
 
 impl Default for Structure {
     fn default() -> Self {
-        Structure { slots: Vec::with_capacity(SLOTS), index: vec![0; 2 * SLOTS].into(), version: 1, dropped: 0 }
+        Structure {
+            slots: Vec::with_capacity(SLOTS),
+            index: vec![0; 2 * SLOTS].into(),
+            version: 1,
+            dropped: 0,
+        }
     }
 }
 
@@ -240,11 +251,22 @@ impl Structure {
     }
 
     /// The trace's id of the tensor at an address, its sources interned before it.
-    pub fn intern<W: Write>(&mut self, enc: &mut Encoder<W>, tgid: u32, addr: u64) -> Result<u32, WriteError> {
+    pub fn intern<W: Write>(
+        &mut self,
+        enc: &mut Encoder<W>,
+        tgid: u32,
+        addr: u64,
+    ) -> Result<u32, WriteError> {
         self.intern_at(enc, tgid, addr, 0)
     }
 
-    fn intern_at<W: Write>(&mut self, enc: &mut Encoder<W>, tgid: u32, addr: u64, depth: u32) -> Result<u32, WriteError> {
+    fn intern_at<W: Write>(
+        &mut self,
+        enc: &mut Encoder<W>,
+        tgid: u32,
+        addr: u64,
+        depth: u32,
+    ) -> Result<u32, WriteError> {
         let Ok(i) = self.find(tgid, addr) else { return enc.tensor(&unknown(tgid, addr)) };
         let (version, slot) = (self.version, &self.slots[i]);
         if slot.fresh == version || (depth >= MAX_DEPTH && slot.fresh > 0) {

@@ -67,7 +67,9 @@ pub fn shell_code(status: ExitStatus) -> i32 {
 /// True while the process is there and no zombie.
 pub fn alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| !matches!(rest.trim_start().chars().next(), None | Some('Z' | 'X')))
+    stat.rsplit(')')
+        .next()
+        .is_some_and(|rest| !matches!(rest.trim_start().chars().next(), None | Some('Z' | 'X')))
 }
 
 /// True for a process, false for a thread of one (both have an entry in /proc).
@@ -82,13 +84,17 @@ pub fn maps_mark(pid: u32) -> u64 {
     let Ok(maps) = fs::read(format!("/proc/{pid}/maps")) else { return 0 };
     let mut hash = DefaultHasher::new();
     // Only executable mappings: heaps come and go.
-    maps.split(|&b| b == b'\n').filter(|l| l.windows(4).take(60).any(|w| w == b"r-xp")).for_each(|l| l.hash(&mut hash));
+    maps.split(|&b| b == b'\n')
+        .filter(|l| l.windows(4).take(60).any(|w| w == b"r-xp"))
+        .for_each(|l| l.hash(&mut hash));
     hash.finish() | 1
 }
 
 /// The process's executable and command line, empty where they cannot be read.
 pub fn describe(pid: u32) -> (String, String) {
-    let exe = fs::read_link(format!("/proc/{pid}/exe")).map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
+    let exe = fs::read_link(format!("/proc/{pid}/exe"))
+        .map(|p| p.to_string_lossy().into_owned())
+        .unwrap_or_default();
     let mut cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     while cmdline.last() == Some(&0) {
         cmdline.pop();

@@ -13,7 +13,8 @@ pub fn field_offset(category: &str, name: &str, field: &str) -> io::Result<u32> 
     for root in ROOTS {
         match fs::read_to_string(Path::new(root).join("events").join(category).join(name).join("format")) {
             Ok(text) => {
-                return parse(&text, field).ok_or_else(|| io::Error::other(format!("{name} has no field {field}")));
+                return parse(&text, field)
+                    .ok_or_else(|| io::Error::other(format!("{name} has no field {field}")));
             }
             Err(e) => last = e,
         }

@@ -43,7 +43,9 @@ impl Transport {
         let pages = (bytes as usize / page_size()).max(1).next_power_of_two();
         let buffer = PerfBufferBuilder::new(map)
             .pages(pages)
-            .sample_cb(move |_cpu, bytes: &[u8]| arrive.borrow_mut().push(bytes, &mut |b| sink2.borrow_mut()(b)))
+            .sample_cb(move |_cpu, bytes: &[u8]| {
+                arrive.borrow_mut().push(bytes, &mut |b| sink2.borrow_mut()(b))
+            })
             .build()?;
         Ok(Transport::Perf { buffer, order, sink })
     }
@@ -110,7 +112,8 @@ impl Order {
             self.release(middle, sink);
         }
         let at = self.arena.len();
-        self.arena.extend(bytes.chunks_exact(8).map(|w| u64::from_ne_bytes(w.try_into().unwrap_or_default())));
+        self.arena
+            .extend(bytes.chunks_exact(8).map(|w| u64::from_ne_bytes(w.try_into().unwrap_or_default())));
         let time = event::time(as_bytes(&self.arena[at..])).unwrap_or(0);
         self.events.push((time, at as u32, words as u32));
     }

@@ -24,14 +24,25 @@ pub fn verify(a: &mut Attached, shown: &mut Shown, op_end: OpEnd) -> Vec<String>
         leave(a, Role::Op, "attached but never hit in a whole graph", &mut told);
         shown.silent = 0;
     }
-    if a.probed(Role::Split) && shown.scheds > 1 && shown.splits == 0 && a.rung(Role::Split).is_some_and(|r| r.how == How::Symbols) {
-        leave(a, Role::Split, "attached but never hit in a whole graph (inlined into the scheduler)", &mut told);
+    if a.probed(Role::Split)
+        && shown.scheds > 1
+        && shown.splits == 0
+        && a.rung(Role::Split).is_some_and(|r| r.how == How::Symbols)
+    {
+        leave(
+            a,
+            Role::Split,
+            "attached but never hit in a whole graph (inlined into the scheduler)",
+            &mut told,
+        );
     }
     if a.wants_vtable()
         && let Some((pid, scheduler)) = shown.scheduler.take()
     {
         match a.attach_vtables(pid, scheduler) {
-            Ok(n) => told.push(format!("splits: {n} backend function(s) found through the scheduler of process {pid}")),
+            Ok(n) => told.push(format!(
+                "splits: {n} backend function(s) found through the scheduler of process {pid}"
+            )),
             Err(why) => {
                 leave(a, Role::Split, &why, &mut told);
             }
@@ -48,7 +59,10 @@ fn barrier(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, told: &mut Vec<St
         return;
     }
     if shown.barrier_on && shown.inner >= BARRIER_SAMPLE && shown.ended * 10 < shown.inner * 9 {
-        let why = format!("told {} of {} op ends of thread 0 (inlined into the node loop)", shown.ended, shown.inner);
+        let why = format!(
+            "told {} of {} op ends of thread 0 (inlined into the node loop)",
+            shown.ended, shown.inner
+        );
         leave(a, Role::OpEnd, &why, told);
         return;
     }
@@ -94,11 +108,16 @@ pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
         (_, false, _) => "not recorded at this level".to_owned(),
         (_, _, None) => "no function of this kind in the engine".to_owned(),
         (Role::OpEnd, _, Some(r)) if r.how == How::Interval => {
-            "an op lasts until its thread's next op or the graph's end: wall time, waiting included".to_owned()
+            "an op lasts until its thread's next op or the graph's end: wall time, waiting included"
+                .to_owned()
         }
-        (Role::OpEnd, _, _) if s.inner == 0 && s.threads == 1 => "one thread: no barrier to wait at, ops end at the next op".to_owned(),
+        (Role::OpEnd, _, _) if s.inner == 0 && s.threads == 1 => {
+            "one thread: no barrier to wait at, ops end at the next op".to_owned()
+        }
         (Role::OpEnd, _, _) => "ends of thread 0's ops told by the barrier behind them".to_owned(),
-        (Role::Op, _, _) if s.unknown > 0 => format!("node list unknown in {} of {} graphs", s.unknown, s.graphs),
+        (Role::Op, _, _) if s.unknown > 0 => {
+            format!("node list unknown in {} of {} graphs", s.unknown, s.graphs)
+        }
         (_, _, _) if seen == 0 => "attached, never hit".to_owned(),
         _ => "hit".to_owned(),
     };
@@ -107,7 +126,8 @@ pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
 
 /// The functions that a rung probes, joined by `+`, each once.
 fn rung_name(a: &Attached, role: Role, name: &str) -> String {
-    let mut symbols: Vec<&str> = a.rung(role).map(|r| r.points.iter().map(|p| p.symbol).collect()).unwrap_or_default();
+    let mut symbols: Vec<&str> =
+        a.rung(role).map(|r| r.points.iter().map(|p| p.symbol).collect()).unwrap_or_default();
     symbols.sort_unstable();
     symbols.dedup();
     if symbols.is_empty() { name.to_owned() } else { symbols.join(" + ") }

@@ -309,32 +309,44 @@ static __always_inline struct scratch *scratch_of(__u32 tid)
 	return bpf_map_lookup_elem(&scratches, &tid);
 }
 
-/* Hash of the graph's list of node addresses; with `emit`, the list is sent as well. */
-static __noinline __u64 node_list(void *ctx, struct scratch *s, __u64 nodes, __u32 n, int emit)
+/*
+ * Reads nodes [first, first + NODES_CHUNK) of the array at `nodes` into the thread's scratch; gives their hash.
+ * A global function: the verifier looks at it once, not once for each of the callers' iterations.
+ */
+__attribute__((noinline)) int nodes_read(__u32 tid, __u64 nodes, __u32 first, __u32 n)
 {
-	__u64 hash = n;
+	struct scratch *s = bpf_map_lookup_elem(&scratches, &tid);
+	__u64 hash = first + 1;
 
 	if (!s)
 		return 0;
+	if (!get(s->n.node, sizeof(s->n.node), nodes + first * 8ULL)) {
+		/* The array may end at a page that is not mapped: read what there is, one by one. */
+		for (int i = 0; i < NODES_CHUNK; i++) {
+			s->n.node[i] = 0;
+			if (first + i < n)
+				get(&s->n.node[i], 8, nodes + (first + i) * 8ULL);
+		}
+	}
+	for (int i = 0; i < NODES_CHUNK; i++) {
+		if (first + i < n)
+			hash = (hash ^ s->n.node[i]) * FNV;
+	}
+	return hash >> 32;
+}
+
+/* Hash of the graph's list of node addresses; with `emit`, the list is sent as well. */
+static __always_inline __u64 node_list(void *ctx, struct scratch *s, __u32 tid, __u64 nodes, __u32 n, bool emit)
+{
+	__u64 hash = n;
+
 	for (__u32 first = 0; first < NODES_MAX; first += NODES_CHUNK) {
 		if (first >= n)
 			break;
-		s->n.first = first;
-		if (!get(s->n.node, sizeof(s->n.node), nodes + first * 8ULL)) {
-			/* The array may end at a page that is not mapped: read what there is, one by one. */
-			for (int i = 0; i < NODES_CHUNK; i++) {
-				s->n.node[i] = 0;
-				if (first + i < n)
-					get(&s->n.node[i], 8, nodes + (first + i) * 8ULL);
-			}
-		}
+		hash = (hash ^ (__u32)nodes_read(tid, nodes, first, n)) * FNV;
 		if (emit) {
+			s->n.first = first;
 			send(ctx, &s->n.h, sizeof(s->n));
-			continue;
-		}
-		for (int i = 0; i < NODES_CHUNK; i++) {
-			if (first + i < n)
-				hash = (hash ^ s->n.node[i]) * FNV;
 		}
 	}
 	return hash;
@@ -358,13 +370,13 @@ static __always_inline bool graph_changed(void *ctx, struct ev_call *e, __u64 cg
 	s = scratch_of(e->h.tid);
 	if (!s || e->n <= 0 || !get(&nodes, 8, cgraph + k.nodes_off))
 		return true;
-	now.hash = node_list(ctx, s, nodes, e->n, 0);
+	now.hash = node_list(ctx, s, e->h.tid, nodes, e->n, false);
 	if (!old || old->hash != now.hash) {
 		s->n.h = e->h;
 		s->n.h.kind = EV_NODES;
 		s->n.cgraph = cgraph;
 		s->n.total = e->n;
-		node_list(ctx, s, nodes, e->n, 1);
+		node_list(ctx, s, e->h.tid, nodes, e->n, true);
 	}
 	bpf_map_update_elem(&graphs, &key, &now, BPF_ANY);
 	return true;
@@ -430,10 +442,12 @@ static __always_inline __u32 half(const __u8 *raw, __u32 off)
 	return off <= TENSOR_RAW - 4 ? *(const __u32 *)(raw + off) : 0;
 }
 
-/* Reads the tensor at s->t.addr and hashes what its description holds, its sources' dims and strides included: a
- * source that is a view never runs, so this is where its change shows. 0: could not be read. */
-static __noinline __u64 tensor_hash(struct scratch *s)
+/* Reads the tensor at the scratch's t.addr and hashes what its description holds, its sources' dims and strides
+ * included: a source that is a view never runs, so this is where its change shows. 0: could not be read. Global, as
+ * nodes_read. */
+__attribute__((noinline)) int tensor_hash(__u32 tid)
 {
+	struct scratch *s = bpf_map_lookup_elem(&scratches, &tid);
 	__u64 hash = 0xcbf29ce484222325ULL, dims[8];
 	__u32 op;
 
@@ -459,38 +473,52 @@ static __noinline __u64 tensor_hash(struct scratch *s)
 				MIX(dims[j]);
 		}
 	}
-	return hash | 1;
+	return (hash >> 32) | 1;
 }
 
-/* Sends the tensor at `root` if its description is new, its sources before it. */
-static __noinline int describe(void *ctx, struct scratch *s, __u64 root)
+/* Looks at entry i of the scratch's list of n tensors. One whose description was sent before is struck out; one that is new
+ * brings its sources to the list. Gives the list's new length. Global, as nodes_read. */
+__attribute__((noinline)) int describe_one(__u32 tid, __u32 i, __u32 n)
 {
+	struct scratch *s = bpf_map_lookup_elem(&scratches, &tid);
 	struct addr_key key = {};
-	__u32 n = 1;
+	__u64 hash, *old;
 
 	if (!s)
 		return 0;
+	s->t.addr = key.addr = s->todo[i & (TODO - 1)];
 	key.tgid = s->t.h.tgid;
+	hash = (__u32)tensor_hash(tid);
+	old = bpf_map_lookup_elem(&known, &key);
+	if (!hash || (old && *old == hash && k.str != 2)) {
+		s->todo[i & (TODO - 1)] = 0;
+		return n;
+	}
+	bpf_map_update_elem(&known, &key, &hash, BPF_ANY);
+	for (__u32 j = 0; j < MAX_SRC; j++) {
+		__u64 src = j < k.n_src ? word(s->t.raw, k.src_off + 8 * j) : 0;
+
+		if (src && n < TODO && k.str != 2) {
+			__u64 at = n++;
+
+			/* clang knows that at < TODO and drops a mask in C; the verifier wants to see it. */
+			asm volatile("%0 &= %1" : "+r"(at) : "i"(TODO - 1));
+			s->todo[at] = src;
+		}
+	}
+	return n;
+}
+
+/* Sends the tensor at `root` if its description is new, its sources before it. */
+static __always_inline void describe(void *ctx, struct scratch *s, __u32 tid, __u64 root)
+{
+	__u32 n = 1;
+
 	s->todo[0] = root;
 	for (__u32 i = 0; i < TODO; i++) {
-		__u64 hash, *old;
-
 		if (i >= n)
 			break;
-		s->t.addr = key.addr = s->todo[i];
-		hash = tensor_hash(s);
-		old = bpf_map_lookup_elem(&known, &key);
-		if (!hash || (old && *old == hash && k.str != 2)) {
-			s->todo[i] = 0;
-			continue;
-		}
-		bpf_map_update_elem(&known, &key, &hash, BPF_ANY);
-		for (__u32 j = 0; j < MAX_SRC; j++) {
-			__u64 src = j < k.n_src ? word(s->t.raw, k.src_off + 8 * j) : 0;
-
-			if (src && n < TODO && k.str != 2)
-				s->todo[n++ & (TODO - 1)] = src;
-		}
+		n = describe_one(tid, i, n);
 	}
 	for (__u32 i = 0; i < TODO; i++) {
 		__u64 addr = s->todo[TODO - 1 - i];
@@ -501,7 +529,6 @@ static __noinline int describe(void *ctx, struct scratch *s, __u64 root)
 		if (get(s->t.raw, k.tensor_len <= TENSOR_RAW ? k.tensor_len : TENSOR_RAW, addr))
 			send(ctx, &s->t.h, sizeof(s->t));
 	}
-	return 0;
 }
 
 static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, __u64 tensor2)
@@ -549,9 +576,9 @@ static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, _
 		if (s) {
 			s->t.h = e.h;
 			s->t.h.kind = EV_TENSOR;
-			describe(ctx, s, tensor);
+			describe(ctx, s, tid, tensor);
 			if (tensor2)
-				describe(ctx, s, tensor2);
+				describe(ctx, s, tid, tensor2);
 		}
 		/* The op starts when we are done looking at it. */
 		e.h.ts = bpf_ktime_get_ns();

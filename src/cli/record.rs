@@ -166,7 +166,10 @@ fn finish(args: &Args, s: &Summary) -> Result<ExitCode> {
 fn summary_line(args: &Args, s: &Summary) -> String {
     let lost = match s.lost {
         0 => "none lost".to_owned(),
-        n => format!("{n} LOST ({:.2} %): a larger --buffer-size keeps more", n as f64 * 100.0 / s.seen.max(1) as f64),
+        n => format!(
+            "{n} LOST ({:.2} %): a larger --buffer-size keeps more",
+            n as f64 * 100.0 / s.seen.max(1) as f64
+        ),
     };
     let name = args.output.display().to_string();
     let file = if name == "-" { "standard output".to_owned() } else { clean(&name) };
@@ -217,7 +220,9 @@ fn options(args: &Args, stdout_taken: bool) -> Options {
 }
 
 fn command_line() -> String {
-    let quote = |a: String| match a.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c)) && !a.is_empty() {
+    let quote = |a: String| match a.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c))
+        && !a.is_empty()
+    {
         true => a,
         false => format!("'{}'", a.replace('\'', r"'\''")),
     };
@@ -243,7 +248,9 @@ impl Output {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 Err(anyhow!("{} exists: give another name with -o, or --force to replace it", path.display()))
             }
-            Err(e) => Err(e).with_context(|| format!("cannot write {}: give another place with -o", path.display())),
+            Err(e) => {
+                Err(e).with_context(|| format!("cannot write {}: give another place with -o", path.display()))
+            }
         }
     }
 }
@@ -289,7 +296,14 @@ struct Status {
 impl Status {
     fn new(quiet: bool, signals: Signals) -> Status {
         let terminal = io::stderr().is_terminal();
-        Status { quiet, terminal, shown: false, last: Instant::now(), since: Instant::now(), _signals: signals }
+        Status {
+            quiet,
+            terminal,
+            shown: false,
+            last: Instant::now(),
+            since: Instant::now(),
+            _signals: signals,
+        }
     }
 
     fn clear(&mut self) {
@@ -358,7 +372,10 @@ fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err(format!("unknown unit '{unit}': use ms, s, min or h")),
     };
     let number: f64 = number.parse().map_err(|_| "not a time; write it like 30s".to_owned())?;
-    Duration::try_from_secs_f64(number * seconds).ok().filter(|d| !d.is_zero()).ok_or("must be more than 0".to_owned())
+    Duration::try_from_secs_f64(number * seconds)
+        .ok()
+        .filter(|d| !d.is_zero())
+        .ok_or("must be more than 0".to_owned())
 }
 
 fn split_unit(text: &str) -> (&str, &str) {
@@ -382,9 +399,19 @@ mod tests {
     fn sizes_and_times_as_people_write_them() {
         assert_eq!(size("8MiB"), Ok(8 << 20));
         assert_eq!(size("4096"), Ok(4096));
-        assert!(size("12").is_err() && size("8 parsec").is_err() && size("99999999999G").is_err() && size("").is_err());
+        assert!(
+            size("12").is_err()
+                && size("8 parsec").is_err()
+                && size("99999999999G").is_err()
+                && size("").is_err()
+        );
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("1.5min"), Ok(Duration::from_secs(90)));
-        assert!(duration("0s").is_err() && duration("-1s").is_err() && duration("1e99h").is_err() && duration("x").is_err());
+        assert!(
+            duration("0s").is_err()
+                && duration("-1s").is_err()
+                && duration("1e99h").is_err()
+                && duration("x").is_err()
+        );
     }
 }
