@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use profinfer::agent::discover::{self, Engine};
+use profinfer::agent::discover::{self, DiscoverError, Engine};
 use profinfer::agent::elf::Machine;
 use profinfer::agent::ladder::{Batch, How, Ladder, ProbePoint, Rung};
 use profinfer::agent::prologue::Cost;
@@ -127,16 +127,16 @@ graph_compute@96; batch n_tokens@0 token@8",
     },
 ];
 
-/// One file of each package: extension modules and base libraries, from which the rest is found.
+/// One library of each directory; discovery finds those beside it.
 fn entries(dir: &Path, depth: usize, out: &mut Vec<PathBuf>) {
     let Ok(list) = std::fs::read_dir(dir) else { return };
-    for path in list.flatten().map(|e| e.path()) {
-        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        if path.is_dir() && depth > 0 {
-            entries(&path, depth - 1, out);
-        } else if name.ends_with(".node") || name.ends_with(".abi3.so") {
-            out.push(path);
-        }
+    let mut paths: Vec<PathBuf> = list.flatten().map(|e| e.path()).collect();
+    paths.sort();
+    let is_library =
+        |p: &&PathBuf| p.is_file() && p.file_name().is_some_and(|n| n.to_string_lossy().contains(".so"));
+    out.extend(paths.iter().find(is_library).cloned());
+    if depth > 0 {
+        paths.iter().filter(|p| p.is_dir()).for_each(|p| entries(p, depth - 1, out));
     }
 }
 
@@ -147,9 +147,16 @@ fn engines() -> Option<Vec<Engine>> {
     };
     let mut files = Vec::new();
     entries(Path::new(&dir), 6, &mut files);
-    assert!(!files.is_empty(), "no engines below {dir:?}");
-    let found = files.iter().map(|f| discover::of_path(f).unwrap_or_else(|e| panic!("{}: {e}", f.display())));
-    Some(found.flatten().collect())
+    let mut engines = Vec::new();
+    for file in files {
+        match discover::of_path(&file) {
+            Ok(found) => engines.extend(found),
+            // Packages hold libraries of other kinds, and directories with backends alone.
+            Err(DiscoverError::NoEngine { .. } | DiscoverError::NoBase { .. }) => {}
+            Err(e) => panic!("{}: {e}", file.display()),
+        }
+    }
+    Some(engines)
 }
 
 fn names(rungs: &[Rung]) -> Vec<&str> {
