@@ -204,6 +204,8 @@ enum Access {
     Address(i64),
     Load(i64),
     Compare(i64),
+    /// Compares what it loaded with a constant.
+    Against(i64),
     /// Jumps or calls through a pointer in the struct.
     Through(i64),
     /// Puts a constant into the result register.
@@ -235,6 +237,16 @@ fn compare(a: &[Access]) -> Option<i64> {
 
 fn second_load(a: &[Access]) -> Option<i64> {
     a.iter().filter_map(|a| if let Access::Compare(d) | Access::Load(d) = a { Some(*d) } else { None }).nth(1)
+}
+
+fn against(a: &[Access]) -> Option<i64> {
+    a.iter().find_map(|a| if let Access::Against(d) = a { Some(*d) } else { None })
+}
+
+/// Numbers of the ops UNARY and GLU as the code compares them, where it can be read: a check of the name tables.
+pub fn op_numbers(base: &ElfFile) -> [(&'static str, Option<i64>); 2] {
+    let code = Code { elf: base };
+    [("UNARY", code.read("ggml_get_unary_op", against)), ("GLU", code.read("ggml_get_glu_op", against))]
 }
 
 struct Code<'a> {
@@ -349,8 +361,11 @@ impl Walk {
             What::Store { src, base: Some(base), disp } if holds(src) && stack(base) => {
                 self.slot = Some((base, disp))
             }
-            What::CmpMem { base: Some(base), disp, .. } if holds(base) => {
-                self.out.push(Access::Compare(disp))
+            What::CmpMem { base: Some(base), disp, imm } if holds(base) => {
+                self.out.extend([Access::Compare(disp), Access::Against(imm)]);
+            }
+            What::CmpImm { reg, imm } if self.loaded.is_some_and(|l| l.0 == reg) => {
+                self.out.push(Access::Against(imm));
             }
             What::JumpMem { base: Some(base), disp } if holds(base) => self.out.push(Access::Through(disp)),
             What::JumpReg { reg } => {
@@ -360,6 +375,7 @@ impl Walk {
             }
             What::MovImm { dst, imm } if result == 1 << dst => self.out.push(Access::Result(imm)),
             What::Copy { dst, src } if holds(src) => gains |= 1 << dst,
+            What::Copy { dst, src } => loaded = self.loaded.filter(|l| l.0 == src).map(|l| (dst, l.1)),
             _ => {}
         }
         self.holds = (self.holds & !writes) | gains;
