@@ -2,7 +2,7 @@
 //! late. Uses `discover`, `ladder`, `maps`, `memory`, `object` and `prologue`.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::Path;
 
 use libbpf_rs::Link;
 
@@ -160,7 +160,7 @@ impl Attached {
         }
     }
 
-    fn attach_point(&mut self, role: Role, point: &ProbePoint, file: &PathBuf, shown: &str) {
+    fn attach_point(&mut self, role: Role, point: &ProbePoint, file: &Path, shown: &str) {
         let (enter, leave) = programs(point.symbol, role);
         let entry = match self.site {
             Site::Cheapest => point.entry.clone(),
@@ -181,7 +181,7 @@ impl Attached {
         }
     }
 
-    fn link(&mut self, role: Role, prog: Prog, point: &ProbePoint, at: &Choice, file: &PathBuf, shown: &str) {
+    fn link(&mut self, role: Role, prog: Prog, point: &ProbePoint, at: &Choice, file: &Path, shown: &str) {
         let offset = point.sym_file_offset.saturating_add(at.offset.into());
         match self.loaded.attach(prog, file, offset) {
             Ok(link) => {
