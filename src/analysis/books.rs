@@ -7,7 +7,7 @@ use super::calls::Timeline;
 use super::load::Loaded;
 use super::ops::OpTimes;
 use super::tables::share;
-use crate::trace::record::{Footer, Level};
+use crate::trace::record::{Footer, Level, Probe};
 
 /// A number, or why there is none.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -36,6 +36,21 @@ pub struct RungRow {
     pub used: bool,
     pub expected: Option<u64>,
     pub seen: u64,
+    pub why: String,
+}
+
+/// A probe as attached.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ProbeRow {
+    pub engine: u32,
+    pub symbol: String,
+    pub module: String,
+    /// True for a return probe.
+    #[serde(rename = "return")]
+    pub ret: bool,
+    /// Distance from the symbol, bytes.
+    pub offset: u32,
+    /// The instruction it sits on, and why.
     pub why: String,
 }
 
@@ -74,6 +89,7 @@ pub struct Books {
     /// `complete`, or what is missing.
     pub verdict: String,
     pub rungs: Vec<RungRow>,
+    pub probes: Vec<ProbeRow>,
     pub hits: Hits,
     pub events: Vec<KindRow>,
     /// Of the events seen by the kernel side, 0 to 1.
@@ -121,6 +137,7 @@ pub fn books(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Books {
         complete: faults.is_empty(),
         verdict: if faults.is_empty() { "complete".into() } else { faults.join("; ") },
         rungs: rungs(loaded),
+        probes: probes(loaded),
         lost_per_cpu: lost_per_cpu(footer),
         orphans: figure(|f| f.orphans as f64),
         read_errors: figure(|f| f.read_errors as f64),
@@ -164,6 +181,18 @@ fn rungs(loaded: &Loaded<'_>) -> Vec<RungRow> {
         .collect();
     rows.sort_by_key(|r| (r.engine, !r.used));
     rows
+}
+
+fn probes(loaded: &Loaded<'_>) -> Vec<ProbeRow> {
+    let row = |p: &Probe<'_>| ProbeRow {
+        engine: p.engine,
+        symbol: p.symbol.into(),
+        module: p.module.into(),
+        ret: p.ret,
+        offset: p.offset,
+        why: p.why.into(),
+    };
+    loaded.probes.iter().map(row).collect()
 }
 
 fn hits(loaded: &Loaded<'_>, times: &OpTimes) -> Hits {

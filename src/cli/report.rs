@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use crate::analysis::calls::Phase;
 use crate::analysis::load::Progress;
 use crate::analysis::report::{By, Options, report};
-use crate::trace::Trace;
+use crate::trace::{ReadError, Trace};
 use crate::views::table::Style;
 use crate::views::{json, text};
 
@@ -112,13 +112,22 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn open(file: &Path) -> anyhow::Result<Trace> {
-    let name = || format!("cannot report on {}", file.display());
     if file.as_os_str() != "-" {
-        return Trace::open(file).with_context(name);
+        return told(Trace::open(file)).with_context(|| format!("cannot report on {}", file.display()));
     }
     let mut bytes = Vec::new();
     std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
-    Trace::from_bytes(bytes).context("cannot report on standard input")
+    told(Trace::from_bytes(bytes)).context("cannot report on standard input")
+}
+
+/// Adds what to do next where the error alone does not say it.
+fn told(opened: Result<Trace, ReadError>) -> anyhow::Result<Trace> {
+    opened.map_err(|e| match e {
+        ReadError::NotATrace(_) | ReadError::Empty => {
+            anyhow::anyhow!("{e}; `profinfer record` writes traces")
+        }
+        other => other.into(),
+    })
 }
 
 /// Work that takes longer than this gets a bar.

@@ -139,6 +139,14 @@ fn calls(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> 
         t.row(cells);
     }
     write!(out, "{}", t.render(style))?;
+    let several = report.requests.iter().filter(|r| r.prefill_calls > 1).count();
+    if several > 0 {
+        let of = format!(
+            "{several} of {} had several prefill calls",
+            count(report.requests.len() as u64, "request")
+        );
+        fact(out, "note", &format!("{of} (a warm-up is one); the pauses between them are in TTFT"))?;
+    }
     for p in report.phases.iter().filter(|p| p.cut_calls > 0) {
         let cut = count(p.cut_calls, "call");
         fact(
