@@ -126,15 +126,17 @@ fn list() -> Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{:<12} {:<9} {:>6} {:>9} {:>9}  ABOUT", "PRESET", "ARCH", "LAYERS", "MB f16", "MB q4_0")?;
     for p in &PRESETS {
-        let megabytes = |ty| -> Result<u64> {
-            let order = Order { preset: p, ty, seed: 0, threads: 1 };
-            Ok(order.file_bytes()?.div_ceil(1_000_000))
-        };
-        let (f16, q4) = (megabytes(TensorType::F16)?, megabytes(TensorType::Q4_0)?);
+        let order = |ty| Order { preset: p, ty, seed: 0, threads: 1 };
+        let (f16, q4) = (megabytes(&order(TensorType::F16)), megabytes(&order(TensorType::Q4_0)));
         let (name, arch, layers, about) = (p.name, p.arch.name(), p.layers, p.about);
         writeln!(out, "{name:<12} {arch:<9} {layers:>6} {f16:>9} {q4:>9}  {about}")?;
     }
     Ok(out.flush()?)
+}
+
+/// Size of the file, rounded up; 0 for a preset that can't be stored (writing it says why).
+fn megabytes(order: &Order) -> u64 {
+    order.file_bytes().unwrap_or(0).div_ceil(1_000_000)
 }
 
 /// Writes a regular file under a temporary name beside `out` and renames it when whole: nobody ever sees a part of a
@@ -156,7 +158,7 @@ fn to_file(order: &Order, out: &Path, force: bool) -> Result<()> {
     let file = File::create_new(&part).with_context(|| format!("create {}", part.display()))?;
     let result = make(order, file)
         .and_then(|_| Ok(fs::rename(&part, out)?))
-        .with_context(|| format!("write {shown} (nothing is kept)"));
+        .with_context(|| format!("write {shown} ({} MB needed, nothing is kept)", megabytes(order)));
     if result.is_err() {
         // The first error is the one to report.
         let _ = fs::remove_file(&part);

@@ -140,6 +140,18 @@ pub fn cost(op: &OpShape<'_>) -> Option<Cost> {
     }
 }
 
+/// The cost of two ops that one kernel runs together (such as RMS_NORM and the MUL after it), `second` having `first`'s
+/// node among its sources: what is between them is neither written nor read. `None` as for [`cost`].
+pub fn fused_cost(first: &OpShape<'_>, second: &OpShape<'_>) -> Option<Cost> {
+    let (a, b) = (cost(first)?, cost(second)?);
+    let between = first.node.bytes()?;
+    Some(Cost {
+        flops: a.flops.checked_add(b.flops)?,
+        read: a.read.checked_add(b.read)?.checked_sub(between)?,
+        written: b.written,
+    })
+}
+
 /// Sources: weights [K, M, ..], activations [K, N, ..]; node [M, N, ..].
 fn mul_mat(op: &OpShape<'_>) -> Option<Cost> {
     let (weights, _) = (op.source(0)?, op.source(1)?);

@@ -25,19 +25,6 @@ pub struct Folded<'a> {
     pub layer: Option<u32>,
 }
 
-/// What leads to a number.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Lead {
-    /// `-`, closed by [`closes`].
-    Dash,
-    /// `blk.`, closed by a point.
-    Block,
-    /// `cache_?_l`, closed by [`closes`].
-    Cache,
-    /// `node_` or `leaf_`, closed by [`closes`].
-    Counter,
-}
-
 /// Folds the numbers out of `name`. Borrows when there is none; never fails.
 pub fn fold(name: &str) -> Folded<'_> {
     let mut out = String::new();
@@ -52,12 +39,10 @@ pub fn fold(name: &str) -> Folded<'_> {
         else {
             break;
         };
-        let (Some(lead), Ok(number)) = (lead(before, after), digits.parse::<u32>()) else { continue };
+        let (Some(stand_in), Ok(number)) = (stand_in(before, after), digits.parse::<u32>()) else { continue };
         out.push_str(name.get(done..start).unwrap_or_default());
-        if lead == Lead::Counter {
-            out.push_str(COUNTER);
-        } else {
-            out.push_str(LAYER);
+        out.push_str(stand_in);
+        if stand_in == LAYER {
             layer = layer.or(Some(number));
         }
         done = end;
@@ -77,21 +62,20 @@ fn next_number(name: &str, at: usize) -> Option<(usize, usize)> {
     Some((start, start + len))
 }
 
-/// Which kind of number stands between `before` and `after`; `None` when it is part of the name itself.
-fn lead(before: &str, after: &str) -> Option<Lead> {
+/// What to write for the number between `before` and `after`; `None` when it is part of the name itself.
+fn stand_in(before: &str, after: &str) -> Option<&'static str> {
     if before.ends_with('-') && before.len() > 1 && closes(after) {
-        return Some(Lead::Dash);
+        return Some(LAYER);
     }
     if let Some(rest) = before.strip_suffix("blk.") {
-        return (opens(rest) && after.starts_with('.')).then_some(Lead::Block);
+        return (opens(rest) && after.starts_with('.')).then_some(LAYER);
     }
     if let Some(rest) = before.strip_suffix("node_").or_else(|| before.strip_suffix("leaf_")) {
-        return (opens(rest) && closes(after)).then_some(Lead::Counter);
+        return (opens(rest) && closes(after)).then_some(COUNTER);
     }
     // `cache_k_l`, `cache_v_l`, `cache_r_l`, `cache_s_l`, and what may join them.
     let kind = before.strip_suffix("_l")?.rsplit_once("cache_")?.1;
-    (!kind.is_empty() && kind.bytes().all(|b| b.is_ascii_alphanumeric()) && closes(after))
-        .then_some(Lead::Cache)
+    (!kind.is_empty() && kind.bytes().all(|b| b.is_ascii_alphanumeric()) && closes(after)).then_some(LAYER)
 }
 
 /// Whether a name may begin behind this text.

@@ -84,6 +84,16 @@ fn element_wise_ops() {
 }
 
 #[test]
+fn fused_ops_skip_what_is_between() {
+    let (x, gain) = (f32s([2048, 7, 1, 1]), f32s([2048, 1, 1, 1]));
+    let (norm_src, mul_src) = ([Some(x)], [Some(x), Some(gain)]);
+    let norm = OpShape { op: "RMS_NORM", node: x, src: &norm_src };
+    let mul = OpShape { op: "MUL", node: x, src: &mul_src };
+    let expected = Cost { flops: 4 * 14_336, read: 57_344 + 8192, written: 57_344 };
+    assert_eq!(fused_cost(&norm, &mul), Some(expected));
+}
+
+#[test]
 fn rows_in_and_out() {
     // Three rows of a Q4_0 table 256 wide: 8 blocks of 18 bytes each.
     let table = q4_0([256, 4096, 1, 1]);
