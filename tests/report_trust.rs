@@ -107,7 +107,27 @@ fn missing_hits_are_told() {
     let mut s = synth(1);
     one_graph(&mut s, 77, None, 66);
     let verdict = finish(s, &footer("signal")).books.verdict;
-    assert_eq!(verdict, "1 graphs could not be checked for missing hits");
+    assert_eq!(verdict, "1 graph could not be checked for missing hits");
+}
+
+#[test]
+fn slices_that_do_not_fit_their_graph_are_told() {
+    let mut s = synth(1);
+    let plan = s.enc.plan(PID, 1, &[PlanHit { tensor: 0, fused: None }]).unwrap();
+    let run = SliceRun { graph: 1, ith: 7, tid: TID, plan, first: 0, barrier: true };
+    let t = s.now;
+    s.enc.slices(&run, &[Slice { start: t, end: Some(t + 5) }]).unwrap();
+    let verdict = finish(s, &footer("signal")).books.verdict;
+    assert_eq!(verdict, "slices of 1 graph are not all in the file");
+
+    let mut s = synth(1);
+    one_graph(&mut s, 77, Some(1), 1);
+    let run = SliceRun { graph: 77, ith: 0, ..run };
+    let t = s.now;
+    s.enc.plan(PID, 1, &[PlanHit { tensor: 0, fused: None }]).unwrap();
+    s.enc.slices(&run, &[Slice { start: t, end: Some(t + 5001) }]).unwrap();
+    let verdict = finish(s, &footer("signal")).books.verdict;
+    assert_eq!(verdict, "times of 1 graph do not fit: the ops take longer than the graph");
 }
 
 #[test]
@@ -134,7 +154,7 @@ fn a_flipped_byte_costs_its_block_and_is_told() {
     bytes[middle.offset as usize + middle.len as usize / 2] ^= 1;
     let r = read(&Trace::from_bytes(bytes).unwrap());
     assert_eq!(r.books.damage.len(), 1);
-    assert!(r.books.verdict.contains("file damaged in 1 places"), "{}", r.books.verdict);
+    assert!(r.books.verdict.contains("file damaged in 1 place"), "{}", r.books.verdict);
     let lost = all - r.books.hits.slices;
     assert!(lost > 0 && lost < all / 3, "{lost} of {all} slices lost");
     // A graph whose slices and record lay in two blocks may have lost either; its time is then no decode time.
@@ -158,7 +178,7 @@ fn slices_of_an_unknown_graph_are_kept_apart() {
     let p = r.phases.iter().find(|p| p.phase == Phase::Unknown).unwrap();
     // Without its record a graph lasts as long as thread 0's slices.
     assert_eq!((p.cpu_graphs, p.graph_ns, p.op_ns, p.wait_ns), (2, 55, 35, Some(20)));
-    assert_eq!(r.books.verdict, "2 graphs without their own record");
+    assert_eq!(r.books.verdict, "2 graphs without a record of its own");
     let rows = p.by_op.as_ref().unwrap();
     assert!(rows.iter().any(|r| r.name == "(structure not recorded)" && r.total_ns == 5), "{rows:?}");
 }
@@ -238,9 +258,9 @@ fn apply(bytes: &mut Vec<u8>, harm: &Harm) {
     }
 }
 
-fn forge(bytes: &mut Vec<u8>, at: usize, b: u8) {
+fn forge(bytes: &mut [u8], at: usize, b: u8) {
     use profinfer::trace::BLOCK_HEADER;
-    let Ok(trace) = Trace::from_bytes(bytes.clone()) else { return };
+    let Ok(trace) = Trace::from_bytes(bytes.to_vec()) else { return };
     let Some(block) = trace.blocks().get(at % trace.blocks().len().max(1)).copied() else { return };
     let start = block.offset as usize + BLOCK_HEADER;
     let Some(payload) = bytes.get_mut(start..start + block.len as usize) else { return };
@@ -249,13 +269,15 @@ fn forge(bytes: &mut Vec<u8>, at: usize, b: u8) {
     }
     let n = payload.len();
     payload[at / 7 % n] = b;
-    let header = profinfer::trace::block_header(payload, block.seq, block.first_ts);
-    bytes[block.offset as usize..start].copy_from_slice(&header);
+    // Checksum of the payload, then of the header before it (docs/FORMAT.md).
+    let payload_crc = crc32c::crc32c(payload);
+    let header = &mut bytes[block.offset as usize..start];
+    header[32..36].copy_from_slice(&payload_crc.to_le_bytes());
+    let header_crc = crc32c::crc32c(&header[..36]);
+    header[36..40].copy_from_slice(&header_crc.to_le_bytes());
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
-
     #[test]
     fn no_trace_makes_report_panic(harms in prop::collection::vec(harm(), 1..8), barrier: bool, structure: bool) {
         let spec = Spec { layers: 1, experts: true, barrier, structure, ..Spec::default() };

@@ -66,6 +66,10 @@ pub struct Hits {
     pub graphs_off: u64,
     /// Op slices in the file.
     pub slices: u64,
+    /// Graphs of which the file has fewer or more slices than hits were seen.
+    pub graphs_slices_off: u64,
+    /// Graphs in which thread 0's ops and waits take longer than the graph.
+    pub graphs_overfull: u64,
     /// Graphs whose slices are in the file but whose own record is not.
     pub graphs_without_record: u64,
 }
@@ -197,7 +201,10 @@ fn probes(loaded: &Loaded<'_>) -> Vec<ProbeRow> {
 
 fn hits(loaded: &Loaded<'_>, times: &OpTimes) -> Hits {
     let mut h = Hits { graphs: loaded.cpu_graphs.len() as u64, slices: times.slices, ..Hits::default() };
-    for g in &loaded.cpu_graphs {
+    for (g, sum) in loaded.cpu_graphs.iter().zip(&times.graphs) {
+        // Below level op there is no plan, and no slice is promised.
+        h.graphs_slices_off += u64::from(g.plan.is_some() && sum.slices != u64::from(g.seen));
+        h.graphs_overfull += u64::from(sum.ops.saturating_add(sum.wait) > g.dur);
         if let (Some(expected), false) = (g.expected, g.cut) {
             h.checked_graphs += 1;
             h.expected += u64::from(expected);
@@ -257,18 +264,32 @@ fn faults(loaded: &Loaded<'_>, hits: &Hits, events: &[KindRow], lost: &Figure) -
         };
         faults.push(format!("{what} ({} of {} graphs differ)", hits.graphs_off, hits.checked_graphs));
     }
+    if hits.graphs_slices_off > 0 {
+        faults.push(format!("slices of {} are not all in the file", count(hits.graphs_slices_off, "graph")));
+    }
+    if hits.graphs_overfull > 0 {
+        let graphs = count(hits.graphs_overfull, "graph");
+        faults.push(format!("times of {graphs} do not fit: the ops take longer than the graph"));
+    }
     if !loaded.damage.is_empty() {
-        faults.push(format!("file damaged in {} places", loaded.damage.len()));
+        faults.push(format!("file damaged in {}", count(loaded.damage.len() as u64, "place")));
     }
     if hits.graphs_without_record > 0 {
-        faults.push(format!("{} graphs without their own record", hits.graphs_without_record));
+        faults.push(format!("{} without a record of its own", count(hits.graphs_without_record, "graph")));
     }
     let whole = loaded.cpu_graphs.iter().filter(|g| !g.cut).count() as u64;
     let at_op_level = loaded.header.as_ref().is_none_or(|h| h.level == Level::Op);
     if at_op_level && whole > hits.checked_graphs {
-        faults.push(format!("{} graphs could not be checked for missing hits", whole - hits.checked_graphs));
+        faults.push(format!(
+            "{} could not be checked for missing hits",
+            count(whole - hits.checked_graphs, "graph")
+        ));
     }
     faults
+}
+
+fn count(n: u64, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }
 
 /// A share as a percentage; a loss too small to show is never shown as none.

@@ -122,7 +122,10 @@ struct Group {
 pub fn op_rows(times: &OpTimes, idents: &Idents, phase: Phase, key: OpKey) -> Vec<OpRow> {
     let mut groups: HashMap<String, Group> = HashMap::new();
     let no_idents = Vec::new();
-    for ((plan, _), stat) in times.plans.iter().filter(|((_, p), _)| *p == phase) {
+    // In order of the plans, so that sums of fractions come out the same every time.
+    let mut plans: Vec<_> = times.plans.iter().filter(|((_, p), _)| *p == phase).collect();
+    plans.sort_by_key(|((plan, _), _)| *plan);
+    for ((plan, _), stat) in plans {
         let idents = idents.0.get(plan).unwrap_or(&no_idents);
         for (pos, ident) in stat.positions.iter().zip(idents) {
             if pos.calls == 0 && pos.all_threads == 0 {

@@ -30,7 +30,7 @@ Examples:
 ///
 /// The time of an op is thread 0's. Where the barrier could be probed it is busy time (start to barrier entry) and the
 /// wait is shown apart; else it is wall time to the next op's start. Shares are of the summed duration of the CPU
-/// graphs; the row "(gaps)" is what no op covers, so that they add up to 100 %.
+/// graphs; the row "(gaps)" is what no op covers, so that they add up to the whole.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
