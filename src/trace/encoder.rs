@@ -2,19 +2,19 @@
 //! plans allocates nothing. Uses the records, their codings and the tables.
 
 use std::collections::HashMap;
-use std::io::{self, Write};
+use std::io::Write;
 
-use super::block::{BLOCK_HEADER, BlockHeader, MAX_PAYLOAD, file_header, put_record};
+use super::block::{BLOCK_HEADER, BlockHeader, file_header};
 pub use super::coding::PlanHit;
 use super::coding::{MAX_VARINT, hits_of, put_slices};
+use super::open::{Def, MAX_HITS, Open, def};
+pub use super::open::{EncoderStats, WriteError};
 use super::plans::Plans;
 use super::record::*;
 use super::tensors::{Content, MAX_SRC, Name, Tensors, sanitise};
 
 /// Most slices in one record; longer runs are cut into several.
 pub const MAX_SLICES: usize = 4096;
-/// Most hits of a plan.
-pub const MAX_HITS: usize = 65_536;
 /// Most bytes of records that are kept for the last block (header not counted).
 const MAX_KEPT: usize = 4 << 20;
 
@@ -35,27 +35,6 @@ impl Default for EncoderConfig {
     fn default() -> Self {
         Self { block_bytes: 128 << 10, flush_ns: 5_000_000_000, max_tensors: 16_384, max_plans: 256 }
     }
-}
-
-/// Why the writer stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum WriteError {
-    #[error(
-        "cannot write block {block} of the trace after {written} bytes: {source}; the blocks before it are intact"
-    )]
-    Io { block: u32, written: u64, source: io::Error },
-    #[error("the trace ended with an earlier write error after {written} bytes")]
-    Stopped { written: u64 },
-    #[error("a {kind} record of {bytes} bytes does not fit a block ({MAX_PAYLOAD} bytes at most)")]
-    TooLarge { kind: &'static str, bytes: usize },
-    #[error("plan {0} is not in the table any more; give it to the writer again")]
-    UnknownPlan(u32),
-    #[error("a graph of {0} op hits is beyond what the trace format takes ({MAX_HITS})")]
-    TooManyHits(usize),
-    #[error("a tensor with {0} sources is beyond what the trace writer takes ({MAX_SRC})")]
-    TooManySources(usize),
-    #[error("cannot code a record: {0}")]
-    Encode(#[from] postcard::Error),
 }
 
 /// A tensor as seen by the recorder; ids are those that `Encoder::tensor` gave.
@@ -99,80 +78,6 @@ pub struct Slice {
     pub end: Option<u64>,
 }
 
-/// What was written, by kind of record (index as in [`KIND_NAMES`]).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct EncoderStats {
-    pub blocks: u32,
-    pub slices: u64,
-    pub records: [u64; KIND_NAMES.len()],
-    /// Bytes of the records, length prefix included; headers of file and blocks are not in it.
-    pub bytes: [u64; KIND_NAMES.len()],
-}
-
-/// A definition in its final bytes, written again in each block that uses it.
-struct Def {
-    bytes: Vec<u8>,
-    kind: usize,
-    written: u32,
-}
-
-/// The open block.
-struct Open {
-    /// Space for the block header, then the payload.
-    bytes: Vec<u8>,
-    body: Vec<u8>,
-    /// Number of the block, from 1 (0 stands for "never written" in the tables).
-    number: u32,
-    first_ts: Option<u64>,
-    stats: EncoderStats,
-    /// Of the Tensor record before.
-    addr: u64,
-    name: Name,
-}
-
-impl Open {
-    fn is_empty(&self) -> bool {
-        self.bytes.len() == BLOCK_HEADER
-    }
-
-    /// Appends a record; its time, if it has one, is absolute.
-    fn put(&mut self, mut record: Record) -> Result<(), WriteError> {
-        if let Some(t) = record.time_mut() {
-            let first = *self.first_ts.get_or_insert(*t as u64);
-            *t = (*t as u64).wrapping_sub(first) as i64;
-        }
-        let before = self.bytes.len();
-        let kind = put_record(&mut self.bytes, &mut self.body, &record)?;
-        self.account(kind, before)
-    }
-
-    fn put_def(&mut self, def: &mut Def) -> Result<(), WriteError> {
-        if def.written == self.number {
-            return Ok(());
-        }
-        def.written = self.number;
-        let before = self.bytes.len();
-        self.bytes.extend_from_slice(&def.bytes);
-        self.account(def.kind, before)
-    }
-
-    fn account(&mut self, kind: usize, before: usize) -> Result<(), WriteError> {
-        let bytes = self.bytes.len() - before;
-        if self.bytes.len() - BLOCK_HEADER > MAX_PAYLOAD {
-            self.bytes.truncate(before);
-            return Err(WriteError::TooLarge {
-                kind: KIND_NAMES.get(kind).copied().unwrap_or("unknown"),
-                bytes,
-            });
-        }
-        if let (Some(n), Some(b)) = (self.stats.records.get_mut(kind), self.stats.bytes.get_mut(kind)) {
-            *n += 1;
-            *b += bytes as u64;
-        }
-        Ok(())
-    }
-}
-
 /// Writes a trace to `out`, one `write_all` a block.
 pub struct Encoder<W: Write> {
     out: W,
@@ -196,12 +101,6 @@ pub struct Encoder<W: Write> {
     /// Tensors on the way to being written, with the number of the reference to look at next.
     stack: Vec<(u32, u32)>,
     data: Vec<u8>,
-}
-
-fn def(record: &Record) -> Result<Def, WriteError> {
-    let (mut bytes, mut body) = (Vec::new(), Vec::new());
-    let kind = put_record(&mut bytes, &mut body, record)?;
-    Ok(Def { bytes, kind, written: 0 })
 }
 
 fn key_of(kind: &str, name: impl std::hash::Hash) -> u64 {

@@ -4,6 +4,7 @@
 mod block;
 mod coding;
 pub mod encoder;
+mod open;
 mod plans;
 pub mod reader;
 pub mod record;

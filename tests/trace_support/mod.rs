@@ -254,3 +254,49 @@ pub fn small_file() -> Vec<u8> {
         .unwrap();
     e.finish(&footer()).unwrap()
 }
+
+/// As `small_file`, with integers only in its making, the codings' rare cases, and interval mode.
+pub fn golden_file() -> Vec<u8> {
+    let cfg = EncoderConfig { block_bytes: 4096, flush_ns: 0, ..EncoderConfig::default() };
+    let mut e = Encoder::new(Vec::new(), cfg, &header()).unwrap();
+    setup(&mut e);
+    let mut plan = model(&mut e, 1);
+    for graph in 0..3u64 {
+        for ith in 0..2u16 {
+            let mut rng = Rng(77 + graph);
+            let mut t = 1_000_000_000 + graph * 1_000_000_000;
+            let slices: Vec<Slice> = (0..19)
+                .map(|i| {
+                    let (busy, gap) = (rng.next() >> (30 + i % 32), rng.next() >> (40 + i % 24));
+                    let slice = Slice { start: t, end: (i != 5).then_some(t + busy) };
+                    t += busy + gap;
+                    slice
+                })
+                .collect();
+            let run = SliceRun { graph, ith, tid: PID + u32::from(ith), plan, first: 0, barrier: graph < 2 };
+            e.slices(&run, &slices).unwrap();
+        }
+        let start = 1_000_000_000 + graph * 1_000_000_000;
+        e.cpu_graph(&cpu_graph(graph, plan, start, 900_000_000)).unwrap();
+        let backend = e.backend([7; 16], "CPU");
+        e.split(&split(graph, backend, start - 5, 900_000_010)).unwrap();
+        e.graph(&self::graph(graph, start - 10, 900_000_020)).unwrap();
+        e.token(&token(graph, start - 20, 900_000_040)).unwrap();
+        e.tick(start).unwrap();
+        let odd =
+            e.tensor(&TensorDesc { known: false, ..desc(u64::MAX - graph, "", 0, [1; 4], &[]) }).unwrap();
+        let src = [None, Some(odd)];
+        let strided = TensorDesc {
+            nb: Some([4, 8, 4096, 0]),
+            view_src: Some(odd),
+            ..desc(64, "v (view)", 4, [3, 1, 2, 1], &src)
+        };
+        let view = e.tensor(&strided).unwrap();
+        let hits: Vec<PlanHit> = (0..19)
+            .map(|i| PlanHit { tensor: if i == 3 { view } else { i * 2 }, fused: (i % 4 == 0).then_some(i) })
+            .collect();
+        plan = e.plan(PID, 25, &hits).unwrap();
+    }
+    e.notice(&Notice { t: 5_900_000_000, text: "a probe left" }).unwrap();
+    e.finish(&footer()).unwrap()
+}

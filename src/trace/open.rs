@@ -1,0 +1,113 @@
+//! The open block of a trace that is being written: records in, framed bytes and their count out; and what can go wrong.
+//! Uses the block layout and the records.
+
+use std::io;
+
+use super::block::{BLOCK_HEADER, MAX_PAYLOAD, put_record};
+use super::record::*;
+use super::tensors::{MAX_SRC, Name};
+
+/// Most hits of a plan.
+pub const MAX_HITS: usize = 65_536;
+
+/// Why the writer stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    #[error(
+        "cannot write block {block} of the trace after {written} bytes: {source}; the blocks before it are intact"
+    )]
+    Io { block: u32, written: u64, source: io::Error },
+    #[error("the trace ended with an earlier write error after {written} bytes")]
+    Stopped { written: u64 },
+    #[error("a {kind} record of {bytes} bytes does not fit a block ({MAX_PAYLOAD} bytes at most)")]
+    TooLarge { kind: &'static str, bytes: usize },
+    #[error("plan {0} is not in the table any more; give it to the writer again")]
+    UnknownPlan(u32),
+    #[error("a graph of {0} op hits is beyond what the trace format takes ({MAX_HITS})")]
+    TooManyHits(usize),
+    #[error("a tensor with {0} sources is beyond what the trace writer takes ({MAX_SRC})")]
+    TooManySources(usize),
+    #[error("cannot code a record: {0}")]
+    Encode(#[from] postcard::Error),
+}
+
+/// What was written, by kind of record (index as in [`KIND_NAMES`]).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EncoderStats {
+    pub blocks: u32,
+    pub slices: u64,
+    pub records: [u64; KIND_NAMES.len()],
+    /// Bytes of the records, length prefix included; headers of file and blocks are not in it.
+    pub bytes: [u64; KIND_NAMES.len()],
+}
+
+/// A definition in its final bytes, written again in each block that uses it.
+pub(crate) struct Def {
+    pub bytes: Vec<u8>,
+    pub kind: usize,
+    pub written: u32,
+}
+
+/// The open block.
+pub(crate) struct Open {
+    /// Space for the block header, then the payload.
+    pub bytes: Vec<u8>,
+    pub body: Vec<u8>,
+    /// Number of the block, from 1 (0 stands for "never written" in the tables).
+    pub number: u32,
+    pub first_ts: Option<u64>,
+    pub stats: EncoderStats,
+    /// Of the Tensor record before.
+    pub addr: u64,
+    pub name: Name,
+}
+
+impl Open {
+    pub fn is_empty(&self) -> bool {
+        self.bytes.len() == BLOCK_HEADER
+    }
+
+    /// Appends a record; its time, if it has one, is absolute.
+    pub fn put(&mut self, mut record: Record) -> Result<(), WriteError> {
+        if let Some(t) = record.time_mut() {
+            let first = *self.first_ts.get_or_insert(*t as u64);
+            *t = (*t as u64).wrapping_sub(first) as i64;
+        }
+        let before = self.bytes.len();
+        let kind = put_record(&mut self.bytes, &mut self.body, &record)?;
+        self.account(kind, before)
+    }
+
+    pub fn put_def(&mut self, def: &mut Def) -> Result<(), WriteError> {
+        if def.written == self.number {
+            return Ok(());
+        }
+        def.written = self.number;
+        let before = self.bytes.len();
+        self.bytes.extend_from_slice(&def.bytes);
+        self.account(def.kind, before)
+    }
+
+    fn account(&mut self, kind: usize, before: usize) -> Result<(), WriteError> {
+        let bytes = self.bytes.len() - before;
+        if self.bytes.len() - BLOCK_HEADER > MAX_PAYLOAD {
+            self.bytes.truncate(before);
+            return Err(WriteError::TooLarge {
+                kind: KIND_NAMES.get(kind).copied().unwrap_or("unknown"),
+                bytes,
+            });
+        }
+        if let (Some(n), Some(b)) = (self.stats.records.get_mut(kind), self.stats.bytes.get_mut(kind)) {
+            *n += 1;
+            *b += bytes as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Codes a definition once for all blocks.
+pub(crate) fn def(record: &Record) -> Result<Def, WriteError> {
+    let (mut bytes, mut body) = (Vec::new(), Vec::new());
+    let kind = put_record(&mut bytes, &mut body, record)?;
+    Ok(Def { bytes, kind, written: 0 })
+}

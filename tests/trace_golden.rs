@@ -1,0 +1,114 @@
+//! The file in tests/golden must stay readable and stay what the writer makes; a reader written from docs/FORMAT.md alone
+//! must see in it what ours sees.
+
+mod trace_support;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use profinfer::trace::record::*;
+use profinfer::trace::*;
+use trace_support::*;
+
+fn at(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(path)
+}
+
+/// What tests/format_second_reader.py prints, from our reader.
+fn summary(trace: &Trace) -> Vec<String> {
+    let (mut count, mut tensors) = (BTreeMap::<String, i128>::new(), BTreeMap::new());
+    let mut add = |key: String, n: i128| *count.entry(key).or_default() += n;
+    for i in 0..trace.blocks().len() {
+        add("blocks".into(), 1);
+        let (mut ops, mut ids, mut plans) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let mut cursor = TensorCursor::new();
+        for r in trace.block(i).unwrap().records().map(Result::unwrap) {
+            let text = format!("{r:?}");
+            let kind = KIND_NAMES.iter().position(|k| text.starts_with(&format!("{k}(")));
+            add(format!("kind {}", kind.unwrap()), 1);
+            match r {
+                Record::OpDef(d) => {
+                    ops.insert(d.id, d.desc);
+                }
+                Record::Tensor(t) => {
+                    let (addr, name) = cursor.resolve(&t);
+                    let op = if t.known { ops.get(&t.op).copied().unwrap_or("?") } else { "?" };
+                    ids.insert(t.id, op);
+                    let src: String = t.src.0.iter().map(|b| format!("{b:02x}")).collect();
+                    let (id, ne, nb, view) = (t.id, &t.ne, &t.nb, t.view_src);
+                    tensors
+                        .insert(id, format!("tensor {id} {addr:x} {name} {op} {ne:?} {nb:?} {src} {view}"));
+                }
+                Record::Plan(p) => {
+                    plans.insert(p.id, plan_hits(&p).collect::<Vec<_>>());
+                }
+                Record::Slices(s) => {
+                    for (k, slice) in slice_iter(&s).enumerate() {
+                        let hit: PlanHit = plans[&s.plan][s.first as usize + k];
+                        let op = ids.get(&hit.tensor).copied().unwrap_or("?");
+                        add(format!("slices {op}"), 1);
+                        add(format!("busy {op}"), slice.busy.unwrap_or(0).into());
+                        add("sum of starts".into(), slice.start.into());
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    let mut lines: Vec<String> = count.iter().map(|(k, v)| format!("{k}: {v}")).collect();
+    lines.extend(tensors.into_values());
+    lines.sort();
+    lines
+}
+
+fn golden() -> Trace {
+    Trace::open(&at("golden/small.pfi")).unwrap()
+}
+
+#[test]
+fn the_golden_file_stays_readable() {
+    let trace = golden();
+    assert!(trace.verify().is_empty(), "{:?}", trace.verify());
+    let expected = std::fs::read_to_string(at("golden/small.txt")).unwrap();
+    assert_eq!(summary(&trace), expected.lines().collect::<Vec<_>>());
+}
+
+/// A change here is allowed when a minor version adds to the format: then a new golden file joins the old ones.
+#[test]
+fn the_writer_still_makes_the_golden_file() {
+    assert!(std::fs::read(at("golden/small.pfi")).unwrap() == golden_file());
+}
+
+fn second_reader(file: &Path) -> Option<Vec<String>> {
+    let run = Command::new("python3").arg(at("format_second_reader.py")).arg(file).output().ok()?;
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    Some(String::from_utf8(run.stdout).unwrap().lines().map(str::to_owned).collect())
+}
+
+#[test]
+fn a_reader_written_from_the_specification_sees_the_same() {
+    let Some(seen) = second_reader(&at("golden/small.pfi")) else {
+        println!("skipped: no python3 on this machine");
+        return;
+    };
+    assert_eq!(seen, summary(&golden()));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("larger.pfi");
+    let mut e =
+        Encoder::new(Vec::new(), EncoderConfig { block_bytes: 8192, ..Default::default() }, &header())
+            .unwrap();
+    setup(&mut e);
+    let plan = model(&mut e, 4);
+    decode(&mut e, plan, 73, 0..20, Times::Even);
+    std::fs::write(&path, e.finish(&footer()).unwrap()).unwrap();
+    assert_eq!(second_reader(&path).unwrap(), summary(&Trace::open(&path).unwrap()));
+}
+
+/// Writes the golden files; run by hand (`--ignored`) when a new one is due.
+#[test]
+#[ignore = "writes into the source tree"]
+fn write_golden_file() {
+    std::fs::write(at("golden/small.pfi"), golden_file()).unwrap();
+    std::fs::write(at("golden/small.txt"), summary(&golden()).join("\n") + "\n").unwrap();
+}
