@@ -232,6 +232,26 @@ fn without_calls_the_graphs_stand_in() {
 }
 
 #[test]
+fn below_op_level_there_are_calls_but_no_ops() {
+    use profinfer::trace::record::{Entry, Level, Token};
+    use profinfer::trace::{Encoder, EncoderConfig};
+    let mut header = header(true);
+    header.level = Level::Token;
+    let mut enc = Encoder::new(Vec::new(), EncoderConfig::default(), &header).unwrap();
+    for seq in 0..3 {
+        let (t, dur) = ((ORIGIN + 100 * seq) as i64, 80);
+        let n_tokens = Some(if seq == 0 { 7 } else { 1 });
+        let token = Token { seq, pid: PID, tid: TID, entry: Entry::Process, n_tokens, t, dur, cut: false };
+        enc.token(&token).unwrap();
+    }
+    let r = read(enc.finish(&footer("duration")).unwrap(), None);
+    assert_eq!((phase(&r, Phase::Prefill).tokens, phase(&r, Phase::Decode).tokens), (Some(7), Some(2)));
+    let p = phase(&r, Phase::Decode);
+    assert_eq!((p.op_time, p.by_op.as_deref()), (None, Some(&[][..])));
+    assert_eq!(r.books.verdict, "complete");
+}
+
+#[test]
 fn without_structure_positions_have_no_names() {
     let spec = Spec { structure: false, ..Spec::default() };
     let r = finish(prefill_and_decodes(spec, 1));

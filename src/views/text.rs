@@ -195,15 +195,18 @@ fn tables(out: &mut dyn Write, p: &PhaseReport, style: &Style) -> io::Result<()>
         Some(OpTime::Busy) => "busy: start to barrier entry, thread 0",
         Some(OpTime::Wall) => "wall: start to next op's start, barrier wait inside, thread 0",
         Some(OpTime::Mixed) => "busy in some graphs, wall in others, thread 0",
-        None => "no CPU graph recorded",
+        None => "none recorded",
     };
+    if p.op_time.is_none() {
+        title(out, style, &format!("Operators, {name}: none recorded"))?;
+    }
     for (by, rows) in [("op", &p.by_op), ("name", &p.by_name), ("layer", &p.by_layer)] {
-        if let Some(rows) = rows {
+        if let Some(rows) = rows.as_ref().filter(|rows| !rows.is_empty()) {
             title(out, style, &format!("Operators by {by}, {name} ({label})"))?;
             ops(out, rows, by, p, style)?;
         }
     }
-    if let Some(rows) = &p.by_thread {
+    if let Some(rows) = p.by_thread.as_ref().filter(|rows| !rows.is_empty()) {
         title(out, style, &format!("Threads, {name}"))?;
         threads(out, rows, p, style)?;
     }
@@ -233,9 +236,6 @@ fn ops(
     p: &PhaseReport,
     style: &Style,
 ) -> io::Result<()> {
-    if rows.is_empty() {
-        return writeln!(out, "  no op was recorded");
-    }
     let with_wait = p.wait_ns.is_some();
     let mut columns = vec![
         number("%", 0),
@@ -276,9 +276,6 @@ fn ops(
 }
 
 fn threads(out: &mut dyn Write, rows: &[ThreadRow], p: &PhaseReport, style: &Style) -> io::Result<()> {
-    if rows.is_empty() {
-        return writeln!(out, "  no op was recorded");
-    }
     let mut t = Table::new(vec![
         number("ith", 0),
         number("tids", 2),
