@@ -207,6 +207,19 @@ fn a_call_that_was_cut_is_in_no_time() {
 }
 
 #[test]
+fn attached_in_the_middle_there_is_no_ttft_and_it_is_said() {
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    s.call(1, busy);
+    s.call(1, busy);
+    let r = finish(s);
+    assert_eq!((r.ttft, r.requests[0].prefill_calls, r.requests[0].decode_calls), (None, 0, 2));
+    let mut out = Vec::new();
+    profinfer::views::text::write(&mut out, &r, &Default::default()).unwrap();
+    let out = String::from_utf8(out).unwrap();
+    assert!(out.contains("unknown (no request's prefill was recorded whole)"), "{out}");
+}
+
+#[test]
 fn unknown_widths_are_a_phase_of_their_own() {
     let spec = Spec { widths: false, ..Spec::default() };
     let r = finish(prefill_and_decodes(spec, 2));

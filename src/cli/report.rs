@@ -148,12 +148,17 @@ fn with_bar<T>(progress: &Progress, work: impl FnOnce() -> T) -> T {
     })
 }
 
+fn bar_style() -> indicatif::ProgressStyle {
+    let style = indicatif::ProgressStyle::with_template("reading {wide_bar} {percent:>3} %");
+    style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar())
+}
+
 fn watch(progress: &Progress, done: &AtomicBool) {
     let start = Instant::now();
     let mut bar: Option<indicatif::ProgressBar> = None;
     while !done.load(Ordering::Relaxed) {
         if start.elapsed() >= PATIENCE {
-            let bar = bar.get_or_insert_with(|| indicatif::ProgressBar::new(1));
+            let bar = bar.get_or_insert_with(|| indicatif::ProgressBar::new(1).with_style(bar_style()));
             bar.set_length(progress.total.load(Ordering::Relaxed));
             bar.set_position(progress.done.load(Ordering::Relaxed));
         }

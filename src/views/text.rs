@@ -139,6 +139,9 @@ fn calls(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> 
         t.row(cells);
     }
     write!(out, "{}", t.render(style))?;
+    if report.ttft.is_none() {
+        fact(out, "TTFT", "unknown (no request's prefill was recorded whole)")?;
+    }
     let several = report.requests.iter().filter(|r| r.prefill_calls > 1).count();
     if several > 0 {
         let of = format!(
