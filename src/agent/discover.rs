@@ -52,6 +52,8 @@ pub struct Module {
     pub path_in_target: PathBuf,
     /// Path by which this process opens the same file.
     pub host_path: PathBuf,
+    /// The file, kept open: its process may be gone before the probes are attached.
+    pub file: Option<File>,
     pub dev: u64,
     pub inode: u64,
     /// GNU build id in hexadecimal, empty when there is none.
@@ -63,7 +65,7 @@ pub struct Module {
 impl Module {
     fn new(elf: ElfFile, path_in_target: PathBuf, host_path: PathBuf, id: FileId) -> Module {
         let (roles, build_id) = (Roles::of(&elf), elf.build_id_hex());
-        Module { path_in_target, host_path, dev: id.0, inode: id.1, build_id, roles, elf }
+        Module { path_in_target, host_path, file: None, dev: id.0, inode: id.1, build_id, roles, elf }
     }
 }
 
@@ -141,7 +143,7 @@ impl Collector {
         let elf = ElfFile::from_file(file, in_target.display().to_string())?;
         let module = Module::new(elf, in_target.to_owned(), host.to_owned(), id);
         if module.roles.any() {
-            self.modules.push(module);
+            self.modules.push(Module { file: file.try_clone().ok(), ..module });
         }
         Ok(())
     }

@@ -113,6 +113,34 @@ const OBJECT_SIZE: u32 = 32;
 const GRAPH_COMPUTE: [u32; 3] = [88, 96, 104];
 
 impl Layout {
+    /// Layout of GGML since 2026-04, for measuring where no engine is at hand.
+    pub const TODAY: Layout = Layout {
+        tensor_size: 336,
+        type_off: 0,
+        ne_off: 16,
+        nb_off: 48,
+        op_off: 80,
+        op_params_off: 84,
+        flags_off: Some(148),
+        src_off: 152,
+        n_src: 10,
+        view_src_off: 232,
+        data_off: 248,
+        name_off: 256,
+        name_len: NAME_LEN,
+        ith_off: 0,
+        nth_off: 4,
+        pool_off: Some(24),
+        n_nodes_off: 4,
+        nodes_off: 16,
+        uid_off: Some(88),
+        n_threads_off: 16,
+        guid_off: Some(0),
+        graph_compute_off: Some(104),
+        batch_n_tokens_off: 0,
+        batch_token_off: 8,
+    };
+
     /// Bytes of a tensor struct up to and including its name.
     pub fn tensor_bytes(&self) -> u32 {
         self.name_off.saturating_add(self.name_len).min(super::event::TENSOR_RAW as u32)
