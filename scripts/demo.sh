@@ -6,12 +6,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 cache=${XDG_CACHE_HOME:-${HOME:?set HOME or XDG_CACHE_HOME}/.cache}/profinfer
 engines=${PROFINFER_ENGINES:-$cache/engines}
-preset=llama1b-L12
+preset=llama1b-L4
 type=q4_0
 # One processor stays free for the recorder and the rest; llama.cpp's threads spin while they wait for each other.
 cpus=$(nproc)
 threads=${THREADS:-$((cpus > 4 ? 4 : cpus > 1 ? cpus - 1 : 1))}
-run=(-p 32 -n 64 -t "$threads")
+run=(-p 32 -n 128 -t "$threads")
 
 die() { echo "demo: $*" >&2; exit 1; }
 step() { printf '[%d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
