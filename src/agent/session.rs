@@ -496,6 +496,8 @@ impl<W: Write + 'static> Session<W> {
         }
         self.meet_processes()?;
         let end = end?;
+        let bpf =
+            self.engines.iter().map(|a| a.loaded.run_stats()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         let books = self.maps.as_ref().and_then(|m| m.books().ok()).unwrap_or_default();
         let missing =
             self.engines.is_empty().then(|| self.last_missing.as_ref().map(ToString::to_string)).flatten();
@@ -520,7 +522,7 @@ impl<W: Write + 'static> Session<W> {
             status,
             missing,
         };
-        let out = books::close(drain, &end, &books, stopped.saturating_sub(self.started))?;
+        let out = books::close(drain, &end, &books, stopped.saturating_sub(self.started), bpf)?;
         Ok(Summary { bytes: out.bytes, ..summary })
     }
 }

@@ -13,7 +13,15 @@ pub fn ensure_mounted() -> io::Result<()> {
         return Ok(());
     }
     // SAFETY: the strings end in zero; a null data pointer means no options.
-    let done = unsafe { libc::mount(c"tracefs".as_ptr(), c"/sys/kernel/tracing".as_ptr(), c"tracefs".as_ptr(), 0, std::ptr::null()) };
+    let done = unsafe {
+        libc::mount(
+            c"tracefs".as_ptr(),
+            c"/sys/kernel/tracing".as_ptr(),
+            c"tracefs".as_ptr(),
+            0,
+            std::ptr::null(),
+        )
+    };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
