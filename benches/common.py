@@ -189,9 +189,14 @@ class Recorder:
         self.log.close()
 
 
+# The driver loads its engine late, by dlopen; it waits this long before its first token, for the probes to be there.
+HOLD_SECONDS = "2"
+
+
 def record_command(out, flags, args):
-    """Records a driver run from its start. Gives what the driver printed, as JSON, and the wall time of it all."""
-    cmd = [binary("profinfer"), "record", "-q", "--force", "-o", out, *flags, "--", driver(), *args, "--json"]
+    """Records a driver run from its first token. Gives what the driver printed."""
+    cmd = [binary("profinfer"), "record", "-q", "--force", "-o", out, *flags, "--", driver(), *args, "--json",
+           "--hold", HOLD_SECONDS]
     done = subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise BenchError(f"{shlex.join(cmd)} failed with status {done.returncode}: {done.stderr.strip()}")
