@@ -50,27 +50,36 @@ fn generate(path: &Path, slices: u64, barrier: bool) {
     synth.enc.finish(&footer("target exited")).expect("the trace can be ended");
 }
 
+/// Slices in the trace as a complete report counts them.
+fn slices(path: &Path) -> u64 {
+    let done = Command::new(env!("CARGO_BIN_EXE_profinfer"))
+        .args(["report", "--json", "--by", "op"])
+        .arg(path)
+        .output()
+        .expect("profinfer runs");
+    let json: serde_json::Value = serde_json::from_slice(&done.stdout).expect("the report is JSON");
+    assert_eq!(json["books"]["verdict"], "complete");
+    json["books"]["hits"]["slices"].as_u64().expect("a number of slices")
+}
+
 fn measure(path: &Path, barrier: bool) {
     let bytes = std::fs::metadata(path).map_or(0, |m| m.len());
-    let mut slices = 0;
     let mut times: Vec<f64> = (0..RUNS)
         .map(|_| {
             let start = Instant::now();
             let done = Command::new(env!("CARGO_BIN_EXE_profinfer"))
-                .args(["report", "--json", "--by", "op"])
+                .arg("report")
                 .arg(path)
-                .stderr(Stdio::inherit())
-                .output()
+                .stdout(Stdio::null())
+                .status()
                 .expect("profinfer runs");
             let time = start.elapsed().as_secs_f64();
-            assert!(done.status.success(), "profinfer report failed");
-            let json: serde_json::Value = serde_json::from_slice(&done.stdout).expect("the report is JSON");
-            assert_eq!(json["books"]["verdict"], "complete");
-            slices = json["books"]["hits"]["slices"].as_u64().expect("a number of slices");
+            assert!(done.success(), "profinfer report failed");
             time
         })
         .collect();
     times.sort_by(f64::total_cmp);
+    let slices = slices(path);
     let (median, best) = (times[RUNS / 2], times[0]);
     let mode = if barrier { "barrier" } else { "interval" };
     println!(

@@ -113,6 +113,34 @@ const OBJECT_SIZE: u32 = 32;
 const GRAPH_COMPUTE: [u32; 3] = [88, 96, 104];
 
 impl Layout {
+    /// Layout of GGML since 2026-04, for measuring where no engine is at hand.
+    pub const TODAY: Layout = Layout {
+        tensor_size: 336,
+        type_off: 0,
+        ne_off: 16,
+        nb_off: 48,
+        op_off: 80,
+        op_params_off: 84,
+        flags_off: Some(148),
+        src_off: 152,
+        n_src: 10,
+        view_src_off: 232,
+        data_off: 248,
+        name_off: 256,
+        name_len: NAME_LEN,
+        ith_off: 0,
+        nth_off: 4,
+        pool_off: Some(24),
+        n_nodes_off: 4,
+        nodes_off: 16,
+        uid_off: Some(88),
+        n_threads_off: 16,
+        guid_off: Some(0),
+        graph_compute_off: Some(104),
+        batch_n_tokens_off: 0,
+        batch_token_off: 8,
+    };
+
     /// Bytes of a tensor struct up to and including its name.
     pub fn tensor_bytes(&self) -> u32 {
         self.name_off.saturating_add(self.name_len).min(super::event::TENSOR_RAW as u32)
@@ -204,6 +232,8 @@ enum Access {
     Address(i64),
     Load(i64),
     Compare(i64),
+    /// Compares what it loaded with a constant.
+    Against(i64),
     /// Jumps or calls through a pointer in the struct.
     Through(i64),
     /// Puts a constant into the result register.
@@ -235,6 +265,16 @@ fn compare(a: &[Access]) -> Option<i64> {
 
 fn second_load(a: &[Access]) -> Option<i64> {
     a.iter().filter_map(|a| if let Access::Compare(d) | Access::Load(d) = a { Some(*d) } else { None }).nth(1)
+}
+
+fn against(a: &[Access]) -> Option<i64> {
+    a.iter().find_map(|a| if let Access::Against(d) = a { Some(*d) } else { None })
+}
+
+/// Numbers of the ops UNARY and GLU as the code compares them, where it can be read: a check of the name tables.
+pub fn op_numbers(base: &ElfFile) -> [(&'static str, Option<i64>); 2] {
+    let code = Code { elf: base };
+    [("UNARY", code.read("ggml_get_unary_op", against)), ("GLU", code.read("ggml_get_glu_op", against))]
 }
 
 struct Code<'a> {
@@ -349,8 +389,11 @@ impl Walk {
             What::Store { src, base: Some(base), disp } if holds(src) && stack(base) => {
                 self.slot = Some((base, disp))
             }
-            What::CmpMem { base: Some(base), disp, .. } if holds(base) => {
-                self.out.push(Access::Compare(disp))
+            What::CmpMem { base: Some(base), disp, imm } if holds(base) => {
+                self.out.extend([Access::Compare(disp), Access::Against(imm)]);
+            }
+            What::CmpImm { reg, imm } if self.loaded.is_some_and(|l| l.0 == reg) => {
+                self.out.push(Access::Against(imm));
             }
             What::JumpMem { base: Some(base), disp } if holds(base) => self.out.push(Access::Through(disp)),
             What::JumpReg { reg } => {
@@ -360,6 +403,7 @@ impl Walk {
             }
             What::MovImm { dst, imm } if result == 1 << dst => self.out.push(Access::Result(imm)),
             What::Copy { dst, src } if holds(src) => gains |= 1 << dst,
+            What::Copy { dst, src } => loaded = self.loaded.filter(|l| l.0 == src).map(|l| (dst, l.1)),
             _ => {}
         }
         self.holds = (self.holds & !writes) | gains;

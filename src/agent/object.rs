@@ -83,6 +83,7 @@ pub struct Loaded {
 
 /// Fields of `sched_process_fork`, if this kernel shows them: without them children are not followed.
 fn fork_child() -> Option<u32> {
+    tracepoint::ensure_mounted().ok()?;
     tracepoint::field_offset("sched", "sched_process_fork", "child_pid").ok()
 }
 

@@ -18,7 +18,7 @@ use super::object::{Knobs, Loaded, Maps, Structure};
 use super::structure::{self, GLU_BASE, MAX_ENGINES, OPS_PER_ENGINE, Reading, TYPES_PER_ENGINE, UNARY_BASE};
 use super::transport::{self, Transport};
 use super::verify::{self, OpEnd};
-use super::{books, target, usage};
+use super::{books, calibrate, target, usage};
 use crate::trace::record::{self, Level};
 use crate::trace::{Encoder, EncoderConfig, WriteError};
 
@@ -144,10 +144,11 @@ pub fn record<W: Write + 'static>(
     out: W,
     watch: &mut dyn Watch,
 ) -> Result<Summary, RecordError> {
+    let hit_ns = calibrate::cheap_hit().map_err(RecordError::Load)?;
     let wish = options.agent_cpu;
     machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
     let out = Counted { out, bytes: 0 };
-    let enc = Encoder::new(out, EncoderConfig::default(), &header(&options, &machine::read()))?;
+    let enc = Encoder::new(out, EncoderConfig::default(), &header(&options, &machine::read(), hit_ns))?;
     let mut s = Session {
         any: matches!(target, Target::Exe(_)),
         options,
@@ -186,7 +187,7 @@ pub fn record<W: Write + 'static>(
     s.finish(end, status)
 }
 
-fn header<'a>(o: &'a Options, m: &'a machine::Machine) -> record::Header<'a> {
+fn header<'a>(o: &'a Options, m: &'a machine::Machine, hit_ns: u32) -> record::Header<'a> {
     record::Header {
         tool: &o.tool,
         command: &o.command_line,
@@ -202,7 +203,7 @@ fn header<'a>(o: &'a Options, m: &'a machine::Machine) -> record::Header<'a> {
         structure: o.structure && o.level == Level::Op,
         transport: if o.pbuf { record::Transport::Perf } else { record::Transport::Ring },
         buffer_bytes: o.buffer_bytes,
-        hit_ns: 0,
+        hit_ns,
     }
 }
 

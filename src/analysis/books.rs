@@ -7,7 +7,7 @@ use super::calls::Timeline;
 use super::load::Loaded;
 use super::ops::OpTimes;
 use super::tables::share;
-use crate::trace::record::{Footer, Level};
+use crate::trace::record::{Footer, Level, Probe};
 
 /// A number, or why there is none.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -39,6 +39,21 @@ pub struct RungRow {
     pub why: String,
 }
 
+/// A probe as attached.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ProbeRow {
+    pub engine: u32,
+    pub symbol: String,
+    pub module: String,
+    /// True for a return probe.
+    #[serde(rename = "return")]
+    pub ret: bool,
+    /// Distance from the symbol, bytes.
+    pub offset: u32,
+    /// The instruction it sits on, and why.
+    pub why: String,
+}
+
 /// Op hits over the whole run, from the CPU graphs' own records.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Hits {
@@ -51,6 +66,10 @@ pub struct Hits {
     pub graphs_off: u64,
     /// Op slices in the file.
     pub slices: u64,
+    /// Graphs of which the file has fewer or more slices than hits were seen.
+    pub graphs_slices_off: u64,
+    /// Graphs in which thread 0's ops and waits take longer than the graph.
+    pub graphs_overfull: u64,
     /// Graphs whose slices are in the file but whose own record is not.
     pub graphs_without_record: u64,
 }
@@ -74,6 +93,7 @@ pub struct Books {
     /// `complete`, or what is missing.
     pub verdict: String,
     pub rungs: Vec<RungRow>,
+    pub probes: Vec<ProbeRow>,
     pub hits: Hits,
     pub events: Vec<KindRow>,
     /// Of the events seen by the kernel side, 0 to 1.
@@ -121,6 +141,7 @@ pub fn books(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Books {
         complete: faults.is_empty(),
         verdict: if faults.is_empty() { "complete".into() } else { faults.join("; ") },
         rungs: rungs(loaded),
+        probes: probes(loaded),
         lost_per_cpu: lost_per_cpu(footer),
         orphans: figure(|f| f.orphans as f64),
         read_errors: figure(|f| f.read_errors as f64),
@@ -166,9 +187,24 @@ fn rungs(loaded: &Loaded<'_>) -> Vec<RungRow> {
     rows
 }
 
+fn probes(loaded: &Loaded<'_>) -> Vec<ProbeRow> {
+    let row = |p: &Probe<'_>| ProbeRow {
+        engine: p.engine,
+        symbol: p.symbol.into(),
+        module: p.module.into(),
+        ret: p.ret,
+        offset: p.offset,
+        why: p.why.into(),
+    };
+    loaded.probes.iter().map(row).collect()
+}
+
 fn hits(loaded: &Loaded<'_>, times: &OpTimes) -> Hits {
     let mut h = Hits { graphs: loaded.cpu_graphs.len() as u64, slices: times.slices, ..Hits::default() };
-    for g in &loaded.cpu_graphs {
+    for (g, sum) in loaded.cpu_graphs.iter().zip(&times.graphs) {
+        // Below level op there is no plan, and no slice is promised.
+        h.graphs_slices_off += u64::from(g.plan.is_some() && sum.slices != u64::from(g.seen));
+        h.graphs_overfull += u64::from(sum.ops.saturating_add(sum.wait) > g.dur);
         if let (Some(expected), false) = (g.expected, g.cut) {
             h.checked_graphs += 1;
             h.expected += u64::from(expected);
@@ -228,18 +264,32 @@ fn faults(loaded: &Loaded<'_>, hits: &Hits, events: &[KindRow], lost: &Figure) -
         };
         faults.push(format!("{what} ({} of {} graphs differ)", hits.graphs_off, hits.checked_graphs));
     }
+    if hits.graphs_slices_off > 0 {
+        faults.push(format!("slices of {} are not all in the file", count(hits.graphs_slices_off, "graph")));
+    }
+    if hits.graphs_overfull > 0 {
+        let graphs = count(hits.graphs_overfull, "graph");
+        faults.push(format!("times of {graphs} do not fit: the ops take longer than the graph"));
+    }
     if !loaded.damage.is_empty() {
-        faults.push(format!("file damaged in {} places", loaded.damage.len()));
+        faults.push(format!("file damaged in {}", count(loaded.damage.len() as u64, "place")));
     }
     if hits.graphs_without_record > 0 {
-        faults.push(format!("{} graphs without their own record", hits.graphs_without_record));
+        faults.push(format!("{} without a record of its own", count(hits.graphs_without_record, "graph")));
     }
     let whole = loaded.cpu_graphs.iter().filter(|g| !g.cut).count() as u64;
     let at_op_level = loaded.header.as_ref().is_none_or(|h| h.level == Level::Op);
     if at_op_level && whole > hits.checked_graphs {
-        faults.push(format!("{} graphs could not be checked for missing hits", whole - hits.checked_graphs));
+        faults.push(format!(
+            "{} could not be checked for missing hits",
+            count(whole - hits.checked_graphs, "graph")
+        ));
     }
     faults
+}
+
+fn count(n: u64, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }
 
 /// A share as a percentage; a loss too small to show is never shown as none.

@@ -85,7 +85,12 @@ fn rungs(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
             r.why.clone(),
         ]);
     }
-    write!(out, "{}", t.render(style))
+    write!(out, "{}", t.render(style))?;
+    for p in &books.probes {
+        let end = if p.ret { " (return)" } else { "" };
+        fact(out, "probe", &format!("{}+{}{end}: {}", p.symbol, p.offset, p.why))?;
+    }
+    Ok(())
 }
 
 fn events(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
