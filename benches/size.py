@@ -6,24 +6,49 @@ time while it records one thread's decode, as a share of one core at 130 tokens/
 """
 
 import os
+import sys
 import time
 
-from common import Bench, BenchError, Driver, Recorder, Scratch, engine, main, model, record_command, report
+from common import ROOT, Bench, BenchError, Driver, Recorder, Scratch, engine, main, model, record_command, report
+
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+import format_second_reader as pfi  # noqa: E402
 
 MODEL = "llama1b-L4-q4_0"
 RATE = 130
 
 
+# Kinds of record (docs/FORMAT.md) by what they are for.
+GROUPS = {14: "slices", **dict.fromkeys((10, 11, 12, 13), "tokens, graphs, splits"),
+          **dict.fromkeys((5, 6, 7, 8, 9), "structure")}
+
+
+def parts(path):
+    """Number of blocks, and bytes of the records by what they are for."""
+    found, blocks = {}, 0
+    for payload, _ in pfi.blocks(path):
+        blocks += 1
+        inner = pfi.Bytes(payload)
+        while inner.more():
+            at = inner.pos
+            kind = pfi.Bytes(inner.bytes()).u()
+            group = GROUPS.get(kind, "the rest")
+            found[group] = found.get(group, 0) + inner.pos - at
+    return blocks, found
+
+
 def bytes_per_slice(bench, tmp, name, tokens):
     out = tmp.file("size.pfi")
-    record_command(out, [], ["--engine", engine(name), "--model", model(MODEL), "-p", "32", "-n", str(tokens), "-t", "2"])
+    told = record_command(out, [], ["--engine", engine(name), "--model", model(MODEL), "-p", "32", "-n", str(tokens),
+                                    "-t", "2"])
     size, books = os.path.getsize(out), report(out)["books"]
-    slices = books["hits"]["slices"]
+    slices, graphs = books["hits"]["slices"], books["hits"]["graphs"]
     each = size / max(slices, 1)
-    graphs = books["hits"]["graphs"]
-    whole = graphs == tokens + 1
-    bench.judge(each <= 6.0 and whole, f"{name}: {size} bytes / {slices} slices = {each:.3f} bytes a slice, target <= 6.0 "
-                f"({graphs} graphs of {tokens + 1}, 2 threads, {books['verdict']})")
+    blocks, found = parts(out)
+    print(f"{name}: {slices} slices of {graphs} graphs (expected {tokens + 1}), 2 threads, "
+          f"{told['decode']['tok_s']:.1f} tokens/s, {books['verdict']}; {size} bytes in {blocks} blocks; bytes a slice: "
+          + ", ".join(f"{group} {n / max(slices, 1):.3f}" for group, n in sorted(found.items())))
+    bench.judge(each <= 6.0 and graphs == tokens + 1, f"{name}: {each:.3f} bytes a slice, target <= 6.0")
 
 
 def resident(pid):
