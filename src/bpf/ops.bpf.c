@@ -32,7 +32,7 @@ const volatile struct knobs {
 	__u32 batch_on_stack; /* 1: llama_batch passed by value on the stack (x86-64), 0: by pointer in arg 2 */
 	__u32 tensor_len;     /* bytes up to the end of name, at most TENSOR_RAW */
 	__u32 type_off, ne_off, nb_off, op_off, op_params_off, flags_off, src_off, n_src, view_src_off;
-	__u32 ith_off, pool_off; /* pool_off 0: no such field */
+	__u32 ith_off, pool_off;	       /* pool_off 0: no such field */
 	__u32 n_nodes_off, nodes_off, uid_off; /* uid_off 0: no such field */
 	__u32 n_threads_off;
 	__u32 guid_off; /* 1 + offset of ggml_backend.guid, 0: no such field */

@@ -126,12 +126,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         false => {
             let out = Output::create(&args.output, args.force)?;
             let path = out.path.clone();
-            session::record(target, options, out, &mut watch).map_err(|e| {
+            session::record(target, options, out, &mut watch).inspect_err(|_| {
                 // A file with no block in it is of no use to anybody.
                 if std::fs::metadata(&path).is_ok_and(|m| m.len() <= crate::trace::FILE_HEADER as u64) {
                     let _ = std::fs::remove_file(&path);
                 }
-                e
             })
         }
     };
