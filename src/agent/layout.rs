@@ -144,7 +144,28 @@ impl Layout {
         let has_guid = code.read("ggml_backend_guid", load) == Some(0);
         let dispatch = code.read("ggml_backend_graph_compute_async", indirect);
         let dispatch = dispatch.and_then(|v| u32::try_from(v).ok()).filter(|v| GRAPH_COMPUTE.contains(v));
-        Ok(Layout {
+        let later = Later {
+            // The pool entered the params together with its constructor.
+            pool: (era.ith == 0 && exports("ggml_threadpool_new")).then_some(24),
+            // The field entered the graph together with the function that numbers graphs.
+            uid: (era.data == 248 && exports("ggml_graph_next_uid")).then_some(88),
+            guid: has_guid.then_some(0),
+            graph_compute: dispatch,
+        };
+        Ok(Layout::of(era, size, later))
+    }
+
+    /// The layout of the newest releases known, for trials without a target.
+    pub fn latest() -> Layout {
+        let [.., newest] = &ERAS;
+        let [.., graph_compute] = GRAPH_COMPUTE;
+        let later =
+            Later { pool: Some(24), uid: Some(88), guid: Some(0), graph_compute: Some(graph_compute) };
+        Layout::of(newest, newest.size, later)
+    }
+
+    fn of(era: &Era, size: u32, later: Later) -> Layout {
+        Layout {
             tensor_size: size,
             type_off: 0,
             ne_off: era.ne,
@@ -155,24 +176,30 @@ impl Layout {
             src_off: era.src,
             n_src: era.n_src,
             view_src_off: era.view_src,
-            data_off: data,
-            name_off: name,
-            name_len: NAME_LEN + (size - era.size),
+            data_off: era.data,
+            name_off: era.name,
+            name_len: NAME_LEN + size.saturating_sub(era.size),
             ith_off: era.ith,
             nth_off: era.ith + 4,
-            // The pool entered the params together with its constructor.
-            pool_off: (era.ith == 0 && exports("ggml_threadpool_new")).then_some(24),
+            pool_off: later.pool,
             n_nodes_off: era.graph.0,
             nodes_off: era.graph.1,
-            // The field entered the graph together with the function that numbers graphs.
-            uid_off: (era.data == 248 && exports("ggml_graph_next_uid")).then_some(88),
+            uid_off: later.uid,
             n_threads_off: 16,
-            guid_off: has_guid.then_some(0),
-            graph_compute_off: dispatch,
+            guid_off: later.guid,
+            graph_compute_off: later.graph_compute,
             batch_n_tokens_off: 0,
             batch_token_off: 8,
-        })
+        }
     }
+}
+
+/// Fields that came between eras.
+struct Later {
+    pool: Option<u32>,
+    uid: Option<u32>,
+    guid: Option<u32>,
+    graph_compute: Option<u32>,
 }
 
 impl fmt::Display for Layout {
