@@ -36,6 +36,8 @@ impl Subject {
 pub struct Target {
     /// "process N" or the path.
     pub name: String,
+    /// Arguments of `record` for it.
+    pub record: String,
     pub engines: Vec<EngineFacts>,
     /// Why nothing was found, with the next step.
     pub error: Option<String>,
@@ -140,16 +142,16 @@ impl Limit {
 
 /// Looks at a target. The engines come along for trials that need them.
 pub fn examine(subject: &Subject) -> (Target, Vec<Engine>) {
-    let name = match subject {
-        Subject::Pid(pid) => format!("process {pid}"),
-        Subject::Path(path) => path.display().to_string(),
+    let (name, record) = match subject {
+        Subject::Pid(pid) => (format!("process {pid}"), format!("-p {pid}")),
+        Subject::Path(path) => (path.display().to_string(), format!("--exe {}", path.display())),
     };
     match subject.engines() {
         Ok(engines) => {
             let facts = engines.iter().map(facts).collect();
-            (Target { name, engines: facts, error: None }, engines)
+            (Target { name, record, engines: facts, error: None }, engines)
         }
-        Err(error) => (Target { name, engines: Vec::new(), error: Some(error) }, Vec::new()),
+        Err(error) => (Target { name, record, engines: Vec::new(), error: Some(error) }, Vec::new()),
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::ffi::CStr;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
@@ -107,7 +108,7 @@ impl Trials<'_> {
     fn check<T>(&self, id: &str, name: &str, act: Act, absent: State, tried: Result<T, Errno>) -> Check {
         match tried {
             Ok(_) => Check::new(id, name, State::Ok),
-            Err(errno) => Check::new(id, name, absent).detail(&refusal::reason(act, errno, self.p)),
+            Err(errno) => Check::new(id, name, absent).detail(&refusal::short_reason(act, errno, self.p)),
         }
     }
 
@@ -175,9 +176,17 @@ impl Trials<'_> {
 fn tracefs() -> Check {
     match tracepoint::field_offset("sched", "sched_process_fork", "child_pid") {
         Ok(_) => Check::new("tracefs", "tracefs (sched_process_fork)", State::Ok),
-        Err(e) => Check::new("tracefs", "tracefs (sched_process_fork)", State::Optional)
-            .detail(&format!("{e}; children of a target are not followed"))
-            .mend("as root: mount -t tracefs nodev /sys/kernel/tracing"),
+        Err(e) => {
+            let shut =
+                fs::read_dir("/sys/kernel/tracing").is_err_and(|e| e.kind() == ErrorKind::PermissionDenied);
+            let (why, mend) = match shut {
+                true => ("readable by root only".to_owned(), "run as root"),
+                false => (e.to_string(), "as root: mount -t tracefs nodev /sys/kernel/tracing"),
+            };
+            Check::new("tracefs", "tracefs (sched_process_fork)", State::Optional)
+                .detail(&format!("{why}; children of a target are not followed"))
+                .mend(mend)
+        }
     }
 }
 

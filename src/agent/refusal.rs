@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{PrintLevel, set_print};
 
-use super::privileges::{self, Privileges};
+use super::privileges::{self, Cap, Privileges};
 
 /// The kernel's own "not supported", which has no name outside of it (include/linux/errno.h).
 const ENOTSUPP: i32 = 524;
@@ -120,17 +120,42 @@ pub fn reason(act: Act, errno: i32, p: &Privileges) -> String {
     }
 }
 
+impl Act {
+    /// Capabilities without which the kernel refuses it.
+    fn needs(self) -> &'static [Cap] {
+        match self {
+            Act::Map => &[Cap::Bpf],
+            // Programs for probes count as tracing, so loading them needs both.
+            Act::Load => &[Cap::Bpf, Cap::Perfmon],
+            Act::Probe | Act::Count => &[Cap::Perfmon],
+        }
+    }
+}
+
+/// Which capability is missing, when that is why.
+fn missing_capability(act: Act, p: &Privileges) -> Option<String> {
+    let lacking = p.lacking_of(act.needs());
+    let verb = if lacking.len() == 1 { "is" } else { "are" };
+    (!lacking.is_empty()).then(|| format!("{} {verb} missing", lacking.join(" and ")))
+}
+
+/// Like [`reason`], without the command that gives the capability: for lists that say it once.
+pub fn short_reason(act: Act, errno: i32, p: &Privileges) -> String {
+    let denied = matches!(errno, libc::EPERM | libc::EACCES) && !p.user_namespace;
+    let missing = missing_capability(act, p).filter(|_| denied && act != Act::Count);
+    missing.unwrap_or_else(|| reason(act, errno, p))
+}
+
 /// Permission denied has many fathers; the likeliest first.
 fn denied(act: Act, errno: i32, p: &Privileges) -> String {
-    let lacking = p.lacking();
+    let missing = missing_capability(act, p);
     let level = p.perf_event_paranoid.unwrap_or(2);
     if p.user_namespace {
         "capabilities of a user namespace do not count here: run outside of the container, as root".into()
-    } else if act == Act::Count && level > 1 && !lacking.is_empty() {
+    } else if act == Act::Count && level > 1 && missing.is_some() {
         format!("kernel.perf_event_paranoid is {level}: sysctl kernel.perf_event_paranoid=1, or run as root")
-    } else if !lacking.is_empty() {
-        let verb = if lacking.len() == 1 { "is" } else { "are" };
-        format!("{} {verb} missing; {}", lacking.join(" and "), privileges::capability_advice())
+    } else if let Some(missing) = missing {
+        format!("{missing}; {}", privileges::capability_advice())
     } else if act == Act::Load && errno == libc::EACCES {
         "the kernel's verifier refuses the program".into()
     } else if p.locked_down() {
@@ -151,7 +176,6 @@ fn denied(act: Act, errno: i32, p: &Privileges) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::privileges::Cap;
 
     fn with(caps: &[Cap]) -> Privileges {
         let effective = caps.iter().fold(0, |m, c| m | 1 << (*c as u32));

@@ -43,12 +43,12 @@ fn verdict(out: &mut dyn Write, all: &Checkup, style: &Style) -> io::Result<()> 
         return writeln!(out, "{}: {}", style.bad("not fit"), clean(&all.reason));
     }
     let untried = all.programs.iter().any(|c| c.state == State::Skipped);
-    let what = match (&all.target, untried) {
-        (Some(_), _) => "ops of this target can be recorded",
-        (None, _) => "this machine can record ops",
+    let what = match &all.target {
+        Some(t) => format!("ops of this target can be recorded; next: profinfer record {}", clean(&t.record)),
+        None => "this machine can record ops".to_owned(),
     };
     let but = if untried { " (probes not tried)" } else { "" };
-    writeln!(out, "{}: {what}{but}", style.good("fit"))
+    writeln!(out, "{}{but}: {what}", style.good("fit"))
 }
 
 fn checks(out: &mut dyn Write, head: &str, checks: &[Check], style: &Style) -> io::Result<()> {
@@ -126,7 +126,7 @@ fn cost(out: &mut dyn Write, hit: &Hit, style: &Style) -> io::Result<()> {
     let hundred = time(f64::from(ns) * 100.0);
     let text = format!(
         "a thread's token takes longer by its op hits x {each} ({whose}): 100 hits are {hundred}; \
-         with several threads as much again for the barriers"
+         with several threads each op also costs a hit at its barrier"
     );
     fact(out, "meaning", &text, style)
 }
@@ -189,11 +189,13 @@ fn role(out: &mut dyn Write, r: &RoleFacts, style: &Style) -> io::Result<()> {
     fact(out, r.role, &text, style)?;
     for (p, files) in distinct(&first.points) {
         let among = if files > 1 { format!(" (in {files} files)") } else { String::new() };
-        let mut text = format!("{}{among}: {}", p.symbol, site(&p.entry));
+        let mut line =
+            |text: &str| writeln!(out, "  {:STATE$}{}", "", wrapped(&clean(text), 4 + STATE, style));
+        line(&format!("{}{among}: {}", p.symbol, site(&p.entry)))?;
+        // Ops have no return probes by default.
         if let Some(ret) = p.ret.as_ref().filter(|_| r.role != "op") {
-            text = format!("{text}; return probe {}", site(ret));
+            line(&format!("  its return: {}", site(ret)))?;
         }
-        writeln!(out, "  {:STATE$}{}", "", wrapped(&clean(&text), 4 + STATE, style))?;
     }
     Ok(())
 }
@@ -234,7 +236,12 @@ mod tests {
 
     #[test]
     fn names_of_a_target_cannot_write_to_the_terminal() {
-        let t = Target { name: "a\x1b[2J".into(), engines: Vec::new(), error: Some("b\nc\u{202e}".into()) };
+        let t = Target {
+            name: "a\x1b[2J".into(),
+            record: String::new(),
+            engines: Vec::new(),
+            error: Some("b\nc\u{202e}".into()),
+        };
         let mut out = Vec::new();
         target(&mut out, &t, &Style::default()).expect("written");
         let text = String::from_utf8(out).expect("UTF-8");
