@@ -15,6 +15,7 @@ use super::discover::{self, DiscoverError, Engine};
 use super::drain::{Drain, Totals};
 use super::machine::{self, AgentCpu};
 use super::object::{Knobs, Loaded, Maps, Structure};
+use super::refusal::{self, Act};
 use super::structure::{self, GLU_BASE, MAX_ENGINES, OPS_PER_ENGINE, Reading, TYPES_PER_ENGINE, UNARY_BASE};
 use super::transport::{self, Transport};
 use super::verify::{self, OpEnd};
@@ -65,13 +66,13 @@ pub enum RecordError {
     NoProcess(u32),
     #[error("{command}: {source}")]
     Command { command: String, source: std::io::Error },
-    #[error("the BPF programs do not load: {0}; profinfer doctor tells what is missing")]
+    #[error("the BPF programs do not load: {}; profinfer doctor tells more", refusal::explain(Act::Load, .0))]
     Load(libbpf_rs::Error),
-    #[error("no probe could be attached: {0}; profinfer doctor tells what is missing")]
+    #[error("no probe could be attached: {0}; profinfer doctor tells more")]
     Attach(String),
     #[error("cannot run on CPU {cpu}: {source}; give another with --agent-cpu")]
     AgentCpu { cpu: String, source: std::io::Error },
-    #[error("the kernel's event buffer: {0}; try a smaller --buffer-size")]
+    #[error("the kernel's event buffer: {}; try a smaller --buffer-size", refusal::explain(Act::Map, .0))]
     Buffer(libbpf_rs::Error),
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -144,7 +145,9 @@ pub fn record<W: Write + 'static>(
     out: W,
     watch: &mut dyn Watch,
 ) -> Result<Summary, RecordError> {
-    let hit_ns = calibrate::cheap_hit().map_err(RecordError::Load)?;
+    refusal::hush();
+    // What stands in the way is told when the engine's own programs are loaded; the trace says "not measured".
+    let hit_ns = calibrate::cheap_hit().unwrap_or(0);
     let wish = options.agent_cpu;
     machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
     let out = Counted { out, bytes: 0 };
@@ -321,7 +324,10 @@ impl<W: Write + 'static> Session<W> {
         self.maps = Some(maps);
         match loaded.attach_process_events() {
             Ok(links) => self.process_events.extend(links),
-            Err(e) => watch.tell(&format!("children of the target are not followed: {e}")),
+            Err(e) => watch.tell(&format!(
+                "children of the target are not followed: {}",
+                refusal::explain(Act::Probe, &e)
+            )),
         }
         Ok(())
     }
