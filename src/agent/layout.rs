@@ -135,7 +135,7 @@ impl Layout {
         let Some(era) = known else {
             return Err(LayoutError::UnknownEra { path: base.path().to_owned(), name, data, size });
         };
-        code.check("ne", "ggml_nelements", load, era.ne)?;
+        code.check("ne", "ggml_nelements", least_load, era.ne)?;
         code.check("op", "ggml_get_unary_op", compare, era.op)?;
         code.check("op_params", "ggml_get_unary_op", second_load, era.op + 4)?;
         code.check("view_src", "ggml_is_view", compare, era.view_src)?;
@@ -247,6 +247,11 @@ fn lea(a: &[Access]) -> Option<i64> {
 
 fn load(a: &[Access]) -> Option<i64> {
     a.iter().find_map(|a| if let Access::Load(d) = a { Some(*d) } else { None })
+}
+
+/// First of several neighbours, which compilers load in any order.
+fn least_load(a: &[Access]) -> Option<i64> {
+    a.iter().filter_map(|a| if let Access::Load(d) = a { Some(*d) } else { None }).min()
 }
 
 fn immediate(a: &[Access]) -> Option<i64> {
