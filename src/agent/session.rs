@@ -2,7 +2,7 @@
 //! Uses every other module of `agent`, and `trace`.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,6 +14,7 @@ use super::attached::{Attached, Role, Site};
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::{Drain, Totals};
 use super::machine::{self, AgentCpu};
+use super::maps::FileId;
 use super::object::{Knobs, Loaded, Maps, Structure};
 use super::refusal::{self, Act};
 use super::structure::{self, GLU_BASE, MAX_ENGINES, OPS_PER_ENGINE, Reading, TYPES_PER_ENGINE, UNARY_BASE};
@@ -134,6 +135,8 @@ struct Session<W: Write> {
     /// Processes followed, with what their maps looked like when last read.
     pids: BTreeMap<u32, u64>,
     described: BTreeSet<u32>,
+    /// Files that are no part of an engine.
+    strangers: HashSet<FileId>,
     last_missing: Option<DiscoverError>,
     started: u64,
 }
@@ -162,6 +165,7 @@ pub fn record<W: Write + 'static>(
         process_events: Vec::new(),
         pids: BTreeMap::new(),
         described: BTreeSet::new(),
+        strangers: HashSet::new(),
         last_missing: None,
         started: usage::now(),
     };
@@ -294,13 +298,9 @@ impl<W: Write + 'static> Session<W> {
         for &role in roles(self.options.level) {
             attached.attach(role, 0);
         }
-        if attached.attached == 0 {
-            let why = attached
-                .failures
-                .first()
-                .cloned()
-                .unwrap_or_else(|| "the engine has none of the functions".into());
-            return Err(RecordError::Attach(why));
+        // With nothing to probe yet, the functions may come with a module that is loaded later.
+        if let Some(why) = attached.failures.first().filter(|_| attached.attached == 0) {
+            return Err(RecordError::Attach(why.clone()));
         }
         attached.failures.iter().for_each(|f| watch.tell(&format!("probe not attached: {f}")));
         self.engines.push(attached);
@@ -480,7 +480,8 @@ impl<W: Write + 'static> Session<W> {
         for pid in self.pids.keys().copied().collect::<Vec<_>>() {
             let now = target::maps_mark(pid);
             if now != 0 && self.pids.insert(pid, now) != Some(now) {
-                self.add_all(discover::of_pid(pid), watch)?;
+                let found = discover::of_pid_again(pid, &mut self.strangers);
+                self.add_all(found, watch)?;
             }
         }
         Ok(())
@@ -524,7 +525,7 @@ impl<W: Write + 'static> Session<W> {
             seen: books.kinds.iter().map(|k| k.seen).sum(),
             bytes: 0,
             ops: drain.shown.iter().map(|s| s.ops).sum(),
-            engines: self.engines.len(),
+            engines,
             status,
             missing,
         };
