@@ -502,12 +502,17 @@ impl<W: Write + 'static> Session<W> {
             t.finish();
         }
         self.meet_processes()?;
-        let end = end?;
+        // Whatever ended it, what is recorded gets its books; only a file that cannot be written has no more to take.
+        let (end, failure) = match end {
+            Ok(end) => (end, None),
+            Err(e @ RecordError::Write(_)) => return Err(e),
+            Err(e) => (e.to_string(), Some(e)),
+        };
         let bpf =
             self.engines.iter().map(|a| a.loaded.run_stats()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         let books = self.maps.as_ref().and_then(|m| m.books().ok()).unwrap_or_default();
-        let missing =
-            self.engines.is_empty().then(|| self.last_missing.as_ref().map(ToString::to_string)).flatten();
+        let engines = self.engines.iter().filter(|a| a.attached > 0).count();
+        let missing = self.last_missing.as_ref().filter(|_| engines == 0).map(ToString::to_string);
         // The transport holds the other half of the drain.
         self.transport = None;
         let drain =
@@ -530,7 +535,7 @@ impl<W: Write + 'static> Session<W> {
             missing,
         };
         let out = books::close(drain, &end, &books, stopped.saturating_sub(self.started), bpf)?;
-        Ok(Summary { bytes: out.bytes, ..summary })
+        failure.map_or(Ok(Summary { bytes: out.bytes, ..summary }), Err)
     }
 }
 
