@@ -176,7 +176,7 @@ pub fn record<W: Write + 'static>(
                     return Err(RecordError::NoProcess(pid));
                 }
                 s.follow(pid);
-                s.add_all(discover::of_pid(pid), watch)?;
+                s.add_all(Ok(discover::of_pid(pid)?), watch)?;
             }
             (None, s.run(&mut None, watch))
         }
