@@ -50,34 +50,46 @@ fn generate(path: &Path, slices: u64, barrier: bool) {
     synth.enc.finish(&footer("target exited")).expect("the trace can be ended");
 }
 
+/// Slices in the trace as a complete report counts them.
+fn slices(path: &Path) -> u64 {
+    let done = Command::new(env!("CARGO_BIN_EXE_profinfer"))
+        .args(["report", "--json", "--by", "op"])
+        .arg(path)
+        .output()
+        .expect("profinfer runs");
+    let json: serde_json::Value = serde_json::from_slice(&done.stdout).expect("the report is JSON");
+    assert_eq!(json["books"]["verdict"], "complete");
+    json["books"]["hits"]["slices"].as_u64().expect("a number of slices")
+}
+
 fn measure(path: &Path, barrier: bool) {
     let bytes = std::fs::metadata(path).map_or(0, |m| m.len());
-    let mut slices = 0;
     let mut times: Vec<f64> = (0..RUNS)
         .map(|_| {
             let start = Instant::now();
             let done = Command::new(env!("CARGO_BIN_EXE_profinfer"))
-                .args(["report", "--json", "--by", "op"])
+                .arg("report")
                 .arg(path)
-                .stderr(Stdio::inherit())
-                .output()
+                .stdout(Stdio::null())
+                .status()
                 .expect("profinfer runs");
             let time = start.elapsed().as_secs_f64();
-            assert!(done.status.success(), "profinfer report failed");
-            let json: serde_json::Value = serde_json::from_slice(&done.stdout).expect("the report is JSON");
-            assert_eq!(json["books"]["verdict"], "complete");
-            slices = json["books"]["hits"]["slices"].as_u64().expect("a number of slices");
+            assert!(done.success(), "profinfer report failed");
             time
         })
         .collect();
     times.sort_by(f64::total_cmp);
+    let slices = slices(path);
+    let rate = |time: f64| slices as f64 / time / 1e6;
     let (median, best) = (times[RUNS / 2], times[0]);
+    let (slow, fast) = (rate(times[RUNS * 3 / 4]), rate(times[RUNS / 4]));
     let mode = if barrier { "barrier" } else { "interval" };
     println!(
-        "report, {mode} mode: {slices} slices, {:.2} bytes each: median {:.3} s, {:.1} M slices/s (best {:.3} s)",
+        "report, {mode} mode: {slices} slices, {:.2} bytes each: median {:.3} s, {:.1} M slices/s [{slow:.1}, {fast:.1}] \
+         (best {:.3} s)",
         bytes as f64 / slices as f64,
         median,
-        slices as f64 / median / 1e6,
+        rate(median),
         best
     );
 }

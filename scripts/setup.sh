@@ -1,21 +1,30 @@
 #!/bin/sh
-# Installs what a Debian-like machine lacks for building profinfer and running its tests. Quiet when
-# there is nothing to do. The Rust toolchain is not installed here: take it as you like.
+# Installs what a Debian-like machine lacks. Quiet and quick when there is nothing to do.
+#
+# usage: setup.sh [build|demo|test]
+#   build  a C compiler, clang for the BPF programs, libelf and zlib
+#   demo   and a package client to fetch an engine with
+#   test   and what tests and lint use (the default)
+# The Rust toolchain is not installed here: take it as you like.
 set -eu
 
 die() { echo "setup.sh: $*" >&2; exit 1; }
 
-# What the build needs (clang compiles the BPF programs), then what the tests need beyond it.
-wanted="gcc make clang llvm clang-format pkg-config libelf-dev zlib1g-dev binutils
-        python3 python3-pip npm util-linux coreutils gdb"
-
-command -v cargo >/dev/null 2>&1 || [ -x "${HOME:-/root}/.cargo/bin/cargo" ] ||
-    die "cargo is missing: install a stable Rust toolchain (rustup or your distribution's) and run this again"
+level=${1:-test}
+wanted="gcc libc6-dev make clang llvm pkg-config libelf-dev zlib1g-dev util-linux coreutils"
+case $level in
+build) ;;
+# One of npm and pip will do; pip is a fifth of npm's packages.
+demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binutils" ;;
+test) wanted="$wanted clang-format binutils python3 python3-pip npm gdb" ;;
+*) die "unknown level '$level': build, demo or test" ;;
+esac
 
 have() { # package
     case $1 in
     # Programs may come from elsewhere than the distribution's packages.
     gcc | make | clang | clang-format | pkg-config | python3 | npm | gdb) command -v "$1" >/dev/null 2>&1 ;;
+    libc6-dev) [ -e /usr/include/stdio.h ] ;;
     llvm) command -v llvm-strip >/dev/null 2>&1 || command -v llvm-strip-14 >/dev/null 2>&1 ;;
     binutils) command -v nm >/dev/null 2>&1 && command -v objdump >/dev/null 2>&1 ;;
     util-linux) command -v flock >/dev/null 2>&1 ;;
@@ -27,17 +36,42 @@ have() { # package
     esac
 }
 
-missing=
-for p in $wanted; do have "$p" || missing="$missing $p"; done
-[ -n "$missing" ] || exit 0
+rust() {
+    PATH=$PATH:${CARGO_HOME:-${HOME:-/root}/.cargo}/bin
+    command -v cargo >/dev/null 2>&1 ||
+        die "cargo is missing: install a stable Rust toolchain, $least or newer (https://rustup.rs, or your" \
+            "distribution's if it is new enough), and run this again"
+    version=$(cargo --version 2>&1) || die "cargo does not run: $version"
+    number=${version#cargo }
+    number=${number%%[!0-9.]*}
+    [ "$(printf '%s\n' "$least" "$number" | sort -V | head -n 1)" = "$least" ] ||
+        die "Rust $least or newer is needed, this is $version: run 'rustup update stable'"
+    [ "$level" = test ] || return 0
+    for part in fmt clippy; do
+        cargo "$part" --version >/dev/null 2>&1 && continue
+        echo "setup.sh: adding cargo $part"
+        case $part in fmt) part=rustfmt ;; esac
+        rustup component add "$part" >/dev/null 2>&1 || die "'rustup component add $part' failed: install it by hand"
+    done
+}
 
-command -v apt-get >/dev/null 2>&1 || die "no apt-get here; install by hand:$missing"
-[ "$(id -u)" = 0 ] || die "not root; run: sudo apt-get install --no-install-recommends$missing"
-export DEBIAN_FRONTEND=noninteractive
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-echo "setup.sh: installing$missing"
-# shellcheck disable=SC2086
-{ apt-get update -q && apt-get install -q -y --no-install-recommends $missing; } >"$log" 2>&1 ||
-    { tail -n 15 "$log" >&2; die "apt-get failed to install:$missing"; }
-for p in $missing; do have "$p" || die "$p is installed but still not found"; done
+packages() {
+    missing=
+    for p in $wanted; do have "$p" || missing="$missing $p"; done
+    [ -n "$missing" ] || return 0
+
+    command -v apt-get >/dev/null 2>&1 || die "no apt-get here; install by hand:$missing"
+    [ "$(id -u)" = 0 ] || die "not root; run: sudo apt-get install --no-install-recommends$missing"
+    export DEBIAN_FRONTEND=noninteractive
+    log=$(mktemp)
+    trap 'rm -f "$log"' EXIT
+    echo "setup.sh: installing$missing"
+    # shellcheck disable=SC2086
+    { apt-get update -q && apt-get install -q -y --no-install-recommends $missing; } </dev/null >"$log" 2>&1 ||
+        { tail -n 15 "$log" >&2; die "apt-get failed to install:$missing"; }
+    for p in $missing; do have "$p" || die "$p is installed but still not found"; done
+}
+
+least=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$(dirname "$0")/../Cargo.toml")
+rust
+packages

@@ -2,7 +2,9 @@
 //! late. Uses `discover`, `ladder`, `maps`, `memory`, `object`, `prologue` and `refusal`.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 
 use libbpf_rs::Link;
 
@@ -102,6 +104,11 @@ pub struct Attached {
     pub failures: Vec<String>,
 }
 
+/// A path to an open file that stays right when its process or its name is gone.
+fn open_path(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
 fn index(role: Role) -> usize {
     Role::ALL.iter().position(|&r| r == role).unwrap_or(0)
 }
@@ -157,12 +164,13 @@ impl Attached {
         };
         for point in points {
             let Some(module) = self.engine.modules.get(point.module) else { continue };
-            let (file, shown) = (module.host_path.clone(), module.path_in_target.display().to_string());
+            let file = module.file.as_ref().map_or_else(|| module.host_path.clone(), open_path);
+            let shown = module.path_in_target.display().to_string();
             self.attach_point(role, &point, &file, &shown);
         }
     }
 
-    fn attach_point(&mut self, role: Role, point: &ProbePoint, file: &PathBuf, shown: &str) {
+    fn attach_point(&mut self, role: Role, point: &ProbePoint, file: &Path, shown: &str) {
         let (enter, leave) = programs(point.symbol, role);
         let entry = match self.site {
             Site::Cheapest => point.entry.clone(),
@@ -183,7 +191,7 @@ impl Attached {
         }
     }
 
-    fn link(&mut self, role: Role, prog: Prog, point: &ProbePoint, at: &Choice, file: &PathBuf, shown: &str) {
+    fn link(&mut self, role: Role, prog: Prog, point: &ProbePoint, at: &Choice, file: &Path, shown: &str) {
         let offset = point.sym_file_offset.saturating_add(at.offset.into());
         match self.loaded.attach(prog, file, offset) {
             Ok(link) => {
@@ -257,14 +265,14 @@ impl Attached {
             let (mapping, offset) = maps::file_offset(&maps, function)
                 .filter(|(m, _)| m.executable)
                 .ok_or_else(|| format!("graph_compute of a backend ({function:#x}) is no code of a file"))?;
-            let (path, file, id) =
+            let (_, file, id) =
                 maps::open(pid, mapping).map_err(|e| format!("{}: {e}", mapping.path.display()))?;
             if !done.insert((id.1, offset)) {
                 continue;
             }
             let shown = mapping.path.display().to_string();
             let elf = ElfFile::from_file(&file, shown.clone()).map_err(|e| e.to_string())?;
-            let code = elf.vaddr_of(offset).map(|v| elf.bytes_at(v, 64)).unwrap_or_default();
+            let code = elf.vaddr_of(offset).map(|v| elf.bytes_at(v, 4096)).unwrap_or_default();
             let point = ProbePoint {
                 symbol: "(backend vtable) graph_compute",
                 module: 0,
@@ -274,7 +282,7 @@ impl Attached {
                 n_args: 2,
                 batch: None,
             };
-            self.attach_point(Role::Split, &point, &path, &shown);
+            self.attach_point(Role::Split, &point, &open_path(&file), &shown);
         }
         Ok(done.len())
     }

@@ -1,10 +1,13 @@
-//! The cost of one probe hit on this machine, measured on a function of our own. Uses `object`, `structure` and `usage`.
+//! The cost of one probe hit on this machine, measured on a function of our own. Uses `layout`, `object`, `structure`,
+//! `tables` and `usage`.
 
 use std::arch::global_asm;
 use std::path::Path;
 
+use super::layout::Layout;
 use super::object::{Knobs, Loaded, Prog, Structure};
 use super::structure::Reading;
+use super::tables::Tables;
 use super::usage;
 
 // Two functions that return at once. The first instruction of `cheap` is one that the kernel emulates, that of `stepped`
@@ -49,15 +52,28 @@ pub struct HitCost {
 const ROUNDS: usize = 9;
 const CALLS: u32 = 400;
 
-/// Measures with the op program itself, on an object of its own with a small ring that nobody reads: the events that do
-/// not fit any more cost a little less than those that do.
-pub fn hit_cost(reading: &Reading) -> libbpf_rs::Result<HitCost> {
-    let knobs = Knobs { any: false, pbuf: false, buffer: 1 << 20, structure: Structure::Off };
-    let loaded = Loaded::load(&knobs, reading, None)?;
+/// Measures with the op program itself, event included, on an object of its own.
+pub fn hit_cost() -> libbpf_rs::Result<HitCost> {
+    let loaded = load()?;
+    let cheap_ns = measure(&loaded, profinfer_cheap)?;
+    Ok(HitCost { cheap_ns, stepped_ns: measure(&loaded, profinfer_stepped)? })
+}
+
+/// Only the cost of a hit on a cheap instruction, ns.
+pub fn cheap_hit() -> libbpf_rs::Result<u32> {
+    measure(&load()?, profinfer_cheap)
+}
+
+/// The ring holds the events of all rounds: one that is full would make hits look cheaper.
+const RING: u32 = 1 << 20;
+const _: () = assert!(2 * (ROUNDS as u32) * CALLS * 64 <= RING);
+
+fn load() -> libbpf_rs::Result<Loaded> {
+    let reading = Reading::new(0, Layout::latest(), &Tables::default());
+    let knobs = Knobs { any: false, pbuf: false, buffer: RING, structure: Structure::Off };
+    let loaded = Loaded::load(&knobs, &reading, None)?;
     loaded.maps()?.add_target(std::process::id())?;
-    let cheap = measure(&loaded, profinfer_cheap)?;
-    let stepped = measure(&loaded, profinfer_stepped)?;
-    Ok(HitCost { cheap_ns: cheap, stepped_ns: stepped })
+    Ok(loaded)
 }
 
 type Site = unsafe extern "C" fn(*const u64, *const u64);

@@ -124,7 +124,7 @@ fn programs(engine: Option<&Engine>, place: bool) -> (Vec<Check>, Option<HitCost
         Err(e) => Check { state: State::Optional, ..follow }
             .detail(&format!("{}; children of a target are not followed", refusal::explain(Act::Probe, &e))),
     });
-    let cost = calibrate::hit_cost(&reading);
+    let cost = calibrate::hit_cost();
     let check = Check::new("hit", "our op program on a probe", State::Ok);
     match cost {
         Ok(cost) => {

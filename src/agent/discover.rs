@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::elf::{ElfError, ElfFile, Machine};
-use super::layout::{Layout, LayoutError};
+use super::layout::{self, Layout, LayoutError};
 use super::maps::{self, FileId};
 use super::search::{self, Launch};
 use super::tables::{Tables, TablesError};
@@ -52,12 +52,21 @@ pub struct Module {
     pub path_in_target: PathBuf,
     /// Path by which this process opens the same file.
     pub host_path: PathBuf,
+    /// The file, kept open: its process may be gone before the probes are attached.
+    pub file: Option<File>,
     pub dev: u64,
     pub inode: u64,
     /// GNU build id in hexadecimal, empty when there is none.
     pub build_id: String,
     pub roles: Roles,
     pub elf: ElfFile,
+}
+
+impl Module {
+    fn new(elf: ElfFile, path_in_target: PathBuf, host_path: PathBuf, id: FileId) -> Module {
+        let (roles, build_id) = (Roles::of(&elf), elf.build_id_hex());
+        Module { path_in_target, host_path, file: None, dev: id.0, inode: id.1, build_id, roles, elf }
+    }
 }
 
 /// Modules that share one base and so one layout. Several CPU variants may belong to it; one of them is loaded.
@@ -84,8 +93,9 @@ pub enum DiscoverError {
     )]
     NoEngine { target: String, looked: usize },
     #[error(
-        "{path} is statically linked and stripped: tried its exported functions (none) and its symbol table (none); \
-         probes need names, so use a build with symbols (link without -s, do not run strip)"
+        "{path} contains GGML (its table of op names is there) but is statically linked and stripped: tried its \
+         exported functions (none of GGML's) and its symbol table (none); probes need names, so use a build with \
+         symbols (link without -s, do not run strip)"
     )]
     StaticStripped { path: String },
     #[error("{path} is for {found}, this machine is {host}; record on a machine of that kind")]
@@ -109,6 +119,12 @@ pub enum DiscoverError {
     Layout(#[from] LayoutError),
 }
 
+/// The engine in one opened file that has the base code, without looking for others.
+pub fn of_file(elf: ElfFile) -> Result<Engine, DiscoverError> {
+    let path = PathBuf::from(elf.path());
+    engine(vec![Module::new(elf, path.clone(), path, (0, 0))])
+}
+
 /// Collects modules, each file once.
 #[derive(Default)]
 struct Collector {
@@ -125,17 +141,9 @@ impl Collector {
         }
         self.looked += 1;
         let elf = ElfFile::from_file(file, in_target.display().to_string())?;
-        let roles = Roles::of(&elf);
-        if roles.any() {
-            self.modules.push(Module {
-                path_in_target: in_target.to_owned(),
-                host_path: host.to_owned(),
-                dev: id.0,
-                inode: id.1,
-                build_id: elf.build_id_hex(),
-                roles,
-                elf,
-            });
+        let module = Module::new(elf, in_target.to_owned(), host.to_owned(), id);
+        if module.roles.any() {
+            self.modules.push(Module { file: file.try_clone().ok(), ..module });
         }
         Ok(())
     }
@@ -164,7 +172,13 @@ pub fn of_pid(pid: u32) -> Result<Vec<Engine>, DiscoverError> {
     let maps = maps::read(pid).map_err(|source| DiscoverError::Process { pid, source })?;
     let target = format!("process {pid}");
     let exe = PathBuf::from(format!("/proc/{pid}/exe"));
-    let main = main_file(&exe, Some(&target))?;
+    let main = match MainFile::open(&exe, Some(&target)) {
+        Err(DiscoverError::Elf(ElfError::Io { source, .. })) => {
+            return Err(DiscoverError::Process { pid, source });
+        }
+        other => other?,
+    };
+    main.must_run_here()?;
     let mut all = Collector::default();
     let mut known: HashSet<(u32, u32, u64)> = HashSet::new();
     let mut denied = None;
@@ -196,12 +210,13 @@ pub fn of_path(path: &Path) -> Result<Vec<Engine>, DiscoverError> {
 pub fn of_command(argv: &[std::ffi::OsString]) -> Result<Vec<Engine>, DiscoverError> {
     let command = argv.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
     let launch = Launch::of_command(argv).ok_or(DiscoverError::NoCommand { command })?;
+    MainFile::open(&launch.program, None)?.must_run_here()?;
     of_launch(&launch)
 }
 
 fn of_launch(launch: &Launch) -> Result<Vec<Engine>, DiscoverError> {
     let target = launch.program.display().to_string();
-    let main = main_file(&launch.program, None)?;
+    let main = MainFile::open(&launch.program, None)?;
     let mut all = Collector::default();
     for path in search::files(launch, |path| ElfFile::open(path).ok()) {
         // The program itself was checked; a file beside it that is no ELF file is of no interest.
@@ -213,39 +228,43 @@ fn of_launch(launch: &Launch) -> Result<Vec<Engine>, DiscoverError> {
     all.engines(&target)
 }
 
-/// What the message about a target without GGML depends on.
+/// The program itself, on which the message about a target without GGML depends.
 struct MainFile {
     path: String,
-    static_stripped: bool,
+    /// `None` for a script.
+    elf: Option<ElfFile>,
 }
 
 impl MainFile {
-    fn err_without_engine(self, target: &str, looked: usize) -> DiscoverError {
-        match self.static_stripped {
-            true => DiscoverError::StaticStripped { path: self.path },
-            false => DiscoverError::NoEngine { target: target.to_owned(), looked },
+    /// Opens the program to tell a wrong kind of file from one without GGML; `shown` replaces its path in messages.
+    fn open(path: &Path, shown: Option<&str>) -> Result<MainFile, DiscoverError> {
+        let elf = match ElfFile::open(path) {
+            Ok(elf) => Some(elf),
+            // A script starts an engine by way of its interpreter; what lies beside it still counts.
+            Err(ElfError::NotElf { .. }) => None,
+            Err(e) => return Err(e.into()),
+        };
+        Ok(MainFile { path: shown.map_or_else(|| path.display().to_string(), str::to_owned), elf })
+    }
+
+    fn must_run_here(&self) -> Result<(), DiscoverError> {
+        match (self.elf.as_ref().map(|e| e.machine), Machine::host()) {
+            (Some(found), Some(host)) if found != host => {
+                let path = self.path.clone();
+                Err(DiscoverError::WrongMachine { path, found: found.name(), host: host.name() })
+            }
+            _ => Ok(()),
         }
     }
-}
 
-/// Opens the program to tell a wrong kind of file from one without GGML.
-fn main_file(path: &Path, shown: Option<&str>) -> Result<MainFile, DiscoverError> {
-    let shown = shown.map_or_else(|| path.display().to_string(), str::to_owned);
-    let elf = match ElfFile::open(path) {
-        Ok(elf) => elf,
-        // A script starts an engine by way of its interpreter; what lies beside it still counts.
-        Err(ElfError::NotElf { .. }) => return Ok(MainFile { path: shown, static_stripped: false }),
-        Err(e) => return Err(e.into()),
-    };
-    if let Some(host) = Machine::host().filter(|h| *h != elf.machine && path.starts_with("/proc")) {
-        return Err(DiscoverError::WrongMachine {
-            path: shown,
-            found: elf.machine.name(),
-            host: host.name(),
-        });
+    /// GGML without names shows by its tables, which stripping leaves in place.
+    fn err_without_engine(self, target: &str, looked: usize) -> DiscoverError {
+        let mut stripped = self.elf.filter(ElfFile::is_stripped);
+        match stripped.as_mut().map(Tables::read) {
+            Some(Ok(_)) => DiscoverError::StaticStripped { path: self.path },
+            _ => DiscoverError::NoEngine { target: target.to_owned(), looked },
+        }
     }
-    let is_static = !elf.is_dynamic || elf.needed.is_empty();
-    Ok(MainFile { path: shown, static_stripped: is_static && elf.is_stripped() })
 }
 
 /// One engine for each base module; the other modules go to the base they need.
@@ -302,6 +321,7 @@ fn engine(mut modules: Vec<Module>) -> Result<Engine, DiscoverError> {
     base.elf.forget_pointers();
     let base = modules.first().ok_or_else(no_base)?;
     let has = |name: &str| modules.iter().any(|m| m.elf.find([name]).iter().flatten().any(|s| s.function));
+    tables.check(base.elf.path(), &layout::op_numbers(&base.elf))?;
     let layout = Layout::read(&base.elf, &has)?;
     Ok(Engine { machine: base.elf.machine, tables, layout, modules })
 }

@@ -23,6 +23,10 @@ const MAX_RELOCS: usize = 8 << 20;
 const MAX_NAME: usize = 4096;
 /// Most entries looked at in the dynamic section.
 const MAX_DYNAMIC: usize = 4096;
+/// Most loadable parts; linkers make about ten.
+const MAX_SEGMENTS: usize = 64;
+/// Most dependencies kept.
+const MAX_NEEDED: usize = 512;
 const SYM_SIZE: usize = 24;
 
 /// Instruction set of a file or process.
@@ -98,7 +102,6 @@ struct Segment {
     vaddr: u64,
     offset: u64,
     filesz: u64,
-    write: bool,
 }
 
 /// File offsets of a symbol table and its strings.
@@ -199,9 +202,11 @@ impl ElfFile {
             let (offset, filesz) = p.file_range(LE);
             let vaddr: u64 = p.p_vaddr(LE);
             match p.p_type(LE) {
+                elf::PT_LOAD if segments.len() == MAX_SEGMENTS => {
+                    return Err(malformed("it has too many loadable parts"));
+                }
                 elf::PT_LOAD => {
-                    let write = p.p_flags(LE).0 & 2 != 0;
-                    segments.push(Segment { vaddr, offset, filesz, write });
+                    segments.push(Segment { vaddr, offset, filesz });
                 }
                 elf::PT_DYNAMIC => dynamic_at = Some((offset, filesz)),
                 elf::PT_NOTE if build_id.is_empty() => {
@@ -320,34 +325,6 @@ impl ElfFile {
         }
     }
 
-    /// Calls `f` with each defined symbol and its name until it says `false`; for searches by pattern.
-    pub fn each_symbol(&self, mut f: impl FnMut(&str, Symbol) -> bool) {
-        for table in [self.dynsym, self.symtab].into_iter().flatten() {
-            for (sym, tail) in self.symbols(table) {
-                let name = &tail[..tail.len().min(MAX_NAME)];
-                let end = name.iter().position(|&b| b == 0).unwrap_or(name.len());
-                let Ok(name) = std::str::from_utf8(&name[..end]) else { continue };
-                if !f(name, sym) {
-                    return;
-                }
-            }
-        }
-    }
-
-    /// The smallest function that holds an address: (start, size).
-    pub fn function_at(&self, vaddr: u64) -> Option<Symbol> {
-        let mut best: Option<Symbol> = None;
-        for table in [self.dynsym, self.symtab].into_iter().flatten() {
-            for (sym, _) in self.symbols(table) {
-                let inside = vaddr >= sym.vaddr && vaddr - sym.vaddr < sym.size.max(1);
-                if sym.function && inside && best.is_none_or(|b| sym.size < b.size) {
-                    best = Some(sym);
-                }
-            }
-        }
-        best
-    }
-
     /// Defined functions and objects with the string table from their name on.
     fn symbols(&self, table: SymTab) -> impl Iterator<Item = (Symbol, &[u8])> {
         let syms = slice(self.data(), table.syms.0, table.syms.1).unwrap_or(&[]);
@@ -399,10 +376,11 @@ impl ElfFile {
         &self.relocs
     }
 
-    /// A file with final addresses has no relocations: every aligned word of its data that is an address counts.
+    /// A file with final addresses has no relocations: every aligned word that is an address counts. All
+    /// parts are read, since compilers move tables that nobody writes to the constants.
     fn fixed_pointers(&self) -> Vec<(u64, u64)> {
         let mut out = Vec::new();
-        for s in self.segments.iter().filter(|s| s.write) {
+        for s in &self.segments {
             let Some(start) = s.vaddr.checked_next_multiple_of(8) else { continue };
             let words = (s.filesz.saturating_sub(start - s.vaddr) / 8).min(MAX_RELOCS as u64);
             let bytes = self.bytes_at(start, (words * 8) as usize);
@@ -485,7 +463,7 @@ impl ElfFile {
                 d.strtab.checked_add(at).filter(|_| at < d.strsz).and_then(|v| self.text_at(v, MAX_NAME));
             text.map(str::to_owned)
         };
-        let needed = d.needed.iter().filter_map(|&n| text(n)).collect();
+        let needed = d.needed.iter().take(MAX_NEEDED).filter_map(|&n| text(n)).collect();
         let soname = d.soname.and_then(text);
         let path = d.runpath.or(d.rpath).and_then(text).unwrap_or_default();
         let runpath = path.split(':').filter(|p| !p.is_empty()).map(str::to_owned).collect();

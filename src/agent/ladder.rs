@@ -180,7 +180,8 @@ fn point(elf: &ElfFile, module: usize, f: &Function, sym: Symbol) -> Option<Prob
         return None;
     }
     let sym_file_offset = elf.file_offset(sym.vaddr)?;
-    let len = if sym.size == 0 { 256 } else { sym.size.min(MAX_CODE) };
+    // Without a size the neighbours are looked at too, which at worst finds a jump that is not ours.
+    let len = if sym.size == 0 { 4096 } else { sym.size.min(MAX_CODE) };
     let code = elf.bytes_at(sym.vaddr, len as usize);
     let batch = f.takes_batch.then_some(batch_passing(elf.machine));
     let n_args = match batch {

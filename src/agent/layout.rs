@@ -135,7 +135,7 @@ impl Layout {
         let Some(era) = known else {
             return Err(LayoutError::UnknownEra { path: base.path().to_owned(), name, data, size });
         };
-        code.check("ne", "ggml_nelements", load, era.ne)?;
+        code.check("ne", "ggml_nelements", least_load, era.ne)?;
         code.check("op", "ggml_get_unary_op", compare, era.op)?;
         code.check("op_params", "ggml_get_unary_op", second_load, era.op + 4)?;
         code.check("view_src", "ggml_is_view", compare, era.view_src)?;
@@ -231,6 +231,8 @@ enum Access {
     Address(i64),
     Load(i64),
     Compare(i64),
+    /// Compares what it loaded with a constant.
+    Against(i64),
     /// Jumps or calls through a pointer in the struct.
     Through(i64),
     /// Puts a constant into the result register.
@@ -245,6 +247,11 @@ fn lea(a: &[Access]) -> Option<i64> {
 
 fn load(a: &[Access]) -> Option<i64> {
     a.iter().find_map(|a| if let Access::Load(d) = a { Some(*d) } else { None })
+}
+
+/// First of several neighbours, which compilers load in any order.
+fn least_load(a: &[Access]) -> Option<i64> {
+    a.iter().filter_map(|a| if let Access::Load(d) = a { Some(*d) } else { None }).min()
 }
 
 fn immediate(a: &[Access]) -> Option<i64> {
@@ -262,6 +269,16 @@ fn compare(a: &[Access]) -> Option<i64> {
 
 fn second_load(a: &[Access]) -> Option<i64> {
     a.iter().filter_map(|a| if let Access::Compare(d) | Access::Load(d) = a { Some(*d) } else { None }).nth(1)
+}
+
+fn against(a: &[Access]) -> Option<i64> {
+    a.iter().find_map(|a| if let Access::Against(d) = a { Some(*d) } else { None })
+}
+
+/// Numbers of the ops UNARY and GLU as the code compares them, where it can be read: a check of the name tables.
+pub fn op_numbers(base: &ElfFile) -> [(&'static str, Option<i64>); 2] {
+    let code = Code { elf: base };
+    [("UNARY", code.read("ggml_get_unary_op", against)), ("GLU", code.read("ggml_get_glu_op", against))]
 }
 
 struct Code<'a> {
@@ -376,8 +393,11 @@ impl Walk {
             What::Store { src, base: Some(base), disp } if holds(src) && stack(base) => {
                 self.slot = Some((base, disp))
             }
-            What::CmpMem { base: Some(base), disp, .. } if holds(base) => {
-                self.out.push(Access::Compare(disp))
+            What::CmpMem { base: Some(base), disp, imm } if holds(base) => {
+                self.out.extend([Access::Compare(disp), Access::Against(imm)]);
+            }
+            What::CmpImm { reg, imm } if self.loaded.is_some_and(|l| l.0 == reg) => {
+                self.out.push(Access::Against(imm));
             }
             What::JumpMem { base: Some(base), disp } if holds(base) => self.out.push(Access::Through(disp)),
             What::JumpReg { reg } => {
@@ -387,6 +407,7 @@ impl Walk {
             }
             What::MovImm { dst, imm } if result == 1 << dst => self.out.push(Access::Result(imm)),
             What::Copy { dst, src } if holds(src) => gains |= 1 << dst,
+            What::Copy { dst, src } => loaded = self.loaded.filter(|l| l.0 == src).map(|l| (dst, l.1)),
             _ => {}
         }
         self.holds = (self.holds & !writes) | gains;

@@ -117,33 +117,34 @@ pub fn file_offset(maps: &[Mapping], address: u64) -> Option<(&Mapping, u64)> {
 /// Opens the file behind a mapping and says by which path this process reaches it.
 ///
 /// # Errors
-/// Neither way leads to the mapped inode, or this user may not open it.
+/// Neither way leads to the mapped file, or this user may not open it.
 pub fn open(pid: u32, m: &Mapping) -> io::Result<(PathBuf, File, FileId)> {
     let relative = m.path.strip_prefix("/").unwrap_or(&m.path);
     let through_root = Path::new("/proc").join(pid.to_string()).join("root").join(relative);
-    let first = open_checked(&through_root, m);
-    if let Ok((file, id)) = first {
-        return Ok((through_root, file, id));
-    }
+    // Overlay and btrfs show another device number in maps than in stat, so only the inode is compared.
+    let first = open_regular(&through_root).and_then(|(file, id)| match id.1 == m.inode {
+        true => Ok((file, id)),
+        false => Err(io::Error::new(io::ErrorKind::NotFound, "another file has taken its place")),
+    });
+    let error = match first {
+        Ok((file, id)) => return Ok((through_root, file, id)),
+        Err(e) => e,
+    };
+    // The kernel itself follows this link to the mapped file, whatever its name or inode look like from here.
     let through_map = PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{:x}", m.start, m.end));
-    match open_checked(&through_map, m) {
+    match open_regular(&through_map) {
         Ok((file, id)) => Ok((through_map, file, id)),
-        Err(second) => {
-            Err(first.err().filter(|e| e.kind() == io::ErrorKind::PermissionDenied).unwrap_or(second))
-        }
+        Err(_) if error.kind() == io::ErrorKind::PermissionDenied => Err(error),
+        Err(e) => Err(e),
     }
 }
 
-fn open_checked(path: &Path, m: &Mapping) -> io::Result<(File, FileId)> {
+fn open_regular(path: &Path) -> io::Result<(File, FileId)> {
     // Looked at before opening, since opening a device or pipe that replaced the file may block.
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::new(io::ErrorKind::NotFound, "no regular file any more"));
     }
     let file = File::open(path)?;
     let meta = file.metadata()?;
-    // Overlay and btrfs show another device number in maps than in stat, so only the inode is compared.
-    if meta.ino() != m.inode {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "another file has taken its place"));
-    }
     Ok((file, (meta.dev(), meta.ino())))
 }

@@ -69,6 +69,22 @@ const DEFAULT_DIRS: [&str; 10] = [
     "/usr/local/lib64",
 ];
 
+/// Directories whose other files are none of the program's; they hold thousands.
+const SHARED_DIRS: [&str; 12] = [
+    "/bin",
+    "/sbin",
+    "/usr/bin",
+    "/usr/sbin",
+    "/lib",
+    "/usr/lib",
+    "/lib64",
+    "/usr/lib64",
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+];
+
 /// The program, its dependencies, then the shared objects beside them; canonical paths, each once. `open` gives the
 /// dependencies of a file.
 pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>) -> Vec<PathBuf> {
@@ -89,8 +105,7 @@ pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>) -> Vec<Pa
             let own = elf.iter().flat_map(|e| &e.runpath).map(|r| expand(r, &origin));
             queue.extend(resolve(name, own, launch));
         }
-        // System directories hold thousands of libraries; engines there are found as dependencies.
-        if !DEFAULT_DIRS.iter().any(|d| Path::new(d) == origin) {
+        if !SHARED_DIRS.iter().any(|d| Path::new(d) == origin) {
             dirs.insert(origin.clone());
         }
         dirs.extend(backend_dirs(&origin));

@@ -19,7 +19,7 @@ use super::refusal::{self, Act};
 use super::structure::{self, GLU_BASE, MAX_ENGINES, OPS_PER_ENGINE, Reading, TYPES_PER_ENGINE, UNARY_BASE};
 use super::transport::{self, Transport};
 use super::verify::{self, OpEnd};
-use super::{books, target, usage};
+use super::{books, calibrate, target, usage};
 use crate::trace::record::{self, Level};
 use crate::trace::{Encoder, EncoderConfig, WriteError};
 
@@ -146,10 +146,12 @@ pub fn record<W: Write + 'static>(
     watch: &mut dyn Watch,
 ) -> Result<Summary, RecordError> {
     refusal::hush();
+    // What stands in the way is told when the engine's own programs are loaded; the trace says "not measured".
+    let hit_ns = calibrate::cheap_hit().unwrap_or(0);
     let wish = options.agent_cpu;
     machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
     let out = Counted { out, bytes: 0 };
-    let enc = Encoder::new(out, EncoderConfig::default(), &header(&options, &machine::read()))?;
+    let enc = Encoder::new(out, EncoderConfig::default(), &header(&options, &machine::read(), hit_ns))?;
     let mut s = Session {
         any: matches!(target, Target::Exe(_)),
         options,
@@ -188,7 +190,7 @@ pub fn record<W: Write + 'static>(
     s.finish(end, status)
 }
 
-fn header<'a>(o: &'a Options, m: &'a machine::Machine) -> record::Header<'a> {
+fn header<'a>(o: &'a Options, m: &'a machine::Machine, hit_ns: u32) -> record::Header<'a> {
     record::Header {
         tool: &o.tool,
         command: &o.command_line,
@@ -204,7 +206,7 @@ fn header<'a>(o: &'a Options, m: &'a machine::Machine) -> record::Header<'a> {
         structure: o.structure && o.level == Level::Op,
         transport: if o.pbuf { record::Transport::Perf } else { record::Transport::Ring },
         buffer_bytes: o.buffer_bytes,
-        hit_ns: 0,
+        hit_ns,
     }
 }
 
@@ -500,6 +502,8 @@ impl<W: Write + 'static> Session<W> {
         }
         self.meet_processes()?;
         let end = end?;
+        let bpf =
+            self.engines.iter().map(|a| a.loaded.run_stats()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         let books = self.maps.as_ref().and_then(|m| m.books().ok()).unwrap_or_default();
         let missing =
             self.engines.is_empty().then(|| self.last_missing.as_ref().map(ToString::to_string)).flatten();
@@ -524,7 +528,7 @@ impl<W: Write + 'static> Session<W> {
             status,
             missing,
         };
-        let out = books::close(drain, &end, &books, stopped.saturating_sub(self.started))?;
+        let out = books::close(drain, &end, &books, stopped.saturating_sub(self.started), bpf)?;
         Ok(Summary { bytes: out.bytes, ..summary })
     }
 }

@@ -49,6 +49,8 @@ pub enum TablesError {
         "{path}: table of op names lacks \"{missing}\" (it has {found} names); this GGML is not known to the tool"
     )]
     Incomplete { path: String, missing: &'static str, found: usize },
+    #[error("{path}: check of op {name} failed: the names say number {table}, the code compares with {code}")]
+    Contradiction { path: String, name: &'static str, table: i64, code: i64 },
     #[error(
         "{path} has no table of GGML types (records named \"f32\", \"f16\", ...); it is not GGML's base library"
     )]
@@ -75,6 +77,17 @@ impl Tables {
         let unary = names(elf, "ABS", "SGN", &["REGLU", "NONE"]);
         let glu = names(elf, "REGLU", "GEGLU", &["NONE", "ABS"]);
         Ok(Tables { ops, unary, glu, types: types(elf)? })
+    }
+
+    /// Compares with numbers read elsewhere; one that could not be read is no evidence.
+    pub fn check(&self, path: &str, numbers: &[(&'static str, Option<i64>)]) -> Result<(), TablesError> {
+        for &(name, code) in numbers {
+            let table = self.op(name).map_or(-1, i64::from);
+            if let Some(code) = code.filter(|c| *c != table) {
+                return Err(TablesError::Contradiction { path: path.to_owned(), name, table, code });
+            }
+        }
+        Ok(())
     }
 
     /// Number of the op with this name in this build.

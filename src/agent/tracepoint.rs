@@ -7,6 +7,24 @@ use std::path::Path;
 /// Where tracefs may be mounted.
 const ROOTS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
+/// Mounts tracefs where it belongs if no one has, as perf does: its files tell the tracepoints' numbers and fields.
+pub fn ensure_mounted() -> io::Result<()> {
+    if ROOTS.iter().any(|root| Path::new(root).join("events").exists()) {
+        return Ok(());
+    }
+    // SAFETY: the strings end in zero; a null data pointer means no options.
+    let done = unsafe {
+        libc::mount(
+            c"tracefs".as_ptr(),
+            c"/sys/kernel/tracing".as_ptr(),
+            c"tracefs".as_ptr(),
+            0,
+            std::ptr::null(),
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Byte offset of a field of `category/name` within the event, as this kernel lays it out.
 pub fn field_offset(category: &str, name: &str, field: &str) -> io::Result<u32> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);

@@ -7,7 +7,7 @@ use super::calls::Timeline;
 use super::load::Loaded;
 use super::ops::OpTimes;
 use super::tables::share;
-use crate::trace::record::{Footer, Level};
+use crate::trace::record::{Footer, Level, Probe};
 
 /// A number, or why there is none.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -39,6 +39,21 @@ pub struct RungRow {
     pub why: String,
 }
 
+/// A probe as attached.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ProbeRow {
+    pub engine: u32,
+    pub symbol: String,
+    pub module: String,
+    /// True for a return probe.
+    #[serde(rename = "return")]
+    pub ret: bool,
+    /// Distance from the symbol, bytes.
+    pub offset: u32,
+    /// The instruction it sits on, and why.
+    pub why: String,
+}
+
 /// Op hits over the whole run, from the CPU graphs' own records.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Hits {
@@ -51,6 +66,10 @@ pub struct Hits {
     pub graphs_off: u64,
     /// Op slices in the file.
     pub slices: u64,
+    /// Graphs of which the file has fewer or more slices than hits were seen.
+    pub graphs_slices_off: u64,
+    /// Graphs in which thread 0's ops and waits take longer than the graph.
+    pub graphs_overfull: u64,
     /// Graphs whose slices are in the file but whose own record is not.
     pub graphs_without_record: u64,
 }
@@ -74,6 +93,7 @@ pub struct Books {
     /// `complete`, or what is missing.
     pub verdict: String,
     pub rungs: Vec<RungRow>,
+    pub probes: Vec<ProbeRow>,
     pub hits: Hits,
     pub events: Vec<KindRow>,
     /// Of the events seen by the kernel side, 0 to 1.
@@ -92,12 +112,10 @@ pub struct Books {
     /// Of one core, 0 to 1.
     pub agent_cpu_share: Figure,
     pub agent_peak_rss_bytes: Figure,
-    /// Trap of one probe hit as measured at the start, ns.
-    pub trap_ns: Figure,
-    /// Our BPF program in one hit by the kernel's accounting, ns.
-    pub bpf_ns: Figure,
-    /// The two together, or what is known of them, ns.
+    /// One probe hit as measured when the recording began, ns: trap, program and event.
     pub hit_ns: Figure,
+    /// Of that, our BPF programs by the kernel's accounting, ns a run.
+    pub bpf_ns: Figure,
     /// Hits on the thread that took most of them.
     pub busiest_thread_hits: u64,
     /// Those hits' cost over the time of all calls, 0 to 1.
@@ -115,12 +133,13 @@ pub fn books(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Books {
     let events = events(footer);
     let lost_share = lost_share(footer, &events);
     let faults = faults(loaded, &hits, &events, &lost_share);
-    let (trap_ns, bpf_ns, hit_ns) = hit_cost(loaded);
+    let (bpf_ns, hit_ns) = hit_cost(loaded);
     let busiest_thread_hits = busiest(loaded, times);
     Books {
         complete: faults.is_empty(),
         verdict: if faults.is_empty() { "complete".into() } else { faults.join("; ") },
         rungs: rungs(loaded),
+        probes: probes(loaded),
         lost_per_cpu: lost_per_cpu(footer),
         orphans: figure(|f| f.orphans as f64),
         read_errors: figure(|f| f.read_errors as f64),
@@ -137,7 +156,6 @@ pub fn books(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Books {
         hits,
         events,
         lost_share,
-        trap_ns,
         bpf_ns,
         hit_ns,
         busiest_thread_hits,
@@ -166,9 +184,24 @@ fn rungs(loaded: &Loaded<'_>) -> Vec<RungRow> {
     rows
 }
 
+fn probes(loaded: &Loaded<'_>) -> Vec<ProbeRow> {
+    let row = |p: &Probe<'_>| ProbeRow {
+        engine: p.engine,
+        symbol: p.symbol.into(),
+        module: p.module.into(),
+        ret: p.ret,
+        offset: p.offset,
+        why: p.why.into(),
+    };
+    loaded.probes.iter().map(row).collect()
+}
+
 fn hits(loaded: &Loaded<'_>, times: &OpTimes) -> Hits {
     let mut h = Hits { graphs: loaded.cpu_graphs.len() as u64, slices: times.slices, ..Hits::default() };
-    for g in &loaded.cpu_graphs {
+    for (g, sum) in loaded.cpu_graphs.iter().zip(&times.graphs) {
+        // Below level op there is no plan, and no slice is promised.
+        h.graphs_slices_off += u64::from(g.plan.is_some() && sum.slices != u64::from(g.seen));
+        h.graphs_overfull += u64::from(sum.ops.saturating_add(sum.wait) > g.dur);
         if let (Some(expected), false) = (g.expected, g.cut) {
             h.checked_graphs += 1;
             h.expected += u64::from(expected);
@@ -184,6 +217,7 @@ fn events(footer: Option<&Footer<'_>>) -> Vec<KindRow> {
     let kinds = footer.map_or(&[][..], |f| &f.kinds);
     kinds
         .iter()
+        .filter(|k| k.kind != BARRIER)
         .map(|k| KindRow {
             kind: k.kind.into(),
             seen: k.seen,
@@ -228,18 +262,32 @@ fn faults(loaded: &Loaded<'_>, hits: &Hits, events: &[KindRow], lost: &Figure) -
         };
         faults.push(format!("{what} ({} of {} graphs differ)", hits.graphs_off, hits.checked_graphs));
     }
+    if hits.graphs_slices_off > 0 {
+        faults.push(format!("slices of {} are not all in the file", count(hits.graphs_slices_off, "graph")));
+    }
+    if hits.graphs_overfull > 0 {
+        let graphs = count(hits.graphs_overfull, "graph");
+        faults.push(format!("times of {graphs} do not fit: the ops take longer than the graph"));
+    }
     if !loaded.damage.is_empty() {
-        faults.push(format!("file damaged in {} places", loaded.damage.len()));
+        faults.push(format!("file damaged in {}", count(loaded.damage.len() as u64, "place")));
     }
     if hits.graphs_without_record > 0 {
-        faults.push(format!("{} graphs without their own record", hits.graphs_without_record));
+        faults.push(format!("{} without a record of its own", count(hits.graphs_without_record, "graph")));
     }
     let whole = loaded.cpu_graphs.iter().filter(|g| !g.cut).count() as u64;
     let at_op_level = loaded.header.as_ref().is_none_or(|h| h.level == Level::Op);
     if at_op_level && whole > hits.checked_graphs {
-        faults.push(format!("{} graphs could not be checked for missing hits", whole - hits.checked_graphs));
+        faults.push(format!(
+            "{} could not be checked for missing hits",
+            count(whole - hits.checked_graphs, "graph")
+        ));
     }
     faults
+}
+
+fn count(n: u64, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }
 
 /// A share as a percentage; a loss too small to show is never shown as none.
@@ -248,34 +296,40 @@ pub fn percent(share: f64) -> String {
     if p > 0.0 && p < 0.01 { "< 0.01 %".into() } else { format!("{p:.2} %") }
 }
 
-fn hit_cost(loaded: &Loaded<'_>) -> (Figure, Figure, Figure) {
-    let trap = match loaded.header.as_ref() {
+fn hit_cost(loaded: &Loaded<'_>) -> (Figure, Figure) {
+    let hit = match loaded.header.as_ref() {
         None => Figure::unknown("the header is lost"),
         Some(h) if h.hit_ns == 0 => Figure::unknown("not measured when the recording began"),
         Some(h) => Figure::known(f64::from(h.hit_ns)),
     };
     let bpf = match loaded.footer.as_ref() {
         None => Figure::unknown(NO_FOOTER),
-        Some(f) if f.bpf_runs == 0 => Figure::unknown("the kernel kept no accounts of BPF run time"),
+        Some(f) if f.bpf_runs == 0 => Figure::unknown("kernel.bpf_stats_enabled was off"),
         Some(f) => Figure::known(f.bpf_ns as f64 / f.bpf_runs as f64),
     };
-    let both = match trap.value {
-        Some(value) => Figure::known(value + bpf.value.unwrap_or(0.0)),
-        None => trap.clone(),
-    };
-    (trap, bpf, both)
+    (bpf, hit)
 }
 
-/// Op hits of the busiest thread index, with the calls, graphs and splits (entry and return) of thread 0.
+/// Probe hits of the busiest thread index: its ops and its share of the barriers; on thread 0 also the calls, graphs and
+/// splits, entry and return.
 fn busiest(loaded: &Loaded<'_>, times: &OpTimes) -> u64 {
     let mut by_ith = std::collections::HashMap::<u16, u64>::new();
     for ((ith, _), t) in &times.threads {
-        *by_ith.entry(*ith).or_default() += t.hits;
+        *by_ith.entry(*ith).or_default() += t.slices;
+    }
+    let ops: u64 = by_ith.values().sum();
+    let barriers =
+        loaded.footer.iter().flat_map(|f| &f.kinds).find(|k| k.kind == BARRIER).map_or(0, |k| k.seen);
+    for hits in by_ith.values_mut() {
+        *hits += (u128::from(barriers) * u128::from(*hits) / u128::from(ops.max(1))) as u64;
     }
     let outer = loaded.tokens.len() + loaded.graphs.len() + loaded.splits.len() + loaded.cpu_graphs.len();
     *by_ith.entry(0).or_default() += 2 * outer as u64;
     by_ith.into_values().max().unwrap_or(0)
 }
+
+/// Hits that are counted and make no event of their own (the footer's kinds).
+const BARRIER: &str = "barrier";
 
 fn slowdown(line: &Timeline, hit_ns: &Figure, hits: u64) -> Figure {
     let wall = line.calls.iter().fold(0u64, |sum, c| sum.saturating_add(c.dur));

@@ -116,51 +116,16 @@ pub fn timeline(loaded: &Loaded<'_>) -> Timeline {
     };
     let mut calls = bare_calls(loaded, source);
     calls.sort_by_key(|c| (c.start, c.seq));
-    let by_seq: HashMap<u64, usize> = calls.iter().enumerate().map(|(i, c)| (c.seq, i)).collect();
     let finder = Finder::new(&calls);
-    let cpu_width = cpu_widths(&loaded.cpu_graphs);
-
     let mut widths = vec![Width::default(); calls.len()];
-    let mut graph_call: HashMap<u64, Option<usize>> = HashMap::with_capacity(loaded.graphs.len());
-    let mut graph_width: HashMap<u64, u64> = HashMap::with_capacity(loaded.graphs.len());
-    for g in &loaded.graphs {
-        let call = match source {
-            CallSource::Token => match g.token {
-                Some(token) => by_seq.get(&token).copied(),
-                None => finder.find(&calls, g.pid, g.tid, g.t),
-            },
-            _ => by_seq.get(&g.seq).copied(),
-        };
-        let width = graph_ubatch(g, &cpu_width);
-        if let Some(width_of) = call.and_then(|c| widths.get_mut(c)) {
-            width_of.add(width);
-        }
-        graph_call.insert(g.seq, call);
-        graph_width.insert(g.seq, width);
-    }
-    let mut cpu_call = Vec::with_capacity(loaded.cpu_graphs.len());
-    for g in &loaded.cpu_graphs {
-        let (call, lone) = match (source, g.graph.and_then(|s| graph_call.get(&s))) {
-            (CallSource::CpuGraph, _) => (by_seq.get(&g.seq).copied(), true),
-            (_, Some(call)) => (*call, false),
-            (_, None) => (finder.find(&calls, g.pid, g.tid, g.t), true),
-        };
-        if let (true, Some(width)) = (lone, call.and_then(|c| widths.get_mut(c))) {
-            width.add(u64::from(g.ubatch));
-        }
-        cpu_call.push(call);
-    }
+    let graphs = link_graphs(loaded, source, &calls, &finder, &mut widths);
+    let cpu_call = link_cpu_graphs(loaded, source, &calls, &finder, &graphs, &mut widths);
     for (call, width) in calls.iter_mut().zip(&widths) {
         settle(call, width);
     }
     let phase_of = |call: Option<usize>| call.and_then(|c| calls.get(c)).map(|c| c.phase);
-    let graph_phase: HashMap<u64, Phase> = graph_call
-        .iter()
-        .map(|(seq, call)| {
-            let own = Phase::of_width(graph_width.get(seq).copied().unwrap_or(0));
-            (*seq, phase_of(*call).unwrap_or(own))
-        })
-        .collect();
+    let graph_phase: HashMap<u64, Phase> =
+        graphs.iter().map(|(seq, g)| (*seq, phase_of(g.call).unwrap_or(Phase::of_width(g.width)))).collect();
     let cpu_phase = loaded
         .cpu_graphs
         .iter()
@@ -172,6 +137,62 @@ pub fn timeline(loaded: &Loaded<'_>) -> Timeline {
         })
         .collect();
     Timeline { source, calls, cpu_phase, cpu_call, graph_phase }
+}
+
+/// A scheduler graph: the call it belongs to and its ubatch (0: not read).
+struct Linked {
+    call: Option<usize>,
+    width: u64,
+}
+
+/// Links scheduler graphs, by seq, and adds their widths to their calls'.
+fn link_graphs(
+    loaded: &Loaded<'_>,
+    source: CallSource,
+    calls: &[Call],
+    finder: &Finder,
+    widths: &mut [Width],
+) -> HashMap<u64, Linked> {
+    let cpu_width = cpu_widths(&loaded.cpu_graphs);
+    let mut graphs = HashMap::with_capacity(loaded.graphs.len());
+    for g in &loaded.graphs {
+        let call = match (source, g.token) {
+            (CallSource::Token, Some(token)) => finder.by_seq(token),
+            (CallSource::Token, None) => finder.at(calls, g.pid, g.tid, g.t),
+            _ => finder.by_seq(g.seq),
+        };
+        let width = graph_ubatch(g, &cpu_width);
+        if let Some(of_call) = call.and_then(|c| widths.get_mut(c)) {
+            of_call.add(width);
+        }
+        graphs.insert(g.seq, Linked { call, width });
+    }
+    graphs
+}
+
+/// The call of each CPU graph. One without a scheduler graph adds its own width to its call's.
+fn link_cpu_graphs(
+    loaded: &Loaded<'_>,
+    source: CallSource,
+    calls: &[Call],
+    finder: &Finder,
+    graphs: &HashMap<u64, Linked>,
+    widths: &mut [Width],
+) -> Vec<Option<usize>> {
+    let link = |g: &CpuGraph| {
+        if let Some(graph) = g.graph.and_then(|seq| graphs.get(&seq)) {
+            return graph.call;
+        }
+        let call = match source {
+            CallSource::CpuGraph => finder.by_seq(g.seq),
+            _ => finder.at(calls, g.pid, g.tid, g.t),
+        };
+        if let Some(of_call) = call.and_then(|c| widths.get_mut(c)) {
+            of_call.add(u64::from(g.ubatch));
+        }
+        call
+    };
+    loaded.cpu_graphs.iter().map(link).collect()
 }
 
 fn bare_calls(loaded: &Loaded<'_>, source: CallSource) -> Vec<Call> {
@@ -235,8 +256,9 @@ fn settle(call: &mut Call, width: &Width) {
     }
 }
 
-/// Finds the call that was running on a thread at a time.
+/// Finds calls by their seq, and by what was running on a thread at a time.
 struct Finder {
+    by_seq: HashMap<u64, usize>,
     /// (pid, tid) to the indices of its calls, in order of time.
     by_thread: HashMap<(u32, u32), Vec<usize>>,
 }
@@ -247,10 +269,15 @@ impl Finder {
         for (i, c) in calls.iter().enumerate() {
             by_thread.entry((c.pid, c.tid)).or_default().push(i);
         }
-        Finder { by_thread }
+        let by_seq = calls.iter().enumerate().map(|(i, c)| (c.seq, i)).collect();
+        Finder { by_seq, by_thread }
     }
 
-    fn find(&self, calls: &[Call], pid: u32, tid: u32, t: i64) -> Option<usize> {
+    fn by_seq(&self, seq: u64) -> Option<usize> {
+        self.by_seq.get(&seq).copied()
+    }
+
+    fn at(&self, calls: &[Call], pid: u32, tid: u32, t: i64) -> Option<usize> {
         let list = self.by_thread.get(&(pid, tid))?;
         let after = list.partition_point(|i| calls.get(*i).is_some_and(|c| c.start <= t));
         let index = *list.get(after.checked_sub(1)?)?;

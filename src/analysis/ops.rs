@@ -77,8 +77,6 @@ pub struct ThreadStat {
     pub busy: u64,
     pub wait: u64,
     pub tids: HashSet<u32>,
-    /// Kernel probe hits behind the slices: two each in barrier mode, else one.
-    pub hits: u64,
 }
 
 /// Sums of one CPU graph, thread 0.
@@ -93,6 +91,7 @@ pub struct GraphSum {
 #[derive(Debug, Default, Clone, Copy)]
 pub struct PhaseSum {
     pub graphs: u64,
+    /// Graphs with op slices, by mode.
     pub barrier: u64,
     pub interval: u64,
     /// Durations of the graphs, ns; where a graph's own record is missing, the span of thread 0's slices.
@@ -166,15 +165,13 @@ pub fn op_times(loaded: &mut Loaded<'_>, line: &Timeline, progress: &Progress) -
 
 /// Durations and modes come from the graphs' own records, those without a slice included.
 fn whole_graphs(loaded: &Loaded<'_>, line: &Timeline, out: &mut OpTimes) {
-    for (g, phase) in loaded.cpu_graphs.iter().zip(&line.cpu_phase) {
+    let graphs = loaded.cpu_graphs.iter().zip(&out.graphs).zip(&line.cpu_phase);
+    for ((g, slices), phase) in graphs {
         let sum = out.phases.entry(*phase).or_default();
         sum.graphs += 1;
         sum.graph_ns = sum.graph_ns.saturating_add(g.dur);
-        if g.barrier {
-            sum.barrier += 1;
-        } else {
-            sum.interval += 1;
-        }
+        sum.barrier += u64::from(g.barrier && slices.slices > 0);
+        sum.interval += u64::from(!g.barrier && slices.slices > 0);
     }
 }
 
@@ -205,6 +202,8 @@ struct Worker {
     /// (graph index, its sums) in order of the units.
     graphs: Vec<(usize, GraphSum)>,
     across: Vec<Across>,
+    /// Positions of `across` that the graph at hand has slices for: a graph costs what it has, not what its plan has.
+    touched: Vec<usize>,
 }
 
 /// What one unit adds to its graph, and the span of thread 0's slices.
@@ -238,7 +237,6 @@ impl Worker {
         for (key, from) in self.sums.threads {
             let to = out.threads.entry(key).or_default();
             to.slices += from.slices;
-            to.hits += from.hits;
             to.busy = to.busy.saturating_add(from.busy);
             to.wait = to.wait.saturating_add(from.wait);
             to.tids.extend(from.tids);
@@ -261,16 +259,19 @@ impl Worker {
         let len = loaded.plans.get(&first.plan).map_or(0, |p| p.hits.len());
         let mut plan = self.sums.plans.remove(&(first.plan, unit.phase)).unwrap_or_default();
         plan.positions.resize(len, PosStat::default());
-        self.across.clear();
-        self.across.resize(len, Across::default());
+        if self.across.len() < len {
+            self.across.resize(len, Across::default());
+        }
 
         let mut total = UnitSum::default();
         for (i, run) in unit.runs.iter().enumerate() {
             self.run(run, unit.runs.get(i + 1), graph, unit.phase, &mut plan, &mut total);
         }
-        for (stat, a) in plan.positions.iter_mut().zip(&self.across) {
+        for position in self.touched.drain(..) {
+            let Some(a) = self.across.get_mut(position).map(std::mem::take) else { continue };
+            let Some(stat) = plan.positions.get_mut(position) else { continue };
             stat.all_threads = stat.all_threads.saturating_add(a.sum);
-            if first.barrier && a.n > 0 {
+            if first.barrier {
                 stat.slowest = stat.slowest.saturating_add(a.max);
                 stat.mean += a.sum as f64 / a.n as f64;
                 stat.span = stat.span.saturating_add(a.max);
@@ -333,7 +334,10 @@ impl Worker {
             busy = busy.saturating_add(spent);
             waits = waits.saturating_add(wait.unwrap_or(0));
             n += 1;
-            if let Some(a) = self.across.get_mut(position) {
+            if let (Some(a), true) = (self.across.get_mut(position), position < plan.positions.len()) {
+                if a.n == 0 {
+                    self.touched.push(position);
+                }
                 a.max = a.max.max(spent);
                 a.sum = a.sum.saturating_add(spent);
                 a.n += 1;
@@ -357,7 +361,6 @@ impl Worker {
         total.graph.slices += n;
         let thread = self.sums.threads.entry((run.ith, phase)).or_default();
         thread.slices += n;
-        thread.hits += if run.barrier { 2 * n } else { n };
         thread.busy = thread.busy.saturating_add(busy);
         thread.wait = thread.wait.saturating_add(waits);
         thread.tids.insert(run.tid);

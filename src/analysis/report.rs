@@ -125,10 +125,11 @@ pub struct PhaseReport {
     pub cpu_graphs: u64,
     /// Summed duration of the CPU graphs: the whole of which the tables show shares.
     pub graph_ns: u64,
+    /// Thread 0's op time; the next two are its barrier wait (null in interval mode) and the rest of `graph_ns`.
     pub op_ns: u64,
     pub wait_ns: Option<u64>,
     pub gaps_ns: u64,
-    /// Null when no CPU graph was recorded.
+    /// Null when no op was recorded, as below level op.
     pub op_time: Option<OpTime>,
     /// Tables that were asked for; those not asked for are left out.
     #[serde(skip_serializing_if = "Option::is_none")]

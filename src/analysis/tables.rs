@@ -1,4 +1,4 @@
-//! Rows by op type, name pattern, layer, thread, token and backend. May use `trace`.
+//! Rows by op type, name pattern, layer, thread, token and backend. May use `ggml`.
 
 use std::collections::HashMap;
 
@@ -6,9 +6,10 @@ use serde::Serialize;
 
 use super::calls::{Phase, Timeline};
 use super::describe::{Ident, NO_LAYER, NO_STRUCTURE, describe};
-use super::load::Loaded;
+use super::load::{Hit, Loaded};
 use super::ops::{OpTimes, PhaseSum, PosStat};
 use crate::ggml::backend_guid;
+use crate::ggml::cost::Cost;
 
 /// Row that holds thread 0's barrier waits (barrier mode only).
 pub const WAIT_ROW: &str = "(barrier wait)";
@@ -97,15 +98,51 @@ pub struct SplitRow {
     pub share: f64,
 }
 
-/// All positions of all plans in words.
-pub struct Idents(HashMap<u32, Vec<Ident>>);
+/// All positions of all plans in words. Plans share most of their ops, so each is described once.
+pub struct Idents {
+    list: Vec<Ident>,
+    /// By plan: per position an index into `list`.
+    plans: HashMap<u32, Vec<usize>>,
+}
 
 impl Idents {
     pub fn new(loaded: &Loaded<'_>) -> Self {
+        let mut list = Vec::new();
+        let mut known: HashMap<Hit, usize> = HashMap::new();
         let plans = loaded.plans.iter().map(|(id, plan)| {
-            (*id, plan.hits.iter().enumerate().map(|(i, hit)| describe(loaded, i, Some(*hit))).collect())
+            let positions = plan.hits.iter().enumerate().map(|(position, hit)| {
+                if let Some(index) = known.get(hit) {
+                    return *index;
+                }
+                let ident = describe(loaded, position, Some(*hit));
+                // What is not known is told apart by its position alone.
+                if ident.known {
+                    known.insert(*hit, list.len());
+                }
+                list.push(ident);
+                list.len() - 1
+            });
+            (*id, positions.collect())
         });
-        Idents(plans.collect())
+        let plans = plans.collect();
+        Idents { list, plans }
+    }
+
+    /// The group of each ident, and the names of the groups.
+    fn groups(&self, key: OpKey) -> (Vec<usize>, Vec<String>) {
+        let mut index: HashMap<String, usize> = HashMap::new();
+        let of = self.list.iter().map(|ident| {
+            let next = index.len();
+            *index.entry(label(ident, key)).or_insert(next)
+        });
+        let of = of.collect();
+        let mut names = vec![String::new(); index.len()];
+        for (name, i) in index {
+            if let Some(slot) = names.get_mut(i) {
+                *slot = name;
+            }
+        }
+        (of, names)
     }
 }
 
@@ -118,30 +155,42 @@ struct Group {
     work_ns: u64,
 }
 
-/// Sums the positions of `phase` by `key`, largest first, with the rows that make the shares add up.
-pub fn op_rows(times: &OpTimes, idents: &Idents, phase: Phase, key: OpKey) -> Vec<OpRow> {
-    let mut groups: HashMap<String, Group> = HashMap::new();
-    let no_idents = Vec::new();
-    for ((plan, _), stat) in times.plans.iter().filter(|((_, p), _)| *p == phase) {
-        let idents = idents.0.get(plan).unwrap_or(&no_idents);
-        for (pos, ident) in stat.positions.iter().zip(idents) {
-            if pos.calls == 0 && pos.all_threads == 0 {
-                continue;
-            }
-            let group = groups.entry(label(ident, key)).or_default();
-            group.stat.merge(pos);
-            if let Some(work) = ident.work {
-                group.bytes += (work.read as f64 + work.written as f64) * pos.timed as f64;
-                group.flops += work.flops as f64 * pos.timed as f64;
-                group.work_ns = group.work_ns.saturating_add(pos.span);
-            }
-        }
-        if stat.beyond.calls > 0 || stat.beyond.all_threads > 0 {
-            groups.entry(NO_STRUCTURE.into()).or_default().stat.merge(&stat.beyond);
+impl Group {
+    fn add(&mut self, pos: &PosStat, work: Option<Cost>) {
+        self.stat.merge(pos);
+        if let Some(work) = work {
+            self.bytes += (work.read as f64 + work.written as f64) * pos.timed as f64;
+            self.flops += work.flops as f64 * pos.timed as f64;
+            self.work_ns = self.work_ns.saturating_add(pos.span);
         }
     }
+}
+
+/// Sums the positions of `phase` by `key`, largest first, with the rows that make the shares add up.
+pub fn op_rows(times: &OpTimes, idents: &Idents, phase: Phase, key: OpKey) -> Vec<OpRow> {
+    let (group_of, names) = idents.groups(key);
+    let mut groups: Vec<Group> = names.iter().map(|_| Group::default()).collect();
+    let mut beyond = Group::default();
+    let no_idents = Vec::new();
+    // In order of the plans, so that sums of fractions come out the same every time.
+    let mut plans: Vec<_> = times.plans.iter().filter(|((_, p), _)| *p == phase).collect();
+    plans.sort_by_key(|((plan, _), _)| *plan);
+    for ((plan, _), stat) in plans {
+        for (pos, ident) in stat.positions.iter().zip(idents.plans.get(plan).unwrap_or(&no_idents)) {
+            let Some(group) = group_of.get(*ident).and_then(|g| groups.get_mut(*g)) else { continue };
+            group.add(pos, idents.list.get(*ident).and_then(|i| i.work));
+        }
+        beyond.stat.merge(&stat.beyond);
+    }
     let phase_sum = times.phases.get(&phase).copied().unwrap_or_default();
-    let mut rows: Vec<OpRow> = groups.into_iter().map(|(name, g)| row(name, &g, &phase_sum)).collect();
+    match names.iter().position(|n| n == NO_STRUCTURE).and_then(|i| groups.get_mut(i)) {
+        Some(group) => group.stat.merge(&beyond.stat),
+        None => groups.push(beyond),
+    }
+    let names = names.into_iter().chain([NO_STRUCTURE.to_string()]);
+    let ran = |g: &Group| g.stat.calls > 0 || g.stat.all_threads > 0;
+    let mut rows: Vec<OpRow> =
+        names.zip(&groups).filter(|(_, g)| ran(g)).map(|(name, g)| row(name, g, &phase_sum)).collect();
     rows.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.name.cmp(&b.name)));
     close(rows, &phase_sum)
 }

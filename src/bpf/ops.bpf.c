@@ -32,7 +32,7 @@ const volatile struct knobs {
 	__u32 batch_on_stack; /* 1: llama_batch passed by value on the stack (x86-64), 0: by pointer in arg 2 */
 	__u32 tensor_len;     /* bytes up to the end of name, at most TENSOR_RAW */
 	__u32 type_off, ne_off, nb_off, op_off, op_params_off, flags_off, src_off, n_src, view_src_off;
-	__u32 ith_off, pool_off; /* pool_off 0: no such field */
+	__u32 ith_off, pool_off;	       /* pool_off 0: no such field */
 	__u32 n_nodes_off, nodes_off, uid_off; /* uid_off 0: no such field */
 	__u32 n_threads_off;
 	__u32 guid_off; /* 1 + offset of ggml_backend.guid, 0: no such field */
@@ -422,6 +422,9 @@ int graph_exit(struct pt_regs *ctx)
 		if (lane->tensor && lane->last_ra && lane->last_ra != p->loop_ra) {
 			p->final_ra = lane->last_ra;
 			e.a = lane->last_ts;
+		} else {
+			/* Older engines have one call site for both. */
+			e.a = lane->end;
 		}
 		lane->in_graph = 0;
 		lane->tensor = 0;
@@ -476,8 +479,10 @@ __attribute__((noinline)) int tensor_hash(__u32 tid)
 	return (hash >> 32) | 1;
 }
 
-/* Looks at entry i of the scratch's list of n tensors. One whose description was sent before is struck out; one that is new
- * brings its sources to the list. Gives the list's new length. Global, as nodes_read. */
+#define IS_NEW 0x100
+
+/* Reads entry i of the scratch's list of n tensors. One whose description is new brings its sources to the list. Gives
+ * the list's new length, with IS_NEW if the entry is to be sent. Global, as nodes_read. */
 __attribute__((noinline)) int describe_one(__u32 tid, __u32 i, __u32 n)
 {
 	struct scratch *s = bpf_map_lookup_elem(&scratches, &tid);
@@ -490,10 +495,8 @@ __attribute__((noinline)) int describe_one(__u32 tid, __u32 i, __u32 n)
 	key.tgid = s->t.h.tgid;
 	hash = (__u32)tensor_hash(tid);
 	old = bpf_map_lookup_elem(&known, &key);
-	if (!hash || (old && *old == hash && k.str != 2)) {
-		s->todo[i & (TODO - 1)] = 0;
+	if (!hash || (old && *old == hash && k.str != 2))
 		return n;
-	}
 	bpf_map_update_elem(&known, &key, &hash, BPF_ANY);
 	for (__u32 j = 0; j < MAX_SRC; j++) {
 		__u64 src = j < k.n_src ? word(s->t.raw, k.src_off + 8 * j) : 0;
@@ -506,28 +509,23 @@ __attribute__((noinline)) int describe_one(__u32 tid, __u32 i, __u32 n)
 			s->todo[at] = src;
 		}
 	}
-	return n;
+	return n | IS_NEW;
 }
 
-/* Sends the tensor at `root` if its description is new, its sources before it. */
-static __always_inline void describe(void *ctx, struct scratch *s, __u32 tid, __u64 root)
+/* Sends those of an op's tensors, and of their sources, whose description is new. */
+static __always_inline void describe(void *ctx, struct scratch *s, __u32 tid, __u64 tensor, __u64 tensor2)
 {
-	__u32 n = 1;
+	__u32 n = tensor2 ? 2 : 1;
 
-	s->todo[0] = root;
+	s->todo[0] = tensor;
+	s->todo[1] = tensor2;
 	for (__u32 i = 0; i < TODO; i++) {
 		if (i >= n)
 			break;
 		n = describe_one(tid, i, n);
-	}
-	for (__u32 i = 0; i < TODO; i++) {
-		__u64 addr = s->todo[TODO - 1 - i];
-
-		if (TODO - 1 - i >= n || !addr)
-			continue;
-		s->t.addr = addr;
-		if (get(s->t.raw, k.tensor_len <= TENSOR_RAW ? k.tensor_len : TENSOR_RAW, addr))
+		if (n & IS_NEW)
 			send(ctx, &s->t.h, sizeof(s->t));
+		n &= IS_NEW - 1;
 	}
 }
 
@@ -576,9 +574,7 @@ static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, _
 		if (s) {
 			s->t.h = e.h;
 			s->t.h.kind = EV_TENSOR;
-			describe(ctx, s, tid, tensor);
-			if (tensor2)
-				describe(ctx, s, tid, tensor2);
+			describe(ctx, s, tid, tensor, tensor2);
 		}
 		/* The op starts when we are done looking at it. */
 		e.h.ts = bpf_ktime_get_ns();

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use crate::analysis::calls::Phase;
 use crate::analysis::load::Progress;
 use crate::analysis::report::{By, Options, report};
-use crate::trace::Trace;
+use crate::trace::{ReadError, Trace};
 use crate::views::table::Style;
 use crate::views::{json, text};
 
@@ -30,7 +30,7 @@ Examples:
 ///
 /// The time of an op is thread 0's. Where the barrier could be probed it is busy time (start to barrier entry) and the
 /// wait is shown apart; else it is wall time to the next op's start. Shares are of the summed duration of the CPU
-/// graphs; the row "(gaps)" is what no op covers, so that they add up to 100 %.
+/// graphs; the row "(gaps)" is what no op covers, so that they add up to the whole.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -112,13 +112,22 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn open(file: &Path) -> anyhow::Result<Trace> {
-    let name = || format!("cannot report on {}", file.display());
     if file.as_os_str() != "-" {
-        return Trace::open(file).with_context(name);
+        return told(Trace::open(file)).with_context(|| format!("cannot report on {}", file.display()));
     }
     let mut bytes = Vec::new();
     std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
-    Trace::from_bytes(bytes).context("cannot report on standard input")
+    told(Trace::from_bytes(bytes)).context("cannot report on standard input")
+}
+
+/// Adds what to do next where the error alone does not say it.
+fn told(opened: Result<Trace, ReadError>) -> anyhow::Result<Trace> {
+    opened.map_err(|e| match e {
+        ReadError::NotATrace(_) | ReadError::Empty => {
+            anyhow::anyhow!("{e}; `profinfer record` writes traces")
+        }
+        other => other.into(),
+    })
 }
 
 /// Work that takes longer than this gets a bar.
@@ -139,12 +148,17 @@ fn with_bar<T>(progress: &Progress, work: impl FnOnce() -> T) -> T {
     })
 }
 
+fn bar_style() -> indicatif::ProgressStyle {
+    let style = indicatif::ProgressStyle::with_template("reading {wide_bar} {percent:>3} %");
+    style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar())
+}
+
 fn watch(progress: &Progress, done: &AtomicBool) {
     let start = Instant::now();
     let mut bar: Option<indicatif::ProgressBar> = None;
     while !done.load(Ordering::Relaxed) {
         if start.elapsed() >= PATIENCE {
-            let bar = bar.get_or_insert_with(|| indicatif::ProgressBar::new(1));
+            let bar = bar.get_or_insert_with(|| indicatif::ProgressBar::new(1).with_style(bar_style()));
             bar.set_length(progress.total.load(Ordering::Relaxed));
             bar.set_position(progress.done.load(Ordering::Relaxed));
         }

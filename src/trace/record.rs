@@ -267,7 +267,7 @@ pub struct Graph {
     /// Address of the cgraph.
     pub cgraph: u64,
     pub n_nodes: u32,
-    /// nodes[0]->ne[1]: tokens in the ubatch; 0 = not read.
+    /// `nodes[0]->ne[1]`: tokens in the ubatch; 0 = not read.
     pub ubatch: u32,
     pub t: i64,
     pub dur: u64,
@@ -300,7 +300,7 @@ pub struct CpuGraph {
     pub plan: Option<u32>,
     pub n_nodes: u32,
     pub n_threads: u32,
-    /// nodes[0]->ne[1] of this graph; 0 = not read.
+    /// `nodes[0]->ne[1]` of this graph; 0 = not read.
     pub ubatch: u32,
     pub t: i64,
     pub dur: u64,

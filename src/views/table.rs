@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_narrow_terminal_loses_the_least_important_columns() {
-        let out = sample().render(&Style { width: Some(30), color: false });
+        let out = sample().render(&Style { width: Some(31), color: false });
         assert_eq!(out.lines().next(), Some("    ms  calls  op"));
         assert!(out.lines().all(|l| l.chars().count() <= 31), "{out}");
         let out = sample().render(&Style { width: Some(5), color: false });

@@ -139,6 +139,17 @@ fn calls(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> 
         t.row(cells);
     }
     write!(out, "{}", t.render(style))?;
+    if report.ttft.is_none() {
+        fact(out, "TTFT", "unknown (no request's prefill was recorded whole)")?;
+    }
+    let several = report.requests.iter().filter(|r| r.prefill_calls > 1).count();
+    if several > 0 {
+        let of = format!(
+            "{several} of {} had several prefill calls",
+            count(report.requests.len() as u64, "request")
+        );
+        fact(out, "note", &format!("{of} (a warm-up is one); the pauses between them are in TTFT"))?;
+    }
     for p in report.phases.iter().filter(|p| p.cut_calls > 0) {
         let cut = count(p.cut_calls, "call");
         fact(
@@ -187,15 +198,18 @@ fn tables(out: &mut dyn Write, p: &PhaseReport, style: &Style) -> io::Result<()>
         Some(OpTime::Busy) => "busy: start to barrier entry, thread 0",
         Some(OpTime::Wall) => "wall: start to next op's start, barrier wait inside, thread 0",
         Some(OpTime::Mixed) => "busy in some graphs, wall in others, thread 0",
-        None => "no CPU graph recorded",
+        None => "none recorded",
     };
+    if p.op_time.is_none() {
+        title(out, style, &format!("Operators, {name}: none recorded"))?;
+    }
     for (by, rows) in [("op", &p.by_op), ("name", &p.by_name), ("layer", &p.by_layer)] {
-        if let Some(rows) = rows {
+        if let Some(rows) = rows.as_ref().filter(|rows| !rows.is_empty()) {
             title(out, style, &format!("Operators by {by}, {name} ({label})"))?;
             ops(out, rows, by, p, style)?;
         }
     }
-    if let Some(rows) = &p.by_thread {
+    if let Some(rows) = p.by_thread.as_ref().filter(|rows| !rows.is_empty()) {
         title(out, style, &format!("Threads, {name}"))?;
         threads(out, rows, p, style)?;
     }
@@ -225,9 +239,6 @@ fn ops(
     p: &PhaseReport,
     style: &Style,
 ) -> io::Result<()> {
-    if rows.is_empty() {
-        return writeln!(out, "  no op was recorded");
-    }
     let with_wait = p.wait_ns.is_some();
     let mut columns = vec![
         number("%", 0),
@@ -268,9 +279,6 @@ fn ops(
 }
 
 fn threads(out: &mut dyn Write, rows: &[ThreadRow], p: &PhaseReport, style: &Style) -> io::Result<()> {
-    if rows.is_empty() {
-        return writeln!(out, "  no op was recorded");
-    }
     let mut t = Table::new(vec![
         number("ith", 0),
         number("tids", 2),

@@ -82,7 +82,7 @@ pub fn header(structure: bool) -> Header<'static> {
 pub fn footer(end: &str) -> Footer<'_> {
     Footer {
         end,
-        kinds: Vec::new(),
+        kinds: vec![KindCount { kind: "barrier", seen: 140, recorded: 140, lost: 0 }],
         lost_cpu: Vec::new(),
         orphans: 0,
         read_errors: 0,
@@ -102,6 +102,7 @@ pub struct Synth<W: Write> {
     /// The next call starts here.
     pub now: u64,
     pub calls: u64,
+    pub graphs: u64,
     pub slices: u64,
     plans: Vec<(u32, Vec<PlanHit>)>,
     buffer: Vec<Slice>,
@@ -126,14 +127,23 @@ impl<W: Write> Synth<W> {
         enc.type_def(Q4_0, "q4_0", 32, 18);
         enc.type_def(I32, "i32", 1, 4);
         let (plans, buffer) = (Vec::new(), Vec::new());
-        Synth { enc, spec, now: ORIGIN, calls: 0, slices: 0, plans, buffer, addr: 0x7000_0000 }
+        Synth { enc, spec, now: ORIGIN, calls: 0, graphs: 0, slices: 0, plans, buffer, addr: 0x7000_0000 }
     }
 
     /// One call of one ubatch of `width` tokens; `busy` gives the time of a position on a thread, ns.
     pub fn call(&mut self, width: u32, busy: impl Fn(usize, u16) -> u64) {
+        self.ubatches(&[width], busy);
+    }
+
+    /// One call of several ubatches, one graph each.
+    pub fn ubatches(&mut self, widths: &[u32], busy: impl Fn(usize, u16) -> u64) {
         let (start, seq) = (self.now, self.calls);
-        let end = self.graph(seq, Some(seq), width, start + LEAD, busy) + LEAD;
-        let width = self.spec.widths.then_some(width);
+        let mut end = start;
+        for width in widths {
+            end = self.graph(Some(seq), *width, end + LEAD, &busy);
+        }
+        end += LEAD;
+        let width = self.spec.widths.then(|| widths.iter().sum());
         let (t, dur) = (start as i64, end - start);
         let entry = Entry::Decode;
         let token = Token { seq, pid: PID, tid: TID, entry, n_tokens: width, t, dur, cut: false };
@@ -142,15 +152,16 @@ impl<W: Write> Synth<W> {
         self.calls += 1;
     }
 
-    /// Scheduler graph, split and CPU graph `seq` from `start` on; the end of the first.
+    /// Scheduler graph, split and CPU graph from `start` on; the end of the first.
     pub fn graph(
         &mut self,
-        seq: u64,
         token: Option<u64>,
         width: u32,
         start: u64,
         busy: impl Fn(usize, u16) -> u64,
     ) -> u64 {
+        let seq = self.graphs;
+        self.graphs += 1;
         let cpu_end = self.cpu_graph(seq, width, start + LEAD, busy);
         let (end, n_nodes, cut) = (cpu_end + LEAD, 100, false);
         let ubatch = if self.spec.widths { width } else { 0 };

@@ -179,11 +179,11 @@ fn at_entry(machine: Machine, code: &[u8], why: String) -> Choice {
 /// The cheapest valid place for an entry probe. `code` is the function from its first byte, as much of it as is
 /// known; the whole of it lets loops back into the prologue be noticed.
 pub fn entry(machine: Machine, code: &[u8], need: Need) -> Choice {
-    let (reach, mut keep) = match machine {
-        Machine::X86_64 => (REACH_X86, 0),
-        Machine::Aarch64 => (REACH_ARM64, 0),
+    let reach = match machine {
+        Machine::X86_64 => REACH_X86,
+        Machine::Aarch64 => REACH_ARM64,
     };
-    keep |= arg_registers(machine, need.args);
+    let mut keep = arg_registers(machine, need.args);
     if need.stack {
         keep |= stack_pointer(machine);
     }
@@ -194,7 +194,7 @@ pub fn entry(machine: Machine, code: &[u8], need: Need) -> Choice {
         };
         let cost = cost(machine, &insn);
         if cost != Cost::SingleStepped {
-            if at > 0 && insn.what != What::Push && runs_again(machine, code, at, insn) {
+            if at > 0 && runs_again(machine, code, at, insn) {
                 return at_entry(
                     machine,
                     code,
@@ -230,6 +230,10 @@ fn runs_again(machine: Machine, code: &[u8], at: usize, insn: Insn) -> bool {
         let target = (from as i64).saturating_add(distance);
         target > 0 && target <= at as i64
     };
+    // A push in the straight line from the entry belongs to the prologue; no loop begins in front of it.
+    if insn.what == What::Push {
+        return false;
+    }
     if let What::Jump { distance, .. } = insn.what
         && lands(at, distance)
     {

@@ -66,6 +66,11 @@ impl Prefix {
         self.rex == 0 && !self.short && self.rep == 0 && !self.segment && !self.lock && !self.pad
     }
 
+    /// Whether immediates have 16 bits; a wide operand overrules the prefix.
+    fn imm16(self) -> bool {
+        self.short && self.rex & 8 == 0
+    }
+
     /// Width in bytes of a general operand.
     fn width(self) -> u8 {
         match (self.rex & 8 != 0, self.short) {
@@ -158,7 +163,7 @@ pub fn decode(bytes: &[u8]) -> Option<Insn> {
     };
     let (what, writes, name) = match op {
         0x0f => two_byte(&mut c, p)?,
-        0xc4 | 0xc5 => return vex(bytes),
+        0xc4 | 0xc5 if c.at == 1 => return vex(bytes),
         _ => one_byte(&mut c, p, op)?,
     };
     if c.at > 15 || matches!(op, 0x40..=0x4f) {
@@ -200,7 +205,7 @@ fn one_byte(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
         0x69 | 0x6b => {
             let m = modrm(c, p)?;
             if op == 0x69 {
-                c.imm(p.short)?
+                c.imm(p.imm16())?
             } else {
                 c.i8()?
             };
@@ -249,7 +254,7 @@ fn one_byte(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
             (What::Other, 0, "test")
         }
         0xa9 => {
-            c.imm(p.short)?;
+            c.imm(p.imm16())?;
             (What::Other, 0, "test")
         }
         0xb0..=0xb7 => {
@@ -257,7 +262,7 @@ fn one_byte(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
             (What::Other, reg_bits(low, true), "mov")
         }
         0xb8..=0xbf => {
-            let imm = if p.rex & 8 != 0 { c.i64()? } else { c.imm(p.short)? & 0xffff_ffff };
+            let imm = if p.rex & 8 != 0 { c.i64()? } else { c.imm(p.imm16())? & 0xffff_ffff };
             (What::MovImm { dst: low, imm }, bit(low), "mov")
         }
         0xc0 | 0xc1 | 0xd0..=0xd3 => {
@@ -273,7 +278,7 @@ fn one_byte(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
             if m.ext != 0 {
                 return None;
             }
-            let imm = if op == 0xc6 { c.i8()? } else { c.imm(p.short)? };
+            let imm = if op == 0xc6 { c.i8()? } else { c.imm(p.imm16())? };
             match m.rm {
                 Some(dst) if op == 0xc7 && p.rex & 8 != 0 => (What::MovImm { dst, imm }, bit(dst), "mov"),
                 _ => (What::Other, m.rm_bits(op == 0xc6), "mov"),
@@ -292,7 +297,7 @@ fn one_byte(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
                 if op == 0xf6 {
                     c.i8()?
                 } else {
-                    c.imm(p.short)?
+                    c.imm(p.imm16())?
                 };
                 return Some((What::Other, 0, "test"));
             }
@@ -317,7 +322,7 @@ fn alu(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
             bit(RAX)
         }
         _ => {
-            let imm = c.imm(p.short)?;
+            let imm = c.imm(p.imm16())?;
             if name == "cmp" {
                 return Some((What::CmpImm { reg: RAX, imm }, 0, name));
             }
@@ -333,7 +338,7 @@ fn alu(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
 /// The same operations with a constant.
 fn group1(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
     let m = modrm(c, p)?;
-    let imm = if op == 0x81 { c.imm(p.short)? } else { c.i8()? };
+    let imm = if op == 0x81 { c.imm(p.imm16())? } else { c.i8()? };
     Some(match (m.ext, m.rm) {
         (7, Some(reg)) if op != 0x80 => (What::CmpImm { reg, imm }, 0, "cmp"),
         (7, None) if op != 0x80 => (What::CmpMem { base: m.base, disp: m.disp, imm }, 0, "cmp"),
@@ -399,9 +404,15 @@ fn two_byte(c: &mut Cursor, p: Prefix) -> Option<Decoded> {
             let m = modrm(c, p)?;
             (What::Other, m.rm_bits(true), "set")
         }
-        0xaf | 0xb6 | 0xb7 | 0xbe | 0xbf => {
+        0xaf => {
             let m = modrm(c, p)?;
-            (What::Other, bit(m.reg), if op == 0xaf { "imul" } else { "movx" })
+            // What it reads of a struct is read by a multiplication as well.
+            let load = What::Load { dst: m.reg, base: m.base, disp: m.disp, width: p.width() };
+            (if m.rm.is_some() { What::Other } else { load }, bit(m.reg), "imul")
+        }
+        0xb6 | 0xb7 | 0xbe | 0xbf => {
+            let m = modrm(c, p)?;
+            (What::Other, bit(m.reg), "movx")
         }
         0xc0 | 0xc1 => {
             let m = modrm(c, p)?;

@@ -40,7 +40,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// Bytes of the file that [`write`] makes.
+    /// Bytes of the file that [`write()`] makes.
     ///
     /// # Errors
     /// A preset that can't be stored in this type.

@@ -1,0 +1,96 @@
+# profinfer: build, show, test, measure. `make` lists the targets.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# A fresh shell may not know cargo yet.
+export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
+
+CARGO ?= cargo
+FIXTURES := target/tests/fixtures
+DRIVER := target/tests/engines
+SUITES := $(basename $(notdir $(wildcard tests/*.rs)))
+# Tests of a live engine share the kernel's probes and the processors: one at a time, after the others.
+LIVE := $(filter live_%,$(SUITES))
+PLAIN := $(filter-out live_%,$(SUITES))
+C_OF_TESTS := $(wildcard tests/*/*.[ch])
+
+START := $(shell date +%s)
+say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
+
+.NOTPARALLEL:
+.PHONY: help setup setup-build setup-demo build demo test lint fixtures engines driver unit live no-agent fuzz clean
+
+##@ Use
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	    /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
+
+build: | setup-build ## the release binaries, target/release/profinfer and ggml-runner
+	$(CARGO) build --release --locked
+
+demo: | setup-demo ## record a real llama.cpp on a generated model, and report (a few minutes the first time)
+	@scripts/demo.sh
+
+##@ Test
+test: lint engines unit live no-agent ## all of it: lint, unit, live and no-agent, with what they need
+	$(call say,all tests passed)
+
+setup: ## install what building and testing need and this machine lacks
+	@scripts/setup.sh test
+setup-build:
+	@scripts/setup.sh build
+setup-demo:
+	@scripts/setup.sh demo
+
+engines: | setup ## fetch the packaged llama.cpp builds into the cache
+	$(call say,engines from packages)
+	@tests/engines/fetch.sh || { echo "without all engines: tests on those missing are skipped" >&2; [ "$${PROFINFER_REQUIRE:-}" != 1 ]; }
+
+fixtures: | setup ## build the fake engines
+	$(call say,fake engines)
+	tests/fixtures/build.sh $(FIXTURES)
+
+driver: | setup ## build the program that runs a model on a packaged engine
+	$(MAKE) --no-print-directory -C tests/engines OUT=$(abspath $(DRIVER))
+
+lint: | setup ## rustfmt, clippy, rustdoc, clang-format; every warning is an error
+	$(call say,lint)
+	$(CARGO) fmt --check
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
+	clang-format --dry-run -Werror src/bpf/*.[ch] $(C_OF_TESTS)
+
+unit: fixtures driver ## unit tests and the tests that need no live engine
+	$(call say,tests that need no live engine)
+	$(CARGO) test --locked --lib --bins $(PLAIN:%=--test %)
+	$(CARGO) test --locked --doc
+
+live: fixtures driver ## tests on live engines: root and BPF needed
+	$(call say,tests on live engines)
+	$(if $(LIVE),$(CARGO) test --locked $(LIVE:%=--test %) -- --test-threads=1)
+
+no-agent: ## the build without the recorder, as other systems than Linux have it
+	$(call say,build and tests without the recorder)
+	$(CARGO) test --locked --no-default-features --lib --bins $(PLAIN:%=--test %)
+
+CASES ?= 20000
+fuzz: ## the property tests with CASES cases each (20000), in release mode
+	PROPTEST_CASES=$(CASES) $(CARGO) test --locked --release --no-default-features
+
+##@ Measure
+BENCHES := structure fidelity cost size report
+.PHONY: $(BENCHES:%=bench-%)
+bench-structure: ## hits and structure against the engine's own dump
+bench-fidelity: ## tokens/s and op times against the engine's own figures
+bench-cost: ## slow-down of the engine at each level
+bench-size: ## bytes an op in the trace, and what the recorder itself uses
+bench-report: ## speed of report on ten million op slices
+$(BENCHES:%=bench-%): bench-%: | setup
+	benches/$*.sh
+
+##@ Tidy
+clean: ## remove what was built here (the cache of engines and models stays)
+	rm -rf target
