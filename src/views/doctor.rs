@@ -93,13 +93,13 @@ fn wrapped(text: &str, indent: usize, style: &Style) -> String {
     };
     let mut out = String::new();
     let mut used = 0;
-    for word in text.split(' ') {
+    for (i, word) in text.split(' ').enumerate() {
         let len = word.chars().count();
-        if used > 0 && used + 1 + len > room {
+        if i > 0 && used + 1 + len > room {
             out.push('\n');
             out.extend(std::iter::repeat_n(' ', indent));
             used = 0;
-        } else if used > 0 {
+        } else if i > 0 {
             out.push(' ');
             used += 1;
         }
@@ -253,6 +253,7 @@ mod tests {
         let style = Style { width: Some(40), color: false };
         let text = wrapped("one two three four five six seven", 16, &style);
         assert_eq!(text, "one two three four five\n                six seven");
+        assert_eq!(wrapped("  a", 16, &style), "  a");
         assert_eq!(wrapped("a b", 16, &Style::default()), "a b");
     }
 }
