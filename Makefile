@@ -65,16 +65,16 @@ lint: | setup ## rustfmt, clippy, rustdoc, clang-format; every warning is an err
 
 unit: fixtures driver ## unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)
-	$(CARGO) test --locked --lib --bins $(PLAIN:%=--test %)
+	$(CARGO) test --locked --no-fail-fast --lib --bins $(PLAIN:%=--test %)
 	$(CARGO) test --locked --doc
 
 live: fixtures driver ## tests on live engines: root and BPF needed
 	$(call say,tests on live engines)
-	$(if $(LIVE),$(CARGO) test --locked $(LIVE:%=--test %) -- --test-threads=1)
+	$(if $(LIVE),$(CARGO) test --locked --no-fail-fast $(LIVE:%=--test %) -- --test-threads=1)
 
 no-agent: ## the build without the recorder, as other systems than Linux have it
 	$(call say,build and tests without the recorder)
-	$(CARGO) test --locked --no-default-features --lib --bins $(PLAIN:%=--test %)
+	$(CARGO) test --locked --no-fail-fast --no-default-features --lib --bins $(PLAIN:%=--test %)
 
 CASES ?= 20000
 fuzz: ## the property tests with CASES cases each (20000), in release mode
