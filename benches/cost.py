@@ -1,12 +1,19 @@
 """Cost of being recorded: decode time of one engine process, with probes on and off in alternating windows.
 
 Every round runs the windows off, op with structure, off, token+graph, off, the published method (entry and return probe
-at the function's first instruction, full structure at every hit), off. Each window is one prefill, some tokens that are
-thrown away (the first ones send the structure) and N tokens that count; the recorder is attached before it and gone
-after it. A window's figure is the median CPU time of its tokens; its ratio is to the mean of the two off windows
-beside it. What is judged is the median of all rounds' ratios.
+at the function's first instruction, full structure at every hit), off; the order of the three changes from round to
+round. Each window is one prefill, some tokens that are thrown away (the first ones send the structure) and N tokens that
+count; the recorder is attached before it and gone after it. A window's ratio is to the mean of the two off windows beside
+it; what is judged is the median of all rounds' ratios.
+
+A second process of the same engine (a copy of its files, so that no probe is ever in it) decodes a token between any two
+of the first one's, on the same CPU. A window's figure is the median of CPU time of a token / CPU time of the other
+process's next token: what slows both, other work on the machine above all, falls out. The same ratios without the second
+process ("plain") are printed beside them.
 """
 
+import os
+import shutil
 import statistics
 
 from common import Bench, BenchError, Driver, Recorder, Scratch, engine, main, model, report, spread
@@ -23,15 +30,37 @@ SETTLE = 6
 
 
 class Windows:
-    def __init__(self, drv, out, tokens):
-        self.drv, self.out, self.tokens = drv, out, tokens
+    """The two processes, and windows on them: (figure, plain CPU time of a token in us, plain wall time in us)."""
+
+    def __init__(self, tmp, name, model_name, tokens):
+        self.out, self.tokens = tmp.file("cost.pfi"), tokens
+        path, where = engine(name), tmp.file("copy")
+        folder = path if os.path.isdir(path) else os.path.dirname(path)
+        shutil.copytree(folder, where)
+        copy = where if folder == path else os.path.join(where, os.path.basename(path))
+        self.drv = Driver(path, model(model_name), 1, tmp.file("tokens"))
+        self.other = Driver(copy, model(model_name), 1, tmp.file("other"))
+        cpu = min(os.sched_getaffinity(0))
+        for d in (self.drv, self.other):
+            os.sched_setaffinity(d.pid, {cpu})
+
+    def close(self):
+        self.drv.close()
+        self.other.close()
 
     def measure(self):
-        """Median CPU and wall time of a token, us. Every window has the same positions in the context."""
-        self.drv.tell(f"prefill {PROMPT}")
-        self.drv.run(SETTLE)
-        cpu, wall = self.drv.run(self.tokens)
-        return statistics.median(cpu) / 1e3, statistics.median(wall) / 1e3
+        """One window. Every window has the same positions in the context."""
+        for d in (self.drv, self.other):
+            d.tell(f"prefill {PROMPT}")
+            d.run(SETTLE)
+        cpu, wall, other = [], [], []
+        for _ in range(self.tokens):
+            c, w = self.drv.run(1)
+            cpu += c
+            wall += w
+            other += self.other.run(1)[0]
+        paired = statistics.median(a / b for a, b in zip(cpu, other))
+        return paired, statistics.median(cpu) / 1e3, statistics.median(wall) / 1e3
 
     def recorded(self, flags):
         rec = Recorder(self.drv.pid, self.out, *flags)
@@ -43,24 +72,19 @@ class Windows:
 
 
 def rounds(win, kinds, n):
-    """Per kind: list of (off before, on, off after), each (cpu, wall)."""
-    found = {k: [] for k in kinds}
-    before = win.measure()
-    for _ in range(n):
-        for kind in kinds:
+    """Per kind: (off before, on, off after) of each round; and all off windows in order."""
+    found, offs = {k: [] for k in kinds}, [win.measure()]
+    for i in range(n):
+        turn = i % len(kinds)
+        for kind in kinds[turn:] + kinds[:turn]:
             on = win.recorded(KINDS[kind][1])
-            after = win.measure()
-            found[kind].append((before, on, after))
-            before = after
-    return found
+            offs.append(win.measure())
+            found[kind].append((offs[-2], on, offs[-1]))
+    return found, offs
 
 
 def ratios(triples, which):
-    return [on[which] / ((a[which] + b[which]) / 2) for a, on, b in triples]
-
-
-def added_us(triples):
-    return [on[0] - (a[0] + b[0]) / 2 for a, on, b in triples]
+    return [on[which] * 2 / (a[which] + b[which]) for a, on, b in triples]
 
 
 def hits(books, kinds):
@@ -76,54 +100,54 @@ def hits_per_token(path):
     return ops, rest / graphs
 
 
-def one_model(bench, args, name, tokens, n, kinds):
+def one_model(args, name, tokens, n, kinds):
+    """Per kind the median ratio; CPU time of an unprofiled token, us; hits of a token."""
     with Scratch() as tmp:
-        drv = Driver(engine(args.engine), model(name), 1, tmp.file("tokens"))
+        win = Windows(tmp, args.engine, name, tokens)
         try:
-            win = Windows(drv, tmp.file("cost.pfi"), tokens)
             win.measure()
-            found = rounds(win, kinds, n)
+            found, offs = rounds(win, kinds, n)
             # One more of the op windows, for what a token hits.
             win.recorded(KINDS["op"][1])
             per_token = hits_per_token(win.out)
         finally:
-            drv.close()
-    off = [w[0] for t in found.values() for triple in t for w in (triple[0], triple[2])]
+            win.close()
+    base = statistics.median(w[1] for w in offs)
     print(f"\n{name}, engine {args.engine}, 1 thread, {n} rounds of windows of {tokens} tokens")
-    print(f"unprofiled: {spread(off, 1)} us CPU a token; op hits a token {per_token[0]:.1f}, others {per_token[1]:.1f}")
+    print(f"unprofiled: {spread([w[1] for w in offs], 1)} us CPU a token; a token hits {per_token[0]:.1f} op probes and "
+          f"{per_token[1]:.1f} others")
     print("median of paired ratios [quartiles]:")
     result = {}
     for kind, triples in found.items():
-        cpu, wall, added = ratios(triples, 0), ratios(triples, 1), added_us(triples)
-        result[kind] = (statistics.median(cpu), statistics.median(added), per_token)
-        print(f"  {KINDS[kind][0]:18} CPU {spread(cpu)}   wall {spread(wall)}   added {spread(added, 1)} us a token")
-    # Off windows against each other: what the machine's noise alone makes of the same figure.
-    flat = [t[0] for k in kinds for t in found[k]]
-    null = [flat[i][0] * 2 / (flat[i - 1][0] + flat[i + 1][0]) for i in range(1, len(flat) - 1)]
-    if len(null) > 1:
-        print(f"  {'off against off':18} CPU {spread(null)}   (noise of one pair)")
-    return result, statistics.median(off)
+        figure = result[kind] = statistics.median(ratios(triples, 0))
+        print(f"  {KINDS[kind][0]:18}{spread(ratios(triples, 0))}   plain CPU {spread(ratios(triples, 1))}   plain wall "
+              f"{spread(ratios(triples, 2))}   adds {(figure - 1) * base:.1f} us a token")
+    # Off windows against each other: what noise alone makes of the same figure.
+    null = list(zip(offs, offs[1:], offs[2:]))
+    print(f"  {'off against off':18}{spread(ratios(null, 0))}   plain CPU {spread(ratios(null, 1))}   plain wall "
+          f"{spread(ratios(null, 2))}", flush=True)
+    return result, base, per_token
 
 
-def probe_costs(args, bench, n):
-    """ns of one op hit and of one hit above, on the smallest model, where they weigh most; beside what they add to it."""
-    result, _ = one_model(bench, args, "tiny-q4_0", 400, n, ["op", "graph"])
-    ops, rest = result["op"][2]
-    graph_hit = result["graph"][1] / rest
-    return (result["op"][1] - result["graph"][1]) / ops * 1e3, graph_hit * 1e3
+def probe_costs(args, n):
+    """ns of one op hit and of one other hit, from what they add to the smallest model, where they weigh most."""
+    result, base, (ops, rest) = one_model(args, "tiny-q4_0", 150, n, ["op", "graph"])
+    added = {k: (r - 1) * base * 1e3 for k, r in result.items()}
+    return (added["op"] - added["graph"]) / ops, added["graph"] / rest
 
 
-def judge_1b(bench, name, result, off, hit):
-    op, graph, published = (result[k][0] for k in ("op", "graph", "published"))
-    ops, rest = result["op"][2]
+def judge_1b(bench, name, found, hit):
+    result, base, (ops, rest) = found
+    op, graph, published = (result[k] for k in ("op", "graph", "published"))
     bench.judge(op <= 1.03, f"{name}: op + structure {op:.4f} x, target <= 1.03")
     bench.judge(graph <= 1.005, f"{name}: token + graph {graph:.4f} x, target <= 1.005")
     third = (published - 1) / 3
     bench.judge(op - 1 <= third, f"{name}: op + structure slows by {op - 1:.4f}, a third of the published method's "
                 f"{published - 1:.4f} is {third:.4f}")
-    print(f"      predicted, not measured: op {1 + (ops * hit[0] + rest * hit[1]) / 1e3 / off:.4f} x, graph "
-          f"{1 + rest * hit[1] / 1e3 / off:.4f} x (hits a token x ns a hit as measured on tiny-q4_0: "
-          f"{hit[0]:.0f} an op hit, {hit[1]:.0f} each other)")
+    if hit:
+        above = max(hit[1], 0) * rest / 1e3 / base
+        print(f"      predicted, not measured: op {1 + above + hit[0] * ops / 1e3 / base:.4f} x, graph {1 + above:.4f} x "
+              f"(hits a token x ns a hit as found on tiny-q4_0: {hit[0]:.0f} an op hit, {hit[1]:.0f} each other)")
 
 
 def run():
@@ -138,16 +162,16 @@ def run():
     if n < 2:
         raise BenchError("--rounds must be at least 2")
     names = [args.model] if args.model else ["llama1b-L4-q4_0"] + ["llama1b-L12-q4_0"] * args.full + ["moe-q4_0"]
-    hit = probe_costs(args, bench, max(2, n // 2))
+    hit = None if args.model else probe_costs(args, n)
     for name in names:
         if name == "moe-q4_0":
-            result, _ = one_model(bench, args, name, 200, n, ["op"])
-            ratio = result["op"][0]
+            ratio = one_model(args, name, 100, n, ["op"])[0]["op"]
             bench.judge(ratio <= 1.25, f"{name}: op + structure {ratio:.4f} x, target <= 1.25")
         else:
-            result, off = one_model(bench, args, name, 20 if "L12" in name else 60, n, list(KINDS))
-            judge_1b(bench, name, result, off, hit)
+            tokens = 15 if "L12" in name else 40
+            judge_1b(bench, name, one_model(args, name, tokens, n, list(KINDS)), hit)
     return bench.end()
 
 
-main(run)
+if __name__ == "__main__":
+    main(run)

@@ -126,4 +126,5 @@ def run():
     return bench.end()
 
 
-main(run)
+if __name__ == "__main__":
+    main(run)

@@ -123,4 +123,5 @@ def run():
     return bench.end()
 
 
-main(run)
+if __name__ == "__main__":
+    main(run)
