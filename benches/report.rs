@@ -80,13 +80,16 @@ fn measure(path: &Path, barrier: bool) {
         .collect();
     times.sort_by(f64::total_cmp);
     let slices = slices(path);
+    let rate = |time: f64| slices as f64 / time / 1e6;
     let (median, best) = (times[RUNS / 2], times[0]);
+    let (slow, fast) = (rate(times[RUNS * 3 / 4]), rate(times[RUNS / 4]));
     let mode = if barrier { "barrier" } else { "interval" };
     println!(
-        "report, {mode} mode: {slices} slices, {:.2} bytes each: median {:.3} s, {:.1} M slices/s (best {:.3} s)",
+        "report, {mode} mode: {slices} slices, {:.2} bytes each: median {:.3} s, {:.1} M slices/s [{slow:.1}, {fast:.1}] \
+         (best {:.3} s)",
         bytes as f64 / slices as f64,
         median,
-        slices as f64 / median / 1e6,
+        rate(median),
         best
     );
 }

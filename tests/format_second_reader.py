@@ -130,20 +130,28 @@ def block(payload, first, count, tensors):
                 count["sum of starts"] += start
 
 
-def main(path):
+def blocks(path):
+    """(payload, first timestamp) of each block, checked."""
     file = open(path, "rb").read()
     assert file[:8] == b"\x89PFI\r\n\x1a\n" and crc32c(file[:12]) == struct.unpack_from("<I", file, 12)[0]
     assert struct.unpack_from("<H", file, 8)[0] == 1, "another major version"
-    pos, count, tensors = 16, Counter(), {}
+    pos, n = 16, 0
     while pos < len(file):
         magic, _, _, size, seq, _, first, payload_crc, crc = struct.unpack_from("<8sHHIIIQII", file, pos)
         assert magic == b"\xf1PFIblk\xb7" and crc32c(file[pos:pos + 36]) == crc, "no block header"
         payload = file[pos + 40:pos + 40 + size]
-        assert crc32c(payload) == payload_crc and seq == count["blocks"], f"block {seq}"
+        assert crc32c(payload) == payload_crc and seq == n, f"block {seq}"
+        yield payload, first
+        pos, n = pos + 40 + size, n + 1
+
+
+def main(path):
+    count, tensors = Counter(), {}
+    for payload, first in blocks(path):
         count["blocks"] += 1
         block(payload, first, count, tensors)
-        pos += 40 + size
     print("\n".join(sorted([f"{key}: {value}" for key, value in count.items()] + list(tensors.values()))))
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])

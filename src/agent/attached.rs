@@ -1,5 +1,5 @@
 //! An engine with its probes: which rung of the ladder each role stands on, attaching, leaving a rung, modules that come
-//! late. Uses `discover`, `ladder`, `maps`, `memory`, `object` and `prologue`.
+//! late. Uses `discover`, `ladder`, `maps`, `memory`, `object`, `prologue` and `refusal`.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -13,6 +13,7 @@ use super::elf::ElfFile;
 use super::ladder::{How, Ladder, ProbePoint, Rung};
 use super::object::{Loaded, Prog};
 use super::prologue::{self, Choice, Need};
+use super::refusal::{self, Act};
 use super::{maps, memory};
 
 /// What a rung observes.
@@ -42,7 +43,8 @@ impl Role {
         }
     }
 
-    fn rungs(self, ladder: &Ladder) -> &[Rung] {
+    /// Its rungs, best first.
+    pub fn rungs(self, ladder: &Ladder) -> &[Rung] {
         match self {
             Role::Token => &ladder.token,
             Role::Graph => &ladder.graph,
@@ -203,7 +205,10 @@ impl Attached {
                     why: format!("{}: {}", at.insn, at.why),
                 });
             }
-            Err(e) => self.failures.push(format!("{}+{} in {shown}: {e}", point.symbol, at.offset)),
+            Err(e) => {
+                let why = refusal::explain(Act::Probe, &e);
+                self.failures.push(format!("{}+{} in {shown}: {why}", point.symbol, at.offset));
+            }
         }
     }
 

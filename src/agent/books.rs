@@ -42,11 +42,20 @@ pub fn rungs<W: Write>(
 }
 
 /// Writes the footer and ends the file.
-pub fn close<W: Write>(drain: Drain<W>, end: &str, books: &Books, wall_ns: u64) -> Result<W, WriteError> {
+pub fn close<W: Write>(
+    drain: Drain<W>,
+    end: &str,
+    books: &Books,
+    wall_ns: u64,
+    (bpf_ns, bpf_runs): (u64, u64),
+) -> Result<W, WriteError> {
     let mut kinds = Vec::new();
     for ((kind, b), recorded) in KIND_NAMES.iter().zip(&books.kinds).zip(drain.received) {
         kinds.push(KindCount { kind, seen: b.seen, recorded, lost: b.lost });
     }
+    // Counted in the kernel and never sent, so there is nothing to lose.
+    let barriers = books.counters[ev_counter::CNT_BARRIER.0 as usize];
+    kinds.push(KindCount { kind: "barrier", seen: barriers, recorded: barriers, lost: 0 });
     let (agent_user_us, agent_sys_us) = usage::cpu_us();
     let orphans = drain.orphans();
     let footer = Footer {
@@ -59,8 +68,8 @@ pub fn close<W: Write>(drain: Drain<W>, end: &str, books: &Books, wall_ns: u64) 
         agent_sys_us,
         agent_peak_rss: usage::resident().peak,
         wall_ns,
-        bpf_ns: 0,
-        bpf_runs: 0,
+        bpf_ns,
+        bpf_runs,
     };
     drain.enc.finish(&footer)
 }

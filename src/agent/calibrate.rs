@@ -69,7 +69,7 @@ const RING: u32 = 1 << 20;
 const _: () = assert!(2 * (ROUNDS as u32) * CALLS * 64 <= RING);
 
 fn load() -> libbpf_rs::Result<Loaded> {
-    let reading = Reading::new(0, Layout::TODAY, &Tables::default());
+    let reading = Reading::new(0, Layout::latest(), &Tables::default());
     let knobs = Knobs { any: false, pbuf: false, buffer: RING, structure: Structure::Off };
     let loaded = Loaded::load(&knobs, &reading, None)?;
     loaded.maps()?.add_target(std::process::id())?;
@@ -98,6 +98,11 @@ fn round(site: Site) -> u64 {
         unsafe { site(params.as_ptr(), params.as_ptr()) };
     }
     usage::now() - start
+}
+
+/// File offset in our own executable of a function that may be probed.
+pub(super) fn own_probe_site() -> Option<u64> {
+    file_offset(profinfer_cheap as *const () as usize as u64)
 }
 
 /// Offset of one of our own code addresses within our executable.

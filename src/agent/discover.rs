@@ -169,6 +169,12 @@ impl Collector {
 
 /// The engines in a running process.
 pub fn of_pid(pid: u32) -> Result<Vec<Engine>, DiscoverError> {
+    of_pid_again(pid, &mut HashSet::new())
+}
+
+/// The engines in a running process that is looked at again and again: files in `strangers` are known to be no part of
+/// an engine and are not opened; those found to be none are added.
+pub fn of_pid_again(pid: u32, strangers: &mut HashSet<FileId>) -> Result<Vec<Engine>, DiscoverError> {
     let maps = maps::read(pid).map_err(|source| DiscoverError::Process { pid, source })?;
     let target = format!("process {pid}");
     let exe = PathBuf::from(format!("/proc/{pid}/exe"));
@@ -188,7 +194,13 @@ pub fn of_pid(pid: u32) -> Result<Vec<Engine>, DiscoverError> {
         }
         match maps::open(pid, m) {
             // A library that is damaged or of a foreign class cannot be part of the engine that runs.
-            Ok((host, file, id)) => drop(all.look(&m.path, &host, &file, id)),
+            Ok((_, _, id)) if strangers.contains(&id) => all.looked += 1,
+            Ok((host, file, id)) => {
+                let before = all.modules.len();
+                if all.look(&m.path, &host, &file, id).is_err() || all.modules.len() == before {
+                    strangers.insert(id);
+                }
+            }
             Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => denied = Some(e),
             Err(_) => {}
         }

@@ -113,34 +113,6 @@ const OBJECT_SIZE: u32 = 32;
 const GRAPH_COMPUTE: [u32; 3] = [88, 96, 104];
 
 impl Layout {
-    /// Layout of GGML since 2026-04, for measuring where no engine is at hand.
-    pub const TODAY: Layout = Layout {
-        tensor_size: 336,
-        type_off: 0,
-        ne_off: 16,
-        nb_off: 48,
-        op_off: 80,
-        op_params_off: 84,
-        flags_off: Some(148),
-        src_off: 152,
-        n_src: 10,
-        view_src_off: 232,
-        data_off: 248,
-        name_off: 256,
-        name_len: NAME_LEN,
-        ith_off: 0,
-        nth_off: 4,
-        pool_off: Some(24),
-        n_nodes_off: 4,
-        nodes_off: 16,
-        uid_off: Some(88),
-        n_threads_off: 16,
-        guid_off: Some(0),
-        graph_compute_off: Some(104),
-        batch_n_tokens_off: 0,
-        batch_token_off: 8,
-    };
-
     /// Bytes of a tensor struct up to and including its name.
     pub fn tensor_bytes(&self) -> u32 {
         self.name_off.saturating_add(self.name_len).min(super::event::TENSOR_RAW as u32)
@@ -163,7 +135,7 @@ impl Layout {
         let Some(era) = known else {
             return Err(LayoutError::UnknownEra { path: base.path().to_owned(), name, data, size });
         };
-        code.check("ne", "ggml_nelements", load, era.ne)?;
+        code.check("ne", "ggml_nelements", least_load, era.ne)?;
         code.check("op", "ggml_get_unary_op", compare, era.op)?;
         code.check("op_params", "ggml_get_unary_op", second_load, era.op + 4)?;
         code.check("view_src", "ggml_is_view", compare, era.view_src)?;
@@ -172,7 +144,28 @@ impl Layout {
         let has_guid = code.read("ggml_backend_guid", load) == Some(0);
         let dispatch = code.read("ggml_backend_graph_compute_async", indirect);
         let dispatch = dispatch.and_then(|v| u32::try_from(v).ok()).filter(|v| GRAPH_COMPUTE.contains(v));
-        Ok(Layout {
+        let later = Later {
+            // The pool entered the params together with its constructor.
+            pool: (era.ith == 0 && exports("ggml_threadpool_new")).then_some(24),
+            // The field entered the graph together with the function that numbers graphs.
+            uid: (era.data == 248 && exports("ggml_graph_next_uid")).then_some(88),
+            guid: has_guid.then_some(0),
+            graph_compute: dispatch,
+        };
+        Ok(Layout::of(era, size, later))
+    }
+
+    /// The layout of the newest releases known, for trials without a target.
+    pub fn latest() -> Layout {
+        let [.., newest] = &ERAS;
+        let [.., graph_compute] = GRAPH_COMPUTE;
+        let later =
+            Later { pool: Some(24), uid: Some(88), guid: Some(0), graph_compute: Some(graph_compute) };
+        Layout::of(newest, newest.size, later)
+    }
+
+    fn of(era: &Era, size: u32, later: Later) -> Layout {
+        Layout {
             tensor_size: size,
             type_off: 0,
             ne_off: era.ne,
@@ -183,24 +176,30 @@ impl Layout {
             src_off: era.src,
             n_src: era.n_src,
             view_src_off: era.view_src,
-            data_off: data,
-            name_off: name,
-            name_len: NAME_LEN + (size - era.size),
+            data_off: era.data,
+            name_off: era.name,
+            name_len: NAME_LEN + size.saturating_sub(era.size),
             ith_off: era.ith,
             nth_off: era.ith + 4,
-            // The pool entered the params together with its constructor.
-            pool_off: (era.ith == 0 && exports("ggml_threadpool_new")).then_some(24),
+            pool_off: later.pool,
             n_nodes_off: era.graph.0,
             nodes_off: era.graph.1,
-            // The field entered the graph together with the function that numbers graphs.
-            uid_off: (era.data == 248 && exports("ggml_graph_next_uid")).then_some(88),
+            uid_off: later.uid,
             n_threads_off: 16,
-            guid_off: has_guid.then_some(0),
-            graph_compute_off: dispatch,
+            guid_off: later.guid,
+            graph_compute_off: later.graph_compute,
             batch_n_tokens_off: 0,
             batch_token_off: 8,
-        })
+        }
     }
+}
+
+/// Fields that came between eras.
+struct Later {
+    pool: Option<u32>,
+    uid: Option<u32>,
+    guid: Option<u32>,
+    graph_compute: Option<u32>,
 }
 
 impl fmt::Display for Layout {
@@ -248,6 +247,11 @@ fn lea(a: &[Access]) -> Option<i64> {
 
 fn load(a: &[Access]) -> Option<i64> {
     a.iter().find_map(|a| if let Access::Load(d) = a { Some(*d) } else { None })
+}
+
+/// First of several neighbours, which compilers load in any order.
+fn least_load(a: &[Access]) -> Option<i64> {
+    a.iter().filter_map(|a| if let Access::Load(d) = a { Some(*d) } else { None }).min()
 }
 
 fn immediate(a: &[Access]) -> Option<i64> {

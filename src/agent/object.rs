@@ -2,7 +2,7 @@
 //! first. Uses `skel`, `event`, `structure` (for the layout) and `tracepoint`.
 
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -184,6 +184,40 @@ impl Loaded {
             Prog::OpExit => &p.op_exit,
             Prog::Barrier => &p.barrier_enter,
         }
+    }
+
+    /// Time in our programs so far, ns, and their runs, as the kernel accounts them; zeros while it does not
+    /// (kernel.bpf_stats_enabled).
+    pub fn run_stats(&self) -> (u64, u64) {
+        const ALL: [Prog; 14] = [
+            Prog::TokenProcess,
+            Prog::TokenDecode,
+            Prog::TokenEncode,
+            Prog::TokenExit,
+            Prog::SchedEnter,
+            Prog::SchedExit,
+            Prog::SplitEnter,
+            Prog::SplitExit,
+            Prog::GraphEnter,
+            Prog::GraphExit,
+            Prog::Op,
+            Prog::Fused,
+            Prog::OpExit,
+            Prog::Barrier,
+        ];
+        ALL.iter().fold((0, 0), |(ns, runs), &p| {
+            // SAFETY: an all-zero bpf_prog_info is valid and asks for no arrays; the kernel fills at most `len` bytes.
+            let info = unsafe {
+                let mut info = std::mem::zeroed::<libbpf_rs::libbpf_sys::bpf_prog_info>();
+                let mut len = size_of_val(&info) as u32;
+                let fd = self.prog(p).as_fd().as_raw_fd();
+                match libbpf_rs::libbpf_sys::bpf_prog_get_info_by_fd(fd, &raw mut info, &raw mut len) {
+                    0 => info,
+                    _ => std::mem::zeroed(),
+                }
+            };
+            (ns + info.run_time_ns, runs + info.run_cnt)
+        })
     }
 
     /// Attaches a program at an offset of a file, for all processes: the programs filter, which costs less than the

@@ -2,7 +2,7 @@
 //! Uses every other module of `agent`, and `trace`.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,7 +14,9 @@ use super::attached::{Attached, Role, Site};
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::{Drain, Totals};
 use super::machine::{self, AgentCpu};
+use super::maps::FileId;
 use super::object::{Knobs, Loaded, Maps, Structure};
+use super::refusal::{self, Act};
 use super::structure::{self, GLU_BASE, MAX_ENGINES, OPS_PER_ENGINE, Reading, TYPES_PER_ENGINE, UNARY_BASE};
 use super::transport::{self, Transport};
 use super::verify::{self, OpEnd};
@@ -65,13 +67,13 @@ pub enum RecordError {
     NoProcess(u32),
     #[error("{command}: {source}")]
     Command { command: String, source: std::io::Error },
-    #[error("the BPF programs do not load: {0}; profinfer doctor tells what is missing")]
+    #[error("the BPF programs do not load: {}; profinfer doctor tells more", refusal::explain(Act::Load, .0))]
     Load(libbpf_rs::Error),
-    #[error("no probe could be attached: {0}; profinfer doctor tells what is missing")]
+    #[error("no probe could be attached: {0}; profinfer doctor tells more")]
     Attach(String),
     #[error("cannot run on CPU {cpu}: {source}; give another with --agent-cpu")]
     AgentCpu { cpu: String, source: std::io::Error },
-    #[error("the kernel's event buffer: {0}; try a smaller --buffer-size")]
+    #[error("the kernel's event buffer: {}; try a smaller --buffer-size", refusal::explain(Act::Map, .0))]
     Buffer(libbpf_rs::Error),
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -133,6 +135,8 @@ struct Session<W: Write> {
     /// Processes followed, with what their maps looked like when last read.
     pids: BTreeMap<u32, u64>,
     described: BTreeSet<u32>,
+    /// Files that are no part of an engine.
+    strangers: HashSet<FileId>,
     last_missing: Option<DiscoverError>,
     started: u64,
 }
@@ -144,7 +148,9 @@ pub fn record<W: Write + 'static>(
     out: W,
     watch: &mut dyn Watch,
 ) -> Result<Summary, RecordError> {
-    let hit_ns = calibrate::cheap_hit().map_err(RecordError::Load)?;
+    refusal::hush();
+    // What stands in the way is told when the engine's own programs are loaded; the trace says "not measured".
+    let hit_ns = calibrate::cheap_hit().unwrap_or(0);
     let wish = options.agent_cpu;
     machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
     let out = Counted { out, bytes: 0 };
@@ -159,6 +165,7 @@ pub fn record<W: Write + 'static>(
         process_events: Vec::new(),
         pids: BTreeMap::new(),
         described: BTreeSet::new(),
+        strangers: HashSet::new(),
         last_missing: None,
         started: usage::now(),
     };
@@ -169,7 +176,7 @@ pub fn record<W: Write + 'static>(
                     return Err(RecordError::NoProcess(pid));
                 }
                 s.follow(pid);
-                s.add_all(discover::of_pid(pid), watch)?;
+                s.add_all(Ok(discover::of_pid(pid)?), watch)?;
             }
             (None, s.run(&mut None, watch))
         }
@@ -291,13 +298,9 @@ impl<W: Write + 'static> Session<W> {
         for &role in roles(self.options.level) {
             attached.attach(role, 0);
         }
-        if attached.attached == 0 {
-            let why = attached
-                .failures
-                .first()
-                .cloned()
-                .unwrap_or_else(|| "the engine has none of the functions".into());
-            return Err(RecordError::Attach(why));
+        // With nothing to probe yet, the functions may come with a module that is loaded later.
+        if let Some(why) = attached.failures.first().filter(|_| attached.attached == 0) {
+            return Err(RecordError::Attach(why.clone()));
         }
         attached.failures.iter().for_each(|f| watch.tell(&format!("probe not attached: {f}")));
         self.engines.push(attached);
@@ -321,7 +324,10 @@ impl<W: Write + 'static> Session<W> {
         self.maps = Some(maps);
         match loaded.attach_process_events() {
             Ok(links) => self.process_events.extend(links),
-            Err(e) => watch.tell(&format!("children of the target are not followed: {e}")),
+            Err(e) => watch.tell(&format!(
+                "children of the target are not followed: {}",
+                refusal::explain(Act::Probe, &e)
+            )),
         }
         Ok(())
     }
@@ -474,7 +480,8 @@ impl<W: Write + 'static> Session<W> {
         for pid in self.pids.keys().copied().collect::<Vec<_>>() {
             let now = target::maps_mark(pid);
             if now != 0 && self.pids.insert(pid, now) != Some(now) {
-                self.add_all(discover::of_pid(pid), watch)?;
+                let found = discover::of_pid_again(pid, &mut self.strangers);
+                self.add_all(found, watch)?;
             }
         }
         Ok(())
@@ -495,10 +502,17 @@ impl<W: Write + 'static> Session<W> {
             t.finish();
         }
         self.meet_processes()?;
-        let end = end?;
+        // Whatever ended it, what is recorded gets its books; only a file that cannot be written has no more to take.
+        let (end, failure) = match end {
+            Ok(end) => (end, None),
+            Err(e @ RecordError::Write(_)) => return Err(e),
+            Err(e) => (e.to_string(), Some(e)),
+        };
+        let bpf =
+            self.engines.iter().map(|a| a.loaded.run_stats()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         let books = self.maps.as_ref().and_then(|m| m.books().ok()).unwrap_or_default();
-        let missing =
-            self.engines.is_empty().then(|| self.last_missing.as_ref().map(ToString::to_string)).flatten();
+        let engines = self.engines.iter().filter(|a| a.attached > 0).count();
+        let missing = self.last_missing.as_ref().filter(|_| engines == 0).map(ToString::to_string);
         // The transport holds the other half of the drain.
         self.transport = None;
         let drain =
@@ -516,12 +530,12 @@ impl<W: Write + 'static> Session<W> {
             seen: books.kinds.iter().map(|k| k.seen).sum(),
             bytes: 0,
             ops: drain.shown.iter().map(|s| s.ops).sum(),
-            engines: self.engines.len(),
+            engines,
             status,
             missing,
         };
-        let out = books::close(drain, &end, &books, stopped.saturating_sub(self.started))?;
-        Ok(Summary { bytes: out.bytes, ..summary })
+        let out = books::close(drain, &end, &books, stopped.saturating_sub(self.started), bpf)?;
+        failure.map_or(Ok(Summary { bytes: out.bytes, ..summary }), Err)
     }
 }
 

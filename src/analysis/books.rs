@@ -112,12 +112,10 @@ pub struct Books {
     /// Of one core, 0 to 1.
     pub agent_cpu_share: Figure,
     pub agent_peak_rss_bytes: Figure,
-    /// Trap of one probe hit as measured at the start, ns.
-    pub trap_ns: Figure,
-    /// Our BPF program in one hit by the kernel's accounting, ns.
-    pub bpf_ns: Figure,
-    /// The two together, or what is known of them, ns.
+    /// One probe hit as measured when the recording began, ns: trap, program and event.
     pub hit_ns: Figure,
+    /// Of that, our BPF programs by the kernel's accounting, ns a run.
+    pub bpf_ns: Figure,
     /// Hits on the thread that took most of them.
     pub busiest_thread_hits: u64,
     /// Those hits' cost over the time of all calls, 0 to 1.
@@ -135,7 +133,7 @@ pub fn books(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Books {
     let events = events(footer);
     let lost_share = lost_share(footer, &events);
     let faults = faults(loaded, &hits, &events, &lost_share);
-    let (trap_ns, bpf_ns, hit_ns) = hit_cost(loaded);
+    let (bpf_ns, hit_ns) = hit_cost(loaded);
     let busiest_thread_hits = busiest(loaded, times);
     Books {
         complete: faults.is_empty(),
@@ -158,7 +156,6 @@ pub fn books(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Books {
         hits,
         events,
         lost_share,
-        trap_ns,
         bpf_ns,
         hit_ns,
         busiest_thread_hits,
@@ -220,6 +217,7 @@ fn events(footer: Option<&Footer<'_>>) -> Vec<KindRow> {
     let kinds = footer.map_or(&[][..], |f| &f.kinds);
     kinds
         .iter()
+        .filter(|k| k.kind != BARRIER)
         .map(|k| KindRow {
             kind: k.kind.into(),
             seen: k.seen,
@@ -298,34 +296,40 @@ pub fn percent(share: f64) -> String {
     if p > 0.0 && p < 0.01 { "< 0.01 %".into() } else { format!("{p:.2} %") }
 }
 
-fn hit_cost(loaded: &Loaded<'_>) -> (Figure, Figure, Figure) {
-    let trap = match loaded.header.as_ref() {
+fn hit_cost(loaded: &Loaded<'_>) -> (Figure, Figure) {
+    let hit = match loaded.header.as_ref() {
         None => Figure::unknown("the header is lost"),
         Some(h) if h.hit_ns == 0 => Figure::unknown("not measured when the recording began"),
         Some(h) => Figure::known(f64::from(h.hit_ns)),
     };
     let bpf = match loaded.footer.as_ref() {
         None => Figure::unknown(NO_FOOTER),
-        Some(f) if f.bpf_runs == 0 => Figure::unknown("the kernel kept no accounts of BPF run time"),
+        Some(f) if f.bpf_runs == 0 => Figure::unknown("kernel.bpf_stats_enabled was off"),
         Some(f) => Figure::known(f.bpf_ns as f64 / f.bpf_runs as f64),
     };
-    let both = match trap.value {
-        Some(value) => Figure::known(value + bpf.value.unwrap_or(0.0)),
-        None => trap.clone(),
-    };
-    (trap, bpf, both)
+    (bpf, hit)
 }
 
-/// Op hits of the busiest thread index, with the calls, graphs and splits (entry and return) of thread 0.
+/// Probe hits of the busiest thread index: its ops and its share of the barriers; on thread 0 also the calls, graphs and
+/// splits, entry and return.
 fn busiest(loaded: &Loaded<'_>, times: &OpTimes) -> u64 {
     let mut by_ith = std::collections::HashMap::<u16, u64>::new();
     for ((ith, _), t) in &times.threads {
-        *by_ith.entry(*ith).or_default() += t.hits;
+        *by_ith.entry(*ith).or_default() += t.slices;
+    }
+    let ops: u64 = by_ith.values().sum();
+    let barriers =
+        loaded.footer.iter().flat_map(|f| &f.kinds).find(|k| k.kind == BARRIER).map_or(0, |k| k.seen);
+    for hits in by_ith.values_mut() {
+        *hits += (u128::from(barriers) * u128::from(*hits) / u128::from(ops.max(1))) as u64;
     }
     let outer = loaded.tokens.len() + loaded.graphs.len() + loaded.splits.len() + loaded.cpu_graphs.len();
     *by_ith.entry(0).or_default() += 2 * outer as u64;
     by_ith.into_values().max().unwrap_or(0)
 }
+
+/// Hits that are counted and make no event of their own (the footer's kinds).
+const BARRIER: &str = "barrier";
 
 fn slowdown(line: &Timeline, hit_ns: &Figure, hits: u64) -> Figure {
     let wall = line.calls.iter().fold(0u64, |sum, c| sum.saturating_add(c.dur));

@@ -77,8 +77,6 @@ pub struct ThreadStat {
     pub busy: u64,
     pub wait: u64,
     pub tids: HashSet<u32>,
-    /// Kernel probe hits behind the slices: two each in barrier mode, else one.
-    pub hits: u64,
 }
 
 /// Sums of one CPU graph, thread 0.
@@ -239,7 +237,6 @@ impl Worker {
         for (key, from) in self.sums.threads {
             let to = out.threads.entry(key).or_default();
             to.slices += from.slices;
-            to.hits += from.hits;
             to.busy = to.busy.saturating_add(from.busy);
             to.wait = to.wait.saturating_add(from.wait);
             to.tids.extend(from.tids);
@@ -364,7 +361,6 @@ impl Worker {
         total.graph.slices += n;
         let thread = self.sums.threads.entry((run.ith, phase)).or_default();
         thread.slices += n;
-        thread.hits += if run.barrier { 2 * n } else { n };
         thread.busy = thread.busy.saturating_add(busy);
         thread.wait = thread.wait.saturating_add(waits);
         thread.tids.insert(run.tid);

@@ -422,6 +422,9 @@ int graph_exit(struct pt_regs *ctx)
 		if (lane->tensor && lane->last_ra && lane->last_ra != p->loop_ra) {
 			p->final_ra = lane->last_ra;
 			e.a = lane->last_ts;
+		} else {
+			/* Older engines have one call site for both. */
+			e.a = lane->end;
 		}
 		lane->in_graph = 0;
 		lane->tensor = 0;

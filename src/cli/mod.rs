@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[cfg(feature = "agent")]
+pub mod doctor;
+#[cfg(feature = "agent")]
 pub mod record;
 pub mod report;
 pub mod runner;
@@ -21,6 +23,8 @@ pub struct Cli {
 pub enum Command {
     #[cfg(feature = "agent")]
     Record(record::Args),
+    #[cfg(feature = "agent")]
+    Doctor(doctor::Args),
     Report(report::Args),
 }
 
@@ -30,6 +34,8 @@ pub fn main() -> ExitCode {
     let done = match cli.command {
         #[cfg(feature = "agent")]
         Command::Record(args) => record::run(&args),
+        #[cfg(feature = "agent")]
+        Command::Doctor(args) => doctor::run(&args),
         Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
     };
     match done {

@@ -62,7 +62,7 @@ pub struct Args {
     #[arg(long)]
     pbuf: bool,
     /// Size of the kernel's event buffer (each CPU's, with --pbuf); rounded up to a power of two
-    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = size)]
+    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = size)]
     buffer_size: u64,
     /// CPU on which the recorder itself runs: a number, `any`, or `auto`: a small core where cores differ
     #[arg(long, value_name = "CPU", default_value = "auto", value_parser = agent_cpu)]
@@ -353,7 +353,7 @@ fn size(text: &str) -> Result<u64, String> {
         "mb" => 1_000_000,
         _ => return Err(format!("unknown unit '{unit}': use KiB, MiB or GiB")),
     };
-    let number: u64 = number.parse().map_err(|_| "not a size; write it like 8MiB".to_owned())?;
+    let number: u64 = number.parse().map_err(|_| "not a size; write it like 4MiB".to_owned())?;
     match number.checked_mul(factor) {
         Some(n @ 4096..=0x4000_0000) => Ok(n),
         _ => Err("must lie between 4KiB and 1GiB".to_owned()),

@@ -29,13 +29,9 @@ pub fn write(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()
     let agent = show(&books.agent_cpu_ms, |v| format!("{v:.1} ms CPU ({share})"));
     let rss = show(&books.agent_peak_rss_bytes, bytes);
     fact(out, "recorder", &format!("{agent}, peak memory {rss}"))?;
-    let parts = format!(
-        "{} = trap {} + program {}",
-        show(&books.hit_ns, time),
-        show(&books.trap_ns, time),
-        show(&books.bpf_ns, time)
-    );
-    fact(out, "probe hit", &parts)?;
+    let of_it = show(&books.bpf_ns, time);
+    let hit = show(&books.hit_ns, time);
+    fact(out, "probe hit", &format!("{hit} measured at the start; our program's part of it: {of_it}"))?;
     let hits = format!("{} on the busiest thread", count(books.busiest_thread_hits, "hit"));
     let slow = show(&books.predicted_slowdown, |v| format!("{} % of the calls' time", pct(v)));
     fact(out, "slow-down", &format!("predicted {slow} ({hits})"))

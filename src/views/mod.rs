@@ -1,5 +1,8 @@
-//! How an answer looks: terminal tables and JSON. May use `analysis`.
+//! How an answer looks: terminal tables and JSON. May use `analysis`; `doctor`
+//! shows what `agent` found.
 
+#[cfg(feature = "agent")]
+pub mod doctor;
 pub mod honesty;
 pub mod json;
 pub mod table;

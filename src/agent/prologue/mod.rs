@@ -203,6 +203,7 @@ pub fn entry(machine: Machine, code: &[u8], need: Need) -> Choice {
             }
             let why = match at {
                 0 => "cheap at the entry".to_owned(),
+                _ if need.args == 1 => "first cheap instruction, the argument still in place".to_owned(),
                 _ => format!("first cheap instruction, {} arguments still in place", need.args),
             };
             return Choice { offset: at as u32, insn: insn.name.to_owned(), cost, why };

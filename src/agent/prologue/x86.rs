@@ -404,9 +404,15 @@ fn two_byte(c: &mut Cursor, p: Prefix) -> Option<Decoded> {
             let m = modrm(c, p)?;
             (What::Other, m.rm_bits(true), "set")
         }
-        0xaf | 0xb6 | 0xb7 | 0xbe | 0xbf => {
+        0xaf => {
             let m = modrm(c, p)?;
-            (What::Other, bit(m.reg), if op == 0xaf { "imul" } else { "movx" })
+            // What it reads of a struct is read by a multiplication as well.
+            let load = What::Load { dst: m.reg, base: m.base, disp: m.disp, width: p.width() };
+            (if m.rm.is_some() { What::Other } else { load }, bit(m.reg), "imul")
+        }
+        0xb6 | 0xb7 | 0xbe | 0xbf => {
+            let m = modrm(c, p)?;
+            (What::Other, bit(m.reg), "movx")
         }
         0xc0 | 0xc1 => {
             let m = modrm(c, p)?;

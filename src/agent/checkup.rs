@@ -1,0 +1,162 @@
+//! Is this machine, and this target, fit to be recorded at op level? Puts `features`, `privileges`, `examine` and
+//! `calibrate` together and gives the verdict.
+
+use serde::Serialize;
+
+use super::calibrate::{self, HitCost};
+use super::discover::Engine;
+use super::examine::{self, SiteCost, Subject, Target};
+use super::features::{self, Check, State};
+use super::layout::Layout;
+use super::object::{Knobs, Loaded, Structure};
+use super::refusal::{self, Act};
+use super::structure::Reading;
+use super::tables::Tables;
+use super::{machine, privileges, transport};
+
+/// Buffer of the trial load, bytes: that of a recording by default.
+const BUFFER: u64 = 8 << 20;
+
+/// All that was found. The schema of `profinfer doctor --json`.
+#[derive(Debug, Serialize)]
+pub struct Checkup {
+    pub tool: &'static str,
+    pub machine: MachineFacts,
+    pub privileges: Vec<Check>,
+    pub kernel: Vec<Check>,
+    /// Our own programs: load, and what a hit costs.
+    pub programs: Vec<Check>,
+    pub hit: Option<Hit>,
+    pub target: Option<Target>,
+    /// Ops can be recorded.
+    pub fit: bool,
+    /// Why not; empty when fit.
+    pub reason: String,
+}
+
+#[derive(Debug, Serialize)]
+pub struct MachineFacts {
+    pub kernel: String,
+    pub arch: String,
+    pub cpu_model: String,
+}
+
+/// Nanoseconds of one op hit, measured now on a function of our own.
+#[derive(Debug, Serialize)]
+pub struct Hit {
+    /// On an instruction that the kernel emulates.
+    pub emulated_ns: u32,
+    /// On one that it single-steps.
+    pub single_stepped_ns: u32,
+    /// Where the target's op probe would sit; `None` without a target or when that kind was not measured.
+    pub target_ns: Option<u32>,
+}
+
+/// Looks at everything. With `place` false, no probe is placed and no hit measured.
+pub fn checkup(subject: Option<&Subject>, place: bool) -> Checkup {
+    refusal::hush();
+    let rights = privileges::read();
+    let m = machine::read();
+    let (target, engines) = match subject {
+        Some(s) => {
+            let (target, engines) = examine::examine(s);
+            (Some(target), engines)
+        }
+        None => (None, Vec::new()),
+    };
+    let kernel = features::kernel(&rights, place);
+    let (programs, cost) = programs(engines.first(), place);
+    let op_site = target.as_ref().and_then(|t| t.engines.first()).and_then(|e| e.op_site);
+    let mut all = Checkup {
+        tool: concat!("profinfer ", env!("CARGO_PKG_VERSION")),
+        machine: MachineFacts { kernel: m.kernel, arch: m.arch, cpu_model: m.cpu_model },
+        privileges: rights.checks(),
+        kernel,
+        programs,
+        hit: cost.map(|c| hit(c, op_site)),
+        target,
+        fit: false,
+        reason: String::new(),
+    };
+    match all.obstacle(&rights.lacking()) {
+        Some(reason) => all.reason = reason,
+        None => all.fit = true,
+    }
+    all
+}
+
+fn hit(c: HitCost, op_site: Option<SiteCost>) -> Hit {
+    let target_ns = match op_site {
+        Some(SiteCost::Emulated) => Some(c.cheap_ns),
+        Some(SiteCost::SingleStepped) => Some(c.stepped_ns),
+        Some(SiteCost::Nop5) | None => None,
+    };
+    Hit { emulated_ns: c.cheap_ns, single_stepped_ns: c.stepped_ns, target_ns }
+}
+
+/// Loads our programs as a recording would, and measures.
+fn programs(engine: Option<&Engine>, place: bool) -> (Vec<Check>, Option<HitCost>) {
+    let (name, reading) = match engine {
+        Some(e) => ("our programs, with the target's layout", Reading::new(0, e.layout.clone(), &e.tables)),
+        None => ("our programs, with today's layout", Reading::new(0, Layout::latest(), &Tables::default())),
+    };
+    let knobs = Knobs {
+        any: false,
+        pbuf: false,
+        buffer: transport::ring_bytes(BUFFER),
+        structure: Structure::Changes,
+    };
+    let loaded = match Loaded::load(&knobs, &reading, None) {
+        Ok(loaded) => loaded,
+        Err(e) => {
+            let why = refusal::explain(Act::Load, &e);
+            return (vec![Check::new("load", name, State::Missing).detail(&why)], None);
+        }
+    };
+    let mut out = vec![Check::new("load", name, State::Ok)];
+    if !place {
+        out.push(Check::new("hit", "cost of a hit", State::Skipped).detail("no probes, as asked"));
+        return (out, None);
+    }
+    let follow = Check::new("process-events", "follow children and exits", State::Ok);
+    out.push(match loaded.attach_process_events() {
+        Ok(_) => follow,
+        Err(e) => Check { state: State::Optional, ..follow }
+            .detail(&format!("{}; children of a target are not followed", refusal::explain(Act::Probe, &e))),
+    });
+    let cost = calibrate::hit_cost();
+    let check = Check::new("hit", "our op program on a probe", State::Ok);
+    match cost {
+        Ok(cost) => {
+            out.push(check);
+            (out, Some(cost))
+        }
+        Err(e) => {
+            let why = refusal::explain(Act::Probe, &e);
+            out.push(Check { state: State::Missing, ..check }.detail(&why));
+            (out, None)
+        }
+    }
+}
+
+impl Checkup {
+    /// The first thing that stands in the way, with the next step.
+    fn obstacle(&self, lacking: &[&str]) -> Option<String> {
+        if !lacking.is_empty() {
+            let lacking = lacking.join(" and ");
+            return Some(format!("without {lacking}; {}", privileges::capability_advice()));
+        }
+        let all = self.privileges.iter().chain(&self.kernel).chain(&self.programs);
+        if let Some(c) = all.into_iter().find(|c| c.state == State::Missing) {
+            let mend = if c.mend.is_empty() { String::new() } else { format!("; {}", c.mend) };
+            return Some(format!("{}: {}{mend}", c.name, c.detail));
+        }
+        let target = self.target.as_ref()?;
+        if let Some(error) = &target.error {
+            return Some(error.clone());
+        }
+        // One engine that can be recorded is enough.
+        let blocks = target.engines.iter().map(|e| e.limits.iter().find(|l| l.blocks_ops));
+        blocks.collect::<Option<Vec<_>>>()?.first().map(|l| format!("{}; {}", l.what, l.advice))
+    }
+}

@@ -1,0 +1,292 @@
+//! What this kernel can do, found by trying and never by its version: vendors backport. Uses `refusal` and `calibrate`
+//! (for a function of our own to probe).
+
+use std::ffi::CStr;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+use libbpf_rs::libbpf_sys as sys;
+use perf_event_open_sys as perf;
+use serde::Serialize;
+
+use super::privileges::Privileges;
+use super::refusal::{self, Act};
+use super::{calibrate, tracepoint};
+
+/// How a check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    Ok,
+    /// Needed and not there.
+    Missing,
+    /// Not there, and not needed.
+    Optional,
+    /// Not tried.
+    Skipped,
+}
+
+/// One line of the checklist.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// Stable name, for programs.
+    pub id: String,
+    pub name: String,
+    pub state: State,
+    pub detail: String,
+    /// What mends it, empty when nothing is to be mended or nothing can.
+    pub mend: String,
+}
+
+impl Check {
+    pub fn new(id: &str, name: &str, state: State) -> Check {
+        let (id, name) = (id.to_owned(), name.to_owned());
+        Check { id, name, state, detail: String::new(), mend: String::new() }
+    }
+
+    pub fn detail(self, detail: &str) -> Check {
+        Check { detail: detail.to_owned(), ..self }
+    }
+
+    pub fn mend(self, mend: &str) -> Check {
+        Check { mend: mend.to_owned(), ..self }
+    }
+}
+
+/// An error number of the kernel, positive.
+type Errno = i32;
+
+/// Tries everything. Without `place`, no probe is placed, not even on ourselves.
+pub fn kernel(p: &Privileges, place: bool) -> Vec<Check> {
+    let t = Trials { p };
+    let array = map(sys::BPF_MAP_TYPE_ARRAY, 4, 8, 1);
+    let no_bpf = array.as_ref().is_err_and(|e| *e == libc::ENOSYS);
+    let mut out = vec![t.needed("bpf", "bpf() system call", Act::Map, array)];
+    if no_bpf {
+        out.push(Check::new("bpf-rest", "maps and programs", State::Skipped).detail("there is no bpf()"));
+    } else {
+        out.extend(t.maps());
+        out.extend(t.programs());
+    }
+    match (place, calibrate::own_probe_site()) {
+        (true, Some(site)) => out.extend(t.probes(site, no_bpf)),
+        (true, None) => out.push(
+            Check::new("uprobe", "uprobe", State::Skipped)
+                .detail("our own file is not to be found in /proc/self/maps"),
+        ),
+        (false, _) => {
+            out.push(
+                Check::new("uprobe", "uprobe and uretprobe", State::Skipped).detail("no probes, as asked"),
+            );
+        }
+    }
+    out.push(tracefs());
+    out.push(btf());
+    out.push(t.counters());
+    out
+}
+
+struct Trials<'p> {
+    p: &'p Privileges,
+}
+
+impl Trials<'_> {
+    fn needed<T>(&self, id: &str, name: &str, act: Act, tried: Result<T, Errno>) -> Check {
+        self.check(id, name, act, State::Missing, tried)
+    }
+
+    fn optional<T>(&self, id: &str, name: &str, act: Act, tried: Result<T, Errno>, without: &str) -> Check {
+        let check = self.check(id, name, act, State::Optional, tried);
+        match check.state {
+            State::Ok => check,
+            _ => Check { detail: format!("{}; {without}", check.detail), ..check },
+        }
+    }
+
+    fn check<T>(&self, id: &str, name: &str, act: Act, absent: State, tried: Result<T, Errno>) -> Check {
+        match tried {
+            Ok(_) => Check::new(id, name, State::Ok),
+            Err(errno) => Check::new(id, name, absent).detail(&refusal::short_reason(act, errno, self.p)),
+        }
+    }
+
+    fn maps(&self) -> Vec<Check> {
+        let page = super::transport::page_size() as u32;
+        let make = |id: &str, name: &str, kind, (key, value, entries)| {
+            self.needed(id, name, Act::Map, map(kind, key, value, entries))
+        };
+        vec![
+            make("ring-buffer", "ring buffer map", sys::BPF_MAP_TYPE_RINGBUF, (0, 0, page)),
+            make("perf-buffer", "perf event array map", sys::BPF_MAP_TYPE_PERF_EVENT_ARRAY, (4, 4, 1)),
+            make("hash", "hash map", sys::BPF_MAP_TYPE_HASH, (4, 8, 1)),
+            make("lru-hash", "LRU hash map", sys::BPF_MAP_TYPE_LRU_HASH, (4, 8, 16)),
+            make("percpu-array", "per-CPU array map", sys::BPF_MAP_TYPE_PERCPU_ARRAY, (4, 8, 1)),
+        ]
+    }
+
+    fn programs(&self) -> [Check; 2] {
+        [
+            self.needed("prog-probe", "probe program", Act::Load, program(sys::BPF_PROG_TYPE_KPROBE, 0)),
+            self.optional(
+                "prog-tracepoint",
+                "tracepoint program",
+                Act::Load,
+                program(sys::BPF_PROG_TYPE_TRACEPOINT, 0),
+                "children of a target are not followed",
+            ),
+        ]
+    }
+
+    fn probes(&self, site: u64, no_bpf: bool) -> Vec<Check> {
+        let entry = uprobe(site, false);
+        let bound = entry.as_ref().ok().filter(|_| !no_bpf).map(|event| {
+            program(sys::BPF_PROG_TYPE_KPROBE, 0).and_then(|prog| perf_link(&prog, event).map(drop))
+        });
+        let usable = entry.is_ok();
+        let mut out = vec![
+            self.needed("uprobe", "uprobe on a function of our own", Act::Probe, entry),
+            self.needed("uretprobe", "uretprobe", Act::Probe, uprobe(site, true)),
+        ];
+        if let Some(bound) = bound {
+            let without = "probes are bound by the older ioctl, which serves as well";
+            out.push(self.optional("perf-link", "BPF link of a perf event", Act::Load, bound, without));
+        }
+        if usable && !no_bpf {
+            let without = "each probe is placed by itself, which serves as well";
+            out.push(self.optional(
+                "uprobe-multi",
+                "uprobe_multi link",
+                Act::Load,
+                uprobe_multi(site),
+                without,
+            ));
+        }
+        out
+    }
+
+    fn counters(&self) -> Check {
+        let cycles = counter(u64::from(perf::bindings::PERF_COUNT_HW_CPU_CYCLES));
+        let without = "not needed to record ops";
+        self.optional("hardware-counters", "hardware counters (cycles)", Act::Count, cycles, without)
+    }
+}
+
+fn tracefs() -> Check {
+    match tracepoint::field_offset("sched", "sched_process_fork", "child_pid") {
+        Ok(_) => Check::new("tracefs", "tracefs (sched_process_fork)", State::Ok),
+        Err(e) => {
+            let shut =
+                fs::read_dir("/sys/kernel/tracing").is_err_and(|e| e.kind() == ErrorKind::PermissionDenied);
+            let (why, mend) = match shut {
+                true => ("readable by root only".to_owned(), "run as root"),
+                false => (e.to_string(), "as root: mount -t tracefs nodev /sys/kernel/tracing"),
+            };
+            Check::new("tracefs", "tracefs (sched_process_fork)", State::Optional)
+                .detail(&format!("{why}; children of a target are not followed"))
+                .mend(mend)
+        }
+    }
+}
+
+fn btf() -> Check {
+    match fs::metadata("/sys/kernel/btf/vmlinux") {
+        Ok(m) if m.len() > 0 => Check::new("btf", "kernel type information (BTF)", State::Ok),
+        _ => Check::new("btf", "kernel type information (BTF)", State::Optional)
+            .detail("none; the programs do not need it"),
+    }
+}
+
+fn owned(got: i32) -> Result<OwnedFd, Errno> {
+    match got {
+        // SAFETY: a descriptor that the kernel has just made for us; nobody else has it.
+        fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        error => Err(error.saturating_neg()),
+    }
+}
+
+fn map(kind: sys::bpf_map_type, key: u32, value: u32, entries: u32) -> Result<OwnedFd, Errno> {
+    let opts =
+        sys::bpf_map_create_opts { sz: size_of::<sys::bpf_map_create_opts>() as _, ..Default::default() };
+    // SAFETY: the name is a C string, the options are as long as they say; both are only read.
+    owned(unsafe { sys::bpf_map_create(kind, c"doctor".as_ptr(), key, value, entries, &raw const opts) })
+}
+
+/// Loads `return 0` as a program of this kind.
+fn program(kind: sys::bpf_prog_type, attach: sys::bpf_attach_type) -> Result<OwnedFd, Errno> {
+    // r0 = 0; exit (BPF_ALU64 | BPF_MOV | BPF_K, BPF_JMP | BPF_EXIT).
+    let code = [0xb7, 0x95].map(|code| sys::bpf_insn { code, ..Default::default() });
+    let mut opts = sys::bpf_prog_load_opts {
+        sz: size_of::<sys::bpf_prog_load_opts>() as _,
+        expected_attach_type: attach,
+        ..Default::default()
+    };
+    let (name, license) = (c"doctor".as_ptr(), c"GPL".as_ptr());
+    // SAFETY: strings, instructions and options live through the call and are as long as said.
+    owned(unsafe { sys::bpf_prog_load(kind, name, license, code.as_ptr(), code.len() as _, &raw mut opts) })
+}
+
+const SELF: &CStr = c"/proc/self/exe";
+
+/// Opens a uprobe at an offset of our own file, enabled for nobody.
+fn uprobe(offset: u64, ret: bool) -> Result<OwnedFd, Errno> {
+    let kind = fs::read_to_string(Path::new("/sys/bus/event_source/devices/uprobe/type"));
+    let kind: u32 = kind.ok().and_then(|t| t.trim().parse().ok()).ok_or(libc::ENOENT)?;
+    let mut attr = perf::bindings::perf_event_attr {
+        type_: kind,
+        size: size_of::<perf::bindings::perf_event_attr>() as u32,
+        config: u64::from(ret),
+        ..Default::default()
+    };
+    attr.__bindgen_anon_3.config1 = SELF.as_ptr() as u64;
+    attr.__bindgen_anon_4.config2 = offset;
+    open_event(&mut attr, -1, 0)
+}
+
+/// Opens a counter of our own thread.
+fn counter(config: u64) -> Result<OwnedFd, Errno> {
+    let mut attr = perf::bindings::perf_event_attr {
+        type_: perf::bindings::PERF_TYPE_HARDWARE,
+        size: size_of::<perf::bindings::perf_event_attr>() as u32,
+        config,
+        ..Default::default()
+    };
+    attr.set_disabled(1);
+    attr.set_exclude_kernel(1);
+    open_event(&mut attr, 0, -1)
+}
+
+fn open_event(attr: &mut perf::bindings::perf_event_attr, pid: i32, cpu: i32) -> Result<OwnedFd, Errno> {
+    let cloexec = libc::c_ulong::from(perf::bindings::PERF_FLAG_FD_CLOEXEC);
+    // SAFETY: the attributes are as long as they say, and a path in them is a C string that lives on.
+    match unsafe { perf::perf_event_open(attr, pid, cpu, -1, cloexec) } {
+        fd if fd >= 0 => owned(fd),
+        _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
+    }
+}
+
+fn perf_link(prog: &OwnedFd, event: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let opts =
+        sys::bpf_link_create_opts { sz: size_of::<sys::bpf_link_create_opts>() as _, ..Default::default() };
+    let (prog, event) = (prog.as_raw_fd(), event.as_raw_fd());
+    // SAFETY: both descriptors are open; the options are as long as they say.
+    owned(unsafe { sys::bpf_link_create(prog, event, sys::BPF_PERF_EVENT, &raw const opts) })
+}
+
+/// The program loads on kernels that cannot attach it; only the link tells.
+fn uprobe_multi(offset: u64) -> Result<OwnedFd, Errno> {
+    let prog = program(sys::BPF_PROG_TYPE_KPROBE, sys::BPF_TRACE_UPROBE_MULTI)?;
+    let offsets = [offset];
+    let mut opts =
+        sys::bpf_link_create_opts { sz: size_of::<sys::bpf_link_create_opts>() as _, ..Default::default() };
+    opts.__bindgen_anon_1.uprobe_multi = sys::bpf_link_create_opts__bindgen_ty_1__bindgen_ty_3 {
+        cnt: 1,
+        path: SELF.as_ptr(),
+        offsets: offsets.as_ptr(),
+        pid: std::process::id(),
+        ..Default::default()
+    };
+    // SAFETY: path and offsets live through the call; the options are as long as they say.
+    owned(unsafe { sys::bpf_link_create(prog.as_raw_fd(), 0, sys::BPF_TRACE_UPROBE_MULTI, &raw const opts) })
+}

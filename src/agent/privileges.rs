@@ -1,0 +1,251 @@
+//! What this process may do: capabilities, and the kernel settings that take it away. Uses nothing of this crate but
+//! the `Check` of `features`.
+
+use std::fs;
+
+use super::features::{Check, State};
+
+/// Numbers of capabilities (include/uapi/linux/capability.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cap {
+    SysPtrace = 19,
+    SysAdmin = 21,
+    SysResource = 24,
+    Perfmon = 38,
+    Bpf = 39,
+}
+
+impl Cap {
+    pub fn name(self) -> &'static str {
+        match self {
+            Cap::SysPtrace => "CAP_SYS_PTRACE",
+            Cap::SysAdmin => "CAP_SYS_ADMIN",
+            Cap::SysResource => "CAP_SYS_RESOURCE",
+            Cap::Perfmon => "CAP_PERFMON",
+            Cap::Bpf => "CAP_BPF",
+        }
+    }
+}
+
+/// What was found.
+#[derive(Debug, Clone, Default)]
+pub struct Privileges {
+    /// Bit per capability in effect.
+    pub effective: u64,
+    /// A system call filter is on, as in containers.
+    pub seccomp: bool,
+    /// Capabilities hold only inside a user namespace, where BPF and perf do not look for them.
+    pub user_namespace: bool,
+    /// `none`, `integrity`, `confidentiality`; empty when the kernel has no lockdown.
+    pub lockdown: String,
+    pub selinux_enforcing: bool,
+    pub unprivileged_bpf_disabled: Option<i64>,
+    pub perf_event_paranoid: Option<i64>,
+    pub ptrace_scope: Option<i64>,
+    /// Bytes of memory that may be locked, `None` when unlimited or not known.
+    pub memlock: Option<u64>,
+}
+
+/// Reads them; what cannot be read counts as not there.
+pub fn read() -> Privileges {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse().ok();
+    Privileges {
+        effective: field(&status, "CapEff").and_then(|v| u64::from_str_radix(v, 16).ok()).unwrap_or(0),
+        seccomp: field(&status, "Seccomp") == Some("2"),
+        user_namespace: fs::read_to_string("/proc/self/uid_map").is_ok_and(|m| !maps_all(&m)),
+        lockdown: lockdown(&fs::read_to_string("/sys/kernel/security/lockdown").unwrap_or_default()),
+        selinux_enforcing: number("/sys/fs/selinux/enforce") == Some(1),
+        unprivileged_bpf_disabled: number("/proc/sys/kernel/unprivileged_bpf_disabled"),
+        perf_event_paranoid: number("/proc/sys/kernel/perf_event_paranoid"),
+        ptrace_scope: number("/proc/sys/kernel/yama/ptrace_scope"),
+        memlock: memlock(),
+    }
+}
+
+fn field<'t>(status: &'t str, name: &str) -> Option<&'t str> {
+    status.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+/// The first user namespace maps every id to itself.
+fn maps_all(uid_map: &str) -> bool {
+    let words: Vec<&str> = uid_map.split_ascii_whitespace().collect();
+    words.is_empty() || words == ["0", "0", "4294967295"]
+}
+
+/// The mode in brackets: `none [integrity] confidentiality`.
+fn lockdown(text: &str) -> String {
+    let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    inside.map(|(mode, _)| mode.to_owned()).unwrap_or_default()
+}
+
+fn memlock() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one rlimit to the place given.
+    let got = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    (got == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+impl Privileges {
+    /// True when the capability counts: held itself, or by way of CAP_SYS_ADMIN, which stands for BPF and perf.
+    pub fn has(&self, cap: Cap) -> bool {
+        let bit = |c: Cap| self.effective >> (c as u32) & 1 == 1;
+        let admin = matches!(cap, Cap::Bpf | Cap::Perfmon) && bit(Cap::SysAdmin);
+        !self.user_namespace && (bit(cap) || admin)
+    }
+
+    /// The capabilities that probing needs and this process lacks.
+    pub fn lacking(&self) -> Vec<&'static str> {
+        self.lacking_of(&[Cap::Bpf, Cap::Perfmon])
+    }
+
+    /// Those of `caps` that this process lacks.
+    pub fn lacking_of(&self, caps: &[Cap]) -> Vec<&'static str> {
+        caps.iter().filter(|c| !self.has(**c)).map(|c| c.name()).collect()
+    }
+
+    /// True when a mode of lockdown is on.
+    pub fn locked_down(&self) -> bool {
+        !matches!(self.lockdown.as_str(), "" | "none")
+    }
+
+    /// All of it as a checklist.
+    pub fn checks(&self) -> Vec<Check> {
+        let mut out = vec![
+            self.capability(Cap::Bpf, true, "loads the programs and makes the maps"),
+            self.capability(Cap::Perfmon, true, "places the probes"),
+            self.capability(
+                Cap::SysPtrace,
+                false,
+                "without it only processes of the same user can be recorded",
+            ),
+            self.capability(
+                Cap::SysResource,
+                false,
+                "of use only where BPF memory counts against RLIMIT_MEMLOCK (kernels before 5.11)",
+            ),
+        ];
+        if self.user_namespace {
+            out.push(
+                Check::new("user-namespace", "user namespace", State::Missing)
+                    .detail("capabilities held inside a user namespace do not count for BPF")
+                    .mend("run it outside of the container, as root"),
+            );
+        }
+        out.extend(self.settings());
+        out.extend(self.guards());
+        out
+    }
+
+    fn capability(&self, cap: Cap, needed: bool, what: &str) -> Check {
+        let id = cap.name().to_ascii_lowercase();
+        match (self.has(cap), needed) {
+            (true, _) => Check::new(&id, cap.name(), State::Ok),
+            (false, true) => {
+                Check::new(&id, cap.name(), State::Missing).detail(what).mend(&capability_advice())
+            }
+            (false, false) => Check::new(&id, cap.name(), State::Optional).detail(what),
+        }
+    }
+
+    fn settings(&self) -> Vec<Check> {
+        let mut out = Vec::new();
+        if let Some(n) = self.unprivileged_bpf_disabled {
+            let detail = match n {
+                0 => "0: anybody may use bpf(), yet programs for probes need CAP_BPF",
+                1 => "1: bpf() needs CAP_BPF, until the next boot",
+                _ => "2: bpf() needs CAP_BPF",
+            };
+            out.push(
+                Check::new("unprivileged-bpf", "kernel.unprivileged_bpf_disabled", State::Ok).detail(detail),
+            );
+        }
+        if let Some(n) = self.perf_event_paranoid {
+            let check = Check::new("perf-paranoid", "kernel.perf_event_paranoid", State::Ok);
+            out.push(match (n > 2 && !self.has(Cap::SysAdmin), self.has(Cap::Perfmon)) {
+                // Some distributions added a level that the kernel itself does not have.
+                (true, _) => Check { state: State::Optional, ..check }
+                    .detail(&format!("{n}: at this level some kernels want CAP_SYS_ADMIN"))
+                    .mend("sysctl kernel.perf_event_paranoid=2"),
+                (false, true) => check.detail(&format!("{n}: of no matter with CAP_PERFMON")),
+                (false, false) => check.detail(&format!("{n}: uprobes need CAP_PERFMON at any level")),
+            });
+        }
+        if let Some(n) = self.ptrace_scope.filter(|n| *n > 0) {
+            let free = self.has(Cap::SysPtrace) && n < 3;
+            let check = Check::new("ptrace-scope", "kernel.yama.ptrace_scope", State::Ok);
+            out.push(match free {
+                true => check.detail(&format!("{n}: of no matter with CAP_SYS_PTRACE")),
+                false => Check { state: State::Optional, ..check }
+                    .detail(&format!("{n}: the memory of other processes cannot be read"))
+                    .mend("sysctl kernel.yama.ptrace_scope=0, or run as root"),
+            });
+        }
+        out
+    }
+
+    fn guards(&self) -> Vec<Check> {
+        let mode = if self.lockdown.is_empty() { "none" } else { &self.lockdown };
+        let lockdown = match self.locked_down() {
+            false => Check::new("lockdown", "kernel lockdown", State::Ok).detail(mode),
+            true => Check::new("lockdown", "kernel lockdown", State::Optional)
+                .detail(&format!("{mode}: may refuse tracefs, and in this mode also BPF that reads memory"))
+                .mend("boot with lockdown=none (Secure Boot off), if a trial below fails"),
+        };
+        let memlock = match self.memlock {
+            // Old kernels charge BPF memory to it; libbpf raises it where it may. Whether it is enough, the trials tell.
+            Some(n) => Check::new("memlock", "RLIMIT_MEMLOCK", State::Ok)
+                .detail(&format!("{} KiB; counts on kernels before 5.11 only", n / 1024)),
+            None => Check::new("memlock", "RLIMIT_MEMLOCK", State::Ok).detail("unlimited"),
+        };
+        let mut out = vec![lockdown, memlock];
+        if self.seccomp {
+            out.push(
+                Check::new("seccomp", "seccomp filter", State::Optional)
+                    .detail("is on, as in containers: it may refuse bpf() and perf_event_open()")
+                    .mend("start the container with --privileged, or run outside, if a trial below fails"),
+            );
+        }
+        if self.selinux_enforcing {
+            out.push(
+                Check::new("selinux", "SELinux", State::Optional)
+                    .detail("is enforcing: the policy may refuse bpf() and perf_event_open()")
+                    .mend("setenforce 0 on a development machine, if a trial below fails"),
+            );
+        }
+        out
+    }
+}
+
+/// The command that gives the capabilities.
+pub fn capability_advice() -> String {
+    let exe = std::env::current_exe().map_or_else(|_| "profinfer".to_owned(), |p| p.display().to_string());
+    format!("run as root, or: sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace+ep {exe}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_and_what_stands_for_them() {
+        let with = |caps: &[Cap]| Privileges {
+            effective: caps.iter().fold(0, |m, c| m | 1 << (*c as u32)),
+            ..Privileges::default()
+        };
+        assert_eq!(with(&[]).lacking(), ["CAP_BPF", "CAP_PERFMON"]);
+        assert_eq!(with(&[Cap::Bpf]).lacking(), ["CAP_PERFMON"]);
+        assert!(with(&[Cap::SysAdmin]).lacking().is_empty());
+        assert!(!with(&[Cap::SysAdmin]).has(Cap::SysPtrace));
+        let contained = Privileges { user_namespace: true, ..with(&[Cap::Bpf, Cap::Perfmon]) };
+        assert_eq!(contained.lacking(), ["CAP_BPF", "CAP_PERFMON"]);
+    }
+
+    #[test]
+    fn kernel_files_are_read_as_written() {
+        assert_eq!(field("Name:\tx\nCapEff:\t00ff\n", "CapEff"), Some("00ff"));
+        assert_eq!(lockdown("none [integrity] confidentiality\n"), "integrity");
+        assert_eq!(lockdown(""), "");
+        assert!(maps_all("         0          0 4294967295\n") && !maps_all("0 1000 1\n"));
+    }
+}

@@ -1,0 +1,171 @@
+//! What the live tests share: when to skip, one at a time, fixtures and engines built once, the recorder as a child
+//! process, its trace beside the target's own account. Uses the crate's reader, never the recorder's insides.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+pub mod expect;
+pub mod run;
+pub mod seen;
+pub mod truth;
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::SystemTime;
+
+/// Ends the test without a verdict; where CI or PROFINFER_REQUIRE=1 asks for all tests, a failure.
+macro_rules! skip {
+    ($($why:tt)*) => {{
+        let why = format!($($why)*);
+        assert!(!$crate::common::all_required(), "not to be skipped here: {why}");
+        println!("skipped: {why}");
+        return;
+    }};
+}
+pub(crate) use skip;
+
+/// Takes the turn, or skips the test.
+macro_rules! live {
+    () => {
+        match $crate::common::turn() {
+            Ok(turn) => turn,
+            Err(why) => $crate::common::skip!("{why}"),
+        }
+    };
+}
+pub(crate) use live;
+
+pub fn all_required() -> bool {
+    let set = |name: &str, value: &str| std::env::var(name).is_ok_and(|v| v == value);
+    set("CI", "true") || set("PROFINFER_REQUIRE", "1")
+}
+
+/// Where everything that tests make is kept: target/tests.
+pub fn place() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target/tmp has a parent");
+    let place = target.join("tests");
+    fs::create_dir_all(&place).expect("target/tests");
+    place
+}
+
+/// A lock between test processes, held until dropped.
+pub struct Lock(#[allow(dead_code, reason = "closing it is what unlocks")] File);
+
+pub fn lock(name: &str) -> Lock {
+    let file = File::options().create(true).append(true).open(place().join(format!(".{name}.lock")));
+    let file = file.expect("lock file");
+    // SAFETY: a plain system call on a descriptor that is open.
+    assert_eq!(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) }, 0, "lock {name}");
+    Lock(file)
+}
+
+/// One live test at a time, of all test programs: parallel recordings are allowed, but two cores are few.
+pub fn turn() -> Result<Lock, String> {
+    // SAFETY: takes nothing, gives a number.
+    if unsafe { libc::geteuid() } != 0 {
+        return Err("not root".into());
+    }
+    let uprobes = "/sys/bus/event_source/devices/uprobe/type";
+    if !Path::new(uprobes).exists() {
+        return Err(format!("this kernel has no uprobes ({uprobes} is not there)"));
+    }
+    bpf_allowed()?;
+    Ok(lock("live"))
+}
+
+/// Asks the kernel for a smallest map (BPF_MAP_CREATE = 0: an array of one word).
+fn bpf_allowed() -> Result<(), String> {
+    let mut attr = [0u32; 32];
+    (attr[0], attr[1], attr[2], attr[3]) = (2, 4, 4, 1);
+    // SAFETY: the attributes are a zeroed block larger than any kernel reads, with the size as said.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, 0, attr.as_mut_ptr(), size_of_val(&attr)) };
+    if fd < 0 {
+        return Err(format!("no BPF here: {}", std::io::Error::last_os_error()));
+    }
+    // SAFETY: the descriptor was just made for us.
+    unsafe { libc::close(fd as i32) };
+    Ok(())
+}
+
+fn newest(dir: &Path) -> SystemTime {
+    let entries = fs::read_dir(dir).expect("a directory of sources");
+    let times = entries.filter_map(|e| e.ok()?.metadata().ok()?.modified().ok());
+    times.max().unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+fn source(part: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(part)
+}
+
+/// Runs `make` unless `made` is newer than every file of tests/`part`.
+fn once(part: &str, made: &Path, make: &mut Command) {
+    let _lock = lock(part);
+    let fresh = fs::metadata(made).and_then(|m| m.modified()).is_ok_and(|t| t > newest(&source(part)));
+    if fresh {
+        return;
+    }
+    let out = make.output().unwrap_or_else(|e| panic!("{make:?}: {e}"));
+    assert!(out.status.success(), "{make:?}: {}", String::from_utf8_lossy(&out.stderr));
+    File::options()
+        .create(true)
+        .append(true)
+        .open(made)
+        .and_then(|f| f.set_modified(SystemTime::now()))
+        .expect("mark");
+}
+
+/// Directory of a fixture's variant. None when the machine lacks the compiler for it.
+pub fn fixture_dir(variant: &str) -> Option<PathBuf> {
+    let dir = place().join("fixtures");
+    once("fixtures", &dir.join(".built"), Command::new(source("fixtures/build.sh")).arg(&dir));
+    Some(dir.join(variant)).filter(|d| d.join("fakellama").exists())
+}
+
+/// A fixture's program, or skips the test.
+macro_rules! fixture {
+    ($variant:expr) => {
+        match $crate::common::fixture_dir($variant) {
+            Some(dir) => dir.join("fakellama"),
+            None => $crate::common::skip!("fixture {} could not be built here", $variant),
+        }
+    };
+}
+pub(crate) use fixture;
+
+/// The program that runs a model on a real engine.
+pub fn driver() -> PathBuf {
+    let dir = place().join("engines");
+    let made = dir.join("driver");
+    let mut make = Command::new("make");
+    make.arg("-B").arg("-C").arg(source("engines")).arg(format!("OUT={}", dir.display()));
+    once("engines", &made, &mut make);
+    made
+}
+
+/// What `driver --engine` takes for an engine of tests/engines/fetch.sh.
+pub fn engine(name: &str) -> Result<PathBuf, String> {
+    let out = Command::new(source("engines/fetch.sh")).args(["", name]).output();
+    let out = out.map_err(|e| format!("fetch.sh: {e}"))?;
+    let (said, wrong) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    match said.lines().find_map(|l| l.strip_prefix(&format!("{name} "))) {
+        Some(path) if out.status.success() => Ok(path.into()),
+        _ => Err(format!("engine {name} is not to be had: {}", wrong.trim())),
+    }
+}
+
+/// A generated model, made once.
+pub fn model(preset: &str, ty: &str) -> PathBuf {
+    let dir = place().join("models");
+    fs::create_dir_all(&dir).expect("target/tests/models");
+    let _lock = lock("models");
+    let runner = Path::new(env!("CARGO_BIN_EXE_ggml-runner"));
+    let path = dir.join(format!("{preset}-{ty}.gguf"));
+    if !path.exists() {
+        let part = path.with_extension("part");
+        let out = Command::new(runner).args(["synth", preset, "--force", "--type", ty]).arg(&part).output();
+        let out = out.expect("ggml-runner runs");
+        assert!(out.status.success(), "synth {preset}: {}", String::from_utf8_lossy(&out.stderr));
+        fs::rename(&part, &path).expect("the model takes its name");
+    }
+    path
+}

@@ -1,0 +1,179 @@
+//! The recorder as a child process, and what came of it.
+
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use super::seen::Seen;
+
+/// Nothing here takes this long unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A finished recording.
+pub struct Run {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+    pub trace: PathBuf,
+    _dir: Option<tempfile::TempDir>,
+}
+
+impl Run {
+    /// The trace, after a recording that must have gone well.
+    pub fn seen(&self) -> Seen {
+        assert!(self.status.success(), "{}: {}", self.status, self.stderr);
+        Seen::read(&self.trace)
+    }
+
+    /// The last line of the target's output as JSON.
+    pub fn said(&self) -> serde_json::Value {
+        let line = self.stdout.lines().rfind(|l| l.starts_with('{')).unwrap_or_default();
+        serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {} / {}", self.stdout, self.stderr))
+    }
+}
+
+pub fn profinfer() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_profinfer"))
+}
+
+/// `profinfer record -o FILE ARGS`, started; everything that it says is kept.
+pub struct Recorder {
+    pub child: Child,
+    pub trace: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+impl Recorder {
+    pub fn start<S: AsRef<OsStr>>(args: &[S]) -> Recorder {
+        let dir = tempfile::tempdir().expect("a directory");
+        let trace = dir.path().join("run.pfi");
+        let mut command = profinfer();
+        command.arg("record").arg("-o").arg(&trace).args(args);
+        Recorder { child: spawn(&mut command, dir.path()), trace, dir }
+    }
+
+    pub fn signal(&self, signal: i32) {
+        signal_to(self.child.id(), signal);
+    }
+
+    /// What is in standard error so far.
+    pub fn stderr(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("stderr")).unwrap_or_default()
+    }
+
+    /// Waits until the trace has a byte or more beyond its file header: then probes sit and events have come.
+    pub fn wait_for_bytes(&mut self, least: u64) {
+        let trace = self.trace.clone();
+        wait_until("the trace grows", || {
+            let ended = self.child.try_wait().ok().flatten();
+            assert!(ended.is_none(), "ended early with {ended:?}: {}", self.stderr());
+            std::fs::metadata(&trace).is_ok_and(|m| m.len() >= least)
+        });
+    }
+
+    pub fn finish(mut self) -> Run {
+        let status = wait(&mut self.child);
+        let text = |name: &str| std::fs::read_to_string(self.dir.path().join(name)).unwrap_or_default();
+        Run {
+            status,
+            stdout: text("stdout"),
+            stderr: text("stderr"),
+            trace: self.trace.clone(),
+            _dir: Some(self.dir),
+        }
+    }
+}
+
+fn spawn(command: &mut Command, dir: &Path) -> Child {
+    let file = |name: &str| std::fs::File::create(dir.join(name)).expect("a file for output");
+    let command = command.stdin(Stdio::null()).stdout(file("stdout")).stderr(file("stderr"));
+    command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"))
+}
+
+/// Records, from beginning to end.
+pub fn record<S: AsRef<OsStr>>(args: &[S]) -> Run {
+    Recorder::start(args).finish()
+}
+
+/// Runs any command to its end.
+pub fn run(command: &mut Command) -> Run {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut child = spawn(command, dir.path());
+    let status = wait(&mut child);
+    let text = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap_or_default();
+    Run { status, stdout: text("stdout"), stderr: text("stderr"), trace: PathBuf::new(), _dir: Some(dir) }
+}
+
+/// Waits for a child's end; one that hangs is killed, and the test fails.
+pub fn wait(child: &mut Child) -> ExitStatus {
+    let begin = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("our own child") {
+            return status;
+        }
+        if begin.elapsed() > PATIENCE {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("process {} does not end", child.id());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits for something that must come.
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < PATIENCE, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub fn signal_to(pid: u32, signal: i32) {
+    // SAFETY: a plain system call.
+    assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0, "signal {signal} to {pid}");
+}
+
+/// A target that runs on its own, killed at the end of the test.
+pub struct Target(pub Child, tempfile::TempDir);
+
+impl Target {
+    pub fn start<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S]) -> Target {
+        Target::spawn(Command::new(program).args(args))
+    }
+
+    pub fn spawn(command: &mut Command) -> Target {
+        let dir = tempfile::tempdir().expect("a directory");
+        // A group of its own, so that what it starts ends with it.
+        Target(spawn(command.process_group(0), dir.path()), dir)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    pub fn running(&mut self) -> bool {
+        self.0.try_wait().expect("our own child").is_none()
+    }
+
+    /// Its end, and its last line as JSON.
+    pub fn said(mut self) -> serde_json::Value {
+        let status = wait(&mut self.0);
+        let text = std::fs::read_to_string(self.1.path().join("stdout")).unwrap_or_default();
+        let line = text.lines().rfind(|l| l.starts_with('{')).unwrap_or_default();
+        serde_json::from_str(line)
+            .unwrap_or_else(|e| panic!("{e}: target ended with {status}, said {text:?}"))
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if self.0.try_wait().is_ok_and(|s| s.is_none()) {
+            // SAFETY: a plain system call; the group was made for this child.
+            unsafe { libc::kill(-(self.0.id() as i32), libc::SIGKILL) };
+            let _ = self.0.wait();
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! `profinfer doctor` on this machine, on the fixtures of tests/fixtures, and on real engines.
+//!
+//! `PROFINFER_ENGINES` is a directory with unpacked engine packages (tests/engines/fetch.sh). What the machine lacks is
+//! skipped with a line that says so; with `CI=true` or `PROFINFER_REQUIRE=1` that is a failure.
+#![cfg(feature = "agent")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_profinfer");
+
+fn skip(why: &str) {
+    let must = std::env::var("CI").is_ok_and(|v| v == "true")
+        || std::env::var("PROFINFER_REQUIRE").is_ok_and(|v| v == "1");
+    assert!(!must, "may not be skipped here: {why}");
+    println!("skipped: {why}");
+}
+
+fn is_root() -> bool {
+    // SAFETY: asks for a number.
+    unsafe { libc::geteuid() == 0 }
+}
+
+fn doctor(args: &[&str]) -> Output {
+    Command::new(PROGRAM).arg("doctor").args(args).output().expect("profinfer starts")
+}
+
+fn text(o: &Output) -> String {
+    String::from_utf8(o.stdout.clone()).expect("UTF-8")
+}
+
+fn last_line(o: &Output) -> String {
+    text(o).lines().last().unwrap_or_default().to_owned()
+}
+
+fn json(args: &[&str]) -> (Value, Option<i32>) {
+    let o = doctor(&[&["--json"], args].concat());
+    (serde_json::from_slice(&o.stdout).expect("JSON"), o.status.code())
+}
+
+/// Directory with the fixtures built, `None` (and said so) where they cannot be.
+fn fixture(name: &str) -> Option<PathBuf> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let built = BUILT.get_or_init(|| {
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("doctor-fixtures");
+        let script = root.join("tests/fixtures/build.sh");
+        let wanted = ["modern", "local-forward", "old-stripped", "static-stripped", "dead-barrier"];
+        let built = Command::new("bash").arg(script).arg(&out).args(wanted).stdout(Stdio::null()).status();
+        built.is_ok_and(|s| s.success()).then_some(out)
+    });
+    let program = built.as_ref().map(|dir| dir.join(name).join("fakellama")).filter(|p| p.exists());
+    if program.is_none() {
+        skip(&format!("fixture {name} was not built (no compiler?)"));
+    }
+    program
+}
+
+fn shown(path: &Path) -> &str {
+    path.to_str().expect("UTF-8 path")
+}
+
+/// The first rung of a role of the target's first engine.
+fn expected<'v>(v: &'v Value, role: &str) -> &'v Value {
+    let roles = v["target"]["engines"][0]["roles"].as_array().expect("roles");
+    let role = roles.iter().find(|r| r["role"] == role).expect("the role");
+    &role["rungs"][0]
+}
+
+/// Offsets of the entry probes on a symbol, one for each distinct choice.
+fn offsets(rung: &Value, symbol: &str) -> Vec<(u64, String)> {
+    let points = rung["points"].as_array().expect("points");
+    let mut out: Vec<(u64, String)> = points
+        .iter()
+        .filter(|p| p["symbol"] == symbol)
+        .map(|p| {
+            let text = |v: &Value| v.as_str().expect("text").to_owned();
+            (p["entry"]["offset"].as_u64().expect("offset"), text(&p["entry"]["cost"]))
+        })
+        .collect();
+    out.sort();
+    out.dedup();
+    out
+}
+
+#[test]
+fn root_is_fit_and_a_hit_is_measured() {
+    if !is_root() {
+        return skip("needs root");
+    }
+    let o = doctor(&[]);
+    assert_eq!(o.status.code(), Some(0), "{}", text(&o));
+    assert!(last_line(&o).starts_with("fit: "), "{}", last_line(&o));
+    assert!(!text(&o).contains('\x1b') && o.stderr.is_empty(), "plain text in a pipe, and libbpf is silent");
+    let (v, code) = json(&[]);
+    assert_eq!((code, &v["fit"], &v["reason"]), (Some(0), &Value::Bool(true), &Value::String(String::new())));
+    let states = ["privileges", "kernel", "programs"].map(|part| v[part].as_array().expect("checks").clone());
+    assert!(states.iter().flatten().all(|c| c["state"] != "missing"));
+    assert!(v["hit"]["emulated_ns"].as_u64().is_some_and(|ns| ns > 0));
+    assert!(v["hit"]["single_stepped_ns"].as_u64().is_some_and(|ns| ns > 0));
+}
+
+#[test]
+fn without_probes_nothing_is_measured() {
+    let (v, _) = json(&["--no-probe"]);
+    assert!(v["hit"].is_null());
+    let kernel = v["kernel"].as_array().expect("checks");
+    let uprobe = kernel.iter().find(|c| c["id"] == "uprobe").expect("a line about probes");
+    assert_eq!(uprobe["state"], "skipped");
+}
+
+/// A copy of the program that anybody may run, and what to run it by.
+fn as_other(how: &[&str]) -> Option<(tempfile::TempDir, Command)> {
+    if !is_root() || !Command::new("setpriv").arg("--version").output().is_ok_and(|o| o.status.success()) {
+        skip("needs root and setpriv");
+        return None;
+    }
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("opened");
+    let copy = dir.path().join("profinfer");
+    std::fs::copy(PROGRAM, &copy).expect("copied");
+    let mut command = Command::new("setpriv");
+    command.args(how).arg(copy);
+    Some((dir, command))
+}
+
+const NOBODY: [&str; 3] = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+
+#[test]
+fn an_unprivileged_user_hears_which_capability_is_missing() {
+    let Some((_dir, mut command)) = as_other(&NOBODY) else { return };
+    let o = command.arg("doctor").output().expect("runs");
+    assert_eq!(o.status.code(), Some(1));
+    let last = last_line(&o);
+    assert!(last.starts_with("not fit: ") && last.contains("CAP_BPF and CAP_PERFMON"), "{last}");
+    assert!(last.contains("setcap cap_bpf,cap_perfmon"), "{last}");
+    assert!(o.stderr.is_empty(), "libbpf is silent: {}", String::from_utf8_lossy(&o.stderr));
+}
+
+#[test]
+fn a_single_missing_capability_is_named_alone() {
+    let Some((_dir, mut command)) = as_other(&["--bounding-set=-cap_38,-sys_admin"]) else { return };
+    let o = command.arg("doctor").output().expect("runs");
+    assert_eq!(o.status.code(), Some(1), "{}", text(&o));
+    let last = last_line(&o);
+    assert!(last.contains("without CAP_PERFMON;"), "{last}");
+}
+
+/// Runs the program in a world where bpf() fails with `errno`.
+fn refused(errno: i32, args: &[&str]) -> Output {
+    use std::os::unix::process::CommandExt;
+    let step = |code: u32, k: u32, jf: u8| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    // Load the number of the call; if it is bpf, fail it, else allow it.
+    let filter = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_bpf as u32, 1),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32, 0),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
+    ];
+    let mut command = Command::new(PROGRAM);
+    command.args(args);
+    // SAFETY: between fork and exec only prctl is called, on memory that the closure owns.
+    unsafe {
+        command.pre_exec(move || {
+            let mut filter = filter;
+            let rules = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+            let mode = libc::SECCOMP_MODE_FILTER;
+            match libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const rules) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        })
+    };
+    command.output().expect("runs")
+}
+
+#[test]
+fn a_kernel_without_bpf_is_told_from_one_that_forbids_it() {
+    if !is_root() {
+        return skip("needs root");
+    }
+    for (errno, want) in [(libc::ENOSYS, "no bpf()"), (libc::EPERM, "seccomp filter forbids it")] {
+        let o = refused(errno, &["doctor"]);
+        assert_eq!(o.status.code(), Some(1));
+        assert!(last_line(&o).contains(want), "{}", text(&o));
+        assert!(o.stderr.is_empty());
+        let Some(engine) = fixture("modern") else { return };
+        let o = refused(errno, &["record", "-o", "-", "--exe", shown(&engine)]);
+        let said = String::from_utf8_lossy(&o.stderr);
+        assert!(said.lines().count() == 1 && said.contains(want), "{said}");
+    }
+}
+
+#[test]
+fn record_says_the_same_in_one_line() {
+    let Some(engine) = fixture("modern") else { return };
+    let Some((dir, mut command)) = as_other(&NOBODY) else { return };
+    // The build directory may be closed to others.
+    let lib = engine.with_file_name("libfakeggml.so");
+    let copy = dir.path().join("libfakeggml.so");
+    std::fs::copy(lib, &copy).expect("copied");
+    let o = command.args(["record", "-o", "-", "--exe"]).arg(copy).output().expect("runs");
+    assert_eq!(o.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&o.stderr);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("CAP_BPF and CAP_PERFMON are missing"), "{said}");
+}
+
+#[test]
+fn targets_without_an_engine_are_refused_with_the_next_step() {
+    for (args, want) in [
+        (["/bin/true"].as_slice(), "no GGML in"),
+        (&["/nonexistent"], "/nonexistent"),
+        (&["/etc/hostname"], "no GGML in"),
+        (&["-p", "4194999"], "does not exist"),
+    ] {
+        let o = doctor(&[args, &["--no-probe"]].concat());
+        assert_eq!(o.status.code(), Some(1), "{args:?}");
+        if is_root() {
+            assert!(
+                last_line(&o).starts_with("not fit: ") && last_line(&o).contains(want),
+                "{}",
+                last_line(&o)
+            );
+        }
+    }
+    assert_eq!(doctor(&["-p", "1", "/bin/true"]).status.code(), Some(2));
+    assert_eq!(doctor(&["-p", "x"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_static_stripped_program_needs_a_build_with_symbols() {
+    let Some(program) = fixture("static-stripped") else { return };
+    let o = doctor(&["--no-probe", shown(&program)]);
+    assert_eq!(o.status.code(), Some(1));
+    assert!(text(&o).contains("use a build with symbols"), "{}", text(&o));
+}
+
+#[test]
+fn an_old_stripped_engine_leaves_the_graph_level() {
+    let Some(program) = fixture("old-stripped") else { return };
+    let (v, code) = json(&["--no-probe", shown(&program)]);
+    assert_eq!(code, Some(1));
+    assert!(expected(&v, "op").is_null());
+    assert_eq!(expected(&v, "cpu-graph")["name"], "ggml_graph_compute");
+    let limits = v["target"]["engines"][0]["limits"].to_string();
+    assert!(limits.contains("do not run strip") && limits.contains("--level graph"), "{limits}");
+}
+
+#[test]
+fn fixtures_stand_on_their_rungs() {
+    for (name, rung) in
+        [("modern", "ggml_cpu_extra_compute_forward"), ("local-forward", "ggml_compute_forward")]
+    {
+        let Some(program) = fixture(name) else { continue };
+        let (v, code) = json(&["--no-probe", shown(&program)]);
+        assert_eq!(expected(&v, "op")["name"], rung, "{name}");
+        assert_eq!(v["target"]["engines"][0]["tables"]["ops"], 101);
+        assert_eq!(code, Some(if is_root() { 0 } else { 1 }), "{}", v["reason"]);
+    }
+}
+
+#[test]
+fn a_running_engine_is_found_and_left_alone() {
+    if !is_root() {
+        return skip("needs root");
+    }
+    let Some(program) = fixture("modern") else { return };
+    let mut child = Command::new(&program)
+        .args(["--hold", "60"])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the fixture starts");
+    let pid = child.id().to_string();
+    // The library is mapped before main begins, yet not at once.
+    let mapped =
+        || std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|m| m.contains("libfakeggml"));
+    while !mapped() && matches!(child.try_wait(), Ok(None)) {
+        std::thread::yield_now();
+    }
+    let o = doctor(&["-p", &pid]);
+    let still_there = matches!(child.try_wait(), Ok(None));
+    child.kill().expect("killed");
+    child.wait().expect("reaped");
+    assert_eq!(o.status.code(), Some(0), "{}", text(&o));
+    assert!(last_line(&o).ends_with(&format!("profinfer record -p {pid}")), "{}", last_line(&o));
+    assert!(text(&o).contains("at the target's op probe") && still_there);
+}
+
+fn engine(build: &str, file: &str) -> Option<PathBuf> {
+    let Some(dir) = std::env::var_os("PROFINFER_ENGINES") else {
+        skip("PROFINFER_ENGINES is not set");
+        return None;
+    };
+    let path = PathBuf::from(dir).join(build).join(file);
+    if !path.exists() {
+        skip(&format!("no {build} in PROFINFER_ENGINES"));
+        return None;
+    }
+    Some(path)
+}
+
+fn emulated(offsets: &[u64]) -> Vec<(u64, String)> {
+    offsets.iter().map(|o| (*o, "emulated".to_owned())).collect()
+}
+
+#[test]
+fn a_release_of_2024_is_probed_in_its_local_function() {
+    let Some(path) = engine("b3889", "libllama.so") else { return };
+    let (v, _) = json(&["--no-probe", shown(&path)]);
+    let op = expected(&v, "op");
+    assert_eq!(op["name"], "ggml_compute_forward");
+    assert_eq!(offsets(op, "ggml_compute_forward"), emulated(&[0]));
+    assert_eq!(offsets(expected(&v, "cpu-graph"), "ggml_graph_compute"), emulated(&[4]));
+    assert_eq!(offsets(expected(&v, "token"), "llama_decode"), emulated(&[4]));
+    assert_eq!(v["target"]["engines"][0]["tables"]["ops"], 81);
+}
+
+#[test]
+fn a_release_of_2026_is_probed_in_the_extra_and_fused_functions() {
+    let Some(path) = engine("v0.5.0", "libllama.v0.5.0.so") else { return };
+    let (v, _) = json(&["--no-probe", shown(&path)]);
+    let op = expected(&v, "op");
+    assert_eq!(op["name"], "ggml_cpu_extra_compute_forward");
+    assert_eq!(offsets(op, "ggml_cpu_extra_compute_forward"), emulated(&[4]));
+    let fused = offsets(op, "ggml_compute_forward_rms_norm_mul_fused");
+    // Variants without wide vectors need no realigned stack, so theirs begins with the push.
+    assert_eq!(fused, emulated(&[4, 17, 20]));
+    assert_eq!(offsets(expected(&v, "cpu-graph"), "ggml_graph_compute"), emulated(&[4]));
+    assert_eq!(offsets(expected(&v, "split"), "ggml_backend_graph_compute_async"), emulated(&[7]));
+}
+
+#[test]
+fn an_extension_module_without_cet_is_probed_at_the_entry() {
+    let Some(path) = engine("b11549", "xllamacpp.abi3.so") else { return };
+    let (v, _) = json(&["--no-probe", shown(&path)]);
+    let op = expected(&v, "op");
+    assert_eq!(offsets(op, "ggml_cpu_extra_compute_forward"), emulated(&[0]));
+    assert_eq!(offsets(op, "ggml_compute_forward_rms_norm_mul_fused"), emulated(&[16]));
+    assert_eq!(offsets(expected(&v, "token"), "llama_process"), emulated(&[2]));
+    assert_eq!(offsets(expected(&v, "op-end"), "ggml_barrier"), emulated(&[7]));
+    let modules = v["target"]["engines"][0]["modules"].as_array().expect("modules");
+    assert_eq!(modules[0]["roles"], serde_json::json!(["llama", "base", "cpu"]));
+}
