@@ -6,6 +6,8 @@ SHELL := bash
 
 # A fresh shell may not know cargo yet.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
+# Where engines are fetched to, and where all tests look for them.
+export PROFINFER_ENGINES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/profinfer/engines
 
 CARGO ?= cargo
 FIXTURES := target/tests/fixtures
