@@ -96,6 +96,8 @@ pub struct Attached {
     at: [usize; 6],
     links: [Vec<Link>; 6],
     files: HashSet<(u64, u64)>,
+    /// Modules written to the trace.
+    pub written: HashSet<(u64, u64)>,
     /// Probes and rungs not yet written to the trace.
     pub probes: Vec<ProbeInfo>,
     pub stands: Vec<Stand>,
@@ -139,6 +141,7 @@ impl Attached {
             at: [0; 6],
             links: Default::default(),
             files,
+            written: HashSet::new(),
             probes: Vec::new(),
             stands: Vec::new(),
             attached: 0,

@@ -189,7 +189,8 @@ impl Graphs {
         }
         let mut seen = count(&g.lanes[..], &self.arena);
         let longest = (0..MAX_ITH).max_by_key(|&l| (g.lanes[l].len, MAX_ITH - l)).unwrap_or(0);
-        let barrier = seen.inner > 0 && seen.ended * 2 >= seen.inner;
+        // One thread waits for nobody: its barriers end nothing that the next op does not.
+        let barrier = seen.threads > 1 && seen.inner > 0 && seen.ended * 2 >= seen.inner;
         let mut plan = None;
         if g.lanes[longest].len > 0 {
             let p = self.plan(i, longest, tensors, nops, fetch, enc)?;

@@ -14,7 +14,7 @@ use super::attached::{Attached, Role, Site};
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::{Drain, Totals};
 use super::machine::{self, AgentCpu};
-use super::maps::FileId;
+use super::maps::{self, FileId};
 use super::object::{Knobs, Loaded, Maps, Structure};
 use super::refusal::{self, Act};
 use super::structure::{self, GLU_BASE, MAX_ENGINES, OPS_PER_ENGINE, Reading, TYPES_PER_ENGINE, UNARY_BASE};
@@ -335,9 +335,6 @@ impl<W: Write + 'static> Session<W> {
     fn define(&mut self, id: u16, engine: &Engine) -> Result<(), WriteError> {
         let enc = &mut self.drain.borrow_mut().enc;
         enc.engine(&record::Engine { id: id.into(), version: "", layout: &engine.layout.to_string() })?;
-        for m in &engine.modules {
-            write_module(enc, id, m)?;
-        }
         let (ops, t) = (id * OPS_PER_ENGINE, &engine.tables);
         for (i, name) in t.ops.iter().enumerate().take(UNARY_BASE.into()) {
             enc.op_def(ops + i as u16, name, name);
@@ -349,6 +346,20 @@ impl<W: Write + 'static> Session<W> {
         }
         for t in t.types.iter().filter(|t| t.number < TYPES_PER_ENGINE.into()) {
             enc.type_def(id * TYPES_PER_ENGINE + t.number as u16, &t.name, t.block, t.bytes);
+        }
+        Ok(())
+    }
+
+    /// Writes the modules that a process has mapped, those not written yet; all of them without a process, or where its
+    /// maps cannot be read. An engine opens and closes other CPU variants before it settles on one.
+    fn write_modules(&mut self, engine: u16, pid: Option<u32>) -> Result<(), WriteError> {
+        let Some(a) = self.engines.get_mut(engine as usize) else { return Ok(()) };
+        let mapped = pid.and_then(|pid| maps::read(pid).ok());
+        for m in &a.engine.modules {
+            let here = |maps: &Vec<maps::Mapping>| maps.iter().any(|x| x.inode == m.inode && x.path == m.path_in_target);
+            if mapped.as_ref().is_none_or(here) && a.written.insert((m.dev, m.inode)) {
+                write_module(&mut self.drain.borrow_mut().enc, engine, m)?;
+            }
         }
         Ok(())
     }
@@ -417,6 +428,7 @@ impl<W: Write + 'static> Session<W> {
     fn meet_processes(&mut self) -> Result<(), WriteError> {
         loop {
             let Some((pid, engine)) = self.drain.borrow_mut().met.pop_front() else { break };
+            self.write_modules(engine, Some(pid))?;
             if self.described.insert(pid) {
                 let (exe, cmdline) = target::describe(pid);
                 let r = record::Process { pid, engine: engine.into(), exe: &exe, cmdline: &cmdline };
@@ -502,6 +514,11 @@ impl<W: Write + 'static> Session<W> {
             t.finish();
         }
         self.meet_processes()?;
+        for engine in 0..self.engines.len() as u16 {
+            if self.engines[engine as usize].written.is_empty() {
+                self.write_modules(engine, None)?;
+            }
+        }
         // Whatever ended it, what is recorded gets its books; only a file that cannot be written has no more to take.
         let (end, failure) = match end {
             Ok(end) => (end, None),
