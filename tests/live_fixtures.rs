@@ -444,8 +444,12 @@ fn a_target_in_a_chroot() {
     }
     let path = root.path().to_str().expect("a path");
     // As the command: chroot execs the engine, which is found in the maps of the process.
-    let target = Target::start("chroot", &[path, "/engine/fakellama", "-n", "1000000", "--op-ns", "20000"]);
+    let mut chroot = Command::new("chroot");
+    chroot.args([path, "/engine/fakellama", "-n", "1000000", "--op-ns", "20000"]);
+    // Without /proc in there its loader does not know where the program lies.
+    let mut target = Target::spawn(chroot.env("LD_LIBRARY_PATH", "/engine"));
     wait_until("chroot has become the engine", || {
+        assert!(target.running(), "it did not start");
         std::fs::read_link(format!("/proc/{}/exe", target.pid())).is_ok_and(|p| p.ends_with("fakellama"))
     });
     let seen = record(&["-p", &target.pid().to_string(), "--tokens", "20"]).seen();
