@@ -330,28 +330,13 @@ fn attach_then_run(program: &Path, options: impl Fn(u32) -> Vec<String>) -> (See
     let go = dir.path().join("go");
     let target = Target::start(program, &["--wait-for", go.to_str().expect("a path"), "--hold", "1"]);
     let recorder = Recorder::start(&options(target.pid()));
-    attached(&recorder);
+    recorder.wait_for_probes();
     std::fs::write(&go, "").expect("go");
     let said = target.said();
     if options(1).iter().any(|o| o == "--exe") {
         recorder.signal(libc::SIGINT);
     }
     (recorder.finish().seen(), said)
-}
-
-/// Waits until the recorder holds uprobes: they are perf events, or links, of its own.
-fn attached(recorder: &Recorder) {
-    let fds = format!("/proc/{}/fd", recorder.child.id());
-    let mut steady = (0, 0);
-    wait_until("probes are attached", || {
-        let Ok(entries) = std::fs::read_dir(&fds) else { return false };
-        let probes = entries
-            .filter_map(|e| std::fs::read_link(e.ok()?.path()).ok())
-            .filter(|l| matches!(l.to_str(), Some("anon_inode:[perf_event]" | "anon_inode:bpf_link")))
-            .count();
-        steady = if probes == steady.0 { (probes, steady.1 + 1) } else { (probes, 0) };
-        probes > 4 && steady.1 > 20
-    });
 }
 
 #[test]
@@ -407,7 +392,7 @@ fn two_targets_at_once() {
     });
     let pids = targets.iter().map(|t| t.pid().to_string()).collect::<Vec<_>>().join(",");
     let recorder = Recorder::start(&["-p", &pids]);
-    attached(&recorder);
+    recorder.wait_for_probes();
     std::fs::write(&go, "").expect("go");
     let said = targets.map(Target::said);
     let seen = recorder.finish().seen();
@@ -444,8 +429,12 @@ fn a_target_in_a_chroot() {
     }
     let path = root.path().to_str().expect("a path");
     // As the command: chroot execs the engine, which is found in the maps of the process.
-    let target = Target::start("chroot", &[path, "/engine/fakellama", "-n", "1000000", "--op-ns", "20000"]);
+    let mut chroot = Command::new("chroot");
+    chroot.args([path, "/engine/fakellama", "-n", "1000000", "--op-ns", "20000"]);
+    // Without /proc in there its loader does not know where the program lies.
+    let mut target = Target::spawn(chroot.env("LD_LIBRARY_PATH", "/engine"));
     wait_until("chroot has become the engine", || {
+        assert!(target.running(), "it did not start");
         std::fs::read_link(format!("/proc/{}/exe", target.pid())).is_ok_and(|p| p.ends_with("fakellama"))
     });
     let seen = record(&["-p", &target.pid().to_string(), "--tokens", "20"]).seen();

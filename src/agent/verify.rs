@@ -102,6 +102,8 @@ pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
         Role::Split => (None, s.splits),
         Role::CpuGraph => (None, s.graphs),
         Role::Op => ((s.unknown == 0 && s.expected > 0).then_some(s.expected), s.ops),
+        // Every op has an end of this kind; nothing of its own is hit.
+        Role::OpEnd if a.rung(role).is_some_and(|r| r.how == How::Interval) => (None, s.ops),
         Role::OpEnd => ((s.inner > 0).then_some(s.inner), s.ended),
     };
     let why = match (role, wanted, a.rung(role)) {

@@ -1,6 +1,6 @@
 //! What the live tests share: when to skip, one at a time, fixtures and engines built once, the recorder as a child
 //! process, its trace beside the target's own account. Uses the crate's reader, never the recorder's insides.
-#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(dead_code, unused_macros, unused_imports, reason = "each test file uses its own part")]
 
 pub mod expect;
 pub mod run;
@@ -49,7 +49,7 @@ pub fn place() -> PathBuf {
 }
 
 /// A lock between test processes, held until dropped.
-pub struct Lock(#[allow(dead_code, reason = "closing it is what unlocks")] File);
+pub struct Lock(File);
 
 pub fn lock(name: &str) -> Lock {
     let file = File::options().create(true).append(true).open(place().join(format!(".{name}.lock")));

@@ -1,6 +1,7 @@
 //! The recorder as a child process, and what came of it.
 
 use std::ffi::OsStr;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -73,6 +74,21 @@ impl Recorder {
         });
     }
 
+    /// Waits until the recorder holds its uprobes (perf events, or links), and no more come.
+    pub fn wait_for_probes(&self) {
+        let fds = format!("/proc/{}/fd", self.child.id());
+        let mut steady = (0, 0);
+        wait_until("probes are attached", || {
+            let Ok(entries) = std::fs::read_dir(&fds) else { return false };
+            let probes = entries
+                .filter_map(|e| std::fs::read_link(e.ok()?.path()).ok())
+                .filter(|l| matches!(l.to_str(), Some("anon_inode:[perf_event]" | "anon_inode:bpf_link")))
+                .count();
+            steady = if probes == steady.0 { (probes, steady.1 + 1) } else { (probes, 0) };
+            probes > 4 && steady.1 > 40
+        });
+    }
+
     pub fn finish(mut self) -> Run {
         let status = wait(&mut self.child);
         let text = |name: &str| std::fs::read_to_string(self.dir.path().join(name)).unwrap_or_default();
@@ -87,9 +103,7 @@ impl Recorder {
 }
 
 fn spawn(command: &mut Command, dir: &Path) -> Child {
-    let file = |name: &str| std::fs::File::create(dir.join(name)).expect("a file for output");
-    let command = command.stdin(Stdio::null()).stdout(file("stdout")).stderr(file("stderr"));
-    command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"))
+    spawn_with(command, Stdio::null(), dir)
 }
 
 /// Records, from beginning to end.
@@ -139,6 +153,13 @@ pub fn signal_to(pid: u32, signal: i32) {
 /// A target that runs on its own, killed at the end of the test.
 pub struct Target(pub Child, tempfile::TempDir);
 
+/// Programs that take commands from us in place of nothing.
+fn spawn_with(command: &mut Command, stdin: Stdio, dir: &Path) -> Child {
+    let file = |name: &str| std::fs::File::create(dir.join(name)).expect("a file for output");
+    let command = command.stdin(stdin).stdout(file("stdout")).stderr(file("stderr"));
+    command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"))
+}
+
 impl Target {
     pub fn start<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S]) -> Target {
         Target::spawn(Command::new(program).args(args))
@@ -148,6 +169,30 @@ impl Target {
         let dir = tempfile::tempdir().expect("a directory");
         // A group of its own, so that what it starts ends with it.
         Target(spawn(command.process_group(0), dir.path()), dir)
+    }
+
+    /// One that takes commands on its standard input.
+    pub fn controlled(command: &mut Command) -> Target {
+        let dir = tempfile::tempdir().expect("a directory");
+        Target(spawn_with(command.process_group(0), Stdio::piped(), dir.path()), dir)
+    }
+
+    /// Sends it a line; waits until it has answered with its `n`-th line in all, and gives that.
+    pub fn tell(&mut self, line: &str, n: usize) -> serde_json::Value {
+        let pipe = self.0.stdin.as_mut().expect("a controlled target");
+        pipe.write_all(line.as_bytes()).expect("it listens");
+        let mut text = String::new();
+        wait_until("an answer", || {
+            text = std::fs::read_to_string(self.1.path().join("stdout")).unwrap_or_default();
+            let done = text.matches('\n').count() >= n;
+            assert!(done || self.running(), "it ended: {}", self.stderr());
+            done
+        });
+        serde_json::from_str(text.lines().nth(n - 1).unwrap_or_default()).expect("JSON")
+    }
+
+    fn stderr(&self) -> String {
+        std::fs::read_to_string(self.1.path().join("stderr")).unwrap_or_default()
     }
 
     pub fn pid(&self) -> u32 {

@@ -1,0 +1,215 @@
+//! The drain of a warm engine allocates nothing, event after event: tokens, splits, graphs of two threads, plans that
+//! repeat, tensors that are sent again because they changed. Needs no root: the events are made here, with the layout of
+//! the fake engine.
+#![cfg(feature = "agent")]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout as Block, System};
+use std::cell::Cell;
+use std::io::{Sink, Write};
+
+use profinfer::agent::discover::{self, Engine};
+use profinfer::agent::drain::Drain;
+use profinfer::agent::event::{Call, Head, KIND_NAMES, Nodes, Op, Tensor};
+use profinfer::agent::structure::Reading;
+use profinfer::trace::record::{Header, Level, Transport};
+use profinfer::trace::{Encoder, EncoderConfig};
+
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes to the system allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Block) -> *mut u8 {
+        COUNT.with(|c| c.set(c.get() + 1));
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Block) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Block, size: usize) -> *mut u8 {
+        COUNT.with(|c| c.set(c.get() + 1));
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const PID: u32 = 1 << 30;
+const NODES: u64 = 90;
+const TENSORS: u64 = 0x10_0000;
+const CGRAPH: u64 = 0x20_0000;
+const POOL: u64 = 0x30_0000;
+
+/// Sends what the BPF programs would.
+struct Fake {
+    drain: Drain<Sink>,
+    engine: Engine,
+    now: u64,
+    events: u64,
+}
+
+fn bytes<T: Copy>(event: &T) -> &[u8] {
+    // SAFETY: the events are plain structs of integers without padding, and the borrow keeps them alive.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(event).cast(), size_of::<T>()) }
+}
+
+fn address(node: u64) -> u64 {
+    TENSORS + 336 * node
+}
+
+impl Fake {
+    fn head(&mut self, kind: &str, thread: u32) -> Head {
+        self.now += 700;
+        self.events += 1;
+        let kind = KIND_NAMES.iter().position(|k| *k == kind).expect("a kind of event") as u16;
+        Head { ts: self.now, tgid: PID, tid: PID + thread, kind, engine: 0, ith: thread as u16, flags: 0 }
+    }
+
+    fn call(&mut self, kind: &str, object: u64, graph: u64, n: i32) {
+        let h = self.head(kind, 0);
+        let guid = *b"0123456789abcdef";
+        let e = Call { h, a: object, b: graph, n, threads: 2, width: 1, nodes_changed: 0, guid };
+        self.drain.event(bytes(&e));
+    }
+
+    fn op(&mut self, thread: u32, node: u64, fused: bool) {
+        let h = self.head("op", thread);
+        let tensor2 = if fused { address(node + 1) } else { 0 };
+        let e = Op { h, tensor: address(node), tensor2, pool: POOL, prev_end: h.ts - 300 };
+        self.drain.event(bytes(&e));
+    }
+
+    /// A tensor with two sources; `width` is one of its dims.
+    fn tensor(&mut self, node: u64, width: u64) {
+        let l = &self.engine.layout;
+        let mut e = Tensor { h: Head::default(), addr: address(node), raw: [0; 448] };
+        let mut put = |at: u32, v: u64, n: usize| {
+            e.raw[at as usize..at as usize + n].copy_from_slice(&v.to_le_bytes()[..n]);
+        };
+        put(l.op_off, 2 + node % 20, 4);
+        for i in 0..4 {
+            put(l.ne_off + 8 * i, if i == 1 { width } else { 8 }, 8);
+            put(l.nb_off + 8 * i, 4 << (3 * i), 8);
+        }
+        if let Some(at) = l.flags_off {
+            put(at, 16, 4);
+        }
+        if node > 1 {
+            put(l.src_off, address(node - 1), 8);
+            put(l.src_off + 8, address(node / 2), 8);
+        }
+        let mut name = &mut e.raw[l.name_off as usize..];
+        write!(name, "blk.{}.node_{node}", node / 10).expect("room for the name");
+        e.h = self.head("tensor", 0);
+        self.drain.event(bytes(&e));
+    }
+
+    fn nodes(&mut self) {
+        for first in (0..NODES).step_by(48) {
+            let h = self.head("nodes", 0);
+            let mut e = Nodes { h, cgraph: CGRAPH, first: first as u32, total: NODES as u32, node: [0; 48] };
+            for (i, at) in e.node.iter_mut().enumerate() {
+                *at = address(first + i as u64);
+            }
+            self.drain.event(bytes(&e));
+        }
+    }
+
+    /// One token from entry to return; with `change`, some tensors are new.
+    fn token(&mut self, n: u64, change: bool) {
+        self.call("token-enter", 1, 1, 1);
+        self.call("sched-enter", 2, CGRAPH, NODES as i32);
+        self.call("split-enter", 3, CGRAPH, NODES as i32);
+        if change {
+            self.nodes();
+        }
+        self.call("graph-enter", CGRAPH, n, NODES as i32);
+        let mut node = 0;
+        while node < NODES {
+            let fused = node % 30 == 4;
+            if change && node % 3 == 0 {
+                self.tensor(node, 1 + n);
+            }
+            self.op(0, node, fused);
+            self.op(1, node, fused);
+            node += if fused { 2 } else { 1 };
+        }
+        let h = self.head("lane-end", 1);
+        let e = Op { h, tensor: address(NODES - 1), tensor2: 0, pool: POOL, prev_end: 0 };
+        self.drain.event(bytes(&e));
+        self.call("graph-exit", self.now, 0, 0);
+        self.call("split-exit", 0, 0, 0);
+        self.call("sched-exit", 0, 0, 0);
+        self.call("token-exit", 0, 0, 0);
+        self.drain.enc.tick(self.now).expect("nothing can fail");
+    }
+}
+
+fn header() -> Header<'static> {
+    Header {
+        tool: "test",
+        command: "",
+        kernel: "",
+        arch: "",
+        host: "",
+        cpu_model: "",
+        topology: "",
+        mono_ns: 0,
+        boot_ns: 0,
+        real_ns: 0,
+        level: Level::Op,
+        structure: true,
+        transport: Transport::Ring,
+        buffer_bytes: 0,
+        hit_ns: 0,
+    }
+}
+
+#[test]
+fn a_warm_engine_costs_no_allocation() {
+    let Some(dir) = common::fixture_dir("modern") else { common::skip!("no gcc for the fixture") };
+    let engine = discover::of_path(&dir.join("fakellama")).expect("an engine").remove(0);
+    let config = EncoderConfig { block_bytes: 32 << 10, max_tensors: 2048, ..EncoderConfig::default() };
+    let enc = Encoder::new(std::io::sink(), config, &header()).expect("a sink takes all");
+    let mut drain = Drain::new(enc);
+    drain.add_engine(Reading::new(0, engine.layout.clone(), &engine.tables));
+    let mut fake = Fake { drain, engine, now: 1_000_000, events: 0 };
+    for node in 0..NODES {
+        fake.tensor(node, 1);
+    }
+    for n in 0..40 {
+        fake.token(n, n % 4 == 0);
+    }
+    let (before, events) = (COUNT.with(Cell::get), fake.events);
+    assert!(before > 0, "the counter counts");
+    for n in 40..640 {
+        fake.token(n, false);
+    }
+    assert_eq!(COUNT.with(Cell::get), before, "allocations over {} events", fake.events - events);
+    for n in 640..740 {
+        fake.token(n, true);
+    }
+    assert_eq!(COUNT.with(Cell::get), before, "allocations over graphs whose tensors change");
+    assert!(fake.events > events + 100_000);
+    // It was no idle run: everything arrived, was placed, and was written.
+    assert_eq!(fake.drain.totals.malformed, 0);
+    assert_eq!(fake.drain.totals.events, fake.events);
+    assert_eq!((fake.drain.orphans(), fake.drain.dropped_tensors()), (0, 0));
+    assert_eq!(fake.drain.totals.calls, 740);
+    let shown = fake.drain.shown[0];
+    assert_eq!((shown.graphs, shown.ops), (740, 740 * 2 * 87));
+    assert_eq!((shown.unknown, shown.expected, shown.seen), (0, shown.ops, shown.ops));
+    assert!(fake.drain.enc.stats().blocks > 10, "blocks were sealed meanwhile");
+    assert!(fake.drain.take_error().is_none());
+}

@@ -1,0 +1,390 @@
+//! How recordings end, and what bad input gets: signals, deaths, full disks, closed pipes, refusals. Each error is one line
+//! and a failure; nothing recorded is lost, nothing is left in the kernel.
+#![cfg(feature = "agent")]
+
+mod common;
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use common::run::{Recorder, Run, Target, profinfer, record, run, signal_to, wait, wait_until};
+use common::seen::Seen;
+use common::{expect, fixture, live};
+use profinfer::trace::Trace;
+
+/// An engine that runs until it is killed, fast enough that blocks of the trace fill quickly.
+fn endless(program: &Path) -> Target {
+    Target::start(program, &["-n", "1000000", "--op-ns", "1000"])
+}
+
+/// A recorder on a target, once it has written something.
+fn recording(target: &Target) -> Recorder {
+    let mut recorder = Recorder::start(&["-p", &target.pid().to_string()]);
+    recorder.wait_for_bytes(1000);
+    recorder
+}
+
+/// Executable code of the engine in the process and in its file: they differ while probes sit.
+fn code_is_clean(pid: u32) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+    let line = maps
+        .lines()
+        .find(|l| l.contains("r-xp") && l.ends_with("libfakeggml.so"))
+        .expect("the engine's code");
+    let mut words = line.split_whitespace();
+    let (from, to) = words.next().and_then(|r| r.split_once('-')).expect("a range");
+    let offset = words.nth(1).expect("an offset");
+    let number = |text: &str| u64::from_str_radix(text, 16).expect("hexadecimal");
+    let size = (number(to) - number(from)) as usize;
+    let read = |path: &Path, at: u64| {
+        let mut bytes = vec![0; size];
+        let n = fs::File::open(path).and_then(|f| f.read_at(&mut bytes, at)).expect("readable");
+        bytes.truncate(n);
+        bytes
+    };
+    let mine = read(Path::new(&format!("/proc/{pid}/mem")), number(from));
+    let file = read(Path::new(line.split_whitespace().last().expect("a path")), number(offset));
+    let n = mine.len().min(file.len());
+    assert!(n > 100);
+    mine[..n] == file[..n]
+}
+
+/// Ids of BPF programs that a process holds.
+fn programs(pid: u32) -> Vec<u32> {
+    let dir = format!("/proc/{pid}/fdinfo");
+    let texts = fs::read_dir(dir).expect("fdinfo").filter_map(|e| fs::read_to_string(e.ok()?.path()).ok());
+    let mut ids: Vec<u32> = texts
+        .flat_map(|t| {
+            t.lines().filter_map(|l| l.strip_prefix("prog_id:")?.trim().parse().ok()).collect::<Vec<_>>()
+        })
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// Asks the kernel for a program by its id (BPF_PROG_GET_FD_BY_ID = 13).
+fn program_exists(id: u32) -> bool {
+    let mut attr = [0u32; 32];
+    attr[0] = id;
+    // SAFETY: the attributes are a zeroed block larger than any kernel reads, with the size as said.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, 13, attr.as_mut_ptr(), size_of_val(&attr)) };
+    if fd >= 0 {
+        // SAFETY: the descriptor was just made for us.
+        unsafe { libc::close(fd as i32) };
+    }
+    fd >= 0
+}
+
+fn ends_by(signal: i32) {
+    let _turn = live!();
+    let mut target = endless(&fixture!("modern"));
+    let recorder = recording(&target);
+    let held = programs(recorder.child.id());
+    assert!(!held.is_empty() && !code_is_clean(target.pid()));
+    recorder.signal(signal);
+    let run = recorder.finish();
+    let seen = run.seen();
+    seen.books_close();
+    assert_eq!(seen.footer().end, "signal");
+    assert!(seen.slices() > 0);
+    assert!(target.running());
+    assert!(code_is_clean(target.pid()), "probes are left in the code");
+    wait_until("programs leave the kernel", || !held.iter().any(|&id| program_exists(id)));
+}
+
+#[test]
+fn ctrl_c_ends_and_flushes() {
+    ends_by(libc::SIGINT);
+}
+
+#[test]
+fn sigterm_ends_and_flushes() {
+    ends_by(libc::SIGTERM);
+}
+
+/// A recorder that writes to a pipe of ours.
+fn to_pipe(target: &Target) -> Child {
+    let mut command = profinfer();
+    command.args(["record", "-o", "-", "-p", &target.pid().to_string()]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started")
+}
+
+fn waiting_in(pipe: &impl AsRawFd) -> usize {
+    let mut n: libc::c_int = 0;
+    // SAFETY: FIONREAD writes one int to where it is told.
+    assert_eq!(unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &raw mut n) }, 0);
+    n as usize
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let _turn = live!();
+    let mut target = endless(&fixture!("modern"));
+    let mut recorder = to_pipe(&target);
+    let out = recorder.stdout.take().expect("piped");
+    // Nobody reads: the recorder sticks in a write, and could not end in good order.
+    wait_until("the pipe is full", || waiting_in(&out) >= 65536);
+    wait_until("it ends", || {
+        let ended = recorder.try_wait().expect("our child").is_some();
+        if !ended {
+            signal_to(recorder.id(), libc::SIGINT);
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        ended
+    });
+    assert_eq!(wait(&mut recorder).code(), Some(130));
+    assert!(target.running());
+    wait_until("probes leave the code", || code_is_clean(target.pid()));
+}
+
+#[test]
+fn a_killed_target_ends_the_recording() {
+    let _turn = live!();
+    let target = endless(&fixture!("modern"));
+    let recorder = recording(&target);
+    signal_to(target.pid(), libc::SIGKILL);
+    // Reaped, or it would stay as a zombie of ours.
+    drop(target);
+    let seen = recorder.finish().seen();
+    seen.books_close();
+    assert_eq!(seen.footer().end, "target exited");
+    assert!(seen.slices() > 0);
+}
+
+#[test]
+fn the_status_of_a_killed_command_is_passed_on() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let mut recorder =
+        Recorder::start(&["--", program.to_str().expect("a path"), "-n", "1000000", "--op-ns", "1000"]);
+    recorder.wait_for_bytes(1000);
+    let children = format!("/proc/{0}/task/{0}/children", recorder.child.id());
+    let tasks = format!("/proc/{}/task", recorder.child.id());
+    let child = fs::read_to_string(&children).unwrap_or_default();
+    // The thread that forked may be another one than the first.
+    let all: String = fs::read_dir(tasks)
+        .expect("tasks")
+        .filter_map(|t| fs::read_to_string(t.ok()?.path().join("children")).ok())
+        .fold(child, |all, c| all + " " + &c);
+    let pid: u32 = all.split_whitespace().next().expect("a child").parse().expect("a pid");
+    signal_to(pid, libc::SIGKILL);
+    let run = recorder.finish();
+    assert_eq!(run.status.code(), Some(137), "{}", run.stderr);
+    let seen = Seen::read(&run.trace);
+    seen.books_close();
+    assert_eq!(seen.footer().end, "target exited");
+}
+
+#[test]
+fn kill_9_of_the_recorder_leaves_nothing_behind() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let mut target = endless(&program);
+    let recorder = recording(&target);
+    let held = programs(recorder.child.id());
+    assert!(held.iter().all(|&id| program_exists(id)));
+    assert!(!code_is_clean(target.pid()), "probes sit in the code");
+    recorder.signal(libc::SIGKILL);
+    let killed = recorder.finish();
+    assert_eq!(killed.status.code(), None);
+    wait_until("probes leave the code", || code_is_clean(target.pid()));
+    wait_until("programs leave the kernel", || !held.iter().any(|&id| program_exists(id)));
+    assert!(target.running(), "the target goes on");
+    // What was written is whole up to its last block.
+    let part = Seen::damaged(&killed.trace);
+    assert!(part.slices() > 0 && part.all.footer.is_none());
+    // And a second recording finds everything in order.
+    let again = record(&["-p", &target.pid().to_string(), "--tokens", "20"]).seen();
+    again.books_close();
+    assert!(again.all.cpu_graphs.iter().filter(|g| !g.cut).all(|g| Some(g.seen) == g.expected));
+}
+
+#[test]
+fn an_existing_file_is_replaced_only_with_force() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("kept.pfi");
+    fs::write(&file, "precious").expect("written");
+    let record = |more: &[&str]| {
+        run(profinfer().arg("record").args(more).arg("-o").arg(&file).arg("--").arg(&program))
+    };
+    expect::one_line_error(&record(&[]), &["exists", "--force"]);
+    assert_eq!(fs::read(&file).expect("still there"), b"precious");
+    assert!(record(&["--force"]).status.success());
+    Seen::read(&file).complete();
+}
+
+#[test]
+fn output_that_cannot_be_written() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    for place in ["/nonexistent/run.pfi", "/proc/run.pfi", "/"] {
+        let run = run(profinfer().args(["record", "-o", place, "--"]).arg(&program));
+        expect::one_line_error(&run, &[place]);
+        assert!(run.stdout.is_empty(), "the command was not started");
+    }
+}
+
+/// A file system of a few kilobytes, gone at the end.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new() -> Option<SmallDisk> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut mount = Command::new("mount");
+        let done = mount.args(["-t", "tmpfs", "-o", "size=512k", "none"]).arg(dir.path()).status();
+        done.is_ok_and(|s| s.success()).then_some(SmallDisk(dir))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_keeps_what_was_written() {
+    let _turn = live!();
+    let mut target = endless(&fixture!("modern"));
+    let Some(disk) = SmallDisk::new() else { common::skip!("no tmpfs can be mounted here") };
+    let file = disk.0.path().join("run.pfi");
+    let run = run(profinfer().args(["record", "-p", &target.pid().to_string(), "-o"]).arg(&file));
+    expect::one_line_error(&run, &["No space left"]);
+    assert!(target.running());
+    wait_until("probes leave the code", || code_is_clean(target.pid()));
+    let kept = Seen::damaged(&file);
+    assert!(kept.all.blocks > 1 && kept.slices() > 0, "{} blocks", kept.all.blocks);
+    let whole = kept.all.cpu_graphs.iter().filter(|g| !g.cut).count();
+    assert!(whole > 0);
+}
+
+#[test]
+fn a_broken_pipe_ends_it() {
+    let _turn = live!();
+    let mut target = endless(&fixture!("modern"));
+    let mut recorder = to_pipe(&target);
+    let mut out = recorder.stdout.take().expect("piped");
+    out.read_exact(&mut [0; 200_000]).expect("a trace comes");
+    drop(out);
+    let status = wait(&mut recorder);
+    let mut text = String::new();
+    recorder.stderr.take().expect("piped").read_to_string(&mut text).expect("text");
+    assert_eq!((status.code(), text.lines().count()), (Some(1), 1), "{text}");
+    assert!(text.contains("Broken pipe") && !text.contains("panicked"), "{text}");
+    assert!(target.running());
+    wait_until("probes leave the code", || code_is_clean(target.pid()));
+}
+
+#[test]
+fn standard_output_carries_a_trace() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let out = profinfer().args(["record", "-o", "-", "--"]).arg(&program).output().expect("run");
+    assert!(out.status.success());
+    assert!(Trace::from_bytes(out.stdout).expect("nothing but a trace").verify().is_empty());
+    let text = String::from_utf8_lossy(&out.stderr);
+    assert!(text.contains("\"llama_decode\":9"), "the command's own output goes to standard error: {text}");
+}
+
+#[test]
+fn a_small_buffer_loses_and_counts() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    for transport in [&[][..], &["--pbuf"]] {
+        let mut args = vec!["--buffer-size", "4KiB"];
+        args.extend(transport);
+        args.extend(["--", program.to_str().expect("a path"), "-n", "2000", "--op-ns", "0", "--moe"]);
+        let run = record(&args);
+        let (seen, said) = (run.seen(), run.said());
+        seen.books_close();
+        let lost: u64 = seen.footer().kinds.iter().map(|k| k.lost).sum();
+        assert!(lost > 0, "a page holds no graph of this");
+        assert!(run.stderr.contains("LOST"), "{}", run.stderr);
+        // The target did all its work, and every hit was counted.
+        let calls = &said["calls"];
+        assert_eq!(calls["llama_decode"], 2001);
+        let ops = calls["extra"].as_u64().zip(calls["fused"].as_u64()).map(|(e, f)| e + f);
+        assert_eq!(Some(seen.kind("op").seen), ops);
+    }
+}
+
+#[test]
+fn commands_that_cannot_be_recorded() {
+    let _turn = live!();
+    expect::one_line_error(&record(&["--", "/nonexistent/engine"]), &["/nonexistent/engine", "No such file"]);
+    expect::one_line_error(&record(&["--", "no-such-engine-anywhere"]), &["no-such-engine-anywhere"]);
+    expect::one_line_error(&record(&["--", "true"]), &["no GGML"]);
+    expect::one_line_error(&record(&["--exe", "/bin/true"]), &["no GGML"]);
+    expect::one_line_error(&record(&["--exe", "/nonexistent/engine"]), &["/nonexistent/engine"]);
+}
+
+#[test]
+fn processes_that_cannot_be_recorded() {
+    let _turn = live!();
+    let sleep = Target::start("sleep", &["1000"]);
+    let pid = sleep.pid().to_string();
+    expect::one_line_error(&record(&["-p", &pid, "--duration", "200ms"]), &["no GGML", &pid]);
+    let gone = Target::start::<&str>("true", &[]);
+    let pid = gone.pid().to_string();
+    drop(run(&mut Command::new("true")));
+    let mut gone = gone;
+    wait(&mut gone.0);
+    expect::one_line_error(&record(&["-p", &pid]), &[&pid, "does not exist"]);
+}
+
+#[test]
+fn a_cpu_that_is_not_there() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let run = record(&["--agent-cpu", "4000", "--", program.to_str().expect("a path")]);
+    expect::one_line_error(&run, &["4000", "--agent-cpu"]);
+    assert!(run.stdout.is_empty(), "the command was not started");
+    let run = record(&["--agent-cpu", "0", "--", program.to_str().expect("a path")]);
+    run.seen().complete();
+}
+
+#[test]
+fn without_privileges() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    // Where nobody may go, everything lies under names that nobody may use.
+    let dir = tempfile::tempdir().expect("a directory");
+    let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("mode");
+    open(dir.path(), 0o777);
+    let copy = |from: PathBuf| {
+        let to = dir.path().join(from.file_name().expect("a name"));
+        fs::copy(&from, &to).expect("copied");
+        open(&to, 0o755);
+        to
+    };
+    let recorder = copy(env!("CARGO_BIN_EXE_profinfer").into());
+    let engine = copy(program.clone());
+    copy(program.with_file_name("libfakeggml.so"));
+    let file = dir.path().join("run.pfi");
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&recorder);
+    command.args(["record", "-o"]).arg(&file).arg("--").arg(&engine);
+    let run: Run = run(&mut command);
+    expect::one_line_error(&run, &[]);
+    assert!(run.stderr.contains("root") || run.stderr.contains("CAP_"), "{}", run.stderr);
+    assert!(!file.exists(), "no file is left behind");
+}
+
+#[test]
+fn says_no_more_than_it_must() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let said = record(&["--", program.to_str().expect("a path"), "-n", "200", "--op-ns", "20000"]);
+    assert!(!said.stderr.contains(['\r', '\x1b']), "a status line without a terminal: {:?}", said.stderr);
+    assert!(said.stderr.lines().last().is_some_and(|l| l.contains("none lost")), "{}", said.stderr);
+    let quiet = record(&["-q", "--", program.to_str().expect("a path")]);
+    quiet.seen().complete();
+    assert_eq!(quiet.stderr, "");
+}

@@ -1,0 +1,114 @@
+//! Recordings of real engines beside what the engine itself says that it runs: every op, on every thread, with its
+//! structure. The dump comes from the same run: the engine calls back about each node and still runs the graph whole.
+#![cfg(feature = "agent")]
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+
+use common::run::{Recorder, Target};
+use common::truth::{self, Habits};
+use common::{driver, engine, expect, live, model, skip};
+
+/// b3889 and b4753: every node is dispatched, none left out, nothing fused.
+const EARLY: Habits = Habits { runs_nops: true, wants_flag: false, fuses: false };
+const B8121: Habits = Habits { runs_nops: false, wants_flag: true, fuses: false };
+const TODAY: Habits = Habits { runs_nops: false, wants_flag: true, fuses: true };
+
+const FORWARD: &str = "ggml_compute_forward";
+const EXTRA: &str = "ggml_cpu_extra_compute_forward";
+const FUSED: &str = "ggml_compute_forward_rms_norm_mul_fused + ggml_cpu_extra_compute_forward";
+
+/// Tokens after the prefill: two graphs of one shape, and then some.
+const DECODES: usize = 4;
+
+/// Records `engine` on each of the models with one and with two threads.
+fn compare(name: &str, models: &[(&str, &str)], habits: Habits, op: &str) {
+    let _turn = live!();
+    let lib = match engine(name) {
+        Ok(path) => path,
+        Err(why) => skip!("{why}"),
+    };
+    for (preset, ty) in models {
+        for threads in [1, 2] {
+            println!("{name}, {preset} {ty}, {threads} threads");
+            one(&lib, &model(preset, ty), threads, habits, op);
+        }
+    }
+}
+
+fn one(lib: &Path, model: &Path, threads: u32, habits: Habits, op: &str) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let dump = dir.path().join("dump");
+    // In lock-step: the engine is loaded, the probes sit, then it works.
+    let mut command = Command::new(driver());
+    command.arg("--engine").arg(lib).arg("--model").arg(model).arg("--dump").arg(&dump);
+    let mut target =
+        Target::controlled(command.args(["--control", "--ctx", "256", "-t", &threads.to_string()]));
+    let pid = target.pid();
+    let ready = target.tell("", 1);
+    assert_eq!(ready["ready"], true);
+    let recorder = Recorder::start(&["-p", &pid.to_string()]);
+    recorder.wait_for_probes();
+    target.tell("prefill 7\n", 2);
+    target.tell(&format!("run {DECODES}\n"), 3);
+    drop(target.0.stdin.take());
+    target.said();
+    let seen = recorder.finish().seen();
+    assert_eq!(seen.footer().end, "target exited");
+    seen.complete();
+
+    let graphs = truth::read(&dump);
+    assert_eq!(graphs.len(), 1 + DECODES, "graphs in the dump");
+    let cpu = seen.graphs(pid);
+    assert_eq!(cpu.len(), graphs.len(), "CPU graphs");
+    let mut hits = 0;
+    for (cpu, graph) in cpu.into_iter().zip(&graphs) {
+        let ops = truth::ops(graph, habits);
+        expect::graph(&seen, cpu, graph, &ops, threads);
+        hits += ops.len() as u64 * u64::from(threads);
+    }
+    assert_eq!((seen.slices(), seen.kind("op").seen), (hits, hits), "op hits");
+
+    assert_eq!(seen.all.tokens.len(), graphs.len(), "calls");
+    assert!(seen.all.tokens.iter().all(|c| !c.cut));
+    let widths: Vec<u32> = seen.all.graphs.iter().map(|g| g.ubatch).collect();
+    assert_eq!(widths, graphs.iter().map(|g| g.n_tokens).collect::<Vec<_>>(), "widths of the ubatches");
+    assert!(seen.all.graphs.iter().all(|g| g.token.is_some() && !g.cut));
+
+    assert_eq!(seen.used("op").map(|r| r.name), Some(op), "rung of ops");
+    assert!(seen.used("split").is_some(), "rung of splits: {:?}", seen.rungs("split"));
+    let backends: Vec<&str> = seen.all.splits.iter().map(|s| seen.all.backends[&s.backend].name).collect();
+    assert!(!backends.is_empty() && backends.iter().all(|b| *b == "CPU"), "splits on {backends:?}");
+}
+
+const ALL: [(&str, &str); 4] =
+    [("tiny", "q4_0"), ("moe", "q4_0"), ("gemma2", "q4_0"), ("llama1b-L4", "q4_0")];
+
+#[test]
+fn b3889() {
+    // Knows gemma2 only with its published number of layers.
+    compare("b3889", &[ALL[0], ALL[1], ALL[3]], EARLY, FORWARD);
+}
+
+#[test]
+fn b4753() {
+    // As b3889; and its repacked kernels abort on experts in Q4_0.
+    compare("b4753", &[ALL[0], ("moe", "f16"), ALL[3]], EARLY, FORWARD);
+}
+
+#[test]
+fn b8121() {
+    compare("b8121", &ALL, B8121, EXTRA);
+}
+
+#[test]
+fn v0_5_0() {
+    compare("v0.5.0", &ALL, TODAY, FUSED);
+}
+
+#[test]
+fn b11549() {
+    compare("b11549", &ALL, TODAY, FUSED);
+}
