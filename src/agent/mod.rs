@@ -33,3 +33,4 @@ pub mod tracepoint;
 pub mod transport;
 pub mod usage;
 pub mod verify;
+pub mod version;

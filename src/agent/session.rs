@@ -20,7 +20,7 @@ use super::refusal::{self, Act};
 use super::structure::{self, GLU_BASE, MAX_ENGINES, OPS_PER_ENGINE, Reading, TYPES_PER_ENGINE, UNARY_BASE};
 use super::transport::{self, Transport};
 use super::verify::{self, OpEnd};
-use super::{books, calibrate, target, usage};
+use super::{books, calibrate, target, usage, version};
 use crate::trace::record::{self, Level};
 use crate::trace::{Encoder, EncoderConfig, WriteError};
 
@@ -334,7 +334,9 @@ impl<W: Write + 'static> Session<W> {
 
     fn define(&mut self, id: u16, engine: &Engine) -> Result<(), WriteError> {
         let enc = &mut self.drain.borrow_mut().enc;
-        enc.engine(&record::Engine { id: id.into(), version: "", layout: &engine.layout.to_string() })?;
+        let version = engine.modules.iter().find(|m| m.roles.base).map(|m| version::of(&m.elf)).unwrap_or_default();
+        let layout = engine.layout.to_string();
+        enc.engine(&record::Engine { id: id.into(), version: &version, layout: &layout })?;
         let (ops, t) = (id * OPS_PER_ENGINE, &engine.tables);
         for (i, name) in t.ops.iter().enumerate().take(UNARY_BASE.into()) {
             enc.op_def(ops + i as u16, name, name);
