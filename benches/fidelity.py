@@ -21,21 +21,22 @@ GRAPH, SLICES = 13, 14
 
 
 def records(path):
+    """(kind, fields, bytes after them) of the calls and slices."""
     for payload, first in pfi.blocks(path):
-        inner = pfi.Bytes(payload)
-        while inner.more():
-            r = pfi.Bytes(inner.bytes())
-            yield r.u(), r, first
+        calls = pfi.Calls(first)
+        for kind, r in pfi.records(payload):
+            if kind in pfi.RULES:
+                yield kind, *calls.take(kind, r)
 
 
 def graphs(path):
     """(start, duration, whether ops end at a barrier, thread 0's slices) of each whole CPU graph of one token."""
     parts = {}
-    for kind, r, first in records(path):
+    for kind, fields, data in records(path):
         if kind == SLICES:
-            graph, ith, _, _, _, n, t, barrier, data = r.fields("uuuuuuiby")
+            graph, ith, _, _, _, n, t, barrier = fields
             if ith == 0:
-                parts.setdefault(graph, []).extend(pfi.slices(n, first + t, barrier, data))
+                parts.setdefault(graph, []).extend(pfi.slices(n, t, barrier, data))
                 if not barrier:
                     # The last varint of the data is that slice's length.
                     last = pfi.Bytes(data)
@@ -43,9 +44,9 @@ def graphs(path):
                     start, _ = parts[graph][-1]
                     parts[graph][-1] = (start, lengths[-1] or None)
         elif kind == GRAPH:
-            seq, _, _, _, _, _, _, _, ubatch, t, dur, _, _, barrier, cut = r.fields("uoouuouuuiuoubb")
+            seq, _, _, _, _, _, _, _, ubatch, t, dur, _, _, barrier, cut = fields
             if ubatch == 1 and not cut and seq in parts:
-                yield first + t, dur, barrier, parts.pop(seq)
+                yield t, dur, barrier, parts.pop(seq)
 
 
 def parts_of(start, dur, slices):

@@ -9,7 +9,7 @@
 mod synth_trace;
 
 use std::fs::File;
-use std::io::BufWriter;
+
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -35,7 +35,7 @@ fn main() {
 
 /// 16 layers, 2 threads, 1 to 500 us an op: shaped like a 1B model's decode.
 fn generate(path: &Path, slices: u64, barrier: bool) {
-    let out = BufWriter::new(File::create(path).expect("the trace can be written"));
+    let out = File::create(path).expect("the trace can be written");
     let mut synth = Synth::new(out, Spec { layers: 16, barrier, ..Spec::default() });
     let mut state = 1u64;
     synth.call(32, |p, _| 1000 + 977 * p as u64);

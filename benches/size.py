@@ -28,12 +28,9 @@ def parts(path):
     found, blocks = {}, 0
     for payload, _ in pfi.blocks(path):
         blocks += 1
-        inner = pfi.Bytes(payload)
-        while inner.more():
-            at = inner.pos
-            kind = pfi.Bytes(inner.bytes()).u()
-            group = GROUPS.get(kind, "the rest")
-            found[group] = found.get(group, 0) + inner.pos - at
+        for kind, r in pfi.records(payload):
+            group, size = GROUPS.get(kind, "the rest"), len(r.data)
+            found[group] = found.get(group, 0) + size + (1 if size < 128 else 2)
     return blocks, found
 
 

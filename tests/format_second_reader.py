@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """A second reader of .pfi files, from docs/FORMAT.md alone. Prints what it counts, one line each, sorted."""
+import re
 import struct
 import sys
 from collections import Counter
@@ -66,7 +67,7 @@ def unzigzag(v):
     return v >> 1 ^ -(v & 1)
 
 
-PAIRS = [(3, 11), (3, 12), (4, 14), (4, 17), (4, 19), (5, 20), (8, 31)]
+PAIRS = [(3, 10), (3, 11), (4, 16), (4, 19), (5, 20), (5, 24), (6, 20)]
 
 
 def slices(n, t, barrier, data):
@@ -102,32 +103,119 @@ def plan(data):
     return hits
 
 
+def differing(r, predict, values, count):
+    """Appends `count` fields to values; predict(i) is asked for field i when those before it are known."""
+    if not hasattr(r, "mask"):
+        r.mask = r.u()
+    for _ in range(count):
+        i = len(values)
+        values.append(predict(i) + (r.i() if r.mask >> i & 1 else 0) & 0xFFFFFFFFFFFFFFFF)
+
+
+def rest(r, known):
+    """The bytes after the fields; those of a later version are skipped."""
+    for _ in range(bin(r.mask >> known).count("1")):
+        r.u()
+    return r.data[r.pos:]
+
+
+# The fields of kinds 10 to 14: s = same, n = next, t = time, d = duration.
+RULES = {10: "nsssstds", 11: "nnssssstds", 12: "nnsssstds", 13: "nnnsssssstdssss", 14: "ssssssts"}
+
+
+class Calls:
+    """The records of kinds 10 to 14 of one block."""
+
+    def __init__(self, first):
+        self.last, self.kept = {kind: [0] * len(rules) for kind, rules in RULES.items()}, {"t": first, "d": 0}
+
+    def take(self, kind, r):
+        """The fields, and the bytes after them."""
+        rules, last, values = RULES[kind], self.last[kind], []
+        differing(r, lambda i: self.kept.get(rules[i], last[i] + (rules[i] == "n")), values, len(rules))
+        self.last[kind] = values
+        self.kept.update({rule: v for rule, v in zip(rules, values) if rule in "td"})
+        return values, rest(r, len(rules))
+
+
+ADDR, OP, NE, VIEW, N_SRC, ID, PID, KNOWN, STRIDED = 3, 6, (9, 10, 11, 16), 12, 13, 17, 18, 19, 20
+SRC, NB = (4, 5, 14, 15, *range(25, 37)), (21, 22, 23, 24)
+BLANK = [1 if i in NE else 0 for i in range(37)]
+
+
+def shifted(name, shift):
+    found = re.search(rb"[0-9]+", name)
+    if not found or len(found[0]) > 9 or len(found[0]) > 1 and found[0][:1] == b"0":
+        return name
+    moved = name[:found.start()] + b"%d" % (int(found[0]) + shift) + name[found.end():]
+    return name if int(found[0]) + shift < 0 or len(moved) > 255 else moved
+
+
+class Tensors:
+    """The Tensor records of one block."""
+
+    def __init__(self):
+        self.told, self.back, self.shift = [], 0, 0
+
+    def take(self, r):
+        """The fields, and the name."""
+        v = []
+        differing(r, lambda i: (self.back, self.shift, 0)[i], v, 3)
+        self.back, self.shift, keep = v
+        assert self.back <= min(len(self.told), 256)
+        like, step, name = self.told[-self.back] if self.back else (BLANK, 0, b"")
+        id_, addr = (self.told[-1][0][ID] + 1, self.told[-1][0][ADDR]) if self.told else (0, 0)
+        differing(r, lambda i: {ID: id_, ADDR: addr + step}.get(i, like[i]), v, 34)
+        text = rest(r, 37)
+        shift = self.shift - (self.shift >> 63 << 64)
+        name = name[:keep - 1] + text if keep else shifted(name, shift)
+        self.told.append((v, v[ADDR] - addr, name))
+        return v, name
+
+
+def describe(v, name, op):
+    def coded(i):
+        return v[ID] + 1 - v[i] & 0xFFFFFFFF if v[i] else 0
+
+    ne, nb = [v[i] for i in NE], [v[i] for i in NB] if v[STRIDED] else []
+    src = [coded(i) for i in SRC[:v[N_SRC]]]
+    return f"tensor {v[ID]} {v[ADDR]:x} {name.decode()} {op} {ne} {nb} {src} {coded(VIEW)}"
+
+
+def records(payload):
+    """(kind, the bytes after it) of each record."""
+    inner = Bytes(payload)
+    while inner.more():
+        body = inner.bytes()
+        if body:
+            r = Bytes(body)
+            yield r.u(), r
+
+
 def block(payload, first, count, tensors):
-    ops, ids, plans, addr, name = {}, {}, {}, 0, b""
-    records = Bytes(payload)
-    while records.more():
-        r = Bytes(records.bytes())
-        kind = r.u()
+    ops, ids, plans, calls, told = {}, {}, {}, Calls(first), Tensors()
+    for kind, r in records(payload):
         count[f"kind {kind}"] += 1
         if kind == 5:
             op, _, desc = r.fields("uss")
             ops[op] = desc
         elif kind == 7:
-            tid, _, delta, known, op, _, _ = r.fields("uuibuuu")
-            shared, rest, ne, nb, src, view = r.b(), *r.fields("sllyu")
-            addr, name = addr + delta & 0xFFFFFFFFFFFFFFFF, name[:shared] + rest.encode()
-            ids[tid] = ops.get(op, "?") if known else "?"
-            tensors[tid] = f"tensor {tid} {addr:x} {name.decode()} {ids[tid]} {ne} {nb} {src.hex()} {view}"
+            v, name = told.take(r)
+            ids[v[ID]] = ops.get(v[OP], "?") if v[KNOWN] else "?"
+            tensors[v[ID]] = describe(v, name, ids[v[ID]])
         elif kind == 8:
             pid, _, _, hits = r.fields("uuuy")
             plans[pid] = plan(hits)
-        elif kind == 14:
-            _, _, _, pid, at, n, t, barrier, data = r.fields("uuuuuuiby")
-            for i, (start, busy) in enumerate(slices(n, first + t, barrier, data)):
-                op = ids.get(plans[pid][at + i], "?")
-                count[f"slices {op}"] += 1
-                count[f"busy {op}"] += busy or 0
-                count["sum of starts"] += start
+        elif kind in RULES:
+            values, data = calls.take(kind, r)
+            count[f"sum of kind {kind}"] += sum(values)
+            if kind == 14:
+                _, _, _, pid, at, n, t, barrier = values
+                for i, (start, busy) in enumerate(slices(n, t, barrier, data)):
+                    op = ids.get(plans[pid][at + i], "?")
+                    count[f"slices {op}"] += 1
+                    count[f"busy {op}"] += busy or 0
+                    count["sum of starts"] += start
 
 
 def blocks(path):

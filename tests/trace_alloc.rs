@@ -39,7 +39,12 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn steady_state_allocates_nothing() {
-    let cfg = EncoderConfig { block_bytes: 16 << 10, max_tensors: 512, ..EncoderConfig::default() };
+    let cfg = EncoderConfig {
+        block_bytes: 16 << 10,
+        flush_ns: 100_000_000,
+        max_tensors: 512,
+        ..EncoderConfig::default()
+    };
     let mut e = Encoder::new(std::io::sink(), cfg, &header()).unwrap();
     setup(&mut e);
     let plan = model(&mut e, 4);

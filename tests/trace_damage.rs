@@ -13,15 +13,11 @@ fn read_all(trace: &Trace) -> Vec<u32> {
     for i in 0..trace.blocks().len() {
         let Ok(block) = trace.block(i) else { continue };
         good.push(block.seq());
-        let mut cursor = TensorCursor::new();
         for record in block.records() {
             match record {
                 Ok(Record::Slices(s)) => assert!(slice_iter(&s).count() <= s.n as usize),
                 Ok(Record::Plan(p)) => assert!(plan_hits(&p).count() <= p.hits.0.len()),
-                Ok(Record::Tensor(t)) => {
-                    cursor.resolve(&t);
-                    assert!(sources(&t).count() <= t.src.0.len());
-                }
+                Ok(Record::Tensor(t)) => assert!(t.src.len() <= 16 && t.name.len() <= 255),
                 Ok(_) => {}
                 Err(damage) => assert!(!damage.to_string().is_empty()),
             }
@@ -154,9 +150,9 @@ fn file_of(payload: &[u8]) -> Vec<u8> {
 
 #[test]
 fn unknown_kinds_are_skipped_and_missing_fields_are_zero() {
-    // Kind 99; a TypeDef with a field too many; a Split that ends after its seq; an impossible text; a length too far.
+    // Kind 99; a TypeDef with a field too many; padding; a Split with a tenth field; an impossible text; a length too far.
     let payload =
-        b"\x03\x63\xff\xff\x06\x06\x09\x00\x20\x12\x77\x02\x0c\x05\x03\x05\x07\x41\x02\x06\x01\x7f\x06";
+        b"\x03\x63\xff\xff\x06\x06\x09\x00\x20\x12\x77\0\x06\x0c\x83\x04\x08\x01\x7f\x03\x05\x07\x41\x02\x06\x01\x7f\x06";
     let trace = Trace::from_bytes(file_of(payload)).unwrap();
     let records: Vec<_> = trace.block(0).unwrap().records().collect();
     assert_eq!(records.len(), 5, "{records:?}");

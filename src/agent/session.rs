@@ -22,7 +22,7 @@ use super::transport::{self, Transport};
 use super::verify::{self, OpEnd};
 use super::{books, calibrate, target, usage, version};
 use crate::trace::record::{self, Level};
-use crate::trace::{Encoder, EncoderConfig, WriteError};
+use crate::trace::{Encoder, EncoderConfig, Output, WriteError};
 
 /// Looking for engines in a process's maps: often until one is found, rarely after.
 const SCAN_SOON: Duration = Duration::from_millis(5);
@@ -124,6 +124,16 @@ impl<W: Write> Write for Counted<W> {
     }
 }
 
+impl<W: Output> Output for Counted<W> {
+    fn seekable(&self) -> bool {
+        self.out.seekable()
+    }
+
+    fn write_at(&mut self, pos: u64, bytes: &[u8]) -> std::io::Result<()> {
+        self.out.write_at(pos, bytes)
+    }
+}
+
 struct Session<W: Write> {
     options: Options,
     any: bool,
@@ -142,7 +152,7 @@ struct Session<W: Write> {
 }
 
 /// Records into `out` until the target ends, a limit is met or `watch` says stop.
-pub fn record<W: Write + 'static>(
+pub fn record<W: Output + 'static>(
     target: Target,
     options: Options,
     out: W,

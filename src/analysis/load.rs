@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::trace::reader::{self, Block, DamageKind, TensorCursor, Trace};
+use crate::trace::reader::{self, Block, DamageKind, Trace};
 use crate::trace::record::*;
 
 /// Work done so far and in all, in bytes of the trace; a front end may watch it from another thread.
@@ -140,21 +140,12 @@ fn upsert<T, K: PartialEq>(list: &mut Vec<T>, item: T, key: impl Fn(&T) -> K) {
     }
 }
 
-fn dims(d: &Dims) -> [u64; 4] {
-    let mut out = [1; 4];
-    for (to, from) in out.iter_mut().zip(d) {
-        *to = *from;
-    }
-    out
-}
-
 impl<'a> Loaded<'a> {
     fn read_block(&mut self, block: &Block<'a>) {
-        let mut cursor = TensorCursor::new();
         for record in block.records() {
             match record {
                 Ok(Record::Slices(run)) => self.runs.push(run),
-                Ok(Record::Tensor(t)) => self.tensor(&t, &mut cursor),
+                Ok(Record::Tensor(t)) => self.tensor(t),
                 Ok(Record::Plan(p)) => self.plan(&p),
                 Ok(record) => self.other(record),
                 Err(damage) => self.damage.push(damage.to_string()),
@@ -162,24 +153,19 @@ impl<'a> Loaded<'a> {
         }
     }
 
-    fn tensor(&mut self, t: &Tensor<'_>, cursor: &mut TensorCursor) {
-        let (addr, name) = cursor.resolve(t);
-        if self.tensors.contains_key(&t.id) {
-            return;
-        }
-        let info = TensorInfo {
+    fn tensor(&mut self, t: Tensor) {
+        self.tensors.entry(t.id).or_insert_with(|| TensorInfo {
             pid: t.pid,
-            addr,
+            addr: t.addr,
             known: t.known,
             op: t.op,
             ty: t.ty,
-            name: name.into(),
-            ne: dims(&t.ne),
-            nb: (!t.nb.is_empty()).then(|| dims(&t.nb)),
-            src: reader::sources(t).collect(),
-            view_src: t.view_src.checked_sub(1),
-        };
-        self.tensors.insert(t.id, info);
+            name: t.name,
+            ne: t.ne,
+            nb: t.nb,
+            src: t.src,
+            view_src: t.view_src,
+        });
     }
 
     fn plan(&mut self, p: &Plan<'_>) {

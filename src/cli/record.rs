@@ -16,6 +16,7 @@ use crate::agent::drain::Totals;
 use crate::agent::machine::AgentCpu;
 use crate::agent::session::{self, Options, Summary, Target, Watch};
 use crate::agent::verify::OpEnd;
+use crate::trace;
 use crate::trace::record::Level;
 use crate::views::table::clean;
 
@@ -261,6 +262,16 @@ impl Write for Output {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
+    }
+}
+
+impl trace::Output for Output {
+    fn seekable(&self) -> bool {
+        self.file.seekable()
+    }
+
+    fn write_at(&mut self, pos: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_at(pos, bytes)
     }
 }
 

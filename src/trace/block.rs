@@ -1,8 +1,11 @@
 //! File header, block header and the framing of records in a block's payload: bytes in, bytes out, no I/O.
-//! Uses only the records.
+//! Uses the records and their codings.
 
 use super::coding::{put_varint, varint};
+use super::describe::Past;
+use super::predict::Calls;
 use super::record::{KIND_NAMES, Record};
+use super::tensors::Content;
 
 /// Major version: a reader refuses a file with a greater one.
 pub const MAJOR: u16 = 1;
@@ -75,10 +78,10 @@ pub(crate) fn parse_file_header(data: &[u8]) -> FileHeader {
 }
 
 impl BlockHeader {
-    /// Header of this version for `payload`.
-    pub fn new(payload: &[u8], seq: u32, first_ts: u64) -> BlockHeader {
-        let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        BlockHeader { major: MAJOR, minor: MINOR, len, seq, first_ts, payload_crc: crc32c::crc32c(payload) }
+    /// Header of this version for a payload of `len` bytes.
+    pub fn new(len: usize, payload_crc: u32, seq: u32, first_ts: u64) -> BlockHeader {
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        BlockHeader { major: MAJOR, minor: MINOR, len, seq, first_ts, payload_crc }
     }
 
     pub fn to_bytes(self) -> [u8; BLOCK_HEADER] {
@@ -134,18 +137,80 @@ impl postcard::ser_flavors::Flavor for Appender<'_> {
     }
 }
 
-/// Appends `record` with its length to `out`; `body` is scratch space. Returns the record's kind.
+/// What the records of a block are told apart from: those before them in the block.
+pub(crate) struct Before {
+    pub calls: Calls,
+    pub tensors: Past,
+}
+
+/// Serialises, and deserialises, the kinds that stand alone.
+macro_rules! plain {
+    ($($name:ident),*) => {
+        fn put_plain(out: &mut Vec<u8>, record: &Record) -> Result<(), postcard::Error> {
+            match record {
+                $(Record::$name(r) => postcard::serialize_with_flavor(r, Appender(out)),)*
+                _ => Ok(()),
+            }
+        }
+
+        fn take_plain<'a>(kind: usize, body: &'a [u8]) -> Option<Record<'a>> {
+            let mut de = postcard::Deserializer::from_flavor(Body { rest: body, zeros: 0 });
+            match *KIND_NAMES.get(kind)? {
+                $(stringify!($name) => serde::Deserialize::deserialize(&mut de).ok().map(Record::$name),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+plain!(Header, Process, Engine, Module, Probe, OpDef, TypeDef, Plan, Backend, Rung, Notice, Footer);
+
+/// Appends `body` with its length.
+fn put_body(out: &mut Vec<u8>, body: &[u8]) {
+    put_varint(out, body.len() as u64);
+    out.extend_from_slice(body);
+}
+
+/// Appends a record that stands alone, with its length; `body` is scratch space.
 pub(crate) fn put_record(
     out: &mut Vec<u8>,
     body: &mut Vec<u8>,
     record: &Record,
-) -> Result<usize, postcard::Error> {
+) -> Result<(), postcard::Error> {
     body.clear();
-    postcard::serialize_with_flavor(record, Appender(body))?;
-    put_varint(out, body.len() as u64);
-    out.extend_from_slice(body);
-    Ok(body.first().map_or(0, |k| usize::from(*k)))
+    body.push(record.kind() as u8);
+    put_plain(body, record)?;
+    put_body(out, body);
+    Ok(())
 }
+
+/// Appends a record of the kinds 10 to 14; its time is absolute.
+pub(crate) fn put_call(out: &mut Vec<u8>, body: &mut Vec<u8>, calls: &mut Calls, record: &Record) {
+    body.clear();
+    body.push(record.kind() as u8);
+    if calls.put(body, record) {
+        put_body(out, body);
+    }
+}
+
+/// Appends a Tensor record.
+pub(crate) fn put_tensor(
+    out: &mut Vec<u8>,
+    body: &mut Vec<u8>,
+    scratch: &mut Vec<u8>,
+    past: &mut Past,
+    id: u32,
+    content: &Content,
+) {
+    body.clear();
+    body.push(TENSOR as u8);
+    past.put(body, scratch, id, content);
+    put_body(out, body);
+}
+
+pub(crate) const TENSOR: usize = 7;
+const TOKEN: usize = 10;
+const SLICES: usize = 14;
 
 /// Bytes of a record, followed by as many zeros as an older writer's record lacks fields.
 struct Body<'de> {
@@ -187,26 +252,28 @@ impl<'de> postcard::de_flavors::Flavor<'de> for Body<'de> {
 /// What stands at the start of a payload's rest.
 pub(crate) enum Frame<'a> {
     Record(Record<'a>),
-    /// A kind that this version does not know.
+    /// A kind that this version does not know, or padding.
     Unknown,
     /// Not decodable; the next record is where `next_record` says.
     Bad,
 }
 
 /// Cuts the next record off `rest`. None at the end, or when its length runs past it (`rest` is left as it was).
-pub(crate) fn next_record<'a>(rest: &mut &'a [u8]) -> Option<Frame<'a>> {
+pub(crate) fn next_record<'a>(rest: &mut &'a [u8], before: &mut Before) -> Option<Frame<'a>> {
     let (len, used) = varint(rest, 0)?;
     let (body, after) = rest.get(used..)?.split_at_checked(usize::try_from(len).ok()?)?;
     *rest = after;
-    let Some((kind, _)) = varint(body, 0) else {
-        return Some(Frame::Bad);
-    };
-    if kind >= KIND_NAMES.len() as u64 {
+    if body.is_empty() {
         return Some(Frame::Unknown);
     }
-    let mut de = postcard::Deserializer::from_flavor(Body { rest: body, zeros: 0 });
-    Some(match serde::Deserialize::deserialize(&mut de) {
-        Ok(record) => Frame::Record(record),
-        Err(_) => Frame::Bad,
-    })
+    let Some((kind, fields)) = varint(body, 0).and_then(|(kind, at)| Some((kind, body.get(at..)?))) else {
+        return Some(Frame::Bad);
+    };
+    let record = match kind as usize {
+        _ if kind >= KIND_NAMES.len() as u64 => return Some(Frame::Unknown),
+        TENSOR => before.tensors.take(fields).map(Record::Tensor),
+        kind @ TOKEN..=SLICES => before.calls.take(kind, fields),
+        kind => take_plain(kind, fields),
+    };
+    Some(record.map_or(Frame::Bad, Frame::Record))
 }

@@ -2,13 +2,14 @@
 //! plans allocates nothing. Uses the records, their codings and the tables.
 
 use std::collections::HashMap;
-use std::io::Write;
+use std::io::{self, Write};
 
-use super::block::{BLOCK_HEADER, BlockHeader, file_header};
+use super::block::{BLOCK_HEADER, file_header};
 pub use super::coding::PlanHit;
 use super::coding::{MAX_VARINT, hits_of, put_slices};
 use super::open::{Def, MAX_HITS, Open, def};
 pub use super::open::{EncoderStats, WriteError};
+use super::output::{Growing, Output};
 use super::plans::Plans;
 use super::record::*;
 use super::tensors::{Content, MAX_SRC, Name, Tensors, sanitise};
@@ -17,14 +18,18 @@ use super::tensors::{Content, MAX_SRC, Name, Tensors, sanitise};
 pub const MAX_SLICES: usize = 4096;
 /// Most bytes of records that are kept for the last block (header not counted).
 const MAX_KEPT: usize = 4 << 20;
+/// Bytes that a kernel copies at once into a file.
+const PAGE: u64 = 4096;
 
 /// Sizes and times of the writer.
 #[derive(Debug, Clone, Copy)]
 pub struct EncoderConfig {
     /// A block is sealed once its payload has this many bytes (4 KiB to 4 MiB).
     pub block_bytes: usize,
-    /// `tick` seals a block that has been open for this long, ns.
+    /// `tick` brings what is older than this to a seekable output, ns. The block goes on.
     pub flush_ns: u64,
+    /// `tick` seals a block that has been open for this long where the output is not seekable, ns.
+    pub seal_ns: u64,
     /// Tensors remembered at a time (64 to 32768).
     pub max_tensors: usize,
     /// Plans remembered at a time (2 to 4096).
@@ -33,11 +38,17 @@ pub struct EncoderConfig {
 
 impl Default for EncoderConfig {
     fn default() -> Self {
-        Self { block_bytes: 128 << 10, flush_ns: 5_000_000_000, max_tensors: 16_384, max_plans: 256 }
+        Self {
+            block_bytes: 128 << 10,
+            flush_ns: 1_000_000_000,
+            seal_ns: 5_000_000_000,
+            max_tensors: 16_384,
+            max_plans: 256,
+        }
     }
 }
 
-/// A tensor as seen by the recorder; ids are those that `Encoder::tensor` gave.
+/// A tensor as seen by the recorder; ids are those that `Encoder::tensor` gave (so none can be the tensor's own).
 #[derive(Debug, Clone, Copy)]
 pub struct TensorDesc<'a> {
     pub pid: u32,
@@ -78,15 +89,14 @@ pub struct Slice {
     pub end: Option<u64>,
 }
 
-/// Writes a trace to `out`, one `write_all` a block.
+/// Writes a trace.
 pub struct Encoder<W: Write> {
-    out: W,
+    out: Growing<W>,
     cfg: EncoderConfig,
     open: Open,
-    /// Time of the first `tick` after the block got its first record.
+    /// Time of the first `tick` that found something not written yet.
     since: Option<u64>,
     last_ts: u64,
-    written: u64,
     failed: bool,
     header: Def,
     /// Records repeated in the last block, by kind and what names them within it.
@@ -112,32 +122,25 @@ fn key_of(kind: &str, name: impl std::hash::Hash) -> u64 {
 
 impl<W: Write> Encoder<W> {
     /// Writes the file header; `header` is the first record, and comes again in the last block.
-    pub fn new(out: W, cfg: EncoderConfig, header: &Header) -> Result<Self, WriteError> {
+    pub fn new(out: W, cfg: EncoderConfig, header: &Header) -> Result<Self, WriteError>
+    where
+        W: Output,
+    {
         let cfg = EncoderConfig {
             block_bytes: cfg.block_bytes.clamp(4 << 10, 4 << 20),
-            flush_ns: cfg.flush_ns,
             max_tensors: cfg.max_tensors.clamp(64, 32_768),
             max_plans: cfg.max_plans.clamp(2, 4096),
+            ..cfg
         };
         // Beyond the seal mark there is room for one run of slices with a usual graph's definitions; a larger one
         // makes the buffer grow once.
-        let mut bytes = Vec::with_capacity(BLOCK_HEADER + cfg.block_bytes + (128 << 10));
-        bytes.resize(BLOCK_HEADER, 0);
+        let open = Open::new(cfg.block_bytes + (128 << 10), MAX_SLICES * (1 + 2 * MAX_VARINT) + 128);
         let mut encoder = Encoder {
-            out,
+            out: Growing::new(out),
             cfg,
-            open: Open {
-                bytes,
-                body: Vec::with_capacity(MAX_SLICES * (1 + 2 * MAX_VARINT) + 128),
-                number: 1,
-                first_ts: None,
-                stats: EncoderStats::default(),
-                addr: 0,
-                name: Name::new(),
-            },
+            open,
             since: None,
             last_ts: header.mono_ns,
-            written: 0,
             failed: false,
             header: def(&Record::Header(header.clone()))?,
             kept: Vec::new(),
@@ -151,7 +154,8 @@ impl<W: Write> Encoder<W> {
             stack: Vec::with_capacity(cfg.max_tensors),
             data: Vec::with_capacity(MAX_SLICES * (1 + 2 * MAX_VARINT)),
         };
-        encoder.write_out(&file_header())?;
+        let written = encoder.out.append(&file_header());
+        encoder.check(written)?;
         encoder.open.put_def(&mut encoder.header)?;
         Ok(encoder)
     }
@@ -318,20 +322,24 @@ impl<W: Write> Encoder<W> {
         Ok(())
     }
 
-    /// Seals a block that is older than `flush_ns`; call it a few times a second.
+    /// Writes what has waited for `flush_ns`, or seals the block after `seal_ns`; call it a few times a second.
     pub fn tick(&mut self, now: u64) -> Result<(), WriteError> {
         self.last_ts = self.last_ts.max(now);
-        if self.open.is_empty() {
+        if self.open.payload() == self.out.done() {
             self.since = None;
             return Ok(());
         }
         let since = *self.since.get_or_insert(now);
-        if now.saturating_sub(since) >= self.cfg.flush_ns { self.seal() } else { Ok(()) }
+        let grows = self.out.grows();
+        if now.saturating_sub(since) < if grows { self.cfg.flush_ns } else { self.cfg.seal_ns } {
+            return Ok(());
+        }
+        if grows { self.put_block() } else { self.seal() }
     }
 
-    /// Bytes handed to `out` so far.
+    /// Bytes of the trace so far.
     pub fn bytes_written(&self) -> u64 {
-        self.written
+        self.out.written()
     }
 
     pub fn stats(&self) -> EncoderStats {
@@ -347,9 +355,8 @@ impl<W: Write> Encoder<W> {
         }
         self.open.put(Record::Footer(footer.clone()))?;
         self.seal()?;
-        let (block, written) = (self.open.number - 1, self.written);
-        self.out.flush().map_err(|source| WriteError::Io { block, written, source })?;
-        Ok(self.out)
+        let (block, written) = (self.open.number - 1, self.out.written());
+        self.out.finish().map_err(|source| WriteError::Io { block, written, source })
     }
 
     fn keep(&mut self, key: u64, record: &Record) -> Result<(), WriteError> {
@@ -373,9 +380,9 @@ impl<W: Write> Encoder<W> {
     /// Seals a block that is full. A call writes all that belongs together into one block: a block ends between calls.
     fn begin(&mut self) -> Result<(), WriteError> {
         if self.failed {
-            return Err(WriteError::Stopped { written: self.written });
+            return Err(WriteError::Stopped { written: self.out.written() });
         }
-        if self.open.bytes.len() - BLOCK_HEADER >= self.cfg.block_bytes { self.seal() } else { Ok(()) }
+        if self.open.payload() >= self.cfg.block_bytes { self.seal() } else { Ok(()) }
     }
 
     fn begin_at(&mut self, pid: u32, t: i64, dur: u64) -> Result<(), WriteError> {
@@ -452,66 +459,44 @@ impl<W: Write> Encoder<W> {
             self.ops.get_mut(&c.op).map_or(Ok(()), |d| self.open.put_def(d))?;
             self.types.get_mut(&c.ty).map_or(Ok(()), |d| self.open.put_def(d))?;
         }
-        let shared = shared_prefix(&self.open.name, &c.name);
-        let mut src = heapless::Vec::<u8, { MAX_SRC * 5 }>::new();
-        for id in &c.src {
-            push_varint(&mut src, *id);
-        }
-        let dims = c.ne.iter().rposition(|n| *n != 1).map_or(0, |last| last + 1);
-        let record = Record::Tensor(Tensor {
-            id: entry.id,
-            pid: c.pid,
-            addr_delta: c.addr.wrapping_sub(self.open.addr) as i64,
-            known: c.known,
-            op: c.op,
-            ty: c.ty,
-            flags: c.flags,
-            name_shared: shared as u8,
-            name_rest: c.name.get(shared..).unwrap_or_default(),
-            ne: c.ne.iter().take(dims).copied().collect(),
-            nb: c.nb.iter().flatten().copied().collect(),
-            src: Ids(&src),
-            view_src: c.view_src,
-        });
-        self.open.put(record)?;
-        self.open.addr = c.addr;
-        self.open.name.clone_from(&c.name);
-        Ok(())
+        self.open.put_tensor(entry.id, c)
     }
 
-    /// Writes the open block and begins the next.
+    /// Completes the open block and begins the next.
     fn seal(&mut self) -> Result<(), WriteError> {
         if self.failed {
-            return Err(WriteError::Stopped { written: self.written });
+            return Err(WriteError::Stopped { written: self.out.written() });
         }
         if self.open.is_empty() {
             return Ok(());
         }
-        let first_ts = self.open.first_ts.unwrap_or(self.last_ts);
-        let mut bytes = std::mem::take(&mut self.open.bytes);
-        let (head, payload) = bytes.split_at_mut(BLOCK_HEADER);
-        head.copy_from_slice(&BlockHeader::new(payload, self.open.number - 1, first_ts).to_bytes());
-        let done = self.write_out(&bytes);
-        bytes.truncate(BLOCK_HEADER);
-        self.open.bytes = bytes;
-        self.open.first_ts = None;
-        self.open.number += 1;
-        self.open.addr = 0;
-        self.open.name.clear();
-        self.since = None;
-        if done.is_ok() {
-            self.open.stats.blocks += 1;
+        // The next block's header must not lie across two pages: only within one is overwriting it all or nothing.
+        while (self.out.next_header(self.open.payload()) % PAGE) as usize > PAGE as usize - BLOCK_HEADER {
+            self.open.bytes.push(0);
         }
-        done
+        self.put_block()?;
+        self.out.next();
+        self.open.next();
+        self.open.stats.blocks += 1;
+        Ok(())
     }
 
-    fn write_out(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        if let Err(source) = self.out.write_all(bytes) {
-            self.failed = true;
-            return Err(WriteError::Io { block: self.open.number - 1, written: self.written, source });
+    /// Brings the open block to the output as far as it is.
+    fn put_block(&mut self) -> Result<(), WriteError> {
+        if self.failed {
+            return Err(WriteError::Stopped { written: self.out.written() });
         }
-        self.written += bytes.len() as u64;
-        Ok(())
+        let first_ts = self.open.first_ts.unwrap_or(self.last_ts);
+        self.since = None;
+        let done = self.out.put(&mut self.open.bytes, self.open.number - 1, first_ts);
+        self.check(done)
+    }
+
+    fn check(&mut self, done: io::Result<()>) -> Result<(), WriteError> {
+        done.map_err(|source| {
+            self.failed = true;
+            WriteError::Io { block: self.open.number - 1, written: self.out.written(), source }
+        })
     }
 }
 
@@ -527,18 +512,4 @@ fn replace(defs: &mut HashMap<u16, Def>, id: u16, new: Def) {
 
 fn coded(id: Option<u32>) -> u32 {
     id.map_or(0, |id| id.wrapping_add(1))
-}
-
-fn push_varint<const N: usize>(out: &mut heapless::Vec<u8, N>, mut v: u32) {
-    while v >= 0x80 {
-        let _ = out.push(v as u8 | 0x80);
-        v >>= 7;
-    }
-    let _ = out.push(v as u8);
-}
-
-/// Length of the longest common prefix that ends between characters of both.
-fn shared_prefix(a: &str, b: &str) -> usize {
-    let same = a.bytes().zip(b.bytes()).take_while(|(x, y)| x == y).count();
-    (0..=same).rev().find(|n| b.is_char_boundary(*n) && a.is_char_boundary(*n)).unwrap_or(0)
 }

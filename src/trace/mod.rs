@@ -3,15 +3,19 @@
 
 mod block;
 mod coding;
+mod describe;
 pub mod encoder;
 mod open;
+mod output;
 mod plans;
+mod predict;
 pub mod reader;
 pub mod record;
 mod table;
 mod tensors;
 
 pub use block::{BLOCK_HEADER, FILE_HEADER, MAJOR, MAX_PAYLOAD, MINOR};
-pub use coding::{PlanHit, SliceIter, SliceTime, ids, plan_hits, slice_iter, sources};
+pub use coding::{PlanHit, SliceIter, SliceTime, plan_hits, slice_iter};
 pub use encoder::{Encoder, EncoderConfig, EncoderStats, Slice, SliceRun, TensorDesc, WriteError};
-pub use reader::{Block, BlockRef, Damage, DamageKind, ReadError, TensorCursor, Trace};
+pub use output::Output;
+pub use reader::{Block, BlockRef, Damage, DamageKind, ReadError, Trace};

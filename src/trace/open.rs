@@ -3,9 +3,11 @@
 
 use std::io;
 
-use super::block::{BLOCK_HEADER, MAX_PAYLOAD, put_record};
+use super::block::{BLOCK_HEADER, Before, MAX_PAYLOAD, TENSOR, put_call, put_record, put_tensor};
+use super::describe::Past;
+use super::predict::Calls;
 use super::record::*;
-use super::tensors::{MAX_SRC, Name};
+use super::tensors::{Content, MAX_SRC};
 
 /// Most hits of a plan.
 pub const MAX_HITS: usize = 65_536;
@@ -14,7 +16,7 @@ pub const MAX_HITS: usize = 65_536;
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     #[error(
-        "cannot write block {block} of the trace after {written} bytes: {source}; the blocks before it are intact"
+        "cannot write block {block} of the trace after {written} bytes: {source}; what was written before is intact"
     )]
     Io { block: u32, written: u64, source: io::Error },
     #[error("the trace ended with an earlier write error after {written} bytes")]
@@ -57,25 +59,72 @@ pub(crate) struct Open {
     pub number: u32,
     pub first_ts: Option<u64>,
     pub stats: EncoderStats,
-    /// Of the Tensor record before.
-    pub addr: u64,
-    pub name: Name,
+    pub before: Before,
+    scratch: Vec<u8>,
 }
 
 impl Open {
+    /// An empty block; `bytes` and `body` are the room that its payload and a record may take before they grow.
+    pub fn new(bytes: usize, body: usize) -> Open {
+        let mut payload = Vec::with_capacity(BLOCK_HEADER + bytes);
+        payload.resize(BLOCK_HEADER, 0);
+        Open {
+            bytes: payload,
+            body: Vec::with_capacity(body),
+            number: 1,
+            first_ts: None,
+            stats: EncoderStats::default(),
+            before: Before { calls: Calls::new(0), tensors: Past::with_room() },
+            scratch: Vec::with_capacity(1024),
+        }
+    }
+
     pub fn is_empty(&self) -> bool {
-        self.bytes.len() == BLOCK_HEADER
+        self.payload() == 0
+    }
+
+    /// Bytes of the payload.
+    pub fn payload(&self) -> usize {
+        self.bytes.len() - BLOCK_HEADER
+    }
+
+    /// Begins the next block.
+    pub fn next(&mut self) {
+        self.bytes.truncate(BLOCK_HEADER);
+        self.number += 1;
+        self.first_ts = None;
+        self.before.tensors.clear();
     }
 
     /// Appends a record; its time, if it has one, is absolute.
     pub fn put(&mut self, mut record: Record) -> Result<(), WriteError> {
-        if let Some(t) = record.time_mut() {
-            let first = *self.first_ts.get_or_insert(*t as u64);
-            *t = (*t as u64).wrapping_sub(first) as i64;
-        }
         let before = self.bytes.len();
-        let kind = put_record(&mut self.bytes, &mut self.body, &record)?;
+        let kind = record.kind();
+        if let Some(t) = record.time()
+            && self.first_ts.is_none()
+        {
+            self.first_ts = Some(t as u64);
+            self.before.calls = Calls::new(t as u64);
+        }
+        if let Record::Notice(r) = &mut record {
+            r.t = r.t.wrapping_sub(self.first_ts.unwrap_or(0) as i64);
+        }
+        match record {
+            Record::Token(_)
+            | Record::Graph(_)
+            | Record::Split(_)
+            | Record::CpuGraph(_)
+            | Record::Slices(_) => put_call(&mut self.bytes, &mut self.body, &mut self.before.calls, &record),
+            _ => put_record(&mut self.bytes, &mut self.body, &record)?,
+        }
         self.account(kind, before)
+    }
+
+    pub fn put_tensor(&mut self, id: u32, content: &Content) -> Result<(), WriteError> {
+        let before = self.bytes.len();
+        let past = &mut self.before.tensors;
+        put_tensor(&mut self.bytes, &mut self.body, &mut self.scratch, past, id, content);
+        self.account(TENSOR, before)
     }
 
     pub fn put_def(&mut self, def: &mut Def) -> Result<(), WriteError> {
@@ -108,6 +157,6 @@ impl Open {
 /// Codes a definition once for all blocks.
 pub(crate) fn def(record: &Record) -> Result<Def, WriteError> {
     let (mut bytes, mut body) = (Vec::new(), Vec::new());
-    let kind = put_record(&mut bytes, &mut body, record)?;
-    Ok(Def { bytes, kind, written: 0 })
+    put_record(&mut bytes, &mut body, record)?;
+    Ok(Def { bytes, kind: record.kind(), written: 0 })
 }

@@ -7,11 +7,13 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use super::block::{
-    BLOCK_HEADER, BLOCK_MAGIC, BlockHeader, FILE_HEADER, FileHeader, Frame, MAJOR, MINOR, next_record,
-    parse_file_header,
+    BLOCK_HEADER, BLOCK_MAGIC, Before, BlockHeader, FILE_HEADER, FileHeader, Frame, MAJOR, MINOR,
+    next_record, parse_file_header,
 };
-pub use super::coding::{SliceIter, SliceTime, ids, plan_hits, slice_iter, sources};
-use super::record::{Record, Tensor};
+pub use super::coding::{SliceIter, SliceTime, plan_hits, slice_iter};
+use super::describe::Past;
+use super::predict::Calls;
+use super::record::Record;
 
 /// Why a trace could not be opened at all.
 #[derive(Debug, thiserror::Error)]
@@ -75,7 +77,7 @@ impl fmt::Display for Damage {
         match &self.kind {
             DamageKind::FileHeader => write!(f, "the file header is damaged"),
             DamageKind::Skipped => write!(f, "not a block, skipped to the next one"),
-            DamageKind::TornTail => write!(f, "the file ends inside a block"),
+            DamageKind::TornTail => write!(f, "the file ends inside a block, or before it was complete"),
             DamageKind::Checksum { seq } => write!(f, "block {seq} does not match its checksum"),
             DamageKind::OutOfOrder { seq } => write!(f, "block {seq} is out of order, left out"),
             DamageKind::NewerBlock { seq, major } => {
@@ -143,7 +145,7 @@ impl Trace {
             return Err(ReadError::Empty);
         }
         // SAFETY: the mapping is only read, as bytes of which no value is invalid. A writer that changes them meanwhile
-        // can make the reader see damage, which it is made for; traces are append-only, so they do not shrink.
+        // can make the reader see damage, which it is made for; a trace being written never shrinks.
         let map = unsafe { memmap2::Mmap::map(&file)? };
         Trace::index(Data::Mapped(map))
     }
@@ -311,7 +313,8 @@ impl Scan<'_> {
         let from = if self.version.is_none() { from.max(FILE_HEADER) } else { from };
         if from < len {
             let rest = self.data.get(from..).unwrap_or_default();
-            let torn = rest.iter().zip(BLOCK_MAGIC).all(|(a, b)| *a == b);
+            // After a block there may be more of it that its header does not count yet.
+            let torn = !self.blocks.is_empty() || rest.iter().zip(BLOCK_MAGIC).all(|(a, b)| *a == b);
             let kind = if torn { DamageKind::TornTail } else { DamageKind::Skipped };
             self.damage.push(damage(from, len - from, kind));
         }
@@ -368,6 +371,7 @@ impl<'a> Block<'a> {
     pub fn records(&self) -> impl Iterator<Item = Result<Record<'a>, Damage>> + use<'a> {
         let (at, payload) = (self.at, self.payload);
         let mut rest = payload;
+        let mut state = Before { calls: Calls::new(at.first_ts), tensors: Past::default() };
         std::iter::from_fn(move || {
             loop {
                 let before = rest.len();
@@ -382,10 +386,10 @@ impl<'a> Block<'a> {
                         kind: DamageKind::Record { seq: at.seq, why },
                     }))
                 };
-                match next_record(&mut rest) {
+                match next_record(&mut rest, &mut state) {
                     Some(Frame::Record(mut record)) => {
-                        if let Some(t) = record.time_mut() {
-                            *t = at.first_ts.wrapping_add(*t as u64) as i64;
+                        if let Record::Notice(r) = &mut record {
+                            r.t = r.t.wrapping_add(at.first_ts as i64);
                         }
                         return Some(Ok(record));
                     }
@@ -398,32 +402,6 @@ impl<'a> Block<'a> {
                 }
             }
         })
-    }
-}
-
-/// Turns the relative fields of the Tensor records of one block into absolute ones. One per block, fed every Tensor
-/// record in order.
-#[derive(Debug, Default)]
-pub struct TensorCursor {
-    addr: u64,
-    name: String,
-}
-
-impl TensorCursor {
-    pub fn new() -> TensorCursor {
-        TensorCursor::default()
-    }
-
-    /// Address and name of `tensor`.
-    pub fn resolve(&mut self, tensor: &Tensor) -> (u64, &str) {
-        self.addr = self.addr.wrapping_add(tensor.addr_delta as u64);
-        let mut keep = usize::from(tensor.name_shared).min(self.name.len());
-        while !self.name.is_char_boundary(keep) {
-            keep -= 1;
-        }
-        self.name.truncate(keep);
-        self.name.push_str(tensor.name_rest);
-        (self.addr, &self.name)
     }
 }
 

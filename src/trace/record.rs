@@ -1,17 +1,16 @@
-//! The records of a `.pfi` block and their wire layout (postcard). docs/FORMAT.md says the same in prose.
+//! The records of a `.pfi` block as a reader hands them out and, of those that stand alone, their wire layout (postcard).
+//! docs/FORMAT.md says what is on the wire.
 //!
 //! Rules: variants and fields are never renumbered or removed, only appended. Every block stands alone: whatever
 //! a record refers to (string, op, type, tensor, plan, backend, process) is defined earlier in the same block, and
-//! ids keep their meaning through the whole file. On the wire a time `t` is nanoseconds after the block's first timestamp
-//! (signed); writer and reader of this crate turn it into absolute CLOCK_MONOTONIC nanoseconds and back.
+//! ids keep their meaning through the whole file. A time `t` is absolute, CLOCK_MONOTONIC in ns.
 
 use serde::{Deserialize, Serialize, Serializer};
 
-/// One record. Its postcard discriminant is the record's kind.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// One record.
+#[derive(Debug, Clone, PartialEq)]
 pub enum Record<'a> {
     /// The recording as a whole. First record of the first block; repeated in the last one.
-    #[serde(borrow)]
     Header(Header<'a>),
     /// A target process.
     Process(Process<'a>),
@@ -26,7 +25,7 @@ pub enum Record<'a> {
     /// A tensor type as the engine's own table says it.
     TypeDef(TypeDef<'a>),
     /// A tensor's description.
-    Tensor(Tensor<'a>),
+    Tensor(Tensor),
     /// The ops of a graph in the order in which thread 0 ran them.
     Plan(Plan<'a>),
     /// A compute backend.
@@ -49,22 +48,46 @@ pub enum Record<'a> {
     Footer(Footer<'a>),
 }
 
-/// Names of the record kinds, index = discriminant on the wire.
+/// Names of the record kinds, index = kind on the wire.
 pub const KIND_NAMES: [&str; 18] = [
     "Header", "Process", "Engine", "Module", "Probe", "OpDef", "TypeDef", "Tensor", "Plan", "Backend",
     "Token", "Graph", "Split", "CpuGraph", "Slices", "Rung", "Notice", "Footer",
 ];
 
 impl Record<'_> {
-    /// The time field of the kinds that have one.
-    pub fn time_mut(&mut self) -> Option<&mut i64> {
+    /// The record's kind on the wire.
+    pub fn kind(&self) -> usize {
         match self {
-            Record::Token(r) => Some(&mut r.t),
-            Record::Graph(r) => Some(&mut r.t),
-            Record::Split(r) => Some(&mut r.t),
-            Record::CpuGraph(r) => Some(&mut r.t),
-            Record::Slices(r) => Some(&mut r.t),
-            Record::Notice(r) => Some(&mut r.t),
+            Record::Header(_) => 0,
+            Record::Process(_) => 1,
+            Record::Engine(_) => 2,
+            Record::Module(_) => 3,
+            Record::Probe(_) => 4,
+            Record::OpDef(_) => 5,
+            Record::TypeDef(_) => 6,
+            Record::Tensor(_) => 7,
+            Record::Plan(_) => 8,
+            Record::Backend(_) => 9,
+            Record::Token(_) => 10,
+            Record::Graph(_) => 11,
+            Record::Split(_) => 12,
+            Record::CpuGraph(_) => 13,
+            Record::Slices(_) => 14,
+            Record::Rung(_) => 15,
+            Record::Notice(_) => 16,
+            Record::Footer(_) => 17,
+        }
+    }
+
+    /// The time of the kinds that have one.
+    pub fn time(&self) -> Option<i64> {
+        match self {
+            Record::Token(r) => Some(r.t),
+            Record::Graph(r) => Some(r.t),
+            Record::Split(r) => Some(r.t),
+            Record::CpuGraph(r) => Some(r.t),
+            Record::Slices(r) => Some(r.t),
+            Record::Notice(r) => Some(r.t),
             _ => None,
         }
     }
@@ -174,12 +197,12 @@ pub struct TypeDef<'a> {
 }
 
 /// A tensor as it stood when an op ran. A tensor whose op, type, dims, strides or sources change gets a new id.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Tensor<'a> {
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
     pub id: u32,
     pub pid: u32,
-    /// Address of the `ggml_tensor`, minus that of the Tensor record before this one in the block (wrapping, zigzag).
-    pub addr_delta: i64,
+    /// Address of the `ggml_tensor`.
+    pub addr: u64,
     /// False: only the address is known (`--no-str`, or a source that could not be read); the rest is then empty.
     pub known: bool,
     /// Id of an [`OpDef`].
@@ -188,22 +211,15 @@ pub struct Tensor<'a> {
     pub ty: u16,
     /// ggml's tensor flags.
     pub flags: u32,
-    /// Bytes of the name shared with the Tensor record before this one in the block, and the rest.
-    pub name_shared: u8,
-    pub name_rest: &'a str,
-    /// ne[0..4], trailing ones left out.
-    pub ne: Dims,
-    /// nb[0..4] where the tensor is not contiguous, else empty.
-    pub nb: Dims,
-    /// Ids of the sources' Tensor records, in slots: `id + 1`, 0 for an empty slot; trailing empty slots left out.
-    #[serde(borrow)]
-    pub src: Ids<'a>,
-    /// `id + 1` of the tensor that this one is a view of, 0 if none.
-    pub view_src: u32,
+    pub name: Box<str>,
+    pub ne: [u64; 4],
+    /// Strides in bytes where the tensor is not contiguous.
+    pub nb: Option<[u64; 4]>,
+    /// Ids of the sources' Tensor records, in slots; trailing empty slots left out.
+    pub src: Box<[Option<u32>]>,
+    /// The tensor that this one is a view of.
+    pub view_src: Option<u32>,
 }
-
-/// Up to four numbers.
-pub type Dims = heapless::Vec<u64, 4>;
 
 /// A list of ids: unsigned LEB128 varints, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -235,14 +251,14 @@ pub struct Backend<'a> {
     pub name: &'a str,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     Process,
     Decode,
     Encode,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Token {
     /// Counts calls in the whole recording, from 0.
     pub seq: u64,
@@ -257,7 +273,7 @@ pub struct Token {
     pub cut: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Graph {
     pub seq: u64,
     /// The call it belongs to, if one was seen.
@@ -274,7 +290,7 @@ pub struct Graph {
     pub cut: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Split {
     pub seq: u64,
     /// The scheduler graph it belongs to, if one was seen.
@@ -288,7 +304,7 @@ pub struct Split {
     pub cut: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct CpuGraph {
     pub seq: u64,
     pub graph: Option<u64>,
@@ -313,7 +329,7 @@ pub struct CpuGraph {
 }
 
 /// Op slices of one thread, `n` consecutive hits of plan `plan` from position `first` on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Slices<'a> {
     /// seq of the CpuGraph.
     pub graph: u64,
@@ -330,7 +346,6 @@ pub struct Slices<'a> {
     /// False: per slice one varint, next slice's start - this slice's start; the last slice's is `end - start`, or 0
     /// when its end was not seen.
     pub barrier: bool,
-    #[serde(borrow, serialize_with = "as_bytes")]
     pub data: &'a [u8],
 }
 

@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use profinfer::trace::record::*;
-use profinfer::trace::{Encoder, EncoderConfig, PlanHit, Slice, SliceRun, TensorDesc};
+use profinfer::trace::{Encoder, EncoderConfig, Output, PlanHit, Slice, SliceRun, TensorDesc};
 
 pub const PID: u32 = 4242;
 pub const TID: u32 = 4243;
@@ -109,7 +109,7 @@ pub struct Synth<W: Write> {
     addr: u64,
 }
 
-impl<W: Write> Synth<W> {
+impl<W: Output> Synth<W> {
     pub fn new(out: W, spec: Spec) -> Synth<W> {
         let mut enc = Encoder::new(out, EncoderConfig::default(), &header(spec.structure)).unwrap();
         enc.engine(&Engine { id: 0, version: "0.25.1", layout: "op@80 ne@16" }).unwrap();

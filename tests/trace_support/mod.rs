@@ -1,12 +1,35 @@
 //! What the trace tests share: sample records, a small file with every kind, a synthetic decode stream.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use profinfer::trace::record::*;
 use profinfer::trace::*;
 
 pub const PID: u32 = 4711;
+
+/// An output that is only appended to, as a pipe is.
+pub struct Pipe(pub Vec<u8>);
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Output for Pipe {
+    fn seekable(&self) -> bool {
+        false
+    }
+
+    fn write_at(&mut self, _: u64, _: &[u8]) -> io::Result<()> {
+        unreachable!("it said that it cannot")
+    }
+}
 
 pub fn header() -> Header<'static> {
     Header {
@@ -196,6 +219,82 @@ pub fn model<W: Write>(e: &mut Encoder<W>, layers: u32) -> u32 {
     e.plan(PID, hits.len() as u32 + 12, &hits).unwrap()
 }
 
+/// `n` tensors that are alike in many ways and in few, and their names; a plan that runs them all.
+pub fn odd_tensors<W: Write>(e: &mut Encoder<W>, n: u32) -> (u32, Vec<Tensor>) {
+    let mut rng = Rng(4711);
+    let (mut hits, mut all) = (Vec::new(), Vec::<Tensor>::new());
+    let parts =
+        ["blk.", "é-", "00", "9", "12", "999999999", "1234567890", " (view)", ".weight", "0", "x", ""];
+    for i in 0..n {
+        let id = all.last().map_or(0, |t| t.id + 1);
+        let mut small = |n: u64| (rng.next() >> 20 & 0xffff_ffff) as usize % n as usize;
+        let number = small(40) + if small(3) == 0 { 99_999_980 } else { 0 };
+        let name = match small(8) {
+            0 => "y".repeat(250) + parts[small(12)] + &number.to_string(),
+            1 => (0..small(5)).map(|_| parts[small(12)]).collect(),
+            _ => format!("{}{}{number}{}", parts[small(2)], ["", "a", "b."][small(3)], parts[7 + small(5)]),
+        };
+        let mut cut = name.len().min(255);
+        while !name.is_char_boundary(cut) {
+            cut -= 1;
+        }
+        let mut src: Vec<Option<u32>> = (0..small(if i % 50 == 0 { 17 } else { 4 }))
+            .map(|_| (small(5) > 0).then(|| id.wrapping_sub(small(300) as u32 + 1)).filter(|s| *s < u32::MAX))
+            .collect();
+        while src.last() == Some(&None) {
+            src.pop();
+        }
+        let dims = [1, 2, 7, 2048, u64::MAX];
+        let ne = [(); 4].map(|()| dims[small(5)]);
+        let nb = (small(4) == 0).then(|| [(); 4].map(|()| dims[small(5)]));
+        let known = small(9) > 0;
+        let addr =
+            if small(20) == 0 { u64::MAX - small(9) as u64 } else { u64::from(i) * 368 + small(9) as u64 };
+        let (op, ty, flags) = (small(3) as u16, 2 * small(2) as u16, small(3) as u32);
+        let view_src = (small(3) == 0).then(|| id.wrapping_sub(1)).filter(|s| *s < u32::MAX);
+        let d = TensorDesc {
+            pid: PID,
+            addr,
+            known,
+            op,
+            ty,
+            flags,
+            name: name.as_bytes(),
+            ne,
+            nb,
+            src: &src,
+            view_src,
+        };
+        let id = e.tensor(&d).unwrap();
+        hits.push(PlanHit { tensor: id, fused: None });
+        let name = name[..cut].into();
+        all.push(match known {
+            true => {
+                Tensor { id, pid: PID, addr, known, op, ty, flags, name, ne, nb, src: src.into(), view_src }
+            }
+            false => {
+                let (name, src) = ("".into(), [].into());
+                let ne = [1; 4];
+                Tensor {
+                    id,
+                    pid: PID,
+                    addr,
+                    known,
+                    op: 0,
+                    ty: 0,
+                    flags: 0,
+                    name,
+                    ne,
+                    nb: None,
+                    src,
+                    view_src: None,
+                }
+            }
+        });
+    }
+    (e.plan(PID, n, &hits).unwrap(), all)
+}
+
 /// How the times of a synthetic stream are distributed.
 #[derive(Clone, Copy)]
 pub enum Times {
@@ -243,8 +342,8 @@ pub fn decode<W: Write>(
 
 /// A small file of several blocks with every kind of record.
 pub fn small_file() -> Vec<u8> {
-    let cfg = EncoderConfig { block_bytes: 4096, flush_ns: 0, ..EncoderConfig::default() };
-    let mut e = Encoder::new(Vec::new(), cfg, &header()).unwrap();
+    let cfg = EncoderConfig { block_bytes: 4096, seal_ns: 0, ..EncoderConfig::default() };
+    let mut e = Encoder::new(Pipe(Vec::new()), cfg, &header()).unwrap();
     setup(&mut e);
     let plan = model(&mut e, 1);
     decode(&mut e, plan, 19, 0..4, Times::Log);
@@ -252,13 +351,13 @@ pub fn small_file() -> Vec<u8> {
     let (role, name) = ("op", "ggml_compute_forward");
     e.rung(&Rung { engine: 0, role, name, used: true, expected: Some(152), seen: 152, why: "at the end" })
         .unwrap();
-    e.finish(&footer()).unwrap()
+    e.finish(&footer()).unwrap().0
 }
 
 /// As `small_file`, with integers only in its making, the codings' rare cases, and interval mode.
 pub fn golden_file() -> Vec<u8> {
-    let cfg = EncoderConfig { block_bytes: 4096, flush_ns: 0, ..EncoderConfig::default() };
-    let mut e = Encoder::new(Vec::new(), cfg, &header()).unwrap();
+    let cfg = EncoderConfig { block_bytes: 4096, seal_ns: 0, ..EncoderConfig::default() };
+    let mut e = Encoder::new(Pipe(Vec::new()), cfg, &header()).unwrap();
     setup(&mut e);
     let mut plan = model(&mut e, 1);
     for graph in 0..3u64 {
@@ -298,5 +397,5 @@ pub fn golden_file() -> Vec<u8> {
         plan = e.plan(PID, 25, &hits).unwrap();
     }
     e.notice(&Notice { t: 5_900_000_000, text: "a probe left" }).unwrap();
-    e.finish(&footer()).unwrap()
+    e.finish(&footer()).unwrap().0
 }

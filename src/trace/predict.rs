@@ -1,0 +1,300 @@
+//! The calls and slices on the wire: each field as its difference from a prediction, fields that are as predicted left
+//! out. What is read is untrusted. Uses the records and the number codings.
+
+use super::coding::{put_varint, unzigzag, varint, zigzag};
+use super::record::*;
+
+/// Appends a mask of the values that are not as predicted, and their differences.
+pub(crate) fn put_diffs(out: &mut Vec<u8>, values: &[u64], predicted: &[u64]) {
+    let pairs = || values.iter().zip(predicted);
+    put_varint(out, pairs().rev().fold(0, |mask, (v, p)| mask << 1 | u64::from(v != p)));
+    for (v, p) in pairs().filter(|(v, p)| v != p) {
+        put_varint(out, zigzag(v.wrapping_sub(*p) as i64));
+    }
+}
+
+/// What `put_diffs` wrote, value by value.
+pub(crate) struct Diffs<'a> {
+    data: &'a [u8],
+    pos: usize,
+    mask: u64,
+}
+
+impl<'a> Diffs<'a> {
+    pub fn new(data: &'a [u8]) -> Option<Diffs<'a>> {
+        let (mask, pos) = varint(data, 0)?;
+        Some(Diffs { data, pos, mask })
+    }
+
+    pub fn next(&mut self, predicted: u64) -> Option<u64> {
+        let differs = self.mask & 1 != 0;
+        self.mask >>= 1;
+        if !differs {
+            return Some(predicted);
+        }
+        let (v, pos) = varint(self.data, self.pos)?;
+        self.pos = pos;
+        Some(predicted.wrapping_add(unzigzag(v) as u64))
+    }
+
+    /// The bytes after the last value; values that a later version appended are skipped.
+    pub fn rest(mut self) -> Option<&'a [u8]> {
+        while self.mask != 0 {
+            self.next(0)?;
+        }
+        self.data.get(self.pos..)
+    }
+}
+
+/// How a field is predicted.
+#[derive(Clone, Copy)]
+enum Rule {
+    /// As in the record of this kind before.
+    Same,
+    /// One more than there.
+    Next,
+    /// As the time, and the duration, of the record before that has one, of any of these kinds.
+    Time,
+    Duration,
+}
+
+use Rule::{Duration, Next, Same, Time};
+
+const FIRST_KIND: usize = 10;
+const MAX_FIELDS: usize = 15;
+
+/// The fields of kinds 10 to 14 in their order.
+const RULES: [&[Rule]; 5] = [
+    &[Next, Same, Same, Same, Same, Time, Duration, Same],
+    &[Next, Next, Same, Same, Same, Same, Same, Time, Duration, Same],
+    &[Next, Next, Same, Same, Same, Same, Time, Duration, Same],
+    &[Next, Next, Next, Same, Same, Same, Same, Same, Same, Time, Duration, Same, Same, Same, Same],
+    &[Same, Same, Same, Same, Same, Same, Time, Same],
+];
+
+type Fields = [u64; MAX_FIELDS];
+
+/// What the next record is predicted from. One for each block.
+pub(crate) struct Calls {
+    last: [Fields; 5],
+    time: u64,
+    duration: u64,
+}
+
+fn padded<const N: usize>(values: [u64; N]) -> Fields {
+    let mut out = [0; MAX_FIELDS];
+    out.iter_mut().zip(values).for_each(|(to, from)| *to = from);
+    out
+}
+
+fn some(v: Option<u64>) -> u64 {
+    v.map_or(0, |v| v.wrapping_add(1))
+}
+
+fn maybe(v: u64) -> Option<u64> {
+    v.checked_sub(1)
+}
+
+/// A field of at most 32 bits that may be absent; None when the number is larger.
+fn maybe32(v: u64) -> Option<Option<u32>> {
+    maybe(v).map(|v| v.try_into().ok()).map_or(Some(None), |v| v.map(Some))
+}
+
+fn flag(v: u64) -> bool {
+    v != 0
+}
+
+/// A record of the kinds 10 to 14 as numbers, and its bytes after them.
+fn fields<'a>(record: &Record<'a>) -> Option<(Fields, &'a [u8])> {
+    let values = match record {
+        Record::Token(r) => padded([
+            r.seq,
+            r.pid.into(),
+            r.tid.into(),
+            r.entry as u64,
+            some(r.n_tokens.map(Into::into)),
+            r.t as u64,
+            r.dur,
+            r.cut.into(),
+        ]),
+        Record::Graph(r) => padded([
+            r.seq,
+            some(r.token),
+            r.pid.into(),
+            r.tid.into(),
+            r.cgraph,
+            r.n_nodes.into(),
+            r.ubatch.into(),
+            r.t as u64,
+            r.dur,
+            r.cut.into(),
+        ]),
+        Record::Split(r) => padded([
+            r.seq,
+            some(r.graph),
+            r.backend.into(),
+            r.pid.into(),
+            r.tid.into(),
+            r.n_nodes.into(),
+            r.t as u64,
+            r.dur,
+            r.cut.into(),
+        ]),
+        Record::CpuGraph(r) => [
+            r.seq,
+            some(r.graph),
+            some(r.split),
+            r.pid.into(),
+            r.tid.into(),
+            some(r.plan.map(Into::into)),
+            r.n_nodes.into(),
+            r.n_threads.into(),
+            r.ubatch.into(),
+            r.t as u64,
+            r.dur,
+            some(r.expected.map(Into::into)),
+            r.seen.into(),
+            r.barrier.into(),
+            r.cut.into(),
+        ],
+        Record::Slices(r) => padded([
+            r.graph,
+            r.ith.into(),
+            r.tid.into(),
+            r.plan.into(),
+            r.first.into(),
+            r.n.into(),
+            r.t as u64,
+            r.barrier.into(),
+        ]),
+        _ => return None,
+    };
+    Some((values, if let Record::Slices(r) = record { r.data } else { &[] }))
+}
+
+fn entry(v: u64) -> Option<Entry> {
+    [Entry::Process, Entry::Decode, Entry::Encode].get(usize::try_from(v).ok()?).copied()
+}
+
+/// The record of kind `kind` with these numbers; None when one is beyond its type.
+fn record<'a>(kind: usize, v: &Fields, data: &'a [u8]) -> Option<Record<'a>> {
+    let u = |i: usize| u32::try_from(v[i]).ok();
+    Some(match kind {
+        10 => Record::Token(Token {
+            seq: v[0],
+            pid: u(1)?,
+            tid: u(2)?,
+            entry: entry(v[3])?,
+            n_tokens: maybe32(v[4])?,
+            t: v[5] as i64,
+            dur: v[6],
+            cut: flag(v[7]),
+        }),
+        11 => Record::Graph(Graph {
+            seq: v[0],
+            token: maybe(v[1]),
+            pid: u(2)?,
+            tid: u(3)?,
+            cgraph: v[4],
+            n_nodes: u(5)?,
+            ubatch: u(6)?,
+            t: v[7] as i64,
+            dur: v[8],
+            cut: flag(v[9]),
+        }),
+        12 => Record::Split(Split {
+            seq: v[0],
+            graph: maybe(v[1]),
+            backend: u(2)?,
+            pid: u(3)?,
+            tid: u(4)?,
+            n_nodes: u(5)?,
+            t: v[6] as i64,
+            dur: v[7],
+            cut: flag(v[8]),
+        }),
+        13 => Record::CpuGraph(CpuGraph {
+            seq: v[0],
+            graph: maybe(v[1]),
+            split: maybe(v[2]),
+            pid: u(3)?,
+            tid: u(4)?,
+            plan: maybe32(v[5])?,
+            n_nodes: u(6)?,
+            n_threads: u(7)?,
+            ubatch: u(8)?,
+            t: v[9] as i64,
+            dur: v[10],
+            expected: maybe32(v[11])?,
+            seen: u(12)?,
+            barrier: flag(v[13]),
+            cut: flag(v[14]),
+        }),
+        14 => Record::Slices(Slices {
+            graph: v[0],
+            ith: v[1].try_into().ok()?,
+            tid: u(2)?,
+            plan: u(3)?,
+            first: u(4)?,
+            n: u(5)?,
+            t: v[6] as i64,
+            barrier: flag(v[7]),
+            data,
+        }),
+        _ => return None,
+    })
+}
+
+impl Calls {
+    /// Of a block whose first timestamp is `first_ts`.
+    pub fn new(first_ts: u64) -> Calls {
+        Calls { last: [[0; MAX_FIELDS]; 5], time: first_ts, duration: 0 }
+    }
+
+    fn predict(&self, row: usize, i: usize, rule: Rule) -> u64 {
+        match rule {
+            Same => self.last[row][i],
+            Next => self.last[row][i].wrapping_add(1),
+            Time => self.time,
+            Duration => self.duration,
+        }
+    }
+
+    fn learn(&mut self, row: usize, values: &Fields) {
+        self.last[row] = *values;
+        for (rule, v) in RULES[row].iter().zip(values) {
+            match rule {
+                Time => self.time = *v,
+                Duration => self.duration = *v,
+                Same | Next => {}
+            }
+        }
+    }
+
+    /// Appends a record of the kinds 10 to 14 without its kind; false, and nothing, for another kind.
+    pub fn put(&mut self, out: &mut Vec<u8>, record: &Record) -> bool {
+        let Some((values, data)) = fields(record) else { return false };
+        let row = record.kind() - FIRST_KIND;
+        let mut predicted = values;
+        for (i, rule) in RULES[row].iter().enumerate() {
+            predicted[i] = self.predict(row, i, *rule);
+        }
+        put_diffs(out, &values, &predicted);
+        out.extend_from_slice(data);
+        self.learn(row, &values);
+        true
+    }
+
+    /// The record of kind `kind` in `body`, which begins after the kind.
+    pub fn take<'a>(&mut self, kind: usize, body: &'a [u8]) -> Option<Record<'a>> {
+        let row = kind.checked_sub(FIRST_KIND)?;
+        let mut diffs = Diffs::new(body)?;
+        let mut values = [0; MAX_FIELDS];
+        for (i, rule) in RULES.get(row)?.iter().enumerate() {
+            values[i] = diffs.next(self.predict(row, i, *rule))?;
+        }
+        let data = diffs.rest()?;
+        self.learn(row, &values);
+        record(kind, &values, data)
+    }
+}
