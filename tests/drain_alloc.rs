@@ -180,7 +180,9 @@ fn header() -> Header<'static> {
 fn a_warm_engine_costs_no_allocation() {
     let Some(dir) = common::fixture_dir("modern") else { common::skip!("no gcc for the fixture") };
     let engine = discover::of_path(&dir.join("fakellama")).expect("an engine").remove(0);
-    let config = EncoderConfig { block_bytes: 32 << 10, max_tensors: 2048, ..EncoderConfig::default() };
+    // Small tables are full after the warm-up: what is new then takes the place of what is old.
+    let config =
+        EncoderConfig { block_bytes: 32 << 10, max_tensors: 512, max_plans: 4, ..EncoderConfig::default() };
     let enc = Encoder::new(std::io::sink(), config, &header()).expect("a sink takes all");
     let mut drain = Drain::new(enc);
     drain.add_engine(Reading::new(0, engine.layout.clone(), &engine.tables));
@@ -188,20 +190,20 @@ fn a_warm_engine_costs_no_allocation() {
     for node in 0..NODES {
         fake.tensor(node, 1);
     }
-    for n in 0..40 {
+    for n in 0..300 {
         fake.token(n, n % 4 == 0);
     }
     let (before, events) = (COUNT.with(Cell::get), fake.events);
     assert!(before > 0, "the counter counts");
-    for n in 40..640 {
+    for n in 300..600 {
         fake.token(n, false);
     }
     assert_eq!(COUNT.with(Cell::get), before, "allocations over {} events", fake.events - events);
-    for n in 640..740 {
+    for n in 600..740 {
         fake.token(n, true);
     }
     assert_eq!(COUNT.with(Cell::get), before, "allocations over graphs whose tensors change");
-    assert!(fake.events > events + 100_000);
+    assert!(fake.events > events + 80_000);
     // It was no idle run: everything arrived, was placed, and was written.
     assert_eq!(fake.drain.totals.malformed, 0);
     assert_eq!(fake.drain.totals.events, fake.events);

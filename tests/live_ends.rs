@@ -128,7 +128,13 @@ fn a_second_signal_ends_it_at_once() {
     let mut recorder = to_pipe(&target);
     let out = recorder.stdout.take().expect("piped");
     // Nobody reads: the recorder sticks in a write, and could not end in good order.
-    wait_until("the pipe is full", || waiting_in(&out) >= 65536);
+    let mut steady = (0, 0);
+    wait_until("the pipe is full", || {
+        let n = waiting_in(&out);
+        steady = if n == steady.0 { (n, steady.1 + 1) } else { (n, 0) };
+        // A pipe holds 64 KiB; the last page may be cut short.
+        n > 48 << 10 && steady.1 > 20
+    });
     wait_until("it ends", || {
         let ended = recorder.try_wait().expect("our child").is_some();
         if !ended {
@@ -297,21 +303,31 @@ fn standard_output_carries_a_trace() {
 fn a_small_buffer_loses_and_counts() {
     let _turn = live!();
     let program = fixture!("modern");
-    for transport in [&[][..], &["--pbuf"]] {
-        let mut args = vec!["--buffer-size", "4KiB"];
+    for transport in [None, Some("--pbuf")] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let go = dir.path().join("go");
+        let wait_for = go.to_str().expect("a path");
+        let target = Target::start(&program, &["--wait-for", wait_for, "-n", "200", "--moe"]);
+        let pid = target.pid().to_string();
+        let mut args = vec!["--buffer-size", "4KiB", "-p", &pid];
         args.extend(transport);
-        args.extend(["--", program.to_str().expect("a path"), "-n", "2000", "--op-ns", "0", "--moe"]);
-        let run = record(&args);
-        let (seen, said) = (run.seen(), run.said());
+        let recorder = Recorder::start(&args);
+        recorder.wait_for_probes();
+        // Nobody empties the buffer while the target runs; it ends all the same.
+        recorder.signal(libc::SIGSTOP);
+        fs::write(&go, "").expect("go");
+        let said = target.said();
+        recorder.signal(libc::SIGCONT);
+        let run = recorder.finish();
+        let seen = run.seen();
         seen.books_close();
         let lost: u64 = seen.footer().kinds.iter().map(|k| k.lost).sum();
-        assert!(lost > 0, "a page holds no graph of this");
+        assert!(lost > 10_000, "a page holds little of this: {lost}");
         assert!(run.stderr.contains("LOST"), "{}", run.stderr);
-        // The target did all its work, and every hit was counted.
         let calls = &said["calls"];
-        assert_eq!(calls["llama_decode"], 2001);
         let ops = calls["extra"].as_u64().zip(calls["fused"].as_u64()).map(|(e, f)| e + f);
-        assert_eq!(Some(seen.kind("op").seen), ops);
+        assert_eq!(Some(seen.kind("op").seen), ops, "every hit was counted");
+        assert_eq!(Some(seen.kind("token-enter").seen), calls["llama_decode"].as_u64());
     }
 }
 

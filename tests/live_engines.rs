@@ -58,6 +58,7 @@ fn one(lib: &Path, model: &Path, threads: u32, habits: Habits, op: &str) {
     let seen = recorder.finish().seen();
     assert_eq!(seen.footer().end, "target exited");
     seen.complete();
+    assert_eq!(seen.footer().read_errors, 0, "failed reads of the target's memory");
 
     let graphs = truth::read(&dump);
     assert_eq!(graphs.len(), 1 + DECODES, "graphs in the dump");

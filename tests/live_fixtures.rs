@@ -92,8 +92,11 @@ fn variant(name: &str, op: &str, split: &str, op_end: &str) {
     ] {
         agrees(&program, &[], args);
     }
-    // Rungs are judged while the target works: give them some graphs.
-    let seen = agrees(&program, &[], &["-n", "400", "--layers", "4", "--op-ns", "20000", "--split"]);
+    if name != "late" {
+        let seen = agrees(&program, &[], &["-n", "12"]);
+        assert_eq!(seen.footer().read_errors, 0, "failed reads of the target's memory");
+    }
+    let seen = settled(&program, split == "backend vtable", op_end == "interval");
     assert_eq!(seen.used("op").map(|r| r.name), Some(op), "rung of ops");
     assert_eq!(seen.used("split").map(|r| r.name), Some(split), "rung of splits");
     assert_eq!(seen.used("op-end").map(|r| r.name), Some(op_end), "rung of op ends");
@@ -101,28 +104,36 @@ fn variant(name: &str, op: &str, split: &str, op_end: &str) {
         assert!(!rung.why.is_empty(), "{} was left without a reason", rung.name);
     }
     let left = |role: &str| seen.left(role).iter().map(|l| l.0).collect::<Vec<_>>();
-    match split {
-        "backend vtable" => {
-            assert_eq!(left("split"), ["ggml_backend_graph_compute_async"]);
-            // The first graphs passed while the silent wrapper was still probed.
-            assert!(seen.all.splits.len() > 300 * 3, "splits: {}", seen.all.splits.len());
-        }
-        _ => {
-            assert_eq!(left("split"), [""; 0]);
-            assert_eq!(seen.all.splits.len(), 401 * 3, "splits");
-        }
-    }
-    match op_end {
-        "interval" => assert_eq!(left("op-end"), ["ggml_barrier"]),
-        _ => assert_eq!(left("op-end"), [""; 0]),
-    }
+    let silent: &[&str] = if split == "backend vtable" { &["ggml_backend_graph_compute_async"] } else { &[] };
+    assert_eq!(left("split"), silent);
+    let dead: &[&str] = if op_end == "interval" { &["ggml_barrier"] } else { &[] };
+    assert_eq!(left("op-end"), dead);
+    // Of each graph's three splits the middle one is on the other backend.
     let names: Vec<&str> = seen.all.splits.iter().map(|s| seen.all.backends[&s.backend].name).collect();
     let cuda = names.iter().filter(|n| n.starts_with("CUDA")).count();
-    assert_eq!(
-        (cuda, names.iter().filter(|n| **n == "CPU").count()),
-        (names.len() / 3, names.len() / 3 * 2),
-        "{names:?}"
-    );
+    let cpu = names.iter().filter(|n| **n == "CPU").count();
+    assert_eq!(cuda + cpu, names.len(), "every split has its backend: {names:?}");
+    assert!(cuda > 5 && cpu.abs_diff(2 * cuda) <= 2, "{cuda} splits elsewhere, {cpu} on the CPU");
+}
+
+/// Rungs are judged while the target works: records one that goes on until the judgements expected have been told, and
+/// then some graphs more.
+fn settled(program: &Path, vtable: bool, interval: bool) -> Seen {
+    let target = Target::start(program, &["-n", "1000000", "--layers", "4", "--op-ns", "5000", "--split"]);
+    let recorder = Recorder::start(&["-p", &target.pid().to_string()]);
+    let told = |text: &str| recorder.stderr().contains(text);
+    wait_until("the rungs settle", || {
+        (!vtable || told("found through the scheduler")) && (!interval || told("left ggml_barrier"))
+    });
+    let enough = std::fs::metadata(&recorder.trace).map_or(0, |m| m.len()) + 200_000;
+    wait_until("more graphs", || std::fs::metadata(&recorder.trace).is_ok_and(|m| m.len() > enough));
+    recorder.signal(libc::SIGINT);
+    let seen = recorder.finish().seen();
+    seen.books_close();
+    for g in seen.all.cpu_graphs.iter().filter(|g| !g.cut) {
+        assert_eq!(Some(g.seen), g.expected, "hits of graph {}", g.seq);
+    }
+    seen
 }
 
 macro_rules! variants {
@@ -444,5 +455,5 @@ fn a_target_in_a_chroot() {
     assert!(!whole.is_empty() && whole.iter().all(|g| Some(g.seen) == g.expected));
     let module =
         seen.all.modules.iter().find(|m| m.path.ends_with("libfakeggml.so")).expect("the engine's module");
-    assert_eq!(module.path, "/engine/libfakeggml.so", "named as the target sees it");
+    assert!(module.path.ends_with("/engine/libfakeggml.so"), "{}", module.path);
 }

@@ -213,7 +213,8 @@ impl<W: Write> Drain<W> {
             call.cgraph = 0;
         }
         if kind == Kind::Split {
-            call.detail = self.enc.backend(e.guid, backend_guid::name(&e.guid).unwrap_or(""));
+            let guid = self.guid(e);
+            call.detail = self.enc.backend(guid, backend_guid::name(&guid).unwrap_or(""));
         }
         call.seq = self.seq[kind as usize];
         match self.calls.enter(call) {
@@ -234,6 +235,19 @@ impl<W: Write> Drain<W> {
             Kind::Split => shown.splits += 1,
         }
         Ok(())
+    }
+
+    /// A backend's guid. BPF cannot read a page that the target has not touched yet; reading it from here brings it in.
+    fn guid(&self, e: &event::Call) -> [u8; 16] {
+        let mut guid = e.guid;
+        let at = self.readings.get(e.h.engine as usize).and_then(|r| r.layout.guid_off);
+        if let Some(at) = at.filter(|_| guid == [0; 16])
+            && let Ok(pointer) = memory::read_u64(e.h.tgid, e.a.saturating_add(at.into()))
+            && memory::read(e.h.tgid, pointer, &mut guid).is_err()
+        {
+            guid = [0; 16];
+        }
+        guid
     }
 
     fn exit(&mut self, kind: Kind, e: &event::Call) -> Result<(), WriteError> {

@@ -136,7 +136,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
     };
     watch.clear();
-    let summary = recorded?;
+    // As text: a closed pipe is no error of a view, but a recording has lost its only copy.
+    let summary = recorded.map_err(|e| anyhow!("{e}"))?;
     finish(args, &summary)
 }
 
