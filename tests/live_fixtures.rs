@@ -130,8 +130,9 @@ fn settled(program: &Path, vtable: bool, interval: bool) -> Seen {
     recorder.signal(libc::SIGINT);
     let seen = recorder.finish().seen();
     seen.books_close();
+    let lost: u64 = seen.footer().kinds.iter().map(|k| k.lost).sum();
     for g in seen.all.cpu_graphs.iter().filter(|g| !g.cut) {
-        assert_eq!(Some(g.seen), g.expected, "hits of graph {}", g.seq);
+        assert_eq!(Some(g.seen), g.expected, "hits of graph {} ({lost} events lost in all)", g.seq);
     }
     seen
 }
