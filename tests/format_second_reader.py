@@ -175,7 +175,8 @@ class Tensors:
 
 def describe(v, name, op):
     def coded(i):
-        return v[ID] + 1 - v[i] & 0xFFFFFFFF if v[i] else 0
+        itself = v[i] == 0xFFFFFFFF
+        return v[ID] + 1 - (0 if itself else v[i]) & 0xFFFFFFFF if v[i] else 0
 
     ne, nb = [v[i] for i in NE], [v[i] for i in NB] if v[STRIDED] else []
     src = [coded(i) for i in SRC[:v[N_SRC]]]

@@ -101,9 +101,18 @@ pub struct Attached {
     /// Probes and rungs not yet written to the trace.
     pub probes: Vec<ProbeInfo>,
     pub stands: Vec<Stand>,
+    /// The recording is over: nothing is attached any more, and this is what was.
+    closed: Option<[bool; 6]>,
     /// Entry points attached and not, over all roles.
     pub attached: usize,
     pub failures: Vec<String>,
+}
+
+/// The engine's ladder; of its files only what that needs is kept in memory.
+fn ladder(engine: &Engine) -> Ladder {
+    let ladder = Ladder::of(engine);
+    engine.modules.iter().for_each(|m| m.elf.release());
+    ladder
 }
 
 /// A path to an open file that stays right when its process or its name is gone.
@@ -131,7 +140,7 @@ fn programs(symbol: &str, role: Role) -> (Prog, Option<Prog>) {
 
 impl Attached {
     pub fn new(engine: Engine, loaded: Loaded, site: Site) -> Attached {
-        let ladder = Ladder::of(&engine);
+        let ladder = ladder(&engine);
         let files = engine.modules.iter().map(|m| (m.dev, m.inode)).collect();
         Attached {
             engine,
@@ -144,6 +153,7 @@ impl Attached {
             written: HashSet::new(),
             probes: Vec::new(),
             stands: Vec::new(),
+            closed: None,
             attached: 0,
             failures: Vec::new(),
         }
@@ -154,13 +164,16 @@ impl Attached {
         role.rungs(&self.ladder).get(self.at[index(role)])
     }
 
-    /// True while the role has probes of its own.
+    /// True while the role has probes of its own, or had when the recording ended.
     pub fn probed(&self, role: Role) -> bool {
-        !self.links[index(role)].is_empty()
+        self.closed.map_or(!self.links[index(role)].is_empty(), |had| had[index(role)])
     }
 
     /// Attaches the role's present rung, for the modules from position `from` on.
     pub fn attach(&mut self, role: Role, from: usize) {
+        if self.closed.is_some() {
+            return;
+        }
         let points: Vec<ProbePoint> = match self.rung(role) {
             Some(rung) => rung.points.iter().filter(|p| p.module >= from).cloned().collect(),
             None => return,
@@ -220,6 +233,12 @@ impl Attached {
         self.links[index(role)].clear();
     }
 
+    /// Gives away all probes, the outermost first: those that begin a call before those inside it.
+    pub fn take_links(&mut self) -> Vec<Link> {
+        self.closed = Some(std::array::from_fn(|i| !self.links[i].is_empty()));
+        self.links.iter_mut().rev().flat_map(std::mem::take).collect()
+    }
+
     /// Leaves the role's rung for the next and attaches that. False: there is none.
     pub fn leave(&mut self, role: Role, why: &str) -> bool {
         if let Some(rung) = self.rung(role) {
@@ -238,7 +257,7 @@ impl Attached {
         self.engine.modules.extend(modules.into_iter().filter(|m| self.files.insert((m.dev, m.inode))));
         let added = self.engine.modules.len() - from;
         if added > 0 {
-            self.ladder = Ladder::of(&self.engine);
+            self.ladder = ladder(&self.engine);
             for &role in roles {
                 self.attach(role, from);
             }
@@ -292,7 +311,9 @@ impl Attached {
 
     /// True when the role's rung has no probes of its own but needs a live pointer.
     pub fn wants_vtable(&self) -> bool {
-        self.rung(Role::Split).is_some_and(|r| r.how == How::Vtable) && !self.probed(Role::Split)
+        self.closed.is_none()
+            && self.rung(Role::Split).is_some_and(|r| r.how == How::Vtable)
+            && !self.probed(Role::Split)
     }
 }
 

@@ -8,7 +8,7 @@ use super::event::{self, Event, KINDS};
 use super::graphs::{Graphs, Seen, Start};
 use super::lanes::Hit;
 use super::memory;
-use super::structure::{Desc, Reading, Structure};
+use super::structure::{Reading, Structure};
 use crate::ggml::backend_guid;
 use crate::trace::record::{Entry, Graph, Split, Token};
 use crate::trace::{Encoder, WriteError};
@@ -21,6 +21,8 @@ pub struct Shown {
     pub splits: u64,
     pub graphs: u64,
     pub ops: u64,
+    /// Returns seen of tokens, scheduler graphs, splits and CPU graphs.
+    pub returns: [u64; 4],
     /// Op hits that the whole graphs seen so far demanded, and those seen in them; graphs whose demand is unknown left out.
     pub expected: u64,
     pub seen: u64,
@@ -252,10 +254,11 @@ impl<W: Write> Drain<W> {
 
     fn exit(&mut self, kind: Kind, e: &event::Call) -> Result<(), WriteError> {
         self.last_ts = e.h.ts;
-        match self.calls.exit(kind, e.h.tid) {
-            Some(call) => self.finish(call, e.h.ts, false),
-            None => Ok(()),
+        let Some(call) = self.calls.exit(kind, e.h.tid) else { return Ok(()) };
+        if let Some(shown) = self.shown(e.h.engine) {
+            shown.returns[kind as usize] += 1;
         }
+        self.finish(call, e.h.ts, false)
     }
 
     fn finish(&mut self, c: Call, end: u64, cut: bool) -> Result<(), WriteError> {
@@ -325,24 +328,18 @@ impl<W: Write> Drain<W> {
 
     fn graph_exit(&mut self, e: &event::Call) -> Result<(), WriteError> {
         self.last_ts = e.h.ts;
-        match self.graphs.by_caller(e.h.tid) {
-            Some(i) => self.end_graph(i, (e.h.ts, e.a, false)),
-            None => Ok(()),
+        let Some(i) = self.graphs.by_caller(e.h.tid) else { return Ok(()) };
+        if let Some(shown) = self.shown(e.h.engine) {
+            shown.returns[CPU_GRAPH] += 1;
         }
+        self.end_graph(i, (e.h.ts, e.a, false))
     }
 
     fn end_graph(&mut self, i: usize, end: (u64, u64, bool)) -> Result<(), WriteError> {
         let engine = self.graphs.engine_of(i) as usize;
         let nops = self.nops.get(engine).copied().unwrap_or(false);
-        let readings = &self.readings;
-        let mut fetch = |tgid: u32, addr: u64| -> Option<Desc> {
-            let mut raw = [0; event::TENSOR_RAW];
-            let reading = readings.get(engine)?;
-            let len = (reading.layout.tensor_bytes() as usize).min(raw.len());
-            memory::read(tgid, addr, &mut raw[..len]).ok()?;
-            reading.tensor(&raw[..len]).ok()
-        };
-        let (s, seen) = self.graphs.finish(i, end, &mut self.tensors, nops, &mut fetch, &mut self.enc)?;
+        let ops = self.readings.get(engine).map(Reading::idle_ops).unwrap_or_default();
+        let (s, seen) = self.graphs.finish(i, end, &mut self.tensors, (ops, nops), &mut self.enc)?;
         if let Some(shown) = self.shown(s.engine) {
             note(shown, &s, &seen, end.2);
         }

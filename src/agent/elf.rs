@@ -104,6 +104,9 @@ struct Segment {
     filesz: u64,
 }
 
+/// Symbols looked at before the pages behind them are let go.
+const RELEASE_EVERY: usize = 1 << 14;
+
 /// File offsets of a symbol table and its strings.
 #[derive(Debug, Clone, Copy)]
 struct SymTab {
@@ -314,7 +317,11 @@ impl ElfFile {
         let want: HashMap<&[u8], usize> = names.iter().enumerate().map(|(i, n)| (n.as_bytes(), i)).collect();
         let longest = names.iter().map(|n| n.len()).max().unwrap_or(0).min(MAX_NAME);
         for table in [self.dynsym, self.symtab].into_iter().flatten() {
-            for (sym, tail) in self.symbols(table) {
+            for (i, (sym, tail)) in self.symbols(table).enumerate() {
+                // A large engine's tables are tens of megabytes.
+                if i % RELEASE_EVERY == RELEASE_EVERY - 1 {
+                    self.release();
+                }
                 let name = &tail[..tail.len().min(longest + 1)];
                 let Some(end) = name.iter().position(|&b| b == 0) else { continue };
                 let Some(slot) = want.get(&name[..end]).and_then(|&i| out.get_mut(i)) else { continue };
@@ -341,6 +348,14 @@ impl ElfFile {
             let sym = Symbol { vaddr, size, function: kind == 2, global: s[4] >> 4 != 0 };
             Some((sym, strs.get(name..)?))
         })
+    }
+
+    /// Lets go of the pages read so far. They come back from the file when they are looked at again.
+    pub fn release(&self) {
+        if let Bytes::Map(map) = &self.bytes {
+            // SAFETY: the mapping is private and never written, so dropping its pages changes no byte of it.
+            let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        }
     }
 
     /// Where the pointer stored at `vaddr` points, with relocations applied (address as linked).

@@ -32,6 +32,12 @@ pub const COUNTERS: usize = ev_counter::CNT_COUNTERS.0 as usize;
 /// Bytes of a tensor struct that an event carries (TENSOR_RAW).
 pub const TENSOR_RAW: usize = size_of::<ev_tensor>() - size_of::<ev_hdr>() - 8;
 
+/// Parts of `ev_nodes.info`, as in src/bpf/event.h.
+pub const NODE_OP: u32 = 0xffff;
+pub const NODE_COMPUTE: u32 = 0x10000;
+pub const NODE_EMPTY: u32 = 0x20000;
+pub const NODE_UNREAD: u32 = 0x40000;
+
 /// Second node computed by the same hit (`ev_hdr.flags`).
 pub const FLAG_FUSED: u16 = 1;
 

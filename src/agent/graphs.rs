@@ -6,7 +6,7 @@ use std::io::Write;
 
 use super::lanes::{Arena, Hit, Lane};
 use super::nodes::NodeLists;
-use super::structure::{Desc, Structure};
+use super::structure::Structure;
 use crate::trace::record::CpuGraph;
 use crate::trace::{Encoder, PlanHit, Slice, SliceRun, WriteError};
 
@@ -178,8 +178,7 @@ impl Graphs {
         i: usize,
         (end, last_end, cut): (u64, u64, bool),
         tensors: &mut Structure,
-        nops: bool,
-        fetch: &mut dyn FnMut(u32, u64) -> Option<Desc>,
+        ops: (&[(bool, bool)], bool),
         enc: &mut Encoder<W>,
     ) -> Result<(Start, Seen), WriteError> {
         let g = &mut self.open[i];
@@ -193,7 +192,7 @@ impl Graphs {
         let barrier = seen.threads > 1 && seen.inner > 0 && seen.ended * 2 >= seen.inner;
         let mut plan = None;
         if g.lanes[longest].len > 0 {
-            let p = self.plan(i, longest, tensors, nops, fetch, enc)?;
+            let p = self.plan(i, longest, tensors, ops, enc)?;
             seen.expected = self.plans[p].demand.map(|d| d.saturating_mul(self.open[i].s.threads.max(1)));
             plan = Some(self.plans[p].id);
             for ith in 0..MAX_ITH {
@@ -228,8 +227,7 @@ impl Graphs {
         i: usize,
         ith: usize,
         tensors: &mut Structure,
-        nops: bool,
-        fetch: &mut dyn FnMut(u32, u64) -> Option<Desc>,
+        ops: (&[(bool, bool)], bool),
         enc: &mut Encoder<W>,
     ) -> Result<usize, WriteError> {
         let (s, lane) = (self.open[i].s, self.open[i].lanes[ith]);
@@ -245,7 +243,7 @@ impl Graphs {
         plan.tensors.clear();
         self.hits.clear();
         let mut second = 0;
-        let demand = self.nodes.demand(tensors, (s.tgid, s.cgraph), nops, fetch);
+        let demand = self.nodes.demand(s.tgid, s.cgraph, ops.0, ops.1);
         for hit in self.arena.iter(&lane) {
             let tensor = tensors.intern(enc, s.tgid, hit.tensor)?;
             let fused = match hit.tensor2 {

@@ -1,8 +1,7 @@
-//! Node lists of the target's graphs and what they demand: how many op hits each thread must make. Uses `structure`.
+//! Node lists of the target's graphs and what they demand: how many op hits each thread must make. Uses `event`.
 //! Allocates only when created.
 
 use super::event;
-use super::structure::{Desc, FLAG_COMPUTE, Structure};
 
 /// Nodes kept of one graph; the BPF side stops there too (NODES_MAX).
 const MAX_NODES: usize = 8192;
@@ -13,7 +12,8 @@ struct List {
     tgid: u32,
     cgraph: u64,
     total: u32,
-    nodes: heapless::Vec<u64, MAX_NODES>,
+    /// `node_info` of src/bpf/event.h for each node.
+    nodes: heapless::Vec<u32, MAX_NODES>,
 }
 
 /// The lists.
@@ -53,37 +53,24 @@ impl NodeLists {
             return;
         }
         let n = (e.total.saturating_sub(e.first) as usize).min(e.node.len());
-        let _ = list.nodes.extend_from_slice(&e.node[..n]);
+        let _ = list.nodes.extend_from_slice(&e.info[..n]);
     }
 
-    /// Nodes that each thread must dispatch, fused ones counted one by one; None when the list is not whole or a node
-    /// could not be read. `nops`: the engine dispatches views and reshapes too (before 2025-11). `fetch` reads a tensor
-    /// that no event described: a node that never runs and is no op's source.
-    pub fn demand(
-        &self,
-        tensors: &mut Structure,
-        (tgid, cgraph): (u32, u64),
-        nops: bool,
-        fetch: &mut dyn FnMut(u32, u64) -> Option<Desc>,
-    ) -> Option<u32> {
+    /// Nodes that each thread must dispatch, fused ones counted one by one; None when the list is not whole. `ops` tells
+    /// which ops are no work, (NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE; NONE), and `nops` whether the engine dispatches
+    /// them all the same, NONE apart (before 2025-11).
+    pub fn demand(&self, tgid: u32, cgraph: u64, ops: &[(bool, bool)], nops: bool) -> Option<u32> {
         let list = self.lists.iter().find(|l| l.tgid == tgid && l.cgraph == cgraph)?;
-        if list.nodes.len() != list.total as usize {
+        if list.nodes.len() != list.total as usize || list.nodes.iter().any(|i| i & event::NODE_UNREAD != 0) {
             return None;
         }
-        let (mut run, mut flagged, mut marked) = (0, 0, false);
-        for &addr in &list.nodes {
-            if tensors.get(tgid, addr).is_none() {
-                let desc = fetch(tgid, addr)?;
-                tensors.update(tgid, addr, desc);
-            }
-            let d = tensors.get(tgid, addr)?;
-            marked |= d.flags & FLAG_COMPUTE != 0;
-            if !d.none && (nops || !d.nop) && !d.empty() {
-                run += 1;
-                flagged += u32::from(d.flags & FLAG_COMPUTE != 0);
-            }
-        }
+        let runs = |info: &&u32| {
+            let (nop, none) = ops.get((*info & event::NODE_OP) as usize).copied().unwrap_or_default();
+            !none && (nops || !nop) && *info & event::NODE_EMPTY == 0
+        };
         // Engines that mark the nodes to compute (since 2026-01) skip those without the mark.
-        Some(if marked { flagged } else { run })
+        let marked = list.nodes.iter().any(|i| i & event::NODE_COMPUTE != 0);
+        let wanted = |info: &&u32| !marked || *info & event::NODE_COMPUTE != 0;
+        Some(list.nodes.iter().filter(runs).filter(wanted).count() as u32)
     }
 }

@@ -344,7 +344,8 @@ impl<W: Write + 'static> Session<W> {
 
     fn define(&mut self, id: u16, engine: &Engine) -> Result<(), WriteError> {
         let enc = &mut self.drain.borrow_mut().enc;
-        let version = engine.modules.iter().find(|m| m.roles.base).map(|m| version::of(&m.elf)).unwrap_or_default();
+        let version =
+            engine.modules.iter().find(|m| m.roles.base).map(|m| version::of(&m.elf)).unwrap_or_default();
         let layout = engine.layout.to_string();
         enc.engine(&record::Engine { id: id.into(), version: &version, layout: &layout })?;
         let (ops, t) = (id * OPS_PER_ENGINE, &engine.tables);
@@ -368,7 +369,9 @@ impl<W: Write + 'static> Session<W> {
         let Some(a) = self.engines.get_mut(engine as usize) else { return Ok(()) };
         let mapped = pid.and_then(|pid| maps::read(pid).ok());
         for m in &a.engine.modules {
-            let here = |maps: &Vec<maps::Mapping>| maps.iter().any(|x| x.inode == m.inode && x.path == m.path_in_target);
+            let here = |maps: &Vec<maps::Mapping>| {
+                maps.iter().any(|x| x.inode == m.inode && x.path == m.path_in_target)
+            };
             if mapped.as_ref().is_none_or(here) && a.written.insert((m.dev, m.inode)) {
                 write_module(&mut self.drain.borrow_mut().enc, engine, m)?;
             }
@@ -518,9 +521,7 @@ impl<W: Write + 'static> Session<W> {
         status: Option<i32>,
     ) -> Result<Summary, RecordError> {
         self.process_events.clear();
-        for a in &mut self.engines {
-            Role::ALL.iter().rev().for_each(|&role| a.detach(role));
-        }
+        detach(self.engines.iter_mut().flat_map(Attached::take_links).collect());
         let stopped = usage::now();
         if let Some(t) = &mut self.transport {
             t.finish();
@@ -551,6 +552,10 @@ impl<W: Write + 'static> Session<W> {
         if let Some(e) = drain.take_error() {
             return Err(e.into());
         }
+        // The last graphs have their say as well.
+        for (a, shown) in self.engines.iter_mut().zip(&mut drain.shown) {
+            verify::verify(a, shown, self.options.op_end);
+        }
         books::rungs(&mut drain, &self.engines, roles(self.options.level))?;
         let summary = Summary {
             end: end.clone(),
@@ -566,6 +571,18 @@ impl<W: Write + 'static> Session<W> {
         let out = books::close(drain, &end, &books, stopped.saturating_sub(self.started), bpf)?;
         failure.map_or(Ok(Summary { bytes: out.bytes, ..summary }), Err)
     }
+}
+
+/// Removes probes. The kernel waits for all CPUs at each, so several go at a time.
+fn detach(links: Vec<libbpf_rs::Link>) {
+    const AT_ONCE: usize = 16;
+    let mut parts: Vec<Vec<libbpf_rs::Link>> = (0..AT_ONCE).map(|_| Vec::new()).collect();
+    links.into_iter().enumerate().for_each(|(i, link)| parts[i % AT_ONCE].push(link));
+    std::thread::scope(|s| {
+        for part in parts.into_iter().filter(|p| !p.is_empty()) {
+            s.spawn(|| drop(part));
+        }
+    });
 }
 
 /// Writes a module's record.

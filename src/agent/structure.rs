@@ -6,7 +6,7 @@ use std::io::Write;
 
 use super::layout::Layout;
 use super::tables::Tables;
-use crate::trace::{Encoder, TensorDesc, WriteError};
+use crate::trace::{Encoder, ITSELF, TensorDesc, WriteError};
 
 /// Tensors known at once, all processes together. A model of 80 layers has about 4,000 in one graph.
 const SLOTS: usize = 16384;
@@ -14,8 +14,6 @@ const SLOTS: usize = 16384;
 const MAX_SRC: usize = 10;
 /// Longest name kept; stable-diffusion.cpp builds GGML with GGML_MAX_NAME 160.
 const MAX_NAME: usize = 160;
-/// GGML_TENSOR_FLAG_COMPUTE (ggml.h, since 2026-01).
-pub const FLAG_COMPUTE: u32 = 16;
 /// Chains of views longer than this are cut: their far end keeps the id it had.
 const MAX_DEPTH: u32 = 64;
 
@@ -44,16 +42,9 @@ pub struct Desc {
     name_len: u8,
     /// NONE, RESHAPE, VIEW, PERMUTE or TRANSPOSE: nothing to compute.
     pub nop: bool,
-    /// NONE: never even dispatched.
-    pub none: bool,
 }
 
 impl Desc {
-    /// True when some dimension is 0, so that GGML returns before any kernel.
-    pub fn empty(&self) -> bool {
-        self.ne.contains(&0)
-    }
-
     /// The name's bytes, as the target holds them.
     pub fn name(&self) -> &[u8] {
         &self.name[..(self.name_len as usize).min(MAX_NAME)]
@@ -94,6 +85,11 @@ impl Reading {
         }
     }
 
+    /// Per op number: whether it is no work at all (NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE), and whether it is NONE.
+    pub fn idle_ops(&self) -> &[(bool, bool)] {
+        &self.nops
+    }
+
     /// Reads a raw `ggml_tensor` (at least up to its name). Err says which sanity check failed.
     pub fn tensor(&self, raw: &[u8]) -> Result<Desc, Unreadable> {
         let l = &self.layout;
@@ -126,7 +122,6 @@ impl Reading {
             name: [0; MAX_NAME],
             name_len: 0,
             nop: self.nops.get(op as usize).is_some_and(|n| n.0),
-            none: self.nops.get(op as usize).is_some_and(|n| n.1),
         };
         for i in 0..4 {
             d.ne[i] = u64_at(l.ne_off + 8 * i as u32).ok_or(short)?;
@@ -278,9 +273,12 @@ impl Structure {
         let desc = slot.desc;
         let mut src = [None; MAX_SRC];
         for (id, &at) in src.iter_mut().zip(&desc.src) {
-            if at != 0 && at != addr {
-                *id = Some(self.intern_at(enc, tgid, at, depth + 1)?);
-            }
+            *id = match at {
+                0 => None,
+                // A copy onto itself names itself as its second source.
+                _ if at == addr => Some(ITSELF),
+                _ => Some(self.intern_at(enc, tgid, at, depth + 1)?),
+            };
         }
         let view_src = match desc.view_src {
             0 => None,

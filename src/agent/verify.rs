@@ -121,9 +121,24 @@ pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
             format!("node list unknown in {} of {} graphs", s.unknown, s.graphs)
         }
         (_, _, _) if seen == 0 => "attached, never hit".to_owned(),
-        _ => "hit".to_owned(),
+        (_, _, _) => returns(role, s).unwrap_or_else(|| "hit".to_owned()),
     };
     Verdict { name, used: wanted && seen > 0, expected: expected.filter(|_| wanted), seen, why }
+}
+
+/// What is wrong with the returns of a role's calls, if anything: a few may be under way when the recording ends.
+fn returns(role: Role, s: &Shown) -> Option<String> {
+    const UNDER_WAY: u64 = 8;
+    let (entries, returns) = match role {
+        Role::Token => (s.tokens, s.returns[0]),
+        Role::Graph => (s.scheds, s.returns[1]),
+        Role::Split => (s.splits, s.returns[2]),
+        Role::CpuGraph => (s.graphs, s.returns[3]),
+        Role::Op | Role::OpEnd => return None,
+    };
+    (returns + UNDER_WAY < entries).then(|| {
+        format!("hit, but only {returns} of {entries} returns were seen: the others' durations are cut")
+    })
 }
 
 /// The functions that a rung probes, joined by `+`, each once.

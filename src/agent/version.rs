@@ -29,7 +29,8 @@ fn returned_text(elf: &ElfFile, vaddr: u64) -> Option<String> {
         }
         Machine::Aarch64 => {
             // bti c; adrp x0, page; add x0, x0, #offset
-            let mut words = code.as_chunks::<4>().0.iter().map(|w| u32::from_le_bytes(*w)).zip((vaddr..).step_by(4));
+            let mut words =
+                code.as_chunks::<4>().0.iter().map(|w| u32::from_le_bytes(*w)).zip((vaddr..).step_by(4));
             let (adrp, pc) = words.find(|(w, _)| w & 0x9f00_001f == 0x9000_0000)?;
             let (add, _) = words.next().filter(|(w, _)| w & 0xffc0_03ff == 0x9100_0000)?;
             let pages = (adrp >> 3 & 0x1f_fffc) | (adrp >> 29 & 3);

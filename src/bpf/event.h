@@ -79,12 +79,18 @@ struct ev_tensor {
 };
 
 #define NODES_CHUNK 48
+/* node_info: the node's op, its COMPUTE flag, whether one of its dims is 0, whether it could not be read */
+#define NODE_OP 0xffff
+#define NODE_COMPUTE 0x10000
+#define NODE_EMPTY 0x20000
+#define NODE_UNREAD 0x40000
 struct ev_nodes {
 	struct ev_hdr h;
 	__u64 cgraph;
 	__u32 first;
 	__u32 total;
 	__u64 node[NODES_CHUNK];
+	__u32 info[NODES_CHUNK];
 };
 
 #endif

@@ -45,14 +45,25 @@ pub(crate) struct Past {
     shift: u64,
 }
 
-/// A tensor's place relative to `id`: 0 for none, else how far before it.
+/// Says that a tensor is its own source. As a distance it would name the next id, which no source has: sources are
+/// told first.
+const ITSELF: u32 = u32::MAX;
+
+/// A tensor's place relative to `id`: 0 for none, else how far before it, or [`ITSELF`].
 fn relative(id: u32, coded: u32) -> u64 {
-    if coded == 0 { 0 } else { id.wrapping_add(1).wrapping_sub(coded).into() }
+    match coded {
+        0 => 0,
+        ITSELF => ITSELF.into(),
+        _ => id.wrapping_add(1).wrapping_sub(coded).into(),
+    }
 }
 
 fn absolute(id: u32, relative: u64) -> Option<Option<u32>> {
-    let distance = u32::try_from(relative).ok()?;
-    Some((distance != 0).then(|| id.wrapping_sub(distance)))
+    Some(match u32::try_from(relative).ok()? {
+        0 => None,
+        ITSELF => Some(id),
+        distance => Some(id.wrapping_sub(distance)),
+    })
 }
 
 /// The first number in a name: its place, and its value when it has at most 9 digits and no leading zero.

@@ -64,9 +64,13 @@ pub struct TensorDesc<'a> {
     pub ne: [u64; 4],
     /// Strides where the tensor is not contiguous.
     pub nb: Option<[u64; 4]>,
+    /// Ids of the sources; [`ITSELF`] for the tensor described.
     pub src: &'a [Option<u32>],
     pub view_src: Option<u32>,
 }
+
+/// Stands for a tensor's own id where it is its own source (a copy onto itself); the id is given afterwards.
+pub const ITSELF: u32 = u32::MAX - 1;
 
 /// Consecutive op hits of one thread: what they have in common.
 #[derive(Debug, Clone, Copy)]

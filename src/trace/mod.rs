@@ -16,6 +16,6 @@ mod tensors;
 
 pub use block::{BLOCK_HEADER, FILE_HEADER, MAJOR, MAX_PAYLOAD, MINOR};
 pub use coding::{PlanHit, SliceIter, SliceTime, plan_hits, slice_iter};
-pub use encoder::{Encoder, EncoderConfig, EncoderStats, Slice, SliceRun, TensorDesc, WriteError};
+pub use encoder::{Encoder, EncoderConfig, EncoderStats, ITSELF, Slice, SliceRun, TensorDesc, WriteError};
 pub use output::Output;
 pub use reader::{Block, BlockRef, Damage, DamageKind, ReadError, Trace};

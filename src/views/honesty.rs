@@ -31,10 +31,14 @@ pub fn write(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()
     fact(out, "recorder", &format!("{agent}, peak memory {rss}"))?;
     let of_it = show(&books.bpf_ns, time);
     let hit = show(&books.hit_ns, time);
-    fact(out, "probe hit", &format!("{hit} measured at the start; our program's part of it: {of_it}"))?;
+    fact(out, "probe hit", &format!("{hit} measured at the start; our program's part in the run: {of_it}"))?;
     let hits = format!("{} on the busiest thread", count(books.busiest_thread_hits, "hit"));
     let slow = show(&books.predicted_slowdown, |v| format!("{} % of the calls' time", pct(v)));
-    fact(out, "slow-down", &format!("predicted {slow} ({hits})"))
+    fact(
+        out,
+        "slow-down",
+        &format!("predicted at least {slow} ({hits}; a hit was measured with warm caches)"),
+    )
 }
 
 fn show(figure: &Figure, known: impl FnOnce(f64) -> String) -> String {

@@ -262,15 +262,13 @@ fn runs_again(machine: Machine, code: &[u8], at: usize, insn: Insn) -> bool {
 /// The place for a return probe: the entry, or right behind endbr64. Behind a push the kernel would overwrite the
 /// saved register instead of the return address; on arm64 the entry keeps pointer authentication whole.
 pub fn ret(machine: Machine, code: &[u8]) -> Choice {
-    let first = decode(machine, code);
-    if let (Machine::X86_64, Some(Insn { what: What::Landing, len, .. })) = (machine, first)
-        && let Some(next) = code.get(len..).and_then(|rest| decode(machine, rest))
-    {
-        let cost = cost(machine, &next);
-        if cost != Cost::SingleStepped && !runs_again(machine, code, len, next) {
-            let why = "directly behind endbr64, return address still on top of the stack".to_owned();
-            return Choice { offset: len as u32, insn: next.name.to_owned(), cost, why };
-        }
+    if machine == Machine::Aarch64 {
+        // The return address may be signed by the first instruction: only before it can it be exchanged.
+        return at_entry(machine, code, "return probes need the entry".to_owned());
     }
-    at_entry(machine, code, "return probes need the entry".to_owned())
+    let choice = entry(machine, code, Need { args: 0, stack: true });
+    match choice.offset {
+        0 => choice,
+        _ => Choice { why: "cheap, and the return address still on top of the stack".to_owned(), ..choice },
+    }
 }
