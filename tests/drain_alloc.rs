@@ -11,7 +11,7 @@ use std::io::{Sink, Write};
 
 use profinfer::agent::discover::{self, Engine};
 use profinfer::agent::drain::Drain;
-use profinfer::agent::event::{Call, Head, KIND_NAMES, Nodes, Op, Tensor};
+use profinfer::agent::event::{self, Call, Head, KIND_NAMES, Nodes, Op, Tensor};
 use profinfer::agent::structure::Reading;
 use profinfer::trace::record::{Header, Level, Transport};
 use profinfer::trace::{Encoder, EncoderConfig};
@@ -118,9 +118,12 @@ impl Fake {
     fn nodes(&mut self) {
         for first in (0..NODES).step_by(48) {
             let h = self.head("nodes", 0);
-            let mut e = Nodes { h, cgraph: CGRAPH, first: first as u32, total: NODES as u32, node: [0; 48] };
-            for (i, at) in e.node.iter_mut().enumerate() {
-                *at = address(first + i as u64);
+            let (first, total) = (first as u32, NODES as u32);
+            let mut e = Nodes { h, cgraph: CGRAPH, first, total, node: [0; 48], info: [0; 48] };
+            for (i, (at, info)) in e.node.iter_mut().zip(&mut e.info).enumerate() {
+                let node = u64::from(first) + i as u64;
+                *at = address(node);
+                *info = event::NODE_COMPUTE | (2 + node % 20) as u32;
             }
             self.drain.event(bytes(&e));
         }

@@ -336,23 +336,27 @@ __attribute__((noinline)) int nodes_read(__u32 tid, __u64 nodes, __u32 first, __
 	return hash >> 32;
 }
 
-/* What decides whether the node at entry i of the scratch's list runs. Global, as nodes_read. */
-__attribute__((noinline)) int node_info(__u32 tid, __u32 i)
+/* What decides whether the first n nodes of the scratch's list run. Global, as nodes_read. */
+__attribute__((noinline)) int nodes_info(__u32 tid, __u32 n)
 {
 	struct scratch *s = bpf_map_lookup_elem(&scratches, &tid);
-	__u32 op = 0, flags = 0, info = 0;
-	__u64 ne[4], at;
 
-	if (!s || i >= NODES_CHUNK)
+	if (!s)
 		return 0;
-	at = s->n.node[i];
-	if (!get(&op, 4, at + k.op_off) || !get(ne, sizeof(ne), at + k.ne_off))
-		info = NODE_UNREAD;
-	else if (!ne[0] || !ne[1] || !ne[2] || !ne[3])
-		info = NODE_EMPTY;
-	if (k.flags_off && get(&flags, 4, at + k.flags_off) && flags & FLAG_COMPUTE)
-		info |= NODE_COMPUTE;
-	s->n.info[i] = info | (op & NODE_OP);
+	for (int i = 0; i < NODES_CHUNK; i++) {
+		__u32 op = 0, flags = 0, info = 0;
+		__u64 ne[4], at = s->n.node[i];
+
+		if (i >= n)
+			break;
+		if (!get(&op, 4, at + k.op_off) || !get(ne, sizeof(ne), at + k.ne_off))
+			info = NODE_UNREAD;
+		else if (!ne[0] || !ne[1] || !ne[2] || !ne[3])
+			info = NODE_EMPTY;
+		if (k.flags_off && get(&flags, 4, at + k.flags_off) && flags & FLAG_COMPUTE)
+			info |= NODE_COMPUTE;
+		s->n.info[i] = info | (op & NODE_OP);
+	}
 	return 0;
 }
 
@@ -367,11 +371,7 @@ static __always_inline __u64 node_list(void *ctx, struct scratch *s, __u32 tid, 
 		hash = (hash ^ (__u32)nodes_read(tid, nodes, first, n)) * FNV;
 		if (emit) {
 			s->n.first = first;
-			for (__u32 i = 0; i < NODES_CHUNK; i++) {
-				if (first + i >= n)
-					break;
-				node_info(tid, i);
-			}
+			nodes_info(tid, n - first);
 			send(ctx, &s->n.h, sizeof(s->n));
 		}
 	}
