@@ -377,7 +377,7 @@ fn a_process_that_waits_is_recorded_whole() {
 fn children_of_the_command_are_recorded() {
     let _turn = live!();
     let program = fixture!("modern");
-    let script = format!("sleep 0.01; ({0} -n 50 & {0} -n 50; wait)", program.display());
+    let script = format!("sleep 0.01; ({0} --hold 2 -n 50 & {0} --hold 2 -n 50; wait)", program.display());
     let run = record(&["--", "sh", "-c", &script]);
     let seen = run.seen();
     seen.complete();

@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 use super::attached::{Attached, Role, Site};
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::{Drain, Totals};
+use super::layout::Layout;
 use super::machine::{self, AgentCpu};
 use super::maps::{self, FileId};
 use super::object::{Knobs, Loaded, Maps, Structure};
 use super::refusal::{self, Act};
 use super::structure::{self, GLU_BASE, MAX_ENGINES, OPS_PER_ENGINE, Reading, TYPES_PER_ENGINE, UNARY_BASE};
+use super::tables::Tables;
 use super::transport::{self, Transport};
 use super::verify::{self, OpEnd};
 use super::{books, calibrate, target, usage, version};
@@ -262,6 +264,12 @@ impl<W: Write + 'static> Session<W> {
         self.follow(held.pid);
         // What cannot be told from the files alone is found in the running process's maps.
         self.add_all(discover::of_command(argv), watch)?;
+        if self.maps.is_none() {
+            // The engine may be a child's: children are followed from the first one on, whatever is known by then.
+            let reading = Reading::new(0, Layout::latest(), &Tables::default());
+            let follower = Loaded::load(&self.knobs(), &reading, None).map_err(RecordError::Load)?;
+            self.open_transport(&follower, watch)?;
+        }
         held.start().map_err(failed)
     }
 
