@@ -350,6 +350,11 @@ impl ElfFile {
         })
     }
 
+    /// Loaded segments: address and bytes in the file.
+    pub fn segments(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.segments.iter().filter_map(|s| Some((s.vaddr, slice(self.data(), s.offset, s.filesz)?)))
+    }
+
     /// Lets go of the pages read so far. They come back from the file when they are looked at again.
     pub fn release(&self) {
         if let Bytes::Map(map) = &self.bytes {

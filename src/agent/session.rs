@@ -26,6 +26,8 @@ use super::{books, calibrate, target, usage, version};
 use crate::trace::record::{self, Level};
 use crate::trace::{Encoder, EncoderConfig, Output, WriteError};
 
+/// Kinds of UNARY and GLU that get a name even where the engine's tables have none.
+const KINDS_TOLD: usize = 64;
 /// Looking for engines in a process's maps: often until one is found, rarely after.
 const SCAN_SOON: Duration = Duration::from_millis(5);
 const SCAN_LATE: Duration = Duration::from_millis(500);
@@ -361,8 +363,10 @@ impl<W: Write + 'static> Session<W> {
             enc.op_def(ops + i as u16, name, name);
         }
         for (base, name, kinds) in [(UNARY_BASE, "UNARY", &t.unary), (GLU_BASE, "GLU", &t.glu)] {
-            for (i, kind) in kinds.iter().enumerate().take(UNARY_BASE.into()) {
-                enc.op_def(ops + base + i as u16, name, kind);
+            // A kind that the table found does not name is told by its number.
+            for i in 0..kinds.len().clamp(KINDS_TOLD, UNARY_BASE.into()) {
+                let unnamed = format!("{name}({i})");
+                enc.op_def(ops + base + i as u16, name, kinds.get(i).unwrap_or(&unnamed));
             }
         }
         for t in t.types.iter().filter(|t| t.number < TYPES_PER_ENGINE.into()) {

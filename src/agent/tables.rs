@@ -74,8 +74,14 @@ impl Tables {
                 return Err(TablesError::Incomplete { path: path(), missing, found: ops.len() });
             }
         }
-        let unary = names(elf, "ABS", "SGN", &["REGLU", "NONE"]);
-        let glu = names(elf, "REGLU", "GEGLU", &["NONE", "ABS"]);
+        let or_near = |found: Vec<String>, of: &str, first, second, stop: &[&str]| match found.is_empty() {
+            true if ops.iter().any(|o| o == of) => near_names(elf, first, second, stop),
+            _ => found,
+        };
+        let (kinds, stop) = (names(elf, "ABS", "SGN", &["REGLU", "NONE"]), ["REGLU", "NONE"]);
+        let unary = or_near(kinds, "UNARY", "ABS", "SGN", &stop);
+        let (kinds, stop) = (names(elf, "REGLU", "GEGLU", &["NONE", "ABS"]), ["NONE", "ABS"]);
+        let glu = or_near(kinds, "GLU", "REGLU", "GEGLU", &stop);
         Ok(Tables { ops, unary, glu, types: types(elf)? })
     }
 
@@ -119,6 +125,37 @@ fn names(elf: &ElfFile, first: &str, second: &str, stop: &[&str]) -> Vec<String>
         }
     }
     best
+}
+
+/// The same for a table of 32-bit distances from its own start, into which clang turns a table that only one function
+/// reads.
+fn near_names(elf: &ElfFile, first: &str, second: &str, stop: &[&str]) -> Vec<String> {
+    let pattern = [b"\0", first.as_bytes(), b"\0"].concat();
+    let spots = |(vaddr, bytes): (u64, &[u8])| {
+        let found = bytes.windows(pattern.len()).enumerate().filter(|(_, w)| *w == pattern);
+        found.map(|(i, _)| vaddr + i as u64 + 1).collect::<Vec<u64>>()
+    };
+    let targets: Vec<u64> = elf.segments().flat_map(spots).collect();
+    let distance = |at: u64| Some(i32::from_le_bytes(elf.bytes_at(at, 4).try_into().ok()?));
+    let name = |table: u64, i: u64| {
+        let at = distance(table.checked_add(4 * i)?)?;
+        elf.text_at(table.checked_add_signed(at.into())?, MAX_NAME)
+    };
+    for (vaddr, bytes) in elf.segments() {
+        for (i, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
+            let table = vaddr.saturating_add(4 * i as u64);
+            let target = table.wrapping_add_signed(i32::from_le_bytes(*word).into());
+            if targets.contains(&target) && name(table, 1) == Some(second) {
+                let upper = |n: &&str| {
+                    !n.is_empty()
+                        && n.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_')
+                };
+                let run = (0..MAX_ENTRIES as u64).map_while(|i| name(table, i)).take_while(upper);
+                return run.take_while(|n| !stop.contains(n)).map(str::to_owned).collect();
+            }
+        }
+    }
+    Vec::new()
 }
 
 fn run_of_names(elf: &ElfFile, start: u64, stop: &[&str]) -> Vec<String> {
