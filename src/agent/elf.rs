@@ -221,6 +221,9 @@ impl ElfFile {
         if segments.is_empty() {
             return Err(malformed("it has no loadable part"));
         }
+        if segments.iter().any(|s| s.offset.saturating_add(s.filesz) > data.len() as u64) {
+            return Err(malformed("it is cut short: parts that its header lists lie beyond its end"));
+        }
         let (symtab, dynsym) = section_symbols(header, data);
         let mut file = ElfFile {
             machine,

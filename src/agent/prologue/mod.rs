@@ -259,8 +259,9 @@ fn runs_again(machine: Machine, code: &[u8], at: usize, insn: Insn) -> bool {
     }
 }
 
-/// The place for a return probe: the entry, or right behind endbr64. Behind a push the kernel would overwrite the
-/// saved register instead of the return address; on arm64 the entry keeps pointer authentication whole.
+/// The place for a return probe: the first cheap instruction up to which nothing has moved the stack pointer, so that
+/// the return address is still on top. Behind a push the kernel would overwrite the saved register instead. On arm64
+/// always the entry, which keeps pointer authentication whole.
 pub fn ret(machine: Machine, code: &[u8]) -> Choice {
     if machine == Machine::Aarch64 {
         // The return address may be signed by the first instruction: only before it can it be exchanged.
