@@ -239,7 +239,10 @@ pub fn odd_tensors<W: Write>(e: &mut Encoder<W>, n: u32) -> (u32, Vec<Tensor>) {
             cut -= 1;
         }
         let mut src: Vec<Option<u32>> = (0..small(if i % 50 == 0 { 17 } else { 4 }))
-            .map(|_| (small(5) > 0).then(|| id.wrapping_sub(small(300) as u32 + 1)).filter(|s| *s < u32::MAX))
+            .map(|_| match small(40) {
+                0 => Some(ITSELF),
+                n => (n > 7).then(|| id.wrapping_sub(small(300) as u32 + 1)).filter(|s| *s < u32::MAX),
+            })
             .collect();
         while src.last() == Some(&None) {
             src.pop();
@@ -268,6 +271,8 @@ pub fn odd_tensors<W: Write>(e: &mut Encoder<W>, n: u32) -> (u32, Vec<Tensor>) {
         let id = e.tensor(&d).unwrap();
         hits.push(PlanHit { tensor: id, fused: None });
         let name = name[..cut].into();
+        let src: Vec<Option<u32>> =
+            src.iter().map(|s| if *s == Some(ITSELF) { Some(id) } else { *s }).collect();
         all.push(match known {
             true => {
                 Tensor { id, pid: PID, addr, known, op, ty, flags, name, ne, nb, src: src.into(), view_src }
