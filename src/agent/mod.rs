@@ -22,6 +22,7 @@ pub mod nodes;
 pub mod object;
 pub mod privileges;
 pub mod prologue;
+pub mod recording;
 pub mod refusal;
 pub mod search;
 pub mod session;

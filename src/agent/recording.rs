@@ -1,0 +1,90 @@
+//! What is asked of a recording, and what comes of it. Uses `attached`, `discover`, `drain`, `machine`, `refusal`,
+//! `verify` and `trace`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::attached::Site;
+use super::discover::DiscoverError;
+use super::drain::Totals;
+use super::machine::AgentCpu;
+use super::refusal::{self, Act};
+use super::verify::OpEnd;
+use crate::trace::WriteError;
+use crate::trace::record::Level;
+
+/// What is recorded.
+#[derive(Debug, Clone)]
+pub enum Target {
+    Pids(Vec<u32>),
+    Command(Vec<OsString>),
+    Exe(PathBuf),
+}
+
+/// How it is recorded.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub level: Level,
+    pub structure: bool,
+    pub pbuf: bool,
+    pub buffer_bytes: u64,
+    pub agent_cpu: AgentCpu,
+    pub op_end: OpEnd,
+    pub site: Site,
+    pub duration: Option<Duration>,
+    /// Ends after this many decoded tokens.
+    pub tokens: Option<u64>,
+    /// Standard output is the trace's: the command's own goes to standard error.
+    pub stdout_taken: bool,
+    pub tool: String,
+    pub command_line: String,
+}
+
+/// Why the recording could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error(transparent)]
+    Discover(#[from] DiscoverError),
+    #[error("process {0} does not exist: give the id of a running process")]
+    NoProcess(u32),
+    #[error("{command}: {source}")]
+    Command { command: String, source: std::io::Error },
+    #[error("the BPF programs do not load: {}; profinfer doctor tells more", refusal::explain(Act::Load, .0))]
+    Load(libbpf_rs::Error),
+    #[error("no probe could be attached: {0}; profinfer doctor tells more")]
+    Attach(String),
+    #[error("cannot run on CPU {cpu}: {source}; give another with --agent-cpu")]
+    AgentCpu { cpu: String, source: std::io::Error },
+    #[error("the kernel's event buffer: {}; try a smaller --buffer-size", refusal::explain(Act::Map, .0))]
+    Buffer(libbpf_rs::Error),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// How it ended.
+#[derive(Debug, Clone)]
+pub struct Summary {
+    pub end: String,
+    pub totals: Totals,
+    pub lost: u64,
+    pub seen: u64,
+    pub bytes: u64,
+    /// Op hits seen and demanded.
+    pub ops: u64,
+    pub engines: usize,
+    /// Exit code of the recorded command.
+    pub status: Option<i32>,
+    /// Why nothing was found, when nothing was.
+    pub missing: Option<String>,
+}
+
+/// What the session tells while it runs.
+pub trait Watch {
+    /// Asked to stop: 1 = end and flush.
+    fn stop(&self) -> bool;
+    /// A line for the user.
+    fn tell(&mut self, text: &str);
+    /// Totals now; `lost` so far, bytes of the file.
+    fn progress(&mut self, totals: &Totals, lost: u64, bytes: u64);
+}
