@@ -36,9 +36,8 @@ fn tensor(seen: &Seen, got: &TensorInfo, want: &Node, place: &str) {
     described(seen, got, want, place);
     let place = format!("{place}, {}", want.name);
     let src: Vec<u64> = got.src.iter().map(|s| s.map_or(0, |id| seen.tensor(id).addr)).collect();
-    // GGML's casts name themselves as their second source; the trace leaves that out.
-    let other = |n: &Node| if n.addr == want.addr { 0 } else { n.addr };
-    let mut want_src: Vec<u64> = want.src.iter().map(|s| s.as_ref().map_or(0, other)).collect();
+    // GGML's casts name themselves as their second source.
+    let mut want_src: Vec<u64> = want.src.iter().map(|s| s.as_ref().map_or(0, |n| n.addr)).collect();
     while want_src.last() == Some(&0) {
         want_src.pop();
     }
