@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 
 use libbpf_rs::Link;
 
@@ -95,6 +96,8 @@ pub struct Attached {
     /// Position of each role's rung in its ladder (index by [`Role::ALL`]); beyond the end = none left.
     at: [usize; 6],
     links: [Vec<Link>; 6],
+    /// Probes being removed.
+    leaving: Vec<JoinHandle<()>>,
     files: HashSet<(u64, u64)>,
     /// Modules written to the trace.
     pub written: HashSet<(u64, u64)>,
@@ -149,6 +152,7 @@ impl Attached {
             site,
             at: [0; 6],
             links: Default::default(),
+            leaving: Vec::new(),
             files,
             written: HashSet::new(),
             probes: Vec::new(),
@@ -228,13 +232,20 @@ impl Attached {
         }
     }
 
-    /// Removes the role's probes.
+    /// Removes the role's probes, aside: the kernel waits for all CPUs at each, and events go on arriving.
     pub fn detach(&mut self, role: Role) {
-        self.links[index(role)].clear();
+        let links = std::mem::take(&mut self.links[index(role)]);
+        if !links.is_empty() {
+            let aside = std::thread::Builder::new().name("detach".into()).spawn(move || drop(links));
+            // Where no thread can be had the closure is dropped at once, and the probes with it.
+            self.leaving.extend(aside.ok());
+        }
     }
 
     /// Gives away all probes, the outermost first: those that begin a call before those inside it.
     pub fn take_links(&mut self) -> Vec<Link> {
+        // A thread that only drops has no result and cannot fail.
+        self.leaving.drain(..).for_each(|aside| drop(aside.join()));
         self.closed = Some(std::array::from_fn(|i| !self.links[i].is_empty()));
         self.links.iter_mut().rev().flat_map(std::mem::take).collect()
     }

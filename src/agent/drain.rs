@@ -341,7 +341,7 @@ impl<W: Write> Drain<W> {
         let ops = self.readings.get(engine).map(Reading::idle_ops).unwrap_or_default();
         let (s, seen) = self.graphs.finish(i, end, &mut self.tensors, (ops, nops), &mut self.enc)?;
         if let Some(shown) = self.shown(s.engine) {
-            note(shown, &s, &seen, end.2);
+            note(shown, &s, &seen);
         }
         Ok(())
     }
@@ -402,10 +402,10 @@ impl<W: Write> Drain<W> {
     }
 }
 
-fn note(shown: &mut Shown, s: &Start, seen: &Seen, cut: bool) {
+fn note(shown: &mut Shown, s: &Start, seen: &Seen) {
     shown.graphs += 1;
     shown.threads = s.threads;
-    if cut {
+    if seen.cut {
         return;
     }
     shown.silent += u64::from(seen.hits == 0);

@@ -54,6 +54,8 @@ pub struct Seen {
     pub inner: u32,
     pub ended: u32,
     pub threads: u32,
+    /// Not a whole graph: its return was not seen, or not its own.
+    pub cut: bool,
 }
 
 struct CachedPlan {
@@ -176,7 +178,7 @@ impl Graphs {
     pub fn finish<W: Write>(
         &mut self,
         i: usize,
-        (end, last_end, cut): (u64, u64, bool),
+        (end, last_end, mut cut): (u64, u64, bool),
         tensors: &mut Structure,
         ops: (&[(bool, bool)], bool),
         enc: &mut Encoder<W>,
@@ -194,6 +196,8 @@ impl Graphs {
         if g.lanes[longest].len > 0 {
             let p = self.plan(i, longest, tensors, ops, enc)?;
             seen.expected = self.plans[p].demand.map(|d| d.saturating_mul(self.open[i].s.threads.max(1)));
+            // More hits than nodes on one thread: the return of this graph and the entry of the next were lost.
+            cut |= self.plans[p].demand.is_some_and(|d| self.open[i].lanes[longest].len > d);
             plan = Some(self.plans[p].id);
             for ith in 0..MAX_ITH {
                 self.write_lane(i, ith, p, (barrier, end), tensors, enc)?;
@@ -218,6 +222,7 @@ impl Graphs {
             barrier,
             cut,
         })?;
+        seen.cut = cut;
         Ok((*s, seen))
     }
 
@@ -337,5 +342,6 @@ fn count(lanes: &[Lane], arena: &Arena) -> Seen {
         inner,
         ended: arena.iter(&first).take(inner as usize).filter(|h| h.end > 0).count() as u32,
         threads: lanes.iter().filter(|l| l.len > 0).count() as u32,
+        cut: false,
     }
 }
