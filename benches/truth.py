@@ -10,6 +10,8 @@ sys.path.insert(0, os.path.join(ROOT, "tests"))
 import format_second_reader as pfi  # noqa: E402
 
 OPDEF, TYPEDEF, TENSOR, PLAN, GRAPH = 5, 6, 7, 8, 13
+# Places of fields: plan + 1 and t of a CpuGraph, ty of a Tensor.
+PLAN_OF, T, TYPE = 5, 9, 7
 # Nodes that newer engines do not run at all; and the flag without which they do not run a node.
 NO_WORK = {"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
 COMPUTE = 16
@@ -20,41 +22,33 @@ class Trace:
     """Tensors by id, plans by id, and the plan of each CPU graph in order."""
 
     def __init__(self, path):
-        self.ops, self.types, self.tensors, self.plans, self.graphs = {}, {}, {}, {}, []
+        self.ops, self.types, self.tensors, self.plans, graphs = {}, {}, {}, {}, []
         for payload, first in pfi.blocks(path):
-            records, self.addr, self.name = pfi.Bytes(payload), 0, b""
-            while records.more():
-                r = pfi.Bytes(records.bytes())
-                self._record(r.u(), r, first)
-        self.graphs = [plan for _, plan in sorted(self.graphs)]
+            told, calls = pfi.Tensors(), pfi.Calls(first)
+            for kind, r in pfi.records(payload):
+                if kind == OPDEF:
+                    op, name, desc = r.fields("uss")
+                    self.ops[op] = (name, desc)
+                elif kind == TYPEDEF:
+                    ty, name = r.fields("us")
+                    self.types[ty] = name
+                elif kind == TENSOR:
+                    self._tensor(*told.take(r))
+                elif kind == PLAN:
+                    plan, _, _, hits = r.fields("uuuy")
+                    self.plans[plan] = list(flat(hits))
+                elif kind in pfi.RULES:
+                    values, _ = calls.take(kind, r)
+                    if kind == GRAPH:
+                        graphs.append((values[T], values[PLAN_OF] - 1))
+        self.graphs = [plan for _, plan in sorted(graphs)]
 
-    def _record(self, kind, r, first):
-        if kind == OPDEF:
-            op, name, desc = r.fields("uss")
-            self.ops[op] = (name, desc)
-        elif kind == TYPEDEF:
-            ty, name = r.fields("us")
-            self.types[ty] = name
-        elif kind == TENSOR:
-            self._tensor(r)
-        elif kind == PLAN:
-            plan, _, _, hits = r.fields("uuuy")
-            self.plans[plan] = list(flat(hits))
-        elif kind == GRAPH:
-            _, _, _, _, _, plan, _, _, _, t = r.fields("uoouuouuui")
-            self.graphs.append((first + t, plan))
-
-    def _tensor(self, r):
-        tid, _, delta, known, op, ty, _ = r.fields("uuibuuu")
-        shared, rest, ne, nb, src, _ = r.b(), *r.fields("sllyu")
-        self.addr = self.addr + delta & 0xFFFFFFFFFFFFFFFF
-        self.name = self.name[:shared] + rest.encode()
-        slots, sources = pfi.Bytes(src), []
-        while slots.more():
-            sources.append(slots.u())
-        self.tensors[tid] = {"addr": self.addr, "name": self.name.decode(), "op": self.ops.get(op), "known": known,
-                             "type": self.types.get(ty), "ne": (ne + [1] * 4)[:4], "nb": nb,
-                             "src": [s - 1 for s in sources if s]}
+    def _tensor(self, v, name):
+        slots = [v[i] for i in pfi.SRC[:v[pfi.N_SRC]]]
+        sources = [v[pfi.ID] - (0 if s == 0xFFFFFFFF else s) & 0xFFFFFFFF for s in slots if s]
+        self.tensors[v[pfi.ID]] = {"addr": v[pfi.ADDR], "name": name.decode(), "op": self.ops.get(v[pfi.OP]),
+                                   "type": self.types.get(v[TYPE]), "ne": [v[i] for i in pfi.NE], "src": sources,
+                                   "nb": [v[i] for i in pfi.NB] if v[pfi.STRIDED] else [], "known": v[pfi.KNOWN]}
 
     def nodes(self, plan):
         return [self.tensors[t] for t in self.plans[plan]]

@@ -418,9 +418,12 @@ impl ElfFile {
     }
 
     fn relative_pointers(&self) -> Vec<(u64, u64)> {
-        let mut out = Vec::new();
         let rela = self.relr_and_rela();
-        for r in rela.0.chunks_exact(24).take(MAX_RELOCS) {
+        let mut out = Vec::with_capacity((rela.0.len() / 24).min(MAX_RELOCS));
+        for (i, r) in rela.0.chunks_exact(24).take(MAX_RELOCS).enumerate() {
+            if i % RELEASE_EVERY == RELEASE_EVERY - 1 {
+                self.release();
+            }
             let (Some(at), Some(info), Some(addend)) = (le64(r, 0), le64(r, 8), le64(r, 16)) else {
                 continue;
             };
