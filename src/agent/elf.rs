@@ -105,7 +105,7 @@ struct Segment {
 }
 
 /// Symbols looked at before the pages behind them are let go.
-const RELEASE_EVERY: usize = 1 << 14;
+const RELEASE_EVERY: usize = 1 << 12;
 
 /// File offsets of a symbol table and its strings.
 #[derive(Debug, Clone, Copy)]
@@ -392,6 +392,16 @@ impl ElfFile {
     /// Frees what [`ElfFile::load_pointers`] read.
     pub fn forget_pointers(&mut self) {
         self.relocs = Vec::new();
+    }
+
+    /// Goes through [`ElfFile::pointers`] with what stands at their targets in view, letting go of pages on the way.
+    pub fn walk_pointers(&self) -> impl Iterator<Item = &[(u64, u64)]> {
+        self.relocs.windows(2).enumerate().map(|(i, pair)| {
+            if i % RELEASE_EVERY == RELEASE_EVERY - 1 {
+                self.release();
+            }
+            pair
+        })
     }
 
     /// All known pointers as (address, target), ascending by address; empty before [`ElfFile::load_pointers`].

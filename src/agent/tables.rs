@@ -114,7 +114,7 @@ fn names(elf: &ElfFile, first: &str, second: &str, stop: &[&str]) -> Vec<String>
         bytes.split_last().is_some_and(|(nul, head)| *nul == 0 && head == text.as_bytes())
     };
     let mut best = Vec::new();
-    for pair in elf.pointers().windows(2) {
+    for pair in elf.walk_pointers() {
         let &[(at, a), (next, b)] = pair else { continue };
         if at.checked_add(8) != Some(next) || !is(a, first) || !is(b, second) {
             continue;
@@ -183,7 +183,8 @@ fn types(elf: &ElfFile) -> Result<Vec<TypeTrait>, TablesError> {
     let path = || elf.path().to_owned();
     let name_at = |at: u64| elf.pointer_at(at).and_then(|p| elf.text_at(p, MAX_NAME));
     let mut bad = None;
-    for &(at, target) in elf.pointers() {
+    // The last pointer has nothing behind it and so begins no table.
+    for &(at, target) in elf.walk_pointers().filter_map(|pair| pair.first()) {
         if elf.bytes_at(target, 4) != b"f32\0" {
             continue;
         }
