@@ -96,6 +96,16 @@ pub struct Verdict {
 /// What a role's rung came to.
 pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
     let name = a.rung(role).map_or_else(|| "none".to_owned(), |r| rung_name(a, role, r.name));
+    if role == Role::OpEnd && wanted && a.rung(role).is_some() && s.inner == 0 && s.threads == 1 {
+        let why = "one thread: no barrier to wait at, an op lasts until the next one or the graph's end";
+        return Verdict {
+            name: "interval".into(),
+            used: s.ops > 0,
+            expected: None,
+            seen: s.ops,
+            why: why.into(),
+        };
+    }
     let (expected, seen) = match role {
         Role::Token => (None, s.tokens),
         Role::Graph => (None, s.scheds),
@@ -112,9 +122,6 @@ pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
         (Role::OpEnd, _, Some(r)) if r.how == How::Interval => {
             "an op lasts until its thread's next op or the graph's end: wall time, waiting included"
                 .to_owned()
-        }
-        (Role::OpEnd, _, _) if s.inner == 0 && s.threads == 1 => {
-            "one thread: no barrier to wait at, ops end at the next op".to_owned()
         }
         (Role::OpEnd, _, _) => "ends of thread 0's ops told by the barrier behind them".to_owned(),
         (Role::Op, _, _) if s.unknown > 0 => {
