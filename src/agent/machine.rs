@@ -76,7 +76,7 @@ fn cpus() -> Vec<Cpu> {
 /// Where the agent itself runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentCpu {
-    /// On the smallest core where cores differ, else wherever the scheduler puts it.
+    /// On the smallest core where cores differ, else on a CPU that the engine leaves free, if there is one.
     Auto,
     /// Wherever the scheduler puts it.
     Any,
@@ -102,13 +102,28 @@ pub fn settle(wish: AgentCpu) -> std::io::Result<Option<u32>> {
 }
 
 fn bind(cpu: u32) -> std::io::Result<()> {
+    run_on(&[cpu])
+}
+
+/// Keeps this thread off the CPUs in `busy`, if that leaves it any.
+pub fn avoid(busy: &[u32]) {
+    let free: Vec<u32> = cpus().iter().map(|c| c.cpu).filter(|c| !busy.contains(c)).collect();
+    if !free.is_empty() {
+        // Where none of them may be used (a cpuset), the scheduler's choice stays.
+        let _ = run_on(&free);
+    }
+}
+
+fn run_on(cpus: &[u32]) -> std::io::Result<()> {
     // SAFETY: an all-zero cpu_set_t is an empty set; CPU_SET is given an index that it holds.
     let set = unsafe {
         let mut set = std::mem::zeroed::<libc::cpu_set_t>();
-        if cpu as usize >= 8 * size_of::<libc::cpu_set_t>() {
-            return Err(std::io::Error::from_raw_os_error(libc::EINVAL));
+        for &cpu in cpus {
+            if cpu as usize >= 8 * size_of::<libc::cpu_set_t>() {
+                return Err(std::io::Error::from_raw_os_error(libc::EINVAL));
+            }
+            libc::CPU_SET(cpu as usize, &mut set);
         }
-        libc::CPU_SET(cpu as usize, &mut set);
         set
     };
     // SAFETY: the set is as long as said, and only read.

@@ -13,7 +13,7 @@ use super::attached::{Attached, Role, Site};
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::Drain;
 use super::layout::Layout;
-use super::machine;
+use super::machine::{self, AgentCpu};
 use super::maps::{self, FileId};
 use super::object::{Knobs, Loaded, Maps, Structure};
 use super::recording::{Options, RecordError, Summary, Target, Watch};
@@ -66,6 +66,8 @@ impl<W: Output> Output for Counted<W> {
 struct Session<W: Write> {
     options: Options,
     any: bool,
+    /// The recorder goes where the engine is not.
+    roams: bool,
     drain: Rc<RefCell<Drain<Counted<W>>>>,
     transport: Option<Transport>,
     maps: Option<Maps>,
@@ -91,11 +93,13 @@ pub fn record<W: Output + 'static>(
     // What stands in the way is told when the engine's own programs are loaded; the trace says "not measured".
     let hit_ns = calibrate::cheap_hit().unwrap_or(0);
     let wish = options.agent_cpu;
-    machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
+    let bound =
+        machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
     let out = Counted { out, bytes: 0 };
     let enc = Encoder::new(out, EncoderConfig::default(), &header(&options, &machine::read(), hit_ns))?;
     let mut s = Session {
         any: matches!(target, Target::Exe(_)),
+        roams: wish == AgentCpu::Auto && bound.is_none(),
         options,
         drain: Rc::new(RefCell::new(Drain::new(enc))),
         transport: None,
@@ -439,8 +443,12 @@ impl<W: Write + 'static> Session<W> {
         self.pids.is_empty()
     }
 
-    /// Looks for engines, and for modules that came since, in the processes followed.
+    /// Looks for engines, and for modules that came since, in the processes followed; moves out of their way.
     fn scan(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        if self.roams && !self.engines.is_empty() {
+            let busy: Vec<u32> = self.pids.keys().flat_map(|&pid| target::running_on(pid)).collect();
+            machine::avoid(&busy);
+        }
         for pid in self.pids.keys().copied().collect::<Vec<_>>() {
             let now = target::maps_mark(pid);
             if now != 0 && self.pids.insert(pid, now) != Some(now) {

@@ -78,6 +78,18 @@ pub fn is_process(pid: u32) -> bool {
     status.lines().find_map(|l| l.strip_prefix("Tgid:")).is_some_and(|t| t.trim() == pid.to_string())
 }
 
+/// CPUs on which the process's threads are running now.
+pub fn running_on(pid: u32) -> Vec<u32> {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let cpu_of = |task: io::Result<fs::DirEntry>| {
+        let stat = fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+        // The name may hold anything; behind it come the state and, as field 39 of all, the CPU (proc(5)).
+        let mut fields = stat.rsplit(')').next()?.split_ascii_whitespace();
+        (fields.next()? == "R").then(|| fields.nth(35)?.parse().ok()).flatten()
+    };
+    tasks.filter_map(cpu_of).collect()
+}
+
 /// A number that changes when the process maps or unmaps something; 0 when its maps cannot be read.
 pub fn maps_mark(pid: u32) -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
@@ -117,6 +129,13 @@ mod tests {
         let mut child = held.start().expect("started");
         assert!(child.wait().expect("waited").success());
         assert!(mark.exists());
+    }
+
+    #[test]
+    fn a_running_thread_is_somewhere() {
+        let here = running_on(std::process::id());
+        assert!(!here.is_empty() && here.iter().all(|&c| c < 4096), "{here:?}");
+        assert!(running_on(u32::MAX).is_empty());
     }
 
     #[test]

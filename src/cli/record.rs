@@ -66,7 +66,8 @@ pub struct Args {
     /// Size of the kernel's event buffer (each CPU's, with --pbuf); rounded up to a power of two
     #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = size)]
     buffer_size: u64,
-    /// CPU on which the recorder itself runs: a number, `any`, or `auto`: a small core where cores differ
+    /// CPU on which the recorder itself runs: a number, `any`, or `auto`: a small core where cores differ, else one that
+    /// the engine leaves free
     #[arg(long, value_name = "CPU", default_value = "auto", value_parser = agent_cpu)]
     agent_cpu: AgentCpu,
     /// End after this time: 500ms, 30s, 10min
