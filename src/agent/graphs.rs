@@ -18,6 +18,10 @@ pub const MAX_ITH: usize = 128;
 const MAX_PLAN: usize = 8192;
 /// Plans remembered, by (process, cgraph).
 const PLANS: usize = 32;
+/// The encoder keeps its 256 plans of latest use: one used this many plans ago is told again rather than trusted.
+const FRESH: u64 = 128;
+/// Ops of one graph that its plan does not have and that get a plan of their own, so that few plans come at once.
+const MAX_STRAYS: u32 = 64;
 
 /// What starts a graph: an entry of `ggml_graph_compute`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -63,6 +67,8 @@ struct CachedPlan {
     cgraph: u64,
     version: u64,
     id: u32,
+    /// Plans told to the encoder when this one was last used.
+    used: u64,
     /// Hits that each thread must make.
     demand: Option<u32>,
     tensors: heapless::Vec<u64, MAX_PLAN>,
@@ -76,6 +82,10 @@ pub struct Graphs {
     next_plan: usize,
     hits: Vec<PlanHit>,
     slices: Vec<Slice>,
+    /// Plans told to the encoder so far.
+    told: u64,
+    /// Ops of the graph in hand that its plan does not have.
+    strays: u32,
     pub nodes: NodeLists,
     /// Op hits that belong to no graph seen from its start, or found no room.
     pub orphans: u64,
@@ -97,6 +107,8 @@ impl Default for Graphs {
             next_plan: 0,
             hits: Vec::with_capacity(MAX_PLAN),
             slices: Vec::with_capacity(MAX_PLAN),
+            told: 0,
+            strays: 0,
             nodes: NodeLists::default(),
             orphans: 0,
         }
@@ -185,6 +197,7 @@ impl Graphs {
     ) -> Result<(Start, Seen), WriteError> {
         let g = &mut self.open[i];
         g.used = false;
+        self.strays = 0;
         if let Some(last) = self.arena.last_mut(&g.lanes[0]).filter(|h| h.start < last_end) {
             last.end = last_end;
         }
@@ -239,8 +252,10 @@ impl Graphs {
         let old = self.plans.iter().position(|p| p.tgid == s.tgid && p.cgraph == s.cgraph);
         if let Some(p) = old
             && self.plans[p].version == tensors.version()
+            && self.told - self.plans[p].used < FRESH
             && self.arena.iter(&lane).map(|h| h.tensor).eq(self.plans[p].tensors.iter().copied())
         {
+            self.plans[p].used = self.told;
             return Ok(p);
         }
         let p = old.unwrap_or_else(|| self.free_plan());
@@ -261,6 +276,8 @@ impl Graphs {
         }
         plan.demand = demand.map(|d| d.saturating_sub(second));
         plan.id = enc.plan(s.tgid, s.n_nodes, &self.hits)?;
+        self.told += 1;
+        plan.used = self.told;
         (plan.tgid, plan.cgraph, plan.version) = (s.tgid, s.cgraph, tensors.version());
         Ok(p)
     }
@@ -268,7 +285,15 @@ impl Graphs {
     fn free_plan(&mut self) -> usize {
         if self.plans.len() < PLANS {
             let tensors = heapless::Vec::new();
-            self.plans.push(CachedPlan { tgid: 0, cgraph: 0, version: 0, id: 0, demand: None, tensors });
+            self.plans.push(CachedPlan {
+                tgid: 0,
+                cgraph: 0,
+                version: 0,
+                id: 0,
+                used: 0,
+                demand: None,
+                tensors,
+            });
             return self.plans.len() - 1;
         }
         self.next_plan = (self.next_plan + 1) % PLANS;
@@ -285,7 +310,7 @@ impl Graphs {
         tensors: &mut Structure,
         enc: &mut Encoder<W>,
     ) -> Result<(), WriteError> {
-        let Graphs { open, arena, plans, slices, .. } = self;
+        let Graphs { open, arena, plans, slices, told, strays, orphans, .. } = self;
         let (s, lane, plan) = (open[i].s, &open[i].lanes[ith], &plans[p]);
         let mut run =
             SliceRun { graph: s.seq, ith: ith as u16, tid: lane.tid, plan: plan.id, first: 0, barrier };
@@ -299,6 +324,12 @@ impl Graphs {
                     Some(ahead) => at += ahead,
                     None => {
                         // An op that the plan does not have (its own hit on the plan's thread was lost).
+                        if *strays == MAX_STRAYS {
+                            *orphans += 1;
+                            continue;
+                        }
+                        *strays += 1;
+                        *told += 1;
                         let tensor = tensors.intern(enc, s.tgid, hit.tensor)?;
                         let plan = enc.plan(s.tgid, s.n_nodes, &[PlanHit { tensor, fused: None }])?;
                         enc.slices(&SliceRun { plan, first: 0, ..run }, &[slice])?;
