@@ -129,6 +129,17 @@ impl Fake {
         }
     }
 
+    /// One CPU graph, of whose op hits some are lost.
+    fn lossy_graph(&mut self, cgraph: u64, lost: impl Fn(u64) -> bool) {
+        self.call("graph-enter", cgraph, 1, NODES as i32);
+        for node in (0..NODES).filter(|n| !lost(*n)) {
+            self.op(0, node, false);
+            self.op(1, node, false);
+        }
+        self.call("graph-exit", self.now, 0, 0);
+        self.drain.enc.tick(self.now).expect("nothing can fail");
+    }
+
     /// One token from entry to return; with `change`, some tensors are new.
     fn token(&mut self, n: u64, change: bool) {
         self.call("token-enter", 1, 1, 1);
@@ -177,6 +188,34 @@ fn header() -> Header<'static> {
         buffer_bytes: 0,
         hit_ns: 0,
     }
+}
+
+/// A drain that knows the tensors of one graph.
+fn fake() -> Option<Fake> {
+    let dir = common::fixture_dir("modern")?;
+    let engine = discover::of_path(&dir.join("fakellama")).expect("an engine").remove(0);
+    let config = EncoderConfig { block_bytes: 32 << 10, max_tensors: 2048, ..EncoderConfig::default() };
+    let enc = Encoder::new(std::io::sink(), config, &header()).expect("a sink takes all");
+    let mut drain = Drain::new(enc);
+    drain.add_engine(Reading::new(0, engine.layout.clone(), &engine.tables));
+    let mut fake = Fake { drain, engine, now: 1_000_000, events: 0 };
+    for node in 0..NODES {
+        fake.tensor(node, 1);
+    }
+    Some(fake)
+}
+
+/// Each loss makes another order of ops, and so another plan; the encoder gives up plans that were not used for long.
+#[test]
+fn losses_without_end_do_not_end_the_recording() {
+    let Some(mut fake) = fake() else { common::skip!("no gcc for the fixture") };
+    fake.lossy_graph(CGRAPH, |_| false);
+    for i in 0..600 {
+        fake.lossy_graph(CGRAPH + 4096, |node| node == i % NODES || node == i / NODES + 2 * (i % 40));
+    }
+    fake.lossy_graph(CGRAPH, |_| false);
+    assert!(fake.drain.take_error().is_none());
+    assert_eq!((fake.drain.shown[0].graphs, fake.drain.orphans()), (602, 0));
 }
 
 #[test]
