@@ -302,21 +302,15 @@ struct Status {
     terminal: bool,
     shown: bool,
     last: Instant,
-    since: Instant,
+    /// Tokens decoded when the line was last shown.
+    decoded: u64,
     _signals: Signals,
 }
 
 impl Status {
     fn new(quiet: bool, signals: Signals) -> Status {
         let terminal = io::stderr().is_terminal();
-        Status {
-            quiet,
-            terminal,
-            shown: false,
-            last: Instant::now(),
-            since: Instant::now(),
-            _signals: signals,
-        }
+        Status { quiet, terminal, shown: false, last: Instant::now(), decoded: 0, _signals: signals }
     }
 
     fn clear(&mut self) {
@@ -342,9 +336,10 @@ impl Watch for Status {
         if self.quiet || !self.terminal || self.last.elapsed() < Duration::from_millis(250) {
             return;
         }
-        self.last = Instant::now();
+        // The rate of the last moments: the engine may have loaded its model for long before.
+        let rate = (t.decoded - self.decoded) as f64 / self.last.elapsed().as_secs_f64();
+        (self.last, self.decoded) = (Instant::now(), t.decoded);
         self.shown = true;
-        let rate = t.decoded as f64 / self.since.elapsed().as_secs_f64().max(0.001);
         eprint!(
             "\r\x1b[K{} tokens  {rate:.1} tok/s  {} events  {lost} lost  {} kB",
             t.decoded,
