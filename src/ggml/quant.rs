@@ -115,6 +115,20 @@ impl TensorType {
     }
 }
 
+impl std::str::FromStr for TensorType {
+    type Err = UnknownType;
+
+    /// The type of this name; upper or lower case is the same.
+    fn from_str(name: &str) -> Result<Self, UnknownType> {
+        Self::ALL.into_iter().find(|t| t.name().eq_ignore_ascii_case(name)).ok_or(UnknownType)
+    }
+}
+
+/// A name that is none of [`TensorType::name`]'s.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("there are f32, f16, bf16, q8_0, q4_0, q4_1, q4_k and q6_k")]
+pub struct UnknownType;
+
 /// Encodes one row (or several whole rows of the same tensor) into `out`, which must have exactly the row's size.
 ///
 /// # Errors

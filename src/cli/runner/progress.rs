@@ -1,0 +1,45 @@
+//! How far a long piece of work is, on a terminal only. Uses nothing.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Redrawn no more often than this.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// A line on standard error that says how much of `total` bytes is done; silent where that is no terminal.
+#[derive(Debug)]
+pub struct Progress<'a> {
+    name: &'a str,
+    total: u64,
+    done: u64,
+    /// When the line was drawn last; `None`: never draw.
+    drawn: Option<Instant>,
+}
+
+impl<'a> Progress<'a> {
+    /// Work of `total` bytes.
+    pub fn new(name: &'a str, total: u64) -> Self {
+        let drawn = io::stderr().is_terminal().then(Instant::now);
+        Self { name, total, done: 0, drawn }
+    }
+
+    /// `bytes` more are done.
+    pub fn add(&mut self, bytes: u64) {
+        self.done = self.done.saturating_add(bytes);
+        let Some(drawn) = self.drawn.as_mut().filter(|d| d.elapsed() >= EVERY) else { return };
+        *drawn = Instant::now();
+        let percent = self.done.saturating_mul(100) / self.total.max(1);
+        let (name, done, total) = (self.name, self.done / 1_000_000, self.total / 1_000_000);
+        // The line is a courtesy; the work goes on without it.
+        let _ = write!(io::stderr(), "\r{name}: {percent} % ({done} of {total} MB)");
+    }
+}
+
+impl Drop for Progress<'_> {
+    fn drop(&mut self) {
+        if self.drawn.is_some() {
+            // Back to the line's start, and clear it.
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}

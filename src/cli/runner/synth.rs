@@ -1,0 +1,150 @@
+//! `ggml-runner synth`: generated models. Uses `runner::synth`.
+
+use super::Command;
+use super::args::{Args, Usage};
+use super::progress::Progress;
+use crate::ggml::quant::TensorType;
+use crate::runner::synth::presets::{self, PRESETS, Preset};
+use crate::runner::synth::{self, Order};
+use anyhow::{Context, Result, bail};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Threads that make weights; more gain little against the writing.
+const MAX_THREADS: usize = 2;
+const WRITE_BUFFER: usize = 1 << 20;
+
+pub const COMMAND: Command = Command {
+    name: "synth",
+    about: "make a GGUF model with random weights in the shape of a real one",
+    help: HELP,
+    run,
+};
+
+const HELP: &str = "\
+Make a GGUF model with random weights in the shape of a real one.
+
+The same preset, type and seed always give the same bytes. The text that such a model generates is noise; its
+operators, shapes and memory traffic are those of the real model.
+
+Usage: ggml-runner synth PRESET OUT [OPTIONS]
+       ggml-runner synth --list
+
+Arguments:
+  PRESET         shape of the model; --list shows them
+  OUT            file to write, '-' for standard output
+
+Options:
+  --type TYPE    type of the weight matrices [default: f16]: f32, f16, q8_0 or q4_0
+                 (norms, biases and the expert router stay f32)
+  --seed N       where the random numbers start [default: 42]
+  --force        replace OUT if it exists
+  --list         list the presets with their sizes and exit
+  -h, --help     this
+
+Examples:
+  ggml-runner synth --list
+  ggml-runner synth tiny tiny.gguf
+  ggml-runner synth llama1b-L4 model.gguf --type q4_0
+  ggml-runner synth moe - --type q8_0 --seed 7 | ssh board 'cat > moe.gguf'
+";
+
+fn run(mut args: Args) -> Result<ExitCode> {
+    let force = args.flag(&["--force"]);
+    let list_only = args.flag(&["--list"]);
+    let ty = args.option(&["--type"])?.unwrap_or(TensorType::F16);
+    let seed = args.option(&["--seed"])?.unwrap_or(synth::DEFAULT_SEED);
+    let given = args.positionals(if list_only { 0 } else { 2 })?;
+    if list_only {
+        list()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let [name, out] = given.as_slice() else {
+        return Err(Usage::new("PRESET and OUT are needed").into());
+    };
+    let preset = find(&name.to_string_lossy())?;
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_THREADS);
+    let order = Order { preset, ty, seed, threads };
+    if out != "-" {
+        to_file(&order, Path::new(out), force)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let stdout = io::stdout().lock();
+    if stdout.is_terminal() {
+        bail!("a model is not for a terminal: give a file name or redirect standard output");
+    }
+    make(&order, stdout).context("standard output")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn find(name: &str) -> Result<&'static Preset> {
+    presets::find(name).with_context(|| {
+        let names: Vec<_> = PRESETS.iter().map(|p| p.name).collect();
+        format!("no preset '{name}'; there are {}", names.join(", "))
+    })
+}
+
+fn list() -> Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{:<12} {:<9} {:>6} {:>9} {:>9}  ABOUT", "PRESET", "ARCH", "LAYERS", "MB f16", "MB q4_0")?;
+    for p in &PRESETS {
+        let order = |ty| Order { preset: p, ty, seed: 0, threads: 1 };
+        let (f16, q4) = (megabytes(&order(TensorType::F16)), megabytes(&order(TensorType::Q4_0)));
+        let (name, arch, layers, about) = (p.name, p.arch.name(), p.layers, p.about);
+        writeln!(out, "{name:<12} {arch:<9} {layers:>6} {f16:>9} {q4:>9}  {about}")?;
+    }
+    Ok(out.flush()?)
+}
+
+/// Size of the file, rounded up; 0 for a preset that can't be stored (writing it says why).
+fn megabytes(order: &Order) -> u64 {
+    order.file_bytes().unwrap_or(0).div_ceil(1_000_000)
+}
+
+/// Writes a regular file under a temporary name beside `out` and renames it when whole: nobody ever sees a part of a
+/// model under its name, and a model that is replaced stays until the new one is complete.
+fn to_file(order: &Order, out: &Path, force: bool) -> Result<()> {
+    let shown = out.display();
+    match fs::metadata(out) {
+        Ok(_) if !force => bail!("{shown} exists; --force replaces it"),
+        Ok(m) if m.is_dir() => bail!("{shown} is a directory; give a file name"),
+        // A device or a pipe can only be written in place.
+        Ok(m) if !m.is_file() => {
+            let file = OpenOptions::new().write(true).open(out).with_context(|| format!("open {shown}"))?;
+            make(order, file).with_context(|| format!("write {shown}"))?;
+            return Ok(());
+        }
+        _ => {}
+    }
+    let part = part_name(out)?;
+    let file = File::create_new(&part).with_context(|| format!("create {}", part.display()))?;
+    let result = make(order, file)
+        .and_then(|_| Ok(fs::rename(&part, out)?))
+        .with_context(|| format!("write {shown} ({} MB needed, nothing is kept)", megabytes(order)));
+    if result.is_err() {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&part);
+    }
+    result
+}
+
+fn part_name(out: &Path) -> Result<PathBuf> {
+    let Some(name) = out.file_name() else {
+        bail!("{} is not a file name", out.display());
+    };
+    let mut part = OsString::from(".");
+    part.push(name);
+    part.push(format!(".{}.part", std::process::id()));
+    Ok(out.with_file_name(part))
+}
+
+fn make<W: Write>(order: &Order, out: W) -> Result<()> {
+    let mut progress = Progress::new(order.preset.name, order.file_bytes()?);
+    let out = BufWriter::with_capacity(WRITE_BUFFER, out);
+    // The writer has flushed; taking the file out of the buffer can't fail any more.
+    synth::write(order, out, |bytes| progress.add(bytes))?;
+    Ok(())
+}
