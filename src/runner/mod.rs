@@ -1,3 +1,4 @@
 //! `ggml-runner`: model generator and reference kernels. May use `ggml`.
 
+pub mod abi;
 pub mod synth;
