@@ -9,6 +9,7 @@ use std::process::Command;
 /// CRC-32C of `tiny` with the default seed.
 const CRC_F16: u32 = 0x9273_82aa;
 const CRC_Q4_0: u32 = 0xdafc_ce42;
+const CRC_Q4_K: u32 = 0x1a5e_d8ae;
 
 fn order(preset: &str, ty: TensorType) -> Order {
     let preset = presets::find(preset).expect("a preset");
@@ -406,6 +407,7 @@ fn same_seed_same_bytes() {
     // Of the generator's own output: a change of these is a change of every model that it makes.
     assert_eq!(checksum(&order("tiny", TensorType::F16)), (CRC_F16, 13_745_664));
     assert_eq!(checksum(&order("tiny", TensorType::Q4_0)), (CRC_Q4_0, 3_948_064));
+    assert_eq!(checksum(&order("tiny", TensorType::Q4K)), (CRC_Q4_K, 3_948_064));
     let other = Order { seed: 43, ..order("tiny", TensorType::Q4_0) };
     assert_ne!(checksum(&other).0, CRC_Q4_0);
 }
@@ -468,8 +470,8 @@ fn gguf_py_agrees() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = |name: &str| dir.path().join(name);
     std::fs::write(path("plain"), model("tiny", TensorType::F32)).expect("written");
-    // gguf-py rounds Q4_0 as a machine with fused multiply-add does, so only these two must be equal.
-    for ty in [TensorType::F16, TensorType::Q8_0] {
+    // gguf-py rounds Q4_0 as a machine with fused multiply-add does, and has no encoder of K types.
+    for ty in [TensorType::F16, TensorType::BF16, TensorType::Q8_0] {
         let file = model("tiny", ty);
         std::fs::write(path("made"), &file).expect("written");
         let run = Command::new(&python).args(["-c", PYTHON]).args([path("made"), path("plain")]).output();

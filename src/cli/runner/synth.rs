@@ -38,8 +38,9 @@ Arguments:
   OUT            file to write, '-' for standard output
 
 Options:
-  --type TYPE    type of the weight matrices [default: f16]: f32, f16, q8_0 or q4_0
-                 (norms, biases and the expert router stay f32)
+  --type TYPE    type of the weight matrices [default: f16]: f32, f16, bf16, q8_0, q4_0, q4_1, q4_k or q6_k
+                 (norms, biases and the expert router stay f32; a matrix whose rows don't fill the blocks of 256
+                 of q4_k and q6_k becomes q8_0, and that is said)
   --seed N       where the random numbers start [default: 42]
   --force        replace OUT if it exists
   --list         list the presets with their sizes and exit
@@ -68,6 +69,14 @@ fn run(mut args: Args) -> Result<ExitCode> {
     let preset = find(&name.to_string_lossy())?;
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_THREADS);
     let order = Order { preset, ty, seed, threads };
+    for (tensor, stored) in order.exceptions() {
+        let _ = writeln!(
+            io::stderr(),
+            "ggml-runner: {tensor} becomes {}: its rows don't fill blocks of {}",
+            stored.name(),
+            ty.block()
+        );
+    }
     if out != "-" {
         to_file(&order, Path::new(out), force)?;
         return Ok(ExitCode::SUCCESS);

@@ -16,8 +16,6 @@ use std::io::Write;
 
 /// Seed when none is given.
 pub const DEFAULT_SEED: u64 = 42;
-/// The types that a model can be made in.
-pub const TYPES: [TensorType; 4] = [TensorType::F32, TensorType::F16, TensorType::Q8_0, TensorType::Q4_0];
 
 /// Why a model can't be made.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +44,16 @@ impl Order {
     /// A preset that can't be stored in this type.
     pub fn file_bytes(&self) -> Result<u64, SynthError> {
         Ok(self.header()?.file_bytes())
+    }
+
+    /// Names and types of the matrices that can't be stored in [`Order::ty`], and are in another type.
+    pub fn exceptions(&self) -> Vec<(String, TensorType)> {
+        let stored = |t: &tensors::Tensor| tensors::stored_type(t, self.ty);
+        let all = tensors::of(self.preset).into_iter();
+        all.filter(|t| self.ty.row_bytes(t.row()).is_none() && stored(t) != TensorType::F32)
+            .map(|t| (stored(&t), t.name))
+            .map(|(ty, name)| (name, ty))
+            .collect()
     }
 
     fn header(&self) -> Result<Header, SynthError> {

@@ -36,15 +36,14 @@ impl Tensor {
 }
 
 /// The type that a tensor gets in a file of type `ty`: what llama.cpp's quantiser with `--pure` leaves alone (vectors
-/// and the expert router) stays F32, rows that don't fill whole blocks become F16.
+/// and the expert router) stays F32; rows that don't fill whole blocks become Q8_0 where they fill its smaller ones
+/// (as that quantiser does it for Q6_K), else F16.
 pub fn stored_type(t: &Tensor, ty: TensorType) -> TensorType {
     if t.dims.len() < 2 || t.name.contains("ffn_gate_inp.weight") {
-        TensorType::F32
-    } else if ty.row_bytes(t.row()).is_none() {
-        TensorType::F16
-    } else {
-        ty
+        return TensorType::F32;
     }
+    let fits = |ty: &TensorType| ty.row_bytes(t.row()).is_some();
+    [ty, TensorType::Q8_0].into_iter().find(fits).unwrap_or(TensorType::F16)
 }
 
 /// All tensors of a preset.
@@ -142,5 +141,10 @@ mod tests {
         assert_eq!(stored_type(&tensor("blk.0.ffn_gate_inp.weight", &[64, 8]), q), TensorType::F32);
         assert_eq!(stored_type(&tensor("blk.0.attn_q.weight", &[65, 8]), q), TensorType::F16);
         assert_eq!(stored_type(&tensor("blk.0.attn_q.weight", &[65, 8]), TensorType::F32), TensorType::F32);
+        for k in [TensorType::Q4K, TensorType::Q6K] {
+            assert_eq!(stored_type(&tensor("blk.0.attn_q.weight", &[512, 8]), k), k);
+            assert_eq!(stored_type(&tensor("blk.0.attn_q.weight", &[96, 8]), k), TensorType::Q8_0);
+            assert_eq!(stored_type(&tensor("blk.0.attn_q.weight", &[65, 8]), k), TensorType::F16);
+        }
     }
 }
