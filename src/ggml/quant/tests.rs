@@ -110,8 +110,8 @@ fn bf16_rounds_to_even_and_keeps_nan() {
 fn q4_1_by_hand() {
     // From 1 to 16 in steps of 1.
     let mut x = [1.0f32; 32];
-    for j in 0..16 {
-        x[j] = 1.0 + j as f32;
+    for (j, v) in x.iter_mut().take(16).enumerate() {
+        *v = 1.0 + j as f32;
     }
     let out = block(TensorType::Q4_1, &x);
     assert_eq!(out[..4], [0x00, 0x3c, 0x00, 0x3c]);
