@@ -1,0 +1,226 @@
+//! Forms of activations that weights of each type are multiplied with, and bringing rows into them.
+//!
+//! The rounding is that of llama.cpp's own kernels for the weight type: `quantize_row_q8_0` as in
+//! ggml/src/ggml-cpu/arch/x86/quants.c (to nearest even; the scale rounded to half), `quantize_row_q8_K_ref` in
+//! ggml/src/ggml-quants.c (scaled by the signed value of largest magnitude).
+
+use half::{bf16, f16};
+
+use super::Isa;
+use crate::ggml::quant::TensorType;
+
+/// Form of a prepared row of activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// `cols` f32, as they are.
+    F32,
+    /// `cols` halves.
+    F16,
+    /// `cols` bfloat16.
+    Bf16,
+    /// `cols / 32` [`Q8Block`].
+    Q8,
+    /// `cols / 256` [`Q8KBlock`].
+    Q8K,
+}
+
+/// 32 activations as 8-bit integers.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Q8Block {
+    /// Value = `q * d`, -127..=127.
+    pub q: [i8; 32],
+    /// abs-max / 127, rounded to half.
+    pub d: f32,
+    /// `d` times the sum of `q`, for weights with a minimum (Q4_1).
+    pub s: f32,
+    /// -8 times the sum of `q`: takes back an offset of 8 (Q4_0 as unsigned nibbles).
+    pub minus_8: i32,
+    /// -128 times the sum of `q`: takes back an offset of 128 (Q8_0 as unsigned bytes).
+    pub minus_128: i32,
+}
+
+/// 256 activations as 8-bit integers.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Q8KBlock {
+    /// Value = `q * d`, -127..=127; the value of largest magnitude is -127.
+    pub q: [i8; 256],
+    /// Sum of each 16 of `q`.
+    pub sums: [i16; 16],
+    /// The value of largest magnitude / -127: may be negative.
+    pub d: f32,
+    /// Makes the size a multiple of 16.
+    pub unused: [u32; 3],
+}
+
+impl Format {
+    /// What weights of this type are multiplied with.
+    pub fn of(ty: TensorType) -> Self {
+        match ty {
+            TensorType::F32 => Self::F32,
+            TensorType::F16 => Self::F16,
+            TensorType::BF16 => Self::Bf16,
+            TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q8_0 => Self::Q8,
+            TensorType::Q4K | TensorType::Q6K => Self::Q8K,
+        }
+    }
+
+    /// Activations of one block: rows are whole blocks.
+    pub fn block(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => 1,
+            Self::Q8 => 32,
+            Self::Q8K => 256,
+        }
+    }
+
+    /// Bytes of one block.
+    fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::Q8 => size_of::<Q8Block>(),
+            Self::Q8K => size_of::<Q8KBlock>(),
+        }
+    }
+}
+
+/// Bytes of a prepared row of `cols` activations; the part of a block at the end counts as a whole one.
+pub fn prepared_row_bytes(format: Format, cols: usize) -> usize {
+    cols.div_ceil(format.block()) * format.block_bytes()
+}
+
+/// A plain value that any bytes may be read as.
+///
+/// # Safety
+/// Without padding, and every bit pattern is a value.
+pub(crate) unsafe trait Plain: Copy {}
+// SAFETY: integers and floats; the structs are repr(C) of such without padding.
+unsafe impl Plain for f32 {}
+// SAFETY: as above.
+unsafe impl Plain for u16 {}
+// SAFETY: as above.
+unsafe impl Plain for Q8Block {}
+// SAFETY: as above.
+unsafe impl Plain for Q8KBlock {}
+
+/// The bytes as values; fewer than there are when the bytes are not aligned for them, which callers rule out.
+pub(crate) fn view<T: Plain>(bytes: &[u8]) -> &[T] {
+    // SAFETY: `Plain`.
+    let (head, body, _) = unsafe { bytes.align_to::<T>() };
+    debug_assert!(head.is_empty());
+    body
+}
+
+fn view_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
+    // SAFETY: `Plain`, in both directions.
+    let (head, body, _) = unsafe { bytes.align_to_mut::<T>() };
+    debug_assert!(head.is_empty());
+    body
+}
+
+/// Brings one row into `format`. `dst` is aligned to 4 and has [`prepared_row_bytes`] for `src.len()` at least;
+/// what goes beyond the shorter of the two is left out.
+pub fn prepare_row(isa: Isa, format: Format, src: &[f32], dst: &mut [u8]) {
+    let _ = isa;
+    match format {
+        Format::F32 => {
+            for (o, v) in view_mut::<f32>(dst).iter_mut().zip(src) {
+                *o = *v;
+            }
+        }
+        Format::F16 => {
+            for (o, v) in view_mut::<u16>(dst).iter_mut().zip(src) {
+                *o = f16::from_f32(*v).to_bits();
+            }
+        }
+        Format::Bf16 => {
+            for (o, v) in view_mut::<u16>(dst).iter_mut().zip(src) {
+                *o = bf16::from_f32(*v).to_bits();
+            }
+        }
+        Format::Q8 => {
+            for (o, x) in view_mut::<Q8Block>(dst).iter_mut().zip(src.as_chunks().0) {
+                *o = q8_block(x);
+            }
+        }
+        Format::Q8K => {
+            for (o, x) in view_mut::<Q8KBlock>(dst).iter_mut().zip(src.as_chunks().0) {
+                *o = q8k_block(x);
+            }
+        }
+    }
+}
+
+/// To nearest even for magnitudes below 2^22: the sum's low bits are the integer.
+fn nearest(x: f32) -> i32 {
+    const MAGIC: f32 = 12_582_912.0;
+    (x + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as i32
+}
+
+fn q8_block(x: &[f32; 32]) -> Q8Block {
+    let amax = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+    let inverse = if amax != 0.0 { 127.0 / amax } else { 0.0 };
+    let d = f16::from_f32(amax / 127.0).to_f32();
+    let q = x.map(|v| nearest(v * inverse) as i8);
+    let sum: i32 = q.iter().map(|q| i32::from(*q)).sum();
+    Q8Block { q, d, s: d * sum as f32, minus_8: -8 * sum, minus_128: -128 * sum }
+}
+
+fn q8k_block(x: &[f32; 256]) -> Q8KBlock {
+    let mut largest = 0.0f32;
+    for v in x {
+        largest = if v.abs() > largest.abs() { *v } else { largest };
+    }
+    let scale = if largest != 0.0 { -127.0 / largest } else { 0.0 };
+    let d = if largest != 0.0 { 1.0 / scale } else { 0.0 };
+    let q = x.map(|v| nearest(v * scale).min(127) as i8);
+    let mut sums = [0; 16];
+    for (sum, part) in sums.iter_mut().zip(q.as_chunks::<16>().0) {
+        *sum = part.iter().map(|q| i16::from(*q)).sum();
+    }
+    Q8KBlock { q, sums, d, unused: [0; 3] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(size_of::<Q8Block>(), 48);
+        assert_eq!(size_of::<Q8KBlock>(), 304);
+        assert_eq!(prepared_row_bytes(Format::Q8, 64), 96);
+        assert_eq!(prepared_row_bytes(Format::Q8K, 512), 608);
+        assert_eq!(prepared_row_bytes(Format::F16, 5), 10);
+    }
+
+    #[test]
+    fn q8_by_hand() {
+        let mut x = [0.0f32; 32];
+        // amax 127 -> d = 1: halves go to even.
+        x[..6].copy_from_slice(&[127.0, -127.0, 0.5, -1.5, 2.49, -1.51]);
+        let b = q8_block(&x);
+        assert_eq!(b.q[..7], [127, -127, 0, -2, 2, -2, 0]);
+        assert_eq!((b.d, b.s, b.minus_8, b.minus_128), (1.0, -2.0, 16, 256));
+        assert_eq!(q8_block(&[0.0; 32]), Q8Block { q: [0; 32], d: 0.0, s: 0.0, minus_8: 0, minus_128: 0 });
+    }
+
+    #[test]
+    fn q8k_takes_the_sign_of_the_first_largest_value() {
+        let mut x = [0.0f32; 256];
+        (x[3], x[20]) = (4.0, -4.0);
+        let b = q8k_block(&x);
+        assert_eq!((b.q[3], b.q[20]), (-127, 127));
+        assert_eq!((b.sums[0], b.sums[1]), (-127, 127));
+        assert!((b.d + 4.0 / 127.0).abs() < 1e-8);
+    }
+
+    #[test]
+    fn hostile_values_do_not_panic() {
+        for v in [f32::NAN, f32::INFINITY, f32::MAX, f32::MIN_POSITIVE] {
+            let _ = (q8_block(&[v; 32]), q8k_block(&[v; 256]));
+        }
+    }
+}

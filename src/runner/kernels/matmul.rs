@@ -1,0 +1,145 @@
+//! Products of a weight matrix with prepared rows of activations.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::Matrix;
+use super::format::prepared_row_bytes;
+
+/// Which rows of a buffer take part, in order.
+#[derive(Debug, Clone, Copy)]
+pub enum Index<'a> {
+    /// The first so many.
+    First(usize),
+    /// These, as the tokens of one expert.
+    List(&'a [u32]),
+}
+
+/// Prepared rows of activations, one a token.
+#[derive(Debug, Clone, Copy)]
+pub struct Acts<'a> {
+    base: &'a [u8],
+    row_bytes: usize,
+    index: Index<'a>,
+}
+
+/// Rows of results, one a token, of which several threads may write disjoint columns.
+#[derive(Debug, Clone, Copy)]
+pub struct Out<'a> {
+    base: *mut f32,
+    stride: usize,
+    index: Index<'a>,
+    life: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: `Out::new` makes the caller answer for who writes what.
+unsafe impl Send for Out<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Out<'_> {}
+
+/// A product that was checked: what [`super::recipe::Recipe::run`] gets.
+pub(crate) struct Job<'a> {
+    pub matrix: &'a Matrix,
+    pub rows: Range<usize>,
+    acts: Acts<'a>,
+    out: Out<'a>,
+}
+
+impl Index<'_> {
+    /// Number of rows that take part.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::First(n) => *n,
+            Self::List(list) => list.len(),
+        }
+    }
+
+    /// Whether no row takes part.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Rows that the buffer must have.
+    fn end(&self) -> usize {
+        match self {
+            Self::First(n) => *n,
+            Self::List(list) => list.iter().max().map_or(0, |m| *m as usize + 1),
+        }
+    }
+
+    fn get(&self, i: usize) -> usize {
+        match self {
+            Self::First(_) => i,
+            Self::List(list) => list[i] as usize,
+        }
+    }
+}
+
+impl<'a> Acts<'a> {
+    /// Rows of `row_bytes` from the start of `base`, which is aligned to 4.
+    pub fn new(base: &'a [u8], row_bytes: usize, index: Index<'a>) -> Self {
+        Self { base, row_bytes, index }
+    }
+}
+
+impl<'a> Out<'a> {
+    /// Token `t` of the index writes `base[index[t] * stride + row]`.
+    ///
+    /// # Safety
+    /// For `'a`, each row of the index at `base` holds as many values as the matrix has rows, may be written, and
+    /// nobody else reads or writes the columns of the rows of the matrix that a call to [`matmul`] is given.
+    pub unsafe fn new(base: *mut f32, stride: usize, index: Index<'a>) -> Self {
+        Self { base, stride, index, life: PhantomData }
+    }
+}
+
+impl Job<'_> {
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.acts.index.len()
+    }
+
+    /// The prepared row of a token.
+    pub fn act(&self, token: usize) -> &[u8] {
+        let start = self.acts.index.get(token) * self.acts.row_bytes;
+        &self.acts.base[start..start + prepared_row_bytes(self.matrix.format(), self.matrix.cols())]
+    }
+
+    /// Where the result of a token and row goes. The results of the job's other rows follow it.
+    pub fn out(&self, token: usize, row: usize) -> *mut f32 {
+        debug_assert!(row < self.matrix.rows());
+        // SAFETY: `Out::new` promised a row of that many values for each row of the index.
+        unsafe { self.out.base.add(self.out.index.get(token) * self.out.stride + row) }
+    }
+
+    /// Panel of a group of rows.
+    pub fn panel(&self, group: usize) -> &[u8] {
+        let bytes = self.matrix.panel_bytes();
+        &self.matrix.data()[group * bytes..(group + 1) * bytes]
+    }
+}
+
+/// For each token `t` and each row `r` of `rows`: out\[t]\[r] = weights\[r] · acts\[t].
+///
+/// `rows.start` is a multiple of [`Matrix::group`]; `rows.end` is one too, or the number of rows. `scratch` has
+/// [`Matrix::scratch_bytes`] at least.
+///
+/// # Panics
+/// When the sizes don't fit together: those of the activations, of both indexes, of the range or of the scratch.
+pub fn matmul(matrix: &Matrix, acts: &Acts<'_>, rows: Range<usize>, out: &Out<'_>, scratch: &mut [u8]) {
+    let tokens = acts.index.len();
+    assert_eq!(tokens, out.index.len(), "as many tokens out as in");
+    assert!(rows.end <= matrix.rows(), "rows {rows:?} of {}", matrix.rows());
+    let group = matrix.group();
+    let whole = |edge: usize| edge.is_multiple_of(group) || edge == matrix.rows();
+    assert!(whole(rows.start) && whole(rows.end), "rows {rows:?} in groups of {group}");
+    let need = prepared_row_bytes(matrix.format(), matrix.cols());
+    assert!(acts.row_bytes >= need && acts.row_bytes.is_multiple_of(4), "row of {} bytes", acts.row_bytes);
+    assert!(acts.base.as_ptr().align_offset(4) == 0, "activations aligned to 4");
+    let end = acts.index.end().checked_mul(acts.row_bytes);
+    assert!(end.is_some_and(|end| end <= acts.base.len()), "activations of all tokens");
+    assert!(scratch.len() >= matrix.scratch_bytes(tokens), "scratch of {} bytes", scratch.len());
+    if tokens > 0 && !rows.is_empty() {
+        (matrix.recipe().run)(&Job { matrix, rows, acts: *acts, out: *out }, scratch);
+    }
+}

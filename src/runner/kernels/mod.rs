@@ -1,0 +1,19 @@
+//! Number crunching of `ggml-runner`: slices, pointers, sizes and an instruction set in, numbers out.
+//!
+//! Knows nothing of tensors, graphs or threads; uses `ggml::quant` for the types of weights alone. A weight matrix
+//! is repacked once for the machine ([`Matrix`]), activations are brought into the form that its type asks for
+//! ([`prepare_row`]), and [`matmul`] multiplies the two. Which code does it is a [`recipe::Recipe`]: one for each
+//! instruction set and type, so that a new kernel is a file with its recipes and a line in `recipe.rs`.
+
+pub mod format;
+pub mod isa;
+pub mod matmul;
+pub mod matrix;
+mod memory;
+mod recipe;
+mod scalar;
+
+pub use format::{Format, prepare_row, prepared_row_bytes};
+pub use isa::Isa;
+pub use matmul::{Acts, Index, Out, matmul};
+pub use matrix::{Matrix, MatrixError, Placement, Shared};
