@@ -1,0 +1,146 @@
+#!/usr/bin/env bash
+# A Rust that builds for a static musl target, whether or not rustup can be reached.
+#
+# usage: eval "$(cross/std.sh aarch64-unknown-linux-musl)"
+#
+# Prints shell assignments (PATH, where needed RUSTC, CARGO and LD_LIBRARY_PATH, and the target's linker) and says on
+# stderr which way was taken. Two ways, the first that works:
+#   rustup   the target's std as rustup has or fetches it
+#   debian   the distribution's rustc-web with a std built from its sources and its musl: unpacked into the cache
+#            ($XDG_CACHE_HOME/profinfer/rust-debian), nothing is installed, root is not needed
+# PROFINFER_STD=rustup or debian takes that way alone. Runs again in no time: what is made is kept.
+set -euo pipefail
+
+target=${1:?usage: std.sh TARGET}
+arch=${target%%-*}
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/profinfer/rust-debian
+machine=$(uname -m)
+PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
+
+say() { echo "cross/std.sh: $*" >&2; }
+die() { say "$*"; exit 1; }
+export_line() { printf 'export %s=%q\n' "$1" "$2"; }
+
+# rust-lld comes with rustup's rustc and needs no C compiler of the target; LLVM's own lld is the same program.
+linker() { # where to look for one more
+    local sysroot place
+    sysroot=$(command -v rustc >/dev/null && rustc --print sysroot) || sysroot=/nowhere
+    for place in "$sysroot/lib/rustlib/$machine-unknown-linux-gnu/bin/rust-lld" \
+        "$(command -v ld.lld || true)" "$1"/usr/bin/ld.lld "$1"/usr/bin/ld.lld-[0-9]*; do
+        [ -x "$place" ] && { echo "$place"; return 0; }
+    done
+    return 1
+}
+
+print_environment() { # prefix of the unpacked packages, or nothing
+    local upper=${target//-/_} lld
+    lld=$(linker "${1:-/nowhere}") || die "no linker: install lld"
+    if [ -n "${1:-}" ]; then
+        export_line RUSTC "$1/usr/bin/rustc"
+        export_line CARGO "$1/usr/bin/cargo"
+        export_line LD_LIBRARY_PATH "$1/usr/lib/$machine-linux-gnu"
+        # rustup's proxy would choose its own compiler again.
+        echo 'unset RUSTUP_TOOLCHAIN'
+    fi
+    export_line PATH "$PATH"
+    export_line "CARGO_TARGET_${upper^^}_LINKER" "$lld"
+}
+
+by_rustup() {
+    command -v rustc >/dev/null || return 1
+    local there
+    there=$(rustc --print sysroot)/lib/rustlib/$target/lib
+    if ! compgen -G "$there/libstd-*.rlib" >/dev/null; then
+        command -v rustup >/dev/null || return 1
+        timeout 300 rustup target add "$target" >/dev/null 2>&1 || return 1
+        compgen -G "$there/libstd-*.rlib" >/dev/null || return 1
+    fi
+    say "std for $target: $(rustc --version) from rustup"
+    print_environment
+}
+
+# Everything that Debian's Rust needs and this machine lacks, unpacked beside each other.
+unpack_rust() { # directory
+    local debs=$1/debs wanted="rustc-web cargo-web rust-web-src" deb
+    linker /nowhere >/dev/null || wanted="$wanted lld"
+    mkdir -p "$debs/archives/partial"
+    # shellcheck disable=SC2086
+    apt-get -q -y -o Dir::Cache="$debs" -o Debug::NoLocking=true install --reinstall --download-only \
+        --no-install-recommends $wanted >&2
+    for deb in "$debs"/archives/*.deb; do dpkg -x "$deb" "$1/rust"; done
+    rm -rf "$debs"
+}
+
+# The target's musl and the start files and unwinder of its gcc, through package lists of their own: the machine's
+# lists need not know the architecture.
+unpack_libc() { # directory
+    local lists=$1/lists debian=$arch
+    case $arch in aarch64) debian=arm64 ;; x86_64) debian=amd64 ;; esac
+    mkdir -p "$lists/state/partial" "$lists/cache/archives/partial" "$lists/debs"
+    : >"$lists/status"
+    local options=(-q -o APT::Architecture="$debian" -o APT::Architectures="$debian"
+        -o APT::Sandbox::User=root -o Dir::State::lists="$lists/state" -o Dir::State::status="$lists/status"
+        -o Dir::Cache="$lists/cache")
+    apt-get "${options[@]}" update >&2
+    (cd "$lists/debs" && apt-get "${options[@]}" download musl-dev libgcc-12-dev >&2)
+    local deb
+    for deb in "$lists"/debs/*.deb; do dpkg -x "$deb" "$1/libc"; done
+    rm -rf "$lists"
+}
+
+# Lays out lib/rustlib/TARGET as rustup's component has it: std's rlibs, and in self-contained/ musl and start files.
+build_std() { # directory
+    local rust=$1/rust/usr musl=$1/libc/usr/lib/$arch-linux-musl gcc
+    gcc=$(echo "$1"/libc/usr/lib/gcc/*/*)
+    local out=$rust/lib/rustlib/$target/lib
+    export LD_LIBRARY_PATH=$rust/lib/$machine-linux-gnu RUSTC=$rust/bin/rustc
+    # The library's own profile: bitcode for link-time optimisation, panic_abort compiled as it must be.
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zforce-unstable-if-unmarked -Cembed-bitcode=yes" \
+        "$rust/bin/cargo" build -q --locked --manifest-path "$rust/lib/rustlib/src/rust/library/sysroot/Cargo.toml" \
+        --profile dist --target "$target" --target-dir "$1/build" --features "panic-unwind backtrace" >&2
+    mkdir -p "$out/self-contained"
+    cp "$1/build/$target/dist/deps/"*.rlib "$out/"
+    cp "$musl"/{crt1,Scrt1,rcrt1,crti,crtn}.o "$musl/libc.a" "$gcc"/crt{begin,beginS,end,endS}.o "$out/self-contained/"
+    # gcc's unwinder asks glibc for the unwind tables of an address; musl lacks that function, so it comes along.
+    cp "$gcc/libgcc_eh.a" "$out/self-contained/libunwind.a"
+    clang --target="$arch-linux-musl" -O2 -fPIC -nostdinc -isystem "$1/libc/usr/include/$arch-linux-musl" \
+        -c "$here/dl_find_object.c" -o "$1/dl_find_object.o" >&2
+    ar r "$out/self-contained/libunwind.a" "$1/dl_find_object.o" 2>/dev/null
+    rm -rf "$1/build" "$1/libc"
+}
+
+by_debian() {
+    local tool version home new
+    for tool in apt-get dpkg clang ar; do
+        command -v "$tool" >/dev/null || { say "Debian's way needs $tool"; return 1; }
+    done
+    version=$(apt-cache policy rust-web-src | sed -n 's/^ *Candidate: *//p')
+    [ -n "$version" ] && [ "$version" != "(none)" ] || { say "no package rust-web-src here"; return 1; }
+    home=$cache/$version-$target
+    if [ ! -d "$home" ]; then
+        say "building std for $target with Debian's rustc-web $version (a minute or two)"
+        mkdir -p "$cache"
+        new=$(mktemp -d "$cache/new.XXXXXX")
+        # shellcheck disable=SC2064
+        trap "rm -rf '$new'" EXIT
+        unpack_rust "$new"
+        unpack_libc "$new"
+        build_std "$new"
+        mv -T "$new" "$home"
+    fi
+    say "std for $target: Debian's rustc-web $version, in $home"
+    print_environment "$home/rust"
+}
+
+case ${PROFINFER_STD:-} in
+rustup) by_rustup || die "rustup has no std for $target" ;;
+debian) by_debian || die "no std for $target from Debian's sources" ;;
+"")
+    by_rustup || {
+        say "no std for $target by rustup; trying Debian's"
+        by_debian || die "no std for $target: 'rustup target add $target', or Debian's rustc-web and rust-web-src"
+    }
+    ;;
+*) die "PROFINFER_STD is '$PROFINFER_STD': rustup or debian" ;;
+esac
