@@ -1,7 +1,8 @@
 //! Plain kernels on rows as they are in the file: the oracle of all others, and the way of last resort.
 //!
 //! Layouts are `block_q*` of ggml/src/ggml-common.h, meanings those of `dequantize_row_*` in
-//! ggml/src/ggml-quants.c. Integer products are summed exactly within a block, blocks in f32.
+//! ggml/src/ggml-quants.c. Integer products are summed exactly within a block; blocks are added in their order, each
+//! by a fused multiply-add of the product of the two scales. Kernels that keep to that give the same bits.
 
 use half::{bf16, f16};
 
@@ -65,12 +66,12 @@ fn half_dot(w: &[u8], a: &[u16], read: fn(u16) -> f32) -> f32 {
     w.as_chunks().0.iter().zip(a).map(|(w, a)| read(u16::from_le_bytes(*w)) * read(*a)).sum()
 }
 
-fn small_dot<const BYTES: usize>(w: &[u8], a: &[u8], block: fn(&[u8; BYTES], &Q8Block) -> f32) -> f32 {
-    w.as_chunks().0.iter().zip(view(a)).map(|(w, a)| block(w, a)).sum()
+fn small_dot<const BYTES: usize>(w: &[u8], a: &[u8], block: fn(f32, &[u8; BYTES], &Q8Block) -> f32) -> f32 {
+    w.as_chunks().0.iter().zip(view(a)).fold(0.0, |sum, (w, a)| block(sum, w, a))
 }
 
-fn k_dot<const BYTES: usize>(w: &[u8], a: &[u8], block: fn(&[u8; BYTES], &Q8KBlock) -> f32) -> f32 {
-    w.as_chunks().0.iter().zip(view(a)).map(|(w, a)| block(w, a)).sum()
+fn k_dot<const BYTES: usize>(w: &[u8], a: &[u8], block: fn(f32, &[u8; BYTES], &Q8KBlock) -> f32) -> f32 {
+    w.as_chunks().0.iter().zip(view(a)).fold(0.0, |sum, (w, a)| block(sum, w, a))
 }
 
 /// The half at the start.
@@ -89,17 +90,18 @@ fn nibbles(w: &[u8], q: &[i8; 32], offset: i32) -> i32 {
         .sum()
 }
 
-fn q4_0_block(w: &[u8; 18], a: &Q8Block) -> f32 {
-    half_at(w, 0) * a.d * nibbles(&w[2..], &a.q, 8) as f32
+fn q4_0_block(sum: f32, w: &[u8; 18], a: &Q8Block) -> f32 {
+    (nibbles(&w[2..], &a.q, 8) as f32).mul_add(half_at(w, 0) * a.d, sum)
 }
 
-fn q4_1_block(w: &[u8; 20], a: &Q8Block) -> f32 {
-    half_at(w, 0) * a.d * nibbles(&w[4..], &a.q, 0) as f32 + half_at(w, 2) * a.s
+fn q4_1_block(sum: f32, w: &[u8; 20], a: &Q8Block) -> f32 {
+    let sum = (nibbles(&w[4..], &a.q, 0) as f32).mul_add(half_at(w, 0) * a.d, sum);
+    half_at(w, 2).mul_add(a.s, sum)
 }
 
-fn q8_0_block(w: &[u8; 34], a: &Q8Block) -> f32 {
-    let sum: i32 = w[2..].iter().zip(&a.q).map(|(w, a)| i32::from(*w as i8) * i32::from(*a)).sum();
-    half_at(w, 0) * a.d * sum as f32
+fn q8_0_block(sum: f32, w: &[u8; 34], a: &Q8Block) -> f32 {
+    let products: i32 = w[2..].iter().zip(&a.q).map(|(w, a)| i32::from(*w as i8) * i32::from(*a)).sum();
+    (products as f32).mul_add(half_at(w, 0) * a.d, sum)
 }
 
 /// Scale and minimum of a part of 32, 6 bits each: `get_scale_min_k4` of ggml-quants.c.
@@ -113,7 +115,7 @@ pub(super) fn q4k_scale_min(packed: &[u8; 12], part: usize) -> (u8, u8) {
 }
 
 /// d, dmin, scales, then 32 bytes for each 64 elements: the first 32 in the low nibbles.
-fn q4k_block(w: &[u8; 144], a: &Q8KBlock) -> f32 {
+fn q4k_block(sum: f32, w: &[u8; 144], a: &Q8KBlock) -> f32 {
     let (d, min) = (half_at(w, 0), half_at(w, 2));
     let mut packed = [0; 12];
     packed.copy_from_slice(&w[4..16]);
@@ -122,11 +124,13 @@ fn q4k_block(w: &[u8; 144], a: &Q8KBlock) -> f32 {
         let (scale, minimum) = q4k_scale_min(&packed, part);
         let bytes = &w[16 + part / 2 * 32..][..32];
         let shift = 4 * (part % 2);
-        let sum: i32 = bytes.iter().zip(q).map(|(w, q)| i32::from(w >> shift & 15) * i32::from(*q)).sum();
-        products += i32::from(scale) * sum;
+        let part_sum: i32 =
+            bytes.iter().zip(q).map(|(w, q)| i32::from(w >> shift & 15) * i32::from(*q)).sum();
+        products += i32::from(scale) * part_sum;
         minima += i32::from(minimum) * (i32::from(a.sums[2 * part]) + i32::from(a.sums[2 * part + 1]));
     }
-    d * a.d * products as f32 - min * a.d * minima as f32
+    let sum = (products as f32).mul_add(d * a.d, sum);
+    (-minima as f32).mul_add(min * a.d, sum)
 }
 
 /// Element of a Q6_K block, without its offset of 32: 128 bytes of low nibbles, 64 of the upper two bits.
@@ -139,14 +143,14 @@ pub(super) fn q6k_element(w: &[u8; 210], at: usize) -> u8 {
 }
 
 /// A signed scale for each 16 elements after the two planes of bits, then d.
-fn q6k_block(w: &[u8; 210], a: &Q8KBlock) -> f32 {
+fn q6k_block(sum: f32, w: &[u8; 210], a: &Q8KBlock) -> f32 {
     let mut products = 0;
     for (part, q) in a.q.as_chunks::<16>().0.iter().enumerate() {
         let element = |i| i32::from(q6k_element(w, 16 * part + i)) - 32;
-        let sum: i32 = q.iter().enumerate().map(|(i, q)| element(i) * i32::from(*q)).sum();
-        products += i32::from(w[192 + part] as i8) * sum;
+        let part_sum: i32 = q.iter().enumerate().map(|(i, q)| element(i) * i32::from(*q)).sum();
+        products += i32::from(w[192 + part] as i8) * part_sum;
     }
-    half_at(w, 208) * a.d * products as f32
+    (products as f32).mul_add(half_at(w, 208) * a.d, sum)
 }
 
 #[cfg(test)]
