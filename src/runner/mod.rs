@@ -2,4 +2,6 @@
 
 pub mod abi;
 pub mod kernels;
+pub mod pool;
 pub mod synth;
+pub mod truth;

@@ -31,9 +31,12 @@ pub fn keep(list: &'static [Kept]) {
     }
 }
 
+/// A list of [`Kept`] from names of functions.
 macro_rules! kept {
     ($($what:path),+ $(,)?) => { [$($crate::runner::abi::accessors::Kept($what as *const std::ffi::c_void)),+] };
 }
+
+pub(crate) use kept;
 
 /// The functions of this module.
 pub static ACCESSORS: [Kept; 20] = kept![

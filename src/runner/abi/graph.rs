@@ -27,6 +27,7 @@ pub struct Graph {
     pub grads: *mut *mut Tensor,
     pub grad_accs: *mut *mut Tensor,
     pub leafs: *mut *mut Tensor,
+    /// Of each node: how many nodes use it. GGML finds a node's place by its hash; here it is that in `nodes`.
     pub use_counts: *mut i32,
     pub visited: HashSet,
     pub order: i32,
@@ -87,9 +88,20 @@ impl Graph {
         let fits = first.checked_add(count).is_some_and(|end| end <= len);
         let count = if fits { count } else { 0 };
         let n_nodes = i32::try_from(count).unwrap_or(0);
-        // A part of a graph has no room for nodes of its own. The offset is within the list, or nothing is behind it.
-        let nodes = if n_nodes == 0 { null_mut() } else { self.nodes.wrapping_add(first) };
-        Graph { size: 0, n_nodes, n_leafs: 0, nodes, grads: null_mut(), leafs: null_mut(), ..self.clone() }
+        // The offsets are within the lists, or nothing is behind them.
+        let at = if n_nodes == 0 { 0 } else { first };
+        let counts = self.use_counts;
+        let use_counts = if counts.is_null() { counts } else { counts.wrapping_add(at) };
+        // A part of a graph has no room for nodes of its own.
+        Graph {
+            size: 0,
+            n_nodes,
+            n_leafs: 0,
+            nodes: self.nodes.wrapping_add(at),
+            use_counts,
+            leafs: null_mut(),
+            ..self.clone()
+        }
     }
 }
 

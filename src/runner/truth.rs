@@ -1,0 +1,284 @@
+//! The runner's own account of when each call, graph and op began and ended, to compare a tracer's with. Uses `abi`.
+//!
+//! The clock is CLOCK_MONOTONIC, which tracers use as well. Where it is read decides what is compared: before a call, so
+//! that a probe on the function's first instruction comes next; and as the last thing inside a function (for an op:
+//! before the barrier), so that a probe on the return, or on the barrier's first instruction, comes next. The way into
+//! the kernel thus lies behind the reading at both ends, and what remains of it in a duration is the difference of two
+//! such ways.
+//!
+//! All memory is taken beforehand, but for the names of the nodes, which are copied when a graph is new. What finds no
+//! room any more is counted. docs/GROUND_TRUTH.md describes the file.
+
+use std::collections::TryReserveError;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use super::abi::{Graph, accessors};
+
+/// First line of a file.
+pub const MAGIC: &str = "# ggml-runner ground truth 1";
+
+/// CLOCK_MONOTONIC in ns.
+#[cfg(unix)]
+#[inline]
+pub fn now() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock exists everywhere, and the place for the answer is valid.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    (t.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(t.tv_nsec as u64)
+}
+
+/// Some clock in ns.
+#[cfg(not(unix))]
+pub fn now() -> u64 {
+    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    START.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
+}
+
+/// Median cost of one reading of the clock, ns.
+fn reading_cost() -> u64 {
+    const READINGS: u64 = 64;
+    let mut laps: [u64; 33] = std::array::from_fn(|_| {
+        let start = now();
+        (1..READINGS).for_each(|_| {
+            std::hint::black_box(now());
+        });
+        now().saturating_sub(start) / READINGS
+    });
+    laps.sort_unstable();
+    laps[laps.len() / 2]
+}
+
+#[cfg(target_os = "linux")]
+fn thread_id() -> u32 {
+    // SAFETY: takes nothing, gives a number.
+    unsafe { libc::gettid() }.cast_unsigned()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn thread_id() -> u32 {
+    0
+}
+
+/// What a span of the driving thread is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// A call of `llama_decode`; `a` is its tokens.
+    Call,
+    /// A graph handed to the scheduler; `a` is its nodes.
+    Graph,
+    /// A part of it run on the threads; `a` is how many, `b` the graph's number.
+    CpuGraph,
+}
+
+const LEVELS: [Level; 3] = [Level::Call, Level::Graph, Level::CpuGraph];
+
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    level: Level,
+    /// Place of the span of the level above that was open, or `NONE`.
+    parent: u32,
+    tid: u32,
+    a: u32,
+    b: u64,
+    start: u64,
+    end: u64,
+}
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct OpTime {
+    /// Place of the CPU graph among the spans.
+    graph: u32,
+    node: u32,
+    start: u64,
+    end: u64,
+}
+
+struct NodeName {
+    address: usize,
+    op: &'static str,
+    name: String,
+}
+
+#[derive(Default)]
+struct Spans {
+    list: Vec<Span>,
+    open: [Option<usize>; LEVELS.len()],
+    /// Nodes of each graph by its number.
+    tables: Vec<(u64, Vec<NodeName>)>,
+    dropped: u64,
+}
+
+#[derive(Default)]
+struct Lane {
+    tid: u32,
+    ops: Vec<OpTime>,
+    dropped: u64,
+}
+
+/// The account. Each thread has a lane of its own; the locks are never contended.
+pub struct Truth {
+    spans: Mutex<Spans>,
+    lanes: Box<[Mutex<Lane>]>,
+    graph: AtomicU32,
+    /// Cost of one reading of the clock, ns.
+    pub reading_ns: u64,
+}
+
+/// Nobody panics while holding one of the locks, and an account of half a run is one too.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl Truth {
+    /// Room for `spans` calls and graphs together, and `ops` ops of each thread. Fails when the memory is not there.
+    pub fn new(threads: usize, spans: usize, ops: usize) -> Result<Truth, TryReserveError> {
+        let mut list = Vec::new();
+        list.try_reserve_exact(spans)?;
+        let lane = |_| -> Result<Mutex<Lane>, TryReserveError> {
+            let mut lane = Lane::default();
+            lane.ops.try_reserve_exact(ops)?;
+            // Touched now, so that no page fault falls into an op.
+            lane.ops.resize(ops, OpTime::default());
+            lane.ops.clear();
+            Ok(Mutex::new(lane))
+        };
+        Ok(Truth {
+            spans: Mutex::new(Spans { list, ..Spans::default() }),
+            lanes: (0..threads).map(lane).collect::<Result<_, _>>()?,
+            graph: AtomicU32::new(NONE),
+            reading_ns: reading_cost(),
+        })
+    }
+
+    /// A span begins on the driving thread. Reads the clock as its last act.
+    pub fn begin(&self, level: Level, a: u32, b: u64) {
+        let mut spans = lock(&self.spans);
+        if spans.list.len() == spans.list.capacity() {
+            spans.dropped += 1;
+            spans.open[level as usize] = None;
+            return;
+        }
+        let above = (level as usize).checked_sub(1).and_then(|l| spans.open[l]);
+        let parent = above.and_then(|p| u32::try_from(p).ok()).unwrap_or(NONE);
+        let place = spans.list.len();
+        spans.open[level as usize] = Some(place);
+        spans.list.push(Span { level, parent, tid: thread_id(), a, b, start: 0, end: 0 });
+        if let Some(span) = spans.list.last_mut() {
+            span.start = now();
+        }
+    }
+
+    /// The open span of a level ends. Reads the clock first.
+    pub fn end(&self, level: Level) {
+        let end = now();
+        let mut spans = lock(&self.spans);
+        if let Some(place) = spans.open[level as usize].take()
+            && let Some(span) = spans.list.get_mut(place)
+        {
+            span.end = end;
+        }
+    }
+
+    /// A graph begins on `threads` threads.
+    ///
+    /// # Safety
+    /// The graph's nodes must be live tensors.
+    pub unsafe fn begin_cpu_graph(&self, graph: &Graph, threads: u32) {
+        let mut spans = lock(&self.spans);
+        // Latest first: it is nearly always that one.
+        if !spans.tables.iter().rev().any(|(uid, _)| *uid == graph.uid) {
+            // SAFETY: as the caller says.
+            let nodes = unsafe { graph.nodes() };
+            let table = nodes.iter().map(|n| NodeName {
+                address: (&raw const **n).addr(),
+                op: accessors::description(n),
+                name: n.name().replace(['\t', '\n', '\r'], " "),
+            });
+            let table = (graph.uid, table.collect());
+            spans.tables.push(table);
+        }
+        let place = u32::try_from(spans.list.len()).unwrap_or(NONE);
+        self.graph.store(place, Ordering::Relaxed);
+        drop(spans);
+        self.begin(Level::CpuGraph, threads, graph.uid);
+    }
+
+    /// Thread `ith` ran node `node` of the graph under way.
+    #[inline]
+    pub fn op(&self, ith: usize, node: usize, start: u64, end: u64) {
+        let Some(lane) = self.lanes.get(ith) else { return };
+        let mut lane = lock(lane);
+        if lane.ops.len() == lane.ops.capacity() {
+            lane.dropped += 1;
+            return;
+        }
+        if lane.tid == 0 {
+            lane.tid = thread_id();
+        }
+        let (graph, node) = (self.graph.load(Ordering::Relaxed), u32::try_from(node).unwrap_or(NONE));
+        lane.ops.push(OpTime { graph, node, start, end });
+    }
+
+    /// Writes the account.
+    pub fn write(&self, out: impl Write) -> io::Result<()> {
+        let mut out = io::BufWriter::new(out);
+        let spans = lock(&self.spans);
+        let lanes: Vec<_> = self.lanes.iter().map(lock).collect();
+        let dropped = spans.dropped + lanes.iter().map(|l| l.dropped).sum::<u64>();
+        writeln!(out, "{MAGIC}")?;
+        writeln!(out, "# CLOCK_MONOTONIC in ns; docs/GROUND_TRUTH.md says what each line is")?;
+        writeln!(out, "process\t{}", std::process::id())?;
+        writeln!(out, "reading\t{}", self.reading_ns)?;
+        writeln!(out, "dropped\t{dropped}")?;
+        for (table, (_, nodes)) in spans.tables.iter().enumerate() {
+            for (i, n) in nodes.iter().enumerate() {
+                writeln!(out, "node\t{table}\t{i}\t{:x}\t{}\t{}", n.address, n.op, n.name)?;
+            }
+        }
+        for (i, s) in spans.list.iter().enumerate().filter(|(_, s)| s.end != 0) {
+            let Span { parent, tid, a, b, start, end, .. } = *s;
+            let parent = if parent == NONE { "-".to_owned() } else { parent.to_string() };
+            match s.level {
+                Level::Call => writeln!(out, "call\t{i}\t{tid}\t{a}\t{start}\t{end}")?,
+                Level::Graph => writeln!(out, "graph\t{i}\t{parent}\t{tid}\t{a}\t{start}\t{end}")?,
+                Level::CpuGraph => {
+                    let table = spans.tables.iter().position(|t| t.0 == b).unwrap_or(0);
+                    writeln!(out, "cpu-graph\t{i}\t{parent}\t{tid}\t{a}\t{table}\t{start}\t{end}")?;
+                }
+            }
+        }
+        for (ith, lane) in lanes.iter().enumerate() {
+            for o in lane.ops.iter().filter(|o| o.graph != NONE) {
+                let OpTime { graph, node, start, end } = *o;
+                writeln!(out, "op\t{graph}\t{ith}\t{}\t{node}\t{start}\t{end}", lane.tid)?;
+            }
+        }
+        out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_finds_no_room_is_counted() {
+        let truth = Truth::new(1, 1, 2).expect("a little memory");
+        truth.begin(Level::Call, 4, 0);
+        truth.begin(Level::Graph, 1, 0);
+        truth.end(Level::Graph);
+        truth.end(Level::Call);
+        (0..3).for_each(|i| truth.op(0, i, 1, 2));
+        let mut text = Vec::new();
+        truth.write(&mut text).expect("memory takes it");
+        let text = String::from_utf8(text).expect("text");
+        assert!(text.starts_with(MAGIC));
+        assert!(text.contains("\ndropped\t2\n"), "{text}");
+        assert_eq!(text.lines().filter(|l| l.starts_with("call\t0\t")).count(), 1, "{text}");
+        assert!(!text.contains("\ngraph"), "{text}");
+    }
+}
