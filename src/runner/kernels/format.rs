@@ -113,7 +113,7 @@ pub(crate) fn view<T: Plain>(bytes: &[u8]) -> &[T] {
     body
 }
 
-fn view_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
+pub(crate) fn view_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
     // SAFETY: `Plain`, in both directions.
     let (head, body, _) = unsafe { bytes.align_to_mut::<T>() };
     debug_assert!(head.is_empty());
@@ -123,6 +123,10 @@ fn view_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
 /// Brings one row into `format`. `dst` is aligned to 4 and has [`prepared_row_bytes`] for `src.len()` at least;
 /// what goes beyond the shorter of the two is left out.
 pub fn prepare_row(isa: Isa, format: Format, src: &[f32], dst: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if super::x86::prepare_row(isa, format, src, dst) {
+        return;
+    }
     let _ = isa;
     match format {
         Format::F32 => {

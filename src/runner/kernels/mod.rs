@@ -15,7 +15,11 @@ mod memory;
 mod recipe;
 mod scalar;
 mod simd;
+#[cfg(test)]
+mod tests;
 pub mod vector;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub use format::{Format, prepare_row, prepared_row_bytes};
 pub use isa::Isa;

@@ -48,6 +48,10 @@ pub(crate) fn no_scratch(_cols: usize, _tokens: usize) -> usize {
 
 /// Recipe for weights in memory of their own.
 pub(crate) fn packed(isa: Isa, ty: TensorType) -> &'static Recipe {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(recipe) = super::x86::recipe(isa, ty) {
+        return recipe;
+    }
     mapped(isa, ty)
 }
 
