@@ -288,7 +288,18 @@ const EXPECTED: [Expected; 7] = [
     },
 ];
 
-fn tokenizer_keys(vocab: u32) -> Vec<String> {
+fn tokenizer_keys(arch: &str, vocab: u32) -> Vec<String> {
+    if arch.contains("qwen2") {
+        return vec![
+            "tokenizer.ggml.model=gpt2".into(),
+            "tokenizer.ggml.pre=qwen2".into(),
+            format!("tokenizer.ggml.tokens=String[{vocab}]"),
+            format!("tokenizer.ggml.token_type=I32[{vocab}]"),
+            "tokenizer.ggml.merges=String[1378]".into(),
+            format!("tokenizer.ggml.eos_token_id={}", vocab - 3),
+            "tokenizer.ggml.add_bos_token=false".into(),
+        ];
+    }
     vec![
         "tokenizer.ggml.model=llama".into(),
         "tokenizer.ggml.pre=default".into(),
@@ -345,9 +356,10 @@ fn metadata_and_tensors_are_as_expected() {
     for e in &EXPECTED {
         with_head(e.preset, |g| {
             let keys = metadata(g);
-            let split = keys.len() - 11;
+            let tokenizer = tokenizer_keys(e.keys[0], e.vocab);
+            let split = keys.len() - tokenizer.len();
             assert_eq!(keys[..e.keys.len()], *e.keys, "{}", e.preset);
-            assert_eq!(keys[split..], tokenizer_keys(e.vocab), "{}", e.preset);
+            assert_eq!(keys[split..], tokenizer, "{}", e.preset);
             if e.keys.len() > 2 {
                 assert_eq!(split, e.keys.len(), "{}", e.preset);
             }

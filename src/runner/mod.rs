@@ -4,4 +4,5 @@ pub mod abi;
 pub mod kernels;
 pub mod pool;
 pub mod synth;
+pub mod tokenizer;
 pub mod truth;

@@ -1,5 +1,5 @@
 //! Models with random weights, in the shapes of real ones: something to profile without downloading anything.
-//! May use `ggml`.
+//! May use `ggml` and, for its vocabularies, `tokenizer`.
 //!
 //! The same preset, type and seed give the same bytes on every machine and with any number of threads.
 
@@ -120,7 +120,7 @@ fn metadata(h: &mut Header, p: &Preset, ty: TensorType) -> Result<(), WriteError
         h.set(key("expert_feed_forward_length"), Value::U32(m.ff))?;
         h.set(key("expert_shared_feed_forward_length"), Value::U32(m.shared_ff))?;
     }
-    vocabulary::metadata(h, p.vocab)
+    vocabulary::metadata(h, p.arch, p.vocab)
 }
 
 /// `enum llama_ftype` (llama.h): what most matrices of the file are stored as.

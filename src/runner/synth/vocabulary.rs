@@ -1,7 +1,8 @@
-//! A vocabulary that any llama.cpp can load: SentencePiece style, with byte tokens so that every text tokenises.
-//! Uses `ggml::gguf`.
+//! Vocabularies that any llama.cpp can load, and with which every text tokenises. Uses `ggml::gguf`, `tokenizer`.
 
+use super::presets::Arch;
 use crate::ggml::gguf::writer::{Header, Value, WriteError};
+use crate::runner::tokenizer::spell_bytes;
 
 /// Kinds of token (`enum llama_token_type`, llama.h).
 const NORMAL: i32 = 1;
@@ -11,14 +12,22 @@ const BYTE: i32 = 6;
 
 /// The mark that SentencePiece puts for a blank.
 const BLANK: char = '\u{2581}';
+/// Control tokens of qwen2, the last ones of the vocabulary.
+const QWEN_CONTROL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
-/// Adds the `tokenizer.ggml.*` entries: three special tokens, 256 bytes, the blank and printable ASCII, then filler
-/// up to `size` tokens.
+/// Adds the `tokenizer.ggml.*` entries of `size` tokens, in the style that models of this architecture have.
 ///
 /// # Errors
 /// A key that is already set.
-pub fn metadata(h: &mut Header, size: u32) -> Result<(), WriteError> {
-    let size = size as usize;
+pub fn metadata(h: &mut Header, arch: Arch, size: u32) -> Result<(), WriteError> {
+    match arch {
+        Arch::Llama | Arch::Gemma2 => sentence_pieces(h, size as usize),
+        Arch::Qwen2 | Arch::Qwen2Moe => byte_level(h, size as usize),
+    }
+}
+
+/// Three special tokens, 256 bytes, the blank and printable ASCII, then filler.
+fn sentence_pieces(h: &mut Header, size: usize) -> Result<(), WriteError> {
     let mut tokens = Vec::with_capacity(size);
     let mut scores = Vec::with_capacity(size);
     let mut kinds = Vec::with_capacity(size);
@@ -51,4 +60,35 @@ pub fn metadata(h: &mut Header, size: u32) -> Result<(), WriteError> {
     h.set("tokenizer.ggml.add_bos_token", Value::Bool(true))?;
     h.set("tokenizer.ggml.add_eos_token", Value::Bool(false))?;
     h.set("tokenizer.ggml.add_space_prefix", Value::Bool(true))
+}
+
+/// The 256 bytes, what merges make of lower-case letters, filler, three control tokens.
+fn byte_level(h: &mut Header, size: usize) -> Result<(), WriteError> {
+    let mut tokens: Vec<String> = (0..=255u8).map(|byte| spell_bytes(&[byte])).collect();
+    let mut merges = Vec::new();
+    // Blank and letter first, then two letters, then all of them: every word of two letters is one token.
+    let blank = spell_bytes(b" ");
+    let letters = || 'a'..='z';
+    let two = || letters().flat_map(move |a| letters().map(move |b| (a.to_string(), b.to_string())));
+    let blank_and_one = letters().map(|a| (blank.clone(), a.to_string()));
+    let blank_and_two = two().map(|(a, b)| (format!("{blank}{a}"), b));
+    for (left, right) in blank_and_one.chain(two()).chain(blank_and_two) {
+        tokens.push(format!("{left}{right}"));
+        merges.push(format!("{left} {right}"));
+    }
+    let normal = size.saturating_sub(QWEN_CONTROL.len());
+    (tokens.len()..normal).for_each(|i| tokens.push(format!("{blank}t{i}")));
+    tokens.truncate(normal);
+    let mut kinds = vec![NORMAL; tokens.len()];
+    tokens.extend(QWEN_CONTROL.map(str::to_owned));
+    kinds.resize(tokens.len(), CONTROL);
+    let end = Value::U32(u32::try_from(normal).unwrap_or(u32::MAX));
+
+    h.set("tokenizer.ggml.model", Value::Str("gpt2".to_owned()))?;
+    h.set("tokenizer.ggml.pre", Value::Str("qwen2".to_owned()))?;
+    h.set("tokenizer.ggml.tokens", Value::Strings(tokens))?;
+    h.set("tokenizer.ggml.token_type", Value::I32s(kinds))?;
+    h.set("tokenizer.ggml.merges", Value::Strings(merges))?;
+    h.set("tokenizer.ggml.eos_token_id", end)?;
+    h.set("tokenizer.ggml.add_bos_token", Value::Bool(false))
 }
