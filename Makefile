@@ -22,7 +22,7 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help setup setup-build setup-demo build demo test lint fixtures engines driver unit live no-agent fuzz clean
+.PHONY: help setup setup-build setup-demo build demo test lint fixtures engines driver unit live no-agent size fuzz clean
 
 ##@ Use
 help: ## list the targets
@@ -36,7 +36,7 @@ demo: | setup-demo ## record a real llama.cpp on a generated model, and report (
 	@scripts/demo.sh
 
 ##@ Test
-test: lint engines unit live no-agent ## all of it: lint, unit, live and no-agent, with what they need
+test: lint engines unit live no-agent size ## all of it: lint, unit, live, no-agent and size, with what they need
 	$(call say,all tests passed)
 
 setup: ## install what building and testing need and this machine lacks
@@ -77,6 +77,16 @@ live: fixtures driver ## tests on live engines: root and BPF needed
 no-agent: ## the build without the recorder, as other systems than Linux have it
 	$(call say,build and tests without the recorder)
 	$(CARGO) test --locked --no-fail-fast --no-default-features --lib --bins $(PLAIN:%=--test %)
+
+MUSL := $(shell uname -m)-unknown-linux-musl
+# Bytes that a static ggml-runner may have, its symbols included.
+RUNNER_MOST := 1200000
+size: ## build ggml-runner static and see that it stays small
+	$(call say,size of a static ggml-runner)
+	@rustup target add $(MUSL) >/dev/null 2>&1 || true
+	$(CARGO) build --locked --release --no-default-features --bin ggml-runner --target $(MUSL)
+	@bytes=$$(stat -c %s target/$(MUSL)/release/ggml-runner); \
+	    echo "$$bytes bytes, $(RUNNER_MOST) at most"; [ "$$bytes" -le $(RUNNER_MOST) ]
 
 CASES ?= 20000
 fuzz: ## the property tests with CASES cases each (20000), in release mode
