@@ -2,6 +2,7 @@
 
 pub mod abi;
 pub mod kernels;
+pub mod peak;
 pub mod pool;
 pub mod synth;
 pub mod tokenizer;

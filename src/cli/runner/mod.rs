@@ -4,6 +4,7 @@
 //! subcommand is a [`Command`] in [`COMMANDS`]; its help is one text, and each of its options must stand there.
 
 pub mod args;
+mod peak;
 mod progress;
 mod synth;
 
@@ -24,7 +25,7 @@ struct Command {
     run: fn(Args) -> Result<ExitCode>,
 }
 
-static COMMANDS: [Command; 1] = [synth::COMMAND];
+static COMMANDS: [Command; 2] = [synth::COMMAND, peak::COMMAND];
 
 const ABOUT: &str = "Reference side of profinfer: models to profile, and kernels to compare with.";
 

@@ -14,7 +14,7 @@ pub mod matrix;
 mod memory;
 mod recipe;
 mod scalar;
-mod simd;
+pub(super) mod simd;
 #[cfg(test)]
 mod tests;
 pub mod vector;

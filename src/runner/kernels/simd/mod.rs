@@ -6,16 +6,16 @@
 //! on the way must be inlined into that function: hence `inline(always)` and types with methods, never closures.
 
 #[cfg(target_arch = "aarch64")]
-pub(super) mod neon;
+pub(in crate::runner) mod neon;
 #[cfg(target_arch = "x86_64")]
-pub(super) mod x86;
+pub(in crate::runner) mod x86;
 
 /// One instruction set's vector of f32.
 ///
 /// # Safety
 /// All methods need the CPU to have the instruction set; those with pointers need the memory they name. `_part`
 /// methods touch the first `n` elements only, `n` at most [`Simd::N`]; what is not loaded is 0.
-pub(super) trait Simd: Copy {
+pub(in crate::runner) trait Simd: Copy {
     /// Elements.
     const N: usize;
     /// Vectors that lie side by side in a matrix kernel's tile, and rows of broadcasts against them, such that
@@ -28,6 +28,10 @@ pub(super) trait Simd: Copy {
     unsafe fn load_part(p: *const f32, n: usize) -> Self::V;
     unsafe fn store(p: *mut f32, v: Self::V);
     unsafe fn store_part(p: *mut f32, v: Self::V, n: usize);
+    /// Stores to aligned memory without bringing it into the caches, where there is such an instruction.
+    unsafe fn store_past_caches(p: *mut f32, v: Self::V);
+    /// Asks for the cache line at `p`, which need not be valid.
+    unsafe fn prefetch(p: *const u8);
     unsafe fn load_f16(p: *const u16) -> Self::V;
     unsafe fn load_f16_part(p: *const u16, n: usize) -> Self::V;
     unsafe fn store_f16(p: *mut u16, v: Self::V);
@@ -149,4 +153,4 @@ macro_rules! per_isa {
         }
     )*};
 }
-pub(super) use per_isa;
+pub(in crate::runner) use per_isa;

@@ -55,6 +55,17 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
+    unsafe fn store_past_caches(p: *mut f32, v: float32x4_t) {
+        unsafe { vst1q_f32(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // A hint that touches no register and no memory that the program sees.
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags))
+        }
+    }
+    #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> float32x4_t {
         let v: float32x4_t;
         // The intrinsic is not stable; the instruction is in the base architecture.

@@ -63,6 +63,14 @@ impl Simd for Avx2 {
         unsafe { _mm256_maskstore_ps(p, lanes_below(n), v) }
     }
     #[inline(always)]
+    unsafe fn store_past_caches(p: *mut f32, v: __m256) {
+        unsafe { _mm256_stream_ps(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> __m256 {
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
     }
@@ -199,6 +207,14 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn store_part(p: *mut f32, v: __m512, n: usize) {
         unsafe { _mm512_mask_storeu_ps(p, mask_below(n), v) }
+    }
+    #[inline(always)]
+    unsafe fn store_past_caches(p: *mut f32, v: __m512) {
+        unsafe { _mm512_stream_ps(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> __m512 {

@@ -1,0 +1,124 @@
+//! `ggml-runner peak`: what this machine could do at most. Uses `runner::peak`.
+
+use super::Command;
+use super::args::{Args, Usage};
+use crate::runner::peak::{self, ClusterPeaks, Effort, Machine, Peaks};
+use anyhow::Result;
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+pub const COMMAND: Command = Command {
+    name: "peak",
+    about: "measure bandwidth and arithmetic peaks of this machine",
+    help: HELP,
+    run,
+};
+
+const HELP: &str = "\
+Measure what this machine could do at most: bandwidth of memory and peak of arithmetic instructions, for each number
+of threads and for each cluster of equal cores. Each thread stays on a core of its own.
+
+GB/s and Gop/s are 10^9 a second, a multiply-add is two operations. Every figure is the best of several short windows:
+an upper bound. Let nothing else run meanwhile. A number of threads takes some four seconds.
+
+Usage: ggml-runner peak [OPTIONS]
+
+Options:
+  -t, --threads N  this number of threads only [default: 1 to all cores]
+  --json           as JSON; what this processor does not have is null
+  -h, --help       this
+";
+
+fn run(mut args: Args) -> Result<ExitCode> {
+    let threads: Option<usize> = args.option(&["-t", "--threads"])?;
+    let json = args.flag(&["--json"]);
+    args.positionals(0)?;
+    let machine = peak::machine(threads.as_slice(), Effort::FULL)?;
+    if machine.clusters.iter().all(|c| c.peaks.is_empty()) {
+        let most = machine.clusters.iter().map(|c| c.cpus.len()).max().unwrap_or(1);
+        return Err(Usage::new(format!("-t/--threads: give 1 to {most}, the cores there are")).into());
+    }
+    let text = if json { serde_json::to_string_pretty(&machine)? + "\n" } else { table(&machine)? };
+    io::stdout().lock().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A row of the table: what it says and where it comes from.
+type Row = (&'static str, fn(&Peaks) -> Option<f64>);
+
+const ROWS: [Row; 7] = [
+    ("read, huge pages      GB/s", |p| Some(p.read)),
+    ("read, small pages     GB/s", |p| p.read_small_pages),
+    ("triad                 GB/s", |p| p.triad),
+    ("f32 multiply-add   GFLOP/s", |p| p.f32_fma),
+    ("int8 dot product     Gop/s", |p| p.int8_dot),
+    ("int8 matrix product  Gop/s", |p| p.int8_matrix),
+    ("int8 by widening     Gop/s", |p| p.int8_widening),
+];
+
+fn table(machine: &Machine) -> Result<String> {
+    let mut text = format!("instruction set: {}\n", machine.isa);
+    for cluster in machine.clusters.iter().filter(|c| !c.peaks.is_empty()) {
+        writeln!(text, "\ncores {} ({}){}", list(&cluster.cpus), cluster.name, header(cluster))?;
+        for (name, value) in ROWS {
+            write!(text, "  {name}")?;
+            for peaks in &cluster.peaks {
+                match value(peaks) {
+                    Some(value) => write!(text, "{value:>11.1}")?,
+                    None => write!(text, "{:>11}", "-")?,
+                }
+            }
+            let lacks = cluster.peaks.iter().all(|p| value(p).is_none());
+            text.push_str(if lacks { "  not available on this processor\n" } else { "\n" });
+        }
+    }
+    Ok(text)
+}
+
+fn header(cluster: &ClusterPeaks) -> String {
+    let mut text = String::from("\n  threads                   ");
+    for peaks in &cluster.peaks {
+        let _ = write!(text, "{:>11}", peaks.threads);
+    }
+    text
+}
+
+/// CPU numbers as ranges: `0-3,6`.
+fn list(cpus: &[usize]) -> String {
+    let mut sorted = cpus.to_vec();
+    sorted.sort_unstable();
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for cpu in sorted {
+        match ranges.last_mut() {
+            Some((_, end)) if *end + 1 == cpu => *end = cpu,
+            _ => ranges.push((cpu, cpu)),
+        }
+    }
+    let one = |(a, b): &(usize, usize)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    ranges.iter().map(one).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_as_ranges() {
+        assert_eq!(list(&[5, 0, 1, 2, 7, 6]), "0-2,5-7");
+        assert_eq!(list(&[3]), "3");
+    }
+
+    #[test]
+    fn what_lacks_is_said_and_never_zero() {
+        let peaks = Peaks { threads: 2, read: 61.25, f32_fma: Some(280.0), ..Peaks::default() };
+        let cluster = ClusterPeaks { name: "all".to_owned(), cpus: vec![0, 1], peaks: vec![peaks] };
+        let text = table(&Machine { isa: "neon".to_owned(), clusters: vec![cluster] }).expect("a table");
+        let line =
+            |start: &str| text.lines().find(|l| l.trim().starts_with(start)).expect("a line").to_owned();
+        assert!(line("read, huge").ends_with("61.2"), "{text}");
+        assert!(line("f32").ends_with("280.0"), "{text}");
+        assert!(line("int8 matrix").ends_with("-  not available on this processor"), "{text}");
+        assert!(text.contains("cores 0-1 (all)\n"), "{text}");
+    }
+}
