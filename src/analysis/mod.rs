@@ -1,8 +1,10 @@
 //! A recorded run and the questions asked of it. May use `trace` and `ggml`.
 
+pub mod accuracy;
 pub mod books;
 pub mod calls;
 pub mod describe;
+pub mod ground_truth;
 pub mod load;
 pub mod model;
 pub mod ops;

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+pub mod accuracy;
 #[cfg(feature = "agent")]
 pub mod doctor;
 #[cfg(feature = "agent")]
@@ -26,6 +27,7 @@ pub enum Command {
     #[cfg(feature = "agent")]
     Doctor(doctor::Args),
     Report(report::Args),
+    Accuracy(accuracy::Args),
 }
 
 /// Runs the command line of the process. Exit codes: 0 done, 1 failed, 2 wrong usage.
@@ -36,6 +38,7 @@ pub fn main() -> ExitCode {
         Command::Record(args) => record::run(&args),
         #[cfg(feature = "agent")]
         Command::Doctor(args) => doctor::run(&args),
+        Command::Accuracy(args) => accuracy::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
     };
     match done {

@@ -1,11 +1,11 @@
-//! The report as JSON. The structs of `analysis::report` are its schema. May use `analysis`.
+//! Answers as JSON; the structs of `analysis` are the schema. Uses nothing else of this crate.
 
 use std::io::{self, Write};
 
-use crate::analysis::report::Report;
+use serde::Serialize;
 
-/// Writes `report` as indented JSON with a newline at the end.
-pub fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, report)?;
+/// Writes `answer` as indented JSON with a newline at the end.
+pub fn write(out: &mut dyn Write, answer: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, answer)?;
     writeln!(out)
 }

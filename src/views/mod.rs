@@ -1,6 +1,7 @@
 //! How an answer looks: terminal tables and JSON. May use `analysis`; `doctor`
 //! shows what `agent` found.
 
+pub mod accuracy;
 #[cfg(feature = "agent")]
 pub mod doctor;
 pub mod honesty;
