@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::ground_truth::{self, GroundTruth};
+use super::ground_truth::{self, Call, GroundTruth};
 use super::load::{Loaded, Progress, load};
 use crate::trace::record::{CpuGraph, Slices};
 use crate::trace::{SliceTime, Trace, slice_iter};
@@ -49,7 +49,7 @@ pub struct Target {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
     pub pid: u32,
-    /// Phases, calls, graphs, CPU graphs, ops.
+    /// Phases, calls, calls of the warm-up, graphs, CPU graphs, ops.
     pub levels: Vec<Line>,
     /// Ops by their true duration; what only one side has is in `levels`.
     pub classes: Vec<Line>,
@@ -144,10 +144,12 @@ pub fn compare(trace: &Trace, truth: &GroundTruth) -> Result<Comparison, Compare
     let parts: Vec<Traced> = whole.iter().map(|g| Traced::of(*g)).collect();
     let true_parts: Vec<ground_truth::Span> = truth.cpu_graphs.iter().map(|g| g.span).collect();
 
-    let (tokens, call_of) = match_spans(&calls, &truth.calls);
+    let true_calls: Vec<ground_truth::Span> = truth.calls.iter().map(|c| c.span).collect();
+    let (all_calls, call_of) = match_spans(&calls, &true_calls);
+    let (tokens, warm_up) = warm_up_apart(&all_calls, &truth.calls, &call_of);
     let (graph_level, _) = match_spans(&graphs, &truth.graphs);
     let (cpu_level, part_of) = match_spans(&parts, &true_parts);
-    if tokens.pairs.is_empty() && cpu_level.pairs.is_empty() {
+    if all_calls.pairs.is_empty() && cpu_level.pairs.is_empty() {
         return Err(CompareError::OtherRun);
     }
     let phases = Matched { pairs: phases(&calls, &truth.calls, &call_of), ..Matched::default() };
@@ -155,6 +157,7 @@ pub fn compare(trace: &Trace, truth: &GroundTruth) -> Result<Comparison, Compare
     let levels = vec![
         phases.line("phase"),
         tokens.line("token"),
+        warm_up.line("warm-up call"),
         graph_level.line("graph"),
         cpu_level.line("cpu graph"),
         ops.matched.line("op"),
@@ -250,8 +253,29 @@ fn match_spans(traced: &[Traced], truth: &[ground_truth::Span]) -> (Matched, Vec
     (matched, partners)
 }
 
-/// Phases: from the start of the first to the end of the last of consecutive calls of many tokens, or of one.
-fn phases(traced: &[Traced], truth: &[ground_truth::Span], partner: &[Option<usize>]) -> Vec<Pair> {
+/// Parts the calls that were made before the measurement from the others. What only the trace has counts with these.
+fn warm_up_apart(all: &Matched, truth: &[Call], partner: &[Option<usize>]) -> (Matched, Matched) {
+    let mut parts = [Matched::default(), Matched::default()];
+    let mut pairs = all.pairs.iter();
+    let mut left: Vec<bool> = vec![true; truth.len()];
+    for place in partner.iter().flatten() {
+        let (Some(call), Some(pair)) = (truth.get(*place), pairs.next()) else { continue };
+        parts[usize::from(call.warm_up)].pairs.push(*pair);
+        if let Some(left) = left.get_mut(*place) {
+            *left = false;
+        }
+    }
+    for (call, _) in truth.iter().zip(left).filter(|(_, left)| *left) {
+        parts[usize::from(call.warm_up)].only_true += 1;
+    }
+    let [mut tokens, warm_up] = parts;
+    tokens.only_traced = all.only_traced;
+    (tokens, warm_up)
+}
+
+/// Phases: from the start of the first to the end of the last of consecutive calls of many tokens, or of one. The
+/// warm-up is none.
+fn phases(traced: &[Traced], truth: &[Call], partner: &[Option<usize>]) -> Vec<Pair> {
     let mut of_truth: Vec<Option<Traced>> = vec![None; truth.len()];
     for (span, at) in traced.iter().zip(partner) {
         if let Some(slot) = at.and_then(|i| of_truth.get_mut(i)) {
@@ -259,13 +283,14 @@ fn phases(traced: &[Traced], truth: &[ground_truth::Span], partner: &[Option<usi
         }
     }
     let both: Vec<_> = truth.iter().zip(of_truth).collect();
-    let runs = both.chunk_by(|a, b| (a.0.size > 1) == (b.0.size > 1));
+    let kind = |c: &Call| (c.warm_up, c.span.size > 1);
+    let runs = both.chunk_by(|a, b| kind(a.0) == kind(b.0)).filter(|r| r.iter().all(|(c, _)| !c.warm_up));
     runs.filter_map(|run| {
         // A phase of which a call is missing was not measured.
         run.iter().all(|(_, t)| t.is_some()).then_some(())?;
         let ((first_true, first), (last_true, last)) = (*run.first()?, *run.last()?);
         let measured = last?.end().checked_sub(first?.t).and_then(|d| u64::try_from(d).ok())?;
-        Some(Pair { measured, truth: last_true.end.saturating_sub(first_true.start) })
+        Some(Pair { measured, truth: last_true.span.end.saturating_sub(first_true.span.start) })
     })
     .collect()
 }

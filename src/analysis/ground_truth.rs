@@ -18,9 +18,7 @@ const MAX_LINE: u64 = 4096;
 pub enum TruthError {
     #[error("it cannot be read: {0}")]
     Io(#[from] std::io::Error),
-    #[error(
-        "it is no ground truth (its first line is not '{MAGIC}{VERSION}'); `ggml-runner run --ground-truth` writes one"
-    )]
+    #[error("it is no ground truth; `ggml-runner run --ground-truth` writes one")]
     NotTruth,
     #[error("it is of version {0}, this program reads version {VERSION}")]
     Version(String),
@@ -45,6 +43,14 @@ pub struct Span {
     pub size: u32,
     pub start: u64,
     pub end: u64,
+}
+
+/// A call of the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    pub span: Span,
+    /// Made before the measurement.
+    pub warm_up: bool,
 }
 
 /// A part of a graph run on the threads.
@@ -77,7 +83,7 @@ pub struct GroundTruth {
     /// Spans and ops that the engine had no room for.
     pub dropped: u64,
     pub tables: Vec<Vec<Node>>,
-    pub calls: Vec<Span>,
+    pub calls: Vec<Call>,
     pub graphs: Vec<Span>,
     pub cpu_graphs: Vec<CpuGraph>,
     pub ops: Vec<Op>,
@@ -139,7 +145,7 @@ pub fn read(mut input: impl BufRead) -> Result<GroundTruth, TruthError> {
             truth.line(Fields { line: number, rest: text.split('\t') })?;
         }
     }
-    truth.calls.sort_unstable_by_key(|s| s.start);
+    truth.calls.sort_unstable_by_key(|c| c.span.start);
     truth.graphs.sort_unstable_by_key(|s| s.start);
     truth.cpu_graphs.sort_unstable_by_key(|g| g.span.start);
     truth.ops.sort_unstable_by_key(|o| (o.graph, o.ith, o.start));
@@ -163,9 +169,10 @@ impl GroundTruth {
             "reading" => self.reading_ns = f.number()?,
             "dropped" => self.dropped = f.number()?,
             "node" => self.node(&mut f)?,
-            "call" => {
+            kind @ ("call" | "warm-up") => {
                 let _id: u32 = f.number()?;
-                self.calls.push(span(&mut f)?);
+                let span = span(&mut f)?;
+                self.calls.push(Call { span, warm_up: kind == "warm-up" });
             }
             "graph" => {
                 let _id: u32 = f.number()?;

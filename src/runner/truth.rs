@@ -11,7 +11,7 @@
 
 use std::collections::TryReserveError;
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use super::abi::{Graph, accessors};
@@ -72,11 +72,13 @@ pub enum Level {
     CpuGraph,
 }
 
-const LEVELS: [Level; 3] = [Level::Call, Level::Graph, Level::CpuGraph];
+const LEVELS: usize = 3;
 
 #[derive(Debug, Clone, Copy)]
 struct Span {
     level: Level,
+    /// A call made before the measurement, so that memory and caches are as they will be.
+    warm_up: bool,
     /// Place of the span of the level above that was open, or `NONE`.
     parent: u32,
     tid: u32,
@@ -106,7 +108,7 @@ struct NodeName {
 #[derive(Default)]
 struct Spans {
     list: Vec<Span>,
-    open: [Option<usize>; LEVELS.len()],
+    open: [Option<usize>; LEVELS],
     /// Nodes of each graph by its number.
     tables: Vec<(u64, Vec<NodeName>)>,
     dropped: u64,
@@ -123,7 +125,11 @@ struct Lane {
 pub struct Truth {
     spans: Mutex<Spans>,
     lanes: Box<[Mutex<Lane>]>,
+    /// Place of the CPU graph under way among the spans.
     graph: AtomicU32,
+    /// When the span of each level ended that ended last.
+    ends: [AtomicU64; LEVELS],
+    warm_up: AtomicBool,
     /// Cost of one reading of the clock, ns.
     pub reading_ns: u64,
 }
@@ -131,6 +137,18 @@ pub struct Truth {
 /// Nobody panics while holding one of the locks, and an account of half a run is one too.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Makes a call that is a span, which itself notes its [end](Truth::end) if there is an account. The clock is read
+/// right before the call.
+#[inline(always)]
+pub fn span<R>(truth: Option<&Truth>, level: Level, a: u32, b: u64, call: impl FnOnce() -> R) -> R {
+    let Some(truth) = truth else { return call() };
+    let place = truth.open(level, a, b);
+    let start = now();
+    let result = call();
+    truth.close(level, place, start);
+    result
 }
 
 impl Truth {
@@ -150,44 +168,53 @@ impl Truth {
             spans: Mutex::new(Spans { list, ..Spans::default() }),
             lanes: (0..threads).map(lane).collect::<Result<_, _>>()?,
             graph: AtomicU32::new(NONE),
+            ends: Default::default(),
+            warm_up: AtomicBool::new(false),
             reading_ns: reading_cost(),
         })
     }
 
-    /// A span begins on the driving thread. Reads the clock as its last act.
-    pub fn begin(&self, level: Level, a: u32, b: u64) {
+    /// Calls from now on are (or are not) made before the measurement.
+    pub fn warm_up(&self, yes: bool) {
+        self.warm_up.store(yes, Ordering::Relaxed);
+    }
+
+    /// Takes a place for a span of the driving thread, inside those that are open.
+    fn open(&self, level: Level, a: u32, b: u64) -> Option<usize> {
         let mut spans = lock(&self.spans);
-        if spans.list.len() == spans.list.capacity() {
+        let place = spans.list.len();
+        if place == spans.list.capacity() {
             spans.dropped += 1;
-            spans.open[level as usize] = None;
-            return;
+            return None;
         }
         let above = (level as usize).checked_sub(1).and_then(|l| spans.open[l]);
         let parent = above.and_then(|p| u32::try_from(p).ok()).unwrap_or(NONE);
-        let place = spans.list.len();
+        let warm_up = self.warm_up.load(Ordering::Relaxed);
+        spans.list.push(Span { level, warm_up, parent, tid: thread_id(), a, b, start: 0, end: 0 });
         spans.open[level as usize] = Some(place);
-        spans.list.push(Span { level, parent, tid: thread_id(), a, b, start: 0, end: 0 });
-        if let Some(span) = spans.list.last_mut() {
-            span.start = now();
-        }
+        Some(place)
     }
 
-    /// The open span of a level ends. Reads the clock first.
-    pub fn end(&self, level: Level) {
-        let end = now();
+    fn close(&self, level: Level, place: Option<usize>, start: u64) {
+        let end = self.ends[level as usize].swap(0, Ordering::Relaxed);
         let mut spans = lock(&self.spans);
-        if let Some(place) = spans.open[level as usize].take()
-            && let Some(span) = spans.list.get_mut(place)
-        {
-            span.end = end;
+        spans.open[level as usize] = None;
+        if let Some(span) = place.and_then(|p| spans.list.get_mut(p)) {
+            (span.start, span.end) = (start, end);
         }
     }
 
-    /// A graph begins on `threads` threads.
+    /// The span of a level ends: to be called inside it as the last act.
+    #[inline(always)]
+    pub fn end(&self, level: Level) {
+        self.ends[level as usize].store(now(), Ordering::Relaxed);
+    }
+
+    /// A graph is to be run: its nodes' names are copied if it is new, and the ops to come belong to it.
     ///
     /// # Safety
     /// The graph's nodes must be live tensors.
-    pub unsafe fn begin_cpu_graph(&self, graph: &Graph, threads: u32) {
+    pub unsafe fn graph(&self, graph: &Graph) {
         let mut spans = lock(&self.spans);
         // Latest first: it is nearly always that one.
         if !spans.tables.iter().rev().any(|(uid, _)| *uid == graph.uid) {
@@ -201,10 +228,9 @@ impl Truth {
             let table = (graph.uid, table.collect());
             spans.tables.push(table);
         }
-        let place = u32::try_from(spans.list.len()).unwrap_or(NONE);
+        let room = spans.list.len() < spans.list.capacity();
+        let place = u32::try_from(spans.list.len()).ok().filter(|_| room).unwrap_or(NONE);
         self.graph.store(place, Ordering::Relaxed);
-        drop(spans);
-        self.begin(Level::CpuGraph, threads, graph.uid);
     }
 
     /// Thread `ith` ran node `node` of the graph under way.
@@ -240,10 +266,13 @@ impl Truth {
             }
         }
         for (i, s) in spans.list.iter().enumerate().filter(|(_, s)| s.end != 0) {
-            let Span { parent, tid, a, b, start, end, .. } = *s;
+            let Span { warm_up, parent, tid, a, b, start, end, .. } = *s;
             let parent = if parent == NONE { "-".to_owned() } else { parent.to_string() };
             match s.level {
-                Level::Call => writeln!(out, "call\t{i}\t{tid}\t{a}\t{start}\t{end}")?,
+                Level::Call => {
+                    let kind = if warm_up { "warm-up" } else { "call" };
+                    writeln!(out, "{kind}\t{i}\t{tid}\t{a}\t{start}\t{end}")?;
+                }
                 Level::Graph => writeln!(out, "graph\t{i}\t{parent}\t{tid}\t{a}\t{start}\t{end}")?,
                 Level::CpuGraph => {
                     let table = spans.tables.iter().position(|t| t.0 == b).unwrap_or(0);
@@ -268,10 +297,10 @@ mod tests {
     #[test]
     fn what_finds_no_room_is_counted() {
         let truth = Truth::new(1, 1, 2).expect("a little memory");
-        truth.begin(Level::Call, 4, 0);
-        truth.begin(Level::Graph, 1, 0);
-        truth.end(Level::Graph);
-        truth.end(Level::Call);
+        span(Some(&truth), Level::Call, 4, 0, || {
+            span(Some(&truth), Level::Graph, 1, 0, || truth.end(Level::Graph));
+            truth.end(Level::Call);
+        });
         (0..3).for_each(|i| truth.op(0, i, 1, 2));
         let mut text = Vec::new();
         truth.write(&mut text).expect("memory takes it");

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use crate::runner::abi::Batch;
-use crate::runner::truth::{Level, Truth};
+use crate::runner::truth::{self, Level, Truth};
 
 /// `llama_context`: what decodes a batch.
 pub struct Context {
@@ -25,11 +25,9 @@ impl Context {
     /// `engine` must be what the context's function expects, and the batch's pointers valid.
     pub unsafe fn decode(&self, engine: *mut c_void, batch: Batch) -> i32 {
         let call = Call { context: self, engine };
-        if let Some(truth) = &self.truth {
-            truth.begin(Level::Call, u32::try_from(batch.n_tokens).unwrap_or(0), 0);
-        }
+        let tokens = u32::try_from(batch.n_tokens).unwrap_or(0);
         // SAFETY: as the caller says.
-        unsafe { llama_decode(&call, batch) }
+        truth::span(self.truth.as_deref(), Level::Call, tokens, 0, || unsafe { llama_decode(&call, batch) })
     }
 }
 

@@ -12,7 +12,7 @@ use super::graph::{ALLOC_FAILED, SUCCESS, ggml_graph_compute, ggml_graph_plan};
 use super::{Pool, Threads};
 use crate::runner::abi::accessors::ggml_graph_next_uid;
 use crate::runner::abi::{Backend, Graph, Interface, MAX_BACKENDS, SchedHead};
-use crate::runner::truth::Level;
+use crate::runner::truth::{self, Level};
 
 /// The id of GGML's CPU backend (ggml-cpu.cpp, unchanged since 2024-02).
 static CPU_GUID: [u8; 16] =
@@ -127,11 +127,13 @@ impl Sched {
     /// # Safety
     /// The nodes must be live tensors with valid sources and data, of shapes that the pool's functions accept.
     pub unsafe fn compute(&mut self, graph: &mut Graph) -> Result<(), ComputeError> {
-        if let Some(truth) = self.threads.pool().truth() {
-            truth.begin(Level::Graph, u32::try_from(graph.n_nodes).unwrap_or(0), graph.uid);
-        }
-        // SAFETY: as the caller says.
-        match unsafe { ggml_backend_sched_graph_compute_async(self, graph) } {
+        let pool = self.threads.pool().clone();
+        let nodes = u32::try_from(graph.n_nodes).unwrap_or(0);
+        let status = truth::span(pool.truth(), Level::Graph, nodes, graph.uid, || {
+            // SAFETY: as the caller says.
+            unsafe { ggml_backend_sched_graph_compute_async(self, graph) }
+        });
+        match status {
             SUCCESS => Ok(()),
             // SAFETY: `shared` lives as long as this scheduler, and no graph is running.
             ALLOC_FAILED => Err(ComputeError::OutOfMemory(unsafe { &*self.shared }.wanted)),
@@ -227,10 +229,14 @@ unsafe extern "C" fn graph_compute(backend: *mut Backend, graph: *mut Graph) -> 
         shared.work.resize(lines, Line([0; 64]));
     }
     plan.work_data = shared.work.as_mut_ptr().cast();
-    if let Some(truth) = shared.pool.truth() {
+    let truth = shared.pool.truth();
+    if let Some(truth) = truth {
         // SAFETY: the caller of `Sched::compute` vouches for the graph.
-        unsafe { truth.begin_cpu_graph(&*graph, plan.n_threads.cast_unsigned()) }
+        unsafe { truth.graph(&*graph) }
     }
+    let threads = plan.n_threads.cast_unsigned();
+    // SAFETY: the graph is the caller's.
+    let uid = unsafe { (*graph).uid };
     // SAFETY: planned for this graph, and the memory is as large as the plan says.
-    unsafe { ggml_graph_compute(graph, &plan) }
+    truth::span(truth, Level::CpuGraph, threads, uid, || unsafe { ggml_graph_compute(graph, &plan) })
 }
