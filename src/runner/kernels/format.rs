@@ -14,9 +14,9 @@ use crate::ggml::quant::TensorType;
 pub enum Format {
     /// `cols` f32, as they are.
     F32,
-    /// `cols` halves.
+    /// `cols` f32, rounded to halves.
     F16,
-    /// `cols` bfloat16.
+    /// `cols` f32, rounded to bfloat16.
     Bf16,
     /// `cols / 32` [`Q8Block`].
     Q8,
@@ -78,8 +78,7 @@ impl Format {
     /// Bytes of one block.
     fn block_bytes(self) -> usize {
         match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
+            Self::F32 | Self::F16 | Self::Bf16 => 4,
             Self::Q8 => size_of::<Q8Block>(),
             Self::Q8K => size_of::<Q8KBlock>(),
         }
@@ -98,8 +97,6 @@ pub fn prepared_row_bytes(format: Format, cols: usize) -> usize {
 pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: integers and floats; the structs are repr(C) of such without padding.
 unsafe impl Plain for f32 {}
-// SAFETY: as above.
-unsafe impl Plain for u16 {}
 // SAFETY: as above.
 unsafe impl Plain for Q8Block {}
 // SAFETY: as above.
@@ -127,7 +124,9 @@ pub fn prepare_row(isa: Isa, format: Format, src: &[f32], dst: &mut [u8]) {
     if super::x86::prepare_row(isa, format, src, dst) {
         return;
     }
-    let _ = isa;
+    if super::dense::prepare_row(isa, format, src, dst) {
+        return;
+    }
     match format {
         Format::F32 => {
             for (o, v) in view_mut::<f32>(dst).iter_mut().zip(src) {
@@ -135,13 +134,13 @@ pub fn prepare_row(isa: Isa, format: Format, src: &[f32], dst: &mut [u8]) {
             }
         }
         Format::F16 => {
-            for (o, v) in view_mut::<u16>(dst).iter_mut().zip(src) {
-                *o = f16::from_f32(*v).to_bits();
+            for (o, v) in view_mut::<f32>(dst).iter_mut().zip(src) {
+                *o = f16::from_f32(*v).to_f32();
             }
         }
         Format::Bf16 => {
-            for (o, v) in view_mut::<u16>(dst).iter_mut().zip(src) {
-                *o = bf16::from_f32(*v).to_bits();
+            for (o, v) in view_mut::<f32>(dst).iter_mut().zip(src) {
+                *o = bf16::from_f32(*v).to_f32();
             }
         }
         Format::Q8 => {
@@ -197,7 +196,7 @@ mod tests {
         assert_eq!(size_of::<Q8KBlock>(), 304);
         assert_eq!(prepared_row_bytes(Format::Q8, 64), 96);
         assert_eq!(prepared_row_bytes(Format::Q8K, 512), 608);
-        assert_eq!(prepared_row_bytes(Format::F16, 5), 10);
+        assert_eq!(prepared_row_bytes(Format::F16, 5), 20);
     }
 
     #[test]

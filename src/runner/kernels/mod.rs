@@ -7,6 +7,7 @@
 //! elements and rows ([`vector`]) are written once on vectors of any length (`simd`).
 
 pub mod attention;
+mod dense;
 pub mod format;
 pub mod isa;
 pub mod matmul;

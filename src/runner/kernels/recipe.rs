@@ -1,7 +1,7 @@
 //! Which code packs and multiplies weights of a type on an instruction set.
 
 use super::matmul::Job;
-use super::{Isa, scalar};
+use super::{Isa, dense, scalar};
 use crate::ggml::quant::TensorType;
 
 /// Fills a zeroed panel from its rows in GGUF's order: (rows, bytes of a row, panel). The last panel may have fewer
@@ -52,11 +52,10 @@ pub(crate) fn packed(isa: Isa, ty: TensorType) -> &'static Recipe {
     if let Some(recipe) = super::x86::recipe(isa, ty) {
         return recipe;
     }
-    mapped(isa, ty)
+    dense::packed(isa, ty).unwrap_or_else(|| mapped(isa, ty))
 }
 
 /// Recipe for weights in GGUF's own order.
 pub(crate) fn mapped(isa: Isa, ty: TensorType) -> &'static Recipe {
-    let _ = isa;
-    scalar::recipe(ty)
+    dense::mapped(isa, ty).unwrap_or_else(|| scalar::recipe(ty))
 }

@@ -62,8 +62,8 @@ fn f32_dot(w: &[u8], a: &[f32]) -> f32 {
     w.as_chunks().0.iter().zip(a).map(|(w, a)| f32::from_le_bytes(*w) * a).sum()
 }
 
-fn half_dot(w: &[u8], a: &[u16], read: fn(u16) -> f32) -> f32 {
-    w.as_chunks().0.iter().zip(a).map(|(w, a)| read(u16::from_le_bytes(*w)) * read(*a)).sum()
+fn half_dot(w: &[u8], a: &[f32], read: fn(u16) -> f32) -> f32 {
+    w.as_chunks().0.iter().zip(a).map(|(w, a)| read(u16::from_le_bytes(*w)) * a).sum()
 }
 
 fn small_dot<const BYTES: usize>(w: &[u8], a: &[u8], block: fn(f32, &[u8; BYTES], &Q8Block) -> f32) -> f32 {

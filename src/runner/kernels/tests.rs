@@ -137,6 +137,26 @@ fn all_kernels_agree_with_the_plain_ones() {
 }
 
 #[test]
+fn long_rows_of_numbers_are_multiplied_in_blocks() {
+    let mut rng = Rng(5);
+    for ty in [TensorType::F32, TensorType::F16, TensorType::BF16] {
+        let (rows, cols, tokens) = (75, 1300, 41);
+        let bytes = weights(ty, rows, cols, &mut rng, |rng| rng.unit());
+        let x: Vec<Vec<f32>> = (0..tokens).map(|_| (0..cols).map(|_| rng.unit()).collect()).collect();
+        let all = Index::First(tokens);
+        let of = |isa| {
+            let m = Matrix::new(ty, rows, cols, Placement::Packed(&bytes), isa).expect("a matrix");
+            product(&m, &Prepared::new(isa, m.format(), &x).acts(all), 0..rows, tokens, all)
+        };
+        let expected = of(Isa::Scalar);
+        for isa in others() {
+            let error = nmse(&of(isa), &expected);
+            assert!(error < 1e-11, "{ty:?} {isa}: {error:e}");
+        }
+    }
+}
+
+#[test]
 fn only_the_rows_and_tokens_asked_for_are_written() {
     let mut rng = Rng(2);
     for ty in TensorType::ALL {
