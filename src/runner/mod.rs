@@ -1,7 +1,10 @@
 //! `ggml-runner`: model generator and reference kernels. May use `ggml`.
 
 pub mod abi;
+pub mod compute;
+pub mod engine;
 pub mod kernels;
+pub mod model;
 pub mod peak;
 pub mod pool;
 pub mod synth;

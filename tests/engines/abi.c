@@ -263,6 +263,16 @@ void engine_forget(struct engine *g) {
         g->kv_clear(g->context);
 }
 
+const float *engine_logits(struct engine *g, int *n) {
+    const void *(*vocab)(void *) = need("llama_model_get_vocab");
+    int32_t (*n_tokens)(const void *) = need("llama_vocab_n_tokens");
+    const float *(*logits)(void *, int32_t) = need("llama_get_logits_ith");
+    *n = n_tokens(vocab(g->model));
+    const float *last = logits(g->context, -1);
+    if (!last) DIE("the engine has no logits");
+    return last;
+}
+
 struct perf engine_perf(struct engine *g) {
     struct perf p;
     memset(&p, 0, sizeof p);

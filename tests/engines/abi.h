@@ -85,7 +85,8 @@ struct settings {
 void engine_open(struct engine *, const struct settings *); /* libraries, symbols, era */
 void engine_load(struct engine *, const struct settings *); /* model and context */
 void engine_decode(struct engine *, const int32_t *ids, int n, int first_pos);
-void engine_forget(struct engine *); /* empties the KV cache */
+void engine_forget(struct engine *);                 /* empties the KV cache */
+const float *engine_logits(struct engine *, int *n); /* of the last token decoded; recent eras */
 struct perf engine_perf(struct engine *);
 
 #define DIE(...) die(__VA_ARGS__)

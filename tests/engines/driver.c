@@ -15,7 +15,8 @@ struct options {
     struct settings set;
     int n_prompt, n_decode, repeat, warmup;
     double hold;
-    const char *wait_for, *dump, *per_token;
+    const char *wait_for, *dump, *per_token, *logits;
+    int32_t *ids; /* a prompt of our own, n_prompt long */
     bool cut, json, control;
 };
 
@@ -159,6 +160,36 @@ static void control(void) {
     }
 }
 
+static int32_t largest(void) {
+    int n, best = 0;
+    const float *logits = engine_logits(&eng, &n);
+    for (int i = 1; i < n; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
+static void write_logits(const char *path) {
+    int n;
+    const float *logits = engine_logits(&eng, &n);
+    FILE *f = fopen(path, "w");
+    if (!f || fwrite(logits, sizeof *logits, (size_t)n, f) != (size_t)n || fclose(f))
+        DIE("cannot write %s", path);
+}
+
+/* What the model says to a given prompt: for comparing another engine with. */
+static void greedy(void) {
+    engine_decode(&eng, opt.ids, opt.n_prompt, 0);
+    pos = opt.n_prompt;
+    if (opt.logits) write_logits(opt.logits);
+    printf("{\"engine\":\"%s\",\"version\":\"%s\",\"tokens\":[", eng.era->name, eng.version);
+    for (int i = 0; i < opt.n_decode; i++) {
+        int32_t id = largest();
+        printf(i ? ",%d" : "%d", id);
+        if (i + 1 < opt.n_decode) engine_decode(&eng, &id, 1, pos++);
+    }
+    puts("]}");
+}
+
 static void usage(FILE *f) {
     fputs("usage: driver --engine DIR|FILE --model GGUF [-p N] [-n N] [-t N] [--repeat R] [--json]\n"
           "  -p N --prompt     tokens of prefill (32)        --warmup N      decodes before it all (0)\n"
@@ -169,6 +200,8 @@ static void usage(FILE *f) {
           "  --hold S          wait S seconds between model load and first decode\n"
           "  --per-token FILE  a line per decode: start_ns wall_ns cpu_ns label\n"
           "  --dump FILE       what the engine runs, as JSON lines; --cut: node by node\n"
+          "  --ids 1,2,3       this prompt instead, then -n tokens greedily: prints their ids\n"
+          "  --logits FILE     with --ids: the logits of the prompt's last token, as floats\n"
           "  --control         commands on stdin: run N [LABEL], prefill N, perf, quit\n",
           f);
 }
@@ -178,6 +211,16 @@ static int int_arg(const char *text, int least) {
     long v = strtol(text, &end, 10);
     if (*end || end == text || v < least || v > 1000000) DIE("not a usable number: %s", text);
     return (int)v;
+}
+
+static void read_ids(char *text) {
+    size_t most = strlen(text) / 2 + 1;
+    opt.ids = calloc(most, sizeof *opt.ids);
+    if (!opt.ids) DIE("no memory");
+    opt.n_prompt = 0;
+    for (char *word = strtok(text, ","); word; word = strtok(NULL, ","))
+        opt.ids[opt.n_prompt++] = int_arg(word, 0);
+    if (!opt.n_prompt) DIE("--ids needs ids");
 }
 
 enum {
@@ -194,30 +237,20 @@ enum {
     DUMP,
     CUT,
     CONTROL,
+    IDS,
+    LOGITS,
     JSON,
     HELP
 };
 
 static const struct option LONG[] = {
-    {"engine", 1, 0, ENGINE},
-    {"model", 1, 0, MODEL},
-    {"prompt", 1, 0, 'p'},
-    {"decode", 1, 0, 'n'},
-    {"threads", 1, 0, 't'},
-    {"repeat", 1, 0, REPEAT},
-    {"warmup", 1, 0, WARMUP},
-    {"ctx", 1, 0, CTX},
-    {"old-api", 0, 0, OLD_API},
-    {"verbose", 0, 0, VERBOSE},
-    {"wait-for", 1, 0, WAIT_FOR},
-    {"hold", 1, 0, HOLD},
-    {"per-token", 1, 0, PER_TOKEN},
-    {"dump", 1, 0, DUMP},
-    {"cut", 0, 0, CUT},
-    {"control", 0, 0, CONTROL},
-    {"json", 0, 0, JSON},
-    {"help", 0, 0, HELP},
-    {0, 0, 0, 0},
+    {"engine", 1, 0, ENGINE},       {"model", 1, 0, MODEL},       {"prompt", 1, 0, 'p'},
+    {"decode", 1, 0, 'n'},          {"threads", 1, 0, 't'},       {"repeat", 1, 0, REPEAT},
+    {"warmup", 1, 0, WARMUP},       {"ctx", 1, 0, CTX},           {"old-api", 0, 0, OLD_API},
+    {"verbose", 0, 0, VERBOSE},     {"wait-for", 1, 0, WAIT_FOR}, {"hold", 1, 0, HOLD},
+    {"per-token", 1, 0, PER_TOKEN}, {"dump", 1, 0, DUMP},         {"cut", 0, 0, CUT},
+    {"control", 0, 0, CONTROL},     {"ids", 1, 0, IDS},           {"logits", 1, 0, LOGITS},
+    {"json", 0, 0, JSON},           {"help", 0, 0, HELP},         {0, 0, 0, 0},
 };
 
 static void parse(int argc, char **argv) {
@@ -240,6 +273,8 @@ static void parse(int argc, char **argv) {
         case DUMP: opt.dump = optarg; break;
         case CUT: opt.cut = true; break;
         case CONTROL: opt.control = true; break;
+        case IDS: read_ids(optarg); break;
+        case LOGITS: opt.logits = optarg; break;
         case JSON: opt.json = true; break;
         case HELP: usage(stdout); exit(0);
         default: usage(stderr); exit(2);
@@ -264,7 +299,9 @@ int main(int argc, char **argv) {
     if (opt.hold > 0) sleep_seconds(opt.hold);
     run(opt.warmup, "warmup");
     forget();
-    if (opt.control)
+    if (opt.ids)
+        greedy();
+    else if (opt.control)
         control();
     else
         measured_runs();

@@ -6,6 +6,7 @@
 pub mod args;
 mod peak;
 mod progress;
+mod run;
 mod synth;
 
 use anyhow::Result;
@@ -25,7 +26,7 @@ struct Command {
     run: fn(Args) -> Result<ExitCode>,
 }
 
-static COMMANDS: [Command; 2] = [synth::COMMAND, peak::COMMAND];
+static COMMANDS: [Command; 3] = [run::COMMAND, synth::COMMAND, peak::COMMAND];
 
 const ABOUT: &str = "Reference side of profinfer: models to profile, and kernels to compare with.";
 

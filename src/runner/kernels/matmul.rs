@@ -29,6 +29,8 @@ pub struct Out<'a> {
     base: *mut f32,
     stride: usize,
     index: Index<'a>,
+    /// Row of the matrix whose result is in the first column.
+    first: usize,
     life: PhantomData<&'a mut [f32]>,
 }
 
@@ -89,7 +91,13 @@ impl<'a> Out<'a> {
     /// For `'a`, each row of the index at `base` holds as many values as the matrix has rows, may be written, and
     /// nobody else reads or writes the columns of the rows of the matrix that a call to [`matmul`] is given.
     pub unsafe fn new(base: *mut f32, stride: usize, index: Index<'a>) -> Self {
-        Self { base, stride, index, life: PhantomData }
+        Self { base, stride, index, first: 0, life: PhantomData }
+    }
+
+    /// The same for a part of a matrix: the result of its row `first` goes to the first column. Rows before are not
+    /// asked for.
+    pub fn behind(self, first: usize) -> Self {
+        Self { first, ..self }
     }
 }
 
@@ -107,9 +115,9 @@ impl Job<'_> {
 
     /// Where the result of a token and row goes. The results of the job's other rows follow it.
     pub fn out(&self, token: usize, row: usize) -> *mut f32 {
-        debug_assert!(row < self.matrix.rows());
+        debug_assert!((self.out.first..self.matrix.rows()).contains(&row));
         // SAFETY: `Out::new` promised a row of that many values for each row of the index.
-        unsafe { self.out.base.add(self.out.index.get(token) * self.out.stride + row) }
+        unsafe { self.out.base.add(self.out.index.get(token) * self.out.stride + row - self.out.first) }
     }
 
     /// Panel of a group of rows.
@@ -130,6 +138,7 @@ pub fn matmul(matrix: &Matrix, acts: &Acts<'_>, rows: Range<usize>, out: &Out<'_
     let tokens = acts.index.len();
     assert_eq!(tokens, out.index.len(), "as many tokens out as in");
     assert!(rows.end <= matrix.rows(), "rows {rows:?} of {}", matrix.rows());
+    assert!(rows.start >= out.first, "rows {rows:?} behind {}", out.first);
     let group = matrix.group();
     let whole = |edge: usize| edge.is_multiple_of(group) || edge == matrix.rows();
     assert!(whole(rows.start) && whole(rows.end), "rows {rows:?} in groups of {group}");

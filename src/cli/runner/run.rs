@@ -1,0 +1,300 @@
+//! `ggml-runner run`: tokens a second, and the ids that a model generates. Uses `runner::engine`.
+
+use super::Command;
+use super::args::{Args, Usage};
+use super::progress::Progress;
+use crate::runner::engine::{Engine, Settings, greedy};
+use crate::runner::kernels::Isa;
+use crate::runner::model::{Model, Placement};
+use anyhow::{Context, Result, bail};
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What llama-bench measures by default.
+const PROMPT: usize = 512;
+const GENERATE: usize = 128;
+const SEED: u64 = 42;
+
+pub const COMMAND: Command = Command {
+    name: "run",
+    about: "run a GGUF model and print its tokens a second, as llama-bench does",
+    help: HELP,
+    run,
+};
+
+const HELP: &str = "\
+Run a GGUF model: a prompt (prefill), then tokens one by one (decode). Prints the tokens a second of both, as
+llama-bench does, and the ids that the model generates greedily.
+
+Usage: ggml-runner run -m FILE [OPTIONS]
+
+Options:
+  -m, --model FILE      the model: llama, qwen2, qwen2moe or gemma2 in f32, f16, bf16, q8_0, q4_0, q4_1, q4_K, q6_K
+  -p, --prompt N        tokens of the prompt, random ones [default: 512]
+      --tokens 1,2,3    these tokens are the prompt
+      --seed N          where the random tokens start [default: 42]
+  -n, --decode N        tokens to generate [default: 128]
+  -r, --repeat N        measure so often and print the medians [default: 1]
+      --no-warmup       do not run the prompt once before measuring
+  -t, --threads N       threads [default: CPUs]
+      --decode-threads N
+                        threads while decoding, if fewer do better [default: those of -t]
+      --pin             keep each thread on a CPU of its own
+      --ctx N           tokens of the context [default: what is needed]
+      --isa ISA         instruction set: scalar, avx2, avx512vnni, neon, dot, i8mm [default: the best there is]
+      --placement P     where weights lie: packed (repacked in memory), mapped (in the file: slower, for models larger
+                        than memory) or auto [default: auto]
+      --two-backends    run the layers on two backends in turn, so that a profiler sees a partitioned graph
+      --logits FILE     write the logits of the prompt's last token, as 32-bit floats
+      --json            print one JSON object
+  -h, --help            this
+
+Examples:
+  ggml-runner run -m model.gguf -p 64 -n 32 -t 4
+  ggml-runner run -m model.gguf --tokens 1,15043,3186 -n 16 --json
+";
+
+/// What the user asked for.
+struct Request {
+    model: PathBuf,
+    prompt: Option<usize>,
+    tokens: Option<Vec<i32>>,
+    seed: u64,
+    decode: usize,
+    repeat: usize,
+    warmup: bool,
+    threads: usize,
+    decode_threads: usize,
+    pin: bool,
+    context: Option<usize>,
+    isa: Isa,
+    placement: Placement,
+    two_backends: bool,
+    logits: Option<PathBuf>,
+    json: bool,
+}
+
+/// One measurement.
+#[derive(Default)]
+struct Times {
+    prefill: Vec<Duration>,
+    decode: Vec<Duration>,
+}
+
+fn run(args: Args) -> Result<ExitCode> {
+    let request = parse(args)?;
+    let model = Arc::new(load(&request)?);
+    let tokens = prompt(&request, model.weights.vocab());
+    let needed = tokens.len() + request.decode;
+    let context = request.context.unwrap_or(needed);
+    if needed > context {
+        bail!(
+            "a prompt of {} tokens and {} to generate do not fit a context of {context}: give a larger --ctx",
+            tokens.len(),
+            request.decode
+        );
+    }
+    let settings = Settings {
+        context,
+        threads: request.threads,
+        decode_threads: request.decode_threads,
+        pin: request.pin,
+        two_backends: request.two_backends,
+        truth: None,
+    };
+    let mut engine = Engine::new(Arc::clone(&model), settings)?;
+    let mut times = Times::default();
+    let mut generated = Vec::with_capacity(request.decode);
+    for round in 0..request.repeat + usize::from(request.warmup) {
+        let warmup = request.warmup && round == 0;
+        generated.clear();
+        engine.forget();
+        let (prefill, decode) = measure(&mut engine, &request, &tokens, warmup, &mut generated)?;
+        if !warmup {
+            times.prefill.push(prefill);
+            times.decode.push(decode);
+        }
+    }
+    print(&request, &model, tokens.len(), &mut times, &generated)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn parse(mut args: Args) -> Result<Request> {
+    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let path = |t: Option<OsString>| t.map(PathBuf::from);
+    let model = path(args.text(&["-m", "--model"])?);
+    let threads = args.option(&["-t", "--threads"])?.unwrap_or(cpus);
+    let request = Request {
+        prompt: args.option(&["-p", "--prompt"])?,
+        tokens: args.option::<String>(&["--tokens"])?.map(|t| ids(&t)).transpose()?,
+        seed: args.option(&["--seed"])?.unwrap_or(SEED),
+        decode: args.option(&["-n", "--decode"])?.unwrap_or(GENERATE),
+        repeat: args.option(&["-r", "--repeat"])?.unwrap_or(1),
+        warmup: !args.flag(&["--no-warmup"]),
+        threads,
+        decode_threads: args.option(&["--decode-threads"])?.unwrap_or(threads),
+        pin: args.flag(&["--pin"]),
+        context: args.option(&["--ctx"])?,
+        isa: args.option(&["--isa"])?.unwrap_or_else(Isa::best),
+        placement: args.option(&["--placement"])?.unwrap_or_default(),
+        two_backends: args.flag(&["--two-backends"]),
+        logits: path(args.text(&["--logits"])?),
+        json: args.flag(&["--json"]),
+        model: model.ok_or_else(|| Usage::new("-m FILE is needed"))?,
+    };
+    args.positionals(0)?;
+    check(&request, cpus)?;
+    Ok(request)
+}
+
+fn check(r: &Request, cpus: usize) -> Result<(), Usage> {
+    if r.threads == 0 || r.threads > cpus {
+        return Err(Usage::new(format!("-t {}: this machine has {cpus} CPUs for this process", r.threads)));
+    }
+    if r.decode_threads == 0 || r.decode_threads > r.threads {
+        let most = r.threads;
+        return Err(Usage::new(format!("--decode-threads {}: 1 to {most} (those of -t)", r.decode_threads)));
+    }
+    if r.repeat == 0 {
+        return Err(Usage::new("-r must be 1 or more"));
+    }
+    if r.prompt.is_some() && r.tokens.is_some() {
+        return Err(Usage::new("-p and --tokens exclude each other"));
+    }
+    if !r.isa.available() {
+        return Err(Usage::new(format!("--isa {}: this processor does not have it", r.isa)));
+    }
+    let none = r.prompt == Some(0) || r.tokens.as_ref().is_some_and(Vec::is_empty);
+    if none && r.decode == 0 {
+        return Err(Usage::new("nothing to do: -p and -n are both 0"));
+    }
+    if none && r.logits.is_some() {
+        return Err(Usage::new("--logits needs a prompt"));
+    }
+    Ok(())
+}
+
+fn ids(text: &str) -> Result<Vec<i32>, Usage> {
+    let id = |t: &str| t.trim().parse().map_err(|_| Usage::new(format!("--tokens: '{t}' is no token id")));
+    text.split(',').filter(|t| !t.is_empty()).map(id).collect()
+}
+
+fn load(r: &Request) -> Result<Model> {
+    let shown = r.model.display().to_string();
+    let bytes = std::fs::metadata(&r.model).map_or(0, |m| m.len());
+    let mut bar = Progress::new("loading", bytes);
+    let model = Model::load(&r.model, r.isa, r.placement, |done, _| bar.add(done));
+    drop(bar);
+    let model = model.with_context(|| shown.clone())?;
+    if r.placement == Placement::Auto && model.weights.placement == Placement::Mapped {
+        let _ = writeln!(
+            io::stderr(),
+            "ggml-runner: {shown} does not fit into the free memory: its weights stay in the file, which is slower \
+             (--placement mapped says the same without this notice)"
+        );
+    }
+    Ok(model)
+}
+
+/// The tokens of the prompt: those given, or random ones (SplitMix64).
+fn prompt(r: &Request, vocab: usize) -> Vec<i32> {
+    if let Some(tokens) = &r.tokens {
+        return tokens.clone();
+    }
+    let mut state = r.seed;
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        i32::try_from((z ^ (z >> 31)) % vocab.max(1) as u64).unwrap_or(0)
+    };
+    (0..r.prompt.unwrap_or(PROMPT)).map(|_| next()).collect()
+}
+
+/// One prompt and its continuation; a warm-up decodes one token only.
+fn measure(
+    engine: &mut Engine,
+    r: &Request,
+    tokens: &[i32],
+    warmup: bool,
+    generated: &mut Vec<i32>,
+) -> Result<(Duration, Duration)> {
+    let start = Instant::now();
+    let mut token = 0;
+    if !tokens.is_empty() {
+        token = greedy(engine.decode(tokens)?)?;
+    }
+    let prefill = start.elapsed();
+    if let Some(path) = r.logits.as_deref().filter(|_| warmup || !r.warmup) {
+        write_logits(path, engine.logits())?;
+    }
+    let start = Instant::now();
+    for _ in 0..if warmup { r.decode.min(1) } else { r.decode } {
+        generated.push(token);
+        token = greedy(engine.decode(&[token])?)?;
+    }
+    Ok((prefill, start.elapsed()))
+}
+
+fn write_logits(path: &Path, logits: &[f32]) -> Result<()> {
+    let bytes: Vec<u8> = logits.iter().flat_map(|v| v.to_le_bytes()).collect();
+    std::fs::write(path, bytes).with_context(|| format!("write {}", path.display()))
+}
+
+fn median(times: &mut [Duration]) -> f64 {
+    times.sort_unstable();
+    times.get(times.len() / 2).map_or(0.0, Duration::as_secs_f64)
+}
+
+fn rate(tokens: usize, seconds: f64) -> f64 {
+    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+}
+
+fn print(r: &Request, model: &Model, prompt: usize, times: &mut Times, generated: &[i32]) -> Result<()> {
+    let tests = [
+        ("pp", prompt, r.threads, median(&mut times.prefill)),
+        ("tg", r.decode, r.decode_threads, median(&mut times.decode)),
+    ];
+    let name = r.model.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let ids: Vec<String> = generated.iter().map(i32::to_string).collect();
+    let mut out = io::stdout().lock();
+    if r.json {
+        let model_name = serde_json::to_string(&name)?;
+        write!(
+            out,
+            "{{\"model\":{model_name},\"arch\":\"{}\",\"weight_bytes\":{},\"isa\":\"{}\",\"placement\":\"{}\"",
+            model.params.arch.name(),
+            model.weights.bytes,
+            r.isa,
+            model.weights.placement
+        )?;
+        for (key, (_, n, threads, seconds)) in ["prefill", "decode"].iter().zip(tests) {
+            let (ms, tok_s) = (seconds * 1e3, rate(n, seconds));
+            write!(
+                out,
+                ",\"{key}\":{{\"n\":{n},\"threads\":{threads},\"ms\":{ms:.6},\"tok_s\":{tok_s:.6}}}"
+            )?;
+        }
+        writeln!(out, ",\"tokens\":[{}]}}", ids.join(","))?;
+        return Ok(out.flush()?);
+    }
+    let mib = model.weights.bytes as f64 / (1u64 << 20) as f64;
+    writeln!(
+        out,
+        "| {:<30} | {:>10} | {:<10} | {:>7} | {:>8} | {:>9} |",
+        "model", "size", "isa", "threads", "test", "t/s"
+    )?;
+    writeln!(out, "| {:-<30} | {:->9}: | {:-<10} | {:->6}: | {:->7}: | {:->8}: |", "", "", "", "", "", "")?;
+    for (kind, n, threads, seconds) in tests.iter().filter(|t| t.1 > 0) {
+        let (test, t_s) = (format!("{kind}{n}"), rate(*n, *seconds));
+        let isa = r.isa.name();
+        writeln!(out, "| {name:<30} | {mib:>6.2} MiB | {isa:<10} | {threads:>7} | {test:>8} | {t_s:>9.2} |")?;
+    }
+    writeln!(out, "\ntokens: {}", ids.join(" "))?;
+    Ok(out.flush()?)
+}

@@ -1,0 +1,79 @@
+//! FLASH_ATTN_EXT: one pass over the cache for each head and a few tokens.
+
+use super::super::abi::Tensor;
+use super::super::kernels::attention::{Attention, Rows, run_item, run_merge};
+use super::Thread;
+use super::matmul::Memory;
+use super::state::{State, Work};
+use super::tensor::extent;
+
+/// llama.cpp rounds queries to halves below so many tokens.
+const ROUNDED_BELOW: usize = 64;
+
+/// Work memory for `threads` threads or fewer.
+///
+/// # Safety
+/// The node's sources are null or alive.
+pub unsafe fn work(node: &Tensor, threads: usize) -> Work {
+    // SAFETY: passed on from the caller.
+    let Some(attention) = (unsafe { describe(node) }) else { return Work::default() };
+    let each = (1..=threads.max(1)).map(|n| {
+        let plan = attention.plan(n);
+        Work { shared: plan.partials.saturating_mul(size_of::<f32>()), own: 0, scratch: plan.scratch_bytes }
+    });
+    each.fold(Work::default(), Work::max)
+}
+
+/// # Safety
+/// The node's sources are null or alive.
+unsafe fn describe(node: &Tensor) -> Option<Attention> {
+    // SAFETY: passed on from the caller.
+    let (q, k, v, mask) = unsafe { (node.source(0)?, node.source(1)?, node.source(2)?, node.source(3)) };
+    let tokens = extent(q, 1);
+    Some(Attention {
+        q: rows(q, 1, 2),
+        k: rows(k, 1, 2),
+        v: rows(v, 1, 2),
+        out: Rows { base: node.data.cast(), row: node.nb[2], head: node.nb[1] },
+        mask: mask.map(|m| rows(m, 1, 2)),
+        tokens,
+        positions: extent(k, 1),
+        heads: extent(q, 2),
+        kv_heads: extent(k, 2),
+        dk: extent(q, 0),
+        dv: extent(v, 0),
+        scale: node.param_f32(0),
+        softcap: node.param_f32(2),
+        round_q: tokens < ROUNDED_BELOW,
+    })
+}
+
+fn rows<T>(t: &Tensor, row: usize, head: usize) -> Rows<*const T> {
+    Rows { base: t.data.cast_const().cast(), row: t.nb[row], head: t.nb[head] }
+}
+
+/// # Safety
+/// See [`super::forward`].
+pub(super) unsafe fn forward(thread: Thread<'_>, node: &Tensor) {
+    // SAFETY: sources of a node of ours; the work memory is the graph's.
+    let (Some(attention), state) = (unsafe { (describe(node), State::of(node)) }) else { return };
+    // SAFETY: as above.
+    let memory = unsafe { Memory::of(thread, state.work) };
+    let plan = attention.plan(thread.count);
+    let partials = memory.shared().cast::<f32>();
+    loop {
+        let item = thread.take();
+        if item >= plan.items {
+            break;
+        }
+        // SAFETY: the tensors have these rows; each item is taken once; the memory is as large as `work` says.
+        unsafe { run_item(state.isa, &attention, &plan, item, memory.scratch().as_mut_ptr(), partials) };
+    }
+    if plan.merges > 0 {
+        thread.barrier();
+        for row in thread.share(plan.merges, 1) {
+            // SAFETY: all items are done; each row is joined by one thread.
+            unsafe { run_merge(&attention, &plan, row, partials) };
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Ops that work on each element alone: ADD, MUL, DIV, SCALE, UNARY, GLU.
+
+use super::super::abi::{GluOp, Op, Tensor, UnaryOp};
+use super::super::kernels::Isa;
+use super::super::kernels::vector::{self, Glu};
+use super::Thread;
+use super::state::State;
+use super::tensor::{extent, position, row, row_count, row_mut};
+use std::ops::Range;
+
+/// Elements of a cache line of f32: threads do not write to the same one.
+const LINE: usize = 16;
+
+/// Calls `f` with (row, columns) for this thread's share of a tensor: whole rows, or parts of them where there are
+/// fewer rows than threads.
+fn each(thread: Thread<'_>, t: &Tensor, mut f: impl FnMut([usize; 3], Range<usize>)) {
+    let (rows, cols) = (row_count(t), extent(t, 0));
+    let (rows, cols) = if rows < thread.count {
+        (0..rows, thread.share(cols, LINE))
+    } else {
+        (thread.share(rows, 1), 0..cols)
+    };
+    if !cols.is_empty() {
+        rows.for_each(|i| f(position(t, i), cols.clone()));
+    }
+}
+
+/// y = a op b; b is repeated to the size of a. A row of one element applies to all of a row.
+///
+/// # Safety
+/// See [`super::forward`].
+pub(super) unsafe fn binary(thread: Thread<'_>, node: &Tensor) {
+    // SAFETY: sources of a node of ours.
+    let (Some(a), Some(b), state) = (unsafe { (node.source(0), node.source(1), State::of(node)) }) else {
+        return;
+    };
+    let isa = state.isa;
+    each(thread, node, |at, cols| {
+        let repeated = [0, 1, 2].map(|d| at[d] % extent(b, d + 1).max(1));
+        // SAFETY: rows of this node and its sources; this thread alone writes these columns.
+        let (x, y, z) = unsafe { (row::<f32>(a, at), row::<f32>(b, repeated), row_mut::<f32>(node, at)) };
+        let (Some(x), Some(z)) = (x.get(cols.clone()), z.get_mut(cols.clone())) else { return };
+        match y {
+            [one] => broadcast(isa, node.op, x, *one, z),
+            y => pairwise(isa, node.op, x, y.get(cols).unwrap_or_default(), z),
+        }
+    });
+}
+
+fn pairwise(isa: Isa, op: Op, x: &[f32], y: &[f32], z: &mut [f32]) {
+    match op {
+        Op::ADD => vector::add(isa, x, y, z),
+        Op::MUL => vector::mul(isa, x, y, z),
+        _ => vector::div(isa, x, y, z),
+    }
+}
+
+fn broadcast(isa: Isa, op: Op, x: &[f32], y: f32, z: &mut [f32]) {
+    match op {
+        Op::ADD => vector::scale(isa, x, 1.0, y, z),
+        Op::MUL => vector::scale(isa, x, y, 0.0, z),
+        // Not by the reciprocal, which would round twice.
+        _ => z.iter_mut().zip(x).for_each(|(z, x)| *z = x / y),
+    }
+}
+
+/// SCALE and the functions of UNARY.
+///
+/// # Safety
+/// See [`super::forward`].
+pub(super) unsafe fn unary(thread: Thread<'_>, node: &Tensor) {
+    // SAFETY: sources of a node of ours.
+    let (Some(source), state) = (unsafe { (node.source(0), State::of(node)) }) else { return };
+    let (isa, kind) = (state.isa, node.unary());
+    each(thread, node, |at, cols| {
+        // SAFETY: rows of this node and its source; this thread alone writes these columns.
+        let (x, y) = unsafe { (row::<f32>(source, at), row_mut::<f32>(node, at)) };
+        let (Some(x), Some(y)) = (x.get(cols.clone()), y.get_mut(cols)) else { return };
+        match kind {
+            None => vector::scale(isa, x, node.param_f32(0), node.param_f32(1), y),
+            Some(UnaryOp::TANH) => vector::tanh(isa, x, y),
+            Some(UnaryOp::SILU) => vector::silu(isa, x, y),
+            Some(UnaryOp::SIGMOID) => vector::sigmoid(isa, x, y),
+            Some(UnaryOp::GELU) => vector::gelu(isa, x, y),
+            Some(_) => {}
+        }
+    });
+}
+
+/// y = activation(gate)·up.
+///
+/// # Safety
+/// See [`super::forward`].
+pub(super) unsafe fn glu(thread: Thread<'_>, node: &Tensor) {
+    // SAFETY: sources of a node of ours.
+    let (Some(gate), Some(up), state) = (unsafe { (node.source(0), node.source(1), State::of(node)) }) else {
+        return;
+    };
+    let kind = match node.glu() {
+        Some(GluOp::SWIGLU) => Glu::Silu,
+        Some(GluOp::GEGLU) => Glu::Gelu,
+        _ => return,
+    };
+    each(thread, node, |at, cols| {
+        // SAFETY: rows of this node and its sources; this thread alone writes these columns.
+        let (g, u, y) = unsafe { (row::<f32>(gate, at), row::<f32>(up, at), row_mut::<f32>(node, at)) };
+        let (Some(g), Some(u), Some(y)) = (g.get(cols.clone()), u.get(cols.clone()), y.get_mut(cols)) else {
+            return;
+        };
+        vector::glu(state.isa, kind, g, u, y);
+    });
+}

@@ -1,0 +1,187 @@
+//! MUL_MAT: prepares the activations, multiplies this thread's rows of the weights with them.
+//!
+//! Few activations are prepared by each thread for itself, which costs less than waiting for each other; many are
+//! shared out, with a barrier behind. Rows are split evenly for few tokens, where all threads wait for the same memory,
+//! and taken in small parts for many, where one thread may be faster than another.
+
+use super::super::abi::Tensor;
+use super::super::kernels::{Acts, Format, Index, Isa, Matrix, Out, matmul, prepare_row, prepared_row_bytes};
+use super::Thread;
+use super::state::{ALIGN, State, Work};
+use super::tensor::{extent, position, row, row_count};
+use super::weight::Weight;
+use std::ops::Range;
+
+/// So many activations are prepared by each thread for itself.
+const FEW: usize = 16 << 10;
+/// Parts of the rows a thread, where they are taken in parts.
+const PARTS: usize = 8;
+/// Rows of a part at least, so that what is done once a part stays small beside it.
+const MIN_PART: usize = 32;
+
+/// Bytes from one prepared row to the next.
+fn stride(format: Format, cols: usize) -> usize {
+    prepared_row_bytes(format, cols).next_multiple_of(ALIGN)
+}
+
+fn is_few(rows: usize, cols: usize) -> bool {
+    rows.saturating_mul(cols) <= FEW
+}
+
+/// Work memory for `rows` activations, of which `tokens` are multiplied at a time.
+pub fn work(weight: &Weight, rows: usize, tokens: usize) -> Work {
+    let bytes = rows.saturating_mul(stride(weight.format(), weight.cols()));
+    let few = is_few(rows, weight.cols());
+    Work {
+        shared: if few { 0 } else { bytes },
+        own: if few { bytes } else { 0 },
+        scratch: weight.scratch_bytes(tokens),
+    }
+    .max(Work::default())
+}
+
+/// The parts of the work memory that a thread uses.
+pub(super) struct Memory {
+    shared: *mut u8,
+    own: *mut u8,
+    scratch: *mut u8,
+    sizes: Work,
+}
+
+impl Memory {
+    /// # Safety
+    /// The thread's work memory has [`Work::bytes`] of `sizes` for the number of threads.
+    pub(super) unsafe fn of(thread: Thread<'_>, sizes: Work) -> Self {
+        let base = thread.params.wdata.cast::<u8>();
+        let skip = base.align_offset(ALIGN).min(ALIGN);
+        // SAFETY: `Work::bytes` has room for the alignment, the shared part, and the parts of all threads.
+        unsafe {
+            let shared = base.add(skip);
+            let own = shared.add(sizes.shared + thread.index * (sizes.own + sizes.scratch));
+            Self { shared, own, scratch: own.add(sizes.own), sizes }
+        }
+    }
+
+    /// Scratch memory of kernels.
+    ///
+    /// # Safety
+    /// Nothing else uses it meanwhile.
+    pub(super) unsafe fn scratch<'a>(&self) -> &'a mut [u8] {
+        // SAFETY: see `of`; the part is this thread's own.
+        unsafe { std::slice::from_raw_parts_mut(self.scratch, self.sizes.scratch) }
+    }
+
+    /// What all threads share.
+    pub(super) fn shared(&self) -> *mut u8 {
+        self.shared
+    }
+}
+
+/// Prepared activations.
+pub(super) struct Prepared<'a> {
+    bytes: &'a [u8],
+    stride: usize,
+    /// Each thread has its own.
+    pub(super) few: bool,
+}
+
+impl<'a> Prepared<'a> {
+    /// Prepares all rows of `source` for `weight`, or finds what an earlier node has prepared.
+    ///
+    /// # Safety
+    /// See [`super::forward`].
+    pub(super) unsafe fn new(
+        thread: Thread<'_>,
+        state: &State,
+        memory: &Memory,
+        (format, cols): (Format, usize),
+        source: &Tensor,
+    ) -> Self {
+        let (rows, few) = (row_count(source), is_few(row_count(source), cols));
+        if format == Format::F32 && source.is_contiguous() {
+            let stride = cols * size_of::<f32>();
+            // SAFETY: the source's own rows, which nobody writes during this node.
+            let bytes = unsafe { std::slice::from_raw_parts(source.data.cast::<u8>(), rows * stride) };
+            return Self { bytes, stride, few };
+        }
+        let stride = stride(format, cols);
+        let base = if few { memory.own } else { memory.shared };
+        if state.prepares {
+            let part = if few { 0..rows } else { thread.share(rows, 1) };
+            // SAFETY: the part is as large as the plan of the graph says, and each row of it is written by one thread.
+            unsafe { prepare(state.isa, format, source, part, (base, stride)) };
+            if !few {
+                thread.barrier();
+            }
+        }
+        // SAFETY: all of it has been written, by this thread or before the barrier.
+        Self { bytes: unsafe { std::slice::from_raw_parts(base, rows * stride) }, stride, few }
+    }
+
+    /// Those that take part.
+    pub(super) fn acts(&self, index: Index<'a>) -> Acts<'a> {
+        Acts::new(self.bytes, self.stride, index)
+    }
+}
+
+/// # Safety
+/// The rows exist, and `to` has room for them.
+unsafe fn prepare(isa: Isa, format: Format, source: &Tensor, rows: Range<usize>, to: (*mut u8, usize)) {
+    let (base, stride) = to;
+    for i in rows {
+        // SAFETY: the caller's.
+        unsafe {
+            let dst = std::slice::from_raw_parts_mut(base.add(i * stride), stride);
+            prepare_row(isa, format, row(source, position(source, i)), dst);
+        }
+    }
+}
+
+/// Rows that a thread takes at once where they are taken in parts.
+pub(super) fn part(rows: usize, threads: usize, group: usize) -> usize {
+    if threads == 1 {
+        return rows.next_multiple_of(group);
+    }
+    rows.div_ceil(threads * PARTS).max(MIN_PART).next_multiple_of(group)
+}
+
+/// y = weights · x for each row of x.
+///
+/// # Safety
+/// See [`super::forward`].
+pub(super) unsafe fn forward(thread: Thread<'_>, node: &Tensor) {
+    // SAFETY: sources of a node of ours.
+    let (Some(weights), Some(source), state) = (unsafe { (node.source(0), node.source(1), State::of(node)) })
+    else {
+        return;
+    };
+    // SAFETY: as above; the work memory is the graph's.
+    let (Some(weight), memory) = (unsafe { (Weight::of(weights), Memory::of(thread, state.work)) }) else {
+        return;
+    };
+    let Some((matrix, _)) = weight.expert(0) else { return };
+    let shape = (weight.format(), weight.cols());
+    // SAFETY: passed on from the caller.
+    let acts = unsafe { Prepared::new(thread, state, &memory, shape, source) };
+    let index = Index::First(row_count(source));
+    // SAFETY: the node's rows have a value for each row of the matrix; the threads' ranges are disjoint.
+    let (out, scratch) = unsafe { (Out::new(node.data.cast(), extent(node, 0), index), memory.scratch()) };
+    let run = |rows: Range<usize>, scratch: &mut [u8]| matmul(matrix, &acts.acts(index), rows, &out, scratch);
+    if acts.few {
+        let rows = thread.share(matrix.rows(), matrix.group());
+        run(rows, scratch);
+    } else {
+        in_parts(thread, matrix, |rows| run(rows, scratch));
+    }
+}
+
+fn in_parts(thread: Thread<'_>, matrix: &Matrix, mut run: impl FnMut(Range<usize>)) {
+    let (rows, part) = (matrix.rows(), part(matrix.rows(), thread.count, matrix.group()));
+    loop {
+        let start = thread.take().saturating_mul(part);
+        if start >= rows {
+            return;
+        }
+        run(start..(start + part).min(rows));
+    }
+}

@@ -1,0 +1,60 @@
+//! What is decided about a node when its graph is built.
+
+use super::super::abi::Tensor;
+use super::super::kernels::Isa;
+
+/// Alignment of each part of the work memory.
+pub(super) const ALIGN: usize = 64;
+
+/// Parts of the work memory, bytes, each a multiple of 64: one that all threads share, then for each thread its
+/// prepared activations and its kernels' scratch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Work {
+    pub shared: usize,
+    pub own: usize,
+    pub scratch: usize,
+}
+
+impl Work {
+    /// Enough for both.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            shared: self.shared.max(other.shared).next_multiple_of(ALIGN),
+            own: self.own.max(other.own).next_multiple_of(ALIGN),
+            scratch: self.scratch.max(other.scratch).next_multiple_of(ALIGN),
+        }
+    }
+
+    /// Bytes for so many threads, the alignment of the start included.
+    pub fn bytes(self, threads: usize) -> usize {
+        self.own.saturating_add(self.scratch).saturating_mul(threads).saturating_add(self.shared + ALIGN)
+    }
+}
+
+/// Decisions about a node. Nodes point to theirs by `extra`.
+#[derive(Debug)]
+pub struct State {
+    /// Instruction set of the kernels.
+    pub isa: Isa,
+    /// The activations are prepared by this node; else an earlier node has left them in the work memory.
+    pub prepares: bool,
+    /// Of the whole graph.
+    pub work: Work,
+}
+
+impl State {
+    /// A node's state, without work memory.
+    pub const fn new(isa: Isa) -> Self {
+        Self { isa, prepares: true, work: Work { shared: 0, own: 0, scratch: 0 } }
+    }
+
+    /// The state of a node.
+    ///
+    /// # Safety
+    /// `extra` is null or points to a state that outlives the node.
+    pub unsafe fn of(node: &Tensor) -> &State {
+        static NONE: State = State::new(Isa::Scalar);
+        // SAFETY: the caller vouches for it.
+        unsafe { node.extra.cast::<State>().as_ref() }.unwrap_or(&NONE)
+    }
+}

@@ -1,0 +1,55 @@
+//! Rows of tensors as slices.
+
+use super::super::abi::Tensor;
+
+/// An extent of a tensor as a size; negative ones do not occur in graphs that we build.
+pub(super) fn extent(t: &Tensor, dim: usize) -> usize {
+    t.ne.get(dim).map_or(0, |n| usize::try_from(*n).unwrap_or(0))
+}
+
+/// Rows of a tensor.
+pub(super) fn row_count(t: &Tensor) -> usize {
+    extent(t, 1) * extent(t, 2) * extent(t, 3)
+}
+
+/// Position of row `i` in dimensions 1 to 3.
+pub(super) fn position(t: &Tensor, i: usize) -> [usize; 3] {
+    let (n1, n2) = (extent(t, 1).max(1), extent(t, 2).max(1));
+    [i % n1, i / n1 % n2, i / (n1 * n2)]
+}
+
+/// Address of the first element of a row.
+///
+/// # Safety
+/// The row exists.
+pub(super) unsafe fn at(t: &Tensor, [i1, i2, i3]: [usize; 3]) -> *mut u8 {
+    // SAFETY: the caller's row lies within the tensor's data.
+    unsafe { t.data.cast::<u8>().add(i1 * t.nb[1] + i2 * t.nb[2] + i3 * t.nb[3]) }
+}
+
+/// A row's elements.
+///
+/// # Safety
+/// The row exists, its elements are `T` and adjacent, and nobody writes them meanwhile.
+pub(super) unsafe fn row<'a, T>(t: &Tensor, position: [usize; 3]) -> &'a [T] {
+    // SAFETY: the caller's row has ne[0] elements.
+    unsafe { std::slice::from_raw_parts(at(t, position).cast(), extent(t, 0)) }
+}
+
+/// A row's elements, to be written.
+///
+/// # Safety
+/// As for [`row`], and nobody else reads or writes them meanwhile.
+pub(super) unsafe fn row_mut<'a, T>(t: &Tensor, position: [usize; 3]) -> &'a mut [T] {
+    // SAFETY: the caller's row has ne[0] elements.
+    unsafe { std::slice::from_raw_parts_mut(at(t, position).cast(), extent(t, 0)) }
+}
+
+/// All elements of a contiguous tensor.
+///
+/// # Safety
+/// The tensor is contiguous, its elements are `T`, and nobody writes them meanwhile.
+pub(super) unsafe fn all<'a, T>(t: &Tensor) -> &'a [T] {
+    // SAFETY: the caller's tensor has that many elements.
+    unsafe { std::slice::from_raw_parts(t.data.cast(), extent(t, 0) * row_count(t)) }
+}

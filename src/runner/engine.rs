@@ -1,0 +1,305 @@
+//! Runs a model: batches of tokens in, logits out. May use `model`, `pool`, `compute`, `abi`.
+//!
+//! A batch goes through in parts (ubatches); for each the graph is built or, when its sizes are those of the last,
+//! used again. Nothing is allocated from one token to the next but when the context grows by a chunk of the cache.
+
+use super::abi::{self, Batch, Tensor};
+use super::compute;
+use super::model::cache::{CHUNK, Cache, CacheError};
+use super::model::graph::{BufferError, Built, Graph, Shape};
+use super::model::{Model, ModelError};
+use super::pool::sched::ComputeError;
+use super::pool::{Context, Functions, PoolError, Sched, Threads};
+use super::truth::Truth;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// Tokens that go through the graph at once (`n_ubatch` of llama.cpp).
+pub const UBATCH: usize = 512;
+/// Closed in a mask of halves: minus infinity.
+const CLOSED: u16 = 0xfc00;
+
+/// Why tokens can't be decoded.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    #[error(transparent)]
+    Buffer(#[from] BufferError),
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    #[error("{past} tokens and {more} more do not fit a context of {context}: give a larger --ctx")]
+    Context { past: usize, more: usize, context: usize },
+    #[error("token {token} is not in the vocabulary of {vocab}")]
+    Token { token: i32, vocab: usize },
+    #[error("there are no tokens to decode")]
+    Empty,
+    #[error("the logits are not finite: the weights are damaged")]
+    NotFinite,
+}
+
+/// How an engine runs.
+#[derive(Clone)]
+pub struct Settings {
+    /// Tokens of the context, rounded up to whole chunks of the cache.
+    pub context: usize,
+    /// Threads for batches of several tokens, and the most there are.
+    pub threads: usize,
+    /// Threads for single tokens.
+    pub decode_threads: usize,
+    /// Each thread stays on a CPU of its own.
+    pub pin: bool,
+    pub two_backends: bool,
+    /// The engine's own account of its times.
+    pub truth: Option<Arc<Truth>>,
+}
+
+/// A model with its context.
+pub struct Engine {
+    sched: Box<Sched>,
+    way: Option<Context>,
+    graph: Graph,
+    cache: Cache,
+    model: Arc<Model>,
+    settings: Settings,
+    /// Tokens in the cache.
+    past: usize,
+    /// The result of the last graph; null before.
+    logits: *mut Tensor,
+    /// Why the last batch failed.
+    failure: Option<EngineError>,
+}
+
+/// What the pool's threads call for each node.
+fn functions() -> Functions {
+    Functions {
+        // SAFETY: the pool calls these from its compute loop, with nodes of graphs that the engine has built and keeps.
+        forward: |params, node| unsafe { compute::forward(params, node) },
+        // SAFETY: as above.
+        rms_norm_mul: |params, norm, mul| unsafe { compute::forward_norm_mul(params, norm, mul) },
+        // SAFETY: as above.
+        work_size: |node, threads| unsafe { compute::State::of(node) }.work.bytes(threads),
+    }
+}
+
+impl Engine {
+    /// An engine with an empty context.
+    ///
+    /// # Errors
+    /// No memory or threads to be had.
+    pub fn new(model: Arc<Model>, settings: Settings) -> Result<Self, EngineError> {
+        let context = settings.context.max(1).next_multiple_of(CHUNK);
+        let cache = Cache::new(&model.params, context)?;
+        let most = Shape { tokens: UBATCH.min(context), positions: context, outputs: 1 };
+        let graph = Graph::new(&model, &cache, most, settings.threads)?;
+        let threads = Threads::new(settings.threads, settings.pin, functions())?;
+        if let Some(truth) = &settings.truth {
+            threads.record(Arc::clone(truth));
+        }
+        let sched = Sched::new(threads, settings.two_backends);
+        let way = Some(Context::new(decode_batch, settings.truth.clone()));
+        Ok(Self {
+            sched,
+            way,
+            graph,
+            cache,
+            model,
+            settings,
+            past: 0,
+            logits: std::ptr::null_mut(),
+            failure: None,
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The scheduler.
+    pub fn sched(&self) -> &Sched {
+        &self.sched
+    }
+
+    /// Tokens in the context.
+    pub fn past(&self) -> usize {
+        self.past
+    }
+
+    /// Tokens that the context has room for.
+    pub fn context(&self) -> usize {
+        self.cache.context()
+    }
+
+    /// Bytes of the buffers that batches need.
+    pub fn buffer_bytes(&self) -> usize {
+        self.graph.bytes(self.settings.threads)
+    }
+
+    /// Empties the context.
+    pub fn forget(&mut self) {
+        self.past = 0;
+    }
+
+    /// Decodes tokens behind those of the context; gives the logits of the last.
+    ///
+    /// # Errors
+    /// Tokens that are not in the vocabulary or do not fit the context, or no memory. The context then is as before.
+    pub fn decode(&mut self, tokens: &[i32]) -> Result<&[f32], EngineError> {
+        let count = i32::try_from(tokens.len()).unwrap_or(i32::MAX);
+        let null = std::ptr::null_mut;
+        let batch = Batch {
+            n_tokens: count,
+            token: tokens.as_ptr().cast_mut(),
+            embd: std::ptr::null_mut(),
+            pos: std::ptr::null_mut(),
+            n_seq_id: null(),
+            seq_id: std::ptr::null_mut(),
+            logits: std::ptr::null_mut(),
+        };
+        // Taken out so that the way in does not borrow what it leads to.
+        let Some(way) = self.way.take() else { return Err(EngineError::Empty) };
+        // SAFETY: the context's function takes an engine, and the batch's tokens live longer than the call.
+        unsafe { way.decode((&raw mut *self).cast(), batch) };
+        self.way = Some(way);
+        match self.failure.take() {
+            Some(failure) => Err(failure),
+            None => Ok(self.logits()),
+        }
+    }
+
+    /// Logits of the last token that was decoded; empty before the first.
+    pub fn logits(&self) -> &[f32] {
+        if self.logits.is_null() {
+            return &[];
+        }
+        // SAFETY: the result of the graph that ran last: one row, which nothing writes before the next call.
+        unsafe { elements::<f32>(self.logits) }
+    }
+
+    fn run(&mut self, tokens: &[i32]) -> Result<(), EngineError> {
+        self.check(tokens)?;
+        let before = self.past;
+        let result = self.ubatches(tokens);
+        if result.is_err() {
+            self.past = before;
+        }
+        result
+    }
+
+    fn check(&self, tokens: &[i32]) -> Result<(), EngineError> {
+        let (past, more, context) = (self.past, tokens.len(), self.context());
+        if past.checked_add(more).is_none_or(|n| n > context) {
+            return Err(EngineError::Context { past, more, context });
+        }
+        let vocab = self.model.weights.vocab();
+        let known = |t: &i32| usize::try_from(*t).is_ok_and(|t| t < vocab);
+        match tokens.iter().find(|t| !known(t)) {
+            Some(token) => Err(EngineError::Token { token: *token, vocab }),
+            None if tokens.is_empty() => Err(EngineError::Empty),
+            None => Ok(()),
+        }
+    }
+
+    fn ubatches(&mut self, tokens: &[i32]) -> Result<(), EngineError> {
+        let threads = if tokens.len() > 1 { self.settings.threads } else { self.settings.decode_threads };
+        self.sched.set_threads(threads);
+        let mut parts = tokens.chunks(UBATCH).peekable();
+        while let Some(part) = parts.next() {
+            let end = self.past + part.len();
+            self.cache.grow(end)?;
+            let positions = end.next_multiple_of(CHUNK).min(self.context());
+            let shape = Shape { tokens: part.len(), positions, outputs: usize::from(parts.peek().is_none()) };
+            let built = self.graph.get(&self.model, &self.cache, shape);
+            self.fill(&built, part);
+            // SAFETY: the graph is the space's, alive and built for these inputs; nothing else uses it now.
+            unsafe { self.sched.compute(&mut *built.graph)? };
+            self.past = end;
+            self.logits = built.logits;
+        }
+        Ok(())
+    }
+
+    /// Writes a graph's inputs.
+    fn fill(&mut self, built: &Built, tokens: &[i32]) {
+        let (inputs, past) = (&built.inputs, self.past);
+        // SAFETY: inputs of this graph are contiguous, of these types, and nothing else uses them while no graph runs.
+        unsafe {
+            elements::<i32>(inputs.tokens).copy_from_slice(tokens);
+            for (i, p) in elements::<i32>(inputs.positions).iter_mut().enumerate() {
+                *p = i32::try_from(past + i).unwrap_or(i32::MAX);
+            }
+            for rows in [inputs.key_rows, inputs.value_rows] {
+                for (i, r) in elements::<i64>(rows).iter_mut().enumerate() {
+                    *r = i64::try_from(past + i).unwrap_or(i64::MAX);
+                }
+            }
+            for id in elements::<i32>(inputs.outputs) {
+                *id = i32::try_from(tokens.len() - 1).unwrap_or(0);
+            }
+            causal(elements(inputs.mask), built.shape.positions, past, usize::MAX);
+            if let (Some(mask), Some(window)) = (inputs.window_mask, self.model.params.window) {
+                causal(elements(mask), built.shape.positions, past, window);
+            }
+        }
+    }
+}
+
+/// Opens, for each token from position `past` on, its own position and those before it that are within the window.
+fn causal(mask: &mut [u16], positions: usize, past: usize, window: usize) {
+    for (row, at) in mask.chunks_exact_mut(positions.max(1)).zip(past..) {
+        row.fill(CLOSED);
+        let first = (at + 1).saturating_sub(window);
+        if let Some(open) = row.get_mut(first..=at) {
+            open.fill(0);
+        }
+    }
+}
+
+/// All elements of a tensor.
+///
+/// # Safety
+/// It is contiguous with elements of `T`, its data is alive, and nothing else uses it for `'a`.
+unsafe fn elements<'a, T>(tensor: *mut Tensor) -> &'a mut [T] {
+    // SAFETY: the caller's.
+    unsafe {
+        let len = usize::try_from((*tensor).nelements()).unwrap_or(0);
+        std::slice::from_raw_parts_mut((*tensor).data.cast(), len)
+    }
+}
+
+/// What `llama_decode` leads to.
+///
+/// # Safety
+/// `engine` points to an engine that nothing else uses, the batch to as many tokens as it says.
+unsafe fn decode_batch(engine: *mut c_void, batch: &abi::Batch) -> i32 {
+    // SAFETY: the caller's.
+    let (engine, tokens) = unsafe {
+        let len = usize::try_from(batch.n_tokens).unwrap_or(0);
+        let tokens = if len == 0 { &[] } else { std::slice::from_raw_parts(batch.token.cast_const(), len) };
+        (&mut *engine.cast::<Engine>(), tokens)
+    };
+    engine.failure = engine.run(tokens).err();
+    if engine.failure.is_some() { -1 } else { 0 }
+}
+
+/// Index of the largest logit, the first of equal ones.
+///
+/// # Errors
+/// [`EngineError::NotFinite`] where one is not a finite number.
+pub fn greedy(logits: &[f32]) -> Result<i32, EngineError> {
+    let mut best = 0;
+    for (i, v) in logits.iter().enumerate() {
+        if !v.is_finite() {
+            return Err(EngineError::NotFinite);
+        }
+        if logits.get(best).is_some_and(|b| v > b) {
+            best = i;
+        }
+    }
+    i32::try_from(best).map_err(|_| EngineError::Empty)
+}

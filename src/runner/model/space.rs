@@ -1,0 +1,258 @@
+//! The memory of a graph: its tensors, their list, what is decided about them and where their data lies. Uses `abi` and
+//! `compute`.
+//!
+//! A graph is built again and again into the same space, the same nodes in the same order, only of other sizes: so
+//! every address is stable, and nothing is allocated. Where data lies is planned once, for the largest sizes.
+
+use crate::runner::abi::accessors::ggml_graph_next_uid;
+use crate::runner::abi::{FLAG_COMPUTE, FLAG_INPUT, Graph, Op, Tensor};
+use crate::runner::compute::{State, Work};
+use crate::runner::kernels::Isa;
+use std::ptr::null_mut;
+
+/// Alignment of a tensor's data.
+const ALIGN: usize = 64;
+
+/// See the module.
+pub(super) struct Space {
+    tensors: Box<[Tensor]>,
+    states: Box<[State]>,
+    nodes: Box<[*mut Tensor]>,
+    /// How often each node is a source.
+    counts: Box<[i32]>,
+    /// Where the data of each tensor lies in the buffer, by the tensor's place; empty before it is planned.
+    offsets: Vec<usize>,
+    graph: Box<Graph>,
+    n_tensors: usize,
+    n_nodes: usize,
+}
+
+/// A tensor of the graph being built.
+pub(super) type Node = *mut Tensor;
+
+impl Space {
+    /// Room for so many tensors.
+    pub(super) fn new(capacity: usize, isa: Isa) -> Self {
+        Self {
+            tensors: vec![Tensor::EMPTY; capacity].into(),
+            states: (0..capacity).map(|_| State::new(isa)).collect(),
+            nodes: vec![null_mut(); capacity].into(),
+            counts: vec![0; capacity].into(),
+            offsets: Vec::new(),
+            graph: Box::new(Graph::EMPTY),
+            n_tensors: 0,
+            n_nodes: 0,
+        }
+    }
+
+    /// Begins the graph anew.
+    pub(super) fn clear(&mut self) {
+        self.n_tensors = 0;
+        self.n_nodes = 0;
+    }
+
+    /// Number of nodes so far.
+    pub(super) fn len(&self) -> usize {
+        self.n_nodes
+    }
+
+    /// Puts a tensor into the space; as the graph's next node unless it is a leaf.
+    ///
+    /// # Panics
+    /// When the capacity was counted wrongly.
+    pub(super) fn put(&mut self, mut tensor: Tensor) -> Node {
+        let place = self.n_tensors;
+        assert!(place < self.tensors.len(), "the graph has more tensors than were counted");
+        self.n_tensors += 1;
+        let leaf = tensor.op == Op::NONE;
+        if !leaf {
+            tensor.extra = (&raw mut self.states[place]).cast();
+        }
+        self.tensors[place] = tensor;
+        let node = &raw mut self.tensors[place];
+        if !leaf {
+            self.nodes[self.n_nodes] = node;
+            self.n_nodes += 1;
+        }
+        node
+    }
+
+    /// Ends the graph: gives tensors their data and the graph a new number. `work` is the work memory of all nodes.
+    pub(super) fn finish(&mut self, base: *mut u8, work: Work) -> *mut Graph {
+        for (i, tensor) in self.tensors[..self.n_tensors].iter_mut().enumerate() {
+            if let Some(offset) = self.offsets.get(i).filter(|_| owns_data(tensor)) {
+                tensor.data = base.wrapping_add(*offset).cast();
+            }
+        }
+        self.place_views();
+        for state in &mut self.states[..self.n_tensors] {
+            state.work = work;
+        }
+        self.graph.set_nodes(&mut self.nodes[..self.n_nodes]);
+        self.count_uses();
+        self.graph.use_counts = self.counts.as_mut_ptr();
+        self.graph.uid = ggml_graph_next_uid();
+        &raw mut *self.graph
+    }
+
+    fn count_uses(&mut self) {
+        self.counts.fill(0);
+        for node in &self.nodes[..self.n_nodes] {
+            // SAFETY: a tensor of this space.
+            for source in unsafe { (**node).src } {
+                // Nodes stand in the space in their order, so the list of them is sorted by address.
+                if let Ok(place) = self.nodes[..self.n_nodes].binary_search(&source) {
+                    self.counts[place] += 1;
+                }
+            }
+        }
+    }
+
+    /// Views show the data of what they are views of, which stands before them.
+    fn place_views(&mut self) {
+        for i in 0..self.n_tensors {
+            let (source, offset) = (self.tensors[i].view_src, self.tensors[i].view_offs);
+            if !source.is_null() {
+                // SAFETY: a tensor of this space or of the cache, both alive.
+                let data = unsafe { (*source).data };
+                self.tensors[i].data = data.wrapping_byte_add(offset);
+            }
+        }
+    }
+
+    /// The state of a node of this space.
+    pub(super) fn state(&mut self, node: Node) -> Option<&mut State> {
+        let place = self.place(node)?;
+        self.states.get_mut(place)
+    }
+
+    fn place(&self, tensor: *const Tensor) -> Option<usize> {
+        let bytes = (tensor as usize).checked_sub(self.tensors.as_ptr() as usize)?;
+        Some(bytes / size_of::<Tensor>()).filter(|i| *i < self.n_tensors)
+    }
+
+    /// Nodes in order.
+    pub(super) fn nodes(&self) -> &[Node] {
+        &self.nodes[..self.n_nodes]
+    }
+
+    /// Plans where data lies, from the graph that is in the space, the largest there will be. Gives the bytes.
+    ///
+    /// Memory is given again once the last node that uses it is done, but never to that node's own result: no kernel
+    /// reads where it writes. Inputs keep theirs.
+    pub(super) fn plan(&mut self) -> usize {
+        let last = self.last_uses();
+        let mut free = FreeList::default();
+        self.offsets = vec![0; self.n_tensors];
+        // Tensors stand in the order in which they are computed, leaves before their users.
+        for i in 0..self.n_tensors {
+            if owns_data(&self.tensors[i]) {
+                self.offsets[i] = free.take(data_bytes(&self.tensors[i]));
+            }
+            for gone in (0..i).filter(|g| last[*g] == i && owns_data(&self.tensors[*g])) {
+                free.give(self.offsets[gone], data_bytes(&self.tensors[gone]));
+            }
+        }
+        free.end
+    }
+
+    /// Place of the last tensor that uses each tensor's data, its own where nothing does; the end for inputs, for the
+    /// result, and for what nothing but the next graph may replace.
+    fn last_uses(&self) -> Vec<usize> {
+        let mut last: Vec<usize> = (0..self.n_tensors).collect();
+        for i in 0..self.n_tensors {
+            let t = &self.tensors[i];
+            // A norm is computed by the multiplication behind it, so its source must stay until then.
+            let until = if t.op == Op::RMS_NORM { i + 1 } else { i };
+            for source in t.src.iter().chain([&t.view_src]).filter(|s| !s.is_null()) {
+                if let Some(place) = self.owner(*source) {
+                    last[place] = last[place].max(until);
+                }
+            }
+            if t.flags & FLAG_INPUT != 0 {
+                last[i] = usize::MAX;
+            }
+        }
+        if let Some(end) = last.last_mut() {
+            *end = usize::MAX;
+        }
+        last
+    }
+
+    /// Place of the tensor whose data a tensor shows, if it is of this space.
+    fn owner(&self, tensor: *const Tensor) -> Option<usize> {
+        let place = self.place(tensor)?;
+        let source = self.tensors[place].view_src;
+        if source.is_null() { Some(place) } else { self.place(source) }
+    }
+}
+
+/// Whether the buffer has room for the tensor: not for views, nor for what is never computed.
+fn owns_data(t: &Tensor) -> bool {
+    t.view_src.is_null() && t.flags & (FLAG_COMPUTE | FLAG_INPUT) != 0
+}
+
+fn data_bytes(t: &Tensor) -> usize {
+    t.contiguous_bytes().next_multiple_of(ALIGN)
+}
+
+/// Free parts of a buffer that grows as needed.
+#[derive(Debug, Default)]
+struct FreeList {
+    /// (offset, bytes), ascending, never adjacent.
+    parts: Vec<(usize, usize)>,
+    end: usize,
+}
+
+impl FreeList {
+    /// The smallest part that is large enough, else the end.
+    fn take(&mut self, bytes: usize) -> usize {
+        let fits = self.parts.iter().enumerate().filter(|(_, p)| p.1 >= bytes);
+        if let Some((i, &(offset, size))) = fits.min_by_key(|(_, p)| p.1) {
+            if size == bytes {
+                self.parts.remove(i);
+            } else {
+                self.parts[i] = (offset + bytes, size - bytes);
+            }
+            return offset;
+        }
+        let offset = self.end;
+        self.end += bytes;
+        offset
+    }
+
+    fn give(&mut self, offset: usize, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        let i = self.parts.partition_point(|p| p.0 < offset);
+        self.parts.insert(i, (offset, bytes));
+        for i in [i, i.wrapping_sub(1)] {
+            if let Some(&[(a, n), (b, m)]) = self.parts.get(i..).and_then(|p| p.first_chunk())
+                && a + n == b
+            {
+                self.parts[i] = (a, n + m);
+                self.parts.remove(i + 1);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_parts_grow_together_and_are_used_again() {
+        let mut free = FreeList::default();
+        let at: Vec<usize> = [64, 128, 64, 64].map(|n| free.take(n)).to_vec();
+        assert_eq!(at, [0, 64, 192, 256]);
+        free.give(0, 64);
+        free.give(192, 64);
+        assert_eq!(free.take(128), 320);
+        free.give(64, 128);
+        assert_eq!(free.parts, [(0, 256)]);
+        assert_eq!(free.take(256), 0);
+        assert_eq!((free.take(64), free.end), (448, 512));
+    }
+}
