@@ -22,7 +22,7 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help setup setup-build setup-demo build demo test lint fixtures engines driver unit live no-agent size fuzz clean
+.PHONY: help setup setup-build setup-demo build demo test lint fixtures engines driver unit test-arm live no-agent size fuzz clean
 
 ##@ Use
 help: ## list the targets
@@ -36,7 +36,7 @@ demo: | setup-demo ## record a real llama.cpp on a generated model, and report (
 	@scripts/demo.sh
 
 ##@ Test
-test: lint engines unit live no-agent size ## all of it: lint, unit, live, no-agent and size, with what they need
+test: lint engines unit test-arm live no-agent size ## all of it: lint, unit, test-arm, live, no-agent and size, with what they need
 	$(call say,all tests passed)
 
 setup: ## install what building and testing need and this machine lacks
@@ -63,12 +63,16 @@ lint: | setup ## rustfmt, clippy, rustdoc, clang-format; every warning is an err
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
-	clang-format --dry-run -Werror src/bpf/*.[ch] $(C_OF_TESTS)
+	clang-format --dry-run -Werror src/bpf/*.[ch] cross/*.c $(C_OF_TESTS)
 
 unit: fixtures driver ## unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)
 	$(CARGO) test --locked --no-fail-fast --lib --bins $(PLAIN:%=--test %)
 	$(CARGO) test --locked --doc
+
+test-arm: | setup ## the kernels for AArch64, on processors that qemu plays
+	$(call say,tests for AArch64)
+	tests/arm/run.sh
 
 live: fixtures driver ## tests on live engines: root and BPF needed
 	$(call say,tests on live engines)

@@ -16,7 +16,7 @@ case $level in
 build) ;;
 # One of npm and pip will do; pip is a fifth of npm's packages.
 demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binutils" ;;
-test) wanted="$wanted clang-format binutils python3 python3-pip npm gdb" ;;
+test) wanted="$wanted clang-format binutils python3 python3-pip npm gdb qemu-user-static" ;;
 *) die "unknown level '$level': build, demo or test" ;;
 esac
 
@@ -31,6 +31,7 @@ have() { # package
     coreutils) command -v sha256sum >/dev/null 2>&1 ;;
     python3-pip) python3 -m pip --version >/dev/null 2>&1 ;;
     libelf-dev) [ -e /usr/include/libelf.h ] || [ -e /usr/include/gelf.h ] ;;
+    qemu-user-static) command -v qemu-aarch64-static >/dev/null 2>&1 || command -v qemu-aarch64 >/dev/null 2>&1 ;;
     zlib1g-dev) [ -e /usr/include/zlib.h ] ;;
     *) return 1 ;;
     esac

@@ -6,6 +6,8 @@
 //! instruction set and type, so that a new kernel is a file with its recipes and a line in `recipe.rs`. Attention ([`attention`]) and what works on single
 //! elements and rows ([`vector`]) are written once on vectors of any length (`simd`).
 
+#[cfg(target_arch = "aarch64")]
+mod arm;
 pub mod attention;
 mod dense;
 pub mod format;

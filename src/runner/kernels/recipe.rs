@@ -52,6 +52,10 @@ pub(crate) fn packed(isa: Isa, ty: TensorType) -> &'static Recipe {
     if let Some(recipe) = super::x86::recipe(isa, ty) {
         return recipe;
     }
+    #[cfg(target_arch = "aarch64")]
+    if let Some(recipe) = super::arm::packed(isa, ty) {
+        return recipe;
+    }
     dense::packed(isa, ty).unwrap_or_else(|| mapped(isa, ty))
 }
 

@@ -1,0 +1,72 @@
+//! Kernels for AArch64: quantised weights on NEON alone, with the dot product, and with the 8-bit matrix instructions.
+//!
+//! Results are those of the plain kernels bit by bit: integer sums are exact, and blocks are added in the same order
+//! with the same roundings. One code for all of them: [`machine`] is what differs between the instruction sets,
+//! [`types`] what differs between the types of weights, [`panel`] brings weights and activations into the order that
+//! the innermost loops in [`tile`] read.
+
+mod machine;
+mod panel;
+mod tile;
+mod types;
+
+use super::Isa;
+use super::recipe::Recipe;
+use crate::ggml::quant::TensorType;
+use machine::{Dot, I8mm, Machine, Plain};
+use types::{Q4_0, Q4_1, Q4K, Q6K, Q8_0, Type};
+
+/// The recipe of each type.
+struct Recipes {
+    q4_0: Recipe,
+    q4_1: Recipe,
+    q8_0: Recipe,
+    q4k: Recipe,
+    q6k: Recipe,
+}
+
+const fn recipe<M: Machine, T: Type>() -> Recipe {
+    Recipe {
+        ty: T::TENSOR,
+        group: panel::ROWS,
+        panel_bytes: panel::panel_bytes::<T>,
+        pack: Some(panel::pack::<M, T>),
+        scratch_bytes: panel::scratch_bytes::<T>,
+        run: panel::run::<M, T>,
+    }
+}
+
+const fn recipes<M: Machine>() -> Recipes {
+    Recipes {
+        q4_0: recipe::<M, Q4_0>(),
+        q4_1: recipe::<M, Q4_1>(),
+        q8_0: recipe::<M, Q8_0>(),
+        q4k: recipe::<M, Q4K>(),
+        q6k: recipe::<M, Q6K>(),
+    }
+}
+
+static NEON: Recipes = recipes::<Plain>();
+static DOT: Recipes = recipes::<Dot>();
+static I8MM: Recipes = recipes::<I8mm>();
+
+/// Recipe for weights in memory of their own, if there is one here.
+pub(super) fn packed(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
+    let all = match isa {
+        Isa::Neon => &NEON,
+        Isa::NeonDot => &DOT,
+        Isa::NeonI8mm => &I8MM,
+        Isa::Scalar | Isa::Avx2 | Isa::Avx512Vnni => return None,
+    };
+    match ty {
+        TensorType::Q4_0 => Some(&all.q4_0),
+        TensorType::Q4_1 => Some(&all.q4_1),
+        TensorType::Q8_0 => Some(&all.q8_0),
+        TensorType::Q4K => Some(&all.q4k),
+        TensorType::Q6K => Some(&all.q6k),
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;
