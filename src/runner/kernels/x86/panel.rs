@@ -7,6 +7,7 @@
 //! matrix does not have are zeros, scales included.
 
 use crate::ggml::quant::TensorType;
+use crate::runner::kernels::scalar::{q4k_scale_min, q6k_element};
 
 /// Rows of a panel.
 pub(super) const ROWS: usize = 32;
@@ -18,9 +19,22 @@ pub(super) const Q4_0_BLOCK: usize = ROWS * (16 + 2);
 pub(super) const Q4_1_BLOCK: usize = ROWS * (16 + 4);
 pub(super) const Q8_0_BLOCK: usize = ROWS * (32 + 2);
 
+/// What a block of 256 elements of all rows takes, and where its scales, minima and halves are.
+pub(super) const Q4K_BLOCK: usize = Q4K_HALVES + ROWS * 4;
+pub(super) const Q4K_SCALES: usize = ROWS * 128;
+pub(super) const Q4K_MINIMA: usize = Q4K_SCALES + ROWS * 8;
+pub(super) const Q4K_HALVES: usize = Q4K_MINIMA + ROWS * 8;
+pub(super) const Q6K_BLOCK: usize = Q6K_HALVES + ROWS * 2;
+pub(super) const Q6K_SCALES: usize = ROWS * 192;
+pub(super) const Q6K_HALVES: usize = Q6K_SCALES + ROWS * 16;
+
 /// Bytes of a panel.
 pub(super) fn bytes(ty: TensorType, cols: usize) -> usize {
-    cols / ty.block() * ty.block_bytes() * ROWS
+    let block = match ty {
+        TensorType::Q4K => Q4K_BLOCK,
+        _ => ty.block_bytes() * ROWS,
+    };
+    cols / ty.block() * block
 }
 
 /// `f` for each row and block of the rows: (row, block within the row, bytes of the block).
@@ -73,5 +87,49 @@ pub(super) fn pack_q8_0_unsigned(rows: &[u8], row_bytes: usize, panel: &mut [u8]
         let to = &mut panel[block * Q8_0_BLOCK..][..Q8_0_BLOCK];
         interleave(&bytes[2..], row, to, 0x80);
         put_half(&bytes[..2], row, &mut to[ROWS * 32..]);
+    });
+}
+
+/// Parts of 32 elements, nibbles as those of Q4_0; then for each part a scale and for each part a minimum of all rows,
+/// a byte each; then d and dmin.
+pub(super) fn pack_q4k(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
+    each_block::<144>(rows, row_bytes, |row, block, bytes| {
+        let to = &mut panel[block * Q4K_BLOCK..][..Q4K_BLOCK];
+        let packed = bytes[4..].first_chunk().unwrap_or(&[0; 12]);
+        for part in 0..8 {
+            let values = &bytes[16 + part / 2 * 32..][..32];
+            let nibble = |i: usize| values[i] >> (4 * (part % 2)) & 15;
+            let nibbles: [u8; 16] = std::array::from_fn(|i| nibble(i) | nibble(16 + i) << 4);
+            interleave(&nibbles, row, &mut to[part * ROWS * 16..], 0);
+            let (scale, minimum) = q4k_scale_min(packed, part);
+            to[Q4K_SCALES + ROWS * part + row] = scale;
+            to[Q4K_MINIMA + ROWS * part + row] = minimum;
+        }
+        put_half(&bytes[..2], row, &mut to[Q4K_HALVES..]);
+        put_half(&bytes[2..4], row, &mut to[Q4K_HALVES + ROWS * 2..]);
+    });
+}
+
+/// Parts of 32 elements, for each vector of rows 256 bytes of nibbles as those of Q4_0 and 128 of the upper two bits:
+/// in byte i (of 8 a row) those of the elements 8(i / 4) + i % 4, 4 more, 16 more and 20 more, from the lowest bits
+/// on. Then for each part two signed scales of all rows, then d.
+pub(super) fn pack_q6k(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
+    each_block::<210>(rows, row_bytes, |row, block, bytes| {
+        let to = &mut panel[block * Q6K_BLOCK..][..Q6K_BLOCK];
+        for part in 0..8 {
+            let element = |i: usize| q6k_element(bytes, part * 32 + i);
+            let low: [u8; 16] = std::array::from_fn(|i| element(i) & 15 | element(16 + i) << 4);
+            let high: [u8; 8] = std::array::from_fn(|i| {
+                let at = 8 * (i / 4) + i % 4;
+                [at, at + 4, at + 16, at + 20].iter().rev().fold(0, |bits, at| bits << 2 | element(*at) >> 4)
+            });
+            // `interleave` finds the vector of rows by the size of what it spreads: here they are 384 apart.
+            let from = part * ROWS * 24 + row / LANES * 384;
+            interleave(&low, row % LANES, &mut to[from..], 0);
+            interleave(&high, row % LANES, &mut to[from + 256..], 0);
+            let scales = Q6K_SCALES + ROWS * 2 * part + 2 * row;
+            to[scales..scales + 2].copy_from_slice(&bytes[192 + 2 * part..194 + 2 * part]);
+        }
+        put_half(&bytes[208..], row, &mut to[Q6K_HALVES..]);
     });
 }

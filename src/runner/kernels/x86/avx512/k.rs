@@ -1,0 +1,253 @@
+//! Types with blocks of 256: Q4_K and Q6_K.
+//!
+//! `T` tokens times a panel of 32 rows, two vectors of 16. The products of a part of 32 (Q4_K) or 16 (Q6_K) elements
+//! are multiplied by the part's integer scale and summed as integers over the block, which is exact; floats come in
+//! once a block.
+
+#![allow(clippy::needless_range_loop, reason = "loops over tokens and vectors index several arrays alike")]
+
+use std::arch::x86_64::*;
+
+use super::super::panel::{self, Q4K_BLOCK, Q6K_BLOCK};
+use super::{load, load_halves, low_high, prefetch, store};
+use crate::runner::kernels::format::Q8KBlock;
+use crate::runner::kernels::matmul::Job;
+
+pub(super) const Q4K: u8 = 0;
+pub(super) const Q6K: u8 = 1;
+
+type Sums<const T: usize> = [[__m512i; 2]; T];
+
+/// A panel times `count` tokens from `first` on, six at most.
+///
+/// # Safety
+/// The processor has the instructions.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
+pub(super) unsafe fn tile_of<const KIND: u8>(job: &Job<'_>, panel: usize, first: usize, count: usize) {
+    match count {
+        1 => tile::<KIND, 1>(job, panel, first),
+        2 => tile::<KIND, 2>(job, panel, first),
+        3 => tile::<KIND, 3>(job, panel, first),
+        4 => tile::<KIND, 4>(job, panel, first),
+        5 => {
+            tile::<KIND, 3>(job, panel, first);
+            tile::<KIND, 2>(job, panel, first + 3);
+        }
+        _ => tile::<KIND, 6>(job, panel, first),
+    }
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
+fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, panel: usize, first: usize) {
+    let mut w = job.panel(panel).as_ptr();
+    let mut act = [std::ptr::null::<Q8KBlock>(); T];
+    for t in 0..T {
+        act[t] = job.act(first + t).as_ptr().cast();
+    }
+    let mut sums = [[_mm512_setzero_ps(); 2]; T];
+    for _ in 0..job.matrix.cols() / 256 {
+        // SAFETY: the panel has this many blocks, each prepared row too.
+        unsafe {
+            if KIND == Q4K {
+                q4k_block(w, &act, &mut sums);
+                w = w.add(Q4K_BLOCK);
+            } else {
+                q6k_block(w, &act, &mut sums);
+                w = w.add(Q6K_BLOCK);
+            }
+            for t in 0..T {
+                act[t] = act[t].add(1);
+            }
+        }
+    }
+    store(job, panel, first, &sums);
+}
+
+/// # Safety
+/// A block of a panel and of each prepared row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
+unsafe fn q4k_block<const T: usize>(w: *const u8, act: &[*const Q8KBlock; T], sums: &mut [[__m512; 2]; T]) {
+    let zero = _mm512_setzero_si512();
+    let (mut products, mut minima) = ([[zero; 2]; T], [[zero; 2]; T]);
+    // SAFETY: offsets within the block, as `panel` lays it out.
+    unsafe {
+        for part in 0..8 {
+            let from = w.add(part * 512);
+            prefetch(from, 512);
+            let mut dots = [[zero; 2]; T];
+            for j in 0..4 {
+                let (low, high) = low_high([load(from.add(64 * j)), load(from.add(256 + 64 * j))]);
+                dot(&mut dots, low, act, 8 * part + j);
+                dot(&mut dots, high, act, 8 * part + 4 + j);
+            }
+            let scales = [
+                bytes(w.add(panel::Q4K_SCALES + 32 * part)),
+                bytes(w.add(panel::Q4K_SCALES + 32 * part + 16)),
+            ];
+            for t in 0..T {
+                for g in 0..2 {
+                    let scaled = _mm512_mullo_epi32(dots[t][g], scales[g]);
+                    products[t][g] = _mm512_add_epi32(products[t][g], scaled);
+                }
+            }
+        }
+        prefetch(w.add(panel::Q4K_SCALES), Q4K_BLOCK - panel::Q4K_SCALES);
+        for part in 0..8 {
+            let mut twice = [zero; 2];
+            for g in 0..2 {
+                // The minimum of a part goes with both its sums of 16.
+                let minimum = bytes(w.add(panel::Q4K_MINIMA + 32 * part + 16 * g));
+                twice[g] = _mm512_or_si512(minimum, _mm512_slli_epi32::<16>(minimum));
+            }
+            for t in 0..T {
+                let pair = pair_of_sums(act[t], part);
+                for g in 0..2 {
+                    minima[t][g] = _mm512_dpwssd_epi32(minima[t][g], twice[g], pair);
+                }
+            }
+        }
+        let (d, min) = (load_halves(w.add(panel::Q4K_HALVES)), load_halves(w.add(panel::Q4K_HALVES + 64)));
+        for t in 0..T {
+            let scale = _mm512_set1_ps((*act[t]).d);
+            for g in 0..2 {
+                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(products[t][g]), d[g]);
+                let minimum = _mm512_mul_ps(_mm512_cvtepi32_ps(minima[t][g]), min[g]);
+                sums[t][g] = _mm512_fmadd_ps(_mm512_sub_ps(product, minimum), scale, sums[t][g]);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// A block of a panel and of each prepared row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
+unsafe fn q6k_block<const T: usize>(w: *const u8, act: &[*const Q8KBlock; T], sums: &mut [[__m512; 2]; T]) {
+    let zero = _mm512_setzero_si512();
+    let mut products = [[zero; 2]; T];
+    let mut offsets = [[zero; 2]; T];
+    // SAFETY: offsets within the block, as `panel` lays it out.
+    unsafe {
+        for part in 0..8 {
+            let from = w.add(part * 768);
+            prefetch(from, 768);
+            let pairs = [
+                words(w.add(panel::Q6K_SCALES + 64 * part)),
+                words(w.add(panel::Q6K_SCALES + 64 * part + 32)),
+            ];
+            for half in 0..2 {
+                let mut dots = [[zero; 2]; T];
+                for j in 0..4 {
+                    let values = [six_bits(from, half, j), six_bits(from.add(384), half, j)];
+                    dot(&mut dots, values, act, 8 * part + 4 * half + j);
+                }
+                let scales = if half == 0 {
+                    [even_words(pairs[0]), even_words(pairs[1])]
+                } else {
+                    [_mm512_srai_epi32::<16>(pairs[0]), _mm512_srai_epi32::<16>(pairs[1])]
+                };
+                for t in 0..T {
+                    for g in 0..2 {
+                        let scaled = _mm512_mullo_epi32(dots[t][g], scales[g]);
+                        products[t][g] = _mm512_add_epi32(products[t][g], scaled);
+                    }
+                }
+            }
+            for t in 0..T {
+                let pair = pair_of_sums(act[t], part);
+                for g in 0..2 {
+                    offsets[t][g] = _mm512_dpwssd_epi32(offsets[t][g], pairs[g], pair);
+                }
+            }
+        }
+        prefetch(w.add(panel::Q6K_SCALES), Q6K_BLOCK - panel::Q6K_SCALES);
+        let d = load_halves(w.add(panel::Q6K_HALVES));
+        for t in 0..T {
+            let scale = _mm512_set1_ps((*act[t]).d);
+            for g in 0..2 {
+                // Values are 32 more than they stand for.
+                let total = _mm512_sub_epi32(products[t][g], _mm512_slli_epi32::<5>(offsets[t][g]));
+                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(total), d[g]);
+                sums[t][g] = _mm512_fmadd_ps(product, scale, sums[t][g]);
+            }
+        }
+    }
+}
+
+/// Four of 16 elements of 16 rows, as `panel::pack_q6k` leaves them; `half` is which 16 of the 32.
+///
+/// # Safety
+/// A part of one vector of rows, 384 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn six_bits(from: *const u8, half: usize, j: usize) -> __m512i {
+    // SAFETY: the caller's.
+    let (low, high) = unsafe { (load(from.add(64 * j)), load(from.add(256 + 64 * (j / 2)))) };
+    let low = if half == 0 { low } else { _mm512_srli_epi16::<4>(low) };
+    let high = match (half, j % 2) {
+        (0, 0) => _mm512_slli_epi16::<4>(high),
+        (0, _) => _mm512_slli_epi16::<2>(high),
+        (_, 0) => high,
+        _ => _mm512_srli_epi16::<2>(high),
+    };
+    let high = _mm512_and_si512(high, _mm512_set1_epi8(0x30));
+    // (low & 15) | high
+    _mm512_ternarylogic_epi32::<0xea>(low, _mm512_set1_epi8(15), high)
+}
+
+/// Adds the products of four elements of 32 rows and all tokens.
+///
+/// # Safety
+/// A block of each prepared row; `four` is below 64.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn dot<const T: usize>(dots: &mut Sums<T>, w: [__m512i; 2], act: &[*const Q8KBlock; T], four: usize) {
+    for t in 0..T {
+        // SAFETY: the caller's; `q` comes first in the block.
+        let a = _mm512_set1_epi32(unsafe { act[t].cast::<i32>().add(four).read() });
+        dots[t][0] = _mm512_dpbusd_epi32(dots[t][0], w[0], a);
+        dots[t][1] = _mm512_dpbusd_epi32(dots[t][1], w[1], a);
+    }
+}
+
+/// Two sums of 16 elements, in each lane.
+///
+/// # Safety
+/// A block; `part` is below 8.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn pair_of_sums(act: *const Q8KBlock, part: usize) -> __m512i {
+    // SAFETY: the caller's; the sums follow the 256 values, and the block is aligned to 4.
+    _mm512_set1_epi32(unsafe { act.cast::<i32>().add(64 + part).read() })
+}
+
+/// 16 unsigned bytes as integers.
+///
+/// # Safety
+/// 16 bytes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn bytes(from: *const u8) -> __m512i {
+    // SAFETY: the caller's.
+    _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(from.cast()) })
+}
+
+/// 32 signed bytes as words.
+///
+/// # Safety
+/// 32 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn words(from: *const u8) -> __m512i {
+    // SAFETY: the caller's.
+    _mm512_cvtepi8_epi16(unsafe { _mm256_loadu_si256(from.cast()) })
+}
+
+/// The lower word of each lane, sign-extended.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn even_words(pairs: __m512i) -> __m512i {
+    _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(pairs))
+}

@@ -1,0 +1,131 @@
+//! AVX-512 with VNNI. Panels of 32 rows, see [`super::panel`].
+
+mod k;
+mod prepare;
+mod small;
+
+use std::arch::x86_64::*;
+
+use super::{each_tile, panel};
+use crate::ggml::quant::TensorType;
+use crate::runner::kernels::matmul::Job;
+use crate::runner::kernels::recipe::{Recipe, no_scratch};
+
+pub(super) use prepare::prepare_row;
+
+/// Bytes ahead of the weights in use that are asked for: what memory delivers in about 100 ns, and more.
+const PREFETCH: usize = 4096;
+/// Most tokens of a tile: what 32 registers hold.
+const TILE: usize = 6;
+
+static Q4_0: Recipe = Recipe {
+    ty: TensorType::Q4_0,
+    group: panel::ROWS,
+    panel_bytes: panel::bytes,
+    pack: Some(panel::pack_q4_0),
+    scratch_bytes: no_scratch,
+    run: |job, _| run(job, small::tile_of::<{ small::Q4_0 }>),
+};
+static Q4_1: Recipe = Recipe {
+    ty: TensorType::Q4_1,
+    pack: Some(panel::pack_q4_1),
+    run: |job, _| run(job, small::tile_of::<{ small::Q4_1 }>),
+    ..Q4_0
+};
+static Q8_0: Recipe = Recipe {
+    ty: TensorType::Q8_0,
+    pack: Some(panel::pack_q8_0_unsigned),
+    run: |job, _| run(job, small::tile_of::<{ small::Q8_0 }>),
+    ..Q4_0
+};
+static Q4K: Recipe = Recipe {
+    ty: TensorType::Q4K,
+    pack: Some(panel::pack_q4k),
+    run: |job, _| run(job, k::tile_of::<{ k::Q4K }>),
+    ..Q4_0
+};
+static Q6K: Recipe = Recipe {
+    ty: TensorType::Q6K,
+    pack: Some(panel::pack_q6k),
+    run: |job, _| run(job, k::tile_of::<{ k::Q6K }>),
+    ..Q4_0
+};
+
+/// The recipe of a type, if there is one.
+pub(super) fn recipe(ty: TensorType) -> Option<&'static Recipe> {
+    match ty {
+        TensorType::Q4_0 => Some(&Q4_0),
+        TensorType::Q4_1 => Some(&Q4_1),
+        TensorType::Q8_0 => Some(&Q8_0),
+        TensorType::Q4K => Some(&Q4K),
+        TensorType::Q6K => Some(&Q6K),
+        _ => None,
+    }
+}
+
+/// `tile` is given a panel, the first token and how many tokens.
+fn run(job: &Job<'_>, tile: unsafe fn(&Job<'_>, usize, usize, usize)) {
+    // SAFETY: a recipe of this instruction set is only used where the processor has it.
+    each_tile(job, TILE, |panel, first, count| unsafe { tile(job, panel, first, count) });
+}
+
+/// # Safety
+/// 64 bytes, aligned.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load(from: *const u8) -> __m512i {
+    // SAFETY: the caller's.
+    unsafe { _mm512_load_si512(from.cast()) }
+}
+
+/// 32 halves as floats.
+///
+/// # Safety
+/// 64 bytes, aligned.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_halves(from: *const u8) -> [__m512; 2] {
+    // SAFETY: the caller's.
+    unsafe {
+        [
+            _mm512_cvtph_ps(_mm256_load_si256(from.cast())),
+            _mm512_cvtph_ps(_mm256_load_si256(from.add(32).cast())),
+        ]
+    }
+}
+
+/// Asks for as many bytes as the block at `w` has, further on. Any address may be asked for.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn prefetch(w: *const u8, bytes: usize) {
+    for line in 0..bytes / 64 {
+        _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(PREFETCH + 64 * line).cast());
+    }
+}
+
+/// Low and high nibbles.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn low_high(both: [__m512i; 2]) -> ([__m512i; 2], [__m512i; 2]) {
+    let mask = _mm512_set1_epi8(15);
+    let low = [_mm512_and_si512(both[0], mask), _mm512_and_si512(both[1], mask)];
+    let high = [_mm512_srli_epi16::<4>(both[0]), _mm512_srli_epi16::<4>(both[1])];
+    (low, [_mm512_and_si512(high[0], mask), _mm512_and_si512(high[1], mask)])
+}
+
+/// Writes the results of a panel, as many rows as the job has.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store<const T: usize>(job: &Job<'_>, panel: usize, first: usize, sums: &[[__m512; 2]; T]) {
+    let row = panel * panel::ROWS;
+    let rows = (job.rows.end - row).min(panel::ROWS);
+    let mask = if rows == panel::ROWS { u32::MAX } else { (1 << rows) - 1 };
+    for (t, sums) in sums.iter().enumerate() {
+        let to = job.out(first + t, row);
+        // SAFETY: the mask is that of the job's own rows.
+        unsafe {
+            _mm512_mask_storeu_ps(to, mask as u16, sums[0]);
+            _mm512_mask_storeu_ps(to.wrapping_add(16), (mask >> 16) as u16, sums[1]);
+        }
+    }
+}
