@@ -5,3 +5,4 @@ pub mod cost;
 pub mod gguf;
 pub mod names;
 pub mod quant;
+pub mod roofline;
