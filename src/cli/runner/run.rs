@@ -3,11 +3,13 @@
 use super::Command;
 use super::args::{Args, Usage};
 use super::progress::Progress;
-use crate::runner::engine::{Engine, Settings, greedy};
+use crate::runner::engine::{Engine, Settings, UBATCH, greedy};
 use crate::runner::kernels::Isa;
 use crate::runner::model::{Model, Placement};
+use crate::runner::truth::Truth;
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -49,6 +51,9 @@ Options:
       --placement P     where weights lie: packed (repacked in memory), mapped (in the file: slower, for models larger
                         than memory) or auto [default: auto]
       --two-backends    run the layers on two backends in turn, so that a profiler sees a partitioned graph
+      --ground-truth FILE
+                        write when each call, graph and op began and ended by this program's own clock, to compare a
+                        profiler's record with (profinfer accuracy)
       --logits FILE     write the logits of the prompt's last token, as 32-bit floats
       --json            print one JSON object
   -h, --help            this
@@ -74,6 +79,7 @@ struct Request {
     isa: Isa,
     placement: Placement,
     two_backends: bool,
+    ground_truth: Option<PathBuf>,
     logits: Option<PathBuf>,
     json: bool,
 }
@@ -98,13 +104,15 @@ fn run(args: Args) -> Result<ExitCode> {
             request.decode
         );
     }
+    let truth =
+        request.ground_truth.is_some().then(|| account(&request, &model, tokens.len())).transpose()?;
     let settings = Settings {
         context,
         threads: request.threads,
         decode_threads: request.decode_threads,
         pin: request.pin,
         two_backends: request.two_backends,
-        truth: None,
+        truth: truth.clone(),
     };
     let mut engine = Engine::new(Arc::clone(&model), settings)?;
     let mut times = Times::default();
@@ -113,14 +121,34 @@ fn run(args: Args) -> Result<ExitCode> {
         let warmup = request.warmup && round == 0;
         generated.clear();
         engine.forget();
+        if let Some(truth) = &truth {
+            truth.warm_up(warmup);
+        }
         let (prefill, decode) = measure(&mut engine, &request, &tokens, warmup, &mut generated)?;
         if !warmup {
             times.prefill.push(prefill);
             times.decode.push(decode);
         }
     }
+    if let (Some(truth), Some(path)) = (truth, &request.ground_truth) {
+        let shown = || format!("write {}", path.display());
+        let file = File::create(path).with_context(shown)?;
+        truth.write(file).with_context(shown)?;
+    }
     print(&request, &model, tokens.len(), &mut times, &generated)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Room for the engine's account of all that is to come.
+fn account(r: &Request, model: &Model, prompt: usize) -> Result<Arc<Truth>> {
+    // More than any architecture here needs.
+    const OPS_OF_LAYER: usize = 64;
+    let layers = model.params.layers + 1;
+    let graphs = (prompt.div_ceil(UBATCH) + r.decode).saturating_mul(r.repeat + 1);
+    // A call, a graph, and its parts on the backends.
+    let spans = graphs.saturating_mul(2 + if r.two_backends { layers } else { 1 });
+    let truth = Truth::new(r.threads, spans, graphs.saturating_mul(layers * OPS_OF_LAYER));
+    truth.map(Arc::new).context("--ground-truth: no memory for the account of this run; ask for fewer tokens")
 }
 
 fn parse(mut args: Args) -> Result<Request> {
@@ -142,6 +170,7 @@ fn parse(mut args: Args) -> Result<Request> {
         isa: args.option(&["--isa"])?.unwrap_or_else(Isa::best),
         placement: args.option(&["--placement"])?.unwrap_or_default(),
         two_backends: args.flag(&["--two-backends"]),
+        ground_truth: path(args.text(&["--ground-truth"])?),
         logits: path(args.text(&["--logits"])?),
         json: args.flag(&["--json"]),
         model: model.ok_or_else(|| Usage::new("-m FILE is needed"))?,
