@@ -1,0 +1,265 @@
+//! `ggml-runner generate`: continues a text. Uses `runner::engine`, `runner::tokenizer`.
+
+use super::Command;
+use super::args::{Args, Usage};
+use super::model::Chosen;
+use super::random::Random;
+use crate::ggml::gguf::reader::Gguf;
+use crate::runner::engine::{Engine, Settings, greedy};
+use crate::runner::tokenizer::{Tokenizer, Utf8Stream};
+use anyhow::{Context, Result, bail};
+use memmap2::Mmap;
+use serde_json::json;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const TOKENS: usize = 64;
+const SEED: u64 = 42;
+
+pub const COMMAND: Command =
+    Command { name: "generate", about: "continue a text with a GGUF model", help: HELP, run };
+
+const HELP: &str = "\
+Continue a text with a GGUF model, by the tokenizer that the file brings along (SentencePiece or byte-level BPE).
+
+The text and its continuation go to standard output as they come, how fast that was to standard error. Generated
+models (ggml-runner synth) have random weights: their text is noise.
+
+Usage: ggml-runner generate -m FILE [OPTIONS] [--] TEXT
+
+Arguments:
+  TEXT               what to continue; '-' reads it from standard input, up to its end
+
+Options:
+  -m, --model FILE   the model: llama, qwen2, qwen2moe or gemma2 in f32, f16, bf16, q8_0, q4_0, q4_1, q4_K, q6_K
+  -n, --tokens N     tokens to generate at most [default: 64]; a token that ends a text ends it sooner
+      --ignore-end   go on behind such a token
+      --special      read control tokens that TEXT spells, such as <|im_start|>
+      --temp X       0 takes the likeliest token each time; above, the larger, the more random [default: 0]
+      --seed N       where the random numbers start [default: 42]
+      --ctx N        tokens of the context [default: what is needed]
+  -t, --threads N    threads [default: CPUs]
+      --pin          keep each thread on a CPU of its own
+      --isa ISA      instruction set: scalar, avx2, avx512vnni, neon, dot, i8mm [default: the best there is]
+      --placement P  where weights lie: packed (repacked in memory), mapped (in the file: slower, for models larger
+                     than memory) or auto [default: auto]
+      --json         print one JSON object at the end: text, token ids, times
+  -h, --help         this
+
+Examples:
+  ggml-runner generate -m model.gguf 'The three laws of thermodynamics are'
+  ggml-runner generate -m model.gguf -n 200 --temp 0.8 - < question.txt
+  ggml-runner generate -m model.gguf --special '<|im_start|>user
+Hello<|im_end|>
+<|im_start|>assistant
+'
+";
+
+/// What the user asked for.
+struct Request {
+    chosen: Chosen,
+    text: Vec<u8>,
+    tokens: usize,
+    ignore_end: bool,
+    special: bool,
+    temperature: f64,
+    random: Random,
+    context: Option<usize>,
+    json: bool,
+}
+
+/// What came out.
+#[derive(Default)]
+struct Outcome {
+    prompt: Vec<i32>,
+    generated: Vec<i32>,
+    /// The continuation alone.
+    text: String,
+    /// Whether the model itself ended the text.
+    ended: bool,
+    prefill: Duration,
+    decode: Duration,
+}
+
+fn run(args: Args) -> Result<ExitCode> {
+    let mut request = parse(args)?;
+    let shown = request.chosen.path.display().to_string();
+    let file = File::open(&request.chosen.path).with_context(|| format!("open {shown}"))?;
+    // SAFETY: as for the model itself: what is read from the map is checked, and a file that is cut while it is
+    // mapped ends the process.
+    let map = unsafe { Mmap::map(&file) }.with_context(|| format!("map {shown}"))?;
+    let gguf = Gguf::parse(&map).with_context(|| shown.clone())?;
+    let tokenizer = Tokenizer::new(&gguf).with_context(|| shown.clone())?;
+    let ids = tokenizer.encode(&request.text, true, request.special);
+    let prompt = ids.into_iter().map(i32::try_from).collect::<Result<Vec<_>, _>>()?;
+    if prompt.is_empty() {
+        bail!("there is nothing to continue: the text is empty, and this model begins no text by itself");
+    }
+    // The last token that is generated needs no place.
+    let needed = prompt.len().saturating_add(request.tokens.saturating_sub(1));
+    let context = request.context.unwrap_or(needed);
+    if needed > context {
+        bail!(
+            "a prompt of {} tokens and {} to generate do not fit a context of {context}: give a larger --ctx",
+            prompt.len(),
+            request.tokens
+        );
+    }
+    let model = Arc::new(request.chosen.load()?);
+    let threads = request.chosen.threads;
+    let pin = request.chosen.pin;
+    let settings =
+        Settings { context, threads, decode_threads: threads, pin, two_backends: false, truth: None };
+    let mut engine = Engine::new(model, settings)?;
+    let outcome = generate(&mut engine, &tokenizer, &mut request, prompt)?;
+    print(&request, &outcome)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn parse(mut args: Args) -> Result<Request> {
+    let request = Request {
+        chosen: Chosen::read(&mut args)?,
+        tokens: args.option(&["-n", "--tokens"])?.unwrap_or(TOKENS),
+        ignore_end: args.flag(&["--ignore-end"]),
+        special: args.flag(&["--special"]),
+        temperature: args.option(&["--temp"])?.unwrap_or(0.0),
+        random: Random(args.option(&["--seed"])?.unwrap_or(SEED)),
+        context: args.option(&["--ctx"])?,
+        json: args.flag(&["--json"]),
+        text: Vec::new(),
+    };
+    if !request.temperature.is_finite() || request.temperature < 0.0 {
+        return Err(Usage::new("--temp must be a number from 0 on").into());
+    }
+    if request.tokens == 0 {
+        return Err(Usage::new("-n must be 1 or more").into());
+    }
+    let given = args.positionals(1)?;
+    let text = given.into_iter().next().ok_or_else(|| Usage::new("TEXT is needed"))?;
+    if text != "-" {
+        return Ok(Request { text: text.into_encoded_bytes(), ..request });
+    }
+    let mut text = Vec::new();
+    io::stdin().lock().read_to_end(&mut text).context("read standard input")?;
+    Ok(Request { text, ..request })
+}
+
+/// Runs the prompt and decodes token by token, writing each as soon as its characters are whole.
+fn generate(
+    engine: &mut Engine,
+    tokenizer: &Tokenizer<'_>,
+    request: &mut Request,
+    prompt: Vec<i32>,
+) -> Result<Outcome> {
+    let mut out = io::stdout().lock();
+    let show = |out: &mut io::StdoutLock<'_>, text: &str| match request.json {
+        true => Ok(()),
+        false => out.write_all(text.as_bytes()).and_then(|()| out.flush()),
+    };
+    show(&mut out, &String::from_utf8_lossy(&request.text))?;
+    let mut outcome = Outcome::default();
+    let mut stream = Utf8Stream::default();
+    let mut bytes = Vec::new();
+    let start = Instant::now();
+    let mut token = choose(engine.decode(&prompt)?, request.temperature, &mut request.random)?;
+    outcome.prefill = start.elapsed();
+    outcome.prompt = prompt;
+    let start = Instant::now();
+    loop {
+        outcome.generated.push(token);
+        let id = u32::try_from(token)?;
+        if tokenizer.is_end(id) && !request.ignore_end {
+            outcome.ended = true;
+            break;
+        }
+        bytes.clear();
+        tokenizer.append(id, &mut bytes);
+        let text = stream.push(&bytes);
+        show(&mut out, &text)?;
+        outcome.text.push_str(&text);
+        if outcome.generated.len() >= request.tokens {
+            break;
+        }
+        token = choose(engine.decode(&[token])?, request.temperature, &mut request.random)?;
+    }
+    outcome.decode = start.elapsed();
+    let rest = stream.finish();
+    outcome.text.push_str(rest);
+    show(&mut out, &format!("{rest}\n"))?;
+    Ok(outcome)
+}
+
+/// The next token: the likeliest, or one drawn from softmax(logits / temperature).
+fn choose(logits: &[f32], temperature: f64, random: &mut Random) -> Result<i32> {
+    let likeliest = greedy(logits)?;
+    if temperature == 0.0 {
+        return Ok(likeliest);
+    }
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weight = |logit: &f32| (f64::from(logit - largest) / temperature).exp();
+    let mut left = random.unit() * logits.iter().map(weight).sum::<f64>();
+    for (id, logit) in (0..).zip(logits) {
+        left -= weight(logit);
+        if left < 0.0 {
+            return Ok(id);
+        }
+    }
+    // Rounding has left a rest.
+    Ok(likeliest)
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    let seconds = time.as_secs_f64();
+    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+}
+
+fn print(request: &Request, o: &Outcome) -> Result<()> {
+    // The first token that is generated comes with the prompt.
+    let decoded = o.generated.len().saturating_sub(1);
+    let (prefill, decode) = (rate(o.prompt.len(), o.prefill), rate(decoded, o.decode));
+    let (prefill_ms, decode_ms) = (o.prefill.as_secs_f64() * 1e3, o.decode.as_secs_f64() * 1e3);
+    if !request.json {
+        let _ = writeln!(
+            io::stderr(),
+            "prompt {} tokens, {prefill:.2} tok/s; {} generated, {decode:.2} tok/s; ended by {}",
+            o.prompt.len(),
+            o.generated.len(),
+            if o.ended { "the model" } else { "-n" },
+        );
+        return Ok(());
+    }
+    let all = json!({
+        "text": o.text,
+        "ended_by_model": o.ended,
+        "prompt_tokens": o.prompt,
+        "tokens": o.generated,
+        "threads": request.chosen.threads,
+        "prefill": {"n": o.prompt.len(), "ms": prefill_ms, "tok_s": prefill},
+        "decode": {"n": decoded, "ms": decode_ms, "tok_s": decode},
+    });
+    let mut out = io::stdout().lock();
+    writeln!(out, "{all}")?;
+    Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temperature_draws_in_proportion() {
+        let logits = [0.0f32, 2.0f32.ln(), f32::MIN, 1.0f32.ln()];
+        let mut random = Random(1);
+        assert_eq!(choose(&logits, 0.0, &mut random).expect("finite"), 1);
+        let mut counts = [0; 4];
+        for _ in 0..4000 {
+            counts[choose(&logits, 1.0, &mut random).expect("finite") as usize] += 1;
+        }
+        assert!(counts[2] == 0 && (1800..2200).contains(&counts[1]), "{counts:?}");
+        assert!((800..1200).contains(&counts[0]) && (800..1200).contains(&counts[3]), "{counts:?}");
+        assert!(choose(&[0.0, f32::NAN], 1.0, &mut random).is_err());
+    }
+}
