@@ -63,14 +63,8 @@ fn run_path(path: &Path, placement: Placement) -> Result<(), String> {
         e.to_string()
     };
     let model = Model::load(path, Isa::best(), placement, |_, _| ()).map_err(|e| told(&e))?;
-    let settings = Settings {
-        context: 8,
-        threads: 1,
-        decode_threads: 1,
-        pin: false,
-        two_backends: false,
-        truth: None,
-    };
+    let settings =
+        Settings { context: 8, threads: 1, decode_threads: 1, pin: false, two_backends: false, truth: None };
     let mut engine = Engine::new(Arc::new(model), settings).map_err(|e| told(&e))?;
     let token = engine.decode(&[1, 2, 3]).and_then(greedy).map_err(|e| told(&e))?;
     engine.decode(&[token]).and_then(greedy).map_err(|e| told(&e))?;
@@ -123,7 +117,8 @@ fn a_file_cut_at_any_byte_is_refused() {
     for file in models() {
         let mut temporary = tempfile::NamedTempFile::new().expect("a temporary file");
         temporary.write_all(file).expect("written");
-        let end = Gguf::parse(file).expect("valid").tensors.iter().map(|t| t.offset + t.bytes.unwrap_or(0)).max();
+        let end =
+            Gguf::parse(file).expect("valid").tensors.iter().map(|t| t.offset + t.bytes.unwrap_or(0)).max();
         let end = end.expect("there are tensors") as usize;
         let head = Gguf::parse(file).expect("valid").data_offset as usize;
         // Every byte of the head, then steps that hit no border in particular.
@@ -221,7 +216,12 @@ fn what_is_wrong_with_a_tensor_is_named() {
                 let late = embedding && said.contains("not finite");
                 let named = late || said.contains(&format!("'{}'", t.name));
                 // A tensor of another name is missed, or not known.
-                assert!(named || what == "another name", "{what}, {} of {}: {said}", t.name, preset.arch.name());
+                assert!(
+                    named || what == "another name",
+                    "{what}, {} of {}: {said}",
+                    t.name,
+                    preset.arch.name()
+                );
                 assert!(late || said.contains("tensor"), "{what}: {said}");
             }
         }

@@ -16,6 +16,8 @@ use std::sync::Arc;
 
 /// Tokens that go through the graph at once (`n_ubatch` of llama.cpp).
 pub const UBATCH: usize = 512;
+/// Most tokens of a context: positions are i32, in whole chunks of the cache.
+pub const MAX_CONTEXT: usize = i32::MAX as usize / CHUNK * CHUNK;
 /// Closed in a mask of halves: minus infinity.
 const CLOSED: u16 = 0xfc00;
 
@@ -34,6 +36,8 @@ pub enum EngineError {
     Compute(#[from] ComputeError),
     #[error("{past} tokens and {more} more do not fit a context of {context}: give a larger --ctx")]
     Context { past: usize, more: usize, context: usize },
+    #[error("a context of {0} tokens is more than the {MAX_CONTEXT} that positions can count")]
+    Long(usize),
     #[error("token {token} is not in the vocabulary of {vocab}")]
     Token { token: i32, vocab: usize },
     #[error("there are no tokens to decode")]
@@ -92,6 +96,9 @@ impl Engine {
     /// # Errors
     /// No memory or threads to be had.
     pub fn new(model: Arc<Model>, settings: Settings) -> Result<Self, EngineError> {
+        if settings.context > MAX_CONTEXT {
+            return Err(EngineError::Long(settings.context));
+        }
         let context = settings.context.max(1).next_multiple_of(CHUNK);
         let cache = Cache::new(&model.params, context)?;
         let most = Shape { tokens: UBATCH.min(context), positions: context, outputs: 1 };

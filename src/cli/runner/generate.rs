@@ -10,7 +10,6 @@ use crate::runner::tokenizer::{Tokenizer, Utf8Stream};
 use anyhow::{Context, Result, bail};
 use memmap2::Mmap;
 use serde_json::json;
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -87,7 +86,7 @@ struct Outcome {
 fn run(args: Args) -> Result<ExitCode> {
     let mut request = parse(args)?;
     let shown = request.chosen.path.display().to_string();
-    let file = File::open(&request.chosen.path).with_context(|| format!("open {shown}"))?;
+    let file = request.chosen.open()?;
     // SAFETY: as for the model itself: what is read from the map is checked, and a file that is cut while it is
     // mapped ends the process.
     let map = unsafe { Mmap::map(&file) }.with_context(|| format!("map {shown}"))?;

@@ -4,8 +4,11 @@
 //! subcommand is a [`Command`] in [`COMMANDS`]; its help is one text, and each of its options must stand there.
 
 pub mod args;
+mod generate;
+mod model;
 mod peak;
 mod progress;
+mod random;
 mod run;
 mod synth;
 
@@ -26,7 +29,7 @@ struct Command {
     run: fn(Args) -> Result<ExitCode>,
 }
 
-static COMMANDS: [Command; 3] = [run::COMMAND, synth::COMMAND, peak::COMMAND];
+static COMMANDS: &[Command] = &[run::COMMAND, generate::COMMAND, synth::COMMAND, peak::COMMAND];
 
 const ABOUT: &str = "Reference side of profinfer: models to profile, and kernels to compare with.";
 
@@ -75,7 +78,7 @@ fn find(name: &str) -> Result<&'static Command, Usage> {
 
 fn overview() -> Result<String> {
     let mut text = format!("{ABOUT}\n\nUsage: ggml-runner SUBCOMMAND [ARGUMENTS]\n\nSubcommands:\n");
-    for c in &COMMANDS {
+    for c in COMMANDS {
         writeln!(text, "  {:<14} {}", c.name, c.about)?;
     }
     text.push_str(

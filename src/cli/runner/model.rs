@@ -4,7 +4,8 @@ use super::args::{Args, Usage};
 use super::progress::Progress;
 use crate::runner::kernels::Isa;
 use crate::runner::model::{Model, Placement};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -44,13 +45,31 @@ impl Chosen {
         Ok(chosen)
     }
 
+    /// Opens the model's file.
+    ///
+    /// # Errors
+    /// There is none, or it is something that can't be mapped into memory.
+    pub fn open(&self) -> Result<File> {
+        let shown = self.path.display();
+        if self.path.as_os_str() == "-" {
+            bail!("a model is mapped into memory, so it can't come from standard input: give a file");
+        }
+        let file = File::open(&self.path).with_context(|| format!("open {shown}"))?;
+        let kind = file.metadata().with_context(|| format!("open {shown}"))?.file_type();
+        match kind.is_file() {
+            true => Ok(file),
+            false if kind.is_dir() => bail!("{shown} is a directory: give a model file"),
+            false => bail!("{shown} is no regular file, which a model must be"),
+        }
+    }
+
     /// Loads the model; says on standard error how far it is, and where the weights are if not where they are fast.
     ///
     /// # Errors
     /// A file that is no model or can't be run.
     pub fn load(&self) -> Result<Model> {
         let shown = self.path.display();
-        let mut progress = Progress::new("loading", std::fs::metadata(&self.path).map_or(0, |m| m.len()));
+        let mut progress = Progress::new("loading", self.open()?.metadata().map_or(0, |m| m.len()));
         let model = Model::load(&self.path, self.isa, self.placement, |done, _| progress.add(done));
         drop(progress);
         let model = model.with_context(|| shown.to_string())?;

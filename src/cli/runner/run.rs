@@ -2,13 +2,12 @@
 
 use super::Command;
 use super::args::{Args, Usage};
-use super::progress::Progress;
+use super::model::Chosen;
+use super::random::Random;
 use crate::runner::engine::{Engine, Settings, UBATCH, greedy};
-use crate::runner::kernels::Isa;
-use crate::runner::model::{Model, Placement};
+use crate::runner::model::Model;
 use crate::runner::truth::Truth;
 use anyhow::{Context, Result, bail};
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -65,19 +64,15 @@ Examples:
 
 /// What the user asked for.
 struct Request {
-    model: PathBuf,
+    chosen: Chosen,
     prompt: Option<usize>,
     tokens: Option<Vec<i32>>,
     seed: u64,
     decode: usize,
     repeat: usize,
     warmup: bool,
-    threads: usize,
     decode_threads: usize,
-    pin: bool,
     context: Option<usize>,
-    isa: Isa,
-    placement: Placement,
     two_backends: bool,
     ground_truth: Option<PathBuf>,
     logits: Option<PathBuf>,
@@ -93,31 +88,30 @@ struct Times {
 
 fn run(args: Args) -> Result<ExitCode> {
     let request = parse(args)?;
-    let model = Arc::new(load(&request)?);
-    let tokens = prompt(&request, model.weights.vocab());
-    let needed = tokens.len() + request.decode;
+    let model = Arc::new(request.chosen.load()?);
+    let count = request.tokens.as_ref().map_or(request.prompt.unwrap_or(PROMPT), Vec::len);
+    let needed = count.saturating_add(request.decode);
     let context = request.context.unwrap_or(needed);
     if needed > context {
         bail!(
-            "a prompt of {} tokens and {} to generate do not fit a context of {context}: give a larger --ctx",
-            tokens.len(),
+            "a prompt of {count} tokens and {} to generate do not fit a context of {context}: give a larger --ctx",
             request.decode
         );
     }
-    let truth =
-        request.ground_truth.is_some().then(|| account(&request, &model, tokens.len())).transpose()?;
+    let truth = request.ground_truth.is_some().then(|| account(&request, &model, count)).transpose()?;
     let settings = Settings {
         context,
-        threads: request.threads,
+        threads: request.chosen.threads,
         decode_threads: request.decode_threads,
-        pin: request.pin,
+        pin: request.chosen.pin,
         two_backends: request.two_backends,
         truth: truth.clone(),
     };
     let mut engine = Engine::new(Arc::clone(&model), settings)?;
+    let tokens = prompt(&request, model.weights.vocab());
     let mut times = Times::default();
     let mut generated = Vec::with_capacity(request.decode);
-    for round in 0..request.repeat + usize::from(request.warmup) {
+    for round in 0..request.repeat.saturating_add(usize::from(request.warmup)) {
         let warmup = request.warmup && round == 0;
         generated.clear();
         engine.forget();
@@ -144,18 +138,15 @@ fn account(r: &Request, model: &Model, prompt: usize) -> Result<Arc<Truth>> {
     // More than any architecture here needs.
     const OPS_OF_LAYER: usize = 64;
     let layers = model.params.layers + 1;
-    let graphs = (prompt.div_ceil(UBATCH) + r.decode).saturating_mul(r.repeat + 1);
+    let graphs = prompt.div_ceil(UBATCH).saturating_add(r.decode).saturating_mul(r.repeat.saturating_add(1));
     // A call, a graph, and its parts on the backends.
     let spans = graphs.saturating_mul(2 + if r.two_backends { layers } else { 1 });
-    let truth = Truth::new(r.threads, spans, graphs.saturating_mul(layers * OPS_OF_LAYER));
+    let truth = Truth::new(r.chosen.threads, spans, graphs.saturating_mul(layers * OPS_OF_LAYER));
     truth.map(Arc::new).context("--ground-truth: no memory for the account of this run; ask for fewer tokens")
 }
 
 fn parse(mut args: Args) -> Result<Request> {
-    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let path = |t: Option<OsString>| t.map(PathBuf::from);
-    let model = path(args.text(&["-m", "--model"])?);
-    let threads = args.option(&["-t", "--threads"])?.unwrap_or(cpus);
+    let chosen = Chosen::read(&mut args)?;
     let request = Request {
         prompt: args.option(&["-p", "--prompt"])?,
         tokens: args.option::<String>(&["--tokens"])?.map(|t| ids(&t)).transpose()?,
@@ -163,29 +154,22 @@ fn parse(mut args: Args) -> Result<Request> {
         decode: args.option(&["-n", "--decode"])?.unwrap_or(GENERATE),
         repeat: args.option(&["-r", "--repeat"])?.unwrap_or(1),
         warmup: !args.flag(&["--no-warmup"]),
-        threads,
-        decode_threads: args.option(&["--decode-threads"])?.unwrap_or(threads),
-        pin: args.flag(&["--pin"]),
+        decode_threads: args.option(&["--decode-threads"])?.unwrap_or(chosen.threads),
         context: args.option(&["--ctx"])?,
-        isa: args.option(&["--isa"])?.unwrap_or_else(Isa::best),
-        placement: args.option(&["--placement"])?.unwrap_or_default(),
         two_backends: args.flag(&["--two-backends"]),
-        ground_truth: path(args.text(&["--ground-truth"])?),
-        logits: path(args.text(&["--logits"])?),
+        ground_truth: args.text(&["--ground-truth"])?.map(PathBuf::from),
+        logits: args.text(&["--logits"])?.map(PathBuf::from),
         json: args.flag(&["--json"]),
-        model: model.ok_or_else(|| Usage::new("-m FILE is needed"))?,
+        chosen,
     };
     args.positionals(0)?;
-    check(&request, cpus)?;
+    check(&request)?;
     Ok(request)
 }
 
-fn check(r: &Request, cpus: usize) -> Result<(), Usage> {
-    if r.threads == 0 || r.threads > cpus {
-        return Err(Usage::new(format!("-t {}: this machine has {cpus} CPUs for this process", r.threads)));
-    }
-    if r.decode_threads == 0 || r.decode_threads > r.threads {
-        let most = r.threads;
+fn check(r: &Request) -> Result<(), Usage> {
+    if r.decode_threads == 0 || r.decode_threads > r.chosen.threads {
+        let most = r.chosen.threads;
         return Err(Usage::new(format!("--decode-threads {}: 1 to {most} (those of -t)", r.decode_threads)));
     }
     if r.repeat == 0 {
@@ -193,9 +177,6 @@ fn check(r: &Request, cpus: usize) -> Result<(), Usage> {
     }
     if r.prompt.is_some() && r.tokens.is_some() {
         return Err(Usage::new("-p and --tokens exclude each other"));
-    }
-    if !r.isa.available() {
-        return Err(Usage::new(format!("--isa {}: this processor does not have it", r.isa)));
     }
     let none = r.prompt == Some(0) || r.tokens.as_ref().is_some_and(Vec::is_empty);
     if none && r.decode == 0 {
@@ -212,36 +193,13 @@ fn ids(text: &str) -> Result<Vec<i32>, Usage> {
     text.split(',').filter(|t| !t.is_empty()).map(id).collect()
 }
 
-fn load(r: &Request) -> Result<Model> {
-    let shown = r.model.display().to_string();
-    let bytes = std::fs::metadata(&r.model).map_or(0, |m| m.len());
-    let mut bar = Progress::new("loading", bytes);
-    let model = Model::load(&r.model, r.isa, r.placement, |done, _| bar.add(done));
-    drop(bar);
-    let model = model.with_context(|| shown.clone())?;
-    if r.placement == Placement::Auto && model.weights.placement == Placement::Mapped {
-        let _ = writeln!(
-            io::stderr(),
-            "ggml-runner: {shown} does not fit into the free memory: its weights stay in the file, which is slower \
-             (--placement mapped says the same without this notice)"
-        );
-    }
-    Ok(model)
-}
-
-/// The tokens of the prompt: those given, or random ones (SplitMix64).
+/// The tokens of the prompt: those given, or random ones.
 fn prompt(r: &Request, vocab: usize) -> Vec<i32> {
     if let Some(tokens) = &r.tokens {
         return tokens.clone();
     }
-    let mut state = r.seed;
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        i32::try_from((z ^ (z >> 31)) % vocab.max(1) as u64).unwrap_or(0)
-    };
+    let mut random = Random(r.seed);
+    let mut next = || i32::try_from(random.bits() % vocab.max(1) as u64).unwrap_or(0);
     (0..r.prompt.unwrap_or(PROMPT)).map(|_| next()).collect()
 }
 
@@ -286,10 +244,10 @@ fn rate(tokens: usize, seconds: f64) -> f64 {
 
 fn print(r: &Request, model: &Model, prompt: usize, times: &mut Times, generated: &[i32]) -> Result<()> {
     let tests = [
-        ("pp", prompt, r.threads, median(&mut times.prefill)),
+        ("pp", prompt, r.chosen.threads, median(&mut times.prefill)),
         ("tg", r.decode, r.decode_threads, median(&mut times.decode)),
     ];
-    let name = r.model.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = r.chosen.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let ids: Vec<String> = generated.iter().map(i32::to_string).collect();
     let mut out = io::stdout().lock();
     if r.json {
@@ -299,7 +257,7 @@ fn print(r: &Request, model: &Model, prompt: usize, times: &mut Times, generated
             "{{\"model\":{model_name},\"arch\":\"{}\",\"weight_bytes\":{},\"isa\":\"{}\",\"placement\":\"{}\"",
             model.params.arch.name(),
             model.weights.bytes,
-            r.isa,
+            r.chosen.isa,
             model.weights.placement
         )?;
         for (key, (_, n, threads, seconds)) in ["prefill", "decode"].iter().zip(tests) {
@@ -321,7 +279,7 @@ fn print(r: &Request, model: &Model, prompt: usize, times: &mut Times, generated
     writeln!(out, "| {:-<30} | {:->9}: | {:-<10} | {:->6}: | {:->7}: | {:->8}: |", "", "", "", "", "", "")?;
     for (kind, n, threads, seconds) in tests.iter().filter(|t| t.1 > 0) {
         let (test, t_s) = (format!("{kind}{n}"), rate(*n, *seconds));
-        let isa = r.isa.name();
+        let isa = r.chosen.isa.name();
         writeln!(out, "| {name:<30} | {mib:>6.2} MiB | {isa:<10} | {threads:>7} | {test:>8} | {t_s:>9.2} |")?;
     }
     writeln!(out, "\ntokens: {}", ids.join(" "))?;
