@@ -28,6 +28,10 @@ Options:
   -t, --threads N  this number of threads only [default: 1 to all cores]
   --json           as JSON; what this processor does not have is null
   -h, --help       this
+
+Examples:
+  ggml-runner peak
+  ggml-runner peak -t 1 --json | jq .
 ";
 
 fn run(mut args: Args) -> Result<ExitCode> {
