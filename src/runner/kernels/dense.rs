@@ -234,14 +234,6 @@ unsafe fn tile_of<S: Simd, W: Weight, const NV: usize, const T: usize>(job: &Job
     // SAFETY: `w` and `x` have `to - from` columns; results are those of the job's rows.
     unsafe {
         let mut acc = [[S::splat(0.0); NV]; T];
-        if from > 0 {
-            for (t, acc) in acc.iter_mut().enumerate() {
-                for (j, a) in acc.iter_mut().enumerate() {
-                    let (p, n) = result::<S>(job, at, j, t);
-                    *a = S::load_part(p, n);
-                }
-            }
-        }
         for k in 0..to - from {
             let mut weights = [S::splat(0.0); NV];
             for (v, w) in weights.iter_mut().zip(w) {
@@ -258,10 +250,21 @@ unsafe fn tile_of<S: Simd, W: Weight, const NV: usize, const T: usize>(job: &Job
                 }
             }
         }
-        for (t, acc) in acc.iter().enumerate() {
-            for (j, a) in acc.iter().enumerate() {
+        // By way of memory: the loop that follows is not unrolled, and would take the sums out of their registers.
+        let mut sums = [[[0.0f32; GROUP]; NV]; T];
+        for (sums, acc) in sums.iter_mut().zip(acc) {
+            for (sums, a) in sums.iter_mut().zip(acc) {
+                S::store(sums.as_mut_ptr(), a);
+            }
+        }
+        for (t, sums) in sums.iter().enumerate() {
+            for (j, sums) in sums.iter().enumerate() {
                 let (p, n) = result::<S>(job, at, j, t);
-                if n == S::N { S::store(p, *a) } else { S::store_part(p, *a, n) }
+                let mut sum = S::load(sums.as_ptr());
+                if from > 0 {
+                    sum = S::add(sum, S::load_part(p, n));
+                }
+                S::store_part(p, sum, n);
             }
         }
     }

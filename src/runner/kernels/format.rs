@@ -85,9 +85,13 @@ impl Format {
     }
 }
 
+/// Rows of f32 are not a multiple of this apart: a dozen of them would compete for the same sets of a cache.
+const ALIAS: usize = 512;
+
 /// Bytes of a prepared row of `cols` activations; the part of a block at the end counts as a whole one.
 pub fn prepared_row_bytes(format: Format, cols: usize) -> usize {
-    cols.div_ceil(format.block()) * format.block_bytes()
+    let bytes = cols.div_ceil(format.block()) * format.block_bytes();
+    if format.block() == 1 && bytes.is_multiple_of(ALIAS) { bytes + 64 } else { bytes }
 }
 
 /// A plain value that any bytes may be read as.
