@@ -28,13 +28,17 @@ pub(super) const Q6K_BLOCK: usize = Q6K_HALVES + ROWS * 2;
 pub(super) const Q6K_SCALES: usize = ROWS * 192;
 pub(super) const Q6K_HALVES: usize = Q6K_SCALES + ROWS * 16;
 
-/// Bytes of a panel.
-pub(super) fn bytes(ty: TensorType, cols: usize) -> usize {
-    let block = match ty {
+/// Bytes of a block of a panel.
+pub(super) fn block_bytes(ty: TensorType) -> usize {
+    match ty {
         TensorType::Q4K => Q4K_BLOCK,
         _ => ty.block_bytes() * ROWS,
-    };
-    cols / ty.block() * block
+    }
+}
+
+/// Bytes of a panel.
+pub(super) fn bytes(ty: TensorType, cols: usize) -> usize {
+    cols / ty.block() * block_bytes(ty)
 }
 
 /// `f` for each row and block of the rows: (row, block within the row, bytes of the block).
@@ -51,11 +55,14 @@ fn each_block<const BYTES: usize>(
 }
 
 /// Spreads the bytes of a row over chunks of 64, four to each, from `to` on.
-fn interleave(values: &[u8], row: usize, to: &mut [u8], flip: u8) {
+fn interleave(values: &[u8], row: usize, to: &mut [u8], flip: u32) {
     let start = row / LANES * values.len() * LANES + row % LANES * 4;
-    for (j, four) in values.as_chunks::<4>().0.iter().enumerate() {
-        let at = start + j * 4 * LANES;
-        to[at..at + 4].copy_from_slice(&four.map(|b| b ^ flip));
+    let places = to[start..].chunks_mut(4 * LANES);
+    for (four, place) in values.as_chunks::<4>().0.iter().zip(places) {
+        let flipped = u32::from_le_bytes(*four) ^ flip;
+        if let Some(place) = place.first_chunk_mut() {
+            *place = flipped.to_le_bytes();
+        }
     }
 }
 
@@ -85,7 +92,7 @@ pub(super) fn pack_q4_1(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
 pub(super) fn pack_q8_0_unsigned(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
     each_block::<34>(rows, row_bytes, |row, block, bytes| {
         let to = &mut panel[block * Q8_0_BLOCK..][..Q8_0_BLOCK];
-        interleave(&bytes[2..], row, to, 0x80);
+        interleave(&bytes[2..], row, to, 0x8080_8080);
         put_half(&bytes[..2], row, &mut to[ROWS * 32..]);
     });
 }

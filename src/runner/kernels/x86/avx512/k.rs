@@ -9,6 +9,7 @@
 use std::arch::x86_64::*;
 
 use super::super::panel::{self, Q4K_BLOCK, Q6K_BLOCK};
+use super::super::{Ahead, Tile};
 use super::{load, load_halves, low_high, prefetch, store};
 use crate::runner::kernels::format::Q8KBlock;
 use crate::runner::kernels::matmul::Job;
@@ -18,42 +19,42 @@ pub(super) const Q6K: u8 = 1;
 
 type Sums<const T: usize> = [[__m512i; 2]; T];
 
-/// A panel times `count` tokens from `first` on, six at most.
+/// A panel times six tokens at most.
 ///
 /// # Safety
 /// The processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-pub(super) unsafe fn tile_of<const KIND: u8>(job: &Job<'_>, panel: usize, first: usize, count: usize) {
-    match count {
-        1 => tile::<KIND, 1>(job, panel, first),
-        2 => tile::<KIND, 2>(job, panel, first),
-        3 => tile::<KIND, 3>(job, panel, first),
-        4 => tile::<KIND, 4>(job, panel, first),
+pub(super) unsafe fn tile_of<const KIND: u8>(job: &Job<'_>, part: &Tile) {
+    match part.tokens {
+        1 => tile::<KIND, 1>(job, part),
+        2 => tile::<KIND, 2>(job, part),
+        3 => tile::<KIND, 3>(job, part),
+        4 => tile::<KIND, 4>(job, part),
         5 => {
-            tile::<KIND, 3>(job, panel, first);
-            tile::<KIND, 2>(job, panel, first + 3);
+            tile::<KIND, 3>(job, &Tile { tokens: 3, ..*part });
+            tile::<KIND, 2>(job, &Tile { tokens: 2, first: part.first + 3, ..*part });
         }
-        _ => tile::<KIND, 6>(job, panel, first),
+        _ => tile::<KIND, 6>(job, part),
     }
 }
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, panel: usize, first: usize) {
-    let mut w = job.panel(panel).as_ptr();
+fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, part: &Tile) {
+    let mut w = job.panel(part.panel).as_ptr();
     let mut act = [std::ptr::null::<Q8KBlock>(); T];
     for t in 0..T {
-        act[t] = job.act(first + t).as_ptr().cast();
+        act[t] = job.act(part.first + t).as_ptr().cast();
     }
     let mut sums = [[_mm512_setzero_ps(); 2]; T];
     for _ in 0..job.matrix.cols() / 256 {
         // SAFETY: the panel has this many blocks, each prepared row too.
         unsafe {
             if KIND == Q4K {
-                q4k_block(w, &act, &mut sums);
+                q4k_block(w, part.ahead, &act, &mut sums);
                 w = w.add(Q4K_BLOCK);
             } else {
-                q6k_block(w, &act, &mut sums);
+                q6k_block(w, part.ahead, &act, &mut sums);
                 w = w.add(Q6K_BLOCK);
             }
             for t in 0..T {
@@ -61,21 +62,26 @@ fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, panel: usize, first: usiz
             }
         }
     }
-    store(job, panel, first, &sums);
+    store(job, part, &sums);
 }
 
 /// # Safety
 /// A block of a panel and of each prepared row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-unsafe fn q4k_block<const T: usize>(w: *const u8, act: &[*const Q8KBlock; T], sums: &mut [[__m512; 2]; T]) {
+unsafe fn q4k_block<const T: usize>(
+    w: *const u8,
+    ahead: Ahead,
+    act: &[*const Q8KBlock; T],
+    sums: &mut [[__m512; 2]; T],
+) {
     let zero = _mm512_setzero_si512();
     let (mut products, mut minima) = ([[zero; 2]; T], [[zero; 2]; T]);
     // SAFETY: offsets within the block, as `panel` lays it out.
     unsafe {
         for part in 0..8 {
+            prefetch(w, ahead.eighth(part));
             let from = w.add(part * 512);
-            prefetch(from, 512);
             let mut dots = [[zero; 2]; T];
             for j in 0..4 {
                 let (low, high) = low_high([load(from.add(64 * j)), load(from.add(256 + 64 * j))]);
@@ -93,7 +99,6 @@ unsafe fn q4k_block<const T: usize>(w: *const u8, act: &[*const Q8KBlock; T], su
                 }
             }
         }
-        prefetch(w.add(panel::Q4K_SCALES), Q4K_BLOCK - panel::Q4K_SCALES);
         for part in 0..8 {
             let mut twice = [zero; 2];
             for g in 0..2 {
@@ -124,15 +129,20 @@ unsafe fn q4k_block<const T: usize>(w: *const u8, act: &[*const Q8KBlock; T], su
 /// A block of a panel and of each prepared row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-unsafe fn q6k_block<const T: usize>(w: *const u8, act: &[*const Q8KBlock; T], sums: &mut [[__m512; 2]; T]) {
+unsafe fn q6k_block<const T: usize>(
+    w: *const u8,
+    ahead: Ahead,
+    act: &[*const Q8KBlock; T],
+    sums: &mut [[__m512; 2]; T],
+) {
     let zero = _mm512_setzero_si512();
     let mut products = [[zero; 2]; T];
     let mut offsets = [[zero; 2]; T];
     // SAFETY: offsets within the block, as `panel` lays it out.
     unsafe {
         for part in 0..8 {
+            prefetch(w, ahead.eighth(part));
             let from = w.add(part * 768);
-            prefetch(from, 768);
             let pairs = [
                 words(w.add(panel::Q6K_SCALES + 64 * part)),
                 words(w.add(panel::Q6K_SCALES + 64 * part + 32)),
@@ -162,7 +172,6 @@ unsafe fn q6k_block<const T: usize>(w: *const u8, act: &[*const Q8KBlock; T], su
                 }
             }
         }
-        prefetch(w.add(panel::Q6K_SCALES), Q6K_BLOCK - panel::Q6K_SCALES);
         let d = load_halves(w.add(panel::Q6K_HALVES));
         for t in 0..T {
             let scale = _mm512_set1_ps((*act[t]).d);

@@ -6,15 +6,13 @@ mod small;
 
 use std::arch::x86_64::*;
 
-use super::{each_tile, panel};
+use super::{Ahead, CACHE_LINE, Tile, each_tile, panel};
 use crate::ggml::quant::TensorType;
 use crate::runner::kernels::matmul::Job;
 use crate::runner::kernels::recipe::{Recipe, no_scratch};
 
 pub(super) use prepare::prepare_row;
 
-/// Bytes ahead of the weights in use that are asked for: what memory delivers in about 100 ns, and more.
-const PREFETCH: usize = 4096;
 /// Most tokens of a tile: what 32 registers hold.
 const TILE: usize = 6;
 
@@ -63,10 +61,9 @@ pub(super) fn recipe(ty: TensorType) -> Option<&'static Recipe> {
     }
 }
 
-/// `tile` is given a panel, the first token and how many tokens.
-fn run(job: &Job<'_>, tile: unsafe fn(&Job<'_>, usize, usize, usize)) {
+fn run(job: &Job<'_>, tile: unsafe fn(&Job<'_>, &Tile)) {
     // SAFETY: a recipe of this instruction set is only used where the processor has it.
-    each_tile(job, TILE, |panel, first, count| unsafe { tile(job, panel, first, count) });
+    each_tile(job, TILE, |part| unsafe { tile(job, part) });
 }
 
 /// # Safety
@@ -94,12 +91,12 @@ unsafe fn load_halves(from: *const u8) -> [__m512; 2] {
     }
 }
 
-/// Asks for as many bytes as the block at `w` has, further on. Any address may be asked for.
+/// Asks for the lines that go with the block at `w`. Any address may be asked for.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn prefetch(w: *const u8, bytes: usize) {
-    for line in 0..bytes / 64 {
-        _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(PREFETCH + 64 * line).cast());
+fn prefetch(w: *const u8, ahead: Ahead) {
+    for line in 0..ahead.lines {
+        _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(ahead.distance + CACHE_LINE * line).cast());
     }
 }
 
@@ -116,12 +113,12 @@ fn low_high(both: [__m512i; 2]) -> ([__m512i; 2], [__m512i; 2]) {
 /// Writes the results of a panel, as many rows as the job has.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn store<const T: usize>(job: &Job<'_>, panel: usize, first: usize, sums: &[[__m512; 2]; T]) {
-    let row = panel * panel::ROWS;
+fn store<const T: usize>(job: &Job<'_>, tile: &Tile, sums: &[[__m512; 2]; T]) {
+    let row = tile.panel * panel::ROWS;
     let rows = (job.rows.end - row).min(panel::ROWS);
     let mask = if rows == panel::ROWS { u32::MAX } else { (1 << rows) - 1 };
     for (t, sums) in sums.iter().enumerate() {
-        let to = job.out(first + t, row);
+        let to = job.out(tile.first + t, row);
         // SAFETY: the mask is that of the job's own rows.
         unsafe {
             _mm512_mask_storeu_ps(to, mask as u16, sums[0]);

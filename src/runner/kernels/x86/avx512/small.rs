@@ -9,6 +9,7 @@
 
 use std::arch::x86_64::*;
 
+use super::super::Tile;
 use super::super::panel;
 use super::{load, load_halves, low_high, prefetch, store};
 use crate::runner::kernels::format::Q8Block;
@@ -18,34 +19,34 @@ pub(super) const Q4_0: u8 = 0;
 pub(super) const Q4_1: u8 = 1;
 pub(super) const Q8_0: u8 = 2;
 
-/// A panel times `count` tokens from `first` on, six at most.
+/// A panel times six tokens at most.
 ///
 /// # Safety
 /// The processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-pub(super) unsafe fn tile_of<const KIND: u8>(job: &Job<'_>, panel: usize, first: usize, count: usize) {
-    match count {
-        1 => tile::<KIND, 1>(job, panel, first),
-        2 => tile::<KIND, 2>(job, panel, first),
-        3 => tile::<KIND, 3>(job, panel, first),
-        4 => tile::<KIND, 4>(job, panel, first),
-        5 => tile::<KIND, 5>(job, panel, first),
-        _ => tile::<KIND, 6>(job, panel, first),
+pub(super) unsafe fn tile_of<const KIND: u8>(job: &Job<'_>, part: &Tile) {
+    match part.tokens {
+        1 => tile::<KIND, 1>(job, part),
+        2 => tile::<KIND, 2>(job, part),
+        3 => tile::<KIND, 3>(job, part),
+        4 => tile::<KIND, 4>(job, part),
+        5 => tile::<KIND, 5>(job, part),
+        _ => tile::<KIND, 6>(job, part),
     }
 }
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, panel: usize, first: usize) {
+fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, part: &Tile) {
     let block_bytes = match KIND {
         Q4_0 => panel::Q4_0_BLOCK,
         Q4_1 => panel::Q4_1_BLOCK,
         _ => panel::Q8_0_BLOCK,
     };
-    let mut w = job.panel(panel).as_ptr();
+    let mut w = job.panel(part.panel).as_ptr();
     let mut act = [std::ptr::null::<Q8Block>(); T];
     for t in 0..T {
-        act[t] = job.act(first + t).as_ptr().cast();
+        act[t] = job.act(part.first + t).as_ptr().cast();
     }
     let mut sums = [[_mm512_setzero_ps(); 2]; T];
     let mut dots = [[_mm512_setzero_si512(); 2]; T];
@@ -60,7 +61,7 @@ fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, panel: usize, first: usiz
                 };
                 dots[t] = [start; 2];
             }
-            prefetch(w, block_bytes);
+            prefetch(w, part.ahead);
             if KIND == Q8_0 {
                 for j in 0..8 {
                     let weights = [load(w.add(64 * j)), load(w.add(512 + 64 * j))];
@@ -95,7 +96,7 @@ fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, panel: usize, first: usiz
             w = w.add(block_bytes);
         }
     }
-    store(job, panel, first, &sums);
+    store(job, part, &sums);
 }
 
 /// Adds the products of four elements of 32 rows and all tokens.
