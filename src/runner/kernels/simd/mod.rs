@@ -18,6 +18,8 @@ pub(in crate::runner) mod x86;
 pub(in crate::runner) trait Simd: Copy {
     /// Elements.
     const N: usize;
+    /// Vector registers.
+    const REGISTERS: usize;
     /// Vectors that lie side by side in a matrix kernel's tile, and rows of broadcasts against them, such that
     /// accumulators and operands fit the registers.
     const TILE: (usize, usize);

@@ -23,6 +23,7 @@ unsafe fn halves(p: *const u16, n: usize) -> [f32; 4] {
 // SAFETY (all of it): see the trait; every method is lane arithmetic or touches the memory that its caller vouches for.
 impl Simd for Neon {
     const N: usize = 4;
+    const REGISTERS: usize = 32;
     const TILE: (usize, usize) = (4, 6);
     type V = float32x4_t;
 

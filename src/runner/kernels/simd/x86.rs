@@ -39,6 +39,7 @@ unsafe fn widen_bf16(h: __m128i) -> __m256 {
 // SAFETY (all of it): see the trait; every method is lane arithmetic or touches the memory that its caller vouches for.
 impl Simd for Avx2 {
     const N: usize = 8;
+    const REGISTERS: usize = 16;
     const TILE: (usize, usize) = (2, 6);
     type V = __m256;
 
@@ -185,6 +186,7 @@ fn mask_below(n: usize) -> __mmask16 {
 // SAFETY (all of it): see the trait; every method is lane arithmetic or touches the memory that its caller vouches for.
 impl Simd for Avx512 {
     const N: usize = 16;
+    const REGISTERS: usize = 32;
     const TILE: (usize, usize) = (2, 12);
     type V = __m512;
 

@@ -10,6 +10,9 @@ const PAD: usize = 16;
 const POSITIONS: usize = 4;
 /// Vectors of a value that a tile of results has.
 const VECTORS: usize = 4;
+/// How many positions ahead the cache is told: rows of one head are far apart, which the hardware does not guess.
+const AHEAD: usize = 24;
+const CACHE_LINE: usize = 64;
 
 /// Where things lie in the scratch memory, all in f32.
 struct Scratch {
@@ -64,7 +67,9 @@ pub(super) unsafe fn run<S: Simd>(tile: &Tile<'_>, scratch: *mut f32, partials: 
             }
             let mut row = 0;
             while row < tile.rows {
-                row += match tile.rows - row {
+                // Sixteen registers do not hold the sums of four rows.
+                let most = if S::REGISTERS < 32 { 2 } else { 4 };
+                row += match (tile.rows - row).min(most) {
                     1 => block::<S, 1>(tile, &at, row, p, n, state),
                     2 | 3 => block::<S, 2>(tile, &at, row, p, n, state),
                     _ => block::<S, 4>(tile, &at, row, p, n, state),
@@ -123,6 +128,7 @@ unsafe fn scores<S: Simd, const R: usize>(
         let mut k = [tile.a.k.base; POSITIONS];
         for (j, k) in k.iter_mut().enumerate() {
             *k = tile.a.k.at(p + (i + j).min(n - 1), head);
+            ask::<S>(k.wrapping_byte_add(AHEAD * tile.a.k.row), dk);
         }
         let q = at.q.add(row * stride);
         let mut acc = [[S::splat(0.0); POSITIONS]; R];
@@ -150,6 +156,15 @@ unsafe fn scores<S: Simd, const R: usize>(
         for (r, acc) in acc.iter().enumerate() {
             S::sum4(at.s.add((row + r) * BLOCK + i), *acc);
         }
+    }
+}
+
+/// Asks for the cache lines of `n` halves.
+#[inline(always)]
+unsafe fn ask<S: Simd>(p: *const u16, n: usize) {
+    for line in (0..2 * n).step_by(CACHE_LINE) {
+        // SAFETY: a hint may point anywhere.
+        unsafe { S::prefetch(p.wrapping_byte_add(line).cast()) };
     }
 }
 
@@ -230,10 +245,12 @@ unsafe fn values<S: Simd, const R: usize, const V: usize>(
         let weights = at.s.add(row * BLOCK);
         for i in 0..n {
             let v = tile.a.v.at(p + i, tile.item.kv_head).add(d);
+            ask::<S>(v.wrapping_byte_add(AHEAD * tile.a.v.row), V * S::N);
             let mut vs = [S::splat(0.0); V];
             for (j, x) in vs.iter_mut().enumerate() {
-                let left = dv - d - j * S::N;
-                *x = if left >= S::N { S::load_f16(v.add(j * S::N)) } else { S::load_f16_part(v, left) };
+                // Several vectors are always whole ones.
+                let whole = V > 1 || dv - d >= S::N;
+                *x = if whole { S::load_f16(v.add(j * S::N)) } else { S::load_f16_part(v, dv - d) };
             }
             for (r, acc) in acc.iter_mut().enumerate() {
                 let weight = S::splat(*weights.add(r * BLOCK + i));
