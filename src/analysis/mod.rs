@@ -1,6 +1,7 @@
 //! A recorded run and the questions asked of it. May use `trace` and `ggml`.
 
 pub mod accuracy;
+pub mod agreement;
 pub mod books;
 pub mod calls;
 pub mod describe;

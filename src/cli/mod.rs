@@ -11,6 +11,8 @@ pub mod doctor;
 pub mod record;
 pub mod report;
 pub mod runner;
+#[cfg(feature = "agent")]
+pub mod selftest;
 
 /// Operator-level profiler for unmodified llama.cpp and GGML programs.
 #[derive(Debug, Parser)]
@@ -28,6 +30,8 @@ pub enum Command {
     Doctor(doctor::Args),
     Report(report::Args),
     Accuracy(accuracy::Args),
+    #[cfg(feature = "agent")]
+    Selftest(selftest::Args),
 }
 
 /// Runs the command line of the process. Exit codes: 0 done, 1 failed, 2 wrong usage.
@@ -38,6 +42,8 @@ pub fn main() -> ExitCode {
         Command::Record(args) => record::run(&args),
         #[cfg(feature = "agent")]
         Command::Doctor(args) => doctor::run(&args),
+        #[cfg(feature = "agent")]
+        Command::Selftest(args) => selftest::run(&args),
         Command::Accuracy(args) => accuracy::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
     };

@@ -179,3 +179,25 @@ fn impossible_numbers_of_threads_are_refused() {
     assert!(matches!(Threads::new(0, false, FUNCTIONS), Err(PoolError::Count(0))));
     assert!(matches!(Threads::new(513, false, FUNCTIONS), Err(PoolError::Count(513))));
 }
+
+/// Run by the next test in a process of its own.
+#[test]
+#[ignore = "ends the program"]
+fn an_op_that_panics() {
+    let panics = |params: &ComputeParams, _: &Tensor| assert_eq!(params.ith, 0, "on the other thread");
+    let mut f = fixture();
+    let threads = Threads::new(2, false, Functions { forward: panics, ..FUNCTIONS }).expect("threads");
+    // SAFETY: as above.
+    let _ = unsafe { Sched::new(threads, false).compute(&mut f.graph) };
+}
+
+#[test]
+fn a_panic_on_a_thread_ends_the_program_instead_of_leaving_the_others_waiting() {
+    let me = std::env::current_exe().expect("a test program");
+    let mut child = std::process::Command::new(me);
+    child.args(["--nocapture", "--ignored", "--exact", "runner::pool::tests::an_op_that_panics"]);
+    let out = child.output().expect("it runs");
+    assert!(!out.status.success());
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains("on the other thread"), "{said}");
+}

@@ -1,0 +1,172 @@
+//! Whether a trace and the engine's own account tell of the same run: calls, graphs, the order of ops, their tensors,
+//! experts. May use `ground_truth`, `load`, `report`.
+//!
+//! Each answer is a text: what was compared, or what was wrong first.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::ground_truth::{CpuGraph as TrueGraph, GroundTruth};
+use super::load::{Hit, Loaded, Progress};
+use super::report::{Options, report};
+use crate::ggml::names;
+use crate::trace::Trace;
+use crate::trace::record::CpuGraph;
+
+/// What was compared, or what is wrong.
+pub type Answer = Result<String, String>;
+
+/// The op that runs the chosen experts.
+const EXPERTS: &str = "MUL_MAT_ID";
+
+/// Whether the books of the trace close. Without structure nothing says how many ops there must be.
+pub fn complete(trace: &Trace, structure: bool) -> Answer {
+    let options = Options { top: Some(1), tables: Vec::new(), phase: None };
+    let books = report(trace, &options, &Progress::default()).books;
+    let seen: u64 = books.events.iter().map(|e| e.seen).sum();
+    let lost: u64 = books.events.iter().map(|e| e.lost).sum();
+    if lost > 0 || !books.damage.is_empty() || books.end.is_none() || structure && !books.complete {
+        return Err(books.verdict);
+    }
+    Ok(match structure {
+        true => format!("{seen} events, none lost, every op that the graphs demand was seen"),
+        false => format!("{seen} events, none lost"),
+    })
+}
+
+fn same<T: PartialEq + std::fmt::Display>(what: &str, traced: T, truth: T) -> Result<(), String> {
+    if traced == truth {
+        Ok(())
+    } else {
+        Err(format!("{what}: {traced} in the trace, {truth} in the engine"))
+    }
+}
+
+/// Calls in their order with their tokens.
+pub fn calls(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
+    let mut traced: Vec<_> = loaded.tokens.iter().filter(|t| !t.cut).collect();
+    traced.sort_by_key(|t| t.t);
+    same("calls", traced.len(), truth.calls.len())?;
+    for (i, (t, c)) in traced.iter().zip(&truth.calls).enumerate() {
+        same(&format!("tokens of call {i}"), t.n_tokens.unwrap_or(0), c.span.size)?;
+    }
+    Ok(format!(
+        "{} calls, {} tokens",
+        traced.len(),
+        truth.calls.iter().map(|c| u64::from(c.span.size)).sum::<u64>()
+    ))
+}
+
+/// Graphs in their order with their nodes, and their splits.
+pub fn graphs(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
+    let mut traced: Vec<_> = loaded.graphs.iter().filter(|g| !g.cut).collect();
+    traced.sort_by_key(|g| g.t);
+    same("graphs", traced.len(), truth.graphs.len())?;
+    for (i, (t, g)) in traced.iter().zip(&truth.graphs).enumerate() {
+        same(&format!("nodes of graph {i}"), t.n_nodes, g.size)?;
+    }
+    same("splits", loaded.splits.iter().filter(|s| !s.cut).count(), truth.cpu_graphs.len())?;
+    let backends: BTreeSet<u32> = loaded.splits.iter().map(|s| s.backend).collect();
+    Ok(format!("{} graphs, {} splits, backends: {}", traced.len(), truth.cpu_graphs.len(), backends.len()))
+}
+
+/// CPU graphs of both sides in order of time.
+fn pairs<'a>(
+    loaded: &'a Loaded<'_>,
+    truth: &'a GroundTruth,
+) -> Result<Vec<(&'a CpuGraph, &'a TrueGraph)>, String> {
+    let mut traced: Vec<_> = loaded.cpu_graphs.iter().filter(|g| !g.cut).collect();
+    traced.sort_by_key(|g| g.t);
+    same("CPU graphs", traced.len(), truth.cpu_graphs.len())?;
+    Ok(traced.into_iter().zip(&truth.cpu_graphs).collect())
+}
+
+/// Op hits of all graphs by (graph, thread), each thread's in order of time.
+fn hits<'a>(loaded: &'a Loaded<'_>) -> BTreeMap<(u64, u16), Vec<&'a Hit>> {
+    let mut runs: Vec<_> = loaded.runs.iter().collect();
+    runs.sort_by_key(|r| (r.graph, r.ith, r.t));
+    let mut out: BTreeMap<(u64, u16), Vec<&Hit>> = BTreeMap::new();
+    for run in runs {
+        let of_plan = loaded.plans.get(&run.plan).map_or(&[][..], |p| &p.hits);
+        let of_run = of_plan.iter().skip(run.first as usize).take(run.n as usize);
+        out.entry((run.graph, run.ith)).or_default().extend(of_run);
+    }
+    out
+}
+
+/// Every thread's ops, one by one, by the addresses of their tensors.
+pub fn order(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
+    let traced = hits(loaded);
+    let (mut count, mut threads) = (0, 0);
+    for (i, (graph, true_graph)) in pairs(loaded, truth)?.into_iter().enumerate() {
+        same(&format!("threads of graph {i}"), graph.n_threads, true_graph.span.size)?;
+        threads = threads.max(graph.n_threads);
+        for lane in truth.ops_of(true_graph).chunk_by(|a, b| a.ith == b.ith) {
+            let ith = lane.first().map_or(0, |o| o.ith);
+            let place = format!("graph {i}, thread {ith}");
+            let of_lane = u16::try_from(ith).ok().and_then(|ith| traced.get(&(graph.seq, ith)));
+            let of_lane = of_lane.map_or(&[][..], |l| l);
+            same(&format!("ops of {place}"), of_lane.len(), lane.len())?;
+            for (hit, op) in of_lane.iter().zip(lane) {
+                let seen = loaded.tensors.get(&hit.0).map_or(0, |t| t.addr);
+                let node = truth.node_of(true_graph, op.node);
+                if node.is_none_or(|n| n.address != seen) {
+                    let name = node.map_or("?", |n| &n.name);
+                    return Err(format!("{place}: the engine ran {name}, the trace has another op there"));
+                }
+            }
+            count += lane.len();
+        }
+    }
+    Ok(format!("{count} ops, one by one as the engine ran them, threads: {threads}"))
+}
+
+/// Name and op of every tensor that ran.
+pub fn structure(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
+    let traced = hits(loaded);
+    let mut names = BTreeSet::new();
+    for (graph, true_graph) in pairs(loaded, truth)? {
+        let lane = truth.ops_of(true_graph).chunk_by(|a, b| a.ith == b.ith).next().unwrap_or_default();
+        let of_lane = traced.get(&(graph.seq, 0)).map_or(&[][..], |l| l);
+        for (hit, op) in of_lane.iter().zip(lane) {
+            let (Some(t), Some(node)) = (loaded.tensors.get(&hit.0), truth.node_of(true_graph, op.node))
+            else {
+                return Err("a tensor of the graph is not in the trace".to_owned());
+            };
+            if !t.known {
+                return Err(format!("{}: only its address was recorded", node.name));
+            }
+            let desc = loaded.ops.get(&t.op).map_or("", |o| o.desc);
+            same("name of a tensor", &*t.name, &*node.name)?;
+            same(&format!("op of {}", node.name), desc, &*node.op)?;
+            names.insert(&*node.name);
+        }
+    }
+    Ok(format!("{} names with the op of each, as the engine built them", names.len()))
+}
+
+/// Ops that run experts, layer by layer.
+pub fn experts(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
+    let mut seen: BTreeMap<Option<u32>, u64> = BTreeMap::new();
+    for hit in hits(loaded).values().flatten() {
+        let Some(tensor) = loaded.tensors.get(&hit.0) else { continue };
+        if loaded.ops.get(&tensor.op).is_some_and(|o| o.name == EXPERTS) {
+            *seen.entry(names::fold(&tensor.name).layer).or_default() += 1;
+        }
+    }
+    let mut want: BTreeMap<Option<u32>, u64> = BTreeMap::new();
+    for graph in &truth.cpu_graphs {
+        let nodes = truth.ops_of(graph).iter().filter_map(|o| truth.node_of(graph, o.node));
+        for node in nodes.filter(|n| &*n.op == EXPERTS) {
+            *want.entry(names::fold(&node.name).layer).or_default() += 1;
+        }
+    }
+    if want.is_empty() {
+        return Err("the engine ran no expert".to_owned());
+    }
+    if let Some((layer, n)) = want.iter().find(|(l, n)| seen.get(l) != Some(n)) {
+        let got = seen.get(layer).copied().unwrap_or(0);
+        return Err(format!("{got} of {n} ops of layer {} seen", layer.map_or(-1, i64::from)));
+    }
+    let total: u64 = want.values().sum();
+    Ok(format!("{total} {EXPERTS} ops in {} layers; which experts were chosen is not recorded", want.len()))
+}

@@ -1,0 +1,163 @@
+//! Recordings of ggml-runner beside its own account: the recorder takes it for a GGML engine, with no special case.
+#![cfg(feature = "agent")]
+
+mod common;
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use common::run::{profinfer, record, run};
+use common::seen::Seen;
+use common::{live, model, skip};
+use profinfer::analysis::agreement::{self, Answer};
+use profinfer::analysis::ground_truth::{self, GroundTruth};
+use profinfer::trace::Trace;
+
+const RUNNER: &str = env!("CARGO_BIN_EXE_ggml-runner");
+const OPS: &str = "ggml_compute_forward + ggml_compute_forward_rms_norm_mul_fused";
+
+/// A recording and the runner's own account of it.
+struct Both {
+    seen: Seen,
+    trace: PathBuf,
+    truth: GroundTruth,
+    _run: common::run::Run,
+    _dir: tempfile::TempDir,
+}
+
+fn both(model: &Path, recorder: &[&str], runner: &[&str]) -> Both {
+    let dir = tempfile::tempdir().expect("a directory");
+    let truth = dir.path().join("truth.tsv");
+    let (model, file) = (model.to_str().expect("a path"), truth.to_str().expect("a path"));
+    let mut args = recorder.to_vec();
+    args.extend(["--", RUNNER, "run", "-m", model, "-p", "7", "-n", "4", "--ground-truth", file]);
+    args.extend(runner);
+    let run = record(&args);
+    let seen = run.seen();
+    let truth = ground_truth::read(BufReader::new(File::open(truth).expect("the runner wrote it")));
+    Both { seen, trace: run.trace.clone(), truth: truth.expect("ground truth"), _run: run, _dir: dir }
+}
+
+fn agree(what: &str, answer: Answer) {
+    if let Err(why) = answer {
+        panic!("{what}: {why}");
+    }
+}
+
+/// Everything that both sides tell of calls, graphs, ops and tensors is the same.
+fn whole(b: &Both, threads: u32) {
+    let (all, truth) = (&b.seen.all, &b.truth);
+    assert_eq!(truth.dropped, 0);
+    b.seen.complete();
+    assert_eq!(b.seen.footer().read_errors, 0, "failed reads of the target's memory");
+    agree("calls", agreement::calls(all, truth));
+    agree("graphs", agreement::graphs(all, truth));
+    agree("order", agreement::order(all, truth));
+    agree("structure", agreement::structure(all, truth));
+    agree("complete", agreement::complete(&Trace::open(&b.trace).expect("a trace"), true));
+    let hits = truth.ops.len() as u64;
+    assert_eq!((b.seen.slices(), b.seen.kind("op").seen), (hits, hits), "op hits");
+    for g in &all.cpu_graphs {
+        assert_eq!((g.n_threads, g.expected), (threads, Some(g.seen)), "CPU graph {}", g.seq);
+        assert!(!g.cut);
+    }
+    assert_eq!(b.seen.used("op").map(|r| r.name), Some(OPS), "rung of ops");
+    assert!(b.seen.used("split").is_some_and(|r| r.name == "ggml_backend_graph_compute_async"));
+}
+
+/// Warm-up (prompt and one token), prompt, four tokens.
+const CALLS: [u32; 7] = [7, 1, 7, 1, 1, 1, 1];
+
+#[test]
+fn every_op_of_every_architecture() {
+    let _turn = live!();
+    for (preset, ty) in [("tiny", "q4_0"), ("tiny", "f16"), ("gemma2", "q4_0"), ("moe", "q4_0")] {
+        for threads in [1, 2] {
+            println!("{preset} {ty}, {threads} threads");
+            let b = both(&model(preset, ty), &[], &["-t", &threads.to_string()]);
+            whole(&b, threads);
+            let tokens: Vec<u32> = b.seen.all.tokens.iter().filter_map(|t| t.n_tokens).collect();
+            assert_eq!(tokens, CALLS);
+            let widths: Vec<u32> = b.seen.all.graphs.iter().map(|g| g.ubatch).collect();
+            assert_eq!(widths, CALLS, "widths of the ubatches");
+            if preset == "moe" {
+                agree("experts", agreement::experts(&b.seen.all, &b.truth));
+            }
+            // Behind the first graph, from which the barriers' places are learned, every op has its end.
+            assert!(b.seen.all.cpu_graphs.iter().skip(1).all(|g| g.barrier == (threads > 1)));
+        }
+    }
+}
+
+#[test]
+fn a_graph_on_two_backends_is_seen_cut() {
+    let _turn = live!();
+    for threads in [1, 2] {
+        let b = both(&model("tiny", "q4_0"), &[], &["--two-backends", "-t", &threads.to_string()]);
+        whole(&b, threads);
+        let all = &b.seen.all;
+        let layers = 6;
+        assert_eq!(all.splits.len(), CALLS.len() * (layers + 1));
+        let guids = |graph: u64| {
+            let of_graph = all.splits.iter().filter(move |s| s.graph == Some(graph));
+            of_graph.map(|s| all.backends[&s.backend].guid).collect::<Vec<_>>()
+        };
+        for graph in &all.graphs {
+            let guids = guids(graph.seq);
+            assert_eq!(guids.len(), layers + 1);
+            assert!(guids.windows(2).all(|w| w[0] != w[1]), "in turn: {guids:?}");
+            assert!(guids.iter().step_by(2).all(|g| *g == guids[0]), "two: {guids:?}");
+        }
+        let mut names: Vec<&str> = all.backends.values().map(|b| b.name).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["", "CPU"], "one of GGML's, one that nobody knows");
+    }
+}
+
+#[test]
+fn fewer_threads_decode_than_prefill() {
+    let _turn = live!();
+    let b = both(&model("tiny", "q4_0"), &[], &["-t", "2", "--decode-threads", "1"]);
+    agree("order", agreement::order(&b.seen.all, &b.truth));
+    let threads: Vec<u32> = b.seen.all.cpu_graphs.iter().map(|g| g.n_threads).collect();
+    assert_eq!(threads, CALLS.map(|tokens| if tokens > 1 { 2 } else { 1 }));
+}
+
+#[test]
+fn the_lower_levels_count_the_same_calls_and_graphs() {
+    let _turn = live!();
+    let model = model("tiny", "q4_0");
+    let b = both(&model, &["--level", "token"], &["-t", "1"]);
+    agree("calls", agreement::calls(&b.seen.all, &b.truth));
+    assert!(b.seen.all.graphs.is_empty() && b.seen.slices() == 0);
+    let b = both(&model, &["--level", "graph"], &["-t", "1"]);
+    agree("graphs", agreement::graphs(&b.seen.all, &b.truth));
+    assert_eq!(b.seen.slices(), 0);
+}
+
+#[test]
+fn selftest_finds_nothing_wrong() {
+    let _turn = live!();
+    let out = run(profinfer().args(["selftest", "--json"]));
+    let answer: serde_json::Value = serde_json::from_str(&out.stdout).expect("JSON");
+    let checks = answer["checks"].as_array().expect("checks");
+    assert!(checks.len() > 30, "{answer}");
+    // How exact the times are is a matter of what else the machine does.
+    let wrong = |c: &&serde_json::Value| {
+        c["verdict"] != "ok" && !c["check"].as_str().is_some_and(|n| n.ends_with(": accuracy"))
+    };
+    assert_eq!(checks.iter().find(wrong), None);
+    let ok = checks.iter().all(|c| c["verdict"] != "failed");
+    assert_eq!((answer["ok"].as_bool(), out.status.success()), (Some(ok), ok));
+}
+
+#[test]
+fn selftest_without_a_runner_fails() {
+    let out = run(profinfer().args(["selftest", "--runner", "/nonexistent/ggml-runner"]));
+    assert_eq!(out.status.code(), Some(1), "{}", out.stderr);
+    assert!(out.stdout.starts_with("FAILED   runner"), "{}", out.stdout);
+    let out = run(profinfer().args(["selftest", "--runner", "/bin/false", "--json"]));
+    assert_eq!(out.status.code(), Some(1));
+    assert!(out.stdout.contains("\"ok\": false"), "{}", out.stdout);
+}
