@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use common::run::{profinfer, record, run};
 use common::seen::Seen;
-use common::{live, model, skip};
+use common::{live, model};
 use profinfer::analysis::agreement::{self, Answer};
 use profinfer::analysis::ground_truth::{self, GroundTruth};
 use profinfer::trace::Trace;
