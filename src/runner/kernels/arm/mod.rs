@@ -11,9 +11,11 @@ mod tile;
 mod types;
 
 use super::Isa;
+use super::matmul::Job;
 use super::recipe::Recipe;
 use crate::ggml::quant::TensorType;
 use machine::{Dot, I8mm, Machine, Plain};
+use panel::Kernel;
 use types::{Q4_0, Q4_1, Q4K, Q6K, Q8_0, Type};
 
 /// The recipe of each type.
@@ -25,6 +27,26 @@ struct Recipes {
     q6k: Recipe,
 }
 
+const fn kernel<M: Machine, T: Type>() -> Kernel {
+    let of = panel::tile_block_bytes::<T>;
+    Kernel {
+        run: 16 / M::ROWS,
+        block: T::BLOCK,
+        tile_block_bytes: [of(1), of(2), of(4), of(8)],
+        pack_tile: panel::pack_tile::<T>,
+        multiply: [
+            if M::LEAST == 2 { tile::multiply::<M, T, 2> } else { tile::multiply::<M, T, 4> },
+            tile::multiply::<M, T, 4>,
+            tile::multiply::<M, T, 8>,
+            tile::multiply::<M, T, 16>,
+        ],
+    }
+}
+
+fn run<M: Machine, T: Type>(job: &Job<'_>, scratch: &mut [u8]) {
+    panel::run(job, scratch, const { &kernel::<M, T>() });
+}
+
 const fn recipe<M: Machine, T: Type>() -> Recipe {
     Recipe {
         ty: T::TENSOR,
@@ -32,7 +54,7 @@ const fn recipe<M: Machine, T: Type>() -> Recipe {
         panel_bytes: panel::panel_bytes::<T>,
         pack: Some(panel::pack::<M, T>),
         scratch_bytes: panel::scratch_bytes::<T>,
-        run: panel::run::<M, T>,
+        run: run::<M, T>,
     }
 }
 

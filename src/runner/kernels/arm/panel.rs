@@ -23,14 +23,51 @@ pub(super) const TOKENS: usize = 8;
 /// Tokens that are brought into order at a time: in the second level of the cache beside the weights.
 const TURN: usize = 64;
 
+/// Multiplies a panel with a tile.
+pub(super) type Multiply = fn(&Job<'_>, &[u8], &[u8], Place);
+
+/// What bringing into order and looping over tiles need to know of a kernel. Neither is written for each instruction
+/// set and type: the program is to stay small.
+pub(super) struct Kernel {
+    /// Columns of a row or a token in a register.
+    pub run: usize,
+    /// Columns of a block.
+    pub block: usize,
+    /// Bytes of the blocks of a tile of 1, 2, 4 and 8 tokens.
+    pub tile_block_bytes: [usize; 4],
+    /// Brings a tile into order.
+    pub pack_tile: fn(&Job<'_>, Tile, &mut [u8]),
+    /// Multiplies a panel with a tile of 1, 2, 4 and 8 tokens.
+    pub multiply: [Multiply; 4],
+}
+
+/// Row, first token and number of tokens that a panel and a tile are for.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub row: usize,
+    pub token: usize,
+    pub tokens: usize,
+}
+
+/// Tokens of the job that a tile is for, and the tokens that it has place for.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    first: usize,
+    count: usize,
+    tokens: usize,
+    /// Columns of a token in a register.
+    run: usize,
+}
+
 /// The quants of one stretch as registers, one byte a quant: `[step][unit of rows][row][column]`.
-fn interleave<M: Machine>(quant: impl Fn(usize, usize) -> u8) -> [[u8; 16]; 8] {
-    let (units, run) = (ROWS / M::ROWS, 16 / M::ROWS);
+fn interleave(run: usize, quant: impl Fn(usize, usize) -> u8) -> [[u8; 16]; 8] {
+    let in_register = 16 / run;
+    let units = ROWS / in_register;
     let mut registers = [[0; 16]; 8];
     for (r, register) in registers.iter_mut().enumerate() {
         let (step, unit) = (r / units, r % units);
         for (i, byte) in register.iter_mut().enumerate() {
-            *byte = quant(unit * M::ROWS + i / run, step * run + i % run);
+            *byte = quant(unit * in_register + i / run, step * run + i % run);
         }
     }
     registers
@@ -38,25 +75,25 @@ fn interleave<M: Machine>(quant: impl Fn(usize, usize) -> u8) -> [[u8; 16]; 8] {
 
 /// A panel from its rows as they are in the file. Rows that are not there stay zero.
 pub(super) fn pack<M: Machine, T: Type>(source: &[u8], row_bytes: usize, panel: &mut [u8]) {
-    let rows: Vec<&[u8]> = source.chunks(row_bytes).collect();
+    pack_type::<T>(source, row_bytes, panel, 16 / M::ROWS);
+}
+
+#[inline(never)]
+fn pack_type<T: Type>(source: &[u8], row_bytes: usize, panel: &mut [u8], run: usize) {
     let bytes = T::TENSOR.block_bytes();
     for (b, block) in panel.chunks_exact_mut(block_bytes::<T>()).enumerate() {
         let (head, quants) = block.split_at_mut(T::HEAD_BYTES);
-        let of_row = |row: usize| rows.get(row).and_then(|r| r.get(b * bytes..(b + 1) * bytes));
-        let quant = |row, column| of_row(row).map_or(0, |source| T::quant(source, column));
+        let of_row =
+            |row: usize| source.get(row * row_bytes + b * bytes..).and_then(|rest| rest.get(..bytes));
         for (row, source) in (0..ROWS).filter_map(|row| Some((row, of_row(row)?))) {
             T::head(source, row, head);
         }
         for (stretch, out) in quants.chunks_exact_mut(T::STRETCH_BYTES).enumerate() {
-            let registers = interleave::<M>(|row, column| quant(row, stretch * STRETCH + column));
-            T::store(&registers, ROWS / M::ROWS, out);
+            let quant =
+                |row, column| of_row(row).map_or(0, |source| T::quant(source, stretch * STRETCH + column));
+            T::store(&interleave(run, quant), ROWS * run / 16, out);
         }
     }
-}
-
-/// Values in a list of one a token.
-pub(super) const fn list(tokens: usize) -> usize {
-    if tokens < 4 { 4 } else { tokens }
 }
 
 /// Bytes of a panel, for the recipe.
@@ -64,39 +101,47 @@ pub(super) fn panel_bytes<T: Type>(_ty: TensorType, cols: usize) -> usize {
     cols / T::BLOCK * block_bytes::<T>()
 }
 
+/// Values in a list of one a token.
+pub(super) const fn list(tokens: usize) -> usize {
+    if tokens < 4 { 4 } else { tokens }
+}
+
 /// Bytes of a block of a tile.
 pub(super) const fn tile_block_bytes<T: Type>(tokens: usize) -> usize {
     4 * list(tokens) + T::BLOCK / T::PART * 4 * list(tokens) + T::BLOCK * tokens
 }
 
-fn tile_bytes<T: Type>(cols: usize, tokens: usize) -> usize {
-    cols / T::BLOCK * tile_block_bytes::<T>(tokens)
-}
-
 /// Scratch memory of a product.
 pub(super) fn scratch_bytes<T: Type>(cols: usize, tokens: usize) -> usize {
-    tokens.min(TURN).div_ceil(TOKENS) * tile_bytes::<T>(cols, TOKENS)
+    tokens.min(TURN).div_ceil(TOKENS) * (cols / T::BLOCK * tile_block_bytes::<T>(TOKENS))
 }
 
-/// Tokens of the tile for so many.
-fn tile_tokens<M: Machine>(tokens: usize) -> usize {
-    tokens.min(TOKENS).next_power_of_two().max(M::LEAST / 2)
+/// One tile from prepared rows.
+pub(super) fn pack_tile<T: Type>(job: &Job<'_>, at: Tile, tile: &mut [u8]) {
+    pack_acts(job, at, tile, T::PART, T::extra);
 }
 
-/// One tile from the tokens `first..first + count`.
-fn pack_tile<M: Machine, T: Type>(job: &Job<'_>, first: usize, count: usize, tile: &mut [u8]) {
-    let (tokens, run) = (tile_tokens::<M>(count), 16 / M::ROWS);
+#[inline(never)]
+fn pack_acts<A: Activations>(
+    job: &Job<'_>,
+    at: Tile,
+    tile: &mut [u8],
+    part_columns: usize,
+    extra: fn(&A, usize) -> u32,
+) {
+    let Tile { first, count, tokens, run } = at;
     let list = 4 * list(tokens);
+    let part_bytes = list + part_columns * tokens;
+    let block_bytes = list + A::COLUMNS / part_columns * part_bytes;
     tile.fill(0);
     for token in 0..count {
-        let blocks = tile.chunks_exact_mut(tile_block_bytes::<T>(tokens));
-        for (block, acts) in blocks.zip(view::<T::Acts>(job.act(first + token))) {
+        for (block, acts) in tile.chunks_exact_mut(block_bytes).zip(view::<A>(job.act(first + token))) {
             let (scales, parts) = block.split_at_mut(list);
             scales[4 * token..][..4].copy_from_slice(&acts.scale().to_ne_bytes());
-            for (p, part) in parts.chunks_exact_mut(list + T::PART * tokens).enumerate() {
+            for (p, part) in parts.chunks_exact_mut(part_bytes).enumerate() {
                 let (extras, quants) = part.split_at_mut(list);
-                extras[4 * token..][..4].copy_from_slice(&T::extra(acts, p).to_ne_bytes());
-                let from = acts.quants()[p * T::PART..].chunks_exact(run);
+                extras[4 * token..][..4].copy_from_slice(&extra(acts, p).to_ne_bytes());
+                let from = acts.quants()[p * part_columns..][..part_columns].chunks_exact(run);
                 for (to, from) in quants.chunks_exact_mut(run).skip(token).step_by(tokens).zip(from) {
                     for (to, from) in to.iter_mut().zip(from) {
                         *to = from.cast_unsigned();
@@ -108,31 +153,31 @@ fn pack_tile<M: Machine, T: Type>(job: &Job<'_>, first: usize, count: usize, til
 }
 
 /// Multiplies, tile by tile.
-pub(super) fn run<M: Machine, T: Type>(job: &Job<'_>, scratch: &mut [u8]) {
-    let cols = job.matrix.cols();
-    let tile_bytes_of = |tokens| tile_bytes::<T>(cols, tokens);
+#[inline(never)]
+pub(super) fn run(job: &Job<'_>, scratch: &mut [u8], kernel: &Kernel) {
+    let blocks = job.matrix.cols() / kernel.block;
+    // With the matrix instructions a register has two tokens.
+    let least = kernel.run / 4;
+    // Tokens of the tile for so many, as a power of two.
+    let size = |tokens: usize| tokens.max(least).next_power_of_two().ilog2() as usize;
+    let tile_bytes = |size: usize| blocks * kernel.tile_block_bytes[size];
     for first in (0..job.tokens()).step_by(TURN) {
         let count = TURN.min(job.tokens() - first);
         let tiles = || {
             (0..count).step_by(TOKENS).map(|at| {
                 let tokens = TOKENS.min(count - at);
-                let start = at / TOKENS * tile_bytes_of(TOKENS);
-                (first + at, tokens, start..start + tile_bytes_of(tile_tokens::<M>(tokens)))
+                let start = at / TOKENS * tile_bytes(3);
+                (first + at, tokens, start..start + tile_bytes(size(tokens)))
             })
         };
-        for (token, tokens, place) in tiles() {
-            pack_tile::<M, T>(job, token, tokens, &mut scratch[place]);
+        for (first, count, place) in tiles() {
+            let tile = Tile { first, count, tokens: 1 << size(count), run: kernel.run };
+            (kernel.pack_tile)(job, tile, &mut scratch[place]);
         }
         for row in job.rows.clone().step_by(ROWS) {
+            let panel = job.panel(row / ROWS);
             for (token, tokens, place) in tiles() {
-                let (w, a) = (job.panel(row / ROWS), &scratch[place]);
-                let at = (row, token, tokens);
-                match tile_tokens::<M>(tokens) {
-                    1 => super::tile::multiply::<M, T, 2>(job, w, a, at),
-                    2 => super::tile::multiply::<M, T, 4>(job, w, a, at),
-                    4 => super::tile::multiply::<M, T, 8>(job, w, a, at),
-                    _ => super::tile::multiply::<M, T, 16>(job, w, a, at),
-                }
+                kernel.multiply[size(tokens)](job, panel, &scratch[place], Place { row, token, tokens });
             }
         }
     }

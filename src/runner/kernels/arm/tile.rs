@@ -8,38 +8,40 @@ use std::arch::aarch64::*;
 use std::hint::black_box;
 
 use super::machine::{Machine, from_halves};
-use super::panel::{ROWS, STRETCH, list, tile_block_bytes};
+use super::panel::{Place, ROWS, STRETCH, list, tile_block_bytes};
 use super::types::{Type, block_bytes};
 use crate::runner::kernels::matmul::Job;
 
 /// Eight values, one a row.
 type Rows = [uint32x4_t; 2];
 
-/// Row, token and number of tokens of the job that the tile is for.
-pub(super) type Place = (usize, usize, usize);
-
 /// Multiplies and writes the results of a tile of `N / 2` tokens.
 pub(super) fn multiply<M: Machine, T: Type, const N: usize>(job: &Job<'_>, w: &[u8], a: &[u8], at: Place) {
-    let (row, token, tokens) = at;
     let blocks = job.matrix.cols() / T::BLOCK;
     assert!(w.len() >= blocks * block_bytes::<T>() && a.len() >= blocks * tile_block_bytes::<T>(N / 2));
     // Kept as a loop: unrolled, a block's sums are moved about between the registers.
     let stretches = black_box(T::PART / STRETCH);
     // SAFETY: of the size that was just asked for; the matrix was made for a machine that is there.
     let totals = unsafe { dot::<M, T, N>(w.as_ptr(), a.as_ptr(), blocks, stretches) };
-    for t in 0..tokens.min(N / 2) {
-        let [low, high] = M::rows_of(&totals, t);
+    write::<M, N>(job, &totals, at);
+}
+
+#[inline(never)]
+fn write<M: Machine, const N: usize>(job: &Job<'_>, totals: &[float32x4_t; N], at: Place) {
+    let rows = job.rows.end - at.row;
+    for t in 0..at.tokens.min(N / 2) {
+        let [low, high] = M::rows_of(totals, t);
         // SAFETY: the job's own rows of its own tokens, no more than there are.
         unsafe {
-            let out = job.out(token + t, row);
-            if job.rows.end - row >= ROWS {
+            let out = job.out(at.token + t, at.row);
+            if rows >= ROWS {
                 vst1q_f32(out, low);
                 vst1q_f32(out.add(4), high);
             } else {
                 let mut all = [0.0; ROWS];
                 vst1q_f32(all.as_mut_ptr(), low);
                 vst1q_f32(all.as_mut_ptr().add(4), high);
-                out.copy_from_nonoverlapping(all.as_ptr(), job.rows.end - row);
+                out.copy_from_nonoverlapping(all.as_ptr(), rows);
             }
         }
     }

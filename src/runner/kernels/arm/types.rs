@@ -54,11 +54,14 @@ pub(super) const fn block_bytes<T: Type>() -> usize {
 
 /// Blocks of prepared activations.
 pub(super) trait Activations: Plain {
+    /// Columns of a block.
+    const COLUMNS: usize;
     fn scale(&self) -> f32;
     fn quants(&self) -> &[i8];
 }
 
 impl Activations for Q8Block {
+    const COLUMNS: usize = 32;
     fn scale(&self) -> f32 {
         self.d
     }
@@ -68,6 +71,7 @@ impl Activations for Q8Block {
 }
 
 impl Activations for Q8KBlock {
+    const COLUMNS: usize = 256;
     fn scale(&self) -> f32 {
         self.d
     }
