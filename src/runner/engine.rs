@@ -147,6 +147,12 @@ impl Engine {
         self.graph.bytes(self.settings.threads)
     }
 
+    /// The graph that ran last.
+    pub fn graph(&self) -> Option<&abi::Graph> {
+        // SAFETY: the space's own graph, alive and unchanged while `self` is borrowed.
+        self.graph.built().map(|b| unsafe { &*b.graph })
+    }
+
     /// Empties the context.
     pub fn forget(&mut self) {
         self.past = 0;

@@ -98,11 +98,12 @@ impl<'a> Prepared<'a> {
         source: &Tensor,
     ) -> Self {
         let (rows, few) = (row_count(source), is_few(row_count(source), cols));
-        if format == Format::F32 && source.is_contiguous() {
-            let stride = cols * size_of::<f32>();
+        let plain = cols * size_of::<f32>();
+        // Plain activations are used where they are, unless the kernels want rows further apart.
+        if format == Format::F32 && source.is_contiguous() && prepared_row_bytes(format, cols) == plain {
             // SAFETY: the source's own rows, which nobody writes during this node.
-            let bytes = unsafe { std::slice::from_raw_parts(source.data.cast::<u8>(), rows * stride) };
-            return Self { bytes, stride, few };
+            let bytes = unsafe { std::slice::from_raw_parts(source.data.cast::<u8>(), rows * plain) };
+            return Self { bytes, stride: plain, few };
         }
         let stride = stride(format, cols);
         let base = if few { memory.own } else { memory.shared };

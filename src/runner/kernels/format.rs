@@ -32,7 +32,7 @@ pub struct Q8Block {
     pub q: [i8; 32],
     /// abs-max / 127, rounded to half.
     pub d: f32,
-    /// `d` times the sum of `q`, for weights with a minimum (Q4_1).
+    /// The scale times the sum of `q`, rounded to half once, for weights with a minimum (Q4_1).
     pub s: f32,
     /// -8 times the sum of `q`: takes back an offset of 8 (Q4_0 as unsigned nibbles).
     pub minus_8: i32,
@@ -172,7 +172,8 @@ fn q8_block(x: &[f32; 32]) -> Q8Block {
     let d = f16::from_f32(amax / 127.0).to_f32();
     let q = x.map(|v| nearest(v * inverse) as i8);
     let sum: i32 = q.iter().map(|q| i32::from(*q)).sum();
-    Q8Block { q, d, s: d * sum as f32, minus_8: -8 * sum, minus_128: -128 * sum }
+    let s = f16::from_f32(amax / 127.0 * sum as f32).to_f32();
+    Q8Block { q, d, s, minus_8: -8 * sum, minus_128: -128 * sum }
 }
 
 fn q8k_block(x: &[f32; 256]) -> Q8KBlock {

@@ -70,7 +70,8 @@ fn plain_layer(b: &mut Builder<'_>, inputs: &Inputs, x: Node, l: usize, layer: &
         let n = b.number();
         b.mul_mat(layer.attn_output, h, format_args!("node_{n}"))
     };
-    let (h, x) = only_outputs(b, inputs, h, x, l);
+    let h = only_outputs(b, inputs, h, l);
+    let x = only_outputs(b, inputs, x, l);
     let x = b.binary(Op::ADD, h, x, format_args!("ffn_inp-{l}"));
     let h = b.norm(x, layer.ffn_norm, Some(l), format_args!("ffn_norm-{l}"));
     let h = match &layer.second {
@@ -96,11 +97,12 @@ fn gemma2_layer(b: &mut Builder<'_>, inputs: &Inputs, x: Node, l: usize, layer: 
     let h = attend(b, inputs, [q, k, v], l, 1.0);
     let n = b.number();
     let h = b.mul_mat(layer.attn_output, h, format_args!("node_{n}"));
-    let (h, x) = only_outputs(b, inputs, h, x, l);
+    let h = only_outputs(b, inputs, h, l);
     let h = match layer.attn_post_norm {
         Some(norm) => b.norm(h, norm, Some(l), format_args!("attn_post_norm-{l}")),
         None => h,
     };
+    let x = only_outputs(b, inputs, x, l);
     let x = b.binary(Op::ADD, h, x, format_args!("sa_out-{l}"));
     let h = b.norm(x, layer.ffn_norm, Some(l), format_args!("ffn_norm-{l}"));
     let h = match &layer.second {
@@ -124,12 +126,8 @@ fn attend(b: &mut Builder<'_>, inputs: &Inputs, [q, k, v]: [Node; 3], l: usize, 
 }
 
 /// Behind the last attention only the tokens matter whose logits are asked for.
-fn only_outputs(b: &mut Builder<'_>, inputs: &Inputs, h: Node, x: Node, l: usize) -> (Node, Node) {
-    if l + 1 < b.p.layers {
-        return (h, x);
-    }
-    let h = b.outputs(h, inputs);
-    (h, b.outputs(x, inputs))
+fn only_outputs(b: &mut Builder<'_>, inputs: &Inputs, x: Node, l: usize) -> Node {
+    if l + 1 < b.p.layers { x } else { b.outputs(x, inputs) }
 }
 
 fn feed_forward(

@@ -58,6 +58,11 @@ impl Graph {
         self.buffer.len().saturating_add(self.work.bytes(threads))
     }
 
+    /// The graph that was built last.
+    pub fn built(&self) -> Option<&Built> {
+        self.built.as_ref()
+    }
+
     /// The graph of this shape: the last one if that had it. Allocates nothing.
     pub fn get(&mut self, model: &Model, cache: &Cache, shape: Shape) -> Built {
         if let Some(built) = self.built.filter(|b| b.shape == shape) {
@@ -122,10 +127,6 @@ fn share_activations(space: &mut Space) {
             held = None;
         }
         let Some(weight) = weight(tensor) else { continue };
-        // Plain activations are used where they are.
-        if weight.format() == Format::F32 {
-            continue;
-        }
         // SAFETY: every product has activations, and a view's source is a node.
         let root = unsafe {
             let source = tensor.src[1];

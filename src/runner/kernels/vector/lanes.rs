@@ -179,9 +179,9 @@ pub(super) unsafe fn rms_norm<S: Simd>(x: &[f32], weight: Option<&[f32]>, eps: f
 pub(super) unsafe fn rope<S: Simd>(kind: Rope, cos: &[f32], sin: &[f32], x: &[f32], y: &mut [f32]) {
     let n = x.len().min(y.len());
     let pairs = cos.len().min(sin.len()).min(n / 2);
+    y[2 * pairs..n].copy_from_slice(&x[2 * pairs..n]);
     if kind == Rope::Norm {
-        // Neighbouring pairs are shuffled well enough by the compiler.
-        return super::scalar::rope(kind, cos, sin, x, y);
+        return neighbours(&cos[..pairs], &sin[..pairs], x, y);
     }
     let (c, s, p, q) = (cos.as_ptr(), sin.as_ptr(), x.as_ptr(), y.as_mut_ptr());
     let mut i = 0;
@@ -191,14 +191,22 @@ pub(super) unsafe fn rope<S: Simd>(kind: Rope, cos: &[f32], sin: &[f32], x: &[f3
             let part = S::N.min(pairs - i);
             let (c, s) = (S::load_part(c.add(i), part), S::load_part(s.add(i), part));
             let (x0, x1) = (S::load_part(p.add(i), part), S::load_part(p.add(i + pairs), part));
-            let y0 = S::sub(S::mul(x0, c), S::mul(x1, s));
+            let y0 = S::fma(x0, c, S::sub(S::splat(0.0), S::mul(x1, s)));
             let y1 = S::fma(x0, s, S::mul(x1, c));
             S::store_part(q.add(i), y0, part);
             S::store_part(q.add(i + pairs), y1, part);
             i += S::N;
         }
     }
-    y[2 * pairs..n].copy_from_slice(&x[2 * pairs..n]);
+}
+
+/// Turns neighbouring pairs. The compiler finds the instructions; which products are rounded is as in builds of GGML.
+#[inline(always)]
+fn neighbours(cos: &[f32], sin: &[f32], x: &[f32], y: &mut [f32]) {
+    let pairs = x.as_chunks::<2>().0.iter().zip(y.as_chunks_mut::<2>().0);
+    for ((c, s), ([x0, x1], y)) in cos.iter().zip(sin).zip(pairs) {
+        *y = [x0.mul_add(*c, -(x1 * s)), x0.mul_add(*s, x1 * c)];
+    }
 }
 
 #[inline(always)]

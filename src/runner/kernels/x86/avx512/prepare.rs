@@ -35,15 +35,12 @@ fn q8_block(x: &[f32; 32]) -> Q8Block {
     let q =
         [_mm512_cvtps_epi32(_mm512_mul_ps(x[0], inverse)), _mm512_cvtps_epi32(_mm512_mul_ps(x[1], inverse))];
     let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q[0], q[1]));
-    let half = _mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm_set_ss(amax / 127.0));
-    let d = _mm_cvtss_f32(_mm_cvtph_ps(half));
-    let mut out = Q8Block {
-        q: [0; 32],
-        d,
-        s: d * sum as f32,
-        minus_8: sum.wrapping_mul(-8),
-        minus_128: sum.wrapping_mul(-128),
-    };
+    let scale = amax / 127.0;
+    // Both rounded to half at once.
+    let halves = _mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm_setr_ps(scale, scale * sum as f32, 0.0, 0.0));
+    let [d, s] = [_mm_cvtph_ps(halves), _mm_movehdup_ps(_mm_cvtph_ps(halves))].map(|v| _mm_cvtss_f32(v));
+    let mut out =
+        Q8Block { q: [0; 32], d, s, minus_8: sum.wrapping_mul(-8), minus_128: sum.wrapping_mul(-128) };
     // SAFETY: two times 16 values.
     unsafe {
         _mm_storeu_si128(out.q.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(q[0]));
