@@ -97,12 +97,13 @@ fuzz: ## the property tests with CASES cases each (20000), in release mode
 	PROPTEST_CASES=$(CASES) $(CARGO) test --locked --release --no-default-features
 
 ##@ Measure
-BENCHES := structure fidelity cost size report
+BENCHES := structure fidelity cost size report runner
 .PHONY: $(BENCHES:%=bench-%)
 bench-structure: ## hits and structure against the engine's own dump
 bench-fidelity: ## tokens/s and op times against the engine's own figures
 bench-cost: ## slow-down of the engine at each level
 bench-size: ## bytes an op in the trace, and what the recorder itself uses
+bench-runner: ## ggml-runner against llama.cpp and the machine's peaks
 bench-report: ## speed of report on ten million op slices
 $(BENCHES:%=bench-%): bench-%: | setup
 	benches/$*.sh

@@ -1,6 +1,7 @@
 //! `ggml-runner`: model generator and reference kernels. May use `ggml`.
 
 pub mod abi;
+pub mod bench;
 pub mod compute;
 pub mod engine;
 pub mod kernels;

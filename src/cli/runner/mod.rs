@@ -4,6 +4,7 @@
 //! subcommand is a [`Command`] in [`COMMANDS`]; its help is one text, and each of its options must stand there.
 
 pub mod args;
+mod bench_kernels;
 mod generate;
 mod model;
 mod peak;
@@ -29,7 +30,8 @@ struct Command {
     run: fn(Args) -> Result<ExitCode>,
 }
 
-static COMMANDS: &[Command] = &[run::COMMAND, generate::COMMAND, synth::COMMAND, peak::COMMAND];
+static COMMANDS: &[Command] =
+    &[run::COMMAND, generate::COMMAND, synth::COMMAND, peak::COMMAND, bench_kernels::COMMAND];
 
 const ABOUT: &str = "Reference side of profinfer: models to profile, and kernels to compare with.";
 

@@ -65,6 +65,7 @@ macro_rules! types {
             pub static PACKED: Recipe = Recipe {
                 ty: TensorType::$ty,
                 group: GROUP,
+                tile: None,
                 panel_bytes: |_, cols| cols * GROUP * $weight::BYTES,
                 pack: Some(pack::<{ $weight::BYTES }>),
                 scratch_bytes: no_scratch,

@@ -74,6 +74,16 @@ impl Isa {
         self == Self::Scalar
     }
 
+    /// Vector registers, and 32-bit lanes of one. None without vectors.
+    pub fn registers(self) -> Option<(usize, usize)> {
+        match self {
+            Self::Scalar => None,
+            Self::Avx2 => Some((16, 8)),
+            Self::Avx512Vnni => Some((32, 16)),
+            Self::Neon | Self::NeonDot | Self::NeonI8mm => Some((32, 4)),
+        }
+    }
+
     /// The fastest one that is available.
     pub fn best() -> Self {
         Self::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Self::Scalar)

@@ -138,6 +138,11 @@ impl Matrix {
         self.recipe.group
     }
 
+    /// Tokens and rows of the innermost loop, where it is made for the number of registers.
+    pub fn tile(&self) -> Option<(usize, usize)> {
+        self.recipe.tile
+    }
+
     /// Bytes of the weights as they lie in memory.
     pub fn bytes(&self) -> usize {
         self.data().len()

@@ -19,6 +19,8 @@ pub(crate) struct Recipe {
     pub ty: TensorType,
     /// Rows of a panel.
     pub group: usize,
+    /// Tokens and rows of the innermost loop, where it is made for the number of registers.
+    pub tile: Option<(usize, usize)>,
     /// Bytes of a panel, for rows of this many elements.
     pub panel_bytes: fn(TensorType, usize) -> usize,
     /// `None`: rows are kept as they are in the file, without padding.
@@ -32,7 +34,7 @@ pub(crate) struct Recipe {
 impl Recipe {
     /// Rows as they are in the file, without scratch memory.
     pub(crate) const fn of_rows(ty: TensorType, run: Run) -> Self {
-        Self { ty, group: 1, panel_bytes: row_bytes, pack: None, scratch_bytes: no_scratch, run }
+        Self { ty, group: 1, tile: None, panel_bytes: row_bytes, pack: None, scratch_bytes: no_scratch, run }
     }
 }
 

@@ -51,6 +51,7 @@ const fn recipe<M: Machine, T: Type>() -> Recipe {
     Recipe {
         ty: T::TENSOR,
         group: panel::ROWS,
+        tile: Some((panel::TOKENS, panel::ROWS)),
         panel_bytes: panel::panel_bytes::<T>,
         pack: Some(panel::pack::<M, T>),
         scratch_bytes: panel::scratch_bytes::<T>,

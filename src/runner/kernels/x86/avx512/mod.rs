@@ -19,6 +19,7 @@ const TILE: usize = 6;
 static Q4_0: Recipe = Recipe {
     ty: TensorType::Q4_0,
     group: panel::ROWS,
+    tile: Some((TILE, panel::ROWS)),
     panel_bytes: panel::bytes,
     pack: Some(panel::pack_q4_0),
     scratch_bytes: no_scratch,

@@ -1,0 +1,192 @@
+//! Timing of the matrix products alone, on made-up weights. Uses `kernels`.
+//!
+//! One matrix is too small to be read from memory again and again, so products go round over as many copies as it
+//! takes to be larger than any cache.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::kernels::{
+    Acts, Index, Isa, Matrix, MatrixError, Out, Placement, matmul, prepare_row, prepared_row_bytes,
+};
+use crate::ggml::quant::TensorType;
+
+/// Bytes of weights to go round over: more than a last-level cache holds.
+pub const FOOTPRINT: usize = 192 << 20;
+/// Bytes of weights to a measurement, where the tokens are few.
+const SLICE: usize = 16 << 20;
+/// Tokens from which on rows are handed out as threads come for them. Fewer copies will do from here on.
+const MANY: usize = 16;
+/// Rows handed out at a time.
+const CHUNK_ROWS: usize = 128;
+
+/// What to measure: the product of a matrix `[rows][cols]` with so many tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    pub ty: TensorType,
+    pub rows: usize,
+    pub cols: usize,
+    pub tokens: usize,
+    pub isa: Isa,
+    pub threads: usize,
+}
+
+/// What was measured, for one product. Units of 10^9 a second; a multiplication and an addition are two operations.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Timing {
+    /// Median, in microseconds.
+    pub us: f64,
+    /// Weights, as many bytes as they have in the file.
+    pub weights_gb_s: f64,
+    pub gop_s: f64,
+    /// Tokens and rows of the kernel's innermost loop.
+    pub tile: Option<(usize, usize)>,
+}
+
+/// Tile of `ep` tokens times `hp` vectors of rows for this many registers: the one with the fewest loads, by the rule
+/// of MNN, least (e / ep) (h / hp) (l hp + l ep + hp ep) with ep hp + ep + hp <= registers, for `e` tokens, `h` vectors
+/// of rows and depth `l`. Both are 1 at least.
+pub fn tile_by_rule(registers: usize, e: usize, h: usize, l: usize) -> (usize, usize) {
+    let loads = |(ep, hp): &(usize, usize)| e.div_ceil(*ep) * h.div_ceil(*hp) * (l * (hp + ep) + hp * ep);
+    let fits = |(ep, hp): &(usize, usize)| ep * hp + ep + hp <= registers;
+    let all = (1..=registers).flat_map(|ep| (1..=registers).map(move |hp| (ep, hp)));
+    all.filter(fits).min_by_key(loads).unwrap_or((1, 1))
+}
+
+/// Measures for about `seconds`, on copies of `footprint` bytes in all ([`FOOTPRINT`]).
+///
+/// # Errors
+/// [`MatrixError`] when the shape is none of the type's, or there is no memory.
+pub fn measure(case: &Case, footprint: usize, seconds: f64) -> Result<Timing, MatrixError> {
+    let row_bytes = case.ty.row_bytes(case.cols as u64).unwrap_or(0) as usize;
+    let source = made_up(case.ty, row_bytes.saturating_mul(case.rows));
+    let make = || Matrix::new(case.ty, case.rows, case.cols, Placement::Packed(&source), case.isa);
+    let first = make()?;
+    let (bytes, fewer) = (first.bytes().max(1), case.tokens.div_ceil(MANY));
+    let mut matrices = vec![first];
+    for _ in 1..footprint / fewer / bytes {
+        matrices.push(make()?);
+    }
+    let acts = Activations::new(&matrices[0], case);
+    let mut results = vec![0.0f32; case.tokens * case.rows];
+    let mut times = Vec::new();
+    let begin = Instant::now();
+    while times.len() < 3 || begin.elapsed().as_secs_f64() < seconds {
+        for part in matrices.chunks((SLICE / fewer / bytes).max(1)) {
+            times.push(round(case, part, &acts, &mut results) / part.len() as f64);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    let seconds = times[times.len() / 2];
+    let ops = 2.0 * case.rows as f64 * case.cols as f64 * case.tokens as f64;
+    Ok(Timing {
+        us: seconds * 1e6,
+        weights_gb_s: (row_bytes * case.rows) as f64 / seconds / 1e9,
+        gop_s: ops / seconds / 1e9,
+        tile: matrices[0].tile(),
+    })
+}
+
+/// Bytes that make finite weights of every type.
+fn made_up(ty: TensorType, len: usize) -> Vec<u8> {
+    let block = ty.block_bytes();
+    // 0x2c.. as the upper byte of any half, float or bfloat16 is small and positive.
+    (0..len).map(|i| if i % block < 4 || i % block >= 208 { 0x2c } else { ((i * 37) >> 2) as u8 }).collect()
+}
+
+/// Prepared rows, all the same.
+struct Activations {
+    words: Vec<u64>,
+    row_bytes: usize,
+}
+
+impl Activations {
+    fn new(matrix: &Matrix, case: &Case) -> Self {
+        let row_bytes = prepared_row_bytes(matrix.format(), case.cols).next_multiple_of(64);
+        let mut words = vec![0u64; row_bytes / 8 * case.tokens];
+        let row: Vec<f32> = (0..case.cols).map(|i| (i as f32).sin()).collect();
+        // SAFETY: any bytes are a u64.
+        let (_, bytes, _) = unsafe { words.align_to_mut::<u8>() };
+        for to in bytes.chunks_mut(row_bytes.max(1)) {
+            prepare_row(case.isa, matrix.format(), &row, to);
+        }
+        Self { words, row_bytes }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: a u64 is any bytes.
+        unsafe { self.words.align_to::<u8>() }.1
+    }
+}
+
+/// Seconds for all matrices once, on all threads.
+fn round(case: &Case, matrices: &[Matrix], acts: &Activations, results: &mut [f32]) -> f64 {
+    let index = Index::First(case.tokens);
+    let input = Acts::new(acts.bytes(), acts.row_bytes, index);
+    // SAFETY: a row of `rows` values for each token; the threads take rows of the matrix that are their own.
+    let out = unsafe { Out::new(results.as_mut_ptr(), case.rows, index) };
+    let (ready, next) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let work = |thread: usize| {
+        let mut scratch = vec![0; matrices[0].scratch_bytes(case.tokens)];
+        ready.fetch_add(1, Ordering::SeqCst);
+        while ready.load(Ordering::SeqCst) < case.threads {
+            std::hint::spin_loop();
+        }
+        let begin = Instant::now();
+        let run = |m: &Matrix, rows, scratch: &mut [u8]| matmul(m, &input, rows, &out, scratch);
+        if case.tokens < MANY {
+            let group = matrices[0].group();
+            let groups = case.rows.div_ceil(group);
+            let edge = |thread: usize| (groups * thread / case.threads * group).min(case.rows);
+            for m in matrices {
+                run(m, edge(thread)..edge(thread + 1), &mut scratch);
+            }
+        } else {
+            let step = CHUNK_ROWS.next_multiple_of(matrices[0].group());
+            let chunks = case.rows.div_ceil(step);
+            loop {
+                let chunk = next.fetch_add(1, Ordering::Relaxed);
+                let Some(m) = matrices.get(chunk / chunks) else { break };
+                let start = chunk % chunks * step;
+                run(m, start..case.rows.min(start + step), &mut scratch);
+            }
+        }
+        begin.elapsed().as_secs_f64()
+    };
+    std::thread::scope(|scope| {
+        let work = &work;
+        let others: Vec<_> = (1..case.threads).map(|t| scope.spawn(move || work(t))).collect();
+        let own = work(0);
+        others.into_iter().map(|t| t.join().unwrap_or(f64::NAN)).fold(own, f64::max)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rule_by_hand() {
+        // (4 + 5) / 20 is the least of what fits 32 registers: 20 + 9.
+        let (ep, hp) = tile_by_rule(32, 1000, 1000, 4096);
+        assert_eq!((ep.min(hp), ep.max(hp)), (4, 5));
+        // One token needs no more than one.
+        assert_eq!(tile_by_rule(32, 1, 15, 4096), (1, 15));
+        assert_eq!(tile_by_rule(3, 8, 8, 8), (1, 1));
+    }
+
+    #[test]
+    fn every_type_is_measured() {
+        for ty in TensorType::ALL {
+            for (tokens, threads) in [(1, 1), (17, 2)] {
+                let case = Case { ty, rows: 100, cols: 256, tokens, isa: Isa::best(), threads };
+                let timing = measure(&case, 0, 0.0).expect("a shape of every type");
+                assert!(timing.us > 0.0 && timing.gop_s > 0.0, "{ty:?}: {timing:?}");
+            }
+        }
+        let none = Case { ty: TensorType::Q4_0, rows: 1, cols: 5, tokens: 1, isa: Isa::Scalar, threads: 1 };
+        assert!(measure(&none, 0, 0.0).is_err());
+    }
+}
