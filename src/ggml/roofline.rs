@@ -68,6 +68,14 @@ impl Seen {
         let (first, tokens) = (first as f64, tokens as f64);
         Self { mean: first + (tokens + 1.0) / 2.0, any: first + tokens }
     }
+
+    /// The same where no token sees more than `window` positions.
+    pub fn within(self, window: usize) -> Self {
+        let window = window as f64;
+        // About as many positions come into sight as there are tokens behind the first.
+        let more = (self.any - self.mean).max(0.0) * 2.0;
+        Self { mean: self.mean.min(window), any: self.any.min(window + more) }
+    }
 }
 
 /// The work of an op of a graph. Only weights and the cache of keys and values are counted as bytes from memory:

@@ -137,6 +137,11 @@ impl Engine {
         self.past
     }
 
+    /// The graph of a shape that fits the context, without running it.
+    pub(super) fn graph_of(&mut self, shape: Shape) -> Built {
+        self.graph.get(&self.model, &self.cache, shape)
+    }
+
     /// Tokens that the context has room for.
     pub fn context(&self) -> usize {
         self.cache.context()

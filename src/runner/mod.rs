@@ -8,6 +8,7 @@ pub mod kernels;
 pub mod model;
 pub mod peak;
 pub mod pool;
+pub mod roofline;
 pub mod synth;
 pub mod tokenizer;
 pub mod truth;

@@ -10,6 +10,7 @@ mod model;
 mod peak;
 mod progress;
 mod random;
+mod roofline;
 mod run;
 mod synth;
 

@@ -4,6 +4,7 @@ use super::Command;
 use super::args::{Args, Usage};
 use super::model::Chosen;
 use super::random::Random;
+use super::roofline::{Phase, Share};
 use crate::runner::engine::{Engine, Settings, UBATCH, greedy};
 use crate::runner::model::Model;
 use crate::runner::truth::Truth;
@@ -76,7 +77,16 @@ struct Request {
     two_backends: bool,
     ground_truth: Option<PathBuf>,
     logits: Option<PathBuf>,
+    roofline: bool,
     json: bool,
+}
+
+/// A phase as llama-bench names it.
+struct Test {
+    kind: &'static str,
+    n: usize,
+    threads: usize,
+    seconds: f64,
 }
 
 /// One measurement.
@@ -129,7 +139,22 @@ fn run(args: Args) -> Result<ExitCode> {
         let file = File::create(path).with_context(shown)?;
         truth.write(file).with_context(shown)?;
     }
-    print(&request, &model, tokens.len(), &mut times, &generated)?;
+    let tests = [
+        Test {
+            kind: "pp",
+            n: tokens.len(),
+            threads: request.chosen.threads,
+            seconds: median(&mut times.prefill),
+        },
+        Test {
+            kind: "tg",
+            n: request.decode,
+            threads: request.decode_threads,
+            seconds: median(&mut times.decode),
+        },
+    ];
+    let shares = if request.roofline { shares(&mut engine, &tests)? } else { [None, None] };
+    print(&request, &model, &tests, &shares, &generated)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -159,6 +184,7 @@ fn parse(mut args: Args) -> Result<Request> {
         two_backends: args.flag(&["--two-backends"]),
         ground_truth: args.text(&["--ground-truth"])?.map(PathBuf::from),
         logits: args.text(&["--logits"])?.map(PathBuf::from),
+        roofline: !args.flag(&["--no-roofline"]),
         json: args.flag(&["--json"]),
         chosen,
     };
@@ -242,11 +268,22 @@ fn rate(tokens: usize, seconds: f64) -> f64 {
     if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
 }
 
-fn print(r: &Request, model: &Model, prompt: usize, times: &mut Times, generated: &[i32]) -> Result<()> {
-    let tests = [
-        ("pp", prompt, r.chosen.threads, median(&mut times.prefill)),
-        ("tg", r.decode, r.decode_threads, median(&mut times.decode)),
-    ];
+/// Both phases beside their rooflines.
+fn shares(engine: &mut Engine, [prompt, decode]: &[Test; 2]) -> Result<[Option<Share>; 2]> {
+    let phase =
+        |name, t: &Test, past| Phase { name, threads: t.threads, tokens: t.n, past, seconds: t.seconds };
+    let prefill = Share::of(engine, phase("prefill", prompt, None), None)?;
+    let decode = Share::of(engine, phase("decode", decode, Some(prompt.n)), prefill.as_ref())?;
+    Ok([prefill, decode])
+}
+
+fn print(
+    r: &Request,
+    model: &Model,
+    tests: &[Test; 2],
+    shares: &[Option<Share>; 2],
+    generated: &[i32],
+) -> Result<()> {
     let name = r.chosen.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let ids: Vec<String> = generated.iter().map(i32::to_string).collect();
     let mut out = io::stdout().lock();
@@ -260,12 +297,13 @@ fn print(r: &Request, model: &Model, prompt: usize, times: &mut Times, generated
             r.chosen.isa,
             model.weights.placement
         )?;
-        for (key, (_, n, threads, seconds)) in ["prefill", "decode"].iter().zip(tests) {
-            let (ms, tok_s) = (seconds * 1e3, rate(n, seconds));
-            write!(
-                out,
-                ",\"{key}\":{{\"n\":{n},\"threads\":{threads},\"ms\":{ms:.6},\"tok_s\":{tok_s:.6}}}"
-            )?;
+        for (key, (t, share)) in ["prefill", "decode"].iter().zip(tests.iter().zip(shares)) {
+            let (n, threads, ms, tok_s) = (t.n, t.threads, t.seconds * 1e3, rate(t.n, t.seconds));
+            write!(out, ",\"{key}\":{{\"n\":{n},\"threads\":{threads},\"ms\":{ms:.6},\"tok_s\":{tok_s:.6}")?;
+            if let Some(share) = share {
+                write!(out, ",\"roofline\":{}", share.json())?;
+            }
+            out.write_all(b"}")?;
         }
         writeln!(out, ",\"tokens\":[{}]}}", ids.join(","))?;
         return Ok(out.flush()?);
@@ -277,11 +315,14 @@ fn print(r: &Request, model: &Model, prompt: usize, times: &mut Times, generated
         "model", "size", "isa", "threads", "test", "t/s"
     )?;
     writeln!(out, "| {:-<30} | {:->9}: | {:-<10} | {:->6}: | {:->7}: | {:->8}: |", "", "", "", "", "", "")?;
-    for (kind, n, threads, seconds) in tests.iter().filter(|t| t.1 > 0) {
+    for Test { kind, n, threads, seconds } in tests.iter().filter(|t| t.n > 0) {
         let (test, t_s) = (format!("{kind}{n}"), rate(*n, *seconds));
         let isa = r.chosen.isa.name();
         writeln!(out, "| {name:<30} | {mib:>6.2} MiB | {isa:<10} | {threads:>7} | {test:>8} | {t_s:>9.2} |")?;
     }
     writeln!(out, "\ntokens: {}", ids.join(" "))?;
+    for share in shares.iter().flatten() {
+        writeln!(out, "{}", share.line())?;
+    }
     Ok(out.flush()?)
 }

@@ -95,6 +95,13 @@ fn attention_counts_what_is_seen() {
 }
 
 #[test]
+fn a_window_closes_what_lies_before_it() {
+    assert_eq!(Seen::causal(0, 4).within(100), Seen::causal(0, 4));
+    assert_eq!(Seen { mean: 900.0, any: 900.0 }.within(512), Seen { mean: 512.0, any: 512.0 });
+    assert_eq!(Seen::causal(1000, 5).within(512), Seen { mean: 512.0, any: 516.0 });
+}
+
+#[test]
 fn activations_are_not_from_memory() {
     let x = shape([2048, 7, 1, 1], 1, 4);
     let op = OpShape { op: "ADD", node: x.expect("a shape"), src: &[x, x] };

@@ -1,0 +1,85 @@
+//! How near a run came to what the machine could do. Uses `runner::roofline`.
+
+use crate::runner::engine::Engine;
+use crate::runner::peak::{MemoryError, Peaks};
+use crate::runner::roofline;
+use std::fmt::Write as _;
+
+/// One phase that was measured.
+pub struct Phase {
+    pub name: &'static str,
+    pub threads: usize,
+    pub tokens: usize,
+    /// Tokens in the context before it, which then come one by one; `None`: a prompt in an empty context.
+    pub past: Option<usize>,
+    /// What it took.
+    pub seconds: f64,
+}
+
+/// A phase beside its roofline.
+pub struct Share {
+    phase: Phase,
+    peaks: Peaks,
+    /// The least that it could take.
+    least: f64,
+}
+
+impl Share {
+    /// Measures the machine with the phase's threads. `None`: nothing was run, or there is no peak for this processor.
+    ///
+    /// # Errors
+    /// No memory to measure with.
+    pub fn of(engine: &mut Engine, phase: Phase, known: Option<&Self>) -> Result<Option<Self>, MemoryError> {
+        if phase.tokens == 0 || phase.seconds <= 0.0 {
+            return Ok(None);
+        }
+        let peaks = match known.filter(|k| k.phase.threads == phase.threads) {
+            Some(known) => known.peaks,
+            None => roofline::measure(phase.threads)?,
+        };
+        let Some(ceilings) = roofline::ceilings(&peaks) else { return Ok(None) };
+        let least = match phase.past {
+            None => roofline::prefill_seconds(engine, phase.tokens, &ceilings),
+            Some(past) => roofline::decode_seconds(engine, past, phase.tokens, &ceilings),
+        };
+        Ok(Some(Self { phase, peaks, least }))
+    }
+
+    fn percent(&self) -> f64 {
+        self.least / self.phase.seconds * 100.0
+    }
+
+    /// Tokens a second that could be reached at most.
+    fn ceiling(&self) -> f64 {
+        self.phase.tokens as f64 / self.least
+    }
+
+    /// One line for people.
+    pub fn line(&self) -> String {
+        let (p, name, threads) = (&self.peaks, self.phase.name, self.phase.threads);
+        let s = if threads == 1 { "" } else { "s" };
+        let mut text = format!("{name}: {:.1} % of the roofline, ", self.percent());
+        let _ = write!(text, "{:.2} t/s with {threads} thread{s} (read {:.1} GB/s", self.ceiling(), p.read);
+        if let Some(int8) = p.int8() {
+            let _ = write!(text, ", int8 {int8:.0} Gop/s");
+        }
+        if let Some(f32) = p.f32_fma {
+            let _ = write!(text, ", f32 {f32:.0} GFLOP/s");
+        }
+        text.push(')');
+        text
+    }
+
+    /// A JSON object.
+    pub fn json(&self) -> String {
+        let number = |v: Option<f64>| v.map_or("null".to_owned(), |v| format!("{v:.3}"));
+        format!(
+            "{{\"percent\":{:.3},\"tok_s\":{:.6},\"read_gb_s\":{:.3},\"int8_gop_s\":{},\"f32_gflop_s\":{}}}",
+            self.percent(),
+            self.ceiling(),
+            self.peaks.read,
+            number(self.peaks.int8()),
+            number(self.peaks.f32_fma)
+        )
+    }
+}
