@@ -22,7 +22,7 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help setup setup-build setup-demo build demo test lint fixtures engines driver unit test-arm live no-agent size fuzz clean
+.PHONY: help setup setup-build setup-demo build demo demo-llama test lint fixtures engines driver unit test-arm live no-agent size fuzz clean
 
 ##@ Use
 help: ## list the targets
@@ -32,8 +32,11 @@ help: ## list the targets
 build: | setup-build ## the release binaries, target/release/profinfer and ggml-runner
 	$(CARGO) build --release --locked
 
-demo: | setup-demo ## record a real llama.cpp on a generated model, and report (a few minutes the first time)
+demo: | setup-build ## record ggml-runner on a generated model, and report: no engine to install
 	@scripts/demo.sh
+
+demo-llama: | setup-demo ## the same with a real llama.cpp from its package (a few minutes the first time)
+	@scripts/demo-llama.sh
 
 ##@ Test
 test: lint engines unit test-arm live no-agent size ## all of it: lint, unit, test-arm, live, no-agent and size, with what they need

@@ -12,7 +12,7 @@ DEMO_TEXT=$text python3 - <<'PY'
 import os, re, sys
 
 WIDTH = 132
-KEEP = ("[", "Run", "Model", "Prefill and decode", "Operators by op", "Operators by name", "How far")
+KEEP = ("[", "Accuracy", "Targets", "Run", "Model", "Prefill and decode", "Operators by op", "Operators by name", "How far")
 MARK = "<!-- demo: begin", "<!-- demo: end -->"
 
 text = os.environ["DEMO_TEXT"]

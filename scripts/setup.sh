@@ -3,7 +3,7 @@
 #
 # usage: setup.sh [build|demo|test]
 #   build  a C compiler, clang for the BPF programs, libelf and zlib
-#   demo   and a package client to fetch an engine with
+#   demo   and a package client to fetch an engine with (make demo-llama)
 #   test   and what tests and lint use (the default)
 # The Rust toolchain is not installed here: take it as you like.
 set -eu

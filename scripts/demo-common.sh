@@ -1,0 +1,56 @@
+# What the demos share; sourced by them. Sets $cache, $model, $threads and $trace, and changes to the repository.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+cache=${XDG_CACHE_HOME:-${HOME:?set HOME or XDG_CACHE_HOME}/.cache}/profinfer
+preset=llama1b-L4
+type=q4_0
+model=$cache/models/$preset-$type.gguf
+trace=$cache/demo.pfi
+# One processor stays free for the recorder and the rest: an engine's threads wait for the slowest of them.
+cpus=$(nproc)
+threads=${THREADS:-$((cpus > 4 ? 4 : cpus > 1 ? cpus - 1 : 1))}
+
+die() { echo "demo: $*" >&2; exit 1; }
+step() { printf '[%d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
+
+# Asked first: nobody should wait for a build to hear that it was in vain.
+become_root() {
+    if [ "$(id -u)" = 0 ]; then as_root=()
+    elif sudo -n true 2>/dev/null; then as_root=(sudo -n)
+    elif command -v sudo >/dev/null && [ -t 0 ]; then as_root=(sudo)
+    else die "recording needs root (BPF and uprobes) and there is no sudo to ask: run it as root"; fi
+}
+
+quietly() { # command...; its output only if it fails
+    local log
+    log=$(mktemp)
+    "$@" >"$log" 2>&1 || { tail -n 30 "$log" >&2; rm -f "$log"; die "failed: $*"; }
+    rm -f "$log"
+}
+
+build() {
+    step "build profinfer and ggml-runner (a few minutes the first time)"
+    cargo build --release --locked --quiet
+}
+
+make_model() {
+    step "a model with random weights in the shape of a real one: $preset, $type"
+    mkdir -p "${model%/*}"
+    [ -e "$model" ] || target/release/ggml-runner synth "$preset" "$model" --type "$type"
+}
+
+record() { # what to show as the program, command...
+    local shown=$1
+    shift
+    step "profinfer record -o demo.pfi -- $shown --model $preset-$type.gguf ${run[*]}"
+    "${as_root[@]}" target/release/profinfer record --force -o "$trace" -- "$@"
+}
+
+report() {
+    step "profinfer report --phase decode --top 8 demo.pfi"
+    echo
+    target/release/profinfer report --phase decode --top 8 "$trace"
+    echo
+    step "done; the whole report: target/release/profinfer report $trace"
+}
