@@ -2,10 +2,10 @@
 //! the nodes of the graph.
 //!
 //! Two engines that add the same products in another order differ by some last bits. With quantised activations such a
-//! difference now and then sends a value to the next integer, and what follows then differs by as much as
-//! quantisation itself changes it: llama.cpp's own releases differ from each other by up to 5e-4 on these models. So
-//! long prompts are held to bounds of that size, and a prompt of one token, where nothing has been rounded differently
-//! yet, to last bits.
+//! difference now and then sends a value to the next integer, and what follows differs by what rounding itself costs:
+//! llama.cpp's own releases differ from each other by up to 5e-4 on these models. Q4_K, whose sums are in another order
+//! than llama.cpp's and whose activations are the coarsest, goes beyond that on models of six layers. A prompt of one
+//! token leaves little room for such differences, so it is held to a narrower bound.
 
 mod common;
 
@@ -35,9 +35,9 @@ macro_rules! driver {
     };
 }
 
-/// Ids in the vocabulary of every preset, far apart.
+/// The driver's own: in the vocabulary of every preset.
 fn prompt(len: usize) -> Vec<i32> {
-    (0..len).map(|i| (i * 7919 + 13) as i32 % 3900 + 5).collect()
+    (0..len).map(|i| 3 + i as i32 * 37 % 250).collect()
 }
 
 fn logits(file: &Path) -> Vec<f32> {
@@ -108,7 +108,7 @@ fn plain_types_say_what_llama_says() {
 #[test]
 fn quantised_types_say_what_llama_says() {
     let llama = driver!();
-    for ty in ["q8_0", "q4_0", "q4_1", "q4_k", "q6_k"] {
+    for (ty, bound) in [("q8_0", 5e-4), ("q4_0", 5e-4), ("q4_1", 5e-4), ("q4_k", 1e-3), ("q6_k", 5e-4)] {
         for preset in PRESETS {
             let model = common::model(preset, ty);
             let (truth, _) = of_llama(&llama, &model, &prompt(PROMPT));
@@ -117,7 +117,7 @@ fn quantised_types_say_what_llama_says() {
             let (our_one, _) = of_runner(&model, &prompt(1), &["-t", "1"]);
             let errors = [nmse(&truth, &ours), nmse(&one, &our_one)];
             println!("{preset} {ty}: {:.2e}, one token {:.2e}", errors[0], errors[1]);
-            assert!(errors[0] <= 1.5e-3 && errors[1] <= 5e-4, "{preset} {ty}: {errors:?}");
+            assert!(errors[0] <= bound && errors[1] <= 2e-4, "{preset} {ty}: {errors:?}");
         }
     }
 }

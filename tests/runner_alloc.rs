@@ -1,0 +1,93 @@
+//! Decoding allocates nothing from one token to the next, on any of its threads, and every address that a tracer keeps
+//! stays what it was, even where the graph is built anew.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use profinfer::runner::engine::{Engine, Settings, greedy};
+use profinfer::runner::kernels::Isa;
+use profinfer::runner::model::{Model, Placement};
+
+struct Counting;
+
+/// Allocations of all threads: this file has one test, so that nothing else runs beside it.
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to the system allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The addresses that a tracer keeps: of the graph, its list, and its nodes and their data.
+fn addresses(engine: &Engine) -> Vec<usize> {
+    let graph = engine.graph().expect("a graph");
+    // SAFETY: the engine's graph, between two batches.
+    let nodes = unsafe { graph.nodes() };
+    let own = [&raw const *graph as usize, graph.nodes as usize];
+    own.into_iter().chain(nodes.iter().flat_map(|n| [&raw const **n as usize, n.data as usize])).collect()
+}
+
+fn engine(preset: &str, threads: usize) -> Engine {
+    let path = common::model(preset, "q8_0");
+    let model = Model::load(&path, Isa::best(), Placement::Packed, |_, _| {}).expect("a model");
+    let settings = Settings {
+        context: 512,
+        threads,
+        decode_threads: threads,
+        pin: false,
+        two_backends: false,
+        truth: None,
+    };
+    Engine::new(Arc::new(model), settings).expect("an engine")
+}
+
+/// Decodes so many tokens greedily.
+fn decode(engine: &mut Engine, count: usize) {
+    let mut token = 7;
+    for _ in 0..count {
+        token = greedy(engine.decode(&[token]).expect("logits")).expect("finite");
+    }
+}
+
+#[test]
+fn tokens_allocate_nothing_and_move_nothing() {
+    for (preset, threads) in [("tiny", 1), ("moe", 2), ("gemma2", 2)] {
+        let mut engine = engine(preset, threads);
+        let prompt: Vec<i32> = (0..200).map(|i| 3 + i % 250).collect();
+        engine.decode(&prompt).expect("logits");
+        decode(&mut engine, 2);
+        let (seen, uid) = (addresses(&engine), engine.graph().map(|g| g.uid));
+        let before = COUNT.load(Ordering::Relaxed);
+        decode(&mut engine, 50);
+        assert_eq!(COUNT.load(Ordering::Relaxed), before, "{preset} allocates");
+        assert_eq!(engine.graph().map(|g| g.uid), uid, "{preset}: the graph is used again");
+        // Beyond the first chunk of the cache: another graph in the same place.
+        decode(&mut engine, 10);
+        assert_ne!(engine.graph().map(|g| g.uid), uid, "{preset}");
+        assert_eq!(addresses(&engine), seen, "{preset}");
+        let before = COUNT.load(Ordering::Relaxed);
+        decode(&mut engine, 20);
+        assert_eq!(COUNT.load(Ordering::Relaxed), before, "{preset} allocates");
+    }
+}
