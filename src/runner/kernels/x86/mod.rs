@@ -1,5 +1,6 @@
 //! Kernels for x86-64. Weights of both instruction sets lie in the panels of [`panel`].
 
+mod avx2;
 mod avx512;
 mod panel;
 
@@ -12,6 +13,7 @@ use crate::ggml::quant::TensorType;
 pub(super) fn recipe(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
     match isa {
         Isa::Avx512Vnni => avx512::recipe(ty),
+        Isa::Avx2 => avx2::recipe(ty),
         _ => None,
     }
 }
@@ -20,6 +22,7 @@ pub(super) fn recipe(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
 pub(super) fn prepare_row(isa: Isa, format: Format, src: &[f32], dst: &mut [u8]) -> bool {
     match isa {
         Isa::Avx512Vnni => avx512::prepare_row(format, src, dst),
+        Isa::Avx2 => avx2::prepare_row(format, src, dst),
         _ => false,
     }
 }

@@ -90,9 +90,18 @@ pub(super) fn pack_q4_1(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
 
 /// Values as unsigned bytes: 128 more than they are.
 pub(super) fn pack_q8_0_unsigned(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
+    pack_q8_0(rows, row_bytes, panel, 0x8080_8080);
+}
+
+/// Values as they are.
+pub(super) fn pack_q8_0_signed(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
+    pack_q8_0(rows, row_bytes, panel, 0);
+}
+
+fn pack_q8_0(rows: &[u8], row_bytes: usize, panel: &mut [u8], flip: u32) {
     each_block::<34>(rows, row_bytes, |row, block, bytes| {
         let to = &mut panel[block * Q8_0_BLOCK..][..Q8_0_BLOCK];
-        interleave(&bytes[2..], row, to, 0x8080_8080);
+        interleave(&bytes[2..], row, to, flip);
         put_half(&bytes[..2], row, &mut to[ROWS * 32..]);
     });
 }

@@ -38,7 +38,8 @@ fn q8_block(x: &[f32; 32]) -> Q8Block {
     let scale = amax / 127.0;
     // Both rounded to half at once.
     let halves = _mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm_setr_ps(scale, scale * sum as f32, 0.0, 0.0));
-    let [d, s] = [_mm_cvtph_ps(halves), _mm_movehdup_ps(_mm_cvtph_ps(halves))].map(|v| _mm_cvtss_f32(v));
+    let rounded = _mm_cvtph_ps(halves);
+    let (d, s) = (_mm_cvtss_f32(rounded), _mm_cvtss_f32(_mm_movehdup_ps(rounded)));
     let mut out =
         Q8Block { q: [0; 32], d, s, minus_8: sum.wrapping_mul(-8), minus_128: sum.wrapping_mul(-128) };
     // SAFETY: two times 16 values.
