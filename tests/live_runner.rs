@@ -31,7 +31,20 @@ fn both(model: &Path, recorder: &[&str], runner: &[&str]) -> Both {
     let truth = dir.path().join("truth.tsv");
     let (model, file) = (model.to_str().expect("a path"), truth.to_str().expect("a path"));
     let mut args = recorder.to_vec();
-    args.extend(["--", RUNNER, "run", "-m", model, "-p", "7", "-n", "4", "--ground-truth", file]);
+    args.extend([
+        "--",
+        RUNNER,
+        "run",
+        "--no-roofline",
+        "-m",
+        model,
+        "-p",
+        "7",
+        "-n",
+        "4",
+        "--ground-truth",
+        file,
+    ]);
     args.extend(runner);
     let run = record(&args);
     let seen = run.seen();

@@ -280,7 +280,12 @@ fn record(runner: &Path, case: &Case, scratch: &Scratch) -> Result<(Trace, Groun
     let (prompt, generate) = case.tokens;
     let mut command = Command::new(me);
     command.args(["record", "--force", "--level", case.level, "-o"]).arg(&trace).args(case.record);
-    command.arg("--").arg(runner).arg("run").arg("-m").arg(scratch.file(case.model)).args(case.run);
+    command
+        .arg("--")
+        .arg(runner)
+        .args(["run", "--no-roofline", "-m"])
+        .arg(scratch.file(case.model))
+        .args(case.run);
     command.args(["-p", &prompt.to_string(), "-n", &generate.to_string(), "-t", &case.threads.to_string()]);
     succeed(command.arg("--ground-truth").arg(&truth))?;
     let trace = Trace::open(&trace).map_err(|e| format!("trace: {e}"))?;

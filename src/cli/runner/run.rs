@@ -54,6 +54,7 @@ Options:
       --ground-truth FILE
                         write when each call, graph and op began and ended by this program's own clock, to compare a
                         profiler's record with (profinfer accuracy)
+      --no-roofline     do not measure what the machine could do, which takes some seconds
       --logits FILE     write the logits of the prompt's last token, as 32-bit floats
       --json            print one JSON object
   -h, --help            this
