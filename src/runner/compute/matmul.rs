@@ -28,13 +28,14 @@ fn is_few(rows: usize, cols: usize) -> bool {
     rows.saturating_mul(cols) <= FEW
 }
 
-/// Work memory for `rows` activations, of which `tokens` are multiplied at a time.
+/// Work memory for up to `rows` activations, of which up to `tokens` are multiplied at a time.
 pub fn work(weight: &Weight, rows: usize, tokens: usize) -> Work {
-    let bytes = rows.saturating_mul(stride(weight.format(), weight.cols()));
-    let few = is_few(rows, weight.cols());
+    let row = stride(weight.format(), weight.cols());
+    // Of many activations there may be few another time.
+    let few = rows.min(FEW / weight.cols().max(1));
     Work {
-        shared: if few { 0 } else { bytes },
-        own: if few { bytes } else { 0 },
+        shared: if few == rows { 0 } else { rows.saturating_mul(row) },
+        own: few * row,
         scratch: weight.scratch_bytes(tokens),
     }
     .max(Work::default())
@@ -184,5 +185,30 @@ fn in_parts(thread: Thread<'_>, matrix: &Matrix, mut run: impl FnMut(Range<usize
             return;
         }
         run(start..(start + part).min(rows));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ggml::quant::TensorType;
+    use std::sync::Arc;
+
+    #[test]
+    fn work_memory_for_many_tokens_is_enough_for_fewer() {
+        for ty in [TensorType::Q4_0, TensorType::F16, TensorType::Q4K] {
+            let (cols, rows) = (768, 16);
+            let bytes = ty.row_bytes(cols * rows).expect("whole blocks") as usize;
+            let file: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(vec![0u8; bytes]);
+            let shape = [cols as usize, rows as usize, 1];
+            let weight = Weight::new(ty, shape, (&file, 0..bytes), true, Isa::best()).expect("a weight");
+            let planned = work(&weight, 600, 600);
+            for tokens in 1..600 {
+                let need = stride(weight.format(), cols as usize) * tokens;
+                let there = if is_few(tokens, cols as usize) { planned.own } else { planned.shared };
+                assert!(need <= there, "{ty:?}: {tokens} tokens need {need} bytes of {there}");
+                assert!(weight.scratch_bytes(tokens) <= planned.scratch);
+            }
+        }
     }
 }

@@ -103,6 +103,7 @@ fn the_same_bits_as_the_plain_kernels() {
         for (rows, tokens) in [(8, 8), (1, 1), (9, 2), (7, 3), (16, 5), (23, 13), (8, 70)] {
             cases.push(Case::new(ty, rows, 1 + random.below(3), tokens, &mut random));
         }
+        cases.push(Case::new(ty, 9, 24, 10, &mut random));
         for _ in 0..12 {
             let (rows, blocks, tokens) = (1 + random.below(40), 1 + random.below(5), 1 + random.below(20));
             cases.push(Case::new(ty, rows, blocks, tokens, &mut random));
