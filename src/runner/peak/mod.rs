@@ -30,7 +30,7 @@ pub struct Effort {
 impl Effort {
     /// About two seconds for a number of threads.
     pub const FULL: Self =
-        Self { window: Duration::from_millis(4), windows: 64, bytes: 1 << 30, whole: true };
+        Self { window: Duration::from_millis(2), windows: 128, bytes: 1 << 30, whole: true };
     /// What a roofline needs, in about half a second.
     pub const QUICK: Self =
         Self { window: Duration::from_millis(2), windows: 32, bytes: 1 << 29, whole: false };
