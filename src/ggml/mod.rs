@@ -4,5 +4,7 @@ pub mod backend_guid;
 pub mod cost;
 pub mod gguf;
 pub mod names;
-pub mod quant;
 pub mod roofline;
+
+// Compiled for speed, in a crate of its own.
+pub use ggml_kernels::ggml::quant;
