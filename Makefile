@@ -87,7 +87,7 @@ no-agent: ## the build without the recorder, as other systems than Linux have it
 
 MUSL := $(shell uname -m)-unknown-linux-musl
 # Bytes that a static ggml-runner may have, its symbols included.
-RUNNER_MOST := 1200000
+RUNNER_MOST := 1500000
 # The option behind -- is that of link time: each function keeps what its crate was compiled for (Cargo.toml). Of the
 # symbols those go that only Rust's own functions have; GGML's, which a profiler looks for, stay.
 static: ## a static ggml-runner for boards, target/*-musl/small/ggml-runner
