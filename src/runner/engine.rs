@@ -310,14 +310,51 @@ unsafe fn decode_batch(engine: *mut c_void, batch: &abi::Batch) -> i32 {
 /// # Errors
 /// [`EngineError::NotFinite`] where one is not a finite number.
 pub fn greedy(logits: &[f32]) -> Result<i32, EngineError> {
-    let mut best = 0;
-    for (i, v) in logits.iter().enumerate() {
-        if !v.is_finite() {
-            return Err(EngineError::NotFinite);
-        }
-        if logits.get(best).is_some_and(|b| v > b) {
-            best = i;
+    // Sixteen running maxima, which the compiler keeps in a vector; a product with 0 is 0 for finite numbers only.
+    let (mut most, mut zeros) = ([f32::NEG_INFINITY; 16], [0.0f32; 16]);
+    let (chunks, rest) = logits.as_chunks::<16>();
+    for chunk in chunks {
+        for ((m, z), v) in most.iter_mut().zip(&mut zeros).zip(chunk) {
+            *m = if *v > *m { *v } else { *m };
+            *z += v * 0.0;
         }
     }
-    i32::try_from(best).map_err(|_| EngineError::Empty)
+    let finite = zeros.iter().all(|z| *z == 0.0) && rest.iter().all(|v| v.is_finite());
+    let max = most.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| a.max(*b));
+    let best = logits.iter().position(|v| *v == max).filter(|_| finite);
+    best.and_then(|i| i32::try_from(i).ok()).ok_or(EngineError::NotFinite)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn greedy_takes_the_first_of_the_largest_and_finite_ones_only() {
+        let mut logits: Vec<f32> = (0..50).map(|i| -((i as f32) - 37.0).abs()).collect();
+        assert_eq!(greedy(&logits).ok(), Some(37));
+        logits[49] = 0.0;
+        assert_eq!(greedy(&logits).ok(), Some(37));
+        (logits[37], logits[20]) = (-1.0, 5.0);
+        assert_eq!(greedy(&logits).ok(), Some(20));
+        for (at, wrong) in [(3, f32::NAN), (49, f32::INFINITY), (40, f32::NEG_INFINITY)] {
+            let mut damaged = logits.clone();
+            damaged[at] = wrong;
+            assert!(matches!(greedy(&damaged), Err(EngineError::NotFinite)), "{wrong} at {at}");
+        }
+        assert!(greedy(&[]).is_err());
+    }
+
+    #[test]
+    fn masks_open_the_past_and_the_window() {
+        let open = |past, window| {
+            let mut mask = vec![1u16; 2 * 8];
+            causal(&mut mask, 8, past, window);
+            mask.iter().map(|m| if *m == 0 { 'o' } else { '-' }).collect::<String>()
+        };
+        assert_eq!(open(0, usize::MAX), "o-------oo------");
+        assert_eq!(open(3, usize::MAX), "oooo----ooooo---");
+        assert_eq!(open(3, 2), "--oo-------oo---");
+        assert_eq!(open(0, 1), "o--------o------");
+    }
 }

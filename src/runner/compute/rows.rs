@@ -23,7 +23,10 @@ fn clamp(index: i64, rows: usize) -> usize {
 /// See [`super::forward`].
 pub(super) unsafe fn get_rows(thread: Thread<'_>, node: &Tensor) {
     // SAFETY: sources of a node of ours.
-    let (Some(table), Some(ids)) = (unsafe { (node.source(0), node.source(1)) }) else { return };
+    let (Some(table), Some(ids), state) = (unsafe { (node.source(0), node.source(1), State::of(node)) })
+    else {
+        return;
+    };
     let Some(ty) = TensorType::from_id(table.ty as u32) else { return };
     let Some(bytes) = table.ty.row_bytes(extent(table, 0)) else { return };
     for i in thread.share(row_count(node), 1) {
@@ -33,8 +36,12 @@ pub(super) unsafe fn get_rows(thread: Thread<'_>, node: &Tensor) {
             let id = row::<i32>(ids, [i2, i3, 0])[i1];
             let from = at(table, [clamp(i64::from(id), extent(table, 1)), i2, i3]);
             let to = row_mut::<f32>(node, [i1, i2, i3]);
-            // The sizes are those of one row, so this can't fail.
-            let _ = decode(ty, std::slice::from_raw_parts(from, bytes), to);
+            if ty == TensorType::F16 {
+                vector::f16_to_f32(state.isa, std::slice::from_raw_parts(from.cast(), to.len()), to);
+            } else {
+                // The sizes are those of one row, so this can't fail.
+                let _ = decode(ty, std::slice::from_raw_parts(from, bytes), to);
+            }
         }
     }
 }

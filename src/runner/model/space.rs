@@ -13,10 +13,50 @@ use std::ptr::null_mut;
 /// Alignment of a tensor's data.
 const ALIGN: usize = 64;
 
+/// Things at addresses that outlive every look at them: pointers into it stay valid while others are changed, which
+/// those into a box would not by Rust's rules.
+struct Fixed<T> {
+    base: *mut T,
+    len: usize,
+}
+
+impl<T> Fixed<T> {
+    fn new(things: Vec<T>) -> Self {
+        let len = things.len();
+        Self { base: Box::into_raw(things.into_boxed_slice()).cast(), len }
+    }
+
+    /// Address of a thing.
+    fn at(&self, i: usize) -> *mut T {
+        assert!(i < self.len, "the graph has more tensors than were counted");
+        // SAFETY: within the allocation.
+        unsafe { self.base.add(i) }
+    }
+
+    /// A look at a thing.
+    fn get(&self, i: usize) -> &T {
+        // SAFETY: `at` is within the allocation, and what changes things takes the space as `&mut`.
+        unsafe { &*self.at(i) }
+    }
+
+    /// A thing to be changed.
+    fn get_mut(&mut self, i: usize) -> &mut T {
+        // SAFETY: as in `get`, borrowed mutably.
+        unsafe { &mut *self.at(i) }
+    }
+}
+
+impl<T> Drop for Fixed<T> {
+    fn drop(&mut self) {
+        // SAFETY: made by `Box::into_raw` of a slice of this length.
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.base, self.len)) });
+    }
+}
+
 /// See the module.
 pub(super) struct Space {
-    tensors: Box<[Tensor]>,
-    states: Box<[State]>,
+    tensors: Fixed<Tensor>,
+    states: Fixed<State>,
     nodes: Box<[*mut Tensor]>,
     /// How often each node is a source.
     counts: Box<[i32]>,
@@ -34,8 +74,8 @@ impl Space {
     /// Room for so many tensors.
     pub(super) fn new(capacity: usize, isa: Isa) -> Self {
         Self {
-            tensors: vec![Tensor::EMPTY; capacity].into(),
-            states: (0..capacity).map(|_| State::new(isa)).collect(),
+            tensors: Fixed::new(vec![Tensor::EMPTY; capacity]),
+            states: Fixed::new((0..capacity).map(|_| State::new(isa)).collect()),
             nodes: vec![null_mut(); capacity].into(),
             counts: vec![0; capacity].into(),
             offsets: Vec::new(),
@@ -62,14 +102,14 @@ impl Space {
     /// When the capacity was counted wrongly.
     pub(super) fn put(&mut self, mut tensor: Tensor) -> Node {
         let place = self.n_tensors;
-        assert!(place < self.tensors.len(), "the graph has more tensors than were counted");
         self.n_tensors += 1;
         let leaf = tensor.op == Op::NONE;
         if !leaf {
-            tensor.extra = (&raw mut self.states[place]).cast();
+            tensor.extra = self.states.at(place).cast();
         }
-        self.tensors[place] = tensor;
-        let node = &raw mut self.tensors[place];
+        let node = self.tensors.at(place);
+        // SAFETY: a tensor of this space, which nobody looks at while it is borrowed mutably.
+        unsafe { *node = tensor };
         if !leaf {
             self.nodes[self.n_nodes] = node;
             self.n_nodes += 1;
@@ -79,15 +119,14 @@ impl Space {
 
     /// Ends the graph: gives tensors their data and the graph a new number. `work` is the work memory of all nodes.
     pub(super) fn finish(&mut self, base: *mut u8, work: Work) -> *mut Graph {
-        for (i, tensor) in self.tensors[..self.n_tensors].iter_mut().enumerate() {
+        for i in 0..self.n_tensors {
+            self.states.get_mut(i).work = work;
+            let tensor = self.tensors.get_mut(i);
             if let Some(offset) = self.offsets.get(i).filter(|_| owns_data(tensor)) {
                 tensor.data = base.wrapping_add(*offset).cast();
             }
         }
         self.place_views();
-        for state in &mut self.states[..self.n_tensors] {
-            state.work = work;
-        }
         self.graph.set_nodes(&mut self.nodes[..self.n_nodes]);
         self.count_uses();
         self.graph.use_counts = self.counts.as_mut_ptr();
@@ -111,11 +150,11 @@ impl Space {
     /// Views show the data of what they are views of, which stands before them.
     fn place_views(&mut self) {
         for i in 0..self.n_tensors {
-            let (source, offset) = (self.tensors[i].view_src, self.tensors[i].view_offs);
+            let (source, offset) = (self.tensors.get(i).view_src, self.tensors.get(i).view_offs);
             if !source.is_null() {
                 // SAFETY: a tensor of this space or of the cache, both alive.
                 let data = unsafe { (*source).data };
-                self.tensors[i].data = data.wrapping_byte_add(offset);
+                self.tensors.get_mut(i).data = data.wrapping_byte_add(offset);
             }
         }
     }
@@ -123,11 +162,11 @@ impl Space {
     /// The state of a node of this space.
     pub(super) fn state(&mut self, node: Node) -> Option<&mut State> {
         let place = self.place(node)?;
-        self.states.get_mut(place)
+        Some(self.states.get_mut(place))
     }
 
     fn place(&self, tensor: *const Tensor) -> Option<usize> {
-        let bytes = (tensor as usize).checked_sub(self.tensors.as_ptr() as usize)?;
+        let bytes = (tensor as usize).checked_sub(self.tensors.base as usize)?;
         Some(bytes / size_of::<Tensor>()).filter(|i| *i < self.n_tensors)
     }
 
@@ -146,11 +185,11 @@ impl Space {
         self.offsets = vec![0; self.n_tensors];
         // Tensors stand in the order in which they are computed, leaves before their users.
         for i in 0..self.n_tensors {
-            if owns_data(&self.tensors[i]) {
-                self.offsets[i] = free.take(data_bytes(&self.tensors[i]));
+            if owns_data(self.tensors.get(i)) {
+                self.offsets[i] = free.take(data_bytes(self.tensors.get(i)));
             }
-            for gone in (0..i).filter(|g| last[*g] == i && owns_data(&self.tensors[*g])) {
-                free.give(self.offsets[gone], data_bytes(&self.tensors[gone]));
+            for gone in (0..i).filter(|g| last[*g] == i && owns_data(self.tensors.get(*g))) {
+                free.give(self.offsets[gone], data_bytes(self.tensors.get(gone)));
             }
         }
         free.end
@@ -161,7 +200,7 @@ impl Space {
     fn last_uses(&self) -> Vec<usize> {
         let mut last: Vec<usize> = (0..self.n_tensors).collect();
         for i in 0..self.n_tensors {
-            let t = &self.tensors[i];
+            let t = self.tensors.get(i);
             // A norm is computed by the multiplication behind it, so its source must stay until then.
             let until = if t.op == Op::RMS_NORM { i + 1 } else { i };
             for source in t.src.iter().chain([&t.view_src]).filter(|s| !s.is_null()) {
@@ -182,7 +221,7 @@ impl Space {
     /// Place of the tensor whose data a tensor shows, if it is of this space.
     fn owner(&self, tensor: *const Tensor) -> Option<usize> {
         let place = self.place(tensor)?;
-        let source = self.tensors[place].view_src;
+        let source = self.tensors.get(place).view_src;
         if source.is_null() { Some(place) } else { self.place(source) }
     }
 }
