@@ -177,10 +177,16 @@ pub(super) unsafe fn forward(thread: Thread<'_>, node: &Tensor) {
     }
 }
 
+/// Half of the rows in one piece a thread, so that kernels fetch the next ones meanwhile; the rest in parts.
 fn in_parts(thread: Thread<'_>, matrix: &Matrix, mut run: impl FnMut(Range<usize>)) {
     let (rows, part) = (matrix.rows(), part(matrix.rows(), thread.count, matrix.group()));
+    let own = rows / 2 / thread.count / part * part;
+    if own > 0 {
+        run(own * thread.index..own * (thread.index + 1));
+    }
+    let behind = own * thread.count;
     loop {
-        let start = thread.take().saturating_mul(part);
+        let start = behind + thread.take().saturating_mul(part);
         if start >= rows {
             return;
         }

@@ -65,16 +65,21 @@ fn each_tile(job: &Job<'_>, most: usize, run: impl Fn(&Tile)) {
     let chunk = (CHUNK_BYTES / panel_bytes.max(1)).max(1);
     let tiles = job.tokens().div_ceil(most);
     let block_lines = panel::block_bytes(job.matrix.ty()).div_ceil(CACHE_LINE);
-    let lines = block_lines.div_ceil(tiles);
+    let lines = block_lines.div_ceil((tiles - 1).max(1));
     for start in (job.rows.start / panel::ROWS..end).step_by(chunk) {
         for t in 0..tiles {
             let first = job.tokens() * t / tiles;
             let tokens = job.tokens() * (t + 1) / tiles - first;
-            // All tiles together fetch the next chunk.
-            let distance = if tiles == 1 { DISTANCE } else { chunk * panel_bytes + t * lines * CACHE_LINE };
-            let lines = lines.min(block_lines.saturating_sub(t * lines));
+            // The first tile may be the first to read the chunk; the others fetch the next one, each its lines of it.
+            let ahead = match t.checked_sub(1) {
+                None => Ahead { distance: DISTANCE, lines: block_lines },
+                Some(t) => Ahead {
+                    distance: chunk * panel_bytes + t * lines * CACHE_LINE,
+                    lines: lines.min(block_lines.saturating_sub(t * lines)),
+                },
+            };
             for panel in start..end.min(start + chunk) {
-                run(&Tile { panel, first, tokens, ahead: Ahead { distance, lines } });
+                run(&Tile { panel, first, tokens, ahead });
             }
         }
     }
