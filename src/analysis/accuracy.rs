@@ -55,7 +55,7 @@ pub struct Comparison {
     pub classes: Vec<Line>,
     /// Op slices whose end was not recorded.
     pub without_end: u64,
-    /// Ops compared by the time until the thread's next op, because the trace tells no ends and several threads ran.
+    /// Ops compared by the time until the thread's next op begins, because the trace tells no other end.
     pub wall: u64,
     pub targets: Vec<Target>,
     /// Cost of one reading of the engine's clock; each op has two.
@@ -327,7 +327,7 @@ impl Ops {
             let mut ops = true_ops(truth, true_graph);
             compared += ops.len() as u64;
             for run in of_graph {
-                out.run(loaded, graph, run, &mut ops);
+                out.run(loaded, run, &mut ops);
             }
             out.matched.only_true += ops.values().filter(|o| !o.taken).count() as u64;
         }
@@ -335,13 +335,7 @@ impl Ops {
         out
     }
 
-    fn run(
-        &mut self,
-        loaded: &Loaded<'_>,
-        graph: &CpuGraph,
-        run: &Slices<'_>,
-        ops: &mut HashMap<(u32, u64), TrueOp>,
-    ) {
+    fn run(&mut self, loaded: &Loaded<'_>, run: &Slices<'_>, ops: &mut HashMap<(u32, u64), TrueOp>) {
         let hits = loaded.plans.get(&run.plan).map_or(&[][..], |p| &p.hits);
         let hits = hits.get(run.first as usize..).unwrap_or_default();
         let addresses =
@@ -353,12 +347,11 @@ impl Ops {
                 continue;
             };
             op.taken = true;
-            // One thread waits for nobody: an op lasts until the next one begins, and that is held against its own time.
-            let wall = !run.barrier && graph.n_threads > 1;
             match measured(run, slice) {
                 Some(measured) => {
-                    let truth = if wall { op.wall } else { op.busy };
-                    self.wall += u64::from(wall);
+                    // Like is held against like.
+                    let truth = if run.barrier { op.busy } else { op.wall };
+                    self.wall += u64::from(!run.barrier);
                     self.matched.pairs.push(Pair { measured, truth });
                 }
                 None => self.without_end += 1,

@@ -48,7 +48,10 @@ pub fn write(out: &mut dyn Write, c: &Comparison, style: &Style) -> io::Result<(
     )?;
     if c.wall > 0 {
         let n = units::count(c.wall, "op");
-        writeln!(out, "  {n} compared as wall time, until the thread's next op: the trace tells no ends")?;
+        writeln!(
+            out,
+            "  {n} compared as wall time, to the start of the thread's next op, as the trace has it"
+        )?;
     }
     if c.without_end > 0 {
         writeln!(out, "  {} left out: no end was recorded", units::count(c.without_end, "op"))?;
