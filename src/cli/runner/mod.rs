@@ -1,7 +1,7 @@
 //! Command line of `ggml-runner`: one file a subcommand. May use `runner` and `ggml`.
 //!
 //! The program is to stay small enough for any board, so no parser or progress library is used here: see [`args`]. A
-//! subcommand is a [`Command`] in [`COMMANDS`]; its help is one text, and each of its options must stand there.
+//! subcommand is a `Command` in `COMMANDS`; its help is one text, and each of its options must stand there.
 
 pub mod args;
 mod bench_kernels;

@@ -148,7 +148,7 @@ impl Matrix {
         self.data().len()
     }
 
-    /// Bytes of scratch memory that [`super::matmul`] wants for this many tokens.
+    /// Bytes of scratch memory that [`super::matmul()`] wants for this many tokens.
     pub fn scratch_bytes(&self, tokens: usize) -> usize {
         (self.recipe.scratch_bytes)(self.cols, tokens)
     }

@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of tensors, graphs or threads; uses `ggml::quant` for the types of weights alone. A weight matrix
 //! is repacked once for the machine ([`Matrix`]), activations are brought into the form that its type asks for
-//! ([`prepare_row`]), and [`matmul`] multiplies the two. Which code does it is a [`recipe::Recipe`]: one for each
+//! ([`prepare_row`]), and [`matmul()`] multiplies the two. Which code does it is a `Recipe`: one for each
 //! instruction set and type, so that a new kernel is a file with its recipes and a line in `recipe.rs`. Attention ([`attention`]) and what works on single
 //! elements and rows ([`vector`]) are written once on vectors of any length (`simd`).
 

@@ -55,7 +55,7 @@ impl fmt::Display for Placement {
     }
 }
 
-/// A tensor of the model, by its place in [`Weights::tensors`].
+/// A tensor of the model, by its place in `Weights::tensors`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Id(usize);
 

@@ -13,7 +13,7 @@ const SPIN: Duration = Duration::from_micros(20);
 #[derive(Default)]
 pub struct Apart<T>(pub T);
 
-/// Rounds of `spin_loop` that last about [`SPIN`] on this machine.
+/// Rounds of `spin_loop` that last about `SPIN` on this machine.
 pub fn measure_spins() -> u32 {
     const ROUNDS: u32 = 512;
     let lap = || {

@@ -1,7 +1,7 @@
 //! The tokenizer that a GGUF file brings along: SentencePiece or byte-level BPE. May use `ggml::gguf`.
 //!
 //! Everything borrows from the file. What comes out for a text is what `llama_tokenize` (src/llama-vocab.cpp of
-//! llama.cpp) gives for it, for the pre-tokenizers that [`split`] knows.
+//! llama.cpp) gives for it, for the pre-tokenizers that `split` knows.
 
 mod bpe;
 mod merge;

@@ -1,7 +1,7 @@
 //! Element-wise and row-wise kernels on slices: norms, rotary embedding, gated units, softmax, sorting, conversions.
 //! May use `kernels::simd`.
 //!
-//! Every function takes the [`Isa`] to run on, which must be one that this machine has ([`Isa::available`]), and
+//! Every function takes the `Isa` to run on, which must be one that this machine has (`Isa::available`), and
 //! handles as many elements as the shortest of its slices has. [`scalar`] has the same functions in plain Rust: it is
 //! what the others are tested against.
 
