@@ -10,18 +10,25 @@ use super::tensor::extent;
 /// llama.cpp rounds queries to halves below so many tokens.
 const ROUNDED_BELOW: usize = 64;
 
-/// Work memory for `threads` threads or fewer.
+/// Batches up to this size may be cut along the positions; larger ones need more of everything else.
+const SMALL: usize = 64;
+
+/// Work memory for `threads` threads or fewer, and for any batch that is not larger.
 ///
 /// # Safety
 /// The node's sources are null or alive.
 pub unsafe fn work(node: &Tensor, threads: usize) -> Work {
     // SAFETY: passed on from the caller.
-    let Some(attention) = (unsafe { describe(node) }) else { return Work::default() };
-    let each = (1..=threads.max(1)).map(|n| {
-        let plan = attention.plan(n);
-        Work { shared: plan.partials.saturating_mul(size_of::<f32>()), own: 0, scratch: plan.scratch_bytes }
-    });
-    each.fold(Work::default(), Work::max)
+    let Some(most) = (unsafe { describe(node) }) else { return Work::default() };
+    let mut work = Work::default();
+    for tokens in (1..=most.tokens.min(SMALL)).chain([most.tokens]) {
+        for count in 1..=threads.max(1) {
+            let plan = Attention { tokens, ..most }.plan(count);
+            let shared = plan.partials.saturating_mul(size_of::<f32>());
+            work = work.max(Work { shared, own: 0, scratch: plan.scratch_bytes });
+        }
+    }
+    work
 }
 
 /// # Safety
@@ -74,6 +81,47 @@ pub(super) unsafe fn forward(thread: Thread<'_>, node: &Tensor) {
         for row in thread.share(plan.merges, 1) {
             // SAFETY: all items are done; each row is joined by one thread.
             unsafe { run_merge(&attention, &plan, row, partials) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::abi::{Op, Type};
+    use super::*;
+
+    /// Attention of `tokens` tokens of `heads` heads to `positions` positions of `kv_heads`.
+    fn with_node<R>(tokens: i64, positions: i64, [heads, kv_heads]: [i64; 2], f: impl Fn(&Tensor) -> R) -> R {
+        let mut q = Tensor::contiguous(Type::F32, [64, tokens, heads, 1]);
+        let mut kv = Tensor::contiguous(Type::F16, [64, positions, kv_heads, 1]);
+        let mut node = Tensor::contiguous(Type::F32, [64, heads, tokens, 1]);
+        node.op = Op::FLASH_ATTN_EXT;
+        node.src[0] = &raw mut q;
+        (node.src[1], node.src[2]) = (&raw mut kv, &raw mut kv);
+        f(&node)
+    }
+
+    #[test]
+    fn work_memory_for_the_largest_batch_is_enough_for_all() {
+        for heads in [[8, 8], [8, 2], [4, 2], [3, 1], [32, 1]] {
+            // SAFETY: the sources live as long as the closure runs.
+            let planned = with_node(512, 2048, heads, |n| unsafe { work(n, 7) });
+            for (tokens, positions) in
+                [(1, 256), (1, 512), (1, 2048), (2, 1024), (5, 2048), (23, 2048), (300, 768)]
+            {
+                for threads in 1..=7 {
+                    with_node(tokens, positions, heads, |n| {
+                        // SAFETY: as above.
+                        let plan = unsafe { describe(n) }.expect("attention").plan(threads);
+                        let shared = plan.partials * size_of::<f32>();
+                        assert!(shared <= planned.shared, "{heads:?} {tokens} {positions} {threads}");
+                        assert!(
+                            plan.scratch_bytes <= planned.scratch,
+                            "{heads:?} {tokens} {positions} {threads}"
+                        );
+                    });
+                }
+            }
         }
     }
 }
