@@ -105,7 +105,15 @@ impl Reserved {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping, wherever there is room.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes.max(1), libc::PROT_NONE, flags, -1, 0) };
-        (base != libc::MAP_FAILED).then_some(Self { base: base.cast(), bytes: bytes.max(1) })
+        if base == libc::MAP_FAILED {
+            return None;
+        }
+        // Heads of a long context lie far apart, each position in another page. A kernel without huge pages gives
+        // small ones.
+        #[cfg(target_os = "linux")]
+        // SAFETY: advice about the mapping just made.
+        let _ = unsafe { libc::madvise(base, bytes.max(1), libc::MADV_HUGEPAGE) };
+        Some(Self { base: base.cast(), bytes: bytes.max(1) })
     }
 
     /// Makes memory of the pages that this range touches; it is zero.
