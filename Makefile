@@ -22,7 +22,7 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help setup setup-build setup-demo build demo demo-llama test lint fixtures engines driver unit test-arm live no-agent static size fuzz clean
+.PHONY: help setup setup-build setup-demo build demo demo-llama test lint fixtures engines driver unit test-arm asan live no-agent static size fuzz clean
 
 ##@ Use
 help: ## list the targets
@@ -73,9 +73,16 @@ unit: fixtures driver ## unit tests and the tests that need no live engine
 	$(CARGO) test --locked --no-fail-fast --lib --bins $(PLAIN:%=--test %)
 	$(CARGO) test --locked --doc
 
-test-arm: | setup ## the kernels for AArch64, on processors that qemu plays
+test-arm: | setup ## the kernels and ggml-runner for AArch64, on processors that qemu plays
 	$(call say,tests for AArch64)
-	tests/arm/run.sh
+	RUNNER_MOST=$(RUNNER_MOST) tests/arm/run.sh
+
+# Rust's sanitizers are for its nightly builds alone.
+HOST := $(shell uname -m)-unknown-linux-gnu
+asan: ## the kernels' unit tests under AddressSanitizer; needs a nightly Rust
+	$(call say,kernels under AddressSanitizer)
+	RUSTFLAGS=-Zsanitizer=address $(CARGO) +nightly test --locked --target $(HOST) --target-dir target/asan \
+	    --package ggml-kernels --lib
 
 live: fixtures driver ## tests on live engines: root and BPF needed
 	$(call say,tests on live engines)

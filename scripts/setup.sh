@@ -73,6 +73,6 @@ packages() {
     for p in $missing; do have "$p" || die "$p is installed but still not found"; done
 }
 
-least=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$(dirname "$0")/../Cargo.toml")
+least=$(sed -n '/^rust-version = "/{s/^[^"]*"\([^"]*\)".*/\1/p;q;}' "$(dirname "$0")/../Cargo.toml")
 rust
 packages

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Tests for AArch64 on any machine: the kernels' unit tests on processors with and without each extension, under qemu.
+# Tests for AArch64 on any machine, under qemu: the kernels' unit tests on processors with and without each extension;
+# then the release build of ggml-runner, which is to be static and small, to have inner loops as tight as they should be,
+# and to generate the tokens that this machine's build generates.
 #
 # Skipped, and says so, where no Rust for the target can be had; with PROFINFER_REQUIRE=1 that is a failure.
 set -euo pipefail
@@ -23,18 +25,74 @@ eval "$environment"
 lint() {
     # Debian's Rust comes without.
     [ -n "${RUSTC:-}" ] ||
-        cargo clippy --quiet --locked --target "$target" --no-default-features --all-targets -- -D warnings
+        cargo clippy --quiet --locked --target "$target" --workspace --no-default-features --all-targets -- -D warnings
 }
 
 unit_tests() {
-    local processor
+    local processor only=
     for processor in $processors; do
         echo "tests/arm: kernels on ${processor%%:*}, as ${processor##*:}"
+        # shellcheck disable=SC2086
         PROFINFER_EXPECT_ISA=${processor##*:} \
             CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$qemu -cpu ${processor%%:*}" \
-            "${CARGO:-cargo}" test --quiet --locked --target "$target" --no-default-features --lib runner::kernels::
+            "${CARGO:-cargo}" test --quiet --locked --target "$target" --package ggml-kernels --lib -- $only
+        # What is not of weights uses the same instructions on all of them.
+        only="runner::kernels::arm:: runner::kernels::tests:: runner::kernels::isa::"
     done
 }
 
+# The build for boards (see `static` in the Makefile), with names of functions that tell which kernel it is.
+build() {
+    echo "tests/arm: ggml-runner"
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUSTFLAGS=-Csymbol-mangling-version=v0 "${CARGO:-cargo}" rustc --quiet \
+        --locked --profile small --target "$target" --no-default-features --bin ggml-runner -- -C opt-level=3
+    # Its own functions' names are for the listing; what is exported keeps its names.
+    mkdir -p target/tests/arm
+    "$(command -v llvm-strip || command -v llvm-strip-14)" --discard-all -o target/tests/arm/ggml-runner "$program"
+}
+
+static_and_small() {
+    local headers bytes
+    headers=$(readelf -lWd "$program")
+    if grep -E 'INTERP|NEEDED' <<<"$headers"; then
+        echo "tests/arm: ggml-runner is not static" >&2
+        return 1
+    fi
+    bytes=$(stat -c %s target/tests/arm/ggml-runner)
+    echo "static, $(stat -c %s "$program") bytes with all names, $bytes with those of exported functions"
+    [ "$bytes" -le "$most" ] || { echo "tests/arm: more than $most bytes" >&2; return 1; }
+    nm target/tests/arm/ggml-runner | grep -q ' T ggml_graph_compute$' || { echo "tests/arm: names are lost" >&2; return 1; }
+}
+
+tokens() { sed -n 's/.*"tokens":\(\[[0-9,]*\]\).*/\1/p'; }
+
+same_tokens() {
+    local type processor model expected got
+    local arguments="-p 12 -n 12 -t 2 --no-warmup --no-roofline --json"
+    env -u RUSTC -u LD_LIBRARY_PATH cargo build --quiet --locked --no-default-features --bin ggml-runner
+    for type in q4_0 q4_1 q8_0 q4_k q6_k f16; do
+        model=target/tests/arm/tiny-$type.gguf
+        target/debug/ggml-runner synth tiny "$model" --type "$type" --force >/dev/null
+        # shellcheck disable=SC2086
+        expected=$(target/debug/ggml-runner run -m "$model" $arguments | tokens)
+        for processor in $processors; do
+            # shellcheck disable=SC2086
+            got=$("$qemu" -cpu "${processor%%:*}" target/tests/arm/ggml-runner run -m "$model" $arguments | tokens)
+            [ -n "$got" ] && [ "$got" = "$expected" ] || {
+                echo "tests/arm: $type on ${processor%%:*} gives ${got:-nothing}, not $expected" >&2
+                return 1
+            }
+        done
+    done
+    echo "the tokens of this machine's build in six types on three processors"
+}
+
+program=target/$target/small/ggml-runner
+most=${RUNNER_MOST:-1200000}
+
 lint
 unit_tests
+build
+static_and_small
+python3 tests/arm/listing.py "$program" --limit
+same_tokens
