@@ -45,6 +45,8 @@ pub(crate) struct Job<'a> {
     pub rows: Range<usize>,
     acts: Acts<'a>,
     out: Out<'a>,
+    /// The one panel that all rows are in, where it is not the matrix's own.
+    panel: Option<&'a [u8]>,
 }
 
 impl Index<'_> {
@@ -120,8 +122,17 @@ impl Job<'_> {
         unsafe { self.out.base.add(self.out.index.get(token) * self.out.stride + row - self.out.first) }
     }
 
+    /// The same product of these rows of one group, whose weights are in `panel`.
+    #[cfg(target_arch = "x86_64")]
+    pub fn with_panel<'a>(&'a self, rows: Range<usize>, panel: &'a [u8]) -> Job<'a> {
+        Job { matrix: self.matrix, rows, acts: self.acts, out: self.out, panel: Some(panel) }
+    }
+
     /// Panel of a group of rows.
     pub fn panel(&self, group: usize) -> &[u8] {
+        if let Some(panel) = self.panel {
+            return panel;
+        }
         let bytes = self.matrix.panel_bytes();
         &self.matrix.data()[group * bytes..(group + 1) * bytes]
     }
@@ -149,6 +160,6 @@ pub fn matmul(matrix: &Matrix, acts: &Acts<'_>, rows: Range<usize>, out: &Out<'_
     assert!(end.is_some_and(|end| end <= acts.base.len()), "activations of all tokens");
     assert!(scratch.len() >= matrix.scratch_bytes(tokens), "scratch of {} bytes", scratch.len());
     if tokens > 0 && !rows.is_empty() {
-        (matrix.recipe().run)(&Job { matrix, rows, acts: *acts, out: *out }, scratch);
+        (matrix.recipe().run)(&Job { matrix, rows, acts: *acts, out: *out, panel: None }, scratch);
     }
 }

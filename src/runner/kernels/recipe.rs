@@ -63,5 +63,9 @@ pub(crate) fn packed(isa: Isa, ty: TensorType) -> &'static Recipe {
 
 /// Recipe for weights in GGUF's own order.
 pub(crate) fn mapped(isa: Isa, ty: TensorType) -> &'static Recipe {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(recipe) = super::x86::mapped(isa, ty) {
+        return recipe;
+    }
     dense::mapped(isa, ty).unwrap_or_else(|| scalar::recipe(ty))
 }

@@ -18,6 +18,54 @@ pub(super) fn recipe(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
     }
 }
 
+/// The recipe for weights in GGUF's own order, if there is one: panels are packed when their turn comes.
+pub(super) fn mapped(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
+    macro_rules! mapped {
+        ($isa:ident: $($ty:ident)*) => {
+            match ty {
+                $(TensorType::$ty => {
+                    static MAPPED: Recipe = Recipe {
+                        ty: TensorType::$ty,
+                        group: panel::ROWS,
+                        tile: None,
+                        panel_bytes: panel::bytes,
+                        pack: None,
+                        scratch_bytes: |cols, _| panel::bytes(TensorType::$ty, cols) + CACHE_LINE,
+                        run: |job, scratch| run_mapped(job, scratch, $isa::recipe(TensorType::$ty)),
+                    };
+                    Some(&MAPPED)
+                })*
+                _ => None,
+            }
+        };
+    }
+    match isa {
+        Isa::Avx512Vnni => mapped!(avx512: Q4_0 Q4_1 Q8_0 Q4K Q6K),
+        Isa::Avx2 => mapped!(avx2: Q4_0 Q4_1 Q8_0 Q4K Q6K),
+        _ => None,
+    }
+}
+
+/// Packs one panel after the other into the scratch memory, and multiplies it there.
+fn run_mapped(job: &Job<'_>, scratch: &mut [u8], packed: Option<&'static Recipe>) {
+    let Some((packed, pack)) = packed.and_then(|p| Some((p, p.pack?))) else { return };
+    let (matrix, ty) = (job.matrix, job.matrix.ty());
+    let row_bytes = matrix.cols() / ty.block() * ty.block_bytes();
+    // The kernels read whole cache lines.
+    let skip = scratch.as_ptr().align_offset(CACHE_LINE);
+    let panel = &mut scratch[skip..][..panel::bytes(ty, matrix.cols())];
+    for start in job.rows.clone().step_by(panel::ROWS) {
+        let rows = start..(start + panel::ROWS).min(matrix.rows());
+        if rows.len() < panel::ROWS {
+            panel.fill(0);
+        }
+        if row_bytes > 0 {
+            pack(&matrix.data()[rows.start * row_bytes..rows.end * row_bytes], row_bytes, panel);
+        }
+        (packed.run)(&job.with_panel(rows.start..rows.end.min(job.rows.end), panel), &mut []);
+    }
+}
+
 /// Prepares as many whole blocks as there are, if there is a way for this format; see [`super::prepare_row`].
 pub(super) fn prepare_row(isa: Isa, format: Format, src: &[f32], dst: &mut [u8]) -> bool {
     match isa {
