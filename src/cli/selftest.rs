@@ -16,10 +16,10 @@ use crate::analysis::load::{Loaded, Progress, load};
 use crate::trace::Trace;
 
 const RUNNER: &str = "ggml-runner";
-/// Least accuracy: mean of the phases and of ops over 50 us, median of the tokens. Lower than what is reached on an idle
-/// machine, so that only a defect fails.
+/// Least accuracy, by median, so that what else the machine does fails nothing. A token of the smallest model takes about
+/// 0.2 ms, and the way into the kernel is some 0.2 us longer at the entry of a function than at its return.
 const PHASES: f64 = 0.999;
-const TOKENS: f64 = 0.999;
+const TOKENS: f64 = 0.995;
 const OPS: f64 = 0.97;
 
 const EXAMPLES: &str = "\
@@ -225,10 +225,19 @@ fn last_line(text: &[u8]) -> String {
     text.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("it said nothing").trim().to_owned()
 }
 
-/// Runs a program; its last line on standard error when it fails.
+/// Runs a program; what it said last on standard error when it fails, with the last word of the program that it ran.
 fn succeed(command: &mut Command) -> Result<(), String> {
     let out = command.stdin(Stdio::null()).output().map_err(|e| format!("{command:?}: {e}"))?;
-    if out.status.success() { Ok(()) } else { Err(last_line(&out.stderr)) }
+    if out.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&out.stderr);
+    let other = said.lines().rfind(|l| !l.trim().is_empty() && !l.starts_with("profinfer: "));
+    Err([last_line(&out.stderr).as_str()]
+        .into_iter()
+        .chain(other.map(str::trim))
+        .collect::<Vec<_>>()
+        .join("; "))
 }
 
 fn synth(runner: &Path, model: &str, scratch: &Scratch) -> Answer {
@@ -302,9 +311,9 @@ fn accurate(c: &Comparison) -> Answer {
     let line =
         |level: &str| c.levels.iter().chain(&c.classes).find(|l| l.level == level).and_then(|l| l.accuracy);
     let figures = [
-        ("phases", line("phase").map(|a| a.mean), PHASES),
+        ("phases", line("phase").map(|a| a.median), PHASES),
         ("tokens", line("token").map(|a| a.median), TOKENS),
-        ("ops over 50 us", line("op > 50 us").map(|a| a.mean), OPS),
+        ("ops over 50 us", line("op > 50 us").map(|a| a.median), OPS),
     ];
     let text = |(what, got, _): &(&str, Option<f64>, f64)| match got {
         Some(got) => format!("{what} {:.3} %", got * 100.0),
