@@ -164,12 +164,14 @@ mod tests {
         encode(ty, weights, &mut row).expect("an encoder");
         let m = Matrix::new(ty, 1, weights.len(), Placement::Packed(&row), Isa::Scalar).expect("a matrix");
         // f32 for the alignment.
-        let mut prepared = vec![0u8; prepared_row_bytes(m.format(), acts.len())];
-        prepare_row(Isa::Scalar, m.format(), acts, &mut prepared);
+        let mut words = vec![0f32; prepared_row_bytes(m.format(), acts.len()).div_ceil(4)];
+        // SAFETY: numbers as bytes.
+        let (_, prepared, _) = unsafe { words.align_to_mut::<u8>() };
+        prepare_row(Isa::Scalar, m.format(), acts, prepared);
         let mut out = [0.0];
         // SAFETY: one row of one value.
         let to = unsafe { Out::new(out.as_mut_ptr(), 1, Index::First(1)) };
-        matmul(&m, &Acts::new(&prepared, prepared.len(), Index::First(1)), 0..1, &to, &mut []);
+        matmul(&m, &Acts::new(prepared, prepared.len(), Index::First(1)), 0..1, &to, &mut []);
         out[0]
     }
 
