@@ -75,7 +75,7 @@ unit: fixtures driver ## unit tests and the tests that need no live engine
 
 test-arm: | setup ## the kernels and ggml-runner for AArch64, on processors that qemu plays
 	$(call say,tests for AArch64)
-	RUNNER_MOST=$(RUNNER_MOST) tests/arm/run.sh
+	tests/arm/run.sh
 
 # Rust's sanitizers are for its nightly builds alone.
 HOST := $(shell uname -m)-unknown-linux-gnu
@@ -93,7 +93,7 @@ no-agent: ## the build without the recorder, as other systems than Linux have it
 	$(CARGO) test --locked --no-fail-fast --no-default-features --lib --bins $(PLAIN:%=--test %)
 
 MUSL := $(shell uname -m)-unknown-linux-musl
-# Bytes that a static ggml-runner may have, its symbols included.
+# Bytes that a static ggml-runner may have, its symbols included; for AArch64 see tests/arm/run.sh.
 RUNNER_MOST := 1500000
 # The option behind -- is that of link time: each function keeps what its crate was compiled for (Cargo.toml). Of the
 # symbols those go that only Rust's own functions have; GGML's, which a profiler looks for, stay.
