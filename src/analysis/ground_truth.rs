@@ -181,6 +181,9 @@ impl GroundTruth {
             }
             "cpu-graph" => {
                 let id = f.number()?;
+                if self.cpu_graphs.last().is_some_and(|g| g.id >= id) {
+                    return Err(f.wrong("ids of CPU graphs must grow"));
+                }
                 let _graph = f.text()?;
                 let (tid, size, table) = (f.number()?, f.number()?, f.number()?);
                 let (start, end) = f.times()?;

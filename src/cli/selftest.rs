@@ -2,11 +2,14 @@
 //! and the other subcommands as a user would: by starting programs.
 
 use std::fs::{self, File};
-use std::io::{self, BufReader, Write};
+use std::io::{self, BufReader, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Output, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde::Serialize;
 
 use crate::analysis::accuracy::{self, Comparison};
@@ -16,11 +19,14 @@ use crate::analysis::load::{Loaded, Progress, load};
 use crate::trace::Trace;
 
 const RUNNER: &str = "ggml-runner";
+/// Longest that one recording may take; it takes about a second.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Least accuracy, by median, so that what else the machine does fails nothing. A token of the smallest model takes about
 /// 0.2 ms, and the way into the kernel is some 0.2 us longer at the entry of a function than at its return.
 const PHASES: f64 = 0.999;
 const TOKENS: f64 = 0.995;
 const OPS: f64 = 0.97;
+const OVER_50: &str = "ops over 50 us";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -94,11 +100,20 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> anyhow::Result<Scratch> {
-        let name = format!("profinfer-selftest-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        // Fails if somebody else has made it.
-        fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Scratch(path))
+        let me = std::process::id();
+        // Numbers of processes come again, and one that was killed leaves its directory.
+        for attempt in 0..1000 {
+            let path = std::env::temp_dir().join(format!("profinfer-selftest-{me}-{attempt}"));
+            match fs::DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Scratch(path)),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e).with_context(|| format!("cannot make {}", path.display())),
+            }
+        }
+        bail!(
+            "{} is full of left-over directories profinfer-selftest-*: remove them",
+            std::env::temp_dir().display()
+        )
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -207,7 +222,7 @@ fn find(args: &Args, checks: &mut Checks) -> anyhow::Result<Option<PathBuf>> {
     let beside = std::env::current_exe().ok().and_then(|me| Some(me.parent()?.join(RUNNER)));
     let beside = beside.filter(|p| p.is_file());
     let path = args.runner.clone().or(beside).unwrap_or_else(|| RUNNER.into());
-    let said = Command::new(&path).arg("--version").stdin(Stdio::null()).output();
+    let said = output(Command::new(&path).arg("--version"));
     let answer = match said {
         Ok(out) if out.status.success() => {
             Ok(format!("{}: {}", path.display(), String::from_utf8_lossy(&out.stdout).trim()))
@@ -225,9 +240,45 @@ fn last_line(text: &[u8]) -> String {
     text.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("it said nothing").trim().to_owned()
 }
 
+/// What a program says, if it ends in time: a board that is to be tested may be one where it does not.
+fn output(command: &mut Command) -> io::Result<Output> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let (out, err) = (listen(child.stdout.take()), listen(child.stderr.take()));
+    let begin = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if begin.elapsed() > PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            // Its own children may hold the pipes: whoever listens there is left behind.
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("did not end within {} s", PATIENCE.as_secs()),
+            ));
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let text = |listener: JoinHandle<Vec<u8>>| listener.join().unwrap_or_default();
+    Ok(Output { status, stdout: text(out), stderr: text(err) })
+}
+
+/// Collects what comes out of a pipe, on a thread of its own.
+fn listen(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut text = Vec::new();
+        // What came before an error is what there is to show.
+        if let Some(mut pipe) = pipe {
+            let _ = pipe.read_to_end(&mut text);
+        }
+        text
+    })
+}
+
 /// Runs a program; what it said last on standard error when it fails, with the last word of the program that it ran.
 fn succeed(command: &mut Command) -> Result<(), String> {
-    let out = command.stdin(Stdio::null()).output().map_err(|e| format!("{command:?}: {e}"))?;
+    let out = output(command).map_err(|e| format!("{command:?}: {e}"))?;
     if out.status.success() {
         return Ok(());
     }
@@ -313,14 +364,15 @@ fn accurate(c: &Comparison) -> Answer {
     let figures = [
         ("phases", line("phase").map(|a| a.median), PHASES),
         ("tokens", line("token").map(|a| a.median), TOKENS),
-        ("ops over 50 us", line("op > 50 us").map(|a| a.median), OPS),
+        (OVER_50, line("op > 50 us").map(|a| a.median), OPS),
     ];
     let text = |(what, got, _): &(&str, Option<f64>, f64)| match got {
         Some(got) => format!("{what} {:.3} %", got * 100.0),
         None => format!("{what}: none"),
     };
     let all = figures.iter().map(text).collect::<Vec<_>>().join(", ");
-    let missed = figures.iter().find(|(_, got, least)| got.is_some_and(|g| g < *least));
+    // The smallest model may have no op of 50 us; calls and phases it must have.
+    let missed = figures.iter().find(|(what, got, least)| got.map_or(*what != OVER_50, |got| got < *least));
     match missed {
         Some((what, _, least)) => Err(format!("{all}; {what} should reach {} %", least * 100.0)),
         None => Ok(all),

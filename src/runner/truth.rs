@@ -152,6 +152,12 @@ pub fn span<R>(truth: Option<&Truth>, level: Level, a: u32, b: u64, call: impl F
 }
 
 impl Truth {
+    /// Bytes that an account with this room takes, at most `usize::MAX`.
+    pub fn bytes(threads: usize, spans: usize, ops: usize) -> usize {
+        let lanes = threads.saturating_mul(ops).saturating_mul(size_of::<OpTime>());
+        lanes.saturating_add(spans.saturating_mul(size_of::<Span>()))
+    }
+
     /// Room for `spans` calls and graphs together, and `ops` ops of each thread. Fails when the memory is not there.
     pub fn new(threads: usize, spans: usize, ops: usize) -> Result<Truth, TryReserveError> {
         let mut list = Vec::new();
@@ -238,15 +244,16 @@ impl Truth {
     pub fn op(&self, ith: usize, node: usize, start: u64, end: u64) {
         let Some(lane) = self.lanes.get(ith) else { return };
         let mut lane = lock(lane);
-        if lane.ops.len() == lane.ops.capacity() {
+        let graph = self.graph.load(Ordering::Relaxed);
+        // An op of a graph that found no room could not be told from others'.
+        if graph == NONE || lane.ops.len() == lane.ops.capacity() {
             lane.dropped += 1;
             return;
         }
         if lane.tid == 0 {
             lane.tid = thread_id();
         }
-        let (graph, node) = (self.graph.load(Ordering::Relaxed), u32::try_from(node).unwrap_or(NONE));
-        lane.ops.push(OpTime { graph, node, start, end });
+        lane.ops.push(OpTime { graph, node: u32::try_from(node).unwrap_or(NONE), start, end });
     }
 
     /// Writes the account.
@@ -306,7 +313,8 @@ mod tests {
         truth.write(&mut text).expect("memory takes it");
         let text = String::from_utf8(text).expect("text");
         assert!(text.starts_with(MAGIC));
-        assert!(text.contains("\ndropped\t2\n"), "{text}");
+        // The graph, and its ops, which could not be told from others'.
+        assert!(text.contains("\ndropped\t4\n"), "{text}");
         assert_eq!(text.lines().filter(|l| l.starts_with("call\t0\t")).count(), 1, "{text}");
         assert!(!text.contains("\ngraph"), "{text}");
     }

@@ -6,7 +6,7 @@ use super::model::Chosen;
 use super::random::Random;
 use super::roofline::{Phase, Share};
 use crate::runner::engine::{Engine, Settings, UBATCH, greedy};
-use crate::runner::model::Model;
+use crate::runner::model::{Model, memory};
 use crate::runner::truth::Truth;
 use anyhow::{Context, Result, bail};
 use std::fs::File;
@@ -161,14 +161,22 @@ fn run(args: Args) -> Result<ExitCode> {
 
 /// Room for the engine's account of all that is to come.
 fn account(r: &Request, model: &Model, prompt: usize) -> Result<Arc<Truth>> {
-    // More than any architecture here needs.
+    // More than any architecture here needs, beside the sums of experts.
     const OPS_OF_LAYER: usize = 64;
     let layers = model.params.layers + 1;
-    let graphs = prompt.div_ceil(UBATCH).saturating_add(r.decode).saturating_mul(r.repeat.saturating_add(1));
+    let of_layer = OPS_OF_LAYER + model.params.experts.as_ref().map_or(0, |e| e.used);
+    let prefill = prompt.div_ceil(UBATCH);
+    // The warm-up decodes one token.
+    let graphs = prefill.saturating_add(r.decode).saturating_mul(r.repeat).saturating_add(prefill + 1);
     // A call, a graph, and its parts on the backends.
     let spans = graphs.saturating_mul(2 + if r.two_backends { layers } else { 1 });
-    let truth = Truth::new(r.chosen.threads, spans, graphs.saturating_mul(layers * OPS_OF_LAYER));
-    truth.map(Arc::new).context("--ground-truth: no memory for the account of this run; ask for fewer tokens")
+    let ops = graphs.saturating_mul(layers * of_layer);
+    let none = "--ground-truth: no memory for the account of this run; ask for fewer tokens";
+    let bytes = Truth::bytes(r.chosen.threads, spans, ops) as u64;
+    if memory::available().is_some_and(|there| bytes > memory::usable(there)) {
+        bail!("{none} ({bytes} bytes)");
+    }
+    Truth::new(r.chosen.threads, spans, ops).map(Arc::new).context(none)
 }
 
 fn parse(mut args: Args) -> Result<Request> {

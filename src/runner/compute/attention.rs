@@ -123,5 +123,11 @@ mod tests {
                 }
             }
         }
+        // 16 chunks of 320 positions in the largest context, 19 of 256 in a shorter one.
+        // SAFETY: as above.
+        let planned = with_node(23, 5120, [8, 8], |n| unsafe { work(n, 37) });
+        let plan = |n: &Tensor| unsafe { describe(n) }.expect("attention").plan(37);
+        let shared = with_node(23, 4864, [8, 8], |n| plan(n).partials * size_of::<f32>());
+        assert!(shared > 0 && shared <= planned.shared);
     }
 }

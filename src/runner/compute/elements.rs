@@ -5,7 +5,7 @@ use super::super::kernels::Isa;
 use super::super::kernels::vector::{self, Glu};
 use super::Thread;
 use super::state::State;
-use super::tensor::{extent, position, row, row_count, row_mut};
+use super::tensor::{extent, part_mut, position, row, row_count};
 use std::ops::Range;
 
 /// Elements of a cache line of f32: threads do not write to the same one.
@@ -38,8 +38,9 @@ pub(super) unsafe fn binary(thread: Thread<'_>, node: &Tensor) {
     each(thread, node, |at, cols| {
         let repeated = [0, 1, 2].map(|d| at[d] % extent(b, d + 1).max(1));
         // SAFETY: rows of this node and its sources; this thread alone writes these columns.
-        let (x, y, z) = unsafe { (row::<f32>(a, at), row::<f32>(b, repeated), row_mut::<f32>(node, at)) };
-        let (Some(x), Some(z)) = (x.get(cols.clone()), z.get_mut(cols.clone())) else { return };
+        let (x, y, z) =
+            unsafe { (row::<f32>(a, at), row::<f32>(b, repeated), part_mut::<f32>(node, at, &cols)) };
+        let Some(x) = x.get(cols.clone()) else { return };
         match y {
             [one] => broadcast(isa, node.op, x, *one, z),
             y => pairwise(isa, node.op, x, y.get(cols).unwrap_or_default(), z),
@@ -74,8 +75,8 @@ pub(super) unsafe fn unary(thread: Thread<'_>, node: &Tensor) {
     let (isa, kind) = (state.isa, node.unary());
     each(thread, node, |at, cols| {
         // SAFETY: rows of this node and its source; this thread alone writes these columns.
-        let (x, y) = unsafe { (row::<f32>(source, at), row_mut::<f32>(node, at)) };
-        let (Some(x), Some(y)) = (x.get(cols.clone()), y.get_mut(cols)) else { return };
+        let (x, y) = unsafe { (row::<f32>(source, at), part_mut::<f32>(node, at, &cols)) };
+        let Some(x) = x.get(cols) else { return };
         match kind {
             None => vector::scale(isa, x, node.param_f32(0), node.param_f32(1), y),
             Some(UnaryOp::TANH) => vector::tanh(isa, x, y),
@@ -103,10 +104,9 @@ pub(super) unsafe fn glu(thread: Thread<'_>, node: &Tensor) {
     };
     each(thread, node, |at, cols| {
         // SAFETY: rows of this node and its sources; this thread alone writes these columns.
-        let (g, u, y) = unsafe { (row::<f32>(gate, at), row::<f32>(up, at), row_mut::<f32>(node, at)) };
-        let (Some(g), Some(u), Some(y)) = (g.get(cols.clone()), u.get(cols.clone()), y.get_mut(cols)) else {
-            return;
-        };
+        let (g, u, y) =
+            unsafe { (row::<f32>(gate, at), row::<f32>(up, at), part_mut::<f32>(node, at, &cols)) };
+        let (Some(g), Some(u)) = (g.get(cols.clone()), u.get(cols)) else { return };
         vector::glu(state.isa, kind, g, u, y);
     });
 }

@@ -1,6 +1,7 @@
 //! Rows of tensors as slices.
 
 use super::super::abi::Tensor;
+use std::ops::Range;
 
 /// An extent of a tensor as a size; negative ones do not occur in graphs that we build.
 pub(super) fn extent(t: &Tensor, dim: usize) -> usize {
@@ -43,6 +44,16 @@ pub(super) unsafe fn row<'a, T>(t: &Tensor, position: [usize; 3]) -> &'a [T] {
 pub(super) unsafe fn row_mut<'a, T>(t: &Tensor, position: [usize; 3]) -> &'a mut [T] {
     // SAFETY: the caller's row has ne[0] elements.
     unsafe { std::slice::from_raw_parts_mut(at(t, position).cast(), extent(t, 0)) }
+}
+
+/// Some elements of a row, to be written.
+///
+/// # Safety
+/// As for [`row_mut`], for these elements alone, and they lie within the row.
+pub(super) unsafe fn part_mut<'a, T>(t: &Tensor, position: [usize; 3], part: &Range<usize>) -> &'a mut [T] {
+    debug_assert!(part.end <= extent(t, 0));
+    // SAFETY: the caller's part lies within the row.
+    unsafe { std::slice::from_raw_parts_mut(at(t, position).cast::<T>().add(part.start), part.len()) }
 }
 
 /// All elements of a contiguous tensor.

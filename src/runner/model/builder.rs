@@ -374,7 +374,7 @@ impl Builder<'_> {
 }
 
 /// Most experts of a token.
-pub(super) const MAX_SUM: usize = 64;
+pub(super) const MAX_SUM: usize = super::params::MAX_USED;
 
 fn null() -> Node {
     std::ptr::null_mut()

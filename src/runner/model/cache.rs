@@ -40,8 +40,10 @@ impl Cache {
     pub fn new(p: &Params, context: usize) -> Result<Self, CacheError> {
         let row = p.kv_width().saturating_mul(size_of::<u16>());
         // Each tensor begins on a page.
-        let each = row.saturating_mul(context).next_multiple_of(Reserved::PAGE);
-        let bytes = each.saturating_mul(2 * p.layers);
+        let each = row.checked_mul(context).and_then(|n| n.checked_next_multiple_of(Reserved::PAGE));
+        let (each, bytes) = each
+            .and_then(|each| Some((each, each.checked_mul(2 * p.layers)?)))
+            .ok_or(CacheError { tokens: context, bytes: usize::MAX })?;
         let space = Reserved::new(bytes).ok_or(CacheError { tokens: context, bytes })?;
         let ne = [p.kv_width(), context, 1, 1].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
         let tensors = (0..2 * p.layers).map(|i| {

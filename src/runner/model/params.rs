@@ -11,6 +11,8 @@ pub use crate::runner::synth::presets::Arch;
 const MAX_LAYERS: u64 = 512;
 /// Most experts (LLAMA_MAX_EXPERTS).
 const MAX_EXPERTS: u64 = 512;
+/// Most experts a token: their results are added one by one, each with nodes of its own.
+pub(super) const MAX_USED: usize = 64;
 /// More than any model has in one dimension; keeps products of two within 64 bits.
 const MAX_WIDTH: u64 = 1 << 24;
 /// Longest head that the attention kernels take, elements.
@@ -233,11 +235,18 @@ impl<'a, 'f> Keys<'a, 'f> {
         match (self.arch, count) {
             (Arch::Qwen2Moe, None) => Err(self.missing("expert_count")),
             (Arch::Qwen2Moe, Some(count)) => {
-                let used = self.width("expert_used_count", count as u64)?;
+                let used = self.width("expert_used_count", (count as u64).min(MAX_USED as u64))?;
+                let key = "expert_feed_forward_length";
+                let width = self.width_or(key, ff / used, MAX_WIDTH)?;
+                if width == 0 {
+                    return Err(
+                        self.bad(key, format!("is missing, and {ff} is too little for {used} experts"))
+                    );
+                }
                 Ok(Some(Experts {
                     count,
                     used,
-                    ff: self.width_or("expert_feed_forward_length", ff / used, MAX_WIDTH)?,
+                    ff: width,
                     shared_ff: self.width_or("expert_shared_feed_forward_length", ff, MAX_WIDTH)?,
                 }))
             }

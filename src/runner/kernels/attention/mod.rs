@@ -96,9 +96,9 @@ impl Attention {
     /// Cuts the work for `threads` threads. A plan depends on the numbers alone, not on the pointers.
     pub fn plan(&self, threads: usize) -> Plan {
         let (group, threads) = (self.group().max(1), threads.max(1));
-        let (mut tile, mut chunk) = (self.tokens, self.positions);
+        let (mut tile, mut chunk, mut most) = (self.tokens, self.positions, 1);
         if self.few_rows() {
-            chunk = self.decode_chunk(threads);
+            (chunk, most) = self.decode_chunk(threads);
         } else {
             tile = TILE_ROWS.div_ceil(group);
             let balanced = |tile: usize| self.kv_heads * self.tokens.div_ceil(tile) >= 4 * threads;
@@ -114,21 +114,23 @@ impl Attention {
             items: self.kv_heads * self.tokens.div_ceil(tile) * chunks,
             merges: if cut { rows } else { 0 },
             scratch_bytes: scratch_bytes(tile * group, self.dk, self.dv),
-            partials: if cut { rows * chunks * (PARTIAL_HEAD + self.dv) } else { 0 },
+            // For the chunks asked for, of which rounding leaves fewer: that grows with the positions, so that a plan for
+            // the most positions has room for all.
+            partials: if most > 1 { rows * most * (PARTIAL_HEAD + self.dv) } else { 0 },
             tile,
             chunk,
         }
     }
 
-    /// Positions of a decode item: as long as possible such that the items spread evenly.
-    fn decode_chunk(&self, threads: usize) -> usize {
+    /// Positions of a decode item, as long as possible such that the items spread evenly, and the most items of a row.
+    fn decode_chunk(&self, threads: usize) -> (usize, usize) {
         let most = (self.positions / MIN_CHUNK).max(1);
         let even = |chunks: &usize| {
             let items = self.kv_heads * chunks;
             items.is_multiple_of(threads) || items >= 4 * threads
         };
         let chunks = (1..=most).find(even).unwrap_or(most);
-        self.positions.div_ceil(chunks).next_multiple_of(BLOCK).min(self.positions)
+        (self.positions.div_ceil(chunks).next_multiple_of(BLOCK).min(self.positions), chunks)
     }
 }
 
