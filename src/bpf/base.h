@@ -13,7 +13,7 @@ enum ev_counter btf_counter;
 
 #define MAX_SRC 10
 #define FLAG_COMPUTE 16 /* GGML_TENSOR_FLAG_COMPUTE, ggml.h since 2026-01 */
-#define TODO 32
+#define QUEUE 32
 #define NODES_MAX 8192
 #define FNV 0x100000001b3ULL
 
@@ -120,7 +120,7 @@ struct {
 struct scratch {
 	struct ev_tensor t;
 	struct ev_nodes n;
-	__u64 todo[TODO];
+	__u64 queue[QUEUE];
 };
 
 struct {

@@ -178,7 +178,7 @@ __attribute__((noinline)) int describe_one(__u32 tid, __u32 i, __u32 n)
 
 	if (!s)
 		return 0;
-	s->t.addr = key.addr = s->todo[i & (TODO - 1)];
+	s->t.addr = key.addr = s->queue[i & (QUEUE - 1)];
 	key.tgid = s->t.h.tgid;
 	hash = (__u32)tensor_hash(tid);
 	old = bpf_map_lookup_elem(&known, &key);
@@ -188,12 +188,12 @@ __attribute__((noinline)) int describe_one(__u32 tid, __u32 i, __u32 n)
 	for (__u32 j = 0; j < MAX_SRC; j++) {
 		__u64 src = j < k.n_src ? word(s->t.raw, k.src_off + 8 * j) : 0;
 
-		if (src && n < TODO && k.str != 2) {
+		if (src && n < QUEUE && k.str != 2) {
 			__u64 at = n++;
 
-			/* clang knows that at < TODO and drops a mask in C; the verifier wants to see it. */
-			asm volatile("%0 &= %1" : "+r"(at) : "i"(TODO - 1));
-			s->todo[at] = src;
+			/* clang knows that at < QUEUE and drops a mask in C; the verifier wants to see it. */
+			asm volatile("%0 &= %1" : "+r"(at) : "i"(QUEUE - 1));
+			s->queue[at] = src;
 		}
 	}
 	return n | IS_NEW;
@@ -204,9 +204,9 @@ static __always_inline void describe(void *ctx, struct scratch *s, __u32 tid, __
 {
 	__u32 n = tensor2 ? 2 : 1;
 
-	s->todo[0] = tensor;
-	s->todo[1] = tensor2;
-	for (__u32 i = 0; i < TODO; i++) {
+	s->queue[0] = tensor;
+	s->queue[1] = tensor2;
+	for (__u32 i = 0; i < QUEUE; i++) {
 		if (i >= n)
 			break;
 		n = describe_one(tid, i, n);
