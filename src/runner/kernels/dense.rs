@@ -2,6 +2,8 @@
 //!
 //! Packed weights lie in panels of 16 rows, `[cols][16]`: a product is a scalar of the activations times a vector of
 //! rows, for few tokens and for many, with no step across lanes. Unpacked rows are multiplied along their length.
+//!
+//! What is `unsafe` here asks its caller for the instruction set of its `Simd`; bounds are those of a checked [`Job`].
 
 use super::format::{view, view_mut};
 use super::matmul::Job;

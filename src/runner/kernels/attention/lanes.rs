@@ -2,6 +2,8 @@
 //!
 //! With many rows of queries these lie across the lanes ([`across`]): scores, softmax and sums are then all vertical,
 //! and keys and values are read as scalars. With few rows the lanes run along the head ([`along`]).
+//!
+//! What is `unsafe` here asks its caller for the instruction set of its `Simd`, and for what [`super::run_item`] asks for.
 
 mod across;
 mod along;

@@ -1,4 +1,5 @@
-//! NEON vectors, the baseline of aarch64.
+//! NEON vectors, the baseline of aarch64. Each function asks of its caller what [`Simd`] says; each `unsafe` block is the
+//! intrinsics of the instruction set that the caller answers for.
 
 use super::Simd;
 use half::f16;

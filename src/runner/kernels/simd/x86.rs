@@ -1,4 +1,5 @@
-//! AVX2 (with FMA and F16C) and AVX-512 vectors.
+//! AVX2 (with FMA and F16C) and AVX-512 vectors. Each function asks of its caller what [`Simd`] says; each `unsafe` block is
+//! the intrinsics of the instruction set that the caller answers for.
 
 use super::Simd;
 use std::arch::x86_64::*;

@@ -24,56 +24,7 @@ const VECTORS: usize = panel::ROWS / 8;
 /// Float sums of a tile, in the first-level cache: 16 registers are too few for them.
 type Sums<const T: usize> = [[__m256; VECTORS]; T];
 
-static Q4_0: Recipe = Recipe {
-    ty: TensorType::Q4_0,
-    group: panel::ROWS,
-    tile: Some((TILE, 8)),
-    panel_bytes: panel::bytes,
-    pack: Some(panel::pack_q4_0),
-    scratch_bytes: no_scratch,
-    run: |job, _| run(job, small::tile_of::<{ small::Q4_0 }>),
-};
-static Q4_1: Recipe = Recipe {
-    ty: TensorType::Q4_1,
-    pack: Some(panel::pack_q4_1),
-    run: |job, _| run(job, small::tile_of::<{ small::Q4_1 }>),
-    ..Q4_0
-};
-static Q8_0: Recipe = Recipe {
-    ty: TensorType::Q8_0,
-    pack: Some(panel::pack_q8_0_signed),
-    run: |job, _| run(job, small::tile_of::<{ small::Q8_0 }>),
-    ..Q4_0
-};
-static Q4K: Recipe = Recipe {
-    ty: TensorType::Q4K,
-    pack: Some(panel::pack_q4k),
-    run: |job, _| run(job, k::tile_of::<{ k::Q4K }>),
-    ..Q4_0
-};
-static Q6K: Recipe = Recipe {
-    ty: TensorType::Q6K,
-    pack: Some(panel::pack_q6k),
-    run: |job, _| run(job, k::tile_of::<{ k::Q6K }>),
-    ..Q4_0
-};
-
-/// The recipe of a type, if there is one.
-pub(super) fn recipe(ty: TensorType) -> Option<&'static Recipe> {
-    match ty {
-        TensorType::Q4_0 => Some(&Q4_0),
-        TensorType::Q4_1 => Some(&Q4_1),
-        TensorType::Q8_0 => Some(&Q8_0),
-        TensorType::Q4K => Some(&Q4K),
-        TensorType::Q6K => Some(&Q6K),
-        _ => None,
-    }
-}
-
-fn run(job: &Job<'_>, tile: unsafe fn(&Job<'_>, &Tile)) {
-    // SAFETY: a recipe of this instruction set is only used where the processor has it.
-    each_tile(job, TILE, |part| unsafe { tile(job, part) });
-}
+recipes! { tile of 8, bytes packed by panel::pack_q8_0_signed }
 
 /// # Safety
 /// 32 bytes, aligned.
