@@ -22,7 +22,7 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help setup setup-build setup-demo build demo demo-llama test lint fixtures engines driver unit test-arm asan live no-agent static size fuzz clean
+.PHONY: help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-arm asan live no-agent static size fuzz clean
 
 ##@ Use
 help: ## list the targets
@@ -31,6 +31,10 @@ help: ## list the targets
 
 build: | setup-build ## the release binaries, target/release/profinfer and ggml-runner
 	$(CARGO) build --release --locked
+
+dist: | setup-dist ## static binaries for boards, AArch64 and x86-64, with checksums: dist/*-musl/
+	$(call say,static binaries)
+	@cross/dist.sh $(TARGETS)
 
 demo: | setup-build ## record ggml-runner on a generated model, and report: no engine to install
 	@scripts/demo.sh
@@ -48,6 +52,8 @@ setup-build:
 	@scripts/setup.sh build
 setup-demo:
 	@scripts/setup.sh demo
+setup-dist:
+	@scripts/setup.sh dist
 
 engines: | setup ## fetch the packaged llama.cpp builds into the cache
 	$(call say,engines from packages)
@@ -125,4 +131,4 @@ $(BENCHES:%=bench-%): bench-%: | setup
 
 ##@ Tidy
 clean: ## remove what was built here (the cache of engines and models stays)
-	rm -rf target
+	rm -rf target dist

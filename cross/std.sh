@@ -12,26 +12,9 @@
 set -euo pipefail
 
 target=${1:?usage: std.sh TARGET}
-arch=${target%%-*}
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/profinfer/rust-debian
-machine=$(uname -m)
-PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
-
-say() { echo "cross/std.sh: $*" >&2; }
-die() { say "$*"; exit 1; }
-export_line() { printf 'export %s=%q\n' "$1" "$2"; }
-
-# rust-lld comes with rustup's rustc and needs no C compiler of the target; LLVM's own lld is the same program.
-linker() { # where to look for one more
-    local sysroot place
-    sysroot=$(command -v rustc >/dev/null && rustc --print sysroot) || sysroot=/nowhere
-    for place in "$sysroot/lib/rustlib/$machine-unknown-linux-gnu/bin/rust-lld" \
-        "$(command -v ld.lld || true)" "$1"/usr/bin/ld.lld "$1"/usr/bin/ld.lld-[0-9]*; do
-        [ -x "$place" ] && { echo "$place"; return 0; }
-    done
-    return 1
-}
+# shellcheck source=cross/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+home_of_rust=$cache/rust-debian
 
 print_environment() { # prefix of the unpacked packages, or nothing
     local upper=${target//-/_} lld
@@ -72,27 +55,10 @@ unpack_rust() { # directory
     rm -rf "$debs"
 }
 
-# The target's musl and the start files and unwinder of its gcc, through package lists of their own: the machine's
-# lists need not know the architecture.
-unpack_libc() { # directory
-    local lists=$1/lists debian=$arch
-    case $arch in aarch64) debian=arm64 ;; x86_64) debian=amd64 ;; esac
-    mkdir -p "$lists/state/partial" "$lists/cache/archives/partial" "$lists/debs"
-    : >"$lists/status"
-    local options=(-q -o APT::Architecture="$debian" -o APT::Architectures="$debian"
-        -o APT::Sandbox::User=root -o Dir::State::lists="$lists/state" -o Dir::State::status="$lists/status"
-        -o Dir::Cache="$lists/cache")
-    apt-get "${options[@]}" update >&2
-    (cd "$lists/debs" && apt-get "${options[@]}" download musl-dev libgcc-12-dev >&2)
-    local deb
-    for deb in "$lists"/debs/*.deb; do dpkg -x "$deb" "$1/libc"; done
-    rm -rf "$lists"
-}
-
 # Lays out lib/rustlib/TARGET as rustup's component has it: std's rlibs, and in self-contained/ musl and start files.
 build_std() { # directory
-    local rust=$1/rust/usr musl=$1/libc/usr/lib/$arch-linux-musl gcc
-    gcc=$(echo "$1"/libc/usr/lib/gcc/*/*)
+    local rust=$1/rust/usr root
+    root=$(sysroot)
     local out=$rust/lib/rustlib/$target/lib
     export LD_LIBRARY_PATH=$rust/lib/$machine-linux-gnu RUSTC=$rust/bin/rustc
     # The library's own profile: bitcode for link-time optimisation, panic_abort compiled as it must be.
@@ -101,13 +67,13 @@ build_std() { # directory
         --profile dist --target "$target" --target-dir "$1/build" --features "panic-unwind backtrace" >&2
     mkdir -p "$out/self-contained"
     cp "$1/build/$target/dist/deps/"*.rlib "$out/"
-    cp "$musl"/{crt1,Scrt1,rcrt1,crti,crtn}.o "$musl/libc.a" "$gcc"/crt{begin,beginS,end,endS}.o "$out/self-contained/"
+    cp "$root"/lib/{crt1,Scrt1,rcrt1,crti,crtn,crtbegin,crtbeginS,crtend,crtendS}.o "$root/lib/libc.a" "$out/self-contained/"
     # gcc's unwinder asks glibc for the unwind tables of an address; musl lacks that function, so it comes along.
-    cp "$gcc/libgcc_eh.a" "$out/self-contained/libunwind.a"
-    clang --target="$arch-linux-musl" -O2 -fPIC -nostdinc -isystem "$1/libc/usr/include/$arch-linux-musl" \
+    cp "$root/lib/libgcc_eh.a" "$out/self-contained/libunwind.a"
+    clang --target="$arch-linux-musl" -O2 -fPIC -nostdinc -isystem "$root/include" \
         -c "$here/dl_find_object.c" -o "$1/dl_find_object.o" >&2
     ar r "$out/self-contained/libunwind.a" "$1/dl_find_object.o" 2>/dev/null
-    rm -rf "$1/build" "$1/libc"
+    rm -rf "$1/build"
 }
 
 by_debian() {
@@ -117,15 +83,14 @@ by_debian() {
     done
     version=$(apt-cache policy rust-web-src | sed -n 's/^ *Candidate: *//p')
     [ -n "$version" ] && [ "$version" != "(none)" ] || { say "no package rust-web-src here"; return 1; }
-    home=$cache/$version-$target
+    home=$home_of_rust/$version-$target
     if [ ! -d "$home" ]; then
         say "building std for $target with Debian's rustc-web $version (a minute or two)"
-        mkdir -p "$cache"
-        new=$(mktemp -d "$cache/new.XXXXXX")
+        mkdir -p "$home_of_rust"
+        new=$(mktemp -d "$home_of_rust/new.XXXXXX")
         # shellcheck disable=SC2064
         trap "rm -rf '$new'" EXIT
         unpack_rust "$new"
-        unpack_libc "$new"
         build_std "$new"
         mv -T "$new" "$home"
     fi

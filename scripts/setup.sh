@@ -1,9 +1,10 @@
 #!/bin/sh
 # Installs what a Debian-like machine lacks. Quiet and quick when there is nothing to do.
 #
-# usage: setup.sh [build|demo|test]
+# usage: setup.sh [build|demo|dist|test]
 #   build  a C compiler, clang for the BPF programs, libelf and zlib
 #   demo   and a package client to fetch an engine with (make demo-llama)
+#   dist   and what libelf's sources are configured with (make dist)
 #   test   and what tests and lint use (the default)
 # The Rust toolchain is not installed here: take it as you like.
 set -eu
@@ -11,22 +12,27 @@ set -eu
 die() { echo "setup.sh: $*" >&2; exit 1; }
 
 level=${1:-test}
+# What the build of elfutils asks for.
+static="autoconf automake autopoint gettext flex bison gawk binutils"
 wanted="gcc libc6-dev make clang llvm pkg-config libelf-dev zlib1g-dev util-linux coreutils"
 case $level in
 build) ;;
+dist) wanted="$wanted $static" ;;
 # One of npm and pip will do; pip is a fifth of npm's packages.
 demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binutils" ;;
-test) wanted="$wanted clang-format binutils python3 python3-pip npm gdb qemu-user-static" ;;
-*) die "unknown level '$level': build, demo or test" ;;
+test) wanted="$wanted $static clang-format python3 python3-pip npm gdb qemu-user-static" ;;
+*) die "unknown level '$level': build, demo, dist or test" ;;
 esac
 
 have() { # package
     case $1 in
     # Programs may come from elsewhere than the distribution's packages.
-    gcc | make | clang | clang-format | pkg-config | python3 | npm | gdb) command -v "$1" >/dev/null 2>&1 ;;
+    gcc | make | clang | clang-format | pkg-config | python3 | npm | gdb | automake | autopoint | flex | bison | gawk) command -v "$1" >/dev/null 2>&1 ;;
     libc6-dev) [ -e /usr/include/stdio.h ] ;;
     llvm) command -v llvm-strip >/dev/null 2>&1 || command -v llvm-strip-14 >/dev/null 2>&1 ;;
     binutils) command -v nm >/dev/null 2>&1 && command -v objdump >/dev/null 2>&1 ;;
+    autoconf) command -v autoreconf >/dev/null 2>&1 ;;
+    gettext) command -v msgfmt >/dev/null 2>&1 ;;
     util-linux) command -v flock >/dev/null 2>&1 ;;
     coreutils) command -v sha256sum >/dev/null 2>&1 ;;
     python3-pip) python3 -m pip --version >/dev/null 2>&1 ;;
