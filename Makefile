@@ -22,7 +22,7 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-arm asan live no-agent static size fuzz clean
+.PHONY: help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-arm images test-arm64 asan live no-agent static size fuzz clean
 
 ##@ Use
 help: ## list the targets
@@ -43,7 +43,7 @@ demo-llama: | setup-demo ## the same with a real llama.cpp from its package (a f
 	@scripts/demo-llama.sh
 
 ##@ Test
-test: lint engines unit test-arm live no-agent size ## all of it: lint, unit, test-arm, live, no-agent and size, with what they need
+test: lint engines unit test-arm test-arm64 live no-agent size ## all of it: lint, unit, test-arm, test-arm64, live, no-agent and size, with what they need
 	$(call say,all tests passed)
 
 setup: ## install what building and testing need and this machine lacks
@@ -72,7 +72,7 @@ lint: | setup ## rustfmt, clippy, rustdoc, clang-format; every warning is an err
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
-	clang-format --dry-run -Werror src/bpf/*.[ch] cross/*.c $(C_OF_TESTS)
+	clang-format --dry-run -Werror src/bpf/*.[ch] cross/*.c cross/qemu/*.c $(C_OF_TESTS)
 
 unit: fixtures driver ## unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)
@@ -82,6 +82,16 @@ unit: fixtures driver ## unit tests and the tests that need no live engine
 test-arm: | setup ## the kernels and ggml-runner for AArch64, on processors that qemu plays
 	$(call say,tests for AArch64)
 	tests/arm/run.sh
+
+images: | setup ## fetch or build the kernels for test-arm64 into the cache (the first time takes minutes)
+	$(call say,kernels and programs for guests)
+	@cross/qemu/images.sh || { echo "without all images: checks on those missing are skipped" >&2; \
+	    [ "$${PROFINFER_REQUIRE:-}" != 1 ] && [ "$${CI:-}" != true ]; }
+
+test-arm64: images ## both programs on real arm64 kernels in QEMU, 5.10 to 7.2: one row a kernel
+	@$(MAKE) --no-print-directory dist TARGETS=aarch64-unknown-linux-musl
+	$(call say,arm64 kernels)
+	python3 tests/kernels/matrix.py
 
 # Rust's sanitizers are for its nightly builds alone.
 HOST := $(shell uname -m)-unknown-linux-gnu

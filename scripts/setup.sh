@@ -20,14 +20,18 @@ build) ;;
 dist) wanted="$wanted $static" ;;
 # One of npm and pip will do; pip is a fifth of npm's packages.
 demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binutils" ;;
-test) wanted="$wanted $static clang-format python3 python3-pip npm gdb qemu-user-static" ;;
+test)
+    # The last line is for guests with kernels of their own: QEMU, and what two of the kernels are built with.
+    wanted="$wanted $static clang-format python3 python3-pip npm gdb qemu-user-static
+        qemu-system-arm device-tree-compiler debian-archive-keyring gcc-aarch64-linux-gnu bc xz-utils"
+    ;;
 *) die "unknown level '$level': build, demo, dist or test" ;;
 esac
 
 have() { # package
     case $1 in
     # Programs may come from elsewhere than the distribution's packages.
-    gcc | make | clang | clang-format | pkg-config | python3 | npm | gdb | automake | autopoint | flex | bison | gawk) command -v "$1" >/dev/null 2>&1 ;;
+    gcc | make | clang | clang-format | pkg-config | python3 | npm | gdb | automake | autopoint | flex | bison | gawk | bc) command -v "$1" >/dev/null 2>&1 ;;
     libc6-dev) [ -e /usr/include/stdio.h ] ;;
     llvm) command -v llvm-strip >/dev/null 2>&1 || command -v llvm-strip-14 >/dev/null 2>&1 ;;
     binutils) command -v nm >/dev/null 2>&1 && command -v objdump >/dev/null 2>&1 ;;
@@ -37,6 +41,11 @@ have() { # package
     coreutils) command -v sha256sum >/dev/null 2>&1 ;;
     python3-pip) python3 -m pip --version >/dev/null 2>&1 ;;
     libelf-dev) [ -e /usr/include/libelf.h ] || [ -e /usr/include/gelf.h ] ;;
+    qemu-system-arm) command -v qemu-system-aarch64 >/dev/null 2>&1 ;;
+    device-tree-compiler) command -v dtc >/dev/null 2>&1 ;;
+    debian-archive-keyring) [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] ;;
+    gcc-aarch64-linux-gnu) [ "$(uname -m)" = aarch64 ] || command -v aarch64-linux-gnu-gcc >/dev/null 2>&1 ;;
+    xz-utils) command -v xz >/dev/null 2>&1 ;;
     qemu-user-static) command -v qemu-aarch64-static >/dev/null 2>&1 || command -v qemu-aarch64 >/dev/null 2>&1 ;;
     zlib1g-dev) [ -e /usr/include/zlib.h ] ;;
     *) return 1 ;;
@@ -62,6 +71,26 @@ rust() {
     done
 }
 
+install() { apt-get install -q -y --no-install-recommends "$@"; }
+
+# Where a part of QEMU is from the backports already, the release's own would take it away; the rest then comes from there.
+install_all() {
+    of_qemu= rest=
+    for p in $missing; do
+        case $p in qemu-*) of_qemu="$of_qemu $p" ;; *) rest="$rest $p" ;; esac
+    done
+    # shellcheck disable=SC2086
+    [ -z "$rest" ] || install $rest || return 1
+    # shellcheck disable=SC2086
+    [ -z "$of_qemu" ] || install --no-remove $of_qemu || from_backports $of_qemu
+}
+
+from_backports() { # package...
+    release=$(. /etc/os-release && echo "$VERSION_CODENAME")
+    "$(dirname "$0")/../cross/qemu/apt.sh" "$release $release-backports" "$(dpkg --print-architecture)" \
+        apt-get install -q -y --no-install-recommends --no-remove -t "$release-backports" "$@"
+}
+
 packages() {
     missing=
     for p in $wanted; do have "$p" || missing="$missing $p"; done
@@ -74,7 +103,7 @@ packages() {
     trap 'rm -f "$log"' EXIT
     echo "setup.sh: installing$missing"
     # shellcheck disable=SC2086
-    { apt-get update -q && apt-get install -q -y --no-install-recommends $missing; } </dev/null >"$log" 2>&1 ||
+    { apt-get update -q && install_all; } </dev/null >"$log" 2>&1 ||
         { tail -n 15 "$log" >&2; die "apt-get failed to install:$missing"; }
     for p in $missing; do have "$p" || die "$p is installed but still not found"; done
 }

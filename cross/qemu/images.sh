@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# Fetches what guests are made of into the cache ($XDG_CACHE_HOME/profinfer/qemu); what is there already is kept.
+#
+# usage: images.sh [NAME...]     without names: all of them
+#   5.10 6.1 6.12 7.2        kernels from Debian's packages for arm64, as they are
+#   5.10-nobtf 5.10-nobpf    kernels like some boards have them, built from source by kernels.sh
+#   busybox                  the guests' shell and tools, static
+#   llama                    Debian's own llama.cpp for arm64 with all its libraries
+# Needs Debian's mirror as the machine has it set up (see apt.sh), not root.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/profinfer/qemu
+all="busybox 5.10 6.1 6.12 7.2 llama 5.10-nobtf 5.10-nobpf"
+
+die() { echo "cross/qemu/images.sh: $*" >&2; exit 1; }
+say() { echo "cross/qemu/images.sh: $*" >&2; }
+
+apt() { "$here/apt.sh" "$1" arm64 "${@:2}"; }
+
+download() { # suite package..., into the present directory
+    apt "$1" apt-get -qq download "${@:2}" >log 2>&1 && return
+    # The lists may be older than what the mirror has.
+    rm -f "$cache/apt/$1-arm64/fresh"
+    apt "$1" apt-get -qq download "${@:2}" >log 2>&1 || { tail -n 5 log >&2; return 1; }
+}
+
+# Of a release's newest kernel: the package, or since 7.x the two that it consists of.
+kernel_packages() { # suite
+    local depends image
+    depends=$(apt "$1" apt-cache depends linux-image-arm64) || return 1
+    image=$(sed -n 's/.*Depends: \(linux-image-[0-9][^: ]*\).*/\1/p' <<<"$depends" | head -n 1)
+    [ -n "$image" ] || { say "no kernel package in $1"; return 1; }
+    if [ -n "$(apt "$1" apt-cache pkgnames "linux-binary-${image#linux-image-}")" ]; then
+        echo "linux-binary-${image#linux-image-} linux-modules-${image#linux-image-}"
+    else
+        echo "$image"
+    fi
+}
+
+fetch_kernel() { # name suite
+    local packages deb
+    packages=$(kernel_packages "$2") || return 1
+    # shellcheck disable=SC2086
+    download "$2" $packages || return 1
+    mkdir -p made/modules tree
+    for deb in ./*.deb; do
+        # Modules that a check loads, and no others: a kernel's weigh hundreds of megabytes.
+        dpkg-deb --fsys-tarfile "$deb" | tar x -C tree --wildcards './boot/vmlinuz-*' '*/vmlinuz' \
+            '*/cpufreq-dt.ko*' 2>/dev/null || true
+    done
+    find tree -name 'vmlinuz*' -type f -exec cp {} made/Image \;
+    find tree -name '*.ko*' -exec cp {} made/modules/ \;
+    [ -s made/Image ] || { say "no vmlinuz in $packages"; return 1; }
+    say "$1: $packages"
+}
+
+fetch_busybox() {
+    download bookworm busybox-static || return 1
+    dpkg-deb --fsys-tarfile busybox-static_*.deb | tar xO ./bin/busybox >made
+    chmod 755 made
+}
+
+# The packages with everything that they depend on; nothing of theirs is run.
+fetch_tree() { # suite package...
+    local archives deb name
+    archives=$cache/apt/$1-arm64/cache/archives
+    apt "$1" apt-get -qq -y --no-install-recommends --download-only install "${@:2}" >log 2>&1 || { tail -n 5 log >&2; return 1; }
+    mkdir -p made/usr/{bin,sbin,lib}
+    for deb in "$archives"/*.deb; do
+        dpkg-deb --fsys-tarfile "$deb" | tar x -C made --exclude='./usr/share/*' --exclude='./var/*' --exclude='*/gconv/*'
+    done
+    # The guest's /lib is a link to /usr/lib, which a folder of that name would replace.
+    for name in bin sbin lib; do
+        [ ! -d "made/$name" ] || [ -L "made/$name" ] || cp -a "made/$name/." "made/usr/$name/"
+        rm -rf "made/${name:?}"
+    done
+    rm -f "$archives"/*.deb
+}
+
+place_of() { # name
+    case $1 in
+    busybox | llama) echo "$cache/$1" ;;
+    *) echo "$cache/kernels/$1" ;;
+    esac
+}
+
+make_one() { # name; leaves `made` in the present directory
+    case $1 in
+    5.10) fetch_kernel "$1" bullseye ;;
+    6.1) fetch_kernel "$1" bookworm ;;
+    6.12) fetch_kernel "$1" trixie ;;
+    7.2) fetch_kernel "$1" forky ;;
+    busybox) fetch_busybox ;;
+    llama) fetch_tree sid llama.cpp-tools ;;
+    *) die "no image '$1': $all" ;;
+    esac
+}
+
+provide() { # name
+    local place new
+    place=$(place_of "$1")
+    case $1 in 5.10-no*) "$here/kernels.sh" || return 1; return ;; esac
+    [ ! -e "$place" ] || return 0
+    new=$(mktemp -d "$cache/new.XXXXXX")
+    if (cd "$new" && make_one "$1"); then
+        mkdir -p "$(dirname "$place")"
+        mv -T "$new/made" "$place"
+        rm -rf "$new"
+    else
+        rm -rf "$new"
+        say "$1 could not be fetched: see above; without the mirror put it at $place by hand"
+        return 1
+    fi
+}
+
+for tool in dpkg-deb flock; do command -v $tool >/dev/null || die "no $tool: this needs Debian or a relative of it"; done
+mkdir -p "$cache"
+exec 9>"$cache/lock"
+flock 9
+failed=
+# shellcheck disable=SC2086
+[ $# -gt 0 ] || set -- $all
+for name; do provide "$name" || failed="$failed $name"; done
+[ -z "$failed" ] || die "missing:$failed"

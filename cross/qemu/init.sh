@@ -1,0 +1,40 @@
+#!/bin/busybox sh
+# PID 1 of a guest: mounts what a board has, loads the modules asked for, runs /job/run as root in /out with its output
+# passed on as it comes, then hands the host /out, the kernel's log and the exit code, and ends QEMU.
+# The file `status` is the only sign of a run that came to its end: a guest that dies or hangs never writes it.
+/bin/busybox mkdir -p /bin /sbin /proc /sys /dev /tmp /out /root /usr/bin /usr/sbin
+/bin/busybox --install -s /bin
+export PATH=/job:/bin:/sbin:/usr/bin:/usr/sbin HOME=/root OUT=/out
+
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mount -t tmpfs tmpfs /tmp
+mkdir -p /dev/shm && mount -t tmpfs tmpfs /dev/shm
+# Not every kernel has these.
+mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
+mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
+mount -t bpf bpf /sys/fs/bpf 2>/dev/null
+echo 4 >/proc/sys/kernel/printk
+
+for module in $(cat /job/modules 2>/dev/null); do
+    insmod "$module" || echo "init: $module was not loaded"
+done
+
+mkfifo /tmp/out /tmp/err
+host out </tmp/out & relays=$!
+host err </tmp/err & relays="$relays $!"
+(cd /out && exec setsid sh /job/run) </dev/null >/tmp/out 2>/tmp/err
+code=$?
+# The relays end with the last writer; one that lives on is not waited for.
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+    running=
+    for relay in $relays; do kill -0 "$relay" 2>/dev/null && running=yes; done
+    [ -n "$running" ] || break
+    usleep 50000
+done
+
+tar c -C /out . | host put out.tar
+dmesg | host put dmesg.txt
+echo "$code" | host put status
+host exit

@@ -1,0 +1,19 @@
+"""What the kernel offers, and that the doctor says of each lack what it means."""
+
+from bed import ALL_BPF
+
+KERNELS = ALL_BPF
+SCRIPT = "profinfer doctor --json >doctor.json"
+
+
+def judge(run, book):
+    found = run.json("doctor.json")
+    for row in found["privileges"] + found["kernel"] + found["programs"]:
+        if row["state"] == "ok":
+            book.supported.add(row["id"])
+        else:
+            book.degraded[row["id"]] = row["detail"]
+            book.expect(row["detail"], f"{row['id']} is {row['state']}, and nothing says why")
+        book.expect(row["state"] in ("ok", "optional"), f"{row['id']}: {row['state']}: {row['detail']}")
+    book.expect(found["fit"], f"not fit: {found['reason']}")
+    book.expect(("btf" in book.supported) == (run.kernel != "5.10-nobtf"), "BTF seen where there is none, or not where it is")

@@ -1,0 +1,13 @@
+"""A report by which one hit more was due than came."""
+
+KERNELS = "6.12"
+SCRIPT = """
+cat >report.json <<'END'
+{"books": {"complete": true, "verdict": "complete", "rungs": [{"role": "op", "expected": 10, "seen": 9}], "events": []}}
+END
+"""
+MUST_SAY = r"^9 hits seen of 10 expected$"
+
+
+def judge(run, book):
+    book.recorded(run.json("report.json"))
