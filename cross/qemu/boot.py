@@ -28,6 +28,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import clusters
 import initrd
 
 HERE = Path(__file__).resolve().parent
@@ -64,7 +65,8 @@ class Guest:
     # MiB
     memory: int = 1024
     cpu: str = "cortex-a76"
-    dtb: Path = None
+    # Unequal clusters of CPUs in place of `cpus` equal ones: see clusters.py.
+    clusters: str = ""
     append: str = ""
     # Seconds on this machine's clock, boot included.
     limit: float = 120
@@ -187,6 +189,26 @@ def qemu():
     return path, (int(number[1]), int(number[2]))
 
 
+def machine(guest, path):
+    """QEMU's command as far as a device tree depends on it, and what makes it use an own one."""
+    number, unequal = guest.cpus, []
+    try:
+        if guest.clusters:
+            unequal = clusters.parse(guest.clusters)
+            number = clusters.cpus(unequal)
+        command = [path, "-M", "virt,gic-version=3", "-cpu", guest.cpu, "-smp", str(number), "-m", f"{guest.memory}M"]
+        if not unequal:
+            return command
+        (guest.out / "dtb").write_bytes(clusters.device_tree(command, unequal))
+        return [*command, "-dtb", "dtb"]
+    except FileNotFoundError as missing:
+        raise Absent(f"no {missing.filename}: scripts/setup.sh installs it") from missing
+    except subprocess.CalledProcessError as refused:
+        raise Unusable(f"no device tree: {refused.stderr.decode(errors='replace').strip()}") from refused
+    except clusters.BadClusters as wrong:
+        raise Unusable(str(wrong)) from wrong
+
+
 def command_line(guest, first_files):
     path, version = qemu()
     if guest.mode not in MODES:
@@ -198,15 +220,13 @@ def command_line(guest, first_files):
         "rr": ["-accel", "tcg,thread=single"],
         "par": ["-accel", "tcg,thread=multi"],
     }[guest.mode]
-    tree = ["-dtb", str(Path(guest.dtb).resolve())] if guest.dtb else []
     return [
-        *(path, "-M", "virt,gic-version=3", "-cpu", guest.cpu, "-smp", str(guest.cpus), "-m", f"{guest.memory}M"),
+        *machine(guest, path),
         *speed,
         *("-nic", "none", "-display", "none", "-monitor", "none", "-serial", "file:console.txt", "-no-reboot"),
         *("-semihosting-config", "enable=on,userspace=on,target=native"),
         *("-kernel", str(image(guest.kernel)), "-initrd", first_files),
         *("-append", f"console=ttyAMA0 quiet panic=-1 cryptomgr.notests=1 nokaslr {guest.append}".strip()),
-        *tree,
     ]
 
 
@@ -228,7 +248,7 @@ def relay(source, path, echo):
 
 def run(guest):
     """Boots it and waits. Raises Unusable if it cannot even start."""
-    out = Path(guest.out).resolve()
+    out = guest.out = Path(guest.out).resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     first_files = out / "initrd"
@@ -305,7 +325,7 @@ def arguments():
     parser.add_argument("-x", "--tree", action="append", default=[], metavar="FOLDER", help="laid over the guest's root")
     parser.add_argument("-e", "--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--modules", default="", help="kernel modules to load, by name")
-    parser.add_argument("--dtb", type=Path, help="device tree (see clusters.py)")
+    parser.add_argument("--clusters", default="", help="unequal CPUs: COUNTxCAPACITY[@MHZ,MHZ...][:COMPATIBLE] ...")
     parser.add_argument("--append", default="", help="more for the kernel's command line")
     parser.add_argument("-o", "--out", type=Path, help="where files go; without it none are kept")
     parser.add_argument("kernel")
@@ -329,7 +349,7 @@ def guest_of(args, out):
     return Guest(
         kernel=args.kernel, script=f"exec {command}\n", out=out, files=files, trees=args.tree,
         env=dict(pair.split("=", 1) for pair in args.env), modules=args.modules.split(), mode=args.mode,
-        cpus=args.cpus, memory=args.memory, cpu=args.cpu, dtb=args.dtb, append=args.append, limit=args.limit, echo=True,
+        cpus=args.cpus, memory=args.memory, cpu=args.cpu, clusters=args.clusters, append=args.append, limit=args.limit, echo=True,
     )  # fmt: skip
 
 

@@ -4,15 +4,16 @@ A check is one file in checks/ (and one in controls/ is a check that must fail).
 
     \"\"\"One line: what is proven.\"\"\"
     KERNELS = "5.10 6.12"       kernels by name, else the four of Debian's; ALL_BPF and ALL are here
-    BOOT = {"mode": "det"}      fields of cross/qemu/boot.py's Guest: mode cpus memory limit modules append dtb cpu env
+    BOOT = {"mode": "det"}      fields of boot.Guest (cross/qemu/boot.py): mode cpus clusters memory limit modules
+                                append env cpu
     FILES = {"/models/a": path} guest path: file here, from the repository's root; TREES = ["llama"]: folders of the cache
     SECONDS = 30                about how long it takes; the longest start first
     SCRIPT = "..."              what the guest's shell runs in /out; profinfer and ggml-runner are in its PATH
     def judge(run, book): ...   looks at the outcome; without it the script's exit code alone decides
 
 The judge is called when the script ended with 0 (or with one of EXIT_CODES). What it finds wrong it says with
-book.expect; what goes into the kernel's row with book.supported, book.degraded, book.hits and book.losses, or for a report in JSON
-with book.recorded.
+book.expect; what goes into the kernel's row with book.supported, book.degraded, book.hits and book.losses, or for a
+report in JSON with book.recorded.
 """
 
 import importlib.util
