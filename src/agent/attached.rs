@@ -1,5 +1,6 @@
 //! An engine with its probes: which rung of the ladder each role stands on, attaching, leaving a rung, modules that come
-//! late. Uses `discover`, `ladder`, `maps`, `memory`, `object`, `prologue` and `refusal`.
+//! late. Uses `discover`, `ladder`, `maps`, `memory`, `prologue` and
+//! `source`.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -7,14 +8,11 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
-use libbpf_rs::Link;
-
 use super::discover::{Engine, Module};
 use super::elf::ElfFile;
 use super::ladder::{How, Ladder, ProbePoint, Rung};
-use super::object::{Loaded, Prog};
 use super::prologue::{self, Choice, Need};
-use super::refusal::{self, Act};
+use super::source::{Guard, Prober, Prog};
 use super::{maps, memory};
 
 /// What a rung observes.
@@ -91,11 +89,11 @@ pub struct Stand {
 pub struct Attached {
     pub engine: Engine,
     pub ladder: Ladder,
-    pub loaded: Loaded,
+    pub prober: Box<dyn Prober>,
     site: Site,
     /// Position of each role's rung in its ladder (index by [`Role::ALL`]); beyond the end = none left.
     at: [usize; 6],
-    links: [Vec<Link>; 6],
+    links: [Vec<Guard>; 6],
     /// Probes being removed.
     leaving: Vec<JoinHandle<()>>,
     files: HashSet<(u64, u64)>,
@@ -142,13 +140,13 @@ fn programs(symbol: &str, role: Role) -> (Prog, Option<Prog>) {
 }
 
 impl Attached {
-    pub fn new(engine: Engine, loaded: Loaded, site: Site) -> Attached {
+    pub fn new(engine: Engine, prober: Box<dyn Prober>, site: Site) -> Attached {
         let ladder = ladder(&engine);
         let files = engine.modules.iter().map(|m| (m.dev, m.inode)).collect();
         Attached {
             engine,
             ladder,
-            loaded,
+            prober,
             site,
             at: [0; 6],
             links: Default::default(),
@@ -213,7 +211,7 @@ impl Attached {
 
     fn link(&mut self, role: Role, prog: Prog, point: &ProbePoint, at: &Choice, file: &Path, shown: &str) {
         let offset = point.sym_file_offset.saturating_add(at.offset.into());
-        match self.loaded.attach(prog, file, offset) {
+        match self.prober.attach(prog, file, offset) {
             Ok(link) => {
                 self.links[index(role)].push(link);
                 self.attached += 1;
@@ -225,10 +223,7 @@ impl Attached {
                     why: format!("{}: {}", at.insn, at.why),
                 });
             }
-            Err(e) => {
-                let why = refusal::explain(Act::Probe, &e);
-                self.failures.push(format!("{}+{} in {shown}: {why}", point.symbol, at.offset));
-            }
+            Err(why) => self.failures.push(format!("{}+{} in {shown}: {why}", point.symbol, at.offset)),
         }
     }
 
@@ -243,7 +238,7 @@ impl Attached {
     }
 
     /// Gives away all probes, the outermost first: those that begin a call before those inside it.
-    pub fn take_links(&mut self) -> Vec<Link> {
+    pub fn take_links(&mut self) -> Vec<Guard> {
         // A thread that only drops has no result and cannot fail.
         self.leaving.drain(..).for_each(|aside| drop(aside.join()));
         self.closed = Some(std::array::from_fn(|i| !self.links[i].is_empty()));

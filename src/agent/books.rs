@@ -1,12 +1,12 @@
-//! The end of a recording: what each rung came to, and the books. Uses `attached`, `drain`, `object`, `usage`, `verify`.
+//! The end of a recording: what each rung came to, and the books. Uses `attached`, `drain`, `source`, `usage`, `verify`.
 
 use std::io::Write;
 
 use super::attached::{Attached, Role};
 use super::drain::Drain;
 use super::event::KIND_NAMES;
-use super::object::Books;
 use super::skel::types::ev_counter;
+use super::source::Books;
 use super::{usage, verify};
 use crate::trace::WriteError;
 use crate::trace::record::{Footer, KindCount, Rung};

@@ -5,7 +5,8 @@ use std::arch::global_asm;
 use std::path::Path;
 
 use super::layout::Layout;
-use super::object::{Knobs, Loaded, Prog, Structure};
+use super::object::Loaded;
+use super::source::{Knobs, Prog, Structure};
 use super::structure::Reading;
 use super::tables::Tables;
 use super::usage;

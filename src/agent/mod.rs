@@ -2,6 +2,7 @@
 
 pub mod attached;
 pub mod books;
+pub mod bpf;
 pub mod calibrate;
 pub mod calls;
 pub mod checkup;
@@ -27,6 +28,7 @@ pub mod refusal;
 pub mod search;
 pub mod session;
 mod skel;
+pub mod source;
 pub mod structure;
 pub mod tables;
 pub mod target;

@@ -1,5 +1,5 @@
 //! One loaded BPF object: the programs of src/bpf/ops.bpf.c with one engine's layout as constants, sharing the maps of the
-//! first. Uses `skel`, `event`, `structure` (for the layout) and `tracepoint`.
+//! first. Uses `skel`, `event`, `source`, `structure` (for the layout) and `tracepoint`.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
@@ -13,56 +13,9 @@ use libbpf_rs::{
 use super::event::{COUNTERS, KINDS};
 use super::skel::types::knobs;
 use super::skel::{OpsSkel, OpsSkelBuilder};
+use super::source::{Books, Knobs, Prog, Structure};
 use super::structure::Reading;
 use super::tracepoint;
-
-/// How much structure is sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Structure {
-    Off,
-    /// When it changes.
-    Changes,
-    /// At every hit, as the published method does; for comparison only.
-    EveryHit,
-}
-
-/// Knobs of a recording that are the same for all its engines.
-#[derive(Debug, Clone, Copy)]
-pub struct Knobs {
-    /// Record every process that runs the probed files.
-    pub any: bool,
-    /// Perf buffers instead of the ring buffer.
-    pub pbuf: bool,
-    /// Kernel-side buffer, bytes (a power of two).
-    pub buffer: u32,
-    pub structure: Structure,
-}
-
-/// A program of the object, by what it probes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Prog {
-    TokenProcess,
-    TokenDecode,
-    TokenEncode,
-    TokenExit,
-    SchedEnter,
-    SchedExit,
-    SplitEnter,
-    SplitExit,
-    GraphEnter,
-    GraphExit,
-    Op,
-    Fused,
-    OpExit,
-    Barrier,
-}
-
-impl Prog {
-    /// Return probes run when the function returns.
-    pub fn is_return(self) -> bool {
-        matches!(self, Prog::TokenExit | Prog::SchedExit | Prog::SplitExit | Prog::GraphExit | Prog::OpExit)
-    }
-}
 
 /// Maps that all objects of a recording share.
 pub struct Maps {
@@ -189,23 +142,7 @@ impl Loaded {
     /// Time in our programs so far, ns, and their runs, as the kernel accounts them; zeros while it does not
     /// (kernel.bpf_stats_enabled).
     pub fn run_stats(&self) -> (u64, u64) {
-        const ALL: [Prog; 14] = [
-            Prog::TokenProcess,
-            Prog::TokenDecode,
-            Prog::TokenEncode,
-            Prog::TokenExit,
-            Prog::SchedEnter,
-            Prog::SchedExit,
-            Prog::SplitEnter,
-            Prog::SplitExit,
-            Prog::GraphEnter,
-            Prog::GraphExit,
-            Prog::Op,
-            Prog::Fused,
-            Prog::OpExit,
-            Prog::Barrier,
-        ];
-        ALL.iter().fold((0, 0), |(ns, runs), &p| {
+        Prog::ALL.iter().fold((0, 0), |(ns, runs), &p| {
             // SAFETY: an all-zero bpf_prog_info is valid and asks for no arrays; the kernel fills at most `len` bytes.
             let info = unsafe {
                 let mut info = std::mem::zeroed::<libbpf_rs::libbpf_sys::bpf_prog_info>();
@@ -240,22 +177,6 @@ impl Loaded {
             self.skel.progs.proc_exit.attach_tracepoint(TracepointCategory::Sched, "sched_process_exit")?,
         ])
     }
-}
-
-/// One row of the books.
-#[derive(Debug, Clone, Default)]
-pub struct Count {
-    pub seen: u64,
-    pub lost: u64,
-}
-
-/// The books as the BPF side keeps them.
-#[derive(Debug, Clone, Default)]
-pub struct Books {
-    pub kinds: [Count; KINDS],
-    /// By `enum ev_counter`.
-    pub counters: [u64; COUNTERS],
-    pub lost_cpu: Vec<u64>,
 }
 
 impl Maps {

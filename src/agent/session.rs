@@ -10,17 +10,16 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::attached::{Attached, Role, Site};
+use super::bpf::Bpf;
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::Drain;
-use super::layout::Layout;
 use super::machine::{self, AgentCpu};
 use super::maps::{self, FileId};
-use super::object::{Knobs, Loaded, Maps, Structure};
 use super::recording::{Options, RecordError, Summary, Target, Watch};
-use super::refusal::{self, Act};
+use super::refusal;
+use super::source::{Guard, Knobs, Sink, Source, Structure};
 use super::structure::{self, GLU_BASE, MAX_ENGINES, OPS_PER_ENGINE, Reading, TYPES_PER_ENGINE, UNARY_BASE};
-use super::tables::Tables;
-use super::transport::{self, Transport};
+use super::transport;
 use super::verify::{self, OpEnd};
 use super::{books, calibrate, target, usage, version};
 use crate::trace::record::{self, Level};
@@ -69,10 +68,8 @@ struct Session<W: Write> {
     /// The recorder goes where the engine is not.
     roams: bool,
     drain: Rc<RefCell<Drain<Counted<W>>>>,
-    transport: Option<Transport>,
-    maps: Option<Maps>,
+    source: Box<dyn Source>,
     engines: Vec<Attached>,
-    process_events: Vec<libbpf_rs::Link>,
     /// Processes followed, with what their maps looked like when last read.
     pids: BTreeMap<u32, u64>,
     described: BTreeSet<u32>,
@@ -97,15 +94,15 @@ pub fn record<W: Output + 'static>(
         machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
     let out = Counted { out, bytes: 0 };
     let enc = Encoder::new(out, EncoderConfig::default(), &header(&options, &machine::read(), hit_ns))?;
+    let drain = Rc::new(RefCell::new(Drain::new(enc)));
+    let any = matches!(target, Target::Exe(_));
     let mut s = Session {
-        any: matches!(target, Target::Exe(_)),
+        any,
+        source: source(knobs(&options, any), &drain),
         roams: wish == AgentCpu::Auto && bound.is_none(),
         options,
-        drain: Rc::new(RefCell::new(Drain::new(enc))),
-        transport: None,
-        maps: None,
+        drain,
         engines: Vec::new(),
-        process_events: Vec::new(),
         pids: BTreeMap::new(),
         described: BTreeSet::new(),
         strangers: HashSet::new(),
@@ -166,26 +163,29 @@ fn roles(level: Level) -> &'static [Role] {
     }
 }
 
-impl<W: Write + 'static> Session<W> {
-    fn knobs(&self) -> Knobs {
-        let o = &self.options;
-        Knobs {
-            any: self.any,
-            pbuf: o.pbuf,
-            buffer: transport::ring_bytes(o.buffer_bytes),
-            structure: match (o.structure && o.level == Level::Op, o.site) {
-                (false, _) => Structure::Off,
-                (true, Site::FirstAndReturn) => Structure::EveryHit,
-                (true, _) => Structure::Changes,
-            },
-        }
+fn knobs(o: &Options, any: bool) -> Knobs {
+    Knobs {
+        any,
+        pbuf: o.pbuf,
+        buffer: transport::ring_bytes(o.buffer_bytes),
+        structure: match (o.structure && o.level == Level::Op, o.site) {
+            (false, _) => Structure::Off,
+            (true, Site::FirstAndReturn) => Structure::EveryHit,
+            (true, _) => Structure::Changes,
+        },
     }
+}
 
+fn source<W: Write + 'static>(knobs: Knobs, drain: &Rc<RefCell<Drain<W>>>) -> Box<dyn Source> {
+    let drain = drain.clone();
+    let sink: Sink = Rc::new(RefCell::new(move |bytes: &[u8]| drain.borrow_mut().event(bytes)));
+    Box::new(Bpf::new(knobs, sink))
+}
+
+impl<W: Write + 'static> Session<W> {
     fn follow(&mut self, pid: u32) {
         self.pids.entry(pid).or_insert(0);
-        if let Some(maps) = &self.maps {
-            let _ = maps.add_target(pid);
-        }
+        self.source.add_target(pid);
     }
 
     fn launch(&mut self, argv: &[OsString], watch: &mut dyn Watch) -> Result<Child, RecordError> {
@@ -195,12 +195,9 @@ impl<W: Write + 'static> Session<W> {
         self.follow(held.pid);
         // What cannot be told from the files alone is found in the running process's maps.
         self.add_all(discover::of_command(argv), watch)?;
-        if self.maps.is_none() {
-            // The engine may be a child's: children are followed from the first one on, whatever is known by then.
-            let reading = Reading::new(0, Layout::latest(), &Tables::default());
-            let follower = Loaded::load(&self.knobs(), &reading, None).map_err(RecordError::Load)?;
-            self.open_transport(&follower, watch)?;
-        }
+        // The engine may be a child's: children are followed from the first one on, whatever is known by then.
+        self.source.start()?;
+        self.source.news().iter().for_each(|news| watch.tell(news));
         held.start().map_err(failed)
     }
 
@@ -234,13 +231,11 @@ impl<W: Write + 'static> Session<W> {
     fn add(&mut self, engine: Engine, watch: &mut dyn Watch) -> Result<(), RecordError> {
         let id = self.engines.len() as u16;
         let reading = Reading::new(id, engine.layout.clone(), &engine.tables);
-        let loaded = Loaded::load(&self.knobs(), &reading, self.maps.as_ref()).map_err(RecordError::Load)?;
-        if self.maps.is_none() {
-            self.open_transport(&loaded, watch)?;
-        }
+        let prober = self.source.engine(&reading)?;
+        self.source.news().iter().for_each(|news| watch.tell(news));
         self.define(id, &engine)?;
         self.drain.borrow_mut().add_engine(reading);
-        let mut attached = Attached::new(engine, loaded, self.options.site);
+        let mut attached = Attached::new(engine, prober, self.options.site);
         if self.options.op_end == OpEnd::Interval {
             attached.ladder.op_end.retain(|r| r.how == super::ladder::How::Interval);
         }
@@ -253,31 +248,6 @@ impl<W: Write + 'static> Session<W> {
         }
         attached.failures.iter().for_each(|f| watch.tell(&format!("probe not attached: {f}")));
         self.engines.push(attached);
-        Ok(())
-    }
-
-    fn open_transport(&mut self, loaded: &Loaded, watch: &mut dyn Watch) -> Result<(), RecordError> {
-        let maps = loaded.maps().map_err(RecordError::Load)?;
-        let drain = self.drain.clone();
-        let sink: transport::Sink =
-            Rc::new(RefCell::new(move |bytes: &[u8]| drain.borrow_mut().event(bytes)));
-        let bytes = transport::ring_bytes(self.options.buffer_bytes);
-        let opened = match self.options.pbuf {
-            true => Transport::perf(maps.perf_events, bytes, sink),
-            false => Transport::ring(maps.events, sink),
-        };
-        self.transport = Some(opened.map_err(RecordError::Buffer)?);
-        for &pid in self.pids.keys() {
-            maps.add_target(pid).map_err(RecordError::Load)?;
-        }
-        self.maps = Some(maps);
-        match loaded.attach_process_events() {
-            Ok(links) => self.process_events.extend(links),
-            Err(e) => watch.tell(&format!(
-                "children of the target are not followed: {}",
-                refusal::explain(Act::Probe, &e)
-            )),
-        }
         Ok(())
     }
 
@@ -344,10 +314,7 @@ impl<W: Write + 'static> Session<W> {
         let mut scanned = begin.checked_sub(SCAN_LATE).unwrap_or(begin);
         loop {
             let settled = !self.engines.is_empty() && self.drain.borrow().totals.calls > 2;
-            match &mut self.transport {
-                Some(t) => t.poll(if settled { WAIT_LATE } else { WAIT_SOON }),
-                None => std::thread::sleep(SCAN_SOON),
-            }
+            self.source.poll(if settled { WAIT_LATE } else { WAIT_SOON });
             if let Some(e) = self.drain.borrow_mut().take_error() {
                 return Err(e.into());
             }
@@ -361,7 +328,7 @@ impl<W: Write + 'static> Session<W> {
             }
             let totals = self.drain.borrow().totals;
             let bytes = self.drain.borrow().enc.bytes_written();
-            watch.progress(&totals, self.lost(), bytes);
+            watch.progress(&totals, self.source.lost(), bytes);
             if ended {
                 return Ok("target exited".into());
             }
@@ -375,10 +342,6 @@ impl<W: Write + 'static> Session<W> {
                 return Ok("tokens".into());
             }
         }
-    }
-
-    fn lost(&self) -> u64 {
-        self.maps.as_ref().and_then(|m| m.books().ok()).map_or(0, |b| b.kinds.iter().map(|k| k.lost).sum())
     }
 
     fn meet_processes(&mut self) -> Result<(), WriteError> {
@@ -465,12 +428,10 @@ impl<W: Write + 'static> Session<W> {
         end: Result<String, RecordError>,
         status: Option<i32>,
     ) -> Result<Summary, RecordError> {
-        self.process_events.clear();
+        self.source.leave_processes();
         detach(self.engines.iter_mut().flat_map(Attached::take_links).collect());
         let stopped = usage::now();
-        if let Some(t) = &mut self.transport {
-            t.finish();
-        }
+        self.source.finish();
         self.meet_processes()?;
         for engine in 0..self.engines.len() as u16 {
             if self.engines[engine as usize].written.is_empty() {
@@ -484,12 +445,12 @@ impl<W: Write + 'static> Session<W> {
             Err(e) => (e.to_string(), Some(e)),
         };
         let bpf =
-            self.engines.iter().map(|a| a.loaded.run_stats()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
-        let books = self.maps.as_ref().and_then(|m| m.books().ok()).unwrap_or_default();
+            self.engines.iter().map(|a| a.prober.run_stats()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let books = self.source.books();
         let engines = self.engines.iter().filter(|a| a.attached > 0).count();
         let missing = self.last_missing.as_ref().filter(|_| engines == 0).map(ToString::to_string);
-        // The transport holds the other half of the drain.
-        self.transport = None;
+        // The source holds the other half of the drain.
+        drop(self.source);
         let drain =
             Rc::try_unwrap(self.drain).map_err(|_| RecordError::Attach("drain is still in use".into()))?;
         let mut drain = drain.into_inner();
@@ -505,8 +466,8 @@ impl<W: Write + 'static> Session<W> {
         let summary = Summary {
             end: end.clone(),
             totals: drain.totals,
-            lost: books.kinds.iter().map(|k| k.lost).sum(),
-            seen: books.kinds.iter().map(|k| k.seen).sum(),
+            lost: books.lost(),
+            seen: books.seen(),
             bytes: 0,
             ops: drain.shown.iter().map(|s| s.ops).sum(),
             engines,
@@ -519,9 +480,9 @@ impl<W: Write + 'static> Session<W> {
 }
 
 /// Removes probes. The kernel waits for all CPUs at each, so several go at a time.
-fn detach(links: Vec<libbpf_rs::Link>) {
+fn detach(links: Vec<Guard>) {
     const AT_ONCE: usize = 16;
-    let mut parts: Vec<Vec<libbpf_rs::Link>> = (0..AT_ONCE).map(|_| Vec::new()).collect();
+    let mut parts: Vec<Vec<Guard>> = (0..AT_ONCE).map(|_| Vec::new()).collect();
     links.into_iter().enumerate().for_each(|(i, link)| parts[i % AT_ONCE].push(link));
     std::thread::scope(|s| {
         for part in parts.into_iter().filter(|p| !p.is_empty()) {

@@ -1,5 +1,5 @@
 //! How events come out of the kernel: the ring buffer, or one perf buffer for each CPU whose events are put back into
-//! order of time. Uses `event` and `usage`. Allocates only when created.
+//! order of time. Uses `event`, `source` and `usage`. Allocates only when created.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use libbpf_rs::{MapHandle, PerfBuffer, PerfBufferBuilder, RingBuffer, RingBufferBuilder};
 
+use super::source::Sink;
 use super::{event, usage};
 
 /// Events wait this long for older ones from other CPUs. A program stamps an event some microseconds before it sends it.
@@ -16,10 +17,7 @@ const SLACK_NS: u64 = 20_000_000;
 const ARENA: usize = 8 << 20;
 const EVENTS: usize = 128 << 10;
 
-/// Where events go.
-pub type Sink = Rc<RefCell<dyn FnMut(&[u8])>>;
-
-/// A source of events.
+/// A way out of the kernel.
 pub enum Transport {
     Ring { ring: RingBuffer<'static>, wake: OwnedFd },
     Perf { buffer: PerfBuffer<'static>, order: Rc<RefCell<Order>>, sink: Sink },

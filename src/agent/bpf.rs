@@ -1,0 +1,126 @@
+//! The source of events on kernels with bpf(): BPF programs on uprobes, their ring or perf buffers. Uses `object`,
+//! `transport` and `refusal`.
+
+use std::path::Path;
+use std::time::Duration;
+
+use libbpf_rs::Link;
+
+use super::layout::Layout;
+use super::object::{Loaded, Maps};
+use super::recording::RecordError;
+use super::refusal::{self, Act};
+use super::source::{Books, Guard, Knobs, Prober, Prog, Sink, Source};
+use super::structure::Reading;
+use super::tables::Tables;
+use super::transport::Transport;
+
+/// A wait while there is no engine to get events from.
+const IDLE: Duration = Duration::from_millis(5);
+
+/// The source. Nothing is asked of the kernel before [`Source::start`] or [`Source::engine`].
+pub struct Bpf {
+    knobs: Knobs,
+    sink: Sink,
+    open: Option<(Maps, Transport)>,
+    targets: Vec<u32>,
+    process_events: Vec<Link>,
+    news: Vec<String>,
+}
+
+impl Bpf {
+    pub fn new(knobs: Knobs, sink: Sink) -> Bpf {
+        Bpf { knobs, sink, open: None, targets: Vec::new(), process_events: Vec::new(), news: Vec::new() }
+    }
+
+    fn open(&mut self, loaded: &Loaded) -> Result<(), RecordError> {
+        let maps = loaded.maps().map_err(RecordError::Load)?;
+        let transport = match self.knobs.pbuf {
+            true => Transport::perf(maps.perf_events, self.knobs.buffer, self.sink.clone()),
+            false => Transport::ring(maps.events, self.sink.clone()),
+        };
+        let transport = transport.map_err(RecordError::Buffer)?;
+        for pid in self.targets.drain(..) {
+            maps.add_target(pid).map_err(RecordError::Load)?;
+        }
+        self.open = Some((maps, transport));
+        match loaded.attach_process_events() {
+            Ok(links) => self.process_events.extend(links),
+            Err(e) => self.news.push(format!(
+                "children of the target are not followed: {}",
+                refusal::explain(Act::Probe, &e)
+            )),
+        }
+        Ok(())
+    }
+}
+
+impl Source for Bpf {
+    fn start(&mut self) -> Result<(), RecordError> {
+        if self.open.is_none() {
+            let reading = Reading::new(0, Layout::latest(), &Tables::default());
+            let follower = Loaded::load(&self.knobs, &reading, None).map_err(RecordError::Load)?;
+            self.open(&follower)?;
+        }
+        Ok(())
+    }
+
+    fn engine(&mut self, reading: &Reading) -> Result<Box<dyn Prober>, RecordError> {
+        let maps = self.open.as_ref().map(|o| &o.0);
+        let loaded = Loaded::load(&self.knobs, reading, maps).map_err(RecordError::Load)?;
+        if self.open.is_none() {
+            self.open(&loaded)?;
+        }
+        Ok(Box::new(loaded))
+    }
+
+    fn add_target(&mut self, pid: u32) {
+        match &self.open {
+            // A table of targets that is full (16384 processes) has no room for one more.
+            Some((maps, _)) => drop(maps.add_target(pid)),
+            None => self.targets.push(pid),
+        }
+    }
+
+    fn poll(&mut self, timeout: Duration) {
+        match &mut self.open {
+            Some((_, transport)) => transport.poll(timeout),
+            None => std::thread::sleep(timeout.min(IDLE)),
+        }
+    }
+
+    fn leave_processes(&mut self) {
+        self.process_events.clear();
+    }
+
+    fn finish(&mut self) {
+        if let Some((_, transport)) = &mut self.open {
+            transport.finish();
+        }
+    }
+
+    fn lost(&self) -> u64 {
+        self.books().lost()
+    }
+
+    fn books(&self) -> Books {
+        self.open.as_ref().and_then(|(maps, _)| maps.books().ok()).unwrap_or_default()
+    }
+
+    fn news(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.news)
+    }
+}
+
+impl Prober for Loaded {
+    fn attach(&self, prog: Prog, file: &Path, offset: u64) -> Result<Guard, String> {
+        match Loaded::attach(self, prog, file, offset) {
+            Ok(link) => Ok(Box::new(link)),
+            Err(e) => Err(refusal::explain(Act::Probe, &e)),
+        }
+    }
+
+    fn run_stats(&self) -> (u64, u64) {
+        Loaded::run_stats(self)
+    }
+}

@@ -1,0 +1,149 @@
+//! Where a recording's events come from. Whatever the road, the same events (`event`) come out of it, so that all that
+//! stands behind them need not know. Uses `event`, `structure` and `recording`.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::event::{COUNTERS, KINDS};
+use super::recording::RecordError;
+use super::structure::Reading;
+
+/// What a probe observes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prog {
+    TokenProcess,
+    TokenDecode,
+    TokenEncode,
+    TokenExit,
+    SchedEnter,
+    SchedExit,
+    SplitEnter,
+    SplitExit,
+    GraphEnter,
+    GraphExit,
+    Op,
+    Fused,
+    OpExit,
+    Barrier,
+}
+
+impl Prog {
+    pub const ALL: [Prog; 14] = [
+        Prog::TokenProcess,
+        Prog::TokenDecode,
+        Prog::TokenEncode,
+        Prog::TokenExit,
+        Prog::SchedEnter,
+        Prog::SchedExit,
+        Prog::SplitEnter,
+        Prog::SplitExit,
+        Prog::GraphEnter,
+        Prog::GraphExit,
+        Prog::Op,
+        Prog::Fused,
+        Prog::OpExit,
+        Prog::Barrier,
+    ];
+
+    /// Return probes run when the function returns.
+    pub fn is_return(self) -> bool {
+        matches!(self, Prog::TokenExit | Prog::SchedExit | Prog::SplitExit | Prog::GraphExit | Prog::OpExit)
+    }
+}
+
+/// How much structure is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Structure {
+    Off,
+    /// When it changes.
+    Changes,
+    /// At every hit, as the published method does; for comparison only.
+    EveryHit,
+}
+
+/// Knobs of a recording that are the same for all its engines.
+#[derive(Debug, Clone, Copy)]
+pub struct Knobs {
+    /// Record every process that runs the probed files.
+    pub any: bool,
+    /// One buffer for each CPU instead of the ring buffer.
+    pub pbuf: bool,
+    /// Kernel-side buffer, bytes (a power of two); each CPU's, where each has one.
+    pub buffer: u32,
+    pub structure: Structure,
+}
+
+/// Where events go.
+pub type Sink = Rc<RefCell<dyn FnMut(&[u8])>>;
+
+/// A probe that sits; dropped, it is removed.
+pub type Guard = Box<dyn Send>;
+
+/// A source of events.
+pub trait Source {
+    /// Follows the processes recorded and their children, though no engine may be known yet. Done once.
+    fn start(&mut self) -> Result<(), RecordError>;
+
+    /// Prepares the probes of one engine; starts as well.
+    fn engine(&mut self, reading: &Reading) -> Result<Box<dyn Prober>, RecordError>;
+
+    /// Records a process from now on.
+    fn add_target(&mut self, pid: u32);
+
+    /// Waits up to `timeout` and hands on what has arrived; returns early when much has or when a signal came.
+    fn poll(&mut self, timeout: Duration);
+
+    /// Follows no process any more.
+    fn leave_processes(&mut self);
+
+    /// Hands on everything that is left, when the probes are gone.
+    fn finish(&mut self);
+
+    /// Events lost so far, as far as is known now.
+    fn lost(&self) -> u64;
+
+    /// The books. Whole only when the probes are gone.
+    fn books(&self) -> Books;
+
+    /// What the user should be told, since last asked.
+    fn news(&mut self) -> Vec<String>;
+}
+
+/// Attaches probes of one engine.
+pub trait Prober {
+    /// Puts a probe at an offset of a file, for all processes that run it. Err says what is missing.
+    fn attach(&self, prog: Prog, file: &Path, offset: u64) -> Result<Guard, String>;
+
+    /// Time in our programs so far, ns, and their runs; zeros where nobody counts them.
+    fn run_stats(&self) -> (u64, u64) {
+        (0, 0)
+    }
+}
+
+/// One row of the books.
+#[derive(Debug, Clone, Default)]
+pub struct Count {
+    pub seen: u64,
+    pub lost: u64,
+}
+
+/// What was seen on the source's side, and what of it was lost.
+#[derive(Debug, Clone, Default)]
+pub struct Books {
+    pub kinds: [Count; KINDS],
+    /// By `enum ev_counter`.
+    pub counters: [u64; COUNTERS],
+    pub lost_cpu: Vec<u64>,
+}
+
+impl Books {
+    pub fn lost(&self) -> u64 {
+        self.kinds.iter().map(|k| k.lost).sum()
+    }
+
+    pub fn seen(&self) -> u64 {
+        self.kinds.iter().map(|k| k.seen).sum()
+    }
+}
