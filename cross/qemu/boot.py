@@ -255,8 +255,10 @@ def run(guest):
     command = command_line(guest, str(first_files))
     write_initrd(guest, first_files)
     began = time.monotonic()
+    # So that QEMU ends even where this program is killed.
+    guard = ["timeout", "-k", "5", str(int(guest.limit) + 60)]
     process = subprocess.Popen(
-        command, cwd=out, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        guard + command, cwd=out, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     relays = [
         relay(process.stdout, out / "stdout.txt", sys.stdout if guest.echo else None),
@@ -268,7 +270,7 @@ def run(guest):
     except subprocess.TimeoutExpired:
         late = True
     finally:
-        process.kill()
+        process.terminate()
         process.wait()
         for thread in relays:
             thread.join()

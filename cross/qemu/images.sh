@@ -58,7 +58,7 @@ fetch_kernel() { # name suite
 fetch_busybox() {
     download bookworm busybox-static || return 1
     dpkg-deb --fsys-tarfile busybox-static_*.deb | tar xO ./bin/busybox >made
-    chmod 755 made
+    [ -s made ] && chmod 755 made
 }
 
 # The packages with everything that they depend on; nothing of theirs is run.
@@ -76,6 +76,7 @@ fetch_tree() { # suite package...
         rm -rf "made/${name:?}"
     done
     rm -f "$archives"/*.deb
+    [ -e made/usr/lib/ld-linux-aarch64.so.1 ] || { say "no C library among what ${*:2} needs"; return 1; }
 }
 
 place_of() { # name

@@ -6,6 +6,8 @@
 # object files.
 set -euo pipefail
 export LC_ALL=C ARCH=arm64
+# Of a make that called this.
+unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/profinfer/qemu
@@ -61,7 +63,7 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 unpack
 cp "$here/board.config" nobtf.config
-sed '/BPF/d; /KPROBE/d' nobtf.config >nobpf.config
+sed -E '/BPF|KPROBE|_NET=/d' nobtf.config >nobpf.config
 build 5.10-nobtf nobtf.config
 build 5.10-nobpf nobpf.config
 mkdir -p "$cache/kernels"

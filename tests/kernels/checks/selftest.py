@@ -3,7 +3,7 @@
 from bed import ALL_BPF
 
 KERNELS = ALL_BPF
-BOOT = {"limit": 240}
+BOOT = {"limit": 300}
 SECONDS = 35
 SCRIPT = "profinfer selftest --json >selftest.json"
 
