@@ -56,7 +56,11 @@ configure
 export APT_CONFIG=$home/apt.conf
 # Lists of today are new enough: a package that has gone from the mirror since shows as a failed download.
 if [ -z "$(find "$home/fresh" -mtime -1 2>/dev/null)" ]; then
-    apt-get -q update >"$home/log" 2>&1 || { tail -n 5 "$home/log" >&2; die "no package lists for $suites ($architecture)"; }
+    # Without the option a mirror that does not answer is but a warning.
+    apt-get -q -o APT::Update::Error-Mode=any update >"$home/log" 2>&1 || {
+        tail -n 5 "$home/log" >&2
+        die "no package lists for $suites ($architecture): is the mirror right and within reach? PROFINFER_DEBIAN_MIRROR sets another"
+    }
     touch "$home/fresh"
 fi
 exec "$@"

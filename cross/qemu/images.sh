@@ -94,7 +94,6 @@ make_one() { # name; leaves `made` in the present directory
     7.2) fetch_kernel "$1" forky ;;
     busybox) fetch_busybox ;;
     llama) fetch_tree sid llama.cpp-tools ;;
-    *) die "no image '$1': $all" ;;
     esac
 }
 
@@ -122,5 +121,10 @@ flock 9
 failed=
 # shellcheck disable=SC2086
 [ $# -gt 0 ] || set -- $all
+for name; do
+    case " $all " in *" $name "*) ;; *) die "no image '$name'; there are: $all" ;; esac
+done
 for name; do provide "$name" || failed="$failed $name"; done
 [ -z "$failed" ] || die "missing:$failed"
+# Lists are of use as long as something is missing, and weigh more than what was fetched by them.
+rm -rf "$cache/apt"
