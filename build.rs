@@ -3,17 +3,18 @@
 fn main() {
     println!("cargo::rerun-if-changed=src/bpf");
     #[cfg(feature = "agent")]
-    skeleton();
+    ["ops", "process", "process_tp"].iter().for_each(|name| skeleton(name));
 }
 
 #[cfg(feature = "agent")]
-fn skeleton() {
+fn skeleton(name: &str) {
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let source = format!("src/bpf/{name}.bpf.c");
     libbpf_cargo::SkeletonBuilder::new()
-        .source("src/bpf/ops.bpf.c")
+        .source(&source)
         .clang_args(["-Wall", "-Werror", "-Isrc/bpf"])
-        .build_and_generate(out.join("ops.skel.rs"))
+        .build_and_generate(out.join(format!("{name}.skel.rs")))
         .unwrap_or_else(|e| {
-            panic!("src/bpf/ops.bpf.c: {e:#}\n(clang and libelf are needed: scripts/setup.sh installs them)")
+            panic!("{source}: {e:#}\n(clang and libelf are needed: scripts/setup.sh installs them)")
         });
 }

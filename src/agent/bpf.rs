@@ -1,13 +1,13 @@
 //! The source of events on kernels with bpf(): BPF programs on uprobes, their ring or perf buffers. Uses `object`,
-//! `transport` and `refusal`.
+//! `process`, `transport` and `refusal`.
 
 use std::path::Path;
 use std::time::Duration;
 
-use libbpf_rs::Link;
-
+use super::btf::Btf;
 use super::layout::Layout;
 use super::object::{Loaded, Maps};
+use super::process::{self, Following, Outcome};
 use super::recording::RecordError;
 use super::refusal::{self, Act};
 use super::source::{Books, Guard, Knobs, Prober, Prog, Sink, Source};
@@ -24,13 +24,15 @@ pub struct Bpf {
     sink: Sink,
     open: Option<(Maps, Transport)>,
     targets: Vec<u32>,
-    process_events: Vec<Link>,
+    btf: Option<Btf>,
+    following: Option<Following>,
     news: Vec<String>,
 }
 
 impl Bpf {
-    pub fn new(knobs: Knobs, sink: Sink) -> Bpf {
-        Bpf { knobs, sink, open: None, targets: Vec::new(), process_events: Vec::new(), news: Vec::new() }
+    /// `btf` is the running kernel's, if one is given.
+    pub fn new(knobs: Knobs, btf: Option<Btf>, sink: Sink) -> Bpf {
+        Bpf { knobs, sink, btf, open: None, targets: Vec::new(), following: None, news: Vec::new() }
     }
 
     fn open(&mut self, loaded: &Loaded) -> Result<(), RecordError> {
@@ -43,15 +45,23 @@ impl Bpf {
         for pid in self.targets.drain(..) {
             maps.add_target(pid).map_err(RecordError::Load)?;
         }
+        self.follow(&maps);
         self.open = Some((maps, transport));
-        match loaded.attach_process_events() {
-            Ok(links) => self.process_events.extend(links),
-            Err(e) => self.news.push(format!(
-                "children of the target are not followed: {}",
-                refusal::explain(Act::Probe, &e)
-            )),
-        }
         Ok(())
+    }
+
+    fn follow(&mut self, maps: &Maps) {
+        let Outcome { following, passed_over } = process::follow(maps, &self.knobs, self.btf.as_ref());
+        self.news.extend(passed_over);
+        match following {
+            Ok(following) => {
+                if let Some(last) = self.news.last_mut() {
+                    last.push_str(&format!("; children are followed by {}", following.by));
+                }
+                self.following = Some(following);
+            }
+            Err(why) => self.news.push(format!("children of the target are not followed: {why}")),
+        }
     }
 }
 
@@ -90,7 +100,7 @@ impl Source for Bpf {
     }
 
     fn leave_processes(&mut self) {
-        self.process_events.clear();
+        self.following = None;
     }
 
     fn finish(&mut self) {

@@ -3,6 +3,7 @@
 
 use serde::Serialize;
 
+use super::btf::Btf;
 use super::calibrate::{self, HitCost};
 use super::discover::Engine;
 use super::examine::{self, SiteCost, Subject, Target};
@@ -13,7 +14,7 @@ use super::refusal::{self, Act};
 use super::source::{Knobs, Structure};
 use super::structure::Reading;
 use super::tables::Tables;
-use super::{machine, privileges, transport};
+use super::{machine, privileges, process, transport};
 
 /// Buffer of the trial load, bytes: that of a recording by default.
 const BUFFER: u64 = 8 << 20;
@@ -53,8 +54,8 @@ pub struct Hit {
     pub target_ns: Option<u32>,
 }
 
-/// Looks at everything. With `place` false, no probe is placed and no hit measured.
-pub fn checkup(subject: Option<&Subject>, place: bool) -> Checkup {
+/// Looks at everything. With `place` false, no probe is placed and no hit measured. `btf` is the kernel's, if one is given.
+pub fn checkup(subject: Option<&Subject>, place: bool, btf: Option<&Btf>) -> Checkup {
     refusal::hush();
     let rights = privileges::read();
     let m = machine::read();
@@ -66,7 +67,7 @@ pub fn checkup(subject: Option<&Subject>, place: bool) -> Checkup {
         None => (None, Vec::new()),
     };
     let kernel = features::kernel(&rights, place);
-    let (programs, cost) = programs(engines.first(), place);
+    let (programs, cost) = programs(engines.first(), place, btf);
     let op_site = target.as_ref().and_then(|t| t.engines.first()).and_then(|e| e.op_site);
     let mut all = Checkup {
         tool: concat!("profinfer ", env!("CARGO_PKG_VERSION")),
@@ -96,7 +97,7 @@ fn hit(c: HitCost, op_site: Option<SiteCost>) -> Hit {
 }
 
 /// Loads our programs as a recording would, and measures.
-fn programs(engine: Option<&Engine>, place: bool) -> (Vec<Check>, Option<HitCost>) {
+fn programs(engine: Option<&Engine>, place: bool, btf: Option<&Btf>) -> (Vec<Check>, Option<HitCost>) {
     let (name, reading) = match engine {
         Some(e) => ("our programs, with the target's layout", Reading::new(0, e.layout.clone(), &e.tables)),
         None => ("our programs, with today's layout", Reading::new(0, Layout::latest(), &Tables::default())),
@@ -119,12 +120,7 @@ fn programs(engine: Option<&Engine>, place: bool) -> (Vec<Check>, Option<HitCost
         out.push(Check::new("hit", "cost of a hit", State::Skipped).detail("no probes, as asked"));
         return (out, None);
     }
-    let follow = Check::new("process-events", "follow children and exits", State::Ok);
-    out.push(match loaded.attach_process_events() {
-        Ok(_) => follow,
-        Err(e) => Check { state: State::Optional, ..follow }
-            .detail(&format!("{}; children of a target are not followed", refusal::explain(Act::Probe, &e))),
-    });
+    out.push(follow(&loaded, &knobs, btf));
     let cost = calibrate::hit_cost();
     let check = Check::new("hit", "our op program on a probe", State::Ok);
     match cost {
@@ -138,6 +134,27 @@ fn programs(engine: Option<&Engine>, place: bool) -> (Vec<Check>, Option<HitCost
             (out, None)
         }
     }
+}
+
+/// Follows processes for a moment.
+fn follow(loaded: &Loaded, knobs: &Knobs, btf: Option<&Btf>) -> Check {
+    let check = Check::new("process-events", "follow children and exits", State::Ok);
+    let outcome = match loaded.maps() {
+        Ok(maps) => process::follow(&maps, knobs, btf),
+        Err(e) => process::Outcome { following: Err(e.to_string()), passed_over: Vec::new() },
+    };
+    let mut told = outcome.passed_over;
+    let state = match (outcome.following, told.is_empty()) {
+        (Ok(following), none_failed) => {
+            told.push(format!("by {}", following.by));
+            if none_failed { State::Ok } else { State::Optional }
+        }
+        (Err(why), _) => {
+            told.push(format!("{why}; children of a target are not followed"));
+            State::Optional
+        }
+    };
+    Check { state, ..check }.detail(&told.join("; "))
 }
 
 impl Checkup {

@@ -3,6 +3,7 @@
 pub mod attached;
 pub mod books;
 pub mod bpf;
+pub mod btf;
 pub mod calibrate;
 pub mod calls;
 pub mod checkup;
@@ -22,6 +23,7 @@ pub mod memory;
 pub mod nodes;
 pub mod object;
 pub mod privileges;
+pub mod process;
 pub mod prologue;
 pub mod recording;
 pub mod refusal;

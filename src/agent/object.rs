@@ -1,28 +1,25 @@
 //! One loaded BPF object: the programs of src/bpf/ops.bpf.c with one engine's layout as constants, sharing the maps of the
-//! first. Uses `skel`, `event`, `source`, `structure` (for the layout) and `tracepoint`.
+//! first. Uses `skel`, `event`, `source` and `structure` (for the layout).
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{
-    ErrorExt, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut, TracepointCategory, UprobeOpts,
-};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut, UprobeOpts};
 
 use super::event::{COUNTERS, KINDS};
+use super::skel::ops::{OpsSkel, OpsSkelBuilder};
 use super::skel::types::knobs;
-use super::skel::{OpsSkel, OpsSkelBuilder};
 use super::source::{Books, Knobs, Prog, Structure};
 use super::structure::Reading;
-use super::tracepoint;
 
 /// Maps that all objects of a recording share.
 pub struct Maps {
     pub events: &'static MapHandle,
     pub perf_events: &'static MapHandle,
-    counts: MapHandle,
-    targets: MapHandle,
+    pub counts: MapHandle,
+    pub targets: MapHandle,
     lanes: MapHandle,
     known: MapHandle,
     graphs: MapHandle,
@@ -34,13 +31,7 @@ pub struct Loaded {
     skel: OpsSkel<'static>,
 }
 
-/// Fields of `sched_process_fork`, if this kernel shows them: without them children are not followed.
-fn fork_child() -> Option<u32> {
-    tracepoint::ensure_mounted().ok()?;
-    tracepoint::field_offset("sched", "sched_process_fork", "child_pid").ok()
-}
-
-fn fill(k: &mut knobs, knobs: &Knobs, reading: &Reading, wake: u32) {
+fn fill(k: &mut knobs, knobs: &Knobs, reading: &Reading) {
     let l = &reading.layout;
     k.engine = reading.engine.into();
     k.any = knobs.any.into();
@@ -51,7 +42,7 @@ fn fill(k: &mut knobs, knobs: &Knobs, reading: &Reading, wake: u32) {
         Structure::EveryHit => 2,
     };
     k.nodes = u32::from(knobs.structure == Structure::Changes);
-    k.wake_bytes = wake;
+    k.wake_bytes = knobs.wake();
     k.batch_on_stack = u32::from(cfg!(target_arch = "x86_64"));
     k.tensor_len = l.tensor_bytes();
     k.type_off = l.type_off;
@@ -72,7 +63,6 @@ fn fill(k: &mut knobs, knobs: &Knobs, reading: &Reading, wake: u32) {
     k.guid_off = l.guid_off.map_or(0, |o| o + 1);
     k.op_unary = reading.unary;
     k.op_glu = reading.glu;
-    k.tp_fork_child = fork_child().unwrap_or(0);
 }
 
 impl Loaded {
@@ -81,16 +71,12 @@ impl Loaded {
         // The skeleton borrows its object's storage; objects live as long as the recording, and there are few.
         let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = OpsSkelBuilder::default().open(storage)?;
-        let wake = knobs.buffer / 4;
         if let Some(data) = open.maps.rodata_data.as_deref_mut() {
-            fill(&mut data.k, knobs, reading, wake);
+            fill(&mut data.k, knobs, reading);
         }
         // A ring that is not used still must be at least a page.
-        open.maps.events.set_max_entries(if knobs.pbuf {
-            super::transport::ring_bytes(0)
-        } else {
-            knobs.buffer
-        })?;
+        let entries = if knobs.pbuf { super::transport::ring_bytes(0) } else { knobs.buffer };
+        open.maps.events.set_max_entries(entries)?;
         if let Some(m) = maps {
             open.maps.events.reuse_fd(m.events.as_fd())?;
             open.maps.perf_events.reuse_fd(m.perf_events.as_fd())?;
@@ -164,18 +150,6 @@ impl Loaded {
             usize::try_from(offset).map_err(|_| libbpf_rs::Error::from_raw_os_error(libc::EINVAL))?;
         let opts = UprobeOpts { retprobe: prog.is_return(), ..UprobeOpts::default() };
         self.prog(prog).attach_uprobe_with_opts(-1, file, offset, opts)
-    }
-
-    /// Follows children and notices exits, if the kernel has the tracepoints.
-    pub fn attach_process_events(&self) -> libbpf_rs::Result<[Link; 2]> {
-        if fork_child().is_none() {
-            return Err(libbpf_rs::Error::from_raw_os_error(libc::ENOENT))
-                .context("tracefs shows no sched_process_fork format");
-        }
-        Ok([
-            self.skel.progs.proc_fork.attach_tracepoint(TracepointCategory::Sched, "sched_process_fork")?,
-            self.skel.progs.proc_exit.attach_tracepoint(TracepointCategory::Sched, "sched_process_exit")?,
-        ])
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is asked of a recording, and what comes of it. Uses `attached`, `discover`, `drain`, `machine`, `refusal`,
+//! What is asked of a recording, and what comes of it. Uses `attached`, `btf`, `discover`, `drain`, `machine`, `refusal`,
 //! `verify` and `trace`.
 
 use std::ffi::OsString;
@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::attached::Site;
+use super::btf::Btf;
 use super::discover::DiscoverError;
 use super::drain::Totals;
 use super::machine::AgentCpu;
@@ -32,6 +33,8 @@ pub struct Options {
     pub agent_cpu: AgentCpu,
     pub op_end: OpEnd,
     pub site: Site,
+    /// The running kernel's types, where it does not show them itself.
+    pub btf: Option<Btf>,
     pub duration: Option<Duration>,
     /// Ends after this many decoded tokens.
     pub tokens: Option<u64>,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::attached::{Attached, Role, Site};
 use super::bpf::Bpf;
+use super::btf::Btf;
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::Drain;
 use super::machine::{self, AgentCpu};
@@ -98,7 +99,7 @@ pub fn record<W: Output + 'static>(
     let any = matches!(target, Target::Exe(_));
     let mut s = Session {
         any,
-        source: source(knobs(&options, any), &drain),
+        source: source(knobs(&options, any), options.btf.clone(), &drain),
         roams: wish == AgentCpu::Auto && bound.is_none(),
         options,
         drain,
@@ -176,10 +177,14 @@ fn knobs(o: &Options, any: bool) -> Knobs {
     }
 }
 
-fn source<W: Write + 'static>(knobs: Knobs, drain: &Rc<RefCell<Drain<W>>>) -> Box<dyn Source> {
+fn source<W: Write + 'static>(
+    knobs: Knobs,
+    btf: Option<Btf>,
+    drain: &Rc<RefCell<Drain<W>>>,
+) -> Box<dyn Source> {
     let drain = drain.clone();
     let sink: Sink = Rc::new(RefCell::new(move |bytes: &[u8]| drain.borrow_mut().event(bytes)));
-    Box::new(Bpf::new(knobs, sink))
+    Box::new(Bpf::new(knobs, btf, sink))
 }
 
 impl<W: Write + 'static> Session<W> {
@@ -197,7 +202,7 @@ impl<W: Write + 'static> Session<W> {
         self.add_all(discover::of_command(argv), watch)?;
         // The engine may be a child's: children are followed from the first one on, whatever is known by then.
         self.source.start()?;
-        self.source.news().iter().for_each(|news| watch.tell(news));
+        self.hear(watch)?;
         held.start().map_err(failed)
     }
 
@@ -232,7 +237,7 @@ impl<W: Write + 'static> Session<W> {
         let id = self.engines.len() as u16;
         let reading = Reading::new(id, engine.layout.clone(), &engine.tables);
         let prober = self.source.engine(&reading)?;
-        self.source.news().iter().for_each(|news| watch.tell(news));
+        self.hear(watch)?;
         self.define(id, &engine)?;
         self.drain.borrow_mut().add_engine(reading);
         let mut attached = Attached::new(engine, prober, self.options.site);
@@ -248,6 +253,16 @@ impl<W: Write + 'static> Session<W> {
         }
         attached.failures.iter().for_each(|f| watch.tell(&format!("probe not attached: {f}")));
         self.engines.push(attached);
+        Ok(())
+    }
+
+    /// Passes on what the source has to say.
+    fn hear(&mut self, watch: &mut dyn Watch) -> Result<(), WriteError> {
+        for text in self.source.news() {
+            watch.tell(&text);
+            let t = usage::now() as i64;
+            self.drain.borrow_mut().enc.notice(&record::Notice { t, text: &text })?;
+        }
         Ok(())
     }
 

@@ -75,6 +75,13 @@ pub struct Knobs {
     pub structure: Structure,
 }
 
+impl Knobs {
+    /// Bytes waiting in the buffer at which the recorder is woken.
+    pub fn wake(&self) -> u32 {
+        self.buffer / 4
+    }
+}
+
 /// Where events go.
 pub type Sink = Rc<RefCell<dyn FnMut(&[u8])>>;
 

@@ -25,6 +25,12 @@ pub fn ensure_mounted() -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Offset of the child's pid in the event of a fork.
+pub fn fork_child() -> io::Result<u32> {
+    ensure_mounted()?;
+    field_offset("sched", "sched_process_fork", "child_pid")
+}
+
 /// Byte offset of a field of `category/name` within the event, as this kernel lays it out.
 pub fn field_offset(category: &str, name: &str, field: &str) -> io::Result<u32> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);

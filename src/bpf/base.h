@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * What all programs share: the knobs, the maps, sending an event, reading the target's memory, knowing who is recorded.
+ * What the probes on an engine share: the knobs, the maps, reading the target's memory, knowing who is recorded.
  */
 #ifndef PROFINFER_BASE_H
 #define PROFINFER_BASE_H
@@ -33,44 +33,9 @@ const volatile struct knobs {
 	__u32 n_threads_off;
 	__u32 guid_off; /* 1 + offset of ggml_backend.guid, 0: no such field */
 	__u32 op_unary, op_glu;
-	__u32 tp_fork_parent, tp_fork_child; /* offsets of sched_process_fork's fields */
 } k = {};
 
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 8 << 20);
-} events SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
-	__uint(key_size, 4);
-	__uint(value_size, 4);
-} perf_events SEC(".maps");
-
-struct count {
-	__u64 seen;
-	__u64 lost;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, EV_KINDS + CNT_COUNTERS);
-	__type(key, __u32);
-	__type(value, struct count);
-} counts SEC(".maps");
-
-/* A process that is recorded. The return addresses of ggml_barrier are learned: see barrier_enter. */
-struct proc {
-	__u64 loop_ra;
-	__u64 final_ra;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__type(key, __u32);
-	__type(value, struct proc);
-} targets SEC(".maps");
+#include "send.h"
 
 /* What a thread is doing. pool and ith tell whether it is still the same worker of the same graph. */
 struct lane {
@@ -138,40 +103,6 @@ struct {
 	__type(value, struct scratch);
 } zero SEC(".maps");
 
-static __always_inline struct count *count_of(__u32 i)
-{
-	return bpf_map_lookup_elem(&counts, &i);
-}
-
-static __always_inline void bump(__u32 i)
-{
-	struct count *c = count_of(i);
-
-	if (c)
-		__sync_fetch_and_add(&c->seen, 1);
-}
-
-static __always_inline void send(void *ctx, struct ev_hdr *h, __u32 size)
-{
-	struct count *c = count_of(h->kind);
-	long err;
-
-	if (k.pbuf) {
-		err = bpf_perf_event_output(ctx, &perf_events, BPF_F_CURRENT_CPU, h, size);
-	} else {
-		__u64 flags = BPF_RB_NO_WAKEUP;
-
-		if (bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) >= k.wake_bytes)
-			flags = BPF_RB_FORCE_WAKEUP;
-		err = bpf_ringbuf_output(&events, h, size, flags);
-	}
-	if (c) {
-		__sync_fetch_and_add(&c->seen, 1);
-		if (err)
-			__sync_fetch_and_add(&c->lost, 1);
-	}
-}
-
 static __always_inline bool get(void *dst, __u32 size, __u64 addr)
 {
 	if (!bpf_probe_read_user(dst, size, (void *)addr))
@@ -195,10 +126,7 @@ static __always_inline struct proc *recorded(__u32 tgid)
 
 static __always_inline void head(struct ev_hdr *h, __u16 kind, __u64 id)
 {
-	h->ts = bpf_ktime_get_ns();
-	h->tgid = id >> 32;
-	h->tid = id;
-	h->kind = kind;
+	stamp(h, kind, id);
 	h->engine = k.engine;
 }
 

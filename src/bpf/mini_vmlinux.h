@@ -51,4 +51,10 @@ struct pt_regs;
 #error "x86-64 and arm64 only"
 #endif
 
+/* Fields that move from kernel to kernel: libbpf puts their offsets in (agent/btf.rs tells it where they are). */
+struct task_struct {
+	int pid;
+	int tgid;
+} __attribute__((preserve_access_index));
+
 #endif

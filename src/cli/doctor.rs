@@ -4,6 +4,7 @@ use std::io::{BufWriter, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::agent::btf::Btf;
 use crate::agent::checkup;
 use crate::agent::examine::Subject;
 use crate::views::doctor;
@@ -43,6 +44,9 @@ pub struct Args {
     /// Write JSON: times in nanoseconds
     #[arg(long)]
     pub json: bool,
+    /// The running kernel's BTF, where it has none of its own
+    #[arg(long, value_name = "FILE")]
+    pub btf: Option<PathBuf>,
     /// Place no probe, not even on ourselves: probes are then not tried and the cost of a hit is not measured
     #[arg(long)]
     pub no_probe: bool,
@@ -55,7 +59,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         (None, Some(path)) => Some(Subject::Path(path.clone())),
         (None, None) => None,
     };
-    let found = checkup::checkup(subject.as_ref(), !args.no_probe);
+    let btf = args.btf.as_deref().map(Btf::read).transpose()?;
+    let found = checkup::checkup(subject.as_ref(), !args.no_probe, btf.as_ref());
     let stdout = std::io::stdout();
     let terminal = stdout.is_terminal();
     let mut out = BufWriter::new(stdout.lock());

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 
 use crate::agent::attached::Site;
+use crate::agent::btf::Btf;
 use crate::agent::drain::Totals;
 use crate::agent::machine::AgentCpu;
 use crate::agent::recording::{Options, Summary, Target, Watch};
@@ -70,6 +71,9 @@ pub struct Args {
     /// the engine leaves free
     #[arg(long, value_name = "CPU", default_value = "auto", value_parser = agent_cpu)]
     agent_cpu: AgentCpu,
+    /// The running kernel's BTF, where it has none of its own: tells processes from threads when following children
+    #[arg(long, value_name = "FILE")]
+    btf: Option<PathBuf>,
     /// End after this time: 500ms, 30s, 10min
     #[arg(long, value_name = "TIME", value_parser = duration)]
     duration: Option<Duration>,
@@ -121,9 +125,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if to_stdout && io::stdout().is_terminal() {
         bail!("standard output is a terminal: redirect it, or give a file with -o");
     }
+    let btf = args.btf.as_deref().map(Btf::read).transpose()?;
     let signals = Signals::install()?;
     let mut watch = Status::new(args.quiet, signals);
-    let options = options(args, to_stdout);
+    let options = Options { btf, ..options(args, to_stdout) };
     let recorded = match to_stdout {
         true => session::record(target, options, io::stdout(), &mut watch),
         false => {
@@ -214,6 +219,7 @@ fn options(args: &Args, stdout_taken: bool) -> Options {
             SiteArg::First => Site::First,
             SiteArg::Published => Site::FirstAndReturn,
         },
+        btf: None,
         duration: args.duration,
         tokens: args.tokens,
         stdout_taken,

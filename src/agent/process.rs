@@ -1,0 +1,177 @@
+//! Following processes: children of a recorded process are recorded, and ends are noticed. By the kernel's task_struct where a
+//! BTF tells its layout and a trial shows that it is this kernel's; else by tracefs' formats. Uses `btf`, `object` (for maps
+//! and knobs), `skel`, `tracepoint` and `refusal`.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Link, MapCore, MapFlags, OpenObject};
+
+use super::btf::{Btf, Task};
+use super::object::Maps;
+use super::refusal::{self, Act};
+use super::skel::process::ProcessSkelBuilder;
+use super::skel::process_tp::ProcessTpSkelBuilder;
+use super::source::Knobs;
+use super::tracepoint;
+
+/// Gives an object of ours the maps of the recording, whichever object made them.
+macro_rules! share {
+    ($open:expr, $maps:expr) => {
+        (|| {
+            $open.events.reuse_fd($maps.events.as_fd())?;
+            $open.perf_events.reuse_fd($maps.perf_events.as_fd())?;
+            $open.counts.reuse_fd($maps.counts.as_fd())?;
+            $open.targets.reuse_fd($maps.targets.as_fd())
+        })()
+    };
+}
+
+/// Processes are followed while it lives.
+pub struct Following {
+    /// By what, for people.
+    pub by: String,
+    _links: [Link; 2],
+}
+
+/// What came of it.
+pub struct Outcome {
+    pub following: Result<Following, String>,
+    /// Why a BTF that is there was not used.
+    pub passed_over: Vec<String>,
+}
+
+/// Follows by the BTF given, else by the kernel's own, else by tracefs' formats.
+pub fn follow(maps: &Maps, knobs: &Knobs, given: Option<&Btf>) -> Outcome {
+    let mut passed_over = Vec::new();
+    for btf in given.cloned().map(Ok).into_iter().chain(Btf::of_kernel()) {
+        let tried = btf.map_err(|e| e.to_string()).and_then(|btf| {
+            let name = btf.path.display();
+            match by_task(maps, knobs, btf.task) {
+                Ok(links) => Ok(Following { by: format!("task_struct as in {name}"), _links: links }),
+                Err(why) => Err(format!("{name} is not used: {why}")),
+            }
+        });
+        match tried {
+            Ok(following) => return Outcome { following: Ok(following), passed_over },
+            Err(why) => passed_over.push(why),
+        }
+    }
+    let links = by_format(maps, knobs);
+    let following = links.map(|links| Following { by: "formats of tracefs".into(), _links: links });
+    Outcome { following, passed_over }
+}
+
+fn by_task(maps: &Maps, knobs: &Knobs, task: Task) -> Result<[Link; 2], String> {
+    let failed = |act| move |e: libbpf_rs::Error| refusal::explain(act, &e);
+    let types = anonymous_file(&task.to_btf()).map_err(|e| format!("no file in memory: {e}"))?;
+    let mut storage = MaybeUninit::<OpenObject>::uninit();
+    let mut builder = ProcessSkelBuilder::default();
+    let path = format!("/proc/self/fd/{}", types.as_raw_fd());
+    builder.obj_builder.btf_custom_path(path).map_err(failed(Act::Load))?;
+    let mut open = builder.open(&mut storage).map_err(failed(Act::Load))?;
+    // SAFETY: takes no argument and cannot fail.
+    let own_tid = unsafe { libc::gettid() } as u32;
+    if let Some(data) = open.maps.rodata_data.as_deref_mut() {
+        (data.k.pbuf, data.k.wake_bytes, data.k.own_tid) = (knobs.pbuf.into(), knobs.wake(), own_tid);
+    }
+    share!(open.maps, maps).map_err(failed(Act::Map))?;
+    let skel = open.load().map_err(failed(Act::Load))?;
+    let attached = || Ok([skel.progs.task_fork.attach()?, skel.progs.task_exit.attach()?]);
+    let links = attached().map_err(failed(Act::Probe))?;
+    let fact = Trial { parent: [own_tid, std::process::id()], child: [fork_a_thread()?, std::process::id()] };
+    let read = skel.maps.trials.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(failed(Act::Map))?;
+    judge(fact, read.as_deref().and_then(Trial::of_bytes).unwrap_or_default()).map(|()| links)
+}
+
+/// Starts and ends a thread; gives its number.
+fn fork_a_thread() -> Result<u32, String> {
+    // SAFETY: takes no argument and cannot fail.
+    let thread = std::thread::Builder::new().spawn(|| unsafe { libc::gettid() } as u32);
+    let number = thread.map_err(|e| format!("no thread for a trial: {e}"))?.join();
+    number.map_err(|_| "the thread of a trial died".to_owned())
+}
+
+/// What was read of a fork of our own (struct trial in src/bpf/process.bpf.c), or what is so: thread and process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Trial {
+    parent: [u32; 2],
+    child: [u32; 2],
+}
+
+impl Trial {
+    fn of_bytes(bytes: &[u8]) -> Option<Trial> {
+        match *bytes.as_chunks::<4>().0 {
+            [a, b, c, d] => {
+                let [a, b, c, d] = [a, b, c, d].map(u32::from_ne_bytes);
+                Some(Trial { parent: [a, b], child: [c, d] })
+            }
+            _ => None,
+        }
+    }
+}
+
+fn judge(fact: Trial, read: Trial) -> Result<(), String> {
+    if read == fact {
+        return Ok(());
+    }
+    if read == Trial::default() {
+        return Err("the kernel did not show a fork of our own (are we in a PID namespace?)".into());
+    }
+    let ([thread, process], [t, p]) = (fact.child, read.child);
+    Err(format!(
+        "it is not of the running kernel: by its layout thread {thread} of process {process} reads as {t} of {p}; \
+         take the BTF of this very build"
+    ))
+}
+
+fn by_format(maps: &Maps, knobs: &Knobs) -> Result<[Link; 2], String> {
+    let failed = |act| move |e: libbpf_rs::Error| refusal::explain(act, &e);
+    let child_off =
+        tracepoint::fork_child().map_err(|e| format!("tracefs shows no sched_process_fork: {e}"))?;
+    let mut storage = MaybeUninit::<OpenObject>::uninit();
+    let mut open = ProcessTpSkelBuilder::default().open(&mut storage).map_err(failed(Act::Load))?;
+    if let Some(data) = open.maps.rodata_data.as_deref_mut() {
+        (data.k.pbuf, data.k.wake_bytes, data.k.child_off) = (knobs.pbuf.into(), knobs.wake(), child_off);
+    }
+    share!(open.maps, maps).map_err(failed(Act::Map))?;
+    let skel = open.load().map_err(failed(Act::Load))?;
+    let attached = || Ok([skel.progs.event_fork.attach()?, skel.progs.event_exit.attach()?]);
+    attached().map_err(failed(Act::Probe))
+}
+
+/// A file with these bytes that lives in memory, while it is open.
+fn anonymous_file(bytes: &[u8]) -> io::Result<File> {
+    // SAFETY: the name is a C string, and only read.
+    let fd = unsafe { libc::memfd_create(c"btf".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor that the kernel has just made for us; nobody else has it.
+    let mut file = unsafe { File::from_raw_fd(fd) };
+    file.write_all(bytes)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_whole_truth_passes() {
+        let fact = Trial { parent: [10, 10], child: [12, 10] };
+        assert_eq!(judge(fact, fact), Ok(()));
+        let says = |read| judge(fact, read).expect_err("not the truth");
+        assert!(says(Trial::default()).contains("did not show"));
+        assert!(
+            says(Trial { child: [10, 12], ..fact }).contains("thread 12 of process 10 reads as 10 of 12")
+        );
+        assert!(says(Trial { parent: [0, 10], ..fact }).contains("not of the running kernel"));
+        let bytes = [10u32, 10, 12, 10].map(u32::to_ne_bytes);
+        assert_eq!(Trial::of_bytes(bytes.as_flattened()), Some(fact));
+        assert_eq!(Trial::of_bytes(&[0; 15]), None);
+    }
+}

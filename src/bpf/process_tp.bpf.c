@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * Follows processes by the fields of the kernel's tracepoints, whose offsets tracefs tells: needs no BTF. The event of a
+ * fork does not tell a thread from a process, so thread ids get in as well and leave at the thread's end: they match no
+ * process.
+ */
+#include "mini_vmlinux.h"
+#include <bpf/bpf_helpers.h>
+#include "event.h"
+#include "process.h"
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";
+
+SEC("tracepoint/sched/sched_process_fork")
+int event_fork(void *ctx)
+{
+	__u32 child = 0;
+
+	if (bpf_probe_read_kernel(&child, 4, ctx + k.child_off) || !child)
+		return 0;
+	return born(ctx, bpf_get_current_pid_tgid(), child);
+}
+
+SEC("tracepoint/sched/sched_process_exit")
+int event_exit(void *ctx)
+{
+	return gone(ctx, bpf_get_current_pid_tgid());
+}

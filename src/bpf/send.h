@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/*
+ * The maps that all objects of a recording share, and the way an event leaves through them. Whoever includes it has
+ * constants `k` with `pbuf` and `wake_bytes`.
+ */
+#ifndef PROFINFER_SEND_H
+#define PROFINFER_SEND_H
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 8 << 20);
+} events SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__uint(key_size, 4);
+	__uint(value_size, 4);
+} perf_events SEC(".maps");
+
+struct count {
+	__u64 seen;
+	__u64 lost;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, EV_KINDS + CNT_COUNTERS);
+	__type(key, __u32);
+	__type(value, struct count);
+} counts SEC(".maps");
+
+/* A process that is recorded. The return addresses of ggml_barrier are learned: see barrier_enter. */
+struct proc {
+	__u64 loop_ra;
+	__u64 final_ra;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, struct proc);
+} targets SEC(".maps");
+
+static __always_inline struct count *count_of(__u32 i)
+{
+	return bpf_map_lookup_elem(&counts, &i);
+}
+
+static __always_inline void bump(__u32 i)
+{
+	struct count *c = count_of(i);
+
+	if (c)
+		__sync_fetch_and_add(&c->seen, 1);
+}
+
+static __always_inline void send(void *ctx, struct ev_hdr *h, __u32 size)
+{
+	struct count *c = count_of(h->kind);
+	long err;
+
+	if (k.pbuf) {
+		err = bpf_perf_event_output(ctx, &perf_events, BPF_F_CURRENT_CPU, h, size);
+	} else {
+		__u64 flags = BPF_RB_NO_WAKEUP;
+
+		if (bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) >= k.wake_bytes)
+			flags = BPF_RB_FORCE_WAKEUP;
+		err = bpf_ringbuf_output(&events, h, size, flags);
+	}
+	if (c) {
+		__sync_fetch_and_add(&c->seen, 1);
+		if (err)
+			__sync_fetch_and_add(&c->lost, 1);
+	}
+}
+
+static __always_inline void stamp(struct ev_hdr *h, __u16 kind, __u64 id)
+{
+	h->ts = bpf_ktime_get_ns();
+	h->tgid = id >> 32;
+	h->tid = id;
+	h->kind = kind;
+}
+
+#endif
