@@ -2,6 +2,7 @@
 //! when nothing is, and that no damaged file does harm. Needs a C compiler (`cc`); without one the tests say so.
 #![cfg(feature = "agent")]
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -172,6 +173,10 @@ fn a_running_process() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         found = discover::of_pid(child.id());
     }
+    let ids: Vec<_> = found.iter().flatten().flat_map(|e| &e.modules).map(|m| (m.dev, m.inode)).collect();
+    let mut strangers = HashSet::new();
+    let nothing_new = discover::of_pid_again(child.id(), &|id| ids.contains(&id), &mut strangers);
+    let one_new = discover::of_pid_again(child.id(), &|id| ids.first() == Some(&id), &mut strangers);
     std::fs::remove_file(dir.path().join("libalpha.so")).unwrap();
     let deleted = discover::of_pid(child.id());
     child.kill().unwrap();
@@ -180,6 +185,9 @@ fn a_running_process() {
     check_engine(&engine);
     assert_eq!(engine.modules.len(), 2, "the CPU variants are not loaded in this process");
     assert!(engine.modules.iter().all(|m| m.host_path.starts_with("/proc")));
+    assert!(nothing_new.unwrap().is_empty(), "all of it was known");
+    check_engine(&one(one_new));
+    assert!(!strangers.is_empty() && ids.iter().all(|id| !strangers.contains(id)));
     // A library that was replaced on disk is reached through map_files, which needs privileges.
     match deleted {
         Ok(engines) => assert_eq!(engines[0].modules.len(), 2),

@@ -8,6 +8,7 @@ use std::fs;
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -380,13 +381,13 @@ fn without_privileges() {
         open(&to, 0o755);
         to
     };
-    let recorder = copy(env!("CARGO_BIN_EXE_profinfer").into());
+    let recorder = copy(common::profinfer());
     let engine = copy(program.clone());
     copy(program.with_file_name("libfakeggml.so"));
     let file = dir.path().join("run.pfi");
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&recorder);
-    command.args(["record", "-o"]).arg(&file).arg("--").arg(&engine);
+    let mut command = Command::new(&recorder);
+    // Other groups are given up with the user id.
+    command.uid(65534).gid(65534).args(["record", "-o"]).arg(&file).arg("--").arg(&engine);
     let run: Run = run(&mut command);
     expect::one_line_error(&run, &[]);
     assert!(run.stderr.contains("root") || run.stderr.contains("CAP_"), "{}", run.stderr);

@@ -3,18 +3,19 @@
 
 mod common;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::BufReader;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use common::run::{profinfer, record, run};
 use common::seen::Seen;
-use common::{live, model};
+use common::{live, model, runner};
 use profinfer::analysis::agreement::{self, Answer};
 use profinfer::analysis::ground_truth::{self, GroundTruth};
 use profinfer::trace::Trace;
 
-const RUNNER: &str = env!("CARGO_BIN_EXE_ggml-runner");
 const OPS: &str = "ggml_compute_forward + ggml_compute_forward_rms_norm_mul_fused";
 
 /// A recording and the runner's own account of it.
@@ -26,14 +27,16 @@ struct Both {
     _dir: tempfile::TempDir,
 }
 
-fn both(model: &Path, recorder: &[&str], runner: &[&str]) -> Both {
+fn both(model: &Path, recorder: &[&str], options: &[&str]) -> Both {
+    let program = runner();
+    let program = program.to_str().expect("a path");
     let dir = tempfile::tempdir().expect("a directory");
     let truth = dir.path().join("truth.tsv");
     let (model, file) = (model.to_str().expect("a path"), truth.to_str().expect("a path"));
     let mut args = recorder.to_vec();
     args.extend([
         "--",
-        RUNNER,
+        program,
         "run",
         "--no-roofline",
         "-m",
@@ -45,7 +48,7 @@ fn both(model: &Path, recorder: &[&str], runner: &[&str]) -> Both {
         "--ground-truth",
         file,
     ]);
-    args.extend(runner);
+    args.extend(options);
     let run = record(&args);
     let seen = run.seen();
     let truth = ground_truth::read(BufReader::new(File::open(truth).expect("the runner wrote it")));
@@ -68,7 +71,7 @@ fn whole(b: &Both, threads: u32) {
     agree("graphs", agreement::graphs(all, truth));
     agree("order", agreement::order(all, truth));
     agree("structure", agreement::structure(all, truth));
-    agree("complete", agreement::complete(&Trace::open(&b.trace).expect("a trace"), true));
+    agree("complete", agreement::complete(&agreement::books(&Trace::open(&b.trace).expect("a trace")), true));
     let hits = truth.ops.len() as u64;
     assert_eq!((b.seen.slices(), b.seen.kind("op").seen), (hits, hits), "op hits");
     for g in &all.cpu_graphs {
@@ -154,6 +157,9 @@ fn selftest_finds_nothing_wrong() {
     let _turn = live!();
     let out = run(profinfer().args(["selftest", "--json"]));
     let answer: serde_json::Value = serde_json::from_str(&out.stdout).expect("JSON");
+    for r in answer["recordings"].as_array().expect("recordings") {
+        assert_eq!((&r["lost"], &r["hits_seen"]), (&0.into(), &r["hits_expected"]), "{r}");
+    }
     let checks = answer["checks"].as_array().expect("checks");
     assert!(checks.len() > 30, "{answer}");
     // How exact the times are is a matter of what else the machine does.
@@ -165,12 +171,51 @@ fn selftest_finds_nothing_wrong() {
     assert_eq!((answer["ok"].as_bool(), out.status.success()), (Some(ok), ok));
 }
 
+/// What the selftest says first, of a runner or place that is of no use.
+fn refused(command: &mut Command) -> String {
+    let out = run(command);
+    assert_eq!(out.status.code(), Some(1), "{}{}", out.stdout, out.stderr);
+    assert!(!out.stderr.contains("panicked"), "{}", out.stderr);
+    format!("{}{}", out.stdout, out.stderr)
+}
+
 #[test]
 fn selftest_without_a_runner_fails() {
-    let out = run(profinfer().args(["selftest", "--runner", "/nonexistent/ggml-runner"]));
-    assert_eq!(out.status.code(), Some(1), "{}", out.stderr);
-    assert!(out.stdout.starts_with("FAILED   runner"), "{}", out.stdout);
-    let out = run(profinfer().args(["selftest", "--runner", "/bin/false", "--json"]));
-    assert_eq!(out.status.code(), Some(1));
-    assert!(out.stdout.contains("\"ok\": false"), "{}", out.stdout);
+    let said = refused(profinfer().args(["selftest", "--runner", "/nonexistent/ggml-runner"]));
+    assert!(said.starts_with("FAILED   runner") && said.contains("--runner PATH"), "{said}");
+    let said = refused(profinfer().args(["selftest", "--runner", "/bin/false", "--json"]));
+    assert!(said.contains("\"ok\": false"), "{said}");
+}
+
+#[test]
+fn selftest_refuses_a_runner_for_another_machine() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let other = dir.path().join("ggml-runner");
+    let mut program = fs::read(runner()).expect("the runner");
+    // e_machine: 0x3e x86-64, 0xb7 AArch64.
+    program[18] ^= 0x3e ^ 0xb7;
+    fs::write(&other, &program).expect("a copy");
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).expect("mode");
+    let other = other.to_str().expect("a path");
+    let said = refused(profinfer().args(["selftest", "--runner", other]));
+    assert!(said.starts_with("FAILED   runner") && said.contains("this machine is"), "{said}");
+    fs::set_permissions(other, fs::Permissions::from_mode(0o644)).expect("mode");
+    fs::copy(runner(), other).expect("a copy");
+    fs::set_permissions(other, fs::Permissions::from_mode(0o644)).expect("mode");
+    let said = refused(profinfer().args(["selftest", "--runner", other]));
+    assert!(said.contains("chmod +x"), "{said}");
+}
+
+#[test]
+fn selftest_says_where_it_found_no_room() {
+    let said = refused(profinfer().arg("selftest").env("TMPDIR", "/nonexistent"));
+    assert!(said.contains("TMPDIR") && said.contains("/nonexistent"), "{said}");
+    let _turn = live!();
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut small = Command::new("unshare");
+    small.args(["-m", "sh", "-c", "mount -t tmpfs -o size=1m none \"$TMPDIR\" && exec \"$0\" selftest"]);
+    let said = refused(small.arg(common::profinfer()).env("TMPDIR", dir.path()));
+    let model = said.lines().find(|l| l.starts_with("FAILED   model tiny")).unwrap_or_default();
+    assert!(model.contains("No space left") && model.contains("TMPDIR"), "{said}");
+    assert!(!said.contains("FAILED   token"), "{said}");
 }

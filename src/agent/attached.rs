@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use super::discover::{Engine, Module};
 use super::elf::ElfFile;
 use super::ladder::{How, Ladder, ProbePoint, Rung};
+use super::maps::FileId;
 use super::prologue::{self, Choice, Need};
 use super::source::{Guard, Prober, Prog};
 use super::{maps, memory};
@@ -96,7 +97,7 @@ pub struct Attached {
     links: [Vec<Guard>; 6],
     /// Probes being removed.
     leaving: Vec<JoinHandle<()>>,
-    files: HashSet<(u64, u64)>,
+    files: HashSet<FileId>,
     /// Modules written to the trace.
     pub written: HashSet<(u64, u64)>,
     /// Probes and rungs not yet written to the trace.
@@ -269,6 +270,11 @@ impl Attached {
             }
         }
         added
+    }
+
+    /// Whether a file is one of the engine's modules.
+    pub fn has(&self, id: FileId) -> bool {
+        self.files.contains(&id)
     }
 
     /// True when the engines stand on the same base library.

@@ -169,12 +169,17 @@ impl Collector {
 
 /// The engines in a running process.
 pub fn of_pid(pid: u32) -> Result<Vec<Engine>, DiscoverError> {
-    of_pid_again(pid, &mut HashSet::new())
+    of_pid_again(pid, &|_| false, &mut HashSet::new())
 }
 
-/// The engines in a running process that is looked at again and again: files in `strangers` are known to be no part of
-/// an engine and are not opened; those found to be none are added.
-pub fn of_pid_again(pid: u32, strangers: &mut HashSet<FileId>) -> Result<Vec<Engine>, DiscoverError> {
+/// The engines in a running process that is looked at again and again. Files in `strangers` are known to be no part of
+/// an engine and are not read; those found to be none are added. Where all that is part of an engine is `known`
+/// already, there is nothing to tell, and none of it is read.
+pub fn of_pid_again(
+    pid: u32,
+    known: &dyn Fn(FileId) -> bool,
+    strangers: &mut HashSet<FileId>,
+) -> Result<Vec<Engine>, DiscoverError> {
     let maps = maps::read(pid).map_err(|source| DiscoverError::Process { pid, source })?;
     let target = format!("process {pid}");
     let exe = PathBuf::from(format!("/proc/{pid}/exe"));
@@ -186,15 +191,17 @@ pub fn of_pid_again(pid: u32, strangers: &mut HashSet<FileId>) -> Result<Vec<Eng
     };
     main.must_run_here()?;
     let mut all = Collector::default();
-    let mut known: HashSet<(u32, u32, u64)> = HashSet::new();
+    let mut mapped: HashSet<(u32, u32, u64)> = HashSet::new();
+    let mut old = Vec::new();
     let mut denied = None;
     for m in maps.iter().filter(|m| m.executable && m.is_file()) {
-        if !known.insert((m.major, m.minor, m.inode)) {
+        if !mapped.insert((m.major, m.minor, m.inode)) {
             continue;
         }
         match maps::open(pid, m) {
             // A library that is damaged or of a foreign class cannot be part of the engine that runs.
             Ok((_, _, id)) if strangers.contains(&id) => all.looked += 1,
+            Ok((host, file, id)) if known(id) => old.push((m, host, file, id)),
             Ok((host, file, id)) => {
                 let before = all.modules.len();
                 if all.look(&m.path, &host, &file, id).is_err() || all.modules.len() == before {
@@ -204,6 +211,13 @@ pub fn of_pid_again(pid: u32, strangers: &mut HashSet<FileId>) -> Result<Vec<Eng
             Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => denied = Some(e),
             Err(_) => {}
         }
+    }
+    if all.modules.is_empty() && !old.is_empty() {
+        return Ok(Vec::new());
+    }
+    // What is new belongs to an engine whose base may be known.
+    for (m, host, file, id) in old {
+        drop(all.look(&m.path, &host, &file, id));
     }
     match (all.modules.is_empty(), denied) {
         (true, Some(source)) => Err(DiscoverError::Process { pid, source }),

@@ -430,7 +430,9 @@ impl<W: Write + 'static> Session<W> {
         for pid in self.pids.keys().copied().collect::<Vec<_>>() {
             let now = target::maps_mark(pid);
             if now != 0 && self.pids.insert(pid, now) != Some(now) {
-                let found = discover::of_pid_again(pid, &mut self.strangers);
+                let engines = &self.engines;
+                let known = |id: FileId| engines.iter().any(|a| a.has(id));
+                let found = discover::of_pid_again(pid, &known, &mut self.strangers);
                 self.add_all(found, watch)?;
             }
         }

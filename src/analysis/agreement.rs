@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::books::Books;
 use super::ground_truth::{CpuGraph as TrueGraph, GroundTruth};
 use super::load::{Hit, Loaded, Progress};
 use super::report::{Options, report};
@@ -18,17 +19,24 @@ pub type Answer = Result<String, String>;
 /// The op that runs the chosen experts.
 const EXPERTS: &str = "MUL_MAT_ID";
 
-/// Whether the books of the trace close. Without structure nothing says how many ops there must be.
-pub fn complete(trace: &Trace, structure: bool) -> Answer {
+/// The books of a trace.
+pub fn books(trace: &Trace) -> Books {
     let options = Options { top: Some(1), tables: Vec::new(), phase: None };
-    let books = report(trace, &options, &Progress::default()).books;
+    report(trace, &options, &Progress::default()).books
+}
+
+/// Whether the books close. Without structure nothing says how many ops there must be.
+pub fn complete(books: &Books, structure: bool) -> Answer {
     let seen: u64 = books.events.iter().map(|e| e.seen).sum();
     let lost: u64 = books.events.iter().map(|e| e.lost).sum();
     if lost > 0 || !books.damage.is_empty() || books.end.is_none() || structure && !books.complete {
-        return Err(books.verdict);
+        return Err(books.verdict.clone());
     }
-    Ok(match structure {
-        true => format!("{seen} events, none lost, every op that the graphs demand was seen"),
+    Ok(match structure && books.hits.expected > 0 {
+        true => format!(
+            "{seen} events, none lost; {} of {} op hits expected",
+            books.hits.seen, books.hits.expected
+        ),
         false => format!("{seen} events, none lost"),
     })
 }

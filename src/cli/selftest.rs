@@ -1,26 +1,29 @@
 //! `profinfer selftest`: records ggml-runner at every level and compares with what it says of itself. Uses `analysis`,
 //! and the other subcommands as a user would: by starting programs.
 
-use std::fs::{self, File};
-use std::io::{self, BufReader, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Output, Stdio};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+mod scratch;
+mod started;
 
-use anyhow::{Context, bail};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
 use serde::Serialize;
 
+use self::scratch::Scratch;
+use self::started::{last_line, output, succeed};
+use crate::agent::elf::{ElfError, ElfFile, Machine};
+use crate::agent::search::Launch;
 use crate::analysis::accuracy::{self, Comparison};
 use crate::analysis::agreement::{self, Answer};
+use crate::analysis::books::Books;
 use crate::analysis::ground_truth::{self, GroundTruth};
 use crate::analysis::load::{Loaded, Progress, load};
 use crate::trace::Trace;
 
 const RUNNER: &str = "ggml-runner";
-/// Longest that one recording may take; it takes about a second.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// Least accuracy, by median, so that what else the machine does fails nothing. A token of the smallest model takes about
 /// 0.2 ms, and the way into the kernel is some 0.2 us longer at the entry of a function than at its return.
 const PHASES: f64 = 0.999;
@@ -64,10 +67,31 @@ struct Check {
     detail: String,
 }
 
+/// The books of one recording, for programs: what a row about a machine needs.
+#[derive(Debug, Serialize)]
+struct Recording {
+    name: &'static str,
+    level: &'static str,
+    transport: &'static str,
+    threads: usize,
+    complete: bool,
+    /// Events seen by the programs in the kernel, and those of them that were lost.
+    events: u64,
+    lost: u64,
+    /// Op hits that the graphs demand, and those seen; 0 where there is nothing to check them by.
+    hits_expected: u64,
+    hits_seen: u64,
+    /// Rung in use by role.
+    rungs: BTreeMap<String, String>,
+    /// Most memory of the recorder, bytes, its view of the buffer included; null: unknown.
+    peak_rss: Option<f64>,
+}
+
 /// The checks so far; in text form each is printed when it is done.
 struct Checks {
     json: bool,
     list: Vec<Check>,
+    recordings: Vec<Recording>,
 }
 
 impl Checks {
@@ -92,39 +116,6 @@ impl Checks {
             Ok(detail) => self.note(check, Verdict::Ok, detail),
             Err(why) => self.note(check, Verdict::Failed, why),
         }
-    }
-}
-
-/// A directory that goes away with its content.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> anyhow::Result<Scratch> {
-        let me = std::process::id();
-        // Numbers of processes come again, and one that was killed leaves its directory.
-        for attempt in 0..1000 {
-            let path = std::env::temp_dir().join(format!("profinfer-selftest-{me}-{attempt}"));
-            match fs::DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Scratch(path)),
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(e) => return Err(e).with_context(|| format!("cannot make {}", path.display())),
-            }
-        }
-        bail!(
-            "{} is full of left-over directories profinfer-selftest-*: remove them",
-            std::env::temp_dir().display()
-        )
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // Nothing is left to do where it cannot be removed.
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -165,6 +156,7 @@ impl Kind {
 }
 
 const NO_STRUCTURE: &str = "--no-str";
+const PERF_BUFFERS: &str = "--pbuf";
 const TINY: &str = "tiny";
 const MOE: &str = "moe";
 use Kind::{Accuracy, Calls, Experts, Graphs, Order, Structure};
@@ -173,7 +165,7 @@ const fn case(name: &'static str, level: &'static str, threads: usize, checks: &
     Case { name, model: TINY, level, threads, tokens: (16, 6), record: &[], run: &[], checks }
 }
 
-const CASES: [Case; 7] = [
+const CASES: [Case; 8] = [
     case("token", "token", 1, &[Calls]),
     case("graph", "graph", 1, &[Calls, Graphs]),
     Case { tokens: (256, 32), ..case("op, 1 thread", "op", 1, &[Calls, Graphs, Order, Structure, Accuracy]) },
@@ -182,13 +174,14 @@ const CASES: [Case; 7] = [
         ..case("op, 2 threads", "op", 2, &[Calls, Graphs, Order, Structure, Accuracy])
     },
     Case { record: &[NO_STRUCTURE], ..case("op, no structure", "op", 1, &[Calls, Graphs, Order]) },
+    Case { record: &[PERF_BUFFERS], ..case("op, perf buffers", "op", 2, &[Calls, Graphs, Order, Structure]) },
     Case { run: &["--two-backends"], ..case("two backends", "op", 1, &[Calls, Graphs, Order, Structure]) },
     Case { model: MOE, ..case("experts", "op", 1, &[Calls, Graphs, Order, Structure, Experts]) },
 ];
 
 /// Runs the subcommand.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let mut checks = Checks { json: args.json, list: Vec::new() };
+    let mut checks = Checks { json: args.json, list: Vec::new(), recordings: Vec::new() };
     let scratch = Scratch::new()?;
     if let Some(runner) = find(args, &mut checks)? {
         for model in [TINY, MOE] {
@@ -205,10 +198,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         struct Answer<'a> {
             ok: bool,
             checks: &'a [Check],
+            recordings: &'a [Recording],
         }
         crate::views::json::write(
             &mut io::stdout().lock(),
-            &Answer { ok: failed == 0, checks: &checks.list },
+            &Answer { ok: failed == 0, checks: &checks.list, recordings: &checks.recordings },
         )?;
     } else {
         let (ok, skipped) = (count(Verdict::Ok), count(Verdict::Skipped));
@@ -218,82 +212,61 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// The runner: as told, beside this program, or in PATH.
-fn find(args: &Args, checks: &mut Checks) -> anyhow::Result<Option<PathBuf>> {
+fn find(args: &Args, checks: &mut Checks) -> io::Result<Option<PathBuf>> {
     let beside = std::env::current_exe().ok().and_then(|me| Some(me.parent()?.join(RUNNER)));
     let beside = beside.filter(|p| p.is_file());
     let path = args.runner.clone().or(beside).unwrap_or_else(|| RUNNER.into());
-    let said = output(Command::new(&path).arg("--version"));
-    let answer = match said {
-        Ok(out) if out.status.success() => {
-            Ok(format!("{}: {}", path.display(), String::from_utf8_lossy(&out.stdout).trim()))
-        }
-        Ok(out) => Err(format!("{} --version: {}", path.display(), last_line(&out.stderr))),
-        Err(e) => Err(format!("{} cannot be run: {e}; --runner PATH names it", path.display())),
-    };
+    let answer = version(&path);
     let found = answer.is_ok();
     checks.answer("runner", answer)?;
     Ok(found.then_some(path))
 }
 
-fn last_line(text: &[u8]) -> String {
-    let text = String::from_utf8_lossy(text);
-    text.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("it said nothing").trim().to_owned()
-}
-
-/// What a program says, if it ends in time: a board that is to be tested may be one where it does not.
-fn output(command: &mut Command) -> io::Result<Output> {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let (out, err) = (listen(child.stdout.take()), listen(child.stderr.take()));
-    let begin = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
+/// What the runner says of itself, or why it cannot be used and what to do.
+fn version(path: &Path) -> Answer {
+    let shown = path.display();
+    foreign(path)?;
+    match output(Command::new(path).arg("--version")) {
+        Ok(out) if out.status.success() => {
+            Ok(format!("{shown}: {}", String::from_utf8_lossy(&out.stdout).trim()))
         }
-        if begin.elapsed() > PATIENCE {
-            child.kill()?;
-            child.wait()?;
-            // Its own children may hold the pipes: whoever listens there is left behind.
-            return Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                format!("did not end within {} s", PATIENCE.as_secs()),
-            ));
-        }
-        thread::sleep(Duration::from_millis(5));
-    };
-    let text = |listener: JoinHandle<Vec<u8>>| listener.join().unwrap_or_default();
-    Ok(Output { status, stdout: text(out), stderr: text(err) })
-}
-
-/// Collects what comes out of a pipe, on a thread of its own.
-fn listen(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut text = Vec::new();
-        // What came before an error is what there is to show.
-        if let Some(mut pipe) = pipe {
-            let _ = pipe.read_to_end(&mut text);
-        }
-        text
-    })
-}
-
-/// Runs a program; what it said last on standard error when it fails, with the last word of the program that it ran.
-fn succeed(command: &mut Command) -> Result<(), String> {
-    let out = output(command).map_err(|e| format!("{command:?}: {e}"))?;
-    if out.status.success() {
-        return Ok(());
+        Ok(out) => Err(format!("{shown} --version: {}", last_line(&out.stderr))),
+        Err(e) => Err(format!(
+            "{shown} cannot be run: {}",
+            match e.kind() {
+                io::ErrorKind::NotFound =>
+                    "it is not there; put ggml-runner beside profinfer, or name it with --runner PATH".to_owned(),
+                io::ErrorKind::PermissionDenied =>
+                    "permission denied; allow it with chmod +x, or copy it to a file system that is not mounted noexec"
+                        .to_owned(),
+                _ => format!("{e}; --runner PATH names another"),
+            }
+        )),
     }
-    let said = String::from_utf8_lossy(&out.stderr);
-    let other = said.lines().rfind(|l| !l.trim().is_empty() && !l.starts_with("profinfer: "));
-    Err([last_line(&out.stderr).as_str()]
-        .into_iter()
-        .chain(other.map(str::trim))
-        .collect::<Vec<_>>()
-        .join("; "))
+}
+
+/// A program for another machine may start all the same, where an emulator is set up, but cannot be recorded.
+fn foreign(path: &Path) -> Result<(), String> {
+    let Some(launch) = Launch::of_command(&[path.into()]) else { return Ok(()) };
+    let copy = "copy the ggml-runner of the same release and machine as this program";
+    match ElfFile::open(&launch.program) {
+        Ok(elf) if Machine::host().is_some_and(|host| host != elf.machine) => Err(format!(
+            "{} is for {}, this machine is {}: {copy}",
+            path.display(),
+            elf.machine.name(),
+            std::env::consts::ARCH
+        )),
+        Err(e @ (ElfError::Class32 { .. } | ElfError::OtherMachine { .. } | ElfError::Malformed { .. })) => {
+            Err(format!("{e}: {copy}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn synth(runner: &Path, model: &str, scratch: &Scratch) -> Answer {
     let path = scratch.file(model);
-    succeed(Command::new(runner).args(["synth", model]).arg(&path).args(["--type", "q4_0"]))?;
+    let made = succeed(Command::new(runner).args(["synth", model]).arg(&path).args(["--type", "q4_0"]));
+    made.map_err(|why| format!("{why}; {}", scratch.advice()))?;
     let bytes = fs::metadata(&path).map_err(|e| e.to_string())?.len();
     Ok(format!("made, {} MB", bytes.div_ceil(1_000_000)))
 }
@@ -314,12 +287,30 @@ fn one(runner: &Path, case: &Case, scratch: &Scratch, checks: &mut Checks) -> io
         Err(why) => return checks.note(&label("record"), Verdict::Failed, why),
     };
     let structure = !case.record.contains(&NO_STRUCTURE);
-    checks.answer(&label("complete"), agreement::complete(&trace, structure))?;
+    let books = agreement::books(&trace);
+    checks.answer(&label("complete"), agreement::complete(&books, structure))?;
+    checks.recordings.push(recording(case, books));
     let loaded = load(&trace, &Progress::default());
     for kind in case.checks {
         checks.answer(&label(kind.name()), check(*kind, &trace, &loaded, &truth))?;
     }
     Ok(())
+}
+
+fn recording(case: &Case, books: Books) -> Recording {
+    Recording {
+        name: case.name,
+        level: case.level,
+        transport: if case.record.contains(&PERF_BUFFERS) { "perf buffers" } else { "ring buffer" },
+        threads: case.threads,
+        complete: books.complete,
+        events: books.events.iter().map(|e| e.seen).sum(),
+        lost: books.events.iter().map(|e| e.lost).sum(),
+        hits_expected: books.hits.expected,
+        hits_seen: books.hits.seen,
+        rungs: books.rungs.into_iter().filter(|r| r.used).map(|r| (r.role, r.name)).collect(),
+        peak_rss: books.agent_peak_rss_bytes.value,
+    }
 }
 
 fn check(kind: Kind, trace: &Trace, loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {

@@ -40,8 +40,25 @@ pub fn all_required() -> bool {
     set("CI", "true") || set("PROFINFER_REQUIRE", "1")
 }
 
+/// A directory made elsewhere that has all that tests need: our programs, and fixtures/. Tests that are compiled on one
+/// machine and run on another find it named in PROFINFER_PREPARED.
+pub fn prepared() -> Option<PathBuf> {
+    std::env::var_os("PROFINFER_PREPARED").map(PathBuf::from)
+}
+
+pub fn profinfer() -> PathBuf {
+    prepared().map_or_else(|| env!("CARGO_BIN_EXE_profinfer").into(), |dir| dir.join("profinfer"))
+}
+
+pub fn runner() -> PathBuf {
+    prepared().map_or_else(|| env!("CARGO_BIN_EXE_ggml-runner").into(), |dir| dir.join("ggml-runner"))
+}
+
 /// Where everything that tests make is kept: target/tests.
 pub fn place() -> PathBuf {
+    if let Some(dir) = prepared() {
+        return dir;
+    }
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target/tmp has a parent");
     let place = target.join("tests");
     fs::create_dir_all(&place).expect("target/tests");
@@ -117,7 +134,9 @@ fn once(part: &str, made: &Path, make: &mut Command) {
 /// Directory of a fixture's variant. None when the machine lacks the compiler for it.
 pub fn fixture_dir(variant: &str) -> Option<PathBuf> {
     let dir = place().join("fixtures");
-    once("fixtures", &dir.join(".built"), Command::new(source("fixtures/build.sh")).arg(&dir));
+    if prepared().is_none() {
+        once("fixtures", &dir.join(".built"), Command::new(source("fixtures/build.sh")).arg(&dir));
+    }
     Some(dir.join(variant)).filter(|d| d.join("fakellama").exists())
 }
 
@@ -158,11 +177,10 @@ pub fn model(preset: &str, ty: &str) -> PathBuf {
     let dir = place().join("models");
     fs::create_dir_all(&dir).expect("target/tests/models");
     let _lock = lock("models");
-    let runner = Path::new(env!("CARGO_BIN_EXE_ggml-runner"));
     let path = dir.join(format!("{preset}-{ty}.gguf"));
     if !path.exists() {
         let part = path.with_extension("part");
-        let out = Command::new(runner).args(["synth", preset, "--force", "--type", ty]).arg(&part).output();
+        let out = Command::new(runner()).args(["synth", preset, "--force", "--type", ty]).arg(&part).output();
         let out = out.expect("ggml-runner runs");
         assert!(out.status.success(), "synth {preset}: {}", String::from_utf8_lossy(&out.stderr));
         fs::rename(&part, &path).expect("the model takes its name");

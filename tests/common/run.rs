@@ -36,7 +36,7 @@ impl Run {
 }
 
 pub fn profinfer() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_profinfer"))
+    Command::new(super::profinfer())
 }
 
 /// `profinfer record -o FILE ARGS`, started; everything that it says is kept.
