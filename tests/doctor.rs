@@ -10,6 +10,9 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
+#[path = "common/refuse.rs"]
+mod refuse;
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_profinfer");
 
 fn skip(why: &str) {
@@ -150,31 +153,12 @@ fn a_single_missing_capability_is_named_alone() {
     assert!(last.contains("without CAP_PERFMON;"), "{last}");
 }
 
-/// Runs the program in a world where bpf() fails with `errno`.
-fn refused(errno: i32, args: &[&str]) -> Output {
-    use std::os::unix::process::CommandExt;
-    let step = |code: u32, k: u32, jf: u8| libc::sock_filter { code: code as u16, jt: 0, jf, k };
-    // Load the number of the call; if it is bpf, fail it, else allow it.
-    let filter = [
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
-        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_bpf as u32, 1),
-        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32, 0),
-        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
-    ];
+/// Runs the program in a world where bpf() fails with `errno`, and perf_event_open() too if `perf` says so.
+fn refused(errno: i32, perf: bool, args: &[&str]) -> Output {
+    let mut calls = vec![libc::SYS_bpf];
+    calls.extend(perf.then_some(libc::SYS_perf_event_open));
     let mut command = Command::new(PROGRAM);
-    command.args(args);
-    // SAFETY: between fork and exec only prctl is called, on memory that the closure owns.
-    unsafe {
-        command.pre_exec(move || {
-            let mut filter = filter;
-            let rules = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-            let mode = libc::SECCOMP_MODE_FILTER;
-            match libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const rules) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            }
-        })
-    };
+    refuse::refuse(command.args(args), errno, &calls);
     command.output().expect("runs")
 }
 
@@ -184,15 +168,35 @@ fn a_kernel_without_bpf_is_told_from_one_that_forbids_it() {
         return skip("needs root");
     }
     for (errno, want) in [(libc::ENOSYS, "no bpf()"), (libc::EPERM, "seccomp filter forbids it")] {
-        let o = refused(errno, &["doctor"]);
+        let o = refused(errno, true, &["doctor"]);
         assert_eq!(o.status.code(), Some(1));
         assert!(last_line(&o).contains(want), "{}", text(&o));
         assert!(o.stderr.is_empty());
         let Some(engine) = fixture("modern") else { return };
-        let o = refused(errno, &["record", "-o", "-", "--exe", shown(&engine)]);
+        let o = refused(errno, true, &["record", "-o", "-", "--exe", shown(&engine)]);
         let said = String::from_utf8_lossy(&o.stderr);
         assert!(said.lines().count() == 1 && said.contains(want), "{said}");
     }
+}
+
+#[test]
+fn without_bpf_perf_events_do() {
+    if !is_root() {
+        return skip("needs root");
+    }
+    for errno in [libc::ENOSYS, libc::EPERM] {
+        let o = refused(errno, false, &["doctor"]);
+        assert_eq!(o.status.code(), Some(0), "{}", text(&o));
+        let said = text(&o);
+        assert!(last_line(&o).starts_with("fit by perf events, without BPF: "), "{said}");
+        assert!(said.contains("without BPF: sources and strides") && !said.contains("missing"), "{said}");
+        let o = refused(errno, false, &["doctor", "--json"]);
+        let v: Value = serde_json::from_slice(&o.stdout).expect("JSON");
+        assert_eq!((&v["fit"], v["source"].as_str()), (&Value::Bool(true), Some("perf")));
+        assert!(v["hit"]["emulated_ns"].as_u64().is_some_and(|ns| ns > 0), "{v}");
+    }
+    let (v, _) = json(&["--no-probe"]);
+    assert_eq!((v["source"].as_str(), v["lacks"].as_str()), (Some("bpf"), Some("")));
 }
 
 #[test]

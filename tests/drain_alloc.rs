@@ -187,6 +187,7 @@ fn header() -> Header<'static> {
         transport: Transport::Ring,
         buffer_bytes: 0,
         hit_ns: 0,
+        source: profinfer::trace::record::Source::Bpf,
     }
 }
 

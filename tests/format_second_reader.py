@@ -193,11 +193,19 @@ def records(payload):
             yield r.u(), r
 
 
+def header_source(r):
+    """The last field of a Header, which those of version 1.0 do not have."""
+    r.fields("sssssssuuuubuuu")
+    return r.u() if r.more() else 0
+
+
 def block(payload, first, count, tensors):
     ops, ids, plans, calls, told = {}, {}, {}, Calls(first), Tensors()
     for kind, r in records(payload):
         count[f"kind {kind}"] += 1
-        if kind == 5:
+        if kind == 0:
+            count[f"source {header_source(r)}"] += 1
+        elif kind == 5:
             op, _, desc = r.fields("uss")
             ops[op] = desc
         elif kind == 7:

@@ -304,7 +304,7 @@ fn standard_output_carries_a_trace() {
 fn a_small_buffer_loses_and_counts() {
     let _turn = live!();
     let program = fixture!("modern");
-    for transport in [None, Some("--pbuf")] {
+    for transport in [&[][..], &["--pbuf"], &["--source", "perf"]] {
         let dir = tempfile::tempdir().expect("a directory");
         let go = dir.path().join("go");
         let wait_for = go.to_str().expect("a path");

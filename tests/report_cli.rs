@@ -128,7 +128,7 @@ fn a_newer_trace_is_refused_by_its_version() {
     let out = with_input(&["report", "-"], &bytes);
     assert_eq!(out.status.code(), Some(1));
     let err = text(&out.stderr);
-    assert!(err.contains("9.0") && err.contains("use a newer profinfer"), "{err}");
+    assert!(err.contains("version 9.") && err.contains("use a newer profinfer"), "{err}");
 }
 
 #[test]

@@ -61,6 +61,7 @@ fn summary(trace: &Trace) -> Vec<String> {
                 add(format!("sum of kind {}", r.kind()), sum);
             }
             match r {
+                Record::Header(h) => add(format!("source {}", h.source as u32), 1),
                 Record::OpDef(d) => {
                     ops.insert(d.id, d.desc);
                 }
@@ -96,22 +97,28 @@ fn summary(trace: &Trace) -> Vec<String> {
     lines
 }
 
-fn golden() -> Trace {
-    Trace::open(&at("golden/small.pfi")).unwrap()
+/// Without ending: `.pfi` is the file, `.txt` what is in it. The newest comes last.
+const GOLDEN: [&str; 2] = ["golden/small", "golden/small-1.1"];
+const NEWEST: &str = GOLDEN[GOLDEN.len() - 1];
+
+fn golden(name: &str) -> Trace {
+    Trace::open(&at(&format!("{name}.pfi"))).unwrap()
 }
 
 #[test]
-fn the_golden_file_stays_readable() {
-    let trace = golden();
-    assert!(trace.verify().is_empty(), "{:?}", trace.verify());
-    let expected = std::fs::read_to_string(at("golden/small.txt")).unwrap();
-    assert_eq!(summary(&trace), expected.lines().collect::<Vec<_>>());
+fn the_golden_files_stay_readable() {
+    for name in GOLDEN {
+        let trace = golden(name);
+        assert!(trace.verify().is_empty(), "{name}: {:?}", trace.verify());
+        let expected = std::fs::read_to_string(at(&format!("{name}.txt"))).unwrap();
+        assert_eq!(summary(&trace), expected.lines().collect::<Vec<_>>(), "{name}");
+    }
 }
 
 /// A change here is allowed when a minor version adds to the format: then a new golden file joins the old ones.
 #[test]
 fn the_writer_still_makes_the_golden_file() {
-    assert!(std::fs::read(at("golden/small.pfi")).unwrap() == golden_file());
+    assert!(std::fs::read(at(&format!("{NEWEST}.pfi"))).unwrap() == golden_file());
 }
 
 fn second_reader(file: &Path) -> Option<Vec<String>> {
@@ -122,11 +129,13 @@ fn second_reader(file: &Path) -> Option<Vec<String>> {
 
 #[test]
 fn a_reader_written_from_the_specification_sees_the_same() {
-    let Some(seen) = second_reader(&at("golden/small.pfi")) else {
-        println!("skipped: no python3 on this machine");
-        return;
-    };
-    assert_eq!(seen, summary(&golden()));
+    for name in GOLDEN {
+        let Some(seen) = second_reader(&at(&format!("{name}.pfi"))) else {
+            println!("skipped: no python3 on this machine");
+            return;
+        };
+        assert_eq!(seen, summary(&golden(name)), "{name}");
+    }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("larger.pfi");
     let mut e =
@@ -145,6 +154,6 @@ fn a_reader_written_from_the_specification_sees_the_same() {
 #[test]
 #[ignore = "writes into the source tree"]
 fn write_golden_file() {
-    std::fs::write(at("golden/small.pfi"), golden_file()).unwrap();
-    std::fs::write(at("golden/small.txt"), summary(&golden()).join("\n") + "\n").unwrap();
+    std::fs::write(at(&format!("{NEWEST}.pfi")), golden_file()).unwrap();
+    std::fs::write(at(&format!("{NEWEST}.txt")), summary(&golden(NEWEST)).join("\n") + "\n").unwrap();
 }

@@ -6,7 +6,7 @@ use super::attached::{Attached, Role};
 use super::drain::Drain;
 use super::event::KIND_NAMES;
 use super::skel::types::ev_counter;
-use super::source::Books;
+use super::source::{Books, Count};
 use super::{usage, verify};
 use crate::trace::WriteError;
 use crate::trace::record::{Footer, KindCount, Rung};
@@ -53,9 +53,8 @@ pub fn close<W: Write>(
     for ((kind, b), recorded) in KIND_NAMES.iter().zip(&books.kinds).zip(drain.received) {
         kinds.push(KindCount { kind, seen: b.seen, recorded, lost: b.lost });
     }
-    // Counted in the kernel and never sent, so there is nothing to lose.
-    let barriers = books.counters[ev_counter::CNT_BARRIER.0 as usize];
-    kinds.push(KindCount { kind: "barrier", seen: barriers, recorded: barriers, lost: 0 });
+    let Count { seen, lost } = books.barriers;
+    kinds.push(KindCount { kind: "barrier", seen, recorded: seen.saturating_sub(lost), lost });
     let (agent_user_us, agent_sys_us) = usage::cpu_us();
     let orphans = drain.orphans();
     let footer = Footer {

@@ -1,12 +1,14 @@
-//! The cost of one probe hit on this machine, measured on a function of our own. Uses `layout`, `object`, `structure`,
-//! `tables` and `usage`.
+//! The cost of one probe hit on this machine, measured on a function of our own. Uses `layout`, `road`, `source`,
+//! `structure`, `tables` and `usage`.
 
 use std::arch::global_asm;
+use std::cell::RefCell;
 use std::path::Path;
+use std::rc::Rc;
 
 use super::layout::Layout;
-use super::object::Loaded;
-use super::source::{Knobs, Prog, Structure};
+use super::road::Road;
+use super::source::{Knobs, Prober, Prog, Source, Structure};
 use super::structure::Reading;
 use super::tables::Tables;
 use super::usage;
@@ -53,38 +55,42 @@ pub struct HitCost {
 const ROUNDS: usize = 9;
 const CALLS: u32 = 400;
 
-/// Measures with the op program itself, event included, on an object of its own.
-pub fn hit_cost() -> libbpf_rs::Result<HitCost> {
-    let loaded = load()?;
-    let cheap_ns = measure(&loaded, profinfer_cheap)?;
-    Ok(HitCost { cheap_ns, stepped_ns: measure(&loaded, profinfer_stepped)? })
+/// Measures with the op probe itself, event included, by a source of its own.
+pub fn hit_cost(road: &Road) -> Result<HitCost, String> {
+    let (_source, prober) = open(road)?;
+    let cheap_ns = measure(&*prober, profinfer_cheap)?;
+    Ok(HitCost { cheap_ns, stepped_ns: measure(&*prober, profinfer_stepped)? })
 }
 
 /// Only the cost of a hit on a cheap instruction, ns.
-pub fn cheap_hit() -> libbpf_rs::Result<u32> {
-    measure(&load()?, profinfer_cheap)
+pub fn cheap_hit(road: &Road) -> Result<u32, String> {
+    let (_source, prober) = open(road)?;
+    measure(&*prober, profinfer_cheap)
 }
 
-/// The ring holds the events of all rounds: one that is full would make hits look cheaper.
-const RING: u32 = 1 << 20;
-const _: () = assert!(2 * (ROUNDS as u32) * CALLS * 64 <= RING);
+/// The buffer holds the events of all rounds: one that is full would make hits look cheaper.
+const BUFFER: u32 = 1 << 20;
+const _: () = assert!(2 * (ROUNDS as u32) * CALLS * 128 <= BUFFER);
 
-fn load() -> libbpf_rs::Result<Loaded> {
+/// A prober is good for nothing when its source is gone.
+type Opened = (Box<dyn Source>, Box<dyn Prober>);
+
+fn open(road: &Road) -> Result<Opened, String> {
     let reading = Reading::new(0, Layout::latest(), &Tables::default());
-    let knobs = Knobs { any: false, pbuf: false, buffer: RING, structure: Structure::Off };
-    let loaded = Loaded::load(&knobs, &reading, None)?;
-    loaded.maps()?.add_target(std::process::id())?;
-    Ok(loaded)
+    let knobs = Knobs { any: false, pbuf: false, buffer: BUFFER, structure: Structure::Off };
+    let mut source = road.open(knobs, None, Rc::new(RefCell::new(|_: &[u8]| {})));
+    source.add_target(std::process::id());
+    let prober = source.engine(&reading).map_err(|e| e.to_string())?;
+    Ok((source, prober))
 }
 
 type Site = unsafe extern "C" fn(*const u64, *const u64);
 
-fn measure(loaded: &Loaded, site: Site) -> libbpf_rs::Result<u32> {
+fn measure(prober: &dyn Prober, site: Site) -> Result<u32, String> {
     let exe = Path::new("/proc/self/exe");
-    let offset =
-        file_offset(site as usize as u64).ok_or_else(|| libbpf_rs::Error::from_raw_os_error(libc::ENOENT))?;
+    let offset = file_offset(site as usize as u64).ok_or("our own file is not to be found in our maps")?;
     let bare = round(site);
-    let link = loaded.attach(Prog::Op, exe, offset)?;
+    let link = prober.attach(Prog::Op, exe, offset)?;
     let mut rounds: Vec<u64> = (0..ROUNDS).map(|_| round(site)).collect();
     drop(link);
     rounds.sort_unstable();

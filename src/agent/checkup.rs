@@ -10,7 +10,10 @@ use super::examine::{self, SiteCost, Subject, Target};
 use super::features::{self, Check, State};
 use super::layout::Layout;
 use super::object::Loaded;
+use super::perf::{self, Perf};
+use super::privileges::Cap;
 use super::refusal::{self, Act};
+use super::road::Road;
 use super::source::{Knobs, Structure};
 use super::structure::Reading;
 use super::tables::Tables;
@@ -30,6 +33,10 @@ pub struct Checkup {
     pub programs: Vec<Check>,
     pub hit: Option<Hit>,
     pub target: Option<Target>,
+    /// Where a recording's events would come from: `bpf`, or `perf` where there is no bpf().
+    pub source: &'static str,
+    /// What a recording by that source lacks; empty for BPF.
+    pub lacks: &'static str,
     /// Ops can be recorded.
     pub fit: bool,
     /// Why not; empty when fit.
@@ -66,25 +73,77 @@ pub fn checkup(subject: Option<&Subject>, place: bool, btf: Option<&Btf>) -> Che
         }
         None => (None, Vec::new()),
     };
-    let kernel = features::kernel(&rights, place);
-    let (programs, cost) = programs(engines.first(), place, btf);
+    let perf = Perf::offered();
+    let road = match features::bpf() {
+        Err(errno) if perf.is_ok() => Road::Perf(refusal::short_reason(Act::Map, errno, &rights)),
+        _ => Road::Bpf,
+    };
+    let mut checks = rights.checks();
+    let mut kernel = features::kernel(&rights, place);
+    kernel.push(perf_events(&perf));
+    let (programs, cost) = match &road {
+        Road::Bpf => programs(engines.first(), place, btf),
+        Road::Perf(_) => {
+            checks.iter_mut().chain(&mut kernel).for_each(not_needed);
+            events(&road, place)
+        }
+    };
     let op_site = target.as_ref().and_then(|t| t.engines.first()).and_then(|e| e.op_site);
     let mut all = Checkup {
         tool: concat!("profinfer ", env!("CARGO_PKG_VERSION")),
         machine: MachineFacts { kernel: m.kernel, arch: m.arch, cpu_model: m.cpu_model },
-        privileges: rights.checks(),
+        privileges: checks,
         kernel,
         programs,
         hit: cost.map(|c| hit(c, op_site)),
         target,
+        source: if road == Road::Bpf { "bpf" } else { "perf" },
+        lacks: if road == Road::Bpf { "" } else { perf::LACKS },
         fit: false,
         reason: String::new(),
     };
-    match all.obstacle(&rights.lacking()) {
+    let lacking = match road {
+        Road::Bpf => rights.lacking(),
+        Road::Perf(_) => rights.lacking_of(&[Cap::Perfmon]),
+    };
+    match all.obstacle(&lacking) {
         Some(reason) => all.reason = reason,
         None => all.fit = true,
     }
     all
+}
+
+/// Checks that stand in the way of BPF programs and of nothing else.
+const OF_BPF: [&str; 8] =
+    ["cap_bpf", "bpf", "ring-buffer", "perf-buffer", "hash", "lru-hash", "percpu-array", "prog-probe"];
+
+fn not_needed(check: &mut Check) {
+    if check.state == State::Missing && OF_BPF.contains(&check.id.as_str()) {
+        check.state = State::Optional;
+        check.detail = format!("{}; perf events do instead", check.detail);
+        check.mend.clear();
+    }
+}
+
+fn perf_events(offered: &Result<(), String>) -> Check {
+    let check = Check::new("perf-events", "probe events through perf", State::Ok);
+    match offered {
+        Ok(()) => check,
+        Err(why) => Check { state: State::Optional, ..check }
+            .detail(&format!("{why}; needed only where there is no bpf()")),
+    }
+}
+
+/// Places our probe events as a recording without bpf() would, and measures.
+fn events(road: &Road, place: bool) -> (Vec<Check>, Option<HitCost>) {
+    let check = Check::new("hit", "our op event on a probe", State::Ok);
+    if !place {
+        return (vec![Check { state: State::Skipped, ..check }.detail("no probes, as asked")], None);
+    }
+    match calibrate::hit_cost(road) {
+        Ok(cost) => (vec![check], Some(cost)),
+        Err(why) => (vec![Check { state: State::Missing, ..check }.detail(&why)], None),
+    }
 }
 
 fn hit(c: HitCost, op_site: Option<SiteCost>) -> Hit {
@@ -121,15 +180,14 @@ fn programs(engine: Option<&Engine>, place: bool, btf: Option<&Btf>) -> (Vec<Che
         return (out, None);
     }
     out.push(follow(&loaded, &knobs, btf));
-    let cost = calibrate::hit_cost();
+    let cost = calibrate::hit_cost(&Road::Bpf);
     let check = Check::new("hit", "our op program on a probe", State::Ok);
     match cost {
         Ok(cost) => {
             out.push(check);
             (out, Some(cost))
         }
-        Err(e) => {
-            let why = refusal::explain(Act::Probe, &e);
+        Err(why) => {
             out.push(Check { state: State::Missing, ..check }.detail(&why));
             (out, None)
         }

@@ -94,7 +94,7 @@ pub fn time(bytes: &[u8]) -> Option<u64> {
 ///
 /// # Safety
 /// Only plain `repr(C)` structs of integers may implement it.
-unsafe trait Plain {}
+pub unsafe trait Plain {}
 // SAFETY: generated from C structs of integers and integer arrays.
 unsafe impl Plain for ev_hdr {}
 // SAFETY: as above.
@@ -105,6 +105,18 @@ unsafe impl Plain for ev_op {}
 unsafe impl Plain for ev_tensor {}
 // SAFETY: as above.
 unsafe impl Plain for ev_nodes {}
+
+/// The bytes of an event, as the sources hand them on.
+pub fn bytes<T: Plain>(event: &T) -> &[u8] {
+    // SAFETY: plain structs without gaps (the tests hold their sizes), and the borrow keeps the bytes alive.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(event).cast(), size_of::<T>()) }
+}
+
+/// The word at an offset of a tensor's bytes, 0 beyond their end.
+pub fn word(raw: &[u8], off: u32) -> u64 {
+    let at = off as usize;
+    raw.get(at..at.saturating_add(8)).map_or(0, |b| u64::from_ne_bytes(b.try_into().unwrap_or_default()))
+}
 
 fn view<T: Plain>(bytes: &[u8]) -> Option<&T> {
     let fits = bytes.len() >= size_of::<T>() && bytes.as_ptr().cast::<T>().is_aligned();
@@ -124,6 +136,10 @@ mod tests {
         assert_eq!(KIND_NAMES.len(), KINDS);
         assert_eq!(size_of::<ev_op>(), 56);
         assert_eq!(size_of::<ev_hdr>(), 24);
+        // Without gaps: the sum of the fields.
+        assert_eq!(size_of::<ev_call>(), 24 + 4 * 4 + 2 * 8 + 16);
+        assert_eq!(size_of::<ev_tensor>(), 24 + 8 + TENSOR_RAW);
+        assert_eq!(size_of::<ev_nodes>(), 24 + 8 + 8 + 48 * 12);
     }
 
     #[test]

@@ -244,6 +244,12 @@ fn uprobe(offset: u64, ret: bool) -> Result<OwnedFd, Errno> {
     open_event(&mut attr, -1, 0)
 }
 
+/// Whether this process may make a map and load a program for probes; Err is the kernel's number.
+pub fn bpf() -> Result<(), i32> {
+    map(sys::BPF_MAP_TYPE_ARRAY, 4, 8, 1)?;
+    program(sys::BPF_PROG_TYPE_KPROBE, 0).map(drop)
+}
+
 /// Opens a counter of our own thread.
 fn counter(config: u64) -> Result<OwnedFd, Errno> {
     let mut attr = perf::bindings::perf_event_attr {

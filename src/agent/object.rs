@@ -10,7 +10,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut, Upro
 
 use super::event::{COUNTERS, KINDS};
 use super::skel::ops::{OpsSkel, OpsSkelBuilder};
-use super::skel::types::knobs;
+use super::skel::types::{ev_counter, knobs};
 use super::source::{Books, Knobs, Prog, Structure};
 use super::structure::Reading;
 
@@ -181,6 +181,8 @@ impl Maps {
                 }
             }
         }
+        // Counted and never sent, so there is nothing to lose.
+        books.barriers.seen = books.counters[ev_counter::CNT_BARRIER.0 as usize];
         Ok(books)
     }
 }

@@ -11,6 +11,7 @@ use super::discover::DiscoverError;
 use super::drain::Totals;
 use super::machine::AgentCpu;
 use super::refusal::{self, Act};
+use super::source::Wish;
 use super::verify::OpEnd;
 use crate::trace::WriteError;
 use crate::trace::record::Level;
@@ -29,6 +30,7 @@ pub struct Options {
     pub level: Level,
     pub structure: bool,
     pub pbuf: bool,
+    pub source: Wish,
     pub buffer_bytes: u64,
     pub agent_cpu: AgentCpu,
     pub op_end: OpEnd,
@@ -61,6 +63,10 @@ pub enum RecordError {
     AgentCpu { cpu: String, source: std::io::Error },
     #[error("the kernel's event buffer: {}; try a smaller --buffer-size", refusal::explain(Act::Map, .0))]
     Buffer(libbpf_rs::Error),
+    #[error("probe events: {0}; profinfer doctor tells more")]
+    Events(String),
+    #[error("the kernel's event buffers: {0}; try a smaller --buffer-size")]
+    Ring(String),
     #[error(transparent)]
     Write(#[from] WriteError),
 }

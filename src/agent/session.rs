@@ -10,7 +10,6 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::attached::{Attached, Role, Site};
-use super::bpf::Bpf;
 use super::btf::Btf;
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::Drain;
@@ -18,6 +17,7 @@ use super::machine::{self, AgentCpu};
 use super::maps::{self, FileId};
 use super::recording::{Options, RecordError, Summary, Target, Watch};
 use super::refusal;
+use super::road::Road;
 use super::source::{Guard, Knobs, Sink, Source, Structure};
 use super::structure::{self, GLU_BASE, MAX_ENGINES, OPS_PER_ENGINE, Reading, TYPES_PER_ENGINE, UNARY_BASE};
 use super::transport;
@@ -88,18 +88,20 @@ pub fn record<W: Output + 'static>(
     watch: &mut dyn Watch,
 ) -> Result<Summary, RecordError> {
     refusal::hush();
+    let road = Road::choose(options.source)?;
     // What stands in the way is told when the engine's own programs are loaded; the trace says "not measured".
-    let hit_ns = calibrate::cheap_hit().unwrap_or(0);
+    let hit_ns = calibrate::cheap_hit(&road).unwrap_or(0);
     let wish = options.agent_cpu;
     let bound =
         machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
     let out = Counted { out, bytes: 0 };
-    let enc = Encoder::new(out, EncoderConfig::default(), &header(&options, &machine::read(), hit_ns))?;
+    let enc =
+        Encoder::new(out, EncoderConfig::default(), &header(&options, &road, &machine::read(), hit_ns))?;
     let drain = Rc::new(RefCell::new(Drain::new(enc)));
     let any = matches!(target, Target::Exe(_));
     let mut s = Session {
         any,
-        source: source(knobs(&options, any), options.btf.clone(), &drain),
+        source: source(&road, knobs(&options, any), options.btf.clone(), &drain),
         roams: wish == AgentCpu::Auto && bound.is_none(),
         options,
         drain,
@@ -110,6 +112,9 @@ pub fn record<W: Output + 'static>(
         last_missing: None,
         started: usage::now(),
     };
+    if let Some(notice) = road.notice() {
+        self::notice(&s.drain, &notice, watch)?;
+    }
     let (mut child, end) = match &target {
         Target::Pids(pids) => {
             for &pid in pids {
@@ -135,7 +140,8 @@ pub fn record<W: Output + 'static>(
     s.finish(end, status)
 }
 
-fn header<'a>(o: &'a Options, m: &'a machine::Machine, hit_ns: u32) -> record::Header<'a> {
+fn header<'a>(o: &'a Options, road: &Road, m: &'a machine::Machine, hit_ns: u32) -> record::Header<'a> {
+    let (source, transport) = road.told(o.pbuf);
     record::Header {
         tool: &o.tool,
         command: &o.command_line,
@@ -149,9 +155,10 @@ fn header<'a>(o: &'a Options, m: &'a machine::Machine, hit_ns: u32) -> record::H
         real_ns: usage::clock_ns(libc::CLOCK_REALTIME),
         level: o.level,
         structure: o.structure && o.level == Level::Op,
-        transport: if o.pbuf { record::Transport::Perf } else { record::Transport::Ring },
+        transport,
         buffer_bytes: o.buffer_bytes,
         hit_ns,
+        source,
     }
 }
 
@@ -178,13 +185,14 @@ fn knobs(o: &Options, any: bool) -> Knobs {
 }
 
 fn source<W: Write + 'static>(
+    road: &Road,
     knobs: Knobs,
     btf: Option<Btf>,
     drain: &Rc<RefCell<Drain<W>>>,
 ) -> Box<dyn Source> {
     let drain = drain.clone();
     let sink: Sink = Rc::new(RefCell::new(move |bytes: &[u8]| drain.borrow_mut().event(bytes)));
-    Box::new(Bpf::new(knobs, btf, sink))
+    road.open(knobs, btf, sink)
 }
 
 impl<W: Write + 'static> Session<W> {
@@ -388,9 +396,7 @@ impl<W: Write + 'static> Session<W> {
         for (i, a) in self.engines.iter_mut().enumerate() {
             let Some(mut shown) = self.drain.borrow().shown.get(i).copied() else { continue };
             for text in verify::verify(a, &mut shown, self.options.op_end) {
-                watch.tell(&text);
-                let t = usage::now() as i64;
-                self.drain.borrow_mut().enc.notice(&record::Notice { t, text: &text })?;
+                notice(&self.drain, &text, watch)?;
             }
             if let Some(s) = self.drain.borrow_mut().shown.get_mut(i) {
                 (s.barrier_on, s.silent, s.scheduler) = (shown.barrier_on, shown.silent, shown.scheduler);
@@ -494,6 +500,12 @@ impl<W: Write + 'static> Session<W> {
         let out = books::close(drain, &end, &books, stopped.saturating_sub(self.started), bpf)?;
         failure.map_or(Ok(Summary { bytes: out.bytes, ..summary }), Err)
     }
+}
+
+/// Tells the user and whoever reads the trace.
+fn notice<W: Write>(drain: &RefCell<Drain<W>>, text: &str, watch: &mut dyn Watch) -> Result<(), WriteError> {
+    watch.tell(text);
+    drain.borrow_mut().enc.notice(&record::Notice { t: usage::now() as i64, text })
 }
 
 /// Removes probes. The kernel waits for all CPUs at each, so several go at a time.

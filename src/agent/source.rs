@@ -53,6 +53,15 @@ impl Prog {
     }
 }
 
+/// Where events are to come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish {
+    /// From BPF programs, or, where this kernel has no bpf(), from perf events.
+    Auto,
+    Bpf,
+    Perf,
+}
+
 /// How much structure is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Structure {
@@ -142,12 +151,14 @@ pub struct Books {
     pub kinds: [Count; KINDS],
     /// By `enum ev_counter`.
     pub counters: [u64; COUNTERS],
+    /// Hits of barriers, which make no event of their own.
+    pub barriers: Count,
     pub lost_cpu: Vec<u64>,
 }
 
 impl Books {
     pub fn lost(&self) -> u64 {
-        self.kinds.iter().map(|k| k.lost).sum()
+        self.kinds.iter().chain([&self.barriers]).map(|k| k.lost).sum()
     }
 
     pub fn seen(&self) -> u64 {

@@ -52,6 +52,7 @@ impl Desc {
 }
 
 /// How to read one engine's tensors.
+#[derive(Clone)]
 pub struct Reading {
     pub engine: u16,
     pub layout: Layout,
@@ -88,6 +89,12 @@ impl Reading {
     /// Per op number: whether it is no work at all (NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE), and whether it is NONE.
     pub fn idle_ops(&self) -> &[(bool, bool)] {
         &self.nops
+    }
+
+    /// Strides of a contiguous tensor, bytes; zeros where the type is not known.
+    pub fn strides(&self, ty: u32, ne: &[u64; 4]) -> [u64; 4] {
+        let (block, bytes) = self.types.get(ty as usize).copied().unwrap_or((0, 0));
+        strides(ne, block.into(), bytes.into())
     }
 
     /// Reads a raw `ggml_tensor` (at least up to its name). Err says which sanity check failed.
@@ -152,14 +159,14 @@ impl Reading {
     }
 }
 
+fn strides(ne: &[u64; 4], block: u64, bytes: u64) -> [u64; 4] {
+    let row = bytes.saturating_mul(ne[0] / block.max(1));
+    let plane = row.saturating_mul(ne[1]);
+    [bytes, row, plane, plane.saturating_mul(ne[2])]
+}
+
 fn contiguous(ne: &[u64; 4], nb: &[u64; 4], block: u64, bytes: u64) -> bool {
-    let mut want = bytes;
-    let mut done = true;
-    for i in 0..4 {
-        done &= nb[i] == want;
-        want = if i == 0 { want.saturating_mul(ne[0] / block.max(1)) } else { want.saturating_mul(ne[i]) };
-    }
-    done
+    *nb == strides(ne, block, bytes)
 }
 
 /// Why bytes are no tensor of this layout.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Where tracefs may be mounted.
 const ROOTS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
@@ -29,6 +29,12 @@ pub fn ensure_mounted() -> io::Result<()> {
 pub fn fork_child() -> io::Result<u32> {
     ensure_mounted()?;
     field_offset("sched", "sched_process_fork", "child_pid")
+}
+
+/// Where tracefs is, or belongs.
+pub fn root() -> PathBuf {
+    let found = ROOTS.iter().find(|root| Path::new(root).join("events").exists());
+    PathBuf::from(found.unwrap_or(&ROOTS[0]))
 }
 
 /// Byte offset of a field of `category/name` within the event, as this kernel lays it out.

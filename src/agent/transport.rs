@@ -12,7 +12,7 @@ use super::source::Sink;
 use super::{event, usage};
 
 /// Events wait this long for older ones from other CPUs. A program stamps an event some microseconds before it sends it.
-const SLACK_NS: u64 = 20_000_000;
+pub(super) const SLACK_NS: u64 = 20_000_000;
 /// Bytes and events that may wait.
 const ARENA: usize = 8 << 20;
 const EVENTS: usize = 128 << 10;
@@ -86,7 +86,7 @@ pub fn page_size() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Events waiting for their turn.
+/// Events waiting for their turn: each begins with its time and is as long as a multiple of eight bytes.
 pub struct Order {
     /// u64, so that every event is aligned.
     arena: Vec<u64>,
@@ -102,7 +102,7 @@ impl Default for Order {
 
 impl Order {
     /// Takes an event; when there is no room, the older half goes out first.
-    fn push(&mut self, bytes: &[u8], sink: &mut dyn FnMut(&[u8])) {
+    pub(super) fn push(&mut self, bytes: &[u8], sink: &mut dyn FnMut(&[u8])) {
         let words = bytes.len() / 8;
         if self.events.len() == EVENTS || self.arena.len() + words > ARENA / 8 {
             self.events.sort_unstable();
@@ -117,7 +117,7 @@ impl Order {
     }
 
     /// Hands on the events older than `before`, oldest first.
-    fn release(&mut self, before: u64, sink: &mut dyn FnMut(&[u8])) {
+    pub(super) fn release(&mut self, before: u64, sink: &mut dyn FnMut(&[u8])) {
         self.events.sort_unstable();
         let n = self.events.partition_point(|e| e.0 < before);
         for &(_, at, words) in &self.events[..n] {

@@ -29,15 +29,22 @@ pub fn books(trace: &Trace) -> Books {
 pub fn complete(books: &Books, structure: bool) -> Answer {
     let seen: u64 = books.events.iter().map(|e| e.seen).sum();
     let lost: u64 = books.events.iter().map(|e| e.lost).sum();
-    if lost > 0 || !books.damage.is_empty() || books.end.is_none() || structure && !books.complete {
+    let whole = books.complete || books.unread || !structure;
+    if lost > 0 || !books.damage.is_empty() || books.end.is_none() || !whole {
         return Err(books.verdict.clone());
     }
+    let unread = match books.hits.graphs - books.hits.checked_graphs {
+        n if books.unread && structure => {
+            format!("; what {n} of {} graphs demand is not known", books.hits.graphs)
+        }
+        _ => String::new(),
+    };
     Ok(match structure && books.hits.expected > 0 {
         true => format!(
-            "{seen} events, none lost; {} of {} op hits expected",
+            "{seen} events, none lost; {} of {} op hits expected{unread}",
             books.hits.seen, books.hits.expected
         ),
-        false => format!("{seen} events, none lost"),
+        false => format!("{seen} events, none lost{unread}"),
     })
 }
 

@@ -7,7 +7,7 @@ use super::calls::Timeline;
 use super::load::Loaded;
 use super::ops::OpTimes;
 use super::tables::share;
-use crate::trace::record::{Footer, Level, Probe};
+use crate::trace::record::{Footer, Level, Probe, Source};
 
 /// A number, or why there is none.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -90,6 +90,9 @@ pub struct KindRow {
 pub struct Books {
     /// True only when nothing is lost, damaged, unended, or missing against what the graphs demand.
     pub complete: bool,
+    /// Complete but for graphs that a recorder without BPF could not read in time: what they demand is not known.
+    #[serde(skip)]
+    pub unread: bool,
     /// `complete`, or what is missing.
     pub verdict: String,
     pub rungs: Vec<RungRow>,
@@ -132,11 +135,16 @@ pub fn books(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Books {
     let hits = hits(loaded, times);
     let events = events(footer);
     let lost_share = lost_share(footer, &events);
-    let faults = faults(loaded, &hits, &events, &lost_share);
+    let mut faults = faults(loaded, &hits, &events, &lost_share);
+    let unchecked = unchecked(loaded, &hits);
+    let without_bpf = loaded.header.as_ref().is_some_and(|h| h.source == Source::Perf);
+    let unread = without_bpf && unchecked.is_some() && faults.is_empty();
+    faults.extend(unchecked);
     let (bpf_ns, hit_ns) = hit_cost(loaded);
     let busiest_thread_hits = busiest(loaded, times);
     Books {
         complete: faults.is_empty(),
+        unread,
         verdict: if faults.is_empty() { "complete".into() } else { faults.join("; ") },
         rungs: rungs(loaded),
         probes: probes(loaded),
@@ -275,15 +283,15 @@ fn faults(loaded: &Loaded<'_>, hits: &Hits, events: &[KindRow], lost: &Figure) -
     if hits.graphs_without_record > 0 {
         faults.push(format!("{} without a record of its own", count(hits.graphs_without_record, "graph")));
     }
+    faults
+}
+
+/// Whole graphs whose demand nobody knows.
+fn unchecked(loaded: &Loaded<'_>, hits: &Hits) -> Option<String> {
     let whole = loaded.cpu_graphs.iter().filter(|g| !g.cut).count() as u64;
     let at_op_level = loaded.header.as_ref().is_none_or(|h| h.level == Level::Op);
-    if at_op_level && whole > hits.checked_graphs {
-        faults.push(format!(
-            "{} could not be checked for missing hits",
-            count(whole - hits.checked_graphs, "graph")
-        ));
-    }
-    faults
+    let n = whole.saturating_sub(hits.checked_graphs);
+    (at_op_level && n > 0).then(|| format!("{} could not be checked for missing hits", count(n, "graph")))
 }
 
 fn count(n: u64, noun: &str) -> String {
@@ -304,6 +312,9 @@ fn hit_cost(loaded: &Loaded<'_>) -> (Figure, Figure) {
     };
     let bpf = match loaded.footer.as_ref() {
         None => Figure::unknown(NO_FOOTER),
+        Some(_) if loaded.header.as_ref().is_some_and(|h| h.source == Source::Perf) => {
+            Figure::unknown("recorded without BPF")
+        }
         Some(f) if f.bpf_runs == 0 => Figure::unknown("kernel.bpf_stats_enabled was off"),
         Some(f) => Figure::known(f.bpf_ns as f64 / f.bpf_runs as f64),
     };

@@ -58,6 +58,8 @@ pub struct RunFacts {
     pub cpu_model: String,
     pub level: Option<String>,
     pub structure: Option<bool>,
+    /// `bpf`, or `perf`: perf events on a kernel without bpf().
+    pub source: Option<String>,
     pub transport: Option<String>,
     /// CLOCK_REALTIME at the start, ns since 1970.
     pub started_unix_ns: Option<u64>,
@@ -242,6 +244,7 @@ fn run(loaded: &Loaded<'_>) -> RunFacts {
         facts.cpu_model = h.cpu_model.into();
         facts.level = Some(format!("{:?}", h.level).to_lowercase());
         facts.structure = Some(h.structure);
+        facts.source = Some(format!("{:?}", h.source).to_lowercase());
         facts.transport = Some(format!("{:?}", h.transport).to_lowercase());
         facts.started_unix_ns = Some(h.real_ns);
     }

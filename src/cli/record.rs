@@ -17,6 +17,7 @@ use crate::agent::drain::Totals;
 use crate::agent::machine::AgentCpu;
 use crate::agent::recording::{Options, Summary, Target, Watch};
 use crate::agent::session;
+use crate::agent::source::Wish;
 use crate::agent::verify::OpEnd;
 use crate::trace;
 use crate::trace::record::Level;
@@ -64,7 +65,10 @@ pub struct Args {
     /// Use perf buffers, one for each CPU, instead of the ring buffer
     #[arg(long)]
     pbuf: bool,
-    /// Size of the kernel's event buffer (each CPU's, with --pbuf); rounded up to a power of two
+    /// Where events come from
+    #[arg(long, value_enum, default_value = "auto")]
+    source: SourceArg,
+    /// Size of the kernel's event buffer (each CPU's, with --pbuf or perf events); rounded up to a power of two
     #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = size)]
     buffer_size: u64,
     /// CPU on which the recorder itself runs: a number, `any`, or `auto`: a small core where cores differ, else one that
@@ -109,6 +113,27 @@ enum OpEndArg {
     Barrier,
     /// By the next op: fewer probe hits, waiting included
     Interval,
+}
+
+/// Where events come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SourceArg {
+    /// BPF, or, on a kernel without bpf(), perf events
+    Auto,
+    /// BPF programs on uprobes
+    Bpf,
+    /// Uprobe events through perf's rings: no bpf() needed, more work for the recorder
+    Perf,
+}
+
+impl SourceArg {
+    pub fn wish(self) -> Wish {
+        match self {
+            SourceArg::Auto => Wish::Auto,
+            SourceArg::Bpf => Wish::Bpf,
+            SourceArg::Perf => Wish::Perf,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -207,6 +232,7 @@ fn options(args: &Args, stdout_taken: bool) -> Options {
         },
         structure: !args.no_structure,
         pbuf: args.pbuf,
+        source: args.source.wish(),
         buffer_bytes: args.buffer_size,
         agent_cpu: args.agent_cpu,
         op_end: match args.op_end {

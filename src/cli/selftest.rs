@@ -10,6 +10,7 @@ use std::io::{self, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use clap::ValueEnum;
 use serde::Serialize;
 
 use self::scratch::Scratch;
@@ -22,6 +23,9 @@ use crate::analysis::books::Books;
 use crate::analysis::ground_truth::{self, GroundTruth};
 use crate::analysis::load::{Loaded, Progress, load};
 use crate::trace::Trace;
+use crate::trace::record::{Source, Transport};
+
+use super::record::SourceArg;
 
 const RUNNER: &str = "ggml-runner";
 /// Least accuracy, by median, so that what else the machine does fails nothing. A token of the smallest model takes about
@@ -47,6 +51,9 @@ pub struct Args {
     /// The runner [default: ggml-runner beside this program, else from PATH]
     #[arg(long, value_name = "PATH")]
     pub runner: Option<PathBuf>,
+    /// Where the recordings' events come from
+    #[arg(long, value_enum, default_value = "auto")]
+    pub source: SourceArg,
     /// Write JSON.
     #[arg(long)]
     pub json: bool,
@@ -188,7 +195,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             checks.answer(&format!("model {model}"), synth(&runner, model, &scratch))?;
         }
         for case in &CASES {
-            one(&runner, case, &scratch, &mut checks)?;
+            one(&runner, (case, args.source), &scratch, &mut checks)?;
         }
     }
     let count = |v| checks.list.iter().filter(|c| c.verdict == v).count();
@@ -272,7 +279,12 @@ fn synth(runner: &Path, model: &str, scratch: &Scratch) -> Answer {
 }
 
 /// Records one case and makes its checks.
-fn one(runner: &Path, case: &Case, scratch: &Scratch, checks: &mut Checks) -> io::Result<()> {
+fn one(
+    runner: &Path,
+    (case, source): (&Case, SourceArg),
+    scratch: &Scratch,
+    checks: &mut Checks,
+) -> io::Result<()> {
     let label = |kind: &str| format!("{}: {kind}", case.name);
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
     let skip = |why: String, checks: &mut Checks| checks.note(&label("record"), Verdict::Skipped, why);
@@ -282,26 +294,32 @@ fn one(runner: &Path, case: &Case, scratch: &Scratch, checks: &mut Checks) -> io
     if !scratch.file(case.model).exists() {
         return skip(format!("no model {}", case.model), checks);
     }
-    let (trace, truth) = match record(runner, case, scratch) {
+    let (trace, truth) = match record(runner, case, source, scratch) {
         Ok(both) => both,
         Err(why) => return checks.note(&label("record"), Verdict::Failed, why),
     };
     let structure = !case.record.contains(&NO_STRUCTURE);
     let books = agreement::books(&trace);
     checks.answer(&label("complete"), agreement::complete(&books, structure))?;
-    checks.recordings.push(recording(case, books));
     let loaded = load(&trace, &Progress::default());
+    checks.recordings.push(recording(case, books, &loaded));
     for kind in case.checks {
         checks.answer(&label(kind.name()), check(*kind, &trace, &loaded, &truth))?;
     }
     Ok(())
 }
 
-fn recording(case: &Case, books: Books) -> Recording {
+fn recording(case: &Case, books: Books, loaded: &Loaded<'_>) -> Recording {
+    let transport = match loaded.header.as_ref().map(|h| (h.source, h.transport)) {
+        Some((Source::Perf, _)) => "perf events",
+        Some((Source::Bpf, Transport::Perf)) => "perf buffers",
+        Some((Source::Bpf, Transport::Ring)) => "ring buffer",
+        None => "unknown",
+    };
     Recording {
         name: case.name,
         level: case.level,
-        transport: if case.record.contains(&PERF_BUFFERS) { "perf buffers" } else { "ring buffer" },
+        transport,
         threads: case.threads,
         complete: books.complete,
         events: books.events.iter().map(|e| e.seen).sum(),
@@ -325,12 +343,20 @@ fn check(kind: Kind, trace: &Trace, loaded: &Loaded<'_>, truth: &GroundTruth) ->
 }
 
 /// Records the runner with this program.
-fn record(runner: &Path, case: &Case, scratch: &Scratch) -> Result<(Trace, GroundTruth), String> {
+fn record(
+    runner: &Path,
+    case: &Case,
+    source: SourceArg,
+    scratch: &Scratch,
+) -> Result<(Trace, GroundTruth), String> {
     let me = std::env::current_exe().map_err(|e| e.to_string())?;
     let (trace, truth) = (scratch.file("trace.pfi"), scratch.file("truth.tsv"));
     let (prompt, generate) = case.tokens;
     let mut command = Command::new(me);
     command.args(["record", "--force", "--level", case.level, "-o"]).arg(&trace).args(case.record);
+    if let Some(source) = source.to_possible_value() {
+        command.args(["--source", source.get_name()]);
+    }
     command
         .arg("--")
         .arg(runner)

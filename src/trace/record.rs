@@ -118,6 +118,8 @@ pub struct Header<'a> {
     pub buffer_bytes: u64,
     /// Measured cost of one probe hit on this machine, ns (cheap instruction); 0 = not measured.
     pub hit_ns: u32,
+    /// Who saw the hits. Since 1.1.
+    pub source: Source,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -130,6 +132,15 @@ pub enum Level {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Transport {
     Ring,
+    Perf,
+}
+
+/// Who saw the hits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// BPF programs.
+    Bpf,
+    /// perf events that fetch arguments, on kernels without bpf().
     Perf,
 }
 

@@ -48,7 +48,13 @@ fn verdict(out: &mut dyn Write, all: &Checkup, style: &Style) -> io::Result<()> 
         None => "this machine can record ops".to_owned(),
     };
     let but = if untried { " (probes not tried)" } else { "" };
-    writeln!(out, "{}{but}: {what}", style.good("fit"))
+    match all.lacks {
+        "" => writeln!(out, "{}{but}: {what}", style.good("fit")),
+        lacks => {
+            writeln!(out, "without BPF: {lacks}")?;
+            writeln!(out, "{} by perf events, without BPF{but}: {what}", style.good("fit"))
+        }
+    }
 }
 
 fn checks(out: &mut dyn Write, head: &str, checks: &[Check], style: &Style) -> io::Result<()> {

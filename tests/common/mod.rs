@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_macros, unused_imports, reason = "each test file uses its own part")]
 
 pub mod expect;
+pub mod refuse;
 pub mod run;
 pub mod seen;
 pub mod truth;

@@ -48,9 +48,13 @@ pub struct Recorder {
 
 impl Recorder {
     pub fn start<S: AsRef<OsStr>>(args: &[S]) -> Recorder {
+        Recorder::start_as(profinfer(), args)
+    }
+
+    /// With a command that is profinfer in some other world.
+    pub fn start_as<S: AsRef<OsStr>>(mut command: Command, args: &[S]) -> Recorder {
         let dir = tempfile::tempdir().expect("a directory");
         let trace = dir.path().join("run.pfi");
-        let mut command = profinfer();
         command.arg("record").arg("-o").arg(&trace).args(args);
         Recorder { child: spawn(&mut command, dir.path()), trace, dir }
     }

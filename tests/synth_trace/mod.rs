@@ -76,6 +76,7 @@ pub fn header(structure: bool) -> Header<'static> {
         transport: Transport::Ring,
         buffer_bytes: 8 << 20,
         hit_ns: 500,
+        source: profinfer::trace::record::Source::Bpf,
     }
 }
 

@@ -48,6 +48,7 @@ pub fn header() -> Header<'static> {
         transport: Transport::Ring,
         buffer_bytes: 8 << 20,
         hit_ns: 512,
+        source: Source::Perf,
     }
 }
 

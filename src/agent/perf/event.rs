@@ -1,0 +1,133 @@
+//! perf events by system call: opened, joined to a ring, switched, counted. Uses nothing of this crate.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use perf_event_open_sys as sys;
+use sys::bindings::{
+    PERF_COUNT_SW_DUMMY, PERF_FLAG_FD_CLOEXEC, PERF_SAMPLE_RAW, PERF_SAMPLE_TID, PERF_SAMPLE_TIME,
+    PERF_TYPE_SOFTWARE, PERF_TYPE_TRACEPOINT, perf_event_attr,
+};
+
+/// What a sample holds, in this order (`ring::parse` reads it): process and thread, time, the event's own bytes.
+const SAMPLE: u64 = (PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_RAW) as u64;
+
+fn attr(kind: u32, config: u64) -> perf_event_attr {
+    let mut attr = perf_event_attr {
+        type_: kind,
+        size: size_of::<perf_event_attr>() as u32,
+        config,
+        sample_type: SAMPLE,
+        clockid: libc::CLOCK_MONOTONIC,
+        ..Default::default()
+    };
+    attr.set_use_clockid(1);
+    attr
+}
+
+fn open(attr: &mut perf_event_attr, cpu: u32) -> io::Result<OwnedFd> {
+    let cpu = i32::try_from(cpu).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let cloexec = libc::c_ulong::from(PERF_FLAG_FD_CLOEXEC);
+    // SAFETY: the attributes are as long as they say.
+    match unsafe { sys::perf_event_open(attr, -1, cpu, -1, cloexec) } {
+        // SAFETY: a descriptor that the kernel has just made for us; nobody else has it.
+        fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// An event that counts nothing and tells of processes and threads that begin and end on a CPU; the CPU's ring is its.
+/// Readers are woken when `watermark` bytes wait.
+pub fn tasks(cpu: u32, watermark: u32) -> io::Result<OwnedFd> {
+    let mut attr = attr(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY.into());
+    attr.set_task(1);
+    attr.set_watermark(1);
+    attr.__bindgen_anon_2.wakeup_watermark = watermark;
+    open(&mut attr, cpu)
+}
+
+/// The tracepoint `id` on a CPU, each hit a sample, off until [`enable`]. An `urgent` one wakes the reader at each hit.
+pub fn tracepoint(id: u32, cpu: u32, urgent: bool) -> io::Result<OwnedFd> {
+    let mut attr = attr(PERF_TYPE_TRACEPOINT, id.into());
+    attr.__bindgen_anon_1.sample_period = 1;
+    attr.set_disabled(1);
+    match urgent {
+        true => attr.__bindgen_anon_2.wakeup_events = 1,
+        false => {
+            attr.set_watermark(1);
+            attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
+        }
+    }
+    open(&mut attr, cpu)
+}
+
+fn done(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Sends the event's samples to the ring of another.
+pub fn join(event: &impl AsFd, ring: &impl AsFd) -> io::Result<()> {
+    // SAFETY: both descriptors are open; the kernel checks what they are.
+    done(unsafe { sys::ioctls::SET_OUTPUT(event.as_fd().as_raw_fd(), ring.as_fd().as_raw_fd()) })
+}
+
+pub fn enable(event: &impl AsFd) -> io::Result<()> {
+    // SAFETY: the descriptor is open.
+    done(unsafe { sys::ioctls::ENABLE(event.as_fd().as_raw_fd(), 0) })
+}
+
+pub fn disable(event: &impl AsFd) -> io::Result<()> {
+    // SAFETY: the descriptor is open.
+    done(unsafe { sys::ioctls::DISABLE(event.as_fd().as_raw_fd(), 0) })
+}
+
+/// Hits so far, lost samples included.
+pub fn count(event: &impl AsFd) -> io::Result<u64> {
+    let mut value = [0u8; 8];
+    // SAFETY: eight bytes of room, as said.
+    let n = unsafe { libc::read(event.as_fd().as_raw_fd(), value.as_mut_ptr().cast(), value.len()) };
+    match usize::try_from(n) {
+        Ok(n) if n == value.len() => Ok(u64::from_ne_bytes(value)),
+        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Room for as many open files as this process may have: there is one for each probe and CPU.
+pub fn allow_files() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel fills, then reads, one rlimit. Where it refuses, the limit stays and opening says so.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+/// CPUs that are on, by the kernel's list (`0-3,6`).
+pub fn online() -> Vec<u32> {
+    cpus(&std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default())
+}
+
+fn cpus(list: &str) -> Vec<u32> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        (last < 65536).then_some(first..=last)
+    };
+    let found: Vec<u32> = list.trim().split(',').filter_map(range).flatten().collect();
+    if found.is_empty() { vec![0] } else { found }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus_have_ranges() {
+        assert_eq!(cpus("0-3,6\n"), [0, 1, 2, 3, 6]);
+        assert_eq!(cpus("0\n"), [0]);
+        assert_eq!(cpus("x"), [0]);
+    }
+}

@@ -1,0 +1,289 @@
+//! The source of events on kernels with uprobes but without bpf(): events defined in tracefs that fetch what a probe
+//! needs, read through perf's rings. What the BPF programs do in the kernel is done here, later, on the samples. Uses
+//! `memory`, `source`, `structure` and `transport`.
+
+mod event;
+mod fields;
+mod graph;
+mod probes;
+mod replay;
+mod ring;
+mod snapshot;
+mod tracefs;
+
+use std::cell::RefCell;
+use std::os::fd::{AsFd, AsRawFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::recording::RecordError;
+use super::refusal::{self, Act};
+use super::skel::types::{ev_counter, ev_kind};
+use super::source::{Books, Knobs, Prober, Prog, Sink, Source, Structure};
+use super::structure::Reading;
+use super::transport::{Order, SLACK_NS};
+use super::{privileges, usage};
+use fields::Field;
+use probes::{EngineProbes, Probes};
+use replay::{Replay, Sample};
+use ring::{Record, Ring};
+use snapshot::{Entry, Snapshot};
+use tracefs::Tracefs;
+
+/// What a recording by this road lacks, for doctor and the trace.
+pub const LACKS: &str = "sources and strides are read from memory while a graph runs, and are unknown where that came too \
+                         late; processor time of the probes is not measured";
+
+/// The source.
+pub struct Perf {
+    knobs: Knobs,
+    open: Option<Open>,
+    replay: Replay,
+    news: Vec<String>,
+}
+
+/// What is asked of the kernel.
+struct Open {
+    rings: Vec<Ring>,
+    cpus: Vec<u32>,
+    probes: Rc<RefCell<Probes>>,
+    order: Order,
+    /// By ring: records that found no room, as the kernel tells them.
+    lost: Vec<u64>,
+    /// Records of processes that begin and end are taken.
+    follows: bool,
+}
+
+/// Bytes before a record's own on its way through [`Order`]: time; tgid, tid, which probe, CPU, length, 0.
+const HEAD: usize = 32;
+/// Not a probe's number: a thread began (its parent's process follows) or ended.
+const FORK: u32 = u32::MAX;
+const EXIT: u32 = u32::MAX - 1;
+
+fn failed(e: &std::io::Error) -> String {
+    match e.raw_os_error() {
+        Some(errno) => refusal::reason(Act::Probe, errno, &privileges::read()),
+        None => e.to_string(),
+    }
+}
+
+impl Perf {
+    pub fn new(knobs: Knobs, sink: Sink) -> Perf {
+        let replay = Replay::new(sink, knobs.any, knobs.structure != Structure::Off);
+        Perf { knobs, open: None, replay, news: Vec::new() }
+    }
+
+    /// Whether this kernel offers the road, to this user; Err says what is missing.
+    pub fn offered() -> Result<(), String> {
+        Tracefs::open()?;
+        event::tasks(event::online()[0], 0).map(drop).map_err(|e| failed(&e))
+    }
+
+    fn open(&mut self) -> Result<&mut Open, RecordError> {
+        if self.open.is_none() {
+            event::allow_files();
+            let tracefs = Tracefs::open().map_err(RecordError::Events)?;
+            let cpus = event::online();
+            let ring = |&cpu: &u32| Ring::open(cpu, self.knobs.buffer);
+            let rings = cpus.iter().map(ring).collect::<Result<Vec<_>, _>>();
+            let rings = rings.map_err(|e| RecordError::Ring(failed(&e)))?;
+            let leaders = rings.iter().map(|r| r.as_fd().try_clone_to_owned()).collect::<Result<Vec<_>, _>>();
+            let leaders = leaders.map_err(|e| RecordError::Ring(failed(&e)))?;
+            let lost = vec![0; cpus.len()];
+            let leaders = cpus.iter().copied().zip(leaders).collect();
+            let probes = Rc::new(RefCell::new(Probes::new(tracefs, leaders)));
+            self.open = Some(Open { rings, cpus, probes, order: Order::default(), lost, follows: true });
+        }
+        // It was opened just now, if it was not before.
+        self.open.as_mut().ok_or_else(|| RecordError::Events(String::new()))
+    }
+
+    /// Takes what is in the rings; samples older than `before` go on to the state machine.
+    fn take(&mut self, before: u64) {
+        let Some(open) = &mut self.open else { return };
+        let entered = open.arrive(&mut self.replay);
+        for entry in entered {
+            if let Some(reading) = self.replay.graphs.reading(entry.0) {
+                let snapshot = Snapshot::take(entry.1, &reading.layout);
+                self.replay.snapshot(snapshot);
+            }
+        }
+        let probes = &mut *open.probes.borrow_mut();
+        open.order.release(before, &mut |bytes| go_on(&mut self.replay, probes, bytes));
+    }
+}
+
+impl Open {
+    /// Brings the records of all rings into order. Gives the graphs entered just now that are worth reading.
+    fn arrive(&mut self, replay: &mut Replay) -> Vec<(u16, Entry)> {
+        let Open { rings, probes, order, lost, follows, .. } = self;
+        let (mut entered, mut bytes) = (Vec::new(), Vec::new());
+        let probes = &mut *probes.borrow_mut();
+        for (cpu, ring) in rings.iter_mut().enumerate() {
+            ring.read(&mut |record| {
+                match record {
+                    Record::Sample { tgid, tid, time, raw } => {
+                        let Some(probe) = probes.received(cpu, raw) else { return };
+                        entered.extend(entry(replay, probes, probe, &Sample { at: time, tgid, tid, raw }));
+                        pack(&mut bytes, (time, tgid, tid, probe as u32, cpu), raw);
+                    }
+                    Record::Lost(n) => return lost[cpu] += n,
+                    Record::Fork { tgid, tid, parent, time } if *follows => {
+                        replay.adopt(tgid, tid, parent);
+                        pack(&mut bytes, (time, tgid, tid, FORK, cpu), &parent.to_ne_bytes());
+                    }
+                    Record::Exit { tgid, tid, time } if *follows => {
+                        pack(&mut bytes, (time, tgid, tid, EXIT, cpu), &[]);
+                    }
+                    _ => return,
+                }
+                order.push(&bytes, &mut |b| go_on(replay, probes, b));
+            });
+        }
+        entered
+    }
+}
+
+/// The graph that a sample enters, with its engine, if it is to be read.
+fn entry(replay: &Replay, probes: &Probes, probe: usize, s: &Sample<'_>) -> Option<(u16, Entry)> {
+    let m = probes.meaning(probe).filter(|m| m.prog == Prog::GraphEnter && replay.reads(s.tgid))?;
+    let word = |field| m.places.u64(s.raw, field);
+    let entry = Entry {
+        tgid: s.tgid,
+        tid: s.tid,
+        at: s.at,
+        cgraph: word(Field::A)?,
+        nodes: word(Field::Nodes)?,
+        n_nodes: m.places.u32(s.raw, Field::N)?,
+        uid: word(Field::Uid).unwrap_or(0),
+    };
+    replay.graphs.wanted(&entry).then_some((m.engine, entry))
+}
+
+fn pack(out: &mut Vec<u8>, (at, tgid, tid, what, cpu): (u64, u32, u32, u32, usize), raw: &[u8]) {
+    out.clear();
+    out.extend(at.to_ne_bytes());
+    out.extend([tgid, tid, what, cpu as u32, raw.len() as u32, 0].iter().flat_map(|v| v.to_ne_bytes()));
+    out.extend(raw);
+    out.resize(out.len().next_multiple_of(8), 0);
+}
+
+/// One packed record goes to the state machine.
+fn go_on(replay: &mut Replay, probes: &mut Probes, packed: &[u8]) {
+    let Some((head, rest)) = packed.split_at_checked(HEAD) else { return };
+    let word = |i: usize| {
+        let bytes = head.get(i * 4..i * 4 + 4).and_then(|b| b.try_into().ok());
+        u32::from_ne_bytes(bytes.unwrap_or_default())
+    };
+    let at = super::event::word(head, 0);
+    let (tgid, tid, what, cpu, len) = (word(2), word(3), word(4), word(5) as usize, word(6) as usize);
+    let raw = rest.get(..len).unwrap_or_default();
+    match what {
+        FORK => replay.fork(tgid, tid, super::event::word(rest, 0) as u32, at),
+        EXIT => replay.exit(tgid, tid, at),
+        probe if !replay.records(tgid) => probes.stranger(cpu, probe as usize),
+        probe => {
+            if let Some(m) = probes.meaning(probe as usize) {
+                replay.sample(m, &Sample { at, tgid, tid, raw });
+            }
+        }
+    }
+}
+
+/// Kind of event that the samples of a probe become.
+fn kind(prog: Prog) -> Option<ev_kind> {
+    Some(match prog {
+        Prog::TokenProcess | Prog::TokenDecode | Prog::TokenEncode => ev_kind::EV_TOKEN_ENTER,
+        Prog::TokenExit => ev_kind::EV_TOKEN_EXIT,
+        Prog::SchedEnter => ev_kind::EV_SCHED_ENTER,
+        Prog::SchedExit => ev_kind::EV_SCHED_EXIT,
+        Prog::SplitEnter => ev_kind::EV_SPLIT_ENTER,
+        Prog::SplitExit => ev_kind::EV_SPLIT_EXIT,
+        Prog::GraphEnter => ev_kind::EV_GRAPH_ENTER,
+        Prog::GraphExit => ev_kind::EV_GRAPH_EXIT,
+        Prog::Op | Prog::Fused => ev_kind::EV_OP,
+        Prog::OpExit | Prog::Barrier => return None,
+    })
+}
+
+impl Source for Perf {
+    fn start(&mut self) -> Result<(), RecordError> {
+        self.open().map(drop)
+    }
+
+    fn engine(&mut self, reading: &Reading) -> Result<Box<dyn Prober>, RecordError> {
+        let structure = self.knobs.structure != Structure::Off;
+        let probes = self.open()?.probes.clone();
+        self.replay.graphs.add_engine(reading);
+        let layout = reading.layout.clone();
+        Ok(Box::new(EngineProbes { engine: reading.engine, layout, structure, probes }))
+    }
+
+    fn add_target(&mut self, pid: u32) {
+        self.replay.add_target(pid);
+    }
+
+    fn poll(&mut self, timeout: Duration) {
+        let rings = self.open.as_ref().map_or(&[][..], |o| &o.rings);
+        let wait = |r: &Ring| libc::pollfd { fd: r.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut waits: Vec<libc::pollfd> = rings.iter().map(wait).collect();
+        let ms = timeout.as_millis().min(60_000) as libc::c_int;
+        // SAFETY: as many entries as said; an error or interruption leaves nothing to be done.
+        unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, ms) };
+        self.take(usage::now().saturating_sub(SLACK_NS));
+    }
+
+    fn leave_processes(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.follows = false;
+        }
+    }
+
+    fn finish(&mut self) {
+        self.take(u64::MAX);
+    }
+
+    fn lost(&self) -> u64 {
+        self.open.as_ref().map_or(0, |o| o.lost.iter().sum())
+    }
+
+    fn books(&self) -> Books {
+        let mut books = Books::default();
+        let Some(open) = &self.open else { return books };
+        let probes = open.probes.borrow();
+        let mut by_cpu = vec![0; open.cpus.len()];
+        // What is made here, and not of one sample each, is seen as it is sent.
+        for (row, &sent) in books.kinds.iter_mut().zip(self.replay.sent()) {
+            row.seen = sent;
+        }
+        for kind in Prog::ALL.into_iter().filter_map(kind) {
+            let tally = probes.tally(|p| self::kind(p) == Some(kind), &mut vec![0; open.cpus.len()]);
+            if let Some(row) = books.kinds.get_mut(kind.0 as usize) {
+                *row = tally;
+            }
+        }
+        let returns = probes.tally(|p| p == Prog::OpExit, &mut vec![0; open.cpus.len()]);
+        let ends = &mut books.kinds[ev_kind::EV_LANE_END.0 as usize];
+        (ends.seen, ends.lost) = (ends.seen + returns.lost, returns.lost);
+        books.barriers = probes.tally(|p| p == Prog::Barrier, &mut vec![0; open.cpus.len()]);
+        probes.tally(|_| true, &mut by_cpu);
+        // The kernel tells what a ring lost in all: what was no probe's was of processes that began or ended.
+        for (lost, &all) in by_cpu.iter_mut().zip(&open.lost) {
+            let tasks = all.saturating_sub(*lost);
+            *lost += tasks;
+            let forks = &mut books.kinds[ev_kind::EV_FORK.0 as usize];
+            (forks.seen, forks.lost) = (forks.seen + tasks, forks.lost + tasks);
+        }
+        books.counters[ev_counter::CNT_OP_RETURN.0 as usize] = returns.seen;
+        books.counters[ev_counter::CNT_READ_ERROR.0 as usize] = self.replay.graphs.unread;
+        books.lost_cpu = vec![0; open.cpus.iter().max().map_or(0, |&c| c as usize + 1)];
+        for (&cpu, lost) in open.cpus.iter().zip(by_cpu) {
+            books.lost_cpu[cpu as usize] = lost;
+        }
+        books
+    }
+
+    fn news(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.news)
+    }
+}

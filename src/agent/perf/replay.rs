@@ -1,0 +1,307 @@
+//! From samples, in order of time, to the events that the BPF programs would have sent: the state machine of
+//! src/bpf/ops.bpf.c in user space. Uses `event`, `fields`, `graph` and `source`.
+
+use std::collections::{HashMap, HashSet};
+
+use super::super::event::{self, Call, FLAG_FUSED, Head, KINDS, Op};
+use super::super::skel::types::ev_kind;
+use super::super::source::{Prog, Sink};
+use super::fields::{Field, Places};
+use super::graph::Graphs;
+use super::snapshot::Snapshot;
+
+/// Threads known at once, as many as the BPF side's table holds; beyond it all are forgotten.
+const MAX_LANES: usize = 16384;
+
+/// A probe, as far as its samples go.
+#[derive(Debug, Clone)]
+pub struct Meaning {
+    pub prog: Prog,
+    pub engine: u16,
+    pub places: Places,
+}
+
+/// One sample of a probe.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample<'a> {
+    pub at: u64,
+    pub tgid: u32,
+    pub tid: u32,
+    pub raw: &'a [u8],
+}
+
+/// What a thread is doing: `struct lane` of src/bpf/base.h.
+#[derive(Debug, Clone, Copy, Default)]
+struct Lane {
+    pool: u64,
+    /// Op under way, 0: none.
+    tensor: u64,
+    start: u64,
+    /// Its end, 0: not seen yet.
+    end: u64,
+    last_ra: u64,
+    last_ts: u64,
+    in_graph: bool,
+}
+
+/// Return addresses of the barrier's call sites, learned: see `barrier_enter` of src/bpf/ops.bpf.c.
+#[derive(Debug, Clone, Copy, Default)]
+struct Barriers {
+    in_loop: u64,
+    at_end: u64,
+}
+
+/// The state machine.
+pub struct Replay {
+    out: Out,
+    any: bool,
+    structure: bool,
+    targets: HashSet<u32>,
+    barriers: HashMap<u32, Barriers>,
+    lanes: HashMap<u32, Lane>,
+    pub graphs: Graphs,
+}
+
+/// Events on their way out.
+pub struct Out {
+    sink: Sink,
+    /// By kind.
+    pub sent: [u64; KINDS],
+}
+
+impl Out {
+    pub fn send<T: event::Plain>(&mut self, kind: ev_kind, event: &T) {
+        if let Some(sent) = self.sent.get_mut(kind.0 as usize) {
+            *sent += 1;
+        }
+        self.sink.borrow_mut()(event::bytes(event));
+    }
+}
+
+fn head(kind: ev_kind, m: &Meaning, s: &Sample<'_>) -> Head {
+    Head { ts: s.at, tgid: s.tgid, tid: s.tid, kind: kind.0 as u16, engine: m.engine, ..Default::default() }
+}
+
+impl Replay {
+    pub fn new(sink: Sink, any: bool, structure: bool) -> Replay {
+        Replay {
+            out: Out { sink, sent: [0; KINDS] },
+            any,
+            structure,
+            targets: HashSet::new(),
+            barriers: HashMap::new(),
+            lanes: HashMap::new(),
+            graphs: Graphs::default(),
+        }
+    }
+
+    /// Events sent so far, by kind.
+    pub fn sent(&self) -> &[u64; KINDS] {
+        &self.out.sent
+    }
+
+    pub fn add_target(&mut self, pid: u32) {
+        self.targets.insert(pid);
+    }
+
+    /// Whether a process is recorded.
+    pub fn records(&self, tgid: u32) -> bool {
+        self.any || self.targets.contains(&tgid)
+    }
+
+    /// Whether the memory of a process's graphs is to be read.
+    pub fn reads(&self, tgid: u32) -> bool {
+        self.structure && self.records(tgid)
+    }
+
+    /// A process or thread began, which is heard of before its turn.
+    pub fn adopt(&mut self, tgid: u32, tid: u32, parent: u32) {
+        if tgid == tid && self.targets.contains(&parent) {
+            self.targets.insert(tgid);
+        }
+    }
+
+    /// A process or thread began.
+    pub fn fork(&mut self, tgid: u32, tid: u32, parent: u32, at: u64) {
+        if tgid != tid || tgid == parent || !self.targets.contains(&parent) {
+            return;
+        }
+        self.targets.insert(tgid);
+        let kind = ev_kind::EV_FORK;
+        let h = Head { ts: at, tgid: parent, tid: parent, kind: kind.0 as u16, ..Default::default() };
+        self.out.send(kind, &Call { h, a: tgid.into(), ..Default::default() });
+    }
+
+    /// A thread ended; a process, when its first thread did.
+    pub fn exit(&mut self, tgid: u32, tid: u32, at: u64) {
+        self.lanes.remove(&tid);
+        self.graphs.leave(tid);
+        if tgid != tid || !self.targets.remove(&tgid) {
+            return;
+        }
+        self.barriers.remove(&tgid);
+        self.graphs.forget(tgid);
+        let kind = ev_kind::EV_EXIT;
+        let h = Head { ts: at, tgid, tid, kind: kind.0 as u16, ..Default::default() };
+        self.out.send(kind, &Call { h, ..Default::default() });
+    }
+
+    /// What was read of the graph that a thread has entered; it is judged when the graph ends.
+    pub fn snapshot(&mut self, snapshot: Snapshot) {
+        self.graphs.hold(snapshot);
+    }
+
+    /// A probe was hit.
+    pub fn sample(&mut self, m: &Meaning, s: &Sample<'_>) {
+        if self.any {
+            self.targets.insert(s.tgid);
+        }
+        match m.prog {
+            Prog::TokenProcess => self.token(m, s, |b| if b as u32 == 0 { 2 } else { 0 }),
+            Prog::TokenDecode => self.token(m, s, |_| 1),
+            Prog::TokenEncode => self.token(m, s, |_| 2),
+            Prog::TokenExit => self.call(ev_kind::EV_TOKEN_EXIT, m, s),
+            Prog::SchedEnter => self.call(ev_kind::EV_SCHED_ENTER, m, s),
+            Prog::SchedExit => self.call(ev_kind::EV_SCHED_EXIT, m, s),
+            Prog::SplitEnter => self.call(ev_kind::EV_SPLIT_ENTER, m, s),
+            Prog::SplitExit => self.call(ev_kind::EV_SPLIT_EXIT, m, s),
+            Prog::GraphEnter => self.graph_enter(m, s),
+            Prog::GraphExit => self.graph_exit(m, s),
+            Prog::Op | Prog::Fused => self.op(m, s),
+            Prog::OpExit => {
+                let kind = ev_kind::EV_LANE_END;
+                let h = Head { ith: u16::MAX, ..head(kind, m, s) };
+                self.out.send(kind, &Op { h, ..Default::default() });
+            }
+            Prog::Barrier => self.barrier(m, s),
+        }
+    }
+
+    fn token(&mut self, m: &Meaning, s: &Sample<'_>, entry: impl Fn(u64) -> u64) {
+        let b = m.places.u64(s.raw, Field::B).unwrap_or(0);
+        let n = m.places.u32(s.raw, Field::N).map_or(-1, u32::cast_signed);
+        let a = m.places.u64(s.raw, Field::A).unwrap_or(0);
+        let kind = ev_kind::EV_TOKEN_ENTER;
+        self.out.send(kind, &Call { h: head(kind, m, s), a, b: entry(b), n, ..Default::default() });
+    }
+
+    /// A call as the sample tells it.
+    fn call(&mut self, kind: ev_kind, m: &Meaning, s: &Sample<'_>) {
+        let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
+        let mut e = Call { h: head(kind, m, s), a: word(Field::A), b: word(Field::B), ..Default::default() };
+        shape(&mut e, m, s);
+        if let Some([a, b]) = m.places.words::<2>(s.raw, Field::Guid) {
+            e.guid[..8].copy_from_slice(&a.to_ne_bytes());
+            e.guid[8..].copy_from_slice(&b.to_ne_bytes());
+        }
+        self.out.send(kind, &e);
+    }
+
+    fn graph_enter(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let kind = ev_kind::EV_GRAPH_ENTER;
+        let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
+        let mut e =
+            Call { h: head(kind, m, s), a: word(Field::A), b: word(Field::Uid), ..Default::default() };
+        shape(&mut e, m, s);
+        e.threads = m.places.u32(s.raw, Field::Threads).unwrap_or(0);
+        if self.structure {
+            self.graphs.begin(&e.h, e.a, e.b);
+        }
+        self.keep(s.tid, Lane { in_graph: true, ..Lane::default() });
+        self.out.send(kind, &e);
+    }
+
+    fn graph_exit(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let kind = ev_kind::EV_GRAPH_EXIT;
+        let mut e = Call { h: head(kind, m, s), ..Default::default() };
+        let barriers = self.barriers.entry(s.tgid).or_default();
+        if let Some(lane) = self.lanes.get_mut(&s.tid) {
+            // The barrier that thread 0 met last is the one at the graph's end.
+            if lane.tensor != 0 && lane.last_ra != 0 && lane.last_ra != barriers.in_loop {
+                barriers.at_end = lane.last_ra;
+                e.a = lane.last_ts;
+            } else {
+                // Older engines have one call site for both.
+                e.a = lane.end;
+            }
+            (lane.in_graph, lane.tensor) = (false, 0);
+        }
+        if self.structure {
+            self.graphs.end(&e.h, &mut self.out);
+        }
+        self.out.send(kind, &e);
+    }
+
+    fn op(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
+        let Some(ith) = m.places.u32(s.raw, Field::Ith) else { return };
+        let kind = ev_kind::EV_OP;
+        let mut e = Op {
+            h: Head { ith: ith.min(u16::MAX.into()) as u16, ..head(kind, m, s) },
+            tensor: word(Field::Tensor),
+            tensor2: word(Field::Tensor2),
+            pool: word(Field::Pool),
+            prev_end: 0,
+        };
+        if e.tensor2 != 0 {
+            e.h.flags = FLAG_FUSED;
+        }
+        let mut lane = self.lanes.get(&s.tid).copied().unwrap_or_default();
+        if lane.tensor != 0 && lane.pool == e.pool {
+            let barriers = self.barriers.entry(s.tgid).or_default();
+            // The last barrier before a next op of thread 0 is the one of the node loop.
+            if lane.in_graph && barriers.in_loop == 0 && lane.last_ts > lane.start {
+                barriers.in_loop = lane.last_ra;
+                lane.end = lane.last_ts;
+            }
+            e.prev_end = lane.end;
+        }
+        (lane.pool, lane.tensor, lane.start, lane.end) = (e.pool, e.tensor, s.at, 0);
+        self.keep(s.tid, lane);
+        if self.structure && lane.in_graph {
+            let first = [Field::Op, Field::Type, Field::Ne, Field::Name];
+            let second = [Field::Op2, Field::Type2, Field::Ne2, Field::Name2];
+            self.graphs.hit(&e.h, e.tensor, &m.places, s.raw, first, &mut self.out);
+            if e.tensor2 != 0 {
+                self.graphs.hit(&e.h, e.tensor2, &m.places, s.raw, second, &mut self.out);
+            }
+        }
+        self.out.send(kind, &e);
+    }
+
+    fn barrier(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
+        let Some(lane) = self.lanes.get_mut(&s.tid).filter(|l| l.tensor != 0) else { return };
+        // Engines without pools have none in their ops either.
+        if lane.pool != 0 && lane.pool != word(Field::Pool) {
+            return;
+        }
+        (lane.last_ra, lane.last_ts) = (word(Field::Ra), s.at);
+        let barriers = self.barriers.entry(s.tgid).or_default();
+        if lane.last_ra == barriers.in_loop {
+            if lane.end == 0 {
+                lane.end = s.at;
+            }
+        } else if lane.last_ra == barriers.at_end && !lane.in_graph {
+            let kind = ev_kind::EV_LANE_END;
+            let (tensor, pool) = (lane.tensor, lane.pool);
+            lane.tensor = 0;
+            self.out.send(kind, &Op { h: head(kind, m, s), tensor, pool, ..Default::default() });
+        }
+    }
+
+    fn keep(&mut self, tid: u32, lane: Lane) {
+        if self.lanes.len() >= MAX_LANES {
+            self.lanes.clear();
+        }
+        self.lanes.insert(tid, lane);
+    }
+}
+
+/// Nodes and width of a graph, where they were fetched.
+fn shape(e: &mut Call, m: &Meaning, s: &Sample<'_>) {
+    if let Some(n) = m.places.u32(s.raw, Field::N) {
+        e.n = n.cast_signed();
+        e.width = m.places.u32(s.raw, Field::Width).filter(|_| e.n > 0).unwrap_or(0);
+    }
+}

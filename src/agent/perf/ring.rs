@@ -1,0 +1,202 @@
+//! The ring that the kernel fills for one CPU, and the records in it. Uses `event`.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw};
+use perf_event_open_sys::bindings::{
+    PERF_RECORD_EXIT, PERF_RECORD_FORK, PERF_RECORD_LOST, PERF_RECORD_SAMPLE, perf_event_mmap_page,
+};
+
+use super::super::transport::page_size;
+use super::event;
+
+/// Longest record that the kernel's 16-bit size can tell.
+const LONGEST: usize = 1 << 16;
+
+/// One record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// An event was hit. `raw` begins with the event's number and ends, beyond its fields, with padding.
+    Sample { tgid: u32, tid: u32, time: u64, raw: &'a [u8] },
+    /// So many records found no room before this one.
+    Lost(u64),
+    /// A thread began; a process, where `tid` is its own `tgid`.
+    Fork { tgid: u32, tid: u32, parent: u32, time: u64 },
+    /// A thread ended.
+    Exit { tgid: u32, tid: u32, time: u64 },
+    /// Of a kind that nobody asked for.
+    Other,
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
+}
+
+/// The record that `bytes` are, header included. None: it is too short for its kind.
+pub fn parse(bytes: &[u8]) -> Option<Record<'_>> {
+    let (kind, body) = (u32_at(bytes, 0)?, bytes.get(8..)?);
+    Some(match kind {
+        PERF_RECORD_SAMPLE => {
+            let len = u32_at(body, 16)? as usize;
+            let raw = body.get(20..20usize.checked_add(len)?)?;
+            Record::Sample { tgid: u32_at(body, 0)?, tid: u32_at(body, 4)?, time: u64_at(body, 8)?, raw }
+        }
+        PERF_RECORD_LOST => Record::Lost(u64_at(body, 8)?),
+        PERF_RECORD_FORK => Record::Fork {
+            tgid: u32_at(body, 0)?,
+            parent: u32_at(body, 4)?,
+            tid: u32_at(body, 8)?,
+            time: u64_at(body, 16)?,
+        },
+        PERF_RECORD_EXIT => {
+            Record::Exit { tgid: u32_at(body, 0)?, tid: u32_at(body, 8)?, time: u64_at(body, 16)? }
+        }
+        _ => Record::Other,
+    })
+}
+
+/// Length of the record at the start of `head`'s eight bytes, if it is one that `waiting` bytes can hold.
+fn length(head: u64, waiting: u64) -> Option<usize> {
+    let [.., a, b] = head.to_ne_bytes();
+    let len = u16::from_ne_bytes([a, b]);
+    (len >= 8 && len % 8 == 0 && u64::from(len) <= waiting).then_some(len.into())
+}
+
+/// A CPU's ring.
+pub struct Ring {
+    map: MmapRaw,
+    event: OwnedFd,
+    /// Bytes of data, a power of two, behind the first page.
+    size: usize,
+    page: usize,
+    /// A record in one piece.
+    record: Vec<u8>,
+    /// Records that were none.
+    pub malformed: u64,
+}
+
+impl Ring {
+    /// Makes the ring of a CPU: `bytes` (a power of two of pages at least one) and a page for the positions.
+    pub fn open(cpu: u32, bytes: u32) -> io::Result<Ring> {
+        let page = page_size();
+        let size = (bytes as usize).max(page).next_power_of_two();
+        let event = event::tasks(cpu, bytes / 4)?;
+        let map = MmapOptions::new().len(size + page).map_raw(event.as_raw_fd())?;
+        Ok(Ring { map, event, size, page, record: Vec::with_capacity(LONGEST), malformed: 0 })
+    }
+
+    fn positions(&self) -> (&AtomicU64, &AtomicU64) {
+        let first = self.map.as_mut_ptr().cast::<perf_event_mmap_page>();
+        // SAFETY: the first page holds this struct for as long as the map lives; its two positions are aligned words
+        // that the kernel and we exchange by loads and stores.
+        unsafe {
+            (
+                AtomicU64::from_ptr(&raw mut (*first).data_head),
+                AtomicU64::from_ptr(&raw mut (*first).data_tail),
+            )
+        }
+    }
+
+    /// Eight bytes of data at a position, which is a multiple of eight.
+    fn word(&self, at: u64) -> u64 {
+        let at = (at as usize) & (self.size - 1) & !7;
+        // SAFETY: within the data by the mask, aligned to eight; the kernel does not write what lies before its head.
+        unsafe { self.map.as_ptr().add(self.page + at).cast::<u64>().read() }
+    }
+
+    /// Hands on all records that wait, and makes room for others.
+    pub fn read(&mut self, take: &mut dyn FnMut(Record<'_>)) {
+        let (head, mut tail) = {
+            let (head, tail) = self.positions();
+            (head.load(Ordering::Acquire), tail.load(Ordering::Relaxed))
+        };
+        while head != tail {
+            let Some(len) = length(self.word(tail), head.wrapping_sub(tail)) else {
+                // Where a record should begin is none: what follows cannot be told apart.
+                self.malformed += 1;
+                tail = head;
+                break;
+            };
+            self.record.clear();
+            for at in 0..len as u64 / 8 {
+                self.record.extend_from_slice(&self.word(tail.wrapping_add(at * 8)).to_ne_bytes());
+            }
+            match parse(&self.record) {
+                Some(record) => take(record),
+                None => self.malformed += 1,
+            }
+            tail = tail.wrapping_add(len as u64);
+        }
+        self.positions().1.store(tail, Ordering::Release);
+    }
+}
+
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample(raw: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend(PERF_RECORD_SAMPLE.to_ne_bytes());
+        out.extend([0; 4]);
+        out.extend([7u32.to_ne_bytes(), 8u32.to_ne_bytes()].concat());
+        out.extend(99u64.to_ne_bytes());
+        out.extend((raw.len() as u32).to_ne_bytes());
+        out.extend(raw);
+        out
+    }
+
+    #[test]
+    fn samples_and_tasks_are_read() {
+        let bytes = sample(b"abcd");
+        assert_eq!(parse(&bytes), Some(Record::Sample { tgid: 7, tid: 8, time: 99, raw: b"abcd" }));
+        let mut fork = vec![0; 32];
+        fork[..4].copy_from_slice(&PERF_RECORD_FORK.to_ne_bytes());
+        for (at, v) in [(8, 5u32), (12, 4), (16, 6), (20, 3), (24, 77)] {
+            fork[at..at + 4].copy_from_slice(&v.to_ne_bytes());
+        }
+        assert_eq!(parse(&fork), Some(Record::Fork { tgid: 5, tid: 6, parent: 4, time: 77 }));
+        fork[..4].copy_from_slice(&PERF_RECORD_LOST.to_ne_bytes());
+        assert!(matches!(parse(&fork), Some(Record::Lost(_))));
+    }
+
+    #[test]
+    fn a_length_beyond_what_waits_is_none() {
+        let head =
+            |len: u16| u64::from_ne_bytes([0, 0, 0, 0, 0, 0, len.to_ne_bytes()[0], len.to_ne_bytes()[1]]);
+        assert_eq!(length(head(16), 16), Some(16));
+        for (len, waiting) in [(16, 8), (0, 64), (7, 64), (12, 64)] {
+            assert_eq!(length(head(len), waiting), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_are_read_beyond_their_end(kind in 0u32..16, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut bytes = kind.to_ne_bytes().to_vec();
+            bytes.extend(body);
+            if let Some(Record::Sample { raw, .. }) = parse(&bytes) {
+                prop_assert!(raw.len() + 28 <= bytes.len());
+            }
+        }
+
+        #[test]
+        fn a_cut_sample_is_no_sample(raw in proptest::collection::vec(any::<u8>(), 1..100), cut in 1usize..100) {
+            let bytes = sample(&raw);
+            prop_assert!(parse(&bytes[..bytes.len().saturating_sub(cut)]).is_none());
+        }
+    }
+}

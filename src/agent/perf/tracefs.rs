@@ -1,0 +1,182 @@
+//! Definitions of probe events in tracefs: written, named, removed, and those of dead recorders swept away. Uses
+//! `tracepoint` for where tracefs is.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::super::tracepoint;
+
+/// Our events' groups: `profinfer_PID_START`, START being when the process began, in clock ticks since boot: numbers of
+/// processes come again.
+const PREFIX: &str = "profinfer_";
+/// Times that a removal is tried: the kernel lets go of a closed event's definition a moment later.
+const ATTEMPTS: u32 = 50;
+
+/// The place where events are defined.
+pub struct Tracefs {
+    root: PathBuf,
+    group: String,
+    next: AtomicU32,
+}
+
+/// What stands in the way, with the next step.
+fn refused(file: &Path, e: &io::Error) -> String {
+    let file = file.display();
+    match e.kind() {
+        ErrorKind::NotFound => {
+            format!("{file} is not there: this kernel has no uprobe events (CONFIG_UPROBE_EVENTS)")
+        }
+        ErrorKind::PermissionDenied => {
+            format!(
+                "{file}: {e}: run as root; where that does not help, SELinux or kernel lockdown forbids it"
+            )
+        }
+        ErrorKind::ReadOnlyFilesystem => format!("{file}: {e}: mount tracefs for writing"),
+        _ => format!("{file}: {e}"),
+    }
+}
+
+/// Opening it to overwrite would remove everybody's events.
+fn appending(events: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).open(events)
+}
+
+fn tell(events: &Path, command: &str) -> io::Result<()> {
+    appending(events)?.write_all(format!("{command}\n").as_bytes())
+}
+
+/// When a process began, in clock ticks since boot (proc(5), field 22 of stat); None when it is not there.
+fn began(pid: &str) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(')').next()?.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// Whether a group is of a recorder that is no more.
+fn stale(group: &str) -> bool {
+    let Some((pid, start)) = group.strip_prefix(PREFIX).and_then(|g| g.split_once('_')) else { return false };
+    let number = |t: &str| !t.is_empty() && t.bytes().all(|b| b.is_ascii_digit());
+    number(pid) && number(start) && began(pid).map(|b| b.to_string()).as_deref() != Some(start)
+}
+
+/// Names `group/event` in a listing of uprobe events whose recorders are no more.
+fn left_over(listing: &str) -> Vec<&str> {
+    // `p:group/event path:offset arguments`
+    let names = listing.lines().filter_map(|line| line.get(2..)?.split(' ').next());
+    names.filter(|name| name.split_once('/').is_some_and(|(group, _)| stale(group))).collect()
+}
+
+impl Tracefs {
+    /// Finds it, mounts it where nobody has, and sweeps away what recorders that were killed have left.
+    ///
+    /// # Errors
+    /// What is missing, in words.
+    pub fn open() -> Result<Tracefs, String> {
+        // Where it cannot be mounted, opening the file below says what is missing.
+        let _ = tracepoint::ensure_mounted();
+        let root = tracepoint::root();
+        let group = format!("{PREFIX}{}_{}", std::process::id(), began("self").unwrap_or(0));
+        let tracefs = Tracefs { root, group, next: AtomicU32::new(0) };
+        let file = tracefs.events();
+        let failed = |e: io::Error| refused(&file, &e);
+        appending(&file).map_err(failed)?;
+        let listing = fs::read_to_string(&file).map_err(failed)?;
+        // Those that are in use after all (a recorder in another process namespace) cannot be removed, and stay.
+        left_over(&listing).into_iter().for_each(|name| drop(tracefs.command(&format!("-:{name}"))));
+        Ok(tracefs)
+    }
+
+    fn events(&self) -> PathBuf {
+        self.root.join("uprobe_events")
+    }
+
+    fn command(&self, command: &str) -> io::Result<()> {
+        tell(&self.events(), command)
+    }
+
+    /// Defines an event at an offset of a file.
+    ///
+    /// # Errors
+    /// What the kernel refuses, in words.
+    pub fn define(&self, file: &File, offset: u64, ret: bool, arguments: &str) -> Result<Definition, String> {
+        let kind = if ret { 'r' } else { 'p' };
+        let name = format!("{}/e{}", self.group, self.next.fetch_add(1, Ordering::Relaxed));
+        // By descriptor: names may hold blanks, which end a definition's path, or be gone.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        self.command(&format!("{kind}:{name} {path}:{offset:#x}{arguments}"))
+            .map_err(|e| self.why_undefined(&e))?;
+        let number = self.root.join("events").join(&name).join("id");
+        let mut definition = Definition { file: self.events(), name, id: 0 };
+        let text = fs::read_to_string(&number).map_err(|e| refused(&number, &e))?;
+        definition.id =
+            text.trim().parse().map_err(|_| format!("{}: no number: {text:?}", number.display()))?;
+        Ok(definition)
+    }
+
+    fn why_undefined(&self, e: &io::Error) -> String {
+        // The kernel says more than a number where it can.
+        let log = fs::read_to_string(self.root.join("error_log")).unwrap_or_default();
+        let said = log.lines().rev().find_map(|l| l.split_once("trace_uprobe: error: ")).map(|l| l.1.trim());
+        match (e.raw_os_error(), said.filter(|_| e.raw_os_error() == Some(libc::EINVAL))) {
+            (_, Some(said)) => format!("the kernel does not take the probe: {said}"),
+            (Some(libc::EIO), _) => {
+                "the file lies on a file system that cannot be probed: copy it to an ordinary one".into()
+            }
+            _ => refused(&self.events(), e),
+        }
+    }
+
+    /// Byte offset of a field in the samples of an event.
+    pub fn field(&self, d: &Definition, name: &str) -> Option<u32> {
+        let (group, event) = d.name.split_once('/')?;
+        tracepoint::field_offset(group, event, name).ok()
+    }
+}
+
+/// An event as defined; dropped, it is removed.
+pub struct Definition {
+    file: PathBuf,
+    name: String,
+    /// The kernel's number of it, with which its samples begin.
+    pub id: u32,
+}
+
+impl Drop for Definition {
+    fn drop(&mut self) {
+        for _ in 0..ATTEMPTS {
+            match tell(&self.file, &format!("-:{}", self.name)) {
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+                    std::thread::sleep(std::time::Duration::from_millis(2));
+                }
+                // What cannot be removed now is swept away when a recorder next begins.
+                _ => return,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_dead_recorders_leave_something_over() {
+        let me = format!("{PREFIX}{}_{}", std::process::id(), began("self").expect("our own"));
+        let listing = format!(
+            "p:{me}/e0 /proc/self/fd/5:0x0000000000005000 a=%di\nr:profinfer_1_99999999999/e1 /bin/x:0x10\n\
+             p:profinfer_4194999_5/e7 /a b:0x10\np:other/e0 /x:0x0\np:profinfer_x_y/e0 /x:0x0\np\n"
+        );
+        assert_eq!(left_over(&listing), ["profinfer_1_99999999999/e1", "profinfer_4194999_5/e7"]);
+    }
+
+    #[test]
+    fn refusals_say_what_is_missing() {
+        let file = Path::new("/sys/kernel/tracing/uprobe_events");
+        let said = |errno| refused(file, &io::Error::from_raw_os_error(errno));
+        assert!(said(libc::ENOENT).contains("CONFIG_UPROBE_EVENTS"));
+        assert!(said(libc::EACCES).contains("run as root"));
+        assert!(said(libc::EROFS).contains("for writing"));
+    }
+}
