@@ -357,14 +357,19 @@ fn processes_that_cannot_be_recorded() {
 }
 
 #[test]
-fn a_cpu_that_is_not_there() {
+fn the_cpu_of_the_recorder() {
     let _turn = live!();
     let program = fixture!("modern");
     let run = record(&["--agent-cpu", "4000", "--", program.to_str().expect("a path")]);
     expect::one_line_error(&run, &["4000", "--agent-cpu"]);
     assert!(run.stdout.is_empty(), "the command was not started");
-    let run = record(&["--agent-cpu", "0", "--", program.to_str().expect("a path")]);
+    // The recorder keeps to its CPU, the command does not.
+    let script = format!("grep Cpus_allowed_list /proc/self/status; exec {} --hold 2", program.display());
+    let run = record(&["--agent-cpu", "0", "--", "sh", "-c", &script]);
     run.seen().complete();
+    let status = fs::read_to_string("/proc/thread-self/status").expect("our own status");
+    let ours = status.lines().find(|l| l.starts_with("Cpus_allowed_list")).expect("the CPUs of this thread");
+    assert_eq!(run.stdout.lines().next(), Some(ours));
 }
 
 #[test]

@@ -126,9 +126,30 @@ fn run_on(cpus: &[u32]) -> std::io::Result<()> {
         }
         set
     };
-    // SAFETY: the set is as long as said, and only read.
-    match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
+    Allowed(set).apply()
+}
+
+/// CPUs on which a thread may run, to be given back what [`settle`] and [`avoid`] take: children inherit it.
+#[derive(Clone, Copy)]
+pub struct Allowed(libc::cpu_set_t);
+
+impl Allowed {
+    /// Those of this thread; None where the kernel has more CPUs than a set of the C library holds.
+    pub fn of_this_thread() -> Option<Allowed> {
+        // SAFETY: the kernel fills the set that it is given, of the size as said.
+        unsafe {
+            let mut set = std::mem::zeroed::<libc::cpu_set_t>();
+            let got = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set);
+            (got == 0).then_some(Allowed(set))
+        }
+    }
+
+    /// Makes them this thread's. A plain system call, fit for a child before its exec.
+    pub fn apply(&self) -> std::io::Result<()> {
+        // SAFETY: the set is as long as said, and only read.
+        match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const self.0) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
     }
 }

@@ -68,6 +68,8 @@ struct Session<W: Write> {
     any: bool,
     /// The recorder goes where the engine is not.
     roams: bool,
+    /// Where the command may run, which is not where the recorder keeps itself.
+    allowed: Option<machine::Allowed>,
     drain: Rc<RefCell<Drain<Counted<W>>>>,
     source: Box<dyn Source>,
     engines: Vec<Attached>,
@@ -92,6 +94,7 @@ pub fn record<W: Output + 'static>(
     // What stands in the way is told when the engine's own programs are loaded; the trace says "not measured".
     let hit_ns = calibrate::cheap_hit(&road).unwrap_or(0);
     let wish = options.agent_cpu;
+    let allowed = machine::Allowed::of_this_thread();
     let bound =
         machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
     let out = Counted { out, bytes: 0 };
@@ -103,6 +106,7 @@ pub fn record<W: Output + 'static>(
         any,
         source: source(&road, knobs(&options, any), options.btf.clone(), &drain),
         roams: wish == AgentCpu::Auto && bound.is_none(),
+        allowed,
         options,
         drain,
         engines: Vec::new(),
@@ -204,7 +208,7 @@ impl<W: Write + 'static> Session<W> {
     fn launch(&mut self, argv: &[OsString], watch: &mut dyn Watch) -> Result<Child, RecordError> {
         let failed =
             |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
-        let held = target::hold(argv, self.options.stdout_taken).map_err(failed)?;
+        let held = target::hold(argv, self.options.stdout_taken, self.allowed).map_err(failed)?;
         self.follow(held.pid);
         // What cannot be told from the files alone is found in the running process's maps.
         self.add_all(discover::of_command(argv), watch)?;

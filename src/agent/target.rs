@@ -1,5 +1,5 @@
 //! Starting the command to record, held before its exec until the probes sit; and facts about processes.
-//! Uses nothing of this crate.
+//! Uses `machine`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,6 +7,8 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
+
+use super::machine::Allowed;
 
 /// A command that waits for its start.
 pub struct Held {
@@ -16,8 +18,9 @@ pub struct Held {
 }
 
 /// Forks a child that waits before its exec, so that its pid is known and nothing of it runs unseen.
-/// With `quiet_stdout` its standard output goes to our standard error.
-pub fn hold(argv: &[OsString], quiet_stdout: bool) -> io::Result<Held> {
+/// With `quiet_stdout` its standard output goes to our standard error. It runs on the CPUs in `allowed`, whatever this
+/// thread keeps to.
+pub fn hold(argv: &[OsString], quiet_stdout: bool, allowed: Option<Allowed>) -> io::Result<Held> {
     let (program, args) = argv.split_first().ok_or_else(|| io::Error::other("no command"))?;
     let (mut born, tell) = io::pipe()?;
     let (wait, go) = io::pipe()?;
@@ -27,11 +30,14 @@ pub fn hold(argv: &[OsString], quiet_stdout: bool) -> io::Result<Held> {
         command.stdout(Stdio::from(io::stderr()));
     }
     let mut ends = Some((tell, wait));
-    // SAFETY: runs in the child between fork and exec; it only reads and writes pipes and takes its own pid.
+    // SAFETY: runs in the child between fork and exec; it only reads and writes pipes, takes its own pid and sets its CPUs.
     unsafe {
-        command.pre_exec(move || match ends.take() {
-            Some((tell, wait)) => announce_and_wait(tell, wait),
-            None => Ok(()),
+        command.pre_exec(move || {
+            allowed.as_ref().map_or(Ok(()), Allowed::apply)?;
+            match ends.take() {
+                Some((tell, wait)) => announce_and_wait(tell, wait),
+                None => Ok(()),
+            }
         })
     };
     // Command::spawn returns only after the exec, so it must wait somewhere else.
@@ -123,7 +129,7 @@ mod tests {
     fn a_held_command_runs_only_when_told() {
         let dir = tempfile::tempdir().expect("a directory");
         let mark = dir.path().join("mark");
-        let held = hold(&["touch".into(), mark.clone().into()], false).expect("forked");
+        let held = hold(&["touch".into(), mark.clone().into()], false, None).expect("forked");
         assert!(alive(held.pid));
         assert!(!mark.exists());
         let mut child = held.start().expect("started");
@@ -140,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_command_that_is_not_there_fails_at_its_start() {
-        let held = hold(&["/nonexistent/engine".into()], false).expect("forked");
+        let held = hold(&["/nonexistent/engine".into()], false, None).expect("forked");
         assert_eq!(held.start().expect_err("no such file").kind(), io::ErrorKind::NotFound);
     }
 }
