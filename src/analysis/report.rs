@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::books::{Books, books};
 use super::calls::{CallSource, Latency, Phase, Request, Timeline, latency, requests, timeline};
+use super::clusters::{Cluster, clusters};
 use super::load::{Loaded, Progress, load};
 use super::model::{ModelFacts, model};
 use super::ops::{OpTimes, PhaseSum, op_times};
@@ -56,6 +57,8 @@ pub struct RunFacts {
     pub arch: String,
     pub host: String,
     pub cpu_model: String,
+    /// Of the machine, the largest cores first; empty where the header is lost or does not say.
+    pub clusters: Vec<Cluster>,
     pub level: Option<String>,
     pub structure: Option<bool>,
     /// `bpf`, or `perf`: perf events on a kernel without bpf().
@@ -242,6 +245,7 @@ fn run(loaded: &Loaded<'_>) -> RunFacts {
         facts.arch = h.arch.into();
         facts.host = h.host.into();
         facts.cpu_model = h.cpu_model.into();
+        facts.clusters = clusters(h.topology);
         facts.level = Some(format!("{:?}", h.level).to_lowercase());
         facts.structure = Some(h.structure);
         facts.source = Some(format!("{:?}", h.source).to_lowercase());

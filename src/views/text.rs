@@ -6,6 +6,7 @@ use super::honesty;
 use super::table::{Style, Table, clean, number, text};
 use super::units::*;
 use crate::analysis::calls::{CallSource, Latency, Phase};
+use crate::analysis::clusters::Cluster;
 use crate::analysis::report::{OpTime, PhaseReport, Report, RunFacts};
 use crate::analysis::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
 
@@ -36,6 +37,9 @@ fn run(out: &mut dyn Write, run: &RunFacts, style: &Style) -> io::Result<()> {
     let machine = [run.host.as_str(), &run.cpu_model, &run.kernel, &run.arch];
     let machine: Vec<&str> = machine.into_iter().filter(|s| !s.is_empty()).collect();
     fact(out, "machine", &machine.join(", "))?;
+    if run.clusters.len() > 1 {
+        fact(out, "cores", &run.clusters.iter().map(cores).collect::<Vec<_>>().join(", "))?;
+    }
     if let (Some(level), Some(structure)) = (&run.level, run.structure) {
         let structure = if structure { "with structure" } else { "without structure" };
         fact(out, "level", &format!("{level}, {structure}, over {}", time(run.span_ns as f64)))?;
@@ -53,6 +57,14 @@ fn run(out: &mut dyn Write, run: &RunFacts, style: &Style) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// `4 of capacity 276 up to 1.8 GHz (CPU 0 1 2 3)`.
+fn cores(c: &Cluster) -> String {
+    let capacity = c.capacity.map_or("unknown capacity".to_owned(), |n| format!("capacity {n}"));
+    let speed = c.max_khz.map(|khz| format!(" up to {:.1} GHz", khz as f64 / 1e6)).unwrap_or_default();
+    let cpus: Vec<String> = c.cpus.iter().map(u32::to_string).collect();
+    format!("{} of {capacity}{speed} (CPU {})", cpus.len(), cpus.join(" "))
 }
 
 fn model(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {

@@ -45,7 +45,14 @@ fn of(cpus: &[usize], devices: &Path) -> Vec<Cluster> {
             (_, capacity, _) => format!("capacity {capacity}"),
         }
     };
-    kinds.into_iter().map(|(kind, cpus)| Cluster { name: name(&kind), cpus }).collect()
+    let cores: Vec<_> = kinds.keys().map(|kind| arm_core(&kind.2)).collect();
+    let named = kinds.iter().map(|(kind, cpus)| {
+        // A fast and a slow cluster may be of the same core.
+        let twins = cores.iter().flatten().filter(|core| Some(**core) == arm_core(&kind.2)).count() > 1;
+        let more = if twins { format!(", capacity {}", kind.1.0) } else { String::new() };
+        Cluster { name: name(kind) + &more, cpus: cpus.clone() }
+    });
+    named.collect()
 }
 
 /// Name of an Arm core by the part number in its identification register. Source: arch/arm64/include/asm/cputype.h.
@@ -111,6 +118,17 @@ mod tests {
         let little = Cluster { name: "Cortex-A55".to_owned(), cpus: vec![0, 1] };
         assert_eq!(of(&[0, 1, 2, 3], root.path()), [big.clone(), little]);
         assert_eq!(of(&[2, 3], root.path()), [Cluster { name: "all".to_owned(), ..big }]);
+    }
+
+    #[test]
+    fn a_prime_core_beside_others_of_its_kind() {
+        let root = tempfile::tempdir().expect("a directory");
+        for (cpu, capacity) in [(0, "871"), (1, "1024")] {
+            write(root.path(), &format!("system/cpu/cpu{cpu}/cpu_capacity"), capacity);
+            write(root.path(), &format!("system/cpu/cpu{cpu}/regs/identification/midr_el1"), "0x414fd0b1");
+        }
+        let names: Vec<String> = of(&[0, 1], root.path()).into_iter().map(|c| c.name).collect();
+        assert_eq!(names, ["Cortex-A76, capacity 1024", "Cortex-A76, capacity 871"]);
     }
 
     #[test]
