@@ -41,25 +41,16 @@ pub fn all_required() -> bool {
     set("CI", "true") || set("PROFINFER_REQUIRE", "1")
 }
 
-/// A directory made elsewhere that has all that tests need: our programs, and fixtures/. Tests that are compiled on one
-/// machine and run on another find it named in PROFINFER_PREPARED.
-pub fn prepared() -> Option<PathBuf> {
-    std::env::var_os("PROFINFER_PREPARED").map(PathBuf::from)
-}
-
 pub fn profinfer() -> PathBuf {
-    prepared().map_or_else(|| env!("CARGO_BIN_EXE_profinfer").into(), |dir| dir.join("profinfer"))
+    env!("CARGO_BIN_EXE_profinfer").into()
 }
 
 pub fn runner() -> PathBuf {
-    prepared().map_or_else(|| env!("CARGO_BIN_EXE_ggml-runner").into(), |dir| dir.join("ggml-runner"))
+    env!("CARGO_BIN_EXE_ggml-runner").into()
 }
 
 /// Where everything that tests make is kept: target/tests.
 pub fn place() -> PathBuf {
-    if let Some(dir) = prepared() {
-        return dir;
-    }
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target/tmp has a parent");
     let place = target.join("tests");
     fs::create_dir_all(&place).expect("target/tests");
@@ -135,9 +126,7 @@ fn once(part: &str, made: &Path, make: &mut Command) {
 /// Directory of a fixture's variant. None when the machine lacks the compiler for it.
 pub fn fixture_dir(variant: &str) -> Option<PathBuf> {
     let dir = place().join("fixtures");
-    if prepared().is_none() {
-        once("fixtures", &dir.join(".built"), Command::new(source("fixtures/build.sh")).arg(&dir));
-    }
+    once("fixtures", &dir.join(".built"), Command::new(source("fixtures/build.sh")).arg(&dir));
     Some(dir.join(variant)).filter(|d| d.join("fakellama").exists())
 }
 
