@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests for AArch64 on any machine, under qemu: the kernels' unit tests on processors with and without each extension;
-# then the release build of ggml-runner, which is to be static and small, to have inner loops as tight as they should be,
-# and to generate the tokens that this machine's build generates.
+# profinfer's own, the recorder's included; then the release build of ggml-runner, which is to be static and small, to
+# have inner loops as tight as they should be, and to generate the tokens that this machine's build generates.
 #
 # Skipped, and says so, where no Rust for the target can be had; with PROFINFER_REQUIRE=1 that is a failure.
 set -euo pipefail
@@ -39,6 +39,17 @@ unit_tests() {
         # What is not of weights uses the same instructions on all of them.
         only="runner::kernels::arm:: runner::kernels::tests:: runner::kernels::isa::"
     done
+}
+
+# Left out is what qemu-user cannot do: read another process's memory, and start a program for AArch64. On real kernels
+# (tests/kernels) both are part of every recording.
+profinfers_tests() {
+    local processor=${processors%%:*}
+    echo "tests/arm: profinfer on $processor"
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$qemu -cpu $processor" \
+        cross/cargo.sh "$target" test --quiet --locked --package profinfer --features vendored --lib --bins -- \
+        --skip agent::memory::tests::reads_itself_and_refuses_a_hole \
+        --skip runner::pool::tests::a_panic_on_a_thread_ends_the_program
 }
 
 # The build for boards (see `static` in the Makefile), with names of functions that tell which kernel it is.
@@ -94,6 +105,7 @@ most=1200000
 
 lint
 unit_tests
+profinfers_tests
 build
 static_and_small
 python3 tests/arm/listing.py "$program" --limit

@@ -1,4 +1,4 @@
-"""Every level of recording against the runner's own count of what it did."""
+"""Every level of recording, both transports and experts, against the runner's own count of what it did."""
 
 from bed import ALL_BPF
 
@@ -12,5 +12,12 @@ def judge(run, book):
     found = run.json("selftest.json")
     for row in found["checks"]:
         book.expect(row["verdict"] == "ok", f"{row['check']}: {row['verdict']}: {row['detail']}")
-    book.expect(len(found["checks"]) > 30, f"only {len(found['checks'])} checks ran")
     book.expect(found["ok"] is True, "the self-test says that it is not ok")
+    transports = {recording["transport"] for recording in found["recordings"]}
+    book.expect(transports == {"ring buffer", "perf buffers"}, f"recorded through {transports}, not through both transports")
+    for recording in found["recordings"]:
+        # Without structure and below the level of ops the graphs demand nothing.
+        if recording["hits_expected"]:
+            book.hits(recording["hits_expected"], recording["hits_seen"])
+        book.losses(recording["lost"])
+    book.expect(book.hits_expected > 10_000, f"only {book.hits_expected} hits were due")
