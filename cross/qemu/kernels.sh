@@ -63,7 +63,7 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 unpack
 cp "$here/board.config" nobtf.config
-sed -E '/BPF|KPROBE|_NET=/d' nobtf.config >nobpf.config
+sed -E '/BPF|KPROBE/d' nobtf.config >nobpf.config
 build 5.10-nobtf nobtf.config
 build 5.10-nobpf nobpf.config
 mkdir -p "$cache/kernels"
