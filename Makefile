@@ -22,7 +22,7 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-arm images test-arm64 asan live no-agent static size fuzz clean
+.PHONY: help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-dist dist-check test-arm images test-arm64 asan live no-agent fuzz clean
 
 ##@ Use
 help: ## list the targets
@@ -43,7 +43,7 @@ demo-llama: | setup-demo ## the same with a real llama.cpp from its package (a f
 	@scripts/demo-llama.sh
 
 ##@ Test
-test: lint engines unit test-arm test-arm64 live no-agent size ## all of it: lint, unit, test-arm, test-arm64, live, no-agent and size, with what they need
+test: lint engines unit test-dist test-arm test-arm64 live no-agent ## all of it: lint, unit, test-dist, test-arm, test-arm64, live, no-agent, with what they need
 	$(call say,all tests passed)
 
 setup: ## install what building and testing need and this machine lacks
@@ -79,6 +79,14 @@ unit: fixtures driver ## unit tests and the tests that need no live engine
 	$(CARGO) test --locked --no-fail-fast --lib --bins $(PLAIN:%=--test %)
 	$(CARGO) test --locked --doc
 
+test-dist: dist | setup ## the static binaries: small, static, of their commit, for their target, and a panic unwinds
+	$(call say,tests of the static binaries)
+	tests/dist/run.sh
+
+dist-check: | setup-dist ## that another directory makes the same static binaries (a whole build more; TARGETS chooses)
+	$(call say,the same commit makes the same bytes)
+	@tests/dist/same.sh $(TARGETS)
+
 test-arm: | setup ## the kernels and ggml-runner for AArch64, on processors that qemu plays
 	$(call say,tests for AArch64)
 	tests/arm/run.sh
@@ -107,21 +115,6 @@ live: fixtures driver ## tests on live engines: root and BPF needed
 no-agent: ## the build without the recorder, as other systems than Linux have it
 	$(call say,build and tests without the recorder)
 	$(CARGO) test --locked --no-fail-fast --no-default-features --lib --bins $(PLAIN:%=--test %)
-
-MUSL := $(shell uname -m)-unknown-linux-musl
-# Bytes that a static ggml-runner may have, its symbols included; for AArch64 see tests/arm/run.sh.
-RUNNER_MOST := 1500000
-# The option behind -- is that of link time: each function keeps what its crate was compiled for (Cargo.toml). Of the
-# symbols those go that only Rust's own functions have; GGML's, which a profiler looks for, stay.
-static: ## a static ggml-runner for boards, target/*-musl/small/ggml-runner
-	$(call say,static ggml-runner)
-	@rustup target add $(MUSL) >/dev/null 2>&1 || true
-	$(CARGO) rustc --locked --profile small --no-default-features --bin ggml-runner --target $(MUSL) -- \
-	    -C opt-level=3 -C relocation-model=static -C link-arg=-Wl,--discard-all
-
-size: static ## see that the static ggml-runner stays small
-	@bytes=$$(stat -c %s target/$(MUSL)/small/ggml-runner); \
-	    echo "$$bytes bytes, $(RUNNER_MOST) at most"; [ "$$bytes" -le $(RUNNER_MOST) ]
 
 CASES ?= 20000
 fuzz: ## the property tests with CASES cases each (20000), in release mode

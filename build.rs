@@ -1,18 +1,70 @@
-//! Compiles src/bpf/*.bpf.c and generates their libbpf-rs skeletons (feature `agent` only).
+//! Compiles src/bpf/*.bpf.c and generates their libbpf-rs skeletons (feature `agent` only); tells the programs which
+//! commit they are built from.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What the programs are made of: a change here makes them another thing than the commit says.
+const SOURCES: [&str; 6] = ["build.rs", "Cargo.toml", "Cargo.lock", "src", "kernels", "cross"];
 
 fn main() {
-    println!("cargo::rerun-if-changed=src/bpf");
+    for source in SOURCES {
+        println!("cargo::rerun-if-changed={source}");
+    }
+    println!("cargo::rerun-if-env-changed=PROFINFER_COMMIT");
+    let version = std::env::var("CARGO_PKG_VERSION").expect("cargo sets CARGO_PKG_VERSION");
+    // Sources without git, as from an archive, leave the commit out or name it in the environment.
+    let version = match std::env::var("PROFINFER_COMMIT").ok().or_else(commit) {
+        Some(commit) if !commit.is_empty() => format!("{version} ({commit})"),
+        _ => version,
+    };
+    println!("cargo::rustc-env=PROFINFER_VERSION={version}");
     #[cfg(feature = "agent")]
     ["ops", "process", "process_tp"].iter().for_each(|name| skeleton(name));
 }
 
+/// The commit checked out here, `, dirty` behind it where tracked sources differ.
+fn commit() -> Option<String> {
+    let here = std::env::current_dir().ok()?;
+    // Sources unpacked inside somebody else's repository are not of its commit.
+    let top = PathBuf::from(git(&["rev-parse", "--show-toplevel"])?);
+    if top.canonicalize().ok()? != here.canonicalize().ok()? {
+        return None;
+    }
+    // The log of HEAD grows with each commit, checkout and reset, of packed references as well; where there is none, HEAD
+    // and its branch are watched. A path that does not exist would make cargo build anew each time.
+    let branch = git(&["symbolic-ref", "-q", "HEAD"]).unwrap_or_default();
+    for name in ["HEAD", "logs/HEAD", "packed-refs", &branch] {
+        let path = git(&["rev-parse", "--git-path", name]).unwrap_or_default();
+        if !name.is_empty() && Path::new(&path).is_file() {
+            println!("cargo::rerun-if-changed={path}");
+        }
+    }
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let changed = git(&[
+        &["--no-optional-locks", "status", "--porcelain", "--untracked-files=no", "--"],
+        &SOURCES[..],
+    ]
+    .concat())?;
+    Some(if changed.is_empty() { commit } else { format!("{commit}, dirty") })
+}
+
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok().filter(|o| o.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim_end().to_owned())
+}
+
 #[cfg(feature = "agent")]
 fn skeleton(name: &str) {
-    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let here = std::env::current_dir().expect("cargo starts build scripts in the package");
+    // Line information names files; where they lie here is nobody's business.
+    let no_paths = format!("-ffile-prefix-map={}=.", here.display());
     let source = format!("src/bpf/{name}.bpf.c");
     libbpf_cargo::SkeletonBuilder::new()
         .source(&source)
-        .clang_args(["-Wall", "-Werror", "-Isrc/bpf"])
+        // No header of this machine is read, whichever processor the programs are for.
+        .clang_args(["-Wall", "-Werror", "-nostdinc", "-Isrc/bpf", &no_paths])
         .build_and_generate(out.join(format!("{name}.skel.rs")))
         .unwrap_or_else(|e| {
             panic!("{source}: {e:#}\n(clang and libelf are needed: scripts/setup.sh installs them)")

@@ -13,11 +13,11 @@ eval "$environment"
 
 # libbpf-sys keeps the objects that another compiler made, whatever cargo tells it.
 forget_objects_of_another_compiler() {
-    local built=${CARGO_TARGET_DIR:-$here/../target}/$target compiler=CC_${target//-/_}
-    if [ "$(cat "$built/compiler" 2>/dev/null)" != "${!compiler}" ]; then
-        rm -rf "$built"/*/build/libbpf-sys-*
-        mkdir -p "$built"
-        echo "${!compiler}" >"$built/compiler"
+    local place=$built/$target compiler=CC_${target//-/_}
+    if [ "$(cat "$place/compiler" 2>/dev/null)" != "${!compiler}" ]; then
+        rm -rf "$place"/*/build/libbpf-sys-*
+        mkdir -p "$place"
+        echo "${!compiler}" >"$place/compiler"
     fi
 }
 
@@ -31,6 +31,26 @@ forget_objects_of_a_build_cut_short() {
     done
 }
 
+# Paths of this machine have no place in a file for others, and would make each build another file.
+no_paths() {
+    local sources
+    "${CARGO:-cargo}" fetch --quiet --locked --target "$target"
+    for sources in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/; do echo "--remap-path-prefix=${sources%/}="; done
+    echo "--remap-path-prefix=$(realpath -m "$built")=/target"
+}
+
+rust_flags() {
+    no_paths
+    # Names that tell a generic function's types, for the listing that tests/arm reads.
+    echo "-Csymbol-mangling-version=v0"
+    # Nothing to relocate at the start, and smaller.
+    echo "-Crelocation-model=static"
+}
+
+built=${CARGO_TARGET_DIR:-$here/../target}
+flags=$(rust_flags)
+# Flags with blanks in them, as paths may have, are parted by this character.
+export CARGO_ENCODED_RUSTFLAGS=${flags//$'\n'/$'\x1f'}
 forget_objects_of_another_compiler
 forget_objects_of_a_build_cut_short
 exec "${CARGO:-cargo}" "$command" --target "$target" "$@"

@@ -29,7 +29,7 @@ compiler() { # directory of headers and libraries, linker
     text=$(cat <<END
 #!/bin/sh
 exec $(tool clang) --target=$arch-linux-musl --sysroot=$1 -B$1/lib -L$1/lib -B$home_of_compilers/lld -fuse-ld=lld \\
-    -static $(flags) -nostdlibinc -isystem $1/include -isystem $here/include -ffile-prefix-map="\$PWD"=. \\
+    -static $(flags) -fno-asynchronous-unwind-tables -nostdlibinc -isystem $1/include -isystem $here/include -ffile-prefix-map="\$PWD"=. \\
     -Wno-unused-command-line-argument "\$@" -Wno-error
 END
     )

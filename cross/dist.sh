@@ -16,42 +16,31 @@ die() { echo "dist: $*" >&2; exit 1; }
 # Bytes that a file may have.
 most() {
     case $1 in
-    */profinfer) echo 2400000 ;;
+    */profinfer) echo 2150000 ;;
     aarch64*/ggml-runner) echo 1200000 ;;
     # Kernels for three instruction sets in place of two.
     */ggml-runner) echo 1500000 ;;
     esac
 }
 
-# Paths of this machine have no place in a file for others, and would make each build different.
-flags() {
-    local sources
-    cargo fetch --quiet --locked --target "$1" >&2
-    for sources in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/; do
-        echo "--remap-path-prefix=${sources%/}="
-    done
-    echo "--remap-path-prefix=$(mkdir -p "$built" && cd "$built" && pwd)=/target"
-    # Names that tell a generic function's types, for the listing that tests/arm reads.
-    echo "-Csymbol-mangling-version=v0"
-    # No relocation to do at the start, and a quarter less in tables.
-    echo "-Crelocation-model=static"
-}
-
 compile() { # target
-    local name=CARGO_TARGET_${1//-/_}
-    local variable=${name^^}_RUSTFLAGS
-    export "$variable=$(flags "$1" | tr '\n' ' ')"
     local build=(cross/cargo.sh "$1" rustc --locked --profile small --features vendored)
-    "${build[@]}" --bin profinfer
+    # Functions of the same code become one; not in ggml-runner, where a probe on one would hit the other. Parts of
+    # functions stay where they are: the unwinder's tables of such parts are larger than what they save.
+    "${build[@]}" --bin profinfer -- -Clink-arg=--icf=all -Cllvm-args=-enable-machine-outliner=never
     # The option behind -- is that of link time: each function keeps what its crate was compiled for (Cargo.toml).
     "${build[@]}" --bin ggml-runner -- -Copt-level=3
 }
 
-# Of the names those go that only Rust's own functions have; GGML's, which a profiler looks for, are exported and stay.
+# profinfer needs no names. In ggml-runner those go that only Rust's own functions have; GGML's, which a profiler looks
+# for, are exported and stay.
 strip() { # from, to
     local tool
     tool=$(command -v llvm-strip || compgen -c llvm-strip- | sort -V | tail -n 1) || die "no llvm-strip: install llvm"
-    "$tool" --strip-debug --discard-all -o "$2" "$1"
+    case $2 in
+    */profinfer) "$tool" --strip-all -o "$2" "$1" ;;
+    *) "$tool" --strip-debug --discard-all -o "$2" "$1" ;;
+    esac
 }
 
 check() { # file

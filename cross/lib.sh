@@ -22,40 +22,25 @@ linker() { # where to look for one more
     return 1
 }
 
-# apt-get or apt-cache for the target's architecture, with package lists of their own: the machine's lists need not know
-# the architecture, and nothing of the machine changes.
-apt_of_target() { # directory, program, arguments
-    local lists=$1 program=$2 debian=$arch
-    shift 2
-    case $arch in aarch64) debian=arm64 ;; x86_64) debian=amd64 ;; esac
-    "$program" -q -o APT::Architecture="$debian" -o APT::Architectures="$debian" -o APT::Sandbox::User=root \
-        -o Dir::State::lists="$lists/state" -o Dir::State::status="$lists/status" -o Dir::Cache="$lists/cache" "$@"
-}
-
-# Lays out the distribution's packages as one include/ and one lib/: musl, the kernel's headers for programs, and the
-# start files and helper functions of gcc.
+# Lays out packages of Debian 12, whatever the machine has, as one include/ and one lib/: musl, the kernel's headers for
+# programs, and the start files, unwinder and helper functions of gcc.
 lay_out_sysroot() { # directory
-    local work=$1/work deb gcc triple=$arch-linux-musl
-    mkdir -p "$work/state/partial" "$work/cache/archives/partial" "$work/debs" "$1/include" "$1/lib"
-    : >"$work/status"
-    apt_of_target "$work" apt-get update >&2
-    gcc=$(apt_of_target "$work" apt-cache pkgnames libgcc- | sed -n 's/^libgcc-\([0-9]*\)-dev$/\1/p' | sort -n | tail -n 1)
-    (cd "$work/debs" &&
-        apt_of_target "$work" apt-get download musl-dev linux-libc-dev "libgcc-${gcc:?no gcc packaged}-dev" >&2)
-    for deb in "$work"/debs/*.deb; do dpkg -x "$deb" "$work/root"; done
-    cp -R "$work/root/usr/include/$triple/." "$1/include/"
-    cp -R "$work"/root/usr/include/{linux,asm-generic} "$work"/root/usr/include/*-linux-gnu/asm "$1/include/"
-    cp "$work/root/usr/lib/$triple"/{*.o,libc.a} "$work"/root/usr/lib/gcc/*/"$gcc"/{crt*.o,libgcc.a,libgcc_eh.a} "$1/lib/"
+    local work=$1/work triple=$arch-linux-musl debian=$arch deb root
+    case $arch in aarch64) debian=arm64 ;; x86_64) debian=amd64 ;; esac
+    mkdir -p "$work" "$1/include" "$1/lib"
+    (cd "$work" && "$here/apt.sh" bookworm "$debian" apt-get -qq download musl-dev linux-libc-dev libgcc-12-dev >log 2>&1) ||
+        { tail -n 5 "$work/log" >&2; return 1; }
+    for deb in "$work"/*.deb; do dpkg -x "$deb" "$work/root"; done
+    root=$work/root/usr
+    cp -R "$root/include/$triple/." "$root"/include/{linux,asm-generic} "$root"/include/*-linux-gnu/asm "$1/include/"
+    cp "$root/lib/$triple"/{*.o,libc.a} "$root"/lib/gcc/*/12/{crt*.o,libgcc.a,libgcc_eh.a} "$1/lib/"
     rm -rf "$work"
 }
 
 # The target's C library from the distribution's packages, unpacked into the cache. Prints the directory.
 sysroot() {
-    local home=$cache/musl-$arch new tool
+    local home=$cache/musl-$arch new
     if [ ! -d "$home" ]; then
-        for tool in apt-get dpkg; do
-            command -v "$tool" >/dev/null || { say "musl for $arch is taken from Debian's packages, which needs $tool"; return 1; }
-        done
         say "unpacking musl for $arch into $home"
         mkdir -p "$cache"
         new=$(mktemp -d "$cache/new.XXXXXX")

@@ -12,8 +12,8 @@ set -eu
 die() { echo "setup.sh: $*" >&2; exit 1; }
 
 level=${1:-test}
-# What the build of elfutils asks for.
-static="autoconf automake autopoint gettext flex bison gawk binutils"
+# What the build of elfutils asks for, and the keys of the packages that musl comes from.
+static="autoconf automake autopoint gettext flex bison gawk binutils debian-archive-keyring"
 wanted="gcc libc6-dev make clang llvm pkg-config libelf-dev zlib1g-dev util-linux coreutils"
 case $level in
 build) ;;
@@ -23,7 +23,7 @@ demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binu
 test)
     # The last line is for guests with kernels of their own: QEMU, and what two of the kernels are built with.
     wanted="$wanted $static clang-format python3 python3-pip npm gdb qemu-user-static
-        qemu-system-arm device-tree-compiler debian-archive-keyring gcc-aarch64-linux-gnu bc xz-utils"
+        qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu bc xz-utils"
     ;;
 *) die "unknown level '$level': build, demo, dist or test" ;;
 esac
@@ -87,7 +87,7 @@ install_all() {
 
 from_backports() { # package...
     release=$(. /etc/os-release && echo "$VERSION_CODENAME")
-    "$(dirname "$0")/../cross/qemu/apt.sh" "$release $release-backports" "$(dpkg --print-architecture)" \
+    "$(dirname "$0")/../cross/apt.sh" "$release $release-backports" "$(dpkg --print-architecture)" \
         apt-get install -q -y --no-install-recommends --no-remove -t "$release-backports" "$@"
 }
 

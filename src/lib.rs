@@ -16,3 +16,7 @@ pub mod views;
 
 #[cfg(feature = "agent")]
 pub mod agent;
+
+/// Version and, where it was built from a commit, that commit: `0.1.0 (0123456789ab)`, with `, dirty` behind the commit
+/// where the sources differed from it.
+pub const VERSION: &str = env!("PROFINFER_VERSION");

@@ -6,7 +6,7 @@
 #   5.10-nobtf 5.10-nobpf    kernels like some boards have them, built from source by kernels.sh
 #   busybox                  the guests' shell and tools, static
 #   llama                    Debian's own llama.cpp for arm64 with all its libraries
-# Needs Debian's mirror as the machine has it set up (see apt.sh), not root.
+# Needs Debian's mirror as the machine has it set up (see cross/apt.sh), not root.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -16,7 +16,7 @@ all="busybox 5.10 6.1 6.12 7.2 llama 5.10-nobtf 5.10-nobpf"
 die() { echo "cross/qemu/images.sh: $*" >&2; exit 1; }
 say() { echo "cross/qemu/images.sh: $*" >&2; }
 
-apt() { "$here/apt.sh" "$1" arm64 "${@:2}"; }
+apt() { "$here/../apt.sh" "$1" arm64 "${@:2}"; }
 
 download() { # suite package..., into the present directory
     apt "$1" apt-get -qq download "${@:2}" >log 2>&1 && return

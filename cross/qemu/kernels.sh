@@ -19,7 +19,7 @@ say() { echo "cross/qemu/kernels.sh: $*" >&2; }
 
 # The source without what no such kernel is built from, which is most of it.
 unpack() {
-    "$here/apt.sh" $suite arm64 apt-get -qq download $package >log 2>&1 || { tail -n 5 log >&2; die "no $package"; }
+    "$here/../apt.sh" $suite arm64 apt-get -qq download $package >log 2>&1 || { tail -n 5 log >&2; die "no $package"; }
     mkdir linux
     dpkg-deb --fsys-tarfile ./*.deb | tar xO --wildcards "*/$package.tar.xz" | xz -dc |
         tar x -C linux --strip-components=1 --wildcards --exclude='*/Documentation/[a-z]*' --exclude='*.dts*' \

@@ -90,7 +90,7 @@ pub fn checkup(subject: Option<&Subject>, place: bool, btf: Option<&Btf>) -> Che
     };
     let op_site = target.as_ref().and_then(|t| t.engines.first()).and_then(|e| e.op_site);
     let mut all = Checkup {
-        tool: concat!("profinfer ", env!("CARGO_PKG_VERSION")),
+        tool: concat!("profinfer ", env!("PROFINFER_VERSION")),
         machine: MachineFacts { kernel: m.kernel, arch: m.arch, cpu_model: m.cpu_model },
         privileges: checks,
         kernel,

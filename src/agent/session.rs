@@ -83,10 +83,12 @@ struct Session<W: Write> {
 }
 
 /// Records into `out` until the target ends, a limit is met or `watch` says stop.
-pub fn record<W: Output + 'static>(
+///
+/// Any place for a trace is the same code: the recorder is to stay small.
+pub fn record(
     target: Target,
     options: Options,
-    out: W,
+    out: Box<dyn Output>,
     watch: &mut dyn Watch,
 ) -> Result<Summary, RecordError> {
     refusal::hush();

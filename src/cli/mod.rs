@@ -16,7 +16,7 @@ pub mod selftest;
 
 /// Operator-level profiler for unmodified llama.cpp and GGML programs.
 #[derive(Debug, Parser)]
-#[command(name = "profinfer", version, about, max_term_width = 110)]
+#[command(name = "profinfer", version = crate::VERSION, about, max_term_width = 110)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,

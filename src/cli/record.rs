@@ -155,11 +155,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut watch = Status::new(args.quiet, signals);
     let options = Options { btf, ..options(args, to_stdout) };
     let recorded = match to_stdout {
-        true => session::record(target, options, io::stdout(), &mut watch),
+        true => session::record(target, options, Box::new(io::stdout()), &mut watch),
         false => {
             let out = Output::create(&args.output, args.force)?;
             let path = out.path.clone();
-            session::record(target, options, out, &mut watch).inspect_err(|_| {
+            session::record(target, options, Box::new(out), &mut watch).inspect_err(|_| {
                 // A file with no block in it is of no use to anybody.
                 if std::fs::metadata(&path).is_ok_and(|m| m.len() <= crate::trace::FILE_HEADER as u64) {
                     let _ = std::fs::remove_file(&path);

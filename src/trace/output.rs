@@ -48,6 +48,16 @@ impl Output for File {
     }
 }
 
+impl<T: Output + ?Sized> Output for Box<T> {
+    fn seekable(&self) -> bool {
+        (**self).seekable()
+    }
+
+    fn write_at(&mut self, pos: u64, bytes: &[u8]) -> io::Result<()> {
+        (**self).write_at(pos, bytes)
+    }
+}
+
 /// Only ever appended to, a redirection to a file included: others may have written there before.
 impl Output for io::Stdout {
     fn seekable(&self) -> bool {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests for AArch64 on any machine, under qemu: the kernels' unit tests on processors with and without each extension;
-# profinfer's own, the recorder's included; then the release build of ggml-runner, which is to be static and small, to
-# have inner loops as tight as they should be, and to generate the tokens that this machine's build generates.
+# profinfer's own, the recorder's included; then the static ggml-runner (cross/dist.sh), which is to have inner loops as
+# tight as they should be, and to generate the tokens that this machine's build generates.
 #
 # Skipped, and says so, where no Rust for the target can be had; with PROFINFER_REQUIRE=1 that is a failure.
 set -euo pipefail
@@ -35,7 +35,7 @@ unit_tests() {
         # shellcheck disable=SC2086
         PROFINFER_EXPECT_ISA=${processor##*:} \
             CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$qemu -cpu ${processor%%:*}" \
-            "${CARGO:-cargo}" test --quiet --locked --target "$target" --package ggml-kernels --lib -- $only
+            cross/cargo.sh "$target" test --quiet --locked --package ggml-kernels --lib -- $only
         # What is not of weights uses the same instructions on all of them.
         only="runner::kernels::arm:: runner::kernels::tests:: runner::kernels::isa::"
     done
@@ -52,28 +52,9 @@ profinfers_tests() {
         --skip runner::pool::tests::a_panic_on_a_thread_ends_the_program
 }
 
-# The build for boards (see `static` in the Makefile), with names of functions that tell which kernel it is.
 build() {
     echo "tests/arm: ggml-runner"
-    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUSTFLAGS=-Csymbol-mangling-version=v0 "${CARGO:-cargo}" rustc --quiet \
-        --locked --profile small --target "$target" --no-default-features --bin ggml-runner -- -C opt-level=3
-    # Its own functions' names are for the listing; what is exported keeps its names.
-    mkdir -p target/tests/arm
-    "$(command -v llvm-strip || command -v llvm-strip-14)" --discard-all -o target/tests/arm/ggml-runner "$program"
-}
-
-static_and_small() {
-    local headers bytes
-    headers=$(readelf -lWd "$program")
-    if grep -E 'INTERP|NEEDED' <<<"$headers"; then
-        echo "tests/arm: ggml-runner is not static" >&2
-        return 1
-    fi
-    bytes=$(stat -c %s target/tests/arm/ggml-runner)
-    echo "static, $(stat -c %s "$program") bytes with all names, $bytes with those of exported functions"
-    [ "$bytes" -le "$most" ] || { echo "tests/arm: more than $most bytes" >&2; return 1; }
-    grep -q ' T ggml_graph_compute$' <<<"$(nm target/tests/arm/ggml-runner)" ||
-        { echo "tests/arm: names are lost" >&2; return 1; }
+    cross/dist.sh "$target" 2>target/tests/arm/log || { cat target/tests/arm/log >&2; return 1; }
 }
 
 tokens() { sed -n 's/.*"tokens":\(\[[0-9,]*\]\).*/\1/p'; }
@@ -89,7 +70,7 @@ same_tokens() {
         expected=$(target/debug/ggml-runner run -m "$model" $arguments | tokens)
         for processor in $processors; do
             # shellcheck disable=SC2086
-            got=$("$qemu" -cpu "${processor%%:*}" target/tests/arm/ggml-runner run -m "$model" $arguments | tokens)
+            got=$("$qemu" -cpu "${processor%%:*}" dist/$target/ggml-runner run -m "$model" $arguments | tokens)
             [ -n "$got" ] && [ "$got" = "$expected" ] || {
                 echo "tests/arm: $type on ${processor%%:*} gives ${got:-nothing}, not $expected" >&2
                 return 1
@@ -99,14 +80,11 @@ same_tokens() {
     echo "the tokens of this machine's build in six types on three processors"
 }
 
-program=target/$target/small/ggml-runner
-# Bytes that the program may have, GGML's names included.
-most=1200000
-
+mkdir -p target/tests/arm
 lint
 unit_tests
 profinfers_tests
 build
-static_and_small
-python3 tests/arm/listing.py "$program" --limit
+# With the names of all functions, which tell the kernels apart.
+python3 tests/arm/listing.py "target/$target/small/ggml-runner" --limit
 same_tokens

@@ -56,7 +56,7 @@ pub fn main() -> ExitCode {
 fn run(name: &str, mut given: impl Iterator<Item = OsString>) -> Result<ExitCode> {
     match name {
         "" => Err(Usage::new("a subcommand is needed").into()),
-        "-V" | "--version" => print(&format!("ggml-runner {}\n", env!("CARGO_PKG_VERSION"))),
+        "-V" | "--version" => print(&format!("ggml-runner {}\n", crate::VERSION)),
         "-h" | "--help" | "help" => match given.next() {
             Some(of) => print(find(&of.to_string_lossy())?.help),
             None => print(&overview()?),

@@ -15,7 +15,7 @@ shift 2
 home=${XDG_CACHE_HOME:-$HOME/.cache}/profinfer/qemu/apt/${suites// /+}-$architecture
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
-die() { echo "cross/qemu/apt.sh: $*" >&2; exit 1; }
+die() { echo "cross/apt.sh: $*" >&2; exit 1; }
 
 mirror() {
     if [ -n "${PROFINFER_DEBIAN_MIRROR:-}" ]; then echo "$PROFINFER_DEBIAN_MIRROR"; return; fi

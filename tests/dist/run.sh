@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Tests of what `make dist` made: the programs run and say what they are, hold no path of this machine and no probe for
+# another processor's registers, and a panic in a program built like them is printed and unwound.
+#
+# usage: run.sh [TARGET...]          (all that are in dist/, if none is named)
+#
+# What cannot run here is skipped, and says so; with CI=true or PROFINFER_REQUIRE=1 that is a failure.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+out=${PROFINFER_DIST:-dist}
+work=target/tests/dist
+failed=0
+
+fail() { echo "tests/dist: $*" >&2; failed=1; }
+skip() {
+    echo "skipped: $*"
+    if [ "${PROFINFER_REQUIRE:-}" = 1 ] || [ "${CI:-}" = true ]; then failed=1; fi
+}
+llvm() { "$(command -v "llvm-$1" || compgen -c "llvm-$1-" | sort -V | tail -n 1)" "${@:2}"; }
+
+# How to run a program of the target, in `runner`; fails where there is no way.
+find_runner() { # target
+    runner=()
+    case $1 in
+    "$(uname -m)"-*) ;;
+    aarch64-*)
+        local qemu
+        qemu=$(command -v qemu-aarch64-static || command -v qemu-aarch64) || return 1
+        runner=("$qemu")
+        ;;
+    *) return 1 ;;
+    esac
+}
+
+sums() { (cd "$out" && sha256sum --check --quiet SHA256SUMS) || fail "$out/SHA256SUMS is not of these files"; }
+
+says_its_version() { # target, program
+    local said expected
+    expected="$2 $(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)"
+    # The commit is that of the sources, which may have moved on since the build: its form is what counts here.
+    said=$("${runner[@]}" "$out/$1/$2" --version)
+    [[ $said =~ ^"$expected"(" ("[^()]+")")?$ ]] || fail "$1/$2 --version says '$said'"
+    "${runner[@]}" "$out/$1/$2" --help >/dev/null || fail "$1/$2 --help fails"
+}
+
+holds_no_path() { # target, program
+    local found
+    found=$(strings -a "$out/$1/$2" | grep -F -e "$PWD" -e "${CARGO_HOME:-$HOME/.cargo}" -e "${XDG_CACHE_HOME:-$HOME/.cache}") || return 0
+    fail "$1/$2 holds paths of this machine: $(head -n 3 <<<"$found")"
+}
+
+# Where the arguments of a probed function lie, the target's kernel says: x0 and x1 at 0 and 8 of its registers, rdi and
+# rsi at 112 and 104. The probe `sched_enter` reads both first of all.
+probes_fit() { # target
+    local read expected objects=$work/$1.bpf
+    llvm objcopy --dump-section .bpf.objs="$objects" "$out/$1/profinfer" "$work/unused"
+    # One object lies behind the other.
+    rm -f "$objects".[0-9]*
+    python3 -c 'import sys
+for i, part in enumerate(open(sys.argv[1], "rb").read().split(b"\x7fELF")[1:]):
+    open(f"{sys.argv[1]}.{i}", "wb").write(b"\x7fELF" + part)' "$objects"
+    read=$(llvm objdump -d --disassemble-symbols=sched_enter "$objects".[0-9]* 2>/dev/null |
+        sed -n 's/.* = \*(u64 \*)(r[0-9] + \([0-9]*\)).*/\1/p' | sed -n 1,2p | sort -n | xargs)
+    case $1 in aarch64-*) expected="0 8" ;; x86_64-*) expected="104 112" ;; esac
+    [ "$read" = "$expected" ] || fail "$1: its probes read registers at '$read', not at '$expected'"
+}
+
+unwinds() { # target
+    local program=$work/$1/small/unwind
+    CARGO_TARGET_DIR=$work cross/cargo.sh "$1" build --quiet --locked --manifest-path tests/dist/unwind/Cargo.toml \
+        --profile small 2>"$work/log" || { cat "$work/log" >&2; fail "$1: the program that panics does not build"; return 0; }
+    local said status=0
+    said=$(RUST_BACKTRACE=1 "${runner[@]}" "$program" 2>"$work/log") || status=$?
+    [ "$status" = 0 ] && [ "$said" = "dropped inner
+dropped outer
+dropped inner
+dropped outer
+caught true, in a thread true" ] || fail "$1: a panic was not unwound (exit code $status): $said"
+    grep -q 'panicked at src/main.rs:' "$work/log" && grep -q 'stack backtrace:' "$work/log" &&
+        grep -q 'unwind::' "$work/log" || { cat "$work/log" >&2; fail "$1: a panic was not printed"; }
+}
+
+mkdir -p "$work"
+sums
+for target in ${*:-$(cd "$out" && echo *-musl)}; do
+    if ! find_runner "$target"; then
+        skip "tests for $target: no way to run its programs here"
+        continue
+    fi
+    for program in profinfer ggml-runner; do
+        says_its_version "$target" "$program"
+        holds_no_path "$target" "$program"
+    done
+    probes_fit "$target"
+    unwinds "$target"
+    [ "$failed" = 1 ] || echo "$target: runs, knows its version, holds no path, reads its registers, unwinds"
+done
+exit "$failed"

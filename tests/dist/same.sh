@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# The same commit gives the same bytes: builds what is checked out here, and a clone of it in another directory with
+# another target directory, cargo home and home, and compares.
+#
+# usage: same.sh [TARGET...]          (AArch64, if none is named)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+targets=${*:-aarch64-unknown-linux-musl}
+[ -z "$(git status --porcelain)" ] || { echo "tests/dist: commit first: it is a commit that is built twice" >&2; exit 1; }
+cargo_home=${CARGO_HOME:-$HOME/.cargo}
+cache=${XDG_CACHE_HOME:-$HOME/.cache}
+other=$(mktemp -d)
+trap 'rm -rf "$other"' EXIT
+
+# What is downloaded need not come twice; where it lies is told by another name.
+elsewhere() {
+    mkdir -p "$other/home/cargo" "$other/built"
+    ln -s "$cargo_home"/* "$other/home/cargo/"
+    git clone --quiet --no-hardlinks . "$other/sources"
+    (
+        cd "$other/sources"
+        export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup} XDG_CACHE_HOME=$cache
+        export CARGO_HOME="$other/home/cargo" CARGO_TARGET_DIR="$other/built" HOME="$other/home"
+        # shellcheck disable=SC2086
+        cross/dist.sh $targets
+    )
+}
+
+# shellcheck disable=SC2086
+cross/dist.sh $targets
+elsewhere
+for target in $targets; do
+    for program in profinfer ggml-runner; do
+        cmp "dist/$target/$program" "$other/sources/dist/$target/$program" || different=1
+    done
+done
+[ -z "${different:-}" ] || { echo "tests/dist: two builds of a commit differ" >&2; exit 1; }
+echo "two builds of $(git rev-parse --short HEAD) give the same bytes"
