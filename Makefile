@@ -98,6 +98,7 @@ images: | setup ## fetch or build the kernels for test-arm64 into the cache (the
 
 test-arm64: images ## both programs on real arm64 kernels in QEMU, 5.10 to 7.2: one row a kernel
 	@$(MAKE) --no-print-directory dist TARGETS=aarch64-unknown-linux-musl
+	ARCH=aarch64 tests/fixtures/build.sh target/tests/arm64/fixtures
 	$(call say,arm64 kernels)
 	python3 tests/kernels/matrix.py
 

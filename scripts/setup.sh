@@ -23,7 +23,7 @@ demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binu
 test)
     # The last line is for guests with kernels of their own: QEMU, and what two of the kernels are built with.
     wanted="$wanted $static clang-format python3 python3-pip npm gdb qemu-user-static
-        qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu bc xz-utils"
+        qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils"
     ;;
 *) die "unknown level '$level': build, demo, dist or test" ;;
 esac
@@ -45,6 +45,7 @@ have() { # package
     device-tree-compiler) command -v dtc >/dev/null 2>&1 ;;
     debian-archive-keyring) [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] ;;
     gcc-aarch64-linux-gnu) [ "$(uname -m)" = aarch64 ] || command -v aarch64-linux-gnu-gcc >/dev/null 2>&1 ;;
+    libc6-dev-arm64-cross) [ "$(uname -m)" = aarch64 ] || [ -e /usr/aarch64-linux-gnu/include/stdio.h ] ;;
     xz-utils) command -v xz >/dev/null 2>&1 ;;
     qemu-user-static) command -v qemu-aarch64-static >/dev/null 2>&1 || command -v qemu-aarch64 >/dev/null 2>&1 ;;
     zlib1g-dev) [ -e /usr/include/zlib.h ] ;;

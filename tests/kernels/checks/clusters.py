@@ -1,0 +1,37 @@
+"""Unequal clusters of CPUs: the trace says which, the recorder keeps to a small core, the engine has all of them."""
+
+import re
+
+BOOT = {"clusters": "2x446@600,1800:arm,cortex-a55 2x1024@900,2900:arm,cortex-a76", "modules": ["cpufreq_dt"]}
+SECONDS = 10
+SCRIPT = """
+ggml-runner synth tiny /tmp/m.gguf --type q4_0 >/dev/null
+cat >/tmp/engine <<'END'
+grep Cpus_allowed_list /proc/$PPID/status >recorder.txt
+grep Cpus_allowed_list /proc/self/status >engine.txt
+END
+# Nothing is recorded of a shell that only asks.
+profinfer record -o /tmp/none.pfi -- sh /tmp/engine 2>/dev/null || true
+profinfer record -o /tmp/run.pfi -- ggml-runner run -m /tmp/m.gguf -p 8 -n 4 -t 2 --no-warmup --no-roofline >/dev/null
+profinfer report --json /tmp/run.pfi >report.json
+profinfer report /tmp/run.pfi >report.txt
+ggml-runner peak -t 1 --json >peak.json
+"""
+
+
+def judge(run, book):
+    report = run.json("report.json")
+    book.recorded(report)
+    # The kernel scales capacity by the highest frequency: 446 at 1.8 GHz beside 1024 at 2.9 GHz.
+    wanted = [
+        {"cpus": [2, 3], "capacity": 1024, "max_khz": 2_900_000},
+        {"cpus": [0, 1], "capacity": 276, "max_khz": 1_800_000},
+    ]
+    book.expect(report["run"]["clusters"] == wanted, f"clusters: {report['run']['clusters']}")
+    cores = re.search(r"^ *cores .*", run.text("report.txt"), re.MULTILINE)
+    book.expect(cores and "capacity 276" in cores[0] and "1.8 GHz" in cores[0], f"cores in the report: {cores}")
+    allowed = {who: run.text(f"{who}.txt").split()[-1] for who in ("recorder", "engine")}
+    book.expect(allowed == {"recorder": "0", "engine": "0-3"}, f"CPUs of each: {allowed}")
+    # QEMU plays one kind of core, so that only capacity tells them apart.
+    found = [(cluster["cpus"], cluster["name"].split(", ")[-1]) for cluster in run.json("peak.json")["clusters"]]
+    book.expect(found == [([2, 3], "capacity 1024"), ([0, 1], "capacity 276"), ([2, 3, 0, 1], "all")], f"ggml-runner's clusters: {found}")
