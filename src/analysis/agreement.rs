@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::books::Books;
 use super::ground_truth::{CpuGraph as TrueGraph, GroundTruth};
 use super::load::{Hit, Loaded, Progress};
+use super::order;
 use super::report::{Options, report};
 use crate::ggml::names;
 use crate::trace::Trace;
@@ -59,7 +60,7 @@ fn same<T: PartialEq + std::fmt::Display>(what: &str, traced: T, truth: T) -> Re
 /// Calls in their order with their tokens.
 pub fn calls(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
     let mut traced: Vec<_> = loaded.tokens.iter().filter(|t| !t.cut).collect();
-    traced.sort_by_key(|t| t.t);
+    order::by_key(&mut traced, |t| (order::time(t.t), 0));
     same("calls", traced.len(), truth.calls.len())?;
     for (i, (t, c)) in traced.iter().zip(&truth.calls).enumerate() {
         same(&format!("tokens of call {i}"), t.n_tokens.unwrap_or(0), c.span.size)?;
@@ -74,7 +75,7 @@ pub fn calls(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
 /// Graphs in their order with their nodes, and their splits.
 pub fn graphs(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
     let mut traced: Vec<_> = loaded.graphs.iter().filter(|g| !g.cut).collect();
-    traced.sort_by_key(|g| g.t);
+    order::by_key(&mut traced, |g| (order::time(g.t), 0));
     same("graphs", traced.len(), truth.graphs.len())?;
     for (i, (t, g)) in traced.iter().zip(&truth.graphs).enumerate() {
         same(&format!("nodes of graph {i}"), t.n_nodes, g.size)?;
@@ -90,7 +91,7 @@ fn pairs<'a>(
     truth: &'a GroundTruth,
 ) -> Result<Vec<(&'a CpuGraph, &'a TrueGraph)>, String> {
     let mut traced: Vec<_> = loaded.cpu_graphs.iter().filter(|g| !g.cut).collect();
-    traced.sort_by_key(|g| g.t);
+    order::by_key(&mut traced, |g| (order::time(g.t), 0));
     same("CPU graphs", traced.len(), truth.cpu_graphs.len())?;
     Ok(traced.into_iter().zip(&truth.cpu_graphs).collect())
 }

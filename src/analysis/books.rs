@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::calls::Timeline;
 use super::load::Loaded;
 use super::ops::OpTimes;
+use super::order;
 use super::tables::share;
 use crate::trace::record::{Footer, Level, Probe, Source};
 
@@ -188,7 +189,7 @@ fn rungs(loaded: &Loaded<'_>) -> Vec<RungRow> {
             why: r.why.into(),
         })
         .collect();
-    rows.sort_by_key(|r| (r.engine, !r.used));
+    order::by_key(&mut rows, |r| (r.engine.into(), (!r.used).into()));
     rows
 }
 

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use super::load::Loaded;
+use super::order;
 use crate::trace::record::{CpuGraph, Entry, Graph};
 
 /// Told apart by the widest ubatch of a call: 1 token is decode, more is prefill.
@@ -115,7 +116,7 @@ pub fn timeline(loaded: &Loaded<'_>) -> Timeline {
         (true, true) => CallSource::CpuGraph,
     };
     let mut calls = bare_calls(loaded, source);
-    calls.sort_by_key(|c| (c.start, c.seq));
+    order::by_key(&mut calls, |c| (order::time(c.start), c.seq));
     let finder = Finder::new(&calls);
     let mut widths = vec![Width::default(); calls.len()];
     let graphs = link_graphs(loaded, source, &calls, &finder, &mut widths);
@@ -366,7 +367,7 @@ pub fn requests(calls: &[Call]) -> Requests {
         }
     }
     out.list.extend(open.into_values().map(|o| o.request));
-    out.list.sort_by_key(|r| (r.start_ns, r.pid));
+    order::by_key(&mut out.list, |r| (order::time(r.start_ns), r.pid.into()));
     out
 }
 

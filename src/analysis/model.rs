@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::describe::{is_leaf, op_name, source, tensor_bytes};
 use super::load::{Loaded, TensorInfo};
+use super::order;
 use crate::ggml::names::fold;
 
 /// The model. Every field is null (or empty) where the recorded tensors do not show it.
@@ -80,7 +81,7 @@ fn weights(loaded: &Loaded<'_>, types: BTreeMap<u16, (u64, Option<u64>)>, m: &mu
             share: bytes.filter(|_| m.weight_bytes > 0).map(|b| b as f64 / m.weight_bytes as f64),
         })
         .collect();
-    m.weights.sort_by_key(|w| std::cmp::Reverse(w.bytes));
+    order::by_key(&mut m.weights, |w| (!w.bytes.map_or(0, |b| b.saturating_add(1)), 0));
 }
 
 fn weight(loaded: &Loaded<'_>, t: &TensorInfo, w: &TensorInfo, op: &str, m: &mut ModelFacts) {

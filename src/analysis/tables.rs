@@ -8,6 +8,7 @@ use super::calls::{Phase, Timeline};
 use super::describe::{Ident, NO_LAYER, NO_STRUCTURE, describe};
 use super::load::{Hit, Loaded};
 use super::ops::{OpTimes, PhaseSum, PosStat};
+use super::order;
 use crate::ggml::backend_guid;
 use crate::ggml::cost::Cost;
 
@@ -318,7 +319,7 @@ pub fn thread_rows(times: &OpTimes, phase: Phase) -> Vec<ThreadRow> {
             wait_share: (sum.barrier > 0).then(|| share(t.wait, sum.graph_ns)),
         })
         .collect();
-    rows.sort_by_key(|r| (std::cmp::Reverse(r.op_ns), r.ith));
+    order::by_key(&mut rows, |r| (!r.op_ns, r.ith.into()));
     rows
 }
 
@@ -352,7 +353,7 @@ pub fn token_rows(line: &Timeline, times: &OpTimes, phase: Phase) -> Vec<TokenRo
             cut: call.cut,
         });
     }
-    rows.sort_by_key(|r| (std::cmp::Reverse(r.dur_ns), r.seq));
+    order::by_key(&mut rows, |r| (!r.dur_ns, r.seq));
     rows
 }
 

@@ -148,23 +148,24 @@ fn with_bar<T>(progress: &Progress, work: impl FnOnce() -> T) -> T {
     })
 }
 
-fn bar_style() -> indicatif::ProgressStyle {
-    let style = indicatif::ProgressStyle::with_template("reading {wide_bar} {percent:>3} %");
-    style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar())
-}
-
 fn watch(progress: &Progress, done: &AtomicBool) {
     let start = Instant::now();
-    let mut bar: Option<indicatif::ProgressBar> = None;
+    let mut shown = false;
     while !done.load(Ordering::Relaxed) {
         if start.elapsed() >= PATIENCE {
-            let bar = bar.get_or_insert_with(|| indicatif::ProgressBar::new(1).with_style(bar_style()));
-            bar.set_length(progress.total.load(Ordering::Relaxed));
-            bar.set_position(progress.done.load(Ordering::Relaxed));
+            shown = true;
+            let total = progress.total.load(Ordering::Relaxed).max(1);
+            bar(progress.done.load(Ordering::Relaxed).min(total).saturating_mul(100) / total);
         }
         std::thread::park_timeout(Duration::from_millis(100));
     }
-    if let Some(bar) = bar {
-        bar.finish_and_clear();
+    if shown {
+        // Back to the first column, and the line is empty again.
+        let _ = write!(std::io::stderr(), "\r\x1b[K");
     }
+}
+
+/// Draws over the line that the bar stood on; a terminal that is gone is no matter.
+fn bar(percent: u64) {
+    let _ = write!(std::io::stderr(), "\rreading [{:<50}] {percent:>3} %", "=".repeat(percent as usize / 2));
 }

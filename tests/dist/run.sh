@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests of what `make dist` made: the programs run and say what they are, hold no path of this machine and no probe for
+# Tests of what `make dist` made: the programs are small, run and say what they are, hold no path of this machine and no probe for
 # another processor's registers, and a panic in a program built like them is printed and unwound.
 #
 # usage: run.sh [TARGET...]          (all that are in dist/, if none is named)
@@ -34,6 +34,22 @@ find_runner() { # target
 }
 
 sums() { (cd "$out" && sha256sum --check --quiet SHA256SUMS) || fail "$out/SHA256SUMS is not of these files"; }
+
+# Bytes that a file may have.
+most() { # target, program
+    case $2-$1 in
+    profinfer-*) echo 2000000 ;;
+    ggml-runner-aarch64-*) echo 1200000 ;;
+    # Kernels for three instruction sets in place of two.
+    ggml-runner-*) echo 1500000 ;;
+    esac
+}
+
+is_small() { # target, program
+    local bytes
+    bytes=$(stat -c %s "$out/$1/$2")
+    [ "$bytes" -le "$(most "$1" "$2")" ] || fail "$1/$2 has $bytes bytes, $(most "$1" "$2") at most"
+}
 
 says_its_version() { # target, program
     local said expected
@@ -89,6 +105,7 @@ for target in ${*:-$(cd "$out" && echo *-musl)}; do
         continue
     fi
     for program in profinfer ggml-runner; do
+        is_small "$target" "$program"
         says_its_version "$target" "$program"
         holds_no_path "$target" "$program"
     done
