@@ -8,6 +8,7 @@ use super::calibrate::{self, HitCost};
 use super::discover::Engine;
 use super::examine::{self, SiteCost, Subject, Target};
 use super::features::{self, Check, State};
+use super::kconfig::Kconfig;
 use super::layout::Layout;
 use super::object::Loaded;
 use super::perf::{self, Perf};
@@ -79,8 +80,9 @@ pub fn checkup(subject: Option<&Subject>, place: bool, btf: Option<&Btf>) -> Che
         _ => Road::Bpf,
     };
     let mut checks = rights.checks();
-    let mut kernel = features::kernel(&rights, place);
+    let mut kernel = features::kernel(&rights, place, btf);
     kernel.push(perf_events(&perf));
+    kernel.push(features::config(Kconfig::read(&m.kernel).as_ref()));
     let (programs, cost) = match &road {
         Road::Bpf => programs(engines.first(), place, btf),
         Road::Perf(_) => {

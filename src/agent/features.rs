@@ -1,4 +1,4 @@
-//! What this kernel can do, found by trying and never by its version: vendors backport. Uses `refusal` and `calibrate`
+//! What this kernel can do, found by trying and never by its version: vendors backport. Uses `refusal`, `btf`, `kconfig`, `tracepoint` and `calibrate`
 //! (for a function of our own to probe).
 
 use std::ffi::CStr;
@@ -11,6 +11,8 @@ use libbpf_rs::libbpf_sys as sys;
 use perf_event_open_sys as perf;
 use serde::Serialize;
 
+use super::btf::Btf;
+use super::kconfig::Kconfig;
 use super::privileges::Privileges;
 use super::refusal::{self, Act};
 use super::{calibrate, tracepoint};
@@ -58,8 +60,8 @@ impl Check {
 /// An error number of the kernel, positive.
 type Errno = i32;
 
-/// Tries everything. Without `place`, no probe is placed, not even on ourselves.
-pub fn kernel(p: &Privileges, place: bool) -> Vec<Check> {
+/// Tries everything. Without `place`, no probe is placed, not even on ourselves. `given` is the kernel's BTF, if one is.
+pub fn kernel(p: &Privileges, place: bool, given: Option<&Btf>) -> Vec<Check> {
     let t = Trials { p };
     let array = map(sys::BPF_MAP_TYPE_ARRAY, 4, 8, 1);
     let no_bpf = array.as_ref().is_err_and(|e| *e == libc::ENOSYS);
@@ -82,8 +84,9 @@ pub fn kernel(p: &Privileges, place: bool) -> Vec<Check> {
             );
         }
     }
-    out.push(tracefs());
-    out.push(btf());
+    let btf = btf(given);
+    out.push(tracefs(btf.state == State::Ok));
+    out.push(btf);
     out.push(t.counters());
     out
 }
@@ -134,7 +137,7 @@ impl Trials<'_> {
                 "tracepoint program",
                 Act::Load,
                 program(sys::BPF_PROG_TYPE_TRACEPOINT, 0),
-                "children of a target are not followed",
+                "of use only to follow children where there is no BTF",
             ),
         ]
     }
@@ -173,28 +176,49 @@ impl Trials<'_> {
     }
 }
 
-fn tracefs() -> Check {
-    match tracepoint::field_offset("sched", "sched_process_fork", "child_pid") {
-        Ok(_) => Check::new("tracefs", "tracefs (sched_process_fork)", State::Ok),
-        Err(e) => {
-            let shut =
-                fs::read_dir("/sys/kernel/tracing").is_err_and(|e| e.kind() == ErrorKind::PermissionDenied);
-            let (why, mend) = match shut {
-                true => ("readable by root only".to_owned(), "run as root"),
-                false => (e.to_string(), "as root: mount -t tracefs nodev /sys/kernel/tracing"),
-            };
-            Check::new("tracefs", "tracefs (sched_process_fork)", State::Optional)
-                .detail(&format!("{why}; children of a target are not followed"))
-                .mend(mend)
-        }
+fn tracefs(has_btf: bool) -> Check {
+    let check = Check::new("tracefs", "tracefs (sched_process_fork)", State::Ok);
+    let Err(e) = tracepoint::fork_child() else { return check };
+    let shut = fs::read_dir("/sys/kernel/tracing").is_err_and(|e| e.kind() == ErrorKind::PermissionDenied);
+    let (why, mend) = match shut {
+        true => ("readable by root only".to_owned(), "run as root"),
+        false => (e.to_string(), "as root: mount -t tracefs nodev /sys/kernel/tracing"),
+    };
+    let without = match has_btf {
+        true => "needed to follow children only where there is no BTF",
+        false => "children of a target are not followed",
+    };
+    Check { state: State::Optional, ..check }.detail(&format!("{why}; {without}")).mend(mend)
+}
+
+/// The types to follow children by: those given, else the kernel's.
+fn btf(given: Option<&Btf>) -> Check {
+    let check = Check::new("btf", "kernel type information (BTF)", State::Ok);
+    let none = Check { state: State::Optional, ..check.clone() };
+    match (given, Btf::of_kernel()) {
+        (Some(btf), _) => check.detail(&format!("from {}, as asked", btf.path.display())),
+        (None, Some(Ok(_))) => check,
+        (None, Some(Err(e))) => none.detail(&e.to_string()),
+        (None, None) => none
+            .detail("none: children of a target are followed by tracefs instead, where it is")
+            .mend("--btf FILE, made of this kernel's vmlinux, if they must be"),
     }
 }
 
-fn btf() -> Check {
-    match fs::metadata("/sys/kernel/btf/vmlinux") {
-        Ok(m) if m.len() > 0 => Check::new("btf", "kernel type information (BTF)", State::Ok),
-        _ => Check::new("btf", "kernel type information (BTF)", State::Optional)
-            .detail("none; the programs do not need it"),
+/// What the kernel was built without, if it tells.
+pub fn config(kconfig: Option<&Kconfig>) -> Check {
+    let check = Check::new("config", "kernel configuration", State::Ok);
+    let Some(kconfig) = kconfig else {
+        return Check { state: State::Skipped, ..check }
+            .detail("this kernel does not tell its own (no /proc/config.gz, no file in /boot)");
+    };
+    let path = kconfig.path.display();
+    let off: Vec<String> = kconfig.off().map(|(option, what)| format!("{option} ({what})")).collect();
+    match off.is_empty() {
+        true => check.detail(&format!("all that is used is on, says {path}")),
+        false => Check { state: State::Optional, ..check }
+            .detail(&format!("off, says {path}: {}", off.join(", ")))
+            .mend("a kernel built with them, where a trial above failed"),
     }
 }
 

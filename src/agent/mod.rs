@@ -14,6 +14,7 @@ pub mod event;
 pub mod examine;
 pub mod features;
 pub mod graphs;
+pub mod kconfig;
 pub mod ladder;
 pub mod lanes;
 pub mod layout;

@@ -1,7 +1,7 @@
 //! What this process may do: capabilities, and the kernel settings that take it away. Uses nothing of this crate but
 //! the `Check` of `features`.
 
-use std::fs;
+use std::{fs, io};
 
 use super::features::{Check, State};
 
@@ -39,6 +39,8 @@ pub struct Privileges {
     /// `none`, `integrity`, `confidentiality`; empty when the kernel has no lockdown.
     pub lockdown: String,
     pub selinux_enforcing: bool,
+    /// Whom SELinux takes us for, `u:r:shell:s0`; empty without it.
+    pub selinux_context: String,
     pub unprivileged_bpf_disabled: Option<i64>,
     pub perf_event_paranoid: Option<i64>,
     pub ptrace_scope: Option<i64>,
@@ -55,7 +57,8 @@ pub fn read() -> Privileges {
         seccomp: field(&status, "Seccomp") == Some("2"),
         user_namespace: fs::read_to_string("/proc/self/uid_map").is_ok_and(|m| !maps_all(&m)),
         lockdown: lockdown(&fs::read_to_string("/sys/kernel/security/lockdown").unwrap_or_default()),
-        selinux_enforcing: number("/sys/fs/selinux/enforce") == Some(1),
+        selinux_enforcing: selinux_enforcing(fs::read_to_string("/sys/fs/selinux/enforce")),
+        selinux_context: selinux_context(&fs::read_to_string("/proc/self/attr/current").unwrap_or_default()),
         unprivileged_bpf_disabled: number("/proc/sys/kernel/unprivileged_bpf_disabled"),
         perf_event_paranoid: number("/proc/sys/kernel/perf_event_paranoid"),
         ptrace_scope: number("/proc/sys/kernel/yama/ptrace_scope"),
@@ -77,6 +80,20 @@ fn maps_all(uid_map: &str) -> bool {
 fn lockdown(text: &str) -> String {
     let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     inside.map(|(mode, _)| mode.to_owned()).unwrap_or_default()
+}
+
+/// Only a policy in force refuses to tell.
+fn selinux_enforcing(enforce: io::Result<String>) -> bool {
+    match enforce {
+        Ok(text) => text.trim() == "1",
+        Err(e) => e.kind() == io::ErrorKind::PermissionDenied,
+    }
+}
+
+/// AppArmor's profiles, in the same file, have no colons.
+fn selinux_context(text: &str) -> String {
+    let text = text.trim_end_matches(['\0', '\n']);
+    if text.split(':').count() >= 4 { text.to_owned() } else { String::new() }
 }
 
 fn memlock() -> Option<u64> {
@@ -148,6 +165,14 @@ impl Privileges {
         }
     }
 
+    /// SELinux's state, in words.
+    pub fn selinux(&self) -> String {
+        match self.selinux_context.as_str() {
+            "" => "SELinux is enforcing".into(),
+            us => format!("SELinux is enforcing, and takes us for {us}"),
+        }
+    }
+
     fn settings(&self) -> Vec<Check> {
         let mut out = Vec::new();
         if let Some(n) = self.unprivileged_bpf_disabled {
@@ -209,13 +234,17 @@ impl Privileges {
         if self.selinux_enforcing {
             out.push(
                 Check::new("selinux", "SELinux", State::Optional)
-                    .detail("is enforcing: the policy may refuse bpf() and perf_event_open()")
-                    .mend("setenforce 0 on a development machine, if a trial below fails"),
+                    .detail(&format!("{}; it may refuse bpf() and perf_event_open()", self.selinux()))
+                    .mend(&format!("if a trial below fails: {SELINUX_ADVICE}")),
             );
         }
         out
     }
 }
+
+/// What to do where SELinux refuses.
+pub const SELINUX_ADVICE: &str = "dmesg | grep avc shows what; setenforce 0 where that is allowed (a development board, \
+     a userdebug Android as root), else a policy that allows this domain bpf and perf_event";
 
 /// The command that gives the capabilities.
 pub fn capability_advice() -> String {
@@ -246,6 +275,12 @@ mod tests {
         assert_eq!(field("Name:\tx\nCapEff:\t00ff\n", "CapEff"), Some("00ff"));
         assert_eq!(lockdown("none [integrity] confidentiality\n"), "integrity");
         assert_eq!(lockdown(""), "");
+        let denied = || Err(io::Error::from_raw_os_error(libc::EACCES));
+        assert!(selinux_enforcing(Ok("1".into())) && selinux_enforcing(denied()));
+        assert!(!selinux_enforcing(Ok("0\n".into())));
+        assert!(!selinux_enforcing(Err(io::Error::from_raw_os_error(libc::ENOENT))));
+        assert_eq!(selinux_context("u:r:su:s0\0"), "u:r:su:s0");
+        assert_eq!(selinux_context("unconfined\n"), "");
         assert!(maps_all("         0          0 4294967295\n") && !maps_all("0 1000 1\n"));
     }
 }

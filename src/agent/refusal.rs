@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{PrintLevel, set_print};
 
-use super::privileges::{self, Cap, Privileges};
+use super::privileges::{self, Cap, Privileges, SELINUX_ADVICE};
 
 /// The kernel's own "not supported", which has no name outside of it (include/linux/errno.h).
 const ENOTSUPP: i32 = 524;
@@ -156,6 +156,11 @@ fn denied(act: Act, errno: i32, p: &Privileges) -> String {
         format!("kernel.perf_event_paranoid is {level}: sysctl kernel.perf_event_paranoid=1, or run as root")
     } else if let Some(missing) = missing {
         format!("{missing}; {}", privileges::capability_advice())
+    } else if act == Act::Load && errno == libc::EACCES && p.selinux_enforcing {
+        format!(
+            "the kernel's verifier refuses the program, or SELinux does; {}: {SELINUX_ADVICE}",
+            p.selinux()
+        )
     } else if act == Act::Load && errno == libc::EACCES {
         "the kernel's verifier refuses the program".into()
     } else if p.locked_down() {
@@ -163,7 +168,7 @@ fn denied(act: Act, errno: i32, p: &Privileges) -> String {
     } else if p.seccomp {
         "a seccomp filter forbids it: start the container with --privileged, or run outside".into()
     } else if p.selinux_enforcing {
-        "SELinux may forbid it: look at dmesg; setenforce 0 on a development machine".into()
+        format!("{}: {SELINUX_ADVICE}", p.selinux())
     } else if act == Act::Probe && level > 2 {
         format!("kernel.perf_event_paranoid is {level}: sysctl kernel.perf_event_paranoid=2")
     } else if act == Act::Map && p.memlock.is_some() {
@@ -195,6 +200,13 @@ mod tests {
         assert!(reason(Act::Probe, libc::EPERM, &locked).contains("lockdown"));
         let contained = Privileges { seccomp: true, ..all.clone() };
         assert!(reason(Act::Map, libc::EPERM, &contained).contains("seccomp"));
+        let board =
+            Privileges { selinux_enforcing: true, selinux_context: "u:r:sh:s0".into(), ..all.clone() };
+        for act in [Act::Map, Act::Load, Act::Probe] {
+            let said = reason(act, libc::EACCES, &board);
+            assert!(said.contains("takes us for u:r:sh:s0") && said.contains("setenforce 0"), "{said}");
+        }
+        assert_eq!(reason(Act::Load, libc::EACCES, &all), "the kernel's verifier refuses the program");
         assert!(reason(Act::Probe, libc::EOPNOTSUPP, &all).contains("not supported"));
         assert!(reason(Act::Map, libc::EINVAL, &all).contains("does not know"));
     }

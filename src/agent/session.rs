@@ -120,6 +120,10 @@ pub fn record(
     };
     if let Some(notice) = road.notice() {
         self::notice(&s.drain, &notice, watch)?;
+        if let Some(btf) = &s.options.btf {
+            let unused = format!("{} is not used: only BPF programs want types", btf.path.display());
+            self::notice(&s.drain, &unused, watch)?;
+        }
     }
     let (mut child, end) = match &target {
         Target::Pids(pids) => {
@@ -273,9 +277,7 @@ impl<W: Write + 'static> Session<W> {
     /// Passes on what the source has to say.
     fn hear(&mut self, watch: &mut dyn Watch) -> Result<(), WriteError> {
         for text in self.source.news() {
-            watch.tell(&text);
-            let t = usage::now() as i64;
-            self.drain.borrow_mut().enc.notice(&record::Notice { t, text: &text })?;
+            notice(&self.drain, &text, watch)?;
         }
         Ok(())
     }

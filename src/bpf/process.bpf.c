@@ -14,6 +14,7 @@ char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
 /* What was read of the recorder's own fork: whether the offsets are those of this kernel, the recorder judges. */
 struct trial {
+	__u32 seen;
 	__u32 parent_pid, parent_tgid;
 	__u32 child_pid, child_tgid;
 };
@@ -33,6 +34,7 @@ int BPF_PROG(task_fork, struct task_struct *parent, struct task_struct *child)
 
 	if (k.own_tid == (__u32)id) {
 		struct trial t = {
+			.seen = 1,
 			.parent_pid = BPF_CORE_READ(parent, pid),
 			.parent_tgid = BPF_CORE_READ(parent, tgid),
 			.child_pid = pid,

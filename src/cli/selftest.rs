@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use self::scratch::Scratch;
 use self::started::{last_line, output, succeed};
+use crate::agent::btf::Btf;
 use crate::agent::elf::{ElfError, ElfFile, Machine};
 use crate::agent::search::Launch;
 use crate::analysis::accuracy::{self, Comparison};
@@ -54,6 +55,9 @@ pub struct Args {
     /// Where the recordings' events come from
     #[arg(long, value_enum, default_value = "auto")]
     pub source: SourceArg,
+    /// The running kernel's BTF, where it has none of its own; checks that the recordings use it
+    #[arg(long, value_name = "FILE")]
+    pub btf: Option<PathBuf>,
     /// Write JSON.
     #[arg(long)]
     pub json: bool,
@@ -186,16 +190,25 @@ const CASES: [Case; 8] = [
     Case { model: MOE, ..case("experts", "op", 1, &[Calls, Graphs, Order, Structure, Experts]) },
 ];
 
+/// What is the same for all recordings.
+#[derive(Debug, Clone, Copy)]
+struct How<'a> {
+    source: SourceArg,
+    btf: Option<&'a Path>,
+}
+
 /// Runs the subcommand.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut checks = Checks { json: args.json, list: Vec::new(), recordings: Vec::new() };
+    let btf = args.btf.as_deref().map(Btf::read).transpose()?;
+    let how = How { source: args.source, btf: btf.as_ref().map(|btf| btf.path.as_path()) };
     let scratch = Scratch::new()?;
     if let Some(runner) = find(args, &mut checks)? {
         for model in [TINY, MOE] {
             checks.answer(&format!("model {model}"), synth(&runner, model, &scratch))?;
         }
         for case in &CASES {
-            one(&runner, (case, args.source), &scratch, &mut checks)?;
+            one(&runner, case, how, &scratch, &mut checks)?;
         }
     }
     let count = |v| checks.list.iter().filter(|c| c.verdict == v).count();
@@ -279,12 +292,7 @@ fn synth(runner: &Path, model: &str, scratch: &Scratch) -> Answer {
 }
 
 /// Records one case and makes its checks.
-fn one(
-    runner: &Path,
-    (case, source): (&Case, SourceArg),
-    scratch: &Scratch,
-    checks: &mut Checks,
-) -> io::Result<()> {
+fn one(runner: &Path, case: &Case, how: How<'_>, scratch: &Scratch, checks: &mut Checks) -> io::Result<()> {
     let label = |kind: &str| format!("{}: {kind}", case.name);
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
     let skip = |why: String, checks: &mut Checks| checks.note(&label("record"), Verdict::Skipped, why);
@@ -294,7 +302,7 @@ fn one(
     if !scratch.file(case.model).exists() {
         return skip(format!("no model {}", case.model), checks);
     }
-    let (trace, truth) = match record(runner, case, source, scratch) {
+    let (trace, truth) = match record(runner, case, how, scratch) {
         Ok(both) => both,
         Err(why) => return checks.note(&label("record"), Verdict::Failed, why),
     };
@@ -303,6 +311,9 @@ fn one(
     checks.answer(&label("complete"), agreement::complete(&books, structure))?;
     let loaded = load(&trace, &Progress::default());
     checks.recordings.push(recording(case, books, &loaded));
+    if let Some(btf) = how.btf {
+        checks.answer(&label("BTF"), used(btf, &loaded))?;
+    }
     for kind in case.checks {
         checks.answer(&label(kind.name()), check(*kind, &trace, &loaded, &truth))?;
     }
@@ -342,11 +353,20 @@ fn check(kind: Kind, trace: &Trace, loaded: &Loaded<'_>, truth: &GroundTruth) ->
     }
 }
 
+/// Whether children were followed by the BTF given: where not, the recording has a notice of it.
+fn used(btf: &Path, loaded: &Loaded<'_>) -> Answer {
+    let name = btf.display().to_string();
+    match loaded.notices.iter().find(|n| n.text.contains(&name)) {
+        Some(n) => Err(n.text.to_owned()),
+        None => Ok(format!("{name} is of this kernel")),
+    }
+}
+
 /// Records the runner with this program.
 fn record(
     runner: &Path,
     case: &Case,
-    source: SourceArg,
+    how: How<'_>,
     scratch: &Scratch,
 ) -> Result<(Trace, GroundTruth), String> {
     let me = std::env::current_exe().map_err(|e| e.to_string())?;
@@ -354,8 +374,11 @@ fn record(
     let (prompt, generate) = case.tokens;
     let mut command = Command::new(me);
     command.args(["record", "--force", "--level", case.level, "-o"]).arg(&trace).args(case.record);
-    if let Some(source) = source.to_possible_value() {
+    if let Some(source) = how.source.to_possible_value() {
         command.args(["--source", source.get_name()]);
+    }
+    if let Some(btf) = how.btf {
+        command.arg("--btf").arg(btf);
     }
     command
         .arg("--")
