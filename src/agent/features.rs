@@ -85,7 +85,7 @@ pub fn kernel(p: &Privileges, place: bool, given: Option<&Btf>) -> Vec<Check> {
         }
     }
     let btf = btf(given);
-    out.push(tracefs(btf.state == State::Ok));
+    out.push(tracefs(btf.state == State::Ok, p));
     out.push(btf);
     out.push(t.counters());
     out
@@ -176,13 +176,14 @@ impl Trials<'_> {
     }
 }
 
-fn tracefs(has_btf: bool) -> Check {
+fn tracefs(has_btf: bool, p: &Privileges) -> Check {
     let check = Check::new("tracefs", "tracefs (sched_process_fork)", State::Ok);
     let Err(e) = tracepoint::fork_child() else { return check };
     let shut = fs::read_dir("/sys/kernel/tracing").is_err_and(|e| e.kind() == ErrorKind::PermissionDenied);
-    let (why, mend) = match shut {
-        true => ("readable by root only".to_owned(), "run as root"),
-        false => (e.to_string(), "as root: mount -t tracefs nodev /sys/kernel/tracing"),
+    let (why, mend) = match (p.confidential(), shut) {
+        (true, _) => ("kernel lockdown shuts it".to_owned(), "boot with lockdown=none or lockdown=integrity"),
+        (false, true) => ("readable by root only".to_owned(), "run as root"),
+        (false, false) => (e.to_string(), "as root: mount -t tracefs nodev /sys/kernel/tracing"),
     };
     let without = match has_btf {
         true => "needed to follow children only where there is no BTF",
@@ -209,8 +210,8 @@ fn btf(given: Option<&Btf>) -> Check {
 pub fn config(kconfig: Option<&Kconfig>) -> Check {
     let check = Check::new("config", "kernel configuration", State::Ok);
     let Some(kconfig) = kconfig else {
-        return Check { state: State::Skipped, ..check }
-            .detail("this kernel does not tell its own (no /proc/config.gz, no file in /boot)");
+        return Check { state: State::Optional, ..check }
+            .detail("not told by this kernel (no /proc/config.gz, no file in /boot); it would only explain");
     };
     let path = kconfig.path.display();
     let off: Vec<String> = kconfig.off().map(|(option, what)| format!("{option} ({what})")).collect();

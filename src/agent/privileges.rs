@@ -126,6 +126,11 @@ impl Privileges {
         !matches!(self.lockdown.as_str(), "" | "none")
     }
 
+    /// True when even root may not look into the kernel's memory, nor at tracefs.
+    pub fn confidential(&self) -> bool {
+        self.lockdown == "confidentiality"
+    }
+
     /// All of it as a checklist.
     pub fn checks(&self) -> Vec<Check> {
         let mut out = vec![
@@ -211,11 +216,13 @@ impl Privileges {
 
     fn guards(&self) -> Vec<Check> {
         let mode = if self.lockdown.is_empty() { "none" } else { &self.lockdown };
-        let lockdown = match self.locked_down() {
-            false => Check::new("lockdown", "kernel lockdown", State::Ok).detail(mode),
-            true => Check::new("lockdown", "kernel lockdown", State::Optional)
-                .detail(&format!("{mode}: may refuse tracefs, and in this mode also BPF that reads memory"))
-                .mend("boot with lockdown=none (Secure Boot off), if a trial below fails"),
+        let lockdown = Check::new("lockdown", "kernel lockdown", State::Ok);
+        let lockdown = match mode {
+            "confidentiality" => Check { state: State::Optional, ..lockdown }
+                .detail("confidentiality: refuses tracefs, and BPF that reads memory")
+                .mend("boot with lockdown=none or lockdown=integrity"),
+            "integrity" => lockdown.detail("integrity: leaves recording alone"),
+            other => lockdown.detail(other),
         };
         let memlock = match self.memlock {
             // Old kernels charge BPF memory to it; libbpf raises it where it may. Whether it is enough, the trials tell.

@@ -109,6 +109,8 @@ pub fn reason(act: Act, errno: i32, p: &Privileges) -> String {
         (libc::EIO, Act::Probe) => {
             "the file lies on a file system that cannot be probed: copy it to an ordinary one".into()
         }
+        // Helpers that read memory are then unknown.
+        (libc::EINVAL, Act::Load) if p.confidential() => locked(p),
         (libc::EOPNOTSUPP | ENOTSUPP | libc::EINVAL, Act::Map | Act::Load) => {
             format!("this kernel does not know it ({system})")
         }
@@ -146,6 +148,10 @@ pub fn short_reason(act: Act, errno: i32, p: &Privileges) -> String {
     missing.unwrap_or_else(|| reason(act, errno, p))
 }
 
+fn locked(p: &Privileges) -> String {
+    format!("kernel lockdown ({}) forbids it: boot with lockdown=none or lockdown=integrity", p.lockdown)
+}
+
 /// Permission denied has many fathers; the likeliest first.
 fn denied(act: Act, errno: i32, p: &Privileges) -> String {
     let missing = missing_capability(act, p);
@@ -164,7 +170,7 @@ fn denied(act: Act, errno: i32, p: &Privileges) -> String {
     } else if act == Act::Load && errno == libc::EACCES {
         "the kernel's verifier refuses the program".into()
     } else if p.locked_down() {
-        format!("kernel lockdown ({}) forbids it: boot with lockdown=none", p.lockdown)
+        locked(p)
     } else if p.seccomp {
         "a seccomp filter forbids it: start the container with --privileged, or run outside".into()
     } else if p.selinux_enforcing {
@@ -198,6 +204,7 @@ mod tests {
         assert!(reason(Act::Probe, libc::EACCES, &paranoid).contains("perf_event_paranoid is 3"));
         let locked = Privileges { lockdown: "confidentiality".into(), ..all.clone() };
         assert!(reason(Act::Probe, libc::EPERM, &locked).contains("lockdown"));
+        assert!(reason(Act::Load, libc::EINVAL, &locked).contains("lockdown (confidentiality) forbids it"));
         let contained = Privileges { seccomp: true, ..all.clone() };
         assert!(reason(Act::Map, libc::EPERM, &contained).contains("seccomp"));
         let board =
