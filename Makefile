@@ -66,12 +66,13 @@ fixtures: | setup ## build the fake engines
 driver: | setup ## build the program that runs a model on a packaged engine
 	$(MAKE) --no-print-directory -C tests/engines OUT=$(abspath $(DRIVER))
 
-lint: | setup ## rustfmt, clippy, rustdoc, clang-format; every warning is an error
+lint: | setup ## rustfmt, clippy, rustdoc, clang-format, the workflow; every warning is an error
 	$(call say,lint)
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
+	python3 tests/workflow.py
 	clang-format --dry-run -Werror src/bpf/*.[ch] cross/*.c cross/qemu/*.c $(C_OF_TESTS)
 
 unit: fixtures driver ## unit tests and the tests that need no live engine

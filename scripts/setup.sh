@@ -22,7 +22,7 @@ dist) wanted="$wanted $static" ;;
 demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binutils" ;;
 test)
     # The last line is for guests with kernels of their own: QEMU, and what two of the kernels are built with.
-    wanted="$wanted $static clang-format python3 python3-pip npm gdb qemu-user-static
+    wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb qemu-user-static
         qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils"
     ;;
 *) die "unknown level '$level': build, demo, dist or test" ;;
@@ -40,6 +40,7 @@ have() { # package
     util-linux) command -v flock >/dev/null 2>&1 ;;
     coreutils) command -v sha256sum >/dev/null 2>&1 ;;
     python3-pip) python3 -m pip --version >/dev/null 2>&1 ;;
+    python3-yaml) python3 -c 'import yaml' 2>/dev/null ;;
     libelf-dev) [ -e /usr/include/libelf.h ] || [ -e /usr/include/gelf.h ] ;;
     qemu-system-arm) command -v qemu-system-aarch64 >/dev/null 2>&1 ;;
     device-tree-compiler) command -v dtc >/dev/null 2>&1 ;;

@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""The workflow for forks: it parses, asks for no right but to read, pins its actions, and calls make targets that exist."""
+
+import re
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKFLOWS = ROOT / ".github" / "workflows"
+
+
+def targets():
+    """Names that the Makefile makes."""
+    rules = re.findall(r"^([a-z0-9 -]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return {name for rule in rules for name in rule.split()}
+
+
+def called(job):
+    """Make targets that a job's steps call, each value of its matrix put in."""
+    matrix = job.get("strategy", {}).get("matrix", {}).get("include", [{}])
+    for step in job["steps"]:
+        for name in re.findall(r"^\s*make ((?:\$\{\{[^}]*\}\}|[a-z0-9-])+)", step.get("run", ""), re.MULTILINE):
+            for row in matrix:
+                yield re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda m: str(row.get(m.group(1), "?")), name)
+
+
+def faults(path, makes):
+    flow = yaml.safe_load(path.read_text())
+    if flow.get("permissions") != {"contents": "read"}:
+        yield "permissions must be contents: read"
+    for name, job in flow["jobs"].items():
+        if "timeout-minutes" not in job:
+            yield f"{name}: no time limit"
+        for step in job["steps"]:
+            if "uses" in step and not re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]):
+                yield f"{name}: {step['uses']} is not pinned to a major version"
+        for target in called(job):
+            if target not in makes:
+                yield f"{name}: the Makefile has no target {target}"
+
+
+def main():
+    makes = targets()
+    found = [f"{path.relative_to(ROOT)}: {what}" for path in sorted(WORKFLOWS.glob("*.yml")) for what in faults(path, makes)]
+    print("\n".join(found), file=sys.stderr, end="\n" if found else "")
+    return 1 if found else 0
+
+
+sys.exit(main())
