@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
@@ -30,9 +31,13 @@ pub fn hold(argv: &[OsString], quiet_stdout: bool, allowed: Option<Allowed>) -> 
         command.stdout(Stdio::from(io::stderr()));
     }
     let mut ends = Some((tell, wait));
-    // SAFETY: runs in the child between fork and exec; it only reads and writes pipes, takes its own pid and sets its CPUs.
+    let ours = go.as_raw_fd();
+    // SAFETY: runs in the child between fork and exec; it only closes, reads and writes pipes, takes its own pid and sets
+    // its CPUs. `ours` is open at the fork: `go` outlives it.
     unsafe {
         command.pre_exec(move || {
+            // Its copy of the writing end would keep the child waiting for ever when the recorder is gone.
+            libc::close(ours);
             allowed.as_ref().map_or(Ok(()), Allowed::apply)?;
             match ends.take() {
                 Some((tell, wait)) => announce_and_wait(tell, wait),
@@ -135,6 +140,15 @@ mod tests {
         let mut child = held.start().expect("started");
         assert!(child.wait().expect("waited").success());
         assert!(mark.exists());
+    }
+
+    #[test]
+    fn a_held_command_goes_when_its_recorder_does() {
+        let held = hold(&["sleep".into(), "1000".into()], false, None).expect("forked");
+        let Held { pid, go, spawner } = held;
+        drop(go);
+        assert!(spawner.join().expect("no panic").is_err(), "it ran");
+        assert!(!alive(pid));
     }
 
     #[test]
