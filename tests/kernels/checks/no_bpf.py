@@ -1,0 +1,34 @@
+"""Without bpf(): the doctor says so, the self-test passes and a real engine is recorded, all through perf events."""
+
+KERNELS = "5.10-nobpf"
+BOOT = {"limit": 300}
+SECONDS = 60
+TREES = ["llama"]
+SCRIPT = """
+profinfer doctor --json >doctor.json
+profinfer selftest --json >selftest.json
+ggml-runner synth tiny /tmp/m.gguf --type q4_0 >/dev/null
+profinfer record -o /tmp/run.pfi -- llama-bench -m /tmp/m.gguf -t 2 -p 8 -n 4 -r 1 >/dev/null
+profinfer report --json /tmp/run.pfi >report.json
+cat /sys/kernel/tracing/uprobe_events >left.txt
+"""
+
+
+def judge(run, book):
+    doctor = run.json("doctor.json")
+    book.expect(doctor["fit"] and doctor["source"] == "perf", f"not fit by perf events: {doctor['reason']}")
+    book.degraded["bpf"] = doctor["lacks"]
+    book.supported |= {row["id"] for row in doctor["kernel"] if row["state"] == "ok"}
+    for row in run.json("selftest.json")["checks"]:
+        book.expect(row["verdict"] == "ok", f"{row['check']}: {row['verdict']}: {row['detail']}")
+    report = run.json("report.json")
+    books = report["books"]
+    book.expect(report["run"]["source"] == "perf", "the trace does not say that it was made without BPF")
+    for kind in books["events"]:
+        book.expect(kind["closes"], f"the books of {kind['kind']} do not close")
+        book.losses(kind["lost"])
+    ops = next((kind for kind in books["events"] if kind["kind"] == "op"), {"recorded": 0})
+    book.expect(ops["recorded"] > 0, "no op of the engine was recorded")
+    # Of graphs that were read in time; what the others demand is not known.
+    book.hits(books["hits"]["expected"], books["hits"]["seen"])
+    book.expect("profinfer_" not in run.text("left.txt"), "events were left defined")
