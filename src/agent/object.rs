@@ -20,7 +20,7 @@ pub struct Maps {
     pub perf_events: &'static MapHandle,
     pub counts: MapHandle,
     pub targets: MapHandle,
-    lanes: MapHandle,
+    pub lanes: MapHandle,
     known: MapHandle,
     graphs: MapHandle,
     scratches: MapHandle,

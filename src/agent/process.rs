@@ -25,6 +25,7 @@ macro_rules! share {
             $open.events.reuse_fd($maps.events.as_fd())?;
             $open.perf_events.reuse_fd($maps.perf_events.as_fd())?;
             $open.counts.reuse_fd($maps.counts.as_fd())?;
+            $open.lanes.reuse_fd($maps.lanes.as_fd())?;
             $open.targets.reuse_fd($maps.targets.as_fd())
         })()
     };

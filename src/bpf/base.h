@@ -37,24 +37,8 @@ const volatile struct knobs {
 
 #include "send.h"
 
-/* What a thread is doing. pool and ith tell whether it is still the same worker of the same graph. */
-struct lane {
-	__u64 pool;
-	__u64 tensor; /* op under way, 0: none */
-	__u64 start;
-	__u64 end; /* its end, 0: not seen yet */
-	__u64 last_ra;
-	__u64 last_ts;
-	__u32 in_graph; /* thread 0: between entry and return of ggml_graph_compute */
-	__u32 describe; /* thread 0: this graph may have changed, look at its tensors */
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, __u32);
-	__type(value, struct lane);
-} lanes SEC(".maps");
+/* Graphs entered so far, through the functions of this object's engine. */
+__u64 graphs_entered;
 
 struct addr_key {
 	__u64 addr;
@@ -122,6 +106,23 @@ static __always_inline struct proc *recorded(__u32 tgid)
 		p = bpf_map_lookup_elem(&targets, &tgid);
 	}
 	return p;
+}
+
+/* The calling thread's lane; a recorded process's thread gets one. */
+static __always_inline struct lane *lane_of(__u64 id)
+{
+	__u32 tid = id, tgid = id >> 32;
+	struct lane *lane = bpf_map_lookup_elem(&lanes, &tid);
+
+	if (lane && lane->tgid == tgid)
+		return lane;
+	if (recorded(tgid)) {
+		struct lane fresh = { .tgid = tgid };
+
+		bpf_map_update_elem(&lanes, &tid, &fresh, BPF_ANY);
+		return bpf_map_lookup_elem(&lanes, &tid);
+	}
+	return 0;
 }
 
 static __always_inline void head(struct ev_hdr *h, __u16 kind, __u64 id)

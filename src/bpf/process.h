@@ -38,6 +38,8 @@ static __always_inline int gone(void *ctx, __u64 id)
 	struct ev_call e = {};
 	__u32 tid = id;
 
+	/* The next thread of this number may be of a process that is not recorded. */
+	bpf_map_delete_elem(&lanes, &tid);
 	if (!bpf_map_lookup_elem(&targets, &tid))
 		return 0;
 	bpf_map_delete_elem(&targets, &tid);

@@ -42,6 +42,32 @@ struct {
 	__type(value, struct proc);
 } targets SEC(".maps");
 
+/* What a thread is doing. A recorded process's threads alone have one, so that a hit looks up nothing else. */
+struct lane {
+	__u64 params; /* ggml_compute_params that ith and pool were read from, in graph `epoch` */
+	__u64 epoch;
+	__u64 pool;   /* with ith: which worker of which graph */
+	__u64 tensor; /* op under way, 0: none */
+	__u64 start;
+	__u64 end; /* its end, 0: not seen yet */
+	__u64 last_ra;
+	__u64 last_ts;
+	__u64 loop_ra; /* its process's, 0: not known here */
+	__u32 tgid;
+	__u32 hits;
+	__u16 ith;
+	__u8 in_graph; /* thread 0: between entry and return of ggml_graph_compute */
+	__u8 describe; /* thread 0: this graph may have changed, look at its tensors */
+	__u32 unused;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, struct lane);
+} lanes SEC(".maps");
+
 static __always_inline struct count *count_of(__u32 i)
 {
 	return bpf_map_lookup_elem(&counts, &i);
@@ -55,9 +81,10 @@ static __always_inline void bump(__u32 i)
 		__sync_fetch_and_add(&c->seen, 1);
 }
 
-static __always_inline void send(void *ctx, struct ev_hdr *h, __u32 size)
+/* Sends an event, and wakes the reader when enough waits for it; whether so much does is looked up if `ask`. */
+static __always_inline void pass(void *ctx, struct ev_hdr *h, __u32 size, bool ask)
 {
-	struct count *c = count_of(h->kind);
+	struct count *c;
 	long err;
 
 	if (k.pbuf) {
@@ -65,15 +92,21 @@ static __always_inline void send(void *ctx, struct ev_hdr *h, __u32 size)
 	} else {
 		__u64 flags = BPF_RB_NO_WAKEUP;
 
-		if (bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) >= k.wake_bytes)
+		if (ask && bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) >= k.wake_bytes)
 			flags = BPF_RB_FORCE_WAKEUP;
 		err = bpf_ringbuf_output(&events, h, size, flags);
 	}
+	c = count_of(h->kind);
 	if (c) {
 		__sync_fetch_and_add(&c->seen, 1);
 		if (err)
 			__sync_fetch_and_add(&c->lost, 1);
 	}
+}
+
+static __always_inline void send(void *ctx, struct ev_hdr *h, __u32 size)
+{
+	pass(ctx, h, size, true);
 }
 
 static __always_inline void stamp(struct ev_hdr *h, __u16 kind, __u64 id)

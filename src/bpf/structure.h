@@ -166,6 +166,22 @@ __attribute__((noinline)) int tensor_hash(__u32 tid)
 	return (hash >> 32) | 1;
 }
 
+/* The published method's look: the tensor at the scratch's t.addr and its sources' dims. 0: could not be read. */
+static __always_inline int tensor_read(struct scratch *s)
+{
+	__u64 dims[8];
+
+	if (!get(s->t.raw, k.tensor_len <= TENSOR_RAW ? k.tensor_len : TENSOR_RAW, s->t.addr))
+		return 0;
+	for (__u32 i = 0; i < MAX_SRC; i++) {
+		__u64 src = i < k.n_src ? word(s->t.raw, k.src_off + 8 * i) : 0;
+
+		if (src)
+			get(dims, sizeof(dims), src + k.ne_off);
+	}
+	return 1;
+}
+
 #define IS_NEW 0x100
 
 /* Reads entry i of the scratch's list of n tensors. One whose description is new brings its sources to the list. Gives
@@ -179,16 +195,18 @@ __attribute__((noinline)) int describe_one(__u32 tid, __u32 i, __u32 n)
 	if (!s)
 		return 0;
 	s->t.addr = key.addr = s->queue[i & (QUEUE - 1)];
+	if (k.str == 2)
+		return tensor_read(s) ? n | IS_NEW : n;
 	key.tgid = s->t.h.tgid;
 	hash = (__u32)tensor_hash(tid);
 	old = bpf_map_lookup_elem(&known, &key);
-	if (!hash || (old && *old == hash && k.str != 2))
+	if (!hash || (old && *old == hash))
 		return n;
 	bpf_map_update_elem(&known, &key, &hash, BPF_ANY);
 	for (__u32 j = 0; j < MAX_SRC; j++) {
 		__u64 src = j < k.n_src ? word(s->t.raw, k.src_off + 8 * j) : 0;
 
-		if (src && n < QUEUE && k.str != 2) {
+		if (src && n < QUEUE) {
 			__u64 at = n++;
 
 			/* clang knows that at < QUEUE and drops a mask in C; the verifier wants to see it. */
