@@ -350,3 +350,45 @@ fn an_extension_module_without_cet_is_probed_at_the_entry() {
     let modules = v["target"]["engines"][0]["modules"].as_array().expect("modules");
     assert_eq!(modules[0]["roles"], serde_json::json!(["llama", "base", "cpu"]));
 }
+
+#[test]
+fn a_slow_down_is_predicted_for_each_level() {
+    let (v, _) = json(&["--no-probe", "--predict", "10tok/s", "--ops", "400"]);
+    let levels = v["prediction"]["levels"].as_array().expect("levels");
+    let hits: Vec<f64> = levels.iter().map(|l| l["hits"].as_f64().expect("hits")).collect();
+    assert_eq!(hits, [2.0, 8.0, 408.0, 808.0]);
+    for level in levels {
+        // Nothing was measured, and it says so instead of a figure.
+        assert!(level["here"].is_null(), "{level}");
+        let share = |end: &str| level["boards"][end].as_f64().expect("share");
+        assert!(share("least") > 0.0 && share("most") < 0.02, "{level}");
+    }
+    assert!(!v["prediction"]["assumptions"].as_array().expect("assumptions").is_empty());
+    let o = doctor(&["--no-probe", "--predict", "10", "--ops", "400"]);
+    assert!(text(&o).contains("op, with barriers") && text(&o).contains("not measured"), "{}", text(&o));
+}
+
+#[test]
+fn a_slow_down_is_predicted_from_a_recording() {
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/small.pfi");
+    let (v, _) = json(&["--no-probe", "--predict", "10", "--trace", trace]);
+    assert!(v["prediction"]["hits"]["ops"].as_f64().expect("ops") > 0.0, "{}", v["prediction"]);
+}
+
+#[test]
+fn what_cannot_be_predicted_from_is_said() {
+    let refused = |args: &[&str], code: i32, part: &str| {
+        let o = doctor(&[&["--no-probe"], args].concat());
+        let told = String::from_utf8_lossy(&o.stderr).into_owned();
+        assert_eq!(o.status.code(), Some(code), "{args:?}: {told}");
+        assert!(told.contains(part), "{args:?}: {told}");
+    };
+    for speed in ["0", "-1", "nan", "inf", "10m/s", ""] {
+        refused(&[&format!("--predict={speed}"), "--ops", "4"], 2, "tokens a second");
+    }
+    refused(&["--predict", "10"], 2, "--ops");
+    refused(&["--ops", "10"], 2, "--predict");
+    refused(&["--predict", "10", "--ops", "0"], 2, "--ops");
+    refused(&["--predict", "10", "--trace", "/nowhere.pfi"], 1, "/nowhere.pfi");
+    refused(&["--predict", "10", "--trace", file!()], 1, "doctor.rs");
+}

@@ -4,6 +4,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use libbpf_rs::Link;
+
 use super::btf::Btf;
 use super::layout::Layout;
 use super::object::{Loaded, Maps};
@@ -124,13 +126,21 @@ impl Source for Bpf {
 
 impl Prober for Loaded {
     fn attach(&self, prog: Prog, file: &Path, offset: u64) -> Result<Guard, String> {
-        match Loaded::attach(self, prog, file, offset) {
-            Ok(link) => Ok(Box::new(link)),
-            Err(e) => Err(refusal::explain(Act::Probe, &e)),
-        }
+        guard(Loaded::attach(self, prog, file, offset))
+    }
+
+    fn attach_empty(&self, file: &Path, offset: u64) -> Option<Result<Guard, String>> {
+        Some(guard(self.attach_nothing(file, offset)))
     }
 
     fn run_stats(&self) -> (u64, u64) {
         Loaded::run_stats(self)
+    }
+}
+
+fn guard(attached: libbpf_rs::Result<Link>) -> Result<Guard, String> {
+    match attached {
+        Ok(link) => Ok(Box::new(link)),
+        Err(e) => Err(refusal::explain(Act::Probe, &e)),
     }
 }

@@ -1,125 +1,186 @@
-//! The cost of one probe hit on this machine, measured on a function of our own. Uses `layout`, `road`, `source`,
-//! `structure`, `tables` and `usage`.
+//! What the probe hits of an op cost on this machine, measured on a graph of our own. Uses `layout`, `rehearsal`, `road`,
+//! `source`, `structure` and `tables`.
 
-use std::arch::global_asm;
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::layout::Layout;
+use super::rehearsal::{self, Function, Graph, NODES, Spot};
 use super::road::Road;
-use super::source::{Knobs, Prober, Prog, Source, Structure};
+use super::source::{Guard, Knobs, Prober, Prog, Source, Structure};
 use super::structure::Reading;
 use super::tables::Tables;
-use super::usage;
 
-// Two functions that return at once. The first instruction of `cheap` is one that the kernel emulates, that of `stepped`
-// one that it single-steps (arch/x86/kernel/uprobes.c, arch/arm64/kernel/probes/decode-insn.c).
-#[cfg(target_arch = "x86_64")]
-global_asm!(
-    ".globl profinfer_cheap",
-    ".type profinfer_cheap, @function",
-    "profinfer_cheap: push rbp",
-    "pop rbp",
-    "ret",
-    ".globl profinfer_stepped",
-    ".type profinfer_stepped, @function",
-    "profinfer_stepped: mov rax, rdi",
-    "ret",
-);
-#[cfg(target_arch = "aarch64")]
-global_asm!(
-    ".globl profinfer_cheap",
-    ".type profinfer_cheap, @function",
-    "profinfer_cheap: ret",
-    ".globl profinfer_stepped",
-    ".type profinfer_stepped, @function",
-    "profinfer_stepped: mov x9, x0",
-    "ret",
-);
-
-unsafe extern "C" {
-    fn profinfer_cheap(params: *const u64, tensor: *const u64);
-    fn profinfer_stepped(params: *const u64, tensor: *const u64);
+/// A way to watch an op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// A program that does nothing: what the kernel itself takes for a hit.
+    Empty,
+    /// Our op program, in a graph whose structure is known to be unchanged.
+    Op,
+    /// The same with our barrier program behind each op: an op of one of several threads.
+    OpAndBarrier,
+    /// Our op program where it has to look at each tensor, and finds it unchanged.
+    Looked,
+    /// Our op program where it looks at each tensor, and finds it new.
+    New,
+    /// The published method: entry and return probe on the first instruction, full structure at each hit.
+    Published,
 }
 
-/// Nanoseconds a hit, median of several rounds.
-#[derive(Debug, Clone, Copy)]
-pub struct HitCost {
-    /// The instruction is emulated.
-    pub cheap_ns: u32,
-    /// The instruction is single-stepped.
-    pub stepped_ns: u32,
-}
+impl Way {
+    /// Those that a doctor measures always, and those only for comparison; each list shares one object.
+    pub const USUAL: [Way; 3] = [Way::Empty, Way::Op, Way::OpAndBarrier];
+    pub const COMPARED: [Way; 3] = [Way::Looked, Way::New, Way::Published];
 
-const ROUNDS: usize = 9;
-const CALLS: u32 = 400;
-
-/// Measures with the op probe itself, event included, by a source of its own.
-pub fn hit_cost(road: &Road) -> Result<HitCost, String> {
-    let (_source, prober) = open(road)?;
-    let cheap_ns = measure(&*prober, profinfer_cheap)?;
-    Ok(HitCost { cheap_ns, stepped_ns: measure(&*prober, profinfer_stepped)? })
-}
-
-/// Only the cost of a hit on a cheap instruction, ns.
-pub fn cheap_hit(road: &Road) -> Result<u32, String> {
-    let (_source, prober) = open(road)?;
-    measure(&*prober, profinfer_cheap)
-}
-
-/// The buffer holds the events of all rounds: one that is full would make hits look cheaper.
-const BUFFER: u32 = 1 << 20;
-const _: () = assert!(2 * (ROUNDS as u32) * CALLS * 128 <= BUFFER);
-
-/// A prober is good for nothing when its source is gone.
-type Opened = (Box<dyn Source>, Box<dyn Prober>);
-
-fn open(road: &Road) -> Result<Opened, String> {
-    let reading = Reading::new(0, Layout::latest(), &Tables::default());
-    let knobs = Knobs { any: false, pbuf: false, buffer: BUFFER, structure: Structure::Off };
-    let mut source = road.open(knobs, None, Rc::new(RefCell::new(|_: &[u8]| {})));
-    source.add_target(std::process::id());
-    let prober = source.engine(&reading).map_err(|e| e.to_string())?;
-    Ok((source, prober))
-}
-
-type Site = unsafe extern "C" fn(*const u64, *const u64);
-
-fn measure(prober: &dyn Prober, site: Site) -> Result<u32, String> {
-    let exe = Path::new("/proc/self/exe");
-    let offset = file_offset(site as usize as u64).ok_or("our own file is not to be found in our maps")?;
-    let bare = round(site);
-    let link = prober.attach(Prog::Op, exe, offset)?;
-    let mut rounds: Vec<u64> = (0..ROUNDS).map(|_| round(site)).collect();
-    drop(link);
-    rounds.sort_unstable();
-    Ok(u32::try_from(rounds[ROUNDS / 2].saturating_sub(bare) / u64::from(CALLS)).unwrap_or(u32::MAX))
-}
-
-fn round(site: Site) -> u64 {
-    let params = [0u64; 8];
-    let start = usage::now();
-    for _ in 0..CALLS {
-        // SAFETY: both functions above return at once and touch neither argument.
-        unsafe { site(params.as_ptr(), params.as_ptr()) };
+    /// Name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Empty => "empty",
+            Way::Op => "op",
+            Way::OpAndBarrier => "op-and-barrier",
+            Way::Looked => "op-looked-at",
+            Way::New => "op-new",
+            Way::Published => "published",
+        }
     }
-    usage::now() - start
+
+    /// For people.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Way::Empty => "a program that does nothing",
+            Way::Op => "our op program",
+            Way::OpAndBarrier => "the same and our barrier program",
+            Way::Looked => "our op program, tensors looked at and unchanged",
+            Way::New => "our op program, tensors new",
+            Way::Published => "entry and return probe, structure at each hit",
+        }
+    }
 }
 
-/// File offset in our own executable of a function that may be probed.
-pub(super) fn own_probe_site() -> Option<u64> {
-    file_offset(profinfer_cheap as *const () as usize as u64)
+/// Walks of the graph of which the median counts; the first ones are there to learn and to warm up.
+const WALKS: usize = 31;
+const FIRST_WALKS: usize = 3;
+/// Bytes of the buffer; it is emptied after each walk, so that no walk fills it or wakes a reader.
+const BUFFER: u32 = 1 << 18;
+const _: () = assert!(NODES * 2 * size_of::<super::event::Tensor>() < BUFFER as usize / 4);
+
+/// What one op costs, watched in one way.
+#[derive(Debug, Clone, Copy)]
+pub struct Cost {
+    pub way: Way,
+    pub spot: Spot,
+    /// Nanoseconds of the op's hits together.
+    pub ns: f64,
 }
 
-/// Offset of one of our own code addresses within our executable.
-fn file_offset(addr: u64) -> Option<u64> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    maps.lines().find_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        let (start, end) = words.next()?.split_once('-')?;
-        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
-        let offset = u64::from_str_radix(words.nth(1)?, 16).ok()?;
-        (start..end).contains(&addr).then(|| addr - start + offset)
-    })
+/// Measures the usual ways, or all of them: as far as the road has them.
+pub fn costs(road: &Road, compare: bool) -> Result<Vec<Cost>, String> {
+    let mut usual = Bench::new(road, Way::Op)?;
+    let mut out = Vec::new();
+    for way in Way::USUAL {
+        usual.cost(way, &mut out)?;
+    }
+    drop(usual);
+    for way in Way::COMPARED.into_iter().filter(|_| compare && *road == Road::Bpf) {
+        Bench::new(road, way)?.cost(way, &mut out)?;
+    }
+    Ok(out)
+}
+
+/// Only the cost of an op's probe on an instruction that the kernel emulates, ns.
+pub fn cheap_hit(road: &Road) -> Result<u32, String> {
+    let ns = Bench::new(road, Way::Op)?.measure(Way::Op, Spot::Emulated)?;
+    Ok(ns.map_or(0, |ns| ns.round() as u32))
+}
+
+/// A source for one knob of structure, with a graph to walk.
+struct Bench {
+    // A prober is good for nothing when its source is gone.
+    prober: Box<dyn Prober>,
+    source: Box<dyn Source>,
+    layout: Layout,
+    graph: Graph,
+}
+
+impl Bench {
+    /// Opens what `way` needs.
+    fn new(road: &Road, way: Way) -> Result<Bench, String> {
+        let mut layout = Layout::latest();
+        if matches!(way, Way::Looked | Way::New) {
+            // Without it our programs cannot know that a graph is unchanged.
+            layout.uid_off = None;
+        }
+        let structure = match way {
+            Way::Published => Structure::EveryHit,
+            _ => Structure::Changes,
+        };
+        let knobs = Knobs { any: false, pbuf: false, buffer: BUFFER, structure };
+        let mut source = road.open(knobs, None, Rc::new(RefCell::new(|_: &[u8]| {})));
+        source.add_target(std::process::id());
+        let reading = Reading::new(0, layout.clone(), &Tables::default());
+        let prober = source.engine(&reading).map_err(|e| e.to_string())?;
+        Ok(Bench { prober, source, graph: Graph::new(&layout), layout })
+    }
+
+    fn cost(&mut self, way: Way, out: &mut Vec<Cost>) -> Result<(), String> {
+        let spots: &[Spot] = match way {
+            Way::Published => &[Spot::First],
+            _ => &[Spot::Emulated, Spot::Stepped],
+        };
+        for &spot in spots {
+            out.extend(self.measure(way, spot)?.map(|ns| Cost { way, spot, ns }));
+        }
+        Ok(())
+    }
+
+    /// Nanoseconds of an op with all its hits, without the calls themselves. None: the road has no such way.
+    fn measure(&mut self, way: Way, spot: Spot) -> Result<Option<f64>, String> {
+        let bare = self.median(way);
+        let Some(probes) = self.attach(way, spot)? else { return Ok(None) };
+        let probed = self.median(way);
+        drop(probes);
+        Ok(Some(probed.saturating_sub(bare) as f64 / NODES as f64))
+    }
+
+    fn attach(&self, way: Way, spot: Spot) -> Result<Option<Vec<Guard>>, String> {
+        let exe = Path::new("/proc/self/exe");
+        let at = |function, spot| {
+            rehearsal::site(function, spot).ok_or("our own file is not to be found in our maps".to_owned())
+        };
+        let probe = |prog, function, spot| self.prober.attach(prog, exe, at(function, spot)?);
+        if way == Way::Empty {
+            let empty = self.prober.attach_empty(exe, at(Function::Op, spot)?);
+            return empty.map(|probe| probe.map(|p| vec![p])).transpose();
+        }
+        let mut probes = vec![
+            probe(Prog::GraphEnter, Function::Graph, Spot::Emulated)?,
+            probe(Prog::Op, Function::Op, spot)?,
+        ];
+        match way {
+            Way::OpAndBarrier => probes.push(probe(Prog::Barrier, Function::Barrier, spot)?),
+            Way::Published => probes.push(probe(Prog::OpExit, Function::Op, spot)?),
+            _ => {}
+        }
+        Ok(Some(probes))
+    }
+
+    fn median(&mut self, way: Way) -> u64 {
+        let mut walks = Vec::with_capacity(WALKS);
+        for i in 0..FIRST_WALKS + WALKS {
+            if way == Way::New {
+                self.graph.reshape(&self.layout);
+            }
+            self.graph.enter();
+            let ns = self.graph.walk();
+            self.source.poll(Duration::ZERO);
+            if i >= FIRST_WALKS {
+                walks.push(ns);
+            }
+        }
+        walks.sort_unstable();
+        walks[WALKS / 2]
+    }
 }

@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::btf::Btf;
-use super::calibrate::{self, HitCost};
+use super::calibrate::{self, Cost, Way};
 use super::discover::Engine;
 use super::examine::{self, SiteCost, Subject, Target};
 use super::features::{self, Check, State};
@@ -14,6 +14,7 @@ use super::object::Loaded;
 use super::perf::{self, Perf};
 use super::privileges::Cap;
 use super::refusal::{self, Act};
+use super::rehearsal::Spot;
 use super::road::Road;
 use super::source::{Knobs, Structure};
 use super::structure::Reading;
@@ -60,14 +61,39 @@ pub struct Hit {
     pub single_stepped_ns: u32,
     /// Where the target's op probe would sit; `None` without a target or when that kind was not measured.
     pub target_ns: Option<u32>,
+    /// An op with all its hits, in all the ways measured.
+    pub ways: Vec<WayCost>,
 }
 
-/// Looks at everything. With `place` false, no probe is placed and no hit measured. `btf` is the kernel's, if one is given.
-pub fn checkup(subject: Option<&Subject>, place: bool, btf: Option<&Btf>) -> Checkup {
+/// One op watched in one way.
+#[derive(Debug, Serialize)]
+pub struct WayCost {
+    /// See [`Way::name`].
+    pub way: &'static str,
+    pub meaning: &'static str,
+    /// See [`Spot::name`].
+    pub instruction: &'static str,
+    pub ns: f64,
+}
+
+/// What to look at, and how closely.
+#[derive(Debug, Default)]
+pub struct Ask<'a> {
+    pub subject: Option<&'a Subject>,
+    /// Places no probe, so that no hit is measured.
+    pub no_probe: bool,
+    /// Measures other ways to watch an op as well.
+    pub compare: bool,
+    /// The kernel's, if one is given.
+    pub btf: Option<&'a Btf>,
+}
+
+/// Looks at everything.
+pub fn checkup(ask: &Ask<'_>) -> Checkup {
     refusal::hush();
     let rights = privileges::read();
     let m = machine::read();
-    let (target, engines) = match subject {
+    let (target, engines) = match ask.subject {
         Some(s) => {
             let (target, engines) = examine::examine(s);
             (Some(target), engines)
@@ -80,14 +106,14 @@ pub fn checkup(subject: Option<&Subject>, place: bool, btf: Option<&Btf>) -> Che
         _ => Road::Bpf,
     };
     let mut checks = rights.checks();
-    let mut kernel = features::kernel(&rights, place, btf);
+    let mut kernel = features::kernel(&rights, !ask.no_probe, ask.btf);
     kernel.push(perf_events(&perf));
     kernel.push(features::config(Kconfig::read(&m.kernel).as_ref()));
     let (programs, cost) = match &road {
-        Road::Bpf => programs(engines.first(), place, btf),
+        Road::Bpf => programs(engines.first(), ask),
         Road::Perf(_) => {
             checks.iter_mut().chain(&mut kernel).for_each(not_needed);
-            events(&road, place)
+            events(&road, ask)
         }
     };
     let op_site = target.as_ref().and_then(|t| t.engines.first()).and_then(|e| e.op_site);
@@ -97,7 +123,7 @@ pub fn checkup(subject: Option<&Subject>, place: bool, btf: Option<&Btf>) -> Che
         privileges: checks,
         kernel,
         programs,
-        hit: cost.map(|c| hit(c, op_site)),
+        hit: cost.map(|c| hit(&c, op_site)),
         target,
         source: if road == Road::Bpf { "bpf" } else { "perf" },
         lacks: if road == Road::Bpf { "" } else { perf::LACKS },
@@ -137,28 +163,39 @@ fn perf_events(offered: &Result<(), String>) -> Check {
 }
 
 /// Places our probe events as a recording without bpf() would, and measures.
-fn events(road: &Road, place: bool) -> (Vec<Check>, Option<HitCost>) {
+fn events(road: &Road, ask: &Ask<'_>) -> (Vec<Check>, Option<Vec<Cost>>) {
     let check = Check::new("hit", "our op event on a probe", State::Ok);
-    if !place {
+    if ask.no_probe {
         return (vec![Check { state: State::Skipped, ..check }.detail("no probes, as asked")], None);
     }
-    match calibrate::hit_cost(road) {
+    match calibrate::costs(road, ask.compare) {
         Ok(cost) => (vec![check], Some(cost)),
         Err(why) => (vec![Check { state: State::Missing, ..check }.detail(&why)], None),
     }
 }
 
-fn hit(c: HitCost, op_site: Option<SiteCost>) -> Hit {
+fn hit(costs: &[Cost], op_site: Option<SiteCost>) -> Hit {
+    let op = |spot| {
+        let found = costs.iter().find(|c| c.way == Way::Op && c.spot == spot);
+        found.map_or(0, |c| c.ns.round() as u32)
+    };
+    let (emulated_ns, single_stepped_ns) = (op(Spot::Emulated), op(Spot::Stepped));
     let target_ns = match op_site {
-        Some(SiteCost::Emulated) => Some(c.cheap_ns),
-        Some(SiteCost::SingleStepped) => Some(c.stepped_ns),
+        Some(SiteCost::Emulated) => Some(emulated_ns),
+        Some(SiteCost::SingleStepped) => Some(single_stepped_ns),
         Some(SiteCost::Nop5) | None => None,
     };
-    Hit { emulated_ns: c.cheap_ns, single_stepped_ns: c.stepped_ns, target_ns }
+    let ways = costs.iter().map(|c| WayCost {
+        way: c.way.name(),
+        meaning: c.way.meaning(),
+        instruction: c.spot.name(),
+        ns: c.ns,
+    });
+    Hit { emulated_ns, single_stepped_ns, target_ns, ways: ways.collect() }
 }
 
 /// Loads our programs as a recording would, and measures.
-fn programs(engine: Option<&Engine>, place: bool, btf: Option<&Btf>) -> (Vec<Check>, Option<HitCost>) {
+fn programs(engine: Option<&Engine>, ask: &Ask<'_>) -> (Vec<Check>, Option<Vec<Cost>>) {
     let (name, reading) = match engine {
         Some(e) => ("our programs, with the target's layout", Reading::new(0, e.layout.clone(), &e.tables)),
         None => ("our programs, with today's layout", Reading::new(0, Layout::latest(), &Tables::default())),
@@ -177,12 +214,12 @@ fn programs(engine: Option<&Engine>, place: bool, btf: Option<&Btf>) -> (Vec<Che
         }
     };
     let mut out = vec![Check::new("load", name, State::Ok)];
-    if !place {
+    if ask.no_probe {
         out.push(Check::new("hit", "cost of a hit", State::Skipped).detail("no probes, as asked"));
         return (out, None);
     }
-    out.push(follow(&loaded, &knobs, btf));
-    let cost = calibrate::hit_cost(&Road::Bpf);
+    out.push(follow(&loaded, &knobs, ask.btf));
+    let cost = calibrate::costs(&Road::Bpf, ask.compare);
     let check = Check::new("hit", "our op program on a probe", State::Ok);
     match cost {
         Ok(cost) => {

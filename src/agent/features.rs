@@ -1,4 +1,4 @@
-//! What this kernel can do, found by trying and never by its version: vendors backport. Uses `refusal`, `btf`, `kconfig`, `tracepoint` and `calibrate`
+//! What this kernel can do, found by trying and never by its version: vendors backport. Uses `refusal`, `btf`, `kconfig`, `tracepoint` and `rehearsal`
 //! (for a function of our own to probe).
 
 use std::ffi::CStr;
@@ -15,7 +15,8 @@ use super::btf::Btf;
 use super::kconfig::Kconfig;
 use super::privileges::Privileges;
 use super::refusal::{self, Act};
-use super::{calibrate, tracepoint};
+use super::rehearsal::{self, Function, Spot};
+use super::tracepoint;
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -72,7 +73,7 @@ pub fn kernel(p: &Privileges, place: bool, given: Option<&Btf>) -> Vec<Check> {
         out.extend(t.maps());
         out.extend(t.programs());
     }
-    match (place, calibrate::own_probe_site()) {
+    match (place, rehearsal::site(Function::Op, Spot::First)) {
         (true, Some(site)) => out.extend(t.probes(site, no_bpf)),
         (true, None) => out.push(
             Check::new("uprobe", "uprobe", State::Skipped)

@@ -29,6 +29,7 @@ pub mod process;
 pub mod prologue;
 pub mod recording;
 pub mod refusal;
+pub mod rehearsal;
 pub mod road;
 pub mod search;
 pub mod session;

@@ -146,11 +146,18 @@ impl Loaded {
     /// Attaches a program at an offset of a file, for all processes: the programs filter, which costs less than the
     /// kernel's own filter by pid.
     pub fn attach(&self, prog: Prog, file: &Path, offset: u64) -> libbpf_rs::Result<Link> {
-        let offset =
-            usize::try_from(offset).map_err(|_| libbpf_rs::Error::from_raw_os_error(libc::EINVAL))?;
-        let opts = UprobeOpts { retprobe: prog.is_return(), ..UprobeOpts::default() };
-        self.prog(prog).attach_uprobe_with_opts(-1, file, offset, opts)
+        attach(self.prog(prog), prog.is_return(), file, offset)
     }
+
+    /// Attaches a program that does nothing, likewise.
+    pub fn attach_nothing(&self, file: &Path, offset: u64) -> libbpf_rs::Result<Link> {
+        attach(&self.skel.progs.nothing, false, file, offset)
+    }
+}
+
+fn attach(prog: &ProgramMut<'_>, retprobe: bool, file: &Path, offset: u64) -> libbpf_rs::Result<Link> {
+    let offset = usize::try_from(offset).map_err(|_| libbpf_rs::Error::from_raw_os_error(libc::EINVAL))?;
+    prog.attach_uprobe_with_opts(-1, file, offset, UprobeOpts { retprobe, ..UprobeOpts::default() })
 }
 
 impl Maps {

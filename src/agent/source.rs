@@ -132,6 +132,11 @@ pub trait Prober {
     /// Puts a probe at an offset of a file, for all processes that run it. Err says what is missing.
     fn attach(&self, prog: Prog, file: &Path, offset: u64) -> Result<Guard, String>;
 
+    /// Puts a probe that does nothing there, to tell what the kernel itself takes. None: there is no such probe.
+    fn attach_empty(&self, _file: &Path, _offset: u64) -> Option<Result<Guard, String>> {
+        None
+    }
+
     /// Time in our programs so far, ns, and their runs; zeros where nobody counts them.
     fn run_stats(&self) -> (u64, u64) {
         (0, 0)

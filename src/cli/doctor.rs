@@ -4,9 +4,16 @@ use std::io::{BufWriter, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
+use serde::Serialize;
+
 use crate::agent::btf::Btf;
-use crate::agent::checkup;
+use crate::agent::calibrate::Way;
+use crate::agent::checkup::{self, Ask, Checkup, Hit};
 use crate::agent::examine::Subject;
+use crate::agent::rehearsal::Spot;
+use crate::analysis::predict::{HitCosts, Hits, Prediction, Range, predict};
+use crate::trace::Trace;
 use crate::views::doctor;
 use crate::views::table::Style;
 
@@ -17,6 +24,8 @@ Examples:
   profinfer doctor libggml-cpu.so                and a library
   sudo profinfer doctor -p $(pidof llama-server) and a running process
   profinfer doctor --json | jq .reason           for a program
+  profinfer doctor --predict 10tok/s --ops 400   and what recording would cost an engine of this speed
+  profinfer doctor --predict 10tok/s --trace run.pfi   the same, with the hits of a recording
 
 Words:
   ok        there
@@ -50,6 +59,79 @@ pub struct Args {
     /// Place no probe, not even on ourselves: probes are then not tried and the cost of a hit is not measured
     #[arg(long)]
     pub no_probe: bool,
+    /// Also measure what an op costs by other ways of watching it: among them the published method, with entry and return
+    /// probe and the whole structure at each hit
+    #[arg(long, conflicts_with = "no_probe")]
+    pub compare: bool,
+    #[command(flatten)]
+    pub prophecy: Prophecy,
+}
+
+/// How many op hits a token has.
+#[derive(Debug, clap::Args)]
+pub struct Prophecy {
+    /// Say how much slower an engine that decodes at this speed would be while it is recorded, for each level: tokens/s,
+    /// as 10 or 10tok/s
+    #[arg(long, value_name = "SPEED", value_parser = speed, requires = "known")]
+    pub predict: Option<f64>,
+    /// With --predict: take the hits of a token from this recording of level op
+    #[arg(long, value_name = "FILE", requires = "predict", group = "known")]
+    pub trace: Option<PathBuf>,
+    /// With --predict: op hits of one thread in a token, that is nodes of the graph that compute something
+    #[arg(long, value_name = "N", requires = "predict", group = "known",
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub ops: Option<u32>,
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    let number = ["tok/s", "tokens/s", "t/s"].iter().find_map(|unit| text.strip_suffix(unit)).unwrap_or(text);
+    match number.trim_end().parse::<f64>() {
+        Ok(v) if v > 0.0 && v <= 1e6 => Ok(v),
+        _ => Err("wanted: tokens a second, above 0 and at most 1000000, as 10 or 10tok/s".into()),
+    }
+}
+
+impl Prophecy {
+    fn tell(&self, found: &Checkup) -> anyhow::Result<Option<Prediction>> {
+        let Some(speed) = self.predict else { return Ok(None) };
+        let (source, hits) = match (&self.trace, self.ops) {
+            (Some(path), _) => {
+                let shown = path.display();
+                let trace = Trace::open(path).with_context(|| format!("cannot read {shown}"))?;
+                let hits = Hits::of_trace(&trace).map_err(|why| anyhow::anyhow!("{shown} {why}"))?;
+                (format!("decode in {shown}"), hits)
+            }
+            (None, ops) => ("as given; one graph of one split".to_owned(), Hits::of_ops(ops.unwrap_or(1))),
+        };
+        Ok(Some(predict(speed, source, hits, found.hit.as_ref().and_then(costs))))
+    }
+}
+
+/// What was measured, for a prediction; of an op on the target's own instruction where that is known. None: not all of it
+/// was measured.
+fn costs(hit: &Hit) -> Option<HitCosts> {
+    let find = |way: Way, spot: Spot| {
+        hit.ways.iter().find(|w| w.way == way.name() && w.instruction == spot.name()).map(|w| w.ns)
+    };
+    let range = |way| {
+        let (a, b) = (find(way, Spot::Emulated)?, find(way, Spot::Stepped)?);
+        Some(Range { least: a.min(b), most: a.max(b) })
+    };
+    let (op, both) = (range(Way::Op)?, range(Way::OpAndBarrier)?);
+    let barrier = Range { least: (both.least - op.least).max(0.0), most: (both.most - op.most).max(0.0) };
+    // A return costs about as much as another entry on a single-stepped instruction.
+    let call = Range { least: op.least + op.most, most: 2.0 * op.most };
+    let op = hit.target_ns.map_or(op, |ns| Range { least: ns.into(), most: ns.into() });
+    Some(HitCosts { call, op, barrier })
+}
+
+/// What `--json` writes.
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    found: &'a Checkup,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prediction: Option<&'a Prediction>,
 }
 
 /// Runs the subcommand.
@@ -60,17 +142,23 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         (None, None) => None,
     };
     let btf = args.btf.as_deref().map(Btf::read).transpose()?;
-    let found = checkup::checkup(subject.as_ref(), !args.no_probe, btf.as_ref());
+    let found = checkup::checkup(&Ask {
+        subject: subject.as_ref(),
+        no_probe: args.no_probe,
+        compare: args.compare,
+        btf: btf.as_ref(),
+    });
+    let prediction = args.prophecy.tell(&found)?;
     let stdout = std::io::stdout();
     let terminal = stdout.is_terminal();
     let mut out = BufWriter::new(stdout.lock());
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &found)?;
+        serde_json::to_writer_pretty(&mut out, &Answer { found: &found, prediction: prediction.as_ref() })?;
         writeln!(out)?;
     } else {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
         let width = terminal.then(|| terminal_size::terminal_size().map_or(100, |(w, _)| usize::from(w.0)));
-        doctor::write(&mut out, &found, &Style { width, color: terminal && !no_color })?;
+        doctor::write(&mut out, &found, prediction.as_ref(), &Style { width, color: terminal && !no_color })?;
     }
     out.flush()?;
     Ok(if found.fit { ExitCode::SUCCESS } else { ExitCode::FAILURE })

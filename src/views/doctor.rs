@@ -1,14 +1,16 @@
-//! What `profinfer doctor` found, as a checklist for a terminal or a pipe. May use `agent`.
+//! What `profinfer doctor` found, as a checklist for a terminal or a pipe. May use `agent` and `analysis`.
 
 use std::io::{self, Write};
 
-use super::table::{Style, clean};
+use super::predict;
+use super::table::{Style, Table, clean, number, text};
 use super::units::{count, time};
 use crate::agent::checkup::{Checkup, Hit};
 use crate::agent::examine::{
     EngineFacts, ModuleFacts, PointFacts, RoleFacts, RungFacts, Site, SiteCost, Target,
 };
 use crate::agent::features::{Check, State};
+use crate::analysis::predict::Prediction;
 
 /// Width of the column with the state, and of the gap behind each column.
 const STATE: usize = 10;
@@ -16,7 +18,12 @@ const STATE: usize = 10;
 const NAME_MAX: usize = 36;
 
 /// Writes all of it; the last line is the verdict.
-pub fn write(out: &mut dyn Write, all: &Checkup, style: &Style) -> io::Result<()> {
+pub fn write(
+    out: &mut dyn Write,
+    all: &Checkup,
+    prediction: Option<&Prediction>,
+    style: &Style,
+) -> io::Result<()> {
     let m = &all.machine;
     let machine: Vec<&str> =
         [m.kernel.as_str(), &m.arch, &m.cpu_model].into_iter().filter(|s| !s.is_empty()).collect();
@@ -29,6 +36,9 @@ pub fn write(out: &mut dyn Write, all: &Checkup, style: &Style) -> io::Result<()
     }
     if let Some(t) = &all.target {
         target(out, t, style)?;
+    }
+    if let Some(p) = prediction {
+        predict::write(out, p, style)?;
     }
     verdict(out, all, style)
 }
@@ -134,7 +144,30 @@ fn cost(out: &mut dyn Write, hit: &Hit, style: &Style) -> io::Result<()> {
         "a thread's token takes longer by its op hits x {each} ({whose}): 100 hits are {hundred}; \
          with several threads each op also costs a hit at its barrier"
     );
-    fact(out, "meaning", &text, style)
+    fact(out, "meaning", &text, style)?;
+    ways(out, hit, style)
+}
+
+/// An op with all its hits, by way of watching and by instruction.
+fn ways(out: &mut dyn Write, hit: &Hit, style: &Style) -> io::Result<()> {
+    let find = |way: &str, spot: &str| hit.ways.iter().find(|w| w.way == way && w.instruction == spot);
+    let mut table = Table::new(vec![text("an op by"), number("emulated", 0), number("stepped", 0)]);
+    let mut seen: Vec<&str> = Vec::new();
+    for w in &hit.ways {
+        if seen.contains(&w.way) {
+            continue;
+        }
+        seen.push(w.way);
+        let cell = |spot| {
+            let Some(c) = find(w.way, spot).or_else(|| find(w.way, "first")) else { return "-".to_owned() };
+            let empty = find("empty", spot).map(|e| e.ns).filter(|e| *e > 0.0);
+            let ratio = empty.map(|e| format!(" ({:.2}x)", c.ns / e)).unwrap_or_default();
+            format!("{}{ratio}", time(c.ns))
+        };
+        table.row(vec![w.meaning.to_owned(), cell("emulated"), cell("single-stepped")]);
+    }
+    writeln!(out)?;
+    write!(out, "{}", table.render(style))
 }
 
 fn target(out: &mut dyn Write, t: &Target, style: &Style) -> io::Result<()> {

@@ -6,6 +6,7 @@ pub mod accuracy;
 pub mod doctor;
 pub mod honesty;
 pub mod json;
+pub mod predict;
 pub mod table;
 pub mod text;
 pub mod units;
