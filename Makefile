@@ -124,7 +124,7 @@ fuzz: ## the property tests with CASES cases each (20000), in release mode
 
 ##@ Measure
 BENCHES := structure fidelity cost size report runner
-.PHONY: $(BENCHES:%=bench-%)
+.PHONY: $(BENCHES:%=bench-%) bench-arm-cost
 bench-structure: ## hits and structure against the engine's own dump
 bench-fidelity: ## tokens/s and op times against the engine's own figures
 bench-cost: ## slow-down of the engine at each level
@@ -133,6 +133,9 @@ bench-runner: ## ggml-runner against llama.cpp and the machine's peaks
 bench-report: ## speed of report on ten million op slices
 $(BENCHES:%=bench-%): bench-%: | setup
 	benches/$*.sh
+bench-arm-cost: images ## guest instructions of an op's probes on arm64 kernels 5.10 to 7.2, in QEMU
+	@$(MAKE) --no-print-directory dist TARGETS=aarch64-unknown-linux-musl
+	benches/arm-cost.sh
 
 ##@ Tidy
 clean: ## remove what was built here (the cache of engines and models stays)

@@ -80,9 +80,9 @@ pub struct HitCosts {
     pub barrier: Range,
 }
 
-/// Arm cores at 2.4 GHz with an empty program (Kunpeng 916, linux-arm-kernel, 2024-08 and 2024-09: "arm64: uprobes: Simulate
-/// STP for pushing fp/lr into user stack" and its benchmarks): entry probe on an emulated and on a single-stepped
-/// instruction, return probe with either.
+/// A 2.4 GHz Arm core (Kunpeng 916) with a program that does next to nothing: entry probe on an emulated and on a
+/// single-stepped instruction, return probe with either. From lists.infradead.org/pipermail/linux-arm-kernel
+/// 2024-August/950794.html and 2024-September/959989.html.
 const CORE_ENTRY: Range = Range { least: 540.0, most: 1090.0 };
 const CORE_RETURN: Range = Range { least: 1040.0, most: 1560.0 };
 /// Our programs' share on top, in guest instructions relative to an empty program's hit, the largest of kernels 5.10 to

@@ -159,7 +159,10 @@ fn ways(out: &mut dyn Write, hit: &Hit, style: &Style) -> io::Result<()> {
         }
         seen.push(w.way);
         let cell = |spot| {
-            let Some(c) = find(w.way, spot).or_else(|| find(w.way, "first")) else { return "-".to_owned() };
+            let Some(c) = find(w.way, spot) else {
+                // It has its place, whatever instruction that is.
+                return find(w.way, "first").map_or("-".to_owned(), |c| time(c.ns));
+            };
             let empty = find("empty", spot).map(|e| e.ns).filter(|e| *e > 0.0);
             let ratio = empty.map(|e| format!(" ({:.2}x)", c.ns / e)).unwrap_or_default();
             format!("{}{ratio}", time(c.ns))
