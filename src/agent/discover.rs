@@ -65,6 +65,8 @@ pub struct Module {
 impl Module {
     fn new(elf: ElfFile, path_in_target: PathBuf, host_path: PathBuf, id: FileId) -> Module {
         let (roles, build_id) = (Roles::of(&elf), elf.build_id_hex());
+        // A target may have a hundred files, and recent kernels map far more of each than what was read.
+        elf.release();
         Module { path_in_target, host_path, file: None, dev: id.0, inode: id.1, build_id, roles, elf }
     }
 }

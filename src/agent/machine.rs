@@ -126,30 +126,49 @@ fn run_on(cpus: &[u32]) -> std::io::Result<()> {
         }
         set
     };
-    Allowed(set).apply()
+    keep_to(&set)
 }
 
-/// CPUs on which a thread may run, to be given back what [`settle`] and [`avoid`] take: children inherit it.
+/// What this process was started with, and its children are to have, whatever the recorder takes for itself: they inherit
+/// the CPUs that a thread keeps to, and that it has no huge pages.
 #[derive(Clone, Copy)]
-pub struct Allowed(libc::cpu_set_t);
+pub struct Origin {
+    /// None where the kernel has more CPUs than a set of the C library holds.
+    cpus: Option<libc::cpu_set_t>,
+    huge_pages: bool,
+}
 
-impl Allowed {
-    /// Those of this thread; None where the kernel has more CPUs than a set of the C library holds.
-    pub fn of_this_thread() -> Option<Allowed> {
-        // SAFETY: the kernel fills the set that it is given, of the size as said.
+impl Origin {
+    /// As it is for this thread now.
+    pub fn of_this_thread() -> Origin {
+        // SAFETY: the kernel fills the set that it is given, of the size as said; the other call only asks.
         unsafe {
             let mut set = std::mem::zeroed::<libc::cpu_set_t>();
             let got = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set);
-            (got == 0).then_some(Allowed(set))
+            let disabled = libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0);
+            Origin { cpus: (got == 0).then_some(set), huge_pages: disabled == 0 }
         }
     }
 
-    /// Makes them this thread's. A plain system call, fit for a child before its exec.
-    pub fn apply(&self) -> std::io::Result<()> {
-        // SAFETY: the set is as long as said, and only read.
-        match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const self.0) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
+    /// Makes it so again. Plain system calls, fit for a child before its exec.
+    pub fn restore(&self) -> std::io::Result<()> {
+        if self.huge_pages {
+            huge_pages(true);
         }
+        self.cpus.as_ref().map_or(Ok(()), keep_to)
+    }
+}
+
+/// Allows this process huge pages, or not: in tables that are mostly empty each of them costs 2 MB.
+pub fn huge_pages(allowed: bool) {
+    // SAFETY: changes how later pages are had, none that is there; a kernel without huge pages refuses, and may.
+    unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, libc::c_ulong::from(!allowed), 0, 0, 0) };
+}
+
+fn keep_to(set: &libc::cpu_set_t) -> std::io::Result<()> {
+    // SAFETY: the set is as long as said, and only read.
+    match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), set) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
     }
 }

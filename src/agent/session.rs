@@ -68,8 +68,8 @@ struct Session<W: Write> {
     any: bool,
     /// The recorder goes where the engine is not.
     roams: bool,
-    /// Where the command may run, which is not where the recorder keeps itself.
-    allowed: Option<machine::Allowed>,
+    /// What the command gets, which is not what the recorder takes.
+    origin: machine::Origin,
     drain: Rc<RefCell<Drain<Counted<W>>>>,
     source: Box<dyn Source>,
     engines: Vec<Attached>,
@@ -96,7 +96,8 @@ pub fn record(
     // What stands in the way is told when the engine's own programs are loaded; the trace says "not measured".
     let hit_ns = calibrate::cheap_hit(&road).unwrap_or(0);
     let wish = options.agent_cpu;
-    let allowed = machine::Allowed::of_this_thread();
+    let origin = machine::Origin::of_this_thread();
+    machine::huge_pages(false);
     let bound =
         machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
     let out = Counted { out, bytes: 0 };
@@ -108,7 +109,7 @@ pub fn record(
         any,
         source: source(&road, knobs(&options, any), options.btf.clone(), &drain),
         roams: wish == AgentCpu::Auto && bound.is_none(),
-        allowed,
+        origin,
         options,
         drain,
         engines: Vec::new(),
@@ -214,7 +215,7 @@ impl<W: Write + 'static> Session<W> {
     fn launch(&mut self, argv: &[OsString], watch: &mut dyn Watch) -> Result<Child, RecordError> {
         let failed =
             |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
-        let held = target::hold(argv, self.options.stdout_taken, self.allowed).map_err(failed)?;
+        let held = target::hold(argv, self.options.stdout_taken, self.origin).map_err(failed)?;
         self.follow(held.pid);
         // What cannot be told from the files alone is found in the running process's maps.
         self.add_all(discover::of_command(argv), watch)?;

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 
-use super::machine::Allowed;
+use super::machine::Origin;
 
 /// A command that waits for its start.
 pub struct Held {
@@ -19,9 +19,9 @@ pub struct Held {
 }
 
 /// Forks a child that waits before its exec, so that its pid is known and nothing of it runs unseen.
-/// With `quiet_stdout` its standard output goes to our standard error. It runs on the CPUs in `allowed`, whatever this
-/// thread keeps to.
-pub fn hold(argv: &[OsString], quiet_stdout: bool, allowed: Option<Allowed>) -> io::Result<Held> {
+/// With `quiet_stdout` its standard output goes to our standard error. It has what `origin` says, whatever the
+/// recorder took for itself.
+pub fn hold(argv: &[OsString], quiet_stdout: bool, origin: Origin) -> io::Result<Held> {
     let (program, args) = argv.split_first().ok_or_else(|| io::Error::other("no command"))?;
     let (mut born, tell) = io::pipe()?;
     let (wait, go) = io::pipe()?;
@@ -32,13 +32,13 @@ pub fn hold(argv: &[OsString], quiet_stdout: bool, allowed: Option<Allowed>) -> 
     }
     let mut ends = Some((tell, wait));
     let ours = go.as_raw_fd();
-    // SAFETY: runs in the child between fork and exec; it only closes, reads and writes pipes, takes its own pid and sets
-    // its CPUs. `ours` is open at the fork: `go` outlives it.
+    // SAFETY: runs in the child between fork and exec; it only closes, reads and writes pipes, takes its own pid and makes
+    // other plain system calls. `ours` is open at the fork: `go` outlives it.
     unsafe {
         command.pre_exec(move || {
             // Its copy of the writing end would keep the child waiting for ever when the recorder is gone.
             libc::close(ours);
-            allowed.as_ref().map_or(Ok(()), Allowed::apply)?;
+            origin.restore()?;
             match ends.take() {
                 Some((tell, wait)) => announce_and_wait(tell, wait),
                 None => Ok(()),
@@ -134,7 +134,8 @@ mod tests {
     fn a_held_command_runs_only_when_told() {
         let dir = tempfile::tempdir().expect("a directory");
         let mark = dir.path().join("mark");
-        let held = hold(&["touch".into(), mark.clone().into()], false, None).expect("forked");
+        let held =
+            hold(&["touch".into(), mark.clone().into()], false, Origin::of_this_thread()).expect("forked");
         assert!(alive(held.pid));
         assert!(!mark.exists());
         let mut child = held.start().expect("started");
@@ -144,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_held_command_goes_when_its_recorder_does() {
-        let held = hold(&["sleep".into(), "1000".into()], false, None).expect("forked");
+        let held = hold(&["sleep".into(), "1000".into()], false, Origin::of_this_thread()).expect("forked");
         let Held { pid, go, spawner } = held;
         drop(go);
         assert!(spawner.join().expect("no panic").is_err(), "it ran");
@@ -160,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_command_that_is_not_there_fails_at_its_start() {
-        let held = hold(&["/nonexistent/engine".into()], false, None).expect("forked");
+        let held = hold(&["/nonexistent/engine".into()], false, Origin::of_this_thread()).expect("forked");
         assert_eq!(held.start().expect_err("no such file").kind(), io::ErrorKind::NotFound);
     }
 }
