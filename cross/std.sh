@@ -61,8 +61,11 @@ build_std() { # directory
     root=$(sysroot)
     local out=$rust/lib/rustlib/$target/lib
     export LD_LIBRARY_PATH=$rust/lib/$machine-linux-gnu RUSTC=$rust/bin/rustc
+    # Paths of this machine go, as they do from the programs (cargo.sh).
+    local no_paths="--remap-path-prefix=$rust/lib/rustlib/src/rust=/rust"
+    no_paths="$no_paths --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}/registry/src="
     # The library's own profile: bitcode for link-time optimisation, panic_abort compiled as it must be.
-    RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zforce-unstable-if-unmarked -Cembed-bitcode=yes" \
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zforce-unstable-if-unmarked -Cembed-bitcode=yes $no_paths" \
         "$rust/bin/cargo" build -q --locked --manifest-path "$rust/lib/rustlib/src/rust/library/sysroot/Cargo.toml" \
         --profile dist --target "$target" --target-dir "$1/build" --features "panic-unwind backtrace" >&2
     mkdir -p "$out/self-contained"
@@ -83,7 +86,8 @@ by_debian() {
     done
     version=$(apt-cache policy rust-web-src | sed -n 's/^ *Candidate: *//p')
     [ -n "$version" ] && [ "$version" != "(none)" ] || { say "no package rust-web-src here"; return 1; }
-    home=$home_of_rust/$version-$target
+    # Made by another state of this script it is another one.
+    home=$home_of_rust/$version-$target-$(cksum <"$here/std.sh" | cut -d" " -f1)
     if [ ! -d "$home" ]; then
         say "building std for $target with Debian's rustc-web $version (a minute or two)"
         mkdir -p "$home_of_rust"
