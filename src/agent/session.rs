@@ -235,7 +235,10 @@ impl<W: Write + 'static> Session<W> {
             Ok(engines) => engines,
             Err(e @ DiscoverError::WrongMachine { .. }) => return Err(e.into()),
             Err(e) => {
-                self.last_missing = Some(e);
+                // That a process has ended by now says less than what was found in its files before.
+                if self.last_missing.is_none() || !matches!(e, DiscoverError::Process { .. }) {
+                    self.last_missing = Some(e);
+                }
                 return Ok(());
             }
         };
