@@ -83,6 +83,7 @@ unit: fixtures driver ## unit tests and the tests that need no live engine
 test-dist: dist | setup ## the static binaries: small, static, of their commit, for their target, and a panic unwinds
 	$(call say,tests of the static binaries)
 	tests/dist/run.sh
+	python3 tests/cross_image.py
 
 dist-check: | setup-dist ## that another directory makes the same static binaries (a whole build more; TARGETS chooses)
 	$(call say,the same commit makes the same bytes)

@@ -1,10 +1,11 @@
 #!/bin/sh
 # Installs what a Debian-like machine lacks. Quiet and quick when there is nothing to do.
 #
-# usage: setup.sh [build|demo|dist|test]
+# usage: setup.sh [build|demo|dist|image|test]
 #   build  a C compiler, clang for the BPF programs, libelf and zlib
 #   demo   and a package client to fetch an engine with (make demo-llama)
 #   dist   and what libelf's sources are configured with (make dist)
+#   image  the same for a container that brings a Rust of its own (cross/Dockerfile)
 #   test   and what tests and lint use (the default)
 # The Rust toolchain is not installed here: take it as you like.
 set -eu
@@ -18,6 +19,7 @@ wanted="gcc libc6-dev make clang llvm pkg-config libelf-dev zlib1g-dev util-linu
 case $level in
 build) ;;
 dist) wanted="$wanted $static" ;;
+image) wanted="$wanted $static lld" ;;
 # One of npm and pip will do; pip is a fifth of npm's packages.
 demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binutils" ;;
 test)
@@ -25,7 +27,7 @@ test)
     wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb qemu-user-static
         qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils"
     ;;
-*) die "unknown level '$level': build, demo, dist or test" ;;
+*) die "unknown level '$level': build, demo, dist, image or test" ;;
 esac
 
 have() { # package
@@ -37,6 +39,7 @@ have() { # package
     binutils) command -v nm >/dev/null 2>&1 && command -v objdump >/dev/null 2>&1 ;;
     autoconf) command -v autoreconf >/dev/null 2>&1 ;;
     gettext) command -v msgfmt >/dev/null 2>&1 ;;
+    lld) command -v ld.lld >/dev/null 2>&1 ;;
     util-linux) command -v flock >/dev/null 2>&1 ;;
     coreutils) command -v sha256sum >/dev/null 2>&1 ;;
     python3-pip) python3 -m pip --version >/dev/null 2>&1 ;;
@@ -111,5 +114,5 @@ packages() {
 }
 
 least=$(sed -n '/^rust-version = "/{s/^[^"]*"\([^"]*\)".*/\1/p;q;}' "$(dirname "$0")/../Cargo.toml")
-rust
+[ "$level" = image ] || rust
 packages
