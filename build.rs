@@ -61,12 +61,39 @@ fn skeleton(name: &str) {
     // Line information names files; where they lie here is nobody's business.
     let no_paths = format!("-ffile-prefix-map={}=.", here.display());
     let source = format!("src/bpf/{name}.bpf.c");
+    let (object, code) = (out.join(format!("{name}.bpf.o")), out.join(format!("{name}.skel.rs")));
     libbpf_cargo::SkeletonBuilder::new()
         .source(&source)
+        .obj(&object)
+        .reference_obj(true)
         // No header of this machine is read, whichever processor the programs are for.
         .clang_args(["-Wall", "-Werror", "-nostdinc", "-Isrc/bpf", &no_paths])
-        .build_and_generate(out.join(format!("{name}.skel.rs")))
+        .build_and_generate(&code)
         .unwrap_or_else(|e| {
             panic!("{source}: {e:#}\n(clang and libelf are needed: scripts/setup.sh installs them)")
         });
+    pack(&object, &code);
+}
+
+/// Puts the object into the program packed, at a quarter of its size: the skeleton takes it from `unpacked_object`, which
+/// src/agent/skel.rs defines around it.
+#[cfg(feature = "agent")]
+fn pack(object: &Path, code: &Path) {
+    let bytes = std::fs::read(object).expect("libbpf-cargo wrote the object");
+    let packed = miniz_oxide::deflate::compress_to_vec_zlib(&bytes, 10);
+    std::fs::write(object.with_extension("z"), packed).expect("OUT_DIR is ours");
+    let text = std::fs::read_to_string(code).expect("libbpf-cargo wrote the skeleton");
+    let (before, after) = text.split_once("::new(&DATA)").expect("a skeleton takes its object from DATA");
+    let text = format!("{before}::new(unpacked_object()?){after}");
+    let data = text.find("static DATA:").expect("a skeleton has its object in DATA");
+    let end = data + text[data..].find(';').expect("a type's end") + 1;
+    let end = end + text[end..].find(';').expect("a definition's end") + 1;
+    let head = text[..data].rfind("#[").expect("a section's name");
+    let text = format!(
+        "{}\n    pub(super) const OBJECT_BYTES: usize = {};\n{}",
+        &text[..head],
+        bytes.len(),
+        &text[end..]
+    );
+    std::fs::write(code, text).expect("OUT_DIR is ours");
 }

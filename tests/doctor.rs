@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde_json::Value;
 
@@ -27,7 +27,14 @@ fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
+/// One doctor measures at a time: its probes sit in its own file, which is the others' as well.
+fn alone() -> MutexGuard<'static, ()> {
+    static MEASURES: Mutex<()> = Mutex::new(());
+    MEASURES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn doctor(args: &[&str]) -> Output {
+    let _alone = alone();
     Command::new(PROGRAM).arg("doctor").args(args).output().expect("profinfer starts")
 }
 
@@ -155,6 +162,7 @@ fn a_single_missing_capability_is_named_alone() {
 
 /// Runs the program in a world where bpf() fails with `errno`, and perf_event_open() too if `perf` says so.
 fn refused(errno: i32, perf: bool, args: &[&str]) -> Output {
+    let _alone = alone();
     let mut calls = vec![libc::SYS_bpf];
     calls.extend(perf.then_some(libc::SYS_perf_event_open));
     let mut command = Command::new(PROGRAM);

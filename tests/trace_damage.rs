@@ -127,7 +127,7 @@ fn newer_versions_are_told_apart() {
     let crc = crc32c::crc32c(&file[..12]);
     file[12..16].copy_from_slice(&crc.to_le_bytes());
     let error = Trace::from_bytes(file.clone()).err().unwrap().to_string();
-    assert!(error.contains("2.0") && error.contains("newer"), "{error}");
+    assert!(error.contains("version 2.") && error.contains("newer"), "{error}");
     file[8..12].copy_from_slice(&[1, 0, 7, 0]);
     let crc = crc32c::crc32c(&file[..12]);
     file[12..16].copy_from_slice(&crc.to_le_bytes());

@@ -136,13 +136,14 @@ impl Bench {
         Ok(())
     }
 
-    /// Nanoseconds of an op with all its hits, without the calls themselves. None: the road has no such way.
+    /// Nanoseconds of an op with all its hits, without the calls themselves. None: the road has no such way, or the calls
+    /// took no longer with probes than without, as when another process had probes of its own on our file.
     fn measure(&mut self, way: Way, spot: Spot) -> Result<Option<f64>, String> {
         let bare = self.median(way);
         let Some(probes) = self.attach(way, spot)? else { return Ok(None) };
         let probed = self.median(way);
         drop(probes);
-        Ok(Some(probed.saturating_sub(bare) as f64 / NODES as f64))
+        Ok((probed > bare).then(|| (probed - bare) as f64 / NODES as f64))
     }
 
     fn attach(&self, way: Way, spot: Spot) -> Result<Option<Vec<Guard>>, String> {

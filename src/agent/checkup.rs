@@ -56,9 +56,9 @@ pub struct MachineFacts {
 #[derive(Debug, Serialize)]
 pub struct Hit {
     /// On an instruction that the kernel emulates.
-    pub emulated_ns: u32,
+    pub emulated_ns: Option<u32>,
     /// On one that it single-steps.
-    pub single_stepped_ns: u32,
+    pub single_stepped_ns: Option<u32>,
     /// Where the target's op probe would sit; `None` without a target or when that kind was not measured.
     pub target_ns: Option<u32>,
     /// An op with all its hits, in all the ways measured.
@@ -177,12 +177,12 @@ fn events(road: &Road, ask: &Ask<'_>) -> (Vec<Check>, Option<Vec<Cost>>) {
 fn hit(costs: &[Cost], op_site: Option<SiteCost>) -> Hit {
     let op = |spot| {
         let found = costs.iter().find(|c| c.way == Way::Op && c.spot == spot);
-        found.map_or(0, |c| c.ns.round() as u32)
+        found.map(|c| c.ns.round() as u32)
     };
     let (emulated_ns, single_stepped_ns) = (op(Spot::Emulated), op(Spot::Stepped));
     let target_ns = match op_site {
-        Some(SiteCost::Emulated) => Some(emulated_ns),
-        Some(SiteCost::SingleStepped) => Some(single_stepped_ns),
+        Some(SiteCost::Emulated) => emulated_ns,
+        Some(SiteCost::SingleStepped) => single_stepped_ns,
         Some(SiteCost::Nop5) | None => None,
     };
     let ways = costs.iter().map(|c| WayCost {

@@ -132,11 +132,13 @@ fn fact(out: &mut dyn Write, name: &str, text: &str, style: &Style) -> io::Resul
 
 fn cost(out: &mut dyn Write, hit: &Hit, style: &Style) -> io::Result<()> {
     title(out, "Cost of one op hit, measured now", style)?;
-    fact(out, "emulated", &time(hit.emulated_ns.into()), style)?;
-    fact(out, "stepped", &time(hit.single_stepped_ns.into()), style)?;
-    let (ns, whose) = match hit.target_ns {
-        Some(ns) => (ns, "at the target's op probe"),
-        None => (hit.emulated_ns, "on an emulated instruction"),
+    let measured = |ns: Option<u32>| ns.map_or("not measured".to_owned(), |ns| time(ns.into()));
+    fact(out, "emulated", &measured(hit.emulated_ns), style)?;
+    fact(out, "stepped", &measured(hit.single_stepped_ns), style)?;
+    let (ns, whose) = match (hit.target_ns, hit.emulated_ns) {
+        (Some(ns), _) => (ns, "at the target's op probe"),
+        (None, Some(ns)) => (ns, "on an emulated instruction"),
+        (None, None) => return ways(out, hit, style),
     };
     let each = time(ns.into());
     let hundred = time(f64::from(ns) * 100.0);

@@ -73,11 +73,14 @@ holds_no_path() { # target, program
 probes_fit() { # target
     local read expected objects=$work/$1.bpf
     llvm objcopy --dump-section .bpf.objs="$objects" "$out/$1/profinfer" "$work/unused"
-    # One object lies behind the other.
+    # One packed object lies behind the other.
     rm -f "$objects".[0-9]*
-    python3 -c 'import sys
-for i, part in enumerate(open(sys.argv[1], "rb").read().split(b"\x7fELF")[1:]):
-    open(f"{sys.argv[1]}.{i}", "wb").write(b"\x7fELF" + part)' "$objects"
+    python3 -c 'import sys, zlib
+rest, i = open(sys.argv[1], "rb").read().lstrip(b"\0"), 0
+while rest:
+    stream = zlib.decompressobj()
+    open(f"{sys.argv[1]}.{i}", "wb").write(stream.decompress(rest))
+    rest, i = stream.unused_data.lstrip(b"\0"), i + 1' "$objects"
     read=$(llvm objdump -d --disassemble-symbols=sched_enter "$objects".[0-9]* 2>/dev/null |
         sed -n 's/.* = \*(u64 \*)(r[0-9] + \([0-9]*\)).*/\1/p' | sed -n 1,2p | sort -n | xargs)
     case $1 in aarch64-*) expected="0 8" ;; x86_64-*) expected="104 112" ;; esac
