@@ -28,7 +28,9 @@ lay_out_sysroot() { # directory
     local work=$1/work triple=$arch-linux-musl debian=$arch deb root
     case $arch in aarch64) debian=arm64 ;; x86_64) debian=amd64 ;; esac
     mkdir -p "$work" "$1/include" "$1/lib"
-    (cd "$work" && "$here/apt.sh" bookworm "$debian" apt-get -qq download musl-dev linux-libc-dev libgcc-12-dev >log 2>&1) ||
+    # The suite is said again: of this machine's own architecture the version installed counts, which may be another suite's.
+    (cd "$work" && "$here/apt.sh" bookworm "$debian" \
+        apt-get -qq download {musl-dev,linux-libc-dev,libgcc-12-dev}/bookworm >log 2>&1) ||
         { tail -n 5 "$work/log" >&2; return 1; }
     for deb in "$work"/*.deb; do dpkg -x "$deb" "$work/root"; done
     root=$work/root/usr
