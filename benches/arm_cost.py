@@ -54,8 +54,9 @@ def hits(kernel, outcome):
     tokens = seen["token-enter"]
     size = outcome.path("run.pfi").stat().st_size
     print(
-        f"{kernel:8}{seen['op'] / tokens / 2:8.1f} op hits and {seen['barrier'] / tokens / 2:.1f} barrier hits a token and "
-        f"thread; {RING_BYTES} bytes an op hit in the ring, {size / seen['op']:.1f} in the trace (all of it)"
+        f"{kernel:8}a token hits each of two threads {seen['op'] / tokens / 2:.1f} times by ops, and the first one "
+        f"{books['busiest_thread_hits'] / tokens:.1f} times in all, by barriers and calls too; an op hit is {RING_BYTES} "
+        f"bytes in the ring, {size / seen['op']:.1f} in the trace (all of it)"
     )
 
 

@@ -87,7 +87,7 @@ fn speed(text: &str) -> Result<f64, String> {
     let number = ["tok/s", "tokens/s", "t/s"].iter().find_map(|unit| text.strip_suffix(unit)).unwrap_or(text);
     match number.trim_end().parse::<f64>() {
         Ok(v) if v > 0.0 && v <= 1e6 => Ok(v),
-        _ => Err("wanted: tokens a second, above 0 and at most 1000000, as 10 or 10tok/s".into()),
+        _ => Err("wanted: tokens a second, above 0 and at most 1000000, as 10, 7.5 or 10tok/s".into()),
     }
 }
 
@@ -162,4 +162,21 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     out.flush()?;
     Ok(if found.fit { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_are_read_as_people_write_them() {
+        for (text, value) in
+            [("10", 10.0), ("10tok/s", 10.0), ("7.5 t/s", 7.5), ("0.125", 0.125), ("1000000", 1e6)]
+        {
+            assert_eq!(speed(text), Ok(value), "{text}");
+        }
+        for text in ["", ".", "0", "-1", "nan", "inf", "1000000.1", "1.2.3", "10 m/s"] {
+            assert!(speed(text).is_err(), "{text}");
+        }
+    }
 }
