@@ -5,12 +5,13 @@ from bed import ALL_BPF, DEBIAN
 
 KERNELS = ALL_BPF
 SECONDS = 40
-# A shell whose only child is the engine: with types one process is announced, by tracefs its threads are as well.
+# A shell whose only child is the engine, at work long enough to be met on a slow machine: with types one process is
+# announced, by tracefs its threads are as well.
 SCRIPT = """
 ggml-runner synth tiny /tmp/m.gguf --type q4_0 >/dev/null
 family() { # name record's-arguments...
     name=$1; shift
-    profinfer record --level graph -o $name.pfi "$@" -- sh -c 'ggml-runner run --no-roofline -m /tmp/m.gguf -p 4 -n 16 -t 2; true'
+    profinfer record --level graph -o $name.pfi "$@" -- sh -c 'ggml-runner run --no-roofline -m /tmp/m.gguf -p 4 -n 128 -t 2; true'
     profinfer report --json $name.pfi >$name.json
 }
 family own
