@@ -48,6 +48,7 @@ impl Kconfig {
     }
 }
 
+// SAFETY: as zlib.h declares them.
 unsafe extern "C" {
     // zlib.h; libbpf-sys links the library.
     fn gzopen(path: *const c_char, mode: *const c_char) -> *mut c_void;

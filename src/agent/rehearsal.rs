@@ -84,6 +84,7 @@ global_asm!(
     "ret",
 );
 
+// SAFETY: the functions above, with the registers that the C ABI gives their arguments.
 unsafe extern "C" {
     fn profinfer_graph(cgraph: *const u64, cplan: *const u64);
     fn profinfer_op(params: *const u64, tensor: *const u64);

@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_ulong};
 
+// SAFETY: as zlib.h declares it.
 unsafe extern "C" {
     // zlib.h; libbpf-sys links the library.
     fn uncompress(to: *mut u8, to_len: *mut c_ulong, from: *const u8, from_len: c_ulong) -> c_int;
@@ -30,6 +31,7 @@ macro_rules! skeleton {
             fn unpacked_object() -> libbpf_rs::Result<&'static [u8]> {
                 const FILE: &[u8] =
                     include_bytes!(concat!(env!("OUT_DIR"), "/", stringify!($name), ".bpf.z"));
+                // SAFETY: bytes that are only read, in a section that nothing else gives a meaning to.
                 #[unsafe(link_section = ".bpf.objs")]
                 static PACKED: [u8; FILE.len()] =
                     *include_bytes!(concat!(env!("OUT_DIR"), "/", stringify!($name), ".bpf.z"));

@@ -123,6 +123,7 @@ pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
             "an op lasts until its thread's next op or the graph's end: wall time, waiting included"
                 .to_owned()
         }
+        (Role::OpEnd, _, _) if seen == 0 => "attached; no op's end was told by it".to_owned(),
         (Role::OpEnd, _, _) => "ends of thread 0's ops told by the barrier behind them".to_owned(),
         (Role::Op, _, _) if s.unknown > 0 => {
             format!("node list unknown in {} of {} graphs", s.unknown, s.graphs)
