@@ -123,6 +123,36 @@ def rest(r, known):
 RULES = {10: "nsssstds", 11: "nnssssstds", 12: "nnsssstds", 13: "nnnsssssstdssss", 14: "ssssssts"}
 
 
+# The fields of kinds 18 to 27, as Bytes.fields reads them; y is the data.
+CAUSES = {18: "ussusbsuu", 19: "uuuuuuy", 20: "uuiuobbbuuuuub", 21: "us", 22: "uuuuuuusy", 23: "suuiub", 24: "usbsus",
+          25: "iy", 26: "ibuoos", 27: "sbs"}
+TIMED = {20: 2, 23: 3, 25: 0, 26: 0}
+
+
+def numbers(data):
+    data = Bytes(data)
+    while data.more():
+        yield data.u()
+
+
+def cause(kind, r, first):
+    """The sum of a cause's numbers, of the lengths of its texts and of the numbers in its data."""
+    types, total = CAUSES[kind], 0
+    for i, value in enumerate(r.fields(types)):
+        if TIMED.get(kind) == i:
+            total += value + first
+        elif types[i] == "s":
+            total += len(value.encode())
+        elif types[i] == "o":
+            total += 0 if value is None else value + 1
+        elif types[i] == "y":
+            signed = {22: (True,), 25: (False, True)}.get(kind, (False,))
+            total += sum(unzigzag(v) if signed[k % len(signed)] else v for k, v in enumerate(numbers(value)))
+        else:
+            total += value
+    return total
+
+
 class Calls:
     """The records of kinds 10 to 14 of one block."""
 
@@ -215,6 +245,8 @@ def block(payload, first, count, tensors):
         elif kind == 8:
             pid, _, _, hits = r.fields("uuuy")
             plans[pid] = plan(hits)
+        elif kind in CAUSES:
+            count[f"sum of kind {kind}"] += cause(kind, r, first)
         elif kind in RULES:
             values, data = calls.take(kind, r)
             count[f"sum of kind {kind}"] += sum(values)

@@ -1,6 +1,9 @@
 //! A recording from beginning to end: find the engines, attach, drain, verify, close the books.
 //! Uses every other module of `agent`, and `trace`.
 
+mod setup;
+mod writing;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
@@ -9,21 +12,21 @@ use std::process::Child;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use super::attached::{Attached, Role, Site};
-use super::btf::Btf;
+use self::setup::{header, knobs, roles, source};
+use self::writing::notice;
+use super::attached::Attached;
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::Drain;
 use super::machine::{self, AgentCpu};
-use super::maps::{self, FileId};
+use super::maps::FileId;
 use super::recording::{Options, RecordError, Summary, Target, Watch};
 use super::refusal;
 use super::road::Road;
-use super::source::{Guard, Knobs, Sink, Source, Structure};
-use super::structure::{self, GLU_BASE, MAX_ENGINES, OPS_PER_ENGINE, Reading, TYPES_PER_ENGINE, UNARY_BASE};
-use super::transport;
+use super::source::{Guard, Source};
+use super::structure::{self, MAX_ENGINES, Reading};
 use super::verify::{self, OpEnd};
-use super::{books, calibrate, target, usage, version};
-use crate::trace::record::{self, Level};
+use super::{books, calibrate, target, usage};
+use crate::trace::record;
 use crate::trace::{Encoder, EncoderConfig, Output, WriteError};
 
 /// Kinds of UNARY and GLU that get a name even where the engine's tables have none.
@@ -120,10 +123,10 @@ pub fn record(
         started: usage::now(),
     };
     if let Some(notice) = road.notice() {
-        self::notice(&s.drain, &notice, watch)?;
+        writing::notice(&s.drain, &notice, watch)?;
         if let Some(btf) = &s.options.btf {
             let unused = format!("{} is not used: only BPF programs want types", btf.path.display());
-            self::notice(&s.drain, &unused, watch)?;
+            writing::notice(&s.drain, &unused, watch)?;
         }
     }
     let (mut child, end) = match &target {
@@ -149,61 +152,6 @@ pub fn record(
     };
     let status = child.as_mut().and_then(|c| c.try_wait().ok().flatten()).map(target::shell_code);
     s.finish(end, status)
-}
-
-fn header<'a>(o: &'a Options, road: &Road, m: &'a machine::Machine, hit_ns: u32) -> record::Header<'a> {
-    let (source, transport) = road.told(o.pbuf);
-    record::Header {
-        tool: &o.tool,
-        command: &o.command_line,
-        kernel: &m.kernel,
-        arch: &m.arch,
-        host: &m.host,
-        cpu_model: &m.cpu_model,
-        topology: &m.topology,
-        mono_ns: usage::clock_ns(libc::CLOCK_MONOTONIC),
-        boot_ns: usage::clock_ns(libc::CLOCK_BOOTTIME),
-        real_ns: usage::clock_ns(libc::CLOCK_REALTIME),
-        level: o.level,
-        structure: o.structure && o.level == Level::Op,
-        transport,
-        buffer_bytes: o.buffer_bytes,
-        hit_ns,
-        source,
-    }
-}
-
-fn roles(level: Level) -> &'static [Role] {
-    // Role::ALL goes from the inside out.
-    match level {
-        Level::Token => &Role::ALL[5..],
-        Level::Graph => &Role::ALL[2..],
-        Level::Op => &Role::ALL,
-    }
-}
-
-fn knobs(o: &Options, any: bool) -> Knobs {
-    Knobs {
-        any,
-        pbuf: o.pbuf,
-        buffer: transport::ring_bytes(o.buffer_bytes),
-        structure: match (o.structure && o.level == Level::Op, o.site) {
-            (false, _) => Structure::Off,
-            (true, Site::FirstAndReturn) => Structure::EveryHit,
-            (true, _) => Structure::Changes,
-        },
-    }
-}
-
-fn source<W: Write + 'static>(
-    road: &Road,
-    knobs: Knobs,
-    btf: Option<Btf>,
-    drain: &Rc<RefCell<Drain<W>>>,
-) -> Box<dyn Source> {
-    let drain = drain.clone();
-    let sink: Sink = Rc::new(RefCell::new(move |bytes: &[u8]| drain.borrow_mut().event(bytes)));
-    road.open(knobs, btf, sink)
 }
 
 impl<W: Write + 'static> Session<W> {
@@ -282,63 +230,6 @@ impl<W: Write + 'static> Session<W> {
     fn hear(&mut self, watch: &mut dyn Watch) -> Result<(), WriteError> {
         for text in self.source.news() {
             notice(&self.drain, &text, watch)?;
-        }
-        Ok(())
-    }
-
-    fn define(&mut self, id: u16, engine: &Engine) -> Result<(), WriteError> {
-        let enc = &mut self.drain.borrow_mut().enc;
-        let version =
-            engine.modules.iter().find(|m| m.roles.base).map(|m| version::of(&m.elf)).unwrap_or_default();
-        let layout = engine.layout.to_string();
-        enc.engine(&record::Engine { id: id.into(), version: &version, layout: &layout })?;
-        let (ops, t) = (id * OPS_PER_ENGINE, &engine.tables);
-        for (i, name) in t.ops.iter().enumerate().take(UNARY_BASE.into()) {
-            enc.op_def(ops + i as u16, name, name);
-        }
-        for (base, name, kinds) in [(UNARY_BASE, "UNARY", &t.unary), (GLU_BASE, "GLU", &t.glu)] {
-            // A kind that the table found does not name is told by its number.
-            for i in 0..kinds.len().clamp(KINDS_TOLD, UNARY_BASE.into()) {
-                let unnamed = format!("{name}({i})");
-                enc.op_def(ops + base + i as u16, name, kinds.get(i).unwrap_or(&unnamed));
-            }
-        }
-        for t in t.types.iter().filter(|t| t.number < TYPES_PER_ENGINE.into()) {
-            enc.type_def(id * TYPES_PER_ENGINE + t.number as u16, &t.name, t.block, t.bytes);
-        }
-        Ok(())
-    }
-
-    /// Writes the modules that a process has mapped, those not written yet; all of them without a process, or where its
-    /// maps cannot be read. An engine opens and closes other CPU variants before it settles on one.
-    fn write_modules(&mut self, engine: u16, pid: Option<u32>) -> Result<(), WriteError> {
-        let Some(a) = self.engines.get_mut(engine as usize) else { return Ok(()) };
-        let mapped = pid.and_then(|pid| maps::read(pid).ok());
-        for m in &a.engine.modules {
-            let here = |maps: &Vec<maps::Mapping>| {
-                maps.iter().any(|x| x.inode == m.inode && x.path == m.path_in_target)
-            };
-            if mapped.as_ref().is_none_or(here) && a.written.insert((m.dev, m.inode)) {
-                write_module(&mut self.drain.borrow_mut().enc, engine, m)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn write_probes(&mut self) -> Result<(), WriteError> {
-        let enc = &mut self.drain.borrow_mut().enc;
-        for (id, a) in self.engines.iter_mut().enumerate() {
-            for p in a.probes.drain(..) {
-                let (symbol, module, why) = (&p.symbol, &p.module, &p.why);
-                enc.probe(&record::Probe {
-                    engine: id as u32,
-                    symbol,
-                    module,
-                    ret: p.ret,
-                    offset: p.offset,
-                    why,
-                })?;
-            }
         }
         Ok(())
     }
@@ -514,12 +405,6 @@ impl<W: Write + 'static> Session<W> {
     }
 }
 
-/// Tells the user and whoever reads the trace.
-fn notice<W: Write>(drain: &RefCell<Drain<W>>, text: &str, watch: &mut dyn Watch) -> Result<(), WriteError> {
-    watch.tell(text);
-    drain.borrow_mut().enc.notice(&record::Notice { t: usage::now() as i64, text })
-}
-
 /// Removes probes. The kernel waits for all CPUs at each, so several go at a time.
 fn detach(links: Vec<Guard>) {
     const AT_ONCE: usize = 16;
@@ -530,18 +415,6 @@ fn detach(links: Vec<Guard>) {
             s.spawn(|| drop(part));
         }
     });
-}
-
-/// Writes a module's record.
-fn write_module<W: Write>(enc: &mut Encoder<W>, id: u16, m: &discover::Module) -> Result<(), WriteError> {
-    let all = [("llama", m.roles.llama), ("base", m.roles.base), ("cpu", m.roles.cpu)];
-    let role: Vec<&str> = all.iter().filter(|r| r.1).map(|r| r.0).collect();
-    enc.module(&record::Module {
-        engine: id.into(),
-        path: &m.path_in_target.display().to_string(),
-        build_id: &m.build_id,
-        role: &role.join("+"),
-    })
 }
 
 const _: () = assert!(MAX_ENGINES * structure::OPS_PER_ENGINE as usize <= u16::MAX as usize + 1);

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::causes::Causes;
 use crate::trace::reader::{self, Block, DamageKind, Trace};
 use crate::trace::record::*;
 
@@ -63,6 +64,7 @@ pub struct Loaded<'a> {
     pub splits: Vec<Split>,
     pub cpu_graphs: Vec<CpuGraph>,
     pub runs: Vec<Slices<'a>>,
+    pub causes: Causes<'a>,
     /// What could not be read, in words.
     pub damage: Vec<String>,
     pub blocks: u64,
@@ -131,7 +133,7 @@ fn load_blocks<'a>(trace: &'a Trace, range: std::ops::Range<usize>, progress: &P
 const RARE_MAX: usize = 1024;
 
 /// Replaces the entry with the same key, else appends: definitions are repeated from block to block.
-fn upsert<T, K: PartialEq>(list: &mut Vec<T>, item: T, key: impl Fn(&T) -> K) {
+pub(super) fn upsert<T, K: PartialEq>(list: &mut Vec<T>, item: T, key: impl Fn(&T) -> K) {
     let wanted = key(&item);
     if let Some(old) = list.iter_mut().find(|old| key(old) == wanted) {
         *old = item;
@@ -195,6 +197,7 @@ impl<'a> Loaded<'a> {
             Record::Split(s) => self.splits.push(s),
             Record::CpuGraph(g) => self.cpu_graphs.push(g),
             Record::Tensor(_) | Record::Plan(_) | Record::Slices(_) => {}
+            record => self.causes.read(record),
         }
     }
 
@@ -229,6 +232,7 @@ impl<'a> Loaded<'a> {
         self.splits.extend(part.splits);
         self.cpu_graphs.extend(part.cpu_graphs);
         self.runs.extend(part.runs);
+        self.causes.merge(part.causes);
         self.damage.extend(part.damage);
         self.blocks += part.blocks;
     }

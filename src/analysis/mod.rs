@@ -4,6 +4,7 @@ pub mod accuracy;
 pub mod agreement;
 pub mod books;
 pub mod calls;
+pub mod causes;
 pub mod clusters;
 pub mod describe;
 pub mod ground_truth;

@@ -10,7 +10,7 @@ use super::tensors::Content;
 /// Major version: a reader refuses a file with a greater one.
 pub const MAJOR: u16 = 1;
 /// Minor version: grows when a record kind or a field at a record's end is appended.
-pub const MINOR: u16 = 1;
+pub const MINOR: u16 = 2;
 /// Size of the file header, bytes.
 pub const FILE_HEADER: usize = 16;
 /// Size of a block header, bytes.
@@ -163,7 +163,30 @@ macro_rules! plain {
     };
 }
 
-plain!(Header, Process, Engine, Module, Probe, OpDef, TypeDef, Plan, Backend, Rung, Notice, Footer);
+plain!(
+    Header,
+    Process,
+    Engine,
+    Module,
+    Probe,
+    OpDef,
+    TypeDef,
+    Plan,
+    Backend,
+    Rung,
+    Notice,
+    Footer,
+    Counter,
+    OpCounts,
+    OffCpu,
+    Task,
+    Experts,
+    PhaseCall,
+    Sensor,
+    Sample,
+    LevelChange,
+    Feature
+);
 
 /// Appends `body` with its length.
 fn put_body(out: &mut Vec<u8>, body: &[u8]) {

@@ -1,7 +1,7 @@
 //! The codings inside records: varints, slice times, plans, id lists. Everything here reads untrusted bytes.
 //! Uses only the records.
 
-use super::record::{Plan, Slices};
+use super::record::{Experts, OpCounts, Plan, Sample, Slices};
 
 /// Longest LEB128 coding of a u64, bytes.
 pub(crate) const MAX_VARINT: usize = 10;
@@ -225,6 +225,35 @@ impl Iterator for SliceIter<'_> {
     fn size_hint(&self) -> (usize, Option<usize>) {
         (0, Some(self.left as usize))
     }
+}
+
+/// The varints of a list, until they end or are none.
+fn varints<'a>(data: &'a [u8]) -> impl Iterator<Item = u64> + use<'a> {
+    let mut pos = 0;
+    std::iter::from_fn(move || {
+        let (v, next) = varint(data, pos)?;
+        pos = next;
+        Some(v)
+    })
+}
+
+/// What was counted, slice by slice and within one counter by counter in the order of their ids; None = not known. At most
+/// as many as the record has slices and counters.
+pub fn counts<'a>(r: &OpCounts<'a>) -> impl Iterator<Item = Option<u64>> + use<'a> {
+    let n = u64::from(r.n) * u64::from(r.counters.count_ones());
+    varints(r.data).take(usize::try_from(n).unwrap_or(usize::MAX)).map(|v| v.checked_sub(1))
+}
+
+/// The expert ids, token by token; at most as many as the record says.
+pub fn expert_ids<'a>(r: &Experts<'a>) -> impl Iterator<Item = i64> + use<'a> {
+    let n = u64::from(r.rows) * u64::from(r.used);
+    varints(r.data).take(usize::try_from(n).unwrap_or(usize::MAX)).map(unzigzag)
+}
+
+/// The values of a sample: sensor id and value.
+pub fn sensor_values<'a>(r: &Sample<'a>) -> impl Iterator<Item = (u32, i64)> + use<'a> {
+    let mut all = varints(r.data);
+    std::iter::from_fn(move || Some((u32::try_from(all.next()?).ok()?, unzigzag(all.next()?))))
 }
 
 /// Appends the coding of `slices`; `after` is the start of the slice that follows the last one, if any does.

@@ -1,6 +1,8 @@
 //! The block writer: semantic calls with absolute times in, `.pfi` bytes out. After setup a stream of known tensors and
 //! plans allocates nothing. Uses the records, their codings and the tables.
 
+mod causes;
+
 use std::collections::HashMap;
 use std::io::{self, Write};
 
@@ -13,6 +15,7 @@ use super::output::{Growing, Output};
 use super::plans::Plans;
 use super::record::*;
 use super::tensors::{Content, MAX_SRC, Name, Tensors, sanitise};
+pub use causes::{CounterRun, ExpertRows};
 
 /// Most slices in one record; longer runs are cut into several.
 pub const MAX_SLICES: usize = 4096;
@@ -109,6 +112,9 @@ pub struct Encoder<W: Write> {
     ops: HashMap<u16, Def>,
     types: HashMap<u16, Def>,
     processes: HashMap<u32, Def>,
+    counters: Vec<(u32, Def)>,
+    sensors: Vec<(u32, Def)>,
+    tasks: HashMap<u32, (Box<str>, Def)>,
     backends: Vec<([u8; 16], String, Def)>,
     tensors: Tensors,
     plans: Plans,
@@ -152,6 +158,9 @@ impl<W: Write> Encoder<W> {
             ops: HashMap::new(),
             types: HashMap::new(),
             processes: HashMap::new(),
+            counters: Vec::new(),
+            sensors: Vec::new(),
+            tasks: HashMap::new(),
             backends: Vec::new(),
             tensors: Tensors::new(cfg.max_tensors),
             plans: Plans::new(cfg.max_plans),

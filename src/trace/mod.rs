@@ -2,6 +2,7 @@
 //! Uses nothing else of this crate.
 
 mod block;
+mod cause;
 mod coding;
 mod describe;
 pub mod encoder;
@@ -15,7 +16,10 @@ mod table;
 mod tensors;
 
 pub use block::{BLOCK_HEADER, FILE_HEADER, MAJOR, MAX_PAYLOAD, MINOR};
-pub use coding::{PlanHit, SliceIter, SliceTime, plan_hits, slice_iter};
-pub use encoder::{Encoder, EncoderConfig, EncoderStats, ITSELF, Slice, SliceRun, TensorDesc, WriteError};
+pub use coding::{PlanHit, SliceIter, SliceTime, counts, expert_ids, plan_hits, sensor_values, slice_iter};
+pub use encoder::{
+    CounterRun, Encoder, EncoderConfig, EncoderStats, ExpertRows, ITSELF, Slice, SliceRun, TensorDesc,
+    WriteError,
+};
 pub use output::Output;
 pub use reader::{Block, BlockRef, Damage, DamageKind, ReadError, Trace};

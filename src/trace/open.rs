@@ -106,8 +106,8 @@ impl Open {
             self.first_ts = Some(t as u64);
             self.before.calls = Calls::new(t as u64);
         }
-        if let Record::Notice(r) = &mut record {
-            r.t = r.t.wrapping_sub(self.first_ts.unwrap_or(0) as i64);
+        if let Some(t) = record.relative_time() {
+            *t = t.wrapping_sub(self.first_ts.unwrap_or(0) as i64);
         }
         match record {
             Record::Token(_)

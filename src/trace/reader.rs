@@ -10,7 +10,7 @@ use super::block::{
     BLOCK_HEADER, BLOCK_MAGIC, Before, BlockHeader, FILE_HEADER, FileHeader, Frame, MAJOR, MINOR,
     next_record, parse_file_header,
 };
-pub use super::coding::{SliceIter, SliceTime, plan_hits, slice_iter};
+pub use super::coding::{SliceIter, SliceTime, counts, expert_ids, plan_hits, sensor_values, slice_iter};
 use super::describe::Past;
 use super::predict::Calls;
 use super::record::Record;
@@ -388,8 +388,8 @@ impl<'a> Block<'a> {
                 };
                 match next_record(&mut rest, &mut state) {
                     Some(Frame::Record(mut record)) => {
-                        if let Record::Notice(r) = &mut record {
-                            r.t = r.t.wrapping_add(at.first_ts as i64);
+                        if let Some(t) = record.relative_time() {
+                            *t = t.wrapping_add(at.first_ts as i64);
                         }
                         return Some(Ok(record));
                     }

@@ -7,6 +7,8 @@
 
 use serde::{Deserialize, Serialize, Serializer};
 
+pub use super::cause::*;
+
 /// One record.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Record<'a> {
@@ -46,12 +48,58 @@ pub enum Record<'a> {
     Notice(Notice<'a>),
     /// The books at the end. Present only when the recording ended cleanly.
     Footer(Footer<'a>),
+    /// A counter that was asked for.
+    Counter(Counter<'a>),
+    /// What counters say of consecutive op slices of one thread.
+    OpCounts(OpCounts<'a>),
+    /// A thread of a target was off the CPU.
+    OffCpu(OffCpu),
+    /// The name of a thread that an OffCpu record names.
+    Task(Task<'a>),
+    /// The experts that a layer chose.
+    Experts(Experts<'a>),
+    /// One call of a function that is a phase of its own.
+    PhaseCall(PhaseCall<'a>),
+    /// A sensor of the machine.
+    Sensor(Sensor<'a>),
+    /// Values of sensors at one time.
+    Sample(Sample<'a>),
+    /// How much is recorded from here on.
+    LevelChange(LevelChange<'a>),
+    /// Something asked for, and whether it could be had.
+    Feature(Feature<'a>),
 }
 
 /// Names of the record kinds, index = kind on the wire.
-pub const KIND_NAMES: [&str; 18] = [
-    "Header", "Process", "Engine", "Module", "Probe", "OpDef", "TypeDef", "Tensor", "Plan", "Backend",
-    "Token", "Graph", "Split", "CpuGraph", "Slices", "Rung", "Notice", "Footer",
+pub const KIND_NAMES: [&str; 28] = [
+    "Header",
+    "Process",
+    "Engine",
+    "Module",
+    "Probe",
+    "OpDef",
+    "TypeDef",
+    "Tensor",
+    "Plan",
+    "Backend",
+    "Token",
+    "Graph",
+    "Split",
+    "CpuGraph",
+    "Slices",
+    "Rung",
+    "Notice",
+    "Footer",
+    "Counter",
+    "OpCounts",
+    "OffCpu",
+    "Task",
+    "Experts",
+    "PhaseCall",
+    "Sensor",
+    "Sample",
+    "LevelChange",
+    "Feature",
 ];
 
 impl Record<'_> {
@@ -76,6 +124,16 @@ impl Record<'_> {
             Record::Rung(_) => 15,
             Record::Notice(_) => 16,
             Record::Footer(_) => 17,
+            Record::Counter(_) => 18,
+            Record::OpCounts(_) => 19,
+            Record::OffCpu(_) => 20,
+            Record::Task(_) => 21,
+            Record::Experts(_) => 22,
+            Record::PhaseCall(_) => 23,
+            Record::Sensor(_) => 24,
+            Record::Sample(_) => 25,
+            Record::LevelChange(_) => 26,
+            Record::Feature(_) => 27,
         }
     }
 
@@ -88,6 +146,22 @@ impl Record<'_> {
             Record::CpuGraph(r) => Some(r.t),
             Record::Slices(r) => Some(r.t),
             Record::Notice(r) => Some(r.t),
+            Record::OffCpu(r) => Some(r.t),
+            Record::PhaseCall(r) => Some(r.t),
+            Record::Sample(r) => Some(r.t),
+            Record::LevelChange(r) => Some(r.t),
+            _ => None,
+        }
+    }
+
+    /// The time of the kinds that stand alone, which is told from the block's first timestamp.
+    pub(super) fn relative_time(&mut self) -> Option<&mut i64> {
+        match self {
+            Record::Notice(r) => Some(&mut r.t),
+            Record::OffCpu(r) => Some(&mut r.t),
+            Record::PhaseCall(r) => Some(&mut r.t),
+            Record::Sample(r) => Some(&mut r.t),
+            Record::LevelChange(r) => Some(&mut r.t),
             _ => None,
         }
     }
@@ -237,7 +311,7 @@ pub struct Tensor {
 pub struct Ids<'a>(#[serde(borrow, serialize_with = "as_bytes")] pub &'a [u8]);
 
 /// Writes a byte string in one go; serde's default for a slice is element by element (same bytes, slower).
-fn as_bytes<S: Serializer>(bytes: &&[u8], out: S) -> Result<S::Ok, S::Error> {
+pub(super) fn as_bytes<S: Serializer>(bytes: &&[u8], out: S) -> Result<S::Ok, S::Error> {
     out.serialize_bytes(bytes)
 }
 

@@ -1,6 +1,8 @@
 //! What the trace tests share: sample records, a small file with every kind, a synthetic decode stream.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod causes;
+
 use std::io::{self, Write};
 
 use profinfer::trace::record::*;
@@ -354,6 +356,7 @@ pub fn small_file() -> Vec<u8> {
     let plan = model(&mut e, 1);
     decode(&mut e, plan, 19, 0..4, Times::Log);
     e.notice(&Notice { t: 5_900_000_000, text: "a probe left" }).unwrap();
+    causes::write(&mut e, plan, 5_900_000_000);
     let (role, name) = ("op", "ggml_compute_forward");
     e.rung(&Rung { engine: 0, role, name, used: true, expected: Some(152), seen: 152, why: "at the end" })
         .unwrap();
@@ -403,5 +406,6 @@ pub fn golden_file() -> Vec<u8> {
         plan = e.plan(PID, 25, &hits).unwrap();
     }
     e.notice(&Notice { t: 5_900_000_000, text: "a probe left" }).unwrap();
+    causes::write(&mut e, plan, 6_000_000_000);
     e.finish(&footer()).unwrap().0
 }

@@ -1,0 +1,74 @@
+//! What a recording begins with: its header, the roles to probe, the knobs, the source. Uses what the session uses.
+
+use std::cell::RefCell;
+use std::io::Write;
+use std::rc::Rc;
+
+use crate::agent::attached::{Role, Site};
+use crate::agent::btf::Btf;
+use crate::agent::drain::Drain;
+use crate::agent::recording::Options;
+use crate::agent::road::Road;
+use crate::agent::source::{Knobs, Sink, Source, Structure};
+use crate::agent::{machine, transport, usage};
+use crate::trace::record::{self, Level};
+
+pub(super) fn header<'a>(
+    o: &'a Options,
+    road: &Road,
+    m: &'a machine::Machine,
+    hit_ns: u32,
+) -> record::Header<'a> {
+    let (source, transport) = road.told(o.pbuf);
+    record::Header {
+        tool: &o.tool,
+        command: &o.command_line,
+        kernel: &m.kernel,
+        arch: &m.arch,
+        host: &m.host,
+        cpu_model: &m.cpu_model,
+        topology: &m.topology,
+        mono_ns: usage::clock_ns(libc::CLOCK_MONOTONIC),
+        boot_ns: usage::clock_ns(libc::CLOCK_BOOTTIME),
+        real_ns: usage::clock_ns(libc::CLOCK_REALTIME),
+        level: o.level,
+        structure: o.structure && o.level == Level::Op,
+        transport,
+        buffer_bytes: o.buffer_bytes,
+        hit_ns,
+        source,
+    }
+}
+
+pub(super) fn roles(level: Level) -> &'static [Role] {
+    // Role::ALL goes from the inside out.
+    match level {
+        Level::Token => &Role::ALL[5..],
+        Level::Graph => &Role::ALL[2..],
+        Level::Op => &Role::ALL,
+    }
+}
+
+pub(super) fn knobs(o: &Options, any: bool) -> Knobs {
+    Knobs {
+        any,
+        pbuf: o.pbuf,
+        buffer: transport::ring_bytes(o.buffer_bytes),
+        structure: match (o.structure && o.level == Level::Op, o.site) {
+            (false, _) => Structure::Off,
+            (true, Site::FirstAndReturn) => Structure::EveryHit,
+            (true, _) => Structure::Changes,
+        },
+    }
+}
+
+pub(super) fn source<W: Write + 'static>(
+    road: &Road,
+    knobs: Knobs,
+    btf: Option<Btf>,
+    drain: &Rc<RefCell<Drain<W>>>,
+) -> Box<dyn Source> {
+    let drain = drain.clone();
+    let sink: Sink = Rc::new(RefCell::new(move |bytes: &[u8]| drain.borrow_mut().event(bytes)));
+    road.open(knobs, btf, sink)
+}

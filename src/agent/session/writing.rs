@@ -1,0 +1,94 @@
+//! What a session tells the trace of engines, modules and probes, and the user of what happens. Uses what the session uses.
+
+use std::cell::RefCell;
+use std::io::Write;
+
+use super::{KINDS_TOLD, Session};
+use crate::agent::discover::{Engine, Module};
+use crate::agent::drain::Drain;
+use crate::agent::recording::Watch;
+use crate::agent::structure::{GLU_BASE, OPS_PER_ENGINE, TYPES_PER_ENGINE, UNARY_BASE};
+use crate::agent::{maps, usage, version};
+use crate::trace::record;
+use crate::trace::{Encoder, WriteError};
+
+impl<W: Write + 'static> Session<W> {
+    pub(super) fn define(&mut self, id: u16, engine: &Engine) -> Result<(), WriteError> {
+        let enc = &mut self.drain.borrow_mut().enc;
+        let version =
+            engine.modules.iter().find(|m| m.roles.base).map(|m| version::of(&m.elf)).unwrap_or_default();
+        let layout = engine.layout.to_string();
+        enc.engine(&record::Engine { id: id.into(), version: &version, layout: &layout })?;
+        let (ops, t) = (id * OPS_PER_ENGINE, &engine.tables);
+        for (i, name) in t.ops.iter().enumerate().take(UNARY_BASE.into()) {
+            enc.op_def(ops + i as u16, name, name);
+        }
+        for (base, name, kinds) in [(UNARY_BASE, "UNARY", &t.unary), (GLU_BASE, "GLU", &t.glu)] {
+            // A kind that the table found does not name is told by its number.
+            for i in 0..kinds.len().clamp(KINDS_TOLD, UNARY_BASE.into()) {
+                let unnamed = format!("{name}({i})");
+                enc.op_def(ops + base + i as u16, name, kinds.get(i).unwrap_or(&unnamed));
+            }
+        }
+        for t in t.types.iter().filter(|t| t.number < TYPES_PER_ENGINE.into()) {
+            enc.type_def(id * TYPES_PER_ENGINE + t.number as u16, &t.name, t.block, t.bytes);
+        }
+        Ok(())
+    }
+
+    /// Writes the modules that a process has mapped, those not written yet; all of them without a process, or where its
+    /// maps cannot be read. An engine opens and closes other CPU variants before it settles on one.
+    pub(super) fn write_modules(&mut self, engine: u16, pid: Option<u32>) -> Result<(), WriteError> {
+        let Some(a) = self.engines.get_mut(engine as usize) else { return Ok(()) };
+        let mapped = pid.and_then(|pid| maps::read(pid).ok());
+        for m in &a.engine.modules {
+            let here = |maps: &Vec<maps::Mapping>| {
+                maps.iter().any(|x| x.inode == m.inode && x.path == m.path_in_target)
+            };
+            if mapped.as_ref().is_none_or(here) && a.written.insert((m.dev, m.inode)) {
+                write_module(&mut self.drain.borrow_mut().enc, engine, m)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn write_probes(&mut self) -> Result<(), WriteError> {
+        let enc = &mut self.drain.borrow_mut().enc;
+        for (id, a) in self.engines.iter_mut().enumerate() {
+            for p in a.probes.drain(..) {
+                let (symbol, module, why) = (&p.symbol, &p.module, &p.why);
+                enc.probe(&record::Probe {
+                    engine: id as u32,
+                    symbol,
+                    module,
+                    ret: p.ret,
+                    offset: p.offset,
+                    why,
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tells the user and whoever reads the trace.
+pub(super) fn notice<W: Write>(
+    drain: &RefCell<Drain<W>>,
+    text: &str,
+    watch: &mut dyn Watch,
+) -> Result<(), WriteError> {
+    watch.tell(text);
+    drain.borrow_mut().enc.notice(&record::Notice { t: usage::now() as i64, text })
+}
+
+/// Writes a module's record.
+fn write_module<W: Write>(enc: &mut Encoder<W>, id: u16, m: &Module) -> Result<(), WriteError> {
+    let all = [("llama", m.roles.llama), ("base", m.roles.base), ("cpu", m.roles.cpu)];
+    let role: Vec<&str> = all.iter().filter(|r| r.1).map(|r| r.0).collect();
+    enc.module(&record::Module {
+        engine: id.into(),
+        path: &m.path_in_target.display().to_string(),
+        build_id: &m.build_id,
+        role: &role.join("+"),
+    })
+}

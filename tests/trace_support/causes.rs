@@ -1,0 +1,73 @@
+//! One record, or a few, of each kind of cause.
+
+use std::io::Write;
+
+use profinfer::trace::record::*;
+use profinfer::trace::*;
+
+use super::PID;
+
+pub fn counter(id: u32, running_ns: u64) -> Counter<'static> {
+    Counter {
+        id,
+        name: ["cycles", "l3d_cache_refill"][id as usize % 2],
+        unit: ["events", "bytes"][id as usize % 2],
+        scale: 1 + 63 * (id % 2),
+        events: "armv8_cortex_a55/0x11 on 0-1",
+        state: [Availability::Whole, Availability::Partly][id as usize % 2],
+        why: "",
+        enabled_ns: 5_000_000_000,
+        running_ns,
+    }
+}
+
+pub fn off_cpu(t: u64, by: u32) -> OffCpu {
+    OffCpu {
+        pid: PID,
+        tid: PID + 1,
+        t: t as i64,
+        dur: 12_345,
+        runnable: (by != 3).then_some(2345),
+        state: if by == 3 { 2 } else { 0 },
+        io: if by == 3 { Answer::Yes } else { Answer::No },
+        fault: Answer::Unknown,
+        cpu: 1,
+        to_cpu: 0,
+        by,
+        from: 77,
+        waker: 0,
+        cut: false,
+    }
+}
+
+/// Writes records of every kind of cause, that belong to graph 0 with plan `plan`, whose tensors 1 and 2 are.
+pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
+    for id in [0, 3] {
+        e.counter(&counter(id, 0)).unwrap();
+    }
+    let run = CounterRun { graph: 0, ith: 1, plan, first: 2, counters: 0b1001 };
+    e.op_counts(&run, &[Some(1_000_000), Some(0), None, Some(u64::MAX - 1), Some(7), None]).unwrap();
+    e.task(77, "kworker/0:1").unwrap();
+    e.task(3, "stress").unwrap();
+    e.off_cpu(&off_cpu(t, 3)).unwrap();
+    e.task(77, "renamed").unwrap();
+    e.off_cpu(&off_cpu(t + 100_000, 0)).unwrap();
+    let rows = ExpertRows { graph: 0, ids: 1, weights: 2, used: 2, tokens: 3, first: 1, why: "" };
+    e.experts(&rows, &[5, 0, -1, 59]).unwrap();
+    e.experts(&ExpertRows { why: "device memory", first: 0, ..rows }, &[]).unwrap();
+    let what = "tokenize";
+    e.phase_call(&PhaseCall { what, pid: PID, tid: PID, t: t as i64 - 500, dur: 400, cut: true }).unwrap();
+    for (id, kind) in [(0, SensorKind::Power), (1, SensorKind::Temperature)] {
+        let path = "/sys/class/thermal/thermal_zone0/temp";
+        let sensor = Sensor { id, name: "soc", kind, path, interval_ns: 50_000_000, cpus: "0-1" };
+        e.sensor(&sensor).unwrap();
+    }
+    e.sample(t as i64 + 1, &[(0, 2_500_000), (1, -4_500)]).unwrap();
+    let why = "over the budget";
+    let (predicted_ppm, measured_ppm) = (Some(9_000), None);
+    let change = LevelChange { t: t as i64 + 2, to: Detail::Op, one_in: 4, predicted_ppm, measured_ppm, why };
+    e.level_change(&change).unwrap();
+    let feature = Feature { name: "scheduler", state: Availability::None, why: "no tracefs" };
+    e.feature(&feature).unwrap();
+    e.counter(&counter(3, 4_000_000_000)).unwrap();
+}
