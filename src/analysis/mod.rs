@@ -15,3 +15,4 @@ pub mod order;
 pub mod predict;
 pub mod report;
 pub mod tables;
+pub mod why;

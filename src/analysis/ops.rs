@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 
 use super::calls::{Phase, Timeline};
 use super::load::{Loaded, Progress, workers};
-use crate::trace::reader::slice_iter;
 use crate::trace::record::{CpuGraph, Slices};
+use crate::trace::{SliceTime, slice_iter};
 
 /// Sums of one position of a plan.
 #[derive(Debug, Default, Clone, PartialEq)]
@@ -118,6 +118,40 @@ struct Unit<'r, 'a> {
     runs: &'r [Slices<'a>],
     graph: Option<usize>,
     phase: Phase,
+}
+
+/// What ends the last slice of a run.
+pub struct Edges {
+    joined: Option<i64>,
+    graph_end: Option<i64>,
+}
+
+impl Edges {
+    /// `next` is the run after `run` in order of graph, plan, thread and position; `graph` is that of both.
+    pub fn new(run: &Slices<'_>, next: Option<&Slices<'_>>, graph: Option<&CpuGraph>) -> Edges {
+        let after = next.filter(|n| n.ith == run.ith);
+        // Lost slices lie between two runs that do not join; a time across them belongs to no op.
+        let joined = after.filter(|n| run.first.checked_add(run.n) == Some(n.first)).map(|n| n.t);
+        let graph_end = match after {
+            None => graph.map(|g| g.t.saturating_add_unsigned(g.dur)),
+            Some(_) => None,
+        };
+        Edges { joined, graph_end }
+    }
+
+    /// Op time and barrier wait of a slice of the run, where they are known.
+    #[inline]
+    pub fn times(&self, slice: &SliceTime) -> (Option<u64>, Option<u64>) {
+        let next_start = slice.next.or(self.joined);
+        let since = |end: i64, from: i64| end.saturating_sub(from).max(0) as u64;
+        match slice.busy {
+            Some(busy) => {
+                let end = slice.start.saturating_add_unsigned(busy);
+                (Some(busy), next_start.map(|next| since(next, end)))
+            }
+            None => (next_start.or(self.graph_end).map(|end| since(end, slice.start)), None),
+        }
+    }
 }
 
 /// Sums all slices. Sorts `loaded.runs` by graph first.
@@ -311,25 +345,11 @@ impl Worker {
         plan: &mut PlanStat,
         total: &mut UnitSum,
     ) {
-        let after = next.filter(|n| n.ith == run.ith);
-        // Lost slices lie between two runs that do not join; a time across them belongs to no op.
-        let joined = after.filter(|n| run.first.checked_add(run.n) == Some(n.first)).map(|n| n.t);
-        let graph_end = match after {
-            None => graph.map(|g| g.t.saturating_add_unsigned(g.dur)),
-            Some(_) => None,
-        };
+        let edges = Edges::new(run, next, graph);
         let (mut busy, mut waits, mut n) = (0u64, 0u64, 0u64);
         let mut position = run.first as usize;
         for slice in slice_iter(run) {
-            let next_start = slice.next.or(joined);
-            let since = |end: i64, from: i64| end.saturating_sub(from).max(0) as u64;
-            let (time, wait) = match slice.busy {
-                Some(busy) => {
-                    let end = slice.start.saturating_add_unsigned(busy);
-                    (Some(busy), next_start.map(|next| since(next, end)))
-                }
-                None => (next_start.or(graph_end).map(|end| since(end, slice.start)), None),
-            };
+            let (time, wait) = edges.times(&slice);
             let spent = time.unwrap_or(0);
             busy = busy.saturating_add(spent);
             waits = waits.saturating_add(wait.unwrap_or(0));

@@ -10,6 +10,9 @@ use super::load::{Loaded, Progress, load};
 use super::model::{ModelFacts, model};
 use super::ops::{OpTimes, PhaseSum, op_times};
 use super::tables::*;
+use super::why::Why;
+use super::why::counters::CounterFacts;
+use super::why::interference::InterferenceRow;
 use crate::trace::reader::Trace;
 
 /// A table of the report.
@@ -20,6 +23,16 @@ pub enum By {
     Layer,
     Thread,
     Token,
+    /// What threads did in each op; it has the rows of the first four.
+    Cause,
+    /// What was counted in each op; so has it.
+    Counter,
+    Interference,
+}
+
+impl By {
+    pub const ALL: [By; 8] =
+        [By::Op, By::Name, By::Layer, By::Thread, By::Token, By::Cause, By::Counter, By::Interference];
 }
 
 /// What to report.
@@ -30,6 +43,13 @@ pub struct Options {
     pub tables: Vec<By>,
     /// One phase only.
     pub phase: Option<Phase>,
+}
+
+impl Options {
+    /// True where this is the one table that was asked for.
+    pub fn only(&self, by: By) -> bool {
+        self.tables == [by]
+    }
 }
 
 /// The report. `schema` grows when a field changes its meaning; new fields may come without that.
@@ -44,7 +64,16 @@ pub struct Report {
     pub ttft: Option<Latency>,
     pub requests: Vec<Request>,
     pub phases: Vec<PhaseReport>,
+    /// Counters that were asked for; this and all that follows is left out where nothing of it was recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub counters: Option<Vec<CounterFacts>>,
+    /// Who had the CPU while the target's threads could have run; empty: no one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interference: Option<Vec<InterferenceRow>>,
     pub books: Books,
+    /// Tables asked for.
+    #[serde(skip)]
+    pub tables: Vec<By>,
 }
 
 /// The recording.
@@ -158,31 +187,38 @@ pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
     let line = timeline(&loaded);
     let times = op_times(&mut loaded, &line, progress);
     let idents = Idents::new(&loaded);
+    let why = Why::new(&mut loaded, &line, &idents);
     let requests = requests(&line.calls);
     let all = Phase::ALL.iter().filter(|p| options.phase.is_none_or(|only| only == **p));
+    let about = About { loaded: &loaded, line: &line, times: &times, idents: &idents, why: why.as_ref() };
     Report {
         schema: 1,
         run: run(&loaded),
         model: model(&loaded),
         call_source: line.source,
         ttft: latency(requests.list.iter().filter_map(|r| r.ttft_ns).collect()),
-        phases: all
-            .filter_map(|p| phase(&loaded, &line, &times, &idents, &requests.decode_steps, *p, options))
-            .collect(),
+        phases: all.filter_map(|p| phase(&about, &requests.decode_steps, *p, options)).collect(),
         requests: requests.list,
         books: books(&loaded, &line, &times),
+        counters: why.as_ref().map(|w| w.counters.facts().to_vec()).filter(|c| !c.is_empty()),
+        interference: why
+            .filter(|w| w.scheduler && options.tables.contains(&By::Interference))
+            .map(|w| first(w.interference, options.top)),
+        tables: options.tables.clone(),
     }
 }
 
-fn phase(
-    loaded: &Loaded<'_>,
-    line: &Timeline,
-    times: &OpTimes,
-    idents: &Idents,
-    steps: &[u64],
-    phase: Phase,
-    options: &Options,
-) -> Option<PhaseReport> {
+/// What is known of the trace.
+struct About<'l, 'a> {
+    loaded: &'l Loaded<'a>,
+    line: &'l Timeline,
+    times: &'l OpTimes,
+    idents: &'l Idents,
+    why: Option<&'l Why>,
+}
+
+fn phase(about: &About<'_, '_>, steps: &[u64], phase: Phase, options: &Options) -> Option<PhaseReport> {
+    let &About { loaded, line, times, idents, why } = about;
     let sum = times.phases.get(&phase).copied().unwrap_or_default();
     let splits = split_rows(loaded, line, phase);
     let calls: Vec<_> = line.calls.iter().filter(|c| c.phase == phase).collect();
@@ -194,9 +230,11 @@ fn phase(
     let tokens = whole.iter().try_fold(0u64, |a, c| a.checked_add(c.tokens?));
     let steps = if phase == Phase::Decode { steps } else { &[] };
     let steps_ns = steps.iter().fold(0u64, |a, s| a.saturating_add(*s));
-    let wanted = |by: By| options.tables.contains(&by);
-    let ops =
-        |by: By, key: OpKey| wanted(by).then(|| top_ops(op_rows(times, idents, phase, key), options.top));
+    let any_cause = why.is_some() && (options.only(By::Cause) || options.only(By::Counter));
+    let wanted = |by: By| options.tables.contains(&by) || any_cause;
+    let ops = |by: By, key: OpKey| {
+        wanted(by).then(|| top_ops(op_rows(times, why, idents, phase, key), options.top))
+    };
     Some(PhaseReport {
         phase,
         calls: calls.len() as u64,
@@ -216,8 +254,11 @@ fn phase(
         by_op: ops(By::Op, OpKey::Op),
         by_name: ops(By::Name, OpKey::Name),
         by_layer: ops(By::Layer, OpKey::Layer),
-        by_thread: wanted(By::Thread).then(|| first(thread_rows(times, phase), options.top)),
-        by_token: wanted(By::Token).then(|| first(token_rows(line, times, phase), options.top)),
+        by_thread: wanted(By::Thread).then(|| first(thread_rows(times, why, phase), options.top)),
+        by_token: options
+            .tables
+            .contains(&By::Token)
+            .then(|| first(token_rows(line, times, phase), options.top)),
         splits,
     })
 }

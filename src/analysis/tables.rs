@@ -9,6 +9,10 @@ use super::describe::{Ident, NO_LAYER, NO_STRUCTURE, describe};
 use super::load::{Hit, Loaded};
 use super::ops::{OpTimes, PhaseSum, PosStat};
 use super::order;
+use super::why::Why;
+use super::why::counters::CounterRow;
+use super::why::parts::Parts;
+use super::why::pass::Cause;
 use crate::ggml::backend_guid;
 use crate::ggml::cost::Cost;
 
@@ -52,6 +56,12 @@ pub struct OpRow {
     /// in 10^9 a second; null where the model does not know the op.
     pub model_gb_per_s: Option<f64>,
     pub model_gflop_per_s: Option<f64>,
+    /// What all threads did in that time and the barrier waits after; left out where the scheduler was not recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub causes: Option<Parts>,
+    /// What was counted in it, all threads; left out where nothing was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub counted: Option<CounterRow>,
 }
 
 /// One thread index of the engine's pool.
@@ -68,6 +78,11 @@ pub struct ThreadRow {
     /// Of the summed duration of the phase's CPU graphs.
     pub op_share: f64,
     pub wait_share: Option<f64>,
+    /// As in the op tables, of this thread.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub causes: Option<Parts>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub counted: Option<CounterRow>,
 }
 
 /// One call.
@@ -129,6 +144,16 @@ impl Idents {
         Idents { list, plans }
     }
 
+    /// The ident of each position of a plan, for [`Self::label`].
+    pub fn of_plan(&self, plan: u32) -> &[usize] {
+        self.plans.get(&plan).map_or(&[], Vec::as_slice)
+    }
+
+    /// What a row of an ident is called.
+    pub fn label(&self, ident: usize, key: OpKey) -> String {
+        self.list.get(ident).map_or_else(String::new, |ident| label(ident, key))
+    }
+
     /// The group of each ident, and the names of the groups.
     fn groups(&self, key: OpKey) -> (Vec<usize>, Vec<String>) {
         let mut index: HashMap<String, usize> = HashMap::new();
@@ -154,11 +179,15 @@ struct Group {
     flops: f64,
     /// Time of those executions whose work is known, ns.
     work_ns: u64,
+    cause: Cause,
 }
 
 impl Group {
-    fn add(&mut self, pos: &PosStat, work: Option<Cost>) {
+    fn add(&mut self, pos: &PosStat, work: Option<Cost>, cause: Option<&Cause>) {
         self.stat.merge(pos);
+        if let Some(cause) = cause {
+            self.cause.merge(cause);
+        }
         if let Some(work) = work {
             self.bytes += (work.read as f64 + work.written as f64) * pos.timed as f64;
             self.flops += work.flops as f64 * pos.timed as f64;
@@ -168,30 +197,31 @@ impl Group {
 }
 
 /// Sums the positions of `phase` by `key`, largest first, with the rows that make the shares add up.
-pub fn op_rows(times: &OpTimes, idents: &Idents, phase: Phase, key: OpKey) -> Vec<OpRow> {
+pub fn op_rows(times: &OpTimes, why: Option<&Why>, idents: &Idents, phase: Phase, key: OpKey) -> Vec<OpRow> {
     let (group_of, names) = idents.groups(key);
     let mut groups: Vec<Group> = names.iter().map(|_| Group::default()).collect();
     let mut beyond = Group::default();
-    let no_idents = Vec::new();
     // In order of the plans, so that sums of fractions come out the same every time.
     let mut plans: Vec<_> = times.plans.iter().filter(|((_, p), _)| *p == phase).collect();
     plans.sort_by_key(|((plan, _), _)| *plan);
     for ((plan, _), stat) in plans {
-        for (pos, ident) in stat.positions.iter().zip(idents.plans.get(plan).unwrap_or(&no_idents)) {
+        let mut causes = why.map_or(&[][..], |w| w.positions(*plan, phase)).iter();
+        for (pos, ident) in stat.positions.iter().zip(idents.of_plan(*plan)) {
+            let cause = causes.next();
             let Some(group) = group_of.get(*ident).and_then(|g| groups.get_mut(*g)) else { continue };
-            group.add(pos, idents.list.get(*ident).and_then(|i| i.work));
+            group.add(pos, idents.list.get(*ident).and_then(|i| i.work), cause);
         }
-        beyond.stat.merge(&stat.beyond);
+        beyond.add(&stat.beyond, None, why.and_then(|w| w.beyond(*plan, phase)));
     }
     let phase_sum = times.phases.get(&phase).copied().unwrap_or_default();
     match names.iter().position(|n| n == NO_STRUCTURE).and_then(|i| groups.get_mut(i)) {
-        Some(group) => group.stat.merge(&beyond.stat),
+        Some(group) => group.add(&beyond.stat, None, Some(&beyond.cause)),
         None => groups.push(beyond),
     }
     let names = names.into_iter().chain([NO_STRUCTURE.to_string()]);
     let ran = |g: &Group| g.stat.calls > 0 || g.stat.all_threads > 0;
     let mut rows: Vec<OpRow> =
-        names.zip(&groups).filter(|(_, g)| ran(g)).map(|(name, g)| row(name, g, &phase_sum)).collect();
+        names.zip(&groups).filter(|(_, g)| ran(g)).map(|(name, g)| row(name, g, why, &phase_sum)).collect();
     rows.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.name.cmp(&b.name)));
     close(rows, &phase_sum)
 }
@@ -213,7 +243,7 @@ fn per_second(amount: f64, ns: u64) -> Option<f64> {
     (amount > 0.0 && ns > 0).then(|| amount / ns as f64)
 }
 
-fn row(name: String, g: &Group, phase: &PhaseSum) -> OpRow {
+fn row(name: String, g: &Group, why: Option<&Why>, phase: &PhaseSum) -> OpRow {
     let s = &g.stat;
     let timed = s.timed > 0;
     OpRow {
@@ -230,6 +260,8 @@ fn row(name: String, g: &Group, phase: &PhaseSum) -> OpRow {
         imbalance: (s.mean > 0.0).then(|| s.slowest as f64 / s.mean),
         model_gb_per_s: per_second(g.bytes, g.work_ns),
         model_gflop_per_s: per_second(g.flops, g.work_ns),
+        causes: Some(g.cause.parts).filter(Parts::known),
+        counted: why.and_then(|w| w.counters.row(&g.cause.counts)),
     }
 }
 
@@ -254,6 +286,8 @@ fn close(mut rows: Vec<OpRow>, phase: &PhaseSum) -> Vec<OpRow> {
         imbalance: None,
         model_gb_per_s: None,
         model_gflop_per_s: None,
+        causes: None,
+        counted: None,
     };
     if rows.is_empty() {
         return rows;
@@ -283,6 +317,10 @@ pub fn top_ops(mut rows: Vec<OpRow>, top: Option<usize>) -> Vec<OpRow> {
     let rest: Vec<OpRow> = rows.drain(top..ops).collect();
     let Some(last) = rest.last() else { return rows };
     let sum = |get: fn(&OpRow) -> u64| rest.iter().map(get).fold(0u64, u64::saturating_add);
+    let causes = rest.iter().filter_map(|r| r.causes).reduce(|mut sum, parts| {
+        sum.merge(&parts);
+        sum
+    });
     let other = OpRow {
         name: OTHER_ROW.into(),
         calls: sum(|r| r.calls),
@@ -297,26 +335,33 @@ pub fn top_ops(mut rows: Vec<OpRow>, top: Option<usize>) -> Vec<OpRow> {
         imbalance: None,
         model_gb_per_s: None,
         model_gflop_per_s: None,
+        causes,
+        counted: None,
     };
     rows.insert(top, other);
     rows
 }
 
 /// The thread indices of a phase, busiest first.
-pub fn thread_rows(times: &OpTimes, phase: Phase) -> Vec<ThreadRow> {
+pub fn thread_rows(times: &OpTimes, why: Option<&Why>, phase: Phase) -> Vec<ThreadRow> {
     let sum = times.phases.get(&phase).copied().unwrap_or_default();
     let mut rows: Vec<ThreadRow> = times
         .threads
         .iter()
         .filter(|((_, p), _)| *p == phase)
-        .map(|((ith, _), t)| ThreadRow {
-            ith: *ith,
-            tids: t.tids.len() as u64,
-            slices: t.slices,
-            op_ns: t.busy,
-            wait_ns: (sum.barrier > 0).then_some(t.wait),
-            op_share: share(t.busy, sum.graph_ns),
-            wait_share: (sum.barrier > 0).then(|| share(t.wait, sum.graph_ns)),
+        .map(|((ith, _), t)| {
+            let cause = why.and_then(|w| Some((w, w.thread(*ith, phase)?)));
+            ThreadRow {
+                ith: *ith,
+                tids: t.tids.len() as u64,
+                slices: t.slices,
+                op_ns: t.busy,
+                wait_ns: (sum.barrier > 0).then_some(t.wait),
+                op_share: share(t.busy, sum.graph_ns),
+                wait_share: (sum.barrier > 0).then(|| share(t.wait, sum.graph_ns)),
+                causes: cause.map(|(_, c)| c.parts).filter(Parts::known),
+                counted: cause.and_then(|(w, c)| w.counters.row(&c.counts)),
+            }
         })
         .collect();
     order::by_key(&mut rows, |r| (!r.op_ns, r.ith.into()));

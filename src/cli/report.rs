@@ -21,6 +21,7 @@ Examples:
   profinfer report run.pfi --phase decode      decode only
   profinfer report run.pfi --by layer --top 50 one table, more rows
   profinfer report run.pfi --json | jq .books  for a program
+  profinfer report run.pfi --by cause          what threads did in each op (record --sched)
   ssh board cat run.pfi | profinfer report -   from a pipe";
 
 /// Say where the time of a recorded run went.
@@ -31,6 +32,9 @@ Examples:
 /// The time of an op is thread 0's. Where the barrier could be probed it is busy time (start to barrier entry) and the
 /// wait is shown apart; else it is wall time to the next op's start. Shares are of the summed duration of the CPU
 /// graphs; the row "(gaps)" is what no op covers, so that they add up to the whole.
+///
+/// Where the recording has the scheduler (--sched) or counters (--pmc), what threads did in each op follows, what was
+/// counted, and who was in the way.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -62,6 +66,12 @@ pub enum ByArg {
     Thread,
     /// Calls of the engine.
     Token,
+    /// What threads did: computing, barrier, preempted, idle, faulting (--sched).
+    Cause,
+    /// What was counted (--pmc).
+    Counter,
+    /// Who had the CPU while the target's threads could have run (--sched).
+    Interference,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -80,8 +90,13 @@ impl Args {
             Some(ByArg::Layer) => vec![By::Layer],
             Some(ByArg::Thread) => vec![By::Thread],
             Some(ByArg::Token) => vec![By::Token],
-            None if self.json => vec![By::Op, By::Name, By::Layer, By::Thread, By::Token],
-            None => vec![By::Op, By::Name, By::Layer, By::Thread],
+            Some(ByArg::Cause) => vec![By::Cause],
+            Some(ByArg::Counter) => vec![By::Counter],
+            Some(ByArg::Interference) => vec![By::Interference],
+            None => {
+                let all = By::ALL.into_iter();
+                all.filter(|by| self.json || *by != By::Token).collect()
+            }
         };
         let top = self.top.or(if self.json { None } else { Some(20) });
         let phase = self.phase.map(|p| match p {

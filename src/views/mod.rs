@@ -2,6 +2,8 @@
 //! shows what `agent` found.
 
 pub mod accuracy;
+pub mod causes;
+pub mod counters;
 #[cfg(feature = "agent")]
 pub mod doctor;
 pub mod honesty;

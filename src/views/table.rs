@@ -1,5 +1,7 @@
 //! Plain aligned tables for a terminal or a pipe. Uses nothing else of this crate.
 
+use std::borrow::Cow;
+
 /// How a text view may draw.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Style {
@@ -45,7 +47,7 @@ pub fn clean(text: &str) -> String {
 /// A column: numbers stand right, text stands left.
 #[derive(Debug, Clone)]
 pub struct Column {
-    pub head: &'static str,
+    pub head: Cow<'static, str>,
     pub text: bool,
     /// Columns of the highest rank leave first where a terminal is narrow; 0 always stays.
     pub rank: u8,
@@ -53,12 +55,17 @@ pub struct Column {
 
 /// A number column.
 pub fn number(head: &'static str, rank: u8) -> Column {
-    Column { head, text: false, rank }
+    Column { head: head.into(), text: false, rank }
+}
+
+/// A number column whose heading comes from the data.
+pub fn named(head: &str, rank: u8) -> Column {
+    Column { head: clean(head).into(), text: false, rank }
 }
 
 /// A text column.
 pub fn text(head: &'static str) -> Column {
-    Column { head, text: true, rank: 0 }
+    Column { head: head.into(), text: true, rank: 0 }
 }
 
 /// Rows under headings. The last column takes what room is left.
@@ -81,7 +88,7 @@ impl Table {
     pub fn render(&self, style: &Style) -> String {
         let widths: Vec<usize> = self.columns.iter().enumerate().map(|(i, c)| self.width(i, c)).collect();
         let shown = self.fitting(&widths, style.width);
-        let mut out = style.dim(&self.line(&shown, &widths, style, |_, c| c.head));
+        let mut out = style.dim(&self.line(&shown, &widths, style, |_, c| c.head.as_ref()));
         out.push('\n');
         for row in &self.rows {
             out.push_str(&self.line(&shown, &widths, style, |i, _| row.get(i).map_or("", String::as_str)));
@@ -92,7 +99,7 @@ impl Table {
 
     fn width(&self, i: usize, column: &Column) -> usize {
         let cells = self.rows.iter().filter_map(|r| r.get(i)).map(|c| c.chars().count());
-        cells.max().unwrap_or(0).max(column.head.len())
+        cells.max().unwrap_or(0).max(column.head.chars().count())
     }
 
     /// The columns that fit, dropping the highest ranks first. The last column may shrink to a readable rest.

@@ -2,12 +2,14 @@
 
 use std::io::{self, Write};
 
+use super::causes;
+use super::counters;
 use super::honesty;
 use super::table::{Style, Table, clean, number, text};
 use super::units::*;
 use crate::analysis::calls::{CallSource, Latency, Phase};
 use crate::analysis::clusters::Cluster;
-use crate::analysis::report::{OpTime, PhaseReport, Report, RunFacts};
+use crate::analysis::report::{By, OpTime, PhaseReport, Report, RunFacts};
 use crate::analysis::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
 
 /// Writes the whole report.
@@ -16,12 +18,33 @@ pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
     model(out, report, style)?;
     calls(out, report, style)?;
     for phase in &report.phases {
-        tables(out, phase, style)?;
+        tables(out, report, phase, style)?;
+    }
+    counters::notes(out, report, style)?;
+    absent(out, report, style)?;
+    if let Some(rows) = &report.interference {
+        causes::interference(out, rows, style)?;
     }
     honesty::write(out, &report.books, style)
 }
 
-fn title(out: &mut dyn Write, style: &Style, text: &str) -> io::Result<()> {
+/// Says so where the one table asked for has nothing to show.
+fn absent(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
+    let &[by] = report.tables.as_slice() else { return Ok(()) };
+    let causes = |p: &PhaseReport| p.by_op.iter().flatten().any(|r| r.causes.is_some());
+    let (name, there, flag) = match by {
+        By::Cause => ("Causes", report.phases.iter().any(causes), "--sched"),
+        By::Counter => ("Counters", report.counters.is_some(), "--pmc"),
+        By::Interference => ("Interference", report.interference.is_some(), "--sched"),
+        _ => return Ok(()),
+    };
+    if there {
+        return Ok(());
+    }
+    title(out, style, &format!("{name}: none recorded (record {flag} does)"))
+}
+
+pub(super) fn title(out: &mut dyn Write, style: &Style, text: &str) -> io::Result<()> {
     writeln!(out, "\n{}", style.bold(text))
 }
 
@@ -204,7 +227,8 @@ fn call_row(p: &PhaseReport, l: Option<Latency>, per: &str) -> Vec<String> {
     cells
 }
 
-fn tables(out: &mut dyn Write, p: &PhaseReport, style: &Style) -> io::Result<()> {
+fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) -> io::Result<()> {
+    let wanted = |by: By| report.tables.contains(&by);
     let name = p.phase.name();
     let label = match p.op_time {
         Some(OpTime::Busy) => "busy: start to barrier entry, thread 0",
@@ -215,16 +239,19 @@ fn tables(out: &mut dyn Write, p: &PhaseReport, style: &Style) -> io::Result<()>
     if p.op_time.is_none() {
         title(out, style, &format!("Operators, {name}: none recorded"))?;
     }
-    for (by, rows) in [("op", &p.by_op), ("name", &p.by_name), ("layer", &p.by_layer)] {
-        if let Some(rows) = rows.as_ref().filter(|rows| !rows.is_empty()) {
-            title(out, style, &format!("Operators by {by}, {name} ({label})"))?;
-            ops(out, rows, by, p, style)?;
+    let by_op = [(By::Op, "op", &p.by_op), (By::Name, "name", &p.by_name), (By::Layer, "layer", &p.by_layer)];
+    for (by, head, rows) in by_op {
+        if let Some(rows) = rows.as_ref().filter(|rows| !rows.is_empty() && wanted(by)) {
+            title(out, style, &format!("Operators by {head}, {name} ({label})"))?;
+            ops(out, rows, head, p, style)?;
         }
     }
-    if let Some(rows) = p.by_thread.as_ref().filter(|rows| !rows.is_empty()) {
+    if let Some(rows) = p.by_thread.as_ref().filter(|rows| !rows.is_empty() && wanted(By::Thread)) {
         title(out, style, &format!("Threads, {name}"))?;
         threads(out, rows, p, style)?;
     }
+    causes::phase(out, report, p, style)?;
+    counters::phase(out, report, p, style)?;
     if let Some(rows) = &p.by_token {
         title(out, style, &format!("Calls, {name}, slowest first"))?;
         tokens(out, rows, p, style)?;

@@ -23,6 +23,17 @@ pub fn bytes(n: f64) -> String {
     if unit == 0 { format!("{value:.0} {name}") } else { format!("{value:.1} {name}") }
 }
 
+/// A count in decimal units: `912`, `1.53 k`, `2.10 G`.
+pub fn decimal(n: f64) -> String {
+    match n {
+        n if n < 1e3 => format!("{n:.0}"),
+        n if n < 1e6 => format!("{:.2} k", n / 1e3),
+        n if n < 1e9 => format!("{:.2} M", n / 1e6),
+        n if n < 1e12 => format!("{:.2} G", n / 1e9),
+        n => format!("{:.2} T", n / 1e12),
+    }
+}
+
 /// Milliseconds for a table.
 pub fn ms(ns: u64) -> String {
     format!("{:.3}", ns as f64 / 1e6)
@@ -59,6 +70,8 @@ mod tests {
         assert_eq!(time(3.21e9), "3.21 s");
         assert_eq!(bytes(912.0), "912 B");
         assert_eq!(bytes(1536.0), "1.5 KiB");
+        assert_eq!(decimal(912.0), "912");
+        assert_eq!(decimal(2.1e9), "2.10 G");
         assert_eq!(count(1, "call"), "1 call");
         assert_eq!(count(0, "call"), "0 calls");
     }

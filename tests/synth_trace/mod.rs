@@ -1,6 +1,8 @@
 //! Traces of a made-up llama-like engine, times known to the nanosecond: for tests of `report` and for its benchmark.
 #![allow(dead_code)]
 
+pub mod causes;
+
 use std::io::Write;
 
 use profinfer::trace::record::*;

@@ -1,0 +1,166 @@
+//! Who had the CPU while a thread of a target could have run. May use `trace`.
+//!
+//! The rule: the time that a preempted thread waits is put down to the thread that took its CPU; the time that a woken one
+//! waits, to the thread that ran last on the CPU it came back on. What ran in between is not recorded.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use serde::Serialize;
+
+use super::pass::Sum;
+use super::sched::runnable;
+use crate::analysis::load::Loaded;
+use crate::analysis::order;
+use crate::analysis::tables::{Idents, OpKey};
+
+/// One program, or what stands for it, that was in the way.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct InterferenceRow {
+    /// Name of its threads.
+    pub name: String,
+    /// Its threads, by id.
+    pub tids: Vec<u32>,
+    /// They are threads of the target itself.
+    pub own: bool,
+    pub cpus: Vec<u16>,
+    /// Times that it kept one of our threads from a CPU: by taking it away, and in all.
+    pub preemptions: u64,
+    pub times: u64,
+    /// Time that our threads could have run, ns; and what of it lay in ops, which then took so much longer on a thread.
+    pub runnable_ns: u64,
+    pub in_ops_ns: u64,
+    /// First and last such moment, ns after the first call.
+    pub first_ns: i64,
+    pub last_ns: i64,
+    /// Ops that were kept waiting, most first.
+    pub ops: Vec<OpHit>,
+}
+
+/// An op that was kept waiting.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OpHit {
+    pub name: String,
+    pub ns: u64,
+}
+
+/// The idle task took a preempted thread's CPU.
+pub const THROTTLED: &str = "(no one: CPU left idle, as by a CPU quota)";
+/// A woken thread's CPU had been idle.
+pub const WAKING: &str = "(no one: waking an idle CPU)";
+
+/// Ops told of each.
+const OPS: usize = 5;
+
+/// Everyone that was in the way.
+pub struct Culprits {
+    /// By record of OffCpu.
+    of_record: Vec<usize>,
+    names: Vec<String>,
+}
+
+impl Culprits {
+    pub fn new(loaded: &Loaded<'_>) -> Culprits {
+        let mut names: Vec<String> = Vec::new();
+        let mut index: HashMap<String, usize> = HashMap::new();
+        let mut comms: HashMap<u32, &str> = HashMap::new();
+        let mut tasks = loaded.causes.tasks.iter().peekable();
+        let mut of_record = Vec::with_capacity(loaded.causes.off_cpu.len());
+        for (i, r) in loaded.causes.off_cpu.iter().enumerate() {
+            while let Some((_, task)) = tasks.next_if(|(at, _)| *at <= i) {
+                comms.insert(task.tid, task.comm);
+            }
+            let name = match culprit(r) {
+                (true, 0) => THROTTLED.to_string(),
+                (false, 0) => WAKING.to_string(),
+                (_, tid) => comms.get(&tid).map_or_else(|| format!("thread {tid}"), |c| c.to_string()),
+            };
+            let next = names.len();
+            let place = *index.entry(name).or_insert_with_key(|name| {
+                names.push(name.clone());
+                next
+            });
+            of_record.push(place);
+        }
+        Culprits { of_record, names }
+    }
+
+    /// Who is to blame for the wait in a record.
+    pub fn of_record(&self, record: usize) -> usize {
+        self.of_record.get(record).copied().unwrap_or(usize::MAX)
+    }
+}
+
+/// Whether it took the CPU from a running thread, and its tid.
+fn culprit(r: &crate::trace::record::OffCpu) -> (bool, u32) {
+    if r.state == 0 { (true, r.by) } else { (false, r.from) }
+}
+
+#[derive(Default)]
+struct Gathered {
+    tids: BTreeSet<u32>,
+    cpus: BTreeSet<u16>,
+    preemptions: u64,
+    times: u64,
+    runnable_ns: u64,
+    first: i64,
+    last: i64,
+}
+
+/// The table, by the time taken. `origin` is the first call's start.
+pub fn rows(
+    loaded: &Loaded<'_>,
+    culprits: &Culprits,
+    sum: &Sum,
+    idents: &Idents,
+    origin: i64,
+) -> Vec<InterferenceRow> {
+    let ours: HashSet<u32> =
+        loaded.causes.off_cpu.iter().map(|r| r.tid).chain(loaded.runs.iter().map(|r| r.tid)).collect();
+    let mut all: BTreeMap<usize, Gathered> = BTreeMap::new();
+    for (r, place) in loaded.causes.off_cpu.iter().zip(&culprits.of_record) {
+        let ns = runnable(r);
+        if ns == 0 {
+            continue;
+        }
+        let (taken, tid) = culprit(r);
+        let to = r.t.saturating_add_unsigned(r.dur);
+        let from = to.saturating_sub_unsigned(ns);
+        let g =
+            all.entry(*place).or_insert_with(|| Gathered { first: from, last: to, ..Gathered::default() });
+        g.tids.insert(tid);
+        g.cpus.insert(if taken { r.cpu } else { r.to_cpu });
+        g.preemptions += u64::from(taken);
+        g.times += 1;
+        g.runnable_ns = g.runnable_ns.saturating_add(ns);
+        g.first = g.first.min(from);
+        g.last = g.last.max(to);
+    }
+    let mut hits: BTreeMap<(usize, String), u64> = BTreeMap::new();
+    for ((place, ident), ns) in &sum.hit {
+        let total = hits.entry((*place, idents.label(*ident, OpKey::Name))).or_default();
+        *total = total.saturating_add(*ns);
+    }
+    let row = |(place, g): (usize, Gathered)| {
+        let of_place = hits.iter().filter(|((p, _), _)| *p == place);
+        let mut ops: Vec<_> = of_place.map(|((_, name), ns)| OpHit { name: name.clone(), ns: *ns }).collect();
+        order::by_key(&mut ops, |op| (!op.ns, 0));
+        let in_ops_ns = ops.iter().fold(0, |sum: u64, op| sum.saturating_add(op.ns));
+        ops.truncate(OPS);
+        InterferenceRow {
+            name: culprits.names.get(place).cloned().unwrap_or_default(),
+            own: g.tids.iter().all(|tid| ours.contains(tid)),
+            tids: g.tids.into_iter().filter(|tid| *tid != 0).collect(),
+            cpus: g.cpus.into_iter().collect(),
+            preemptions: g.preemptions,
+            times: g.times,
+            runnable_ns: g.runnable_ns,
+            in_ops_ns,
+            first_ns: g.first.saturating_sub(origin),
+            last_ns: g.last.saturating_sub(origin),
+            ops,
+        }
+    };
+    let mut rows: Vec<InterferenceRow> = all.into_iter().map(row).collect();
+    order::by_key(&mut rows, |r| (!r.runnable_ns, !r.times));
+    rows
+}

@@ -1,0 +1,58 @@
+//! Why an op took its time: what the records of causes say of ops, threads, phases and the whole run. Everything here is
+//! worked out only where a trace has such records. May use `trace` and `ggml`.
+
+pub mod counters;
+pub mod interference;
+pub mod parts;
+pub mod pass;
+pub mod sched;
+
+use counters::Counters;
+use interference::{Culprits, InterferenceRow};
+use pass::{Cause, Pass, Sum};
+use sched::Sched;
+
+use super::calls::{Phase, Timeline};
+use super::load::Loaded;
+use super::tables::Idents;
+
+/// What the slices tell together with the scheduler's records and the counters.
+pub struct Why {
+    sum: Sum,
+    /// The scheduler was recorded.
+    pub scheduler: bool,
+    pub counters: Counters,
+    pub interference: Vec<InterferenceRow>,
+}
+
+impl Why {
+    /// Needs the runs in the order that `op_times` leaves them in. `None` where the trace has no such records.
+    pub fn new(loaded: &mut Loaded<'_>, line: &Timeline, idents: &Idents) -> Option<Why> {
+        let counters = Counters::new(loaded);
+        let sched = Sched::new(loaded);
+        if !sched.any() && counters.is_empty() {
+            return None;
+        }
+        pass::sort_counts(&mut loaded.causes.counts);
+        let culprits = Culprits::new(loaded);
+        let pass = Pass { loaded, idents, sched: &sched, counters: &counters, culprits: &culprits };
+        let sum = pass.run(line);
+        let origin = line.calls.first().map_or(0, |c| c.start);
+        let interference = interference::rows(loaded, &culprits, &sum, idents, origin);
+        Some(Why { sum, scheduler: sched.any(), counters, interference })
+    }
+
+    /// Sums of a plan's positions in a phase.
+    pub fn positions(&self, plan: u32, phase: Phase) -> &[Cause] {
+        self.sum.plans.get(&(plan, phase)).map_or(&[], |p| &p.positions)
+    }
+
+    /// Of slices outside what the trace defines.
+    pub fn beyond(&self, plan: u32, phase: Phase) -> Option<&Cause> {
+        self.sum.plans.get(&(plan, phase)).map(|p| &p.beyond)
+    }
+
+    pub fn thread(&self, ith: u16, phase: Phase) -> Option<&Cause> {
+        self.sum.threads.get(&(ith, phase))
+    }
+}

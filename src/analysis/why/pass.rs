@@ -1,0 +1,205 @@
+//! The second pass over the slices, made only where a trace has causes: each slice with what its thread was doing and what
+//! was counted in it. May use `trace`.
+
+use std::collections::HashMap;
+
+use super::counters::{Counters, Sums, Told, Values};
+use super::interference::Culprits;
+use super::parts::{Off, Parts};
+use super::sched::{Away, Cursor, Sched};
+use crate::analysis::calls::{Phase, Timeline};
+use crate::analysis::load::Loaded;
+use crate::analysis::ops::Edges;
+use crate::analysis::tables::Idents;
+use crate::trace::record::{OpCounts, Slices};
+use crate::trace::slice_iter;
+
+/// Sums of some slices.
+#[derive(Debug, Clone, Default)]
+pub struct Cause {
+    pub parts: Parts,
+    pub counts: Sums,
+}
+
+impl Cause {
+    pub fn merge(&mut self, o: &Cause) {
+        self.parts.merge(&o.parts);
+        self.counts.merge(&o.counts);
+    }
+}
+
+/// Sums of a plan: its positions, and whatever lies outside what the trace defines.
+#[derive(Debug, Default)]
+pub struct PlanCauses {
+    pub positions: Vec<Cause>,
+    pub beyond: Cause,
+}
+
+/// What the pass yields.
+#[derive(Default)]
+pub struct Sum {
+    pub plans: HashMap<(u32, Phase), PlanCauses>,
+    pub threads: HashMap<(u16, Phase), Cause>,
+    /// Time of slices in which a culprit kept a thread from running, by culprit and ident.
+    pub hit: HashMap<(usize, usize), u64>,
+}
+
+/// What the pass needs to know.
+pub struct Pass<'l, 'a> {
+    pub loaded: &'l Loaded<'a>,
+    pub idents: &'l Idents,
+    pub sched: &'l Sched,
+    pub counters: &'l Counters,
+    pub culprits: &'l Culprits,
+}
+
+/// All threads in one position of a graph, for counters of bytes.
+#[derive(Default, Clone)]
+struct Across {
+    slices: u64,
+    slowest: u64,
+    thread0: u64,
+    /// By slot: count, and slices that have one.
+    counts: Vec<(u64, u64)>,
+}
+
+/// The graph at hand.
+#[derive(Default)]
+struct Calls<'s> {
+    told: Told<'s, 's>,
+    /// By position; what the graph at hand has, and no more, is `touched`.
+    across: Vec<Across>,
+    touched: Vec<usize>,
+}
+
+/// Sorts the counts as [`Pass::run`] wants them.
+pub fn sort_counts(counts: &mut [OpCounts<'_>]) {
+    counts.sort_by_key(|r| (r.graph, r.plan, r.ith, r.first));
+}
+
+impl Pass<'_, '_> {
+    /// Sums all slices. The runs are in the order that `op_times` leaves them in, the counts in that of [`sort_counts`].
+    pub fn run(&self, line: &Timeline) -> Sum {
+        let graphs = self.loaded.cpu_graphs.iter().enumerate().map(|(i, g)| (g.seq, i));
+        let index: HashMap<u64, usize> = graphs.collect();
+        let mut out = Sum::default();
+        let mut calls = Calls::default();
+        for unit in self.loaded.runs.chunk_by(|a, b| (a.graph, a.plan) == (b.graph, b.plan)) {
+            let Some(first) = unit.first() else { continue };
+            let graph = index.get(&first.graph).copied();
+            let phase = graph.and_then(|g| line.cpu_phase.get(g)).copied().unwrap_or(Phase::Unknown);
+            let len = self.loaded.plans.get(&first.plan).map_or(0, |p| p.hits.len());
+            let mut plan = out.plans.remove(&(first.plan, phase)).unwrap_or_default();
+            plan.positions.resize_with(len, Cause::default);
+            let graph = graph.and_then(|g| self.loaded.cpu_graphs.get(g));
+            for (i, run) in unit.iter().enumerate() {
+                if i == 0 || unit.get(i - 1).is_some_and(|before| before.ith != run.ith) {
+                    calls.told = Told::new(self.counts_of(run));
+                }
+                let edges = Edges::new(run, unit.get(i + 1), graph);
+                self.slices(run, &edges, phase, &mut plan, &mut calls, &mut out);
+            }
+            calls.close(self.counters, first.barrier, &mut plan.positions);
+            out.plans.insert((first.plan, phase), plan);
+        }
+        out
+    }
+
+    fn slices<'s>(
+        &'s self,
+        run: &Slices<'_>,
+        edges: &Edges,
+        phase: Phase,
+        plan: &mut PlanCauses,
+        calls: &mut Calls<'s>,
+        out: &mut Sum,
+    ) {
+        let mut cursor = self.sched.thread(run.tid, run.t).map(|list: &[Away]| Cursor::new(list, run.t));
+        let thread = out.threads.entry((run.ith, phase)).or_default();
+        let idents = self.idents.of_plan(run.plan);
+        for (at, slice) in (run.first..).zip(slice_iter(run)) {
+            let (time, wait) = edges.times(&slice);
+            let (time, wait) = (time.unwrap_or(0), wait.unwrap_or(0));
+            let mut parts = Parts::default();
+            match &mut cursor {
+                None => parts.unknown_ns = time.saturating_add(wait),
+                Some(cursor) => {
+                    let end = slice.start.saturating_add_unsigned(time);
+                    parts.computing_ns = cursor.lay(slice.start, end, |p| {
+                        *parts.off(p.kind) += p.ns;
+                        if p.kind == Off::Preempted
+                            && let Some(ident) = idents.get(at as usize)
+                        {
+                            let culprit = self.culprits.of_record(p.record);
+                            *out.hit.entry((culprit, *ident)).or_default() += p.ns;
+                        }
+                    });
+                    parts.barrier_ns = cursor.lay(end, end.saturating_add_unsigned(wait), |p| {
+                        *parts.off(p.kind) += p.ns;
+                        parts.off_cpu_in_barrier_ns += p.ns;
+                    });
+                }
+            }
+            let values = calls.told.at(self.counters, at);
+            let known = plan.positions.get_mut(at as usize);
+            if known.is_some() {
+                calls.add(at as usize, run.ith, time, values.as_ref());
+            }
+            for cause in [known.unwrap_or(&mut plan.beyond), &mut *thread] {
+                cause.parts.merge(&parts);
+                cause.counts.slice(self.counters, values.as_ref());
+            }
+        }
+    }
+
+    /// The counts of a run's graph, plan and thread.
+    fn counts_of<'s>(&'s self, run: &Slices<'_>) -> &'s [OpCounts<'s>] {
+        let key = |r: &OpCounts<'_>| (r.graph, r.plan, r.ith);
+        let wanted = (run.graph, run.plan, run.ith);
+        let all = &self.loaded.causes.counts;
+        let from = all.partition_point(|r| key(r) < wanted);
+        let rest = all.get(from..).unwrap_or_default();
+        rest.get(..rest.partition_point(|r| key(r) <= wanted)).unwrap_or_default()
+    }
+}
+
+impl Calls<'_> {
+    fn add(&mut self, at: usize, ith: u16, ns: u64, values: Option<&Values>) {
+        if self.across.len() <= at {
+            self.across.resize_with(at + 1, Across::default);
+        }
+        let Some(a) = self.across.get_mut(at) else { return };
+        if a.slices == 0 {
+            self.touched.push(at);
+        }
+        a.slices += 1;
+        a.slowest = a.slowest.max(ns);
+        if ith == 0 {
+            a.thread0 = a.thread0.saturating_add(ns);
+        }
+        let Some(values) = values else { return };
+        a.counts.resize(values.len(), (0, 0));
+        for (to, value) in a.counts.iter_mut().zip(values) {
+            if let Some(value) = value {
+                *to = (to.0.saturating_add(*value), to.1 + 1);
+            }
+        }
+    }
+
+    /// Adds the counts of bytes to the sums of their positions, and is empty then.
+    fn close(&mut self, counters: &Counters, barrier: bool, positions: &mut [Cause]) {
+        for at in self.touched.drain(..) {
+            let (Some(a), Some(cause)) = (self.across.get_mut(at), positions.get_mut(at)) else { continue };
+            let ns = if barrier { a.slowest } else { a.thread0 };
+            for slot in counters.byte_slots() {
+                if let Some((count, known)) = a.counts.get(slot)
+                    && *known == a.slices
+                {
+                    cause.counts.call(slot, *count, ns);
+                }
+            }
+            (a.slices, a.slowest, a.thread0) = (0, 0, 0);
+            a.counts.fill((0, 0));
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Tables of causes for a terminal or a pipe: what threads did in each op, and who was in their way. May use `analysis`.
+
+use std::io::{self, Write};
+
+use super::table::{Column, Style, Table, number, text};
+use super::text::title;
+use super::units::*;
+use crate::analysis::report::{By, PhaseReport, Report};
+use crate::analysis::tables::{OpRow, ThreadRow};
+use crate::analysis::why::interference::InterferenceRow;
+use crate::analysis::why::parts::Parts;
+
+/// A part of the whole and its heading.
+type Part = (&'static str, fn(&Parts) -> u64);
+
+const PARTS: [Part; 8] = [
+    ("computing %", |p| p.computing_ns),
+    ("barrier %", |p| p.barrier_ns),
+    ("preempted %", |p| p.preempted_ns),
+    ("idle %", |p| p.idle_ns),
+    ("faulting %", |p| p.faulting_ns),
+    ("I/O %", |p| p.io_ns),
+    ("blocked %", |p| p.blocked_ns),
+    ("unknown %", |p| p.unknown_ns),
+];
+/// The first of them that are shown where all rows have 0.
+const ALWAYS: usize = 5;
+
+/// Writes the tables of a phase.
+pub fn phase(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) -> io::Result<()> {
+    for (name, rows) in tables(report, p, By::Cause) {
+        let rows: Vec<_> = rows.into_iter().filter_map(|r| Some((r.name, r.causes?))).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let what = match p.wait_ns {
+            Some(_) => "all threads: ops, and the barrier waits after them",
+            None => "all threads; a barrier wait that spins counts as computing",
+        };
+        title(out, style, &format!("Causes by {name}, {} ({what})", p.phase.name()))?;
+        parts(out, &rows, name, p, style)?;
+    }
+    Ok(())
+}
+
+/// A row of any table that has figures of causes.
+pub(super) struct Row<'r> {
+    pub name: String,
+    pub causes: Option<Parts>,
+    pub op: Option<&'r OpRow>,
+    pub thread: Option<&'r ThreadRow>,
+}
+
+/// The tables of a phase by name: all of them where `by` alone was asked for, else those by op and thread.
+pub(super) fn tables<'r>(report: &Report, p: &'r PhaseReport, by: By) -> Vec<(&'static str, Vec<Row<'r>>)> {
+    if !report.tables.contains(&by) {
+        return Vec::new();
+    }
+    let only = report.tables == [by];
+    let ops = |rows: &'r Option<Vec<OpRow>>| {
+        let row = |r: &'r OpRow| Row { name: r.name.clone(), causes: r.causes, op: Some(r), thread: None };
+        rows.iter().flatten().map(row).collect::<Vec<_>>()
+    };
+    let mut all = vec![("op", ops(&p.by_op))];
+    if only {
+        all.extend([("name", ops(&p.by_name)), ("layer", ops(&p.by_layer))]);
+    }
+    let thread = |r: &'r ThreadRow| Row {
+        name: format!("thread {}", r.ith),
+        causes: r.causes,
+        op: None,
+        thread: Some(r),
+    };
+    all.push(("thread", p.by_thread.iter().flatten().map(thread).collect()));
+    all
+}
+
+fn parts(
+    out: &mut dyn Write,
+    rows: &[(String, Parts)],
+    name: &'static str,
+    p: &PhaseReport,
+    style: &Style,
+) -> io::Result<()> {
+    let any = |get: fn(&Parts) -> u64| rows.iter().any(|(_, parts)| get(parts) > 0);
+    let shown: Vec<&Part> = PARTS
+        .iter()
+        .enumerate()
+        .filter(|(i, (head, get))| any(*get) || *i < ALWAYS && (*head != "barrier %" || p.wait_ns.is_some()))
+        .map(|(_, part)| part)
+        .collect();
+    let mut columns: Vec<Column> = vec![number("ms", 1)];
+    columns.extend(shown.iter().map(|(head, _)| number(head, 0)));
+    columns.push(text(name));
+    let mut t = Table::new(columns);
+    for (name, parts) in rows {
+        let whole = parts.whole().max(1) as f64;
+        let mut cells = vec![ms(parts.whole())];
+        cells.extend(shown.iter().map(|(_, get)| pct(get(parts) as f64 / whole)));
+        cells.push(name.clone());
+        t.row(cells);
+    }
+    write!(out, "{}", t.render(style))
+}
+
+/// Writes who was in the way.
+pub fn interference(out: &mut dyn Write, rows: &[InterferenceRow], style: &Style) -> io::Result<()> {
+    title(out, style, "Interference (who had the CPU while a thread of the target could have run)")?;
+    if rows.is_empty() {
+        return writeln!(out, "  no one was in the way");
+    }
+    let mut t = Table::new(vec![
+        number("ms", 0),
+        number("in ops ms", 0),
+        number("times", 1),
+        number("preempted", 3),
+        number("first s", 4),
+        number("last s", 4),
+        text("CPUs"),
+        text("who"),
+        text("ops kept waiting"),
+    ]);
+    for r in rows {
+        let who = match r.tids.as_slice() {
+            [] => r.name.clone(),
+            [one] => format!("{} (thread {one})", r.name),
+            all => format!("{} ({} threads)", r.name, all.len()),
+        };
+        let ops: Vec<String> = r.ops.iter().map(|op| format!("{} {}", op.name, time(op.ns as f64))).collect();
+        let cpus: Vec<String> = r.cpus.iter().map(u16::to_string).collect();
+        t.row(vec![
+            ms(r.runnable_ns),
+            ms(r.in_ops_ns),
+            r.times.to_string(),
+            r.preemptions.to_string(),
+            format!("{:.3}", r.first_ns as f64 / 1e9),
+            format!("{:.3}", r.last_ns as f64 / 1e9),
+            cpus.join(" "),
+            if r.own { format!("{who}, of the target") } else { who },
+            ops.join(", "),
+        ]);
+    }
+    write!(out, "{}", t.render(style))?;
+    let rule = "  a preemption counts for the thread that took the CPU, a wait after a wake-up for the one that ran before";
+    writeln!(out, "{}", style.dim(rule))
+}
