@@ -11,7 +11,7 @@ use std::io::{Sink, Write};
 
 use profinfer::agent::discover::{self, Engine};
 use profinfer::agent::drain::Drain;
-use profinfer::agent::event::{self, Call, Head, KIND_NAMES, Nodes, Op, Tensor};
+use profinfer::agent::event::{self, Call, Experts, Head, KIND_NAMES, Nodes, Op, Tensor};
 use profinfer::agent::structure::Reading;
 use profinfer::trace::record::{Header, Level, Transport};
 use profinfer::trace::{Encoder, EncoderConfig};
@@ -129,6 +129,17 @@ impl Fake {
         }
     }
 
+    /// The ids of 32 tokens with four experts each, in two pieces.
+    fn experts(&mut self, node: u64) {
+        for first in [0, 16] {
+            let (h, ids, weights) = (self.head("experts", 0), address(node), address(node + 1));
+            let mut e =
+                Experts { h, ids, weights, used: 4, tokens: 32, first, rows: 16, ..Default::default() };
+            e.id.iter_mut().zip(first as i32..).for_each(|(id, i)| *id = i);
+            self.drain.event(bytes(&e));
+        }
+    }
+
     /// One CPU graph, of whose op hits some are lost.
     fn lossy_graph(&mut self, cgraph: u64, lost: impl Fn(u64) -> bool) {
         self.call("graph-enter", cgraph, 1, NODES as i32);
@@ -154,6 +165,9 @@ impl Fake {
             let fused = node % 30 == 4;
             if change && node % 3 == 0 {
                 self.tensor(node, 1 + n);
+            }
+            if node % 9 == 0 {
+                self.experts(node);
             }
             self.op(0, node, fused);
             self.op(1, node, fused);

@@ -205,6 +205,7 @@ fn programs(engine: Option<&Engine>, ask: &Ask<'_>) -> (Vec<Check>, Option<Vec<C
         pbuf: false,
         buffer: transport::ring_bytes(BUFFER),
         structure: Structure::Changes,
+        experts: true,
     };
     let loaded = match Loaded::load(&knobs, &reading, None) {
         Ok(loaded) => loaded,

@@ -5,6 +5,7 @@ use std::io::Write;
 
 use super::calls::{Call, Calls, Entered, Kind};
 use super::event::{self, Event, KINDS};
+use super::experts::Chosen;
 use super::graphs::{Graphs, Seen, Start};
 use super::lanes::Hit;
 use super::memory;
@@ -78,6 +79,7 @@ pub struct Drain<W: Write> {
     calls: Calls,
     graphs: Graphs,
     tensors: Structure,
+    pub experts: Chosen,
     seq: [u64; 4],
     last_ts: u64,
     error: Option<WriteError>,
@@ -101,6 +103,7 @@ impl<W: Write> Drain<W> {
             calls: Calls::default(),
             graphs: Graphs::default(),
             tensors: Structure::default(),
+            experts: Chosen::default(),
             seq: [0; 4],
             last_ts: 0,
             error: None,
@@ -172,6 +175,12 @@ impl<W: Write> Drain<W> {
                 Ok(())
             }
             Event::Exit(e) => self.process_exit(e.h.tgid, e.h.ts),
+            Event::Experts(e) => {
+                if let Some(graph) = self.graphs.seq_by_caller(e.h.tid) {
+                    self.experts.take(graph, e);
+                }
+                Ok(())
+            }
         }
     }
 
@@ -216,7 +225,9 @@ impl<W: Write> Drain<W> {
         }
         if kind == Kind::Split {
             let guid = self.guid(e);
-            call.detail = self.enc.backend(guid, backend_guid::name(&guid).unwrap_or(""));
+            let name = backend_guid::name(&guid);
+            call.detail = self.enc.backend(guid, name.unwrap_or(""));
+            self.experts.split(name);
         }
         call.seq = self.seq[kind as usize];
         match self.calls.enter(call) {
@@ -340,6 +351,7 @@ impl<W: Write> Drain<W> {
         let nops = self.nops.get(engine).copied().unwrap_or(false);
         let ops = self.readings.get(engine).map(Reading::idle_ops).unwrap_or_default();
         let (s, seen) = self.graphs.finish(i, end, &mut self.tensors, (ops, nops), &mut self.enc)?;
+        self.experts.write(s.seq, &mut self.tensors, &mut self.enc)?;
         if let Some(shown) = self.shown(s.engine) {
             note(shown, &s, &seen);
         }

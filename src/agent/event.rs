@@ -1,10 +1,11 @@
 //! Events as the BPF programs send them (src/bpf/event.h): bytes in, typed views out. Uses `skel` for the types,
 //! which libbpf-cargo generates from the object's own BTF, so that both sides cannot drift apart.
 
-use super::skel::types::{ev_call, ev_counter, ev_hdr, ev_kind, ev_nodes, ev_op, ev_tensor};
+use super::skel::types::{ev_call, ev_counter, ev_experts, ev_hdr, ev_kind, ev_nodes, ev_op, ev_tensor};
 
 pub use super::skel::types::{
-    ev_call as Call, ev_hdr as Head, ev_nodes as Nodes, ev_op as Op, ev_tensor as Tensor,
+    ev_call as Call, ev_experts as Experts, ev_hdr as Head, ev_nodes as Nodes, ev_op as Op,
+    ev_tensor as Tensor,
 };
 
 /// Kinds of event, in the order of `enum ev_kind`.
@@ -25,6 +26,7 @@ pub const KIND_NAMES: [&str; KINDS] = [
     "nodes",
     "fork",
     "exit",
+    "experts",
 ];
 /// Counters beside the events', in the order of `enum ev_counter`.
 pub const COUNTERS: usize = ev_counter::CNT_COUNTERS.0 as usize;
@@ -58,6 +60,7 @@ pub enum Event<'a> {
     Nodes(&'a Nodes),
     Fork(&'a Call),
     Exit(&'a Call),
+    Experts(&'a Experts),
 }
 
 /// The event at the start of `bytes`, and its kind's index. None if the bytes are none: too short for the kind, or not
@@ -80,6 +83,7 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_NODES => Event::Nodes(view(bytes)?),
         ev_kind::EV_FORK => Event::Fork(view(bytes)?),
         ev_kind::EV_EXIT => Event::Exit(view(bytes)?),
+        ev_kind::EV_EXPERTS => Event::Experts(view(bytes)?),
         _ => return None,
     };
     Some((kind, event))
@@ -105,6 +109,8 @@ unsafe impl Plain for ev_op {}
 unsafe impl Plain for ev_tensor {}
 // SAFETY: as above.
 unsafe impl Plain for ev_nodes {}
+// SAFETY: as above.
+unsafe impl Plain for ev_experts {}
 
 /// The bytes of an event, as the sources hand them on.
 pub fn bytes<T: Plain>(event: &T) -> &[u8] {
@@ -140,6 +146,7 @@ mod tests {
         assert_eq!(size_of::<ev_call>(), 24 + 4 * 4 + 2 * 8 + 16);
         assert_eq!(size_of::<ev_tensor>(), 24 + 8 + TENSOR_RAW);
         assert_eq!(size_of::<ev_nodes>(), 24 + 8 + 8 + 48 * 12);
+        assert_eq!(size_of::<ev_experts>(), 24 + 3 * 8 + 6 * 4 + 64 * 4);
     }
 
     #[test]

@@ -121,6 +121,11 @@ impl Graphs {
         self.open.iter().position(|g| g.used && g.s.tid == tid)
     }
 
+    /// seq of that graph.
+    pub fn seq_by_caller(&self, tid: u32) -> Option<u64> {
+        self.by_caller(tid).map(|i| self.open[i].s.seq)
+    }
+
     /// Position of some open graph of a process (of any, with None).
     pub fn any_of(&self, tgid: Option<u32>) -> Option<usize> {
         self.open.iter().position(|g| g.used && tgid.is_none_or(|t| t == g.s.tgid))

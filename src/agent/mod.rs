@@ -12,6 +12,7 @@ pub mod drain;
 pub mod elf;
 pub mod event;
 pub mod examine;
+pub mod experts;
 pub mod features;
 pub mod graphs;
 pub mod kconfig;

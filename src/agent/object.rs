@@ -63,6 +63,9 @@ fn fill(k: &mut knobs, knobs: &Knobs, reading: &Reading) {
     k.guid_off = l.guid_off.map_or(0, |o| o + 1);
     k.op_unary = reading.unary;
     k.op_glu = reading.glu;
+    k.data_off = l.data_off;
+    // No engine's MUL_MAT_ID has number 0, which is NONE's.
+    (k.op_experts, k.type_i32) = reading.experts.filter(|_| knobs.experts).unwrap_or((0, 0));
 }
 
 impl Loaded {

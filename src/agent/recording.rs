@@ -29,6 +29,8 @@ pub enum Target {
 pub struct Options {
     pub level: Level,
     pub structure: bool,
+    /// Which experts each layer chose; wants level op and structure.
+    pub experts: bool,
     pub pbuf: bool,
     pub source: Wish,
     pub buffer_bytes: u64,

@@ -22,11 +22,12 @@ use super::maps::FileId;
 use super::recording::{Options, RecordError, Summary, Target, Watch};
 use super::refusal;
 use super::road::Road;
+use super::skel::types::ev_kind;
 use super::source::{Guard, Source};
 use super::structure::{self, MAX_ENGINES, Reading};
 use super::verify::{self, OpEnd};
 use super::{books, calibrate, target, usage};
-use crate::trace::record;
+use crate::trace::record::{self, Availability, Feature};
 use crate::trace::{Encoder, EncoderConfig, Output, WriteError};
 
 /// Kinds of UNARY and GLU that get a name even where the engine's tables have none.
@@ -90,7 +91,7 @@ struct Session<W: Write> {
 /// Any place for a trace is the same code: the recorder is to stay small.
 pub fn record(
     target: Target,
-    options: Options,
+    mut options: Options,
     out: Box<dyn Output>,
     watch: &mut dyn Watch,
 ) -> Result<Summary, RecordError> {
@@ -104,8 +105,14 @@ pub fn record(
     let bound =
         machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
     let out = Counted { out, bytes: 0 };
-    let enc =
+    let mut enc =
         Encoder::new(out, EncoderConfig::default(), &header(&options, &road, &machine::read(), hit_ns))?;
+    if options.experts && road != Road::Bpf {
+        options.experts = false;
+        let why = "probe events cannot read them: only BPF programs can";
+        enc.feature(&Feature { name: "experts", state: Availability::None, why })?;
+        watch.tell(&format!("experts are not recorded: {why}"));
+    }
     let drain = Rc::new(RefCell::new(Drain::new(enc)));
     let any = matches!(target, Target::Exe(_));
     let mut s = Session {
@@ -389,6 +396,10 @@ impl<W: Write + 'static> Session<W> {
             verify::verify(a, shown, self.options.op_end);
         }
         books::rungs(&mut drain, &self.engines, roles(self.options.level))?;
+        if self.options.experts {
+            let known = self.engines.iter().any(|a| a.engine.tables.op("MUL_MAT_ID").is_some());
+            drain.experts.feature(&mut drain.enc, known, books.kinds[ev_kind::EV_EXPERTS.0 as usize].lost)?;
+        }
         let summary = Summary {
             end: end.clone(),
             totals: drain.totals,

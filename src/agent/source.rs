@@ -82,6 +82,8 @@ pub struct Knobs {
     /// Kernel-side buffer, bytes (a power of two); each CPU's, where each has one.
     pub buffer: u32,
     pub structure: Structure,
+    /// Send the ids of the experts that each layer uses.
+    pub experts: bool,
 }
 
 impl Knobs {

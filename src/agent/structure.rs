@@ -58,6 +58,8 @@ pub struct Reading {
     pub layout: Layout,
     pub unary: u32,
     pub glu: u32,
+    /// Number of MUL_MAT_ID, and of the type of its ids.
+    pub experts: Option<(u32, u32)>,
     n_ops: u32,
     /// Per type: elements and bytes a block; (0, 0) for a gap.
     types: Vec<(u32, u32)>,
@@ -74,12 +76,14 @@ impl Reading {
                 *slot = (t.block, t.bytes);
             }
         }
+        let i32_type = tables.types.iter().find(|t| t.name == "i32").map(|t| t.number);
         let nop = |n: &String| matches!(n.as_str(), "NONE" | "RESHAPE" | "VIEW" | "PERMUTE" | "TRANSPOSE");
         Reading {
             engine,
             layout,
             unary: number("UNARY"),
             glu: number("GLU"),
+            experts: tables.op("MUL_MAT_ID").zip(i32_type),
             n_ops: tables.ops.len() as u32,
             types,
             nops: tables.ops.iter().map(|n| (nop(n), n == "NONE")).collect(),

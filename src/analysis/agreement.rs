@@ -12,7 +12,8 @@ use super::order;
 use super::report::{Options, report};
 use crate::ggml::names;
 use crate::trace::Trace;
-use crate::trace::record::CpuGraph;
+use crate::trace::expert_ids;
+use crate::trace::record::{Availability, CpuGraph};
 
 /// What was compared, or what is wrong.
 pub type Answer = Result<String, String>;
@@ -160,7 +161,7 @@ pub fn structure(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
     Ok(format!("{} names with the op of each, as the engine built them", names.len()))
 }
 
-/// Ops that run experts, layer by layer.
+/// Ops that run experts, layer by layer, and, where they were recorded, the experts chosen for every token.
 pub fn experts(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
     let mut seen: BTreeMap<Option<u32>, u64> = BTreeMap::new();
     for hit in hits(loaded).values().flatten() {
@@ -184,5 +185,49 @@ pub fn experts(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
         return Err(format!("{got} of {n} ops of layer {} seen", layer.map_or(-1, i64::from)));
     }
     let total: u64 = want.values().sum();
-    Ok(format!("{total} {EXPERTS} ops in {} layers; which experts were chosen is not recorded", want.len()))
+    let all = format!("{total} {EXPERTS} ops in {} layers", want.len());
+    match loaded.causes.features.iter().find(|f| f.name == "experts") {
+        Some(f) if f.state != Availability::None => Ok(format!("{all}; {}", chosen(loaded, truth)?)),
+        Some(f) => Ok(format!("{all}; which experts were chosen is not recorded: {}", f.why)),
+        None => Ok(format!("{all}; which experts were chosen is not recorded")),
+    }
+}
+
+/// A token of a layer of a CPU graph, graphs counted in their order.
+type Choice = (usize, Option<u32>, u32);
+
+/// The experts that each layer chose for each token.
+fn chosen(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
+    let layer = |name: &str| names::fold(name).layer;
+    let mut graphs: Vec<u64> = loaded.cpu_graphs.iter().map(|g| g.seq).collect();
+    graphs.sort_unstable();
+    let mut seen: BTreeMap<Choice, Vec<i64>> = BTreeMap::new();
+    for e in &loaded.causes.experts {
+        let (Ok(graph), Some(ids)) = (graphs.binary_search(&e.graph), loaded.tensors.get(&e.ids)) else {
+            continue;
+        };
+        let all: Vec<i64> = expert_ids(e).collect();
+        for (token, row) in (e.first..).zip(all.chunks((e.used as usize).max(1))) {
+            if seen.insert((graph, layer(&ids.name), token), row.to_vec()).is_some() {
+                return Err(format!("experts of {} told twice for token {token}", ids.name));
+            }
+        }
+    }
+    let mut want: BTreeMap<Choice, Vec<i64>> = BTreeMap::new();
+    for e in &truth.experts {
+        let Some(graph) = truth.cpu_graphs.iter().position(|g| g.id == e.graph) else { continue };
+        let Some(node) = truth.node_of(&truth.cpu_graphs[graph], e.node) else { continue };
+        want.insert((graph, layer(&node.name), e.token), e.ids.iter().map(|&id| id.into()).collect());
+    }
+    match want.iter().find(|(choice, ids)| seen.get(choice) != Some(ids)) {
+        None if want.len() == seen.len() && !want.is_empty() => {
+            Ok(format!("experts of {} tokens and layers as the engine chose them", want.len()))
+        }
+        None => Err(format!("experts of {} tokens and layers, {} in the engine", seen.len(), want.len())),
+        Some(((graph, layer, token), ids)) => Err(format!(
+            "experts of CPU graph {graph}, layer {}, token {token}: {:?} in the trace, {ids:?} in the engine",
+            layer.map_or(-1, i64::from),
+            seen.get(&(*graph, *layer, *token)),
+        )),
+    }
 }

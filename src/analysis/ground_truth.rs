@@ -74,6 +74,18 @@ pub struct Op {
     pub end: u64,
 }
 
+/// The experts that a node used for a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Experts {
+    /// `id` of a CPU graph.
+    pub graph: u32,
+    /// Place in the graph's table of nodes.
+    pub node: u32,
+    /// Place in the graph's batch.
+    pub token: u32,
+    pub ids: Box<[i32]>,
+}
+
 /// All of a file, each list in order of time (ops in that of their graph, thread and start).
 #[derive(Debug, Default)]
 pub struct GroundTruth {
@@ -87,6 +99,8 @@ pub struct GroundTruth {
     pub graphs: Vec<Span>,
     pub cpu_graphs: Vec<CpuGraph>,
     pub ops: Vec<Op>,
+    /// As in the file.
+    pub experts: Vec<Experts>,
 }
 
 /// The fields of a line, taken one by one.
@@ -194,6 +208,12 @@ impl GroundTruth {
                 let (start, end) = f.times()?;
                 self.ops.push(Op { graph, ith, node, start, end });
             }
+            "experts" => {
+                let (graph, node, token) = (f.number()?, f.number()?, f.number()?);
+                let ids = f.text()?.split(',').map(|id| id.parse()).collect::<Result<_, _>>();
+                let ids = ids.map_err(|_| f.wrong("numbers joined by ',' were expected"))?;
+                self.experts.push(Experts { graph, node, token, ids });
+            }
             // A later writer of this version may say more.
             _ => {}
         }
@@ -240,7 +260,7 @@ mod tests {
 
     const GOOD: &str = "# ggml-runner ground truth 1\nprocess\t7\nreading\t25\ndropped\t0\n\
                         node\t0\t0\tff00\tMUL_MAT\tQcur-0\ncall\t0\t7\t8\t100\t900\ngraph\t1\t0\t7\t1\t110\t890\n\
-                        cpu-graph\t2\t1\t7\t2\t0\t120\t880\nop\t2\t1\t8\t0\t140\t600\nop\t2\t0\t7\t0\t130\t500\n";
+                        cpu-graph\t2\t1\t7\t2\t0\t120\t880\nop\t2\t1\t8\t0\t140\t600\nop\t2\t0\t7\t0\t130\t500\nexperts\t2\t0\t0\t7,3\n";
 
     #[test]
     fn a_file_is_read_whole() {
@@ -248,6 +268,7 @@ mod tests {
         assert_eq!((t.pid, t.reading_ns, t.calls.len(), t.graphs.len()), (7, 25, 1, 1));
         let graph = t.cpu_graphs[0];
         assert_eq!(t.ops_of(&graph).iter().map(|o| (o.ith, o.end)).collect::<Vec<_>>(), [(0, 500), (1, 600)]);
+        assert_eq!((t.experts[0].token, &*t.experts[0].ids), (0, &[7, 3][..]));
         let node = t.node_of(&graph, 0).expect("a node");
         assert_eq!((node.address, &*node.op, &*node.name), (0xff00, "MUL_MAT", "Qcur-0"));
     }
@@ -262,9 +283,10 @@ mod tests {
         assert_eq!(with("call\t0\t1\t1\t5"), "line 2: it has too few fields");
         assert_eq!(with("call\t0\t1\t1\t5\tx"), "line 2: a number was expected");
         assert_eq!(with("call\t0\t1\t1\t5\t4"), "line 2: it ends before it starts");
+        assert_eq!(with("experts\t0\t0\t0\t1,x"), "line 2: numbers joined by ',' were expected");
         assert_eq!(with("node\t0\t1\t0\tADD\tx"), "line 2: nodes must be numbered one after the other");
         assert_eq!(with(&"x".repeat(5000)), "line 2: it is too long");
-        assert_eq!(error(&GOOD[..GOOD.len() - 1]), "line 10: the file is cut short");
+        assert_eq!(error(&GOOD[..GOOD.len() - 1]), "line 11: the file is cut short");
     }
 
     proptest! {

@@ -8,6 +8,8 @@
 /* Not used: they bring the types into the object's BTF, from which the Rust types are generated. */
 struct ev_call *btf_call;
 struct ev_op *btf_op;
+struct ev_experts *btf_experts;
+enum ev_experts_why btf_why;
 enum ev_kind btf_kind;
 enum ev_counter btf_counter;
 
@@ -33,6 +35,8 @@ const volatile struct knobs {
 	__u32 n_threads_off;
 	__u32 guid_off; /* 1 + offset of ggml_backend.guid, 0: no such field */
 	__u32 op_unary, op_glu;
+	__u32 op_experts; /* number of MUL_MAT_ID, 0: experts are not asked for */
+	__u32 type_i32, data_off;
 } k = {};
 
 #include "send.h"
@@ -67,6 +71,8 @@ struct {
 
 /* Working memory of a thread. Not per CPU: a uprobe program can be preempted by another thread's. */
 struct scratch {
+	struct ev_experts x; /* not last: see experts_rows */
+	__u64 row;	     /* bytes from one row of ids to the next */
 	struct ev_tensor t;
 	struct ev_nodes n;
 	__u64 queue[QUEUE];

@@ -21,6 +21,7 @@ enum ev_kind {
 	EV_NODES,
 	EV_FORK,
 	EV_EXIT,
+	EV_EXPERTS,
 	EV_KINDS,
 };
 
@@ -31,6 +32,14 @@ enum ev_counter {
 	CNT_READ_ERROR,
 	CNT_OP_RETURN,
 	CNT_COUNTERS,
+};
+
+/* ev_experts.why: why there are no ids */
+enum ev_experts_why {
+	EXPERTS_TOLD,
+	EXPERTS_UNREAD,	 /* the tensor or its data cannot be read from here */
+	EXPERTS_ODD,	 /* it is none of ids, or has too many experts in a row */
+	EXPERTS_NOWHERE, /* it has no data */
 };
 
 /* ev_hdr.flags */
@@ -91,6 +100,22 @@ struct ev_nodes {
 	__u32 total;
 	__u64 node[NODES_CHUNK];
 	__u32 info[NODES_CHUNK];
+};
+
+/* Ids of experts: rows [first, first + rows) of those of `tokens` tokens, `used` ids in each row. */
+#define EXPERTS_CHUNK 64
+struct ev_experts {
+	struct ev_hdr h;
+	__u64 ids;     /* the tensor that holds them */
+	__u64 weights; /* source 0 of the op */
+	__u64 data;    /* where they are */
+	__u32 used;
+	__u32 tokens;
+	__u32 first;
+	__u32 rows;
+	__u32 why;
+	__u32 unused;
+	__s32 id[EXPERTS_CHUNK];
 };
 
 #endif

@@ -9,6 +9,7 @@
 #include "event.h"
 #include "base.h"
 #include "structure.h"
+#include "experts.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
@@ -232,6 +233,8 @@ static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, _
 		/* The op starts when we are done looking at it. */
 		e.h.ts = bpf_ktime_get_ns();
 	}
+	if (k.op_experts && !tensor2 && lane->in_graph && experts(ctx, &e.h, lane, tensor))
+		e.h.ts = bpf_ktime_get_ns();
 	lane->start = e.h.ts;
 	pass(ctx, &e.h, sizeof(e), ++lane->hits % ASK_EVERY == 0);
 	return 0;

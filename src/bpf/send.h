@@ -53,6 +53,7 @@ struct lane {
 	__u64 last_ra;
 	__u64 last_ts;
 	__u64 loop_ra; /* its process's, 0: not known here */
+	__u64 ids;     /* thread 0: ids of experts told last in this graph */
 	__u32 tgid;
 	__u32 hits;
 	__u16 ith;

@@ -1,5 +1,7 @@
 //! `profinfer record`: attach, record, write a trace. Uses `agent` and `trace`.
 
+mod inner;
+
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
@@ -62,6 +64,8 @@ pub struct Args {
     /// How the end of an op is told
     #[arg(long, value_enum, default_value = "auto")]
     op_end: OpEndArg,
+    #[command(flatten)]
+    inner: inner::InnerArgs,
     /// Use perf buffers, one for each CPU, instead of the ring buffer
     #[arg(long)]
     pbuf: bool,
@@ -95,7 +99,7 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LevelArg {
     /// Calls of llama_decode and its kin
     Token,
@@ -146,6 +150,7 @@ enum SiteArg {
 /// Runs it.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let target = target(args)?;
+    args.inner.check(args.level, args.no_structure)?;
     let to_stdout = args.output.as_os_str() == "-";
     if to_stdout && io::stdout().is_terminal() {
         bail!("standard output is a terminal: redirect it, or give a file with -o");
@@ -231,6 +236,7 @@ fn options(args: &Args, stdout_taken: bool) -> Options {
             LevelArg::Op => Level::Op,
         },
         structure: !args.no_structure,
+        experts: args.inner.experts,
         pbuf: args.pbuf,
         source: args.source.wish(),
         buffer_bytes: args.buffer_size,

@@ -168,6 +168,7 @@ impl Kind {
 
 const NO_STRUCTURE: &str = "--no-str";
 const PERF_BUFFERS: &str = "--pbuf";
+const CHOSEN: &str = "--experts";
 const TINY: &str = "tiny";
 const MOE: &str = "moe";
 use Kind::{Accuracy, Calls, Experts, Graphs, Order, Structure};
@@ -187,7 +188,11 @@ const CASES: [Case; 8] = [
     Case { record: &[NO_STRUCTURE], ..case("op, no structure", "op", 1, &[Calls, Graphs, Order]) },
     Case { record: &[PERF_BUFFERS], ..case("op, perf buffers", "op", 2, &[Calls, Graphs, Order, Structure]) },
     Case { run: &["--two-backends"], ..case("two backends", "op", 1, &[Calls, Graphs, Order, Structure]) },
-    Case { model: MOE, ..case("experts", "op", 1, &[Calls, Graphs, Order, Structure, Experts]) },
+    Case {
+        model: MOE,
+        record: &[CHOSEN],
+        ..case("experts", "op", 1, &[Calls, Graphs, Order, Structure, Experts])
+    },
 ];
 
 /// What is the same for all recordings.

@@ -14,7 +14,7 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use super::abi::{Graph, accessors};
+use super::abi::{Graph, Tensor, accessors};
 
 /// First line of a file.
 pub const MAGIC: &str = "# ggml-runner ground truth 1";
@@ -89,6 +89,8 @@ struct Span {
 }
 
 const NONE: u32 = u32::MAX;
+/// Words before the ids of a MUL_MAT_ID.
+pub const IDS_HEAD: usize = 4;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct OpTime {
@@ -118,6 +120,8 @@ struct Spans {
 struct Lane {
     tid: u32,
     ops: Vec<OpTime>,
+    /// Of each MUL_MAT_ID that it ran: place of the CPU graph, node, experts of a token, tokens; then their ids.
+    chosen: Vec<u32>,
     dropped: u64,
 }
 
@@ -153,17 +157,23 @@ pub fn span<R>(truth: Option<&Truth>, level: Level, a: u32, b: u64, call: impl F
 
 impl Truth {
     /// Bytes that an account with this room takes, at most `usize::MAX`.
-    pub fn bytes(threads: usize, spans: usize, ops: usize) -> usize {
+    pub fn bytes(threads: usize, spans: usize, ops: usize, chosen: usize) -> usize {
         let lanes = threads.saturating_mul(ops).saturating_mul(size_of::<OpTime>());
-        lanes.saturating_add(spans.saturating_mul(size_of::<Span>()))
+        let spans = spans.saturating_mul(size_of::<Span>());
+        lanes.saturating_add(spans).saturating_add(chosen.saturating_mul(size_of::<u32>()))
     }
 
-    /// Room for `spans` calls and graphs together, and `ops` ops of each thread. Fails when the memory is not there.
-    pub fn new(threads: usize, spans: usize, ops: usize) -> Result<Truth, TryReserveError> {
+    /// Room for `spans` calls and graphs together, `ops` ops of each thread, and `chosen` ids of experts ([`IDS_HEAD`]
+    /// more for each op that has some). Fails when the memory is not there.
+    pub fn new(threads: usize, spans: usize, ops: usize, chosen: usize) -> Result<Truth, TryReserveError> {
         let mut list = Vec::new();
         list.try_reserve_exact(spans)?;
-        let lane = |_| -> Result<Mutex<Lane>, TryReserveError> {
+        let lane = |ith| -> Result<Mutex<Lane>, TryReserveError> {
             let mut lane = Lane::default();
+            let chosen = if ith == 0 { chosen } else { 0 };
+            lane.chosen.try_reserve_exact(chosen)?;
+            lane.chosen.resize(chosen, 0);
+            lane.chosen.clear();
             lane.ops.try_reserve_exact(ops)?;
             // Touched now, so that no page fault falls into an op.
             lane.ops.resize(ops, OpTime::default());
@@ -256,6 +266,28 @@ impl Truth {
         lane.ops.push(OpTime { graph, node: u32::try_from(node).unwrap_or(NONE), start, end });
     }
 
+    /// Thread 0 ran node `node` of the graph under way, a MUL_MAT_ID with these ids.
+    ///
+    /// # Safety
+    /// The tensor must be live, with a row of 32-bit ids for each token, that nobody writes meanwhile.
+    pub unsafe fn experts(&self, node: usize, ids: &Tensor) {
+        let Some(lane) = self.lanes.first() else { return };
+        let (mut lane, graph) = (lock(lane), self.graph.load(Ordering::Relaxed));
+        let [used, tokens] = [ids.ne[0], ids.ne[1]].map(|n| usize::try_from(n).unwrap_or(0));
+        if graph == NONE || lane.chosen.capacity() - lane.chosen.len() < IDS_HEAD + used * tokens {
+            lane.dropped += 1;
+            return;
+        }
+        let word = |n: usize| u32::try_from(n).unwrap_or(NONE);
+        lane.chosen.extend([graph, word(node), word(used), word(tokens)]);
+        for token in 0..tokens {
+            // SAFETY: as the caller says.
+            let row = unsafe { ids.data.cast::<u8>().add(token * ids.nb[1]).cast::<u32>() };
+            // SAFETY: as above.
+            lane.chosen.extend_from_slice(unsafe { std::slice::from_raw_parts(row, used) });
+        }
+    }
+
     /// Writes the account.
     pub fn write(&self, out: impl Write) -> io::Result<()> {
         let mut out = io::BufWriter::new(out);
@@ -293,8 +325,23 @@ impl Truth {
                 writeln!(out, "op\t{graph}\t{ith}\t{}\t{node}\t{start}\t{end}", lane.tid)?;
             }
         }
+        for lane in lanes {
+            write_chosen(&lane.chosen, &mut out)?;
+        }
         out.flush()
     }
+}
+
+fn write_chosen(mut chosen: &[u32], out: &mut impl Write) -> io::Result<()> {
+    while let Some((&[graph, node, used, tokens], rest)) = chosen.split_first_chunk::<IDS_HEAD>() {
+        let (ids, rest) = rest.split_at_checked((used * tokens) as usize).unwrap_or_default();
+        for (token, row) in ids.chunks((used as usize).max(1)).enumerate() {
+            let row: Vec<String> = row.iter().map(|id| id.cast_signed().to_string()).collect();
+            writeln!(out, "experts\t{graph}\t{node}\t{token}\t{}", row.join(","))?;
+        }
+        chosen = rest;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -303,7 +350,7 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_is_counted() {
-        let truth = Truth::new(1, 1, 2).expect("a little memory");
+        let truth = Truth::new(1, 1, 2, 0).expect("a little memory");
         span(Some(&truth), Level::Call, 4, 0, || {
             span(Some(&truth), Level::Graph, 1, 0, || truth.end(Level::Graph));
             truth.end(Level::Call);

@@ -99,7 +99,9 @@ pub struct Task<'a> {
     pub comm: &'a str,
 }
 
-/// The experts that a layer chose, read at a MUL_MAT_ID before it ran.
+/// The experts that a layer chose, read at a MUL_MAT_ID before it ran: once in each CpuGraph for each tensor of ids, which
+/// the layer's MUL_MAT_IDs (gate, up, down) share. Most often one record has all rows; more have them in order where they
+/// came in parts. Rows that no record has were not read (a bound was met) or were lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Experts<'a> {
     /// seq of the CpuGraph.
@@ -110,13 +112,15 @@ pub struct Experts<'a> {
     pub weights: u32,
     /// Experts chosen for each token.
     pub used: u32,
-    /// Tokens that the ids have, and those told here: `rows` of them from `first` on.
+    /// Tokens that the ids have, and those told here: `rows` of them from `first` on. The last layer may have fewer tokens
+    /// than the graph's ubatch: only those whose output is wanted go through it.
     pub tokens: u32,
     pub first: u32,
     pub rows: u32,
-    /// Why there are none: empty, or e.g. `device memory`.
+    /// Why there are none from `first` on (`rows` is 0, and `used` and `tokens` are what the tensor's dims say, at most
+    /// u32::MAX); empty where there are.
     pub why: &'a str,
-    /// `rows` times `used` ids, each the varint of its zigzag.
+    /// `rows` times `used` ids as the engine has them, whether or not there are such experts, each the varint of its zigzag.
     #[serde(serialize_with = "as_bytes")]
     pub data: &'a [u8],
 }

@@ -10,12 +10,13 @@
 
 #include "abi.h"
 #include "dump.h"
+#include "experts.h"
 
 struct options {
     struct settings set;
     int n_prompt, n_decode, repeat, warmup;
     double hold;
-    const char *wait_for, *dump, *per_token, *logits;
+    const char *wait_for, *dump, *experts, *per_token, *logits;
     int32_t *ids; /* a prompt of our own, n_prompt long */
     bool cut, json, control;
 };
@@ -52,6 +53,7 @@ static struct span decode(const char *phase, int n) {
     int32_t ids[n];
     for (int i = 0; i < n; i++) ids[i] = token_at(pos + i);
     dump_graph(phase, n, pos);
+    experts_call();
     int64_t wall = now(CLOCK_MONOTONIC), cpu = now(CLOCK_PROCESS_CPUTIME_ID);
     engine_decode(&eng, ids, n, pos);
     struct span s = {now(CLOCK_MONOTONIC) - wall, now(CLOCK_PROCESS_CPUTIME_ID) - cpu, n};
@@ -200,6 +202,7 @@ static void usage(FILE *f) {
           "  --hold S          wait S seconds between model load and first decode\n"
           "  --per-token FILE  a line per decode: start_ns wall_ns cpu_ns label\n"
           "  --dump FILE       what the engine runs, as JSON lines; --cut: node by node\n"
+          "  --experts FILE    experts chosen, as JSON lines; cuts the graph behind each choice\n"
           "  --ids 1,2,3       this prompt instead, then -n tokens greedily: prints their ids\n"
           "  --logits FILE     with --ids: the logits of the prompt's last token, as floats\n"
           "  --control         commands on stdin: run N [LABEL], prefill N, perf, quit\n",
@@ -236,6 +239,7 @@ enum {
     PER_TOKEN,
     DUMP,
     CUT,
+    EXPERTS,
     CONTROL,
     IDS,
     LOGITS,
@@ -244,13 +248,17 @@ enum {
 };
 
 static const struct option LONG[] = {
-    {"engine", 1, 0, ENGINE},       {"model", 1, 0, MODEL},       {"prompt", 1, 0, 'p'},
-    {"decode", 1, 0, 'n'},          {"threads", 1, 0, 't'},       {"repeat", 1, 0, REPEAT},
-    {"warmup", 1, 0, WARMUP},       {"ctx", 1, 0, CTX},           {"old-api", 0, 0, OLD_API},
-    {"verbose", 0, 0, VERBOSE},     {"wait-for", 1, 0, WAIT_FOR}, {"hold", 1, 0, HOLD},
-    {"per-token", 1, 0, PER_TOKEN}, {"dump", 1, 0, DUMP},         {"cut", 0, 0, CUT},
-    {"control", 0, 0, CONTROL},     {"ids", 1, 0, IDS},           {"logits", 1, 0, LOGITS},
-    {"json", 0, 0, JSON},           {"help", 0, 0, HELP},         {0, 0, 0, 0},
+    {"engine", 1, 0, ENGINE},       {"model", 1, 0, MODEL},
+    {"prompt", 1, 0, 'p'},          {"decode", 1, 0, 'n'},
+    {"threads", 1, 0, 't'},         {"repeat", 1, 0, REPEAT},
+    {"warmup", 1, 0, WARMUP},       {"ctx", 1, 0, CTX},
+    {"old-api", 0, 0, OLD_API},     {"verbose", 0, 0, VERBOSE},
+    {"wait-for", 1, 0, WAIT_FOR},   {"hold", 1, 0, HOLD},
+    {"per-token", 1, 0, PER_TOKEN}, {"dump", 1, 0, DUMP},
+    {"experts", 1, 0, EXPERTS},     {"cut", 0, 0, CUT},
+    {"control", 0, 0, CONTROL},     {"ids", 1, 0, IDS},
+    {"logits", 1, 0, LOGITS},       {"json", 0, 0, JSON},
+    {"help", 0, 0, HELP},           {0, 0, 0, 0},
 };
 
 static void parse(int argc, char **argv) {
@@ -272,6 +280,7 @@ static void parse(int argc, char **argv) {
         case PER_TOKEN: opt.per_token = optarg; break;
         case DUMP: opt.dump = optarg; break;
         case CUT: opt.cut = true; break;
+        case EXPERTS: opt.experts = optarg; break;
         case CONTROL: opt.control = true; break;
         case IDS: read_ids(optarg); break;
         case LOGITS: opt.logits = optarg; break;
@@ -291,9 +300,12 @@ static void parse(int argc, char **argv) {
 int main(int argc, char **argv) {
     parse(argc, argv);
     if (opt.wait_for) wait_for(opt.wait_for);
+    if (opt.dump && opt.experts) DIE("--dump and --experts need a callback each: give one of them");
     if (opt.dump) opt.set.observe = dump_observe;
+    if (opt.experts) opt.set.observe = experts_observe;
     engine_open(&eng, &opt.set);
     if (opt.dump) dump_open(opt.dump, &eng, opt.cut);
+    if (opt.experts) experts_open(opt.experts, &eng);
     if (opt.per_token && !(tokens_out = fopen(opt.per_token, "w"))) DIE("cannot write %s", opt.per_token);
     engine_load(&eng, &opt.set);
     if (opt.hold > 0) sleep_seconds(opt.hold);
@@ -306,6 +318,7 @@ int main(int argc, char **argv) {
     else
         measured_runs();
     dump_close();
+    experts_close();
     if (tokens_out && fclose(tokens_out)) DIE("cannot write %s", opt.per_token);
     /* The libraries' own teardown is not under test, and some eras crash in it. */
     fflush(stdout);

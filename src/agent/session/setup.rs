@@ -59,6 +59,7 @@ pub(super) fn knobs(o: &Options, any: bool) -> Knobs {
             (true, Site::FirstAndReturn) => Structure::EveryHit,
             (true, _) => Structure::Changes,
         },
+        experts: o.experts && o.structure && o.level == Level::Op,
     }
 }
 

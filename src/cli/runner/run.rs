@@ -7,7 +7,7 @@ use super::random::Random;
 use super::roofline::{Phase, Share};
 use crate::runner::engine::{Engine, Settings, UBATCH, greedy};
 use crate::runner::model::{Model, memory};
-use crate::runner::truth::Truth;
+use crate::runner::truth::{IDS_HEAD, Truth};
 use anyhow::{Context, Result, bail};
 use std::fs::File;
 use std::io::{self, Write};
@@ -171,12 +171,17 @@ fn account(r: &Request, model: &Model, prompt: usize) -> Result<Arc<Truth>> {
     // A call, a graph, and its parts on the backends.
     let spans = graphs.saturating_mul(2 + if r.two_backends { layers } else { 1 });
     let ops = graphs.saturating_mul(layers * of_layer);
+    // Gate, up and down; a prompt comes once more in the warm-up.
+    let chosen = model.params.experts.as_ref().map_or(0, |e| {
+        let all = prompt.saturating_add(r.decode).saturating_mul(r.repeat).saturating_add(prompt + 1);
+        all.saturating_mul(3 * layers * (e.used + IDS_HEAD))
+    });
     let none = "--ground-truth: no memory for the account of this run; ask for fewer tokens";
-    let bytes = Truth::bytes(r.chosen.threads, spans, ops) as u64;
+    let bytes = Truth::bytes(r.chosen.threads, spans, ops, chosen) as u64;
     if memory::available().is_some_and(|there| bytes > memory::usable(there)) {
         bail!("{none} ({bytes} bytes)");
     }
-    Truth::new(r.chosen.threads, spans, ops).map(Arc::new).context(none)
+    Truth::new(r.chosen.threads, spans, ops, chosen).map(Arc::new).context(none)
 }
 
 fn parse(mut args: Args) -> Result<Request> {

@@ -91,6 +91,11 @@ pub(super) fn thread(pool: &Pool, ith: usize) {
         }
         if let (Some(truth), Some(start)) = (truth, start) {
             truth.op(ith, at, start, truth::now());
+            // SAFETY: sources of a node of the graph; whoever chose the ids did it before this op.
+            if let Some(ids) = unsafe { node.source(2) }.filter(|_| ith == 0 && node.op == Op::MUL_MAT_ID) {
+                // SAFETY: as above; the builder of the graph makes them rows of 32-bit ids.
+                unsafe { truth.experts(at, ids) };
+            }
         }
         if i < nodes.len() {
             // SAFETY: the pool is alive and runs this thread.

@@ -157,7 +157,7 @@ fn the_threads_keep_account_of_each_op() {
     let _turn = lock(&TURN);
     let mut f = fixture();
     let threads = Threads::new(2, false, FUNCTIONS).expect("threads");
-    let truth = Arc::new(Truth::new(2, 100, 100).expect("a little memory"));
+    let truth = Arc::new(Truth::new(2, 100, 100, 0).expect("a little memory"));
     threads.record(truth.clone());
     let mut sched = Sched::new(threads, false);
     for _ in 0..2 {
