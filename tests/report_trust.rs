@@ -73,6 +73,34 @@ fn books_that_do_not_close_are_told() {
     assert_eq!(verdict, "books of `op` do not close: 10 seen, 9 recorded, 0 lost");
 }
 
+#[test]
+fn what_was_asked_for_and_left_out_is_said_at_the_head() {
+    use profinfer::trace::record::Availability::*;
+    let mut s = synth(1);
+    for (name, state, why) in [
+        ("scheduler", None, "no permission: kernel.perf_event_paranoid is 3"),
+        ("counters", Partly, "2 of 3"),
+        ("experts", Whole, ""),
+    ] {
+        s.enc.feature(&causes::feature(name, state, why)).unwrap();
+    }
+    let r = finish(s, &footer("x"));
+    let states: Vec<_> = r.books.features.iter().map(|f| (f.name.as_str(), f.state)).collect();
+    assert_eq!(states, [("scheduler", "none"), ("counters", "partly"), ("experts", "whole")]);
+    let text = shown(&r);
+    let head = text.split("\n\n").next().unwrap();
+    assert!(
+        head.contains("left out     scheduler: no permission: kernel.perf_event_paranoid is 3"),
+        "{text}"
+    );
+    assert!(head.contains("in part      counters: 2 of 3") && !head.contains("experts"), "{text}");
+    let foot = text.split("How far to trust this").nth(1).unwrap();
+    assert!(
+        foot.contains("experts: recorded\n") && foot.contains("scheduler: not recorded (no perm"),
+        "{text}"
+    );
+}
+
 fn one_graph(s: &mut Synth<Vec<u8>>, seq: u64, expected: Option<u32>, seen: u32) {
     let (plan, n_nodes, ubatch) = (None, 100, 1);
     let (t, dur) = (s.now as i64, 5000);

@@ -8,7 +8,7 @@ use super::load::Loaded;
 use super::ops::OpTimes;
 use super::order;
 use super::tables::share;
-use crate::trace::record::{Footer, Level, Probe, Source};
+use crate::trace::record::{Availability, Feature, Footer, Level, Probe, Source};
 
 /// A number, or why there is none.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -86,6 +86,16 @@ pub struct KindRow {
     pub closes: bool,
 }
 
+/// Something that was asked for beyond tokens, graphs and ops.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FeatureRow {
+    pub name: String,
+    /// `whole`, `partly` or `none`.
+    pub state: &'static str,
+    /// By what it was had, or why it was not.
+    pub why: String,
+}
+
 /// The honesty block.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Books {
@@ -96,6 +106,9 @@ pub struct Books {
     pub unread: bool,
     /// `complete`, or what is missing.
     pub verdict: String,
+    /// Left out where nothing more was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub features: Vec<FeatureRow>,
     pub rungs: Vec<RungRow>,
     pub probes: Vec<ProbeRow>,
     pub hits: Hits,
@@ -147,6 +160,7 @@ pub fn books(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Books {
         complete: faults.is_empty(),
         unread,
         verdict: if faults.is_empty() { "complete".into() } else { faults.join("; ") },
+        features: features(loaded),
         rungs: rungs(loaded),
         probes: probes(loaded),
         lost_per_cpu: lost_per_cpu(footer),
@@ -173,6 +187,20 @@ pub fn books(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Books {
 
 fn agent_us(f: &Footer<'_>) -> f64 {
     f.agent_user_us as f64 + f.agent_sys_us as f64
+}
+
+fn features(loaded: &Loaded<'_>) -> Vec<FeatureRow> {
+    let row = |f: &Feature<'_>| FeatureRow { name: f.name.into(), state: state(f.state), why: f.why.into() };
+    loaded.causes.features.iter().map(row).collect()
+}
+
+/// A word for how far something is there.
+pub fn state(a: Availability) -> &'static str {
+    match a {
+        Availability::Whole => "whole",
+        Availability::Partly => "partly",
+        Availability::None => "none",
+    }
 }
 
 fn rungs(loaded: &Loaded<'_>) -> Vec<RungRow> {

@@ -21,6 +21,7 @@ pub fn write(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()
     hits(out, books)?;
     rungs(out, books, style)?;
     events(out, books, style)?;
+    features(out, books)?;
     some(out, "damage", &books.damage)?;
     some(out, "notice", &books.notices)?;
     fact(out, "orphan hits", &show(&books.orphans, |v| format!("{v:.0}")))?;
@@ -39,6 +40,31 @@ pub fn write(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()
         "slow-down",
         &format!("predicted at least {slow} ({hits}; a hit was measured with warm caches)"),
     )
+}
+
+/// What was asked for and not had, or not all of it: one line each, for the head of a report.
+pub fn left_out(out: &mut dyn Write, books: &Books) -> io::Result<()> {
+    for f in &books.features {
+        match f.state {
+            "none" => fact(out, "left out", &format!("{}: {}", f.name, f.why))?,
+            "partly" => fact(out, "in part", &format!("{}: {}", f.name, f.why))?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn features(out: &mut dyn Write, books: &Books) -> io::Result<()> {
+    for f in &books.features {
+        let state = match f.state {
+            "none" => "not recorded",
+            "partly" => "recorded in part",
+            _ => "recorded",
+        };
+        let why = if f.why.is_empty() { String::new() } else { format!(" ({})", f.why) };
+        fact(out, "asked for", &format!("{}: {state}{why}", f.name))?;
+    }
+    Ok(())
 }
 
 fn show(figure: &Figure, known: impl FnOnce(f64) -> String) -> String {

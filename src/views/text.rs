@@ -15,6 +15,7 @@ use crate::analysis::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
 /// Writes the whole report.
 pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
     run(out, &report.run, style)?;
+    honesty::left_out(out, &report.books)?;
     model(out, report, style)?;
     calls(out, report, style)?;
     for phase in &report.phases {

@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 
+use crate::analysis::books::state;
 use crate::analysis::load::Loaded;
 use crate::analysis::order;
 use crate::trace::counts;
-use crate::trace::record::{Availability, OpCounts};
+use crate::trace::record::OpCounts;
 
 /// A counter that was asked for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -90,14 +91,6 @@ pub struct Sums {
     /// What [`Counters::ipc`] and [`Counters::stalled`] are of, from slices that have both values.
     ipc: (u64, u64),
     stalled: (u64, u64),
-}
-
-pub fn state(a: Availability) -> &'static str {
-    match a {
-        Availability::Whole => "whole",
-        Availability::Partly => "partly",
-        Availability::None => "none",
-    }
 }
 
 impl Counters {
