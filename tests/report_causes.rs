@@ -17,7 +17,11 @@ use synth_trace::*;
 
 fn read(bytes: Vec<u8>, tables: &[By]) -> Report {
     let trace = Trace::from_bytes(bytes).unwrap();
-    report(&trace, &Options { top: None, tables: tables.to_vec(), phase: None }, &Progress::default())
+    report(
+        &trace,
+        &Options { top: None, tables: tables.to_vec(), ..Options::default() },
+        &Progress::default(),
+    )
 }
 
 fn finish(s: Synth<Vec<u8>>) -> Report {

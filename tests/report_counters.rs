@@ -51,7 +51,11 @@ fn trace(finish: impl FnOnce(&mut Synth<Vec<u8>>)) -> Report {
     }
     finish(&mut s);
     let trace = Trace::from_bytes(s.enc.finish(&footer("target exited")).unwrap()).unwrap();
-    report(&trace, &Options { top: None, tables: By::ALL.to_vec(), phase: None }, &Progress::default())
+    report(
+        &trace,
+        &Options { top: None, tables: By::ALL.to_vec(), ..Options::default() },
+        &Progress::default(),
+    )
 }
 
 fn op(p: &PhaseReport, name: &str) -> CounterRow {

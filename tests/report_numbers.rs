@@ -13,7 +13,7 @@ const ALL: [By; 5] = [By::Op, By::Name, By::Layer, By::Thread, By::Token];
 
 fn read(bytes: Vec<u8>, top: Option<usize>) -> Report {
     let trace = Trace::from_bytes(bytes).unwrap();
-    report(&trace, &Options { top, tables: ALL.to_vec(), phase: None }, &Progress::default())
+    report(&trace, &Options { top, tables: ALL.to_vec(), ..Options::default() }, &Progress::default())
 }
 
 fn finish(s: Synth<Vec<u8>>) -> Report {

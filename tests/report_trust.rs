@@ -15,7 +15,7 @@ use synth_trace::*;
 const ALL: [By; 5] = [By::Op, By::Name, By::Layer, By::Thread, By::Token];
 
 fn read(trace: &Trace) -> Report {
-    report(trace, &Options { top: None, tables: ALL.to_vec(), phase: None }, &Progress::default())
+    report(trace, &Options { top: None, tables: ALL.to_vec(), ..Options::default() }, &Progress::default())
 }
 
 /// The report's text at the width of a small terminal.

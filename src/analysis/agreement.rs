@@ -23,7 +23,7 @@ const EXPERTS: &str = "MUL_MAT_ID";
 
 /// The books of a trace.
 pub fn books(trace: &Trace) -> Books {
-    let options = Options { top: Some(1), tables: Vec::new(), phase: None };
+    let options = Options { top: Some(1), ..Options::default() };
     report(trace, &options, &Progress::default()).books
 }
 

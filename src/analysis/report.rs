@@ -12,6 +12,7 @@ use super::ops::{OpTimes, PhaseSum, op_times};
 use super::tables::*;
 use super::why::Why;
 use super::why::counters::CounterFacts;
+use super::why::experts::{ExpertReport, experts};
 use super::why::interference::InterferenceRow;
 use crate::trace::reader::Trace;
 
@@ -28,21 +29,33 @@ pub enum By {
     /// What was counted in each op; so has it.
     Counter,
     Interference,
+    Expert,
 }
 
 impl By {
-    pub const ALL: [By; 8] =
-        [By::Op, By::Name, By::Layer, By::Thread, By::Token, By::Cause, By::Counter, By::Interference];
+    pub const ALL: [By; 9] = [
+        By::Op,
+        By::Name,
+        By::Layer,
+        By::Thread,
+        By::Token,
+        By::Cause,
+        By::Counter,
+        By::Interference,
+        By::Expert,
+    ];
 }
 
 /// What to report.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Rows of a table; the rest is summed up in one row.
     pub top: Option<usize>,
     pub tables: Vec<By>,
     /// One phase only.
     pub phase: Option<Phase>,
+    /// Sizes of caches of experts to judge; empty for some that fit.
+    pub expert_cache: Vec<u32>,
 }
 
 impl Options {
@@ -70,6 +83,8 @@ pub struct Report {
     /// Who had the CPU while the target's threads could have run; empty: no one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interference: Option<Vec<InterferenceRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertReport>,
     pub books: Books,
     /// Tables asked for.
     #[serde(skip)]
@@ -190,6 +205,11 @@ pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
     let why = Why::new(&mut loaded, &line, &idents);
     let requests = requests(&line.calls);
     let all = Phase::ALL.iter().filter(|p| options.phase.is_none_or(|only| only == **p));
+    let misses = |layer| why.as_ref()?.misses(&idents, layer);
+    let experts = match options.tables.contains(&By::Expert) {
+        true => experts(&loaded, &line, &options.expert_cache, misses),
+        false => None,
+    };
     let about = About { loaded: &loaded, line: &line, times: &times, idents: &idents, why: why.as_ref() };
     Report {
         schema: 1,
@@ -204,6 +224,7 @@ pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
         interference: why
             .filter(|w| w.scheduler && options.tables.contains(&By::Interference))
             .map(|w| first(w.interference, options.top)),
+        experts,
         tables: options.tables.clone(),
     }
 }

@@ -149,6 +149,16 @@ impl Idents {
         self.plans.get(&plan).map_or(&[], Vec::as_slice)
     }
 
+    /// The op of an ident, as in the table by op.
+    pub fn op(&self, ident: usize) -> &str {
+        self.list.get(ident).map_or("", |ident| &ident.op)
+    }
+
+    /// The layer of an ident.
+    pub fn layer(&self, ident: usize) -> Option<u32> {
+        self.list.get(ident)?.layer
+    }
+
     /// What a row of an ident is called.
     pub fn label(&self, ident: usize, key: OpKey) -> String {
         self.list.get(ident).map_or_else(String::new, |ident| label(ident, key))

@@ -72,6 +72,8 @@ pub enum ByArg {
     Counter,
     /// Who had the CPU while the target's threads could have run (--sched).
     Interference,
+    /// Experts of each layer (--experts).
+    Expert,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -93,6 +95,7 @@ impl Args {
             Some(ByArg::Cause) => vec![By::Cause],
             Some(ByArg::Counter) => vec![By::Counter],
             Some(ByArg::Interference) => vec![By::Interference],
+            Some(ByArg::Expert) => vec![By::Expert],
             None => {
                 let all = By::ALL.into_iter();
                 all.filter(|by| self.json || *by != By::Token).collect()
@@ -103,7 +106,7 @@ impl Args {
             PhaseArg::Prefill => Phase::Prefill,
             PhaseArg::Decode => Phase::Decode,
         });
-        Options { top: top.map(|n| n as usize), tables, phase }
+        Options { top: top.map(|n| n as usize), tables, phase, expert_cache: Vec::new() }
     }
 }
 

@@ -6,6 +6,7 @@ pub mod causes;
 pub mod counters;
 #[cfg(feature = "agent")]
 pub mod doctor;
+pub mod experts;
 pub mod honesty;
 pub mod json;
 pub mod predict;

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use super::causes;
 use super::counters;
+use super::experts;
 use super::honesty;
 use super::table::{Style, Table, clean, number, text};
 use super::units::*;
@@ -22,6 +23,9 @@ pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
         tables(out, report, phase, style)?;
     }
     counters::notes(out, report, style)?;
+    if let Some(found) = &report.experts {
+        experts::write(out, found, report.tables == [By::Expert], style)?;
+    }
     absent(out, report, style)?;
     if let Some(rows) = &report.interference {
         causes::interference(out, rows, style)?;
@@ -37,6 +41,7 @@ fn absent(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()>
         By::Cause => ("Causes", report.phases.iter().any(causes), "--sched"),
         By::Counter => ("Counters", report.counters.is_some(), "--pmc"),
         By::Interference => ("Interference", report.interference.is_some(), "--sched"),
+        By::Expert => ("Experts", report.experts.is_some(), "--experts"),
         _ => return Ok(()),
     };
     if there {

@@ -2,6 +2,7 @@
 //! worked out only where a trace has such records. May use `trace` and `ggml`.
 
 pub mod counters;
+pub mod experts;
 pub mod interference;
 pub mod parts;
 pub mod pass;
@@ -9,7 +10,7 @@ pub mod sched;
 
 use counters::Counters;
 use interference::{Culprits, InterferenceRow};
-use pass::{Cause, Pass, Sum};
+use pass::{Cause, Misses, Pass, Sum};
 use sched::Sched;
 
 use super::calls::{Phase, Timeline};
@@ -54,5 +55,15 @@ impl Why {
 
     pub fn thread(&self, ith: u16, phase: Phase) -> Option<&Cause> {
         self.sum.threads.get(&(ith, phase))
+    }
+
+    /// Page faults of the experts' multiplications of a layer in decode (`None`: of all); `None` where not counted.
+    pub fn misses(&self, idents: &Idents, layer: Option<u32>) -> Option<Misses> {
+        let of =
+            self.sum.misses.iter().filter(|(ident, _)| layer.is_none() || idents.layer(**ident) == layer);
+        of.map(|(_, m)| *m).reduce(|mut sum, m| {
+            sum.merge(&m);
+            sum
+        })
     }
 }

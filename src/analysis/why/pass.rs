@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 
+use serde::Serialize;
+
 use super::counters::{Counters, Sums, Told, Values};
 use super::interference::Culprits;
 use super::parts::{Off, Parts};
@@ -13,6 +15,11 @@ use crate::analysis::ops::Edges;
 use crate::analysis::tables::Idents;
 use crate::trace::record::{OpCounts, Slices};
 use crate::trace::slice_iter;
+
+/// The counter of page faults that had to wait for storage.
+const MAJOR_FAULTS: &str = "major-faults";
+/// The op that multiplies with the experts chosen.
+const EXPERTS: &str = "MUL_MAT_ID";
 
 /// Sums of some slices.
 #[derive(Debug, Clone, Default)]
@@ -35,6 +42,37 @@ pub struct PlanCauses {
     pub beyond: Cause,
 }
 
+/// Calls of the experts' multiplications in which every thread's major page faults are known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Misses {
+    /// Calls with and without such faults, and their time: the slowest thread's (interval mode: thread 0's), ns.
+    pub with_faults: u64,
+    pub with_faults_ns: u64,
+    pub without: u64,
+    pub without_ns: u64,
+    pub major_faults: u64,
+}
+
+impl Misses {
+    pub fn merge(&mut self, o: &Misses) {
+        self.with_faults += o.with_faults;
+        self.with_faults_ns = self.with_faults_ns.saturating_add(o.with_faults_ns);
+        self.without += o.without;
+        self.without_ns = self.without_ns.saturating_add(o.without_ns);
+        self.major_faults = self.major_faults.saturating_add(o.major_faults);
+    }
+
+    fn call(&mut self, faults: u64, ns: u64) {
+        let (calls, time) = match faults {
+            0 => (&mut self.without, &mut self.without_ns),
+            _ => (&mut self.with_faults, &mut self.with_faults_ns),
+        };
+        *calls += 1;
+        *time = time.saturating_add(ns);
+        self.major_faults = self.major_faults.saturating_add(faults);
+    }
+}
+
 /// What the pass yields.
 #[derive(Default)]
 pub struct Sum {
@@ -42,6 +80,8 @@ pub struct Sum {
     pub threads: HashMap<(u16, Phase), Cause>,
     /// Time of slices in which a culprit kept a thread from running, by culprit and ident.
     pub hit: HashMap<(usize, usize), u64>,
+    /// By ident; decode only.
+    pub misses: HashMap<usize, Misses>,
 }
 
 /// What the pass needs to know.
@@ -99,10 +139,28 @@ impl Pass<'_, '_> {
                 let edges = Edges::new(run, unit.get(i + 1), graph);
                 self.slices(run, &edges, phase, &mut plan, &mut calls, &mut out);
             }
+            if phase == Phase::Decode {
+                self.misses(&calls, first, &mut out.misses);
+            }
             calls.close(self.counters, first.barrier, &mut plan.positions);
             out.plans.insert((first.plan, phase), plan);
         }
         out
+    }
+
+    /// Adds the experts' multiplications of the graph at hand.
+    fn misses(&self, calls: &Calls<'_>, run: &Slices<'_>, out: &mut HashMap<usize, Misses>) {
+        let Some(slot) = self.counters.slot(MAJOR_FAULTS) else { return };
+        let idents = self.idents.of_plan(run.plan);
+        for at in &calls.touched {
+            let (Some(a), Some(ident)) = (calls.across.get(*at), idents.get(*at)) else { continue };
+            if let Some((faults, known)) = a.counts.get(slot)
+                && *known == a.slices
+                && self.idents.op(*ident) == EXPERTS
+            {
+                out.entry(*ident).or_default().call(*faults, a.ns(run.barrier));
+            }
+        }
     }
 
     fn slices<'s>(
@@ -163,6 +221,13 @@ impl Pass<'_, '_> {
     }
 }
 
+impl Across {
+    /// What stands for the time of the call.
+    fn ns(&self, barrier: bool) -> u64 {
+        if barrier { self.slowest } else { self.thread0 }
+    }
+}
+
 impl Calls<'_> {
     fn add(&mut self, at: usize, ith: u16, ns: u64, values: Option<&Values>) {
         if self.across.len() <= at {
@@ -190,7 +255,7 @@ impl Calls<'_> {
     fn close(&mut self, counters: &Counters, barrier: bool, positions: &mut [Cause]) {
         for at in self.touched.drain(..) {
             let (Some(a), Some(cause)) = (self.across.get_mut(at), positions.get_mut(at)) else { continue };
-            let ns = if barrier { a.slowest } else { a.thread0 };
+            let ns = a.ns(barrier);
             for slot in counters.byte_slots() {
                 if let Some((count, known)) = a.counts.get(slot)
                     && *known == a.slices
