@@ -2,36 +2,41 @@
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::process::ExitCode;
 
 use anyhow::Context;
 
+use super::args::{Args, Argument, Command, Flag, Group};
 use crate::analysis::accuracy::{self, Comparison};
 use crate::analysis::ground_truth;
 use crate::trace::Trace;
 use crate::views;
 use crate::views::table::Style;
 
-const EXAMPLES: &str = "\
-Examples:
-  profinfer record -o run.pfi -- ggml-runner run -m model.gguf -p 32 -n 64 --ground-truth truth.tsv
-  profinfer accuracy run.pfi truth.tsv";
-
-/// Compare a trace with the engine's own clock readings.
-///
-/// `ggml-runner run --ground-truth` writes them. Per level (phase, token, graph, op) and for ops by duration: how near
-/// the recorded durations are to the true ones, 1 - |measured - true| / true.
-#[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
-pub struct Args {
-    /// Trace of the run.
-    pub trace: PathBuf,
-    /// Ground truth of the same run.
-    pub truth: PathBuf,
-    /// Write JSON: shares of 1, nanoseconds.
-    #[arg(long)]
-    pub json: bool,
-}
+pub const COMMAND: Command = Command {
+    name: "accuracy",
+    about: "Compares a trace with the engine's own clock readings",
+    text: "\
+`ggml-runner run --ground-truth` writes them. Per level (phase, token, graph, op) and for ops by duration: how near the
+recorded durations are to the true ones, 1 - |measured - true| / true.",
+    usage: &["TRACE TRUTH [OPTIONS]"],
+    arguments: &[
+        Argument { name: "TRACE", help: "Trace of the run" },
+        Argument { name: "TRUTH", help: "Ground truth of the same run" },
+    ],
+    behind: None,
+    groups: &[Group {
+        title: "Options",
+        flags: &[Flag::switch("json", "Write JSON: shares of 1, nanoseconds")],
+    }],
+    notes: "",
+    exits: super::EXITS,
+    examples: "\
+profinfer record -o run.pfi -- ggml-runner run -m model.gguf -p 32 -n 64 --ground-truth truth.tsv
+profinfer accuracy run.pfi truth.tsv",
+    run,
+};
 
 /// Reads both files and compares them.
 pub fn compare(trace: &Path, truth: &Path) -> anyhow::Result<Comparison> {
@@ -42,18 +47,18 @@ pub fn compare(trace: &Path, truth: &Path) -> anyhow::Result<Comparison> {
     accuracy::compare(&opened, &truth).with_context(|| format!("cannot compare with {}", trace.display()))
 }
 
-/// Runs the subcommand.
-pub fn run(args: &Args) -> anyhow::Result<()> {
-    let comparison = compare(&args.trace, &args.truth)?;
+fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let (trace, truth) = (args.needed_argument("TRACE")?, args.needed_argument("TRUTH")?);
+    let comparison = compare(Path::new(trace), Path::new(truth))?;
     let stdout = std::io::stdout();
     let terminal = stdout.is_terminal();
     let mut out = BufWriter::new(stdout.lock());
-    if args.json {
+    if args.flag("json") {
         views::json::write(&mut out, &comparison)?;
     } else {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
         views::accuracy::write(&mut out, &comparison, &Style { width: None, color: terminal && !no_color })?;
     }
     out.flush()?;
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 use anyhow::Context;
 use serde::Serialize;
 
+use super::args::{Args, Argument, Command, Flag, Group, Usage};
+use super::values::whole;
 use crate::agent::btf::Btf;
 use crate::agent::calibrate::Way;
 use crate::agent::checkup::{self, Ask, Checkup, Hit};
@@ -17,70 +19,86 @@ use crate::trace::Trace;
 use crate::views::doctor;
 use crate::views::table::Style;
 
-const EXAMPLES: &str = "\
-Examples:
-  profinfer doctor                               this machine alone
-  profinfer doctor $(command -v llama-server)    and a program with the libraries beside it
-  profinfer doctor libggml-cpu.so                and a library
-  sudo profinfer doctor -p $(pidof llama-server) and a running process
-  profinfer doctor --json | jq .reason           for a program
-  profinfer doctor --predict 10tok/s --ops 400   and what recording would cost an engine of this speed
-  profinfer doctor --predict 10tok/s --trace run.pfi   the same, with the hits of a recording
-
+pub const COMMAND: Command = Command {
+    name: "doctor",
+    about: "Says whether this machine and this target can be recorded, and what is missing",
+    text: "\
+Tries what a recording needs: capabilities, bpf(), maps, programs, probes on a function of its own. Loads the very
+programs that record uses and measures what one hit costs now. For a target it shows the engines found, their name
+tables and layout, the probe points expected for tokens, graphs and ops, where in the function each probe would sit
+and why there, and what cannot be recorded. The target itself is only read, never probed. Runs without root, and
+says what root would change.",
+    usage: &["[OPTIONS] [BINARY]", "[OPTIONS] -p PID"],
+    arguments: &[Argument {
+        name: "BINARY",
+        help: "Program or library that contains llama.cpp or GGML; the libraries it needs and those beside it are \
+               looked at too",
+    }],
+    behind: None,
+    groups: &[FLAGS],
+    notes: "\
 Words:
   ok        there
   missing   needed and not there: nothing can be recorded at op level until it is mended
   optional  not there, and not needed; says what is lost without it
-  skipped   not tried; says why
+  skipped   not tried; says why",
+    exits: &[("0", "fit to record ops"), ("1", "not fit, the reason is the last line"), ("2", "wrong usage")],
+    examples: "\
+profinfer doctor                                this machine alone
+profinfer doctor $(command -v llama-server)     and a program with the libraries beside it
+profinfer doctor libggml-cpu.so                 and a library
+sudo profinfer doctor -p $(pidof llama-server)  and a running process
+profinfer doctor --json | jq .reason            for a program
+profinfer doctor --predict 10tok/s --ops 400    and what recording would cost an engine of this speed
+profinfer doctor --predict 10tok/s --trace run.pfi   the same, with the hits of a recording",
+    run,
+};
 
-Exit status: 0 fit to record ops; 1 not fit, the reason is the last line; 2 wrong usage.";
-
-/// Say whether this machine and this target can be recorded, and what is missing.
-///
-/// Tries what a recording needs: capabilities, bpf(), maps, programs, probes on a function of its own. Loads the very
-/// programs that record uses and measures what one hit costs now. For a target it shows the engines found, their name
-/// tables and layout, the probe points expected for tokens, graphs and ops, where in the function each probe would sit
-/// and why there, and what cannot be recorded. The target itself is only read, never probed. Runs without root, and
-/// says what root would change.
-#[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
-pub struct Args {
-    /// Program or library that contains llama.cpp or GGML; the libraries it needs and those beside it are looked at too
-    pub binary: Option<PathBuf>,
-    /// Running process to look at
-    #[arg(short, long, conflicts_with = "binary")]
-    pub pid: Option<u32>,
-    /// Write JSON: times in nanoseconds
-    #[arg(long)]
-    pub json: bool,
-    /// The running kernel's BTF, where it has none of its own
-    #[arg(long, value_name = "FILE")]
-    pub btf: Option<PathBuf>,
-    /// Place no probe, not even on ourselves: probes are then not tried and the cost of a hit is not measured
-    #[arg(long)]
-    pub no_probe: bool,
-    /// Also measure what an op costs by other ways of watching it: among them the published method, with entry and return
-    /// probe and the whole structure at each hit
-    #[arg(long, conflicts_with = "no_probe")]
-    pub compare: bool,
-    #[command(flatten)]
-    pub prophecy: Prophecy,
-}
+const FLAGS: Group = Group {
+    title: "Options",
+    flags: &[
+        Flag::value("pid", "PID", "Running process to look at").short('p'),
+        Flag::switch("json", "Write JSON: times in nanoseconds"),
+        Flag::value("btf", "FILE", "The running kernel's BTF, where it has none of its own"),
+        Flag::switch(
+            "no-probe",
+            "Place no probe, not even on ourselves: probes are then not tried and the cost of a hit is not measured",
+        ),
+        Flag::switch(
+            "compare",
+            "Also measure what an op costs by other ways of watching it: among them the published method, with entry \
+             and return probe and the whole structure at each hit",
+        )
+        .excludes(&["no-probe"]),
+        Flag::value(
+            "predict",
+            "SPEED",
+            "Say how much slower an engine that decodes at this speed would be while it is recorded, for each level: \
+             tokens/s, as 10 or 10tok/s",
+        )
+        .needs(&["trace", "ops"]),
+        Flag::value(
+            "trace",
+            "FILE",
+            "With --predict: take the hits of a token from this recording of level op",
+        )
+        .needs(&["predict"])
+        .excludes(&["ops"]),
+        Flag::value(
+            "ops",
+            "N",
+            "With --predict: op hits of one thread in a token, that is nodes of the graph that compute something",
+        )
+        .needs(&["predict"]),
+    ],
+};
 
 /// How many op hits a token has.
-#[derive(Debug, clap::Args)]
-pub struct Prophecy {
-    /// Say how much slower an engine that decodes at this speed would be while it is recorded, for each level: tokens/s,
-    /// as 10 or 10tok/s
-    #[arg(long, value_name = "SPEED", value_parser = speed, requires = "known")]
-    pub predict: Option<f64>,
-    /// With --predict: take the hits of a token from this recording of level op
-    #[arg(long, value_name = "FILE", requires = "predict", group = "known")]
-    pub trace: Option<PathBuf>,
-    /// With --predict: op hits of one thread in a token, that is nodes of the graph that compute something
-    #[arg(long, value_name = "N", requires = "predict", group = "known",
-        value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub ops: Option<u32>,
+#[derive(Debug)]
+struct Prophecy {
+    predict: Option<f64>,
+    trace: Option<PathBuf>,
+    ops: Option<u32>,
 }
 
 fn speed(text: &str) -> Result<f64, String> {
@@ -92,6 +110,14 @@ fn speed(text: &str) -> Result<f64, String> {
 }
 
 impl Prophecy {
+    fn read(args: &Args) -> Result<Self, Usage> {
+        Ok(Self {
+            predict: args.option("predict", speed)?,
+            trace: args.path("trace")?,
+            ops: args.option("ops", whole(1, 1_000_000))?,
+        })
+    }
+
     fn tell(&self, found: &Checkup) -> anyhow::Result<Option<Prediction>> {
         let Some(speed) = self.predict else { return Ok(None) };
         let (source, hits) = match (&self.trace, self.ops) {
@@ -134,25 +160,26 @@ struct Answer<'a> {
     prediction: Option<&'a Prediction>,
 }
 
-/// Runs the subcommand.
-pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let subject = match (args.pid, &args.binary) {
-        (Some(pid), _) => Some(Subject::Pid(pid)),
-        (None, Some(path)) => Some(Subject::Path(path.clone())),
+fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let subject = match (args.option("pid", whole(0, u32::MAX.into()))?, args.argument("BINARY")) {
+        (Some(_), Some(_)) => return Err(Usage::new("-p/--pid and BINARY exclude each other").into()),
+        (Some(pid), None) => Some(Subject::Pid(pid)),
+        (None, Some(path)) => Some(Subject::Path(path.into())),
         (None, None) => None,
     };
-    let btf = args.btf.as_deref().map(Btf::read).transpose()?;
+    let (prophecy, btf) = (Prophecy::read(args)?, args.path("btf")?);
+    let btf = btf.as_deref().map(Btf::read).transpose()?;
     let found = checkup::checkup(&Ask {
         subject: subject.as_ref(),
-        no_probe: args.no_probe,
-        compare: args.compare,
+        no_probe: args.flag("no-probe"),
+        compare: args.flag("compare"),
         btf: btf.as_ref(),
     });
-    let prediction = args.prophecy.tell(&found)?;
+    let prediction = prophecy.tell(&found)?;
     let stdout = std::io::stdout();
     let terminal = stdout.is_terminal();
     let mut out = BufWriter::new(stdout.lock());
-    if args.json {
+    if args.flag("json") {
         serde_json::to_writer_pretty(&mut out, &Answer { found: &found, prediction: prediction.as_ref() })?;
         writeln!(out)?;
     } else {

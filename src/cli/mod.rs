@@ -2,61 +2,52 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use self::args::Command;
+use self::program::Program;
 
 pub mod accuracy;
+pub mod args;
 #[cfg(feature = "agent")]
 pub mod doctor;
+pub mod help;
+pub mod program;
 #[cfg(feature = "agent")]
 pub mod record;
 pub mod report;
 pub mod runner;
 #[cfg(feature = "agent")]
 pub mod selftest;
+pub mod values;
 
-/// Operator-level profiler for unmodified llama.cpp and GGML programs.
-#[derive(Debug, Parser)]
-#[command(name = "profinfer", version = crate::VERSION, about, max_term_width = 110)]
-pub struct Cli {
-    #[command(subcommand)]
-    pub command: Command,
-}
+/// The program `profinfer`.
+pub static PROFINFER: Program = Program {
+    name: "profinfer",
+    about: "Operator-level profiler for unmodified llama.cpp and GGML programs, from outside, with eBPF.",
+    commands: COMMANDS,
+    examples: "\
+profinfer doctor                                 can this machine be recorded?
+profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
+profinfer report run.pfi                         where the time went",
+};
 
-#[derive(Debug, Subcommand)]
-pub enum Command {
+const COMMANDS: &[&Command] = &[
     #[cfg(feature = "agent")]
-    Record(record::Args),
+    &record::COMMAND,
     #[cfg(feature = "agent")]
-    Doctor(doctor::Args),
-    Report(report::Args),
-    Accuracy(accuracy::Args),
+    &doctor::COMMAND,
+    &report::COMMAND,
+    &accuracy::COMMAND,
     #[cfg(feature = "agent")]
-    Selftest(selftest::Args),
-}
+    &selftest::COMMAND,
+];
+
+/// Exit codes of most subcommands.
+const EXITS: &[(&str, &str)] = &[("0", "done"), ("1", "failed"), ("2", "wrong usage")];
 
 /// Runs the command line of the process. Exit codes: 0 done, 1 failed, 2 wrong usage.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let done = match cli.command {
-        #[cfg(feature = "agent")]
-        Command::Record(args) => record::run(&args),
-        #[cfg(feature = "agent")]
-        Command::Doctor(args) => doctor::run(&args),
-        #[cfg(feature = "agent")]
-        Command::Selftest(args) => selftest::run(&args),
-        Command::Accuracy(args) => accuracy::run(&args).map(|()| ExitCode::SUCCESS),
-        Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
-    };
-    match done {
-        Ok(code) => code,
-        Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("profinfer: {}", one_line(&e));
-            ExitCode::FAILURE
-        }
-    }
+    PROFINFER.main()
 }
-
 /// The reader of our output went away: that is its right, and no error of ours.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {

@@ -1,13 +1,15 @@
 //! `profinfer report`: where the time of a recorded run went. Uses `trace`, `analysis` and `views`.
 
 use std::io::{BufWriter, IsTerminal, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use clap::ValueEnum;
 
+use super::args::{Args, Argument, Command, Flag, Group, Usage};
+use super::values::{one_of, whole};
 use crate::analysis::calls::Phase;
 use crate::analysis::load::Progress;
 use crate::analysis::report::{By, Options, report};
@@ -15,110 +17,89 @@ use crate::trace::{ReadError, Trace};
 use crate::views::table::Style;
 use crate::views::{json, text};
 
-const EXAMPLES: &str = "\
-Examples:
-  profinfer report run.pfi                     everything
-  profinfer report run.pfi --phase decode      decode only
-  profinfer report run.pfi --by layer --top 50 one table, more rows
-  profinfer report run.pfi --json | jq .books  for a program
-  profinfer report run.pfi --by cause          what threads did in each op (record --sched)
-  ssh board cat run.pfi | profinfer report -   from a pipe";
+pub const COMMAND: Command = Command {
+    name: "report",
+    about: "Says where the time of a recorded run went",
+    text: "\
+Prints the run and its model, prefill and decode (TTFT, TPOT, tokens/s), the operators by type, name and layer, the
+threads, the graph splits by backend, and how far the record can be trusted: probes, losses, damage, own cost.
 
-/// Say where the time of a recorded run went.
-///
-/// Prints the run and its model, prefill and decode (TTFT, TPOT, tokens/s), the operators by type, name and layer, the
-/// threads, the graph splits by backend, and how far the record can be trusted: probes, losses, damage, own cost.
-///
-/// The time of an op is thread 0's. Where the barrier could be probed it is busy time (start to barrier entry) and the
-/// wait is shown apart; else it is wall time to the next op's start. Shares are of the summed duration of the CPU
-/// graphs; the row "(gaps)" is what no op covers, so that they add up to the whole.
-///
-/// Where the recording has the scheduler (--sched) or counters (--pmc), what threads did in each op follows, what was
-/// counted, and who was in the way.
-#[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
-pub struct Args {
-    /// Trace to read; "-" is standard input.
-    pub file: PathBuf,
-    /// Write JSON: all numbers in nanoseconds, bytes and shares of 1.
-    #[arg(long)]
-    pub json: bool,
-    /// Rows of each table; the rest is summed up [default: 20, with --json all].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub top: Option<u32>,
-    /// Only this table [default: op, name, layer and thread; with --json all].
-    #[arg(long, value_enum, value_name = "TABLE")]
-    pub by: Option<ByArg>,
-    /// Only this phase [default: all that were recorded].
-    #[arg(long, value_enum)]
-    pub phase: Option<PhaseArg>,
+The time of an op is thread 0's. Where the barrier could be probed it is busy time (start to barrier entry) and the
+wait is shown apart; else it is wall time to the next op's start. Shares are of the summed duration of the CPU
+graphs; the row \"(gaps)\" is what no op covers, so that they add up to the whole.
+
+Where the recording has the scheduler (--sched) or counters (--pmc), what threads did in each op follows, what was
+counted, and who was in the way.",
+    usage: &["FILE [OPTIONS]"],
+    arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input" }],
+    behind: None,
+    groups: &[FLAGS],
+    notes: "",
+    exits: super::EXITS,
+    examples: "\
+profinfer report run.pfi                       everything
+profinfer report run.pfi --phase decode        decode only
+profinfer report run.pfi --by layer --top 50   one table, more rows
+profinfer report run.pfi --json | jq .books    for a program
+profinfer report run.pfi --by cause            what threads did in each op (record --sched)
+ssh board cat run.pfi | profinfer report -     from a pipe",
+    run,
+};
+
+const FLAGS: Group = Group {
+    title: "Options",
+    flags: &[
+        Flag::switch("json", "Write JSON: all numbers in nanoseconds, bytes and shares of 1"),
+        Flag::value("top", "N", "Rows of each table; the rest is summed up [default: 20, with --json all]"),
+        Flag::value("by", "TABLE", "Only this table [default: all but token, with --json all]").choices(&[
+            ("op", "op types"),
+            ("name", "tensor names, layer number folded"),
+            ("layer", "layers"),
+            ("thread", "threads of the engine's pool"),
+            ("token", "calls of the engine"),
+            ("cause", "what threads did: computing, barrier, preempted, idle, faulting (--sched)"),
+            ("counter", "what was counted (--pmc)"),
+            ("interference", "who had the CPU while the target's threads could have run (--sched)"),
+            ("expert", "experts of each layer (--experts)"),
+        ]),
+        Flag::value("phase", "PHASE", "Only this phase [default: all that were recorded]").choices(&[
+            ("prefill", "calls with more than one token in a ubatch"),
+            ("decode", "calls with one token"),
+        ]),
+    ],
+};
+
+fn options(args: &Args) -> Result<Options, Usage> {
+    let json = args.flag("json");
+    let tables = one_of(&[
+        ("op", By::Op),
+        ("name", By::Name),
+        ("layer", By::Layer),
+        ("thread", By::Thread),
+        ("token", By::Token),
+        ("cause", By::Cause),
+        ("counter", By::Counter),
+        ("interference", By::Interference),
+        ("expert", By::Expert),
+    ]);
+    let tables = match args.option("by", tables)? {
+        Some(one) => vec![one],
+        None => By::ALL.into_iter().filter(|by| json || *by != By::Token).collect(),
+    };
+    let top = args.option("top", whole(1, u32::MAX.into()))?;
+    let phase = args.option("phase", one_of(&[("prefill", Phase::Prefill), ("decode", Phase::Decode)]))?;
+    Ok(Options { top: top.or(if json { None } else { Some(20) }), tables, phase, expert_cache: Vec::new() })
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum ByArg {
-    /// Op types.
-    Op,
-    /// Tensor names, layer number folded.
-    Name,
-    /// Layers.
-    Layer,
-    /// Threads of the engine's pool.
-    Thread,
-    /// Calls of the engine.
-    Token,
-    /// What threads did: computing, barrier, preempted, idle, faulting (--sched).
-    Cause,
-    /// What was counted (--pmc).
-    Counter,
-    /// Who had the CPU while the target's threads could have run (--sched).
-    Interference,
-    /// Experts of each layer (--experts).
-    Expert,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum PhaseArg {
-    /// Calls with more than one token in a ubatch.
-    Prefill,
-    /// Calls with one token.
-    Decode,
-}
-
-impl Args {
-    fn options(&self) -> Options {
-        let tables = match self.by {
-            Some(ByArg::Op) => vec![By::Op],
-            Some(ByArg::Name) => vec![By::Name],
-            Some(ByArg::Layer) => vec![By::Layer],
-            Some(ByArg::Thread) => vec![By::Thread],
-            Some(ByArg::Token) => vec![By::Token],
-            Some(ByArg::Cause) => vec![By::Cause],
-            Some(ByArg::Counter) => vec![By::Counter],
-            Some(ByArg::Interference) => vec![By::Interference],
-            Some(ByArg::Expert) => vec![By::Expert],
-            None => {
-                let all = By::ALL.into_iter();
-                all.filter(|by| self.json || *by != By::Token).collect()
-            }
-        };
-        let top = self.top.or(if self.json { None } else { Some(20) });
-        let phase = self.phase.map(|p| match p {
-            PhaseArg::Prefill => Phase::Prefill,
-            PhaseArg::Decode => Phase::Decode,
-        });
-        Options { top: top.map(|n| n as usize), tables, phase, expert_cache: Vec::new() }
-    }
-}
-
-/// Runs the subcommand.
-pub fn run(args: &Args) -> anyhow::Result<()> {
-    let trace = open(&args.file)?;
+fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let (file, options) = (args.needed_argument("FILE")?, options(args)?);
+    let trace = open(Path::new(file))?;
     let progress = Progress::default();
-    let report = with_bar(&progress, || report(&trace, &args.options(), &progress));
+    let report = with_bar(&progress, || report(&trace, &options, &progress));
     let stdout = std::io::stdout();
     let terminal = stdout.is_terminal();
     let mut out = BufWriter::with_capacity(64 << 10, stdout.lock());
-    if args.json {
+    if args.flag("json") {
         json::write(&mut out, &report)?;
     } else {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
@@ -126,7 +107,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         text::write(&mut out, &report, &Style { width, color: terminal && !no_color })?;
     }
     out.flush()?;
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 fn open(file: &Path) -> anyhow::Result<Trace> {

@@ -10,7 +10,6 @@ use std::io::{self, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use clap::ValueEnum;
 use serde::Serialize;
 
 use self::scratch::Scratch;
@@ -18,6 +17,7 @@ use self::started::{last_line, output, succeed};
 use crate::agent::btf::Btf;
 use crate::agent::elf::{ElfError, ElfFile, Machine};
 use crate::agent::search::Launch;
+use crate::agent::source::Wish;
 use crate::analysis::accuracy::{self, Comparison};
 use crate::analysis::agreement::{self, Answer};
 use crate::analysis::books::Books;
@@ -26,7 +26,8 @@ use crate::analysis::load::{Loaded, Progress, load};
 use crate::trace::Trace;
 use crate::trace::record::{Source, Transport};
 
-use super::record::SourceArg;
+use super::args::{Args, Command as Subcommand, Flag, Group};
+use super::record::flags::{self, SOURCE};
 
 const RUNNER: &str = "ggml-runner";
 /// Least accuracy, by median, so that what else the machine does fails nothing. A token of the smallest model takes about
@@ -36,32 +37,40 @@ const TOKENS: f64 = 0.995;
 const OPS: f64 = 0.97;
 const OVER_50: &str = "ops over 50 us";
 
-const EXAMPLES: &str = "\
-Examples:
-  sudo profinfer selftest                     is this board fit to be profiled?
-  sudo profinfer selftest --json | jq .ok     for a program";
-
-/// Record ggml-runner on a generated model, and check what was recorded.
-///
-/// Checks, at every level: nothing lost, calls and graphs as the runner counts them, the order of ops on every thread,
-/// names and ops of their tensors, splits, experts, and how near the times are to the runner's own clock readings. One line
-/// for each check: ok, FAILED or skipped. Exit code: 0 nothing failed, 1 something did, 2 wrong usage.
-#[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
-pub struct Args {
-    /// The runner [default: ggml-runner beside this program, else from PATH]
-    #[arg(long, value_name = "PATH")]
-    pub runner: Option<PathBuf>,
-    /// Where the recordings' events come from
-    #[arg(long, value_enum, default_value = "auto")]
-    pub source: SourceArg,
-    /// The running kernel's BTF, where it has none of its own; checks that the recordings use it
-    #[arg(long, value_name = "FILE")]
-    pub btf: Option<PathBuf>,
-    /// Write JSON.
-    #[arg(long)]
-    pub json: bool,
-}
+pub const COMMAND: Subcommand = Subcommand {
+    name: "selftest",
+    about: "Records ggml-runner on a generated model, and checks what was recorded",
+    text: "\
+Checks, at every level: nothing lost, calls and graphs as the runner counts them, the order of ops on every thread,
+names and ops of their tensors, splits, experts, and how near the times are to the runner's own clock readings. One
+line for each check: ok, FAILED or skipped.",
+    usage: &["[OPTIONS]"],
+    arguments: &[],
+    behind: None,
+    groups: &[Group {
+        title: "Options",
+        flags: &[
+            Flag::value(
+                "runner",
+                "PATH",
+                "The runner [default: ggml-runner beside this program, else from PATH]",
+            ),
+            SOURCE,
+            Flag::value(
+                "btf",
+                "FILE",
+                "The running kernel's BTF, where it has none of its own; checks that the recordings use it",
+            ),
+            Flag::switch("json", "Write JSON"),
+        ],
+    }],
+    notes: "",
+    exits: &[("0", "nothing failed"), ("1", "something did"), ("2", "wrong usage")],
+    examples: "\
+sudo profinfer selftest                     is this board fit to be profiled?
+sudo profinfer selftest --json | jq .ok     for a program",
+    run,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -198,17 +207,24 @@ const CASES: [Case; 8] = [
 /// What is the same for all recordings.
 #[derive(Debug, Clone, Copy)]
 struct How<'a> {
-    source: SourceArg,
+    /// By the name that `record` has for it.
+    source: &'a str,
     btf: Option<&'a Path>,
 }
 
-/// Runs the subcommand.
-pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let mut checks = Checks { json: args.json, list: Vec::new(), recordings: Vec::new() };
-    let btf = args.btf.as_deref().map(Btf::read).transpose()?;
-    let how = How { source: args.source, btf: btf.as_ref().map(|btf| btf.path.as_path()) };
+fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let json = args.flag("json");
+    let source = match flags::source(args)? {
+        Wish::Auto => "auto",
+        Wish::Bpf => "bpf",
+        Wish::Perf => "perf",
+    };
+    let (given, btf) = (args.path("runner")?, args.path("btf")?);
+    let mut checks = Checks { json, list: Vec::new(), recordings: Vec::new() };
+    let btf = btf.as_deref().map(Btf::read).transpose()?;
+    let how = How { source, btf: btf.as_ref().map(|btf| btf.path.as_path()) };
     let scratch = Scratch::new()?;
-    if let Some(runner) = find(args, &mut checks)? {
+    if let Some(runner) = find(given, &mut checks)? {
         for model in [TINY, MOE] {
             checks.answer(&format!("model {model}"), synth(&runner, model, &scratch))?;
         }
@@ -218,7 +234,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let count = |v| checks.list.iter().filter(|c| c.verdict == v).count();
     let failed = count(Verdict::Failed);
-    if args.json {
+    if json {
         #[derive(Serialize)]
         struct Answer<'a> {
             ok: bool,
@@ -237,10 +253,10 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// The runner: as told, beside this program, or in PATH.
-fn find(args: &Args, checks: &mut Checks) -> io::Result<Option<PathBuf>> {
+fn find(given: Option<PathBuf>, checks: &mut Checks) -> io::Result<Option<PathBuf>> {
     let beside = std::env::current_exe().ok().and_then(|me| Some(me.parent()?.join(RUNNER)));
     let beside = beside.filter(|p| p.is_file());
-    let path = args.runner.clone().or(beside).unwrap_or_else(|| RUNNER.into());
+    let path = given.or(beside).unwrap_or_else(|| RUNNER.into());
     let answer = version(&path);
     let found = answer.is_ok();
     checks.answer("runner", answer)?;
@@ -379,9 +395,7 @@ fn record(
     let (prompt, generate) = case.tokens;
     let mut command = Command::new(me);
     command.args(["record", "--force", "--level", case.level, "-o"]).arg(&trace).args(case.record);
-    if let Some(source) = how.source.to_possible_value() {
-        command.args(["--source", source.get_name()]);
-    }
+    command.args(["--source", how.source]);
     if let Some(btf) = how.btf {
         command.arg("--btf").arg(btf);
     }

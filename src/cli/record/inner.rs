@@ -1,24 +1,27 @@
-//! Flags of `record` for what an op or call is made of: experts. Uses `anyhow`.
+//! Flags of `record` for what an op or call is made of: experts. Uses [`crate::cli::args`].
 
-use anyhow::{Result, bail};
+use crate::agent::recording::Options;
+use crate::cli::args::{Args, Flag, Group, Usage};
+use crate::trace::record::Level;
 
-use super::LevelArg;
+pub const FLAGS: Group = Group {
+    title: "What ops are made of",
+    flags: &[Flag::switch(
+        "experts",
+        "Record which experts each layer of a mixture-of-experts model chose for each token",
+    )],
+};
 
-#[derive(Debug, clap::Args)]
-pub struct InnerArgs {
-    /// Record which experts each layer of a mixture-of-experts model chose for each token
-    #[arg(long)]
-    pub experts: bool,
-}
-
-impl InnerArgs {
-    /// Whether the other flags leave what these need.
-    pub fn check(&self, level: LevelArg, no_structure: bool) -> Result<()> {
-        match self.experts && (level != LevelArg::Op || no_structure) {
-            true => {
-                bail!("--experts needs ops and their tensors: leave out --no-str, and --level or give it op")
-            }
-            false => Ok(()),
-        }
+/// Reads [`FLAGS`] into the options, which have all else already.
+///
+/// # Errors
+/// The other flags leave out what these need.
+pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
+    options.experts = args.flag("experts");
+    if options.experts && (options.level != Level::Op || !options.structure) {
+        return Err(Usage::new(
+            "--experts needs ops and their tensors: leave out --no-str, and --level or give it op",
+        ));
     }
+    Ok(())
 }

@@ -1,8 +1,9 @@
 //! `ggml-runner bench-kernels`: how fast the matrix products are, beside what the machine could do. Uses
 //! `runner::bench` and `runner::peak`.
 
-use super::Command;
-use super::args::{Args, Usage};
+use super::model;
+use crate::cli::args::{Args, Command, Flag, Group, Usage};
+use crate::cli::values::{parsed, whole};
 use crate::ggml::quant::TensorType;
 use crate::runner::bench::{Case, FOOTPRINT, Timing, measure, tile_by_rule};
 use crate::runner::kernels::Isa;
@@ -21,33 +22,43 @@ const SECONDS: f64 = 0.3;
 
 pub const COMMAND: Command = Command {
     name: "bench-kernels",
-    about: "time the matrix products of each type, beside the peaks of the machine",
-    help: HELP,
+    about: "Times the matrix products of each type, beside the peaks of the machine",
+    text: "\
+The peaks are those that `ggml-runner peak` measures. Weights come from memory, not from a cache. GB/s counts the
+weights as they are in the file, Gop/s a multiplication and an addition as two operations. `rule` is the tile of tokens
+times vectors of rows that the number of registers would allow with the fewest loads, `tile` that of the kernel: tokens
+times vectors of rows. Let nothing else run meanwhile.",
+    usage: &["[OPTIONS]"],
+    arguments: &[],
+    behind: None,
+    groups: &[FLAGS],
+    notes: "",
+    exits: crate::cli::EXITS,
+    examples: "\
+ggml-runner bench-kernels --type q4_0
+ggml-runner bench-kernels --isa avx2 -t 2 --shape 4096x4096 --tokens 1 --json",
     run,
 };
 
-const HELP: &str = "\
-Time the matrix products of each type, beside the peaks of the machine as `ggml-runner peak` measures them.
-
-Weights come from memory, not from a cache. GB/s counts the weights as they are in the file, Gop/s a multiplication and
-an addition as two operations. `rule` is the tile of tokens times vectors of rows that the number of registers would
-allow with the fewest loads, `tile` that of the kernel: tokens times vectors of rows. Let nothing else run meanwhile.
-
-Usage: ggml-runner bench-kernels [OPTIONS]
-
-Options:
-      --type TYPE    this type of weights only: f32, f16, bf16, q8_0, q4_0, q4_1, q4_K or q6_K
-      --isa ISA      this instruction set: scalar, avx2, avx512vnni, neon, dot, i8mm [default: the best there is]
-  -t, --threads N    threads [default: 1]
-      --shape RxC    this many rows and columns only [default: 2048x2048, 8192x2048 and 2048x8192]
-      --tokens N     this many tokens only [default: 1, 64 and 512]
-      --json         print JSON
-  -h, --help         this
-
-Examples:
-  ggml-runner bench-kernels --type q4_0
-  ggml-runner bench-kernels --isa avx2 -t 2 --shape 4096x4096 --tokens 1 --json
-";
+const FLAGS: Group = Group {
+    title: "Options",
+    flags: &[
+        Flag::value(
+            "type",
+            "TYPE",
+            "This type of weights only: f32, f16, bf16, q8_0, q4_0, q4_1, q4_K or q6_K [default: all]",
+        ),
+        model::ISA,
+        Flag::value("threads", "N", "Threads").short('t').default("1"),
+        Flag::value(
+            "shape",
+            "RxC",
+            "This many rows and columns only [default: 2048x2048, 8192x2048 and 2048x8192]",
+        ),
+        Flag::value("tokens", "N", "This many tokens only, 1 to 4096 [default: 1, 64 and 512]"),
+        Flag::switch("json", "Print JSON"),
+    ],
+};
 
 /// All that is printed.
 #[derive(Serialize)]
@@ -84,23 +95,19 @@ impl std::str::FromStr for Shape {
     }
 }
 
-fn run(mut args: Args) -> Result<ExitCode> {
-    let ty: Option<TensorType> = args.option(&["--type"])?;
-    let isa = args.option(&["--isa"])?.unwrap_or_else(Isa::best);
-    let threads = args.option(&["-t", "--threads"])?.unwrap_or(1);
-    let shape: Option<Shape> = args.option(&["--shape"])?;
-    let tokens: Option<usize> = args.option(&["--tokens"])?;
-    let json = args.flag(&["--json"]);
-    args.positionals(0)?;
+fn run(args: &Args) -> Result<ExitCode> {
+    let ty: Option<TensorType> = args.option("type", parsed)?;
+    let isa = args.option("isa", parsed)?.unwrap_or_else(Isa::best);
+    let threads: usize = args.needed("threads", whole(0, u64::MAX))?;
+    let shape: Option<Shape> = args.option("shape", parsed)?;
+    let tokens: Option<usize> = args.option("tokens", whole(1, 4096))?;
+    let json = args.flag("json");
     let cpus: Vec<usize> = peak::clusters::of_this_machine().into_iter().flat_map(|c| c.cpus).collect();
     let Some(used) = cpus.get(..threads).filter(|used| !used.is_empty()) else {
         return Err(Usage::new(format!("-t {threads}: give 1 to {}, the CPUs there are", cpus.len())).into());
     };
     if !isa.available() {
         return Err(Usage::new(format!("--isa {isa}: this processor does not have it")).into());
-    }
-    if tokens.is_some_and(|n| !(1..=4096).contains(&n)) {
-        return Err(Usage::new("--tokens: give 1 to 4096").into());
     }
     let types = ty.map_or(TensorType::ALL.to_vec(), |ty| vec![ty]);
     let shapes = shape.map_or(SHAPES.to_vec(), |s| vec![(s.0, s.1)]);

@@ -1,9 +1,9 @@
 //! `ggml-runner generate`: continues a text. Uses `runner::engine`, `runner::tokenizer`.
 
-use super::Command;
-use super::args::{Args, Usage};
-use super::model::Chosen;
+use super::model::{self, Chosen};
 use super::random::Random;
+use crate::cli::args::{Args, Argument, Command, Flag, Group, Usage};
+use crate::cli::values::{parsed, whole};
 use crate::ggml::gguf::reader::Gguf;
 use crate::runner::engine::{Engine, Settings, greedy};
 use crate::runner::tokenizer::{Tokenizer, Utf8Stream};
@@ -15,47 +15,44 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const TOKENS: usize = 64;
-const SEED: u64 = 42;
+pub const COMMAND: Command = Command {
+    name: "generate",
+    about: "Continues a text with a GGUF model",
+    text: "\
+By the tokenizer that the file brings along (SentencePiece or byte-level BPE). The text and its continuation go to
+standard output as they come, how fast that was to standard error. Generated models (ggml-runner synth) have random
+weights: their text is noise.",
+    usage: &["-m FILE [OPTIONS] [--] TEXT"],
+    arguments: &[Argument {
+        name: "TEXT",
+        help: "What to continue; '-' reads it from standard input, up to its end",
+    }],
+    behind: None,
+    groups: &[model::FLAGS, FLAGS],
+    notes: "",
+    exits: crate::cli::EXITS,
+    examples: "\
+ggml-runner generate -m model.gguf 'The three laws of thermodynamics are'
+ggml-runner generate -m model.gguf -n 200 --temp 0.8 - < question.txt
+ggml-runner generate -m model.gguf --special $'<|im_start|>user\\nHello<|im_end|>\\n<|im_start|>assistant\\n'",
+    run,
+};
 
-pub const COMMAND: Command =
-    Command { name: "generate", about: "continue a text with a GGUF model", help: HELP, run };
-
-const HELP: &str = "\
-Continue a text with a GGUF model, by the tokenizer that the file brings along (SentencePiece or byte-level BPE).
-
-The text and its continuation go to standard output as they come, how fast that was to standard error. Generated
-models (ggml-runner synth) have random weights: their text is noise.
-
-Usage: ggml-runner generate -m FILE [OPTIONS] [--] TEXT
-
-Arguments:
-  TEXT               what to continue; '-' reads it from standard input, up to its end
-
-Options:
-  -m, --model FILE   the model: llama, qwen2, qwen2moe or gemma2 in f32, f16, bf16, q8_0, q4_0, q4_1, q4_K, q6_K
-  -n, --tokens N     tokens to generate at most [default: 64]; a token that ends a text ends it sooner
-      --ignore-end   go on behind such a token
-      --special      read control tokens that TEXT spells, such as <|im_start|>
-      --temp X       0 takes the likeliest token each time; above, the larger, the more random [default: 0]
-      --seed N       where the random numbers start [default: 42]
-      --ctx N        tokens of the context [default: what is needed]
-  -t, --threads N    threads [default: CPUs]
-      --pin          keep each thread on a CPU of its own
-      --isa ISA      instruction set: scalar, avx2, avx512vnni, neon, dot, i8mm [default: the best there is]
-      --placement P  where weights lie: packed (repacked in memory), mapped (in the file: slower, for models larger
-                     than memory) or auto [default: auto]
-      --json         print one JSON object at the end: text, token ids, times
-  -h, --help         this
-
-Examples:
-  ggml-runner generate -m model.gguf 'The three laws of thermodynamics are'
-  ggml-runner generate -m model.gguf -n 200 --temp 0.8 - < question.txt
-  ggml-runner generate -m model.gguf --special '<|im_start|>user
-Hello<|im_end|>
-<|im_start|>assistant
-'
-";
+const FLAGS: Group = Group {
+    title: "Options",
+    flags: &[
+        Flag::value("tokens", "N", "Tokens to generate at most; a token that ends a text ends it sooner")
+            .short('n')
+            .default("64"),
+        Flag::switch("ignore-end", "Go on behind such a token"),
+        Flag::switch("special", "Read control tokens that TEXT spells, such as <|im_start|>"),
+        Flag::value("temp", "X", "0 takes the likeliest token each time; above, the larger, the more random")
+            .default("0"),
+        Flag::value("seed", "N", "Where the random numbers start").default("42"),
+        Flag::value("ctx", "N", "Tokens of the context [default: what is needed]"),
+        Flag::switch("json", "Print one JSON object at the end: text, token ids, times"),
+    ],
+};
 
 /// What the user asked for.
 struct Request {
@@ -83,7 +80,7 @@ struct Outcome {
     decode: Duration,
 }
 
-fn run(args: Args) -> Result<ExitCode> {
+fn run(args: &Args) -> Result<ExitCode> {
     let mut request = parse(args)?;
     let shown = request.chosen.path.display().to_string();
     let file = request.chosen.open()?;
@@ -118,28 +115,24 @@ fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn parse(mut args: Args) -> Result<Request> {
+fn parse(args: &Args) -> Result<Request> {
     let request = Request {
-        chosen: Chosen::read(&mut args)?,
-        tokens: args.option(&["-n", "--tokens"])?.unwrap_or(TOKENS),
-        ignore_end: args.flag(&["--ignore-end"]),
-        special: args.flag(&["--special"]),
-        temperature: args.option(&["--temp"])?.unwrap_or(0.0),
-        random: Random(args.option(&["--seed"])?.unwrap_or(SEED)),
-        context: args.option(&["--ctx"])?,
-        json: args.flag(&["--json"]),
+        chosen: Chosen::read(args)?,
+        tokens: args.needed("tokens", whole(1, u64::MAX))?,
+        ignore_end: args.flag("ignore-end"),
+        special: args.flag("special"),
+        temperature: args.needed("temp", parsed)?,
+        random: Random(args.needed("seed", whole(0, u64::MAX))?),
+        context: args.option("ctx", whole(0, u64::MAX))?,
+        json: args.flag("json"),
         text: Vec::new(),
     };
     if !request.temperature.is_finite() || request.temperature < 0.0 {
         return Err(Usage::new("--temp must be a number from 0 on").into());
     }
-    if request.tokens == 0 {
-        return Err(Usage::new("-n must be 1 or more").into());
-    }
-    let given = args.positionals(1)?;
-    let text = given.into_iter().next().ok_or_else(|| Usage::new("TEXT is needed"))?;
+    let text = args.argument("TEXT").ok_or_else(|| Usage::new("TEXT is needed"))?;
     if text != "-" {
-        return Ok(Request { text: text.into_encoded_bytes(), ..request });
+        return Ok(Request { text: text.as_encoded_bytes().to_vec(), ..request });
     }
     let mut text = Vec::new();
     io::stdin().lock().read_to_end(&mut text).context("read standard input")?;

@@ -1,13 +1,42 @@
 //! Options of the subcommands that run a model: which one, and how. Uses `runner::model`.
 
-use super::args::{Args, Usage};
 use super::progress::Progress;
+use crate::cli::args::{Args, Flag, Group, Usage};
+use crate::cli::values::{parsed, whole};
 use crate::runner::kernels::Isa;
 use crate::runner::model::{Model, Placement};
 use anyhow::{Context, Result, bail};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
+
+/// Read by [`Chosen::read`].
+pub const FLAGS: Group = Group {
+    title: "Model and machine",
+    flags: &[
+        Flag::value(
+            "model",
+            "FILE",
+            "The model: llama, qwen2, qwen2moe or gemma2 in f32, f16, bf16, q8_0, q4_0, q4_1, q4_K, q6_K",
+        )
+        .short('m'),
+        Flag::value("threads", "N", "Threads [default: CPUs]").short('t'),
+        Flag::switch("pin", "Keep each thread on a CPU of its own"),
+        ISA,
+        Flag::value("placement", "PLACE", "Where weights lie").default("auto").choices(&[
+            ("packed", "repacked in memory"),
+            ("mapped", "in the file: slower, for models larger than memory"),
+            ("auto", "packed where the model fits into memory, else mapped"),
+        ]),
+    ],
+};
+
+/// An instruction set; its default is [`Isa::best`].
+pub const ISA: Flag = Flag::value(
+    "isa",
+    "ISA",
+    "Instruction set: scalar, avx2, avx512vnni, neon, dot, i8mm [default: the best there is]",
+);
 
 /// A model and the way to run it.
 pub struct Chosen {
@@ -22,18 +51,18 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Reads `-m`, `-t`, `--pin`, `--isa` and `--placement`.
+    /// Reads [`FLAGS`].
     ///
     /// # Errors
     /// No model, or a value that this machine can't do.
-    pub fn read(args: &mut Args) -> Result<Self, Usage> {
+    pub fn read(args: &Args) -> Result<Self, Usage> {
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
         let chosen = Self {
-            path: args.text(&["-m", "--model"])?.ok_or_else(|| Usage::new("-m FILE is needed"))?.into(),
-            threads: args.option(&["-t", "--threads"])?.unwrap_or(cpus),
-            pin: args.flag(&["--pin"]),
-            isa: args.option(&["--isa"])?.unwrap_or_else(Isa::best),
-            placement: args.option(&["--placement"])?.unwrap_or_default(),
+            path: args.path("model")?.ok_or_else(|| args.missing("model"))?,
+            threads: args.option("threads", whole(0, u64::MAX))?.unwrap_or(cpus),
+            pin: args.flag("pin"),
+            isa: args.option("isa", parsed)?.unwrap_or_else(Isa::best),
+            placement: args.needed("placement", parsed)?,
         };
         if chosen.threads == 0 || chosen.threads > cpus {
             let asked = chosen.threads;

@@ -1,7 +1,7 @@
 //! `ggml-runner peak`: what this machine could do at most. Uses `runner::peak`.
 
-use super::Command;
-use super::args::{Args, Usage};
+use crate::cli::args::{Args, Command, Flag, Group, Usage};
+use crate::cli::values::whole;
 use crate::runner::peak::{self, ClusterPeaks, Effort, Machine, Peaks};
 use anyhow::Result;
 use std::fmt::Write as _;
@@ -10,34 +10,34 @@ use std::process::ExitCode;
 
 pub const COMMAND: Command = Command {
     name: "peak",
-    about: "measure bandwidth and arithmetic peaks of this machine",
-    help: HELP,
+    about: "Measures bandwidth and arithmetic peaks of this machine",
+    text: "\
+What it could do at most: bandwidth of memory and peak of arithmetic instructions, for each number of threads and for
+each cluster of equal cores. Each thread stays on a core of its own.
+
+GB/s and Gop/s are 10^9 a second, a multiply-add is two operations. Every figure is the best of several short windows:
+an upper bound. Let nothing else run meanwhile. A number of threads takes some four seconds.",
+    usage: &["[OPTIONS]"],
+    arguments: &[],
+    behind: None,
+    groups: &[Group {
+        title: "Options",
+        flags: &[
+            Flag::value("threads", "N", "This number of threads only [default: 1 to all cores]").short('t'),
+            Flag::switch("json", "Write JSON; what this processor does not have is null"),
+        ],
+    }],
+    notes: "",
+    exits: crate::cli::EXITS,
+    examples: "\
+ggml-runner peak
+ggml-runner peak -t 1 --json | jq .",
     run,
 };
 
-const HELP: &str = "\
-Measure what this machine could do at most: bandwidth of memory and peak of arithmetic instructions, for each number
-of threads and for each cluster of equal cores. Each thread stays on a core of its own.
-
-GB/s and Gop/s are 10^9 a second, a multiply-add is two operations. Every figure is the best of several short windows:
-an upper bound. Let nothing else run meanwhile. A number of threads takes some four seconds.
-
-Usage: ggml-runner peak [OPTIONS]
-
-Options:
-  -t, --threads N  this number of threads only [default: 1 to all cores]
-  --json           as JSON; what this processor does not have is null
-  -h, --help       this
-
-Examples:
-  ggml-runner peak
-  ggml-runner peak -t 1 --json | jq .
-";
-
-fn run(mut args: Args) -> Result<ExitCode> {
-    let threads: Option<usize> = args.option(&["-t", "--threads"])?;
-    let json = args.flag(&["--json"]);
-    args.positionals(0)?;
+fn run(args: &Args) -> Result<ExitCode> {
+    let threads: Option<usize> = args.option("threads", whole(0, u64::MAX))?;
+    let json = args.flag("json");
     let machine = peak::machine(threads.as_slice(), Effort::FULL)?;
     if machine.clusters.iter().all(|c| c.peaks.is_empty()) {
         let most = machine.clusters.iter().map(|c| c.cpus.len()).max().unwrap_or(1);

@@ -1,10 +1,10 @@
 //! `ggml-runner run`: tokens a second, and the ids that a model generates. Uses `runner::engine`.
 
-use super::Command;
-use super::args::{Args, Usage};
-use super::model::Chosen;
+use super::model::{self, Chosen};
 use super::random::Random;
 use super::roofline::{Phase, Share};
+use crate::cli::args::{Args, Command, Flag, Group, Usage};
+use crate::cli::values::whole;
 use crate::runner::engine::{Engine, Settings, UBATCH, greedy};
 use crate::runner::model::{Model, memory};
 use crate::runner::truth::{IDS_HEAD, Truth};
@@ -16,58 +16,64 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What llama-bench measures by default.
-const PROMPT: usize = 512;
-const GENERATE: usize = 128;
-const SEED: u64 = 42;
-
 pub const COMMAND: Command = Command {
     name: "run",
-    about: "run a GGUF model and print its tokens a second, as llama-bench does",
-    help: HELP,
+    about: "Runs a GGUF model and prints its tokens a second, as llama-bench does",
+    text: "\
+A prompt (prefill), then tokens one by one (decode). Prints the tokens a second of both, and the ids that the model
+generates greedily.",
+    usage: &["-m FILE [OPTIONS]"],
+    arguments: &[],
+    behind: None,
+    groups: &[model::FLAGS, FLAGS],
+    notes: "",
+    exits: crate::cli::EXITS,
+    examples: "\
+ggml-runner run -m model.gguf -p 64 -n 32 -t 4
+ggml-runner run -m model.gguf --tokens 1,15043,3186 -n 16 --json",
     run,
 };
 
-const HELP: &str = "\
-Run a GGUF model: a prompt (prefill), then tokens one by one (decode). Prints the tokens a second of both, as
-llama-bench does, and the ids that the model generates greedily.
-
-Usage: ggml-runner run -m FILE [OPTIONS]
-
-Options:
-  -m, --model FILE      the model: llama, qwen2, qwen2moe or gemma2 in f32, f16, bf16, q8_0, q4_0, q4_1, q4_K, q6_K
-  -p, --prompt N        tokens of the prompt, random ones [default: 512]
-      --tokens 1,2,3    these tokens are the prompt
-      --seed N          where the random tokens start [default: 42]
-  -n, --decode N        tokens to generate [default: 128]
-  -r, --repeat N        measure so often and print the medians [default: 1]
-      --no-warmup       do not run the prompt once before measuring
-  -t, --threads N       threads [default: CPUs]
-      --decode-threads N
-                        threads while decoding, if fewer do better [default: those of -t]
-      --pin             keep each thread on a CPU of its own
-      --ctx N           tokens of the context [default: what is needed]
-      --isa ISA         instruction set: scalar, avx2, avx512vnni, neon, dot, i8mm [default: the best there is]
-      --placement P     where weights lie: packed (repacked in memory), mapped (in the file: slower, for models larger
-                        than memory) or auto [default: auto]
-      --two-backends    run the layers on two backends in turn, so that a profiler sees a partitioned graph
-      --ground-truth FILE
-                        write when each call, graph and op began and ended by this program's own clock, to compare a
-                        profiler's record with (profinfer accuracy)
-      --no-roofline     do not measure what the machine could do, which takes some seconds
-      --logits FILE     write the logits of the prompt's last token, as 32-bit floats
-      --json            print one JSON object
-  -h, --help            this
-
-Examples:
-  ggml-runner run -m model.gguf -p 64 -n 32 -t 4
-  ggml-runner run -m model.gguf --tokens 1,15043,3186 -n 16 --json
-";
+/// The defaults are what llama-bench measures by its own.
+const FLAGS: Group = Group {
+    title: "Options",
+    flags: &[
+        Flag::value("prompt", "N", "Tokens of the prompt, random ones")
+            .short('p')
+            .default("512")
+            .excludes(&["tokens"]),
+        Flag::value("tokens", "1,2,3", "These tokens are the prompt"),
+        Flag::value("seed", "N", "Where the random tokens start").default("42"),
+        Flag::value("decode", "N", "Tokens to generate").short('n').default("128"),
+        Flag::value("repeat", "N", "Measure so often and print the medians").short('r').default("1"),
+        Flag::switch("no-warmup", "Do not run the prompt once before measuring"),
+        Flag::value(
+            "decode-threads",
+            "N",
+            "Threads while decoding, if fewer do better [default: those of -t]",
+        ),
+        Flag::value("ctx", "N", "Tokens of the context [default: what is needed]"),
+        Flag::switch(
+            "two-backends",
+            "Run the layers on two backends in turn, so that a profiler sees a partitioned graph",
+        ),
+        Flag::value(
+            "ground-truth",
+            "FILE",
+            "Write when each call, graph and op began and ended by this program's own clock, to compare a profiler's \
+             record with (profinfer accuracy)",
+        ),
+        Flag::switch("no-roofline", "Do not measure what the machine could do, which takes some seconds"),
+        Flag::value("logits", "FILE", "Write the logits of the prompt's last token, as 32-bit floats"),
+        Flag::switch("json", "Print one JSON object"),
+    ],
+};
 
 /// What the user asked for.
 struct Request {
     chosen: Chosen,
-    prompt: Option<usize>,
+    /// Tokens of a random prompt, unless `tokens` are given.
+    prompt: usize,
     tokens: Option<Vec<i32>>,
     seed: u64,
     decode: usize,
@@ -97,10 +103,10 @@ struct Times {
     decode: Vec<Duration>,
 }
 
-fn run(args: Args) -> Result<ExitCode> {
+fn run(args: &Args) -> Result<ExitCode> {
     let request = parse(args)?;
     let model = Arc::new(request.chosen.load()?);
-    let count = request.tokens.as_ref().map_or(request.prompt.unwrap_or(PROMPT), Vec::len);
+    let count = request.tokens.as_ref().map_or(request.prompt, Vec::len);
     let needed = count.saturating_add(request.decode);
     let context = request.context.unwrap_or(needed);
     if needed > context {
@@ -184,25 +190,24 @@ fn account(r: &Request, model: &Model, prompt: usize) -> Result<Arc<Truth>> {
     Truth::new(r.chosen.threads, spans, ops, chosen).map(Arc::new).context(none)
 }
 
-fn parse(mut args: Args) -> Result<Request> {
-    let chosen = Chosen::read(&mut args)?;
+fn parse(args: &Args) -> Result<Request> {
+    let chosen = Chosen::read(args)?;
     let request = Request {
-        prompt: args.option(&["-p", "--prompt"])?,
-        tokens: args.option::<String>(&["--tokens"])?.map(|t| ids(&t)).transpose()?,
-        seed: args.option(&["--seed"])?.unwrap_or(SEED),
-        decode: args.option(&["-n", "--decode"])?.unwrap_or(GENERATE),
-        repeat: args.option(&["-r", "--repeat"])?.unwrap_or(1),
-        warmup: !args.flag(&["--no-warmup"]),
-        decode_threads: args.option(&["--decode-threads"])?.unwrap_or(chosen.threads),
-        context: args.option(&["--ctx"])?,
-        two_backends: args.flag(&["--two-backends"]),
-        ground_truth: args.text(&["--ground-truth"])?.map(PathBuf::from),
-        logits: args.text(&["--logits"])?.map(PathBuf::from),
-        roofline: !args.flag(&["--no-roofline"]),
-        json: args.flag(&["--json"]),
+        prompt: args.needed("prompt", whole(0, u64::MAX))?,
+        tokens: args.option("tokens", ids)?,
+        seed: args.needed("seed", whole(0, u64::MAX))?,
+        decode: args.needed("decode", whole(0, u64::MAX))?,
+        repeat: args.needed("repeat", whole(1, u64::MAX))?,
+        warmup: !args.flag("no-warmup"),
+        decode_threads: args.option("decode-threads", whole(0, u64::MAX))?.unwrap_or(chosen.threads),
+        context: args.option("ctx", whole(0, u64::MAX))?,
+        two_backends: args.flag("two-backends"),
+        ground_truth: args.path("ground-truth")?,
+        logits: args.path("logits")?,
+        roofline: !args.flag("no-roofline"),
+        json: args.flag("json"),
         chosen,
     };
-    args.positionals(0)?;
     check(&request)?;
     Ok(request)
 }
@@ -212,13 +217,7 @@ fn check(r: &Request) -> Result<(), Usage> {
         let most = r.chosen.threads;
         return Err(Usage::new(format!("--decode-threads {}: 1 to {most} (those of -t)", r.decode_threads)));
     }
-    if r.repeat == 0 {
-        return Err(Usage::new("-r must be 1 or more"));
-    }
-    if r.prompt.is_some() && r.tokens.is_some() {
-        return Err(Usage::new("-p and --tokens exclude each other"));
-    }
-    let none = r.prompt == Some(0) || r.tokens.as_ref().is_some_and(Vec::is_empty);
+    let none = r.tokens.as_ref().map_or(r.prompt == 0, Vec::is_empty);
     if none && r.decode == 0 {
         return Err(Usage::new("nothing to do: -p and -n are both 0"));
     }
@@ -228,8 +227,8 @@ fn check(r: &Request) -> Result<(), Usage> {
     Ok(())
 }
 
-fn ids(text: &str) -> Result<Vec<i32>, Usage> {
-    let id = |t: &str| t.trim().parse().map_err(|_| Usage::new(format!("--tokens: '{t}' is no token id")));
+fn ids(text: &str) -> Result<Vec<i32>, String> {
+    let id = |t: &str| t.trim().parse().map_err(|_| format!("'{t}' is no token id"));
     text.split(',').filter(|t| !t.is_empty()).map(id).collect()
 }
 
@@ -240,7 +239,7 @@ fn prompt(r: &Request, vocab: usize) -> Vec<i32> {
     }
     let mut random = Random(r.seed);
     let mut next = || i32::try_from(random.bits() % vocab.max(1) as u64).unwrap_or(0);
-    (0..r.prompt.unwrap_or(PROMPT)).map(|_| next()).collect()
+    (0..r.prompt).map(|_| next()).collect()
 }
 
 /// One prompt and its continuation; a warm-up decodes one token only.

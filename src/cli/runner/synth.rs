@@ -1,8 +1,8 @@
 //! `ggml-runner synth`: generated models. Uses `runner::synth`.
 
-use super::Command;
-use super::args::{Args, Usage};
 use super::progress::Progress;
+use crate::cli::args::{Args, Argument, Command, Flag, Group, Usage};
+use crate::cli::values::{parsed, whole};
 use crate::ggml::quant::TensorType;
 use crate::runner::synth::presets::{self, PRESETS, Preset};
 use crate::runner::synth::{self, Order};
@@ -19,52 +19,56 @@ const WRITE_BUFFER: usize = 1 << 20;
 
 pub const COMMAND: Command = Command {
     name: "synth",
-    about: "make a GGUF model with random weights in the shape of a real one",
-    help: HELP,
+    about: "Makes a GGUF model with random weights in the shape of a real one",
+    text: "\
+The same preset, type and seed always give the same bytes. The text that such a model generates is noise; its
+operators, shapes and memory traffic are those of the real model.",
+    usage: &["PRESET OUT [OPTIONS]", "--list"],
+    arguments: &[
+        Argument { name: "PRESET", help: "Shape of the model; --list shows them" },
+        Argument { name: "OUT", help: "File to write, '-' for standard output" },
+    ],
+    behind: None,
+    groups: &[FLAGS],
+    notes: "",
+    exits: crate::cli::EXITS,
+    examples: "\
+ggml-runner synth --list
+ggml-runner synth tiny tiny.gguf
+ggml-runner synth llama1b-L4 model.gguf --type q4_0
+ggml-runner synth moe - --type q8_0 --seed 7 | ssh board 'cat > moe.gguf'",
     run,
 };
 
-const HELP: &str = "\
-Make a GGUF model with random weights in the shape of a real one.
+const FLAGS: Group = Group {
+    title: "Options",
+    flags: &[
+        Flag::value(
+            "type",
+            "TYPE",
+            "Type of the weight matrices: f32, f16, bf16, q8_0, q4_0, q4_1, q4_k or q6_k (norms, biases and the \
+             expert router stay f32; a matrix whose rows don't fill the blocks of 256 of q4_k and q6_k becomes q8_0, \
+             and that is said)",
+        )
+        .default("f16"),
+        Flag::value("seed", "N", "Where the random numbers start").default("42"),
+        Flag::switch("force", "Replace OUT if it exists"),
+        Flag::switch("list", "List the presets with their sizes and exit"),
+    ],
+};
 
-The same preset, type and seed always give the same bytes. The text that such a model generates is noise; its
-operators, shapes and memory traffic are those of the real model.
-
-Usage: ggml-runner synth PRESET OUT [OPTIONS]
-       ggml-runner synth --list
-
-Arguments:
-  PRESET         shape of the model; --list shows them
-  OUT            file to write, '-' for standard output
-
-Options:
-  --type TYPE    type of the weight matrices [default: f16]: f32, f16, bf16, q8_0, q4_0, q4_1, q4_k or q6_k
-                 (norms, biases and the expert router stay f32; a matrix whose rows don't fill the blocks of 256
-                 of q4_k and q6_k becomes q8_0, and that is said)
-  --seed N       where the random numbers start [default: 42]
-  --force        replace OUT if it exists
-  --list         list the presets with their sizes and exit
-  -h, --help     this
-
-Examples:
-  ggml-runner synth --list
-  ggml-runner synth tiny tiny.gguf
-  ggml-runner synth llama1b-L4 model.gguf --type q4_0
-  ggml-runner synth moe - --type q8_0 --seed 7 | ssh board 'cat > moe.gguf'
-";
-
-fn run(mut args: Args) -> Result<ExitCode> {
-    let force = args.flag(&["--force"]);
-    let list_only = args.flag(&["--list"]);
-    let ty = args.option(&["--type"])?.unwrap_or(TensorType::F16);
-    let seed = args.option(&["--seed"])?.unwrap_or(synth::DEFAULT_SEED);
-    let given = args.positionals(if list_only { 0 } else { 2 })?;
-    if list_only {
-        list()?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let [name, out] = given.as_slice() else {
-        return Err(Usage::new("PRESET and OUT are needed").into());
+fn run(args: &Args) -> Result<ExitCode> {
+    let ty: TensorType = args.needed("type", parsed)?;
+    let seed = args.needed("seed", whole(0, u64::MAX))?;
+    let given = (args.argument("PRESET"), args.argument("OUT"));
+    let (name, out) = match (args.flag("list"), given) {
+        (true, (None, None)) => {
+            list()?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        (true, _) => return Err(Usage::new("--list stands alone").into()),
+        (false, (Some(name), Some(out))) => (name, out),
+        (false, _) => return Err(Usage::new("PRESET and OUT are needed").into()),
     };
     let preset = find(&name.to_string_lossy())?;
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_THREADS);
@@ -78,7 +82,7 @@ fn run(mut args: Args) -> Result<ExitCode> {
         );
     }
     if out != "-" {
-        to_file(&order, Path::new(out), force)?;
+        to_file(&order, Path::new(out), args.flag("force"))?;
         return Ok(ExitCode::SUCCESS);
     }
     let stdout = io::stdout().lock();

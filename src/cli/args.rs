@@ -1,0 +1,487 @@
+//! Flags and arguments of a subcommand, of both programs: tables that say which there are, the parser, and what was
+//! given. Uses nothing. [`super::help`] prints the tables, [`super::values`] has readers of values.
+//!
+//! A parser of our own: one of the common libraries would be half of `ggml-runner` and a fifth of `profinfer`. To add
+//! a flag, write a line into a table and ask for its value by name; to add a group of flags from a file of its own,
+//! put the group's constant into `groups` of the [`Command`]:
+//!
+//! ```
+//! use profinfer::cli::args::{Args, Flag, Group, Usage};
+//! use profinfer::cli::values::time;
+//!
+//! pub const FLAGS: Group = Group { title: "Scheduler", flags: &[
+//!     Flag::switch("sched", "Record when threads of the engine are off the CPU"),
+//!     Flag::value("sched-least", "TIME", "Leave out what is shorter").default("50us").needs(&["sched"]),
+//! ]};
+//! fn read(args: &Args) -> Result<Option<std::time::Duration>, Usage> {
+//!     if args.flag("sched") { args.option("sched-least", time) } else { Ok(None) }
+//! }
+//! ```
+//!
+//! Forms: `--name VALUE`, `--name=VALUE`, `-n VALUE`, `-nVALUE`, `-n=VALUE`, switches together as `-qf`. A value that
+//! begins with `-` needs `=`, save `-` itself and numbers. All that follows `--` is no flag.
+
+use std::ffi::{OsStr, OsString};
+use std::iter::Peekable;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::vec::IntoIter;
+
+/// Wrong usage: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(String);
+
+impl Usage {
+    /// Wrong usage for this reason, which is one sentence without a full stop.
+    pub fn new(why: impl Into<String>) -> Self {
+        Self(why.into())
+    }
+}
+
+/// One subcommand: all that its help tells, and how it is run.
+pub struct Command {
+    pub name: &'static str,
+    /// What it does, in one line without a full stop.
+    pub about: &'static str,
+    /// More of it: paragraphs, with an empty line between them.
+    pub text: &'static str,
+    /// What may follow its name; a line each.
+    pub usage: &'static [&'static str],
+    pub arguments: &'static [Argument],
+    /// What may follow `--`: its name and help.
+    pub behind: Option<Argument>,
+    pub groups: &'static [Group],
+    /// Lines as they are to be printed, without the indent.
+    pub examples: &'static str,
+    /// Whatever else is to be known, printed before the exit status.
+    pub notes: &'static str,
+    /// Exit codes and what they mean.
+    pub exits: &'static [(&'static str, &'static str)],
+    pub run: fn(&Args) -> anyhow::Result<ExitCode>,
+}
+
+/// A positional argument.
+pub struct Argument {
+    pub name: &'static str,
+    pub help: &'static str,
+}
+
+/// Flags that belong together.
+pub struct Group {
+    /// Stands above them in the help.
+    pub title: &'static str,
+    pub flags: &'static [Flag],
+}
+
+/// One flag.
+#[derive(Debug, Clone, Copy)]
+pub struct Flag {
+    pub name: &'static str,
+    pub short: Option<u8>,
+    /// What its value is called; empty: it is a switch and has none.
+    pub value: &'static str,
+    /// Without a full stop at the end.
+    pub help: &'static str,
+    /// Read like a value that was given; empty: none.
+    pub default: &'static str,
+    /// Values that it may have, with their meaning; told in the help, checked by [`super::values::one_of`].
+    pub choices: &'static [(&'static str, &'static str)],
+    pub hidden: bool,
+    many: bool,
+    excludes: &'static [&'static str],
+    needs: &'static [&'static str],
+    overrides: &'static str,
+}
+
+impl Flag {
+    /// A flag without a value; ask with [`Args::flag`].
+    pub const fn switch(name: &'static str, help: &'static str) -> Self {
+        Self::value(name, "", help)
+    }
+
+    /// A flag with a value; ask with [`Args::option`], [`Args::needed`], [`Args::list`] or [`Args::path`].
+    pub const fn value(name: &'static str, value: &'static str, help: &'static str) -> Self {
+        Self {
+            name,
+            short: None,
+            value,
+            help,
+            default: "",
+            choices: &[],
+            hidden: false,
+            many: false,
+            excludes: &[],
+            needs: &[],
+            overrides: "",
+        }
+    }
+
+    /// Its letter.
+    pub const fn short(mut self, letter: char) -> Self {
+        self.short = Some(letter as u8);
+        self
+    }
+
+    pub const fn default(mut self, value: &'static str) -> Self {
+        self.default = value;
+        self
+    }
+
+    pub const fn choices(mut self, choices: &'static [(&'static str, &'static str)]) -> Self {
+        self.choices = choices;
+        self
+    }
+
+    /// It may be given more than once; [`Args::list`] has all values.
+    pub const fn many(mut self) -> Self {
+        self.many = true;
+        self
+    }
+
+    /// No help tells it.
+    pub const fn hidden(mut self) -> Self {
+        self.hidden = true;
+        self
+    }
+
+    /// None of these may be given beside it.
+    pub const fn excludes(mut self, names: &'static [&'static str]) -> Self {
+        self.excludes = names;
+        self
+    }
+
+    /// At least one of these must be given beside it.
+    pub const fn needs(mut self, names: &'static [&'static str]) -> Self {
+        self.needs = names;
+        self
+    }
+
+    /// Of this one and the other the last one given counts.
+    pub const fn overrides(mut self, name: &'static str) -> Self {
+        self.overrides = name;
+        self
+    }
+
+    /// `-o/--output`, for messages.
+    pub fn shown(&self) -> String {
+        let long = format!("--{}", self.name);
+        self.short.map_or(long.clone(), |c| format!("-{}/{long}", char::from(c)))
+    }
+
+    /// `-o FILE`, or `--btf FILE`: the shortest way to give it.
+    fn shortest(&self) -> String {
+        let name = self.short.map_or_else(|| format!("--{}", self.name), |c| format!("-{}", char::from(c)));
+        if self.value.is_empty() { name } else { format!("{name} {}", self.value) }
+    }
+}
+
+impl Command {
+    /// All flags, the hidden ones too.
+    pub fn flags(&self) -> impl Iterator<Item = &'static Flag> + use<> {
+        self.groups.iter().flat_map(|g| g.flags)
+    }
+
+    fn find(&self, name: &str) -> Option<&'static Flag> {
+        self.flags().find(|f| f.name == name)
+    }
+
+    fn long(&self, name: &str) -> Result<&'static Flag, Usage> {
+        self.find(name).ok_or_else(|| {
+            let names = self.flags().filter(|f| !f.hidden).map(|f| f.name).chain(["help"]);
+            let hint = nearest(name, names).map(|n| format!("; the nearest is '--{n}'"));
+            Usage(format!("unknown option '--{name}'{}", hint.unwrap_or_default()))
+        })
+    }
+
+    fn letter(&self, letter: u8, word: &OsStr) -> Result<&'static Flag, Usage> {
+        self.flags().find(|f| f.short == Some(letter)).ok_or_else(|| {
+            let (c, word) = (String::from_utf8_lossy(&[letter]).into_owned(), word.to_string_lossy());
+            let of = if word.chars().count() > 2 { format!(" in '{word}'") } else { String::new() };
+            Usage(format!("unknown option '-{c}'{of}"))
+        })
+    }
+}
+
+/// What a command line asks for.
+pub enum Parsed {
+    Help { long: bool },
+    Run(Args),
+}
+
+/// What was given, checked against the table.
+pub struct Args {
+    command: &'static Command,
+    flags: Vec<(&'static Flag, OsString)>,
+    arguments: Vec<OsString>,
+    behind: Vec<OsString>,
+}
+
+impl Args {
+    /// Reads what follows the subcommand's name.
+    ///
+    /// # Errors
+    /// Flags that are not in the table, without their value, twice, or beside one that they exclude; an argument too many.
+    pub fn parse(command: &'static Command, given: Vec<OsString>) -> Result<Parsed, Usage> {
+        let mut args = Self { command, flags: Vec::new(), arguments: Vec::new(), behind: Vec::new() };
+        let mut words = given.into_iter().peekable();
+        while let Some(word) = words.next() {
+            let bytes = word.as_bytes();
+            if bytes == b"--" {
+                args.behind = words.collect();
+                break;
+            }
+            if let Some(text) = bytes.strip_prefix(b"--") {
+                let mut parts = text.splitn(2, |b| *b == b'=');
+                let name = String::from_utf8_lossy(parts.next().unwrap_or_default());
+                match (&*name, parts.next()) {
+                    ("help", _) => return Ok(Parsed::Help { long: true }),
+                    (name, value) => args.take(command.long(name)?, value, &mut words)?,
+                }
+            } else if bytes.len() > 1 && bytes.starts_with(b"-") {
+                if args.letters(&word, &mut words)? {
+                    return Ok(Parsed::Help { long: false });
+                }
+            } else {
+                args.arguments.push(word);
+            }
+        }
+        if command.behind.is_none() {
+            args.arguments.append(&mut args.behind);
+        }
+        args.check()?;
+        Ok(Parsed::Run(args))
+    }
+
+    /// Letters behind one dash. True: help is wanted.
+    fn letters(&mut self, word: &OsStr, words: &mut Peekable<IntoIter<OsString>>) -> Result<bool, Usage> {
+        let mut left = word.as_bytes().get(1..).unwrap_or_default();
+        while let Some((&letter, after)) = left.split_first() {
+            if letter == b'h' {
+                return Ok(true);
+            }
+            let flag = self.command.letter(letter, word)?;
+            let value = after.strip_prefix(b"=");
+            if flag.value.is_empty() {
+                self.take(flag, value, words)?;
+                left = after;
+            } else {
+                self.take(flag, value.or(Some(after).filter(|a| !a.is_empty())), words)?;
+                break;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Notes a flag, with the value that is joined to it or follows.
+    fn take(
+        &mut self,
+        flag: &'static Flag,
+        joined: Option<&[u8]>,
+        words: &mut Peekable<IntoIter<OsString>>,
+    ) -> Result<(), Usage> {
+        let joined = joined.map(|b| OsStr::from_bytes(b).to_owned());
+        let value = match (flag.value.is_empty(), joined) {
+            (true, None) => OsString::new(),
+            (true, Some(_)) => return Err(Usage(format!("{} takes no value", flag.shown()))),
+            (false, Some(value)) => value,
+            (false, None) => match words.next_if(|w| is_value(w)) {
+                Some(value) => value,
+                None => return Err(no_value(flag, words.peek())),
+            },
+        };
+        if !flag.many && self.last(flag.name).is_some() {
+            return Err(Usage(format!("{} is given twice", flag.shown())));
+        }
+        self.flags.retain(|(f, _)| f.name != flag.overrides);
+        self.flags.push((flag, value));
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), Usage> {
+        for (flag, _) in &self.flags {
+            let shown = flag.shown();
+            if let Some(other) = flag.excludes.iter().find_map(|n| self.last(n)) {
+                return Err(Usage(format!("{shown} and {} exclude each other", other.0.shown())));
+            }
+            if !flag.needs.is_empty() && flag.needs.iter().all(|n| self.last(n).is_none()) {
+                let needed: Vec<String> =
+                    flag.needs.iter().filter_map(|n| Some(self.command.find(n)?.shortest())).collect();
+                return Err(Usage(format!("{shown} needs {} beside it", needed.join(" or "))));
+            }
+        }
+        let Some(extra) = self.arguments.get(self.command.arguments.len()) else { return Ok(()) };
+        let extra = extra.to_string_lossy();
+        Err(Usage(match &self.command.behind {
+            Some(behind) => format!("unexpected argument '{extra}'; {} stands behind '--'", behind.name),
+            None => format!("unexpected argument '{extra}'"),
+        }))
+    }
+
+    fn last(&self, name: &str) -> Option<&(&'static Flag, OsString)> {
+        self.flags.iter().rev().find(|(f, _)| f.name == name)
+    }
+
+    /// The flag of this name. One that is asked for and in no table is a mistake of ours.
+    fn known(&self, name: &str) -> Option<&'static Flag> {
+        let flag = self.command.find(name);
+        debug_assert!(flag.is_some(), "--{name} is in no table of {}", self.command.name);
+        flag
+    }
+
+    /// Whether a switch is given.
+    pub fn flag(&self, name: &str) -> bool {
+        self.known(name).is_some_and(|f| self.last(f.name).is_some())
+    }
+
+    /// The value as it is: the one given, else the default. Empty is none.
+    ///
+    /// # Errors
+    /// The value given is empty.
+    pub fn text(&self, name: &str) -> Result<Option<OsString>, Usage> {
+        let Some(flag) = self.known(name) else { return Ok(None) };
+        match self.last(name) {
+            Some((_, value)) if value.is_empty() => Err(no_value(flag, None)),
+            Some((_, value)) => Ok(Some(value.clone())),
+            None => Ok(Some(flag.default.into()).filter(|d: &OsString| !d.is_empty())),
+        }
+    }
+
+    /// The value as the name of a file, as it is.
+    ///
+    /// # Errors
+    /// It is empty.
+    pub fn path(&self, name: &str) -> Result<Option<PathBuf>, Usage> {
+        Ok(self.text(name)?.map(PathBuf::from))
+    }
+
+    /// The value given, else the default, through `read`, whose error says what is wanted.
+    ///
+    /// # Errors
+    /// `read` refuses it.
+    pub fn option<T>(
+        &self,
+        name: &str,
+        read: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Usage> {
+        let Some(flag) = self.known(name) else { return Ok(None) };
+        let value = match self.last(name) {
+            Some((_, value)) => value.to_string_lossy(),
+            None if flag.default.is_empty() => return Ok(None),
+            None => flag.default.into(),
+        };
+        read(&value).map(Some).map_err(|why| refused(flag, &value, &why))
+    }
+
+    /// As [`Args::option`], for what has a default or must be given.
+    ///
+    /// # Errors
+    /// As there, and that it is not given.
+    pub fn needed<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<T, Usage> {
+        self.option(name, read)?.ok_or_else(|| self.missing(name))
+    }
+
+    /// The error of a flag that must be given.
+    pub fn missing(&self, name: &str) -> Usage {
+        Usage(format!("{} is needed", self.known(name).map(Flag::shortest).unwrap_or_default()))
+    }
+
+    /// The values of a flag that is repeated or has several with commas between them.
+    ///
+    /// # Errors
+    /// `read` refuses one.
+    pub fn list<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, Usage> {
+        let Some(flag) = self.known(name) else { return Ok(Vec::new()) };
+        let mut all = Vec::new();
+        for (_, value) in self.flags.iter().filter(|(f, _)| f.name == name) {
+            for part in value.to_string_lossy().split(',') {
+                all.push(read(part).map_err(|why| refused(flag, part, &why))?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// A positional argument, by its name.
+    pub fn argument(&self, name: &str) -> Option<&OsStr> {
+        let at = self.command.arguments.iter().position(|a| a.name == name);
+        debug_assert!(at.is_some(), "{name} is no argument of {}", self.command.name);
+        self.arguments.get(at?).map(OsString::as_os_str)
+    }
+
+    /// A positional argument that must be given.
+    ///
+    /// # Errors
+    /// It is not, or it is empty.
+    pub fn needed_argument(&self, name: &str) -> Result<&OsStr, Usage> {
+        let given = self.argument(name).filter(|a| !a.is_empty());
+        given.ok_or_else(|| Usage(format!("{name} is needed")))
+    }
+
+    /// What follows `--`, where the subcommand has a name for it.
+    pub fn behind(&self) -> &[OsString] {
+        &self.behind
+    }
+}
+
+/// Whether a word can be a value: no flag, but `-` and what begins like a negative number are.
+fn is_value(word: &OsStr) -> bool {
+    match word.as_bytes() {
+        [b'-'] => true,
+        [b'-', next, ..] => next.is_ascii_digit() || *next == b'.',
+        _ => true,
+    }
+}
+
+fn refused(flag: &Flag, value: &str, why: &str) -> Usage {
+    Usage(format!("{} '{value}': {why}", flag.shown()))
+}
+
+fn no_value(flag: &Flag, next: Option<&OsString>) -> Usage {
+    let shown = flag.shown();
+    let what = match flag.choices.is_empty() {
+        true => flag.value.to_owned(),
+        false => super::values::any_of(flag.choices.iter().map(|c| c.0)),
+    };
+    let how = next.filter(|n| *n != "--").map(|n| n.to_string_lossy());
+    let how = how.map_or(String::new(), |n| format!(" (--{}={n} if '{n}' is one)", flag.name));
+    Usage(format!("{shown} needs a value: {what}{how}"))
+}
+
+/// The name that was probably meant: one that begins so, else one that few letters differ from.
+pub fn nearest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let far = word.chars().count();
+    let cost = |name: &&str| match word.len() > 1 && name.starts_with(word) {
+        true => 0,
+        false => distance(word, name),
+    };
+    names
+        .map(|n| (cost(&n), n))
+        .min_by_key(|(cost, _)| *cost)
+        .filter(|(cost, _)| *cost * 3 <= far)
+        .map(|(_, n)| n)
+}
+
+/// Letters to add, drop, change or swap with their neighbour to make one word of the other.
+fn distance(a: &str, b: &str) -> usize {
+    // Nobody mistypes a longer word; what is behind counts as different.
+    const MOST: usize = 32;
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(MOST).collect(), b.chars().take(MOST).collect());
+    let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];
+    for i in 0..=a.len() {
+        for j in 0..=b.len() {
+            rows[i][j] = if i == 0 || j == 0 {
+                i + j
+            } else {
+                let changed = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+                let best = changed.min(rows[i - 1][j] + 1).min(rows[i][j - 1] + 1);
+                let swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+                if swapped { best.min(rows[i - 2][j - 2] + 1) } else { best }
+            };
+        }
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,325 @@
+//! What `--help` prints, made of a program's tables. Uses [`super::args`].
+
+use super::args::{Argument, Command, Flag, Group};
+use super::program::Program;
+use super::values::any_of;
+
+/// Lines are not wider than this: longer ones are hard to read.
+const MOST: usize = 110;
+/// Nor narrower: below, words stand alone.
+const LEAST: usize = 40;
+/// Where the width is unknown.
+const USUAL: usize = 100;
+/// Indent of texts below a name, and the widest column of names that has the texts beside it.
+const BELOW: usize = 10;
+const BESIDE: usize = 26;
+
+const HELP: Flag = Flag::switch("help", "This; with -h in short").short('h');
+
+/// Columns of the terminal behind standard output, within bounds.
+pub fn width() -> usize {
+    terminal_size::terminal_size().map_or(USUAL, |(w, _)| usize::from(w.0).clamp(LEAST, MOST))
+}
+
+/// The page of a subcommand: what it is, usage, arguments, options, examples, exit status.
+pub fn page(program: &Program, command: &Command, width: usize) -> String {
+    let mut page = Page { text: String::new(), width };
+    page.paragraphs(&format!("{}.\n\n{}", command.about, command.text));
+    page.usage(program, command);
+    if command.arguments.len() + usize::from(command.behind.is_some()) > 0 {
+        page.title("Arguments");
+        for Argument { name, help } in command.arguments.iter().chain(&command.behind) {
+            page.entry(name, help);
+        }
+    }
+    for (i, group) in command.groups.iter().enumerate() {
+        page.title(group.title);
+        for flag in shown(group, i + 1 == command.groups.len()) {
+            page.flag(&flag);
+        }
+    }
+    if !command.notes.is_empty() {
+        page.text.push('\n');
+        page.paragraphs(command.notes);
+    }
+    page.title("Exit status");
+    page.table(command.exits);
+    page.title("Examples");
+    for line in command.examples.lines() {
+        page.line(2, line);
+    }
+    page.text
+}
+
+/// What it does, usage and options, one or two lines each.
+pub fn summary(program: &Program, command: &Command, width: usize) -> String {
+    let mut page = Page { text: String::new(), width };
+    page.paragraphs(&format!("{}.", command.about));
+    page.usage(program, command);
+    for (i, group) in command.groups.iter().enumerate() {
+        page.title(group.title);
+        let rows: Vec<(String, String)> =
+            shown(group, i + 1 == command.groups.len()).map(|f| (label(&f), brief(&f))).collect();
+        let rows: Vec<(&str, &str)> = rows.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+        page.table(&rows);
+    }
+    page.text.push('\n');
+    page.paragraphs(&format!("More of each, and examples: {} {} --help", program.name, command.name));
+    page.text
+}
+
+/// The help of the program itself.
+pub fn overview(program: &Program, width: usize) -> String {
+    let mut page = Page { text: String::new(), width };
+    page.paragraphs(program.about);
+    page.text.push_str("\nUsage: ");
+    page.text.push_str(program.name);
+    page.text.push_str(" SUBCOMMAND [ARGUMENTS]\n");
+    page.title("Subcommands");
+    let rows: Vec<(&str, &str)> = program.commands.iter().map(|c| (c.name, c.about)).collect();
+    page.table(&rows);
+    page.title("Options");
+    page.table(&[
+        ("-h, --help", "This; behind a subcommand its help: -h in short, --help all of it"),
+        ("-V, --version", "The version"),
+    ]);
+    page.title("Exit status");
+    page.table(&[("0", "done"), ("1", "failed; standard error says why, in one line"), ("2", "wrong usage")]);
+    page.title("Examples");
+    for line in program.examples.lines() {
+        page.line(2, line);
+    }
+    page.text
+}
+
+/// The flags of a group that are told, the last group with `--help`.
+fn shown(group: &Group, last: bool) -> impl Iterator<Item = Flag> {
+    group.flags.iter().copied().filter(|f| !f.hidden).chain(last.then_some(HELP))
+}
+
+/// `-o, --output FILE`
+fn label(flag: &Flag) -> String {
+    let mut text = flag.short.map_or("    ".to_owned(), |c| format!("-{}, ", char::from(c)));
+    text.push_str("--");
+    text.push_str(flag.name);
+    if !flag.value.is_empty() {
+        text.push(' ');
+        text.push_str(flag.value);
+    }
+    text
+}
+
+fn with_default(flag: &Flag) -> String {
+    match flag.default {
+        "" => flag.help.to_owned(),
+        value => format!("{} [default: {value}]", flag.help),
+    }
+}
+
+fn brief(flag: &Flag) -> String {
+    match flag.choices.is_empty() {
+        true => with_default(flag),
+        false => format!("{}: {}", with_default(flag), any_of(flag.choices.iter().map(|c| c.0))),
+    }
+}
+
+/// A text that grows line by line.
+struct Page {
+    text: String,
+    width: usize,
+}
+
+impl Page {
+    fn title(&mut self, title: &str) {
+        self.text.push('\n');
+        self.text.push_str(title);
+        self.text.push_str(":\n");
+    }
+
+    fn line(&mut self, indent: usize, text: &str) {
+        self.indent(indent);
+        self.text.push_str(text);
+        self.text.push('\n');
+    }
+
+    fn indent(&mut self, columns: usize) {
+        self.text.extend(std::iter::repeat_n(' ', columns));
+    }
+
+    fn usage(&mut self, program: &Program, command: &Command) {
+        for (i, form) in command.usage.iter().enumerate() {
+            let before = if i == 0 { "\nUsage:" } else { "      " };
+            let line = format!("{before} {} {} {form}\n", program.name, command.name);
+            self.text.push_str(&line);
+        }
+    }
+
+    fn flag(&mut self, flag: &Flag) {
+        self.entry(&label(flag), &with_default(flag));
+        let widest = flag.choices.iter().map(|c| c.0.len()).max().unwrap_or(0);
+        for (name, help) in flag.choices {
+            let before = format!("{name:widest$}  ");
+            self.indent(BELOW + 2);
+            self.text.push_str(&before);
+            self.wrapped(help, BELOW + 2 + before.len());
+        }
+    }
+
+    /// A name, and its text on the lines below.
+    fn entry(&mut self, name: &str, help: &str) {
+        self.line(2, name);
+        self.indent(BELOW);
+        self.wrapped(help, BELOW);
+    }
+
+    /// Names with their texts beside them, or below where there is no room.
+    fn table(&mut self, rows: &[(&str, &str)]) {
+        let room = BESIDE.min(self.width / 3);
+        let column = rows.iter().map(|r| r.0.len()).filter(|n| *n <= room).max().unwrap_or(0) + 4;
+        for (name, text) in rows {
+            self.indent(2);
+            self.text.push_str(name);
+            if name.len() <= room {
+                self.indent(column - 2 - name.len());
+            } else {
+                self.text.push('\n');
+                self.indent(column);
+            }
+            self.wrapped(text, column);
+        }
+    }
+
+    /// Paragraphs; a line that begins with a space stays as it is.
+    fn paragraphs(&mut self, text: &str) {
+        let mut paragraph = String::new();
+        for line in text.lines().chain([""]) {
+            let as_it_is = line.is_empty() || line.starts_with(' ');
+            if as_it_is && !paragraph.is_empty() {
+                self.wrapped(&std::mem::take(&mut paragraph), 0);
+            }
+            match as_it_is {
+                true => self.line(0, line),
+                false => {
+                    paragraph.push_str(line);
+                    paragraph.push(' ');
+                }
+            }
+        }
+        // What divides it from the next is that one's own.
+        let end = self.text.trim_end().len();
+        self.text.truncate(end);
+        self.text.push('\n');
+    }
+
+    /// Words from column `indent` on, where the line stands already, to the end of a line.
+    fn wrapped(&mut self, text: &str, indent: usize) {
+        let mut column = indent;
+        for word in text.split_whitespace() {
+            let letters = word.chars().count();
+            if column > indent && column + 1 + letters > self.width {
+                self.text.push('\n');
+                self.indent(indent);
+                column = indent;
+            }
+            if column > indent {
+                self.text.push(' ');
+                column += 1;
+            }
+            self.text.push_str(word);
+            column += letters;
+        }
+        self.text.push('\n');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{PROFINFER, runner::RUNNER};
+
+    fn all() -> impl Iterator<Item = (&'static Program, &'static Command)> {
+        [&PROFINFER, &RUNNER].into_iter().flat_map(|p| p.commands.iter().map(move |c| (p, *c)))
+    }
+
+    #[test]
+    fn every_flag_of_the_tables_is_told_once() {
+        for (program, command) in all() {
+            for text in [page(program, command, 100), summary(program, command, 100)] {
+                let told = |flag: &Flag| text.lines().filter(|l| l.trim_end().starts_with(&of(flag))).count();
+                for flag in command.flags() {
+                    assert_eq!(told(flag), usize::from(!flag.hidden), "--{} in:\n{text}", flag.name);
+                    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+                    assert!(flag.hidden || words.contains(&with_default(flag)), "--{}", flag.name);
+                    assert!(flag.choices.iter().all(|c| words.contains(c.0)), "--{}", flag.name);
+                }
+                assert_eq!(told(&HELP), 1, "{text}");
+            }
+        }
+    }
+
+    /// How the line of a flag begins.
+    fn of(flag: &Flag) -> String {
+        format!("  {}", label(flag))
+    }
+
+    #[test]
+    fn names_are_of_one_flag_each() {
+        for (_, command) in all() {
+            let names: Vec<_> = command.flags().chain([&HELP]).map(|f| f.name).collect();
+            let letters: Vec<_> = command.flags().chain([&HELP]).filter_map(|f| f.short).collect();
+            for (i, name) in names.iter().enumerate() {
+                assert!(!names.get(..i).is_some_and(|n| n.contains(name)), "{}: --{name}", command.name);
+            }
+            for (i, letter) in letters.iter().enumerate() {
+                assert!(!letters.get(..i).is_some_and(|n| n.contains(letter)), "{}: -{letter}", command.name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_page_has_its_sections() {
+        for (program, command) in all() {
+            let text = page(program, command, 100);
+            let example = format!("\nExamples:\n  {} ", program.name);
+            let usage = format!("\nUsage: {} {} ", program.name, command.name);
+            for part in [&*usage, "\nOptions:\n", "\nExit status:\n  0 ", "\n  2  "] {
+                assert!(text.contains(part), "{part:?} in:\n{text}");
+            }
+            assert!(text.contains(&example) || text.contains(&example.replace("  ", "  sudo ")), "{text}");
+        }
+    }
+
+    #[test]
+    fn lines_are_as_wide_as_the_terminal_and_no_wider() {
+        for (program, command) in all() {
+            for width in [LEAST, 57, 80, MOST] {
+                // Names and what is to be copied are not broken, and nothing stands behind them.
+                let names: Vec<String> = command.flags().chain([&HELP]).map(of).collect();
+                let copied = |l: &str| l.contains(program.name) && l.contains(command.name);
+                for line in summary(program, command, width).lines().filter(|l| !copied(l)) {
+                    let fits = line.chars().count() <= width || names.iter().any(|n| n == line);
+                    assert!(fits, "{width}: {line}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn paragraphs_are_filled_and_indented_lines_stay() {
+        let mut page = Page { text: String::new(), width: 20 };
+        page.paragraphs(
+            "one two three\nfour five six seven\n\nWords:\n  ok        there it is as it was\nend\n",
+        );
+        let expected =
+            "one two three four\nfive six seven\n\nWords:\n  ok        there it is as it was\nend\n";
+        assert_eq!(page.text, expected);
+    }
+
+    #[test]
+    fn texts_stand_beside_short_names_and_below_long_ones() {
+        let mut page = Page { text: String::new(), width: 40 };
+        page.table(&[("-a", "text that is long enough to wrap"), ("--a-long-name FILE", "below")]);
+        let expected = "  -a  text that is long enough to wrap\n  --a-long-name FILE\n      below\n";
+        assert_eq!(page.text, expected);
+    }
+}

@@ -1,0 +1,261 @@
+//! The command line of `profinfer record`. Uses `agent`'s options.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use crate::agent::attached::Site;
+use crate::agent::btf::Btf;
+use crate::agent::machine::AgentCpu;
+use crate::agent::recording::{Options, Target};
+use crate::agent::source::Wish;
+use crate::agent::verify::OpEnd;
+use crate::cli::args::{Args, Argument, Command, Flag, Group, Usage};
+use crate::cli::values::{one_of, parsed, size, time, whole};
+use crate::trace::record::Level;
+
+pub const COMMAND: Command = Command {
+    name: "record",
+    about: "Records a run of an unmodified llama.cpp, or of any GGML program, into a trace",
+    text: "\
+Attaches probes to the engine's functions from outside: nothing is rebuilt, restarted or slowed more than the probes
+cost. Ends when the target ends, on Ctrl-C or SIGTERM, after --duration or after --tokens; what was recorded until
+then is in the file. A second Ctrl-C ends at once. Needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE.",
+    usage: &["[OPTIONS] -- COMMAND...", "[OPTIONS] -p PID", "[OPTIONS] --exe PATH"],
+    arguments: &[],
+    behind: Some(Argument { name: "COMMAND", help: "Command to run and record" }),
+    groups: &[FLAGS, super::inner::FLAGS],
+    notes: "",
+    exits: &[
+        ("0", "recorded"),
+        ("1", "nothing recorded, or an error"),
+        ("2", "wrong usage"),
+        ("130", "ended by a second Ctrl-C"),
+        ("N", "COMMAND failed: its own"),
+    ],
+    examples: "\
+profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
+profinfer record -o run.pfi -p $(pidof llama-server) --duration 30s
+profinfer record -o run.pfi --exe /usr/bin/llama-server --tokens 200
+profinfer record -o - --level graph -p 1234 | ssh desk 'profinfer report -'",
+    run: super::run,
+};
+
+const FLAGS: Group = Group {
+    title: "Options",
+    flags: &[
+        Flag::value(
+            "pid",
+            "PID",
+            "Running processes to record (repeat or separate by commas); their children are recorded as well",
+        )
+        .short('p')
+        .many()
+        .excludes(&["exe"]),
+        Flag::value("exe", "PATH", "Record every process that runs this program or library, from now on"),
+        Flag::value(
+            "output",
+            "FILE",
+            "File to write, '-' for standard output (COMMAND's own output then goes to standard error)",
+        )
+        .short('o')
+        .default("profinfer.pfi"),
+        Flag::switch("force", "Replace FILE if it exists"),
+        Flag::value("level", "LEVEL", "How deep to look").default("op").choices(&[
+            ("token", "calls of llama_decode and its kin"),
+            ("graph", "and graphs and splits by backend"),
+            ("op", "and every op on every thread"),
+        ]),
+        Flag::switch(
+            "str",
+            "Record tensors: name, op, type, dims, strides, sources; sent only when they change [default]",
+        )
+        .overrides("no-str"),
+        Flag::switch("no-str", "Do not record tensors: ops are then known by position only").overrides("str"),
+        Flag::value("op-end", "HOW", "How the end of an op is told").default("auto").choices(&[
+            ("auto", "by barrier where it fires and more than one thread runs, else by interval"),
+            ("barrier", "by the barrier behind the op: time busy and time waited are told apart"),
+            ("interval", "by the next op: fewer probe hits, waiting included"),
+        ]),
+        Flag::switch("pbuf", "Use perf buffers, one for each CPU, instead of the ring buffer"),
+        SOURCE,
+        Flag::value(
+            "buffer-size",
+            "SIZE",
+            "Size of the kernel's event buffer (each CPU's, with --pbuf or perf events); rounded up to a power of two",
+        )
+        .default("4MiB"),
+        Flag::value(
+            "agent-cpu",
+            "CPU",
+            "CPU on which the recorder itself runs: a number, 'any', or 'auto': a small core where cores differ, else \
+             one that the engine leaves free",
+        )
+        .default("auto"),
+        Flag::value(
+            "btf",
+            "FILE",
+            "The running kernel's BTF, where it has none of its own: tells processes from threads when following \
+             children",
+        ),
+        Flag::value("duration", "TIME", "End after this time: 500ms, 30s, 10min"),
+        Flag::value("tokens", "N", "End after this many decoded tokens"),
+        Flag::switch("quiet", "Say nothing while recording").short('q'),
+        Flag::value("site", "SITE", "Where probes sit: cheapest, first or published; for comparing costs")
+            .default("cheapest")
+            .hidden(),
+    ],
+};
+
+/// Where events come from, of every subcommand that records; read by [`source`].
+pub const SOURCE: Flag =
+    Flag::value("source", "SOURCE", "Where events come from").default("auto").choices(&[
+        ("auto", "BPF, or, on a kernel without bpf(), perf events"),
+        ("bpf", "BPF programs on uprobes"),
+        ("perf", "uprobe events through perf's rings: no bpf() needed, more work for the recorder"),
+    ]);
+
+/// The value of [`SOURCE`].
+///
+/// # Errors
+/// None of these.
+pub fn source(args: &Args) -> Result<Wish, Usage> {
+    args.needed("source", one_of(&[("auto", Wish::Auto), ("bpf", Wish::Bpf), ("perf", Wish::Perf)]))
+}
+
+/// All that the user asked for.
+#[derive(Debug)]
+pub struct Asked {
+    pub target: Target,
+    /// `-`: standard output.
+    pub output: PathBuf,
+    pub force: bool,
+    pub quiet: bool,
+    pub options: Options,
+}
+
+impl Asked {
+    /// Reads the flags; a file of types is opened.
+    ///
+    /// # Errors
+    /// Wrong usage, or BTF that is none.
+    pub fn read(args: &Args) -> anyhow::Result<Self> {
+        let output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
+        let mut options = options(args, output.as_os_str() == "-")?;
+        super::inner::read(args, &mut options)?;
+        let target = target(args)?;
+        let btf = args.path("btf")?.as_deref().map(Btf::read).transpose()?;
+        let (force, quiet) = (args.flag("force"), args.flag("quiet"));
+        Ok(Self { target, output, force, quiet, options: Options { btf, ..options } })
+    }
+}
+
+fn target(args: &Args) -> Result<Target, Usage> {
+    let pids: Vec<u32> = args.list("pid", whole(0, u32::MAX.into()))?;
+    match (args.path("exe")?, pids.is_empty(), args.behind()) {
+        (Some(path), true, []) => Ok(Target::Exe(path)),
+        (None, false, []) => Ok(Target::Pids(pids)),
+        (None, true, command @ [_, ..]) => Ok(Target::Command(command.to_vec())),
+        (None, true, []) => Err(Usage::new("what to record? give -p PID, --exe PATH, or -- COMMAND")),
+        _ => Err(Usage::new("give only one of -p PID, --exe PATH and -- COMMAND")),
+    }
+}
+
+fn options(args: &Args, stdout_taken: bool) -> Result<Options, Usage> {
+    let levels = one_of(&[("token", Level::Token), ("graph", Level::Graph), ("op", Level::Op)]);
+    let ends = one_of(&[("auto", OpEnd::Auto), ("barrier", OpEnd::Barrier), ("interval", OpEnd::Interval)]);
+    let sites =
+        one_of(&[("cheapest", Site::Cheapest), ("first", Site::First), ("published", Site::FirstAndReturn)]);
+    Ok(Options {
+        level: args.needed("level", levels)?,
+        structure: !args.flag("no-str"),
+        experts: false,
+        pbuf: args.flag("pbuf"),
+        source: source(args)?,
+        buffer_bytes: args.needed("buffer-size", size)?,
+        agent_cpu: args.needed("agent-cpu", agent_cpu)?,
+        op_end: args.needed("op-end", ends)?,
+        site: args.needed("site", sites)?,
+        btf: None,
+        duration: args.option("duration", time)?,
+        tokens: args.option("tokens", whole(0, u64::MAX))?,
+        stdout_taken,
+        tool: concat!("profinfer ", env!("CARGO_PKG_VERSION")).to_owned(),
+        command_line: command_line(std::env::args_os()),
+    })
+}
+
+fn command_line(words: impl Iterator<Item = OsString>) -> String {
+    let quote = |a: String| match a.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c))
+        && !a.is_empty()
+    {
+        true => a,
+        false => format!("'{}'", a.replace('\'', r"'\''")),
+    };
+    words.map(|a| quote(a.to_string_lossy().into_owned())).collect::<Vec<_>>().join(" ")
+}
+
+fn agent_cpu(text: &str) -> Result<AgentCpu, String> {
+    match text {
+        "auto" => Ok(AgentCpu::Auto),
+        "any" => Ok(AgentCpu::Any),
+        n => parsed(n).map(AgentCpu::Cpu).map_err(|_| "wanted: a CPU number, 'auto' or 'any'".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::Parsed;
+
+    fn read(line: &str) -> Result<Asked, String> {
+        let words = line.split(' ').chain(["--", "ls", "-l"]).filter(|w| !w.is_empty());
+        match Args::parse(&COMMAND, words.map(OsString::from).collect()) {
+            Ok(Parsed::Run(args)) => Asked::read(&args).map_err(|e| e.to_string()),
+            Ok(Parsed::Help { .. }) => Err("help".to_owned()),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
+    #[test]
+    fn defaults_are_those_that_the_help_tells() {
+        let asked = read("").expect("defaults");
+        assert!(!asked.force && !asked.quiet && asked.output.as_os_str() == "profinfer.pfi");
+        assert!(matches!(asked.target, Target::Command(c) if c == ["ls", "-l"]));
+        let o = asked.options;
+        assert_eq!((o.level, o.structure, o.pbuf, o.source), (Level::Op, true, false, Wish::Auto));
+        assert_eq!((o.op_end, o.site, o.agent_cpu), (OpEnd::Auto, Site::Cheapest, AgentCpu::Auto));
+        assert_eq!((o.buffer_bytes, o.duration, o.tokens), (4 << 20, None, None));
+    }
+
+    #[test]
+    fn every_choice_that_the_help_tells_is_one() {
+        for flag in COMMAND.flags() {
+            for (choice, _) in flag.choices {
+                assert!(read(&format!("--{} {choice}", flag.name)).is_ok(), "--{} {choice}", flag.name);
+            }
+        }
+        assert_eq!(read("--site published").map(|a| a.options.site), Ok(Site::FirstAndReturn));
+    }
+
+    #[test]
+    fn the_last_word_on_structure_counts() {
+        for (line, structure) in
+            [("--str", true), ("--no-str", false), ("--no-str --str", true), ("--str --no-str", false)]
+        {
+            assert_eq!(read(line).map(|a| a.options.structure), Ok(structure), "{line}");
+        }
+    }
+
+    #[test]
+    fn one_target_is_wanted() {
+        for line in ["-p 1", "--exe x", "--exe x -p 1"] {
+            assert!(read(line).is_err_and(|why| why.contains("exe")), "{line}");
+        }
+    }
+
+    #[test]
+    fn words_that_a_shell_would_split_are_quoted() {
+        let words = ["profinfer", "a b", "it's", ""].into_iter().map(OsString::from);
+        assert_eq!(command_line(words), r"profinfer 'a b' 'it'\''s' ''");
+    }
+}

@@ -1,0 +1,142 @@
+//! Readers of flags' values: text in, value or what is wanted out. Uses nothing.
+//!
+//! Each error is the end of a sentence that begins with the flag and what was given: `--top '0': ...`.
+
+use std::fmt::Display;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::args::nearest;
+
+/// A whole number from `least` to `most`, written in digits.
+pub fn whole<T: TryFrom<u64>>(least: u64, most: u64) -> impl Fn(&str) -> Result<T, String> {
+    move |text| {
+        let number = text.parse().ok().filter(|n| (least..=most).contains(n));
+        number.and_then(|n| T::try_from(n).ok()).ok_or_else(|| wanted(least, most))
+    }
+}
+
+fn wanted(least: u64, most: u64) -> String {
+    let most = if most > u32::MAX.into() { String::new() } else { format!(" to {most}") };
+    match (least, most.is_empty()) {
+        (0, true) => "wanted: a whole number".to_owned(),
+        (_, true) => format!("wanted: a whole number, {least} or more"),
+        _ => format!("wanted: a whole number from {least}{most}"),
+    }
+}
+
+/// What reads itself, and says itself what is wrong.
+///
+/// # Errors
+/// What the type says.
+pub fn parsed<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|e: T::Err| e.to_string())
+}
+
+/// One of these names; they are those of the flag's `choices`.
+pub fn one_of<T: Copy>(names: &[(&'static str, T)]) -> impl Fn(&str) -> Result<T, String> {
+    move |text| {
+        let found = names.iter().find(|(name, _)| *name == text);
+        found.map(|(_, value)| *value).ok_or_else(|| unknown(text, &mut names.iter().map(|(name, _)| *name)))
+    }
+}
+
+fn unknown(text: &str, names: &mut dyn Iterator<Item = &'static str>) -> String {
+    let names: Vec<&str> = names.collect();
+    let hint = nearest(text, names.iter().copied()).map(|n| format!("; the nearest is '{n}'"));
+    format!("wanted: {}{}", any_of(names.into_iter()), hint.unwrap_or_default())
+}
+
+/// `a, b or c`.
+pub fn any_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let mut names: Vec<&str> = names.collect();
+    let last = names.pop().unwrap_or_default();
+    if names.is_empty() { last.to_owned() } else { format!("{} or {last}", names.join(", ")) }
+}
+
+/// `64MiB`, `8M`, `4096`: bytes, 4 KiB to 1 GiB.
+///
+/// # Errors
+/// Another unit, no number, or out of these bounds.
+pub fn size(text: &str) -> Result<u64, String> {
+    let (number, unit) = split_unit(text);
+    let factor = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "kb" => 1000,
+        "mb" => 1_000_000,
+        _ => return Err(format!("unknown unit '{unit}': use KiB, MiB or GiB")),
+    };
+    let number: u64 = number.parse().map_err(|_| "not a size; write it like 4MiB".to_owned())?;
+    match number.checked_mul(factor) {
+        Some(n @ 4096..=0x4000_0000) => Ok(n),
+        _ => Err("must lie between 4KiB and 1GiB".to_owned()),
+    }
+}
+
+/// `500ms`, `30s`, `10min`, `2h`, `50us`, or seconds; more than 0.
+///
+/// # Errors
+/// Another unit, no number, or 0.
+pub fn time(text: &str) -> Result<Duration, String> {
+    let (number, unit) = split_unit(text);
+    let seconds = match unit {
+        "us" => 1e-6,
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("unknown unit '{unit}': use us, ms, s, min or h")),
+    };
+    let number: f64 = number.parse().map_err(|_| "not a time; write it like 30s".to_owned())?;
+    Duration::try_from_secs_f64(number * seconds)
+        .ok()
+        .filter(|d| !d.is_zero())
+        .ok_or("must be more than 0".to_owned())
+}
+
+fn split_unit(text: &str) -> (&str, &str) {
+    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    (&text[..at], text[at..].trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_as_people_write_them() {
+        assert_eq!(size("8MiB"), Ok(8 << 20));
+        assert_eq!(size("4096"), Ok(4096));
+        for wrong in ["12", "8 parsec", "99999999999G", ""] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(time("50us"), Ok(Duration::from_micros(50)));
+        assert_eq!(time("1.5min"), Ok(Duration::from_secs(90)));
+        for wrong in ["0s", "-1s", "1e99h", "x", ""] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn numbers_stay_within_their_bounds() {
+        let top = whole::<u32>(1, u32::MAX.into());
+        assert_eq!((top("1"), top("4294967295")), (Ok(1), Ok(u32::MAX)));
+        for wrong in ["0", "4294967296", "-1", "1.5", "", "99999999999999999999"] {
+            assert_eq!(top(wrong), Err("wanted: a whole number from 1 to 4294967295".to_owned()));
+        }
+        assert_eq!(whole::<u64>(0, u64::MAX)("x"), Err("wanted: a whole number".to_owned()));
+        assert_eq!(whole::<u64>(1, u64::MAX)("0"), Err("wanted: a whole number, 1 or more".to_owned()));
+    }
+
+    #[test]
+    fn a_choice_is_refused_with_those_there_are() {
+        let read = one_of(&[("token", 1), ("graph", 2), ("op", 3)]);
+        assert_eq!(read("graph"), Ok(2));
+        assert_eq!(read("grph"), Err("wanted: token, graph or op; the nearest is 'graph'".to_owned()));
+        assert_eq!(read(""), Err("wanted: token, graph or op".to_owned()));
+    }
+}
