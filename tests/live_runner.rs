@@ -219,3 +219,26 @@ fn selftest_says_where_it_found_no_room() {
     assert!(model.contains("No space left") && model.contains("TMPDIR"), "{said}");
     assert!(!said.contains("FAILED   token"), "{said}");
 }
+
+#[test]
+fn sensors_of_the_machine_are_sampled_beside_the_run() {
+    let _turn = live!();
+    let tree = tempfile::tempdir().expect("a directory");
+    let zone = tree.path().join("class/thermal/thermal_zone0");
+    fs::create_dir_all(&zone).expect("a directory");
+    fs::write(zone.join("type"), "soc\n").expect("a file");
+    fs::write(zone.join("temp"), "41000\n").expect("a file");
+    let sysfs = tree.path().to_str().expect("a path");
+    let b = both(&model("tiny", "q4_0"), &["--sensors", "--sysfs", sysfs], &["-t", "1"]);
+    let causes = &b.seen.all.causes;
+    assert_eq!(causes.sensors.iter().map(|s| s.name).collect::<Vec<_>>(), ["soc"]);
+    assert!(!causes.samples.is_empty());
+    for sample in &causes.samples {
+        assert_eq!(profinfer::trace::sensor_values(sample).collect::<Vec<_>>(), [(0, 41_000)]);
+    }
+    let empty = tempfile::tempdir().expect("a directory");
+    let sysfs = empty.path().to_str().expect("a path");
+    let b = both(&model("tiny", "q4_0"), &["--sensors", "--sysfs", sysfs], &["-t", "1"]);
+    assert!(b.seen.all.causes.samples.is_empty() && b._run.stderr.contains("no sensor of power"));
+    b.seen.complete();
+}

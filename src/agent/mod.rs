@@ -33,6 +33,7 @@ pub mod refusal;
 pub mod rehearsal;
 pub mod road;
 pub mod search;
+pub mod sensors;
 pub mod session;
 mod skel;
 pub mod source;

@@ -1,5 +1,5 @@
 //! What is asked of a recording, and what comes of it. Uses `attached`, `btf`, `discover`, `drain`, `machine`, `refusal`,
-//! `verify` and `trace`.
+//! `sensors`, `verify` and `trace`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,6 +11,7 @@ use super::discover::DiscoverError;
 use super::drain::Totals;
 use super::machine::AgentCpu;
 use super::refusal::{self, Act};
+use super::sensors;
 use super::source::Wish;
 use super::verify::OpEnd;
 use crate::trace::WriteError;
@@ -39,6 +40,8 @@ pub struct Options {
     pub site: Site,
     /// The running kernel's types, where it does not show them itself.
     pub btf: Option<Btf>,
+    /// None: the machine's sensors are not read.
+    pub sensors: Option<sensors::Options>,
     pub duration: Option<Duration>,
     /// Ends after this many decoded tokens.
     pub tokens: Option<u64>,

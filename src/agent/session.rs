@@ -22,6 +22,7 @@ use super::maps::FileId;
 use super::recording::{Options, RecordError, Summary, Target, Watch};
 use super::refusal;
 use super::road::Road;
+use super::sensors::Sampler;
 use super::skel::types::ev_kind;
 use super::source::{Guard, Source};
 use super::structure::{self, MAX_ENGINES, Reading};
@@ -83,6 +84,7 @@ struct Session<W: Write> {
     /// Files that are no part of an engine.
     strangers: HashSet<FileId>,
     last_missing: Option<DiscoverError>,
+    sampler: Option<Sampler>,
     started: u64,
 }
 
@@ -127,8 +129,12 @@ pub fn record(
         described: BTreeSet::new(),
         strangers: HashSet::new(),
         last_missing: None,
+        sampler: None,
         started: usage::now(),
     };
+    if let Some(sensors) = &s.options.sensors {
+        s.sampler = Sampler::start(sensors, &mut s.drain.borrow_mut().enc, watch)?;
+    }
     if let Some(notice) = road.notice() {
         writing::notice(&s.drain, &notice, watch)?;
         if let Some(btf) = &s.options.btf {
@@ -158,7 +164,7 @@ pub fn record(
         }
     };
     let status = child.as_mut().and_then(|c| c.try_wait().ok().flatten()).map(target::shell_code);
-    s.finish(end, status)
+    s.finish(end, status, watch)
 }
 
 impl<W: Write + 'static> Session<W> {
@@ -252,6 +258,9 @@ impl<W: Write + 'static> Session<W> {
                 return Err(e.into());
             }
             self.drain.borrow_mut().enc.tick(usage::now())?;
+            if let Some(sampler) = &mut self.sampler {
+                sampler.pass(&mut self.drain.borrow_mut().enc, watch)?;
+            }
             self.meet_processes()?;
             self.verify(watch)?;
             let ended = self.ended(child);
@@ -360,6 +369,7 @@ impl<W: Write + 'static> Session<W> {
         mut self,
         end: Result<String, RecordError>,
         status: Option<i32>,
+        watch: &mut dyn Watch,
     ) -> Result<Summary, RecordError> {
         self.source.leave_processes();
         detach(self.engines.iter_mut().flat_map(Attached::take_links).collect());
@@ -377,6 +387,9 @@ impl<W: Write + 'static> Session<W> {
             Err(e @ RecordError::Write(_)) => return Err(e),
             Err(e) => (e.to_string(), Some(e)),
         };
+        if let Some(sampler) = self.sampler.take() {
+            sampler.finish(&mut self.drain.borrow_mut().enc, watch)?;
+        }
         let bpf =
             self.engines.iter().map(|a| a.prober.run_stats()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         let books = self.source.books();

@@ -23,7 +23,7 @@ then is in the file. A second Ctrl-C ends at once. Needs root, or CAP_BPF, CAP_P
     usage: &["[OPTIONS] -- COMMAND...", "[OPTIONS] -p PID", "[OPTIONS] --exe PATH"],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and record" }),
-    groups: &[FLAGS, super::inner::FLAGS],
+    groups: &[FLAGS, super::inner::FLAGS, super::sensors::FLAGS],
     notes: "",
     exits: &[
         ("0", "recorded"),
@@ -142,6 +142,7 @@ impl Asked {
         let output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
         let mut options = options(args, output.as_os_str() == "-")?;
         super::inner::read(args, &mut options)?;
+        super::sensors::read(args, &mut options)?;
         let target = target(args)?;
         let btf = args.path("btf")?.as_deref().map(Btf::read).transpose()?;
         let (force, quiet) = (args.flag("force"), args.flag("quiet"));
@@ -169,6 +170,7 @@ fn options(args: &Args, stdout_taken: bool) -> Result<Options, Usage> {
         level: args.needed("level", levels)?,
         structure: !args.flag("no-str"),
         experts: false,
+        sensors: None,
         pbuf: args.flag("pbuf"),
         source: source(args)?,
         buffer_bytes: args.needed("buffer-size", size)?,
@@ -179,7 +181,7 @@ fn options(args: &Args, stdout_taken: bool) -> Result<Options, Usage> {
         duration: args.option("duration", time)?,
         tokens: args.option("tokens", whole(0, u64::MAX))?,
         stdout_taken,
-        tool: concat!("profinfer ", env!("CARGO_PKG_VERSION")).to_owned(),
+        tool: format!("profinfer {}", crate::VERSION),
         command_line: command_line(std::env::args_os()),
     })
 }
