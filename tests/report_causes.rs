@@ -233,3 +233,31 @@ fn a_name_counts_from_where_it_is_told() {
         r.interference.as_ref().unwrap().iter().map(|r| (r.name.as_str(), r.runnable_ns)).collect();
     assert_eq!(rows, [("renamed", 200), ("hog", 100)]);
 }
+
+#[test]
+fn ops_have_a_verdict_where_there_is_something_to_stand_on() {
+    use profinfer::analysis::why::verdict::{Bound, Peak};
+    let judged = |off: &[OffCpu], peaks: Vec<Peak>, scheduler: bool| {
+        let mut s = one_call(Spec::default(), off);
+        if !scheduler {
+            s = Synth::new(Vec::new(), Spec::default());
+            s.call(1, busy);
+        }
+        let trace = Trace::from_bytes(s.enc.finish(&footer("x")).unwrap()).unwrap();
+        let options = Options { tables: By::ALL.to_vec(), peaks, ..Options::default() };
+        report(&trace, &options, &Progress::default())
+    };
+    let embd = |r: &Report| row(&decode(r).by_op, "GET_ROWS").verdict.clone();
+    let hog = [preempted(0, start(0) + 10, 9000), preempted(1, start(0) + 10, 4900)];
+    let r = judged(&hog, vec![], true);
+    assert_eq!(embd(&r).map(|v| v.bound), Some(Bound::Preempted));
+    assert!(shown(&r).contains("preempted: 69 % of the threads' time is ready to run"), "{}", shown(&r));
+    // Nothing in this small model is too large for a cache, so that the trace itself gives no ceiling.
+    assert_eq!((r.ceiling.is_none(), embd(&judged(&[], vec![], true))), (true, None));
+    // 256 bytes of the table, 4 of the id, 256 written in 10 us.
+    let slow = Peak { gb_per_s: 0.06, gflop_per_s: Some(1000.0), ..Peak::default() };
+    let r = judged(&[], vec![slow], false);
+    assert_eq!(embd(&r).map(|v| v.bound), Some(Bound::Memory), "{:?}", row(&decode(&r).by_op, "GET_ROWS"));
+    assert!(shown(&r).contains("Causes by op, decode (what bounds them)"), "{}", shown(&r));
+    assert!(row(&decode(&r).by_op, GAPS_ROW).verdict.is_none());
+}

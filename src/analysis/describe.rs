@@ -21,6 +21,8 @@ pub struct Ident {
     pub known: bool,
     /// By the cost model; `None` where it does not know the op.
     pub work: Option<Cost>,
+    /// It multiplies with quantised weights: in 8-bit integers.
+    pub int8: bool,
 }
 
 /// Describes a hit; `None` is a position outside what the trace defines.
@@ -31,7 +33,7 @@ pub fn describe(loaded: &Loaded<'_>, position: usize, hit: Option<Hit>) -> Ident
             Some(_) => format!("{NO_STRUCTURE} position {position}"),
             None => NO_STRUCTURE.to_string(),
         };
-        return Ident { op: NO_STRUCTURE.into(), name, layer: None, known: false, work: None };
+        return Ident { op: NO_STRUCTURE.into(), name, layer: None, known: false, work: None, int8: false };
     };
     let fused = second.map(tensor);
     let mut op = op_desc(loaded, first.op);
@@ -47,7 +49,7 @@ pub fn describe(loaded: &Loaded<'_>, position: usize, hit: Option<Hit>) -> Ident
     let result = fused.flatten().unwrap_or(first);
     let (name, layer) = name_and_layer(loaded, result, first);
     let work = work(loaded, first, fused);
-    Ident { op, name, layer, known: true, work }
+    Ident { op, name, layer, known: true, work, int8: int8(loaded, first) }
 }
 
 /// ggml_op_desc of an op; its number where the trace has no name for it.
@@ -101,6 +103,11 @@ fn name_and_layer(loaded: &Loaded<'_>, result: &TensorInfo, first: &TensorInfo) 
         name = "(no name)".into();
     }
     (name, layer)
+}
+
+fn int8(loaded: &Loaded<'_>, t: &TensorInfo) -> bool {
+    let quantised = |w: &TensorInfo| loaded.types.get(&w.ty).is_some_and(|ty| ty.block > 1);
+    matches!(op_name(loaded, t.op), "MUL_MAT" | "MUL_MAT_ID") && source(loaded, t, 0).is_some_and(quantised)
 }
 
 /// FLOPs and bytes of a hit; none where the cost model does not know the op, or a source is not described.

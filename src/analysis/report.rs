@@ -14,6 +14,7 @@ use super::why::Why;
 use super::why::counters::CounterFacts;
 use super::why::experts::{ExpertReport, experts};
 use super::why::interference::InterferenceRow;
+use super::why::verdict::{Ceiling, Peak, best_of_trace};
 use crate::trace::reader::Trace;
 
 /// A table of the report.
@@ -56,6 +57,8 @@ pub struct Options {
     pub phase: Option<Phase>,
     /// Sizes of caches of experts to judge; empty for some that fit.
     pub expert_cache: Vec<u32>,
+    /// What the machine can do at most, by number of threads; empty: not known.
+    pub peaks: Vec<Peak>,
 }
 
 impl Options {
@@ -77,7 +80,10 @@ pub struct Report {
     pub ttft: Option<Latency>,
     pub requests: Vec<Request>,
     pub phases: Vec<PhaseReport>,
-    /// Counters that were asked for; this and all that follows is left out where nothing of it was recorded.
+    /// What ops are held against; this and all that follows is left out where nothing of it was recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ceiling: Option<Ceiling>,
+    /// Counters that were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub counters: Option<Vec<CounterFacts>>,
     /// Who had the CPU while the target's threads could have run; empty: no one.
@@ -210,7 +216,10 @@ pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
         true => experts(&loaded, &line, &options.expert_cache, misses),
         false => None,
     };
-    let about = About { loaded: &loaded, line: &line, times: &times, idents: &idents, why: why.as_ref() };
+    let judged = why.is_some() || !options.peaks.is_empty();
+    let ceiling = if judged { ceiling(&loaded, &times, &idents, &options.peaks) } else { None };
+    let reasons = Reasons { why: why.as_ref(), judged, ceiling: ceiling.as_ref() };
+    let about = About { loaded: &loaded, line: &line, times: &times, idents: &idents, reasons };
     Report {
         schema: 1,
         run: run(&loaded),
@@ -225,8 +234,18 @@ pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
             .filter(|w| w.scheduler && options.tables.contains(&By::Interference))
             .map(|w| first(w.interference, options.top)),
         experts,
+        ceiling,
         tables: options.tables.clone(),
     }
+}
+
+/// The peak given for the threads of the run, else the best bandwidth of its ops.
+fn ceiling(loaded: &Loaded<'_>, times: &OpTimes, idents: &Idents, peaks: &[Peak]) -> Option<Ceiling> {
+    let threads = loaded.cpu_graphs.iter().map(|g| g.n_threads).max().unwrap_or(1);
+    Ceiling::given(peaks, threads).or_else(|| {
+        let ops: Vec<_> = Phase::ALL.iter().flat_map(|p| facts(times, idents, *p)).collect();
+        best_of_trace(ops.iter().map(|(name, facts)| (name.as_str(), *facts)))
+    })
 }
 
 /// What is known of the trace.
@@ -235,11 +254,11 @@ struct About<'l, 'a> {
     line: &'l Timeline,
     times: &'l OpTimes,
     idents: &'l Idents,
-    why: Option<&'l Why>,
+    reasons: Reasons<'l>,
 }
 
 fn phase(about: &About<'_, '_>, steps: &[u64], phase: Phase, options: &Options) -> Option<PhaseReport> {
-    let &About { loaded, line, times, idents, why } = about;
+    let &About { loaded, line, times, idents, reasons } = about;
     let sum = times.phases.get(&phase).copied().unwrap_or_default();
     let splits = split_rows(loaded, line, phase);
     let calls: Vec<_> = line.calls.iter().filter(|c| c.phase == phase).collect();
@@ -251,10 +270,10 @@ fn phase(about: &About<'_, '_>, steps: &[u64], phase: Phase, options: &Options) 
     let tokens = whole.iter().try_fold(0u64, |a, c| a.checked_add(c.tokens?));
     let steps = if phase == Phase::Decode { steps } else { &[] };
     let steps_ns = steps.iter().fold(0u64, |a, s| a.saturating_add(*s));
-    let any_cause = why.is_some() && (options.only(By::Cause) || options.only(By::Counter));
+    let any_cause = reasons.judged && (options.only(By::Cause) || options.only(By::Counter));
     let wanted = |by: By| options.tables.contains(&by) || any_cause;
     let ops = |by: By, key: OpKey| {
-        wanted(by).then(|| top_ops(op_rows(times, why, idents, phase, key), options.top))
+        wanted(by).then(|| top_ops(op_rows(times, reasons, idents, phase, key), options.top))
     };
     Some(PhaseReport {
         phase,
@@ -275,7 +294,7 @@ fn phase(about: &About<'_, '_>, steps: &[u64], phase: Phase, options: &Options) 
         by_op: ops(By::Op, OpKey::Op),
         by_name: ops(By::Name, OpKey::Name),
         by_layer: ops(By::Layer, OpKey::Layer),
-        by_thread: wanted(By::Thread).then(|| first(thread_rows(times, why, phase), options.top)),
+        by_thread: wanted(By::Thread).then(|| first(thread_rows(times, reasons.why, phase), options.top)),
         by_token: options
             .tables
             .contains(&By::Token)

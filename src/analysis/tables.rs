@@ -13,8 +13,8 @@ use super::why::Why;
 use super::why::counters::CounterRow;
 use super::why::parts::Parts;
 use super::why::pass::Cause;
+use super::why::verdict::{Ceiling, Facts, Verdict, verdict};
 use crate::ggml::backend_guid;
-use crate::ggml::cost::Cost;
 
 /// Row that holds thread 0's barrier waits (barrier mode only).
 pub const WAIT_ROW: &str = "(barrier wait)";
@@ -62,6 +62,9 @@ pub struct OpRow {
     /// What was counted in it, all threads; left out where nothing was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub counted: Option<CounterRow>,
+    /// What bounds it; left out where there is too little to say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<Verdict>,
 }
 
 /// One thread index of the engine's pool.
@@ -187,27 +190,82 @@ struct Group {
     stat: PosStat,
     bytes: f64,
     flops: f64,
+    /// Of `flops`, those in 8-bit integers.
+    int8: f64,
     /// Time of those executions whose work is known, ns.
     work_ns: u64,
     cause: Cause,
 }
 
 impl Group {
-    fn add(&mut self, pos: &PosStat, work: Option<Cost>, cause: Option<&Cause>) {
+    fn add(&mut self, pos: &PosStat, ident: Option<&Ident>, cause: Option<&Cause>) {
         self.stat.merge(pos);
         if let Some(cause) = cause {
             self.cause.merge(cause);
         }
-        if let Some(work) = work {
+        if let Some((work, int8)) = ident.and_then(|i| Some((i.work?, i.int8))) {
             self.bytes += (work.read as f64 + work.written as f64) * pos.timed as f64;
-            self.flops += work.flops as f64 * pos.timed as f64;
+            let flops = work.flops as f64 * pos.timed as f64;
+            self.flops += flops;
+            self.int8 += if int8 { flops } else { 0.0 };
             self.work_ns = self.work_ns.saturating_add(pos.span);
+        }
+    }
+
+    fn facts(&self, counted: Option<&CounterRow>, phase: &PhaseSum) -> Facts {
+        Facts {
+            parts: Some(self.cause.parts).filter(Parts::known),
+            busy: self.stat.total,
+            wait: (phase.barrier > 0).then_some(self.stat.wait),
+            calls: self.stat.timed,
+            bytes: self.bytes,
+            f32: self.flops - self.int8,
+            int8: self.int8,
+            work_ns: self.work_ns,
+            stalled: counted.and_then(|c| c.stalled_share),
         }
     }
 }
 
+/// What rows are explained with.
+#[derive(Clone, Copy, Default)]
+pub struct Reasons<'w> {
+    pub why: Option<&'w Why>,
+    /// Ops get a verdict.
+    pub judged: bool,
+    pub ceiling: Option<&'w Ceiling>,
+}
+
+/// Facts for verdicts on the ops of a phase by name.
+pub fn facts(times: &OpTimes, idents: &Idents, phase: Phase) -> Vec<(String, Facts)> {
+    let sum = times.phases.get(&phase).copied().unwrap_or_default();
+    let groups = groups(times, None, idents, phase, OpKey::Name);
+    groups.into_iter().map(|(name, g)| (name, g.facts(None, &sum))).collect()
+}
+
 /// Sums the positions of `phase` by `key`, largest first, with the rows that make the shares add up.
-pub fn op_rows(times: &OpTimes, why: Option<&Why>, idents: &Idents, phase: Phase, key: OpKey) -> Vec<OpRow> {
+pub fn op_rows(
+    times: &OpTimes,
+    reasons: Reasons<'_>,
+    idents: &Idents,
+    phase: Phase,
+    key: OpKey,
+) -> Vec<OpRow> {
+    let sum = times.phases.get(&phase).copied().unwrap_or_default();
+    let groups = groups(times, reasons.why, idents, phase, key);
+    let mut rows: Vec<OpRow> = groups.into_iter().map(|(name, g)| row(name, &g, &reasons, &sum)).collect();
+    rows.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.name.cmp(&b.name)));
+    close(rows, &sum)
+}
+
+/// What ran in a phase, by name of the group.
+fn groups(
+    times: &OpTimes,
+    why: Option<&Why>,
+    idents: &Idents,
+    phase: Phase,
+    key: OpKey,
+) -> Vec<(String, Group)> {
     let (group_of, names) = idents.groups(key);
     let mut groups: Vec<Group> = names.iter().map(|_| Group::default()).collect();
     let mut beyond = Group::default();
@@ -219,21 +277,17 @@ pub fn op_rows(times: &OpTimes, why: Option<&Why>, idents: &Idents, phase: Phase
         for (pos, ident) in stat.positions.iter().zip(idents.of_plan(*plan)) {
             let cause = causes.next();
             let Some(group) = group_of.get(*ident).and_then(|g| groups.get_mut(*g)) else { continue };
-            group.add(pos, idents.list.get(*ident).and_then(|i| i.work), cause);
+            group.add(pos, idents.list.get(*ident), cause);
         }
         beyond.add(&stat.beyond, None, why.and_then(|w| w.beyond(*plan, phase)));
     }
-    let phase_sum = times.phases.get(&phase).copied().unwrap_or_default();
     match names.iter().position(|n| n == NO_STRUCTURE).and_then(|i| groups.get_mut(i)) {
         Some(group) => group.add(&beyond.stat, None, Some(&beyond.cause)),
         None => groups.push(beyond),
     }
     let names = names.into_iter().chain([NO_STRUCTURE.to_string()]);
     let ran = |g: &Group| g.stat.calls > 0 || g.stat.all_threads > 0;
-    let mut rows: Vec<OpRow> =
-        names.zip(&groups).filter(|(_, g)| ran(g)).map(|(name, g)| row(name, g, why, &phase_sum)).collect();
-    rows.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.name.cmp(&b.name)));
-    close(rows, &phase_sum)
+    names.zip(groups).filter(|(_, g)| ran(g)).collect()
 }
 
 fn label(ident: &Ident, key: OpKey) -> String {
@@ -253,9 +307,11 @@ fn per_second(amount: f64, ns: u64) -> Option<f64> {
     (amount > 0.0 && ns > 0).then(|| amount / ns as f64)
 }
 
-fn row(name: String, g: &Group, why: Option<&Why>, phase: &PhaseSum) -> OpRow {
+fn row(name: String, g: &Group, reasons: &Reasons<'_>, phase: &PhaseSum) -> OpRow {
     let s = &g.stat;
     let timed = s.timed > 0;
+    let counted = reasons.why.and_then(|w| w.counters.row(&g.cause.counts));
+    let facts = g.facts(counted.as_ref(), phase);
     OpRow {
         name,
         calls: s.calls,
@@ -271,7 +327,8 @@ fn row(name: String, g: &Group, why: Option<&Why>, phase: &PhaseSum) -> OpRow {
         model_gb_per_s: per_second(g.bytes, g.work_ns),
         model_gflop_per_s: per_second(g.flops, g.work_ns),
         causes: Some(g.cause.parts).filter(Parts::known),
-        counted: why.and_then(|w| w.counters.row(&g.cause.counts)),
+        counted,
+        verdict: if reasons.judged { verdict(&facts, reasons.ceiling) } else { None },
     }
 }
 
@@ -298,6 +355,7 @@ fn close(mut rows: Vec<OpRow>, phase: &PhaseSum) -> Vec<OpRow> {
         model_gflop_per_s: None,
         causes: None,
         counted: None,
+        verdict: None,
     };
     if rows.is_empty() {
         return rows;
@@ -347,6 +405,7 @@ pub fn top_ops(mut rows: Vec<OpRow>, top: Option<usize>) -> Vec<OpRow> {
         model_gflop_per_s: None,
         causes,
         counted: None,
+        verdict: None,
     };
     rows.insert(top, other);
     rows

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
+mod peaks;
+
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
 use super::values::{one_of, whole};
 use crate::analysis::calls::Phase;
@@ -29,7 +31,8 @@ wait is shown apart; else it is wall time to the next op's start. Shares are of 
 graphs; the row \"(gaps)\" is what no op covers, so that they add up to the whole.
 
 Where the recording has the scheduler (--sched) or counters (--pmc), what threads did in each op follows, what was
-counted, and who was in the way.",
+counted, who was in the way, and what bounds each op: most of its threads' time, else the peaks of the machine (--peak),
+else stalled cycles, else the best bandwidth of the same trace; where none of them says enough, nothing is said.",
     usage: &["FILE [OPTIONS]"],
     arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input" }],
     behind: None,
@@ -42,6 +45,7 @@ profinfer report run.pfi --phase decode        decode only
 profinfer report run.pfi --by layer --top 50   one table, more rows
 profinfer report run.pfi --json | jq .books    for a program
 profinfer report run.pfi --by cause            what threads did in each op (record --sched)
+profinfer report run.pfi --peak peak.json      beside what the machine can do
 ssh board cat run.pfi | profinfer report -     from a pipe",
     run,
 };
@@ -66,6 +70,17 @@ const FLAGS: Group = Group {
             ("prefill", "calls with more than one token in a ubatch"),
             ("decode", "calls with one token"),
         ]),
+        Flag::value(
+            "peak",
+            "PEAK",
+            "Hold ops against this machine's GFLOP/s and GB/s, as in 280,61, or against a file that 'ggml-runner peak --json' wrote",
+        ),
+        Flag::value(
+            "expert-cache",
+            "N",
+            "Tell the hits of a cache of N experts a layer [default: sizes that fit]",
+        )
+        .many(),
     ],
 };
 
@@ -88,7 +103,10 @@ fn options(args: &Args) -> Result<Options, Usage> {
     };
     let top = args.option("top", whole(1, u32::MAX.into()))?;
     let phase = args.option("phase", one_of(&[("prefill", Phase::Prefill), ("decode", Phase::Decode)]))?;
-    Ok(Options { top: top.or(if json { None } else { Some(20) }), tables, phase, expert_cache: Vec::new() })
+    let top = top.or(if json { None } else { Some(20) });
+    let expert_cache = args.list("expert-cache", whole(1, u32::MAX.into()))?;
+    let peaks = args.option("peak", peaks::read)?.unwrap_or_default();
+    Ok(Options { top, tables, phase, expert_cache, peaks })
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {

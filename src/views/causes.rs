@@ -9,6 +9,7 @@ use crate::analysis::report::{By, PhaseReport, Report};
 use crate::analysis::tables::{OpRow, ThreadRow};
 use crate::analysis::why::interference::InterferenceRow;
 use crate::analysis::why::parts::Parts;
+use crate::analysis::why::verdict::{Bound, Verdict};
 
 /// A part of the whole and its heading.
 type Part = (&'static str, fn(&Parts) -> u64);
@@ -28,14 +29,15 @@ const ALWAYS: usize = 5;
 
 /// Writes the tables of a phase.
 pub fn phase(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) -> io::Result<()> {
-    for (name, rows) in tables(report, p, By::Cause) {
-        let rows: Vec<_> = rows.into_iter().filter_map(|r| Some((r.name, r.causes?))).collect();
+    for (name, mut rows) in tables(report, p, By::Cause) {
+        rows.retain(|r| r.causes.is_some() || r.verdict().is_some());
         if rows.is_empty() {
             continue;
         }
-        let what = match p.wait_ns {
-            Some(_) => "all threads: ops, and the barrier waits after them",
-            None => "all threads; a barrier wait that spins counts as computing",
+        let what = match (p.wait_ns, rows.iter().any(|r| r.causes.is_some())) {
+            (_, false) => "what bounds them",
+            (Some(_), _) => "all threads: ops, and the barrier waits after them",
+            (None, _) => "all threads; a barrier wait that spins counts as computing",
         };
         title(out, style, &format!("Causes by {name}, {} ({what})", p.phase.name()))?;
         parts(out, &rows, name, p, style)?;
@@ -49,6 +51,12 @@ pub(super) struct Row<'r> {
     pub causes: Option<Parts>,
     pub op: Option<&'r OpRow>,
     pub thread: Option<&'r ThreadRow>,
+}
+
+impl Row<'_> {
+    fn verdict(&self) -> Option<&Verdict> {
+        self.op?.verdict.as_ref()
+    }
 }
 
 /// The tables of a phase by name: all of them where `by` alone was asked for, else those by op and thread.
@@ -77,30 +85,51 @@ pub(super) fn tables<'r>(report: &Report, p: &'r PhaseReport, by: By) -> Vec<(&'
 
 fn parts(
     out: &mut dyn Write,
-    rows: &[(String, Parts)],
+    rows: &[Row<'_>],
     name: &'static str,
     p: &PhaseReport,
     style: &Style,
 ) -> io::Result<()> {
-    let any = |get: fn(&Parts) -> u64| rows.iter().any(|(_, parts)| get(parts) > 0);
-    let shown: Vec<&Part> = PARTS
-        .iter()
-        .enumerate()
-        .filter(|(i, (head, get))| any(*get) || *i < ALWAYS && (*head != "barrier %" || p.wait_ns.is_some()))
-        .map(|(_, part)| part)
-        .collect();
-    let mut columns: Vec<Column> = vec![number("ms", 1)];
+    let all = || rows.iter().filter_map(|r| r.causes.as_ref());
+    let any = |get: fn(&Parts) -> u64| all().any(|parts| get(parts) > 0);
+    let always = |i: usize, head: &str| i < ALWAYS && (head != "barrier %" || p.wait_ns.is_some());
+    let mut shown: Vec<&Part> = Vec::new();
+    if all().next().is_some() {
+        let parts = PARTS.iter().enumerate();
+        shown.extend(parts.filter(|(i, (head, get))| any(*get) || always(*i, head)).map(|(_, part)| part));
+    }
+    let bound = rows.iter().any(|r| r.verdict().is_some());
+    let mut columns: Vec<Column> = Vec::new();
+    columns.extend((!shown.is_empty()).then(|| number("ms", 1)));
     columns.extend(shown.iter().map(|(head, _)| number(head, 0)));
     columns.push(text(name));
+    columns.extend(bound.then(|| text("bound by")));
     let mut t = Table::new(columns);
-    for (name, parts) in rows {
-        let whole = parts.whole().max(1) as f64;
-        let mut cells = vec![ms(parts.whole())];
-        cells.extend(shown.iter().map(|(_, get)| pct(get(parts) as f64 / whole)));
-        cells.push(name.clone());
+    for r in rows {
+        let mut cells = Vec::new();
+        if !shown.is_empty() {
+            let whole = |p: &Parts| p.whole().max(1) as f64;
+            cells.push(or_dash(r.causes, |p| ms(p.whole())));
+            let share = |get: fn(&Parts) -> u64| or_dash(r.causes, |p| pct(get(&p) as f64 / whole(&p)));
+            cells.extend(shown.iter().map(|(_, get)| share(*get)));
+        }
+        cells.push(r.name.clone());
+        let said = |v: &Verdict| format!("{}: {}", word(v.bound), v.evidence);
+        cells.extend(bound.then(|| or_dash(r.verdict(), said)));
         t.row(cells);
     }
     write!(out, "{}", t.render(style))
+}
+
+fn word(bound: Bound) -> &'static str {
+    match bound {
+        Bound::Memory => "memory",
+        Bound::Compute => "compute",
+        Bound::Overhead => "overhead",
+        Bound::Waiting => "waiting",
+        Bound::Preempted => "preempted",
+        Bound::Faulting => "faulting",
+    }
 }
 
 /// Writes who was in the way.

@@ -69,7 +69,7 @@ fn layers(r: &ExpertReport, shown: usize) -> Table {
         number("tokens", 2),
         number("experts", 2),
         number("never", 1),
-        number("as if", 0),
+        number("effective", 0),
         number("reuse p50", 1),
         number("p90", 1),
     ];

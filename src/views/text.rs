@@ -36,7 +36,8 @@ pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
 /// Says so where the one table asked for has nothing to show.
 fn absent(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
     let &[by] = report.tables.as_slice() else { return Ok(()) };
-    let causes = |p: &PhaseReport| p.by_op.iter().flatten().any(|r| r.causes.is_some());
+    let causes =
+        |p: &PhaseReport| p.by_op.iter().flatten().any(|r| r.causes.is_some() || r.verdict.is_some());
     let (name, there, flag) = match by {
         By::Cause => ("Causes", report.phases.iter().any(causes), "--sched"),
         By::Counter => ("Counters", report.counters.is_some(), "--pmc"),

@@ -7,6 +7,7 @@ pub mod interference;
 pub mod parts;
 pub mod pass;
 pub mod sched;
+pub mod verdict;
 
 use counters::Counters;
 use interference::{Culprits, InterferenceRow};

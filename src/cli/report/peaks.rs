@@ -1,0 +1,83 @@
+//! What the machine can do at most, as `--peak` gives it. Uses `analysis`.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::analysis::why::verdict::Peak;
+
+/// `280,61` (GFLOP/s and GB/s), or the name of a file that `ggml-runner peak --json` wrote.
+///
+/// # Errors
+/// Neither; or the file is not of that form.
+pub fn read(text: &str) -> Result<Vec<Peak>, String> {
+    if let Some((flops, bandwidth)) = text.split_once(',') {
+        let positive = |t: &str| t.trim().parse().ok().filter(|n: &f64| n.is_finite() && *n > 0.0);
+        if let (Some(flops), Some(gb_per_s)) = (positive(flops), positive(bandwidth)) {
+            return Ok(vec![Peak { gb_per_s, gflop_per_s: Some(flops), ..Peak::default() }]);
+        }
+    }
+    let bytes = fs::read(text).map_err(|e| {
+        format!("{e}; wanted: GFLOP/s and GB/s as in 280,61, or a file of `ggml-runner peak --json`")
+    })?;
+    let json: Value = serde_json::from_slice(&bytes).map_err(|e| format!("not JSON: {e}"))?;
+    peaks(&json).ok_or_else(|| "not of the form that `ggml-runner peak --json` writes".into())
+}
+
+/// The peaks of all cores together; of a machine with equal ones, those of its cluster.
+fn peaks(json: &Value) -> Option<Vec<Peak>> {
+    let clusters = json.get("clusters")?.as_array()?;
+    let all = clusters.iter().find(|c| c.get("name").is_some_and(|n| n == "all")).or(clusters.first())?;
+    all.get("peaks")?.as_array()?.iter().map(peak).collect()
+}
+
+fn peak(p: &Value) -> Option<Peak> {
+    let number = |name: &str| p.get(name)?.as_f64().filter(|n| *n > 0.0);
+    let int8 = ["int8_dot", "int8_matrix", "int8_widening"].into_iter().filter_map(number);
+    Some(Peak {
+        threads: Some(u32::try_from(p.get("threads")?.as_u64()?).ok()?),
+        gb_per_s: number("read")?,
+        gflop_per_s: number("f32_fma"),
+        int8_gop_per_s: int8.reduce(f64::max),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runner::peak::{ClusterPeaks, Machine, Peaks};
+
+    #[test]
+    fn two_numbers_are_gflops_and_bandwidth() {
+        let [one] = read("280, 61.5").unwrap()[..] else { panic!() };
+        assert_eq!((one.threads, one.gflop_per_s, one.gb_per_s), (None, Some(280.0), 61.5));
+        for wrong in ["280", "280,0", "a,b", "-1,5", "inf,5", "1,2,3", ""] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_the_runner_is_read_as_it_writes_it() {
+        let peaks = |threads: usize, read| Peaks {
+            threads,
+            read,
+            f32_fma: Some(100.0),
+            int8_dot: Some(200.0),
+            int8_widening: Some(150.0),
+            ..Peaks::default()
+        };
+        let cluster = |name: &str, peaks| ClusterPeaks { name: name.into(), cpus: vec![0, 1], peaks };
+        let clusters = vec![
+            cluster("little", vec![peaks(1, 5.0)]),
+            cluster("all", vec![peaks(1, 10.0), peaks(2, 19.0)]),
+        ];
+        let machine = Machine { isa: "neon".into(), clusters };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), serde_json::to_vec(&machine).unwrap()).unwrap();
+        let got = read(file.path().to_str().unwrap()).unwrap();
+        let got: Vec<_> = got.iter().map(|p| (p.threads, p.gb_per_s, p.int8_gop_per_s)).collect();
+        assert_eq!(got, [(Some(1), 10.0, Some(200.0)), (Some(2), 19.0, Some(200.0))]);
+        fs::write(file.path(), "{}").unwrap();
+        assert!(read(file.path().to_str().unwrap()).unwrap_err().contains("not of the form"));
+    }
+}
