@@ -11,7 +11,7 @@ use std::io::{Sink, Write};
 
 use profinfer::agent::discover::{self, Engine};
 use profinfer::agent::drain::Drain;
-use profinfer::agent::event::{self, Call, Experts, Head, KIND_NAMES, Nodes, Op, Tensor};
+use profinfer::agent::event::{self, Away, Call, Experts, Head, KIND_NAMES, Nodes, Op, Tensor};
 use profinfer::agent::structure::Reading;
 use profinfer::trace::record::{Header, Level, Transport};
 use profinfer::trace::{Encoder, EncoderConfig};
@@ -151,6 +151,23 @@ impl Fake {
         self.drain.enc.tick(self.now).expect("nothing can fail");
     }
 
+    /// A worker was away, displaced by one of a few others.
+    fn away(&mut self, n: u64) {
+        let h = self.head("away", 1);
+        let out = h.ts - 500;
+        let by_comm = *b"somebody else\0\0\0";
+        let e = Away {
+            h,
+            out,
+            woken: out + 100,
+            by: 7 + (n % 5) as u32,
+            state: 1,
+            by_comm,
+            ..Default::default()
+        };
+        self.drain.event(bytes(&e));
+    }
+
     /// One token from entry to return; with `change`, some tensors are new.
     fn token(&mut self, n: u64, change: bool) {
         self.call("token-enter", 1, 1, 1);
@@ -168,6 +185,7 @@ impl Fake {
             }
             if node % 9 == 0 {
                 self.experts(node);
+                self.away(node);
             }
             self.op(0, node, fused);
             self.op(1, node, fused);

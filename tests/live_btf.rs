@@ -89,10 +89,10 @@ fn types_of_another_kernel_are_found_out() {
     let program = fixture!("modern");
     let Some(Btf { task, .. }) = of_kernel() else { skip!("this kernel has no BTF") };
     let other = [
-        Task { pid: task.pid + 64, tgid: task.tgid + 64 },
-        Task { pid: task.tgid, tgid: task.pid },
-        Task { pid: 0, tgid: 4 },
-        Task { pid: 1 << 20, tgid: (1 << 20) + 4 },
+        Task { pid: task.pid + 64, tgid: task.tgid + 64, ran: None },
+        Task { pid: task.tgid, tgid: task.pid, ran: None },
+        Task { pid: 0, tgid: 4, ran: None },
+        Task { pid: 1 << 20, tgid: (1 << 20) + 4, ran: None },
     ];
     for (i, other) in other.into_iter().enumerate() {
         let file = Made::new(&other.to_btf());
@@ -110,7 +110,7 @@ fn types_of_another_kernel_are_found_out() {
 fn what_is_no_btf_is_refused_before_anything_starts() {
     let _turn = live!();
     let program = fixture!("modern");
-    let of_this = Task { pid: 1192, tgid: 1196 }.to_btf();
+    let of_this = Task { pid: 1192, tgid: 1196, ran: None }.to_btf();
     let cut = Made::new(&of_this[..of_this.len() - 3]);
     let version = Made::new(&[&of_this[..2], &[7], &of_this[3..]].concat());
     let text = Made::new(b"# a text\n");

@@ -1,21 +1,24 @@
 //! The source of events on kernels with bpf(): BPF programs on uprobes, their ring or perf buffers. Uses `object`,
-//! `process`, `transport` and `refusal`.
+//! `process`, `sched`, `transport` and `refusal`.
 
 use std::path::Path;
 use std::time::Duration;
 
 use libbpf_rs::Link;
 
-use super::btf::Btf;
+use super::btf::{Btf, Task};
 use super::layout::Layout;
 use super::object::{Loaded, Maps};
 use super::process::{self, Following, Outcome};
 use super::recording::RecordError;
 use super::refusal::{self, Act};
-use super::source::{Books, Guard, Knobs, Prober, Prog, Sink, Source};
+use super::sched::Scheduler;
+use super::skel::types::{ev_counter, ev_kind};
+use super::source::{Books, Guard, Knobs, Prober, Prog, Sink, Source, Standing};
 use super::structure::Reading;
 use super::tables::Tables;
 use super::transport::Transport;
+use crate::trace::record::Availability;
 
 /// A wait while there is no engine to get events from.
 const IDLE: Duration = Duration::from_millis(5);
@@ -28,13 +31,16 @@ pub struct Bpf {
     targets: Vec<u32>,
     btf: Option<Btf>,
     following: Option<Following>,
+    /// Err says why there is none.
+    sched: Option<Result<Scheduler, String>>,
     news: Vec<String>,
 }
 
 impl Bpf {
     /// `btf` is the running kernel's, if one is given.
     pub fn new(knobs: Knobs, btf: Option<Btf>, sink: Sink) -> Bpf {
-        Bpf { knobs, sink, btf, open: None, targets: Vec::new(), following: None, news: Vec::new() }
+        let (targets, news) = (Vec::new(), Vec::new());
+        Bpf { knobs, sink, btf, open: None, targets, following: None, sched: None, news }
     }
 
     fn open(&mut self, loaded: &Loaded) -> Result<(), RecordError> {
@@ -44,16 +50,32 @@ impl Bpf {
             false => Transport::ring(maps.events, self.sink.clone()),
         };
         let transport = transport.map_err(RecordError::Buffer)?;
-        for pid in self.targets.drain(..) {
+        for &pid in &self.targets {
             maps.add_target(pid).map_err(RecordError::Load)?;
         }
-        self.follow(&maps);
+        let task = self.follow(&maps);
+        if self.knobs.sched {
+            self.watch_scheduler(&maps, task);
+        }
         self.open = Some((maps, transport));
         Ok(())
     }
 
-    fn follow(&mut self, maps: &Maps) {
-        let Outcome { following, passed_over } = process::follow(maps, &self.knobs, self.btf.as_ref());
+    fn watch_scheduler(&mut self, maps: &Maps, task: Option<Task>) {
+        let watching = Scheduler::load(maps, &self.knobs, task).and_then(|mut sched| {
+            sched.watch()?;
+            Ok(sched)
+        });
+        match &watching {
+            // Behind the first look, whoever begins is seen to.
+            Ok(sched) => self.targets.drain(..).for_each(|pid| sched.follow(pid)),
+            Err(why) => self.news.push(format!("time off the CPU is not recorded: {why}")),
+        }
+        self.sched = Some(watching);
+    }
+
+    fn follow(&mut self, maps: &Maps) -> Option<Task> {
+        let Outcome { task, following, passed_over } = process::follow(maps, &self.knobs, self.btf.as_ref());
         self.news.extend(passed_over);
         match following {
             Ok(following) => {
@@ -64,6 +86,7 @@ impl Bpf {
             }
             Err(why) => self.news.push(format!("children of the target are not followed: {why}")),
         }
+        task
     }
 }
 
@@ -92,6 +115,26 @@ impl Source for Bpf {
             Some((maps, _)) => drop(maps.add_target(pid)),
             None => self.targets.push(pid),
         }
+        self.meet(pid);
+    }
+
+    fn meet(&mut self, pid: u32) {
+        if let Some(Ok(sched)) = &self.sched {
+            sched.follow(pid);
+        }
+    }
+
+    fn scheduler(&self) -> Option<Standing> {
+        let unfollowed = self.books().counters[ev_counter::CNT_UNFOLLOWED.0 as usize];
+        match &self.sched {
+            Some(Ok(sched)) => Some(sched.standing(unfollowed)),
+            Some(Err(why)) => Some(Standing { state: Availability::None, why: why.clone() }),
+            None => None,
+        }
+    }
+
+    fn run_stats(&self) -> (u64, u64) {
+        self.sched.iter().flatten().map(Scheduler::run_stats).next().unwrap_or_default()
     }
 
     fn poll(&mut self, timeout: Duration) {
@@ -103,11 +146,17 @@ impl Source for Bpf {
 
     fn leave_processes(&mut self) {
         self.following = None;
+        if let Some(Ok(sched)) = &mut self.sched {
+            sched.leave();
+        }
     }
 
     fn finish(&mut self) {
         if let Some((_, transport)) = &mut self.open {
             transport.finish();
+        }
+        if let Some(Ok(sched)) = &mut self.sched {
+            sched.close(&self.sink);
         }
     }
 
@@ -116,7 +165,11 @@ impl Source for Bpf {
     }
 
     fn books(&self) -> Books {
-        self.open.as_ref().and_then(|(maps, _)| maps.books().ok()).unwrap_or_default()
+        let mut books = self.open.as_ref().and_then(|(maps, _)| maps.books().ok()).unwrap_or_default();
+        if let Some(Ok(sched)) = &self.sched {
+            books.kinds[ev_kind::EV_AWAY.0 as usize].seen += sched.cut();
+        }
+        books
     }
 
     fn news(&mut self) -> Vec<String> {

@@ -50,6 +50,8 @@ const NEXT: &str = "its vmlinux with a .BTF section, or what pahole --btf_encode
 pub struct Task {
     pub pid: u32,
     pub tgid: u32,
+    /// `se.sum_exec_runtime`: how long it has run so far, ns; None where the types do not name it so.
+    pub ran: Option<u32>,
 }
 
 /// A BTF that names what is needed.
@@ -161,6 +163,9 @@ fn parts(head: &[u8; HEADER as usize], size: u64) -> Result<Parts, Fault> {
     Ok(Parts { types: place("types", types)?, strings: place("strings", strings)? })
 }
 
+/// What is looked for: a struct and its fields, and a struct in it with a field.
+const NAMES: [&str; 6] = ["task_struct", "pid", "tgid", "se", "sched_entity", "sum_exec_runtime"];
+
 /// Finds the fields in the BTF that lies at `at`.
 fn task<F: Read + Seek>(file: &mut F, at: u64, size: u64) -> Result<Task, Fault> {
     let mut head = [0; HEADER as usize];
@@ -172,18 +177,31 @@ fn task<F: Read + Seek>(file: &mut F, at: u64, size: u64) -> Result<Task, Fault>
         _ => fault,
     })?;
     let strings = part(file, at, parts.strings)?;
-    let [Some(name), Some(pid), Some(tgid)] = names(strings, ["task_struct", "pid", "tgid"])? else {
+    let [Some(name), Some(pid), Some(tgid), se, entity, ran] = names(strings, NAMES)? else {
         return Err(Fault::NotBtf("a BTF, but not of a whole kernel (it does not name task_struct)".into()));
     };
-    let (mut found, mut wanted) = ([None; 2], Wanted::Name(name));
-    for _ in 0..DEPTH {
-        let nameless = look(part(file, at, parts.types)?, &wanted, [pid, tgid], &mut found)?;
-        if let [Some(pid), Some(tgid)] = found {
-            return Ok(Task { pid, tgid });
+    // A name that there is none of is at no offset: the strings begin with an empty one.
+    let [se, entity, ran] = [se, entity, ran].map(|n| n.unwrap_or(u32::MAX));
+    let mut types = |of, names: &[u32], found: &mut [Option<u32>]| {
+        let mut wanted = Wanted::Name(of);
+        for _ in 0..DEPTH {
+            let nameless = look(part(file, at, parts.types)?, &wanted, names, found)?;
+            if nameless.is_empty() || found.iter().all(Option::is_some) {
+                break;
+            }
+            wanted = Wanted::Ids(nameless);
         }
-        wanted = Wanted::Ids(nameless);
+        Ok::<_, Fault>(())
+    };
+    let (mut of_task, mut of_entity) = ([None; 3], [None]);
+    types(name, &[pid, tgid, se], &mut of_task)?;
+    let [Some(pid), Some(tgid), se] = of_task else {
+        return Err(Fault::NotBtf("a BTF whose task_struct has no pid and tgid".into()));
+    };
+    if se.is_some() {
+        types(entity, &[ran], &mut of_entity)?;
     }
-    Err(Fault::NotBtf("a BTF whose task_struct has no pid and tgid".into()))
+    Ok(Task { pid, tgid, ran: se.zip(of_entity[0]).map(|(se, ran)| se.saturating_add(ran)) })
 }
 
 /// A part of the BTF that lies at `at`.
@@ -236,8 +254,8 @@ enum Wanted {
 fn look(
     mut types: impl BufRead,
     wanted: &Wanted,
-    names: [u32; 2],
-    found: &mut [Option<u32>; 2],
+    names: &[u32],
+    found: &mut [Option<u32>],
 ) -> Result<Vec<(u32, u32)>, Fault> {
     let mut nameless = Vec::new();
     let mut rest = Vec::new();
@@ -362,10 +380,10 @@ mod tests {
 
     #[test]
     fn fields_are_found_where_they_are() {
-        let want = Task { pid: 1192, tgid: 1196 };
+        let want = Task { pid: 1192, tgid: 1196, ran: None };
         assert_eq!(found(&plain()).expect("found"), want);
         // What is made for libbpf reads back.
-        for task in [want, Task { pid: 8, tgid: 4 }] {
+        for task in [want, Task { pid: 8, tgid: 4, ran: None }] {
             assert_eq!(found(&task.to_btf()).expect("found"), task);
         }
     }
@@ -375,7 +393,19 @@ mod tests {
         let outer = [NAME, 1 << 31 | STRUCT << 24 | 2, 9000, STATE, 1, 3 << 24, 0, 8, 8 * 64];
         let inner = [0, STRUCT << 24 | 2, 8, TGID, 1, 8 * 16, PID, 1, 8 * 24];
         let types = [others(), outer.to_vec(), inner.to_vec()].concat();
-        assert_eq!(found(&btf(&types, STRINGS)).expect("found"), Task { pid: 88, tgid: 80 });
+        assert_eq!(found(&btf(&types, STRINGS)).expect("found"), Task { pid: 88, tgid: 80, ran: None });
+    }
+
+    #[test]
+    fn a_field_of_a_struct_within_is_found() {
+        const STRINGS: &[u8] = b"\0int\0task_struct\0pid\0tgid\0state\0se\0sched_entity\0sum_exec_runtime\0";
+        let (se, entity, ran) = (32, 35, 48);
+        let task = [NAME, STRUCT << 24 | 3, 9000, PID, 1, 8 * 1192, TGID, 1, 8 * 1196, se, 8, 8 * 128];
+        let within = [entity, STRUCT << 24 | 2, 64, STATE, 1, 0, ran, 1, 8 * 80];
+        let all = [others(), task.to_vec(), within.to_vec()].concat();
+        assert_eq!(found(&btf(&all, STRINGS)).expect("found").ran, Some(128 + 80));
+        let without = [others(), task.to_vec()].concat();
+        assert_eq!(found(&btf(&without, STRINGS)).expect("found").ran, None);
     }
 
     fn fault(bytes: &[u8]) -> String {
@@ -440,7 +470,7 @@ mod tests {
             bytes.truncate(bytes.len() - cut % bytes.len());
             if let Ok(task) = found(&bytes) {
                 // Whatever was found, libbpf gets a BTF that is sound.
-                prop_assert_eq!(found(&task.to_btf()).expect("sound"), task);
+                prop_assert_eq!(found(&task.to_btf()).expect("sound"), Task { ran: None, ..task });
             }
         }
     }

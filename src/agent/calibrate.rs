@@ -117,7 +117,8 @@ impl Bench {
             Way::Published => Structure::EveryHit,
             _ => Structure::Changes,
         };
-        let knobs = Knobs { any: false, pbuf: false, buffer: BUFFER, structure, experts: false };
+        let knobs =
+            Knobs { any: false, pbuf: false, buffer: BUFFER, structure, experts: false, sched: false };
         let mut source = road.open(knobs, None, Rc::new(RefCell::new(|_: &[u8]| {})));
         source.add_target(std::process::id());
         let reading = Reading::new(0, layout.clone(), &Tables::default());

@@ -206,6 +206,7 @@ fn programs(engine: Option<&Engine>, ask: &Ask<'_>) -> (Vec<Check>, Option<Vec<C
         buffer: transport::ring_bytes(BUFFER),
         structure: Structure::Changes,
         experts: true,
+        sched: false,
     };
     let loaded = match Loaded::load(&knobs, &reading, None) {
         Ok(loaded) => loaded,
@@ -239,7 +240,7 @@ fn follow(loaded: &Loaded, knobs: &Knobs, btf: Option<&Btf>) -> Check {
     let check = Check::new("process-events", "follow children and exits", State::Ok);
     let outcome = match loaded.maps() {
         Ok(maps) => process::follow(&maps, knobs, btf),
-        Err(e) => process::Outcome { following: Err(e.to_string()), passed_over: Vec::new() },
+        Err(e) => process::Outcome { task: None, following: Err(e.to_string()), passed_over: Vec::new() },
     };
     let mut told = outcome.passed_over;
     let state = match (outcome.following, told.is_empty()) {

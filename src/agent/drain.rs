@@ -1,5 +1,6 @@
 //! From events to trace: pairs entries with returns, places op hits, keeps the books. Allocates only when created
-//! (tests/drain_alloc.rs holds it to that). Uses `event`, `calls`, `graphs`, `structure`, `memory` and `trace`.
+//! (tests/drain_alloc.rs holds it to that). Uses `event`, `calls`, `graphs`, `sched`, `structure`,
+//! `memory` and `trace`.
 
 use std::io::Write;
 
@@ -9,6 +10,7 @@ use super::experts::Chosen;
 use super::graphs::{Graphs, Seen, Start};
 use super::lanes::Hit;
 use super::memory;
+use super::sched;
 use super::structure::{Reading, Structure};
 use crate::ggml::backend_guid;
 use crate::trace::record::{Entry, Graph, Split, Token};
@@ -181,6 +183,7 @@ impl<W: Write> Drain<W> {
                 }
                 Ok(())
             }
+            Event::Away(e) => sched::write(&mut self.enc, e),
         }
     }
 

@@ -1,10 +1,12 @@
 //! Events as the BPF programs send them (src/bpf/event.h): bytes in, typed views out. Uses `skel` for the types,
 //! which libbpf-cargo generates from the object's own BTF, so that both sides cannot drift apart.
 
-use super::skel::types::{ev_call, ev_counter, ev_experts, ev_hdr, ev_kind, ev_nodes, ev_op, ev_tensor};
+use super::skel::types::{
+    ev_away, ev_call, ev_counter, ev_experts, ev_hdr, ev_kind, ev_nodes, ev_op, ev_tensor,
+};
 
 pub use super::skel::types::{
-    ev_call as Call, ev_experts as Experts, ev_hdr as Head, ev_nodes as Nodes, ev_op as Op,
+    ev_away as Away, ev_call as Call, ev_experts as Experts, ev_hdr as Head, ev_nodes as Nodes, ev_op as Op,
     ev_tensor as Tensor,
 };
 
@@ -27,6 +29,7 @@ pub const KIND_NAMES: [&str; KINDS] = [
     "fork",
     "exit",
     "experts",
+    "away",
 ];
 /// Counters beside the events', in the order of `enum ev_counter`.
 pub const COUNTERS: usize = ev_counter::CNT_COUNTERS.0 as usize;
@@ -42,6 +45,10 @@ pub const NODE_UNREAD: u32 = 0x40000;
 
 /// Second node computed by the same hit (`ev_hdr.flags`).
 pub const FLAG_FUSED: u16 = 1;
+/// The thread was away to the end (`ev_hdr.flags`).
+pub const FLAG_CUT: u16 = 2;
+/// `ev_away.state` of a thread that had not run before.
+pub const STATE_NEW: u8 = 255;
 
 /// One event.
 #[derive(Debug, Clone, Copy)]
@@ -61,6 +68,7 @@ pub enum Event<'a> {
     Fork(&'a Call),
     Exit(&'a Call),
     Experts(&'a Experts),
+    Away(&'a Away),
 }
 
 /// The event at the start of `bytes`, and its kind's index. None if the bytes are none: too short for the kind, or not
@@ -84,6 +92,7 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_FORK => Event::Fork(view(bytes)?),
         ev_kind::EV_EXIT => Event::Exit(view(bytes)?),
         ev_kind::EV_EXPERTS => Event::Experts(view(bytes)?),
+        ev_kind::EV_AWAY => Event::Away(view(bytes)?),
         _ => return None,
     };
     Some((kind, event))
@@ -111,11 +120,19 @@ unsafe impl Plain for ev_tensor {}
 unsafe impl Plain for ev_nodes {}
 // SAFETY: as above.
 unsafe impl Plain for ev_experts {}
+// SAFETY: as above.
+unsafe impl Plain for ev_away {}
 
 /// The bytes of an event, as the sources hand them on.
 pub fn bytes<T: Plain>(event: &T) -> &[u8] {
     // SAFETY: plain structs without gaps (the tests hold their sizes), and the borrow keeps the bytes alive.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(event).cast(), size_of::<T>()) }
+}
+
+/// An event out of bytes that need not be aligned; `None` if they are too few.
+pub fn read<T: Plain>(bytes: &[u8]) -> Option<T> {
+    // SAFETY: long enough as checked; T is plain, so any bytes are one.
+    (bytes.len() >= size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
 /// The word at an offset of a tensor's bytes, 0 beyond their end.
@@ -147,6 +164,7 @@ mod tests {
         assert_eq!(size_of::<ev_tensor>(), 24 + 8 + TENSOR_RAW);
         assert_eq!(size_of::<ev_nodes>(), 24 + 8 + 8 + 48 * 12);
         assert_eq!(size_of::<ev_experts>(), 24 + 3 * 8 + 6 * 4 + 64 * 4);
+        assert_eq!(size_of::<ev_away>(), 24 + 3 * 8 + 4 * 4 + 2 * 2 + 4 + 3 * 16);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! first. Uses `skel`, `event`, `source` and `structure` (for the layout).
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -131,19 +131,8 @@ impl Loaded {
     /// Time in our programs so far, ns, and their runs, as the kernel accounts them; zeros while it does not
     /// (kernel.bpf_stats_enabled).
     pub fn run_stats(&self) -> (u64, u64) {
-        Prog::ALL.iter().fold((0, 0), |(ns, runs), &p| {
-            // SAFETY: an all-zero bpf_prog_info is valid and asks for no arrays; the kernel fills at most `len` bytes.
-            let info = unsafe {
-                let mut info = std::mem::zeroed::<libbpf_rs::libbpf_sys::bpf_prog_info>();
-                let mut len = size_of_val(&info) as u32;
-                let fd = self.prog(p).as_fd().as_raw_fd();
-                match libbpf_rs::libbpf_sys::bpf_prog_get_info_by_fd(fd, &raw mut info, &raw mut len) {
-                    0 => info,
-                    _ => std::mem::zeroed(),
-                }
-            };
-            (ns + info.run_time_ns, runs + info.run_cnt)
-        })
+        let all = Prog::ALL.iter().map(|&p| run_stats(self.prog(p).as_fd()));
+        all.fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
     }
 
     /// Attaches a program at an offset of a file, for all processes: the programs filter, which costs less than the
@@ -161,6 +150,20 @@ impl Loaded {
 fn attach(prog: &ProgramMut<'_>, retprobe: bool, file: &Path, offset: u64) -> libbpf_rs::Result<Link> {
     let offset = usize::try_from(offset).map_err(|_| libbpf_rs::Error::from_raw_os_error(libc::EINVAL))?;
     prog.attach_uprobe_with_opts(-1, file, offset, UprobeOpts { retprobe, ..UprobeOpts::default() })
+}
+
+/// Time that a program has taken, ns, and its runs; zeros while the kernel does not account them.
+pub fn run_stats(prog: BorrowedFd<'_>) -> (u64, u64) {
+    // SAFETY: an all-zero bpf_prog_info is valid and asks for no arrays; the kernel fills at most `len` bytes.
+    let info = unsafe {
+        let mut info = std::mem::zeroed::<libbpf_rs::libbpf_sys::bpf_prog_info>();
+        let mut len = size_of_val(&info) as u32;
+        match libbpf_rs::libbpf_sys::bpf_prog_get_info_by_fd(prog.as_raw_fd(), &raw mut info, &raw mut len) {
+            0 => info,
+            _ => std::mem::zeroed(),
+        }
+    };
+    (info.run_time_ns, info.run_cnt)
 }
 
 impl Maps {

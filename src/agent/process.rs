@@ -31,6 +31,8 @@ macro_rules! share {
     };
 }
 
+pub(super) use share;
+
 /// Processes are followed while it lives.
 pub struct Following {
     /// By what, for people.
@@ -40,6 +42,8 @@ pub struct Following {
 
 /// What came of it.
 pub struct Outcome {
+    /// The layout of task_struct that a trial showed to be this kernel's.
+    pub task: Option<Task>,
     pub following: Result<Following, String>,
     /// Why a BTF that is there was not used.
     pub passed_over: Vec<String>,
@@ -52,18 +56,22 @@ pub fn follow(maps: &Maps, knobs: &Knobs, given: Option<&Btf>) -> Outcome {
         let tried = btf.map_err(|e| e.to_string()).and_then(|btf| {
             let name = btf.path.display();
             match by_task(maps, knobs, btf.task) {
-                Ok(links) => Ok(Following { by: format!("task_struct as in {name}"), _links: links }),
+                Ok(links) => {
+                    Ok((btf.task, Following { by: format!("task_struct as in {name}"), _links: links }))
+                }
                 Err(why) => Err(format!("{name} is not used: {why}")),
             }
         });
         match tried {
-            Ok(following) => return Outcome { following: Ok(following), passed_over },
+            Ok((task, following)) => {
+                return Outcome { task: Some(task), following: Ok(following), passed_over };
+            }
             Err(why) => passed_over.push(why),
         }
     }
     let links = by_format(maps, knobs);
     let following = links.map(|links| Following { by: "formats of tracefs".into(), _links: links });
-    Outcome { following, passed_over }
+    Outcome { task: None, following, passed_over }
 }
 
 fn by_task(maps: &Maps, knobs: &Knobs, task: Task) -> Result<[Link; 2], String> {

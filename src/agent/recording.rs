@@ -42,6 +42,8 @@ pub struct Options {
     pub btf: Option<Btf>,
     /// None: the machine's sensors are not read.
     pub sensors: Option<sensors::Options>,
+    /// Tell when threads are off the CPU, and why.
+    pub sched: bool,
     pub duration: Option<Duration>,
     /// Ends after this many decoded tokens.
     pub tokens: Option<u64>,

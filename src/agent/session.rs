@@ -244,7 +244,7 @@ impl<W: Write + 'static> Session<W> {
         for text in self.source.news() {
             notice(&self.drain, &text, watch)?;
         }
-        Ok(())
+        self.write_features()
     }
 
     /// The loop. Gives the reason for its end.
@@ -290,6 +290,9 @@ impl<W: Write + 'static> Session<W> {
         loop {
             let Some((pid, engine)) = self.drain.borrow_mut().met.pop_front() else { break };
             self.write_modules(engine, Some(pid))?;
+            if self.any {
+                self.source.meet(pid);
+            }
             if self.described.insert(pid) {
                 let (exe, cmdline) = target::describe(pid);
                 let r = record::Process { pid, engine: engine.into(), exe: &exe, cmdline: &cmdline };
@@ -355,6 +358,7 @@ impl<W: Write + 'static> Session<W> {
         for pid in self.pids.keys().copied().collect::<Vec<_>>() {
             let now = target::maps_mark(pid);
             if now != 0 && self.pids.insert(pid, now) != Some(now) {
+                self.source.meet(pid);
                 let engines = &self.engines;
                 let known = |id: FileId| engines.iter().any(|a| a.has(id));
                 let found = discover::of_pid_again(pid, &known, &mut self.strangers);
@@ -376,6 +380,7 @@ impl<W: Write + 'static> Session<W> {
         let stopped = usage::now();
         self.source.finish();
         self.meet_processes()?;
+        self.write_features()?;
         for engine in 0..self.engines.len() as u16 {
             if self.engines[engine as usize].written.is_empty() {
                 self.write_modules(engine, None)?;
@@ -390,8 +395,8 @@ impl<W: Write + 'static> Session<W> {
         if let Some(sampler) = self.sampler.take() {
             sampler.finish(&mut self.drain.borrow_mut().enc, watch)?;
         }
-        let bpf =
-            self.engines.iter().map(|a| a.prober.run_stats()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let stats = self.engines.iter().map(|a| a.prober.run_stats()).chain([self.source.run_stats()]);
+        let bpf = stats.fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         let books = self.source.books();
         let engines = self.engines.iter().filter(|a| a.attached > 0).count();
         let missing = self.last_missing.as_ref().filter(|_| engines == 0).map(ToString::to_string);

@@ -49,6 +49,7 @@ macro_rules! skeleton {
 skeleton!(ops);
 skeleton!(process);
 skeleton!(process_tp);
+skeleton!(sched);
 
 pub use ops::types;
 

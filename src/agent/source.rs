@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::event::{COUNTERS, KINDS};
 use super::recording::RecordError;
 use super::structure::Reading;
+use crate::trace::record::Availability;
 
 /// What a probe observes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +85,8 @@ pub struct Knobs {
     pub structure: Structure,
     /// Send the ids of the experts that each layer uses.
     pub experts: bool,
+    /// Tell when threads are off the CPU.
+    pub sched: bool,
 }
 
 impl Knobs {
@@ -109,6 +112,19 @@ pub trait Source {
 
     /// Records a process from now on.
     fn add_target(&mut self, pid: u32);
+
+    /// A recorded process may have threads that were there before they could be seen to begin.
+    fn meet(&mut self, _pid: u32) {}
+
+    /// How it stands with [`Knobs::sched`]; None when it was not asked for.
+    fn scheduler(&self) -> Option<Standing> {
+        None
+    }
+
+    /// Time in programs that are no engine's, ns, and their runs; as [`Prober::run_stats`].
+    fn run_stats(&self) -> (u64, u64) {
+        (0, 0)
+    }
 
     /// Waits up to `timeout` and hands on what has arrived; returns early when much has or when a signal came.
     fn poll(&mut self, timeout: Duration);
@@ -143,6 +159,14 @@ pub trait Prober {
     fn run_stats(&self) -> (u64, u64) {
         (0, 0)
     }
+}
+
+/// How it stands with something that was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    pub state: Availability,
+    /// By what it is had, or what is missing.
+    pub why: String,
 }
 
 /// One row of the books.

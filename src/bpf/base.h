@@ -10,6 +10,9 @@ struct ev_call *btf_call;
 struct ev_op *btf_op;
 struct ev_experts *btf_experts;
 enum ev_experts_why btf_why;
+struct ev_away *btf_away;
+enum ev_answer btf_answer;
+enum ev_phase btf_phase;
 enum ev_kind btf_kind;
 enum ev_counter btf_counter;
 

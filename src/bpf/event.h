@@ -22,6 +22,7 @@ enum ev_kind {
 	EV_FORK,
 	EV_EXIT,
 	EV_EXPERTS,
+	EV_AWAY,
 	EV_KINDS,
 };
 
@@ -31,6 +32,7 @@ enum ev_counter {
 	CNT_ORPHAN,
 	CNT_READ_ERROR,
 	CNT_OP_RETURN,
+	CNT_UNFOLLOWED,
 	CNT_COUNTERS,
 };
 
@@ -44,6 +46,7 @@ enum ev_experts_why {
 
 /* ev_hdr.flags */
 #define EVF_FUSED 1
+#define EVF_CUT 2 /* AWAY: the thread has not come back; put there by the recorder */
 
 struct ev_hdr {
 	__u64 ts; /* CLOCK_MONOTONIC, ns */
@@ -116,6 +119,42 @@ struct ev_experts {
 	__u32 why;
 	__u32 unused;
 	__s32 id[EXPERTS_CHUNK];
+};
+
+/* ev_away.state of a thread that had not run yet; else the kernel's prev_state below 256, 0: it could have run on. */
+#define STATE_NEW 255
+enum ev_answer {
+	ANSWER_UNKNOWN,
+	ANSWER_NO,
+	ANSWER_YES,
+};
+/* ev_away.phase: what is known of where the thread is */
+enum ev_phase {
+	PHASE_UNKNOWN,
+	PHASE_UNBORN,
+	PHASE_ON,
+	PHASE_AWAY,
+};
+
+/* A thread came back to a CPU at h.ts. As a value of the map `threads`: what is known of its being away so far. */
+struct ev_away {
+	struct ev_hdr h;
+	__u64 out;   /* when it left */
+	__u64 woken; /* 0: not seen, or it was never asleep */
+	__u64 ran;   /* how long the thread had run when it left, as the kernel accounts it */
+	__u32 by;    /* the thread that took its CPU */
+	__u32 from;  /* the one that ran before it where it came back */
+	__u32 waker;
+	__u16 cpu;
+	__u16 to_cpu;
+	__u8 state;
+	__u8 io;
+	__u8 fault;
+	__u8 phase;
+	__u32 unused;
+	__u8 by_comm[16];
+	__u8 from_comm[16];
+	__u8 waker_comm[16];
 };
 
 #endif

@@ -19,6 +19,7 @@ use crate::views::table::clean;
 
 pub mod flags;
 mod inner;
+mod outer;
 mod sensors;
 
 pub use flags::COMMAND;

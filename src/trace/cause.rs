@@ -53,7 +53,10 @@ pub struct OpCounts<'a> {
     pub data: &'a [u8],
 }
 
-/// A thread of a target was off the CPU.
+/// A thread of a target was off the CPU. Recorded is each time that began when the thread was followed already: those of a
+/// process that is attached to are followed from then on, new ones from their birth on, which is their first record
+/// ([`OffCpu::state`] 255). `dur` minus `runnable` is what the thread waited for, by `state`, `io` and `fault`; `runnable` is
+/// what it then waited for a CPU, which the kernel's schedstat calls run_delay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OffCpu {
     pub pid: u32,
@@ -62,25 +65,28 @@ pub struct OffCpu {
     pub t: i64,
     /// Until it was back on one, ns.
     pub dur: u64,
-    /// Of `dur`, the time at its end in which it could have run: all of it for a preempted thread, else from its wake-up
-    /// on. Absent where the wake-up was not seen.
+    /// Of `dur`, the time at its end in which it could have run: all of it for a preempted thread and a new one, else from
+    /// its wake-up on. Absent where the wake-up was not seen; 0 in one that is `cut` and not woken yet.
     pub runnable: Option<u64>,
     /// The kernel's prev_state: 0 = runnable (preempted, or it yielded), 1 = sleeping, 2 = uninterruptible, and so on
-    /// (include/linux/sched.h, TASK_REPORT).
+    /// (include/linux/sched.h, TASK_REPORT). 255 = it was new and had not run before: `t` is when it could first run, `waker`
+    /// its maker; it displaced nobody and nobody it, `by` is 0.
     pub state: u8,
-    /// It waited for block I/O (task_struct.in_iowait).
+    /// It waited uninterruptibly for a device to read or write (within the kernel's io_schedule). No in the other states.
     pub io: Answer,
-    /// It waited inside a page fault.
+    /// It waited uninterruptibly inside a page fault, whatever for: with `io` for a page to be read. No in the other states.
     pub fault: Answer,
     /// CPU left, and CPU of the return.
     pub cpu: u16,
     pub to_cpu: u16,
-    /// Thread that took the CPU left, and thread that ran last where it came back (0 = the idle task). See [`Task`].
+    /// Thread that took the CPU left, and thread that ran last where it came back (0 = the idle task, or not known). See
+    /// [`Task`]. Both 0 in a record of `state` 0: its control group may have run no more (cpu.max).
     pub by: u32,
     pub from: u32,
-    /// Thread that woke it; 0 = not known, or an interrupt did.
+    /// Thread that was running where it was woken from, which is the one that woke it, or one that a timer's or network's
+    /// interrupt met; 0 = none was, or not known, or a device did (`io`).
     pub waker: u32,
-    /// It was still away when the recording ended.
+    /// It was still away when the recording ended, which is where `dur` ends; `to_cpu` and `from` then say nothing.
     pub cut: bool,
 }
 
@@ -92,7 +98,7 @@ pub enum Answer {
     Yes,
 }
 
-/// The name of a thread. A tid may be told again with another name, which counts from there on.
+/// The name of a thread; of the idle task there is none. A tid may be told again with another name, which counts from there on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Task<'a> {
     pub tid: u32,

@@ -19,10 +19,11 @@ use std::time::Duration;
 use super::recording::RecordError;
 use super::refusal::{self, Act};
 use super::skel::types::{ev_counter, ev_kind};
-use super::source::{Books, Knobs, Prober, Prog, Sink, Source, Structure};
+use super::source::{Books, Knobs, Prober, Prog, Sink, Source, Standing, Structure};
 use super::structure::Reading;
 use super::transport::{Order, SLACK_NS};
 use super::{privileges, usage};
+use crate::trace::record::Availability;
 use fields::Field;
 use probes::{EngineProbes, Probes};
 use replay::{Replay, Sample};
@@ -70,7 +71,11 @@ fn failed(e: &std::io::Error) -> String {
 impl Perf {
     pub fn new(knobs: Knobs, sink: Sink) -> Perf {
         let replay = Replay::new(sink, knobs.any, knobs.structure != Structure::Off);
-        Perf { knobs, open: None, replay, news: Vec::new() }
+        let news = match knobs.sched {
+            true => vec!["time off the CPU is not recorded: it takes BPF".to_owned()],
+            false => Vec::new(),
+        };
+        Perf { knobs, open: None, replay, news }
     }
 
     /// Whether this kernel offers the road, to this user; Err says what is missing.
@@ -221,6 +226,11 @@ impl Source for Perf {
 
     fn add_target(&mut self, pid: u32) {
         self.replay.add_target(pid);
+    }
+
+    fn scheduler(&self) -> Option<Standing> {
+        let why = "it takes BPF".to_owned();
+        self.knobs.sched.then_some(Standing { state: Availability::None, why })
     }
 
     fn poll(&mut self, timeout: Duration) {

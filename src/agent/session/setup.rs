@@ -60,6 +60,7 @@ pub(super) fn knobs(o: &Options, any: bool) -> Knobs {
             (true, _) => Structure::Changes,
         },
         experts: o.experts && o.structure && o.level == Level::Op,
+        sched: o.sched,
     }
 }
 

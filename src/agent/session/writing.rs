@@ -8,7 +8,7 @@ use crate::agent::discover::{Engine, Module};
 use crate::agent::drain::Drain;
 use crate::agent::recording::Watch;
 use crate::agent::structure::{GLU_BASE, OPS_PER_ENGINE, TYPES_PER_ENGINE, UNARY_BASE};
-use crate::agent::{maps, usage, version};
+use crate::agent::{maps, sched, usage, version};
 use crate::trace::record;
 use crate::trace::{Encoder, WriteError};
 
@@ -48,6 +48,15 @@ impl<W: Write + 'static> Session<W> {
             if mapped.as_ref().is_none_or(here) && a.written.insert((m.dev, m.inode)) {
                 write_module(&mut self.drain.borrow_mut().enc, engine, m)?;
             }
+        }
+        Ok(())
+    }
+
+    /// How it stands with what was asked for beyond the engine's own functions.
+    pub(super) fn write_features(&mut self) -> Result<(), WriteError> {
+        if let Some(s) = self.source.scheduler() {
+            let r = record::Feature { name: sched::NAME, state: s.state, why: &s.why };
+            self.drain.borrow_mut().enc.feature(&r)?;
         }
         Ok(())
     }

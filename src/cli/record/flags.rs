@@ -23,7 +23,7 @@ then is in the file. A second Ctrl-C ends at once. Needs root, or CAP_BPF, CAP_P
     usage: &["[OPTIONS] -- COMMAND...", "[OPTIONS] -p PID", "[OPTIONS] --exe PATH"],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and record" }),
-    groups: &[FLAGS, super::inner::FLAGS, super::sensors::FLAGS],
+    groups: &[FLAGS, super::inner::FLAGS, super::outer::FLAGS, super::sensors::FLAGS],
     notes: "",
     exits: &[
         ("0", "recorded"),
@@ -143,6 +143,7 @@ impl Asked {
         let mut options = options(args, output.as_os_str() == "-")?;
         super::inner::read(args, &mut options)?;
         super::sensors::read(args, &mut options)?;
+        super::outer::read(args, &mut options);
         let target = target(args)?;
         let btf = args.path("btf")?.as_deref().map(Btf::read).transpose()?;
         let (force, quiet) = (args.flag("force"), args.flag("quiet"));
@@ -171,6 +172,7 @@ fn options(args: &Args, stdout_taken: bool) -> Result<Options, Usage> {
         structure: !args.flag("no-str"),
         experts: false,
         sensors: None,
+        sched: false,
         pbuf: args.flag("pbuf"),
         source: source(args)?,
         buffer_bytes: args.needed("buffer-size", size)?,

@@ -1,0 +1,304 @@
+//! `record --sched` beside the kernel's own accounts of the same threads: /proc/PID/task/TID/schedstat and the counts of
+//! switches in `status`.
+#![cfg(feature = "agent")]
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::run::{Recorder, Target, record, wait_until};
+use common::seen::Seen;
+use common::{fixture, live, model, runner, skip};
+use profinfer::trace::record::{Availability, OffCpu};
+
+/// `OffCpu.state`: it could have run on; it had not run before.
+const PREEMPTED: u8 = 0;
+const NEW: u8 = 255;
+
+/// CLOCK_MONOTONIC, ns.
+fn now() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock writes one timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+fn pin(tid: u32, cpu: usize) {
+    // SAFETY: an all-zero set is one; the kernel reads as many bytes as said.
+    let done = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(tid as i32, size_of_val(&set), &raw const set)
+    };
+    assert_eq!(done, 0, "CPU {cpu} for {tid}");
+}
+
+fn threads(pid: u32) -> BTreeSet<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+    tasks
+        .map(|t| t.expect("a task").file_name().to_str().and_then(|n| n.parse().ok()).expect("a number"))
+        .collect()
+}
+
+fn proc_text(pid: u32, tid: u32, name: &str) -> String {
+    fs::read_to_string(format!("/proc/{pid}/task/{tid}/{name}")).unwrap_or_default()
+}
+
+/// Time that a thread has waited for a CPU so far, ns, as the kernel accounts it: told when the wait is over.
+fn run_delay(pid: u32, tid: u32) -> u64 {
+    let text = proc_text(pid, tid, "schedstat");
+    text.split_ascii_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("schedstat")
+}
+
+/// How often a thread has left a CPU so far.
+fn switches(pid: u32, tid: u32) -> u64 {
+    let text = proc_text(pid, tid, "status");
+    let of = |l: &str| l.split_once("_ctxt_switches:").and_then(|(_, n)| n.trim().parse::<u64>().ok());
+    text.lines().filter_map(of).sum()
+}
+
+fn cpu_of(pid: u32, tid: u32) -> usize {
+    let stat = proc_text(pid, tid, "stat");
+    let rest = stat.rsplit(')').next().unwrap_or_default();
+    rest.split_ascii_whitespace().nth(36).and_then(|n| n.parse().ok()).expect("a CPU")
+}
+
+/// A thread of ours that does something until it is dropped.
+struct Busy(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
+
+impl Busy {
+    fn start(name: &str, cpu: usize, step: impl Fn() + Send + 'static) -> Busy {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let run = move || {
+            pin(0, cpu);
+            while !told.load(Ordering::Relaxed) {
+                step();
+            }
+        };
+        Busy(stop, Some(std::thread::Builder::new().name(name.into()).spawn(run).expect("a thread")))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+        let _ = self.1.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+fn of_thread(seen: &Seen, tid: u32) -> Vec<&OffCpu> {
+    seen.all.causes.off_cpu.iter().filter(|r| r.tid == tid).collect()
+}
+
+/// The name that a thread had when a record was written.
+fn name_at(seen: &Seen, tid: u32, record: usize) -> &'static str {
+    let told = seen.all.causes.tasks.iter().filter(|(at, t)| t.tid == tid && *at <= record);
+    told.map(|(_, t)| t.comm).next_back().unwrap_or_default()
+}
+
+/// What holds for any recording with --sched that went well: the books close, nothing lost, only threads of `pid`; each
+/// thread's times away follow one another.
+fn sound(seen: &Seen, pid: u32) {
+    seen.books_close();
+    assert_eq!(seen.kind("away").lost, 0, "times away that were lost");
+    let feature = seen.all.causes.features.iter().find(|f| f.name == "scheduler").expect("the feature");
+    assert_eq!(feature.state, Availability::Whole, "{}", feature.why);
+    let records = &seen.all.causes.off_cpu;
+    assert_eq!(seen.kind("away").recorded, records.len() as u64, "records of events");
+    let mut ends: BTreeMap<u32, i64> = BTreeMap::new();
+    for r in records {
+        assert_eq!(r.pid, pid, "a foreign thread: {r:?}");
+        let end = ends.entry(r.tid).or_insert(i64::MIN);
+        assert!(r.t >= *end, "two times away at once: {r:?}");
+        *end = r.t + r.dur as i64;
+        assert!(r.runnable.is_none_or(|n| n <= r.dur), "{r:?}");
+        assert!(r.state != PREEMPTED || r.runnable == Some(r.dur), "a preempted thread could run: {r:?}");
+    }
+}
+
+/// A recording with --sched of a process that runs already, while `during` runs; gives the trace and what that gave.
+fn attached<T>(pid: u32, options: &[&str], during: impl FnOnce() -> T) -> (Seen, T) {
+    let pid = pid.to_string();
+    let args = [&["--sched", "-p", &pid], options].concat();
+    let recorder = Recorder::start(&args);
+    recorder.wait_for_probes();
+    let got = during();
+    recorder.signal(libc::SIGINT);
+    (recorder.finish().seen(), got)
+}
+
+/// The sum of waits for a CPU that ended within the window, by the trace: schedstat tells a wait when it is over, too.
+fn waited(seen: &Seen, tid: u32, (from, to): (u64, u64)) -> u64 {
+    let within = |r: &&&OffCpu| (from as i64..to as i64).contains(&(r.t + r.dur as i64)) && !r.cut;
+    let all = of_thread(seen, tid);
+    all.iter().filter(within).map(|r| r.runnable.unwrap_or_else(|| panic!("no wake-up seen: {r:?}"))).sum()
+}
+
+/// Within 2 % of the kernel's own account for each thread, and the interferer by name. In the one and not in the other: up
+/// to a microsecond a switch, by which the kernel's clock of a run queue is read before its tracepoint; a thread that is
+/// preempted on its way to sleep, which the tracepoint rightly calls runnable and schedstat leaves out.
+fn interfered(options: &[&str]) {
+    let program = runner();
+    let model = model("tiny", "q4_0");
+    let args =
+        ["run", "--no-roofline", "--pin", "-p", "7", "-n", "1000000", "--ctx", "1000010", "-t", "2", "-m"];
+    let target = Target::spawn(Command::new(program).args(args).arg(model));
+    let pid = target.pid();
+    let mut engine = BTreeSet::new();
+    wait_until("two threads", || {
+        engine = threads(pid);
+        engine.len() >= 2
+    });
+    let victim = *engine.last().expect("two of them");
+    let cpu = cpu_of(pid, victim);
+    let (seen, (window, delays)) = attached(pid, options, || {
+        let _interferer = Busy::start("interferer", cpu, std::hint::spin_loop);
+        std::thread::sleep(Duration::from_millis(200));
+        let read =
+            || (now(), threads(pid).into_iter().map(|t| (t, run_delay(pid, t))).collect::<BTreeMap<_, _>>());
+        let (from, before) = read();
+        std::thread::sleep(Duration::from_millis(2500));
+        let (to, after) = read();
+        ((from, to), after.into_iter().map(|(t, d)| (t, d - before[&t])).collect::<BTreeMap<_, _>>())
+    });
+    drop(target);
+    sound(&seen, pid);
+    for (&tid, &kernel) in &delays {
+        let ours = waited(&seen, tid, window);
+        let switches = of_thread(&seen, tid).len() as u64;
+        println!(
+            "{tid}: {:.3} ms by the trace, {:.3} by schedstat, {switches} times away",
+            ours as f64 / 1e6,
+            kernel as f64 / 1e6
+        );
+        assert!(ours.abs_diff(kernel) as f64 <= 0.02 * kernel as f64, "thread {tid}: {ours} and {kernel} ns");
+    }
+    // Others may want that CPU as well: it took it from the thread, or had it until the thread came back.
+    let by_interferer = |(i, r): &(usize, &OffCpu)| {
+        r.tid == victim
+            && r.state == PREEMPTED
+            && usize::from(r.cpu) == cpu
+            && [r.by, r.from].iter().any(|t| name_at(&seen, *t, *i) == "interferer")
+    };
+    let taken = seen.all.causes.off_cpu.iter().enumerate().filter(by_interferer).count();
+    assert!(taken > 0, "the interferer is not named");
+}
+
+#[test]
+fn an_interferer_costs_what_the_kernel_says() {
+    let _turn = live!();
+    if !Path::new("/proc/self/schedstat").exists() {
+        skip!("this kernel has no schedstat (CONFIG_SCHED_INFO)");
+    }
+    interfered(&[]);
+}
+
+/// Sends bytes around: `rounds` times one there, which wakes whoever reads, and one back.
+fn ping(mut there: &File, mut back: &File, rounds: usize) {
+    for _ in 0..rounds {
+        there.write_all(b"x").expect("a pipe");
+        back.read_exact(&mut [0]).expect("an answer");
+    }
+}
+
+fn pipe_of_files() -> (File, File) {
+    let (read, write) = std::io::pipe().expect("a pipe");
+    (OwnedFd::from(read).into(), OwnedFd::from(write).into())
+}
+
+/// A thread of ours beside foreign ones, all switching as fast as they can: each time that ours is away is in the trace,
+/// counted against the kernel's own count, and nothing of the others.
+fn storm(program: &Path, options: &[&str]) {
+    const ROUNDS: usize = 30_000;
+    let dir = tempfile::tempdir().expect("a directory");
+    let pipe = dir.path().join("echo");
+    for end in ["in", "out"] {
+        assert!(Command::new("mkfifo").arg(pipe.with_extension(end)).status().is_ok_and(|s| s.success()));
+    }
+    let target = Target::start(program, &["--echo", pipe.to_str().expect("a path"), "-n", "2"]);
+    let pid = target.pid();
+    let there = File::options().write(true).open(pipe.with_extension("in")).expect("a pipe");
+    let back = File::options().read(true).open(pipe.with_extension("out")).expect("a pipe");
+    let echo = *threads(pid).iter().find(|t| **t != pid).expect("the thread that echoes");
+    pin(echo, 0);
+    let asleep = || proc_text(pid, echo, "stat").contains(") S ");
+    wait_until("it waits for the first byte", asleep);
+    let (seen, (from, to, kernel)) = attached(pid, options, || {
+        let (from, before) = (now(), switches(pid, echo));
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                pin(0, 0);
+                ping(&there, &back, ROUNDS);
+            });
+            let (mut a, mut b) = (pipe_of_files(), pipe_of_files());
+            std::mem::swap(&mut a.0, &mut b.0);
+            s.spawn(move || {
+                pin(0, 1);
+                ping(&a.1, &a.0, ROUNDS);
+            });
+            s.spawn(move || {
+                pin(0, 1);
+                while (&b.0).read_exact(&mut [0]).is_ok() && (&b.1).write_all(b"x").is_ok() {}
+            });
+        });
+        wait_until("it waits for one more", asleep);
+        (from, now(), switches(pid, echo) - before)
+    });
+    sound(&seen, pid);
+    let within = |r: &&&OffCpu| (from as i64..to as i64).contains(&r.t);
+    let all = of_thread(&seen, echo);
+    let records = all.iter().filter(within).count() as u64;
+    println!("{kernel} times away, {records} in the trace, within {} ms", (to - from) / 1_000_000);
+    assert_eq!(records, kernel);
+    assert!(kernel >= ROUNDS as u64);
+    assert_eq!(all.iter().filter(|r| r.cut).count(), 1, "it waits to the end");
+    drop((there, back));
+    target.said();
+}
+
+#[test]
+fn a_storm_of_switches_loses_nothing() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    storm(&program, &[]);
+}
+
+/// Disposable pools: every worker of every graph is seen from when it was made, though it lives for a graph only.
+fn newborn(program: &Path, options: &[&str]) {
+    let args = [&["--sched"], options, &["--", program.to_str().expect("a path")]].concat();
+    let args = [&args[..], &["--fresh-threads", "-n", "20", "-t", "4", "--op-ns", "20000"]].concat();
+    let run = record(&args);
+    let (seen, said) = (run.seen(), run.said());
+    let pid = said["pid"].as_u64().expect("a pid") as u32;
+    sound(&seen, pid);
+    let mut first: BTreeMap<u32, i64> = BTreeMap::new();
+    for r in &seen.all.runs {
+        let t = first.entry(r.tid).or_insert(i64::MAX);
+        *t = (*t).min(r.t);
+    }
+    assert_eq!(first.len(), 1 + 3 * 21, "threads that ran ops");
+    for (tid, op) in first.into_iter().filter(|(tid, _)| *tid != pid) {
+        let born = of_thread(&seen, tid).first().copied().copied();
+        let born = born.unwrap_or_else(|| panic!("thread {tid} is not in the trace"));
+        assert_eq!((born.state, born.runnable), (NEW, Some(born.dur)), "its first record: {born:?}");
+        assert!(born.t + born.dur as i64 <= op, "it ran an op before it ran at all: {born:?}");
+        assert_eq!(born.waker, pid, "who made it");
+        assert!(!name_at(&seen, born.by, 0).is_empty() || born.by == 0);
+    }
+}
+
+#[test]
+fn new_threads_are_followed_from_birth() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    newborn(&program, &[]);
+}
