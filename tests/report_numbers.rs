@@ -9,11 +9,9 @@ use profinfer::analysis::tables::{GAPS_ROW, OTHER_ROW, OpRow, WAIT_ROW};
 use profinfer::trace::Trace;
 use synth_trace::*;
 
-const ALL: [By; 5] = [By::Op, By::Name, By::Layer, By::Thread, By::Token];
-
 fn read(bytes: Vec<u8>, top: Option<usize>) -> Report {
     let trace = Trace::from_bytes(bytes).unwrap();
-    report(&trace, &Options { top, tables: ALL.to_vec(), ..Options::default() }, &Progress::default())
+    report(&trace, &Options { top, tables: By::ALL.to_vec(), ..Options::default() }, &Progress::default())
 }
 
 fn finish(s: Synth<Vec<u8>>) -> Report {

@@ -12,10 +12,12 @@ use profinfer::views::{json, text};
 use proptest::prelude::*;
 use synth_trace::*;
 
-const ALL: [By; 5] = [By::Op, By::Name, By::Layer, By::Thread, By::Token];
-
 fn read(trace: &Trace) -> Report {
-    report(trace, &Options { top: None, tables: ALL.to_vec(), ..Options::default() }, &Progress::default())
+    report(
+        trace,
+        &Options { top: None, tables: By::ALL.to_vec(), ..Options::default() },
+        &Progress::default(),
+    )
 }
 
 /// The report's text at the width of a small terminal.
@@ -312,7 +314,9 @@ proptest! {
         let mut s = Synth::new(Vec::new(), spec);
         s.call(4, busy);
         s.call(1, busy);
+        causes::one_of_each(&mut s);
         s.call(1, busy);
+        causes::one_of_each(&mut s);
         let mut bytes = s.enc.finish(&footer("signal")).unwrap();
         for harm in &harms {
             apply(&mut bytes, harm);

@@ -100,6 +100,8 @@ pub struct PhaseSum {
     pub wait_ns: u64,
     /// Graphs whose slices are there but not their record.
     pub unrecorded: u64,
+    /// Graphs met while less than ops was recorded, in a run whose level changes; they are in no other figure.
+    pub below: u64,
 }
 
 /// What the pass yields.
@@ -202,6 +204,10 @@ fn whole_graphs(loaded: &Loaded<'_>, line: &Timeline, out: &mut OpTimes) {
     let graphs = loaded.cpu_graphs.iter().zip(&out.graphs).zip(&line.cpu_phase);
     for ((g, slices), phase) in graphs {
         let sum = out.phases.entry(*phase).or_default();
+        if g.plan.is_none() && !loaded.causes.levels.is_empty() {
+            sum.below += 1;
+            continue;
+        }
         sum.graphs += 1;
         sum.graph_ns = sum.graph_ns.saturating_add(g.dur);
         sum.barrier += u64::from(g.barrier && slices.slices > 0);

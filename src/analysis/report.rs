@@ -12,8 +12,11 @@ use super::ops::{OpTimes, PhaseSum, op_times};
 use super::tables::*;
 use super::why::Why;
 use super::why::counters::CounterFacts;
+use super::why::energy::{EnergyReport, energy};
 use super::why::experts::{ExpertReport, experts};
 use super::why::interference::InterferenceRow;
+use super::why::levels::{LevelReport, levels, within};
+use super::why::phases::{StageRow, stages};
 use super::why::verdict::{Ceiling, Peak, best_of_trace};
 use crate::trace::reader::Trace;
 
@@ -31,10 +34,13 @@ pub enum By {
     Counter,
     Interference,
     Expert,
+    Phase,
+    Energy,
+    Level,
 }
 
 impl By {
-    pub const ALL: [By; 9] = [
+    pub const ALL: [By; 12] = [
         By::Op,
         By::Name,
         By::Layer,
@@ -44,6 +50,9 @@ impl By {
         By::Counter,
         By::Interference,
         By::Expert,
+        By::Phase,
+        By::Energy,
+        By::Level,
     ];
 }
 
@@ -91,6 +100,14 @@ pub struct Report {
     pub interference: Option<Vec<InterferenceRow>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertReport>,
+    /// What the engine does beside and within its calls.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stages: Option<Vec<StageRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy: Option<EnergyReport>,
+    /// How much was recorded when.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub levels: Option<LevelReport>,
     pub books: Books,
     /// Tables asked for.
     #[serde(skip)]
@@ -178,6 +195,12 @@ pub struct PhaseReport {
     /// Decode only: steps over the time from start to start.
     pub tokens_per_s_wall: Option<f64>,
     pub cpu_graphs: u64,
+    /// More CPU graphs, of which less than ops was recorded; and how often the level changed from the first call to the
+    /// last. Left out where it never did.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub graphs_below_ops: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub level_changes: u64,
     /// Summed duration of the CPU graphs: the whole of which the tables show shares.
     pub graph_ns: u64,
     /// Thread 0's op time; the next two are its barrier wait (null in interval mode) and the rest of `graph_ns`.
@@ -212,10 +235,8 @@ pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
     let requests = requests(&line.calls);
     let all = Phase::ALL.iter().filter(|p| options.phase.is_none_or(|only| only == **p));
     let misses = |layer| why.as_ref()?.misses(&idents, layer);
-    let experts = match options.tables.contains(&By::Expert) {
-        true => experts(&loaded, &line, &options.expert_cache, misses),
-        false => None,
-    };
+    let wanted = |by| options.tables.contains(&by).then_some(());
+    let experts = wanted(By::Expert).and_then(|()| experts(&loaded, &line, &options.expert_cache, misses));
     let judged = why.is_some() || !options.peaks.is_empty();
     let ceiling = if judged { ceiling(&loaded, &times, &idents, &options.peaks) } else { None };
     let reasons = Reasons { why: why.as_ref(), judged, ceiling: ceiling.as_ref() };
@@ -234,6 +255,9 @@ pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
             .filter(|w| w.scheduler && options.tables.contains(&By::Interference))
             .map(|w| first(w.interference, options.top)),
         experts,
+        stages: wanted(By::Phase).and_then(|()| stages(&loaded, &line, &times)),
+        energy: wanted(By::Energy).and_then(|()| energy(&loaded, &line)),
+        levels: wanted(By::Level).and_then(|()| levels(&loaded, &line)),
         ceiling,
         tables: options.tables.clone(),
     }
@@ -262,7 +286,7 @@ fn phase(about: &About<'_, '_>, steps: &[u64], phase: Phase, options: &Options) 
     let sum = times.phases.get(&phase).copied().unwrap_or_default();
     let splits = split_rows(loaded, line, phase);
     let calls: Vec<_> = line.calls.iter().filter(|c| c.phase == phase).collect();
-    if calls.is_empty() && sum.graphs == 0 && splits.is_empty() {
+    if calls.is_empty() && sum.graphs + sum.below == 0 && splits.is_empty() {
         return None;
     }
     let whole: Vec<_> = calls.iter().filter(|c| !c.cut).collect();
@@ -286,6 +310,8 @@ fn phase(about: &About<'_, '_>, steps: &[u64], phase: Phase, options: &Options) 
         tokens_per_s: tokens.filter(|_| in_call_ns > 0).map(|t| t as f64 * 1e9 / in_call_ns as f64),
         tokens_per_s_wall: (steps_ns > 0).then(|| steps.len() as f64 * 1e9 / steps_ns as f64),
         cpu_graphs: sum.graphs,
+        graphs_below_ops: sum.below,
+        level_changes: within(loaded, line, phase),
         graph_ns: sum.graph_ns,
         op_ns: sum.op_ns,
         wait_ns: (sum.barrier > 0).then_some(sum.wait_ns),
@@ -301,6 +327,10 @@ fn phase(about: &About<'_, '_>, steps: &[u64], phase: Phase, options: &Options) 
             .then(|| first(token_rows(line, times, phase), options.top)),
         splits,
     })
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 fn op_time(sum: &PhaseSum) -> Option<OpTime> {

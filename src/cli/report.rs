@@ -65,6 +65,9 @@ const FLAGS: Group = Group {
             ("counter", "what was counted (--pmc)"),
             ("interference", "who had the CPU while the target's threads could have run (--sched)"),
             ("expert", "experts of each layer (--experts)"),
+            ("phase", "load, tokenize, prefill, decode, sampling and so on (--phases)"),
+            ("energy", "joules, frequencies, temperatures (--sensors)"),
+            ("level", "how much was recorded when, and at what cost (--budget)"),
         ]),
         Flag::value("phase", "PHASE", "Only this phase [default: all that were recorded]").choices(&[
             ("prefill", "calls with more than one token in a ubatch"),
@@ -96,6 +99,9 @@ fn options(args: &Args) -> Result<Options, Usage> {
         ("counter", By::Counter),
         ("interference", By::Interference),
         ("expert", By::Expert),
+        ("phase", By::Phase),
+        ("energy", By::Energy),
+        ("level", By::Level),
     ]);
     let tables = match args.option("by", tables)? {
         Some(one) => vec![one],

@@ -6,9 +6,11 @@ pub mod causes;
 pub mod counters;
 #[cfg(feature = "agent")]
 pub mod doctor;
+pub mod energy;
 pub mod experts;
 pub mod honesty;
 pub mod json;
+pub mod levels;
 pub mod predict;
 pub mod table;
 pub mod text;

@@ -4,8 +4,10 @@ use std::io::{self, Write};
 
 use super::causes;
 use super::counters;
+use super::energy;
 use super::experts;
 use super::honesty;
+use super::levels;
 use super::table::{Style, Table, clean, number, text};
 use super::units::*;
 use crate::analysis::calls::{CallSource, Latency, Phase};
@@ -26,6 +28,15 @@ pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
     if let Some(found) = &report.experts {
         experts::write(out, found, report.tables == [By::Expert], style)?;
     }
+    if let Some(rows) = &report.stages {
+        levels::stages(out, rows, style)?;
+    }
+    if let Some(found) = &report.energy {
+        energy::write(out, found, style)?;
+    }
+    if let Some(found) = &report.levels {
+        levels::write(out, found, style)?;
+    }
     absent(out, report, style)?;
     if let Some(rows) = &report.interference {
         causes::interference(out, rows, style)?;
@@ -43,6 +54,9 @@ fn absent(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()>
         By::Counter => ("Counters", report.counters.is_some(), "--pmc"),
         By::Interference => ("Interference", report.interference.is_some(), "--sched"),
         By::Expert => ("Experts", report.experts.is_some(), "--experts"),
+        By::Phase => ("Phases", report.stages.is_some(), "--phases"),
+        By::Energy => ("Energy", report.energy.is_some(), "--sensors"),
+        By::Level => ("Levels", report.levels.is_some(), "--budget"),
         _ => return Ok(()),
     };
     if there {
@@ -237,6 +251,15 @@ fn call_row(p: &PhaseReport, l: Option<Latency>, per: &str) -> Vec<String> {
 fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) -> io::Result<()> {
     let wanted = |by: By| report.tables.contains(&by);
     let name = p.phase.name();
+    if p.level_changes > 0 || p.graphs_below_ops > 0 {
+        title(out, style, &format!("Level, {name}"))?;
+        let ops = match p.graphs_below_ops {
+            0 => String::new(),
+            n => format!("; ops are of {} of {} CPU graphs", p.cpu_graphs, p.cpu_graphs + n),
+        };
+        let changes = count(p.level_changes, "time");
+        fact(out, "changed", &format!("{changes} within these calls{ops} (--by level)"))?;
+    }
     let label = match p.op_time {
         Some(OpTime::Busy) => "busy: start to barrier entry, thread 0",
         Some(OpTime::Wall) => "wall: start to next op's start, barrier wait inside, thread 0",

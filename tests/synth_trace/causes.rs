@@ -70,3 +70,41 @@ pub fn counter<'a>(id: u32, name: &'a str, unit: &'a str, scale: u32) -> Counter
 pub fn phase_call(what: &str, t: u64, dur: u64) -> PhaseCall<'_> {
     PhaseCall { what, pid: PID, tid: TID, t: t as i64, dur, cut: false }
 }
+
+/// One of each of the records of causes, beside the graph that was written last.
+pub fn one_of_each(s: &mut Synth<Vec<u8>>) {
+    use profinfer::trace::{CounterRun, ExpertRows};
+    let (graph, t) = (s.graphs - 1, s.now - 10_000);
+    for name in ["scheduler", "counters", "experts", "phases", "sensors", "budget"] {
+        s.enc.feature(&feature(name, Availability::Partly, "made up")).unwrap();
+    }
+    let names = ["cycles", "instructions", "major-faults"];
+    for (id, name) in (0..).zip(names) {
+        s.enc.counter(&counter(id, name, "events", 1)).unwrap();
+    }
+    s.enc.counter(&counter(3, "l3d_cache_refill", "bytes", 64)).unwrap();
+    for ith in 0..s.spec.threads {
+        let run = CounterRun { graph, ith, plan: 0, first: 0, counters: 0xf };
+        let told: Vec<_> = (0..40).map(|i| (i % 7 != 0).then_some(1000 + i)).collect();
+        s.enc.op_counts(&run, &told).unwrap();
+    }
+    s.enc.task(900, "hog").unwrap();
+    for (ith, back) in [(0, 9000), (1, 8000), (0, 5000)] {
+        s.enc.off_cpu(&preempted(ith, (t - back) as i64, 700)).unwrap();
+        s.enc.off_cpu(&slept(ith, (t - back) as i64 + 900, 800, 100)).unwrap();
+        s.enc.off_cpu(&faulted(ith, (t - back) as i64 + 1800, 90)).unwrap();
+    }
+    let rows = ExpertRows { graph, ids: 20, weights: 21, used: 2, tokens: 2, first: 0, why: "" };
+    s.enc.experts(&rows, &[1, 2, 3, 4]).unwrap();
+    s.enc.phase_call(&phase_call("sampling", t, 500)).unwrap();
+    for (id, kind) in [(0, SensorKind::Power), (1, SensorKind::Energy), (2, SensorKind::Frequency)] {
+        s.enc.sensor(&Sensor { id, name: "x", kind, path: "/x", interval_ns: 0, cpus: "0-1" }).unwrap();
+    }
+    for i in 0..20 {
+        s.enc.sample((t - 20_000 + 1000 * i) as i64, &[(0, 5), (1, i as i64), (2, 7)]).unwrap();
+    }
+    let (predicted_ppm, measured_ppm, why) = (Some(1), Some(2), "");
+    let to = Detail::Scheduler;
+    let level = LevelChange { t: t as i64, to, one_in: 1, predicted_ppm, measured_ppm, why };
+    s.enc.level_change(&level).unwrap();
+}

@@ -2,10 +2,13 @@
 //! worked out only where a trace has such records. May use `trace` and `ggml`.
 
 pub mod counters;
+pub mod energy;
 pub mod experts;
 pub mod interference;
+pub mod levels;
 pub mod parts;
 pub mod pass;
+pub mod phases;
 pub mod sched;
 pub mod verdict;
 

@@ -189,7 +189,8 @@ impl Pass<'_, '_> {
                             && let Some(ident) = idents.get(at as usize)
                         {
                             let culprit = self.culprits.of_record(p.record);
-                            *out.hit.entry((culprit, *ident)).or_default() += p.ns;
+                            let hit = out.hit.entry((culprit, *ident)).or_default();
+                            *hit = hit.saturating_add(p.ns);
                         }
                     });
                     parts.barrier_ns = cursor.lay(end, end.saturating_add_unsigned(wait), |p| {
