@@ -14,7 +14,7 @@ use super::ladder::{How, Ladder, ProbePoint, Rung};
 use super::maps::FileId;
 use super::prologue::{self, Choice, Need};
 use super::source::{Guard, Prober, Prog};
-use super::{maps, memory};
+use super::{maps, memory, phases};
 
 /// What a rung observes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,11 +25,13 @@ pub enum Role {
     CpuGraph,
     Op,
     OpEnd,
+    Phase,
 }
 
 impl Role {
     /// In the order in which they are attached: what lies inside first, so that a token seen is a token seen whole.
-    pub const ALL: [Role; 6] = [Role::OpEnd, Role::Op, Role::CpuGraph, Role::Split, Role::Graph, Role::Token];
+    pub const ALL: [Role; 7] =
+        [Role::OpEnd, Role::Op, Role::CpuGraph, Role::Split, Role::Graph, Role::Token, Role::Phase];
 
     /// Name in the trace.
     pub fn name(self) -> &'static str {
@@ -40,6 +42,7 @@ impl Role {
             Role::CpuGraph => "cpu-graph",
             Role::Op => "op",
             Role::OpEnd => "op-end",
+            Role::Phase => "phase",
         }
     }
 
@@ -52,6 +55,7 @@ impl Role {
             Role::CpuGraph => &ladder.cpu_graph,
             Role::Op => &ladder.op,
             Role::OpEnd => &ladder.op_end,
+            Role::Phase => &ladder.phase,
         }
     }
 }
@@ -93,8 +97,8 @@ pub struct Attached {
     pub prober: Box<dyn Prober>,
     site: Site,
     /// Position of each role's rung in its ladder (index by [`Role::ALL`]); beyond the end = none left.
-    at: [usize; 6],
-    links: [Vec<Guard>; 6],
+    at: [usize; 7],
+    links: [Vec<Guard>; 7],
     /// Probes being removed.
     leaving: Vec<JoinHandle<()>>,
     files: HashSet<FileId>,
@@ -104,7 +108,7 @@ pub struct Attached {
     pub probes: Vec<ProbeInfo>,
     pub stands: Vec<Stand>,
     /// The recording is over: nothing is attached any more, and this is what was.
-    closed: Option<[bool; 6]>,
+    closed: Option<[bool; 7]>,
     /// Entry points attached and not, over all roles.
     pub attached: usize,
     pub failures: Vec<String>,
@@ -137,6 +141,7 @@ fn programs(symbol: &str, role: Role) -> (Prog, Option<Prog>) {
         (Role::Op, s) if super::ladder::FUSED.contains(&s) => (Prog::Fused, Some(Prog::OpExit)),
         (Role::Op, _) => (Prog::Op, Some(Prog::OpExit)),
         (Role::OpEnd, _) => (Prog::Barrier, None),
+        (Role::Phase, _) => (phases::program(symbol), Some(Prog::PhaseExit)),
     }
 }
 
@@ -149,7 +154,7 @@ impl Attached {
             ladder,
             prober,
             site,
-            at: [0; 6],
+            at: [0; 7],
             links: Default::default(),
             leaving: Vec::new(),
             files,
@@ -170,6 +175,12 @@ impl Attached {
     /// True while the role has probes of its own, or had when the recording ended.
     pub fn probed(&self, role: Role) -> bool {
         self.closed.map_or(!self.links[index(role)].is_empty(), |had| had[index(role)])
+    }
+
+    /// Functions of the role's rung, where it has or had probes.
+    pub fn probed_symbols(&self, role: Role) -> impl Iterator<Item = &'static str> {
+        let points = self.rung(role).filter(|_| self.probed(role)).map_or(&[][..], |r| &r.points);
+        points.iter().map(|p| p.symbol)
     }
 
     /// Attaches the role's present rung, for the modules from position `from` on.

@@ -24,7 +24,8 @@ pub fn rungs<W: Write>(
             drain.enc.rung(&Rung { engine, role, name, used: s.used, expected: None, seen: 0, why })?;
         }
         let shown = drain.shown.get(id).copied().unwrap_or_default();
-        for role in Role::ALL.into_iter().rev() {
+        // Phases are beside the levels: nothing is said of them where nobody asked.
+        for role in Role::ALL.into_iter().rev().filter(|r| *r != Role::Phase || wanted.contains(r)) {
             let v = verify::verdict(a, role, &shown, wanted.contains(&role));
             let (role, name, why) = (role.name(), v.name.as_str(), v.why.as_str());
             drain.enc.rung(&Rung {

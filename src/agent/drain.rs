@@ -10,6 +10,7 @@ use super::experts::Chosen;
 use super::graphs::{Graphs, Seen, Start};
 use super::lanes::Hit;
 use super::memory;
+use super::phases::Begun;
 use super::sched;
 use super::structure::{Reading, Structure};
 use crate::ggml::backend_guid;
@@ -24,6 +25,8 @@ pub struct Shown {
     pub splits: u64,
     pub graphs: u64,
     pub ops: u64,
+    /// Calls that are a phase.
+    pub phases: u64,
     /// Returns seen of tokens, scheduler graphs, splits and CPU graphs.
     pub returns: [u64; 4],
     /// Op hits that the whole graphs seen so far demanded, and those seen in them; graphs whose demand is unknown left out.
@@ -82,6 +85,7 @@ pub struct Drain<W: Write> {
     graphs: Graphs,
     tensors: Structure,
     pub experts: Chosen,
+    phases: Begun,
     seq: [u64; 4],
     last_ts: u64,
     error: Option<WriteError>,
@@ -106,6 +110,7 @@ impl<W: Write> Drain<W> {
             graphs: Graphs::default(),
             tensors: Structure::default(),
             experts: Chosen::default(),
+            phases: Begun::default(),
             seq: [0; 4],
             last_ts: 0,
             error: None,
@@ -177,6 +182,7 @@ impl<W: Write> Drain<W> {
                 Ok(())
             }
             Event::Exit(e) => self.process_exit(e.h.tgid, e.h.ts),
+            Event::Phase(e) => self.phase(e),
             Event::Experts(e) => {
                 if let Some(graph) = self.graphs.seq_by_caller(e.h.tid) {
                     self.experts.take(graph, e);
@@ -391,6 +397,14 @@ impl<W: Write> Drain<W> {
         Ok(())
     }
 
+    fn phase(&mut self, e: &event::Call) -> Result<(), WriteError> {
+        self.meet(&e.h);
+        if let Some(shown) = self.shown(e.h.engine).filter(|_| e.a != 0) {
+            shown.phases += 1;
+        }
+        self.phases.take(e, &mut self.enc)
+    }
+
     fn process_exit(&mut self, tgid: u32, ts: u64) -> Result<(), WriteError> {
         self.totals.exited += 1;
         self.close(Some(tgid), ts)?;
@@ -408,7 +422,7 @@ impl<W: Write> Drain<W> {
         while let Some(call) = self.calls.take(tgid) {
             self.finish(call, ts, true)?;
         }
-        Ok(())
+        self.phases.close(tgid, ts, &mut self.enc)
     }
 
     /// Time of the newest event, CLOCK_MONOTONIC ns.

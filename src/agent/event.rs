@@ -30,6 +30,7 @@ pub const KIND_NAMES: [&str; KINDS] = [
     "exit",
     "experts",
     "away",
+    "phase",
 ];
 /// Counters beside the events', in the order of `enum ev_counter`.
 pub const COUNTERS: usize = ev_counter::CNT_COUNTERS.0 as usize;
@@ -69,6 +70,7 @@ pub enum Event<'a> {
     Exit(&'a Call),
     Experts(&'a Experts),
     Away(&'a Away),
+    Phase(&'a Call),
 }
 
 /// The event at the start of `bytes`, and its kind's index. None if the bytes are none: too short for the kind, or not
@@ -93,6 +95,7 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_EXIT => Event::Exit(view(bytes)?),
         ev_kind::EV_EXPERTS => Event::Experts(view(bytes)?),
         ev_kind::EV_AWAY => Event::Away(view(bytes)?),
+        ev_kind::EV_PHASE => Event::Phase(view(bytes)?),
         _ => return None,
     };
     Some((kind, event))

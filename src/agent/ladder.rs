@@ -5,6 +5,7 @@
 
 use super::discover::{Engine, Module};
 use super::elf::{ElfFile, Machine, Symbol};
+use super::phases::PHASES;
 use super::prologue::{self, Choice, Need};
 
 /// Functions that take fused ops and so bypass the op probe; a fused op is `(params, first node, second node)`.
@@ -84,6 +85,8 @@ pub struct Ladder {
     pub cpu_graph: Vec<Rung>,
     pub op: Vec<Rung>,
     pub op_end: Vec<Rung>,
+    /// Calls that are a phase of their own.
+    pub phase: Vec<Rung>,
 }
 
 /// What is known of a function from its declaration.
@@ -137,6 +140,9 @@ impl Ladder {
                 .into_iter()
                 .flatten()
                 .collect();
+        // Nothing but the stack pointer is read.
+        let phases = PHASES.iter().flat_map(|p| p.functions).map(|f| function(f, 0, false, true));
+        let phases: Vec<Function> = phases.collect();
         let barrier = rung("ggml_barrier", &[&BARRIER], &cpu);
         Ladder {
             token: rung("llama_process/llama_decode/llama_encode", &tokens, &all).into_iter().collect(),
@@ -146,6 +152,7 @@ impl Ladder {
                 .chain(has_vtable.then_some(vtable))
                 .collect(),
             cpu_graph: rung("ggml_graph_compute", &[&CPU_GRAPH], &cpu).into_iter().collect(),
+            phase: rung("llama.h", &phases.iter().collect::<Vec<_>>(), &all).into_iter().collect(),
             op_end: if ops.is_empty() { Vec::new() } else { barrier.into_iter().chain([interval]).collect() },
             op: ops,
         }
@@ -188,7 +195,7 @@ fn point(elf: &ElfFile, module: usize, f: &Function, sym: Symbol) -> Option<Prob
         Some(Batch::Pointer(arg)) => f.args.max(arg + 1),
         _ => f.args,
     };
-    let need = Need { args: n_args, stack: matches!(batch, Some(Batch::Stack(_))) };
+    let need = Need { args: n_args, stack: n_args == 0 || matches!(batch, Some(Batch::Stack(_))) };
     Some(ProbePoint {
         symbol: f.symbol,
         module,

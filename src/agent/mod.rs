@@ -26,6 +26,7 @@ pub mod memory;
 pub mod nodes;
 pub mod object;
 pub mod perf;
+pub mod phases;
 pub mod privileges;
 pub mod process;
 pub mod prologue;

@@ -125,6 +125,11 @@ impl Loaded {
             Prog::Fused => &p.fused_enter,
             Prog::OpExit => &p.op_exit,
             Prog::Barrier => &p.barrier_enter,
+            Prog::Tokenize => &p.phase_tokenize,
+            Prog::Detokenize => &p.phase_detokenize,
+            Prog::Sampling => &p.phase_sampling,
+            Prog::Load => &p.phase_load,
+            Prog::PhaseExit => &p.phase_exit,
         }
     }
 

@@ -32,6 +32,8 @@ pub struct Options {
     pub structure: bool,
     /// Which experts each layer chose; wants level op and structure.
     pub experts: bool,
+    /// Calls that are a phase of their own.
+    pub phases: bool,
     pub pbuf: bool,
     pub source: Wish,
     pub buffer_bytes: u64,

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use self::setup::{header, knobs, roles, source};
 use self::writing::notice;
-use super::attached::Attached;
+use super::attached::{Attached, Role};
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::Drain;
 use super::machine::{self, AgentCpu};
@@ -27,7 +27,7 @@ use super::skel::types::ev_kind;
 use super::source::{Guard, Source};
 use super::structure::{self, MAX_ENGINES, Reading};
 use super::verify::{self, OpEnd};
-use super::{books, calibrate, target, usage};
+use super::{books, calibrate, phases, target, usage};
 use crate::trace::record::{self, Availability, Feature};
 use crate::trace::{Encoder, EncoderConfig, Output, WriteError};
 
@@ -205,7 +205,7 @@ impl<W: Write + 'static> Session<W> {
         };
         for engine in engines {
             match self.engines.iter().position(|a| a.same_base(&engine)) {
-                Some(i) => drop(self.engines[i].extend(engine.modules, roles(self.options.level))),
+                Some(i) => drop(self.engines[i].extend(engine.modules, roles(&self.options))),
                 None if self.engines.len() == MAX_ENGINES => {
                     watch.tell("more than 15 different engines: the others are not recorded")
                 }
@@ -227,7 +227,7 @@ impl<W: Write + 'static> Session<W> {
         if self.options.op_end == OpEnd::Interval {
             attached.ladder.op_end.retain(|r| r.how == super::ladder::How::Interval);
         }
-        for &role in roles(self.options.level) {
+        for &role in roles(&self.options) {
             attached.attach(role, 0);
         }
         // With nothing to probe yet, the functions may come with a module that is loaded later.
@@ -413,10 +413,17 @@ impl<W: Write + 'static> Session<W> {
         for (a, shown) in self.engines.iter_mut().zip(&mut drain.shown) {
             verify::verify(a, shown, self.options.op_end);
         }
-        books::rungs(&mut drain, &self.engines, roles(self.options.level))?;
+        books::rungs(&mut drain, &self.engines, roles(&self.options))?;
         if self.options.experts {
             let known = self.engines.iter().any(|a| a.engine.tables.op("MUL_MAT_ID").is_some());
             drain.experts.feature(&mut drain.enc, known, books.kinds[ev_kind::EV_EXPERTS.0 as usize].lost)?;
+        }
+        if self.options.phases {
+            let mut probed: Vec<&str> =
+                self.engines.iter().flat_map(|a| a.probed_symbols(Role::Phase)).collect();
+            probed.sort_unstable();
+            probed.dedup();
+            phases::feature(&mut drain.enc, &probed, books.kinds[ev_kind::EV_PHASE.0 as usize].lost)?;
         }
         let summary = Summary {
             end: end.clone(),

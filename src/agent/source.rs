@@ -28,10 +28,15 @@ pub enum Prog {
     Fused,
     OpExit,
     Barrier,
+    Tokenize,
+    Detokenize,
+    Sampling,
+    Load,
+    PhaseExit,
 }
 
 impl Prog {
-    pub const ALL: [Prog; 14] = [
+    pub const ALL: [Prog; 19] = [
         Prog::TokenProcess,
         Prog::TokenDecode,
         Prog::TokenEncode,
@@ -46,11 +51,24 @@ impl Prog {
         Prog::Fused,
         Prog::OpExit,
         Prog::Barrier,
+        Prog::Tokenize,
+        Prog::Detokenize,
+        Prog::Sampling,
+        Prog::Load,
+        Prog::PhaseExit,
     ];
 
     /// Return probes run when the function returns.
     pub fn is_return(self) -> bool {
-        matches!(self, Prog::TokenExit | Prog::SchedExit | Prog::SplitExit | Prog::GraphExit | Prog::OpExit)
+        matches!(
+            self,
+            Prog::TokenExit
+                | Prog::SchedExit
+                | Prog::SplitExit
+                | Prog::GraphExit
+                | Prog::OpExit
+                | Prog::PhaseExit
+        )
     }
 }
 

@@ -111,6 +111,7 @@ pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
         Role::Graph => (None, s.scheds),
         Role::Split => (None, s.splits),
         Role::CpuGraph => (None, s.graphs),
+        Role::Phase => (None, s.phases),
         Role::Op => ((s.unknown == 0 && s.expected > 0).then_some(s.expected), s.ops),
         // Every op has an end of this kind; nothing of its own is hit.
         Role::OpEnd if a.rung(role).is_some_and(|r| r.how == How::Interval) => (None, s.ops),
@@ -142,7 +143,7 @@ fn returns(role: Role, s: &Shown) -> Option<String> {
         Role::Graph => (s.scheds, s.returns[1]),
         Role::Split => (s.splits, s.returns[2]),
         Role::CpuGraph => (s.graphs, s.returns[3]),
-        Role::Op | Role::OpEnd => return None,
+        Role::Op | Role::OpEnd | Role::Phase => return None,
     };
     (returns + UNDER_WAY < entries).then(|| {
         format!("hit, but only {returns} of {entries} returns were seen: the others' durations are cut")

@@ -13,6 +13,7 @@ enum ev_experts_why btf_why;
 struct ev_away *btf_away;
 enum ev_answer btf_answer;
 enum ev_phase btf_phase;
+enum ev_what btf_what;
 enum ev_kind btf_kind;
 enum ev_counter btf_counter;
 

@@ -23,6 +23,7 @@ enum ev_kind {
 	EV_EXIT,
 	EV_EXPERTS,
 	EV_AWAY,
+	EV_PHASE,
 	EV_KINDS,
 };
 
@@ -44,6 +45,15 @@ enum ev_experts_why {
 	EXPERTS_NOWHERE, /* it has no data */
 };
 
+/* ev_call.n of a PHASE */
+enum ev_what {
+	DOES_TOKENIZE,
+	DOES_DETOKENIZE,
+	DOES_SAMPLING,
+	DOES_LOAD,
+	DOES_KINDS,
+};
+
 /* ev_hdr.flags */
 #define EVF_FUSED 1
 #define EVF_CUT 2 /* AWAY: the thread has not come back; put there by the recorder */
@@ -61,7 +71,7 @@ struct ev_hdr {
 /* TOKEN_*: a = llama_context, n = tokens in the batch or -1, b = which entry (0 process, 1 decode, 2 encode).
  * SCHED_*: a = scheduler, b = cgraph. SPLIT_*: a = backend, b = cgraph, guid.
  * GRAPH_ENTER: a = cgraph, b = uid (0: none). GRAPH_EXIT: a = end of thread 0's last op (0: not seen).
- * FORK: a = child's pid. */
+ * FORK: a = child's pid. PHASE: n = which; a = its start, h.ts its end; a = 0: it begins at h.ts. */
 struct ev_call {
 	struct ev_hdr h;
 	__u64 a;

@@ -10,6 +10,7 @@
 #include "base.h"
 #include "structure.h"
 #include "experts.h"
+#include "phases.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 

@@ -131,10 +131,12 @@ pub struct Experts<'a> {
     pub data: &'a [u8],
 }
 
-/// A call of a function that is a phase of its own; the outermost one where they nest.
+/// A call of a function that is a phase of its own; the outermost one where they nest, of whichever phases: what loading a
+/// model detokenizes is loading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseCall<'a> {
-    /// `tokenize`, `sampling`, `detokenize`, `load`.
+    /// `tokenize`, `sampling`, `detokenize`, `load`. A token may take several calls of `sampling`: programs that do not
+    /// leave it to llama_sampler_sample apply their samplers, and tell them of the choice, in calls of their own.
     pub what: &'a str,
     pub pid: u32,
     pub tid: u32,

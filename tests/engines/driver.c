@@ -11,6 +11,7 @@
 #include "abi.h"
 #include "dump.h"
 #include "experts.h"
+#include "phases.h"
 
 struct options {
     struct settings set;
@@ -148,6 +149,9 @@ static void control(void) {
             putchar('{');
             print_span_json("prefill", prefill(n));
             printf(",\"pos\":%d}\n", pos);
+        } else if (sscanf(line, "phases %d", &n) == 1 && n > 0 && pos > 0) {
+            phases(&eng, n);
+            printf("{\"phases\":%d}\n", n);
         } else if (!strcmp(line, "perf\n")) {
             struct perf p = engine_perf(&eng);
             printf("{\"t_p_eval_ms\":%.6f,\"n_p_eval\":%d,\"t_eval_ms\":%.6f,\"n_eval\":%d}\n", p.t_p_eval_ms,
@@ -205,7 +209,7 @@ static void usage(FILE *f) {
           "  --experts FILE    experts chosen, as JSON lines; cuts the graph behind each choice\n"
           "  --ids 1,2,3       this prompt instead, then -n tokens greedily: prints their ids\n"
           "  --logits FILE     with --ids: the logits of the prompt's last token, as floats\n"
-          "  --control         commands on stdin: run N [LABEL], prefill N, perf, quit\n",
+          "  --control         commands on stdin: run N [LABEL], prefill N, phases N, perf, quit\n",
           f);
 }
 

@@ -28,9 +28,10 @@ pub enum Field {
     Ne2,
     Name2,
     Ra,
+    Sp,
 }
 
-const FIELDS: usize = Field::Ra as usize + 1;
+const FIELDS: usize = Field::Sp as usize + 1;
 
 impl Field {
     fn name(self) -> &'static str {
@@ -56,6 +57,7 @@ impl Field {
             Field::Ne2 => "ne2",
             Field::Name2 => "name2",
             Field::Ra => "ra",
+            Field::Sp => "sp",
         }
     }
 }
@@ -141,6 +143,9 @@ fn fetches(prog: Prog, l: &Layout, structure: bool) -> Vec<Fetch> {
             all
         }
         Prog::Barrier => vec![register(Field::Pool, a), (Field::Ra, MACHINE.return_address.into())],
+        Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load | Prog::PhaseExit => {
+            vec![register(Field::Sp, "%sp")]
+        }
         Prog::TokenExit | Prog::SchedExit | Prog::SplitExit | Prog::GraphExit | Prog::OpExit => Vec::new(),
     }
 }

@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::phases::PHASES;
 use super::recording::RecordError;
 use super::refusal::{self, Act};
 use super::skel::types::{ev_counter, ev_kind};
@@ -208,6 +209,7 @@ fn kind(prog: Prog) -> Option<ev_kind> {
         Prog::GraphExit => ev_kind::EV_GRAPH_EXIT,
         Prog::Op | Prog::Fused => ev_kind::EV_OP,
         Prog::OpExit | Prog::Barrier => return None,
+        Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load | Prog::PhaseExit => return None,
     })
 }
 
@@ -275,6 +277,10 @@ impl Source for Perf {
         let returns = probes.tally(|p| p == Prog::OpExit, &mut vec![0; open.cpus.len()]);
         let ends = &mut books.kinds[ev_kind::EV_LANE_END.0 as usize];
         (ends.seen, ends.lost) = (ends.seen + returns.lost, returns.lost);
+        let calls = |p| matches!(p, Prog::PhaseExit) || PHASES.iter().any(|phase| phase.prog == p);
+        let calls = probes.tally(calls, &mut vec![0; open.cpus.len()]);
+        let phases = &mut books.kinds[ev_kind::EV_PHASE.0 as usize];
+        (phases.seen, phases.lost) = (phases.seen + calls.lost, calls.lost);
         books.barriers = probes.tally(|p| p == Prog::Barrier, &mut vec![0; open.cpus.len()]);
         probes.tally(|_| true, &mut by_cpu);
         // The kernel tells what a ring lost in all: what was no probe's was of processes that began or ended.

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::super::event::{self, Call, FLAG_FUSED, Head, KINDS, Op};
+use super::super::phases::PHASES;
 use super::super::skel::types::ev_kind;
 use super::super::source::{Prog, Sink};
 use super::fields::{Field, Places};
@@ -44,6 +45,14 @@ struct Lane {
     in_graph: bool,
 }
 
+/// The outermost call of a thread: `struct phase_call` of src/bpf/phases.h.
+#[derive(Debug, Clone, Copy)]
+struct PhaseCall {
+    start: u64,
+    sp: u64,
+    what: usize,
+}
+
 /// Return addresses of the barrier's call sites, learned: see `barrier_enter` of src/bpf/ops.bpf.c.
 #[derive(Debug, Clone, Copy, Default)]
 struct Barriers {
@@ -59,6 +68,7 @@ pub struct Replay {
     targets: HashSet<u32>,
     barriers: HashMap<u32, Barriers>,
     lanes: HashMap<u32, Lane>,
+    phases: HashMap<u32, PhaseCall>,
     pub graphs: Graphs,
 }
 
@@ -91,6 +101,7 @@ impl Replay {
             targets: HashSet::new(),
             barriers: HashMap::new(),
             lanes: HashMap::new(),
+            phases: HashMap::new(),
             graphs: Graphs::default(),
         }
     }
@@ -135,6 +146,7 @@ impl Replay {
     /// A thread ended; a process, when its first thread did.
     pub fn exit(&mut self, tgid: u32, tid: u32, at: u64) {
         self.lanes.remove(&tid);
+        self.phases.remove(&tid);
         self.graphs.leave(tid);
         if tgid != tid || !self.targets.remove(&tgid) {
             return;
@@ -174,6 +186,8 @@ impl Replay {
                 self.out.send(kind, &Op { h, ..Default::default() });
             }
             Prog::Barrier => self.barrier(m, s),
+            Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load => self.phase_enter(m, s),
+            Prog::PhaseExit => self.phase_exit(m, s),
         }
     }
 
@@ -288,6 +302,36 @@ impl Replay {
             lane.tensor = 0;
             self.out.send(kind, &Op { h: head(kind, m, s), tensor, pool, ..Default::default() });
         }
+    }
+
+    /// As `phase_enter` of src/bpf/phases.h.
+    fn phase_enter(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let Some(what) = PHASES.iter().position(|p| p.prog == m.prog) else { return };
+        let Some(sp) = m.places.u64(s.raw, Field::Sp) else { return };
+        if self.phases.get(&s.tid).is_some_and(|outer| outer.sp > sp) {
+            return;
+        }
+        if self.phases.len() >= MAX_LANES {
+            self.phases.clear();
+        }
+        self.phases.insert(s.tid, PhaseCall { start: s.at, sp, what });
+        if m.prog == Prog::Load {
+            self.phase(m, s, what, 0);
+        }
+    }
+
+    fn phase_exit(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let returned = if cfg!(target_arch = "x86_64") { 8 } else { 0 };
+        let sp = m.places.u64(s.raw, Field::Sp).map(|sp| sp.wrapping_sub(returned));
+        if let Some(call) = self.phases.get(&s.tid).copied().filter(|c| Some(c.sp) == sp) {
+            self.phases.remove(&s.tid);
+            self.phase(m, s, call.what, call.start);
+        }
+    }
+
+    fn phase(&mut self, m: &Meaning, s: &Sample<'_>, what: usize, start: u64) {
+        let kind = ev_kind::EV_PHASE;
+        self.out.send(kind, &Call { h: head(kind, m, s), a: start, n: what as i32, ..Default::default() });
     }
 
     fn keep(&mut self, tid: u32, lane: Lane) {

@@ -40,13 +40,14 @@ pub(super) fn header<'a>(
     }
 }
 
-pub(super) fn roles(level: Level) -> &'static [Role] {
-    // Role::ALL goes from the inside out.
-    match level {
-        Level::Token => &Role::ALL[5..],
-        Level::Graph => &Role::ALL[2..],
-        Level::Op => &Role::ALL,
-    }
+pub(super) fn roles(o: &Options) -> &'static [Role] {
+    // Role::ALL goes from the inside out, and ends with the phases.
+    let from = match o.level {
+        Level::Token => 5,
+        Level::Graph => 2,
+        Level::Op => 0,
+    };
+    &Role::ALL[from..if o.phases { 7 } else { 6 }]
 }
 
 pub(super) fn knobs(o: &Options, any: bool) -> Knobs {

@@ -173,6 +173,7 @@ fn options(args: &Args, stdout_taken: bool) -> Result<Options, Usage> {
         experts: false,
         sensors: None,
         sched: false,
+        phases: false,
         pbuf: args.flag("pbuf"),
         source: source(args)?,
         buffer_bytes: args.needed("buffer-size", size)?,

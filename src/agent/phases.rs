@@ -1,0 +1,200 @@
+//! Calls that are a phase of their own, and not one of ops or graphs: which functions they are, and what comes of their
+//! events. Uses `event`, `source` and `trace`.
+
+use std::io::Write;
+
+use super::event;
+use super::skel::types::ev_what;
+use super::source::Prog;
+use crate::trace::record::{Availability, Feature, PhaseCall};
+use crate::trace::{Encoder, WriteError};
+
+/// A phase: its name in the trace, the program of its entries, its functions (llama.h; a release has some of them).
+pub struct Phase {
+    pub name: &'static str,
+    pub prog: Prog,
+    pub functions: &'static [&'static str],
+}
+
+const fn phase(name: &'static str, prog: Prog, functions: &'static [&'static str]) -> Phase {
+    Phase { name, prog, functions }
+}
+
+/// All, in the order of `enum ev_what`.
+pub const PHASES: [Phase; ev_what::DOES_KINDS.0 as usize] = [
+    phase("tokenize", Prog::Tokenize, &["llama_tokenize"]),
+    phase("detokenize", Prog::Detokenize, &["llama_token_to_piece", "llama_detokenize"]),
+    phase(
+        "sampling",
+        Prog::Sampling,
+        // Each sampler of a chain is applied, and told of the choice, through the same functions.
+        &["llama_sampler_sample", "llama_sampler_apply", "llama_sampler_accept"],
+    ),
+    phase(
+        "load",
+        Prog::Load,
+        // The one of before 2025-01 has become a wrapper.
+        &["llama_model_load_from_file", "llama_load_model_from_file", "llama_model_load_from_splits"],
+    ),
+];
+
+/// The program for entries of a function.
+pub fn program(function: &str) -> Prog {
+    let found = PHASES.iter().find(|p| p.functions.contains(&function));
+    found.map_or(Prog::Load, |p| p.prog)
+}
+
+/// Calls of which only the entry has been seen.
+#[derive(Default)]
+pub struct Begun {
+    calls: heapless::Vec<Open, 64>,
+}
+
+#[derive(Clone, Copy)]
+struct Open {
+    what: i32,
+    tgid: u32,
+    tid: u32,
+    start: u64,
+}
+
+impl Open {
+    fn write<W: Write>(&self, end: u64, cut: bool, enc: &mut Encoder<W>) -> Result<(), WriteError> {
+        let &Open { what, tgid: pid, tid, start } = self;
+        let Some(phase) = usize::try_from(what).ok().and_then(|i| PHASES.get(i)) else { return Ok(()) };
+        let (t, dur) = (start as i64, end.saturating_sub(start));
+        enc.phase_call(&PhaseCall { what: phase.name, pid, tid, t, dur, cut })
+    }
+}
+
+impl Begun {
+    /// Takes an event: a call that begins, or one that has ended.
+    pub fn take<W: Write>(&mut self, e: &event::Call, enc: &mut Encoder<W>) -> Result<(), WriteError> {
+        let call =
+            Open { what: e.n, tgid: e.h.tgid, tid: e.h.tid, start: if e.a == 0 { e.h.ts } else { e.a } };
+        self.calls.retain(|c| (c.what, c.tid) != (call.what, call.tid));
+        match e.a {
+            // One for which there is no room is told when it ends.
+            0 => drop(self.calls.push(call)),
+            _ => call.write(e.h.ts, false, enc)?,
+        }
+        Ok(())
+    }
+
+    /// A process (all, with None) has ended, or its recording: what it had begun is cut.
+    pub fn close<W: Write>(
+        &mut self,
+        tgid: Option<u32>,
+        at: u64,
+        enc: &mut Encoder<W>,
+    ) -> Result<(), WriteError> {
+        let ends = |c: &Open| tgid.is_none_or(|t| t == c.tgid);
+        for c in self.calls.iter().filter(|c| ends(c)) {
+            c.write(at, true, enc)?;
+        }
+        self.calls.retain(|c| !ends(c));
+        Ok(())
+    }
+}
+
+/// What the recording has of phases: those of whose functions some are `probed`.
+pub fn feature<W: Write>(enc: &mut Encoder<W>, probed: &[&str], lost: u64) -> Result<(), WriteError> {
+    let (had, missing): (Vec<_>, Vec<_>) =
+        PHASES.iter().partition(|p| p.functions.iter().any(|f| probed.contains(f)));
+    let names = |of: Vec<&Phase>| of.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
+    let state = match (had.is_empty(), missing.is_empty() && lost == 0) {
+        (true, _) => Availability::None,
+        (_, true) => Availability::Whole,
+        (_, false) => Availability::Partly,
+    };
+    let mut why = match had.is_empty() {
+        true => "the engine has none of the functions".to_owned(),
+        false => format!("calls of {}", probed.join(", ")),
+    };
+    if !missing.is_empty() {
+        why.push_str(&format!("; without a function here: {}", names(missing)));
+    }
+    if lost > 0 {
+        why.push_str(&format!("; {lost} events lost"));
+    }
+    enc.feature(&Feature { name: "phases", state, why: &why })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::event::{Call, Head};
+    use crate::trace::record::{Footer, Header, Level, Record, Source, Transport};
+    use crate::trace::{EncoderConfig, Trace};
+
+    const HEADER: Header = Header {
+        tool: "",
+        command: "",
+        kernel: "",
+        arch: "",
+        host: "",
+        cpu_model: "",
+        topology: "",
+        mono_ns: 0,
+        boot_ns: 0,
+        real_ns: 0,
+        level: Level::Token,
+        structure: false,
+        transport: Transport::Ring,
+        buffer_bytes: 0,
+        hit_ns: 0,
+        source: Source::Bpf,
+    };
+
+    #[test]
+    fn what_has_begun_ends_once_or_is_cut() {
+        let mut enc = Encoder::new(Vec::new(), EncoderConfig::default(), &HEADER).expect("memory takes it");
+        let event = |tid: u32, what: i32, start: u64, ts: u64| Call {
+            h: Head { ts, tgid: tid / 10, tid, ..Head::default() },
+            a: start,
+            n: what,
+            ..Call::default()
+        };
+        let mut begun = Begun::default();
+        let all = [event(10, 3, 0, 100), event(20, 3, 0, 110), event(30, 3, 0, 120), event(20, 3, 110, 400)];
+        // One that is short, and one that no release has.
+        for e in all.iter().chain(&[event(10, 0, 420, 430), event(10, 9, 420, 430)]) {
+            begun.take(e, &mut enc).expect("memory takes it");
+        }
+        begun.close(Some(1), 500, &mut enc).expect("memory takes it");
+        begun.close(None, 600, &mut enc).expect("memory takes it");
+        begun.close(None, 700, &mut enc).expect("memory takes it");
+        let footer = Footer {
+            end: "",
+            kinds: Vec::new(),
+            lost_cpu: Vec::new(),
+            orphans: 0,
+            read_errors: 0,
+            agent_user_us: 0,
+            agent_sys_us: 0,
+            agent_peak_rss: 0,
+            wall_ns: 0,
+            bpf_ns: 0,
+            bpf_runs: 0,
+        };
+        let bytes = enc.finish(&footer).expect("memory takes it");
+        let trace = Trace::from_bytes(bytes).expect("a trace");
+        let mut told = Vec::new();
+        for i in 0..trace.blocks().len() {
+            for record in trace.block(i).expect("a whole block").records() {
+                if let Record::PhaseCall(p) = record.expect("a whole record") {
+                    told.push((p.what, p.tid, p.t, p.dur, p.cut));
+                }
+            }
+        }
+        assert_eq!(
+            told,
+            [
+                ("load", 20, 110, 290, false),
+                ("tokenize", 10, 420, 10, false),
+                ("load", 10, 100, 400, true),
+                ("load", 30, 120, 480, true),
+            ]
+        );
+    }
+}
