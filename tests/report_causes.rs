@@ -223,6 +223,22 @@ fn who_was_in_the_way_is_named_with_its_victims() {
     assert!(text.contains("hog (thread 900)") && text.contains("GET_ROWS  embd 1.00 us"), "{text}");
 }
 
+/// Another process of the same name is not the target.
+#[test]
+fn our_own_threads_stand_apart_from_others_of_their_name() {
+    let mut s = one_call(Spec::default(), &[]);
+    s.enc.task(TID + 1, "engine").unwrap();
+    s.enc.task(77, "engine").unwrap();
+    for (by, dur) in [(TID + 1, 100), (77, 300)] {
+        s.enc.off_cpu(&OffCpu { by, ..preempted(0, start(by as usize % 9), dur) }).unwrap();
+    }
+    let r = finish(s);
+    let rows: Vec<_> =
+        r.interference.as_ref().unwrap().iter().map(|r| (r.name.as_str(), r.own, r.runnable_ns)).collect();
+    assert_eq!(rows, [("engine", false, 300), ("engine", true, 100)]);
+    assert!(shown(&r).contains("of the target"), "{}", shown(&r));
+}
+
 #[test]
 fn a_name_counts_from_where_it_is_told() {
     let mut s = one_call(Spec::default(), &[preempted(0, start(0), 100)]);

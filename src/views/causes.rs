@@ -132,8 +132,16 @@ fn word(bound: Bound) -> &'static str {
     }
 }
 
-/// Writes who was in the way.
-pub fn interference(out: &mut dyn Write, rows: &[InterferenceRow], style: &Style) -> io::Result<()> {
+/// Rows of interference where it is one section of many.
+const BRIEF: usize = 8;
+
+/// Writes who was in the way; `all`, or the worst.
+pub fn interference(
+    out: &mut dyn Write,
+    rows: &[InterferenceRow],
+    all: bool,
+    style: &Style,
+) -> io::Result<()> {
     title(out, style, "Interference (who had the CPU while a thread of the target could have run)")?;
     if rows.is_empty() {
         return writeln!(out, "  no one was in the way");
@@ -149,7 +157,7 @@ pub fn interference(out: &mut dyn Write, rows: &[InterferenceRow], style: &Style
         text("who"),
         text("ops kept waiting"),
     ]);
-    for r in rows {
+    for r in rows.iter().take(if all { rows.len() } else { BRIEF }) {
         let who = match r.tids.as_slice() {
             [] => r.name.clone(),
             [one] => format!("{} (thread {one})", r.name),
@@ -170,6 +178,9 @@ pub fn interference(out: &mut dyn Write, rows: &[InterferenceRow], style: &Style
         ]);
     }
     write!(out, "{}", t.render(style))?;
+    if !all && rows.len() > BRIEF {
+        writeln!(out, "{}", style.dim(&format!("  and {} more (--by interference)", rows.len() - BRIEF)))?;
+    }
     let rule = "  a preemption counts for the thread that took the CPU, a wait after a wake-up for the one that ran before";
     writeln!(out, "{}", style.dim(rule))
 }

@@ -39,7 +39,7 @@ pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
     }
     absent(out, report, style)?;
     if let Some(rows) = &report.interference {
-        causes::interference(out, rows, style)?;
+        causes::interference(out, rows, report.tables == [By::Interference], style)?;
     }
     honesty::write(out, &report.books, style)
 }

@@ -55,13 +55,16 @@ const OPS: usize = 5;
 pub struct Culprits {
     /// By record of OffCpu.
     of_record: Vec<usize>,
-    names: Vec<String>,
+    /// Name, and whether it is the target's own.
+    names: Vec<(String, bool)>,
 }
 
 impl Culprits {
     pub fn new(loaded: &Loaded<'_>) -> Culprits {
-        let mut names: Vec<String> = Vec::new();
-        let mut index: HashMap<String, usize> = HashMap::new();
+        let ours: HashSet<u32> =
+            loaded.causes.off_cpu.iter().map(|r| r.tid).chain(loaded.runs.iter().map(|r| r.tid)).collect();
+        let mut names: Vec<(String, bool)> = Vec::new();
+        let mut index: HashMap<(String, bool), usize> = HashMap::new();
         let mut comms: HashMap<u32, &str> = HashMap::new();
         let mut tasks = loaded.causes.tasks.iter().peekable();
         let mut of_record = Vec::with_capacity(loaded.causes.off_cpu.len());
@@ -74,10 +77,10 @@ impl Culprits {
                 (false, 0) => WAKING.to_string(),
                 (_, tid) => comms.get(&tid).map_or_else(|| format!("thread {tid}"), |c| c.to_string()),
             };
-            let next = names.len();
-            let place = *index.entry(name).or_insert_with_key(|name| {
-                names.push(name.clone());
-                next
+            let key = (name, ours.contains(&culprit(r).1));
+            let place = *index.entry(key).or_insert_with_key(|key| {
+                names.push(key.clone());
+                names.len() - 1
             });
             of_record.push(place);
         }
@@ -114,8 +117,6 @@ pub fn rows(
     idents: &Idents,
     origin: i64,
 ) -> Vec<InterferenceRow> {
-    let ours: HashSet<u32> =
-        loaded.causes.off_cpu.iter().map(|r| r.tid).chain(loaded.runs.iter().map(|r| r.tid)).collect();
     let mut all: BTreeMap<usize, Gathered> = BTreeMap::new();
     for (r, place) in loaded.causes.off_cpu.iter().zip(&culprits.of_record) {
         let ns = runnable(r);
@@ -146,9 +147,10 @@ pub fn rows(
         order::by_key(&mut ops, |op| (!op.ns, 0));
         let in_ops_ns = ops.iter().fold(0, |sum: u64, op| sum.saturating_add(op.ns));
         ops.truncate(OPS);
+        let (name, own) = culprits.names.get(place).cloned().unwrap_or_default();
         InterferenceRow {
-            name: culprits.names.get(place).cloned().unwrap_or_default(),
-            own: g.tids.iter().all(|tid| ours.contains(tid)),
+            name,
+            own,
             tids: g.tids.into_iter().filter(|tid| *tid != 0).collect(),
             cpus: g.cpus.into_iter().collect(),
             preemptions: g.preemptions,
