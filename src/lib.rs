@@ -10,6 +10,7 @@
 pub mod analysis;
 pub mod cli;
 pub mod ggml;
+pub mod order;
 pub mod runner;
 pub mod trace;
 pub mod views;

@@ -324,7 +324,9 @@ impl Task {
         // Where they lie in it.
         let [int, name, pid, tgid] = [1, 5, 17, 21];
         let mut members = [(pid, self.pid), (tgid, self.tgid)];
-        members.sort_by_key(|m| m.1);
+        if self.tgid < self.pid {
+            members.reverse();
+        }
         let size = members[1].1.saturating_add(4);
         // Type 1: a signed integer of 32 bits. Type 2: the struct.
         let mut types = vec![int, 1 << 24, 4, 1 << 24 | 32, name, STRUCT << 24 | 2, size];

@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
 
+use crate::order;
+
 use memmap2::Mmap;
 use object::LittleEndian as LE;
 use object::elf;
@@ -384,7 +386,7 @@ impl ElfFile {
             return self.relocs.len();
         }
         self.relocs = if self.fixed { self.fixed_pointers() } else { self.relative_pointers() };
-        self.relocs.sort_unstable();
+        order::by_key(&mut self.relocs, |r| *r);
         self.relocs.dedup_by_key(|r| r.0);
         self.relocs.len()
     }

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use crate::order;
+
 /// What the header says of the machine.
 #[derive(Debug, Clone, Default)]
 pub struct Machine {
@@ -69,7 +71,7 @@ fn cpus() -> Vec<Cpu> {
             }
         })
         .collect();
-    all.sort_by_key(|c| c.cpu);
+    order::by_key(&mut all, |c| (c.cpu.into(), 0));
     all
 }
 

@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::elf::ElfFile;
+use crate::order;
 
 /// Most files looked at for one program.
 const MAX_FILES: usize = 4096;
@@ -145,7 +146,7 @@ fn backend_dirs(dir: &Path) -> Vec<PathBuf> {
 fn entries(dir: &Path) -> Vec<PathBuf> {
     let Ok(list) = std::fs::read_dir(dir) else { return Vec::new() };
     let mut out: Vec<PathBuf> = list.take(MAX_ENTRIES).flatten().map(|e| e.path()).collect();
-    out.sort();
+    order::by(&mut out, |a, b| a.cmp(b));
     out
 }
 

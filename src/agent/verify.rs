@@ -4,6 +4,7 @@
 use super::attached::{Attached, Role};
 use super::drain::Shown;
 use super::ladder::How;
+use crate::order;
 
 /// Hits of thread 0 that must be seen before the barrier is judged.
 const BARRIER_SAMPLE: u64 = 16;
@@ -154,7 +155,7 @@ fn returns(role: Role, s: &Shown) -> Option<String> {
 fn rung_name(a: &Attached, role: Role, name: &str) -> String {
     let mut symbols: Vec<&str> =
         a.rung(role).map(|r| r.points.iter().map(|p| p.symbol).collect()).unwrap_or_default();
-    symbols.sort_unstable();
+    order::by(&mut symbols, |a, b| a.cmp(b));
     symbols.dedup();
     if symbols.is_empty() { name.to_owned() } else { symbols.join(" + ") }
 }

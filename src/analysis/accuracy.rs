@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::ground_truth::{self, Call, GroundTruth};
 use super::load::{Loaded, Progress, load};
+use crate::order;
 use crate::trace::record::{CpuGraph, Slices};
 use crate::trace::{SliceTime, Trace, slice_iter};
 
@@ -108,8 +109,8 @@ impl Matched {
 fn accuracy(pairs: &[Pair]) -> Option<Accuracy> {
     let mut alphas: Vec<f64> = pairs.iter().map(|p| p.alpha()).collect();
     let mut biases: Vec<i64> = pairs.iter().map(|p| p.bias()).collect();
-    alphas.sort_unstable_by(f64::total_cmp);
-    biases.sort_unstable();
+    order::by_key(&mut alphas, |a| (order::fraction(*a), 0));
+    order::by_key(&mut biases, |b| (order::time(*b), 0));
     let n = alphas.len();
     Some(Accuracy {
         count: n as u64,
@@ -190,7 +191,7 @@ fn target<'a>(&(what, least): &(&'static str, f64), lines: impl Iterator<Item = 
 fn process(loaded: &Loaded<'_>, truth: &GroundTruth) -> Result<u32, CompareError> {
     let mut pids: Vec<u32> = loaded.tokens.iter().map(|t| t.pid).collect();
     pids.extend(loaded.cpu_graphs.iter().map(|g| g.pid));
-    pids.sort_unstable();
+    order::by_key(&mut pids, |pid| ((*pid).into(), 0));
     pids.dedup();
     match pids.as_slice() {
         [only] => Ok(*only),

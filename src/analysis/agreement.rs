@@ -3,14 +3,14 @@
 //!
 //! Each answer is a text: what was compared, or what was wrong first.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::books::Books;
 use super::ground_truth::{CpuGraph as TrueGraph, GroundTruth};
 use super::load::{Hit, Loaded, Progress};
-use super::order;
 use super::report::{Options, report};
 use crate::ggml::names;
+use crate::order;
 use crate::trace::Trace;
 use crate::trace::expert_ids;
 use crate::trace::record::{Availability, CpuGraph};
@@ -82,7 +82,7 @@ pub fn graphs(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
         same(&format!("nodes of graph {i}"), t.n_nodes, g.size)?;
     }
     same("splits", loaded.splits.iter().filter(|s| !s.cut).count(), truth.cpu_graphs.len())?;
-    let backends: BTreeSet<u32> = loaded.splits.iter().map(|s| s.backend).collect();
+    let backends: HashSet<u32> = loaded.splits.iter().map(|s| s.backend).collect();
     Ok(format!("{} graphs, {} splits, backends: {}", traced.len(), truth.cpu_graphs.len(), backends.len()))
 }
 
@@ -100,7 +100,8 @@ fn pairs<'a>(
 /// Op hits of all graphs by (graph, thread), each thread's in order of time.
 fn hits<'a>(loaded: &'a Loaded<'_>) -> BTreeMap<(u64, u16), Vec<&'a Hit>> {
     let mut runs: Vec<_> = loaded.runs.iter().collect();
-    runs.sort_by_key(|r| (r.graph, r.ith, r.t));
+    order::by_key(&mut runs, |r| (r.ith.into(), order::time(r.t)));
+    order::by_key(&mut runs, |r| (r.graph, 0));
     let mut out: BTreeMap<(u64, u16), Vec<&Hit>> = BTreeMap::new();
     for run in runs {
         let of_plan = loaded.plans.get(&run.plan).map_or(&[][..], |p| &p.hits);

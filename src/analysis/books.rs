@@ -6,8 +6,8 @@ use serde::Serialize;
 use super::calls::Timeline;
 use super::load::Loaded;
 use super::ops::OpTimes;
-use super::order;
 use super::tables::share;
+use crate::order;
 use crate::trace::record::{Availability, Feature, Footer, Level, Probe, Source};
 
 /// A number, or why there is none.

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use super::load::Loaded;
-use super::order;
+use crate::order;
 use crate::trace::record::{CpuGraph, Entry, Graph};
 
 /// Told apart by the widest ubatch of a call: 1 token is decode, more is prefill.

@@ -6,6 +6,8 @@
 use std::io::BufRead;
 use std::str::FromStr;
 
+use crate::order;
+
 /// How a file begins.
 const MAGIC: &str = "# ggml-runner ground truth ";
 /// The version that is read here.
@@ -159,10 +161,11 @@ pub fn read(mut input: impl BufRead) -> Result<GroundTruth, TruthError> {
             truth.line(Fields { line: number, rest: text.split('\t') })?;
         }
     }
-    truth.calls.sort_unstable_by_key(|c| c.span.start);
-    truth.graphs.sort_unstable_by_key(|s| s.start);
-    truth.cpu_graphs.sort_unstable_by_key(|g| g.span.start);
-    truth.ops.sort_unstable_by_key(|o| (o.graph, o.ith, o.start));
+    order::by_key(&mut truth.calls, |c| (c.span.start, 0));
+    order::by_key(&mut truth.graphs, |s| (s.start, 0));
+    order::by_key(&mut truth.cpu_graphs, |g| (g.span.start, 0));
+    order::by_key(&mut truth.ops, |o| (o.ith.into(), o.start));
+    order::by_key(&mut truth.ops, |o| (o.graph.into(), 0));
     Ok(truth)
 }
 

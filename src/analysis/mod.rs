@@ -11,7 +11,6 @@ pub mod ground_truth;
 pub mod load;
 pub mod model;
 pub mod ops;
-pub mod order;
 pub mod predict;
 pub mod report;
 pub mod tables;

@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::describe::{is_leaf, op_name, source, tensor_bytes};
 use super::load::{Loaded, TensorInfo};
-use super::order;
 use crate::ggml::names::fold;
+use crate::order;
 
 /// The model. Every field is null (or empty) where the recorded tensors do not show it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -43,7 +43,7 @@ pub struct WeightType {
 /// Reads the facts off the tensors. All ids are walked in order, so the answer does not depend on hashing.
 pub fn model(loaded: &Loaded<'_>) -> ModelFacts {
     let mut ids: Vec<u32> = loaded.tensors.keys().copied().collect();
-    ids.sort_unstable();
+    order::by_key(&mut ids, |id| ((*id).into(), 0));
     let mut m = ModelFacts::default();
     let mut seen: HashSet<(u32, u64)> = HashSet::new();
     let mut types: BTreeMap<u16, (u64, Option<u64>)> = BTreeMap::new();

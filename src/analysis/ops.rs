@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 
 use super::calls::{Phase, Timeline};
 use super::load::{Loaded, Progress, workers};
+use crate::order;
 use crate::trace::record::{CpuGraph, Slices};
 use crate::trace::{SliceTime, slice_iter};
 
@@ -160,7 +161,8 @@ impl Edges {
 pub fn op_times(loaded: &mut Loaded<'_>, line: &Timeline, progress: &Progress) -> OpTimes {
     let key = |r: &Slices<'_>| (r.graph, r.plan, r.ith, r.first);
     if !loaded.runs.is_sorted_by_key(key) {
-        loaded.runs.sort_by_key(key);
+        order::by_key(&mut loaded.runs, |r| (u64::from(r.plan) << 16 | u64::from(r.ith), r.first.into()));
+        order::by_key(&mut loaded.runs, |r| (r.graph, 0));
     }
     let index: HashMap<u64, usize> = loaded.cpu_graphs.iter().enumerate().map(|(i, g)| (g.seq, i)).collect();
     let units: Vec<Unit<'_, '_>> = loaded

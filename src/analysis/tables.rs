@@ -8,13 +8,13 @@ use super::calls::{Phase, Timeline};
 use super::describe::{Ident, NO_LAYER, NO_STRUCTURE, describe};
 use super::load::{Hit, Loaded};
 use super::ops::{OpTimes, PhaseSum, PosStat};
-use super::order;
 use super::why::Why;
 use super::why::counters::CounterRow;
 use super::why::parts::Parts;
 use super::why::pass::Cause;
 use super::why::verdict::{Ceiling, Facts, Verdict, verdict};
 use crate::ggml::backend_guid;
+use crate::order;
 
 /// Row that holds thread 0's barrier waits (barrier mode only).
 pub const WAIT_ROW: &str = "(barrier wait)";
@@ -254,7 +254,7 @@ pub fn op_rows(
     let sum = times.phases.get(&phase).copied().unwrap_or_default();
     let groups = groups(times, reasons.why, idents, phase, key);
     let mut rows: Vec<OpRow> = groups.into_iter().map(|(name, g)| row(name, &g, &reasons, &sum)).collect();
-    rows.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.name.cmp(&b.name)));
+    order::by(&mut rows, |a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.name.cmp(&b.name)));
     close(rows, &sum)
 }
 
@@ -271,7 +271,7 @@ fn groups(
     let mut beyond = Group::default();
     // In order of the plans, so that sums of fractions come out the same every time.
     let mut plans: Vec<_> = times.plans.iter().filter(|((_, p), _)| *p == phase).collect();
-    plans.sort_by_key(|((plan, _), _)| *plan);
+    order::by_key(&mut plans, |((plan, _), _)| ((*plan).into(), 0));
     for ((plan, _), stat) in plans {
         let mut causes = why.map_or(&[][..], |w| w.positions(*plan, phase)).iter();
         for (pos, ident) in stat.positions.iter().zip(idents.of_plan(*plan)) {
@@ -491,7 +491,7 @@ pub fn split_rows(loaded: &Loaded<'_>, line: &Timeline, phase: Phase) -> Vec<Spl
             share: share(total_ns, all),
         })
         .collect();
-    rows.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.backend.cmp(&b.backend)));
+    order::by(&mut rows, |a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.backend.cmp(&b.backend)));
     rows
 }
 

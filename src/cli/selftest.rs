@@ -348,6 +348,9 @@ fn recording(case: &Case, books: Books, loaded: &Loaded<'_>) -> Recording {
         Some((Source::Bpf, Transport::Ring)) => "ring buffer",
         None => "unknown",
     };
+    // A map that is collected brings a sorter of its own along.
+    let mut rungs = BTreeMap::new();
+    rungs.extend(books.rungs.into_iter().filter(|r| r.used).map(|r| (r.role, r.name)));
     Recording {
         name: case.name,
         level: case.level,
@@ -358,7 +361,7 @@ fn recording(case: &Case, books: Books, loaded: &Loaded<'_>) -> Recording {
         lost: books.events.iter().map(|e| e.lost).sum(),
         hits_expected: books.hits.expected,
         hits_seen: books.hits.seen,
-        rungs: books.rungs.into_iter().filter(|r| r.used).map(|r| (r.role, r.name)).collect(),
+        rungs,
         peak_rss: books.agent_peak_rss_bytes.value,
     }
 }

@@ -1,6 +1,7 @@
 //! The reader: finds the blocks of a trace, whole or damaged, and decodes their records. All bytes are untrusted.
 //! Uses the block layout, the records and their codings.
 
+use crate::order;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -240,7 +241,7 @@ impl Trace {
                 Err(e) => all.push(e),
             }
         }
-        all.sort_by_key(|d| (d.offset, d.kind == DamageKind::NoFooter));
+        order::by_key(&mut all, |d| (d.offset, (d.kind == DamageKind::NoFooter).into()));
         all
     }
 

@@ -7,6 +7,7 @@ use super::text::{fact, title};
 use super::units::*;
 use crate::analysis::why::experts::{ExpertLayer, ExpertReport, Usage};
 use crate::analysis::why::pass::Misses;
+use crate::order;
 
 /// Layers shown where experts are one section of many, and experts named of each.
 const BRIEF: usize = 8;
@@ -55,7 +56,7 @@ fn top(counts: &[u64]) -> String {
     let all: u64 = counts.iter().sum();
     let mut most: Vec<(usize, u64)> =
         counts.iter().enumerate().filter(|(_, n)| **n > 0).map(|(id, n)| (id, *n)).collect();
-    most.sort_unstable_by_key(|(id, n)| (std::cmp::Reverse(*n), *id));
+    order::by_key(&mut most, |(id, n)| (!n, *id as u64));
     let named = most.iter().take(NAMED);
     let named: Vec<String> =
         named.map(|(id, n)| format!("{id} ({:.1} %)", *n as f64 * 100.0 / all as f64)).collect();

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use super::gauge::{Battery, Gauge, Product, Value};
+use crate::order;
 use crate::trace::record::SensorKind;
 
 /// Most sensors that are read.
@@ -37,7 +38,7 @@ pub fn find(sysfs: &Path) -> Vec<Found> {
 fn entries(dir: &Path, prefix: &str) -> Vec<PathBuf> {
     let all = fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path());
     let mut all: Vec<PathBuf> = all.filter(|p| file_name(p).starts_with(prefix)).collect();
-    all.sort_by(|a, b| (file_name(a).len(), a).cmp(&(file_name(b).len(), b)));
+    order::by(&mut all, |a, b| (file_name(a).len(), a).cmp(&(file_name(b).len(), b)));
     all
 }
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::analysis::books::state;
 use crate::analysis::load::Loaded;
-use crate::analysis::order;
+use crate::order;
 use crate::trace::counts;
 use crate::trace::record::OpCounts;
 

@@ -4,7 +4,7 @@
 //! Reuse and caches are of decode alone, token by token in the order that they were recorded in; the cache of a layer
 //! starts empty and drops the expert that was not used for longest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
@@ -12,6 +12,7 @@ use super::pass::Misses;
 use crate::analysis::calls::{Phase, Timeline};
 use crate::analysis::load::Loaded;
 use crate::ggml::names::fold;
+use crate::order;
 use crate::trace::expert_ids;
 use crate::trace::record::Experts;
 
@@ -134,7 +135,7 @@ pub fn experts(
     if loaded.causes.experts.is_empty() {
         return None;
     }
-    let phases: BTreeMap<u64, Phase> =
+    let phases: HashMap<u64, Phase> =
         loaded.cpu_graphs.iter().zip(&line.cpu_phase).map(|(g, p)| (g.seq, *p)).collect();
     let mut layers: BTreeMap<(u32, Option<u32>, u32), Layer> = BTreeMap::new();
     let mut unread: BTreeMap<(Option<u32>, &str), u64> = BTreeMap::new();
@@ -202,7 +203,7 @@ fn sizes(asked: &[u32], used: u32, experts: u64) -> Vec<u32> {
     let fitting = [used, used.saturating_mul(2), experts / 4, experts / 2];
     let mut sizes = if asked.is_empty() { fitting.to_vec() } else { asked.to_vec() };
     sizes.retain(|s| *s > 0 && (!asked.is_empty() || *s < experts));
-    sizes.sort_unstable();
+    order::by_key(&mut sizes, |s| ((*s).into(), 0));
     sizes.dedup();
     sizes
 }

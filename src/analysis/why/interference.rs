@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::pass::Sum;
 use super::sched::runnable;
 use crate::analysis::load::Loaded;
-use crate::analysis::order;
 use crate::analysis::tables::{Idents, OpKey};
+use crate::order;
 
 /// One program, or what stands for it, that was in the way.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use crate::analysis::calls::{Phase, Timeline};
 use crate::analysis::load::Loaded;
-use crate::analysis::order;
 use crate::analysis::tables::share;
+use crate::order;
 use crate::trace::record::{Detail, LevelChange};
 
 /// The levels of a run.

@@ -13,6 +13,7 @@ use crate::analysis::calls::{Phase, Timeline};
 use crate::analysis::load::Loaded;
 use crate::analysis::ops::Edges;
 use crate::analysis::tables::Idents;
+use crate::order;
 use crate::trace::record::{OpCounts, Slices};
 use crate::trace::slice_iter;
 
@@ -114,7 +115,8 @@ struct Calls<'s> {
 
 /// Sorts the counts as [`Pass::run`] wants them.
 pub fn sort_counts(counts: &mut [OpCounts<'_>]) {
-    counts.sort_by_key(|r| (r.graph, r.plan, r.ith, r.first));
+    order::by_key(counts, |r| (u64::from(r.plan) << 16 | u64::from(r.ith), r.first.into()));
+    order::by_key(counts, |r| (r.graph, 0));
 }
 
 impl Pass<'_, '_> {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use super::parts::Off;
 use crate::analysis::load::Loaded;
+use crate::order;
 use crate::trace::record::{Answer, Availability, Detail, OffCpu};
 
 /// Name of the Feature record.
@@ -64,7 +65,7 @@ impl Sched {
             threads.entry(r.tid).or_default().push(Away { from: r.t, to, runnable, kind: kind(r), record });
         }
         for list in threads.values_mut() {
-            list.sort_unstable_by_key(|a| (a.from, a.to, a.record));
+            order::by_key(list, |a| (order::time(a.from), order::time(a.to)));
             let mut end = i64::MIN;
             for a in list.iter_mut() {
                 // A thread is away once at a time, whatever the file says.
@@ -78,7 +79,7 @@ impl Sched {
             loaded.causes.features.iter().any(|f| f.name == FEATURE && f.state == Availability::Whole);
         let mut switched: Vec<_> =
             loaded.causes.levels.iter().map(|l| (l.t, l.to >= Detail::Scheduler)).collect();
-        switched.sort_by_key(|(t, _)| *t);
+        order::by_key(&mut switched, |(t, _)| (order::time(*t), 0));
         Sched { threads, whole, switched }
     }
 
