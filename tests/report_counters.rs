@@ -130,6 +130,10 @@ fn what_is_not_whole_is_said() {
     // A counter without any value has no column, and one with holes a share.
     let head = text.lines().find(|l| l.contains("IPC")).unwrap();
     assert!(head.contains("told %") && !head.contains("stall"), "{head}");
+    // Of the slices of those that are shown, not of the one that never was.
+    let table = text.split("Counters by op").nth(1).unwrap();
+    let line = table.lines().find(|l| l.ends_with("  GET_ROWS")).unwrap();
+    assert!(line.ends_with(" 100.00  GET_ROWS"), "{text}");
 }
 
 /// Ids that nobody defined, records beyond the plan, torn lists: no panic and no figure.

@@ -28,11 +28,14 @@ pub fn phase(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Styl
 fn table(counters: &[CounterFacts], rows: &[(String, CounterRow)], name: &'static str) -> Table {
     let any = |get: fn(&CounterRow) -> Option<f64>| rows.iter().any(|(_, r)| get(r).is_some());
     let (ipc, stalled) = (any(|r| r.ipc), any(|r| r.stalled_share));
-    let share = |r: &CounterRow| r.counters.iter().map(|c| c.share).fold(1.0, f64::min);
-    let partly = rows.iter().any(|(_, r)| share(r) < 1.0);
     // A counter that no row has a value of is in the notes.
     let counted: Vec<bool> =
         (0..counters.len()).map(|i| rows.iter().any(|(_, r)| total(r, i).is_some())).collect();
+    let share = |r: &CounterRow| {
+        let shown = r.counters.iter().zip(&counted).filter(|(_, counted)| **counted);
+        shown.map(|(c, _)| c.share).fold(1.0, f64::min)
+    };
+    let partly = rows.iter().any(|(_, r)| share(r) < 1.0);
     let mut columns: Vec<Column> = Vec::new();
     columns.extend(ipc.then(|| number("IPC", 0)));
     columns.extend(stalled.then(|| number("stalled %", 0)));

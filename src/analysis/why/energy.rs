@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::analysis::calls::{Phase, Timeline};
 use crate::analysis::load::Loaded;
+use crate::order;
 use crate::trace::record::{Sensor, SensorKind};
 use crate::trace::sensor_values;
 
@@ -104,8 +105,8 @@ impl Piece {
     }
 }
 
-fn median<T: Copy + PartialOrd>(mut values: Vec<T>) -> Option<T> {
-    values.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+fn median(mut values: Vec<u64>) -> Option<u64> {
+    order::by_key(&mut values, |v| (*v, 0));
     values.get(values.len() / 2).copied()
 }
 
@@ -115,8 +116,8 @@ impl Track {
         let mut track = Track::default();
         let counter = sensor.kind == SensorKind::Energy;
         let power = sensor.kind == SensorKind::Power;
-        let values: Vec<f64> = samples.iter().map(|(_, v)| *v as f64).filter(|v| *v > 0.0).collect();
-        let limit = median(values).map_or(f64::INFINITY, |m| m * ODD);
+        let values = samples.iter().filter_map(|(_, v)| u64::try_from(*v).ok()).filter(|v| *v > 0).collect();
+        let limit = median(values).map_or(f64::INFINITY, |m| m as f64 * ODD);
         let fits = |v: i64| !power || (v >= 0 && v as f64 <= limit);
         let kept: Vec<(i64, i64)> = samples.iter().copied().filter(|(_, v)| fits(*v)).collect();
         track.odd = (samples.len() - kept.len()) as u64;
@@ -144,8 +145,9 @@ impl Track {
             }
         }
         if counter {
-            let all = track.pieces.iter().map(|p| p.start).filter(|w| *w > 0.0).collect();
-            let limit = median(all).map_or(f64::INFINITY, |m| m * ODD);
+            // Positive numbers are in the order of their bits.
+            let all = track.pieces.iter().map(|p| p.start).filter(|w| *w > 0.0).map(f64::to_bits).collect();
+            let limit = median(all).map_or(f64::INFINITY, |m| f64::from_bits(m) * ODD);
             let before = track.pieces.len();
             track.pieces.retain(|p| p.start <= limit);
             track.odd += (before - track.pieces.len()) as u64;
@@ -197,7 +199,7 @@ pub fn energy(loaded: &Loaded<'_>, line: &Timeline) -> Option<EnergyReport> {
     let mut report = EnergyReport { sources: Vec::new(), gauges: Vec::new() };
     for sensor in &causes.sensors {
         let mut of = samples.remove(&sensor.id).unwrap_or_default();
-        of.sort_by_key(|(t, _)| *t);
+        order::by_key(&mut of, |(t, _)| (order::time(*t), 0));
         let track = Track::new(&of, sensor);
         match sensor.kind {
             SensorKind::Power | SensorKind::Energy => {

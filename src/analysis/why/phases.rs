@@ -61,6 +61,7 @@ impl Sum {
 /// Order of the rows; functions of other names come behind.
 const FIRST: [&str; 2] = ["load", "tokenize"];
 const LAST: [&str; 2] = ["sampling", "detokenize"];
+const OTHERS: usize = 16;
 
 /// The table; `None` where functions were neither recorded nor asked for.
 pub fn stages(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Option<Vec<StageRow>> {
@@ -93,10 +94,13 @@ pub fn stages(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Option<V
             rows.push(sum.row(name, "op", span));
         }
     }
-    let mut others: Vec<&str> = records.iter().map(|p| p.what).collect();
-    others.retain(|name| !FIRST.contains(name) && !LAST.contains(name));
-    others.sort_unstable();
-    others.dedup();
+    let mut others: Vec<&str> = Vec::new();
+    for p in records {
+        let known = FIRST.contains(&p.what) || LAST.contains(&p.what) || others.contains(&p.what);
+        if !known && others.len() < OTHERS {
+            others.push(p.what);
+        }
+    }
     rows.extend(LAST.into_iter().chain(others).filter_map(function));
     Some(rows)
 }
