@@ -17,11 +17,14 @@ use std::time::Duration;
 use common::run::{Recorder, Target, record, wait_until};
 use common::seen::Seen;
 use common::{fixture, live, model, runner, skip};
-use profinfer::trace::record::{Availability, OffCpu};
+use profinfer::trace::record::{Availability, OffCpu, Source};
 
 /// `OffCpu.state`: it could have run on; it had not run before.
 const PREEMPTED: u8 = 0;
 const NEW: u8 = 255;
+
+/// By BPF with either buffer, and without BPF.
+const WAYS: [&[&str]; 3] = [&[], &["--pbuf"], &["--source", "perf"]];
 
 /// CLOCK_MONOTONIC, ns.
 fn now() -> u64 {
@@ -65,10 +68,10 @@ fn switches(pid: u32, tid: u32) -> u64 {
     text.lines().filter_map(of).sum()
 }
 
-fn cpu_of(pid: u32, tid: u32) -> usize {
-    let stat = proc_text(pid, tid, "stat");
-    let rest = stat.rsplit(')').next().unwrap_or_default();
-    rest.split_ascii_whitespace().nth(36).and_then(|n| n.parse().ok()).expect("a CPU")
+/// The CPU that a thread is pinned to.
+fn cpu_of(pid: u32, tid: u32) -> Option<usize> {
+    let text = proc_text(pid, tid, "status");
+    text.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?.trim().parse().ok()
 }
 
 /// A thread of ours that does something until it is dropped.
@@ -106,14 +109,23 @@ fn name_at(seen: &Seen, tid: u32, record: usize) -> &'static str {
 }
 
 /// What holds for any recording with --sched that went well: the books close, nothing lost, only threads of `pid`; each
-/// thread's times away follow one another.
+/// thread's times away follow one another. Without BPF, what the kernel does not show cannot be reckoned, and some machines
+/// hide a task of theirs from tracing.
 fn sound(seen: &Seen, pid: u32) {
     seen.books_close();
-    assert_eq!(seen.kind("away").lost, 0, "times away that were lost");
     let feature = seen.all.causes.features.iter().find(|f| f.name == "scheduler").expect("the feature");
-    assert_eq!(feature.state, Availability::Whole, "{}", feature.why);
+    let away = seen.kind("away");
+    match seen.all.header.as_ref().map(|h| h.source) {
+        Some(Source::Perf) => {
+            assert_eq!(feature.state, Availability::Partly, "{}", feature.why);
+        }
+        _ => {
+            assert_eq!(feature.state, Availability::Whole, "{}", feature.why);
+            assert_eq!(away.lost, 0, "times away that were lost");
+        }
+    }
     let records = &seen.all.causes.off_cpu;
-    assert_eq!(seen.kind("away").recorded, records.len() as u64, "records of events");
+    assert_eq!(away.recorded, records.len() as u64, "records of events");
     let mut ends: BTreeMap<u32, i64> = BTreeMap::new();
     for r in records {
         assert_eq!(r.pid, pid, "a foreign thread: {r:?}");
@@ -153,13 +165,13 @@ fn interfered(options: &[&str]) {
         ["run", "--no-roofline", "--pin", "-p", "7", "-n", "1000000", "--ctx", "1000010", "-t", "2", "-m"];
     let target = Target::spawn(Command::new(program).args(args).arg(model));
     let pid = target.pid();
-    let mut engine = BTreeSet::new();
-    wait_until("two threads", || {
-        engine = threads(pid);
-        engine.len() >= 2
+    let mut pinned = None;
+    wait_until("a worker on a CPU of its own", || {
+        let worker = threads(pid).into_iter().find(|t| *t != pid);
+        pinned = worker.and_then(|w| Some((w, cpu_of(pid, w)?)));
+        pinned.is_some()
     });
-    let victim = *engine.last().expect("two of them");
-    let cpu = cpu_of(pid, victim);
+    let (victim, cpu) = pinned.expect("waited for");
     let (seen, (window, delays)) = attached(pid, options, || {
         let _interferer = Busy::start("interferer", cpu, std::hint::spin_loop);
         std::thread::sleep(Duration::from_millis(200));
@@ -172,6 +184,10 @@ fn interfered(options: &[&str]) {
     });
     drop(target);
     sound(&seen, pid);
+    if seen.kind("away").lost > 0 {
+        println!("not compared: {} times away were not shown to the recorder", seen.kind("away").lost);
+        return;
+    }
     for (&tid, &kernel) in &delays {
         let ours = waited(&seen, tid, window);
         let switches = of_thread(&seen, tid).len() as u64;
@@ -200,6 +216,7 @@ fn an_interferer_costs_what_the_kernel_says() {
         skip!("this kernel has no schedstat (CONFIG_SCHED_INFO)");
     }
     interfered(&[]);
+    interfered(&["--source", "perf"]);
 }
 
 /// Sends bytes around: `rounds` times one there, which wakes whoever reads, and one back.
@@ -257,8 +274,12 @@ fn storm(program: &Path, options: &[&str]) {
     let within = |r: &&&OffCpu| (from as i64..to as i64).contains(&r.t);
     let all = of_thread(&seen, echo);
     let records = all.iter().filter(within).count() as u64;
-    println!("{kernel} times away, {records} in the trace, within {} ms", (to - from) / 1_000_000);
-    assert_eq!(records, kernel);
+    let lost = seen.kind("away").lost;
+    println!(
+        "{kernel} times away, {records} in the trace, {lost} lost, within {} ms",
+        (to - from) / 1_000_000
+    );
+    assert!(records <= kernel && kernel <= records + lost);
     assert!(kernel >= ROUNDS as u64);
     assert_eq!(all.iter().filter(|r| r.cut).count(), 1, "it waits to the end");
     drop((there, back));
@@ -269,13 +290,17 @@ fn storm(program: &Path, options: &[&str]) {
 fn a_storm_of_switches_loses_nothing() {
     let _turn = live!();
     let program = fixture!("modern");
-    storm(&program, &[]);
+    for options in WAYS {
+        storm(&program, options);
+    }
 }
 
 /// Disposable pools: every worker of every graph is seen from when it was made, though it lives for a graph only.
 fn newborn(program: &Path, options: &[&str]) {
-    let args = [&["--sched"], options, &["--", program.to_str().expect("a path")]].concat();
-    let args = [&args[..], &["--fresh-threads", "-n", "20", "-t", "4", "--op-ns", "20000"]].concat();
+    // Where CPUs are few the workers yield to one another without end.
+    let args = [&["--sched", "--buffer-size", "64MiB"], options, &["--", program.to_str().expect("a path")]]
+        .concat();
+    let args = [&args[..], &["--fresh-threads", "-n", "20", "-t", "4", "--op-ns", "5000"]].concat();
     let run = record(&args);
     let (seen, said) = (run.seen(), run.said());
     let pid = said["pid"].as_u64().expect("a pid") as u32;
@@ -300,5 +325,7 @@ fn newborn(program: &Path, options: &[&str]) {
 fn new_threads_are_followed_from_birth() {
     let _turn = live!();
     let program = fixture!("modern");
-    newborn(&program, &[]);
+    for options in WAYS {
+        newborn(&program, options);
+    }
 }

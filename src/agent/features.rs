@@ -1,4 +1,5 @@
-//! What this kernel can do, found by trying and never by its version: vendors backport. Uses `refusal`, `btf`, `kconfig`, `tracepoint` and `rehearsal`
+//! What this kernel can do, found by trying and never by its version: vendors backport. Uses `refusal`, `btf`, `kconfig`, `sched`,
+//! `tracepoint` and `rehearsal`
 //! (for a function of our own to probe).
 
 use std::ffi::CStr;
@@ -16,7 +17,7 @@ use super::kconfig::Kconfig;
 use super::privileges::Privileges;
 use super::refusal::{self, Act};
 use super::rehearsal::{self, Function, Spot};
-use super::tracepoint;
+use super::{sched, tracepoint};
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -88,6 +89,7 @@ pub fn kernel(p: &Privileges, place: bool, given: Option<&Btf>) -> Vec<Check> {
     let btf = btf(given);
     out.push(tracefs(btf.state == State::Ok, p));
     out.push(btf);
+    out.push(scheduler(no_bpf));
     out.push(t.counters());
     out
 }
@@ -191,6 +193,18 @@ fn tracefs(has_btf: bool, p: &Privileges) -> Check {
         false => "children of a target are not followed",
     };
     Check { state: State::Optional, ..check }.detail(&format!("{why}; {without}")).mend(mend)
+}
+
+/// What `record --sched` needs.
+fn scheduler(no_bpf: bool) -> Check {
+    let check = Check::new("scheduler", "scheduler's tracepoints (--sched)", State::Ok);
+    match sched::offered() {
+        Err(why) => Check { state: State::Optional, ..check }
+            .detail(&format!("{why}; time off the CPU is not recorded")),
+        Ok(_) if no_bpf => check.detail("by perf events: page faults and block I/O are not told apart"),
+        Ok(blind) if blind.is_empty() => check,
+        Ok(blind) => check.detail(&format!("page faults and block I/O are not told apart: {blind}")),
+    }
 }
 
 /// The types to follow children by: those given, else the kernel's.

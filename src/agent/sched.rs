@@ -3,7 +3,7 @@
 //! maps and knobs), `process` (to share maps), `refusal`, `skel`, `source`, `target` and `tracepoint`; writes with `trace`.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::Write;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 
@@ -12,7 +12,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, OpenObject};
 
 use super::btf::Task;
 use super::event::{self, Away, FLAG_CUT, Head, STATE_NEW};
-use super::kallsyms;
+use super::kallsyms::{self, Place};
 use super::object::{self, Maps};
 use super::process::share;
 use super::refusal::{self, Act};
@@ -41,11 +41,15 @@ pub struct Scheduler {
 }
 
 /// Offsets of the fields read, in the order of the programs' knobs.
-fn offsets() -> io::Result<[u32; 6]> {
-    tracepoint::ensure_mounted()?;
-    let switch = |field| tracepoint::field_offset("sched", "sched_switch", field);
-    let task = |field| tracepoint::field_offset("task", "task_newtask", field);
-    let pid = tracepoint::field_offset("sched", "sched_wakeup", "pid")?;
+fn offsets() -> Result<[u32; 6], String> {
+    let field = |category, event, field| {
+        tracepoint::field_offset(category, event, field)
+            .map_err(|e| format!("tracefs does not show the event {event}: {e}"))
+    };
+    tracepoint::ensure_mounted().map_err(|e| format!("tracefs cannot be mounted: {e}"))?;
+    let switch = |name| field("sched", "sched_switch", name);
+    let task = |name| field("task", "task_newtask", name);
+    let pid = field("sched", "sched_wakeup", "pid")?;
     Ok([
         switch("prev_state")?,
         switch("next_pid")?,
@@ -56,6 +60,27 @@ fn offsets() -> io::Result<[u32; 6]> {
     ])
 }
 
+/// Where [`PLACES`] are; and why not, empty when the first two are known.
+fn places() -> ([Place; 3], String) {
+    match kallsyms::places(PLACES) {
+        Ok(places) if places[0].len > 0 && places[1].len > 0 => (places, String::new()),
+        Ok(places) => {
+            let why =
+                "/proc/kallsyms does not tell where the kernel's functions lie (sysctl kernel.kptr_restrict)";
+            (places, why.into())
+        }
+        Err(e) => (Default::default(), format!("/proc/kallsyms: {e}")),
+    }
+}
+
+/// Whether the kernel shows what is needed: Ok says why page faults and block I/O are not told apart, empty when they are.
+///
+/// # Errors
+/// What is missing, in words.
+pub fn offered() -> Result<String, String> {
+    offsets().map(|_| places().1)
+}
+
 impl Scheduler {
     /// Loads the programs; they share the maps of the recording. With a `task` they bridge what they were not shown.
     ///
@@ -63,8 +88,8 @@ impl Scheduler {
     /// What is missing, in words.
     pub fn load(maps: &Maps, knobs: &Knobs, task: Option<Task>) -> Result<Scheduler, String> {
         let failed = |act| move |e: libbpf_rs::Error| refusal::explain(act, &e);
-        let at = offsets().map_err(|e| format!("tracefs does not show the scheduler's events: {e}"))?;
-        let places = kallsyms::places(PLACES);
+        let at = offsets()?;
+        let (places, blind) = places();
         // The skeleton borrows its object's storage, and lives as long as the recording.
         let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = SchedSkelBuilder::default().open(storage).map_err(failed(Act::Load))?;
@@ -80,21 +105,13 @@ impl Scheduler {
                 k.new_pid_off,
                 k.clone_flags_off,
             ] = at;
-            let [fault, io @ ..] = places.as_ref().copied().unwrap_or_default();
+            let [fault, io @ ..] = places;
             (k.fault.at, k.fault.len) = (fault.at, fault.len);
             for (place, io) in k.io.iter_mut().zip(io) {
                 (place.at, place.len) = (io.at, io.len);
             }
         }
         share!(open.maps, maps).map_err(failed(Act::Map))?;
-        let blind = match &places {
-            Ok([fault, io, _]) if fault.len > 0 && io.len > 0 => String::new(),
-            Ok(_) => {
-                "/proc/kallsyms does not tell where the kernel's functions lie (sysctl kernel.kptr_restrict)"
-                    .into()
-            }
-            Err(e) => format!("/proc/kallsyms: {e}"),
-        };
         let skel = open.load().map_err(failed(Act::Load))?;
         Ok(Scheduler { skel, links: Vec::new(), left: 0, cut: 0, blind })
     }

@@ -31,6 +31,12 @@ pub fn fork_child() -> io::Result<u32> {
     field_offset("sched", "sched_process_fork", "child_pid")
 }
 
+/// The kernel's number of the tracepoint `category/name`.
+pub fn id(category: &str, name: &str) -> io::Result<u32> {
+    let text = fs::read_to_string(root().join("events").join(category).join(name).join("id"))?;
+    text.trim().parse().map_err(|_| io::Error::other(format!("{name} has no number")))
+}
+
 /// Where tracefs is, or belongs.
 pub fn root() -> PathBuf {
     let found = ROOTS.iter().find(|root| Path::new(root).join("events").exists());

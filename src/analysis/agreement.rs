@@ -1,5 +1,5 @@
 //! Whether a trace and the engine's own account tell of the same run: calls, graphs, the order of ops, their tensors,
-//! experts. May use `ground_truth`, `load`, `report`.
+//! experts, threads. May use `ground_truth`, `load`, `report`.
 //!
 //! Each answer is a text: what was compared, or what was wrong first.
 
@@ -18,6 +18,8 @@ use crate::trace::record::{Availability, CpuGraph};
 /// What was compared, or what is wrong.
 pub type Answer = Result<String, String>;
 
+/// State of a thread that had not run before, as [`crate::trace::record::OffCpu`] tells it.
+const NEW: u8 = 255;
 /// The op that runs the chosen experts.
 const EXPERTS: &str = "MUL_MAT_ID";
 
@@ -160,6 +162,32 @@ pub fn structure(loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
         }
     }
     Ok(format!("{} names with the op of each, as the engine built them", names.len()))
+}
+
+/// Times off the CPU, where they were recorded: of one thread they follow one another, and the runner's workers have theirs
+/// from birth on.
+pub fn scheduler(loaded: &Loaded<'_>) -> Answer {
+    let feature = loaded.causes.features.iter().find(|f| f.name == "scheduler");
+    if let Some(f) = feature.filter(|f| f.state == Availability::None) {
+        return Ok(format!("time off the CPU is not recorded: {}", f.why));
+    }
+    let mut ends: BTreeMap<u32, i64> = BTreeMap::new();
+    for r in &loaded.causes.off_cpu {
+        let end = ends.entry(r.tid).or_insert(i64::MIN);
+        if r.t < *end || r.runnable.is_some_and(|n| n > r.dur) {
+            return Err(format!(
+                "thread {} is away {} ns from {} on, but was until {end}",
+                r.tid, r.dur, r.t
+            ));
+        }
+        *end = r.t.saturating_add_unsigned(r.dur);
+    }
+    let born = loaded.causes.off_cpu.iter().filter(|r| r.state == NEW).count();
+    if born == 0 {
+        return Err(format!("no thread was followed from its birth on ({} are followed)", ends.len()));
+    }
+    let times = loaded.causes.off_cpu.len();
+    Ok(format!("{times} times away of {} threads, {born} of them followed from birth on", ends.len()))
 }
 
 /// Ops that run experts, layer by layer, and, where they were recorded, the experts chosen for every token.

@@ -159,6 +159,7 @@ enum Kind {
     Order,
     Structure,
     Experts,
+    Scheduler,
     Accuracy,
 }
 
@@ -170,6 +171,7 @@ impl Kind {
             Kind::Order => "order of ops",
             Kind::Structure => "structure",
             Kind::Experts => "experts",
+            Kind::Scheduler => "time off the CPU",
             Kind::Accuracy => "accuracy",
         }
     }
@@ -180,13 +182,13 @@ const PERF_BUFFERS: &str = "--pbuf";
 const CHOSEN: &str = "--experts";
 const TINY: &str = "tiny";
 const MOE: &str = "moe";
-use Kind::{Accuracy, Calls, Experts, Graphs, Order, Structure};
+use Kind::{Accuracy, Calls, Experts, Graphs, Order, Scheduler, Structure};
 
 const fn case(name: &'static str, level: &'static str, threads: usize, checks: &'static [Kind]) -> Case {
     Case { name, model: TINY, level, threads, tokens: (16, 6), record: &[], run: &[], checks }
 }
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 9] = [
     case("token", "token", 1, &[Calls]),
     case("graph", "graph", 1, &[Calls, Graphs]),
     Case { tokens: (256, 32), ..case("op, 1 thread", "op", 1, &[Calls, Graphs, Order, Structure, Accuracy]) },
@@ -197,6 +199,7 @@ const CASES: [Case; 8] = [
     Case { record: &[NO_STRUCTURE], ..case("op, no structure", "op", 1, &[Calls, Graphs, Order]) },
     Case { record: &[PERF_BUFFERS], ..case("op, perf buffers", "op", 2, &[Calls, Graphs, Order, Structure]) },
     Case { run: &["--two-backends"], ..case("two backends", "op", 1, &[Calls, Graphs, Order, Structure]) },
+    Case { record: &["--sched"], ..case("scheduler", "token", 2, &[Calls, Scheduler]) },
     Case {
         model: MOE,
         record: &[CHOSEN],
@@ -373,6 +376,7 @@ fn check(kind: Kind, trace: &Trace, loaded: &Loaded<'_>, truth: &GroundTruth) ->
         Order => agreement::order(loaded, truth),
         Structure => agreement::structure(loaded, truth),
         Experts => agreement::experts(loaded, truth),
+        Scheduler => agreement::scheduler(loaded),
         Accuracy => accuracy::compare(trace, truth).map_err(|e| e.to_string()).and_then(|c| accurate(&c)),
     }
 }

@@ -65,6 +65,13 @@ fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Lets only those hits of a tracepoint pass, before it is enabled, that `what` names in the kernel's language of filters.
+pub fn filter(event: &impl AsFd, what: &str) -> io::Result<()> {
+    let what = std::ffi::CString::new(what)?;
+    // SAFETY: the descriptor is open; the kernel reads a string that ends in zero.
+    done(unsafe { sys::ioctls::SET_FILTER(event.as_fd().as_raw_fd(), what.as_ptr().cast_mut()) })
+}
+
 /// Sends the event's samples to the ring of another.
 pub fn join(event: &impl AsFd, ring: &impl AsFd) -> io::Result<()> {
     // SAFETY: both descriptors are open; the kernel checks what they are.

@@ -8,6 +8,7 @@ mod graph;
 mod probes;
 mod replay;
 mod ring;
+mod sched;
 mod snapshot;
 mod tracefs;
 
@@ -29,6 +30,7 @@ use fields::Field;
 use probes::{EngineProbes, Probes};
 use replay::{Replay, Sample};
 use ring::{Record, Ring};
+use sched::Sched;
 use snapshot::{Entry, Snapshot};
 use tracefs::Tracefs;
 
@@ -42,6 +44,9 @@ pub struct Perf {
     open: Option<Open>,
     replay: Replay,
     news: Vec<String>,
+    /// Why the scheduler's events are not to be had.
+    unscheduled: Option<String>,
+    targets: Vec<u32>,
 }
 
 /// What is asked of the kernel.
@@ -61,6 +66,8 @@ const HEAD: usize = 32;
 /// Not a probe's number: a thread began (its parent's process follows) or ended.
 const FORK: u32 = u32::MAX;
 const EXIT: u32 = u32::MAX - 1;
+/// The scheduler's.
+const SCHED: u32 = u32::MAX - 2;
 
 fn failed(e: &std::io::Error) -> String {
     match e.raw_os_error() {
@@ -72,11 +79,7 @@ fn failed(e: &std::io::Error) -> String {
 impl Perf {
     pub fn new(knobs: Knobs, sink: Sink) -> Perf {
         let replay = Replay::new(sink, knobs.any, knobs.structure != Structure::Off);
-        let news = match knobs.sched {
-            true => vec!["time off the CPU is not recorded: it takes BPF".to_owned()],
-            false => Vec::new(),
-        };
-        Perf { knobs, open: None, replay, news }
+        Perf { knobs, open: None, replay, news: Vec::new(), unscheduled: None, targets: Vec::new() }
     }
 
     /// Whether this kernel offers the road, to this user; Err says what is missing.
@@ -98,10 +101,36 @@ impl Perf {
             let lost = vec![0; cpus.len()];
             let leaders = cpus.iter().copied().zip(leaders).collect();
             let probes = Rc::new(RefCell::new(Probes::new(tracefs, leaders)));
+            if self.knobs.sched {
+                self.watch_scheduler(&rings, &cpus);
+            }
             self.open = Some(Open { rings, cpus, probes, order: Order::default(), lost, follows: true });
         }
         // It was opened just now, if it was not before.
         self.open.as_mut().ok_or_else(|| RecordError::Events(String::new()))
+    }
+
+    fn watch_scheduler(&mut self, rings: &[Ring], cpus: &[u32]) {
+        let leader = |r: &Ring| r.as_fd().try_clone_to_owned();
+        let leaders = rings.iter().map(leader).collect::<Result<Vec<_>, _>>().map_err(|e| failed(&e));
+        let watching = leaders.and_then(|leaders| {
+            let mut sched = Sched::new(cpus.iter().copied().zip(leaders).collect())?;
+            self.targets.iter().for_each(|&pid| sched.follow(pid));
+            sched.renew()?;
+            // Threads that began before the filter passed them.
+            self.targets.drain(..).for_each(|pid| sched.follow(pid));
+            Ok(sched)
+        });
+        match watching {
+            Ok(sched) => self.replay.sched = Some(sched),
+            Err(why) => self.forgo_scheduler(why),
+        }
+    }
+
+    fn forgo_scheduler(&mut self, why: String) {
+        self.news.push(format!("time off the CPU is not recorded: {why}"));
+        self.replay.sched = None;
+        self.unscheduled = Some(why);
     }
 
     /// Takes what is in the rings; samples older than `before` go on to the state machine.
@@ -116,6 +145,9 @@ impl Perf {
         }
         let probes = &mut *open.probes.borrow_mut();
         open.order.release(before, &mut |bytes| go_on(&mut self.replay, probes, bytes));
+        if let Some(Err(why)) = self.replay.sched.as_mut().map(Sched::renew) {
+            self.news.push(format!("threads that begin from now on may be missed while off the CPU: {why}"));
+        }
     }
 }
 
@@ -128,6 +160,11 @@ impl Open {
         for (cpu, ring) in rings.iter_mut().enumerate() {
             ring.read(&mut |record| {
                 match record {
+                    Record::Sample { tgid, tid, time, raw }
+                        if replay.sched.as_mut().is_some_and(|s| s.received(cpu, raw)) =>
+                    {
+                        pack(&mut bytes, (time, tgid, tid, SCHED, cpu), raw);
+                    }
                     Record::Sample { tgid, tid, time, raw } => {
                         let Some(probe) = probes.received(cpu, raw) else { return };
                         entered.extend(entry(replay, probes, probe, &Sample { at: time, tgid, tid, raw }));
@@ -187,6 +224,7 @@ fn go_on(replay: &mut Replay, probes: &mut Probes, packed: &[u8]) {
     match what {
         FORK => replay.fork(tgid, tid, super::event::word(rest, 0) as u32, at),
         EXIT => replay.exit(tgid, tid, at),
+        SCHED => replay.scheduled(cpu, &Sample { at, tgid, tid, raw }),
         probe if !replay.records(tgid) => probes.stranger(cpu, probe as usize),
         probe => {
             if let Some(m) = probes.meaning(probe as usize) {
@@ -228,11 +266,26 @@ impl Source for Perf {
 
     fn add_target(&mut self, pid: u32) {
         self.replay.add_target(pid);
+        match self.open {
+            Some(_) => self.meet(pid),
+            None => self.targets.push(pid),
+        }
+    }
+
+    fn meet(&mut self, pid: u32) {
+        if let Some(sched) = &mut self.replay.sched {
+            sched.follow(pid);
+        }
     }
 
     fn scheduler(&self) -> Option<Standing> {
-        let why = "it takes BPF".to_owned();
-        self.knobs.sched.then_some(Standing { state: Availability::None, why })
+        let blind = "perf events on the tracepoints sched_switch, sched_waking, sched_wakeup; page faults and block I/O are \
+                     not told apart from other uninterruptible waits";
+        let (state, why) = match &self.unscheduled {
+            None => (Availability::Partly, blind),
+            Some(why) => (Availability::None, why.as_str()),
+        };
+        self.knobs.sched.then(|| Standing { state, why: why.to_owned() })
     }
 
     fn poll(&mut self, timeout: Duration) {
@@ -249,10 +302,14 @@ impl Source for Perf {
         if let Some(open) = &mut self.open {
             open.follows = false;
         }
+        if let Some(sched) = &mut self.replay.sched {
+            sched.leave();
+        }
     }
 
     fn finish(&mut self) {
         self.take(u64::MAX);
+        self.replay.close();
     }
 
     fn lost(&self) -> u64 {
@@ -283,6 +340,11 @@ impl Source for Perf {
         (phases.seen, phases.lost) = (phases.seen + calls.lost, calls.lost);
         books.barriers = probes.tally(|p| p == Prog::Barrier, &mut vec![0; open.cpus.len()]);
         probes.tally(|_| true, &mut by_cpu);
+        if let Some(sched) = &self.replay.sched {
+            let lost = sched.lost(&mut by_cpu);
+            let away = &mut books.kinds[ev_kind::EV_AWAY.0 as usize];
+            (away.seen, away.lost) = (away.seen + lost, lost);
+        }
         // The kernel tells what a ring lost in all: what was no probe's was of processes that began or ended.
         for (lost, &all) in by_cpu.iter_mut().zip(&open.lost) {
             let tasks = all.saturating_sub(*lost);

@@ -1,5 +1,5 @@
 //! From samples, in order of time, to the events that the BPF programs would have sent: the state machine of
-//! src/bpf/ops.bpf.c in user space. Uses `event`, `fields`, `graph` and `source`.
+//! src/bpf/ops.bpf.c in user space. Uses `event`, `fields`, `graph`, `sched` and `source`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,6 +9,7 @@ use super::super::skel::types::ev_kind;
 use super::super::source::{Prog, Sink};
 use super::fields::{Field, Places};
 use super::graph::Graphs;
+use super::sched::Sched;
 use super::snapshot::Snapshot;
 
 /// Threads known at once, as many as the BPF side's table holds; beyond it all are forgotten.
@@ -70,6 +71,7 @@ pub struct Replay {
     lanes: HashMap<u32, Lane>,
     phases: HashMap<u32, PhaseCall>,
     pub graphs: Graphs,
+    pub sched: Option<Sched>,
 }
 
 /// Events on their way out.
@@ -103,6 +105,7 @@ impl Replay {
             lanes: HashMap::new(),
             phases: HashMap::new(),
             graphs: Graphs::default(),
+            sched: None,
         }
     }
 
@@ -134,6 +137,9 @@ impl Replay {
 
     /// A process or thread began.
     pub fn fork(&mut self, tgid: u32, tid: u32, parent: u32, at: u64) {
+        if let Some(sched) = self.sched.as_mut().filter(|_| self.targets.contains(&parent)) {
+            sched.begins(tgid, tid);
+        }
         if tgid != tid || tgid == parent || !self.targets.contains(&parent) {
             return;
         }
@@ -161,6 +167,20 @@ impl Replay {
     /// What was read of the graph that a thread has entered; it is judged when the graph ends.
     pub fn snapshot(&mut self, snapshot: Snapshot) {
         self.graphs.hold(snapshot);
+    }
+
+    /// A thread left or came to a CPU, or was woken.
+    pub fn scheduled(&mut self, cpu: usize, s: &Sample<'_>) {
+        if let Some(sched) = &mut self.sched {
+            sched.sample(cpu, s, &mut self.out);
+        }
+    }
+
+    /// Tells of the threads that are still away.
+    pub fn close(&mut self) {
+        if let Some(sched) = &mut self.sched {
+            sched.close(&mut self.out);
+        }
     }
 
     /// A probe was hit.
