@@ -20,7 +20,7 @@ fn main() {
     };
     println!("cargo::rustc-env=PROFINFER_VERSION={version}");
     #[cfg(feature = "agent")]
-    ["ops", "process", "process_tp", "sched"].iter().for_each(|name| skeleton(name));
+    ["ops", "pmc", "process", "process_tp", "sched"].iter().for_each(|name| skeleton(name));
 }
 
 /// The commit checked out here, `, dirty` behind it where tracked sources differ.

@@ -11,7 +11,7 @@ use std::io::{Sink, Write};
 
 use profinfer::agent::discover::{self, Engine};
 use profinfer::agent::drain::Drain;
-use profinfer::agent::event::{self, Away, Call, Experts, Head, KIND_NAMES, Nodes, Op, Tensor};
+use profinfer::agent::event::{self, Away, Call, Counted, Experts, Head, KIND_NAMES, Nodes, Op, Tensor};
 use profinfer::agent::structure::Reading;
 use profinfer::trace::record::{Header, Level, Transport};
 use profinfer::trace::{Encoder, EncoderConfig};
@@ -57,6 +57,9 @@ struct Fake {
     engine: Engine,
     now: u64,
     events: u64,
+    /// Ops bring counts; when each thread's op began.
+    counted: bool,
+    since: [u64; 2],
 }
 
 fn bytes<T: Copy>(event: &T) -> &[u8] {
@@ -86,8 +89,13 @@ impl Fake {
     fn op(&mut self, thread: u32, node: u64, fused: bool) {
         let h = self.head("op", thread);
         let tensor2 = if fused { address(node + 1) } else { 0 };
-        let e = Op { h, tensor: address(node), tensor2, pool: POOL, prev_end: h.ts - 300 };
-        self.drain.event(bytes(&e));
+        let mut op = Op { h, tensor: address(node), tensor2, pool: POOL, prev_end: h.ts - 300 };
+        if !self.counted {
+            return self.drain.event(bytes(&op));
+        }
+        op.h.flags = event::FLAG_COUNTED;
+        let since = std::mem::replace(&mut self.since[thread as usize], h.ts);
+        self.drain.event(bytes(&Counted { op, since, known: 3, scaled: 0, count: [node; 8] }));
     }
 
     /// A tensor with two sources; `width` is one of its dims.
@@ -231,7 +239,7 @@ fn fake() -> Option<Fake> {
     let enc = Encoder::new(std::io::sink(), config, &header()).expect("a sink takes all");
     let mut drain = Drain::new(enc);
     drain.add_engine(Reading::new(0, engine.layout.clone(), &engine.tables));
-    let mut fake = Fake { drain, engine, now: 1_000_000, events: 0 };
+    let mut fake = Fake { drain, engine, now: 1_000_000, events: 0, counted: false, since: [0; 2] };
     for node in 0..NODES {
         fake.tensor(node, 1);
     }
@@ -261,7 +269,8 @@ fn a_warm_engine_costs_no_allocation() {
     let enc = Encoder::new(std::io::sink(), config, &header()).expect("a sink takes all");
     let mut drain = Drain::new(enc);
     drain.add_engine(Reading::new(0, engine.layout.clone(), &engine.tables));
-    let mut fake = Fake { drain, engine, now: 1_000_000, events: 0 };
+    drain.count(2);
+    let mut fake = Fake { drain, engine, now: 1_000_000, events: 0, counted: true, since: [0; 2] };
     for node in 0..NODES {
         fake.tensor(node, 1);
     }

@@ -2,6 +2,7 @@
 //! `process`, `sched`, `transport` and `refusal`.
 
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 
 use libbpf_rs::Link;
@@ -9,6 +10,7 @@ use libbpf_rs::Link;
 use super::btf::{Btf, Task};
 use super::layout::Layout;
 use super::object::{Loaded, Maps};
+use super::pmc::follow::Shared;
 use super::process::{self, Following, Outcome};
 use super::recording::RecordError;
 use super::refusal::{self, Act};
@@ -30,6 +32,7 @@ pub struct Bpf {
     open: Option<(Maps, Transport)>,
     targets: Vec<u32>,
     btf: Option<Btf>,
+    counters: Option<Rc<Shared>>,
     following: Option<Following>,
     /// Err says why there is none.
     sched: Option<Result<Scheduler, String>>,
@@ -38,9 +41,13 @@ pub struct Bpf {
 
 impl Bpf {
     /// `btf` is the running kernel's, if one is given.
-    pub fn new(knobs: Knobs, btf: Option<Btf>, sink: Sink) -> Bpf {
+    pub fn new(knobs: Knobs, btf: Option<Btf>, counters: Option<Rc<Shared>>, sink: Sink) -> Bpf {
         let (targets, news) = (Vec::new(), Vec::new());
-        Bpf { knobs, sink, btf, open: None, targets, following: None, sched: None, news }
+        Bpf { knobs, sink, btf, counters, open: None, targets, following: None, sched: None, news }
+    }
+
+    fn load(&self, reading: &Reading, maps: Option<&Maps>) -> Result<Loaded, RecordError> {
+        Loaded::load(&self.knobs, reading, maps, self.counters.as_deref()).map_err(RecordError::Load)
     }
 
     fn open(&mut self, loaded: &Loaded) -> Result<(), RecordError> {
@@ -94,7 +101,7 @@ impl Source for Bpf {
     fn start(&mut self) -> Result<(), RecordError> {
         if self.open.is_none() {
             let reading = Reading::new(0, Layout::latest(), &Tables::default());
-            let follower = Loaded::load(&self.knobs, &reading, None).map_err(RecordError::Load)?;
+            let follower = self.load(&reading, None)?;
             self.open(&follower)?;
         }
         Ok(())
@@ -102,7 +109,7 @@ impl Source for Bpf {
 
     fn engine(&mut self, reading: &Reading) -> Result<Box<dyn Prober>, RecordError> {
         let maps = self.open.as_ref().map(|o| &o.0);
-        let loaded = Loaded::load(&self.knobs, reading, maps).map_err(RecordError::Load)?;
+        let loaded = self.load(reading, maps)?;
         if self.open.is_none() {
             self.open(&loaded)?;
         }

@@ -119,7 +119,7 @@ impl Bench {
         };
         let knobs =
             Knobs { any: false, pbuf: false, buffer: BUFFER, structure, experts: false, sched: false };
-        let mut source = road.open(knobs, None, Rc::new(RefCell::new(|_: &[u8]| {})));
+        let mut source = road.open(knobs, None, None, Rc::new(RefCell::new(|_: &[u8]| {})));
         source.add_target(std::process::id());
         let reading = Reading::new(0, layout.clone(), &Tables::default());
         let prober = source.engine(&reading).map_err(|e| e.to_string())?;

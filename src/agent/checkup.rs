@@ -208,7 +208,7 @@ fn programs(engine: Option<&Engine>, ask: &Ask<'_>) -> (Vec<Check>, Option<Vec<C
         experts: true,
         sched: false,
     };
-    let loaded = match Loaded::load(&knobs, &reading, None) {
+    let loaded = match Loaded::load(&knobs, &reading, None, None) {
         Ok(loaded) => loaded,
         Err(e) => {
             let why = refusal::explain(Act::Load, &e);

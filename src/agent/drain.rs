@@ -124,6 +124,11 @@ impl<W: Write> Drain<W> {
         self.nops.push(false);
     }
 
+    /// From now on ops come with the counts of `n` counters.
+    pub fn count(&mut self, n: u32) {
+        self.graphs.count(n);
+    }
+
     /// Op hits outside any graph seen from its start.
     pub fn orphans(&self) -> u64 {
         self.graphs.orphans
@@ -165,6 +170,14 @@ impl<W: Write> Drain<W> {
             Event::GraphEnter(e) => self.graph_enter(e),
             Event::GraphExit(e) => self.graph_exit(e),
             Event::Op(e) => self.op(e),
+            Event::OpCounted(e) => {
+                self.graphs.counted(e);
+                self.op(&e.op)
+            }
+            Event::Counts(e) => {
+                self.graphs.counted(e);
+                Ok(())
+            }
             Event::LaneEnd(e) => {
                 if e.h.ith != u16::MAX {
                     self.graphs.lane_end(e.h.tgid, e.h.tid, e.pool, e.h.ts);

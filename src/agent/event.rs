@@ -2,12 +2,12 @@
 //! which libbpf-cargo generates from the object's own BTF, so that both sides cannot drift apart.
 
 use super::skel::types::{
-    ev_away, ev_call, ev_counter, ev_experts, ev_hdr, ev_kind, ev_nodes, ev_op, ev_tensor,
+    ev_away, ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kind, ev_nodes, ev_op, ev_tensor,
 };
 
 pub use super::skel::types::{
-    ev_away as Away, ev_call as Call, ev_experts as Experts, ev_hdr as Head, ev_nodes as Nodes, ev_op as Op,
-    ev_tensor as Tensor,
+    ev_away as Away, ev_call as Call, ev_counted as Counted, ev_experts as Experts, ev_hdr as Head,
+    ev_nodes as Nodes, ev_op as Op, ev_tensor as Tensor,
 };
 
 /// Kinds of event, in the order of `enum ev_kind`.
@@ -31,6 +31,7 @@ pub const KIND_NAMES: [&str; KINDS] = [
     "experts",
     "away",
     "phase",
+    "counts",
 ];
 /// Counters beside the events', in the order of `enum ev_counter`.
 pub const COUNTERS: usize = ev_counter::CNT_COUNTERS.0 as usize;
@@ -50,6 +51,8 @@ pub const FLAG_FUSED: u16 = 1;
 pub const FLAG_CUT: u16 = 2;
 /// `ev_away.state` of a thread that had not run before.
 pub const STATE_NEW: u8 = 255;
+/// An op that brings the counts of the one before it (`ev_hdr.flags`).
+pub const FLAG_COUNTED: u16 = 2;
 
 /// One event.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +66,8 @@ pub enum Event<'a> {
     GraphEnter(&'a Call),
     GraphExit(&'a Call),
     Op(&'a Op),
+    /// An op begins, and the one before is counted.
+    OpCounted(&'a Counted),
     LaneEnd(&'a Op),
     Tensor(&'a Tensor),
     Nodes(&'a Nodes),
@@ -71,6 +76,8 @@ pub enum Event<'a> {
     Experts(&'a Experts),
     Away(&'a Away),
     Phase(&'a Call),
+    /// The last op of a thread's graph is counted.
+    Counts(&'a Counted),
 }
 
 /// The event at the start of `bytes`, and its kind's index. None if the bytes are none: too short for the kind, or not
@@ -87,6 +94,7 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_SPLIT_EXIT => Event::SplitExit(view(bytes)?),
         ev_kind::EV_GRAPH_ENTER => Event::GraphEnter(view(bytes)?),
         ev_kind::EV_GRAPH_EXIT => Event::GraphExit(view(bytes)?),
+        ev_kind::EV_OP if head.flags & FLAG_COUNTED != 0 => Event::OpCounted(view(bytes)?),
         ev_kind::EV_OP => Event::Op(view(bytes)?),
         ev_kind::EV_LANE_END => Event::LaneEnd(view(bytes)?),
         ev_kind::EV_TENSOR => Event::Tensor(view(bytes)?),
@@ -96,6 +104,7 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_EXPERTS => Event::Experts(view(bytes)?),
         ev_kind::EV_AWAY => Event::Away(view(bytes)?),
         ev_kind::EV_PHASE => Event::Phase(view(bytes)?),
+        ev_kind::EV_COUNTS => Event::Counts(view(bytes)?),
         _ => return None,
     };
     Some((kind, event))
@@ -117,6 +126,8 @@ unsafe impl Plain for ev_hdr {}
 unsafe impl Plain for ev_call {}
 // SAFETY: as above.
 unsafe impl Plain for ev_op {}
+// SAFETY: as above.
+unsafe impl Plain for ev_counted {}
 // SAFETY: as above.
 unsafe impl Plain for ev_tensor {}
 // SAFETY: as above.
@@ -161,6 +172,7 @@ mod tests {
     fn names_cover_every_kind() {
         assert_eq!(KIND_NAMES.len(), KINDS);
         assert_eq!(size_of::<ev_op>(), 56);
+        assert_eq!(size_of::<ev_counted>(), 56 + 16 + 8 * crate::agent::pmc::MAX);
         assert_eq!(size_of::<ev_hdr>(), 24);
         // Without gaps: the sum of the fields.
         assert_eq!(size_of::<ev_call>(), 24 + 4 * 4 + 2 * 8 + 16);

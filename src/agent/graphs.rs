@@ -1,14 +1,16 @@
 //! CPU graphs under way: which op hit belongs to which graph and thread, and, at the graph's end, their slices in the
 //! trace. State is keyed by thread pool and `ith`: engines without OpenMP run every graph on new threads.
-//! Uses `lanes`, `structure`, `nodes` and `trace`. Allocates only when created.
+//! Uses `event`, `lanes`, `pmc`, `structure`, `nodes` and `trace`. Allocates only when created.
 
 use std::io::Write;
 
-use super::lanes::{Arena, Hit, Lane};
+use super::event::Counted;
+use super::lanes::{Arena, Counts, Hit, Lane};
 use super::nodes::NodeLists;
+use super::pmc;
 use super::structure::Structure;
 use crate::trace::record::CpuGraph;
-use crate::trace::{Encoder, PlanHit, Slice, SliceRun, WriteError};
+use crate::trace::{CounterRun, Encoder, PlanHit, Slice, SliceRun, WriteError};
 
 /// Graphs open at once, all processes together.
 const OPEN: usize = 16;
@@ -82,6 +84,9 @@ pub struct Graphs {
     next_plan: usize,
     hits: Vec<PlanHit>,
     slices: Vec<Slice>,
+    /// Counters, and what they counted in the slices, slice by slice.
+    counters: u32,
+    counts: Vec<Option<u64>>,
     /// Plans told to the encoder so far.
     told: u64,
     /// Ops of the graph in hand that its plan does not have.
@@ -107,6 +112,8 @@ impl Default for Graphs {
             next_plan: 0,
             hits: Vec::with_capacity(MAX_PLAN),
             slices: Vec::with_capacity(MAX_PLAN),
+            counters: 0,
+            counts: Vec::new(),
             told: 0,
             strays: 0,
             nodes: NodeLists::default(),
@@ -116,6 +123,13 @@ impl Default for Graphs {
 }
 
 impl Graphs {
+    /// From now on ops come with the counts of `n` counters. Before any op.
+    pub fn count(&mut self, n: u32) {
+        self.counters = n.min(pmc::MAX as u32);
+        self.counts.reserve_exact(self.counters as usize * MAX_PLAN);
+        self.arena.count();
+    }
+
     /// Position of the graph that this thread entered and has not left.
     pub fn by_caller(&self, tid: u32) -> Option<usize> {
         self.open.iter().position(|g| g.used && g.s.tid == tid)
@@ -176,6 +190,19 @@ impl Graphs {
         lane.tid = tid;
         if !self.arena.push(lane, hit) {
             self.orphans += 1;
+        }
+    }
+
+    /// What was counted in the op that a thread began last.
+    pub fn counted(&mut self, e: &Counted) {
+        let h = &e.op.h;
+        let Some(g) = self.place(h.tgid, h.tid, h.ith, e.op.pool).and_then(|i| self.open.get(i)) else {
+            return;
+        };
+        let Some(lane) = g.lanes.get(h.ith as usize) else { return };
+        // Where the op's own event was lost, the lane's last one is another.
+        if self.arena.last_mut(lane).is_some_and(|hit| hit.start == e.since) {
+            self.arena.set_counts(lane, Counts { known: e.known, count: e.count });
         }
     }
 
@@ -315,16 +342,17 @@ impl Graphs {
         tensors: &mut Structure,
         enc: &mut Encoder<W>,
     ) -> Result<(), WriteError> {
-        let Graphs { open, arena, plans, slices, told, strays, orphans, .. } = self;
+        let Graphs { open, arena, plans, slices, counters, counts, told, strays, orphans, .. } = self;
+        let mut out = Runs { n: *counters, slices, counts };
         let (s, lane, plan) = (open[i].s, &open[i].lanes[ith], &plans[p]);
         let mut run =
             SliceRun { graph: s.seq, ith: ith as u16, tid: lane.tid, plan: plan.id, first: 0, barrier };
         let mut at = 0;
-        slices.clear();
-        for hit in arena.iter(lane) {
+        out.clear();
+        for (hit, counted) in arena.counted(lane) {
             let slice = Slice { start: hit.start, end: (barrier && hit.end > 0).then_some(hit.end) };
             if plan.tensors.get(at) != Some(&hit.tensor) {
-                emit(enc, &mut run, slices)?;
+                out.write(enc, &run)?;
                 match plan.tensors.get(at..).unwrap_or_default().iter().position(|&t| t == hit.tensor) {
                     Some(ahead) => at += ahead,
                     None => {
@@ -337,36 +365,64 @@ impl Graphs {
                         *told += 1;
                         let tensor = tensors.intern(enc, s.tgid, hit.tensor)?;
                         let plan = enc.plan(s.tgid, s.n_nodes, &[PlanHit { tensor, fused: None }])?;
-                        enc.slices(&SliceRun { plan, first: 0, ..run }, &[slice])?;
+                        out.push(slice, counted, barrier);
+                        out.write(enc, &SliceRun { plan, first: 0, ..run })?;
                         continue;
                     }
                 }
                 run.first = at as u32;
             }
-            slices.push(slice);
+            out.push(slice, counted, barrier);
             at += 1;
         }
         // Without barriers the last op of thread 0 ends where its graph does; a worker's own end was not seen.
-        if let Some(last) = slices.last_mut()
+        if let Some(last) = out.slices.last_mut()
             && !barrier
             && ith == 0
         {
             last.end = Some(graph_end);
         }
-        emit(enc, &mut run, slices)
+        out.write(enc, &run)
     }
 }
 
-fn emit<W: Write>(
-    enc: &mut Encoder<W>,
-    run: &mut SliceRun,
-    slices: &mut Vec<Slice>,
-) -> Result<(), WriteError> {
-    if !slices.is_empty() {
-        enc.slices(run, slices)?;
-        slices.clear();
+/// Slices that wait to be written together, and what was counted in them.
+struct Runs<'a> {
+    /// Counters.
+    n: u32,
+    slices: &'a mut Vec<Slice>,
+    counts: &'a mut Vec<Option<u64>>,
+}
+
+impl Runs<'_> {
+    fn clear(&mut self) {
+        self.slices.clear();
+        self.counts.clear();
     }
-    Ok(())
+
+    fn push(&mut self, slice: Slice, counts: Option<&Counts>, barrier: bool) {
+        // Where barriers tell ends, an op without one was counted up to some later time.
+        let counts = counts.filter(|_| !barrier || slice.end.is_some());
+        self.slices.push(slice);
+        for i in 0..self.n {
+            let known = counts.filter(|c| c.known >> i & 1 != 0);
+            self.counts.push(known.and_then(|c| c.count.get(i as usize).copied()));
+        }
+    }
+
+    fn write<W: Write>(&mut self, enc: &mut Encoder<W>, run: &SliceRun) -> Result<(), WriteError> {
+        if self.slices.is_empty() {
+            return Ok(());
+        }
+        enc.slices(run, self.slices)?;
+        if self.counts.iter().any(Option::is_some) {
+            let &SliceRun { graph, ith, plan, first, .. } = run;
+            let counters = (1 << self.n) - 1;
+            enc.op_counts(&CounterRun { graph, ith, plan, first, counters }, self.counts)?;
+        }
+        self.clear();
+        Ok(())
+    }
 }
 
 fn count(lanes: &[Lane], arena: &Arena) -> Seen {

@@ -1,5 +1,7 @@
 //! Op hits of the graphs under way: one chain of fixed chunks for each thread, all from one arena, so that the drain loop
-//! allocates nothing. Uses nothing of this crate.
+//! allocates nothing. Uses `pmc` for the number of counters.
+
+use super::pmc;
 
 /// Hits a chunk holds.
 const CHUNK: usize = 32;
@@ -16,6 +18,14 @@ pub struct Hit {
     pub start: u64,
     /// Entry of the barrier that followed; 0: not seen.
     pub end: u64,
+}
+
+/// What was counted in a hit.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counts {
+    /// Counters whose count is known, a bit each.
+    pub known: u32,
+    pub count: [u64; pmc::MAX],
 }
 
 struct Chunk {
@@ -42,16 +52,23 @@ impl Default for Lane {
 /// All chunks; free ones form a chain. Chunks never used yet are not touched, so that they cost no memory.
 pub struct Arena {
     chunks: Vec<Chunk>,
+    /// Beside the chunks, once there is something to count.
+    counts: Vec<[Counts; CHUNK]>,
     free: u16,
 }
 
 impl Default for Arena {
     fn default() -> Self {
-        Arena { chunks: Vec::with_capacity(CHUNKS), free: NONE }
+        Arena { chunks: Vec::with_capacity(CHUNKS), counts: Vec::new(), free: NONE }
     }
 }
 
 impl Arena {
+    /// From now on hits can have counts. Before any hit.
+    pub fn count(&mut self) {
+        self.counts.reserve_exact(CHUNKS);
+    }
+
     fn take(&mut self) -> Option<u16> {
         if self.free != NONE {
             let i = self.free;
@@ -64,6 +81,9 @@ impl Arena {
             return None;
         }
         self.chunks.push(Chunk { hits: [Hit::default(); CHUNK], next: NONE });
+        if self.counts.capacity() > 0 {
+            self.counts.push([Counts::default(); CHUNK]);
+        }
         Some((self.chunks.len() - 1) as u16)
     }
 
@@ -80,7 +100,16 @@ impl Arena {
         }
         self.chunks[lane.last as usize].hits[at] = hit;
         lane.len += 1;
+        self.set_counts(lane, Counts::default());
         true
+    }
+
+    /// Gives the lane's newest hit its counts.
+    pub fn set_counts(&mut self, lane: &Lane, counts: Counts) {
+        let at = lane.len.wrapping_sub(1) as usize % CHUNK;
+        if let Some(chunk) = self.counts.get_mut(lane.last as usize) {
+            chunk[at] = counts;
+        }
     }
 
     /// The lane's newest hit.
@@ -91,16 +120,22 @@ impl Arena {
 
     /// The lane's hits, oldest first.
     pub fn iter(&self, lane: &Lane) -> impl Iterator<Item = &Hit> {
-        let (mut chunk, mut at) = (self.chunks.get(lane.first as usize), 0);
+        self.counted(lane).map(|(hit, _)| hit)
+    }
+
+    /// The same with their counts, where there is something to count.
+    pub fn counted(&self, lane: &Lane) -> impl Iterator<Item = (&Hit, Option<&Counts>)> {
+        let (mut index, mut at) = (lane.first as usize, 0);
         let mut left = lane.len;
         std::iter::from_fn(move || {
             left = left.checked_sub(1)?;
             if at == CHUNK {
-                chunk = self.chunks.get(chunk?.next as usize);
+                index = self.chunks.get(index)?.next as usize;
                 at = 0;
             }
             at += 1;
-            chunk?.hits.get(at - 1)
+            let hit = self.chunks.get(index)?.hits.get(at - 1)?;
+            Some((hit, self.counts.get(index).and_then(|c| c.get(at - 1))))
         })
     }
 

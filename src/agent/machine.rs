@@ -103,7 +103,8 @@ pub fn settle(wish: AgentCpu) -> std::io::Result<Option<u32>> {
     bind(cpu).map(|()| Some(cpu)).or_else(|e| if wish == AgentCpu::Auto { Ok(None) } else { Err(e) })
 }
 
-fn bind(cpu: u32) -> std::io::Result<()> {
+/// Keeps this thread to a CPU.
+pub fn bind(cpu: u32) -> std::io::Result<()> {
     run_on(&[cpu])
 }
 

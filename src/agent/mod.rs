@@ -27,6 +27,7 @@ pub mod nodes;
 pub mod object;
 pub mod perf;
 pub mod phases;
+pub mod pmc;
 pub mod privileges;
 pub mod process;
 pub mod prologue;

@@ -9,6 +9,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut, UprobeOpts};
 
 use super::event::{COUNTERS, KINDS};
+use super::pmc::follow::Shared;
 use super::skel::ops::{OpsSkel, OpsSkelBuilder};
 use super::skel::types::{ev_counter, knobs};
 use super::source::{Books, Knobs, Prog, Structure};
@@ -70,12 +71,20 @@ fn fill(k: &mut knobs, knobs: &Knobs, reading: &Reading) {
 
 impl Loaded {
     /// Opens, configures and loads. With `maps` the object shares them; without, it makes them and they are returned.
-    pub fn load(knobs: &Knobs, reading: &Reading, maps: Option<&Maps>) -> libbpf_rs::Result<Loaded> {
+    pub fn load(
+        knobs: &Knobs,
+        reading: &Reading,
+        maps: Option<&Maps>,
+        counters: Option<&Shared>,
+    ) -> libbpf_rs::Result<Loaded> {
         // The skeleton borrows its object's storage; objects live as long as the recording, and there are few.
         let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = OpsSkelBuilder::default().open(storage)?;
         if let Some(data) = open.maps.rodata_data.as_deref_mut() {
             fill(&mut data.k, knobs, reading);
+            if let Some(c) = counters {
+                (data.k.n_pmc, data.k.pmc_switches, data.k.pmc_migrations) = (c.n, c.switches, c.migrations);
+            }
         }
         // A ring that is not used still must be at least a page.
         let entries = if knobs.pbuf { super::transport::ring_bytes(0) } else { knobs.buffer };
@@ -89,6 +98,10 @@ impl Loaded {
             open.maps.known.reuse_fd(m.known.as_fd())?;
             open.maps.graphs.reuse_fd(m.graphs.as_fd())?;
             open.maps.scratches.reuse_fd(m.scratches.as_fd())?;
+        }
+        if let Some(c) = counters {
+            open.maps.pmcs.reuse_fd(c.pmcs.as_fd())?;
+            open.maps.accounts.reuse_fd(c.accounts.as_fd())?;
         }
         Ok(Loaded { skel: open.load()? })
     }

@@ -10,6 +10,7 @@ use super::btf::Btf;
 use super::discover::DiscoverError;
 use super::drain::Totals;
 use super::machine::AgentCpu;
+use super::pmc;
 use super::refusal::{self, Act};
 use super::sensors;
 use super::source::Wish;
@@ -47,6 +48,7 @@ pub struct Options {
     /// Tell when threads are off the CPU, and why.
     pub sched: bool,
     pub duration: Option<Duration>,
+    pub counters: pmc::Options,
     /// Ends after this many decoded tokens.
     pub tokens: Option<u64>,
     /// Standard output is the trace's: the command's own goes to standard error.
@@ -72,6 +74,8 @@ pub enum RecordError {
     AgentCpu { cpu: String, source: std::io::Error },
     #[error("the kernel's event buffer: {}; try a smaller --buffer-size", refusal::explain(Act::Map, .0))]
     Buffer(libbpf_rs::Error),
+    #[error("counters: {0}")]
+    Counters(String),
     #[error("probe events: {0}; profinfer doctor tells more")]
     Events(String),
     #[error("the kernel's event buffers: {0}; try a smaller --buffer-size")]

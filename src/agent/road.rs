@@ -1,9 +1,12 @@
 //! Which road a recording takes on this kernel: BPF programs, or perf events where there is no bpf(). Uses `bpf`,
 //! `features`, `perf`, `refusal` and `source`.
 
+use std::rc::Rc;
+
 use super::bpf::Bpf;
 use super::btf::Btf;
 use super::perf::{self, Perf};
+use super::pmc::follow::Shared;
 use super::recording::RecordError;
 use super::refusal::{self, Act};
 use super::source::{Knobs, Sink, Source, Wish};
@@ -40,10 +43,16 @@ impl Road {
         }
     }
 
-    /// Opens it; `btf` helps BPF programs to follow processes. Nothing is asked of the kernel before the first engine comes.
-    pub fn open(&self, knobs: Knobs, btf: Option<Btf>, sink: Sink) -> Box<dyn Source> {
+    /// Opens it; `btf` helps BPF programs to follow processes, and `counters` are told with ops. Nothing is asked of the kernel before the first engine comes.
+    pub fn open(
+        &self,
+        knobs: Knobs,
+        btf: Option<Btf>,
+        counters: Option<Rc<Shared>>,
+        sink: Sink,
+    ) -> Box<dyn Source> {
         match self {
-            Road::Bpf => Box::new(Bpf::new(knobs, btf, sink)),
+            Road::Bpf => Box::new(Bpf::new(knobs, btf, counters, sink)),
             Road::Perf(_) => Box::new(Perf::new(knobs, sink)),
         }
     }

@@ -19,6 +19,7 @@ use super::discover::{self, DiscoverError, Engine};
 use super::drain::Drain;
 use super::machine::{self, AgentCpu};
 use super::maps::FileId;
+use super::pmc::Counters;
 use super::recording::{Options, RecordError, Summary, Target, Watch};
 use super::refusal;
 use super::road::Road;
@@ -85,6 +86,7 @@ struct Session<W: Write> {
     strangers: HashSet<FileId>,
     last_missing: Option<DiscoverError>,
     sampler: Option<Sampler>,
+    counters: Option<Counters>,
     started: u64,
 }
 
@@ -116,10 +118,13 @@ pub fn record(
         watch.tell(&format!("experts are not recorded: {why}"));
     }
     let drain = Rc::new(RefCell::new(Drain::new(enc)));
+    let counters = Counters::open(&options.counters, road == Road::Bpf).map_err(RecordError::Counters)?;
+    let shared = counters.as_ref().and_then(Counters::shared);
+    drain.borrow_mut().count(shared.as_ref().map_or(0, |s| s.n));
     let any = matches!(target, Target::Exe(_));
     let mut s = Session {
         any,
-        source: source(&road, knobs(&options, any), options.btf.clone(), &drain),
+        source: source(&road, knobs(&options, any), options.btf.clone(), shared, &drain),
         roams: wish == AgentCpu::Auto && bound.is_none(),
         origin,
         options,
@@ -130,6 +135,7 @@ pub fn record(
         strangers: HashSet::new(),
         last_missing: None,
         sampler: None,
+        counters,
         started: usage::now(),
     };
     if let Some(sensors) = &s.options.sensors {
@@ -142,6 +148,7 @@ pub fn record(
             writing::notice(&s.drain, &unused, watch)?;
         }
     }
+    s.count(watch)?;
     let (mut child, end) = match &target {
         Target::Pids(pids) => {
             for &pid in pids {
@@ -355,6 +362,9 @@ impl<W: Write + 'static> Session<W> {
             let busy: Vec<u32> = self.pids.keys().flat_map(|&pid| target::running_on(pid)).collect();
             machine::avoid(&busy);
         }
+        for text in self.counters.iter_mut().flat_map(Counters::tick) {
+            notice(&self.drain, &text, watch)?;
+        }
         for pid in self.pids.keys().copied().collect::<Vec<_>>() {
             let now = target::maps_mark(pid);
             if now != 0 && self.pids.insert(pid, now) != Some(now) {
@@ -412,6 +422,9 @@ impl<W: Write + 'static> Session<W> {
         // The last graphs have their say as well.
         for (a, shown) in self.engines.iter_mut().zip(&mut drain.shown) {
             verify::verify(a, shown, self.options.op_end);
+        }
+        if let Some(counters) = &self.counters {
+            counters.tell(&mut drain.enc)?;
         }
         books::rungs(&mut drain, &self.engines, roles(&self.options))?;
         if self.options.experts {

@@ -47,6 +47,7 @@ macro_rules! skeleton {
 }
 
 skeleton!(ops);
+skeleton!(pmc);
 skeleton!(process);
 skeleton!(process_tp);
 skeleton!(sched);

@@ -37,6 +37,12 @@ pub fn id(category: &str, name: &str) -> io::Result<u32> {
     text.trim().parse().map_err(|_| io::Error::other(format!("{name} has no number")))
 }
 
+/// Offset of the thread that comes in the event of a switch.
+pub fn switch_next() -> io::Result<u32> {
+    ensure_mounted()?;
+    field_offset("sched", "sched_switch", "next_pid")
+}
+
 /// Where tracefs is, or belongs.
 pub fn root() -> PathBuf {
     let found = ROOTS.iter().find(|root| Path::new(root).join("events").exists());

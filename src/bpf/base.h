@@ -14,6 +14,7 @@ struct ev_away *btf_away;
 enum ev_answer btf_answer;
 enum ev_phase btf_phase;
 enum ev_what btf_what;
+struct ev_counted *btf_counted;
 enum ev_kind btf_kind;
 enum ev_counter btf_counter;
 
@@ -41,9 +42,11 @@ const volatile struct knobs {
 	__u32 op_unary, op_glu;
 	__u32 op_experts; /* number of MUL_MAT_ID, 0: experts are not asked for */
 	__u32 type_i32, data_off;
+	__u32 n_pmc, pmc_switches, pmc_migrations; /* see pmc.h */
 } k = {};
 
 #include "send.h"
+#include "pmc.h"
 
 /* Graphs entered so far, through the functions of this object's engine. */
 __u64 graphs_entered;

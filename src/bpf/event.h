@@ -24,6 +24,7 @@ enum ev_kind {
 	EV_EXPERTS,
 	EV_AWAY,
 	EV_PHASE,
+	EV_COUNTS,
 	EV_KINDS,
 };
 
@@ -56,7 +57,8 @@ enum ev_what {
 
 /* ev_hdr.flags */
 #define EVF_FUSED 1
-#define EVF_CUT 2 /* AWAY: the thread has not come back; put there by the recorder */
+#define EVF_CUT 2     /* AWAY: the thread has not come back; put there by the recorder */
+#define EVF_COUNTED 2 /* of EV_OP: it is an ev_counted */
 
 struct ev_hdr {
 	__u64 ts; /* CLOCK_MONOTONIC, ns */
@@ -91,6 +93,19 @@ struct ev_op {
 	__u64 tensor2; /* second node of a fused op */
 	__u64 pool;    /* params->threadpool: tells one graph's threads from another's */
 	__u64 prev_end;
+};
+
+/* Counters at once. */
+#define PMC_MAX 8
+
+/* An op begins and the counters of the thread's op before are told, or (COUNTS) those of its last op of the graph, whose
+ * end is told by the event that follows. */
+struct ev_counted {
+	struct ev_op op;
+	__u64 since;  /* when the op that is counted began, 0: none is */
+	__u32 known;  /* counters told, a bit each */
+	__u32 scaled; /* of them, those that had no slot for some of the time */
+	__u64 count[PMC_MAX];
 };
 
 #define TENSOR_RAW 448

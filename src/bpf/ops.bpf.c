@@ -11,6 +11,7 @@
 #include "structure.h"
 #include "experts.h"
 #include "phases.h"
+#include "account.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
@@ -142,14 +143,16 @@ int graph_exit(struct pt_regs *ctx)
 	head(&e.h, EV_GRAPH_EXIT, id);
 	lane = bpf_map_lookup_elem(&lanes, &tid);
 	if (lane) {
-		/* The barrier that thread 0 met last is the one at the graph's end. */
-		if (lane->tensor && lane->last_ra && lane->last_ra != p->loop_ra) {
+		/* The barrier that thread 0 met last is the one at the graph's end, if it met one in its last op. */
+		if (lane->tensor && lane->last_ts > lane->start && lane->last_ra != p->loop_ra) {
 			p->final_ra = lane->last_ra;
 			e.a = lane->last_ts;
 		} else {
 			/* Older engines have one call site for both. */
 			e.a = lane->end;
 		}
+		if (k.n_pmc && lane->tensor)
+			count_last(ctx, id, lane, e.a, e.h.ts);
 		lane->in_graph = 0;
 		lane->tensor = 0;
 	}
@@ -199,25 +202,27 @@ static __always_inline void learn_loop(struct lane *lane)
 
 static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, __u64 tensor2)
 {
-	__u64 id = bpf_get_current_pid_tgid(), pool;
+	__u64 id = bpf_get_current_pid_tgid(), pool, since = 0;
 	struct lane *lane = lane_of(id);
-	struct ev_op e;
+	struct ev_counted counted;
+	struct ev_op *e = &counted.op;
 
 	if (!lane)
 		return 0;
-	head(&e.h, EV_OP, id);
+	head(&e->h, EV_OP, id);
 	if (!worker(lane, params, &pool))
 		return 0;
-	e.h.ith = lane->ith;
-	e.h.flags = tensor2 ? EVF_FUSED : 0;
-	e.tensor = tensor;
-	e.tensor2 = tensor2;
-	e.pool = pool;
-	e.prev_end = 0;
+	e->h.ith = lane->ith;
+	e->h.flags = (tensor2 ? EVF_FUSED : 0) | (k.n_pmc ? EVF_COUNTED : 0);
+	e->tensor = tensor;
+	e->tensor2 = tensor2;
+	e->pool = pool;
+	e->prev_end = 0;
 	if (lane->tensor && lane->pool == pool) {
 		if (lane->in_graph && !lane->loop_ra && lane->last_ts > lane->start)
 			learn_loop(lane);
-		e.prev_end = lane->end;
+		e->prev_end = lane->end;
+		since = lane->start;
 	}
 	lane->pool = pool;
 	lane->tensor = tensor;
@@ -227,17 +232,19 @@ static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, _
 		struct scratch *s = scratch_of(tid);
 
 		if (s) {
-			s->t.h = e.h;
+			s->t.h = e->h;
 			s->t.h.kind = EV_TENSOR;
 			describe(ctx, s, tid, tensor, tensor2);
 		}
 		/* The op starts when we are done looking at it. */
-		e.h.ts = bpf_ktime_get_ns();
+		e->h.ts = bpf_ktime_get_ns();
 	}
-	if (k.op_experts && !tensor2 && lane->in_graph && experts(ctx, &e.h, lane, tensor))
-		e.h.ts = bpf_ktime_get_ns();
-	lane->start = e.h.ts;
-	pass(ctx, &e.h, sizeof(e), ++lane->hits % ASK_EVERY == 0);
+	if (k.op_experts && !tensor2 && lane->in_graph && experts(ctx, &e->h, lane, tensor))
+		e->h.ts = bpf_ktime_get_ns();
+	lane->start = e->h.ts;
+	if (k.n_pmc)
+		count_op(id, &counted, since, e->prev_end);
+	pass(ctx, &e->h, k.n_pmc ? sizeof(counted) : sizeof(*e), ++lane->hits % ASK_EVERY == 0);
 	return 0;
 }
 
@@ -299,8 +306,14 @@ int barrier_enter(struct pt_regs *ctx)
 		p = recorded(tgid);
 		if (!p)
 			return 0;
+		/* Which barriers lie inside of ops is known once the two others are. */
+		if (k.n_pmc && (!p->loop_ra || !p->final_ra || ra == p->loop_ra || ra == p->final_ra))
+			count_barrier(tid, lane->last_ts);
 		if (ra == p->final_ra && !lane->in_graph) {
 			struct ev_op e = {};
+
+			if (k.n_pmc)
+				count_last(ctx, id, lane, lane->last_ts, lane->last_ts);
 
 			head(&e.h, EV_LANE_END, id);
 			e.tensor = lane->tensor;
@@ -312,6 +325,8 @@ int barrier_enter(struct pt_regs *ctx)
 		if (ra != p->loop_ra)
 			return 0;
 		lane->loop_ra = ra;
+	} else if (k.n_pmc) {
+		count_barrier(tid, lane->last_ts);
 	}
 	if (!lane->end)
 		lane->end = lane->last_ts;

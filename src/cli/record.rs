@@ -20,11 +20,15 @@ use crate::views::table::clean;
 pub mod flags;
 mod inner;
 mod outer;
+mod pmc;
 mod sensors;
 
 pub use flags::COMMAND;
 
 fn run(args: &Args) -> Result<ExitCode> {
+    if pmc::lists(args)? {
+        return pmc::list(args);
+    }
     let asked = Asked::read(args)?;
     let to_stdout = asked.options.stdout_taken;
     if to_stdout && io::stdout().is_terminal() {

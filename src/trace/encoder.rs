@@ -312,7 +312,10 @@ impl<W: Write> Encoder<W> {
     /// become several records. Errors: [`WriteError::UnknownPlan`] when the plan left the table; give it again.
     pub fn slices(&mut self, run: &SliceRun, slices: &[Slice]) -> Result<(), WriteError> {
         for (i, chunk) in slices.chunks(MAX_SLICES).enumerate() {
-            self.begin()?;
+            // A run stays in one block.
+            if i == 0 {
+                self.begin()?;
+            }
             self.write_plan(run.plan)?;
             let done = i * MAX_SLICES;
             let after = slices.get(done + chunk.len()).map(|s| s.start);
@@ -391,10 +394,15 @@ impl<W: Write> Encoder<W> {
     }
 
     /// Seals a block that is full. A call writes all that belongs together into one block: a block ends between calls.
-    fn begin(&mut self) -> Result<(), WriteError> {
-        if self.failed {
-            return Err(WriteError::Stopped { written: self.out.written() });
+    fn still_whole(&self) -> Result<(), WriteError> {
+        match self.failed {
+            true => Err(WriteError::Stopped { written: self.out.written() }),
+            false => Ok(()),
         }
+    }
+
+    fn begin(&mut self) -> Result<(), WriteError> {
+        self.still_whole()?;
         if self.open.payload() >= self.cfg.block_bytes { self.seal() } else { Ok(()) }
     }
 

@@ -2,6 +2,7 @@
 //! process, its trace beside the target's own account. Uses the crate's reader, never the recorder's insides.
 #![allow(dead_code, unused_macros, unused_imports, reason = "each test file uses its own part")]
 
+pub mod counted;
 pub mod expect;
 pub mod refuse;
 pub mod run;

@@ -2,7 +2,7 @@
 //! needs, read through perf's rings. What the BPF programs do in the kernel is done here, later, on the samples. Uses
 //! `memory`, `source`, `structure` and `transport`.
 
-mod event;
+pub(super) mod event;
 mod fields;
 mod graph;
 mod probes;

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use crate::agent::attached::{Role, Site};
 use crate::agent::btf::Btf;
 use crate::agent::drain::Drain;
+use crate::agent::pmc::follow::Shared;
 use crate::agent::recording::Options;
 use crate::agent::road::Road;
 use crate::agent::source::{Knobs, Sink, Source, Structure};
@@ -69,9 +70,10 @@ pub(super) fn source<W: Write + 'static>(
     road: &Road,
     knobs: Knobs,
     btf: Option<Btf>,
+    counters: Option<Rc<Shared>>,
     drain: &Rc<RefCell<Drain<W>>>,
 ) -> Box<dyn Source> {
     let drain = drain.clone();
     let sink: Sink = Rc::new(RefCell::new(move |bytes: &[u8]| drain.borrow_mut().event(bytes)));
-    road.open(knobs, btf, sink)
+    road.open(knobs, btf, counters, sink)
 }

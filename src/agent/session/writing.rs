@@ -13,6 +13,15 @@ use crate::trace::record;
 use crate::trace::{Encoder, WriteError};
 
 impl<W: Write + 'static> Session<W> {
+    /// Says which counters there are.
+    pub(super) fn count(&mut self, watch: &mut dyn Watch) -> Result<(), WriteError> {
+        let Some(counters) = &self.counters else { return Ok(()) };
+        for text in counters.notices() {
+            notice(&self.drain, &text, watch)?;
+        }
+        counters.tell(&mut self.drain.borrow_mut().enc)
+    }
+
     pub(super) fn define(&mut self, id: u16, engine: &Engine) -> Result<(), WriteError> {
         let enc = &mut self.drain.borrow_mut().enc;
         let version =

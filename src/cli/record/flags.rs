@@ -23,7 +23,7 @@ then is in the file. A second Ctrl-C ends at once. Needs root, or CAP_BPF, CAP_P
     usage: &["[OPTIONS] -- COMMAND...", "[OPTIONS] -p PID", "[OPTIONS] --exe PATH"],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and record" }),
-    groups: &[FLAGS, super::inner::FLAGS, super::outer::FLAGS, super::sensors::FLAGS],
+    groups: &[FLAGS, super::pmc::FLAGS, super::inner::FLAGS, super::outer::FLAGS, super::sensors::FLAGS],
     notes: "",
     exits: &[
         ("0", "recorded"),
@@ -36,6 +36,8 @@ then is in the file. A second Ctrl-C ends at once. Needs root, or CAP_BPF, CAP_P
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
 profinfer record -o run.pfi -p $(pidof llama-server) --duration 30s
 profinfer record -o run.pfi --exe /usr/bin/llama-server --tokens 200
+profinfer record --pmc list
+profinfer record --pmc cycles,instructions --faults -- llama-cli -m model.gguf -p 'Hello' -n 64
 profinfer record -o - --level graph -p 1234 | ssh desk 'profinfer report -'",
     run: super::run,
 };
@@ -141,6 +143,7 @@ impl Asked {
     pub fn read(args: &Args) -> anyhow::Result<Self> {
         let output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
         let mut options = options(args, output.as_os_str() == "-")?;
+        super::pmc::read(args, &mut options)?;
         super::inner::read(args, &mut options)?;
         super::sensors::read(args, &mut options)?;
         super::outer::read(args, &mut options);
@@ -181,6 +184,7 @@ fn options(args: &Args, stdout_taken: bool) -> Result<Options, Usage> {
         op_end: args.needed("op-end", ends)?,
         site: args.needed("site", sites)?,
         btf: None,
+        counters: Default::default(),
         duration: args.option("duration", time)?,
         tokens: args.option("tokens", whole(0, u64::MAX))?,
         stdout_taken,

@@ -47,7 +47,8 @@ impl<W: Write> Encoder<W> {
     /// What was counted in consecutive slices, which were written just before; `counts` has them slice by slice, the
     /// counters of one in the order of their ids.
     pub fn op_counts(&mut self, run: &CounterRun, counts: &[Option<u64>]) -> Result<(), WriteError> {
-        self.begin()?;
+        // In the block of its slices, however long that is by now.
+        self.still_whole()?;
         for (id, d) in &mut self.counters {
             if run.counters >> *id & 1 != 0 {
                 self.open.put_def(d)?;

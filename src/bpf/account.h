@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/*
+ * What was counted in an op: differences of its thread's account (pmc.h). The account belongs to the calling thread, which
+ * may be taken off its CPU at any point here.
+ */
+#ifndef PROFINFER_ACCOUNT_H
+#define PROFINFER_ACCOUNT_H
+
+#include "base.h"
+
+/* Called, not inlined: the programs are to stay small. */
+#define CALLED static __attribute__((noinline))
+
+/* Never written: the initial value of a new account. */
+struct account fresh_account;
+
+static __always_inline struct account *account_of(__u32 tid)
+{
+	struct account *a = bpf_map_lookup_elem(&accounts, &tid);
+
+	if (a)
+		return a;
+	bpf_map_update_elem(&accounts, &tid, &fresh_account, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&accounts, &tid);
+}
+
+/* Opens an account that is not open here: it is new, or a switch was missed. What was under way is not known then. */
+CALLED void reopen(struct account *a, __u32 cpu)
+{
+	NO_UNROLL for (__u32 i = 0; i < PMC_MAX; i++)
+	{
+		struct sum r = {};
+
+		if (i >= k.n_pmc)
+			break;
+		a->at[i].gaps++;
+		read_counter(cpu - 1, i, &r);
+		a->at[i].count = -r.count;
+		a->at[i].enabled = -r.enabled;
+		a->at[i].running = -r.running;
+	}
+	a->last = cpu;
+	a->cpu = cpu;
+}
+
+/* Brings the account's `now` up to now. */
+CALLED void look(struct account *a)
+{
+	__u32 cpu = bpf_get_smp_processor_id() + 1, turns = 0;
+
+	if (a->cpu != cpu)
+		reopen(a, cpu);
+	for (int tries = 0; tries < 2; tries++) {
+		turns = *(volatile __u32 *)&a->turns;
+		NO_UNROLL for (__u32 i = 0; i < PMC_MAX; i++)
+		{
+			struct sum *now = &a->now[i], r = {};
+
+			if (i >= k.n_pmc)
+				break;
+			*now = a->at[i];
+			if (read_counter(cpu - 1, i, &r))
+				ADD(now, &r, +);
+			else
+				now->gaps = UNREAD;
+		}
+		if (turns == *(volatile __u32 *)&a->turns)
+			return;
+	}
+	/* Taken off the CPU while reading, twice. */
+	NO_UNROLL for (__u32 i = 0; i < PMC_MAX; i++) a->now[i].gaps = UNREAD;
+}
+
+/* A counter that gets or loses its slot runs for some ten microseconds in the kernel's own hands and counts nothing. So
+ * it is believed where it missed little, or where it ran for so long (ns) and for a quarter of the time. */
+#define ENOUGH 1000000
+
+/* The count for all of the time, from what was counted in some of it. False: that was too little. */
+static __always_inline bool scale(__u64 *count, __u64 enabled, __u64 running)
+{
+	if (running < enabled - enabled / 16 && (running < ENOUGH || running < enabled / 4))
+		return false;
+	if (enabled >> 32) {
+		enabled >>= 16;
+		running >>= 16;
+	}
+	*count = *count / running * enabled + *count % running * enabled / running;
+	return true;
+}
+
+/* What was counted from the op's start to `now`. */
+CALLED void settle(struct account *a, __u64 at)
+{
+	a->known = a->scaled = 0;
+	a->done_at = at;
+	NO_UNROLL for (__u32 i = 0; i < PMC_MAX; i++)
+	{
+		struct sum *now = &a->now[i], *start = &a->start[i];
+		__u64 count = now->count - start->count, enabled = now->enabled - start->enabled;
+		__u64 running = now->running - start->running;
+
+		if (i >= k.n_pmc)
+			break;
+		if (now->gaps == UNREAD || now->gaps != start->gaps)
+			continue;
+		if (!counted_here(i) && running != enabled) {
+			if (!scale(&count, enabled, running))
+				continue;
+			a->scaled |= 1 << i;
+		} else if (!counted_here(i) && !running) {
+			continue;
+		}
+		a->done[i] = count;
+		a->known |= 1 << i;
+	}
+}
+
+/* A barrier that may be an op's end. */
+CALLED void count_barrier(__u32 tid, __u64 at)
+{
+	struct account *a = bpf_map_lookup_elem(&accounts, &tid);
+
+	if (a) {
+		look(a);
+		settle(a, at);
+	}
+}
+
+/* Tells what was settled at `end`, if it was. */
+static __always_inline void tell(struct account *a, struct ev_counted *e, __u64 since, __u64 end)
+{
+	e->since = since;
+	e->known = a->done_at == end ? a->known : 0;
+	e->scaled = a->scaled & e->known;
+	NO_UNROLL for (__u32 i = 0; i < PMC_MAX; i++) e->count[i] = i < k.n_pmc ? a->done[i] : 0;
+}
+
+/* The thread begins an op; the one before began at `since` (0: there is none to tell of) and ended at `end` (0: now). */
+CALLED void count_op(__u32 tid, struct ev_counted *e, __u64 since, __u64 end)
+{
+	struct account *a = account_of(tid);
+
+	__builtin_memset(&e->since, 0, sizeof(*e) - sizeof(e->op));
+	if (!a)
+		return;
+	look(a);
+	if (since && !end)
+		settle(a, 0);
+	if (since)
+		tell(a, e, since, end);
+	NO_UNROLL for (__u32 i = 0; i < PMC_MAX; i++)
+	{
+		if (i < k.n_pmc)
+			a->start[i] = a->now[i];
+	}
+}
+
+/* The thread's last op of the graph has ended, at `end` (0: now). Told as of `ts`, not after the event of that end. */
+CALLED void count_last(void *ctx, __u64 id, struct lane *lane, __u64 end, __u64 ts)
+{
+	__u32 tid = id;
+	struct account *a = bpf_map_lookup_elem(&accounts, &tid);
+	struct ev_counted e = {};
+
+	if (!a)
+		return;
+	if (!end) {
+		look(a);
+		settle(a, 0);
+	}
+	head(&e.op.h, EV_COUNTS, id);
+	e.op.h.ts = ts;
+	e.op.h.ith = lane->ith;
+	e.op.pool = lane->pool;
+	tell(a, &e, lane->start, end);
+	send(ctx, &e.op.h, sizeof(e));
+}
+
+#endif

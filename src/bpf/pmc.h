@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/*
+ * A thread's own counts out of the counters of the CPUs that it runs on. An account is open while its thread is on a CPU:
+ * what was counted is then the CPU's reading plus what stands in `at`; when the thread leaves (pmc.bpf.c) the reading is
+ * added there, and subtracted where it comes back. Whoever includes it has constants `k` with `n_pmc`, `pmc_switches`
+ * and `pmc_migrations`.
+ */
+#ifndef PROFINFER_PMC_H
+#define PROFINFER_PMC_H
+
+/* The events: CPU times n_pmc, plus the counter. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__uint(max_entries, 1);
+	__uint(key_size, 4);
+	__uint(value_size, 4);
+} pmcs SEC(".maps");
+
+#define NO_UNROLL _Pragma("clang loop unroll(disable)")
+
+#define UNREAD (~0ULL)
+
+/* Begins as struct bpf_perf_event_value. */
+struct sum {
+	__u64 count, enabled, running;
+	__u64 gaps; /* how often the counter lost sight of the thread; UNREAD: it could not be read just now */
+};
+
+struct account {
+	__u32 cpu;   /* 1 + the CPU on which it is open, 0: closed */
+	__u32 last;  /* 1 + the CPU on which it was open last */
+	__u32 turns; /* times that the thread left a CPU or came to one */
+	__u32 known, scaled;
+	__u32 unused;
+	__u64 done_at; /* of the barrier at which `done` was settled */
+	struct sum at[PMC_MAX];
+	struct sum now[PMC_MAX];
+	struct sum start[PMC_MAX]; /* when the op under way began */
+	__u64 done[PMC_MAX];	   /* counts of an op, those in `known` */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct account);
+} accounts SEC(".maps");
+
+static __always_inline bool counted_here(__u32 i)
+{
+	return (k.pmc_switches | k.pmc_migrations) >> i & 1;
+}
+
+/* Reads counter i of this CPU. False: it has none, or it cannot be read. */
+static __always_inline bool read_counter(__u32 cpu, __u32 i, struct sum *r)
+{
+	return counted_here(i) || !bpf_perf_event_read_value(&pmcs, cpu * k.n_pmc + i, (void *)r, 24);
+}
+
+#define ADD(to, what, sign)                                                                                            \
+	((to)->count += sign(what)->count, (to)->enabled += sign(what)->enabled, (to)->running += sign(what)->running)
+
+#endif

@@ -1,0 +1,103 @@
+//! Flags of `record` for counters of each op, and the list of those that this machine has. Uses [`crate::cli::args`] and
+//! `agent::pmc`.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::agent::pmc::list::{Cluster, State, list as offers};
+use crate::agent::pmc::{self, FAULTS, MAX};
+use crate::agent::recording::Options;
+use crate::cli::args::{Args, Flag, Group, Usage};
+use crate::trace::record::Level;
+
+pub const FLAGS: Group = Group {
+    title: "Counters",
+    flags: &[
+        Flag::value(
+            "pmc",
+            "LIST",
+            "Count these for each op and thread, at most 8: names (cycles, instructions, ...) or the PMU's own numbers \
+             (r001b); ':k' behind one counts the kernel's work for the op instead of the program's, ':uk' both; \
+             'list' tries and prints all that this machine has",
+        )
+        .many(),
+        Flag::switch("pmc-strict", "Record nothing where a counter cannot be had whole").needs(&["pmc"]),
+        Flag::switch("faults", "Count page faults for each op: adds major-faults and minor-faults to the counters"),
+        Flag::switch("json", "With --pmc list: write JSON").needs(&["pmc"]),
+    ],
+};
+
+/// Whether the list of counters is wanted, and no recording.
+///
+/// # Errors
+/// None of these.
+pub fn lists(args: &Args) -> Result<bool, Usage> {
+    Ok(names(args)?.iter().any(|n| n == "list"))
+}
+
+fn names(args: &Args) -> Result<Vec<String>, Usage> {
+    args.list("pmc", |text| Ok(text.trim().to_owned()))
+}
+
+/// Reads [`FLAGS`] into the options, which have all else already.
+///
+/// # Errors
+/// Too many counters, or the other flags leave out what these need.
+pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
+    let mut asked: Vec<String> = Vec::new();
+    let faults = FAULTS.iter().filter(|_| args.flag("faults")).map(|f| (*f).to_owned());
+    for name in names(args)?.into_iter().chain(faults) {
+        if !name.is_empty() && !asked.contains(&name) {
+            asked.push(name);
+        }
+    }
+    if asked.len() > MAX {
+        return Err(Usage::new(format!(
+            "{} counters are asked for: at most {MAX} can be had at a time",
+            asked.len()
+        )));
+    }
+    if !asked.is_empty() && options.level != Level::Op {
+        return Err(Usage::new("counters are told for each op: leave out --level, or give it op"));
+    }
+    options.counters = pmc::Options { names: asked, strict: args.flag("pmc-strict") };
+    Ok(())
+}
+
+/// Prints what can be counted here.
+pub fn list(args: &Args) -> Result<ExitCode> {
+    let clusters = offers(&args.path("sysfs")?.unwrap_or_else(|| PathBuf::from("/sys")));
+    let mut out = std::io::stdout().lock();
+    if args.flag("json") {
+        serde_json::to_writer_pretty(&mut out, &clusters)?;
+        writeln!(out)?;
+    } else {
+        clusters.iter().try_for_each(|c| table(&mut out, c))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(out: &mut impl Write, c: &Cluster) -> std::io::Result<()> {
+    writeln!(out, "{}, CPUs {}", c.pmu, c.cpus)?;
+    let widest = |f: fn(&pmc::list::Offer) -> &str| c.offers.iter().map(|o| f(o).len()).max().unwrap_or(0);
+    let (names, events) = (widest(|o| &o.name), widest(|o| &o.event));
+    let mut group = "";
+    for o in &c.offers {
+        if std::mem::replace(&mut group, o.group) != o.group {
+            writeln!(out, "  {}", o.group)?;
+        }
+        let state = match (o.state, o.count) {
+            (State::Counts, 0) => "ok".to_owned(),
+            (State::Counts, n) => format!("ok, {n} in a trial"),
+            (State::Unsupported, _) => "unsupported".to_owned(),
+            (State::Refused, _) => "refused".to_owned(),
+        };
+        let unit = if o.scale > 1 { format!(", {} bytes each", o.scale) } else { String::new() };
+        let what = if o.why.is_empty() { format!("{}{unit}", o.what) } else { o.why.clone() };
+        writeln!(out, "    {:names$}  {:events$}  {state:22}  {what}", o.name, o.event)?;
+    }
+    Ok(())
+}
