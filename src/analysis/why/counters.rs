@@ -70,7 +70,7 @@ pub struct Counters {
 }
 
 /// Values of one slice, by slot.
-pub type Values = [Option<u64>; MAX];
+pub type Values = [Option<u64>];
 
 /// Sums of one counter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -225,41 +225,46 @@ impl Sums {
 pub struct Told<'c, 'a> {
     /// Records of one graph, plan and thread by position.
     rest: &'c [OpCounts<'a>],
-    /// Values of the first of `rest`, once it is read.
+    /// Counts of the first of `rest` once it is read, and the slot of each one of a slice: none where the trace does not
+    /// define the counter, so that its count belongs to nothing.
     open: Vec<Option<u64>>,
+    slots: Vec<Option<usize>>,
     read: bool,
+    values: Vec<Option<u64>>,
 }
 
 impl<'c, 'a> Told<'c, 'a> {
-    pub fn new(records: &'c [OpCounts<'a>]) -> Told<'c, 'a> {
-        Told { rest: records, open: Vec::new(), read: false }
+    /// Goes on with these records.
+    pub fn of(&mut self, records: &'c [OpCounts<'a>]) {
+        self.rest = records;
+        self.read = false;
     }
 
     /// The values of position `at`, which never goes back.
-    pub fn at(&mut self, counters: &Counters, at: u32) -> Option<Values> {
+    pub fn at(&mut self, counters: &Counters, at: u32) -> Option<&Values> {
         while self.rest.first().is_some_and(|r| r.first.saturating_add(r.n) <= at) {
             self.rest = self.rest.split_first_chunk::<1>().map_or(&[], |(_, rest)| rest);
             self.read = false;
         }
         let record = self.rest.first().filter(|r| r.first <= at)?;
         if !self.read {
+            self.read = true;
             self.open.clear();
             self.open.extend(counts(record));
-            self.read = true;
+            self.slots.clear();
+            let told = counters.slots.iter().enumerate().filter(|(id, _)| record.counters >> id & 1 != 0);
+            self.slots.extend(told.map(|(_, slot)| *slot));
+            self.values.clear();
+            self.values.resize(counters.facts.len(), None);
         }
-        let each = record.counters.count_ones() as usize;
+        let each = self.slots.len();
         let from = (at - record.first) as usize * each;
-        let mut told = self.open.get(from..from.checked_add(each)?)?.iter();
-        let mut values = [None; MAX];
-        for id in (0..MAX).filter(|id| record.counters >> id & 1 != 0) {
-            let value = told.next().copied().flatten();
-            // A count of a counter that the trace does not define belongs to nothing.
-            if let Some(slot) = counters.slots.get(id).copied().flatten()
-                && let Some(to) = values.get_mut(slot)
-            {
-                *to = value;
+        let told = self.open.get(from..from.checked_add(each)?)?;
+        for (slot, value) in self.slots.iter().zip(told) {
+            if let Some(to) = slot.and_then(|slot| self.values.get_mut(slot)) {
+                *to = *value;
             }
         }
-        Some(values)
+        Some(&self.values)
     }
 }

@@ -106,11 +106,18 @@ struct Across {
 
 /// The graph at hand.
 #[derive(Default)]
-struct Calls<'s> {
-    told: Told<'s, 's>,
+struct Calls {
     /// By position; what the graph at hand has, and no more, is `touched`.
     across: Vec<Across>,
     touched: Vec<usize>,
+}
+
+/// What the slices of a run are added to.
+struct To<'o> {
+    plan: &'o mut PlanCauses,
+    thread: &'o mut Cause,
+    calls: &'o mut Calls,
+    hit: &'o mut HashMap<(usize, usize), u64>,
 }
 
 /// Sorts the counts as [`Pass::run`] wants them.
@@ -125,7 +132,7 @@ impl Pass<'_, '_> {
         let graphs = self.loaded.cpu_graphs.iter().enumerate().map(|(i, g)| (g.seq, i));
         let index: HashMap<u64, usize> = graphs.collect();
         let mut out = Sum::default();
-        let mut calls = Calls::default();
+        let (mut calls, mut told) = (Calls::default(), Told::default());
         for unit in self.loaded.runs.chunk_by(|a, b| (a.graph, a.plan) == (b.graph, b.plan)) {
             let Some(first) = unit.first() else { continue };
             let graph = index.get(&first.graph).copied();
@@ -136,10 +143,12 @@ impl Pass<'_, '_> {
             let graph = graph.and_then(|g| self.loaded.cpu_graphs.get(g));
             for (i, run) in unit.iter().enumerate() {
                 if i == 0 || unit.get(i - 1).is_some_and(|before| before.ith != run.ith) {
-                    calls.told = Told::new(self.counts_of(run));
+                    told.of(self.counts_of(run));
                 }
                 let edges = Edges::new(run, unit.get(i + 1), graph);
-                self.slices(run, &edges, phase, &mut plan, &mut calls, &mut out);
+                let thread = out.threads.entry((run.ith, phase)).or_default();
+                let to = To { plan: &mut plan, thread, calls: &mut calls, hit: &mut out.hit };
+                self.slices(run, &edges, &mut told, to);
             }
             if phase == Phase::Decode {
                 self.misses(&calls, first, &mut out.misses);
@@ -151,7 +160,7 @@ impl Pass<'_, '_> {
     }
 
     /// Adds the experts' multiplications of the graph at hand.
-    fn misses(&self, calls: &Calls<'_>, run: &Slices<'_>, out: &mut HashMap<usize, Misses>) {
+    fn misses(&self, calls: &Calls, run: &Slices<'_>, out: &mut HashMap<usize, Misses>) {
         let Some(slot) = self.counters.slot(MAJOR_FAULTS) else { return };
         let idents = self.idents.of_plan(run.plan);
         for at in &calls.touched {
@@ -165,17 +174,9 @@ impl Pass<'_, '_> {
         }
     }
 
-    fn slices<'s>(
-        &'s self,
-        run: &Slices<'_>,
-        edges: &Edges,
-        phase: Phase,
-        plan: &mut PlanCauses,
-        calls: &mut Calls<'s>,
-        out: &mut Sum,
-    ) {
+    fn slices(&self, run: &Slices<'_>, edges: &Edges, told: &mut Told<'_, '_>, to: To<'_>) {
         let mut cursor = self.sched.thread(run.tid, run.t).map(|list: &[Away]| Cursor::new(list, run.t));
-        let thread = out.threads.entry((run.ith, phase)).or_default();
+        let To { plan, thread, calls, hit } = to;
         let idents = self.idents.of_plan(run.plan);
         for (at, slice) in (run.first..).zip(slice_iter(run)) {
             let (time, wait) = edges.times(&slice);
@@ -191,7 +192,7 @@ impl Pass<'_, '_> {
                             && let Some(ident) = idents.get(at as usize)
                         {
                             let culprit = self.culprits.of_record(p.record);
-                            let hit = out.hit.entry((culprit, *ident)).or_default();
+                            let hit = hit.entry((culprit, *ident)).or_default();
                             *hit = hit.saturating_add(p.ns);
                         }
                     });
@@ -201,14 +202,14 @@ impl Pass<'_, '_> {
                     });
                 }
             }
-            let values = calls.told.at(self.counters, at);
+            let values = told.at(self.counters, at);
             let known = plan.positions.get_mut(at as usize);
             if known.is_some() {
-                calls.add(at as usize, run.ith, time, values.as_ref());
+                calls.add(at as usize, run.ith, time, values);
             }
             for cause in [known.unwrap_or(&mut plan.beyond), &mut *thread] {
                 cause.parts.merge(&parts);
-                cause.counts.slice(self.counters, values.as_ref());
+                cause.counts.slice(self.counters, values);
             }
         }
     }
@@ -231,7 +232,7 @@ impl Across {
     }
 }
 
-impl Calls<'_> {
+impl Calls {
     fn add(&mut self, at: usize, ith: u16, ns: u64, values: Option<&Values>) {
         if self.across.len() <= at {
             self.across.resize_with(at + 1, Across::default);
