@@ -434,7 +434,7 @@ impl<W: Write + 'static> Session<W> {
         if self.options.phases {
             let mut probed: Vec<&str> =
                 self.engines.iter().flat_map(|a| a.probed_symbols(Role::Phase)).collect();
-            probed.sort_unstable();
+            crate::order::by(&mut probed, |a, b| a.cmp(b));
             probed.dedup();
             phases::feature(&mut drain.enc, &probed, books.kinds[ev_kind::EV_PHASE.0 as usize].lost)?;
         }

@@ -78,7 +78,7 @@ fn last_given() -> u32 {
 
 /// Ranges that hold all of `tids`, sorted, and the numbers that come next; few, and so with some of others.
 fn ranges(mut tids: Vec<u32>, last: u32, most: u32) -> Vec<(u32, u32)> {
-    tids.sort_unstable();
+    crate::order::by_key(&mut tids, |tid| ((*tid).into(), 0));
     let next = last.saturating_add(1);
     let mut gap = 1;
     loop {

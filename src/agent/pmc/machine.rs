@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use crate::order;
+
 /// CPUs that a list of the kernel may name at most.
 const MAX_CPU: u32 = 4096;
 
@@ -73,7 +75,9 @@ fn files(dir: &Path) -> BTreeMap<String, String> {
     let named = entries
         .filter_map(|e| Some((e.as_ref().ok()?.file_name().into_string().ok()?, text(&e.ok()?.path())?)));
     // `mem-loads.scale` and the like tell of events, and are none.
-    named.filter(|(name, _)| !name.contains('.')).collect()
+    let mut files = BTreeMap::new();
+    files.extend(named.filter(|(name, _)| !name.contains('.')));
+    files
 }
 
 impl Pmu {
@@ -145,7 +149,7 @@ impl Machine {
         let devices = fs::read_dir(root.join("bus/event_source/devices"));
         let dirs = devices.into_iter().flatten().filter_map(|e| Some(e.ok()?.path()));
         let mut pmus: Vec<Pmu> = dirs.filter_map(|d| Pmu::read(&d, &online)).collect();
-        pmus.sort_by(|a, b| (&a.cpus, &a.name).cmp(&(&b.cpus, &b.name)));
+        order::by(&mut pmus, |a, b| (&a.cpus, &a.name).cmp(&(&b.cpus, &b.name)));
         let line = (0..4)
             .find_map(|i| text(&cpu.join(format!("cpu{}/cache/index{i}/coherency_line_size", online[0]))));
         let line = line.and_then(|t| t.parse().ok()).filter(|l| *l > 0).unwrap_or(64);

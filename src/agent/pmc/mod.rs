@@ -20,6 +20,7 @@ use self::machine::{Machine, shown};
 use self::names::Unit;
 use self::resolve::{Place, Wanted, resolve};
 use super::skel::types::ev_counted;
+use crate::order;
 use crate::trace::record::{Availability, Counter, Feature};
 use crate::trace::{Encoder, WriteError};
 
@@ -91,7 +92,7 @@ impl Counters {
         if bpf {
             let counting = rows.iter_mut().flat_map(|r| try_places(&mut r.wanted)).collect();
             share(&mut rows, options.strict, counting)?;
-            rows.sort_by_key(|r| !r.usable());
+            order::by_key(&mut rows, |r| ((!r.usable()).into(), 0));
             c.rows = rows;
             c.start(machine.possible);
         } else {
@@ -312,7 +313,7 @@ fn try_places(w: &mut Wanted) -> Vec<(Place, u64)> {
 fn share(rows: &mut [Row], strict: bool, counting: Vec<(Place, u64)>) -> Result<(), String> {
     let mut pmus: Vec<(Place, u64)> = counting;
     // Of each PMU the event that counts fastest shows best whether a slot counts.
-    pmus.sort_by(|a, b| (&a.0.pmu, b.1).cmp(&(&b.0.pmu, a.1)));
+    order::by(&mut pmus, |a, b| (&a.0.pmu, b.1).cmp(&(&b.0.pmu, a.1)));
     pmus.dedup_by(|a, b| a.0.pmu == b.0.pmu);
     for (fastest, _) in pmus {
         let pmu = &fastest.pmu;

@@ -194,7 +194,7 @@ pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a 
     let name = name.to_ascii_lowercase().replace('_', "-");
     let mut all: Vec<(usize, &str)> =
         known.map(|k| (distance(&name, &k.to_ascii_lowercase().replace('_', "-")), k)).collect();
-    all.sort_unstable();
+    crate::order::by(&mut all, |a, b| a.cmp(b));
     all.dedup();
     all.truncate(3);
     all.into_iter().map(|(_, k)| k).collect()
