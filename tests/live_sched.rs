@@ -7,7 +7,7 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -17,10 +17,11 @@ use std::time::Duration;
 use common::run::{Recorder, Target, record, wait_until};
 use common::seen::Seen;
 use common::{fixture, live, model, runner, skip};
-use profinfer::trace::record::{Availability, OffCpu, Source};
+use profinfer::trace::record::{Answer, Availability, OffCpu, Source};
 
-/// `OffCpu.state`: it could have run on; it had not run before.
+/// `OffCpu.state`: it could have run on; not to be woken by a signal; it had not run before.
 const PREEMPTED: u8 = 0;
+const UNINTERRUPTIBLE: u8 = 2;
 const NEW: u8 = 255;
 
 /// By BPF with either buffer, and without BPF.
@@ -328,4 +329,37 @@ fn new_threads_are_followed_from_birth() {
     for options in WAYS {
         newborn(&program, options);
     }
+}
+
+/// Weights that are not in memory: the threads that touch them wait inside a page fault, for a device.
+#[test]
+fn a_page_read_from_the_file_is_a_fault() {
+    let _turn = live!();
+    let path = common::place().join("cold.gguf");
+    fs::copy(model("llama1b-L4", "q4_0"), &path).expect("a copy");
+    let file = File::open(&path).expect("the copy");
+    file.sync_all().expect("written");
+    // SAFETY: plain system call on an open file; what is clean leaves memory.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    let program = runner();
+    let args =
+        ["--sched", "--level", "token", "--", program.to_str().expect("a path"), "run", "--no-roofline"];
+    let args = [&args[..], &["-p", "2", "-n", "2", "-m", path.to_str().expect("a path")]].concat();
+    let seen = record(&args).seen();
+    let _ = fs::remove_file(&path);
+    let records = &seen.all.causes.off_cpu;
+    sound(&seen, records.first().expect("it waited").pid);
+    let read = |r: &&OffCpu| r.state == UNINTERRUPTIBLE && r.fault == Answer::Yes && r.io == Answer::Yes;
+    let faults: Vec<&OffCpu> = records.iter().filter(read).collect();
+    println!(
+        "{} waits for pages, {} ms",
+        faults.len(),
+        faults.iter().map(|r| r.dur).sum::<u64>() / 1_000_000
+    );
+    assert!(
+        !faults.is_empty(),
+        "no wait for a page: {:?}",
+        records.iter().map(|r| (r.state, r.io == Answer::Yes)).collect::<BTreeSet<_>>()
+    );
+    assert!(faults.iter().all(|r| r.waker == 0), "a device woke them");
 }
