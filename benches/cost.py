@@ -2,7 +2,7 @@
 
 Every round runs the windows off, op with structure, off, token+graph, off, the published method (entry and return probe
 at the function's first instruction, full structure at every hit), off; the order of the three changes from round to
-round. Each window is one prefill, some tokens that are thrown away (the first ones send the structure) and N tokens that
+round. A model with experts runs op with structure, and the same with the experts chosen. Each window is one prefill, some tokens that are thrown away (the first ones send the structure) and N tokens that
 count; the recorder is attached before it and gone after it. A window's ratio is to the mean of the two off windows beside
 it; what is judged is the median of all rounds' ratios.
 
@@ -21,6 +21,7 @@ from common import Bench, BenchError, Driver, Recorder, Scratch, engine, main, m
 # name, flags of record
 KINDS = {
     "op": ("op + structure", []),
+    "experts": ("op + experts", ["--experts"]),
     "graph": ("token + graph", ["--level", "graph"]),
     "published": ("published method", ["--site", "published"]),
 }
@@ -165,11 +166,14 @@ def run():
     hit = None if args.model else probe_costs(args, n)
     for name in names:
         if name == "moe-q4_0":
-            ratio = one_model(args, name, 100, n, ["op"])[0]["op"]
-            bench.judge(ratio <= 1.25, f"{name}: op + structure {ratio:.4f} x, target <= 1.25")
+            result, base, _ = one_model(args, name, 100, n, ["op", "experts"])
+            op, experts = result["op"], result["experts"]
+            bench.judge(op <= 1.25, f"{name}: op + structure {op:.4f} x, target <= 1.25")
+            bench.judge(experts - op <= 0.05, f"{name}: experts add {experts - op:.4f} x ({(experts - op) * base:.1f} us a "
+                        f"token), target <= 0.05")
         else:
             tokens = 15 if "L12" in name else 40
-            judge_1b(bench, name, one_model(args, name, tokens, n, list(KINDS)), hit)
+            judge_1b(bench, name, one_model(args, name, tokens, n, ["op", "graph", "published"]), hit)
     return bench.end()
 
 

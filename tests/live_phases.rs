@@ -8,7 +8,7 @@ use std::process::Command;
 
 use common::run::{Recorder, Target, record, run};
 use common::seen::Seen;
-use common::{driver, engine, live, model, runner, skip};
+use common::{driver, engine, fixture, live, model, runner, skip};
 use profinfer::trace::record::{Availability, PhaseCall};
 
 fn count(seen: &Seen) -> BTreeMap<&str, usize> {
@@ -143,4 +143,23 @@ fn an_engine_without_the_functions_is_told() {
     let (state, why) = feature(&seen);
     assert_eq!(state, Availability::None, "{why}");
     assert!(seen.all.causes.phases.is_empty());
+}
+
+/// Calls that call, jump, or never return: what was made of each, beside what the fake is known to do.
+#[test]
+fn habits_of_calls() {
+    let _turn = live!();
+    const N: usize = 5;
+    for variant in ["modern", "modern-clang", "static"] {
+        let program = fixture!(variant);
+        for source in if variant == "modern" { &["bpf", "perf"][..] } else { &["bpf"] } {
+            println!("{variant}, {source}");
+            let run = ["--phases", "--source", source, "--", program.to_str().expect("a path")];
+            let seen = record(&[&run[..], &["-n", "2", "--phases", &N.to_string()]].concat()).seen();
+            seen.complete();
+            in_order(&seen);
+            let want = [("load", N), ("tokenize", N), ("detokenize", 3 * N), ("sampling", 2 * N)];
+            assert_eq!(count(&seen), BTreeMap::from(want), "{variant}, {source}");
+        }
+    }
 }

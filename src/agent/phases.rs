@@ -107,11 +107,12 @@ pub fn feature<W: Write>(enc: &mut Encoder<W>, probed: &[&str], lost: u64) -> Re
         (_, true) => Availability::Whole,
         (_, false) => Availability::Partly,
     };
-    let mut why = match had.is_empty() {
+    let had_none = had.is_empty();
+    let mut why = match had_none {
         true => "the engine has none of the functions".to_owned(),
         false => format!("calls of {}", probed.join(", ")),
     };
-    if !missing.is_empty() {
+    if !had_none && !missing.is_empty() {
         why.push_str(&format!("; without a function here: {}", names(missing)));
     }
     if lost > 0 {
