@@ -1,19 +1,22 @@
-//! Counters of ops on the real thing: beside loops of known length, with others on the same CPU, and with more counters
-//! than the PMU has slots.
+//! Counters of ops on the real thing: beside loops of known length, beside the kernel's own count of the thread, with
+//! others on the same CPU, with more counters than the PMU has slots; page faults beside getrusage.
 #![cfg(feature = "agent")]
 
 mod common;
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::os::fd::FromRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 use perf_event_open_sys as sys;
 
 use common::counted::{self, OpCount, counter};
-use common::run::{Run, Target, profinfer, record, run};
+use common::run::{Recorder, Run, Target, profinfer, record, run};
 use common::seen::Seen;
-use common::{fixture, live, skip};
+use common::{driver, engine, fixture, live, model, runner, skip};
 use profinfer::trace::record::Availability;
 
 /// Instructions that an op of the fake engine does besides its loop, at most: calls, and barriers inside where nobody is
@@ -105,10 +108,9 @@ fn others_on_the_same_cpu_are_not_counted() {
     let target = Target::spawn(&mut target);
     let other = Target::spawn(Command::new("taskset").args(["-c", "0", "sh", "-c", "while :; do :; done"]));
     let pid = target.pid().to_string();
-    let recorder =
-        common::run::Recorder::start(&["--pmc", "instructions,context-switches,cpu-migrations", "-p", &pid]);
+    let recorder = Recorder::start(&["--pmc", "instructions,context-switches,cpu-migrations", "-p", &pid]);
     recorder.wait_for_probes();
-    std::fs::write(&go, "").expect("a file");
+    fs::write(&go, "").expect("a file");
     let seen = recorder.finish().seen();
     drop(other);
     seen.complete();
@@ -120,25 +122,164 @@ fn others_on_the_same_cpu_are_not_counted() {
     assert_eq!(counted::sum(&seen, "cpu-migrations"), (0, 0), "it is kept to one CPU");
 }
 
+/// A counter of the kernel's: cycles (0) or instructions (1) of a thread or a CPU (-1: any).
+fn perf_event(config: u64, pid: i32, cpu: i32, shape: fn(&mut sys::bindings::perf_event_attr)) -> File {
+    let mut attr = sys::bindings::perf_event_attr {
+        type_: sys::bindings::PERF_TYPE_HARDWARE,
+        config,
+        size: size_of::<sys::bindings::perf_event_attr>() as u32,
+        ..Default::default()
+    };
+    shape(&mut attr);
+    // SAFETY: the attributes are as long as they say.
+    let fd = unsafe { sys::perf_event_open(&raw mut attr, pid, cpu, -1, 8) };
+    assert!(fd >= 0, "an event of our own: {}", std::io::Error::last_os_error());
+    // SAFETY: the descriptor was just made for us.
+    unsafe { File::from_raw_fd(fd) }
+}
+
+fn reading(mut event: &File) -> u64 {
+    let mut bytes = [0; 8];
+    event.read_exact(&mut bytes).expect("a count");
+    u64::from_ne_bytes(bytes)
+}
+
 /// A counter that wants its PMU for itself, for each CPU: the others get it in turn.
 fn rivals() -> Vec<File> {
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let open = |cpu: usize| {
-        let mut attr = sys::bindings::perf_event_attr {
-            // PERF_TYPE_HARDWARE, PERF_COUNT_HW_CPU_CYCLES
-            type_: 0,
-            config: 0,
-            size: size_of::<sys::bindings::perf_event_attr>() as u32,
-            ..Default::default()
-        };
-        attr.set_exclusive(1);
-        // SAFETY: the attributes are as long as they say.
-        let fd = unsafe { sys::perf_event_open(&raw mut attr, -1, cpu as i32, -1, 8) };
-        assert!(fd >= 0, "a rival on CPU {cpu}: {}", std::io::Error::last_os_error());
-        // SAFETY: the descriptor was just made for us.
-        unsafe { File::from_raw_fd(fd) }
+    (0..cpus).map(|cpu| perf_event(0, -1, cpu as i32, |a| a.set_exclusive(1))).collect()
+}
+
+/// Ops of a real engine: the same from token to token, and together nearly all that the thread does.
+#[test]
+fn a_real_engine_beside_the_count_of_its_thread() {
+    let _turn = live!();
+    if let Err(why) = counts("instructions") {
+        skip!("{why}");
+    }
+    let lib = match engine("v0.5.0") {
+        Ok(path) => path,
+        Err(why) => skip!("{why}"),
     };
-    (0..cpus).map(open).collect()
+    let mut command = Command::new(driver());
+    command.arg("--engine").arg(lib).arg("--model").arg(model("tiny", "q4_0"));
+    let mut target = Target::controlled(command.args(["--control", "--ctx", "256", "-t", "1"]));
+    let pid = target.pid();
+    target.tell("", 1);
+    let recorder = Recorder::start(&["--pmc", "instructions", "-p", &pid.to_string()]);
+    recorder.wait_for_probes();
+    target.tell("prefill 7\n", 2);
+    target.tell("run 4\n", 3);
+    let own = perf_event(1, pid as i32, -1, |a| {
+        a.set_exclude_kernel(1);
+        a.set_exclude_hv(1);
+    });
+    target.tell("run 8\n", 4);
+    let whole = reading(&own);
+    drop(target.0.stdin.take());
+    target.said();
+    let seen = recorder.finish().seen();
+    seen.complete();
+    let graphs: Vec<u64> = seen.graphs(pid).iter().rev().take(8).map(|g| g.seq).collect();
+    let ops: Vec<OpCount> = counted::ops(&seen).into_iter().filter(|o| graphs.contains(&o.graph)).collect();
+    let sum: u64 = ops.iter().map(|o| o.counts[0].expect("known")).sum();
+    let share = sum as f64 / whole as f64;
+    let mut spread: Vec<f64> = counted::series(&seen, "instructions")
+        .values()
+        .map(|s| s.iter().rev().take(8).map(|c| c.expect("known")))
+        .filter_map(|s| Some((s.clone().max()?, s.min()?)))
+        .map(|(most, least)| (most - least) as f64 / most as f64)
+        .collect();
+    spread.sort_by(f64::total_cmp);
+    let at = |q: usize| spread[(spread.len() - 1) * q / 100] * 100.0;
+    println!(
+        "{} ops in {} instructions: {:.2} % of the thread's; from token to token an op's differ by {:.3} % \
+         (median), {:.3} % (90 of 100), {:.2} % (most)",
+        ops.len(),
+        sum,
+        share * 100.0,
+        at(50),
+        at(90),
+        at(100)
+    );
+    assert!(share > 0.9 && share < 1.001, "{sum} of {whole}");
+    assert!(at(50) < 0.5, "{spread:?}");
+}
+
+/// A group of processes that has only so much memory; gone when dropped.
+struct Cage(PathBuf);
+
+impl Cage {
+    fn new(bytes: u64) -> Result<Cage, String> {
+        let root = PathBuf::from("/sys/fs/cgroup");
+        let old = root.join("memory");
+        let (dir, limit) = if old.join("memory.limit_in_bytes").exists() {
+            (old, "memory.limit_in_bytes")
+        } else {
+            (root, "memory.max")
+        };
+        let cage = Cage(dir.join(format!("profinfer-test-{}", std::process::id())));
+        let made = fs::create_dir(&cage.0).and_then(|()| fs::write(cage.0.join(limit), bytes.to_string()));
+        made.map_err(|e| format!("no cgroup with a limit of memory: {e}")).map(|()| cage)
+    }
+}
+
+impl Drop for Cage {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// A model that is larger than the memory: its weights come from storage again and again, and the ops that need them are
+/// where they come.
+#[test]
+#[expect(clippy::zombie_processes, reason = "wait4 waits, and tells what the process used")]
+fn major_faults_are_those_of_getrusage() {
+    const LEAST: u64 = 60 << 20;
+    let _turn = live!();
+    let path = model("moe", "f16");
+    let cage = match Cage::new(LEAST) {
+        Ok(cage) => cage,
+        Err(why) => skip!("{why}"),
+    };
+    let file = File::open(&path).expect("the model");
+    assert!(file.metadata().expect("its size").len() > 2 * LEAST);
+    file.sync_all().expect("written");
+    // SAFETY: advice on a descriptor that is open.
+    unsafe { libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    let program = runner();
+    let recorder = Recorder::start(&["--faults", "--exe", program.to_str().expect("a path")]);
+    recorder.wait_for_probes();
+    let mut entry =
+        File::options().write(true).open(cage.0.join("cgroup.procs")).expect("its list of processes");
+    let mut command = Command::new(&program);
+    command.args(["run", "-p", "8", "-n", "8", "-t", "1", "--no-warmup", "--no-roofline"]);
+    command.args(["--placement", "mapped", "-m"]).arg(&path).stdout(std::process::Stdio::null());
+    // SAFETY: between fork and exec one write to a descriptor; 0 is the writer itself.
+    unsafe { command.pre_exec(move || entry.write_all(b"0")) };
+    let child = command.spawn().expect("the runner");
+    // SAFETY: all zero is a value of both, which the kernel fills.
+    let (status, usage) = unsafe {
+        let (mut status, mut usage) = (0, std::mem::zeroed::<libc::rusage>());
+        assert_eq!(libc::wait4(child.id() as i32, &raw mut status, 0, &raw mut usage), child.id() as i32);
+        (status, usage)
+    };
+    assert_eq!(status, 0, "the runner ends well");
+    recorder.signal(libc::SIGINT);
+    let seen = recorder.finish().seen();
+    drop(cage);
+    seen.complete();
+    let (ops, unknown) = counted::sum(&seen, "major-faults");
+    let whole = usage.ru_majflt as u64;
+    println!(
+        "{ops} major faults in ops, {} outside of them, unknown in {unknown} ops",
+        whole.saturating_sub(ops)
+    );
+    assert!(ops > 50, "the model does not fit: {ops}");
+    // Outside: the program and the model's description are read.
+    assert!(ops <= whole && whole - ops <= 20 + whole / 10, "{ops} of {whole}");
+    // Where the kernel skipped our program at a switch the op's counts are not known, and are told so.
+    assert!(unknown * 50 <= counted::ops(&seen).len(), "unknown in {unknown} ops");
 }
 
 #[test]
