@@ -81,6 +81,7 @@ fn skeleton(name: &str) {
 fn pack(object: &Path, code: &Path) {
     let mut bytes = std::fs::read(object).expect("libbpf-cargo wrote the object");
     without_lines(&mut bytes).expect("clang wrote the line information");
+    std::fs::write(object, &bytes).expect("OUT_DIR is ours");
     let packed = miniz_oxide::deflate::compress_to_vec_zlib(&bytes, 10);
     std::fs::write(object.with_extension("z"), packed).expect("OUT_DIR is ours");
     let text = std::fs::read_to_string(code).expect("libbpf-cargo wrote the skeleton");
