@@ -31,6 +31,7 @@ pub mod pmc;
 pub mod privileges;
 pub mod process;
 pub mod prologue;
+pub mod qos;
 pub mod recording;
 pub mod refusal;
 pub mod rehearsal;

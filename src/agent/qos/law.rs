@@ -1,0 +1,314 @@
+//! The law by which a recording keeps what it costs within what the user allows (docs/BUDGET.md states it). Pure: tokens
+//! in, levels out, no clock and no kernel. Uses nothing of this crate but the names of the levels.
+
+use crate::trace::record::Detail;
+
+/// Tokens in a row that must break the rule before the level is lowered.
+pub const PATIENCE: u32 = 2;
+/// Calm that goes before a step up: so many tokens, and so long, ns.
+pub const CALM_TOKENS: u64 = 8;
+pub const CALM_NS: u64 = 2_000_000_000;
+/// A step up that had to be taken back doubles the calm before the next one, at most so many times.
+const DOUBLINGS: u32 = 6;
+/// A step up that has stood for so many times its calm is forgiven its failures.
+const STOOD: u64 = 4;
+/// Of the budget, what a richer level may be predicted to cost, so that a little more does not throw it out again.
+pub const FILL: f64 = 0.9;
+/// Of the time that the service level leaves a token, what a richer level may be predicted to take.
+pub const RESERVE: f64 = 0.95;
+/// The rarest sampling: one token in so many.
+pub const MAX_ONE_IN: u32 = 64;
+/// Durations of which the middle one counts.
+const WINDOW: usize = 5;
+
+/// What the user allows.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Rule {
+    /// Own cost, as a share of the target's time: 0.01 = 1 %.
+    pub budget: Option<f64>,
+    /// Tokens per second that decoding must keep.
+    pub qos: Option<f64>,
+}
+
+/// How much is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Step {
+    pub level: Detail,
+    /// Ops are recorded for one token in this many; 1 = all.
+    pub one_in: u32,
+}
+
+/// A token that has been decoded.
+#[derive(Debug, Clone, Copy)]
+pub struct Token {
+    /// When it was done, ns of any clock that only grows.
+    pub t: u64,
+    /// What it took, ns, our cost included.
+    pub dur: u64,
+    /// What our hits on its slowest thread took of that, ns, at the level at which it ran.
+    pub cost: f64,
+    /// Its level: not yet, or no more, the one decided on while probes come and go.
+    pub level: Detail,
+}
+
+/// Why a level changes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Why {
+    /// The first look: this is the richest level that fits.
+    Fits,
+    /// The cost was above the budget: its share.
+    Budget(f64),
+    /// Decoding was below the service level: tokens per second.
+    Slow(f64),
+    /// It has been calm.
+    Calm,
+}
+
+/// A change of level.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Change {
+    pub to: Step,
+    pub why: Why,
+    /// Share of a token's time that the new level is predicted to cost, and that the old one was measured to.
+    pub predicted: Option<f64>,
+    pub measured: Option<f64>,
+}
+
+/// The law with what it has seen.
+pub struct Law {
+    rule: Rule,
+    /// Levels there are, the poorest first.
+    levels: heapless::Vec<Detail, 8>,
+    now: Step,
+    /// Cost of a token at each level (index by [`Detail`]), ns: predicted, then measured.
+    costs: [Option<f64>; 8],
+    measured: [bool; 8],
+    recent: heapless::Deque<u64, WINDOW>,
+    over: u32,
+    slow: u32,
+    /// Since when all is calm: tokens, and the time of the first.
+    calm_tokens: u64,
+    calm_since: Option<u64>,
+    /// When the last step up was made, and what it needed of calm.
+    rose: Option<(u64, u64)>,
+    failures: u32,
+    looked: bool,
+}
+
+impl Law {
+    /// `levels` in order, the poorest first; it begins at `first`, and looks for the richest that fits as soon as it has
+    /// seen tokens there.
+    pub fn new(rule: Rule, levels: &[Detail], first: Detail) -> Law {
+        Law {
+            rule,
+            levels: levels.iter().copied().take(8).collect(),
+            now: Step { level: first, one_in: 1 },
+            costs: [None; 8],
+            measured: [false; 8],
+            recent: heapless::Deque::new(),
+            over: 0,
+            slow: 0,
+            calm_tokens: 0,
+            calm_since: None,
+            rose: None,
+            failures: 0,
+            looked: false,
+        }
+    }
+
+    /// Where it stands.
+    pub fn now(&self) -> Step {
+        self.now
+    }
+
+    /// Says what a token at `level` is expected to cost, ns. What was measured there stays.
+    pub fn predict(&mut self, level: Detail, cost: f64) {
+        if !self.measured[level as usize] {
+            self.costs[level as usize] = Some(cost);
+        }
+    }
+
+    /// What a token at `step` is thought to cost, ns.
+    pub fn cost(&self, step: Step) -> Option<f64> {
+        let whole = self.costs[step.level as usize]?;
+        if step.one_in <= 1 {
+            return Some(whole);
+        }
+        let below = self.below(step.level).and_then(|l| self.costs[l as usize]).unwrap_or(0.0);
+        Some(below + (whole - below).max(0.0) / f64::from(step.one_in))
+    }
+
+    /// Takes a token, and says when the level is to change.
+    pub fn token(&mut self, token: &Token) -> Option<Change> {
+        if token.dur == 0 {
+            return None;
+        }
+        self.learn(token);
+        let usual = self.usual();
+        // While ops are sampled a token has all of their cost or none: what counts is the mean.
+        let cost = if self.now.one_in > 1 { self.cost(self.now) } else { Some(token.cost) };
+        let share = cost.unwrap_or(token.cost) / token.dur as f64;
+        let settled = token.level == self.now.level || self.now.one_in > 1;
+        let over = settled && self.rule.budget.is_some_and(|b| share > b);
+        let slow = self.rule.qos.is_some_and(|q| token.dur as f64 * q > 1e9);
+        self.over = if over { self.over + 1 } else { 0 };
+        self.slow = if slow { self.slow + 1 } else { 0 };
+        if over || slow {
+            (self.calm_tokens, self.calm_since) = (0, None);
+        } else {
+            self.calm_tokens += 1;
+            self.calm_since.get_or_insert(token.t);
+        }
+        let change = if self.over >= PATIENCE {
+            self.lower(Why::Budget(share), usual)
+        } else if self.slow >= PATIENCE && settled {
+            self.lower(Why::Slow(1e9 / token.dur as f64), usual)
+        } else if !self.looked && self.recent.len() >= PATIENCE as usize && settled {
+            self.looked = true;
+            self.richest(usual).filter(|s| *s != self.now).map(|to| (to, Why::Fits))
+        } else {
+            self.higher(token.t, usual).map(|to| (to, Why::Calm))
+        };
+        let (to, why) = change?;
+        Some(self.go(to, why, token, share))
+    }
+
+    /// Called where no token is to be seen, as at [`Detail::Nothing`]: time alone brings the next try.
+    pub fn idle(&mut self, t: u64) -> Option<Change> {
+        if self.now.level != Detail::Nothing {
+            return None;
+        }
+        let since = *self.calm_since.get_or_insert(t);
+        if t.saturating_sub(since) < self.calm_ns() {
+            return None;
+        }
+        let to = Step { level: self.above(Detail::Nothing)?, one_in: 1 };
+        // What a token costs may be another thing by now.
+        self.recent.clear();
+        let token = Token { t, dur: 0, cost: 0.0, level: Detail::Nothing };
+        Some(self.go(to, Why::Calm, &token, 0.0))
+    }
+
+    fn learn(&mut self, token: &Token) {
+        if self.recent.is_full() {
+            self.recent.pop_front();
+        }
+        let _ = self.recent.push_back(token.dur);
+        let (old, known) = (&mut self.costs[token.level as usize], &mut self.measured[token.level as usize]);
+        *old = Some(match *old {
+            Some(old) if *known => old + (token.cost - old) / 4.0,
+            _ => token.cost,
+        });
+        *known = true;
+    }
+
+    /// The middle one of the latest durations, ns.
+    fn usual(&self) -> f64 {
+        let mut all: heapless::Vec<u64, WINDOW> = self.recent.iter().copied().collect();
+        all.sort_unstable();
+        all.get(all.len() / 2).map_or(0.0, |d| *d as f64)
+    }
+
+    fn below(&self, level: Detail) -> Option<Detail> {
+        self.levels.iter().rev().find(|l| **l < level).copied()
+    }
+
+    fn above(&self, level: Detail) -> Option<Detail> {
+        self.levels.iter().find(|l| **l > level).copied()
+    }
+
+    /// Whether a token may be expected to keep the rule at `step`. What is not known is allowed to be tried.
+    fn fits(&self, step: Step, usual: f64) -> bool {
+        let here = self.cost(self.now).unwrap_or(0.0);
+        let Some(there) = self.cost(step) else { return true };
+        let bare = (usual - here).max(1.0);
+        let budget = self.rule.budget.is_none_or(|b| there / (bare + there) <= b * FILL);
+        // The burst of a sampled level must keep the service level as well.
+        let whole = self.costs[step.level as usize].unwrap_or(there);
+        let qos = self.rule.qos.is_none_or(|q| (bare + whole) * q <= 1e9 * RESERVE);
+        budget && qos
+    }
+
+    /// `level` whole, else sampled as often as fits; None when that would be too rare.
+    fn at(&self, level: Detail, usual: f64) -> Option<Step> {
+        let samples = level >= Detail::Op;
+        let steps = std::iter::successors(Some(1u32), |n| n.checked_mul(2).filter(|n| *n <= MAX_ONE_IN));
+        let steps = steps.take(if samples { 32 } else { 1 });
+        steps.map(|one_in| Step { level, one_in }).find(|s| self.fits(*s, usual))
+    }
+
+    fn richest(&self, usual: f64) -> Option<Step> {
+        let poorest = *self.levels.first()?;
+        let richest = self.levels.iter().rev().find_map(|level| self.at(*level, usual));
+        Some(richest.unwrap_or(Step { level: poorest, one_in: 1 }))
+    }
+
+    /// The richest level below the present one that fits, else the poorest that still sees tokens; for a service level
+    /// that is not ours to save, none.
+    fn lower(&self, why: Why, usual: f64) -> Option<(Step, Why)> {
+        let lower = |s: &Step| {
+            (s.level, std::cmp::Reverse(s.one_in)) < (self.now.level, std::cmp::Reverse(self.now.one_in))
+        };
+        let poorest = match why {
+            Why::Slow(_) => Detail::Token,
+            _ => Detail::Nothing,
+        };
+        let candidates = self.levels.iter().rev().filter(|l| **l <= self.now.level && **l >= poorest);
+        let fitting = match why {
+            // Slowness has its own measure: one level at a time, whatever it is predicted to save.
+            Why::Slow(_) => {
+                self.below(self.now.level).filter(|l| *l >= poorest).map(|level| Step { level, one_in: 1 })
+            }
+            _ => candidates.clone().filter_map(|l| self.at(*l, usual)).find(lower),
+        };
+        let last = || candidates.last().map(|level| Step { level: *level, one_in: 1 });
+        fitting.or_else(last).filter(lower).map(|s| (s, why))
+    }
+
+    fn calm_ns(&self) -> u64 {
+        CALM_NS << self.failures.min(DOUBLINGS)
+    }
+
+    fn higher(&self, t: u64, usual: f64) -> Option<Step> {
+        let calm = t.saturating_sub(self.calm_since?);
+        if self.calm_tokens < CALM_TOKENS << self.failures.min(DOUBLINGS) || calm < self.calm_ns() {
+            return None;
+        }
+        let denser = (self.now.one_in > 1).then_some(Step { one_in: self.now.one_in / 2, ..self.now });
+        let up = denser.filter(|s| self.fits(*s, usual)).or_else(|| match self.now.one_in {
+            1 => self.at(self.above(self.now.level)?, usual),
+            _ => None,
+        });
+        up.filter(|s| *s != self.now)
+    }
+
+    fn go(&mut self, to: Step, why: Why, token: &Token, share: f64) -> Change {
+        let calm = self.calm_ns();
+        match why {
+            Why::Calm => {
+                if self.rose.is_some_and(|(at, needed)| token.t.saturating_sub(at) > STOOD * needed) {
+                    self.failures = 0;
+                }
+                self.rose = Some((token.t, calm));
+            }
+            Why::Budget(_) | Why::Slow(_) => {
+                // Taken back before it had stood: the next one waits longer.
+                let hasty = |(at, needed): (u64, u64)| token.t.saturating_sub(at) <= STOOD * needed;
+                self.failures = match self.rose.take() {
+                    Some(rose) if hasty(rose) => (self.failures + 1).min(DOUBLINGS),
+                    Some(_) => 0,
+                    None => self.failures,
+                };
+            }
+            Why::Fits => {}
+        }
+        self.now = to;
+        (self.over, self.slow, self.calm_tokens, self.calm_since) = (0, 0, 0, None);
+        let usual = self.usual();
+        let predicted = self.cost(to).filter(|_| usual > 0.0).map(|c| c / usual);
+        Change { to, why, predicted, measured: (token.dur > 0).then_some(share) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,276 @@
+//! The law against thousands of made-up engines: never above the budget for longer than docs/BUDGET.md says, no
+//! oscillation, and recovery.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const LEVELS: [Detail; 4] = [Detail::Nothing, Detail::Token, Detail::Graph, Detail::Op];
+const S: u64 = 1_000_000_000;
+
+/// A made-up engine, machine and user.
+#[derive(Debug, Clone)]
+struct World {
+    rule: Rule,
+    /// Time of a token without anybody in the way and without probes, ns.
+    token_ns: f64,
+    /// Op hits of a token; how many times as many were expected before the first was seen.
+    ops: f64,
+    expected: f64,
+    /// What a hit costs: so it is, and so it was calibrated.
+    hit_ns: f64,
+    calibrated_ns: f64,
+    /// Noise of a token's time, +- this share.
+    noise: f64,
+    /// Time until probes have come or gone, ns.
+    lag: u64,
+    /// (for so many tokens, everything takes so many times as long)
+    load: Vec<(u32, f64)>,
+    seed: u64,
+}
+
+/// What a run of the law in a world showed.
+#[derive(Debug, Default)]
+struct Shown {
+    /// Most tokens in a row above the budget while one level was recorded whole, from the second after a step on.
+    over: u32,
+    changes: Vec<(u64, Step)>,
+    end: u64,
+    /// Of the last half: our cost over time.
+    cost: f64,
+    time: f64,
+}
+
+impl World {
+    /// Of a token, ns, as far as can be known: its hits times the calibrated cost.
+    fn cost(&self, level: Detail) -> f64 {
+        self.hits(level) * self.calibrated_ns
+    }
+
+    fn predicted(&self, level: Detail) -> f64 {
+        self.cost(level) * if level == Detail::Op { self.expected } else { 1.0 }
+    }
+
+    fn hits(&self, level: Detail) -> f64 {
+        match level {
+            Detail::Nothing => 0.0,
+            Detail::Token => 2.0,
+            Detail::Graph => 8.0,
+            _ => 8.0 + self.ops,
+        }
+    }
+
+    fn run(&self) -> Shown {
+        let mut law = Law::new(self.rule, &LEVELS, Detail::Graph);
+        for level in LEVELS {
+            law.predict(level, self.predicted(level));
+        }
+        let mut rng = self.seed | 1;
+        let mut random = || {
+            rng ^= rng << 13;
+            rng ^= rng >> 7;
+            rng ^= rng << 17;
+            (rng >> 11) as f64 / (1u64 << 53) as f64
+        };
+        let (mut t, mut out, mut over, mut count) = (S, Shown::default(), 0, 0u32);
+        // The level of the probes, which follows the law's after a while; a sampled one comes in turns.
+        let (mut probes, mut due) = (law.now().level, 0);
+        let total: u32 = self.load.iter().map(|l| l.0).sum();
+        for (tokens, factor) in &self.load {
+            for _ in 0..*tokens {
+                if t >= due {
+                    probes = match law.now() {
+                        Step { one_in: 1, level } => level,
+                        Step { one_in, level } if count % one_in == 0 => level,
+                        _ => Detail::Graph,
+                    };
+                }
+                count += 1;
+                let bare = self.token_ns * factor * (1.0 + self.noise * (2.0 * random() - 1.0));
+                let cost = self.cost(probes);
+                let dur = (bare + self.hits(probes) * self.hit_ns * (0.9 + 0.2 * random())) as u64;
+                t += dur;
+                let change = match probes {
+                    Detail::Nothing => law.idle(t),
+                    level => law.token(&Token { t, dur, cost, level }),
+                };
+                let whole = law.now().one_in == 1 && t > due;
+                let above = self.rule.budget.is_some_and(|b| cost / dur as f64 > b) && whole;
+                over = if above { over + 1 } else { 0 };
+                out.over = out.over.max(over);
+                if let Some(change) = change {
+                    out.changes.push((t, change.to));
+                    (due, over) = (t + self.lag, 0);
+                }
+                if count > total / 2 {
+                    out.cost += cost;
+                    out.time += dur as f64;
+                }
+            }
+        }
+        out.end = t;
+        out
+    }
+}
+
+fn world() -> impl Strategy<Value = World> {
+    let rule = (
+        proptest::option::of((-9.0..-3.0f64).prop_map(f64::exp)),
+        // Of the speed without probes; above 1 it cannot be kept.
+        proptest::option::of(0.3..1.3f64),
+    );
+    let load = proptest::collection::vec((20u32..400, (0.0..1.6f64).prop_map(f64::exp)), 1..8);
+    let machine = ((13.0..20.0f64).prop_map(f64::exp), 30.0..4000.0f64, (5.0..8.5f64).prop_map(f64::exp));
+    (rule, machine, (0.7..1.4f64, 1.0..2.0f64), 0.0..0.05f64, 0u64..100_000_000, load, any::<u64>()).prop_map(
+        |((budget, qos), (token_ns, ops, hit_ns), (wrong, expected), noise, lag, load, seed)| World {
+            rule: Rule { budget, qos: qos.map(|q| q * 1e9 / token_ns) },
+            token_ns,
+            ops,
+            expected,
+            hit_ns,
+            calibrated_ns: hit_ns * wrong,
+            noise,
+            lag,
+            load,
+            seed,
+        },
+    )
+}
+
+/// What a level is expected to cost in this world, as a share, when nobody is in the way.
+fn share(w: &World, level: Detail) -> f64 {
+    w.predicted(level) / (w.token_ns + w.predicted(level))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_budget_is_not_exceeded_for_more_tokens_in_a_row_than_the_law_has_patience(w in world()) {
+        let shown = w.run();
+        prop_assert!(shown.over <= PATIENCE, "{shown:?}");
+    }
+
+    #[test]
+    fn under_an_even_load_it_comes_to_rest(mut w in world(), factor in 1.0..3.0f64) {
+        w.load = vec![(20_000, factor)];
+        let shown = w.run();
+        // A step up that fails is tried again after 2, 4, 8 ... 128 s of calm; each try is two changes.
+        let tries = 1 + u64::from(DOUBLINGS) + (shown.end - S) / (CALM_NS << DOUBLINGS);
+        // And so many steps to climb: from nothing to all ops, through each rate of sampling.
+        let climb = 3 + u64::from(MAX_ONE_IN.ilog2());
+        let changes = shown.changes.len() as u64;
+        prop_assert!(changes <= 2 * tries + 2 * climb, "{changes} changes, {tries} tries: {shown:?}");
+    }
+
+}
+
+proptest! {
+    // These runs are long.
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn when_the_load_ends_it_recovers(mut w in world()) {
+        // So many tokens of quiet that all calms, each the longest, have gone by.
+        let calm = (CALM_NS << DOUBLINGS) as f64 * (4.0 + f64::from(MAX_ONE_IN.ilog2()));
+        let quiet = (calm / w.token_ns) as u32 + 12 * (CALM_TOKENS as u32) * (1 << DOUBLINGS);
+        prop_assume!(quiet < 300_000);
+        w.load.push((quiet, 1.0));
+        let shown = w.run();
+        let last = shown.changes.last().map_or(Detail::Graph, |c| c.1.level);
+        let whole = shown.changes.last().is_none_or(|c| c.1.one_in == 1);
+        for level in LEVELS {
+            let budget = w.rule.budget.is_none_or(|b| share(&w, level) < 0.7 * b);
+            let hits = w.predicted(level).max(1.1 * w.hits(level) * w.hit_ns);
+            let slowest = (w.token_ns + hits) * (1.0 + w.noise);
+            let qos = w.rule.qos.is_none_or(|q| slowest * q < 0.9e9);
+            if budget && qos {
+                prop_assert!(last > level || (last == level && whole), "{level:?} fits: {shown:?}");
+            }
+        }
+        // Over the long run the cost stays within the budget, tries and bursts included.
+        if let Some(budget) = w.rule.budget.filter(|_| shown.time > 0.0) {
+            prop_assert!(shown.cost / shown.time <= budget * 1.05 + 1e-6, "{}: {shown:?}", shown.cost / shown.time);
+        }
+    }
+}
+
+/// A law that stands at `level`, with tokens of 100 ms.
+fn at(level: Detail, rule: Rule) -> (Law, u64) {
+    let mut law = Law::new(rule, &LEVELS, level);
+    law.looked = true;
+    let mut t = S;
+    for _ in 0..3 {
+        t += S / 10;
+        assert_eq!(law.token(&Token { t, dur: S / 10, cost: 1000.0, level }), None);
+    }
+    (law, t)
+}
+
+#[test]
+fn two_slow_tokens_lower_the_level_and_calm_raises_it() {
+    let (mut law, mut t) = at(Detail::Op, Rule { budget: None, qos: Some(5.0) });
+    let mut token = |law: &mut Law, dur: u64| {
+        t += dur;
+        let level = law.now().level;
+        (law.token(&Token { t, dur, cost: 1000.0, level }), t)
+    };
+    assert_eq!(token(&mut law, S / 4).0, None);
+    let (change, fell) = token(&mut law, S / 4);
+    let change = change.expect("the second slow token lowers the level");
+    assert_eq!(change.to, Step { level: Detail::Graph, one_in: 1 });
+    assert_eq!(change.why, Why::Slow(4.0));
+    let rose = loop {
+        if let (Some(change), t) = token(&mut law, S / 10) {
+            assert_eq!((change.to.level, change.why), (Detail::Op, Why::Calm));
+            break t;
+        }
+    };
+    assert!((CALM_NS..CALM_NS + S).contains(&(rose - fell)), "after {} ns", rose - fell);
+}
+
+#[test]
+fn one_slow_token_is_let_pass() {
+    let (mut law, t) = at(Detail::Op, Rule { budget: None, qos: Some(5.0) });
+    let mut slow = |i: u64| {
+        let dur = if i % 2 == 0 { S / 4 } else { S / 10 };
+        law.token(&Token { t: t + i * S / 4, dur, cost: 1000.0, level: Detail::Op })
+    };
+    assert!((0..20).all(|i| slow(i).is_none()));
+}
+
+#[test]
+fn ops_that_cost_too_much_whole_are_sampled() {
+    let mut law = Law::new(Rule { budget: Some(0.01), qos: None }, &LEVELS, Detail::Graph);
+    law.predict(Detail::Op, 3e6);
+    let token = |t| Token { t: t * S / 10, dur: S / 10, cost: 1000.0, level: Detail::Graph };
+    assert_eq!(law.token(&token(1)), None);
+    let change = law.token(&token(2)).expect("a first look");
+    assert_eq!((change.to, change.why), (Step { level: Detail::Op, one_in: 4 }, Why::Fits));
+    let predicted = change.predicted.expect("predicted");
+    assert!((0.0070..0.0080).contains(&predicted), "{predicted}");
+}
+
+#[test]
+fn a_budget_that_nothing_meets_detaches_all_and_tries_again_after_a_while() {
+    let (mut law, t) = at(Detail::Token, Rule { budget: Some(1e-3), qos: None });
+    let token = |i: u64| Token { t: t + i, dur: S / 10, cost: 1e6, level: Detail::Token };
+    assert_eq!(law.token(&token(1)), None);
+    let change = law.token(&token(2)).expect("too dear");
+    assert_eq!((change.to.level, change.measured), (Detail::Nothing, Some(0.01)));
+    assert_eq!(law.idle(t + 2), None);
+    assert_eq!(law.idle(t + 2 + CALM_NS - 1), None);
+    let again = law.idle(t + 2 + CALM_NS).expect("a try");
+    assert_eq!((again.to.level, again.predicted, again.measured), (Detail::Token, None, None));
+}
+
+#[test]
+fn a_service_level_that_the_engine_itself_misses_still_leaves_tokens() {
+    let (mut law, t) = at(Detail::Op, Rule::default());
+    law.rule.qos = Some(50.0);
+    for i in 1..100 {
+        let level = law.now().level;
+        law.token(&Token { t: t + i * S, dur: S / 10, cost: 1000.0, level });
+    }
+    assert_eq!(law.now().level, Detail::Token);
+}

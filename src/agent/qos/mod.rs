@@ -1,0 +1,3 @@
+//! Keeps what a recording costs within what the user allows. Uses `trace`.
+
+pub mod law;
