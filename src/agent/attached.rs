@@ -249,6 +249,12 @@ impl Attached {
         }
     }
 
+    /// True while probes are being removed.
+    pub fn leaving(&mut self) -> bool {
+        self.leaving.retain(|aside| !aside.is_finished());
+        !self.leaving.is_empty()
+    }
+
     /// Gives away all probes, the outermost first: those that begin a call before those inside it.
     pub fn take_links(&mut self) -> Vec<Guard> {
         // A thread that only drops has no result and cannot fail.

@@ -144,6 +144,12 @@ impl Source for Bpf {
         self.sched.iter().flatten().map(Scheduler::run_stats).next().unwrap_or_default()
     }
 
+    fn ops_begin(&mut self) {
+        if let Some((maps, ..)) = &self.open {
+            maps.forget_graphs();
+        }
+    }
+
     fn poll(&mut self, timeout: Duration) {
         match &mut self.open {
             Some((_, transport)) => transport.poll(timeout),

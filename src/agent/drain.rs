@@ -3,6 +3,7 @@
 //! `memory` and `trace`.
 
 use std::io::Write;
+use std::ops::Range;
 
 use super::calls::{Call, Calls, Entered, Kind};
 use super::event::{self, Event, KINDS};
@@ -11,7 +12,9 @@ use super::graphs::{Graphs, Seen, Start};
 use super::lanes::Hit;
 use super::memory;
 use super::phases::Begun;
+use super::qos::Done;
 use super::sched;
+use super::skel::types::ev_kind;
 use super::structure::{Reading, Structure};
 use crate::ggml::backend_guid;
 use crate::trace::record::{Entry, Graph, Split, Token};
@@ -39,8 +42,9 @@ pub struct Shown {
     pub ended: u64,
     /// Set by the session: the barrier is probed.
     pub barrier_on: bool,
-    /// Threads of the newest graph.
+    /// Threads and nodes of the newest graph.
     pub threads: u32,
+    pub nodes: u32,
     /// Whole CPU graphs finished without a single op hit.
     pub silent: u64,
     /// A scheduler object seen, for the vtable route: (process, address).
@@ -81,6 +85,10 @@ pub struct Drain<W: Write> {
     /// Processes whose first event has come, for the session: (pid, engine).
     pub met: heapless::Deque<(u32, u16), 64>,
     known: heapless::index_set::FnvIndexSet<u32, 256>,
+    /// Calls that have returned, for the session.
+    pub done: heapless::Deque<Done, 64>,
+    /// Latest times during which probes came or went: what ran then was not seen whole. An end of u64::MAX is open.
+    murky: heapless::Deque<(u64, u64), 4>,
     calls: Calls,
     graphs: Graphs,
     tensors: Structure,
@@ -106,6 +114,8 @@ impl<W: Write> Drain<W> {
             born: heapless::Deque::new(),
             met: heapless::Deque::new(),
             known: heapless::index_set::FnvIndexSet::new(),
+            done: heapless::Deque::new(),
+            murky: heapless::Deque::new(),
             calls: Calls::default(),
             graphs: Graphs::default(),
             tensors: Structure::default(),
@@ -127,6 +137,31 @@ impl<W: Write> Drain<W> {
     /// From now on ops come with the counts of `n` counters.
     pub fn count(&mut self, n: u32) {
         self.graphs.count(n);
+    }
+
+    /// Probes come or go from now on.
+    pub fn begin_change(&mut self, now: u64) {
+        if self.murky.is_full() {
+            self.murky.pop_front();
+        }
+        let _ = self.murky.push_back((now, u64::MAX));
+    }
+
+    /// All probes that were to come or go have.
+    pub fn end_change(&mut self, now: u64) {
+        if let Some(last) = self.murky.back_mut() {
+            last.1 = now;
+        }
+    }
+
+    /// When the change began that is under way.
+    pub fn murky_since(&self) -> Option<u64> {
+        self.murky.back().filter(|m| m.1 == u64::MAX).map(|m| m.0)
+    }
+
+    /// Whether probes came or went in this time.
+    pub fn is_murky(&self, from: u64, to: u64) -> bool {
+        self.murky.iter().any(|m| m.0 <= to && from <= m.1)
     }
 
     /// Op hits outside any graph seen from its start.
@@ -299,7 +334,11 @@ impl<W: Write> Drain<W> {
         match c.kind {
             Kind::Token => {
                 self.totals.calls += 1;
-                self.totals.decoded += u64::from(c.width.max(c.n.max(0) as u32) <= 1);
+                let decode = c.width.max(c.n.max(0) as u32) <= 1;
+                self.totals.decoded += u64::from(decode);
+                if !cut {
+                    self.call_done(Done { t: end, dur, decode, ..Done::default() });
+                }
                 let entry = match c.detail {
                     0 => Entry::Process,
                     1 => Entry::Decode,
@@ -332,6 +371,16 @@ impl<W: Write> Drain<W> {
                 cut,
             }),
         }
+    }
+
+    /// Keeps a call for the session, with what was received until its end.
+    fn call_done(&mut self, done: Done) {
+        const CALLS: Range<usize> = ev_kind::EV_TOKEN_ENTER.0 as usize..ev_kind::EV_OP.0 as usize;
+        let (ops, calls) = (self.received[ev_kind::EV_OP.0 as usize], self.received[CALLS].iter().sum());
+        if self.done.is_full() {
+            self.done.pop_front();
+        }
+        let _ = self.done.push_back(Done { ops, calls, ..done });
     }
 
     fn graph_enter(&mut self, e: &event::Call) -> Result<(), WriteError> {
@@ -372,6 +421,8 @@ impl<W: Write> Drain<W> {
         let engine = self.graphs.engine_of(i) as usize;
         let nops = self.nops.get(engine).copied().unwrap_or(false);
         let ops = self.readings.get(engine).map(Reading::idle_ops).unwrap_or_default();
+        let (last, last_end, cut) = end;
+        let end = (last, last_end, cut || self.is_murky(self.graphs.start_of(i), last));
         let (s, seen) = self.graphs.finish(i, end, &mut self.tensors, (ops, nops), &mut self.enc)?;
         self.experts.write(s.seq, &mut self.tensors, &mut self.enc)?;
         if let Some(shown) = self.shown(s.engine) {
@@ -393,7 +444,12 @@ impl<W: Write> Drain<W> {
             *nops = true;
         }
         let hit = Hit { tensor: e.tensor, tensor2: e.tensor2, start: e.h.ts, end: 0 };
+        let orphans = self.graphs.orphans;
         self.graphs.hit(e.h.tgid, e.h.tid, e.h.ith, e.pool, hit, e.prev_end);
+        // Its graph's own probe may have left before the op's, or come after it.
+        if self.is_murky(e.h.ts, e.h.ts) {
+            self.graphs.orphans = orphans;
+        }
         Ok(())
     }
 
@@ -446,7 +502,7 @@ impl<W: Write> Drain<W> {
 
 fn note(shown: &mut Shown, s: &Start, seen: &Seen) {
     shown.graphs += 1;
-    shown.threads = s.threads;
+    (shown.threads, shown.nodes) = (s.threads, s.n_nodes);
     if seen.cut {
         return;
     }

@@ -150,6 +150,11 @@ impl Graphs {
         self.open[i].s.engine
     }
 
+    /// When graph `i` began.
+    pub fn start_of(&self, i: usize) -> u64 {
+        self.open[i].s.start
+    }
+
     /// A graph begins. False: too many are open.
     pub fn begin(&mut self, s: Start) -> bool {
         let Some(g) = self.open.iter_mut().find(|g| !g.used) else { return false };

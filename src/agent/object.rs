@@ -190,6 +190,13 @@ impl Maps {
         self.targets.update(&pid.to_ne_bytes(), &[0; 16], MapFlags::ANY)
     }
 
+    /// Graphs seen so far count as new: their tensors are looked at once more. What cannot be forgotten stays known.
+    pub fn forget_graphs(&self) {
+        for key in self.graphs.keys().collect::<Vec<_>>() {
+            let _ = self.graphs.delete(&key);
+        }
+    }
+
     /// Reads the books.
     pub fn books(&self) -> libbpf_rs::Result<Books> {
         let mut books = Books::default();

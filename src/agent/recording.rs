@@ -11,6 +11,7 @@ use super::discover::DiscoverError;
 use super::drain::Totals;
 use super::machine::AgentCpu;
 use super::pmc;
+use super::qos::law::Rule;
 use super::refusal::{self, Act};
 use super::sensors;
 use super::source::Wish;
@@ -43,6 +44,8 @@ pub struct Options {
     pub site: Site,
     /// The running kernel's types, where it does not show them itself.
     pub btf: Option<Btf>,
+    /// What the recording may cost; None: it stays at its level.
+    pub budget: Option<Rule>,
     /// None: the machine's sensors are not read.
     pub sensors: Option<sensors::Options>,
     /// Tell when threads are off the CPU, and why.

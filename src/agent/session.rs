@@ -1,6 +1,7 @@
 //! A recording from beginning to end: find the engines, attach, drain, verify, close the books.
 //! Uses every other module of `agent`, and `trace`.
 
+mod levels;
 mod setup;
 mod writing;
 
@@ -20,6 +21,7 @@ use super::drain::Drain;
 use super::machine::{self, AgentCpu};
 use super::maps::FileId;
 use super::pmc::Counters;
+use super::qos::Controller;
 use super::recording::{Options, RecordError, Summary, Target, Watch};
 use super::refusal;
 use super::road::Road;
@@ -29,7 +31,7 @@ use super::source::{Guard, Source};
 use super::structure::{self, MAX_ENGINES, Reading};
 use super::verify::{self, OpEnd};
 use super::{books, calibrate, phases, target, usage};
-use crate::trace::record::{self, Availability, Feature};
+use crate::trace::record::{self, Availability, Detail, Feature};
 use crate::trace::{Encoder, EncoderConfig, Output, WriteError};
 
 /// Kinds of UNARY and GLU that get a name even where the engine's tables have none.
@@ -87,6 +89,9 @@ struct Session<W: Write> {
     last_missing: Option<DiscoverError>,
     sampler: Option<Sampler>,
     counters: Option<Counters>,
+    /// How deep the recorder looks just now, and who decides that where it may change.
+    detail: Detail,
+    qos: Option<Controller>,
     started: u64,
 }
 
@@ -122,6 +127,7 @@ pub fn record(
     let shared = counters.as_ref().and_then(Counters::shared);
     drain.borrow_mut().count(shared.as_ref().map_or(0, |s| s.n));
     let any = matches!(target, Target::Exe(_));
+    let detail = levels::top(options.level, options.structure);
     let mut s = Session {
         any,
         source: source(&road, knobs(&options, any), options.btf.clone(), shared, &drain),
@@ -136,8 +142,11 @@ pub fn record(
         last_missing: None,
         sampler: None,
         counters,
+        detail,
+        qos: None,
         started: usage::now(),
     };
+    s.keep_budget(&road, watch)?;
     if let Some(sensors) = &s.options.sensors {
         s.sampler = Sampler::start(sensors, &mut s.drain.borrow_mut().enc, watch)?;
     }
@@ -212,7 +221,9 @@ impl<W: Write + 'static> Session<W> {
         };
         for engine in engines {
             match self.engines.iter().position(|a| a.same_base(&engine)) {
-                Some(i) => drop(self.engines[i].extend(engine.modules, roles(&self.options))),
+                Some(i) => {
+                    self.engines[i].extend(engine.modules, roles(self.detail, self.options.phases));
+                }
                 None if self.engines.len() == MAX_ENGINES => {
                     watch.tell("more than 15 different engines: the others are not recorded")
                 }
@@ -234,7 +245,7 @@ impl<W: Write + 'static> Session<W> {
         if self.options.op_end == OpEnd::Interval {
             attached.ladder.op_end.retain(|r| r.how == super::ladder::How::Interval);
         }
-        for &role in roles(&self.options) {
+        for &role in roles(self.detail, self.options.phases) {
             attached.attach(role, 0);
         }
         // With nothing to probe yet, the functions may come with a module that is loaded later.
@@ -260,7 +271,7 @@ impl<W: Write + 'static> Session<W> {
         let mut scanned = begin.checked_sub(SCAN_LATE).unwrap_or(begin);
         loop {
             let settled = !self.engines.is_empty() && self.drain.borrow().totals.calls > 2;
-            self.source.poll(if settled { WAIT_LATE } else { WAIT_SOON });
+            self.source.poll(self.wait(if settled { WAIT_LATE } else { WAIT_SOON }));
             if let Some(e) = self.drain.borrow_mut().take_error() {
                 return Err(e.into());
             }
@@ -270,6 +281,7 @@ impl<W: Write + 'static> Session<W> {
             }
             self.meet_processes()?;
             self.verify(watch)?;
+            self.steer(watch)?;
             let ended = self.ended(child);
             if !ended && scanned.elapsed() >= if settled { SCAN_LATE } else { SCAN_SOON } {
                 self.scan(watch)?;
@@ -324,7 +336,7 @@ impl<W: Write + 'static> Session<W> {
     fn verify(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
         for (i, a) in self.engines.iter_mut().enumerate() {
             let Some(mut shown) = self.drain.borrow().shown.get(i).copied() else { continue };
-            for text in verify::verify(a, &mut shown, self.options.op_end) {
+            for text in verify::verify(a, &mut shown, self.options.op_end, self.detail >= Detail::Op) {
                 notice(&self.drain, &text, watch)?;
             }
             if let Some(s) = self.drain.borrow_mut().shown.get_mut(i) {
@@ -391,6 +403,8 @@ impl<W: Write + 'static> Session<W> {
         self.source.finish();
         self.meet_processes()?;
         self.write_features()?;
+        self.budget_kept()?;
+        let wanted = levels::top(self.options.level, self.options.structure);
         for engine in 0..self.engines.len() as u16 {
             if self.engines[engine as usize].written.is_empty() {
                 self.write_modules(engine, None)?;
@@ -421,12 +435,12 @@ impl<W: Write + 'static> Session<W> {
         }
         // The last graphs have their say as well.
         for (a, shown) in self.engines.iter_mut().zip(&mut drain.shown) {
-            verify::verify(a, shown, self.options.op_end);
+            verify::verify(a, shown, self.options.op_end, self.detail >= Detail::Op);
         }
         if let Some(counters) = &self.counters {
             counters.tell(&mut drain.enc)?;
         }
-        books::rungs(&mut drain, &self.engines, roles(&self.options))?;
+        books::rungs(&mut drain, &self.engines, roles(wanted, self.options.phases))?;
         if self.options.experts {
             let known = self.engines.iter().any(|a| a.engine.tables.op("MUL_MAT_ID").is_some());
             drain.experts.feature(&mut drain.enc, known, books.kinds[ev_kind::EV_EXPERTS.0 as usize].lost)?;

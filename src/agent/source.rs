@@ -144,6 +144,9 @@ pub trait Source {
         (0, 0)
     }
 
+    /// Ops are seen from now on, in graphs that may have been met before: their structure is to be sent.
+    fn ops_begin(&mut self) {}
+
     /// Waits up to `timeout` and hands on what has arrived; returns early when much has or when a signal came.
     fn poll(&mut self, timeout: Duration);
 

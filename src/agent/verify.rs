@@ -18,8 +18,8 @@ pub enum OpEnd {
     Interval,
 }
 
-/// Looks at one engine's hits and moves its roles on. Returns texts for the user.
-pub fn verify(a: &mut Attached, shown: &mut Shown, op_end: OpEnd) -> Vec<String> {
+/// Looks at one engine's hits and moves its roles on; those of ops only where `ops` are wanted. Returns texts for the user.
+pub fn verify(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, ops: bool) -> Vec<String> {
     let mut told = Vec::new();
     if a.probed(Role::Op) && shown.graphs > 0 && shown.ops == 0 && shown.silent > 0 {
         leave(a, Role::Op, "attached but never hit in a whole graph", &mut told);
@@ -49,7 +49,9 @@ pub fn verify(a: &mut Attached, shown: &mut Shown, op_end: OpEnd) -> Vec<String>
             }
         }
     }
-    barrier(a, shown, op_end, &mut told);
+    if ops {
+        barrier(a, shown, op_end, &mut told);
+    }
     shown.barrier_on = a.probed(Role::OpEnd);
     told
 }

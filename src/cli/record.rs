@@ -17,6 +17,7 @@ use crate::agent::session;
 use crate::trace;
 use crate::views::table::clean;
 
+mod budget;
 pub mod flags;
 mod inner;
 mod outer;

@@ -3,7 +3,7 @@
 
 use crate::trace::record::Detail;
 
-/// Tokens in a row that must break the rule before the level is lowered.
+/// Tokens in a row that must be above the budget before the level is lowered.
 pub const PATIENCE: u32 = 2;
 /// Calm that goes before a step up: so many tokens, and so long, ns.
 pub const CALM_TOKENS: u64 = 8;
@@ -85,7 +85,8 @@ pub struct Law {
     measured: [bool; 8],
     recent: heapless::Deque<u64, WINDOW>,
     over: u32,
-    slow: u32,
+    /// Duration of the token before, at this level.
+    last: Option<u64>,
     /// Since when all is calm: tokens, and the time of the first.
     calm_tokens: u64,
     calm_since: Option<u64>,
@@ -107,7 +108,7 @@ impl Law {
             measured: [false; 8],
             recent: heapless::Deque::new(),
             over: 0,
-            slow: 0,
+            last: None,
             calm_tokens: 0,
             calm_since: None,
             rose: None,
@@ -150,10 +151,12 @@ impl Law {
         let share = cost.unwrap_or(token.cost) / token.dur as f64;
         let settled = token.level == self.now.level || self.now.one_in > 1;
         let over = settled && self.rule.budget.is_some_and(|b| share > b);
-        let slow = self.rule.qos.is_some_and(|q| token.dur as f64 * q > 1e9);
+        // Two tokens together: a load that comes in turns makes one of them as slow as two.
+        let pair = self.last.replace(token.dur).map(|last| (last + token.dur) as f64 / 2.0);
+        let slow = self.rule.qos.and_then(|q| pair.filter(|p| p * q > 1e9));
+        let late = self.rule.qos.is_some_and(|q| token.dur as f64 * q > 1e9);
         self.over = if over { self.over + 1 } else { 0 };
-        self.slow = if slow { self.slow + 1 } else { 0 };
-        if over || slow {
+        if over || late || slow.is_some() {
             (self.calm_tokens, self.calm_since) = (0, None);
         } else {
             self.calm_tokens += 1;
@@ -161,8 +164,8 @@ impl Law {
         }
         let change = if self.over >= PATIENCE {
             self.lower(Why::Budget(share), usual)
-        } else if self.slow >= PATIENCE && settled {
-            self.lower(Why::Slow(1e9 / token.dur as f64), usual)
+        } else if let Some(pair) = slow.filter(|_| settled) {
+            self.lower(Why::Slow(1e9 / pair), usual)
         } else if !self.looked && self.recent.len() >= PATIENCE as usize && settled {
             self.looked = true;
             self.richest(usual).filter(|s| *s != self.now).map(|to| (to, Why::Fits))
@@ -261,7 +264,7 @@ impl Law {
             }
             _ => candidates.clone().filter_map(|l| self.at(*l, usual)).find(lower),
         };
-        let last = || candidates.last().map(|level| Step { level: *level, one_in: 1 });
+        let last = || candidates.clone().next_back().map(|level| Step { level: *level, one_in: 1 });
         fitting.or_else(last).filter(lower).map(|s| (s, why))
     }
 
@@ -303,7 +306,7 @@ impl Law {
             Why::Fits => {}
         }
         self.now = to;
-        (self.over, self.slow, self.calm_tokens, self.calm_since) = (0, 0, 0, None);
+        (self.over, self.last, self.calm_tokens, self.calm_since) = (0, None, 0, None);
         let usual = self.usual();
         let predicted = self.cost(to).filter(|_| usual > 0.0).map(|c| c / usual);
         Change { to, why, predicted, measured: (token.dur > 0).then_some(share) }

@@ -12,7 +12,7 @@ use crate::agent::recording::Options;
 use crate::agent::road::Road;
 use crate::agent::source::{Knobs, Sink, Source, Structure};
 use crate::agent::{machine, transport, usage};
-use crate::trace::record::{self, Level};
+use crate::trace::record::{self, Detail, Level};
 
 pub(super) fn header<'a>(
     o: &'a Options,
@@ -41,14 +41,16 @@ pub(super) fn header<'a>(
     }
 }
 
-pub(super) fn roles(o: &Options) -> &'static [Role] {
+/// The roles to probe at a level, the inside ones first.
+pub(super) fn roles(detail: Detail, phases: bool) -> &'static [Role] {
     // Role::ALL goes from the inside out, and ends with the phases.
-    let from = match o.level {
-        Level::Token => 5,
-        Level::Graph => 2,
-        Level::Op => 0,
+    let from = match detail {
+        Detail::Nothing => return &[],
+        Detail::Token => 5,
+        Detail::Graph => 2,
+        _ => 0,
     };
-    &Role::ALL[from..if o.phases { 7 } else { 6 }]
+    &Role::ALL[from..if phases { 7 } else { 6 }]
 }
 
 pub(super) fn knobs(o: &Options, any: bool) -> Knobs {

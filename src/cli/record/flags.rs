@@ -23,7 +23,7 @@ then is in the file. A second Ctrl-C ends at once. Needs root, or CAP_BPF, CAP_P
     usage: &["[OPTIONS] -- COMMAND...", "[OPTIONS] -p PID", "[OPTIONS] --exe PATH"],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and record" }),
-    groups: &[FLAGS, super::pmc::FLAGS, super::inner::FLAGS, super::outer::FLAGS, super::sensors::FLAGS],
+    groups: &[FLAGS, super::pmc::FLAGS, super::inner::FLAGS, super::outer::FLAGS, super::budget::FLAGS, super::sensors::FLAGS],
     notes: "",
     exits: &[
         ("0", "recorded"),
@@ -145,6 +145,7 @@ impl Asked {
         let mut options = options(args, output.as_os_str() == "-")?;
         super::pmc::read(args, &mut options)?;
         super::inner::read(args, &mut options)?;
+        super::budget::read(args, &mut options)?;
         super::sensors::read(args, &mut options)?;
         super::outer::read(args, &mut options);
         let target = target(args)?;
@@ -174,6 +175,7 @@ fn options(args: &Args, stdout_taken: bool) -> Result<Options, Usage> {
         level: args.needed("level", levels)?,
         structure: !args.flag("no-str"),
         experts: false,
+        budget: None,
         sensors: None,
         sched: false,
         phases: false,

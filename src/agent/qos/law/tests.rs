@@ -81,7 +81,7 @@ impl World {
                 if t >= due {
                     probes = match law.now() {
                         Step { one_in: 1, level } => level,
-                        Step { one_in, level } if count % one_in == 0 => level,
+                        Step { one_in, level } if count.is_multiple_of(one_in) => level,
                         _ => Detail::Graph,
                     };
                 }
@@ -233,7 +233,7 @@ fn two_slow_tokens_lower_the_level_and_calm_raises_it() {
 fn one_slow_token_is_let_pass() {
     let (mut law, t) = at(Detail::Op, Rule { budget: None, qos: Some(5.0) });
     let mut slow = |i: u64| {
-        let dur = if i % 2 == 0 { S / 4 } else { S / 10 };
+        let dur = if i.is_multiple_of(2) { S / 4 } else { S / 10 };
         law.token(&Token { t: t + i * S / 4, dur, cost: 1000.0, level: Detail::Op })
     };
     assert!((0..20).all(|i| slow(i).is_none()));

@@ -1,0 +1,176 @@
+//! A session under a budget: asks the controller what to record, attaches and detaches, tells the trace. Uses what the
+//! session uses, and `qos`.
+
+use std::io::Write;
+use std::time::Duration;
+
+use super::Session;
+use super::setup::roles;
+use crate::agent::attached::{Attached, Role};
+use crate::agent::drain::Shown;
+use crate::agent::prologue::Cost;
+use crate::agent::qos::law::{Change, Step};
+use crate::agent::qos::{self, Controller, Prices};
+use crate::agent::recording::{RecordError, Watch};
+use crate::agent::road::Road;
+use crate::agent::verify::OpEnd;
+use crate::agent::{calibrate, usage};
+use crate::trace::WriteError;
+use crate::trace::record::{Availability, Detail, Feature, Level, LevelChange};
+
+/// The richest level that the options ask for.
+pub(super) fn top(level: Level, structure: bool) -> Detail {
+    match level {
+        Level::Token => Detail::Token,
+        Level::Graph => Detail::Graph,
+        Level::Op if structure => Detail::Structure,
+        Level::Op => Detail::Op,
+    }
+}
+
+impl<W: Write + 'static> Session<W> {
+    /// Begins to keep the budget, if one is asked for: with a cheap level, until tokens have been seen.
+    pub(super) fn keep_budget(&mut self, road: &Road, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        let Some(rule) = self.options.budget else { return Ok(()) };
+        let prices = calibrate::costs(road, false).ok().and_then(|costs| Prices::of(&costs));
+        let Some(prices) = prices else {
+            let why = "what a hit costs cannot be measured on this machine: the level stays as asked for";
+            watch.tell(&format!("budget: {why}"));
+            return Ok(self.feature(Availability::None, why)?);
+        };
+        let controller = Controller::new(rule, prices, self.detail);
+        let step = controller.now();
+        self.detail = step.level;
+        self.qos = Some(controller);
+        let change = Change { to: step, why: qos::law::Why::Fits, predicted: None, measured: None };
+        Ok(self.write_change(&change, "the first tokens are looked at")?)
+    }
+
+    /// Looks at the calls that have returned, and follows the law.
+    pub(super) fn steer(&mut self, watch: &mut dyn Watch) -> Result<(), WriteError> {
+        self.settle();
+        let Some(mut controller) = self.qos.take() else { return Ok(()) };
+        let told = self.changes(&mut controller);
+        let wanted = controller.wanted();
+        for (change, why) in told {
+            watch.tell(&format!("level now {}: {why}", qos::name(change.to)));
+            self.write_change(&change, &why)?;
+        }
+        self.qos = Some(controller);
+        if wanted != self.detail && self.drain.borrow().murky_since().is_none() {
+            self.move_to(wanted);
+        }
+        Ok(())
+    }
+
+    /// How long to wait for events at most.
+    pub(super) fn wait(&self, longest: Duration) -> Duration {
+        self.qos.as_ref().map_or(longest, |c| c.wait(longest))
+    }
+
+    /// The changes that the calls since the last time bring about, and why.
+    fn changes(&mut self, controller: &mut Controller) -> Vec<(Change, String)> {
+        let mut told = Vec::new();
+        let engine = self.engine_now();
+        let mut take = |change: Option<Change>, controller: &Controller| {
+            told.extend(change.map(|c| (c, controller.words(&c))));
+        };
+        if self.detail == Detail::Nothing {
+            let change = controller.idle(usage::now());
+            take(change, controller);
+        }
+        loop {
+            let mut drain = self.drain.borrow_mut();
+            let Some(done) = drain.done.pop_front() else { break };
+            let clear = !drain.is_murky(done.t.saturating_sub(done.dur), done.t);
+            drop(drain);
+            let change = controller.call(&done, clear.then_some(self.detail), &engine);
+            take(change, controller);
+        }
+        told
+    }
+
+    fn engine_now(&self) -> qos::Engine {
+        let drain = self.drain.borrow();
+        let shown = drain.shown.iter().max_by_key(|s| s.graphs).copied().unwrap_or(Shown::default());
+        let busiest = drain.shown.iter().position(|s| s.graphs == shown.graphs).unwrap_or(0);
+        let attached = self.engines.get(busiest);
+        let points = attached.and_then(|a| a.rung(Role::Op)).map(|r| r.points.as_slice()).unwrap_or_default();
+        qos::Engine {
+            threads: shown.threads,
+            nodes: shown.nodes,
+            stepped: points.iter().any(|p| p.entry.cost == Cost::SingleStepped),
+            barrier: self.options.op_end != OpEnd::Interval
+                && attached.is_some_and(|a| a.rung(Role::OpEnd).is_some_and(|r| !r.points.is_empty())),
+        }
+    }
+
+    /// Attaches what `to` has and the present level has not, detaches what it has not.
+    fn move_to(&mut self, to: Detail) {
+        self.drain.borrow_mut().begin_change(usage::now());
+        let wanted = roles(to, self.options.phases);
+        for (i, a) in self.engines.iter_mut().enumerate() {
+            // Those that begin a call leave before those inside it, and come after them.
+            Role::ALL.iter().rev().filter(|r| !wanted.contains(r)).for_each(|r| a.detach(*r));
+            let one_thread = self.drain.borrow().shown.get(i).is_some_and(|s| s.threads == 1);
+            for role in wanted {
+                let of_no_use = *role == Role::OpEnd && one_thread;
+                if !of_no_use && !a.probed(*role) {
+                    attach(a, *role);
+                }
+            }
+            if let Some(shown) = self.drain.borrow_mut().shown.get_mut(i) {
+                shown.silent = 0;
+            }
+        }
+        if self.detail < Detail::Op && to >= Detail::Op {
+            self.source.ops_begin();
+        }
+        self.detail = to;
+    }
+
+    /// Ends a change of level once the last probe has left.
+    fn settle(&mut self) {
+        if self.drain.borrow().murky_since().is_some() && !self.engines.iter_mut().any(Attached::leaving) {
+            self.drain.borrow_mut().end_change(usage::now());
+        }
+    }
+
+    fn write_change(&mut self, change: &Change, why: &str) -> Result<(), WriteError> {
+        let ppm = |share: Option<f64>| share.map(|s| (s * 1e6).clamp(0.0, f64::from(u32::MAX)) as u32);
+        let Step { level, one_in } = change.to;
+        self.drain.borrow_mut().enc.level_change(&LevelChange {
+            t: usage::now() as i64,
+            to: level,
+            one_in,
+            predicted_ppm: ppm(change.predicted),
+            measured_ppm: ppm(change.measured),
+            why,
+        })
+    }
+
+    /// The last word on the budget.
+    pub(super) fn budget_kept(&mut self) -> Result<(), WriteError> {
+        let Some(controller) = self.qos.take() else { return Ok(()) };
+        let rule = controller.rule;
+        let budget = rule.budget.map_or(String::new(), |b| format!("own cost at most {} % ", b * 100.0));
+        let qos = rule.qos.map_or(String::new(), |q| format!("at least {q} tokens/s "));
+        let (n, now) = (controller.changes, qos::name(controller.now()));
+        let state = match controller.now().level {
+            Detail::Nothing => Availability::Partly,
+            _ => Availability::Whole,
+        };
+        self.feature(state, &format!("{budget}{qos}({n} changes of level, at the end {now})"))
+    }
+
+    fn feature(&mut self, state: Availability, why: &str) -> Result<(), WriteError> {
+        self.drain.borrow_mut().enc.feature(&Feature { name: "budget", state, why })
+    }
+}
+
+fn attach(a: &mut Attached, role: Role) {
+    let failures = a.failures.len();
+    a.attach(role, 0);
+    // A probe that cannot be had was told of when it was first tried.
+    a.failures.truncate(failures);
+}
