@@ -76,7 +76,7 @@ fn hog(seconds: &str) {
 fn a_processor_hog_lowers_the_level_within_two_tokens_and_calm_raises_it_again() {
     let _turn = live!();
     let (program, model) = (runner(), model("llama1b-L4", "q4_0"));
-    let mut args = vec!["--qos", "8tok/s", "--", "taskset", "-c", "0"];
+    let mut args = vec!["--qos", "8tok/s", "--", "timeout", "25", "taskset", "-c", "0"];
     args.extend(run(program.to_str().expect("a path"), model.to_str().expect("a path"), "100000"));
     let mut recorder = Recorder::start(&args);
     recorder.wait_for_bytes(100);
