@@ -73,12 +73,12 @@ class Windows:
 
 
 def rounds(win, kinds, n):
-    """Per kind: (off before, on, off after) of each round; and all off windows in order."""
-    found, offs = {k: [] for k in kinds}, [win.measure()]
+    """Per kind (name: flags of record) (off before, on, off after) of each round; and all off windows in order."""
+    found, offs, names = {k: [] for k in kinds}, [win.measure()], list(kinds)
     for i in range(n):
-        turn = i % len(kinds)
-        for kind in kinds[turn:] + kinds[:turn]:
-            on = win.recorded(KINDS[kind][1])
+        turn = i % len(names)
+        for kind in names[turn:] + names[:turn]:
+            on = win.recorded(kinds[kind])
             offs.append(win.measure())
             found[kind].append((offs[-2], on, offs[-1]))
     return found, offs
@@ -107,7 +107,7 @@ def one_model(args, name, tokens, n, kinds):
         win = Windows(tmp, args.engine, name, tokens)
         try:
             win.measure()
-            found, offs = rounds(win, kinds, n)
+            found, offs = rounds(win, {k: KINDS[k][1] for k in kinds}, n)
             # One more of the op windows, for what a token hits.
             win.recorded(KINDS["op"][1])
             per_token = hits_per_token(win.out)
