@@ -10,8 +10,8 @@ pub const CALM_TOKENS: u64 = 8;
 pub const CALM_NS: u64 = 2_000_000_000;
 /// A step up that had to be taken back doubles the calm before the next one, at most so many times.
 const DOUBLINGS: u32 = 6;
-/// A step up that has stood for so many times its calm is forgiven its failures.
-const STOOD: u64 = 4;
+/// Time that takes one doubling back, ns: so long that an engine at the very limit does not go up and down for ever.
+const FORGIVEN_NS: u64 = 4 * (CALM_NS << DOUBLINGS);
 /// Of the budget, what a richer level may be predicted to cost, so that a little more does not throw it out again.
 pub const FILL: f64 = 0.9;
 /// Of the time that the service level leaves a token, what a richer level may be predicted to take.
@@ -90,9 +90,11 @@ pub struct Law {
     /// Since when all is calm: tokens, and the time of the first.
     calm_tokens: u64,
     calm_since: Option<u64>,
-    /// When the last step up was made, and what it needed of calm.
-    rose: Option<(u64, u64)>,
+    /// The level is one that a step up came to.
+    rose: bool,
+    /// Steps up that were taken back, and until when time has been counted against them.
     failures: u32,
+    counted: u64,
     looked: bool,
 }
 
@@ -111,8 +113,9 @@ impl Law {
             last: None,
             calm_tokens: 0,
             calm_since: None,
-            rose: None,
+            rose: false,
             failures: 0,
+            counted: 0,
             looked: false,
         }
     }
@@ -286,24 +289,17 @@ impl Law {
     }
 
     fn go(&mut self, to: Step, why: Why, token: &Token, share: f64) -> Change {
-        let calm = self.calm_ns();
+        let forgiven = token.t.saturating_sub(self.counted) / FORGIVEN_NS;
+        self.failures = self.failures.saturating_sub(u32::try_from(forgiven).unwrap_or(u32::MAX));
         match why {
-            Why::Calm => {
-                if self.rose.is_some_and(|(at, needed)| token.t.saturating_sub(at) > STOOD * needed) {
-                    self.failures = 0;
-                }
-                self.rose = Some((token.t, calm));
+            Why::Calm => self.rose = true,
+            Why::Budget(_) | Why::Slow(_) if std::mem::take(&mut self.rose) => {
+                self.failures = (self.failures + 1).min(DOUBLINGS);
             }
-            Why::Budget(_) | Why::Slow(_) => {
-                // Taken back before it had stood: the next one waits longer.
-                let hasty = |(at, needed): (u64, u64)| token.t.saturating_sub(at) <= STOOD * needed;
-                self.failures = match self.rose.take() {
-                    Some(rose) if hasty(rose) => (self.failures + 1).min(DOUBLINGS),
-                    Some(_) => 0,
-                    None => self.failures,
-                };
-            }
-            Why::Fits => {}
+            _ => {}
+        }
+        if forgiven > 0 || self.counted == 0 {
+            self.counted = token.t;
         }
         self.now = to;
         (self.over, self.last, self.calm_tokens, self.calm_since) = (0, None, 0, None);

@@ -155,8 +155,10 @@ proptest! {
     fn under_an_even_load_it_comes_to_rest(mut w in world(), factor in 1.0..3.0f64) {
         w.load = vec![(20_000, factor)];
         let shown = w.run();
-        // A step up that fails is tried again after 2, 4, 8 ... 128 s of calm; each try is two changes.
-        let tries = 1 + u64::from(DOUBLINGS) + (shown.end - S) / (CALM_NS << DOUBLINGS);
+        // A step up that fails is tried again after 2, 4, 8 ... 128 s of calm, and once sooner for each doubling that is
+        // forgiven; each try is two changes.
+        let time = shown.end - S;
+        let tries = 1 + u64::from(DOUBLINGS) + time / (CALM_NS << DOUBLINGS) + time / FORGIVEN_NS;
         // And so many steps to climb: from nothing to all ops, through each rate of sampling.
         let climb = 3 + u64::from(MAX_ONE_IN.ilog2());
         let changes = shown.changes.len() as u64;
