@@ -1,25 +1,20 @@
-"""CPUs that really run at the same time: four threads, both transports, again and again."""
+"""CPUs that really run at the same time: four threads, both transports."""
 
 from bed import ALL_BPF
 
 KERNELS = ALL_BPF
 BOOT = {"mode": "par", "cpus": 4, "limit": 300}
 SECONDS = 60
-ROUNDS = 2
-SCRIPT = f"""
+SCRIPT = """
 ggml-runner synth tiny /tmp/m.gguf --type q4_0 >/dev/null
-for round in $(seq {ROUNDS}); do
-    for transport in "" --pbuf; do
-        name=$round$transport
-        profinfer record $transport -o /tmp/$name.pfi -- \\
-            ggml-runner run -m /tmp/m.gguf -p 8 -n 16 -t 4 --no-warmup --no-roofline >/dev/null
-        profinfer report --json /tmp/$name.pfi >$name.json
-    done
+for transport in "" --pbuf; do
+    profinfer record $transport -o /tmp/run.pfi --force -- \\
+        ggml-runner run -m /tmp/m.gguf -p 8 -n 16 -t 4 --no-warmup --no-roofline >/dev/null
+    profinfer report --json /tmp/run.pfi >run$transport.json
 done
 """
 
 
 def judge(run, book):
-    for number in range(1, ROUNDS + 1):
-        for transport in ("", "--pbuf"):
-            book.recorded(run.json(f"{number}{transport}.json"))
+    for transport in ("", "--pbuf"):
+        book.recorded(run.json(f"run{transport}.json"))
