@@ -197,7 +197,9 @@ fn interfered(options: &[&str]) {
             ours as f64 / 1e6,
             kernel as f64 / 1e6
         );
-        assert!(ours.abs_diff(kernel) as f64 <= 0.02 * kernel as f64, "thread {tid}: {ours} and {kernel} ns");
+        // The kernel's clock is read at another instant of the switch than ours: a microsecond each, of a thread that hardly waits.
+        let far = ours.abs_diff(kernel).saturating_sub(1000 * switches);
+        assert!(far as f64 <= 0.02 * kernel as f64, "thread {tid}: {ours} and {kernel} ns");
     }
     // Others may want that CPU as well: it took it from the thread, or had it until the thread came back.
     let by_interferer = |(i, r): &(usize, &OffCpu)| {
@@ -312,10 +314,20 @@ fn newborn(program: &Path, options: &[&str]) {
         *t = (*t).min(r.t);
     }
     assert_eq!(first.len(), 1 + 3 * 21, "threads that ran ops");
+    // Without BPF: a thread that follows a task hidden from tracing is not shown to come, which is counted as lost.
+    let mut hidden = seen.kind("away").lost;
     for (tid, op) in first.into_iter().filter(|(tid, _)| *tid != pid) {
         let born = of_thread(&seen, tid).first().copied().copied();
+        if hidden > 0 && born.is_none_or(|b| b.state != NEW) {
+            hidden -= 1;
+            continue;
+        }
         let born = born.unwrap_or_else(|| panic!("thread {tid} is not in the trace"));
-        assert_eq!((born.state, born.runnable), (NEW, Some(born.dur)), "its first record: {born:?}");
+        assert_eq!(
+            (born.state, born.runnable),
+            (NEW, Some(born.dur)),
+            "its first record, {options:?}: {born:?}"
+        );
         assert!(born.t + born.dur as i64 <= op, "it ran an op before it ran at all: {born:?}");
         assert_eq!(born.waker, pid, "who made it");
         assert!(!name_at(&seen, born.by, 0).is_empty() || born.by == 0);
