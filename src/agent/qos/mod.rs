@@ -15,6 +15,7 @@ const BURST_NS: u64 = 500_000_000;
 /// Hits of a token at level graph: entry and return of the call, its graph, its split and the CPU's graph.
 const GRAPH_HITS: f64 = 8.0;
 const TOKEN_HITS: f64 = 2.0;
+const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
 /// What a hit costs on this machine, ns.
 #[derive(Debug, Clone, Copy)]
@@ -157,6 +158,16 @@ impl Controller {
         }
     }
 
+    /// How soon the recorder has to look again to notice two tokens that break the rule. Sooner than probes come and go
+    /// would only cost.
+    pub fn wait(&self, longest: Duration) -> Duration {
+        match self.law.now().level {
+            Detail::Nothing => longest,
+            _ if self.token_ns == 0 => longest,
+            _ => Duration::from_nanos(self.token_ns / 2).clamp(SHORTEST_WAIT.min(longest), longest),
+        }
+    }
+
     /// A change in words.
     pub fn words(&self, change: &Change) -> String {
         let percent = |share: f64| format!("{:.2} %", share * 100.0);
@@ -172,18 +183,6 @@ impl Controller {
                 format!("decoding at {speed:.1} tokens/s, {:.1} are wanted", self.rule.qos.unwrap_or(0.0))
             }
         }
-    }
-}
-
-/// How soon the recorder has to look again to notice two tokens that break the rule.
-pub fn wait(token_ns: u64, longest: Duration) -> Duration {
-    Duration::from_nanos(token_ns / 2).clamp(Duration::from_millis(2), longest)
-}
-
-impl Controller {
-    /// See [`wait`].
-    pub fn wait(&self, longest: Duration) -> Duration {
-        if self.token_ns == 0 { longest } else { wait(self.token_ns, longest) }
     }
 }
 

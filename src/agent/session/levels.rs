@@ -58,7 +58,7 @@ impl<W: Write + 'static> Session<W> {
         }
         self.qos = Some(controller);
         if wanted != self.detail && self.drain.borrow().murky_since().is_none() {
-            self.move_to(wanted);
+            self.move_to(wanted, watch);
         }
         Ok(())
     }
@@ -106,7 +106,7 @@ impl<W: Write + 'static> Session<W> {
     }
 
     /// Attaches what `to` has and the present level has not, detaches what it has not.
-    fn move_to(&mut self, to: Detail) {
+    fn move_to(&mut self, to: Detail, watch: &mut dyn Watch) {
         self.drain.borrow_mut().begin_change(usage::now());
         let wanted = roles(to, self.options.phases);
         for (i, a) in self.engines.iter_mut().enumerate() {
@@ -116,7 +116,7 @@ impl<W: Write + 'static> Session<W> {
             for role in wanted {
                 let of_no_use = *role == Role::OpEnd && one_thread;
                 if !of_no_use && !a.probed(*role) {
-                    attach(a, *role);
+                    attach(a, *role, watch);
                 }
             }
             if let Some(shown) = self.drain.borrow_mut().shown.get_mut(i) {
@@ -168,9 +168,14 @@ impl<W: Write + 'static> Session<W> {
     }
 }
 
-fn attach(a: &mut Attached, role: Role) {
-    let failures = a.failures.len();
+/// Attaches a role's probes; one that cannot be had is told the first time.
+fn attach(a: &mut Attached, role: Role, watch: &mut dyn Watch) {
+    let known = a.failures.len();
     a.attach(role, 0);
-    // A probe that cannot be had was told of when it was first tried.
-    a.failures.truncate(failures);
+    for why in a.failures.split_off(known) {
+        if !a.failures.contains(&why) {
+            watch.tell(&format!("probe not attached: {why}"));
+            a.failures.push(why);
+        }
+    }
 }
