@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Cargo for another machine: `cross/cargo.sh TARGET build ...` builds static programs with the Rust of cross/std.sh and,
-# for the C that comes along (feature `vendored`), the compiler of cross/cc.sh.
+# for the C that comes along (feature `vendored`), the compiler of cross/cc.sh. With `--profile small`, that of the files
+# for boards, the standard library is compiled along with the program and for size, like the rest of it.
 set -euo pipefail
 
 target=${1:?usage: cargo.sh TARGET ARGUMENTS OF CARGO}
@@ -37,6 +38,14 @@ no_paths() {
     "${CARGO:-cargo}" fetch --quiet --locked --target "$target"
     for sources in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/; do echo "--remap-path-prefix=${sources%/}="; done
     echo "--remap-path-prefix=$(realpath -m "$built")=/target"
+    echo "--remap-path-prefix=$("${RUSTC:-rustc}" --print sysroot)/lib/rustlib/src/rust=/rust"
+}
+
+# A panic prints its place and is unwound. The list of functions on the way is left out: it needs names, which the files
+# for boards have lost, and a tenth of profinfer would be there to print it.
+small_std() {
+    echo -Zbuild-std=std,panic_unwind
+    echo -Zbuild-std-features=panic-unwind,optimize_for_size
 }
 
 rust_flags() {
@@ -53,4 +62,11 @@ flags=$(rust_flags)
 export CARGO_ENCODED_RUSTFLAGS=${flags//$'\n'/$'\x1f'}
 forget_objects_of_another_compiler
 forget_objects_of_a_build_cut_short
-exec "${CARGO:-cargo}" "$command" --target "$target" "$@"
+std=()
+case " $* " in *" --profile small "*)
+    mapfile -t std < <(small_std)
+    # What lets a stable cargo compile the standard library that comes with it.
+    export RUSTC_BOOTSTRAP=1
+    ;;
+esac
+exec "${CARGO:-cargo}" "$command" --target "$target" "${std[@]}" "$@"

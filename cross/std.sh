@@ -5,7 +5,7 @@
 #
 # Prints shell assignments (PATH, where needed RUSTC, CARGO and LD_LIBRARY_PATH, and the target's linker) and says on
 # stderr which way was taken. Two ways, the first that works:
-#   rustup   the target's std as rustup has or fetches it
+#   rustup   the target's std and its sources, as rustup has or fetches them
 #   debian   the distribution's rustc-web with a std built from its sources and its musl: unpacked into the cache
 #            ($XDG_CACHE_HOME/profinfer/rust-debian), nothing is installed, root is not needed
 # PROFINFER_STD=rustup or debian takes that way alone. Runs again in no time: what is made is kept.
@@ -38,6 +38,11 @@ by_rustup() {
         command -v rustup >/dev/null || return 1
         timeout 300 rustup target add "$target" >/dev/null 2>&1 || return 1
         compgen -G "$there/libstd-*.rlib" >/dev/null || return 1
+    fi
+    # For the files for boards std is compiled anew (cargo.sh).
+    if [ ! -e "${there%/$target/lib}/src/rust/library/Cargo.lock" ]; then
+        command -v rustup >/dev/null || return 1
+        timeout 300 rustup component add rust-src >/dev/null 2>&1 || return 1
     fi
     say "std for $target: $(rustc --version) from rustup"
     print_environment
@@ -103,12 +108,12 @@ by_debian() {
 }
 
 case ${PROFINFER_STD:-} in
-rustup) by_rustup || die "rustup has no std for $target" ;;
+rustup) by_rustup || die "rustup has no std for $target, or not its sources (component rust-src)" ;;
 debian) by_debian || die "no std for $target from Debian's sources" ;;
 "")
     by_rustup || {
         say "no std for $target by rustup; trying Debian's"
-        by_debian || die "no std for $target: 'rustup target add $target', or Debian's rustc-web and rust-web-src"
+        by_debian || die "no std for $target: 'rustup target add $target' and 'rustup component add rust-src', or Debian's rustc-web and rust-web-src"
     }
     ;;
 *) die "PROFINFER_STD is '$PROFINFER_STD': rustup or debian" ;;

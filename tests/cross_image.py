@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The image that cross builds in (Cross.toml, cross/Dockerfile) sets what cross/cc.sh sets, and names its compilers."""
+"""The image that cross builds in (Cross.toml, cross/Dockerfile) sets what cross/cc.sh sets, and names its compilers; where
+cross is called, the standard library is built as cross/cargo.sh builds it."""
 
 import os
 import re
@@ -28,7 +29,18 @@ def script_variables(target):
     return {k: v for k, v in pairs.items() if k.startswith(("CC_", "AR", "RANLIB", "ac_cv_"))}
 
 
+def std_flags():
+    """What cross/cargo.sh has cargo build the standard library with."""
+    return re.findall(r"^ *echo (-Zbuild-std\S*)$", (ROOT / "cross/cargo.sh").read_text(), re.M)
+
+
 def faults():
+    flags = std_flags()
+    if len(flags) != 2:
+        yield f"cross/cargo.sh: flags of the standard library: {flags}"
+    for path in ["docs/BUILDING.md", ".github/workflows/ci.yml"]:
+        if " ".join(flags) not in (ROOT / path).read_text():
+            yield f"{path}: cross build without {' '.join(flags)}"
     image = image_variables()
     cross = tomllib.loads((ROOT / "Cross.toml").read_text())
     with tempfile.TemporaryDirectory() as place:

@@ -1,4 +1,4 @@
-//! Panics, and says whether the stack was unwound: the message and a backtrace on stderr, each destructor's line on stdout,
+//! Panics, and says whether the stack was unwound: the message on stderr, each destructor's line on stdout,
 //! exit code 0 where the panic was caught.
 
 use std::hint::black_box;
