@@ -8,13 +8,11 @@
 #[path = "../tests/synth_trace/mod.rs"]
 mod synth_trace;
 
-use std::fs::File;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use synth_trace::{Spec, Synth, footer};
+use synth_trace::generate;
 
 const RUNS: usize = 9;
 
@@ -31,23 +29,6 @@ fn main() {
     if kept.is_none() {
         let _ = std::fs::remove_file(&path);
     }
-}
-
-/// 16 layers, 2 threads, 1 to 500 us an op: shaped like a 1B model's decode.
-fn generate(path: &Path, slices: u64, barrier: bool) {
-    let out = File::create(path).expect("the trace can be written");
-    let mut synth = Synth::new(out, Spec { layers: 16, barrier, ..Spec::default() });
-    let mut state = 1u64;
-    synth.call(32, |p, _| 1000 + 977 * p as u64);
-    while synth.slices < slices {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let seed = state;
-        synth.call(1, |p, t| {
-            let x = (seed ^ (p as u64) << 17 ^ u64::from(t) << 3).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            1000 + (x >> 40) % if p % 3 == 0 { 500_000 } else { 5000 }
-        });
-    }
-    synth.enc.finish(&footer("target exited")).expect("the trace can be ended");
 }
 
 /// Slices in the trace as a complete report counts them.

@@ -116,3 +116,16 @@ packages() {
 least=$(sed -n '/^rust-version = "/{s/^[^"]*"\([^"]*\)".*/\1/p;q;}' "$(dirname "$0")/../Cargo.toml")
 [ "$level" = image ] || rust
 packages
+
+# What tests decode exported timelines with, in the version that they were written for.
+perfetto() {
+    version=0.59.1
+    dir=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/profinfer/perfetto
+    [ ! -e "$dir/perfetto-$version.dist-info" ] || return 0
+    echo "setup.sh: fetching perfetto $version"
+    rm -rf "$dir"
+    python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-cache-dir \
+        --target "$dir" "perfetto==$version" ||
+        die "pip failed to install perfetto $version: its tests are skipped without it (make test needs it)"
+}
+[ "$level" != test ] || perfetto

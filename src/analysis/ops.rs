@@ -157,13 +157,18 @@ impl Edges {
     }
 }
 
-/// Sums all slices. Sorts `loaded.runs` by graph first.
-pub fn op_times(loaded: &mut Loaded<'_>, line: &Timeline, progress: &Progress) -> OpTimes {
+/// Sorts the runs of slices by graph, plan, thread and position, as [`Edges`] wants them.
+pub fn sort_runs(loaded: &mut Loaded<'_>) {
     let key = |r: &Slices<'_>| (r.graph, r.plan, r.ith, r.first);
     if !loaded.runs.is_sorted_by_key(key) {
         order::by_key(&mut loaded.runs, |r| (u64::from(r.plan) << 16 | u64::from(r.ith), r.first.into()));
         order::by_key(&mut loaded.runs, |r| (r.graph, 0));
     }
+}
+
+/// Sums all slices. Sorts `loaded.runs` by graph first.
+pub fn op_times(loaded: &mut Loaded<'_>, line: &Timeline, progress: &Progress) -> OpTimes {
+    sort_runs(loaded);
     let index: HashMap<u64, usize> = loaded.cpu_graphs.iter().enumerate().map(|(i, g)| (g.seq, i)).collect();
     let units: Vec<Unit<'_, '_>> = loaded
         .runs

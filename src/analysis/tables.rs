@@ -152,6 +152,11 @@ impl Idents {
         self.plans.get(&plan).map_or(&[], Vec::as_slice)
     }
 
+    /// All of them; [`Self::of_plan`] has indices into these.
+    pub fn list(&self) -> &[Ident] {
+        &self.list
+    }
+
     /// The op of an ident, as in the table by op.
     pub fn op(&self, ident: usize) -> &str {
         self.list.get(ident).map_or("", |ident| &ident.op)
@@ -495,7 +500,8 @@ pub fn split_rows(loaded: &Loaded<'_>, line: &Timeline, phase: Phase) -> Vec<Spl
     rows
 }
 
-fn backend_name(loaded: &Loaded<'_>, id: u32) -> String {
+/// What a backend is called; its number or GUID where nothing better is known.
+pub fn backend_name(loaded: &Loaded<'_>, id: u32) -> String {
     let Some(b) = loaded.backends.get(&id) else { return format!("backend {id} (not described)") };
     match backend_guid::name(&b.guid) {
         _ if !b.name.is_empty() => b.name.to_string(),

@@ -9,8 +9,10 @@ pub mod accuracy;
 pub mod args;
 #[cfg(feature = "agent")]
 pub mod doctor;
+pub mod export;
 pub mod help;
 pub mod program;
+pub mod reading;
 #[cfg(feature = "agent")]
 pub mod record;
 pub mod report;
@@ -27,7 +29,8 @@ pub static PROFINFER: Program = Program {
     examples: "\
 profinfer doctor                                 can this machine be recorded?
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
-profinfer report run.pfi                         where the time went",
+profinfer report run.pfi                         where the time went
+profinfer export --perfetto run.pftrace run.pfi  what ran when, for ui.perfetto.dev",
 };
 
 const COMMANDS: &[&Command] = &[
@@ -36,6 +39,7 @@ const COMMANDS: &[&Command] = &[
     #[cfg(feature = "agent")]
     &doctor::COMMAND,
     &report::COMMAND,
+    &export::COMMAND,
     &accuracy::COMMAND,
     #[cfg(feature = "agent")]
     &selftest::COMMAND,

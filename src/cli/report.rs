@@ -1,21 +1,17 @@
 //! `profinfer report`: where the time of a recorded run went. Uses `trace`, `analysis` and `views`.
 
-use std::io::{BufWriter, IsTerminal, Read, Write};
+use std::io::{BufWriter, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
-
-use anyhow::Context;
 
 mod peaks;
 
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
+use super::reading::{open, with_bar};
 use super::values::{one_of, whole};
 use crate::analysis::calls::Phase;
 use crate::analysis::load::Progress;
 use crate::analysis::report::{By, Options, report};
-use crate::trace::{ReadError, Trace};
 use crate::views::table::Style;
 use crate::views::{json, text};
 
@@ -117,7 +113,7 @@ fn options(args: &Args) -> Result<Options, Usage> {
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (file, options) = (args.needed_argument("FILE")?, options(args)?);
-    let trace = open(Path::new(file))?;
+    let trace = open(Path::new(file), "report on")?;
     let progress = Progress::default();
     let report = with_bar(&progress, || report(&trace, &options, &progress));
     let stdout = std::io::stdout();
@@ -132,63 +128,4 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn open(file: &Path) -> anyhow::Result<Trace> {
-    if file.as_os_str() != "-" {
-        return told(Trace::open(file)).with_context(|| format!("cannot report on {}", file.display()));
-    }
-    let mut bytes = Vec::new();
-    std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
-    told(Trace::from_bytes(bytes)).context("cannot report on standard input")
-}
-
-/// Adds what to do next where the error alone does not say it.
-fn told(opened: Result<Trace, ReadError>) -> anyhow::Result<Trace> {
-    opened.map_err(|e| match e {
-        ReadError::NotATrace(_) | ReadError::Empty => {
-            anyhow::anyhow!("{e}; `profinfer record` writes traces")
-        }
-        other => other.into(),
-    })
-}
-
-/// Work that takes longer than this gets a bar.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Runs `work`; where it takes long and someone watches, a bar on standard error shows how far it is.
-fn with_bar<T>(progress: &Progress, work: impl FnOnce() -> T) -> T {
-    if !std::io::stderr().is_terminal() {
-        return work();
-    }
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let watcher = scope.spawn(|| watch(progress, &done));
-        let result = work();
-        done.store(true, Ordering::Relaxed);
-        watcher.thread().unpark();
-        result
-    })
-}
-
-fn watch(progress: &Progress, done: &AtomicBool) {
-    let start = Instant::now();
-    let mut shown = false;
-    while !done.load(Ordering::Relaxed) {
-        if start.elapsed() >= PATIENCE {
-            shown = true;
-            let total = progress.total.load(Ordering::Relaxed).max(1);
-            bar(progress.done.load(Ordering::Relaxed).min(total).saturating_mul(100) / total);
-        }
-        std::thread::park_timeout(Duration::from_millis(100));
-    }
-    if shown {
-        // Back to the first column, and the line is empty again.
-        let _ = write!(std::io::stderr(), "\r\x1b[K");
-    }
-}
-
-/// Draws over the line that the bar stood on; a terminal that is gone is no matter.
-fn bar(percent: u64) {
-    let _ = write!(std::io::stderr(), "\rreading [{:<50}] {percent:>3} %", "=".repeat(percent as usize / 2));
 }

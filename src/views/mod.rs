@@ -1,4 +1,4 @@
-//! How an answer looks: terminal tables and JSON. May use `analysis`; `doctor`
+//! How an answer looks: terminal tables, JSON, timelines. May use `analysis`; `doctor`
 //! shows what `agent` found.
 
 pub mod accuracy;
@@ -14,4 +14,5 @@ pub mod levels;
 pub mod predict;
 pub mod table;
 pub mod text;
+pub mod timeline;
 pub mod units;

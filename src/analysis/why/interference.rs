@@ -87,6 +87,11 @@ impl Culprits {
         Culprits { of_record, names }
     }
 
+    /// Name of who is to blame for the wait in a record.
+    pub fn name(&self, record: usize) -> &str {
+        self.names.get(self.of_record(record)).map_or("", |(name, _)| name)
+    }
+
     /// Who is to blame for the wait in a record.
     pub fn of_record(&self, record: usize) -> usize {
         self.of_record.get(record).copied().unwrap_or(usize::MAX)

@@ -1,0 +1,156 @@
+//! What lies beside the calls and ops on a timeline: what each thread's CPU time was taken by, values over time, and what
+//! the recorder had to tell. May use `analysis`.
+
+use std::io;
+
+use super::{Run, Sink, Value, Values};
+use crate::analysis::gauges::gauges;
+use crate::analysis::lanes::Place;
+use crate::analysis::opencl::Profile;
+use crate::analysis::why::interference::Culprits;
+use crate::analysis::why::levels;
+use crate::analysis::why::parts::Off;
+use crate::analysis::why::sched::{Away, Sched};
+use crate::order;
+use crate::trace::record::Detail;
+
+/// Draws all of it; `pids` are the processes drawn.
+pub fn draw(run: &Run<'_, '_>, pids: &[u32], sink: &mut dyn Sink) -> io::Result<()> {
+    states(run, sink)?;
+    if let Some(profile) = run.opencl {
+        device(run, profile, sink)?;
+    }
+    for g in gauges(run.loaded, run.line, &run.lanes.select) {
+        if g.values.is_empty() || g.pid.is_some_and(|pid| !pids.contains(&pid)) {
+            continue;
+        }
+        sink.track(g.pid, None, &g.name, Some(&g.unit))?;
+        for (t, value) in &g.values {
+            sink.value(*t, &g.name, *value)?;
+        }
+    }
+    recorder(run, sink)
+}
+
+/// Kernels on the device; one that begins before the last one ended is drawn from there on.
+fn device(run: &Run<'_, '_>, profile: &Profile, sink: &mut dyn Sink) -> io::Result<()> {
+    let mut wanted = profile.wanted(&run.lanes.select).peekable();
+    let Some(first) = wanted.peek() else { return Ok(()) };
+    let name = format!("OpenCL device (times: {})", profile.clock);
+    sink.track(Some(profile.pid), None, &name, None)?;
+    let mut last = first.start;
+    for k in wanted {
+        let waited = k.start.saturating_sub(k.queued).max(0).unsigned_abs();
+        let mut values: Values = vec![("queued_ns", Value::Count(waited))];
+        if let Some(row) = &k.row {
+            let texts = [("tensor", &row.tensor), ("global_size", &row.global), ("local_size", &row.local)];
+            values.extend(texts.map(|(name, text)| (name, Value::Text(text.clone()))));
+            values.push(("output_size", Value::Text(row.output.clone())));
+        }
+        slice(sink, k.start.max(last), k.end, &k.name, &values)?;
+        last = last.max(k.end);
+    }
+    Ok(())
+}
+
+/// What threads did, of which the scheduler was recorded: a track under each.
+fn states(run: &Run<'_, '_>, sink: &mut dyn Sink) -> io::Result<()> {
+    let sched = Sched::new(run.loaded);
+    if !sched.any() {
+        return Ok(());
+    }
+    let culprits = Culprits::new(run.loaded);
+    for lane in &run.lanes.list {
+        let Place::Thread { pid, tid, .. } = lane.place else { continue };
+        // Before the first change of level everything is known.
+        let list = sched.thread(tid, i64::MIN).unwrap_or_default();
+        let select = &run.lanes.select;
+        let (from, to) =
+            (list.partition_point(|a| a.from < select.from), list.partition_point(|a| a.from < select.to));
+        let list = list.get(from..to).unwrap_or_default();
+        if list.is_empty() {
+            continue;
+        }
+        sink.track(Some(pid), Some(tid), "thread state", None)?;
+        for (i, away) in list.iter().enumerate() {
+            off(run, &culprits, away, sink)?;
+            if let Some(next) = list.get(i + 1).filter(|next| followed(run, away.to, next.from)) {
+                let cpu = run.loaded.causes.off_cpu.get(next.record).map(|r| r.cpu);
+                let values = cpu.map(|cpu| ("cpu", Value::Count(cpu.into()))).into_iter().collect();
+                slice(sink, away.to, next.from, "running", &values)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether the scheduler was recorded from `from` to `to` throughout.
+fn followed(run: &Run<'_, '_>, from: i64, to: i64) -> bool {
+    from < to && run.loaded.causes.levels.iter().all(|l| l.to >= Detail::Scheduler || l.t <= from || to < l.t)
+}
+
+/// A time off the CPU: what it waited for, and then for a CPU, behind whom.
+fn off(run: &Run<'_, '_>, culprits: &Culprits, away: &Away, sink: &mut dyn Sink) -> io::Result<()> {
+    let Some(r) = run.loaded.causes.off_cpu.get(away.record) else { return Ok(()) };
+    let mut values = Values::new();
+    if away.kind != Off::Preempted {
+        let name = match away.kind {
+            Off::Idle => "idle",
+            Off::Faulting => "page fault",
+            Off::Io => "I/O",
+            Off::Blocked | Off::Preempted => "blocked",
+        };
+        values.push(("cpu_left", Value::Count(r.cpu.into())));
+        slice(sink, away.from, away.runnable, name, &values)?;
+        values.clear();
+    }
+    let from = if away.kind == Off::Preempted { away.from } else { away.runnable };
+    let (what, cpu, tid) = match away.kind {
+        Off::Preempted => ("preempted by", r.cpu, r.by),
+        _ => ("runnable behind", r.to_cpu, r.from),
+    };
+    values.push(("cpu", Value::Count(cpu.into())));
+    if tid != 0 {
+        values.push(("tid", Value::Count(tid.into())));
+    }
+    slice(sink, from, away.to, &format!("{what} {}", culprits.name(away.record)), &values)
+}
+
+fn slice(sink: &mut dyn Sink, from: i64, to: i64, name: &str, values: &Values) -> io::Result<()> {
+    if from >= to {
+        return Ok(());
+    }
+    sink.begin(from, super::Name::Other(name, values, None))?;
+    sink.end(to)
+}
+
+/// Changes of level, notices, and graphs that op hits are missing from.
+fn recorder(run: &Run<'_, '_>, sink: &mut dyn Sink) -> io::Result<()> {
+    let l = run.loaded;
+    let select = &run.lanes.select;
+    let mut told: Vec<(i64, String, Values)> = Vec::new();
+    for c in &l.causes.levels {
+        let mut values: Values = vec![("why", Value::Text(c.why.into()))];
+        if c.one_in > 1 {
+            values.push(("calls_one_in", Value::Count(c.one_in.into())));
+        }
+        told.push((c.t, format!("level {}", levels::name(c.to)), values));
+    }
+    for n in &l.notices {
+        told.push((n.t, n.text.to_string(), Values::new()));
+    }
+    for g in &l.cpu_graphs {
+        let missing = g.expected.map_or(0, |e| e.saturating_sub(g.seen));
+        if missing > 0 && !g.cut && select.pid.is_none_or(|pid| pid == g.pid) {
+            let values = vec![("missing", Value::Count(missing.into())), ("cpu_graph", Value::Count(g.seq))];
+            told.push((g.t.saturating_add_unsigned(g.dur), "op hits missing".into(), values));
+        }
+    }
+    told.retain(|(t, ..)| select.from <= *t && *t < select.to);
+    order::by_key(&mut told, |(t, ..)| (order::time(*t), 0));
+    if told.is_empty() {
+        return Ok(());
+    }
+    sink.track(None, None, "profinfer record", None)?;
+    told.iter().try_for_each(|(t, name, values)| sink.instant(*t, name, values))
+}

@@ -1,0 +1,161 @@
+//! What ops are called on a timeline, and what is known of them. May use `analysis`.
+
+use std::collections::HashMap;
+
+use super::{Value, Values};
+use crate::analysis::calls::{Phase, Timeline};
+use crate::analysis::describe::NO_STRUCTURE;
+use crate::analysis::load::{Hit, Loaded, TensorInfo};
+use crate::analysis::report::Report;
+use crate::analysis::tables::{Idents, OpKey};
+use crate::order;
+use crate::views::units::{bytes, decimal};
+
+/// An op of the graph.
+pub struct Op {
+    /// Op and tensor: `MUL_MAT Qcur-3`.
+    pub name: String,
+    /// Its number in [`Labels::summaries`].
+    pub summary: usize,
+    pub values: Values,
+}
+
+/// All ops of a run, by ident.
+pub struct Labels {
+    pub ops: Vec<Op>,
+    /// What is known of ops, each in a line; equal ones of several layers are one.
+    pub summaries: Vec<String>,
+}
+
+/// What the report says of the ops of a name in a phase.
+#[derive(Clone, Default)]
+struct Told {
+    gb_per_s: Option<f64>,
+    bound: Option<String>,
+}
+
+impl Labels {
+    /// `report` has the table by name; from it come the rate and what bounds the op.
+    pub fn new(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, report: &Report) -> Labels {
+        let told = rows(report);
+        let phases = phases_of_plans(loaded, line);
+        let mut hits: Vec<Option<(Hit, u32)>> = vec![None; idents.list().len()];
+        for (plan, info) in &loaded.plans {
+            for (ident, hit) in idents.of_plan(*plan).iter().zip(&info.hits) {
+                if let Some(place) = hits.get_mut(*ident) {
+                    // The plan of the lowest number, so that every run of the program says the same.
+                    let before = place.filter(|(_, p)| p < plan);
+                    *place = before.or(Some((*hit, *plan)));
+                }
+            }
+        }
+        let mut labels = Labels { ops: Vec::with_capacity(hits.len()), summaries: Vec::new() };
+        let mut index: HashMap<String, usize> = HashMap::new();
+        for (ident, hit) in hits.iter().enumerate() {
+            let at = phases.partition_point(|p| p.0 < hit.map_or(0, |(_, plan)| u64::from(plan)));
+            let phase = phases.get(at).map_or(0, |p| p.1);
+            let told =
+                told.get(&group(phase, &idents.label(ident, OpKey::Name))).cloned().unwrap_or_default();
+            let (name, values) = op(loaded, idents, ident, hit.map(|(hit, _)| hit), told);
+            let next = labels.summaries.len();
+            let summary = *index.entry(summary(&values)).or_insert_with_key(|line| {
+                labels.summaries.push(line.clone());
+                next
+            });
+            labels.ops.push(Op { name, summary, values });
+        }
+        labels
+    }
+
+    /// What an op is called; one without a number lies outside what the trace defines.
+    pub fn name(&self, op: Option<usize>) -> &str {
+        op.and_then(|op| self.ops.get(op)).map_or(NO_STRUCTURE, |op| &op.name)
+    }
+}
+
+fn group(phase: u64, label: &str) -> String {
+    format!("{phase} {label}")
+}
+
+fn rows(report: &Report) -> HashMap<String, Told> {
+    let mut told = HashMap::new();
+    for phase in &report.phases {
+        for row in phase.by_name.iter().flatten() {
+            let bound = row.verdict.as_ref().map(|v| format!("{:?}", v.bound).to_lowercase());
+            told.insert(group(phase.phase as u64, &row.name), Told { gb_per_s: row.model_gb_per_s, bound });
+        }
+    }
+    told
+}
+
+/// Plans and the first phase each ran in, by plan.
+fn phases_of_plans(loaded: &Loaded<'_>, line: &Timeline) -> Vec<(u64, u64)> {
+    let graphs = loaded.cpu_graphs.iter().zip(&line.cpu_phase);
+    let mut of: Vec<(u64, u64)> =
+        graphs.filter_map(|(g, phase): (_, &Phase)| Some((u64::from(g.plan?), *phase as u64))).collect();
+    order::by_key(&mut of, |p| *p);
+    of.dedup();
+    of
+}
+
+/// Name of an op and what is known of it.
+fn op(loaded: &Loaded<'_>, idents: &Idents, ident: usize, hit: Option<Hit>, told: Told) -> (String, Values) {
+    let mut values = Values::new();
+    let Some(known) = idents.list().get(ident).filter(|i| i.known) else {
+        return (idents.label(ident, OpKey::Name), values);
+    };
+    let layer = known.layer.map(|l| l.to_string());
+    let tensor = layer.as_ref().map_or_else(|| known.name.clone(), |l| known.name.replace("{L}", l));
+    values.push(("op", Value::Text(known.op.clone())));
+    values.push(("tensor", Value::Text(tensor.clone())));
+    let of = |id: u32| loaded.tensors.get(&id).filter(|t| t.known);
+    if let Some((first, fused)) = hit.and_then(|(first, fused)| Some((of(first)?, fused))) {
+        let result = fused.and_then(of).unwrap_or(first);
+        let sources: Vec<String> =
+            first.src.iter().flatten().filter_map(|id| of(*id)).map(|t| shape(loaded, t)).collect();
+        values.push(("shape", Value::Text(shape(loaded, result))));
+        values.push(("sources", Value::Text(sources.join(", "))));
+    }
+    values.extend(known.layer.map(|l| ("layer", Value::Count(l.into()))));
+    if let Some(work) = known.work {
+        values.push(("bytes", Value::Count(work.read.saturating_add(work.written))));
+        values.push(("flops", Value::Count(work.flops)));
+    }
+    values.extend(told.gb_per_s.map(|rate| ("mean_gb_per_s", Value::Real(rate))));
+    values.extend(told.bound.map(|bound| ("bound", Value::Text(bound))));
+    (format!("{} {tensor}", known.op), values)
+}
+
+/// Type and dimensions, those of one at the end left out: `q4_0[2048,512]`.
+fn shape(loaded: &Loaded<'_>, t: &TensorInfo) -> String {
+    let last = t.ne.iter().rposition(|n| *n != 1).unwrap_or(0);
+    let dims: Vec<String> = t.ne.iter().take(last + 1).map(u64::to_string).collect();
+    let ty = loaded.types.get(&t.ty).map_or_else(|| format!("type#{}", t.ty), |d| d.name.to_string());
+    format!("{ty}[{}]", dims.join(","))
+}
+
+/// What is known in a line: `f32[64,1] = q4_0[64,64], f32[64]; 2.4 kB, 8.2 kFLOP; mean 1.2 GB/s; memory-bound`. Op and
+/// tensor are in the name.
+fn summary(values: &Values) -> String {
+    let get = |name: &str| values.iter().find(|(n, _)| *n == name).map(|(_, v)| v);
+    let text = |name: &str| match get(name) {
+        Some(Value::Text(text)) => text.as_str(),
+        _ => "",
+    };
+    let mut parts = Vec::new();
+    match (text("shape"), text("sources")) {
+        ("", _) => {}
+        (shape, "") => parts.push(shape.to_string()),
+        (shape, sources) => parts.push(format!("{shape} = {sources}")),
+    }
+    if let (Some(Value::Count(read)), Some(Value::Count(flops))) = (get("bytes"), get("flops")) {
+        parts.push(format!("{}, {}FLOP", bytes(*read as f64), decimal(*flops as f64)));
+    }
+    if let Some(Value::Real(rate)) = get("mean_gb_per_s") {
+        parts.push(format!("mean {rate:.2} GB/s"));
+    }
+    if !text("bound").is_empty() {
+        parts.push(format!("{}-bound", text("bound")));
+    }
+    if parts.is_empty() { NO_STRUCTURE.into() } else { parts.join("; ") }
+}

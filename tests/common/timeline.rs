@@ -1,0 +1,82 @@
+//! A run's timeline in Perfetto's format, as the definitions that Perfetto publishes decode it.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Where scripts/setup.sh puts the package perfetto.
+fn package() -> PathBuf {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
+    cache.unwrap_or_else(home).join("profinfer/perfetto")
+}
+
+/// What a Perfetto trace says; `None` where it can't be decoded here.
+pub fn decoded(trace: &Path) -> Option<Value> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/perfetto/decode.py");
+    let run = Command::new("python3").env("PYTHONPATH", package()).arg(script).arg(trace).output();
+    let why = match run {
+        Ok(out) if out.status.success() => return Some(serde_json::from_slice(&out.stdout).unwrap()),
+        Ok(out) if out.status.code() == Some(3) => text(&out.stderr),
+        Ok(out) => panic!("{}", text(&out.stderr)),
+        Err(e) => format!("no python3: {e}"),
+    };
+    let must = std::env::var("CI").is_ok_and(|v| v == "true")
+        || std::env::var("PROFINFER_REQUIRE").is_ok_and(|v| v == "1");
+    assert!(!must, "may not be skipped here: {why}");
+    println!("skipped: {}", why.trim());
+    None
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+pub fn profinfer(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_profinfer")).args(args).output().unwrap()
+}
+
+pub struct Files {
+    _dir: tempfile::TempDir,
+    pub trace: String,
+    pub out: String,
+}
+
+pub fn files(bytes: &[u8]) -> Files {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let (trace, out) = (at("run.pfi"), at("run.pftrace"));
+    std::fs::write(&trace, bytes).unwrap();
+    Files { _dir: dir, trace, out }
+}
+
+impl Files {
+    /// Exports with these flags and decodes it.
+    pub fn export(&self, flags: &[&str]) -> Option<Value> {
+        let out = profinfer(&[&["export", "--perfetto", &self.out, &self.trace], flags].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        assert_eq!(text(&out.stderr), "");
+        let all = decoded(Path::new(&self.out))?;
+        assert_eq!(all["unknown"], 0);
+        for track in all["tracks"].as_array().unwrap() {
+            assert_eq!(track["nested"], true, "{track}");
+        }
+        Some(all)
+    }
+
+    pub fn report(&self) -> Value {
+        serde_json::from_slice(&profinfer(&["report", "--json", &self.trace]).stdout).unwrap()
+    }
+}
+
+pub fn track(all: &Value, tid: u64) -> &Value {
+    all["tracks"].as_array().unwrap().iter().find(|t| t["tid"] == tid).unwrap()
+}
+
+/// Slices and ns of the names that begin so.
+pub fn total(track: &Value, is: impl Fn(&str) -> bool) -> (u64, u64) {
+    let totals = track["totals"].as_object().unwrap().iter().filter(|(name, _)| is(name));
+    totals.fold((0, 0), |sum, (_, t)| (sum.0 + t[0].as_u64().unwrap(), sum.1 + t[1].as_u64().unwrap()))
+}
