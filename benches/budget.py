@@ -5,6 +5,7 @@ together are about a minute. What is judged is the median of the paired ratios: 
 """
 
 import statistics
+import time
 
 import cost
 from common import Bench, Scratch, main, report, spread
@@ -16,11 +17,14 @@ SECONDS = 60
 
 def one_model(args, bench, name, windows, seconds):
     with Scratch() as tmp:
-        win = cost.Windows(tmp, args.engine, name, 20)
+        win = cost.Windows(tmp, args.engine, name, 100)
         try:
-            wall = statistics.median(win.measure()[2] for _ in range(3))
-            # Two processes take turns.
-            win.tokens = max(20, int(seconds / windows * 1e6 / (2 * wall)))
+            win.measure()
+            before = time.monotonic()
+            wall = win.measure()[2]
+            # The turns of two processes, and what it takes to hand them over.
+            turn = (time.monotonic() - before) / win.tokens
+            win.tokens = max(20, int(seconds / windows / turn))
             found, offs = cost.rounds(win, {"budget": BUDGET}, windows)
             run = report(win.out)
         finally:

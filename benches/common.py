@@ -158,7 +158,7 @@ class Recorder:
         return sum("bpf_link" in n or "perf_event" in n for n in names)
 
     def _wait_attached(self):
-        """Attached = it has links, and their number has stood still for a while."""
+        """Attached = it has more links than the measuring of a hit's price takes, and their number has stood still."""
         last, since, begin = 0, time.monotonic(), time.monotonic()
         while time.monotonic() - begin < 30:
             if self.proc.poll() is not None:
@@ -166,7 +166,7 @@ class Recorder:
             now = self._links()
             if now != last:
                 last, since = now, time.monotonic()
-            elif last and time.monotonic() - since > 0.1:
+            elif last > 4 and time.monotonic() - since > 0.3:
                 return
             time.sleep(0.01)
         self.fail("did not attach")

@@ -18,6 +18,7 @@ use self::writing::notice;
 use super::attached::{Attached, Role};
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::Drain;
+use super::elf::ElfError;
 use super::machine::{self, AgentCpu};
 use super::maps::FileId;
 use super::pmc::Counters;
@@ -194,8 +195,13 @@ impl<W: Write + 'static> Session<W> {
             |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
         let held = target::hold(argv, self.options.stdout_taken, self.origin).map_err(failed)?;
         self.follow(held.pid);
+        let found = discover::of_command(argv);
+        // Nothing that it does could be recorded; it has not been started yet.
+        if let Err(e @ DiscoverError::Elf(ElfError::Class32 { .. })) = found {
+            return Err(e.into());
+        }
         // What cannot be told from the files alone is found in the running process's maps.
-        self.add_all(discover::of_command(argv), watch)?;
+        self.add_all(found, watch)?;
         // The engine may be a child's: children are followed from the first one on, whatever is known by then.
         self.source.start()?;
         self.hear(watch)?;

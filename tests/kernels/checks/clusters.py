@@ -2,6 +2,7 @@
 
 import re
 
+KERNELS = "5.10 7.2"
 BOOT = {"clusters": "2x446@600,1800:arm,cortex-a55 2x1024@900,2900:arm,cortex-a76", "modules": ["cpufreq_dt"]}
 SECONDS = 10
 SCRIPT = """

@@ -2,9 +2,8 @@
 
 import itertools
 
-from bed import ALL_BPF, Book
+from bed import Book
 
-KERNELS = ALL_BPF
 BOOT = {"mode": "det", "limit": 300, "memory": 2048}
 TREES = ["llama"]
 SECONDS = 45
