@@ -31,10 +31,13 @@ SETTLE = 6
 
 
 class Windows:
-    """The two processes, and windows on them: (figure, plain CPU time of a token in us, plain wall time in us)."""
+    """The two processes, and windows on them: (figure, plain CPU time of a token in us, plain wall time in us, figure of
+    all tokens together)."""
 
     def __init__(self, tmp, name, model_name, tokens):
         self.out, self.tokens = tmp.file("cost.pfi"), tokens
+        # How many times a window fills the context again: the longer it is, the slower a token.
+        self.turns = 1
         path, where = engine(name), tmp.file("copy")
         folder = path if os.path.isdir(path) else os.path.dirname(path)
         shutil.copytree(folder, where)
@@ -51,17 +54,18 @@ class Windows:
 
     def measure(self):
         """One window. Every window has the same positions in the context."""
-        for d in (self.drv, self.other):
-            d.tell(f"prefill {PROMPT}")
-            d.run(SETTLE)
         cpu, wall, other = [], [], []
-        for _ in range(self.tokens):
-            c, w = self.drv.run(1)
-            cpu += c
-            wall += w
-            other += self.other.run(1)[0]
+        for _ in range(self.turns):
+            for d in (self.drv, self.other):
+                d.tell(f"prefill {PROMPT}")
+                d.run(SETTLE)
+            for _ in range(self.tokens):
+                c, w = self.drv.run(1)
+                cpu += c
+                wall += w
+                other += self.other.run(1)[0]
         paired = statistics.median(a / b for a, b in zip(cpu, other))
-        return paired, statistics.median(cpu) / 1e3, statistics.median(wall) / 1e3
+        return paired, statistics.median(cpu) / 1e3, statistics.median(wall) / 1e3, sum(cpu) / sum(other)
 
     def recorded(self, flags):
         rec = Recorder(self.drv.pid, self.out, *flags)
