@@ -6,6 +6,7 @@ pub mod books;
 pub mod calls;
 pub mod causes;
 pub mod clusters;
+pub mod dag;
 pub mod describe;
 pub mod gauges;
 pub mod ground_truth;

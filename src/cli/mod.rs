@@ -7,6 +7,7 @@ use self::program::Program;
 
 pub mod accuracy;
 pub mod args;
+pub mod dag;
 #[cfg(feature = "agent")]
 pub mod doctor;
 pub mod export;
@@ -40,6 +41,7 @@ const COMMANDS: &[&Command] = &[
     &doctor::COMMAND,
     &report::COMMAND,
     &export::COMMAND,
+    &dag::COMMAND,
     &accuracy::COMMAND,
     #[cfg(feature = "agent")]
     &selftest::COMMAND,

@@ -1,9 +1,10 @@
-//! How an answer looks: terminal tables, JSON, timelines. May use `analysis`; `doctor`
+//! How an answer looks: terminal tables, JSON, timelines, graphs. May use `analysis`; `doctor`
 //! shows what `agent` found.
 
 pub mod accuracy;
 pub mod causes;
 pub mod counters;
+pub mod dag;
 #[cfg(feature = "agent")]
 pub mod doctor;
 pub mod energy;

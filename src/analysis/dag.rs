@@ -1,0 +1,342 @@
+//! The graph that an engine computed: what ran as nodes in its order, what it took as edges. From the tensors of a trace
+//! alone, with figures for each node. May use `trace` and `ggml`.
+//!
+//! The construction, for the graphs of one batch: each op hit, in the order of thread 0, becomes a node. Each of its
+//! sources is the node that stands for the tensor's address: one that ran before it, or one that another op took already
+//! (so that sources have as many users as they have). A tensor that nothing computed becomes a node at its first use: a
+//! view brings its own sources along, a constant (weight, cache, input) has none. Nodes are numbered behind their sources,
+//! so that every edge goes from a lower number to a higher one.
+
+pub mod build;
+pub mod compare;
+pub mod fold;
+pub mod measure;
+pub mod pick;
+
+use super::calls::{Phase, timeline};
+use super::load::{Loaded, Progress, load};
+use super::ops::op_times;
+use super::tables::Idents;
+use super::why::Why;
+use crate::trace::record::Level;
+use crate::trace::{Damage, DamageKind, Trace};
+
+/// What a node is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Something that was computed.
+    Op,
+    /// Another look at a tensor: VIEW, RESHAPE, PERMUTE, TRANSPOSE. Older engines call it like an op.
+    View,
+    Weight,
+    /// Keys, values or states kept from one batch to the next.
+    Cache,
+    Input,
+    /// Computed, but not by an op that was recorded: on another backend, or lost.
+    Elsewhere,
+    /// Not described.
+    Unknown,
+}
+
+impl Role {
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Op => "op",
+            Role::View => "view",
+            Role::Weight => "weight",
+            Role::Cache => "cache",
+            Role::Input => "input",
+            Role::Elsewhere => "elsewhere",
+            Role::Unknown => "unknown",
+        }
+    }
+
+    /// True for what no op computes.
+    pub fn is_constant(self) -> bool {
+        matches!(self, Role::Weight | Role::Cache | Role::Input)
+    }
+}
+
+/// A tensor of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    /// As `report` names it; empty where the tensor is not described.
+    pub op: String,
+    /// Folded: with `{L}` for the layer.
+    pub name: String,
+    /// Folded: with a bar between them where layers differ.
+    pub ty: String,
+    pub ne: [u64; 4],
+    pub addr: u64,
+}
+
+/// Lowest, middle and highest value: over the layers that were folded, else of one node and all the same.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spread {
+    pub min: f64,
+    pub median: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    pub fn one(value: f64) -> Spread {
+        Spread { min: value, median: value, max: value }
+    }
+}
+
+/// What is told of a node; the values of [`Node::figures`] are in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Metric {
+    Time,
+    Gbps,
+    Bytes,
+    Flops,
+    Stall,
+    Faults,
+    Imbalance,
+}
+
+/// A metric in words.
+pub struct MetricFacts {
+    pub metric: Metric,
+    /// The flag's value.
+    pub name: &'static str,
+    /// In JSON and GraphML.
+    pub key: &'static str,
+    /// What it is; its unit is in the key.
+    pub what: &'static str,
+    /// Why it may be missing, and what to do about it.
+    pub needs: &'static str,
+}
+
+/// All metrics.
+pub static METRICS: [MetricFacts; 7] = [
+    MetricFacts {
+        metric: Metric::Time,
+        name: "time",
+        key: "time_ns",
+        what: "mean time of a call on thread 0",
+        needs: "no op's end was recorded",
+    },
+    MetricFacts {
+        metric: Metric::Gbps,
+        name: "gbps",
+        key: "gb_per_s",
+        what: "bytes of the cost model over the slowest thread's time (thread 0's without barriers)",
+        needs: "no time was recorded, or the cost model knows none of these ops",
+    },
+    MetricFacts {
+        metric: Metric::Bytes,
+        name: "bytes",
+        key: "bytes",
+        what: "bytes read and written in a call, by the cost model",
+        needs: "the cost model knows none of these ops",
+    },
+    MetricFacts {
+        metric: Metric::Flops,
+        name: "flops",
+        key: "flops",
+        what: "operations of a call, by the cost model",
+        needs: "the cost model knows none of these ops",
+    },
+    MetricFacts {
+        metric: Metric::Stall,
+        name: "stall",
+        key: "stalled_share",
+        what: "share of the cycles in which the back end was stalled",
+        needs: "not recorded: `profinfer record --pmc cycles,stalled-cycles-backend` counts it where the CPU can",
+    },
+    MetricFacts {
+        metric: Metric::Faults,
+        name: "faults",
+        key: "page_faults",
+        what: "page faults of a call, all threads",
+        needs: "not recorded: `profinfer record --faults` counts them",
+    },
+    MetricFacts {
+        metric: Metric::Imbalance,
+        name: "imbalance",
+        key: "imbalance",
+        what: "slowest thread's time over the mean of the threads",
+        needs: "not recorded: it takes two threads and a barrier that could be probed",
+    },
+];
+
+/// Values of a node in the order of [`METRICS`].
+pub type Figures = [Option<Spread>; METRICS.len()];
+
+/// A node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    pub role: Role,
+    /// One; two where the engine computes them as one op. The last one is the result.
+    pub tensors: Vec<Tensor>,
+    /// Place among what ran, from 0; none for what did not run. Folded: that of the first layer.
+    pub order: Option<u32>,
+    /// Folded: the first one.
+    pub layer: Option<u32>,
+    /// Place in [`Dag::blocks`] where layers were folded.
+    pub block: Option<usize>,
+    pub figures: Figures,
+}
+
+impl Node {
+    /// `MUL_MAT`, `RMS_NORM+MUL`.
+    pub fn op(&self) -> String {
+        let ops = self.tensors.iter().map(|t| if t.op.is_empty() { "?" } else { t.op.as_str() });
+        let ops: Vec<&str> = ops.collect();
+        ops.join("+")
+    }
+
+    /// The result.
+    pub fn result(&self) -> Option<&Tensor> {
+        self.tensors.last()
+    }
+
+    /// Name of the result.
+    pub fn name(&self) -> &str {
+        self.result().map_or("", |t| &t.name)
+    }
+}
+
+/// `to` takes `from` as its source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Edge {
+    pub from: usize,
+    /// The same node where a tensor takes itself, or the second of two computed as one takes the first.
+    pub to: usize,
+    /// Which tensor of `to` takes it, and as which of its sources.
+    pub tensor: u8,
+    pub slot: u8,
+    /// Folded: it comes from the layer before, or a layer of another kind before that.
+    pub back: bool,
+}
+
+/// Layers that are equal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    /// Ascending.
+    pub layers: Vec<u32>,
+}
+
+/// The graph.
+#[derive(Debug, Clone)]
+pub struct Dag {
+    pub pid: u32,
+    pub phase: Phase,
+    /// The batch asked for.
+    pub token: Option<u64>,
+    /// Graphs that the figures are means of.
+    pub graphs: u64,
+    pub nodes: Vec<Node>,
+    /// By the node they go to.
+    pub edges: Vec<Edge>,
+    /// Empty unless folded.
+    pub blocks: Vec<Block>,
+    /// What a reader should know: what is missing, and what was left out.
+    pub notes: Vec<String>,
+}
+
+impl Dag {
+    /// True where some node has a value.
+    pub fn has(&self, metric: Metric) -> bool {
+        self.nodes.iter().any(|n| n.figures[metric as usize].is_some())
+    }
+
+    /// The edges to a node, by tensor and slot.
+    pub fn sources(&self, node: usize) -> &[Edge] {
+        let from = self.edges.partition_point(|e| e.to < node);
+        let rest = self.edges.get(from..).unwrap_or_default();
+        rest.get(..rest.partition_point(|e| e.to <= node)).unwrap_or_default()
+    }
+
+    /// Layers that nodes belong to, ascending.
+    pub fn layers(&self) -> Vec<u32> {
+        let mut all: Vec<u32> = self.nodes.iter().filter_map(|n| n.layer).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}
+
+/// What to draw.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    pub pid: Option<u32>,
+    /// One batch, by its number in `report --by token`.
+    pub token: Option<u64>,
+    /// None: decode, else prefill, else whatever there is.
+    pub phase: Option<Phase>,
+}
+
+/// Why there is no graph to draw.
+#[derive(Debug, thiserror::Error)]
+pub enum DagError {
+    #[error("it holds no graph of the CPU backend, so there is nothing to draw")]
+    NoGraphs,
+    #[error("it holds no ops (recorded at level {0}); `profinfer record --level op` records them")]
+    NoOps(String),
+    #[error("it was recorded without structure (--no-str); `profinfer record` without that flag records it")]
+    NoStructure,
+    #[error("the descriptions of its ops are lost; record again")]
+    Lost,
+    #[error("it holds several processes; choose one with --pid: {0}")]
+    Processes(String),
+    #[error("it holds nothing of process {pid}; there is {there}")]
+    NoProcess { pid: u32, there: String },
+    #[error("it holds no graph of batch {0}; `profinfer report --by token` lists them ({1})")]
+    NoToken(u64, String),
+    #[error("it holds no ops in {0}; there are some in {1}")]
+    NoPhase(&'static str, String),
+    #[error("its graph has more than {0} nodes")]
+    TooLarge(usize),
+    #[error("no op of layer {layer} was recorded; there are {there}")]
+    NoLayer { layer: u32, there: String },
+}
+
+/// Builds the graph that `options` ask for.
+///
+/// # Errors
+/// The trace does not hold it; the error says what to do.
+pub fn dag(trace: &Trace, options: &Options, progress: &Progress) -> Result<Dag, DagError> {
+    progress.total.store(trace.size().saturating_mul(2), std::sync::atomic::Ordering::Relaxed);
+    let mut loaded = load(trace, progress);
+    let line = timeline(&loaded);
+    let pick = pick::pick(&loaded, &line, options)?;
+    let mut dag = build::build(&loaded, &pick)?;
+    dag.notes.extend(state(trace, &loaded));
+    pick::keep(&mut loaded, &pick);
+    let line = timeline(&loaded);
+    let times = op_times(&mut loaded, &line, progress);
+    let idents = Idents::new(&loaded);
+    let why = Why::new(&mut loaded, &line, &idents);
+    measure::measure(&mut dag, &loaded, &pick, &times, why.as_ref());
+    Ok(dag)
+}
+
+/// What is wrong with the file as a whole.
+fn state(trace: &Trace, loaded: &Loaded<'_>) -> Vec<String> {
+    let cut = trace.damage().iter().any(|d: &Damage| d.kind == DamageKind::NoFooter);
+    let mut notes = Vec::new();
+    if cut {
+        notes.push("the recording was cut off: what came later is not in here".to_owned());
+    }
+    let n = loaded.damage.len();
+    if let Some(first) = loaded.damage.first() {
+        let more = if n > 1 { format!(" (and {} more)", n - 1) } else { String::new() };
+        notes.push(format!("the file is damaged: {first}{more}"));
+    }
+    notes
+}
+
+/// The level of a recording, for messages.
+fn level(loaded: &Loaded<'_>) -> String {
+    let level = loaded.header.as_ref().map(|h| h.level);
+    match level {
+        Some(Level::Token) => "token",
+        Some(Level::Graph) => "graph",
+        Some(Level::Op) => "op, but none was seen",
+        None => "unknown",
+    }
+    .to_owned()
+}

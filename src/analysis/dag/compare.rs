@@ -1,0 +1,240 @@
+//! The structure of two models beside each other: which ops only one of them has, and where they stand. Uses
+//! [`super::fold`].
+//!
+//! Kinds of layers are laid beside each other, those of the most layers first; where one model has more kinds, the rest
+//! stands beside the first kind of the other. Within a pair the ops are lined up in their
+//! order such that as many as possible stand beside one of the same op, and of those as many as possible beside one of the
+//! same name. Dimensions and views do not count; two ops that one engine computes as one do.
+
+use super::fold::{fold, ranges};
+use super::{Dag, DagError, Role};
+use crate::order;
+
+/// Ops of a kind of layer; four times those of the largest.
+const MAX_OPS: usize = 1024;
+/// An op beside one of the same op and name, and beside one of the same op alone.
+const SAME: u32 = 3;
+const SAME_OP: u32 = 2;
+
+/// An op that only one of the two has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Extra {
+    pub op: String,
+    pub name: String,
+    /// What it takes, and what takes it; views are looked through.
+    pub takes: Vec<String>,
+    pub taken_by: Vec<String>,
+}
+
+/// Layers of one kind of both, or what lies outside the layers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pair {
+    /// Which layers, in words; empty outside the layers, none where one of the two has no layers.
+    pub layers: [Option<String>; 2],
+    /// Ops that both have.
+    pub alike: usize,
+    pub only: [Vec<Extra>; 2],
+}
+
+/// Both graphs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Comparison {
+    /// Number of layers.
+    pub layers: [usize; 2],
+    pub pairs: Vec<Pair>,
+}
+
+impl Comparison {
+    /// True where no op is on one side only, and the numbers of layers are equal.
+    pub fn is_same(&self) -> bool {
+        self.layers[0] == self.layers[1] && self.pairs.iter().all(|p| p.only.iter().all(Vec::is_empty))
+    }
+}
+
+/// An op: its node and which of the node's tensors.
+type Op = (usize, usize);
+
+/// Compares.
+///
+/// # Errors
+/// A layer has too many ops.
+pub fn compare(a: &Dag, b: &Dag) -> Result<Comparison, DagError> {
+    let (a, b) = (fold(a), fold(b));
+    let mut pairs =
+        vec![pair(&a, &b, [Some(String::new()), Some(String::new())], [ops(&a, None), ops(&b, None)])?];
+    let (kinds_a, kinds_b) = (kinds(&a), kinds(&b));
+    for i in 0..kinds_a.len().max(kinds_b.len()) {
+        // A kind that the other has no counterpart for stands beside the other's first.
+        let of = |kinds: &[usize]| kinds.get(i).or(kinds.first()).copied();
+        let (in_a, in_b) = (of(&kinds_a), of(&kinds_b));
+        let ops = |dag: &Dag, block: Option<usize>| block.map_or(Vec::new(), |_| ops(dag, block));
+        pairs.push(pair(&a, &b, [in_words(&a, in_a), in_words(&b, in_b)], [ops(&a, in_a), ops(&b, in_b)])?);
+    }
+    let count = |dag: &Dag| dag.blocks.iter().map(|b| b.layers.len()).sum();
+    Ok(Comparison { layers: [count(&a), count(&b)], pairs })
+}
+
+fn in_words(dag: &Dag, block: Option<usize>) -> Option<String> {
+    Some(ranges(&dag.blocks.get(block?)?.layers))
+}
+
+/// Kinds of layers, those of the most layers first.
+fn kinds(dag: &Dag) -> Vec<usize> {
+    let mut all: Vec<usize> = (0..dag.blocks.len()).collect();
+    order::by_key(&mut all, |i| (!(dag.blocks.get(*i).map_or(0, |b| b.layers.len()) as u64), 0));
+    all
+}
+
+/// The ops of a kind of layer, or of what is in no layer.
+fn ops(dag: &Dag, block: Option<usize>) -> Vec<Op> {
+    let within = dag.nodes.iter().enumerate().filter(|(_, n)| n.role == Role::Op && n.block == block);
+    within.flat_map(|(i, n)| (0..n.tensors.len()).map(move |k| (i, k))).collect()
+}
+
+fn label(dag: &Dag, (node, tensor): Op) -> (&str, &str) {
+    let t = dag.nodes.get(node).and_then(|n| n.tensors.get(tensor));
+    t.map_or(("", ""), |t| (t.op.as_str(), t.name.as_str()))
+}
+
+fn pair(a: &Dag, b: &Dag, layers: [Option<String>; 2], ops: [Vec<Op>; 2]) -> Result<Pair, DagError> {
+    let [in_a, in_b] = &ops;
+    if in_a.len().max(in_b.len()) > MAX_OPS {
+        return Err(DagError::TooLarge(MAX_OPS));
+    }
+    let score = |i: usize, j: usize| {
+        let (x, y) = (label(a, in_a[i]), label(b, in_b[j]));
+        match x.0 == y.0 {
+            true if x.1 == y.1 => SAME,
+            true => SAME_OP,
+            false => 0,
+        }
+    };
+    let beside = line_up(in_a.len(), in_b.len(), &score);
+    let alike = beside.iter().flatten().count();
+    let left: Vec<Op> = in_a.iter().zip(&beside).filter(|(_, j)| j.is_none()).map(|(op, _)| *op).collect();
+    let free = |j: &usize| !beside.iter().flatten().any(|other| other == j);
+    let right: Vec<Op> = (0..in_b.len()).filter(free).map(|j| in_b[j]).collect();
+    let extras = |dag: &Dag, list: Vec<Op>| list.into_iter().map(|op| extra(dag, op)).collect();
+    Ok(Pair { layers, alike, only: [extras(a, left), extras(b, right)] })
+}
+
+/// For each of `n` the one of `m` it stands beside, such that both keep their order and the sum of scores is the highest.
+fn line_up(n: usize, m: usize, score: &dyn Fn(usize, usize) -> u32) -> Vec<Option<usize>> {
+    // best[i][j]: of what follows i and j, themselves included.
+    let width = m + 1;
+    let mut best = vec![0u32; (n + 1) * width];
+    for i in (0..n).rev() {
+        for j in (0..m).rev() {
+            let skip = best[(i + 1) * width + j].max(best[i * width + j + 1]);
+            let s = score(i, j);
+            let both = if s > 0 { s + best[(i + 1) * width + j + 1] } else { 0 };
+            best[i * width + j] = skip.max(both);
+        }
+    }
+    let mut beside = vec![None; n];
+    let (mut i, mut j) = (0, 0);
+    while i < n && j < m {
+        let (here, s) = (best[i * width + j], score(i, j));
+        if s > 0 && here == s + best[(i + 1) * width + j + 1] {
+            beside[i] = Some(j);
+            (i, j) = (i + 1, j + 1);
+        } else if here == best[(i + 1) * width + j] {
+            i += 1;
+        } else {
+            j += 1;
+        }
+    }
+    beside
+}
+
+fn extra(dag: &Dag, op: Op) -> Extra {
+    let (node, tensor) = op;
+    let mut takes = Vec::new();
+    for e in dag.sources(node).iter().filter(|e| usize::from(e.tensor) == tensor) {
+        // Within a node of two tensors the second takes the first.
+        let before = (e.from == node).then_some((node, 0));
+        push(&mut takes, before.map_or_else(|| below(dag, e.from), |op| in_full(label(dag, op))));
+    }
+    let mut taken_by = Vec::new();
+    let last = dag.nodes.get(node).map_or(0, |n| n.tensors.len()) == tensor + 1;
+    if last {
+        above(dag, node, 0, &mut taken_by);
+    } else {
+        push(&mut taken_by, in_full(label(dag, (node, tensor + 1))));
+    }
+    let (op, name) = label(dag, op);
+    Extra { op: op.to_owned(), name: name.to_owned(), takes, taken_by }
+}
+
+/// Views of views.
+const MAX_DEPTH: u32 = 16;
+
+fn push(list: &mut Vec<String>, text: String) {
+    if !list.contains(&text) {
+        list.push(text);
+    }
+}
+
+fn in_full((op, name): (&str, &str)) -> String {
+    format!("{op} {name}").trim().to_owned()
+}
+
+/// What a node shows: itself, or what it is a view of.
+fn below(dag: &Dag, mut node: usize) -> String {
+    for _ in 0..MAX_DEPTH {
+        match (dag.nodes.get(node).map(|n| n.role), dag.sources(node).first()) {
+            (Some(Role::View), Some(e)) if e.from != node => node = e.from,
+            _ => break,
+        }
+    }
+    let Some(n) = dag.nodes.get(node) else { return String::new() };
+    let op = n.op();
+    if n.role.is_constant() { n.name().to_owned() } else { in_full((&op, n.name())) }
+}
+
+/// The ops that take a node, or a view of it.
+fn above(dag: &Dag, node: usize, depth: u32, to: &mut Vec<String>) {
+    for e in dag.edges.iter().filter(|e| e.from == node && e.to != node) {
+        match dag.nodes.get(e.to) {
+            Some(n) if n.role == Role::View && depth < MAX_DEPTH => above(dag, e.to, depth + 1, to),
+            Some(_) => push(to, in_full(label(dag, (e.to, e.tensor.into())))),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lined(a: &[(&str, &str)], b: &[(&str, &str)]) -> Vec<Option<usize>> {
+        line_up(a.len(), b.len(), &|i, j| match a[i].0 == b[j].0 {
+            true if a[i].1 == b[j].1 => SAME,
+            true => SAME_OP,
+            false => 0,
+        })
+    }
+
+    #[test]
+    fn what_is_more_is_left_over() {
+        let llama = [("MUL_MAT", "q"), ("ROPE", "q"), ("MUL_MAT", "k"), ("ROPE", "k"), ("ADD", "out")];
+        let qwen = [
+            ("MUL_MAT", "q"),
+            ("ADD", "q"),
+            ("ROPE", "q"),
+            ("MUL_MAT", "k"),
+            ("ADD", "k"),
+            ("ROPE", "k"),
+            ("ADD", "out"),
+        ];
+        assert_eq!(lined(&llama, &qwen), [Some(0), Some(2), Some(3), Some(5), Some(6)]);
+        assert_eq!(lined(&qwen, &llama), [Some(0), None, Some(1), Some(2), None, Some(3), Some(4)]);
+        assert_eq!(lined(&llama, &[]), [None; 5]);
+    }
+
+    #[test]
+    fn another_name_is_better_than_none() {
+        assert_eq!(lined(&[("ADD", "a"), ("ADD", "b")], &[("ADD", "c"), ("ADD", "b")]), [Some(0), Some(1)]);
+        assert_eq!(lined(&[("ADD", "a")], &[("ADD", "b"), ("ADD", "a")]), [Some(1)]);
+    }
+}

@@ -1,0 +1,260 @@
+//! The graph as a drawing. What is constant is told in the boxes of those that take it, so that the picture has room for
+//! what is computed. Uses [`super::layout`].
+
+use std::io::{self, Write};
+
+use super::colour::Scale;
+use super::layout::{Layout, layout};
+use super::{block_title, legend, lines, shape, title, xml};
+use crate::analysis::dag::{Dag, METRICS, Metric, Node, Role};
+use crate::order;
+
+/// Of the letters, in pixels; monospaced, so that widths are known without the font.
+const CHAR: f64 = 6.1;
+const LINE: f64 = 12.0;
+const FONT: f64 = 10.0;
+/// Inside of boxes, and around the whole.
+const PAD: f64 = 5.0;
+const MARGIN: f64 = 24.0;
+/// Longest line of a box, in letters; the whole text is its tooltip.
+const LONGEST: usize = 48;
+
+/// A box.
+struct Drawn {
+    /// Place in [`Dag::nodes`].
+    node: usize,
+    lines: Vec<String>,
+}
+
+/// Writes the drawing; `metric` colours it.
+pub fn write(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()> {
+    let users = users(dag);
+    let shown = |n: &Node| !n.role.is_constant();
+    let drawn: Vec<Drawn> = (0..dag.nodes.len())
+        .filter(|i| shown(&dag.nodes[*i]))
+        .map(|node| Drawn { node, lines: text(dag, node, metric, &users) })
+        .collect();
+    let mut place = vec![None; dag.nodes.len()];
+    for (i, d) in drawn.iter().enumerate() {
+        place[d.node] = Some(i);
+    }
+    let mut edges: Vec<(usize, usize, bool)> = dag
+        .edges
+        .iter()
+        .filter(|e| e.from != e.to || e.back)
+        .filter_map(|e| Some((place[e.from]?, place[e.to]?, e.back)))
+        .collect();
+    order::by_key(&mut edges, |e| ((e.0 as u64) << 32 | e.1 as u64, e.2.into()));
+    edges.dedup();
+    let sizes: Vec<(f64, f64)> = drawn.iter().map(|d| size(&d.lines)).collect();
+    let forward: Vec<(usize, usize)> = edges.iter().filter(|e| !e.2).map(|e| (e.0, e.1)).collect();
+    let places = layout(&sizes, &forward);
+    let back: Vec<(usize, usize)> = edges.iter().filter(|e| e.2).map(|e| (e.0, e.1)).collect();
+    let scale = Scale::of(dag, metric);
+    let picture = Picture { dag, metric, scale, drawn: &drawn, sizes: &sizes, places: &places };
+    picture.write(out, &back)
+}
+
+/// Edges that leave each node.
+fn users(dag: &Dag) -> Vec<usize> {
+    let mut users = vec![0; dag.nodes.len()];
+    for e in &dag.edges {
+        users[e.from] += 1;
+    }
+    users
+}
+
+/// The lines of a box: what it is, and the constants that it takes.
+fn text(dag: &Dag, node: usize, metric: Metric, users: &[usize]) -> Vec<String> {
+    let n = &dag.nodes[node];
+    let mut all = lines(n, metric);
+    let value = n.figures[metric as usize].and_then(|_| all.pop());
+    if n.role == Role::View {
+        // Its dimensions are in the tooltip.
+        all.truncate(2);
+    }
+    for e in dag.sources(node) {
+        let Some(from) = dag.nodes.get(e.from).filter(|f| f.role.is_constant()) else { continue };
+        let Some(t) = from.result() else { continue };
+        let shared = if users[e.from] > 1 { format!(" ({} users)", users[e.from]) } else { String::new() };
+        all.push(crate::views::table::clean(&format!("+ {} {}{shared}", t.name, shape(t))));
+    }
+    all.extend(value);
+    all
+}
+
+fn cut(line: &str) -> String {
+    if line.chars().count() <= LONGEST {
+        return line.to_owned();
+    }
+    line.chars().take(LONGEST - 1).chain(['…']).collect()
+}
+
+fn size(lines: &[String]) -> (f64, f64) {
+    let longest = lines.iter().map(|l| l.chars().count().min(LONGEST)).max().unwrap_or(1);
+    (longest as f64 * CHAR + 2.0 * PAD, lines.len() as f64 * LINE + 2.0 * PAD)
+}
+
+struct Picture<'d> {
+    dag: &'d Dag,
+    metric: Metric,
+    scale: Option<Scale>,
+    drawn: &'d [Drawn],
+    sizes: &'d [(f64, f64)],
+    places: &'d Layout,
+}
+
+impl Picture<'_> {
+    fn write(&self, out: &mut dyn Write, back: &[(usize, usize)]) -> io::Result<()> {
+        let dag = self.dag;
+        let mut head = vec![title(dag), legend(self.metric, self.scale.as_ref())];
+        head.extend(dag.notes.iter().map(|n| format!("Note: {n}")));
+        let letters = head.iter().map(|l| l.chars().count()).max().unwrap_or(0);
+        let top = MARGIN + head.len() as f64 * (LINE + 2.0) + 2.0 * LINE;
+        let width = self.places.width.max(letters as f64 * CHAR) + 2.0 * MARGIN;
+        let height = self.places.height + top + MARGIN;
+        writeln!(
+            out,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
+             height=\"{height:.0}\" font-family=\"monospace\" font-size=\"{FONT}\" role=\"img\" aria-label=\"{}\">",
+            xml(&title(dag))
+        )?;
+        writeln!(out, "<title>{}</title>", xml(&title(dag)))?;
+        writeln!(out, "<defs>")?;
+        writeln!(
+            out,
+            "<marker id=\"tip\" viewBox=\"0 0 6 6\" refX=\"6\" refY=\"3\" markerWidth=\"6\" markerHeight=\"6\" \
+             orient=\"auto\"><path d=\"M0 0L6 3L0 6z\" fill=\"#667\"/></marker>"
+        )?;
+        writeln!(
+            out,
+            "<pattern id=\"gap\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\"><rect width=\"6\" \
+             height=\"6\" fill=\"#f4f4f4\"/><path d=\"M0 6L6 0\" stroke=\"#c4c4c4\"/></pattern>"
+        )?;
+        writeln!(out, "</defs>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>")?;
+        for (i, line) in head.iter().enumerate() {
+            let y = MARGIN + i as f64 * (LINE + 2.0);
+            writeln!(out, "<text x=\"{MARGIN}\" y=\"{y:.1}\">{}</text>", xml(line))?;
+        }
+        writeln!(out, "<g transform=\"translate({MARGIN} {top:.1})\">")?;
+        self.blocks(out)?;
+        for line in self.places.lines.iter().filter(|l| l.len() > 1) {
+            let path = curve(line);
+            writeln!(out, "<path d=\"{path}\" fill=\"none\" stroke=\"#889\" marker-end=\"url(#tip)\"/>")?;
+        }
+        for (from, to) in back {
+            self.back(out, *from, *to)?;
+        }
+        for i in 0..self.drawn.len() {
+            self.node(out, i)?;
+        }
+        writeln!(out, "</g>\n</svg>")
+    }
+
+    /// A frame around the layers that were folded.
+    fn blocks(&self, out: &mut dyn Write) -> io::Result<()> {
+        for (b, block) in self.dag.blocks.iter().enumerate() {
+            let inside = |i: &usize| self.dag.nodes[self.drawn[*i].node].block == Some(b);
+            let corners = |i: usize| {
+                let ((x, y), (w, h)) = (self.places.at[i], self.sizes[i]);
+                [x - w / 2.0, y - h / 2.0, x + w / 2.0, y + h / 2.0]
+            };
+            let all = (0..self.drawn.len()).filter(inside).map(corners);
+            let frame = all.reduce(|a, b| [a[0].min(b[0]), a[1].min(b[1]), a[2].max(b[2]), a[3].max(b[3])]);
+            let Some([left, top, right, bottom]) = frame else { continue };
+            let (x, y) = (left - 8.0, top - 8.0);
+            let (w, h) = (right - left + 16.0, bottom - top + 16.0);
+            writeln!(
+                out,
+                "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" rx=\"6\" fill=\"#f3f7fb\" \
+                 stroke=\"#a9bdd0\" stroke-dasharray=\"4 3\"/><text x=\"{:.1}\" y=\"{:.1}\" fill=\"#35506b\">{}</text>",
+                x + 4.0,
+                y - 3.0,
+                xml(&block_title(&block.layers))
+            )?;
+        }
+        Ok(())
+    }
+
+    /// From the foot of one layer to the head of the next: round the left side.
+    fn back(&self, out: &mut dyn Write, from: usize, to: usize) -> io::Result<()> {
+        let ((x, y), (w, h)) = (self.places.at[from], self.sizes[from]);
+        let ((u, v), (s, t)) = (self.places.at[to], self.sizes[to]);
+        let (x, u) = (x - w / 2.0, u - s / 2.0);
+        // Apart from each other where a box takes what it gave in the layer before.
+        let (y, v) = (y + h / 4.0, v - t / 4.0);
+        let (side, bend) = (-14.0, ((y - v) / 2.0).clamp(0.0, 20.0));
+        writeln!(
+            out,
+            "<path d=\"M{x:.1} {y:.1}C{side} {y:.1} {side} {y:.1} {side} {:.1}V{:.1}C{side} {v:.1} {side} {v:.1} {u:.1} \
+             {v:.1}\" fill=\"none\" stroke=\"#889\" stroke-dasharray=\"3 3\" marker-end=\"url(#tip)\"/>",
+            y - bend,
+            v + bend
+        )
+    }
+
+    fn node(&self, out: &mut dyn Write, i: usize) -> io::Result<()> {
+        let (d, (x, y), (w, h)) = (&self.drawn[i], self.places.at[i], self.sizes[i]);
+        let n = &self.dag.nodes[d.node];
+        let colour = n.figures[self.metric as usize].zip(self.scale).map(|(s, scale)| scale.colour(s.median));
+        let (fill, ink) = match (colour, n.role) {
+            (Some(c), _) => (c.to_string(), c.ink()),
+            (None, Role::Op) => ("url(#gap)".to_owned(), "#333333"),
+            (None, Role::View) => ("#ffffff".to_owned(), "#666666"),
+            (None, _) => ("#f8f0ff".to_owned(), "#333333"),
+        };
+        let dashes = match n.role {
+            Role::Op => "",
+            Role::View => " stroke-dasharray=\"2 2\"",
+            _ => " stroke-dasharray=\"5 3\"",
+        };
+        let (left, top) = (x - w / 2.0, y - h / 2.0);
+        writeln!(
+            out,
+            "<g><title>{}</title><rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" rx=\"3\" \
+             fill=\"{fill}\" stroke=\"#556\"{dashes}/>",
+            self.tip(d)
+        )?;
+        for (k, line) in d.lines.iter().enumerate() {
+            let (x, y) = (left + PAD, top + PAD + (k as f64 + 0.8) * LINE);
+            let bold = if k == 0 && n.role == Role::Op { " font-weight=\"bold\"" } else { "" };
+            writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" fill=\"{ink}\"{bold}>{}</text>", xml(&cut(line)))?;
+        }
+        writeln!(out, "</g>")
+    }
+
+    /// All that is known of a node, for whoever points at it.
+    fn tip(&self, d: &Drawn) -> String {
+        let n = &self.dag.nodes[d.node];
+        let mut all = d.lines.clone();
+        if n.role == Role::View {
+            all.extend(n.result().map(shape));
+        }
+        for (facts, s) in METRICS.iter().zip(n.figures) {
+            all.push(match s {
+                Some(s) => format!("{}: {}", facts.name, super::spread(facts.metric, &s)),
+                None => format!("{}: -", facts.name),
+            });
+        }
+        let all: Vec<String> = all.iter().map(|l| xml(l)).collect();
+        all.join("\n")
+    }
+}
+
+/// A line through points that goes straight down at each of them.
+fn curve(points: &[(f64, f64)]) -> String {
+    let mut path = String::new();
+    let mut before: Option<(f64, f64)> = None;
+    for (x, y) in points {
+        match before {
+            None => path.push_str(&format!("M{x:.1} {y:.1}")),
+            Some((u, v)) if (u - x).abs() < 0.05 && v <= *y => path.push_str(&format!("V{y:.1}")),
+            Some((u, v)) => {
+                let middle = (v + y) / 2.0;
+                path.push_str(&format!("C{u:.1} {middle:.1} {x:.1} {middle:.1} {x:.1} {y:.1}"));
+            }
+        }
+        before = Some((*x, *y));
+    }
+    path
+}
