@@ -69,6 +69,27 @@ fn totals_are_those_of_the_report() {
     assert!(op["bytes"].is_u64() && op["flops"].is_u64() && op["mean_gb_per_s"].is_f64());
 }
 
+/// The whole of a small run, in both formats, to the byte.
+#[test]
+fn formats_do_not_change() {
+    let mut s = Synth::new(Vec::new(), Spec { layers: 1, ..Spec::default() });
+    s.call(1, |p, t| 1000 + 10 * p as u64 + 5 * u64::from(t));
+    causes::one_of_each(&mut s);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.pfi").to_str().unwrap().to_string();
+    std::fs::write(&file, s.enc.finish(&footer("target exited")).unwrap()).unwrap();
+    for (format, name) in [("--chrome", "timeline.json"), ("--perfetto", "timeline.pftrace")] {
+        let out = profinfer(&["export", format, "-", &file]);
+        assert!(out.status.success());
+        let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name);
+        if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+            std::fs::write(&golden, &out.stdout).unwrap();
+        }
+        let same = std::fs::read(&golden).unwrap() == out.stdout;
+        assert!(same, "{name} changed; if it should, run again with UPDATE_SNAPSHOTS=1");
+    }
+}
+
 /// Names that a target chose are data.
 #[test]
 fn odd_names_stay_json() {
