@@ -6,11 +6,11 @@ mod common;
 use std::process::Command;
 use std::time::Duration;
 
-use common::run::{Recorder, record};
+use common::run::{Recorder, Run, Target, profinfer, record};
 use common::seen::Seen;
-use common::{live, model, runner};
+use common::{counted, driver, engine, live, model, runner, skip};
 use profinfer::agent::qos::law::PATIENCE;
-use profinfer::trace::record::{Availability, Detail, LevelChange};
+use profinfer::trace::record::{Availability, Detail, Feature, LevelChange};
 
 fn run<'a>(program: &'a str, model: &'a str, tokens: &'a str) -> Vec<&'a str> {
     vec![program, "run", "--no-roofline", "-m", model, "-t", "1", "-p", "4", "-n", tokens]
@@ -44,8 +44,116 @@ fn a_generous_budget_gets_all_ops_with_their_structure() {
     let checked = seen.all.cpu_graphs.iter().filter(|g| !g.cut && g.expected.is_some());
     assert!(checked.clone().count() > 20 && checked.clone().all(|g| g.expected == Some(g.seen)));
     assert!(seen.left("op").is_empty(), "{:?}", seen.left("op"));
-    let budget = seen.all.causes.features.iter().find(|f| f.name == "budget").expect("a last word");
-    assert_eq!(budget.state, Availability::Whole);
+    assert_eq!(feature(&seen, "budget").state, Availability::Whole);
+}
+
+fn feature<'s>(seen: &'s Seen, name: &str) -> &'s Feature<'static> {
+    let found = seen.all.causes.features.iter().find(|f| f.name == name);
+    found.unwrap_or_else(|| panic!("nothing is said of {name}"))
+}
+
+/// A real engine, recorded with counters and scheduler under a budget from before its first token on. None: skipped.
+fn budgeted(budget: &str) -> Result<Run, String> {
+    let lib = engine("v0.5.0")?;
+    let mut command = Command::new(driver());
+    command.arg("--engine").arg(lib).arg("--model").arg(model("llama1b-L4", "q4_0"));
+    let mut target = Target::controlled(command.args(["--control", "--ctx", "256", "-t", "2"]));
+    target.tell("", 1);
+    let pid = target.pid().to_string();
+    let recorder = Recorder::start(&["--faults", "--sched", "--budget", budget, "-p", &pid]);
+    recorder.wait_for_probes();
+    // Long enough to see how often its threads are switched.
+    std::thread::sleep(Duration::from_millis(2500));
+    target.tell("prefill 7\n", 2);
+    target.tell("run 60\n", 3);
+    drop(target.0.stdin.take());
+    target.said();
+    Ok(recorder.finish())
+}
+
+fn report(run: &Run) -> String {
+    let out = common::run::run(profinfer().arg("report").arg(&run.trace));
+    assert!(out.status.success(), "{}", out.stderr);
+    out.stdout
+}
+
+/// Times from when on a level, and those above it, were on, and until when.
+fn spells(seen: &Seen, level: Detail) -> Vec<(i64, i64)> {
+    let all = levels(seen);
+    let ends = all.iter().skip(1).map(|l| l.t).chain([i64::MAX]);
+    all.iter().zip(ends).filter(|(l, _)| l.to >= level).map(|(l, end)| (l.t, end)).collect()
+}
+
+/// Nothing of the scheduler lies outside of its level, but for times away that were under way when it was left.
+fn times_away_are_of_their_level(seen: &Seen) {
+    let on = spells(seen, Detail::Scheduler);
+    // The probes of a level leave some ten milliseconds after it was told.
+    let within = |t: i64| on.iter().any(|(from, to)| *from <= t && t <= to.saturating_add(1_000_000_000));
+    let early = seen.all.causes.off_cpu.iter().find(|r| !within(r.t.saturating_add_unsigned(r.dur)));
+    assert!(early.is_none(), "{early:?} is not of {on:?}");
+}
+
+#[test]
+fn counters_and_scheduler_come_on_within_a_wide_budget() {
+    let _turn = live!();
+    let run = match budgeted("50%") {
+        Ok(run) => run,
+        Err(why) => skip!("{why}"),
+    };
+    let seen = run.seen();
+    seen.books_close();
+    println!("{}", run.stderr);
+    let all = levels(&seen);
+    assert_eq!(all.first().map(|l| l.to), Some(Detail::Graph), "{all:?}");
+    let last = all.last().expect("levels");
+    assert_eq!((last.to, last.one_in), (Detail::Scheduler, 1), "{all:?}");
+    assert!(last.predicted_ppm.is_some_and(|p| p < 500_000), "{last:?}");
+    times_away_are_of_their_level(&seen);
+    assert!(!seen.all.causes.off_cpu.is_empty(), "its threads slept and woke");
+    // Every op after the last change is counted, none before the first with counters.
+    let from = spells(&seen, Detail::Counters)[0].0;
+    let of = |graph: u64| seen.all.cpu_graphs.iter().find(|g| g.seq == graph).expect("its graph");
+    let counted = counted::ops(&seen);
+    let late: Vec<_> = counted.iter().filter(|o| of(o.graph).t > last.t && !of(o.graph).cut).collect();
+    let unknown = late.iter().filter(|o| o.counts.iter().any(Option::is_none)).count();
+    assert!(late.len() > 1000 && unknown * 100 < late.len(), "{unknown} unknown of {}", late.len());
+    let end = |graph: u64| of(graph).t.saturating_add_unsigned(of(graph).dur);
+    assert!(counted.iter().all(|o| end(o.graph) >= from || o.counts.iter().all(Option::is_none)));
+    for name in ["counters", "scheduler"] {
+        let f = feature(&seen, name);
+        assert_eq!(f.state, Availability::Partly, "{f:?}");
+        assert!(f.why.contains("; on for "), "{f:?}");
+    }
+    let budget = feature(&seen, "budget");
+    assert!(
+        budget.why.contains("with its counters") && budget.why.contains("a time off the CPU"),
+        "{budget:?}"
+    );
+    let text = report(&run);
+    assert!(text.contains("Overhead by level") && text.contains("\n  in part"), "{text}");
+}
+
+#[test]
+fn a_tight_budget_leaves_counters_and_scheduler_out_and_says_so() {
+    let _turn = live!();
+    let run = match budgeted("0.001%") {
+        Ok(run) => run,
+        Err(why) => skip!("{why}"),
+    };
+    let seen = run.seen();
+    seen.books_close();
+    println!("{}", run.stderr);
+    assert!(levels(&seen).iter().all(|l| l.to < Detail::Counters), "{:?}", levels(&seen));
+    assert!(seen.all.causes.off_cpu.is_empty() && counted::ops(&seen).is_empty());
+    for name in ["counters", "scheduler"] {
+        let f = feature(&seen, name);
+        assert_eq!(f.state, Availability::None, "{f:?}");
+        assert!(f.why.contains("the budget left no room"), "{f:?}");
+    }
+    let text = report(&run);
+    for name in ["counters", "scheduler"] {
+        assert!(text.lines().any(|l| l.contains("left out") && l.contains(name)), "{text}");
+    }
 }
 
 #[test]
@@ -76,26 +184,28 @@ fn hog(seconds: &str) {
 fn a_processor_hog_lowers_the_level_within_two_tokens_and_calm_raises_it_again() {
     let _turn = live!();
     let (program, model) = (runner(), model("llama1b-L4", "q4_0"));
-    let mut args = vec!["--qos", "8tok/s", "--", "timeout", "25", "taskset", "-c", "0"];
+    let mut args = vec!["--qos", "8tok/s", "--sched", "--faults"];
+    args.extend(["--", "timeout", "35", "taskset", "-c", "0"]);
     args.extend(run(program.to_str().expect("a path"), model.to_str().expect("a path"), "100000"));
     let mut recorder = Recorder::start(&args);
     recorder.wait_for_bytes(100);
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(6));
     hog("3");
-    std::thread::sleep(Duration::from_secs(9));
+    std::thread::sleep(Duration::from_secs(14));
     recorder.signal(libc::SIGINT);
     let run = recorder.finish();
     let seen = run.seen();
     let all = levels(&seen);
     let lowered = all.iter().position(|l| l.why.contains("tokens/s")).unwrap_or_else(|| panic!("{all:?}"));
-    assert!(all[..lowered].iter().any(|l| l.to == Detail::Structure), "{all:?}");
-    assert_eq!((all[lowered].to, all[lowered].one_in), (Detail::Graph, 1), "{all:?}");
+    assert_eq!(all[lowered - 1].to, Detail::Scheduler, "{all:?}");
+    assert_eq!((all[lowered].to, all[lowered].one_in), (Detail::Counters, 1), "{all:?}");
     let slow = |t: &&profinfer::trace::record::Token| t.dur > 125_000_000 && t.n_tokens == Some(1);
     let first = seen.all.tokens.iter().find(slow).expect("the hog slows tokens down").t;
     let until = all[lowered].t;
     let waited = seen.all.tokens.iter().filter(slow).filter(|t| (first..until).contains(&t.t)).count();
     // One more may have begun before the recorder had seen the second end.
     assert!(waited as u32 <= PATIENCE + 1, "{waited} slow tokens before the step");
-    assert_eq!(all.last().map(|l| l.to), Some(Detail::Structure), "{all:?}");
+    assert_eq!(all.last().map(|l| l.to), Some(Detail::Scheduler), "{all:?}");
+    times_away_are_of_their_level(&seen);
     seen.books_close();
 }

@@ -10,7 +10,7 @@ use profinfer::analysis::tables::{GAPS_ROW, OpRow, WAIT_ROW};
 use profinfer::analysis::why::interference::{THROTTLED, WAKING};
 use profinfer::analysis::why::parts::Parts;
 use profinfer::trace::Trace;
-use profinfer::trace::record::{Availability, OffCpu};
+use profinfer::trace::record::{Availability, Detail, LevelChange, OffCpu};
 use profinfer::views::table::Style;
 use synth_trace::causes::*;
 use synth_trace::*;
@@ -154,6 +154,37 @@ fn a_thread_that_was_not_followed_has_no_parts() {
     let embd = row(&p.by_op, "GET_ROWS").causes.unwrap();
     assert_eq!((embd.computing_ns, embd.unknown_ns), (busy(0, 0), busy(0, 0) + SYNC));
     assert!(shown(&r).contains("unknown %"));
+}
+
+/// Under a budget the scheduler is on for some of the time: its level is told, and that of counters may never be.
+#[test]
+fn what_ran_outside_of_the_schedulers_level_is_unknown_and_not_computing() {
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    let level = |t: u64, to| LevelChange {
+        t: t as i64,
+        to,
+        one_in: 1,
+        predicted_ppm: None,
+        measured_ppm: None,
+        why: "",
+    };
+    s.enc.feature(&feature("scheduler", Availability::Partly, "on for some of it")).unwrap();
+    s.enc.level_change(&level(s.now - 1, Detail::Structure)).unwrap();
+    s.call(1, busy);
+    s.enc.level_change(&level(s.now - 100, Detail::Scheduler)).unwrap();
+    let first = (s.now + 3 * LEAD) as i64;
+    s.call(1, busy);
+    // The third call is under way when it ends.
+    s.enc.level_change(&level(s.now + 3 * LEAD + 20_000, Detail::Structure)).unwrap();
+    s.call(1, busy);
+    for ith in [0, 1] {
+        s.enc.off_cpu(&preempted(ith, first + 100, 1000)).unwrap();
+    }
+    let r = finish(s);
+    for t in decode(&r).by_thread.as_ref().unwrap() {
+        let (parts, whole) = (t.causes.unwrap(), t.op_ns + t.wait_ns.unwrap_or(0));
+        assert_eq!((parts.whole(), parts.unknown_ns * 3, parts.preempted_ns), (whole, whole * 2, 1000));
+    }
 }
 
 #[test]

@@ -36,6 +36,8 @@ pub struct Bpf {
     following: Option<Following>,
     /// Err says why there is none.
     sched: Option<Result<Scheduler, String>>,
+    /// The scheduler is to be left alone for now.
+    unwatched: bool,
     news: Vec<String>,
 }
 
@@ -43,7 +45,18 @@ impl Bpf {
     /// `btf` is the running kernel's, if one is given.
     pub fn new(knobs: Knobs, btf: Option<Btf>, counters: Option<Rc<Shared>>, sink: Sink) -> Bpf {
         let (targets, news) = (Vec::new(), Vec::new());
-        Bpf { knobs, sink, btf, counters, open: None, targets, following: None, sched: None, news }
+        Bpf {
+            knobs,
+            sink,
+            btf,
+            counters,
+            open: None,
+            targets,
+            following: None,
+            sched: None,
+            unwatched: false,
+            news,
+        }
     }
 
     fn load(&self, reading: &Reading, maps: Option<&Maps>) -> Result<Loaded, RecordError> {
@@ -70,10 +83,13 @@ impl Bpf {
 
     fn watch_scheduler(&mut self, maps: &Maps, task: Option<Task>) {
         let watching = Scheduler::load(maps, &self.knobs, task).and_then(|mut sched| {
-            sched.watch()?;
+            if !self.unwatched {
+                sched.watch()?;
+            }
             Ok(sched)
         });
         match &watching {
+            Ok(_) if self.unwatched => self.targets.clear(),
             // Behind the first look, whoever begins is seen to.
             Ok(sched) => self.targets.drain(..).for_each(|pid| sched.follow(pid)),
             Err(why) => self.news.push(format!("time off the CPU is not recorded: {why}")),
@@ -126,8 +142,36 @@ impl Source for Bpf {
     }
 
     fn meet(&mut self, pid: u32) {
-        if let Some(Ok(sched)) = &self.sched {
+        if let Some(Ok(sched)) = self.sched.as_ref().filter(|_| !self.unwatched) {
             sched.follow(pid);
+        }
+    }
+
+    fn can_unwatch(&self) -> bool {
+        true
+    }
+
+    fn watch(&mut self, pids: &[u32]) -> Result<(), String> {
+        self.unwatched = false;
+        let done = match &mut self.sched {
+            Some(Ok(sched)) => sched.watch(),
+            Some(Err(why)) => Err(why.clone()),
+            // It is with the first engine.
+            None => Ok(()),
+        };
+        pids.iter().for_each(|&pid| self.meet(pid));
+        done
+    }
+
+    fn unwatch(&mut self) -> Vec<Guard> {
+        self.unwatched = true;
+        self.sched.iter_mut().flatten().flat_map(Scheduler::leave).collect()
+    }
+
+    fn unwatched(&mut self) {
+        self.poll(Duration::ZERO);
+        if let Some(Ok(sched)) = &mut self.sched {
+            sched.close(&self.sink);
         }
     }
 
@@ -159,9 +203,7 @@ impl Source for Bpf {
 
     fn leave_processes(&mut self) {
         self.following = None;
-        if let Some(Ok(sched)) = &mut self.sched {
-            sched.leave();
-        }
+        drop(self.unwatch());
     }
 
     fn finish(&mut self) {

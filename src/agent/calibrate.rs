@@ -1,5 +1,5 @@
-//! What the probe hits of an op cost on this machine, measured on a graph of our own. Uses `layout`, `rehearsal`, `road`,
-//! `source`, `structure` and `tables`.
+//! What the probe hits of an op cost on this machine, measured on a graph of our own. Uses `layout`, `pmc`, `rehearsal`,
+//! `road`, `source`, `structure` and `tables`.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::layout::Layout;
+use super::pmc::follow::Shared;
 use super::rehearsal::{self, Function, Graph, NODES, Spot};
 use super::road::Road;
 use super::source::{Guard, Knobs, Prober, Prog, Source, Structure};
@@ -22,6 +23,9 @@ pub enum Way {
     Op,
     /// The same with our barrier program behind each op: an op of one of several threads.
     OpAndBarrier,
+    /// The first with counters, and the second: they are read at each of our programs.
+    Counted,
+    CountedAndBarrier,
     /// Our op program where it has to look at each tensor, and finds it unchanged.
     Looked,
     /// Our op program where it looks at each tensor, and finds it new.
@@ -33,6 +37,8 @@ pub enum Way {
 impl Way {
     /// Those that a doctor measures always, and those only for comparison; each list shares one object.
     pub const USUAL: [Way; 3] = [Way::Empty, Way::Op, Way::OpAndBarrier];
+    /// Those of counters, where there are any.
+    pub const WITH_COUNTERS: [Way; 2] = [Way::Counted, Way::CountedAndBarrier];
     pub const COMPARED: [Way; 3] = [Way::Looked, Way::New, Way::Published];
 
     /// Name in JSON.
@@ -41,6 +47,8 @@ impl Way {
             Way::Empty => "empty",
             Way::Op => "op",
             Way::OpAndBarrier => "op-and-barrier",
+            Way::Counted => "op-counted",
+            Way::CountedAndBarrier => "op-and-barrier-counted",
             Way::Looked => "op-looked-at",
             Way::New => "op-new",
             Way::Published => "published",
@@ -53,6 +61,8 @@ impl Way {
             Way::Empty => "a program that does nothing",
             Way::Op => "our op program",
             Way::OpAndBarrier => "the same and our barrier program",
+            Way::Counted => "our op program, counting task-clock and page-faults",
+            Way::CountedAndBarrier => "the same and our barrier program",
             Way::Looked => "our op program, tensors looked at and unchanged",
             Way::New => "our op program, tensors new",
             Way::Published => "entry and return probe, structure at each hit",
@@ -76,23 +86,26 @@ pub struct Cost {
     pub ns: f64,
 }
 
-/// Measures the usual ways, or all of them: as far as the road has them.
-pub fn costs(road: &Road, compare: bool) -> Result<Vec<Cost>, String> {
-    let mut usual = Bench::new(road, Way::Op)?;
+/// Measures the usual ways, those with `counters` if there are any, or all of them: as far as the road has them.
+pub fn costs(road: &Road, counters: Option<&Rc<Shared>>, compare: bool) -> Result<Vec<Cost>, String> {
     let mut out = Vec::new();
-    for way in Way::USUAL {
-        usual.cost(way, &mut out)?;
+    let mut alike = |ways: &[Way], counters: Option<&Rc<Shared>>| {
+        let mut bench = Bench::new(road, Way::Op, counters.cloned())?;
+        ways.iter().try_for_each(|way| bench.cost(*way, &mut out))
+    };
+    alike(&Way::USUAL, None)?;
+    if counters.is_some() {
+        alike(&Way::WITH_COUNTERS, counters)?;
     }
-    drop(usual);
     for way in Way::COMPARED.into_iter().filter(|_| compare && *road == Road::Bpf) {
-        Bench::new(road, way)?.cost(way, &mut out)?;
+        Bench::new(road, way, None)?.cost(way, &mut out)?;
     }
     Ok(out)
 }
 
 /// Only the cost of an op's probe on an instruction that the kernel emulates, ns.
 pub fn cheap_hit(road: &Road) -> Result<u32, String> {
-    let ns = Bench::new(road, Way::Op)?.measure(Way::Op, Spot::Emulated)?;
+    let ns = Bench::new(road, Way::Op, None)?.measure(Way::Op, Spot::Emulated)?;
     Ok(ns.map_or(0, |ns| ns.round() as u32))
 }
 
@@ -107,7 +120,7 @@ struct Bench {
 
 impl Bench {
     /// Opens what `way` needs.
-    fn new(road: &Road, way: Way) -> Result<Bench, String> {
+    fn new(road: &Road, way: Way, counters: Option<Rc<Shared>>) -> Result<Bench, String> {
         let mut layout = Layout::latest();
         if matches!(way, Way::Looked | Way::New) {
             // Without it our programs cannot know that a graph is unchanged.
@@ -119,7 +132,7 @@ impl Bench {
         };
         let knobs =
             Knobs { any: false, pbuf: false, buffer: BUFFER, structure, experts: false, sched: false };
-        let mut source = road.open(knobs, None, None, Rc::new(RefCell::new(|_: &[u8]| {})));
+        let mut source = road.open(knobs, None, counters, Rc::new(RefCell::new(|_: &[u8]| {})));
         source.add_target(std::process::id());
         let reading = Reading::new(0, layout.clone(), &Tables::default());
         let prober = source.engine(&reading).map_err(|e| e.to_string())?;
@@ -164,7 +177,9 @@ impl Bench {
             probe(Prog::Op, Function::Op, spot)?,
         ];
         match way {
-            Way::OpAndBarrier => probes.push(probe(Prog::Barrier, Function::Barrier, spot)?),
+            Way::OpAndBarrier | Way::CountedAndBarrier => {
+                probes.push(probe(Prog::Barrier, Function::Barrier, spot)?)
+            }
             Way::Published => probes.push(probe(Prog::OpExit, Function::Op, spot)?),
             _ => {}
         }

@@ -12,6 +12,7 @@ use super::kconfig::Kconfig;
 use super::layout::Layout;
 use super::object::Loaded;
 use super::perf::{self, Perf};
+use super::pmc::{self, Counters};
 use super::privileges::Cap;
 use super::refusal::{self, Act};
 use super::rehearsal::Spot;
@@ -23,6 +24,9 @@ use super::{machine, privileges, process, transport};
 
 /// Buffer of the trial load, bytes: that of a recording by default.
 const BUFFER: u64 = 8 << 20;
+
+/// Counters that every kernel has, to show what reading them at an op costs; [`Way::meaning`] names them.
+const COUNTED: [&str; 2] = ["task-clock", "page-faults"];
 
 /// All that was found. The schema of `profinfer doctor --json`.
 #[derive(Debug, Serialize)]
@@ -168,7 +172,7 @@ fn events(road: &Road, ask: &Ask<'_>) -> (Vec<Check>, Option<Vec<Cost>>) {
     if ask.no_probe {
         return (vec![Check { state: State::Skipped, ..check }.detail("no probes, as asked")], None);
     }
-    match calibrate::costs(road, ask.compare) {
+    match calibrate::costs(road, None, ask.compare) {
         Ok(cost) => (vec![check], Some(cost)),
         Err(why) => (vec![Check { state: State::Missing, ..check }.detail(&why)], None),
     }
@@ -221,7 +225,10 @@ fn programs(engine: Option<&Engine>, ask: &Ask<'_>) -> (Vec<Check>, Option<Vec<C
         return (out, None);
     }
     out.push(follow(&loaded, &knobs, ask.btf));
-    let cost = calibrate::costs(&Road::Bpf, ask.compare);
+    let names = COUNTED.map(str::to_owned).to_vec();
+    let counters = ask.compare.then(|| Counters::open(&pmc::Options { names, strict: false }, true));
+    let shared = counters.as_ref().and_then(|c| c.as_ref().ok()?.as_ref()?.shared());
+    let cost = calibrate::costs(&Road::Bpf, shared.as_ref(), ask.compare);
     let check = Check::new("hit", "our op program on a probe", State::Ok);
     match cost {
         Ok(cost) => {

@@ -376,11 +376,13 @@ impl<W: Write> Drain<W> {
     /// Keeps a call for the session, with what was received until its end.
     fn call_done(&mut self, done: Done) {
         const CALLS: Range<usize> = ev_kind::EV_TOKEN_ENTER.0 as usize..ev_kind::EV_OP.0 as usize;
-        let (ops, calls) = (self.received[ev_kind::EV_OP.0 as usize], self.received[CALLS].iter().sum());
+        let received = |kind: ev_kind| self.received[kind.0 as usize];
+        let (ops, away) = (received(ev_kind::EV_OP), received(ev_kind::EV_AWAY));
+        let calls = self.received[CALLS].iter().sum();
         if self.done.is_full() {
             self.done.pop_front();
         }
-        let _ = self.done.push_back(Done { ops, calls, ..done });
+        let _ = self.done.push_back(Done { ops, calls, away, ..done });
     }
 
     fn graph_enter(&mut self, e: &event::Call) -> Result<(), WriteError> {

@@ -47,6 +47,7 @@ pub mod tables;
 pub mod target;
 pub mod tracepoint;
 pub mod transport;
+pub mod turns;
 pub mod usage;
 pub mod verify;
 pub mod version;

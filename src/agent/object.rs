@@ -102,6 +102,7 @@ impl Loaded {
         if let Some(c) = counters {
             open.maps.pmcs.reuse_fd(c.pmcs.as_fd())?;
             open.maps.accounts.reuse_fd(c.accounts.as_fd())?;
+            open.maps.settings.reuse_fd(c.settings.as_fd())?;
         }
         Ok(Loaded { skel: open.load()? })
     }

@@ -18,7 +18,7 @@ use super::process::share;
 use super::refusal::{self, Act};
 use super::skel::sched::{SchedSkel, SchedSkelBuilder};
 use super::skel::types::{ev_answer, ev_kind, ev_phase};
-use super::source::{Knobs, Sink, Standing};
+use super::source::{Guard, Knobs, Sink, Standing};
 use super::{tracepoint, usage};
 use crate::trace::record::{Answer, Availability, OffCpu};
 use crate::trace::{Encoder, WriteError};
@@ -146,10 +146,12 @@ impl Scheduler {
         }
     }
 
-    /// Watches no more.
-    pub fn leave(&mut self) {
-        self.links.clear();
-        self.left = usage::now();
+    /// Watches no more. Gives what is still to be removed: the kernel takes its time.
+    pub fn leave(&mut self) -> Vec<Guard> {
+        if !self.links.is_empty() {
+            self.left = usage::now();
+        }
+        self.links.drain(..).map(|link| Box::new(link) as Guard).collect()
     }
 
     /// Hands on, as cut, what is known of the threads that were away when it was left; forgets all threads.

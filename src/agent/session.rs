@@ -1,6 +1,7 @@
 //! A recording from beginning to end: find the engines, attach, drain, verify, close the books.
 //! Uses every other module of `agent`, and `trace`.
 
+mod extras;
 mod levels;
 mod setup;
 mod writing;
@@ -13,6 +14,7 @@ use std::process::Child;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use self::extras::Extras;
 use self::setup::{header, knobs, roles, source};
 use self::writing::notice;
 use super::attached::{Attached, Role};
@@ -31,7 +33,7 @@ use super::skel::types::ev_kind;
 use super::source::{Guard, Source};
 use super::structure::{self, MAX_ENGINES, Reading};
 use super::verify::{self, OpEnd};
-use super::{books, calibrate, phases, target, usage};
+use super::{books, calibrate, phases, pmc, target, usage};
 use crate::trace::record::{self, Availability, Detail, Feature};
 use crate::trace::{Encoder, EncoderConfig, Output, WriteError};
 
@@ -93,6 +95,7 @@ struct Session<W: Write> {
     /// How deep the recorder looks just now, and who decides that where it may change.
     detail: Detail,
     qos: Option<Controller>,
+    extras: Extras,
     started: u64,
 }
 
@@ -145,6 +148,7 @@ pub fn record(
         counters,
         detail,
         qos: None,
+        extras: Extras::default(),
         started: usage::now(),
     };
     s.keep_budget(&road, watch)?;
@@ -228,7 +232,8 @@ impl<W: Write + 'static> Session<W> {
         for engine in engines {
             match self.engines.iter().position(|a| a.same_base(&engine)) {
                 Some(i) => {
-                    self.engines[i].extend(engine.modules, roles(self.detail, self.options.phases));
+                    let roles = roles(self.probed(), self.options.phases);
+                    self.engines[i].extend(engine.modules, roles);
                 }
                 None if self.engines.len() == MAX_ENGINES => {
                     watch.tell("more than 15 different engines: the others are not recorded")
@@ -251,7 +256,7 @@ impl<W: Write + 'static> Session<W> {
         if self.options.op_end == OpEnd::Interval {
             attached.ladder.op_end.retain(|r| r.how == super::ladder::How::Interval);
         }
-        for &role in roles(self.detail, self.options.phases) {
+        for &role in roles(self.probed(), self.options.phases) {
             attached.attach(role, 0);
         }
         // With nothing to probe yet, the functions may come with a module that is loaded later.
@@ -340,9 +345,10 @@ impl<W: Write + 'static> Session<W> {
     }
 
     fn verify(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        let ops = self.probed() >= Detail::Op;
         for (i, a) in self.engines.iter_mut().enumerate() {
             let Some(mut shown) = self.drain.borrow().shown.get(i).copied() else { continue };
-            for text in verify::verify(a, &mut shown, self.options.op_end, self.detail >= Detail::Op) {
+            for text in verify::verify(a, &mut shown, self.options.op_end, ops) {
                 notice(&self.drain, &text, watch)?;
             }
             if let Some(s) = self.drain.borrow_mut().shown.get_mut(i) {
@@ -406,9 +412,11 @@ impl<W: Write + 'static> Session<W> {
         self.source.leave_processes();
         detach(self.engines.iter_mut().flat_map(Attached::take_links).collect());
         let stopped = usage::now();
+        self.extras_gone(stopped);
         self.source.finish();
         self.meet_processes()?;
         self.write_features()?;
+        let (counted, ops) = (self.counted(), self.probed() >= Detail::Op);
         self.budget_kept()?;
         let wanted = levels::top(self.options.level, self.options.structure);
         for engine in 0..self.engines.len() as u16 {
@@ -441,10 +449,13 @@ impl<W: Write + 'static> Session<W> {
         }
         // The last graphs have their say as well.
         for (a, shown) in self.engines.iter_mut().zip(&mut drain.shown) {
-            verify::verify(a, shown, self.options.op_end, self.detail >= Detail::Op);
+            verify::verify(a, shown, self.options.op_end, ops);
         }
         if let Some(counters) = &self.counters {
             counters.tell(&mut drain.enc)?;
+        }
+        if let Some(s) = counted {
+            drain.enc.feature(&Feature { name: pmc::NAME, state: s.state, why: &s.why })?;
         }
         books::rungs(&mut drain, &self.engines, roles(wanted, self.options.phases))?;
         if self.options.experts {

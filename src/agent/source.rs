@@ -139,6 +139,28 @@ pub trait Source {
         None
     }
 
+    /// Whether the scheduler can be left and watched again while recording.
+    fn can_unwatch(&self) -> bool {
+        false
+    }
+
+    /// Watches the scheduler again, with the threads of these processes. Done when it returns.
+    ///
+    /// # Errors
+    /// Why that is not to be had, in words; it is not watched any more then.
+    fn watch(&mut self, _pids: &[u32]) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Watches the scheduler no more, and not from the start if there was none yet. Gives what is to be removed, which takes
+    /// its time; [`Source::unwatched`] is to follow.
+    fn unwatch(&mut self) -> Vec<Guard> {
+        Vec::new()
+    }
+
+    /// What [`Source::unwatch`] gave is gone: what is known of threads that were away is told.
+    fn unwatched(&mut self) {}
+
     /// Time in programs that are no engine's, ns, and their runs; as [`Prober::run_stats`].
     fn run_stats(&self) -> (u64, u64) {
         (0, 0)

@@ -101,6 +101,14 @@ pub fn running_on(pid: u32) -> Vec<u32> {
     tasks.filter_map(cpu_of).collect()
 }
 
+/// How often the process's threads have left a CPU so far; those that ended are not in it.
+pub fn switches(pid: u32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let text = tasks.map(|t| fs::read_to_string(t.path().join("status")).unwrap_or_default());
+    let of = |line: &str| line.split_once("_ctxt_switches:")?.1.trim().parse::<u64>().ok();
+    text.map(|t| t.lines().filter_map(of).sum::<u64>()).sum()
+}
+
 /// A number that changes when the process maps or unmaps something; 0 when its maps cannot be read.
 pub fn maps_mark(pid: u32) -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
@@ -157,6 +165,14 @@ mod tests {
         let here = running_on(std::process::id());
         assert!(!here.is_empty() && here.iter().all(|&c| c < 4096), "{here:?}");
         assert!(running_on(u32::MAX).is_empty());
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_leaves_its_cpu() {
+        let before = switches(std::process::id());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(switches(std::process::id()) > before);
+        assert_eq!(switches(u32::MAX), 0);
     }
 
     #[test]

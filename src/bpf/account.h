@@ -24,8 +24,11 @@ static __always_inline struct account *account_of(__u32 tid)
 	return bpf_map_lookup_elem(&accounts, &tid);
 }
 
-/* Opens an account that is not open here: it is new, or a switch was missed. What was under way is not known then. */
-CALLED void reopen(struct account *a, __u32 cpu)
+/*
+ * Opens an account that is not open here: it is new, a switch was missed, or nobody counted for a while. What was under
+ * way is not known then.
+ */
+CALLED void reopen(struct account *a, __u32 cpu, __u32 epoch)
 {
 	NO_UNROLL for (__u32 i = 0; i < PMC_MAX; i++)
 	{
@@ -41,15 +44,16 @@ CALLED void reopen(struct account *a, __u32 cpu)
 	}
 	a->last = cpu;
 	a->cpu = cpu;
+	a->epoch = epoch;
 }
 
 /* Brings the account's `now` up to now. */
 CALLED void look(struct account *a)
 {
-	__u32 cpu = bpf_get_smp_processor_id() + 1, turns = 0;
+	__u32 cpu = bpf_get_smp_processor_id() + 1, epoch = counting(), turns = 0;
 
-	if (a->cpu != cpu)
-		reopen(a, cpu);
+	if (a->cpu != cpu || a->epoch != epoch)
+		reopen(a, cpu, epoch);
 	for (int tries = 0; tries < 2; tries++) {
 		turns = *(volatile __u32 *)&a->turns;
 		NO_UNROLL for (__u32 i = 0; i < PMC_MAX; i++)
@@ -140,7 +144,6 @@ CALLED void count_op(__u32 tid, struct ev_counted *e, __u64 since, __u64 end)
 {
 	struct account *a = account_of(tid);
 
-	__builtin_memset(&e->since, 0, sizeof(*e) - sizeof(e->op));
 	if (!a)
 		return;
 	look(a);

@@ -151,7 +151,7 @@ int graph_exit(struct pt_regs *ctx)
 			/* Older engines have one call site for both. */
 			e.a = lane->end;
 		}
-		if (k.n_pmc && lane->tensor)
+		if (counting() && lane->tensor)
 			count_last(ctx, id, lane, e.a, e.h.ts);
 		lane->in_graph = 0;
 		lane->tensor = 0;
@@ -206,6 +206,7 @@ static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, _
 	struct lane *lane = lane_of(id);
 	struct ev_counted counted;
 	struct ev_op *e = &counted.op;
+	__u32 counted_now = counting();
 
 	if (!lane)
 		return 0;
@@ -213,7 +214,7 @@ static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, _
 	if (!worker(lane, params, &pool))
 		return 0;
 	e->h.ith = lane->ith;
-	e->h.flags = (tensor2 ? EVF_FUSED : 0) | (k.n_pmc ? EVF_COUNTED : 0);
+	e->h.flags = (tensor2 ? EVF_FUSED : 0) | (counted_now ? EVF_COUNTED : 0);
 	e->tensor = tensor;
 	e->tensor2 = tensor2;
 	e->pool = pool;
@@ -242,9 +243,12 @@ static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, _
 	if (k.op_experts && !tensor2 && lane->in_graph && experts(ctx, &e->h, lane, tensor))
 		e->h.ts = bpf_ktime_get_ns();
 	lane->start = e->h.ts;
+	/* All of it, whatever is sent: the verifier does not tell one from the other. */
 	if (k.n_pmc)
+		__builtin_memset(&counted.since, 0, sizeof(counted) - sizeof(*e));
+	if (counted_now)
 		count_op(id, &counted, since, e->prev_end);
-	pass(ctx, &e->h, k.n_pmc ? sizeof(counted) : sizeof(*e), ++lane->hits % ASK_EVERY == 0);
+	pass(ctx, &e->h, counted_now ? sizeof(counted) : sizeof(*e), ++lane->hits % ASK_EVERY == 0);
 	return 0;
 }
 
@@ -307,12 +311,12 @@ int barrier_enter(struct pt_regs *ctx)
 		if (!p)
 			return 0;
 		/* Which barriers lie inside of ops is known once the two others are. */
-		if (k.n_pmc && (!p->loop_ra || !p->final_ra || ra == p->loop_ra || ra == p->final_ra))
+		if (counting() && (!p->loop_ra || !p->final_ra || ra == p->loop_ra || ra == p->final_ra))
 			count_barrier(tid, lane->last_ts);
 		if (ra == p->final_ra && !lane->in_graph) {
 			struct ev_op e = {};
 
-			if (k.n_pmc)
+			if (counting())
 				count_last(ctx, id, lane, lane->last_ts, lane->last_ts);
 
 			head(&e.h, EV_LANE_END, id);
@@ -325,7 +329,7 @@ int barrier_enter(struct pt_regs *ctx)
 		if (ra != p->loop_ra)
 			return 0;
 		lane->loop_ra = ra;
-	} else if (k.n_pmc) {
+	} else if (counting()) {
 		count_barrier(tid, lane->last_ts);
 	}
 	if (!lane->end)

@@ -16,6 +16,18 @@ struct {
 	__uint(value_size, 4);
 } pmcs SEC(".maps");
 
+/* What may change while programs run, written by the recorder (agent/pmc/follow.rs). */
+struct settings {
+	__u32 counting; /* 0: ops are not counted; else how often counting has begun */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct settings);
+} settings SEC(".maps");
+
 #define NO_UNROLL _Pragma("clang loop unroll(disable)")
 
 #define UNREAD (~0ULL)
@@ -31,7 +43,7 @@ struct account {
 	__u32 last;  /* 1 + the CPU on which it was open last */
 	__u32 turns; /* times that the thread left a CPU or came to one */
 	__u32 known, scaled;
-	__u32 unused;
+	__u32 epoch;   /* `counting` when it was last read: what is older has missed switches */
 	__u64 done_at; /* of the barrier at which `done` was settled */
 	struct sum at[PMC_MAX];
 	struct sum now[PMC_MAX];
@@ -45,6 +57,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct account);
 } accounts SEC(".maps");
+
+static __always_inline __u32 counting(void)
+{
+	__u32 zero = 0;
+	struct settings *s = k.n_pmc ? bpf_map_lookup_elem(&settings, &zero) : 0;
+
+	return s ? s->counting : 0;
+}
 
 static __always_inline bool counted_here(__u32 i)
 {

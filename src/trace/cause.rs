@@ -198,7 +198,8 @@ pub struct LevelChange<'a> {
     pub why: &'a str,
 }
 
-/// How much is recorded; each has what the one before has.
+/// How much is recorded; each has what the one before has, as far as that was asked for: a recording with the scheduler
+/// and without counters goes from `Structure` to `Scheduler`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Detail {
     Nothing,

@@ -24,6 +24,8 @@ use crate::order;
 use crate::trace::record::{Availability, Counter, Feature};
 use crate::trace::{Encoder, WriteError};
 
+/// What the trace calls them.
+pub const NAME: &str = "counters";
 /// Counters at once (PMC_MAX in src/bpf/event.h).
 pub const MAX: usize = size_of::<ev_counted>().saturating_sub(size_of::<super::event::Op>() + 16) / 8;
 
@@ -261,7 +263,7 @@ impl Counters {
             }
             Some(_) => (Availability::Partly, "some counters are not to be had, or not everywhere"),
         };
-        enc.feature(&Feature { name: "counters", state, why })
+        enc.feature(&Feature { name: NAME, state, why })
     }
 }
 

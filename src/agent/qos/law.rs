@@ -132,6 +132,29 @@ impl Law {
         }
     }
 
+    /// Says what a token at `level` is expected to cost more than one at the level below, ns; infinite = too much. While the
+    /// level is not on, that counts more than what was measured there: it is the machine's other work that changes it.
+    pub fn predict_more(&mut self, level: Detail, more: f64) {
+        if self.now.level < level {
+            let below = self.below(level).map_or(Some(0.0), |l| self.costs[l as usize]);
+            self.costs[level as usize] = Some(below.unwrap_or(f64::INFINITY) + more);
+            self.measured[level as usize] = false;
+        }
+    }
+
+    /// Whether there is such a level.
+    pub fn has(&self, level: Detail) -> bool {
+        self.levels.contains(&level)
+    }
+
+    /// Does without a level from now on.
+    pub fn forgo(&mut self, level: Detail) {
+        self.levels.retain(|l| *l != level);
+        if self.now.level == level {
+            self.now = Step { level: self.below(level).unwrap_or(Detail::Nothing), one_in: 1 };
+        }
+    }
+
     /// What a token at `step` is thought to cost, ns.
     pub fn cost(&self, step: Step) -> Option<f64> {
         let whole = self.costs[step.level as usize]?;
@@ -215,7 +238,8 @@ impl Law {
         all.get(all.len() / 2).map_or(0.0, |d| *d as f64)
     }
 
-    fn below(&self, level: Detail) -> Option<Detail> {
+    /// The next level below.
+    pub fn below(&self, level: Detail) -> Option<Detail> {
         self.levels.iter().rev().find(|l| **l < level).copied()
     }
 
@@ -223,10 +247,14 @@ impl Law {
         self.levels.iter().find(|l| **l > level).copied()
     }
 
-    /// Whether a token may be expected to keep the rule at `step`. What is not known is allowed to be tried.
+    /// Whether a token may be expected to keep the rule at `step`. What is not known is allowed to be tried; what is
+    /// infinite never fits.
     fn fits(&self, step: Step, usual: f64) -> bool {
         let here = self.cost(self.now).unwrap_or(0.0);
         let Some(there) = self.cost(step) else { return true };
+        if there.is_infinite() {
+            return false;
+        }
         let bare = (usual - here).max(1.0);
         let budget = self.rule.budget.is_none_or(|b| there / (bare + there) <= b * FILL);
         // The burst of a sampled level must keep the service level as well.
@@ -237,7 +265,8 @@ impl Law {
 
     /// `level` whole, else sampled as often as fits; None when that would be too rare.
     fn at(&self, level: Detail, usual: f64) -> Option<Step> {
-        let samples = level >= Detail::Op;
+        // When a token had the scheduler's records and when not would not be known.
+        let samples = (Detail::Op..=Detail::Counters).contains(&level);
         let steps = std::iter::successors(Some(1u32), |n| n.checked_mul(2).filter(|n| *n <= MAX_ONE_IN));
         let steps = steps.take(if samples { 32 } else { 1 });
         steps.map(|one_in| Step { level, one_in }).find(|s| self.fits(*s, usual))

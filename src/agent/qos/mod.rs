@@ -1,5 +1,6 @@
 //! Keeps what a recording costs within what the user allows: what tokens and their hits cost, fed to the law; sampling of
-//! ops in turns. It decides, the session attaches and detaches. Uses `calibrate`, `rehearsal` and `trace`.
+//! ops, or of their counters, in turns. It decides, the session attaches and detaches. Uses `calibrate`, `rehearsal` and
+//! `trace`.
 
 pub mod law;
 
@@ -23,18 +24,37 @@ pub struct Prices {
     /// An op, alone and with its barrier, by the kind of instruction that its probe sits on: emulated, single-stepped.
     pub op: [f64; 2],
     pub with_barrier: [f64; 2],
+    /// Both with counters, alone first; None: there are none.
+    pub counted: Option<[[f64; 2]; 2]>,
+    /// A thread's time off the CPU, where that is recorded and can be left.
+    pub away: Option<f64>,
 }
 
 impl Prices {
-    /// From a calibration. None when it lacks something.
-    pub fn of(costs: &[Cost]) -> Option<Prices> {
+    /// From a calibration, with counters where there are some. None when it lacks something.
+    pub fn of(costs: &[Cost], counters: bool, away: Option<f64>) -> Option<Prices> {
         let cost = |way, spot| costs.iter().find(|c| c.way == way && c.spot == spot).map(|c| c.ns);
         let both = |way| Some([cost(way, Spot::Emulated)?, cost(way, Spot::Stepped)?]);
-        Some(Prices { op: both(Way::Op)?, with_barrier: both(Way::OpAndBarrier)? })
+        let counted = match counters {
+            true => Some([both(Way::Counted)?, both(Way::CountedAndBarrier)?]),
+            false => None,
+        };
+        Some(Prices { op: both(Way::Op)?, with_barrier: both(Way::OpAndBarrier)?, counted, away })
     }
 
-    fn op_hit(&self, stepped: bool, barrier: bool) -> f64 {
-        (if barrier { self.with_barrier } else { self.op })[usize::from(stepped)]
+    /// An op on one thread, at a level.
+    fn op_hit(&self, engine: &Engine, level: Detail) -> f64 {
+        let plain = [self.op, self.with_barrier];
+        let by_barrier = self.counted.filter(|_| level >= Detail::Counters).unwrap_or(plain);
+        by_barrier[usize::from(engine.barrier && engine.threads > 1)][usize::from(engine.stepped)]
+    }
+
+    /// In words.
+    fn words(&self) -> String {
+        let counted = self.counted.map(|c| format!(", {:.0} ns with its counters", c[0][0]));
+        let away = self.away.map(|ns| format!(", a time off the CPU {ns:.0} ns"));
+        let (counted, away) = (counted.unwrap_or_default(), away.unwrap_or_default());
+        format!("an op's hit costs {:.0} ns{counted}{away}", self.op[0])
     }
 }
 
@@ -49,6 +69,8 @@ pub struct Done {
     /// Op hits on all threads, and events of calls, that were received before.
     pub ops: u64,
     pub calls: u64,
+    /// Times that threads were off the CPU, likewise.
+    pub away: u64,
 }
 
 /// What the engine's probes are like just now.
@@ -61,6 +83,8 @@ pub struct Engine {
     pub stepped: bool,
     /// Barriers are probed when ops are.
     pub barrier: bool,
+    /// Switches of its threads, a nanosecond, while the scheduler is not recorded; None: not known.
+    pub switches: Option<f64>,
 }
 
 /// The controller.
@@ -69,6 +93,8 @@ pub struct Controller {
     law: Law,
     prices: Prices,
     before: Option<Done>,
+    /// Op hits of a token on one thread, once they have been seen.
+    ops: Option<f64>,
     /// Sampling: the ops' turn, and tokens until it is over.
     on: bool,
     left: u64,
@@ -77,17 +103,32 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// `top` is the richest level wanted.
+    /// `top` is the richest level of probes that is wanted; counters and scheduler come on top of it, where they have a
+    /// price.
     pub fn new(rule: Rule, prices: Prices, top: Detail) -> Controller {
-        let all = [Detail::Nothing, Detail::Token, Detail::Graph, top];
-        let levels: heapless::Vec<Detail, 4> = all
-            .into_iter()
-            .enumerate()
-            .filter(|(i, l)| *l <= top && (*i == 3 || *l != top))
-            .map(|(_, l)| l)
-            .collect();
+        let poor = [Detail::Nothing, Detail::Token, Detail::Graph].into_iter().filter(|l| *l < top);
+        let counters = prices.counted.map(|_| Detail::Counters);
+        let levels: heapless::Vec<Detail, 8> =
+            poor.chain([top]).chain(counters).chain(prices.away.map(|_| Detail::Scheduler)).collect();
         let law = Law::new(rule, &levels, top.min(Detail::Graph));
-        Controller { rule, law, prices, before: None, on: true, left: 0, token_ns: 0, changes: 0 }
+        let (before, ops) = (None, None);
+        Controller { rule, law, prices, before, ops, on: true, left: 0, token_ns: 0, changes: 0 }
+    }
+
+    /// Whether a level is one of those chosen from.
+    pub fn has(&self, level: Detail) -> bool {
+        self.law.has(level)
+    }
+
+    /// Does without a level that is not to be had after all.
+    pub fn forgo(&mut self, level: Detail) {
+        self.law.forgo(level);
+    }
+
+    /// What a level is thought to cost as a share of a token's time; None: no token was seen, or it is not known.
+    pub fn share(&self, level: Detail) -> Option<f64> {
+        let cost = self.law.cost(Step { level, one_in: 1 }).filter(|c| c.is_finite())?;
+        (self.token_ns > 0).then(|| cost / self.token_ns as f64)
     }
 
     /// Where the law stands.
@@ -98,7 +139,7 @@ impl Controller {
     /// The level to record at just now: the law's, or while ops are sampled and it is not their turn the one below.
     pub fn wanted(&self) -> Detail {
         let Step { level, one_in } = self.law.now();
-        if one_in > 1 && !self.on { Detail::Graph } else { level }
+        self.law.below(level).filter(|_| one_in > 1 && !self.on).unwrap_or(level)
     }
 
     /// Takes a call, which ran at `level` from beginning to end; None = probes came or went meanwhile.
@@ -107,12 +148,15 @@ impl Controller {
         let level = level.filter(|_| done.decode)?;
         self.token_ns = done.dur;
         let threads = f64::from(engine.threads.max(1));
-        let barrier = engine.barrier && engine.threads > 1;
-        let hit = self.prices.op_hit(engine.stepped, barrier);
         let ops = done.ops.saturating_sub(before.ops) as f64 / threads;
         let calls = done.calls.saturating_sub(before.calls) as f64;
-        let cost = ops * hit + calls * self.prices.op_hit(engine.stepped, false);
-        self.predict(engine.nodes, hit, engine.stepped);
+        // As if all threads' switches were one after the other: the most that it can be.
+        let away = done.away.saturating_sub(before.away) as f64 * self.prices.away.unwrap_or(0.0);
+        let cost = ops * self.prices.op_hit(engine, level) + calls * self.call_hit(engine) + away;
+        if ops > 0.0 {
+            self.ops = Some(ops);
+        }
+        self.predict(engine);
         self.turn();
         let token = Token { t: done.t, dur: done.dur, cost, level };
         self.law.token(&token).map(|change| self.note(change))
@@ -129,15 +173,26 @@ impl Controller {
         change
     }
 
+    fn call_hit(&self, engine: &Engine) -> f64 {
+        self.prices.op_hit(&Engine { barrier: false, ..*engine }, Detail::Token)
+    }
+
     /// What levels not seen yet are expected to cost: at most every node is an op.
-    fn predict(&mut self, nodes: u32, hit: f64, stepped: bool) {
-        let call = self.prices.op_hit(stepped, false);
+    fn predict(&mut self, engine: &Engine) {
+        let call = self.call_hit(engine);
         self.law.predict(Detail::Token, TOKEN_HITS * call);
         self.law.predict(Detail::Graph, GRAPH_HITS * call);
-        if nodes > 0 {
-            let ops = GRAPH_HITS * call + f64::from(nodes) * hit;
-            self.law.predict(Detail::Op, ops);
-            self.law.predict(Detail::Structure, ops);
+        let ops = self.ops.or((engine.nodes > 0).then(|| f64::from(engine.nodes)));
+        let at = |level| ops.map(|n| GRAPH_HITS * call + n * self.prices.op_hit(engine, level));
+        let (plain, counted) = (at(Detail::Op), at(Detail::Counters));
+        if let Some(plain) = plain {
+            self.law.predict(Detail::Op, plain);
+            self.law.predict(Detail::Structure, plain);
+        }
+        self.law.predict(Detail::Counters, counted.unwrap_or(f64::INFINITY));
+        if let Some(price) = self.prices.away {
+            let switches = engine.switches.map(|s| s * self.token_ns as f64);
+            self.law.predict_more(Detail::Scheduler, switches.map_or(f64::INFINITY, |n| n * price));
         }
     }
 
@@ -168,6 +223,11 @@ impl Controller {
         }
     }
 
+    /// What hits cost here, in words.
+    pub fn prices(&self) -> String {
+        self.prices.words()
+    }
+
     /// A change in words.
     pub fn words(&self, change: &Change) -> String {
         let percent = |share: f64| format!("{:.2} %", share * 100.0);
@@ -194,11 +254,75 @@ pub fn name(step: Step) -> String {
         Detail::Graph => "graph",
         Detail::Op => "op",
         Detail::Structure => "op with structure",
-        Detail::Counters => "op with counters",
-        Detail::Scheduler => "op with scheduler",
+        Detail::Counters => "counters",
+        Detail::Scheduler => "scheduler",
     };
     match step.one_in {
         1 => level.into(),
         n => format!("{level} for one token in {n}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn prices() -> Prices {
+        let counted = Some([[3000.0, 4000.0], [4500.0, 6000.0]]);
+        Prices { op: [1000.0, 2000.0], with_barrier: [1500.0, 3000.0], counted, away: Some(500.0) }
+    }
+
+    /// A controller at level graph that has seen tokens of 100 ms, of a graph of 100 nodes on two threads.
+    fn after_two_tokens(switches: Option<f64>) -> (Controller, Engine, Option<Change>) {
+        let rule = Rule { budget: Some(0.5), qos: None };
+        let mut c = Controller::new(rule, prices(), Detail::Structure);
+        let engine = Engine { threads: 2, nodes: 100, stepped: false, barrier: true, switches };
+        let mut last = None;
+        for i in 0..3 {
+            let (t, dur, calls) = (i * 100 * MS, 100 * MS, 8 * i);
+            let done = Done { t, dur, decode: true, calls, ..Done::default() };
+            last = c.call(&done, Some(Detail::Graph), &engine);
+        }
+        (c, engine, last)
+    }
+
+    fn ppm(share: Option<f64>) -> Option<u32> {
+        share.map(|s| (s * 1e6).round() as u32)
+    }
+
+    #[test]
+    fn counters_and_scheduler_are_predicted_and_measured_at_their_price() {
+        // Until it is known how often threads are switched, the scheduler is not tried.
+        let (_, _, change) = after_two_tokens(None);
+        let change = change.expect("a first look");
+        assert_eq!((change.to.level, ppm(change.predicted)), (Detail::Counters, Some(4580)));
+        // 100 switches a token.
+        let (mut c, engine, change) = after_two_tokens(Some(1e-6));
+        let change = change.expect("a first look");
+        assert_eq!((change.to.level, ppm(change.predicted)), (Detail::Scheduler, Some(5080)));
+        let (t, dur, calls) = (300 * MS, 100 * MS, 8 * 3);
+        let done = Done { t, dur, decode: true, ops: 2 * 90, calls, away: 300 };
+        assert_eq!(c.call(&done, Some(Detail::Scheduler), &engine), None);
+        // 90 ops, 8 calls, 300 times away.
+        assert_eq!(ppm(c.share(Detail::Scheduler)), Some(4050 + 80 + 1500));
+    }
+
+    #[test]
+    fn only_what_has_a_price_is_a_level() {
+        let rule = Rule { budget: Some(0.5), qos: None };
+        let all = [Detail::Nothing, Detail::Token, Detail::Graph, Detail::Op, Detail::Structure];
+        let levels = |prices: Prices, top| {
+            let c = Controller::new(rule, prices, top);
+            let more = [Detail::Counters, Detail::Scheduler];
+            all.into_iter().chain(more).filter(|l| c.has(*l)).collect::<Vec<_>>()
+        };
+        let bare = Prices { counted: None, away: None, ..prices() };
+        assert_eq!(levels(bare, Detail::Op), all[..4]);
+        let away = Prices { counted: None, ..prices() };
+        assert_eq!(levels(away, Detail::Token), [Detail::Nothing, Detail::Token, Detail::Scheduler]);
+        assert_eq!(levels(prices(), Detail::Structure).last(), Some(&Detail::Scheduler));
+        assert!(!levels(prices(), Detail::Structure).contains(&Detail::Op));
     }
 }

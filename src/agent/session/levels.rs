@@ -8,6 +8,7 @@ use super::Session;
 use super::setup::roles;
 use crate::agent::attached::{Attached, Role};
 use crate::agent::drain::Shown;
+use crate::agent::pmc::Counters;
 use crate::agent::prologue::Cost;
 use crate::agent::qos::law::{Change, Step};
 use crate::agent::qos::{self, Controller, Prices};
@@ -28,12 +29,24 @@ pub(super) fn top(level: Level, structure: bool) -> Detail {
     }
 }
 
+/// A level's name.
+pub(super) fn name(level: Detail) -> String {
+    qos::name(Step { level, one_in: 1 })
+}
+
 impl<W: Write + 'static> Session<W> {
+    /// What the probes are to show just now: a level without its counters and scheduler.
+    pub(super) fn probed(&self) -> Detail {
+        self.detail.min(top(self.options.level, self.options.structure))
+    }
+
     /// Begins to keep the budget, if one is asked for: with a cheap level, until tokens have been seen.
     pub(super) fn keep_budget(&mut self, road: &Road, watch: &mut dyn Watch) -> Result<(), RecordError> {
         let Some(rule) = self.options.budget else { return Ok(()) };
-        let prices = calibrate::costs(road, false).ok().and_then(|costs| Prices::of(&costs));
-        let Some(prices) = prices else {
+        let shared = self.counters.as_ref().and_then(Counters::shared);
+        let costs = calibrate::costs(road, shared.as_ref(), false).ok();
+        let away = self.price_of_turns(road);
+        let Some(prices) = costs.and_then(|costs| Prices::of(&costs, shared.is_some(), away)) else {
             let why = "what a hit costs cannot be measured on this machine: the level stays as asked for";
             watch.tell(&format!("budget: {why}"));
             return Ok(self.feature(Availability::None, why)?);
@@ -42,6 +55,7 @@ impl<W: Write + 'static> Session<W> {
         let step = controller.now();
         self.detail = step.level;
         self.qos = Some(controller);
+        self.extras_off();
         let change = Change { to: step, why: qos::law::Why::Fits, predicted: None, measured: None };
         Ok(self.write_change(&change, "the first tokens are looked at")?)
     }
@@ -54,11 +68,16 @@ impl<W: Write + 'static> Session<W> {
         let wanted = controller.wanted();
         for (change, why) in told {
             watch.tell(&format!("level now {}: {why}", qos::name(change.to)));
-            self.write_change(&change, &why)?;
+            self.announced()?;
+            match change.to.level {
+                Detail::Scheduler => self.extras.announced = Some((change, why)),
+                _ => self.write_change(&change, &why)?,
+            }
         }
         self.qos = Some(controller);
         if wanted != self.detail && self.drain.borrow().murky_since().is_none() {
-            self.move_to(wanted, watch);
+            self.move_to(wanted, watch)?;
+            self.announced()?;
         }
         Ok(())
     }
@@ -71,7 +90,7 @@ impl<W: Write + 'static> Session<W> {
     /// The changes that the calls since the last time bring about, and why.
     fn changes(&mut self, controller: &mut Controller) -> Vec<(Change, String)> {
         let mut told = Vec::new();
-        let engine = self.engine_now();
+        let engine = self.engine_now(controller);
         let mut take = |change: Option<Change>, controller: &Controller| {
             told.extend(change.map(|c| (c, controller.words(&c))));
         };
@@ -90,7 +109,13 @@ impl<W: Write + 'static> Session<W> {
         told
     }
 
-    fn engine_now(&self) -> qos::Engine {
+    fn announced(&mut self) -> Result<(), WriteError> {
+        let announced = self.extras.announced.take();
+        announced.map_or(Ok(()), |(change, why)| self.write_change(&change, &why))
+    }
+
+    fn engine_now(&mut self, controller: &Controller) -> qos::Engine {
+        let switches = self.switches(controller);
         let drain = self.drain.borrow();
         let shown = drain.shown.iter().max_by_key(|s| s.graphs).copied().unwrap_or(Shown::default());
         let busiest = drain.shown.iter().position(|s| s.graphs == shown.graphs).unwrap_or(0);
@@ -102,12 +127,23 @@ impl<W: Write + 'static> Session<W> {
             stepped: points.iter().any(|p| p.entry.cost == Cost::SingleStepped),
             barrier: self.options.op_end != OpEnd::Interval
                 && attached.is_some_and(|a| a.rung(Role::OpEnd).is_some_and(|r| !r.points.is_empty())),
+            switches,
         }
     }
 
-    /// Attaches what `to` has and the present level has not, detaches what it has not.
-    fn move_to(&mut self, to: Detail, watch: &mut dyn Watch) {
+    /// Attaches what `to` has and the present level has not, detaches what it has not; likewise what comes beyond probes.
+    fn move_to(&mut self, to: Detail, watch: &mut dyn Watch) -> Result<(), WriteError> {
         self.drain.borrow_mut().begin_change(usage::now());
+        let from = self.probed();
+        self.detail = to;
+        if self.probed() != from {
+            self.probe(from, watch);
+        }
+        self.extras_to(to, watch)
+    }
+
+    fn probe(&mut self, from: Detail, watch: &mut dyn Watch) {
+        let to = self.probed();
         let wanted = roles(to, self.options.phases);
         for (i, a) in self.engines.iter_mut().enumerate() {
             // Those that begin a call leave before those inside it, and come after them.
@@ -123,15 +159,15 @@ impl<W: Write + 'static> Session<W> {
                 shown.silent = 0;
             }
         }
-        if self.detail < Detail::Op && to >= Detail::Op {
+        if from < Detail::Op && to >= Detail::Op {
             self.source.ops_begin();
         }
-        self.detail = to;
     }
 
     /// Ends a change of level once the last probe has left.
     fn settle(&mut self) {
-        if self.drain.borrow().murky_since().is_some() && !self.engines.iter_mut().any(Attached::leaving) {
+        let settled = self.extras_settled() && !self.engines.iter_mut().any(Attached::leaving);
+        if settled && self.drain.borrow().murky_since().is_some() {
             self.drain.borrow_mut().end_change(usage::now());
         }
     }
@@ -156,11 +192,14 @@ impl<W: Write + 'static> Session<W> {
         let budget = rule.budget.map_or(String::new(), |b| format!("own cost at most {} % ", b * 100.0));
         let qos = rule.qos.map_or(String::new(), |q| format!("at least {q} tokens/s "));
         let (n, now) = (controller.changes, qos::name(controller.now()));
-        let state = match controller.now().level {
-            Detail::Nothing => Availability::Partly,
+        let (prices, beside) = (controller.prices(), self.not_ruled());
+        let state = match (controller.now().level, beside) {
+            (Detail::Nothing, _) | (_, Some(_)) => Availability::Partly,
             _ => Availability::Whole,
         };
-        self.feature(state, &format!("{budget}{qos}({n} changes of level, at the end {now})"))
+        let beside = beside.map_or(String::new(), |why| format!("; not in it: {why}"));
+        let why = format!("{budget}{qos}({n} changes of level, at the end {now}; {prices}){beside}");
+        self.feature(state, &why)
     }
 
     fn feature(&mut self, state: Availability, why: &str) -> Result<(), WriteError> {

@@ -63,7 +63,7 @@ impl<W: Write + 'static> Session<W> {
 
     /// How it stands with what was asked for beyond the engine's own functions.
     pub(super) fn write_features(&mut self) -> Result<(), WriteError> {
-        if let Some(s) = self.source.scheduler() {
+        if let Some(s) = self.scheduler() {
             let r = record::Feature { name: sched::NAME, state: s.state, why: &s.why };
             self.drain.borrow_mut().enc.feature(&r)?;
         }

@@ -141,6 +141,7 @@ impl Pass<'_, '_> {
             let mut plan = out.plans.remove(&(first.plan, phase)).unwrap_or_default();
             plan.positions.resize_with(len, Cause::default);
             let graph = graph.and_then(|g| self.loaded.cpu_graphs.get(g));
+            let end = graph.map_or(i64::MAX, |g| g.t.saturating_add_unsigned(g.dur));
             for (i, run) in unit.iter().enumerate() {
                 if i == 0 || unit.get(i - 1).is_some_and(|before| before.ith != run.ith) {
                     told.of(self.counts_of(run));
@@ -148,7 +149,7 @@ impl Pass<'_, '_> {
                 let edges = Edges::new(run, unit.get(i + 1), graph);
                 let thread = out.threads.entry((run.ith, phase)).or_default();
                 let to = To { plan: &mut plan, thread, calls: &mut calls, hit: &mut out.hit };
-                self.slices(run, &edges, &mut told, to);
+                self.slices(run, &edges, end, &mut told, to);
             }
             if phase == Phase::Decode {
                 self.misses(&calls, first, &mut out.misses);
@@ -174,8 +175,10 @@ impl Pass<'_, '_> {
         }
     }
 
-    fn slices(&self, run: &Slices<'_>, edges: &Edges, told: &mut Told<'_, '_>, to: To<'_>) {
-        let mut cursor = self.sched.thread(run.tid, run.t).map(|list: &[Away]| Cursor::new(list, run.t));
+    /// Adds a run's slices; they are over by `end`.
+    fn slices(&self, run: &Slices<'_>, edges: &Edges, end: i64, told: &mut Told<'_, '_>, to: To<'_>) {
+        let list = self.sched.thread(run.tid, run.t, end);
+        let mut cursor = list.map(|list: &[Away]| Cursor::new(list, run.t));
         let To { plan, thread, calls, hit } = to;
         let idents = self.idents.of_plan(run.plan);
         for (at, slice) in (run.first..).zip(slice_iter(run)) {

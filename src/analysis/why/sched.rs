@@ -36,7 +36,7 @@ pub struct Sched {
     threads: HashMap<u32, Vec<Away>>,
     /// A thread without a record was never off the CPU, rather than not followed.
     whole: bool,
-    /// Times from which on scheduler events were, or were not, recorded; in order.
+    /// Times from which on scheduler events were, or were not, recorded; in order. Empty where levels did not change that.
     switched: Vec<(i64, bool)>,
 }
 
@@ -80,6 +80,10 @@ impl Sched {
         let mut switched: Vec<_> =
             loaded.causes.levels.iter().map(|l| (l.t, l.to >= Detail::Scheduler)).collect();
         order::by_key(&mut switched, |(t, _)| (order::time(*t), 0));
+        // A recording whose levels never have the scheduler had it at all of them, or not at all.
+        if switched.iter().all(|(_, on)| !on) {
+            switched.clear();
+        }
         Sched { threads, whole, switched }
     }
 
@@ -88,10 +92,22 @@ impl Sched {
         self.whole || !self.threads.is_empty()
     }
 
-    /// When the thread was away, in order; `None` where that is not known at `t`.
-    pub fn thread(&self, tid: u32, t: i64) -> Option<&[Away]> {
-        let before = self.switched.partition_point(|(at, _)| *at <= t);
-        if before.checked_sub(1).and_then(|i| self.switched.get(i)).is_some_and(|(_, on)| !on) {
+    /// Whether the scheduler's events were recorded for all of the time from `from` to `to`.
+    pub fn known(&self, from: i64, to: i64) -> bool {
+        // Before the first change they were: a recording that begins without them says so at once.
+        let before = self.switched.partition_point(|(at, _)| *at <= from).saturating_sub(1);
+        let mut during = self.switched.iter().skip(before).take_while(|(at, _)| *at <= from || *at < to);
+        during.all(|(_, on)| *on)
+    }
+
+    /// When the thread was away as far as that was recorded, in order.
+    pub fn recorded(&self, tid: u32) -> &[Away] {
+        self.threads.get(&tid).map_or(&[], Vec::as_slice)
+    }
+
+    /// When the thread was away, in order; `None` where that is not known for all of the time from `from` to `to`.
+    pub fn thread(&self, tid: u32, from: i64, to: i64) -> Option<&[Away]> {
+        if !self.known(from, to) {
             return None;
         }
         match self.threads.get(&tid) {
@@ -167,7 +183,7 @@ mod tests {
 
     fn laid(s: &Sched, from: i64, to: i64) -> (u64, Vec<(Off, u64)>) {
         let mut pieces = Vec::new();
-        let list = s.thread(1, from).unwrap();
+        let list = s.thread(1, from, to).unwrap();
         let on = Cursor::new(list, from).lay(from, to, |p| pieces.push((p.kind, p.ns)));
         (on, pieces)
     }
@@ -202,12 +218,12 @@ mod tests {
         let mut loaded = Loaded::default();
         assert!(!Sched::new(&loaded).any());
         loaded.causes.off_cpu = vec![record(0, 1, 1, None)];
-        assert!(Sched::new(&loaded).thread(7, 0).is_none());
+        assert!(Sched::new(&loaded).thread(7, 0, 1).is_none());
         let feature = |state| Feature { name: FEATURE, state, why: "" };
         loaded.causes.features = vec![feature(Availability::Whole)];
-        assert_eq!(Sched::new(&loaded).thread(7, 0), Some(&[][..]));
+        assert_eq!(Sched::new(&loaded).thread(7, 0, 1), Some(&[][..]));
         loaded.causes.features = vec![feature(Availability::Partly)];
-        assert_eq!(Sched::new(&loaded).thread(7, 0), None);
+        assert_eq!(Sched::new(&loaded).thread(7, 0, 1), None);
     }
 
     #[test]
@@ -217,9 +233,15 @@ mod tests {
         loaded.causes.off_cpu = vec![record(0, 1, 1, None)];
         let level =
             |t, to| LevelChange { t, to, one_in: 1, predicted_ppm: None, measured_ppm: None, why: "" };
-        loaded.causes.levels = vec![level(10, Detail::Op), level(20, Detail::Scheduler)];
-        let s = Sched::new(&loaded);
-        assert_eq!([5, 10, 19, 20].map(|t| s.thread(1, t).is_some()), [true, false, false, true]);
+        loaded.causes.levels =
+            vec![level(10, Detail::Op), level(20, Detail::Scheduler), level(40, Detail::Counters)];
+        let known = |loaded: &Loaded<'_>, from, to| Sched::new(loaded).thread(1, from, to).is_some();
+        let at = |times: [(i64, i64); 7]| times.map(|(from, to)| known(&loaded, from, to));
+        let times = [(5, 6), (10, 11), (19, 20), (20, 20), (20, 40), (20, 41), (45, 46)];
+        assert_eq!(at(times), [true, false, false, true, true, false, false]);
+        // Levels that never have it leave it alone.
+        loaded.causes.levels.retain(|l| l.to != Detail::Scheduler);
+        assert!(times.iter().all(|(from, to)| known(&loaded, *from, *to)));
     }
 
     proptest! {
@@ -231,7 +253,7 @@ mod tests {
         ) {
             let s = sched(raw.into_iter().map(|(t, dur, state, run)| record(t, dur, state, run)).collect());
             let cuts: Vec<i64> = cuts.into_iter().collect();
-            let list = s.thread(1, 0).unwrap_or(&[]);
+            let list = s.thread(1, 0, 1).unwrap_or(&[]);
             let mut cursor = Cursor::new(list, cuts[0]);
             let (mut on, mut off) = (0, 0);
             for w in cuts.windows(2) {

@@ -11,7 +11,8 @@ pub const FLAGS: Group = Group {
             "budget",
             "SHARE",
             "Most of the engine's time that the recording may take, e.g. 1%: the level is the richest that fits, and \
-             changes when what it costs does; --level is then the richest of all",
+             changes when what it costs does; --level is then the richest of all, and --pmc, --faults and --sched \
+             are on while there is room for them",
         ),
         Flag::value(
             "qos",

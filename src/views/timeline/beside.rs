@@ -12,7 +12,6 @@ use crate::analysis::why::levels;
 use crate::analysis::why::parts::Off;
 use crate::analysis::why::sched::{Away, Sched};
 use crate::order;
-use crate::trace::record::Detail;
 
 /// Draws all of it; `pids` are the processes drawn.
 pub fn draw(run: &Run<'_, '_>, pids: &[u32], sink: &mut dyn Sink) -> io::Result<()> {
@@ -62,8 +61,7 @@ fn states(run: &Run<'_, '_>, sink: &mut dyn Sink) -> io::Result<()> {
     let culprits = Culprits::new(run.loaded);
     for lane in &run.lanes.list {
         let Place::Thread { pid, tid, .. } = lane.place else { continue };
-        // Before the first change of level everything is known.
-        let list = sched.thread(tid, i64::MIN).unwrap_or_default();
+        let list = sched.recorded(tid);
         let select = &run.lanes.select;
         let (from, to) =
             (list.partition_point(|a| a.from < select.from), list.partition_point(|a| a.from < select.to));
@@ -74,7 +72,9 @@ fn states(run: &Run<'_, '_>, sink: &mut dyn Sink) -> io::Result<()> {
         sink.track(Some(pid), Some(tid), "thread state", None)?;
         for (i, away) in list.iter().enumerate() {
             off(run, &culprits, away, sink)?;
-            if let Some(next) = list.get(i + 1).filter(|next| followed(run, away.to, next.from)) {
+            if let Some(next) =
+                list.get(i + 1).filter(|next| away.to < next.from && sched.known(away.to, next.from))
+            {
                 let cpu = run.loaded.causes.off_cpu.get(next.record).map(|r| r.cpu);
                 let values = cpu.map(|cpu| ("cpu", Value::Count(cpu.into()))).into_iter().collect();
                 slice(sink, away.to, next.from, "running", &values)?;
@@ -82,11 +82,6 @@ fn states(run: &Run<'_, '_>, sink: &mut dyn Sink) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Whether the scheduler was recorded from `from` to `to` throughout.
-fn followed(run: &Run<'_, '_>, from: i64, to: i64) -> bool {
-    from < to && run.loaded.causes.levels.iter().all(|l| l.to >= Detail::Scheduler || l.t <= from || to < l.t)
 }
 
 /// A time off the CPU: what it waited for, and then for a CPU, behind whom.

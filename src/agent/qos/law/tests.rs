@@ -20,13 +20,27 @@ struct World {
     /// What a hit costs: so it is, and so it was calibrated.
     hit_ns: f64,
     calibrated_ns: f64,
+    /// Counters are asked for: an op's hit costs so many times as much with them.
+    counted: Option<f64>,
+    /// The scheduler is asked for.
+    sched: Option<Sched>,
     /// Noise of a token's time, +- this share.
     noise: f64,
     /// Time until probes have come or gone, ns.
     lag: u64,
-    /// (for so many tokens, everything takes so many times as long)
-    load: Vec<(u32, f64)>,
+    /// (for so many tokens, everything takes so many times as long, and threads are switched so many times as often)
+    load: Vec<(u32, f64, f64)>,
     seed: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Sched {
+    /// Switches a second, before the load adds any; how many times as many are expected.
+    rate: f64,
+    expected: f64,
+    /// What one costs, and was calibrated to.
+    ns: f64,
+    calibrated_ns: f64,
 }
 
 /// What a run of the law in a world showed.
@@ -42,27 +56,50 @@ struct Shown {
 }
 
 impl World {
-    /// Of a token, ns, as far as can be known: its hits times the calibrated cost.
-    fn cost(&self, level: Detail) -> f64 {
+    fn levels(&self) -> Vec<Detail> {
+        let more = [self.counted.map(|_| Detail::Counters), self.sched.map(|_| Detail::Scheduler)];
+        LEVELS.into_iter().chain(more.into_iter().flatten()).collect()
+    }
+
+    /// Of a token that takes `ns` and is switched `storm` times as often as usual: its hits and switches times their costs,
+    /// as they are.
+    fn cost(&self, level: Detail, ns: f64, storm: f64) -> f64 {
+        let away = self.sched.filter(|_| level == Detail::Scheduler);
+        self.hits(level) * self.hit_ns + away.map_or(0.0, |s| s.rate * storm * ns / 1e9 * s.ns)
+    }
+
+    /// The same as far as it can be known: at the calibrated prices.
+    fn known(&self, level: Detail, ns: f64, storm: f64) -> f64 {
+        let away = self.sched.filter(|_| level == Detail::Scheduler);
         self.hits(level) * self.calibrated_ns
+            + away.map_or(0.0, |s| s.rate * storm * ns / 1e9 * s.calibrated_ns)
     }
 
+    /// Without the scheduler.
     fn predicted(&self, level: Detail) -> f64 {
-        self.cost(level) * if level == Detail::Op { self.expected } else { 1.0 }
+        self.hits(level) * self.calibrated_ns * if level >= Detail::Op { self.expected } else { 1.0 }
     }
 
+    /// What the scheduler is expected to add.
+    fn switches(&self, ns: f64, storm: f64) -> f64 {
+        self.sched.map_or(0.0, |s| s.rate * storm * s.expected * ns / 1e9 * s.calibrated_ns)
+    }
+
+    /// Hits of a token, those that cost more for more.
     fn hits(&self, level: Detail) -> f64 {
         match level {
             Detail::Nothing => 0.0,
             Detail::Token => 2.0,
             Detail::Graph => 8.0,
-            _ => 8.0 + self.ops,
+            Detail::Op => 8.0 + self.ops,
+            _ => 8.0 + self.ops * self.counted.unwrap_or(1.0),
         }
     }
 
     fn run(&self) -> Shown {
-        let mut law = Law::new(self.rule, &LEVELS, Detail::Graph);
-        for level in LEVELS {
+        let levels = self.levels();
+        let mut law = Law::new(self.rule, &levels, Detail::Graph);
+        for level in LEVELS.into_iter().chain([Detail::Counters]) {
             law.predict(level, self.predicted(level));
         }
         let mut rng = self.seed | 1;
@@ -76,20 +113,23 @@ impl World {
         // The level of the probes, which follows the law's after a while; a sampled one comes in turns.
         let (mut probes, mut due) = (law.now().level, 0);
         let total: u32 = self.load.iter().map(|l| l.0).sum();
-        for (tokens, factor) in &self.load {
+        for (tokens, factor, storm) in &self.load {
             for _ in 0..*tokens {
                 if t >= due {
                     probes = match law.now() {
                         Step { one_in: 1, level } => level,
                         Step { one_in, level } if count.is_multiple_of(one_in) => level,
-                        _ => Detail::Graph,
+                        Step { level, .. } => law.below(level).expect("a level below"),
                     };
                 }
                 count += 1;
                 let bare = self.token_ns * factor * (1.0 + self.noise * (2.0 * random() - 1.0));
-                let cost = self.cost(probes);
-                let dur = (bare + self.hits(probes) * self.hit_ns * (0.9 + 0.2 * random())) as u64;
+                let cost = self.known(probes, bare, *storm);
+                let dur = (bare + self.cost(probes, bare, *storm) * (0.9 + 0.2 * random())) as u64;
                 t += dur;
+                if self.sched.is_some() {
+                    law.predict_more(Detail::Scheduler, self.switches(dur as f64, *storm));
+                }
                 let change = match probes {
                     Detail::Nothing => law.idle(t),
                     level => law.token(&Token { t, dur, cost, level }),
@@ -119,16 +159,37 @@ fn world() -> impl Strategy<Value = World> {
         // Of the speed without probes; above 1 it cannot be kept.
         proptest::option::of(0.3..1.3f64),
     );
-    let load = proptest::collection::vec((20u32..400, (0.0..1.6f64).prop_map(f64::exp)), 1..8);
+    let storm = prop_oneof![Just(1.0), (0.0..5.0f64).prop_map(f64::exp)];
+    let load = proptest::collection::vec((20u32..400, (0.0..1.6f64).prop_map(f64::exp), storm), 1..8);
     let machine = ((13.0..20.0f64).prop_map(f64::exp), 30.0..4000.0f64, (5.0..8.5f64).prop_map(f64::exp));
-    (rule, machine, (0.7..1.4f64, 1.0..2.0f64), 0.0..0.05f64, 0u64..100_000_000, load, any::<u64>()).prop_map(
-        |((budget, qos), (token_ns, ops, hit_ns), (wrong, expected), noise, lag, load, seed)| World {
+    let wrong = || 0.7..1.4f64;
+    let rate = (3.0..11.0f64).prop_map(f64::exp);
+    let sched = (rate, wrong(), 200.0..2000.0f64, wrong()).prop_map(|(rate, expected, ns, wrong)| Sched {
+        rate,
+        expected,
+        ns,
+        calibrated_ns: ns * wrong,
+    });
+    let extras = (proptest::option::of(1.1..4.0f64), proptest::option::of(sched));
+    let time = (0.0..0.05f64, 0u64..100_000_000);
+    (rule, machine, (wrong(), 1.0..2.0f64), extras, time, load, any::<u64>()).prop_map(
+        |(
+            (budget, qos),
+            (token_ns, ops, hit_ns),
+            (wrong, expected),
+            (counted, sched),
+            (noise, lag),
+            load,
+            seed,
+        )| World {
             rule: Rule { budget, qos: qos.map(|q| q * 1e9 / token_ns) },
             token_ns,
             ops,
             expected,
             hit_ns,
             calibrated_ns: hit_ns * wrong,
+            counted,
+            sched,
             noise,
             lag,
             load,
@@ -139,8 +200,13 @@ fn world() -> impl Strategy<Value = World> {
 
 /// What a level is expected to cost in this world, as a share, when nobody is in the way.
 fn share(w: &World, level: Detail) -> f64 {
-    w.predicted(level) / (w.token_ns + w.predicted(level))
+    let switches = if level == Detail::Scheduler { w.switches(w.token_ns, 1.0) } else { 0.0 };
+    let cost = (w.predicted(level) + switches).max(w.known(level, w.token_ns, 1.0));
+    cost / (w.token_ns + cost)
 }
+
+/// Steps from nothing to all: through each rate of sampling of ops, and of their counters.
+const CLIMB: u64 = 5 + 2 * MAX_ONE_IN.ilog2() as u64;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
@@ -153,16 +219,14 @@ proptest! {
 
     #[test]
     fn under_an_even_load_it_comes_to_rest(mut w in world(), factor in 1.0..3.0f64) {
-        w.load = vec![(20_000, factor)];
+        w.load = vec![(20_000, factor, 1.0)];
         let shown = w.run();
         // A step up that fails is tried again after 2, 4, 8 ... 128 s of calm, and once sooner for each doubling that is
         // forgiven; each try is two changes.
         let time = shown.end - S;
         let tries = 1 + u64::from(DOUBLINGS) + time / (CALM_NS << DOUBLINGS) + time / FORGIVEN_NS;
-        // And so many steps to climb: from nothing to all ops, through each rate of sampling.
-        let climb = 3 + u64::from(MAX_ONE_IN.ilog2());
         let changes = shown.changes.len() as u64;
-        prop_assert!(changes <= 2 * tries + 2 * climb, "{changes} changes, {tries} tries: {shown:?}");
+        prop_assert!(changes <= 2 * tries + 2 * CLIMB, "{changes} changes, {tries} tries: {shown:?}");
     }
 
 }
@@ -174,17 +238,18 @@ proptest! {
     #[test]
     fn when_the_load_ends_it_recovers(mut w in world()) {
         // So many tokens of quiet that all calms, each the longest, have gone by.
-        let calm = (CALM_NS << DOUBLINGS) as f64 * (4.0 + f64::from(MAX_ONE_IN.ilog2()));
-        let quiet = (calm / w.token_ns) as u32 + 12 * (CALM_TOKENS as u32) * (1 << DOUBLINGS);
+        let calm = (CALM_NS << DOUBLINGS) as f64 * (1 + CLIMB) as f64;
+        let quiet = (calm / w.token_ns) as u32 + (2 + CLIMB as u32) * (CALM_TOKENS as u32) * (1 << DOUBLINGS);
         prop_assume!(quiet < 300_000);
-        w.load.push((quiet, 1.0));
+        w.load.push((quiet, 1.0, 1.0));
         let shown = w.run();
         let last = shown.changes.last().map_or(Detail::Graph, |c| c.1.level);
         let whole = shown.changes.last().is_none_or(|c| c.1.one_in == 1);
-        for level in LEVELS {
+        for level in w.levels() {
             let budget = w.rule.budget.is_none_or(|b| share(&w, level) < 0.7 * b);
-            let hits = w.predicted(level).max(1.1 * w.hits(level) * w.hit_ns);
-            let slowest = (w.token_ns + hits) * (1.0 + w.noise);
+            let switches = if level == Detail::Scheduler { w.switches(w.token_ns, 1.0) } else { 0.0 };
+            let cost = (w.predicted(level) + switches).max(1.1 * w.cost(level, w.token_ns, 1.0));
+            let slowest = (w.token_ns + cost) * (1.0 + w.noise);
             let qos = w.rule.qos.is_none_or(|q| slowest * q < 0.9e9);
             if budget && qos {
                 prop_assert!(last > level || (last == level && whole), "{level:?} fits: {shown:?}");
@@ -251,6 +316,60 @@ fn ops_that_cost_too_much_whole_are_sampled() {
     assert_eq!((change.to, change.why), (Step { level: Detail::Op, one_in: 4 }, Why::Fits));
     let predicted = change.predicted.expect("predicted");
     assert!((0.0070..0.0080).contains(&predicted), "{predicted}");
+}
+
+/// With counters and the scheduler, and tokens of 100 ms at level op that cost 1 us.
+fn extras(counters: f64, switches: f64) -> Option<Change> {
+    let all = [Detail::Nothing, Detail::Graph, Detail::Op, Detail::Counters, Detail::Scheduler];
+    let mut law = Law::new(Rule { budget: Some(0.01), qos: None }, &all, Detail::Op);
+    law.predict(Detail::Counters, counters);
+    law.predict_more(Detail::Scheduler, switches);
+    let token = |t| Token { t: t * S / 10, dur: S / 10, cost: 1000.0, level: Detail::Op };
+    assert_eq!(law.token(&token(1)), None);
+    law.token(&token(2))
+}
+
+#[test]
+fn counters_and_scheduler_come_on_as_far_as_they_fit() {
+    let to = |level, one_in| Some(Step { level, one_in });
+    let found = |counters, switches| extras(counters, switches).map(|c| c.to);
+    assert_eq!(found(2000.0, 3000.0), to(Detail::Scheduler, 1));
+    // The scheduler is never sampled, counters are; what is not known yet, or too much, stays off.
+    assert_eq!(found(2000.0, 2e6), to(Detail::Counters, 1));
+    assert_eq!(found(2000.0, f64::INFINITY), to(Detail::Counters, 1));
+    assert_eq!(found(3e6, 3000.0), to(Detail::Counters, 4));
+    assert_eq!(found(f64::INFINITY, 3000.0), None);
+    let change = extras(2000.0, 3000.0).and_then(|c| c.predicted).expect("predicted");
+    assert!((5e-5..5.1e-5).contains(&change), "{change}");
+}
+
+#[test]
+fn a_storm_of_switches_turns_the_scheduler_off_until_it_is_over() {
+    let all = [Detail::Nothing, Detail::Op, Detail::Scheduler];
+    let mut law = Law::new(Rule { budget: Some(0.01), qos: None }, &all, Detail::Scheduler);
+    law.looked = true;
+    let mut t = S;
+    let mut token = |law: &mut Law, switches: f64| {
+        t += S / 10;
+        law.predict_more(Detail::Scheduler, switches);
+        let level = law.now().level;
+        let more = if level == Detail::Scheduler { switches } else { 0.0 };
+        law.token(&Token { t, dur: S / 10, cost: 1000.0 + more, level })
+    };
+    law.predict(Detail::Op, 1000.0);
+    assert!((0..10).all(|_| token(&mut law, 1e4).is_none()));
+    assert_eq!(token(&mut law, 5e6), None);
+    assert_eq!(token(&mut law, 5e6).map(|c| c.to.level), Some(Detail::Op));
+    assert!((0..100).all(|_| token(&mut law, 5e6).is_none()), "it does not fit while the storm goes on");
+    assert_eq!(token(&mut law, 1e4).map(|c| (c.to.level, c.why)), Some((Detail::Scheduler, Why::Calm)));
+}
+
+#[test]
+fn a_level_that_is_not_to_be_had_is_forgone() {
+    let all = [Detail::Nothing, Detail::Op, Detail::Scheduler];
+    let mut law = Law::new(Rule::default(), &all, Detail::Scheduler);
+    law.forgo(Detail::Scheduler);
+    assert_eq!((law.now().level, law.has(Detail::Scheduler)), (Detail::Op, false));
 }
 
 #[test]
