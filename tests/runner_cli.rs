@@ -78,6 +78,8 @@ fn what_does_not_fit_is_refused() {
         ("run -m M -t 0", 2, "CPUs for this process"),
         ("generate -m M -t 100000 x", 2, "CPUs for this process"),
         ("run -m M -p 0 -n 0", 2, "nothing to do"),
+        ("run -m M -n 1 --slow nosuch:5%", 1, "--slow: no op of this model"),
+        ("run -m M -n 1 --slow MUL_MAT", 2, "as in ffn_up-{L}:5%"),
         ("run -m M --tokens 1,x", 2, "'x'"),
         ("run -m M --tokens 4096 -n 1", 1, "token 4096 is not in the vocabulary of 4096"),
         ("run -m M --tokens -1 -n 1", 1, "token -1"),

@@ -4,7 +4,7 @@
 //! used again. Nothing is allocated from one token to the next but when the context grows by a chunk of the cache.
 
 use super::abi::{self, Batch, Tensor};
-use super::compute;
+use super::compute::{self, Slow};
 use super::model::cache::{CHUNK, Cache, CacheError};
 use super::model::graph::{BufferError, Built, Graph, Shape};
 use super::model::{Model, ModelError};
@@ -42,6 +42,8 @@ pub enum EngineError {
     Token { token: i32, vocab: usize },
     #[error("there are no tokens to decode")]
     Empty,
+    #[error("no op of this model, and no tensor that one computes, is named '{0}'")]
+    Slow(String),
     #[error("the logits are not finite: the weights are damaged")]
     NotFinite,
 }
@@ -120,6 +122,15 @@ impl Engine {
             logits: std::ptr::null_mut(),
             failure: None,
         })
+    }
+
+    /// Makes some ops slower from now on.
+    ///
+    /// # Errors
+    /// There are none of that name.
+    pub fn slow_down(&mut self, slow: Slow) -> Result<(), EngineError> {
+        let name = slow.name.clone();
+        if self.graph.slow_down(slow) == 0 { Err(EngineError::Slow(name)) } else { Ok(()) }
     }
 
     /// The model.

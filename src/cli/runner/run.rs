@@ -4,7 +4,8 @@ use super::model::{self, Chosen};
 use super::random::Random;
 use super::roofline::{Phase, Share};
 use crate::cli::args::{Args, Command, Flag, Group, Usage};
-use crate::cli::values::whole;
+use crate::cli::values::{parsed, whole};
+use crate::runner::compute::Slow;
 use crate::runner::engine::{Engine, Settings, UBATCH, greedy};
 use crate::runner::model::{Model, memory};
 use crate::runner::truth::{IDS_HEAD, Truth};
@@ -63,6 +64,12 @@ const FLAGS: Group = Group {
             "Write when each call, graph and op began and ended by this program's own clock, to compare a profiler's \
              record with (profinfer accuracy)",
         ),
+        Flag::value(
+            "slow",
+            "NAME:SHARE",
+            "Make an op slower by a share of its time, as in ffn_up-{L}:5% (in all layers), ffn_up-3:5% or MUL_MAT:5%, so \
+             that a profiler has something to find",
+        ),
         Flag::switch("no-roofline", "Do not measure what the machine could do, which takes some seconds"),
         Flag::value("logits", "FILE", "Write the logits of the prompt's last token, as 32-bit floats"),
         Flag::switch("json", "Print one JSON object"),
@@ -84,6 +91,7 @@ struct Request {
     two_backends: bool,
     ground_truth: Option<PathBuf>,
     logits: Option<PathBuf>,
+    slow: Option<Slow>,
     roofline: bool,
     json: bool,
 }
@@ -125,6 +133,9 @@ fn run(args: &Args) -> Result<ExitCode> {
         truth: truth.clone(),
     };
     let mut engine = Engine::new(Arc::clone(&model), settings)?;
+    if let Some(slow) = request.slow.clone() {
+        engine.slow_down(slow).context("--slow")?;
+    }
     let tokens = prompt(&request, model.weights.vocab());
     let mut times = Times::default();
     let mut generated = Vec::with_capacity(request.decode);
@@ -204,6 +215,7 @@ fn parse(args: &Args) -> Result<Request> {
         two_backends: args.flag("two-backends"),
         ground_truth: args.path("ground-truth")?,
         logits: args.path("logits")?,
+        slow: args.option("slow", parsed)?,
         roofline: !args.flag("no-roofline"),
         json: args.flag("json"),
         chosen,

@@ -10,6 +10,7 @@ mod elements;
 mod experts;
 mod matmul;
 mod rows;
+mod slow;
 mod state;
 mod tensor;
 mod weight;
@@ -17,11 +18,13 @@ mod weight;
 pub use attention::work as attention_work;
 pub use experts::work as experts_work;
 pub use matmul::work as matmul_work;
+pub use slow::Slow;
 pub use state::{State, Work};
 pub use weight::{Owner, Weight, WeightError};
 
 use super::abi::{ComputeParams, Op, Tensor};
 use super::pool;
+use slow::Drag;
 use std::ops::Range;
 
 /// One thread among those that work on a node.
@@ -72,6 +75,8 @@ pub unsafe fn forward(params: &ComputeParams, node: &Tensor) {
         return;
     }
     let thread = Thread::new(params);
+    // SAFETY: a node of ours.
+    let drag = Drag::begin(unsafe { State::of(node) }.slow);
     // SAFETY: passed on from the caller.
     unsafe {
         match node.op {
@@ -90,6 +95,7 @@ pub unsafe fn forward(params: &ComputeParams, node: &Tensor) {
             _ => {}
         }
     }
+    drag.end();
 }
 
 /// Computes this thread's share of a RMS_NORM node and the MUL node behind it in one go; the first one's own data is
@@ -99,7 +105,10 @@ pub unsafe fn forward(params: &ComputeParams, node: &Tensor) {
 /// As for [`forward`], and `mul` multiplies `norm` with a vector.
 pub unsafe fn forward_norm_mul(params: &ComputeParams, norm: &Tensor, mul: &Tensor) {
     if !mul.is_empty() {
+        // SAFETY: nodes of ours.
+        let drag = Drag::begin(unsafe { State::of(norm).slow.max(State::of(mul).slow) });
         // SAFETY: passed on from the caller.
         unsafe { rows::rms_norm(Thread::new(params), norm, Some(mul)) }
+        drag.end();
     }
 }

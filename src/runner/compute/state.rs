@@ -38,6 +38,8 @@ pub struct State {
     pub isa: Isa,
     /// The activations are prepared by this node; else an earlier node has left them in the work memory.
     pub prepares: bool,
+    /// It shall take longer by this share.
+    pub slow: f32,
     /// Of the whole graph.
     pub work: Work,
 }
@@ -45,7 +47,7 @@ pub struct State {
 impl State {
     /// A node's state, without work memory.
     pub const fn new(isa: Isa) -> Self {
-        Self { isa, prepares: true, work: Work { shared: 0, own: 0, scratch: 0 } }
+        Self { isa, prepares: true, slow: 0.0, work: Work { shared: 0, own: 0, scratch: 0 } }
     }
 
     /// The state of a node.

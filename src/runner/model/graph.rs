@@ -7,7 +7,7 @@ use super::cache::Cache;
 use super::space::{Node, Space};
 use super::{Model, weights::Weights};
 use crate::runner::abi::{self, Op, Tensor};
-use crate::runner::compute::{self, State, Weight, Work};
+use crate::runner::compute::{self, Slow, State, Weight, Work};
 use crate::runner::kernels::Format;
 use memmap2::MmapMut;
 
@@ -23,6 +23,7 @@ pub struct Graph {
     /// Of every graph that is no larger than the one that was planned.
     work: Work,
     built: Option<Built>,
+    slow: Option<Slow>,
 }
 
 /// A graph that is ready to run.
@@ -50,7 +51,7 @@ impl Graph {
         // A kernel without huge pages gives small ones.
         #[cfg(target_os = "linux")]
         let _ = buffer.advise(memmap2::Advice::HugePage);
-        Ok(Self { space, buffer, work, built: None })
+        Ok(Self { space, buffer, work, built: None, slow: None })
     }
 
     /// Bytes of the buffer and of the work memory of `threads` threads.
@@ -63,6 +64,15 @@ impl Graph {
         self.built.as_ref()
     }
 
+    /// Makes ops of graphs built from now on slower; says of how many of the last one.
+    pub fn slow_down(&mut self, slow: Slow) -> usize {
+        self.built = None;
+        // SAFETY: nodes of the space.
+        let meant = self.space.nodes().iter().filter(|n| slow.means(unsafe { &***n })).count();
+        self.slow = Some(slow);
+        meant
+    }
+
     /// The graph of this shape: the last one if that had it. Allocates nothing.
     pub fn get(&mut self, model: &Model, cache: &Cache, shape: Shape) -> Built {
         if let Some(built) = self.built.filter(|b| b.shape == shape) {
@@ -70,6 +80,9 @@ impl Graph {
         }
         let (inputs, logits) = build(&mut self.space, model, cache, shape);
         share_activations(&mut self.space);
+        if let Some(slow) = &self.slow {
+            mark(&mut self.space, slow);
+        }
         let graph = self.space.finish(self.buffer.as_mut_ptr(), self.work);
         let built = Built { shape, graph, inputs, logits };
         self.built = Some(built);
@@ -113,6 +126,18 @@ fn work(node: Node, threads: usize) -> Work {
         compute::experts_work(weight, acts, rows(node))
     } else {
         compute::matmul_work(weight, acts, acts)
+    }
+}
+
+/// Tells nodes to be slow.
+fn mark(space: &mut Space, slow: &Slow) {
+    for i in 0..space.len() {
+        let Some(&node) = space.nodes().get(i) else { return };
+        // SAFETY: a node of the space.
+        let share = if slow.means(unsafe { &*node }) { slow.share } else { 0.0 };
+        if let Some(state) = space.state(node) {
+            state.slow = share;
+        }
     }
 }
 
