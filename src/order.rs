@@ -49,6 +49,11 @@ pub fn fraction(x: f64) -> u64 {
     if bits >> 63 == 1 { !bits } else { bits | 1 << 63 }
 }
 
+/// The fraction whose number this is.
+pub fn unfraction(n: u64) -> f64 {
+    f64::from_bits(if n >> 63 == 1 { n ^ 1 << 63 } else { !n })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,6 +75,7 @@ mod tests {
         #[test]
         fn fractions_keep_their_order(a in any::<f64>(), b in any::<f64>()) {
             prop_assert_eq!(fraction(a).cmp(&fraction(b)), a.total_cmp(&b));
+            prop_assert_eq!(unfraction(fraction(a)).to_bits(), a.to_bits());
         }
     }
 }

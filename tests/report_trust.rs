@@ -242,6 +242,23 @@ fn text_from_the_target_cannot_act_on_the_terminal() {
     assert!(out.chars().all(|c| c == '\n' || !c.is_control()), "{out:?}");
 }
 
+/// Everything that `diff` has to say of a trace and a sound one, in both orders.
+fn compared(trace: &Trace) {
+    use profinfer::analysis::diff::{Options, diff};
+    use profinfer::analysis::tables::OpKey;
+    use profinfer::views;
+    let sound = Trace::from_bytes(synth(20).enc.finish(&footer("signal")).unwrap()).unwrap();
+    for by in [OpKey::Name, OpKey::Op, OpKey::Layer] {
+        let options = Options { phase: Phase::Decode, by, false_discovery: 0.01, least: 0.01 };
+        for [a, b] in [[trace, &sound], [&sound, trace], [trace, trace]] {
+            let Ok(found) = diff(a, b, &options, &Progress::default()) else { continue };
+            views::diff::write(&mut Vec::new(), &found, ["a", "b"], 5, &Style::default()).unwrap();
+            views::diff::csv(&mut Vec::new(), &found).unwrap();
+            json::write(&mut Vec::new(), &found).unwrap();
+        }
+    }
+}
+
 /// How a test harms a trace.
 #[derive(Debug, Clone)]
 enum Harm {
@@ -323,6 +340,7 @@ proptest! {
         }
         if let Ok(trace) = Trace::from_bytes(bytes) {
             shown(&read(&trace));
+            compared(&trace);
         }
     }
 }

@@ -23,6 +23,8 @@ pub struct Ident {
     pub work: Option<Cost>,
     /// It multiplies with quantised weights: in 8-bit integers.
     pub int8: bool,
+    /// Its tensors; [`form`] has their types and dimensions.
+    pub hit: Option<Hit>,
 }
 
 /// Describes a hit; `None` is a position outside what the trace defines.
@@ -33,7 +35,15 @@ pub fn describe(loaded: &Loaded<'_>, position: usize, hit: Option<Hit>) -> Ident
             Some(_) => format!("{NO_STRUCTURE} position {position}"),
             None => NO_STRUCTURE.to_string(),
         };
-        return Ident { op: NO_STRUCTURE.into(), name, layer: None, known: false, work: None, int8: false };
+        return Ident {
+            op: NO_STRUCTURE.into(),
+            name,
+            layer: None,
+            known: false,
+            work: None,
+            int8: false,
+            hit,
+        };
     };
     let fused = second.map(tensor);
     let mut op = op_desc(loaded, first.op);
@@ -49,7 +59,38 @@ pub fn describe(loaded: &Loaded<'_>, position: usize, hit: Option<Hit>) -> Ident
     let result = fused.flatten().unwrap_or(first);
     let (name, layer) = name_and_layer(loaded, result, first);
     let work = work(loaded, first, fused);
-    Ident { op, name, layer, known: true, work, int8: int8(loaded, first) }
+    Ident { op, name, layer, known: true, work, int8: int8(loaded, first), hit }
+}
+
+/// Whether an op reads more than caches near a core hold, and does little else: then it goes as fast as the memory.
+pub fn streams(ident: &Ident) -> bool {
+    ident.work.is_some_and(|w| {
+        let bytes = w.read.saturating_add(w.written);
+        bytes >= 1 << 20 && w.flops / 16 <= bytes
+    })
+}
+
+/// Type and dimensions of an op's result, and of what it reads: `f32 2048 of q4_0 2048x2048, f32 2048`.
+pub fn form(loaded: &Loaded<'_>, hit: Option<Hit>) -> String {
+    let known = |id: u32| loaded.tensors.get(&id).filter(|t| t.known);
+    let Some(first) = hit.and_then(|(first, _)| known(first)) else { return String::new() };
+    let result = hit.and_then(|(_, fused)| known(fused?)).unwrap_or(first);
+    let mut out = one_form(loaded, result);
+    for (i, source) in first.src.iter().flatten().enumerate() {
+        out.push_str(if i == 0 { " of " } else { ", " });
+        out.push_str(&known(*source).map_or_else(|| "?".into(), |t| one_form(loaded, t)));
+    }
+    out
+}
+
+fn one_form(loaded: &Loaded<'_>, t: &TensorInfo) -> String {
+    let mut out = loaded.types.get(&t.ty).map_or_else(|| format!("type#{}", t.ty), |ty| ty.name.to_string());
+    let used = t.ne.iter().rposition(|n| *n != 1).unwrap_or(0);
+    for (i, n) in t.ne.iter().take(used + 1).enumerate() {
+        out.push_str(if i == 0 { " " } else { "x" });
+        out.push_str(&n.to_string());
+    }
+    out
 }
 
 /// ggml_op_desc of an op; its number where the trace has no name for it.

@@ -347,7 +347,8 @@ fn first<T>(mut rows: Vec<T>, top: Option<usize>) -> Vec<T> {
     rows
 }
 
-fn run(loaded: &Loaded<'_>) -> RunFacts {
+/// Facts of a recording.
+pub fn run(loaded: &Loaded<'_>) -> RunFacts {
     let mut facts = RunFacts { span_ns: span(loaded), blocks: loaded.blocks, ..RunFacts::default() };
     if let Some(h) = &loaded.header {
         facts.tool = h.tool.into();

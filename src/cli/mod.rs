@@ -8,6 +8,7 @@ use self::program::Program;
 pub mod accuracy;
 pub mod args;
 pub mod dag;
+pub mod diff;
 #[cfg(feature = "agent")]
 pub mod doctor;
 pub mod export;
@@ -31,7 +32,8 @@ pub static PROFINFER: Program = Program {
 profinfer doctor                                 can this machine be recorded?
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
 profinfer report run.pfi                         where the time went
-profinfer export --perfetto run.pftrace run.pfi  what ran when, for ui.perfetto.dev",
+profinfer export --perfetto run.pftrace run.pfi  what ran when, for ui.perfetto.dev
+profinfer diff old.pfi new.pfi                   what became slower",
 };
 
 const COMMANDS: &[&Command] = &[
@@ -42,6 +44,7 @@ const COMMANDS: &[&Command] = &[
     &report::COMMAND,
     &export::COMMAND,
     &dag::COMMAND,
+    &diff::COMMAND,
     &accuracy::COMMAND,
     #[cfg(feature = "agent")]
     &selftest::COMMAND,

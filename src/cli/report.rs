@@ -116,16 +116,20 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let trace = open(Path::new(file), "report on")?;
     let progress = Progress::default();
     let report = with_bar(&progress, || report(&trace, &options, &progress));
-    let stdout = std::io::stdout();
-    let terminal = stdout.is_terminal();
-    let mut out = BufWriter::with_capacity(64 << 10, stdout.lock());
+    let mut out = BufWriter::with_capacity(64 << 10, std::io::stdout().lock());
     if args.flag("json") {
         json::write(&mut out, &report)?;
     } else {
-        let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-        let width = terminal.then(|| terminal_size::terminal_size().map_or(100, |(w, _)| usize::from(w.0)));
-        text::write(&mut out, &report, &Style { width, color: terminal && !no_color })?;
+        text::write(&mut out, &report, &style())?;
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// How standard output may be drawn on.
+pub(super) fn style() -> Style {
+    let terminal = std::io::stdout().is_terminal();
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+    let width = terminal.then(|| terminal_size::terminal_size().map_or(100, |(w, _)| usize::from(w.0)));
+    Style { width, color: terminal && !no_color }
 }

@@ -76,6 +76,18 @@ pub fn size(text: &str) -> Result<u64, String> {
     }
 }
 
+/// `3%`, `0.5 %`: a share, more than 0 and at most 1.
+///
+/// # Errors
+/// No percent sign, no number, or out of these bounds.
+pub fn percent(text: &str) -> Result<f64, String> {
+    let percent = text.strip_suffix('%').and_then(|p| p.trim().parse::<f64>().ok());
+    match percent {
+        Some(p) if p > 0.0 && p <= 100.0 => Ok(p / 100.0),
+        _ => Err("give a share in percent, e.g. 1% or 0.2%".into()),
+    }
+}
+
 /// `500ms`, `30s`, `10min`, `2h`, `50us`, or seconds; more than 0.
 ///
 /// # Errors
@@ -118,6 +130,14 @@ mod tests {
         assert_eq!(time("1.5min"), Ok(Duration::from_secs(90)));
         for wrong in ["0s", "-1s", "1e99h", "x", ""] {
             assert!(time(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn shares_are_read_as_people_write_them() {
+        assert_eq!((percent("1%"), percent("0.2 %"), percent("100%")), (Ok(0.01), Ok(0.002), Ok(1.0)));
+        for wrong in ["1", "0%", "-1%", "101%", "x%", "nan%", ""] {
+            assert!(percent(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -5,6 +5,7 @@ pub mod accuracy;
 pub mod causes;
 pub mod counters;
 pub mod dag;
+pub mod diff;
 #[cfg(feature = "agent")]
 pub mod doctor;
 pub mod energy;

@@ -97,6 +97,18 @@ impl Table {
         out
     }
 
+    /// The table as comma-separated values under their headings (RFC 4180); a cell without a value is empty.
+    pub fn csv(&self) -> String {
+        let heads = self.columns.iter().map(|c| c.head.to_string()).collect();
+        let mut out = String::new();
+        for row in std::iter::once(&heads).chain(&self.rows) {
+            let cells: Vec<String> = row.iter().map(|cell| csv_cell(cell)).collect();
+            out.push_str(&cells.join(","));
+            out.push_str("\r\n");
+        }
+        out
+    }
+
     fn width(&self, i: usize, column: &Column) -> usize {
         let cells = self.rows.iter().filter_map(|r| r.get(i)).map(|c| c.chars().count());
         cells.max().unwrap_or(0).max(column.head.chars().count())
@@ -152,6 +164,17 @@ impl Table {
     }
 }
 
+/// Quoted where it must be; a name that a spreadsheet would take for a formula begins with an apostrophe.
+fn csv_cell(cell: &str) -> String {
+    let formula = cell.starts_with(['=', '+', '-', '@']) && cell.parse::<f64>().is_err();
+    match cell {
+        "-" => String::new(),
+        _ if formula => format!("\"'{}\"", cell.replace('"', "\"\"")),
+        _ if cell.contains([',', '"']) => format!("\"{}\"", cell.replace('"', "\"\"")),
+        _ => cell.to_string(),
+    }
+}
+
 /// Least room for the last column before other columns are dropped.
 const LAST_MIN: usize = 16;
 
@@ -178,6 +201,14 @@ mod tests {
         let want = "    ms  max  calls  op\n   1.5    9     10  MUL_MAT_OF_A_RATHER_LONG_NAME\n  \
                     12.5    8      1  a\\u{1b}[31m\\u{202e}\n";
         assert_eq!(sample().render(&Style::default()), want);
+    }
+
+    #[test]
+    fn as_csv_every_cell_is_data() {
+        let mut t = Table::new(vec![number("ms", 0), text("op, name")]);
+        t.row(vec!["-1.5".into(), "a\"b, c".into()]);
+        t.row(vec!["-".into(), "=cmd\n".into()]);
+        assert_eq!(t.csv(), "ms,\"op, name\"\r\n-1.5,\"a\"\"b, c\"\r\n,\"'=cmd\\n\"\r\n");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::agent::qos::law::Rule;
 use crate::agent::recording::Options;
 use crate::cli::args::{Args, Flag, Group, Usage};
+use crate::cli::values::percent;
 
 pub const FLAGS: Group = Group {
     title: "Cost",
@@ -27,17 +28,9 @@ pub const FLAGS: Group = Group {
 /// # Errors
 /// A value that is none.
 pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
-    let rule = Rule { budget: args.option("budget", share)?, qos: args.option("qos", speed)? };
+    let rule = Rule { budget: args.option("budget", percent)?, qos: args.option("qos", speed)? };
     options.budget = (rule.budget.is_some() || rule.qos.is_some()).then_some(rule);
     Ok(())
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    let percent = text.strip_suffix('%').and_then(|p| p.trim().parse::<f64>().ok());
-    match percent {
-        Some(p) if p > 0.0 && p <= 100.0 => Ok(p / 100.0),
-        _ => Err("give a share of the engine's time in percent, e.g. 1% or 0.2%".into()),
-    }
 }
 
 fn speed(text: &str) -> Result<f64, String> {
@@ -50,12 +43,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_and_speeds_are_read_as_people_write_them() {
-        assert_eq!((share("1%"), share("0.2 %")), (Ok(0.01), Ok(0.002)));
+    fn speeds_are_read_as_people_write_them() {
         assert_eq!((speed("5tok/s"), speed("0.5"), speed("12 tok/s")), (Ok(5.0), Ok(0.5), Ok(12.0)));
-        for bad in ["1", "0%", "-1%", "101%", "x%", "nan%", ""] {
-            assert!(share(bad).is_err(), "{bad}");
-        }
         for bad in ["0", "-5", "inf", "nan", "tok/s", "5t"] {
             assert!(speed(bad).is_err(), "{bad}");
         }

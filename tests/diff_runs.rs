@@ -1,0 +1,199 @@
+//! `profinfer diff` on traces whose differences are known: what it tells, its exit codes, its errors.
+
+mod synth_trace;
+
+use std::process::{Command, Output, Stdio};
+
+use synth_trace::*;
+
+/// Position of the feed-forward gate's product in the first of the layers, and positions of a layer.
+const GATE: usize = 11;
+const OF_LAYER: usize = 15;
+
+fn is_gate(p: usize) -> bool {
+    p >= GATE && (p - GATE).is_multiple_of(OF_LAYER) && p < 31
+}
+
+/// A prompt and `n` tokens; ops take `factor` of their time, each token and op a little more or less.
+fn run(spec: Spec, n: usize, seed: u64, factor: impl Fn(usize) -> f64) -> Vec<u8> {
+    let mut s = Synth::new(Vec::new(), spec);
+    s.call(8, |p, _| 100_000 + p as u64);
+    for i in 0..n as u64 {
+        s.call(1, |p, t| {
+            let chance = (i + 1).wrapping_mul(2_654_435_761).wrapping_add(seed + 97 * p as u64) % 401;
+            let time = (20_000 + 500 * p as u64) as f64 * factor(p) * (1.0 + (chance as f64 - 200.0) / 1e5);
+            time as u64 + u64::from(t)
+        });
+    }
+    s.enc.finish(&footer("target exited")).unwrap()
+}
+
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new(runs: &[&[u8]]) -> Files {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, bytes) in ["a", "b"].iter().zip(runs) {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+        }
+        Files(dir)
+    }
+
+    fn diff(&self, args: &[&str]) -> Output {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_profinfer"));
+        c.current_dir(self.0.path()).args(["diff", "a", "b"]).args(args).stdin(Stdio::null());
+        c.output().unwrap()
+    }
+
+    fn json(&self, args: &[&str]) -> serde_json::Value {
+        let out = self.diff(&[&["--json"], args].concat());
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        serde_json::from_slice(&out.stdout).unwrap()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn plain(_: usize) -> f64 {
+    1.0
+}
+
+#[test]
+fn two_runs_of_one_build_have_no_change_to_tell() {
+    let f = Files::new(&[&run(Spec::default(), 64, 1, plain), &run(Spec::default(), 64, 2, plain)]);
+    for by in ["name", "op", "layer"] {
+        let d = f.json(&["--by", by]);
+        assert!(d["ops"].as_array().unwrap().iter().all(|o| o["verdict"].is_null()), "{d:#}");
+        assert_eq!((d["pairs"].as_u64(), d["calls_in_a_pair"].as_u64()), (Some(64), Some(1)));
+        assert_eq!((&d["only_a"], &d["only_b"]), (&serde_json::json!([]), &serde_json::json!([])));
+    }
+    let out = f.diff(&["--fail-above", "3%"]);
+    assert_eq!((out.status.code(), text(&out.stderr)), (Some(0), String::new()));
+    assert!(text(&out.stdout).contains("no change told"), "{}", text(&out.stdout));
+}
+
+#[test]
+fn an_op_that_is_slower_is_told_by_name_op_and_layer() {
+    let slow = |p: usize| if is_gate(p) { 1.05 } else { 1.0 };
+    let f = Files::new(&[&run(Spec::default(), 64, 1, plain), &run(Spec::default(), 64, 2, slow)]);
+    let d = f.json(&[]);
+    let first = &d["ops"][0];
+    assert_eq!(
+        (first["name"].as_str(), first["verdict"].as_str()),
+        (Some("MUL_MAT  ffn_gate-{L}"), Some("slower"))
+    );
+    assert!((first["own"].as_f64().unwrap() - 0.05).abs() < 0.002, "{first:#}");
+    // Two gates at 11 and 26: 25.5 and 33 us, 5 % of them.
+    assert!((first["effect_ns"].as_f64().unwrap() - 2925.0).abs() < 150.0, "{first:#}");
+    let told = d["ops"].as_array().unwrap().iter().filter(|o| !o["verdict"].is_null()).count();
+    assert_eq!(told, 1, "{d:#}");
+
+    let by_ops = d["added_by_ops"].as_f64().unwrap();
+    let out = f.diff(&["--fail-above", &format!("{:.3}%", by_ops * 90.0)]);
+    assert_eq!(out.status.code(), Some(3));
+    assert!(text(&out.stderr).contains("first MUL_MAT  ffn_gate-{L}"), "{}", text(&out.stderr));
+    assert_eq!(f.diff(&["--fail-above", &format!("{:.3}%", by_ops * 110.0)]).status.code(), Some(0));
+    let layers = f.json(&["--by", "layer"]);
+    let layers: Vec<_> =
+        layers["ops"].as_array().unwrap().iter().map(|o| o["name"].as_str().unwrap()).collect();
+    assert!(layers.contains(&"layer 0") && layers.contains(&"(no layer)"), "{layers:?}");
+}
+
+#[test]
+fn a_slower_machine_is_a_drift_and_a_code_of_its_own() {
+    let f = Files::new(&[&run(Spec::default(), 64, 1, plain), &run(Spec::default(), 64, 2, |_| 1.1)]);
+    let d = f.json(&[]);
+    assert!(d["ops"].as_array().unwrap().iter().all(|o| o["verdict"].is_null()), "{d:#}");
+    let drift = d["drift"].as_array().unwrap();
+    assert!(drift.iter().all(|k| (k["change"].as_f64().unwrap() - 0.1).abs() < 0.002), "{drift:?}");
+    let out = f.diff(&["--fail-above", "3%"]);
+    assert_eq!(out.status.code(), Some(4));
+    assert!(
+        text(&out.stderr).contains("ops are alike: the machine, or all of the build"),
+        "{}",
+        text(&out.stderr)
+    );
+    assert_eq!(f.diff(&["--fail-above", "20%"]).status.code(), Some(0));
+}
+
+#[test]
+fn other_layers_and_other_ops_are_structure_and_no_speed() {
+    let more = Spec { layers: 3, ..Spec::default() };
+    let f = Files::new(&[&run(Spec::default(), 32, 1, plain), &run(more, 32, 2, plain)]);
+    let d = f.json(&[]);
+    let gate = d["ops"].as_array().unwrap().iter().find(|o| o["name"] == "MUL_MAT  ffn_gate-{L}").unwrap();
+    assert_eq!((gate["verdict"].as_str(), &gate["q"]), (Some("recounted"), &serde_json::Value::Null));
+    assert_eq!(gate["times_a_call"], serde_json::json!([2.0, 3.0]));
+    let shown = text(&f.diff(&[]).stdout);
+    assert!(shown.contains("2 -> 3 times"), "{shown}");
+
+    let experts = Spec { experts: true, ..Spec::default() };
+    let f = Files::new(&[&run(Spec::default(), 32, 1, plain), &run(experts, 32, 2, plain)]);
+    let d = f.json(&[]);
+    let names = |list: &serde_json::Value| -> Vec<String> {
+        list.as_array().unwrap().iter().map(|o| o["name"].as_str().unwrap().to_string()).collect()
+    };
+    assert!(names(&d["only_a"]).contains(&"MUL_MAT  ffn_gate-{L}".to_string()), "{d:#}");
+    assert!(names(&d["only_b"]).contains(&"MUL_MAT_ID  ffn_moe_up-{L}".to_string()), "{d:#}");
+    let shown = text(&f.diff(&[]).stdout);
+    assert!(shown.contains("Only in A, decode") && shown.contains("f32 128x2 of q4_0 64x128x8"), "{shown}");
+}
+
+#[test]
+fn runs_of_unlike_length_are_compared_as_far_as_both_go() {
+    let f = Files::new(&[&run(Spec::default(), 40, 1, plain), &run(Spec::default(), 64, 2, plain)]);
+    let shown = text(&f.diff(&[]).stdout);
+    assert!(shown.contains("the first 40 calls of each"), "{shown}");
+    // Too few tokens to tell anything; asked to judge, it says so.
+    let f = Files::new(&[&run(Spec::default(), 10, 1, plain), &run(Spec::default(), 64, 2, |_| 2.0)]);
+    let out = f.diff(&["--fail-above", "3%"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("10 of decode are too few"), "{}", text(&out.stderr));
+    assert!(text(&out.stdout).contains("too few calls to tell a change from chance"));
+}
+
+#[test]
+fn barriers_probed_in_one_run_only_change_nothing() {
+    let interval = Spec { barrier: false, ..Spec::default() };
+    let f = Files::new(&[&run(Spec::default(), 32, 1, plain), &run(interval, 32, 1, plain)]);
+    let d = f.json(&[]);
+    assert_eq!(d["differences"], serde_json::json!([["barrier", "probed", "not probed"]]));
+    for o in d["ops"].as_array().unwrap() {
+        let change = o["total"]["change"].as_f64().unwrap();
+        // The wait behind the last op is not seen where the barrier is probed.
+        assert!(change.abs() < 1e-6 || o["name"] == "MUL_MAT  result_output", "{o:#}");
+    }
+}
+
+#[test]
+fn as_csv_every_op_is_a_line() {
+    let experts = Spec { experts: true, ..Spec::default() };
+    let f = Files::new(&[&run(Spec::default(), 32, 1, plain), &run(experts, 32, 2, plain)]);
+    let csv = text(&f.diff(&["--csv"]).stdout);
+    let lines: Vec<&str> = csv.lines().collect();
+    assert!(lines[0].starts_with("us,told,own %,"), "{csv}");
+    let cells = |line: &str| line.replace("\", \"", "").split(',').count();
+    assert!(lines.iter().any(|l| l.contains(",only in B,")), "{csv}");
+    assert!(lines.len() > 15 && cells(lines[0]) == 12, "{csv}");
+}
+
+#[test]
+fn what_can_not_be_compared_is_said_in_a_line() {
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    s.call(8, |_, _| 1000);
+    let prompt = s.enc.finish(&footer("target exited")).unwrap();
+    let f = Files::new(&[&run(Spec::default(), 20, 1, plain), &prompt]);
+    let out = f.diff(&[]);
+    assert_eq!(out.status.code(), Some(1));
+    let want = "profinfer: run B has no decode call with all of its ops: it has calls of another phase only (--phase)\n";
+    assert_eq!(text(&out.stderr), want);
+    let f = Files::new(&[b"", b""]);
+    assert!(text(&f.diff(&[]).stderr).contains("cannot compare a: the trace is empty"));
+    let wrong = ["--fdr=0%", "--by=colour", "--least=1", "--json --csv"];
+    for args in wrong {
+        let out = f.diff(&args.split(' ').collect::<Vec<_>>());
+        assert_eq!(out.status.code(), Some(2), "{args}: {}", text(&out.stderr));
+    }
+}
