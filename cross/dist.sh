@@ -13,8 +13,13 @@ out=${PROFINFER_DIST:-dist}
 
 die() { echo "dist: $*" >&2; exit 1; }
 
+# A board records and reports; what is drawn from a trace any other machine can draw.
+features() { # target
+    case $1 in aarch64-*) echo board ;; *) echo vendored ;; esac
+}
+
 compile() { # target
-    local build=(cross/cargo.sh "$1" rustc --locked --profile small --features vendored)
+    local build=(cross/cargo.sh "$1" rustc --locked --profile small --features "$(features "$1")")
     # Functions of the same code become one; not in ggml-runner, where a probe on one would hit the other. Parts of
     # functions stay where they are: the unwinder's tables of such parts are larger than what they save.
     "${build[@]}" --bin profinfer -- -Clink-arg=--icf=all -Cllvm-args=-enable-machine-outliner=never

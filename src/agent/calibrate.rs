@@ -23,7 +23,9 @@ pub enum Way {
     Op,
     /// The same with our barrier program behind each op: an op of one of several threads.
     OpAndBarrier,
-    /// The first with counters, and the second: they are read at each of our programs.
+    /// Our programs at the entry and at the return of a call.
+    Call,
+    /// The op with counters, and the same with its barrier: they are read at each of our programs.
     Counted,
     CountedAndBarrier,
     /// Our op program where it has to look at each tensor, and finds it unchanged.
@@ -36,7 +38,7 @@ pub enum Way {
 
 impl Way {
     /// Those that a doctor measures always, and those only for comparison; each list shares one object.
-    pub const USUAL: [Way; 3] = [Way::Empty, Way::Op, Way::OpAndBarrier];
+    pub const USUAL: [Way; 4] = [Way::Empty, Way::Op, Way::OpAndBarrier, Way::Call];
     /// Those of counters, where there are any.
     pub const WITH_COUNTERS: [Way; 2] = [Way::Counted, Way::CountedAndBarrier];
     pub const COMPARED: [Way; 3] = [Way::Looked, Way::New, Way::Published];
@@ -47,6 +49,7 @@ impl Way {
             Way::Empty => "empty",
             Way::Op => "op",
             Way::OpAndBarrier => "op-and-barrier",
+            Way::Call => "call",
             Way::Counted => "op-counted",
             Way::CountedAndBarrier => "op-and-barrier-counted",
             Way::Looked => "op-looked-at",
@@ -61,6 +64,7 @@ impl Way {
             Way::Empty => "a program that does nothing",
             Way::Op => "our op program",
             Way::OpAndBarrier => "the same and our barrier program",
+            Way::Call => "our programs at the entry and the return of a call",
             Way::Counted => "our op program, counting task-clock and page-faults",
             Way::CountedAndBarrier => "the same and our barrier program",
             Way::Looked => "our op program, tensors looked at and unchanged",
@@ -171,6 +175,10 @@ impl Bench {
         if way == Way::Empty {
             let empty = self.prober.attach_empty(exe, at(Function::Op, spot)?);
             return empty.map(|probe| probe.map(|p| vec![p])).transpose();
+        }
+        if way == Way::Call {
+            let enter = probe(Prog::SchedEnter, Function::Op, spot)?;
+            return Ok(Some(vec![enter, probe(Prog::SchedExit, Function::Op, Spot::First)?]));
         }
         let mut probes = vec![
             probe(Prog::GraphEnter, Function::Graph, Spot::Emulated)?,

@@ -7,10 +7,13 @@ use self::program::Program;
 
 pub mod accuracy;
 pub mod args;
+#[cfg(not(feature = "board"))]
 pub mod dag;
+#[cfg(not(feature = "board"))]
 pub mod diff;
 #[cfg(feature = "agent")]
 pub mod doctor;
+#[cfg(not(feature = "board"))]
 pub mod export;
 pub mod help;
 pub mod program;
@@ -28,13 +31,22 @@ pub static PROFINFER: Program = Program {
     name: "profinfer",
     about: "Operator-level profiler for unmodified llama.cpp and GGML programs, from outside, with eBPF.",
     commands: COMMANDS,
-    examples: "\
+    elsewhere: if cfg!(feature = "board") { ELSEWHERE } else { &[] },
+    examples: EXAMPLES,
+};
+
+#[cfg(feature = "board")]
+const EXAMPLES: &str = "\
+profinfer doctor                                 can this machine be recorded?
+profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
+profinfer report run.pfi                         where the time went";
+#[cfg(not(feature = "board"))]
+const EXAMPLES: &str = "\
 profinfer doctor                                 can this machine be recorded?
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
 profinfer report run.pfi                         where the time went
 profinfer export --perfetto run.pftrace run.pfi  what ran when, for ui.perfetto.dev
-profinfer diff old.pfi new.pfi                   what became slower",
-};
+profinfer diff old.pfi new.pfi                   what became slower";
 
 const COMMANDS: &[&Command] = &[
     #[cfg(feature = "agent")]
@@ -42,13 +54,19 @@ const COMMANDS: &[&Command] = &[
     #[cfg(feature = "agent")]
     &doctor::COMMAND,
     &report::COMMAND,
+    #[cfg(not(feature = "board"))]
     &export::COMMAND,
+    #[cfg(not(feature = "board"))]
     &dag::COMMAND,
+    #[cfg(not(feature = "board"))]
     &diff::COMMAND,
     &accuracy::COMMAND,
     #[cfg(feature = "agent")]
     &selftest::COMMAND,
 ];
+
+/// What a build for boards leaves to other machines.
+const ELSEWHERE: &[&str] = &["export", "dag", "diff"];
 
 /// Exit codes of most subcommands.
 const EXITS: &[(&str, &str)] = &[("0", "done"), ("1", "failed"), ("2", "wrong usage")];

@@ -15,6 +15,8 @@ pub struct Program {
     /// What it is, in one sentence.
     pub about: &'static str,
     pub commands: &'static [&'static Command],
+    /// Subcommands that other builds of it have.
+    pub elsewhere: &'static [&'static str],
     /// A line each.
     pub examples: &'static str,
 }
@@ -69,6 +71,12 @@ impl Program {
         }
         if name.is_empty() || name == "--" {
             return Err(Usage::new(format!("a subcommand is needed: {}", any_of(names()))));
+        }
+        if self.elsewhere.contains(&name) {
+            return Err(Usage::new(format!(
+                "this build for boards leaves out '{name}': copy the trace to another machine, whose {} has it",
+                self.name
+            )));
         }
         let what = if name.starts_with('-') { "option" } else { "subcommand" };
         let hint = match nearest(name, names().chain(["--help", "--version"])) {

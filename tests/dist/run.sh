@@ -62,6 +62,14 @@ says_its_version() { # target, program
     "${runner[@]}" "$out/$1/$2" --help >/dev/null || fail "$1/$2 --help fails"
 }
 
+# What draws a trace is left out for boards, and says so.
+draws() { # target
+    local said status=0
+    said=$("${runner[@]}" "$out/$1/profinfer" export 2>&1) || status=$?
+    case $1 in aarch64-*) [[ $said = *"for boards leaves out 'export'"* ]] ;; *) [[ $said = *FILE* ]] ;; esac &&
+        [ "$status" = 2 ] || fail "$1/profinfer export says '$said' ($status)"
+}
+
 holds_no_path() { # target, program
     local found
     found=$(strings -a "$out/$1/$2" | grep -F -e "$PWD" -e "${CARGO_HOME:-$HOME/.cargo}" -e "${XDG_CACHE_HOME:-$HOME/.cache}") || return 0
@@ -114,6 +122,7 @@ for target in ${*:-$(cd "$out" && echo *-musl)}; do
         says_its_version "$target" "$program"
         holds_no_path "$target" "$program"
     done
+    draws "$target"
     probes_fit "$target"
     unwinds "$target"
     [ "$failed" = 1 ] || echo "$target: runs, knows its version, holds no path, reads its registers, unwinds"

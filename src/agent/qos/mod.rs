@@ -24,6 +24,8 @@ pub struct Prices {
     /// An op, alone and with its barrier, by the kind of instruction that its probe sits on: emulated, single-stepped.
     pub op: [f64; 2],
     pub with_barrier: [f64; 2],
+    /// One end of a call, entry or return, likewise by where the entry's probe sits.
+    pub call: [f64; 2],
     /// Both with counters, alone first; None: there are none.
     pub counted: Option<[[f64; 2]; 2]>,
     /// A thread's time off the CPU, where that is recorded and can be left.
@@ -39,7 +41,8 @@ impl Prices {
             true => Some([both(Way::Counted)?, both(Way::CountedAndBarrier)?]),
             false => None,
         };
-        Some(Prices { op: both(Way::Op)?, with_barrier: both(Way::OpAndBarrier)?, counted, away })
+        let call = both(Way::Call)?.map(|pair| pair / 2.0);
+        Some(Prices { op: both(Way::Op)?, with_barrier: both(Way::OpAndBarrier)?, call, counted, away })
     }
 
     /// An op on one thread, at a level.
@@ -54,7 +57,7 @@ impl Prices {
         let counted = self.counted.map(|c| format!(", {:.0} ns with its counters", c[0][0]));
         let away = self.away.map(|ns| format!(", a time off the CPU {ns:.0} ns"));
         let (counted, away) = (counted.unwrap_or_default(), away.unwrap_or_default());
-        format!("an op's hit costs {:.0} ns{counted}{away}", self.op[0])
+        format!("an op's hit costs {:.0} ns{counted}, a call's {:.0} ns{away}", self.op[0], self.call[0])
     }
 }
 
@@ -174,7 +177,7 @@ impl Controller {
     }
 
     fn call_hit(&self, engine: &Engine) -> f64 {
-        self.prices.op_hit(&Engine { barrier: false, ..*engine }, Detail::Token)
+        self.prices.call[usize::from(engine.stepped)]
     }
 
     /// What levels not seen yet are expected to cost: at most every node is an op.
@@ -271,7 +274,13 @@ mod tests {
 
     fn prices() -> Prices {
         let counted = Some([[3000.0, 4000.0], [4500.0, 6000.0]]);
-        Prices { op: [1000.0, 2000.0], with_barrier: [1500.0, 3000.0], counted, away: Some(500.0) }
+        Prices {
+            op: [1000.0, 2000.0],
+            call: [1000.0, 2000.0],
+            with_barrier: [1500.0, 3000.0],
+            counted,
+            away: Some(500.0),
+        }
     }
 
     /// A controller at level graph that has seen tokens of 100 ms, of a graph of 100 nodes on two threads.

@@ -21,6 +21,7 @@ pub static RUNNER: Program = Program {
     name: "ggml-runner",
     about: "Reference side of profinfer: models to profile, and kernels to compare with.",
     commands: &[&run::COMMAND, &generate::COMMAND, &synth::COMMAND, &peak::COMMAND, &bench_kernels::COMMAND],
+    elsewhere: &[],
     examples: "\
 ggml-runner synth tiny tiny.gguf              a model to try things with
 ggml-runner run -m tiny.gguf -p 64 -n 32      how fast it is",
