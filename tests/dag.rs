@@ -173,6 +173,15 @@ fn one_layer_comes_with_what_it_takes() {
     assert_eq!(wrong, "no op of layer 7 was recorded; there are 0-2");
 }
 
+#[test]
+fn many_layers_take_no_more_room_than_few() {
+    let size = |layers| {
+        let f = fold(&drawn(run(Model { layers, last_differs: true, ..LLAMA }, 1), &ALL).unwrap());
+        (f.blocks.len(), f.nodes.len(), f.edges.len())
+    };
+    assert_eq!(size(28), size(3));
+}
+
 fn compared(a: Model, b: Model) -> Comparison {
     let of = |m| drawn(run(m, 1), &ALL).unwrap();
     compare(&of(a), &of(b)).unwrap()

@@ -2,9 +2,10 @@
 //! [`super::fold`].
 //!
 //! Kinds of layers are laid beside each other, those of the most layers first; where one model has more kinds, the rest
-//! stands beside the first kind of the other. Within a pair the ops are lined up in their
-//! order such that as many as possible stand beside one of the same op, and of those as many as possible beside one of the
-//! same name. Dimensions and views do not count; two ops that one engine computes as one do.
+//! stands beside the first kind of the other. Within a pair the ops are lined up in their order such that as many as
+//! possible stand beside one of the same op, and of those as many as possible beside one of the same name; ops of one op and
+//! name that only run in another order are alike too. Dimensions and views do not count; two ops that one engine computes as
+//! one do.
 
 use super::fold::{fold, ranges};
 use super::{Dag, DagError, Role};
@@ -109,11 +110,17 @@ fn pair(a: &Dag, b: &Dag, layers: [Option<String>; 2], ops: [Vec<Op>; 2]) -> Res
             false => 0,
         }
     };
-    let beside = line_up(in_a.len(), in_b.len(), &score);
+    let mut beside = line_up(in_a.len(), in_b.len(), &score);
+    // What is left on both sides under one name runs in another order, which is no difference of structure.
+    let mut free: Vec<usize> = (0..in_b.len()).filter(|j| !beside.contains(&Some(*j))).collect();
+    for (i, to) in beside.iter_mut().enumerate().filter(|(_, to)| to.is_none()) {
+        if let Some(at) = free.iter().position(|j| score(i, *j) == SAME) {
+            *to = Some(free.remove(at));
+        }
+    }
     let alike = beside.iter().flatten().count();
     let left: Vec<Op> = in_a.iter().zip(&beside).filter(|(_, j)| j.is_none()).map(|(op, _)| *op).collect();
-    let free = |j: &usize| !beside.iter().flatten().any(|other| other == j);
-    let right: Vec<Op> = (0..in_b.len()).filter(free).map(|j| in_b[j]).collect();
+    let right: Vec<Op> = free.into_iter().map(|j| in_b[j]).collect();
     let extras = |dag: &Dag, list: Vec<Op>| list.into_iter().map(|op| extra(dag, op)).collect();
     Ok(Pair { layers, alike, only: [extras(a, left), extras(b, right)] })
 }

@@ -16,8 +16,12 @@ pub fn text(out: &mut dyn Write, c: &Comparison, names: [&str; 2], style: &Style
     if c.is_same() {
         return writeln!(out, "\nThe structure is the same.");
     }
-    for pair in c.pairs.iter().filter(|p| p.only.iter().any(|o| !o.is_empty())) {
+    for (i, pair) in c.pairs.iter().enumerate().filter(|(_, p)| p.only.iter().any(|o| !o.is_empty())) {
         writeln!(out, "\n{}", style.bold(&heading(pair)))?;
+        if c.pairs.iter().take(i).any(|before| before.only == pair.only) {
+            writeln!(out, "  the same differences as above")?;
+            continue;
+        }
         for (name, extras) in names.iter().zip(&pair.only).filter(|(_, e)| !e.is_empty()) {
             writeln!(out, "  {name} alone has {}", summary(extras))?;
             for e in extras {
@@ -36,11 +40,15 @@ fn heading(pair: &Pair) -> String {
     let alike = units::count(pair.alike as u64, "op");
     match &pair.layers {
         [Some(a), _] if a.is_empty() => format!("Outside the layers: {alike} alike"),
-        [Some(a), Some(b)] => format!("Layers {a} against layers {b}: {alike} alike"),
-        [Some(a), None] => format!("Layers {a}, which have no counterpart"),
-        [None, Some(b)] => format!("Layers {b}, which have no counterpart"),
+        [Some(a), Some(b)] => format!("In {} and {}: {alike} alike", layers(a), layers(b)),
+        [Some(one), None] | [None, Some(one)] => format!("In {}: the other has none", layers(one)),
         [None, None] => String::new(),
     }
+}
+
+fn layers(numbers: &str) -> String {
+    let many = if numbers.contains(['-', ',']) { "s" } else { "" };
+    format!("layer{many} {numbers}")
 }
 
 /// `3 ADD, 1 MUL`, in order of their first one.

@@ -10,7 +10,7 @@ use crate::analysis::dag::{Dag, METRICS, Metric, Node, Role};
 use crate::order;
 
 /// Of the letters, in pixels; monospaced, so that widths are known without the font.
-const CHAR: f64 = 6.1;
+const CHAR: f64 = 6.3;
 const LINE: f64 = 12.0;
 const FONT: f64 = 10.0;
 /// Inside of boxes, and around the whole.
