@@ -158,6 +158,23 @@ fn parts_by_token_time_and_process() {
     refused(&["--tokens", "1", "--time", "1s.."], 2, "exclude each other");
 }
 
+#[test]
+fn of_several_processes_one_can_be_chosen() {
+    let cfg = profinfer::trace::EncoderConfig::default();
+    let mut e = profinfer::trace::Encoder::new(Vec::new(), cfg, &header(true)).unwrap();
+    for (seq, pid) in [(0, 5), (1, 6), (2, 5)] {
+        let (t, entry) = ((ORIGIN + 1000 * seq) as i64, Entry::Decode);
+        let token = Token { seq, pid, tid: pid, entry, n_tokens: Some(1), t, dur: 100, cut: false };
+        e.token(&token).unwrap();
+    }
+    let files = files(&e.finish(&footer("signal")).unwrap());
+    let Some(all) = files.export(&[]) else { return };
+    assert_eq!([5, 6].map(|tid| total(track(&all, tid), |n| n == "decode").0), [2, 1]);
+    let one = files.export(&["--pid", "6"]).unwrap();
+    assert!(one["tracks"].as_array().unwrap().iter().all(|t| t["pid"] != 5));
+    assert_eq!(total(track(&one, 6), |n| n == "decode").0, 1);
+}
+
 /// Engines that start threads anew for each graph get one track for each place in the pool.
 #[test]
 fn threads_that_come_and_go_share_a_track() {

@@ -393,8 +393,8 @@ impl Sink for Perfetto<'_> {
             }
         };
         number(&mut out, 5, process_track(place.pid()));
-        self.descriptor(&out)?;
-        self.start(uuid)
+        self.start(uuid)?;
+        self.descriptor(&out)
     }
 
     fn begin(&mut self, t: i64, name: Name<'_>) -> io::Result<()> {
@@ -434,8 +434,8 @@ impl Sink for Perfetto<'_> {
             bytes(&mut counter, 6, unit.as_bytes());
             bytes(&mut out, 8, &counter);
         }
-        self.descriptor(&out)?;
-        self.start(uuid)
+        self.start(uuid)?;
+        self.descriptor(&out)
     }
 
     fn value(&mut self, t: i64, _: &str, value: f64) -> io::Result<()> {
