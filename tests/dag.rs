@@ -349,6 +349,7 @@ proptest! {
             let folded = fold(&d);
             prop_assert!(folded.edges.iter().all(|e| e.from.max(e.to) < folded.nodes.len()));
             let _ = compare(&d, &d).map(|c| assert!(c.is_same()));
+            let _ = compare(&d, &drawn(run(LLAMA, 1), &ALL).unwrap());
             for format in [Format::Dot, Format::Graphml, Format::Json, Format::Svg] {
                 write(&mut Vec::new(), &folded, Metric::Time, format).unwrap();
             }

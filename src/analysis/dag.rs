@@ -288,8 +288,8 @@ pub enum DagError {
     NoToken(u64, String),
     #[error("it holds no ops in {0}; there are some in {1}")]
     NoPhase(&'static str, String),
-    #[error("its graph has more than {0} nodes")]
-    TooLarge(usize),
+    #[error("its graph has more than {0} {1}")]
+    TooLarge(usize, &'static str),
     #[error("no op of layer {layer} was recorded; there are {there}")]
     NoLayer { layer: u32, there: String },
 }

@@ -46,6 +46,7 @@ profinfer doctor                                 can this machine be recorded?
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
 profinfer report run.pfi                         where the time went
 profinfer export --perfetto run.pftrace run.pfi  what ran when, for ui.perfetto.dev
+profinfer dag run.pfi --fold -o model.svg        what the model computes, and what takes long
 profinfer diff old.pfi new.pfi                   what became slower";
 
 const COMMANDS: &[&Command] = &[

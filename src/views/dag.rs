@@ -148,10 +148,16 @@ fn dot(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()> {
     for (i, n) in dag.nodes.iter().enumerate().filter(|(_, n)| n.block.is_none()) {
         node(out, i, n)?;
     }
-    for (b, block) in dag.blocks.iter().enumerate() {
+    let mut inside: Vec<Vec<usize>> = vec![Vec::new(); dag.blocks.len()];
+    for (i, n) in dag.nodes.iter().enumerate() {
+        if let Some(list) = n.block.and_then(|b| inside.get_mut(b)) {
+            list.push(i);
+        }
+    }
+    for (b, (block, inside)) in dag.blocks.iter().zip(&inside).enumerate() {
         writeln!(out, "  subgraph cluster_{b} {{\n  label={};", quoted(&block_title(&block.layers)))?;
-        for (i, n) in dag.nodes.iter().enumerate().filter(|(_, n)| n.block == Some(b)) {
-            node(out, i, n)?;
+        for i in inside {
+            node(out, *i, &dag.nodes[*i])?;
         }
         writeln!(out, "  }}")?;
     }

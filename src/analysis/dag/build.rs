@@ -45,7 +45,7 @@ pub fn build(loaded: &Loaded<'_>, pick: &Pick) -> Result<Dag, DagError> {
         for (first, second) in &plan.hits {
             b.hit(*first, *second);
             if b.nodes.len() > MAX_NODES {
-                return Err(DagError::TooLarge(MAX_NODES));
+                return Err(DagError::TooLarge(MAX_NODES, "nodes"));
             }
         }
     }

@@ -8,11 +8,13 @@
 //! one do.
 
 use super::fold::{fold, ranges};
-use super::{Dag, DagError, Role};
+use super::{Dag, DagError, Edge, Role};
 use crate::order;
 
 /// Ops of a kind of layer; four times those of the largest.
 const MAX_OPS: usize = 1024;
+/// Kinds of layers; models have a few.
+const MAX_KINDS: usize = 64;
 /// An op beside one of the same op and name, and beside one of the same op alone.
 const SAME: u32 = 3;
 const SAME_OP: u32 = 2;
@@ -61,6 +63,9 @@ type Op = (usize, usize);
 /// A layer has too many ops.
 pub fn compare(a: &Dag, b: &Dag) -> Result<Comparison, DagError> {
     let (a, b) = (fold(a), fold(b));
+    if a.blocks.len().max(b.blocks.len()) > MAX_KINDS {
+        return Err(DagError::TooLarge(MAX_KINDS, "kinds of layers"));
+    }
     let mut pairs =
         vec![pair(&a, &b, [Some(String::new()), Some(String::new())], [ops(&a, None), ops(&b, None)])?];
     let (kinds_a, kinds_b) = (kinds(&a), kinds(&b));
@@ -100,7 +105,7 @@ fn label(dag: &Dag, (node, tensor): Op) -> (&str, &str) {
 fn pair(a: &Dag, b: &Dag, layers: [Option<String>; 2], ops: [Vec<Op>; 2]) -> Result<Pair, DagError> {
     let [in_a, in_b] = &ops;
     if in_a.len().max(in_b.len()) > MAX_OPS {
-        return Err(DagError::TooLarge(MAX_OPS));
+        return Err(DagError::TooLarge(MAX_OPS, "ops in a layer"));
     }
     let score = |i: usize, j: usize| {
         let (x, y) = (label(a, in_a[i]), label(b, in_b[j]));
@@ -121,7 +126,10 @@ fn pair(a: &Dag, b: &Dag, layers: [Option<String>; 2], ops: [Vec<Op>; 2]) -> Res
     let alike = beside.iter().flatten().count();
     let left: Vec<Op> = in_a.iter().zip(&beside).filter(|(_, j)| j.is_none()).map(|(op, _)| *op).collect();
     let right: Vec<Op> = free.into_iter().map(|j| in_b[j]).collect();
-    let extras = |dag: &Dag, list: Vec<Op>| list.into_iter().map(|op| extra(dag, op)).collect();
+    let extras = |dag: &Dag, list: Vec<Op>| {
+        let users = if list.is_empty() { Vec::new() } else { by_source(dag) };
+        list.into_iter().map(|op| extra(dag, &users, op)).collect()
+    };
     Ok(Pair { layers, alike, only: [extras(a, left), extras(b, right)] })
 }
 
@@ -154,7 +162,7 @@ fn line_up(n: usize, m: usize, score: &dyn Fn(usize, usize) -> u32) -> Vec<Optio
     beside
 }
 
-fn extra(dag: &Dag, op: Op) -> Extra {
+fn extra(dag: &Dag, users: &[Edge], op: Op) -> Extra {
     let (node, tensor) = op;
     let mut takes = Vec::new();
     for e in dag.sources(node).iter().filter(|e| usize::from(e.tensor) == tensor) {
@@ -165,7 +173,8 @@ fn extra(dag: &Dag, op: Op) -> Extra {
     let mut taken_by = Vec::new();
     let last = dag.nodes.get(node).map_or(0, |n| n.tensors.len()) == tensor + 1;
     if last {
-        above(dag, node, 0, &mut taken_by);
+        let mut views = MAX_VIEWS;
+        above(dag, users, node, &mut views, &mut taken_by);
     } else {
         push(&mut taken_by, in_full(label(dag, (node, tensor + 1))));
     }
@@ -173,8 +182,10 @@ fn extra(dag: &Dag, op: Op) -> Extra {
     Extra { op: op.to_owned(), name: name.to_owned(), takes, taken_by }
 }
 
-/// Views of views.
+/// Views of views, views looked through for the users of one op, and users that are told of each.
 const MAX_DEPTH: u32 = 16;
+const MAX_VIEWS: u32 = 32;
+const MAX_USERS: usize = 64;
 
 fn push(list: &mut Vec<String>, text: String) {
     if !list.contains(&text) {
@@ -199,11 +210,24 @@ fn below(dag: &Dag, mut node: usize) -> String {
     if n.role.is_constant() { n.name().to_owned() } else { in_full((&op, n.name())) }
 }
 
-/// The ops that take a node, or a view of it.
-fn above(dag: &Dag, node: usize, depth: u32, to: &mut Vec<String>) {
-    for e in dag.edges.iter().filter(|e| e.from == node && e.to != node) {
+/// The edges by the node they come from.
+fn by_source(dag: &Dag) -> Vec<Edge> {
+    let mut edges = dag.edges.clone();
+    order::by_key(&mut edges, |e| (e.from as u64, e.to as u64));
+    edges
+}
+
+/// The ops that take a node, or a view of it; `views` more are looked through.
+fn above(dag: &Dag, users: &[Edge], node: usize, views: &mut u32, to: &mut Vec<String>) {
+    let first = users.partition_point(|e| e.from < node);
+    let of_node = users.iter().skip(first).take_while(|e| e.from == node);
+    for e in of_node.filter(|e| e.to != node).take(MAX_USERS) {
         match dag.nodes.get(e.to) {
-            Some(n) if n.role == Role::View && depth < MAX_DEPTH => above(dag, e.to, depth + 1, to),
+            Some(n) if n.role == Role::View && *views > 0 => {
+                *views -= 1;
+                above(dag, users, e.to, views, to);
+            }
+            Some(n) if n.role == Role::View => {}
             Some(_) => push(to, in_full(label(dag, (e.to, e.tensor.into())))),
             None => {}
         }

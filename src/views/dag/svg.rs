@@ -153,14 +153,16 @@ impl Picture<'_> {
 
     /// A frame around the layers that were folded.
     fn blocks(&self, out: &mut dyn Write) -> io::Result<()> {
-        for (b, block) in self.dag.blocks.iter().enumerate() {
-            let inside = |i: &usize| self.dag.nodes[self.drawn[*i].node].block == Some(b);
-            let corners = |i: usize| {
-                let ((x, y), (w, h)) = (self.places.at[i], self.sizes[i]);
-                [x - w / 2.0, y - h / 2.0, x + w / 2.0, y + h / 2.0]
-            };
-            let all = (0..self.drawn.len()).filter(inside).map(corners);
-            let frame = all.reduce(|a, b| [a[0].min(b[0]), a[1].min(b[1]), a[2].max(b[2]), a[3].max(b[3])]);
+        let mut frames: Vec<Option<[f64; 4]>> = vec![None; self.dag.blocks.len()];
+        for (i, d) in self.drawn.iter().enumerate() {
+            let ((x, y), (w, h)) = (self.places.at[i], self.sizes[i]);
+            let own = [x - w / 2.0, y - h / 2.0, x + w / 2.0, y + h / 2.0];
+            if let Some(frame) = self.dag.nodes[d.node].block.and_then(|b| frames.get_mut(b)) {
+                let a = frame.unwrap_or(own);
+                *frame = Some([a[0].min(own[0]), a[1].min(own[1]), a[2].max(own[2]), a[3].max(own[3])]);
+            }
+        }
+        for (block, frame) in self.dag.blocks.iter().zip(frames) {
             let Some([left, top, right, bottom]) = frame else { continue };
             let (x, y) = (left - 8.0, top - 8.0);
             let (w, h) = (right - left + 16.0, bottom - top + 16.0);
