@@ -242,7 +242,7 @@ fn text_from_the_target_cannot_act_on_the_terminal() {
     assert!(out.chars().all(|c| c == '\n' || !c.is_control()), "{out:?}");
 }
 
-/// Everything that `diff` has to say of a trace and a sound one, in both orders.
+/// Everything that `diff` has to say of a trace and a sound one, in both orders, and `stat` of the trace.
 fn compared(trace: &Trace) {
     use profinfer::analysis::diff::{Options, diff};
     use profinfer::analysis::tables::OpKey;
@@ -254,6 +254,25 @@ fn compared(trace: &Trace) {
             let Ok(found) = diff(a, b, &options, &Progress::default()) else { continue };
             views::diff::write(&mut Vec::new(), &found, ["a", "b"], 5, &Style::default()).unwrap();
             views::diff::csv(&mut Vec::new(), &found).unwrap();
+            json::write(&mut Vec::new(), &found).unwrap();
+        }
+    }
+    counted(trace);
+}
+
+/// Everything that `stat` has to say of a trace.
+fn counted(trace: &Trace) {
+    use profinfer::analysis::stat::{Options, View, stat};
+    use profinfer::views;
+    for phase in [Phase::Decode, Phase::Prefill] {
+        for context in [None, Some(5000)] {
+            let (pid, peaks, bandwidth) = (None, Vec::new(), None);
+            let options = Options { phase, views: View::ALL.to_vec(), pid, peaks, bandwidth, context };
+            let Ok(found) = stat(trace, &options, &Progress::default()) else { continue };
+            views::stat::write(&mut Vec::new(), &found, &View::ALL, 5, &Style::default()).unwrap();
+            for view in View::ALL {
+                views::stat::csv(&mut Vec::new(), &found, view).unwrap();
+            }
             json::write(&mut Vec::new(), &found).unwrap();
         }
     }

@@ -19,6 +19,7 @@ pub mod ops;
 pub mod predict;
 pub mod report;
 pub mod series;
+pub mod stat;
 pub mod stats;
 pub mod tables;
 pub mod why;

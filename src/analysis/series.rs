@@ -9,6 +9,7 @@ use super::calls::{Phase, Timeline};
 use super::load::Loaded;
 use super::ops::{Edges, sort_runs};
 use super::tables::Idents;
+use crate::trace::record::Slices;
 use crate::trace::slice_iter;
 
 /// Points that are kept of a long run, and cells of all groups together.
@@ -153,4 +154,37 @@ fn whole_calls(loaded: &Loaded<'_>, line: &Timeline, phase: Phase) -> Vec<usize>
     let calls = line.calls.iter().zip(ops).enumerate();
     let whole = calls.filter(|(_, (c, ops))| c.phase == phase && !c.cut && *ops == Some(true));
     whole.map(|(i, _)| i).collect()
+}
+
+/// By group and thread: time without the wait at the barrier, ns a call. `None` where the barrier was not probed in these
+/// calls, or one thread ran alone.
+pub fn by_thread(
+    loaded: &Loaded<'_>,
+    line: &Timeline,
+    calls: &[usize],
+    idents: &Idents,
+    group_of: &[usize],
+) -> Option<Vec<Vec<f64>>> {
+    let index: HashMap<u64, usize> = loaded.cpu_graphs.iter().enumerate().map(|(i, g)| (g.seq, i)).collect();
+    let wanted = |run: &&Slices<'_>| {
+        let call = index.get(&run.graph).and_then(|g| line.cpu_call.get(*g)).copied().flatten();
+        run.barrier && call.is_some_and(|c| calls.binary_search(&c).is_ok())
+    };
+    let threads = usize::from(loaded.runs.iter().filter(wanted).map(|run| run.ith).max()?) + 1;
+    let groups = group_of.iter().max()? + 1;
+    if threads < 2 || threads.saturating_mul(groups) > MOST_CELLS {
+        return None;
+    }
+    let mut out = vec![vec![0.0; threads]; groups];
+    for run in loaded.runs.iter().filter(wanted) {
+        let positions = idents.of_plan(run.plan).iter().skip(run.first as usize);
+        for (slice, ident) in slice_iter(run).zip(positions) {
+            let sums = group_of.get(*ident).and_then(|g| out.get_mut(*g));
+            if let (Some(sum), Some(busy)) = (sums.and_then(|s| s.get_mut(usize::from(run.ith))), slice.busy)
+            {
+                *sum += busy as f64 / calls.len() as f64;
+            }
+        }
+    }
+    Some(out)
 }

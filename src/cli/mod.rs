@@ -24,6 +24,8 @@ pub mod report;
 pub mod runner;
 #[cfg(feature = "agent")]
 pub mod selftest;
+#[cfg(not(feature = "board"))]
+pub mod stat;
 pub mod values;
 
 /// The program `profinfer`.
@@ -47,6 +49,7 @@ profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
 profinfer report run.pfi                         where the time went
 profinfer export --perfetto run.pftrace run.pfi  what ran when, for ui.perfetto.dev
 profinfer dag run.pfi --fold -o model.svg        what the model computes, and what takes long
+profinfer stat run.pfi tokens                    what makes decoding slower as the context grows
 profinfer diff old.pfi new.pfi                   what became slower";
 
 const COMMANDS: &[&Command] = &[
@@ -60,6 +63,8 @@ const COMMANDS: &[&Command] = &[
     #[cfg(not(feature = "board"))]
     &dag::COMMAND,
     #[cfg(not(feature = "board"))]
+    &stat::COMMAND,
+    #[cfg(not(feature = "board"))]
     &diff::COMMAND,
     &accuracy::COMMAND,
     #[cfg(feature = "agent")]
@@ -67,7 +72,7 @@ const COMMANDS: &[&Command] = &[
 ];
 
 /// What a build for boards leaves to other machines.
-const ELSEWHERE: &[&str] = &["export", "dag", "diff"];
+const ELSEWHERE: &[&str] = &["export", "dag", "stat", "diff"];
 
 /// Exit codes of most subcommands.
 const EXITS: &[(&str, &str)] = &[("0", "done"), ("1", "failed"), ("2", "wrong usage")];

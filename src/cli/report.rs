@@ -4,7 +4,7 @@ use std::io::{BufWriter, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-mod peaks;
+pub(super) mod peaks;
 
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
 use super::reading::{open, with_bar};

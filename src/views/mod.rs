@@ -14,6 +14,7 @@ pub mod honesty;
 pub mod json;
 pub mod levels;
 pub mod predict;
+pub mod stat;
 pub mod table;
 pub mod text;
 pub mod timeline;

@@ -1,0 +1,199 @@
+//! `profinfer stat` on traces whose answers are known.
+
+mod synth_trace;
+
+use std::process::{Command, Output, Stdio};
+
+use profinfer::trace::{ExpertRows, TensorDesc};
+use serde_json::Value;
+use synth_trace::*;
+
+/// Query's rotation in the first layer.
+const ROTATION: usize = 3;
+const PROMPT: u64 = 8;
+
+/// A prompt and `n` tokens in which the rotation takes 50 ns more for each token of context; other ops take a fixed time.
+fn growing(spec: Spec, n: u64) -> Synth<Vec<u8>> {
+    let mut s = Synth::new(Vec::new(), spec);
+    s.call(PROMPT as u32, |_, _| 1000);
+    for i in 0..n {
+        s.call(1, |p, t| {
+            let grown = if p == ROTATION { 50 * (PROMPT + 1 + i) } else { 0 };
+            let chance = (i * 31 + p as u64 * 7) % 13;
+            2000 + 100 * p as u64 + 500 * u64::from(t) + grown + chance
+        });
+    }
+    s
+}
+
+fn finish(s: Synth<Vec<u8>>) -> Vec<u8> {
+    s.enc.finish(&footer("target exited")).unwrap()
+}
+
+fn stat(bytes: &[u8], args: &[&str]) -> Output {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("run"), bytes).unwrap();
+    let mut c = Command::new(env!("CARGO_BIN_EXE_profinfer"));
+    c.current_dir(dir.path()).args(["stat", "run"]).args(args).stdin(Stdio::null());
+    c.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn json(bytes: &[u8], args: &[&str]) -> Value {
+    let out = stat(bytes, &[&["--json"], args].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    serde_json::from_slice(&out.stdout).unwrap()
+}
+
+#[test]
+fn the_op_that_grows_with_the_context_is_named() {
+    let bytes = finish(growing(Spec::default(), 200));
+    let d = json(&bytes, &["tokens"]);
+    let t = &d["tokens"];
+    assert_eq!((t["from"].as_u64(), t["to"].as_u64(), t["calls"].as_u64()), (Some(9), Some(208), Some(200)));
+    let first = &t["ops"][0];
+    assert_eq!((first["name"].as_str(), first["grows"].as_bool()), (Some("ROPE  Qcur-{L}"), Some(true)));
+    assert!((first["ns_per_token"].as_f64().unwrap() - 50.0).abs() < 0.5, "{first:#}");
+    assert!(t["ops"].as_array().unwrap().iter().skip(1).all(|o| o["grows"] == false), "{t:#}");
+    assert!((t["call"]["ns_per_token"].as_f64().unwrap() - 50.0).abs() < 0.5);
+    let shown = text(&stat(&bytes, &["tokens"]).stdout);
+    assert!(shown.contains("grows with the context: ROPE  Qcur-{L} (100 %)"), "{shown}");
+
+    let short = text(&stat(&finish(growing(Spec::default(), 8)), &["tokens"]).stdout);
+    assert!(short.contains("the context is not known or hardly changes"), "{short}");
+}
+
+#[test]
+fn a_second_request_begins_its_context_anew() {
+    let mut s = growing(Spec::default(), 40);
+    s.call(4, |_, _| 1000);
+    for _ in 0..40 {
+        s.call(1, |p, _| 2000 + p as u64);
+    }
+    let d = json(&finish(s), &["tokens"]);
+    assert_eq!((d["tokens"]["from"].as_u64(), d["tokens"]["to"].as_u64()), (Some(5), Some(48)));
+}
+
+#[test]
+fn multiplications_have_lines_against_bytes_and_flops() {
+    let d = json(&finish(growing(Spec::default(), 20)), &["ops"]);
+    let ops = &d["ops"];
+    assert!(ops["bytes"]["points"].as_u64().unwrap() >= 3 && ops["flops"]["r2"].is_f64(), "{ops:#}");
+    let out = ops["rows"].as_array().unwrap().iter().find(|r| r["name"] == "MUL_MAT  result_output").unwrap();
+    let bytes = EMBD * VOCAB / 32 * 18 + 4 * EMBD + 4 * VOCAB;
+    assert_eq!(
+        (out["bytes"].as_f64(), out["flops"].as_f64()),
+        (Some(bytes as f64), Some((2 * EMBD * VOCAB) as f64))
+    );
+    assert_eq!(out["form"], "f32 256 of q4_0 64x256, f32 64");
+    // Thread 0 is done first; the wait for the other is not seen behind the last op.
+    assert!((out["ns"].as_f64().unwrap() - 5206.0).abs() < 7.0, "{out:#}");
+}
+
+#[test]
+fn roofs_are_given_or_missed() {
+    let bytes = finish(growing(Spec::default(), 20));
+    let d = json(&bytes, &["roofline", "--roof", "100,10"]);
+    let rows = d["roofline"]["rows"].as_array().unwrap();
+    let p = rows.iter().find(|r| r["name"] == "MUL_MAT  result_output").unwrap();
+    let gb = p["gb_per_s"].as_f64().unwrap();
+    assert!((p["share"].as_f64().unwrap() - gb / 10.0).abs() < 1e-9 && p["roof"] == "memory", "{p:#}");
+    assert!(json(&bytes, &["roofline"])["roofline"].is_null());
+    assert!(text(&stat(&bytes, &["roofline"]).stdout).contains("no peak is known (--roof)"));
+}
+
+#[test]
+fn threads_are_told_by_their_busy_time() {
+    let d = json(&finish(growing(Spec::default(), 20)), &["threads"]);
+    let rows = d["thread_balance"].as_array().unwrap();
+    let out = rows.iter().find(|r| r["name"] == "MUL_MAT  result_output").unwrap();
+    let busy: Vec<f64> = out["busy_ns"].as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect();
+    assert!((busy[1] - busy[0] - 500.0).abs() < 1e-6, "{busy:?}");
+    assert!((out["lost_ns"].as_f64().unwrap() - 250.0).abs() < 1e-6, "{out:#}");
+    let one = Spec { threads: 1, ..Spec::default() };
+    assert!(text(&stat(&finish(growing(one, 20)), &["threads"]).stdout).contains("there is one"));
+    let interval = Spec { barrier: false, ..Spec::default() };
+    let shown = text(&stat(&finish(growing(interval, 20)), &["threads"]).stdout);
+    assert!(shown.contains("the barrier was not probed"), "{shown}");
+}
+
+#[test]
+fn experts_have_a_map_and_a_table() {
+    let mut s = growing(Spec { experts: true, ..Spec::default() }, 20);
+    let mut tensor = |addr, name: &[u8], ne| {
+        let (op, ty, flags, nb, view_src) = (0, 3, 0, None, None);
+        let src = &[];
+        let d = TensorDesc { pid: PID, addr, known: true, op, ty, flags, name, ne, nb, src, view_src };
+        s.enc.tensor(&d).unwrap()
+    };
+    let ids = tensor(0x9000_0000, b"ffn_moe_topk-0", [2, 1, 1, 1]);
+    let weights = tensor(0x9000_0200, b"blk.0.ffn_up_exps.weight", [EMBD, FF, 8, 1]);
+    for graph in 1..5 {
+        let rows = ExpertRows { graph, ids, weights, used: 2, tokens: 1, first: 0, why: "" };
+        s.enc.experts(&rows, &[4, if graph == 1 { 5 } else { 6 }]).unwrap();
+    }
+    let bytes = finish(s);
+    let shown = text(&stat(&bytes, &["experts"]).stdout);
+    // Never, never, never, never, always, once, three times, never.
+    assert!(shown.contains("      0 |    @-# |"), "{shown}");
+    let csv = text(&stat(&bytes, &["experts", "--csv"]).stdout);
+    assert!(csv.starts_with("layer,expert,decode,prefill\r\n0,0,0,0\r\n"), "{csv}");
+    assert!(csv.contains("\r\n0,4,4,0\r\n0,5,1,0\r\n0,6,3,0\r\n"), "{csv}");
+}
+
+#[test]
+fn a_forecast_goes_along_the_line_of_growth() {
+    let bytes = finish(growing(Spec::default(), 200));
+    let f = &json(&bytes, &["tokens", "--context", "1000"])["forecast"];
+    let ns: Vec<f64> = f["ns"].as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect();
+    // From the middle of 9 to 208.
+    assert!((ns[1] - ns[0] - 50.0 * (1000.0 - 108.5)).abs() < 500.0, "{f:#}");
+    let out = stat(&bytes, &["tokens", "--bandwidth", "100"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("no op reads its weights from memory"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn everything_is_there_as_text_and_each_table_as_csv() {
+    let bytes = finish(growing(Spec::default(), 40));
+    let out = stat(&bytes, &[]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let shown = text(&out.stdout);
+    for part in
+        ["Time against context", "Matrix multiplications", "Roofline", "Threads", "Experts", "Backends"]
+    {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    for what in ["tokens", "ops", "threads", "backends"] {
+        let out = stat(&bytes, &[what, "--csv"]);
+        let csv = text(&out.stdout);
+        let mut lines = csv.lines().map(|l| l.matches(',').count());
+        assert!(
+            out.status.success() && lines.next().unwrap() >= 4 && lines.next().is_some(),
+            "{what}: {csv}"
+        );
+    }
+    let out = stat(&bytes, &["experts", "--csv"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("nothing of it"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn what_can_not_be_told_is_said_in_a_line() {
+    let bytes = finish(growing(Spec::default(), 20));
+    for (args, want) in [
+        (&["--pid", "7"][..], "there is no decode call with all of its ops of process 7"),
+        (&["--phase", "prefill", "--pid", "7"], "there is no prefill call"),
+    ] {
+        let out = stat(&bytes, args);
+        let err = text(&out.stderr);
+        assert_eq!((out.status.code(), err.lines().count()), (Some(1), 1), "{err}");
+        assert!(err.contains(want), "{err}");
+    }
+    for args in [&["colours"][..], &["--csv"], &["--bandwidth", "0"], &["--context", "0"], &["--roof", "x"]] {
+        assert_eq!(stat(&bytes, args).status.code(), Some(2), "{args:?}");
+    }
+}
