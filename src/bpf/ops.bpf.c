@@ -243,12 +243,13 @@ static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, _
 	if (k.op_experts && !tensor2 && lane->in_graph && experts(ctx, &e->h, lane, tensor))
 		e->h.ts = bpf_ktime_get_ns();
 	lane->start = e->h.ts;
-	/* All of it, whatever is sent: the verifier does not tell one from the other. */
-	if (k.n_pmc)
+	if (k.n_pmc) {
+		/* All of it, whatever is sent: the verifier does not tell one from the other. */
 		__builtin_memset(&counted.since, 0, sizeof(counted) - sizeof(*e));
-	if (counted_now)
-		count_op(id, &counted, since, e->prev_end);
-	pass(ctx, &e->h, counted_now ? sizeof(counted) : sizeof(*e), ++lane->hits % ASK_EVERY == 0);
+		if (counted_now)
+			count_op(id, &counted, since, e->prev_end);
+	}
+	pass(ctx, &e->h, k.n_pmc && counted_now ? sizeof(counted) : sizeof(*e), ++lane->hits % ASK_EVERY == 0);
 	return 0;
 }
 

@@ -203,7 +203,7 @@ impl<W: Write + 'static> Session<W> {
         let why = match (&self.extras.unfit, cost) {
             (Some(why), _) if level == Detail::Scheduler => why.clone(),
             (_, Some(share)) => format!(
-                "the budget left no room for it: a level with it would take {:.2} % of a token's time",
+                "never on within the budget: a level with it would take {:.3} % of a token's time",
                 share * 100.0
             ),
             _ => "what it would take of a token's time was not known in time".into(),
