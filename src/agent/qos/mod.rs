@@ -16,6 +16,10 @@ const BURST_NS: u64 = 500_000_000;
 /// Hits of a token at level graph: entry and return of the call, its graph, its split and the CPU's graph.
 const GRAPH_HITS: f64 = 8.0;
 const TOKEN_HITS: f64 = 2.0;
+/// What a hit in an engine, whose weights pass through the caches between two of them, costs more than one in the loop of the
+/// calibration: in prices of an op's hit there. `make bench-cost` and `bench-causes` found 0.2 (a small model's ops) to 1.6
+/// (calls, and a large model's ops).
+const COLD: f64 = 1.5;
 const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
 /// What a hit costs on this machine, ns.
@@ -36,13 +40,23 @@ impl Prices {
     /// From a calibration, with counters where there are some. None when it lacks something.
     pub fn of(costs: &[Cost], counters: bool, away: Option<f64>) -> Option<Prices> {
         let cost = |way, spot| costs.iter().find(|c| c.way == way && c.spot == spot).map(|c| c.ns);
-        let both = |way| Some([cost(way, Spot::Emulated)?, cost(way, Spot::Stepped)?]);
+        let cold = COLD * cost(Way::Op, Spot::Emulated)?;
+        let both = |way, hits: f64| {
+            let ns = |spot| cost(way, spot).map(|ns| ns + hits * cold);
+            Some([ns(Spot::Emulated)?, ns(Spot::Stepped)?])
+        };
         let counted = match counters {
-            true => Some([both(Way::Counted)?, both(Way::CountedAndBarrier)?]),
+            true => Some([both(Way::Counted, 1.0)?, both(Way::CountedAndBarrier, 2.0)?]),
             false => None,
         };
-        let call = both(Way::Call)?.map(|pair| pair / 2.0);
-        Some(Prices { op: both(Way::Op)?, with_barrier: both(Way::OpAndBarrier)?, call, counted, away })
+        let call = both(Way::Call, 2.0)?.map(|pair| pair / 2.0);
+        Some(Prices {
+            op: both(Way::Op, 1.0)?,
+            with_barrier: both(Way::OpAndBarrier, 2.0)?,
+            call,
+            counted,
+            away,
+        })
     }
 
     /// An op on one thread, at a level.
@@ -84,6 +98,8 @@ pub struct Engine {
     pub nodes: u32,
     /// The op's probe sits on an instruction that the kernel single-steps.
     pub stepped: bool,
+    /// Of the functions that are probed for calls, the share whose probe sits on such an instruction.
+    pub calls_stepped: f64,
     /// Barriers are probed when ops are.
     pub barrier: bool,
     /// Switches of its threads, a nanosecond, while the scheduler is not recorded; None: not known.
@@ -177,7 +193,8 @@ impl Controller {
     }
 
     fn call_hit(&self, engine: &Engine) -> f64 {
-        self.prices.call[usize::from(engine.stepped)]
+        let [emulated, stepped] = self.prices.call;
+        emulated + (stepped - emulated) * engine.calls_stepped
     }
 
     /// What levels not seen yet are expected to cost: at most every node is an op.
@@ -287,7 +304,8 @@ mod tests {
     fn after_two_tokens(switches: Option<f64>) -> (Controller, Engine, Option<Change>) {
         let rule = Rule { budget: Some(0.5), qos: None };
         let mut c = Controller::new(rule, prices(), Detail::Structure);
-        let engine = Engine { threads: 2, nodes: 100, stepped: false, barrier: true, switches };
+        let engine =
+            Engine { threads: 2, nodes: 100, stepped: false, calls_stepped: 0.0, barrier: true, switches };
         let mut last = None;
         for i in 0..3 {
             let (t, dur, calls) = (i * 100 * MS, 100 * MS, 8 * i);

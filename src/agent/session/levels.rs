@@ -120,11 +120,16 @@ impl<W: Write + 'static> Session<W> {
         let shown = drain.shown.iter().max_by_key(|s| s.graphs).copied().unwrap_or(Shown::default());
         let busiest = drain.shown.iter().position(|s| s.graphs == shown.graphs).unwrap_or(0);
         let attached = self.engines.get(busiest);
-        let points = attached.and_then(|a| a.rung(Role::Op)).map(|r| r.points.as_slice()).unwrap_or_default();
+        let points =
+            |role| attached.and_then(|a| a.rung(role)).map(|r| r.points.as_slice()).unwrap_or_default();
+        let stepped = |role| points(role).iter().any(|p| p.entry.cost == Cost::SingleStepped);
+        let calls = [Role::Token, Role::Graph, Role::Split, Role::CpuGraph];
+        let probed = calls.iter().filter(|r| !points(**r).is_empty()).count();
         qos::Engine {
             threads: shown.threads,
             nodes: shown.nodes,
-            stepped: points.iter().any(|p| p.entry.cost == Cost::SingleStepped),
+            stepped: stepped(Role::Op),
+            calls_stepped: calls.iter().filter(|r| stepped(**r)).count() as f64 / probed.max(1) as f64,
             barrier: self.options.op_end != OpEnd::Interval
                 && attached.is_some_and(|a| a.rung(Role::OpEnd).is_some_and(|r| !r.points.is_empty())),
             switches,
