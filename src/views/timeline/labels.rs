@@ -134,7 +134,7 @@ fn shape(loaded: &Loaded<'_>, t: &TensorInfo) -> String {
     format!("{ty}[{}]", dims.join(","))
 }
 
-/// What is known in a line: `f32[64,1] = q4_0[64,64], f32[64]; 2.4 kB, 8.2 kFLOP; mean 1.2 GB/s; memory-bound`. Op and
+/// What is known in a line: `f32[64,1] = q4_0[64,64], f32[64]; 2.4 kB, 8.2 kFLOP; mean 1.2 GB/s; bound: memory`. Op and
 /// tensor are in the name.
 fn summary(values: &Values) -> String {
     let get = |name: &str| values.iter().find(|(n, _)| *n == name).map(|(_, v)| v);
@@ -155,7 +155,7 @@ fn summary(values: &Values) -> String {
         parts.push(format!("mean {rate:.2} GB/s"));
     }
     if !text("bound").is_empty() {
-        parts.push(format!("{}-bound", text("bound")));
+        parts.push(format!("bound: {}", text("bound")));
     }
     if parts.is_empty() { NO_STRUCTURE.into() } else { parts.join("; ") }
 }
