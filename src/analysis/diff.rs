@@ -2,7 +2,7 @@
 //!
 //! Ops are matched by name without the layer number and by the types and dimensions of their tensors; what only one run
 //! has is a change of structure and of no speed. The k-th call of one run is held against the k-th of the other, so that
-//! growth with the context falls out; [`judge`] says which changes are the ops' own.
+//! growth with the context falls out; `judge` says which changes are the ops' own.
 
 mod judge;
 

@@ -17,9 +17,10 @@ const BURST_NS: u64 = 500_000_000;
 const GRAPH_HITS: f64 = 8.0;
 const TOKEN_HITS: f64 = 2.0;
 /// What a hit in an engine, whose weights pass through the caches between two of them, costs more than one in the loop of the
-/// calibration: in prices of an op's hit there. `make bench-cost` and `bench-causes` found 0.2 (a small model's ops) to 1.6
-/// (calls, and a large model's ops).
-const COLD: f64 = 1.5;
+/// calibration: in prices of an op's hit there. `make bench-cost`, `bench-causes` and `bench-budget` found 0.2 (a small
+/// model's ops) to 1.6 (a large one's) at ops, and up to 3 at calls, which are far apart.
+const COLD_OP: f64 = 1.5;
+const COLD_CALL: f64 = 3.0;
 const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
 /// What a hit costs on this machine, ns.
@@ -40,19 +41,19 @@ impl Prices {
     /// From a calibration, with counters where there are some. None when it lacks something.
     pub fn of(costs: &[Cost], counters: bool, away: Option<f64>) -> Option<Prices> {
         let cost = |way, spot| costs.iter().find(|c| c.way == way && c.spot == spot).map(|c| c.ns);
-        let cold = COLD * cost(Way::Op, Spot::Emulated)?;
-        let both = |way, hits: f64| {
-            let ns = |spot| cost(way, spot).map(|ns| ns + hits * cold);
+        let warm = cost(Way::Op, Spot::Emulated)?;
+        let both = |way, cold: f64| {
+            let ns = |spot| cost(way, spot).map(|ns| ns + cold * warm);
             Some([ns(Spot::Emulated)?, ns(Spot::Stepped)?])
         };
         let counted = match counters {
-            true => Some([both(Way::Counted, 1.0)?, both(Way::CountedAndBarrier, 2.0)?]),
+            true => Some([both(Way::Counted, COLD_OP)?, both(Way::CountedAndBarrier, 2.0 * COLD_OP)?]),
             false => None,
         };
-        let call = both(Way::Call, 2.0)?.map(|pair| pair / 2.0);
+        let call = both(Way::Call, 2.0 * COLD_CALL)?.map(|pair| pair / 2.0);
         Some(Prices {
-            op: both(Way::Op, 1.0)?,
-            with_barrier: both(Way::OpAndBarrier, 2.0)?,
+            op: both(Way::Op, COLD_OP)?,
+            with_barrier: both(Way::OpAndBarrier, 2.0 * COLD_OP)?,
             call,
             counted,
             away,

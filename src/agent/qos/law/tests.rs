@@ -130,11 +130,13 @@ impl World {
                 if self.sched.is_some() {
                     law.predict_more(Detail::Scheduler, self.switches(dur as f64, *storm));
                 }
+                // One that began with the probes of the level before is under way still.
+                let settled = probes == law.now().level;
                 let change = match probes {
                     Detail::Nothing => law.idle(t),
                     level => law.token(&Token { t, dur, cost, level }),
                 };
-                let whole = law.now().one_in == 1 && t > due;
+                let whole = law.now().one_in == 1 && t > due && settled;
                 let above = self.rule.budget.is_some_and(|b| cost / dur as f64 > b) && whole;
                 over = if above { over + 1 } else { 0 };
                 out.over = out.over.max(over);
