@@ -147,7 +147,7 @@ fn errors_are_one_line_and_say_what_to_do() {
     let dir = place(&run(Model { structure: false, ..LLAMA }, 1));
     std::fs::write(dir.path().join("good.pfi"), run(LLAMA, 1)).unwrap();
     std::fs::write(dir.path().join("text"), "hello").unwrap();
-    let cases: [(&[&str], i32, &str); 9] = [
+    let cases: [(&[&str], i32, &str); 11] = [
         (&["run.pfi"], 1, "cannot draw run.pfi: it was recorded without structure (--no-str)"),
         (&["text"], 1, "not a profinfer trace"),
         (&["good.pfi", "--token", "5"], 1, "no graph of batch 5"),
@@ -157,6 +157,8 @@ fn errors_are_one_line_and_say_what_to_do() {
         (&["good.pfi", "--fold", "--layer", "1"], 2, "exclude each other"),
         (&["good.pfi", "--against", "good.pfi", "--format", "svg"], 2, "wanted: text or json"),
         (&[], 2, "FILE is needed"),
+        (&["good.pfi", "-o", "./good.pfi"], 2, "./good.pfi is to be read"),
+        (&["run.pfi", "--against", "good.pfi", "-o", "good.pfi"], 2, "good.pfi is to be read"),
     ];
     for (args, code, want) in cases {
         let out = profinfer(dir.path(), &[&["dag"], args].concat());
@@ -165,4 +167,9 @@ fn errors_are_one_line_and_say_what_to_do() {
         assert!(said.contains(want) && said.lines().count() == 1, "{said}");
         assert_eq!(text(&out.stdout), "");
     }
+    assert_eq!(
+        std::fs::read(dir.path().join("good.pfi")).unwrap(),
+        run(LLAMA, 1),
+        "a recording is not written over"
+    );
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
-use super::reading::{open, with_bar};
+use super::reading::{not_over, open, with_bar};
 use super::values::{any_of, one_of, whole};
 use crate::analysis::calls::Phase;
 use crate::analysis::dag::compare::compare;
@@ -110,7 +110,9 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         token: args.option("token", whole(0, u64::MAX))?,
         phase,
     };
+    not_over(&output, file)?;
     if let Some(other) = args.path("against")? {
+        not_over(&output, &other)?;
         return against(args, file, &other, &options, &output);
     }
     let (metric, format) = (args.needed("metric", metric)?, format(args, &output)?);

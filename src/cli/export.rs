@@ -2,14 +2,13 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, IsTerminal, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
-use super::reading::{open, with_bar};
+use super::reading::{not_over, open, with_bar};
 use super::values::{time, whole};
 use crate::analysis::calls::{Timeline, timeline};
 use crate::analysis::lanes::{Lanes, Select, Walked};
@@ -137,14 +136,10 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Err(Usage::new("--perfetto and --chrome need a file each").into());
     }
     let merge = args.path("merge")?;
+    let beside = [args.path("cl-trace")?, args.path("cl-profile")?];
+    let inputs = [Some(&file), merge.as_ref(), beside[0].as_ref(), beside[1].as_ref()];
     for out in [&perfetto, &chrome].into_iter().flatten() {
-        for input in [Some(&file), merge.as_ref()].into_iter().flatten() {
-            if same_file(out, input) {
-                return Err(
-                    Usage::new(format!("{} is to be read, it can't be written to", out.display())).into()
-                );
-            }
-        }
+        inputs.into_iter().flatten().try_for_each(|input| not_over(out, input))?;
     }
     let cut = Cut {
         tokens: args.option("tokens", tokens)?,
@@ -157,11 +152,6 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     export(&trace, &cut, &cl, perfetto.as_deref(), chrome.as_deref(), other.as_ref())
         .with_context(|| format!("cannot export {}", file.display()))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn same_file(a: &Path, b: &Path) -> bool {
-    let id = |path: &Path| fs::metadata(path).ok().filter(|m| m.is_file()).map(|m| (m.dev(), m.ino()));
-    id(a).is_some_and(|a| Some(a) == id(b))
 }
 
 /// What is wanted of the run.

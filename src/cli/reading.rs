@@ -1,12 +1,15 @@
 //! Reading a trace for a subcommand: from a file or a pipe, with a bar where it takes long. Uses `trace` and `analysis`.
 
+use std::fs;
 use std::io::{IsTerminal, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
+use super::args::Usage;
 use crate::analysis::load::Progress;
 use crate::trace::{ReadError, Trace};
 
@@ -18,6 +21,17 @@ pub fn open(file: &Path, what: &str) -> anyhow::Result<Trace> {
     let mut bytes = Vec::new();
     std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
     told(Trace::from_bytes(bytes)).with_context(|| format!("cannot {what} standard input"))
+}
+
+/// Refuses to write over what is to be read: a recording is not had twice.
+pub fn not_over(out: &Path, input: &Path) -> Result<(), Usage> {
+    let id = |path: &Path| fs::metadata(path).ok().filter(|m| m.is_file()).map(|m| (m.dev(), m.ino()));
+    match id(out) {
+        Some(out_id) if Some(out_id) == id(input) => {
+            Err(Usage::new(format!("{} is to be read, it can't be written to", out.display())))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Adds what to do next where the error alone does not say it.
