@@ -128,7 +128,10 @@ fn sound(seen: &Seen, pid: u32) {
     let records = &seen.all.causes.off_cpu;
     assert_eq!(away.recorded, records.len() as u64, "records of events");
     let mut ends: BTreeMap<u32, i64> = BTreeMap::new();
-    for r in records {
+    // Buffers of several CPUs are read in turns.
+    let mut in_order: Vec<_> = records.iter().collect();
+    in_order.sort_by_key(|r| r.t);
+    for r in in_order {
         assert_eq!(r.pid, pid, "a foreign thread: {r:?}");
         let end = ends.entry(r.tid).or_insert(i64::MIN);
         assert!(r.t >= *end, "two times away at once: {r:?}");
@@ -295,6 +298,33 @@ fn a_storm_of_switches_loses_nothing() {
     let program = fixture!("modern");
     for options in WAYS {
         storm(&program, options);
+    }
+}
+
+/// Threads that come and go by the hundred, forty of them at a time on the few CPUs there are.
+#[test]
+fn threads_by_the_hundred() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    for options in WAYS {
+        let engine = ["--", program.to_str().expect("a path")];
+        let args = [&["--sched", "--buffer-size", "64MiB"], options, &engine].concat();
+        let args = [&args[..], &["--fresh-threads", "-n", "6", "-t", "40", "--op-ns", "1"]].concat();
+        let (run, threads) = (record(&args), 1 + 39 * 7);
+        let seen = run.seen();
+        sound(&seen, run.said()["pid"].as_u64().expect("a pid") as u32);
+        // Without BPF a recorder that gets no time to look may learn of a graph too late.
+        if options.contains(&"perf") {
+            continue;
+        }
+        let ran: BTreeSet<u32> = seen.all.runs.iter().map(|r| r.tid).collect();
+        assert_eq!(ran.len(), threads, "threads that ran ops, {options:?}");
+        let followed = ran.iter().filter(|tid| !of_thread(&seen, **tid).is_empty()).count();
+        let hidden = usize::try_from(seen.kind("away").lost).expect("a number");
+        assert!(
+            followed + hidden >= threads - 1,
+            "{followed} of {threads} threads were ever off the CPU, {options:?}"
+        );
     }
 }
 
