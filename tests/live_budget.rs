@@ -84,13 +84,16 @@ fn spells(seen: &Seen, level: Detail) -> Vec<(i64, i64)> {
     all.iter().zip(ends).filter(|(l, _)| l.to >= level).map(|(l, end)| (l.t, end)).collect()
 }
 
-/// Nothing of the scheduler lies outside of its level, but for times away that were under way when it was left.
+/// Nothing of the scheduler lies outside of its level, but for the time that its probes take to come and to leave.
 fn times_away_are_of_their_level(seen: &Seen) {
     let on = spells(seen, Detail::Scheduler);
-    // The probes of a level leave some ten milliseconds after it was told.
-    let within = |t: i64| on.iter().any(|(from, to)| *from <= t && t <= to.saturating_add(1_000_000_000));
-    let early = seen.all.causes.off_cpu.iter().find(|r| !within(r.t.saturating_add_unsigned(r.dur)));
-    assert!(early.is_none(), "{early:?} is not of {on:?}");
+    // It is told once all of its probes are there, and they leave some ten milliseconds after its end was told.
+    const CHANGE: i64 = 1_000_000_000;
+    let within = |t: i64| {
+        on.iter().any(|(from, to)| from.saturating_sub(CHANGE) <= t && t <= to.saturating_add(CHANGE))
+    };
+    let outside = seen.all.causes.off_cpu.iter().find(|r| !within(r.t.saturating_add_unsigned(r.dur)));
+    assert!(outside.is_none(), "{outside:?} is not of {on:?}");
 }
 
 #[test]

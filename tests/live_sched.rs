@@ -352,7 +352,7 @@ fn newborn(program: &Path, options: &[&str]) {
             hidden -= 1;
             continue;
         }
-        let born = born.unwrap_or_else(|| panic!("thread {tid} is not in the trace"));
+        let born = born.unwrap_or_else(|| panic!("thread {tid} is not in the trace, {options:?}"));
         assert_eq!(
             (born.state, born.runnable),
             (NEW, Some(born.dur)),

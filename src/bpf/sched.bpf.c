@@ -133,7 +133,8 @@ static __always_inline void came_unseen(void *ctx, struct ev_away *t, __u64 now,
 {
 	__u64 since = ran - t->ran;
 
-	if (!t->ran) {
+	/* A new thread has not run at all. */
+	if (!k.ran_off || (!t->ran && t->state != STATE_NEW)) {
 		missed();
 		return;
 	}
@@ -152,12 +153,16 @@ static __always_inline void leaves(void *ctx, struct ev_away *t, __u64 id, __u32
 
 	bpf_probe_read_kernel(&state, sizeof(state), ctx + k.prev_state_off);
 	/* A thread of that number that is not ours, ours having gone unseen (an exec by another than the first thread). */
-	if (t->h.tgid != id >> 32 || state & STATE_DEAD) {
+	if (t->h.tgid != id >> 32) {
 		bpf_map_delete_elem(&threads, &tid);
 		return;
 	}
 	if (t->phase == PHASE_AWAY)
 		came_unseen(ctx, t, now, so_far);
+	if (state & STATE_DEAD) {
+		bpf_map_delete_elem(&threads, &tid);
+		return;
+	}
 	t->out = now;
 	t->ran = so_far;
 	t->woken = 0;
@@ -181,7 +186,7 @@ static __always_inline void comes(void *ctx, struct ev_away *t, __u32 prev)
 		t->to_cpu = bpf_get_smp_processor_id();
 		bpf_get_current_comm(t->from_comm, sizeof(t->from_comm));
 		send(ctx, &t->h, sizeof(*t));
-	} else if (t->phase == PHASE_ON) {
+	} else if (t->phase == PHASE_ON || t->phase == PHASE_UNBORN) {
 		missed();
 	}
 	t->phase = PHASE_ON;

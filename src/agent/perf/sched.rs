@@ -223,11 +223,13 @@ impl Sched {
         let state = take(s.raw, self.at.prev_state).map_or(0, u64::from_ne_bytes);
         let on = self.leaders.get(cpu).map_or(0, |l| l.0 as u16);
         let mut missed = 0;
+        let away = |t: &Away| u32::from(t.phase) == ev_phase::PHASE_AWAY.0;
         if state & DEAD != 0 {
-            self.threads.remove(&prev);
+            // One that was not seen to come, and never leaves again.
+            missed += u64::from(self.threads.remove(&prev).is_some_and(|t| away(&t)));
         }
         if let Some(t) = self.threads.get_mut(&prev) {
-            let away = u32::from(t.phase) == ev_phase::PHASE_AWAY.0;
+            let away = away(t);
             if away && t.by == next && t.cpu == on && s.at.saturating_sub(t.out) < TWICE {
                 return;
             }
@@ -245,6 +247,7 @@ impl Sched {
                     (t.h.ts, t.from, t.from_comm, t.to_cpu) = (s.at, prev, prev_comm, on);
                     out.send(ev_kind::EV_AWAY, t);
                 }
+                ev_phase::PHASE_UNBORN => missed += 1,
                 ev_phase::PHASE_ON if s.at.saturating_sub(t.h.ts) >= TWICE => missed += 1,
                 _ => {}
             }
