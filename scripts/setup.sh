@@ -23,8 +23,9 @@ image) wanted="$wanted $static lld" ;;
 # One of npm and pip will do; pip is a fifth of npm's packages.
 demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binutils" ;;
 test)
-    # The last line is for guests with kernels of their own: QEMU, and what two of the kernels are built with.
-    wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb qemu-user-static
+    # The last line is for guests with kernels of their own: QEMU, and what two of the kernels are built with. The browser
+    # opens pages of `profinfer html`.
+    wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb chromium-headless-shell qemu-user-static
         qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils"
     ;;
 *) die "unknown level '$level': build, demo, dist, image or test" ;;
@@ -45,6 +46,9 @@ have() { # package
     python3-pip) python3 -m pip --version >/dev/null 2>&1 ;;
     python3-yaml) python3 -c 'import yaml' 2>/dev/null ;;
     libelf-dev) [ -e /usr/include/libelf.h ] || [ -e /usr/include/gelf.h ] ;;
+    chromium-headless-shell)
+        command -v chromium-headless-shell >/dev/null 2>&1 || command -v chromium >/dev/null 2>&1
+        ;;
     qemu-system-arm) command -v qemu-system-aarch64 >/dev/null 2>&1 ;;
     device-tree-compiler) command -v dtc >/dev/null 2>&1 ;;
     debian-archive-keyring) [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] ;;

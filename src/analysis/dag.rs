@@ -300,7 +300,19 @@ pub enum DagError {
 /// The trace does not hold it; the error says what to do.
 pub fn dag(trace: &Trace, options: &Options, progress: &Progress) -> Result<Dag, DagError> {
     progress.total.store(trace.size().saturating_mul(2), std::sync::atomic::Ordering::Relaxed);
-    let mut loaded = load(trace, progress);
+    of(trace, load(trace, progress), options, progress)
+}
+
+/// Builds the graph that `options` ask for from what is left of `trace`.
+///
+/// # Errors
+/// Those of [`dag`].
+pub fn of(
+    trace: &Trace,
+    mut loaded: Loaded<'_>,
+    options: &Options,
+    progress: &Progress,
+) -> Result<Dag, DagError> {
     let line = timeline(&loaded);
     let pick = pick::pick(&loaded, &line, options)?;
     let mut dag = build::build(&loaded, &pick)?;

@@ -227,7 +227,11 @@ pub struct PhaseReport {
 pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
     // Every byte is looked at twice at most: once as records, once as slices.
     progress.total.store(trace.size().saturating_mul(2), std::sync::atomic::Ordering::Relaxed);
-    let mut loaded = load(trace, progress);
+    of(load(trace, progress), options, progress)
+}
+
+/// Answers `options` on what is left of a trace.
+pub fn of(mut loaded: Loaded<'_>, options: &Options, progress: &Progress) -> Report {
     let line = timeline(&loaded);
     let times = op_times(&mut loaded, &line, progress);
     let idents = Idents::new(&loaded);

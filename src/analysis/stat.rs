@@ -99,7 +99,14 @@ pub struct Stat {
 /// There are no calls to tell of, or nothing to stand a forecast on.
 pub fn stat(trace: &Trace, options: &Options, progress: &Progress) -> Result<Stat, NoStatistics> {
     progress.total.store(trace.size(), std::sync::atomic::Ordering::Relaxed);
-    let mut loaded = load(trace, progress);
+    of(load(trace, progress), options)
+}
+
+/// Answers `options` on what is left of a trace.
+///
+/// # Errors
+/// Those of [`stat`].
+pub fn of(mut loaded: Loaded<'_>, options: &Options) -> Result<Stat, NoStatistics> {
     let line = timeline(&loaded);
     let idents = Idents::new(&loaded);
     let calls = Calls::new(&loaded, &line, options.phase, options.pid);

@@ -95,7 +95,7 @@ const PARTS: Group = Group {
 };
 
 /// Both ends of a range, each of which may be left out.
-type Ends<T> = (Option<T>, Option<T>);
+pub(super) type Ends<T> = (Option<T>, Option<T>);
 
 /// `A..B`, `A..` or `..B`.
 fn ends<T: PartialOrd>(text: &str, one: impl Fn(&str) -> Result<T, String>) -> Result<Ends<T>, String> {
@@ -110,7 +110,8 @@ fn ends<T: PartialOrd>(text: &str, one: impl Fn(&str) -> Result<T, String>) -> R
     }
 }
 
-fn tokens(text: &str) -> Result<Ends<u64>, String> {
+/// Calls by number: `A..B`, one end of it, or one call.
+pub(super) fn tokens(text: &str) -> Result<Ends<u64>, String> {
     let one = whole(0, u64::MAX);
     match one(text) {
         Ok(only) => Ok((Some(only), Some(only))),

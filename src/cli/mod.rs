@@ -16,6 +16,8 @@ pub mod doctor;
 #[cfg(not(feature = "board"))]
 pub mod export;
 pub mod help;
+#[cfg(not(feature = "board"))]
+pub mod html;
 pub mod program;
 pub mod reading;
 #[cfg(feature = "agent")]
@@ -47,6 +49,7 @@ const EXAMPLES: &str = "\
 profinfer doctor                                 can this machine be recorded?
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
 profinfer report run.pfi                         where the time went
+profinfer html run.pfi -o run.html               the same and more as one page for a browser
 profinfer export --perfetto run.pftrace run.pfi  what ran when, for ui.perfetto.dev
 profinfer dag run.pfi --fold -o model.svg        what the model computes, and what takes long
 profinfer stat run.pfi tokens                    what makes decoding slower as the context grows
@@ -58,6 +61,8 @@ const COMMANDS: &[&Command] = &[
     #[cfg(feature = "agent")]
     &doctor::COMMAND,
     &report::COMMAND,
+    #[cfg(not(feature = "board"))]
+    &html::COMMAND,
     #[cfg(not(feature = "board"))]
     &export::COMMAND,
     #[cfg(not(feature = "board"))]
@@ -72,7 +77,7 @@ const COMMANDS: &[&Command] = &[
 ];
 
 /// What a build for boards leaves to other machines.
-const ELSEWHERE: &[&str] = &["export", "dag", "stat", "diff"];
+const ELSEWHERE: &[&str] = &["html", "export", "dag", "stat", "diff"];
 
 /// Exit codes of most subcommands.
 const EXITS: &[(&str, &str)] = &[("0", "done"), ("1", "failed"), ("2", "wrong usage")];

@@ -40,7 +40,7 @@ pub fn phase(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Styl
             (None, _) => "all threads; a barrier wait that spins counts as computing",
         };
         title(out, style, &format!("Causes by {name}, {} ({what})", p.phase.name()))?;
-        parts(out, &rows, name, p, style)?;
+        write!(out, "{}", parts(&rows, name, p).render(style))?;
     }
     Ok(())
 }
@@ -83,13 +83,15 @@ pub(super) fn tables<'r>(report: &Report, p: &'r PhaseReport, by: By) -> Vec<(&'
     all
 }
 
-fn parts(
-    out: &mut dyn Write,
-    rows: &[Row<'_>],
-    name: &'static str,
-    p: &PhaseReport,
-    style: &Style,
-) -> io::Result<()> {
+/// What threads did in each op of a table by `name`, and what bounds it; `None` where nothing of it was recorded.
+pub(super) fn of_ops<'r>(rows: &'r [OpRow], name: &'static str, p: &PhaseReport) -> Option<Table> {
+    let known = rows.iter().filter(|r| r.causes.is_some() || r.verdict.is_some());
+    let row = |r: &'r OpRow| Row { name: r.name.clone(), causes: r.causes, op: Some(r), thread: None };
+    let rows: Vec<Row<'_>> = known.map(row).collect();
+    (!rows.is_empty()).then(|| parts(&rows, name, p))
+}
+
+fn parts(rows: &[Row<'_>], name: &'static str, p: &PhaseReport) -> Table {
     let all = || rows.iter().filter_map(|r| r.causes.as_ref());
     let any = |get: fn(&Parts) -> u64| all().any(|parts| get(parts) > 0);
     let always = |i: usize, head: &str| i < ALWAYS && (head != "barrier %" || p.wait_ns.is_some());
@@ -118,10 +120,10 @@ fn parts(
         cells.extend(bound.then(|| or_dash(r.verdict(), said)));
         t.row(cells);
     }
-    write!(out, "{}", t.render(style))
+    t
 }
 
-fn word(bound: Bound) -> &'static str {
+pub(super) fn word(bound: Bound) -> &'static str {
     match bound {
         Bound::Memory => "memory",
         Bound::Compute => "compute",

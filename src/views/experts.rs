@@ -47,7 +47,8 @@ pub fn write(out: &mut dyn Write, r: &ExpertReport, all: bool, style: &Style) ->
     Ok(())
 }
 
-fn name(l: &ExpertLayer) -> String {
+/// What a layer is called.
+pub(super) fn name(l: &ExpertLayer) -> String {
     l.layer.map_or_else(|| l.name.clone(), |n| n.to_string())
 }
 
@@ -63,7 +64,8 @@ fn top(counts: &[u64]) -> String {
     named.join(", ")
 }
 
-fn layers(r: &ExpertReport, shown: usize) -> Table {
+/// Use of the experts of the first `shown` layers.
+pub(super) fn layers(r: &ExpertReport, shown: usize) -> Table {
     let faults = r.miss.is_some();
     let mut columns: Vec<Column> = vec![
         text("layer"),

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use super::table::{Style, Table, clean, number, text};
-use super::text::fact;
+use super::text::{Line, fact, lines, said};
 use super::units::*;
 use crate::analysis::books::{Books, Figure};
 
@@ -13,33 +13,41 @@ const SHOWN: usize = 8;
 /// Writes the honesty block.
 pub fn write(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
     writeln!(out, "\n{}", style.bold("How far to trust this"))?;
-    let verdict = clean(&books.verdict);
-    let verdict =
-        if books.complete { style.good(&verdict) } else { style.bad(&format!("NOT complete: {verdict}")) };
+    let verdict = clean(&verdict(books));
+    let verdict = if books.complete { style.good(&verdict) } else { style.bad(&verdict) };
     writeln!(out, "  {:<12} {verdict}", "record")?;
-    fact(out, "end", books.end.as_deref().unwrap_or("unknown (the recording did not end cleanly)"))?;
-    hits(out, books)?;
-    rungs(out, books, style)?;
-    events(out, books, style)?;
-    features(out, books)?;
-    some(out, "damage", &books.damage)?;
-    some(out, "notice", &books.notices)?;
-    fact(out, "orphan hits", &show(&books.orphans, |v| format!("{v:.0}")))?;
-    fact(out, "read errors", &show(&books.read_errors, |v| format!("{v:.0}")))?;
+    lines(out, &all(books), style)
+}
+
+/// Whether the recording is complete, and what is missing.
+pub fn verdict(books: &Books) -> String {
+    if books.complete { books.verdict.clone() } else { format!("NOT complete: {}", books.verdict) }
+}
+
+/// All but the verdict.
+pub(super) fn all(books: &Books) -> Vec<Line> {
+    let end = books.end.as_deref().unwrap_or("unknown (the recording did not end cleanly)");
+    let mut out = vec![said("end", end), hits(books)];
+    rungs(&mut out, books);
+    events(&mut out, books);
+    features(&mut out, books);
+    some(&mut out, "damage", &books.damage);
+    some(&mut out, "notice", &books.notices);
+    out.push(said("orphan hits", show(&books.orphans, |v| format!("{v:.0}"))));
+    out.push(said("read errors", show(&books.read_errors, |v| format!("{v:.0}"))));
     let share = show(&books.agent_cpu_share, |v| format!("{} % of one core", pct(v)));
     let agent = show(&books.agent_cpu_ms, |v| format!("{v:.1} ms CPU ({share})"));
     let rss = show(&books.agent_peak_rss_bytes, bytes);
-    fact(out, "recorder", &format!("{agent}, peak memory {rss}"))?;
+    out.push(said("recorder", format!("{agent}, peak memory {rss}")));
     let of_it = show(&books.bpf_ns, time);
     let hit = show(&books.hit_ns, time);
-    fact(out, "probe hit", &format!("{hit} measured at the start; our program's part in the run: {of_it}"))?;
+    let hit = format!("{hit} measured at the start; our program's part in the run: {of_it}");
+    out.push(said("probe hit", hit));
     let hits = format!("{} on the busiest thread", count(books.busiest_thread_hits, "hit"));
     let slow = show(&books.predicted_slowdown, |v| format!("{} % of the calls' time", pct(v)));
-    fact(
-        out,
-        "slow-down",
-        &format!("predicted at least {slow} ({hits}; a hit was measured with warm caches)"),
-    )
+    let slow = format!("predicted at least {slow} ({hits}; a hit was measured with warm caches)");
+    out.push(said("slow-down", slow));
+    out
 }
 
 /// What was asked for and not had, or not all of it: one line each, for the head of a report.
@@ -54,7 +62,7 @@ pub fn left_out(out: &mut dyn Write, books: &Books) -> io::Result<()> {
     Ok(())
 }
 
-fn features(out: &mut dyn Write, books: &Books) -> io::Result<()> {
+fn features(out: &mut Vec<Line>, books: &Books) {
     for f in &books.features {
         let state = match f.state {
             "none" => "not recorded",
@@ -62,9 +70,8 @@ fn features(out: &mut dyn Write, books: &Books) -> io::Result<()> {
             _ => "recorded",
         };
         let why = if f.why.is_empty() { String::new() } else { format!(" ({})", f.why) };
-        fact(out, "asked for", &format!("{}: {state}{why}", f.name))?;
+        out.push(said("asked for", format!("{}: {state}{why}", f.name)));
     }
-    Ok(())
 }
 
 fn show(figure: &Figure, known: impl FnOnce(f64) -> String) -> String {
@@ -75,7 +82,7 @@ fn show(figure: &Figure, known: impl FnOnce(f64) -> String) -> String {
     }
 }
 
-fn hits(out: &mut dyn Write, books: &Books) -> io::Result<()> {
+fn hits(books: &Books) -> Line {
     let h = &books.hits;
     let checked = if h.checked_graphs == 0 {
         "expected unknown (no graph's nodes were read)".to_string()
@@ -84,12 +91,13 @@ fn hits(out: &mut dyn Write, books: &Books) -> io::Result<()> {
             format!("{} of {} checked, {} differ", h.checked_graphs, count(h.graphs, "graph"), h.graphs_off);
         format!("{} expected, {} seen ({of})", h.expected, h.seen)
     };
-    fact(out, "op hits", &format!("{checked}; {} in the file", count(h.slices, "slice")))
+    said("op hits", format!("{checked}; {} in the file", count(h.slices, "slice")))
 }
 
-fn rungs(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
+fn rungs(out: &mut Vec<Line>, books: &Books) {
     if books.rungs.is_empty() {
-        return fact(out, "probes", "unknown (no rung of the ladder is in the file)");
+        out.push(said("probes", "unknown (no rung of the ladder is in the file)"));
+        return;
     }
     let mut t = Table::new(vec![
         text("role"),
@@ -111,17 +119,17 @@ fn rungs(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
             r.why.clone(),
         ]);
     }
-    write!(out, "{}", t.render(style))?;
+    out.push(Line::Table(t));
     for p in &books.probes {
         let end = if p.ret { " (return)" } else { "" };
-        fact(out, "probe", &format!("{}+{}{end}: {}", p.symbol, p.offset, p.why))?;
+        out.push(said("probe", format!("{}+{}{end}: {}", p.symbol, p.offset, p.why)));
     }
-    Ok(())
 }
 
-fn events(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
+fn events(out: &mut Vec<Line>, books: &Books) {
     if books.events.is_empty() {
-        return fact(out, "events", &show(&books.lost_share, |_| "unknown (none accounted for)".into()));
+        out.push(said("events", show(&books.lost_share, |_| "unknown (none accounted for)".into())));
+        return;
     }
     let mut t = Table::new(vec![
         text("events"),
@@ -140,18 +148,16 @@ fn events(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
             note.into(),
         ]);
     }
-    write!(out, "{}", t.render(style))?;
+    out.push(Line::Table(t));
     let lost = books.lost_per_cpu.iter().enumerate().filter(|(_, n)| **n > 0);
     let lost: Vec<String> = lost.map(|(cpu, n)| format!("CPU {cpu}: {n}")).collect();
-    fact(out, "lost on", &lost.join(", "))
+    out.push(said("lost on", lost.join(", ")));
 }
 
-fn some(out: &mut dyn Write, name: &str, lines: &[String]) -> io::Result<()> {
-    for line in lines.iter().take(SHOWN) {
-        fact(out, name, line)?;
-    }
-    match lines.len().checked_sub(SHOWN) {
-        Some(more) if more > 0 => fact(out, name, &format!("... and {more} more (--json has them all)")),
-        _ => Ok(()),
+fn some(out: &mut Vec<Line>, name: &'static str, lines: &[String]) {
+    out.extend(lines.iter().take(SHOWN).map(|line| said(name, line)));
+    let more = lines.len().saturating_sub(SHOWN);
+    if more > 0 {
+        out.push(said(name, format!("... and {more} more (report --json has them all)")));
     }
 }

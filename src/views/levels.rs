@@ -12,6 +12,11 @@ use crate::analysis::why::phases::StageRow;
 /// Writes the phases of the engine.
 pub fn stages(out: &mut dyn Write, rows: &[StageRow], style: &Style) -> io::Result<()> {
     title(out, style, "Phases")?;
+    write!(out, "{}", stage_table(rows).render(style))
+}
+
+/// The phases of the engine.
+pub(super) fn stage_table(rows: &[StageRow]) -> Table {
     let columns = vec![
         text("phase"),
         number("calls", 0),
@@ -41,7 +46,7 @@ pub fn stages(out: &mut dyn Write, rows: &[StageRow], style: &Style) -> io::Resu
             },
         ]);
     }
-    write!(out, "{}", t.render(style))
+    t
 }
 
 /// Changes shown; JSON has all of them.

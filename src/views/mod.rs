@@ -11,6 +11,7 @@ pub mod doctor;
 pub mod energy;
 pub mod experts;
 pub mod honesty;
+pub mod html;
 pub mod json;
 pub mod levels;
 pub mod predict;

@@ -13,10 +13,10 @@ use crate::analysis::tables::SplitRow;
 use crate::analysis::why::experts::ExpertReport;
 
 /// One answer: a title, a table where there is one, and what to say below it.
-struct Section {
-    title: String,
-    table: Option<Table>,
-    notes: Vec<String>,
+pub(super) struct Section {
+    pub title: String,
+    pub table: Option<Table>,
+    pub notes: Vec<String>,
 }
 
 impl Section {
@@ -66,7 +66,8 @@ pub fn csv(out: &mut dyn Write, s: &Stat, view: View) -> io::Result<bool> {
     }
 }
 
-fn section(s: &Stat, view: View, top: usize) -> Option<Section> {
+/// What is to be said of one view, of its table the first `top` rows; `None` where it was not asked for.
+pub(super) fn section(s: &Stat, view: View, top: usize) -> Option<Section> {
     let phase = s.phase.name();
     Some(match view {
         View::Tokens => match s.tokens.as_ref()? {

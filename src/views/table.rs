@@ -84,6 +84,15 @@ impl Table {
         self.rows.push(cells.iter().map(|c| clean(c)).collect());
     }
 
+    pub fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    /// Cells as they are shown; a row may be shorter than the columns.
+    pub fn rows(&self) -> &[Vec<String>] {
+        &self.rows
+    }
+
     /// The table as lines that end in a newline, indented by two.
     pub fn render(&self, style: &Style) -> String {
         let widths: Vec<usize> = self.columns.iter().enumerate().map(|(i, c)| self.width(i, c)).collect();

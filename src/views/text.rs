@@ -17,10 +17,13 @@ use crate::analysis::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
 
 /// Writes the whole report.
 pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
-    run(out, &report.run, style)?;
+    writeln!(out, "{}", style.bold("Run"))?;
+    lines(out, &run(&report.run), style)?;
     honesty::left_out(out, &report.books)?;
-    model(out, report, style)?;
-    calls(out, report, style)?;
+    title(out, style, "Model (as its tensors show it)")?;
+    lines(out, &model(report), style)?;
+    title(out, style, "Prefill and decode")?;
+    lines(out, &calls(report), style)?;
     for phase in &report.phases {
         tables(out, report, phase, style)?;
     }
@@ -74,33 +77,51 @@ pub(super) fn fact(out: &mut dyn Write, name: &str, value: &str) -> io::Result<(
     if value.is_empty() { Ok(()) } else { writeln!(out, "  {name:<12} {}", clean(value)) }
 }
 
-fn run(out: &mut dyn Write, run: &RunFacts, style: &Style) -> io::Result<()> {
-    writeln!(out, "{}", style.bold("Run"))?;
-    fact(out, "recorded by", &run.tool)?;
-    fact(out, "command", &run.command)?;
+/// What a section says: a name and what there is to say of it, or a table.
+pub(super) enum Line {
+    Fact(&'static str, String),
+    Table(Table),
+}
+
+/// A [`Line::Fact`].
+pub(super) fn said(name: &'static str, value: impl Into<String>) -> Line {
+    Line::Fact(name, value.into())
+}
+
+/// Writes what a section says.
+pub(super) fn lines(out: &mut dyn Write, all: &[Line], style: &Style) -> io::Result<()> {
+    all.iter().try_for_each(|line| match line {
+        Line::Fact(name, value) => fact(out, name, value),
+        Line::Table(table) => write!(out, "{}", table.render(style)),
+    })
+}
+
+/// Who recorded what where.
+pub(super) fn run(run: &RunFacts) -> Vec<Line> {
+    let mut out = vec![said("recorded by", &run.tool), said("command", &run.command)];
     let machine = [run.host.as_str(), &run.cpu_model, &run.kernel, &run.arch];
     let machine: Vec<&str> = machine.into_iter().filter(|s| !s.is_empty()).collect();
-    fact(out, "machine", &machine.join(", "))?;
+    out.push(said("machine", machine.join(", ")));
     if run.clusters.len() > 1 {
-        fact(out, "cores", &run.clusters.iter().map(cores).collect::<Vec<_>>().join(", "))?;
+        out.push(said("cores", run.clusters.iter().map(cores).collect::<Vec<_>>().join(", ")));
     }
     if let (Some(level), Some(structure)) = (&run.level, run.structure) {
         let structure = if structure { "with structure" } else { "without structure" };
-        fact(out, "level", &format!("{level}, {structure}, over {}", time(run.span_ns as f64)))?;
+        out.push(said("level", format!("{level}, {structure}, over {}", time(run.span_ns as f64))));
     }
     for p in &run.processes {
         let cmdline = if p.cmdline.is_empty() { &p.exe } else { &p.cmdline };
-        fact(out, "process", &format!("{} {cmdline}", p.pid))?;
+        out.push(said("process", format!("{} {cmdline}", p.pid)));
     }
     for e in &run.engines {
         let version = if e.version.is_empty() { "version not stated" } else { &e.version };
-        fact(out, "engine", version)?;
+        out.push(said("engine", version));
         for m in &e.modules {
             let id = if m.build_id.is_empty() { "no build id" } else { &m.build_id };
-            fact(out, "", &format!("{}  {}  {id}", m.role, m.path))?;
+            out.push(said("", format!("{}  {}  {id}", m.role, m.path)));
         }
     }
-    Ok(())
+    out
 }
 
 /// `4 of capacity 276 up to 1.8 GHz (CPU 0 1 2 3)`.
@@ -111,9 +132,9 @@ fn cores(c: &Cluster) -> String {
     format!("{} of {capacity}{speed} (CPU {})", cpus.len(), cpus.join(" "))
 }
 
-fn model(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
+/// Facts of the model.
+pub(super) fn model(report: &Report) -> Vec<Line> {
     let m = &report.model;
-    title(out, style, "Model (as its tensors show it)")?;
     let facts = [
         (m.layers.map(u64::from), "layers"),
         (m.embedding, "embedding"),
@@ -124,13 +145,10 @@ fn model(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> 
         (m.vocabulary, "vocabulary"),
     ];
     let shape: Vec<String> = facts.iter().filter_map(|(v, name)| v.map(|v| format!("{name} {v}"))).collect();
-    fact(out, "shape", &shape.join(", "))?;
+    let mut out = vec![said("shape", shape.join(", "))];
     if let Some(experts) = m.experts {
-        fact(
-            out,
-            "experts",
-            &format!("{experts}, of which {} used", or_dash(m.experts_used, |n| n.to_string())),
-        )?;
+        let used = or_dash(m.experts_used, |n| n.to_string());
+        out.push(said("experts", format!("{experts}, of which {used} used")));
     }
     let weights: Vec<String> = m
         .weights
@@ -142,31 +160,32 @@ fn model(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> 
         .collect();
     if !weights.is_empty() {
         let sum = format!("{} in {}: ", bytes(m.weight_bytes as f64), count(m.weight_tensors, "tensor"));
-        fact(out, "weights", &(sum + &weights.join(", ")))?;
+        out.push(said("weights", sum + &weights.join(", ")));
     }
     if shape.is_empty() && weights.is_empty() {
         let why = match report.run.structure {
             Some(false) => "not recorded (--no-str)",
             _ => "no tensor that shows it was recorded",
         };
-        fact(out, "shape", why)?;
+        out.push(said("shape", why));
     }
-    Ok(())
+    out
 }
 
-fn calls(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
-    title(out, style, "Prefill and decode")?;
-    match report.call_source {
-        CallSource::Token => {}
+/// Calls by phase, and how long they took.
+pub(super) fn calls(report: &Report) -> Vec<Line> {
+    let mut out = match report.call_source {
+        CallSource::Token => Vec::new(),
         CallSource::SchedulerGraph => {
-            fact(out, "note", "no engine call was recorded, each scheduler graph counts as one")?
+            vec![said("note", "no engine call was recorded, each scheduler graph counts as one")]
         }
         CallSource::CpuGraph => {
-            fact(out, "note", "no engine call was recorded, each CPU graph counts as one")?
+            vec![said("note", "no engine call was recorded, each CPU graph counts as one")]
         }
-    }
+    };
     if report.phases.is_empty() {
-        return fact(out, "calls", "none recorded");
+        out.push(said("calls", "none recorded"));
+        return out;
     }
     let mut t = Table::new(vec![
         text("phase"),
@@ -194,9 +213,9 @@ fn calls(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> 
         cells.push("request, prefill start to end".into());
         t.row(cells);
     }
-    write!(out, "{}", t.render(style))?;
+    out.push(Line::Table(t));
     if report.ttft.is_none() {
-        fact(out, "TTFT", "unknown (no request's prefill was recorded whole)")?;
+        out.push(said("TTFT", "unknown (no request's prefill was recorded whole)"));
     }
     let several = report.requests.iter().filter(|r| r.prefill_calls > 1).count();
     if several > 0 {
@@ -204,20 +223,16 @@ fn calls(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> 
             "{several} of {} had several prefill calls",
             count(report.requests.len() as u64, "request")
         );
-        fact(out, "note", &format!("{of} (a warm-up is one); the pauses between them are in TTFT"))?;
+        out.push(said("note", format!("{of} (a warm-up is one); the pauses between them are in TTFT")));
     }
     for p in report.phases.iter().filter(|p| p.cut_calls > 0) {
-        let cut = count(p.cut_calls, "call");
-        fact(
-            out,
-            "note",
-            &format!("{cut} of {} cut by the end of the recording, in no time above", p.phase.name()),
-        )?;
+        let (cut, phase) = (count(p.cut_calls, "call"), p.phase.name());
+        out.push(said("note", format!("{cut} of {phase} cut by the end of the recording, in no time above")));
     }
     if report.phases.iter().any(|p| p.phase == Phase::Unknown) {
-        fact(out, "note", "unknown: neither the batch nor the ubatch of these calls could be read")?;
+        out.push(said("note", "unknown: neither the batch nor the ubatch of these calls could be read"));
     }
-    Ok(())
+    out
 }
 
 fn latency_cells(l: Option<Latency>) -> Vec<String> {
@@ -251,21 +266,11 @@ fn call_row(p: &PhaseReport, l: Option<Latency>, per: &str) -> Vec<String> {
 fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) -> io::Result<()> {
     let wanted = |by: By| report.tables.contains(&by);
     let name = p.phase.name();
-    if p.level_changes > 0 || p.graphs_below_ops > 0 {
+    if let Some(changed) = level_changed(p) {
         title(out, style, &format!("Level, {name}"))?;
-        let ops = match p.graphs_below_ops {
-            0 => String::new(),
-            n => format!("; ops are of {} of {} CPU graphs", p.cpu_graphs, p.cpu_graphs + n),
-        };
-        let changes = count(p.level_changes, "time");
-        fact(out, "changed", &format!("{changes} within these calls{ops} (--by level)"))?;
+        fact(out, "changed", &format!("{changed} (--by level)"))?;
     }
-    let label = match p.op_time {
-        Some(OpTime::Busy) => "busy: start to barrier entry, thread 0",
-        Some(OpTime::Wall) => "wall: start to next op's start, barrier wait inside, thread 0",
-        Some(OpTime::Mixed) => "busy in some graphs, wall in others, thread 0",
-        None => "none recorded",
-    };
+    let label = op_time(p);
     if p.op_time.is_none() {
         title(out, style, &format!("Operators, {name}: none recorded"))?;
     }
@@ -273,12 +278,17 @@ fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) 
     for (by, head, rows) in by_op {
         if let Some(rows) = rows.as_ref().filter(|rows| !rows.is_empty() && wanted(by)) {
             title(out, style, &format!("Operators by {head}, {name} ({label})"))?;
-            ops(out, rows, head, p, style)?;
+            write!(out, "{}", ops(rows, head, p).render(style))?;
+            let graphs = count(p.cpu_graphs, "CPU graph");
+            writeln!(out, "{}", style.dim(&format!("  100 % = {} ms in {graphs}", ms(p.graph_ns))))?;
         }
     }
     if let Some(rows) = p.by_thread.as_ref().filter(|rows| !rows.is_empty() && wanted(By::Thread)) {
         title(out, style, &format!("Threads, {name}"))?;
-        threads(out, rows, p, style)?;
+        write!(out, "{}", threads(rows, p).render(style))?;
+        if p.wait_ns.is_none() {
+            writeln!(out, "{}", style.dim(&format!("  {NO_WAIT}")))?;
+        }
     }
     causes::phase(out, report, p, style)?;
     counters::phase(out, report, p, style)?;
@@ -293,6 +303,26 @@ fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) 
     Ok(())
 }
 
+/// How often it changed what was recorded, and of which graphs there are ops therefore; `None` where it never did.
+pub(super) fn level_changed(p: &PhaseReport) -> Option<String> {
+    let ops = match p.graphs_below_ops {
+        0 => String::new(),
+        n => format!("; ops are of {} of {} CPU graphs", p.cpu_graphs, p.cpu_graphs + n),
+    };
+    let any = p.level_changes > 0 || p.graphs_below_ops > 0;
+    any.then(|| format!("{} within these calls{ops}", count(p.level_changes, "time")))
+}
+
+/// What the times of ops are.
+pub(super) fn op_time(p: &PhaseReport) -> &'static str {
+    match p.op_time {
+        Some(OpTime::Busy) => "busy: start to barrier entry, thread 0",
+        Some(OpTime::Wall) => "wall: start to next op's start, barrier wait inside, thread 0",
+        Some(OpTime::Mixed) => "busy in some graphs, wall in others, thread 0",
+        None => "none recorded",
+    }
+}
+
 fn op_head(p: &PhaseReport) -> &'static str {
     match p.op_time {
         Some(OpTime::Busy) => "busy ms",
@@ -301,13 +331,8 @@ fn op_head(p: &PhaseReport) -> &'static str {
     }
 }
 
-fn ops(
-    out: &mut dyn Write,
-    rows: &[OpRow],
-    by: &'static str,
-    p: &PhaseReport,
-    style: &Style,
-) -> io::Result<()> {
+/// Ops by type, name or layer.
+pub(super) fn ops(rows: &[OpRow], by: &'static str, p: &PhaseReport) -> Table {
     let with_wait = p.wait_ns.is_some();
     let mut columns = vec![
         number("%", 0),
@@ -342,12 +367,11 @@ fn ops(
         cells.push(r.name.clone());
         t.row(cells);
     }
-    write!(out, "{}", t.render(style))?;
-    let graphs = count(p.cpu_graphs, "CPU graph");
-    writeln!(out, "{}", style.dim(&format!("  100 % = {} ms in {graphs}", ms(p.graph_ns))))
+    t
 }
 
-fn threads(out: &mut dyn Write, rows: &[ThreadRow], p: &PhaseReport, style: &Style) -> io::Result<()> {
+/// Threads of the engine's pool.
+pub(super) fn threads(rows: &[ThreadRow], p: &PhaseReport) -> Table {
     let mut t = Table::new(vec![
         number("ith", 0),
         number("tids", 2),
@@ -368,13 +392,12 @@ fn threads(out: &mut dyn Write, rows: &[ThreadRow], p: &PhaseReport, style: &Sty
             or_dash(r.wait_share, pct),
         ]);
     }
-    write!(out, "{}", t.render(style))?;
-    if p.wait_ns.is_none() {
-        let why = "  barrier wait not recorded apart (interval mode): it is inside the ops' time";
-        writeln!(out, "{}", style.dim(why))?;
-    }
-    Ok(())
+    t
 }
+
+/// Said where threads have no column of waits.
+pub(super) const NO_WAIT: &str =
+    "barrier wait not recorded apart (interval mode): it is inside the ops' time";
 
 fn tokens(out: &mut dyn Write, rows: &[TokenRow], p: &PhaseReport, style: &Style) -> io::Result<()> {
     let mut t = Table::new(vec![

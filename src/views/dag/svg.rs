@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use super::colour::Scale;
 use super::layout::{Layout, layout};
 use super::{block_title, legend, lines, shape, title, xml};
-use crate::analysis::dag::{Dag, METRICS, Metric, Node, Role};
+use crate::analysis::dag::{Dag, METRICS, Metric, Role};
 use crate::order;
 
 /// Of the letters, in pixels; monospaced, so that widths are known without the font.
@@ -16,6 +16,8 @@ const FONT: f64 = 10.0;
 /// Inside of boxes, and around the whole.
 const PAD: f64 = 5.0;
 const MARGIN: f64 = 24.0;
+/// In place of a value that is not known.
+pub const NO_VALUE: &str = "-";
 /// Longest line of a box, in letters; the whole text is its tooltip.
 const LONGEST: usize = 48;
 
@@ -24,16 +26,32 @@ struct Drawn {
     /// Place in [`Dag::nodes`].
     node: usize,
     lines: Vec<String>,
+    /// Letters that a line has room for.
+    letters: usize,
+    /// The last line is a value.
+    valued: bool,
 }
 
-/// Writes the drawing; `metric` colours it.
+/// Writes the drawing as a file of its own; `metric` colours it.
 pub fn write(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()> {
+    draw(out, dag, metric, false)
+}
+
+/// Writes the drawing as a part of a page, which has title and legend itself. `metric` colours it at first; boxes have
+/// room for the values of all others. Each box is a `g` of class `n` whose value has class `v`, in the order of [`drawn`].
+pub fn in_page(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()> {
+    draw(out, dag, metric, true)
+}
+
+/// The nodes that have a box.
+pub fn drawn(dag: &Dag) -> Vec<usize> {
+    (0..dag.nodes.len()).filter(|i| !dag.nodes[*i].role.is_constant()).collect()
+}
+
+fn draw(out: &mut dyn Write, dag: &Dag, metric: Metric, page: bool) -> io::Result<()> {
     let users = users(dag);
-    let shown = |n: &Node| !n.role.is_constant();
-    let drawn: Vec<Drawn> = (0..dag.nodes.len())
-        .filter(|i| shown(&dag.nodes[*i]))
-        .map(|node| Drawn { node, lines: text(dag, node, metric, &users) })
-        .collect();
+    let drawn: Vec<Drawn> =
+        drawn(dag).into_iter().map(|node| drawn_box(dag, node, metric, page, &users)).collect();
     let mut place = vec![None; dag.nodes.len()];
     for (i, d) in drawn.iter().enumerate() {
         place[d.node] = Some(i);
@@ -46,12 +64,12 @@ pub fn write(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()> {
         .collect();
     order::by_key(&mut edges, |e| ((e.0 as u64) << 32 | e.1 as u64, e.2.into()));
     edges.dedup();
-    let sizes: Vec<(f64, f64)> = drawn.iter().map(|d| size(&d.lines)).collect();
+    let sizes: Vec<(f64, f64)> = drawn.iter().map(size).collect();
     let forward: Vec<(usize, usize)> = edges.iter().filter(|e| !e.2).map(|e| (e.0, e.1)).collect();
     let places = layout(&sizes, &forward);
     let back: Vec<(usize, usize)> = edges.iter().filter(|e| e.2).map(|e| (e.0, e.1)).collect();
     let scale = Scale::of(dag, metric);
-    let picture = Picture { dag, metric, scale, drawn: &drawn, sizes: &sizes, places: &places };
+    let picture = Picture { dag, metric, scale, page, drawn: &drawn, sizes: &sizes, places: &places };
     picture.write(out, &back)
 }
 
@@ -62,6 +80,22 @@ fn users(dag: &Dag) -> Vec<usize> {
         users[e.from] += 1;
     }
     users
+}
+
+fn drawn_box(dag: &Dag, node: usize, metric: Metric, page: bool, users: &[usize]) -> Drawn {
+    let mut lines = text(dag, node, metric, users);
+    let figures = dag.nodes[node].figures;
+    let mut valued = figures[metric as usize].is_some();
+    let mut letters = lines.iter().map(|l| l.chars().count()).max().unwrap_or(1);
+    if page && figures.iter().any(Option::is_some) {
+        if !valued {
+            lines.push(NO_VALUE.into());
+        }
+        valued = true;
+        let all = METRICS.iter().zip(figures).filter_map(|(m, s)| Some(super::spread(m.metric, &s?)));
+        letters = all.map(|value| value.chars().count()).fold(letters, usize::max);
+    }
+    Drawn { node, lines, letters: letters.min(LONGEST), valued }
 }
 
 /// The lines of a box: what it is, and the constants that it takes.
@@ -90,15 +124,15 @@ fn cut(line: &str) -> String {
     line.chars().take(LONGEST - 1).chain(['…']).collect()
 }
 
-fn size(lines: &[String]) -> (f64, f64) {
-    let longest = lines.iter().map(|l| l.chars().count().min(LONGEST)).max().unwrap_or(1);
-    (longest as f64 * CHAR + 2.0 * PAD, lines.len() as f64 * LINE + 2.0 * PAD)
+fn size(drawn: &Drawn) -> (f64, f64) {
+    (drawn.letters as f64 * CHAR + 2.0 * PAD, drawn.lines.len() as f64 * LINE + 2.0 * PAD)
 }
 
 struct Picture<'d> {
     dag: &'d Dag,
     metric: Metric,
     scale: Option<Scale>,
+    page: bool,
     drawn: &'d [Drawn],
     sizes: &'d [(f64, f64)],
     places: &'d Layout,
@@ -107,15 +141,16 @@ struct Picture<'d> {
 impl Picture<'_> {
     fn write(&self, out: &mut dyn Write, back: &[(usize, usize)]) -> io::Result<()> {
         let dag = self.dag;
-        let mut head = vec![title(dag), legend(self.metric, self.scale.as_ref())];
-        head.extend(dag.notes.iter().map(|n| format!("Note: {n}")));
+        let head = self.head();
         let letters = head.iter().map(|l| l.chars().count()).max().unwrap_or(0);
-        let top = MARGIN + head.len() as f64 * (LINE + 2.0) + 2.0 * LINE;
+        let room = if self.page { 0.0 } else { 2.0 * LINE };
+        let top = MARGIN + head.len() as f64 * (LINE + 2.0) + room;
         let width = self.places.width.max(letters as f64 * CHAR) + 2.0 * MARGIN;
         let height = self.places.height + top + MARGIN;
+        let name = if self.page { "id=\"dag\"" } else { "xmlns=\"http://www.w3.org/2000/svg\"" };
         writeln!(
             out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
+            "<svg {name} viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
              height=\"{height:.0}\" font-family=\"monospace\" font-size=\"{FONT}\" role=\"img\" aria-label=\"{}\">",
             xml(&title(dag))
         )?;
@@ -131,7 +166,10 @@ impl Picture<'_> {
             "<pattern id=\"gap\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\"><rect width=\"6\" \
              height=\"6\" fill=\"#f4f4f4\"/><path d=\"M0 6L6 0\" stroke=\"#c4c4c4\"/></pattern>"
         )?;
-        writeln!(out, "</defs>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>")?;
+        writeln!(out, "</defs>")?;
+        if !self.page {
+            writeln!(out, "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>")?;
+        }
         for (i, line) in head.iter().enumerate() {
             let y = MARGIN + i as f64 * (LINE + 2.0);
             writeln!(out, "<text x=\"{MARGIN}\" y=\"{y:.1}\">{}</text>", xml(line))?;
@@ -149,6 +187,16 @@ impl Picture<'_> {
             self.node(out, i)?;
         }
         writeln!(out, "</g>\n</svg>")
+    }
+
+    /// Lines over the drawing; a page has them as its own text.
+    fn head(&self) -> Vec<String> {
+        if self.page {
+            return Vec::new();
+        }
+        let mut head = vec![title(self.dag), legend(self.metric, self.scale.as_ref())];
+        head.extend(self.dag.notes.iter().map(|n| format!("Note: {n}")));
+        head
     }
 
     /// A frame around the layers that were folded.
@@ -211,16 +259,22 @@ impl Picture<'_> {
             _ => " stroke-dasharray=\"5 3\"",
         };
         let (left, top) = (x - w / 2.0, y - h / 2.0);
+        let class = if self.page { " class=\"n\"" } else { "" };
         writeln!(
             out,
-            "<g><title>{}</title><rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" rx=\"3\" \
+            "<g{class}><title>{}</title><rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" rx=\"3\" \
              fill=\"{fill}\" stroke=\"#556\"{dashes}/>",
             self.tip(d)
         )?;
         for (k, line) in d.lines.iter().enumerate() {
             let (x, y) = (left + PAD, top + PAD + (k as f64 + 0.8) * LINE);
             let bold = if k == 0 && n.role == Role::Op { " font-weight=\"bold\"" } else { "" };
-            writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" fill=\"{ink}\"{bold}>{}</text>", xml(&cut(line)))?;
+            let value = if self.page && d.valued && k + 1 == d.lines.len() { " class=\"v\"" } else { "" };
+            writeln!(
+                out,
+                "<text x=\"{x:.1}\" y=\"{y:.1}\" fill=\"{ink}\"{bold}{value}>{}</text>",
+                xml(&cut(line))
+            )?;
         }
         writeln!(out, "</g>")
     }

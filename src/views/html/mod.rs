@@ -1,0 +1,251 @@
+//! A run as one page that needs nothing else: no network, no font, no library. Drawings and tables are made here and can
+//! be read without the script, which sorts, recolours and zooms. May use `analysis`.
+//!
+//! Names come from a target: they pass `markup::text` or `markup::json`, and the page's own policy lets no other script
+//! than ours run and nothing be fetched.
+
+mod chart;
+mod experts;
+mod graph;
+mod markup;
+mod roofline;
+mod summary;
+mod threads;
+mod tokens;
+
+use std::io::{self, Write};
+
+use self::graph::Graph;
+use self::markup::{gap, heading, say, section, text};
+use super::stat::Section;
+use super::table::Table;
+use super::text as terminal;
+use super::{causes, honesty, levels};
+use crate::analysis::overview::Overview;
+use crate::analysis::report::PhaseReport;
+use crate::analysis::stat::{Stat, View};
+use crate::analysis::tables::{OpRow, top_ops};
+use crate::views::units::{count, ms};
+
+/// What the page is styled and moved by.
+pub const STYLE: &str = include_str!("page.css");
+pub const SCRIPT: &str = include_str!("page.js");
+/// SHA-256 of the two in base64, by which the page's policy knows them (tests/html.rs tells what they must be).
+pub const STYLE_HASH: &str = "fXU+oZeH2EDWdwCbH6tWWQvWgSXQmRj7w7mDTgGYmJg=";
+pub const SCRIPT_HASH: &str = "b4bhHB4JL+O6X+l25oHL6d9ZOOCApiSgaLo+huJK/aE=";
+
+/// Writes what a section holds.
+type Inside<'p> = &'p dyn Fn(&mut dyn Write) -> io::Result<()>;
+
+/// Where sections are, and what they are called.
+const SECTIONS: [(&str, &str); 9] = [
+    ("summary", "Summary"),
+    ("phases", "Phases"),
+    ("tokens", "Tokens"),
+    ("graph", "Graph"),
+    ("ops", "Operators"),
+    ("roof", "Roofline"),
+    ("threads", "Threads"),
+    ("experts", "Experts"),
+    ("trust", "How far to trust this"),
+];
+
+/// Writes the page of the recording called `name`; of each table the first `top` rows.
+pub fn write(out: &mut dyn Write, o: &Overview, name: &str, top: usize) -> io::Result<()> {
+    let graph = Graph::of(&o.dag);
+    head(out, o, name)?;
+    writeln!(out, "<main id=\"main\">")?;
+    let write: [Inside<'_>; 9] = [
+        &|out| about(out, o),
+        &|out| phases(out, o),
+        &|out| tokens::write(out, &o.report.phases),
+        &|out| graph::write(out, &graph),
+        &|out| all_ops(out, o, top),
+        &|out| roof(out, o, top),
+        &|out| threads(out, o, top),
+        &|out| experts(out, o, top),
+        &|out| trust(out, o),
+    ];
+    for ((id, title), inside) in SECTIONS.iter().zip(write) {
+        section(out, id, title)?;
+        inside(out)?;
+        markup::end(out)?;
+    }
+    writeln!(out, "</main>\n<p id=\"said\" class=\"quiet\" role=\"status\"></p>")?;
+    writeln!(out, "<script type=\"application/json\" id=\"data\">{}</script>", graph::data(&graph))?;
+    writeln!(out, "<script>{SCRIPT}</script>\n</body>\n</html>")
+}
+
+fn head(out: &mut dyn Write, o: &Overview, name: &str) -> io::Result<()> {
+    writeln!(
+        out,
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; \
+         script-src 'sha256-{SCRIPT_HASH}'; base-uri 'none'; form-action 'none'\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"generator\" content=\"profinfer {}\">\n\
+         <title>{} - profinfer</title>\n<style>{STYLE}</style>\n</head>\n<body>\n\
+         <a class=\"skip\" href=\"#main\">To the content</a>",
+        text(crate::VERSION),
+        text(name)
+    )?;
+    let machine = &o.report.run;
+    let of: Vec<&str> =
+        [machine.host.as_str(), &machine.cpu_model].into_iter().filter(|s| !s.is_empty()).collect();
+    let of = if of.is_empty() { String::new() } else { format!("Recorded on {}", of.join(", ")) };
+    writeln!(out, "<header><h1>{}</h1><p>{}</p></header>", text(name), text(&of))?;
+    writeln!(out, "<nav aria-label=\"Sections\"><ul>")?;
+    for (id, title) in SECTIONS {
+        writeln!(out, "<li><a href=\"#{id}\">{}</a></li>", text(title))?;
+    }
+    writeln!(out, "</ul></nav>")
+}
+
+fn about(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
+    writeln!(out, "<p class=\"verdict\">{}</p>", text(&summary::verdict(o)))?;
+    summary::tiles(out, o)?;
+    summary::part(out, o)?;
+    for f in o.report.books.features.iter().filter(|f| f.state != "whole") {
+        let state = if f.state == "none" { "Left out" } else { "In part" };
+        say(out, &format!("{state}: {}: {}", f.name, f.why))?;
+    }
+    writeln!(out, "<details><summary>The run and its model</summary>")?;
+    markup::lines(out, &terminal::run(&o.report.run))?;
+    heading(out, "Model (as its tensors show it)")?;
+    markup::lines(out, &terminal::model(&o.report))?;
+    writeln!(out, "</details>")
+}
+
+fn phases(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
+    markup::lines(out, &terminal::calls(&o.report))?;
+    match &o.report.stages {
+        Some(rows) => {
+            let title = "What the engine does beside and within its calls";
+            markup::folded(out, &levels::stage_table(rows), "phase", title, true)
+        }
+        None => gap(out, "Load, tokenize and sampling were not recorded (record with --phases)."),
+    }
+}
+
+fn all_ops(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
+    if o.report.phases.is_empty() {
+        return gap(out, "No op was recorded: there is no call of the engine in it.");
+    }
+    let mut others = o.report.phases.iter().filter(|p| p.phase != o.phase);
+    summary::main_phase(o).map_or(Ok(()), |p| ops(out, p, top, true))?;
+    others.try_for_each(|p| ops(out, p, top, false))
+}
+
+/// The tables of a phase; they are closed where it is not the `main` one.
+fn ops(out: &mut dyn Write, p: &PhaseReport, top: usize, main: bool) -> io::Result<()> {
+    let name = p.phase.name();
+    heading(out, &format!("Operators, {name}"))?;
+    if let Some(changed) = terminal::level_changed(p) {
+        say(out, &format!("What was recorded changed {changed}."))?;
+    }
+    if p.op_time.is_none() {
+        return gap(
+            out,
+            &format!("No op of {name} was recorded (`profinfer record --level op` records them)."),
+        );
+    }
+    let graphs = count(p.cpu_graphs, "CPU graph");
+    say(out, &format!("Times are {}. 100 % = {} ms in {graphs}.", terminal::op_time(p), ms(p.graph_ns)))?;
+    let rows = |rows: &Option<Vec<OpRow>>| top_ops(rows.clone().unwrap_or_default(), Some(top));
+    let by_name = rows(&p.by_name);
+    let (title, table) = (format!("Operators by name, {name}"), terminal::ops(&by_name, "name", p));
+    match main {
+        true => markup::table(out, &table, "name", &title, true)?,
+        false => markup::folded(out, &table, "name", &title, false)?,
+    }
+    for (head, rows) in [("op", rows(&p.by_op)), ("layer", rows(&p.by_layer))] {
+        let table = terminal::ops(&rows, head, p);
+        markup::folded(out, &table, head, &format!("Operators by {head}, {name}"), false)?;
+    }
+    match causes::of_ops(&by_name, "name", p) {
+        Some(table) => markup::folded(out, &table, "name", &format!("What bounds them, {name}"), false),
+        None => say(out, "What bounds them is not known: record with --sched, or give --roof."),
+    }
+}
+
+/// The table of a view of the statistics, and what to say of it; or why there is none.
+fn told(out: &mut dyn Write, s: &Stat, view: View, head: &str, top: usize) -> io::Result<()> {
+    let Some(Section { title, table, notes }) = super::stat::section(s, view, top) else { return Ok(()) };
+    match table {
+        Some(table) => folded(out, &table, head, &title)?,
+        None => gap(out, &format!("{title}."))?,
+    }
+    notes.iter().try_for_each(|note| say(out, note))
+}
+
+fn folded(out: &mut dyn Write, table: &Table, head: &str, title: &str) -> io::Result<()> {
+    markup::folded(out, table, head, title, true)
+}
+
+fn stat<'o>(out: &mut dyn Write, o: &'o Overview) -> io::Result<Option<&'o Stat>> {
+    match &o.stat {
+        Ok(s) => Ok(Some(s)),
+        Err(why) => gap(out, &format!("Not known: {why}.")).map(|()| None),
+    }
+}
+
+fn roof(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
+    let Some(s) = stat(out, o)? else { return Ok(()) };
+    match s.roofline.as_ref().and_then(|r| r.as_ref()) {
+        Some(found) => {
+            roofline::write(out, found, s.phase.name())?;
+            told(out, s, View::Roofline, "name", top)?;
+        }
+        None => gap(
+            out,
+            "No roof is known: no op of this recording reads enough to stand for the memory's bandwidth. Give --roof \
+             what `ggml-runner peak --json` measured on that machine.",
+        )?,
+    }
+    heading(out, "Time against work and context")?;
+    told(out, s, View::Ops, "name", top)?;
+    told(out, s, View::Tokens, "name", top)
+}
+
+fn threads(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
+    if let Some(p) = summary::main_phase(o) {
+        threads::write(out, p)?;
+        if let Some(rows) = p.by_thread.as_ref().filter(|rows| !rows.is_empty()) {
+            let rows = rows.get(..top.min(rows.len())).unwrap_or_default();
+            let title = format!("Threads, {}", p.phase.name());
+            folded(out, &terminal::threads(rows, p), "ith", &title)?;
+            if p.wait_ns.is_none() {
+                say(out, &format!("Note: {}.", terminal::NO_WAIT))?;
+            }
+        }
+    }
+    let Some(s) = stat(out, o)? else { return Ok(()) };
+    told(out, s, View::Threads, "name", top)?;
+    told(out, s, View::Backends, "backend", top)
+}
+
+fn experts(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
+    match (&o.report.experts, o.report.model.experts) {
+        (Some(found), _) => experts::write(out, found, top),
+        (None, Some(n)) => gap(
+            out,
+            &format!(
+                "The model has {n} experts; which were chosen was not recorded (record with --experts)."
+            ),
+        ),
+        (None, None) => gap(
+            out,
+            "No experts: no op of this recording multiplies with experts, and no choice was recorded (--experts).",
+        ),
+    }
+}
+
+fn trust(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
+    let books = &o.report.books;
+    let class = if books.complete { "good" } else { "bad" };
+    writeln!(out, "<p class=\"{class}\">{}</p>", text(&honesty::verdict(books)))?;
+    if o.part.is_cut() {
+        say(out, "These figures are of the whole recording.")?;
+    }
+    markup::lines(out, &honesty::all(books))
+}

@@ -1,0 +1,144 @@
+//! What a run comes to, in a few sentences and figures. May use `analysis`.
+
+use std::io::{self, Write};
+
+use super::markup::{self, text};
+use crate::analysis::calls::Phase;
+use crate::analysis::overview::Overview;
+use crate::analysis::report::PhaseReport;
+use crate::analysis::tables::{GAPS_ROW, OpRow, WAIT_ROW};
+use crate::views::causes::word;
+use crate::views::honesty;
+use crate::views::units::{count, pct, time};
+
+/// Of the graphs' time, from here on waits are worth a word.
+const WORTH: f64 = 0.05;
+
+/// The phase that the rest of the page is about.
+pub fn main_phase(o: &Overview) -> Option<&PhaseReport> {
+    o.report.phases.iter().find(|p| p.phase == o.phase)
+}
+
+/// How fast it is, what takes the time and why, and how far that can be trusted.
+pub fn verdict(o: &Overview) -> String {
+    let mut said = match main_phase(o).filter(|p| p.calls > 0) {
+        Some(p) => of_phase(o, p),
+        None => vec!["No call of the engine is in it".to_owned()],
+    };
+    let books = &o.report.books;
+    said.push(match books.complete {
+        true => "The record is complete".into(),
+        false => format!("The record is {}", honesty::verdict(books)),
+    });
+    let said: Vec<String> = said.into_iter().map(|s| s + ".").collect();
+    said.join(" ")
+}
+
+fn of_phase(o: &Overview, p: &PhaseReport) -> Vec<String> {
+    let mut said = Vec::new();
+    let name = p.phase.name();
+    let each = if p.phase == Phase::Decode { "a token" } else { "a call" };
+    said.push(match (p.tokens_per_s, p.latency) {
+        (Some(rate), Some(l)) => {
+            format!("{} runs at {rate:.2} tokens/s, {} {each}", upper(name), time(l.mean_ns))
+        }
+        (None, Some(l)) => format!("A call of {name} takes {}; its tokens are not known", time(l.mean_ns)),
+        _ => format!("Every call of {name} was cut by the end of the recording, so its speed is not known"),
+    });
+    match p.by_name.iter().flatten().find(|r| is_op(r)) {
+        Some(row) => said.extend(heaviest(p, row)),
+        None => said.push(
+            "No op was recorded (`profinfer record --level op` does), so what takes the time is not known"
+                .into(),
+        ),
+    }
+    let waits = p.wait_ns.filter(|w| p.graph_ns > 0 && *w as f64 / p.graph_ns as f64 >= WORTH);
+    if let Some(wait) = waits {
+        said.push(format!("Thread 0 waits at barriers for {} %", pct(wait as f64 / p.graph_ns as f64)));
+    }
+    let growth = o.stat.as_ref().ok().and_then(|s| s.tokens.as_ref()?.as_ref());
+    let grows: Vec<&str> = growth
+        .into_iter()
+        .flat_map(|g| &g.ops)
+        .filter(|t| t.grows)
+        .take(2)
+        .map(|t| t.name.as_str())
+        .collect();
+    if !grows.is_empty() {
+        said.push(format!("With the context grows {}", grows.join(" and ")));
+    }
+    said
+}
+
+/// False for the rows that make shares add up.
+fn is_op(row: &OpRow) -> bool {
+    row.name != WAIT_ROW && row.name != GAPS_ROW
+}
+
+/// What takes the most time, and what bounds it.
+fn heaviest(p: &PhaseReport, row: &OpRow) -> Vec<String> {
+    let ops = p.by_op.iter().flatten().find(|r| is_op(r));
+    let kind = ops.map_or_else(String::new, |r| format!("{} takes {} % of its time; ", r.name, pct(r.share)));
+    let most = format!("{kind}the heaviest op by name is {} with {} %", row.name, pct(row.share));
+    let verdict = row.verdict.as_ref().or(ops.and_then(|r| r.verdict.as_ref()));
+    let why = match verdict {
+        Some(v) => format!("It is bound by {}: {}", word(v.bound), v.evidence),
+        None => "What bounds it cannot be told (record with --sched, or give --roof)".into(),
+    };
+    vec![most, why]
+}
+
+fn upper(word: &str) -> String {
+    let mut letters = word.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// A few figures, large.
+pub fn tiles(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
+    let of = |phase: Phase| o.report.phases.iter().find(|p| p.phase == phase);
+    let speed = |phase: Phase| {
+        let p = of(phase)?;
+        Some((format!("{:.1}", p.tokens_per_s?), format!("tokens/s, {}", phase.name())))
+    };
+    let mut all: Vec<(String, String)> =
+        [Phase::Decode, Phase::Prefill].into_iter().filter_map(speed).collect();
+    if let Some(l) = o.report.ttft {
+        all.push((time(l.mean_ns), format!("to the first token, mean of {}", count(l.n, "request"))));
+    }
+    if let Some(l) = of(Phase::Decode).and_then(|p| p.latency) {
+        all.push((time(l.p95_ns as f64), "a token, 95 of 100 take no longer".into()));
+    }
+    let books = &o.report.books;
+    let complete = if books.complete { "complete" } else { "NOT complete" };
+    all.push((complete.into(), "record".into()));
+    writeln!(out, "<ul class=\"tiles\">")?;
+    for (figure, what) in all {
+        let bad = if figure == "NOT complete" { " class=\"bad\"" } else { "" };
+        writeln!(out, "<li{bad}><b>{}</b> {}</li>", text(&figure), text(&what))?;
+    }
+    writeln!(out, "</ul>")
+}
+
+/// What part of the recording this is of, where it is not the whole.
+pub fn part(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
+    if let (Some(pid), false) = (o.part.pid, o.part.others.is_empty()) {
+        let others: Vec<String> = o.part.others.iter().take(16).map(u32::to_string).collect();
+        let more = if o.part.others.len() > others.len() { " and more" } else { "" };
+        let others = others.join(", ");
+        markup::say(
+            out,
+            &format!(
+                "Several processes were recorded; this is of process {pid}. --pid chooses another: {others}{more}."
+            ),
+        )?;
+    }
+    if let Some((first, last)) = o.part.calls {
+        markup::say(
+            out,
+            &format!(
+                "Only calls {first} to {last} are in it (--tokens); how far to trust it is of the whole recording."
+            ),
+        )?;
+    }
+    Ok(())
+}

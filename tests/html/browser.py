@@ -1,0 +1,304 @@
+"""Opens pages of `profinfer html` in headless Chromium and uses them as a reader would, for tests/html_browser.rs. Exits 1
+with what is wrong, and 3 when there is no Chromium.
+
+usage: browser.py [--shots DIR] PAGE...
+
+Checked of every page: no error on the console, no request, no dialog, every chart drawn and named, no wider than a phone,
+both themes; of a page with a graph: zoom and another metric; of each: sorting and focus by keyboard alone. With --shots,
+pictures of both themes, of a phone's width and of the paper are left in DIR.
+"""
+
+import base64
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+PROGRAMS = ["chromium-headless-shell", "chromium", "google-chrome"]
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+    "--disable-background-networking", "--disable-extensions", "--remote-debugging-pipe",
+]
+DESK = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+
+
+class Browser:
+    """Chromium behind its debugging pipe: messages in JSON, each ended by a zero byte."""
+
+    def __init__(self, program, home):
+        hears, self.to = os.pipe()
+        self.back, says = os.pipe()
+        # It reads from descriptor 3 and writes to 4.
+        command = ["sh", "-c", f'exec "$@" 3<&{hears} 4>&{says}', "sh", program, *FLAGS, f"--user-data-dir={home}"]
+        quiet = subprocess.DEVNULL
+        self.process = subprocess.Popen(
+            [*command, "about:blank"], stdin=quiet, stdout=quiet, stderr=quiet, pass_fds=(hears, says),
+            env={**os.environ, "HOME": home},
+        )
+        os.close(hears)
+        os.close(says)
+        self.number, self.rest, self.events = 0, b"", []
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self.session = None
+        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ["Page", "Runtime", "Network", "Log"]:
+            self.ask(f"{domain}.enable")
+
+    def read(self):
+        while b"\0" not in self.rest:
+            more = os.read(self.back, 1 << 20)
+            if not more:
+                sys.exit("Chromium went away")
+            self.rest += more
+        one, self.rest = self.rest.split(b"\0", 1)
+        return json.loads(one)
+
+    def ask(self, method, **params):
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": params}
+        if getattr(self, "session", None):
+            message["sessionId"] = self.session
+        os.write(self.to, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self.read()
+            if answer.get("id") == self.number:
+                if "error" in answer:
+                    sys.exit(f"{method}: {answer['error']}")
+                return answer["result"]
+            self.events.append(answer)
+
+    def wait(self, method):
+        while not any(e.get("method") == method for e in self.events):
+            self.events.append(self.read())
+
+    def do(self, script):
+        answer = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            sys.exit(f"{script}: {answer['exceptionDetails']}")
+        return answer["result"].get("value")
+
+    def key(self, key, code=None, text=""):
+        """Presses a key and lets it go."""
+        codes = {"Enter": 13, "Tab": 9, "ArrowDown": 40, "ArrowUp": 38, " ": 32}
+        press = {"key": key, "code": code or key, "windowsVirtualKeyCode": codes.get(key, ord(key[0]))}
+        self.ask("Input.dispatchKeyEvent", type="keyDown", text=text, **press)
+        self.ask("Input.dispatchKeyEvent", type="keyUp", **press)
+
+    def theme(self, name, media="screen"):
+        features = [{"name": "prefers-color-scheme", "value": name}]
+        self.ask("Emulation.setEmulatedMedia", media=media, features=features)
+
+    def close(self):
+        self.session = None
+        self.ask("Browser.close")
+        self.process.wait()
+
+
+def same(got, want, what):
+    if got != want:
+        sys.exit(f"{what}: {got!r}, not {want!r}")
+
+
+def check(condition, what):
+    if not condition:
+        sys.exit(what)
+
+
+CHARTS = """[...document.querySelectorAll('svg')].map((svg) => {
+  const box = svg.getBBox();
+  const own = svg.getBoundingClientRect();
+  const ids = (svg.getAttribute('aria-labelledby') || '').split(' ').filter(Boolean);
+  const named = ids.length ? ids.every((id) => document.getElementById(id).textContent) : svg.getAttribute('aria-label');
+  const lost = [...svg.querySelectorAll('path')].filter((p) => /NaN|Infinity/.test(p.getAttribute('d'))).length;
+  return { id: svg.id, parts: svg.querySelectorAll('path, rect, circle, text').length, lost,
+    drawn: box.width > 50 && box.height > 20, shown: own.width > 100 && own.height > 20, named: Boolean(named) };
+})"""
+
+
+def charts(b):
+    """Ids of the charts; each has something in it, and a name for those who do not see it."""
+    ids = []
+    for c in b.do(CHARTS):
+        ids.append(c["id"])
+        check(c["drawn"] and c["shown"] and c["parts"] > 4 and c["named"] and not c["lost"], f"chart {c}")
+    return ids
+
+
+def outline(b):
+    """The page as its readers are told of it."""
+    headings = b.do("[...document.querySelectorAll('section')].map((s) => [s.id, "
+                    "document.getElementById(s.getAttribute('aria-labelledby')).textContent, s.innerText.length])")
+    same(len(headings), 9, "sections")
+    for name, heading, length in headings:
+        check(heading and length > 40, f"section {name} is empty")
+    bare = b.do("[...document.querySelectorAll('table')].filter((t) => !t.tHead || [...t.tBodies[0].rows]"
+                ".some((r) => !r.querySelector('th[scope=row]'))).length")
+    same(bare, 0, "tables without headings")
+    same(b.do("document.querySelectorAll('button:not([type=button])').length"), 0, "buttons that send a form")
+
+
+def focus(b):
+    """The first key brings the way to the content, and what has the focus can be seen."""
+    b.key("Tab")
+    same(b.do("document.activeElement.className"), "skip", "first stop")
+    check(b.do("document.activeElement.getBoundingClientRect().left >= 0"), "the first stop is out of sight")
+    check(b.do("getComputedStyle(document.activeElement).outlineStyle") != "none", "focus is not visible")
+    b.key("Enter", text="\r")
+    same(b.do("location.hash"), "#main", "the way to the content")
+
+
+COLUMN = "[...document.querySelector('{t}').tBodies[0].rows].map((r) => r.cells[{c}].textContent)"
+
+
+def sort(b, table, column):
+    """A heading sorts both ways by the keyboard, and says so."""
+    column_of = COLUMN.format(t=table, c=column)
+    before = b.do(column_of)
+    head = f"document.querySelector('{table}').tHead.rows[0].cells[{column}]"
+    b.do(f"{head}.closest('details')?.setAttribute('open', ''); {head}.querySelector('button').focus()")
+    for way in ["descending", "ascending"]:
+        b.key("Enter", text="\r")
+        same(b.do(f"{head}.getAttribute('aria-sort')"), way, f"{table}: way of sorting")
+        check(way in b.do("document.querySelector('#said').textContent"), "sorting is not said")
+        body = [float(v) for v in b.do(
+            f"[...document.querySelector('{table}').tBodies[0].querySelectorAll('tr:not(.end)')]"
+            f".map((r) => r.cells[{column}].textContent)") if v != "-"]
+        same(body, sorted(body, reverse=way == "descending"), f"{table} {way}")
+    same(sorted(before), sorted(b.do(column_of)), f"{table}: rows after sorting")
+    same(b.do(f"document.querySelectorAll('{table} [aria-sort]').length"), 1, f"{table}: headings that sort")
+    last = b.do(f"[...document.querySelector('{table}').tBodies[0].rows].map((r) => r.className)")
+    check("end" not in last or last.index("end") + last.count("end") == len(last), "closing rows stay at the end")
+
+
+def graph(b):
+    """Another metric by the keyboard; zoom by button and by key."""
+    same(b.do("document.querySelector('.tools').hidden"), False, "tools of the graph")
+    fills = "[...document.querySelectorAll('#dag g.n rect')].map((r) => r.getAttribute('fill')).join()"
+    texts = "[...document.querySelectorAll('#dag .v')].map((t) => t.textContent).join('|')"
+    seen = set()
+    n = b.do("document.querySelector('#metric').options.length")
+    same(n, 7, "metrics")
+    first = b.do("document.querySelector('#metric').selectedIndex")
+    was = (b.do(fills), b.do(texts))
+    b.do("document.querySelector('#metric').focus()")
+    for i in range(first + 1, n):
+        b.key("ArrowDown")
+        same(b.do("document.querySelector('#metric').selectedIndex"), i, "metric by key")
+        legend = b.do("document.querySelector('#legend').textContent")
+        missing = "not in this picture" in legend
+        check(missing == ("url(#gap)" in b.do(fills) and not b.do(texts).strip("-|")), f"{legend}: colours")
+        seen.add((b.do(fills), b.do(texts), legend))
+    check(len(seen) == n - first - 1 and was not in {s[:2] for s in seen}, "a metric changes nothing")
+    for _ in range(first + 1, n):
+        b.key("ArrowUp")
+    same((b.do(fills), b.do(texts)), was, "the first metric again")
+
+    width = "Number(document.querySelector('#dag').getAttribute('width'))"
+    start = b.do(width)
+    b.do("document.querySelector('#zoom-in').focus()")
+    b.key("Enter", text="\r")
+    larger = b.do(width)
+    check(larger > start, "the button for larger")
+    b.do("document.querySelector('#dag-box').focus()")
+    b.key("-", "Minus", "-")
+    check(b.do(width) < larger, "the key for smaller")
+    b.key("+", "Equal", "+")
+    b.key("+", "Equal", "+")
+    check(b.do(width) > larger, "the key for larger")
+    b.key("0", "Digit0", "0")
+    fits = b.do("document.querySelector('#dag').getBoundingClientRect().width <= document.querySelector('#dag-box').clientWidth + 1")
+    check(fits, "the key that fits it in")
+
+
+def errors(b):
+    """What a page should never have done."""
+    wrong = []
+    for e in b.events:
+        method, p = e.get("method", ""), e.get("params", {})
+        if method in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening"):
+            wrong.append(e)
+        elif method == "Runtime.consoleAPICalled" and p["type"] in ("error", "warning", "assert"):
+            wrong.append(e)
+        elif method == "Log.entryAdded" and p["entry"]["level"] in ("error", "warning"):
+            wrong.append(p["entry"])
+        elif method == "Network.requestWillBeSent" and p["type"] != "Document":
+            wrong.append(p["request"]["url"])
+    pages = [e for e in b.events if e.get("method") == "Network.requestWillBeSent" and e["params"]["type"] == "Document"]
+    check(len(pages) <= 1 and not wrong, f"errors or requests: {wrong or pages}")
+
+
+def shoot(b, shots, name):
+    if shots:
+        size = b.ask("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 8000), "scale": 1}
+        data = b.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)["data"]
+        (shots / f"{name}.png").write_bytes(base64.b64decode(data))
+
+
+def views(b, shots, name):
+    """Both themes, a phone's width, and paper."""
+    backs = []
+    for theme in ["dark", "light"]:
+        b.theme(theme)
+        backs.append(b.do("getComputedStyle(document.body).backgroundColor"))
+        shoot(b, shots, f"{name}-{theme}")
+    check(backs[0] != backs[1], f"both themes are {backs[0]}")
+    b.ask("Emulation.setDeviceMetricsOverride", **PHONE)
+    wide = b.do("document.documentElement.scrollWidth")
+    check(wide <= PHONE["width"], f"{name}: {wide} pixels wide on a phone")
+    shoot(b, shots, f"{name}-phone")
+    b.ask("Emulation.setDeviceMetricsOverride", **DESK)
+    b.theme("dark", "print")
+    same(b.do("getComputedStyle(document.body).backgroundColor"), "rgb(255, 255, 255)", "paper")
+    same(b.do("getComputedStyle(document.querySelector('nav')).display"), "none", "links on paper")
+    if shots:
+        pdf = b.ask("Page.printToPDF", printBackground=True)["data"]
+        (shots / f"{name}.pdf").write_bytes(base64.b64decode(pdf))
+    b.theme("light")
+
+
+def use(b, page, shots):
+    b.events.clear()
+    b.ask("Emulation.setDeviceMetricsOverride", **DESK)
+    b.theme("light")
+    b.ask("Page.navigate", url=page.resolve().as_uri())
+    b.wait("Page.loadEventFired")
+    ids = charts(b)
+    outline(b)
+    focus(b)
+    same(b.do("typeof hostile"), "undefined", "a name was run")
+    views(b, shots, page.stem)
+    if b.do("document.querySelector('#ops table.sortable') !== null"):
+        sort(b, "#ops table.sortable", 1)
+        sort(b, "#ops table.sortable", 4)
+    if "dag" in ids:
+        graph(b)
+    errors(b)
+    return ids
+
+
+def main(args):
+    shots = None
+    if args[:1] == ["--shots"]:
+        shots, args = pathlib.Path(args[1]), args[2:]
+        shots.mkdir(parents=True, exist_ok=True)
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if program is None:
+        print(f"none of {', '.join(PROGRAMS)} is installed (scripts/setup.sh test installs one)", file=sys.stderr)
+        sys.exit(3)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        b = Browser(program, home)
+        try:
+            used = {page: use(b, pathlib.Path(page), shots) for page in args}
+        except BaseException:
+            b.process.kill()
+            raise
+        b.close()
+    print(json.dumps(used))
+
+
+main(sys.argv[1:])

@@ -1,0 +1,64 @@
+//! Pages of `profinfer html` in a real browser (tests/html/browser.py): nothing on the console, no request, every chart
+//! drawn, and all that can be done is done by keyboard.
+
+mod dag_support;
+mod html_support;
+mod synth_trace;
+
+use std::path::Path;
+use std::process::Command;
+
+use dag_support::{LLAMA, Made, Model};
+use html_support::*;
+use profinfer::trace::{Encoder, EncoderConfig};
+use serde_json::{Value, json};
+use synth_trace::*;
+
+/// Charts of each page by its name; `None` where there is no browser.
+fn used(pages: &[(&str, String)]) -> Option<Value> {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new("python3");
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/html/browser.py")).current_dir(dir.path());
+    // For whoever wants to look at them.
+    if let Some(shots) = std::env::var_os("HTML_SHOTS") {
+        command.arg("--shots").arg(shots);
+    }
+    for (name, page) in pages {
+        std::fs::write(dir.path().join(name), page).unwrap();
+        command.arg(name);
+    }
+    let why = match command.output() {
+        Ok(out) if out.status.success() => return Some(serde_json::from_slice(&out.stdout).unwrap()),
+        Ok(out) if out.status.code() == Some(3) => text(&out.stderr),
+        Ok(out) => panic!("{}", text(&out.stderr)),
+        Err(e) => format!("no python3: {e}"),
+    };
+    let must = std::env::var("CI").is_ok_and(|v| v == "true")
+        || std::env::var("PROFINFER_REQUIRE").is_ok_and(|v| v == "1");
+    assert!(!must, "may not be skipped here: {why}");
+    println!("skipped: {}", why.trim());
+    None
+}
+
+#[test]
+fn pages_work_in_a_browser() {
+    let header = header(true);
+    let enc = Encoder::new(Vec::new(), EncoderConfig::default(), &header).unwrap();
+    let mut hostile = Made::with(LLAMA, NASTY, enc, 0);
+    (0..6).for_each(|i| hostile.batch(1, i));
+    let no_structure = dag_support::run(Model { structure: false, ..LLAMA }, 5);
+    let pages = [
+        ("rich.html", page(&rich(200), &["--roof", "100,10"])),
+        ("hostile.html", page(&hostile.finish(), &[])),
+        ("gaps.html", page(&no_structure, &[])),
+        ("long.html", page(&calls(100_000), &[])),
+    ];
+    let Some(charts) = used(&pages) else { return };
+    assert_eq!(
+        charts["rich.html"],
+        json!(["tokens-decode", "dag", "roofline-chart", "threads-chart", "experts-chart"])
+    );
+    assert_eq!(charts["hostile.html"], json!(["tokens-decode", "dag", "threads-chart"]));
+    assert_eq!(charts["gaps.html"], json!(["tokens-decode", "threads-chart"]));
+    assert_eq!(charts["long.html"], json!(["tokens-decode"]));
+}
