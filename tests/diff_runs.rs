@@ -17,6 +17,11 @@ fn is_gate(p: usize) -> bool {
 /// A prompt and `n` tokens; ops take `factor` of their time, each token and op a little more or less.
 fn run(spec: Spec, n: usize, seed: u64, factor: impl Fn(usize) -> f64) -> Vec<u8> {
     let mut s = Synth::new(Vec::new(), spec);
+    tokens(&mut s, n, seed, factor);
+    s.enc.finish(&footer("target exited")).unwrap()
+}
+
+fn tokens(s: &mut Synth<Vec<u8>>, n: usize, seed: u64, factor: impl Fn(usize) -> f64) {
     s.call(8, |p, _| 100_000 + p as u64);
     for i in 0..n as u64 {
         s.call(1, |p, t| {
@@ -25,7 +30,6 @@ fn run(spec: Spec, n: usize, seed: u64, factor: impl Fn(usize) -> f64) -> Vec<u8
             time as u64 + u64::from(t)
         });
     }
-    s.enc.finish(&footer("target exited")).unwrap()
 }
 
 struct Files(tempfile::TempDir);
@@ -33,23 +37,31 @@ struct Files(tempfile::TempDir);
 impl Files {
     fn new(runs: &[&[u8]]) -> Files {
         let dir = tempfile::tempdir().unwrap();
-        for (name, bytes) in ["a", "b"].iter().zip(runs) {
+        for (name, bytes) in ["a", "b", "c", "d", "e", "f"].iter().zip(runs) {
             std::fs::write(dir.path().join(name), bytes).unwrap();
         }
         Files(dir)
     }
 
     fn diff(&self, args: &[&str]) -> Output {
+        self.of(["a", "b"], args)
+    }
+
+    /// Compares other files than the first two.
+    fn of(&self, sides: [&str; 2], args: &[&str]) -> Output {
         let mut c = Command::new(env!("CARGO_BIN_EXE_profinfer"));
-        c.current_dir(self.0.path()).args(["diff", "a", "b"]).args(args).stdin(Stdio::null());
+        c.current_dir(self.0.path()).arg("diff").args(sides).args(args).stdin(Stdio::null());
         c.output().unwrap()
     }
 
     fn json(&self, args: &[&str]) -> serde_json::Value {
-        let out = self.diff(&[&["--json"], args].concat());
-        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
-        serde_json::from_slice(&out.stdout).unwrap()
+        json(&self.diff(&[&["--json"], args].concat()))
     }
+}
+
+fn json(out: &Output) -> serde_json::Value {
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    serde_json::from_slice(&out.stdout).unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -176,7 +188,107 @@ fn as_csv_every_op_is_a_line() {
     assert!(lines[0].starts_with("us,told,own %,"), "{csv}");
     let cells = |line: &str| line.replace("\", \"", "").split(',').count();
     assert!(lines.iter().any(|l| l.contains(",only in B,")), "{csv}");
-    assert!(lines.len() > 15 && cells(lines[0]) == 12, "{csv}");
+    assert!(lines.len() > 15 && cells(lines[0]) == 13, "{csv}");
+}
+
+/// The norms of this start are faster or slower by far, all other ops are as always.
+fn swings(by: f64) -> impl Fn(usize) -> f64 {
+    move |p| if p > 0 && p < 31 && (p - 1).is_multiple_of(OF_LAYER) { by } else { 1.0 }
+}
+
+#[test]
+fn several_starts_a_side_measure_how_much_ops_swing() {
+    let slow = |by: f64| move |p: usize| if is_gate(p) { 1.05 } else { swings(by)(p) };
+    let spec = Spec::default();
+    let [a, c, e] = [(1, 1.0), (2, 1.4), (3, 0.8)].map(|(seed, by)| run(spec, 40, seed, swings(by)));
+    let [b, d, f] = [(4, 1.5), (5, 0.7), (6, 1.2)].map(|(seed, by)| run(spec, 40, seed, slow(by)));
+    let files = Files::new(&[&a, &b, &c, &d, &e, &f]);
+    // Of one start a side nothing tells that the norms swing.
+    let one = files.json(&[]);
+    let norm = |d: &serde_json::Value| {
+        let all = d["ops"].as_array().unwrap();
+        all.iter().find(|o| o["name"] == "RMS_NORM+MUL  attn_norm-{L}").unwrap().clone()
+    };
+    assert_eq!(norm(&one)["verdict"], "slower", "{one:#}");
+    let three = json(&files.of(["a,c,e", "b,d,f"], &["--json"]));
+    assert!(norm(&three)["verdict"].is_null() && norm(&three)["found"].as_f64().unwrap() > 0.5, "{three:#}");
+    let first = &three["ops"][0];
+    assert_eq!((&first["name"], &first["verdict"]), (&"MUL_MAT  ffn_gate-{L}".into(), &"slower".into()));
+    assert!((first["own"].as_f64().unwrap() - 0.05).abs() < 0.002, "{first:#}");
+    assert!(first["found"].as_f64().unwrap() < 0.05, "{first:#}");
+    assert_eq!((&three["starts"], three["a"].as_array().map(Vec::len)), (&3.into(), Some(3)));
+    let shown = text(&files.of(["a,c,e", "b,d,f"], &[]).stdout);
+    for part in ["  A3           e: 40 calls", "  B1           b: 40 calls", "3 starts a side", "finds %"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(!shown.contains("record more in turn"), "{shown}");
+    assert!(text(&files.diff(&[]).stdout).contains("record more in turn"));
+}
+
+#[test]
+fn what_the_starts_of_a_side_differ_in_is_told() {
+    let interval = Spec { barrier: false, ..Spec::default() };
+    let f = Files::new(&[
+        &run(Spec::default(), 20, 1, plain),
+        &run(Spec::default(), 20, 2, plain),
+        &run(interval, 20, 3, plain),
+        &run(Spec::default(), 20, 4, plain),
+    ]);
+    let d = json(&f.of(["a,c", "b,d"], &["--json"]));
+    assert_eq!(d["differences"], serde_json::json!([["barrier", "probed; not probed", "probed"]]));
+}
+
+#[test]
+fn sides_are_as_many_traces_each_and_a_comma_may_be_in_a_name() {
+    let one = run(Spec::default(), 20, 1, plain);
+    let f = Files::new(&[&one, &one]);
+    std::fs::copy(f.0.path().join("a"), f.0.path().join("a,b")).unwrap();
+    assert_eq!(json(&f.of(["a,b", "b"], &["--json"]))["starts"], 1);
+    for (sides, want) in [
+        (["a,b,a", "b"], "A is 3 traces and B 1: give as many of each"),
+        (["a,", "b,b"], "a name between the commas is empty"),
+        (["-", "-"], "standard input is one trace"),
+    ] {
+        let out = f.of(sides, &[]);
+        assert_eq!(out.status.code(), Some(2), "{sides:?}");
+        assert!(text(&out.stderr).contains(want), "{}", text(&out.stderr));
+    }
+    let out = f.of(["a,b,x", "a,b,b"], &[]);
+    assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
+}
+
+#[test]
+fn processes_are_chosen_by_pid() {
+    let slow = |p: usize| if is_gate(p) { 1.3 } else { 1.0 };
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    tokens(&mut s, 40, 1, plain);
+    s.process(7);
+    tokens(&mut s, 50, 2, slow);
+    let both = s.enc.finish(&footer("target exited")).unwrap();
+    let f = Files::new(&[&both, &run(Spec::default(), 40, 3, plain)]);
+    let told = |d: serde_json::Value| {
+        let ops = d["ops"].as_array().unwrap().clone();
+        let told = ops.iter().filter(|o| !o["verdict"].is_null()).map(|o| o["verdict"].clone()).collect();
+        (d["a"][0]["pid"].clone(), d["b"][0]["pid"].clone(), told)
+    };
+    let want = |a: u32, b: u32, told: &[&str]| {
+        (a.into(), b.into(), told.iter().map(|t| (*t).into()).collect::<Vec<serde_json::Value>>())
+    };
+    // Without --pid it is the one with the most calls.
+    assert_eq!(told(f.json(&[])), want(7, PID, &["faster"]));
+    assert_eq!(told(f.json(&["--pid", "4242"])), want(PID, PID, &[]));
+    assert_eq!(told(f.json(&["--pid", "7"])), want(7, PID, &["faster"]));
+    let within = f.of(["a", "a"], &["--json", "--pid", "4242,7"]);
+    assert_eq!(told(json(&within)), want(PID, 7, &["slower"]));
+    for (pids, code, want) in [
+        ("9", 1, "no recording has process 9; there is 7, 4242"),
+        ("7,9", 1, "run B does not have process 9; there is 4242"),
+        ("7,8,9", 2, "give one process, or one for each of the 2 traces"),
+    ] {
+        let out = f.diff(&["--pid", pids]);
+        assert_eq!(out.status.code(), Some(code), "{pids}: {}", text(&out.stderr));
+        assert!(text(&out.stderr).contains(want), "{}", text(&out.stderr));
+    }
 }
 
 #[test]

@@ -249,13 +249,19 @@ fn compared(trace: &Trace) {
     use profinfer::views;
     let sound = Trace::from_bytes(synth(20).enc.finish(&footer("signal")).unwrap()).unwrap();
     for by in [OpKey::Name, OpKey::Op, OpKey::Layer] {
-        let options = Options { phase: Phase::Decode, by, false_discovery: 0.01, least: 0.01 };
-        for [a, b] in [[trace, &sound], [&sound, trace], [trace, trace]] {
-            let Ok(found) = diff(a, b, &options, &Progress::default()) else { continue };
-            views::diff::write(&mut Vec::new(), &found, ["a", "b"], 5, &Style::default()).unwrap();
+        let options =
+            Options { phase: Phase::Decode, by, false_discovery: 0.01, least: 0.01, pids: Vec::new() };
+        let sides = |a: &[&Trace], b: &[&Trace]| {
+            let Ok(found) = diff(a, b, &options, &Progress::default()) else { return };
+            let names = [a, b].map(|side| vec!["a".to_string(); side.len()]);
+            views::diff::write(&mut Vec::new(), &found, &names, 5, &Style::default()).unwrap();
             views::diff::csv(&mut Vec::new(), &found).unwrap();
             json::write(&mut Vec::new(), &found).unwrap();
-        }
+        };
+        sides(&[trace], &[&sound]);
+        sides(&[&sound], &[trace]);
+        sides(&[trace, &sound], &[&sound, trace]);
+        sides(&[trace, trace], &[trace, &sound]);
     }
     counted(trace);
 }

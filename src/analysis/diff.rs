@@ -1,25 +1,30 @@
-//! What changed from one run to another. The field names of these structs are those of the JSON output. May use `trace`.
+//! What changed from one run to another, or from several of one build to as many of another. The field names of these
+//! structs are those of the JSON output. May use `trace`.
 //!
-//! Ops are matched by name without the layer number and by the types and dimensions of their tensors; what only one run
+//! Ops are matched by name without the layer number and by the types and dimensions of their tensors; what only one side
 //! has is a change of structure and of no speed. The k-th call of one run is held against the k-th of the other, so that
-//! growth with the context falls out; `judge` says which changes are the ops' own.
+//! growth with the context falls out; `judge` says which changes are the ops' own, `scatter` what starts of a program do.
 
 mod judge;
+mod scatter;
+mod sides;
 
 use std::collections::HashMap;
 
 use serde::Serialize;
 
-use self::judge::Column;
-use super::calls::{Phase, Timeline, timeline};
-use super::describe::{self, streams};
-use super::load::{Loaded, Progress, load};
-use super::report::{RunFacts, run};
-use super::series::{Calls, Groups, Series, why_nothing};
+use self::judge::{Column, Judge};
+use self::sides::{Fine, Start};
+use super::calls::Phase;
+use super::load::Progress;
+use super::report::RunFacts;
+use super::series::Series;
 use super::stats;
-use super::tables::{Idents, OTHER_ROW, OpKey};
+use super::tables::OpKey;
 use crate::order;
 use crate::trace::Trace;
+
+pub use self::sides::MOST_KINDS;
 
 /// How to compare.
 #[derive(Debug, Clone)]
@@ -30,15 +35,18 @@ pub struct Options {
     pub false_discovery: f64,
     /// A change of an op up to this share of its time is not told.
     pub least: f64,
+    /// One process that is meant in all recordings that have it, or one of each, those of A first; empty: of each recording
+    /// the process with the most calls.
+    pub pids: Vec<u32>,
 }
 
 /// Why two runs can't be compared.
 #[derive(Debug, thiserror::Error)]
-#[error("run {run} has no {phase} call with all of its ops: {why}")]
-pub struct Incomparable {
-    run: char,
-    phase: &'static str,
-    why: &'static str,
+pub enum Incomparable {
+    #[error("run {run} has no {phase} call with all of its ops: {why}")]
+    NoCall { run: String, phase: &'static str, why: &'static str },
+    #[error("{run} process {pid}; there is {there}")]
+    NoProcess { run: String, pid: u32, there: String },
 }
 
 /// The answer. `schema` grows when a field changes its meaning.
@@ -46,22 +54,25 @@ pub struct Incomparable {
 pub struct Diff {
     pub schema: u32,
     pub phase: Phase,
-    pub a: Side,
-    pub b: Side,
+    /// Recordings of each side; the first of A is held against the first of B, and so on.
+    pub a: Vec<Side>,
+    pub b: Vec<Side>,
     /// What the recordings say differs: what, in A, in B.
     pub differences: Vec<[String; 3]>,
-    /// Pairs of calls, or of means of as many calls in a row.
+    /// Pairs of recordings.
+    pub starts: u64,
+    /// Pairs of calls in each, or of means of as many calls in a row.
     pub pairs: u64,
     pub calls_in_a_pair: u64,
     /// Duration of a call.
     pub call: Change,
     /// Common changes of ops: what the machine, or the build as a whole, did.
     pub drift: Vec<Drift>,
-    /// How far ops lie from that beyond what their calls let expect (standard deviation): no two starts are alike.
-    pub scatter: f64,
-    /// Operators in both runs, told changes first, then by effect.
+    /// How far ops lie from that, for no two starts of a program are alike.
+    pub scatter: Vec<Scatter>,
+    /// Operators in both sides, told changes first, then by effect.
     pub ops: Vec<OpChange>,
-    /// Operators and shapes in one run only.
+    /// Operators and shapes in one side only.
     pub only_a: Vec<Only>,
     pub only_b: Vec<Only>,
     pub tested: u64,
@@ -72,7 +83,7 @@ pub struct Diff {
     pub added_by_structure: f64,
 }
 
-/// One of the runs.
+/// One of the recordings.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Side {
     pub run: RunFacts,
@@ -95,6 +106,20 @@ pub struct Change {
     pub change: Option<f64>,
     /// Where it lies with 95 % confidence.
     pub interval: Option<[f64; 2]>,
+}
+
+/// Ops that go as fast as the memory, and those that go as fast as the core and its caches.
+pub const KINDS: [&str; 2] = ["ops that stream weights", "other ops"];
+
+/// What starts of a program alone do to ops of a kind.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Scatter {
+    pub ops: &'static str,
+    /// Standard deviation of an op's change from one start to another beyond what its calls let expect, as a share: with
+    /// one start a side from how unlike ops of the kind changed, with more from how unlike the starts are.
+    pub between_starts: f64,
+    /// The smallest change of its own of a typical op (by time) that is found four times of five, as a share of its time.
+    pub found: f64,
 }
 
 /// What many ops have in common.
@@ -126,7 +151,9 @@ pub struct OpChange {
     /// There are more rows of this name, with other forms.
     #[serde(skip)]
     pub several: bool,
-    /// Calls compared in which it ran.
+    /// One of [`KINDS`].
+    pub kind: &'static str,
+    /// Calls compared in which it ran, of all starts.
     pub pairs: u64,
     /// How often it runs in a call in which it does, in A and in B.
     pub times_a_call: [f64; 2],
@@ -139,6 +166,8 @@ pub struct OpChange {
     pub effect_ns: f64,
     /// The false discovery rate at which it would just be told; null where it was not tested.
     pub q: Option<f64>,
+    /// The smallest change of its own that is found four times of five were it the only one, as a share of its time.
+    pub found: Option<f64>,
     pub verdict: Option<Verdict>,
     /// The logarithm of its own change.
     #[serde(skip)]
@@ -156,126 +185,74 @@ pub struct Only {
     pub reshaped: bool,
 }
 
-/// A run with the idents of its ops.
-struct Loading<'a> {
-    loaded: Loaded<'a>,
-    line: Timeline,
-    idents: Idents,
-    /// By ident: its group.
-    group_of: Vec<usize>,
-    calls: Calls,
-    series: Series,
-}
-
-/// Ops of one name and form, in both runs or in one.
-struct Fine {
-    name: String,
-    form: String,
-    row: String,
-    /// Its weights come from memory.
-    streams: bool,
-}
-
-/// Compares two runs.
+/// Compares recordings of two sides, the k-th of one with the k-th of the other; what is more than that is left out.
 ///
 /// # Errors
-/// One of them has nothing to compare.
-pub fn diff(a: &Trace, b: &Trace, options: &Options, progress: &Progress) -> Result<Diff, Incomparable> {
-    progress.total.store(a.size().saturating_add(b.size()), std::sync::atomic::Ordering::Relaxed);
-    let mut sides = [a, b].map(|trace| {
-        let loaded = load(trace, progress);
-        let (line, idents) = (timeline(&loaded), Idents::new(&loaded));
-        let calls = Calls::new(&loaded, &line, options.phase, None);
-        Loading { loaded, line, idents, group_of: Vec::new(), calls, series: Series::default() }
-    });
-    let fine = match_ops(&mut sides, options.by);
-    let pairs = sides.iter().map(|s| s.calls.whole.len()).min().unwrap_or(0);
-    for (side, run) in sides.iter_mut().zip(['A', 'B']) {
-        if side.calls.whole.is_empty() {
-            return Err(Incomparable {
-                run,
-                phase: options.phase.name(),
-                why: why_nothing(&side.loaded, &side.line, options.phase),
-            });
-        }
-        let groups = Groups { idents: &side.idents, of: &side.group_of, count: fine.len() };
-        let calls = side.calls.whole.get(..pairs).unwrap_or(&[]);
-        side.series = Series::new(&mut side.loaded, &side.line, calls, &groups);
-    }
-    Ok(compare(&sides, &fine, options))
+/// One of them has nothing to compare, or there is none.
+pub fn diff(
+    a: &[&Trace],
+    b: &[&Trace],
+    options: &Options,
+    progress: &Progress,
+) -> Result<Diff, Incomparable> {
+    let starts = a.len().min(b.len());
+    let sides = [a, b].map(|side| side.get(..starts).unwrap_or(side));
+    let (starts, fine) = sides::read(sides, options, progress)?;
+    Ok(compare(&starts, &fine, options))
 }
 
-/// Kinds of ops that are told apart; more than any model has.
-pub const MOST_KINDS: usize = 4096;
-
-/// Gives ops that are alike in name and form the same group, in both runs.
-fn match_ops(sides: &mut [Loading<'_>; 2], by: OpKey) -> Vec<Fine> {
-    let mut known: HashMap<String, usize> = HashMap::new();
-    let mut fine: Vec<Fine> = Vec::new();
-    let rest = || Fine { name: OTHER_ROW.into(), form: String::new(), row: OTHER_ROW.into(), streams: false };
-    for side in sides {
-        for (i, ident) in side.idents.list().iter().enumerate() {
-            let (name, row) = (side.idents.label(i, OpKey::Name), side.idents.label(i, by));
-            let form = describe::form(&side.loaded, ident.hit);
-            let key = match by {
-                OpKey::Layer => format!("{name}\n{form}\n{row}"),
-                _ => format!("{name}\n{form}"),
-            };
-            let group = *known.entry(key).or_insert(fine.len().min(MOST_KINDS));
-            if group == fine.len() {
-                let one = Fine { name, form, row, streams: streams(ident) };
-                fine.push(if group < MOST_KINDS { one } else { rest() });
-            }
-            side.group_of.push(group);
-        }
-    }
-    fine
-}
-
-fn compare(sides: &[Loading<'_>; 2], fine: &[Fine], options: &Options) -> Diff {
-    let [a, b] = [&sides[0].series, &sides[1].series];
-    let pairs = a.calls.len().min(b.calls.len());
-    let ran = |s: &Series, group: usize| s.group(group).iter().take(pairs).any(|t| *t > 0.0);
-    let names = [a, b].map(|run| {
-        let there = fine.iter().enumerate().filter(|(i, _)| ran(run, *i));
+fn compare(starts: &[Vec<Start<'_>>; 2], fine: &[Fine], options: &Options) -> Diff {
+    let [a, b] = starts.each_ref().map(|side| side.iter().map(|s| &s.series).collect::<Vec<&Series>>());
+    let first = a.iter().chain(&b).min_by_key(|s| s.calls.len());
+    let (pairs, calls_in_a_pair) = first.map_or((0, 0), |s| (s.calls.len(), s.merged));
+    let ran = |side: &[&Series], group: usize| {
+        side.iter().any(|s| s.group(group).iter().take(pairs).any(|t| *t > 0.0))
+    };
+    let names = [&a, &b].map(|side| {
+        let there = fine.iter().enumerate().filter(|(i, _)| ran(side, *i));
         there.map(|(i, f)| (f.name.clone(), i)).collect::<HashMap<String, usize>>()
     });
     let (mut only_a, mut only_b, mut both) = (Vec::new(), Vec::new(), Vec::new());
     for (i, f) in fine.iter().enumerate() {
-        match (ran(a, i), ran(b, i)) {
+        match (ran(&a, i), ran(&b, i)) {
             (true, true) => both.push(i),
-            (true, false) => only_a.push(only(f, a.group(i), pairs, names[1].contains_key(&f.name))),
-            (false, true) => only_b.push(only(f, b.group(i), pairs, names[0].contains_key(&f.name))),
+            (true, false) => only_a.push(only(f, i, &a, pairs, names[1].contains_key(&f.name))),
+            (false, true) => only_b.push(only(f, i, &b, pairs, names[0].contains_key(&f.name))),
             (false, false) => {}
         }
     }
     for list in [&mut only_a, &mut only_b] {
         order::by_key(list, |o| (!order::fraction(o.ns), 0));
     }
-    let columns: Vec<Column> =
-        both.iter().map(|i| Column::new(*i, fine[*i].streams, [a, b], pairs)).collect();
-    let field = judge::Field::new(&columns);
-    let mut ops = rows(&columns, &both, fine, options.by, &field);
+    let columns = |(a, b): (&&Series, &&Series)| -> Vec<Column> {
+        both.iter().map(|i| Column::new(*i, fine[*i].streams, [a, b], pairs)).collect()
+    };
+    let columns: Vec<Vec<Column>> = a.iter().zip(&b).map(columns).collect();
+    let judge = Judge::new(&columns);
+    let mut ops = rows(&columns, &both, fine, options.by, &judge);
     judge::tell(&mut ops, options);
-    let call = judge::change(&a.durations, &b.durations, pairs);
+    let calls: Vec<Column> = a.iter().zip(&b).map(|(a, b)| judge::call([a, b], pairs)).collect();
+    let call = judge::change(&calls);
     let effect = |told: &dyn Fn(&OpChange) -> bool| {
         ops.iter().filter(|o| told(o)).map(|o| o.effect_ns).sum::<f64>() / call.a_ns.max(1.0)
     };
     let total = |list: &[Only]| list.iter().map(|o| o.ns).sum::<f64>();
+    let [side_a, side_b] = starts.each_ref().map(|side| side.iter().map(Start::side).collect());
     Diff {
-        schema: 1,
+        schema: 2,
         phase: options.phase,
         added_by_ops: effect(&|o| matches!(o.verdict, Some(Verdict::Slower | Verdict::Faster))),
         added_by_structure: effect(&|o| o.verdict == Some(Verdict::Recounted))
             + (total(&only_b) - total(&only_a)) / call.a_ns.max(1.0),
-        a: side(&sides[0]),
-        b: side(&sides[1]),
-        differences: differences(sides),
+        a: side_a,
+        b: side_b,
+        differences: sides::differences(starts),
+        starts: columns.len() as u64,
         pairs: pairs as u64,
-        calls_in_a_pair: a.merged as u64,
+        calls_in_a_pair: calls_in_a_pair as u64,
         call,
-        drift: field.drift(),
-        scatter: field.scatter(),
+        drift: judge.drift(),
+        scatter: judge.scatter(&ops),
         tested: ops.iter().filter(|o| o.q.is_some()).count() as u64,
         ops,
         only_a,
@@ -285,18 +262,20 @@ fn compare(sides: &[Loading<'_>; 2], fine: &[Fine], options: &Options) -> Diff {
     }
 }
 
-fn only(f: &Fine, times: &[f32], pairs: usize, reshaped: bool) -> Only {
-    let sum: f64 = times.iter().take(pairs).map(|t| f64::from(*t)).sum();
-    Only { name: f.name.clone(), form: f.form.clone(), ns: sum / pairs as f64, reshaped }
+fn only(f: &Fine, group: usize, side: &[&Series], pairs: usize, reshaped: bool) -> Only {
+    let times = side.iter().flat_map(|s| s.group(group).iter().take(pairs));
+    let sum: f64 = times.map(|t| f64::from(*t)).sum();
+    let ns = sum / (pairs * side.len()).max(1) as f64;
+    Only { name: f.name.clone(), form: f.form.clone(), ns, reshaped }
 }
 
 /// The rows asked for, of the columns that each is made of.
 fn rows(
-    columns: &[Column],
+    columns: &[Vec<Column>],
     both: &[usize],
     fine: &[Fine],
     by: OpKey,
-    field: &judge::Field<'_>,
+    judge: &Judge<'_>,
 ) -> Vec<OpChange> {
     let mut names: Vec<(&str, &str)> = Vec::new();
     let mut members: Vec<Vec<usize>> = Vec::new();
@@ -316,62 +295,14 @@ fn rows(
         *of_name.entry(name.to_string()).or_insert(0) += 1;
     }
     let row = |((name, form), members): (&(&str, &str), &Vec<usize>)| {
-        let sum = Column::sum(columns, members);
-        let mut row = field.row(&sum, members);
+        let sums: Vec<Column> = columns.iter().map(|pair| Column::sum(pair, members)).collect();
+        let mut row = judge.row(&sums, members);
         row.several = of_name.get(*name).is_some_and(|n| *n > 1);
         row.name = name.to_string();
         row.form = (!form.is_empty()).then(|| form.to_string());
         row
     };
     names.iter().zip(&members).map(row).collect()
-}
-
-fn threads(loaded: &Loaded<'_>) -> Option<u32> {
-    loaded.cpu_graphs.iter().map(|g| g.n_threads).max()
-}
-
-fn side(side: &Loading<'_>) -> Side {
-    Side {
-        run: run(&side.loaded),
-        pid: side.calls.pid,
-        other_processes: side.calls.other_processes as u64,
-        threads: threads(&side.loaded),
-        calls: side.calls.whole.len() as u64,
-        left_out: side.calls.left_out as u64,
-    }
-}
-
-/// What may be the reason of a change.
-fn differences(sides: &[Loading<'_>; 2]) -> Vec<[String; 3]> {
-    let facts = |side: &Loading<'_>| {
-        let run = run(&side.loaded);
-        let of_pid = |p: &&super::report::ProcessFacts| p.pid == side.calls.pid;
-        let process = run.processes.iter().find(of_pid);
-        let engine = process.and_then(|p| run.engines.iter().find(|e| e.id == p.engine));
-        let builds = engine.map(|e| {
-            let ids: Vec<&str> = e.modules.iter().map(|m| m.build_id.as_str()).collect();
-            ids.join(" ")
-        });
-        let barrier = side.loaded.cpu_graphs.iter().any(|g| g.barrier);
-        let or_empty = |text: Option<String>| text.unwrap_or_default();
-        [
-            ("machine", format!("{} {}", run.host, run.cpu_model)),
-            ("kernel", run.kernel.clone()),
-            ("engine", or_empty(engine.map(|e| e.version.clone()))),
-            ("build id", or_empty(builds)),
-            ("command", or_empty(process.map(|p| p.cmdline.clone()))),
-            ("threads", or_empty(threads(&side.loaded).map(|n| n.to_string()))),
-            ("recorder", run.tool.clone()),
-            ("source", or_empty(run.source.clone())),
-            ("barrier", if barrier { "probed".into() } else { "not probed".to_string() }),
-        ]
-    };
-    let [a, b] = [facts(&sides[0]), facts(&sides[1])];
-    a.into_iter()
-        .zip(b)
-        .filter(|((_, a), (_, b))| a != b)
-        .map(|((what, a), (_, b))| [what.to_string(), a, b])
-        .collect()
 }
 
 impl Diff {

@@ -1,12 +1,13 @@
 //! `profinfer diff`: what changed from one run to another. Uses `trace`, `analysis` and `views`.
 
+use std::ffi::OsStr;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::bail;
 
-use super::args::{Args, Argument, Command, Flag, Group};
+use super::args::{Args, Argument, Command, Flag, Group, Usage};
 use super::reading::{open, with_bar};
 use super::report::style;
 use super::values::{one_of, percent, whole};
@@ -14,7 +15,9 @@ use crate::analysis::calls::Phase;
 use crate::analysis::diff::{Options, diff};
 use crate::analysis::load::Progress;
 use crate::analysis::tables::OpKey;
+use crate::trace::Trace;
 use crate::views;
+use crate::views::units::count;
 
 pub const COMMAND: Command = Command {
     name: "diff",
@@ -26,11 +29,16 @@ and by the types and dimensions of their tensors; what only one run has is shown
 A change is told where chance does not explain it. Tokens of a run are alike, and two starts of one program differ: both
 are in the intervals. The drift that an op shares with others of its kind (those that stream weights from memory, or all
 others) is not its own change. Of the changes told, on average at most the share --fdr is none; where nothing changed,
-that is the chance that anything is told.",
-    usage: &["A B [OPTIONS]"],
+that is the chance that anything is told.
+
+Each start places its memory anew, which makes single ops faster or slower as long as it runs. With one recording a side,
+how much is judged by how unlike ops of a kind changed. Give several of each side, with commas between them, and it is
+measured, op by op, and smaller changes are found. Record them in turn, A B A B A B: the k-th of A is held against the
+k-th of B. The smallest change that is found stands in the column 'finds %'.",
+    usage: &["A B [OPTIONS]", "A1,A2,... B1,B2,... [OPTIONS]"],
     arguments: &[
-        Argument { name: "A", help: "Trace of the run before; '-' is standard input" },
-        Argument { name: "B", help: "Trace of the run after" },
+        Argument { name: "A", help: "Traces of runs before, with commas between them; '-' is standard input" },
+        Argument { name: "B", help: "As many of runs after" },
     ],
     behind: None,
     groups: &[FLAGS],
@@ -45,6 +53,8 @@ that is the chance that anything is told.",
     examples: "\
 profinfer diff old.pfi new.pfi                        what became slower or faster
 profinfer diff old.pfi new.pfi --by layer             layer by layer
+profinfer diff o1.pfi,o2.pfi,o3.pfi n1.pfi,n2.pfi,n3.pfi   three starts of each, recorded in turn
+profinfer diff both.pfi both.pfi --pid 4711,4712      two processes of one recording
 profinfer diff old.pfi new.pfi --fail-above 3%        exit code 3 if ops add more than that to a token
 profinfer diff old.pfi new.pfi --json | jq '.ops[0]'  for a program",
     run,
@@ -63,6 +73,13 @@ const FLAGS: Group = Group {
             ("decode", "calls with one token"),
         ]),
         Flag::value(
+            "pid",
+            "PID,...",
+            "Processes to compare: one of each trace, A's first, or one that is meant in all traces that have it \
+             [default: of each trace the one with the most such calls]",
+        )
+        .many(),
+        Flag::value(
             "fail-above",
             "SHARE",
             "Fail where B is slower by more than this share of a call, as in 3%",
@@ -76,21 +93,53 @@ const FLAGS: Group = Group {
     ],
 };
 
+/// The files of a side: one where it is there by that name, else those between commas.
+fn files(given: &OsStr) -> Vec<PathBuf> {
+    let one = Path::new(given);
+    if one.exists() || given.to_str().is_none() {
+        return vec![one.to_path_buf()];
+    }
+    given.to_string_lossy().split(',').map(PathBuf::from).collect()
+}
+
+/// The files of both sides, and the processes meant in them.
+fn asked(args: &Args) -> Result<([Vec<PathBuf>; 2], Vec<u32>), Usage> {
+    let sides = [files(args.needed_argument("A")?), files(args.needed_argument("B")?)];
+    let [a, b] = sides.each_ref().map(Vec::len);
+    if a != b {
+        let why = format!("A is {} and B {}: give as many of each", count(a as u64, "trace"), b);
+        return Err(Usage::new(why));
+    }
+    if sides.iter().flatten().filter(|f| f.as_os_str() == "-").count() > 1 {
+        return Err(Usage::new("standard input is one trace: give files for the others"));
+    }
+    if sides.iter().flatten().any(|f| f.as_os_str().is_empty()) {
+        return Err(Usage::new("a name between the commas is empty"));
+    }
+    let pids = args.list("pid", whole(1, u32::MAX.into()))?;
+    if pids.len() > 1 && pids.len() != a + b {
+        let why =
+            format!("--pid: give one process, or one for each of the {} traces, those of A first", a + b);
+        return Err(Usage::new(why));
+    }
+    Ok((sides, pids))
+}
+
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let files = [args.needed_argument("A")?, args.needed_argument("B")?];
+    let (sides, pids) = asked(args)?;
     let options = Options {
         phase: args.needed("phase", one_of(&[("prefill", Phase::Prefill), ("decode", Phase::Decode)]))?,
         by: args
             .needed("by", one_of(&[("op", OpKey::Op), ("name", OpKey::Name), ("layer", OpKey::Layer)]))?,
         false_discovery: args.needed("fdr", percent)?,
         least: args.needed("least", percent)?,
+        pids,
     };
     let (top, most) = (args.needed("top", whole(1, u32::MAX.into()))?, args.option("fail-above", percent)?);
-    if files == ["-", "-"] {
-        bail!("standard input is one trace: give a file for the other");
-    }
-    let [a, b] = [open(Path::new(files[0]), "compare")?, open(Path::new(files[1]), "compare")?];
+    let open = |files: &[PathBuf]| files.iter().map(|f| open(f, "compare")).collect::<Result<Vec<_>, _>>();
+    let [a, b] = [open(&sides[0])?, open(&sides[1])?];
     let progress = Progress::default();
+    let [a, b] = [&a, &b].map(|side| side.iter().collect::<Vec<&Trace>>());
     let found = with_bar(&progress, || diff(&a, &b, &options, &progress))?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.flag("json") {
@@ -98,8 +147,8 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     } else if args.flag("csv") {
         views::diff::csv(&mut out, &found)?;
     } else {
-        let [a, b] = files.map(|f| f.to_string_lossy());
-        views::diff::write(&mut out, &found, [&a, &b], top, &style())?;
+        let names = sides.map(|side| side.iter().map(|f| f.to_string_lossy().into_owned()).collect());
+        views::diff::write(&mut out, &found, &names, top, &style())?;
     }
     out.flush()?;
     let Some(most) = most else { return Ok(ExitCode::SUCCESS) };

@@ -7,8 +7,17 @@ use super::text::{fact, title};
 use super::units::*;
 use crate::analysis::diff::{Change, Diff, OpChange, Side, Verdict};
 
-/// Writes all of it; `files` are the names of both runs, of ops that were not told at most `top` are shown.
-pub fn write(out: &mut dyn Write, d: &Diff, files: [&str; 2], top: usize, style: &Style) -> io::Result<()> {
+/// With as many starts a side the scatter of an op begins to be known.
+const FEW_STARTS: u64 = 3;
+
+/// Writes all of it; `files` are the names of both sides' runs, of ops that were not told at most `top` are shown.
+pub fn write(
+    out: &mut dyn Write,
+    d: &Diff,
+    files: &[Vec<String>; 2],
+    top: usize,
+    style: &Style,
+) -> io::Result<()> {
     runs(out, d, files, style)?;
     summary(out, d, style)?;
     let phase = d.phase.name();
@@ -25,7 +34,8 @@ pub fn write(out: &mut dyn Write, d: &Diff, files: [&str; 2], top: usize, style:
             n => format!("{} more without a change told (--top); ", count(n as u64, "op")),
         };
         let how = format!(
-            "{more}{} tested, false discovery rate {}; own: without the drift; a change up to {} is not told",
+            "{more}{} tested, false discovery rate {}; own: without the drift; a change up to {} is not told; \
+             finds: the smallest found four times of five",
             count(d.tested, "op"),
             percent(d.false_discovery),
             percent(d.least_change),
@@ -61,7 +71,7 @@ pub fn csv(out: &mut dyn Write, d: &Diff) -> io::Result<()> {
             };
             let mut cells = vec![effect, format!("only in {run}")];
             cells.extend(vec!["-".to_string(); 4]);
-            cells.extend([a, b, "-".into(), "-".into(), o.form.clone(), o.name.clone()]);
+            cells.extend([a, b, "-".into(), "-".into(), "-".into(), o.form.clone(), o.name.clone()]);
             t.row(cells);
         }
     }
@@ -80,6 +90,7 @@ fn rows(ops: &[OpChange], all: bool) -> Table {
         number("A us", 1),
         number("B us", 1),
         number("q", 3),
+        number("finds %", 4),
         number("calls", 5),
     ];
     if all {
@@ -106,6 +117,7 @@ fn rows(ops: &[OpChange], all: bool) -> Table {
             us(o.total.a_ns),
             us(o.total.b_ns),
             or_dash(o.q, chance),
+            or_dash(o.found, found),
             o.pairs.to_string(),
         ];
         match o.form.as_ref() {
@@ -131,16 +143,25 @@ fn percent(share: f64) -> String {
     format!("{} %", (share * 1e6).round() / 1e4)
 }
 
+/// The smallest change found, in percent; more than ten times the op is nothing that one looks for.
+fn found(share: f64) -> String {
+    if share < 10.0 { format!("{:.1}", share * 100.0) } else { ">1000".into() }
+}
+
 fn chance(q: f64) -> String {
     if q < 0.0001 { "<0.0001".into() } else { format!("{q:.4}") }
 }
 
-fn runs(out: &mut dyn Write, d: &Diff, files: [&str; 2], style: &Style) -> io::Result<()> {
+fn runs(out: &mut dyn Write, d: &Diff, files: &[Vec<String>; 2], style: &Style) -> io::Result<()> {
     writeln!(out, "{}", style.bold("Runs"))?;
-    for (name, side, file) in [("A", &d.a, files[0]), ("B", &d.b, files[1])] {
-        fact(out, name, &format!("{file}: {}", calls(side, d)))?;
+    for (name, (side, files)) in ["A", "B"].into_iter().zip([&d.a, &d.b].into_iter().zip(files)) {
+        for (i, (run, file)) in side.iter().zip(files).enumerate() {
+            let label = if side.len() > 1 { format!("{name}{}", i + 1) } else { name.to_string() };
+            fact(out, &label, &format!("{file}: {}", calls(run, d)))?;
+        }
     }
-    if d.pairs * d.calls_in_a_pair < d.a.calls.max(d.b.calls) {
+    let most = d.a.iter().chain(&d.b).map(|run| run.calls).max();
+    if most.is_some_and(|most| d.pairs * d.calls_in_a_pair < most) {
         let of = count(d.pairs * d.calls_in_a_pair, "call");
         fact(out, "compared", &format!("the first {of} of each"))?;
     }
@@ -190,10 +211,28 @@ fn summary(out: &mut dyn Write, d: &Diff, style: &Style) -> io::Result<()> {
     for drift in &d.drift {
         fact(out, "drift", &format!("{} ({}): {} %", drift.ops, drift.count, signed(drift.change)))?;
     }
-    if d.tested > 0 {
-        fact(out, "scatter", &format!("{:.2} % of ops around that beyond chance", d.scatter * 100.0))?;
+    scatter(out, d)
+}
+
+/// What starts of a program do to ops, how that is known, and what is found in spite of it.
+fn scatter(out: &mut dyn Write, d: &Diff) -> io::Result<()> {
+    for (i, kind) in d.scatter.iter().enumerate() {
+        let label = if i == 0 { "scatter" } else { "" };
+        let (swing, least) = (kind.between_starts * 100.0, found(kind.found));
+        let text = format!("{}: {swing:.2} % from start to start; changes of {least} % are found", kind.ops);
+        fact(out, label, &text)?;
     }
-    Ok(())
+    let how = match d.starts {
+        _ if d.scatter.is_empty() => return Ok(()),
+        1 => "one start a side: scatter is judged by how unlike ops of a kind changed".into(),
+        n => format!("{n} starts a side: scatter was measured, op by op"),
+    };
+    let next = if d.starts < FEW_STARTS {
+        "; to find less, record more in turn: diff A1,A2,A3 B1,B2,B3"
+    } else {
+        ""
+    };
+    fact(out, "starts", &format!("{how}{next}"))
 }
 
 /// Why a comparison that was to be judged did not pass, in a line.

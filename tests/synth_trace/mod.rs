@@ -124,7 +124,9 @@ pub struct Synth<W: Write> {
     pub calls: u64,
     pub graphs: u64,
     pub slices: u64,
-    plans: Vec<(u32, Vec<PlanHit>)>,
+    /// Whose calls come next; see [`Synth::process`].
+    pid: u32,
+    plans: Vec<((u32, u32), Vec<PlanHit>)>,
     buffer: Vec<Slice>,
     addr: u64,
 }
@@ -147,7 +149,15 @@ impl<W: Output> Synth<W> {
         enc.type_def(Q4_0, "q4_0", 32, 18);
         enc.type_def(I32, "i32", 1, 4);
         let (plans, buffer) = (Vec::new(), Vec::new());
-        Synth { enc, spec, now: ORIGIN, calls: 0, graphs: 0, slices: 0, plans, buffer, addr: 0x7000_0000 }
+        let (pid, addr) = (PID, 0x7000_0000);
+        Synth { enc, spec, now: ORIGIN, calls: 0, graphs: 0, slices: 0, pid, plans, buffer, addr }
+    }
+
+    /// From now on calls are those of another process of the same program.
+    pub fn process(&mut self, pid: u32) {
+        self.pid = pid;
+        let exe = "/opt/llama/llama-cli";
+        self.enc.process(&Process { pid, engine: 0, exe, cmdline: "llama-cli -m x" }).unwrap();
     }
 
     /// One call of one ubatch of `width` tokens; `busy` gives the time of a position on a thread, ns.
@@ -166,7 +176,7 @@ impl<W: Output> Synth<W> {
         let width = self.spec.widths.then(|| widths.iter().sum());
         let (t, dur) = (start as i64, end - start);
         let entry = Entry::Decode;
-        let token = Token { seq, pid: PID, tid: TID, entry, n_tokens: width, t, dur, cut: false };
+        let token = Token { seq, pid: self.pid, tid: TID, entry, n_tokens: width, t, dur, cut: false };
         self.enc.token(&token).unwrap();
         self.now = end + PAUSE;
         self.calls += 1;
@@ -187,18 +197,18 @@ impl<W: Output> Synth<W> {
         let ubatch = if self.spec.widths { width } else { 0 };
         let backend = self.enc.backend([7; 16], "CPU");
         let (t, dur) = ((start + LEAD) as i64, cpu_end - start - LEAD);
-        let split = Split { seq, graph: Some(seq), backend, pid: PID, tid: TID, n_nodes, t, dur, cut };
+        let split = Split { seq, graph: Some(seq), backend, pid: self.pid, tid: TID, n_nodes, t, dur, cut };
         self.enc.split(&split).unwrap();
         let (t, dur, cgraph) = (start as i64, end - start, 0x1234);
         self.enc
-            .graph(&Graph { seq, token, pid: PID, tid: TID, cgraph, n_nodes, ubatch, t, dur, cut })
+            .graph(&Graph { seq, token, pid: self.pid, tid: TID, cgraph, n_nodes, ubatch, t, dur, cut })
             .unwrap();
         end
     }
 
     fn cpu_graph(&mut self, seq: u64, width: u32, start: u64, busy: impl Fn(usize, u16) -> u64) -> u64 {
         let hits = self.plan(width);
-        let plan = self.enc.plan(PID, hits.len() as u32, &hits).unwrap();
+        let plan = self.enc.plan(self.pid, hits.len() as u32, &hits).unwrap();
         let (n, threads, barrier) = (hits.len(), self.spec.threads, self.spec.barrier);
         let slot = |p: usize| (0..threads).map(|t| busy(p, t)).max().unwrap_or(0) + SYNC;
         let first = start + LEAD;
@@ -223,7 +233,7 @@ impl<W: Output> Synth<W> {
             seq,
             graph: Some(seq),
             split: Some(seq),
-            pid: PID,
+            pid: self.pid,
             tid: TID,
             plan: Some(plan),
             n_nodes: n as u32,
@@ -246,13 +256,13 @@ impl<W: Output> Synth<W> {
     }
 
     fn plan(&mut self, width: u32) -> Vec<PlanHit> {
-        if let Some((_, hits)) = self.plans.iter().find(|(w, _)| *w == width) {
+        if let Some((_, hits)) = self.plans.iter().find(|(of, _)| *of == (self.pid, width)) {
             return hits.clone();
         }
         // Weights keep their addresses from one width to the next.
         self.addr = 0x7000_0000;
         let hits = Builder { synth: self, hits: Vec::new() }.build(u64::from(width));
-        self.plans.push((width, hits.clone()));
+        self.plans.push(((self.pid, width), hits.clone()));
         hits
     }
 }
@@ -270,7 +280,7 @@ impl<W: Write> Builder<'_, W> {
         let (addr, known) = (self.synth.addr, self.synth.spec.structure);
         let name = name.as_bytes();
         let d = TensorDesc {
-            pid: PID,
+            pid: self.synth.pid,
             addr,
             known,
             op,

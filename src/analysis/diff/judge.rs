@@ -2,30 +2,28 @@
 //!
 //! A change is the logarithm of B's time over A's, pair by pair of calls. From it the median change of the op's kind is
 //! taken (ops that stream weights follow the memory, others the core), so that a machine which is faster in one run is
-//! no op's change. Its error has two parts: what calls scatter, and what ops scatter around the median beyond that:
-//! every start of a program places its memory anew, which no number of calls of one run shows.
+//! no op's change. Its error has two parts: what calls scatter, and what starts of a program do (`scatter`).
 
-use super::{Change, Drift, OpChange, Options, Verdict};
+use super::scatter::{Spread, over_starts};
+use super::{Change, Drift, KINDS, OpChange, Options, Scatter, Verdict};
 use crate::analysis::series::Series;
-use crate::analysis::stats::{Estimate, false_discovery, mean, median, sorted, typical, weighted_median};
+use crate::analysis::stats::{Estimate, false_discovery, mean, typical, weighted_median};
 use crate::order;
 
 /// So many ops make a kind of their own.
 const KIND: usize = 4;
 /// Of all intervals shown.
 const CONFIDENCE: f64 = 0.95;
-/// Share of the ops that may have changed without being taken for scatter, and the mean square of the others where all are
-/// normally distributed (of the four fifths within 1.28 deviations).
-const CHANGED: f64 = 0.2;
-const MEAN_SQUARE: f64 = 0.4377;
-/// So much less than by all of the squares the variance is known with by those.
-const EFFICIENCY: f64 = 0.6;
 /// Probes, clocks and where code lies in a cache make an execution longer or shorter by so much in a run, ns.
 const JITTER: f64 = 20.0;
 /// It runs as often in both runs: calls may differ by so much, where a graph was rebuilt within the run.
 const SAME: f64 = 0.01;
 /// Others must take at least so much of an op's time to steady its own.
 const STEADY: f64 = 0.25;
+/// Of the weight of a test so much is the same for all ops; the rest goes by their time.
+const EVEN: f64 = 0.5;
+/// A change that is called the smallest found is found so often.
+const POWER: f64 = 0.8;
 
 /// Times of one or several groups in both runs, ns by pair; 0 where they did not run.
 pub struct Column {
@@ -47,13 +45,8 @@ impl Column {
     fn of(streams: bool, times: [Vec<f64>; 2], times_a_call: [f64; 2]) -> Column {
         let means = [mean(&times[0]), mean(&times[1])];
         let mut column = Column { streams, times, means, times_a_call, raw: None };
-        column.raw = if column.as_often() { typical(&ratios(&column.times, None)) } else { None };
+        column.raw = if as_often(times_a_call) { typical(&ratios(&column.times, None)) } else { None };
         column
-    }
-
-    fn as_often(&self) -> bool {
-        let [a, b] = self.times_a_call;
-        (a - b).abs() <= SAME * a
     }
 
     /// Several as one; it streams if most of its time does.
@@ -66,6 +59,10 @@ impl Column {
         let counts = [0, 1].map(|run| members.iter().map(|c| c.times_a_call[run]).sum());
         Column::of(streams, times, counts)
     }
+}
+
+fn as_often([a, b]: [f64; 2]) -> bool {
+    (a - b).abs() <= SAME * a
 }
 
 fn sum(columns: &[&Column], run: usize) -> Vec<f64> {
@@ -93,11 +90,23 @@ fn ratios(times: &[Vec<f64>; 2], others: Option<&[Vec<f64>; 2]>) -> Vec<f64> {
     a.iter().zip(&b).map(|(a, b)| b - a).collect()
 }
 
-/// The change of a time that every call has.
-pub fn change(a: &[f64], b: &[f64], pairs: usize) -> Change {
-    let times = [a, b].map(|t| t.iter().take(pairs).copied().collect());
-    let column = Column::of(false, times, [1.0; 2]);
-    shown(&column, column.raw)
+/// A time that every call has.
+pub fn call(series: [&Series; 2], pairs: usize) -> Column {
+    let times = series.map(|s| s.durations.iter().take(pairs).copied().collect());
+    Column::of(false, times, [1.0; 2])
+}
+
+/// The change of one and the same time in all pairs of starts.
+pub fn change(columns: &[Column]) -> Change {
+    let raw: Vec<Estimate> = columns.iter().filter_map(|c| c.raw).collect();
+    let e = over_starts(&raw);
+    let [a_ns, b_ns] = over(columns, |c| c.means);
+    Change { a_ns, b_ns, change: e.map(|e| share(e.value)), interval: e.as_ref().map(interval) }
+}
+
+/// Means over all pairs of starts.
+fn over(columns: &[Column], what: fn(&Column) -> [f64; 2]) -> [f64; 2] {
+    [0, 1].map(|run| mean(&columns.iter().map(|c| what(c)[run]).collect::<Vec<f64>>()))
 }
 
 fn share(log: f64) -> f64 {
@@ -109,34 +118,21 @@ fn interval(e: &Estimate) -> [f64; 2] {
     [share(e.value - width), share(e.value + width)]
 }
 
-fn shown(column: &Column, e: Option<Estimate>) -> Change {
-    Change {
-        a_ns: column.means[0],
-        b_ns: column.means[1],
-        change: e.map(|e| share(e.value)),
-        interval: e.as_ref().map(interval),
-    }
-}
-
-/// All ops, against which each is seen.
-pub struct Field<'c> {
+/// All ops of a pair of starts, against which each is seen.
+struct Field<'c> {
     columns: &'c [Column],
     /// Times of those that stream and of the others, in both runs.
     totals: [[Vec<f64>; 2]; 2],
-    /// Variance between ops beyond that between calls, and the degrees of freedom it is known with.
-    between: (f64, f64),
 }
 
 impl<'c> Field<'c> {
-    pub fn new(columns: &'c [Column]) -> Field<'c> {
+    fn new(columns: &'c [Column]) -> Field<'c> {
         let totals = [true, false].map(|streams| {
             let kind: Vec<&Column> =
                 columns.iter().filter(|c| c.raw.is_some() && c.streams == streams).collect();
             [0, 1].map(|run| sum(&kind, run))
         });
-        let mut field = Field { columns, totals, between: (0.0, 1.0) };
-        field.between = field.variance_between();
-        field
+        Field { columns, totals }
     }
 
     /// Ops to hold one of this kind against: others of the kind, or all others where these are few. None: there are too
@@ -180,54 +176,99 @@ impl<'c> Field<'c> {
         let jitter = JITTER * column.times_a_call[0] / column.means[0].max(1.0);
         Some(Estimate { variance: own.variance + jitter * jitter, ..own })
     }
+}
 
-    /// How far ops lie from their peers beyond what their calls let expect.
-    fn variance_between(&self) -> (f64, f64) {
-        let own: Vec<Estimate> =
-            self.columns.iter().enumerate().filter_map(|(i, c)| self.own(c, &[i])).collect();
-        let squares = sorted(&own.iter().map(|e| e.value * e.value).collect::<Vec<f64>>());
-        let most = squares.len() - (CHANGED * squares.len() as f64).ceil() as usize;
-        let seen = mean(squares.get(..most).unwrap_or(&[])) / MEAN_SQUARE;
-        let expected = median(&own.iter().map(|e| e.variance).collect::<Vec<f64>>());
-        ((seen - expected).max(0.0), (EFFICIENCY * own.len() as f64).max(1.0))
+/// All pairs of starts.
+pub struct Judge<'c> {
+    fields: Vec<Field<'c>>,
+    /// By op whether it streams, and its own change by pair of starts.
+    own: Vec<(bool, Vec<Estimate>)>,
+}
+
+impl<'c> Judge<'c> {
+    /// `pairs` has the same ops in each pair of starts.
+    pub fn new(pairs: &'c [Vec<Column>]) -> Judge<'c> {
+        let fields: Vec<Field<'_>> = pairs.iter().map(|columns| Field::new(columns)).collect();
+        let first = pairs.first().map_or(&[][..], Vec::as_slice);
+        let own = |i: usize| -> Vec<Estimate> {
+            let of = |field: &Field<'_>| field.own(field.columns.get(i)?, &[i]);
+            fields.iter().filter_map(of).collect()
+        };
+        let own = first.iter().enumerate().map(|(i, c)| (c.streams, own(i))).collect();
+        Judge { fields, own }
     }
 
-    /// A row of these members, without its name.
-    pub fn row(&self, column: &Column, members: &[usize]) -> OpChange {
-        let (variance, df) = self.between;
-        let own = self.own(column, members).map(|e| e.blurred(variance, df));
-        let effect = own
-            .or(column.raw)
-            .map_or(column.means[1] - column.means[0], |e| share(e.value) * column.means[0]);
-        let [a, b] = [0, 1].map(|run| column.times[run].iter().filter(|t| **t > 0.0).count());
+    /// What starts do to ops, as all but these show: one that changed says nothing of it.
+    fn spreads(&self, without: &[usize]) -> [Spread; 2] {
+        let kind = |of: &[bool]| -> Vec<&[Estimate]> {
+            let seen = self.own.iter().enumerate().filter(|(i, (streams, each))| {
+                of.contains(streams) && !each.is_empty() && !without.contains(i)
+            });
+            seen.map(|(_, (_, each))| &each[..]).collect()
+        };
+        Spread::of_kinds(&kind(&[true]), &kind(&[false]), &kind(&[true, false]), KIND - 1)
+    }
+
+    /// A row of these members, without its name; `columns` are their sums by pair of starts.
+    pub fn row(&self, columns: &[Column], members: &[usize]) -> OpChange {
+        let streams = columns.first().is_some_and(|c| c.streams);
+        let each: Vec<Estimate> =
+            self.fields.iter().zip(columns).filter_map(|(field, c)| field.own(c, members)).collect();
+        let own = self.spreads(members)[usize::from(!streams)].settle(&each);
+        let total = change(columns);
+        let relative = own.map(|e| share(e.value)).or(total.change);
+        let effect = relative.map_or(total.b_ns - total.a_ns, |share| share * total.a_ns);
+        let ran = |column: &Column| {
+            let calls = column.times.each_ref().map(|run| run.iter().filter(|t| **t > 0.0).count());
+            calls[0].min(calls[1]) as u64
+        };
+        let [a, b] = over(columns, |c| c.times_a_call);
         OpChange {
             name: String::new(),
             form: None,
             several: false,
-            pairs: a.min(b) as u64,
-            times_a_call: column.times_a_call,
-            total: shown(column, column.raw),
+            kind: KINDS[usize::from(!streams)],
+            pairs: columns.iter().map(ran).sum(),
+            times_a_call: [a, b],
+            total,
             own: own.map(|e| share(e.value)),
             own_interval: own.as_ref().map(interval),
             effect_ns: effect,
             q: None,
-            verdict: (!column.as_often()).then_some(Verdict::Recounted),
+            found: None,
+            verdict: (!as_often([a, b])).then_some(Verdict::Recounted),
             estimate: own,
         }
     }
 
-    /// Standard deviation of what the start of a run gives each op.
-    pub fn scatter(&self) -> f64 {
-        self.between.0.sqrt()
+    /// What ops of each kind have in common; the mean over all pairs of starts.
+    pub fn drift(&self) -> Vec<Drift> {
+        let told = [true, false].into_iter().zip(KINDS).filter_map(|(streams, ops)| {
+            let of = |field: &Field<'_>| {
+                let all = field.columns.iter();
+                let kind: Vec<&Column> = all.filter(|c| c.streams == streams && c.raw.is_some()).collect();
+                middle(&kind)
+            };
+            let each: Vec<f64> = self.fields.iter().filter_map(of).collect();
+            let count = self.count(streams);
+            (!each.is_empty()).then(|| Drift { ops, count, change: share(mean(&each)) })
+        });
+        told.collect()
     }
 
-    pub fn drift(&self) -> Vec<Drift> {
-        let kinds = [(true, "ops that stream weights"), (false, "other ops")];
-        let told = kinds.into_iter().filter_map(|(streams, ops)| {
-            let kind: Vec<&Column> =
-                self.columns.iter().filter(|c| c.streams == streams && c.raw.is_some()).collect();
-            let change = share(middle(&kind)?);
-            Some(Drift { ops, count: kind.len() as u64, change })
+    fn count(&self, streams: bool) -> u64 {
+        self.fields.first().map_or(&[][..], |f| f.columns).iter().filter(|c| c.streams == streams).count()
+            as u64
+    }
+
+    /// How much starts of a program alone change ops of each kind, and the changes that are found in spite of it.
+    pub fn scatter(&self, rows: &[OpChange]) -> Vec<Scatter> {
+        let spreads = self.spreads(&[]);
+        let told = spreads.into_iter().zip(KINDS).filter_map(|(spread, ops)| {
+            let kind = rows.iter().filter(|r| r.kind == ops);
+            let found: Vec<(f64, f64)> = kind.filter_map(|r| Some((r.found?, r.total.a_ns))).collect();
+            let between_starts = spread.variance.sqrt();
+            Some(Scatter { ops, between_starts, found: weighted_median(&found)? })
         });
         told.collect()
     }
@@ -240,13 +281,23 @@ fn middle(columns: &[&Column]) -> Option<f64> {
 }
 
 /// Gives rows their verdicts, and sorts them: told changes first, then by effect.
+///
+/// Tests of ops that take much of a call weigh more: their chances are divided by weights whose mean is 1, which keeps the
+/// false discovery rate (Genovese, Roeder and Wasserman, Biometrika 93 (2006) 509).
 pub fn tell(rows: &mut [OpChange], options: &Options) {
     let least = (1.0 + options.least).ln();
-    let tested: Vec<usize> = (0..rows.len()).filter(|i| rows[*i].estimate.is_some()).collect();
-    let chances: Vec<f64> =
-        tested.iter().map(|i| rows[*i].estimate.map_or(1.0, |e| e.chance(least))).collect();
-    for (i, q) in tested.iter().zip(false_discovery(&chances)) {
+    let tested: Vec<(usize, Estimate)> =
+        rows.iter().enumerate().filter_map(|(i, r)| Some((i, r.estimate?))).collect();
+    let all = tested.iter().map(|(i, _)| rows[*i].total.a_ns).sum::<f64>().max(1.0);
+    let count = tested.len() as f64;
+    let weight = |row: &OpChange| EVEN + (1.0 - EVEN) * count * row.total.a_ns / all;
+    let chances: Vec<f64> = tested.iter().map(|(i, e)| e.chance(least) / weight(&rows[*i])).collect();
+    for ((i, estimate), q) in tested.iter().zip(false_discovery(&chances)) {
         let row = &mut rows[*i];
+        // Were it the only change.
+        let chance = (options.false_discovery * weight(row) / count).min(1.0);
+        let beyond = estimate.within(1.0 - 2.0 * chance) + estimate.within(2.0 * POWER - 1.0);
+        row.found = Some(share(least + beyond));
         row.q = Some(q);
         if q <= options.false_discovery {
             row.verdict = Some(if row.effect_ns > 0.0 { Verdict::Slower } else { Verdict::Faster });

@@ -1,0 +1,206 @@
+//! The recordings of both sides, read: their calls, ops that are alike in all of them, and what they say of the machine and
+//! the program. May use `trace`.
+
+use std::collections::HashMap;
+
+use super::{Incomparable, Options, Side};
+use crate::analysis::calls::{Timeline, timeline};
+use crate::analysis::describe::{self, streams};
+use crate::analysis::load::{Loaded, Progress, load};
+use crate::analysis::report::run;
+use crate::analysis::series::{Calls, Groups, Series, why_nothing};
+use crate::analysis::tables::{Idents, OTHER_ROW, OpKey};
+use crate::trace::Trace;
+
+/// Kinds of ops that are told apart; more than any model has.
+pub const MOST_KINDS: usize = 4096;
+
+/// A recording, of one process.
+pub struct Start<'a> {
+    /// `A`, or `A2` where a side has several.
+    pub label: String,
+    loaded: Loaded<'a>,
+    line: Timeline,
+    idents: Idents,
+    /// By ident: its group.
+    group_of: Vec<usize>,
+    calls: Calls,
+    pub series: Series,
+}
+
+/// Ops of one name and form, in both sides or in one.
+pub struct Fine {
+    pub name: String,
+    pub form: String,
+    pub row: String,
+    /// Its weights come from memory.
+    pub streams: bool,
+}
+
+/// Reads all recordings of both sides, with the times of each group in as many calls as all of them have.
+///
+/// # Errors
+/// One of them has nothing to compare.
+pub fn read<'a>(
+    sides: [&[&'a Trace]; 2],
+    options: &Options,
+    progress: &Progress,
+) -> Result<([Vec<Start<'a>>; 2], Vec<Fine>), Incomparable> {
+    let size = sides.iter().flat_map(|s| s.iter()).map(|t| t.size()).fold(0, u64::saturating_add);
+    progress.total.store(size, std::sync::atomic::Ordering::Relaxed);
+    let loaded = sides.map(|side| side.iter().map(|trace| load(trace, progress)).collect());
+    let mut starts = chosen(loaded, options)?;
+    let fine = match_ops(&mut starts, options.by);
+    let all = || starts.iter().flatten();
+    if let Some(start) = all().find(|s| s.calls.whole.is_empty()) {
+        return Err(start.nothing(options));
+    }
+    let pairs = all().map(|s| s.calls.whole.len()).min().unwrap_or(0);
+    for start in starts.iter_mut().flatten() {
+        let groups = Groups { idents: &start.idents, of: &start.group_of, count: fine.len() };
+        let calls = start.calls.whole.get(..pairs).unwrap_or(&[]);
+        start.series = Series::new(&mut start.loaded, &start.line, calls, &groups);
+    }
+    Ok((starts, fine))
+}
+
+/// Chooses a process of each recording: the only one that is asked for where a recording has it, or each recording's own;
+/// else the one with the most calls.
+fn chosen<'a>(sides: [Vec<Loaded<'a>>; 2], options: &Options) -> Result<[Vec<Start<'a>>; 2], Incomparable> {
+    let first_of_b = sides[0].len();
+    let has = |loaded: &Loaded<'_>, pid: u32| loaded.cpu_graphs.iter().any(|g| g.pid == pid);
+    if let [pid] = options.pids[..] {
+        let mut all = sides.iter().flatten();
+        if !all.any(|loaded| has(loaded, pid)) {
+            let there = processes(sides.iter().flatten());
+            return Err(Incomparable::NoProcess { run: "no recording has".into(), pid, there });
+        }
+    }
+    let mut out = [Vec::new(), Vec::new()];
+    for (of_b, (side, starts)) in sides.into_iter().zip(&mut out).enumerate() {
+        let several = side.len() > 1;
+        for (i, loaded) in side.into_iter().enumerate() {
+            let name = if of_b == 0 { 'A' } else { 'B' };
+            let label = if several { format!("{name}{}", i + 1) } else { name.to_string() };
+            let pid = match options.pids[..] {
+                [one] => Some(one).filter(|pid| has(&loaded, *pid)),
+                _ => options.pids.get(of_b * first_of_b + i).copied(),
+            };
+            if let Some(pid) = pid.filter(|pid| !has(&loaded, *pid)) {
+                let there = processes([&loaded].into_iter());
+                return Err(Incomparable::NoProcess {
+                    run: format!("run {label} does not have"),
+                    pid,
+                    there,
+                });
+            }
+            let (line, idents) = (timeline(&loaded), Idents::new(&loaded));
+            let calls = Calls::new(&loaded, &line, options.phase, pid);
+            let (group_of, series) = (Vec::new(), Series::default());
+            starts.push(Start { label, loaded, line, idents, group_of, calls, series });
+        }
+    }
+    Ok(out)
+}
+
+/// The first processes that ran graphs in these recordings, for a message.
+fn processes<'t, 'a: 't>(all: impl Iterator<Item = &'t Loaded<'a>>) -> String {
+    let mut pids: Vec<u32> = all.flat_map(|loaded| loaded.cpu_graphs.iter().map(|g| g.pid)).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    let named: Vec<String> = pids.iter().take(16).map(u32::to_string).collect();
+    if named.is_empty() { "none".into() } else { named.join(", ") }
+}
+
+/// Gives ops that are alike in name and form the same group, in all recordings.
+fn match_ops(starts: &mut [Vec<Start<'_>>; 2], by: OpKey) -> Vec<Fine> {
+    let mut known: HashMap<String, usize> = HashMap::new();
+    let mut fine: Vec<Fine> = Vec::new();
+    let rest = || Fine { name: OTHER_ROW.into(), form: String::new(), row: OTHER_ROW.into(), streams: false };
+    for start in starts.iter_mut().flatten() {
+        for (i, ident) in start.idents.list().iter().enumerate() {
+            let (name, row) = (start.idents.label(i, OpKey::Name), start.idents.label(i, by));
+            let form = describe::form(&start.loaded, ident.hit);
+            let key = match by {
+                OpKey::Layer => format!("{name}\n{form}\n{row}"),
+                _ => format!("{name}\n{form}"),
+            };
+            let group = *known.entry(key).or_insert(fine.len().min(MOST_KINDS));
+            if group == fine.len() {
+                let one = Fine { name, form, row, streams: streams(ident) };
+                fine.push(if group < MOST_KINDS { one } else { rest() });
+            }
+            start.group_of.push(group);
+        }
+    }
+    fine
+}
+
+impl Start<'_> {
+    fn nothing(&self, options: &Options) -> Incomparable {
+        let why = why_nothing(&self.loaded, &self.line, options.phase);
+        Incomparable::NoCall { run: self.label.clone(), phase: options.phase.name(), why }
+    }
+
+    fn threads(&self) -> Option<u32> {
+        self.loaded.cpu_graphs.iter().map(|g| g.n_threads).max()
+    }
+
+    /// What the answer says of it.
+    pub fn side(&self) -> Side {
+        Side {
+            run: run(&self.loaded),
+            pid: self.calls.pid,
+            other_processes: self.calls.other_processes as u64,
+            threads: self.threads(),
+            calls: self.calls.whole.len() as u64,
+            left_out: self.calls.left_out as u64,
+        }
+    }
+
+    /// What may be the reason of a change: what it is, and how it is here.
+    fn facts(&self) -> [(&'static str, String); 9] {
+        let run = run(&self.loaded);
+        let process = run.processes.iter().find(|p| p.pid == self.calls.pid);
+        let engine = process.and_then(|p| run.engines.iter().find(|e| e.id == p.engine));
+        let builds = engine.map(|e| {
+            let ids: Vec<&str> = e.modules.iter().map(|m| m.build_id.as_str()).collect();
+            ids.join(" ")
+        });
+        let barrier = self.loaded.cpu_graphs.iter().any(|g| g.barrier);
+        let or_empty = |text: Option<String>| text.unwrap_or_default();
+        [
+            ("machine", format!("{} {}", run.host, run.cpu_model)),
+            ("kernel", run.kernel.clone()),
+            ("engine", or_empty(engine.map(|e| e.version.clone()))),
+            ("build id", or_empty(builds)),
+            ("command", or_empty(process.map(|p| p.cmdline.clone()))),
+            ("threads", or_empty(self.threads().map(|n| n.to_string()))),
+            ("recorder", run.tool.clone()),
+            ("source", or_empty(run.source.clone())),
+            ("barrier", if barrier { "probed".into() } else { "not probed".to_string() }),
+        ]
+    }
+}
+
+/// What differs between the sides, or within one: what, in A, in B. Where starts of a side are not alike, each of the ways.
+pub fn differences(starts: &[Vec<Start<'_>>; 2]) -> Vec<[String; 3]> {
+    let facts: Vec<Vec<_>> = starts.iter().map(|side| side.iter().map(Start::facts).collect()).collect();
+    let names = facts.iter().flatten().next().map(|f| f.each_ref().map(|(what, _)| *what));
+    let mut out = Vec::new();
+    for (i, what) in names.into_iter().flatten().enumerate() {
+        let [a, b] = [0, 1].map(|side| {
+            let mut ways: Vec<&str> = Vec::new();
+            for (_, value) in facts.get(side).into_iter().flatten().filter_map(|f| f.get(i)) {
+                if !ways.contains(&value.as_str()) {
+                    ways.push(value);
+                }
+            }
+            ways
+        });
+        if a != b || a.len() > 1 {
+            out.push([what.to_string(), a.join("; "), b.join("; ")]);
+        }
+    }
+    out
+}
