@@ -126,7 +126,7 @@ fuzz: ## the property tests with CASES cases each (20000), in release mode
 	PROPTEST_CASES=$(CASES) $(CARGO) test --locked --release --no-default-features
 
 ##@ Measure
-BENCHES := structure fidelity cost causes budget size report export switches runner
+BENCHES := structure fidelity cost causes budget size report export diff switches runner
 .PHONY: $(BENCHES:%=bench-%) bench-arm-cost
 bench-structure: ## hits and structure against the engine's own dump
 bench-fidelity: ## tokens/s and op times against the engine's own figures
@@ -135,6 +135,7 @@ bench-size: ## bytes an op in the trace, and what the recorder itself uses
 bench-runner: ## ggml-runner against llama.cpp and the machine's peaks
 bench-report: ## speed of report on ten million op slices
 bench-export: ## speed, memory and size of export on ten million op slices
+bench-diff: ## false alarms of diff between equal runs, and a slow op found
 bench-causes: ## what counters, scheduler, experts and kinds of buffer cost
 bench-budget: ## whether --budget is kept
 bench-switches: ## what a context switch costs with --sched
