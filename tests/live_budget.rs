@@ -61,7 +61,7 @@ fn budgeted(budget: &str) -> Result<Run, String> {
     target.tell("", 1);
     let pid = target.pid().to_string();
     let recorder = Recorder::start(&["--faults", "--sched", "--budget", budget, "-p", &pid]);
-    recorder.wait_for_probes();
+    recorder.wait_for_engine();
     // Long enough to see how often its threads are switched.
     std::thread::sleep(Duration::from_millis(2500));
     target.tell("prefill 7\n", 2);
@@ -207,8 +207,8 @@ fn a_processor_hog_lowers_the_level_within_two_tokens_and_calm_raises_it_again()
     let mut args = vec!["--qos", "4tok/s", "--sched", "--faults"];
     args.extend(["--", "timeout", "35", "taskset", "-c", "0"]);
     args.extend(run(program.to_str().expect("a path"), model.to_str().expect("a path"), "100000"));
-    let mut recorder = Recorder::start(&args);
-    recorder.wait_for_bytes(100);
+    let recorder = Recorder::start(&args);
+    recorder.wait_for_engine();
     std::thread::sleep(Duration::from_secs(6));
     hog("3");
     std::thread::sleep(Duration::from_secs(14));

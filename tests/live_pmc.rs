@@ -46,15 +46,18 @@ fn waits(seen: &Seen, op: &OpCount) -> bool {
     name.starts_with("MUL_MAT")
 }
 
-/// Every op has its instructions, and none of anybody else's. Gives the ops.
+/// Every op has its instructions, and none of anybody else's. Gives the ops. The kernel leaves our programs out where a switch
+/// interrupts its own work for them: one op in fifty may have no counts, and says so.
 fn exact(seen: &Seen, loops: u64, threads: u32) -> Vec<OpCount> {
     let id = counter(seen, "instructions").id as usize;
     let ops = counted::ops(seen);
     assert!(!ops.is_empty());
+    let unknown = ops.iter().filter(|o| o.counts[id].is_none()).count();
+    assert!(unknown <= 1 + ops.len() / 50, "{unknown} of {} ops have no counts", ops.len());
     // In the first graph the dynamic linker still has work to do.
     for op in ops.iter().filter(|o| o.graph > 0) {
-        let (loop_alone, got) = (length(seen, op, loops), op.counts[id]);
-        let got = got.unwrap_or_else(|| panic!("not known: {op:?}"));
+        let loop_alone = length(seen, op, loops);
+        let Some(got) = op.counts[id] else { continue };
         let most = if threads > 1 && waits(seen, op) { loop_alone / 10 } else { AROUND };
         assert!((loop_alone..loop_alone + most).contains(&got), "{got}, the loop alone {loop_alone}: {op:?}");
     }

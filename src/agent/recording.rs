@@ -67,6 +67,8 @@ pub enum RecordError {
     Discover(#[from] DiscoverError),
     #[error("process {0} does not exist: give the id of a running process")]
     NoProcess(u32),
+    #[error("process {0} ended before its recording began")]
+    Ended(u32),
     #[error("{command}: {source}")]
     Command { command: String, source: std::io::Error },
     #[error("the BPF programs do not load: {}; profinfer doctor tells more", refusal::explain(Act::Load, .0))]

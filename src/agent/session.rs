@@ -109,6 +109,8 @@ pub fn record(
     watch: &mut dyn Watch,
 ) -> Result<Summary, RecordError> {
     refusal::hush();
+    let pids: &[u32] = if let Target::Pids(pids) = &target { pids } else { &[] };
+    pids.iter().try_for_each(|p| target::alive(*p).then_some(()).ok_or(RecordError::NoProcess(*p)))?;
     let road = Road::choose(options.source)?;
     // What stands in the way is told when the engine's own programs are loaded; the trace says "not measured".
     let hit_ns = calibrate::cheap_hit(&road).unwrap_or(0);
@@ -167,7 +169,7 @@ pub fn record(
         Target::Pids(pids) => {
             for &pid in pids {
                 if !target::alive(pid) {
-                    return Err(RecordError::NoProcess(pid));
+                    return Err(RecordError::Ended(pid));
                 }
                 s.follow(pid);
                 s.add_all(Ok(discover::of_pid(pid)?), watch)?;

@@ -167,9 +167,9 @@ int graph_exit(struct pt_regs *ctx)
  * Which worker of which graph calls. A thread's parameters stay in one place and the same for all of a graph, so they
  * are read once in each; without graphs to be seen, each time. False: cannot be read.
  */
-static __always_inline bool worker(struct lane *lane, __u64 params, __u64 *pool)
+static __always_inline bool worker(struct lane *lane, __u64 params, __u16 engine, __u64 *pool)
 {
-	__u64 graph = graphs_entered | (__u64)k.engine << 48;
+	__u64 graph = graphs_entered | (__u64)engine << 48;
 	__u32 ith = 0;
 
 	*pool = lane->pool;
@@ -206,15 +206,15 @@ static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, _
 	struct lane *lane = lane_of(id);
 	struct ev_counted counted;
 	struct ev_op *e = &counted.op;
-	__u32 counted_now = counting();
+	__u32 size = sizeof(*e);
 
 	if (!lane)
 		return 0;
 	head(&e->h, EV_OP, id);
-	if (!worker(lane, params, &pool))
+	if (!worker(lane, params, e->h.engine, &pool))
 		return 0;
 	e->h.ith = lane->ith;
-	e->h.flags = (tensor2 ? EVF_FUSED : 0) | (counted_now ? EVF_COUNTED : 0);
+	e->h.flags = tensor2 ? EVF_FUSED : 0;
 	e->tensor = tensor;
 	e->tensor2 = tensor2;
 	e->pool = pool;
@@ -246,10 +246,13 @@ static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, _
 	if (k.n_pmc) {
 		/* All of it, whatever is sent: the verifier does not tell one from the other. */
 		__builtin_memset(&counted.since, 0, sizeof(counted) - sizeof(*e));
-		if (counted_now)
+		if (counting()) {
+			e->h.flags |= EVF_COUNTED;
 			count_op(id, &counted, since, e->prev_end);
+			size = sizeof(counted);
+		}
 	}
-	pass(ctx, &e->h, k.n_pmc && counted_now ? sizeof(counted) : sizeof(*e), ++lane->hits % ASK_EVERY == 0);
+	pass(ctx, &e->h, size, ++lane->hits % ASK_EVERY == 0);
 	return 0;
 }
 

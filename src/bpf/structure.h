@@ -72,8 +72,8 @@ __attribute__((noinline)) int nodes_info(__u32 tid, __u32 n)
 	return 0;
 }
 
-/* Hash of the graph's list of node addresses; with `emit`, the list is sent as well. */
-static __always_inline __u64 node_list(void *ctx, struct scratch *s, __u32 tid, __u64 nodes, __u32 n, bool emit)
+/* Hash of the graph's list of node addresses. */
+static __always_inline __u64 node_list(__u32 tid, __u64 nodes, __u32 n)
 {
 	__u64 hash = n;
 
@@ -81,13 +81,37 @@ static __always_inline __u64 node_list(void *ctx, struct scratch *s, __u32 tid, 
 		if (first >= n)
 			break;
 		hash = (hash ^ (__u32)nodes_read(tid, nodes, first, n)) * FNV;
-		if (emit) {
-			s->n.first = first;
-			nodes_info(tid, n - first);
-			send(ctx, &s->n.h, sizeof(s->n));
-		}
 	}
 	return hash;
+}
+
+/*
+ * Sends the list. Whoever reads is not woken: an event of the graph follows. No branch in the loop: for each the verifier
+ * would go through all that is left of it once more.
+ */
+static __always_inline void send_list(void *ctx, struct scratch *s, __u32 tid, __u64 nodes, __u32 n)
+{
+	__u64 sent = 0, lost = 0, err;
+	struct count *c = count_of(EV_NODES);
+
+	for (__u32 first = 0; first < NODES_MAX; first += NODES_CHUNK) {
+		if (first >= n)
+			break;
+		nodes_read(tid, nodes, first, n);
+		s->n.first = first;
+		nodes_info(tid, n - first);
+		if (k.pbuf)
+			err = bpf_perf_event_output(ctx, &perf_events, BPF_F_CURRENT_CPU, &s->n, sizeof(s->n));
+		else
+			err = bpf_ringbuf_output(&events, &s->n, sizeof(s->n), BPF_RB_NO_WAKEUP);
+		/* Negative: there was no room. */
+		lost += err >> 63;
+		sent++;
+	}
+	if (c) {
+		__sync_fetch_and_add(&c->seen, sent);
+		__sync_fetch_and_add(&c->lost, lost);
+	}
 }
 
 /* True when the graph may differ from what was last seen at its address. Sends its node list if that changed. */
@@ -108,13 +132,13 @@ static __always_inline bool graph_changed(void *ctx, struct ev_call *e, __u64 cg
 	s = scratch_of(e->h.tid);
 	if (!s || e->n <= 0 || !get(&nodes, 8, cgraph + k.nodes_off))
 		return true;
-	now.hash = node_list(ctx, s, e->h.tid, nodes, e->n, false);
+	now.hash = node_list(e->h.tid, nodes, e->n);
 	if (!old || old->hash != now.hash) {
 		s->n.h = e->h;
 		s->n.h.kind = EV_NODES;
 		s->n.cgraph = cgraph;
 		s->n.total = e->n;
-		node_list(ctx, s, e->h.tid, nodes, e->n, true);
+		send_list(ctx, s, e->h.tid, nodes, e->n);
 	}
 	bpf_map_update_elem(&graphs, &key, &now, BPF_ANY);
 	return true;

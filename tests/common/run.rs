@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use profinfer::analysis::load::{Progress, load};
+use profinfer::trace::Trace;
+
 use super::seen::Seen;
 
 /// Nothing here takes this long unless it hangs.
@@ -90,6 +93,14 @@ impl Recorder {
                 .count();
             steady = if probes == steady.0 { (probes, steady.1 + 1) } else { (probes, 0) };
             probes > 4 && steady.1 > 40
+        });
+    }
+
+    /// Waits until the trace tells of an engine's probes. Before that a recorder may have some of its own, to learn prices.
+    pub fn wait_for_engine(&self) {
+        wait_until("the trace tells of an engine", || {
+            let trace = Trace::open(&self.trace);
+            trace.is_ok_and(|t| !load(&t, &Progress::default()).probes.is_empty())
         });
     }
 

@@ -11,7 +11,6 @@ SECONDS = 45
 LEGS = [
     ("tiny", 2, "token", ""),
     ("tiny", 2, "graph", ""),
-    ("tiny", 1, "op", ""),
     ("tiny", 2, "op", "--pbuf"),
     ("moe", 2, "op", ""),
 ]

@@ -1,8 +1,5 @@
 """Every level of recording, both transports and experts, against the runner's own count of what it did."""
 
-from bed import ALL_BPF
-
-KERNELS = ALL_BPF
 BOOT = {"limit": 300}
 SECONDS = 35
 SCRIPT = "profinfer selftest --json >selftest.json"
