@@ -111,6 +111,11 @@ impl Calls {
         Some(self.open.swap_remove(i))
     }
 
+    /// The call that has been open for longest.
+    pub fn longest(&self) -> Option<&Call> {
+        self.open.iter().min_by_key(|c| c.start)
+    }
+
     /// Takes any open call of a process (of all, with None): it will not return any more.
     pub fn take(&mut self, tgid: Option<u32>) -> Option<Call> {
         let i = self.open.iter().position(|c| tgid.is_none_or(|t| t == c.tgid))?;
@@ -142,6 +147,7 @@ mod tests {
         calls.enter(token(0, 7, 1));
         calls.enter(token(1, 8, 1));
         assert!(matches!(calls.enter(token(2, 7, 1)), Entered::Replaced(c) if c.seq == 0));
+        assert_eq!(calls.longest().map(|c| c.seq), Some(1));
         assert_eq!(calls.exit(Kind::Token, 7).map(|c| c.seq), Some(2));
         assert_eq!(calls.take(Some(1)).map(|c| c.seq), Some(1));
         assert!(calls.take(None).is_none());

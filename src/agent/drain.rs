@@ -127,6 +127,11 @@ impl<W: Write> Drain<W> {
         }
     }
 
+    /// The call that has been under way for longest: since when, and the width of its ubatch, 0 = not known (yet).
+    pub fn call(&self) -> Option<(u64, u32)> {
+        self.calls.longest().map(|c| (c.start, c.width))
+    }
+
     /// Adds an engine; its number is what its events carry.
     pub fn add_engine(&mut self, reading: Reading) {
         self.readings.push(reading);

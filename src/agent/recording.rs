@@ -1,5 +1,5 @@
-//! What is asked of a recording, and what comes of it. Uses `attached`, `btf`, `discover`, `drain`, `machine`, `refusal`,
-//! `sensors`, `verify` and `trace`.
+//! What is asked of a recording, and what comes of it. Uses `attached`, `btf`, `discover`, `drain`, `machine`, `qos`,
+//! `refusal`, `sensors`, `target`, `verify` and `trace`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,10 +11,11 @@ use super::discover::DiscoverError;
 use super::drain::Totals;
 use super::machine::AgentCpu;
 use super::pmc;
-use super::qos::law::Rule;
+use super::qos::law::{Rule, Step};
 use super::refusal::{self, Act};
 use super::sensors;
 use super::source::Wish;
+pub use super::target::Streams;
 use super::verify::OpEnd;
 use crate::trace::WriteError;
 use crate::trace::record::Level;
@@ -54,8 +55,10 @@ pub struct Options {
     pub counters: pmc::Options,
     /// Ends after this many decoded tokens.
     pub tokens: Option<u64>,
-    /// Standard output is the trace's: the command's own goes to standard error.
-    pub stdout_taken: bool,
+    /// What the command reads and writes.
+    pub streams: Streams,
+    /// What is older than this is brought to an output that can be written over, if not sooner.
+    pub flush: Duration,
     pub tool: String,
     pub command_line: String,
 }
@@ -112,6 +115,24 @@ pub trait Watch {
     fn stop(&self) -> bool;
     /// A line for the user.
     fn tell(&mut self, text: &str);
-    /// Totals now; `lost` so far, bytes of the file.
-    fn progress(&mut self, totals: &Totals, lost: u64, bytes: u64);
+    /// How it stands; many times a second.
+    fn progress(&mut self, now: &Progress);
+}
+
+/// How a recording stands.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress {
+    pub totals: Totals,
+    /// Events lost so far.
+    pub lost: u64,
+    /// Bytes of the trace.
+    pub bytes: u64,
+    /// Engines that are probed.
+    pub engines: usize,
+    /// The call that has been under way for longest: since when, CLOCK_MONOTONIC ns, and the width of its ubatch, 0 = not
+    /// known (yet).
+    pub call: Option<(u64, u32)>,
+    pub level: Step,
+    /// What that level costs of a token's time, where a budget has it measured.
+    pub cost: Option<f64>,
 }

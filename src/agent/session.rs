@@ -25,7 +25,8 @@ use super::machine::{self, AgentCpu};
 use super::maps::FileId;
 use super::pmc::Counters;
 use super::qos::Controller;
-use super::recording::{Options, RecordError, Summary, Target, Watch};
+use super::qos::law::Step;
+use super::recording::{Options, Progress, RecordError, Summary, Target, Watch};
 use super::refusal;
 use super::road::Road;
 use super::sensors::Sampler;
@@ -120,8 +121,9 @@ pub fn record(
     let bound =
         machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
     let out = Counted { out, bytes: 0 };
-    let mut enc =
-        Encoder::new(out, EncoderConfig::default(), &header(&options, &road, &machine::read(), hit_ns))?;
+    let flush_ns = options.flush.as_nanos() as u64;
+    let cfg = EncoderConfig { flush_ns, ..EncoderConfig::default() };
+    let mut enc = Encoder::new(out, cfg, &header(&options, &road, &machine::read(), hit_ns))?;
     if options.experts && road != Road::Bpf {
         options.experts = false;
         let why = "probe events cannot read them: only BPF programs can";
@@ -199,7 +201,7 @@ impl<W: Write + 'static> Session<W> {
     fn launch(&mut self, argv: &[OsString], watch: &mut dyn Watch) -> Result<Child, RecordError> {
         let failed =
             |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
-        let held = target::hold(argv, self.options.stdout_taken, self.origin).map_err(failed)?;
+        let held = target::hold(argv, self.options.streams, self.origin).map_err(failed)?;
         self.follow(held.pid);
         let found = discover::of_command(argv);
         // Nothing that it does could be recorded; it has not been started yet.
@@ -300,9 +302,8 @@ impl<W: Write + 'static> Session<W> {
                 self.scan(watch)?;
                 scanned = Instant::now();
             }
-            let totals = self.drain.borrow().totals;
-            let bytes = self.drain.borrow().enc.bytes_written();
-            watch.progress(&totals, self.source.lost(), bytes);
+            let progress = self.progress();
+            watch.progress(&progress);
             if ended {
                 return Ok("target exited".into());
             }
@@ -312,9 +313,23 @@ impl<W: Write + 'static> Session<W> {
             if self.options.duration.is_some_and(|d| begin.elapsed() >= d) {
                 return Ok("duration".into());
             }
-            if self.options.tokens.is_some_and(|n| totals.decoded >= n) {
+            if self.options.tokens.is_some_and(|n| progress.totals.decoded >= n) {
                 return Ok("tokens".into());
             }
+        }
+    }
+
+    fn progress(&self) -> Progress {
+        let lost = self.source.lost();
+        let drain = self.drain.borrow();
+        Progress {
+            totals: drain.totals,
+            lost,
+            bytes: drain.enc.bytes_written(),
+            engines: self.engines.iter().filter(|a| a.attached > 0).count(),
+            call: drain.call(),
+            level: self.qos.as_ref().map_or(Step { level: self.detail, one_in: 1 }, Controller::now),
+            cost: self.qos.as_ref().and_then(Controller::cost),
         }
     }
 

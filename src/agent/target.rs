@@ -3,13 +3,46 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::io::{self, IsTerminal, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 
 use super::machine::Origin;
+
+/// What a command has for its standard streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Streams {
+    /// Those of the recorder.
+    Ours,
+    /// The same, but what it writes to standard output goes to standard error.
+    StdoutTaken,
+    /// The same, but from a terminal it reads nothing, and what it writes there is lost.
+    TerminalTaken,
+}
+
+impl Streams {
+    fn give(self, command: &mut Command) {
+        match self {
+            Streams::Ours => {}
+            Streams::StdoutTaken => {
+                command.stdout(Stdio::from(io::stderr()));
+            }
+            Streams::TerminalTaken => {
+                if io::stdin().is_terminal() {
+                    command.stdin(Stdio::null());
+                }
+                if io::stdout().is_terminal() {
+                    command.stdout(Stdio::null());
+                }
+                if io::stderr().is_terminal() {
+                    command.stderr(Stdio::null());
+                }
+            }
+        }
+    }
+}
 
 /// A command that waits for its start.
 pub struct Held {
@@ -19,17 +52,14 @@ pub struct Held {
 }
 
 /// Forks a child that waits before its exec, so that its pid is known and nothing of it runs unseen.
-/// With `quiet_stdout` its standard output goes to our standard error. It has what `origin` says, whatever the
-/// recorder took for itself.
-pub fn hold(argv: &[OsString], quiet_stdout: bool, origin: Origin) -> io::Result<Held> {
+/// It has what `origin` says, whatever the recorder took for itself.
+pub fn hold(argv: &[OsString], streams: Streams, origin: Origin) -> io::Result<Held> {
     let (program, args) = argv.split_first().ok_or_else(|| io::Error::other("no command"))?;
     let (mut born, tell) = io::pipe()?;
     let (wait, go) = io::pipe()?;
     let mut command = Command::new(program);
     command.args(args);
-    if quiet_stdout {
-        command.stdout(Stdio::from(io::stderr()));
-    }
+    streams.give(&mut command);
     let mut ends = Some((tell, wait));
     let ours = go.as_raw_fd();
     // SAFETY: runs in the child between fork and exec; it only closes, reads and writes pipes, takes its own pid and makes
@@ -142,8 +172,8 @@ mod tests {
     fn a_held_command_runs_only_when_told() {
         let dir = tempfile::tempdir().expect("a directory");
         let mark = dir.path().join("mark");
-        let held =
-            hold(&["touch".into(), mark.clone().into()], false, Origin::of_this_thread()).expect("forked");
+        let held = hold(&["touch".into(), mark.clone().into()], Streams::Ours, Origin::of_this_thread())
+            .expect("forked");
         assert!(alive(held.pid));
         assert!(!mark.exists());
         let mut child = held.start().expect("started");
@@ -153,7 +183,8 @@ mod tests {
 
     #[test]
     fn a_held_command_goes_when_its_recorder_does() {
-        let held = hold(&["sleep".into(), "1000".into()], false, Origin::of_this_thread()).expect("forked");
+        let held =
+            hold(&["sleep".into(), "1000".into()], Streams::Ours, Origin::of_this_thread()).expect("forked");
         let Held { pid, go, spawner } = held;
         drop(go);
         assert!(spawner.join().expect("no panic").is_err(), "it ran");
@@ -180,7 +211,8 @@ mod tests {
 
     #[test]
     fn a_command_that_is_not_there_fails_at_its_start() {
-        let held = hold(&["/nonexistent/engine".into()], false, Origin::of_this_thread()).expect("forked");
+        let held =
+            hold(&["/nonexistent/engine".into()], Streams::Ours, Origin::of_this_thread()).expect("forked");
         assert_eq!(held.start().expect_err("no such file").kind(), io::ErrorKind::NotFound);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -11,13 +11,12 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use self::flags::Asked;
 use super::args::Args;
-use crate::agent::drain::Totals;
-use crate::agent::recording::{Summary, Watch};
+use crate::agent::recording::{Options, Progress, Streams, Summary, Target, Watch};
 use crate::agent::session;
 use crate::trace;
 use crate::views::table::clean;
 
-mod budget;
+pub mod budget;
 pub mod flags;
 mod inner;
 mod outer;
@@ -31,7 +30,7 @@ fn run(args: &Args) -> Result<ExitCode> {
         return pmc::list(args);
     }
     let asked = Asked::read(args)?;
-    let to_stdout = asked.options.stdout_taken;
+    let to_stdout = asked.options.streams == Streams::StdoutTaken;
     if to_stdout && io::stdout().is_terminal() {
         bail!("standard output is a terminal: redirect it, or give a file with -o");
     }
@@ -39,31 +38,43 @@ fn run(args: &Args) -> Result<ExitCode> {
     let mut watch = Status::new(asked.quiet, signals);
     let Asked { target, output, force, quiet, options } = asked;
     let recorded = match to_stdout {
-        true => session::record(target, options, Box::new(io::stdout()), &mut watch),
+        true => write_to(target, options, Box::new(io::stdout()), None, &mut watch),
         false => {
-            let out = Output::create(&output, force)?;
-            let path = out.path.clone();
-            session::record(target, options, Box::new(out), &mut watch).inspect_err(|_| {
-                // A file with no block in it is of no use to anybody.
-                if std::fs::metadata(&path).is_ok_and(|m| m.len() <= crate::trace::FILE_HEADER as u64) {
-                    let _ = std::fs::remove_file(&path);
-                }
-            })
+            let out = Box::new(Output::create(&output, force)?);
+            write_to(target, options, out, Some(&output), &mut watch)
         }
     };
     watch.clear();
+    finish(&output, quiet, &recorded?)
+}
+
+/// Records into `out`, which is the file at `path` if there is one; one that came to nothing is removed.
+///
+/// # Errors
+/// What stands in the way of a recording, and that no engine was seen.
+pub fn write_to(
+    target: Target,
+    options: Options,
+    out: Box<dyn trace::Output>,
+    path: Option<&Path>,
+    watch: &mut dyn Watch,
+) -> Result<Summary> {
+    let recorded = session::record(target, options, out, watch);
+    let file = path.and_then(|p| Some((p, std::fs::metadata(p).ok().filter(std::fs::Metadata::is_file)?)));
+    // A file with no block in it is of no use to anybody.
+    let empty = |bytes| recorded.as_ref().map_or(bytes <= trace::FILE_HEADER as u64, |s| s.engines == 0);
+    if let Some((path, _)) = file.filter(|(_, m)| empty(m.len())) {
+        let _ = std::fs::remove_file(path);
+    }
     // As text: a closed pipe is no error of a view, but a recording has lost its only copy.
-    let summary = recorded.map_err(|e| anyhow!("{e}"))?;
-    finish(&output, quiet, &summary)
+    let s = recorded.map_err(|e| anyhow!("{e}"))?;
+    if s.engines == 0 {
+        bail!("nothing recorded ({}): {}", s.end, s.missing.as_deref().unwrap_or("no engine was seen"));
+    }
+    Ok(s)
 }
 
 fn finish(output: &Path, quiet: bool, s: &Summary) -> Result<ExitCode> {
-    if s.engines == 0 {
-        if output.as_os_str() != "-" {
-            let _ = std::fs::remove_file(output);
-        }
-        bail!("nothing recorded ({}): {}", s.end, s.missing.as_deref().unwrap_or("no engine was seen"));
-    }
     if !quiet {
         eprintln!("{}", summary_line(output, s));
     }
@@ -71,13 +82,18 @@ fn finish(output: &Path, quiet: bool, s: &Summary) -> Result<ExitCode> {
         eprintln!("profinfer: the probes were attached and nothing hit them: was the engine at work?");
         return Ok(ExitCode::FAILURE);
     }
-    Ok(match s.status {
+    Ok(exit_code(s))
+}
+
+/// That of the command recorded, where there is one.
+pub fn exit_code(s: &Summary) -> ExitCode {
+    match s.status {
         Some(code) if code != 0 => {
             eprintln!("profinfer: the command ended with status {code}");
             ExitCode::from(code.clamp(1, 255) as u8)
         }
         _ => ExitCode::SUCCESS,
-    })
+    }
 }
 
 fn summary_line(output: &Path, s: &Summary) -> String {
@@ -97,14 +113,15 @@ fn summary_line(output: &Path, s: &Summary) -> String {
     )
 }
 
-/// The file being written, with its name in every error.
-struct Output {
-    file: File,
-    path: PathBuf,
-}
+/// The file being written.
+pub struct Output(File);
 
 impl Output {
-    fn create(path: &Path, force: bool) -> Result<Output> {
+    /// Creates it; one that exists is replaced only with `force`.
+    ///
+    /// # Errors
+    /// It exists, or cannot be written; with its name.
+    pub fn create(path: &Path, force: bool) -> Result<Output> {
         let mut how = OpenOptions::new();
         how.write(true);
         match force {
@@ -112,7 +129,7 @@ impl Output {
             false => how.create_new(true),
         };
         match how.open(path) {
-            Ok(file) => Ok(Output { file, path: path.to_owned() }),
+            Ok(file) => Ok(Output(file)),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 Err(anyhow!("{} exists: give another name with -o, or --force to replace it", path.display()))
             }
@@ -125,31 +142,35 @@ impl Output {
 
 impl Write for Output {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.file.write(buf)
+        self.0.write(buf)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+        self.0.flush()
     }
 }
 
 impl trace::Output for Output {
     fn seekable(&self) -> bool {
-        self.file.seekable()
+        self.0.seekable()
     }
 
     fn write_at(&mut self, pos: u64, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_at(pos, bytes)
+        self.0.write_at(pos, bytes)
     }
 }
 
 static STOPS: AtomicU32 = AtomicU32::new(0);
 
 /// Ctrl-C, SIGTERM and SIGHUP: the first ends the recording, a second ends the program.
-struct Signals;
+pub struct Signals;
 
 impl Signals {
-    fn install() -> Result<Signals> {
+    /// Takes them over, for the rest of the process.
+    ///
+    /// # Errors
+    /// The system refuses it.
+    pub fn install() -> Result<Signals> {
         ctrlc::set_handler(|| {
             if STOPS.fetch_add(1, Ordering::SeqCst) > 0 {
                 // The kernel removes the probes with the process; blocks already written are whole.
@@ -158,6 +179,11 @@ impl Signals {
         })
         .context("cannot take over Ctrl-C and SIGTERM")?;
         Ok(Signals)
+    }
+
+    /// Whether one has come.
+    pub fn came(&self) -> bool {
+        STOPS.load(Ordering::SeqCst) > 0
     }
 }
 
@@ -169,13 +195,13 @@ struct Status {
     last: Instant,
     /// Tokens decoded when the line was last shown.
     decoded: u64,
-    _signals: Signals,
+    signals: Signals,
 }
 
 impl Status {
     fn new(quiet: bool, signals: Signals) -> Status {
         let terminal = io::stderr().is_terminal();
-        Status { quiet, terminal, shown: false, last: Instant::now(), decoded: 0, _signals: signals }
+        Status { quiet, terminal, shown: false, last: Instant::now(), decoded: 0, signals }
     }
 
     fn clear(&mut self) {
@@ -187,7 +213,7 @@ impl Status {
 
 impl Watch for Status {
     fn stop(&self) -> bool {
-        STOPS.load(Ordering::SeqCst) > 0
+        self.signals.came()
     }
 
     fn tell(&mut self, text: &str) {
@@ -197,11 +223,12 @@ impl Watch for Status {
         }
     }
 
-    fn progress(&mut self, t: &Totals, lost: u64, bytes: u64) {
+    fn progress(&mut self, now: &Progress) {
         if self.quiet || !self.terminal || self.last.elapsed() < Duration::from_millis(250) {
             return;
         }
         // The rate of the last moments: the engine may have loaded its model for long before.
+        let Progress { totals: t, lost, bytes, .. } = now;
         let rate = (t.decoded - self.decoded) as f64 / self.last.elapsed().as_secs_f64();
         (self.last, self.decoded) = (Instant::now(), t.decoded);
         self.shown = true;

@@ -13,6 +13,7 @@ mod predict;
 pub mod reader;
 pub mod record;
 mod table;
+mod tail;
 mod tensors;
 
 pub use block::{BLOCK_HEADER, FILE_HEADER, MAJOR, MAX_PAYLOAD, MINOR};
@@ -23,3 +24,4 @@ pub use encoder::{
 };
 pub use output::Output;
 pub use reader::{Block, BlockRef, Damage, DamageKind, ReadError, Trace};
+pub use tail::{Tail, Tap};

@@ -358,6 +358,16 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
+    /// The block that `data` begins with, as far as it has been written, and its length in bytes; None: there is no whole
+    /// one. A trace that is being recorded is read so: its last block grows.
+    pub fn first(data: &'a [u8]) -> Option<(Block<'a>, usize)> {
+        let BlockHeader { len, seq, first_ts, payload_crc: crc, .. } =
+            BlockHeader::parse(data).filter(|h| h.major <= MAJOR)?;
+        let payload = data.get(BLOCK_HEADER..)?.get(..len as usize)?;
+        let at = BlockRef { offset: 0, len, seq, first_ts, crc };
+        (crc32c::crc32c(payload) == crc).then_some((Block { at, payload }, BLOCK_HEADER + payload.len()))
+    }
+
     pub fn seq(&self) -> u32 {
         self.at.seq
     }

@@ -151,6 +151,12 @@ impl Controller {
         (self.token_ns > 0).then(|| cost / self.token_ns as f64)
     }
 
+    /// What the present level costs, likewise.
+    pub fn cost(&self) -> Option<f64> {
+        let cost = self.law.cost(self.now()).filter(|c| c.is_finite())?;
+        (self.token_ns > 0).then(|| cost / self.token_ns as f64)
+    }
+
     /// Where the law stands.
     pub fn now(&self) -> Step {
         self.law.now()
@@ -335,6 +341,7 @@ mod tests {
         assert_eq!(c.call(&done, Some(Detail::Scheduler), &engine), None);
         // 90 ops, 8 calls, 300 times away.
         assert_eq!(ppm(c.share(Detail::Scheduler)), Some(4050 + 80 + 1500));
+        assert_eq!(c.cost(), c.share(Detail::Scheduler));
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl Watch for Told {
     fn tell(&mut self, text: &str) {
         self.0.push(text.into());
     }
-    fn progress(&mut self, _: &crate::agent::drain::Totals, _: u64, _: u64) {}
+    fn progress(&mut self, _: &crate::agent::recording::Progress) {}
 }
 
 fn header() -> record::Header<'static> {

@@ -15,15 +15,17 @@ pub const FLAGS: Group = Group {
              changes when what it costs does; --level is then the richest of all, and --pmc, --faults and --sched \
              are on while there is room for them",
         ),
-        Flag::value(
-            "qos",
-            "SPEED",
-            "Decoding speed that is to be kept, e.g. 5tok/s: below it the level is lowered, in calm raised again",
-        ),
+        QOS,
     ],
 };
 
-/// Reads them into `options`.
+pub const QOS: Flag = Flag::value(
+    "qos",
+    "SPEED",
+    "Decoding speed that is to be kept, e.g. 5tok/s: below it the level is lowered, in calm raised again",
+);
+
+/// Reads `budget` and `qos` into `options`.
 ///
 /// # Errors
 /// A value that is none.

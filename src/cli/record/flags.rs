@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::agent::attached::Site;
 use crate::agent::btf::Btf;
 use crate::agent::machine::AgentCpu;
-use crate::agent::recording::{Options, Target};
+use crate::agent::recording::{Options, Streams, Target};
 use crate::agent::source::Wish;
 use crate::agent::verify::OpEnd;
 use crate::cli::args::{Args, Argument, Command, Flag, Group, Usage};
@@ -23,7 +24,7 @@ then is in the file. A second Ctrl-C ends at once. Needs root, or CAP_BPF, CAP_P
     usage: &["[OPTIONS] -- COMMAND...", "[OPTIONS] -p PID", "[OPTIONS] --exe PATH"],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and record" }),
-    groups: &[FLAGS, super::pmc::FLAGS, super::inner::FLAGS, super::outer::FLAGS, super::budget::FLAGS, super::sensors::FLAGS],
+    groups: &[TARGET, OUTPUT, HOW, super::pmc::FLAGS, super::inner::FLAGS, super::outer::FLAGS, super::budget::FLAGS, super::sensors::FLAGS],
     notes: "",
     exits: &[
         ("0", "recorded"),
@@ -42,8 +43,9 @@ profinfer record -o - --level graph -p 1234 | ssh desk 'profinfer report -'",
     run: super::run,
 };
 
-const FLAGS: Group = Group {
-    title: "Options",
+/// Whom to record, of every subcommand that does; read, with [`HOW`], by [`common`].
+pub const TARGET: Group = Group {
+    title: "Target",
     flags: &[
         Flag::value(
             "pid",
@@ -54,6 +56,12 @@ const FLAGS: Group = Group {
         .many()
         .excludes(&["exe"]),
         Flag::value("exe", "PATH", "Record every process that runs this program or library, from now on"),
+    ],
+};
+
+const OUTPUT: Group = Group {
+    title: "Output",
+    flags: &[
         Flag::value(
             "output",
             "FILE",
@@ -61,7 +69,17 @@ const FLAGS: Group = Group {
         )
         .short('o')
         .default("profinfer.pfi"),
-        Flag::switch("force", "Replace FILE if it exists"),
+        FORCE,
+        Flag::switch("quiet", "Say nothing while recording").short('q'),
+    ],
+};
+
+pub const FORCE: Flag = Flag::switch("force", "Replace FILE if it exists");
+
+/// How to record, likewise.
+pub const HOW: Group = Group {
+    title: "Options",
+    flags: &[
         Flag::value("level", "LEVEL", "How deep to look").default("op").choices(&[
             ("token", "calls of llama_decode and its kin"),
             ("graph", "and graphs and splits by backend"),
@@ -101,7 +119,6 @@ const FLAGS: Group = Group {
         ),
         Flag::value("duration", "TIME", "End after this time: 500ms, 30s, 10min"),
         Flag::value("tokens", "N", "End after this many decoded tokens"),
-        Flag::switch("quiet", "Say nothing while recording").short('q'),
         Flag::value("site", "SITE", "Where probes sit: cheapest, first or published; for comparing costs")
             .default("cheapest")
             .hidden(),
@@ -142,17 +159,27 @@ impl Asked {
     /// Wrong usage, or BTF that is none.
     pub fn read(args: &Args) -> anyhow::Result<Self> {
         let output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
-        let mut options = options(args, output.as_os_str() == "-")?;
+        let streams = if output.as_os_str() == "-" { Streams::StdoutTaken } else { Streams::Ours };
+        let (target, mut options) = common(args, streams)?;
         super::pmc::read(args, &mut options)?;
         super::inner::read(args, &mut options)?;
         super::budget::read(args, &mut options)?;
         super::sensors::read(args, &mut options)?;
         super::outer::read(args, &mut options);
-        let target = target(args)?;
-        let btf = args.path("btf")?.as_deref().map(Btf::read).transpose()?;
         let (force, quiet) = (args.flag("force"), args.flag("quiet"));
-        Ok(Self { target, output, force, quiet, options: Options { btf, ..options } })
+        Ok(Self { target, output, force, quiet, options })
     }
+}
+
+/// Reads [`TARGET`] and [`HOW`]; a file of types is opened.
+///
+/// # Errors
+/// Wrong usage, or BTF that is none.
+pub fn common(args: &Args, streams: Streams) -> anyhow::Result<(Target, Options)> {
+    let options = options(args, streams)?;
+    let target = target(args)?;
+    let btf = args.path("btf")?.as_deref().map(Btf::read).transpose()?;
+    Ok((target, Options { btf, ..options }))
 }
 
 fn target(args: &Args) -> Result<Target, Usage> {
@@ -166,7 +193,7 @@ fn target(args: &Args) -> Result<Target, Usage> {
     }
 }
 
-fn options(args: &Args, stdout_taken: bool) -> Result<Options, Usage> {
+fn options(args: &Args, streams: Streams) -> Result<Options, Usage> {
     let levels = one_of(&[("token", Level::Token), ("graph", Level::Graph), ("op", Level::Op)]);
     let ends = one_of(&[("auto", OpEnd::Auto), ("barrier", OpEnd::Barrier), ("interval", OpEnd::Interval)]);
     let sites =
@@ -189,7 +216,8 @@ fn options(args: &Args, stdout_taken: bool) -> Result<Options, Usage> {
         counters: Default::default(),
         duration: args.option("duration", time)?,
         tokens: args.option("tokens", whole(0, u64::MAX))?,
-        stdout_taken,
+        streams,
+        flush: Duration::from_secs(1),
         tool: format!("profinfer {}", crate::VERSION),
         command_line: command_line(std::env::args_os()),
     })
