@@ -32,7 +32,8 @@ impl Phase {
         }
     }
 
-    fn of_width(tokens: u64) -> Phase {
+    /// That of a ubatch of so many tokens, 0 = not known.
+    pub fn of_width(tokens: u64) -> Phase {
         match tokens {
             0 => Phase::Unknown,
             1 => Phase::Decode,
@@ -91,8 +92,8 @@ pub struct Timeline {
 
 /// Widths seen for one call while its graphs are gathered.
 #[derive(Default, Clone)]
-struct Width {
-    widest: u64,
+pub(super) struct Width {
+    pub widest: u64,
     sum: u64,
     graphs: u32,
     /// False once a graph of unknown width was met: then the sum says nothing.
@@ -100,7 +101,7 @@ struct Width {
 }
 
 impl Width {
-    fn add(&mut self, ubatch: u64) {
+    pub fn add(&mut self, ubatch: u64) {
         self.widest = self.widest.max(ubatch);
         self.sum = self.sum.saturating_add(ubatch);
         self.graphs = self.graphs.saturating_add(1);
@@ -245,7 +246,8 @@ fn graph_ubatch(g: &Graph, cpu: &HashMap<u64, (i64, u64)>) -> u64 {
     }
 }
 
-fn settle(call: &mut Call, width: &Width) {
+/// Gives a call its phase, and its tokens where the batch does not say, by what its graphs were.
+pub(super) fn settle(call: &mut Call, width: &Width) {
     call.graphs = width.graphs;
     call.phase = match Phase::of_width(width.widest) {
         // The batch's own width decides only where no graph says anything.

@@ -155,6 +155,17 @@ impl<'a> Loaded<'a> {
         }
     }
 
+    /// Takes what a block defines; any other record comes back.
+    pub(super) fn define(&mut self, record: Record<'a>) -> Option<Record<'a>> {
+        match record {
+            Record::Tensor(t) => self.tensor(t),
+            Record::Plan(p) => self.plan(&p),
+            Record::OpDef(_) | Record::TypeDef(_) => self.other(record),
+            record => return Some(record),
+        }
+        None
+    }
+
     fn tensor(&mut self, t: Tensor) {
         self.tensors.entry(t.id).or_insert_with(|| TensorInfo {
             pid: t.pid,

@@ -13,6 +13,7 @@ pub mod diff;
 pub mod gauges;
 pub mod ground_truth;
 pub mod lanes;
+pub mod live;
 pub mod load;
 pub mod model;
 pub mod opencl;

@@ -142,6 +142,11 @@ impl Edges {
         Edges { joined, graph_end }
     }
 
+    /// Of a slice that is followed at `joined` by the next one of its thread, or whose graph ends with it.
+    pub fn known(joined: Option<i64>, graph_end: Option<i64>) -> Edges {
+        Edges { joined, graph_end }
+    }
+
     /// Op time and barrier wait of a slice of the run, where they are known.
     #[inline]
     pub fn times(&self, slice: &SliceTime) -> (Option<u64>, Option<u64>) {

@@ -337,7 +337,7 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-fn op_time(sum: &PhaseSum) -> Option<OpTime> {
+pub(super) fn op_time(sum: &PhaseSum) -> Option<OpTime> {
     match (sum.barrier, sum.interval) {
         (0, 0) => None,
         (_, 0) => Some(OpTime::Busy),

@@ -295,7 +295,8 @@ fn groups(
     names.zip(groups).filter(|(_, g)| ran(g)).collect()
 }
 
-fn label(ident: &Ident, key: OpKey) -> String {
+/// What a row of an op is called.
+pub(super) fn label(ident: &Ident, key: OpKey) -> String {
     match key {
         OpKey::Op => ident.op.clone(),
         OpKey::Name if ident.known => format!("{}  {}", ident.op, ident.name),

@@ -25,9 +25,13 @@ pub mod record;
 pub mod report;
 pub mod runner;
 #[cfg(feature = "agent")]
+mod screen;
+#[cfg(feature = "agent")]
 pub mod selftest;
 #[cfg(not(feature = "board"))]
 pub mod stat;
+#[cfg(feature = "agent")]
+pub mod top;
 pub mod values;
 
 /// The program `profinfer`.
@@ -43,11 +47,13 @@ pub static PROFINFER: Program = Program {
 const EXAMPLES: &str = "\
 profinfer doctor                                 can this machine be recorded?
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
+profinfer top -p $(pidof llama-server)           where the time goes just now
 profinfer report run.pfi                         where the time went";
 #[cfg(not(feature = "board"))]
 const EXAMPLES: &str = "\
 profinfer doctor                                 can this machine be recorded?
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
+profinfer top -p $(pidof llama-server)           where the time goes just now
 profinfer report run.pfi                         where the time went
 profinfer html run.pfi -o run.html               the same and more as one page for a browser
 profinfer export --perfetto run.pftrace run.pfi  what ran when, for ui.perfetto.dev
@@ -58,6 +64,8 @@ profinfer diff old.pfi new.pfi                   what became slower";
 const COMMANDS: &[&Command] = &[
     #[cfg(feature = "agent")]
     &record::COMMAND,
+    #[cfg(feature = "agent")]
+    &top::COMMAND,
     #[cfg(feature = "agent")]
     &doctor::COMMAND,
     &report::COMMAND,

@@ -173,6 +173,7 @@ impl Signals {
     pub fn install() -> Result<Signals> {
         ctrlc::set_handler(|| {
             if STOPS.fetch_add(1, Ordering::SeqCst) > 0 {
+                super::screen::restore();
                 // The kernel removes the probes with the process; blocks already written are whole.
                 std::process::exit(130);
             }

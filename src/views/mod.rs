@@ -19,4 +19,5 @@ pub mod stat;
 pub mod table;
 pub mod text;
 pub mod timeline;
+pub mod top;
 pub mod units;

@@ -187,7 +187,8 @@ fn csv_cell(cell: &str) -> String {
 /// Least room for the last column before other columns are dropped.
 const LAST_MIN: usize = 16;
 
-fn cut(value: &str, room: usize) -> String {
+/// As much of a value as there is room for, in characters.
+pub(super) fn cut(value: &str, room: usize) -> String {
     if value.chars().count() <= room {
         return value.to_string();
     }
