@@ -145,6 +145,16 @@ fn figures_are_those_of_the_report() {
     assert!(gaps(section(&page, "roof"))[0].starts_with("No roof is known"));
 }
 
+#[test]
+fn waits_are_told_first_where_they_take_the_most() {
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    (0..6).for_each(|_| s.call(1, |_, t| 1000 + 9000 * u64::from(t)));
+    let page = page(&s.enc.finish(&footer("target exited")).unwrap(), &[]);
+    let verdict = section(&page, "summary").split("<p class=\"verdict\">").nth(1).unwrap();
+    let at = |what: &str| verdict.find(what).unwrap_or_else(|| panic!("{what}: {verdict:.400}"));
+    assert!(at("Thread 0 waits at barriers for 8") < at("takes"), "{verdict:.400}");
+}
+
 /// The page of a small run but for style, script and version, as it is kept in tests/snapshots; UPDATE_SNAPSHOTS=1 writes
 /// it instead.
 #[test]

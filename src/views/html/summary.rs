@@ -45,17 +45,24 @@ fn of_phase(o: &Overview, p: &PhaseReport) -> Vec<String> {
         (None, Some(l)) => format!("A call of {name} takes {}; its tokens are not known", time(l.mean_ns)),
         _ => format!("Every call of {name} was cut by the end of the recording, so its speed is not known"),
     });
+    let top = p.by_op.iter().flatten().find(|r| is_op(r));
+    let waits = p.wait_ns.filter(|_| p.graph_ns > 0).map(|wait| wait as f64 / p.graph_ns as f64);
+    let waits = waits.filter(|share| *share >= WORTH);
+    let waiting =
+        waits.map(|share| format!("Thread 0 waits at barriers for {} % of the graphs' time", pct(share)));
+    let most = waits.is_some_and(|share| top.is_none_or(|r| share > r.share));
+    said.extend(waiting.clone().filter(|_| most));
     match p.by_name.iter().flatten().find(|r| is_op(r)) {
-        Some(row) => said.extend(heaviest(p, row)),
+        Some(row) => {
+            let given = o.report.ceiling.as_ref().is_some_and(|c| c.source == "given");
+            said.extend(heaviest(top, row, given || row.causes.is_some()));
+        }
         None => said.push(
             "No op was recorded (`profinfer record --level op` does), so what takes the time is not known"
                 .into(),
         ),
     }
-    let waits = p.wait_ns.filter(|w| p.graph_ns > 0 && *w as f64 / p.graph_ns as f64 >= WORTH);
-    if let Some(wait) = waits {
-        said.push(format!("Thread 0 waits at barriers for {} %", pct(wait as f64 / p.graph_ns as f64)));
-    }
+    said.extend(waiting.filter(|_| !most));
     let growth = o.stat.as_ref().ok().and_then(|s| s.tokens.as_ref()?.as_ref());
     let grows: Vec<&str> = growth
         .into_iter()
@@ -75,14 +82,15 @@ fn is_op(row: &OpRow) -> bool {
     row.name != WAIT_ROW && row.name != GAPS_ROW
 }
 
-/// What takes the most time, and what bounds it.
-fn heaviest(p: &PhaseReport, row: &OpRow) -> Vec<String> {
-    let ops = p.by_op.iter().flatten().find(|r| is_op(r));
-    let kind = ops.map_or_else(String::new, |r| format!("{} takes {} % of its time; ", r.name, pct(r.share)));
+/// What takes the most time, and what bounds it; `known` is what there is to say that by.
+fn heaviest(ops: Option<&OpRow>, row: &OpRow, known: bool) -> Vec<String> {
+    let kind = ops.map(|r| format!("{} takes {} % of the graphs' time; ", r.name, pct(r.share)));
+    let kind = kind.unwrap_or_default();
     let most = format!("{kind}the heaviest op by name is {} with {} %", row.name, pct(row.share));
     let verdict = row.verdict.as_ref().or(ops.and_then(|r| r.verdict.as_ref()));
     let why = match verdict {
         Some(v) => format!("It is bound by {}: {}", word(v.bound), v.evidence),
+        None if known => "What bounds it does not show: it is near no limit".into(),
         None => "What bounds it cannot be told (record with --sched, or give --roof)".into(),
     };
     vec![most, why]
