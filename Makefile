@@ -119,7 +119,7 @@ live: fixtures driver ## tests on live engines: root and BPF needed
 
 no-agent: ## the build without the recorder, as other systems than Linux have it
 	$(call say,build and tests without the recorder)
-	$(CARGO) test --locked --no-fail-fast --no-default-features --lib --bins $(WITHOUT_AGENT:%=--test %)
+	$(CARGO) test --locked --no-fail-fast --no-default-features --bins $(WITHOUT_AGENT:%=--test %)
 
 CASES ?= 20000
 fuzz: ## the property tests with CASES cases each (20000), in release mode

@@ -25,7 +25,7 @@ eval "$environment"
 lint() {
     # Debian's Rust comes without.
     [ -n "${RUSTC:-}" ] ||
-        cargo clippy --quiet --locked --target "$target" --workspace --no-default-features --all-targets -- -D warnings
+        cargo clippy --quiet --locked --target "$target" --package ggml-kernels --all-targets -- -D warnings
 }
 
 unit_tests() {
