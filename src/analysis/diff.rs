@@ -64,6 +64,8 @@ pub struct Diff {
     /// Pairs of calls in each, or of means of as many calls in a row.
     pub pairs: u64,
     pub calls_in_a_pair: u64,
+    /// Of so many pairs in a row the fastest is compared; 1 where other work disturbed few calls.
+    pub fastest_of: u64,
     /// Duration of a call.
     pub call: Change,
     /// Common changes of ops: what the machine, or the build as a whole, did.
@@ -224,14 +226,21 @@ fn compare(starts: &[Vec<Start<'_>>; 2], fine: &[Fine], options: &Options) -> Di
     for list in [&mut only_a, &mut only_b] {
         order::by_key(list, |o| (!order::fraction(o.ns), 0));
     }
-    let columns = |(a, b): (&&Series, &&Series)| -> Vec<Column> {
-        both.iter().map(|i| Column::new(*i, fine[*i].streams, [a, b], pairs)).collect()
+    let in_rows = |row: usize| -> Vec<Vec<Column>> {
+        let of = |a: &Series, b: &Series| {
+            both.iter().map(|i| Column::new(*i, fine[*i].streams, [a, b], pairs, row)).collect()
+        };
+        a.iter().zip(&b).map(|(a, b)| of(a, b)).collect()
     };
-    let columns: Vec<Vec<Column>> = a.iter().zip(&b).map(columns).collect();
+    let mut columns = in_rows(1);
+    let row = columns.iter().map(|pair| judge::in_a_row(pair)).max().unwrap_or(1);
+    if row > 1 {
+        columns = in_rows(row);
+    }
     let judge = Judge::new(&columns);
     let mut ops = rows(&columns, &both, fine, options.by, &judge);
     judge::tell(&mut ops, options);
-    let calls: Vec<Column> = a.iter().zip(&b).map(|(a, b)| judge::call([a, b], pairs)).collect();
+    let calls: Vec<Column> = a.iter().zip(&b).map(|(a, b)| judge::call([a, b], pairs, row)).collect();
     let call = judge::change(&calls);
     let effect = |told: &dyn Fn(&OpChange) -> bool| {
         ops.iter().filter(|o| told(o)).map(|o| o.effect_ns).sum::<f64>() / call.a_ns.max(1.0)
@@ -250,6 +259,7 @@ fn compare(starts: &[Vec<Start<'_>>; 2], fine: &[Fine], options: &Options) -> Di
         starts: columns.len() as u64,
         pairs: pairs as u64,
         calls_in_a_pair: calls_in_a_pair as u64,
+        fastest_of: row as u64,
         call,
         drift: judge.drift(),
         scatter: judge.scatter(&ops),

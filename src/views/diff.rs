@@ -165,6 +165,10 @@ fn runs(out: &mut dyn Write, d: &Diff, files: &[Vec<String>; 2], style: &Style) 
         let of = count(d.pairs * d.calls_in_a_pair, "call");
         fact(out, "compared", &format!("the first {of} of each"))?;
     }
+    if d.fastest_of > 1 {
+        let of = d.fastest_of;
+        fact(out, "", &format!("of each {of} calls in a row the fastest: other work disturbed the machine"))?;
+    }
     for [what, a, b] in &d.differences {
         let said = |text: &str| if text.is_empty() { "not recorded".to_string() } else { text.to_string() };
         fact(out, what, &format!("A: {}", said(a)))?;

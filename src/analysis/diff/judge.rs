@@ -25,9 +25,16 @@ const EVEN: f64 = 0.5;
 /// A change that is called the smallest found is found so often.
 const POWER: f64 = 0.8;
 
+/// Where other work disturbs most calls, the fastest of so many in a row are those that it left alone.
+const ROW: usize = 4;
+/// It does where the variance of a typical op is less by as much then.
+const DISTURBED: f64 = 4.0;
+
 /// Times of one or several groups in both runs, ns by pair; 0 where they did not run.
 pub struct Column {
     streams: bool,
+    /// Of so many calls in a row the fastest is compared.
+    row: usize,
     times: [Vec<f64>; 2],
     /// Means over all pairs.
     means: [f64; 2],
@@ -37,15 +44,15 @@ pub struct Column {
 }
 
 impl Column {
-    pub fn new(group: usize, streams: bool, series: [&Series; 2], pairs: usize) -> Column {
+    pub fn new(group: usize, streams: bool, series: [&Series; 2], pairs: usize, row: usize) -> Column {
         let times = series.map(|s| s.group(group).iter().take(pairs).map(|t| f64::from(*t)).collect());
-        Column::of(streams, times, series.map(|s| s.times_a_call(group)))
+        Column::of(streams, times, series.map(|s| s.times_a_call(group)), row)
     }
 
-    fn of(streams: bool, times: [Vec<f64>; 2], times_a_call: [f64; 2]) -> Column {
+    fn of(streams: bool, times: [Vec<f64>; 2], times_a_call: [f64; 2], row: usize) -> Column {
         let means = [mean(&times[0]), mean(&times[1])];
-        let mut column = Column { streams, times, means, times_a_call, raw: None };
-        column.raw = if as_often(times_a_call) { typical(&ratios(&column.times, None)) } else { None };
+        let mut column = Column { streams, row, times, means, times_a_call, raw: None };
+        column.raw = if as_often(times_a_call) { typical(&ratios(&column.times, None, row)) } else { None };
         column
     }
 
@@ -57,7 +64,7 @@ impl Column {
         let streams = time(|c| c.streams) > time(|c| !c.streams);
         let times = [0, 1].map(|run| sum(&members, run));
         let counts = [0, 1].map(|run| members.iter().map(|c| c.times_a_call[run]).sum());
-        Column::of(streams, times, counts)
+        Column::of(streams, times, counts, members.first().map_or(1, |c| c.row))
     }
 }
 
@@ -75,25 +82,41 @@ fn sum(columns: &[&Column], run: usize) -> Vec<f64> {
     out
 }
 
-/// Logarithms of B over A of the k-th call of each in which there is something; the same of `others` in these calls
-/// taken away.
-fn ratios(times: &[Vec<f64>; 2], others: Option<&[Vec<f64>; 2]>) -> Vec<f64> {
+/// Logarithms of B over A of the k-th call of each in which there is something, or of the fastest of the k-th calls in a
+/// row; the same of `others` in these calls taken away.
+fn ratios(times: &[Vec<f64>; 2], others: Option<&[Vec<f64>; 2]>, row: usize) -> Vec<f64> {
     let [a, b] = [0, 1].map(|run| {
-        let beside = others.map_or(&[][..], |o| &o[run]);
-        let logs =
-            times[run].iter().enumerate().filter(|(_, t)| **t > 0.0).map(|(i, t)| match beside.get(i) {
-                Some(other) => t.ln() - other.max(1.0).ln(),
-                None => t.ln(),
-            });
-        logs.collect::<Vec<f64>>()
+        let beside = others.map(|o| &o[run]);
+        let ran: Vec<(f64, f64)> = times[run]
+            .iter()
+            .enumerate()
+            .filter(|(_, t)| **t > 0.0)
+            .map(|(i, t)| (*t, beside.and_then(|o| o.get(i)).map_or(1.0, |other| other.max(1.0))))
+            .collect();
+        let fastest = |calls: &[(f64, f64)]| {
+            let least = calls.iter().fold((f64::MAX, f64::MAX), |l, c| (l.0.min(c.0), l.1.min(c.1)));
+            least.0.ln() - least.1.ln()
+        };
+        ran.chunks_exact(row.max(1)).map(fastest).collect::<Vec<f64>>()
     });
     a.iter().zip(&b).map(|(a, b)| b - a).collect()
 }
 
 /// A time that every call has.
-pub fn call(series: [&Series; 2], pairs: usize) -> Column {
+pub fn call(series: [&Series; 2], pairs: usize, row: usize) -> Column {
     let times = series.map(|s| s.durations.iter().take(pairs).copied().collect());
-    Column::of(false, times, [1.0; 2])
+    Column::of(false, times, [1.0; 2], row)
+}
+
+/// Of how many calls in a row the fastest is to be compared: where few are disturbed, of one, so that all are. Columns are
+/// of one.
+pub fn in_a_row(columns: &[Column]) -> usize {
+    let less = |c: &Column| {
+        let fastest = typical(&ratios(&c.times, None, ROW))?;
+        Some((fastest.variance / c.raw?.variance.max(f64::MIN_POSITIVE), c.means[0]))
+    };
+    let less: Vec<(f64, f64)> = columns.iter().filter_map(less).collect();
+    if weighted_median(&less).is_some_and(|ratio| ratio * DISTURBED < 1.0) { ROW } else { 1 }
 }
 
 /// The change of one and the same time in all pairs of starts.
@@ -171,7 +194,7 @@ impl<'c> Field<'c> {
         let median = middle(&peers)?;
         let beside = self.beside(kinds, members);
         let steady = mean(&beside[0]) >= STEADY * column.means[0];
-        let steadied = if steady { typical(&ratios(&column.times, Some(&beside))) } else { None };
+        let steadied = if steady { typical(&ratios(&column.times, Some(&beside), column.row)) } else { None };
         let own = Estimate { value: raw.value - median, ..steadied.unwrap_or(raw) };
         let jitter = JITTER * column.times_a_call[0] / column.means[0].max(1.0);
         Some(Estimate { variance: own.variance + jitter * jitter, ..own })
