@@ -77,9 +77,12 @@ impl Spread {
         let n = each.len() as f64;
         let one = each.first()?;
         let value = mean_of(each, |e| e.value);
-        let calls = Estimate { value, variance: mean_of(each, |e| e.variance), df: one.df * n };
-        let kind = calls.blurred(self.variance, self.df);
         let free = n - 1.0;
+        // Between starts what calls scatter is seen as well, and better than one start's calls let expect.
+        let kind = match free < 1.0 {
+            true => one.blurred(self.variance, self.df),
+            false => Estimate { value, variance: self.seen, df: self.df },
+        };
         let seen = each.iter().map(|e| (e.value - value) * (e.value - value)).sum::<f64>() / free.max(1.0);
         let (variance, df) = if free < 1.0 {
             (kind.variance, kind.df)
