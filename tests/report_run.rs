@@ -161,6 +161,10 @@ fn levels_have_their_time_their_cost_and_their_calls() {
     s.enc.level_change(&change(first, Detail::Scheduler, 1, 9000, None)).unwrap();
     s.call(1, busy);
     s.call(1, busy);
+    // Into this one came the probes of a level.
+    s.cut = true;
+    s.call(1, |_, _| 1_000_000_000);
+    s.cut = false;
     let second = s.now - 100;
     s.enc.level_change(&change(second, Detail::Graph, 1, 100, Some(15_000))).unwrap();
     // Of this one no op is recorded.
@@ -184,8 +188,16 @@ fn levels_have_their_time_their_cost_and_their_calls() {
         cut: false,
     };
     s.enc.cpu_graph(&cpu).unwrap();
-    let token =
-        Token { seq: 3, pid: PID, tid: TID, entry: Entry::Decode, n_tokens: Some(1), t, dur, cut: false };
+    let token = Token {
+        seq: s.calls,
+        pid: PID,
+        tid: TID,
+        entry: Entry::Decode,
+        n_tokens: Some(1),
+        t,
+        dur,
+        cut: false,
+    };
     s.enc.token(&token).unwrap();
     let end = whole + dur;
     let r = read(s, &By::ALL);
@@ -195,7 +207,7 @@ fn levels_have_their_time_their_cost_and_their_calls() {
     let want = [
         (None, 1, first - start, 1),
         (Some("graph"), 1, end - second, 1),
-        (Some("scheduler"), 1, second - first, 2),
+        (Some("scheduler"), 1, second - first, 3),
     ];
     assert_eq!(rows, want);
     let cost: Vec<_> = l.levels.iter().map(|l| (l.predicted, l.measured)).collect();
@@ -203,11 +215,12 @@ fn levels_have_their_time_their_cost_and_their_calls() {
     assert!((l.levels[1].tokens_per_s.unwrap() - 1e9 / dur as f64).abs() < 1e-6);
     assert!((l.levels.iter().map(|l| l.share).sum::<f64>() - 1.0).abs() < 1e-9);
     let p = &r.phases[0];
-    // The call without ops is in no share of them.
-    assert_eq!((p.calls, p.cpu_graphs, p.graphs_below_ops, p.level_changes), (4, 3, 1, 2));
+    // Calls without ops, or with some of them, are in no share of them.
+    assert_eq!((p.calls, p.cpu_graphs, p.graphs_below_ops, p.level_changes), (5, 3, 2, 2));
+    assert!(p.by_name.iter().flatten().all(|row| row.max_ns < Some(1_000_000_000)), "{:?}", p.by_name);
     assert_eq!(p.op_ns + p.wait_ns.unwrap() + p.gaps_ns, p.graph_ns);
     let text = shown(&r);
-    assert!(text.contains("2 times within these calls; ops are of 3 of 4 CPU graphs"), "{text}");
+    assert!(text.contains("2 times within these calls; ops are of 3 of 5 CPU graphs"), "{text}");
     assert!(text.contains("0.90") && text.contains("1.50") && text.contains("the budget of 1 %"), "{text}");
 }
 

@@ -101,7 +101,7 @@ pub struct PhaseSum {
     pub wait_ns: u64,
     /// Graphs whose slices are there but not their record.
     pub unrecorded: u64,
-    /// Graphs met while less than ops was recorded, in a run whose level changes; they are in no other figure.
+    /// Graphs of which less than all ops was recorded, in a run whose level changes; they are in no other figure.
     pub below: u64,
 }
 
@@ -211,12 +211,18 @@ pub fn op_times(loaded: &mut Loaded<'_>, line: &Timeline, progress: &Progress) -
     out
 }
 
+/// Whether fewer than all of a graph's ops were recorded since the level said so, or was just changing: probes that come or
+/// leave in the midst of a graph leave ops whose ends nobody saw.
+fn in_part(loaded: &Loaded<'_>, graph: &CpuGraph) -> bool {
+    !loaded.causes.levels.is_empty() && (graph.plan.is_none() || graph.cut)
+}
+
 /// Durations and modes come from the graphs' own records, those without a slice included.
 fn whole_graphs(loaded: &Loaded<'_>, line: &Timeline, out: &mut OpTimes) {
     let graphs = loaded.cpu_graphs.iter().zip(&out.graphs).zip(&line.cpu_phase);
     for ((g, slices), phase) in graphs {
         let sum = out.phases.entry(*phase).or_default();
-        if g.plan.is_none() && !loaded.causes.levels.is_empty() {
+        if in_part(loaded, g) {
             sum.below += 1;
             continue;
         }
@@ -230,7 +236,10 @@ fn whole_graphs(loaded: &Loaded<'_>, line: &Timeline, out: &mut OpTimes) {
 fn sum(loaded: &Loaded<'_>, units: &[Unit<'_, '_>], progress: &Progress) -> Worker {
     let mut worker = Worker::default();
     for unit in units {
-        worker.unit(loaded, unit);
+        let graph = unit.graph.and_then(|g| loaded.cpu_graphs.get(g));
+        if !graph.is_some_and(|g| in_part(loaded, g)) {
+            worker.unit(loaded, unit);
+        }
         let bytes = unit.runs.iter().map(|r| r.data.len() as u64).sum();
         progress.done.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -124,6 +124,8 @@ pub struct Synth<W: Write> {
     pub calls: u64,
     pub graphs: u64,
     pub slices: u64,
+    /// Whether the CPU graphs that come next are told as cut.
+    pub cut: bool,
     /// Whose calls come next; see [`Synth::process`].
     pid: u32,
     plans: Vec<((u32, u32), Vec<PlanHit>)>,
@@ -150,7 +152,7 @@ impl<W: Output> Synth<W> {
         enc.type_def(I32, "i32", 1, 4);
         let (plans, buffer) = (Vec::new(), Vec::new());
         let (pid, addr) = (PID, 0x7000_0000);
-        Synth { enc, spec, now: ORIGIN, calls: 0, graphs: 0, slices: 0, pid, plans, buffer, addr }
+        Synth { enc, spec, now: ORIGIN, calls: 0, graphs: 0, slices: 0, cut: false, pid, plans, buffer, addr }
     }
 
     /// From now on calls are those of another process of the same program.
@@ -244,7 +246,7 @@ impl<W: Output> Synth<W> {
             expected: Some(hits),
             seen: hits,
             barrier,
-            cut: false,
+            cut: self.cut,
         };
         self.enc.cpu_graph(&graph).unwrap();
         end
