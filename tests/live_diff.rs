@@ -19,19 +19,26 @@ fn recorded(model: &Path, more: &[&str]) -> Run {
     run
 }
 
-fn diff(a: &Run, b: &Run) -> serde_json::Value {
-    let out = profinfer().arg("diff").args([&a.trace, &b.trace]).arg("--json").output().expect("it runs");
+/// Several recordings of each side, `A,A,A B,B,B`.
+fn diff(a: &[Run], b: &[Run]) -> serde_json::Value {
+    let side = |runs: &[Run]| {
+        let files: Vec<&str> = runs.iter().map(|r| r.trace.to_str().expect("a path")).collect();
+        files.join(",")
+    };
+    let out = profinfer().arg("diff").args([side(a), side(b)]).arg("--json").output().expect("it runs");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     serde_json::from_slice(&out.stdout).expect("JSON")
 }
 
-/// Far more than chance and a busy machine do to an op; how small a change is found is for unit tests and benchmarks.
+/// Far more than chance and a busy machine do to an op; how small a change is found is for unit tests and benchmarks. Small
+/// models' ops swing from start to start, so there are three of each, in turn.
 #[test]
 fn an_op_that_was_made_slower_stands_first() {
     let _turn = live!();
     let model = model("tiny", "q4_0");
-    let before = recorded(&model, &[]);
-    let after = recorded(&model, &["--slow", "ffn_up-{L}:100%"]);
+    let slow = ["--slow", "ffn_up-{L}:100%"];
+    let turns = (0..3).map(|_| (recorded(&model, &[]), recorded(&model, &slow)));
+    let (before, after): (Vec<Run>, Vec<Run>) = turns.unzip();
     let d = diff(&before, &after);
     let first = &d["ops"][0];
     assert_eq!(first["name"], "MUL_MAT  ffn_up-{L}", "{d:#}");
