@@ -3,7 +3,7 @@
 //! The floors, lowest first; a module uses only modules below it:
 //!
 //! 1. [`trace`] (the `.pfi` format), [`ggml`] (facts about GGML)
-//! 2. [`agent`] (a live target), [`analysis`] (a recorded run), [`runner`] (reference kernels and models)
+//! 2. `agent` (a live target), [`analysis`] (a recorded run), [`runner`] (reference kernels and models)
 //! 3. [`views`] (how an answer looks)
 //! 4. [`cli`] (one file a subcommand)
 

@@ -3,6 +3,8 @@
 
 mod dag_support;
 mod html_support;
+#[path = "common/python.rs"]
+mod python;
 mod synth_trace;
 
 use std::path::Path;
@@ -27,17 +29,7 @@ fn used(pages: &[(&str, String)]) -> Option<Value> {
         std::fs::write(dir.path().join(name), page).unwrap();
         command.arg(name);
     }
-    let why = match command.output() {
-        Ok(out) if out.status.success() => return Some(serde_json::from_slice(&out.stdout).unwrap()),
-        Ok(out) if out.status.code() == Some(3) => text(&out.stderr),
-        Ok(out) => panic!("{}", text(&out.stderr)),
-        Err(e) => format!("no python3: {e}"),
-    };
-    let must = std::env::var("CI").is_ok_and(|v| v == "true")
-        || std::env::var("PROFINFER_REQUIRE").is_ok_and(|v| v == "1");
-    assert!(!must, "may not be skipped here: {why}");
-    println!("skipped: {}", why.trim());
-    None
+    python::json(&mut command)
 }
 
 #[test]

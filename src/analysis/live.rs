@@ -3,8 +3,8 @@
 //!
 //! Ops, waits and calls are told by the rules of `report`, one graph at a time: what a graph's slices came to is held until
 //! its own record, and that of the scheduler's graph around it, say which phase it was. Two differences are left: a ubatch of one
-//! token that comes before wider ones of the same call is decode here and prefill there; and the ops of graphs that were cut, by
-//! a level that changed or by the end, are counted there and not here.
+//! token that comes before wider ones of the same call is decode here and prefill there; and the ops of graphs that the
+//! beginning or the end of a recording cut are counted there, unless its level changed, and not here.
 
 mod sums;
 

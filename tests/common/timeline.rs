@@ -1,6 +1,9 @@
 //! A run's timeline in Perfetto's format, as the definitions that Perfetto publishes decode it.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+#[path = "python.rs"]
+mod python;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -16,18 +19,7 @@ fn package() -> PathBuf {
 /// What a Perfetto trace says; `None` where it can't be decoded here.
 pub fn decoded(trace: &Path) -> Option<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/perfetto/decode.py");
-    let run = Command::new("python3").env("PYTHONPATH", package()).arg(script).arg(trace).output();
-    let why = match run {
-        Ok(out) if out.status.success() => return Some(serde_json::from_slice(&out.stdout).unwrap()),
-        Ok(out) if out.status.code() == Some(3) => text(&out.stderr),
-        Ok(out) => panic!("{}", text(&out.stderr)),
-        Err(e) => format!("no python3: {e}"),
-    };
-    let must = std::env::var("CI").is_ok_and(|v| v == "true")
-        || std::env::var("PROFINFER_REQUIRE").is_ok_and(|v| v == "1");
-    assert!(!must, "may not be skipped here: {why}");
-    println!("skipped: {}", why.trim());
-    None
+    python::json(Command::new("python3").env("PYTHONPATH", package()).arg(script).arg(trace))
 }
 
 pub fn text(bytes: &[u8]) -> String {

@@ -1,0 +1,21 @@
+//! Scripts of tests, which may lack what they need: then they exit with 3 and say what.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+/// What a command prints as JSON; `None` where it can't run here, which is a failure where nothing may be skipped.
+pub fn json(command: &mut Command) -> Option<Value> {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let why = match command.output() {
+        Ok(out) if out.status.success() => return Some(serde_json::from_slice(&out.stdout).unwrap()),
+        Ok(out) if out.status.code() == Some(3) => text(&out.stderr),
+        Ok(out) => panic!("{}", text(&out.stderr)),
+        Err(e) => format!("no python3: {e}"),
+    };
+    let must = std::env::var("CI").is_ok_and(|v| v == "true")
+        || std::env::var("PROFINFER_REQUIRE").is_ok_and(|v| v == "1");
+    assert!(!must, "may not be skipped here: {why}");
+    println!("skipped: {}", why.trim());
+    None
+}
