@@ -39,6 +39,7 @@ pub mod road;
 pub mod sched;
 pub mod search;
 pub mod sensors;
+pub mod service;
 pub mod session;
 mod skel;
 pub mod source;

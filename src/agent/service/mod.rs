@@ -1,0 +1,4 @@
+//! The resident recorder: waits for engines, records each by its rule, keeps its files within a quota. May use the rest of
+//! `agent` and `trace`.
+
+pub mod run;
