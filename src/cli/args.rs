@@ -28,15 +28,32 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::vec::IntoIter;
 
+mod layers;
+
+pub use layers::{CONF, Given, Origin};
+
 /// Wrong usage: exit code 2.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Usage(String);
+#[error("{}", .0.join("; "))]
+pub struct Usage(Vec<String>);
 
 impl Usage {
     /// Wrong usage for this reason, which is one sentence without a full stop.
     pub fn new(why: impl Into<String>) -> Self {
-        Self(why.into())
+        Self(vec![why.into()])
+    }
+
+    /// Fails where there is a mistake, with all of them; each is a sentence like that of [`Usage::new`].
+    ///
+    /// # Errors
+    /// There is one.
+    pub fn none_of(mistakes: Vec<String>) -> Result<(), Self> {
+        if mistakes.is_empty() { Ok(()) } else { Err(Self(mistakes)) }
+    }
+
+    /// What is wrong, one sentence each.
+    pub fn mistakes(&self) -> &[String] {
+        &self.0
     }
 }
 
@@ -75,6 +92,9 @@ pub struct Group {
     pub flags: &'static [Flag],
 }
 
+/// Whether a value can be read; what is wanted where it can't.
+pub type Check = fn(&str) -> Result<(), String>;
+
 /// One flag.
 #[derive(Debug, Clone, Copy)]
 pub struct Flag {
@@ -89,7 +109,10 @@ pub struct Flag {
     /// Values that it may have, with their meaning; told in the help, checked by [`super::values::one_of`].
     pub choices: &'static [(&'static str, &'static str)],
     pub hidden: bool,
-    many: bool,
+    /// It may be given more than once.
+    pub many: bool,
+    line_only: bool,
+    valid: Option<Check>,
     excludes: &'static [&'static str],
     needs: &'static [&'static str],
     overrides: &'static str,
@@ -112,6 +135,8 @@ impl Flag {
             choices: &[],
             hidden: false,
             many: false,
+            line_only: false,
+            valid: None,
             excludes: &[],
             needs: &[],
             overrides: "",
@@ -137,6 +162,19 @@ impl Flag {
     /// It may be given more than once; [`Args::list`] has all values.
     pub const fn many(mut self) -> Self {
         self.many = true;
+        self
+    }
+
+    /// How a value of a file or of the environment is checked, by the same reader that is used in the end; not needed
+    /// where there are choices.
+    pub const fn valid(mut self, check: Check) -> Self {
+        self.valid = Some(check);
+        self
+    }
+
+    /// It stands on the command line only, never in a file or in the environment.
+    pub const fn line_only(mut self) -> Self {
+        self.line_only = true;
         self
     }
 
@@ -170,6 +208,14 @@ impl Flag {
         self.short.map_or(long.clone(), |c| format!("-{}/{long}", char::from(c)))
     }
 
+    /// What its value may be, for messages: its choices, or what it is called.
+    pub fn wanted(&self) -> String {
+        match self.choices.is_empty() {
+            true => self.value.to_owned(),
+            false => super::values::any_of(self.choices.iter().map(|c| c.0)),
+        }
+    }
+
     /// `-o FILE`, or `--btf FILE`: the shortest way to give it.
     fn shortest(&self) -> String {
         let name = self.short.map_or_else(|| format!("--{}", self.name), |c| format!("-{}", char::from(c)));
@@ -191,7 +237,7 @@ impl Command {
         self.find(name).ok_or_else(|| {
             let names = self.flags().filter(|f| !f.hidden).map(|f| f.name).chain(["help"]);
             let hint = nearest(name, names).map(|n| format!("; the nearest is '--{n}'"));
-            Usage(format!("unknown option '--{name}'{}", hint.unwrap_or_default()))
+            Usage::new(format!("unknown option '--{name}'{}", hint.unwrap_or_default()))
         })
     }
 
@@ -199,7 +245,7 @@ impl Command {
         self.flags().find(|f| f.short == Some(letter)).ok_or_else(|| {
             let (c, word) = (String::from_utf8_lossy(&[letter]).into_owned(), word.to_string_lossy());
             let of = if word.chars().count() > 2 { format!(" in '{word}'") } else { String::new() };
-            Usage(format!("unknown option '-{c}'{of}"))
+            Usage::new(format!("unknown option '-{c}'{of}"))
         })
     }
 }
@@ -211,20 +257,24 @@ pub enum Parsed {
 }
 
 /// What was given, checked against the table.
+#[derive(Clone)]
 pub struct Args {
     command: &'static Command,
-    flags: Vec<(&'static Flag, OsString)>,
+    given: Vec<Given>,
     arguments: Vec<OsString>,
     behind: Vec<OsString>,
+    /// The file that lies below, for messages.
+    file: String,
 }
 
 impl Args {
-    /// Reads what follows the subcommand's name.
+    /// Reads what follows the subcommand's name. Where the command has a flag [`CONF`], what flags need and exclude is not
+    /// yet checked: values of a file and of the environment are to be laid below first ([`Args::below`]).
     ///
     /// # Errors
     /// Flags that are not in the table, without their value, twice, or beside one that they exclude; an argument too many.
     pub fn parse(command: &'static Command, given: Vec<OsString>) -> Result<Parsed, Usage> {
-        let mut args = Self { command, flags: Vec::new(), arguments: Vec::new(), behind: Vec::new() };
+        let mut args = Self::none(command);
         let mut words = given.into_iter().peekable();
         while let Some(word) = words.next() {
             let bytes = word.as_bytes();
@@ -237,7 +287,10 @@ impl Args {
                 let name = String::from_utf8_lossy(parts.next().unwrap_or_default());
                 match (&*name, parts.next()) {
                     ("help", _) => return Ok(Parsed::Help { long: true }),
-                    (name, value) => args.take(command.long(name)?, value, &mut words)?,
+                    (name, value) => match command.taken_back(name) {
+                        Some(flag) => args.take_back(flag, value)?,
+                        None => args.take(command.long(name)?, value, &mut words)?,
+                    },
                 }
             } else if bytes.len() > 1 && bytes.starts_with(b"-") {
                 if args.letters(&word, &mut words)? {
@@ -250,7 +303,10 @@ impl Args {
         if command.behind.is_none() {
             args.arguments.append(&mut args.behind);
         }
-        args.check()?;
+        if command.find(CONF).is_none() {
+            args.check()?;
+        }
+        args.surplus()?;
         Ok(Parsed::Run(args))
     }
 
@@ -284,7 +340,7 @@ impl Args {
         let joined = joined.map(|b| OsStr::from_bytes(b).to_owned());
         let value = match (flag.value.is_empty(), joined) {
             (true, None) => OsString::new(),
-            (true, Some(_)) => return Err(Usage(format!("{} takes no value", flag.shown()))),
+            (true, Some(_)) => return Err(Usage::new(format!("{} takes no value", flag.shown()))),
             (false, Some(value)) => value,
             (false, None) => match words.next_if(|w| is_value(w)) {
                 Some(value) => value,
@@ -292,35 +348,29 @@ impl Args {
             },
         };
         if !flag.many && self.last(flag.name).is_some() {
-            return Err(Usage(format!("{} is given twice", flag.shown())));
+            return Err(Usage::new(format!("{} is given twice", flag.shown())));
         }
-        self.flags.retain(|(f, _)| f.name != flag.overrides);
-        self.flags.push((flag, value));
+        self.given.retain(|g| g.flag.name != flag.overrides);
+        self.given.push(Given { flag, value: Some(value), from: Origin::Flag });
         Ok(())
     }
 
-    fn check(&self) -> Result<(), Usage> {
-        for (flag, _) in &self.flags {
-            let shown = flag.shown();
-            if let Some(other) = flag.excludes.iter().find_map(|n| self.last(n)) {
-                return Err(Usage(format!("{shown} and {} exclude each other", other.0.shown())));
-            }
-            if !flag.needs.is_empty() && flag.needs.iter().all(|n| self.last(n).is_none()) {
-                let needed: Vec<String> =
-                    flag.needs.iter().filter_map(|n| Some(self.command.find(n)?.shortest())).collect();
-                return Err(Usage(format!("{shown} needs {} beside it", needed.join(" or "))));
-            }
-        }
+    fn surplus(&self) -> Result<(), Usage> {
         let Some(extra) = self.arguments.get(self.command.arguments.len()) else { return Ok(()) };
         let extra = extra.to_string_lossy();
-        Err(Usage(match &self.command.behind {
+        Err(Usage::new(match &self.command.behind {
             Some(behind) => format!("unexpected argument '{extra}'; {} stands behind '--'", behind.name),
             None => format!("unexpected argument '{extra}'"),
         }))
     }
 
-    fn last(&self, name: &str) -> Option<&(&'static Flag, OsString)> {
-        self.flags.iter().rev().find(|(f, _)| f.name == name)
+    /// The value that counts.
+    fn last(&self, name: &str) -> Option<(&Given, &OsStr)> {
+        self.values(name).last()
+    }
+
+    fn values(&self, name: &str) -> impl Iterator<Item = (&Given, &OsStr)> {
+        self.given.iter().filter(move |g| g.flag.name == name).filter_map(|g| Some((g, g.value.as_deref()?)))
     }
 
     /// The flag of this name. One that is asked for and in no table is a mistake of ours.
@@ -343,7 +393,7 @@ impl Args {
         let Some(flag) = self.known(name) else { return Ok(None) };
         match self.last(name) {
             Some((_, value)) if value.is_empty() => Err(no_value(flag, None)),
-            Some((_, value)) => Ok(Some(value.clone())),
+            Some((_, value)) => Ok(Some(value.to_owned())),
             None => Ok(Some(flag.default.into()).filter(|d: &OsString| !d.is_empty())),
         }
     }
@@ -366,12 +416,12 @@ impl Args {
         read: impl Fn(&str) -> Result<T, String>,
     ) -> Result<Option<T>, Usage> {
         let Some(flag) = self.known(name) else { return Ok(None) };
-        let value = match self.last(name) {
-            Some((_, value)) => value.to_string_lossy(),
+        let (told, value) = match self.last(name) {
+            Some((given, value)) => (self.told(given), value.to_string_lossy()),
             None if flag.default.is_empty() => return Ok(None),
-            None => flag.default.into(),
+            None => (flag.shown(), flag.default.into()),
         };
-        read(&value).map(Some).map_err(|why| refused(flag, &value, &why))
+        read(&value).map(Some).map_err(|why| refused(&told, &value, &why))
     }
 
     /// As [`Args::option`], for what has a default or must be given.
@@ -384,7 +434,7 @@ impl Args {
 
     /// The error of a flag that must be given.
     pub fn missing(&self, name: &str) -> Usage {
-        Usage(format!("{} is needed", self.known(name).map(Flag::shortest).unwrap_or_default()))
+        Usage::new(format!("{} is needed", self.known(name).map(Flag::shortest).unwrap_or_default()))
     }
 
     /// The values of a flag that is repeated or has several with commas between them.
@@ -394,9 +444,9 @@ impl Args {
     pub fn list<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, Usage> {
         let Some(flag) = self.known(name) else { return Ok(Vec::new()) };
         let mut all = Vec::new();
-        for (_, value) in self.flags.iter().filter(|(f, _)| f.name == name) {
+        for (given, value) in self.values(flag.name) {
             for part in value.to_string_lossy().split(',') {
-                all.push(read(part).map_err(|why| refused(flag, part, &why))?);
+                all.push(read(part).map_err(|why| refused(&self.told(given), part, &why))?);
             }
         }
         Ok(all)
@@ -415,7 +465,7 @@ impl Args {
     /// It is not, or it is empty.
     pub fn needed_argument(&self, name: &str) -> Result<&OsStr, Usage> {
         let given = self.argument(name).filter(|a| !a.is_empty());
-        given.ok_or_else(|| Usage(format!("{name} is needed")))
+        given.ok_or_else(|| Usage::new(format!("{name} is needed")))
     }
 
     /// What follows `--`, where the subcommand has a name for it.
@@ -433,19 +483,15 @@ fn is_value(word: &OsStr) -> bool {
     }
 }
 
-fn refused(flag: &Flag, value: &str, why: &str) -> Usage {
-    Usage(format!("{} '{value}': {why}", flag.shown()))
+fn refused(told: &str, value: &str, why: &str) -> Usage {
+    Usage::new(format!("{told} '{value}': {why}"))
 }
 
 fn no_value(flag: &Flag, next: Option<&OsString>) -> Usage {
-    let shown = flag.shown();
-    let what = match flag.choices.is_empty() {
-        true => flag.value.to_owned(),
-        false => super::values::any_of(flag.choices.iter().map(|c| c.0)),
-    };
+    let (shown, what) = (flag.shown(), flag.wanted());
     let how = next.filter(|n| *n != "--").map(|n| n.to_string_lossy());
     let how = how.map_or(String::new(), |n| format!(" (--{}={n} if '{n}' is one)", flag.name));
-    Usage(format!("{shown} needs a value: {what}{how}"))
+    Usage::new(format!("{shown} needs a value: {what}{how}"))
 }
 
 /// The name that was probably meant: one that begins so, else one that few letters differ from.

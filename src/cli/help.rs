@@ -92,6 +92,13 @@ pub fn overview(program: &Program, width: usize) -> String {
     page.text
 }
 
+/// A text in lines that are not wider than this.
+pub fn filled(text: &str, width: usize) -> String {
+    let mut page = Page { text: String::new(), width };
+    page.wrapped(text, 0);
+    page.text
+}
+
 /// The flags of a group that are told, the last group with `--help`.
 fn shown(group: &Group, last: bool) -> impl Iterator<Item = Flag> {
     group.flags.iter().copied().filter(|f| !f.hidden).chain(last.then_some(HELP))

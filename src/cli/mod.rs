@@ -7,6 +7,10 @@ use self::program::Program;
 
 pub mod accuracy;
 pub mod args;
+#[cfg(feature = "agent")]
+pub mod conf;
+#[cfg(feature = "agent")]
+pub mod config;
 #[cfg(not(feature = "board"))]
 pub mod dag;
 #[cfg(not(feature = "board"))]
@@ -66,6 +70,8 @@ const COMMANDS: &[&Command] = &[
     &record::COMMAND,
     #[cfg(feature = "agent")]
     &top::COMMAND,
+    #[cfg(feature = "agent")]
+    &config::COMMAND,
     #[cfg(feature = "agent")]
     &doctor::COMMAND,
     &report::COMMAND,

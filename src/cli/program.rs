@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use super::args::{Args, Command, Parsed, Usage, nearest};
 use super::help;
 use super::values::any_of;
+use crate::views::table::clean;
 
 /// A program, by its subcommands.
 pub struct Program {
@@ -31,12 +32,22 @@ impl Program {
             Ok(code) => code,
             Err(e) if super::is_broken_pipe(&e) => ExitCode::SUCCESS,
             Err(e) => {
-                let usage = e.is::<Usage>();
+                let mistakes = e.downcast_ref::<Usage>().map(Usage::mistakes);
+                let usage = mistakes.is_some();
                 let of = self.commands.iter().find(|c| c.name == name).map(|c| format!(" {}", c.name));
                 let hint = format!("; {}{} --help tells how it is used", self.name, of.unwrap_or_default());
                 let hint = if usage { &*hint } else { "" };
                 // Nothing is left to do when even this can't be written.
-                let _ = writeln!(io::stderr(), "{}: {}{hint}", self.name, super::one_line(&e));
+                let tell = |what: &str| {
+                    let _ = writeln!(io::stderr(), "{}: {what}", self.name);
+                };
+                match mistakes {
+                    Some(all @ [_, _, ..]) => {
+                        all.iter().for_each(|one| tell(&clean(one)));
+                        tell(&format!("{} errors{hint}", all.len()));
+                    }
+                    _ => tell(&format!("{}{hint}", super::one_line(&e))),
+                }
                 ExitCode::from(if usage { 2 } else { 1 })
             }
         }

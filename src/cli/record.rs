@@ -11,6 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use self::flags::Asked;
 use super::args::Args;
+use super::conf;
 use crate::agent::recording::{Options, Progress, Streams, Summary, Target, Watch};
 use crate::agent::session;
 use crate::trace;
@@ -26,6 +27,7 @@ mod sensors;
 pub use flags::COMMAND;
 
 fn run(args: &Args) -> Result<ExitCode> {
+    let args = &conf::settled(args)?;
     if pmc::lists(args)? {
         return pmc::list(args);
     }

@@ -222,6 +222,12 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Wish::Bpf => "bpf",
         Wish::Perf => "perf",
     };
+    // `record` would go by it.
+    if let Some(set) =
+        flags::COMMAND.flags().map(Flag::variable).find(|name| std::env::var_os(name).is_some())
+    {
+        anyhow::bail!("{set} is set: unset it, the recordings to be checked are made by their own options");
+    }
     let (given, btf) = (args.path("runner")?, args.path("btf")?);
     let mut checks = Checks { json, list: Vec::new(), recordings: Vec::new() };
     let btf = btf.as_deref().map(Btf::read).transpose()?;

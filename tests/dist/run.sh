@@ -70,6 +70,12 @@ draws() { # target
         [ "$status" = 2 ] || fail "$1/profinfer export says '$said' ($status)"
 }
 
+# What is built in is the configuration that comes along.
+configures() { # target
+    "${runner[@]}" "$out/$1/profinfer" config --print --default | cmp --quiet - conf/profinfer.toml ||
+        fail "$1/profinfer config --print --default is not conf/profinfer.toml"
+}
+
 holds_no_path() { # target, program
     local found
     found=$(strings -a "$out/$1/$2" | grep -F -e "$PWD" -e "${CARGO_HOME:-$HOME/.cargo}" -e "${XDG_CACHE_HOME:-$HOME/.cache}") || return 0
@@ -123,6 +129,7 @@ for target in ${*:-$(cd "$out" && echo *-musl)}; do
         holds_no_path "$target" "$program"
     done
     draws "$target"
+    configures "$target"
     probes_fit "$target"
     unwinds "$target"
     [ "$failed" = 1 ] || echo "$target: runs, knows its version, holds no path, reads its registers, unwinds"

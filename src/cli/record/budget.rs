@@ -14,7 +14,8 @@ pub const FLAGS: Group = Group {
             "Most of the engine's time that the recording may take, e.g. 1%: the level is the richest that fits, and \
              changes when what it costs does; --level is then the richest of all, and --pmc, --faults and --sched \
              are on while there is room for them",
-        ),
+        )
+        .valid(|text| percent(text).map(drop)),
         QOS,
     ],
 };
@@ -23,7 +24,8 @@ pub const QOS: Flag = Flag::value(
     "qos",
     "SPEED",
     "Decoding speed that is to be kept, e.g. 5tok/s: below it the level is lowered, in calm raised again",
-);
+)
+.valid(|text| speed(text).map(drop));
 
 /// Reads `budget` and `qos` into `options`.
 ///

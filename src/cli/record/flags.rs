@@ -11,6 +11,7 @@ use crate::agent::recording::{Options, Streams, Target};
 use crate::agent::source::Wish;
 use crate::agent::verify::OpEnd;
 use crate::cli::args::{Args, Argument, Command, Flag, Group, Usage};
+use crate::cli::conf;
 use crate::cli::values::{one_of, parsed, size, time, whole};
 use crate::trace::record::Level;
 
@@ -24,8 +25,11 @@ then is in the file. A second Ctrl-C ends at once. Needs root, or CAP_BPF, CAP_P
     usage: &["[OPTIONS] -- COMMAND...", "[OPTIONS] -p PID", "[OPTIONS] --exe PATH"],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and record" }),
-    groups: &[TARGET, OUTPUT, HOW, super::pmc::FLAGS, super::inner::FLAGS, super::outer::FLAGS, super::budget::FLAGS, super::sensors::FLAGS],
-    notes: "",
+    groups: &[TARGET, OUTPUT, HOW, super::pmc::FLAGS, super::inner::FLAGS, super::outer::FLAGS, super::budget::FLAGS, super::sensors::FLAGS, CONF],
+    notes: "\
+What is not given on the command line may stand in the environment, PROFINFER_BUFFER_SIZE for --buffer-size, or in the
+file of --conf: all options but -p, --force, --json and, in the file, --conf. --no-NAME takes back what either of
+them says of --NAME. `profinfer config --print` shows what comes of it.",
     exits: &[
         ("0", "recorded"),
         ("1", "nothing recorded, or an error"),
@@ -39,7 +43,8 @@ profinfer record -o run.pfi -p $(pidof llama-server) --duration 30s
 profinfer record -o run.pfi --exe /usr/bin/llama-server --tokens 200
 profinfer record --pmc list
 profinfer record --pmc cycles,instructions --faults -- llama-cli -m model.gguf -p 'Hello' -n 64
-profinfer record -o - --level graph -p 1234 | ssh desk 'profinfer report -'",
+profinfer record -o - --level graph -p 1234 | ssh desk 'profinfer report -'
+profinfer record --conf board.toml --no-budget -- llama-cli -m model.gguf -p 'Hello' -n 64",
     run: super::run,
 };
 
@@ -54,7 +59,8 @@ pub const TARGET: Group = Group {
         )
         .short('p')
         .many()
-        .excludes(&["exe"]),
+        .excludes(&["exe"])
+        .line_only(),
         Flag::value("exe", "PATH", "Record every process that runs this program or library, from now on"),
     ],
 };
@@ -74,7 +80,9 @@ const OUTPUT: Group = Group {
     ],
 };
 
-pub const FORCE: Flag = Flag::switch("force", "Replace FILE if it exists");
+pub const FORCE: Flag = Flag::switch("force", "Replace FILE if it exists").line_only();
+
+const CONF: Group = Group { title: "Configuration", flags: &[conf::FLAG] };
 
 /// How to record, likewise.
 pub const HOW: Group = Group {
@@ -103,22 +111,24 @@ pub const HOW: Group = Group {
             "SIZE",
             "Size of the kernel's event buffer (each CPU's, with --pbuf or perf events); rounded up to a power of two",
         )
-        .default("4MiB"),
+        .default("4MiB")
+        .valid(|text| size(text).map(drop)),
         Flag::value(
             "agent-cpu",
             "CPU",
             "CPU on which the recorder itself runs: a number, 'any', or 'auto': a small core where cores differ, else \
              one that the engine leaves free",
         )
-        .default("auto"),
+        .default("auto")
+        .valid(|text| agent_cpu(text).map(drop)),
         Flag::value(
             "btf",
             "FILE",
             "The running kernel's BTF, where it has none of its own: tells processes from threads when following \
              children",
         ),
-        Flag::value("duration", "TIME", "End after this time: 500ms, 30s, 10min"),
-        Flag::value("tokens", "N", "End after this many decoded tokens"),
+        Flag::value("duration", "TIME", "End after this time: 500ms, 30s, 10min").valid(|text| time(text).map(drop)),
+        Flag::value("tokens", "N", "End after this many decoded tokens").valid(|text| tokens(text).map(drop)),
         Flag::value("site", "SITE", "Where probes sit: cheapest, first or published; for comparing costs")
             .default("cheapest")
             .hidden(),
@@ -159,16 +169,33 @@ impl Asked {
     /// Wrong usage, or BTF that is none.
     pub fn read(args: &Args) -> anyhow::Result<Self> {
         let output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
-        let streams = if output.as_os_str() == "-" { Streams::StdoutTaken } else { Streams::Ours };
-        let (target, mut options) = common(args, streams)?;
-        super::pmc::read(args, &mut options)?;
-        super::inner::read(args, &mut options)?;
-        super::budget::read(args, &mut options)?;
-        super::sensors::read(args, &mut options)?;
-        super::outer::read(args, &mut options);
+        let options = settings(args)?;
+        let target = target(args)?;
+        let btf = args.path("btf")?.as_deref().map(Btf::read).transpose()?;
+        let options = Options { btf, ..options };
         let (force, quiet) = (args.flag("force"), args.flag("quiet"));
         Ok(Self { target, output, force, quiet, options })
     }
+}
+
+/// All that is asked for but the target; no file is opened.
+///
+/// # Errors
+/// Wrong usage: all flags that leave out what others need.
+pub fn settings(args: &Args) -> Result<Options, Usage> {
+    let to_stdout = args.path("output")?.is_some_and(|path| path.as_os_str() == "-");
+    let mut options = options(args, if to_stdout { Streams::StdoutTaken } else { Streams::Ours })?;
+    let read = [
+        super::pmc::read(args, &mut options),
+        super::inner::read(args, &mut options),
+        super::budget::read(args, &mut options),
+        super::sensors::read(args, &mut options),
+    ];
+    super::outer::read(args, &mut options);
+    Usage::none_of(
+        read.iter().filter_map(|r| r.as_ref().err()).flat_map(|e| e.mistakes().to_vec()).collect(),
+    )?;
+    Ok(options)
 }
 
 /// Reads [`TARGET`] and [`HOW`]; a file of types is opened.
@@ -184,7 +211,9 @@ pub fn common(args: &Args, streams: Streams) -> anyhow::Result<(Target, Options)
 
 fn target(args: &Args) -> Result<Target, Usage> {
     let pids: Vec<u32> = args.list("pid", whole(0, u32::MAX.into()))?;
-    match (args.path("exe")?, pids.is_empty(), args.behind()) {
+    // A command to run is stronger than a program named elsewhere than beside it.
+    let exe = args.path("exe")?.filter(|_| args.behind().is_empty() || args.on_line("exe"));
+    match (exe, pids.is_empty(), args.behind()) {
         (Some(path), true, []) => Ok(Target::Exe(path)),
         (None, false, []) => Ok(Target::Pids(pids)),
         (None, true, command @ [_, ..]) => Ok(Target::Command(command.to_vec())),
@@ -215,12 +244,21 @@ fn options(args: &Args, streams: Streams) -> Result<Options, Usage> {
         btf: None,
         counters: Default::default(),
         duration: args.option("duration", time)?,
-        tokens: args.option("tokens", whole(0, u64::MAX))?,
+        tokens: args.option("tokens", tokens)?,
         streams,
         flush: Duration::from_secs(1),
         tool: format!("profinfer {}", crate::VERSION),
-        command_line: command_line(std::env::args_os()),
+        command_line: whole_line(args),
     })
+}
+
+/// The command line, and behind a '#' what file and environment add to it.
+fn whole_line(args: &Args) -> String {
+    let line = command_line(std::env::args_os());
+    match command_line(args.elsewhere()) {
+        added if added.is_empty() => line,
+        added => format!("{line} # with {added}"),
+    }
 }
 
 fn command_line(words: impl Iterator<Item = OsString>) -> String {
@@ -231,6 +269,10 @@ fn command_line(words: impl Iterator<Item = OsString>) -> String {
         false => format!("'{}'", a.replace('\'', r"'\''")),
     };
     words.map(|a| quote(a.to_string_lossy().into_owned())).collect::<Vec<_>>().join(" ")
+}
+
+fn tokens(text: &str) -> Result<u64, String> {
+    whole(0, u64::MAX)(text)
 }
 
 fn agent_cpu(text: &str) -> Result<AgentCpu, String> {
@@ -290,6 +332,17 @@ mod tests {
         for line in ["-p 1", "--exe x", "--exe x -p 1"] {
             assert!(read(line).is_err_and(|why| why.contains("exe")), "{line}");
         }
+    }
+
+    #[test]
+    fn what_is_given_elsewhere_stands_behind_the_command_line() {
+        let (given, _) =
+            conf::read(&COMMAND, "level = \"graph\"\nsched = true\nquiet = false\nbtf = \"a b\"");
+        let mut args = Args::none(&COMMAND);
+        args.below(given);
+        let line = whole_line(&args);
+        assert!(line.ends_with(" # with --level=graph --sched '--btf=a b'"), "{line}");
+        assert_eq!(whole_line(&Args::none(&COMMAND)), command_line(std::env::args_os()));
     }
 
     #[test]

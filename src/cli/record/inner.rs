@@ -27,9 +27,10 @@ pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
     options.experts = args.flag("experts");
     options.phases = args.flag("phases");
     if options.experts && (options.level != Level::Op || !options.structure) {
-        return Err(Usage::new(
-            "--experts needs ops and their tensors: leave out --no-str, and --level or give it op",
-        ));
+        return Err(Usage::new(format!(
+            "{}--experts needs ops and their tensors: leave out --no-str, and --level or give it op",
+            args.place(&["experts", "level", "no-str"])
+        )));
     }
     Ok(())
 }

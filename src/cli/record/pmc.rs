@@ -23,10 +23,14 @@ pub const FLAGS: Group = Group {
              (r001b); ':k' behind one counts the kernel's work for the op instead of the program's, ':uk' both; \
              'list' tries and prints all that this machine has",
         )
-        .many(),
+        .many()
+        .valid(|name| match name.trim() {
+            "list" => Err("stands on the command line only".to_owned()),
+            _ => Ok(()),
+        }),
         Flag::switch("pmc-strict", "Record nothing where a counter cannot be had whole").needs(&["pmc"]),
         Flag::switch("faults", "Count page faults for each op: adds major-faults and minor-faults to the counters"),
-        Flag::switch("json", "With --pmc list: write JSON").needs(&["pmc"]),
+        Flag::switch("json", "With --pmc list: write JSON").needs(&["pmc"]).line_only(),
     ],
 };
 
@@ -56,12 +60,16 @@ pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
     }
     if asked.len() > MAX {
         return Err(Usage::new(format!(
-            "{} counters are asked for: at most {MAX} can be had at a time",
+            "{}{} counters are asked for: at most {MAX} can be had at a time",
+            args.place(&["pmc", "faults"]),
             asked.len()
         )));
     }
     if !asked.is_empty() && options.level != Level::Op {
-        return Err(Usage::new("counters are told for each op: leave out --level, or give it op"));
+        return Err(Usage::new(format!(
+            "{}counters are told for each op: leave out --level, or give it op",
+            args.place(&["level", "pmc", "faults"])
+        )));
     }
     options.counters = pmc::Options { names: asked, strict: args.flag("pmc-strict") };
     Ok(())

@@ -1,0 +1,283 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::cli::args::Parsed;
+use crate::cli::record::flags::{COMMAND, settings as options};
+
+/// The settled command line, or what is wrong with it.
+fn settle(line: &[&str], environ: &[(String, String)], file: &str) -> Result<Args, Vec<String>> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("a.toml");
+    std::fs::write(&path, file).expect("written");
+    let conf = format!("--conf={}", path.display());
+    let words = [conf.as_str()].iter().chain(line).map(OsString::from).collect();
+    let Ok(Parsed::Run(args)) = Args::parse(&COMMAND, words) else { panic!("{line:?}") };
+    let environ = |name: &str| environ.iter().find(|(n, _)| n == name).map(|(_, v)| OsString::from(v));
+    let (all, mistakes) = layered(&args, &environ).expect("a file that can be read");
+    let before = format!("{}:", path.display());
+    if mistakes.is_empty() {
+        Ok(all)
+    } else {
+        Err(mistakes.into_iter().map(|m| m.replace(&before, "a.toml:")).collect())
+    }
+}
+
+fn keys() -> impl Iterator<Item = &'static Flag> {
+    COMMAND.flags().filter(|f| f.is_key())
+}
+
+fn mistakes(file: &str) -> Vec<String> {
+    read(&COMMAND, file).1.told("f")
+}
+
+/// Three values that a flag may have.
+fn samples(flag: &Flag) -> [&'static str; 3] {
+    let any = ["1", "2", "3", "4KiB", "8KiB", "16KiB", "1%", "2%", "3%"];
+    let fit: Vec<&str> =
+        flag.choices.iter().map(|c| c.0).chain(any).filter(|v| flag.refusal(v).is_none()).collect();
+    fit.first_chunk().copied().unwrap_or_else(|| panic!("--{}: {fit:?}", flag.name))
+}
+
+#[test]
+fn a_flag_beats_the_environment_and_that_the_file() {
+    for flag in keys().filter(|f| !f.is_switch()) {
+        let [low, middle, high] = samples(flag);
+        let file = format!("{} = \"{low}\"\n", flag.name);
+        let environ = [(flag.variable(), middle.to_owned())];
+        let line = format!("--{}={high}", flag.name);
+        let back = format!("--no-{}", flag.name);
+        for (line, environ, wanted) in [
+            (vec![line.as_str()], &environ[..], high),
+            (vec![], &environ[..], middle),
+            (vec![], &environ[..0], low),
+            (vec![back.as_str()], &environ[..], flag.default),
+        ] {
+            let all = settle(&line, environ, &file).expect("right values");
+            let text = all.text(flag.name).expect("a value").unwrap_or_default();
+            assert_eq!(text, wanted, "{} by {line:?} {environ:?}", flag.name);
+        }
+    }
+}
+
+#[test]
+fn switches_go_on_and_off_at_every_level() {
+    for flag in keys().filter(|f| f.is_switch()) {
+        let said = |on: bool| if on { flag.name.to_owned() } else { format!("no-{}", flag.name) };
+        let on = |all: &Args| match COMMAND.opposite(flag) {
+            Some(opposite) if opposite.name.starts_with("no-") => !all.flag(opposite.name),
+            _ => all.flag(flag.name),
+        };
+        for bits in 0..8 {
+            let [low, middle, high] = [bits & 1 > 0, bits & 2 > 0, bits & 4 > 0];
+            let file = format!("{} = {low}\n", flag.name);
+            let environ = [(flag.variable(), middle.to_string())];
+            let line = match COMMAND.opposite(flag) {
+                Some(opposite) if !high => format!("--{}", opposite.name),
+                _ => format!("--{}", said(high)),
+            };
+            for (line, environ, wanted) in [
+                (vec![line.as_str()], &environ[..], high),
+                (vec![], &environ[..], middle),
+                (vec![], &environ[..0], low),
+            ] {
+                let all = settle(&line, environ, &file).expect("right values");
+                assert_eq!(on(&all), wanted, "{} by {line:?} {environ:?}, {low}", flag.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn of_a_list_the_strongest_counts_alone() {
+    let file = "pmc = [\"cycles\", \"instructions\"]";
+    let environ = [("PROFINFER_PMC".to_owned(), "branches, branch-misses".to_owned())];
+    let all = |line: &[&str], environ: &[(String, String)]| {
+        settle(line, environ, file).expect("right").parts("pmc")
+    };
+    assert_eq!(all(&[], &[]), ["cycles", "instructions"]);
+    assert_eq!(all(&[], &environ), ["branches", "branch-misses"]);
+    assert_eq!(all(&["--pmc", "r1", "--pmc", "r2"], &environ), ["r1", "r2"]);
+    assert_eq!(settle(&[], &[], "pmc = []").expect("right").parts("pmc"), Vec::<String>::new());
+}
+
+#[test]
+fn what_excludes_another_displaces_it_where_it_is_weaker() {
+    let all = settle(&["-p", "1"], &[], "exe = \"x\"").expect("right");
+    assert_eq!((all.text("exe").expect("none"), all.check().is_ok()), (None, true));
+    let all = settle(&["--str"], &[], "no-str = true").expect("right");
+    assert!(!all.flag("no-str"));
+    // What one needs may stand elsewhere.
+    let all = settle(&["--pmc-strict"], &[], "pmc = \"cycles\"").expect("right");
+    assert!(all.check().is_ok());
+    let wrong = settle(&["--no-pmc"], &[], "pmc-strict = true\npmc = \"cycles\"").expect("right values");
+    let wrong = wrong.check().expect_err("it needs counters").to_string();
+    assert!(wrong.ends_with("a.toml:1: pmc-strict needs --pmc LIST beside it"), "{wrong}");
+}
+
+#[test]
+fn units_are_those_of_the_flags() {
+    let file = "\
+buffer-size = \"64MiB\"\nqos = \"5tok/s\"\nbudget = \"1%\"\nduration = \"10min\"\ntokens = 1_000\nagent-cpu = 0x3
+sched = true\nstr = false\npmc = [\"cycles\", \"instructions\",\n  'r001b', # three\n]\n";
+    let options = options(&settle(&[], &[], file).expect("right values")).expect("they go together");
+    assert_eq!((options.buffer_bytes, options.tokens), (64 << 20, Some(1000)));
+    assert_eq!(options.duration, Some(std::time::Duration::from_secs(600)));
+    assert!(options.budget.is_some_and(|b| b.budget == Some(0.01) && b.qos == Some(5.0)));
+    assert!(options.sched && !options.structure);
+    assert_eq!(options.counters.names, ["cycles", "instructions", "r001b"]);
+    assert_eq!(format!("{:?}", options.agent_cpu), "Cpu(3)");
+    let bare = options_of("buffer-size = 65536\nqos = 5.5\nduration = 30\n");
+    assert_eq!((bare.buffer_bytes, bare.duration), (65536, Some(std::time::Duration::from_secs(30))));
+    assert_eq!(bare.budget.and_then(|b| b.qos), Some(5.5));
+}
+
+fn options_of(file: &str) -> crate::agent::recording::Options {
+    options(&settle(&[], &[], file).expect("right values")).expect("they go together")
+}
+
+#[test]
+fn all_that_is_wrong_is_told_at_once_and_where() {
+    for (file, wrong) in [
+        ("level = \"grap\"", "f:1: level 'grap': wanted: token, graph or op; the nearest is 'graph'"),
+        ("\n\nbugdet = \"1%\"", "f:3: unknown key 'bugdet'; the nearest is 'budget'"),
+        ("buffer_size = \"1MiB\"", "f:1: unknown key 'buffer_size'; the nearest is 'buffer-size'"),
+        ("pmc.strict = true", "f:1: unknown key 'pmc.strict'; the nearest is 'pmc-strict'"),
+        ("zzz = 1", "f:1: unknown key 'zzz'; profinfer config --print --default lists all"),
+        ("site = \"first\"", "f:1: unknown key 'site'; profinfer config --print --default lists all"),
+        ("pid = 1", "f:1: pid stands on the command line only, not in a file"),
+        ("conf = \"x\"", "f:1: conf stands on the command line only, not in a file"),
+        ("budget = 1", "f:1: budget '1': give a share in percent, e.g. 1% or 0.2%"),
+        ("budget = 1%", "f:1: 1% must stand in quotes: \"1%\""),
+        ("buffer-size = 64 MiB", "f:1: 64 MiB must stand in quotes: \"64 MiB\""),
+        ("level = op", "f:1: op must stand in quotes: \"op\""),
+        ("level =", "f:1: no value behind the '='"),
+        ("level = op\"", "f:1: op\": quotes must stand around all of a text"),
+        ("level = \"\"", "f:1: level '': wanted: token, graph or op"),
+        ("level = true", "f:1: level 'true': wanted, in quotes: token, graph or op"),
+        ("level = [\"op\"]", "f:1: level takes one value, no list"),
+        ("level = {a = 1}", "f:1: a table is no value, nor is a list in a list"),
+        ("exe = 1979-05-27", "f:1: 1979-05-27 must stand in quotes: \"1979-05-27\""),
+        ("exe = \"\"", "f:1: exe '': wanted: PATH"),
+        ("sched = \"yes\"", "f:1: sched 'yes': wanted: true or false"),
+        ("sched = [true]", "f:1: sched takes one value, no list"),
+        ("pmc = [\"cycles\", \"\"]", "f:1: pmc '': wanted: LIST"),
+        ("pmc = [\"a\",\n[\"b\"]]", "f:2: a table is no value, nor is a list in a list"),
+        ("pmc = \"list\"", "f:1: pmc 'list': stands on the command line only"),
+        ("qos = -1", "f:1: qos '-1': give tokens per second, e.g. 5tok/s or 0.5"),
+        ("level = \"op\"\nlevel = \"op\"", "f:2: level is given twice: line 1 has level already"),
+        ("str = true\nno-str = true", "f:2: no-str is given twice: line 1 has str already"),
+        ("[record]\nlevel = \"op\"", "f:1: unknown table [record]: keys stand without one"),
+        ("[[rule]]", "f:1: unknown table [rule]: keys stand without one"),
+        ("level", "f:1: no value: write KEY = VALUE"),
+    ] {
+        assert_eq!(mistakes(file), [wrong], "{file}");
+    }
+    let several = mistakes("budget = \"x\"\nlevel = op\n[x\nlevle = 1\nqos = \"5t\"\nsched = 1\n");
+    let begins: Vec<&str> = several.iter().map(|m| &m[..4]).collect();
+    assert_eq!(begins, ["f:1:", "f:2:", "f:3:", "f:4:", "f:5:", "f:6:"], "{several:#?}");
+    let lot = mistakes(&"a\n".repeat(1000));
+    assert!(lot.len() == 100 && lot.last().is_some_and(|l| l.ends_with("; there may be more behind it")));
+}
+
+#[test]
+fn the_environment_is_told_by_its_names() {
+    let wrong = |name: &str, value: &str| {
+        let all = settle(&[], &[(name.to_owned(), value.to_owned())], "tokens = \"x\"");
+        all.err().unwrap_or_else(|| panic!("{name} {value}"))
+    };
+    let file = "a.toml:1: tokens 'x': wanted: a whole number";
+    for (name, value, why) in [
+        (
+            "PROFINFER_LEVEL",
+            "grap",
+            "PROFINFER_LEVEL 'grap': wanted: token, graph or op; the nearest is 'graph'",
+        ),
+        ("PROFINFER_BUFFER_SIZE", "x", "PROFINFER_BUFFER_SIZE 'x': unknown unit 'x': use KiB, MiB or GiB"),
+        ("PROFINFER_SCHED", "maybe", "PROFINFER_SCHED 'maybe': wanted: true or false"),
+        ("PROFINFER_PMC", "cycles,list", "PROFINFER_PMC 'list': stands on the command line only"),
+    ] {
+        assert_eq!(wrong(name, value), [why, file]);
+    }
+    let both = [("PROFINFER_STR", "1"), ("PROFINFER_NO_STR", "1")].map(|(n, v)| (n.to_owned(), v.to_owned()));
+    let both = settle(&[], &both, "").err().expect("two that are the same");
+    assert_eq!(both, ["PROFINFER_NO_STR says again what PROFINFER_STR does: unset one of them"]);
+    // What is empty, and what is no key, is nothing.
+    for (name, value) in [("PROFINFER_LEVEL", ""), ("PROFINFER_PID", "x"), ("PROFINFER_REQUIRE", "1")] {
+        assert!(settle(&[], &[(name.to_owned(), value.to_owned())], "").is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn every_key_has_a_check_that_is_the_reader_s() {
+    for flag in keys().filter(|f| !f.is_switch()) {
+        let path = ["FILE", "PATH"].contains(&flag.value);
+        let sure = |value: &str| flag.refusal(value).is_some();
+        assert!(path || flag.many || sure("?"), "--{} takes anything", flag.name);
+    }
+}
+
+/// Values as people write them, and others.
+fn values() -> impl Strategy<Value = String> {
+    let choices: Vec<&str> = COMMAND.flags().flat_map(|f| f.choices).map(|c| c.0).collect();
+    prop_oneof![
+        2 => "[0-9]{1,4}(|[.][0-9])(|KiB|MiB|M|ms|us|s|min|%| %|tok/s| tok/s|k)",
+        1 => proptest::sample::select(choices).prop_map(str::to_owned),
+        1 => "[a-z0-9.%/-]{1,6}",
+    ]
+}
+
+/// Texts that are TOML by halves.
+fn texts() -> impl Strategy<Value = String> {
+    let names = proptest::sample::select(COMMAND.flags().map(|f| f.name).collect::<Vec<_>>());
+    let value = prop_oneof![
+        values().prop_map(|v| format!("\"{v}\"")),
+        values(),
+        "[\\[\\]{}\"'=.,#a-z0-9_+-]{0,12}",
+        Just("[\"a\", 1, true, [2]]".to_owned()),
+        Just("'''\n'''".to_owned()),
+    ];
+    let line = prop_oneof![
+        4 => (names, value).prop_map(|(name, value)| format!("{name} = {value}\n")),
+        1 => "[\\[\\]{}\"'=.,# a-z0-9_\\\\\n\r\t-]{0,16}\n",
+        1 => "\\PC{0,16}\n?",
+    ];
+    proptest::collection::vec(line, 0..8).prop_map(|lines| lines.concat())
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_it_panic_and_its_lines_are_told(text in texts()) {
+        let (given, faults) = read(&COMMAND, &text);
+        let lines = text.lines().count() + 1;
+        prop_assert!(faults.0.iter().all(|(line, _)| (1..=lines).contains(line)), "{faults:?}");
+        for Given { from, .. } in &given {
+            prop_assert!(matches!(from, Origin::Line(line) if (1..=lines).contains(line)));
+        }
+        // What was taken can be read in the end.
+        let mut all = Args::none(&COMMAND);
+        all.below(given);
+        let why = options(&all).err().map(|e| e.to_string()).unwrap_or_default();
+        prop_assert!(!why.contains('\''), "{why}");
+    }
+
+    #[test]
+    fn a_value_is_taken_from_a_file_where_it_is_on_the_line(value in values()) {
+        for flag in keys().filter(|f| !f.is_switch()) {
+            let line = vec![OsString::from(format!("--{}={value}", flag.name))];
+            let Ok(Parsed::Run(args)) = Args::parse(&COMMAND, line) else { panic!("--{}={value}", flag.name) };
+            prop_assert_eq!(flag.refusal(&value).is_none(), options(&args).is_ok(), "--{}={}", flag.name, value);
+        }
+    }
+}
+
+#[test]
+fn deep_and_long_texts_are_refused_without_harm() {
+    for part in
+        ["[", "{a=", "a.", "[[", "\"", "'''", "=", "-", "\\", "a = [[", "\u{feff}", "\r", "x = 1_", "a={b=[{"]
+    {
+        let text = part.repeat(65_536 / part.len());
+        assert!(!mistakes(&text).is_empty(), "{part:?}");
+        let text = format!("pmc = {text}");
+        assert!(!mistakes(&text).is_empty(), "pmc = {part:?}");
+    }
+}
