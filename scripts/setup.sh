@@ -132,4 +132,8 @@ perfetto() {
         --target "$dir" "perfetto==$version" ||
         die "pip failed to install perfetto $version: its tests are skipped without it (make test needs it)"
 }
-[ "$level" != test ] || perfetto
+[ "$level" != test ] || {
+    perfetto
+    "$(dirname "$0")/../tests/perfetto/system.sh" --fetch ||
+        echo "setup.sh: without Perfetto's recorder; its test is skipped" >&2
+}

@@ -16,10 +16,18 @@ fn package() -> PathBuf {
     cache.unwrap_or_else(home).join("profinfer/perfetto")
 }
 
-/// What a Perfetto trace says; `None` where it can't be decoded here.
+/// What a script of tests/perfetto says of Perfetto traces; `None` where they can't be decoded here.
+pub fn script(name: &str, traces: &[&Path]) -> Option<Value> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/perfetto").join(name);
+    let mut python = Command::new("python3");
+    python::json(
+        python.env("PYTHONPATH", package()).env("PYTHONDONTWRITEBYTECODE", "1").arg(script).args(traces),
+    )
+}
+
+/// What a Perfetto trace says.
 pub fn decoded(trace: &Path) -> Option<Value> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/perfetto/decode.py");
-    python::json(Command::new("python3").env("PYTHONPATH", package()).arg(script).arg(trace))
+    script("decode.py", &[trace])
 }
 
 pub fn text(bytes: &[u8]) -> String {

@@ -134,4 +134,5 @@ def main():
     json.dump({"unknown": unknown(trace), "sequences": sorted(sequences), "snapshots": snapshots, "tracks": out}, sys.stdout)
 
 
-main()
+if __name__ == "__main__":
+    main()

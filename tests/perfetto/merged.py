@@ -1,0 +1,85 @@
+"""Holds a run that was exported with --merge against the system's trace in it, for tests/live_merge.rs: prints as JSON what
+either side has, and how many of the run's slices begin while the kernel says that their thread runs. Exits 3 when the
+package perfetto of PyPI is not to be had.
+
+usage: merged.py MERGED SYSTEM
+
+packets, unknown, sequences: of ours, of theirs, and of the merged file as one. inside: of our slices' beginnings, the share
+that lies within a time on the CPU of the same thread, with our times shifted by so many ms.
+"""
+
+import bisect
+import json
+import sys
+
+from decode import BEGIN, Sequence, proto, unknown
+
+SHIFTS = [-20, -5, -1, 0, 1, 5, 20]
+
+
+def begins(trace):
+    """(tid, time) of each slice on a track of a thread."""
+    sequences, tids = {}, {}
+    for packet in trace.packet:
+        sequence = sequences.setdefault(packet.trusted_packet_sequence_id, Sequence())
+        sequence.state(packet)
+        if packet.HasField("track_descriptor"):
+            tids[packet.track_descriptor.uuid] = packet.track_descriptor.thread.tid
+        if not packet.HasField("track_event"):
+            continue
+        if packet.timestamp_clock_id == 0 and sequence.now is not None:
+            sequence.now += packet.timestamp
+        event = packet.track_event
+        tid = tids[event.track_uuid or sequence.track]
+        if event.type == BEGIN and tid:
+            yield tid, sequence.now
+
+
+def on_cpu(trace):
+    """By tid: when it was put on a CPU and when it was taken off, in order of time."""
+    cpus = {}
+    for packet in trace.packet:
+        bundle = packet.ftrace_events
+        # Zero is the trace's own clock, CLOCK_BOOTTIME.
+        assert bundle.ftrace_clock == 0 and not bundle.lost_events
+        switches, t = cpus.setdefault(bundle.cpu, []), 0
+        # Of each switch the time since the one before it, and who comes: the one before leaves.
+        for since, tid in zip(bundle.compact_sched.switch_timestamp, bundle.compact_sched.switch_next_pid):
+            t += since
+            switches.append((t, tid))
+    times = {}
+    for switches in cpus.values():
+        switches.sort()
+        for (on, tid), (off, _) in zip(switches, switches[1:]):
+            times.setdefault(tid, []).append((on, off))
+    for runs in times.values():
+        runs.sort()
+    return times
+
+
+def runs(times, tid, t):
+    of_thread = times.get(tid, [])
+    at = bisect.bisect_right(of_thread, (t, sys.maxsize)) - 1
+    return at >= 0 and t <= of_thread[at][1]
+
+
+def main():
+    with open(sys.argv[1], "rb") as merged, open(sys.argv[2], "rb") as system:
+        merged, system = merged.read(), system.read()
+    assert merged.endswith(system), "the other recording's bytes are changed"
+    of = proto.Trace.FromString
+    parts = {"ours": of(merged[: -len(system)]), "theirs": of(system), "merged": of(merged)}
+    told = {
+        name: {
+            "packets": len(trace.packet),
+            "unknown": unknown(trace),
+            "sequences": sorted({p.trusted_packet_sequence_id for p in trace.packet} - {0}),
+        }
+        for name, trace in parts.items()
+    }
+    times, slices = on_cpu(parts["theirs"]), list(begins(parts["ours"]))
+    inside = {s: sum(runs(times, tid, t + s * 1_000_000) for tid, t in slices) / len(slices) for s in SHIFTS}
+    json.dump({**told, "slices": len(slices), "threads": len({tid for tid, _ in slices}), "inside": inside}, sys.stdout)
+
+
+main()
