@@ -29,7 +29,7 @@ pub enum Target {
 }
 
 /// How it is recorded.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     pub level: Level,
     pub structure: bool,

@@ -33,7 +33,7 @@ pub const MAX: usize = size_of::<ev_counted>().saturating_sub(size_of::<super::e
 pub const FAULTS: [&str; 2] = ["major-faults", "minor-faults"];
 
 /// What is asked for.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
     /// By name, each once, at most [`MAX`].
     pub names: Vec<String>,

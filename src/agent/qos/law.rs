@@ -22,7 +22,7 @@ pub const MAX_ONE_IN: u32 = 64;
 const WINDOW: usize = 5;
 
 /// What the user allows.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Rule {
     /// Own cost, as a share of the target's time: 0.01 = 1 %.
     pub budget: Option<f64>,

@@ -22,7 +22,7 @@ pub const INTERVAL: Duration = Duration::from_millis(50);
 const WAITING: usize = 64;
 
 /// What to sample.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// `/sys`, or a recorded tree.
     pub sysfs: PathBuf,
