@@ -66,6 +66,27 @@ fn a_file_cut_at_any_byte_reads_up_to_its_last_whole_block() {
     }
 }
 
+fn end(bytes: &[u8]) -> End {
+    let mut file = tempfile::tempfile().unwrap();
+    std::io::Write::write_all(&mut file, bytes).unwrap();
+    End::of(&mut file).unwrap()
+}
+
+#[test]
+fn how_a_trace_ended_is_told_without_reading_it_whole() {
+    let file = small_file();
+    let first = spans(&file)[0].1;
+    for cut in 0..file.len() {
+        assert_eq!(end(&file[..cut]), if cut < first { End::Empty } else { End::Cut }, "cut at {cut}");
+    }
+    assert_eq!(end(&file), End::Clean);
+    assert_eq!(end(&[&file[..], &[0]].concat()), End::Cut);
+    let zeros = [&file[..FILE_HEADER], &[0; 100]].concat();
+    for other in [b"hello".as_slice(), &zeros, &file[1..]] {
+        assert_eq!(end(other), End::Cut, "what is no trace is not called an empty one");
+    }
+}
+
 #[test]
 fn a_flipped_byte_loses_only_the_block_hit() {
     let file = small_file();

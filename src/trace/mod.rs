@@ -6,6 +6,7 @@ mod cause;
 mod coding;
 mod describe;
 pub mod encoder;
+mod end;
 mod open;
 mod output;
 mod plans;
@@ -22,6 +23,7 @@ pub use encoder::{
     CounterRun, Encoder, EncoderConfig, EncoderStats, ExpertRows, ITSELF, Slice, SliceRun, TensorDesc,
     WriteError,
 };
+pub use end::End;
 pub use output::Output;
 pub use reader::{Block, BlockRef, Damage, DamageKind, ReadError, Trace};
 pub use tail::{Tail, Tap};

@@ -1,0 +1,478 @@
+//! The service's directory of traces: names and opens them, and removes the oldest so that all of them stay within a quota.
+//! Uses `clock`, `place` and how a trace ended.
+//!
+//! Whoever writes a file holds flock(2) on it, in whatever process; a file that nobody holds is complete, or what a process
+//! that died has left. What is made and removed is so under a lock of the directory. All of this the kernel lets go of when
+//! a process ends, however it ends. A file being written counts as the largest that it may become, so that the quota holds
+//! although nobody asks before a write.
+
+use std::cell::Cell;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
+
+use super::clock;
+use super::place::{Place, PlaceError};
+use crate::order;
+use crate::trace::{End, Output};
+
+/// What the files are called in the end.
+const SUFFIX: &str = ".pfi";
+/// Held while files are made and removed; has the number of those removed.
+const LOCK: &str = ".lock";
+/// Held by the service for as long as it lives.
+const INSTANCE: &str = ".instance";
+/// Bytes of a program's name that go into a file's.
+const NAME_BYTES: usize = 32;
+/// How often the directory's lock is tried, and how long between.
+const TRIES: (u32, Duration) = (200, Duration::from_millis(10));
+
+/// Why the directory is not used, or no file is had from it.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    #[error(
+        "a quota of {} is less than the {} that one file may take: raise the quota, or have smaller files",
+        size(*quota), size(*reserve)
+    )]
+    TooSmall { quota: u64, reserve: u64 },
+    #[error(
+        "no room for another file within the quota of {}: {writing} are being written, each of up to {}; raise the quota, or \
+         have smaller files",
+        size(*quota), size(*reserve)
+    )]
+    NoRoom { quota: u64, reserve: u64, writing: u64 },
+    #[error("cannot {what} {name}: {source}")]
+    File { what: &'static str, name: String, source: io::Error },
+    #[error("{path} is used by another service{}: stop that one, or give this one a directory of its own", process(*pid))]
+    Second { path: String, pid: u32 },
+    #[error("another process has been making room in {path} for too long")]
+    Busy { path: String },
+}
+
+impl StoreError {
+    /// The file system is full: it may pass, and nothing is wrong with the directory.
+    pub fn is_full(&self) -> bool {
+        match self {
+            StoreError::Place(PlaceError::Io { source, .. }) | StoreError::File { source, .. } => {
+                is_full(source)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// True where the file system, or the user's share of it, is full.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
+}
+
+fn process(pid: u32) -> String {
+    if pid == 0 { String::new() } else { format!(" (process {pid})") }
+}
+
+/// Bytes in the largest unit that they are whole in.
+fn size(bytes: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let whole = units.into_iter().find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift);
+    whole.map_or(format!("{bytes} bytes"), |(shift, unit)| format!("{} {unit}", bytes >> shift))
+}
+
+/// How full the directory is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Usage {
+    /// Traces, and how many of them are being written.
+    pub files: u64,
+    pub writing: u64,
+    /// Their bytes, and the bytes that count against the quota: a file being written counts as the largest it may become.
+    pub bytes: u64,
+    pub counted: u64,
+    pub quota: u64,
+    /// Traces removed since the directory was made, for the quota or for their age.
+    pub removed: u64,
+}
+
+/// What a service before this one has left.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Leftovers {
+    /// Traces without anything in them that can be read: removed.
+    pub empty: Vec<String>,
+    /// Files that were to take the place of others: removed.
+    pub temporary: Vec<String>,
+    /// Traces that did not end cleanly: they stay, `report` reads them up to their last whole block.
+    pub unfinished: u64,
+}
+
+/// The directory.
+#[derive(Debug)]
+pub struct Store {
+    place: Rc<Place>,
+    quota: u64,
+    reserve: u64,
+    keep: Option<Duration>,
+    seen: Cell<Option<Seen>>,
+}
+
+/// What `tidy` saw when nothing was being written: it holds until the directory changes, or until a file is too old.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    changed: SystemTime,
+    now: SystemTime,
+    until: Option<SystemTime>,
+    usage: Usage,
+}
+
+/// One trace in the directory.
+struct Entry {
+    name: String,
+    bytes: u64,
+    changed: SystemTime,
+    writing: bool,
+}
+
+impl Store {
+    /// Opens the directory, and makes it where it is missing. Its files take up to `quota` bytes together and `reserve` each;
+    /// those that have not been written to for longer than `keep` go.
+    ///
+    /// # Errors
+    /// It is not a directory of ours alone, or cannot be written to, or the quota is less than one file.
+    pub fn open(path: &Path, quota: u64, reserve: u64, keep: Option<Duration>) -> Result<Store, StoreError> {
+        if quota < reserve {
+            return Err(StoreError::TooSmall { quota, reserve });
+        }
+        let place = Rc::new(Place::open(path)?);
+        let store = Store { place, quota, reserve, keep, seen: Cell::new(None) };
+        // Shows that it can be written to.
+        store.lock()?;
+        Ok(store)
+    }
+
+    /// The directory's path, for people.
+    pub fn path(&self) -> &Path {
+        self.place.path()
+    }
+
+    /// Makes this process the only service that uses the directory, for as long as the file lives. A process forked from it
+    /// is none: a lock of this sort stays with the process that took it.
+    ///
+    /// # Errors
+    /// There is another one; with its process id where it can be seen.
+    pub fn only(&self) -> Result<File, StoreError> {
+        let file = self.place.keep(INSTANCE).map_err(|e| self.place.failed("write into", e))?;
+        // Again where the other one ended just between the two questions.
+        for _ in 0..3 {
+            if record_lock(&file, libc::F_SETLK).map_err(|e| self.place.failed("lock", e))?.is_none() {
+                return Ok(file);
+            }
+            let other = record_lock(&file, libc::F_GETLK).map_err(|e| self.place.failed("lock", e))?;
+            if let Some(pid) = other {
+                return Err(StoreError::Second { path: self.path().display().to_string(), pid });
+            }
+        }
+        Err(StoreError::Busy { path: self.path().display().to_string() })
+    }
+
+    /// What a trace is called that begins now: the time, the program and the process.
+    pub fn name(program: &str, pid: u32) -> String {
+        let short = cleaned(program.rsplit('/').next().unwrap_or_default());
+        let short = short.get(..NAME_BYTES).unwrap_or(&short);
+        let short = if short.is_empty() { "engine" } else { short };
+        format!("{}-{short}-{pid}", clock::compact(SystemTime::now()))
+    }
+
+    /// Makes room, and then a file: `name` is without its suffix, and gets a number where there is one of that name.
+    ///
+    /// # Errors
+    /// Those that are being written leave no room; or the system refuses.
+    pub fn create(&self, name: &str) -> Result<TraceFile, StoreError> {
+        let name = cleaned(name);
+        let lock = self.lock()?;
+        self.make_room(&lock, self.reserve)?;
+        let mut full = format!("{name}{SUFFIX}");
+        let mut n = 1;
+        let made = loop {
+            match self.place.create(&full) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && n < 1000 => {
+                    n += 1;
+                    full = format!("{name}-{n}{SUFFIX}");
+                }
+                made => break made,
+            }
+        };
+        let failed = |source| StoreError::File { what: "make", name: full.clone(), source };
+        let file = made.map_err(failed)?;
+        file.try_lock().map_err(|e| failed(e.into()))?;
+        self.seen.set(None);
+        Ok(TraceFile { file, place: self.place.clone(), name: full, bytes: 0, most: self.reserve })
+    }
+
+    /// Removes what is too old, and the oldest until the quota is kept; says how full the directory is. Costs one system
+    /// call where nothing is written and nothing has changed.
+    ///
+    /// # Errors
+    /// A file cannot be removed, or the directory not be read.
+    pub fn tidy(&self) -> Result<Usage, StoreError> {
+        let now = SystemTime::now();
+        let changed = self.changed()?;
+        if let Some(seen) = self.seen.get()
+            && seen.changed == changed
+            && (seen.now..seen.until.unwrap_or(now + Duration::from_secs(1))).contains(&now)
+        {
+            return Ok(seen.usage);
+        }
+        let lock = self.lock()?;
+        let left = self.make_room(&lock, 0)?;
+        let removed = removed(&lock);
+        let mut usage = Usage { quota: self.quota, removed, ..Usage::default() };
+        for entry in &left {
+            usage.files += 1;
+            usage.writing += u64::from(entry.writing);
+            usage.bytes += entry.bytes;
+            usage.counted += self.counted(entry);
+        }
+        let changed = self.changed()?;
+        let oldest = left.iter().map(|e| e.changed).min();
+        let until = oldest.zip(self.keep).and_then(|(oldest, keep)| oldest.checked_add(keep));
+        // A change within the file system's own tick would not show.
+        let settled = now.duration_since(changed).is_ok_and(|d| d > Duration::from_secs(1));
+        self.seen.set((usage.writing == 0 && settled).then_some(Seen { changed, now, until, usage }));
+        Ok(usage)
+    }
+
+    /// Finds what a service before this one has left, and removes what is of no use. What is being written is left alone.
+    ///
+    /// # Errors
+    /// A file cannot be removed, or the directory not be read.
+    pub fn leftovers(&self) -> Result<Leftovers, StoreError> {
+        let lock = self.lock()?;
+        let mut found = Leftovers::default();
+        for entry in self.entries()?.iter().filter(|e| !e.writing) {
+            let failed = |source| StoreError::File { what: "read", name: entry.name.clone(), source };
+            let mut file = self.place.read(&entry.name).map_err(failed)?;
+            match End::of(&mut file).map_err(failed)? {
+                End::Empty => {
+                    self.remove(&entry.name)?;
+                    found.empty.push(entry.name.clone());
+                }
+                End::Cut => found.unfinished += 1,
+                End::Clean => {}
+            }
+        }
+        for name in
+            self.names()?.into_iter().filter(|n| n.starts_with('.') && n.ends_with(super::replace::SUFFIX))
+        {
+            self.remove(&name)?;
+            found.temporary.push(name);
+        }
+        drop(lock);
+        Ok(found)
+    }
+
+    /// Removes the files that are too old, and the oldest until there are `wanted` bytes within the quota. Gives those left.
+    fn make_room(&self, lock: &File, wanted: u64) -> Result<Vec<Entry>, StoreError> {
+        let mut all = self.entries()?;
+        order::by(&mut all, |a, b| a.changed.cmp(&b.changed).then_with(|| a.name.cmp(&b.name)));
+        let sum = |all: &mut dyn Iterator<Item = &Entry>| {
+            all.map(|e| self.counted(e)).fold(wanted, u64::saturating_add)
+        };
+        // No file goes for a room that would still not be enough.
+        let writing = all.iter().filter(|e| e.writing).count() as u64;
+        if wanted > 0 && sum(&mut all.iter().filter(|e| e.writing)) > self.quota {
+            return Err(StoreError::NoRoom { quota: self.quota, reserve: self.reserve, writing });
+        }
+        let mut total = sum(&mut all.iter());
+        let before = self.keep.and_then(|keep| SystemTime::now().checked_sub(keep));
+        let (mut left, mut gone) = (Vec::with_capacity(all.len()), 0);
+        for entry in all {
+            let old = before.is_some_and(|before| entry.changed < before);
+            if entry.writing || !old && total <= self.quota {
+                left.push(entry);
+                continue;
+            }
+            self.remove(&entry.name)?;
+            total = total.saturating_sub(entry.bytes);
+            gone += 1;
+        }
+        if gone > 0 {
+            // A count that can't be kept is no reason to record nothing.
+            let _ = lock.write_all_at(format!("{:020}\n", removed(lock) + gone).as_bytes(), 0);
+        }
+        Ok(left)
+    }
+
+    fn counted(&self, entry: &Entry) -> u64 {
+        if entry.writing { entry.bytes.max(self.reserve) } else { entry.bytes }
+    }
+
+    fn entries(&self) -> Result<Vec<Entry>, StoreError> {
+        let mut all = Vec::new();
+        for name in self.names()?.into_iter().filter(|n| n.ends_with(SUFFIX)) {
+            match self.entry(&name) {
+                Ok(Some(found)) => all.push(found),
+                Ok(None) => {}
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(StoreError::File { what: "look at", name, source }),
+            }
+        }
+        Ok(all)
+    }
+
+    /// None: it is no regular file, and none of ours.
+    fn entry(&self, name: &str) -> io::Result<Option<Entry>> {
+        if !fs::symlink_metadata(self.place.at(name))?.is_file() {
+            return Ok(None);
+        }
+        let file = self.place.read(name)?;
+        // Its writer may let go of it at any moment; nobody takes hold of one that has been let go of.
+        let writing = match file.try_lock_shared() {
+            Ok(()) => false,
+            Err(TryLockError::WouldBlock) => true,
+            Err(TryLockError::Error(e)) => return Err(e),
+        };
+        let found = file.metadata()?;
+        Ok(Some(Entry { name: name.to_owned(), bytes: found.len(), changed: found.modified()?, writing }))
+    }
+
+    /// All names; those that are not ours may be anything, and are left out where they are no text.
+    fn names(&self) -> Result<Vec<String>, StoreError> {
+        let listed = fs::read_dir(self.place.here()).and_then(|entries| {
+            entries.map(|e| Ok(e?.file_name().into_string().ok())).collect::<io::Result<Vec<_>>>()
+        });
+        Ok(listed.map_err(|e| self.place.failed("list", e))?.into_iter().flatten().collect())
+    }
+
+    fn remove(&self, name: &str) -> Result<(), StoreError> {
+        let failed = |source| StoreError::File { what: "remove", name: name.to_owned(), source };
+        self.place.remove(name).map_err(failed)
+    }
+
+    fn changed(&self) -> Result<SystemTime, StoreError> {
+        let changed = self.place.metadata().and_then(|m| m.modified());
+        Ok(changed.map_err(|e| self.place.failed("look at", e))?)
+    }
+
+    /// Takes the directory's lock, on a file opened anew: one that was open before a fork would be held by both processes.
+    fn lock(&self) -> Result<File, StoreError> {
+        let failed = |e| StoreError::from(self.place.failed("write into", e));
+        let file = self.place.keep(LOCK).map_err(failed)?;
+        for _ in 0..TRIES.0 {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(TRIES.1),
+                Err(TryLockError::Error(e)) => return Err(failed(e)),
+            }
+        }
+        Err(StoreError::Busy { path: self.path().display().to_string() })
+    }
+}
+
+/// How many files have been removed, as the lock's file has it.
+fn removed(mut lock: &File) -> u64 {
+    let mut text = String::new();
+    let read = io::Seek::rewind(&mut lock).and_then(|()| lock.take(20).read_to_string(&mut text));
+    read.ok().and_then(|_| text.parse().ok()).unwrap_or(0)
+}
+
+/// A name as it may stand in the directory: what is not of a small alphabet becomes `_`.
+fn cleaned(name: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let name: String = name.chars().take(120).map(|c| if plain(c) { c } else { '_' }).collect();
+    // Not hidden.
+    if name.starts_with('.') { format!("_{name}") } else { name }
+}
+
+/// Takes or asks for a lock of the whole file (fcntl_locking(2)); Some: another process has it, 0 where it cannot be seen.
+fn record_lock(file: &File, command: libc::c_int) -> io::Result<Option<u32>> {
+    // SAFETY: all zero is a value of the struct: the whole file.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as _;
+    // SAFETY: a plain system call with a struct of ours, on a descriptor that is open.
+    if unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } == 0 {
+        let other = command == libc::F_GETLK && lock.l_type != libc::F_UNLCK as libc::c_short;
+        return Ok(other.then(|| u32::try_from(lock.l_pid).unwrap_or(0)));
+    }
+    match io::Error::last_os_error() {
+        e if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EAGAIN)) => Ok(Some(0)),
+        e => Err(e),
+    }
+}
+
+/// A trace that is being written. No other process removes it until it is dropped.
+#[derive(Debug)]
+pub struct TraceFile {
+    file: File,
+    place: Rc<Place>,
+    name: String,
+    bytes: u64,
+    most: u64,
+}
+
+impl TraceFile {
+    /// Its name in the directory.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes written.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes that it may still take; a write of more is refused.
+    pub fn left(&self) -> u64 {
+        self.most.saturating_sub(self.bytes)
+    }
+
+    /// Removes it: it shall not have been.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn discard(self) -> io::Result<()> {
+        self.place.remove(&self.name)
+    }
+}
+
+impl Write for TraceFile {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        if buf.len() as u64 > self.left() {
+            let why = format!("{} may take no more than {}", self.name, size(self.most));
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+        }
+        let n = self.file.write(buf)?;
+        self.bytes += n as u64;
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Output for TraceFile {
+    fn seekable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&mut self, pos: u64, bytes: &[u8]) -> io::Result<()> {
+        let end = pos.checked_add(bytes.len() as u64);
+        if end.is_none_or(|end| end > self.bytes) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Output::write_at(&mut self.file, pos, bytes)
+    }
+}
+
+impl Drop for TraceFile {
+    fn drop(&mut self) {
+        // At once, even where a process forked meanwhile has the file open as well.
+        let _ = self.file.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+use std::os::unix::fs::symlink;
+use std::sync::OnceLock;
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+
+fn dir() -> TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
+fn store(dir: &TempDir, quota: u64, reserve: u64) -> Store {
+    Store::open(&dir.path().join("traces"), quota, reserve, None).expect("a store")
+}
+
+/// A complete file of so many bytes, last written so many seconds ago.
+fn put(store: &Store, name: &str, bytes: usize, age: u64) {
+    let file = store.place.create(&format!("{name}.pfi")).expect("a file");
+    (&file).write_all(&vec![0; bytes]).expect("room");
+    // Files of one age are of the same nanosecond.
+    static NOW: OnceLock<SystemTime> = OnceLock::new();
+    let now = *NOW.get_or_init(SystemTime::now);
+    file.set_modified(now - Duration::from_secs(age)).expect("a time");
+}
+
+fn names(store: &Store) -> Vec<String> {
+    let mut names: Vec<String> =
+        store.entries().expect("entries").into_iter().map(|e| e.name.replace(".pfi", "")).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn the_oldest_go_until_there_is_room_and_none_being_written() {
+    let dir = dir();
+    let store = store(&dir, 1000, 300);
+    let mut first = store.create("first").expect("room");
+    first.write_all(&[1; 10]).expect("room");
+    first.file.set_modified(SystemTime::UNIX_EPOCH).expect("a time");
+    for (name, bytes, age) in [("c", 100, 50), ("b", 200, 70), ("a", 1, 70), ("d", 200, 10)] {
+        put(&store, name, bytes, age);
+    }
+    // 300 for the first, 501 for the others: 100 are wanted of them, and the two oldest have 201.
+    let second = store.create("second").expect("room");
+    assert_eq!(names(&store), ["c", "d", "first", "second"]);
+    let usage = store.tidy().expect("tidy");
+    let known = Usage { files: 4, writing: 2, bytes: 310, counted: 900, quota: 1000, removed: 2 };
+    assert_eq!(usage, known);
+    drop((first, second));
+    assert_eq!(store.tidy().expect("tidy").counted, 310);
+    drop(store.create("third").expect("room"));
+    assert_eq!(names(&store), ["c", "d", "first", "second", "third"]);
+}
+
+#[test]
+fn when_all_is_being_written_there_is_no_room_and_nothing_goes() {
+    let dir = dir();
+    let store = store(&dir, 700, 300);
+    put(&store, "old", 50, 1000);
+    let one = store.create("one").expect("room");
+    let two = store.create("two").expect("room");
+    assert_eq!(names(&store), ["old", "one", "two"]);
+    let error = store.create("three").expect_err("no room");
+    assert!(matches!(error, StoreError::NoRoom { writing: 2, .. }), "{error}");
+    assert!(error.to_string().contains("within the quota of 700 bytes"), "{error}");
+    assert_eq!(names(&store), ["old", "one", "two"]);
+    drop(one);
+    store.create("three").expect("room again");
+    drop(two);
+    assert_eq!(store.tidy().expect("tidy").writing, 0);
+}
+
+#[test]
+fn a_quota_that_became_smaller_is_kept_by_the_next_tick() {
+    let dir = dir();
+    for (i, bytes) in [400, 300, 200, 100].into_iter().enumerate() {
+        put(&store(&dir, 1000, 100), &format!("f{i}"), bytes, 100 - i as u64);
+    }
+    let store = store(&dir, 350, 100);
+    assert_eq!(store.tidy().expect("tidy").bytes, 300);
+    assert_eq!(names(&store), ["f2", "f3"]);
+    assert_eq!(store.tidy().expect("tidy").removed, 2);
+}
+
+#[test]
+fn what_is_too_old_goes_but_not_while_it_is_written() {
+    let dir = dir();
+    let hour = Duration::from_secs(3600);
+    let store = Store::open(&dir.path().join("traces"), 1000, 100, Some(hour)).expect("a store");
+    put(&store, "young", 10, 3500);
+    put(&store, "old", 10, 3700);
+    let open = store.create("open").expect("room");
+    open.file.set_modified(SystemTime::UNIX_EPOCH).expect("a time");
+    // Before the clock was set back.
+    let file = store.place.create("future.pfi").expect("a file");
+    file.set_modified(SystemTime::now() + hour * 24).expect("a time");
+    store.tidy().expect("tidy");
+    assert_eq!(names(&store), ["future", "open", "young"]);
+    drop(open);
+    store.tidy().expect("tidy");
+    assert_eq!(names(&store), ["future", "young"]);
+}
+
+#[test]
+fn nothing_is_read_again_where_nothing_has_changed() {
+    let dir = dir();
+    let hour = Duration::from_secs(3600);
+    let store = Store::open(&dir.path().join("traces"), 1000, 100, Some(hour)).expect("a store");
+    put(&store, "a", 10, 100);
+    File::open(store.path()).and_then(|d| d.set_modified(SystemTime::now() - hour)).expect("a time");
+    let first = store.tidy().expect("tidy");
+    let seen = store.seen.get().expect("it is remembered");
+    assert_eq!((seen.usage, first.bytes), (first, 10));
+    assert!(seen.until.is_some_and(|until| until > SystemTime::now()));
+    store.seen.set(Some(Seen { usage: Usage { bytes: 77, ..first }, ..seen }));
+    assert_eq!(store.tidy().expect("tidy").bytes, 77);
+    // The clock was set back, a file became too old, or there is a new one.
+    for seen in [
+        Seen { now: SystemTime::now() + hour, until: None, ..seen },
+        Seen { until: Some(seen.now), ..seen },
+        Seen { changed: SystemTime::UNIX_EPOCH, ..seen },
+    ] {
+        store.seen.set(Some(Seen { usage: Usage { bytes: 77, ..first }, ..seen }));
+        assert_eq!(store.tidy().expect("tidy").bytes, 10);
+    }
+    let _open = store.create("b").expect("room");
+    assert_eq!(store.tidy().expect("tidy").files, 2);
+    store.tidy().expect("tidy");
+    assert!(store.seen.get().is_none(), "what is being written grows");
+}
+
+#[test]
+fn a_file_is_made_beside_what_stands_in_its_place() {
+    let dir = dir();
+    let store = store(&dir, 1000, 10);
+    let outside = dir.path().join("outside");
+    symlink(&outside, store.place.at("x.pfi")).expect("a link");
+    fs::create_dir(store.place.at("x-2.pfi")).expect("a directory");
+    let mut made = store.create("x").expect("room");
+    assert_eq!(made.name(), "x-3.pfi");
+    made.write_all(b"data").expect("room");
+    assert!(!outside.exists());
+    // Neither the link nor the directory is a trace.
+    assert_eq!(store.tidy().expect("tidy").files, 1);
+    made.discard().expect("it can be removed");
+    assert_eq!(store.tidy().expect("tidy").files, 0);
+}
+
+#[test]
+fn names_are_data_of_a_small_alphabet() {
+    let name = Store::name("/opt/evil \n\u{202e}/llama cli\u{1b}[31m", 42);
+    let (time, rest) = name.split_once('-').expect("a time");
+    assert_eq!((time.len(), rest), ("20261121T204143.123Z".len(), "llama_cli__31m-42"));
+    assert!(Store::name("", 1).ends_with("Z-engine-1"));
+    assert!(Store::name("/", 1).ends_with("Z-engine-1"));
+    let long = Store::name(&"x".repeat(4096), 7);
+    assert!(long.ends_with(&format!("-{}-7", "x".repeat(NAME_BYTES))), "{long}");
+    let dir = dir();
+    let store = store(&dir, 1000, 10);
+    assert_eq!(store.create("../../etc/passwd").expect("room").name(), "_.._.._etc_passwd.pfi");
+    assert_eq!(store.create(".lock").expect("room").name(), "_.lock.pfi");
+}
+
+#[test]
+fn a_file_grows_to_its_limit_and_not_beyond() {
+    let dir = dir();
+    let store = store(&dir, 1 << 20, 1024);
+    let mut file = store.create("x").expect("room");
+    file.write_all(&[7; 1000]).expect("room");
+    let error = file.write_all(&[8; 25]).expect_err("too much");
+    assert_eq!(error.to_string(), "x.pfi may take no more than 1 KiB");
+    assert!(!is_full(&error));
+    file.write_all(&[9; 24]).expect("the rest");
+    assert_eq!((file.bytes(), file.left()), (1024, 0));
+    Output::write_at(&mut file, 10, b"!").expect("what was written before");
+    assert!(Output::write_at(&mut file, 1020, b"12345").is_err());
+    drop(file);
+    let bytes = fs::read(store.place.at("x.pfi")).expect("it is there");
+    assert_eq!((bytes.len(), bytes[10], bytes[1023]), (1024, b'!', 9));
+}
+
+#[test]
+fn a_quota_below_one_file_is_refused() {
+    let dir = dir();
+    let error = Store::open(dir.path(), 1 << 20, 64 << 20, None).expect_err("too small");
+    let says = "a quota of 1 MiB is less than the 64 MiB that one file may take: raise the quota, or have smaller files";
+    assert_eq!(error.to_string(), says);
+}
+
+#[test]
+fn what_a_dead_service_left_is_found() {
+    let dir = dir();
+    let store = store(&dir, 1 << 20, 1000);
+    let header = b"\x89PFI\r\n\x1a\n\x01\0\x02\0";
+    for (name, bytes) in
+        [("empty.pfi", &b""[..]), ("header.pfi", header), ("other.pfi", b"what?"), (".status.json.tmp", b"{")]
+    {
+        fs::write(store.place.at(name), bytes).expect("a file");
+    }
+    let open = store.create("open").expect("room");
+    let mut found = store.leftovers().expect("leftovers");
+    found.empty.sort_unstable();
+    assert_eq!(found.empty, ["empty.pfi", "header.pfi"]);
+    assert_eq!((found.temporary, found.unfinished), (vec![".status.json.tmp".to_owned()], 1));
+    assert_eq!(names(&store), ["open", "other"]);
+    drop(open);
+    assert_eq!(store.leftovers().expect("leftovers").empty, ["open.pfi"]);
+    assert_eq!(store.leftovers().expect("leftovers"), Leftovers { unfinished: 1, ..Leftovers::default() });
+}
+
+#[test]
+fn a_full_file_system_is_told_from_other_errors() {
+    let full = |code| io::Error::from_raw_os_error(code);
+    let file = |code| StoreError::File { what: "make", name: "x".into(), source: full(code) };
+    assert!(is_full(&full(libc::ENOSPC)) && is_full(&full(libc::EDQUOT)) && !is_full(&full(libc::EIO)));
+    assert!(file(libc::ENOSPC).is_full() && !file(libc::EACCES).is_full());
+    assert!(!StoreError::Busy { path: String::new() }.is_full());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever is made, written, closed and tidied in whatever order: the bytes on disk stay within the quota.
+    #[test]
+    fn the_quota_is_never_exceeded(
+        quota in 100u64..1000, reserve in 1u64..100, steps in prop::collection::vec((0u8..5, 0usize..120, 0usize..8), 1..60)
+    ) {
+        let dir = dir();
+        // Another process has a store of its own.
+        let stores = [store(&dir, quota, reserve), store(&dir, quota, reserve)];
+        let mut open: Vec<TraceFile> = Vec::new();
+        for (what, bytes, which) in steps {
+            let store = &stores[which % 2];
+            match what {
+                0 | 1 => match store.create("x") {
+                    Ok(file) => open.push(file),
+                    Err(e) => prop_assert!((open.len() as u64 + 1) * reserve > quota, "{e} with {} open", open.len()),
+                },
+                2 if !open.is_empty() => {
+                    let at = which % open.len();
+                    let fits = bytes as u64 <= open[at].left();
+                    prop_assert_eq!(open[at].write_all(&vec![0; bytes]).is_ok(), fits);
+                }
+                3 if !open.is_empty() => drop(open.swap_remove(which % open.len())),
+                _ => prop_assert!(store.tidy().expect("tidy").counted <= quota),
+            }
+            let now: u64 = store.entries().expect("entries").iter().map(|e| e.bytes).sum();
+            prop_assert!(now <= quota, "{now} of {quota}");
+            for file in &open {
+                prop_assert!(store.place.at(file.name()).exists(), "{} is gone while it is written", file.name());
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The directory of traces across processes: another's file is not removed, however it ended its lock goes with it, and a
+//! file system that is full is told as that.
+#![cfg(feature = "agent")]
+
+mod common;
+
+use std::ffi::CString;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use common::skip;
+use profinfer::agent::service::store::{Leftovers, Store, is_full};
+use profinfer::trace::{Encoder, EncoderConfig};
+
+const DIR: &str = "PROFINFER_TEST_STORE";
+
+fn store(path: &Path) -> Store {
+    Store::open(path, 1000, 300, None).expect("a store")
+}
+
+/// What `Other` runs: opens the store, makes a file, and waits to be killed.
+#[test]
+fn the_other_process() {
+    let Some(dir) = std::env::var_os(DIR) else { return };
+    let store = store(Path::new(&dir));
+    let _only = store.only().expect("the only one");
+    let mut file = store.create("other").expect("room");
+    file.write_all(b"\x89PFI").expect("room");
+    println!("\nready {}", file.name());
+    loop {
+        std::thread::park();
+    }
+}
+
+/// This program once more, as a process of its own that holds a file; killed when dropped.
+struct Other(Child);
+
+impl Other {
+    fn start(dir: &Path) -> Other {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "the_other_process", "--nocapture"]).env(DIR, dir);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let ready = lines.any(|l| l.is_ok_and(|l| l.starts_with("ready other.pfi")));
+        let other = Other(child);
+        assert!(ready, "the other process has a file");
+        other
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // One that is gone already is what we want.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn another_process_keeps_its_file_until_it_is_killed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("traces");
+    let other = Other::start(&path);
+    let store = store(&path);
+    let file = path.join("other.pfi");
+    assert_eq!(store.leftovers().expect("leftovers"), Leftovers::default());
+    let ours = [store.create("a").expect("room"), store.create("b").expect("room")];
+    assert!(store.create("c").is_err(), "300 bytes are the other's");
+    assert_eq!(store.tidy().expect("tidy").writing, 3);
+    let second = store.only().expect_err("the other is the only one").to_string();
+    assert!(
+        second.contains(&format!("used by another service (process {}): stop that one", other.0.id())),
+        "{second}"
+    );
+    drop(other);
+    let only = store.only().expect("it is gone");
+    let usage = store.tidy().expect("tidy");
+    assert_eq!((usage.files, usage.writing, usage.bytes), (3, 2, 4));
+    assert_eq!(store.leftovers().expect("leftovers").empty, ["other.pfi"]);
+    assert!(!file.exists());
+    drop((ours, only));
+}
+
+/// A small file system in memory; taken away when dropped.
+struct Small<'d>(&'d Path, CString);
+
+impl Small<'_> {
+    fn mount(at: &Path) -> std::io::Result<Small<'_>> {
+        let path = CString::new(at.as_os_str().as_bytes())?;
+        let (kind, options) = (c"tmpfs".as_ptr(), c"size=64k,mode=700".as_ptr());
+        // SAFETY: all arguments are C strings that live until the call is over.
+        match unsafe { libc::mount(kind, path.as_ptr(), kind, libc::MS_NOSUID, options.cast()) } {
+            0 => Ok(Small(at, path)),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for Small<'_> {
+    fn drop(&mut self) {
+        // SAFETY: a C string of ours.
+        let done = unsafe { libc::umount2(self.1.as_ptr(), libc::MNT_DETACH) };
+        assert_eq!(done, 0, "{} is still mounted", self.0.display());
+    }
+}
+
+#[test]
+fn a_full_file_system_is_said_and_what_was_written_can_be_read() {
+    // SAFETY: takes nothing, gives a number.
+    if unsafe { libc::geteuid() } != 0 {
+        skip!("not root");
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let small = match Small::mount(dir.path()) {
+        Ok(small) => small,
+        Err(e) => skip!("no file system can be mounted here: {e}"),
+    };
+    let store = Store::open(dir.path(), 1 << 30, 1 << 20, None).expect("a store");
+    let file = store.create("full").expect("room");
+    let trace = small.0.join(file.name());
+    let cfg = EncoderConfig { block_bytes: 4096, flush_ns: 0, ..EncoderConfig::default() };
+    let mut enc = Encoder::new(file, cfg, &trace_support::header()).expect("room");
+    let error = (0..100_000).find_map(|seq| {
+        let token = trace_support::token(seq, 1_000_003 * seq * seq, 900_000 + seq * seq % 7919);
+        enc.token(&token).and_then(|()| enc.tick(token.t as u64)).err()
+    });
+    let error = error.expect("64 KiB are not enough");
+    let profinfer::trace::WriteError::Io { source, .. } = &error else { panic!("{error}") };
+    assert!(is_full(source), "{error}");
+    assert!(error.to_string().contains("No space left on device"), "{error}");
+    drop(enc);
+    // Another one can't be begun, or nothing be written to it; and with room again all goes on.
+    let next = store.create("next").map(|mut f| f.write_all(&[0; 8192]));
+    assert!(match next {
+        Ok(written) => is_full(&written.expect_err("no room")),
+        Err(e) => e.is_full(),
+    });
+    let read = profinfer::trace::Trace::open(&trace).expect("what was written is a trace");
+    assert!(read.blocks().len() > 3, "{}", read.blocks().len());
+    assert!((0..read.blocks().len()).all(|i| read.block(i).is_ok()), "whole blocks");
+    drop(read);
+    let found = store.leftovers().expect("leftovers");
+    assert_eq!(found.unfinished, 1);
+    std::fs::remove_file(trace).expect("it goes");
+    store.create("again").expect("room").write_all(&[0; 8192]).expect("room");
+}
+
+mod trace_support;
