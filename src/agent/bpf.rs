@@ -141,6 +141,13 @@ impl Source for Bpf {
         self.meet(pid);
     }
 
+    fn drop_target(&mut self, pid: u32) {
+        self.targets.retain(|&p| p != pid);
+        if let Some((maps, _)) = &self.open {
+            maps.drop_target(pid);
+        }
+    }
+
     fn meet(&mut self, pid: u32) {
         if let Some(Ok(sched)) = self.sched.as_ref().filter(|_| !self.unwatched) {
             sched.follow(pid);

@@ -11,6 +11,7 @@ use super::experts::Chosen;
 use super::graphs::{Graphs, Seen, Start};
 use super::lanes::Hit;
 use super::memory;
+use super::meter::Meter;
 use super::phases::Begun;
 use super::qos::Done;
 use super::sched;
@@ -85,6 +86,8 @@ pub struct Drain<W: Write> {
     /// Processes whose first event has come, for the session: (pid, engine).
     pub met: heapless::Deque<(u32, u16), 64>,
     known: heapless::index_set::FnvIndexSet<u32, 256>,
+    /// How fast the processes are that somebody asked this of.
+    pub meters: Vec<Meter>,
     /// Calls that have returned, for the session.
     pub done: heapless::Deque<Done, 64>,
     /// Latest times during which probes came or went: what ran then was not seen whole. An end of u64::MAX is open.
@@ -114,6 +117,7 @@ impl<W: Write> Drain<W> {
             born: heapless::Deque::new(),
             met: heapless::Deque::new(),
             known: heapless::index_set::FnvIndexSet::new(),
+            meters: Vec::new(),
             done: heapless::Deque::new(),
             murky: heapless::Deque::new(),
             calls: Calls::default(),
@@ -341,6 +345,9 @@ impl<W: Write> Drain<W> {
                 self.totals.calls += 1;
                 let decode = c.width.max(c.n.max(0) as u32) <= 1;
                 self.totals.decoded += u64::from(decode);
+                if let Some(meter) = self.meters.iter_mut().find(|m| m.pid == c.tgid && !cut) {
+                    meter.call(end, dur, decode);
+                }
                 if !cut {
                     self.call_done(Done { t: end, dur, decode, ..Done::default() });
                 }
@@ -483,10 +490,17 @@ impl<W: Write> Drain<W> {
 
     fn process_exit(&mut self, tgid: u32, ts: u64) -> Result<(), WriteError> {
         self.totals.exited += 1;
+        self.part(tgid, ts)?;
+        let _ = self.gone.push_back(tgid);
+        Ok(())
+    }
+
+    /// A process is recorded no more.
+    pub fn part(&mut self, tgid: u32, ts: u64) -> Result<(), WriteError> {
         self.close(Some(tgid), ts)?;
         self.tensors.forget(tgid);
         self.known.remove(&tgid);
-        let _ = self.gone.push_back(tgid);
+        self.meters.iter_mut().filter(|m| m.pid == tgid).for_each(|m| m.ended = true);
         Ok(())
     }
 
@@ -504,6 +518,29 @@ impl<W: Write> Drain<W> {
     /// Time of the newest event, CLOCK_MONOTONIC ns.
     pub fn last_ts(&self) -> u64 {
         self.last_ts
+    }
+}
+
+impl Shown {
+    /// What came since another look; what is a state and no sum stays.
+    pub fn since(&self, base: &Shown) -> Shown {
+        let mut s = *self;
+        let sums = [
+            (&mut s.tokens, base.tokens),
+            (&mut s.scheds, base.scheds),
+            (&mut s.splits, base.splits),
+            (&mut s.graphs, base.graphs),
+            (&mut s.ops, base.ops),
+            (&mut s.phases, base.phases),
+            (&mut s.expected, base.expected),
+            (&mut s.seen, base.seen),
+            (&mut s.unknown, base.unknown),
+            (&mut s.inner, base.inner),
+            (&mut s.ended, base.ended),
+        ];
+        sums.into_iter().for_each(|(now, then)| *now -= then);
+        s.returns.iter_mut().zip(base.returns).for_each(|(now, then)| *now -= then);
+        s
     }
 }
 

@@ -23,6 +23,7 @@ pub mod layout;
 pub mod machine;
 pub mod maps;
 pub mod memory;
+pub mod meter;
 pub mod nodes;
 pub mod object;
 pub mod perf;

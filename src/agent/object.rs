@@ -191,6 +191,11 @@ impl Maps {
         self.targets.update(&pid.to_ne_bytes(), &[0; 16], MapFlags::ANY)
     }
 
+    /// Records a process no more; one that has ended is not there.
+    pub fn drop_target(&self, pid: u32) {
+        let _ = self.targets.delete(&pid.to_ne_bytes());
+    }
+
     /// Graphs seen so far count as new: their tensors are looked at once more. What cannot be forgotten stays known.
     pub fn forget_graphs(&self) {
         for key in self.graphs.keys().collect::<Vec<_>>() {

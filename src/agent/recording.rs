@@ -10,6 +10,7 @@ use super::btf::Btf;
 use super::discover::DiscoverError;
 use super::drain::Totals;
 use super::machine::AgentCpu;
+use super::meter::Meter;
 use super::pmc;
 use super::qos::law::{Rule, Step};
 use super::refusal::{self, Act};
@@ -17,8 +18,8 @@ use super::sensors;
 use super::source::Wish;
 pub use super::target::Streams;
 use super::verify::OpEnd;
-use crate::trace::WriteError;
 use crate::trace::record::Level;
+use crate::trace::{Output, WriteError};
 
 /// What is recorded.
 #[derive(Debug, Clone)]
@@ -26,6 +27,20 @@ pub enum Target {
     Pids(Vec<u32>),
     Command(Vec<OsString>),
     Exe(PathBuf),
+    /// Processes that come and go as [`Watch::orders`] says, until that says stop.
+    Fed,
+}
+
+/// What a recording of [`Target::Fed`] is told to do.
+pub enum Order {
+    /// Record a process, found to have an engine.
+    Follow(u32),
+    /// Record it no more.
+    Unfollow(u32),
+    /// End the trace, for this reason, and go on in another.
+    Turn(Box<dyn Output>, &'static str),
+    /// Write what the ring holds.
+    Dump(Box<dyn Output>),
 }
 
 /// How it is recorded.
@@ -59,6 +74,8 @@ pub struct Options {
     pub streams: Streams,
     /// What is older than this is brought to an output that can be written over, if not sooner.
     pub flush: Duration,
+    /// Keep in memory what was recorded in the last so long, at most so many bytes, and write that when told to.
+    pub ring: Option<(Duration, u64)>,
     pub tool: String,
     pub command_line: String,
 }
@@ -88,6 +105,8 @@ pub enum RecordError {
     Events(String),
     #[error("the kernel's event buffers: {0}; try a smaller --buffer-size")]
     Ring(String),
+    #[error("the ring cannot be written out: {source}; it stays as it is")]
+    Dump { source: std::io::Error },
     #[error(transparent)]
     Write(#[from] WriteError),
 }
@@ -117,6 +136,12 @@ pub trait Watch {
     fn tell(&mut self, text: &str);
     /// How it stands; many times a second.
     fn progress(&mut self, now: &Progress);
+    /// What is to be done next, for [`Target::Fed`]; asked until there is nothing.
+    fn order(&mut self, _now: &Progress, _meters: &[Meter]) -> Option<Order> {
+        None
+    }
+    /// An order was carried out, or why it could not be.
+    fn done(&mut self, _done: Result<(), String>) {}
 }
 
 /// How a recording stands.
@@ -129,6 +154,8 @@ pub struct Progress {
     pub bytes: u64,
     /// Engines that are probed.
     pub engines: usize,
+    /// Processes followed.
+    pub targets: usize,
     /// The call that has been under way for longest: since when, CLOCK_MONOTONIC ns, and the width of its ubatch, 0 = not
     /// known (yet).
     pub call: Option<(u64, u32)>,

@@ -4,6 +4,7 @@
 mod extras;
 mod levels;
 mod setup;
+mod turn;
 mod writing;
 
 use std::cell::RefCell;
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use self::extras::Extras;
 use self::setup::{header, knobs, roles, source};
 use self::writing::notice;
-use super::attached::{Attached, Role};
+use super::attached::Attached;
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::Drain;
 use super::elf::ElfError;
@@ -30,12 +31,12 @@ use super::recording::{Options, Progress, RecordError, Summary, Target, Watch};
 use super::refusal;
 use super::road::Road;
 use super::sensors::Sampler;
-use super::skel::types::ev_kind;
 use super::source::{Guard, Source};
 use super::structure::{self, MAX_ENGINES, Reading};
 use super::verify::{self, OpEnd};
-use super::{books, calibrate, phases, pmc, target, usage};
+use super::{calibrate, target, usage};
 use crate::trace::record::{self, Availability, Detail, Feature};
+use crate::trace::ring::{IntoRing, Ring};
 use crate::trace::{Encoder, EncoderConfig, Output, WriteError};
 
 /// Kinds of UNARY and GLU that get a name even where the engine's tables have none.
@@ -48,12 +49,12 @@ const WAIT_SOON: Duration = Duration::from_millis(10);
 const WAIT_LATE: Duration = Duration::from_millis(50);
 
 /// A writer that counts.
-struct Counted<W> {
-    out: W,
+struct Counted {
+    out: Box<dyn Output>,
     bytes: u64,
 }
 
-impl<W: Write> Write for Counted<W> {
+impl Write for Counted {
     fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
         let n = self.out.write(buf)?;
         self.bytes += n as u64;
@@ -65,7 +66,7 @@ impl<W: Write> Write for Counted<W> {
     }
 }
 
-impl<W: Output> Output for Counted<W> {
+impl Output for Counted {
     fn seekable(&self) -> bool {
         self.out.seekable()
     }
@@ -75,14 +76,14 @@ impl<W: Output> Output for Counted<W> {
     }
 }
 
-struct Session<W: Write> {
+struct Session {
     options: Options,
     any: bool,
     /// The recorder goes where the engine is not.
     roams: bool,
     /// What the command gets, which is not what the recorder takes.
     origin: machine::Origin,
-    drain: Rc<RefCell<Drain<Counted<W>>>>,
+    drain: Rc<RefCell<Drain<Counted>>>,
     source: Box<dyn Source>,
     engines: Vec<Attached>,
     /// Processes followed, with what their maps looked like when last read.
@@ -98,6 +99,13 @@ struct Session<W: Write> {
     qos: Option<Controller>,
     extras: Extras,
     started: u64,
+    /// Where the present trace begins in the recording's books.
+    base: turn::Base,
+    ring: Option<Rc<RefCell<Ring>>>,
+    /// What a trace's header needs, and the recording's targets come and go.
+    road: Road,
+    hit_ns: u32,
+    fed: bool,
 }
 
 /// Records into `out` until the target ends, a limit is met or `watch` says stop.
@@ -120,6 +128,11 @@ pub fn record(
     machine::huge_pages(false);
     let bound =
         machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
+    let ring = options.ring.map(|(span, most)| {
+        let span = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        Rc::new(RefCell::new(Ring::new(span, usize::try_from(most).unwrap_or(usize::MAX))))
+    });
+    let out = ring.as_ref().map_or(out, |ring| Box::new(IntoRing(ring.clone())));
     let out = Counted { out, bytes: 0 };
     let flush_ns = options.flush.as_nanos() as u64;
     let cfg = EncoderConfig { flush_ns, ..EncoderConfig::default() };
@@ -134,7 +147,7 @@ pub fn record(
     let counters = Counters::open(&options.counters, road == Road::Bpf).map_err(RecordError::Counters)?;
     let shared = counters.as_ref().and_then(Counters::shared);
     drain.borrow_mut().count(shared.as_ref().map_or(0, |s| s.n));
-    let any = matches!(target, Target::Exe(_));
+    let (any, fed) = (matches!(target, Target::Exe(_)), matches!(target, Target::Fed));
     let detail = levels::top(options.level, options.structure);
     let mut s = Session {
         any,
@@ -154,12 +167,17 @@ pub fn record(
         qos: None,
         extras: Extras::default(),
         started: usage::now(),
+        base: turn::Base::default(),
+        ring,
+        road,
+        hit_ns,
+        fed,
     };
-    s.keep_budget(&road, watch)?;
+    s.keep_budget(watch)?;
     if let Some(sensors) = &s.options.sensors {
         s.sampler = Sampler::start(sensors, &mut s.drain.borrow_mut().enc, watch)?;
     }
-    if let Some(notice) = road.notice() {
+    if let Some(notice) = s.road.notice() {
         writing::notice(&s.drain, &notice, watch)?;
         if let Some(btf) = &s.options.btf {
             let unused = format!("{} is not used: only BPF programs want types", btf.path.display());
@@ -183,6 +201,11 @@ pub fn record(
             let end = s.run(&mut child, watch);
             (child, end)
         }
+        Target::Fed => {
+            s.source.start()?;
+            s.hear(watch)?;
+            (None, s.run(&mut None, watch))
+        }
         Target::Exe(path) => {
             s.add_all(Ok(discover::of_path(path)?), watch)?;
             (None, s.run(&mut None, watch))
@@ -192,7 +215,7 @@ pub fn record(
     s.finish(end, status, watch)
 }
 
-impl<W: Write + 'static> Session<W> {
+impl Session {
     fn follow(&mut self, pid: u32) {
         self.pids.entry(pid).or_insert(0);
         self.source.add_target(pid);
@@ -304,6 +327,7 @@ impl<W: Write + 'static> Session<W> {
             }
             let progress = self.progress();
             watch.progress(&progress);
+            self.obey(&progress, watch)?;
             if ended {
                 return Ok("target exited".into());
             }
@@ -327,6 +351,7 @@ impl<W: Write + 'static> Session<W> {
             lost,
             bytes: drain.enc.bytes_written(),
             engines: self.engines.iter().filter(|a| a.attached > 0).count(),
+            targets: self.pids.len(),
             call: drain.call(),
             level: self.qos.as_ref().map_or(Step { level: self.detail, one_in: 1 }, Controller::now),
             cost: self.qos.as_ref().and_then(Controller::cost),
@@ -355,8 +380,7 @@ impl<W: Write + 'static> Session<W> {
         }
         loop {
             let Some(pid) = self.drain.borrow_mut().gone.pop_front() else { break };
-            self.pids.remove(&pid);
-            self.described.remove(&pid);
+            self.forget(pid);
         }
         Ok(())
     }
@@ -385,7 +409,7 @@ impl<W: Write + 'static> Session<W> {
     }
 
     fn ended(&mut self, child: &mut Option<Child>) -> bool {
-        if self.any {
+        if self.any || self.fed {
             return false;
         }
         if let Some(c) = child
@@ -403,18 +427,28 @@ impl<W: Write + 'static> Session<W> {
             let busy: Vec<u32> = self.pids.keys().flat_map(|&pid| target::running_on(pid)).collect();
             machine::avoid(&busy);
         }
+        if self.fed {
+            self.bury()?;
+        }
         for text in self.counters.iter_mut().flat_map(Counters::tick) {
             notice(&self.drain, &text, watch)?;
         }
-        for pid in self.pids.keys().copied().collect::<Vec<_>>() {
-            let now = target::maps_mark(pid);
-            if now != 0 && self.pids.insert(pid, now) != Some(now) {
-                self.source.meet(pid);
-                let engines = &self.engines;
-                let known = |id: FileId| engines.iter().any(|a| a.has(id));
-                let found = discover::of_pid_again(pid, &known, &mut self.strangers);
-                self.add_all(found, watch)?;
-            }
+        self.pids
+            .keys()
+            .copied()
+            .collect::<Vec<_>>()
+            .into_iter()
+            .try_for_each(|pid| self.scan_one(pid, watch))
+    }
+
+    fn scan_one(&mut self, pid: u32, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        let now = target::maps_mark(pid);
+        if now != 0 && self.pids.insert(pid, now) != Some(now) {
+            self.source.meet(pid);
+            let engines = &self.engines;
+            let known = |id: FileId| engines.iter().any(|a| a.has(id));
+            let found = discover::of_pid_again(pid, &known, &mut self.strangers);
+            self.add_all(found, watch)?;
         }
         Ok(())
     }
@@ -432,15 +466,7 @@ impl<W: Write + 'static> Session<W> {
         self.extras_gone(stopped);
         self.source.finish();
         self.meet_processes()?;
-        self.write_features()?;
-        let (counted, ops) = (self.counted(), self.probed() >= Detail::Op);
         self.budget_kept()?;
-        let wanted = levels::top(self.options.level, self.options.structure);
-        for engine in 0..self.engines.len() as u16 {
-            if self.engines[engine as usize].written.is_empty() {
-                self.write_modules(engine, None)?;
-            }
-        }
         // Whatever ended it, what is recorded gets its books; only a file that cannot be written has no more to take.
         let (end, failure) = match end {
             Ok(end) => (end, None),
@@ -450,9 +476,14 @@ impl<W: Write + 'static> Session<W> {
         if let Some(sampler) = self.sampler.take() {
             sampler.finish(&mut self.drain.borrow_mut().enc, watch)?;
         }
-        let stats = self.engines.iter().map(|a| a.prober.run_stats()).chain([self.source.run_stats()]);
-        let bpf = stats.fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
-        let books = self.source.books();
+        self.drain.borrow_mut().close(None, stopped)?;
+        // The last graphs have their say as well.
+        let ops = self.probed() >= Detail::Op;
+        for (a, shown) in self.engines.iter_mut().zip(&mut self.drain.borrow_mut().shown) {
+            verify::verify(a, shown, self.options.op_end, ops);
+        }
+        let books = self.account()?;
+        let footer = self.standing(books.clone(), stopped).closing(&self.base.standing, &end, true);
         let engines = self.engines.iter().filter(|a| a.attached > 0).count();
         let missing = self.last_missing.as_ref().filter(|_| engines == 0).map(ToString::to_string);
         // The source holds the other half of the drain.
@@ -460,34 +491,11 @@ impl<W: Write + 'static> Session<W> {
         let drain =
             Rc::try_unwrap(self.drain).map_err(|_| RecordError::Attach("drain is still in use".into()))?;
         let mut drain = drain.into_inner();
-        drain.close(None, stopped)?;
         if let Some(e) = drain.take_error() {
             return Err(e.into());
         }
-        // The last graphs have their say as well.
-        for (a, shown) in self.engines.iter_mut().zip(&mut drain.shown) {
-            verify::verify(a, shown, self.options.op_end, ops);
-        }
-        if let Some(counters) = &self.counters {
-            counters.tell(&mut drain.enc)?;
-        }
-        if let Some(s) = counted {
-            drain.enc.feature(&Feature { name: pmc::NAME, state: s.state, why: &s.why })?;
-        }
-        books::rungs(&mut drain, &self.engines, roles(wanted, self.options.phases))?;
-        if self.options.experts {
-            let known = self.engines.iter().any(|a| a.engine.tables.op("MUL_MAT_ID").is_some());
-            drain.experts.feature(&mut drain.enc, known, books.kinds[ev_kind::EV_EXPERTS.0 as usize].lost)?;
-        }
-        if self.options.phases {
-            let mut probed: Vec<&str> =
-                self.engines.iter().flat_map(|a| a.probed_symbols(Role::Phase)).collect();
-            crate::order::by(&mut probed, |a, b| a.cmp(b));
-            probed.dedup();
-            phases::feature(&mut drain.enc, &probed, books.kinds[ev_kind::EV_PHASE.0 as usize].lost)?;
-        }
         let summary = Summary {
-            end: end.clone(),
+            end,
             totals: drain.totals,
             lost: books.lost(),
             seen: books.seen(),
@@ -497,7 +505,7 @@ impl<W: Write + 'static> Session<W> {
             status,
             missing,
         };
-        let out = books::close(drain, &end, &books, stopped.saturating_sub(self.started), bpf)?;
+        let out = drain.enc.finish(&footer.of())?;
         failure.map_or(Ok(Summary { bytes: out.bytes, ..summary }), Err)
     }
 }

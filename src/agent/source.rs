@@ -131,6 +131,9 @@ pub trait Source {
     /// Records a process from now on.
     fn add_target(&mut self, pid: u32);
 
+    /// Records a process no more.
+    fn drop_target(&mut self, pid: u32);
+
     /// A recorded process may have threads that were there before they could be seen to begin.
     fn meet(&mut self, _pid: u32) {}
 

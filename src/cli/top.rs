@@ -421,5 +421,6 @@ fn named(target: &Target) -> String {
         }
         Target::Command(words) => words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" "),
         Target::Exe(path) => format!("all that run {}", path.display()),
+        Target::Fed => "engines as they come".into(),
     }
 }

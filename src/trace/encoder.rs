@@ -2,6 +2,7 @@
 //! plans allocates nothing. Uses the records, their codings and the tables.
 
 mod causes;
+mod turn;
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -101,6 +102,8 @@ pub struct Encoder<W: Write> {
     out: Growing<W>,
     cfg: EncoderConfig,
     open: Open,
+    /// Number of the present file's first block.
+    first: u32,
     /// Time of the first `tick` that found something not written yet.
     since: Option<u64>,
     last_ts: u64,
@@ -149,6 +152,7 @@ impl<W: Write> Encoder<W> {
             out: Growing::new(out),
             cfg,
             open,
+            first: 1,
             since: None,
             last_ts: header.mono_ns,
             failed: false,
@@ -364,15 +368,14 @@ impl<W: Write> Encoder<W> {
 
     /// Ends the trace: what is open, then a last block with the header, everything kept, and the footer.
     pub fn finish(mut self, footer: &Footer) -> Result<W, WriteError> {
-        self.seal()?;
-        self.open.put_def(&mut self.header)?;
-        for (_, d) in &mut self.kept {
-            self.open.put_def(d)?;
-        }
-        self.open.put(Record::Footer(footer.clone()))?;
-        self.seal()?;
-        let (block, written) = (self.open.number - 1, self.out.written());
+        self.put_last(footer)?;
+        let (block, written) = (self.seq() - 1, self.out.written());
         self.out.finish().map_err(|source| WriteError::Io { block, written, source })
+    }
+
+    /// Number of the open block in its file, from 0.
+    fn seq(&self) -> u32 {
+        self.open.number - self.first
     }
 
     fn keep(&mut self, key: u64, record: &Record) -> Result<(), WriteError> {
@@ -509,14 +512,14 @@ impl<W: Write> Encoder<W> {
         }
         let first_ts = self.open.first_ts.unwrap_or(self.last_ts);
         self.since = None;
-        let done = self.out.put(&mut self.open.bytes, self.open.number - 1, first_ts);
+        let done = self.out.put(&mut self.open.bytes, self.open.number - self.first, first_ts);
         self.check(done)
     }
 
     fn check(&mut self, done: io::Result<()>) -> Result<(), WriteError> {
         done.map_err(|source| {
             self.failed = true;
-            WriteError::Io { block: self.open.number - 1, written: self.out.written(), source }
+            WriteError::Io { block: self.seq(), written: self.out.written(), source }
         })
     }
 }

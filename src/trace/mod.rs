@@ -13,6 +13,7 @@ mod plans;
 mod predict;
 pub mod reader;
 pub mod record;
+pub mod ring;
 mod table;
 mod tail;
 mod tensors;

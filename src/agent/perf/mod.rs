@@ -272,6 +272,11 @@ impl Source for Perf {
         }
     }
 
+    fn drop_target(&mut self, pid: u32) {
+        self.targets.retain(|&p| p != pid);
+        self.replay.drop_target(pid);
+    }
+
     fn meet(&mut self, pid: u32) {
         if let Some(sched) = &mut self.replay.sched {
             sched.follow(pid);

@@ -118,6 +118,11 @@ impl Replay {
         self.targets.insert(pid);
     }
 
+    /// Records a process no more.
+    pub fn drop_target(&mut self, pid: u32) {
+        self.targets.remove(&pid);
+    }
+
     /// Whether a process is recorded.
     pub fn records(&self, tgid: u32) -> bool {
         self.any || self.targets.contains(&tgid)

@@ -1,7 +1,6 @@
 //! What a level has beyond probes: counters and the scheduler, switched on and off with it, and how long each was on. Uses
 //! what the session uses, and `turns`.
 
-use std::io::Write;
 use std::rc::Rc;
 use std::thread::{Builder, JoinHandle};
 
@@ -12,7 +11,6 @@ use crate::agent::pmc::follow::Shared;
 use crate::agent::qos::Controller;
 use crate::agent::qos::law::Change;
 use crate::agent::recording::Watch;
-use crate::agent::road::Road;
 use crate::agent::source::{Guard, Standing};
 use crate::agent::{target, turns, usage};
 use crate::trace::WriteError;
@@ -67,9 +65,9 @@ impl Extras {
     }
 }
 
-impl<W: Write + 'static> Session<W> {
+impl Session {
     /// What a thread's time off the CPU costs; None: the scheduler is not asked for, or can be no level.
-    pub(super) fn price_of_turns(&mut self, road: &Road) -> Option<f64> {
+    pub(super) fn price_of_turns(&mut self) -> Option<f64> {
         if !self.options.sched {
             return None;
         }
@@ -77,7 +75,7 @@ impl<W: Write + 'static> Session<W> {
             self.extras.unfit = Some("perf events of the scheduler stay on at every level".into());
             return None;
         }
-        let price = turns::price(road);
+        let price = turns::price(&self.road);
         self.extras.unfit = price.as_ref().err().map(|why| format!("what it costs is not known: {why}"));
         price.ok()
     }

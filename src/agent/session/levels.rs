@@ -1,7 +1,6 @@
 //! A session under a budget: asks the controller what to record, attaches and detaches, tells the trace. Uses what the
 //! session uses, and `qos`.
 
-use std::io::Write;
 use std::time::Duration;
 
 use super::Session;
@@ -13,7 +12,6 @@ use crate::agent::prologue::Cost;
 use crate::agent::qos::law::{Change, Step};
 use crate::agent::qos::{self, Controller, Prices};
 use crate::agent::recording::{RecordError, Watch};
-use crate::agent::road::Road;
 use crate::agent::verify::OpEnd;
 use crate::agent::{calibrate, usage};
 use crate::trace::WriteError;
@@ -34,18 +32,18 @@ pub(super) fn name(level: Detail) -> String {
     qos::name(Step { level, one_in: 1 })
 }
 
-impl<W: Write + 'static> Session<W> {
+impl Session {
     /// What the probes are to show just now: a level without its counters and scheduler.
     pub(super) fn probed(&self) -> Detail {
         self.detail.min(top(self.options.level, self.options.structure))
     }
 
     /// Begins to keep the budget, if one is asked for: with a cheap level, until tokens have been seen.
-    pub(super) fn keep_budget(&mut self, road: &Road, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    pub(super) fn keep_budget(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
         let Some(rule) = self.options.budget else { return Ok(()) };
         let shared = self.counters.as_ref().and_then(Counters::shared);
-        let costs = calibrate::costs(road, shared.as_ref(), false).ok();
-        let away = self.price_of_turns(road);
+        let costs = calibrate::costs(&self.road, shared.as_ref(), false).ok();
+        let away = self.price_of_turns();
         let Some(prices) = costs.and_then(|costs| Prices::of(&costs, shared.is_some(), away)) else {
             let why = "what a hit costs cannot be measured on this machine: the level stays as asked for";
             watch.tell(&format!("budget: {why}"));
@@ -80,6 +78,13 @@ impl<W: Write + 'static> Session<W> {
             self.announced()?;
         }
         Ok(())
+    }
+
+    /// A trace that goes on where another ended says at what level.
+    pub(super) fn write_level(&mut self) -> Result<(), WriteError> {
+        let Some(now) = self.qos.as_ref().map(Controller::now) else { return Ok(()) };
+        let change = Change { to: now, why: qos::law::Why::Fits, predicted: None, measured: None };
+        self.write_change(&change, "as in the trace before")
     }
 
     /// How long to wait for events at most.

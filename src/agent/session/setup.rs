@@ -1,7 +1,6 @@
 //! What a recording begins with: its header, the roles to probe, the knobs, the source. Uses what the session uses.
 
 use std::cell::RefCell;
-use std::io::Write;
 use std::rc::Rc;
 
 use crate::agent::attached::{Role, Site};
@@ -68,12 +67,12 @@ pub(super) fn knobs(o: &Options, any: bool) -> Knobs {
     }
 }
 
-pub(super) fn source<W: Write + 'static>(
+pub(super) fn source(
     road: &Road,
     knobs: Knobs,
     btf: Option<Btf>,
     counters: Option<Rc<Shared>>,
-    drain: &Rc<RefCell<Drain<W>>>,
+    drain: &Rc<RefCell<Drain<super::Counted>>>,
 ) -> Box<dyn Source> {
     let drain = drain.clone();
     let sink: Sink = Rc::new(RefCell::new(move |bytes: &[u8]| drain.borrow_mut().event(bytes)));

@@ -12,7 +12,7 @@ use crate::agent::{maps, sched, usage, version};
 use crate::trace::record;
 use crate::trace::{Encoder, WriteError};
 
-impl<W: Write + 'static> Session<W> {
+impl Session {
     /// Says which counters there are.
     pub(super) fn count(&mut self, watch: &mut dyn Watch) -> Result<(), WriteError> {
         let Some(counters) = &self.counters else { return Ok(()) };

@@ -247,6 +247,7 @@ fn options(args: &Args, streams: Streams) -> Result<Options, Usage> {
         tokens: args.option("tokens", tokens)?,
         streams,
         flush: Duration::from_secs(1),
+        ring: None,
         tool: format!("profinfer {}", crate::VERSION),
         command_line: whole_line(args),
     })

@@ -1,0 +1,145 @@
+//! How fast each recorded process is, from its calls alone: first token, rate, quantiles. Takes no memory beyond what it begins
+//! with. Uses nothing of this crate.
+
+/// Durations of the newest decoded tokens that are kept.
+const NEWEST: usize = 256;
+/// The rate is that of the newest tokens of so long, ns.
+const RATE_NS: u64 = 10_000_000_000;
+/// Buckets of durations: 16 for each doubling, from 2^10 ns to 2^42 ns (an hour and more).
+const PARTS: u32 = 16;
+const FROM: u32 = 10;
+const BUCKETS: usize = (32 * PARTS) as usize;
+
+/// One process.
+pub struct Meter {
+    pub pid: u32,
+    /// It is recorded no more.
+    pub ended: bool,
+    /// Tokens decoded.
+    pub tokens: u64,
+    /// Calls that have returned.
+    pub calls: u64,
+    /// Duration of the first call that took a prompt, ns.
+    pub ttft_ns: Option<u64>,
+    /// When the last call returned, CLOCK_MONOTONIC ns.
+    pub last: u64,
+    /// End and duration of the newest tokens, ns; in a circle.
+    newest: Box<[(u64, u64)]>,
+    next: usize,
+    buckets: Box<[u32]>,
+}
+
+fn bucket(ns: u64) -> usize {
+    let ns = ns.max(1 << FROM);
+    let doubling = ns.ilog2();
+    let part = (ns >> (doubling - PARTS.ilog2())) as u32 - PARTS;
+    (((doubling - FROM) * PARTS + part) as usize).min(BUCKETS - 1)
+}
+
+/// The middle of a bucket, ns.
+fn middle(bucket: usize) -> u64 {
+    let (doubling, part) = (FROM + bucket as u32 / PARTS, u64::from(bucket as u32 % PARTS));
+    let step = (1u64 << doubling) / u64::from(PARTS);
+    (1 << doubling) + part * step + step / 2
+}
+
+impl Meter {
+    pub fn new(pid: u32) -> Meter {
+        Meter {
+            pid,
+            ended: false,
+            tokens: 0,
+            calls: 0,
+            ttft_ns: None,
+            last: 0,
+            newest: vec![(0, 0); NEWEST].into(),
+            next: 0,
+            buckets: vec![0; BUCKETS].into(),
+        }
+    }
+
+    /// A call has returned, at `t`, having taken `dur` ns: of one token (decode), or of a prompt.
+    pub fn call(&mut self, t: u64, dur: u64, decode: bool) {
+        (self.calls, self.last) = (self.calls + 1, t);
+        if !decode {
+            self.ttft_ns.get_or_insert(dur);
+            return;
+        }
+        self.tokens += 1;
+        self.newest[self.next] = (t, dur);
+        self.next = (self.next + 1) % NEWEST;
+        self.buckets[bucket(dur)] += 1;
+    }
+
+    /// Time of a decoded token, ns, that the share `q` of all did not exceed; to 3 % of itself. None: there was none.
+    pub fn quantile(&self, q: f64) -> Option<u64> {
+        let rank = (self.tokens as f64 * q).ceil().max(1.0) as u64;
+        let mut seen = 0;
+        let at = self.buckets.iter().position(|&n| {
+            seen += u64::from(n);
+            seen >= rank
+        });
+        at.filter(|_| self.tokens > 0).map(middle)
+    }
+
+    /// Newest tokens, those that ended after `from`: end and duration, ns.
+    fn since(&self, from: u64) -> impl Iterator<Item = (u64, u64)> {
+        self.newest.iter().copied().filter(move |&(t, _)| t > from)
+    }
+
+    /// Tokens decoded a second, of the time that decoding took, over the last 10 s of calls. None: there was none.
+    pub fn rate(&self) -> Option<f64> {
+        let from = self.last.saturating_sub(RATE_NS);
+        let (n, ns) = self.since(from).fold((0u64, 0u64), |(n, ns), (_, dur)| (n + 1, ns + dur));
+        (ns > 0).then(|| n as f64 * 1e9 / ns as f64)
+    }
+
+    /// The 99th percentile of the newest tokens, ns, at most 256 of them that ended after `from`. None: fewer than 100.
+    pub fn p99_since(&self, from: u64) -> Option<u64> {
+        let mut durations: Vec<u64> = self.since(from).map(|(_, dur)| dur).collect();
+        if durations.len() < 100 {
+            return None;
+        }
+        crate::order::by(&mut durations, |a, b| a.cmp(b));
+        durations.get((durations.len() * 99).div_ceil(100) - 1).copied()
+    }
+
+    /// The rate of tokens that ended after `from`; None: fewer than `least`.
+    pub fn rate_since(&self, from: u64, least: usize) -> Option<f64> {
+        let (n, ns) = self.since(from).fold((0usize, 0u64), |(n, ns), (_, dur)| (n + 1, ns + dur));
+        (n >= least && ns > 0).then(|| n as f64 * 1e9 / ns as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_is_known_to_three_percent() {
+        for ns in [1u64, 1024, 1500, 99_999, 1_000_000, 33_333_333, 1 << 40] {
+            let near = middle(bucket(ns)) as f64;
+            assert!(ns < 1024 || (near / ns as f64 - 1.0).abs() <= 1.0 / 31.0, "{ns}: {near}");
+        }
+        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn quantiles_rate_and_first_token() {
+        let mut m = Meter::new(7);
+        assert_eq!((m.quantile(0.5), m.rate(), m.ttft_ns), (None, None, None));
+        m.call(1_000_000_000, 900_000_000, false);
+        for i in 1..=200u64 {
+            let dur = if i % 50 == 0 { 40_000_000 } else { 10_000_000 };
+            m.call(1_000_000_000 + i * 12_000_000, dur, true);
+        }
+        m.call(9_000_000_000, 5, false);
+        assert_eq!((m.ttft_ns, m.tokens, m.calls), (Some(900_000_000), 200, 202));
+        let near = |ns: Option<u64>, want: f64| (ns.expect("known") as f64 / want - 1.0).abs() < 0.04;
+        assert!(near(m.quantile(0.5), 1e7) && near(m.quantile(0.99), 4e7));
+        // 196 tokens of 10 ms, 4 of 40 ms.
+        assert!((m.rate().expect("known") - 200.0 / 2.12).abs() < 1e-9);
+        assert_eq!(m.p99_since(0), Some(40_000_000));
+        assert_eq!(m.p99_since(1_000_000_000 + 150 * 12_000_000), None);
+    }
+}

@@ -1,0 +1,194 @@
+//! A recording that outlasts its targets and its traces: targets come and go, one trace ends and the next begins, the ring is
+//! written out. Uses what the session uses.
+
+use std::time::Duration;
+
+use super::setup::{header, roles};
+use super::{Counted, Session, levels};
+use crate::agent::attached::Role;
+use crate::agent::books::{self, Own, Standing};
+use crate::agent::drain::Shown;
+use crate::agent::meter::Meter;
+use crate::agent::recording::{Order, Progress, RecordError, Watch};
+use crate::agent::skel::types::ev_kind;
+use crate::agent::source::Books;
+use crate::agent::{machine, phases, pmc, target, usage};
+use crate::trace::Output;
+use crate::trace::record::{Feature, Notice};
+
+/// Where a trace begins in the books of its recording.
+#[derive(Default)]
+pub(super) struct Base {
+    pub shown: Vec<Shown>,
+    pub standing: Standing,
+}
+
+impl Session {
+    /// Does what is ordered.
+    pub(super) fn obey(&mut self, now: &Progress, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        if !self.fed {
+            return Ok(());
+        }
+        if self.ring.as_ref().is_some_and(|r| r.borrow().unstamped()) {
+            self.stamp();
+        }
+        loop {
+            let order = watch.order(now, &self.drain.borrow().meters);
+            self.drain.borrow_mut().meters.retain(|m| !m.ended);
+            let done = match order {
+                None => return Ok(()),
+                Some(Order::Follow(pid)) => self.take_in(pid, watch),
+                Some(Order::Unfollow(pid)) => self.let_go(pid),
+                Some(Order::Turn(out, why)) => self.turn(out, why),
+                Some(Order::Dump(out)) => self.dump(out),
+            };
+            match done {
+                Err(e @ RecordError::Write(_)) => return Err(e),
+                done => watch.done(done.map_err(|e| e.to_string())),
+            }
+        }
+    }
+
+    fn take_in(&mut self, pid: u32, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        self.follow(pid);
+        // Looked at behind the beginning: an end before that went unseen.
+        if !target::alive(pid) {
+            self.source.drop_target(pid);
+            self.pids.remove(&pid);
+            return Err(RecordError::Ended(pid));
+        }
+        self.drain.borrow_mut().meters.push(Meter::new(pid));
+        self.scan_one(pid, watch)
+    }
+
+    fn let_go(&mut self, pid: u32) -> Result<(), RecordError> {
+        self.source.drop_target(pid);
+        self.source.poll(Duration::ZERO);
+        self.drain.borrow_mut().part(pid, usage::now())?;
+        self.forget(pid);
+        Ok(())
+    }
+
+    /// Lets those go that have ended without an event that says so.
+    pub(super) fn bury(&mut self) -> Result<(), RecordError> {
+        let dead: Vec<u32> = self.pids.keys().copied().filter(|&pid| !target::alive(pid)).collect();
+        dead.into_iter().try_for_each(|pid| self.let_go(pid))
+    }
+
+    /// A process that has ended or is let go.
+    pub(super) fn forget(&mut self, pid: u32) {
+        self.pids.remove(&pid);
+        self.described.remove(&pid);
+        self.drain.borrow_mut().enc.forget_process(pid);
+    }
+
+    /// Says all that a trace says at its end but the footer; gives the books.
+    pub(super) fn account(&mut self) -> Result<Books, RecordError> {
+        self.write_features()?;
+        let wanted = levels::top(self.options.level, self.options.structure);
+        for engine in 0..self.engines.len() as u16 {
+            if self.engines[engine as usize].written.is_empty() {
+                self.write_modules(engine, None)?;
+            }
+        }
+        let (books, counted) = (self.source.books(), self.counted());
+        let drain = &mut *self.drain.borrow_mut();
+        if let Some(counters) = &self.counters {
+            counters.tell(&mut drain.enc)?;
+        }
+        if let Some(s) = counted {
+            drain.enc.feature(&Feature { name: pmc::NAME, state: s.state, why: &s.why })?;
+        }
+        let roles = roles(wanted, self.options.phases);
+        books::rungs(drain, &self.engines, roles, &self.base.shown)?;
+        if self.options.experts {
+            let known = self.engines.iter().any(|a| a.engine.tables.op("MUL_MAT_ID").is_some());
+            drain.experts.feature(&mut drain.enc, known, books.kinds[ev_kind::EV_EXPERTS.0 as usize].lost)?;
+        }
+        if self.options.phases {
+            let mut probed: Vec<&str> =
+                self.engines.iter().flat_map(|a| a.probed_symbols(Role::Phase)).collect();
+            crate::order::by(&mut probed, |a, b| a.cmp(b));
+            probed.dedup();
+            phases::feature(&mut drain.enc, &probed, books.kinds[ev_kind::EV_PHASE.0 as usize].lost)?;
+        }
+        Ok(books)
+    }
+
+    pub(super) fn standing(&self, books: Books, now: u64) -> Standing {
+        let stats = self.engines.iter().map(|a| a.prober.run_stats()).chain([self.source.run_stats()]);
+        let bpf = stats.fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let own = Own { wall_ns: now.saturating_sub(self.started), cpu_us: usage::cpu_us(), bpf };
+        let drain = self.drain.borrow();
+        Standing { books, received: drain.received, orphans: drain.orphans(), own }
+    }
+
+    /// Takes what has arrived, and says what there is to say at a trace's end.
+    fn pause(&mut self) -> Result<Standing, RecordError> {
+        self.source.poll(Duration::ZERO);
+        if let Some(e) = self.drain.borrow_mut().take_error() {
+            return Err(e.into());
+        }
+        self.meet_processes()?;
+        let books = self.account()?;
+        Ok(self.standing(books, usage::now()))
+    }
+
+    fn turn(&mut self, out: Box<dyn Output>, why: &'static str) -> Result<(), RecordError> {
+        let standing = self.pause()?;
+        let footer = standing.closing(&self.base.standing, why, false);
+        let machine = machine::read();
+        let header = header(&self.options, &self.road, &machine, self.hit_ns);
+        let mut drain = self.drain.borrow_mut();
+        drain.enc.turn(Counted { out, bytes: 0 }, &footer.of(), &header)?;
+        self.base = Base { shown: drain.shown.clone(), standing: standing.told() };
+        drop(drain);
+        Ok(self.write_level()?)
+    }
+
+    /// Tells the ring how the books stand.
+    fn stamp(&mut self) {
+        let Some(ring) = &self.ring else { return };
+        let books = flat(&self.standing(self.source.books(), usage::now()));
+        ring.borrow_mut().stamp(&books);
+    }
+
+    fn dump(&mut self, mut out: Box<dyn Output>) -> Result<(), RecordError> {
+        let Some(ring) = self.ring.clone() else {
+            return Err(RecordError::Dump {
+                source: std::io::Error::other("there is none, the recording is in files"),
+            });
+        };
+        let standing = self.pause()?;
+        if ring.borrow().dropped() > 0 {
+            let text = "this is the end of a longer recording, of which a ring has kept the last part";
+            self.drain.borrow_mut().enc.notice(&Notice { t: usage::now() as i64, text })?;
+        }
+        let machine = machine::read();
+        let header = header(&self.options, &self.road, &machine, self.hit_ns);
+        let footer = standing.closing(&unflat(ring.borrow().base()), "ring written out", false);
+        let enc = &mut self.drain.borrow_mut().enc;
+        enc.seal_now()?;
+        let (first, last) = (enc.loose(&header, None)?, enc.loose(&header, Some(&footer.of()))?);
+        ring.borrow_mut().stamp(&flat(&standing));
+        let written = ring.borrow().write(&mut out, &first, &last);
+        written.map_err(|source| RecordError::Dump { source })
+    }
+}
+
+/// Received, and lost, by kind; barriers seen and lost.
+fn flat(s: &Standing) -> Vec<u64> {
+    let barriers = &s.books.barriers;
+    let lost = s.books.kinds.iter().map(|k| k.lost);
+    s.received.into_iter().chain(lost).chain([barriers.seen, barriers.lost]).collect()
+}
+
+fn unflat(books: &[u64]) -> Standing {
+    let mut s = Standing::default();
+    let mut numbers = books.iter().copied();
+    s.received.iter_mut().for_each(|n| *n = numbers.next().unwrap_or(0));
+    s.books.kinds.iter_mut().for_each(|k| k.lost = numbers.next().unwrap_or(0));
+    s.books.barriers.seen = numbers.next().unwrap_or(0);
+    s.books.barriers.lost = numbers.next().unwrap_or(0);
+    s
+}
