@@ -24,7 +24,7 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-dist dist-check test-arm images test-arm64 asan live no-agent fuzz clean
+.PHONY: help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-service deb test-dist dist-check test-arm images test-arm64 asan live no-agent fuzz clean
 
 ##@ Use
 help: ## list the targets
@@ -38,6 +38,9 @@ dist: | setup-dist ## static binaries for boards, AArch64 and x86-64, with check
 	$(call say,static binaries)
 	@cross/dist.sh $(TARGETS)
 
+deb: dist ## Debian packages of them: dist/*.deb
+	@cross/deb.sh $(TARGETS)
+
 demo: | setup-build ## record ggml-runner on a generated model, and report: no engine to install
 	@scripts/demo.sh
 
@@ -45,7 +48,7 @@ demo-llama: | setup-demo ## the same with a real llama.cpp from its package (a f
 	@scripts/demo-llama.sh
 
 ##@ Test
-test: lint engines unit test-dist test-arm test-arm64 live no-agent ## all of it: lint, unit, test-dist, test-arm, test-arm64, live, no-agent, with what they need
+test: lint engines unit test-service test-dist test-arm test-arm64 live no-agent ## all of it: lint, unit, test-service, test-dist, test-arm, test-arm64, live, no-agent, with what they need
 	$(call say,all tests passed)
 
 setup: ## install what building and testing need and this machine lacks
@@ -81,6 +84,12 @@ unit: fixtures driver ## unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)
 	$(CARGO) test --locked --no-fail-fast --lib --bins $(PLAIN:%=--test %)
 	$(CARGO) test --locked --doc
+
+test-service: | setup ## how the service gets onto a machine: unit, init scripts, scripts for boards, Debian package
+	$(call say,files of the service)
+	$(CARGO) build --locked --bin profinfer
+	python3 tests/service/files.py
+	python3 tests/service/installing.py
 
 test-dist: dist | setup ## the static binaries: small, static, of their commit, for their target, and a panic unwinds
 	$(call say,tests of the static binaries)

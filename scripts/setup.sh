@@ -23,9 +23,11 @@ image) wanted="$wanted $static lld" ;;
 # One of npm and pip will do; pip is a fifth of npm's packages.
 demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binutils" ;;
 test)
+    # The service's files are looked at by shellcheck, lintian and systemd.
     # The last line is for guests with kernels of their own: QEMU, and what two of the kernels are built with. The browser
     # opens pages of `profinfer html`.
-    wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb chromium-headless-shell qemu-user-static
+    wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb chromium-headless-shell
+        shellcheck lintian systemd qemu-user-static
         qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils"
     ;;
 *) die "unknown level '$level': build, demo, dist, image or test" ;;
@@ -41,6 +43,8 @@ have() { # package
     autoconf) command -v autoreconf >/dev/null 2>&1 ;;
     gettext) command -v msgfmt >/dev/null 2>&1 ;;
     lld) command -v ld.lld >/dev/null 2>&1 ;;
+    systemd) command -v systemd-analyze >/dev/null 2>&1 ;;
+    shellcheck | lintian) command -v "$1" >/dev/null 2>&1 ;;
     util-linux) command -v flock >/dev/null 2>&1 ;;
     coreutils) command -v sha256sum >/dev/null 2>&1 ;;
     python3-pip) python3 -m pip --version >/dev/null 2>&1 ;;
@@ -80,7 +84,11 @@ rust() {
     done
 }
 
-install() { apt-get install -q -y --no-install-recommends "$@"; }
+# In a folder of their own: a container's image may be set up to remove packages while apt has others yet to install.
+install() {
+    mkdir -p "$debs/partial"
+    apt-get install -q -y --no-install-recommends -o "Dir::Cache::archives=$debs" "$@"
+}
 
 # Where a part of QEMU is from the backports already, the release's own would take it away; the rest then comes from there.
 install_all() {
@@ -109,7 +117,8 @@ packages() {
     [ "$(id -u)" = 0 ] || die "not root; run: sudo apt-get install --no-install-recommends$missing"
     export DEBIAN_FRONTEND=noninteractive
     log=$(mktemp)
-    trap 'rm -f "$log"' EXIT
+    debs=$(mktemp -d)
+    trap 'rm -rf "$log" "$debs"' EXIT
     echo "setup.sh: installing$missing"
     # shellcheck disable=SC2086
     { apt-get update -q && install_all; } </dev/null >"$log" 2>&1 ||

@@ -22,6 +22,8 @@ pub mod export;
 pub mod help;
 #[cfg(not(feature = "board"))]
 pub mod html;
+#[cfg(feature = "agent")]
+pub mod install;
 pub mod program;
 pub mod reading;
 #[cfg(feature = "agent")]
@@ -88,6 +90,8 @@ const COMMANDS: &[&Command] = &[
     &accuracy::COMMAND,
     #[cfg(feature = "agent")]
     &selftest::COMMAND,
+    #[cfg(feature = "agent")]
+    &install::COMMAND,
 ];
 
 /// What a build for boards leaves to other machines.

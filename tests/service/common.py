@@ -1,0 +1,55 @@
+"""What the tests of the service's files share: where things are, running programs, and skipping what cannot run here."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"
+# A test that cannot run is a failure then.
+REQUIRED = os.environ.get("CI") == "true" or os.environ.get("PROFINFER_REQUIRE") == "1"
+# The program to install; only its being there counts where it is but copied.
+PROFINFER = Path(os.environ.get("PROFINFER_BINARY") or ROOT / "target" / "debug" / "profinfer")
+
+
+class Test(unittest.TestCase):
+    def setUp(self):
+        self.dir = Path(tempfile.mkdtemp(prefix="profinfer-test-"))
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+
+    def skip(self, why):
+        if REQUIRED:
+            self.fail(f"not to be skipped here: {why}")
+        print(f"skipped: {why}")
+        self.skipTest(why)
+
+    def need(self, *programs):
+        for program in programs:
+            if not shutil.which(program):
+                self.skip(f"no {program}: scripts/setup.sh installs it")
+
+    def need_root(self):
+        if os.geteuid() != 0:
+            self.skip("not root")
+
+    def need_profinfer(self):
+        if not PROFINFER.is_file():
+            self.skip(f"{PROFINFER} is not there: cargo build makes it")
+
+    def run_it(self, *command, code=0, **options):
+        """Output and errors of a command that must end with this code."""
+        options.setdefault("timeout", 60)
+        ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
+        said = ended.stdout + ended.stderr
+        self.assertEqual(ended.returncode, code, f"{command}: {said}")
+        return said
+
+    def script(self, name, text):
+        """A program of the test's own."""
+        path = self.dir / name
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
