@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use profinfer::cli::args::Flag;
+use profinfer::cli::conf::service::{RULE, SERVE};
 use profinfer::cli::record::flags::COMMAND as RECORD;
 
 /// In an environment where nothing is set.
@@ -40,8 +41,9 @@ fn file(dir: &tempfile::TempDir, name: &str, bytes: &[u8]) -> String {
     path.to_str().expect("a name").to_owned()
 }
 
-/// Lines of a configuration that are values, without where they come from.
+/// Lines of a configuration that are values, without where they come from, up to its rules.
 fn values(page: &str) -> Vec<&str> {
+    let page = page.split("\n## Rules").next().unwrap_or(page);
     let lines =
         page.lines().filter(|l| !l.is_empty() && *l != "#" && !l.starts_with("# ") && !l.starts_with("##"));
     lines.map(|l| l.split("  #").next().unwrap_or(l).trim_end()).collect()
@@ -146,6 +148,111 @@ profinfer: board.toml:8: qos '5 t': give tokens per second, e.g. 5tok/s or 0.5
     let record = refused(&["record", "--conf", &name, "--", "true"], &[], dir.path());
     assert_eq!(record, (Some(2), format!("{lines}{}", end("record"))));
     assert_eq!(refused(&["config", "--print", &name], &[], dir.path()), check);
+}
+
+const SERVICE: &str = "\
+sched = true
+tokens = 9
+
+[service]
+quota = \"1GiB\"
+keep = \"7d\"
+
+[[rule]]
+name = \"server\"
+exe = \"/usr/**/llama-*\"
+user = 0
+str = false
+ring = \"10min\"
+trigger-below = \"5tok/s\"
+
+[[rule]]
+name = \"rest\"
+budget = \"3%\"
+one-in = 10
+level = \"graph\"
+";
+
+#[test]
+fn the_service_and_its_rules_are_printed_as_a_file_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let name = file(&dir, "board.toml", SERVICE.as_bytes());
+    assert_eq!(printed(&["config", "--check", &name], &[]), "");
+    let environ = [("PROFINFER_KEEP", "30d"), ("PROFINFER_LEVEL", "token")];
+    let page =
+        printed(&["config", "--print", &name], &environ).replace(&format!("{}/", dir.path().display()), "");
+    let (_, service) = page.split_once("\n[service]\n").expect("a service");
+    let wanted = "\
+directory = \"/var/lib/profinfer\"      # built in
+quota = \"1GiB\"                        # board.toml:5
+file-size = \"64MiB\"                   # built in
+file-age = \"1h\"                       # built in
+keep = \"30d\"                          # PROFINFER_KEEP
+status = \"/run/profinfer/status.json\"  # built in
+#metrics = \"FILE\"                     # not set
+socket = \"/run/profinfer/control.sock\"  # built in
+linger = \"30s\"                        # built in
+memory = \"256MiB\"                     # built in
+cpu = \"25%\"                           # built in
+at-once = 16                          # built in
+
+## Rules of the service
+
+[[rule]]
+name = \"server\"                       # board.toml:9
+exe = \"/usr/**/llama-*\"               # board.toml:10
+user = 0                              # board.toml:11
+ring = \"10min\"                        # board.toml:13
+trigger-below = \"5tok/s\"              # board.toml:14
+str = false                           # board.toml:12
+budget = \"1%\"                         # built in
+
+[[rule]]
+name = \"rest\"                         # board.toml:17
+one-in = 10                           # board.toml:19
+budget = \"3%\"                         # board.toml:18
+";
+    assert_eq!(service, wanted);
+    let again = file(&dir, "again.toml", page.as_bytes());
+    let second = printed(&["config", "--print", &again], &[]);
+    let only = |page: &str| {
+        page.lines().map(|l| l.split("  #").next().unwrap_or(l).trim_end().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(only(&second), only(&page));
+    let bare = printed(&["config", "--print"], &[]);
+    assert!(
+        bare.ends_with("# There is none: all is recorded, by one named default, with a budget of 1%.\n"),
+        "{bare}"
+    );
+}
+
+#[test]
+fn errors_of_the_service_are_told_by_every_command() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let text = "bugdet = 1\n[service]\nquota = \"1MiB\"\ndirectoy = \"/x\"\n[[rule]]\nuser = \"no\u{1b}\u{202e}ne\"\nduration = 1\n[[rules]]\n";
+    let name = file(&dir, "board.toml", text.as_bytes());
+    let lines = "\
+profinfer: board.toml:1: unknown key 'bugdet'; the nearest is 'budget'
+profinfer: board.toml:4: unknown key 'directoy'; the nearest is 'directory'
+profinfer: board.toml:6: a text does not end: \" is missing
+profinfer: board.toml:7: duration is not a rule's: tokens = N records the beginning of a run, ring = TIME keeps the last of it
+profinfer: board.toml:8: unknown table [rules]: there are [service] and [[rule]]
+";
+    let record = refused(&["record", "--conf", &name, "--", "true"], &[], dir.path());
+    let end = "profinfer: 5 errors; profinfer record --help tells how it is used\n";
+    assert_eq!(record, (Some(2), format!("{lines}{end}")));
+    let (code, check) = refused(&["config", "--check", &name], &[], dir.path());
+    let more = "profinfer: board.toml:3: quota is smaller than one file: give a larger quota, or a smaller file-size\n";
+    assert_eq!(code, Some(2));
+    assert!(check.starts_with(&format!("{lines}{more}profinfer: 6 errors")), "{check}");
+}
+
+#[test]
+fn what_is_hardly_meant_is_told_and_no_error() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let name = file(&dir, "board.toml", b"[[rule]]\nname = \"all\"\n[[rule]]\nname = \"b\"\nuser = 0\n");
+    let warning = "profinfer: warning: board.toml:3: rule 'b' is never used: 'all' before it takes all that it is for\n";
+    assert_eq!(refused(&["config", "--check", &name], &[], dir.path()), (Some(0), warning.to_owned()));
 }
 
 #[test]
@@ -264,5 +371,8 @@ fn what_is_no_key_stands_on_the_page() {
     };
     for flag in RECORD.flags().filter(|f| !f.is_key()) {
         assert!(told(flag) != flag.hidden, "--{} in docs/CONFIG.md", flag.name);
+    }
+    for flag in RULE.groups.iter().take(1).chain(&SERVE.groups[..1]).flat_map(|g| g.flags) {
+        assert!(page.contains(&format!("| `{}` |", flag.name)), "{} in docs/CONFIG.md", flag.name);
     }
 }

@@ -1,7 +1,8 @@
 //! Values of a command's flags from a file and from the environment, by the table of its flags. Uses [`super::args`].
 //!
 //! A flag is a key of the file and a variable of the environment unless its line in the table says that it stands on
-//! the command line only: there is no second list. docs/CONFIG.md tells users.
+//! the command line only: there is no second list. docs/CONFIG.md tells users. What is above all headings of a file is
+//! `record`'s; [`service`] has the rest.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
@@ -13,7 +14,9 @@ use anyhow::{Context, Result, bail};
 
 use self::toml::{Entry, Item, Kind, Table, Value};
 use super::args::{Args, CONF, Command, Flag, Given, Origin, Usage, nearest};
+use super::record::flags::COMMAND as RECORD;
 
+pub mod service;
 pub mod toml;
 
 /// The flag that names the file, for commands that have their values laid below by [`settled`].
@@ -29,6 +32,20 @@ pub const FLAG: Flag = Flag::value(
 const LARGEST: u64 = 1 << 20;
 /// Mistakes that are told of one file.
 const TOLD: usize = 100;
+
+/// The values of a file, by the tables that they stand in.
+#[derive(Debug, Clone, Default)]
+pub struct File {
+    /// As it is told.
+    pub name: String,
+    /// Above all headings.
+    pub record: Vec<Given>,
+    pub service: Vec<Given>,
+    /// Line of the heading `[service]`; 0: there is none.
+    pub service_line: usize,
+    /// Each with the line of its heading.
+    pub rules: Vec<(usize, Vec<Given>)>,
+}
 
 /// What is wrong with a file, in the order of its lines.
 #[derive(Debug, Default)]
@@ -74,42 +91,85 @@ pub fn settled(args: &Args) -> Result<Args> {
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn layered(args: &Args, environ: &dyn Fn(&str) -> Option<OsString>) -> Result<(Args, Vec<String>)> {
-    let mut all = args.clone();
-    // A variable that is empty is none, as it is usual.
-    let read = |flag: &Flag| environ(&flag.variable()).filter(|v| !v.is_empty());
-    let (variables, mut mistakes) = environment(args.command(), &read);
-    all.below(variables);
-    if let Some(path) = args.path(CONF)?.or_else(|| read(&FLAG).map(PathBuf::from)) {
-        let (given, faults) = file(args.command(), &path)?;
-        let name = path.display().to_string();
-        mistakes.extend(faults.told(&name));
-        all.below(given);
-        all.set_file(name);
-    }
-    Ok((all, mistakes))
+pub fn layered(args: &Args, environ: &Environ) -> Result<(Args, Vec<String>)> {
+    let Upper { mut args, file, mistakes } = upper(args, environ)?;
+    args.below(file.record);
+    args.set_file(file.name);
+    Ok((args, mistakes))
 }
 
-/// The values of a file; it has nothing but keys of the command.
+/// Reads a variable of the environment.
+pub type Environ<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
+
+/// A command line with the environment below it, and the file that either of them names.
+pub struct Upper {
+    pub args: Args,
+    pub file: File,
+    /// What is wrong with environment and file.
+    pub mistakes: Vec<String>,
+}
+
+/// Lays the environment below a command line, and reads the file.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn upper(args: &Args, environ: &Environ) -> Result<Upper> {
+    let (args, mut mistakes) = with_environment(args, environ);
+    let mut read = File::default();
+    if let Some(path) = args.path(CONF)?.or_else(|| set(environ, &FLAG).map(PathBuf::from)) {
+        let (file, faults) = file(&path)?;
+        mistakes.extend(faults.told(&file.name));
+        read = file;
+    }
+    Ok(Upper { args, file: read, mistakes })
+}
+
+/// Lays the environment below a command line; what is wrong with it beside that.
+pub fn with_environment(args: &Args, environ: &Environ) -> (Args, Vec<String>) {
+    let (variables, mistakes) = environment(args.command(), &|flag| set(environ, flag));
+    let mut all = args.clone();
+    all.below(variables);
+    (all, mistakes)
+}
+
+/// The variable of a flag. One that is empty is none, as it is usual.
+fn set(environ: &Environ, flag: &Flag) -> Option<OsString> {
+    environ(&flag.variable()).filter(|v| !v.is_empty())
+}
+
+/// The values of a file.
 ///
 /// # Errors
 /// It cannot be read as text.
-pub fn file(command: &'static Command, path: &Path) -> Result<(Vec<Given>, Faults)> {
-    Ok(read(command, &text(path)?))
+pub fn file(path: &Path) -> Result<(File, Faults)> {
+    let (file, faults) = read(&text(path)?);
+    Ok((File { name: path.display().to_string(), ..file }, faults))
 }
 
 /// The values of a text.
-pub fn read(command: &'static Command, text: &str) -> (Vec<Given>, Faults) {
+pub fn read(text: &str) -> (File, Faults) {
     let mut faults = Faults::default();
-    let tables = toml::tables(text, &mut faults);
-    let mut given = Vec::new();
-    for (i, Table { name, line, entries, .. }) in tables.iter().enumerate() {
-        match i {
-            0 => given = settings(command, entries, &mut faults),
-            _ => faults.add(*line, format!("unknown table [{}]: keys stand without one", short(name))),
+    let mut file = File::default();
+    for (i, mut table) in toml::tables(text, &mut faults).into_iter().enumerate() {
+        if i == 0 {
+            known_only(&mut table, service::not_of_record, &mut faults);
+            file.record = settings(&RECORD, &table.entries, &mut faults);
+        } else {
+            service::take(&mut table, &mut file, &mut faults);
         }
     }
-    (given, faults)
+    (file, faults)
+}
+
+/// Drops and tells keys that stand elsewhere or nowhere, for the reason that `why` gives.
+fn known_only(table: &mut Table, why: fn(&str) -> Option<&'static str>, faults: &mut Faults) {
+    table.entries.retain(|entry| {
+        let why = why(&entry.key);
+        if let Some(why) = why {
+            faults.add(entry.line, format!("{} {why}", entry.key));
+        }
+        why.is_none()
+    });
 }
 
 /// Reads a file as text.

@@ -1,5 +1,5 @@
-//! `profinfer config`: what `record` would be given by file and environment, and whether a file is right. Uses
-//! [`super::conf`] and the table of `record`'s flags.
+//! `profinfer config`: what `record` and the service would be given by file and environment, and whether a file is right.
+//! Uses [`super::conf`] and the table of `record`'s flags.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -8,20 +8,22 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use super::args::{Args, Argument, Command, Flag, Group, Parsed, Usage};
+use super::args::{Args, Argument, Command, Flag, Given, Group, Origin, Parsed, Usage};
+use super::conf::service::{Layer, Layers, RULE, SERVE, SERVICE};
 use super::record::flags::{COMMAND as RECORD, settings};
 use super::{conf, help};
 use crate::views::table::clean;
 
 pub const COMMAND: Command = Command {
     name: "config",
-    about: "Prints the configuration of record in effect, or checks a file of it",
+    about: "Prints the configuration of record and serve in effect, or checks a file of it",
     text: "\
 Every option of record may stand in a file in TOML, under its own name: level = \"op\", buffer-size = \"64MiB\",
 sched = true, pmc = [\"cycles\", \"instructions\"]. The environment is stronger than the file, PROFINFER_LEVEL for level,
-and the command line is stronger than both. docs/CONFIG.md has all of it.",
+and the command line is stronger than both. [service] and [[rule]] in the same file are for serve. docs/CONFIG.md has all of
+it.",
     usage: &["--print [--default] [FILE] [-- OPTIONS]", "--check FILE"],
-    arguments: &[Argument { name: "FILE", help: "Configuration, as for record --conf" }],
+    arguments: &[Argument { name: "FILE", help: "Configuration, as for record --conf and serve --conf" }],
     behind: Some(Argument {
         name: "OPTIONS",
         help: "Options of record: the configuration is printed as they would make it",
@@ -62,9 +64,12 @@ fn run(args: &Args) -> Result<ExitCode> {
             if args.argument("FILE").is_some() || !args.behind().is_empty() {
                 return Err(Usage::new("--default is what is built in: leave out FILE and OPTIONS").into());
             }
-            page(&Args::none(&RECORD), true)
+            page(&Args::none(&RECORD), &Layers::new(&Args::none(&SERVE), conf::File::default()), true)
         }
-        (_, true) => page(&in_effect(args)?, false),
+        (_, true) => {
+            let (record, layers) = in_effect(args)?;
+            page(&record, &layers, false)
+        }
         _ => return Err(Usage::new("what to do? give --print, or --check FILE").into()),
     };
     let mut out = std::io::stdout().lock();
@@ -74,21 +79,24 @@ fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Tells all that is wrong with a file: its values, and what they need of each other.
-fn check(file: &Path) -> Result<()> {
-    let name = file.display().to_string();
-    let (given, faults) = conf::file(&RECORD, file)?;
+fn check(path: &Path) -> Result<()> {
+    let (file, faults) = conf::file(path)?;
     let mut all = Args::none(&RECORD);
-    all.below(given);
-    all.set_file(name.clone());
-    let mut mistakes = faults.told(&name);
+    all.below(file.record.clone());
+    all.set_file(file.name.clone());
+    let mut mistakes = faults.told(&file.name);
     for wrong in [all.check(), settings(&all).map(drop)].into_iter().filter_map(Result::err) {
         mistakes.extend_from_slice(wrong.mistakes());
+    }
+    let service = Layers::new(&Args::none(&SERVE), file).values(&mut mistakes);
+    for warning in &service.warnings {
+        eprintln!("profinfer: warning: {}", clean(warning));
     }
     Ok(Usage::none_of(mistakes)?)
 }
 
-/// What `record` would be given by these options, the environment, and the file.
-fn in_effect(args: &Args) -> Result<Args> {
+/// What `record` would be given by these options, the environment, and the file; and the service by the latter two.
+fn in_effect(args: &Args) -> Result<(Args, Layers)> {
     let file = args.argument("FILE").map(|file| {
         let mut word = OsString::from("--conf=");
         word.push(file);
@@ -98,15 +106,28 @@ fn in_effect(args: &Args) -> Result<Args> {
     let Parsed::Run(line) = Args::parse(&RECORD, words)? else {
         return Err(Usage::new("--help is no option that says how to record").into());
     };
-    let all = conf::settled(&line)?;
+    let environ = |name: &str| std::env::var_os(name);
+    let conf::Upper { args: mut all, file, mut mistakes } = conf::upper(&line, &environ)?;
+    let none = Args::none(&SERVE);
+    let (service, wrong) = conf::with_environment(&none, &environ);
+    mistakes.extend(wrong.into_iter().filter(|w| !mistakes.contains(w)).collect::<Vec<_>>());
+    all.below(file.record.clone());
+    all.set_file(file.name.clone());
+    Usage::none_of(mistakes)?;
+    all.check()?;
     settings(&all)?;
-    Ok(all)
+    let layers = Layers::new(&service, file);
+    let mut wrong = Vec::new();
+    layers.values(&mut wrong);
+    Usage::none_of(wrong)?;
+    Ok((all, layers))
 }
 
 const BUILT_IN: &str = "\
-# Configuration of `profinfer record --conf FILE`: every key that FILE may have, with the value that is built in.
+# Configuration of `profinfer record --conf FILE` and `profinfer serve --conf FILE`: every key that FILE may have, with the
+# value that is built in.
 #
-# A key is an option of record without its dashes, and means the same. What FILE leaves out is as it is here. The
+# A key above all headings is an option of record without its dashes, and means the same. What FILE leaves out is as it is here. The
 # environment is stronger than FILE (PROFINFER_LEVEL for level), and the command line is stronger than both. Where a key
 # stands behind a '#', nothing is built in, and what its value is called stands for it.
 #
@@ -114,40 +135,118 @@ const BUILT_IN: &str = "\
 ";
 
 const IN_EFFECT: &str = "\
-# What `profinfer record` goes by, and where each value comes from. A key behind a '#' has none.
+# What `profinfer record` and `profinfer serve` go by, and where each value comes from. A key behind a '#' has none.
 ";
 
 /// Columns of a line up to the comment behind it.
 const BEHIND: usize = 36;
 
+/// Above the keys of a rule.
+const RULES: &str = "
+## Rules of the service
+#
+# The first [[rule]] that is for a process says how its runs are recorded; what no rule is for is not recorded.
+# Without any rule all is recorded, by one named default. What is said above [service] of how to record holds for
+# every rule that says nothing else, and may be said anew in a rule: all but exe, output, quiet, duration and
+# tokens. The environment and the command line of serve are stronger than a rule. Where nobody says a budget, that
+# of a rule is 1%.
+#
+# Keys of a rule, beside those of how to record:
+";
+
+const EXAMPLE: &str = r#"
+# An example. Of the server the last ten minutes are kept, and written when it becomes slow; tests are left alone; of
+# what else there is, one run in ten is recorded in outline.
+#[[rule]]
+#name = "tests"
+#exe = "/opt/llm/tests/**"
+#ignore = true
+#
+#[[rule]]
+#name = "server"
+#exe = "llama-server"
+#ring = "10min"
+#trigger-below = "5tok/s"
+#trigger-p99-above = "500ms"
+#
+#[[rule]]
+#name = "others"
+#one-in = 10
+#level = "graph"
+"#;
+
 /// A configuration as a file: with the meaning of each value, or with where it comes from.
-fn page(all: &Args, meaning: bool) -> String {
+fn page(all: &Args, layers: &Layers, meaning: bool) -> String {
     let mut text = if meaning { BUILT_IN } else { IN_EFFECT }.to_owned();
     for group in RECORD.groups {
-        // A contrary is the same setting.
-        let contrary = |f: &Flag| f.name.starts_with("no-") && RECORD.opposite(f).is_some();
-        let keys: Vec<&Flag> = group.flags.iter().filter(|f| f.is_key() && !contrary(f)).collect();
-        if keys.is_empty() {
-            continue;
+        let keys: Vec<&Flag> = group.flags.iter().filter(|f| is_setting(&RECORD, f)).collect();
+        if !keys.is_empty() {
+            text.push_str(&format!("\n## {}\n", group.title));
+            keys.iter().for_each(|flag| text.push_str(&entry(all, flag, meaning)));
         }
-        text.push_str(&format!("\n## {}\n", group.title));
-        for flag in keys {
-            if meaning {
-                text.push_str(&explained(flag));
+    }
+    text.push_str("\n## The service\n\n[service]\n");
+    SERVICE.flags.iter().for_each(|flag| text.push_str(&entry(&layers.service, flag, meaning)));
+    if meaning {
+        text.push_str(RULES);
+        let none = Args::none(&RULE);
+        for flag in RULE.groups.iter().take(1).flat_map(|g| g.flags) {
+            for line in entry(&none, flag, true).lines() {
+                // Without a rule's heading it would be a key of the service.
+                let mark = if line.is_empty() || line.starts_with('#') { "" } else { "#" };
+                text.push_str(&format!("{mark}{line}\n"));
             }
-            let line = match value(all, flag) {
-                Some(value) => format!("{} = {value}", flag.name),
-                None if flag.many => format!("#{} = [\"{}\"]", flag.name, flag.value),
-                None => format!("#{} = \"{}\"", flag.name, flag.value),
-            };
-            text.push_str(&match meaning {
-                true => line,
-                false => format!("{line:BEHIND$}  # {}", clean(&from(all, flag))),
-            });
-            text.push('\n');
+        }
+        text.push_str(EXAMPLE);
+    } else {
+        text.push_str("\n## Rules of the service\n");
+        layers.rules.iter().for_each(|layer| text.push_str(&rule(layer)));
+    }
+    text
+}
+
+/// A contrary is the same setting.
+fn is_setting(command: &Command, flag: &Flag) -> bool {
+    flag.is_key() && !(flag.name.starts_with("no-") && command.opposite(flag).is_some())
+}
+
+/// A rule in effect: what it says itself, and what is built in for rules only.
+fn rule(layer: &Layer) -> String {
+    let args = &layer.args;
+    if layer.line == 0 {
+        let budget = if args.given("budget").is_some() { "" } else { ", with a budget of 1%" };
+        return format!("# There is none: all is recorded, by one named default{budget}.\n");
+    }
+    let mut text = "\n[[rule]]\n".to_owned();
+    for flag in RULE.flags().filter(|f| is_setting(&RULE, f)) {
+        let shown = match given(args, flag) {
+            Some(Given { from: Origin::Line(line), .. }) => *line >= layer.line,
+            Some(_) => false,
+            None => flag.name == "budget",
+        };
+        if shown {
+            text.push_str(&entry(args, flag, false));
         }
     }
     text
+}
+
+/// What counts of a setting.
+fn given<'a>(all: &'a Args, flag: &Flag) -> Option<&'a Given> {
+    all.given(flag.name).or_else(|| all.given(all.command().opposite(flag)?.name))
+}
+
+/// A key with its value, and what it means or where it comes from.
+fn entry(all: &Args, flag: &Flag, meaning: bool) -> String {
+    let line = match value(all, flag) {
+        Some(value) => format!("{} = {value}", flag.name),
+        None if flag.many => format!("#{} = [\"{}\"]", flag.name, flag.value),
+        None => format!("#{} = \"{}\"", flag.name, flag.value),
+    };
+    match meaning {
+        true => format!("{}{line}\n", explained(flag)),
+        false => format!("{line:BEHIND$}  # {}\n", clean(&from(all, flag))),
+    }
 }
 
 /// What a flag means, in lines of comment.
@@ -165,7 +264,7 @@ fn explained(flag: &Flag) -> String {
 /// A value as TOML; none where there is none, or none that TOML could hold.
 fn value(all: &Args, flag: &Flag) -> Option<String> {
     if flag.is_switch() {
-        let on = match RECORD.opposite(flag) {
+        let on = match all.command().opposite(flag) {
             Some(opposite) => !all.flag(opposite.name),
             None => all.flag(flag.name),
         };
@@ -196,8 +295,7 @@ fn quoted(text: &str) -> String {
 
 /// Where a value comes from.
 fn from(all: &Args, flag: &Flag) -> String {
-    let opposite = RECORD.opposite(flag).and_then(|o| all.given(o.name));
-    match all.given(flag.name).or(opposite) {
+    match given(all, flag) {
         Some(given) if given.value.as_ref().is_some_and(|v| v.to_str().is_none()) => {
             format!("{}: bytes that are no UTF-8, which no file can hold", all.origin(given))
         }
@@ -215,10 +313,10 @@ mod tests {
 
     #[test]
     fn the_file_that_comes_along_is_what_is_built_in() {
-        let (given, faults) = conf::read(&RECORD, FILE);
+        let (file, faults) = conf::read(FILE);
         assert_eq!(faults.told("conf/profinfer.toml"), Vec::<String>::new());
         let mut all = Args::none(&RECORD);
-        all.below(given);
+        all.below(file.record.clone());
         let options = |args: &Args| {
             // The command line tells that there was a file.
             let options = settings(args).expect("they go together");
@@ -230,6 +328,31 @@ mod tests {
                 FILE.lines().any(|l| l.trim_start_matches('#').starts_with(&format!("{} = ", flag.name)));
             assert_eq!(there, flag.name != "no-str", "{}", flag.name);
         }
+        let values = |file| {
+            let mut wrong = Vec::new();
+            let settings = Layers::new(&Args::none(&SERVE), file).values(&mut wrong);
+            assert_eq!(wrong, Vec::<String>::new());
+            crate::agent::service::settings::Settings { rules: Vec::new(), ..settings }
+        };
+        assert_eq!(values(file), values(conf::File::default()));
+        assert_eq!(values(conf::File::default()), crate::agent::service::settings::Settings::default());
+    }
+
+    #[test]
+    fn the_example_of_rules_is_one() {
+        let text: Vec<&str> = EXAMPLE
+            .lines()
+            .map(|l| l.strip_prefix('#').unwrap_or(l))
+            .filter(|l| !l.starts_with(' '))
+            .collect();
+        let (file, faults) = conf::read(&text.join("\n"));
+        let mut wrong = faults.told("example");
+        let settings = Layers::new(&Args::none(&SERVE), file).values(&mut wrong);
+        assert_eq!((wrong, settings.warnings), (Vec::new(), Vec::new()));
+        assert_eq!(
+            settings.rules.iter().map(|r| r.name.as_str()).collect::<Vec<_>>(),
+            ["tests", "server", "others"]
+        );
     }
 
     #[test]

@@ -19,10 +19,10 @@ use crate::views::table::clean;
 
 pub mod budget;
 pub mod flags;
-mod inner;
-mod outer;
-mod pmc;
-mod sensors;
+pub mod inner;
+pub mod outer;
+pub mod pmc;
+pub mod sensors;
 
 pub use flags::COMMAND;
 

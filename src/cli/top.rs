@@ -38,7 +38,7 @@ A COMMAND's own output is lost where it would go to the terminal that top draws 
     usage: &["[OPTIONS] -p PID", "[OPTIONS] --exe PATH", "[OPTIONS] -- COMMAND..."],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and watch" }),
-    groups: &[flags::TARGET, PICTURE, COST, flags::HOW],
+    groups: &[flags::TARGET, PICTURE, COST, flags::HOW, flags::UNTIL],
     notes: "\
 Speeds are those of the calls of llama_decode and its kin, as report counts them, without the time between calls. Shares
 are of the time of the CPU graphs; ms/token is thread 0's time in the op for a token whose ops were recorded; calls/s are

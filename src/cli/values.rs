@@ -59,6 +59,20 @@ pub fn any_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
 /// # Errors
 /// Another unit, no number, or out of these bounds.
 pub fn size(text: &str) -> Result<u64, String> {
+    let bytes = bytes(text)?.filter(|n| (4096..=1 << 30).contains(n));
+    bytes.ok_or_else(|| "must lie between 4KiB and 1GiB".to_owned())
+}
+
+/// As [`size`], for what files and processes may have: whole MiB at least, 1 PiB at most.
+pub fn amount(least: u64) -> impl Fn(&str) -> Result<u64, String> {
+    move |text| {
+        let bytes = bytes(text)?.filter(|n| (least..=1 << 50).contains(n));
+        bytes.ok_or_else(|| format!("must be {}MiB or more", least >> 20))
+    }
+}
+
+/// None: more than can be counted.
+fn bytes(text: &str) -> Result<Option<u64>, String> {
     let (number, unit) = split_unit(text);
     let factor = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 1,
@@ -70,10 +84,7 @@ pub fn size(text: &str) -> Result<u64, String> {
         _ => return Err(format!("unknown unit '{unit}': use KiB, MiB or GiB")),
     };
     let number: u64 = number.parse().map_err(|_| "not a size; write it like 4MiB".to_owned())?;
-    match number.checked_mul(factor) {
-        Some(n @ 4096..=0x4000_0000) => Ok(n),
-        _ => Err("must lie between 4KiB and 1GiB".to_owned()),
-    }
+    Ok(number.checked_mul(factor))
 }
 
 /// `3%`, `0.5 %`: a share, more than 0 and at most 1.
@@ -88,7 +99,7 @@ pub fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
-/// `500ms`, `30s`, `10min`, `2h`, `50us`, or seconds; more than 0.
+/// `500ms`, `30s`, `10min`, `2h`, `7d`, `50us`, or seconds; more than 0.
 ///
 /// # Errors
 /// Another unit, no number, or 0.
@@ -100,13 +111,24 @@ pub fn time(text: &str) -> Result<Duration, String> {
         "" | "s" => 1.0,
         "m" | "min" => 60.0,
         "h" => 3600.0,
-        _ => return Err(format!("unknown unit '{unit}': use us, ms, s, min or h")),
+        "d" => 86400.0,
+        _ => return Err(format!("unknown unit '{unit}': use us, ms, s, min, h or d")),
     };
     let number: f64 = number.parse().map_err(|_| "not a time; write it like 30s".to_owned())?;
     Duration::try_from_secs_f64(number * seconds)
         .ok()
         .filter(|d| !d.is_zero())
         .ok_or("must be more than 0".to_owned())
+}
+
+/// As [`time`], at most ten years: it may be added to any clock.
+///
+/// # Errors
+/// As there, or it is longer.
+pub fn span(text: &str) -> Result<Duration, String> {
+    const LONGEST: Duration = Duration::from_secs(3650 * 86400);
+    let time = time(text)?;
+    if time <= LONGEST { Ok(time) } else { Err("must be at most 3650d".to_owned()) }
 }
 
 fn split_unit(text: &str) -> (&str, &str) {
@@ -130,6 +152,12 @@ mod tests {
         assert_eq!(time("1.5min"), Ok(Duration::from_secs(90)));
         for wrong in ["0s", "-1s", "1e99h", "x", ""] {
             assert!(time(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(span("7d"), Ok(Duration::from_secs(7 * 86400)));
+        assert_eq!(span("3651d"), Err("must be at most 3650d".to_owned()));
+        assert_eq!((amount(1 << 20)("2GiB"), amount(1 << 20)("1024GiB")), (Ok(2 << 30), Ok(1 << 40)));
+        for wrong in ["15MiB", "99999999999GiB", "1125899906842625"] {
+            assert_eq!(amount(16 << 20)(wrong), Err("must be 16MiB or more".to_owned()), "{wrong}");
         }
     }
 

@@ -89,6 +89,11 @@ impl Args {
         self.command
     }
 
+    /// All that is given; the last of a flag counts.
+    pub fn all(&self) -> &[Given] {
+        &self.given
+    }
+
     /// Lays values below those that there are: they count where what is above says nothing of the same flag, of its
     /// contrary, or of one that it excludes.
     pub fn below(&mut self, mut lower: Vec<Given>) {
@@ -164,6 +169,11 @@ impl Args {
     pub fn place(&self, names: &[&str]) -> String {
         let given = names.iter().filter_map(|n| Some(self.last(n)?.0)).find(|g| g.from != Origin::Flag);
         given.map(|g| format!("{}: ", self.origin(g))).unwrap_or_default()
+    }
+
+    /// A line of the file, to begin a message; empty for 0, which is none.
+    pub fn line(&self, line: usize) -> String {
+        if line == 0 { String::new() } else { format!("{}:{line}: ", self.file) }
     }
 
     /// What counts and is not of the command line, as it would stand there.

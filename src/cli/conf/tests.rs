@@ -27,7 +27,7 @@ fn keys() -> impl Iterator<Item = &'static Flag> {
 }
 
 fn mistakes(file: &str) -> Vec<String> {
-    read(&COMMAND, file).1.told("f")
+    read(file).1.told("f")
 }
 
 /// Three values that a flag may have.
@@ -166,8 +166,50 @@ fn all_that_is_wrong_is_told_at_once_and_where() {
         ("qos = -1", "f:1: qos '-1': give tokens per second, e.g. 5tok/s or 0.5"),
         ("level = \"op\"\nlevel = \"op\"", "f:2: level is given twice: line 1 has level already"),
         ("str = true\nno-str = true", "f:2: no-str is given twice: line 1 has str already"),
-        ("[record]\nlevel = \"op\"", "f:1: unknown table [record]: keys stand without one"),
-        ("[[rule]]", "f:1: unknown table [rule]: keys stand without one"),
+        ("[record]\nlevel = \"op\"", "f:1: unknown table [record]: there are [service] and [[rule]]"),
+        ("[service.x]", "f:1: unknown table [service.x]: there are [service] and [[rule]]"),
+        ("[rule]\nlevel = \"op\"", "f:1: [[rule]] stands in two pairs of brackets"),
+        ("[[service]]", "f:1: [service] stands in one pair of brackets"),
+        ("[service]\n[service]", "f:2: [service] is there twice: it begins in line 1"),
+        ("quota = \"1GiB\"", "f:1: quota stands in [service]"),
+        ("ring = \"1min\"", "f:1: ring stands in a [[rule]]"),
+        ("[service]\nqouta = 1", "f:2: unknown key 'qouta'; the nearest is 'quota'"),
+        (
+            "[service]\nlevel = 1",
+            "f:2: level says how to record: it stands above all headings, or in a [[rule]]",
+        ),
+        ("[service]\ntokens = 1", "f:2: tokens stands in a [[rule]]"),
+        ("[service]\nquota = 64", "f:2: quota '64': must be 1MiB or more"),
+        ("[service]\nmemory = \"1MiB\"", "f:2: memory '1MiB': must be 16MiB or more"),
+        ("[service]\nkeep = \"9999d\"", "f:2: keep '9999d': must be at most 3650d"),
+        ("[service]\ndirectory = \"x\"", "f:2: directory 'x': give the whole path, from '/' on"),
+        (
+            "[service]\nmetrics = \"/x\"",
+            "f:2: metrics '/x': its name must end in .prom: node_exporter reads no other",
+        ),
+        ("[service]\nat-once = 0", "f:2: at-once '0': wanted: a whole number from 1 to 1000"),
+        ("[[rule]]\nnmae = \"x\"", "f:2: unknown key 'nmae'; the nearest is 'name'"),
+        ("[[rule]]\nname = \"a b\"", "f:2: name 'a b': wanted: 1 to 40 letters, digits, -, _ and ."),
+        ("[[rule]]\nlevle = \"op\"", "f:2: unknown key 'levle'; the nearest is 'level'"),
+        ("[[rule]]\nquota = 1", "f:2: quota is the same for all rules: it stands in [service]"),
+        (
+            "[[rule]]\nduration = 1",
+            "f:2: duration is not a rule's: tokens = N records the beginning of a run, ring = TIME keeps the last of it",
+        ),
+        (
+            "[[rule]]\noutput = 1",
+            "f:2: output is not a rule's: the service names its files itself, in the directory of [service]",
+        ),
+        ("[[rule]]\nquiet = true", "f:2: quiet is not a rule's: what the service says is in its log"),
+        (
+            "[[rule]]\nuser = \"no such\"",
+            "f:2: user 'no such': no user of this machine (/etc/passwd); give a name or a number",
+        ),
+        (
+            "[[rule]]\ntrigger-below = \"5\u{20ac}\"",
+            "f:2: trigger-below '5\u{20ac}': give tokens per second, e.g. 5tok/s or 0.5",
+        ),
+        ("[[rule]]\nignore = 1", "f:2: ignore '1': wanted: true or false"),
         ("level", "f:1: no value: write KEY = VALUE"),
     ] {
         assert_eq!(mistakes(file), [wrong], "{file}");
@@ -222,13 +264,14 @@ fn values() -> impl Strategy<Value = String> {
     prop_oneof![
         2 => "[0-9]{1,4}(|[.][0-9])(|KiB|MiB|M|ms|us|s|min|%| %|tok/s| tok/s|k)",
         1 => proptest::sample::select(choices).prop_map(str::to_owned),
-        1 => "[a-z0-9.%/-]{1,6}",
+        1 => "[a-z0-9.%/*-]{1,6}",
     ]
 }
 
 /// Texts that are TOML by halves.
 fn texts() -> impl Strategy<Value = String> {
-    let names = proptest::sample::select(COMMAND.flags().map(|f| f.name).collect::<Vec<_>>());
+    let all = [&COMMAND, &service::SERVE, &service::RULE].map(Command::flags).into_iter().flatten();
+    let names = proptest::sample::select(all.map(|f| f.name).collect::<Vec<_>>());
     let value = prop_oneof![
         values().prop_map(|v| format!("\"{v}\"")),
         values(),
@@ -238,6 +281,7 @@ fn texts() -> impl Strategy<Value = String> {
     ];
     let line = prop_oneof![
         4 => (names, value).prop_map(|(name, value)| format!("{name} = {value}\n")),
+        1 => proptest::sample::select(vec!["[service]\n", "[[rule]]\n", "[rule]\n", "[[service]]\n"]).prop_map(str::to_owned),
         1 => "[\\[\\]{}\"'=.,# a-z0-9_\\\\\n\r\t-]{0,16}\n",
         1 => "\\PC{0,16}\n?",
     ];
@@ -247,17 +291,26 @@ fn texts() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn no_text_makes_it_panic_and_its_lines_are_told(text in texts()) {
-        let (given, faults) = read(&COMMAND, &text);
+        let (file, faults) = read(&text);
         let lines = text.lines().count() + 1;
         prop_assert!(faults.0.iter().all(|(line, _)| (1..=lines).contains(line)), "{faults:?}");
-        for Given { from, .. } in &given {
+        let rules = file.rules.iter().flat_map(|(_, given)| given);
+        for Given { from, .. } in file.record.iter().chain(&file.service).chain(rules) {
             prop_assert!(matches!(from, Origin::Line(line) if (1..=lines).contains(line)));
         }
         // What was taken can be read in the end.
         let mut all = Args::none(&COMMAND);
-        all.below(given);
+        all.below(file.record.clone());
         let why = options(&all).err().map(|e| e.to_string()).unwrap_or_default();
         prop_assert!(!why.contains('\''), "{why}");
+        let mut wrong = Vec::new();
+        service::Layers::new(&Args::none(&service::SERVE), file).values(&mut wrong);
+        prop_assert!(wrong.iter().all(|why| !why.contains("wanted")), "{wrong:?}");
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        read(&String::from_utf8_lossy(&bytes));
     }
 
     #[test]

@@ -5,20 +5,16 @@ use crate::agent::recording::Options;
 use crate::cli::args::{Args, Flag, Group, Usage};
 use crate::cli::values::percent;
 
-pub const FLAGS: Group = Group {
-    title: "Cost",
-    flags: &[
-        Flag::value(
-            "budget",
-            "SHARE",
-            "Most of the engine's time that the recording may take, e.g. 1%: the level is the richest that fits, and \
-             changes when what it costs does; --level is then the richest of all, and --pmc, --faults and --sched \
-             are on while there is room for them",
-        )
-        .valid(|text| percent(text).map(drop)),
-        QOS,
-    ],
-};
+pub const FLAGS: Group = Group { title: "Cost", flags: &[BUDGET, QOS] };
+
+pub const BUDGET: Flag = Flag::value(
+    "budget",
+    "SHARE",
+    "Most of the engine's time that the recording may take, e.g. 1%: the level is the richest that fits, and changes \
+     when what it costs does; --level is then the richest of all, and --pmc, --faults and --sched are on while there \
+     is room for them",
+)
+.valid(|text| percent(text).map(drop));
 
 pub const QOS: Flag = Flag::value(
     "qos",
@@ -37,7 +33,11 @@ pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
     Ok(())
 }
 
-fn speed(text: &str) -> Result<f64, String> {
+/// `5tok/s`, or 0.5: tokens per second, more than 0.
+///
+/// # Errors
+/// Another unit, no number, or out of these bounds.
+pub fn speed(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix("tok/s").unwrap_or(text).trim().parse::<f64>().ok();
     number.filter(|n| *n > 0.0 && n.is_finite()).ok_or("give tokens per second, e.g. 5tok/s or 0.5".into())
 }

@@ -25,7 +25,7 @@ then is in the file. A second Ctrl-C ends at once. Needs root, or CAP_BPF, CAP_P
     usage: &["[OPTIONS] -- COMMAND...", "[OPTIONS] -p PID", "[OPTIONS] --exe PATH"],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and record" }),
-    groups: &[TARGET, OUTPUT, HOW, super::pmc::FLAGS, super::inner::FLAGS, super::outer::FLAGS, super::budget::FLAGS, super::sensors::FLAGS, CONF],
+    groups: &[TARGET, OUTPUT, HOW, UNTIL, super::pmc::FLAGS, super::inner::FLAGS, super::outer::FLAGS, super::budget::FLAGS, super::sensors::FLAGS, CONF],
     notes: "\
 What is not given on the command line may stand in the environment, PROFINFER_BUFFER_SIZE for --buffer-size, or in the
 file of --conf: all options but -p, --force, --json and, in the file, --conf. --no-NAME takes back what either of
@@ -48,7 +48,7 @@ profinfer record --conf board.toml --no-budget -- llama-cli -m model.gguf -p 'He
     run: super::run,
 };
 
-/// Whom to record, of every subcommand that does; read, with [`HOW`], by [`common`].
+/// Whom to record, of every subcommand that does; read, with [`HOW`] and [`UNTIL`], by [`common`].
 pub const TARGET: Group = Group {
     title: "Target",
     flags: &[
@@ -127,11 +127,19 @@ pub const HOW: Group = Group {
             "The running kernel's BTF, where it has none of its own: tells processes from threads when following \
              children",
         ),
-        Flag::value("duration", "TIME", "End after this time: 500ms, 30s, 10min").valid(|text| time(text).map(drop)),
-        Flag::value("tokens", "N", "End after this many decoded tokens").valid(|text| tokens(text).map(drop)),
         Flag::value("site", "SITE", "Where probes sit: cheapest, first or published; for comparing costs")
             .default("cheapest")
             .hidden(),
+    ],
+};
+
+/// When a recording ends, likewise.
+pub const UNTIL: Group = Group {
+    title: "End",
+    flags: &[
+        Flag::value("duration", "TIME", "End after this time: 500ms, 30s, 10min")
+            .valid(|text| time(text).map(drop)),
+        Flag::value("tokens", "N", "End after this many decoded tokens").valid(|text| tokens(text).map(drop)),
     ],
 };
 
@@ -184,7 +192,16 @@ impl Asked {
 /// Wrong usage: all flags that leave out what others need.
 pub fn settings(args: &Args) -> Result<Options, Usage> {
     let to_stdout = args.path("output")?.is_some_and(|path| path.as_os_str() == "-");
-    let mut options = options(args, if to_stdout { Streams::StdoutTaken } else { Streams::Ours })?;
+    let options = how(args, if to_stdout { Streams::StdoutTaken } else { Streams::Ours })?;
+    until(args, options)
+}
+
+/// How to record, of [`HOW`] and the groups that say more of it; nothing of target, output and end.
+///
+/// # Errors
+/// As [`settings`].
+pub fn how(args: &Args, streams: Streams) -> Result<Options, Usage> {
+    let mut options = options(args, streams)?;
     let read = [
         super::pmc::read(args, &mut options),
         super::inner::read(args, &mut options),
@@ -198,12 +215,21 @@ pub fn settings(args: &Args) -> Result<Options, Usage> {
     Ok(options)
 }
 
-/// Reads [`TARGET`] and [`HOW`]; a file of types is opened.
+/// Adds what [`UNTIL`] says.
+fn until(args: &Args, options: Options) -> Result<Options, Usage> {
+    Ok(Options {
+        duration: args.option("duration", time)?,
+        tokens: args.option("tokens", tokens)?,
+        ..options
+    })
+}
+
+/// Reads [`TARGET`], [`HOW`] and [`UNTIL`]; a file of types is opened.
 ///
 /// # Errors
 /// Wrong usage, or BTF that is none.
 pub fn common(args: &Args, streams: Streams) -> anyhow::Result<(Target, Options)> {
-    let options = options(args, streams)?;
+    let options = until(args, options(args, streams)?)?;
     let target = target(args)?;
     let btf = args.path("btf")?.as_deref().map(Btf::read).transpose()?;
     Ok((target, Options { btf, ..options }))
@@ -243,8 +269,8 @@ fn options(args: &Args, streams: Streams) -> Result<Options, Usage> {
         site: args.needed("site", sites)?,
         btf: None,
         counters: Default::default(),
-        duration: args.option("duration", time)?,
-        tokens: args.option("tokens", tokens)?,
+        duration: None,
+        tokens: None,
         streams,
         flush: Duration::from_secs(1),
         ring: None,
@@ -337,10 +363,9 @@ mod tests {
 
     #[test]
     fn what_is_given_elsewhere_stands_behind_the_command_line() {
-        let (given, _) =
-            conf::read(&COMMAND, "level = \"graph\"\nsched = true\nquiet = false\nbtf = \"a b\"");
+        let (file, _) = conf::read("level = \"graph\"\nsched = true\nquiet = false\nbtf = \"a b\"");
         let mut args = Args::none(&COMMAND);
-        args.below(given);
+        args.below(file.record);
         let line = whole_line(&args);
         assert!(line.ends_with(" # with --level=graph --sched '--btf=a b'"), "{line}");
         assert_eq!(whole_line(&Args::none(&COMMAND)), command_line(std::env::args_os()));

@@ -13,23 +13,30 @@ use crate::agent::recording::Options;
 use crate::cli::args::{Args, Flag, Group, Usage};
 use crate::trace::record::Level;
 
+/// Those that say what is counted.
+pub const COUNTING: [Flag; 3] = [
+    Flag::value(
+        "pmc",
+        "LIST",
+        "Count these for each op and thread, at most 8: names (cycles, instructions, ...) or the PMU's own numbers \
+         (r001b); ':k' behind one counts the kernel's work for the op instead of the program's, ':uk' both; \
+         `profinfer record --pmc list` tries and prints all that this machine has",
+    )
+    .many()
+    .valid(|name| match name.trim() {
+        "list" => Err("stands on the command line only".to_owned()),
+        _ => Ok(()),
+    }),
+    Flag::switch("pmc-strict", "Record nothing where a counter cannot be had whole").needs(&["pmc"]),
+    Flag::switch("faults", "Count page faults for each op: adds major-faults and minor-faults to the counters"),
+];
+
 pub const FLAGS: Group = Group {
     title: "Counters",
     flags: &[
-        Flag::value(
-            "pmc",
-            "LIST",
-            "Count these for each op and thread, at most 8: names (cycles, instructions, ...) or the PMU's own numbers \
-             (r001b); ':k' behind one counts the kernel's work for the op instead of the program's, ':uk' both; \
-             'list' tries and prints all that this machine has",
-        )
-        .many()
-        .valid(|name| match name.trim() {
-            "list" => Err("stands on the command line only".to_owned()),
-            _ => Ok(()),
-        }),
-        Flag::switch("pmc-strict", "Record nothing where a counter cannot be had whole").needs(&["pmc"]),
-        Flag::switch("faults", "Count page faults for each op: adds major-faults and minor-faults to the counters"),
+        COUNTING[0],
+        COUNTING[1],
+        COUNTING[2],
         Flag::switch("json", "With --pmc list: write JSON").needs(&["pmc"]).line_only(),
     ],
 };

@@ -1,0 +1,238 @@
+use std::ffi::OsString;
+use std::time::Duration;
+
+use super::super::read;
+use super::*;
+use crate::cli::args::Parsed;
+use crate::trace::record::Level;
+
+/// What a text comes to, below a command line and an environment.
+fn under(line: &[&str], environ: &[(&str, &str)], text: &str) -> Result<Settings, Vec<String>> {
+    let words = line.iter().map(OsString::from).collect();
+    let Ok(Parsed::Run(args)) = Args::parse(&SERVE, words) else { panic!("{line:?}") };
+    let environ = |name: &str| environ.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v));
+    let (args, mut wrong) = super::super::with_environment(&args, &environ);
+    let (file, faults) = read(text);
+    wrong.extend(faults.told("f"));
+    let settings = Layers::new(&args, File { name: "f".to_owned(), ..file }).values(&mut wrong);
+    if wrong.is_empty() { Ok(settings) } else { Err(wrong) }
+}
+
+fn of(text: &str) -> Settings {
+    under(&[], &[], text).unwrap_or_else(|wrong| panic!("{wrong:#?} of {text}"))
+}
+
+fn wrong(text: &str) -> Vec<String> {
+    under(&[], &[], text).err().unwrap_or_default()
+}
+
+const BOARD: &str = r#"
+level = "graph"
+sched = true
+tokens = 7
+duration = "1min"
+output = "x"
+
+[service]
+directory = "/data/profinfer"
+quota = "2GiB"
+file-age = "10min"
+keep = "7d"
+metrics = "/data/node/profinfer.prom"
+cpu = "5%"
+
+[[rule]]
+name = "server"
+exe = "/usr/bin/llama-*"
+user = 0
+cgroup = "/system.slice/**"
+ring = "5min"
+ring-size = "8MiB"
+trigger-below = "5tok/s"
+trigger-p99-above = "200ms"
+level = "op"
+pmc = ["cycles"]
+budget = "2%"
+
+[[rule]]
+exe = "llama-bench"
+ignore = true
+
+[[rule]]
+name = "rest"
+one-in = 10
+tokens = 100
+sched = false
+qos = "3tok/s"
+"#;
+
+#[test]
+fn a_file_has_the_service_and_its_rules() {
+    let s = of(BOARD);
+    assert_eq!((s.directory.to_str(), s.quota, s.file_size), (Some("/data/profinfer"), 2 << 30, 64 << 20));
+    assert_eq!((s.file_age.as_secs(), s.keep.map(|k| k.as_secs())), (600, Some(7 * 86400)));
+    assert_eq!((s.cpu, s.at_once, s.warnings.len()), (0.05, 16, 0));
+    assert_eq!(s.metrics.as_deref().and_then(Path::to_str), Some("/data/node/profinfer.prom"));
+    let [server, bench, rest] = &s.rules[..] else { panic!("{:?}", s.rules) };
+    assert_eq!((server.name.as_str(), bench.name.as_str(), rest.name.as_str()), ("server", "rule-2", "rest"));
+    assert_eq!((server.ring, server.ring_size), (Some(Duration::from_secs(300)), 8 << 20));
+    assert_eq!((server.below, server.p99_above), (Some(5.0), Some(Duration::from_millis(200))));
+    assert_eq!((server.record.level, rest.record.level, bench.ignore), (Level::Op, Level::Graph, true));
+    assert_eq!(server.record.counters.names, ["cycles"]);
+    assert_eq!((server.record.sched, rest.record.sched), (true, false));
+    let costs = s.rules.iter().map(|r| r.record.budget.and_then(|b| b.budget)).collect::<Vec<_>>();
+    assert_eq!(costs, [Some(0.02), Some(0.01), Some(0.01)]);
+    assert_eq!(rest.record.budget.and_then(|b| b.qos), Some(3.0));
+    // What record says of its end is no rule's.
+    assert_eq!((rest.one_in, rest.tokens, server.tokens, bench.one_in), (10, Some(100), None, 1));
+    assert!(s.rules.iter().all(|r| r.record.tokens.is_none() && r.record.duration.is_none()));
+}
+
+#[test]
+fn the_first_rule_that_is_for_a_process_counts() {
+    let s = of(BOARD);
+    let slice = Some("/system.slice/llama.service");
+    for (exe, uid, cgroup, rule) in [
+        ("/usr/bin/llama-cli", 0, slice, 0),
+        ("/usr/bin/llama-cli (deleted)", 0, slice, 0),
+        ("/usr/bin/llama-cli", 1, slice, 2),
+        ("/usr/bin/llama-cli", 0, Some("/user.slice"), 2),
+        ("/usr/bin/llama-cli", 0, None, 2),
+        ("/opt/llama-bench", 0, None, 1),
+        ("/usr/bin/llama-bench", 0, slice, 0),
+        ("", 0, None, 2),
+    ] {
+        assert_eq!(s.rule_for(exe.as_bytes(), uid, cgroup), Some(rule), "{exe} {uid} {cgroup:?}");
+    }
+    let s = of("[[rule]]\nexe = \"llama-*\"");
+    assert_eq!((s.rule_for(b"/bin/llama-x", 5, None), s.rule_for(b"/bin/ggml", 5, None)), (Some(0), None));
+}
+
+#[test]
+fn without_a_file_one_rule_takes_all() {
+    let s = of("");
+    assert_eq!(Settings { rules: Vec::new(), ..s.clone() }, Settings::default());
+    let [rule] = &s.rules[..] else { panic!("{:?}", s.rules) };
+    assert_eq!((rule.name.as_str(), s.rule_for(b"/x", 1, None)), ("default", Some(0)));
+    assert_eq!((rule.record.level, rule.record.budget.and_then(|b| b.budget)), (Level::Op, Some(0.01)));
+}
+
+#[test]
+fn what_is_above_is_stronger_than_the_file_rules_and_all() {
+    let text = "level = \"token\"\n[service]\nquota = \"1GiB\"\n[[rule]]\nname = \"a\"\nlevel = \"graph\"\n[[rule]]\nexe=\"x\"\n";
+    let levels = |s: Settings| (s.rules.iter().map(|r| r.record.level).collect::<Vec<_>>(), s.quota >> 20);
+    let go = |line: &[&str], environ: &[(&str, &str)]| levels(under(line, environ, text).expect("right"));
+    use Level::{Graph, Op, Token};
+    assert_eq!(go(&[], &[]), (vec![Graph, Token], 1024));
+    let environ = [("PROFINFER_LEVEL", "op"), ("PROFINFER_QUOTA", "512MiB")];
+    assert_eq!(go(&[], &environ), (vec![Op, Op], 512));
+    assert_eq!(go(&["--level=token", "--quota", "256MiB"], &environ), (vec![Token, Token], 256));
+    assert_eq!(go(&["--no-level", "--no-quota"], &environ), (vec![Op, Op], 512));
+    // What the environment has for record's end and target is not the service's.
+    assert_eq!(go(&[], &[("PROFINFER_TOKENS", "x"), ("PROFINFER_EXE", "/y")]), (vec![Graph, Token], 1024));
+    let both =
+        under(&["--level=x", "--cpu=0%", "--socket=s"], &[("PROFINFER_KEEP", "y")], "[service]\nquota = 1\n");
+    let both = both.expect_err("five mistakes");
+    for (told, begin) in
+        both.iter().zip(["PROFINFER_KEEP 'y'", "f:2: quota", "--socket 's'", "--cpu '0%'", "--level 'x'"])
+    {
+        assert!(told.starts_with(begin), "{both:#?}");
+    }
+    assert_eq!(both.len(), 5, "{both:#?}");
+}
+
+#[test]
+fn what_values_ask_of_each_other_is_told() {
+    for (text, told) in [
+        (
+            "[service]\nfile-size = \"1GiB\"\n",
+            "f:2: quota is smaller than one file: give a larger quota, or a smaller file-size",
+        ),
+        (
+            "[[rule]]\nname = \"a\"\n[[rule]]\nexe = \"x\"\nname = \"a\"\n",
+            "f:3: rule 'a': that of line 1 has the same name",
+        ),
+        (
+            "[[rule]]\nexe=\"x\"\nname = \"rule-2\"\n[[rule]]\n",
+            "f:4: rule 'rule-2': that of line 1 has the same name",
+        ),
+        ("[[rule]]\nring-size = \"8MiB\"\n", "f:2: ring-size needs --ring TIME beside it"),
+        ("[[rule]]\nring = 5\ntokens = 9\n", "f:2: ring and f:3: tokens exclude each other"),
+        (
+            "[service]\nmemory = \"32MiB\"\n[[rule]]\nring = 5\nring-size = \"32MiB\"\n",
+            "f:5: the ring does not fit into memory: give it a smaller ring-size",
+        ),
+        (
+            "level = \"token\"\n[[rule]]\nexperts = true\n[[rule]]\nexe = \"x\"\nexperts = true\n",
+            "f:3: --experts needs ops and their tensors: leave out --no-str, and --level or give it op",
+        ),
+        ("[[rule]]\npmc-strict = true\n", "f:2: pmc-strict needs --pmc LIST beside it"),
+    ] {
+        assert_eq!(wrong(text).first().map(String::as_str), Some(told), "{text}");
+    }
+    let twice = wrong("level = \"token\"\nexperts = true\n[[rule]]\nexe = \"x\"\n[[rule]]\n");
+    assert_eq!(twice.len(), 1, "{twice:#?}");
+    let list = under(&["--pmc=list"], &[], "").expect_err("no service lists");
+    assert_eq!(list, ["--pmc 'list': profinfer record has it"]);
+    let many = wrong(&"[[rule]]\n".repeat(1000));
+    assert!(many.iter().any(|m| m == "f:65: more than 64 rules"), "{}", many.len());
+}
+
+#[test]
+fn what_is_hardly_meant_is_a_warning() {
+    let never = |text: &str| of(text).warnings;
+    assert_eq!(
+        never("[[rule]]\nname = \"all\"\n[[rule]]\nname = \"b\"\nexe = \"x\"\n"),
+        ["f:3: rule 'b' is never used: 'all' before it takes all that it is for"]
+    );
+    for (first, second, dead) in [
+        ("exe = \"*\"", "", true),
+        ("exe = \"x\"", "", false),
+        ("user = 0", "user = 0\nexe = \"x\"", true),
+        ("user = 0", "user = 1", false),
+        ("cgroup = \"/a\"", "cgroup = \"/a\"\nuser = 0", true),
+        ("cgroup = \"**\"", "exe = \"x\"", false),
+        ("exe = \"x\"\nuser = 0", "exe = \"x\"", false),
+    ] {
+        let text = format!("[[rule]]\n{first}\n[[rule]]\n{second}\n");
+        assert_eq!(never(&text).len(), usize::from(dead), "{text}");
+    }
+    let small = never("[service]\nquota = \"100MiB\"\n[[rule]]\nexe = \"x\"\n[[rule]]\n");
+    assert_eq!(
+        small,
+        ["f:2: quota holds less than one file for each rule, which may all be written at a time"]
+    );
+}
+
+#[test]
+fn names_of_sockets_are_short() {
+    let text = |n: usize| format!("[service]\nsocket = \"/{}\"", "s".repeat(n));
+    assert!(wrong(&text(106)).is_empty());
+    assert_eq!(wrong(&text(107)).len(), 1);
+}
+
+#[test]
+fn every_key_has_a_check() {
+    for flag in [SERVICE, OWN].iter().flat_map(|g| g.flags).filter(|f| !f.is_switch()) {
+        let bad = if flag.value == "PATTERN" { "" } else { "?" };
+        assert!(flag.refusal(bad).is_some(), "{}", flag.name);
+        assert!(flag.default.is_empty() || flag.refusal(flag.default).is_none(), "{}", flag.name);
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_an_error_and_no_end() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let go = |name: &str| {
+        let word = format!("--conf={}", dir.path().join(name).display());
+        let Ok(Parsed::Run(args)) = Args::parse(&SERVE, vec![word.into()]) else { panic!("{name}") };
+        settings(&args).map(|s| s.rules.len())
+    };
+    let there = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("written");
+    there("a", "btf = \"/none\"\n");
+    there("b", "[[rule]]\n");
+    assert_eq!(go("none").err().map(|e| e.len()), Some(1));
+    let types = go("a").expect_err("no such types");
+    assert!(types.len() == 1 && types[0].contains("a:1: ") && types[0].contains("/none"), "{types:?}");
+    assert_eq!(go("b"), Ok(1));
+}
