@@ -26,16 +26,13 @@ pub struct Roles {
     pub cpu: bool,
 }
 
+/// Functions of GGML's base code.
+pub const BASE: [&str; 2] = ["ggml_op_name", "ggml_get_name"];
+
 impl Roles {
     fn of(elf: &ElfFile) -> Roles {
-        const NAMES: [&str; 6] = [
-            "llama_process",
-            "llama_decode",
-            "llama_encode",
-            "ggml_op_name",
-            "ggml_get_name",
-            "ggml_graph_compute",
-        ];
+        const NAMES: [&str; 6] =
+            ["llama_process", "llama_decode", "llama_encode", BASE[0], BASE[1], "ggml_graph_compute"];
         let found = elf.find(NAMES).map(|s| s.is_some_and(|s| s.function));
         let [process, decode, encode, op_name, get_name, graph_compute] = found;
         Roles { llama: process || decode || encode, base: op_name && get_name, cpu: graph_compute }

@@ -53,6 +53,8 @@ pub enum Act {
     Probe,
     /// Count hardware events.
     Count,
+    /// Be told what processes of the whole machine do.
+    Watch,
 }
 
 /// The error in one line: what is missing and what mends it, else the error as it is.
@@ -129,7 +131,7 @@ impl Act {
             Act::Map => &[Cap::Bpf],
             // Programs for probes count as tracing, so loading them needs both.
             Act::Load => &[Cap::Bpf, Cap::Perfmon],
-            Act::Probe | Act::Count => &[Cap::Perfmon],
+            Act::Probe | Act::Count | Act::Watch => &[Cap::Perfmon],
         }
     }
 }
@@ -214,6 +216,7 @@ mod tests {
             assert!(said.contains("takes us for u:r:sh:s0") && said.contains("setenforce 0"), "{said}");
         }
         assert_eq!(reason(Act::Load, libc::EACCES, &all), "the kernel's verifier refuses the program");
+        assert!(reason(Act::Watch, libc::EACCES, &none).contains("CAP_PERFMON is missing"));
         assert!(reason(Act::Probe, libc::EOPNOTSUPP, &all).contains("not supported"));
         assert!(reason(Act::Map, libc::EINVAL, &all).contains("does not know"));
     }

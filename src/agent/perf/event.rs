@@ -46,6 +46,21 @@ pub fn tasks(cpu: u32, watermark: u32) -> io::Result<OwnedFd> {
     open(&mut attr, cpu)
 }
 
+/// An event that counts nothing and tells of files that processes on a CPU map to execute, and of execs; the CPU's ring is
+/// its. Each record ends with process, thread and time. Readers are woken by every one.
+pub fn images(cpu: u32) -> io::Result<OwnedFd> {
+    let mut attr = attr(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY.into());
+    attr.set_mmap(1);
+    attr.set_mmap2(1);
+    attr.set_comm(1);
+    attr.set_comm_exec(1);
+    attr.set_sample_id_all(1);
+    attr.set_exclude_kernel(1);
+    attr.set_watermark(1);
+    attr.__bindgen_anon_2.wakeup_watermark = 1;
+    open(&mut attr, cpu)
+}
+
 /// The tracepoint `id` on a CPU, each hit a sample, off until [`enable`]. An `urgent` one wakes the reader at each hit.
 pub fn tracepoint(id: u32, cpu: u32, urgent: bool) -> io::Result<OwnedFd> {
     let mut attr = attr(PERF_TYPE_TRACEPOINT, id.into());

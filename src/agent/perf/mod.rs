@@ -7,7 +7,7 @@ mod fields;
 mod graph;
 mod probes;
 mod replay;
-mod ring;
+pub(super) mod ring;
 mod sched;
 mod snapshot;
 mod tracefs;

@@ -1,12 +1,14 @@
 //! The ring that the kernel fills for one CPU, and the records in it. Uses `event`.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 use perf_event_open_sys::bindings::{
-    PERF_RECORD_EXIT, PERF_RECORD_FORK, PERF_RECORD_LOST, PERF_RECORD_SAMPLE, perf_event_mmap_page,
+    PERF_RECORD_COMM, PERF_RECORD_EXIT, PERF_RECORD_FORK, PERF_RECORD_LOST, PERF_RECORD_MISC_COMM_EXEC,
+    PERF_RECORD_MMAP2, PERF_RECORD_SAMPLE, perf_event_mmap_page,
 };
 
 use super::super::transport::page_size;
@@ -26,16 +28,67 @@ pub enum Record<'a> {
     Fork { tgid: u32, tid: u32, parent: u32, time: u64 },
     /// A thread ended.
     Exit { tgid: u32, tid: u32, time: u64 },
+    /// A process has mapped a file to execute.
+    Mapped(Area<'a>),
+    /// A process has begun another program.
+    Exec { tgid: u32, time: u64 },
     /// Of a kind that nobody asked for.
     Other,
+}
+
+/// A part of a file in a process's memory, as the kernel tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Area<'a> {
+    pub tgid: u32,
+    pub time: u64,
+    pub start: u64,
+    pub len: u64,
+    /// Where in the file it begins, bytes.
+    pub offset: u64,
+    /// Device: major and minor.
+    pub dev: (u32, u32),
+    /// 0: no file.
+    pub inode: u64,
+    /// As the process sees it.
+    pub path: &'a [u8],
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
+/// A header's flags.
+fn flags(bytes: &[u8]) -> Option<u32> {
+    Some(u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?).into())
+}
+
 fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
+}
+
+/// Bytes at the end of a record of [`event::images`]: process, thread and time.
+const IDENTITY: usize = 16;
+
+/// The time that ends a record, and what lies before it from `at` on, up to the first zero.
+fn tail(body: &[u8], at: usize) -> Option<(u64, &[u8])> {
+    let end = body.len().checked_sub(IDENTITY)?;
+    let text = body.get(at..end)?;
+    let len = text.iter().position(|&b| b == 0).unwrap_or(text.len());
+    Some((u64_at(body, end + 8)?, &text[..len]))
+}
+
+fn mapped(body: &[u8]) -> Option<Area<'_>> {
+    let (time, path) = tail(body, 64)?;
+    Some(Area {
+        tgid: u32_at(body, 0)?,
+        time,
+        start: u64_at(body, 8)?,
+        len: u64_at(body, 16)?,
+        offset: u64_at(body, 24)?,
+        dev: (u32_at(body, 32)?, u32_at(body, 36)?),
+        inode: u64_at(body, 40)?,
+        path,
+    })
 }
 
 /// The record that `bytes` are, header included. None: it is too short for its kind.
@@ -54,6 +107,10 @@ pub fn parse(bytes: &[u8]) -> Option<Record<'_>> {
             tid: u32_at(body, 8)?,
             time: u64_at(body, 16)?,
         },
+        PERF_RECORD_MMAP2 => Record::Mapped(mapped(body)?),
+        PERF_RECORD_COMM if flags(bytes)? & PERF_RECORD_MISC_COMM_EXEC != 0 => {
+            Record::Exec { tgid: u32_at(body, 0)?, time: tail(body, 8)?.0 }
+        }
         PERF_RECORD_EXIT => {
             Record::Exit { tgid: u32_at(body, 0)?, tid: u32_at(body, 8)?, time: u64_at(body, 16)? }
         }
@@ -68,9 +125,11 @@ fn length(head: u64, waiting: u64) -> Option<usize> {
     (len >= 8 && len % 8 == 0 && u64::from(len) <= waiting).then_some(len.into())
 }
 
-/// A CPU's ring.
+/// A CPU's ring. After a fork the child has nothing in its place, and can only drop it.
 pub struct Ring {
-    map: MmapRaw,
+    map: ManuallyDrop<MmapRaw>,
+    /// The process that has it in its memory.
+    owner: u32,
     event: OwnedFd,
     /// Bytes of data, a power of two, behind the first page.
     size: usize,
@@ -82,13 +141,18 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Makes the ring of a CPU: `bytes` (a power of two of pages at least one) and a page for the positions.
+    /// Makes the ring of a CPU, to which events are to be joined; its own tells of processes that begin and end.
     pub fn open(cpu: u32, bytes: u32) -> io::Result<Ring> {
+        Ring::of(event::tasks(cpu, bytes / 4)?, bytes)
+    }
+
+    /// Makes an event's ring: `bytes` (a power of two of pages at least one) and a page for the positions.
+    pub fn of(event: OwnedFd, bytes: u32) -> io::Result<Ring> {
         let page = page_size();
         let size = (bytes as usize).max(page).next_power_of_two();
-        let event = event::tasks(cpu, bytes / 4)?;
-        let map = MmapOptions::new().len(size + page).map_raw(event.as_raw_fd())?;
-        Ok(Ring { map, event, size, page, record: Vec::with_capacity(LONGEST), malformed: 0 })
+        let map = ManuallyDrop::new(MmapOptions::new().len(size + page).map_raw(event.as_raw_fd())?);
+        let (owner, record) = (std::process::id(), Vec::with_capacity(LONGEST));
+        Ok(Ring { map, owner, event, size, page, record, malformed: 0 })
     }
 
     fn positions(&self) -> (&AtomicU64, &AtomicU64) {
@@ -137,6 +201,16 @@ impl Ring {
     }
 }
 
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // The kernel gives no child of a fork this memory, so there the addresses may by now be something else's.
+        if self.owner == std::process::id() {
+            // SAFETY: dropped once, here, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.map) };
+        }
+    }
+}
+
 impl AsFd for Ring {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
@@ -173,6 +247,44 @@ mod tests {
         assert!(matches!(parse(&fork), Some(Record::Lost(_))));
     }
 
+    /// A record of kind and flags whose body is these words of four bytes, a text, and the identity (5, 6, time 99).
+    fn image(kind: u32, misc: u32, words: &[u32], text: &[u8]) -> Vec<u8> {
+        let mut out = kind.to_ne_bytes().to_vec();
+        out.extend([misc as u16, 0].map(u16::to_ne_bytes).concat());
+        out.extend(words.iter().flat_map(|w| w.to_ne_bytes()));
+        out.extend(text);
+        out.extend(vec![0; 8 - text.len() % 8]);
+        out.extend([5u32, 6].map(u32::to_ne_bytes).concat());
+        out.extend(99u64.to_ne_bytes());
+        out
+    }
+
+    fn mapping(path: &[u8]) -> Vec<u8> {
+        // Numbers of eight bytes lie with their small half first, as on all machines that this is built for.
+        let words = [5, 6, 0x1000, 0, 0x2000, 0, 0x3000, 0, 8, 1, 77, 0, 0, 0, 5, 2];
+        image(PERF_RECORD_MMAP2, 2, &words, path)
+    }
+
+    #[test]
+    fn mappings_and_execs_are_read() {
+        let bytes = mapping(b"/lib/libggml-base.so");
+        let area = Area {
+            tgid: 5,
+            time: 99,
+            start: 0x1000,
+            len: 0x2000,
+            offset: 0x3000,
+            dev: (8, 1),
+            inode: 77,
+            path: b"/lib/libggml-base.so",
+        };
+        assert_eq!(parse(&bytes), Some(Record::Mapped(area)));
+        let exec = image(PERF_RECORD_COMM, PERF_RECORD_MISC_COMM_EXEC | 2, &[5, 6], b"llama-cli");
+        assert_eq!(parse(&exec), Some(Record::Exec { tgid: 5, time: 99 }));
+        // A thread that takes a name.
+        assert_eq!(parse(&image(PERF_RECORD_COMM, 2, &[5, 6], b"worker")), Some(Record::Other));
+    }
+
     #[test]
     fn a_length_beyond_what_waits_is_none() {
         let head =
@@ -190,6 +302,16 @@ mod tests {
             bytes.extend(body);
             if let Some(Record::Sample { raw, .. }) = parse(&bytes) {
                 prop_assert!(raw.len() + 28 <= bytes.len());
+            }
+        }
+
+        #[test]
+        fn a_cut_mapping_shows_nothing_beyond_its_end(path in proptest::collection::vec(any::<u8>(), 0..100), cut in 0usize..200) {
+            let bytes = mapping(&path);
+            let cut = &bytes[..bytes.len().saturating_sub(cut)];
+            if let Some(Record::Mapped(area)) = parse(cut) {
+                prop_assert!(area.path.len() + 72 + IDENTITY <= cut.len());
+                prop_assert!(!area.path.contains(&0));
             }
         }
 

@@ -1,0 +1,168 @@
+//! What `/proc` says of a process: its parent, its start, whose it is. Uses only the standard library.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use crate::agent::maps::{self, Mapping};
+
+/// Longest line of a list of mappings: a path and what stands before it.
+const LONGEST: usize = 3 * libc::PATH_MAX as usize;
+
+/// What changes while a process runs, and what tells it from another of its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    pub parent: u32,
+    /// When it began, clock ticks since boot. With the pid it names a process.
+    pub start: u64,
+    /// Bytes of its address space.
+    pub size: u64,
+    /// Where its stack began: another after an exec (unless addresses are not random), the parent's after a fork. 0 where
+    /// we may not know.
+    pub stack: u64,
+}
+
+/// None: there is no such process any more.
+pub fn stat(pid: u32) -> Option<Stat> {
+    parse_stat(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// By the numbers of fields in proc_pid_stat(5).
+fn parse_stat(bytes: &[u8]) -> Option<Stat> {
+    // The name may hold anything, and ends with the last parenthesis.
+    let behind = bytes.iter().rposition(|&b| b == b')')? + 1;
+    let text = std::str::from_utf8(bytes.get(behind..)?).ok()?;
+    let mut words = text.split_ascii_whitespace();
+    let state = words.next()?;
+    let mut field = 3;
+    let mut number = |n: usize| {
+        let word = words.nth(n - field - 1)?;
+        field = n;
+        word.parse::<u64>().ok()
+    };
+    let parent = u32::try_from(number(4)?).ok()?;
+    let stat = Stat { parent, start: number(22)?, size: number(23)?, stack: number(28)? };
+    // What is dead and only waits for its parent has no memory, and nothing to tell.
+    (!matches!(state, "Z" | "X")).then_some(stat)
+}
+
+/// Its real user.
+pub fn user(pid: u32) -> Option<u32> {
+    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    parse_user(&status)
+}
+
+fn parse_user(status: &[u8]) -> Option<u32> {
+    let line = status.split(|&b| b == b'\n').find_map(|l| l.strip_prefix(b"Uid:"))?;
+    std::str::from_utf8(line).ok()?.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// Its place in the one hierarchy of control groups; None where the machine has none such.
+pub fn cgroup(pid: u32) -> Option<String> {
+    let text = fs::read(format!("/proc/{pid}/cgroup")).ok()?;
+    let path = text.split(|&b| b == b'\n').find_map(|l| l.strip_prefix(b"0::"))?;
+    Some(String::from_utf8_lossy(path).into_owned())
+}
+
+/// Its program as the process sees it, without the kernel's mark on a deleted one; empty where we may not know.
+pub fn program(pid: u32) -> PathBuf {
+    let link = PathBuf::from(format!("/proc/{pid}/exe"));
+    let Ok(path) = fs::read_link(&link) else { return PathBuf::new() };
+    let deleted = || fs::metadata(&link).is_ok_and(|m| std::os::unix::fs::MetadataExt::nlink(&m) == 0);
+    let mut path = path.into_os_string().into_vec();
+    if path.ends_with(b" (deleted)") && deleted() {
+        path.truncate(path.len() - b" (deleted)".len());
+    }
+    std::ffi::OsString::from_vec(path).into()
+}
+
+/// Hands on the files that the process has mapped to execute, one line in memory at a time.
+pub fn images(pid: u32, take: &mut dyn FnMut(Mapping)) {
+    let Ok(file) = fs::File::open(format!("/proc/{pid}/maps")) else { return };
+    each_image(&mut BufReader::with_capacity(4096, file), take);
+}
+
+fn each_image(lines: &mut dyn BufRead, take: &mut dyn FnMut(Mapping)) {
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match lines.read_until(b'\n', &mut line) {
+            Ok(n) if n > 0 && line.len() <= LONGEST => {}
+            _ => return,
+        }
+        // Addresses, then rights. Most mappings are not to be executed.
+        let rights = line.iter().position(|&b| b == b' ').and_then(|at| line.get(at + 1..at + 5));
+        if rights.is_none_or(|r| r[2] != b'x') {
+            continue;
+        }
+        if let Some(m) = maps::parse_line(line.strip_suffix(b"\n").unwrap_or(&line)).filter(Mapping::is_file)
+        {
+            take(m);
+        }
+    }
+}
+
+/// All processes' numbers, ascending.
+pub fn processes() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let number = |e: fs::DirEntry| {
+        let name = e.file_name();
+        std::str::from_utf8(name.as_bytes()).ok()?.parse().ok()
+    };
+    let mut pids: Vec<u32> = entries.filter_map(number).collect();
+    pids.sort_unstable();
+    pids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const STAT: &str = "77 (a) b (c) S 5 77 77 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 9 0 1234 56789 10 \
+                        18446744073709551615 11 12 140001 0 0";
+
+    #[test]
+    fn a_name_holds_anything() {
+        let stat = Stat { parent: 5, start: 1234, size: 56789, stack: 140_001 };
+        assert_eq!(parse_stat(STAT.as_bytes()), Some(stat));
+        assert_eq!(parse_stat(STAT.replace(") S", ") Z").as_bytes()), None);
+        assert_eq!(parse_user(b"Name:\tx\nUid:\t1000\t0\t0\t0\n"), Some(1000));
+        assert_eq!(parse_user(b"Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn this_process_is_there() {
+        let us = std::process::id();
+        let stat = stat(us).expect("alive");
+        assert!(stat.start > 0 && stat.size > 0 && stat.stack > 0, "{stat:?}");
+        // SAFETY: takes nothing, gives a number.
+        assert_eq!(user(us), Some(unsafe { libc::getuid() }));
+        assert_eq!(program(us), std::env::current_exe().expect("a program"));
+        assert!(processes().contains(&us));
+        let mut own = 0;
+        images(us, &mut |m| own += usize::from(m.path == program(us)));
+        assert!(own > 0);
+        assert!(super::stat(u32::MAX).is_none() && user(u32::MAX).is_none() && cgroup(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn only_files_to_execute_are_images() {
+        let text = b"1000-2000 r--p 00000000 08:01 7 /a\n1000-2000 r-xp 00001000 08:01 7 /a b\n\
+                     3000-4000 r-xp 00000000 00:00 0 [vdso]\n5000-6000 r-xp 00000000 08:01 8 /c (deleted)";
+        let mut seen = Vec::new();
+        each_image(&mut &text[..], &mut |m| seen.push((m.path, m.deleted)));
+        assert_eq!(seen, [(PathBuf::from("/a b"), false), (PathBuf::from("/c"), true)]);
+    }
+
+    proptest! {
+        #[test]
+        fn damage_is_no_reason_to_stop(bytes in proptest::collection::vec(any::<u8>(), 0..300), cut in 0usize..140) {
+            let _ = parse_stat(&bytes);
+            let _ = parse_stat(&STAT.as_bytes()[..cut.min(STAT.len())]);
+            let _ = parse_user(&bytes);
+            each_image(&mut &bytes[..], &mut |_| {});
+        }
+    }
+}

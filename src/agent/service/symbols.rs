@@ -1,0 +1,337 @@
+//! Whether a file defines functions of given names, by reading it in pieces. Uses `elf` (machines only).
+//!
+//! Whoever may execute a file may have it looked at, so it is read, never mapped: one that is cut short meanwhile costs a
+//! short read and not the process. No more than a piece of it is in memory, and a file whose strings have not all the
+//! names, which is almost any, is left after these.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use crate::agent::elf::Machine;
+
+/// Bytes read at once: a multiple of the sizes of entries (of symbols 24, of section headers 64).
+const PIECE: usize = 24 << 10;
+/// Most bytes of names looked at in one table.
+const MAX_STRINGS: u64 = 256 << 20;
+/// Most bytes of symbols looked at in one table.
+const MAX_SYMBOLS: u64 = 192 << 20;
+/// Most places of one name in a table of strings; linkers make one.
+const MAX_PLACES: usize = 8;
+/// Most program headers, and most bytes of the dynamic section, looked at.
+const MAX_PROGRAM: usize = 64;
+const MAX_DYNAMIC: u64 = 64 << 10;
+
+/// A table of symbols and its strings, both offset and length in the file.
+type Table = ((u64, u64), (u64, u64));
+
+/// True where one table of symbols, exported or not, has functions of all these names. False for what is no 64-bit file of
+/// this machine, and for a damaged one.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn defines(file: &File, names: &[&str]) -> io::Result<bool> {
+    let elf = Elf { file };
+    let mut head = [0; 64];
+    if elf.read(0, &mut head)? < head.len() || !ours(&head) {
+        return Ok(false);
+    }
+    let mut tables = elf.by_sections(&head)?;
+    if tables.is_empty() {
+        tables.extend(elf.by_dynamic(&head)?);
+    }
+    for table in tables {
+        if elf.table_defines(table, names)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// A 64-bit, little-endian file for this machine.
+fn ours(head: &[u8; 64]) -> bool {
+    let machine = match Machine::host() {
+        Some(Machine::X86_64) => 62,
+        Some(Machine::Aarch64) => 183,
+        None => return false,
+    };
+    head.starts_with(b"\x7fELF\x02\x01") && u16_at(head, 18) == Some(machine)
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
+}
+
+struct Elf<'f> {
+    file: &'f File,
+}
+
+impl Elf<'_> {
+    /// As much as there is, up to the buffer's length.
+    fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buffer.len() {
+            let Some(from) = at.checked_add(done as u64).filter(|&from| i64::try_from(from).is_ok()) else {
+                break;
+            };
+            match self.file.read_at(&mut buffer[done..], from) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Gives the bytes from `at` on, at most `len`, in pieces that share `overlap` bytes, with the place of each behind `at`.
+    /// Ends when `take` says false.
+    fn pieces(
+        &self,
+        (at, len): (u64, u64),
+        overlap: usize,
+        take: &mut dyn FnMut(u64, &[u8]) -> bool,
+    ) -> io::Result<()> {
+        let mut buffer = vec![0; PIECE + overlap];
+        let mut from = 0;
+        while from < len {
+            let want = (len - from).min(buffer.len() as u64) as usize;
+            let Some(place) = at.checked_add(from) else { break };
+            let got = self.read(place, &mut buffer[..want])?;
+            if !take(from, &buffer[..got]) || got < want {
+                break;
+            }
+            from += PIECE as u64;
+        }
+        Ok(())
+    }
+
+    /// Tables that section headers tell of.
+    fn by_sections(&self, head: &[u8; 64]) -> io::Result<Vec<Table>> {
+        const SYMTAB: u32 = 2;
+        const DYNSYM: u32 = 11;
+        let (Some(at), Some(64), Some(count)) = (u64_at(head, 40), u16_at(head, 58), u16_at(head, 60)) else {
+            return Ok(Vec::new());
+        };
+        // Of each table its own place, and in which section its strings are.
+        let mut found: Vec<((u64, u64), u64)> = Vec::new();
+        self.pieces((at, u64::from(count) * 64), 0, &mut |_, bytes| {
+            for s in bytes.chunks_exact(64) {
+                let table = matches!(u32_at(s, 4), Some(SYMTAB | DYNSYM));
+                if let (true, Some(offset), Some(size), Some(link)) =
+                    (table, u64_at(s, 24), u64_at(s, 32), u32_at(s, 40))
+                {
+                    found.push(((offset, size), link.into()));
+                }
+            }
+            found.len() < MAX_PLACES
+        })?;
+        let mut tables = Vec::new();
+        for (symbols, link) in found {
+            let mut s = [0; 64];
+            let inside = link < count.into();
+            if let (true, Some(at)) = (inside, at.checked_add(link * 64))
+                && self.read(at, &mut s)? == s.len()
+                && let (Some(offset), Some(size)) = (u64_at(&s, 24), u64_at(&s, 32))
+            {
+                tables.push((symbols, (offset, size)));
+            }
+        }
+        Ok(tables)
+    }
+
+    /// The table that the loader uses, of a file without section headers. It ends where its strings begin.
+    fn by_dynamic(&self, head: &[u8; 64]) -> io::Result<Option<Table>> {
+        let (Some(at), Some(56), Some(count)) = (u64_at(head, 32), u16_at(head, 54), u16_at(head, 56)) else {
+            return Ok(None);
+        };
+        let mut loaded: Vec<[u64; 3]> = Vec::new();
+        let mut dynamic = None;
+        let mut headers = vec![0; 56 * usize::from(count).min(MAX_PROGRAM)];
+        let got = self.read(at, &mut headers)?;
+        for p in headers[..got].chunks_exact(56) {
+            let (Some(kind), Some(offset), Some(vaddr), Some(size)) =
+                (u32_at(p, 0), u64_at(p, 8), u64_at(p, 16), u64_at(p, 32))
+            else {
+                break;
+            };
+            match kind {
+                1 => loaded.push([vaddr, offset, size]),
+                2 => dynamic = Some((offset, size.min(MAX_DYNAMIC))),
+                _ => {}
+            }
+        }
+        let (mut symbols, mut strings, mut size) = (0, 0, 0);
+        self.pieces(dynamic.unwrap_or_default(), 0, &mut |_, bytes| {
+            for entry in bytes.chunks_exact(16) {
+                match (u64_at(entry, 0), u64_at(entry, 8)) {
+                    (Some(0), _) => return false,
+                    (Some(5), Some(v)) => strings = v,
+                    (Some(6), Some(v)) => symbols = v,
+                    (Some(10), Some(v)) => size = v,
+                    _ => {}
+                }
+            }
+            true
+        })?;
+        let place = |vaddr: u64| {
+            let [start, offset, _] = loaded.iter().find(|[v, _, n]| vaddr >= *v && vaddr - v < *n)?;
+            offset.checked_add(vaddr - start)
+        };
+        let length = strings.checked_sub(symbols).filter(|_| symbols != 0);
+        Ok((|| Some(((place(symbols)?, length?), (place(strings)?, size))))())
+    }
+
+    fn table_defines(&self, (symbols, strings): Table, names: &[&str]) -> io::Result<bool> {
+        let mut places = Vec::new();
+        for name in names {
+            let here = self.places((strings.0, strings.1.min(MAX_STRINGS)), name)?;
+            if here.is_empty() {
+                return Ok(false);
+            }
+            places.push((here, false));
+        }
+        self.pieces((symbols.0, symbols.1.min(MAX_SYMBOLS)), 0, &mut |_, bytes| {
+            for s in bytes.chunks_exact(24) {
+                // A function that has a section: what the file only needs has none.
+                let (Some(name), Some(kind), Some(section)) = (u32_at(s, 0), s.get(4), u16_at(s, 6)) else {
+                    break;
+                };
+                if kind & 15 == 2 && section != 0 {
+                    let of = places.iter_mut().find(|(here, _)| here.contains(&name.into()));
+                    of.into_iter().for_each(|(_, seen)| *seen = true);
+                }
+            }
+            places.iter().any(|(_, seen)| !seen)
+        })?;
+        Ok(places.iter().all(|(_, seen)| *seen))
+    }
+
+    /// Where in a table of strings the name stands; it may be the end of a longer one.
+    fn places(&self, strings: (u64, u64), name: &str) -> io::Result<Vec<u64>> {
+        let needle = [name.as_bytes(), &[0]].concat();
+        let mut places = Vec::new();
+        self.pieces(strings, needle.len() - 1, &mut |at, bytes| {
+            let mut rest = 0;
+            while let Some(hit) = find(&bytes[rest..], &needle) {
+                places.push(at + (rest + hit) as u64);
+                rest += hit + 1;
+            }
+            places.len() < MAX_PLACES
+        })?;
+        Ok(places)
+    }
+}
+
+/// Where the needle is.
+fn find(bytes: &[u8], needle: &[u8]) -> Option<usize> {
+    // SAFETY: both lengths are those of the slices; the answer points into the first, or is null.
+    let hit = unsafe {
+        libc::memmem(bytes.as_ptr().cast(), bytes.len(), needle.as_ptr().cast(), needle.len()).cast::<u8>()
+    };
+    (!hit.is_null()).then(|| hit.addr() - bytes.as_ptr().addr())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::Write;
+
+    fn file(bytes: &[u8]) -> File {
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(bytes).expect("written");
+        file
+    }
+
+    /// A file with one table of symbols: name, section, kind of each. `pad` bytes of other names come before.
+    fn made(symbols: &[(&str, u16, u8)], pad: usize) -> Vec<u8> {
+        let mut strings = vec![b'x'; pad];
+        strings.push(0);
+        let mut table = vec![0; 24];
+        for (name, section, kind) in symbols {
+            let mut s = [0; 24];
+            s[..4].copy_from_slice(&(strings.len() as u32).to_le_bytes());
+            s[4] = 16 | kind;
+            s[6..8].copy_from_slice(&section.to_le_bytes());
+            table.extend(s);
+            strings.extend(name.as_bytes());
+            strings.push(0);
+        }
+        let machine: u16 = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
+        let mut out = vec![0; 64 * 3];
+        out[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        out[18..20].copy_from_slice(&machine.to_le_bytes());
+        out[40..48].copy_from_slice(&64u64.to_le_bytes());
+        out[58..60].copy_from_slice(&64u16.to_le_bytes());
+        out[60..62].copy_from_slice(&2u16.to_le_bytes());
+        let places = [(11u32, 192, table.len(), 1u32), (3, 192 + table.len(), strings.len(), 0)];
+        for (i, (kind, offset, size, link)) in places.into_iter().enumerate() {
+            let s = &mut out[64 * (i + 1)..][..64];
+            s[4..8].copy_from_slice(&kind.to_le_bytes());
+            s[24..32].copy_from_slice(&(offset as u64).to_le_bytes());
+            s[32..40].copy_from_slice(&(size as u64).to_le_bytes());
+            s[40..44].copy_from_slice(&link.to_le_bytes());
+        }
+        out.extend(table);
+        out.extend(strings);
+        out
+    }
+
+    const NAMES: [&str; 2] = ["ggml_op_name", "ggml_get_name"];
+
+    fn says(bytes: &[u8]) -> bool {
+        defines(&file(bytes), &NAMES).expect("read")
+    }
+
+    #[test]
+    fn both_functions_must_be_defined() {
+        let both = [("ggml_op_name", 1, 2), ("my_ggml_get_name", 1, 2), ("ggml_get_name", 1, 2)];
+        // A name may lie across two pieces.
+        for pad in [0, PIECE - 20, PIECE - 14, PIECE - 5, PIECE, 3 * PIECE - 8] {
+            assert!(says(&made(&both, pad)), "{pad}");
+        }
+        assert!(!says(&made(&both[..2], 0)));
+        assert!(!says(&made(&[both[0], ("ggml_get_name", 0, 2)], 0)), "needed only");
+        assert!(!says(&made(&[both[0], ("ggml_get_name", 1, 1)], 0)), "data");
+        let many: Vec<_> = (0..3000).map(|_| ("f", 1, 2)).chain(both).collect();
+        assert!(says(&made(&many, 0)));
+    }
+
+    #[test]
+    fn other_files_define_nothing() {
+        for bytes in [&b""[..], b"#!/bin/sh\n", &[0x7f; 200]] {
+            assert!(!says(bytes));
+        }
+        let mut other = made(&[("ggml_op_name", 1, 2), ("ggml_get_name", 1, 2)], 0);
+        other[18] = 40;
+        assert!(!says(&other));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn damage_is_no_reason_to_stop(
+            cut in 0usize..600,
+            hits in proptest::collection::vec((0usize..400, any::<u8>()), 0..12),
+        ) {
+            let mut bytes = made(&[("ggml_op_name", 1, 2), ("ggml_get_name", 1, 2)], 0);
+            for (at, value) in hits {
+                let len = bytes.len();
+                // What names the file stays, so that the rest is read.
+                bytes[20 + at % (len - 20)] = value;
+            }
+            bytes.truncate(cut.max(64));
+            // Huge lengths end where the file does.
+            let _ = says(&bytes);
+        }
+    }
+}
