@@ -1,0 +1,204 @@
+//! The state for Prometheus, as node_exporter takes it from a directory (its text format, version 0.0.4). Units are seconds
+//! and bytes; what is not known is left out. Uses `run` and `status`.
+//!
+//! Only runs that are going on have lines of their own, and no more than a hundred: their number is bounded, however many
+//! engines come and go.
+
+use std::fmt::Write;
+
+use super::run::Run;
+use super::status::{Phase, State};
+
+/// Most runs that are told of.
+const RUNS: usize = 100;
+
+/// A metric: its name without `profinfer_`, its type and what it is.
+type Metric = (&'static str, &'static str, &'static str);
+
+const UP: Metric = ("up", "gauge", "1 while the service runs.");
+const BUILD: Metric = ("build_info", "gauge", "Version of the service.");
+const STATE: Metric = ("state", "gauge", "1 for what the service does.");
+const WRONG: Metric = ("configuration_errors", "gauge", "Errors found when the configuration was last read.");
+const RUNS_SEEN: Metric = ("runs_seen_total", "counter", "Runs of engines.");
+const OUTCOMES: Metric = ("runs_total", "counter", "Runs of engines by what became of them.");
+const GOING: Metric = ("runs_going", "gauge", "Runs of engines that are going on.");
+const FILES: Metric = ("files", "gauge", "Recordings in the directory.");
+const WRITING: Metric = ("files_writing", "gauge", "Recordings that are being written.");
+const BYTES: Metric = ("files_bytes", "gauge", "Size of all recordings.");
+const COUNTED: Metric = (
+    "quota_used_bytes",
+    "gauge",
+    "What counts against the quota: one being written as the largest it may become.",
+);
+const QUOTA: Metric = ("quota_bytes", "gauge", "What recordings may have together.");
+const REMOVED: Metric =
+    ("files_removed_total", "counter", "Recordings removed for the quota or for their age.");
+const RESIDENT: Metric = ("resident_memory_bytes", "gauge", "Memory of the service and its recorders.");
+const CPU: Metric = ("cpu_seconds_total", "counter", "CPU time of the service and its recorders.");
+const LEVEL: Metric = ("run_level_info", "gauge", "How much is recorded of a run just now.");
+const TPOT: Metric = ("run_tpot_seconds", "gauge", "Time of a decoded token since the run began.");
+
+/// What a run has of a metric.
+type OfRun = fn(&Run) -> Option<f64>;
+
+/// What is told of each run.
+const OF_RUN: [(Metric, OfRun); 6] = [
+    (("run_tokens_total", "counter", "Tokens decoded."), |r| Some(r.tokens as f64)),
+    (("run_ttft_seconds", "gauge", "Duration of the first call that took a whole prompt."), |r| {
+        r.ttft_ns.map(seconds)
+    }),
+    (("run_tokens_per_second", "gauge", "Tokens decoded a second, over the last 10 s of decoding."), |r| {
+        r.rate
+    }),
+    (("run_events_total", "counter", "Events of the recording, lost ones included."), |r| {
+        Some(r.seen as f64)
+    }),
+    (("run_events_lost_total", "counter", "Events of the recording that were lost."), |r| {
+        Some(r.lost as f64)
+    }),
+    (("run_cost_ratio", "gauge", "What recording is thought to cost of a token's time."), |r| r.cost),
+];
+
+/// The whole text.
+pub fn text(state: &State) -> String {
+    let mut out = String::with_capacity(8192);
+    let (counts, store, own) = (&state.counts, &state.store, &state.own);
+    one(&mut out, UP, 1.0);
+    head(&mut out, BUILD);
+    sample(&mut out, BUILD, &[("version", &state.version)], 1.0);
+    head(&mut out, STATE);
+    for (name, phase) in
+        [("waiting", Phase::Waiting), ("recording", Phase::Recording), ("stopping", Phase::Stopping)]
+    {
+        sample(&mut out, STATE, &[("state", name)], f64::from(u8::from(state.state == phase)));
+    }
+    one(&mut out, WRONG, state.configuration.errors.len() as f64);
+    one(&mut out, RUNS_SEEN, counts.seen as f64);
+    head(&mut out, OUTCOMES);
+    for (name, n) in [
+        ("recorded", counts.recorded),
+        ("left out by rule", counts.by_rule),
+        ("left out by one_in", counts.one_in),
+        ("left out by at_once", counts.at_once),
+        ("missed", counts.missed),
+    ] {
+        sample(&mut out, OUTCOMES, &[("outcome", name)], n as f64);
+    }
+    one(&mut out, GOING, state.going().count() as f64);
+    for (metric, n) in [
+        (FILES, store.files),
+        (WRITING, store.writing),
+        (BYTES, store.bytes),
+        (COUNTED, store.counted),
+        (QUOTA, store.quota),
+        (REMOVED, store.removed),
+    ] {
+        one(&mut out, metric, n as f64);
+    }
+    for (metric, known) in [(RESIDENT, own.resident_bytes.map(|n| n as f64)), (CPU, own.cpu_seconds)] {
+        if let Some(x) = known {
+            one(&mut out, metric, x);
+        }
+    }
+    runs(&mut out, &told(state));
+    out
+}
+
+/// The runs that are told of. A process has one line only: with two, the whole text would be refused.
+fn told(state: &State) -> Vec<&Run> {
+    let mut runs: Vec<&Run> = Vec::new();
+    for run in state.going() {
+        match runs.iter().position(|r| r.pid == run.pid) {
+            Some(older) => runs[older] = run,
+            None if runs.len() < RUNS => runs.push(run),
+            None => {}
+        }
+    }
+    runs
+}
+
+fn runs(out: &mut String, runs: &[&Run]) {
+    let pids: Vec<String> = runs.iter().map(|r| r.pid.to_string()).collect();
+    let all = || {
+        runs.iter()
+            .zip(&pids)
+            .map(|(r, pid)| (*r, [("pid", pid.as_str()), ("exe", &r.exe), ("rule", &r.rule)]))
+    };
+    if !runs.is_empty() {
+        head(out, LEVEL);
+    }
+    for (run, labels) in all() {
+        sample(out, LEVEL, &with(&labels, "level", &run.level), 1.0);
+    }
+    for (metric, value) in OF_RUN {
+        let known: Vec<_> = all().filter_map(|(run, labels)| Some((labels, value(run)?))).collect();
+        if !known.is_empty() {
+            head(out, metric);
+        }
+        for (labels, x) in known {
+            sample(out, metric, &labels, x);
+        }
+    }
+    if runs.iter().any(|r| r.tpot_ns.iter().any(Option::is_some)) {
+        head(out, TPOT);
+    }
+    for (run, labels) in all() {
+        for (quantile, ns) in ["0.5", "0.9", "0.99"].into_iter().zip(run.tpot_ns) {
+            if let Some(ns) = ns {
+                sample(out, TPOT, &with(&labels, "quantile", quantile), seconds(ns));
+            }
+        }
+    }
+}
+
+fn with<'a>(labels: &[(&'a str, &'a str); 3], name: &'a str, value: &'a str) -> [(&'a str, &'a str); 4] {
+    let [a, b, c] = *labels;
+    [a, b, c, (name, value)]
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+fn one(out: &mut String, metric: Metric, value: f64) {
+    head(out, metric);
+    sample(out, metric, &[], value);
+}
+
+/// Text grows without an error, so none is looked for here and below.
+fn head(out: &mut String, (name, kind, help): Metric) {
+    let _ = writeln!(out, "# HELP profinfer_{name} {help}\n# TYPE profinfer_{name} {kind}");
+}
+
+fn sample(out: &mut String, (name, ..): Metric, labels: &[(&str, &str)], value: f64) {
+    let _ = write!(out, "profinfer_{name}");
+    for (i, (label, text)) in labels.iter().enumerate() {
+        let _ = write!(out, "{}{label}=\"", if i == 0 { '{' } else { ',' });
+        escape(out, text);
+        out.push('"');
+    }
+    let end = if labels.is_empty() { "" } else { "}" };
+    let _ = match value {
+        x if x == f64::INFINITY => writeln!(out, "{end} +Inf"),
+        x if x == f64::NEG_INFINITY => writeln!(out, "{end} -Inf"),
+        x => writeln!(out, "{end} {x}"),
+    };
+}
+
+/// A label's value: whatever a target calls itself, it stays one value of one line, and is shown as it is.
+fn escape(out: &mut String, text: &str) {
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '"' => out.push_str("\\\""),
+            '\n' => out.push_str("\\n"),
+            c if c.is_control() => {
+                let _ = write!(out, "\\\\x{:02x}", u32::from(c));
+            }
+            c => out.push(c),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
