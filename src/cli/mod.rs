@@ -11,6 +11,8 @@ pub mod args;
 pub mod conf;
 #[cfg(feature = "agent")]
 pub mod config;
+#[cfg(feature = "agent")]
+pub mod control;
 #[cfg(not(feature = "board"))]
 pub mod dag;
 #[cfg(not(feature = "board"))]
@@ -76,6 +78,12 @@ const COMMANDS: &[&Command] = &[
     &config::COMMAND,
     #[cfg(feature = "agent")]
     &doctor::COMMAND,
+    #[cfg(feature = "agent")]
+    &control::STATUS,
+    #[cfg(feature = "agent")]
+    &control::DUMP,
+    #[cfg(feature = "agent")]
+    &control::STOP,
     &report::COMMAND,
     #[cfg(not(feature = "board"))]
     &html::COMMAND,

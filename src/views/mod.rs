@@ -15,6 +15,8 @@ pub mod html;
 pub mod json;
 pub mod levels;
 pub mod predict;
+#[cfg(feature = "agent")]
+pub mod service;
 pub mod stat;
 pub mod table;
 pub mod text;
