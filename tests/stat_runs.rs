@@ -11,6 +11,8 @@ use synth_trace::*;
 /// Query's rotation in the first layer.
 const ROTATION: usize = 3;
 const PROMPT: u64 = 8;
+/// Ops of a layer with experts.
+const EXPERT_HITS: usize = 14;
 
 /// A prompt and `n` tokens in which the rotation takes 50 ns more for each token of context; other ops take a fixed time.
 fn growing(spec: Spec, n: u64) -> Synth<Vec<u8>> {
@@ -142,6 +144,140 @@ fn experts_have_a_map_and_a_table() {
     let csv = text(&stat(&bytes, &["experts", "--csv"]).stdout);
     assert!(csv.starts_with("layer,expert,decode,prefill\r\n0,0,0,0\r\n"), "{csv}");
     assert!(csv.contains("\r\n0,4,4,0\r\n0,5,1,0\r\n0,6,3,0\r\n"), "{csv}");
+}
+
+/// A layer of two: an expert that comes back, and one that is always there. Its MUL_MAT_ID takes 40 ns more for each token
+/// since the last use, over two of them.
+fn reused(tokens: u64) -> Vec<u8> {
+    let spec = Spec { experts: true, layers: 2, threads: 1, ..Spec::default() };
+    let mut s = Synth::new(Vec::new(), spec);
+    let mut tensor = |addr, name: &str, ne| {
+        let (op, ty, flags, nb, view_src) = (0, 3, 0, None, None);
+        let (src, name) = (&[][..], name.as_bytes());
+        let d = TensorDesc { pid: PID, addr, known: true, op, ty, flags, name, ne, nb, src, view_src };
+        s.enc.tensor(&d).unwrap()
+    };
+    let layers = [0, 1].map(|l| {
+        let ids = tensor(0x9000_0000 + 0x1000 * l, &format!("ffn_moe_topk-{l}"), [2, 1, 1, 1]);
+        (ids, tensor(0x9100_0000 + 0x1000 * l, &format!("blk.{l}.ffn_up_exps.weight"), [EMBD, FF, 8, 1]))
+    });
+    // Positions of the multiplications with experts: 1 + 16 or so a layer.
+    let ops = [12, 13].map(|p| [p, p + EXPERT_HITS]);
+    let mut last: [[Option<u64>; 8]; 2] = [[None; 8]; 2];
+    for i in 0..tokens {
+        let chosen = [0usize, 1].map(|l| [(i as usize * i as usize + l) % 5, 7]);
+        let distance = [0, 1].map(|l: usize| {
+            let since = chosen[l].map(|e| last[l][e].replace(i).map_or(0, |before| i - before));
+            since.iter().sum::<u64>()
+        });
+        s.call(1, |p, _| {
+            let l = (0..2).find(|l| ops.iter().any(|o| o[*l] == p));
+            1000 + l.map_or(0, |l| 10 * distance[l] + 500 * l as u64) + (i * 31 + p as u64 * 7) % 3
+        });
+        let graph = s.graphs - 1;
+        for ((ids, weights), chosen) in layers.iter().zip(chosen) {
+            let rows =
+                ExpertRows { graph, ids: *ids, weights: *weights, used: 2, tokens: 1, first: 0, why: "" };
+            s.enc.experts(&rows, &chosen.map(|e| e as i32)).unwrap();
+        }
+    }
+    s.enc.finish(&footer("target exited")).unwrap()
+}
+
+#[test]
+fn an_expert_that_was_away_for_long_costs_time() {
+    let bytes = reused(300);
+    let d = json(&bytes, &["reuse"]);
+    let r = &d["reuse"];
+    assert_eq!((r["n"].as_u64(), r["layers"].as_u64()), (Some(600), Some(2)), "{r:#}");
+    // Two ops, each 10 ns for each token of the sum over two experts.
+    let line = &r["line"];
+    assert!((line["ns_per_token"].as_f64().unwrap() - 40.0).abs() < 0.5 && line["rises"] == true, "{r:#}");
+    assert!(line["r2"].as_f64().unwrap() > 0.99, "{r:#}");
+    let first = r["rows"].as_array().unwrap().last().unwrap();
+    assert!(first["first_use"] == true && first["distance"].is_null() && first["n"].as_u64() >= Some(2));
+    let shown = text(&stat(&bytes, &["reuse"]).stdout);
+    assert!(shown.contains("a miss costs time") && shown.contains("one never used before"), "{shown}");
+    let csv = text(&stat(&bytes, &["reuse", "--csv"]).stdout);
+    assert!(csv.starts_with("tokens since last use,mean,n,us,"), "{csv}");
+    let none = text(&stat(&finish(growing(Spec::default(), 20)), &["reuse"]).stdout);
+    assert!(none.contains("record --experts"), "{none}");
+}
+
+#[test]
+fn choices_of_experts_are_told_token_by_token() {
+    let bytes = reused(30);
+    let d = json(&bytes, &["activation"]);
+    let a = &d["activation"];
+    assert_eq!((a["tokens"].as_u64(), a["tokens_a_bin"].as_u64()), (Some(30), Some(1)), "{a:#}");
+    let layer = &a["layers"][1];
+    assert_eq!((layer["layer"].as_u64(), layer["experts"].as_u64()), (Some(1), Some(8)));
+    // Token 3: (9 + 1) % 5.
+    assert_eq!(layer["bins"][3], serde_json::json!([[0, 1], [7, 1]]));
+    let csv = text(&stat(&bytes, &["activation", "--csv"]).stdout);
+    assert!(csv.starts_with("layer,token,to token,expert,choices\r\n0,0,0,0,1\r\n0,0,0,7,1\r\n"), "{csv}");
+    assert_eq!(csv.lines().count(), 1 + 2 * 2 * 30);
+    // Longer runs share bins; nothing is lost.
+    let long = &json(&reused(1001), &["activation"])["activation"];
+    assert_eq!(
+        (long["tokens_a_bin"].as_u64(), long["layers"][0]["bins"].as_array().unwrap().len()),
+        (Some(6), 167)
+    );
+    let bins = long["layers"][0]["bins"].as_array().unwrap().iter();
+    let all: u64 = bins.flat_map(|b| b.as_array().unwrap()).map(|c| c[1].as_u64().unwrap()).sum();
+    assert_eq!(all, 2 * 1001);
+}
+
+#[test]
+fn the_same_shapes_stand_side_by_side() {
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    for i in 0..20 {
+        s.backend = if i % 2 == 0 { ([7; 16], "CPU") } else { ([9; 16], "AMX") };
+        s.call(1, |p, _| 1000 * (1 + i % 2) + p as u64);
+    }
+    let bytes = finish(s);
+    let d = json(&bytes, &["shapes"]);
+    let found = &d["shapes"];
+    let places: Vec<_> =
+        found["places"].as_array().unwrap().iter().map(|p| p["backend"].as_str().unwrap()).collect();
+    assert_eq!(places, ["CPU", "AMX"]);
+    let out = |d: &Value| {
+        let rows = d["shapes"]["rows"].as_array().unwrap().clone();
+        rows.into_iter().find(|r| r["form"] == "f32 256 of q4_0 64x256, f32 64").unwrap()
+    };
+    let cells = &out(&d)["cells"];
+    // The last op of a graph: no wait behind it.
+    assert_eq!(
+        (cells[0]["executions"].as_u64(), cells[0]["ratio"].as_f64()),
+        (Some(10), Some(1.0)),
+        "{cells:#}"
+    );
+    assert_eq!(
+        (cells[0]["median_ns"].as_f64(), cells[1]["median_ns"].as_f64()),
+        (Some(1032.0), Some(2032.0))
+    );
+    let shown = text(&stat(&bytes, &["shapes"]).stdout);
+    assert!(shown.contains("Same shapes on CPU, AMX") && shown.contains("1.969"), "{shown}");
+
+    // One backend: another trace is needed.
+    let alone = finish(growing(Spec::default(), 20));
+    let shown = text(&stat(&alone, &["shapes"]).stdout);
+    assert!(shown.contains("--beside takes another trace"), "{shown}");
+    let dir = tempfile::tempdir().unwrap();
+    let other = dir.path().join("other");
+    std::fs::write(&other, &bytes).unwrap();
+    let other = other.to_str().unwrap();
+    let d = json(&alone, &["shapes", "--beside", other]);
+    let places: Vec<_> =
+        d["shapes"]["places"].as_array().unwrap().iter().map(|p| p["trace"].as_u64()).collect();
+    assert_eq!(places, [Some(0), Some(1), Some(1)]);
+    assert_eq!(out(&d)["cells"].as_array().unwrap().len(), 3);
+    let csv = text(&stat(&alone, &["shapes", "--csv", "--beside", other]).stdout);
+    assert!(
+        csv.starts_with("A CPU us,n,ratio,B CPU us,n,ratio,B AMX us,n,ratio,op,result of sources"),
+        "{csv}"
+    );
+    assert_eq!(stat(&alone, &["ops", "--beside", other]).status.code(), Some(2));
 }
 
 #[test]

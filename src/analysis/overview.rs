@@ -50,6 +50,7 @@ pub fn overview(trace: &Trace, cut: &Cut, peaks: &[Peak], progress: &Progress) -
         peaks: peaks.to_vec(),
         bandwidth: None,
         context: None,
+        beside: None,
     };
     let stat = stat::of(part_of()?.0, &options);
     let options = dag::Options { pid: part.pid, token: None, phase: None };

@@ -3,11 +3,15 @@
 
 pub mod context;
 pub mod growth;
+pub mod reuse;
+pub mod shapes;
 pub mod work;
 
 use serde::Serialize;
 
 use self::growth::{Growth, Timed, growth};
+use self::reuse::{Activation, ReuseTimes};
+use self::shapes::{Shapes, Side};
 use self::work::{Balance, Forecast, NoForecast, Op, Products, Roofline};
 use super::calls::{Phase, Timeline, timeline};
 use super::describe::{self, Ident, streams};
@@ -28,12 +32,24 @@ pub enum View {
     Roofline,
     Threads,
     Experts,
+    Reuse,
+    Activation,
     Backends,
+    Shapes,
 }
 
 impl View {
-    pub const ALL: [View; 6] =
-        [View::Tokens, View::Ops, View::Roofline, View::Threads, View::Experts, View::Backends];
+    /// All but the choices one by one, which are many.
+    pub const ALL: [View; 8] = [
+        View::Tokens,
+        View::Ops,
+        View::Roofline,
+        View::Threads,
+        View::Experts,
+        View::Reuse,
+        View::Backends,
+        View::Shapes,
+    ];
 }
 
 #[derive(Debug, Clone)]
@@ -47,6 +63,8 @@ pub struct Options {
     /// Foretell the speed with this bandwidth, 10^9 bytes a second, and at this length of the context.
     pub bandwidth: Option<f64>,
     pub context: Option<u64>,
+    /// What another trace has, to lay beside.
+    pub beside: Option<Side>,
 }
 
 /// Why there is nothing to tell.
@@ -87,8 +105,17 @@ pub struct Stat {
     /// Null where none were recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<Option<ExpertReport>>,
+    /// Null where no choice has a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reuse: Option<Option<ReuseTimes>>,
+    /// Null where none were recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activation: Option<Option<Activation>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backends: Option<Vec<SplitRow>>,
+    /// Null where no op ran on two backends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shapes: Option<Option<Shapes>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
 }
@@ -143,7 +170,13 @@ pub fn of(mut loaded: Loaded<'_>, options: &Options) -> Result<Stat, NoStatistic
         roofline: wanted(View::Roofline).map(|()| work::roofline(&ops, &options.peaks, threads)),
         thread_balance: wanted(View::Threads).map(|()| all.balance(&calls.whole)),
         experts: wanted(View::Experts).map(|()| experts(&loaded, &line, &[], |_| None)),
+        reuse: wanted(View::Reuse).map(|()| reuse::reuse(&loaded, &line, &idents, calls.pid)),
+        activation: wanted(View::Activation).map(|()| reuse::activation(&loaded, &line, calls.pid)),
         backends: wanted(View::Backends).map(|()| split_rows(&loaded, &line, options.phase)),
+        shapes: wanted(View::Shapes).map(|()| {
+            let own = shapes::side(&loaded, &line, &idents, &calls.whole);
+            shapes::shapes(own, options.beside.as_ref())
+        }),
         forecast: forecast.transpose()?,
     })
 }

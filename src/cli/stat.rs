@@ -13,6 +13,7 @@ use super::report::{peaks, style};
 use super::values::{one_of, whole};
 use crate::analysis::calls::Phase;
 use crate::analysis::load::Progress;
+use crate::analysis::stat::shapes::of_trace;
 use crate::analysis::stat::{Options, View, stat};
 use crate::views;
 
@@ -25,14 +26,17 @@ ops       matrix multiplications' time against bytes and FLOPs: the line through
 roofline  each op beside what memory and arithmetic of the machine allow (--roof)
 threads   how evenly each op is shared out
 experts   which experts each layer chose, how often, and how soon again
+reuse     time of the experts' multiplications against tokens since a layer used its experts last
+activation   which experts each layer chose, token by token (only where it is asked for: it is long)
 backends  splits of graphs by backend
+shapes    the same ops on two backends, or here and in another trace (--beside)
 
 An op's time is that from its start to the next op's on thread 0, the wait at the barrier included; for threads it is
 that until the barrier. Bytes and FLOPs are those of the cost model.",
     usage: &["FILE [WHAT] [OPTIONS]"],
     arguments: &[
         Argument { name: "FILE", help: "Trace to read; '-' is standard input" },
-        Argument { name: "WHAT", help: "tokens, ops, roofline, threads, experts or backends [default: all]" },
+        Argument { name: "WHAT", help: "One of the above [default: all but activation]" },
     ],
     behind: None,
     groups: &[FLAGS],
@@ -43,6 +47,7 @@ profinfer stat run.pfi                              everything
 profinfer stat run.pfi tokens                       which op makes decoding slower as the context grows
 profinfer stat run.pfi roofline --roof peak.json    under what 'ggml-runner peak --json' measured
 profinfer stat run.pfi --bandwidth 120 --context 8192   tokens/s on a faster memory, in a longer context
+profinfer stat run.pfi shapes --beside other.pfi    each op here and there
 profinfer stat run.pfi ops --csv > ops.csv          for a spreadsheet",
     run,
 };
@@ -62,6 +67,11 @@ const FLAGS: Group = Group {
         ),
         Flag::value("bandwidth", "GB/S", "Foretell tokens/s with this memory bandwidth"),
         Flag::value("context", "N", "Foretell tokens/s at this length of the context"),
+        Flag::value(
+            "beside",
+            "OTHER",
+            "Trace to lay beside in shapes, of its process with the most such calls; not '-'",
+        ),
         Flag::value("top", "N", "Rows of each table").default("20"),
         Flag::switch("json", "Write JSON: nanoseconds, bytes, shares of 1"),
         Flag::switch("csv", "Write the table of one WHAT as comma-separated values").excludes(&["json"]),
@@ -80,7 +90,10 @@ fn view(args: &Args) -> Result<Option<View>, Usage> {
         ("roofline", View::Roofline),
         ("threads", View::Threads),
         ("experts", View::Experts),
+        ("reuse", View::Reuse),
+        ("activation", View::Activation),
         ("backends", View::Backends),
+        ("shapes", View::Shapes),
     ]);
     let Some(given) = args.argument("WHAT") else { return Ok(None) };
     let given = given.to_string_lossy();
@@ -89,13 +102,14 @@ fn view(args: &Args) -> Result<Option<View>, Usage> {
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (file, one) = (args.needed_argument("FILE")?, view(args)?);
-    let options = Options {
+    let mut options = Options {
         phase: args.needed("phase", one_of(&[("prefill", Phase::Prefill), ("decode", Phase::Decode)]))?,
         views: one.map_or(View::ALL.to_vec(), |one| vec![one]),
         pid: args.option("pid", whole(1, u32::MAX.into()))?,
         peaks: args.option("roof", peaks::read)?.unwrap_or_default(),
         bandwidth: args.option("bandwidth", bandwidth)?,
         context: args.option("context", whole(1, u32::MAX.into()))?,
+        beside: None,
     };
     let top = args.needed("top", whole(1, u32::MAX.into()))?;
     let csv = if args.flag("csv") {
@@ -103,7 +117,15 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         None
     };
+    let other = args.path("beside")?;
+    if other.is_some() && !options.views.contains(&View::Shapes) {
+        return Err(Usage::new("--beside is for shapes").into());
+    }
     let trace = open(Path::new(file), "read")?;
+    if let Some(path) = other {
+        let other = open(&path, "read")?;
+        options.beside = Some(of_trace(&other, options.phase, &Progress::default()));
+    }
     let progress = Progress::default();
     let shown = file.to_string_lossy();
     let found =

@@ -1,11 +1,14 @@
 //! Statistics of a run as tables: text for a terminal or a pipe, and comma-separated values. May use `analysis`.
 
+pub mod experts;
+mod shapes;
+
 use std::io::{self, Write};
 
+use super::table;
 use super::table::{Style, Table, clean, number, text};
 use super::text::{fact, title};
 use super::units::*;
-use super::{experts, table};
 use crate::analysis::stat::growth::{Growth, Trend};
 use crate::analysis::stat::work::{Balance, Fit, Forecast, Products, Roofline};
 use crate::analysis::stat::{Stat, View};
@@ -45,7 +48,7 @@ pub fn write(out: &mut dyn Write, s: &Stat, views: &[View], top: usize, style: &
         }
         if let (View::Experts, Some(Some(found))) = (view, &s.experts) {
             heat_map(out, found)?;
-            experts::write(out, found, true, style)?;
+            super::experts::write(out, found, true, style)?;
         }
         for note in section.notes {
             writeln!(out, "{}", style.dim(&format!("  {}", clean(&note))))?;
@@ -100,7 +103,25 @@ pub(super) fn section(s: &Stat, view: View, top: usize) -> Option<Section> {
             ),
             None => Section::nothing("Experts: none recorded (record --experts does)".into()),
         },
+        View::Reuse => match s.reuse.as_ref()? {
+            Some(found) => experts::reuse(found),
+            None => {
+                let why = "no time of a MUL_MAT_ID whose experts are known (record --experts)";
+                Section::nothing(format!("Reuse of experts, decode: {why}"))
+            }
+        },
+        View::Activation => match s.activation.as_ref()? {
+            Some(found) => experts::activation(found, top),
+            None => Section::nothing("Choices of experts: none recorded (record --experts)".into()),
+        },
         View::Backends => backends(s.backends.as_ref()?, phase),
+        View::Shapes => match s.shapes.as_ref()? {
+            Some(found) => shapes::shapes(found, phase, top),
+            None => {
+                let why = "no op of this trace ran on two backends (--beside takes another trace)";
+                Section::nothing(format!("Same shapes on two backends, {phase}: {why}"))
+            }
+        },
     })
 }
 

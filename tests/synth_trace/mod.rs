@@ -126,6 +126,8 @@ pub struct Synth<W: Write> {
     pub slices: u64,
     /// Whether the CPU graphs that come next are told as cut.
     pub cut: bool,
+    /// Backend of the splits that come next: its GUID and name.
+    pub backend: ([u8; 16], &'static str),
     /// Whose calls come next; see [`Synth::process`].
     pid: u32,
     plans: Vec<((u32, u32), Vec<PlanHit>)>,
@@ -152,7 +154,22 @@ impl<W: Output> Synth<W> {
         enc.type_def(I32, "i32", 1, 4);
         let (plans, buffer) = (Vec::new(), Vec::new());
         let (pid, addr) = (PID, 0x7000_0000);
-        Synth { enc, spec, now: ORIGIN, calls: 0, graphs: 0, slices: 0, cut: false, pid, plans, buffer, addr }
+        let backend = ([7; 16], "CPU");
+        let now = ORIGIN;
+        Synth {
+            enc,
+            spec,
+            now,
+            calls: 0,
+            graphs: 0,
+            slices: 0,
+            cut: false,
+            backend,
+            pid,
+            plans,
+            buffer,
+            addr,
+        }
     }
 
     /// From now on calls are those of another process of the same program.
@@ -197,7 +214,7 @@ impl<W: Output> Synth<W> {
         let cpu_end = self.cpu_graph(seq, width, start + LEAD, busy);
         let (end, n_nodes, cut) = (cpu_end + LEAD, 100, false);
         let ubatch = if self.spec.widths { width } else { 0 };
-        let backend = self.enc.backend([7; 16], "CPU");
+        let backend = self.enc.backend(self.backend.0, self.backend.1);
         let (t, dur) = ((start + LEAD) as i64, cpu_end - start - LEAD);
         let split = Split { seq, graph: Some(seq), backend, pid: self.pid, tid: TID, n_nodes, t, dur, cut };
         self.enc.split(&split).unwrap();

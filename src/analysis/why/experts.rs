@@ -135,8 +135,7 @@ pub fn experts(
     if loaded.causes.experts.is_empty() {
         return None;
     }
-    let phases: HashMap<u64, Phase> =
-        loaded.cpu_graphs.iter().zip(&line.cpu_phase).map(|(g, p)| (g.seq, *p)).collect();
+    let phases = phases(loaded, line);
     let mut layers: BTreeMap<(u32, Option<u32>, u32), Layer> = BTreeMap::new();
     let mut unread: BTreeMap<(Option<u32>, &str), u64> = BTreeMap::new();
     let mut out_of_range = 0;
@@ -148,13 +147,7 @@ pub fn experts(
         }
         // Where the layer is not known, each tensor of ids is one of its own.
         let of = layers.entry((pid, layer, if layer.is_some() { 0 } else { r.ids })).or_default();
-        let phase = match phases.get(&r.graph) {
-            Some(Phase::Prefill) => Phase::Prefill,
-            Some(Phase::Decode) => Phase::Decode,
-            _ if r.tokens > 1 => Phase::Prefill,
-            _ => Phase::Decode,
-        };
-        out_of_range += of.take(loaded, r, phase);
+        out_of_range += of.take(loaded, r, phase(&phases, r));
     }
     let used = layers.values().map(|l| l.used).max().unwrap_or(0);
     let most = layers.values().map(|l| l.experts.unwrap_or(l.decode.len() as u64)).max().unwrap_or(0);
@@ -190,6 +183,85 @@ pub fn experts(
     })
 }
 
+/// Phase of each CPU graph by its number.
+fn phases(loaded: &Loaded<'_>, line: &Timeline) -> HashMap<u64, Phase> {
+    loaded.cpu_graphs.iter().zip(&line.cpu_phase).map(|(g, p)| (g.seq, *p)).collect()
+}
+
+/// Prefill or decode, by the tokens where the graph does not say.
+fn phase(phases: &HashMap<u64, Phase>, r: &Experts<'_>) -> Phase {
+    match phases.get(&r.graph) {
+        Some(Phase::Prefill) => Phase::Prefill,
+        Some(Phase::Decode) => Phase::Decode,
+        _ if r.tokens > 1 => Phase::Prefill,
+        _ => Phase::Decode,
+    }
+}
+
+/// The choices of decode one by one, for other questions than those of this file.
+pub struct Choices<'l, 'a> {
+    loaded: &'l Loaded<'a>,
+    phases: HashMap<u64, Phase>,
+}
+
+/// What a layer chose for a token.
+pub struct Chosen {
+    /// As in [`ExpertLayer`]; the tensor of ids tells layers apart that have no number.
+    pub layer: Option<u32>,
+    pub ids: u32,
+    /// Number of the CPU graph.
+    pub graph: u64,
+    /// Experts that there can be, and those chosen; ids that no expert has are left out.
+    pub most: u64,
+    pub experts: Vec<u64>,
+}
+
+impl<'l, 'a> Choices<'l, 'a> {
+    pub fn new(loaded: &'l Loaded<'a>, line: &Timeline) -> Self {
+        Choices { loaded, phases: phases(loaded, line) }
+    }
+
+    /// Those of a process, in the order that they were recorded in.
+    pub fn of(&self, pid: u32) -> impl Iterator<Item = Chosen> {
+        let of_pid = move |r: &&Experts<'_>| {
+            r.why.is_empty() && phase(&self.phases, r) == Phase::Decode && place(self.loaded, r).0 == pid
+        };
+        self.loaded.causes.experts.iter().filter(of_pid).flat_map(|r| {
+            let (layer, most) = (place(self.loaded, r).1, limit(self.loaded, r).unwrap_or(MOST).min(MOST));
+            let ids: Vec<i64> = expert_ids(r).collect();
+            let tokens: Vec<Vec<u64>> =
+                ids.chunks((r.used as usize).max(1)).map(|token| experts_in(token, most)).collect();
+            let of = (layer, r.ids, r.graph, most);
+            tokens.into_iter().map(move |experts| Chosen {
+                layer: of.0,
+                ids: of.1,
+                graph: of.2,
+                most: of.3,
+                experts,
+            })
+        })
+    }
+
+    /// What a tensor of ids is called.
+    pub fn name(&self, ids: u32) -> String {
+        name(self.loaded, ids)
+    }
+}
+
+fn experts_in(token: &[i64], most: u64) -> Vec<u64> {
+    token.iter().filter_map(|id| u64::try_from(*id).ok().filter(|id| *id < most)).collect()
+}
+
+fn name(loaded: &Loaded<'_>, ids: u32) -> String {
+    let tensor = loaded.tensors.get(&ids).filter(|t| t.known);
+    tensor.map_or_else(|| format!("tensor {ids}"), |t| t.name.to_string())
+}
+
+/// Experts that there are, where the weights are described.
+fn limit(loaded: &Loaded<'_>, r: &Experts<'_>) -> Option<u64> {
+    loaded.tensors.get(&r.weights).filter(|t| t.known).map(|t| t.ne[2])
+}
+
 /// Process and layer of a record, from the names of its tensors.
 fn place(loaded: &Loaded<'_>, r: &Experts<'_>) -> (u32, Option<u32>) {
     let tensor = |id: u32| loaded.tensors.get(&id);
@@ -218,11 +290,10 @@ fn effective(counts: &[u64]) -> Option<f64> {
 impl Layer {
     /// Adds a record's choices; the number of those that are no expert's.
     fn take(&mut self, loaded: &Loaded<'_>, r: &Experts<'_>, phase: Phase) -> u64 {
-        let tensor = |id: u32| loaded.tensors.get(&id).filter(|t| t.known);
         if self.name.is_empty() {
-            self.name = tensor(r.ids).map_or_else(|| format!("tensor {}", r.ids), |t| t.name.to_string());
+            self.name = name(loaded, r.ids);
         }
-        self.experts = self.experts.or_else(|| Some(tensor(r.weights)?.ne[2]));
+        self.experts = self.experts.or_else(|| limit(loaded, r));
         self.used = self.used.max(r.used);
         let limit = self.experts.unwrap_or(MOST).min(MOST);
         let mut out_of_range = 0;

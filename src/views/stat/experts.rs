@@ -1,0 +1,119 @@
+//! Experts token by token, as tables: what reuse costs, and which were chosen. May use `analysis`.
+
+use super::{Section, more};
+use crate::analysis::stat::reuse::{Activation, ActiveLayer, ReuseRow, ReuseTimes};
+use crate::views::table::{Table, number, text};
+use crate::views::units::*;
+
+/// Time of the experts' multiplications by how long ago their experts were used.
+pub(in crate::views) fn reuse(found: &ReuseTimes) -> Section {
+    let mut t = Table::new(vec![
+        text("tokens since last use"),
+        number("mean", 0),
+        number("n", 0),
+        number("us", 0),
+        number("beyond the layer's mean us", 0),
+    ]);
+    let mut from = 1;
+    for r in &found.rows {
+        t.row(vec![
+            distances(r, &mut from),
+            or_dash(r.distance, |d| format!("{d:.2}")),
+            r.n.to_string(),
+            us(r.mean_ns),
+            format!("{:+.2}", r.beyond_ns / 1e3),
+        ]);
+    }
+    let note = match &found.line {
+        None => "the distance hardly changes, so there is no line".into(),
+        Some(l) => {
+            let rises = match l.rises {
+                true => "a miss costs time",
+                false => "no cost of a miss beyond chance",
+            };
+            format!(
+                "within layers each token more since the last use adds {} ({} to {}, 95 %), R2 {:.3}: {rises}",
+                time(l.ns_per_token),
+                time(l.interval[0]),
+                time(l.interval[1]),
+                l.r2
+            )
+        }
+    };
+    let of = format!("{}, mean of a layer {}", count(found.layers, "layer"), time(found.mean_ns));
+    Section {
+        title: format!("Reuse of experts against time of MUL_MAT_ID, decode ({of})"),
+        table: Some(t),
+        notes: vec![note],
+    }
+}
+
+fn distances(r: &ReuseRow, from: &mut u64) -> String {
+    match r.up_to {
+        _ if r.first_use => "one never used before".into(),
+        None => format!("more than {}", from.saturating_sub(1)),
+        Some(to) => {
+            let from = std::mem::replace(from, to + 1);
+            if from == to { to.to_string() } else { format!("{from} to {to}") }
+        }
+    }
+}
+
+/// What a layer is called.
+pub fn name(l: &ActiveLayer) -> String {
+    l.layer.map_or_else(|| l.name.clone(), |n| n.to_string())
+}
+
+/// The choices one by one, the first `top` of them.
+pub(in crate::views) fn activation(found: &Activation, top: usize) -> Section {
+    let columns = vec![
+        text("layer"),
+        number("token", 0),
+        number("to token", 1),
+        number("expert", 0),
+        number("choices", 0),
+    ];
+    let mut t = Table::new(columns);
+    let mut all = 0;
+    for l in &found.layers {
+        for (bin, chosen) in (0u64..).zip(&l.bins) {
+            let first = bin * found.tokens_a_bin;
+            let last = (first + found.tokens_a_bin).min(found.tokens).saturating_sub(1);
+            all += chosen.len();
+            for (expert, n) in chosen.iter().take(top.saturating_sub(t.rows().len())) {
+                let numbers = [first, last, u64::from(*expert), u64::from(*n)];
+                t.row(std::iter::once(name(l)).chain(numbers.iter().map(u64::to_string)).collect());
+            }
+        }
+    }
+    let mut notes = more(all, top);
+    if found.layers_left_out > 0 {
+        notes.push(format!("{} left out: there are too many", count(found.layers_left_out, "layer")));
+    }
+    let of = count(found.tokens, "token");
+    Section { title: format!("Choices of experts token by token, decode ({of})"), table: Some(t), notes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_are_told_from_the_row_before_on() {
+        let row = |up_to, first_use| ReuseRow {
+            up_to,
+            first_use,
+            n: 1,
+            distance: None,
+            mean_ns: 0.0,
+            beyond_ns: 0.0,
+        };
+        let mut from = 1;
+        // Rows without any are left out.
+        let told: Vec<_> = [row(Some(1), false), row(Some(8), false), row(None, false), row(None, true)]
+            .iter()
+            .map(|r| distances(r, &mut from))
+            .collect();
+        assert_eq!(told, ["1", "2 to 8", "more than 8", "one never used before"]);
+    }
+}
