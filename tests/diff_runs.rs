@@ -222,6 +222,13 @@ fn several_starts_a_side_measure_how_much_ops_swing() {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     assert!(!shown.contains("record more in turn"), "{shown}");
+    // All that starts scatter is told, though it may be no more than what their calls let expect.
+    let told: Vec<&str> =
+        shown.split(" % from start to start").filter_map(|s| s.rsplit(' ').next()).collect();
+    for (kind, said) in three["scatter"].as_array().unwrap().iter().zip(told) {
+        let (seen, beyond) = (kind["seen"].as_f64().unwrap(), kind["between_starts"].as_f64().unwrap());
+        assert!(seen > 0.0 && seen >= beyond && said == format!("{:.2}", seen * 100.0), "{kind:#} {said}");
+    }
     assert!(text(&files.diff(&[]).stdout).contains("record more in turn"));
 }
 

@@ -120,6 +120,8 @@ pub struct Scatter {
     /// Standard deviation of an op's change from one start to another beyond what its calls let expect, as a share: with
     /// one start a side from how unlike ops of the kind changed, with more from how unlike the starts are.
     pub between_starts: f64,
+    /// The same with what calls let expect: all that was seen.
+    pub seen: f64,
     /// The smallest change of its own of a typical op (by time) that is found four times of five, as a share of its time.
     pub found: f64,
 }

@@ -222,7 +222,9 @@ fn summary(out: &mut dyn Write, d: &Diff, style: &Style) -> io::Result<()> {
 fn scatter(out: &mut dyn Write, d: &Diff) -> io::Result<()> {
     for (i, kind) in d.scatter.iter().enumerate() {
         let label = if i == 0 { "scatter" } else { "" };
-        let (swing, least) = (kind.between_starts * 100.0, found(kind.found));
+        // Of one start a side all that is seen is no scatter of starts, but what calls scatter too.
+        let swing = if d.starts > 1 { kind.seen } else { kind.between_starts } * 100.0;
+        let least = found(kind.found);
         let text = format!("{}: {swing:.2} % from start to start; changes of {least} % are found", kind.ops);
         fact(out, label, &text)?;
     }

@@ -290,8 +290,8 @@ impl<'c> Judge<'c> {
         let told = spreads.into_iter().zip(KINDS).filter_map(|(spread, ops)| {
             let kind = rows.iter().filter(|r| r.kind == ops);
             let found: Vec<(f64, f64)> = kind.filter_map(|r| Some((r.found?, r.total.a_ns))).collect();
-            let between_starts = spread.variance.sqrt();
-            Some(Scatter { ops, between_starts, found: weighted_median(&found)? })
+            let (between_starts, seen) = (spread.variance.sqrt(), spread.seen.sqrt());
+            Some(Scatter { ops, between_starts, seen, found: weighted_median(&found)? })
         });
         told.collect()
     }

@@ -27,7 +27,7 @@ pub struct Spread {
     /// Of a logarithm of a change, beyond what calls let expect.
     pub variance: f64,
     /// The same with what calls let expect.
-    seen: f64,
+    pub seen: f64,
     /// Degrees of freedom that it is known with.
     df: f64,
 }
