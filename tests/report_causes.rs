@@ -156,6 +156,33 @@ fn a_thread_that_was_not_followed_has_no_parts() {
     assert!(shown(&r).contains("unknown %"));
 }
 
+/// What an op's thread did is told of the ops that have a time, and of no others: not of those of a graph into which a
+/// level's probes came.
+#[test]
+fn a_graph_into_which_a_level_came_is_in_no_figure() {
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    s.enc.feature(&feature("scheduler", Availability::Whole, "tracepoints")).unwrap();
+    let (t, why) = (s.now as i64 - 1, "");
+    let to = Detail::Scheduler;
+    s.enc
+        .level_change(&LevelChange { t, to, one_in: 1, predicted_ppm: None, measured_ppm: None, why })
+        .unwrap();
+    s.call(1, busy);
+    let first = (s.now + 3 * LEAD) as i64;
+    s.cut = true;
+    s.call(1, |_, _| 1_000_000);
+    for ith in [0, 1] {
+        s.enc.off_cpu(&preempted(ith, first + 100, 700)).unwrap();
+    }
+    let r = finish(s);
+    for t in decode(&r).by_thread.as_ref().unwrap() {
+        let parts = t.causes.unwrap();
+        assert_eq!((parts.whole(), parts.preempted_ns), (t.op_ns + t.wait_ns.unwrap_or(0), 0));
+    }
+    let embd = row(&decode(&r).by_name, "GET_ROWS  embd");
+    assert_eq!(embd.causes.unwrap().computing_ns, busy(0, 0) + busy(0, 1));
+}
+
 /// Under a budget the scheduler is on for some of the time: its level is told, and that of counters may never be.
 #[test]
 fn what_ran_outside_of_the_schedulers_level_is_unknown_and_not_computing() {

@@ -213,7 +213,7 @@ pub fn op_times(loaded: &mut Loaded<'_>, line: &Timeline, progress: &Progress) -
 
 /// Whether fewer than all of a graph's ops were recorded since the level said so, or was just changing: probes that come or
 /// leave in the midst of a graph leave ops whose ends nobody saw.
-fn in_part(loaded: &Loaded<'_>, graph: &CpuGraph) -> bool {
+pub fn in_part(loaded: &Loaded<'_>, graph: &CpuGraph) -> bool {
     !loaded.causes.levels.is_empty() && (graph.plan.is_none() || graph.cut)
 }
 

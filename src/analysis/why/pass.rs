@@ -11,7 +11,7 @@ use super::parts::{Off, Parts};
 use super::sched::{Away, Cursor, Sched};
 use crate::analysis::calls::{Phase, Timeline};
 use crate::analysis::load::Loaded;
-use crate::analysis::ops::Edges;
+use crate::analysis::ops::{Edges, in_part};
 use crate::analysis::tables::Idents;
 use crate::order;
 use crate::trace::record::{OpCounts, Slices};
@@ -136,6 +136,10 @@ impl Pass<'_, '_> {
         for unit in self.loaded.runs.chunk_by(|a, b| (a.graph, a.plan) == (b.graph, b.plan)) {
             let Some(first) = unit.first() else { continue };
             let graph = index.get(&first.graph).copied();
+            // Its ops are in no other figure either.
+            if graph.and_then(|g| self.loaded.cpu_graphs.get(g)).is_some_and(|g| in_part(self.loaded, g)) {
+                continue;
+            }
             let phase = graph.and_then(|g| line.cpu_phase.get(g)).copied().unwrap_or(Phase::Unknown);
             let len = self.loaded.plans.get(&first.plan).map_or(0, |p| p.hits.len());
             let mut plan = out.plans.remove(&(first.plan, phase)).unwrap_or_default();
