@@ -228,7 +228,7 @@ fn what_cannot_be_drawn_is_said_with_what_to_do() {
     assert_eq!(said, "it holds no ops in decode; there are some in prefill");
     assert!(matches!(drawn(Made::new(LLAMA).finish(), &ALL), Err(DagError::NoGraphs)));
     let said = refused(run(LLAMA, 1), &Options { pid: Some(1), ..ALL });
-    assert_eq!(said, "it holds nothing of process 1; there is 77 (/opt/llama/llama-cli)");
+    assert_eq!(said, "process 1 is not in it; those recorded: 77 (/opt/llama/llama-cli)");
     let mut made = Made::new(LLAMA);
     let (pid, t, dur, cut) = (PID, synth_trace::ORIGIN as i64, 10, false);
     let g = CpuGraph {

@@ -288,8 +288,12 @@ fn processes_are_chosen_by_pid() {
     let within = f.of(["a", "a"], &["--json", "--pid", "4242,7"]);
     assert_eq!(told(json(&within)), want(PID, 7, &["slower"]));
     for (pids, code, want) in [
-        ("9", 1, "no recording has process 9; there is 7, 4242"),
-        ("7,9", 1, "run B does not have process 9; there is 4242"),
+        (
+            "9",
+            1,
+            "no recording has process 9; there is 7 (/opt/llama/llama-cli), 4242 (/opt/llama/llama-cli)",
+        ),
+        ("7,9", 1, "run B does not have process 9; there is 4242 (/opt/llama/llama-cli)"),
         ("7,8,9", 2, "give one process, or one for each of the 2 traces"),
     ] {
         let out = f.diff(&["--pid", pids]);

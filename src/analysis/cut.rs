@@ -3,6 +3,7 @@
 
 use super::calls::{CallSource, Timeline, timeline};
 use super::load::Loaded;
+use super::processes::{NoProcess, Processes};
 use crate::order;
 
 /// What is wanted.
@@ -17,8 +18,8 @@ pub struct Cut {
 /// Why there is no such part.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoPart {
-    #[error("process {pid} is not in it; those recorded: {there}")]
-    Process { pid: u32, there: String },
+    #[error(transparent)]
+    Process(#[from] NoProcess),
     #[error("it has no such call of the engine: there are {first} to {last}")]
     Calls { first: u64, last: u64 },
     #[error("it has no call of the engine, so none can be chosen")]
@@ -43,51 +44,42 @@ impl Part {
     }
 }
 
-/// Processes named in a message.
-const NAMED: usize = 16;
-
 impl Cut {
-    /// Leaves nothing in `loaded` but the part that is wanted, of which it tells.
+    /// The part of `loaded` that is wanted.
     ///
     /// # Errors
     /// There is no such process or call.
-    pub fn apply(&self, loaded: &mut Loaded<'_>) -> Result<Part, NoPart> {
+    pub fn part(&self, loaded: &Loaded<'_>) -> Result<Part, NoPart> {
         let line = timeline(loaded);
         let (pid, others) = self.process(loaded, &line)?;
         let mut part = Part { pid, others, calls: None };
-        let whole = self.calls == (None, None);
-        if !whole {
+        if self.calls != (None, None) {
             part.calls = Some(self.ends(&line, pid)?);
-        }
-        if let (Some(pid), true) = (pid, part.is_cut()) {
-            self.keep(loaded, &line, pid, whole);
         }
         Ok(part)
     }
 
+    /// Leaves nothing in `loaded` but this part of it.
+    pub fn apply(&self, part: &Part, loaded: &mut Loaded<'_>) {
+        if let (Some(pid), true) = (part.pid, part.is_cut()) {
+            let line = timeline(loaded);
+            self.keep(loaded, &line, pid, self.calls == (None, None));
+        }
+    }
+
     /// The process wanted, and the others.
     fn process(&self, loaded: &Loaded<'_>, line: &Timeline) -> Result<(Option<u32>, Vec<u32>), NoPart> {
-        let calls: Vec<u32> = line.calls.iter().map(|c| c.pid).collect();
-        let mut all: Vec<u32> =
-            loaded.cpu_graphs.iter().map(|g| g.pid).chain(calls.iter().copied()).collect();
-        if all.is_empty() {
-            all.extend(loaded.processes.iter().map(|p| p.pid));
-        }
-        all.sort_unstable();
-        all.dedup();
+        let processes = Processes::of(loaded);
+        let wanted = self.pid.map(|pid| processes.wanted(pid)).transpose()?;
+        let mut all = processes.active;
         let mut counts = vec![0u64; all.len()];
-        for pid in &calls {
-            if let Some(n) = all.binary_search(pid).ok().and_then(|at| counts.get_mut(at)) {
+        for call in &line.calls {
+            if let Some(n) = all.binary_search(&call.pid).ok().and_then(|at| counts.get_mut(at)) {
                 *n += 1;
             }
         }
-        let pid = match self.pid {
-            Some(pid) if all.contains(&pid) => Some(pid),
-            Some(pid) => {
-                let there: Vec<String> = all.iter().take(NAMED).map(u32::to_string).collect();
-                let there = if there.is_empty() { "none".into() } else { there.join(", ") };
-                return Err(NoPart::Process { pid, there });
-            }
+        let pid = match wanted {
+            Some(pid) => Some(pid),
             // The first of those with the most calls.
             None => all.iter().zip(&counts).rev().max_by_key(|(_, n)| **n).map(|(pid, _)| *pid),
         };

@@ -16,6 +16,7 @@ pub mod pick;
 use super::calls::{Phase, timeline};
 use super::load::{Loaded, Progress, load};
 use super::ops::op_times;
+use super::processes::NoProcess;
 use super::tables::Idents;
 use super::why::Why;
 use crate::trace::record::Level;
@@ -282,8 +283,8 @@ pub enum DagError {
     Lost,
     #[error("it holds several processes; choose one with --pid: {0}")]
     Processes(String),
-    #[error("it holds nothing of process {pid}; there is {there}")]
-    NoProcess { pid: u32, there: String },
+    #[error(transparent)]
+    NoProcess(#[from] NoProcess),
     #[error("it holds no graph of batch {0}; `profinfer report --by token` lists them ({1})")]
     NoToken(u64, String),
     #[error("it holds no ops in {0}; there are some in {1}")]

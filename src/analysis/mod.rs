@@ -20,6 +20,7 @@ pub mod opencl;
 pub mod ops;
 pub mod overview;
 pub mod predict;
+pub mod processes;
 pub mod report;
 pub mod series;
 pub mod stat;

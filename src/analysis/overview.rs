@@ -1,11 +1,10 @@
-//! All that is asked of a run at once: the report, the statistics, the graph. Each reads the trace for itself, since each
-//! takes apart what it read. May use `trace`.
+//! All that is asked of a run at once: the report, the statistics, the graph. The trace is read once. May use `trace`.
 
 use super::calls::Phase;
 use super::cut::{Cut, NoPart, Part};
 use super::dag::fold::fold;
 use super::dag::{self, Dag, DagError};
-use super::load::{Loaded, Progress, load};
+use super::load::{Progress, load};
 use super::report::{self, By, Report};
 use super::stat::{self, NoStatistics, Stat, View};
 use super::why::verdict::Peak;
@@ -28,33 +27,33 @@ pub struct Overview {
 /// # Errors
 /// The part that is wanted is not there.
 pub fn overview(trace: &Trace, cut: &Cut, peaks: &[Peak], progress: &Progress) -> Result<Overview, NoPart> {
-    progress.total.store(trace.size().saturating_mul(6), std::sync::atomic::Ordering::Relaxed);
-    let part_of = || -> Result<(Loaded<'_>, Part), NoPart> {
-        let mut loaded = load(trace, progress);
-        let part = cut.apply(&mut loaded)?;
-        Ok((loaded, part))
-    };
-    let (loaded, part) = part_of()?;
+    progress.total.store(trace.size().saturating_mul(3), std::sync::atomic::Ordering::Relaxed);
+    let mut loaded = load(trace, progress);
+    let part = cut.part(&loaded)?;
+    // Hits and events are counted for all processes and calls.
+    let books = part.is_cut().then(|| {
+        progress.total.fetch_add(trace.size(), std::sync::atomic::Ordering::Relaxed);
+        report::of(&mut loaded, &report::Options::default(), progress).books
+    });
+    cut.apply(&part, &mut loaded);
     let tables = By::ALL.to_vec();
     let options = report::Options { tables, peaks: peaks.to_vec(), ..report::Options::default() };
-    let mut report = report::of(loaded, &options, progress);
-    if part.is_cut() {
-        // Hits and events are counted for all processes and calls.
-        report.books = report::of(load(trace, progress), &report::Options::default(), progress).books;
-    }
+    let mut report = report::of(&mut loaded, &options, progress);
+    report.books = books.unwrap_or(report.books);
     let phase = phase(&report);
     let options = stat::Options {
         phase,
-        views: View::ALL.to_vec(),
+        views: View::ALL.into_iter().chain([View::Activation]).collect(),
         pid: part.pid,
         peaks: peaks.to_vec(),
         bandwidth: None,
         context: None,
         beside: None,
     };
-    let stat = stat::of(part_of()?.0, &options);
+    let stat = stat::of(&mut loaded, &options);
     let options = dag::Options { pid: part.pid, token: None, phase: None };
-    let dag = dag::of(trace, part_of()?.0, &options, progress).map(|graph| fold(&graph));
+    // Last, since it takes out what it does not draw.
+    let dag = dag::of(trace, loaded, &options, progress).map(|graph| fold(&graph));
     Ok(Overview { part, report, phase, stat, dag })
 }
 

@@ -227,41 +227,43 @@ pub struct PhaseReport {
 pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
     // Every byte is looked at twice at most: once as records, once as slices.
     progress.total.store(trace.size().saturating_mul(2), std::sync::atomic::Ordering::Relaxed);
-    of(load(trace, progress), options, progress)
+    of(&mut load(trace, progress), options, progress)
 }
 
-/// Answers `options` on what is left of a trace.
-pub fn of(mut loaded: Loaded<'_>, options: &Options, progress: &Progress) -> Report {
-    let line = timeline(&loaded);
-    let times = op_times(&mut loaded, &line, progress);
-    let idents = Idents::new(&loaded);
-    let why = Why::new(&mut loaded, &line, &idents);
+/// Answers `options` on what is left of a trace. What is in it stays; its order may change.
+pub fn of(loaded: &mut Loaded<'_>, options: &Options, progress: &Progress) -> Report {
+    let line = timeline(loaded);
+    let times = op_times(loaded, &line, progress);
+    let idents = Idents::new(loaded);
+    let why = Why::new(loaded, &line, &idents);
+    // From here on it is only read.
+    let loaded = &*loaded;
     let requests = requests(&line.calls);
     let all = Phase::ALL.iter().filter(|p| options.phase.is_none_or(|only| only == **p));
     let misses = |layer| why.as_ref()?.misses(&idents, layer);
     let wanted = |by| options.tables.contains(&by).then_some(());
-    let experts = wanted(By::Expert).and_then(|()| experts(&loaded, &line, &options.expert_cache, misses));
+    let experts = wanted(By::Expert).and_then(|()| experts(loaded, &line, &options.expert_cache, misses));
     let judged = why.is_some() || !options.peaks.is_empty();
-    let ceiling = if judged { ceiling(&loaded, &times, &idents, &options.peaks) } else { None };
+    let ceiling = if judged { ceiling(loaded, &times, &idents, &options.peaks) } else { None };
     let reasons = Reasons { why: why.as_ref(), judged, ceiling: ceiling.as_ref() };
-    let about = About { loaded: &loaded, line: &line, times: &times, idents: &idents, reasons };
+    let about = About { loaded, line: &line, times: &times, idents: &idents, reasons };
     Report {
         schema: 1,
-        run: run(&loaded),
-        model: model(&loaded),
+        run: run(loaded),
+        model: model(loaded),
         call_source: line.source,
         ttft: latency(requests.list.iter().filter_map(|r| r.ttft_ns).collect()),
         phases: all.filter_map(|p| phase(&about, &requests.decode_steps, *p, options)).collect(),
         requests: requests.list,
-        books: books(&loaded, &line, &times),
+        books: books(loaded, &line, &times),
         counters: why.as_ref().map(|w| w.counters.facts().to_vec()).filter(|c| !c.is_empty()),
         interference: why
             .filter(|w| w.scheduler && options.tables.contains(&By::Interference))
             .map(|w| first(w.interference, options.top)),
         experts,
-        stages: wanted(By::Phase).and_then(|()| stages(&loaded, &line, &times)),
-        energy: wanted(By::Energy).and_then(|()| energy(&loaded, &line)),
-        levels: wanted(By::Level).and_then(|()| levels(&loaded, &line)),
+        stages: wanted(By::Phase).and_then(|()| stages(loaded, &line, &times)),
+        energy: wanted(By::Energy).and_then(|()| energy(loaded, &line)),
+        levels: wanted(By::Level).and_then(|()| levels(loaded, &line)),
         ceiling,
         tables: options.tables.clone(),
     }

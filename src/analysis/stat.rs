@@ -126,26 +126,27 @@ pub struct Stat {
 /// There are no calls to tell of, or nothing to stand a forecast on.
 pub fn stat(trace: &Trace, options: &Options, progress: &Progress) -> Result<Stat, NoStatistics> {
     progress.total.store(trace.size(), std::sync::atomic::Ordering::Relaxed);
-    of(load(trace, progress), options)
+    of(&mut load(trace, progress), options)
 }
 
-/// Answers `options` on what is left of a trace.
+/// Answers `options` on what is left of a trace. What is in it stays; its order may change.
 ///
 /// # Errors
 /// Those of [`stat`].
-pub fn of(mut loaded: Loaded<'_>, options: &Options) -> Result<Stat, NoStatistics> {
-    let line = timeline(&loaded);
-    let idents = Idents::new(&loaded);
-    let calls = Calls::new(&loaded, &line, options.phase, options.pid);
+pub fn of(loaded: &mut Loaded<'_>, options: &Options) -> Result<Stat, NoStatistics> {
+    let line = timeline(loaded);
+    let idents = Idents::new(loaded);
+    let calls = Calls::new(loaded, &line, options.phase, options.pid);
     if calls.whole.is_empty() {
         let of = options.pid.map_or_else(String::new, |pid| format!(" of process {pid}"));
-        let why = super::series::why_nothing(&loaded, &line, options.phase);
+        let why = super::series::why_nothing(loaded, &line, options.phase);
         return Err(NoStatistics::Calls { phase: options.phase.name(), of, why });
     }
-    let kinds = kinds(&loaded, &idents);
+    let kinds = kinds(loaded, &idents);
     let groups = Groups { idents: &idents, of: &kinds.of_ident, count: kinds.list.len() };
-    let series = Series::new(&mut loaded, &line, &calls.whole, &groups);
-    let all = All { loaded: &loaded, line: &line, idents: &idents, kinds: &kinds, series: &series };
+    let series = Series::new(loaded, &line, &calls.whole, &groups);
+    let loaded = &*loaded;
+    let all = All { loaded, line: &line, idents: &idents, kinds: &kinds, series: &series };
     let wanted = |view: View| options.views.contains(&view).then_some(());
     let threads = loaded.cpu_graphs.iter().map(|g| g.n_threads).max().unwrap_or(1);
     let ops = all.ops();
@@ -169,12 +170,12 @@ pub fn of(mut loaded: Loaded<'_>, options: &Options) -> Result<Stat, NoStatistic
         ops: wanted(View::Ops).map(|()| work::products(&ops)),
         roofline: wanted(View::Roofline).map(|()| work::roofline(&ops, &options.peaks, threads)),
         thread_balance: wanted(View::Threads).map(|()| all.balance(&calls.whole)),
-        experts: wanted(View::Experts).map(|()| experts(&loaded, &line, &[], |_| None)),
-        reuse: wanted(View::Reuse).map(|()| reuse::reuse(&loaded, &line, &idents, calls.pid)),
-        activation: wanted(View::Activation).map(|()| reuse::activation(&loaded, &line, calls.pid)),
-        backends: wanted(View::Backends).map(|()| split_rows(&loaded, &line, options.phase)),
+        experts: wanted(View::Experts).map(|()| experts(loaded, &line, &[], |_| None)),
+        reuse: wanted(View::Reuse).map(|()| reuse::reuse(loaded, &line, &idents, calls.pid)),
+        activation: wanted(View::Activation).map(|()| reuse::activation(loaded, &line, calls.pid)),
+        backends: wanted(View::Backends).map(|()| split_rows(loaded, &line, options.phase)),
         shapes: wanted(View::Shapes).map(|()| {
-            let own = shapes::side(&loaded, &line, &idents, &calls.whole);
+            let own = shapes::side(loaded, &line, &idents, &calls.whole);
             shapes::shapes(own, options.beside.as_ref())
         }),
         forecast: forecast.transpose()?,

@@ -15,6 +15,7 @@ use crate::analysis::lanes::{Lanes, Select, Walked};
 use crate::analysis::load::{Loaded, Progress, load};
 use crate::analysis::opencl::{Profile, profile};
 use crate::analysis::ops::sort_runs;
+use crate::analysis::processes::Processes;
 use crate::analysis::report::{By, Options, report};
 use crate::analysis::tables::Idents;
 use crate::trace::Trace;
@@ -166,7 +167,7 @@ impl Cut {
     fn select(&self, loaded: &Loaded<'_>, line: &Timeline) -> anyhow::Result<Select> {
         let mut select = Select { pid: self.pid, ..Select::default() };
         if let Some(pid) = self.pid {
-            known(loaded, pid)?;
+            Processes::of(loaded).wanted(pid)?;
         }
         if let Some((a, b)) = self.tokens {
             let wanted = |seq: u64| a.is_none_or(|a| a <= seq) && b.is_none_or(|b| seq <= b);
@@ -192,20 +193,6 @@ impl Cut {
         }
         Ok(select)
     }
-}
-
-/// Refuses a process that the trace has nothing of, and names those there are.
-fn known(loaded: &Loaded<'_>, pid: u32) -> anyhow::Result<()> {
-    let calls = loaded.tokens.iter().map(|r| r.pid).chain(loaded.graphs.iter().map(|r| r.pid));
-    let mut all: Vec<u32> = calls.chain(loaded.cpu_graphs.iter().map(|r| r.pid)).collect();
-    all.extend(loaded.processes.iter().map(|p| p.pid));
-    if all.contains(&pid) {
-        return Ok(());
-    }
-    crate::order::by_key(&mut all, |pid| ((*pid).into(), 0));
-    all.dedup();
-    let all: Vec<String> = all.iter().take(20).map(u32::to_string).collect();
-    bail!("process {pid} is not in the trace; those recorded: {}", all.join(", "))
 }
 
 /// What an OpenCL device told of itself: names of the files, and what is in them.

@@ -7,6 +7,7 @@ use super::{DagError, Options, level};
 use crate::analysis::calls::{Phase, Timeline};
 use crate::analysis::describe::op_name;
 use crate::analysis::load::{Loaded, PlanInfo};
+use crate::analysis::processes::Processes;
 use crate::order;
 
 /// The choice.
@@ -61,23 +62,16 @@ pub fn pick(loaded: &Loaded<'_>, line: &Timeline, options: &Options) -> Result<P
     choose(loaded, &instances(loaded, wanted), pid, phase, options.token)
 }
 
-/// Processes of a recording that ran graphs, with their programs.
+/// The process asked for, else the only one that ran graphs.
 fn process(loaded: &Loaded<'_>, wanted: Option<u32>) -> Result<u32, DagError> {
     let mut pids: Vec<u32> = loaded.cpu_graphs.iter().map(|g| g.pid).collect();
     pids.sort_unstable();
     pids.dedup();
-    let exe = |pid: &u32| loaded.processes.iter().find(|p| p.pid == *pid).map_or("", |p| p.exe);
-    // A recording of a whole machine may have many: some of them show what is meant.
-    let list = || {
-        let named: Vec<String> = pids.iter().take(16).map(|pid| format!("{pid} ({})", exe(pid))).collect();
-        named.join(", ")
-    };
     match (wanted, pids.as_slice()) {
         (_, []) => Err(DagError::NoGraphs),
-        (Some(pid), all) if all.contains(&pid) => Ok(pid),
-        (Some(pid), _) => Err(DagError::NoProcess { pid, there: list() }),
+        (Some(pid), _) => Ok(Processes::of(loaded).wanted(pid)?),
         (None, [one]) => Ok(*one),
-        (None, _) => Err(DagError::Processes(list())),
+        (None, _) => Err(DagError::Processes(Processes::of(loaded).list())),
     }
 }
 

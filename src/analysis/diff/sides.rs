@@ -7,6 +7,7 @@ use super::{Incomparable, Options, Side};
 use crate::analysis::calls::{Timeline, timeline};
 use crate::analysis::describe::{self, streams};
 use crate::analysis::load::{Loaded, Progress, load};
+use crate::analysis::processes::Processes;
 use crate::analysis::report::run;
 use crate::analysis::series::{Calls, Groups, Series, why_nothing};
 use crate::analysis::tables::{Idents, OTHER_ROW, OpKey};
@@ -68,12 +69,13 @@ pub fn read<'a>(
 /// else the one with the most calls.
 fn chosen<'a>(sides: [Vec<Loaded<'a>>; 2], options: &Options) -> Result<[Vec<Start<'a>>; 2], Incomparable> {
     let first_of_b = sides[0].len();
-    let has = |loaded: &Loaded<'_>, pid: u32| loaded.cpu_graphs.iter().any(|g| g.pid == pid);
     if let [pid] = options.pids[..] {
-        let mut all = sides.iter().flatten();
-        if !all.any(|loaded| has(loaded, pid)) {
-            let there = processes(sides.iter().flatten());
-            return Err(Incomparable::NoProcess { run: "no recording has".into(), pid, there });
+        let all: Vec<Processes> = sides.iter().flatten().map(Processes::of).collect();
+        if !all.iter().any(|p| p.has(pid)) {
+            let mut there: Vec<String> = all.iter().map(Processes::list).collect();
+            there.dedup();
+            let (run, there) = ("no recording has".into(), there.join("; "));
+            return Err(Incomparable::NoProcess { run, pid, there });
         }
     }
     let mut out = [Vec::new(), Vec::new()];
@@ -82,17 +84,14 @@ fn chosen<'a>(sides: [Vec<Loaded<'a>>; 2], options: &Options) -> Result<[Vec<Sta
         for (i, loaded) in side.into_iter().enumerate() {
             let name = if of_b == 0 { 'A' } else { 'B' };
             let label = if several { format!("{name}{}", i + 1) } else { name.to_string() };
+            let processes = Processes::of(&loaded);
             let pid = match options.pids[..] {
-                [one] => Some(one).filter(|pid| has(&loaded, *pid)),
+                [one] => Some(one).filter(|pid| processes.has(*pid)),
                 _ => options.pids.get(of_b * first_of_b + i).copied(),
             };
-            if let Some(pid) = pid.filter(|pid| !has(&loaded, *pid)) {
-                let there = processes([&loaded].into_iter());
-                return Err(Incomparable::NoProcess {
-                    run: format!("run {label} does not have"),
-                    pid,
-                    there,
-                });
+            if let Some(pid) = pid.filter(|pid| !processes.has(*pid)) {
+                let (run, there) = (format!("run {label} does not have"), processes.list());
+                return Err(Incomparable::NoProcess { run, pid, there });
             }
             let (line, idents) = (timeline(&loaded), Idents::new(&loaded));
             let calls = Calls::new(&loaded, &line, options.phase, pid);
@@ -101,15 +100,6 @@ fn chosen<'a>(sides: [Vec<Loaded<'a>>; 2], options: &Options) -> Result<[Vec<Sta
         }
     }
     Ok(out)
-}
-
-/// The first processes that ran graphs in these recordings, for a message.
-fn processes<'t, 'a: 't>(all: impl Iterator<Item = &'t Loaded<'a>>) -> String {
-    let mut pids: Vec<u32> = all.flat_map(|loaded| loaded.cpu_graphs.iter().map(|g| g.pid)).collect();
-    pids.sort_unstable();
-    pids.dedup();
-    let named: Vec<String> = pids.iter().take(16).map(u32::to_string).collect();
-    if named.is_empty() { "none".into() } else { named.join(", ") }
 }
 
 /// Gives ops that are alike in name and form the same group, in all recordings.
