@@ -104,7 +104,9 @@ fn a_page_has_every_section() {
     for id in SECTIONS {
         assert_eq!(gaps(section(&page, id)), [""; 0], "{id}");
     }
-    for chart in ["tokens-decode", "dag", "roofline-chart", "threads-chart", "experts-chart"] {
+    for chart in
+        ["tokens-decode", "dag", "roofline-chart", "threads-chart", "experts-chart", "activation-chart"]
+    {
         assert!(page.contains(&format!("id=\"{chart}\"")), "{chart}");
     }
     let summary = section(&page, "summary");
@@ -121,6 +123,28 @@ fn a_page_has_every_section() {
     }
     // Four layers are one.
     assert!(section(&page, "graph").contains("layers 0-3: 4 that are equal"));
+}
+
+#[test]
+fn what_was_recorded_beside_ops_is_on_the_page_and_what_was_not_is_told() {
+    let rich = page(&rich(200), &[]);
+    for (id, parts) in [
+        ("phases", &["<summary>Energy</summary>", "<th scope=\"row\">soc</th>"][..]),
+        ("ops", &["Counters, decode, all threads", "l3d_cache_refill", "GB/s"]),
+        ("threads", &["Time off the CPU by cause, decode", "preempted %", "Who was in the way", "hostile=1"]),
+        ("experts", &["Experts chosen token by token, decode: 4 layers of 200 tokens", "Reuse of experts"]),
+    ] {
+        for part in parts {
+            assert!(section(&rich, id).contains(part), "{id}: {part}");
+        }
+    }
+    assert!(!section(&rich, "trust").contains("Not recorded, so not on this page"));
+    let bare = page(&dag_support::run(LLAMA, 5), &[]);
+    let trust = section(&bare, "trust");
+    for flag in ["counters (--pmc)", "who was in the way (--sched)", "temperatures (--sensors)"] {
+        assert!(trust.contains(flag), "{flag}: {trust}");
+    }
+    assert!(!section(&bare, "ops").contains("Counters") && !section(&bare, "phases").contains("Energy"));
 }
 
 #[test]

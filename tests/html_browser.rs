@@ -48,7 +48,14 @@ fn pages_work_in_a_browser() {
     let Some(charts) = used(&pages) else { return };
     assert_eq!(
         charts["rich.html"],
-        json!(["tokens-decode", "dag", "roofline-chart", "threads-chart", "experts-chart"])
+        json!([
+            "tokens-decode",
+            "dag",
+            "roofline-chart",
+            "threads-chart",
+            "experts-chart",
+            "activation-chart"
+        ])
     );
     assert_eq!(charts["hostile.html"], json!(["tokens-decode", "dag", "threads-chart"]));
     assert_eq!(charts["gaps.html"], json!(["tokens-decode", "threads-chart"]));

@@ -23,7 +23,8 @@ pub const COMMAND: Command = Command {
     text: "\
 One file that a colleague can open without installing anything and without a network: what the run comes to in a few
 sentences, prefill and decode, the time of each token, the graph of the model coloured by any metric, the operators in tables
-that can be sorted, the roofline, the balance of the threads, the experts, and how far the record can be trusted.
+that can be sorted, the roofline, the balance of the threads, the experts, and how far the record can be trusted; with them
+counters, time off the CPU and energy where they were recorded.
 
 What the recording does not hold is said where its picture would be, with the flag that records it. Statistics are of decode,
 else of the phase that there is. Everything can be read without the page's script, by keyboard and by a screen reader, in a

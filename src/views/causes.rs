@@ -91,6 +91,13 @@ pub(super) fn of_ops<'r>(rows: &'r [OpRow], name: &'static str, p: &PhaseReport)
     (!rows.is_empty()).then(|| parts(&rows, name, p))
 }
 
+/// What each thread did; `None` where nothing of it was recorded.
+pub(super) fn of_threads(rows: &[ThreadRow], p: &PhaseReport) -> Option<Table> {
+    let row = |r: &ThreadRow| Row { name: r.ith.to_string(), causes: r.causes, op: None, thread: None };
+    let rows: Vec<Row<'_>> = rows.iter().map(row).filter(|r| r.causes.is_some()).collect();
+    (!rows.is_empty()).then(|| parts(&rows, "ith", p))
+}
+
 fn parts(rows: &[Row<'_>], name: &'static str, p: &PhaseReport) -> Table {
     let all = || rows.iter().filter_map(|r| r.causes.as_ref());
     let any = |get: fn(&Parts) -> u64| all().any(|parts| get(parts) > 0);
@@ -148,6 +155,19 @@ pub fn interference(
     if rows.is_empty() {
         return writeln!(out, "  no one was in the way");
     }
+    let shown = if all { rows.len() } else { BRIEF };
+    write!(out, "{}", culprits(rows, shown).render(style))?;
+    if !all && rows.len() > BRIEF {
+        writeln!(out, "{}", style.dim(&format!("  and {} more (--by interference)", rows.len() - BRIEF)))?;
+    }
+    writeln!(out, "{}", style.dim(&format!("  {RULE}")))
+}
+
+/// Whom a wait counts for.
+pub(super) const RULE: &str = "a preemption counts for the thread that took the CPU, a wait after a wake-up for the one that ran before";
+
+/// Who was in the way: the first `shown`, the worst first.
+pub(super) fn culprits(rows: &[InterferenceRow], shown: usize) -> Table {
     let mut t = Table::new(vec![
         number("ms", 0),
         number("in ops ms", 0),
@@ -159,7 +179,7 @@ pub fn interference(
         text("who"),
         text("ops kept waiting"),
     ]);
-    for r in rows.iter().take(if all { rows.len() } else { BRIEF }) {
+    for r in rows.iter().take(shown) {
         let who = match r.tids.as_slice() {
             [] => r.name.clone(),
             [one] => format!("{} (thread {one})", r.name),
@@ -179,10 +199,5 @@ pub fn interference(
             ops.join(", "),
         ]);
     }
-    write!(out, "{}", t.render(style))?;
-    if !all && rows.len() > BRIEF {
-        writeln!(out, "{}", style.dim(&format!("  and {} more (--by interference)", rows.len() - BRIEF)))?;
-    }
-    let rule = "  a preemption counts for the thread that took the CPU, a wait after a wake-up for the one that ran before";
-    writeln!(out, "{}", style.dim(rule))
+    t
 }

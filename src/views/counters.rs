@@ -7,6 +7,7 @@ use super::table::{Column, Style, Table, named, number, text};
 use super::text::{fact, title};
 use super::units::*;
 use crate::analysis::report::{By, PhaseReport, Report};
+use crate::analysis::tables::OpRow;
 use crate::analysis::why::counters::{CounterFacts, CounterRow};
 
 /// Writes the tables of a phase.
@@ -23,6 +24,12 @@ pub fn phase(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Styl
         }
     }
     Ok(())
+}
+
+/// What was counted in each op of a table by name; `None` where nothing was.
+pub(super) fn of_ops(counters: &[CounterFacts], rows: &[OpRow]) -> Option<Table> {
+    let rows: Vec<_> = rows.iter().filter_map(|r| Some((r.name.clone(), r.counted.clone()?))).collect();
+    (!rows.is_empty()).then(|| table(counters, &rows, "name"))
 }
 
 fn table(counters: &[CounterFacts], rows: &[(String, CounterRow)], name: &'static str) -> Table {
@@ -81,12 +88,17 @@ fn amount(unit: &str, n: u64) -> String {
 pub fn notes(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
     let wanted = report.tables.contains(&By::Counter);
     let Some(counters) = report.counters.as_ref().filter(|_| wanted) else { return Ok(()) };
-    let notes: Vec<String> = counters.iter().filter_map(note).collect();
+    let notes = whats_missing(counters);
     if notes.is_empty() {
         return Ok(());
     }
     title(out, style, "Counters that are not whole")?;
     notes.iter().try_for_each(|n| fact(out, "counter", n))
+}
+
+/// What is not whole about the counters, a line each.
+pub(super) fn whats_missing(counters: &[CounterFacts]) -> Vec<String> {
+    counters.iter().filter_map(note).collect()
 }
 
 /// Below this share of the time a counter is said to have shared its slot.

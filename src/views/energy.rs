@@ -15,8 +15,8 @@ pub fn write(out: &mut dyn Write, r: &EnergyReport, style: &Style) -> io::Result
     } else {
         write!(out, "{}", sources(&r.sources).render(style))?;
     }
-    for s in &r.sources {
-        doubts(out, s)?;
+    for doubt in r.sources.iter().flat_map(doubts) {
+        fact(out, "doubt", &doubt)?;
     }
     if r.gauges.iter().any(|g| !g.phases.is_empty()) {
         title(out, style, "Frequencies and temperatures, in calls")?;
@@ -25,7 +25,8 @@ pub fn write(out: &mut dyn Write, r: &EnergyReport, style: &Style) -> io::Result
     Ok(())
 }
 
-fn sources(rows: &[SourceRow]) -> Table {
+/// Joules and watts of each source by phase.
+pub(super) fn sources(rows: &[SourceRow]) -> Table {
     let mut t = Table::new(vec![
         text("phase"),
         number("J", 0),
@@ -58,19 +59,22 @@ fn sources(rows: &[SourceRow]) -> Table {
     t
 }
 
-fn doubts(out: &mut dyn Write, s: &SourceRow) -> io::Result<()> {
+/// What is odd about a source.
+pub(super) fn doubts(s: &SourceRow) -> Vec<String> {
+    let mut out = Vec::new();
     if s.odd_samples > 0 {
         let what = "jump or are below zero, and are left out";
-        fact(out, "doubt", &format!("{}: {} of {} samples {what}", s.name, s.odd_samples, s.samples))?;
+        out.push(format!("{}: {} of {} samples {what}", s.name, s.odd_samples, s.samples));
     }
     if s.gaps > 0 {
         let silent = format!("was silent {}, {} in all", count(s.gaps, "time"), time(s.gaps_ns as f64));
-        fact(out, "doubt", &format!("{}: {silent}", s.name))?;
+        out.push(format!("{}: {silent}", s.name));
     }
-    Ok(())
+    out
 }
 
-fn gauges(rows: &[GaugeRow]) -> Table {
+/// Frequencies and temperatures by phase.
+pub(super) fn gauges(rows: &[GaugeRow]) -> Table {
     let mut t =
         Table::new(vec![text("phase"), number("mean", 0), number("min", 0), number("max", 1), text("of")]);
     for g in rows {

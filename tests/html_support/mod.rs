@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use profinfer::trace::record::*;
-use profinfer::trace::{Encoder, EncoderConfig, ExpertRows, TensorDesc};
+use profinfer::trace::{CounterRun, Encoder, EncoderConfig, ExpertRows, TensorDesc};
 
 use crate::synth_trace::causes::*;
 use crate::synth_trace::*;
@@ -17,6 +17,13 @@ pub const NASTY: &str =
 pub fn rich(n: u64) -> Vec<u8> {
     let mut s = Synth::new(Vec::new(), Spec { experts: true, layers: 4, ..Spec::default() });
     s.enc.feature(&feature("experts", Availability::Whole, "read before each MUL_MAT_ID")).unwrap();
+    s.enc.feature(&feature("scheduler", Availability::Whole, "tracepoints")).unwrap();
+    s.enc.counter(&counter(0, "instructions", "events", 1)).unwrap();
+    s.enc.counter(&counter(1, "l3d_cache_refill", "bytes", 64)).unwrap();
+    s.enc
+        .sensor(&Sensor { id: 0, name: "soc", kind: SensorKind::Power, path: "/x", interval_ns: 0, cpus: "" })
+        .unwrap();
+    s.enc.task(900, NASTY).unwrap();
     let (ids, weights) = experts(&mut s);
     s.call(8, |p, _| 2000 + 10 * p as u64);
     for i in 0..n {
@@ -32,6 +39,13 @@ pub fn rich(n: u64) -> Vec<u8> {
             let first = (i * (layer as u64 + 1)) % 7;
             s.enc.experts(&rows, &[first as i32, 7]).unwrap();
         }
+        for ith in 0..2 {
+            let run = CounterRun { graph, ith, plan: 1, first: 0, counters: 0b11 };
+            let told: Vec<_> = (0..2 * s.positions(1) as u64).map(|n| Some(1000 + n)).collect();
+            s.enc.op_counts(&run, &told).unwrap();
+        }
+        s.enc.off_cpu(&preempted((i % 2) as u32, s.now as i64 - 40_000, 500)).unwrap();
+        s.enc.sample(s.now as i64, &[(0, 2_500_000 + i as i64)]).unwrap();
     }
     s.enc.phase_call(&phase_call("sampling", ORIGIN + 500, 500)).unwrap();
     s.enc.finish(&footer("target exited")).unwrap()

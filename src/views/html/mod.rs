@@ -4,6 +4,7 @@
 //! Names come from a target: they pass `markup::text` or `markup::json`, and the page's own policy lets no other script
 //! than ours run and nothing be fetched.
 
+mod activation;
 mod chart;
 mod experts;
 mod graph;
@@ -20,11 +21,13 @@ use self::markup::{gap, heading, say, section, text};
 use super::stat::Section;
 use super::table::Table;
 use super::text as terminal;
-use super::{causes, honesty, levels};
+use super::{causes, counters, energy, honesty, levels};
 use crate::analysis::overview::Overview;
 use crate::analysis::report::PhaseReport;
 use crate::analysis::stat::{Stat, View};
 use crate::analysis::tables::{OpRow, top_ops};
+use crate::analysis::why::counters::CounterFacts;
+use crate::analysis::why::energy::EnergyReport;
 use crate::views::units::{count, ms};
 
 /// What the page is styled and moved by.
@@ -121,10 +124,26 @@ fn phases(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
     match &o.report.stages {
         Some(rows) => {
             let title = "What the engine does beside and within its calls";
-            markup::folded(out, &levels::stage_table(rows), "phase", title, true)
+            markup::folded(out, &levels::stage_table(rows), "phase", title, true)?;
         }
-        None => gap(out, "Load, tokenize and sampling were not recorded (record with --phases)."),
+        None => gap(out, "Load, tokenize and sampling were not recorded (record with --phases).")?,
     }
+    o.report.energy.as_ref().map_or(Ok(()), |found| power(out, found))
+}
+
+/// Energy by phase, and what else was sampled beside it.
+fn power(out: &mut dyn Write, found: &EnergyReport) -> io::Result<()> {
+    if found.sources.is_empty() {
+        say(out, "Energy is not known: the machine shows neither power nor energy.")?;
+    } else {
+        markup::folded(out, &energy::sources(&found.sources), "source", "Energy", true)?;
+        found.sources.iter().flat_map(energy::doubts).try_for_each(|doubt| say(out, &doubt))?;
+    }
+    if found.gauges.iter().any(|g| !g.phases.is_empty()) {
+        let title = "Frequencies and temperatures, in calls";
+        markup::folded(out, &energy::gauges(&found.gauges), "of", title, true)?;
+    }
+    Ok(())
 }
 
 fn all_ops(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
@@ -132,12 +151,19 @@ fn all_ops(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
         return gap(out, "No op was recorded: there is no call of the engine in it.");
     }
     let mut others = o.report.phases.iter().filter(|p| p.phase != o.phase);
-    summary::main_phase(o).map_or(Ok(()), |p| ops(out, p, top, true))?;
-    others.try_for_each(|p| ops(out, p, top, false))
+    let counted = o.report.counters.as_deref();
+    summary::main_phase(o).map_or(Ok(()), |p| ops(out, p, counted, top, true))?;
+    others.try_for_each(|p| ops(out, p, counted, top, false))
 }
 
 /// The tables of a phase; they are closed where it is not the `main` one.
-fn ops(out: &mut dyn Write, p: &PhaseReport, top: usize, main: bool) -> io::Result<()> {
+fn ops(
+    out: &mut dyn Write,
+    p: &PhaseReport,
+    counted: Option<&[CounterFacts]>,
+    top: usize,
+    main: bool,
+) -> io::Result<()> {
     let name = p.phase.name();
     heading(out, &format!("Operators, {name}"))?;
     if let Some(changed) = terminal::level_changed(p) {
@@ -163,9 +189,14 @@ fn ops(out: &mut dyn Write, p: &PhaseReport, top: usize, main: bool) -> io::Resu
         markup::folded(out, &table, head, &format!("Operators by {head}, {name}"), false)?;
     }
     match causes::of_ops(&by_name, "name", p) {
-        Some(table) => markup::folded(out, &table, "name", &format!("What bounds them, {name}"), false),
-        None => say(out, "What bounds them is not known: record with --sched, or give --roof."),
+        Some(table) => markup::folded(out, &table, "name", &format!("What bounds them, {name}"), false)?,
+        None => say(out, "What bounds them is not known: record with --sched, or give --roof.")?,
     }
+    let Some(facts) = counted else { return Ok(()) };
+    if let Some(table) = counters::of_ops(facts, &by_name) {
+        markup::folded(out, &table, "name", &format!("Counters, {name}, all threads"), main)?;
+    }
+    if main { counters::whats_missing(facts).iter().try_for_each(|note| say(out, note)) } else { Ok(()) }
 }
 
 /// The table of a view of the statistics, and what to say of it; or why there is none.
@@ -217,16 +248,41 @@ fn threads(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
             if p.wait_ns.is_none() {
                 say(out, &format!("Note: {}.", terminal::NO_WAIT))?;
             }
+            if let Some(table) = causes::of_threads(rows, p) {
+                let title = format!("Time off the CPU by cause, {}", p.phase.name());
+                folded(out, &table, "ith", &title)?;
+            }
         }
     }
+    interference(out, o, top)?;
     let Some(s) = stat(out, o)? else { return Ok(()) };
     told(out, s, View::Threads, "name", top)?;
     told(out, s, View::Backends, "backend", top)
 }
 
+/// Who had the CPU while a thread of the target could have run.
+fn interference(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
+    match o.report.interference.as_deref() {
+        None => Ok(()),
+        Some([]) => say(out, "No one was in the way of the threads."),
+        Some(rows) => {
+            let shown = rows.len().min(top);
+            folded(out, &causes::culprits(rows, shown), "who", "Who was in the way of the threads")?;
+            say(out, &format!("Note: {}.", causes::RULE))
+        }
+    }
+}
+
 fn experts(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
     match (&o.report.experts, o.report.model.experts) {
-        (Some(found), _) => experts::write(out, found, top),
+        (Some(found), _) => {
+            experts::write(out, found, top)?;
+            let Ok(s) = &o.stat else { return Ok(()) };
+            if let Some(Some(found)) = &s.activation {
+                activation::write(out, found)?;
+            }
+            told(out, s, View::Reuse, "tokens since last use", top)
+        }
         (None, Some(n)) => gap(
             out,
             &format!(
@@ -246,6 +302,17 @@ fn trust(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
     writeln!(out, "<p class=\"{class}\">{}</p>", text(&honesty::verdict(books)))?;
     if o.part.is_cut() {
         say(out, "These figures are of the whole recording.")?;
+    }
+    let causes: Vec<&str> = [
+        (o.report.counters.is_none(), "counters (--pmc)"),
+        (o.report.interference.is_none(), "time off the CPU and who was in the way (--sched)"),
+        (o.report.energy.is_none(), "power, frequencies and temperatures (--sensors)"),
+    ]
+    .into_iter()
+    .filter_map(|(missing, what)| missing.then_some(what))
+    .collect();
+    if !causes.is_empty() {
+        say(out, &format!("Not recorded, so not on this page: {}.", causes.join("; ")))?;
     }
     markup::lines(out, &honesty::all(books))
 }
