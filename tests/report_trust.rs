@@ -273,7 +273,8 @@ fn counted(trace: &Trace) {
     for phase in [Phase::Decode, Phase::Prefill] {
         for context in [None, Some(5000)] {
             let (pid, peaks, bandwidth) = (None, Vec::new(), None);
-            let options = Options { phase, views: View::ALL.to_vec(), pid, peaks, bandwidth, context };
+            let options =
+                Options { phase, views: View::ALL.to_vec(), pid, peaks, bandwidth, context, beside: None };
             let Ok(found) = stat(trace, &options, &Progress::default()) else { continue };
             views::stat::write(&mut Vec::new(), &found, &View::ALL, 5, &Style::default()).unwrap();
             for view in View::ALL {

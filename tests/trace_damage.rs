@@ -32,16 +32,6 @@ fn read_all(trace: &Trace) -> Vec<u32> {
     good
 }
 
-/// Start and end of each block of an intact file.
-fn spans(file: &[u8]) -> Vec<(usize, usize)> {
-    let trace = Trace::from_bytes(file.to_vec()).unwrap();
-    trace
-        .blocks()
-        .iter()
-        .map(|b| (b.offset as usize, b.offset as usize + BLOCK_HEADER + b.len as usize))
-        .collect()
-}
-
 #[test]
 fn a_file_cut_at_any_byte_reads_up_to_its_last_whole_block() {
     let file = small_file();
@@ -128,19 +118,6 @@ fn lost_added_and_repeated_bytes_are_named() {
     assert_eq!(good, (0..n).collect::<Vec<_>>(), "a second recording does not mix with the first");
     assert!(damage.contains(&DamageKind::OutOfOrder { seq: 0 }));
     assert_eq!(kinds(file[FILE_HEADER..].to_vec()).0, (0..n).collect::<Vec<_>>());
-}
-
-/// Makes the checksums of a block at `at` right again after its bytes were changed.
-fn seal(file: &mut [u8], at: usize) {
-    let Some(len) = file.get(at + 12..at + 16).map(|b| u32::from_le_bytes(b.try_into().unwrap()) as usize)
-    else {
-        return;
-    };
-    let Some(payload) = file.get(at + BLOCK_HEADER..at + BLOCK_HEADER + len) else { return };
-    let crc = crc32c::crc32c(payload);
-    file[at + 32..at + 36].copy_from_slice(&crc.to_le_bytes());
-    let crc = crc32c::crc32c(&file[at..at + 36]);
-    file[at + 36..at + 40].copy_from_slice(&crc.to_le_bytes());
 }
 
 #[test]

@@ -409,3 +409,26 @@ pub fn golden_file() -> Vec<u8> {
     causes::write(&mut e, plan, 6_000_000_000);
     e.finish(&footer()).unwrap().0
 }
+
+/// Start and end of each block of an intact file.
+pub fn spans(file: &[u8]) -> Vec<(usize, usize)> {
+    let trace = Trace::from_bytes(file.to_vec()).unwrap();
+    trace
+        .blocks()
+        .iter()
+        .map(|b| (b.offset as usize, b.offset as usize + BLOCK_HEADER + b.len as usize))
+        .collect()
+}
+
+/// Makes the checksums of a block at `at` right again after its bytes were changed.
+pub fn seal(file: &mut [u8], at: usize) {
+    let Some(len) = file.get(at + 12..at + 16).map(|b| u32::from_le_bytes(b.try_into().unwrap()) as usize)
+    else {
+        return;
+    };
+    let Some(payload) = file.get(at + BLOCK_HEADER..at + BLOCK_HEADER + len) else { return };
+    let crc = crc32c::crc32c(payload);
+    file[at + 32..at + 36].copy_from_slice(&crc.to_le_bytes());
+    let crc = crc32c::crc32c(&file[at..at + 36]);
+    file[at + 36..at + 40].copy_from_slice(&crc.to_le_bytes());
+}

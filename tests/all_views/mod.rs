@@ -1,0 +1,205 @@
+//! Every view of a trace, drawn into nothing.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use profinfer::analysis::calls::{Phase, timeline};
+use profinfer::analysis::cut::Cut;
+use profinfer::analysis::dag::compare::compare;
+use profinfer::analysis::dag::fold::fold;
+use profinfer::analysis::dag::{self, METRICS, dag};
+use profinfer::analysis::diff::{self, diff};
+use profinfer::analysis::lanes::{Lanes, Select};
+use profinfer::analysis::live::Live;
+use profinfer::analysis::load::{Progress, load};
+use profinfer::analysis::ops::sort_runs;
+use profinfer::analysis::overview::overview;
+use profinfer::analysis::report::{self, By, Report, report};
+use profinfer::analysis::stat::shapes::of_trace;
+use profinfer::analysis::stat::{self, View, stat};
+use profinfer::analysis::tables::{Idents, OpKey};
+use profinfer::analysis::why::verdict::Peak;
+use profinfer::trace::Trace;
+use profinfer::views;
+use profinfer::views::table::Style;
+use profinfer::views::timeline::Run;
+use profinfer::views::timeline::chrome::Chrome;
+use profinfer::views::timeline::labels::Labels;
+use profinfer::views::timeline::perfetto::Perfetto;
+
+/// What a view of a file of some kilobytes may hold and write: far more than any of them needs.
+const MOST_MEMORY: usize = 512 << 20;
+const MOST_WRITTEN: usize = 64 << 20;
+
+/// Counts what is in use.
+pub struct Counting;
+
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system allocator unchanged; one that would pass the limit fails, which ends the program.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if IN_USE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size() > MOST_MEMORY {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+/// Takes a bounded number of bytes.
+#[derive(Default)]
+struct Out(usize);
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        assert!(self.0 <= MOST_WRITTEN, "a view without end");
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Draws all views of what may be a trace; bytes written in all.
+pub fn all(bytes: Vec<u8>) -> usize {
+    let Ok(trace) = Trace::from_bytes(bytes) else { return 0 };
+    let (mut out, progress) = (Out::default(), Progress::default());
+    let options = report::Options {
+        top: Some(7),
+        tables: By::ALL.to_vec(),
+        peaks: vec![Peak { threads: None, gb_per_s: 20.0, gflop_per_s: Some(100.0), int8_gop_per_s: None }],
+        ..report::Options::default()
+    };
+    let told = report(&trace, &options, &progress);
+    views::text::write(&mut out, &told, &Style { width: Some(90), color: true }).unwrap();
+    views::json::write(&mut out, &told).unwrap();
+    statistics(&mut out, &trace);
+    comparison(&mut out, &trace);
+    graphs(&mut out, &trace);
+    timelines(&mut out, &trace, &told);
+    for cut in [Cut::default(), Cut { calls: (Some(1), Some(2)), ..Cut::default() }] {
+        match overview(&trace, &cut, &options.peaks, &progress) {
+            Ok(found) => views::html::write(&mut out, &found, "x", 20).unwrap(),
+            Err(why) => said(&why),
+        }
+    }
+    live(&mut out, &trace);
+    out.0
+}
+
+fn said(why: &dyn std::error::Error) {
+    assert!(!why.to_string().is_empty());
+}
+
+fn statistics(out: &mut Out, trace: &Trace) {
+    let progress = Progress::default();
+    for phase in [Phase::Decode, Phase::Prefill] {
+        let views: Vec<View> = View::ALL.into_iter().chain([View::Activation]).collect();
+        let beside = Some(of_trace(trace, phase, &progress));
+        let (bandwidth, context) = (None, None);
+        let options = stat::Options {
+            phase,
+            views: views.clone(),
+            pid: None,
+            peaks: Vec::new(),
+            bandwidth,
+            context,
+            beside,
+        };
+        match stat(trace, &options, &progress) {
+            Ok(found) => {
+                views::json::write(out, &found).unwrap();
+                views::stat::write(out, &found, &views, 9, &Style::default()).unwrap();
+                for view in views {
+                    views::stat::csv(out, &found, view).unwrap();
+                }
+            }
+            Err(why) => said(&why),
+        }
+        let options = stat::Options { bandwidth: Some(50.0), context: Some(4096), ..options };
+        match stat(trace, &options, &progress) {
+            Ok(found) => views::json::write(out, &found).unwrap(),
+            Err(why) => said(&why),
+        }
+    }
+}
+
+fn comparison(out: &mut Out, trace: &Trace) {
+    for by in [OpKey::Name, OpKey::Layer] {
+        let options =
+            diff::Options { phase: Phase::Decode, by, false_discovery: 0.05, least: 0.01, pids: Vec::new() };
+        for side in [&[trace][..], &[trace, trace]] {
+            match diff(side, side, &options, &Progress::default()) {
+                Ok(found) => {
+                    let names = [vec!["a".to_string(); 2], vec!["b".to_string(); 2]];
+                    views::diff::write(out, &found, &names, 5, &Style::default()).unwrap();
+                    views::diff::csv(out, &found).unwrap();
+                    views::json::write(out, &found).unwrap();
+                }
+                Err(why) => said(&why),
+            }
+        }
+    }
+}
+
+fn graphs(out: &mut Out, trace: &Trace) {
+    let progress = Progress::default();
+    let pid = load(trace, &progress).cpu_graphs.first().map(|g| g.pid);
+    let whole = match dag(trace, &dag::Options { pid, token: None, phase: None }, &progress) {
+        Ok(found) => found,
+        Err(why) => return said(&why),
+    };
+    for graph in [&whole, &fold(&whole)] {
+        for facts in &METRICS {
+            use views::dag::Format::*;
+            for format in [Dot, Graphml, Json, Svg] {
+                views::dag::write(out, graph, facts.metric, format).unwrap();
+            }
+        }
+        match compare(graph, &whole) {
+            Ok(found) => {
+                views::dag::compare::text(out, &found, ["a", "b"], &Style::default()).unwrap();
+                views::dag::compare::json(out, &found, ["a", "b"]).unwrap();
+            }
+            Err(why) => said(&why),
+        }
+    }
+}
+
+fn timelines(out: &mut Out, trace: &Trace, told: &Report) {
+    let mut loaded = load(trace, &Progress::default());
+    let (line, idents) = (timeline(&loaded), Idents::new(&loaded));
+    let labels = Labels::new(&loaded, &line, &idents, told);
+    let header = loaded.header.clone();
+    sort_runs(&mut loaded);
+    let lanes = Lanes::new(&loaded, Select::default());
+    let run = Run::new(&loaded, &line, &lanes, &idents, &labels);
+    run.draw(&mut Perfetto::new(out, &labels, header.as_ref(), 1)).unwrap();
+    run.draw(&mut Chrome::new(out, &labels, header.as_ref())).unwrap();
+}
+
+fn live(out: &mut Out, trace: &Trace) {
+    let mut live = Live::default();
+    live.tick(0);
+    for i in 0..trace.blocks().len() {
+        if let Ok(block) = trace.block(i) {
+            live.feed(&block);
+            live.tick(i as u64 * 100_000_000);
+        }
+    }
+    let end = 1_000_000_000_000;
+    live.finish();
+    live.tick(end);
+    views::json::write(out, &live.now(end)).unwrap();
+    views::json::write(out, &live.whole(end)).unwrap();
+}
