@@ -64,7 +64,7 @@ fn run(args: &Args) -> Result<ExitCode> {
             if args.argument("FILE").is_some() || !args.behind().is_empty() {
                 return Err(Usage::new("--default is what is built in: leave out FILE and OPTIONS").into());
             }
-            page(&Args::none(&RECORD), &Layers::new(&Args::none(&SERVE), conf::File::default()), true)
+            built_in()
         }
         (_, true) => {
             let (record, layers) = in_effect(args)?;
@@ -76,6 +76,11 @@ fn run(args: &Args) -> Result<ExitCode> {
     out.write_all(text.as_bytes())?;
     out.flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The configuration that is built in, as a file: conf/profinfer.toml.
+pub fn built_in() -> String {
+    page(&Args::none(&RECORD), &Layers::new(&Args::none(&SERVE), conf::File::default()), true)
 }
 
 /// Tells all that is wrong with a file: its values, and what they need of each other.

@@ -1,4 +1,5 @@
-//! `profinfer install`: this program as a service of the machine. Uses `agent::privileges`; the files are those of conf/.
+//! `profinfer install`: this program as a service of the machine. Uses `agent::privileges` and [`super::config`]; the files
+//! are those of conf/.
 //!
 //! What is written is written beside its place and renamed, so that a link planted there is never followed.
 
@@ -11,6 +12,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 
 use super::args::{Args, Command, Flag, Group, Usage};
+use super::config;
 use super::values::one_of;
 use crate::agent::privileges;
 use crate::views::table::clean;
@@ -147,7 +149,6 @@ const INITS: [Init; 5] = [
 /// The files of conf/ have these paths, which others take the place of.
 const PROGRAMS: [&str; 2] = ["/usr/bin/profinfer", "/system/bin/profinfer"];
 const DOMAIN: &str = "u:r:su:s0";
-const CONFIGURATION: &str = include_str!("../../conf/profinfer.toml");
 const STATE: &str = "/var/lib/profinfer";
 const RUN: &str = "/run/profinfer";
 
@@ -201,7 +202,7 @@ fn found(place: &Place) -> &'static Init {
 fn install(place: &Place, init: &Init, program: &str) -> Result<()> {
     say(&format!("init system: {}", init.name))?;
     place.copy_of_this(program)?;
-    let conf = CONFIGURATION.replace(STATE, init.state).replace(RUN, init.run);
+    let conf = config::built_in().replace(STATE, init.state).replace(RUN, init.run);
     place.put(init.conf, conf.as_bytes(), 0o644, true)?;
     if let Some((path, text, runs)) = init.file {
         let mut text = PROGRAMS.iter().fold(text.to_owned(), |text, old| text.replace(old, program));
