@@ -16,6 +16,8 @@ use super::event;
 
 /// Longest record that the kernel's 16-bit size can tell.
 const LONGEST: usize = 1 << 16;
+/// Longest record of a mapping, bytes.
+const PATH_RECORD: u64 = 4096 + 128;
 
 /// One record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,6 +167,14 @@ impl Ring {
                 AtomicU64::from_ptr(&raw mut (*first).data_tail),
             )
         }
+    }
+
+    /// So much of it is filled that a record may have found no room. The kernel tells of it with the next that does.
+    pub fn is_tight(&self) -> bool {
+        let (head, tail) = self.positions();
+        let waiting = head.load(Ordering::Acquire).wrapping_sub(tail.load(Ordering::Relaxed));
+        // The longest have a path of 4 KiB.
+        waiting.saturating_add(PATH_RECORD) > self.size as u64
     }
 
     /// Eight bytes of data at a position, which is a multiple of eight.

@@ -1,5 +1,5 @@
-//! Finds the processes that have a GGML engine in memory, as soon as they have. Uses `facts`, `notice`, `polled`, `recognise`
-//! and `timer`.
+//! Finds the processes that have a GGML engine in memory, as soon as they have. Uses `facts`, `notice`, `polled`,
+//! `privileges`, `recognise` and `timer`.
 //!
 //! Where the kernel tells of mappings and execs, nothing is asked as long as nothing happens. Else `/proc` is looked through
 //! four times a second. In both cases all processes are looked at when the finder begins, and again when something was lost.
@@ -21,6 +21,7 @@ use super::polled::Polled;
 use super::recognise::Recogniser;
 use super::timer::Timer;
 use crate::agent::maps::{FileId, Mapping};
+use crate::agent::privileges::{self, Cap, Privileges};
 use crate::agent::usage;
 
 /// Between two looks through `/proc` where the kernel does not tell.
@@ -99,8 +100,10 @@ pub struct Finder {
     pub lost: u64,
     /// Notices so far.
     pub told: u64,
-    /// Mapped files that could not be looked at so far, as often as they were mapped; and why, the last time.
-    pub unseen: (u64, String),
+    /// Mapped files that we were not allowed to look at, as often as they were mapped.
+    pub unseen: u64,
+    /// Why not even that is known of some processes, or what else is missing.
+    lacks: String,
 }
 
 impl Finder {
@@ -140,23 +143,27 @@ impl Finder {
             resting: false,
             lost: 0,
             told: 0,
-            unseen: (0, String::new()),
+            unseen: 0,
+            lacks: lacks(&privileges::read()),
         })
     }
 
-    /// How engines are found, in words.
+    /// How engines are found, and which are not, in words.
     pub fn road(&self) -> String {
-        match &self.road {
+        let by = match &self.road {
             Road::Told(watch) => {
                 format!("the kernel's notices of mappings and execs on {} CPUs", watch.cpus())
             }
-            Road::Asked(_, why) => {
-                format!(
-                    "a look through /proc every {} ms, for the kernel gives no notices: {why}",
-                    POLLING.as_millis()
-                )
-            }
-        }
+            Road::Asked(_, why) => format!(
+                "a look through /proc every {} ms, for the kernel gives no notices: {why}",
+                POLLING.as_millis()
+            ),
+        };
+        let unseen = match self.unseen {
+            0 => String::new(),
+            n => format!("; {n} mapped files could not be opened: that needs CAP_DAC_READ_SEARCH, or root"),
+        };
+        format!("{by}{}{unseen}", self.lacks)
     }
 
     /// True: the kernel tells. False: an engine may run for a quarter of a second before it is found, and one that ends sooner
@@ -288,7 +295,42 @@ impl Finder {
     /// A file could not be looked at. That its process has ended meanwhile is no news.
     fn miss(&mut self, e: &std::io::Error) {
         if e.kind() == std::io::ErrorKind::PermissionDenied {
-            self.unseen = (self.unseen.0 + 1, e.to_string());
+            self.unseen += 1;
         }
+    }
+}
+
+/// What is not seen for want of a capability, behind a semicolon.
+fn lacks(privileges: &Privileges) -> String {
+    match privileges.lacking_of(&[Cap::SysPtrace])[..] {
+        [] => String::new(),
+        _ => format!("; other users' processes are not seen: {} is missing", Cap::SysPtrace.name()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_seen_is_said() {
+        let all = Privileges { effective: u64::MAX, ..Privileges::default() };
+        assert_eq!(lacks(&all), "");
+        assert!(lacks(&Privileges::default()).contains("CAP_SYS_PTRACE is missing"));
+        let mut finder = Finder::by_asking("it is a test").expect("descriptors");
+        assert!(finder.road().contains("gives no notices: it is a test"), "{}", finder.road());
+        finder.miss(&std::io::ErrorKind::NotFound.into());
+        assert_eq!(finder.unseen, 0);
+        finder.miss(&std::io::ErrorKind::PermissionDenied.into());
+        assert!(finder.road().contains("1 mapped files could not be opened"), "{}", finder.road());
+    }
+
+    #[test]
+    fn a_stack_tells_programs_apart() {
+        let known = Known { pid: 5, start: 7, stack: 0x7ffc_0000_0000, base: (1, 2), since: 0 };
+        let stat = facts::Stat { parent: 1, start: 7, size: 1, stack: 0x7ffc_0000_0000 - 4096 };
+        assert!(known.runs_on_in(&stat));
+        assert!(!known.runs_on_in(&facts::Stat { start: 8, ..stat }));
+        assert!(!known.runs_on_in(&facts::Stat { stack: 0x7ffd_0000_0000, ..stat }));
     }
 }

@@ -25,7 +25,7 @@ pub enum Notice {
     Mapped { pid: u32, time: u64, mapping: Mapping },
     /// The process begins another program, whose mappings follow.
     Exec { pid: u32, time: u64 },
-    /// So many records found no room.
+    /// So many records found no room. 0: that may have happened, and the kernel will tell when it has more to say.
     Lost(u64),
 }
 
@@ -116,6 +116,9 @@ impl Watch {
     pub fn read(&mut self, take: &mut dyn FnMut(Notice)) -> bool {
         let mut any = false;
         for (_, ring) in &mut self.rings {
+            if ring.is_tight() {
+                take(Notice::Lost(0));
+            }
             let malformed = ring.malformed;
             ring.read(&mut |record| {
                 any = true;

@@ -13,7 +13,7 @@ use crate::agent::elf::Machine;
 /// Bytes read at once: a multiple of the sizes of entries (of symbols 24, of section headers 64).
 const PIECE: usize = 24 << 10;
 /// Most bytes of names looked at in one table.
-const MAX_STRINGS: u64 = 256 << 20;
+const MAX_STRINGS: u64 = 128 << 20;
 /// Most bytes of symbols looked at in one table.
 const MAX_SYMBOLS: u64 = 192 << 20;
 /// Most places of one name in a table of strings; linkers make one.
@@ -116,26 +116,25 @@ impl Elf<'_> {
 
     /// Tables that section headers tell of.
     fn by_sections(&self, head: &[u8; 64]) -> io::Result<Vec<Table>> {
-        const SYMTAB: u32 = 2;
-        const DYNSYM: u32 = 11;
+        const KINDS: [u32; 2] = [2, 11];
         let (Some(at), Some(64), Some(count)) = (u64_at(head, 40), u16_at(head, 58), u16_at(head, 60)) else {
             return Ok(Vec::new());
         };
-        // Of each table its own place, and in which section its strings are.
-        let mut found: Vec<((u64, u64), u64)> = Vec::new();
+        // Of the first table of each kind its place, and in which section its strings are.
+        let mut found = [None; KINDS.len()];
         self.pieces((at, u64::from(count) * 64), 0, &mut |_, bytes| {
             for s in bytes.chunks_exact(64) {
-                let table = matches!(u32_at(s, 4), Some(SYMTAB | DYNSYM));
-                if let (true, Some(offset), Some(size), Some(link)) =
-                    (table, u64_at(s, 24), u64_at(s, 32), u32_at(s, 40))
+                let kind = KINDS.iter().position(|kind| u32_at(s, 4) == Some(*kind));
+                if let (Some(kind), Some(offset), Some(size), Some(link)) =
+                    (kind, u64_at(s, 24), u64_at(s, 32), u32_at(s, 40))
                 {
-                    found.push(((offset, size), link.into()));
+                    found[kind].get_or_insert(((offset, size), u64::from(link)));
                 }
             }
-            found.len() < MAX_PLACES
+            found.contains(&None)
         })?;
         let mut tables = Vec::new();
-        for (symbols, link) in found {
+        for (symbols, link) in found.into_iter().flatten() {
             let mut s = [0; 64];
             let inside = link < count.into();
             if let (true, Some(at)) = (inside, at.checked_add(link * 64))
