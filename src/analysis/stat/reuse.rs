@@ -278,7 +278,7 @@ pub struct ActiveLayer {
 }
 
 /// Bins of tokens, and numbers kept in all.
-const MOST_BINS: u64 = 200;
+const MOST_BINS: u64 = 256;
 const MOST_CELLS: usize = 8 << 20;
 
 /// The choices of one process; `None` where there are none.

@@ -14,10 +14,9 @@ pub(in crate::views) fn reuse(found: &ReuseTimes) -> Section {
         number("us", 0),
         number("beyond the layer's mean us", 0),
     ]);
-    let mut from = 1;
     for r in &found.rows {
         t.row(vec![
-            distances(r, &mut from),
+            distances(r),
             or_dash(r.distance, |d| format!("{d:.2}")),
             r.n.to_string(),
             us(r.mean_ns),
@@ -48,14 +47,11 @@ pub(in crate::views) fn reuse(found: &ReuseTimes) -> Section {
     }
 }
 
-fn distances(r: &ReuseRow, from: &mut u64) -> String {
+fn distances(r: &ReuseRow) -> String {
     match r.up_to {
         _ if r.first_use => "one never used before".into(),
-        None => format!("more than {}", from.saturating_sub(1)),
-        Some(to) => {
-            let from = std::mem::replace(from, to + 1);
-            if from == to { to.to_string() } else { format!("{from} to {to}") }
-        }
+        None => "more".into(),
+        Some(to) => format!("up to {to}"),
     }
 }
 
@@ -92,28 +88,4 @@ pub(in crate::views) fn activation(found: &Activation, top: usize) -> Section {
     }
     let of = count(found.tokens, "token");
     Section { title: format!("Choices of experts token by token, decode ({of})"), table: Some(t), notes }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn distances_are_told_from_the_row_before_on() {
-        let row = |up_to, first_use| ReuseRow {
-            up_to,
-            first_use,
-            n: 1,
-            distance: None,
-            mean_ns: 0.0,
-            beyond_ns: 0.0,
-        };
-        let mut from = 1;
-        // Rows without any are left out.
-        let told: Vec<_> = [row(Some(1), false), row(Some(8), false), row(None, false), row(None, true)]
-            .iter()
-            .map(|r| distances(r, &mut from))
-            .collect();
-        assert_eq!(told, ["1", "2 to 8", "more than 8", "one never used before"]);
-    }
 }
