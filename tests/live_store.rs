@@ -11,39 +11,62 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use common::skip;
-use profinfer::agent::service::store::{Leftovers, Store, is_full};
+use profinfer::agent::service::store::{Leftovers, Store, TraceFile, is_full};
 use profinfer::trace::{Encoder, EncoderConfig};
 
 const DIR: &str = "PROFINFER_TEST_STORE";
+const CHURN: &str = "PROFINFER_TEST_CHURN";
 
 fn store(path: &Path) -> Store {
     Store::open(path, 1000, 300, None).expect("a store")
 }
 
-/// What `Other` runs: opens the store, makes a file, and waits to be killed.
+/// What `Other` runs: opens the store, makes a file, and waits to be killed; or goes on with files of all sizes until then.
 #[test]
 fn the_other_process() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     let store = store(Path::new(&dir));
-    let _only = store.only().expect("the only one");
+    let churns = std::env::var_os(CHURN).is_some();
+    let _only = (!churns).then(|| store.only().expect("the only one"));
     let mut file = store.create("other").expect("room");
     file.write_all(b"\x89PFI").expect("room");
     println!("\nready {}", file.name());
+    let mut random = u64::from(std::process::id()) | 1;
     loop {
-        std::thread::park();
+        if !churns {
+            std::thread::park();
+            continue;
+        }
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let bytes = (random >> 33) % file.left().max(1);
+        file.write_all(&vec![0; bytes as usize]).expect("it is within its limit");
+        match random >> 60 {
+            0..4 => file = replaced(&store, file),
+            4 => drop(store.tidy().expect("tidy")),
+            _ => {}
+        }
     }
+}
+
+/// The next file once the one before is closed: there is room for it.
+fn replaced(store: &Store, before: TraceFile) -> TraceFile {
+    drop(before);
+    store.create("other").expect("room")
 }
 
 /// This program once more, as a process of its own that holds a file; killed when dropped.
 struct Other(Child);
 
 impl Other {
-    fn start(dir: &Path) -> Other {
+    fn start(dir: &Path, churns: bool) -> Other {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
+        if churns {
+            command.env(CHURN, "1");
+        }
         command.args(["--exact", "the_other_process", "--nocapture"]).env(DIR, dir);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-        let ready = lines.any(|l| l.is_ok_and(|l| l.starts_with("ready other.pfi")));
+        let ready = lines.any(|l| l.is_ok_and(|l| l.starts_with("ready other")));
         let other = Other(child);
         assert!(ready, "the other process has a file");
         other
@@ -62,7 +85,7 @@ impl Drop for Other {
 fn another_process_keeps_its_file_until_it_is_killed() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("traces");
-    let other = Other::start(&path);
+    let other = Other::start(&path, false);
     let store = store(&path);
     let file = path.join("other.pfi");
     assert_eq!(store.leftovers().expect("leftovers"), Leftovers::default());
@@ -81,6 +104,35 @@ fn another_process_keeps_its_file_until_it_is_killed() {
     assert_eq!(store.leftovers().expect("leftovers").empty, ["other.pfi"]);
     assert!(!file.exists());
     drop((ours, only));
+}
+
+#[test]
+fn the_quota_holds_while_processes_that_write_are_killed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("traces");
+    let mut others: Vec<Other> = (0..3).map(|_| Other::start(&path, true)).collect();
+    // Has no quota, so that it removes nothing, and looks under the directory's lock.
+    let looks = Store::open(&path, u64::MAX, 300, None).expect("a store");
+    let mut most = 0;
+    for round in 0..30 {
+        for _ in 0..20 {
+            let usage = looks.tidy().expect("it can be looked at");
+            most = most.max(usage.counted);
+            assert!(usage.bytes <= 1000 && usage.counted <= 1000, "{usage:?}");
+        }
+        if round % 3 == 0 {
+            drop(others.remove(0));
+            others.push(Other::start(&path, true));
+        }
+    }
+    assert!(most >= 900, "{most} bytes at most: there was nothing to hold");
+    for other in &mut others {
+        assert!(other.0.try_wait().is_ok_and(|ended| ended.is_none()), "it always had room");
+    }
+    drop(others);
+    let usage = looks.tidy().expect("it can be looked at");
+    assert_eq!(usage.writing, 0);
+    assert!(usage.removed > 0 && usage.bytes <= 1000, "{usage:?}");
 }
 
 /// A small file system in memory; taken away when dropped.

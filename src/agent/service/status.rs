@@ -181,19 +181,20 @@ enum Form {
 }
 
 impl Files {
-    /// Files of these paths. A directory that is missing is made (mode 0700). What a service that was killed while it wrote
-    /// has left is removed: those names are given, too.
+    /// Files of these paths. The status file's directory is made where it is missing (mode 0700), that for Prometheus is
+    /// node_exporter's to make: ours it could not read. What a service that was killed while it wrote has left is removed:
+    /// those names are given, too.
     ///
     /// # Errors
-    /// There is no such directory and none can be made.
+    /// The status file's directory cannot be made.
     pub fn new(status: &Path, metrics: Option<&Path>) -> Result<(Files, Vec<String>), PlaceError> {
         let mut paths = vec![(status.to_owned(), Form::Json)];
         paths.extend(metrics.map(|path| (path.to_owned(), Form::Metrics)));
+        if let Some(above) = status.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists()) {
+            Place::open(above)?;
+        }
         let mut removed = Vec::new();
         for (path, _) in &paths {
-            if let Some(above) = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists()) {
-                Place::open(above)?;
-            }
             if replace::clear(path).unwrap_or(false) {
                 removed.push(path.display().to_string());
             }
@@ -320,5 +321,9 @@ mod tests {
         state.say("news");
         files.tell(&mut state).expect("it is written");
         assert!(status.is_file());
+        // A directory of ours would be one that node_exporter cannot read.
+        let (mut files, _) = Files::new(&status, Some(&dir.path().join("none/x.prom"))).expect("directories");
+        let error = files.tell(&mut state).expect_err("it is not there");
+        assert!(error.ends_with("none/x.prom: No such file or directory (os error 2)"), "{error}");
     }
 }
