@@ -29,7 +29,7 @@ const INSTANCE: &str = ".instance";
 /// Bytes of a program's name that go into a file's.
 const NAME_BYTES: usize = 32;
 /// How often the directory's lock is tried, and how long between.
-const TRIES: (u32, Duration) = (200, Duration::from_millis(10));
+const TRIES: (u32, Duration) = (2000, Duration::from_millis(1));
 
 /// Why the directory is not used, or no file is had from it.
 #[derive(Debug, thiserror::Error)]
