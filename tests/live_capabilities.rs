@@ -94,7 +94,7 @@ fn the_units_capabilities_are_enough_and_each_is_needed() {
         println!("this kernel asks for CAP_PERFMON only");
         run.seen().books_close();
     } else {
-        refused(&run, "no probe could be attached");
+        refused(&run, "wants CAP_SYS_ADMIN");
         record(&without(&["sys_admin"]), &target, &["--source", "perf"]).seen().books_close();
     }
     // It stands for both of the others.

@@ -164,6 +164,8 @@ fn denied(act: Act, errno: i32, p: &Privileges) -> String {
         format!("kernel.perf_event_paranoid is {level}: sysctl kernel.perf_event_paranoid=1, or run as root")
     } else if let Some(missing) = missing {
         format!("{missing}; {}", privileges::capability_advice())
+    } else if act == Act::Probe && errno == libc::EACCES && !p.selinux_enforcing && !p.has(Cap::SysAdmin) {
+        admin(level)
     } else if act == Act::Load && errno == libc::EACCES && p.selinux_enforcing {
         format!(
             "the kernel's verifier refuses the program, or SELinux does; {}: {SELINUX_ADVICE}",
@@ -177,12 +179,25 @@ fn denied(act: Act, errno: i32, p: &Privileges) -> String {
         "a seccomp filter forbids it: start the container with --privileged, or run outside".into()
     } else if p.selinux_enforcing {
         format!("{}: {SELINUX_ADVICE}", p.selinux())
-    } else if act == Act::Probe && level > 2 {
-        format!("kernel.perf_event_paranoid is {level}: sysctl kernel.perf_event_paranoid=2")
     } else if act == Act::Map && p.memlock.is_some() {
         "RLIMIT_MEMLOCK is too small: ulimit -l unlimited, or run as root".into()
     } else {
         std::io::Error::from_raw_os_error(errno).to_string()
+    }
+}
+
+/// CAP_PERFMON is enough for a uprobe from 5.8 on, until "perf: Revert to requiring CAP_SYS_ADMIN for uprobes" (6.16, and stable
+/// kernels since); and distributions have levels of their own above 2.
+fn admin(level: i64) -> String {
+    match level > 2 {
+        true => format!(
+            "kernel.perf_event_paranoid is {level}, where this kernel wants CAP_SYS_ADMIN: run as root, or \
+             sysctl kernel.perf_event_paranoid=2"
+        ),
+        false => {
+            "this kernel wants CAP_SYS_ADMIN for a uprobe: run as root, add it with setcap, or --source perf"
+                .into()
+        }
     }
 }
 
@@ -204,6 +219,9 @@ mod tests {
         assert!(reason(Act::Probe, libc::EACCES, &with(&[Cap::Bpf])).contains("CAP_PERFMON is missing"));
         let paranoid = Privileges { perf_event_paranoid: Some(3), ..all.clone() };
         assert!(reason(Act::Probe, libc::EACCES, &paranoid).contains("perf_event_paranoid is 3"));
+        assert!(reason(Act::Probe, libc::EACCES, &all).contains("wants CAP_SYS_ADMIN for a uprobe"));
+        let root = with(&[Cap::SysAdmin]);
+        assert!(!reason(Act::Probe, libc::EACCES, &root).contains("CAP_"));
         let locked = Privileges { lockdown: "confidentiality".into(), ..all.clone() };
         assert!(reason(Act::Probe, libc::EPERM, &locked).contains("lockdown"));
         assert!(reason(Act::Load, libc::EINVAL, &locked).contains("lockdown (confidentiality) forbids it"));
