@@ -95,7 +95,7 @@ fn each_engine_is_found_once_and_before_it_ends_and_nothing_else() {
     let mut others = Vec::new();
     for _ in 0..10 {
         let mut runner = quiet(runner());
-        let child = runner.args(["run", "--no-roofline", "-p", "8", "-n", "64", "-m"]).arg(&model).spawn();
+        let child = runner.args(["run", "--no-roofline", "-p", "8", "-n", "128", "-m"]).arg(&model).spawn();
         let child = child.expect("the runner starts");
         children.insert(child.id(), child);
         for _ in 0..10 {
