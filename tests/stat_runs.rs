@@ -4,6 +4,7 @@ mod synth_trace;
 
 use std::process::{Command, Output, Stdio};
 
+use profinfer::trace::record::{Entry, Token};
 use profinfer::trace::{ExpertRows, TensorDesc};
 use serde_json::Value;
 use synth_trace::*;
@@ -319,10 +320,17 @@ fn everything_is_there_as_text_and_each_table_as_csv() {
 
 #[test]
 fn what_can_not_be_told_is_said_in_a_line() {
-    let bytes = finish(growing(Spec::default(), 20));
+    let mut s = growing(Spec::default(), 20);
+    // Of this process calls alone are known.
+    let (t, dur) = (s.now as i64, 500);
+    let token =
+        Token { seq: 99, pid: 9, tid: 9, entry: Entry::Decode, n_tokens: Some(1), t, dur, cut: false };
+    s.enc.token(&token).unwrap();
+    let bytes = finish(s);
     for (args, want) in [
-        (&["--pid", "7"][..], "there is no decode call with all of its ops of process 7"),
-        (&["--phase", "prefill", "--pid", "7"], "there is no prefill call"),
+        (&["--pid", "7"][..], "process 7 is not in it; those recorded: 9, 4242 (/opt/llama/llama-cli)"),
+        (&["--pid", "9"], "there is no decode call with all of its ops of process 9: in each, ops were lost"),
+        (&["--phase", "prefill", "--pid", "9"], "there is no prefill call"),
     ] {
         let out = stat(&bytes, args);
         let err = text(&out.stderr);

@@ -17,6 +17,7 @@ use super::calls::{Phase, Timeline, timeline};
 use super::describe::{self, Ident, streams};
 use super::diff::MOST_KINDS;
 use super::load::{Loaded, Progress, load};
+use super::processes::{NoProcess, Processes};
 use super::series::{Calls, Groups, Series};
 use super::stats::typical;
 use super::tables::{Idents, OTHER_ROW, OpKey, SplitRow, split_rows};
@@ -72,6 +73,8 @@ pub struct Options {
 pub enum NoStatistics {
     #[error("there is no {phase} call with all of its ops{of}: {why}")]
     Calls { phase: &'static str, of: String, why: &'static str },
+    #[error(transparent)]
+    Process(#[from] NoProcess),
     #[error(transparent)]
     Forecast(#[from] NoForecast),
 }
@@ -134,6 +137,7 @@ pub fn stat(trace: &Trace, options: &Options, progress: &Progress) -> Result<Sta
 /// # Errors
 /// Those of [`stat`].
 pub fn of(loaded: &mut Loaded<'_>, options: &Options) -> Result<Stat, NoStatistics> {
+    options.pid.map(|pid| Processes::of(loaded).wanted(pid)).transpose()?;
     let line = timeline(loaded);
     let idents = Idents::new(loaded);
     let calls = Calls::new(loaded, &line, options.phase, options.pid);
