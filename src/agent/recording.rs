@@ -12,6 +12,7 @@ use super::drain::Totals;
 use super::machine::AgentCpu;
 use super::meter::Meter;
 use super::pmc;
+use super::qos::Prices;
 use super::qos::law::{Rule, Step};
 use super::refusal::{self, Act};
 use super::sensors;
@@ -27,7 +28,7 @@ pub enum Target {
     Pids(Vec<u32>),
     Command(Vec<OsString>),
     Exe(PathBuf),
-    /// Processes that come and go as [`Watch::orders`] says, until that says stop.
+    /// Processes that come and go as [`Watch::order`] says, until that says stop.
     Fed,
 }
 
@@ -70,6 +71,8 @@ pub struct Options {
     pub counters: pmc::Options,
     /// Ends after this many decoded tokens.
     pub tokens: Option<u64>,
+    /// What was learnt before of this machine; None: it is learnt now.
+    pub learnt: Option<Learnt>,
     /// What the command reads and writes.
     pub streams: Streams,
     /// What is older than this is brought to an output that can be written over, if not sooner.
@@ -78,6 +81,17 @@ pub struct Options {
     pub ring: Option<(Duration, u64)>,
     pub tool: String,
     pub command_line: String,
+}
+
+/// What a recording learns of the machine before it begins.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Learnt {
+    /// What an op's hit costs where it is cheapest, ns; 0 = not known.
+    pub hit_ns: u32,
+    /// What a budget goes by; None where there is no budget, or hits cannot be priced.
+    pub prices: Option<Prices>,
+    /// Why the scheduler can be no level under a budget, though it was asked for.
+    pub unfit: Option<String>,
 }
 
 /// Why the recording could not be made.

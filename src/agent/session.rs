@@ -34,7 +34,7 @@ use super::sensors::Sampler;
 use super::source::{Guard, Source};
 use super::structure::{self, MAX_ENGINES, Reading};
 use super::verify::{self, OpEnd};
-use super::{calibrate, target, usage};
+use super::{target, usage};
 use crate::trace::record::{self, Availability, Detail, Feature};
 use crate::trace::ring::{IntoRing, Ring};
 use crate::trace::{Encoder, EncoderConfig, Output, WriteError};
@@ -44,6 +44,8 @@ const KINDS_TOLD: usize = 64;
 /// Looking for engines in a process's maps: often until one is found, rarely after.
 const SCAN_SOON: Duration = Duration::from_millis(5);
 const SCAN_LATE: Duration = Duration::from_millis(500);
+/// Often means for so long after a process came: an engine may wait for its first request for days.
+const SOON: Duration = Duration::from_secs(10);
 /// Waits of the drain loop before and after the rungs are verified.
 const WAIT_SOON: Duration = Duration::from_millis(10);
 const WAIT_LATE: Duration = Duration::from_millis(50);
@@ -76,6 +78,8 @@ impl Output for Counted {
     }
 }
 
+pub use self::levels::learn;
+
 struct Session {
     options: Options,
     any: bool,
@@ -99,6 +103,8 @@ struct Session {
     qos: Option<Controller>,
     extras: Extras,
     started: u64,
+    /// When the last process came.
+    came: Instant,
     /// Where the present trace begins in the recording's books.
     base: turn::Base,
     ring: Option<Rc<RefCell<Ring>>>,
@@ -121,8 +127,7 @@ pub fn record(
     let pids: &[u32] = if let Target::Pids(pids) = &target { pids } else { &[] };
     pids.iter().try_for_each(|p| target::alive(*p).then_some(()).ok_or(RecordError::NoProcess(*p)))?;
     let road = Road::choose(options.source)?;
-    // What stands in the way is told when the engine's own programs are loaded; the trace says "not measured".
-    let hit_ns = calibrate::cheap_hit(&road).unwrap_or(0);
+    let hit_ns = options.learnt.as_ref().map_or_else(|| levels::hit_ns(&road), |learnt| learnt.hit_ns);
     let wish = options.agent_cpu;
     let origin = machine::Origin::of_this_thread();
     machine::huge_pages(false);
@@ -167,6 +172,7 @@ pub fn record(
         qos: None,
         extras: Extras::default(),
         started: usage::now(),
+        came: Instant::now(),
         base: turn::Base::default(),
         ring,
         road,
@@ -217,6 +223,7 @@ pub fn record(
 
 impl Session {
     fn follow(&mut self, pid: u32) {
+        self.came = Instant::now();
         self.pids.entry(pid).or_insert(0);
         self.source.add_target(pid);
     }
@@ -308,7 +315,8 @@ impl Session {
         let begin = Instant::now();
         let mut scanned = begin.checked_sub(SCAN_LATE).unwrap_or(begin);
         loop {
-            let settled = !self.engines.is_empty() && self.drain.borrow().totals.calls > 2;
+            let seen = self.drain.borrow().totals.calls > 2 || self.came.elapsed() > SOON;
+            let settled = !self.engines.is_empty() && seen;
             self.source.poll(self.wait(if settled { WAIT_LATE } else { WAIT_SOON }));
             if let Some(e) = self.drain.borrow_mut().take_error() {
                 return Err(e.into());

@@ -36,6 +36,8 @@ pub mod runner;
 mod screen;
 #[cfg(feature = "agent")]
 pub mod selftest;
+#[cfg(feature = "agent")]
+pub mod serve;
 #[cfg(not(feature = "board"))]
 pub mod stat;
 #[cfg(feature = "agent")]
@@ -76,6 +78,8 @@ const COMMANDS: &[&Command] = &[
     &top::COMMAND,
     #[cfg(feature = "agent")]
     &config::COMMAND,
+    #[cfg(feature = "agent")]
+    &serve::COMMAND,
     #[cfg(feature = "agent")]
     &doctor::COMMAND,
     #[cfg(feature = "agent")]

@@ -7,6 +7,7 @@ pub mod expect;
 pub mod refuse;
 pub mod run;
 pub mod seen;
+pub mod service;
 pub mod truth;
 
 use std::fs::{self, File};

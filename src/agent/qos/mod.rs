@@ -24,7 +24,7 @@ const COLD_CALL: f64 = 3.0;
 const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
 /// What a hit costs on this machine, ns.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Prices {
     /// An op, alone and with its barrier, by the kind of instruction that its probe sits on: emulated, single-stepped.
     pub op: [f64; 2],

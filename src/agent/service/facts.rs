@@ -47,7 +47,7 @@ fn parse_stat(bytes: &[u8]) -> Option<Stat> {
     (!matches!(state, "Z" | "X")).then_some(stat)
 }
 
-/// Its real user.
+/// Its effective user.
 pub fn user(pid: u32) -> Option<u32> {
     let status = fs::read(format!("/proc/{pid}/status")).ok()?;
     parse_user(&status)
@@ -55,7 +55,7 @@ pub fn user(pid: u32) -> Option<u32> {
 
 fn parse_user(status: &[u8]) -> Option<u32> {
     let line = status.split(|&b| b == b'\n').find_map(|l| l.strip_prefix(b"Uid:"))?;
-    std::str::from_utf8(line).ok()?.split_ascii_whitespace().next()?.parse().ok()
+    std::str::from_utf8(line).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// Its place in the one hierarchy of control groups; None where the machine has none such.
@@ -128,7 +128,7 @@ mod tests {
         let stat = Stat { parent: 5, start: 1234, size: 56789, stack: 140_001 };
         assert_eq!(parse_stat(STAT.as_bytes()), Some(stat));
         assert_eq!(parse_stat(STAT.replace(") S", ") Z").as_bytes()), None);
-        assert_eq!(parse_user(b"Name:\tx\nUid:\t1000\t0\t0\t0\n"), Some(1000));
+        assert_eq!(parse_user(b"Name:\tx\nUid:\t0\t1000\t0\t0\n"), Some(1000));
         assert_eq!(parse_user(b"Name:\tx\n"), None);
     }
 

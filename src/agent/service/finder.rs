@@ -47,7 +47,7 @@ pub struct Found {
     pub start: u64,
     /// Its program as the process sees it; empty where we may not know.
     pub exe: PathBuf,
-    /// Real user.
+    /// Effective user.
     pub uid: u32,
     /// Path in the one hierarchy of control groups (v2); None where the machine has none such.
     pub cgroup: Option<String>,

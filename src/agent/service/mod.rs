@@ -1,22 +1,32 @@
 //! The resident recorder: waits for engines, records each by its rule, keeps its files within a quota. May use the rest of
 //! `agent` and `trace`.
 
+pub mod channel;
 pub mod clock;
+pub mod crew;
 mod facts;
+pub mod feed;
 pub mod finder;
 pub mod glob;
+pub mod limits;
 pub mod metrics;
 mod notice;
 pub mod notify;
+pub mod own;
 pub mod place;
 mod polled;
+pub mod privilege;
 mod recognise;
+pub mod recorder;
 pub mod replace;
+pub mod resident;
 pub mod rules;
 pub mod run;
 pub mod settings;
+pub mod signals;
 pub mod socket;
 pub mod status;
 pub mod store;
 mod symbols;
 pub mod timer;
+pub mod trigger;

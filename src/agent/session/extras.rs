@@ -11,6 +11,7 @@ use crate::agent::pmc::follow::Shared;
 use crate::agent::qos::Controller;
 use crate::agent::qos::law::Change;
 use crate::agent::recording::Watch;
+use crate::agent::road::Road;
 use crate::agent::source::{Guard, Standing};
 use crate::agent::{target, turns, usage};
 use crate::trace::WriteError;
@@ -49,7 +50,7 @@ pub(super) struct Extras {
     /// Threads that were away when the scheduler was left have still to be told.
     untold: bool,
     /// Why the scheduler is no level, though it was asked for.
-    unfit: Option<String>,
+    pub unfit: Option<String>,
     /// The last look at the threads' switches: when, how many; and how many a nanosecond that made.
     looked: Option<(u64, u64)>,
     rate: Option<f64>,
@@ -65,21 +66,19 @@ impl Extras {
     }
 }
 
-impl Session {
-    /// What a thread's time off the CPU costs; None: the scheduler is not asked for, or can be no level.
-    pub(super) fn price_of_turns(&mut self) -> Option<f64> {
-        if !self.options.sched {
-            return None;
-        }
-        if !self.source.can_unwatch() {
-            self.extras.unfit = Some("perf events of the scheduler stay on at every level".into());
-            return None;
-        }
-        let price = turns::price(&self.road);
-        self.extras.unfit = price.as_ref().err().map(|why| format!("what it costs is not known: {why}"));
-        price.ok()
+/// What a thread's time off the CPU costs, or why the scheduler can be no level; neither: it is not asked for.
+pub(super) fn price_of_turns(road: &Road, sched: bool) -> (Option<f64>, Option<String>) {
+    match (sched, road) {
+        (false, _) => (None, None),
+        (true, Road::Perf(_)) => (None, Some("perf events of the scheduler stay on at every level".into())),
+        (true, Road::Bpf) => match turns::price(road) {
+            Ok(price) => (Some(price), None),
+            Err(why) => (None, Some(format!("what it costs is not known: {why}"))),
+        },
     }
+}
 
+impl Session {
     /// Both off, before anything is recorded.
     pub(super) fn extras_off(&mut self) {
         if let Some(shared) = self.shared_counters() {

@@ -1,19 +1,23 @@
 //! A session under a budget: asks the controller what to record, attaches and detaches, tells the trace. Uses what the
 //! session uses, and `qos`.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::Session;
+use super::extras::price_of_turns;
 use super::setup::roles;
 use crate::agent::attached::{Attached, Role};
 use crate::agent::drain::Shown;
 use crate::agent::pmc::Counters;
+use crate::agent::pmc::follow::Shared;
 use crate::agent::prologue::Cost;
 use crate::agent::qos::law::{Change, Step};
 use crate::agent::qos::{self, Controller, Prices};
-use crate::agent::recording::{RecordError, Watch};
+use crate::agent::recording::{Learnt, Options, RecordError, Watch};
+use crate::agent::road::Road;
 use crate::agent::verify::OpEnd;
-use crate::agent::{calibrate, usage};
+use crate::agent::{calibrate, refusal, usage};
 use crate::trace::WriteError;
 use crate::trace::record::{Availability, Detail, Feature, Level, LevelChange};
 
@@ -42,9 +46,12 @@ impl Session {
     pub(super) fn keep_budget(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
         let Some(rule) = self.options.budget else { return Ok(()) };
         let shared = self.counters.as_ref().and_then(Counters::shared);
-        let costs = calibrate::costs(&self.road, shared.as_ref(), false).ok();
-        let away = self.price_of_turns();
-        let Some(prices) = costs.and_then(|costs| Prices::of(&costs, shared.is_some(), away)) else {
+        let learnt = self.options.learnt.take();
+        let learnt = learnt.map(|l| (l.prices, l.unfit));
+        let (prices, unfit) =
+            learnt.unwrap_or_else(|| prices(&self.road, shared.as_ref(), self.options.sched));
+        self.extras.unfit = unfit;
+        let Some(prices) = prices else {
             let why = "what a hit costs cannot be measured on this machine: the level stays as asked for";
             watch.tell(&format!("budget: {why}"));
             return Ok(self.feature(Availability::None, why)?);
@@ -215,6 +222,33 @@ impl Session {
     fn feature(&mut self, state: Availability, why: &str) -> Result<(), WriteError> {
         self.drain.borrow_mut().enc.feature(&Feature { name: "budget", state, why })
     }
+}
+
+/// What a cheap hit costs, ns. What stands in the way is told when the engine's own programs are loaded; the trace says "not
+/// measured".
+pub(super) fn hit_ns(road: &Road) -> u32 {
+    calibrate::cheap_hit(road).unwrap_or(0)
+}
+
+/// What a budget goes by, and why the scheduler is no level of it, if it is not.
+fn prices(road: &Road, counters: Option<&Rc<Shared>>, sched: bool) -> (Option<Prices>, Option<String>) {
+    let costs = calibrate::costs(road, counters, false).ok();
+    let (away, unfit) = price_of_turns(road, sched);
+    (costs.and_then(|costs| Prices::of(&costs, counters.is_some(), away)), unfit)
+}
+
+/// Learns what a recording with these options needs to know of the machine.
+///
+/// # Errors
+/// As those of a recording.
+pub fn learn(options: &Options) -> Result<Learnt, RecordError> {
+    refusal::hush();
+    let road = Road::choose(options.source)?;
+    let counters = Counters::open(&options.counters, road == Road::Bpf).map_err(RecordError::Counters)?;
+    let shared = counters.as_ref().and_then(Counters::shared);
+    let none = (None, None);
+    let (prices, unfit) = options.budget.map_or(none, |_| prices(&road, shared.as_ref(), options.sched));
+    Ok(Learnt { hit_ns: hit_ns(&road), prices, unfit })
 }
 
 /// Attaches a role's probes; one that cannot be had is told the first time.

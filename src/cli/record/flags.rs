@@ -274,6 +274,7 @@ fn options(args: &Args, streams: Streams) -> Result<Options, Usage> {
         streams,
         flush: Duration::from_secs(1),
         ring: None,
+        learnt: None,
         tool: format!("profinfer {}", crate::VERSION),
         command_line: whole_line(args),
     })

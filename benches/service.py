@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+"""What the service costs while nothing happens, and what it survives.
+
+usage: service.py idle [SECONDS]             resident memory, and CPU time of a core, while it waits
+       service.py churn [SECONDS]            ten engines a second, each alive for more than a second
+       service.py soak [MINUTES] [--clock]   engines and service killed, disk full, configurations without end;
+                                             with --clock the machine's clock is set, too: not beside other work
+
+Needs root, `profinfer` and the fake engine: PROFINFER, ENGINE name other ones than those in target/.
+Ends with 1 where something is not as it should be.
+"""
+
+import ctypes
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PROFINFER = os.environ.get("PROFINFER", ROOT / "target/release/profinfer")
+ENGINE = pathlib.Path(os.environ.get("ENGINE", ROOT / "target/tests/fixtures/modern/fakellama"))
+MIB = 1 << 20
+PATIENCE = 60
+wrong = []
+
+
+def check(holds, what):
+    """Notes what does not hold."""
+    if not holds:
+        wrong.append(what)
+        print("WRONG:", what, flush=True)
+
+
+def bpf_objects():
+    """Programs, maps and links that the kernel holds, by its own listing (BPF_*_GET_NEXT_ID of bpf(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = {"x86_64": 321, "aarch64": 280}[os.uname().machine]
+    counts = []
+    for command in (11, 12, 31):
+        n, attr = 0, (ctypes.c_uint32 * 32)()
+        while libc.syscall(number, command, attr, ctypes.sizeof(attr)) == 0:
+            attr[0] = attr[1]
+            n += 1
+        counts.append(n)
+    return counts
+
+
+class Service:
+    """The service on a directory of its own, and engines that nobody else has."""
+
+    def __init__(self, own="", rule="", memory=None):
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="profinfer-service."))
+        self.traces = self.dir / "d"
+        self.traces.mkdir(mode=0o700)
+        if memory:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={memory},mode=700", "tmpfs", self.traces], check=True)
+        self.mounted = bool(memory)
+        shutil.copytree(ENGINE.parent, self.dir / "engine")
+        self.engine = self.dir / "engine" / ENGINE.name
+        self.configure(own, rule)
+        self.start()
+
+    def configure(self, own, rule):
+        text = f'[service]\ndirectory = "{self.traces}"\nstatus = "{self.dir}/status.json"\n'
+        text += f'socket = "{self.dir}/control"\n{own}\n[[rule]]\nname = "all"\nexe = "{self.engine}"\n{rule}\n'
+        text += '[[rule]]\nname = "others"\nignore = true\n'
+        (self.dir / "conf.toml").write_text(text)
+
+    def start(self):
+        log = open(self.dir / "log", "a")
+        command = [PROFINFER, "serve", "--conf", self.dir / "conf.toml"]
+        self.process = subprocess.Popen(command, stderr=log, start_new_session=True)
+        self.wait_for(lambda s: s, "the service answers")
+
+    def state(self):
+        asked = [PROFINFER, "status", "--json", "--socket", self.dir / "control"]
+        said = subprocess.run(asked, capture_output=True)
+        return json.loads(said.stdout) if said.returncode == 0 else None
+
+    def wait_for(self, done, what, patience=PATIENCE):
+        end = time.time() + patience
+        while time.time() < end:
+            state = self.state()
+            if state and done(state):
+                return state
+            time.sleep(0.05)
+        check(False, f"in vain: {what}")
+        return self.state() or {}
+
+    def run(self, tokens, op_ns=300000):
+        """An engine: some 35 ops a token, each a sleep."""
+        command = [self.engine, "-t", "1", "-p", "4", "-n", str(tokens), "--op-ns", str(op_ns), "--sleep"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def reports(self):
+        """Every trace with its report; None: it cannot be read."""
+        for trace in sorted(self.traces.glob("*.pfi")):
+            said = subprocess.run([PROFINFER, "report", "--json", trace], capture_output=True)
+            yield trace, json.loads(said.stdout) if said.returncode == 0 else None, said.stderr.decode()
+
+    def bytes(self):
+        return sum(f.stat().st_size for f in self.traces.glob("*.pfi"))
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+            check(self.process.wait(PATIENCE) == 0, "the service ends when it is told to")
+        if self.mounted:
+            subprocess.run(["umount", "-l", self.traces], check=False)
+        print((self.dir / "log").read_text()[-3000:] if wrong else "", end="")
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def cpu_and_memory(pid):
+    """CPU seconds and resident bytes of a process."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    memory = {l.split(":")[0]: int(l.split()[1]) for l in status.splitlines() if l.startswith(("VmRSS", "RssAnon"))}
+    return cpu, memory["VmRSS"] * 1024, memory["RssAnon"] * 1024
+
+
+def idle(seconds):
+    service = Service("linger = \"1s\"")
+    time.sleep(15)  # it has learnt what hits cost, and its recorder has gone
+    pid = service.process.pid
+    # The kernel's own sum of CPU time is exact where ticks are too coarse.
+    exact = lambda: int(pathlib.Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    before = exact()
+    time.sleep(seconds)
+    took, (_, resident, anonymous) = exact() - before, cpu_and_memory(pid)
+    share = 100 * took / seconds
+    print(f"idle for {seconds} s: {share:.4f} % of a core; {resident / 1e6:.2f} MB resident, {anonymous / 1e6:.2f} MB of it its own")
+    check(share <= 0.1, "at most 0.1 % of a core")
+    check(resident <= 5e6, "at most 5 MB resident")
+    service.end()
+
+
+def descriptors(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def calls_in(trace, pid):
+    """Calls of the engine that a trace has of a process."""
+    command = [PROFINFER, "export", "--chrome", "-", "--pid", str(pid), trace]
+    said = subprocess.run(command, capture_output=True)
+    if said.returncode:
+        check("no call" in said.stderr.decode(), f"{trace.name}: {said.stderr.decode()}")
+        return 0
+    calls = [e for e in json.loads(said.stdout)["traceEvents"] if e["ph"] == "B" and "token" in e["args"]]
+    return len(calls)
+
+
+def churn(seconds):
+    objects = bpf_objects()
+    service = Service('at-once = 64\nlinger = "20s"', 'level = "graph"\nbudget = "100%"')
+    service.wait_for(lambda s: s["rules"][0]["recorder"], "a recorder learns what hits cost")
+    time.sleep(6)
+    before = descriptors(service.process.pid), cpu_and_memory(service.process.pid)
+    engines, lives, begin = [], [], time.time()
+    for i in range(10 * seconds):
+        engines.append((time.time(), service.run(100)))
+        time.sleep(max(0, begin + (i + 1) / 10 - time.time()))
+    calls = {}
+    for started, engine in engines:
+        out = json.loads(engine.communicate()[0])
+        calls[engine.pid] = out["calls"]["llama_decode"]
+    state = service.wait_for(lambda s: s["state"] == "waiting", "all runs have ended")
+    counts = state["counts"]
+    check(counts["seen"] == len(engines), f"{counts['seen']} of {len(engines)} engines were seen")
+    check(counts["recorded"] == len(engines), f"{counts['recorded']} of {len(engines)} were recorded: {counts}")
+    recorded, lost = {}, 0
+    for trace, report, why in service.reports():
+        check(report, f"{trace}: {why}")
+        for kind in report["books"]["events"] if report else []:
+            check(kind["closes"], f"{trace.name}: the books of {kind['kind']} do not close")
+            lost += kind["lost"]
+        for process in report["run"]["processes"] if report else []:
+            recorded[process["pid"]] = recorded.get(process["pid"], 0) + calls_in(trace, process["pid"])
+    whole = sum(recorded.get(pid, 0) >= n for pid, n in calls.items())
+    none = sum(recorded.get(pid, 0) == 0 for pid in calls)
+    check(none == 0, f"{none} engines have no call in any trace")
+    service.wait_for(lambda s: all(r["recorder"] is None for r in s["rules"]), "recorders have gone")
+    time.sleep(1)
+    after = descriptors(service.process.pid), cpu_and_memory(service.process.pid)
+    check(after[0] <= before[0], f"descriptors: {before[0]} before, {after[0]} after")
+    print(
+        f"{len(engines)} engines in {seconds} s: {counts['recorded']} recorded, {whole} of them from the first call to the "
+        f"last, {lost} events lost; the service: {before[0]} descriptors before and {after[0]} after, "
+        f"{before[1][1] / 1e6:.2f} MB before and {after[1][1] / 1e6:.2f} MB after"
+    )
+    service.end()
+    time.sleep(1)
+    check(bpf_objects() == objects, f"the kernel's BPF programs, maps, links: {objects} before, {bpf_objects()} after")
+
+
+def soak(minutes, clock):
+    quota = 24 * MIB
+    own = f'at-once = 64\nquota = {quota}\nfile-size = {4 * MIB}\nlinger = "2s"'
+    rules = ['budget = "90%"', 'level = "graph"', 'budget = "50%"\none-in = 2', 'ring = "1min"\nring-size = "1MiB"']
+    service = Service(own, rules[0], memory="20m")
+    engines, most, kills, full, reloads = [], 0, [0, 0], 0, 0
+    end = time.time() + 60 * minutes
+    filler = service.traces / "filler"
+    monotonic_end = time.monotonic() + 60 * minutes
+    while time.monotonic() < monotonic_end:
+        engines = [e for e in engines if e.poll() is None]
+        if len(engines) < 6:
+            fast = random.random() < 0.3
+            engines.append(service.run(random.randint(5, 400), 5000 if fast else 300000))
+        chance = random.random()
+        if chance < 0.05 and engines:
+            random.choice(engines).kill()
+            kills[0] += 1
+        elif chance < 0.07:
+            service.process.kill()
+            service.process.wait()
+            kills[1] += 1
+            service.start()
+        elif chance < 0.09:
+            reloads += 1
+            service.configure(own, random.choice(rules))
+            for _ in range(random.randint(1, 50)):
+                service.process.send_signal(signal.SIGHUP)
+        elif chance < 0.10 and not filler.exists():
+            full += 1
+            with open(filler, "wb") as f:
+                try:
+                    while True:
+                        f.write(b"x" * MIB)
+                        f.flush()
+                except OSError:
+                    pass
+        elif chance < 0.20 and filler.exists():
+            filler.unlink()
+        elif chance < 0.22 and clock:
+            step = random.choice((-3600, -5, 5, 3600))
+            time.clock_settime(time.CLOCK_REALTIME, time.time() + step)
+        most = max(most, service.bytes())
+        check(service.process.poll() is None, "the service goes on")
+        if wrong:
+            break
+        time.sleep(0.1)
+    filler.unlink(missing_ok=True)
+    for engine in engines:
+        engine.kill()
+        engine.wait()
+    state = service.wait_for(lambda s: s["state"] == "waiting", "all runs have ended")
+    check(most <= quota, f"{most} bytes of traces, the quota is {quota}")
+    finished = unfinished = 0
+    for trace, report, why in service.reports():
+        check(report, f"{trace.name}: {why}")
+        damage = (report or {}).get("books", {}).get("damage") or []
+        check(all("tail" in str(d) or "footer" in str(d) for d in damage), f"{trace.name}: {damage}")
+        kinds = (report or {}).get("books", {}).get("events") or []
+        finished += bool(kinds)
+        unfinished += not kinds
+        check(all(k["closes"] for k in kinds), f"{trace.name}: {[k for k in kinds if not k['closes']]}")
+    print(
+        f"{minutes} min: {kills[0]} engines and {kills[1]} services killed, {full} times disk full, {reloads} storms of "
+        f"reloads; at most {most / MIB:.1f} MiB of {quota / MIB:.0f}; of the traces left {finished} have books that close, "
+        f"{unfinished} were cut; counts {state.get('counts')}"
+    )
+    service.end()
+
+
+def main():
+    what, *rest = sys.argv[1:] or ["help"]
+    number = next((float(a) for a in rest if not a.startswith("-")), None)
+    jobs = {
+        "idle": lambda: idle(int(number or 60)),
+        "churn": lambda: churn(int(number or 60)),
+        "soak": lambda: soak(number or 30, "--clock" in rest),
+    }
+    if what not in jobs:
+        sys.exit(__doc__)
+    jobs[what]()
+    sys.exit(1 if wrong else 0)
+
+
+main()

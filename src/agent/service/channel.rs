@@ -1,0 +1,152 @@
+//! Between the service and a recorder: whole messages over a pair of sockets, each end non-blocking. Uses `run` and
+//! `recording`.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::run::Run;
+use crate::agent::recording::Learnt;
+
+/// Most bytes of a message.
+const MOST: usize = 64 << 10;
+
+/// What the service tells a recorder.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Told {
+    /// Record this run.
+    Follow(Box<Run>),
+    /// Record a child of one of the runs, as a part of that.
+    Also(u32),
+    /// Write out the ring.
+    Dump,
+    /// End, cleanly.
+    Stop,
+}
+
+/// What a recorder says.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Said {
+    /// How some of its runs stand.
+    Runs(Vec<Run>),
+    /// What it has learnt of the machine, before its first run.
+    Learnt(Learnt),
+    /// For the log.
+    Message(String),
+    /// The ring was written out into this file, or why not.
+    Dumped(Result<String, String>),
+    /// It ends, and why, where it was not told to.
+    Ends {
+        why: Option<String>,
+        /// There is no room; there may be later.
+        full: bool,
+    },
+}
+
+/// One end.
+pub struct Channel {
+    socket: OwnedFd,
+    buffer: Box<[u8]>,
+}
+
+impl Channel {
+    /// Both ends.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn pair() -> io::Result<(Channel, Channel)> {
+        let mut fds = [-1; 2];
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: the array has room for the two descriptors.
+        if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: both are open, and nobody else's.
+        let [a, b] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let end = |socket| Channel { socket, buffer: vec![0; MOST].into() };
+        Ok((end(a), end(b)))
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.socket.as_fd()
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// The other end is gone, or does not listen (`WouldBlock`), or the message is too long.
+    pub fn send<T: Serialize>(&mut self, message: &T) -> io::Result<()> {
+        let bytes = postcard::to_slice(message, &mut self.buffer)
+            .map_err(|_| io::Error::other("a message between service and recorder is too long"))?;
+        let flags = libc::MSG_NOSIGNAL;
+        // SAFETY: the bytes are as many as said.
+        let n = unsafe { libc::send(self.socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
+        if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// The next message; None: there is none just now.
+    ///
+    /// # Errors
+    /// The other end is gone (`UnexpectedEof`), or has sent something else (`InvalidData`).
+    pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        // SAFETY: the buffer has the room that is said.
+        let n = unsafe {
+            libc::recv(self.socket.as_raw_fd(), self.buffer.as_mut_ptr().cast(), self.buffer.len(), 0)
+        };
+        match usize::try_from(n) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => postcard::from_bytes(self.buffer.get(..n).unwrap_or_default())
+                .map(Some)
+                .map_err(|_| io::ErrorKind::InvalidData.into()),
+            Err(_) => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+                e if e.kind() == io::ErrorKind::Interrupted => Ok(None),
+                // A process that was killed has not read all that was sent to it.
+                e if e.kind() == io::ErrorKind::ConnectionReset => Err(io::ErrorKind::UnexpectedEof.into()),
+                e => Err(e),
+            },
+        }
+    }
+
+    /// Waits for a message or the other end's end, at most so long.
+    pub fn wait(&self, most: std::time::Duration) {
+        let mut fd = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let ms = i32::try_from(most.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: one pollfd, as said.
+        unsafe { libc::poll(&raw mut fd, 1, ms) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_whole_and_an_end_is_told() {
+        let (mut here, mut there) = Channel::pair().expect("a pair");
+        assert!(there.receive::<Told>().expect("nothing").is_none());
+        let run = Run { pid: 7, exe: "a\nb".into(), ..Run::default() };
+        here.send(&Told::Follow(Box::new(run.clone()))).expect("sent");
+        here.send(&Told::Stop).expect("sent");
+        assert!(matches!(there.receive().expect("read"), Some(Told::Follow(r)) if *r == run));
+        assert!(matches!(there.receive().expect("read"), Some(Told::Stop)));
+        let long = Said::Message("x".repeat(2 * MOST));
+        assert!(there.send(&long).is_err());
+        drop(here);
+        assert_eq!(there.receive::<Told>().expect_err("gone").kind(), io::ErrorKind::UnexpectedEof);
+        assert!(there.send(&Said::Dumped(Ok("x".into()))).is_err());
+    }
+
+    #[test]
+    fn what_is_no_message_is_an_error() {
+        let (here, mut there) = Channel::pair().expect("a pair");
+        let junk = [255u8; 9];
+        // SAFETY: nine bytes.
+        let n = unsafe { libc::send(here.socket.as_raw_fd(), junk.as_ptr().cast(), 9, 0) };
+        assert_eq!(n, 9);
+        assert_eq!(there.receive::<Told>().expect_err("junk").kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -1,0 +1,342 @@
+//! What a recorder's session is fed with: runs that come and go, files that follow each other, the ring's triggers; and what
+//! it tells of them. Uses `channel`, `limits`, `settings`, `rules`, `store` and `recording`.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::channel::{Channel, Said, Told};
+use super::limits::Limits;
+use super::recorder::Failure;
+use super::rules::Rule;
+use super::run::Run;
+use super::settings::Settings;
+use super::store::Store;
+use super::trigger::Trigger;
+use crate::agent::meter::Meter;
+use crate::agent::qos;
+use crate::agent::recording::{Learnt, Order, Progress, Watch};
+use crate::agent::usage;
+use crate::trace::Output;
+
+/// How often the service is told how the runs stand.
+const TELL: Duration = Duration::from_millis(500);
+/// Runs in a message.
+const TOGETHER: usize = 16;
+/// What one look may add to a file: a kernel's buffer full of events, coded, and the last block.
+const LOOK: u64 = 2 << 20;
+
+/// What was ordered last.
+enum Ordered {
+    Follow(u32),
+    /// A child may have ended by now.
+    Also,
+    Unfollow,
+    Turn,
+    Dump {
+        name: String,
+        asked: bool,
+    },
+}
+
+/// The feed.
+pub struct Feed {
+    channel: Channel,
+    settings: Settings,
+    rule: Rule,
+    store: Option<Store>,
+    /// Runs to be followed.
+    waiting: VecDeque<Run>,
+    /// Children of runs, likewise.
+    also: VecDeque<u32>,
+    runs: Vec<Run>,
+    /// Name of the file being written, and since when; None: no run is recorded, or into the ring.
+    file: Option<(String, Instant)>,
+    ordered: Option<Ordered>,
+    /// Somebody asked for the ring.
+    asked: bool,
+    trigger: Trigger,
+    limits: Limits,
+    /// Targets were taken in, and a file begun, since the session counted targets and bytes.
+    grew: bool,
+    turned: bool,
+    stop: bool,
+    failure: Option<Failure>,
+    told: Instant,
+}
+
+impl Feed {
+    pub fn new(settings: &Settings, rule: &Rule, channel: Channel) -> Feed {
+        let now = Instant::now();
+        Feed {
+            channel,
+            settings: settings.clone(),
+            rule: rule.clone(),
+            store: None,
+            waiting: VecDeque::new(),
+            also: VecDeque::new(),
+            runs: Vec::new(),
+            file: None,
+            ordered: None,
+            asked: false,
+            trigger: Trigger::new(rule),
+            limits: Limits::new(settings.cpu, settings.memory),
+            grew: false,
+            turned: false,
+            stop: false,
+            failure: None,
+            told: now.checked_sub(TELL).unwrap_or(now),
+        }
+    }
+
+    /// Passes on what was learnt of the machine.
+    pub fn learnt(&mut self, learnt: Learnt) -> Learnt {
+        self.say(&Said::Learnt(learnt.clone()));
+        learnt
+    }
+
+    /// Waits for the first run; false: none comes.
+    pub fn first(&mut self) -> bool {
+        while self.waiting.is_empty() && !self.stop {
+            self.channel.wait(Duration::from_secs(60));
+            self.hear();
+        }
+        !self.stop
+    }
+
+    /// The place for the next trace.
+    pub fn place(&mut self) -> Result<Box<dyn Output>, Failure> {
+        if self.rule.ring.is_some() {
+            return Ok(Box::new(io::sink()));
+        }
+        let (name, file) = self.create()?;
+        self.file = Some((name, Instant::now()));
+        Ok(file)
+    }
+
+    fn create(&mut self) -> Result<(String, Box<dyn Output>), Failure> {
+        let run = self.waiting.front().or_else(|| self.runs.iter().rfind(|r| r.ended.is_none()));
+        let name =
+            run.or(self.runs.last()).map_or_else(|| Store::name("", 0), |r| Store::name(&r.exe, r.pid));
+        let s = &self.settings;
+        let made = match &self.store {
+            Some(store) => store.create(&name),
+            None => Store::open(&s.directory, s.quota, s.file_size, s.keep).and_then(|store| {
+                let made = store.create(&name);
+                self.store = Some(store);
+                made
+            }),
+        };
+        let file = made.map_err(|e| (e.to_string(), e.is_full()))?;
+        Ok((file.name().to_owned(), Box::new(file)))
+    }
+
+    /// Takes what the service says.
+    fn hear(&mut self) {
+        loop {
+            match self.channel.receive() {
+                Ok(Some(Told::Follow(run))) => self.waiting.push_back(*run),
+                Ok(Some(Told::Also(pid))) => self.also.push_back(pid),
+                Ok(Some(Told::Dump)) => self.asked = true,
+                Ok(Some(Told::Stop)) | Err(_) => {
+                    self.stop = true;
+                    return;
+                }
+                Ok(None) => return,
+            }
+        }
+    }
+
+    /// A service that does not listen has too much to do, or is gone, which shows elsewhere.
+    fn say(&mut self, what: &Said) {
+        drop(self.channel.send(what));
+    }
+
+    fn say_message(&mut self, text: &str) {
+        self.say(&Said::Message(text.into()));
+    }
+
+    fn fail(&mut self, failure: Failure) {
+        self.failure.get_or_insert(failure);
+        self.stop = true;
+    }
+
+    /// The last words. `ended` is what ended the recording before its time.
+    pub fn end(&mut self, ended: Option<Failure>) {
+        let failure = ended.or_else(|| self.failure.take());
+        let (why, full) = failure.map_or((None, false), |(why, full)| (Some(why), full));
+        self.tell_runs();
+        self.say(&Said::Ends { why, full });
+    }
+
+    fn tell_runs(&mut self) {
+        let runs = std::mem::take(&mut self.runs);
+        for some in runs.chunks(TOGETHER) {
+            self.say(&Said::Runs(some.to_vec()));
+        }
+        self.runs = runs;
+        self.runs.retain(|r| r.ended.is_none());
+        self.told = Instant::now();
+    }
+
+    /// Brings the runs to where the session has them.
+    fn note(&mut self, now: &Progress, meters: &[Meter]) {
+        let level = qos::name(now.level);
+        let file = self.file.as_ref().map(|(name, _)| name.clone());
+        for run in self.runs.iter_mut().filter(|r| r.ended.is_none()) {
+            let Some(m) = meters.iter().find(|m| m.pid == run.pid) else { continue };
+            run.level.clone_from(&level);
+            run.file.clone_from(&file);
+            (run.tokens, run.ttft_ns, run.rate) = (m.tokens, m.ttft_ns, m.rate());
+            run.tpot_ns = [0.5, 0.9, 0.99].map(|q| m.quantile(q));
+            (run.lost, run.seen, run.cost) = (now.lost, now.totals.events + now.lost, now.cost);
+            if m.ended {
+                run.ended = Some("the process has ended".into());
+            }
+        }
+    }
+
+    fn follow(&mut self, run: Run) -> Order {
+        let pid = run.pid;
+        self.runs.push(run);
+        self.grew = true;
+        self.ordered = Some(Ordered::Follow(pid));
+        Order::Follow(pid)
+    }
+
+    /// The next file, if it can be had.
+    fn turn(&mut self, why: &'static str) -> Option<Order> {
+        match self.place() {
+            Ok(out) => {
+                self.ordered = Some(Ordered::Turn);
+                self.turned = true;
+                Some(Order::Turn(out, why))
+            }
+            Err(failure) => {
+                self.fail(failure);
+                None
+            }
+        }
+    }
+
+    /// What the files want: one for a run that comes, the next for one that is full, none where nothing is recorded.
+    fn files(&mut self, now: &Progress) -> Option<Order> {
+        if self.rule.ring.is_some() {
+            return None;
+        }
+        let (_, since) = self.file.as_ref().filter(|_| !self.turned)?;
+        if now.targets == 0 && !self.grew && self.waiting.is_empty() {
+            self.file = None;
+            self.ordered = Some(Ordered::Turn);
+            return Some(Order::Turn(Box::new(io::sink()), "no engine left"));
+        }
+        if now.bytes.saturating_add(LOOK.min(self.settings.file_size / 2)) >= self.settings.file_size {
+            return self.turn("size reached");
+        }
+        if since.elapsed() >= self.settings.file_age {
+            return self.turn("age reached");
+        }
+        None
+    }
+
+    fn dump(&mut self, asked: bool) -> Option<Order> {
+        if self.rule.ring.is_none() {
+            if asked {
+                self.say(&Said::Dumped(Err("its rule has no ring: it is in files".into())));
+            }
+            return None;
+        }
+        match self.create() {
+            Ok((name, out)) => {
+                self.ordered = Some(Ordered::Dump { name, asked });
+                Some(Order::Dump(out))
+            }
+            Err((why, _)) => {
+                self.dumped(Err(why), asked);
+                None
+            }
+        }
+    }
+
+    fn dumped(&mut self, done: Result<String, String>, asked: bool) {
+        if asked {
+            return self.say(&Said::Dumped(done));
+        }
+        match done {
+            Ok(name) => self.say_message(&format!("the ring is in {name}")),
+            Err(why) => self.say_message(&format!("the ring could not be written: {why}")),
+        }
+    }
+
+    fn finished(&mut self) -> Option<Order> {
+        let limit = self.rule.tokens?;
+        let run = self.runs.iter_mut().find(|r| r.ended.is_none() && r.tokens >= limit)?;
+        run.ended = Some(format!("its first {limit} tokens are recorded"));
+        self.ordered = Some(Ordered::Unfollow);
+        Some(Order::Unfollow(run.pid))
+    }
+}
+
+impl Watch for Feed {
+    fn stop(&self) -> bool {
+        self.stop
+    }
+
+    fn tell(&mut self, text: &str) {
+        self.say_message(text);
+    }
+
+    fn progress(&mut self, _: &Progress) {
+        (self.grew, self.turned) = (false, false);
+        self.hear();
+        if let Some(why) = self.limits.exceeded(usage::cpu_us(), || usage::resident().anonymous) {
+            self.fail((why, false));
+        }
+    }
+
+    fn order(&mut self, now: &Progress, meters: &[Meter]) -> Option<Order> {
+        self.note(now, meters);
+        if self.told.elapsed() >= TELL || self.runs.iter().any(|r| r.ended.is_some()) {
+            self.tell_runs();
+        }
+        if self.stop {
+            return None;
+        }
+        if self.rule.ring.is_none() && self.file.is_none() && !self.waiting.is_empty() {
+            return self.turn("no engine left");
+        }
+        if let Some(run) = self.waiting.pop_front() {
+            return Some(self.follow(run));
+        }
+        if let Some(pid) = self.also.pop_front() {
+            self.ordered = Some(Ordered::Also);
+            return Some(Order::Follow(pid));
+        }
+        if let Some(order) = self.finished() {
+            return Some(order);
+        }
+        if std::mem::take(&mut self.asked)
+            && let Some(order) = self.dump(true)
+        {
+            return Some(order);
+        }
+        if let Some(why) = self.trigger.fired(meters, now.call, usage::now()) {
+            self.say_message(&why);
+            if let Some(order) = self.dump(false) {
+                return Some(order);
+            }
+        }
+        self.files(now)
+    }
+
+    fn done(&mut self, done: Result<(), String>) {
+        match (self.ordered.take(), done) {
+            (Some(Ordered::Follow(pid)), Err(why)) => {
+                self.runs.iter_mut().filter(|r| r.pid == pid).for_each(|r| r.ended = Some(why.clone()));
+            }
+            (Some(Ordered::Dump { name, asked }), done) => self.dumped(done.map(|()| name), asked),
+            (None | Some(Ordered::Also), _) | (_, Ok(())) => {}
+            (_, Err(why)) => self.say_message(&why),
+        }
+    }
+}

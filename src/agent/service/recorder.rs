@@ -1,0 +1,154 @@
+//! A recorder: a process forked from the service that records the runs of one rule, as a session that is fed with them. When
+//! the service is gone it ends its recording cleanly. Uses `channel`, `feed`, `settings`, `rules` and `session`.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::channel::{Channel, Said, Told};
+use super::feed::Feed;
+use super::rules::Rule;
+use super::settings::Settings;
+use crate::agent::recording::{Learnt, RecordError, Target};
+use crate::agent::session;
+use crate::trace::WriteError;
+
+/// What is kept in memory is written out into one file, with two blocks of descriptions around it.
+const AROUND: u64 = 2 << 20;
+
+/// The service's end of a recorder.
+pub struct Recorder {
+    /// Name of its rule.
+    pub rule: String,
+    pub pid: i32,
+    channel: Channel,
+}
+
+/// Ends the forked process however it is left: nothing of the service's may run in it.
+struct Leave;
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        // SAFETY: ends the process, without what others have registered for its end.
+        unsafe { libc::_exit(1) };
+    }
+}
+
+impl Recorder {
+    /// Forks one, that knows this of the machine; None: it learns it before it records, and says it.
+    ///
+    /// The service has one thread: what another would hold at the fork, a lock for one, would be held for ever.
+    ///
+    /// # Errors
+    /// No more processes or descriptors can be had.
+    pub fn start(settings: &Settings, rule: &Rule, learnt: Option<Learnt>) -> io::Result<Recorder> {
+        let (ours, theirs) = Channel::pair()?;
+        // SAFETY: only this thread runs (above), so the child may do all that a program may.
+        match unsafe { libc::fork() } {
+            -1 => Err(io::Error::last_os_error()),
+            0 => {
+                let end = Leave;
+                close_all_but(theirs.fd());
+                be(settings, rule, learnt, theirs);
+                drop(end);
+                unreachable!("the process has ended")
+            }
+            pid => Ok(Recorder { rule: rule.name.clone(), pid, channel: ours }),
+        }
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.channel.fd()
+    }
+
+    /// Tells it something.
+    ///
+    /// # Errors
+    /// It is gone, or does not listen.
+    pub fn tell(&mut self, what: &Told) -> io::Result<()> {
+        self.channel.send(what)?;
+        // It may be waiting for events; an engine that begins does not wait.
+        // SAFETY: as in `kill`.
+        unsafe { libc::kill(self.pid, libc::SIGUSR1) };
+        Ok(())
+    }
+
+    /// The next that it says; None: nothing just now.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn hear(&mut self) -> io::Result<Option<Said>> {
+        self.channel.receive()
+    }
+
+    /// Ends it at once. What it has written stays.
+    pub fn kill(&self) {
+        // SAFETY: a signal to a child that has not been waited for, whose number is therefore still its own.
+        unsafe { libc::kill(self.pid, libc::SIGKILL) };
+    }
+}
+
+/// Closes what is the service's: while a copy of its end of another recorder's channel is open, that one would not see it die.
+/// Whoever owned the descriptors is never dropped in this process.
+fn close_all_but(kept: BorrowedFd<'_>) {
+    let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let fds: Vec<i32> = open.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
+    for fd in fds.into_iter().filter(|&fd| fd > 2 && fd != kept.as_raw_fd()) {
+        // SAFETY: closes a number; nothing in this process uses it from here on.
+        unsafe { libc::close(fd) };
+    }
+}
+
+extern "C" fn wake(_: libc::c_int) {}
+
+fn default_signals() {
+    // SAFETY: a handler that does nothing but end a wait; an empty set, and signals whose handling becomes the usual one; SIGTERM and SIGINT, which a terminal or an init
+    // sends to all of a group, are for the service, which tells its recorders.
+    unsafe {
+        let mut none = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&raw mut none);
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        let mut woken = std::mem::zeroed::<libc::sigaction>();
+        woken.sa_sigaction = wake as extern "C" fn(libc::c_int) as usize;
+        libc::sigaction(libc::SIGUSR1, &raw const woken, std::ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+        libc::prctl(libc::PR_SET_NAME, c"profinfer-rec".as_ptr());
+    }
+}
+
+/// The recorder's life. Returns at its end.
+fn be(settings: &Settings, rule: &Rule, learnt: Option<Learnt>, channel: Channel) {
+    default_signals();
+    let mut feed = Feed::new(settings, rule, channel);
+    let ended = record(settings, rule, learnt, &mut feed);
+    feed.end(ended.err());
+    // SAFETY: ends the process, without what others have registered for its end.
+    unsafe { libc::_exit(0) };
+}
+
+/// Why it ended before it was told to, and whether for want of room.
+pub(super) type Failure = (String, bool);
+
+fn record(settings: &Settings, rule: &Rule, learnt: Option<Learnt>, feed: &mut Feed) -> Result<(), Failure> {
+    let failed = |e: RecordError| (e.to_string(), no_room(&e));
+    let learnt = match learnt {
+        Some(learnt) => learnt,
+        None => feed.learnt(session::learn(&rule.record).map_err(failed)?),
+    };
+    if !feed.first() {
+        return Ok(());
+    }
+    let mut options = rule.record.clone();
+    options.learnt = Some(learnt);
+    options.ring =
+        rule.ring.map(|span| (span, rule.ring_size.min(settings.file_size.saturating_sub(AROUND))));
+    let out = feed.place()?;
+    let recorded = session::record(Target::Fed, options, out, feed);
+    recorded.map(drop).map_err(failed)
+}
+
+fn no_room(e: &RecordError) -> bool {
+    matches!(e, RecordError::Write(WriteError::Io { source, .. }) if super::store::is_full(source))
+}

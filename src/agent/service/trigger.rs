@@ -1,0 +1,124 @@
+//! When a rule's trigger fires: decoding that is too slow, or now and then much slower. Uses `rules` and `meter`.
+
+use super::rules::Rule;
+use crate::agent::meter::Meter;
+
+/// Tokens of which the rate is looked at, and a time in which they must have come, ns.
+const TOKENS: usize = 16;
+const WITHIN_NS: u64 = 10_000_000_000;
+/// Time after which it may fire again, ns: what went before is on disk by then.
+const REST_NS: u64 = 60_000_000_000;
+/// Between two looks, ns.
+const LOOK_NS: u64 = 250_000_000;
+
+/// A rule's triggers.
+pub struct Trigger {
+    below: Option<f64>,
+    p99_ns: Option<u64>,
+    /// When it fired last, and when it was looked at, CLOCK_MONOTONIC ns.
+    fired: Option<u64>,
+    looked: u64,
+}
+
+impl Trigger {
+    pub fn new(rule: &Rule) -> Trigger {
+        let p99_ns = rule.p99_above.map(|d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
+        Trigger { below: rule.below, p99_ns, fired: None, looked: 0 }
+    }
+
+    /// Why it fires now, if it does. `call` is the call that has been under way for longest: since when, and its width.
+    pub fn fired(&mut self, meters: &[Meter], call: Option<(u64, u32)>, now: u64) -> Option<String> {
+        let resting = self.fired.is_some_and(|t| now < t.saturating_add(REST_NS));
+        if resting || now < self.looked.saturating_add(LOOK_NS) {
+            return None;
+        }
+        self.looked = now;
+        let why = self.too_slow(meters, now).or_else(|| self.stuck(call, now))?;
+        self.fired = Some(now);
+        Some(why)
+    }
+
+    fn too_slow(&self, meters: &[Meter], now: u64) -> Option<String> {
+        let last = self.fired.unwrap_or(0);
+        let recent = now.saturating_sub(WITHIN_NS).max(last);
+        meters.iter().filter(|m| !m.ended).find_map(|m| {
+            let slow = self.below.zip(m.rate_since(recent, TOKENS)).filter(|(least, rate)| rate < least);
+            let slow = slow
+                .map(|(least, rate)| format!("process {}: {rate:.3} tokens/s, below {least} (below)", m.pid));
+            slow.or_else(|| {
+                let (most, p99) = self.p99_ns.zip(m.p99_since(last)).filter(|(most, p99)| p99 > most)?;
+                let ms = |ns: u64| ns as f64 / 1e6;
+                Some(format!(
+                    "process {}: 99th percentile of a token's time {:.3} ms, above {:.3} ms (p99-above)",
+                    m.pid,
+                    ms(p99),
+                    ms(most)
+                ))
+            })
+        })
+    }
+
+    /// A token that has taken longer than so many should.
+    fn stuck(&self, call: Option<(u64, u32)>, now: u64) -> Option<String> {
+        let (least, (since, _)) = self.below.zip(call.filter(|&(_, width)| width == 1))?;
+        let s = now.saturating_sub(since) as f64 / 1e9;
+        (s * least > TOKENS as f64)
+            .then(|| format!("a token has been under way for {s:.1} s: below {least} tokens/s (below)"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    fn meter(durations: &[u64]) -> (Meter, u64) {
+        let mut m = Meter::new(7);
+        let mut t = S;
+        for &d in durations {
+            t += d;
+            m.call(t, d, true);
+        }
+        (m, t)
+    }
+
+    fn trigger(below: Option<f64>, p99_ns: Option<u64>) -> Trigger {
+        Trigger { below, p99_ns, fired: None, looked: 0 }
+    }
+
+    #[test]
+    fn a_slow_process_fires_once_a_minute() {
+        let (m, t) = meter(&[S / 5; 20]);
+        let slow = [m];
+        let mut ten = trigger(Some(10.0), None);
+        assert!(ten.fired(&slow, None, t).expect("fires").contains("5.000 tokens/s, below 10"));
+        assert_eq!(ten.fired(&slow, None, t + 59 * S), None);
+        let (m, t) = meter(&[S / 5; 400]);
+        assert!(ten.fired(&[m], None, t).is_some());
+        assert_eq!(trigger(Some(4.0), None).fired(&slow, None, t), None);
+        let (few, t) = meter(&[S / 5; 15]);
+        assert_eq!(trigger(Some(10.0), None).fired(&[few], None, t), None);
+    }
+
+    #[test]
+    fn few_slow_tokens_fire_the_percentile() {
+        let mut durations = [S / 100; 200];
+        durations[100] = S;
+        durations[130] = S;
+        durations[150] = S;
+        let (m, t) = meter(&durations);
+        let m = [m];
+        assert!(trigger(None, Some(S / 2)).fired(&m, None, t).expect("fires").contains("1000.000 ms"));
+        assert_eq!(trigger(None, Some(2 * S)).fired(&m, None, t), None);
+        assert_eq!(trigger(Some(10.0), None).fired(&m, None, t), None);
+    }
+
+    #[test]
+    fn a_token_that_does_not_end_fires() {
+        let mut t = trigger(Some(4.0), None);
+        assert_eq!(t.fired(&[], Some((S, 1)), 4 * S), None);
+        assert_eq!(t.fired(&[], Some((S, 512)), 60 * S), None);
+        assert!(t.fired(&[], Some((S, 1)), 70 * S).is_some());
+    }
+}
