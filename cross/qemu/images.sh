@@ -6,12 +6,13 @@
 #   5.10-nobtf 5.10-nobpf    kernels like some boards have them, built from source by kernels.sh
 #   busybox                  the guests' shell and tools, static
 #   llama                    Debian's own llama.cpp for arm64 with all its libraries
+#   systemd                  Debian 12's systemd, for guests whose first process it is
 # Needs Debian's mirror as the machine has it set up (see cross/apt.sh), not root.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/profinfer/qemu
-all="busybox 5.10 6.1 6.12 7.2 llama 5.10-nobtf 5.10-nobpf"
+all="busybox 5.10 6.1 6.12 7.2 llama systemd 5.10-nobtf 5.10-nobpf"
 
 die() { echo "cross/qemu/images.sh: $*" >&2; exit 1; }
 say() { echo "cross/qemu/images.sh: $*" >&2; }
@@ -81,7 +82,7 @@ fetch_tree() { # suite package...
 
 place_of() { # name
     case $1 in
-    busybox | llama) echo "$cache/$1" ;;
+    busybox | llama | systemd) echo "$cache/$1" ;;
     *) echo "$cache/kernels/$1" ;;
     esac
 }
@@ -94,6 +95,7 @@ make_one() { # name; leaves `made` in the present directory
     7.2) fetch_kernel "$1" forky ;;
     busybox) fetch_busybox ;;
     llama) fetch_tree sid llama.cpp-tools ;;
+    systemd) fetch_tree bookworm systemd ;;
     esac
 }
 

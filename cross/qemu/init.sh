@@ -1,25 +1,33 @@
 #!/bin/busybox sh
 # PID 1 of a guest: mounts what a board has, loads the modules asked for, runs /job/run as root in /out with its output
 # passed on as it comes, then hands the host /out, the kernel's log and the exit code, and ends QEMU.
+# Where /job/first names another program, that one becomes PID 1, and is to run `/init job` for all that follows the mounts.
 # The file `status` is the only sign of a run that came to its end: a guest that dies or hangs never writes it.
-/bin/busybox mkdir -p /bin /sbin /proc /sys /dev /tmp /out /root /usr/bin /usr/sbin
-/bin/busybox --install -s /bin
 export PATH=/job:/bin:/sbin:/usr/bin:/usr/sbin HOME=/root OUT=/out
 
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t devtmpfs devtmpfs /dev
-mount -t tmpfs tmpfs /tmp
-mkdir -p /dev/shm && mount -t tmpfs tmpfs /dev/shm
-# Not every kernel has these.
-mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
-mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
-mount -t bpf bpf /sys/fs/bpf 2>/dev/null
-echo 4 >/proc/sys/kernel/printk
+mounts() {
+    /bin/busybox mkdir -p /bin /sbin /proc /sys /dev /tmp /out /root /usr/bin /usr/sbin
+    /bin/busybox --install -s /bin
+    mount -t proc proc /proc
+    mount -t sysfs sysfs /sys
+    mount -t devtmpfs devtmpfs /dev
+    mount -t tmpfs tmpfs /tmp
+    mkdir -p /dev/shm && mount -t tmpfs tmpfs /dev/shm
+    # Not every kernel has these.
+    mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
+    mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
+    mount -t bpf bpf /sys/fs/bpf 2>/dev/null
+    echo 4 >/proc/sys/kernel/printk
 
-for module in $(cat /job/modules 2>/dev/null); do
-    insmod "$module" || echo "init: $module was not loaded"
-done
+    for module in $(cat /job/modules 2>/dev/null); do
+        insmod "$module" || echo "init: $module was not loaded"
+    done
+}
+
+if [ "$1" != job ]; then
+    mounts
+    [ ! -s /job/first ] || exec "$(cat /job/first)"
+fi
 
 mkfifo /tmp/out /tmp/err
 host out </tmp/out & relays=$!

@@ -10,6 +10,8 @@ A check is one file in checks/ (and one in controls/ is a check that must fail).
     SECONDS = 30                about how long it takes; the longest start first
     SCRIPT = "..."              what the guest's shell runs in /out; profinfer and ggml-runner are in its PATH
     def judge(run, book): ...   looks at the outcome; without it the script's exit code alone decides
+    AGAIN = "..."               the script of a second boot, which has as /job/disk.tar what the first left in /out/disk.tar
+    def judge_again(run, book): ...
 
 The judge is called when the script ended with 0 (or with one of EXIT_CODES). What it finds wrong it says with
 book.expect; what goes into the kernel's row with book.supported, book.degraded, book.hits and book.losses, or for a
@@ -83,6 +85,15 @@ class Book:
         self.expect(books["complete"], f"not complete: {books['verdict']}")
 
 
+    def kept(self, report):
+        """What the service recorded, whose budget may leave ops out: all that came is in the file, and ops are among it."""
+        for kind in report["books"]["events"]:
+            self.expect(kind["closes"], f"the books of {kind['kind']} do not close")
+            self.losses(kind["lost"])
+        ops = sum(kind["recorded"] for kind in report["books"]["events"] if kind["kind"] == "op")
+        self.expect(ops > 0, "no op was recorded")
+
+
 class Outcome:
     """A run's files, for a judge. Raises LookupError for one that did not come out."""
 
@@ -125,13 +136,13 @@ class Check:
     def option(self, name, otherwise):
         return getattr(self.module, name, otherwise)
 
-    def guest(self, kernel, out):
+    def guest(self, kernel, out, script="SCRIPT", more=None):
         """The job. Raises boot.Unusable for what is missing here."""
         binaries = self.option("BINARIES", BINARIES)
         files = {f"/job/{name}": boot.program_for_arm64(binaries / name) for name in ("profinfer", "ggml-runner")}
-        files |= {inside: ROOT / here for inside, here in self.option("FILES", {}).items()}
+        files |= {inside: ROOT / here for inside, here in self.option("FILES", {}).items()} | (more or {})
         trees = [boot.CACHE / name for name in self.option("TREES", [])]
-        script = "set -eu\n" + self.option("SCRIPT", "")
+        script = "set -eu\n" + self.option(script, "")
         return boot.Guest(kernel, script, out, files=files, trees=trees, **self.option("BOOT", {}))
 
     def run(self, kernel, out):
@@ -142,6 +153,11 @@ class Check:
             run = boot.run(self.guest(self.option("IMAGE", kernel), out))
             seconds = run.seconds
             self.judge(run, kernel, book)
+            if self.option("AGAIN", None) and not book.failures:
+                disk = {"/job/disk.tar": run.out / "out" / "disk.tar"}
+                run = boot.run(self.guest(kernel, out.with_name(f"{out.name}-again"), "AGAIN", disk))
+                seconds += run.seconds
+                self.judge(run, kernel, book, "judge_again")
         except boot.Absent as why:
             if REQUIRED:
                 book.failures.append(str(why))
@@ -153,12 +169,12 @@ class Check:
             book.failures.append(f"{type(wrong).__name__}: {wrong}")
         return book, seconds
 
-    def judge(self, run, kernel, book):
+    def judge(self, run, kernel, book, name="judge"):
         if run.died:
             book.failures.append(f"{run.died}\n{run.tail()}")
         elif run.code not in self.option("EXIT_CODES", [0]):
             book.failures.append(f"exit code {run.code}\n{run.tail()}")
-        elif judge := self.option("judge", None):
+        elif judge := self.option(name, None):
             judge(Outcome(run, kernel), book)
 
 
