@@ -45,14 +45,9 @@ fn whole_traces_pass_all_views() {
     }
 }
 
-/// Few where nothing is asked for: a case is all views of some traces. `make fuzz` asks for many.
-fn cases() -> u32 {
-    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse::<u32>().ok());
-    asked.map_or(24, |n| (n / 20).max(1))
-}
-
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(cases()))]
+    // Few: a case is all views. `make fuzz` asks for more.
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     /// Bytes that are other ones, in blocks whose checksums are right again: what a reader can not tell from a recording.
     #[test]
