@@ -135,7 +135,7 @@ fuzz: ## the property tests with CASES cases each (20000), in release mode
 	PROPTEST_CASES=$(CASES) $(CARGO) test --locked --release --no-default-features
 
 ##@ Measure
-BENCHES := structure fidelity cost causes budget size report export diff switches runner
+BENCHES := structure fidelity cost causes budget size report export diff switches service runner
 .PHONY: $(BENCHES:%=bench-%) bench-arm-cost
 bench-structure: ## hits and structure against the engine's own dump
 bench-fidelity: ## tokens/s and op times against the engine's own figures
@@ -148,6 +148,7 @@ bench-diff: ## false alarms of diff between equal runs, and a slow op found
 bench-causes: ## what counters, scheduler, experts and kinds of buffer cost
 bench-budget: ## whether --budget is kept
 bench-switches: ## what a context switch costs with --sched
+bench-service: ## what the service costs while it waits, and ten engines a second
 $(BENCHES:%=bench-%): bench-%: | setup
 	benches/$*.sh
 bench-arm-cost: images ## guest instructions of an op's probes on arm64 kernels 5.10 to 7.2, in QEMU

@@ -93,9 +93,9 @@ class Service:
         check(False, f"in vain: {what}")
         return self.state() or {}
 
-    def run(self, tokens, op_ns=300000):
-        """An engine: some 35 ops a token, each a sleep."""
-        command = [self.engine, "-t", "1", "-p", "4", "-n", str(tokens), "--op-ns", str(op_ns), "--sleep"]
+    def run(self, tokens, op_ns=300000, hold=0.0):
+        """An engine: some 35 ops a token, each a sleep; `hold` seconds go before the first, as for loading a model."""
+        command = [self.engine, "--hold", str(hold), "-t", "1", "-p", "4", "-n", str(tokens), "--op-ns", str(op_ns), "--sleep"]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def reports(self):
@@ -165,7 +165,7 @@ def churn(seconds):
     before = descriptors(service.process.pid), cpu_and_memory(service.process.pid)
     engines, lives, begin = [], [], time.time()
     for i in range(10 * seconds):
-        engines.append((time.time(), service.run(100)))
+        engines.append((time.time(), service.run(70, hold=0.3)))
         time.sleep(max(0, begin + (i + 1) / 10 - time.time()))
     calls = {}
     for started, engine in engines:

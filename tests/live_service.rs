@@ -178,9 +178,11 @@ fn a_service_that_is_killed_leaves_whole_files_and_its_successor_goes_on() {
     service.wait_for("the successor records it", |s| s["runs"][0]["tokens"].as_u64() > Some(200));
     let recorder = service.state()["rules"][0]["recorder"].as_u64().expect("a recorder");
     signal_to(recorder as u32, libc::SIGKILL);
+    // The run's numbers begin anew with the file.
     service.wait_for("another recorder follows", |s| {
-        s["rules"][0]["recorder"].as_u64().is_some_and(|r| r != recorder)
-            && s["runs"][0]["tokens"].as_u64() > Some(0)
+        let third = service.traces().get(2).and_then(|t| Some(t.file_name()?.to_str()?.to_owned()));
+        third.is_some_and(|name| s["runs"][0]["file"] == name.as_str())
+            && s["runs"][0]["tokens"].as_u64() > Some(20)
     });
     let pid = engine.pid();
     drop(engine);

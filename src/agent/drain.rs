@@ -143,6 +143,13 @@ impl<W: Write> Drain<W> {
         self.nops.push(false);
     }
 
+    /// Takes back the engine that was added last: it could not be probed.
+    pub fn drop_engine(&mut self) {
+        self.readings.pop();
+        self.shown.pop();
+        self.nops.pop();
+    }
+
     /// From now on ops come with the counts of `n` counters.
     pub fn count(&mut self, n: u32) {
         self.graphs.count(n);

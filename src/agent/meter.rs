@@ -104,6 +104,13 @@ impl Meter {
         durations.get((durations.len() * 99).div_ceil(100) - 1).copied()
     }
 
+    /// The rate of the newest `n` tokens; None: so many have not ended after `from`.
+    pub fn rate_of_newest(&self, n: usize, from: u64) -> Option<f64> {
+        let newest = (1..=n.min(NEWEST)).map(|back| self.newest[(self.next + NEWEST - back) % NEWEST]);
+        let ns = newest.map(|(t, dur)| (t > from).then_some(dur)).sum::<Option<u64>>()?;
+        (ns > 0).then(|| n as f64 * 1e9 / ns as f64)
+    }
+
     /// The rate of tokens that ended after `from`; None: fewer than `least`.
     pub fn rate_since(&self, from: u64, least: usize) -> Option<f64> {
         let (n, ns) = self.since(from).fold((0usize, 0u64), |(n, ns), (_, dur)| (n + 1, ns + dur));

@@ -295,6 +295,7 @@ impl Session {
         }
         // With nothing to probe yet, the functions may come with a module that is loaded later.
         if let Some(why) = attached.failures.first().filter(|_| attached.attached == 0) {
+            self.drain.borrow_mut().drop_engine();
             return Err(RecordError::Attach(why.clone()));
         }
         attached.failures.iter().for_each(|f| watch.tell(&format!("probe not attached: {f}")));
@@ -441,12 +442,17 @@ impl Session {
         for text in self.counters.iter_mut().flat_map(Counters::tick) {
             notice(&self.drain, &text, watch)?;
         }
-        self.pids
-            .keys()
-            .copied()
-            .collect::<Vec<_>>()
-            .into_iter()
-            .try_for_each(|pid| self.scan_one(pid, watch))
+        for pid in self.pids.keys().copied().collect::<Vec<_>>() {
+            match self.scan_one(pid, watch) {
+                // Others are recorded on.
+                Err(e) if self.fed && !matches!(e, RecordError::Write(_)) => {
+                    watch.tell(&format!("process {pid}: {e}"));
+                    self.let_go(pid)?;
+                }
+                scanned => scanned?,
+            }
+        }
+        Ok(())
     }
 
     fn scan_one(&mut self, pid: u32, watch: &mut dyn Watch) -> Result<(), RecordError> {

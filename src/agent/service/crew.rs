@@ -13,8 +13,6 @@ use super::settings::Settings;
 use crate::agent::recording::{Learnt, Options};
 use crate::agent::target;
 
-/// Ended runs that are remembered.
-const REMEMBERED: usize = 32;
 /// A recorder that was told to end and has not, is ended.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A rule whose recorder failed gets another after so long: soon where there was no room, late where it is its own fault.
@@ -83,6 +81,8 @@ struct Known {
     run: Run,
     met: Met,
     phase: Phase,
+    /// Since when its process is known to be gone, where it is with a recorder.
+    dead: Option<Instant>,
 }
 
 struct Hand {
@@ -97,6 +97,8 @@ struct Hand {
     dump: bool,
     /// It learns of the machine before it records.
     learns: bool,
+    /// It has told of a run: it is attached.
+    attached: bool,
 }
 
 /// The recorders, and the runs.
@@ -104,6 +106,7 @@ struct Hand {
 pub struct Crew {
     hands: Vec<Hand>,
     runs: Vec<Known>,
+    /// Those that have ended since they were last taken from here.
     pub ended: VecDeque<Run>,
     pub counts: Counts,
     /// By rule: runs that it was for.
@@ -114,8 +117,9 @@ pub struct Crew {
     later: Vec<(String, Instant)>,
     /// When it was last told that there are more runs than at-once allows.
     told_of_many: Option<Instant>,
-    /// A run is recorded that was not before.
+    /// Processes may have to be looked for that the kernel did not tell of: children of a run.
     pub began: bool,
+    stopping: bool,
     /// For the log.
     pub news: Vec<String>,
     /// Rings written out since they were asked for: rule, and the file or why not.
@@ -156,7 +160,17 @@ impl Crew {
     /// A run begins.
     pub fn meet(&mut self, met: Met, settings: &Settings) {
         // Another program in a process that is known is another run.
-        self.runs.retain(|k| (k.met.pid, k.met.start) != (met.pid, met.start) || k.met.exe == met.exe);
+        let other = |k: &Known| (k.met.pid, k.met.start) == (met.pid, met.start) && k.met.exe != met.exe;
+        if let Some(i) = self.runs.iter().position(other) {
+            let known = self.runs.remove(i);
+            if matches!(known.phase, Phase::Wanted | Phase::With(_)) {
+                let recorded = !known.run.level.is_empty();
+                self.end(
+                    Run { ended: Some("another program runs in its process".into()), ..known.run },
+                    recorded,
+                );
+            }
+        }
         if self.runs.iter().any(|k| (k.met.pid, k.met.start) == (met.pid, met.start)) {
             return;
         }
@@ -204,7 +218,7 @@ impl Crew {
         if let Phase::Left(why) = phase {
             *self.counts.left(why) += 1;
         }
-        self.runs.push(Known { run, met, phase });
+        self.runs.push(Known { run, met, phase, dead: None });
     }
 
     fn is_turn(&mut self, rule: &Rule) -> bool {
@@ -263,6 +277,7 @@ impl Crew {
                     gone: false,
                     dump,
                     learns,
+                    attached: false,
                 });
                 Some(self.hands.len() - 1)
             }
@@ -346,7 +361,10 @@ impl Crew {
         };
         let Some(known) = self.runs.iter_mut().find(same) else { return };
         let ended = run.ended.is_some();
-        self.began |= known.run.level.is_empty() && !run.level.is_empty();
+        // A new run may have had children before it was followed; those of one that has ended go on without it.
+        let first = self.hands.iter_mut().find(|h| h.recorder.pid == recorder && !h.attached);
+        self.began |= ended || known.run.level.is_empty() && !run.level.is_empty() || first.is_some();
+        first.into_iter().for_each(|h| h.attached = true);
         known.run = run;
         if ended {
             known.phase = Phase::Done;
@@ -361,9 +379,6 @@ impl Crew {
         match recorded {
             true => self.counts.recorded += 1,
             false => self.counts.missed += 1,
-        }
-        if self.ended.len() == REMEMBERED {
-            self.ended.pop_front();
         }
         self.ended.push_back(run);
     }
@@ -402,14 +417,23 @@ impl Crew {
             }
             !gone
         });
-        over.into_iter().for_each(|run| self.end(run, false));
-        self.prepare(settings);
+        for run in over {
+            let recorded = !run.level.is_empty();
+            self.end(run, recorded);
+        }
+        if !self.stopping {
+            self.prepare(settings);
+        }
+        self.bury();
+        let learning = self.hands.iter().any(|h| h.learns && !h.gone);
         for hand in &mut self.hands {
             let pid = hand.recorder.pid;
             let busy = self.runs.iter().any(|k| matches!(k.phase, Phase::With(with) if with == pid));
             hand.idle = if busy { None } else { hand.idle.or(Some(now)) };
             let lingered = hand.idle.is_some_and(|since| now.duration_since(since) >= settings.linger);
-            if hand.told.is_none() && (lingered || hand.retire.is_some_and(|at| now >= at)) {
+            // Its successor attaches, and may have to learn before that.
+            let due = |at| now >= at && (!learning || now >= at + PATIENCE);
+            if hand.told.is_none() && (lingered || hand.retire.is_some_and(due)) {
                 hand.stop(now);
             }
             if hand.told.is_some_and(|at| now.duration_since(at) >= PATIENCE) {
@@ -417,6 +441,22 @@ impl Crew {
                 hand.recorder.kill();
                 hand.told = Some(now);
             }
+        }
+    }
+
+    /// Ends runs of which the recorder should long have told the end.
+    fn bury(&mut self) {
+        let now = Instant::now();
+        for known in self.runs.iter_mut().filter(|k| matches!(k.phase, Phase::With(_))) {
+            let dead = !target::alive(known.met.pid);
+            known.dead = if dead { known.dead.or(Some(now)) } else { None };
+        }
+        let late = |k: &Known| k.dead.is_some_and(|since| now.duration_since(since) > AGAIN_LATE);
+        let (gone, stay): (Vec<_>, Vec<_>) = std::mem::take(&mut self.runs).into_iter().partition(late);
+        self.runs = stay;
+        for known in gone {
+            let recorded = !known.run.level.is_empty();
+            self.end(Run { ended: Some("the process has ended".into()), ..known.run }, recorded);
         }
     }
 
@@ -472,6 +512,7 @@ impl Crew {
 
     /// Ends all recorders.
     pub fn stop(&mut self) {
+        self.stopping = true;
         let now = Instant::now();
         self.hands.iter_mut().filter(|h| h.told.is_none()).for_each(|h| h.stop(now));
     }

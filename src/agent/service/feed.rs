@@ -63,6 +63,8 @@ pub struct Feed {
     stop: bool,
     failure: Option<Failure>,
     told: Instant,
+    /// Runs that have ended and of which the service could not be told yet.
+    untold: usize,
 }
 
 impl Feed {
@@ -86,6 +88,7 @@ impl Feed {
             stop: false,
             failure: None,
             told: now.checked_sub(TELL).unwrap_or(now),
+            untold: 0,
         }
     }
 
@@ -148,8 +151,8 @@ impl Feed {
     }
 
     /// A service that does not listen has too much to do, or is gone, which shows elsewhere.
-    fn say(&mut self, what: &Said) {
-        drop(self.channel.send(what));
+    fn say(&mut self, what: &Said) -> bool {
+        self.channel.send(what).is_ok()
     }
 
     fn say_message(&mut self, text: &str) {
@@ -172,10 +175,11 @@ impl Feed {
     fn tell_runs(&mut self) {
         let runs = std::mem::take(&mut self.runs);
         for some in runs.chunks(TOGETHER) {
-            self.say(&Said::Runs(some.to_vec()));
+            let told = self.say(&Said::Runs(some.to_vec()));
+            // What was not heard is told again; an end above all.
+            self.runs.extend(some.iter().filter(|r| !told || r.ended.is_none()).cloned());
         }
-        self.runs = runs;
-        self.runs.retain(|r| r.ended.is_none());
+        self.untold = self.runs.iter().filter(|r| r.ended.is_some()).count();
         self.told = Instant::now();
     }
 
@@ -260,7 +264,8 @@ impl Feed {
 
     fn dumped(&mut self, done: Result<String, String>, asked: bool) {
         if asked {
-            return self.say(&Said::Dumped(done));
+            self.say(&Said::Dumped(done));
+            return;
         }
         match done {
             Ok(name) => self.say_message(&format!("the ring is in {name}")),
@@ -296,7 +301,8 @@ impl Watch for Feed {
 
     fn order(&mut self, now: &Progress, meters: &[Meter]) -> Option<Order> {
         self.note(now, meters);
-        if self.told.elapsed() >= TELL || self.runs.iter().any(|r| r.ended.is_some()) {
+        let ended = self.runs.iter().filter(|r| r.ended.is_some()).count();
+        if self.told.elapsed() >= TELL || ended > self.untold {
             self.tell_runs();
         }
         if self.stop {

@@ -9,6 +9,7 @@ use super::crew::{self, Crew, Met};
 use super::finder::{Finder, Found};
 use super::notify::Notify;
 use super::place::PlaceError;
+use super::run::Run;
 use super::settings::Settings;
 use super::signals::Signals;
 use super::socket::{self, Answer, Control, Request, SocketError, Token};
@@ -18,6 +19,8 @@ use super::{clock, own, privilege};
 
 /// What is due from time to time is looked at so often.
 const TICK: Duration = Duration::from_secs(1);
+/// A recorder has so long to write its ring.
+const DUMPED: Duration = Duration::from_secs(30);
 /// Recorders that are told to end have so long for their books.
 const LAST_WORDS: Duration = Duration::from_secs(15);
 
@@ -43,6 +46,7 @@ struct Asked {
     left: usize,
     files: Vec<String>,
     why_not: Option<String>,
+    since: Instant,
 }
 
 /// The service.
@@ -60,6 +64,8 @@ pub struct Service<'a> {
     files: Files,
     state: State,
     asked: Option<Asked>,
+    /// What was last wrong with the directory.
+    trouble: String,
     tick: Instant,
     stopping: Option<Instant>,
 }
@@ -100,6 +106,7 @@ impl<'a> Service<'a> {
                 ..State::new(version)
             },
             asked: None,
+            trouble: String::new(),
             tick: Instant::now(),
             stopping: None,
         };
@@ -237,7 +244,8 @@ impl<'a> Service<'a> {
                         pid.map_or("no run".into(), |pid| format!("process {pid} is not recorded, or"));
                     return Some(Err(format!("{what} is kept in memory: no rule with 'ring' has it")));
                 }
-                self.asked = Some(Asked { token, left, files: Vec::new(), why_not: None });
+                self.asked =
+                    Some(Asked { token, left, files: Vec::new(), why_not: None, since: Instant::now() });
                 None
             }
         }
@@ -292,10 +300,26 @@ impl<'a> Service<'a> {
         self.crew.tick(&self.settings);
         match self.store.tidy() {
             Ok(usage) => self.state.store = usage,
-            Err(e) => self.say(&e.to_string()),
+            Err(e) => self.complain(e.to_string()),
         }
+        self.forget_asked();
         self.notify.alive();
         self.tell();
+    }
+
+    /// Says what is wrong with the directory, once.
+    fn complain(&mut self, trouble: String) {
+        if self.trouble != trouble {
+            self.say(&trouble);
+            self.trouble = trouble;
+        }
+    }
+
+    /// A dump that no recorder has told of is over.
+    fn forget_asked(&mut self) {
+        if let Some(asked) = self.asked.take_if(|asked| asked.since.elapsed() > DUMPED) {
+            self.control.answer(asked.token, &Err("the recorder does not answer".into()));
+        }
     }
 
     /// Brings the state to where all is.
@@ -305,6 +329,9 @@ impl<'a> Service<'a> {
             self.state.run(&run);
         }
         crew.runs().for_each(|run| self.state.run(run));
+        // One that was taken from its recorder, and not ended, is nobody's.
+        let going = |r: &Run| crew.runs().any(|k| (k.pid, k.start) == (r.pid, r.start));
+        self.state.runs.retain(|r| r.ended.is_some() || going(r));
         let c = crew.counts;
         self.state.counts = status::Counts {
             seen: c.seen,
@@ -368,6 +395,11 @@ impl<'a> Service<'a> {
         let old = &self.settings;
         let moved = old.directory != settings.directory;
         let sizes = |s: &Settings| (s.quota, s.file_size, s.keep);
+        // First all that may fail: either all of it holds or nothing.
+        let control = (old.socket != settings.socket).then(|| Control::bind(&settings.socket)).transpose()?;
+        let elsewhere = (&old.status, &old.metrics) != (&settings.status, &settings.metrics);
+        let files =
+            elsewhere.then(|| Files::new(&settings.status, settings.metrics.as_deref())).transpose()?;
         if moved || sizes(old) != sizes(&settings) {
             let store = Store::open(&settings.directory, settings.quota, settings.file_size, settings.keep)?;
             if moved {
@@ -375,11 +407,10 @@ impl<'a> Service<'a> {
             }
             self.store = store;
         }
-        if old.socket != settings.socket {
-            self.control = Control::bind(&settings.socket)?;
+        if let Some(control) = control {
+            self.control = control;
         }
-        if (&old.status, &old.metrics) != (&settings.status, &settings.metrics) {
-            let (files, _) = Files::new(&settings.status, settings.metrics.as_deref())?;
+        if let Some((files, _)) = files {
             self.files.remove();
             self.files = files;
         }

@@ -56,12 +56,13 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// The file system is full: it may pass, and nothing is wrong with the directory.
+    /// The file system is full, or the quota is: it may pass, and nothing is wrong with the directory.
     pub fn is_full(&self) -> bool {
         match self {
             StoreError::Place(PlaceError::Io { source, .. }) | StoreError::File { source, .. } => {
                 is_full(source)
             }
+            StoreError::NoRoom { .. } => true,
             _ => false,
         }
     }
@@ -469,6 +470,10 @@ impl Output for TraceFile {
 
 impl Drop for TraceFile {
     fn drop(&mut self) {
+        // A disk that is full has room for names still.
+        if self.bytes == 0 {
+            let _ = self.place.remove(&self.name);
+        }
         // At once, even where a process forked meanwhile has the file open as well.
         let _ = self.file.unlock();
     }

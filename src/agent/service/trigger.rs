@@ -42,7 +42,10 @@ impl Trigger {
         let last = self.fired.unwrap_or(0);
         let recent = now.saturating_sub(WITHIN_NS).max(last);
         meters.iter().filter(|m| !m.ended).find_map(|m| {
-            let slow = self.below.zip(m.rate_since(recent, TOKENS)).filter(|(least, rate)| rate < least);
+            let slow = self
+                .below
+                .zip(m.rate_since(recent, TOKENS).or_else(|| m.rate_of_newest(TOKENS, last)))
+                .filter(|(least, rate)| rate < least);
             let slow = slow
                 .map(|(least, rate)| format!("process {}: {rate:.3} tokens/s, below {least} (below)", m.pid));
             slow.or_else(|| {
@@ -60,7 +63,9 @@ impl Trigger {
 
     /// A token that has taken longer than so many should.
     fn stuck(&self, call: Option<(u64, u32)>, now: u64) -> Option<String> {
-        let (least, (since, _)) = self.below.zip(call.filter(|&(_, width)| width == 1))?;
+        // The same token is told once.
+        let another = |since: u64| self.fired.is_none_or(|fired| since > fired);
+        let (least, (since, _)) = self.below.zip(call.filter(|&(t, width)| width == 1 && another(t)))?;
         let s = now.saturating_sub(since) as f64 / 1e9;
         (s * least > TOKENS as f64)
             .then(|| format!("a token has been under way for {s:.1} s: below {least} tokens/s (below)"))
@@ -99,6 +104,9 @@ mod tests {
         assert_eq!(trigger(Some(4.0), None).fired(&slow, None, t), None);
         let (few, t) = meter(&[S / 5; 15]);
         assert_eq!(trigger(Some(10.0), None).fired(&[few], None, t), None);
+        // So slow that few come in any time that is looked at.
+        let (slower, t) = meter(&[2 * S; 16]);
+        assert!(trigger(Some(1.0), None).fired(&[slower], None, t).is_some());
     }
 
     #[test]
@@ -120,5 +128,7 @@ mod tests {
         assert_eq!(t.fired(&[], Some((S, 1)), 4 * S), None);
         assert_eq!(t.fired(&[], Some((S, 512)), 60 * S), None);
         assert!(t.fired(&[], Some((S, 1)), 70 * S).is_some());
+        assert_eq!(t.fired(&[], Some((S, 1)), 200 * S), None, "the same one");
+        assert!(t.fired(&[], Some((100 * S, 1)), 201 * S).is_some());
     }
 }

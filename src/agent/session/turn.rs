@@ -58,10 +58,16 @@ impl Session {
             return Err(RecordError::Ended(pid));
         }
         self.drain.borrow_mut().meters.push(Meter::new(pid));
-        self.scan_one(pid, watch)
+        // A number that was a stranger's may be another file's by now.
+        self.strangers.clear();
+        let taken = self.scan_one(pid, watch);
+        if taken.is_err() {
+            self.let_go(pid)?;
+        }
+        taken
     }
 
-    fn let_go(&mut self, pid: u32) -> Result<(), RecordError> {
+    pub(super) fn let_go(&mut self, pid: u32) -> Result<(), RecordError> {
         self.source.drop_target(pid);
         self.source.poll(Duration::ZERO);
         self.drain.borrow_mut().part(pid, usage::now())?;

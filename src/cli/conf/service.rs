@@ -327,8 +327,10 @@ impl Layers {
             }
         }
         let writing = rules.iter().filter(|r| !r.ignore && r.ring.is_none()).count() as u64;
-        if settings.file_size.saturating_mul(writing) > settings.quota {
-            let what = "quota holds less than one file for each rule, which may all be written at a time";
+        // The next file is begun before the one that is full ends.
+        if settings.file_size.saturating_mul(2 * writing) > settings.quota {
+            let what = "quota holds less than two files for each rule: the one that is full, and the next; a recording waits \
+                        where there is no room";
             warnings.push(format!("{}{what}", self.service.place(&["quota", "file-size"])));
         }
         warnings

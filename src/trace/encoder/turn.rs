@@ -44,6 +44,7 @@ impl<W: Write> Encoder<W> {
 
     /// A process has ended: traces from the next one on need not name it.
     pub fn forget_process(&mut self, pid: u32) {
+        self.processes.remove(&pid);
         let key = key_of("process", pid);
         if let Some(i) = self.kept.iter().position(|(k, _)| *k == key) {
             self.kept_bytes = self.kept_bytes.saturating_sub(self.kept.remove(i).1.bytes.len());

@@ -200,7 +200,10 @@ fn what_is_hardly_meant_is_a_warning() {
     let small = never("[service]\nquota = \"100MiB\"\n[[rule]]\nexe = \"x\"\n[[rule]]\n");
     assert_eq!(
         small,
-        ["f:2: quota holds less than one file for each rule, which may all be written at a time"]
+        [
+            "f:2: quota holds less than two files for each rule: the one that is full, and the next; a recording waits \
+             where there is no room"
+        ]
     );
 }
 
