@@ -206,29 +206,29 @@ def soak(minutes, clock):
     rules = ['budget = "90%"', 'level = "graph"', 'budget = "50%"\none-in = 2', 'ring = "1min"\nring-size = "1MiB"']
     service = Service(own, rules[0], memory="20m")
     engines, most, kills, full, reloads = [], 0, [0, 0], 0, 0
-    end = time.time() + 60 * minutes
     filler = service.traces / "filler"
-    monotonic_end = time.monotonic() + 60 * minutes
-    while time.monotonic() < monotonic_end:
+    end = time.monotonic() + 60 * minutes
+    while time.monotonic() < end:
         engines = [e for e in engines if e.poll() is None]
         if len(engines) < 6:
             fast = random.random() < 0.3
             engines.append(service.run(random.randint(5, 400), 5000 if fast else 300000))
-        chance = random.random()
-        if chance < 0.05 and engines:
+        # Ten rounds a second: an engine is killed every five seconds, the service every minute, and so on.
+        chance = random.random() / 4
+        if chance < 0.005 and engines:
             random.choice(engines).kill()
             kills[0] += 1
-        elif chance < 0.07:
+        elif chance < 0.0055:
             service.process.kill()
             service.process.wait()
             kills[1] += 1
             service.start()
-        elif chance < 0.09:
+        elif chance < 0.0065:
             reloads += 1
             service.configure(own, random.choice(rules))
             for _ in range(random.randint(1, 50)):
                 service.process.send_signal(signal.SIGHUP)
-        elif chance < 0.10 and not filler.exists():
+        elif chance < 0.007 and not filler.exists():
             full += 1
             with open(filler, "wb") as f:
                 try:
@@ -237,9 +237,9 @@ def soak(minutes, clock):
                         f.flush()
                 except OSError:
                     pass
-        elif chance < 0.20 and filler.exists():
+        elif chance < 0.010 and filler.exists():
             filler.unlink()
-        elif chance < 0.22 and clock:
+        elif chance < 0.012 and clock:
             step = random.choice((-3600, -5, 5, 3600))
             time.clock_settime(time.CLOCK_REALTIME, time.time() + step)
         most = max(most, service.bytes())
