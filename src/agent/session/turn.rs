@@ -69,7 +69,7 @@ impl Session {
 
     pub(super) fn let_go(&mut self, pid: u32) -> Result<(), RecordError> {
         self.source.drop_target(pid);
-        self.source.poll(Duration::ZERO);
+        self.take_all()?;
         self.drain.borrow_mut().part(pid, usage::now())?;
         self.forget(pid);
         Ok(())
@@ -129,12 +129,15 @@ impl Session {
         Standing { books, received: drain.received, orphans: drain.orphans(), own }
     }
 
+    /// Takes what has arrived.
+    fn take_all(&mut self) -> Result<(), RecordError> {
+        self.source.poll(Duration::ZERO);
+        self.drain.borrow_mut().take_error().map_or(Ok(()), |e| Err(e.into()))
+    }
+
     /// Takes what has arrived, and says what there is to say at a trace's end.
     fn pause(&mut self) -> Result<Standing, RecordError> {
-        self.source.poll(Duration::ZERO);
-        if let Some(e) = self.drain.borrow_mut().take_error() {
-            return Err(e.into());
-        }
+        self.take_all()?;
         self.meet_processes()?;
         let books = self.account()?;
         Ok(self.standing(books, usage::now()))
