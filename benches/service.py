@@ -84,8 +84,8 @@ class Service:
         return json.loads(said.stdout) if said.returncode == 0 else None
 
     def wait_for(self, done, what, patience=PATIENCE):
-        end = time.time() + patience
-        while time.time() < end:
+        end = time.monotonic() + patience
+        while time.monotonic() < end:
             state = self.state()
             if state and done(state):
                 return state
@@ -207,7 +207,7 @@ def soak(minutes, clock):
     service = Service(own, rules[0], memory="20m")
     engines, most, kills, full, reloads = [], 0, [0, 0], 0, 0
     filler = service.traces / "filler"
-    end = time.monotonic() + 60 * minutes
+    end, offset = time.monotonic() + 60 * minutes, time.time() - time.monotonic()
     while time.monotonic() < end:
         engines = [e for e in engines if e.poll() is None]
         if len(engines) < 6:
@@ -247,6 +247,8 @@ def soak(minutes, clock):
         if wrong:
             break
         time.sleep(0.1)
+    if clock:
+        time.clock_settime(time.CLOCK_REALTIME, offset + time.monotonic())
     filler.unlink(missing_ok=True)
     for engine in engines:
         engine.kill()
