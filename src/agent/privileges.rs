@@ -256,7 +256,10 @@ pub const SELINUX_ADVICE: &str = "dmesg | grep avc shows what; setenforce 0 wher
 /// The command that gives the capabilities.
 pub fn capability_advice() -> String {
     let exe = std::env::current_exe().map_or_else(|_| "profinfer".to_owned(), |p| p.display().to_string());
-    format!("run as root, or: sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace+ep {exe}")
+    format!(
+        "run as root, or: sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace+ep {exe} (and cap_sys_admin where the kernel \
+         wants it for uprobes, as since 6.16)"
+    )
 }
 
 #[cfg(test)]
