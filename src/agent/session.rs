@@ -480,7 +480,6 @@ impl Session {
         self.extras_gone(stopped);
         self.source.finish();
         self.meet_processes()?;
-        self.budget_kept()?;
         // Whatever ended it, what is recorded gets its books; only a file that cannot be written has no more to take.
         let (end, failure) = match end {
             Ok(end) => (end, None),

@@ -202,9 +202,9 @@ impl Session {
         })
     }
 
-    /// The last word on the budget.
-    pub(super) fn budget_kept(&mut self) -> Result<(), WriteError> {
-        let Some(controller) = self.qos.take() else { return Ok(()) };
+    /// How the budget was kept until now.
+    pub(super) fn budget_kept(&self) -> Result<(), WriteError> {
+        let Some(controller) = &self.qos else { return Ok(()) };
         let rule = controller.rule;
         let budget = rule.budget.map_or(String::new(), |b| format!("own cost at most {} % ", b * 100.0));
         let qos = rule.qos.map_or(String::new(), |q| format!("at least {q} tokens/s "));
@@ -219,7 +219,7 @@ impl Session {
         self.feature(state, &why)
     }
 
-    fn feature(&mut self, state: Availability, why: &str) -> Result<(), WriteError> {
+    fn feature(&self, state: Availability, why: &str) -> Result<(), WriteError> {
         self.drain.borrow_mut().enc.feature(&Feature { name: "budget", state, why })
     }
 }

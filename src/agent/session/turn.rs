@@ -91,6 +91,7 @@ impl Session {
     /// Says all that a trace says at its end but the footer; gives the books.
     pub(super) fn account(&mut self) -> Result<Books, RecordError> {
         self.write_features()?;
+        self.budget_kept()?;
         let wanted = levels::top(self.options.level, self.options.structure);
         for engine in 0..self.engines.len() as u16 {
             if self.engines[engine as usize].written.is_empty() {
