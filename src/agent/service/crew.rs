@@ -13,6 +13,8 @@ use super::settings::Settings;
 use crate::agent::recording::{Learnt, Options};
 use crate::agent::target;
 
+/// Characters of a program's path that are told.
+const EXE: usize = 512;
 /// A recorder that was told to end and has not, is ended.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A rule whose recorder failed gets another after so long: soon where there was no room, late where it is its own fault.
@@ -195,7 +197,8 @@ impl Crew {
     fn admit(&mut self, met: Met, settings: &Settings, kept: Option<&str>) {
         let place = settings.rule_for(&met.exe, met.uid, met.cgroup.as_deref());
         let rule = place.and_then(|i| settings.rules.get(i)).filter(|r| !r.ignore);
-        let exe = String::from_utf8_lossy(&met.exe).into_owned();
+        // As long as a message between service and recorder has room for.
+        let exe: String = String::from_utf8_lossy(&met.exe).chars().take(EXE).collect();
         let mut run = Run { pid: met.pid, start: met.start, exe, ..Run::default() };
         let phase = match rule {
             None => Phase::Left(Why::Ignored),

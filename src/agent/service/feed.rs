@@ -1,11 +1,12 @@
 //! What a recorder's session is fed with: runs that come and go, files that follow each other, the ring's triggers; and what
-//! it tells of them. Uses `channel`, `limits`, `settings`, `rules`, `store` and `recording`.
+//! it tells of them. Uses `channel`, `facts`, `limits`, `settings`, `rules`, `store` and `recording`.
 
 use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
 use super::channel::{Channel, Said, Told};
+use super::facts;
 use super::limits::Limits;
 use super::recorder::Failure;
 use super::rules::Rule;
@@ -183,8 +184,14 @@ impl Feed {
         self.told = Instant::now();
     }
 
-    /// Brings the runs to where the session has them.
+    /// Brings the runs to where the session has them, when there is something to tell: quantiles are not for every look.
     fn note(&mut self, now: &Progress, meters: &[Meter]) {
+        let limit = self.rule.tokens.unwrap_or(u64::MAX);
+        let news = self.runs.iter().any(|r| r.ended.is_none() && r.level.is_empty())
+            || meters.iter().any(|m| m.ended || m.tokens >= limit);
+        if !news && self.told.elapsed() < TELL {
+            return;
+        }
         let level = qos::name(now.level);
         let file = self.file.as_ref().map(|(name, _)| name.clone());
         for run in self.runs.iter_mut().filter(|r| r.ended.is_none()) {
@@ -311,8 +318,12 @@ impl Watch for Feed {
         if self.rule.ring.is_none() && self.file.is_none() && !self.waiting.is_empty() {
             return self.turn("no engine left");
         }
-        if let Some(run) = self.waiting.pop_front() {
-            return Some(self.follow(run));
+        while let Some(run) = self.waiting.pop_front() {
+            // It may have waited for long, and its number be another's by now.
+            if facts::stat(run.pid).is_some_and(|stat| stat.start == run.start) {
+                return Some(self.follow(run));
+            }
+            self.runs.push(Run { ended: Some("it ended before it could be recorded".into()), ..run });
         }
         if let Some(pid) = self.also.pop_front() {
             self.ordered = Some(Ordered::Also);

@@ -101,8 +101,8 @@ fn close_all_but(kept: BorrowedFd<'_>) {
 extern "C" fn wake(_: libc::c_int) {}
 
 fn default_signals() {
-    // SAFETY: a handler that does nothing but end a wait; an empty set, and signals whose handling becomes the usual one; SIGTERM and SIGINT, which a terminal or an init
-    // sends to all of a group, are for the service, which tells its recorders.
+    // SAFETY: a handler that does nothing but end a wait; an empty set, and signals whose handling becomes the usual one;
+    // SIGTERM and SIGINT, which a terminal or an init sends to all of a group, are for the service, which tells its recorders.
     unsafe {
         let mut none = std::mem::zeroed::<libc::sigset_t>();
         libc::sigemptyset(&raw mut none);
