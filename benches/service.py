@@ -6,7 +6,8 @@ usage: service.py idle [SECONDS]             resident memory, and CPU time of a 
        service.py soak [MINUTES] [--clock]   engines and service killed, disk full, configurations without end;
                                              with --clock the machine's clock is set, too: not beside other work
 
-Needs root, `profinfer` and the fake engine: PROFINFER, ENGINE name other ones than those in target/.
+Needs root, `profinfer` and the fake engine: PROFINFER, ENGINE name other ones than those in target/. The service's log is
+kept in the file that LOG names.
 Ends with 1 where something is not as it should be.
 """
 
@@ -113,7 +114,10 @@ class Service:
             check(self.process.wait(PATIENCE) == 0, "the service ends when it is told to")
         if self.mounted:
             subprocess.run(["umount", "-l", self.traces], check=False)
-        print((self.dir / "log").read_text()[-3000:] if wrong else "", end="")
+        log = (self.dir / "log").read_text()
+        print(log[-3000:] if wrong else "", end="")
+        if kept := os.environ.get("LOG"):
+            pathlib.Path(kept).write_text(log)
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
@@ -204,7 +208,7 @@ def soak(minutes, clock):
     quota = 24 * MIB
     own = f'at-once = 64\nquota = {quota}\nfile-size = {4 * MIB}\nlinger = "2s"'
     rules = ['budget = "90%"', 'level = "graph"', 'budget = "50%"\none-in = 2', 'ring = "1min"\nring-size = "1MiB"']
-    service = Service(own, rules[0], memory="20m")
+    service = Service(own, rules[0], memory="40m")
     engines, most, kills, full, reloads = [], 0, [0, 0], 0, 0
     filler = service.traces / "filler"
     end, offset = time.monotonic() + 60 * minutes, time.time() - time.monotonic()

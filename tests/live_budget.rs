@@ -84,11 +84,12 @@ fn spells(seen: &Seen, level: Detail) -> Vec<(i64, i64)> {
     all.iter().zip(ends).filter(|(l, _)| l.to >= level).map(|(l, end)| (l.t, end)).collect()
 }
 
+/// A level is told once all that it has is there, and some of that comes, and leaves, some ten milliseconds apart. ns
+const CHANGE: i64 = 1_000_000_000;
+
 /// Nothing of the scheduler lies outside of its level, but for the time that its probes take to come and to leave.
 fn times_away_are_of_their_level(seen: &Seen) {
     let on = spells(seen, Detail::Scheduler);
-    // It is told once all of its probes are there, and they leave some ten milliseconds after its end was told.
-    const CHANGE: i64 = 1_000_000_000;
     let within = |t: i64| {
         on.iter().any(|(from, to)| from.saturating_sub(CHANGE) <= t && t <= to.saturating_add(CHANGE))
     };
@@ -113,8 +114,8 @@ fn counters_and_scheduler_come_on_within_a_wide_budget() {
     assert!(last.predicted_ppm.is_some_and(|p| p < 500_000), "{last:?}");
     times_away_are_of_their_level(&seen);
     assert!(!seen.all.causes.off_cpu.is_empty(), "its threads slept and woke");
-    // Every op after the last change is counted, none before the first with counters.
-    let from = spells(&seen, Detail::Counters)[0].0;
+    // Every op after the last change is counted, none before the first with counters began.
+    let from = spells(&seen, Detail::Counters)[0].0.saturating_sub(CHANGE);
     let of = |graph: u64| seen.all.cpu_graphs.iter().find(|g| g.seq == graph).expect("its graph");
     let counted = counted::ops(&seen);
     let late: Vec<_> = counted.iter().filter(|o| of(o.graph).t > last.t && !of(o.graph).cut).collect();

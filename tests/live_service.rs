@@ -174,6 +174,7 @@ fn a_service_that_is_killed_leaves_whole_files_and_its_successor_goes_on() {
     let engine = slow(&service.engine(), "6000");
     service.wait_for("tokens come", |s| s["runs"][0]["tokens"].as_u64() > Some(20));
     service.succeed();
+    assert!(service.log().contains("known from an earlier start: ready"), "{}", service.log());
     // Longer than what is recorded waits before it is written.
     service.wait_for("the successor records it", |s| s["runs"][0]["tokens"].as_u64() > Some(200));
     let recorder = service.state()["rules"][0]["recorder"].as_u64().expect("a recorder");

@@ -1,16 +1,16 @@
 //! The recorders and the runs: which run is recorded by whom, when a recorder begins and ends, what they say. Uses `channel`,
-//! `recorder`, `rules`, `run`, `settings` and `target`.
+//! `lessons`, `recorder`, `rules`, `run`, `settings` and `target`.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use super::channel::{Said, Told};
+use super::lessons::{self, Lessons};
 use super::recorder::Recorder;
 use super::rules::Rule;
 use super::run::Run;
 use super::settings::Settings;
-use crate::agent::recording::{Learnt, Options};
 use crate::agent::target;
 
 /// Characters of a program's path that are told.
@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A rule whose recorder failed gets another after so long: soon where there was no room, late where it is its own fault.
 const AGAIN_SOON: Duration = Duration::from_secs(5);
 const AGAIN_LATE: Duration = Duration::from_secs(60);
+/// Between two lines on runs that were missed.
+const BETWEEN: Duration = Duration::from_secs(1);
 /// While a new recorder attaches, the one that it follows goes on.
 const OVERLAP: Duration = Duration::from_secs(2);
 
@@ -113,12 +115,14 @@ pub struct Crew {
     pub counts: Counts,
     /// By rule: runs that it was for.
     tally: Vec<(String, u64)>,
-    /// What recorders have learnt of the machine, each for recordings with such options.
-    learnt: Vec<(Options, Learnt)>,
-    /// Rules that get no recorder before then.
-    later: Vec<(String, Instant)>,
+    /// What recorders have learnt of the machine.
+    pub lessons: Lessons,
+    /// Rules that get no recorder before then, and why.
+    later: Vec<(String, Instant, String)>,
     /// When it was last told that there are more runs than at-once allows.
     told_of_many: Option<Instant>,
+    /// When it was last told that a run was missed.
+    told_of_missed: Option<Instant>,
     /// Processes may have to be looked for that the kernel did not tell of: children of a run.
     pub began: bool,
     stopping: bool,
@@ -193,16 +197,19 @@ impl Crew {
         self.hands.iter().position(|h| h.recorder.pid == with)
     }
 
-    /// Judges a run. `kept` is the rule that it was recorded by so far: by that it is again, whoever's turn it is.
-    fn admit(&mut self, met: Met, settings: &Settings, kept: Option<&str>) {
+    /// Judges a run. `kept` is what it was so far where it was to be recorded: by the same rule it is again, whoever's turn
+    /// it is.
+    fn admit(&mut self, met: Met, settings: &Settings, kept: Option<&Run>) {
         let place = settings.rule_for(&met.exe, met.uid, met.cgroup.as_deref());
         let rule = place.and_then(|i| settings.rules.get(i)).filter(|r| !r.ignore);
         // As long as a message between service and recorder has room for.
         let exe: String = String::from_utf8_lossy(&met.exe).chars().take(EXE).collect();
-        let mut run = Run { pid: met.pid, start: met.start, exe, ..Run::default() };
+        // What was recorded of it counts.
+        let level = kept.map(|run| run.level.clone()).unwrap_or_default();
+        let mut run = Run { pid: met.pid, start: met.start, exe, level, ..Run::default() };
         let phase = match rule {
             None => Phase::Left(Why::Ignored),
-            Some(rule) if kept.is_none_or(|kept| kept != rule.name) && !self.is_turn(rule) => {
+            Some(rule) if kept.is_none_or(|kept| kept.rule != rule.name) && !self.is_turn(rule) => {
                 Phase::Left(Why::OneIn)
             }
             Some(_) if kept.is_none() && self.busy() >= settings.at_once as usize => {
@@ -241,11 +248,11 @@ impl Crew {
     /// Gives the runs that wait to their rules' recorders, which begin where there is none.
     pub fn assign(&mut self, settings: &Settings) {
         let now = Instant::now();
-        self.later.retain(|(_, until)| *until > now);
+        self.later.retain(|(_, until, _)| *until > now);
         for i in 0..self.runs.len() {
             let known = &self.runs[i];
             let name = &known.run.rule;
-            if !matches!(known.phase, Phase::Wanted) || self.later.iter().any(|(rule, _)| rule == name) {
+            if !matches!(known.phase, Phase::Wanted) || self.later.iter().any(|(rule, ..)| rule == name) {
                 continue;
             }
             let Some(rule) = settings.rules.iter().find(|r| r.name == *name) else { continue };
@@ -265,8 +272,7 @@ impl Crew {
         if let Some(i) = self.hands.iter().position(free) {
             return Some(i);
         }
-        let learnt =
-            self.learnt.iter().find(|(o, _)| alike(o, &rule.record)).map(|(_, learnt)| learnt.clone());
+        let learnt = self.lessons.of(&lessons::kind(&rule.record)).cloned();
         let learns = learnt.is_none();
         match Recorder::start(settings, rule, learnt) {
             Ok(recorder) => {
@@ -285,8 +291,9 @@ impl Crew {
                 Some(self.hands.len() - 1)
             }
             Err(e) => {
-                self.news.push(format!("rule {}: no recorder can be started: {e}", rule.name));
-                self.put_off(&rule.name, AGAIN_SOON);
+                let why = format!("no recorder can be started: {e}");
+                self.news.push(format!("rule {}: {why}", rule.name));
+                self.put_off(&rule.name, AGAIN_SOON, &why);
                 None
             }
         }
@@ -299,16 +306,16 @@ impl Crew {
             return;
         }
         let unknown = settings.rules.iter().find(|rule| {
-            let known = self.learnt.iter().any(|(o, _)| alike(o, &rule.record));
-            !rule.ignore && !known && self.later.iter().all(|(name, _)| *name != rule.name)
+            let known = || self.lessons.of(&lessons::kind(&rule.record)).is_some();
+            !rule.ignore && !known() && self.later.iter().all(|(name, ..)| *name != rule.name)
         });
         if let Some(rule) = unknown {
             self.hand_for(rule, settings);
         }
     }
 
-    fn put_off(&mut self, rule: &str, by: Duration) {
-        self.later.push((rule.to_owned(), Instant::now() + by));
+    fn put_off(&mut self, rule: &str, by: Duration, why: &str) {
+        self.later.push((rule.to_owned(), Instant::now() + by, why.to_owned()));
     }
 
     /// Takes what the recorders have said.
@@ -339,7 +346,7 @@ impl Crew {
                     "rule {rule}: ready to record; the cheapest hit costs {} ns here",
                     learnt.hit_ns
                 ));
-                self.learnt.push((hand.rule.record.clone(), learnt));
+                self.lessons.learn(lessons::kind(&hand.rule.record), learnt);
             }
             Said::Message(text) => self.news.push(format!("rule {rule}: {text}")),
             Said::Dumped(done) => {
@@ -351,7 +358,7 @@ impl Crew {
                 hand.gone = true;
                 if let Some(why) = why {
                     self.news.push(format!("rule {rule}: recording ended: {why}"));
-                    self.put_off(&rule, if full { AGAIN_SOON } else { AGAIN_LATE });
+                    self.put_off(&rule, if full { AGAIN_SOON } else { AGAIN_LATE }, &why);
                 }
             }
         }
@@ -381,9 +388,21 @@ impl Crew {
     fn end(&mut self, run: Run, recorded: bool) {
         match recorded {
             true => self.counts.recorded += 1,
-            false => self.counts.missed += 1,
+            false => {
+                self.counts.missed += 1;
+                self.tell_of_missed(&run);
+            }
         }
         self.ended.push_back(run);
+    }
+
+    /// Not each of very many.
+    fn tell_of_missed(&mut self, run: &Run) {
+        if self.told_of_missed.is_none_or(|at| at.elapsed() > BETWEEN) {
+            self.told_of_missed = Some(Instant::now());
+            let (pid, n, why) = (run.pid, self.counts.missed, run.ended.as_deref().unwrap_or("it has ended"));
+            self.news.push(format!("rule {}: process {pid} was not recorded: {why}; {n} so far", run.rule));
+        }
     }
 
     /// A recorder is gone. What it had goes on with the next one.
@@ -393,7 +412,7 @@ impl Crew {
         if !std::mem::replace(&mut hand.gone, true) {
             self.news
                 .push(format!("rule {rule}: its recorder ({pid}) has died; what it had written is whole"));
-            self.put_off(&rule, AGAIN_SOON);
+            self.put_off(&rule, AGAIN_SOON, "the recorder before has died");
         }
         if std::mem::take(&mut self.hands[i].dump) {
             self.dumped.push((rule, Err("its recorder has ended".into())));
@@ -413,10 +432,10 @@ impl Crew {
         self.runs.retain(|k| {
             let gone = !matches!(k.phase, Phase::With(_)) && !target::alive(k.met.pid);
             if gone && matches!(k.phase, Phase::Wanted) {
-                over.push(Run {
-                    ended: Some("it ended before it could be recorded".into()),
-                    ..k.run.clone()
-                });
+                let later = self.later.iter().find(|(rule, ..)| *rule == k.run.rule);
+                let why = later.map(|(_, _, why)| format!(": {why}")).unwrap_or_default();
+                let ended = Some(format!("it ended before it could be recorded{why}"));
+                over.push(Run { ended, ..k.run.clone() });
             }
             !gone
         });
@@ -487,12 +506,11 @@ impl Crew {
                     *self.counts.left(why) -= 1;
                     None
                 }
-                _ => Some(known.run.rule.as_str()),
+                _ => Some(&known.run),
             };
             self.admit(known.met, settings, kept);
         }
         self.later.clear();
-        self.learnt.retain(|(o, _)| settings.rules.iter().any(|rule| alike(o, &rule.record)));
     }
 
     /// Has rings written out, all or that of a run; gives how many will be.
@@ -520,16 +538,27 @@ impl Crew {
         self.hands.iter_mut().filter(|h| h.told.is_none()).for_each(|h| h.stop(now));
     }
 
+    /// Takes the exit states of children that have ended.
+    pub fn reap(&mut self) {
+        let mut state = 0;
+        loop {
+            // SAFETY: does not wait; the state has room.
+            let pid = unsafe { libc::waitpid(-1, &raw mut state, libc::WNOHANG) };
+            if pid <= 0 {
+                return;
+            }
+            if libc::WIFSIGNALED(state) {
+                self.news.push(format!("recorder {pid} was ended by signal {}", libc::WTERMSIG(state)));
+            } else if libc::WEXITSTATUS(state) != 0 {
+                self.news.push(format!("recorder {pid} ended with code {}", libc::WEXITSTATUS(state)));
+            }
+        }
+    }
+
     /// Ends those that have not ended, at once.
     pub fn kill(&self) {
         self.hands.iter().for_each(|h| h.recorder.kill());
     }
-}
-
-/// Whether what one recording learns of the machine is what the other needs to know.
-fn alike(a: &Options, b: &Options) -> bool {
-    (a.source, a.sched, &a.counters, a.budget.is_some())
-        == (b.source, b.sched, &b.counters, b.budget.is_some())
 }
 
 impl Hand {
@@ -538,10 +567,4 @@ impl Hand {
         // One that is gone has stopped.
         drop(self.recorder.tell(&Told::Stop));
     }
-}
-
-/// Takes the exit states of children that have ended.
-pub fn reap() {
-    // SAFETY: asks for no state, and does not wait.
-    while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
 }

@@ -8,6 +8,7 @@ mod facts;
 pub mod feed;
 pub mod finder;
 pub mod glob;
+pub mod lessons;
 pub mod limits;
 pub mod metrics;
 mod notice;

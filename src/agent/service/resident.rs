@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::crew::{self, Crew, Met};
+use super::crew::{Crew, Met};
 use super::finder::{Finder, Found};
 use super::notify::Notify;
 use super::place::PlaceError;
@@ -133,6 +133,9 @@ impl<'a> Service<'a> {
                 "{name} had not been written to its end before: what was there of the new one is removed"
             ));
         }
+        if self.crew.lessons.recall(self.store.place(), &self.state.version) > 0 {
+            self.say("what hits cost here is known from an earlier start: ready to record");
+        }
         match self.store.leftovers() {
             Ok(left) => leftovers(&left).into_iter().for_each(|line| self.say(&line)),
             Err(e) => self.say(&e.to_string()),
@@ -200,8 +203,9 @@ impl<'a> Service<'a> {
     fn listen(&mut self) {
         let came = self.signals.read();
         self.crew.hear();
+        self.remember();
         if came.child {
-            crew::reap();
+            self.crew.reap();
         }
         self.answer_dumps();
         let mut requests = Vec::new();
@@ -219,6 +223,15 @@ impl<'a> Service<'a> {
         }
         if came.stop {
             self.stop();
+        }
+    }
+
+    /// A service that begins anew need not learn what this one has.
+    fn remember(&mut self) {
+        if self.crew.lessons.news
+            && let Err(e) = self.crew.lessons.keep(self.store.place(), &self.state.version)
+        {
+            self.complain(format!("what was learnt of this machine could not be kept: {e}"));
         }
     }
 

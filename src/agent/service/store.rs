@@ -153,6 +153,11 @@ impl Store {
         Ok(store)
     }
 
+    /// The directory, for files that do not count.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// The directory's path, for people.
     pub fn path(&self) -> &Path {
         self.place.path()
