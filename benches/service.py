@@ -205,9 +205,9 @@ def churn(seconds):
 
 
 def soak(minutes, clock):
-    quota = 24 * MIB
-    own = f'at-once = 64\nquota = {quota}\nfile-size = {4 * MIB}\nlinger = "2s"'
-    rules = ['budget = "90%"', 'level = "graph"', 'budget = "50%"\none-in = 2', 'ring = "1min"\nring-size = "1MiB"']
+    quota = 16 * MIB
+    own = f'at-once = 64\nquota = {quota}\nfile-size = {3 * MIB}\nlinger = "2s"'
+    rules = ['budget = "90%"', 'level = "graph"', 'budget = "100%"\none-in = 2', 'ring = "1min"\nring-size = "1MiB"']
     service = Service(own, rules[0], memory="40m")
     engines, most, kills, full, reloads = [], 0, [0, 0], 0, 0
     filler = service.traces / "filler"

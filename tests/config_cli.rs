@@ -248,6 +248,22 @@ profinfer: board.toml:8: unknown table [rules]: there are [service] and [[rule]]
 }
 
 #[test]
+fn a_ring_wants_a_file_that_it_fits_into() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = |size: &str| {
+        format!("[service]\nfile-size = \"{size}\"\nquota = \"8MiB\"\n[[rule]]\nring = \"1min\"\n")
+    };
+    let check = |size| {
+        let name = file(&dir, "a.toml", config(size).as_bytes());
+        refused(&["config", "--check", &name], &[], dir.path())
+    };
+    assert_eq!(check("3MiB"), (Some(0), String::new()));
+    let (code, told) = check("2MiB");
+    assert_eq!(code, Some(2));
+    assert!(told.starts_with("profinfer: a.toml:5: a ring is written into one file"), "{told}");
+}
+
+#[test]
 fn what_is_hardly_meant_is_told_and_no_error() {
     let dir = tempfile::tempdir().expect("a directory");
     let name = file(&dir, "board.toml", b"[[rule]]\nname = \"all\"\n[[rule]]\nname = \"b\"\nuser = 0\n");

@@ -92,23 +92,27 @@ impl Channel {
     /// # Errors
     /// The other end is gone (`UnexpectedEof`), or has sent something else (`InvalidData`).
     pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
-        // SAFETY: the buffer has the room that is said.
-        let n = unsafe {
-            libc::recv(self.socket.as_raw_fd(), self.buffer.as_mut_ptr().cast(), self.buffer.len(), 0)
+        let n = match self.take() {
+            // The other end is gone without having read all that was sent to it. That is told before what it has sent.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => self.take(),
+            n => n,
         };
-        match usize::try_from(n) {
+        match n {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(n) => postcard::from_bytes(self.buffer.get(..n).unwrap_or_default())
                 .map(Some)
                 .map_err(|_| io::ErrorKind::InvalidData.into()),
-            Err(_) => match io::Error::last_os_error() {
-                e if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
-                e if e.kind() == io::ErrorKind::Interrupted => Ok(None),
-                // A process that was killed has not read all that was sent to it.
-                e if e.kind() == io::ErrorKind::ConnectionReset => Err(io::ErrorKind::UnexpectedEof.into()),
-                e => Err(e),
-            },
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+            Err(e) => Err(e),
         }
+    }
+
+    fn take(&mut self) -> io::Result<usize> {
+        // SAFETY: the buffer has the room that is said.
+        let n = unsafe {
+            libc::recv(self.socket.as_raw_fd(), self.buffer.as_mut_ptr().cast(), self.buffer.len(), 0)
+        };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
     /// Waits for a message or the other end's end, at most so long.
@@ -138,6 +142,16 @@ mod tests {
         drop(here);
         assert_eq!(there.receive::<Told>().expect_err("gone").kind(), io::ErrorKind::UnexpectedEof);
         assert!(there.send(&Said::Dumped(Ok("x".into()))).is_err());
+    }
+
+    #[test]
+    fn last_words_are_heard_of_one_that_did_not_listen() {
+        let (mut here, mut there) = Channel::pair().expect("a pair");
+        here.send(&Told::Dump).expect("sent");
+        there.send(&Said::Message("last words".into())).expect("sent");
+        drop(there);
+        assert!(matches!(here.receive().expect("read"), Some(Said::Message(m)) if m == "last words"));
+        assert_eq!(here.receive::<Said>().expect_err("gone").kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]

@@ -12,9 +12,6 @@ use crate::agent::recording::{Learnt, RecordError, Target};
 use crate::agent::session;
 use crate::trace::WriteError;
 
-/// What is kept in memory is written out into one file, with two blocks of descriptions around it.
-const AROUND: u64 = 2 << 20;
-
 /// The service's end of a recorder.
 pub struct Recorder {
     /// Name of its rule.
@@ -142,8 +139,7 @@ fn record(settings: &Settings, rule: &Rule, learnt: Option<Learnt>, feed: &mut F
     }
     let mut options = rule.record.clone();
     options.learnt = Some(learnt);
-    options.ring =
-        rule.ring.map(|span| (span, rule.ring_size.min(settings.file_size.saturating_sub(AROUND))));
+    options.ring = rule.ring.map(|span| (span, settings.ring_bytes(rule)));
     let out = feed.place()?;
     let recorded = session::record(Target::Fed, options, out, feed);
     recorded.map(drop).map_err(failed)

@@ -7,6 +7,8 @@ use super::rules::Rule;
 
 /// What one file may at least have: a run's header and its first blocks fit in it many times.
 pub const LEAST_FILE: u64 = 1 << 20;
+/// What is kept in memory is written out into one file, with two blocks of descriptions around it.
+const AROUND: u64 = 2 << 20;
 /// Memory that a recorder takes at least.
 pub const LEAST_MEMORY: u64 = 16 << 20;
 /// Rules that there may be at most: a recorder, with probes of its own, belongs to each that is in use.
@@ -64,5 +66,12 @@ impl Default for Settings {
             rules: Vec::new(),
             warnings: Vec::new(),
         }
+    }
+}
+
+impl Settings {
+    /// Bytes of a ring that fit into one file with what stands around them.
+    pub fn ring_bytes(&self, rule: &Rule) -> u64 {
+        rule.ring_size.min(self.file_size.saturating_sub(AROUND))
     }
 }

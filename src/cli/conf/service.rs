@@ -113,6 +113,10 @@ const OWN: Group = Group {
     ],
 };
 
+const RING_MEMORY: &str = "the ring does not fit into memory: give it a smaller ring-size";
+const RING_FILE: &str =
+    "a ring is written into one file, and file-size leaves it no room: give file-size 3MiB or more";
+
 /// What a recording may cost where nothing else is said.
 const COST: Group = Group { title: budget::FLAGS.title, flags: &[budget::BUDGET.default("1%"), budget::QOS] };
 
@@ -290,13 +294,14 @@ impl Layers {
                 add(wrong, format!("{}{what}", layer.place()));
             }
             if let Some(rule) = layer.rule(name, wrong) {
-                // What is written of a ring is one file.
-                if rule.ring.is_some() && rule.ring_size.min(settings.file_size) >= settings.memory {
-                    let place = layer.args.place(&["ring-size", "ring"]);
-                    add(
-                        wrong,
-                        format!("{place}the ring does not fit into memory: give it a smaller ring-size"),
-                    );
+                let ring = settings.ring_bytes(&rule);
+                let amiss = match rule.ring {
+                    Some(_) if ring < LEAST_FILE => Some(("file-size", RING_FILE)),
+                    Some(_) if ring >= settings.memory => Some(("ring-size", RING_MEMORY)),
+                    _ => None,
+                };
+                if let Some((key, what)) = amiss {
+                    add(wrong, format!("{}{what}", layer.args.place(&[key, "ring"])));
                 }
                 settings.rules.push(rule);
             }
