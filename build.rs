@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What the programs are made of: a change here makes them another thing than the commit says.
-const SOURCES: [&str; 6] = ["build.rs", "Cargo.toml", "Cargo.lock", "src", "kernels", "cross"];
+const SOURCES: [&str; 7] = ["build.rs", "Cargo.toml", "Cargo.lock", "src", "kernels", "cross", "conf"];
 
 fn main() {
     for source in SOURCES {
