@@ -47,6 +47,7 @@ fn state() -> State {
     state.own = Own { resident_bytes: Some(4_300_800), cpu_seconds: Some(1.25) };
     let run = Run {
         pid: 42,
+        processes: vec![42],
         start: 7,
         exe: "/opt/evil\n\u{1b}[31m\u{202e}/llama-server".into(),
         rule: "chat".into(),

@@ -1,7 +1,8 @@
 //! From events to trace: pairs entries with returns, places op hits, keeps the books. Allocates only when created
-//! (tests/drain_alloc.rs holds it to that). Uses `event`, `calls`, `graphs`, `sched`, `structure`,
-//! `memory` and `trace`.
+//! (tests/drain_alloc.rs holds it to that), and for processes that come. Uses `event`, `calls`, `graphs`, `kin`, `sched`,
+//! `structure`, `memory` and `trace`.
 
+use std::collections::VecDeque;
 use std::io::Write;
 use std::ops::Range;
 
@@ -9,9 +10,9 @@ use super::calls::{Call, Calls, Entered, Kind};
 use super::event::{self, Event, KINDS};
 use super::experts::Chosen;
 use super::graphs::{Graphs, Seen, Start};
+use super::kin::Kin;
 use super::lanes::Hit;
 use super::memory;
-use super::meter::Meter;
 use super::phases::Begun;
 use super::qos::Done;
 use super::sched;
@@ -80,14 +81,13 @@ pub struct Drain<W: Write> {
     /// Per engine: views and reshapes are dispatched like ops.
     nops: Vec<bool>,
     /// Processes that have ended, for the session.
-    pub gone: heapless::Deque<u32, 64>,
-    /// Children of recorded processes, for the session: (parent, child).
-    pub born: heapless::Deque<(u32, u32), 64>,
+    pub gone: VecDeque<u32>,
+    /// Children of recorded processes, for the session; threads, where the kernel does not tell them apart.
+    pub born: VecDeque<u32>,
     /// Processes whose first event has come, for the session: (pid, engine).
-    pub met: heapless::Deque<(u32, u16), 64>,
-    known: heapless::index_set::FnvIndexSet<u32, 256>,
-    /// How fast the processes are that somebody asked this of.
-    pub meters: Vec<Meter>,
+    pub met: VecDeque<(u32, u16)>,
+    /// Whose they are, and how fast.
+    pub kin: Kin,
     /// Calls that have returned, for the session.
     pub done: heapless::Deque<Done, 64>,
     /// Latest times during which probes came or went: what ran then was not seen whole. An end of u64::MAX is open.
@@ -113,11 +113,10 @@ impl<W: Write> Drain<W> {
             shown: Vec::new(),
             readings: Vec::new(),
             nops: Vec::new(),
-            gone: heapless::Deque::new(),
-            born: heapless::Deque::new(),
-            met: heapless::Deque::new(),
-            known: heapless::index_set::FnvIndexSet::new(),
-            meters: Vec::new(),
+            gone: VecDeque::new(),
+            born: VecDeque::new(),
+            met: VecDeque::new(),
+            kin: Kin::default(),
             done: heapless::Deque::new(),
             murky: heapless::Deque::new(),
             calls: Calls::default(),
@@ -242,7 +241,8 @@ impl<W: Write> Drain<W> {
             }
             Event::Fork(e) => {
                 self.totals.forked += 1;
-                let _ = self.born.push_back((e.h.tgid, e.a as u32));
+                self.kin.born(e.h.tgid, e.a as u32);
+                self.born.push_back(e.a as u32);
                 Ok(())
             }
             Event::Exit(e) => self.process_exit(e.h.tgid, e.h.ts),
@@ -269,8 +269,8 @@ impl<W: Write> Drain<W> {
 
     fn meet(&mut self, h: &event::Head) {
         self.last_ts = h.ts;
-        if let Ok(true) = self.known.insert(h.tgid) {
-            let _ = self.met.push_back((h.tgid, h.engine));
+        if !self.kin.is_met(h.tgid) && self.kin.meet(h.tgid, h.ts) {
+            self.met.push_back((h.tgid, h.engine));
         }
     }
 
@@ -352,10 +352,8 @@ impl<W: Write> Drain<W> {
                 self.totals.calls += 1;
                 let decode = c.width.max(c.n.max(0) as u32) <= 1;
                 self.totals.decoded += u64::from(decode);
-                if let Some(meter) = self.meters.iter_mut().find(|m| m.pid == c.tgid && !cut) {
-                    meter.call(end, dur, decode);
-                }
                 if !cut {
+                    self.kin.call(c.tgid, end, dur, decode);
                     self.call_done(Done { t: end, dur, decode, ..Done::default() });
                 }
                 let entry = match c.detail {
@@ -498,7 +496,7 @@ impl<W: Write> Drain<W> {
     fn process_exit(&mut self, tgid: u32, ts: u64) -> Result<(), WriteError> {
         self.totals.exited += 1;
         self.part(tgid, ts)?;
-        let _ = self.gone.push_back(tgid);
+        self.gone.push_back(tgid);
         Ok(())
     }
 
@@ -506,8 +504,7 @@ impl<W: Write> Drain<W> {
     pub fn part(&mut self, tgid: u32, ts: u64) -> Result<(), WriteError> {
         self.close(Some(tgid), ts)?;
         self.tensors.forget(tgid);
-        self.known.remove(&tgid);
-        self.meters.iter_mut().filter(|m| m.pid == tgid).for_each(|m| m.ended = true);
+        self.kin.leave(tgid, ts);
         Ok(())
     }
 

@@ -1,5 +1,5 @@
-//! How fast each recorded process is, from its calls alone: first token, rate, quantiles. Takes no memory beyond what it begins
-//! with. Uses nothing of this crate.
+//! How fast each recorded process is, and a run of several, from their calls alone: first token, rate, quantiles. Takes no memory
+//! beyond what it begins with. Uses nothing of this crate.
 
 /// Durations of the newest decoded tokens that are kept.
 const NEWEST: usize = 256;
@@ -13,14 +13,18 @@ const BUCKETS: usize = (32 * PARTS) as usize;
 /// One process.
 pub struct Meter {
     pub pid: u32,
-    /// It is recorded no more.
+    /// The first process of the run that it is a part of; 0: not known.
+    pub run: u32,
+    /// The process is recorded no more.
     pub ended: bool,
+    /// Nor is any other of the run that it is the first of.
+    pub over: bool,
     /// Tokens decoded.
     pub tokens: u64,
     /// Calls that have returned.
     pub calls: u64,
-    /// Duration of the first call that took a prompt, ns.
-    pub ttft_ns: Option<u64>,
+    /// When the first call that took a prompt returned, and its duration, ns.
+    first: Option<(u64, u64)>,
     /// When the last call returned, CLOCK_MONOTONIC ns.
     pub last: u64,
     /// End and duration of the newest tokens, ns; in a circle.
@@ -44,13 +48,15 @@ fn middle(bucket: usize) -> u64 {
 }
 
 impl Meter {
-    pub fn new(pid: u32) -> Meter {
+    pub fn new(pid: u32, run: u32) -> Meter {
         Meter {
             pid,
+            run,
             ended: false,
+            over: false,
             tokens: 0,
             calls: 0,
-            ttft_ns: None,
+            first: None,
             last: 0,
             newest: vec![(0, 0); NEWEST].into(),
             next: 0,
@@ -60,15 +66,50 @@ impl Meter {
 
     /// A call has returned, at `t`, having taken `dur` ns: of one token (decode), or of a prompt.
     pub fn call(&mut self, t: u64, dur: u64, decode: bool) {
-        (self.calls, self.last) = (self.calls + 1, t);
-        if !decode {
-            self.ttft_ns.get_or_insert(dur);
-            return;
+        self.count(t, dur, decode);
+        if decode {
+            self.newest[self.next] = (t, dur);
+            self.next = (self.next + 1) % NEWEST;
         }
-        self.tokens += 1;
-        self.newest[self.next] = (t, dur);
-        self.next = (self.next + 1) % NEWEST;
-        self.buckets[bucket(dur)] += 1;
+    }
+
+    /// The same, of another process of its run: it counts, but this one is neither faster nor slower for it.
+    pub fn count(&mut self, t: u64, dur: u64, decode: bool) {
+        (self.calls, self.last) = (self.calls + 1, self.last.max(t));
+        if decode {
+            self.tokens += 1;
+            self.buckets[bucket(dur)] += 1;
+        } else {
+            self.first.get_or_insert((t, dur));
+        }
+    }
+
+    /// Counts all that another has counted.
+    pub fn absorb(&mut self, other: &Meter) {
+        self.tokens += other.tokens;
+        self.calls += other.calls;
+        self.last = self.last.max(other.last);
+        self.first = [self.first, other.first].into_iter().flatten().min();
+        self.buckets.iter_mut().zip(&other.buckets).for_each(|(n, more)| *n += more);
+    }
+
+    /// A run as a whole: what its processes have counted together.
+    pub fn of_run(meters: &[Meter], run: u32) -> Meter {
+        let mut all = Meter::new(run, run);
+        meters.iter().filter(|m| m.run == run).for_each(|m| all.absorb(m));
+        all
+    }
+
+    /// Tokens decoded a second, of processes that decode side by side: those whose last call was in the last 10 s before the
+    /// run's, at `last`. None: there was none.
+    pub fn rate_of_run(meters: &[Meter], run: u32, last: u64) -> Option<f64> {
+        let going = meters.iter().filter(|m| m.run == run && m.last.saturating_add(RATE_NS) > last);
+        going.filter_map(Meter::rate).reduce(|a, b| a + b)
+    }
+
+    /// Duration of the first call that took a prompt, ns.
+    pub fn ttft_ns(&self) -> Option<u64> {
+        self.first.map(|(_, dur)| dur)
     }
 
     /// Time of a decoded token, ns, that the share `q` of all did not exceed; to 3 % of itself. None: there was none.
@@ -133,20 +174,38 @@ mod tests {
 
     #[test]
     fn quantiles_rate_and_first_token() {
-        let mut m = Meter::new(7);
-        assert_eq!((m.quantile(0.5), m.rate(), m.ttft_ns), (None, None, None));
+        let mut m = Meter::new(7, 7);
+        assert_eq!((m.quantile(0.5), m.rate(), m.ttft_ns()), (None, None, None));
         m.call(1_000_000_000, 900_000_000, false);
         for i in 1..=200u64 {
             let dur = if i % 50 == 0 { 40_000_000 } else { 10_000_000 };
             m.call(1_000_000_000 + i * 12_000_000, dur, true);
         }
         m.call(9_000_000_000, 5, false);
-        assert_eq!((m.ttft_ns, m.tokens, m.calls), (Some(900_000_000), 200, 202));
+        assert_eq!((m.ttft_ns(), m.tokens, m.calls), (Some(900_000_000), 200, 202));
         let near = |ns: Option<u64>, want: f64| (ns.expect("known") as f64 / want - 1.0).abs() < 0.04;
         assert!(near(m.quantile(0.5), 1e7) && near(m.quantile(0.99), 4e7));
         // 196 tokens of 10 ms, 4 of 40 ms.
         assert!((m.rate().expect("known") - 200.0 / 2.12).abs() < 1e-9);
         assert_eq!(m.p99_since(0), Some(40_000_000));
         assert_eq!(m.p99_since(1_000_000_000 + 150 * 12_000_000), None);
+    }
+
+    #[test]
+    fn a_run_is_the_sum_of_its_processes() {
+        let mut all = [Meter::new(7, 7), Meter::new(8, 7), Meter::new(9, 7), Meter::new(1, 1)];
+        const MS: u64 = 1_000_000;
+        for i in 1..=100 {
+            all[1].call(i * 10 * MS, 10 * MS, i > 1);
+            all[2].call(i * 20 * MS, 20 * MS, i > 1);
+            all[3].call(i * MS, MS, true);
+        }
+        let run = Meter::of_run(&all, 7);
+        assert_eq!((run.tokens, run.calls, run.ttft_ns(), run.last), (198, 200, Some(10 * MS), 2000 * MS));
+        let near = |ns: Option<u64>, want: f64| (ns.expect("known") as f64 / want - 1.0).abs() < 0.04;
+        assert!(near(run.quantile(0.4), 1e7) && near(run.quantile(0.9), 2e7));
+        assert!((Meter::rate_of_run(&all, 7, run.last).expect("known") - 150.0).abs() < 1e-9);
+        // What one did long before is no part of how fast they are now.
+        assert!((Meter::rate_of_run(&all, 7, 11_500 * MS).expect("known") - 50.0).abs() < 1e-9);
     }
 }

@@ -17,6 +17,7 @@ pub mod features;
 pub mod graphs;
 pub mod kallsyms;
 pub mod kconfig;
+pub mod kin;
 pub mod ladder;
 pub mod lanes;
 pub mod layout;

@@ -1,4 +1,4 @@
-//! What is asked of a recording, and what comes of it. Uses `attached`, `btf`, `discover`, `drain`, `machine`, `qos`,
+//! What is asked of a recording, and what comes of it. Uses `attached`, `btf`, `discover`, `drain`, `kin`, `machine`, `qos`,
 //! `refusal`, `sensors`, `target`, `verify` and `trace`.
 
 use std::ffi::OsString;
@@ -9,8 +9,8 @@ use super::attached::Site;
 use super::btf::Btf;
 use super::discover::DiscoverError;
 use super::drain::Totals;
+use super::kin::Kin;
 use super::machine::AgentCpu;
-use super::meter::Meter;
 use super::pmc;
 use super::qos::Prices;
 use super::qos::law::{Rule, Step};
@@ -34,9 +34,10 @@ pub enum Target {
 
 /// What a recording of [`Target::Fed`] is told to do.
 pub enum Order {
-    /// Record a process, found to have an engine.
-    Follow(u32),
-    /// Record it no more.
+    /// Record a process, found to have an engine, as a part of the run whose first process is the second one: itself, or one
+    /// that it came from by fork.
+    Follow(u32, u32),
+    /// Record no process of this run any more.
     Unfollow(u32),
     /// End the trace, for this reason, and go on in another.
     Turn(Box<dyn Output>, &'static str),
@@ -151,7 +152,7 @@ pub trait Watch {
     /// How it stands; many times a second.
     fn progress(&mut self, now: &Progress);
     /// What is to be done next, for [`Target::Fed`]; asked until there is nothing.
-    fn order(&mut self, _now: &Progress, _meters: &[Meter]) -> Option<Order> {
+    fn order(&mut self, _now: &Progress, _kin: &Kin) -> Option<Order> {
         None
     }
     /// An order was carried out, or why it could not be.

@@ -46,6 +46,8 @@ const SCAN_SOON: Duration = Duration::from_millis(5);
 const SCAN_LATE: Duration = Duration::from_millis(500);
 /// Often means for so long after a process came: an engine may wait for its first request for days.
 const SOON: Duration = Duration::from_secs(10);
+/// What a process did has been read so long after its end.
+const DOUBT: Duration = Duration::from_secs(1);
 /// Waits of the drain loop before and after the rungs are verified.
 const WAIT_SOON: Duration = Duration::from_millis(10);
 const WAIT_LATE: Duration = Duration::from_millis(50);
@@ -107,6 +109,10 @@ struct Session {
     came: Instant,
     /// Where the present trace begins in the recording's books.
     base: turn::Base,
+    /// Children that are threads, or had ended when they were looked for, and since when; what these did may be on its way.
+    doubtful: Vec<(u32, Instant)>,
+    /// It was told that some processes have no meter.
+    crowd_told: bool,
     ring: Option<Rc<RefCell<Ring>>>,
     /// What a trace's header needs, and the recording's targets come and go.
     road: Road,
@@ -153,6 +159,7 @@ pub fn record(
     let shared = counters.as_ref().and_then(Counters::shared);
     drain.borrow_mut().count(shared.as_ref().map_or(0, |s| s.n));
     let (any, fed) = (matches!(target, Target::Exe(_)), matches!(target, Target::Fed));
+    drain.borrow_mut().kin.metering = fed;
     let detail = levels::top(options.level, options.structure);
     let mut s = Session {
         any,
@@ -174,6 +181,8 @@ pub fn record(
         started: usage::now(),
         came: Instant::now(),
         base: turn::Base::default(),
+        doubtful: Vec::new(),
+        crowd_told: false,
         ring,
         road,
         hit_ns,
@@ -381,12 +390,24 @@ impl Session {
             }
         }
         loop {
-            let Some((_, child)) = self.drain.borrow_mut().born.pop_front() else { break };
+            let Some(child) = self.drain.borrow_mut().born.pop_front() else { break };
             // Threads are announced as well; only processes have an entry of their own in /proc's listing of tasks.
-            if target::is_process(child) {
+            if !target::is_process(child) {
+                self.doubtful.push((child, Instant::now()));
+            } else if self.drain.borrow().kin.run_of(child).is_some() {
                 self.pids.entry(child).or_insert(0);
             }
         }
+        let mut drain = self.drain.borrow_mut();
+        let now = drain.last_ts();
+        self.doubtful.retain(|&(pid, since)| {
+            let waits = since.elapsed() < DOUBT;
+            if !waits && !self.pids.contains_key(&pid) {
+                drain.kin.leave(pid, now);
+            }
+            waits
+        });
+        drop(drain);
         loop {
             let Some(pid) = self.drain.borrow_mut().gone.pop_front() else { break };
             self.forget(pid);

@@ -115,8 +115,17 @@ pub fn alive(pid: u32) -> bool {
 
 /// True for a process, false for a thread of one (both have an entry in /proc).
 pub fn is_process(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    status.lines().find_map(|l| l.strip_prefix("Tgid:")).is_some_and(|t| t.trim() == pid.to_string())
+    status(pid, "Tgid:") == Some(pid)
+}
+
+/// The process that it is a child of; None where nobody's, or it is gone.
+pub fn parent(pid: u32) -> Option<u32> {
+    status(pid, "PPid:").filter(|&parent| parent != 0)
+}
+
+fn status(pid: u32, field: &str) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|l| l.strip_prefix(field))?.trim().parse().ok()
 }
 
 /// CPUs on which the process's threads are running now.

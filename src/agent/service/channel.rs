@@ -18,8 +18,6 @@ const MOST: usize = 64 << 10;
 pub enum Told {
     /// Record this run.
     Follow(Box<Run>),
-    /// Record a child of one of the runs, as a part of that.
-    Also(u32),
     /// Write out the ring.
     Dump,
     /// End, cleanly.

@@ -32,7 +32,7 @@ pub struct Met {
     pub exe: Vec<u8>,
     pub uid: u32,
     pub cgroup: Option<String>,
-    /// It came by fork from this process, and had its memory.
+    /// It came by fork from this process, and has its memory: it is a part of that one's run.
     pub parent: Option<u32>,
 }
 
@@ -89,6 +89,12 @@ struct Known {
     dead: Option<Instant>,
 }
 
+impl Known {
+    fn lives(&self) -> bool {
+        [self.met.pid].iter().chain(&self.run.processes).any(|&pid| target::alive(pid))
+    }
+}
+
 struct Hand {
     recorder: Recorder,
     rule: Rule,
@@ -101,8 +107,6 @@ struct Hand {
     dump: bool,
     /// It learns of the machine before it records.
     learns: bool,
-    /// It has told of a run: it is attached.
-    attached: bool,
 }
 
 /// The recorders, and the runs.
@@ -123,8 +127,9 @@ pub struct Crew {
     told_of_many: Option<Instant>,
     /// When it was last told that a run was missed.
     told_of_missed: Option<Instant>,
-    /// Processes may have to be looked for that the kernel did not tell of: children of a run.
-    pub began: bool,
+    /// A run is over: what is left of its processes, where its recorder died or was to end, are runs that the kernel tells
+    /// nothing of.
+    pub left: bool,
     stopping: bool,
     /// For the log.
     pub news: Vec<String>,
@@ -163,8 +168,12 @@ impl Crew {
         self.hands.len()
     }
 
-    /// A run begins.
+    /// A process with an engine was found: a run begins, unless it is a part of another, which its recorder knows.
     pub fn meet(&mut self, met: Met, settings: &Settings) {
+        let child = |k: &Known| k.met.pid != met.pid && k.run.processes.contains(&met.pid);
+        if met.parent.is_some() || self.runs.iter().any(child) {
+            return;
+        }
         // Another program in a process that is known is another run.
         let other = |k: &Known| (k.met.pid, k.met.start) == (met.pid, met.start) && k.met.exe != met.exe;
         if let Some(i) = self.runs.iter().position(other) {
@@ -180,21 +189,8 @@ impl Crew {
         if self.runs.iter().any(|k| (k.met.pid, k.met.start) == (met.pid, met.start)) {
             return;
         }
-        if let Some(recorder) = met.parent.and_then(|parent| self.recorder_of(parent)) {
-            // One that is gone takes its runs along.
-            drop(self.hands[recorder].recorder.tell(&Told::Also(met.pid)));
-            return;
-        }
         self.counts.seen += 1;
         self.admit(met, settings, None);
-    }
-
-    fn recorder_of(&self, pid: u32) -> Option<usize> {
-        let with = self.runs.iter().find_map(|k| match k.phase {
-            Phase::With(recorder) if k.run.pid == pid => Some(recorder),
-            _ => None,
-        })?;
-        self.hands.iter().position(|h| h.recorder.pid == with)
     }
 
     /// Judges a run. `kept` is what it was so far where it was to be recorded: by the same rule it is again, whoever's turn
@@ -204,9 +200,10 @@ impl Crew {
         let rule = place.and_then(|i| settings.rules.get(i)).filter(|r| !r.ignore);
         // As long as a message between service and recorder has room for.
         let exe: String = String::from_utf8_lossy(&met.exe).chars().take(EXE).collect();
-        // What was recorded of it counts.
-        let level = kept.map(|run| run.level.clone()).unwrap_or_default();
-        let mut run = Run { pid: met.pid, start: met.start, exe, level, ..Run::default() };
+        // What was recorded of it counts, and its children are still its own.
+        let (level, processes) =
+            kept.map(|run| (run.level.clone(), run.processes.clone())).unwrap_or_default();
+        let mut run = Run { pid: met.pid, start: met.start, processes, exe, level, ..Run::default() };
         let phase = match rule {
             None => Phase::Left(Why::Ignored),
             Some(rule) if kept.is_none_or(|kept| kept.rule != rule.name) && !self.is_turn(rule) => {
@@ -286,7 +283,6 @@ impl Crew {
                     gone: false,
                     dump,
                     learns,
-                    attached: false,
                 });
                 Some(self.hands.len() - 1)
             }
@@ -371,10 +367,8 @@ impl Crew {
         };
         let Some(known) = self.runs.iter_mut().find(same) else { return };
         let ended = run.ended.is_some();
-        // A new run may have had children before it was followed; those of one that has ended go on without it.
-        let first = self.hands.iter_mut().find(|h| h.recorder.pid == recorder && !h.attached);
-        self.began |= ended || known.run.level.is_empty() && !run.level.is_empty() || first.is_some();
-        first.into_iter().for_each(|h| h.attached = true);
+        // Children may go on without the process that they came from.
+        known.dead = None;
         known.run = run;
         if ended {
             known.phase = Phase::Done;
@@ -394,6 +388,7 @@ impl Crew {
             }
         }
         self.ended.push_back(run);
+        self.left = true;
     }
 
     /// Not each of very many.
@@ -430,7 +425,7 @@ impl Crew {
         let now = Instant::now();
         let mut over = Vec::new();
         self.runs.retain(|k| {
-            let gone = !matches!(k.phase, Phase::With(_)) && !target::alive(k.met.pid);
+            let gone = !matches!(k.phase, Phase::With(_)) && !k.lives();
             if gone && matches!(k.phase, Phase::Wanted) {
                 let later = self.later.iter().find(|(rule, ..)| *rule == k.run.rule);
                 let why = later.map(|(_, _, why)| format!(": {why}")).unwrap_or_default();
@@ -470,8 +465,7 @@ impl Crew {
     fn bury(&mut self) {
         let now = Instant::now();
         for known in self.runs.iter_mut().filter(|k| matches!(k.phase, Phase::With(_))) {
-            let dead = !target::alive(known.met.pid);
-            known.dead = if dead { known.dead.or(Some(now)) } else { None };
+            known.dead = if !known.lives() { known.dead.or(Some(now)) } else { None };
         }
         let late = |k: &Known| k.dead.is_some_and(|since| now.duration_since(since) > AGAIN_LATE);
         let (gone, stay): (Vec<_>, Vec<_>) = std::mem::take(&mut self.runs).into_iter().partition(late);

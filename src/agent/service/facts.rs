@@ -47,6 +47,20 @@ fn parse_stat(bytes: &[u8]) -> Option<Stat> {
     (!matches!(state, "Z" | "X")).then_some(stat)
 }
 
+/// Processes that came from this one by fork, or from one that did, and have run no other program since.
+pub fn copies(pid: u32) -> Vec<u32> {
+    let Some(stack) = stat(pid).map(|s| s.stack).filter(|&stack| stack != 0) else { return Vec::new() };
+    let alike = |pid| stat(pid).filter(|s| s.stack == stack).map(|s| (pid, s.parent));
+    let all: Vec<(u32, u32)> = processes().into_iter().filter_map(alike).collect();
+    let mut tree = vec![pid];
+    let mut next = 0;
+    while let Some(&parent) = tree.get(next) {
+        tree.extend(all.iter().filter(|one| one.1 == parent).map(|one| one.0));
+        next += 1;
+    }
+    tree.split_off(1)
+}
+
 /// Its effective user.
 pub fn user(pid: u32) -> Option<u32> {
     let status = fs::read(format!("/proc/{pid}/status")).ok()?;

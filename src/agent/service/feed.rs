@@ -14,10 +14,11 @@ use super::run::Run;
 use super::settings::Settings;
 use super::store::Store;
 use super::trigger::Trigger;
+use crate::agent::kin::Kin;
 use crate::agent::meter::Meter;
 use crate::agent::qos;
 use crate::agent::recording::{Learnt, Order, Progress, Watch};
-use crate::agent::usage;
+use crate::agent::{target, usage};
 use crate::trace::Output;
 
 /// How often the service is told how the runs stand.
@@ -48,8 +49,8 @@ pub struct Feed {
     store: Option<Store>,
     /// Runs to be followed.
     waiting: VecDeque<Run>,
-    /// Children of runs, likewise.
-    also: VecDeque<u32>,
+    /// Children of runs that were there before their run was followed: which, and whose.
+    also: VecDeque<(u32, u32)>,
     runs: Vec<Run>,
     /// Name of the file being written, and since when; None: no run is recorded, or into the ring.
     file: Option<(String, Instant)>,
@@ -140,7 +141,6 @@ impl Feed {
         loop {
             match self.channel.receive() {
                 Ok(Some(Told::Follow(run))) => self.waiting.push_back(*run),
-                Ok(Some(Told::Also(pid))) => self.also.push_back(pid),
                 Ok(Some(Told::Dump)) => self.asked = true,
                 Ok(Some(Told::Stop)) | Err(_) => {
                     self.stop = true;
@@ -185,34 +185,56 @@ impl Feed {
     }
 
     /// Brings the runs to where the session has them, when there is something to tell: quantiles are not for every look.
-    fn note(&mut self, now: &Progress, meters: &[Meter]) {
+    fn note(&mut self, now: &Progress, kin: &Kin) {
         let limit = self.rule.tokens.unwrap_or(u64::MAX);
-        let news = self.runs.iter().any(|r| r.ended.is_none() && r.level.is_empty())
-            || meters.iter().any(|m| m.ended || m.tokens >= limit);
+        let meters = &kin.meters;
+        let of = |run: u32| meters.iter().filter(move |m| m.run == run);
+        let news = self.runs.iter().filter(|r| r.ended.is_none()).any(|r| {
+            r.level.is_empty()
+                || of(r.pid).any(|m| m.over)
+                || of(r.pid).map(|m| m.tokens).sum::<u64>() >= limit
+        });
         if !news && self.told.elapsed() < TELL {
             return;
         }
         let level = qos::name(now.level);
         let file = self.file.as_ref().map(|(name, _)| name.clone());
         for run in self.runs.iter_mut().filter(|r| r.ended.is_none()) {
-            let Some(m) = meters.iter().find(|m| m.pid == run.pid) else { continue };
+            let Some(first) = of(run.pid).find(|m| m.pid == run.pid) else { continue };
+            let all = Meter::of_run(meters, run.pid);
             run.level.clone_from(&level);
             run.file.clone_from(&file);
-            (run.tokens, run.ttft_ns, run.rate) = (m.tokens, m.ttft_ns, m.rate());
-            run.tpot_ns = [0.5, 0.9, 0.99].map(|q| m.quantile(q));
+            run.processes = kin.met_of(run.pid);
+            (run.tokens, run.ttft_ns) = (all.tokens, all.ttft_ns());
+            // That of children that have ended is the last known.
+            run.rate = Meter::rate_of_run(meters, run.pid, all.last).or(run.rate);
+            run.tpot_ns = [0.5, 0.9, 0.99].map(|q| all.quantile(q));
             (run.lost, run.seen, run.cost) = (now.lost, now.totals.events + now.lost, now.cost);
-            if m.ended {
+            if first.over {
                 run.ended = Some("the process has ended".into());
             }
         }
     }
 
-    fn follow(&mut self, run: Run) -> Order {
+    /// A run comes. Its first process may have ended before its children, and its number be another's by now.
+    fn follow(&mut self, run: Run) -> Option<Order> {
         let pid = run.pid;
+        let alive = facts::stat(pid).is_some_and(|stat| stat.start == run.start);
+        let others = run.processes.iter().filter(|&&child| child != pid && target::alive(child));
+        let waiting = self.also.len();
+        self.also.extend(others.map(|&child| (child, pid)));
+        // Another program in a process is another run.
+        self.runs.retain(|r| r.pid != pid || r.ended.is_some());
+        if !alive && self.also.len() == waiting {
+            self.runs.push(Run { ended: Some("it ended before it could be recorded".into()), ..run });
+            return None;
+        }
         self.runs.push(run);
         self.grew = true;
-        self.ordered = Some(Ordered::Follow(pid));
-        Order::Follow(pid)
+        alive.then(|| {
+            self.ordered = Some(Ordered::Follow(pid));
+            Order::Follow(pid, pid)
+        })
     }
 
     /// The next file, if it can be had.
@@ -306,8 +328,8 @@ impl Watch for Feed {
         }
     }
 
-    fn order(&mut self, now: &Progress, meters: &[Meter]) -> Option<Order> {
-        self.note(now, meters);
+    fn order(&mut self, now: &Progress, kin: &Kin) -> Option<Order> {
+        self.note(now, kin);
         let ended = self.runs.iter().filter(|r| r.ended.is_some()).count();
         if self.told.elapsed() >= TELL || ended > self.untold {
             self.tell_runs();
@@ -319,15 +341,15 @@ impl Watch for Feed {
             return self.turn("no engine left");
         }
         while let Some(run) = self.waiting.pop_front() {
-            // It may have waited for long, and its number be another's by now.
-            if facts::stat(run.pid).is_some_and(|stat| stat.start == run.start) {
-                return Some(self.follow(run));
+            if let Some(order) = self.follow(run) {
+                return Some(order);
             }
-            self.runs.push(Run { ended: Some("it ended before it could be recorded".into()), ..run });
         }
-        if let Some(pid) = self.also.pop_front() {
-            self.ordered = Some(Ordered::Also);
-            return Some(Order::Follow(pid));
+        while let Some((pid, run)) = self.also.pop_front() {
+            if self.runs.iter().any(|r| r.pid == run && r.ended.is_none()) {
+                self.ordered = Some(Ordered::Also);
+                return Some(Order::Follow(pid, run));
+            }
         }
         if let Some(order) = self.finished() {
             return Some(order);
@@ -337,7 +359,7 @@ impl Watch for Feed {
         {
             return Some(order);
         }
-        if let Some(why) = self.trigger.fired(meters, now.call, usage::now()) {
+        if let Some(why) = self.trigger.fired(&kin.meters, now.call, usage::now()) {
             self.say_message(&why);
             if let Some(order) = self.dump(false) {
                 return Some(order);
@@ -350,6 +372,10 @@ impl Watch for Feed {
         match (self.ordered.take(), done) {
             (Some(Ordered::Follow(pid)), Err(why)) => {
                 self.runs.iter_mut().filter(|r| r.pid == pid).for_each(|r| r.ended = Some(why.clone()));
+            }
+            // From here on its children are told by the kernel.
+            (Some(Ordered::Follow(pid)), Ok(())) => {
+                self.also.extend(facts::copies(pid).into_iter().map(|child| (child, pid)));
             }
             (Some(Ordered::Dump { name, asked }), done) => self.dumped(done.map(|()| name), asked),
             (None | Some(Ordered::Also), _) | (_, Ok(())) => {}

@@ -6,10 +6,9 @@
 //!
 //! **Children.** A child of fork has its parent's mappings without ever having mapped anything, and the kernel tells
 //! nothing. That is left so: a session that records the parent follows its children by itself, from the moment of the
-//! fork, so that a thousand of them cost nothing here. But children that forked before anybody recorded their parent are
-//! engines that nobody sees: so whenever all processes are looked at, children are found like any other, and
-//! [`Found::parent`] says whose they are. Who begins to record an engine that may have children calls
-//! [`Finder::look_again`] once the recording has begun.
+//! fork, so that a thousand of them cost nothing here, and looks for those of before by itself. Whenever all processes are
+//! looked at, children are found like any other, and [`Found::parent`] says whose they are. Children whose parent and its
+//! recording are gone are engines that nobody sees: whoever knows of such calls [`Finder::look_again`].
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
@@ -66,6 +65,8 @@ struct Known {
     start: u64,
     stack: u64,
     base: FileId,
+    /// [`Found::parent`]. Without that one it is another that nobody was told of.
+    parent: Option<u32>,
     /// When it was found, CLOCK_MONOTONIC ns.
     since: u64,
 }
@@ -241,7 +242,8 @@ impl Finder {
     }
 
     fn at_tick(&mut self) {
-        self.known.retain(|k| facts::stat(k.pid).is_some_and(|s| s.start == k.start));
+        let stays = |k: &Known, s: facts::Stat| s.start == k.start && k.parent.is_none_or(|p| p == s.parent);
+        self.known.retain(|k| facts::stat(k.pid).is_some_and(|s| stays(k, s)));
         match &mut self.road {
             Road::Told(watch) => match watch.renew() {
                 Ok(gap) => self.again |= gap,
@@ -273,7 +275,7 @@ impl Finder {
             Err(e) => return self.miss(&e),
         };
         let Some(stat) = facts::stat(pid) else { return };
-        let known = Known { pid, start: stat.start, stack: stat.stack, base, since: time };
+        let known = Known { pid, start: stat.start, stack: stat.stack, base, parent: None, since: time };
         // Another process of the same number, or another program.
         self.known.retain(|k| k.pid != pid || k.runs_on_in(&stat));
         if self.known.iter().any(|k| (k.pid, k.base) == (pid, base)) {
@@ -287,7 +289,7 @@ impl Finder {
             (seen && stat.stack != 0 && parent.stack == stat.stack).then_some(stat.parent)
         };
         let (exe, cgroup, parent) = (facts::program(pid), facts::cgroup(pid), copy());
-        self.known.push(known);
+        self.known.push(Known { parent, ..known });
         let path = mapping.path.clone();
         found.push(Found { pid, start: stat.start, exe, uid, cgroup, base, path, parent });
     }
@@ -327,7 +329,7 @@ mod tests {
 
     #[test]
     fn a_stack_tells_programs_apart() {
-        let known = Known { pid: 5, start: 7, stack: 0x7ffc_0000_0000, base: (1, 2), since: 0 };
+        let known = Known { pid: 5, start: 7, stack: 0x7ffc_0000_0000, base: (1, 2), parent: None, since: 0 };
         let stat = facts::Stat { parent: 1, start: 7, size: 1, stack: 0x7ffc_0000_0000 - 4096 };
         assert!(known.runs_on_in(&stat));
         assert!(!known.runs_on_in(&facts::Stat { start: 8, ..stat }));

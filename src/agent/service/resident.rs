@@ -303,8 +303,7 @@ impl<'a> Service<'a> {
             self.crew.meet(met(one), &self.settings);
         }
         self.crew.assign(&self.settings);
-        if std::mem::take(&mut self.crew.began) {
-            // Children that it had before it was followed.
+        if std::mem::take(&mut self.crew.left) {
             self.finder.look_again();
         }
     }

@@ -1,4 +1,4 @@
-//! A run: one process of an engine, as the service knows it. Uses nothing of this crate.
+//! A run: a process of an engine and its children, as the service knows it. Uses nothing of this crate.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +8,8 @@ pub struct Run {
     pub pid: u32,
     /// When the process began, clock ticks since boot (proc_pid_stat(5), field 22): with the pid, it names the run.
     pub start: u64,
+    /// Those of its processes, itself and its children, that have used the engine and not ended; at most 256 are told.
+    pub processes: Vec<u32>,
     /// Its program, as the process itself sees it. Data from a target: to be escaped wherever it is shown.
     pub exe: String,
     /// Name of the rule that it is recorded by.

@@ -79,7 +79,7 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     fn meter(durations: &[u64]) -> (Meter, u64) {
-        let mut m = Meter::new(7);
+        let mut m = Meter::new(7, 7);
         let mut t = S;
         for &d in durations {
             t += d;

@@ -8,13 +8,16 @@ use super::{Counted, Session, levels};
 use crate::agent::attached::Role;
 use crate::agent::books::{self, Own, Standing};
 use crate::agent::drain::Shown;
-use crate::agent::meter::Meter;
+use crate::agent::kin;
 use crate::agent::recording::{Order, Progress, RecordError, Watch};
 use crate::agent::skel::types::ev_kind;
 use crate::agent::source::Books;
 use crate::agent::{machine, phases, pmc, target, usage};
 use crate::trace::Output;
 use crate::trace::record::{Feature, Notice};
+
+/// So many parents' parents are asked whose a process is.
+const ABOVE: usize = 64;
 
 /// Where a trace begins in the books of its recording.
 #[derive(Default)]
@@ -32,13 +35,14 @@ impl Session {
         if self.ring.as_ref().is_some_and(|r| r.borrow().unstamped()) {
             self.stamp();
         }
+        self.place_strays(watch)?;
         loop {
-            let order = watch.order(now, &self.drain.borrow().meters);
-            self.drain.borrow_mut().meters.retain(|m| !m.ended);
+            let order = watch.order(now, &self.drain.borrow().kin);
+            self.drain.borrow_mut().kin.meters.retain(|m| !m.over);
             let done = match order {
                 None => return Ok(()),
-                Some(Order::Follow(pid)) => self.take_in(pid, watch),
-                Some(Order::Unfollow(pid)) => self.let_go(pid),
+                Some(Order::Follow(pid, run)) => self.take_in(pid, run, watch),
+                Some(Order::Unfollow(run)) => self.release(run),
                 Some(Order::Turn(out, why)) => self.turn(out, why),
                 Some(Order::Dump(out)) => self.dump(out),
             };
@@ -49,15 +53,46 @@ impl Session {
         }
     }
 
-    fn take_in(&mut self, pid: u32, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    /// Finds out whose the processes are of whose fork nothing was seen.
+    fn place_strays(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        let crowded = self.drain.borrow().kin.crowded;
+        if crowded && !std::mem::replace(&mut self.crowd_told, true) {
+            let most = kin::MOST;
+            watch.tell(&format!(
+                "more than {most} processes decode: tokens of all are counted, but no more have a rate, and can fire a trigger"
+            ));
+        }
+        loop {
+            let Some(pid) = self.drain.borrow_mut().kin.strays.pop() else { return Ok(()) };
+            let above = std::iter::successors(target::parent(pid), |&p| target::parent(p));
+            let run_of = |p| self.drain.borrow().kin.run_of(p).filter(|&run| run != 0);
+            let run = above.take(ABOVE).find_map(run_of);
+            match run {
+                Some(run) if target::alive(pid) => {
+                    self.drain.borrow_mut().kin.adopt(pid, run);
+                    self.pids.entry(pid).or_insert(0);
+                }
+                Some(run) => self.drain.borrow_mut().kin.own(pid, run),
+                None => {
+                    watch.tell(&format!("process {pid} is recorded no more: whose child it is was not seen"));
+                    self.let_go(pid)?;
+                    self.drain.borrow_mut().kin.meters.retain(|m| m.pid != pid);
+                }
+            }
+        }
+    }
+
+    fn take_in(&mut self, pid: u32, run: u32, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        match pid == run {
+            true => self.drain.borrow_mut().kin.begin(pid),
+            false => self.drain.borrow_mut().kin.adopt(pid, run),
+        }
         self.follow(pid);
         // Looked at behind the beginning: an end before that went unseen.
         if !target::alive(pid) {
-            self.source.drop_target(pid);
-            self.pids.remove(&pid);
+            self.let_go(pid)?;
             return Err(RecordError::Ended(pid));
         }
-        self.drain.borrow_mut().meters.push(Meter::new(pid));
         // A number that was a stranger's may be another file's by now.
         self.strangers.clear();
         let taken = self.scan_one(pid, watch);
@@ -73,6 +108,23 @@ impl Session {
         self.drain.borrow_mut().part(pid, usage::now())?;
         self.forget(pid);
         Ok(())
+    }
+
+    /// Lets all processes of a run go.
+    fn release(&mut self, run: u32) -> Result<(), RecordError> {
+        loop {
+            let all = self.drain.borrow().kin.of(run);
+            if all.is_empty() {
+                return Ok(());
+            }
+            all.iter().for_each(|&pid| self.source.drop_target(pid));
+            // Those born meanwhile are known behind that.
+            self.take_all()?;
+            for pid in all {
+                self.drain.borrow_mut().part(pid, usage::now())?;
+                self.forget(pid);
+            }
+        }
     }
 
     /// Lets those go that have ended without an event that says so.

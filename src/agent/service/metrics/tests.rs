@@ -93,6 +93,7 @@ fn recorded() -> Run {
     Run {
         pid: 42,
         start: 7,
+        processes: vec![42],
         exe: "/opt/llama \"8B\"\\bin\n\u{1b}[31m/llama-server".into(),
         rule: "chat".into(),
         level: "op".into(),
