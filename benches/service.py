@@ -108,6 +108,10 @@ class Service:
     def bytes(self):
         return sum(f.stat().st_size for f in self.traces.glob("*.pfi"))
 
+    def said(self, text):
+        """Lines of the log that have this in them."""
+        return [line for line in (self.dir / "log").read_text().splitlines() if text in line]
+
     def end(self):
         if self.process.poll() is None:
             self.process.terminate()
@@ -259,6 +263,9 @@ def soak(minutes, clock):
         engine.wait()
     state = service.wait_for(lambda s: s["state"] == "waiting", "all runs have ended")
     check(most <= quota, f"{most} bytes of traces, the quota is {quota}")
+    # Only the service and engines were killed; recorders end with a reason, the first one that there was.
+    for text in ("has died", "was ended by signal", "ended with code", "earlier write error", "panicked"):
+        check(not service.said(text), f"{text}: {service.said(text)[:1]}")
     finished = unfinished = 0
     for trace, report, why in service.reports():
         check(report, f"{trace.name}: {why}")

@@ -157,6 +157,8 @@ pub trait Watch {
     }
     /// An order was carried out, or why it could not be.
     fn done(&mut self, _done: Result<(), String>) {}
+    /// The recording ends for this. Its probes have yet to go, which takes time.
+    fn failed(&mut self, _why: &RecordError) {}
 }
 
 /// How a recording stands.

@@ -495,18 +495,21 @@ impl Session {
         status: Option<i32>,
         watch: &mut dyn Watch,
     ) -> Result<Summary, RecordError> {
+        if let Err(e) = &end {
+            watch.failed(e);
+        }
         self.source.leave_processes();
         detach(self.engines.iter_mut().flat_map(Attached::take_links).collect());
         let stopped = usage::now();
         self.extras_gone(stopped);
         self.source.finish();
-        self.meet_processes()?;
         // Whatever ended it, what is recorded gets its books; only a file that cannot be written has no more to take.
         let (end, failure) = match end {
             Ok(end) => (end, None),
             Err(e @ RecordError::Write(_)) => return Err(e),
             Err(e) => (e.to_string(), Some(e)),
         };
+        self.meet_processes()?;
         if let Some(sampler) = self.sampler.take() {
             sampler.finish(&mut self.drain.borrow_mut().enc, watch)?;
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::channel::{Channel, Said, Told};
 use super::facts;
 use super::limits::Limits;
-use super::recorder::Failure;
+use super::recorder::{self, Failure};
 use super::rules::Rule;
 use super::run::Run;
 use super::settings::Settings;
@@ -17,7 +17,7 @@ use super::trigger::Trigger;
 use crate::agent::kin::Kin;
 use crate::agent::meter::Meter;
 use crate::agent::qos;
-use crate::agent::recording::{Learnt, Order, Progress, Watch};
+use crate::agent::recording::{Learnt, Order, Progress, RecordError, Watch};
 use crate::agent::{target, usage};
 use crate::trace::Output;
 
@@ -64,6 +64,8 @@ pub struct Feed {
     turned: bool,
     stop: bool,
     failure: Option<Failure>,
+    /// The service knows that this recorder ends.
+    ends: bool,
     told: Instant,
     /// Runs that have ended and of which the service could not be told yet.
     untold: usize,
@@ -89,6 +91,7 @@ impl Feed {
             turned: false,
             stop: false,
             failure: None,
+            ends: false,
             told: now.checked_sub(TELL).unwrap_or(now),
             untold: 0,
         }
@@ -168,9 +171,15 @@ impl Feed {
     /// The last words. `ended` is what ended the recording before its time.
     pub fn end(&mut self, ended: Option<Failure>) {
         let failure = ended.or_else(|| self.failure.take());
-        let (why, full) = failure.map_or((None, false), |(why, full)| (Some(why), full));
         self.tell_runs();
-        self.say(&Said::Ends { why, full });
+        if !self.ends {
+            self.tell_end(failure);
+        }
+    }
+
+    fn tell_end(&mut self, failure: Option<Failure>) {
+        let (why, full) = failure.map_or((None, false), |(why, full)| (Some(why), full));
+        self.ends = self.say(&Said::Ends { why, full });
     }
 
     fn tell_runs(&mut self) {
@@ -381,5 +390,10 @@ impl Watch for Feed {
             (None | Some(Ordered::Also), _) | (_, Ok(())) => {}
             (_, Err(why)) => self.say_message(&why),
         }
+    }
+
+    fn failed(&mut self, why: &RecordError) {
+        // What comes from here on is another recorder's.
+        self.tell_end(Some(recorder::failure(why)));
     }
 }

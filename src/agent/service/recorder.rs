@@ -129,7 +129,7 @@ fn be(settings: &Settings, rule: &Rule, learnt: Option<Learnt>, channel: Channel
 pub(super) type Failure = (String, bool);
 
 fn record(settings: &Settings, rule: &Rule, learnt: Option<Learnt>, feed: &mut Feed) -> Result<(), Failure> {
-    let failed = |e: RecordError| (e.to_string(), no_room(&e));
+    let failed = |e: RecordError| failure(&e);
     let learnt = match learnt {
         Some(learnt) => learnt,
         None => feed.learnt(session::learn(&rule.record).map_err(failed)?),
@@ -145,6 +145,8 @@ fn record(settings: &Settings, rule: &Rule, learnt: Option<Learnt>, feed: &mut F
     recorded.map(drop).map_err(failed)
 }
 
-fn no_room(e: &RecordError) -> bool {
-    matches!(e, RecordError::Write(WriteError::Io { source, .. }) if super::store::is_full(source))
+pub(super) fn failure(e: &RecordError) -> Failure {
+    let full =
+        matches!(e, RecordError::Write(WriteError::Io { source, .. }) if super::store::is_full(source));
+    (e.to_string(), full)
 }
