@@ -231,11 +231,14 @@ fn a_killed_recorder_leaves_nothing_for_long() {
     assert!(definitions(Some(me)) > 4, "its events are there while it runs");
     recorder.child.kill().expect("killed");
     recorder.child.wait().expect("reaped");
+    let mut told = false;
     wait_until("the kernel lets go", || {
         let run = record(&["--source", "perf", "-p", &pid, "--tokens", "2"]);
         assert!(run.status.success(), "{}", run.stderr);
+        told |= run.stderr.contains(" probes that a killed recorder had left are removed");
         definitions(Some(me)) == 0
     });
+    assert!(told, "that something was removed is said");
     assert_eq!(definitions(None), 0, "nor does one that ends");
 }
 

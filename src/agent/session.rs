@@ -24,6 +24,7 @@ use super::drain::Drain;
 use super::elf::ElfError;
 use super::machine::{self, AgentCpu};
 use super::maps::FileId;
+use super::perf;
 use super::pmc::Counters;
 use super::qos::Controller;
 use super::qos::law::Step;
@@ -133,6 +134,7 @@ pub fn record(
     let pids: &[u32] = if let Target::Pids(pids) = &target { pids } else { &[] };
     pids.iter().try_for_each(|p| target::alive(*p).then_some(()).ok_or(RecordError::NoProcess(*p)))?;
     let road = Road::choose(options.source)?;
+    perf::sweep().iter().for_each(|swept| watch.tell(swept));
     let hit_ns = options.learnt.as_ref().map_or_else(|| levels::hit_ns(&road), |learnt| learnt.hit_ns);
     let wish = options.agent_cpu;
     let origin = machine::Origin::of_this_thread();

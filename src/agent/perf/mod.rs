@@ -33,6 +33,7 @@ use ring::{Record, Ring};
 use sched::Sched;
 use snapshot::{Entry, Snapshot};
 use tracefs::Tracefs;
+pub use tracefs::sweep;
 
 /// What a recording by this road lacks, for doctor and the trace.
 pub const LACKS: &str = "sources and strides are read from memory while a graph runs, and are unknown where that came too \

@@ -68,8 +68,18 @@ fn left_over(listing: &str) -> Vec<&str> {
     names.filter(|name| name.split_once('/').is_some_and(|(group, _)| stale(group))).collect()
 }
 
+/// Sweeps away the probes that recorders that were killed have left. Gives how many there were, in words; None: none.
+pub fn sweep() -> Option<String> {
+    let file = tracepoint::root().join("uprobe_events");
+    let listing = fs::read_to_string(&file).ok()?;
+    // Those that are in use after all (a recorder in another process namespace) cannot be removed, and stay.
+    let swept =
+        left_over(&listing).into_iter().filter(|name| tell(&file, &format!("-:{name}")).is_ok()).count();
+    (swept > 0).then(|| format!("{swept} probes that a killed recorder had left are removed"))
+}
+
 impl Tracefs {
-    /// Finds it, mounts it where nobody has, and sweeps away what recorders that were killed have left.
+    /// Finds it, and mounts it where nobody has.
     ///
     /// # Errors
     /// What is missing, in words.
@@ -82,9 +92,6 @@ impl Tracefs {
         let file = tracefs.events();
         let failed = |e: io::Error| refused(&file, &e);
         appending(&file).map_err(failed)?;
-        let listing = fs::read_to_string(&file).map_err(failed)?;
-        // Those that are in use after all (a recorder in another process namespace) cannot be removed, and stay.
-        left_over(&listing).into_iter().for_each(|name| drop(tracefs.command(&format!("-:{name}"))));
         Ok(tracefs)
     }
 

@@ -16,6 +16,7 @@ use super::socket::{self, Answer, Control, Request, SocketError, Token};
 use super::status::{self, Files, Phase, State};
 use super::store::{Leftovers, Store, StoreError};
 use super::{clock, own, privilege};
+use crate::agent::perf;
 
 /// What is due from time to time is looked at so often.
 const TICK: Duration = Duration::from_secs(1);
@@ -132,6 +133,9 @@ impl<'a> Service<'a> {
             self.say(&format!(
                 "{name} had not been written to its end before: what was there of the new one is removed"
             ));
+        }
+        if let Some(swept) = perf::sweep() {
+            self.say(&swept);
         }
         if self.crew.lessons.recall(self.store.place(), &self.state.version) > 0 {
             self.say("what hits cost here is known from an earlier start: ready to record");
