@@ -336,7 +336,7 @@ fn a_small_buffer_loses_and_counts() {
 fn commands_that_cannot_be_recorded() {
     let _turn = live!();
     expect::one_line_error(&record(&["--", "/nonexistent/engine"]), &["/nonexistent/engine", "No such file"]);
-    expect::one_line_error(&record(&["--", "no-such-engine-anywhere"]), &["no-such-engine-anywhere"]);
+    expect::one_line_error(&record(&["--", "no-such-engine-anywhere"]), &["no-such-engine-anywhere", "PATH"]);
     expect::one_line_error(&record(&["--", "true"]), &["no GGML"]);
     expect::one_line_error(&record(&["--exe", "/bin/true"]), &["no GGML"]);
     expect::one_line_error(&record(&["--exe", "/nonexistent/engine"]), &["/nonexistent/engine"]);

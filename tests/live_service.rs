@@ -142,9 +142,14 @@ fn a_ring_is_written_when_asked_and_when_decoding_is_slow() {
     wait_until("and the file is told of", || service.log().contains("the ring is in "));
     Seen::read(&service.traces()[1]).books_close();
     assert!(service.log().contains("tokens/s, below 5000"), "{}", service.log());
-    assert!(service.ask("dump", &["-p", "1"]).stderr.contains("process 1 is not recorded"));
-    assert_eq!(service.stop(), Some(0));
+    assert!(service.ask("dump", &["-p", "1"]).stderr.contains("nothing of process 1 is kept in memory"));
+    // A ring outlives its run, and is still called by it.
+    let of_it = format!("-{}.pfi", engine.pid());
     drop(engine);
+    service.wait_for("the run is over", |s| s["state"] == "waiting");
+    let late = service.ask("dump", &[]);
+    assert!(late.stdout.trim().ends_with(&of_it), "{} {}", late.stdout, late.stderr);
+    assert_eq!(service.stop(), Some(0));
 }
 
 #[test]

@@ -95,6 +95,16 @@ pub struct Learnt {
     pub unfit: Option<String>,
 }
 
+/// What to do about a command that was looked for along PATH, in vain.
+fn elsewhere(command: &str, source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        std::io::ErrorKind::NotFound if !command.contains('/') => {
+            "; no directory of PATH has it, and under sudo PATH is another one: give its whole path"
+        }
+        _ => "",
+    }
+}
+
 /// Why the recording could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
@@ -104,7 +114,7 @@ pub enum RecordError {
     NoProcess(u32),
     #[error("process {0} ended before its recording began")]
     Ended(u32),
-    #[error("{command}: {source}")]
+    #[error("cannot start {command}: {source}{}", elsewhere(.command, .source))]
     Command { command: String, source: std::io::Error },
     #[error("the BPF programs do not load: {}; profinfer doctor tells more", refusal::explain(Act::Load, .0))]
     Load(libbpf_rs::Error),

@@ -11,6 +11,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::process::Child;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -95,6 +96,8 @@ struct Session {
     engines: Vec<Attached>,
     /// Processes followed, with what their maps looked like when last read.
     pids: BTreeMap<u32, u64>,
+    /// The command that was started here: its process and how it was called.
+    launched: Option<(u32, String)>,
     described: BTreeSet<u32>,
     /// Files that are no part of an engine.
     strangers: HashSet<FileId>,
@@ -172,6 +175,7 @@ pub fn record(
         drain,
         engines: Vec::new(),
         pids: BTreeMap::new(),
+        launched: None,
         described: BTreeSet::new(),
         strangers: HashSet::new(),
         last_missing: None,
@@ -244,6 +248,7 @@ impl Session {
             |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
         let held = target::hold(argv, self.options.streams, self.origin).map_err(failed)?;
         self.follow(held.pid);
+        self.launched = Some((held.pid, target::shown(argv.iter().map(|a| a.as_bytes()))));
         let found = discover::of_command(argv);
         // Nothing that it does could be recorded; it has not been started yet.
         if let Err(e @ DiscoverError::Elf(ElfError::Class32 { .. })) = found {
@@ -386,7 +391,13 @@ impl Session {
                 self.source.meet(pid);
             }
             if self.described.insert(pid) {
-                let (exe, cmdline) = target::describe(pid);
+                let (exe, mut cmdline) = target::describe(pid);
+                // One that is over by now still was our own command.
+                if cmdline.is_empty()
+                    && let Some((_, ours)) = self.launched.as_ref().filter(|(launched, _)| *launched == pid)
+                {
+                    cmdline.clone_from(ours);
+                }
                 let r = record::Process { pid, engine: engine.into(), exe: &exe, cmdline: &cmdline };
                 self.drain.borrow_mut().enc.process(&r)?;
             }

@@ -169,8 +169,12 @@ pub fn describe(pid: u32) -> (String, String) {
     while cmdline.last() == Some(&0) {
         cmdline.pop();
     }
-    let cmdline = cmdline.split(|&b| b == 0).map(String::from_utf8_lossy).collect::<Vec<_>>().join(" ");
-    (exe, cmdline)
+    (exe, shown(cmdline.split(|&b| b == 0)))
+}
+
+/// A command line as text.
+pub fn shown<'a>(arguments: impl Iterator<Item = &'a [u8]>) -> String {
+    arguments.map(String::from_utf8_lossy).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

@@ -110,7 +110,11 @@ pub(super) fn run(run: &RunFacts) -> Vec<Line> {
         out.push(said("level", format!("{level}, {structure}, over {}", time(run.span_ns as f64))));
     }
     for p in &run.processes {
-        let cmdline = if p.cmdline.is_empty() { &p.exe } else { &p.cmdline };
+        let cmdline = match (&*p.cmdline, &*p.exe) {
+            ("", "") => "(ended before its command line was read)",
+            ("", exe) => exe,
+            (cmdline, _) => cmdline,
+        };
         out.push(said("process", format!("{} {cmdline}", p.pid)));
     }
     for e in &run.engines {

@@ -52,6 +52,8 @@ pub struct Feed {
     /// Children of runs that were there before their run was followed: which, and whose.
     also: VecDeque<(u32, u32)>,
     runs: Vec<Run>,
+    /// Program and process of the run followed last: a ring outlives it.
+    last: (String, u32),
     /// Name of the file being written, and since when; None: no run is recorded, or into the ring.
     file: Option<(String, Instant)>,
     ordered: Option<Ordered>,
@@ -82,6 +84,7 @@ impl Feed {
             waiting: VecDeque::new(),
             also: VecDeque::new(),
             runs: Vec::new(),
+            last: (String::new(), 0),
             file: None,
             ordered: None,
             asked: false,
@@ -124,8 +127,8 @@ impl Feed {
 
     fn create(&mut self) -> Result<(String, Box<dyn Output>), Failure> {
         let run = self.waiting.front().or_else(|| self.runs.iter().rfind(|r| r.ended.is_none()));
-        let name =
-            run.or(self.runs.last()).map_or_else(|| Store::name("", 0), |r| Store::name(&r.exe, r.pid));
+        let (program, pid) = run.map_or((self.last.0.as_str(), self.last.1), |r| (r.exe.as_str(), r.pid));
+        let name = Store::name(program, pid);
         let s = &self.settings;
         let made = match &self.store {
             Some(store) => store.create(&name),
@@ -238,6 +241,7 @@ impl Feed {
             self.runs.push(Run { ended: Some("it ended before it could be recorded".into()), ..run });
             return None;
         }
+        self.last = (run.exe.clone(), run.pid);
         self.runs.push(run);
         self.grew = true;
         alive.then(|| {

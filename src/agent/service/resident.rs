@@ -242,6 +242,7 @@ impl<'a> Service<'a> {
     fn answer(&mut self, request: Request, token: Token) -> Option<Answer> {
         match request {
             Request::Status => {
+                self.look_at_store();
                 self.refresh();
                 Some(self.state.json())
             }
@@ -257,9 +258,12 @@ impl<'a> Service<'a> {
             Request::Dump(pid) => {
                 let left = self.crew.dump(pid);
                 if left == 0 {
-                    let what =
-                        pid.map_or("no run".into(), |pid| format!("process {pid} is not recorded, or"));
-                    return Some(Err(format!("{what} is kept in memory: no rule with 'ring' has it")));
+                    return Some(Err(match pid {
+                        Some(pid) => format!(
+                            "nothing of process {pid} is kept in memory: it does not run, or no rule with 'ring' has it"
+                        ),
+                        None => "no run is kept in memory: no rule with 'ring' has one".into(),
+                    }));
                 }
                 self.asked =
                     Some(Asked { token, left, files: Vec::new(), why_not: None, since: Instant::now() });
@@ -314,13 +318,17 @@ impl<'a> Service<'a> {
 
     fn tick(&mut self) {
         self.crew.tick(&self.settings);
+        self.look_at_store();
+        self.forget_asked();
+        self.notify.alive();
+        self.tell();
+    }
+
+    fn look_at_store(&mut self) {
         match self.store.tidy() {
             Ok(usage) => self.state.store = usage,
             Err(e) => self.complain(e.to_string()),
         }
-        self.forget_asked();
-        self.notify.alive();
-        self.tell();
     }
 
     /// Says what is wrong with the directory, once.
