@@ -107,6 +107,8 @@ pub struct Attached {
     /// Probes and rungs not yet written to the trace.
     pub probes: Vec<ProbeInfo>,
     pub stands: Vec<Stand>,
+    /// What is attached stays: it could not be attached again.
+    pub stays: bool,
     /// The recording is over: nothing is attached any more, and this is what was.
     closed: Option<[bool; 7]>,
     /// Entry points attached and not, over all roles.
@@ -161,6 +163,7 @@ impl Attached {
             written: HashSet::new(),
             probes: Vec::new(),
             stands: Vec::new(),
+            stays: false,
             closed: None,
             attached: 0,
             failures: Vec::new(),

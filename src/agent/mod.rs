@@ -6,6 +6,7 @@ pub mod bpf;
 pub mod btf;
 pub mod calibrate;
 pub mod calls;
+pub mod capset;
 pub mod checkup;
 pub mod discover;
 pub mod drain;

@@ -256,10 +256,25 @@ pub const SELINUX_ADVICE: &str = "dmesg | grep avc shows what; setenforce 0 wher
 /// The command that gives the capabilities.
 pub fn capability_advice() -> String {
     let exe = std::env::current_exe().map_or_else(|_| "profinfer".to_owned(), |p| p.display().to_string());
-    format!(
-        "run as root, or: sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace+ep {exe} (and cap_sys_admin where the kernel \
-         wants it for uprobes, as since 6.16)"
-    )
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let (admin, perhaps) = match wants_admin(&release) || read().perf_event_paranoid > Some(2) {
+        true => (",cap_sys_admin", ""),
+        false => ("", " (and cap_sys_admin where a uprobe is refused without it)"),
+    };
+    format!("run as root, or: sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace{admin}+ep {exe}{perhaps}")
+}
+
+/// Whether a kernel is known to want CAP_SYS_ADMIN for a uprobe: from 6.16 on ("perf: Revert to requiring CAP_SYS_ADMIN for
+/// uprobes"), and of those that took it over later two that were tried. This is for advice alone: what a kernel really wants a
+/// trial shows, for which the other capabilities must be there.
+fn wants_admin(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
+    let mut next = || numbers.next().unwrap_or(0);
+    match (next(), next(), next()) {
+        (6, 1, patch) => patch >= 176,
+        (6, 12, patch) => patch >= 107,
+        (major, minor, _) => (major, minor) >= (6, 16),
+    }
 }
 
 #[cfg(test)]
@@ -278,6 +293,22 @@ mod tests {
         assert!(!with(&[Cap::SysAdmin]).has(Cap::SysPtrace));
         let contained = Privileges { user_namespace: true, ..with(&[Cap::Bpf, Cap::Perfmon]) };
         assert_eq!(contained.lacking(), ["CAP_BPF", "CAP_PERFMON"]);
+    }
+
+    #[test]
+    fn kernels_that_want_more_are_known() {
+        for (release, wants) in [
+            ("5.10.223-arm64\n", false),
+            ("6.1.175", false),
+            ("6.1.176-1", true),
+            ("6.12.107+deb13-arm64", true),
+            ("6.15.11", false),
+            ("6.16-rc1", true),
+            ("7.0", true),
+            ("", false),
+        ] {
+            assert_eq!(wants_admin(release), wants, "{release}");
+        }
     }
 
     #[test]

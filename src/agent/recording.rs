@@ -118,6 +118,8 @@ pub enum RecordError {
     Command { command: String, source: std::io::Error },
     #[error("the BPF programs do not load: {}; profinfer doctor tells more", refusal::explain(Act::Load, .0))]
     Load(libbpf_rs::Error),
+    #[error("its engine is none of those that the recording is attached to, and it attaches to no more")]
+    Beyond,
     #[error("no probe could be attached: {0}; profinfer doctor tells more")]
     Attach(String),
     #[error("cannot run on CPU {cpu}: {source}; give another with --agent-cpu")]
@@ -165,6 +167,12 @@ pub trait Watch {
     fn order(&mut self, _now: &Progress, _kin: &Kin) -> Option<Order> {
         None
     }
+    /// All that is recorded is probed, for good; counters may still have to be opened. True: nothing is attached from now on.
+    fn attached(&mut self, _counting: bool) -> bool {
+        false
+    }
+    /// A run, by its first process, is recorded no more with all its processes, since something would have to be attached.
+    fn declined(&mut self, _run: u32, _processes: Vec<u32>) {}
     /// An order was carried out, or why it could not be.
     fn done(&mut self, _done: Result<(), String>) {}
     /// The recording ends for this. Its probes have yet to go, which takes time.

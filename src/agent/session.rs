@@ -1,6 +1,7 @@
 //! A recording from beginning to end: find the engines, attach, drain, verify, close the books.
 //! Uses every other module of `agent`, and `trace`.
 
+mod closing;
 mod extras;
 mod levels;
 mod setup;
@@ -122,6 +123,8 @@ struct Session {
     road: Road,
     hit_ns: u32,
     fed: bool,
+    /// Nothing is attached any more.
+    closed: bool,
 }
 
 /// Records into `out` until the target ends, a limit is met or `watch` says stop.
@@ -193,6 +196,7 @@ pub fn record(
         road,
         hit_ns,
         fed,
+        closed: false,
     };
     s.keep_budget(watch)?;
     if let Some(sensors) = &s.options.sensors {
@@ -271,6 +275,7 @@ impl Session {
         let engines = match found {
             Ok(engines) => engines,
             Err(e @ DiscoverError::WrongMachine { .. }) => return Err(e.into()),
+            Err(e) if self.is_beyond(&e) => return Err(RecordError::Beyond),
             Err(e) => {
                 // That a process has ended by now says less than what was found in its files before.
                 if self.last_missing.is_none() || !matches!(e, DiscoverError::Process { .. }) {
@@ -280,7 +285,11 @@ impl Session {
             }
         };
         for engine in engines {
-            match self.engines.iter().position(|a| a.same_base(&engine)) {
+            let known = self.engines.iter().position(|a| a.same_base(&engine));
+            if self.fed && self.has_no_room_for(&engine, known) {
+                return Err(RecordError::Beyond);
+            }
+            match known {
                 Some(i) => {
                     let roles = roles(self.probed(), self.options.phases);
                     self.engines[i].extend(engine.modules, roles);
@@ -345,6 +354,7 @@ impl Session {
             self.meet_processes()?;
             self.verify(watch)?;
             self.steer(watch)?;
+            self.close(watch);
             let ended = self.ended(child);
             if !ended && scanned.elapsed() >= if settled { SCAN_LATE } else { SCAN_SOON } {
                 self.scan(watch)?;
@@ -477,12 +487,13 @@ impl Session {
             notice(&self.drain, &text, watch)?;
         }
         for pid in self.pids.keys().copied().collect::<Vec<_>>() {
+            // It may have been let go with the one before.
+            if !self.pids.contains_key(&pid) {
+                continue;
+            }
             match self.scan_one(pid, watch) {
                 // Others are recorded on.
-                Err(e) if self.fed && !matches!(e, RecordError::Write(_)) => {
-                    watch.tell(&format!("process {pid}: {e}"));
-                    self.let_go(pid)?;
-                }
+                Err(e) if self.fed && !matches!(e, RecordError::Write(_)) => self.refuse(pid, e, watch)?,
                 scanned => scanned?,
             }
         }

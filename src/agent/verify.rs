@@ -9,6 +9,9 @@ use crate::order;
 /// Hits of thread 0 that must be seen before the barrier is judged.
 const BARRIER_SAMPLE: u64 = 16;
 
+/// Calls or graphs after which an engine's rungs are thought to be known.
+const ENOUGH: u64 = 3;
+
 /// How op ends are to be found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpEnd {
@@ -57,8 +60,7 @@ pub fn verify(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, ops: bool) -> 
 }
 
 fn barrier(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, told: &mut Vec<String>) {
-    let on_barrier = a.rung(Role::OpEnd).is_some_and(|r| r.how == How::Symbols);
-    if !on_barrier || shown.graphs == 0 {
+    if !on_barrier(a) || shown.graphs == 0 {
         return;
     }
     if shown.barrier_on && shown.inner >= BARRIER_SAMPLE && shown.ended * 10 < shown.inner * 9 {
@@ -75,9 +77,22 @@ fn barrier(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, told: &mut Vec<St
     // One thread waits for nobody: the probe would only cost.
     match (shown.threads > 1, a.probed(Role::OpEnd)) {
         (true, false) => a.attach(Role::OpEnd, 0),
-        (false, true) => a.detach(Role::OpEnd),
+        (false, true) if !a.stays => a.detach(Role::OpEnd),
         _ => {}
     }
+}
+
+/// Whether the hits have shown that the rungs are the right ones, so that nothing is left to attach.
+pub fn settled(a: &mut Attached, s: &Shown, ops: bool) -> bool {
+    let barrier = ops && on_barrier(a) && !a.probed(Role::OpEnd);
+    let op = a.probed(Role::Op) && s.ops == 0;
+    let by_symbols = a.rung(Role::Split).is_some_and(|r| r.how == How::Symbols);
+    let split = a.probed(Role::Split) && by_symbols && s.scheds > 0 && s.splits == 0;
+    s.tokens.max(s.graphs) >= ENOUGH && !(barrier || op || split || a.wants_vtable() || a.leaving())
+}
+
+fn on_barrier(a: &Attached) -> bool {
+    a.rung(Role::OpEnd).is_some_and(|r| r.how == How::Symbols)
 }
 
 fn leave(a: &mut Attached, role: Role, why: &str, told: &mut Vec<String>) {

@@ -140,6 +140,11 @@ impl Counters {
         self.shared.clone()
     }
 
+    /// Whether events may have to be opened while recording.
+    pub fn follows(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// Opens counters on CPUs that have come, and leaves those that are gone; says so.
     pub fn tick(&mut self) -> Vec<String> {
         let Ok(list) = std::fs::read_to_string("/sys/devices/system/cpu/online") else { return Vec::new() };

@@ -1,5 +1,6 @@
 //! What the machine's sensors tell while a recording runs: power, energy, frequencies, temperatures, read by a thread of
-//! its own, since some drivers take their time. Uses `recording`, `usage` and `trace`.
+//! its own, since some drivers take their time. Uses `capset`, `recording`, `usage` and
+//! `trace`.
 
 mod find;
 mod gauge;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use self::find::{Found, MAX_SENSORS, find};
 use super::recording::Watch;
-use super::usage;
+use super::{capset, usage};
 use crate::trace::record::{self, Availability};
 use crate::trace::{Encoder, WriteError};
 
@@ -102,9 +103,11 @@ impl Sampler {
         let (send, news) = sync_channel(WAITING);
         let (stop, stopped) = channel();
         let interval = options.interval;
-        let spawned = std::thread::Builder::new()
-            .name("sensors".into())
-            .spawn(move || sample(&found, interval, &send, &stopped));
+        let spawned = std::thread::Builder::new().name("sensors".into()).spawn(move || {
+            // A recorder gives up what it has for itself alone; here only files are read. Where it cannot be, it stays.
+            drop(capset::keep(capset::READ));
+            sample(&found, interval, &send, &stopped);
+        });
         match spawned {
             Ok(thread) => Ok(Some(Sampler { known, news, stop: Some(stop), thread: Some(thread) })),
             Err(e) => {

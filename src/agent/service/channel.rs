@@ -31,6 +31,10 @@ pub enum Said {
     Runs(Vec<Run>),
     /// What it has learnt of the machine, before its first run.
     Learnt(Learnt),
+    /// It is attached, attaches to nothing more, and has given up what that takes.
+    Attached,
+    /// It would have to attach to more for a run, by its first process and all: that is another recorder's.
+    Declined(u32, Vec<u32>),
     /// For the log.
     Message(String),
     /// The ring was written out into this file, or why not.

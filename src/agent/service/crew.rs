@@ -1,16 +1,18 @@
 //! The recorders and the runs: which run is recorded by whom, when a recorder begins and ends, what they say. Uses `channel`,
-//! `lessons`, `recorder`, `rules`, `run`, `settings` and `target`.
+//! `hand`, `lessons`, `recorder`, `rules`, `run`, `settings` and `target`.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use super::channel::{Said, Told};
+use super::hand::Hand;
 use super::lessons::{self, Lessons};
 use super::recorder::Recorder;
 use super::rules::Rule;
 use super::run::Run;
 use super::settings::Settings;
+use crate::agent::maps::FileId;
 use crate::agent::target;
 
 /// Characters of a program's path that are told.
@@ -22,6 +24,8 @@ const AGAIN_SOON: Duration = Duration::from_secs(5);
 const AGAIN_LATE: Duration = Duration::from_secs(60);
 /// Between two lines on runs that were missed.
 const BETWEEN: Duration = Duration::from_secs(1);
+/// Recorders that a run is given to at most.
+const TRIES: usize = 4;
 /// While a new recorder attaches, the one that it follows goes on.
 const OVERLAP: Duration = Duration::from_secs(2);
 
@@ -32,6 +36,8 @@ pub struct Met {
     pub exe: Vec<u8>,
     pub uid: u32,
     pub cgroup: Option<String>,
+    /// The file that has its engine's base.
+    pub base: FileId,
     /// It came by fork from this process, and has its memory: it is a part of that one's run.
     pub parent: Option<u32>,
 }
@@ -85,6 +91,8 @@ struct Known {
     run: Run,
     met: Met,
     phase: Phase,
+    /// Recorders that would not have it.
+    declined: Vec<i32>,
     /// Since when its process is known to be gone, where it is with a recorder.
     dead: Option<Instant>,
 }
@@ -93,20 +101,6 @@ impl Known {
     fn lives(&self) -> bool {
         [self.met.pid].iter().chain(&self.run.processes).any(|&pid| target::alive(pid))
     }
-}
-
-struct Hand {
-    recorder: Recorder,
-    rule: Rule,
-    idle: Option<Instant>,
-    /// It is told to stop then; told: since then.
-    retire: Option<Instant>,
-    told: Option<Instant>,
-    gone: bool,
-    /// Somebody waits for its ring.
-    dump: bool,
-    /// It learns of the machine before it records.
-    learns: bool,
 }
 
 /// The recorders, and the runs.
@@ -225,7 +219,7 @@ impl Crew {
         if let Phase::Left(why) = phase {
             *self.counts.left(why) += 1;
         }
-        self.runs.push(Known { run, met, phase, dead: None });
+        self.runs.push(Known { run, met, phase, declined: Vec::new(), dead: None });
     }
 
     fn is_turn(&mut self, rule: &Rule) -> bool {
@@ -253,37 +247,37 @@ impl Crew {
                 continue;
             }
             let Some(rule) = settings.rules.iter().find(|r| r.name == *name) else { continue };
-            let Some(hand) = self.hand_for(rule, settings) else { continue };
+            let (base, but) = (known.met.base, known.declined.clone());
+            let Some(hand) = self.hand_for(rule, Some((base, &but)), settings) else { continue };
             let run = self.runs[i].run.clone();
             let hand = &mut self.hands[hand];
             hand.idle = None;
             // One that does not listen just now is asked again.
             if hand.recorder.tell(&Told::Follow(Box::new(run))).is_ok() {
                 self.runs[i].phase = Phase::With(hand.recorder.pid);
+                hand.give(base);
             }
         }
     }
 
-    fn hand_for(&mut self, rule: &Rule, settings: &Settings) -> Option<usize> {
-        let free = |h: &Hand| h.rule == *rule && !h.gone && h.retire.is_none() && h.told.is_none();
-        if let Some(i) = self.hands.iter().position(free) {
+    /// A recorder of the rule, for an engine by its base and not one of `but`: one that has it, else one that takes it, else a
+    /// new one.
+    fn hand_for(
+        &mut self,
+        rule: &Rule,
+        engine: Option<(FileId, &[i32])>,
+        settings: &Settings,
+    ) -> Option<usize> {
+        let has = |h: &Hand| engine.is_none_or(|(base, but)| h.has(base) && !but.contains(&h.recorder.pid));
+        let has = self.hands.iter().position(|h| h.is_free(rule) && has(h));
+        if let Some(i) = has.or_else(|| self.hands.iter().position(|h| h.is_free(rule) && h.takes_more())) {
             return Some(i);
         }
         let learnt = self.lessons.of(&lessons::kind(&rule.record)).cloned();
         let learns = learnt.is_none();
         match Recorder::start(settings, rule, learnt) {
             Ok(recorder) => {
-                let (rule, idle, dump) = (rule.clone(), None, false);
-                self.hands.push(Hand {
-                    recorder,
-                    rule,
-                    idle,
-                    retire: None,
-                    told: None,
-                    gone: false,
-                    dump,
-                    learns,
-                });
+                self.hands.push(Hand::new(recorder, rule, learns));
                 Some(self.hands.len() - 1)
             }
             Err(e) => {
@@ -306,7 +300,7 @@ impl Crew {
             !rule.ignore && !known() && self.later.iter().all(|(name, ..)| *name != rule.name)
         });
         if let Some(rule) = unknown {
-            self.hand_for(rule, settings);
+            self.hand_for(rule, None, settings);
         }
     }
 
@@ -344,6 +338,13 @@ impl Crew {
                 ));
                 self.lessons.learn(lessons::kind(&hand.rule.record), learnt);
             }
+            Said::Attached => {
+                hand.closed = true;
+                self.news.push(format!(
+                    "rule {rule}: its recorder ({pid}) is attached, and has given up what that takes"
+                ));
+            }
+            Said::Declined(run, all) => self.declined(i, run, all),
             Said::Message(text) => self.news.push(format!("rule {rule}: {text}")),
             Said::Dumped(done) => {
                 if std::mem::take(&mut hand.dump) {
@@ -374,6 +375,26 @@ impl Crew {
             known.phase = Phase::Done;
             let run = known.run.clone();
             // It was followed once it has a level.
+            let recorded = !run.level.is_empty();
+            self.end(run, recorded);
+        }
+    }
+
+    /// A recorder attaches to no more, and would have to for a run: it is another's.
+    fn declined(&mut self, i: usize, pid: u32, processes: Vec<u32>) {
+        let hand = &mut self.hands[i];
+        let with = |k: &&mut Known| {
+            k.run.pid == pid && matches!(k.phase, Phase::With(with) if with == hand.recorder.pid)
+        };
+        let Some(known) = self.runs.iter_mut().find(with) else { return };
+        hand.closed = true;
+        known.declined.push(hand.recorder.pid);
+        known.run.processes = processes;
+        known.phase = Phase::Wanted;
+        if known.declined.len() >= TRIES {
+            known.phase = Phase::Done;
+            let why = format!("{TRIES} recorders could not attach to its engine beside what they had");
+            let run = Run { ended: Some(why), ..known.run.clone() };
             let recorded = !run.level.is_empty();
             self.end(run, recorded);
         }
@@ -552,13 +573,5 @@ impl Crew {
     /// Ends those that have not ended, at once.
     pub fn kill(&self) {
         self.hands.iter().for_each(|h| h.recorder.kill());
-    }
-}
-
-impl Hand {
-    fn stop(&mut self, now: Instant) {
-        self.told = Some(now);
-        // One that is gone has stopped.
-        drop(self.recorder.tell(&Told::Stop));
     }
 }

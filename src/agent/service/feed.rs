@@ -1,5 +1,5 @@
 //! What a recorder's session is fed with: runs that come and go, files that follow each other, the ring's triggers; and what
-//! it tells of them. Uses `channel`, `facts`, `limits`, `settings`, `rules`, `store` and `recording`.
+//! it tells of them. Uses `capset`, `channel`, `facts`, `limits`, `settings`, `rules`, `store` and `recording`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,11 +14,11 @@ use super::run::Run;
 use super::settings::Settings;
 use super::store::Store;
 use super::trigger::Trigger;
-use crate::agent::kin::Kin;
+use crate::agent::kin::{self, Kin};
 use crate::agent::meter::Meter;
 use crate::agent::qos;
 use crate::agent::recording::{Learnt, Order, Progress, RecordError, Watch};
-use crate::agent::{target, usage};
+use crate::agent::{capset, target, usage};
 use crate::trace::Output;
 
 /// How often the service is told how the runs stand.
@@ -69,6 +69,8 @@ pub struct Feed {
     /// The service knows that this recorder ends.
     ends: bool,
     told: Instant,
+    /// Runs that are another recorder's, of which the service has not been told.
+    declined: Vec<(u32, Vec<u32>)>,
     /// Runs that have ended and of which the service could not be told yet.
     untold: usize,
 }
@@ -96,6 +98,7 @@ impl Feed {
             failure: None,
             ends: false,
             told: now.checked_sub(TELL).unwrap_or(now),
+            declined: Vec::new(),
             untold: 0,
         }
     }
@@ -186,6 +189,9 @@ impl Feed {
     }
 
     fn tell_runs(&mut self) {
+        let declined = std::mem::take(&mut self.declined);
+        let mut told = |(run, all): &(u32, Vec<u32>)| self.say(&Said::Declined(*run, all.clone()));
+        self.declined = declined.into_iter().filter(|run| !told(run)).collect();
         let runs = std::mem::take(&mut self.runs);
         for some in runs.chunks(TOGETHER) {
             let told = self.say(&Said::Runs(some.to_vec()));
@@ -344,7 +350,7 @@ impl Watch for Feed {
     fn order(&mut self, now: &Progress, kin: &Kin) -> Option<Order> {
         self.note(now, kin);
         let ended = self.runs.iter().filter(|r| r.ended.is_some()).count();
-        if self.told.elapsed() >= TELL || ended > self.untold {
+        if self.told.elapsed() >= TELL || ended > self.untold || !self.declined.is_empty() {
             self.tell_runs();
         }
         if self.stop {
@@ -379,6 +385,23 @@ impl Watch for Feed {
             }
         }
         self.files(now)
+    }
+
+    fn attached(&mut self, counting: bool) -> bool {
+        if let Err(e) = capset::keep_attached(counting) {
+            self.say_message(&format!(
+                "capabilities that are not needed any more could not be given up: {e}"
+            ));
+        }
+        self.say(&Said::Attached);
+        true
+    }
+
+    fn declined(&mut self, run: u32, mut processes: Vec<u32>) {
+        processes.truncate(kin::MOST);
+        self.runs.retain(|r| r.pid != run || r.ended.is_some());
+        self.also.retain(|(_, of)| *of != run);
+        self.declined.push((run, processes));
     }
 
     fn done(&mut self, done: Result<(), String>) {

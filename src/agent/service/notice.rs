@@ -1,5 +1,5 @@
-//! What the kernel tells of the whole machine: files that processes map to execute, and execs. Uses `maps`, `perf` (events
-//! and rings), `refusal` and `usage`.
+//! What the kernel tells of the whole machine: files that processes map to execute, and execs. Uses `capset`, `maps`, `perf`
+//! (events and rings), `refusal` and `usage`.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,7 +11,7 @@ use crate::agent::maps::Mapping;
 use crate::agent::perf::event;
 use crate::agent::perf::ring::{Area, Record, Ring};
 use crate::agent::refusal::{self, Act};
-use crate::agent::{privileges, usage};
+use crate::agent::{capset, privileges, usage};
 
 /// Bytes of a CPU's ring: some three hundred records. Overflow is told, and costs a look at all processes.
 const RING_BYTES: u32 = 32 << 10;
@@ -89,6 +89,7 @@ impl Watch {
             if self.rings.iter().any(|(c, _)| *c == cpu) {
                 continue;
             }
+            let _all = capset::raised();
             match event::images(cpu).and_then(|event| Ring::of(event, RING_BYTES)) {
                 Ok(ring) => self.rings.push((cpu, ring)),
                 // It has gone off just now.

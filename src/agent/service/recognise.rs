@@ -1,4 +1,5 @@
-//! Whether a file that a process has mapped is the base of a GGML engine. Uses `discover` (names), `maps` and `symbols`.
+//! Whether a file that a process has mapped is the base of a GGML engine. Uses `capset`, `discover` (names),
+//! `maps` and `symbols`.
 //!
 //! The mapped file counts, not what its path leads to by now: it is reached through the process's own root, following no
 //! link, then through the mapping itself, then as the process's program, and it is not opened before it has shown to be
@@ -14,6 +15,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::symbols;
+use crate::agent::capset;
 use crate::agent::discover::BASE;
 use crate::agent::maps::{FileId, Mapping};
 
@@ -125,7 +127,11 @@ fn reach(pid: u32, m: &Mapping) -> io::Result<(File, Mark)> {
     let by_path = || locate_within(&proc("root")?, &m.path);
     let found = (!m.deleted && !m.path.as_os_str().is_empty()).then(|| attempt(by_path(), false)).flatten();
     let found = found
-        .or_else(|| attempt(proc(&format!("map_files/{:x}-{:x}", m.start, m.end)), true))
+        .or_else(|| {
+            // CAP_SYS_ADMIN, or none of it (CAP_CHECKPOINT_RESTORE would do as well).
+            let _all = capset::raised();
+            attempt(proc(&format!("map_files/{:x}-{:x}", m.start, m.end)), true)
+        })
         .or_else(|| attempt(proc("exe"), false));
     found.ok_or_else(|| denied.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
 }

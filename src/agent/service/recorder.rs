@@ -1,5 +1,6 @@
 //! A recorder: a process forked from the service that records the runs of one rule, as a session that is fed with them. When
-//! the service is gone it ends its recording cleanly. Uses `channel`, `feed`, `settings`, `rules` and `session`.
+//! the service is gone it ends its recording cleanly. Uses `capset`, `channel`, `feed`, `settings`, `rules`
+//! and `session`.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -9,7 +10,7 @@ use super::feed::Feed;
 use super::rules::Rule;
 use super::settings::Settings;
 use crate::agent::recording::{Learnt, RecordError, Target};
-use crate::agent::session;
+use crate::agent::{capset, session};
 use crate::trace::WriteError;
 
 /// The service's end of a recorder.
@@ -118,6 +119,8 @@ fn default_signals() {
 /// The recorder's life. Returns at its end.
 fn be(settings: &Settings, rule: &Rule, learnt: Option<Learnt>, channel: Channel) {
     default_signals();
+    // The service has it permitted and not in effect. Where that cannot be changed the recording says what is missing.
+    drop(capset::keep(u64::MAX));
     let mut feed = Feed::new(settings, rule, channel);
     let ended = record(settings, rule, learnt, &mut feed);
     feed.end(ended.err());

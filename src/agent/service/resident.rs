@@ -15,8 +15,8 @@ use super::signals::Signals;
 use super::socket::{self, Answer, Control, Request, SocketError, Token};
 use super::status::{self, Files, Phase, State};
 use super::store::{Leftovers, Store, StoreError};
-use super::{clock, own, privilege};
-use crate::agent::perf;
+use super::{clock, own};
+use crate::agent::{capset, perf};
 
 /// What is due from time to time is looked at so often.
 const TICK: Duration = Duration::from_secs(1);
@@ -123,7 +123,7 @@ impl<'a> Service<'a> {
             "waiting for engines, by {road}; recordings in {}",
             self.settings.directory.display()
         ));
-        if let Err(e) = privilege::give_up() {
+        if let Err(e) = capset::give_up() {
             self.say(&format!("capabilities that are not needed could not be given up: {e}"));
         }
         for warning in self.settings.warnings.clone() {
@@ -461,6 +461,6 @@ fn leftovers(left: &Leftovers) -> Vec<String> {
 }
 
 fn met(found: Found) -> Met {
-    let Found { pid, start, exe, uid, cgroup, parent, .. } = found;
-    Met { pid, start, exe: exe.as_os_str().as_bytes().to_vec(), uid, cgroup, parent }
+    let Found { pid, start, exe, uid, cgroup, base, parent, .. } = found;
+    Met { pid, start, exe: exe.as_os_str().as_bytes().to_vec(), uid, cgroup, base, parent }
 }

@@ -95,11 +95,11 @@ impl Session {
         }
         // A number that was a stranger's may be another file's by now.
         self.strangers.clear();
-        let taken = self.scan_one(pid, watch);
-        if taken.is_err() {
-            self.let_go(pid)?;
+        match self.scan_one(pid, watch) {
+            Err(e @ RecordError::Beyond) => self.refuse(pid, e, watch),
+            Err(e) => self.let_go(pid).and(Err(e)),
+            Ok(()) => Ok(()),
         }
-        taken
     }
 
     pub(super) fn let_go(&mut self, pid: u32) -> Result<(), RecordError> {
@@ -111,7 +111,7 @@ impl Session {
     }
 
     /// Lets all processes of a run go.
-    fn release(&mut self, run: u32) -> Result<(), RecordError> {
+    pub(super) fn release(&mut self, run: u32) -> Result<(), RecordError> {
         loop {
             let all = self.drain.borrow().kin.of(run);
             if all.is_empty() {

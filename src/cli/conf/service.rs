@@ -183,6 +183,8 @@ pub fn settings(args: &Args) -> Result<Settings, Vec<String>> {
     let mut settings = layers.values(&mut wrong);
     for (rule, layer) in settings.rules.iter_mut().zip(&layers.rules) {
         rule.record.btf = got(layer.types(), &mut wrong).flatten();
+        // All of the engine's time is no bound: the level stays as it is.
+        rule.record.budget = rule.record.budget.filter(|b| b.qos.is_some() || b.budget < Some(1.0));
     }
     if wrong.is_empty() { Ok(settings) } else { Err(wrong) }
 }
