@@ -168,3 +168,16 @@ fn a_broken_pipe_ends_quietly() {
         assert_eq!(out.status.code(), Some(0));
     }
 }
+
+/// What the program of this build cannot do is not unknown to it.
+#[cfg(not(feature = "agent"))]
+#[test]
+fn a_build_without_the_recorder_says_so() {
+    for name in ["record", "serve", "install"] {
+        let output =
+            std::process::Command::new(env!("CARGO_BIN_EXE_profinfer")).arg(name).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(&format!("without the recorder leaves out '{name}'")), "{said}");
+    }
+}

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use self::args::Command;
-use self::program::Program;
+use self::program::{Elsewhere, Program};
 
 pub mod accuracy;
 pub mod args;
@@ -49,7 +49,7 @@ pub static PROFINFER: Program = Program {
     name: "profinfer",
     about: "Operator-level profiler for unmodified llama.cpp and GGML programs, from outside, with eBPF.",
     commands: COMMANDS,
-    elsewhere: if cfg!(feature = "board") { ELSEWHERE } else { &[] },
+    elsewhere: ELSEWHERE,
     examples: EXAMPLES,
 };
 
@@ -106,8 +106,23 @@ const COMMANDS: &[&Command] = &[
     &install::COMMAND,
 ];
 
-/// What a build for boards leaves to other machines.
-const ELSEWHERE: &[&str] = &["html", "export", "dag", "stat", "diff"];
+/// What this build leaves to others.
+const ELSEWHERE: &[Elsewhere] = &[
+    #[cfg(feature = "board")]
+    Elsewhere {
+        names: &["html", "export", "dag", "stat", "diff"],
+        build: "for boards",
+        hint: "copy the trace to another machine, whose profinfer has it",
+    },
+    #[cfg(not(feature = "agent"))]
+    Elsewhere {
+        names: &[
+            "record", "top", "config", "serve", "doctor", "status", "dump", "stop", "selftest", "install",
+        ],
+        build: "without the recorder",
+        hint: "cargo build --release, on Linux and without --no-default-features, makes one that has it",
+    },
+];
 
 /// Exit codes of most subcommands.
 const EXITS: &[(&str, &str)] = &[("0", "done"), ("1", "failed"), ("2", "wrong usage")];
@@ -116,6 +131,7 @@ const EXITS: &[(&str, &str)] = &[("0", "done"), ("1", "failed"), ("2", "wrong us
 pub fn main() -> ExitCode {
     PROFINFER.main()
 }
+
 /// The reader of our output went away: that is its right, and no error of ours.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
@@ -132,7 +148,7 @@ fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
         let text = cause.to_string();
-        if line.ends_with(&text) {
+        if line.contains(&text) {
             continue;
         }
         if !line.is_empty() {

@@ -17,9 +17,18 @@ pub struct Program {
     pub about: &'static str,
     pub commands: &'static [&'static Command],
     /// Subcommands that other builds of it have.
-    pub elsewhere: &'static [&'static str],
+    pub elsewhere: &'static [Elsewhere],
     /// A line each.
     pub examples: &'static str,
+}
+
+/// Subcommands that a build leaves out.
+pub struct Elsewhere {
+    pub names: &'static [&'static str],
+    /// Which build this is: "for boards".
+    pub build: &'static str,
+    /// Where the subcommands are to be had.
+    pub hint: &'static str,
 }
 
 impl Program {
@@ -83,11 +92,8 @@ impl Program {
         if name.is_empty() || name == "--" {
             return Err(Usage::new(format!("a subcommand is needed: {}", any_of(names()))));
         }
-        if self.elsewhere.contains(&name) {
-            return Err(Usage::new(format!(
-                "this build for boards leaves out '{name}': copy the trace to another machine, whose {} has it",
-                self.name
-            )));
+        if let Some(Elsewhere { build, hint, .. }) = self.elsewhere.iter().find(|e| e.names.contains(&name)) {
+            return Err(Usage::new(format!("this build {build} leaves out '{name}': {hint}")));
         }
         let what = if name.starts_with('-') { "option" } else { "subcommand" };
         let hint = match nearest(name, names().chain(["--help", "--version"])) {
