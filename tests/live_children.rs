@@ -80,10 +80,10 @@ fn recorded(service: &Service) -> BTreeMap<u32, u64> {
 fn the_run_is_the_sum_of_its_processes() {
     let _turn = live!();
     let service = Service::start("", ALL);
-    // The second time the parent is gone before its children are.
+    // The first time the parent is gone before its children are.
     let args =
         ["-p", "4", "-n", "40", "--op-ns", "300000", "--slow-child", "600000", "--fork", "3", "--leave"];
-    for (n, args) in [(1, &args[..args.len() - 1]), (2, &args[..])] {
+    for (n, args) in [(1, &args[..]), (2, &args[..args.len() - 1])] {
         let tree = Tree::start(&service, args);
         let pid = tree.0.id();
         let (calls, _) = tree.calls();
@@ -111,6 +111,18 @@ fn the_run_is_the_sum_of_its_processes() {
     service.wait_for("its file is complete", |s| s["store"]["writing"] == 0);
     let recorded = recorded(&service);
     assert!(recorded.len() == 3 && recorded.values().sum::<u64>() < 290, "{recorded:?}");
+}
+
+#[test]
+fn a_parent_that_leaves_keeps_its_children_where_events_come_late() {
+    let _turn = live!();
+    let service = Service::start("", &format!("{ALL}level = \"token\"\nsource = \"perf\"\n"));
+    let args = ["-p", "0", "-n", "40", "--op-ns", "300000", "--fork", "3", "--leave"];
+    let (calls, _) = Tree::start(&service, &args).calls();
+    let state = service.wait_for_runs(1);
+    assert_eq!(state["runs"][0]["tokens"], 120, "{state}");
+    service.wait_for("its file is complete", |s| s["store"]["writing"] == 0);
+    assert_eq!(recorded(&service), calls);
 }
 
 #[test]

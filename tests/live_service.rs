@@ -148,7 +148,8 @@ fn a_ring_is_written_when_asked_and_when_decoding_is_slow() {
     drop(engine);
     service.wait_for("the run is over", |s| s["state"] == "waiting");
     let late = service.ask("dump", &[]);
-    assert!(late.stdout.trim().ends_with(&of_it), "{} {}", late.stdout, late.stderr);
+    // The recorder before this one may still be there, with a ring of its own.
+    assert!(late.stdout.lines().any(|l| l.ends_with(&of_it)), "{} {}", late.stdout, late.stderr);
     assert_eq!(service.stop(), Some(0));
 }
 

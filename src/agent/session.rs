@@ -114,7 +114,7 @@ struct Session {
     came: Instant,
     /// Where the present trace begins in the recording's books.
     base: turn::Base,
-    /// Children that are threads, or had ended when they were looked for, and since when; what these did may be on its way.
+    /// Processes that had ended when they were looked at, or are threads, and since when; what they did may be on its way.
     doubtful: Vec<(u32, Instant)>,
     /// It was told that some processes have no meter.
     crowd_told: bool,
@@ -421,16 +421,6 @@ impl Session {
                 self.pids.entry(child).or_insert(0);
             }
         }
-        let mut drain = self.drain.borrow_mut();
-        let now = drain.last_ts();
-        self.doubtful.retain(|&(pid, since)| {
-            let waits = since.elapsed() < DOUBT;
-            if !waits && !self.pids.contains_key(&pid) {
-                drain.kin.leave(pid, now);
-            }
-            waits
-        });
-        drop(drain);
         loop {
             let Some(pid) = self.drain.borrow_mut().gone.pop_front() else { break };
             self.forget(pid);
@@ -480,9 +470,7 @@ impl Session {
             let busy: Vec<u32> = self.pids.keys().flat_map(|&pid| target::running_on(pid)).collect();
             machine::avoid(&busy);
         }
-        if self.fed {
-            self.bury()?;
-        }
+        self.bury()?;
         for text in self.counters.iter_mut().flat_map(Counters::tick) {
             notice(&self.drain, &text, watch)?;
         }

@@ -1,10 +1,10 @@
 //! A recording that outlasts its targets and its traces: targets come and go, one trace ends and the next begins, the ring is
 //! written out. Uses what the session uses.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::setup::{header, roles};
-use super::{Counted, Session, levels};
+use super::{Counted, DOUBT, Session, levels};
 use crate::agent::attached::Role;
 use crate::agent::books::{self, Own, Standing};
 use crate::agent::drain::Shown;
@@ -127,10 +127,28 @@ impl Session {
         }
     }
 
-    /// Lets those go that have ended without an event that says so.
+    /// Lets those go that have ended without an event that says so, and threads that were taken for processes.
     pub(super) fn bury(&mut self) -> Result<(), RecordError> {
-        let dead: Vec<u32> = self.pids.keys().copied().filter(|&pid| !target::alive(pid)).collect();
-        dead.into_iter().try_for_each(|pid| self.let_go(pid))
+        for &pid in self.pids.keys().filter(|_| self.fed) {
+            if !target::alive(pid) && self.doubtful.iter().all(|one| one.0 != pid) {
+                self.doubtful.push((pid, Instant::now()));
+            }
+        }
+        let (due, wait) =
+            std::mem::take(&mut self.doubtful).into_iter().partition(|one| one.1.elapsed() >= DOUBT);
+        self.doubtful = wait;
+        for (pid, _) in Vec::<(u32, Instant)>::into_iter(due) {
+            if self.pids.contains_key(&pid) && target::alive(pid) {
+                continue;
+            }
+            let met = self.drain.borrow().kin.is_met(pid) || self.pids.contains_key(&pid);
+            match met {
+                true => self.let_go(pid)?,
+                // Nothing is known of it but that it began.
+                false => self.drain.borrow_mut().kin.leave(pid, 0),
+            }
+        }
+        Ok(())
     }
 
     /// A process that has ended or is let go.
