@@ -227,8 +227,8 @@ fn a_killed_recorder_leaves_nothing_for_long() {
     let pid = target.pid().to_string();
     let mut recorder = Recorder::start(&["--source", "perf", "-p", &pid]);
     let me = recorder.child.id();
-    recorder.wait_for_probes();
-    assert!(definitions(Some(me)) > 4, "its events are there while it runs");
+    recorder.wait_for_engine();
+    wait_until("its events are there while it runs", || definitions(Some(me)) > 4);
     recorder.child.kill().expect("killed");
     recorder.child.wait().expect("reaped");
     let mut told = false;

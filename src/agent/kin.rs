@@ -24,6 +24,8 @@ pub struct Kin {
     pub metering: bool,
     /// Calls were made by more processes than have meters.
     pub crowded: bool,
+    /// Processes of which an event has come, so far.
+    pub came: u64,
     /// Processes of whose fork nothing was seen.
     pub strays: Vec<u32>,
     /// When a process was last left, CLOCK_MONOTONIC ns: what it did before that may arrive later.
@@ -67,7 +69,9 @@ impl Kin {
                 i
             }
         };
-        !std::mem::replace(&mut self.all[i].met, true)
+        let first = !std::mem::replace(&mut self.all[i].met, true);
+        self.came += u64::from(first);
+        first
     }
 
     fn stray(&mut self, i: usize, pid: u32) {

@@ -73,6 +73,8 @@ pub struct Feed {
     declined: Vec<(u32, Vec<u32>)>,
     /// Runs that have ended and of which the service could not be told yet.
     untold: usize,
+    /// Processes of which the service was told.
+    came: u64,
 }
 
 impl Feed {
@@ -100,6 +102,7 @@ impl Feed {
             told: now.checked_sub(TELL).unwrap_or(now),
             declined: Vec::new(),
             untold: 0,
+            came: 0,
         }
     }
 
@@ -212,6 +215,8 @@ impl Feed {
                 || of(r.pid).any(|m| m.over)
                 || of(r.pid).map(|m| m.tokens).sum::<u64>() >= limit
         });
+        // Which processes there are is told at once: who is looked for when a run ends is not to be taken for a run.
+        let news = news || kin.came > self.came;
         if !news && self.told.elapsed() < TELL {
             return;
         }
@@ -350,7 +355,8 @@ impl Watch for Feed {
     fn order(&mut self, now: &Progress, kin: &Kin) -> Option<Order> {
         self.note(now, kin);
         let ended = self.runs.iter().filter(|r| r.ended.is_some()).count();
-        if self.told.elapsed() >= TELL || ended > self.untold || !self.declined.is_empty() {
+        let came = std::mem::replace(&mut self.came, kin.came) != kin.came;
+        if self.told.elapsed() >= TELL || ended > self.untold || came || !self.declined.is_empty() {
             self.tell_runs();
         }
         if self.stop {
