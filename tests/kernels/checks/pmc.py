@@ -33,7 +33,7 @@ def judge(run, book):
     counters = {counter["name"]: counter for counter in report["counters"]}
     book.expect(counters["instructions"]["state"] == "whole", f"{counters['instructions']}")
     book.expect("stays 0" in counters["rffff"]["why"], f"a number that nothing counts: {counters['rffff']}")
-    decode = report["phases"][-1]
+    decode = next(phase for phase in report["phases"] if phase["phase"] == "decode")
     rows = [row for row in decode["by_name"] if row["name"] != "(gaps)"]
     book.expect(len(rows) > 10, f"only {len(rows)} names of ops")
     for row in rows:
