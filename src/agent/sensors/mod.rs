@@ -1,6 +1,5 @@
 //! What the machine's sensors tell while a recording runs: power, energy, frequencies, temperatures, read by a thread of
-//! its own, since some drivers take their time. Uses `capset`, `recording`, `usage` and
-//! `trace`.
+//! its own, since some drivers take their time. Uses `capset`, `recording`, `usage` and `trace`.
 
 mod find;
 mod gauge;
