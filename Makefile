@@ -24,7 +24,7 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-service deb test-dist dist-check test-arm images test-arm64 asan live no-agent fuzz clean
+.PHONY: help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-service deb test-dist dist-check test-arm images test-arm64 asan live no-agent proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
 
 ##@ Use
 help: ## list the targets
@@ -71,13 +71,15 @@ fixtures: | setup ## build the fake engines
 driver: | setup ## build the program that runs a model on a packaged engine
 	$(MAKE) --no-print-directory -C tests/engines OUT=$(abspath $(DRIVER))
 
-lint: | setup ## rustfmt, clippy, rustdoc, clang-format, the workflow; every warning is an error
+lint: | setup ## rustfmt, clippy, rustdoc, clang-format, the workflow, dependencies; every warning is an error
 	$(call say,lint)
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 	python3 tests/workflow.py
+	python3 tests/supply_chain.py
+	rustfmt --check --edition 2024 fuzz/src/main.rs
 	clang-format --dry-run -Werror src/bpf/*.[ch] cross/*.c cross/qemu/*.c $(C_OF_TESTS)
 
 unit: fixtures driver ## unit tests and the tests that need no live engine
@@ -131,8 +133,28 @@ no-agent: ## the build without the recorder, as other systems than Linux have it
 	$(CARGO) test --locked --no-fail-fast --no-default-features --bins $(WITHOUT_AGENT:%=--test %)
 
 CASES ?= 20000
-fuzz: ## the property tests with CASES cases each (20000), in release mode
+proptest: ## the property tests with CASES cases each (20000), in release mode
 	PROPTEST_CASES=$(CASES) $(CARGO) test --locked --release --no-default-features
+
+HOURS ?= 1
+JOBS ?= 2
+setup-fuzz:
+	@scripts/setup.sh fuzz
+fuzz: | setup-fuzz ## the fuzz targets with coverage for HOURS (1) in all, JOBS (2) at a time; TARGETS chooses
+	$(call say,fuzzing for $(HOURS) h)
+	@fuzz/run.sh --minutes $$(awk 'BEGIN {print 60 * $(HOURS)}') --jobs $(JOBS) $(TARGETS)
+fuzz-quick: | setup-fuzz ## the same for ten minutes
+	@fuzz/run.sh --minutes 10 --jobs $(JOBS) $(TARGETS)
+
+POINTS ?= 2000
+FAULTS ?= 0
+kill-points: fixtures ## recorders and services killed at POINTS system calls (2000); root and BPF needed
+	$(CARGO) build --locked --bin profinfer
+	tests/kill/points.py $(POINTS)
+
+faults: fixtures ## each system call of recorders and services refused once, or FAULTS of them; root and BPF needed
+	$(CARGO) build --locked --bin profinfer
+	tests/kill/faults.py $(FAULTS)
 
 ##@ Measure
 BENCHES := structure fidelity cost causes budget size report export diff switches service runner

@@ -5,12 +5,16 @@ usage: service.py idle [SECONDS]             resident memory, and CPU time of a 
        service.py churn [SECONDS]            ten engines a second, each alive for more than a second
        service.py soak [MINUTES] [--clock]   engines and service killed, disk full, configurations without end;
                                              with --clock the machine's clock is set, too: not beside other work
+       service.py soak [MINUTES] --attackers another user attacks (tests/hostile/attack.py) while root's engines start: none
+                                             of them may be missed, and `status` must answer within a second
 
-Needs root, `profinfer` and the fake engine: PROFINFER, ENGINE name other ones than those in target/. The service's log is
+Needs root, `profinfer` and the fake engine: PROFINFER, ENGINE name other ones than those in target/. ATTACKS
+chooses some of the attacks. The service's log is
 kept in the file that LOG names.
 Ends with 1 where something is not as it should be.
 """
 
+import atexit
 import ctypes
 import json
 import os
@@ -21,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -284,6 +289,180 @@ def soak(minutes, clock):
     service.end()
 
 
+ATTACKS = os.environ.get("ATTACKS", "sparse cut pipe hold flood twin pointing").split()
+NOBODY = 65534
+
+
+class Attackers:
+    """Processes of another user, one for each attack, in a directory of that user."""
+
+    def __init__(self, service):
+        self.place = pathlib.Path(tempfile.mkdtemp(prefix="profinfer-attack."))
+        service.dir.chmod(0o711)
+        shutil.copytree(ENGINE.parent, self.place / "engine")
+        # Trace file names contain the program's name; this one keeps them apart from root's traces.
+        engine = (self.place / "engine" / ENGINE.name).rename(self.place / "engine/other")
+        shutil.copy(ROOT / "tests/hostile/attack.py", self.place)
+        # The file that `pointing` names, and a process that runs it.
+        self.victim = service.dir / "victim"
+        shutil.copy("/bin/sleep", self.victim)
+        self.runs = subprocess.Popen([self.victim, "1000000"])
+        library = self.place / "engine/libfakeggml.so"
+        # Only here are functions looked for by what the target's memory says.
+        shutil.copytree(ENGINE.parent.with_name("dead-barrier-stripped"), self.place / "pointing-engine")
+        self.place.chmod(0o755)
+        self.all = []
+        # An interpreter that every user may run.
+        python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
+        for name in ATTACKS:
+            own = self.place / name
+            own.mkdir()
+            os.chown(own, NOBODY, NOBODY)
+            victim = service.engine.parent / "libfakeggml.so" if name == "twin" else self.victim
+            command = [python, self.place / "attack.py", name, own, library, engine, victim]
+            self.all.append(subprocess.Popen(
+                command, user=NOBODY, group=NOBODY, extra_groups=[], start_new_session=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+    def stop(self):
+        for attacker in self.all:
+            try:
+                os.killpg(attacker.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            attacker.wait()
+        self.all = []
+
+    def end(self):
+        """Stops the attackers and checks that they have not changed the text of another user's process."""
+        self.stop()
+        changed = changed_text(self.runs.pid, self.victim)
+        check(not changed, f"{changed} bytes of the text of another user's process were changed")
+        self.runs.kill()
+        self.runs.wait()
+        shutil.rmtree(self.place, ignore_errors=True)
+
+
+def changed_text(pid, program):
+    """Number of bytes of a program's text in memory that differ from its file."""
+    changed, file = 0, pathlib.Path(program).read_bytes()
+    for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines():
+        span, how, offset, *_ = line.split()
+        if line.endswith(str(program)) and "x" in how:
+            begin, end = (int(x, 16) for x in span.split("-"))
+            with open(f"/proc/{pid}/mem", "rb", 0) as memory:
+                memory.seek(begin)
+                changed += sum(a != b for a, b in zip(memory.read(end - begin), file[int(offset, 16):]))
+    return changed
+
+
+class Asker(threading.Thread):
+    """Requests the status repeatedly; keeps the slowest response time, and the memory and descriptors of the recorders."""
+
+    def __init__(self, service):
+        super().__init__(daemon=True)
+        self.service, self.slowest, self.unanswered, self.samples, self.done = service, 0.0, 0, [], False
+
+    def run(self):
+        while not self.done:
+            begin = time.monotonic()
+            state = self.service.state()
+            took = time.monotonic() - begin
+            self.slowest = max(self.slowest, took)
+            self.unanswered += state is None
+            self.samples.append(self.sample())
+            time.sleep(0.25)
+
+    def sample(self):
+        """Bytes and descriptors of the service, and of its child process with the most memory."""
+        pid, most = self.service.process.pid, (0, 0)
+        try:
+            for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                most = max(most, (cpu_and_memory(child)[2], descriptors(child)))
+            return cpu_and_memory(pid)[2], descriptors(pid), *most
+        except (OSError, KeyError, IndexError):
+            return 0, 0, 0, 0
+
+
+def keep(service):
+    """Links traces of root's engines into a directory that the quota does not cover; returns all of them."""
+    kept = service.dir / "kept"
+    kept.mkdir(exist_ok=True)
+    for trace in service.traces.glob(f"*-{ENGINE.name}-*.pfi"):
+        if not (kept / trace.name).exists():
+            os.link(trace, kept / trace.name)
+    return sorted(kept.glob("*.pfi"))
+
+
+def of_processes(traces, pids):
+    """Number of recorded calls for each of these processes."""
+    recorded = dict.fromkeys(pids, 0)
+    for trace in traces:
+        said = subprocess.run([PROFINFER, "report", "--json", trace], capture_output=True)
+        for process in json.loads(said.stdout)["run"]["processes"] if said.returncode == 0 else []:
+            if process["pid"] in recorded:
+                recorded[process["pid"]] += calls_in(trace, process["pid"])
+    return recorded
+
+
+def grown(asker):
+    """Maximum (bytes, descriptors) of a recorder in the second and in the last fifth of the time."""
+    samples = asker.samples or [(0, 0, 0, 0)]
+    fifth = max(1, len(samples) // 5)
+    most = lambda part: tuple(max(column) for column in zip(*part))[2:]
+    return most(samples[fifth:2 * fifth] or samples), most(samples[-fifth:])
+
+
+def attacked(minutes):
+    """Starts root's engines continuously while another user attacks."""
+    other = '\n[[rule]]\nname = "nobody"\nexe = "**"\nuser = "nobody"\n'
+    rule = 'level = "graph"\nbudget = "100%"\nuser = "root"\n' + other
+    service = Service('quota = "1GiB"\nfile-size = "8MiB"\nlinger = "2s"', rule)
+    service.wait_for(lambda s: s["state"] == "waiting", "it waits")
+    before = descriptors(service.process.pid), cpu_and_memory(service.process.pid)[2]
+    attackers, asker = Attackers(service), Asker(service)
+    # Both must end with this script.
+    atexit.register(service.process.kill)
+    atexit.register(attackers.stop)
+    asker.start()
+    end, engines, running = time.monotonic() + 60 * minutes, [], []
+    while time.monotonic() < end and service.process.poll() is None:
+        running = [e for e in running if e.poll() is None]
+        if len(running) < 4:
+            engines.append(service.run(70, hold=1.0))
+            running.append(engines[-1])
+        keep(service)
+        time.sleep(1)
+    check(service.process.poll() is None, "the service goes on")
+    calls = {e.pid: json.loads(e.communicate()[0])["calls"]["llama_decode"] for e in engines}
+    asker.done = True
+    asker.join(PATIENCE)
+    attackers.end()
+    service.wait_for(lambda s: all(r["recorder"] is None for r in s["rules"]), "recorders have gone")
+    recorded = of_processes(keep(service), calls)
+    missed = sum(n == 0 for n in recorded.values())
+    more = sum(n > calls[pid] for pid, n in recorded.items())
+    whole = sum(n == calls[pid] for pid, n in recorded.items())
+    after = descriptors(service.process.pid), cpu_and_memory(service.process.pid)[2]
+    early, late = grown(asker)
+    mb = lambda n: f"{n / 1e6:.1f} MB"
+    check(not missed, f"{missed} of root's {len(calls)} runs have no call in any trace")
+    check(not more, f"{more} of root's runs have more calls in their traces than they made")
+    check(asker.slowest <= 1, f"an answer took {asker.slowest:.1f} s")
+    check(not asker.unanswered, f"{asker.unanswered} times there was no answer")
+    check(after[0] <= before[0], f"descriptors of the service: {before[0]} before, {after[0]} after")
+    check(after[1] <= before[1] + 2 * MIB, f"the service: {mb(before[1])} before, {mb(after[1])} after")
+    check(late[0] <= 1.5 * early[0] + 8 * MIB, f"a recorder: {mb(early[0])} early, {mb(late[0])} late")
+    check(late[1] <= early[1] + 64, f"descriptors of a recorder: {early[1]} early, {late[1]} late")
+    print(
+        f"{minutes} min with {len(ATTACKS)} attackers: of {len(calls)} runs of root's {len(calls) - missed} recorded, {whole} of "
+        f"them from the first call to the last; slowest answer {asker.slowest:.2f} s; the service: {mb(before[1])} and "
+        f"{before[0]} descriptors before, {mb(after[1])} and {after[0]} after; a recorder: at most {mb(early[0])} and "
+        f"{early[1]} descriptors early, {mb(late[0])} and {late[1]} late"
+    )
+    service.end()
+
+
 def main():
     what, *rest = sys.argv[1:] or ["help"]
     number = next((float(a) for a in rest if not a.startswith("-")), None)
@@ -291,7 +470,10 @@ def main():
         "idle": lambda: idle(int(number or 60)),
         "churn": lambda: churn(int(number or 60)),
         "soak": lambda: soak(number or 30, "--clock" in rest),
+        "attacked": lambda: attacked(number or 20),
     }
+    if what == "soak" and "--attackers" in rest:
+        what = "attacked"
     if what not in jobs:
         sys.exit(__doc__)
     jobs[what]()

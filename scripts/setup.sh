@@ -1,13 +1,14 @@
 #!/bin/sh
 # Installs what a Debian-like machine lacks. Quiet and quick when there is nothing to do.
 #
-# usage: setup.sh [build|demo|dist|image|test]
+# usage: setup.sh [build|demo|dist|fuzz|image|test]
 #   build  a C compiler, clang for the BPF programs, libelf and zlib
 #   demo   and a package client to fetch an engine with (make demo-llama)
 #   dist   and what libelf's sources are configured with (make dist)
+#   fuzz   the packages of build, and a C++ compiler (make fuzz)
 #   image  the same for a container that brings a Rust of its own (cross/Dockerfile)
 #   test   and what tests and lint use (the default)
-# The Rust toolchain is not installed here: take it as you like.
+# The Rust toolchain is not installed here: install it yourself, or with scripts/rust.sh.
 set -eu
 
 die() { echo "setup.sh: $*" >&2; exit 1; }
@@ -18,6 +19,7 @@ static="autoconf automake autopoint gettext flex bison gawk binutils debian-arch
 wanted="gcc libc6-dev make clang llvm pkg-config libelf-dev zlib1g-dev util-linux coreutils"
 case $level in
 build) ;;
+fuzz) wanted="$wanted g++" ;;
 dist) wanted="$wanted $static" ;;
 image) wanted="$wanted $static lld" ;;
 # One of npm and pip will do; pip is a fifth of npm's packages.
@@ -30,13 +32,13 @@ test)
         shellcheck lintian systemd qemu-user-static
         qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils"
     ;;
-*) die "unknown level '$level': build, demo, dist, image or test" ;;
+*) die "unknown level '$level': build, demo, dist, fuzz, image or test" ;;
 esac
 
 have() { # package
     case $1 in
     # Programs may come from elsewhere than the distribution's packages.
-    gcc | make | clang | clang-format | pkg-config | python3 | npm | gdb | automake | autopoint | flex | bison | gawk | bc) command -v "$1" >/dev/null 2>&1 ;;
+    gcc | g++ | make | clang | clang-format | pkg-config | python3 | npm | gdb | automake | autopoint | flex | bison | gawk | bc) command -v "$1" >/dev/null 2>&1 ;;
     libc6-dev) [ -e /usr/include/stdio.h ] ;;
     llvm) command -v llvm-strip >/dev/null 2>&1 || command -v llvm-strip-14 >/dev/null 2>&1 ;;
     binutils) command -v nm >/dev/null 2>&1 && command -v objdump >/dev/null 2>&1 ;;
@@ -132,13 +134,14 @@ packages
 
 # What tests decode exported timelines with, in the version that they were written for.
 perfetto() {
-    version=0.59.1
+    list=$(dirname "$0")/../tests/perfetto/requirements.txt
+    version=$(sed -n 's/^perfetto==\([0-9.]*\).*/\1/p' "$list")
     dir=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/profinfer/perfetto
     [ ! -e "$dir/perfetto-$version.dist-info" ] || return 0
     echo "setup.sh: fetching perfetto $version"
     rm -rf "$dir"
     python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-cache-dir \
-        --target "$dir" "perfetto==$version" ||
+        --target "$dir" --require-hashes --only-binary :all: -r "$list" ||
         die "pip failed to install perfetto $version: its tests are skipped without it (make test needs it)"
 }
 [ "$level" != test ] || {

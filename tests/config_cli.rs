@@ -195,6 +195,8 @@ linger = \"30s\"                        # built in
 memory = \"256MiB\"                     # built in
 cpu = \"25%\"                           # built in
 at-once = 16                          # built in
+recorders = 16                        # built in
+recorder-timeout = \"30s\"              # built in
 
 ## Rules of the service
 

@@ -17,6 +17,7 @@ use profinfer::agent::service::run::Run;
 use profinfer::agent::service::socket::{Control, Request, dumped};
 use profinfer::agent::service::status::{Counts, Files, Found, Message, Own, Phase, Rule, State};
 use profinfer::agent::service::store::Usage;
+use profinfer::agent::service::waiting::HeldBack;
 use serde_json::Value;
 
 fn profinfer(socket: &Path, args: &[&str]) -> Command {
@@ -32,7 +33,8 @@ fn text(bytes: &[u8]) -> &str {
 fn state() -> State {
     let mut state = State::new("0.1.0 (abc)");
     state.state = Phase::Recording;
-    state.finder = Found { road: "exec and mmap events".into(), why: None };
+    let held_back = vec![HeldBack { uid: 1000, files: 77, processes: 2 }];
+    state.finder = Found { road: "exec and mmap events".into(), held_back, ..Found::default() };
     state.configuration.file = Some("/etc/profinfer/profinfer.toml".into());
     state.configuration.read = "2026-11-21T20:41:43.123Z".into();
     state.configuration.errors = vec!["line 3: \u{1b}[2Jno such key".into()];
@@ -47,6 +49,7 @@ fn state() -> State {
     state.own = Own { resident_bytes: Some(4_300_800), cpu_seconds: Some(1.25) };
     let run = Run {
         pid: 42,
+        uid: 0,
         processes: vec![42],
         start: 7,
         exe: "/opt/evil\n\u{1b}[31m\u{202e}/llama-server".into(),
@@ -116,6 +119,7 @@ fn status_tells_how_the_service_stands() {
     for line in [
         "Service: recording (0.1.0 (abc), process ",
         "  engines by   exec and mmap events\n",
+        "77 mapped files of user 1000 were not looked at (2 of his processes wait)",
         "  settings     /etc/profinfer/profinfer.toml, read 2026-11-21T20:41:43.123Z\n",
         "line 3: \\u{1b}[2Jno such key\n",
         "  rules        chat (2 runs, recorder 4712), rest (1 run)\n",

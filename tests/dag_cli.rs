@@ -152,7 +152,11 @@ fn errors_are_one_line_and_say_what_to_do() {
         (&["text"], 1, "not a profinfer trace"),
         (&["good.pfi", "--token", "5"], 1, "no graph of batch 5"),
         (&["good.pfi", "--layer", "5"], 1, "no op of layer 5 was recorded; there are 0-2"),
-        (&["good.pfi", "-o", "no/such/dir.svg"], 1, "cannot write no/such/dir.svg: No such file"),
+        (
+            &["good.pfi", "-o", "no/such/dir.svg"],
+            1,
+            "cannot write no/such/dir.svg: give another place with -o: No such file",
+        ),
         (&["good.pfi", "--metric", "tmie"], 2, "wanted: time, gbps"),
         (&["good.pfi", "--fold", "--layer", "1"], 2, "exclude each other"),
         (&["good.pfi", "--against", "good.pfi", "--format", "svg"], 2, "wanted: text or json"),

@@ -13,7 +13,6 @@ use profinfer::agent::discover::{self, Engine};
 use profinfer::agent::drain::Drain;
 use profinfer::agent::event::{self, Away, Call, Counted, Experts, Head, KIND_NAMES, Nodes, Op, Tensor};
 use profinfer::agent::structure::Reading;
-use profinfer::trace::record::{Header, Level, Transport};
 use profinfer::trace::{Encoder, EncoderConfig};
 
 struct Counting;
@@ -210,33 +209,12 @@ impl Fake {
     }
 }
 
-fn header() -> Header<'static> {
-    Header {
-        tool: "test",
-        command: "",
-        kernel: "",
-        arch: "",
-        host: "",
-        cpu_model: "",
-        topology: "",
-        mono_ns: 0,
-        boot_ns: 0,
-        real_ns: 0,
-        level: Level::Op,
-        structure: true,
-        transport: Transport::Ring,
-        buffer_bytes: 0,
-        hit_ns: 0,
-        source: profinfer::trace::record::Source::Bpf,
-    }
-}
-
 /// A drain that knows the tensors of one graph.
 fn fake() -> Option<Fake> {
     let dir = common::fixture_dir("modern")?;
     let engine = discover::of_path(&dir.join("fakellama")).expect("an engine").remove(0);
     let config = EncoderConfig { block_bytes: 32 << 10, max_tensors: 2048, ..EncoderConfig::default() };
-    let enc = Encoder::new(std::io::sink(), config, &header()).expect("a sink takes all");
+    let enc = Encoder::new(std::io::sink(), config, &common::made::header()).expect("a sink takes all");
     let mut drain = Drain::new(enc);
     drain.add_engine(Reading::new(0, engine.layout.clone(), &engine.tables));
     let mut fake = Fake { drain, engine, now: 1_000_000, events: 0, counted: false, since: [0; 2] };
@@ -266,7 +244,7 @@ fn a_warm_engine_costs_no_allocation() {
     // Small tables are full after the warm-up: what is new then takes the place of what is old.
     let config =
         EncoderConfig { block_bytes: 32 << 10, max_tensors: 512, max_plans: 4, ..EncoderConfig::default() };
-    let enc = Encoder::new(std::io::sink(), config, &header()).expect("a sink takes all");
+    let enc = Encoder::new(std::io::sink(), config, &common::made::header()).expect("a sink takes all");
     let mut drain = Drain::new(enc);
     drain.add_engine(Reading::new(0, engine.layout.clone(), &engine.tables));
     drain.count(2);

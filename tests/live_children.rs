@@ -81,8 +81,21 @@ fn the_run_is_the_sum_of_its_processes() {
     let _turn = live!();
     let service = Service::start("", ALL);
     // The first time the parent is gone before its children are.
-    let args =
-        ["-p", "4", "-n", "40", "--op-ns", "300000", "--slow-child", "600000", "--fork", "3", "--leave"];
+    let args = [
+        "-p",
+        "4",
+        "-n",
+        "40",
+        "--op-ns",
+        "300000",
+        "--slow-child",
+        "600000",
+        "--fork",
+        "3",
+        "--child-hold",
+        "0.3",
+        "--leave",
+    ];
     for (n, args) in [(1, &args[..]), (2, &args[..args.len() - 1])] {
         let tree = Tree::start(&service, args);
         let pid = tree.0.id();
@@ -145,7 +158,9 @@ fn one_slow_child_fires_the_trigger() {
 fn three_hundred_short_children_are_told_right() {
     let _turn = live!();
     let service = Service::start("", ALL);
-    let args = ["-p", "0", "-n", "2", "--op-ns", "0", "--layers", "1", "--fork", "300", "--at-once", "100"];
+    // A moment's time, as any program takes that has more to do than to compute.
+    let held = ["--child-hold", "1.5", "--fork", "300", "--at-once", "100"];
+    let args = [&["-p", "0", "-n", "2", "--op-ns", "0", "--layers", "1"], &held[..]].concat();
     let (calls, _) = Tree::start(&service, &args).calls();
     assert_eq!((calls.len(), calls.values().sum::<u64>()), (300, 600));
     let state = service.wait_for_runs(1);

@@ -225,6 +225,133 @@ fn an_existing_file_is_replaced_only_with_force() {
     assert_eq!(fs::read(&file).expect("still there"), b"precious");
     assert!(record(&["--force"]).status.success());
     Seen::read(&file).complete();
+    let names = || fs::read_dir(dir.path()).expect("a directory").count();
+    assert_eq!((names(), fs::metadata(&file).expect("there").permissions().mode() & 0o777), (1, 0o600));
+    // Where nothing is recorded the old one stays.
+    let before = fs::read(&file).expect("there");
+    let none = run(profinfer().args(["record", "--force", "-o"]).arg(&file).args(["--", "true"]));
+    assert_eq!(none.status.code(), Some(1), "{}", none.stderr);
+    assert!(fs::read(&file).expect("there") == before && names() == 1);
+    // It is never another's that is written: neither through a link nor by a second name.
+    let victim = dir.path().join("victim");
+    fs::rename(&file, &victim).expect("renamed");
+    std::os::unix::fs::symlink(&victim, &file).expect("a link");
+    expect::one_line_error(&record(&["--force"]), &["is a link, which is not followed"]);
+    fs::remove_file(&file).expect("removed");
+    fs::hard_link(&victim, &file).expect("a hard link");
+    assert!(record(&["--force", "--mode", "0640"]).status.success());
+    assert_eq!(fs::metadata(&file).expect("there").permissions().mode() & 0o777, 0o640);
+    assert_eq!(fs::read(&victim).expect("there"), before);
+}
+
+#[test]
+fn a_replaced_recording_that_is_killed_is_there() {
+    let _turn = live!();
+    let target = endless(&fixture!("modern"));
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("run.pfi");
+    fs::write(&file, "old").expect("written");
+    let pid = target.pid().to_string();
+    let mut command = profinfer();
+    command.args(["record", "--force", "-p", &pid, "-o"]).arg(&file).stderr(Stdio::null());
+    let mut recorder = command.spawn().expect("started");
+    wait_until("the new one has the name", || fs::metadata(&file).is_ok_and(|m| m.len() > 1000));
+    recorder.kill().expect("killed");
+    wait(&mut recorder);
+    assert!(Seen::damaged(&file).slices() > 0);
+    assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 1);
+}
+
+#[test]
+fn command_lines_are_recorded_without_secrets_or_not_at_all() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let program = program.to_str().expect("a path");
+    let engine = [program, "-n", "20", "--", "--api-key", "SECRET words", "--top-k", "40", "KEY=SECRET"];
+    let recorded = |more: &[&str]| {
+        let run = record(&[more, &["--"], &engine].concat());
+        let bytes = fs::read(&run.trace).expect("a trace");
+        assert!(!bytes.windows(6).any(|w| w == b"SECRET"), "{more:?}");
+        let told = run_report(&run.trace);
+        drop(run.seen());
+        told
+    };
+    let told = recorded(&[]);
+    assert!(
+        told["run"]["processes"][0]["cmdline"]
+            .as_str()
+            .is_some_and(|c| c.ends_with("-- --api-key *** --top-k 40 KEY=***")),
+        "{told}"
+    );
+    let command = told["run"]["command"].as_str().expect("a command");
+    assert!(command.ends_with("-n 20 -- --api-key *** --top-k 40 KEY=***"), "{command}");
+    let told = recorded(&["--no-cmdline"]);
+    assert_eq!(told["run"]["processes"][0]["cmdline"], "");
+    assert_eq!(told["run"]["processes"][0]["exe"], program);
+    let command = told["run"]["command"].as_str().expect("a command");
+    assert!(command.ends_with(&format!("--no-cmdline -- {program}")), "{command}");
+}
+
+fn run_report(trace: &Path) -> serde_json::Value {
+    let out = profinfer().args(["report", "--json"]).arg(trace).output().expect("it runs");
+    serde_json::from_slice(&out.stdout).expect("JSON")
+}
+
+#[test]
+fn a_limit_of_sizes_keeps_what_was_written() {
+    let _turn = live!();
+    let target = endless(&fixture!("modern"));
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("run.pfi");
+    let line = format!("ulimit -f 4096; exec \"$0\" record -p {} -o {}", target.pid(), file.display());
+    let mut limited = Command::new("sh");
+    let run = run(limited.args(["-c", &line]).arg(common::profinfer()));
+    expect::one_line_error(&run, &["File too large", "ulimit -f", "run.pfi"]);
+    assert!(Seen::damaged(&file).slices() > 0);
+    // The command that is recorded has the signal as it was.
+    let ignored = |program: &[&str]| {
+        let said = record(&[&["--"], program].concat()).stdout;
+        let line = said.lines().find_map(|l| l.strip_prefix("SigIgn:")).map(str::trim).map(str::to_owned);
+        u64::from_str_radix(&line.expect("the signals"), 16).expect("a number")
+    };
+    let program = fixture!("modern");
+    let script = format!("grep SigIgn /proc/self/status; exec {} -n 20", program.display());
+    assert_eq!(ignored(&["sh", "-c", &script]) & 1 << (libc::SIGXFSZ - 1), 0);
+}
+
+#[test]
+fn a_command_whose_recording_fails_is_waited_for() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let Some(disk) = SmallDisk::new() else { common::skip!("no tmpfs can be mounted here") };
+    let file = disk.0.path().join("run.pfi");
+    // It says how it ended, by a file and by its status.
+    let dir = tempfile::tempdir().expect("a directory");
+    let done = dir.path().join("done");
+    let script = format!(
+        "trap 'echo term > {0}; kill $!; exit 7' TERM; {1} -n 1000000 --op-ns 1000 > /dev/null & wait; kill $!; exit 8",
+        done.display(),
+        program.display()
+    );
+    let mut command = profinfer();
+    command.args(["record", "-o"]).arg(&file).args(["--", "sh", "-c", &script]);
+    let mut recorder = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("started");
+    let mut said = std::io::BufReader::new(recorder.stderr.take().expect("piped"));
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut said, &mut line).expect("a line");
+    assert!(line.contains("No space left") && line.contains("waits for its end"), "{line}");
+    assert!(recorder.try_wait().expect("our child").is_none(), "it waits");
+    // What it is sent the command gets.
+    wait_until("the signal is passed on", || {
+        signal_to(recorder.id(), libc::SIGTERM);
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        done.exists()
+    });
+    assert_eq!(wait(&mut recorder).code(), Some(1));
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).expect("text");
+    assert!(rest.contains("the command ended with status 7") && rest.contains("run.pfi"), "{rest}");
+    assert!(Seen::damaged(&file).slices() > 0);
 }
 
 #[test]
@@ -412,4 +539,62 @@ fn says_no_more_than_it_must() {
     let quiet = record(&["-q", "--", program.to_str().expect("a path")]);
     quiet.seen().complete();
     assert_eq!(quiet.stderr, "");
+}
+
+/// A process's number in the line that names it.
+fn process_in(said: &str) -> u32 {
+    let after = said.split("process ").nth(1).expect("a process is named");
+    after.split(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse().ok()).expect("its number")
+}
+
+fn is_there(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+#[test]
+fn a_command_ends_with_its_recording_unless_it_is_left_running() {
+    let _turn = live!();
+    let engine = fixture!("modern");
+    let endless = [engine.to_str().expect("UTF-8"), "-n", "1000000", "--op-ns", "20000", "--sleep"];
+    for end in [["--tokens", "5"], ["--duration", "800ms"]] {
+        let run = record(&[&end[..], &["--"], &endless].concat());
+        assert_eq!(run.status.code(), Some(0), "{}", run.stderr);
+        assert!(run.stderr.contains("ending the command"), "{}", run.stderr);
+        assert!(!is_there(process_in(&run.stderr)), "{}", run.stderr);
+        run.seen().books_close();
+    }
+    // One that does not obey.
+    let stubborn = ["sh", "-c", "trap '' TERM; exec \"$0\" \"$@\""];
+    let run = record(&[&["--tokens", "5", "--"], &stubborn[..], &endless].concat());
+    assert_eq!(run.status.code(), Some(0), "{}", run.stderr);
+    assert!(!is_there(process_in(&run.stderr)), "{}", run.stderr);
+
+    let run = record(&[&["--tokens", "5", "--leave-running", "--"], &endless[..]].concat());
+    assert_eq!(run.status.code(), Some(0), "{}", run.stderr);
+    let pid = process_in(&run.stderr);
+    assert!(run.stderr.contains("the command goes on") && is_there(pid), "{}", run.stderr);
+    signal_to(pid, libc::SIGKILL);
+}
+
+#[test]
+fn an_engine_that_computes_nothing_leaves_no_recording() {
+    let _turn = live!();
+    let (engine, runner) = (fixture!("modern"), common::runner());
+    let (engine, runner) = (engine.to_str().expect("UTF-8"), runner.to_str().expect("UTF-8"));
+    // One that has nothing to do, and one that does not find its model.
+    for command in [&[engine, "-p", "0", "-n", "0"][..], &[runner, "run", "-m", "/none.gguf"]] {
+        let run = record(&[&["--"], command].concat());
+        assert_eq!(run.status.code(), Some(1), "{command:?}: {}", run.stderr);
+        let said = run.stderr.lines().last().expect("a message");
+        assert!(said.contains("nothing recorded") && said.contains("computed nothing"), "{}", run.stderr);
+        assert!(!run.trace.exists(), "{command:?}");
+    }
+    // What was there before stays.
+    let dir = tempfile::tempdir().expect("a directory");
+    let old = dir.path().join("old.pfi");
+    fs::write(&old, "old").expect("written");
+    let args = ["record", "--force", "-o", old.to_str().expect("UTF-8"), "--", engine, "-p", "0", "-n", "0"];
+    assert_eq!(run(profinfer().args(args)).status.code(), Some(1));
+    assert_eq!(fs::read(&old).expect("there"), b"old");
+    assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 1);
 }

@@ -118,7 +118,7 @@ fn loading_comes_first() {
         recorder.wait_for_probes();
         let mut program = Command::new(driver());
         program.arg("--engine").arg(&lib).arg("--model").arg(model("tiny", "q4_0"));
-        let said = run(program.args(["-p", "4", "-n", "2", "--json"]));
+        let said = run(program.args(["-p", "4", "-n", "2", "--json", "--pause", "1"]));
         assert!(said.status.success(), "{}", said.stderr);
         recorder.signal(libc::SIGINT);
         let seen = recorder.finish().seen();

@@ -35,6 +35,28 @@ fn counts(name: &str) -> Result<(), String> {
     }
 }
 
+/// Whether the kernel has found a processor's counting unit: a virtual machine may have none.
+fn has_pmu() -> bool {
+    let units = std::fs::read_dir("/sys/bus/event_source/devices").into_iter().flatten().flatten();
+    let mut names = units.filter_map(|unit| unit.file_name().into_string().ok());
+    names.any(|name| name == "cpu" || name.starts_with("cpu_") || name.starts_with("arm"))
+}
+
+/// Ends the test where this machine counts no such event: without a verdict where it has no counting unit, which no
+/// installation brings.
+macro_rules! counting {
+    ($name:expr) => {
+        match counts($name) {
+            Err(why) if !has_pmu() => {
+                println!("skipped: no counting unit: {why}");
+                return;
+            }
+            Err(why) => skip!("{why}"),
+            Ok(()) => {}
+        }
+    };
+}
+
 /// What the fake engine's loop of an op comes to.
 fn length(seen: &Seen, op: &OpCount, loops: u64) -> u64 {
     2 * loops * (1 + seen.tensor(op.tensor).ne[0] % 3)
@@ -74,9 +96,7 @@ fn fake(program: &str, recorder: &[&str], options: &[&str]) -> Run {
 #[test]
 fn loops_of_known_length() {
     let _turn = live!();
-    if let Err(why) = counts("instructions") {
-        skip!("{why}");
-    }
+    counting!("instructions");
     let program = fixture!("modern");
     let program = program.to_str().expect("a path");
     for (recorder, threads) in [
@@ -98,9 +118,7 @@ fn loops_of_known_length() {
 #[test]
 fn others_on_the_same_cpu_are_not_counted() {
     let _turn = live!();
-    if let Err(why) = counts("instructions") {
-        skip!("{why}");
-    }
+    counting!("instructions");
     let program = fixture!("modern");
     let program = program.to_str().expect("a path");
     let options = ["--op-loops", "1000000", "-t", "1", "-p", "0"];
@@ -157,9 +175,7 @@ fn rivals() -> Vec<File> {
 #[test]
 fn a_real_engine_beside_the_count_of_its_thread() {
     let _turn = live!();
-    if let Err(why) = counts("instructions") {
-        skip!("{why}");
-    }
+    counting!("instructions");
     let lib = match engine("v0.5.0") {
         Ok(path) => path,
         Err(why) => skip!("{why}"),
@@ -271,7 +287,8 @@ fn major_faults_are_those_of_getrusage() {
     recorder.signal(libc::SIGINT);
     let seen = recorder.finish().seen();
     drop(cage);
-    seen.complete();
+    // With so little memory the program may be in its first graph before it is probed.
+    seen.books_close();
     let (ops, unknown) = counted::sum(&seen, "major-faults");
     let whole = usage.ru_majflt as u64;
     println!(
@@ -288,9 +305,7 @@ fn major_faults_are_those_of_getrusage() {
 #[test]
 fn counters_that_share_slots_are_scaled() {
     let _turn = live!();
-    if let Err(why) = counts("instructions") {
-        skip!("{why}");
-    }
+    counting!("instructions");
     let program = fixture!("modern");
     let program = program.to_str().expect("a path");
     let rivals = rivals();
@@ -320,9 +335,7 @@ fn counters_that_share_slots_are_scaled() {
 #[test]
 fn more_counters_than_slots() {
     let _turn = live!();
-    if let Err(why) = counts("instructions") {
-        skip!("{why}");
-    }
+    counting!("instructions");
     let all = "instructions,cycles,branches,instructions:uk,cycles:uk,branches:uk,instructions:ku,cycles:ku";
     let program = fixture!("modern");
     let program = program.to_str().expect("a path");

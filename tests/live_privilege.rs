@@ -15,8 +15,9 @@ use common::{fixture_dir, live, skip};
 
 /// DAC_READ_SEARCH and SYS_PTRACE (include/uapi/linux/capability.h).
 const READ: u64 = 1 << 2 | 1 << 19;
-/// Those and SYS_ADMIN, SYS_RESOURCE, PERFMON, BPF.
-const ALL: u64 = READ | 1 << 21 | 1 << 24 | 1 << 38 | BPF;
+const SYS_ADMIN: u64 = 1 << 21;
+/// Those and SYS_RESOURCE, PERFMON, BPF.
+const ALL: u64 = READ | SYS_ADMIN | 1 << 24 | 1 << 38 | BPF;
 const BPF: u64 = 1 << 39;
 
 /// Effective and permitted capabilities of each thread.
@@ -112,6 +113,36 @@ fn a_recorder_of_a_fixed_level_has_little_once_it_is_attached() {
         let tokens = |seen: &Seen| seen.all.tokens.iter().filter(|t| t.pid == pid).count();
         assert!(tokens(&seen[by]) > 20 && tokens(&seen[1 - by]) == 0, "process {pid}");
     }
+}
+
+/// Processes of the service that look at files.
+fn lookers(service: u32) -> Vec<u32> {
+    let children = fs::read_to_string(format!("/proc/{service}/task/{service}/children")).expect("it runs");
+    let named = |pid: &u32| {
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "profinfer-look")
+    };
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(named).collect()
+}
+
+#[test]
+fn a_process_that_looks_at_files_can_neither_probe_nor_load() {
+    let _turn = live!();
+    if fixture_dir("modern").is_none() {
+        skip!("the fixture could not be built here");
+    }
+    let (all, service) = (all(), serve("100%"));
+    let (mut n, mut seen) = (0, Vec::new());
+    wait_until("a file is looked at", || {
+        // Each run is a new program to the service, which has to look at its files.
+        let program = copy("modern", &service, &format!("new{}", n));
+        n += 1;
+        drop(run(&program));
+        seen = lookers(service.child.id());
+        !seen.is_empty()
+    });
+    wait_until("it has given up what that does not take", || {
+        seen.iter().flat_map(|&pid| caps(pid)).all(|c| c == (READ, all & (READ | SYS_ADMIN)))
+    });
 }
 
 #[test]

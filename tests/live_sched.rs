@@ -200,8 +200,9 @@ fn interfered(options: &[&str]) {
             ours as f64 / 1e6,
             kernel as f64 / 1e6
         );
-        // The kernel's clock is read at another instant of the switch than ours: a microsecond each, of a thread that hardly waits.
-        let far = ours.abs_diff(kernel).saturating_sub(1000 * switches);
+        // The kernel's clock is read at another instant than ours: it counts from when a woken thread is in its CPU's queue, and we
+        // from when it is woken. Between them is an interrupt to that CPU: some ten microseconds on a virtual machine.
+        let far = ours.abs_diff(kernel).saturating_sub(15_000 * switches);
         assert!(far as f64 <= 0.02 * kernel as f64, "thread {tid}: {ours} and {kernel} ns");
     }
     // Others may want that CPU as well: it took it from the thread, or had it until the thread came back.
@@ -287,7 +288,8 @@ fn storm(program: &Path, options: &[&str]) {
         "{kernel} times away, {records} in the trace, {lost} lost, within {} ms",
         (to - from) / 1_000_000
     );
-    assert!(records <= kernel && kernel <= records + lost);
+    // One at the window's edge may be counted on the other side of it.
+    assert!(records <= kernel + 1 && kernel <= records + lost + 1, "{records} of {kernel}, {lost} lost");
     assert!(kernel >= ROUNDS as u64);
     assert_eq!(all.iter().filter(|r| r.cut).count(), 1, "it waits to the end");
     drop((there, back));

@@ -46,7 +46,7 @@ fn whole_traces_pass_all_views() {
 }
 
 proptest! {
-    // Few: a case is all views. `make fuzz` asks for more.
+    // Few: a case is all views. `make proptest` asks for more.
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     /// Bytes that are other ones, in blocks whose checksums are right again: what a reader can not tell from a recording.

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The workflow for forks: it parses, asks for no right but to read, pins its actions, and calls make targets that exist."""
+"""Checks the workflow for forks: it parses, requests only read permission, pins its actions and what it installs, and calls
+existing make targets."""
 
 import re
 import sys
@@ -34,8 +35,8 @@ def faults(path, makes):
         if "timeout-minutes" not in job:
             yield f"{name}: no time limit"
         for step in job["steps"]:
-            if "uses" in step and not re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]):
-                yield f"{name}: {step['uses']} is not pinned to a major version"
+            if "uses" in step and not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]):
+                yield f"{name}: {step['uses']} is not pinned to a commit"
         for target in called(job):
             if target not in makes:
                 yield f"{name}: the Makefile has no target {target}"

@@ -1,20 +1,23 @@
-//! An engine with its probes: which rung of the ladder each role stands on, attaching, leaving a rung, modules that come
-//! late. Uses `discover`, `ladder`, `maps`, `memory`, `prologue` and
-//! `source`.
+//! An engine with its probes: which rung of the ladder each role stands on, attaching, leaving a rung, the processes that it
+//! is probed in, modules that come late. Uses `backends`, `capset`, `discover`, `ladder`, `maps`, `phases`, `prologue` and `source`.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::thread::JoinHandle;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use super::discover::{Engine, Module};
-use super::elf::ElfFile;
 use super::ladder::{How, Ladder, ProbePoint, Rung};
 use super::maps::FileId;
-use super::prologue::{self, Choice, Need};
-use super::source::{Guard, Prober, Prog};
-use super::{maps, memory, phases};
+use super::prologue::Choice;
+use super::source::{Guard, Probe, Prober, Prog};
+use super::{backends, capset, maps, phases};
+
+/// All probes are in a process sooner where nobody else has the kernel's lock.
+const SLOW: Duration = Duration::from_millis(20);
 
 /// What a rung observes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +101,15 @@ pub struct Attached {
     site: Site,
     /// Position of each role's rung in its ladder (index by [`Role::ALL`]); beyond the end = none left.
     at: [usize; 7],
-    links: [Vec<Guard>; 7],
+    links: [Vec<Box<dyn Probe>>; 7],
+    /// Where each role's were placed: which module, and the offset in its file.
+    places: [BTreeSet<(usize, u64)>; 7],
+    /// Probes of a role's rung that are in no process just now: they need not be placed again.
+    parked: [Vec<Box<dyn Probe>>; 7],
+    /// Probes of rungs that were left. The kernel takes long to remove them, which is done at the end.
+    abandoned: Vec<Box<dyn Probe>>,
+    /// Processes that are probed.
+    pids: BTreeSet<u32>,
     /// Probes being removed.
     leaving: Vec<JoinHandle<()>>,
     files: HashSet<FileId>,
@@ -158,6 +169,10 @@ impl Attached {
             site,
             at: [0; 7],
             links: Default::default(),
+            places: Default::default(),
+            parked: Default::default(),
+            abandoned: Vec::new(),
+            pids: BTreeSet::new(),
             leaving: Vec::new(),
             files,
             written: HashSet::new(),
@@ -191,13 +206,20 @@ impl Attached {
         if self.closed.is_some() {
             return;
         }
+        if from == 0 && !self.parked[index(role)].is_empty() {
+            self.links[index(role)].append(&mut self.parked[index(role)]);
+            let links = &mut self.links[index(role)];
+            let refused = self.pids.iter().flat_map(|&pid| enter(links.iter_mut(), pid));
+            self.failures.extend(refused.collect::<Vec<_>>());
+            return;
+        }
         let points: Vec<ProbePoint> = match self.rung(role) {
             Some(rung) => rung.points.iter().filter(|p| p.module >= from).cloned().collect(),
             None => return,
         };
         for point in points {
             let Some(module) = self.engine.modules.get(point.module) else { continue };
-            let file = module.file.as_ref().map_or_else(|| module.host_path.clone(), open_path);
+            let file = module.file.as_deref().map_or_else(|| module.host_path.clone(), open_path);
             let shown = module.path_in_target.display().to_string();
             self.attach_point(role, &point, &file, &shown);
         }
@@ -226,9 +248,15 @@ impl Attached {
 
     fn link(&mut self, role: Role, prog: Prog, point: &ProbePoint, at: &Choice, file: &Path, shown: &str) {
         let offset = point.sym_file_offset.saturating_add(at.offset.into());
-        match self.prober.attach(prog, file, offset) {
-            Ok(link) => {
-                self.links[index(role)].push(link);
+        super::pulse::beat();
+        let placed = self.prober.place(prog, file, offset).and_then(|mut probe| {
+            self.pids.iter().try_for_each(|&pid| probe.enter(pid))?;
+            Ok(probe)
+        });
+        match placed {
+            Ok(probe) => {
+                self.links[index(role)].push(probe);
+                self.places[index(role)].insert((point.module, offset));
                 self.attached += 1;
                 self.probes.push(ProbeInfo {
                     symbol: point.symbol.into(),
@@ -242,11 +270,47 @@ impl Attached {
         }
     }
 
-    /// Removes the role's probes, aside: the kernel waits for all CPUs at each, and events go on arriving.
+    /// Probes a process as well. Gives what could not be probed in it, in words. In which order the probes come is not said: none
+    /// is to count before all are there.
+    pub fn enter(&mut self, pid: u32) -> Vec<String> {
+        if self.closed.is_some() || !self.pids.insert(pid) {
+            return Vec::new();
+        }
+        enter(self.links.iter_mut().flatten(), pid)
+    }
+
+    /// Modules and offsets in their files where breakpoints are just now, in the processes that are probed.
+    pub fn breakpoints(&self) -> impl Iterator<Item = (&Module, u64)> {
+        let sit = self.places.iter().zip(&self.links).filter(|(_, links)| !links.is_empty());
+        let all = sit.flat_map(|(places, _)| places);
+        all.filter_map(|&(module, offset)| Some((self.engine.modules.get(module)?, offset)))
+    }
+
+    /// Whether a process is probed.
+    pub fn is_in(&self, pid: u32) -> bool {
+        self.pids.contains(&pid)
+    }
+
+    /// Probes a process no more.
+    pub fn exit(&mut self, pid: u32) {
+        if self.pids.remove(&pid) {
+            let rest = self.links.iter_mut().flatten().filter_map(|probe| probe.leave(pid)).collect();
+            self.aside(rest);
+        }
+    }
+
+    /// Takes the role's probes out of all processes; events go on arriving.
     pub fn detach(&mut self, role: Role) {
-        let links = std::mem::take(&mut self.links[index(role)]);
-        if !links.is_empty() {
-            let aside = std::thread::Builder::new().name("detach".into()).spawn(move || drop(links));
+        let mut links = std::mem::take(&mut self.links[index(role)]);
+        let rest = links.iter_mut().flat_map(|probe| probe.leave_all()).collect();
+        self.parked[index(role)].append(&mut links);
+        self.aside(rest);
+    }
+
+    /// Drops what takes long to be dropped.
+    fn aside(&mut self, rest: Vec<Guard>) {
+        if !rest.is_empty() {
+            let aside = thread::Builder::new().name("detach".into()).spawn(move || drop(rest));
             // Where no thread can be had the closure is dropped at once, and the probes with it.
             self.leaving.extend(aside.ok());
         }
@@ -258,12 +322,18 @@ impl Attached {
         !self.leaving.is_empty()
     }
 
-    /// Gives away all probes, the outermost first: those that begin a call before those inside it.
+    /// Takes all probes out of all processes, the outermost first: those that begin a call before those inside it. Gives
+    /// what is left of them, which takes long to be dropped.
     pub fn take_links(&mut self) -> Vec<Guard> {
+        self.closed = Some(std::array::from_fn(|i| !self.links[i].is_empty()));
+        let mut links: Vec<Box<dyn Probe>> = self.links.iter_mut().rev().flat_map(std::mem::take).collect();
+        let mut rest: Vec<Guard> = links.iter_mut().flat_map(|probe| probe.leave_all()).collect();
         // A thread that only drops has no result and cannot fail.
         self.leaving.drain(..).for_each(|aside| drop(aside.join()));
-        self.closed = Some(std::array::from_fn(|i| !self.links[i].is_empty()));
-        self.links.iter_mut().rev().flat_map(std::mem::take).collect()
+        links.extend(self.parked.iter_mut().flat_map(std::mem::take));
+        links.append(&mut self.abandoned);
+        rest.extend(links.into_iter().map(|probe| Box::new(probe) as Guard));
+        rest
     }
 
     /// Leaves the role's rung for the next and attaches that. False: there is none.
@@ -272,6 +342,9 @@ impl Attached {
             self.stands.push(Stand { role, rung: rung.name, used: false, why: why.into() });
         }
         self.detach(role);
+        let left = std::mem::take(&mut self.parked[index(role)]);
+        self.places[index(role)].clear();
+        self.abandoned.extend(left);
         self.at[index(role)] += 1;
         let next = self.rung(role).is_some();
         self.attach(role, 0);
@@ -297,48 +370,49 @@ impl Attached {
         self.files.contains(&id)
     }
 
+    /// The file with the engine's base code.
+    pub fn base(&self) -> Option<FileId> {
+        self.engine.modules.iter().find(|m| m.roles.base).map(|m| (m.dev, m.inode))
+    }
+
     /// True when the engines stand on the same base library.
     pub fn same_base(&self, other: &Engine) -> bool {
         let base = |e: &Engine| e.modules.iter().find(|m| m.roles.base).map(|m| (m.dev, m.inode));
         base(&self.engine) == base(other)
     }
 
-    /// The vtable route: follows the backends of a live scheduler to the functions that compute their graphs.
-    /// Err says which check failed.
-    pub fn attach_vtables(&mut self, pid: u32, scheduler: u64) -> Result<usize, String> {
+    /// The vtable route: follows the backends of a live scheduler to the functions that compute their graphs. What the
+    /// target's memory says is believed as far as it names functions of the engine's own files.
+    /// Gives how many, and what is not believed of the others. Err says which check failed.
+    pub fn attach_vtables(&mut self, pid: u32, scheduler: u64) -> Result<(usize, Vec<String>), String> {
         let at = self
             .engine
             .layout
             .graph_compute_off
             .ok_or("offset of graph_compute in ggml_backend is not known")?;
+        // What is read here is the target's to make up: with as few rights as reading takes.
+        let few = capset::reading();
+        let functions = backends::functions(pid, scheduler, at)?;
         let maps = maps::read(pid).map_err(|e| format!("maps of process {pid}: {e}"))?;
-        let mut done: HashSet<(u64, u64)> = HashSet::new();
-        for backend in backends(pid, scheduler)? {
-            let function = memory::read_u64(pid, backend + u64::from(at))
-                .map_err(|e| format!("vtable of a backend: {e}"))?;
-            let (mapping, offset) = maps::file_offset(&maps, function)
-                .filter(|(m, _)| m.executable)
-                .ok_or_else(|| format!("graph_compute of a backend ({function:#x}) is no code of a file"))?;
-            let (_, file, id) =
-                maps::open(pid, mapping).map_err(|e| format!("{}: {e}", mapping.path.display()))?;
-            if !done.insert((id.1, offset)) {
-                continue;
+        let (mut points, mut refused) = (Vec::new(), Vec::new());
+        for function in functions {
+            match backends::point(&self.engine.modules, pid, &maps, function) {
+                Ok(point) if !points.contains(&point) => points.push(point),
+                Ok(_) => {}
+                Err(why) => refused.push(why),
             }
-            let shown = mapping.path.display().to_string();
-            let elf = ElfFile::from_file(&file, shown.clone()).map_err(|e| e.to_string())?;
-            let code = elf.vaddr_of(offset).map(|v| elf.bytes_at(v, 4096)).unwrap_or_default();
-            let point = ProbePoint {
-                symbol: "(backend vtable) graph_compute",
-                module: 0,
-                sym_file_offset: offset,
-                entry: prologue::entry(elf.machine, code, Need { args: 2, stack: false }),
-                ret: Some(prologue::ret(elf.machine, code)),
-                n_args: 2,
-                batch: None,
-            };
-            self.attach_point(Role::Split, &point, &open_path(&file), &shown);
         }
-        Ok(done.len())
+        drop(few);
+        if points.is_empty() {
+            return Err(refused.pop().unwrap_or_else(|| "the scheduler has no backends".into()));
+        }
+        for point in &points {
+            let Some(module) = self.engine.modules.get(point.module) else { continue };
+            let file = module.file.as_deref().map_or_else(|| module.host_path.clone(), open_path);
+            let shown = module.path_in_target.display().to_string();
+            self.attach_point(Role::Split, point, &file, &shown);
+        }
+        Ok((points.len(), refused))
     }
 
     /// True when the role's rung has no probes of its own but needs a live pointer.
@@ -349,21 +423,36 @@ impl Attached {
     }
 }
 
-/// `struct ggml_backend_sched` begins `bool is_reset; bool is_alloc; int n_backends; ggml_backend_t backends[16]`
-/// (ggml-backend.cpp, 2024-03 to date). Each backend begins with a pointer to its 16-byte guid: checked.
-fn backends(pid: u32, scheduler: u64) -> Result<Vec<u64>, String> {
-    let mut head = [0; 8 + 16 * 8];
-    memory::read(pid, scheduler, &mut head).map_err(|e| format!("scheduler at {scheduler:#x}: {e}"))?;
-    let n = i32::from_le_bytes([head[4], head[5], head[6], head[7]]);
-    if !(1..=16).contains(&n) {
-        return Err(format!("scheduler says it has {n} backends: not a layout we know"));
+/// Has all these probes in a process; gives what could not be, in words.
+///
+/// The kernel does one at a time, under a lock that the removal of anybody's probe holds for a fifth of a second. Where one
+/// has waited for that, the others do so together: they have it one after the other then.
+fn enter<'a>(probes: impl IntoIterator<Item = &'a mut Box<dyn Probe>>, pid: u32) -> Vec<String> {
+    let (mut probes, begin) = (probes.into_iter(), Instant::now());
+    let mut failures = Vec::new();
+    while begin.elapsed() < SLOW {
+        let Some(probe) = probes.next() else { return failures };
+        failures.extend(probe.enter(pid).err());
+        super::pulse::beat();
     }
-    let pointers = head[8..].as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b));
-    let found: Vec<u64> = pointers.take(n as usize).collect();
-    for &backend in &found {
-        let guid = memory::read_u64(pid, backend).map_err(|e| format!("backend at {backend:#x}: {e}"))?;
-        memory::read(pid, guid, &mut [0; 16])
-            .map_err(|e| format!("guid of the backend at {backend:#x}: {e}"))?;
-    }
-    Ok(found)
+    let rest: Vec<Mutex<&mut Box<dyn Probe>>> = probes.map(Mutex::new).collect();
+    let do_one = |probe: &Mutex<&mut Box<dyn Probe>>| {
+        let done = probe.lock().unwrap_or_else(PoisonError::into_inner).enter(pid);
+        super::pulse::beat();
+        done.err()
+    };
+    thread::scope(|s| {
+        let enter = |probe| {
+            let thread = thread::Builder::new().name("enter".into()).spawn_scoped(s, move || do_one(probe));
+            thread.map_err(|_| probe)
+        };
+        let begun: Vec<_> = rest.iter().map(enter).collect();
+        // Where no thread can be had it is done here.
+        let done = begun.into_iter().map(|begun| match begun {
+            Ok(thread) => thread.join().unwrap_or_else(|_| Some("its thread has ended".into())),
+            Err(probe) => do_one(probe),
+        });
+        failures.extend(done.flatten());
+    });
+    failures
 }

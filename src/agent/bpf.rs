@@ -1,11 +1,9 @@
 //! The source of events on kernels with bpf(): BPF programs on uprobes, their ring or perf buffers. Uses `object`,
-//! `process`, `sched`, `transport` and `refusal`.
+//! `process`, `sched`, `transport`, `uprobe` and `refusal`.
 
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
-
-use libbpf_rs::Link;
 
 use super::btf::{Btf, Task};
 use super::layout::Layout;
@@ -13,13 +11,13 @@ use super::object::{Loaded, Maps};
 use super::pmc::follow::Shared;
 use super::process::{self, Following, Outcome};
 use super::recording::RecordError;
-use super::refusal::{self, Act};
 use super::sched::Scheduler;
 use super::skel::types::{ev_counter, ev_kind};
-use super::source::{Books, Guard, Knobs, Prober, Prog, Sink, Source, Standing};
+use super::source::{Books, Guard, Knobs, Probe, Prober, Prog, Sink, Source, Standing};
 use super::structure::Reading;
 use super::tables::Tables;
 use super::transport::Transport;
+use super::uprobe::Uprobes;
 use crate::trace::record::Availability;
 
 /// A wait while there is no engine to get events from.
@@ -38,6 +36,8 @@ pub struct Bpf {
     sched: Option<Result<Scheduler, String>>,
     /// The scheduler is to be left alone for now.
     unwatched: bool,
+    /// Asked for with the first engine.
+    uprobes: Option<Rc<Uprobes>>,
     news: Vec<String>,
 }
 
@@ -55,6 +55,7 @@ impl Bpf {
             following: None,
             sched: None,
             unwatched: false,
+            uprobes: None,
             news,
         }
     }
@@ -79,6 +80,18 @@ impl Bpf {
         }
         self.open = Some((maps, transport));
         Ok(())
+    }
+
+    fn uprobes(&mut self) -> Rc<Uprobes> {
+        let news = &mut self.news;
+        let uprobes = self.uprobes.get_or_insert_with(|| {
+            let uprobes = Uprobes::new();
+            if let Some(why) = uprobes.lacks() {
+                news.push(format!("each process is probed by itself, and takes long to be left: {why}"));
+            }
+            Rc::new(uprobes)
+        });
+        uprobes.clone()
     }
 
     fn watch_scheduler(&mut self, maps: &Maps, task: Option<Task>) {
@@ -129,16 +142,27 @@ impl Source for Bpf {
         if self.open.is_none() {
             self.open(&loaded)?;
         }
-        Ok(Box::new(loaded))
+        Ok(Box::new(EngineProbes { loaded, uprobes: self.uprobes() }))
     }
 
     fn add_target(&mut self, pid: u32) {
         match &self.open {
-            // A table of targets that is full (16384 processes) has no room for one more.
-            Some((maps, _)) => drop(maps.add_target(pid)),
+            Some((maps, _)) => {
+                // The table of targets has room for 16384 processes.
+                if let Err(e) = maps.add_target(pid) {
+                    self.news.push(format!("process {pid} is not recorded: {e}"));
+                }
+            }
             None => self.targets.push(pid),
         }
         self.meet(pid);
+    }
+
+    fn admit(&mut self, pid: u32, engine: u16) {
+        let admitted = self.open.as_ref().map_or(Ok(()), |(maps, _)| maps.admit(pid, engine));
+        if let Err(e) = admitted {
+            self.news.push(format!("process {pid} is not recorded: {e}"));
+        }
     }
 
     fn drop_target(&mut self, pid: u32) {
@@ -239,23 +263,26 @@ impl Source for Bpf {
     }
 }
 
-impl Prober for Loaded {
-    fn attach(&self, prog: Prog, file: &Path, offset: u64) -> Result<Guard, String> {
-        guard(Loaded::attach(self, prog, file, offset))
+/// Places probes of one engine.
+struct EngineProbes {
+    loaded: Loaded,
+    uprobes: Rc<Uprobes>,
+}
+
+impl Prober for EngineProbes {
+    fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Probe>, String> {
+        self.uprobes.place(self.loaded.program(prog), prog.is_return(), file, offset)
     }
 
-    fn attach_empty(&self, file: &Path, offset: u64) -> Option<Result<Guard, String>> {
-        Some(guard(self.attach_nothing(file, offset)))
+    fn place_empty(&self, file: &Path, offset: u64) -> Option<Result<Box<dyn Probe>, String>> {
+        Some(self.uprobes.place(self.loaded.nothing(), false, file, offset))
+    }
+
+    fn enters_freely(&self) -> bool {
+        self.uprobes.are_shared()
     }
 
     fn run_stats(&self) -> (u64, u64) {
-        Loaded::run_stats(self)
-    }
-}
-
-fn guard(attached: libbpf_rs::Result<Link>) -> Result<Guard, String> {
-    match attached {
-        Ok(link) => Ok(Box::new(link)),
-        Err(e) => Err(refusal::explain(Act::Probe, &e)),
+        self.loaded.run_stats()
     }
 }

@@ -10,7 +10,7 @@ use super::layout::Layout;
 use super::pmc::follow::Shared;
 use super::rehearsal::{self, Function, Graph, NODES, Spot};
 use super::road::Road;
-use super::source::{Guard, Knobs, Prober, Prog, Source, Structure};
+use super::source::{Knobs, Probe, Prober, Prog, Source, Structure};
 use super::structure::Reading;
 use super::tables::Tables;
 
@@ -134,12 +134,12 @@ impl Bench {
             Way::Published => Structure::EveryHit,
             _ => Structure::Changes,
         };
-        let knobs =
-            Knobs { any: false, pbuf: false, buffer: BUFFER, structure, experts: false, sched: false };
+        let knobs = Knobs { pbuf: false, buffer: BUFFER, structure, experts: false, sched: false, own: true };
         let mut source = road.open(knobs, None, counters, Rc::new(RefCell::new(|_: &[u8]| {})));
         source.add_target(std::process::id());
         let reading = Reading::new(0, layout.clone(), &Tables::default());
         let prober = source.engine(&reading).map_err(|e| e.to_string())?;
+        source.admit(std::process::id(), reading.engine);
         Ok(Bench { prober, source, graph: Graph::new(&layout), layout })
     }
 
@@ -166,15 +166,21 @@ impl Bench {
         Ok((probed > bare).then(|| (probed - bare) as f64 / NODES as f64))
     }
 
-    fn attach(&self, way: Way, spot: Spot) -> Result<Option<Vec<Guard>>, String> {
+    fn attach(&self, way: Way, spot: Spot) -> Result<Option<Vec<Box<dyn Probe>>>, String> {
         let exe = Path::new("/proc/self/exe");
         let at = |function, spot| {
             rehearsal::site(function, spot).ok_or("our own file is not to be found in our maps".to_owned())
         };
-        let probe = |prog, function, spot| self.prober.attach(prog, exe, at(function, spot)?);
+        // In this process alone: others may run this file, too.
+        let enter = |placed: Result<Box<dyn Probe>, String>| {
+            let mut probe = placed?;
+            probe.enter(std::process::id())?;
+            Ok::<_, String>(probe)
+        };
+        let probe = |prog, function, spot| enter(self.prober.place(prog, exe, at(function, spot)?));
         if way == Way::Empty {
-            let empty = self.prober.attach_empty(exe, at(Function::Op, spot)?);
-            return empty.map(|probe| probe.map(|p| vec![p])).transpose();
+            let empty = self.prober.place_empty(exe, at(Function::Op, spot)?);
+            return empty.map(|probe| enter(probe).map(|p| vec![p])).transpose();
         }
         if way == Way::Call {
             let enter = probe(Prog::SchedEnter, Function::Op, spot)?;

@@ -8,8 +8,10 @@ const PERFMON: u64 = 1 << 38;
 const BPF: u64 = 1 << 39;
 /// To look at processes and files of others: CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE.
 pub const READ: u64 = 1 << 2 | 1 << 19;
-/// What the service keeps where it has it; beyond those above CAP_SYS_ADMIN, CAP_SYS_RESOURCE.
-const SERVICE: u64 = READ | 1 << 21 | 1 << 24 | PERFMON | BPF;
+/// CAP_SYS_ADMIN: also to open a file by where it is mapped.
+const SYS_ADMIN: u64 = 1 << 21;
+/// What the service keeps where it has it; beyond those above CAP_SYS_RESOURCE.
+const SERVICE: u64 = READ | SYS_ADMIN | 1 << 24 | PERFMON | BPF;
 /// _LINUX_CAPABILITY_VERSION_3.
 const VERSION: u32 = 0x2008_0522;
 /// Capabilities that a kernel may have.
@@ -90,6 +92,14 @@ pub fn keep(caps: u64) -> io::Result<()> {
     set(Sets { effective: permitted, permitted })
 }
 
+/// Keeps what opening and reading others' mapped files takes; only [`READ`] of it in effect.
+///
+/// # Errors
+/// The system refuses; nothing has changed then.
+pub fn keep_looking() -> io::Result<()> {
+    set(Sets { effective: READ, permitted: get()?.permitted & (READ | SYS_ADMIN) })
+}
+
 /// Keeps what a recorder needs that attaches to nothing more; with `counting`, also what counters take on CPUs that come on.
 ///
 /// # Errors
@@ -114,7 +124,15 @@ fn maps_are_free() -> bool {
     done < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EBADF)
 }
 
-/// All that is permitted is in effect until it is dropped.
+/// Leaves of what is in effect only [`READ`] until it is dropped: for work on what others have written. Where the system
+/// refuses, nothing changes.
+pub fn reading() -> Raised {
+    let before = get().ok();
+    before.into_iter().for_each(|sets| drop(set(Sets { effective: sets.effective & READ, ..sets })));
+    Raised(before)
+}
+
+/// What was in effect before comes back when it is dropped.
 pub struct Raised(Option<Sets>);
 
 /// Puts all that is permitted in effect. Where the system refuses, so it will what was to be done.

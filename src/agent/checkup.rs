@@ -205,12 +205,12 @@ fn programs(engine: Option<&Engine>, ask: &Ask<'_>) -> (Vec<Check>, Option<Vec<C
         None => ("our programs, with today's layout", Reading::new(0, Layout::latest(), &Tables::default())),
     };
     let knobs = Knobs {
-        any: false,
         pbuf: false,
         buffer: transport::ring_bytes(BUFFER),
         structure: Structure::Changes,
         experts: true,
         sched: false,
+        own: true,
     };
     let loaded = match Loaded::load(&knobs, &reading, None, None) {
         Ok(loaded) => loaded,

@@ -1,19 +1,26 @@
-//! Which files of a target are its GGML engine, and what each of them is for. Uses `elf`, `tables`, `layout`, `maps`
-//! and `search`.
+//! Which files of a target are its GGML engine, and what each of them is for. Uses `elf`, `tables`, `layout`, `ladder`
+//! and `version` (names of functions), `maps`, `search`, `open`, `budget` and `capset`.
 //!
 //! Files are recognised by the functions they define, never by name: packagers rename libraries, and language
 //! bindings put the whole engine into one extension module.
+//!
+//! The files are whatever the target's owner made them. They are read with no more privileges than reading takes, and
+//! what all of a target may cost is limited.
 
 use std::collections::HashSet;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::budget::{Budget, Spent};
 use super::elf::{ElfError, ElfFile, Machine};
 use super::layout::{self, Layout, LayoutError};
 use super::maps::{self, FileId};
 use super::search::{self, Launch};
 use super::tables::{Tables, TablesError};
+use super::{capset, ladder, open, version};
 
 /// What a file contributes to the engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -24,22 +31,61 @@ pub struct Roles {
     pub base: bool,
     /// Computes graphs on the CPU.
     pub cpu: bool,
+    /// Computes graphs on a device, and has nothing else.
+    pub device: bool,
 }
 
 /// Functions of GGML's base code.
 pub const BASE: [&str; 2] = ["ggml_op_name", "ggml_get_name"];
 
+/// Functions of which each device's library has one (include/ggml-*.h; the first is of those that are opened late).
+const DEVICES: [&str; 16] = [
+    "ggml_backend_init",
+    "ggml_backend_blas_reg",
+    "ggml_backend_cann_reg",
+    "ggml_backend_cuda_reg",
+    "ggml_backend_hexagon_reg",
+    "ggml_backend_metal_reg",
+    "ggml_backend_opencl_reg",
+    "ggml_backend_rpc_reg",
+    "ggml_backend_sycl_reg",
+    "ggml_backend_vk_reg",
+    "ggml_backend_webgpu_reg",
+    "ggml_backend_zdnn_reg",
+    "ggml_backend_kompute_reg",
+    "ggml_backend_virtgpu_reg",
+    "ggml_backend_cuda_init",
+    "ggml_backend_vk_init",
+];
+
 impl Roles {
     fn of(elf: &ElfFile) -> Roles {
+        // All names that anybody will ask for: the tables are read once.
+        let all: Vec<&str> = ladder::names().chain(layout::NAMES).chain(version::NAMES).chain(BASE).collect();
+        elf.find_into(&all, &mut []);
         const NAMES: [&str; 6] =
             ["llama_process", "llama_decode", "llama_encode", BASE[0], BASE[1], "ggml_graph_compute"];
-        let found = elf.find(NAMES).map(|s| s.is_some_and(|s| s.function));
-        let [process, decode, encode, op_name, get_name, graph_compute] = found;
-        Roles { llama: process || decode || encode, base: op_name && get_name, cpu: graph_compute }
+        let mut names = [""; NAMES.len() + DEVICES.len()];
+        names[..NAMES.len()].copy_from_slice(&NAMES);
+        names[NAMES.len()..].copy_from_slice(&DEVICES);
+        let found = elf.find(names).map(|s| s.is_some_and(|s| s.function));
+        let [process, decode, encode, op_name, get_name, graph_compute, devices @ ..] = found;
+        let roles = Roles {
+            llama: process || decode || encode,
+            base: op_name && get_name,
+            cpu: graph_compute,
+            device: false,
+        };
+        Roles { device: !roles.has_names() && devices.contains(&true), ..roles }
+    }
+
+    /// Whether functions that are looked for by name are in it.
+    pub fn has_names(self) -> bool {
+        self.llama || self.base || self.cpu
     }
 
     fn any(self) -> bool {
-        self.llama || self.base || self.cpu
+        self.has_names() || self.device
     }
 }
 
@@ -50,7 +96,7 @@ pub struct Module {
     /// Path by which this process opens the same file.
     pub host_path: PathBuf,
     /// The file, kept open: its process may be gone before the probes are attached.
-    pub file: Option<File>,
+    pub file: Option<Arc<File>>,
     pub dev: u64,
     pub inode: u64,
     /// GNU build id in hexadecimal, empty when there is none.
@@ -111,6 +157,8 @@ pub enum DiscoverError {
     #[error("command {command} was not found in PATH; give its full path")]
     NoCommand { command: String },
     #[error(transparent)]
+    Spent(#[from] Spent),
+    #[error(transparent)]
     Elf(#[from] ElfError),
     #[error(transparent)]
     Tables(#[from] TablesError),
@@ -130,39 +178,51 @@ struct Collector {
     seen: HashSet<FileId>,
     modules: Vec<Module>,
     looked: usize,
+    budget: Arc<Budget>,
 }
 
 impl Collector {
-    /// Looks at an open file; keeps it when it has a role. Gives the file's dependencies for the closure.
-    fn look(&mut self, in_target: &Path, host: &Path, file: &File, id: FileId) -> Result<(), ElfError> {
-        if !self.seen.insert(id) {
-            return Ok(());
+    /// Looks at an open file; keeps it when it has a role. True where it has.
+    fn look(&mut self, in_target: &Path, host: &Path, file: File, id: FileId) -> Result<bool, ElfError> {
+        let shown = in_target.display().to_string();
+        if !self.seen.insert(id) || !self.budget.file(&shown) {
+            return Ok(false);
         }
         self.looked += 1;
-        let elf = ElfFile::from_file(file, in_target.display().to_string())?;
+        let file = Arc::new(file);
+        let elf = ElfFile::of(file.clone(), shown.clone(), self.budget.clone())?;
         let module = Module::new(elf, in_target.to_owned(), host.to_owned(), id);
-        if module.roles.any() {
-            self.modules.push(Module { file: file.try_clone().ok(), ..module });
+        if !module.roles.any() {
+            return Ok(false);
         }
+        if !self.budget.module(&shown) {
+            return Ok(false);
+        }
+        self.modules.push(Module { file: Some(file), ..module });
+        Ok(true)
+    }
+
+    fn look_path(&mut self, path: &Path) -> io::Result<()> {
+        let file = open::regular(path)?;
+        let meta = file.metadata()?;
+        // A file beside the program that is no ELF file is of no interest.
+        drop(self.look(path, path, file, (meta.dev(), meta.ino())));
         Ok(())
     }
 
-    fn look_path(&mut self, path: &Path) -> Result<(), ElfError> {
-        let io = |source| ElfError::Io { path: path.display().to_string(), source };
-        // Named pipes and devices block or have effects when opened.
-        let meta = std::fs::metadata(path).map_err(io)?;
-        if !meta.is_file() {
-            return Err(ElfError::NotElf { path: path.display().to_string() });
-        }
-        let file = File::open(path).map_err(io)?;
-        self.look(path, path, &file, (meta.dev(), meta.ino()))
+    /// An error where a limit was reached: what was not looked at may be the engine.
+    fn within_budget(&self) -> Result<(), Spent> {
+        self.budget.spent().map_or(Ok(()), Err)
     }
 
     fn engines(self, target: &str) -> Result<Vec<Engine>, DiscoverError> {
         if self.modules.is_empty() {
             return Err(DiscoverError::NoEngine { target: target.to_owned(), looked: self.looked });
         }
-        group(self.modules, target)
+        let engines = group(self.modules, target);
+        self.budget.spent().map_or(Ok(()), Err)?;
+        self.budget.found();
+        engines
     }
 }
 
@@ -173,23 +233,24 @@ pub fn of_pid(pid: u32) -> Result<Vec<Engine>, DiscoverError> {
 
 /// The engines in a running process that is looked at again and again. Files in `strangers` are known to be no part of
 /// an engine and are not read; those found to be none are added. Where all that is part of an engine is `known`
-/// already, there is nothing to tell, and none of it is read.
+/// already, there is nothing to tell, and none of it is read. A file at which the budget is spent is a stranger from then on.
 pub fn of_pid_again(
     pid: u32,
     known: &dyn Fn(FileId) -> bool,
     strangers: &mut HashSet<FileId>,
 ) -> Result<Vec<Engine>, DiscoverError> {
+    let _least = capset::reading();
     let maps = maps::read(pid).map_err(|source| DiscoverError::Process { pid, source })?;
     let target = format!("process {pid}");
     let exe = PathBuf::from(format!("/proc/{pid}/exe"));
-    let main = match MainFile::open(&exe, Some(&target)) {
+    let mut all = Collector::default();
+    let main = match MainFile::open(&exe, Some(&target), &all.budget) {
         Err(DiscoverError::Elf(ElfError::Io { source, .. })) => {
             return Err(DiscoverError::Process { pid, source });
         }
         other => other?,
     };
     main.must_run_here()?;
-    let mut all = Collector::default();
     let mut mapped: HashSet<(u32, u32, u64)> = HashSet::new();
     let mut old = Vec::new();
     let mut denied = None;
@@ -202,12 +263,12 @@ pub fn of_pid_again(
             Ok((_, _, id)) if strangers.contains(&id) => all.looked += 1,
             Ok((host, file, id)) if known(id) => old.push((m, host, file, id)),
             Ok((host, file, id)) => {
-                let before = all.modules.len();
-                if all.look(&m.path, &host, &file, id).is_err() || all.modules.len() == before {
+                if !all.look(&m.path, &host, file, id).unwrap_or(false) || all.budget.spent().is_some() {
                     strangers.insert(id);
                 }
+                all.within_budget()?;
             }
-            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => denied = Some(e),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => denied = Some(e),
             Err(_) => {}
         }
     }
@@ -216,11 +277,11 @@ pub fn of_pid_again(
     }
     // What is new belongs to an engine whose base may be known.
     for (m, host, file, id) in old {
-        drop(all.look(&m.path, &host, &file, id));
+        drop(all.look(&m.path, &host, file, id));
     }
     match (all.modules.is_empty(), denied) {
         (true, Some(source)) => Err(DiscoverError::Process { pid, source }),
-        (true, None) => Err(main.err_without_engine(&target, all.looked)),
+        (true, None) => Err(main.err_without_engine(&target, &all)),
         _ => all.engines(&target),
     }
 }
@@ -235,20 +296,29 @@ pub fn of_path(path: &Path) -> Result<Vec<Engine>, DiscoverError> {
 pub fn of_command(argv: &[std::ffi::OsString]) -> Result<Vec<Engine>, DiscoverError> {
     let command = argv.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
     let launch = Launch::of_command(argv).ok_or(DiscoverError::NoCommand { command })?;
-    MainFile::open(&launch.program, None)?.must_run_here()?;
+    let _least = capset::reading();
+    MainFile::open(&launch.program, None, &Arc::default())?.must_run_here()?;
     of_launch(&launch)
 }
 
 fn of_launch(launch: &Launch) -> Result<Vec<Engine>, DiscoverError> {
+    let _least = capset::reading();
     let target = launch.program.display().to_string();
-    let main = MainFile::open(&launch.program, None)?;
     let mut all = Collector::default();
-    for path in search::files(launch, |path| ElfFile::open(path).ok()) {
-        // The program itself was checked; a file beside it that is no ELF file is of no interest.
+    let main = MainFile::open(&launch.program, None, &all.budget)?;
+    let budget = all.budget.clone();
+    let read = |path: &Path| {
+        let file = open::regular(path).ok()?;
+        ElfFile::of(Arc::new(file), path.display().to_string(), budget.clone()).ok()
+    };
+    for path in search::files(launch, read, &budget) {
+        // The program itself was checked.
         drop(all.look_path(&path));
+        all.within_budget()?;
     }
+    all.within_budget()?;
     if all.modules.is_empty() {
-        return Err(main.err_without_engine(&target, all.looked));
+        return Err(main.err_without_engine(&target, &all));
     }
     all.engines(&target)
 }
@@ -262,8 +332,13 @@ struct MainFile {
 
 impl MainFile {
     /// Opens the program to tell a wrong kind of file from one without GGML; `shown` replaces its path in messages.
-    fn open(path: &Path, shown: Option<&str>) -> Result<MainFile, DiscoverError> {
-        let elf = match ElfFile::open(path) {
+    fn open(path: &Path, shown: Option<&str>, budget: &Arc<Budget>) -> Result<MainFile, DiscoverError> {
+        let name = || path.display().to_string();
+        let file = open::regular(path).map_err(|source| match source.kind() {
+            io::ErrorKind::InvalidInput => ElfError::NotElf { path: name() },
+            _ => ElfError::Io { path: name(), source },
+        });
+        let elf = match file.and_then(|file| ElfFile::of(Arc::new(file), name(), budget.clone())) {
             Ok(elf) => Some(elf),
             // A script starts an engine by way of its interpreter; what lies beside it still counts.
             Err(ElfError::NotElf { .. }) => None,
@@ -283,11 +358,13 @@ impl MainFile {
     }
 
     /// GGML without names shows by its tables, which stripping leaves in place.
-    fn err_without_engine(self, target: &str, looked: usize) -> DiscoverError {
+    fn err_without_engine(self, target: &str, all: &Collector) -> DiscoverError {
         let mut stripped = self.elf.filter(ElfFile::is_stripped);
-        match stripped.as_mut().map(Tables::read) {
-            Some(Ok(_)) => DiscoverError::StaticStripped { path: self.path },
-            _ => DiscoverError::NoEngine { target: target.to_owned(), looked },
+        let tables = stripped.as_mut().map(Tables::read);
+        match (tables, all.budget.spent()) {
+            (_, Some(spent)) => spent.into(),
+            (Some(Ok(_)), _) => DiscoverError::StaticStripped { path: self.path },
+            _ => DiscoverError::NoEngine { target: target.to_owned(), looked: all.looked },
         }
     }
 }
@@ -345,7 +422,8 @@ fn engine(mut modules: Vec<Module>) -> Result<Engine, DiscoverError> {
     let tables = Tables::read(&mut base.elf)?;
     base.elf.forget_pointers();
     let base = modules.first().ok_or_else(no_base)?;
-    let has = |name: &str| modules.iter().any(|m| m.elf.find([name]).iter().flatten().any(|s| s.function));
+    let named = modules.iter().filter(|m| m.roles.has_names());
+    let has = |name: &str| named.clone().any(|m| m.elf.find([name]).iter().flatten().any(|s| s.function));
     tables.check(base.elf.path(), &layout::op_numbers(&base.elf))?;
     let layout = Layout::read(&base.elf, &has)?;
     Ok(Engine { machine: base.elf.machine, tables, layout, modules })

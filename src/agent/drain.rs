@@ -83,7 +83,7 @@ pub struct Drain<W: Write> {
     /// Processes that have ended, for the session.
     pub gone: VecDeque<u32>,
     /// Children of recorded processes, for the session; threads, where the kernel does not tell them apart.
-    pub born: VecDeque<u32>,
+    pub born: VecDeque<(u32, u32)>,
     /// Processes whose first event has come, for the session: (pid, engine).
     pub met: VecDeque<(u32, u16)>,
     /// Whose they are, and how fast.
@@ -99,6 +99,8 @@ pub struct Drain<W: Write> {
     phases: Begun,
     seq: [u64; 4],
     last_ts: u64,
+    /// What comes from later is not recorded.
+    until: u64,
     error: Option<WriteError>,
 }
 
@@ -126,6 +128,7 @@ impl<W: Write> Drain<W> {
             phases: Begun::default(),
             seq: [0; 4],
             last_ts: 0,
+            until: u64::MAX,
             error: None,
         }
     }
@@ -194,6 +197,12 @@ impl<W: Write> Drain<W> {
         self.error.take()
     }
 
+    /// The recording ends at this time, CLOCK_MONOTONIC ns: taking the probes out may take seconds, and what runs meanwhile is
+    /// seen in part.
+    pub fn end_at(&mut self, time: u64) {
+        self.until = time;
+    }
+
     /// Takes one event's bytes.
     pub fn event(&mut self, bytes: &[u8]) {
         let Some((kind, event)) = event::parse(bytes) else {
@@ -202,7 +211,10 @@ impl<W: Write> Drain<W> {
         };
         self.totals.events += 1;
         self.received[kind] += 1;
+        // A thread that left its CPU before the end comes back after it.
+        let late = event::time(bytes).is_some_and(|at| at > self.until) && !matches!(event, Event::Away(_));
         if self.error.is_none()
+            && !late
             && let Err(e) = self.apply(event)
         {
             self.error = Some(e);
@@ -242,7 +254,7 @@ impl<W: Write> Drain<W> {
             Event::Fork(e) => {
                 self.totals.forked += 1;
                 self.kin.born(e.h.tgid, e.a as u32);
-                self.born.push_back(e.a as u32);
+                self.born.push_back((e.h.tgid, e.a as u32));
                 Ok(())
             }
             Event::Exit(e) => self.process_exit(e.h.tgid, e.h.ts),
@@ -526,6 +538,11 @@ impl<W: Write> Drain<W> {
 }
 
 impl Shown {
+    /// Whether the engine did anything.
+    pub fn worked(&self) -> bool {
+        self.tokens + self.scheds + self.splits + self.graphs + self.ops + self.phases > 0
+    }
+
     /// What came since another look; what is a state and no sum stays.
     pub fn since(&self, base: &Shown) -> Shown {
         let mut s = *self;

@@ -1,35 +1,42 @@
-//! An ELF file of the target as we need it: symbols by name, pointers in data, dependencies, build id. Uses only
-//! the `object` and `memmap2` crates.
+//! An ELF file of the target as we need it: symbols by name, pointers in data, dependencies, build id. Uses `pages` and
+//! `symtab`.
 //!
-//! The bytes are untrusted: every read is bounds-checked and every table has a limit, so that a damaged or hostile
-//! file costs an error, not a panic or endless memory. Files are mapped, never read whole.
+//! The bytes are untrusted, and may change or end while they are read: every read is of what is there, and every table
+//! has a limit, so that a damaged or hostile file costs an error, not a panic or endless memory. Files are read in
+//! pieces, never mapped and never held whole.
+
+mod header;
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use super::budget::Budget;
+use super::open;
+use super::pages::Pages;
+pub use super::symtab::Symbol;
+use super::symtab::{self, SYM_SIZE, SymTab};
 use crate::order;
-
-use memmap2::Mmap;
-use object::LittleEndian as LE;
-use object::elf;
-use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
+use header::{Parts, u16_at, u64_at};
 
 /// Largest file looked at, in bytes (GPU libraries reach 2 GiB).
 pub const MAX_FILE: u64 = 8 << 30;
-/// Most symbols looked at in one table.
-const MAX_SYMBOLS: usize = 8 << 20;
 /// Most relocations kept.
-const MAX_RELOCS: usize = 8 << 20;
-/// Longest symbol name compared, in bytes.
+const MAX_RELOCS: usize = 4 << 20;
+/// Most places of pointers to texts kept; an engine has a few of each.
+const MAX_PLACES: usize = 1 << 16;
+/// Longest symbol name or search path, in bytes.
 const MAX_NAME: usize = 4096;
-/// Most entries looked at in the dynamic section.
-const MAX_DYNAMIC: usize = 4096;
-/// Most loadable parts; linkers make about ten.
-const MAX_SEGMENTS: usize = 64;
+/// Most bytes looked at in the dynamic section, and of one part with notes.
+const MAX_DYNAMIC: u64 = 64 << 10;
 /// Most dependencies kept.
 const MAX_NEEDED: usize = 512;
-const SYM_SIZE: usize = 24;
+/// Most entries of a library search path kept.
+const MAX_RUNPATH: usize = 128;
+/// Bytes of the file's header.
+const HEADER: usize = 64;
 
 /// Instruction set of a file or process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -86,18 +93,6 @@ pub enum ElfError {
     Malformed { path: String, what: &'static str },
 }
 
-/// A defined symbol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Symbol {
-    /// Address as linked.
-    pub vaddr: u64,
-    /// Size in bytes, 0 when the linker gave none.
-    pub size: u64,
-    pub function: bool,
-    /// Bound globally or weakly (not `static`).
-    pub global: bool,
-}
-
 /// A part of the file that is mapped into memory.
 #[derive(Debug, Clone, Copy)]
 struct Segment {
@@ -106,29 +101,16 @@ struct Segment {
     filesz: u64,
 }
 
-/// Symbols looked at before the pages behind them are let go.
-const RELEASE_EVERY: usize = 1 << 12;
-
-/// File offsets of a symbol table and its strings.
-#[derive(Debug, Clone, Copy)]
-struct SymTab {
-    syms: (u64, u64),
-    strs: (u64, u64),
-}
-
-enum Bytes {
-    Map(Mmap),
-    Owned(Vec<u8>),
-}
-
 /// An opened ELF file.
 pub struct ElfFile {
-    bytes: Bytes,
+    pages: Pages,
     path: String,
     pub machine: Machine,
     segments: Vec<Segment>,
     symtab: Option<SymTab>,
     dynsym: Option<SymTab>,
+    /// Symbols that were asked for, also those that are not there: the tables are read once.
+    known: Mutex<HashMap<Box<str>, Option<Symbol>>>,
     relocs: Vec<(u64, u64)>,
     rela: Option<(u64, u64)>,
     relr: Option<(u64, u64)>,
@@ -161,90 +143,66 @@ struct Dynamic {
 }
 
 impl ElfFile {
-    /// Maps and checks the file at `path`.
+    /// Opens and checks the regular file at `path`.
     pub fn open(path: &Path) -> Result<ElfFile, ElfError> {
         let shown = path.display().to_string();
-        let file = File::open(path).map_err(|source| ElfError::Io { path: shown.clone(), source })?;
-        Self::from_file(&file, shown)
+        let file = open::regular(path).map_err(|source| match source.kind() {
+            io::ErrorKind::InvalidInput => ElfError::NotElf { path: shown.clone() },
+            _ => ElfError::Io { path: shown.clone(), source },
+        })?;
+        Self::of(Arc::new(file), shown, Arc::new(Budget::untimed()))
     }
 
-    /// Maps and checks an open file; `path` is only for messages.
+    /// Checks an open file; `path` is only for messages.
     pub fn from_file(file: &File, path: String) -> Result<ElfFile, ElfError> {
+        let file = file.try_clone().map_err(|source| ElfError::Io { path: path.clone(), source })?;
+        Self::of(Arc::new(file), path, Arc::new(Budget::untimed()))
+    }
+
+    /// The same; what is read is charged to `budget`.
+    pub fn of(file: Arc<File>, path: String, budget: Arc<Budget>) -> Result<ElfFile, ElfError> {
         let meta = file.metadata().map_err(|source| ElfError::Io { path: path.clone(), source })?;
         if meta.len() > MAX_FILE {
             return Err(ElfError::TooBig { path, size: meta.len() });
         }
-        // Devices and pipes have no length and may block; directories cannot be mapped.
-        if !meta.is_file() || meta.len() < 64 {
+        // Devices and pipes have no length and may block; directories cannot be read.
+        if !meta.is_file() {
             return Err(ElfError::NotElf { path });
         }
-        // SAFETY: the map is private and read-only, and only read through checked slices. A file cut short by
-        // somebody else while mapped raises SIGBUS, as it does in the target that executes it.
-        let map = unsafe { Mmap::map(file) };
-        let map = map.map_err(|source| ElfError::Io { path: path.clone(), source })?;
-        Self::new(Bytes::Map(map), path)
+        Self::new(Pages::of_file(file, meta.len(), &path, budget), path)
     }
 
     /// Checks a file held in memory; `path` is only for messages.
     pub fn from_bytes(bytes: Vec<u8>, path: &str) -> Result<ElfFile, ElfError> {
-        Self::new(Bytes::Owned(bytes), path.to_owned())
+        Self::new(Pages::of_bytes(bytes, path), path.to_owned())
     }
 
-    fn new(bytes: Bytes, path: String) -> Result<ElfFile, ElfError> {
-        let data: &[u8] = match &bytes {
-            Bytes::Map(m) => m,
-            Bytes::Owned(v) => v,
-        };
-        let machine = check_header(data, &path)?;
+    fn new(pages: Pages, path: String) -> Result<ElfFile, ElfError> {
+        let mut head = [0; HEADER];
+        let got = pages.read(0, &mut head).map_err(|source| ElfError::Io { path: path.clone(), source })?;
+        let machine = header::check(head.get(..got).unwrap_or_default(), &path)?;
         let malformed = |what| ElfError::Malformed { path: path.clone(), what };
-        let header = elf::FileHeader64::<LE>::parse(data).map_err(|_| malformed("the ELF header"))?;
-        let fixed = header.e_type(LE) == elf::ET_EXEC;
-        let program = header.program_headers(LE, data).map_err(|_| malformed("the program headers"))?;
-        let mut segments = Vec::new();
-        let mut dynamic_at = None;
-        let mut build_id = Vec::new();
-        for p in program {
-            let (offset, filesz) = p.file_range(LE);
-            let vaddr: u64 = p.p_vaddr(LE);
-            match p.p_type(LE) {
-                elf::PT_LOAD if segments.len() == MAX_SEGMENTS => {
-                    return Err(malformed("it has too many loadable parts"));
-                }
-                elf::PT_LOAD => {
-                    segments.push(Segment { vaddr, offset, filesz });
-                }
-                elf::PT_DYNAMIC => dynamic_at = Some((offset, filesz)),
-                elf::PT_NOTE if build_id.is_empty() => {
-                    build_id = note_build_id(slice(data, offset, filesz).unwrap_or(&[]));
-                }
-                _ => {}
-            }
-        }
-        if segments.is_empty() {
-            return Err(malformed("it has no loadable part"));
-        }
-        if segments.iter().any(|s| s.offset.saturating_add(s.filesz) > data.len() as u64) {
-            return Err(malformed("it is cut short: parts that its header lists lie beyond its end"));
-        }
-        let (symtab, dynsym) = section_symbols(header, data);
+        let parts = Parts::read(&pages, &head).map_err(malformed)?;
+        let (symtab, dynsym) = header::section_symbols(&pages, &head);
         let mut file = ElfFile {
             machine,
-            segments,
+            segments: parts.segments,
             symtab,
             dynsym,
+            known: Mutex::default(),
             relocs: Vec::new(),
             rela: None,
             relr: None,
-            build_id,
+            build_id: parts.build_id,
             needed: Vec::new(),
             soname: None,
             runpath: Vec::new(),
-            is_dynamic: dynamic_at.is_some(),
-            fixed,
-            bytes,
+            is_dynamic: parts.dynamic.is_some(),
+            fixed: u16_at(&head, 16) == Some(2),
+            pages,
             path,
         };
-        if let Some((offset, size)) = dynamic_at {
+        if let Some((offset, size)) = parts.dynamic {
             let dynamic = file.read_dynamic(offset, size);
             file.take_dynamic(&dynamic);
         }
@@ -254,13 +212,6 @@ impl ElfFile {
     /// Path as given, for messages.
     pub fn path(&self) -> &str {
         &self.path
-    }
-
-    fn data(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::Map(m) => m,
-            Bytes::Owned(v) => v,
-        }
     }
 
     /// Whether the file has no `.symtab`, so that only exported names are known.
@@ -288,24 +239,42 @@ impl ElfFile {
         self.segments.iter().find(|s| vaddr >= s.vaddr && vaddr - s.vaddr < s.filesz)
     }
 
-    /// Up to `len` bytes at an address; fewer at the end of the mapped part, none outside.
-    pub fn bytes_at(&self, vaddr: u64, len: usize) -> &[u8] {
-        let Some(s) = self.segment(vaddr) else { return &[] };
+    /// File offset of an address, and how many bytes of its part there are from it on.
+    fn range(&self, vaddr: u64) -> Option<(u64, u64)> {
+        let s = self.segment(vaddr)?;
         let skip = vaddr - s.vaddr;
-        let len = (s.filesz - skip).min(len as u64);
-        s.offset.checked_add(skip).and_then(|at| slice(self.data(), at, len)).unwrap_or(&[])
+        Some((s.offset.checked_add(skip)?, s.filesz - skip))
+    }
+
+    /// Up to `len` bytes at an address; fewer at the end of the mapped part, none outside.
+    pub fn bytes_at(&self, vaddr: u64, len: usize) -> Vec<u8> {
+        let Some((offset, there)) = self.range(vaddr) else { return Vec::new() };
+        self.pages.take(offset, usize::try_from(there).unwrap_or(usize::MAX).min(len))
+    }
+
+    /// The first bytes at an address, `None` where there are fewer.
+    fn chunk_at<const N: usize>(&self, vaddr: u64) -> Option<[u8; N]> {
+        let (offset, there) = self.range(vaddr)?;
+        let mut bytes = [0; N];
+        (there >= N as u64 && self.pages.copy(offset, &mut bytes) == N).then_some(bytes)
     }
 
     /// The 8 bytes at an address as they stand in the file, relocations not applied.
     pub fn u64_at(&self, vaddr: u64) -> Option<u64> {
-        self.bytes_at(vaddr, 8).try_into().ok().map(u64::from_le_bytes)
+        self.chunk_at(vaddr).map(u64::from_le_bytes)
+    }
+
+    /// The 4 bytes at an address as a signed number.
+    pub fn i32_at(&self, vaddr: u64) -> Option<i32> {
+        self.chunk_at(vaddr).map(i32::from_le_bytes)
     }
 
     /// A NUL-terminated text at an address, at most `max` bytes long, `None` when it is longer or not UTF-8.
-    pub fn text_at(&self, vaddr: u64, max: usize) -> Option<&str> {
-        let bytes = self.bytes_at(vaddr, max.checked_add(1)?);
+    pub fn text_at(&self, vaddr: u64, max: usize) -> Option<String> {
+        let mut bytes = self.bytes_at(vaddr, max.checked_add(1)?);
         let end = bytes.iter().position(|&b| b == 0)?;
-        std::str::from_utf8(&bytes[..end]).ok()
+        bytes.truncate(end);
+        String::from_utf8(bytes).ok()
     }
 
     /// Finds functions and data objects by exact name: one pass over each table, answers in the order asked.
@@ -317,55 +286,53 @@ impl ElfFile {
         out
     }
 
-    /// Like [`ElfFile::find`] for a list of any length; `out` is as long as `names`.
+    /// Like [`ElfFile::find`] for a list of any length; `out` is as long as `names`. Names that were asked for before cost
+    /// no further pass. Names have two bytes at least.
     pub fn find_into(&self, names: &[&str], out: &mut [Option<Symbol>]) {
-        let want: HashMap<&[u8], usize> = names.iter().enumerate().map(|(i, n)| (n.as_bytes(), i)).collect();
-        let longest = names.iter().map(|n| n.len()).max().unwrap_or(0).min(MAX_NAME);
-        for table in [self.dynsym, self.symtab].into_iter().flatten() {
-            for (i, (sym, tail)) in self.symbols(table).enumerate() {
-                // A large engine's tables are tens of megabytes.
-                if i % RELEASE_EVERY == RELEASE_EVERY - 1 {
-                    self.release();
-                }
-                let name = &tail[..tail.len().min(longest + 1)];
-                let Some(end) = name.iter().position(|&b| b == 0) else { continue };
-                let Some(slot) = want.get(&name[..end]).and_then(|&i| out.get_mut(i)) else { continue };
-                if slot.is_none_or(|old: Symbol| !old.global && sym.global) {
-                    *slot = Some(sym);
-                }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut new: Vec<&str> = names.iter().copied().filter(|name| !known.contains_key(*name)).collect();
+        new.sort_unstable();
+        new.dedup();
+        if !new.is_empty() {
+            let mut found: Vec<Option<Symbol>> = vec![None; new.len()];
+            for table in [self.dynsym, self.symtab].into_iter().flatten() {
+                symtab::find(&self.pages, table, &new, &mut |name, symbol| {
+                    let slot = found.get_mut(name);
+                    let better = |old: &Option<Symbol>| old.is_none_or(|old| !old.global && symbol.global);
+                    slot.filter(|slot| better(slot)).into_iter().for_each(|slot| *slot = Some(symbol));
+                });
+            }
+            known.extend(new.into_iter().map(Box::from).zip(found));
+        }
+        for (name, slot) in names.iter().zip(out) {
+            *slot = known.get(*name).copied().flatten();
+        }
+    }
+
+    /// Whether one of its symbols is a function that begins at this address.
+    pub fn has_function_at(&self, vaddr: u64) -> bool {
+        let mut tables = [self.dynsym, self.symtab].into_iter().flatten();
+        tables.any(|table| symtab::has_function(&self.pages, table, vaddr))
+    }
+
+    /// Goes through the loaded parts in pieces: gives the address and the bytes of each, which begin at a multiple of
+    /// `unit` in their part and hold `overlap` bytes of the next. Ends when `each` says false.
+    pub fn pieces(&self, unit: usize, overlap: usize, each: &mut dyn FnMut(u64, &[u8]) -> bool) {
+        let mut goes_on = true;
+        for s in &self.segments {
+            self.pages.pieces((s.offset, s.filesz), unit, overlap, &mut |at, bytes| {
+                goes_on = each(s.vaddr.wrapping_add(at), bytes);
+                goes_on
+            });
+            if !goes_on {
+                return;
             }
         }
     }
 
-    /// Defined functions and objects with the string table from their name on.
-    fn symbols(&self, table: SymTab) -> impl Iterator<Item = (Symbol, &[u8])> {
-        let syms = slice(self.data(), table.syms.0, table.syms.1).unwrap_or(&[]);
-        let strs = slice(self.data(), table.strs.0, table.strs.1).unwrap_or(&[]);
-        syms.chunks_exact(SYM_SIZE).take(MAX_SYMBOLS).filter_map(move |s| {
-            let kind = s[4] & 15;
-            let section = u16::from_le_bytes([s[6], s[7]]);
-            if section == 0 || !(kind == 1 || kind == 2) {
-                return None;
-            }
-            let name = u32::from_le_bytes([s[0], s[1], s[2], s[3]]) as usize;
-            let vaddr = le64(s, 8)?;
-            let size = le64(s, 16)?;
-            let sym = Symbol { vaddr, size, function: kind == 2, global: s[4] >> 4 != 0 };
-            Some((sym, strs.get(name..)?))
-        })
-    }
-
-    /// Loaded segments: address and bytes in the file.
-    pub fn segments(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        self.segments.iter().filter_map(|s| Some((s.vaddr, slice(self.data(), s.offset, s.filesz)?)))
-    }
-
-    /// Lets go of the pages read so far. They come back from the file when they are looked at again.
+    /// Lets go of what is kept of the file's bytes. It comes back from the file when it is looked at again.
     pub fn release(&self) {
-        if let Bytes::Map(map) = &self.bytes {
-            // SAFETY: the mapping is private and never written, so dropping its pages changes no byte of it.
-            let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
-        }
+        self.pages.release();
     }
 
     /// Where the pointer stored at `vaddr` points, with relocations applied (address as linked).
@@ -380,15 +347,17 @@ impl ElfFile {
     }
 
     /// Reads the relative relocations, which [`ElfFile::pointer_at`] and [`ElfFile::pointers`] need. Done on demand
-    /// since most files are only asked for symbols. Answers how many there are.
-    pub fn load_pointers(&mut self) -> usize {
-        if !self.relocs.is_empty() {
-            return self.relocs.len();
+    /// since most files are only asked for symbols. A file with final addresses has none.
+    pub fn load_pointers(&mut self) {
+        if self.fixed || !self.relocs.is_empty() {
+            return;
         }
-        self.relocs = if self.fixed { self.fixed_pointers() } else { self.relative_pointers() };
-        order::by_key(&mut self.relocs, |r| *r);
+        self.relocs = self.relative_pointers();
+        // Linkers sort them.
+        if !self.relocs.is_sorted() {
+            order::by_key(&mut self.relocs, |r| *r);
+        }
         self.relocs.dedup_by_key(|r| r.0);
-        self.relocs.len()
     }
 
     /// Frees what [`ElfFile::load_pointers`] read.
@@ -396,86 +365,145 @@ impl ElfFile {
         self.relocs = Vec::new();
     }
 
-    /// Goes through [`ElfFile::pointers`] with what stands at their targets in view, letting go of pages on the way.
-    pub fn walk_pointers(&self) -> impl Iterator<Item = &[(u64, u64)]> {
-        self.relocs.windows(2).enumerate().map(|(i, pair)| {
-            if i % RELEASE_EVERY == RELEASE_EVERY - 1 {
-                self.release();
-            }
-            pair
-        })
-    }
-
-    /// All known pointers as (address, target), ascending by address; empty before [`ElfFile::load_pointers`].
+    /// All relocated pointers as (address, target), ascending by address; empty before [`ElfFile::load_pointers`].
     pub fn pointers(&self) -> &[(u64, u64)] {
         &self.relocs
     }
 
-    /// A file with final addresses has no relocations: every aligned word that is an address counts. All
-    /// parts are read, since compilers move tables that nobody writes to the constants.
-    fn fixed_pointers(&self) -> Vec<(u64, u64)> {
-        let mut out = Vec::new();
+    /// Where pointers to one of these texts stand, ascending, each with the index of the text. The texts are at most
+    /// seven bytes long, and a zero follows each.
+    pub fn pointers_to(&self, texts: &[&str]) -> Vec<(u64, usize)> {
+        let which = |bytes: &[u8]| {
+            texts.iter().position(|text| {
+                bytes.strip_prefix(text.as_bytes()).is_some_and(|rest| rest.first() == Some(&0))
+            })
+        };
+        let mut places = if self.fixed { self.fixed_places(texts) } else { self.reloc_places(&which) };
+        order::by_key(&mut places, |&(at, text)| (at, text as u64));
+        places.truncate(MAX_PLACES);
+        places
+    }
+
+    /// Of the relocations. Targets are visited in ascending order, so that each page is read once.
+    fn reloc_places(&self, which: &dyn Fn(&[u8]) -> Option<usize>) -> Vec<(u64, usize)> {
+        let mut targets: Vec<u64> = self.relocs.iter().map(|r| r.1).collect();
+        targets.sort_unstable();
+        targets.dedup();
+        let mut texts: Vec<(u64, usize)> = Vec::new();
+        for target in targets {
+            let Some((offset, there)) = self.range(target) else { continue };
+            let mut bytes = [0; 8];
+            let most = usize::try_from(there).unwrap_or(usize::MAX).min(bytes.len());
+            let got = bytes.get_mut(..most).map_or(0, |room| self.pages.copy(offset, room));
+            texts.extend(bytes.get(..got).and_then(which).map(|text| (target, text)));
+        }
+        let text_at = |target| texts.binary_search_by_key(&target, |t| t.0).ok().and_then(|i| texts.get(i));
+        let places = self.relocs.iter().filter_map(|&(at, target)| Some((at, text_at(target)?.1)));
+        places.take(MAX_PLACES).collect()
+    }
+
+    /// A file with final addresses has no relocations: every aligned word that is an address counts. All parts are read,
+    /// since compilers move tables that nobody writes to the constants.
+    fn fixed_places(&self, texts: &[&str]) -> Vec<(u64, usize)> {
+        let mut targets: Vec<(u64, usize)> = Vec::new();
+        for (index, text) in texts.iter().enumerate() {
+            let needle = [text.as_bytes(), &[0]].concat();
+            targets.extend(self.addresses_of(&needle).into_iter().map(|target| (target, index)));
+        }
+        order::by_key(&mut targets, |&(at, text)| (at, text as u64));
+        let mut places = Vec::new();
         for s in &self.segments {
             let Some(start) = s.vaddr.checked_next_multiple_of(8) else { continue };
-            let words = (s.filesz.saturating_sub(start - s.vaddr) / 8).min(MAX_RELOCS as u64);
-            let bytes = self.bytes_at(start, (words * 8) as usize);
-            for (i, w) in bytes.chunks_exact(8).enumerate() {
-                let target = le64(w, 0).unwrap_or(0);
-                if target != 0 && self.segment(target).is_some() && out.len() < MAX_RELOCS {
-                    out.push((start.wrapping_add(i as u64 * 8), target));
+            let Some(range) = self.range(start) else { continue };
+            self.pages.pieces(range, 8, 0, &mut |at, bytes| {
+                for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
+                    let target = u64::from_le_bytes(*word);
+                    let hit =
+                        targets.binary_search_by_key(&target, |t| t.0).ok().and_then(|i| targets.get(i));
+                    places.extend(hit.map(|hit| (start.wrapping_add(at + i as u64 * 8), hit.1)));
                 }
-            }
+                places.len() < MAX_PLACES
+            });
         }
-        out
+        places
+    }
+
+    /// Where in the loaded parts these bytes stand, ascending by part; a limited number of places.
+    pub fn addresses_of(&self, needle: &[u8]) -> Vec<u64> {
+        /// Enough for any engine, which has one or two.
+        const MOST: usize = 4096;
+        let mut found = Vec::new();
+        let Some((&first, rest)) = needle.split_first() else { return found };
+        self.pieces(1, rest.len(), &mut |at, bytes| {
+            let mut from = 0;
+            while let Some(tail) = bytes.get(from..)
+                && let Some(hit) = tail.iter().position(|&b| b == first)
+            {
+                let place = from + hit;
+                if bytes.get(place + 1..).is_some_and(|b| b.starts_with(rest)) {
+                    found.push(at.wrapping_add(place as u64));
+                }
+                from = place + 1;
+            }
+            found.len() < MOST
+        });
+        found.truncate(MOST);
+        found
     }
 
     fn relative_pointers(&self) -> Vec<(u64, u64)> {
-        let rela = self.relr_and_rela();
-        let mut out = Vec::with_capacity((rela.0.len() / 24).min(MAX_RELOCS));
-        for (i, r) in rela.0.chunks_exact(24).take(MAX_RELOCS).enumerate() {
-            if i % RELEASE_EVERY == RELEASE_EVERY - 1 {
-                self.release();
-            }
-            let (Some(at), Some(info), Some(addend)) = (le64(r, 0), le64(r, 8), le64(r, 16)) else {
-                continue;
-            };
-            if info as u32 == self.machine.relative() {
-                out.push((at, addend));
-            }
-        }
-        let mut push = |at: u64| {
-            if let Some(target) = self.u64_at(at).filter(|_| out.len() < MAX_RELOCS) {
-                out.push((at, target));
-            }
+        let mut out = Vec::new();
+        // As much of a table as its part of the file has.
+        let range = |table: Option<(u64, u64)>| {
+            let (vaddr, len) = table?;
+            self.range(vaddr).map(|(offset, there)| (offset, there.min(len)))
         };
-        let mut next = 0u64;
-        for word in rela.1.chunks_exact(8).take(MAX_RELOCS / 64).filter_map(|w| le64(w, 0)) {
-            if word & 1 == 0 {
-                push(word);
-                next = word.wrapping_add(8);
-                continue;
-            }
-            for bit in 0..63 {
-                if word >> (bit + 1) & 1 == 1 {
-                    push(next.wrapping_add(bit * 8));
+        if let Some(rela) = range(self.rela) {
+            self.pages.pieces(rela, 24, 0, &mut |_, bytes| {
+                for r in bytes.as_chunks::<24>().0 {
+                    let (Some(at), Some(info), Some(addend)) = (u64_at(r, 0), u64_at(r, 8), u64_at(r, 16))
+                    else {
+                        continue;
+                    };
+                    if info as u32 == self.machine.relative() && out.len() < MAX_RELOCS {
+                        out.push((at, addend));
+                    }
                 }
-            }
-            next = next.wrapping_add(63 * 8);
+                out.len() < MAX_RELOCS
+            });
+        }
+        if let Some(relr) = range(self.relr) {
+            // Addresses ascend: none is told twice, and there are no more than the file has words.
+            let (mut next, mut last) = (0u64, 0u64);
+            let mut push = |at: u64| {
+                if at > last && out.len() < MAX_RELOCS {
+                    last = at;
+                    out.extend(self.u64_at(at).map(|target| (at, target)));
+                }
+            };
+            self.pages.pieces(relr, 8, 0, &mut |_, bytes| {
+                for word in bytes.as_chunks::<8>().0.iter().map(|w| u64::from_le_bytes(*w)) {
+                    if word & 1 == 0 {
+                        push(word);
+                        next = word.wrapping_add(8);
+                        continue;
+                    }
+                    (0..63)
+                        .filter(|bit| word >> (bit + 1) & 1 == 1)
+                        .for_each(|bit| push(next.wrapping_add(bit * 8)));
+                    next = next.wrapping_add(63 * 8);
+                }
+                true
+            });
         }
         out
-    }
-
-    /// Bytes of the RELA and RELR tables.
-    fn relr_and_rela(&self) -> (&[u8], &[u8]) {
-        let at = |r: Option<(u64, u64)>| r.map_or(&[][..], |(v, n)| self.bytes_at(v, n as usize));
-        (at(self.rela), at(self.relr))
     }
 
     fn read_dynamic(&self, offset: u64, size: u64) -> Dynamic {
         let mut d = Dynamic::default();
-        let bytes = slice(self.data(), offset, size).unwrap_or(&[]);
-        for entry in bytes.chunks_exact(16).take(MAX_DYNAMIC) {
-            let (Some(tag), Some(value)) = (le64(entry, 0), le64(entry, 8)) else { break };
+        let bytes = self.pages.take(offset, size.min(MAX_DYNAMIC) as usize);
+        for entry in bytes.chunks_exact(16) {
+            let (Some(tag), Some(value)) = (u64_at(entry, 0), u64_at(entry, 8)) else { break };
             match tag {
                 0 => break,
                 1 => d.needed.push(value),
@@ -497,14 +525,12 @@ impl ElfFile {
 
     fn take_dynamic(&mut self, d: &Dynamic) {
         let text = |at: u64| {
-            let text =
-                d.strtab.checked_add(at).filter(|_| at < d.strsz).and_then(|v| self.text_at(v, MAX_NAME));
-            text.map(str::to_owned)
+            d.strtab.checked_add(at).filter(|_| at < d.strsz).and_then(|v| self.text_at(v, MAX_NAME))
         };
         let needed = d.needed.iter().take(MAX_NEEDED).filter_map(|&n| text(n)).collect();
         let soname = d.soname.and_then(text);
         let path = d.runpath.or(d.rpath).and_then(text).unwrap_or_default();
-        let runpath = path.split(':').filter(|p| !p.is_empty()).map(str::to_owned).collect();
+        let runpath = path.split(':').filter(|p| !p.is_empty()).take(MAX_RUNPATH).map(str::to_owned);
         // Files without section headers still have the table the loader uses; it ends where its strings begin.
         let dynsym = || {
             let size = d.strtab.checked_sub(d.symtab).filter(|&n| d.symtab != 0 && n > 0)?;
@@ -518,65 +544,6 @@ impl ElfFile {
         self.dynsym = dynsym;
         self.needed = needed;
         self.soname = soname;
-        self.runpath = runpath;
+        self.runpath = runpath.collect();
     }
-}
-
-/// Class, byte order and machine, checked before anything else so that the message fits.
-fn check_header(data: &[u8], path: &str) -> Result<Machine, ElfError> {
-    let path = || path.to_owned();
-    if data.len() < 64 || !data.starts_with(b"\x7fELF") {
-        return Err(ElfError::NotElf { path: path() });
-    }
-    let machine = u16::from_le_bytes([data[18], data[19]]);
-    let big = data[5] == 2;
-    match (data[4], big, machine) {
-        (1, _, _) => Err(ElfError::Class32 { path: path() }),
-        (2, false, 62) => Ok(Machine::X86_64),
-        (2, false, 183) => Ok(Machine::Aarch64),
-        (2, true, m) => Err(ElfError::OtherMachine { path: path(), machine: m.swap_bytes() }),
-        (2, false, m) => Err(ElfError::OtherMachine { path: path(), machine: m }),
-        _ => Err(ElfError::Malformed { path: path(), what: "the ELF class" }),
-    }
-}
-
-/// (`.symtab`, `.dynsym`) as section headers describe them; a file may have neither.
-fn section_symbols(header: &elf::FileHeader64<LE>, data: &[u8]) -> (Option<SymTab>, Option<SymTab>) {
-    let Ok(sections) = header.section_headers(LE, data) else { return (None, None) };
-    let find = |kind| {
-        let table = sections.iter().find(|s| s.sh_type(LE) == kind)?;
-        let strings = sections.get(table.sh_link(LE) as usize)?;
-        Some(SymTab { syms: table.file_range(LE)?, strs: strings.file_range(LE)? })
-    };
-    (find(elf::SHT_SYMTAB), find(elf::SHT_DYNSYM))
-}
-
-/// The GNU build id in a note segment, empty when it is not there.
-fn note_build_id(mut notes: &[u8]) -> Vec<u8> {
-    const BUILD_ID: u32 = 3;
-    let pad = |n: u32| (n as usize).next_multiple_of(4);
-    while let Some(head) = notes.first_chunk::<12>() {
-        let word = |i: usize| u32::from_le_bytes([head[i], head[i + 1], head[i + 2], head[i + 3]]);
-        let (namesz, descsz, kind) = (word(0), word(4), word(8));
-        if namesz > 4096 || descsz > 4096 {
-            break;
-        }
-        let Some(rest) = notes.get(12..) else { break };
-        let name = rest.get(..namesz as usize);
-        let desc = rest.get(pad(namesz)..).and_then(|d| d.get(..descsz as usize));
-        if let (true, Some(b"GNU\0"), Some(desc)) = (kind == BUILD_ID, name, desc) {
-            return desc.get(..descsz.min(64) as usize).unwrap_or(desc).to_vec();
-        }
-        notes = rest.get(pad(namesz) + pad(descsz)..).unwrap_or(&[]);
-    }
-    Vec::new()
-}
-
-fn slice(data: &[u8], offset: u64, len: u64) -> Option<&[u8]> {
-    let end = offset.checked_add(len)?;
-    data.get(usize::try_from(offset).ok()?..usize::try_from(end).ok()?)
-}
-
-fn le64(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes.get(at..)?.first_chunk::<8>().map(|b| u64::from_le_bytes(*b))
 }

@@ -88,6 +88,7 @@ pub fn kernel(p: &Privileges, place: bool, given: Option<&Btf>) -> Vec<Check> {
     }
     let btf = btf(given);
     out.push(tracefs(btf.state == State::Ok, p));
+    out.push(definitions());
     out.push(btf);
     out.push(scheduler(no_bpf));
     out.push(t.counters());
@@ -195,6 +196,16 @@ fn tracefs(has_btf: bool, p: &Privileges) -> Check {
     Check { state: State::Optional, ..check }.detail(&format!("{why}; {without}")).mend(mend)
 }
 
+/// How probes come into processes.
+fn definitions() -> Check {
+    let check = Check::new("uprobe-events", "definitions of probes in tracefs", State::Ok);
+    match super::tracefs::offered() {
+        Ok(()) => check,
+        Err(why) => Check { state: State::Optional, ..check }
+            .detail(&format!("{why}; each process is probed by itself, and takes long to be left")),
+    }
+}
+
 /// What `record --sched` needs.
 fn scheduler(no_bpf: bool) -> Check {
     let check = Check::new("scheduler", "scheduler's tracepoints (--sched)", State::Ok);
@@ -269,7 +280,7 @@ fn program(kind: sys::bpf_prog_type, attach: sys::bpf_attach_type) -> Result<Own
 
 const SELF: &CStr = c"/proc/self/exe";
 
-/// Opens a uprobe at an offset of our own file, enabled for nobody.
+/// Opens a uprobe at an offset of our own file, in this process alone.
 fn uprobe(offset: u64, ret: bool) -> Result<OwnedFd, Errno> {
     let kind = fs::read_to_string(Path::new("/sys/bus/event_source/devices/uprobe/type"));
     let kind: u32 = kind.ok().and_then(|t| t.trim().parse().ok()).ok_or(libc::ENOENT)?;
@@ -281,7 +292,7 @@ fn uprobe(offset: u64, ret: bool) -> Result<OwnedFd, Errno> {
     };
     attr.__bindgen_anon_3.config1 = SELF.as_ptr() as u64;
     attr.__bindgen_anon_4.config2 = offset;
-    open_event(&mut attr, -1, 0)
+    open_event(&mut attr, 0, -1)
 }
 
 /// Whether this process may make a map and load a program for probes; Err is the kernel's number.

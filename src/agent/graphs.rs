@@ -250,7 +250,7 @@ impl Graphs {
             cut |= self.plans[p].demand.is_some_and(|d| self.open[i].lanes[longest].len > d);
             plan = Some(self.plans[p].id);
             for ith in 0..MAX_ITH {
-                self.write_lane(i, ith, p, (barrier, end), tensors, enc)?;
+                self.write_lane(i, ith, p, (barrier, end, cut), tensors, enc)?;
             }
         }
         let Open { s, lanes, .. } = &mut self.open[i];
@@ -343,7 +343,7 @@ impl Graphs {
         i: usize,
         ith: usize,
         p: usize,
-        (barrier, graph_end): (bool, u64),
+        (barrier, graph_end, cut): (bool, u64, bool),
         tensors: &mut Structure,
         enc: &mut Encoder<W>,
     ) -> Result<(), WriteError> {
@@ -380,9 +380,10 @@ impl Graphs {
             out.push(slice, counted, barrier);
             at += 1;
         }
-        // Without barriers the last op of thread 0 ends where its graph does; a worker's own end was not seen.
+        // Without barriers the last op of thread 0 ends where its graph does, if that end was seen; a worker's own was not.
         if let Some(last) = out.slices.last_mut()
             && !barrier
+            && !cut
             && ith == 0
         {
             last.end = Some(graph_end);

@@ -117,6 +117,13 @@ const OP_EXTRA: Function = function("ggml_cpu_extra_compute_forward", 2, false, 
 const OP_FUSED: Function = function(FUSED[0], 3, false, true);
 const BARRIER: Function = function("ggml_barrier", 1, false, false);
 
+/// All functions that a rung may sit on, so that the tables of a file are read for all of them at once.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    let phases = PHASES.iter().flat_map(|p| p.functions).copied();
+    let others = [&GRAPH, &SPLIT, &CPU_GRAPH, &OP, &OP_EXTRA, &OP_FUSED, &BARRIER];
+    TOKEN_FUNCTIONS.iter().chain(others).map(|f| f.symbol).chain(phases)
+}
+
 impl Ladder {
     /// The candidates that the files of the engine offer.
     pub fn of(engine: &Engine) -> Ladder {
@@ -163,7 +170,8 @@ impl Ladder {
 fn points(engine: &Engine, functions: &[&Function], pick: &dyn Fn(&Module) -> bool) -> Vec<ProbePoint> {
     let names: Vec<&str> = functions.iter().map(|f| f.symbol).collect();
     let mut out = Vec::new();
-    for (index, module) in engine.modules.iter().enumerate().filter(|(_, m)| pick(m)) {
+    let named = |m: &Module| m.roles.has_names() && pick(m);
+    for (index, module) in engine.modules.iter().enumerate().filter(|(_, m)| named(m)) {
         let mut found = vec![None; names.len()];
         module.elf.find_into(&names, &mut found);
         for (f, sym) in functions.iter().zip(found) {
@@ -200,8 +208,8 @@ fn point(elf: &ElfFile, module: usize, f: &Function, sym: Symbol) -> Option<Prob
         symbol: f.symbol,
         module,
         sym_file_offset,
-        entry: prologue::entry(elf.machine, code, need),
-        ret: f.returns.then(|| prologue::ret(elf.machine, code)),
+        entry: prologue::entry(elf.machine, &code, need),
+        ret: f.returns.then(|| prologue::ret(elf.machine, &code)),
         n_args,
         batch,
     })

@@ -112,6 +112,23 @@ const OBJECT_SIZE: u32 = 32;
 /// `iface.graph_compute` in the releases known.
 const GRAPH_COMPUTE: [u32; 3] = [88, 96, 104];
 
+/// Functions whose code or presence tells the layout.
+pub const NAMES: [&str; 13] = [
+    "ggml_get_name",
+    "ggml_get_data",
+    "ggml_tensor_overhead",
+    "ggml_nelements",
+    "ggml_get_unary_op",
+    "ggml_get_glu_op",
+    "ggml_is_view",
+    "ggml_graph_n_nodes",
+    "ggml_graph_nodes",
+    "ggml_backend_guid",
+    "ggml_backend_graph_compute_async",
+    "ggml_threadpool_new",
+    "ggml_graph_next_uid",
+];
+
 impl Layout {
     /// Bytes of a tensor struct up to and including its name.
     pub fn tensor_bytes(&self) -> u32 {
@@ -323,7 +340,7 @@ impl Code<'_> {
         let sym = found.filter(|s| s.function)?;
         let len = if sym.size == 0 { 96 } else { sym.size.min(96) } as usize;
         let code = self.elf.bytes_at(sym.vaddr, len);
-        Some(Walk::new(self.elf.machine).run(code))
+        Some(Walk::new(self.elf.machine).run(&code))
     }
 }
 

@@ -139,6 +139,8 @@ pub struct Origin {
     /// None where the kernel has more CPUs than a set of the C library holds.
     cpus: Option<libc::cpu_set_t>,
     huge_pages: bool,
+    /// How many descriptors it may have: a recorder takes all that it can get.
+    files: Option<libc::rlimit>,
 }
 
 impl Origin {
@@ -149,7 +151,13 @@ impl Origin {
             let mut set = std::mem::zeroed::<libc::cpu_set_t>();
             let got = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set);
             let disabled = libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0);
-            Origin { cpus: (got == 0).then_some(set), huge_pages: disabled == 0 }
+            let mut files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            let known = libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files) == 0;
+            Origin {
+                cpus: (got == 0).then_some(set),
+                huge_pages: disabled == 0,
+                files: known.then_some(files),
+            }
         }
     }
 
@@ -157,6 +165,10 @@ impl Origin {
     pub fn restore(&self) -> std::io::Result<()> {
         if self.huge_pages {
             huge_pages(true);
+        }
+        if let Some(files) = &self.files {
+            // SAFETY: the kernel reads one rlimit. Less than a process has is never refused.
+            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, files) };
         }
         self.cpus.as_ref().map_or(Ok(()), keep_to)
     }

@@ -1,16 +1,20 @@
-//! What a process has mapped: `/proc/PID/maps` and the way to its files. Uses only the standard library.
+//! What a process has mapped: `/proc/PID/maps` and the way to its files. Uses `open` and `capset`.
 //!
 //! A target may live in another mount namespace or chroot, and its files may be renamed or deleted; so each file is
 //! opened through `/proc/PID/root`, checked by device and inode, and else through `/proc/PID/map_files`.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::{capset, open};
+
 /// Most lines of a maps file looked at; the kernel's own default limit for a process is 65530.
 const MAX_LINES: usize = 1 << 20;
+/// Most bytes of a maps file: as many mappings as the kernel allows, with paths of a kilobyte each.
+const MAX_TEXT: u64 = 64 << 20;
 
 /// One line of `/proc/PID/maps`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,9 +102,15 @@ pub fn parse(text: &[u8]) -> Vec<Mapping> {
 /// The mappings of a process.
 ///
 /// # Errors
-/// The process is gone, or this user may not look at it.
+/// The process is gone, or this user may not look at it, or its list is longer than 64 MiB.
 pub fn read(pid: u32) -> io::Result<Vec<Mapping>> {
-    Ok(parse(&std::fs::read(format!("/proc/{pid}/maps"))?))
+    let mut text = Vec::new();
+    File::open(format!("/proc/{pid}/maps"))?.take(MAX_TEXT + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > MAX_TEXT {
+        let why = format!("its list of mappings is longer than {MAX_TEXT} bytes");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+    }
+    Ok(parse(&text))
 }
 
 /// The mapping that holds an address, for turning a live pointer into file and offset.
@@ -120,31 +130,35 @@ pub fn file_offset(maps: &[Mapping], address: u64) -> Option<(&Mapping, u64)> {
 /// Neither way leads to the mapped file, or this user may not open it.
 pub fn open(pid: u32, m: &Mapping) -> io::Result<(PathBuf, File, FileId)> {
     let relative = m.path.strip_prefix("/").unwrap_or(&m.path);
-    let through_root = Path::new("/proc").join(pid.to_string()).join("root").join(relative);
-    // Overlay and btrfs show another device number in maps than in stat, so only the inode is compared.
-    let first = open_regular(&through_root).and_then(|(file, id)| match id.1 == m.inode {
-        true => Ok((file, id)),
-        false => Err(io::Error::new(io::ErrorKind::NotFound, "another file has taken its place")),
+    let root = Path::new("/proc").join(pid.to_string()).join("root");
+    // Within the target's root: a link of the target's leads nowhere else.
+    let first = open::located(&root).and_then(|root| open::within(&root, &m.path)).and_then(|located| {
+        // Overlay and btrfs show another device number in maps than in stat, so only the inode is compared.
+        let id = id(&located)?;
+        match id.1 == m.inode {
+            true => Ok((open::reopened(&located)?, id)),
+            false => Err(io::Error::new(io::ErrorKind::NotFound, "another file has taken its place")),
+        }
     });
     let error = match first {
-        Ok((file, id)) => return Ok((through_root, file, id)),
+        Ok((file, id)) => return Ok((root.join(relative), file, id)),
         Err(e) => e,
     };
     // The kernel itself follows this link to the mapped file, whatever its name or inode look like from here.
     let through_map = PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{:x}", m.start, m.end));
-    match open_regular(&through_map) {
+    let located = {
+        // CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, and only here.
+        let _all = capset::raised();
+        open::located(&through_map)
+    };
+    match located.and_then(|located| Ok((open::reopened(&located)?, id(&located)?))) {
         Ok((file, id)) => Ok((through_map, file, id)),
         Err(_) if error.kind() == io::ErrorKind::PermissionDenied => Err(error),
         Err(e) => Err(e),
     }
 }
 
-fn open_regular(path: &Path) -> io::Result<(File, FileId)> {
-    // Looked at before opening, since opening a device or pipe that replaced the file may block.
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "no regular file any more"));
-    }
-    let file = File::open(path)?;
+fn id(file: &File) -> io::Result<FileId> {
     let meta = file.metadata()?;
-    Ok((file, (meta.dev(), meta.ino())))
+    Ok((meta.dev(), meta.ino()))
 }

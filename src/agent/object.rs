@@ -3,10 +3,9 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut, UprobeOpts};
+use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut};
 
 use super::event::{COUNTERS, KINDS};
 use super::pmc::follow::Shared;
@@ -27,6 +26,12 @@ pub struct Maps {
     scratches: MapHandle,
 }
 
+/// Bytes of `struct proc` (src/bpf/send.h), and where in it the engines are.
+const PROC: usize = 24;
+const ENGINES: usize = 16;
+/// How often loading is tried; each time libbpf tries each program five times.
+const TRIES: u32 = 10;
+
 /// A loaded object.
 pub struct Loaded {
     skel: OpsSkel<'static>,
@@ -35,7 +40,6 @@ pub struct Loaded {
 fn fill(k: &mut knobs, knobs: &Knobs, reading: &Reading) {
     let l = &reading.layout;
     k.engine = reading.engine.into();
-    k.any = knobs.any.into();
     k.pbuf = knobs.pbuf.into();
     k.str = match knobs.structure {
         Structure::Off => 0,
@@ -70,8 +74,29 @@ fn fill(k: &mut knobs, knobs: &Knobs, reading: &Reading) {
 }
 
 impl Loaded {
-    /// Opens, configures and loads. With `maps` the object shares them; without, it makes them and they are returned.
+    /// Opens, configures and loads. With `maps` the object shares them; without, it makes them and they are returned. The
+    /// kernel gives up verifying when a signal comes (EAGAIN): then all of it is tried again.
+    ///
+    /// # Errors
+    /// The kernel refuses, or has given up each time.
     pub fn load(
+        knobs: &Knobs,
+        reading: &Reading,
+        maps: Option<&Maps>,
+        counters: Option<&Shared>,
+    ) -> libbpf_rs::Result<Loaded> {
+        let mut tries = TRIES;
+        loop {
+            let loaded = Loaded::load_once(knobs, reading, maps, counters);
+            tries -= 1;
+            match loaded {
+                Err(e) if tries > 0 && e.kind() == libbpf_rs::ErrorKind::WouldBlock => {}
+                loaded => return loaded,
+            }
+        }
+    }
+
+    fn load_once(
         knobs: &Knobs,
         reading: &Reading,
         maps: Option<&Maps>,
@@ -104,6 +129,7 @@ impl Loaded {
             open.maps.accounts.reuse_fd(c.accounts.as_fd())?;
             open.maps.settings.reuse_fd(c.settings.as_fd())?;
         }
+        super::pulse::slow();
         Ok(Loaded { skel: open.load()? })
     }
 
@@ -154,21 +180,15 @@ impl Loaded {
         all.fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
     }
 
-    /// Attaches a program at an offset of a file, for all processes: the programs filter, which costs less than the
-    /// kernel's own filter by pid.
-    pub fn attach(&self, prog: Prog, file: &Path, offset: u64) -> libbpf_rs::Result<Link> {
-        attach(self.prog(prog), prog.is_return(), file, offset)
+    /// A program, to be bound to a probe.
+    pub fn program(&self, prog: Prog) -> BorrowedFd<'_> {
+        self.prog(prog).as_fd()
     }
 
-    /// Attaches a program that does nothing, likewise.
-    pub fn attach_nothing(&self, file: &Path, offset: u64) -> libbpf_rs::Result<Link> {
-        attach(&self.skel.progs.nothing, false, file, offset)
+    /// The program that does nothing.
+    pub fn nothing(&self) -> BorrowedFd<'_> {
+        self.skel.progs.nothing.as_fd()
     }
-}
-
-fn attach(prog: &ProgramMut<'_>, retprobe: bool, file: &Path, offset: u64) -> libbpf_rs::Result<Link> {
-    let offset = usize::try_from(offset).map_err(|_| libbpf_rs::Error::from_raw_os_error(libc::EINVAL))?;
-    prog.attach_uprobe_with_opts(-1, file, offset, UprobeOpts { retprobe, ..UprobeOpts::default() })
 }
 
 /// Time that a program has taken, ns, and its runs; zeros while the kernel does not account them.
@@ -186,9 +206,29 @@ pub fn run_stats(prog: BorrowedFd<'_>) -> (u64, u64) {
 }
 
 impl Maps {
-    /// Records a process from now on.
+    /// Follows a process from now on; one that is followed already goes on as it is.
     pub fn add_target(&self, pid: u32) -> libbpf_rs::Result<()> {
-        self.targets.update(&pid.to_ne_bytes(), &[0; 16], MapFlags::ANY)
+        match self.targets.update(&pid.to_ne_bytes(), &[0; PROC], MapFlags::NO_EXIST) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(()),
+            done => done,
+        }
+    }
+
+    /// The programs of this engine record a process that is followed.
+    pub fn admit(&self, pid: u32, engine: u16) -> libbpf_rs::Result<()> {
+        let Some(mut proc) = self.targets.lookup(&pid.to_ne_bytes(), MapFlags::ANY)? else { return Ok(()) };
+        let Some(engines) = proc.get_mut(ENGINES..ENGINES + 4) else { return Ok(()) };
+        let before = u32::from_ne_bytes(engines.try_into().unwrap_or_default());
+        let now = before | 1 << (engine & 31);
+        if now == before {
+            return Ok(());
+        }
+        engines.copy_from_slice(&now.to_ne_bytes());
+        // What the programs learn of it at this moment is learned again. One that has ended meanwhile stays gone.
+        match self.targets.update(&pid.to_ne_bytes(), &proc, MapFlags::EXIST) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            done => done,
+        }
     }
 
     /// Records a process no more; one that has ended is not there.

@@ -1,6 +1,7 @@
 //! What this process may do: capabilities, and the kernel settings that take it away. Uses nothing of this crate but
 //! the `Check` of `features`.
 
+use std::os::unix::fs::MetadataExt;
 use std::{fs, io};
 
 use super::features::{Check, State};
@@ -44,6 +45,8 @@ pub struct Privileges {
     pub unprivileged_bpf_disabled: Option<i64>,
     pub perf_event_paranoid: Option<i64>,
     pub ptrace_scope: Option<i64>,
+    /// Our file gives capabilities to whoever executes it, and everybody may.
+    pub open_to_all: bool,
     /// Bytes of memory that may be locked, `None` when unlimited or not known.
     pub memlock: Option<u64>,
 }
@@ -55,6 +58,7 @@ pub fn read() -> Privileges {
     Privileges {
         effective: field(&status, "CapEff").and_then(|v| u64::from_str_radix(v, 16).ok()).unwrap_or(0),
         seccomp: field(&status, "Seccomp") == Some("2"),
+        open_to_all: open_to_all(),
         user_namespace: fs::read_to_string("/proc/self/uid_map").is_ok_and(|m| !maps_all(&m)),
         lockdown: lockdown(&fs::read_to_string("/sys/kernel/security/lockdown").unwrap_or_default()),
         selinux_enforcing: selinux_enforcing(fs::read_to_string("/sys/fs/selinux/enforce")),
@@ -152,6 +156,16 @@ impl Privileges {
                 Check::new("user-namespace", "user namespace", State::Missing)
                     .detail("capabilities held inside a user namespace do not count for BPF")
                     .mend("run it outside of the container, as root"),
+            );
+        }
+        if self.open_to_all {
+            let exe = program();
+            out.push(
+                Check::new("open-to-all", "capabilities of the file", State::Optional)
+                    .detail("everybody may execute it, and then read and probe the processes of all users")
+                    .mend(&format!(
+                        "groupadd -f {GROUP}; chgrp {GROUP} {exe} && chmod 0750 {exe}, then the same setcap once more"
+                    )),
             );
         }
         out.extend(self.settings());
@@ -253,15 +267,38 @@ impl Privileges {
 pub const SELINUX_ADVICE: &str = "dmesg | grep avc shows what; setenforce 0 where that is allowed (a development board, \
      a userdebug Android as root), else a policy that allows this domain bpf and perf_event";
 
-/// The command that gives the capabilities.
+/// The commands that give the capabilities: to a group, because whoever executes a program with them may do to the
+/// processes of all users what a recording does. Changing the group or the mode comes first: it takes capabilities away.
 pub fn capability_advice() -> String {
-    let exe = std::env::current_exe().map_or_else(|_| "profinfer".to_owned(), |p| p.display().to_string());
+    let exe = program();
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let (admin, perhaps) = match wants_admin(&release) || read().perf_event_paranoid > Some(2) {
         true => (",cap_sys_admin", ""),
         false => ("", " (and cap_sys_admin where a uprobe is refused without it)"),
     };
-    format!("run as root, or: sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace{admin}+ep {exe}{perhaps}")
+    format!(
+        "run as root, or, for a group alone (who executes it may read and probe the processes of all users): sudo sh -c \
+         'groupadd -f {GROUP}; chgrp {GROUP} {exe} && chmod 0750 {exe} && setcap \
+         cap_bpf,cap_perfmon,cap_sys_ptrace{admin}+ep {exe}'{perhaps}"
+    )
+}
+
+/// The group that is to record.
+const GROUP: &str = "profinfer";
+
+/// Where this program is; its name where that is nothing to put into a command.
+fn program() -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._+-".contains(c);
+    let exe = std::env::current_exe().ok().and_then(|path| path.into_os_string().into_string().ok());
+    exe.filter(|path| path.chars().all(plain)).unwrap_or_else(|| "profinfer".to_owned())
+}
+
+/// True where our file gives capabilities to everybody.
+fn open_to_all() -> bool {
+    let open = fs::metadata("/proc/self/exe").is_ok_and(|found| found.mode() & 0o001 != 0);
+    let (file, name) = (c"/proc/self/exe", c"security.capability");
+    // SAFETY: both texts end with a zero byte, and nothing is written where the size is 0.
+    open && unsafe { libc::getxattr(file.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) } > 0
 }
 
 /// Whether a kernel is known to want CAP_SYS_ADMIN for a uprobe: from 6.16 on ("perf: Revert to requiring CAP_SYS_ADMIN for

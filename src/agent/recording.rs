@@ -2,7 +2,8 @@
 //! `refusal`, `sensors`, `target`, `verify` and `trace`.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::time::Duration;
 
 use super::attached::Site;
@@ -81,7 +82,10 @@ pub struct Options {
     /// Keep in memory what was recorded in the last so long, at most so many bytes, and write that when told to.
     pub ring: Option<(Duration, u64)>,
     pub tool: String,
+    /// Without its secrets.
     pub command_line: String,
+    /// Command lines of processes are recorded, without their secrets; else the programs only.
+    pub cmdline: bool,
 }
 
 /// What a recording learns of the machine before it begins.
@@ -116,6 +120,8 @@ pub enum RecordError {
     Ended(u32),
     #[error("cannot start {command}: {source}{}", elsewhere(.command, .source))]
     Command { command: String, source: std::io::Error },
+    #[error("processes that run the program cannot be found: {0}; give them by -p PID")]
+    Arrivals(String),
     #[error("the BPF programs do not load: {}; profinfer doctor tells more", refusal::explain(Act::Load, .0))]
     Load(libbpf_rs::Error),
     #[error("its engine is none of those that the recording is attached to, and it attaches to no more")]
@@ -146,13 +152,21 @@ pub struct Summary {
     pub lost: u64,
     pub seen: u64,
     pub bytes: u64,
-    /// Op hits seen and demanded.
+    /// Op hits.
     pub ops: u64,
+    /// Whether the engine was seen at work: a call, graph, op or phase of it, or a thread off its CPU.
+    pub worked: bool,
     pub engines: usize,
     /// Exit code of the recorded command.
     pub status: Option<i32>,
     /// Why nothing was found, when nothing was.
     pub missing: Option<String>,
+}
+
+/// Tells which processes begin to run what is recorded.
+pub trait Arrivals {
+    /// Those since the last call, by number. Waits for them, at most so long.
+    fn wait(&mut self, most: Duration) -> Vec<u32>;
 }
 
 /// What the session tells while it runs.
@@ -163,6 +177,13 @@ pub trait Watch {
     fn tell(&mut self, text: &str);
     /// How it stands; many times a second.
     fn progress(&mut self, now: &Progress);
+    /// Who tells of processes that run this program or library, for [`Target::Exe`].
+    ///
+    /// # Errors
+    /// They cannot be looked for.
+    fn arrivals(&mut self, _program: &Path) -> Result<Box<dyn Arrivals>, RecordError> {
+        Err(RecordError::Arrivals("nobody looks for them".into()))
+    }
     /// What is to be done next, for [`Target::Fed`]; asked until there is nothing.
     fn order(&mut self, _now: &Progress, _kin: &Kin) -> Option<Order> {
         None
@@ -175,6 +196,8 @@ pub trait Watch {
     fn declined(&mut self, _run: u32, _processes: Vec<u32>) {}
     /// An order was carried out, or why it could not be.
     fn done(&mut self, _done: Result<(), String>) {}
+    /// The command that was started goes on, though its recording has ended.
+    fn left(&mut self, _command: Child) {}
     /// The recording ends for this. Its probes have yet to go, which takes time.
     fn failed(&mut self, _why: &RecordError) {}
 }

@@ -195,7 +195,8 @@ fn admin(level: i64) -> String {
              sysctl kernel.perf_event_paranoid=2"
         ),
         false => {
-            "this kernel wants CAP_SYS_ADMIN for a uprobe: run as root, add it with setcap, or --source perf"
+            "this kernel wants CAP_SYS_ADMIN for a uprobe: run as root, add it with setcap as doctor says, or \
+             --source perf"
                 .into()
         }
     }

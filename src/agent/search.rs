@@ -1,20 +1,22 @@
-//! Which files a program may load: its dependencies by the loader's rules, and what lies beside them. Uses `elf`.
+//! Which files a program may load: its dependencies by the loader's rules, and what lies beside them. Uses `elf`, `open`
+//! and `budget`.
 //!
 //! Engines load their CPU variants by themselves at run time, out of the directory of the program or library; so
 //! every shared object in these directories, and in backend directories below them, is a candidate.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::ffi::OsString;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use super::budget::Budget;
 use super::elf::ElfFile;
+use super::open;
 use crate::order;
 
-/// Most files looked at for one program.
-const MAX_FILES: usize = 4096;
-/// Most entries of one directory looked at.
-const MAX_ENTRIES: usize = 8192;
+/// Most files of one program; discovery says when it has looked at fewer.
+const MAX_FILES: usize = 4100;
 
 /// How a program is started, as far as it decides which libraries it gets.
 #[derive(Debug, Clone, Default)]
@@ -87,13 +89,13 @@ const SHARED_DIRS: [&str; 12] = [
 ];
 
 /// The program, its dependencies, then the shared objects beside them; canonical paths, each once. `open` gives the
-/// dependencies of a file.
-pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>) -> Vec<PathBuf> {
+/// dependencies of a file. Ends early, and `budget` says so, where there are too many names to look up.
+pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>, budget: &Budget) -> Vec<PathBuf> {
     let mut order = Vec::new();
     let mut seen = HashSet::new();
     let mut queue: VecDeque<PathBuf> =
         [launch.program.clone()].into_iter().chain(launch.extra.clone()).collect();
-    let mut dirs = BTreeSet::new();
+    let (mut dirs, mut known) = (BTreeSet::new(), HashSet::new());
     while let Some(path) = queue.pop_front() {
         // The loader expands $ORIGIN by the real place of a file, so links are followed first.
         let Ok(path) = path.canonicalize() else { continue };
@@ -104,15 +106,17 @@ pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>) -> Vec<Pa
         let origin = path.parent().unwrap_or(Path::new("/")).to_owned();
         for name in elf.iter().flat_map(|e| &e.needed) {
             let own = elf.iter().flat_map(|e| &e.runpath).map(|r| expand(r, &origin));
-            queue.extend(resolve(name, own, launch));
+            queue.extend(resolve(name, own, launch, budget));
+        }
+        if known.insert(origin.clone()) {
+            dirs.extend(backend_dirs(&origin, budget));
         }
         if !SHARED_DIRS.iter().any(|d| Path::new(d) == origin) {
-            dirs.insert(origin.clone());
+            dirs.insert(origin);
         }
-        dirs.extend(backend_dirs(&origin));
         order.push(path);
     }
-    for file in dirs.iter().flat_map(|d| shared_objects(d)) {
+    for file in dirs.iter().flat_map(|d| shared_objects(d, budget)) {
         if order.len() < MAX_FILES && seen.insert(file.clone()) {
             order.push(file);
         }
@@ -125,39 +129,71 @@ fn expand(entry: &str, origin: &Path) -> PathBuf {
     PathBuf::from(entry.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin))
 }
 
-fn resolve(name: &str, own: impl Iterator<Item = PathBuf>, launch: &Launch) -> Option<PathBuf> {
+fn resolve(
+    name: &str,
+    own: impl Iterator<Item = PathBuf>,
+    launch: &Launch,
+    budget: &Budget,
+) -> Option<PathBuf> {
     if name.contains('/') {
-        return Some(PathBuf::from(name));
+        return budget.name(name).then(|| PathBuf::from(name));
     }
     let default = DEFAULT_DIRS.iter().map(PathBuf::from);
     let dirs = launch.library_path.iter().cloned().chain(own).chain(default);
-    dirs.map(|d| d.join(name)).find(|p| p.is_file())
+    let mut paths = dirs.map(|d| d.join(name)).take_while(|p| budget.name(&p.to_string_lossy()));
+    paths.find(|p| p.is_file())
 }
 
 /// Directories of loadable backends below a library's directory, as distributions lay them out
 /// (`backends*`, `ggml/backends*`).
-fn backend_dirs(dir: &Path) -> Vec<PathBuf> {
+fn backend_dirs(dir: &Path, budget: &Budget) -> Vec<PathBuf> {
     let wanted = |p: &PathBuf| {
         p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("backends")) && p.is_dir()
     };
-    [dir.to_owned(), dir.join("ggml")].iter().flat_map(|d| entries(d)).filter(wanted).collect()
+    [dir.to_owned(), dir.join("ggml")].iter().flat_map(|d| entries(d, budget)).filter(wanted).collect()
 }
 
-fn entries(dir: &Path) -> Vec<PathBuf> {
+fn entries(dir: &Path, budget: &Budget) -> Vec<PathBuf> {
     let Ok(list) = std::fs::read_dir(dir) else { return Vec::new() };
-    let mut out: Vec<PathBuf> = list.take(MAX_ENTRIES).flatten().map(|e| e.path()).collect();
+    let there = list.flatten().map(|e| e.path()).take_while(|p| budget.name(&p.to_string_lossy()));
+    let mut out: Vec<PathBuf> = there.collect();
     order::by(&mut out, |a, b| a.cmp(b));
     out
 }
 
 /// Files of a directory that begin as ELF files do, links followed. Names do not count: extension modules are called
 /// `.so`, `.node` or nothing at all.
-fn shared_objects(dir: &Path) -> Vec<PathBuf> {
+fn shared_objects(dir: &Path, budget: &Budget) -> Vec<PathBuf> {
     let is_elf = |p: &PathBuf| {
         let mut head = [0u8; 4];
-        p.is_file()
-            && std::fs::File::open(p).and_then(|mut f| std::io::Read::read_exact(&mut f, &mut head)).is_ok()
-            && head == *b"\x7fELF"
+        open::regular(p).is_ok_and(|mut file| file.read_exact(&mut head).is_ok()) && head == *b"\x7fELF"
     };
-    entries(dir).into_iter().filter(is_elf).filter_map(|p| p.canonicalize().ok()).collect()
+    let there = entries(dir, budget).into_iter().take_while(|_| budget.spent().is_none());
+    there.filter(is_elf).filter_map(|p| p.canonicalize().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::budget::{Limit, Limits};
+
+    /// What is found beside a program in this directory.
+    fn beside(dir: &Path, budget: &Budget) -> usize {
+        files(&Launch { program: dir.join("program"), ..Launch::default() }, |_| None, budget).len()
+    }
+
+    #[test]
+    fn a_directory_of_many_files_ends_at_the_limit() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for n in 0..300 {
+            std::fs::write(dir.path().join(format!("f{n}")), "\x7fELF").expect("written");
+        }
+        std::fs::write(dir.path().join("program"), "text").expect("written");
+        let enough = Budget::default();
+        assert_eq!(beside(dir.path(), &enough), 301);
+        assert!(enough.spent().is_none());
+        let few = Budget::new(Limits { names: 400, ..Limits::default() });
+        assert!(beside(dir.path(), &few) < 301);
+        assert_eq!(few.spent().map(|s| s.limit), Some(Limit::Names(400)));
+    }
 }

@@ -2,9 +2,11 @@
 //! Uses every other module of `agent`, and `trace`.
 
 mod closing;
+mod entering;
 mod extras;
 mod levels;
 mod setup;
+mod starting;
 mod turn;
 mod writing;
 
@@ -22,23 +24,25 @@ use self::setup::{header, knobs, roles, source};
 use self::writing::notice;
 use super::attached::Attached;
 use super::discover::{self, DiscoverError, Engine};
-use super::drain::Drain;
+use super::drain::{Drain, Shown};
 use super::elf::ElfError;
+use super::halt::Halts;
 use super::machine::{self, AgentCpu};
 use super::maps::FileId;
-use super::perf;
 use super::pmc::Counters;
+use super::pulse;
 use super::qos::Controller;
 use super::qos::law::Step;
-use super::recording::{Options, Progress, RecordError, Summary, Target, Watch};
+use super::recording::{Arrivals, Options, Progress, RecordError, Summary, Target, Watch};
 use super::refusal;
 use super::road::Road;
 use super::sensors::Sampler;
-use super::source::{Guard, Source};
+use super::skel::types::ev_kind;
+use super::source::Source;
 use super::structure::{self, MAX_ENGINES, Reading};
 use super::verify::{self, OpEnd};
-use super::{target, usage};
-use crate::trace::record::{self, Availability, Detail, Feature};
+use super::{target, tracefs, usage};
+use crate::trace::record::{Availability, Detail, Feature};
 use crate::trace::ring::{IntoRing, Ring};
 use crate::trace::{Encoder, EncoderConfig, Output, WriteError};
 
@@ -88,6 +92,14 @@ pub use self::levels::learn;
 struct Session {
     options: Options,
     any: bool,
+    /// Processes that begin to run what is recorded, where it is not known beforehand which those are.
+    arrivals: Option<Box<dyn Arrivals>>,
+    arrived: Vec<u32>,
+    /// Halts the command where it begins to run something, while its engine is not known; and the processes that were.
+    halts: Option<Halts>,
+    halted: BTreeSet<u32>,
+    /// Children that ran through probes before they were probed.
+    early: u64,
     /// The recorder goes where the engine is not.
     roams: bool,
     /// What the command gets, which is not what the recorder takes.
@@ -97,8 +109,8 @@ struct Session {
     engines: Vec<Attached>,
     /// Processes followed, with what their maps looked like when last read.
     pids: BTreeMap<u32, u64>,
-    /// The command that was started here: its process and how it was called.
-    launched: Option<(u32, String)>,
+    /// The command that was started here: its process, its program and how it was called.
+    launched: Option<(u32, (String, String))>,
     described: BTreeSet<u32>,
     /// Files that are no part of an engine.
     strangers: HashSet<FileId>,
@@ -140,10 +152,11 @@ pub fn record(
     let pids: &[u32] = if let Target::Pids(pids) = &target { pids } else { &[] };
     pids.iter().try_for_each(|p| target::alive(*p).then_some(()).ok_or(RecordError::NoProcess(*p)))?;
     let road = Road::choose(options.source)?;
-    perf::sweep().iter().for_each(|swept| watch.tell(swept));
+    tracefs::sweep().iter().for_each(|swept| watch.tell(swept));
+    // Before anything is tried: trials take what a command is not to have.
+    let origin = machine::Origin::of_this_thread();
     let hit_ns = options.learnt.as_ref().map_or_else(|| levels::hit_ns(&road), |learnt| learnt.hit_ns);
     let wish = options.agent_cpu;
-    let origin = machine::Origin::of_this_thread();
     machine::huge_pages(false);
     let bound =
         machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
@@ -169,9 +182,18 @@ pub fn record(
     let (any, fed) = (matches!(target, Target::Exe(_)), matches!(target, Target::Fed));
     drain.borrow_mut().kin.metering = fed;
     let detail = levels::top(options.level, options.structure);
+    let arrivals = match &target {
+        Target::Exe(path) => Some(watch.arrivals(path)?),
+        _ => None,
+    };
     let mut s = Session {
         any,
-        source: source(&road, knobs(&options, any), options.btf.clone(), shared, &drain),
+        arrivals,
+        arrived: Vec::new(),
+        halts: None,
+        halted: BTreeSet::new(),
+        early: 0,
+        source: source(&road, knobs(&options), options.btf.clone(), shared, &drain),
         roams: wish == AgentCpu::Auto && bound.is_none(),
         origin,
         options,
@@ -217,7 +239,7 @@ pub fn record(
                     return Err(RecordError::Ended(pid));
                 }
                 s.follow(pid);
-                s.add_all(Ok(discover::of_pid(pid)?), watch)?;
+                s.add_all(Ok(discover::of_pid(pid)?), Some(pid), watch)?;
             }
             (None, s.run(&mut None, watch))
         }
@@ -232,16 +254,23 @@ pub fn record(
             (None, s.run(&mut None, watch))
         }
         Target::Exe(path) => {
-            s.add_all(Ok(discover::of_path(path)?), watch)?;
+            s.add_all(Ok(discover::of_path(path)?), None, watch)?;
             (None, s.run(&mut None, watch))
         }
     };
     let status = child.as_mut().and_then(|c| c.try_wait().ok().flatten()).map(target::shell_code);
-    s.finish(end, status, watch)
+    let recorded = s.finish(end, status, watch);
+    if let Some(mut command) = child
+        && (recorded.is_err() || matches!(command.try_wait(), Ok(None)))
+    {
+        watch.left(command);
+    }
+    recorded
 }
 
 impl Session {
     fn follow(&mut self, pid: u32) {
+        self.forget_namesake(pid);
         self.came = Instant::now();
         self.pids.entry(pid).or_insert(0);
         self.source.add_target(pid);
@@ -252,24 +281,31 @@ impl Session {
             |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
         let held = target::hold(argv, self.options.streams, self.origin).map_err(failed)?;
         self.follow(held.pid);
-        self.launched = Some((held.pid, target::shown(argv.iter().map(|a| a.as_bytes()))));
+        let (pid, called) = (held.pid, target::shown(argv.iter().map(|a| a.as_bytes())));
         let found = discover::of_command(argv);
         // Nothing that it does could be recorded; it has not been started yet.
         if let Err(e @ DiscoverError::Elf(ElfError::Class32 { .. })) = found {
             return Err(e.into());
         }
         // What cannot be told from the files alone is found in the running process's maps.
-        self.add_all(found, watch)?;
+        self.add_all(found, Some(held.pid), watch)?;
         // The engine may be a child's: children are followed from the first one on, whatever is known by then.
         self.source.start()?;
         self.hear(watch)?;
-        held.start().map_err(failed)
+        if self.engines.is_empty() {
+            self.halt(held.pid, watch)?;
+        }
+        let child = held.start().map_err(failed)?;
+        // It may be over before anything of it is read.
+        self.launched = Some((pid, (target::describe(pid).0, called)));
+        Ok(child)
     }
 
-    /// Attaches to engines not attached yet, and to new modules of those that are.
+    /// Attaches to engines not attached yet, and to new modules of those that are, in the process that they were found for.
     fn add_all(
         &mut self,
         found: Result<Vec<Engine>, DiscoverError>,
+        of: Option<u32>,
         watch: &mut dyn Watch,
     ) -> Result<(), RecordError> {
         let engines = match found {
@@ -289,15 +325,23 @@ impl Session {
             if self.fed && self.has_no_room_for(&engine, known) {
                 return Err(RecordError::Beyond);
             }
-            match known {
+            let place = match known {
                 Some(i) => {
                     let roles = roles(self.probed(), self.options.phases);
                     self.engines[i].extend(engine.modules, roles);
+                    i
                 }
                 None if self.engines.len() == MAX_ENGINES => {
-                    watch.tell("more than 15 different engines: the others are not recorded")
+                    watch.tell("more than 15 different engines: the others are not recorded");
+                    continue;
                 }
-                None => self.add(engine, watch)?,
+                None => {
+                    self.add(engine, watch)?;
+                    self.engines.len() - 1
+                }
+            };
+            if let Some(pid) = of {
+                self.enter(pid, place, watch);
             }
         }
         self.write_probes()?;
@@ -343,15 +387,17 @@ impl Session {
         loop {
             let seen = self.drain.borrow().totals.calls > 2 || self.came.elapsed() > SOON;
             let settled = !self.engines.is_empty() && seen;
-            self.source.poll(self.wait(if settled { WAIT_LATE } else { WAIT_SOON }));
+            self.wait_for_events(self.wait(if settled { WAIT_LATE } else { WAIT_SOON }));
             if let Some(e) = self.drain.borrow_mut().take_error() {
                 return Err(e.into());
             }
             self.drain.borrow_mut().enc.tick(usage::now())?;
+            self.arrive(watch)?;
+            self.attend(watch)?;
             if let Some(sampler) = &mut self.sampler {
                 sampler.pass(&mut self.drain.borrow_mut().enc, watch)?;
             }
-            self.meet_processes()?;
+            self.meet_processes(watch)?;
             self.verify(watch)?;
             self.steer(watch)?;
             self.close(watch);
@@ -391,41 +437,6 @@ impl Session {
             level: self.qos.as_ref().map_or(Step { level: self.detail, one_in: 1 }, Controller::now),
             cost: self.qos.as_ref().and_then(Controller::cost),
         }
-    }
-
-    fn meet_processes(&mut self) -> Result<(), WriteError> {
-        loop {
-            let Some((pid, engine)) = self.drain.borrow_mut().met.pop_front() else { break };
-            self.write_modules(engine, Some(pid))?;
-            if self.any {
-                self.source.meet(pid);
-            }
-            if self.described.insert(pid) {
-                let (exe, mut cmdline) = target::describe(pid);
-                // One that is over by now still was our own command.
-                if cmdline.is_empty()
-                    && let Some((_, ours)) = self.launched.as_ref().filter(|(launched, _)| *launched == pid)
-                {
-                    cmdline.clone_from(ours);
-                }
-                let r = record::Process { pid, engine: engine.into(), exe: &exe, cmdline: &cmdline };
-                self.drain.borrow_mut().enc.process(&r)?;
-            }
-        }
-        loop {
-            let Some(child) = self.drain.borrow_mut().born.pop_front() else { break };
-            // Threads are announced as well; only processes have an entry of their own in /proc's listing of tasks.
-            if !target::is_process(child) {
-                self.doubtful.push((child, Instant::now()));
-            } else if self.drain.borrow().kin.run_of(child).is_some() {
-                self.pids.entry(child).or_insert(0);
-            }
-        }
-        loop {
-            let Some(pid) = self.drain.borrow_mut().gone.pop_front() else { break };
-            self.forget(pid);
-        }
-        Ok(())
     }
 
     fn verify(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
@@ -489,13 +500,19 @@ impl Session {
     }
 
     fn scan_one(&mut self, pid: u32, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        let _at = pulse::at(pid);
         let now = target::maps_mark(pid);
         if now != 0 && self.pids.insert(pid, now) != Some(now) {
             self.source.meet(pid);
+            // A file that another engine has as well, whose base is not here, is news of this process.
+            let here = self.engines_of(pid);
             let engines = &self.engines;
-            let known = |id: FileId| engines.iter().any(|a| a.has(id));
+            let known = |id: FileId| here.iter().any(|&place| engines[place].has(id));
             let found = discover::of_pid_again(pid, &known, &mut self.strangers);
-            self.add_all(found, watch)?;
+            for &place in &here {
+                self.enter(pid, place, watch);
+            }
+            self.add_all(found, Some(pid), watch)?;
         }
         Ok(())
     }
@@ -510,18 +527,31 @@ impl Session {
         if let Err(e) = &end {
             watch.failed(e);
         }
-        self.source.leave_processes();
-        detach(self.engines.iter_mut().flat_map(Attached::take_links).collect());
+        // Whatever is halted goes on.
+        self.halts = None;
+        // What is under way is cut here: probes go one after the other.
         let stopped = usage::now();
+        self.drain.borrow_mut().end_at(stopped);
+        self.source.leave_processes();
+        // Samples of perf events are taken later, and those that wait are of the recording.
+        if self.road == Road::Bpf {
+            self.pids.keys().for_each(|&pid| self.source.drop_target(pid));
+        }
+        // Detaching may take seconds, and a recorder that is killed meanwhile keeps what it had.
+        let flushed = self.drain.borrow_mut().enc.flush();
+        // Recorders of a service share the kernel's lock with each other: one that ends is not to keep those that begin waiting.
+        let at_once = if self.fed { 1 } else { 16 };
+        entering::detach(self.engines.iter_mut().flat_map(Attached::take_links).collect(), at_once);
         self.extras_gone(stopped);
         self.source.finish();
+        let end = end.and_then(|end| flushed.map(|()| end).map_err(RecordError::from));
         // Whatever ended it, what is recorded gets its books; only a file that cannot be written has no more to take.
         let (end, failure) = match end {
             Ok(end) => (end, None),
             Err(e @ RecordError::Write(_)) => return Err(e),
             Err(e) => (e.to_string(), Some(e)),
         };
-        self.meet_processes()?;
+        self.meet_processes(watch)?;
         if let Some(sampler) = self.sampler.take() {
             sampler.finish(&mut self.drain.borrow_mut().enc, watch)?;
         }
@@ -550,6 +580,7 @@ impl Session {
             seen: books.seen(),
             bytes: 0,
             ops: drain.shown.iter().map(|s| s.ops).sum(),
+            worked: drain.shown.iter().any(Shown::worked) || drain.received[ev_kind::EV_AWAY.0 as usize] > 0,
             engines,
             status,
             missing,
@@ -557,18 +588,6 @@ impl Session {
         let out = drain.enc.finish(&footer.of())?;
         failure.map_or(Ok(Summary { bytes: out.bytes, ..summary }), Err)
     }
-}
-
-/// Removes probes. The kernel waits for all CPUs at each, so several go at a time.
-fn detach(links: Vec<Guard>) {
-    const AT_ONCE: usize = 16;
-    let mut parts: Vec<Vec<Guard>> = (0..AT_ONCE).map(|_| Vec::new()).collect();
-    links.into_iter().enumerate().for_each(|(i, link)| parts[i % AT_ONCE].push(link));
-    std::thread::scope(|s| {
-        for part in parts.into_iter().filter(|p| !p.is_empty()) {
-            s.spawn(|| drop(part));
-        }
-    });
 }
 
 const _: () = assert!(MAX_ENGINES * structure::OPS_PER_ENGINE as usize <= u16::MAX as usize + 1);

@@ -94,8 +94,6 @@ pub enum Structure {
 /// Knobs of a recording that are the same for all its engines.
 #[derive(Debug, Clone, Copy)]
 pub struct Knobs {
-    /// Record every process that runs the probed files.
-    pub any: bool,
     /// One buffer for each CPU instead of the ring buffer.
     pub pbuf: bool,
     /// Kernel-side buffer, bytes (a power of two); each CPU's, where each has one.
@@ -105,6 +103,8 @@ pub struct Knobs {
     pub experts: bool,
     /// Tell when threads are off the CPU.
     pub sched: bool,
+    /// Probe nothing but the calling thread: to measure what a probe costs.
+    pub own: bool,
 }
 
 impl Knobs {
@@ -117,7 +117,7 @@ impl Knobs {
 /// Where events go.
 pub type Sink = Rc<RefCell<dyn FnMut(&[u8])>>;
 
-/// A probe that sits; dropped, it is removed.
+/// What is removed when it is dropped.
 pub type Guard = Box<dyn Send>;
 
 /// A source of events.
@@ -128,8 +128,11 @@ pub trait Source {
     /// Prepares the probes of one engine; starts as well.
     fn engine(&mut self, reading: &Reading) -> Result<Box<dyn Prober>, RecordError>;
 
-    /// Records a process from now on.
+    /// Follows a process from now on: its children are told of. It is recorded by the programs of its engines.
     fn add_target(&mut self, pid: u32);
+
+    /// A process that is followed has this engine: from now on its hits count.
+    fn admit(&mut self, pid: u32, engine: u16);
 
     /// Records a process no more.
     fn drop_target(&mut self, pid: u32);
@@ -191,14 +194,35 @@ pub trait Source {
     fn news(&mut self) -> Vec<String>;
 }
 
-/// Attaches probes of one engine.
-pub trait Prober {
-    /// Puts a probe at an offset of a file, for all processes that run it. Err says what is missing.
-    fn attach(&self, prog: Prog, file: &Path, offset: u64) -> Result<Guard, String>;
+/// A probe that was placed in a file. Dropped, it is removed.
+pub trait Probe: Send {
+    /// Has it in the memory of a process. One that is gone is none. Err says what is missing.
+    fn enter(&mut self, _pid: u32) -> Result<(), String> {
+        Ok(())
+    }
 
-    /// Puts a probe that does nothing there, to tell what the kernel itself takes. None: there is no such probe.
-    fn attach_empty(&self, _file: &Path, _offset: u64) -> Option<Result<Guard, String>> {
+    /// Has it there no more. What is given back takes long to be dropped.
+    fn leave(&mut self, _pid: u32) -> Option<Guard> {
         None
+    }
+
+    /// Has it in no process any more, likewise.
+    fn leave_all(&mut self) -> Vec<Guard>;
+}
+
+/// Places probes of one engine.
+pub trait Prober {
+    /// Places a probe at an offset of a file. Err says what is missing.
+    fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Probe>, String>;
+
+    /// Places a probe that does nothing there, to tell what the kernel itself takes. None: there is no such probe.
+    fn place_empty(&self, _file: &Path, _offset: u64) -> Option<Result<Box<dyn Probe>, String>> {
+        None
+    }
+
+    /// Whether a probe that is placed can be had in another process with no right but to look at it.
+    fn enters_freely(&self) -> bool {
+        true
     }
 
     /// Time in our programs so far, ns, and their runs; zeros where nobody counts them.

@@ -15,6 +15,12 @@ const MAX_TYPES: u64 = 128;
 const MAX_GAP: u32 = 8;
 /// Longest name taken, in bytes.
 const MAX_NAME: usize = 48;
+/// Most places where a table seems to begin that are followed; a file has one or two.
+const MAX_STARTS: usize = 256;
+/// Most words that may begin a table of distances and do not, before the search for one ends.
+const MAX_TRIED: usize = 1 << 16;
+/// First names of the tables, by which they are found.
+const FIRST: [&str; 8] = ["NONE", "DUP", "ABS", "SGN", "REGLU", "GEGLU", "f32", "f16"];
 
 /// One entry of the type table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,7 +71,8 @@ impl Tables {
         elf.load_pointers();
         let elf = &*elf;
         let path = || elf.path().to_owned();
-        let ops = names(elf, "NONE", "DUP", &["ABS", "REGLU"]);
+        let starts = Starts { elf, places: elf.pointers_to(&FIRST) };
+        let ops = starts.names("NONE", "DUP", &["ABS", "REGLU"]);
         if ops.is_empty() {
             return Err(TablesError::NoOps { path: path() });
         }
@@ -78,11 +85,11 @@ impl Tables {
             true if ops.iter().any(|o| o == of) => near_names(elf, first, second, stop),
             _ => found,
         };
-        let (kinds, stop) = (names(elf, "ABS", "SGN", &["REGLU", "NONE"]), ["REGLU", "NONE"]);
+        let (kinds, stop) = (starts.names("ABS", "SGN", &["REGLU", "NONE"]), ["REGLU", "NONE"]);
         let unary = or_near(kinds, "UNARY", "ABS", "SGN", &stop);
-        let (kinds, stop) = (names(elf, "REGLU", "GEGLU", &["NONE", "ABS"]), ["NONE", "ABS"]);
+        let (kinds, stop) = (starts.names("REGLU", "GEGLU", &["NONE", "ABS"]), ["NONE", "ABS"]);
         let glu = or_near(kinds, "GLU", "REGLU", "GEGLU", &stop);
-        Ok(Tables { ops, unary, glu, types: types(elf)? })
+        Ok(Tables { ops, unary, glu, types: starts.types()? })
     }
 
     /// Compares with numbers read elsewhere; one that could not be read is no evidence.
@@ -107,55 +114,72 @@ impl Tables {
     }
 }
 
-/// The longest run of upper-case names that begins with `first`, `second` and ends before any of `stop`.
-fn names(elf: &ElfFile, first: &str, second: &str, stop: &[&str]) -> Vec<String> {
-    let is = |target: u64, text: &str| {
-        let bytes = elf.bytes_at(target, text.len() + 1);
-        bytes.split_last().is_some_and(|(nul, head)| *nul == 0 && head == text.as_bytes())
-    };
-    let mut best = Vec::new();
-    for pair in elf.walk_pointers() {
-        let &[(at, a), (next, b)] = pair else { continue };
-        if at.checked_add(8) != Some(next) || !is(a, first) || !is(b, second) {
-            continue;
-        }
-        let run = run_of_names(elf, at, stop);
-        if run.len() > best.len() {
-            best = run;
-        }
+/// Where pointers to the first names stand.
+struct Starts<'e> {
+    elf: &'e ElfFile,
+    /// Address, ascending, and index in [`FIRST`].
+    places: Vec<(u64, usize)>,
+}
+
+impl Starts<'_> {
+    /// Whether the pointer at an address leads to this name.
+    fn is(&self, at: u64, name: &str) -> bool {
+        let place = self.places.binary_search_by_key(&at, |p| p.0).ok().and_then(|i| self.places.get(i));
+        place.and_then(|p| FIRST.get(p.1)).is_some_and(|first| *first == name)
     }
-    best
+
+    /// Addresses of pointers to this name.
+    fn of<'s>(&'s self, name: &'s str) -> impl Iterator<Item = u64> + 's {
+        self.places.iter().filter(move |p| FIRST.get(p.1).is_some_and(|first| *first == name)).map(|p| p.0)
+    }
+
+    /// The longest run of upper-case names that begins with `first`, `second` and ends before any of `stop`.
+    fn names(&self, first: &str, second: &str, stop: &[&str]) -> Vec<String> {
+        let begins = |at: &u64| at.checked_add(8).is_some_and(|next| self.is(next, second));
+        let mut best = Vec::new();
+        for at in self.of(first).filter(begins).take(MAX_STARTS) {
+            let run = run_of_names(self.elf, at, stop);
+            if run.len() > best.len() {
+                best = run;
+            }
+        }
+        best
+    }
 }
 
 /// The same for a table of 32-bit distances from its own start, into which clang turns a table that only one function
 /// reads.
 fn near_names(elf: &ElfFile, first: &str, second: &str, stop: &[&str]) -> Vec<String> {
-    let pattern = [b"\0", first.as_bytes(), b"\0"].concat();
-    let spots = |(vaddr, bytes): (u64, &[u8])| {
-        let found = bytes.windows(pattern.len()).enumerate().filter(|(_, w)| *w == pattern);
-        found.map(|(i, _)| vaddr + i as u64 + 1).collect::<Vec<u64>>()
-    };
-    let targets: Vec<u64> = elf.segments().flat_map(spots).collect();
-    let distance = |at: u64| Some(i32::from_le_bytes(elf.bytes_at(at, 4).try_into().ok()?));
+    // Ascending, as parts of a file are.
+    let mut targets = elf.addresses_of(&[b"\0", first.as_bytes(), b"\0"].concat());
+    targets.iter_mut().for_each(|at| *at = at.wrapping_add(1));
+    let (Some(&least), Some(&most)) = (targets.iter().min(), targets.iter().max()) else { return Vec::new() };
+    targets.sort_unstable();
     let name = |table: u64, i: u64| {
-        let at = distance(table.checked_add(4 * i)?)?;
+        let at = elf.i32_at(table.checked_add(4 * i)?)?;
         elf.text_at(table.checked_add_signed(at.into())?, MAX_NAME)
     };
-    for (vaddr, bytes) in elf.segments() {
+    let upper = |n: &String| {
+        !n.is_empty() && n.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_')
+    };
+    let (mut found, mut tried) = (Vec::new(), 0);
+    elf.pieces(4, 0, &mut |at, bytes| {
         for (i, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
-            let table = vaddr.saturating_add(4 * i as u64);
+            let table = at.wrapping_add(4 * i as u64);
             let target = table.wrapping_add_signed(i32::from_le_bytes(*word).into());
-            if targets.contains(&target) && name(table, 1) == Some(second) {
-                let upper = |n: &&str| {
-                    !n.is_empty()
-                        && n.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_')
-                };
+            if target < least || target > most || targets.binary_search(&target).is_err() {
+                continue;
+            }
+            tried += 1;
+            if name(table, 1).as_deref() == Some(second) {
                 let run = (0..MAX_ENTRIES as u64).map_while(|i| name(table, i)).take_while(upper);
-                return run.take_while(|n| !stop.contains(n)).map(str::to_owned).collect();
+                found = run.take_while(|n| !stop.contains(&n.as_str())).collect();
+                return false;
             }
         }
-    }
-    Vec::new()
+        tried < MAX_TRIED
+    });
+    found
 }
 
 fn run_of_names(elf: &ElfFile, start: u64, stop: &[&str]) -> Vec<String> {
@@ -165,11 +189,11 @@ fn run_of_names(elf: &ElfFile, start: u64, stop: &[&str]) -> Vec<String> {
         let Some(name) = elf.pointer_at(at).and_then(|p| elf.text_at(p, MAX_NAME)) else { break };
         let upper = |b: u8| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_';
         // A table may be followed at once by the next one: its first name, or our own first name, ends the run.
-        let again = out.first().is_some_and(|f| f == name);
-        if name.is_empty() || !name.bytes().all(upper) || stop.contains(&name) || again {
+        let again = out.first() == Some(&name);
+        if name.is_empty() || !name.bytes().all(upper) || stop.contains(&name.as_str()) || again {
             break;
         }
-        out.push(name.to_owned());
+        out.push(name);
         let Some(next) = at.checked_add(8) else { break };
         at = next;
     }
@@ -179,37 +203,34 @@ fn run_of_names(elf: &ElfFile, start: u64, stop: &[&str]) -> Vec<String> {
 /// Record sizes of `ggml_type_traits` and the offset of `type_size`, by release (newest first).
 const TRAIT_LAYOUTS: [(u64, u64); 4] = [(56, 24), (64, 24), (120, 24), (72, 16)];
 
-fn types(elf: &ElfFile) -> Result<Vec<TypeTrait>, TablesError> {
-    let path = || elf.path().to_owned();
-    let name_at = |at: u64| elf.pointer_at(at).and_then(|p| elf.text_at(p, MAX_NAME));
-    let mut bad = None;
-    // The last pointer has nothing behind it and so begins no table.
-    for &(at, target) in elf.walk_pointers().filter_map(|pair| pair.first()) {
-        if elf.bytes_at(target, 4) != b"f32\0" {
-            continue;
-        }
-        for (stride, size_off) in TRAIT_LAYOUTS {
-            if at.checked_add(stride).and_then(name_at) != Some("f16") {
-                continue;
-            }
-            let types = run_of_types(elf, at, stride, size_off);
-            let want = [("f32", 1, 4), ("f16", 1, 2), ("q4_0", 32, 18)];
-            let wrong =
-                want.iter().find(|w| !types.iter().any(|t| (t.name.as_str(), t.block, t.bytes) == **w));
-            match wrong {
-                None => return Ok(types),
-                Some(w) => {
-                    let got = types.iter().find(|t| t.name == w.0);
-                    bad = Some((w.0.to_owned(), got.map_or(0, |t| t.block), got.map_or(0, |t| t.bytes)));
+impl Starts<'_> {
+    fn types(&self) -> Result<Vec<TypeTrait>, TablesError> {
+        let path = || self.elf.path().to_owned();
+        let mut bad = None;
+        for at in self.of("f32").take(MAX_STARTS) {
+            for (stride, size_off) in TRAIT_LAYOUTS {
+                if !at.checked_add(stride).is_some_and(|next| self.is(next, "f16")) {
+                    continue;
+                }
+                let types = run_of_types(self.elf, at, stride, size_off);
+                let want = [("f32", 1, 4), ("f16", 1, 2), ("q4_0", 32, 18)];
+                let wrong =
+                    want.iter().find(|w| !types.iter().any(|t| (t.name.as_str(), t.block, t.bytes) == **w));
+                match wrong {
+                    None => return Ok(types),
+                    Some(w) => {
+                        let got = types.iter().find(|t| t.name == w.0);
+                        bad = Some((w.0.to_owned(), got.map_or(0, |t| t.block), got.map_or(0, |t| t.bytes)));
+                    }
                 }
             }
         }
-    }
-    match bad {
-        Some((name, block, bytes)) => {
-            Err(TablesError::BadType { path: path(), name, block: block.into(), bytes: bytes.into() })
+        match bad {
+            Some((name, block, bytes)) => {
+                Err(TablesError::BadType { path: path(), name, block: block.into(), bytes: bytes.into() })
+            }
+            None => Err(TablesError::NoTypes { path: path() }),
         }
-        None => Err(TablesError::NoTypes { path: path() }),
     }
 }
 
@@ -220,7 +241,7 @@ fn run_of_types(elf: &ElfFile, start: u64, stride: u64, size_off: u64) -> Vec<Ty
         let Some(at) = stride.checked_mul(number).and_then(|d| start.checked_add(d)) else { break };
         let field = |off: u64| at.checked_add(off).and_then(|v| elf.u64_at(v));
         let (Some(block), Some(bytes)) = (field(8), field(size_off)) else { break };
-        let name = elf.pointer_at(at).and_then(|p| elf.text_at(p, MAX_NAME)).unwrap_or("");
+        let name = elf.pointer_at(at).and_then(|p| elf.text_at(p, MAX_NAME)).unwrap_or_default();
         // Numbers of removed types stay in the enum; their records are empty or carry a remark for a name.
         if block == 0 && bytes == 0 {
             gap += 1;
@@ -236,12 +257,7 @@ fn run_of_types(elf: &ElfFile, start: u64, stride: u64, size_off: u64) -> Vec<Ty
         if !known || !named {
             break;
         }
-        out.push(TypeTrait {
-            number: number as u32,
-            name: name.to_owned(),
-            block: block as u32,
-            bytes: bytes as u32,
-        });
+        out.push(TypeTrait { number: number as u32, name, block: block as u32, bytes: bytes as u32 });
     }
     out
 }

@@ -1,5 +1,5 @@
 //! Starting the command to record, held before its exec until the probes sit; and facts about processes.
-//! Uses `machine`.
+//! Uses `machine`, `filesize` and `redact`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 
 use super::machine::Origin;
+use crate::{filesize, redact};
 
 /// What a command has for its standard streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +69,9 @@ pub fn hold(argv: &[OsString], streams: Streams, origin: Origin) -> io::Result<H
         command.pre_exec(move || {
             // Its copy of the writing end would keep the child waiting for ever when the recorder is gone.
             libc::close(ours);
+            super::wake::unblock();
             origin.restore()?;
+            filesize::restore_signal();
             match ends.take() {
                 Some((tell, wait)) => announce_and_wait(tell, wait),
                 None => Ok(()),
@@ -86,8 +89,12 @@ pub fn hold(argv: &[OsString], streams: Streams, origin: Origin) -> io::Result<H
 
 fn announce_and_wait(mut tell: PipeWriter, mut wait: PipeReader) -> io::Result<()> {
     tell.write_all(&std::process::id().to_ne_bytes())?;
-    // End of file without the byte: the recorder is gone, so nothing must run.
-    wait.read_exact(&mut [0])
+    if wait.read_exact(&mut [0]).is_err() {
+        // End of file without the byte: nothing must run. The recorder may be gone, and then there is nobody to tell.
+        // SAFETY: ends the process, without what others have registered for its end.
+        unsafe { libc::_exit(1) };
+    }
+    Ok(())
 }
 
 impl Held {
@@ -172,9 +179,10 @@ pub fn describe(pid: u32) -> (String, String) {
     (exe, shown(cmdline.split(|&b| b == 0)))
 }
 
-/// A command line as text.
+/// A command line as text, without what looks like a secret.
 pub fn shown<'a>(arguments: impl Iterator<Item = &'a [u8]>) -> String {
-    arguments.map(String::from_utf8_lossy).collect::<Vec<_>>().join(" ")
+    let texts: Vec<_> = arguments.map(String::from_utf8_lossy).collect();
+    redact::arguments(texts.iter().map(AsRef::as_ref)).join(" ")
 }
 
 #[cfg(test)]
@@ -200,8 +208,24 @@ mod tests {
             hold(&["sleep".into(), "1000".into()], Streams::Ours, Origin::of_this_thread()).expect("forked");
         let Held { pid, go, spawner } = held;
         drop(go);
-        assert!(spawner.join().expect("no panic").is_err(), "it ran");
+        let child = spawner.join().expect("no panic");
+        assert!(child.is_ok_and(|mut child| child.wait().is_ok_and(|s| s.code() == Some(1))), "it ran");
         assert!(!alive(pid));
+    }
+
+    #[test]
+    fn a_command_line_is_told_without_its_secrets() {
+        let mut child = Command::new("sh")
+            .args(["-c", "sleep 60", "--api-key", "hidden words", "-t", "4"])
+            .spawn()
+            .expect("a process");
+        // Its command line is its own from its exec on.
+        while describe(child.id()).1.is_empty() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let (_, cmdline) = describe(child.id());
+        child.kill().and_then(|()| child.wait()).expect("killed");
+        assert!(cmdline.ends_with("--api-key *** -t 4"), "{cmdline}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! How events come out of the kernel: the ring buffer, or one perf buffer for each CPU whose events are put back into
-//! order of time. Uses `event`, `source` and `usage`. Allocates only when created.
+//! order of time. Uses `event`, `source`, `usage` and `wake`. Allocates only when created.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -53,14 +53,11 @@ impl Transport {
     pub fn poll(&mut self, timeout: Duration) {
         match self {
             Transport::Ring { ring, wake } => {
-                let mut event = libc::epoll_event { events: 0, u64: 0 };
-                let ms = timeout.as_millis().min(60_000) as libc::c_int;
-                // SAFETY: one event of room, as said; an error or interruption leaves nothing to be done.
-                unsafe { libc::epoll_wait(wake.as_raw_fd(), &raw mut event, 1, ms) };
+                super::wake::epoll(wake.as_fd(), timeout);
                 let _ = ring.consume();
             }
             Transport::Perf { buffer, order, sink } => {
-                std::thread::sleep(timeout);
+                super::wake::poll(&mut [], timeout);
                 let before = usage::now();
                 let _ = buffer.consume();
                 order.borrow_mut().release(before.saturating_sub(SLACK_NS), &mut |b| sink.borrow_mut()(b));

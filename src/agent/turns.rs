@@ -25,7 +25,7 @@ const BUFFER: u32 = 1 << 18;
 /// What is missing, in words.
 pub fn price(road: &Road) -> Result<f64, String> {
     let structure = Structure::Off;
-    let knobs = Knobs { any: false, pbuf: false, buffer: BUFFER, structure, experts: false, sched: true };
+    let knobs = Knobs { pbuf: false, buffer: BUFFER, structure, experts: false, sched: true, own: true };
     let mut source = road.open(knobs, None, None, Rc::new(RefCell::new(|_: &[u8]| {})));
     source.add_target(std::process::id());
     let before = round(&mut *source)?;

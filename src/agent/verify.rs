@@ -44,9 +44,12 @@ pub fn verify(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, ops: bool) -> 
         && let Some((pid, scheduler)) = shown.scheduler.take()
     {
         match a.attach_vtables(pid, scheduler) {
-            Ok(n) => told.push(format!(
-                "splits: {n} backend function(s) found through the scheduler of process {pid}"
-            )),
+            Ok((n, refused)) => {
+                told.push(format!(
+                    "splits: {n} backend function(s) found through the scheduler of process {pid}"
+                ));
+                told.extend(refused);
+            }
             Err(why) => {
                 leave(a, Role::Split, &why, &mut told);
             }

@@ -3,10 +3,13 @@
 
 use super::elf::{ElfFile, Machine};
 
+/// Functions that return a text.
+pub const NAMES: [&str; 2] = ["ggml_version", "ggml_commit"];
+
 /// `0.25.1 (d2e1ac9)`, or what of it the file tells; empty when it tells nothing. A hint, never a basis for decisions.
 pub fn of(base: &ElfFile) -> String {
     let [version, commit] = base
-        .find(["ggml_version", "ggml_commit"])
+        .find(NAMES)
         .map(|s| s.filter(|s| s.function).and_then(|s| returned_text(base, s.vaddr)).unwrap_or_default());
     match (version.is_empty(), commit.is_empty()) {
         (_, true) => version,
@@ -39,5 +42,5 @@ fn returned_text(elf: &ElfFile, vaddr: u64) -> Option<String> {
         }
     };
     let text = elf.text_at(at, 64)?;
-    text.chars().all(|c| c.is_ascii_graphic()).then(|| text.to_owned())
+    text.chars().all(|c| c.is_ascii_graphic()).then_some(text)
 }

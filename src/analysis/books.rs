@@ -69,7 +69,7 @@ pub struct Hits {
     pub slices: u64,
     /// Graphs of which the file has fewer or more slices than hits were seen.
     pub graphs_slices_off: u64,
-    /// Graphs in which thread 0's ops and waits take longer than the graph.
+    /// Graphs in which thread 0's ops and waits, or one op of any thread, take longer than the graph.
     pub graphs_overfull: u64,
     /// Graphs whose slices are in the file but whose own record is not.
     pub graphs_without_record: u64,
@@ -238,7 +238,7 @@ fn hits(loaded: &Loaded<'_>, times: &OpTimes) -> Hits {
     for (g, sum) in loaded.cpu_graphs.iter().zip(&times.graphs) {
         // Below level op there is no plan, and no slice is promised.
         h.graphs_slices_off += u64::from(g.plan.is_some() && sum.slices != u64::from(g.seen));
-        h.graphs_overfull += u64::from(sum.ops.saturating_add(sum.wait) > g.dur);
+        h.graphs_overfull += u64::from(sum.ops.saturating_add(sum.wait) > g.dur || sum.longest > g.dur);
         if let (Some(expected), false) = (g.expected, g.cut) {
             h.checked_graphs += 1;
             h.expected += u64::from(expected);

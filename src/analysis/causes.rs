@@ -23,12 +23,12 @@ pub struct Causes<'a> {
 }
 
 impl<'a> Causes<'a> {
-    /// Takes a record if it is of these kinds.
-    pub fn read(&mut self, record: Record<'a>) {
+    /// Takes a record if it is of these kinds. Counts those for which there is no room.
+    pub fn read(&mut self, record: Record<'a>, left_out: &mut u64) {
         match record {
-            Record::Counter(r) => upsert(&mut self.counters, r, |r| r.id),
-            Record::Sensor(r) => upsert(&mut self.sensors, r, |r| r.id),
-            Record::Feature(r) => upsert(&mut self.features, r, |r| r.name),
+            Record::Counter(r) => upsert(&mut self.counters, r, |r| r.id, left_out),
+            Record::Sensor(r) => upsert(&mut self.sensors, r, |r| r.id, left_out),
+            Record::Feature(r) => upsert(&mut self.features, r, |r| r.name, left_out),
             Record::OpCounts(r) => self.counts.push(r),
             Record::OffCpu(r) => self.off_cpu.push(r),
             Record::Task(r) => self.tasks.push((self.off_cpu.len(), r)),
@@ -41,11 +41,11 @@ impl<'a> Causes<'a> {
     }
 
     /// Appends what comes later in the file.
-    pub fn merge(&mut self, part: Causes<'a>) {
+    pub fn merge(&mut self, part: Causes<'a>, left_out: &mut u64) {
         let before = self.off_cpu.len();
-        part.counters.into_iter().for_each(|r| self.read(Record::Counter(r)));
-        part.sensors.into_iter().for_each(|r| self.read(Record::Sensor(r)));
-        part.features.into_iter().for_each(|r| self.read(Record::Feature(r)));
+        part.counters.into_iter().for_each(|r| self.read(Record::Counter(r), left_out));
+        part.sensors.into_iter().for_each(|r| self.read(Record::Sensor(r), left_out));
+        part.features.into_iter().for_each(|r| self.read(Record::Feature(r), left_out));
         self.counts.extend(part.counts);
         self.off_cpu.extend(part.off_cpu);
         self.tasks.extend(part.tasks.into_iter().map(|(at, r)| (before + at, r)));

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::causes::Causes;
+use crate::aside;
 use crate::trace::reader::{self, Block, DamageKind, Trace};
 use crate::trace::record::*;
 
@@ -68,6 +69,10 @@ pub struct Loaded<'a> {
     /// What could not be read, in words.
     pub damage: Vec<String>,
     pub blocks: u64,
+    /// Positions in `processes`.
+    pub(super) process_at: HashMap<u32, usize>,
+    /// Records of rare kinds for which there was no room.
+    pub(super) left_out: u64,
 }
 
 /// Below this many bytes one thread is faster than starting more.
@@ -89,18 +94,8 @@ pub fn load<'a>(trace: &'a Trace, progress: &Progress) -> Loaded<'a> {
     if per >= n {
         parts.push(load_blocks(trace, 0..n, progress));
     } else {
-        std::thread::scope(|scope| {
-            let running: Vec<_> = (0..n)
-                .step_by(per)
-                .map(|from| scope.spawn(move || load_blocks(trace, from..n.min(from + per), progress)))
-                .collect();
-            for worker in running {
-                match worker.join() {
-                    Ok(part) => parts.push(part),
-                    Err(panic) => std::panic::resume_unwind(panic),
-                }
-            }
-        });
+        let one = |from| load_blocks(trace, from..n.min(from + per), progress);
+        parts = aside::each((0..n).step_by(per), one);
     }
     let mut all = Loaded::default();
     // A missing footer is no damage of the file: the books say it in their own words.
@@ -109,6 +104,12 @@ pub fn load<'a>(trace: &'a Trace, progress: &Progress) -> Loaded<'a> {
     all.damage.extend(damage.map(ToString::to_string));
     for part in parts {
         all.merge(part);
+    }
+    if all.left_out > 0 {
+        let n = all.left_out;
+        all.damage.push(format!(
+            "{n} records left out: more than {PROCESSES} processes, or {RARE_MAX} of a rare kind"
+        ));
     }
     all
 }
@@ -132,13 +133,19 @@ fn load_blocks<'a>(trace: &'a Trace, range: std::ops::Range<usize>, progress: &P
 /// Kept of each rare kind of record; a real trace has a few, a hostile one must not cost quadratic time.
 const RARE_MAX: usize = 1024;
 
-/// Replaces the entry with the same key, else appends: definitions are repeated from block to block.
-pub(super) fn upsert<T, K: PartialEq>(list: &mut Vec<T>, item: T, key: impl Fn(&T) -> K) {
+/// Most processes that are known of a trace.
+const PROCESSES: usize = 65_536;
+
+/// Replaces the entry with the same key, else appends: definitions are repeated from block to block. Counts those for which
+/// there is no room.
+pub(super) fn upsert<T, K: PartialEq>(list: &mut Vec<T>, item: T, key: impl Fn(&T) -> K, left_out: &mut u64) {
     let wanted = key(&item);
     if let Some(old) = list.iter_mut().find(|old| key(old) == wanted) {
         *old = item;
     } else if list.len() < RARE_MAX {
         list.push(item);
+    } else {
+        *left_out += 1;
     }
 }
 
@@ -188,18 +195,31 @@ impl<'a> Loaded<'a> {
         });
     }
 
+    fn process(&mut self, process: Process<'a>) {
+        let next = self.processes.len();
+        match self.process_at.get(&process.pid).and_then(|&at| self.processes.get_mut(at)) {
+            Some(old) => *old = process,
+            None if next < PROCESSES => {
+                self.process_at.insert(process.pid, next);
+                self.processes.push(process);
+            }
+            None => self.left_out += 1,
+        }
+    }
+
     fn other(&mut self, record: Record<'a>) {
+        let left_out = &mut self.left_out;
         match record {
             Record::Header(h) => self.header = Some(h),
             Record::Footer(f) => self.footer = Some(f),
-            Record::Process(p) => upsert(&mut self.processes, p, |p| p.pid),
-            Record::Engine(e) => upsert(&mut self.engines, e, |e| e.id),
-            Record::Module(m) => upsert(&mut self.modules, m, |m| (m.engine, m.path)),
+            Record::Process(p) => self.process(p),
+            Record::Engine(e) => upsert(&mut self.engines, e, |e| e.id, left_out),
+            Record::Module(m) => upsert(&mut self.modules, m, |m| (m.engine, m.path), left_out),
             Record::Probe(p) => {
-                upsert(&mut self.probes, p, |p| (p.engine, p.symbol, p.module, p.ret, p.offset))
+                upsert(&mut self.probes, p, |p| (p.engine, p.symbol, p.module, p.ret, p.offset), left_out)
             }
-            Record::Rung(r) => upsert(&mut self.rungs, r, |r| (r.engine, r.role, r.name)),
-            Record::Notice(n) => upsert(&mut self.notices, n, |n| (n.t, n.text)),
+            Record::Rung(r) => upsert(&mut self.rungs, r, |r| (r.engine, r.role, r.name), left_out),
+            Record::Notice(n) => upsert(&mut self.notices, n, |n| (n.t, n.text), left_out),
             Record::OpDef(o) => drop(self.ops.insert(o.id, o)),
             Record::TypeDef(t) => drop(self.types.insert(t.id, t)),
             Record::Backend(b) => drop(self.backends.insert(b.id, b)),
@@ -208,13 +228,14 @@ impl<'a> Loaded<'a> {
             Record::Split(s) => self.splits.push(s),
             Record::CpuGraph(g) => self.cpu_graphs.push(g),
             Record::Tensor(_) | Record::Plan(_) | Record::Slices(_) => {}
-            record => self.causes.read(record),
+            record => self.causes.read(record, left_out),
         }
     }
 
     fn merge(&mut self, part: Loaded<'a>) {
         self.header = part.header.or(self.header.take());
         self.footer = part.footer.or(self.footer.take());
+        self.left_out += part.left_out;
         for p in part.processes {
             self.other(Record::Process(p));
         }
@@ -243,7 +264,7 @@ impl<'a> Loaded<'a> {
         self.splits.extend(part.splits);
         self.cpu_graphs.extend(part.cpu_graphs);
         self.runs.extend(part.runs);
-        self.causes.merge(part.causes);
+        self.causes.merge(part.causes, &mut self.left_out);
         self.damage.extend(part.damage);
         self.blocks += part.blocks;
     }

@@ -11,9 +11,9 @@ use std::sync::atomic::Ordering;
 
 use super::calls::{Phase, Timeline};
 use super::load::{Loaded, Progress, workers};
-use crate::order;
 use crate::trace::record::{CpuGraph, Slices};
 use crate::trace::{SliceTime, slice_iter};
+use crate::{aside, order};
 
 /// Sums of one position of a plan.
 #[derive(Debug, Default, Clone, PartialEq)]
@@ -86,6 +86,8 @@ pub struct GraphSum {
     pub ops: u64,
     pub wait: u64,
     pub slices: u64,
+    /// Longest op of any thread, ns.
+    pub longest: u64,
 }
 
 /// Sums of a phase's CPU graphs.
@@ -136,7 +138,8 @@ impl Edges {
         // Lost slices lie between two runs that do not join; a time across them belongs to no op.
         let joined = after.filter(|n| run.first.checked_add(run.n) == Some(n.first)).map(|n| n.t);
         let graph_end = match after {
-            None => graph.map(|g| g.t.saturating_add_unsigned(g.dur)),
+            // What was under way when the recording ended has no end of its own.
+            None => graph.filter(|g| !g.cut).map(|g| g.t.saturating_add_unsigned(g.dur)),
             Some(_) => None,
         };
         Edges { joined, graph_end }
@@ -191,21 +194,10 @@ pub fn op_times(loaded: &mut Loaded<'_>, line: &Timeline, progress: &Progress) -
     if per >= units.len() {
         sum(loaded, &units, progress).into(&mut out);
     } else {
-        std::thread::scope(|scope| {
-            let running: Vec<_> = units
-                .chunks(per)
-                .map(|chunk| {
-                    let loaded = &*loaded;
-                    scope.spawn(move || sum(loaded, chunk, progress))
-                })
-                .collect();
-            for worker in running {
-                match worker.join() {
-                    Ok(part) => part.into(&mut out),
-                    Err(panic) => std::panic::resume_unwind(panic),
-                }
-            }
-        });
+        let loaded = &*loaded;
+        for part in aside::each(units.chunks(per), |chunk| sum(loaded, chunk, progress)) {
+            part.into(&mut out);
+        }
     }
     whole_graphs(loaded, line, &mut out);
     out
@@ -283,6 +275,7 @@ impl Worker {
                 to.ops = to.ops.saturating_add(g.ops);
                 to.wait = to.wait.saturating_add(g.wait);
                 to.slices += g.slices;
+                to.longest = to.longest.max(g.longest);
             }
         }
         for (key, from) in self.sums.plans {
@@ -378,6 +371,7 @@ impl Worker {
         for slice in slice_iter(run) {
             let (time, wait) = edges.times(&slice);
             let spent = time.unwrap_or(0);
+            total.graph.longest = total.graph.longest.max(spent);
             busy = busy.saturating_add(spent);
             waits = waits.saturating_add(wait.unwrap_or(0));
             n += 1;

@@ -1,5 +1,5 @@
 //! The whole answer of `profinfer report`, in numbers. The field names of these structs are the names of the JSON
-//! report and do not change; all times are nanoseconds and end in `_ns`, all shares are 0 to 1. May use `trace`.
+//! report and do not change; all times are nanoseconds and end in `_ns`, all shares are 0 to 1. May use `trace` and `redact`.
 
 use serde::Serialize;
 
@@ -18,6 +18,7 @@ use super::why::interference::InterferenceRow;
 use super::why::levels::{LevelReport, levels, within};
 use super::why::phases::{StageRow, stages};
 use super::why::verdict::{Ceiling, Peak, best_of_trace};
+use crate::redact;
 use crate::trace::reader::Trace;
 
 /// A table of the report.
@@ -358,7 +359,7 @@ pub fn run(loaded: &Loaded<'_>) -> RunFacts {
     let mut facts = RunFacts { span_ns: span(loaded), blocks: loaded.blocks, ..RunFacts::default() };
     if let Some(h) = &loaded.header {
         facts.tool = h.tool.into();
-        facts.command = h.command.into();
+        facts.command = redact::line(h.command);
         facts.kernel = h.kernel.into();
         facts.arch = h.arch.into();
         facts.host = h.host.into();
@@ -373,7 +374,12 @@ pub fn run(loaded: &Loaded<'_>) -> RunFacts {
     facts.processes = loaded
         .processes
         .iter()
-        .map(|p| ProcessFacts { pid: p.pid, engine: p.engine, exe: p.exe.into(), cmdline: p.cmdline.into() })
+        .map(|p| ProcessFacts {
+            pid: p.pid,
+            engine: p.engine,
+            exe: p.exe.into(),
+            cmdline: redact::line(p.cmdline),
+        })
         .collect();
     facts.engines = loaded
         .engines

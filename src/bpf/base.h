@@ -27,7 +27,6 @@ enum ev_counter btf_counter;
 /* Set once between open and load (agent/object.rs), so that the verifier removes what is off. */
 const volatile struct knobs {
 	__u32 engine;
-	__u32 any;   /* 1: every process that runs the probed files; 0: those in `targets` */
 	__u32 pbuf;  /* 1: perf buffer, 0: ring buffer */
 	__u32 str;   /* 1: send structure when it changes; 2: at every hit (the published method, for comparison) */
 	__u32 nodes; /* 1: send the graph's node list when it changes */
@@ -108,17 +107,24 @@ static __always_inline bool get(void *dst, __u32 size, __u64 addr)
 	return false;
 }
 
+/* This object's engine, as a bit. */
+#define ENGINE (1u << (k.engine & 31))
+
+/*
+ * The calling process, if it is recorded and has this object's engine. Two engines may share a file, and another process
+ * of the file may be recorded by somebody else: a hit counts nowhere but here.
+ */
 static __always_inline struct proc *recorded(__u32 tgid)
 {
 	struct proc *p = bpf_map_lookup_elem(&targets, &tgid);
 
-	if (!p && k.any) {
-		struct proc fresh = {};
+	return p && (p->engines & ENGINE) ? p : 0;
+}
 
-		bpf_map_update_elem(&targets, &tgid, &fresh, BPF_NOEXIST);
-		p = bpf_map_lookup_elem(&targets, &tgid);
-	}
-	return p;
+/* Whether a lane is of a thread of this process, and of this object's engine. */
+static __always_inline bool ours(struct lane *lane, __u32 tgid)
+{
+	return lane && lane->tgid == tgid && lane->engines & ENGINE;
 }
 
 /* The calling thread's lane; a recorded process's thread gets one. */
@@ -126,11 +132,13 @@ static __always_inline struct lane *lane_of(__u64 id)
 {
 	__u32 tid = id, tgid = id >> 32;
 	struct lane *lane = bpf_map_lookup_elem(&lanes, &tid);
+	struct proc *p;
 
-	if (lane && lane->tgid == tgid)
+	if (ours(lane, tgid))
 		return lane;
-	if (recorded(tgid)) {
-		struct lane fresh = { .tgid = tgid };
+	p = recorded(tgid);
+	if (p) {
+		struct lane fresh = { .tgid = tgid, .engines = p->engines };
 
 		bpf_map_update_elem(&lanes, &tid, &fresh, BPF_ANY);
 		return bpf_map_lookup_elem(&lanes, &tid);

@@ -117,6 +117,7 @@ int graph_enter(struct pt_regs *ctx)
 	if (!p)
 		return 0;
 	lane.loop_ra = p->loop_ra;
+	lane.engines = p->engines;
 	__sync_fetch_and_add(&graphs_entered, 1);
 	head(&e.h, EV_GRAPH_ENTER, id);
 	e.a = cgraph;
@@ -297,7 +298,7 @@ int barrier_enter(struct pt_regs *ctx)
 	struct lane *lane = bpf_map_lookup_elem(&lanes, &tid);
 	struct proc *p;
 
-	if (!lane || lane->tgid != tgid)
+	if (!ours(lane, tgid))
 		return 0;
 	bump(EV_KINDS + CNT_BARRIER);
 	if (!lane->tensor || (k.pool_off && lane->pool != PT_REGS_PARM1(ctx)))

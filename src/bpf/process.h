@@ -20,15 +20,17 @@ const volatile struct knobs {
 static __always_inline int born(void *ctx, __u64 id, __u32 child)
 {
 	__u32 tgid = id >> 32;
-	struct proc fresh = {};
+	struct proc fresh = {}, *parent = bpf_map_lookup_elem(&targets, &tgid);
 	struct ev_call e = {};
 
-	if (!bpf_map_lookup_elem(&targets, &tgid))
+	if (!parent)
 		return 0;
+	/* It has the parent's engines until it runs another program, and may have them then. */
+	fresh.engines = parent->engines;
 	bpf_map_update_elem(&targets, &child, &fresh, BPF_NOEXIST);
 	stamp(&e.h, EV_FORK, id);
 	e.a = child;
-	send(ctx, &e.h, sizeof(e));
+	send_now(ctx, &e.h, sizeof(e));
 	return 0;
 }
 

@@ -33,6 +33,8 @@ struct {
 struct proc {
 	__u64 loop_ra;
 	__u64 final_ra;
+	__u32 engines; /* a bit for each engine that it was found to have: no other's programs record it */
+	__u32 unused;
 };
 
 struct {
@@ -59,7 +61,7 @@ struct lane {
 	__u16 ith;
 	__u8 in_graph; /* thread 0: between entry and return of ggml_graph_compute */
 	__u8 describe; /* thread 0: this graph may have changed, look at its tensors */
-	__u32 unused;
+	__u32 engines; /* its process's */
 };
 
 struct {
@@ -82,10 +84,20 @@ static __always_inline void bump(__u32 i)
 		__sync_fetch_and_add(&c->seen, 1);
 }
 
+static __always_inline void tally(__u16 kind, long err)
+{
+	struct count *c = count_of(kind);
+
+	if (c) {
+		__sync_fetch_and_add(&c->seen, 1);
+		if (err)
+			__sync_fetch_and_add(&c->lost, 1);
+	}
+}
+
 /* Sends an event, and wakes the reader when enough waits for it; whether so much does is looked up if `ask`. */
 static __always_inline void pass(void *ctx, struct ev_hdr *h, __u32 size, bool ask)
 {
-	struct count *c;
 	long err;
 
 	if (k.pbuf) {
@@ -97,17 +109,24 @@ static __always_inline void pass(void *ctx, struct ev_hdr *h, __u32 size, bool a
 			flags = BPF_RB_FORCE_WAKEUP;
 		err = bpf_ringbuf_output(&events, h, size, flags);
 	}
-	c = count_of(h->kind);
-	if (c) {
-		__sync_fetch_and_add(&c->seen, 1);
-		if (err)
-			__sync_fetch_and_add(&c->lost, 1);
-	}
+	tally(h->kind, err);
 }
 
 static __always_inline void send(void *ctx, struct ev_hdr *h, __u32 size)
 {
 	pass(ctx, h, size, true);
+}
+
+/* The reader is woken by a birth at once: the child's probes wait for it. */
+static __always_inline void send_now(void *ctx, struct ev_hdr *h, __u32 size)
+{
+	long err;
+
+	if (k.pbuf)
+		err = bpf_perf_event_output(ctx, &perf_events, BPF_F_CURRENT_CPU, h, size);
+	else
+		err = bpf_ringbuf_output(&events, h, size, BPF_RB_FORCE_WAKEUP);
+	tally(h->kind, err);
 }
 
 static __always_inline void stamp(struct ev_hdr *h, __u16 kind, __u64 id)

@@ -14,6 +14,7 @@ use super::args::{Args, Command, Flag, Group, Usage};
 use super::report::style;
 use super::values::whole;
 use crate::agent::service::socket::{AskError, Request, ask};
+use crate::plain::clean;
 use crate::views;
 
 /// Time for an answer, and for one that has to be written to disk first.
@@ -134,7 +135,8 @@ fn by_file(args: &Args, refused: AskError) -> anyhow::Result<Value> {
         serde_json::from_str(&text).with_context(|| format!("{} is no status", path.display()))?;
     let now = views::service::word(&state, "now");
     // For people beside the answer, which must stay JSON where that was asked for.
-    eprintln!("profinfer: {refused}: this is what {} said at {}", path.display(), views::table::clean(&now));
+    let told = format!("{refused}: this is what {} said at {now}", path.display());
+    eprintln!("profinfer: {}", clean(&told));
     Ok(state)
 }
 
@@ -149,7 +151,7 @@ fn dump(args: &Args) -> anyhow::Result<ExitCode> {
         for file in
             answer.get("files").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
         {
-            writeln!(out, "{}", Path::new(&directory).join(file).display())?;
+            writeln!(out, "{}", clean(&Path::new(&directory).join(file).to_string_lossy()))?;
         }
     }
     out.flush()?;

@@ -1,7 +1,6 @@
 //! `profinfer dag`: the graph that an engine computed. Uses `trace`, `analysis` and `views`.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
+use super::output;
 use super::reading::{not_over, open, with_bar};
 use super::values::{any_of, one_of, whole};
 use crate::analysis::calls::Phase;
@@ -81,6 +81,7 @@ const FLAGS: Group = Group {
                 ("text", "with --against alone"),
             ]),
         Flag::value("output", "OUT", "Write to this file; '-' is standard output").short('o').default("-"),
+        output::MODE,
         Flag::value("pid", "PID", "The process, where several were recorded"),
         Flag::value("against", "OTHER", "Compare the structure of this trace with FILE's")
             .excludes(&["fold", "layer", "metric"]),
@@ -116,6 +117,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return against(args, file, &other, &options, &output);
     }
     let (metric, format) = (args.needed("metric", metric)?, format(args, &output)?);
+    let mode = args.needed("mode", output::mode)?;
     let layer = args.option("layer", whole(0, u32::MAX.into()))?;
     let mut graph = read(file, &options)?;
     if args.flag("fold") {
@@ -128,7 +130,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !graph.has(metric) {
         notes(&[view::legend(metric, None)]);
     }
-    write(&output, |out| view::write(out, &graph, metric, format))
+    write(&output, mode, |out| view::write(out, &graph, metric, format))
 }
 
 fn read(file: &Path, options: &Options) -> anyhow::Result<Dag> {
@@ -166,25 +168,24 @@ fn against(
     let names = [names[0].as_str(), names[1].as_str()];
     let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
     let style = Style { width: None, color: colour && output == Path::new("-") };
-    write(output, |out| match json {
+    write(output, args.needed("mode", output::mode)?, |out| match json {
         true => view::compare::json(out, &told, names),
         false => view::compare::text(out, &told, names, &style),
     })
 }
 
 /// Writes to a file, or to standard output.
-fn write(output: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<ExitCode> {
-    if output == Path::new("-") {
+fn write(
+    path: &Path,
+    mode: u32,
+    content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> anyhow::Result<ExitCode> {
+    if path == Path::new("-") {
         let mut out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
         content(&mut out)?;
         out.flush()?;
     } else {
-        let whole = || -> io::Result<()> {
-            let mut out = BufWriter::new(File::create(output)?);
-            content(&mut out)?;
-            out.flush()
-        };
-        whole().with_context(|| format!("cannot write {}", output.display()))?;
+        output::whole(path, mode, |()| true, content)?;
     }
     Ok(ExitCode::SUCCESS)
 }

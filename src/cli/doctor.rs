@@ -16,8 +16,8 @@ use crate::agent::examine::Subject;
 use crate::agent::rehearsal::Spot;
 use crate::analysis::predict::{HitCosts, Hits, Prediction, Range, predict};
 use crate::trace::Trace;
-use crate::views::doctor;
 use crate::views::table::Style;
+use crate::views::{doctor, json};
 
 pub const COMMAND: Command = Command {
     name: "doctor",
@@ -180,8 +180,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let terminal = stdout.is_terminal();
     let mut out = BufWriter::new(stdout.lock());
     if args.flag("json") {
-        serde_json::to_writer_pretty(&mut out, &Answer { found: &found, prediction: prediction.as_ref() })?;
-        writeln!(out)?;
+        json::write(&mut out, &Answer { found: &found, prediction: prediction.as_ref() })?;
     } else {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
         let width = terminal.then(|| terminal_size::terminal_size().map_or(100, |(w, _)| usize::from(w.0)));

@@ -8,8 +8,9 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
+use super::output::{MODE, mode, whole};
 use super::reading::{not_over, open, with_bar};
-use super::values::{time, whole};
+use super::values::{time, whole as number};
 use crate::analysis::calls::{Timeline, timeline};
 use crate::analysis::lanes::{Lanes, Select, Walked};
 use crate::analysis::load::{Loaded, Progress, load};
@@ -92,6 +93,7 @@ const PARTS: Group = Group {
             "Only what begins from A to B after the first call, as in 500ms..2s; also A.. or ..B",
         ),
         Flag::value("pid", "PID", "Only this process [default: all that were recorded]"),
+        MODE,
     ],
 };
 
@@ -113,7 +115,7 @@ fn ends<T: PartialOrd>(text: &str, one: impl Fn(&str) -> Result<T, String>) -> R
 
 /// Calls by number: `A..B`, one end of it, or one call.
 pub(super) fn tokens(text: &str) -> Result<Ends<u64>, String> {
-    let one = whole(0, u64::MAX);
+    let one = number(0, u64::MAX);
     match one(text) {
         Ok(only) => Ok((Some(only), Some(only))),
         Err(_) => ends(text, one),
@@ -146,14 +148,23 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let cut = Cut {
         tokens: args.option("tokens", tokens)?,
         time: args.option("time", times)?,
-        pid: args.option("pid", whole(1, u32::MAX.into()))?,
+        pid: args.option("pid", number(1, u32::MAX.into()))?,
     };
     let trace = open(&file, "export")?;
     let other = merge.as_deref().map(Other::open).transpose()?;
     let cl = Device { json: read_text(args, "cl-trace")?, csv: read_text(args, "cl-profile")? };
-    export(&trace, &cut, &cl, perfetto.as_deref(), chrome.as_deref(), other.as_ref())
+    let out =
+        Out { perfetto: perfetto.as_deref(), chrome: chrome.as_deref(), mode: args.needed("mode", mode)? };
+    export(&trace, &cut, &cl, &out, other.as_ref())
         .with_context(|| format!("cannot export {}", file.display()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The files to be written, and their permissions.
+struct Out<'a> {
+    perfetto: Option<&'a Path>,
+    chrome: Option<&'a Path>,
+    mode: u32,
 }
 
 /// What is wanted of the run.
@@ -237,14 +248,7 @@ impl Other {
     }
 }
 
-fn export(
-    trace: &Trace,
-    cut: &Cut,
-    cl: &Device,
-    perfetto: Option<&Path>,
-    chrome: Option<&Path>,
-    other: Option<&Other>,
-) -> anyhow::Result<()> {
+fn export(trace: &Trace, cut: &Cut, cl: &Device, out: &Out<'_>, other: Option<&Other>) -> anyhow::Result<()> {
     let progress = Progress::default();
     let told = with_bar(&progress, || {
         report(trace, &Options { tables: vec![By::Name], ..Options::default() }, &progress)
@@ -271,8 +275,8 @@ fn export(
     let mut run = Run::new(&loaded, &line, &lanes, &idents, &labels);
     run.opencl = device.as_ref();
     let mut cut_slices = 0;
-    if let Some(path) = perfetto {
-        let done = to_file(path, true, &mut |out| {
+    if let Some(path) = out.perfetto {
+        let done = to_file(path, true, out.mode, &mut |out| {
             let mut perfetto =
                 Perfetto::new(out, &labels, header.as_ref(), other.map_or(1, |o| o.first_free));
             let done = run.draw(&mut perfetto)?;
@@ -286,9 +290,11 @@ fn export(
         })?;
         cut_slices = done.cut;
     }
-    if let Some(path) = chrome {
-        cut_slices =
-            to_file(path, false, &mut |out| run.draw(&mut Chrome::new(out, &labels, header.as_ref())))?.cut;
+    if let Some(path) = out.chrome {
+        cut_slices = to_file(path, false, out.mode, &mut |out| {
+            run.draw(&mut Chrome::new(out, &labels, header.as_ref()))
+        })?
+        .cut;
     }
     if cut_slices > 0 {
         warn(&format!(
@@ -310,6 +316,7 @@ fn warn(text: &str) -> io::Result<()> {
 fn to_file(
     path: &Path,
     binary: bool,
+    mode: u32,
     write: &mut dyn FnMut(&mut dyn Write) -> io::Result<Walked>,
 ) -> anyhow::Result<Walked> {
     if path.as_os_str() == "-" {
@@ -319,11 +326,8 @@ fn to_file(
         }
         return Ok(write(&mut stdout.lock())?);
     }
-    let cannot = || format!("cannot write {}", path.display());
-    let mut file = File::create(path).with_context(cannot)?;
-    let done = write(&mut file).with_context(cannot)?;
+    let done = whole(path, mode, |done: &Walked| done.slices > 0, |out| write(out))?;
     if done.slices == 0 {
-        fs::remove_file(path).with_context(cannot)?;
         bail!(NOTHING);
     }
     Ok(done)

@@ -1,6 +1,5 @@
 //! `profinfer html`: a recorded run as one page for a browser. Uses `trace`, `analysis` and `views`.
 
-use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,9 +8,10 @@ use anyhow::{Context, bail};
 
 use super::args::{Args, Argument, Command, Flag, Group};
 use super::export::tokens;
+use super::output::{MODE, mode, whole};
 use super::reading::{not_over, open, with_bar};
 use super::report::peaks;
-use super::values::whole;
+use super::values::whole as number;
 use crate::analysis::cut::Cut;
 use crate::analysis::load::Progress;
 use crate::analysis::overview::overview;
@@ -48,6 +48,7 @@ const FLAGS: Group = Group {
     title: "Options",
     flags: &[
         Flag::value("output", "OUT", "Write to this file; '-' is standard output").short('o'),
+        MODE,
         Flag::value("tokens", "A..B", "Only calls A to B of the engine; also A, A.. or ..B"),
         Flag::value("pid", "PID", "Process to tell of [default: the one with the most calls]"),
         Flag::value(
@@ -63,11 +64,11 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let file = Path::new(args.needed_argument("FILE")?);
     let output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
     let cut = Cut {
-        pid: args.option("pid", whole(1, u32::MAX.into()))?,
+        pid: args.option("pid", number(1, u32::MAX.into()))?,
         calls: args.option("tokens", tokens)?.unwrap_or_default(),
     };
     let peaks = args.option("roof", peaks::read)?.unwrap_or_default();
-    let top = args.needed("top", whole(1, u32::MAX.into()))?;
+    let top = args.needed("top", number(1, u32::MAX.into()))?;
     not_over(&output, file)?;
     let trace = open(file, "show")?;
     let progress = Progress::default();
@@ -85,12 +86,12 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         html::write(&mut out, &found, &name, top)?;
         out.flush()?;
     } else {
-        let whole = || -> io::Result<()> {
-            let mut out = BufWriter::with_capacity(64 << 10, File::create(&output)?);
-            html::write(&mut out, &found, &name, top)?;
-            out.flush()
-        };
-        whole().with_context(|| format!("cannot write {}", output.display()))?;
+        whole(
+            &output,
+            args.needed("mode", mode)?,
+            |()| true,
+            |mut out| html::write(&mut out, &found, &name, top),
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -26,6 +26,7 @@ pub mod help;
 pub mod html;
 #[cfg(feature = "agent")]
 pub mod install;
+pub mod output;
 pub mod program;
 pub mod reading;
 #[cfg(feature = "agent")]

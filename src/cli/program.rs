@@ -1,5 +1,5 @@
 //! A program of subcommands: chooses one, runs it, and makes exit codes and messages of what comes back. Uses
-//! [`super::args`] and [`super::help`].
+//! [`super::args`], [`super::help`] and [`crate::filesize`].
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -34,6 +34,7 @@ pub struct Elsewhere {
 impl Program {
     /// Runs the command line of this process. Exit codes: 0 done, 1 failed, 2 wrong usage, or that of the subcommand.
     pub fn main(&self) -> ExitCode {
+        crate::filesize::ignore_signal();
         let mut given: Vec<OsString> = std::env::args_os().skip(1).collect();
         let first = if given.is_empty() { OsString::new() } else { given.remove(0) };
         let name = first.to_string_lossy();

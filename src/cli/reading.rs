@@ -1,7 +1,7 @@
 //! Reading a trace for a subcommand: from a file or a pipe, with a bar where it takes long. Uses `trace` and `analysis`.
 
 use std::fs;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,9 +18,8 @@ pub fn open(file: &Path, what: &str) -> anyhow::Result<Trace> {
     if file.as_os_str() != "-" {
         return told(Trace::open(file)).with_context(|| format!("cannot {what} {}", file.display()));
     }
-    let mut bytes = Vec::new();
-    std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
-    told(Trace::from_bytes(bytes)).with_context(|| format!("cannot {what} standard input"))
+    told(Trace::from_reader(&mut std::io::stdin().lock()))
+        .with_context(|| format!("cannot {what} standard input"))
 }
 
 /// Refuses to write over what is to be read: a recording is not had twice.
@@ -54,10 +53,11 @@ pub fn with_bar<T>(progress: &Progress, work: impl FnOnce() -> T) -> T {
     }
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let watcher = scope.spawn(|| watch(progress, &done));
+        // Without a thread it goes without a bar.
+        let watcher = std::thread::Builder::new().spawn_scoped(scope, || watch(progress, &done)).ok();
         let result = work();
         done.store(true, Ordering::Relaxed);
-        watcher.thread().unpark();
+        watcher.inspect(|watcher| watcher.thread().unpark());
         result
     })
 }

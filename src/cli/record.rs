@@ -1,23 +1,26 @@
 //! `profinfer record`: attach, record, write a trace. Uses `agent` and `trace`.
 
-use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Child, ExitCode};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 
 use self::flags::Asked;
 use super::args::Args;
 use super::conf;
-use crate::agent::recording::{Options, Progress, Streams, Summary, Target, Watch};
-use crate::agent::session;
+use super::output::{Name, Output};
+use crate::agent::recording::{Arrivals, Options, Progress, RecordError, Streams, Summary, Target, Watch};
+use crate::agent::service::arrivals::OfFile;
+use crate::agent::{session, target, wake};
 use crate::trace;
 use crate::views::table::clean;
 
 pub mod budget;
+mod command;
 pub mod flags;
 pub mod inner;
 pub mod outer;
@@ -38,51 +41,151 @@ fn run(args: &Args) -> Result<ExitCode> {
     }
     let signals = Signals::install()?;
     let mut watch = Status::new(asked.quiet, signals);
-    let Asked { target, output, force, quiet, options } = asked;
+    let Asked { target, output, over, mode, quiet, leave, options } = asked;
     let recorded = match to_stdout {
-        true => write_to(target, options, Box::new(io::stdout()), None, &mut watch),
+        true => write_to(target, options, (Box::new(io::stdout()), None), leave, &mut watch),
         false => {
-            let out = Box::new(Output::create(&output, force)?);
-            write_to(target, options, out, Some(&output), &mut watch)
+            let out = Output::create(&output, over, mode)?;
+            let name = out.name();
+            write_to(target, options, (Box::new(out), name), leave, &mut watch)
         }
     };
     watch.clear();
     finish(&output, quiet, &recorded?)
 }
 
-/// Records into `out`, which is the file at `path` if there is one; one that came to nothing is removed.
+/// Records into `out`, which is the file of this name if there is one; one that came to nothing is removed. A command that
+/// outlives its recording is ended, unless it is to be left running; where the recording has failed, it is waited for.
 ///
 /// # Errors
-/// What stands in the way of a recording, and that no engine was seen.
+/// The recording cannot be made, or no engine was seen at work.
 pub fn write_to(
     target: Target,
     options: Options,
-    out: Box<dyn trace::Output>,
-    path: Option<&Path>,
+    (out, name): (Box<dyn trace::Output>, Option<Rc<Name>>),
+    leave: bool,
     watch: &mut dyn Watch,
 ) -> Result<Summary> {
-    let recorded = session::record(target, options, out, watch);
-    let file = path.and_then(|p| Some((p, std::fs::metadata(p).ok().filter(std::fs::Metadata::is_file)?)));
-    // A file with no block in it is of no use to anybody.
-    let empty = |bytes| recorded.as_ref().map_or(bytes <= trace::FILE_HEADER as u64, |s| s.engines == 0);
-    if let Some((path, _)) = file.filter(|(_, m)| empty(m.len())) {
-        let _ = std::fs::remove_file(path);
+    let mut named = Named { watch, name, refused: None, command: None };
+    let recorded = session::record(target, options, out, &mut named);
+    let Named { name, command, watch, .. } = named;
+    let (mut kept, mut settled) = (String::new(), Ok(()));
+    if let Some(name) = name {
+        // A file with no block in it is of no use to anybody.
+        let empty = |bytes| recorded.as_ref().map_or(bytes <= trace::FILE_HEADER as u64, |s| !s.worked);
+        match name.bytes() {
+            None => {}
+            Some(bytes) if empty(bytes) => name.remove(),
+            Some(_) => {
+                settled = name.settle();
+                kept = format!(
+                    "; what was recorded until then is in {}",
+                    clean(&name.now().display().to_string())
+                );
+            }
+        }
     }
     // As text: a closed pipe is no error of a view, but a recording has lost its only copy.
-    let s = recorded.map_err(|e| anyhow!("{e}"))?;
-    if s.engines == 0 {
-        bail!("nothing recorded ({}): {}", s.end, s.missing.as_deref().unwrap_or("no engine was seen"));
+    let s = match recorded {
+        Ok(s) => s,
+        Err(e) => {
+            bail!("{}{kept}{}", failure(&e), command.map(|c| outlived(c, &e, watch)).unwrap_or_default())
+        }
+    };
+    let s = Summary { status: command.map_or(s.status, |c| outlasted(c, leave, watch)), ..s };
+    settled?;
+    if !s.worked {
+        let none = if s.engines == 0 { "no engine was seen" } else { IDLE };
+        let status = s.status.filter(|code| *code != 0);
+        let ended = status.map(|code| format!("; the command ended with status {code}")).unwrap_or_default();
+        bail!("nothing recorded ({}): {}{ended}", s.end, s.missing.as_deref().unwrap_or(none));
     }
     Ok(s)
+}
+
+/// What there is to say of an engine that was probed and did not work.
+const IDLE: &str =
+    "the engine was probed, but it computed nothing: check that its model loads and that it gets a request";
+
+/// Ends a command that goes on after its recording, or leaves it; gives its exit code where it has failed by itself.
+fn outlasted(child: Child, leave: bool, watch: &mut dyn Watch) -> Option<i32> {
+    let pid = child.id();
+    if leave {
+        watch.tell(&format!("the command goes on (--leave-running): process {pid}"));
+        return None;
+    }
+    watch.tell(&format!(
+        "the recording is over: ending the command, process {pid} (--leave-running keeps it)"
+    ));
+    let status = command::end(child).map(target::shell_code);
+    // By these it was ended here.
+    status.filter(|code| ![128 + libc::SIGTERM, 128 + libc::SIGKILL].contains(code))
+}
+
+/// An error, and what is behind it where the system's words do not tell.
+fn failure(e: &RecordError) -> String {
+    let large = matches!(e, RecordError::Write(trace::WriteError::Io { source, .. })
+        if source.raw_os_error() == Some(libc::EFBIG));
+    format!("{e}{}", if large { "; no larger file is allowed (ulimit -f)" } else { "" })
+}
+
+/// Waits for a command whose recording has failed; how it ended.
+fn outlived(child: Child, e: &RecordError, watch: &dyn Watch) -> String {
+    if watch.stop() {
+        return "; the command goes on".to_owned();
+    }
+    super::screen::restore();
+    eprintln!("profinfer: {}; the command goes on, and profinfer waits for its end", clean(&failure(e)));
+    match command::wait(child) {
+        Some(status) => format!("; the command ended with status {}", target::shell_code(status)),
+        None => "; how the command ended is not known".to_owned(),
+    }
+}
+
+/// What a recording tells, passed on; and its file gets its name once there is something in it.
+struct Named<'a> {
+    watch: &'a mut dyn Watch,
+    name: Option<Rc<Name>>,
+    /// Why the file could not have its name; it is tried again at the end.
+    refused: Option<String>,
+    /// The command that goes on.
+    command: Option<Child>,
+}
+
+impl Watch for Named<'_> {
+    fn arrivals(&mut self, program: &Path) -> Result<Box<dyn Arrivals>, RecordError> {
+        self.watch.arrivals(program)
+    }
+
+    fn stop(&self) -> bool {
+        self.watch.stop()
+    }
+
+    fn tell(&mut self, text: &str) {
+        self.watch.tell(text);
+    }
+
+    fn progress(&mut self, now: &Progress) {
+        let worth = now.totals.events > 0 && now.bytes > trace::FILE_HEADER as u64;
+        if let Some(name) =
+            self.name.as_ref().filter(|name| worth && name.is_part() && self.refused.is_none())
+            && let Err(e) = name.settle()
+        {
+            let why = format!("{e:#}");
+            self.watch.tell(&why);
+            self.refused = Some(why);
+        }
+        self.watch.progress(now);
+    }
+
+    fn left(&mut self, command: Child) {
+        self.command = Some(command);
+    }
 }
 
 fn finish(output: &Path, quiet: bool, s: &Summary) -> Result<ExitCode> {
     if !quiet {
         eprintln!("{}", summary_line(output, s));
-    }
-    if s.totals.events == 0 {
-        eprintln!("profinfer: the probes were attached and nothing hit them: was the engine at work?");
-        return Ok(ExitCode::FAILURE);
     }
     Ok(exit_code(s))
 }
@@ -115,53 +218,6 @@ fn summary_line(output: &Path, s: &Summary) -> String {
     )
 }
 
-/// The file being written.
-pub struct Output(File);
-
-impl Output {
-    /// Creates it; one that exists is replaced only with `force`.
-    ///
-    /// # Errors
-    /// It exists, or cannot be written; with its name.
-    pub fn create(path: &Path, force: bool) -> Result<Output> {
-        let mut how = OpenOptions::new();
-        how.write(true);
-        match force {
-            true => how.create(true).truncate(true),
-            false => how.create_new(true),
-        };
-        match how.open(path) {
-            Ok(file) => Ok(Output(file)),
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-                Err(anyhow!("{} exists: give another name with -o, or --force to replace it", path.display()))
-            }
-            Err(e) => {
-                Err(e).with_context(|| format!("cannot write {}: give another place with -o", path.display()))
-            }
-        }
-    }
-}
-
-impl Write for Output {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.0.write(buf)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
-    }
-}
-
-impl trace::Output for Output {
-    fn seekable(&self) -> bool {
-        self.0.seekable()
-    }
-
-    fn write_at(&mut self, pos: u64, bytes: &[u8]) -> io::Result<()> {
-        self.0.write_at(pos, bytes)
-    }
-}
-
 static STOPS: AtomicU32 = AtomicU32::new(0);
 
 /// Ctrl-C, SIGTERM and SIGHUP: the first ends the recording, a second ends the program.
@@ -181,6 +237,8 @@ impl Signals {
             }
         })
         .context("cannot take over Ctrl-C and SIGTERM")?;
+        // They go to the thread that has just begun, and interrupt nothing here but waits.
+        wake::block();
         Ok(Signals)
     }
 
@@ -215,6 +273,10 @@ impl Status {
 }
 
 impl Watch for Status {
+    fn arrivals(&mut self, program: &Path) -> Result<Box<dyn Arrivals>, RecordError> {
+        Ok(Box::new(OfFile::new(program)?))
+    }
+
     fn stop(&self) -> bool {
         self.signals.came()
     }

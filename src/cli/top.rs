@@ -2,6 +2,7 @@
 //! `record` all that says how.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -9,13 +10,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use super::args::{Args, Argument, Command, Flag, Group};
-use super::record::{self, Output, Signals, budget, flags};
+use super::output::{MODE, Output, mode};
+use super::record::{self, Signals, budget, flags};
 use super::report::style;
 use super::screen::Screen;
 use super::values::{time, whole};
 use crate::agent::qos::law::Rule;
-use crate::agent::recording::{Options, Progress, Streams, Summary, Target, Watch};
-use crate::agent::{qos, usage};
+use crate::agent::recording::{Arrivals, Options, Progress, RecordError, Streams, Summary, Target, Watch};
+use crate::agent::service::arrivals::OfFile;
+use crate::agent::{qos, target, usage};
 use crate::analysis::calls::Phase;
 use crate::analysis::live::{Live, keep};
 use crate::trace::record::Detail;
@@ -73,6 +76,7 @@ const PICTURE: Group = Group {
         Flag::switch("json", "Write each picture as a line of JSON"),
         Flag::value("output", "FILE", "Record into FILE meanwhile").short('o'),
         flags::FORCE,
+        MODE,
         Flag::switch("quiet", "Leave out what the recorder has to say").short('q'),
     ],
 };
@@ -133,14 +137,18 @@ fn run(args: &Args) -> Result<ExitCode> {
     let (count, rows) = (args.option("count", whole(1, u64::MAX))?, args.option("rows", whole(1, 10_000))?);
     let output = args.path("output")?;
     let file = match &output {
-        Some(path) => Some(open(path, args.flag("force"))?),
+        Some(path) => Some(open(path, args)?),
         None => None,
     };
+    let (file, name) = file.map_or((None, None), |file: Output| {
+        let name = file.name();
+        (Some(Box::new(file) as Box<dyn trace::Output>), name)
+    });
     let mut top = Top::new(way, &target, &options, Signals::install()?);
     (top.interval, top.count, top.rows) = (interval, count, rows);
     (top.output, top.quiet) = (output.as_ref().map(|o| o.display().to_string()), args.flag("quiet"));
     let tap = Box::new(top.tail.tap(file));
-    let recorded = record::write_to(target, options, tap, output.as_deref(), &mut top);
+    let recorded = record::write_to(target, options, (tap, name), args.flag("leave-running"), &mut top);
     top.screen = None;
     let summary = recorded?;
     top.last(&summary)?;
@@ -162,12 +170,12 @@ fn long_enough(interval: Duration) -> Result<Duration, String> {
 }
 
 /// A file that is to be read while it is written must be one that can be written over.
-fn open(path: &Path, force: bool) -> Result<Box<dyn trace::Output>> {
+fn open(path: &Path, args: &Args) -> Result<Output> {
     if path.as_os_str() == "-" {
         bail!("standard output is for the pictures: give -o a file");
     }
-    let file = Box::new(Output::create(path, force)?);
-    if !trace::Output::seekable(&*file) {
+    let file = Output::create(path, flags::over(args), args.needed("mode", mode)?)?;
+    if !trace::Output::seekable(&file) {
         bail!("{} is no regular file: give another name with -o", path.display());
     }
     Ok(file)
@@ -350,6 +358,10 @@ impl Top {
 }
 
 impl Watch for Top {
+    fn arrivals(&mut self, program: &Path) -> Result<Box<dyn Arrivals>, RecordError> {
+        Ok(Box::new(OfFile::new(program)?))
+    }
+
     fn stop(&self) -> bool {
         self.done || self.signals.came()
     }
@@ -419,7 +431,7 @@ fn named(target: &Target) -> String {
             let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
             format!("process {}", pids.join(", "))
         }
-        Target::Command(words) => words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" "),
+        Target::Command(words) => target::shown(words.iter().map(|w| w.as_bytes())),
         Target::Exe(path) => format!("all that run {}", path.display()),
         Target::Fed => "engines as they come".into(),
     }

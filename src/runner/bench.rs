@@ -22,6 +22,15 @@ const MANY: usize = 16;
 /// Rows handed out at a time.
 const CHUNK_ROWS: usize = 128;
 
+/// Why a product cannot be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum MeasureError {
+    #[error(transparent)]
+    Matrix(#[from] MatrixError),
+    #[error("cannot start {n} threads: {source}; fewer with -t, or raise the limit (ulimit -u, pids.max)")]
+    Threads { n: usize, source: std::io::Error },
+}
+
 /// What to measure: the product of a matrix `[rows][cols]` with so many tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
@@ -58,8 +67,8 @@ pub fn tile_by_rule(registers: usize, e: usize, h: usize, l: usize) -> (usize, u
 /// Measures for about `seconds`, on copies of `footprint` bytes in all ([`FOOTPRINT`]).
 ///
 /// # Errors
-/// [`MatrixError`] when the shape is none of the type's, or there is no memory.
-pub fn measure(case: &Case, footprint: usize, seconds: f64) -> Result<Timing, MatrixError> {
+/// The shape is none of the type's, or there is no memory, or there are no threads.
+pub fn measure(case: &Case, footprint: usize, seconds: f64) -> Result<Timing, MeasureError> {
     let row_bytes = case.ty.row_bytes(case.cols as u64).unwrap_or(0) as usize;
     let source = made_up(case.ty, row_bytes.saturating_mul(case.rows));
     let make = || Matrix::new(case.ty, case.rows, case.cols, Placement::Packed(&source), case.isa);
@@ -75,7 +84,7 @@ pub fn measure(case: &Case, footprint: usize, seconds: f64) -> Result<Timing, Ma
     let begin = Instant::now();
     while times.len() < 3 || begin.elapsed().as_secs_f64() < seconds {
         for part in matrices.chunks((SLICE / fewer / bytes).max(1)) {
-            times.push(round(case, part, &acts, &mut results) / part.len() as f64);
+            times.push(round(case, part, &acts, &mut results)? / part.len() as f64);
         }
     }
     times.sort_by(f64::total_cmp);
@@ -122,7 +131,12 @@ impl Activations {
 }
 
 /// Seconds for all matrices once, on all threads.
-fn round(case: &Case, matrices: &[Matrix], acts: &Activations, results: &mut [f32]) -> f64 {
+fn round(
+    case: &Case,
+    matrices: &[Matrix],
+    acts: &Activations,
+    results: &mut [f32],
+) -> Result<f64, MeasureError> {
     let index = Index::First(case.tokens);
     let input = Acts::new(acts.bytes(), acts.row_bytes, index);
     // SAFETY: a row of `rows` values for each token; the threads take rows of the matrix that are their own.
@@ -157,9 +171,14 @@ fn round(case: &Case, matrices: &[Matrix], acts: &Activations, results: &mut [f3
     };
     std::thread::scope(|scope| {
         let work = &work;
-        let others: Vec<_> = (1..case.threads).map(|t| scope.spawn(move || work(t))).collect();
+        let start = |t| std::thread::Builder::new().spawn_scoped(scope, move || work(t));
+        let others = (1..case.threads).map(start).collect::<Result<Vec<_>, _>>().map_err(|source| {
+            // Those that are there wait for all.
+            ready.store(case.threads, Ordering::SeqCst);
+            MeasureError::Threads { n: case.threads, source }
+        })?;
         let own = work(0);
-        others.into_iter().map(|t| t.join().unwrap_or(f64::NAN)).fold(own, f64::max)
+        Ok(others.into_iter().map(|t| t.join().unwrap_or(f64::NAN)).fold(own, f64::max))
     })
 }
 

@@ -4,7 +4,7 @@ use super::abi::{Op, Tensor, Type};
 use super::engine::{Engine, UBATCH};
 use super::model::cache::CHUNK;
 use super::model::graph::{Built, Shape};
-use super::peak::{self, Effort, MemoryError, Peaks};
+use super::peak::{self, Effort, PeakError, Peaks};
 use super::pool::pin;
 use crate::ggml::cost::{OpShape, TensorShape};
 use crate::ggml::roofline::{Ceilings, Seen, of_op};
@@ -16,7 +16,7 @@ const SOURCES: usize = 5;
 ///
 /// # Errors
 /// No memory to measure with.
-pub fn measure(threads: usize) -> Result<Peaks, MemoryError> {
+pub fn measure(threads: usize) -> Result<Peaks, PeakError> {
     let mut cpus = pin::cpus();
     if cpus.is_empty() {
         cpus = (0..threads.max(1)).collect();

@@ -357,6 +357,15 @@ impl<W: Write> Encoder<W> {
         if grows { self.put_block() } else { self.seal() }
     }
 
+    /// Brings what has waited to an output that can be written over: what follows may take long.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn flush(&mut self) -> Result<(), WriteError> {
+        let waits = self.out.grows() && self.open.payload() > self.out.done();
+        if waits { self.put_block() } else { Ok(()) }
+    }
+
     /// Bytes of the trace so far.
     pub fn bytes_written(&self) -> u64 {
         self.out.written()

@@ -14,6 +14,8 @@ mod predict;
 pub mod reader;
 pub mod record;
 pub mod ring;
+mod spool;
+mod store;
 mod table;
 mod tail;
 mod tensors;

@@ -1,11 +1,12 @@
 //! The reader: finds the blocks of a trace, whole or damaged, and decodes their records. All bytes are untrusted.
-//! Uses the block layout, the records and their codings.
+//! Uses where the bytes come from, the block layout, the records and their codings.
 
 use crate::order;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use super::block::{
     BLOCK_HEADER, BLOCK_MAGIC, Before, BlockHeader, FILE_HEADER, FileHeader, Frame, MAJOR, MINOR,
@@ -15,6 +16,8 @@ pub use super::coding::{SliceIter, SliceTime, counts, expert_ids, plan_hits, sen
 use super::describe::Past;
 use super::predict::Calls;
 use super::record::Record;
+use super::spool;
+use super::store::Store;
 
 /// Why a trace could not be opened at all.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +32,11 @@ pub enum ReadError {
         "the trace has format version {major}.{minor}, this profinfer reads up to {MAJOR}.x: use a newer profinfer"
     )]
     Newer { major: u16, minor: u16 },
+    #[error(
+        "no room in {dir} for a trace that comes through a pipe: at most {most} bytes may be used there; \
+         name another directory with TMPDIR, or give the trace as a file"
+    )]
+    NoRoom { dir: String, most: u64 },
 }
 
 /// Something lost or doubtful, with its place in the file.
@@ -90,22 +98,6 @@ impl fmt::Display for Damage {
     }
 }
 
-enum Data {
-    Mapped(memmap2::Mmap),
-    Owned(Vec<u8>),
-}
-
-impl std::ops::Deref for Data {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Data::Mapped(map) => map,
-            Data::Owned(bytes) => bytes,
-        }
-    }
-}
-
 /// Where a block is; its header's checksum was verified, its payload's was not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockRef {
@@ -123,64 +115,89 @@ impl BlockRef {
     fn total(&self) -> u64 {
         BLOCK_HEADER as u64 + u64::from(self.len)
     }
+
+    /// The payload, if it is the block's.
+    fn checked<'p>(&self, payload: &'p [u8]) -> Result<&'p [u8], Damage> {
+        let damage = |kind| Damage { offset: self.offset, bytes: self.total(), kind };
+        match payload.len() == self.len as usize {
+            // It was there when the trace was opened.
+            false => Err(damage(DamageKind::TornTail)),
+            true if crc32c::crc32c(payload) != self.crc => {
+                Err(damage(DamageKind::Checksum { seq: self.seq }))
+            }
+            true => Ok(payload),
+        }
+    }
 }
+
+/// A block's payload once it was read and its checksum was right, else what is wrong with it.
+type Kept = OnceLock<Result<Box<[u8]>, Damage>>;
 
 /// An open trace.
 pub struct Trace {
-    data: Data,
+    store: Store,
     version: (u16, u16),
     blocks: Vec<BlockRef>,
+    /// For each block of a file.
+    kept: Vec<Kept>,
     damage: Vec<Damage>,
 }
 
 impl Trace {
-    /// Maps a file. It may still grow while it is read; what comes later is not seen.
+    /// Opens a file. It may still grow while it is read; what comes later is not seen. It may also be cut short by somebody:
+    /// the blocks that are gone then are damage. A pipe is read to its end.
     pub fn open(path: &Path) -> Result<Trace, ReadError> {
-        let file = File::open(path)?;
-        if !file.metadata()?.is_file() {
-            let mut bytes = Vec::new();
-            (&file).read_to_end(&mut bytes)?;
-            return Trace::from_bytes(bytes);
+        let mut file = File::open(path)?;
+        let meta = file.metadata()?;
+        if !meta.is_file() {
+            return Trace::from_reader(&mut file);
         }
-        if file.metadata()?.len() == 0 {
-            return Err(ReadError::Empty);
-        }
-        // SAFETY: the mapping is only read, as bytes of which no value is invalid. A writer that changes them meanwhile
-        // can make the reader see damage, which it is made for; a trace being written never shrinks.
-        let map = unsafe { memmap2::Mmap::map(&file)? };
-        Trace::index(Data::Mapped(map))
+        Trace::index(Store::File(file, meta.len()))
     }
 
     /// Takes a trace that is in memory.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Trace, ReadError> {
-        Trace::index(Data::Owned(bytes))
+        Trace::index(Store::Memory(bytes))
     }
 
-    fn index(data: Data) -> Result<Trace, ReadError> {
-        if data.is_empty() {
+    /// Reads a trace that comes through a pipe to its end. A long one is kept in a file without a name in the directory for
+    /// temporary files.
+    pub fn from_reader(input: &mut dyn io::Read) -> Result<Trace, ReadError> {
+        Trace::index(spool::all_of(input)?)
+    }
+
+    fn index(store: Store) -> Result<Trace, ReadError> {
+        if store.len() == 0 {
             return Err(ReadError::Empty);
         }
-        let (start, version) = match parse_file_header(&data) {
+        let mut head = [0; 512];
+        let got = store.read(0, &mut head)?;
+        let head = head.get(..got).unwrap_or_default();
+        let (start, version) = match parse_file_header(head) {
             FileHeader::Good { major, minor } if major > MAJOR => {
                 return Err(ReadError::Newer { major, minor });
             }
-            FileHeader::Good { major, minor } => (FILE_HEADER, Some((major, minor))),
-            FileHeader::Damaged => (FILE_HEADER, None),
+            FileHeader::Good { major, minor } => (FILE_HEADER as u64, Some((major, minor))),
+            FileHeader::Damaged => (FILE_HEADER as u64, None),
             FileHeader::Foreign => (0, None),
         };
-        let mut scan = Scan { data: &data, blocks: Vec::new(), damage: Vec::new(), newer: None, version };
+        let mut scan = Scan { store: &store, blocks: Vec::new(), damage: Vec::new(), newer: None, version };
         if version.is_none() {
-            scan.damage.push(damage(0, FILE_HEADER.min(data.len()), DamageKind::FileHeader));
+            scan.damage.push(damage(0, store.len().min(FILE_HEADER as u64), DamageKind::FileHeader));
         }
-        scan.run(start);
+        scan.run(start)?;
         let Scan { blocks, damage, newer, version, .. } = scan;
         if blocks.is_empty() && version.is_none() {
             return match newer {
                 Some((major, minor)) => Err(ReadError::Newer { major, minor }),
-                None => Err(ReadError::NotATrace(looks_like(&data))),
+                None => Err(ReadError::NotATrace(looks_like(head))),
             };
         }
-        Ok(Trace { data, version: version.unwrap_or((MAJOR, 0)), blocks, damage })
+        let kept = match store {
+            Store::File(..) => blocks.iter().map(|_| Kept::new()).collect(),
+            Store::Memory(_) => Vec::new(),
+        };
+        Ok(Trace { store, version: version.unwrap_or((MAJOR, 0)), blocks, kept, damage })
     }
 
     /// Major and minor version of the format. With a minor version above [`MINOR`] there may be records that were
@@ -196,7 +213,7 @@ impl Trace {
 
     /// Size of the file, bytes.
     pub fn size(&self) -> u64 {
-        self.data.len() as u64
+        self.store.len()
     }
 
     /// The blocks found, in file order.
@@ -206,20 +223,24 @@ impl Trace {
 
     /// Block `i` of `blocks()`, checked against its checksum.
     pub fn block(&self, i: usize) -> Result<Block<'_>, Damage> {
-        let Some(block) = self.blocks.get(i) else {
-            return Err(damage(
-                self.data.len(),
-                0,
-                DamageKind::Record { seq: u32::MAX, why: "no such block" },
-            ));
+        let gone = || damage(self.size(), 0, DamageKind::Record { seq: u32::MAX, why: "no such block" });
+        let at = self.blocks.get(i).ok_or_else(gone)?;
+        let payload = match (&self.store, self.kept.get(i)) {
+            (Store::Memory(bytes), _) => {
+                let from = at.offset as usize + BLOCK_HEADER;
+                at.checked(bytes.get(from..from + at.len as usize).unwrap_or_default())?
+            }
+            (store, Some(kept)) => kept
+                .get_or_init(|| {
+                    let payload = store.take(at.offset + BLOCK_HEADER as u64, at.len as usize);
+                    at.checked(&payload)?;
+                    Ok(payload)
+                })
+                .as_deref()
+                .map_err(Damage::clone)?,
+            _ => return Err(gone()),
         };
-        let at = block.offset as usize + BLOCK_HEADER;
-        let payload = self.data.get(at..at + block.len as usize).unwrap_or_default();
-        if crc32c::crc32c(payload) != block.crc {
-            let (offset, bytes) = (block.offset, block.total());
-            return Err(Damage { offset, bytes, kind: DamageKind::Checksum { seq: block.seq } });
-        }
-        Ok(Block { at: *block, payload })
+        Ok(Block { at: *at, payload })
     }
 
     /// Damage found in the structure of the file, in file order: bytes skipped, a torn tail, missing blocks, no footer.
@@ -227,7 +248,7 @@ impl Trace {
     pub fn damage(&self) -> Vec<Damage> {
         let mut all = self.damage.clone();
         if !self.has_footer() {
-            all.push(damage(self.data.len(), 0, DamageKind::NoFooter));
+            all.push(damage(self.size(), 0, DamageKind::NoFooter));
         }
         all
     }
@@ -252,13 +273,13 @@ impl Trace {
     }
 }
 
-fn damage(offset: usize, bytes: usize, kind: DamageKind) -> Damage {
-    Damage { offset: offset as u64, bytes: bytes as u64, kind }
+fn damage(offset: u64, bytes: u64, kind: DamageKind) -> Damage {
+    Damage { offset, bytes, kind }
 }
 
 /// One pass over the block headers.
 struct Scan<'a> {
-    data: &'a [u8],
+    store: &'a Store,
     blocks: Vec<BlockRef>,
     damage: Vec<Damage>,
     newer: Option<(u16, u16)>,
@@ -266,62 +287,91 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    fn run(&mut self, start: usize) {
+    fn run(&mut self, start: u64) -> io::Result<()> {
+        let len = self.store.len();
         let mut pos = start;
         // Begin of bytes that belong to no block.
         let mut lost = start;
-        while let Some(at) = self.find(pos) {
-            let Some(header) = self.data.get(at..).and_then(BlockHeader::parse) else { break };
+        while let Some(at) = self.find(pos)? {
+            let Some(header) = self.header(at)? else { break };
             self.skipped(lost, at);
-            let end = at + BLOCK_HEADER + header.len as usize;
+            let inside = at + BLOCK_HEADER as u64;
+            let end = inside + u64::from(header.len);
             // A block that is not followed by another one, or by the end, may have lost bytes: another header inside
             // it says so. Only then is it given up unread; each byte is searched once.
-            if end != self.data.len() && self.data.get(end..).and_then(BlockHeader::parse).is_none() {
-                let inner = self.find(at + BLOCK_HEADER).filter(|p| *p < end);
-                if inner.is_some() || end > self.data.len() {
-                    (pos, lost) = (inner.unwrap_or(self.data.len()), at);
+            if end != len && self.header(end)?.is_none() {
+                let inner = self.find(inside)?.filter(|p| *p < end);
+                if inner.is_some() || end > len {
+                    (pos, lost) = (inner.unwrap_or(len), at);
                     continue;
                 }
             }
             self.accept(at, end - at, &header);
             (pos, lost) = (end, end);
         }
-        self.tail(lost);
+        self.tail(lost)
+    }
+
+    /// The block header at a place, if there is an intact one.
+    fn header(&self, at: u64) -> io::Result<Option<BlockHeader>> {
+        let mut bytes = [0; BLOCK_HEADER];
+        let got = self.store.read(at, &mut bytes)?;
+        Ok(bytes.get(..got).and_then(BlockHeader::parse))
     }
 
     /// Where the next intact block header is, from `pos` on.
-    fn find(&self, mut pos: usize) -> Option<usize> {
-        loop {
-            let rest = self.data.get(pos..)?;
-            if rest.starts_with(&BLOCK_MAGIC) && BlockHeader::parse(rest).is_some() {
-                return Some(pos);
-            }
-            let next = rest.get(1..)?.iter().position(|b| *b == BLOCK_MAGIC[0])?;
-            pos += 1 + next;
+    fn find(&self, mut pos: u64) -> io::Result<Option<u64>> {
+        /// Bytes searched at once.
+        const PIECE: usize = 256 << 10;
+        if self.header(pos)?.is_some() {
+            return Ok(Some(pos));
         }
+        let mut bytes = Vec::new();
+        // No header begins in a hole.
+        while let Some(from) = self.store.data_from(pos) {
+            bytes.resize(PIECE, 0);
+            let got = self.store.read(from, &mut bytes)?;
+            bytes.truncate(got);
+            let mut at = 0;
+            while let Some(rest) = bytes.get(at..).filter(|rest| rest.len() >= BLOCK_HEADER) {
+                if rest.starts_with(&BLOCK_MAGIC) && BlockHeader::parse(rest).is_some() {
+                    return Ok(Some(from + at as u64));
+                }
+                let next = rest.iter().skip(1).position(|b| *b == BLOCK_MAGIC[0]);
+                at += next.map_or(rest.len(), |next| next + 1);
+            }
+            if got < PIECE {
+                return Ok(None);
+            }
+            pos = from + (PIECE - BLOCK_HEADER + 1) as u64;
+        }
+        Ok(None)
     }
 
-    fn skipped(&mut self, from: usize, to: usize) {
+    fn skipped(&mut self, from: u64, to: u64) {
         // The damaged file header already stands for its bytes.
-        let from = if self.version.is_none() { from.max(FILE_HEADER.min(to)) } else { from };
+        let from = if self.version.is_none() { from.max(to.min(FILE_HEADER as u64)) } else { from };
         if from < to {
             self.damage.push(damage(from, to - from, DamageKind::Skipped));
         }
     }
 
-    fn tail(&mut self, from: usize) {
-        let len = self.data.len();
-        let from = if self.version.is_none() { from.max(FILE_HEADER) } else { from };
+    fn tail(&mut self, from: u64) -> io::Result<()> {
+        let len = self.store.len();
+        let from = if self.version.is_none() { from.max(FILE_HEADER as u64) } else { from };
         if from < len {
-            let rest = self.data.get(from..).unwrap_or_default();
+            let mut rest = [0; BLOCK_MAGIC.len()];
+            let got = self.store.read(from, &mut rest)?;
             // After a block there may be more of it that its header does not count yet.
-            let torn = !self.blocks.is_empty() || rest.iter().zip(BLOCK_MAGIC).all(|(a, b)| *a == b);
+            let torn =
+                !self.blocks.is_empty() || rest.iter().take(got).zip(BLOCK_MAGIC).all(|(a, b)| *a == b);
             let kind = if torn { DamageKind::TornTail } else { DamageKind::Skipped };
             self.damage.push(damage(from, len - from, kind));
         }
+        Ok(())
     }
 
-    fn accept(&mut self, at: usize, total: usize, header: &BlockHeader) {
+    fn accept(&mut self, at: u64, total: u64, header: &BlockHeader) {
         let seq = header.seq;
         if header.major > MAJOR {
             self.newer = Some((header.major, header.minor));
@@ -341,7 +391,7 @@ impl Scan<'_> {
         }
         self.version = self.version.max(Some((header.major, header.minor)));
         self.blocks.push(BlockRef {
-            offset: at as u64,
+            offset: at,
             len: header.len,
             seq,
             first_ts: header.first_ts,
@@ -417,7 +467,7 @@ impl<'a> Block<'a> {
 }
 
 /// A guess at what a file is that is no trace, for the error message.
-fn looks_like(data: &[u8]) -> &'static str {
+pub(super) fn looks_like(data: &[u8]) -> &'static str {
     const KNOWN: [(&[u8], &str); 10] = [
         (b"\x89PFI", "a trace that was changed in transfer (text mode?)"),
         (b"\x1f\x8b", "gzip data: unpack it first"),

@@ -13,6 +13,7 @@ use super::table::clean;
 use super::units;
 use crate::analysis::dag::fold::ranges;
 use crate::analysis::dag::{Dag, METRICS, Metric, Node, Role, Spread, Tensor};
+use crate::plain::{escape, hides};
 
 /// How to write it down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -243,7 +244,7 @@ pub fn string(text: &str) -> String {
     for c in text.chars() {
         match c {
             '"' | '\\' => out.extend(['\\', c]),
-            c if c.is_control() => out.push_str(&format!("\\u{:04x}", c as u32)),
+            c if hides(c) => escape(&mut out, c),
             c => out.push(c),
         }
     }

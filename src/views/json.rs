@@ -1,11 +1,13 @@
-//! Answers as JSON; the structs of `analysis` are the schema. Uses nothing else of this crate.
+//! Answers as JSON; the structs of `analysis` are the schema. Every JSON that is written passes [`Json`].
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 
+pub use crate::plain::Json;
+
 /// Writes `answer` as indented JSON with a newline at the end.
 pub fn write(out: &mut dyn Write, answer: &impl Serialize) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, answer)?;
+    serde_json::to_writer_pretty(Json(out), answer)?;
     writeln!(out)
 }

@@ -18,6 +18,10 @@ pub fn write(out: &mut dyn Write, state: &Value, style: &Style) -> io::Result<()
     let now = clean(&format!("{}, process {}, since {since}", version, whole(state, "pid")));
     writeln!(out, "{}: {} ({now})", style.bold("Service"), clean(&word(state, "state")))?;
     fact(out, "engines by", &with(&word(at(state, "finder"), "road"), &word(at(state, "finder"), "why")))?;
+    let held_back = held_back(at(state, "finder"));
+    if !held_back.is_empty() {
+        fact(out, "held back", &held_back)?;
+    }
     let conf = at(state, "configuration");
     let file =
         Some(word(conf, "file")).filter(|f| !f.is_empty()).unwrap_or_else(|| "what is built in".into());
@@ -59,6 +63,22 @@ fn with(text: &str, why: &str) -> String {
     if why.is_empty() { text.to_owned() } else { format!("{text} ({why})") }
 }
 
+/// Whose files are not all looked at; empty where all are.
+fn held_back(finder: &Value) -> String {
+    let user = |of: &Value| {
+        format!(
+            "{} mapped files of user {} were not looked at ({} of his processes wait): more than his share of time",
+            whole(of, "files"),
+            whole(of, "uid"),
+            whole(of, "processes")
+        )
+    };
+    let users = list(finder, "held_back").iter().map(user);
+    let large = finder.get("files_too_large").and_then(Value::as_u64).filter(|n| *n > 0);
+    let large = large.map(|n| format!("{n} files are too large to be looked through"));
+    users.chain(large).collect::<Vec<_>>().join("; ")
+}
+
 fn rules(state: &Value) -> String {
     let rule = |rule: &Value| {
         let runs = rule.get("runs").and_then(Value::as_u64).map(|n| count(n, "run")).unwrap_or_default();
@@ -76,6 +96,7 @@ fn counts(of: &Value) -> String {
         ("one_in", "left out by one_in"),
         ("at_once", "left out by at_once"),
         ("missed", "missed"),
+        ("waiting", "waiting for a place"),
     ];
     let part = |(name, says): &(&str, &str)| {
         let n = of.get(name).and_then(Value::as_u64).filter(|n| *n > 0 || *name == "recorded")?;

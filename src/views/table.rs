@@ -1,4 +1,4 @@
-//! Plain aligned tables for a terminal or a pipe. Uses nothing else of this crate.
+//! Plain aligned tables for a terminal or a pipe.
 
 use std::borrow::Cow;
 
@@ -32,17 +32,8 @@ impl Style {
     }
 }
 
-/// Text from a target or a trace made safe to print: control characters and those that hide or turn text are escaped.
-pub fn clean(text: &str) -> String {
-    let hides = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-    };
-    if !text.chars().any(hides) {
-        return text.to_string();
-    }
-    text.chars().map(|c| if hides(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
-}
+/// Text from a target or a trace made safe to print.
+pub use crate::plain::clean;
 
 /// A column: numbers stand right, text stands left.
 #[derive(Debug, Clone)]

@@ -69,7 +69,7 @@ fn absent(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()>
 }
 
 pub(super) fn title(out: &mut dyn Write, style: &Style, text: &str) -> io::Result<()> {
-    writeln!(out, "\n{}", style.bold(text))
+    writeln!(out, "\n{}", style.bold(&clean(text)))
 }
 
 /// One `name: value` line; an empty value is left out.

@@ -15,7 +15,7 @@ use profinfer::analysis::live::Live;
 use profinfer::analysis::load::{Progress, load};
 use profinfer::analysis::ops::sort_runs;
 use profinfer::analysis::overview::overview;
-use profinfer::analysis::report::{self, By, Report, report};
+use profinfer::analysis::report::{self, By, report};
 use profinfer::analysis::stat::shapes::of_trace;
 use profinfer::analysis::stat::{self, View, stat};
 use profinfer::analysis::tables::{Idents, OpKey};
@@ -54,14 +54,22 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Takes a bounded number of bytes.
+/// Takes a bounded number of bytes, of text that hides and turns nothing.
 #[derive(Default)]
-struct Out(usize);
+pub struct Out {
+    bytes: usize,
+    /// Not text.
+    binary: bool,
+}
 
 impl Write for Out {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0 += bytes.len();
-        assert!(self.0 <= MOST_WRITTEN, "a view without end");
+        self.bytes += bytes.len();
+        assert!(self.bytes <= MOST_WRITTEN, "a view without end");
+        if !self.binary {
+            let text = String::from_utf8_lossy(bytes);
+            assert!(!text.contains(hides), "{:?}", text.chars().filter(|c| hides(*c)).collect::<String>());
+        }
         Ok(bytes.len())
     }
 
@@ -70,31 +78,49 @@ impl Write for Out {
     }
 }
 
+/// Characters of a name that no view passes on: those that a terminal acts on, and those that hide or turn what stands
+/// beside them. ESC and line ends are the views' own, too.
+pub fn hides(c: char) -> bool {
+    let unicode = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}');
+    unicode || (c.is_control() && !matches!(c, '\x1b' | '\r' | '\n'))
+}
+
+/// Groups of views.
+pub const GROUPS: [fn(&mut Out, &Trace); 7] =
+    [reports, statistics, comparison, graphs, timelines, pages, live];
+
 /// Draws all views of what may be a trace; bytes written in all.
 pub fn all(bytes: Vec<u8>) -> usize {
     let Ok(trace) = Trace::from_bytes(bytes) else { return 0 };
-    let (mut out, progress) = (Out::default(), Progress::default());
-    let options = report::Options {
+    let mut out = Out::default();
+    GROUPS.iter().for_each(|group| group(&mut out, &trace));
+    out.bytes
+}
+
+fn options() -> report::Options {
+    report::Options {
         top: Some(7),
         tables: By::ALL.to_vec(),
         peaks: vec![Peak { threads: None, gb_per_s: 20.0, gflop_per_s: Some(100.0), int8_gop_per_s: None }],
         ..report::Options::default()
-    };
-    let told = report(&trace, &options, &progress);
-    views::text::write(&mut out, &told, &Style { width: Some(90), color: true }).unwrap();
-    views::json::write(&mut out, &told).unwrap();
-    statistics(&mut out, &trace);
-    comparison(&mut out, &trace);
-    graphs(&mut out, &trace);
-    timelines(&mut out, &trace, &told);
+    }
+}
+
+fn reports(out: &mut Out, trace: &Trace) {
+    let told = report(trace, &options(), &Progress::default());
+    views::text::write(out, &told, &Style { width: Some(90), color: true }).unwrap();
+    views::json::write(out, &told).unwrap();
+}
+
+fn pages(out: &mut Out, trace: &Trace) {
+    let (peaks, progress) = (options().peaks, Progress::default());
     for cut in [Cut::default(), Cut { calls: (Some(1), Some(2)), ..Cut::default() }] {
-        match overview(&trace, &cut, &options.peaks, &progress) {
-            Ok(found) => views::html::write(&mut out, &found, "x", 20).unwrap(),
+        match overview(trace, &cut, &peaks, &progress) {
+            Ok(found) => views::html::write(out, &found, "x", 20).unwrap(),
             Err(why) => said(&why),
         }
     }
-    live(&mut out, &trace);
-    out.0
 }
 
 fn said(why: &dyn std::error::Error) {
@@ -176,7 +202,8 @@ fn graphs(out: &mut Out, trace: &Trace) {
     }
 }
 
-fn timelines(out: &mut Out, trace: &Trace, told: &Report) {
+fn timelines(out: &mut Out, trace: &Trace) {
+    let told = &report(trace, &options(), &Progress::default());
     let mut loaded = load(trace, &Progress::default());
     let (line, idents) = (timeline(&loaded), Idents::new(&loaded));
     let labels = Labels::new(&loaded, &line, &idents, told);
@@ -184,7 +211,9 @@ fn timelines(out: &mut Out, trace: &Trace, told: &Report) {
     sort_runs(&mut loaded);
     let lanes = Lanes::new(&loaded, Select::default());
     let run = Run::new(&loaded, &line, &lanes, &idents, &labels);
+    out.binary = true;
     run.draw(&mut Perfetto::new(out, &labels, header.as_ref(), 1)).unwrap();
+    out.binary = false;
     run.draw(&mut Chrome::new(out, &labels, header.as_ref())).unwrap();
 }
 

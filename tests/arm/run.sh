@@ -41,7 +41,7 @@ unit_tests() {
     done
 }
 
-# Left out is what qemu-user cannot do: read another process's memory, and start a program for AArch64. On real kernels
+# Left out is what qemu-user cannot do: read another process's memory or state, and start a program for AArch64. On real kernels
 # (tests/kernels) both are part of every recording. So are simulations by the thousand: they are arithmetic, and slow here.
 profinfers_tests() {
     local processor=${processors%%:*}
@@ -49,6 +49,7 @@ profinfers_tests() {
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$qemu -cpu $processor" \
         cross/cargo.sh "$target" test --quiet --locked --package profinfer --features vendored --lib --bins -- \
         --skip agent::service::facts::tests::this_process --skip agent::service::own::tests:: \
+        --skip agent::service::polled::tests::what_is_new_or_changed \
         --skip agent::service::recognise::tests::a_program_without_a_path \
         --skip agent::memory::tests:: --skip agent::perf::snapshot::tests::a_graph_is_read_with_its_sources \
         --skip agent::qos::law::tests:: --skip analysis::diff::judge::tests:: --skip analysis::stats::tests:: \

@@ -4,6 +4,7 @@
 
 pub mod counted;
 pub mod expect;
+pub mod made;
 pub mod refuse;
 pub mod run;
 pub mod seen;

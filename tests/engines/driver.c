@@ -16,7 +16,7 @@
 struct options {
     struct settings set;
     int n_prompt, n_decode, repeat, warmup;
-    double hold;
+    double hold, pause;
     const char *wait_for, *dump, *experts, *per_token, *logits;
     int32_t *ids; /* a prompt of our own, n_prompt long */
     bool cut, json, control;
@@ -204,6 +204,7 @@ static void usage(FILE *f) {
           "  --repeat R        repetitions (1)               --verbose       the engine's log\n"
           "  --wait-for FILE   wait for FILE before the libraries are loaded\n"
           "  --hold S          wait S seconds between model load and first decode\n"
+          "  --pause S         wait S seconds between opening the engine and loading the model\n"
           "  --per-token FILE  a line per decode: start_ns wall_ns cpu_ns label\n"
           "  --dump FILE       what the engine runs, as JSON lines; --cut: node by node\n"
           "  --experts FILE    experts chosen, as JSON lines; cuts the graph behind each choice\n"
@@ -240,6 +241,7 @@ enum {
     VERBOSE,
     WAIT_FOR,
     HOLD,
+    PAUSE,
     PER_TOKEN,
     DUMP,
     CUT,
@@ -252,17 +254,29 @@ enum {
 };
 
 static const struct option LONG[] = {
-    {"engine", 1, 0, ENGINE},       {"model", 1, 0, MODEL},
-    {"prompt", 1, 0, 'p'},          {"decode", 1, 0, 'n'},
-    {"threads", 1, 0, 't'},         {"repeat", 1, 0, REPEAT},
-    {"warmup", 1, 0, WARMUP},       {"ctx", 1, 0, CTX},
-    {"old-api", 0, 0, OLD_API},     {"verbose", 0, 0, VERBOSE},
-    {"wait-for", 1, 0, WAIT_FOR},   {"hold", 1, 0, HOLD},
-    {"per-token", 1, 0, PER_TOKEN}, {"dump", 1, 0, DUMP},
-    {"experts", 1, 0, EXPERTS},     {"cut", 0, 0, CUT},
-    {"control", 0, 0, CONTROL},     {"ids", 1, 0, IDS},
-    {"logits", 1, 0, LOGITS},       {"json", 0, 0, JSON},
-    {"help", 0, 0, HELP},           {0, 0, 0, 0},
+    {"engine", 1, 0, ENGINE},
+    {"model", 1, 0, MODEL},
+    {"prompt", 1, 0, 'p'},
+    {"decode", 1, 0, 'n'},
+    {"threads", 1, 0, 't'},
+    {"repeat", 1, 0, REPEAT},
+    {"warmup", 1, 0, WARMUP},
+    {"ctx", 1, 0, CTX},
+    {"old-api", 0, 0, OLD_API},
+    {"verbose", 0, 0, VERBOSE},
+    {"wait-for", 1, 0, WAIT_FOR},
+    {"hold", 1, 0, HOLD},
+    {"pause", 1, 0, PAUSE},
+    {"per-token", 1, 0, PER_TOKEN},
+    {"dump", 1, 0, DUMP},
+    {"experts", 1, 0, EXPERTS},
+    {"cut", 0, 0, CUT},
+    {"control", 0, 0, CONTROL},
+    {"ids", 1, 0, IDS},
+    {"logits", 1, 0, LOGITS},
+    {"json", 0, 0, JSON},
+    {"help", 0, 0, HELP},
+    {0, 0, 0, 0},
 };
 
 static void parse(int argc, char **argv) {
@@ -281,6 +295,7 @@ static void parse(int argc, char **argv) {
         case VERBOSE: opt.set.verbose = true; break;
         case WAIT_FOR: opt.wait_for = optarg; break;
         case HOLD: opt.hold = atof(optarg); break;
+        case PAUSE: opt.pause = atof(optarg); break;
         case PER_TOKEN: opt.per_token = optarg; break;
         case DUMP: opt.dump = optarg; break;
         case CUT: opt.cut = true; break;
@@ -308,6 +323,7 @@ int main(int argc, char **argv) {
     if (opt.dump) opt.set.observe = dump_observe;
     if (opt.experts) opt.set.observe = experts_observe;
     engine_open(&eng, &opt.set);
+    if (opt.pause > 0) sleep_seconds(opt.pause);
     if (opt.dump) dump_open(opt.dump, &eng, opt.cut);
     if (opt.experts) experts_open(opt.experts, &eng);
     if (opt.per_token && !(tokens_out = fopen(opt.per_token, "w"))) DIE("cannot write %s", opt.per_token);

@@ -4,6 +4,7 @@ hdc of the test's own), and the Debian package."""
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -407,6 +408,14 @@ class Debian(Test):
             ("-rw-r--r-- root/root", "./usr/share/doc/profinfer/copyright"),
         ]:
             self.assertTrue(any(line.startswith(mode) and line.endswith(name) for line in names.splitlines()), name)
+        told = self.run_it("sh", "-c", f"dpkg-deb --fsys-tarfile {deb} | tar xO ./usr/share/doc/profinfer/copyright")
+        for linked in ["elfutils/libelf", "libbpf", "zlib", "musl", "libgcc", "rust-std", "crates/libbpf-rs"]:
+            self.assertIn(f"Files: {linked}/*", told)
+        for holder in ["Red Hat, Inc.", "Jean-loup Gailly and Mark Adler", "Alexei Starovoitov", "Rich Felker"]:
+            self.assertIn(holder, told)
+        named = set(re.findall(r"^License: (.*)", told, re.MULTILINE))
+        missing = [n for line in named for n in line.split(" or ") if f"\nLicense: {n}\n " not in told]
+        self.assertEqual(missing, [], "licences named and not there")
         self.assertEqual(deb.read_bytes(), self.build("1.2").read_bytes(), "twice the same commit, twice the same bytes")
 
     def test_lintian_finds_no_error(self):

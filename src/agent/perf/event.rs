@@ -1,7 +1,10 @@
 //! perf events by system call: opened, joined to a ring, switched, counted. Uses nothing of this crate.
 
+use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use perf_event_open_sys as sys;
 use sys::bindings::{
@@ -27,9 +30,13 @@ fn attr(kind: u32, config: u64) -> perf_event_attr {
 
 fn open(attr: &mut perf_event_attr, cpu: u32) -> io::Result<OwnedFd> {
     let cpu = i32::try_from(cpu).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    open_for(attr, -1, cpu)
+}
+
+fn open_for(attr: &mut perf_event_attr, pid: libc::pid_t, cpu: libc::c_int) -> io::Result<OwnedFd> {
     let cloexec = libc::c_ulong::from(PERF_FLAG_FD_CLOEXEC);
     // SAFETY: the attributes are as long as they say.
-    match unsafe { sys::perf_event_open(attr, -1, cpu, -1, cloexec) } {
+    match unsafe { sys::perf_event_open(attr, pid, cpu, -1, cloexec) } {
         // SAFETY: a descriptor that the kernel has just made for us; nobody else has it.
         fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
@@ -61,8 +68,9 @@ pub fn images(cpu: u32) -> io::Result<OwnedFd> {
     open(&mut attr, cpu)
 }
 
-/// The tracepoint `id` on a CPU, each hit a sample, off until [`enable`]. An `urgent` one wakes the reader at each hit.
-pub fn tracepoint(id: u32, cpu: u32, urgent: bool) -> io::Result<OwnedFd> {
+/// The tracepoint `id` on a CPU, each hit a sample, off until [`enable`]. An `urgent` one wakes the reader at each hit. Of
+/// everybody's hits, or the calling thread's `own`.
+pub fn tracepoint(id: u32, cpu: u32, urgent: bool, own: bool) -> io::Result<OwnedFd> {
     let mut attr = attr(PERF_TYPE_TRACEPOINT, id.into());
     attr.__bindgen_anon_1.sample_period = 1;
     attr.set_disabled(1);
@@ -73,7 +81,61 @@ pub fn tracepoint(id: u32, cpu: u32, urgent: bool) -> io::Result<OwnedFd> {
             attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
         }
     }
-    open(&mut attr, cpu)
+    open_for(&mut attr, if own { 0 } else { -1 }, number(cpu)?)
+}
+
+/// A probe event, by the number of its definition, in the memory of one process (0: this one), on all CPUs. Nothing is told or
+/// counted but by the program that is bound to the definition.
+pub fn of_process(id: u32, pid: u32) -> io::Result<OwnedFd> {
+    let mut attr = perf_event_attr {
+        type_: PERF_TYPE_TRACEPOINT,
+        size: size_of::<perf_event_attr>() as u32,
+        config: id.into(),
+        ..Default::default()
+    };
+    // Whoever may look at the process may have it so, where that is not restricted further.
+    attr.set_exclude_kernel(1);
+    // The breakpoint is there and the program runs whether it is on or not; off, it costs the process's switches next to nothing.
+    attr.set_disabled(1);
+    open_for(&mut attr, number(pid)?, -1)
+}
+
+/// A probe at an offset of a file, in the memory of one process alone.
+pub fn uprobe(file: &Path, offset: u64, ret: bool, pid: u32) -> io::Result<OwnedFd> {
+    let source = Path::new("/sys/bus/event_source/devices/uprobe");
+    let number_in = |name: &str| {
+        let text = std::fs::read_to_string(source.join(name))?;
+        // The format of the return probe's bit is `config:0`.
+        text.trim()
+            .trim_start_matches("config:")
+            .parse::<u32>()
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+    };
+    let ret = if ret { 1 << number_in("format/retprobe")?.min(63) } else { 0 };
+    let path = CString::new(file.as_os_str().as_bytes())?;
+    let mut attr = perf_event_attr {
+        type_: number_in("type")?,
+        size: size_of::<perf_event_attr>() as u32,
+        config: ret,
+        ..Default::default()
+    };
+    attr.__bindgen_anon_3.config1 = path.as_ptr() as u64;
+    attr.__bindgen_anon_4.config2 = offset;
+    attr.set_disabled(1);
+    let opened: io::Result<OwnedFd> = open_for(&mut attr, number(pid)?, -1);
+    // The kernel reads the path while it opens the event.
+    drop(path);
+    opened
+}
+
+fn number(pid: u32) -> io::Result<libc::pid_t> {
+    libc::pid_t::try_from(pid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))
+}
+
+/// Has a BPF program run at each hit of a probe event's definition.
+pub fn bind(event: &impl AsFd, program: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: both descriptors are open; the kernel checks what they are.
+    done(unsafe { sys::ioctls::SET_BPF(event.as_fd().as_raw_fd(), program.as_raw_fd() as u32) })
 }
 
 fn done(result: libc::c_int) -> io::Result<()> {
@@ -82,7 +144,7 @@ fn done(result: libc::c_int) -> io::Result<()> {
 
 /// Lets only those hits of a tracepoint pass, before it is enabled, that `what` names in the kernel's language of filters.
 pub fn filter(event: &impl AsFd, what: &str) -> io::Result<()> {
-    let what = std::ffi::CString::new(what)?;
+    let what = CString::new(what)?;
     // SAFETY: the descriptor is open; the kernel reads a string that ends in zero.
     done(unsafe { sys::ioctls::SET_FILTER(event.as_fd().as_raw_fd(), what.as_ptr().cast_mut()) })
 }

@@ -10,7 +10,6 @@ mod replay;
 pub(super) mod ring;
 mod sched;
 mod snapshot;
-mod tracefs;
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd};
@@ -23,6 +22,7 @@ use super::refusal::{self, Act};
 use super::skel::types::{ev_counter, ev_kind};
 use super::source::{Books, Knobs, Prober, Prog, Sink, Source, Standing, Structure};
 use super::structure::Reading;
+use super::tracefs::Tracefs;
 use super::transport::{Order, SLACK_NS};
 use super::{privileges, usage};
 use crate::trace::record::Availability;
@@ -32,8 +32,6 @@ use replay::{Replay, Sample};
 use ring::{Record, Ring};
 use sched::Sched;
 use snapshot::{Entry, Snapshot};
-use tracefs::Tracefs;
-pub use tracefs::sweep;
 
 /// What a recording by this road lacks, for doctor and the trace.
 pub const LACKS: &str = "sources and strides are read from memory while a graph runs, and are unknown where that came too \
@@ -79,7 +77,7 @@ fn failed(e: &std::io::Error) -> String {
 
 impl Perf {
     pub fn new(knobs: Knobs, sink: Sink) -> Perf {
-        let replay = Replay::new(sink, knobs.any, knobs.structure != Structure::Off);
+        let replay = Replay::new(sink, knobs.structure != Structure::Off);
         Perf { knobs, open: None, replay, news: Vec::new(), unscheduled: None, targets: Vec::new() }
     }
 
@@ -101,7 +99,7 @@ impl Perf {
             let leaders = leaders.map_err(|e| RecordError::Ring(failed(&e)))?;
             let lost = vec![0; cpus.len()];
             let leaders = cpus.iter().copied().zip(leaders).collect();
-            let probes = Rc::new(RefCell::new(Probes::new(tracefs, leaders)));
+            let probes = Rc::new(RefCell::new(Probes::new(tracefs, leaders, self.knobs.own)));
             if self.knobs.sched {
                 self.watch_scheduler(&rings, &cpus);
             }
@@ -190,7 +188,7 @@ impl Open {
 
 /// The graph that a sample enters, with its engine, if it is to be read.
 fn entry(replay: &Replay, probes: &Probes, probe: usize, s: &Sample<'_>) -> Option<(u16, Entry)> {
-    let m = probes.meaning(probe).filter(|m| m.prog == Prog::GraphEnter && replay.reads(s.tgid))?;
+    let m = probes.meaning(probe).filter(|m| m.prog == Prog::GraphEnter && replay.reads(s.tgid, m.engine))?;
     let word = |field| m.places.u64(s.raw, field);
     let entry = Entry {
         tgid: s.tgid,
@@ -226,12 +224,11 @@ fn go_on(replay: &mut Replay, probes: &mut Probes, packed: &[u8]) {
         FORK => replay.fork(tgid, tid, super::event::word(rest, 0) as u32, at),
         EXIT => replay.exit(tgid, tid, at),
         SCHED => replay.scheduled(cpu, &Sample { at, tgid, tid, raw }),
-        probe if !replay.records(tgid) => probes.stranger(cpu, probe as usize),
-        probe => {
-            if let Some(m) = probes.meaning(probe as usize) {
-                replay.sample(m, &Sample { at, tgid, tid, raw });
-            }
-        }
+        probe => match probes.meaning(probe as usize) {
+            Some(m) if replay.records(tgid, m.engine) => replay.sample(m, &Sample { at, tgid, tid, raw }),
+            Some(_) => probes.stranger(cpu, probe as usize),
+            None => {}
+        },
     }
 }
 
@@ -273,6 +270,10 @@ impl Source for Perf {
         }
     }
 
+    fn admit(&mut self, pid: u32, engine: u16) {
+        self.replay.admit(pid, engine);
+    }
+
     fn drop_target(&mut self, pid: u32) {
         self.targets.retain(|&p| p != pid);
         self.replay.drop_target(pid);
@@ -298,9 +299,7 @@ impl Source for Perf {
         let rings = self.open.as_ref().map_or(&[][..], |o| &o.rings);
         let wait = |r: &Ring| libc::pollfd { fd: r.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let mut waits: Vec<libc::pollfd> = rings.iter().map(wait).collect();
-        let ms = timeout.as_millis().min(60_000) as libc::c_int;
-        // SAFETY: as many entries as said; an error or interruption leaves nothing to be done.
-        unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, ms) };
+        super::wake::poll(&mut waits, timeout);
         self.take(usage::now().saturating_sub(SLACK_NS));
     }
 

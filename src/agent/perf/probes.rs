@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::super::layout::Layout;
-use super::super::source::{Count, Guard, Prober, Prog};
+use super::super::source::{Count, Guard, Probe as Placed, Prober, Prog};
+use super::super::tracefs::{Definition, Tracefs};
 use super::event;
 use super::failed;
 use super::fields::{self, Places};
 use super::replay::Meaning;
-use super::tracefs::{Definition, Tracefs};
 
 /// One probe's hits on one CPU.
 #[derive(Debug, Default, Clone, Copy)]
@@ -44,6 +44,8 @@ pub struct Probes {
     tracefs: Tracefs,
     /// Each CPU's number and the event whose ring takes its samples.
     leaders: Vec<(u32, OwnedFd)>,
+    /// Only the calling thread is probed.
+    own: bool,
     probes: Vec<Probe>,
     /// A definition stays until the end: its number would else come again while samples of it are still waiting.
     places: HashMap<Key, usize>,
@@ -52,7 +54,8 @@ pub struct Probes {
     pub unknown: u64,
 }
 
-/// A probe that sits.
+/// A probe that sits. The samples of a process need an event for each of its threads on each CPU, which nobody wants to pay
+/// for: it sits in all processes that run the file, which is one of the engine's own.
 struct Attached {
     events: Vec<OwnedFd>,
     counted: Arc<[AtomicU64]>,
@@ -70,10 +73,16 @@ impl Drop for Attached {
     }
 }
 
+impl Placed for Attached {
+    fn leave_all(&mut self) -> Vec<Guard> {
+        Vec::new()
+    }
+}
+
 impl Probes {
-    pub fn new(tracefs: Tracefs, leaders: Vec<(u32, OwnedFd)>) -> Probes {
+    pub fn new(tracefs: Tracefs, leaders: Vec<(u32, OwnedFd)>, own: bool) -> Probes {
         let (probes, places, by_id) = (Vec::new(), HashMap::new(), HashMap::new());
-        Probes { tracefs, leaders, probes, places, by_id, unknown: 0 }
+        Probes { tracefs, leaders, own, probes, places, by_id, unknown: 0 }
     }
 
     /// The probe that a sample is of. It is counted.
@@ -143,7 +152,7 @@ impl Probes {
         Ok(i)
     }
 
-    fn attach(&self, i: usize) -> Result<Guard, String> {
+    fn attach(&self, i: usize) -> Result<Box<dyn Placed>, String> {
         let probe = self.probes.get(i).ok_or("no such probe")?;
         let id = probe.definition.id;
         // Whoever enters a graph wakes us: what the graph is can be read only while it runs.
@@ -154,7 +163,7 @@ impl Probes {
             _definition: probe.definition.clone(),
         };
         for (cpu, leader) in &self.leaders {
-            let e = event::tracepoint(id, *cpu, urgent).map_err(|e| failed(&e))?;
+            let e = event::tracepoint(id, *cpu, urgent, self.own).map_err(|e| failed(&e))?;
             event::join(&e, leader).map_err(|e| failed(&e))?;
             attached.events.push(e);
         }
@@ -173,7 +182,7 @@ pub struct EngineProbes {
 }
 
 impl Prober for EngineProbes {
-    fn attach(&self, prog: Prog, file: &Path, offset: u64) -> Result<Guard, String> {
+    fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Placed>, String> {
         let open = File::open(file).map_err(|e| format!("{}: {e}", file.display()))?;
         let probes = &mut *self.probes.borrow_mut();
         let i = probes.probe(prog, &open, offset, (self.engine, &self.layout, self.structure))?;

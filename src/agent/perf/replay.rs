@@ -1,7 +1,7 @@
 //! From samples, in order of time, to the events that the BPF programs would have sent: the state machine of
 //! src/bpf/ops.bpf.c in user space. Uses `event`, `fields`, `graph`, `sched` and `source`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::super::event::{self, Call, FLAG_FUSED, Head, KINDS, Op};
 use super::super::phases::PHASES;
@@ -64,9 +64,9 @@ struct Barriers {
 /// The state machine.
 pub struct Replay {
     out: Out,
-    any: bool,
     structure: bool,
-    targets: HashSet<u32>,
+    /// Processes that are followed, and of each a bit for each engine that it has.
+    targets: HashMap<u32, u32>,
     barriers: HashMap<u32, Barriers>,
     lanes: HashMap<u32, Lane>,
     phases: HashMap<u32, PhaseCall>,
@@ -95,12 +95,11 @@ fn head(kind: ev_kind, m: &Meaning, s: &Sample<'_>) -> Head {
 }
 
 impl Replay {
-    pub fn new(sink: Sink, any: bool, structure: bool) -> Replay {
+    pub fn new(sink: Sink, structure: bool) -> Replay {
         Replay {
             out: Out { sink, sent: [0; KINDS] },
-            any,
             structure,
-            targets: HashSet::new(),
+            targets: HashMap::new(),
             barriers: HashMap::new(),
             lanes: HashMap::new(),
             phases: HashMap::new(),
@@ -115,7 +114,14 @@ impl Replay {
     }
 
     pub fn add_target(&mut self, pid: u32) {
-        self.targets.insert(pid);
+        self.targets.entry(pid).or_insert(0);
+    }
+
+    /// A process that is followed has this engine.
+    pub fn admit(&mut self, pid: u32, engine: u16) {
+        if let Some(engines) = self.targets.get_mut(&pid) {
+            *engines |= 1 << (engine & 31);
+        }
     }
 
     /// Records a process no more.
@@ -123,32 +129,38 @@ impl Replay {
         self.targets.remove(&pid);
     }
 
-    /// Whether a process is recorded.
-    pub fn records(&self, tgid: u32) -> bool {
-        self.any || self.targets.contains(&tgid)
+    /// Whether a process is recorded, and has this engine.
+    pub fn records(&self, tgid: u32, engine: u16) -> bool {
+        self.targets.get(&tgid).is_some_and(|engines| engines & 1 << (engine & 31) != 0)
     }
 
     /// Whether the memory of a process's graphs is to be read.
-    pub fn reads(&self, tgid: u32) -> bool {
-        self.structure && self.records(tgid)
+    pub fn reads(&self, tgid: u32, engine: u16) -> bool {
+        self.structure && self.records(tgid, engine)
     }
 
     /// A process or thread began, which is heard of before its turn.
     pub fn adopt(&mut self, tgid: u32, tid: u32, parent: u32) {
-        if tgid == tid && self.targets.contains(&parent) {
-            self.targets.insert(tgid);
+        if tgid == tid {
+            self.inherit(tgid, parent);
         }
+    }
+
+    /// A child of a process that is followed is, too, and has its engines. True: it is one.
+    fn inherit(&mut self, child: u32, parent: u32) -> bool {
+        let Some(&engines) = self.targets.get(&parent) else { return false };
+        self.targets.entry(child).or_insert(engines);
+        true
     }
 
     /// A process or thread began.
     pub fn fork(&mut self, tgid: u32, tid: u32, parent: u32, at: u64) {
-        if let Some(sched) = self.sched.as_mut().filter(|_| self.targets.contains(&parent)) {
+        if let Some(sched) = self.sched.as_mut().filter(|_| self.targets.contains_key(&parent)) {
             sched.begins(tgid, tid);
         }
-        if tgid != tid || tgid == parent || !self.targets.contains(&parent) {
+        if tgid != tid || tgid == parent || !self.inherit(tgid, parent) {
             return;
         }
-        self.targets.insert(tgid);
         let kind = ev_kind::EV_FORK;
         let h = Head { ts: at, tgid: parent, tid: parent, kind: kind.0 as u16, ..Default::default() };
         self.out.send(kind, &Call { h, a: tgid.into(), ..Default::default() });
@@ -159,7 +171,7 @@ impl Replay {
         self.lanes.remove(&tid);
         self.phases.remove(&tid);
         self.graphs.leave(tid);
-        if tgid != tid || !self.targets.remove(&tgid) {
+        if tgid != tid || self.targets.remove(&tgid).is_none() {
             return;
         }
         self.barriers.remove(&tgid);
@@ -190,9 +202,6 @@ impl Replay {
 
     /// A probe was hit.
     pub fn sample(&mut self, m: &Meaning, s: &Sample<'_>) {
-        if self.any {
-            self.targets.insert(s.tgid);
-        }
         match m.prog {
             Prog::TokenProcess => self.token(m, s, |b| if b as u32 == 0 { 2 } else { 0 }),
             Prog::TokenDecode => self.token(m, s, |_| 1),

@@ -177,7 +177,7 @@ impl Sched {
         for ((cpu, leader), events) in self.leaders.iter().zip(&mut self.events) {
             let mut new = Vec::new();
             for (i, id) in self.ids.iter().enumerate() {
-                let e = event::tracepoint(*id, *cpu, false).map_err(|e| failed(&e))?;
+                let e = event::tracepoint(*id, *cpu, false, false).map_err(|e| failed(&e))?;
                 event::filter(&e, if i == 0 { &of_switch } else { &of_wake }).map_err(|e| failed(&e))?;
                 event::join(&e, leader).map_err(|e| failed(&e))?;
                 event::enable(&e).map_err(|e| failed(&e))?;

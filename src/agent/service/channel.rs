@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::run::Run;
 use crate::agent::recording::Learnt;
+use crate::agent::wake;
 
 /// Most bytes of a message.
 const MOST: usize = 64 << 10;
@@ -18,6 +19,8 @@ const MOST: usize = 64 << 10;
 pub enum Told {
     /// Record this run.
     Follow(Box<Run>),
+    /// Record the run of this process no more.
+    Leave(u32),
     /// Write out the ring.
     Dump,
     /// End, cleanly.
@@ -119,10 +122,8 @@ impl Channel {
 
     /// Waits for a message or the other end's end, at most so long.
     pub fn wait(&self, most: std::time::Duration) {
-        let mut fd = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        let ms = i32::try_from(most.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: one pollfd, as said.
-        unsafe { libc::poll(&raw mut fd, 1, ms) };
+        let fd = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        wake::poll(&mut [fd], most);
     }
 }
 

@@ -1,11 +1,14 @@
-//! What `/proc` says of a process: its parent, its start, whose it is. Uses only the standard library.
+//! What `/proc` says of a process: its parent, its start, whose it is. Uses `maps` and `files`.
+//! But for [`images`], which may wait for a process that is busy with its own memory, nothing here waits.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use crate::agent::maps::{self, Mapping};
+use crate::files;
 
 /// Longest line of a list of mappings: a path and what stands before it.
 const LONGEST: usize = 3 * libc::PATH_MAX as usize;
@@ -29,7 +32,7 @@ pub fn stat(pid: u32) -> Option<Stat> {
 }
 
 /// By the numbers of fields in proc_pid_stat(5).
-fn parse_stat(bytes: &[u8]) -> Option<Stat> {
+pub(super) fn parse_stat(bytes: &[u8]) -> Option<Stat> {
     // The name may hold anything, and ends with the last parenthesis.
     let behind = bytes.iter().rposition(|&b| b == b')')? + 1;
     let text = std::str::from_utf8(bytes.get(behind..)?).ok()?;
@@ -61,15 +64,36 @@ pub fn copies(pid: u32) -> Vec<u32> {
     tree.split_off(1)
 }
 
-/// Its effective user.
-pub fn user(pid: u32) -> Option<u32> {
-    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
-    parse_user(&status)
+/// Whose a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Users {
+    /// Who has started it: what it does is his, though the program may have another's rights.
+    pub real: u32,
+    pub effective: u32,
 }
 
-fn parse_user(status: &[u8]) -> Option<u32> {
+/// Its users.
+pub fn users(pid: u32) -> Option<Users> {
+    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    parse_users(&status)
+}
+
+pub(super) fn parse_users(status: &[u8]) -> Option<Users> {
     let line = status.split(|&b| b == b'\n').find_map(|l| l.strip_prefix(b"Uid:"))?;
-    std::str::from_utf8(line).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
+    let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
+    let mut next = || words.next()?.parse().ok();
+    Some(Users { real: next()?, effective: next()? })
+}
+
+/// What the kernel knows of an open file without asking the file's system, which may not answer.
+pub fn status_at_once(file: &fs::File) -> Option<libc::statx> {
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: an empty string that ends in zero, and a struct of plain numbers that the kernel fills.
+    unsafe {
+        let mut stat = std::mem::zeroed::<libc::statx>();
+        let done = libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_BASIC_STATS, &raw mut stat);
+        (done == 0).then_some(stat)
+    }
 }
 
 /// Its place in the one hierarchy of control groups; None where the machine has none such.
@@ -83,7 +107,8 @@ pub fn cgroup(pid: u32) -> Option<String> {
 pub fn program(pid: u32) -> PathBuf {
     let link = PathBuf::from(format!("/proc/{pid}/exe"));
     let Ok(path) = fs::read_link(&link) else { return PathBuf::new() };
-    let deleted = || fs::metadata(&link).is_ok_and(|m| std::os::unix::fs::MetadataExt::nlink(&m) == 0);
+    let deleted =
+        || files::locate(&link, 0).ok().and_then(|f| status_at_once(&f)).is_some_and(|s| s.stx_nlink == 0);
     let mut path = path.into_os_string().into_vec();
     if path.ends_with(b" (deleted)") && deleted() {
         path.truncate(path.len() - b" (deleted)".len());
@@ -97,7 +122,7 @@ pub fn images(pid: u32, take: &mut dyn FnMut(Mapping)) {
     each_image(&mut BufReader::with_capacity(4096, file), take);
 }
 
-fn each_image(lines: &mut dyn BufRead, take: &mut dyn FnMut(Mapping)) {
+pub(super) fn each_image(lines: &mut dyn BufRead, take: &mut dyn FnMut(Mapping)) {
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -119,14 +144,15 @@ fn each_image(lines: &mut dyn BufRead, take: &mut dyn FnMut(Mapping)) {
 
 /// All processes' numbers, ascending.
 pub fn processes() -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let number = |e: fs::DirEntry| {
-        let name = e.file_name();
-        std::str::from_utf8(name.as_bytes()).ok()?.parse().ok()
-    };
-    let mut pids: Vec<u32> = entries.filter_map(number).collect();
+    let mut pids: Vec<u32> = all().collect();
     pids.sort_unstable();
     pids
+}
+
+/// The same as they come, one by one.
+pub fn all() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|e| std::str::from_utf8(e.file_name().as_bytes()).ok()?.parse().ok())
 }
 
 #[cfg(test)]
@@ -142,8 +168,9 @@ mod tests {
         let stat = Stat { parent: 5, start: 1234, size: 56789, stack: 140_001 };
         assert_eq!(parse_stat(STAT.as_bytes()), Some(stat));
         assert_eq!(parse_stat(STAT.replace(") S", ") Z").as_bytes()), None);
-        assert_eq!(parse_user(b"Name:\tx\nUid:\t0\t1000\t0\t0\n"), Some(1000));
-        assert_eq!(parse_user(b"Name:\tx\n"), None);
+        let users = parse_users(b"Name:\tx\nUid:\t7\t1000\t0\t0\n");
+        assert_eq!(users, Some(Users { real: 7, effective: 1000 }));
+        assert_eq!(parse_users(b"Name:\tx\n"), None);
     }
 
     #[test]
@@ -152,13 +179,13 @@ mod tests {
         let stat = stat(us).expect("alive");
         assert!(stat.start > 0 && stat.size > 0 && stat.stack > 0, "{stat:?}");
         // SAFETY: takes nothing, gives a number.
-        assert_eq!(user(us), Some(unsafe { libc::getuid() }));
+        assert_eq!(users(us).map(|u| u.real), Some(unsafe { libc::getuid() }));
         assert_eq!(program(us), std::env::current_exe().expect("a program"));
         assert!(processes().contains(&us));
         let mut own = 0;
         images(us, &mut |m| own += usize::from(m.path == program(us)));
         assert!(own > 0);
-        assert!(super::stat(u32::MAX).is_none() && user(u32::MAX).is_none() && cgroup(u32::MAX).is_none());
+        assert!(super::stat(u32::MAX).is_none() && users(u32::MAX).is_none() && cgroup(u32::MAX).is_none());
     }
 
     #[test]
@@ -175,7 +202,7 @@ mod tests {
         fn damage_is_no_reason_to_stop(bytes in proptest::collection::vec(any::<u8>(), 0..300), cut in 0usize..140) {
             let _ = parse_stat(&bytes);
             let _ = parse_stat(&STAT.as_bytes()[..cut.min(STAT.len())]);
-            let _ = parse_user(&bytes);
+            let _ = parse_users(&bytes);
             each_image(&mut &bytes[..], &mut |_| {});
         }
     }

@@ -1,5 +1,5 @@
 //! What a recorder's session is fed with: runs that come and go, files that follow each other, the ring's triggers; and what
-//! it tells of them. Uses `capset`, `channel`, `facts`, `limits`, `settings`, `rules`, `store` and `recording`.
+//! it tells of them. Uses `capset`, `channel`, `facts`, `limits`, `pulse`, `settings`, `rules`, `store` and `recording`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::channel::{Channel, Said, Told};
 use super::facts;
 use super::limits::Limits;
+use super::quota;
 use super::recorder::{self, Failure};
 use super::rules::Rule;
 use super::run::Run;
@@ -18,13 +19,15 @@ use crate::agent::kin::{self, Kin};
 use crate::agent::meter::Meter;
 use crate::agent::qos;
 use crate::agent::recording::{Learnt, Order, Progress, RecordError, Watch};
-use crate::agent::{capset, target, usage};
+use crate::agent::{capset, pulse, target, usage};
 use crate::trace::Output;
 
 /// How often the service is told how the runs stand.
 const TELL: Duration = Duration::from_millis(500);
 /// Runs in a message.
 const TOGETHER: usize = 16;
+/// One that waits for its first run shows that it lives four times in the time that it may be silent, or in this.
+const MOST_REST: Duration = Duration::from_secs(60);
 /// What one look may add to a file: a kernel's buffer full of events, coded, and the last block.
 const LOOK: u64 = 2 << 20;
 
@@ -52,8 +55,12 @@ pub struct Feed {
     /// Children of runs that were there before their run was followed: which, and whose.
     also: VecDeque<(u32, u32)>,
     runs: Vec<Run>,
-    /// Program and process of the run followed last: a ring outlives it.
-    last: (String, u32),
+    /// Runs that are to be recorded no more.
+    leave: Vec<u32>,
+    /// The process that is being attached to.
+    at: Option<pulse::At>,
+    /// Program, user and process of the run followed last: a ring outlives it.
+    last: (String, u32, u32),
     /// Name of the file being written, and since when; None: no run is recorded, or into the ring.
     file: Option<(String, Instant)>,
     ordered: Option<Ordered>,
@@ -88,7 +95,9 @@ impl Feed {
             waiting: VecDeque::new(),
             also: VecDeque::new(),
             runs: Vec::new(),
-            last: (String::new(), 0),
+            leave: Vec::new(),
+            at: None,
+            last: (String::new(), 0, 0),
             file: None,
             ordered: None,
             asked: false,
@@ -115,7 +124,8 @@ impl Feed {
     /// Waits for the first run; false: none comes.
     pub fn first(&mut self) -> bool {
         while self.waiting.is_empty() && !self.stop {
-            self.channel.wait(Duration::from_secs(60));
+            self.channel.wait(self.settings.recorder_timeout.min(MOST_REST) / 4);
+            pulse::beat();
             self.hear();
         }
         !self.stop
@@ -133,8 +143,9 @@ impl Feed {
 
     fn create(&mut self) -> Result<(String, Box<dyn Output>), Failure> {
         let run = self.waiting.front().or_else(|| self.runs.iter().rfind(|r| r.ended.is_none()));
-        let (program, pid) = run.map_or((self.last.0.as_str(), self.last.1), |r| (r.exe.as_str(), r.pid));
-        let name = Store::name(program, pid);
+        let last = (self.last.0.as_str(), self.last.1, self.last.2);
+        let (program, uid, pid) = run.map_or(last, |r| (r.exe.as_str(), r.uid, r.pid));
+        let name = Store::name(program, quota::answerable(uid), pid);
         let s = &self.settings;
         let made = match &self.store {
             Some(store) => store.create(&name),
@@ -153,6 +164,7 @@ impl Feed {
         loop {
             match self.channel.receive() {
                 Ok(Some(Told::Follow(run))) => self.waiting.push_back(*run),
+                Ok(Some(Told::Leave(pid))) => self.leave.push(pid),
                 Ok(Some(Told::Dump)) => self.asked = true,
                 Ok(Some(Told::Stop)) | Err(_) => {
                     self.stop = true;
@@ -252,10 +264,11 @@ impl Feed {
             self.runs.push(Run { ended: Some("it ended before it could be recorded".into()), ..run });
             return None;
         }
-        self.last = (run.exe.clone(), run.pid);
+        self.last = (run.exe.clone(), run.uid, run.pid);
         self.runs.push(run);
         self.grew = true;
         alive.then(|| {
+            self.at = Some(pulse::at(pid));
             self.ordered = Some(Ordered::Follow(pid));
             Order::Follow(pid, pid)
         })
@@ -326,6 +339,21 @@ impl Feed {
         }
     }
 
+    /// The next run that is another's, or nobody's, from now on.
+    fn left(&mut self) -> Option<Order> {
+        while let Some(pid) = self.leave.pop() {
+            self.waiting.retain(|run| run.pid != pid);
+            self.also.retain(|(_, of)| *of != pid);
+            let before = self.runs.len();
+            self.runs.retain(|r| r.pid != pid || r.ended.is_some());
+            if self.runs.len() < before {
+                self.ordered = Some(Ordered::Unfollow);
+                return Some(Order::Unfollow(pid));
+            }
+        }
+        None
+    }
+
     fn finished(&mut self) -> Option<Order> {
         let limit = self.rule.tokens?;
         let run = self.runs.iter_mut().find(|r| r.ended.is_none() && r.tokens >= limit)?;
@@ -337,6 +365,10 @@ impl Feed {
 
 impl Watch for Feed {
     fn stop(&self) -> bool {
+        if self.stop {
+            // Probes go one by one, and the kernel takes its time for each.
+            pulse::slow();
+        }
         self.stop
     }
 
@@ -345,6 +377,7 @@ impl Watch for Feed {
     }
 
     fn progress(&mut self, _: &Progress) {
+        pulse::beat();
         (self.grew, self.turned) = (false, false);
         self.hear();
         if let Some(why) = self.limits.exceeded(usage::cpu_us(), || usage::resident().anonymous) {
@@ -353,6 +386,7 @@ impl Watch for Feed {
     }
 
     fn order(&mut self, now: &Progress, kin: &Kin) -> Option<Order> {
+        pulse::beat();
         self.note(now, kin);
         let ended = self.runs.iter().filter(|r| r.ended.is_some()).count();
         let came = std::mem::replace(&mut self.came, kin.came) != kin.came;
@@ -361,6 +395,9 @@ impl Watch for Feed {
         }
         if self.stop {
             return None;
+        }
+        if let Some(order) = self.left() {
+            return Some(order);
         }
         if self.rule.ring.is_none() && self.file.is_none() && !self.waiting.is_empty() {
             return self.turn("no engine left");
@@ -411,6 +448,7 @@ impl Watch for Feed {
     }
 
     fn done(&mut self, done: Result<(), String>) {
+        self.at = None;
         match (self.ordered.take(), done) {
             (Some(Ordered::Follow(pid)), Err(why)) => {
                 self.runs.iter_mut().filter(|r| r.pid == pid).for_each(|r| r.ended = Some(why.clone()));
@@ -426,6 +464,7 @@ impl Watch for Feed {
     }
 
     fn failed(&mut self, why: &RecordError) {
+        pulse::slow();
         // What comes from here on is another recorder's.
         self.tell_end(Some(recorder::failure(why)));
     }

@@ -1,8 +1,12 @@
-//! Finds the processes that have a GGML engine in memory, as soon as they have. Uses `facts`, `notice`, `polled`,
-//! `privileges`, `recognise` and `timer`.
+//! Finds the processes that have a GGML engine in memory, as soon as they have. Uses `facts`, `looking`, `notice`, `polled`,
+//! `privileges`, `recognise`, `timer` and `waiting`.
 //!
 //! Where the kernel tells of mappings and execs, nothing is asked as long as nothing happens. Else `/proc` is looked through
 //! four times a second. In both cases all processes are looked at when the finder begins, and again when something was lost.
+//!
+//! **Never waits.** A file that is known, and that the kernel says at once is as it was, is answered for here. All others, and
+//! all that a process has mapped, are looked at by processes of their own (`looking`), for each user in turn and within his
+//! share (`waiting`). What is done here is done in slices: there may be any number of processes, and each may map anything.
 //!
 //! **Children.** A child of fork has its parent's mappings without ever having mapped anything, and the kernel tells
 //! nothing. That is left so: a session that records the parent follows its children by itself, from the moment of the
@@ -10,18 +14,23 @@
 //! looked at, children are found like any other, and [`Found::parent`] says whose they are. Children whose parent and its
 //! recording are gone are engines that nobody sees: whoever knows of such calls [`Finder::look_again`].
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::facts;
+use super::looking::{Ask, Done, Engine, Heard, Lookers, Mapped, Said};
 use super::notice::{Notice, Watch};
 use super::polled::Polled;
 use super::recognise::Recogniser;
 use super::timer::Timer;
+use super::waiting::{HeldBack, Waiting};
 use crate::agent::maps::{FileId, Mapping};
 use crate::agent::privileges::{self, Cap, Privileges};
-use crate::agent::usage;
 
 /// Between two looks through `/proc` where the kernel does not tell.
 const POLLING: Duration = Duration::from_millis(250);
@@ -29,10 +38,18 @@ const POLLING: Duration = Duration::from_millis(250);
 const TICK: Duration = Duration::from_secs(1);
 /// After notices no others are waited for, so long: programs come with several, and a compiler with hundreds.
 const REST: Duration = Duration::from_millis(10);
-/// So long at most processes are looked at in one go.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// So long at most each of notices, answers, the list of processes and the processes that were found are gone through at a time.
+const SLICE: Duration = Duration::from_millis(10);
 /// Between a loss and the look at all processes.
 const AFTER_LOSS: Duration = Duration::from_millis(500);
+/// Going through all processes takes one part in so many of the time at most.
+const SELDOM: u32 = 10;
+/// Most engines of a process.
+const ENGINES: usize = 64;
+/// Most execs that are remembered for as long as something is looked at.
+const EXECS: usize = 1 << 16;
+/// Between two lines on users that are held back.
+const BETWEEN: Duration = Duration::from_secs(60);
 /// While a program begins, its stack's beginning moves down by the size of its lists of arguments; another program's is
 /// elsewhere in gigabytes. Bytes.
 const STACK_MOVES: u64 = 1 << 20;
@@ -58,10 +75,9 @@ pub struct Found {
     pub parent: Option<u32>,
 }
 
-/// A process that was told of.
+/// What was told of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Known {
-    pid: u32,
     start: u64,
     stack: u64,
     base: FileId,
@@ -83,16 +99,32 @@ enum Road {
     Asked(Polled, String),
 }
 
+/// A pass through all processes.
+struct Sweep {
+    left: Box<dyn Iterator<Item = u32>>,
+    /// Those that have changed only.
+    changed: bool,
+    took: Duration,
+}
+
 /// The finder. Its descriptors are closed at an exec; the child of a fork can do nothing with it but drop it.
 pub struct Finder {
     road: Road,
     files: Recogniser,
-    known: Vec<Known>,
-    /// Processes still to be looked at.
-    to_look: Vec<u32>,
-    /// All are to be looked at, at the next tick.
+    waiting: Waiting,
+    lookers: Lookers,
+    /// What was told of processes, by their numbers; where the last look at them ended.
+    known: BTreeMap<u32, Vec<Known>>,
+    looked: u32,
+    /// When processes began other programs while something was being looked at; what is then told of the old one is late.
+    execs: BTreeMap<u32, u64>,
+    sweep: Option<Sweep>,
+    /// All are to be looked at, and from when on.
     again: bool,
+    due: Instant,
     notices: Vec<Notice>,
+    /// The ring whose turn it is.
+    ring: usize,
     timer: Timer,
     tick: Instant,
     /// Notices are not waited for before the timer.
@@ -103,8 +135,14 @@ pub struct Finder {
     pub told: u64,
     /// Mapped files that we were not allowed to look at, as often as they were mapped.
     pub unseen: u64,
+    /// Files that were not looked through to their end, since they are too large.
+    pub large: u64,
     /// Why not even that is known of some processes, or what else is missing.
     lacks: String,
+    /// For the log.
+    news: Vec<String>,
+    /// When it was last told that users are held back.
+    complained: Option<Instant>,
 }
 
 impl Finder {
@@ -131,21 +169,31 @@ impl Finder {
     fn by(road: Road) -> std::io::Result<Finder> {
         let timer = Timer::new()?;
         timer.set(Duration::ZERO);
+        let now = Instant::now();
         Ok(Finder {
             // To who asks all are new at first.
-            to_look: if matches!(road, Road::Told(_)) { facts::processes() } else { Vec::new() },
+            again: matches!(road, Road::Told(_)),
+            due: now,
             road,
             files: Recogniser::default(),
-            known: Vec::new(),
-            again: false,
+            waiting: Waiting::default(),
+            lookers: Lookers::default(),
+            known: BTreeMap::new(),
+            looked: 0,
+            execs: BTreeMap::new(),
+            sweep: None,
             notices: Vec::new(),
+            ring: 0,
             timer,
-            tick: Instant::now(),
+            tick: now,
             resting: false,
             lost: 0,
             told: 0,
             unseen: 0,
+            large: 0,
             lacks: lacks(&privileges::read()),
+            news: Vec::new(),
+            complained: None,
         })
     }
 
@@ -175,12 +223,33 @@ impl Finder {
 
     /// Processes that were found and have not ended, as far as is known.
     pub fn alive(&self) -> usize {
-        self.known.len()
+        self.known.values().map(Vec::len).sum()
+    }
+
+    /// Users of whom not all was looked at, and mapped files that were not so far, of whomever.
+    pub fn held_back(&self) -> (Vec<HeldBack>, u64) {
+        (self.waiting.held_back(), self.waiting.files)
+    }
+
+    /// Processes that look at files just now.
+    pub fn pids(&self) -> impl Iterator<Item = u32> {
+        self.lookers.pids()
+    }
+
+    /// Whether a child that has ended and was waited for was one of these.
+    pub fn knows(&mut self, pid: i32) -> bool {
+        self.lookers.knows(pid)
+    }
+
+    /// Lines for the log since the last call.
+    pub fn news(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.news)
     }
 
     /// What to wait for just now: after each wait, whatever ended it, call [`Finder::poll`], then ask again.
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
         let mut fds = vec![self.timer.as_fd()];
+        fds.extend(self.lookers.fds());
         if let (Road::Told(watch), false) = (&self.road, self.resting) {
             fds.extend(watch.fds());
         }
@@ -197,53 +266,102 @@ impl Finder {
         let begin = Instant::now();
         let mut found = Vec::new();
         self.files.next_round();
-        let told = self.listen(&mut found);
+        let (told, more) = self.listen(begin + SLICE, &mut found);
         if begin >= self.tick {
             self.at_tick();
             let every = if self.is_told() { TICK } else { POLLING };
             self.tick = begin + every;
         }
-        while let Some(pid) = self.to_look.pop() {
-            self.look(pid, &mut found);
-            if begin.elapsed() > PATIENCE {
-                break;
-            }
+        self.go_through();
+        self.hear(&mut found);
+        self.hand_out();
+        if !self.waiting.any() && self.lookers.rest() {
+            self.execs.clear();
         }
         self.resting = told;
         let until_tick = self.tick.saturating_duration_since(Instant::now());
-        self.timer.set(match (self.to_look.is_empty(), told) {
-            (false, _) => Duration::ZERO,
-            (true, true) => REST.min(until_tick),
-            (true, false) => until_tick,
+        self.timer.set(match (more || self.sweep.is_some(), told) {
+            (true, _) => Duration::ZERO,
+            (false, true) => REST.min(until_tick),
+            (false, false) => until_tick,
         });
         found
     }
 
-    /// Takes notices; true if the kernel told anything.
-    fn listen(&mut self, found: &mut Vec<Found>) -> bool {
-        let Road::Told(watch) = &mut self.road else { return false };
-        let mut notices = std::mem::take(&mut self.notices);
-        let any = watch.read(&mut |notice| notices.push(notice));
-        self.told += notices.len() as u64;
-        for notice in notices.drain(..) {
-            match notice {
-                Notice::Mapped { pid, time, mapping } => self.meet(pid, &mapping, time, false, found),
-                // What was found later than this is of the new program already.
-                Notice::Exec { pid, time } => self.known.retain(|k| k.pid != pid || k.since >= time),
-                Notice::Lost(n) => {
-                    self.lost += n;
-                    self.again = true;
-                    self.tick = self.tick.min(Instant::now() + AFTER_LOSS);
-                }
+    /// Takes notices until then; whether the kernel told anything, and whether it may have told more.
+    fn listen(&mut self, until: Instant, found: &mut Vec<Found>) -> (bool, bool) {
+        let (mut any, mut user) = (false, None);
+        let cpus = if let Road::Told(watch) = &self.road { watch.cpus() } else { 0 };
+        for done in 0..cpus {
+            let Road::Told(watch) = &mut self.road else { break };
+            self.ring = (self.ring + 1) % cpus;
+            let mut notices = std::mem::take(&mut self.notices);
+            any |= watch.read(self.ring, &mut |notice| notices.push(notice));
+            self.told += notices.len() as u64;
+            for notice in notices.drain(..) {
+                self.hear_of(notice, &mut user, found);
+            }
+            self.notices = notices;
+            if Instant::now() > until && done + 1 < cpus {
+                return (true, true);
             }
         }
-        self.notices = notices;
-        any
+        (any, false)
+    }
+
+    fn hear_of(&mut self, notice: Notice, last: &mut Option<(u32, u32)>, found: &mut Vec<Found>) {
+        match notice {
+            Notice::Mapped { pid, time, mapping } => match self.files.at_hand(&mapping) {
+                Some(None) => {}
+                Some(Some(base)) => {
+                    let path = mapping.path.as_os_str().as_bytes().to_vec();
+                    self.meet(Engine { pid, time, seen: false, base, path }, found);
+                }
+                None => self.ask(pid, time, &mapping, last),
+            },
+            // What was found later than this is of the new program already.
+            Notice::Exec { pid, time } => {
+                self.keep(pid, |k| k.since >= time);
+                if self.execs.len() < EXECS {
+                    self.execs.insert(pid, time);
+                }
+            }
+            Notice::Lost(n) => {
+                self.lost += n;
+                self.again = true;
+                self.tick = self.tick.min(Instant::now() + AFTER_LOSS);
+            }
+        }
+    }
+
+    /// Has a mapped file looked at. `last` is a process, and whose it is.
+    fn ask(&mut self, pid: u32, time: u64, mapping: &Mapping, last: &mut Option<(u32, u32)>) {
+        let user = last.filter(|(of, _)| *of == pid).map(|(_, user)| user);
+        // One that has ended meanwhile is of no interest.
+        let Some(user) = user.or_else(|| facts::users(pid).map(|users| users.real)) else { return };
+        *last = Some((pid, user));
+        self.waiting.mapped(user, Mapped::of(pid, time, mapping));
+    }
+
+    /// Forgets of a process what does not hold any more.
+    fn keep(&mut self, pid: u32, holds: impl Fn(&Known) -> bool) {
+        if let Some(known) = self.known.get_mut(&pid) {
+            known.retain(holds);
+            if known.is_empty() {
+                self.known.remove(&pid);
+            }
+        }
     }
 
     fn at_tick(&mut self) {
-        let stays = |k: &Known, s: facts::Stat| s.start == k.start && k.parent.is_none_or(|p| p == s.parent);
-        self.known.retain(|k| facts::stat(k.pid).is_some_and(|s| stays(k, s)));
+        let now = Instant::now();
+        self.look_after(now + SLICE);
+        self.waiting.tick(now);
+        let mut done = Vec::new();
+        self.news.extend(self.lookers.tick(now, &mut |heard| done.push(heard)));
+        done.into_iter().for_each(|heard| self.take(heard, &mut Vec::new()));
+        self.complain(now);
+        let mut all = false;
         match &mut self.road {
             Road::Told(watch) => match watch.renew() {
                 Ok(gap) => self.again |= gap,
@@ -253,52 +371,140 @@ impl Finder {
                     self.road = Road::Asked(Polled::default(), why);
                 }
             },
-            Road::Asked(all, _) if self.to_look.is_empty() => self.to_look = all.changed(),
-            Road::Asked(..) => {}
+            Road::Asked(..) => all = true,
         }
-        if std::mem::take(&mut self.again) {
-            self.to_look = facts::processes();
+        if self.sweep.is_none() && now >= self.due && (self.again || all) {
+            let changed = !std::mem::take(&mut self.again);
+            if let (true, Road::Asked(polled, _)) = (changed, &mut self.road) {
+                polled.begin();
+            }
+            self.sweep = Some(Sweep { left: Box::new(facts::all()), changed, took: Duration::ZERO });
         }
     }
 
-    /// Looks at all that a process has mapped.
-    fn look(&mut self, pid: u32, found: &mut Vec<Found>) {
-        let now = usage::clock_ns(libc::CLOCK_MONOTONIC);
-        facts::images(pid, &mut |mapping| self.meet(pid, &mapping, now, true, found));
+    /// Forgets processes that have ended, those from where it last ended on.
+    fn look_after(&mut self, until: Instant) {
+        let stays = |k: &Known, s: facts::Stat| s.start == k.start && k.parent.is_none_or(|p| p == s.parent);
+        for _ in 0..self.known.len() {
+            let next = self.known.range((Bound::Excluded(self.looked), Bound::Unbounded)).next();
+            let Some(&pid) = next.or(self.known.first_key_value()).map(|(pid, _)| pid) else { return };
+            self.looked = pid;
+            let stat = facts::stat(pid);
+            self.keep(pid, |k| stat.is_some_and(|s| stays(k, s)));
+            if Instant::now() > until {
+                return;
+            }
+        }
     }
 
-    /// A process has this mapped since `time`, or, where that was `seen`, at that time.
-    fn meet(&mut self, pid: u32, mapping: &Mapping, time: u64, seen: bool, found: &mut Vec<Found>) {
-        let base = match self.files.base(pid, mapping) {
-            Ok(Some(base)) => base,
-            Ok(None) => return,
-            Err(e) => return self.miss(&e),
+    /// Says that users are held back, now and then.
+    fn complain(&mut self, now: Instant) {
+        let (users, _) = self.held_back();
+        let Some(one) = users.first() else { return };
+        if self.complained.is_none_or(|at| now.duration_since(at) >= BETWEEN) {
+            self.complained = Some(now);
+            self.news.push(format!(
+                "{} mapped files of user {} were not looked at: they take more than a user's share of time, and are looked at \
+                 later{}",
+                one.files,
+                one.uid,
+                if users.len() > 1 { "; other users are held back, too" } else { "" }
+            ));
+        }
+    }
+
+    /// Goes on with the pass through all processes.
+    fn go_through(&mut self) {
+        let Some(sweep) = &mut self.sweep else { return };
+        let begin = Instant::now();
+        let over = loop {
+            let Some(pid) = sweep.left.next() else { break true };
+            if let (true, Road::Asked(polled, _)) = (sweep.changed, &mut self.road)
+                && !polled.changed(pid)
+            {
+                continue;
+            }
+            // One that finds no room is looked at with the next pass.
+            if let Some(users) = facts::users(pid)
+                && !self.waiting.look(users.real, pid)
+            {
+                self.again = true;
+            }
+            if begin.elapsed() > SLICE {
+                break false;
+            }
         };
+        sweep.took += begin.elapsed();
+        if over {
+            let least = if self.is_told() { AFTER_LOSS } else { POLLING };
+            let took = self.sweep.take().map_or(Duration::ZERO, |sweep| sweep.took);
+            self.due = Instant::now() + (took * SELDOM).max(least);
+            if let Road::Asked(polled, _) = &mut self.road {
+                polled.end();
+            }
+        }
+    }
+
+    /// Takes what those who look have to say.
+    fn hear(&mut self, found: &mut Vec<Found>) {
+        let mut heard = Vec::new();
+        self.lookers.hear(Instant::now() + SLICE, &mut |one| heard.push(one));
+        heard.into_iter().for_each(|one| self.take(one, found));
+    }
+
+    fn take(&mut self, Heard { user, said }: Heard, found: &mut Vec<Found>) {
+        match said {
+            Said::Learnt(answers) => answers.into_iter().for_each(|answer| self.files.learn(answer)),
+            Said::Engine(engine) => self.meet(engine, found),
+            Said::Done(done) => {
+                self.unseen += done.unseen;
+                self.large += done.large;
+                self.waiting.done(user, &done, Instant::now());
+            }
+        }
+    }
+
+    /// Has looked at what waits, as far as there is somebody to look.
+    fn hand_out(&mut self) {
+        for root in [true, false] {
+            while self.lookers.has_room(root) {
+                let Some(job) = self.waiting.next(root, Instant::now()) else { break };
+                if let Err(e) = self.lookers.give(&job, &mut self.files) {
+                    self.news.push(format!("nobody can look at what processes have mapped, for now: {e}"));
+                    let left: Vec<u32> = job.asks.iter().map(Ask::pid).collect();
+                    let done = Done { skipped: left.len() as u64, left, ..Done::default() };
+                    self.waiting.done(job.user, &done, Instant::now());
+                    break;
+                }
+            }
+        }
+    }
+
+    /// An engine is in a process's memory.
+    fn meet(&mut self, engine: Engine, found: &mut Vec<Found>) {
+        let Engine { pid, time, seen, base, path } = engine;
         let Some(stat) = facts::stat(pid) else { return };
-        let known = Known { pid, start: stat.start, stack: stat.stack, base, parent: None, since: time };
+        if self.execs.get(&pid).is_some_and(|&exec| exec > time) {
+            return;
+        }
         // Another process of the same number, or another program.
-        self.known.retain(|k| k.pid != pid || k.runs_on_in(&stat));
-        if self.known.iter().any(|k| (k.pid, k.base) == (pid, base)) {
+        self.keep(pid, |k| k.runs_on_in(&stat));
+        let known = self.known.get(&pid).map_or(&[][..], Vec::as_slice);
+        if known.len() >= ENGINES || known.iter().any(|k| k.base == base) {
             return;
         }
         // One that ends just now is none.
-        let Some(uid) = facts::user(pid) else { return };
+        let Some(users) = facts::users(pid) else { return };
         // What maps something by itself is no copy of its parent.
         let copy = || {
             let parent = facts::stat(stat.parent)?;
             (seen && stat.stack != 0 && parent.stack == stat.stack).then_some(stat.parent)
         };
         let (exe, cgroup, parent) = (facts::program(pid), facts::cgroup(pid), copy());
-        self.known.push(Known { parent, ..known });
-        let path = mapping.path.clone();
-        found.push(Found { pid, start: stat.start, exe, uid, cgroup, base, path, parent });
-    }
-
-    /// A file could not be looked at. That its process has ended meanwhile is no news.
-    fn miss(&mut self, e: &std::io::Error) {
-        if e.kind() == std::io::ErrorKind::PermissionDenied {
-            self.unseen += 1;
-        }
+        let known = Known { start: stat.start, stack: stat.stack, base, parent, since: time };
+        self.known.entry(pid).or_default().push(known);
+        let path = OsString::from_vec(path).into();
+        found.push(Found { pid, start: stat.start, exe, uid: users.effective, cgroup, base, path, parent });
     }
 }
 
@@ -321,15 +527,16 @@ mod tests {
         assert!(lacks(&Privileges::default()).contains("CAP_SYS_PTRACE is missing"));
         let mut finder = Finder::by_asking("it is a test").expect("descriptors");
         assert!(finder.road().contains("gives no notices: it is a test"), "{}", finder.road());
-        finder.miss(&std::io::ErrorKind::NotFound.into());
-        assert_eq!(finder.unseen, 0);
-        finder.miss(&std::io::ErrorKind::PermissionDenied.into());
+        finder.take(
+            Heard { user: 0, said: Said::Done(Done { unseen: 1, ..Done::default() }) },
+            &mut Vec::new(),
+        );
         assert!(finder.road().contains("1 mapped files could not be opened"), "{}", finder.road());
     }
 
     #[test]
     fn a_stack_tells_programs_apart() {
-        let known = Known { pid: 5, start: 7, stack: 0x7ffc_0000_0000, base: (1, 2), parent: None, since: 0 };
+        let known = Known { start: 7, stack: 0x7ffc_0000_0000, base: (1, 2), parent: None, since: 0 };
         let stat = facts::Stat { parent: 1, start: 7, size: 1, stack: 0x7ffc_0000_0000 - 4096 };
         assert!(known.runs_on_in(&stat));
         assert!(!known.runs_on_in(&facts::Stat { start: 8, ..stat }));

@@ -1,11 +1,12 @@
-//! A recorder as the crew has it: whose it is, what it has, how it stands. Uses `channel`, `recorder`, `rules` and `structure`
-//! (a limit).
+//! A recorder as the crew has it: whose it is, what it has, how it stands. Uses `channel`, `recorder`, `rules`, `vitals`
+//! and `structure` (a limit).
 
 use std::time::Instant;
 
 use super::channel::Told;
 use super::recorder::Recorder;
 use super::rules::Rule;
+use super::vitals::Vitals;
 use crate::agent::maps::FileId;
 use crate::agent::structure::MAX_ENGINES;
 
@@ -13,11 +14,16 @@ use crate::agent::structure::MAX_ENGINES;
 pub(super) struct Hand {
     pub recorder: Recorder,
     pub rule: Rule,
+    /// Whose runs it has; None: it has had none yet.
+    pub uid: Option<u32>,
+    pub vitals: Vitals,
     pub idle: Option<Instant>,
     /// It is told to stop then; told: since then.
     pub retire: Option<Instant>,
     pub told: Option<Instant>,
     pub gone: bool,
+    /// It was killed from here.
+    pub killed: bool,
     /// Somebody waits for its ring.
     pub dump: bool,
     /// It learns of the machine before it records.
@@ -29,16 +35,17 @@ pub(super) struct Hand {
 }
 
 impl Hand {
-    pub fn new(recorder: Recorder, rule: &Rule, learns: bool) -> Hand {
-        let (rule, bases) = (rule.clone(), Vec::new());
+    pub fn new(recorder: Recorder, rule: &Rule, uid: Option<u32>, learns: bool) -> Hand {
+        let (rule, bases, vitals) = (rule.clone(), Vec::new(), Vitals::default());
         let (idle, retire, told) = (None, None, None);
-        let (gone, dump, closed) = (false, false, false);
-        Hand { recorder, rule, idle, retire, told, gone, dump, learns, closed, bases }
+        let (gone, killed, dump, closed) = (false, false, false, false);
+        Hand { recorder, rule, uid, vitals, idle, retire, told, gone, killed, dump, learns, closed, bases }
     }
 
     /// Whether it records runs of the rule that begin now.
     pub fn is_free(&self, rule: &Rule) -> bool {
-        self.rule == *rule && !self.gone && self.retire.is_none() && self.told.is_none()
+        let works = !self.gone && self.retire.is_none() && self.told.is_none();
+        works && self.rule.name == rule.name && self.rule == *rule
     }
 
     pub fn has(&self, base: FileId) -> bool {

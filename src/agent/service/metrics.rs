@@ -8,6 +8,7 @@ use std::fmt::Write;
 
 use super::run::Run;
 use super::status::{Phase, State};
+use crate::plain::hides;
 
 /// Most runs that are told of.
 const RUNS: usize = 100;
@@ -21,6 +22,11 @@ const STATE: Metric = ("state", "gauge", "1 for what the service does.");
 const WRONG: Metric = ("configuration_errors", "gauge", "Errors found when the configuration was last read.");
 const RUNS_SEEN: Metric = ("runs_seen_total", "counter", "Runs of engines.");
 const OUTCOMES: Metric = ("runs_total", "counter", "Runs of engines by what became of them.");
+const PUT_OFF: Metric = (
+    "files_put_off_total",
+    "counter",
+    "Mapped files that were not looked at when they were to be: a user had more than his share.",
+);
 const GOING: Metric = ("runs_going", "gauge", "Runs of engines that are going on.");
 const FILES: Metric = ("files", "gauge", "Recordings in the directory.");
 const WRITING: Metric = ("files_writing", "gauge", "Recordings that are being written.");
@@ -84,6 +90,7 @@ pub fn text(state: &State) -> String {
     ] {
         sample(&mut out, OUTCOMES, &[("outcome", name)], n as f64);
     }
+    one(&mut out, PUT_OFF, state.finder.files_put_off as f64);
     one(&mut out, GOING, state.going().count() as f64);
     for (metric, n) in [
         (FILES, store.files),
@@ -192,7 +199,7 @@ fn escape(out: &mut String, text: &str) {
             '\\' => out.push_str("\\\\"),
             '"' => out.push_str("\\\""),
             '\n' => out.push_str("\\n"),
-            c if c.is_control() => {
+            c if hides(c) => {
                 let _ = write!(out, "\\\\x{:02x}", u32::from(c));
             }
             c => out.push(c),

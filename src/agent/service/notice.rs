@@ -113,23 +113,23 @@ impl Watch {
         self.rings.iter().map(|(_, ring)| ring.as_fd())
     }
 
-    /// Hands on what has been told so far. True: something was, if only of no interest.
-    pub fn read(&mut self, take: &mut dyn FnMut(Notice)) -> bool {
+    /// Hands on what one of the rings, by its place among all, has told so far: no more than it has room for. True: something
+    /// was, if only of no interest.
+    pub fn read(&mut self, place: usize, take: &mut dyn FnMut(Notice)) -> bool {
+        let Some((_, ring)) = self.rings.get_mut(place) else { return false };
         let mut any = false;
-        for (_, ring) in &mut self.rings {
-            if ring.is_tight() {
-                take(Notice::Lost(0));
+        if ring.is_tight() {
+            take(Notice::Lost(0));
+        }
+        let malformed = ring.malformed;
+        ring.read(&mut |record| {
+            any = true;
+            if let Some(notice) = Notice::of(record) {
+                take(notice);
             }
-            let malformed = ring.malformed;
-            ring.read(&mut |record| {
-                any = true;
-                if let Some(notice) = Notice::of(record) {
-                    take(notice);
-                }
-            });
-            if ring.malformed > malformed {
-                take(Notice::Lost(ring.malformed - malformed));
-            }
+        });
+        if ring.malformed > malformed {
+            take(Notice::Lost(ring.malformed - malformed));
         }
         any
     }

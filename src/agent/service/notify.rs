@@ -9,6 +9,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
 use crate::agent::usage;
+use crate::plain::hides;
 
 /// Whom to tell, and how often.
 #[derive(Debug, Default)]
@@ -59,7 +60,7 @@ impl Notify {
     pub fn status(&mut self, text: &str) {
         if self.to.is_some() && self.status != text {
             text.clone_into(&mut self.status);
-            self.tell(&format!("STATUS={}", text.replace(char::is_control, " ")));
+            self.tell(&format!("STATUS={}", text.replace(hides, " ")));
         }
     }
 

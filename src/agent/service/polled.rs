@@ -1,7 +1,9 @@
 //! Processes that are new or have changed, where the kernel does not tell: all of them are asked for their size now and then.
 //! Uses `facts`.
 
-use super::facts;
+use std::collections::BTreeMap;
+
+use super::facts::{self, Stat};
 
 /// Rounds between two looks at a process that goes on changing, at most: 2 to this power.
 const SELDOM: u32 = 4;
@@ -9,61 +11,55 @@ const SELDOM: u32 = 4;
 /// A process as it was last looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Seen {
-    pid: u32,
     start: u64,
     size: u64,
     stack: u64,
     /// How often, and not again before which round.
     looks: u32,
     due: u64,
+    /// Round in which it was there.
+    round: u64,
 }
 
-/// All processes of the machine.
+/// All processes of the machine, asked one by one in each round.
 #[derive(Default)]
 pub struct Polled {
-    /// Ascending by pid.
-    seen: Vec<Seen>,
+    seen: BTreeMap<u32, Seen>,
     round: u64,
 }
 
 impl Polled {
-    /// Processes to look at: new ones, and those that have mapped or unmapped something since. A process that always does is
-    /// looked at less and less often, down to every sixteenth round.
-    pub fn changed(&mut self) -> Vec<u32> {
-        let stats = facts::processes().into_iter().filter_map(|pid| {
-            facts::stat(pid).map(|s| Seen {
-                pid,
-                start: s.start,
-                size: s.size,
-                stack: s.stack,
-                looks: 0,
-                due: 0,
-            })
-        });
-        self.compare(stats.collect())
+    /// Another round begins.
+    pub fn begin(&mut self) {
+        self.round += 1;
     }
 
-    fn compare(&mut self, mut now: Vec<Seen>) -> Vec<u32> {
-        self.round += 1;
-        let mut changed = Vec::new();
-        for process in &mut now {
-            let old = self.seen.binary_search_by(|s| s.pid.cmp(&process.pid)).ok().map(|at| self.seen[at]);
-            // Its looks count on as long as it runs the same program.
-            let old = old.filter(|o| (o.start, o.stack) == (process.start, process.stack));
-            match old {
-                Some(old) if old.size == process.size || old.due > self.round => *process = old,
-                old => {
-                    let looks = old.map_or(0, |o| o.looks);
-                    (process.looks, process.due) = (looks + 1, self.round + (1 << (looks / 4).min(SELDOM)));
-                    // Kernel threads have no memory.
-                    if process.size > 0 {
-                        changed.push(process.pid);
-                    }
-                }
+    /// Whether a process is to be looked at: it is new, or has mapped or unmapped something since. One that always does is
+    /// looked at less and less often, down to every sixteenth round.
+    pub fn changed(&mut self, pid: u32) -> bool {
+        facts::stat(pid).is_some_and(|stat| self.compare(pid, &stat))
+    }
+
+    fn compare(&mut self, pid: u32, stat: &Stat) -> bool {
+        let &Stat { start, size, stack, .. } = stat;
+        // Its looks count on as long as it runs the same program.
+        let old = self.seen.get_mut(&pid).filter(|o| (o.start, o.stack) == (start, stack));
+        let looks = match old {
+            Some(old) if old.size == size || old.due > self.round => {
+                old.round = self.round;
+                return false;
             }
-        }
-        self.seen = now;
-        changed
+            old => old.map_or(0, |o| o.looks),
+        };
+        let due = self.round + (1 << (looks / 4).min(SELDOM));
+        self.seen.insert(pid, Seen { start, size, stack, looks: looks + 1, due, round: self.round });
+        // Kernel threads have no memory.
+        size > 0
+    }
+
+    /// The round is over: what was not asked for is gone.
+    pub fn end(&mut self) {
+        self.seen.retain(|_, s| s.round == self.round);
     }
 }
 
@@ -71,37 +67,46 @@ impl Polled {
 mod tests {
     use super::*;
 
-    fn process(pid: u32, start: u64, size: u64) -> Seen {
-        Seen { pid, start, size, stack: 1, looks: 0, due: 0 }
+    fn process(start: u64, size: u64) -> Stat {
+        Stat { parent: 1, start, size, stack: 1 }
+    }
+
+    /// One round; gives those to look at.
+    fn round(all: &mut Polled, now: &[(u32, Stat)]) -> Vec<u32> {
+        all.begin();
+        let changed = now.iter().filter(|(pid, stat)| all.compare(*pid, stat)).map(|(pid, _)| *pid).collect();
+        all.end();
+        changed
     }
 
     #[test]
     fn what_is_new_or_changed_is_looked_at() {
         let mut all = Polled::default();
-        let two = || vec![process(2, 0, 0), process(5, 10, 100)];
-        assert_eq!(all.compare(two()), [5]);
-        assert!(all.compare(two()).is_empty());
-        assert_eq!(all.compare(vec![process(5, 10, 101)]), [5]);
+        let two = [(2, process(0, 0)), (5, process(10, 100))];
+        assert_eq!(round(&mut all, &two), [5]);
+        assert!(round(&mut all, &two).is_empty());
+        assert_eq!(round(&mut all, &[(5, process(10, 101))]), [5]);
         // Another process of the same number, and another program in the same process.
-        assert_eq!(all.compare(vec![process(5, 11, 101)]), [5]);
-        assert_eq!(all.compare(vec![Seen { stack: 2, ..process(5, 11, 101) }]), [5]);
-        all.compare(Vec::new());
+        assert_eq!(round(&mut all, &[(5, process(11, 101))]), [5]);
+        assert_eq!(round(&mut all, &[(5, Stat { stack: 2, ..process(11, 101) })]), [5]);
+        round(&mut all, &[]);
         assert!(all.seen.is_empty());
+        all.begin();
+        assert!(all.changed(std::process::id()) && !all.changed(u32::MAX));
     }
 
     #[test]
     fn one_that_changes_always_is_looked_at_seldom() {
         let mut all = Polled::default();
         let looks = |all: &mut Polled, n: u64| {
-            (0..n).filter(|_| !all.compare(vec![process(5, 10, all.round + 1)]).is_empty()).count()
+            (0..n).filter(|_| !round(all, &[(5, process(10, all.round + 1))]).is_empty()).count()
         };
         assert_eq!(looks(&mut all, 5), 5);
         looks(&mut all, 200);
         assert_eq!(looks(&mut all, 160), 10);
         // What changed last is seen in the end.
         let last = all.round;
-        assert!(
-            (0..17).any(|_| !all.compare(vec![process(5, 10, last)]).is_empty()) || all.seen[0].size == last
-        );
+        let seen = (0..17).any(|_| !round(&mut all, &[(5, process(10, last))]).is_empty());
+        assert!(seen || all.seen[&5].size == last);
     }
 }

@@ -4,7 +4,7 @@
 //! The mapped file counts, not what its path leads to by now: it is reached through the process's own root, following no
 //! link, then through the mapping itself, then as the process's program, and it is not opened before it has shown to be
 //! a regular file of the right inode. An answer is kept with the file's size and time of change, so that a file is read
-//! once as long as nobody writes it.
+//! once as long as nobody writes it. Each user has a share of the answers: one with very many files loses his own.
 
 use std::ffi::CString;
 use std::fs::{File, Metadata, OpenOptions};
@@ -14,19 +14,27 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::symbols;
+use serde::{Deserialize, Serialize};
+
+use super::{facts, symbols};
 use crate::agent::capset;
 use crate::agent::discover::BASE;
 use crate::agent::maps::{FileId, Mapping};
+use crate::files;
 
 /// Most files whose answers are kept: those of a desktop's whole session.
 const MAX_FILES: usize = 2048;
 
 /// Device and inode, as the kernel's lists of mappings have them.
-type Key = (u32, u32, u64);
+pub type Key = (u32, u32, u64);
+
+/// The file that is mapped.
+fn key(m: &Mapping) -> Key {
+    (m.major, m.minor, m.inode)
+}
 
 /// A file's identity and the state of its content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Mark {
     /// As `stat` has it, which is not always how mappings do (overlay, btrfs).
     id: FileId,
@@ -39,12 +47,33 @@ impl Mark {
     fn of(meta: &Metadata) -> Mark {
         Mark { id: (meta.dev(), meta.ino()), size: meta.size(), changed: (meta.ctime(), meta.ctime_nsec()) }
     }
+
+    /// Of what a path leads to from here, if the kernel has that in memory: no file system is asked, and nothing waited for.
+    /// None also where the kernel has no such way (before 5.12).
+    fn at_once(path: &Path) -> Option<Mark> {
+        let flags = libc::O_PATH | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+        let file = open_how(libc::AT_FDCWD, path, flags, libc::RESOLVE_CACHED).ok()?;
+        let stat = facts::status_at_once(&file)?;
+        Some(Mark {
+            id: (libc::makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino),
+            size: stat.stx_size,
+            changed: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec.into()),
+        })
+    }
 }
 
-struct Entry {
+/// What a file has shown to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
     key: Key,
     mark: Mark,
     base: bool,
+    /// For whom it was looked at first.
+    user: u32,
+}
+
+struct Entry {
+    answer: Answer,
     /// Round in which it was last asked for.
     used: u64,
 }
@@ -55,8 +84,13 @@ pub struct Recogniser {
     /// Ascending by key.
     table: Vec<Entry>,
     round: u64,
-    /// Files read.
+    /// Files, and bytes of them, read.
     pub read: u64,
+    pub bytes: u64,
+    /// Files that were too large to be looked through.
+    pub large: u64,
+    /// Answers that are new.
+    pub news: Vec<Answer>,
 }
 
 impl Recogniser {
@@ -65,44 +99,83 @@ impl Recogniser {
         self.round += 1;
     }
 
-    /// The file's identity, if it is the base of an engine.
+    fn entry(&mut self, key: Key) -> Option<&mut Entry> {
+        let at = self.table.binary_search_by(|e| e.answer.key.cmp(&key)).ok()?;
+        self.table.get_mut(at)
+    }
+
+    /// What is known, where that takes no look at the file system; inside, the file's identity if it is the base of an engine.
+    pub fn at_hand(&mut self, m: &Mapping) -> Option<Option<FileId>> {
+        self.known(m, &Mark::at_once)
+    }
+
+    fn known(&mut self, m: &Mapping, mark: &dyn Fn(&Path) -> Option<Mark>) -> Option<Option<FileId>> {
+        let round = self.round;
+        let entry = self.entry(key(m))?;
+        // Most paths lead to the same file from here, whatever the process's root is.
+        if entry.used != round && (m.deleted || mark(&m.path) != Some(entry.answer.mark)) {
+            return None;
+        }
+        entry.used = round;
+        Some(entry.answer.base.then_some(entry.answer.mark.id))
+    }
+
+    /// The file's identity, if it is the base of an engine; looked at for this user. May wait for the file system.
     ///
     /// # Errors
-    /// The process or its mapping is gone, or we may not look at it.
-    pub fn base(&mut self, pid: u32, m: &Mapping) -> io::Result<Option<FileId>> {
-        let key = (m.major, m.minor, m.inode);
-        let place = self.table.binary_search_by(|e| e.key.cmp(&key));
-        if let Some(entry) = place.ok().and_then(|at| self.table.get_mut(at)) {
-            // Most paths lead to the same file from here, whatever the process's root is; one system call tells.
-            let here =
-                || !m.deleted && std::fs::symlink_metadata(&m.path).is_ok_and(|s| Mark::of(&s) == entry.mark);
-            if entry.used == self.round || here() {
-                entry.used = self.round;
-                return Ok(entry.base.then_some(entry.mark.id));
-            }
+    /// The process or its mapping is gone, or we may not look at it, or not now (`WouldBlock`).
+    pub fn base(&mut self, pid: u32, m: &Mapping, user: u32) -> io::Result<Option<FileId>> {
+        let stat = |path: &Path| std::fs::symlink_metadata(path).ok().map(|meta| Mark::of(&meta));
+        if let Some(known) = self.known(m, &stat) {
+            return Ok(known);
         }
         let (file, mark) = reach(pid, m)?;
-        let base = match place.ok().and_then(|at| self.table.get(at)).filter(|e| e.mark == mark) {
-            Some(entry) => entry.base,
-            None => {
-                self.read += 1;
-                symbols::defines(&reopen(&file)?, &BASE)?
+        let (key, round) = (key(m), self.round);
+        if let Some(entry) = self.entry(key).filter(|e| e.answer.mark == mark) {
+            entry.used = round;
+            return Ok(entry.answer.base.then_some(mark.id));
+        }
+        self.read += 1;
+        let base = match symbols::defines(&reopen(&file)?, &BASE, &mut self.bytes) {
+            Err(e) if e.kind() == io::ErrorKind::FileTooLarge => {
+                self.large += 1;
+                false
             }
+            base => base?,
         };
-        self.keep(Entry { key, mark, base, used: self.round });
+        let answer = Answer { key, mark, base, user };
+        self.news.push(answer);
+        self.learn(answer);
         Ok(base.then_some(mark.id))
     }
 
-    fn keep(&mut self, entry: Entry) {
+    /// Keeps an answer.
+    pub fn learn(&mut self, answer: Answer) {
         if self.table.len() >= MAX_FILES {
-            // Those not asked for in longer than the others.
-            let mean = self.table.iter().map(|e| e.used).sum::<u64>() / self.table.len() as u64;
-            self.table.retain(|e| e.used > mean);
+            self.make_room();
         }
-        match self.table.binary_search_by(|e| e.key.cmp(&entry.key)) {
+        let entry = Entry { answer, used: self.round };
+        match self.table.binary_search_by(|e| e.answer.key.cmp(&answer.key)) {
             Ok(at) => self.table[at] = entry,
             Err(at) => self.table.insert(at, entry),
         }
+    }
+
+    /// Of the user who has most, those answers go that were not asked for in longer than the others.
+    fn make_room(&mut self) {
+        let mut users: Vec<u32> = self.table.iter().map(|e| e.answer.user).collect();
+        users.sort_unstable();
+        let most = users.chunk_by(|a, b| a == b).max_by_key(|of| of.len());
+        let Some((user, many)) = most.and_then(|of| Some((*of.first()?, of.len()))) else { return };
+        let mut used: Vec<u64> =
+            self.table.iter().filter(|e| e.answer.user == user).map(|e| e.used).collect();
+        used.sort_unstable();
+        let (limit, mut left) = (used.get(many / 2).copied().unwrap_or_default(), many / 2 + 1);
+        self.table.retain(|e| {
+            let goes = left > 0 && e.answer.user == user && e.used <= limit;
+            left -= usize::from(goes);
+            !goes
+        });
     }
 }
 
@@ -122,7 +195,7 @@ fn reach(pid: u32, m: &Mapping) -> io::Result<(File, Mark)> {
         }
         None
     };
-    let proc = |name: &str| locate(Path::new(&format!("/proc/{pid}/{name}")), 0);
+    let proc = |name: &str| files::locate(Path::new(&format!("/proc/{pid}/{name}")), 0);
     // Here the file may be another that has taken the path; of a mapping the kernel gives no other.
     let by_path = || locate_within(&proc("root")?, &m.path);
     let found = (!m.deleted && !m.path.as_os_str().is_empty()).then(|| attempt(by_path(), false)).flatten();
@@ -136,28 +209,20 @@ fn reach(pid: u32, m: &Mapping) -> io::Result<(File, Mark)> {
     found.ok_or_else(|| denied.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
 }
 
-/// A descriptor that stands for a file without opening it: no device or pipe notices.
-fn locate(path: &Path, flags: i32) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(libc::O_PATH | flags).open(path)
-}
-
 /// The same below a directory that stands for a root, following no link on the way: the kernel's paths have none.
 fn locate_within(root: &File, path: &Path) -> io::Result<File> {
-    const IN_ROOT: u64 = 0x10;
-    const NO_SYMLINKS: u64 = 0x04;
+    let how = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_SYMLINKS;
+    open_how(root.as_fd().as_raw_fd(), path, libc::O_PATH | libc::O_CLOEXEC, how)
+}
+
+/// openat2(2).
+fn open_how(from: i32, path: &Path, flags: i32, resolve: u64) -> io::Result<File> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // struct open_how: flags, mode, how to resolve.
-    let how = [(libc::O_PATH | libc::O_CLOEXEC) as u64, 0, IN_ROOT | NO_SYMLINKS];
+    let how = [flags as u64, 0, resolve];
     // SAFETY: a string that ends in zero and a block of the size that is said; the kernel only reads them.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_openat2,
-            root.as_fd().as_raw_fd(),
-            path.as_ptr(),
-            how.as_ptr(),
-            size_of_val(&how),
-        )
-    };
+    let fd =
+        unsafe { libc::syscall(libc::SYS_openat2, from, path.as_ptr(), how.as_ptr(), size_of_val(&how)) };
     match i32::try_from(fd) {
         // SAFETY: a descriptor that the kernel has just made for us; nobody else has it.
         Ok(fd) if fd >= 0 => Ok(unsafe { File::from_raw_fd(fd) }),
@@ -165,7 +230,7 @@ fn locate_within(root: &File, path: &Path) -> io::Result<File> {
     }
 }
 
-/// Opens for reading what was located, and nothing else.
+/// Opens for reading what was located, and nothing else. Does not wait for one who holds a lease on it (`WouldBlock`).
 fn reopen(located: &File) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", located.as_raw_fd());
     OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
@@ -195,6 +260,8 @@ mod tests {
 
     const US: fn() -> u32 = std::process::id;
 
+    const USER: u32 = 1000;
+
     #[test]
     fn a_file_is_read_once_until_it_changes() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -202,15 +269,35 @@ mod tests {
         std::fs::write(&path, "no engine").expect("written");
         let m = mapping(&path);
         let mut files = Recogniser::default();
+        assert_eq!(files.at_hand(&m), None);
         for read in [1, 1, 1] {
             files.next_round();
-            assert_eq!(files.base(US(), &m).expect("looked at"), None);
+            assert_eq!(files.base(US(), &m, USER).expect("looked at"), None);
             assert_eq!(files.read, read);
+            assert_eq!(files.at_hand(&m), Some(None));
         }
         std::fs::write(&path, "another text").expect("written");
         files.next_round();
-        assert_eq!(files.base(US(), &m).expect("looked at"), None);
+        assert_eq!(files.at_hand(&m), None);
+        assert_eq!(files.base(US(), &m, USER).expect("looked at"), None);
         assert_eq!(files.read, 2);
+        // Who is told of it need not look.
+        let mut other = Recogniser::default();
+        std::mem::take(&mut files.news).into_iter().for_each(|answer| other.learn(answer));
+        other.next_round();
+        // Where the kernel tells at once what a path leads to; else it takes a look.
+        assert!(other.at_hand(&m) == Some(None) || Mark::at_once(&path).is_none());
+        assert_eq!((other.base(US(), &m, USER).expect("looked at"), other.read), (None, 0));
+    }
+
+    #[test]
+    fn a_mark_is_the_same_either_way() {
+        let path = std::env::current_exe().expect("a program");
+        let meta = std::fs::metadata(&path).expect("a file");
+        if let Some(mark) = Mark::at_once(&path) {
+            assert_eq!(mark, Mark::of(&meta));
+        }
+        assert_eq!(Mark::at_once(Path::new("/nowhere/at/all")), None);
     }
 
     #[test]
@@ -225,11 +312,11 @@ mod tests {
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
         let mut files = Recogniser::default();
         for path in [&link, &pipe] {
-            assert!(files.base(US(), &mapping(path)).is_err(), "{}", path.display());
+            assert!(files.base(US(), &mapping(path), USER).is_err(), "{}", path.display());
         }
         let other = Mapping { inode: mapping(&real).inode + 1, ..mapping(&real) };
-        assert!(files.base(US(), &other).is_err());
-        assert!(files.base(u32::MAX, &mapping(&real)).is_err());
+        assert!(files.base(US(), &other, USER).is_err());
+        assert!(files.base(u32::MAX, &mapping(&real), USER).is_err());
         assert_eq!(files.read, 0);
     }
 
@@ -240,25 +327,39 @@ mod tests {
         let own = maps.iter().find(|m| m.executable && m.inode == exe.ino()).expect("it is mapped");
         let nameless = Mapping { deleted: true, start: 1, end: 2, ..own.clone() };
         let mut files = Recogniser::default();
-        assert!(files.base(US(), &nameless).is_ok());
+        assert!(files.base(US(), &nameless, USER).is_ok());
         assert_eq!(files.read, 1);
+    }
+
+    fn answer(user: u32, inode: u64) -> Answer {
+        let mark = Mark { id: (1, 1), size: 1, changed: (0, 0) };
+        Answer { key: (8, 1, inode), mark, base: false, user }
     }
 
     #[test]
     fn the_table_stays_small() {
         let mut files = Recogniser::default();
-        let mark = Mark { id: (1, 1), size: 1, changed: (0, 0) };
         for inode in 0..3 * MAX_FILES as u64 {
             files.next_round();
-            files.keep(Entry { key: (8, 1, inode), mark, base: false, used: files.round });
+            files.learn(answer(USER, inode));
             assert!(files.table.len() <= MAX_FILES);
         }
-        assert!(files.table.iter().any(|e| e.key.2 == 3 * MAX_FILES as u64 - 1));
-        // All of one round: all go, but for the new one.
+        assert!(files.entry((8, 1, 3 * MAX_FILES as u64 - 1)).is_some());
+        assert!(files.entry((8, 1, 2 * MAX_FILES as u64)).is_none(), "the oldest go");
+        // All of one round.
         let mut files = Recogniser::default();
-        for inode in 0..=MAX_FILES as u64 {
-            files.keep(Entry { key: (8, 1, inode), mark, base: false, used: 1 });
+        (0..=MAX_FILES as u64).for_each(|inode| files.learn(answer(USER, inode)));
+        assert!(files.table.len() <= MAX_FILES && files.entry((8, 1, MAX_FILES as u64)).is_some());
+    }
+
+    #[test]
+    fn a_user_with_very_many_files_loses_his_own() {
+        let mut files = Recogniser::default();
+        (0..300).for_each(|inode| files.learn(answer(0, inode)));
+        for inode in 1000..1000 + 5 * MAX_FILES as u64 {
+            files.next_round();
+            files.learn(answer(USER, inode));
         }
-        assert_eq!(files.table.len(), 1);
+        assert!((0..300).all(|inode| files.entry((8, 1, inode)).is_some()));
     }
 }

@@ -1,7 +1,8 @@
-//! A recorder: a process forked from the service that records the runs of one rule, as a session that is fed with them. When
-//! the service is gone it ends its recording cleanly. Uses `capset`, `channel`, `feed`, `settings`, `rules`
+//! A recorder: a process forked from the service that records the runs of one rule and user, as a session that is fed with
+//! them. When the service is gone it ends its recording cleanly. Uses `capset`, `channel`, `feed`, `pulse`, `settings`, `rules`
 //! and `session`.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -9,8 +10,9 @@ use super::channel::{Channel, Said, Told};
 use super::feed::Feed;
 use super::rules::Rule;
 use super::settings::Settings;
+use crate::agent::pulse::{self, Pulse, Signs};
 use crate::agent::recording::{Learnt, RecordError, Target};
-use crate::agent::{capset, session};
+use crate::agent::{capset, session, wake};
 use crate::trace::WriteError;
 
 /// The service's end of a recorder.
@@ -19,10 +21,13 @@ pub struct Recorder {
     pub rule: String,
     pub pid: i32,
     channel: Channel,
+    pulse: Pulse,
+    /// It was waited for: its number may be another's by now.
+    waited: bool,
 }
 
 /// Ends the forked process however it is left: nothing of the service's may run in it.
-struct Leave;
+pub(super) struct Leave;
 
 impl Drop for Leave {
     fn drop(&mut self) {
@@ -39,18 +44,24 @@ impl Recorder {
     /// # Errors
     /// No more processes or descriptors can be had.
     pub fn start(settings: &Settings, rule: &Rule, learnt: Option<Learnt>) -> io::Result<Recorder> {
-        let (ours, theirs) = Channel::pair()?;
+        let ((ours, theirs), pulse) = (Channel::pair()?, Pulse::new()?);
         // SAFETY: only this thread runs (above), so the child may do all that a program may.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => {
                 let end = Leave;
+                call_itself(c"profinfer-rec");
                 close_all_but(theirs.fd());
+                pulse.wear();
                 be(settings, rule, learnt, theirs);
                 drop(end);
                 unreachable!("the process has ended")
             }
-            pid => Ok(Recorder { rule: rule.name.clone(), pid, channel: ours }),
+            pid => {
+                // Where that is refused other recorders can write there: they could make it look alive, and no more.
+                drop(pulse.keep());
+                Ok(Recorder { rule: rule.name.clone(), pid, channel: ours, pulse, waited: false })
+            }
         }
     }
 
@@ -65,9 +76,29 @@ impl Recorder {
     pub fn tell(&mut self, what: &Told) -> io::Result<()> {
         self.channel.send(what)?;
         // It may be waiting for events; an engine that begins does not wait.
-        // SAFETY: as in `kill`.
-        unsafe { libc::kill(self.pid, libc::SIGUSR1) };
+        self.signal(libc::SIGUSR1);
         Ok(())
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        if self.pid > 0 && !self.waited {
+            // SAFETY: a signal to a child that has not been waited for, whose number is therefore still its own.
+            unsafe { libc::kill(self.pid, signal) };
+        }
+    }
+
+    /// Its signs of life.
+    pub fn signs(&self) -> Signs {
+        self.pulse.read()
+    }
+
+    pub fn waited(&self) -> bool {
+        self.waited
+    }
+
+    /// Its exit state was taken.
+    pub fn set_waited(&mut self) {
+        self.waited = true;
     }
 
     /// The next that it says; None: nothing just now.
@@ -80,14 +111,31 @@ impl Recorder {
 
     /// Ends it at once. What it has written stays.
     pub fn kill(&self) {
-        // SAFETY: a signal to a child that has not been waited for, whose number is therefore still its own.
-        unsafe { libc::kill(self.pid, libc::SIGKILL) };
+        self.signal(libc::SIGKILL);
     }
+
+    /// One that a test plays, which has its end of the channel.
+    #[cfg(test)]
+    pub fn played(pid: i32) -> io::Result<(Recorder, Channel)> {
+        let ((channel, theirs), pulse) = (Channel::pair()?, Pulse::new()?);
+        Ok((Recorder { rule: String::new(), pid, channel, pulse, waited: false }, theirs))
+    }
+
+    #[cfg(test)]
+    pub fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+}
+
+/// Names this process, which was forked from the service, for whoever lists processes.
+pub(super) fn call_itself(name: &CStr) {
+    // SAFETY: a string that ends in zero; the kernel takes 15 bytes of it.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
 
 /// Closes what is the service's: while a copy of its end of another recorder's channel is open, that one would not see it die.
 /// Whoever owned the descriptors is never dropped in this process.
-fn close_all_but(kept: BorrowedFd<'_>) {
+pub(super) fn close_all_but(kept: BorrowedFd<'_>) {
     let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let fds: Vec<i32> = open.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
     for fd in fds.into_iter().filter(|&fd| fd > 2 && fd != kept.as_raw_fd()) {
@@ -99,11 +147,12 @@ fn close_all_but(kept: BorrowedFd<'_>) {
 extern "C" fn wake(_: libc::c_int) {}
 
 fn default_signals() {
-    // SAFETY: a handler that does nothing but end a wait; an empty set, and signals whose handling becomes the usual one;
+    // SAFETY: a handler that does nothing but end a wait; a set of one signal, and signals whose handling becomes the usual one;
     // SIGTERM and SIGINT, which a terminal or an init sends to all of a group, are for the service, which tells its recorders.
     unsafe {
-        let mut none = std::mem::zeroed::<libc::sigset_t>();
-        libc::sigemptyset(&raw mut none);
+        let mut child = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&raw mut child);
+        libc::sigaddset(&raw mut child, libc::SIGCHLD);
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
             libc::signal(signal, libc::SIG_IGN);
         }
@@ -111,8 +160,8 @@ fn default_signals() {
         let mut woken = std::mem::zeroed::<libc::sigaction>();
         woken.sa_sigaction = wake as extern "C" fn(libc::c_int) as usize;
         libc::sigaction(libc::SIGUSR1, &raw const woken, std::ptr::null_mut());
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
-        libc::prctl(libc::PR_SET_NAME, c"profinfer-rec".as_ptr());
+        wake::block();
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const child, std::ptr::null_mut());
     }
 }
 
@@ -133,6 +182,8 @@ pub(super) type Failure = (String, bool);
 
 fn record(settings: &Settings, rule: &Rule, learnt: Option<Learnt>, feed: &mut Feed) -> Result<(), Failure> {
     let failed = |e: RecordError| failure(&e);
+    // Hits are priced in one go.
+    pulse::slow();
     let learnt = match learnt {
         Some(learnt) => learnt,
         None => feed.learnt(session::learn(&rule.record).map_err(failed)?),
@@ -144,6 +195,7 @@ fn record(settings: &Settings, rule: &Rule, learnt: Option<Learnt>, feed: &mut F
     options.learnt = Some(learnt);
     options.ring = rule.ring.map(|span| (span, settings.ring_bytes(rule)));
     let out = feed.place()?;
+    pulse::slow();
     let recorded = session::record(Target::Fed, options, out, feed);
     recorded.map(drop).map_err(failed)
 }

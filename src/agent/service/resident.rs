@@ -16,7 +16,7 @@ use super::socket::{self, Answer, Control, Request, SocketError, Token};
 use super::status::{self, Files, Phase, State};
 use super::store::{Leftovers, Store, StoreError};
 use super::{clock, own};
-use crate::agent::{capset, perf};
+use crate::agent::{capset, tracefs};
 
 /// What is due from time to time is looked at so often.
 const TICK: Duration = Duration::from_secs(1);
@@ -117,7 +117,7 @@ impl<'a> Service<'a> {
 
     fn welcome(&mut self, unfinished: &[String]) {
         let road = self.finder.road();
-        self.state.finder = status::Found { road: road.clone(), why: None };
+        self.state.finder = status::Found { road: road.clone(), ..status::Found::default() };
         self.read_now(Vec::new());
         self.say(&format!(
             "waiting for engines, by {road}; recordings in {}",
@@ -134,7 +134,7 @@ impl<'a> Service<'a> {
                 "{name} had not been written to its end before: what was there of the new one is removed"
             ));
         }
-        if let Some(swept) = perf::sweep() {
+        if let Some(swept) = tracefs::sweep() {
             self.say(&swept);
         }
         if self.crew.lessons.recall(self.store.place(), &self.state.version) > 0 {
@@ -170,7 +170,7 @@ impl<'a> Service<'a> {
                 self.tick();
                 self.tick = Instant::now() + TICK;
             }
-            for line in std::mem::take(&mut self.crew.news) {
+            for line in self.crew.news() {
                 self.say(&line);
             }
         }
@@ -209,7 +209,7 @@ impl<'a> Service<'a> {
         self.crew.hear();
         self.remember();
         if came.child {
-            self.crew.reap();
+            self.crew.reap(&mut |pid| self.finder.knows(pid));
         }
         self.answer_dumps();
         let mut requests = Vec::new();
@@ -304,6 +304,7 @@ impl<'a> Service<'a> {
 
     fn look(&mut self) {
         let found = self.finder.poll();
+        self.finder.news().iter().for_each(|line| self.say(line));
         if self.stopping.is_some() {
             return;
         }
@@ -364,14 +365,20 @@ impl<'a> Service<'a> {
             one_in: c.left_out,
             at_once: c.too_many,
             missed: c.missed,
+            waiting: crew.waiting(),
         };
+        self.state.shunned = crew.shunned();
         let rule = |rule: &super::rules::Rule| status::Rule {
             name: rule.name.clone(),
             runs: crew.runs_of(&rule.name),
             recorder: crew.recorder_for(&rule.name),
         };
         self.state.rules = self.settings.rules.iter().map(rule).collect();
-        let own = own::together(crew.pids());
+        let (held_back, files_put_off) = self.finder.held_back();
+        let (road, files_too_large) = (self.finder.road(), self.finder.large);
+        let why = self.state.finder.why.take();
+        self.state.finder = status::Found { road, why, held_back, files_put_off, files_too_large };
+        let own = own::together(crew.pids().chain(self.finder.pids()));
         self.state.own = status::Own { resident_bytes: own.map(|o| o.0), cpu_seconds: own.map(|o| o.1) };
         let going = self.state.going().next().is_some();
         self.state.state = match (self.stopping.is_some(), going) {

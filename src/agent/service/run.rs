@@ -1,6 +1,8 @@
-//! A run: a process of an engine and its children, as the service knows it. Uses nothing of this crate.
+//! A run: a process of an engine and its children, as the service knows it. Uses `lines`.
 
 use serde::{Deserialize, Serialize};
+
+use super::lines::plain;
 
 /// How one run stands. What is not known (yet) is None.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -8,6 +10,8 @@ pub struct Run {
     pub pid: u32,
     /// When the process began, clock ticks since boot (proc_pid_stat(5), field 22): with the pid, it names the run.
     pub start: u64,
+    /// Effective user of that process when it was found.
+    pub uid: u32,
     /// Those of its processes, itself and its children, that have used the engine and not ended; at most 256 are told.
     pub processes: Vec<u32>,
     /// Its program, as the process itself sees it. Data from a target: to be escaped wherever it is shown.
@@ -33,4 +37,74 @@ pub struct Run {
     pub cost: Option<f64>,
     /// How it ended; None while it goes on.
     pub ended: Option<String>,
+}
+
+/// Processes of a run that are told at most.
+pub const PROCESSES: usize = 256;
+/// Characters of a level's name, and of the reason for an end.
+const LEVEL: usize = 64;
+const REASON: usize = 400;
+
+/// Whether this is the name of a recording in the service's directory, and of nothing elsewhere.
+pub fn is_file_name(name: &str) -> bool {
+    let fits = |c: char| !c.is_control() && c != '/';
+    name.len() <= 255 && name.ends_with(".pfi") && !name.starts_with('.') && name.chars().all(fits)
+}
+
+impl Run {
+    /// Takes what a recorder says of the run that it was given. It reads what users have made: what the service knows better
+    /// stays as it was, and what cannot be is not known.
+    pub fn take(&mut self, said: Run) {
+        let real = |x: &f64| x.is_finite() && *x >= 0.0;
+        self.processes = said.processes;
+        self.processes.truncate(PROCESSES);
+        self.level = plain(&said.level, LEVEL);
+        self.file = said.file.filter(|name| is_file_name(name));
+        (self.tokens, self.ttft_ns, self.tpot_ns) = (said.tokens, said.ttft_ns, said.tpot_ns);
+        (self.rate, self.cost) = (said.rate.filter(real), said.cost.filter(real));
+        (self.lost, self.seen) = (said.lost, said.seen);
+        self.ended = said.ended.map(|why| plain(&why, REASON));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_recorder_says_is_bounded_and_what_the_service_knows_stays() {
+        let known =
+            Run { pid: 7, start: 9, uid: 5, exe: "/bin/x".into(), rule: "a".into(), ..Run::default() };
+        let said = Run {
+            pid: 1,
+            start: 1,
+            uid: 0,
+            exe: "other".into(),
+            rule: "other".into(),
+            processes: (0..10_000).collect(),
+            level: "op\n".repeat(1000),
+            file: Some("../../etc/passwd.pfi".into()),
+            tokens: 3,
+            rate: Some(f64::NAN),
+            cost: Some(-1.0),
+            ended: Some("\u{1b}[2J".repeat(1000)),
+            ..Run::default()
+        };
+        let mut run = known.clone();
+        run.take(said);
+        assert_eq!((run.pid, run.start, run.uid), (7, 9, 5));
+        assert_eq!((run.exe.as_str(), run.rule.as_str(), run.tokens), ("/bin/x", "a", 3));
+        assert_eq!((run.file, run.rate, run.cost), (None, None, None));
+        assert_eq!(run.processes.len(), PROCESSES);
+        assert!(run.level.len() < 200 && run.level.starts_with("op\\n"));
+        assert!(run.ended.is_some_and(|why| why.len() < 4000 && !why.contains('\u{1b}')));
+    }
+
+    #[test]
+    fn a_recordings_name_is_a_plain_one() {
+        assert!(is_file_name("20261121T211945.219Z-llama-server-4711.pfi"));
+        for no in ["", "x", ".pfi", "..", "/x.pfi", "a/b.pfi", "a\n.pfi", &"x".repeat(300)] {
+            assert!(!is_file_name(no), "{no}");
+        }
+    }
 }

@@ -39,8 +39,12 @@ pub struct Settings {
     pub memory: u64,
     /// Share of a core that a recorder may take: 1.0 = one core.
     pub cpu: f64,
-    /// Runs that are recorded at a time; more are seen and counted only.
+    /// Runs of one rule and user that are recorded at a time; others wait. Of all rules and users four times as many are.
     pub at_once: u32,
+    /// Recorders at a time.
+    pub recorders: u32,
+    /// A recorder that shows no sign of life for so long is killed.
+    pub recorder_timeout: Duration,
     /// The first that matches counts.
     pub rules: Vec<Rule>,
     /// What is allowed, but hardly meant: a sentence each.
@@ -63,6 +67,8 @@ impl Default for Settings {
             memory: 256 << 20,
             cpu: 0.25,
             at_once: 16,
+            recorders: 16,
+            recorder_timeout: Duration::from_secs(30),
             rules: Vec::new(),
             warnings: Vec::new(),
         }

@@ -1,7 +1,8 @@
 //! The socket by which the service is told what to do: a line that asks, a line of JSON that answers, and the connection is
 //! over. Both ends. Uses `place`.
 //!
-//! The service never waits for whoever asks: who is slow, or sends too much, is let go of.
+//! The service never waits for whoever asks: who is slow, or sends too much, is let go of, and who keeps a place that others
+//! want without asking is the first to go.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -14,9 +15,12 @@ use std::{fmt, fs};
 use serde_json::Value;
 
 use super::place::{Place, PlaceError, us};
+use crate::plain;
 
 /// Who is served at a time; others wait until it is their turn.
-const CLIENTS: usize = 8;
+const CLIENTS: usize = 64;
+/// Time that each of them has, whoever waits.
+const GRACE: Duration = Duration::from_millis(100);
 /// Longest line that asks, bytes.
 const LINE: usize = 128;
 /// Longest answer that is taken, bytes.
@@ -56,7 +60,7 @@ impl fmt::Display for Request {
 }
 
 impl Request {
-    fn read(line: &[u8]) -> Result<Request, String> {
+    pub(super) fn read(line: &[u8]) -> Result<Request, String> {
         let line = String::from_utf8_lossy(line);
         let mut words = line.split_ascii_whitespace();
         match (words.next(), words.next(), words.next()) {
@@ -125,6 +129,7 @@ struct Client {
     /// What came, or what is to go, and how much of it went.
     bytes: Vec<u8>,
     gone: usize,
+    since: Instant,
     until: Instant,
 }
 
@@ -168,7 +173,8 @@ impl Control {
 
     /// Names what to wait for, with the events of poll(2); after any of it, and now and then without, [`Control::poll`] is due.
     pub fn fds(&self, add: &mut dyn FnMut(BorrowedFd<'_>, libc::c_short)) {
-        if self.clients.len() < CLIENTS && self.pause.is_none() {
+        let room = self.clients.len() < CLIENTS || self.idle(Instant::now()).is_some();
+        if room && self.pause.is_none() {
             add(self.listener.as_fd(), libc::POLLIN);
         }
         for client in &self.clients {
@@ -210,12 +216,28 @@ impl Control {
         })
     }
 
+    /// The place of who has had it longest and keeps it for nothing: does not ask, or does not take the answer.
+    fn idle(&self, now: Instant) -> Option<usize> {
+        let idle = |c: &Client| c.stage != Stage::Waits && now.saturating_duration_since(c.since) >= GRACE;
+        let all = self.clients.iter().enumerate().filter(|(_, c)| idle(c));
+        all.min_by_key(|(_, c)| c.since).map(|(place, _)| place)
+    }
+
+    /// Lets go of one that keeps its place for nothing, if somebody wants it.
+    fn make_place(&mut self, now: Instant) -> bool {
+        let mut door = libc::pollfd { fd: self.listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one descriptor, open, as said.
+        let wanted = unsafe { libc::poll(&raw mut door, 1, 0) } > 0;
+        let idle = self.idle(now).filter(|_| wanted);
+        idle.map(|place| self.clients.remove(place)).is_some()
+    }
+
     fn accept(&mut self, now: Instant) {
         if self.pause.is_some_and(|until| now < until) {
             return;
         }
         self.pause = None;
-        while self.clients.len() < CLIENTS {
+        while self.clients.len() < CLIENTS || self.make_place(now) {
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     // Who may not ask is told so by the file's mode; this is for who came by another way.
@@ -224,7 +246,7 @@ impl Control {
                         let (token, until) = (self.next, now + self.patience);
                         self.next += 1;
                         let (stage, bytes) = (Stage::Asks, Vec::new());
-                        self.clients.push(Client { token, stream, stage, bytes, gone: 0, until });
+                        self.clients.push(Client { token, stream, stage, bytes, gone: 0, since: now, until });
                     }
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -275,7 +297,7 @@ impl Client {
     fn answer(&mut self, answer: &Answer, until: Instant) {
         let line = match answer {
             Ok(json) => format!("{{\"ok\":true,\"answer\":{json}}}\n"),
-            Err(why) => format!("{{\"ok\":false,\"error\":{}}}\n", Value::from(why.as_str())),
+            Err(why) => format!("{{\"ok\":false,\"error\":{}}}\n", plain::json(why).unwrap_or_default()),
         };
         (self.bytes, self.gone, self.stage, self.until) = (line.into_bytes(), 0, Stage::Takes, until);
     }

@@ -8,8 +8,11 @@ use serde::Serialize;
 
 use super::place::{Place, PlaceError};
 use super::run::Run;
+use super::shun::Shunned;
 use super::store::Usage;
+use super::waiting::HeldBack;
 use super::{clock, metrics, replace};
+use crate::plain;
 
 /// Runs that ended, and messages, are kept so many.
 const KEPT: usize = 32;
@@ -35,6 +38,8 @@ pub struct State {
     /// Those going on, and the last that have ended, in the order they began.
     pub runs: Vec<Run>,
     pub counts: Counts,
+    /// Engine files that no recorder looks at for a while, since one was killed or died with them.
+    pub shunned: Vec<Shunned>,
     pub directory: String,
     pub store: Usage,
     pub own: Own,
@@ -58,6 +63,12 @@ pub struct Found {
     pub road: String,
     /// Why not by a better one.
     pub why: Option<String>,
+    /// Users of whose processes not all was looked at yet; those with most of it.
+    pub held_back: Vec<HeldBack>,
+    /// Mapped files that were not looked at when they were to be, of all users so far.
+    pub files_put_off: u64,
+    /// Files that were not looked through to their end, since they are too large.
+    pub files_too_large: u64,
 }
 
 /// What the service goes by.
@@ -90,10 +101,12 @@ pub struct Counts {
     pub by_rule: u64,
     /// Left out because only one of so many is recorded.
     pub one_in: u64,
-    /// Left out because as many were going on as may at once.
+    /// Left out because as many were going on as may at once, or too many of their user were known.
     pub at_once: u64,
     /// To be recorded, and not: a message says why.
     pub missed: u64,
+    /// Not decided yet: they wait until one of those that are recorded ends.
+    pub waiting: u64,
 }
 
 /// What the service itself takes, its recorders included.
@@ -152,14 +165,14 @@ impl State {
     /// None that is known of.
     pub fn json(&mut self) -> Result<String, String> {
         self.now = clock::rfc3339(SystemTime::now());
-        serde_json::to_string(self).map_err(|e| e.to_string())
+        plain::json(self).map_err(|e| e.to_string())
     }
 
     /// What of it counts as news: not the time, nor what the service costs.
     fn news(&mut self) -> Result<String, String> {
         let own = std::mem::take(&mut self.own);
         self.now.clear();
-        let json = serde_json::to_string(self).map_err(|e| e.to_string());
+        let json = plain::json(self).map_err(|e| e.to_string());
         self.own = own;
         json
     }

@@ -1,5 +1,5 @@
 //! The service's directory of traces: names and opens them, and removes the oldest so that all of them stay within a quota.
-//! Uses `clock`, `place` and how a trace ended.
+//! Uses `ages`, `clock`, `place`, `replace`, `share` and how a trace ended.
 //!
 //! Whoever writes a file holds flock(2) on it, in whatever process; a file that nobody holds is complete, or what a process
 //! that died has left. What is made and removed is so under a lock of the directory. All of this the kernel lets go of when
@@ -15,8 +15,12 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
+use super::ages::{self, Ages, Up};
 use super::clock;
 use super::place::{Place, PlaceError};
+use super::quota::{self, Owner};
+use super::replace::replace;
+use crate::agent::usage;
 use crate::order;
 use crate::trace::{End, Output};
 
@@ -29,7 +33,7 @@ const INSTANCE: &str = ".instance";
 /// Bytes of a program's name that go into a file's.
 const NAME_BYTES: usize = 32;
 /// How often the directory's lock is tried, and how long between.
-const TRIES: (u32, Duration) = (2000, Duration::from_millis(1));
+const TRIES: (u32, Duration) = (20_000, Duration::from_micros(200));
 
 /// Why the directory is not used, or no file is had from it.
 #[derive(Debug, thiserror::Error)]
@@ -42,8 +46,8 @@ pub enum StoreError {
     )]
     TooSmall { quota: u64, reserve: u64 },
     #[error(
-        "no room for another file within the quota of {}: {writing} are being written, each of up to {}; raise the quota, or \
-         have smaller files",
+        "no room for another file within the quota of {}: {writing} are being written, each of up to {}, and what other users \
+         have within their shares stays; raise the quota, or have smaller files",
         size(*quota), size(*reserve)
     )]
     NoRoom { quota: u64, reserve: u64, writing: u64 },
@@ -116,6 +120,9 @@ pub struct Store {
     quota: u64,
     reserve: u64,
     keep: Option<Duration>,
+    /// This boot, and how long ago it was, ns.
+    boot: String,
+    uptime: fn() -> u64,
     seen: Cell<Option<Seen>>,
 }
 
@@ -123,8 +130,8 @@ pub struct Store {
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     changed: SystemTime,
-    now: SystemTime,
-    until: Option<SystemTime>,
+    /// By `uptime`.
+    until: u64,
     usage: Usage,
 }
 
@@ -134,11 +141,13 @@ struct Entry {
     bytes: u64,
     changed: SystemTime,
     writing: bool,
+    /// When it ended, by the clock of `ages`.
+    ended: u64,
 }
 
 impl Store {
     /// Opens the directory, and makes it where it is missing. Its files take up to `quota` bytes together and `reserve` each;
-    /// those that have not been written to for longer than `keep` go.
+    /// those that ended longer ago than `keep` go.
     ///
     /// # Errors
     /// It is not a directory of ours alone, or cannot be written to, or the quota is less than one file.
@@ -147,7 +156,11 @@ impl Store {
             return Err(StoreError::TooSmall { quota, reserve });
         }
         let place = Rc::new(Place::open(path)?);
-        let store = Store { place, quota, reserve, keep, seen: Cell::new(None) };
+        // Where it cannot be read no time before this is known to be of the same boot.
+        let boot =
+            fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
+        let uptime = || usage::clock_ns(libc::CLOCK_BOOTTIME);
+        let store = Store { place, quota, reserve, keep, boot, uptime, seen: Cell::new(None) };
         // Shows that it can be written to.
         store.lock()?;
         Ok(store)
@@ -183,12 +196,12 @@ impl Store {
         Err(StoreError::Busy { path: self.path().display().to_string() })
     }
 
-    /// What a trace is called that begins now: the time, the program and the process.
-    pub fn name(program: &str, pid: u32) -> String {
+    /// What a trace is called that begins now: the time, the user, the program and the process.
+    pub fn name(program: &str, uid: u32, pid: u32) -> String {
         let short = cleaned(program.rsplit('/').next().unwrap_or_default());
         let short = short.get(..NAME_BYTES).unwrap_or(&short);
         let short = if short.is_empty() { "engine" } else { short };
-        format!("{}-{short}-{pid}", clock::compact(SystemTime::now()))
+        format!("{}-u{uid}-{short}-{pid}", clock::compact(SystemTime::now()))
     }
 
     /// Makes room, and then a file: `name` is without its suffix, and gets a number where there is one of that name.
@@ -198,7 +211,7 @@ impl Store {
     pub fn create(&self, name: &str) -> Result<TraceFile, StoreError> {
         let name = cleaned(name);
         let lock = self.lock()?;
-        self.make_room(&lock, self.reserve)?;
+        self.make_room(&lock, Some((owner(&name), self.reserve)))?;
         let mut full = format!("{name}{SUFFIX}");
         let mut n = 1;
         let made = loop {
@@ -223,16 +236,17 @@ impl Store {
     /// # Errors
     /// A file cannot be removed, or the directory not be read.
     pub fn tidy(&self) -> Result<Usage, StoreError> {
-        let now = SystemTime::now();
+        let (now, up) = (SystemTime::now(), (self.uptime)());
         let changed = self.changed()?;
         if let Some(seen) = self.seen.get()
             && seen.changed == changed
-            && (seen.now..seen.until.unwrap_or(now + Duration::from_secs(1))).contains(&now)
+            && up < seen.until
         {
             return Ok(seen.usage);
         }
         let lock = self.lock()?;
-        let left = self.make_room(&lock, 0)?;
+        let (left, ages) = self.make_room(&lock, None)?;
+        let kept = self.keep_ages(&ages)?;
         let removed = removed(&lock);
         let mut usage = Usage { quota: self.quota, removed, ..Usage::default() };
         for entry in &left {
@@ -242,12 +256,20 @@ impl Store {
             usage.counted += self.counted(entry);
         }
         let changed = self.changed()?;
-        let oldest = left.iter().map(|e| e.changed).min();
-        let until = oldest.zip(self.keep).and_then(|(oldest, keep)| oldest.checked_add(keep));
+        let rest = if ages.changed() && !kept { nanoseconds(ages::REST) } else { u64::MAX };
+        let until = up.saturating_add(self.until(&left, &ages).min(rest));
         // A change within the file system's own tick would not show.
         let settled = now.duration_since(changed).is_ok_and(|d| d > Duration::from_secs(1));
-        self.seen.set((usage.writing == 0 && settled).then_some(Seen { changed, now, until, usage }));
+        self.seen.set((usage.writing == 0 && settled).then_some(Seen { changed, until, usage }));
         Ok(usage)
+    }
+
+    /// How long nothing has to be done, where nothing changes, ns: until the first is too old, or the clock is to be kept.
+    fn until(&self, left: &[Entry], ages: &Ages) -> u64 {
+        let keep = self.keep.map(nanoseconds);
+        let age = left.iter().map(|e| ages.now().saturating_sub(e.ended)).max();
+        let old = keep.zip(age).map(|(keep, age)| keep.saturating_sub(age).saturating_add(1));
+        nanoseconds(ages::KEPT).min(old.unwrap_or(u64::MAX))
     }
 
     /// Finds what a service before this one has left, and removes what is of no use. What is being written is left alone.
@@ -279,36 +301,69 @@ impl Store {
         Ok(found)
     }
 
-    /// Removes the files that are too old, and the oldest until there are `wanted` bytes within the quota. Gives those left.
-    fn make_room(&self, lock: &File, wanted: u64) -> Result<Vec<Entry>, StoreError> {
+    /// Removes the files that are too old, and then what [`share`] says until there is room for a file of this user and of so
+    /// many bytes. Gives those left.
+    fn make_room(&self, lock: &File, wanted: Option<(Owner, u64)>) -> Result<(Vec<Entry>, Ages), StoreError> {
+        let mut ages = Ages::read(&self.ages(), &self.up());
         let mut all = self.entries()?;
-        order::by(&mut all, |a, b| a.changed.cmp(&b.changed).then_with(|| a.name.cmp(&b.name)));
-        let sum = |all: &mut dyn Iterator<Item = &Entry>| {
-            all.map(|e| self.counted(e)).fold(wanted, u64::saturating_add)
-        };
-        // No file goes for a room that would still not be enough.
-        let writing = all.iter().filter(|e| e.writing).count() as u64;
-        if wanted > 0 && sum(&mut all.iter().filter(|e| e.writing)) > self.quota {
+        for entry in &mut all {
+            entry.ended = if entry.writing { ages.now() } else { ages.ended(&entry.name) };
+        }
+        order::by(&mut all, |a, b| {
+            a.ended.cmp(&b.ended).then_with(|| a.changed.cmp(&b.changed)).then_with(|| a.name.cmp(&b.name))
+        });
+        let keep = self.keep.map_or(u64::MAX, nanoseconds);
+        let items: Vec<quota::Item> = all
+            .iter()
+            .map(|e| quota::Item {
+                owner: owner(&e.name),
+                bytes: self.counted(e),
+                writing: e.writing,
+                old: ages.now().saturating_sub(e.ended) > keep,
+            })
+            .collect();
+        let Some(going) = quota::going(&items, self.quota, wanted) else {
+            let writing = all.iter().filter(|e| e.writing).count() as u64;
             return Err(StoreError::NoRoom { quota: self.quota, reserve: self.reserve, writing });
+        };
+        let mut gone = vec![false; all.len()];
+        for &i in &going {
+            self.remove(&all[i].name)?;
+            gone[i] = true;
         }
-        let mut total = sum(&mut all.iter());
-        let before = self.keep.and_then(|keep| SystemTime::now().checked_sub(keep));
-        let (mut left, mut gone) = (Vec::with_capacity(all.len()), 0);
-        for entry in all {
-            let old = before.is_some_and(|before| entry.changed < before);
-            if entry.writing || !old && total <= self.quota {
-                left.push(entry);
-                continue;
-            }
-            self.remove(&entry.name)?;
-            total = total.saturating_sub(entry.bytes);
-            gone += 1;
-        }
-        if gone > 0 {
+        let mut gone = gone.into_iter();
+        all.retain(|_| !gone.next().unwrap_or(false));
+        if !going.is_empty() {
             // A count that can't be kept is no reason to record nothing.
-            let _ = lock.write_all_at(format!("{:020}\n", removed(lock) + gone).as_bytes(), 0);
+            let _ = lock.write_all_at(format!("{:020}\n", removed(lock) + going.len() as u64).as_bytes(), 0);
         }
-        Ok(left)
+        let mut names: Vec<&str> = all.iter().filter(|e| !e.writing).map(|e| e.name.as_str()).collect();
+        order::by(&mut names, |a, b| a.cmp(b));
+        ages.retain(|name| names.binary_search(&name).is_ok());
+        Ok((all, ages))
+    }
+
+    fn up(&self) -> Up {
+        Up { boot: self.boot.clone(), ns: (self.uptime)() }
+    }
+
+    /// The file of ages; empty where there is none, or none that can be read.
+    fn ages(&self) -> String {
+        let mut text = String::new();
+        let read = self.place.read(ages::NAME).and_then(|f| f.take(ages::LARGEST).read_to_string(&mut text));
+        if read.is_ok() { text } else { String::new() }
+    }
+
+    /// True: it is written. Not when a file is made, which would keep others from the lock: whoever looks after the directory tidies it anyway.
+    fn keep_ages(&self, ages: &Ages) -> Result<bool, StoreError> {
+        let Some(text) = ages.news(&self.up()) else { return Ok(false) };
+        match replace(&self.place.at(ages::NAME), 0o600, text.as_bytes()) {
+            // It is written once there is room; that there is none shows in the recordings.
+            Err(source) if !is_full(&source) => {
+                Err(StoreError::File { what: "write", name: ages::NAME.to_owned(), source })
+            }
+            done => Ok(done.is_ok()),
+        }
     }
 
     fn counted(&self, entry: &Entry) -> u64 {
@@ -341,7 +396,13 @@ impl Store {
             Err(TryLockError::Error(e)) => return Err(e),
         };
         let found = file.metadata()?;
-        Ok(Some(Entry { name: name.to_owned(), bytes: found.len(), changed: found.modified()?, writing }))
+        Ok(Some(Entry {
+            name: name.to_owned(),
+            bytes: found.len(),
+            changed: found.modified()?,
+            writing,
+            ended: 0,
+        }))
     }
 
     /// All names; those that are not ours may be anything, and are left out where they are no text.
@@ -384,12 +445,23 @@ fn removed(mut lock: &File) -> u64 {
     read.ok().and_then(|_| text.parse().ok()).unwrap_or(0)
 }
 
+/// The user that a file's name tells of; see [`Store::name`]. A program's name stands behind it, whatever it is.
+fn owner(name: &str) -> Owner {
+    let (time, rest) = name.split_once('-')?;
+    let (uid, _) = rest.strip_prefix('u').filter(|_| time.ends_with('Z'))?.split_once('-')?;
+    uid.parse().ok().filter(|_| uid.bytes().all(|b| b.is_ascii_digit()))
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// A name as it may stand in the directory: what is not of a small alphabet becomes `_`.
 fn cleaned(name: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let name: String = name.chars().take(120).map(|c| if plain(c) { c } else { '_' }).collect();
-    // Not hidden.
-    if name.starts_with('.') { format!("_{name}") } else { name }
+    // Neither hidden, nor an option of a program that is given it.
+    if name.starts_with(['.', '-']) { format!("_{name}") } else { name }
 }
 
 /// Takes or asks for a lock of the whole file (fcntl_locking(2)); Some: another process has it, 0 where it cannot be seen.

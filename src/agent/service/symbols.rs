@@ -2,22 +2,27 @@
 //!
 //! Whoever may execute a file may have it looked at, so it is read, never mapped: one that is cut short meanwhile costs a
 //! short read and not the process. No more than a piece of it is in memory, and a file whose strings have not all the
-//! names, which is almost any, is left after these.
+//! names, which is almost any, is left after these. What it takes is linear in the bytes of the file that are on a disk, and
+//! bounded: the holes of a file are passed over, tables are read up to a length far above that of any engine.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use crate::agent::elf::Machine;
 
 /// Bytes read at once: a multiple of the sizes of entries (of symbols 24, of section headers 64).
 const PIECE: usize = 24 << 10;
-/// Most bytes of names looked at in one table.
-const MAX_STRINGS: u64 = 128 << 20;
-/// Most bytes of symbols looked at in one table.
-const MAX_SYMBOLS: u64 = 192 << 20;
-/// Most places of one name in a table of strings; linkers make one.
-const MAX_PLACES: usize = 8;
+/// Most bytes of names looked at in one table. An engine with all of its back ends and debug symbols has some 10 MB.
+const MAX_STRINGS: u64 = 64 << 20;
+/// Most bytes of symbols looked at in one table: four million.
+const MAX_SYMBOLS: u64 = 96 << 20;
+/// Most bytes read of one file.
+pub const MAX_READ: u64 = 192 << 20;
+/// Most places of one name in a table of strings; linkers make one, others are ends of longer names.
+const MAX_PLACES: usize = 64;
 /// Most program headers, and most bytes of the dynamic section, looked at.
 const MAX_PROGRAM: usize = 64;
 const MAX_DYNAMIC: u64 = 64 << 10;
@@ -26,26 +31,15 @@ const MAX_DYNAMIC: u64 = 64 << 10;
 type Table = ((u64, u64), (u64, u64));
 
 /// True where one table of symbols, exported or not, has functions of all these names. False for what is no 64-bit file of
-/// this machine, and for a damaged one.
+/// this machine, and for a damaged one. `read` grows by the bytes that were read.
 ///
 /// # Errors
-/// The file cannot be read.
-pub fn defines(file: &File, names: &[&str]) -> io::Result<bool> {
-    let elf = Elf { file };
-    let mut head = [0; 64];
-    if elf.read(0, &mut head)? < head.len() || !ours(&head) {
-        return Ok(false);
-    }
-    let mut tables = elf.by_sections(&head)?;
-    if tables.is_empty() {
-        tables.extend(elf.by_dynamic(&head)?);
-    }
-    for table in tables {
-        if elf.table_defines(table, names)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+/// The file cannot be read, or more than [`MAX_READ`] of it would have to be (`FileTooLarge`).
+pub fn defines(file: &File, names: &[&str], read: &mut u64) -> io::Result<bool> {
+    let elf = Elf { file, done: Cell::new(0) };
+    let found = elf.defines(names);
+    *read += elf.done.get();
+    found
 }
 
 /// A 64-bit, little-endian file for this machine.
@@ -72,11 +66,33 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 struct Elf<'f> {
     file: &'f File,
+    /// Bytes read so far.
+    done: Cell<u64>,
 }
 
 impl Elf<'_> {
+    fn defines(&self, names: &[&str]) -> io::Result<bool> {
+        let mut head = [0; 64];
+        if self.read(0, &mut head)? < head.len() || !ours(&head) {
+            return Ok(false);
+        }
+        let mut tables = self.by_sections(&head)?;
+        if tables.is_empty() {
+            tables.extend(self.by_dynamic(&head)?);
+        }
+        for table in tables {
+            if self.table_defines(table, names)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// As much as there is, up to the buffer's length.
     fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.done.get() + buffer.len() as u64 > MAX_READ {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
         let mut done = 0;
         while done < buffer.len() {
             let Some(from) = at.checked_add(done as u64).filter(|&from| i64::try_from(from).is_ok()) else {
@@ -89,11 +105,23 @@ impl Elf<'_> {
                 Err(e) => return Err(e),
             }
         }
+        self.done.set(self.done.get() + done as u64);
         Ok(done)
     }
 
+    /// Where behind this place the file's next bytes are that are not in a hole; None: nowhere. The place itself where the
+    /// file system does not know.
+    fn data(&self, from: u64) -> Option<u64> {
+        let at = libc::off_t::try_from(from).ok()?;
+        // SAFETY: takes numbers; nobody goes by the position in the file.
+        match unsafe { libc::lseek(self.file.as_raw_fd(), at, libc::SEEK_DATA) } {
+            -1 if io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => None,
+            data => Some(u64::try_from(data).map_or(from, |data| data.max(from))),
+        }
+    }
+
     /// Gives the bytes from `at` on, at most `len`, in pieces that share `overlap` bytes, with the place of each behind `at`.
-    /// Ends when `take` says false.
+    /// Ends when `take` says false. Pieces of zeros alone may be left out: no name begins in them, and no entry counts.
     fn pieces(
         &self,
         (at, len): (u64, u64),
@@ -106,10 +134,16 @@ impl Elf<'_> {
             let want = (len - from).min(buffer.len() as u64) as usize;
             let Some(place) = at.checked_add(from) else { break };
             let got = self.read(place, &mut buffer[..want])?;
-            if !take(from, &buffer[..got]) || got < want {
+            let empty = buffer[..got].iter().all(|&b| b == 0);
+            if (!empty && !take(from, &buffer[..got])) || got < want {
                 break;
             }
             from += PIECE as u64;
+            if empty {
+                // Whole pieces only, so that entries stay whole.
+                let Some(data) = at.checked_add(from).and_then(|place| self.data(place)) else { break };
+                from += (data - at - from) / PIECE as u64 * PIECE as u64;
+            }
         }
         Ok(())
     }
@@ -205,7 +239,7 @@ impl Elf<'_> {
                     break;
                 };
                 if kind & 15 == 2 && section != 0 {
-                    let of = places.iter_mut().find(|(here, _)| here.contains(&name.into()));
+                    let of = places.iter_mut().find(|(here, _)| here.binary_search(&name.into()).is_ok());
                     of.into_iter().for_each(|(_, seen)| *seen = true);
                 }
             }
@@ -220,12 +254,13 @@ impl Elf<'_> {
         let mut places = Vec::new();
         self.pieces(strings, needle.len() - 1, &mut |at, bytes| {
             let mut rest = 0;
-            while let Some(hit) = find(&bytes[rest..], &needle) {
+            while let (true, Some(hit)) = (places.len() < MAX_PLACES, find(&bytes[rest..], &needle)) {
                 places.push(at + (rest + hit) as u64);
                 rest += hit + 1;
             }
             places.len() < MAX_PLACES
         })?;
+        // Ascending as found; two pieces share what neither has in whole.
         Ok(places)
     }
 }
@@ -288,7 +323,7 @@ mod tests {
     const NAMES: [&str; 2] = ["ggml_op_name", "ggml_get_name"];
 
     fn says(bytes: &[u8]) -> bool {
-        defines(&file(bytes), &NAMES).expect("read")
+        defines(&file(bytes), &NAMES, &mut 0).expect("read")
     }
 
     #[test]
@@ -313,6 +348,56 @@ mod tests {
         let mut other = made(&[("ggml_op_name", 1, 2), ("ggml_get_name", 1, 2)], 0);
         other[18] = 40;
         assert!(!says(&other));
+    }
+
+    #[test]
+    fn holes_cost_nothing_and_hide_nothing() {
+        let both = [("ggml_op_name", 1, 2), ("ggml_get_name", 1, 2)];
+        let whole = made(&both, 200 << 20);
+        let (head, tail) = whole.split_at(64 << 10);
+        assert!(tail.ends_with(b"x\0ggml_op_name\0ggml_get_name\0"));
+        // The same with a hole where the other names were; then with the names beyond what is looked at.
+        for (pad, found) in [(40u64 << 20, true), (200 << 20, false)] {
+            let file = file(&head[..400]);
+            let mut bytes = made(&both, 0);
+            let strings = 192 + 72;
+            bytes[128 + 32..][..8].copy_from_slice(&(pad + 40).to_le_bytes());
+            for (i, at) in [(1, 1u32), (2, 14)] {
+                bytes[192 + 24 * i..][..4].copy_from_slice(&(pad as u32 + at).to_le_bytes());
+            }
+            let names = bytes.split_off(strings);
+            file.write_all_at(&bytes, 0).expect("written");
+            file.set_len(strings as u64).expect("cut");
+            file.write_all_at(&names, strings as u64 + pad).expect("written");
+            let mut read = 0;
+            assert_eq!(defines(&file, &NAMES, &mut read).expect("read"), found);
+            assert!(read < 1 << 20, "{read}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_too_large_is_not_read_to_its_end() {
+        let mut bytes = made(&[("ggml_op_name", 1, 2), ("ggml_get_name", 1, 2)], 0);
+        // Names without end that both are in, and symbols that never are theirs.
+        bytes[64 + 32..][..8].copy_from_slice(&u64::MAX.to_le_bytes());
+        bytes[128 + 32..][..8].copy_from_slice(&u64::MAX.to_le_bytes());
+        bytes[192..].fill(1);
+        bytes.extend(b"\0ggml_op_name\0ggml_get_name\0");
+        bytes.resize(100 << 20, 1);
+        let (file, mut read) = (file(&bytes), 0);
+        let error = defines(&file, &NAMES, &mut read).expect_err("too large");
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert!(read <= MAX_READ && read > MAX_READ - (1 << 20), "{read}");
+    }
+
+    #[test]
+    fn very_many_places_of_a_name_are_not_all_taken() {
+        let names: Vec<_> = (0..200_000).map(|_| ("ggml_op_name", 1, 2)).collect();
+        assert!(!says(&made(&names, 0)));
+        // Within what is taken, the ends of longer names do not hide one.
+        let longer = (0..MAX_PLACES - 1).map(|_| ("my_ggml_op_name", 1, 1));
+        let all: Vec<_> = longer.chain([("ggml_op_name", 1, 2), ("ggml_get_name", 1, 2)]).collect();
+        assert!(says(&made(&all, 0)));
     }
 
     proptest! {

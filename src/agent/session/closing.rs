@@ -22,7 +22,7 @@ impl Session {
         let ops = self.probed() >= Detail::Op;
         let drain = self.drain.borrow();
         let mut engines = self.engines.iter_mut().zip(&drain.shown);
-        let settled = engines.all(|(a, shown)| verify::settled(a, shown, ops));
+        let settled = engines.all(|(a, shown)| a.prober.enters_freely() && verify::settled(a, shown, ops));
         self.closed = settled && watch.attached(self.counters.as_ref().is_some_and(Counters::follows));
         self.engines.iter_mut().for_each(|a| a.stays = self.closed);
     }

@@ -88,7 +88,7 @@ impl Session {
     }
 
     fn targets(&self) -> Vec<u32> {
-        if self.any { self.described.iter().copied().collect() } else { self.pids.keys().copied().collect() }
+        self.pids.keys().copied().collect()
     }
 
     fn shared_counters(&self) -> Option<Rc<Shared>> {

@@ -52,9 +52,8 @@ pub(super) fn roles(detail: Detail, phases: bool) -> &'static [Role] {
     &Role::ALL[from..if phases { 7 } else { 6 }]
 }
 
-pub(super) fn knobs(o: &Options, any: bool) -> Knobs {
+pub(super) fn knobs(o: &Options) -> Knobs {
     Knobs {
-        any,
         pbuf: o.pbuf,
         buffer: transport::ring_bytes(o.buffer_bytes),
         structure: match (o.structure && o.level == Level::Op, o.site) {
@@ -64,6 +63,7 @@ pub(super) fn knobs(o: &Options, any: bool) -> Knobs {
         },
         experts: o.experts && o.structure && o.level == Level::Op,
         sched: o.sched,
+        own: false,
     }
 }
 

@@ -43,8 +43,8 @@ impl Session {
                 None => return Ok(()),
                 Some(Order::Follow(pid, run)) => self.take_in(pid, run, watch),
                 Some(Order::Unfollow(run)) => self.release(run),
-                Some(Order::Turn(out, why)) => self.turn(out, why),
-                Some(Order::Dump(out)) => self.dump(out),
+                Some(Order::Turn(out, why)) => self.turn(out, why, watch),
+                Some(Order::Dump(out)) => self.dump(out, watch),
             };
             match done {
                 Err(e @ RecordError::Write(_)) => return Err(e),
@@ -153,7 +153,9 @@ impl Session {
 
     /// A process that has ended or is let go.
     pub(super) fn forget(&mut self, pid: u32) {
+        self.engines.iter_mut().for_each(|a| a.exit(pid));
         self.pids.remove(&pid);
+        self.halted.remove(&pid);
         self.described.remove(&pid);
         self.drain.borrow_mut().enc.forget_process(pid);
     }
@@ -207,15 +209,20 @@ impl Session {
     }
 
     /// Takes what has arrived, and says what there is to say at a trace's end.
-    fn pause(&mut self) -> Result<Standing, RecordError> {
+    fn pause(&mut self, watch: &mut dyn Watch) -> Result<Standing, RecordError> {
         self.take_all()?;
-        self.meet_processes()?;
+        self.meet_processes(watch)?;
         let books = self.account()?;
         Ok(self.standing(books, usage::now()))
     }
 
-    fn turn(&mut self, out: Box<dyn Output>, why: &'static str) -> Result<(), RecordError> {
-        let standing = self.pause()?;
+    fn turn(
+        &mut self,
+        out: Box<dyn Output>,
+        why: &'static str,
+        watch: &mut dyn Watch,
+    ) -> Result<(), RecordError> {
+        let standing = self.pause(watch)?;
         let footer = standing.closing(&self.base.standing, why, false);
         let machine = machine::read();
         let header = header(&self.options, &self.road, &machine, self.hit_ns);
@@ -233,13 +240,13 @@ impl Session {
         ring.borrow_mut().stamp(&books);
     }
 
-    fn dump(&mut self, mut out: Box<dyn Output>) -> Result<(), RecordError> {
+    fn dump(&mut self, mut out: Box<dyn Output>, watch: &mut dyn Watch) -> Result<(), RecordError> {
         let Some(ring) = self.ring.clone() else {
             return Err(RecordError::Dump {
                 source: std::io::Error::other("there is none, the recording is in files"),
             });
         };
-        let standing = self.pause()?;
+        let standing = self.pause(watch)?;
         if ring.borrow().dropped() > 0 {
             let text = "this is the end of a longer recording, of which a ring has kept the last part";
             self.drain.borrow_mut().enc.notice(&Notice { t: usage::now() as i64, text })?;

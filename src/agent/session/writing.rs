@@ -67,7 +67,7 @@ impl Session {
             let r = record::Feature { name: sched::NAME, state: s.state, why: &s.why };
             self.drain.borrow_mut().enc.feature(&r)?;
         }
-        Ok(())
+        self.write_early()
     }
 
     pub(super) fn write_probes(&mut self) -> Result<(), WriteError> {
@@ -101,7 +101,8 @@ pub(super) fn notice<W: Write>(
 
 /// Writes a module's record.
 fn write_module<W: Write>(enc: &mut Encoder<W>, id: u16, m: &Module) -> Result<(), WriteError> {
-    let all = [("llama", m.roles.llama), ("base", m.roles.base), ("cpu", m.roles.cpu)];
+    let r = m.roles;
+    let all = [("llama", r.llama), ("base", r.base), ("cpu", r.cpu), ("device", r.device)];
     let role: Vec<&str> = all.iter().filter(|r| r.1).map(|r| r.0).collect();
     enc.module(&record::Module {
         engine: id.into(),

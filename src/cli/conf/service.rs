@@ -3,6 +3,7 @@
 //! `agent::service`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::toml::Table;
 use super::{FLAG, Faults, File, known_only, settings as keys};
@@ -55,9 +56,28 @@ pub const SERVICE: Group = Group {
         Flag::value("cpu", "SHARE", "Share of one core that a recorder may take")
             .default("25%")
             .valid(|text| percent(text).map(drop)),
-        Flag::value("at-once", "N", "Runs that are recorded at a time; more are seen and counted, not recorded")
-            .default("16")
-            .valid(|text| at_once(text).map(drop)),
+        Flag::value(
+            "at-once",
+            "N",
+            "Runs of one rule and user that are recorded at a time, others wait for one to end; and four times as many \
+             of all rules and users, shared fairly",
+        )
+        .default("16")
+        .valid(|text| at_once(text).map(drop)),
+        Flag::value(
+            "recorders",
+            "N",
+            "Recorders at a time, one for each rule and user in use, or more; shared fairly between users",
+        )
+        .default("16")
+        .valid(|text| recorders(text).map(drop)),
+        Flag::value(
+            "recorder-timeout",
+            "TIME",
+            "A recorder that shows no sign of life for so long, or takes more than cpu for twice as long, is killed",
+        )
+        .default("30s")
+        .valid(|text| timeout(text).map(drop)),
     ],
 };
 
@@ -168,6 +188,7 @@ const NOT_OF_A_RULE: &[(&str, &str)] = &[
         "duration",
         "is not a rule's: tokens = N records the beginning of a run, ring = TIME keeps the last of it",
     ),
+    ("mode", "is not a rule's: the service's files are for its user alone"),
     ("quiet", "is not a rule's: what the service says is in its log"),
 ];
 
@@ -401,6 +422,7 @@ fn service(all: &Args, wrong: &mut Vec<String>) -> Settings {
     let memory = size("memory", LEAST_MEMORY);
     let mut time = |name| got(all.option(name, span), wrong).flatten();
     let (file_age, keep, linger) = (time("file-age"), time("keep"), time("linger"));
+    let silence = got(all.option("recorder-timeout", timeout), wrong).flatten();
     Settings {
         directory: directory.unwrap_or_default(),
         quota,
@@ -414,6 +436,8 @@ fn service(all: &Args, wrong: &mut Vec<String>) -> Settings {
         memory,
         cpu: got(all.needed("cpu", percent), wrong).unwrap_or_default(),
         at_once: got(all.needed("at-once", at_once), wrong).unwrap_or_default(),
+        recorders: got(all.needed("recorders", recorders), wrong).unwrap_or_default(),
+        recorder_timeout: silence.unwrap_or(built_in.recorder_timeout),
         rules: Vec::new(),
         warnings: Vec::new(),
     }
@@ -479,6 +503,16 @@ fn name(text: &str) -> Result<(), String> {
 
 fn at_once(text: &str) -> Result<u32, String> {
     whole(1, 1000)(text)
+}
+
+fn recorders(text: &str) -> Result<u32, String> {
+    whole(4, 256)(text)
+}
+
+/// With less a recorder would be killed for what others take of the machine.
+fn timeout(text: &str) -> Result<Duration, String> {
+    let time = span(text)?;
+    if time >= Duration::from_secs(2) { Ok(time) } else { Err("wanted: 2s or more".to_owned()) }
 }
 
 fn one_in(text: &str) -> Result<u32, String> {

@@ -32,7 +32,7 @@ fn mistakes(file: &str) -> Vec<String> {
 
 /// Three values that a flag may have.
 fn samples(flag: &Flag) -> [&'static str; 3] {
-    let any = ["1", "2", "3", "4KiB", "8KiB", "16KiB", "1%", "2%", "3%"];
+    let any = ["1", "2", "3", "4KiB", "8KiB", "16KiB", "1%", "2%", "3%", "0600", "0640", "0644"];
     let fit: Vec<&str> =
         flag.choices.iter().map(|c| c.0).chain(any).filter(|v| flag.refusal(v).is_none()).collect();
     fit.first_chunk().copied().unwrap_or_else(|| panic!("--{}: {fit:?}", flag.name))
@@ -188,6 +188,8 @@ fn all_that_is_wrong_is_told_at_once_and_where() {
             "f:2: metrics '/x': its name must end in .prom: node_exporter reads no other",
         ),
         ("[service]\nat-once = 0", "f:2: at-once '0': wanted: a whole number from 1 to 1000"),
+        ("[service]\nrecorders = 1", "f:2: recorders '1': wanted: a whole number from 4 to 256"),
+        ("[service]\nrecorder-timeout = \"1s\"", "f:2: recorder-timeout '1s': wanted: 2s or more"),
         ("[[rule]]\nnmae = \"x\"", "f:2: unknown key 'nmae'; the nearest is 'name'"),
         ("[[rule]]\nname = \"a b\"", "f:2: name 'a b': wanted: 1 to 40 letters, digits, -, _ and ."),
         ("[[rule]]\nlevle = \"op\"", "f:2: unknown key 'levle'; the nearest is 'level'"),

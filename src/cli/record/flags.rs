@@ -1,4 +1,4 @@
-//! The command line of `profinfer record`. Uses `agent`'s options.
+//! The command line of `profinfer record`. Uses `agent`'s options and `redact`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,7 +12,9 @@ use crate::agent::source::Wish;
 use crate::agent::verify::OpEnd;
 use crate::cli::args::{Args, Argument, Command, Flag, Group, Usage};
 use crate::cli::conf;
+use crate::cli::output::{MODE, Over, mode};
 use crate::cli::values::{one_of, parsed, size, time, whole};
+use crate::redact;
 use crate::trace::record::Level;
 
 pub const COMMAND: Command = Command {
@@ -21,7 +23,7 @@ pub const COMMAND: Command = Command {
     text: "\
 Attaches probes to the engine's functions from outside: nothing is rebuilt, restarted or slowed more than the probes
 cost. Ends when the target ends, on Ctrl-C or SIGTERM, after --duration or after --tokens; what was recorded until
-then is in the file. A second Ctrl-C ends at once. Needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE.",
+then is in the file, which only its owner may read unless --mode says more. A second Ctrl-C ends at once. Needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE.",
     usage: &["[OPTIONS] -- COMMAND...", "[OPTIONS] -p PID", "[OPTIONS] --exe PATH"],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and record" }),
@@ -32,7 +34,7 @@ file of --conf: all options but -p, --force, --json and, in the file, --conf. --
 them says of --NAME. `profinfer config --print` shows what comes of it.",
     exits: &[
         ("0", "recorded"),
-        ("1", "nothing recorded, or an error"),
+        ("1", "nothing recorded, or an error such as a full disk; after an error COMMAND keeps running, and its status is reported"),
         ("2", "wrong usage"),
         ("130", "ended by a second Ctrl-C"),
         ("N", "COMMAND failed: its own"),
@@ -76,11 +78,16 @@ const OUTPUT: Group = Group {
         .short('o')
         .default("profinfer.pfi"),
         FORCE,
+        MODE,
         Flag::switch("quiet", "Say nothing while recording").short('q'),
     ],
 };
 
-pub const FORCE: Flag = Flag::switch("force", "Replace FILE if it exists").line_only();
+pub const FORCE: Flag = Flag::switch(
+    "force",
+    "Replace FILE if it exists; the new one is FILE.part until there is something in it",
+)
+.line_only();
 
 const CONF: Group = Group { title: "Configuration", flags: &[conf::FLAG] };
 
@@ -99,6 +106,9 @@ pub const HOW: Group = Group {
         )
         .overrides("no-str"),
         Flag::switch("no-str", "Do not record tensors: ops are then known by position only").overrides("str"),
+        Flag::switch("cmdline", "Record command lines, '***' in place of what looks like a secret [default]")
+            .overrides("no-cmdline"),
+        Flag::switch("no-cmdline", "Record no command lines: of a process its program only").overrides("cmdline"),
         Flag::value("op-end", "HOW", "How the end of an op is told").default("auto").choices(&[
             ("auto", "by barrier where it fires and more than one thread runs, else by interval"),
             ("barrier", "by the barrier behind the op: time busy and time waited are told apart"),
@@ -140,6 +150,11 @@ pub const UNTIL: Group = Group {
         Flag::value("duration", "TIME", "End after this time: 500ms, 30s, 10min")
             .valid(|text| time(text).map(drop)),
         Flag::value("tokens", "N", "End after this many decoded tokens").valid(|text| tokens(text).map(drop)),
+        Flag::switch(
+            "leave-running",
+            "Leave COMMAND running if the recording ends first; otherwise it is ended by SIGTERM",
+        )
+        .line_only(),
     ],
 };
 
@@ -165,8 +180,12 @@ pub struct Asked {
     pub target: Target,
     /// `-`: standard output.
     pub output: PathBuf,
-    pub force: bool,
+    /// What becomes of a file that is there, and the permissions of the new one.
+    pub over: Over,
+    pub mode: u32,
     pub quiet: bool,
+    /// A command that outlives its recording is left running.
+    pub leave: bool,
     pub options: Options,
 }
 
@@ -181,9 +200,21 @@ impl Asked {
         let target = target(args)?;
         let btf = args.path("btf")?.as_deref().map(Btf::read).transpose()?;
         let options = Options { btf, ..options };
-        let (force, quiet) = (args.flag("force"), args.flag("quiet"));
-        Ok(Self { target, output, force, quiet, options })
+        Ok(Self {
+            target,
+            output,
+            over: over(args),
+            mode: args.needed("mode", mode)?,
+            quiet: args.flag("quiet"),
+            leave: args.flag("leave-running"),
+            options,
+        })
     }
+}
+
+/// What [`FORCE`] says.
+pub fn over(args: &Args) -> Over {
+    if args.flag("force") { Over::Part } else { Over::Never }
 }
 
 /// All that is asked for but the target; no file is opened.
@@ -191,6 +222,7 @@ impl Asked {
 /// # Errors
 /// Wrong usage: all flags that leave out what others need.
 pub fn settings(args: &Args) -> Result<Options, Usage> {
+    args.needed("mode", mode)?;
     let to_stdout = args.path("output")?.is_some_and(|path| path.as_os_str() == "-");
     let options = how(args, if to_stdout { Streams::StdoutTaken } else { Streams::Ours })?;
     until(args, options)
@@ -272,17 +304,24 @@ fn options(args: &Args, streams: Streams) -> Result<Options, Usage> {
         duration: None,
         tokens: None,
         streams,
-        flush: Duration::from_secs(1),
+        // A recorder that is killed loses less than a second.
+        flush: Duration::from_millis(500),
         ring: None,
         learnt: None,
         tool: format!("profinfer {}", crate::VERSION),
         command_line: whole_line(args),
+        cmdline: !args.flag("no-cmdline"),
     })
 }
 
 /// The command line, and behind a '#' what file and environment add to it.
 fn whole_line(args: &Args) -> String {
-    let line = command_line(std::env::args_os());
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    if args.flag("no-cmdline") {
+        // Of the command to run the program stays.
+        words.truncate(words.len().saturating_sub(args.behind().len().saturating_sub(1)));
+    }
+    let line = command_line(words.into_iter());
     match command_line(args.elsewhere()) {
         added if added.is_empty() => line,
         added => format!("{line} # with {added}"),
@@ -290,13 +329,14 @@ fn whole_line(args: &Args) -> String {
 }
 
 fn command_line(words: impl Iterator<Item = OsString>) -> String {
-    let quote = |a: String| match a.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c))
-        && !a.is_empty()
-    {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    let quote = |a: String| match a.replace(redact::MARK, "").chars().all(plain) && !a.is_empty() {
         true => a,
         false => format!("'{}'", a.replace('\'', r"'\''")),
     };
-    words.map(|a| quote(a.to_string_lossy().into_owned())).collect::<Vec<_>>().join(" ")
+    let words: Vec<String> = words.map(|a| a.to_string_lossy().into_owned()).collect();
+    let words = redact::arguments(words.iter().map(String::as_str));
+    words.into_iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
 fn tokens(text: &str) -> Result<u64, String> {
@@ -328,7 +368,12 @@ mod tests {
     #[test]
     fn defaults_are_those_that_the_help_tells() {
         let asked = read("").expect("defaults");
-        assert!(!asked.force && !asked.quiet && asked.output.as_os_str() == "profinfer.pfi");
+        assert!(
+            asked.over == Over::Never
+                && asked.mode == 0o600
+                && !asked.quiet
+                && asked.output.as_os_str() == "profinfer.pfi"
+        );
         assert!(matches!(asked.target, Target::Command(c) if c == ["ls", "-l"]));
         let o = asked.options;
         assert_eq!((o.level, o.structure, o.pbuf, o.source), (Level::Op, true, false, Wish::Auto));
@@ -376,5 +421,8 @@ mod tests {
     fn words_that_a_shell_would_split_are_quoted() {
         let words = ["profinfer", "a b", "it's", ""].into_iter().map(OsString::from);
         assert_eq!(command_line(words), r"profinfer 'a b' 'it'\''s' ''");
+        let words =
+            ["record", "--", "server", "--api-key", "x y", "-p", "a*"].into_iter().map(OsString::from);
+        assert_eq!(command_line(words), "record -- server --api-key *** -p 'a*'");
     }
 }

@@ -12,6 +12,7 @@ use crate::agent::pmc::{self, FAULTS, MAX};
 use crate::agent::recording::Options;
 use crate::cli::args::{Args, Flag, Group, Usage};
 use crate::trace::record::Level;
+use crate::views::json;
 
 /// Those that say what is counted.
 pub const COUNTING: [Flag; 3] = [
@@ -87,8 +88,7 @@ pub fn list(args: &Args) -> Result<ExitCode> {
     let clusters = offers(&args.path("sysfs")?.unwrap_or_else(|| PathBuf::from("/sys")));
     let mut out = std::io::stdout().lock();
     if args.flag("json") {
-        serde_json::to_writer_pretty(&mut out, &clusters)?;
-        writeln!(out)?;
+        json::write(&mut out, &clusters)?;
     } else {
         clusters.iter().try_for_each(|c| table(&mut out, c))?;
     }

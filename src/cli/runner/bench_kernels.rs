@@ -8,6 +8,7 @@ use crate::ggml::quant::TensorType;
 use crate::runner::bench::{Case, FOOTPRINT, Timing, measure, tile_by_rule};
 use crate::runner::kernels::Isa;
 use crate::runner::peak::{self, Effort, Peaks};
+use crate::views;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -122,8 +123,11 @@ fn run(args: &Args) -> Result<ExitCode> {
             }
         }
     }
-    let text = if json { serde_json::to_string_pretty(&report)? + "\n" } else { table(&report)? };
-    io::stdout().lock().write_all(text.as_bytes())?;
+    let mut out = io::stdout().lock();
+    match json {
+        true => views::json::write(&mut out, &report)?,
+        false => out.write_all(table(&report)?.as_bytes())?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 

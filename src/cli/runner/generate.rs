@@ -5,12 +5,13 @@ use super::random::Random;
 use crate::cli::args::{Args, Argument, Command, Flag, Group, Usage};
 use crate::cli::values::{parsed, whole};
 use crate::ggml::gguf::reader::Gguf;
+use crate::plain::{Json, hides};
 use crate::runner::engine::{Engine, Settings, greedy};
 use crate::runner::tokenizer::{Tokenizer, Utf8Stream};
 use anyhow::{Context, Result, bail};
 use memmap2::Mmap;
 use serde_json::json;
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -139,6 +140,12 @@ fn parse(args: &Args) -> Result<Request> {
     Ok(Request { text, ..request })
 }
 
+/// Text without what a terminal would act on, its lines as they are. Joiners of letters and of pictures stay.
+fn shown(text: &str) -> String {
+    let acts = |c: char| hides(c) && !matches!(c, '\n' | '\t' | '\u{200c}' | '\u{200d}');
+    text.chars().map(|c| if acts(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
 /// Runs the prompt and decodes token by token, writing each as soon as its characters are whole.
 fn generate(
     engine: &mut Engine,
@@ -147,8 +154,11 @@ fn generate(
     prompt: Vec<i32>,
 ) -> Result<Outcome> {
     let mut out = io::stdout().lock();
+    let terminal = out.is_terminal();
     let show = |out: &mut io::StdoutLock<'_>, text: &str| match request.json {
         true => Ok(()),
+        // A model's text to a terminal is text, and to a program as the model gave it.
+        false if terminal => out.write_all(shown(text).as_bytes()).and_then(|()| out.flush()),
         false => out.write_all(text.as_bytes()).and_then(|()| out.flush()),
     };
     show(&mut out, &String::from_utf8_lossy(&request.text))?;
@@ -233,7 +243,8 @@ fn print(request: &Request, o: &Outcome) -> Result<()> {
         "decode": {"n": decoded, "ms": decode_ms, "tok_s": decode},
     });
     let mut out = io::stdout().lock();
-    writeln!(out, "{all}")?;
+    serde_json::to_writer(Json(&mut out), &all)?;
+    writeln!(out)?;
     Ok(out.flush()?)
 }
 

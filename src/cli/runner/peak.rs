@@ -3,6 +3,7 @@
 use crate::cli::args::{Args, Command, Flag, Group, Usage};
 use crate::cli::values::whole;
 use crate::runner::peak::{self, ClusterPeaks, Effort, Machine, Peaks};
+use crate::views;
 use anyhow::Result;
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -43,8 +44,11 @@ fn run(args: &Args) -> Result<ExitCode> {
         let most = machine.clusters.iter().map(|c| c.cpus.len()).max().unwrap_or(1);
         return Err(Usage::new(format!("-t/--threads: give 1 to {most}, the cores there are")).into());
     }
-    let text = if json { serde_json::to_string_pretty(&machine)? + "\n" } else { table(&machine)? };
-    io::stdout().lock().write_all(text.as_bytes())?;
+    let mut out = io::stdout().lock();
+    match json {
+        true => views::json::write(&mut out, &machine)?,
+        false => out.write_all(table(&machine)?.as_bytes())?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 

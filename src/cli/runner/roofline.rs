@@ -1,7 +1,7 @@
 //! How near a run came to what the machine could do. Uses `runner::roofline`.
 
 use crate::runner::engine::Engine;
-use crate::runner::peak::{MemoryError, Peaks};
+use crate::runner::peak::{PeakError, Peaks};
 use crate::runner::roofline;
 use std::fmt::Write as _;
 
@@ -29,7 +29,7 @@ impl Share {
     ///
     /// # Errors
     /// No memory to measure with.
-    pub fn of(engine: &mut Engine, phase: Phase, known: Option<&Self>) -> Result<Option<Self>, MemoryError> {
+    pub fn of(engine: &mut Engine, phase: Phase, known: Option<&Self>) -> Result<Option<Self>, PeakError> {
         if phase.tokens == 0 || phase.seconds <= 0.0 {
             return Ok(None);
         }

@@ -5,6 +5,7 @@ use super::random::Random;
 use super::roofline::{Phase, Share};
 use crate::cli::args::{Args, Command, Flag, Group, Usage};
 use crate::cli::values::{parsed, whole};
+use crate::plain::clean;
 use crate::runner::compute::Slow;
 use crate::runner::engine::{Engine, Settings, UBATCH, greedy};
 use crate::runner::model::{Model, memory};
@@ -313,7 +314,7 @@ fn print(
     let ids: Vec<String> = generated.iter().map(i32::to_string).collect();
     let mut out = io::stdout().lock();
     if r.json {
-        let model_name = serde_json::to_string(&name)?;
+        let model_name = crate::plain::json(&name)?;
         write!(
             out,
             "{{\"model\":{model_name},\"arch\":\"{}\",\"weight_bytes\":{},\"isa\":\"{}\",\"placement\":\"{}\"",
@@ -343,7 +344,11 @@ fn print(
     for Test { kind, n, threads, seconds } in tests.iter().filter(|t| t.n > 0) {
         let (test, t_s) = (format!("{kind}{n}"), rate(*n, *seconds));
         let isa = r.chosen.isa.name();
-        writeln!(out, "| {name:<30} | {mib:>6.2} MiB | {isa:<10} | {threads:>7} | {test:>8} | {t_s:>9.2} |")?;
+        writeln!(
+            out,
+            "| {:<30} | {mib:>6.2} MiB | {isa:<10} | {threads:>7} | {test:>8} | {t_s:>9.2} |",
+            clean(&name)
+        )?;
     }
     writeln!(out, "\ntokens: {}", ids.join(" "))?;
     for share in shares.iter().flatten() {

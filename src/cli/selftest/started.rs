@@ -17,7 +17,15 @@ pub fn last_line(text: &[u8]) -> String {
 /// What a program says, if it ends in time: a board that is to be tested may be one where it does not.
 pub fn output(command: &mut Command) -> io::Result<Output> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let (out, err) = (listen(child.stdout.take()), listen(child.stderr.take()));
+    let listeners = listen(child.stdout.take()).and_then(|out| Ok((out, listen(child.stderr.take())?)));
+    let (out, err) = match listeners {
+        Ok(both) => both,
+        Err(e) => {
+            child.kill()?;
+            child.wait()?;
+            return Err(e);
+        }
+    };
     let begin = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait()? {
@@ -39,8 +47,8 @@ pub fn output(command: &mut Command) -> io::Result<Output> {
 }
 
 /// Collects what comes out of a pipe, on a thread of its own.
-fn listen(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
+fn listen(pipe: Option<impl Read + Send + 'static>) -> io::Result<JoinHandle<Vec<u8>>> {
+    thread::Builder::new().spawn(move || {
         let mut text = Vec::new();
         // What came before an error is what there is to show.
         if let Some(mut pipe) = pipe {

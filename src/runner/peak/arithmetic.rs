@@ -1,6 +1,7 @@
 //! Peak of arithmetic instructions: long independent chains of nothing else.
 
 use super::{Effort, windows::best_rate};
+use std::io;
 
 /// What is repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,14 +23,14 @@ struct Loop {
 }
 
 /// Gop/s of all `cpus` together; `None` when this processor lacks the instruction.
-pub(super) fn peak(of: Instruction, cpus: &[usize], effort: Effort) -> Option<f64> {
-    let code = loop_of(of)?;
+pub(super) fn peak(of: Instruction, cpus: &[usize], effort: Effort) -> io::Result<Option<f64>> {
+    let Some(code) = loop_of(of) else { return Ok(None) };
     let rate = best_rate(cpus, effort, |_, _| {
         // SAFETY: `loop_of` found the instruction on this processor.
         unsafe { (code.run)(ITERATIONS) };
         ITERATIONS as f64 * code.operations
-    });
-    Some(rate / 1e9)
+    })?;
+    Ok(Some(rate / 1e9))
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -4,8 +4,8 @@ use super::super::kernels::Isa;
 use super::super::kernels::simd::{Simd, per_isa};
 use super::{Effort, windows::best_rate};
 use memmap2::MmapMut;
-use std::fs;
 use std::hint::black_box;
+use std::{fs, io};
 
 /// A machine without even this much to spare is not measured.
 const LEAST: usize = 32 << 20;
@@ -95,18 +95,24 @@ fn available() -> Option<usize> {
 }
 
 /// GB/s of reading, by the best pattern.
-pub(super) fn read(buffer: &Buffer, cpus: &[usize], effort: Effort) -> f64 {
+pub(super) fn read(buffer: &Buffer, cpus: &[usize], effort: Effort) -> io::Result<f64> {
     let isa = Isa::best();
     let with = |pattern: Pattern, effort| {
         best_rate(cpus, effort, |thread, step| {
             let part = buffer.part(thread, cpus.len());
             read_piece(isa, piece(part, step), pattern)
-        }) / 1e9
+        })
+        .map(|rate| rate / 1e9)
     };
     let look = Effort { windows: effort.windows.div_ceil(4), ..effort };
-    let rates = PATTERNS.map(|pattern| (with(pattern, look), pattern));
-    let (rate, best) = rates.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((0.0, PATTERNS[0]));
-    rate.max(with(best, effort))
+    let (mut rate, mut best) = (0.0, PATTERNS[0]);
+    for pattern in PATTERNS {
+        let found = with(pattern, look)?;
+        if found >= rate {
+            (rate, best) = (found, pattern);
+        }
+    }
+    Ok(with(best, effort)?.max(rate))
 }
 
 per_isa! {
@@ -165,7 +171,7 @@ unsafe fn read_streams<S: Simd, const STREAMS: usize, const AHEAD: bool>(piece: 
 }
 
 /// GB/s of the triad, by the better kind of stores.
-pub(super) fn triad(buffer: &Buffer, cpus: &[usize], effort: Effort) -> f64 {
+pub(super) fn triad(buffer: &Buffer, cpus: &[usize], effort: Effort) -> io::Result<f64> {
     let isa = Isa::best();
     let with = |stream: bool| {
         best_rate(cpus, effort, |thread, step| {
@@ -177,9 +183,10 @@ pub(super) fn triad(buffer: &Buffer, cpus: &[usize], effort: Effort) -> f64 {
             let a = unsafe { std::slice::from_raw_parts_mut(a.as_ptr().cast_mut(), a.len()) };
             triad_of(isa, a, b, c, stream);
             (3 * size_of_val(a)) as f64
-        }) / 1e9
+        })
+        .map(|rate| rate / 1e9)
     };
-    with(false).max(with(true))
+    Ok(with(false)?.max(with(true)?))
 }
 
 fn triad_scalar(a: &mut [f32], b: &[f32], c: &[f32], _: bool) {

@@ -12,6 +12,7 @@ mod windows;
 use super::kernels::Isa;
 use clusters::Cluster;
 use serde::Serialize;
+use std::io;
 use std::time::Duration;
 
 pub use memory::MemoryError;
@@ -81,11 +82,22 @@ impl Peaks {
     }
 }
 
+/// Why nothing can be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum PeakError {
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(
+        "cannot start {n} threads to measure with: {source}; fewer with -t, or raise the limit (ulimit -u, pids.max)"
+    )]
+    Threads { n: usize, source: io::Error },
+}
+
 /// Measures every cluster at every number of threads in `threads` (all that make sense if empty).
 ///
 /// # Errors
-/// No memory to read from.
-pub fn machine(threads: &[usize], effort: Effort) -> Result<Machine, MemoryError> {
+/// No memory to read from, or no threads to do it.
+pub fn machine(threads: &[usize], effort: Effort) -> Result<Machine, PeakError> {
     let mut clusters = clusters::of_this_machine();
     if clusters.len() > 1 {
         let cpus = clusters.iter().flat_map(|c| c.cpus.clone()).collect();
@@ -95,7 +107,7 @@ pub fn machine(threads: &[usize], effort: Effort) -> Result<Machine, MemoryError
         let counts = if threads.is_empty() { counts(cluster.cpus.len()) } else { threads.to_vec() };
         let fitting = counts.into_iter().filter(|n| (1..=cluster.cpus.len()).contains(n));
         let peaks = fitting.map(|n| of_cpus(&cluster.cpus[..n], effort)).collect::<Result<_, _>>()?;
-        Ok(ClusterPeaks { name: cluster.name, cpus: cluster.cpus, peaks })
+        Ok::<_, PeakError>(ClusterPeaks { name: cluster.name, cpus: cluster.cpus, peaks })
     });
     Ok(Machine { isa: Isa::best().to_string(), clusters: clusters.collect::<Result<_, _>>()? })
 }
@@ -103,24 +115,25 @@ pub fn machine(threads: &[usize], effort: Effort) -> Result<Machine, MemoryError
 /// Measures one thread on each of these CPUs.
 ///
 /// # Errors
-/// No memory to read from.
-pub fn of_cpus(cpus: &[usize], effort: Effort) -> Result<Peaks, MemoryError> {
-    let arithmetic = |of| arithmetic::peak(of, cpus, effort);
+/// No memory to read from, or no threads to do it.
+pub fn of_cpus(cpus: &[usize], effort: Effort) -> Result<Peaks, PeakError> {
+    let few = |source| PeakError::Threads { n: cpus.len(), source };
+    let arithmetic = |of| arithmetic::peak(of, cpus, effort).map_err(few);
     let mut peaks = Peaks {
         threads: cpus.len(),
-        f32_fma: arithmetic(arithmetic::Instruction::F32Fma),
-        int8_dot: arithmetic(arithmetic::Instruction::Int8Dot),
-        int8_matrix: arithmetic(arithmetic::Instruction::Int8Matrix),
-        int8_widening: arithmetic(arithmetic::Instruction::Int8Widening),
+        f32_fma: arithmetic(arithmetic::Instruction::F32Fma)?,
+        int8_dot: arithmetic(arithmetic::Instruction::Int8Dot)?,
+        int8_matrix: arithmetic(arithmetic::Instruction::Int8Matrix)?,
+        int8_widening: arithmetic(arithmetic::Instruction::Int8Widening)?,
         ..Peaks::default()
     };
     let huge = memory::Buffer::new(memory::Pages::Huge, effort.bytes)?;
-    peaks.read = memory::read(&huge, cpus, effort);
+    peaks.read = memory::read(&huge, cpus, effort).map_err(few)?;
     if effort.whole {
-        peaks.triad = Some(memory::triad(&huge, cpus, effort));
+        peaks.triad = Some(memory::triad(&huge, cpus, effort).map_err(few)?);
         drop(huge);
         let small = memory::Buffer::new(memory::Pages::Small, effort.bytes)?;
-        peaks.read_small_pages = Some(memory::read(&small, cpus, effort));
+        peaks.read_small_pages = Some(memory::read(&small, cpus, effort).map_err(few)?);
     }
     Ok(peaks)
 }

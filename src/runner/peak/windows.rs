@@ -2,8 +2,10 @@
 
 use super::super::pool::pin;
 use super::Effort;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Barrier, Mutex};
+use std::sync::{Barrier, Condvar, Mutex};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// From the last thread's arrival to a window's beginning: time to wake the others.
@@ -12,14 +14,26 @@ const LEAD: Duration = Duration::from_micros(100);
 /// Calls `work(thread, 0)`, `work(thread, 1)` and so on, on one thread for each of `cpus`; it returns the units it did.
 /// The result is units a second of all threads together, in the best of the windows. A thread that comes late or is
 /// kept from running counts less: rates of times that do not overlap are never added.
-pub(super) fn best_rate(cpus: &[usize], effort: Effort, work: impl Fn(usize, usize) -> f64 + Sync) -> f64 {
+///
+/// # Errors
+/// There are not that many threads to be had.
+pub(super) fn best_rate(
+    cpus: &[usize],
+    effort: Effort,
+    work: impl Fn(usize, usize) -> f64 + Sync,
+) -> io::Result<f64> {
+    let gate = Gate::default();
     let (barrier, clock) =
         (Barrier::new(cpus.len()), Clock { zero: Instant::now(), start: AtomicU64::new(0) });
     let rates = Mutex::new(vec![0.0; effort.windows]);
     std::thread::scope(|scope| {
         for (thread, cpu) in cpus.iter().enumerate() {
-            let (barrier, clock, rates, work) = (&barrier, &clock, &rates, &work);
-            scope.spawn(move || {
+            let (barrier, clock, rates, work, gate) = (&barrier, &clock, &rates, &work, &gate);
+            let started = Builder::new().spawn_scoped(scope, move || {
+                // Where one is missing, the others would wait for it at the barrier.
+                if !gate.wait() {
+                    return;
+                }
                 // Where pinning is refused, the scheduler places the threads.
                 pin::stay_on(*cpu);
                 // Brings memory, code and clock frequency up.
@@ -39,9 +53,34 @@ pub(super) fn best_rate(cpus: &[usize], effort: Effort, work: impl Fn(usize, usi
                     }
                 }
             });
+            if let Err(e) = started {
+                gate.open(false);
+                return Err(e);
+            }
         }
-    });
-    rates.into_inner().unwrap_or_default().into_iter().fold(0.0, f64::max)
+        gate.open(true);
+        Ok(())
+    })?;
+    Ok(rates.into_inner().unwrap_or_default().into_iter().fold(0.0, f64::max))
+}
+
+/// Where threads wait until it is known whether all of them are there.
+#[derive(Default)]
+struct Gate(Mutex<Option<bool>>, Condvar);
+
+impl Gate {
+    fn open(&self, complete: bool) {
+        if let Ok(mut state) = self.0.lock() {
+            *state = Some(complete);
+        }
+        self.1.notify_all();
+    }
+
+    /// Whether all are there.
+    fn wait(&self) -> bool {
+        let Ok(state) = self.0.lock() else { return false };
+        self.1.wait_while(state, |state| state.is_none()).is_ok_and(|state| *state == Some(true))
+    }
 }
 
 /// The time that all threads share.

@@ -3,6 +3,7 @@
 use super::prng::Stream;
 use super::tensors::{Draw, Tensor};
 use super::{Order, SynthError};
+use crate::aside;
 use crate::ggml::gguf::writer::WriteError;
 use crate::ggml::quant::{QuantError, TensorType, encode};
 
@@ -73,12 +74,7 @@ impl Maker {
         if share < 64 << 10 {
             return parts.into_iter().try_for_each(|(part, row)| self.rows(part, row, row_bytes));
         }
-        std::thread::scope(|scope| {
-            let workers: Vec<_> =
-                parts.map(|(part, row)| scope.spawn(move || self.rows(part, row, row_bytes))).collect();
-            // A panic of a worker is passed on as such.
-            workers.into_iter().try_for_each(|w| w.join().unwrap_or_else(|p| std::panic::resume_unwind(p)))
-        })
+        aside::each(parts, |(part, row)| self.rows(part, row, row_bytes)).into_iter().collect()
     }
 
     fn rows(self, out: &mut [u8], first: u64, row_bytes: usize) -> Result<(), QuantError> {

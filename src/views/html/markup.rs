@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 
 use crate::analysis::tables::{GAPS_ROW, OTHER_ROW, WAIT_ROW};
+use crate::plain::{escape, hides};
 use crate::views::table::Table;
 use crate::views::text::Line;
 
@@ -146,10 +147,8 @@ pub fn json(value: &str) -> String {
     out.push('"');
     for c in value.chars() {
         match c {
-            '"' | '\\' | '<' | '>' | '&' | '\'' | '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' => {
-                out.push_str(&format!("\\u{:04x}", c as u32));
-            }
-            c if c.is_control() => out.push_str(&format!("\\u{:04x}", c as u32)),
+            '"' | '\\' | '<' | '>' | '&' | '\'' => escape(&mut out, c),
+            c if hides(c) => escape(&mut out, c),
             c => out.push(c),
         }
     }

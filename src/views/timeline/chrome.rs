@@ -7,6 +7,7 @@ use super::labels::Labels;
 use super::{Name, Sink, Value, Values};
 use crate::analysis::lanes::Place;
 use crate::analysis::tables::WAIT_ROW;
+use crate::plain::Json;
 use crate::trace::record::Header;
 
 /// Bytes gathered before they are written.
@@ -17,7 +18,7 @@ const TRACKS: u64 = 1 << 32;
 
 /// Writes an array of events.
 pub struct Chrome<'o> {
-    out: &'o mut dyn Write,
+    out: Json<'o>,
     offset: i64,
     /// Each op's events without what differs.
     ops: Vec<String>,
@@ -34,7 +35,7 @@ impl<'o> Chrome<'o> {
         let offset = header.map_or(0, |h| h.boot_ns.wrapping_sub(h.mono_ns).cast_signed());
         let ops = labels.ops.iter().map(|op| event(&op.name, "op", &op.values)).collect();
         let buf = b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n".to_vec();
-        Chrome { out, offset, ops, place: String::new(), tracks: 0, buf, any: false }
+        Chrome { out: Json(out), offset, ops, place: String::new(), tracks: 0, buf, any: false }
     }
 
     fn put(&mut self, parts: &[&str]) -> io::Result<()> {

@@ -1,5 +1,5 @@
 //! A run as a timeline: calls of the engine over graphs, splits and CPU graphs, each thread's ops and barrier waits. What
-//! is drawn is decided here, how it is written down in [`perfetto`] and [`chrome`]. May use `analysis`.
+//! is drawn is decided here, how it is written down in [`perfetto`] and [`chrome`]. May use `analysis` and `redact`.
 
 use std::io;
 
@@ -9,6 +9,7 @@ use crate::analysis::load::Loaded;
 use crate::analysis::opencl::Profile;
 use crate::analysis::tables::{Idents, WAIT_ROW, backend_name};
 use crate::order;
+use crate::redact;
 
 mod beside;
 pub mod chrome;
@@ -94,8 +95,8 @@ impl<'l, 'a> Run<'l, 'a> {
         pids.dedup();
         for pid in &pids {
             let known = self.loaded.processes.iter().find(|p| p.pid == *pid);
-            let (exe, cmdline) = known.map_or(("", ""), |p| (p.exe, p.cmdline));
-            sink.process(*pid, exe.rsplit('/').next().unwrap_or(exe), cmdline)?;
+            let (exe, cmdline) = known.map_or(("", String::new()), |p| (p.exe, redact::line(p.cmdline)));
+            sink.process(*pid, exe.rsplit('/').next().unwrap_or(exe), &cmdline)?;
         }
         let mut all = Walked::default();
         let mut beside = Values::new();

@@ -93,6 +93,7 @@ fn recorded() -> Run {
     Run {
         pid: 42,
         start: 7,
+        uid: 0,
         processes: vec![42],
         exe: "/opt/llama \"8B\"\\bin\n\u{1b}[31m/llama-server".into(),
         rule: "chat".into(),
@@ -112,7 +113,7 @@ fn recorded() -> Run {
 fn state() -> State {
     let mut state = State::new("0.1.0 (abc)");
     state.state = Phase::Recording;
-    state.counts = Counts { seen: 12, recorded: 5, by_rule: 4, one_in: 2, at_once: 1, missed: 0 };
+    state.counts = Counts { seen: 12, recorded: 5, by_rule: 4, one_in: 2, at_once: 1, missed: 0, waiting: 0 };
     state.store = Usage { files: 3, writing: 1, bytes: 5000, counted: 70_000, quota: 1 << 29, removed: 77 };
     state.own = Own { resident_bytes: Some(4_300_000), cpu_seconds: Some(1.25) };
     state.run(&recorded());

@@ -236,3 +236,32 @@ fn the_other_end_is_known() {
     let (a, _b) = UnixStream::pair().expect("a pair");
     assert_eq!(peer(&a).expect("its user"), us());
 }
+
+#[test]
+fn who_keeps_a_place_for_nothing_gives_way() {
+    let dir = dir();
+    let path = path(&dir);
+    let mut control = Control::bind(&path).expect("a socket");
+    let mut waits = connect(&path);
+    waits.write_all(b"dump\n").expect("it is taken");
+    control.poll(&mut |_, _| None);
+    let mut idle: Vec<UnixStream> = (1..CLIENTS).map(|_| connect(&path)).collect();
+    idle[0].write_all(b"sta").expect("it is taken");
+    control.poll(&mut refused);
+    assert_eq!(control.clients.len(), CLIENTS);
+    // As if they had been there for a while. Nobody wants their places, so they keep them.
+    for client in &mut control.clients {
+        client.since -= GRACE;
+    }
+    control.poll(&mut refused);
+    assert_eq!(control.clients.len(), CLIENTS);
+    let mut listened = 0;
+    control.fds(&mut |_, events| listened += usize::from(events == libc::POLLIN));
+    assert_eq!(listened, CLIENTS + 1);
+    let mut asks = connect(&path);
+    asks.write_all(b"status\n").expect("it is taken");
+    control.poll(&mut refused);
+    assert_eq!(said(&asks), "{\"ok\":false,\"error\":\"no\"}\n");
+    assert!(said(&idle[0]).is_empty(), "the first has gone");
+    assert!(control.clients.iter().any(|c| c.stage == Stage::Waits), "who waits for an answer stays");
+}

@@ -84,44 +84,141 @@ fn a_quota_that_became_smaller_is_kept_by_the_next_tick() {
     assert_eq!(store.tidy().expect("tidy").removed, 2);
 }
 
+thread_local! {
+    /// How long ago a test has it that this machine has booted, ns.
+    static UP: Cell<u64> = const { Cell::new(0) };
+}
+
+const HOUR: u64 = 3_600_000_000_000;
+
+/// A store that keeps files for an hour, by the clock of the test.
+fn aged(dir: &TempDir, boot: &str) -> Store {
+    let hour = Some(Duration::from_secs(3600));
+    let store = Store::open(&dir.path().join("traces"), 1000, 100, hour).expect("a store");
+    Store { boot: boot.into(), uptime: || UP.get(), ..store }
+}
+
+fn passes(ns: u64) {
+    UP.set(UP.get() + ns);
+}
+
 #[test]
 fn what_is_too_old_goes_but_not_while_it_is_written() {
     let dir = dir();
-    let hour = Duration::from_secs(3600);
-    let store = Store::open(&dir.path().join("traces"), 1000, 100, Some(hour)).expect("a store");
-    put(&store, "young", 10, 3500);
-    put(&store, "old", 10, 3700);
+    let store = aged(&dir, "first");
+    // Last written before the clock was set, or after it was set back: that tells nothing.
+    for (name, age) in [("a", 0), ("b", 40 * 365 * 86_400)] {
+        put(&store, name, 10, age);
+    }
+    let file = store.place.create("future.pfi").expect("a file");
+    file.set_modified(SystemTime::now() + Duration::from_secs(86_400)).expect("a time");
     let open = store.create("open").expect("room");
     open.file.set_modified(SystemTime::UNIX_EPOCH).expect("a time");
-    // Before the clock was set back.
-    let file = store.place.create("future.pfi").expect("a file");
-    file.set_modified(SystemTime::now() + hour * 24).expect("a time");
     store.tidy().expect("tidy");
-    assert_eq!(names(&store), ["future", "open", "young"]);
+    assert_eq!(names(&store), ["a", "b", "future", "open"]);
+    passes(HOUR / 2);
+    put(&store, "young", 10, 40 * 365 * 86_400);
+    assert_eq!(store.tidy().expect("tidy").removed, 0);
+    passes(HOUR / 2 + 1);
+    assert_eq!(store.tidy().expect("tidy").removed, 3);
+    assert_eq!(names(&store), ["open", "young"]);
+    passes(HOUR / 2);
+    store.tidy().expect("tidy");
+    assert_eq!(names(&store), ["open"]);
+    passes(10 * HOUR);
+    (&open.file).write_all(b"x").expect("room");
     drop(open);
+    fs::write(store.place.at("open.pfi"), "x").expect("a file");
     store.tidy().expect("tidy");
-    assert_eq!(names(&store), ["future", "young"]);
+    assert_eq!(names(&store), ["open"], "it has ended just now");
+}
+
+#[test]
+fn ages_go_on_after_a_boot_and_by_nothing_else() {
+    let dir = dir();
+    UP.set(5 * HOUR);
+    let store = aged(&dir, "first");
+    put(&store, "a", 10, 0);
+    store.tidy().expect("tidy");
+    passes(HOUR / 2);
+    put(&store, "b", 10, 0);
+    store.tidy().expect("tidy");
+    // Two boots, the first of which lasts for a moment only, the second one for long before anybody looks.
+    UP.set(1);
+    aged(&dir, "second").tidy().expect("tidy");
+    UP.set(40 * HOUR);
+    let store = aged(&dir, "third");
+    store.tidy().expect("tidy");
+    passes(HOUR / 2 - 1);
+    assert_eq!(store.tidy().expect("tidy").removed, 0);
+    passes(2);
+    store.tidy().expect("tidy");
+    assert_eq!(names(&store), ["b"]);
+    // Damage makes nothing older; and what is planted is not followed.
+    for text in ["", "rubbish", "1 third 0\n"] {
+        fs::write(store.place.at(ages::NAME), text).expect("written");
+        store.tidy().expect("tidy");
+        assert_eq!(names(&store), ["b"], "{text}");
+    }
+    let outside = dir.path().join("outside");
+    fs::write(&outside, "precious").expect("written");
+    fs::remove_file(store.place.at(ages::NAME)).expect("removed");
+    symlink(&outside, store.place.at(ages::NAME)).expect("a link");
+    put(&store, "c", 10, 0);
+    store.tidy().expect("tidy");
+    assert_eq!(fs::read(&outside).expect("there"), b"precious");
+    assert!(fs::symlink_metadata(store.place.at(ages::NAME)).expect("there").is_file());
+}
+
+#[test]
+fn a_flood_of_one_user_leaves_the_others_files() {
+    let dir = dir();
+    let store = store(&dir, 1000, 100);
+    let record = |uid: u32, n: u32| {
+        let mut file = store.create(&Store::name("llama-cli", uid, n)).expect("room");
+        file.write_all(&[0; 100]).expect("room");
+        assert_eq!(owner(file.name()), Some(uid));
+    };
+    (0..4).for_each(|n| record(0, n));
+    put(&store, "20261121T204143.123Z-llama-cli-42", 100, 0);
+    (0..40).for_each(|n| record(1000, n));
+    let of = |who: Owner| names(&store).iter().filter(|n| owner(n) == who).count();
+    assert_eq!((of(Some(0)), of(None), of(Some(1000))), (4, 1, 5));
+}
+
+#[test]
+fn users_are_told_from_names_whatever_the_program_is_called() {
+    assert_eq!(owner(&Store::name("x-u7-", 1000, 42)), Some(1000));
+    assert_eq!(owner("20261121T204143.123Z-u0-x-1.pfi"), Some(0));
+    for earlier in [
+        "20261121T204143.123Z-llama-cli-42.pfi",
+        "u5-x.pfi",
+        "x-u5-y.pfi",
+        "20261121T204143.123Z-u-1.pfi",
+        "Z-u+1-2.pfi",
+        "Z-u99999999999-1.pfi",
+        "x",
+    ] {
+        assert_eq!(owner(earlier), None, "{earlier}");
+    }
 }
 
 #[test]
 fn nothing_is_read_again_where_nothing_has_changed() {
     let dir = dir();
     let hour = Duration::from_secs(3600);
-    let store = Store::open(&dir.path().join("traces"), 1000, 100, Some(hour)).expect("a store");
+    let store = aged(&dir, "first");
     put(&store, "a", 10, 100);
+    store.tidy().expect("tidy");
     File::open(store.path()).and_then(|d| d.set_modified(SystemTime::now() - hour)).expect("a time");
     let first = store.tidy().expect("tidy");
     let seen = store.seen.get().expect("it is remembered");
     assert_eq!((seen.usage, first.bytes), (first, 10));
-    assert!(seen.until.is_some_and(|until| until > SystemTime::now()));
+    assert_eq!(seen.until - UP.get(), ages::KEPT.as_nanos() as u64);
     store.seen.set(Some(Seen { usage: Usage { bytes: 77, ..first }, ..seen }));
     assert_eq!(store.tidy().expect("tidy").bytes, 77);
-    // The clock was set back, a file became too old, or there is a new one.
-    for seen in [
-        Seen { now: SystemTime::now() + hour, until: None, ..seen },
-        Seen { until: Some(seen.now), ..seen },
-        Seen { changed: SystemTime::UNIX_EPOCH, ..seen },
-    ] {
+    // A file became too old, or there is a new one.
+    for seen in [Seen { until: UP.get(), ..seen }, Seen { changed: SystemTime::UNIX_EPOCH, ..seen }] {
         store.seen.set(Some(Seen { usage: Usage { bytes: 77, ..first }, ..seen }));
         assert_eq!(store.tidy().expect("tidy").bytes, 10);
     }
@@ -150,17 +247,18 @@ fn a_file_is_made_beside_what_stands_in_its_place() {
 
 #[test]
 fn names_are_data_of_a_small_alphabet() {
-    let name = Store::name("/opt/evil \n\u{202e}/llama cli\u{1b}[31m", 42);
+    let name = Store::name("/opt/evil \n\u{202e}/llama cli\u{1b}[31m", 7, 42);
     let (time, rest) = name.split_once('-').expect("a time");
-    assert_eq!((time.len(), rest), ("20261121T204143.123Z".len(), "llama_cli__31m-42"));
-    assert!(Store::name("", 1).ends_with("Z-engine-1"));
-    assert!(Store::name("/", 1).ends_with("Z-engine-1"));
-    let long = Store::name(&"x".repeat(4096), 7);
+    assert_eq!((time.len(), rest), ("20261121T204143.123Z".len(), "u7-llama_cli__31m-42"));
+    assert!(Store::name("", 0, 1).ends_with("Z-u0-engine-1"));
+    assert!(Store::name("/", 0, 1).ends_with("Z-u0-engine-1"));
+    let long = Store::name(&"x".repeat(4096), 1, 7);
     assert!(long.ends_with(&format!("-{}-7", "x".repeat(NAME_BYTES))), "{long}");
     let dir = dir();
     let store = store(&dir, 1000, 10);
     assert_eq!(store.create("../../etc/passwd").expect("room").name(), "_.._.._etc_passwd.pfi");
     assert_eq!(store.create(".lock").expect("room").name(), "_.lock.pfi");
+    assert_eq!(store.create("-rf").expect("room").name(), "_-rf.pfi");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Definitions of probe events in tracefs: written, named, removed, and those of dead recorders swept away. Uses
-//! `tracepoint` for where tracefs is.
+//! Definitions of probe events in tracefs: written, named, removed, and those of dead recorders swept away. Uses `guard`,
+//! and `tracepoint` for where tracefs is.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -7,11 +7,15 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::super::tracepoint;
+use super::guard;
+use super::tracepoint;
 
 /// Our events' groups: `profinfer_PID_START`, START being when the process began, in clock ticks since boot: numbers of
 /// processes come again.
 const PREFIX: &str = "profinfer_";
+const EVENTS: &str = "uprobe_events";
+/// Numbers of definitions: a process may use this more than once at a time.
+static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Times that a removal is tried: the kernel lets go of a closed event's definition a moment later.
 const ATTEMPTS: u32 = 50;
 
@@ -19,7 +23,6 @@ const ATTEMPTS: u32 = 50;
 pub struct Tracefs {
     root: PathBuf,
     group: String,
-    next: AtomicU32,
 }
 
 /// What stands in the way, with the next step.
@@ -70,12 +73,23 @@ fn left_over(listing: &str) -> Vec<&str> {
 
 /// Sweeps away the probes that recorders that were killed have left. Gives how many there were, in words; None: none.
 pub fn sweep() -> Option<String> {
-    let file = tracepoint::root().join("uprobe_events");
+    let file = tracepoint::root().join(EVENTS);
     let listing = fs::read_to_string(&file).ok()?;
     // Those that are in use after all (a recorder in another process namespace) cannot be removed, and stay.
     let swept =
         left_over(&listing).into_iter().filter(|name| tell(&file, &format!("-:{name}")).is_ok()).count();
     (swept > 0).then(|| format!("{swept} probes that a killed recorder had left are removed"))
+}
+
+/// Whether this process may define probes.
+///
+/// # Errors
+/// What is missing, in words.
+pub fn offered() -> Result<(), String> {
+    // Where it cannot be mounted, opening the file below says what is missing.
+    let _ = tracepoint::ensure_mounted();
+    let file = tracepoint::root().join(EVENTS);
+    appending(&file).map(drop).map_err(|e| refused(&file, &e))
 }
 
 impl Tracefs {
@@ -84,19 +98,16 @@ impl Tracefs {
     /// # Errors
     /// What is missing, in words.
     pub fn open() -> Result<Tracefs, String> {
-        // Where it cannot be mounted, opening the file below says what is missing.
-        let _ = tracepoint::ensure_mounted();
+        offered()?;
         let root = tracepoint::root();
         let group = format!("{PREFIX}{}_{}", std::process::id(), began("self").unwrap_or(0));
-        let tracefs = Tracefs { root, group, next: AtomicU32::new(0) };
-        let file = tracefs.events();
-        let failed = |e: io::Error| refused(&file, &e);
-        appending(&file).map_err(failed)?;
-        Ok(tracefs)
+        // Without it the next recorder removes what a killed one has left.
+        let _ = guard::set(&root.join(EVENTS), &group);
+        Ok(Tracefs { root, group })
     }
 
     fn events(&self) -> PathBuf {
-        self.root.join("uprobe_events")
+        self.root.join(EVENTS)
     }
 
     fn command(&self, command: &str) -> io::Result<()> {
@@ -109,7 +120,7 @@ impl Tracefs {
     /// What the kernel refuses, in words.
     pub fn define(&self, file: &File, offset: u64, ret: bool, arguments: &str) -> Result<Definition, String> {
         let kind = if ret { 'r' } else { 'p' };
-        let name = format!("{}/e{}", self.group, self.next.fetch_add(1, Ordering::Relaxed));
+        let name = format!("{}/e{}", self.group, NEXT.fetch_add(1, Ordering::Relaxed));
         // By descriptor: names may hold blanks, which end a definition's path, or be gone.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         self.command(&format!("{kind}:{name} {path}:{offset:#x}{arguments}"))

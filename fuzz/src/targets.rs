@@ -1,0 +1,297 @@
+//! What is fuzzed: each reader of bytes that another user, process, file or kernel may have written, as a function of those
+//! bytes. A target fails by a panic; running out of time or memory is the caller's to see. `tests/fuzz_corpus.rs` runs the
+//! same functions in every test.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufReader, Write};
+use std::os::fd::FromRawFd;
+use std::sync::OnceLock;
+
+use profinfer::agent::discover;
+use profinfer::agent::drain::Drain;
+use profinfer::agent::elf::ElfFile;
+use profinfer::agent::event::KIND_NAMES;
+use profinfer::agent::ladder::Ladder;
+use profinfer::agent::layout::Layout;
+use profinfer::agent::maps;
+use profinfer::agent::service::readers;
+use profinfer::agent::structure::Reading;
+use profinfer::agent::tables::{Tables, TypeTrait};
+use profinfer::analysis::load::{Progress, load};
+use profinfer::analysis::opencl;
+use profinfer::cli::args::{Args, Parsed};
+use profinfer::cli::conf;
+use profinfer::ggml::gguf::reader::Gguf;
+use profinfer::runner::model::Params;
+use profinfer::runner::tokenizer::Tokenizer;
+use profinfer::trace::record::{Footer, Header, Level, Source, Transport};
+use profinfer::trace::{BLOCK_HEADER, Encoder, EncoderConfig, FILE_HEADER, Trace};
+use profinfer::views::timeline::merge::free_sequence;
+
+#[path = "../../tests/all_views/mod.rs"]
+#[allow(dead_code, reason = "the tests of views use more of it")]
+mod all_views;
+
+/// A reader under test.
+pub struct Target {
+    /// Of its folder in fuzz/corpus, too.
+    pub name: &'static str,
+    pub run: fn(&[u8]),
+    /// Whether a file of the corpus gets past the reader's first checks.
+    #[allow(dead_code, reason = "the test of the corpora asks")]
+    pub valid: fn(&[u8]) -> bool,
+}
+
+pub const TARGETS: [Target; 10] = [
+    Target { name: "trace", run: trace, valid: |b| whole(b).is_some_and(|t| !t.blocks().is_empty()) },
+    Target { name: "views", run: views, valid: |b| whole(b).is_some_and(|t| !t.blocks().is_empty()) },
+    Target {
+        name: "gguf",
+        run: gguf,
+        valid: |b| Gguf::parse(&with_data(b)).is_ok_and(|g| Params::read(&g).is_ok()),
+    },
+    Target { name: "elf", run: elf, valid: |b| ElfFile::from_bytes(b.to_vec(), "x").is_ok() },
+    Target { name: "config", run: config, valid: |b| std::str::from_utf8(b).is_ok() },
+    Target { name: "merge", run: merge, valid: |b| free_sequence(&mut BufReader::new(b)).is_ok() },
+    Target { name: "opencl", run: open_cl, valid: |b| device(b).is_ok() },
+    Target { name: "socket", run: socket, valid: |b| !b.is_empty() },
+    Target { name: "events", run: events, valid: |b| drained(b).1 > 0 },
+    Target { name: "proc", run: proc, valid: |b| !b.is_empty() },
+];
+
+/// A file as the reader would take it from a recorder: its blocks' places and checksums are made right, so that what is
+/// changed within them is read. A first byte that is none of a file's leaves all as it is.
+fn resealed(bytes: &[u8]) -> Vec<u8> {
+    let mut file = bytes.to_vec();
+    if file.first() != Some(&0x89) || file.len() < FILE_HEADER {
+        return file;
+    }
+    file[..FILE_HEADER].copy_from_slice(&empty()[..FILE_HEADER]);
+    let (magic, mut at) = (&empty()[FILE_HEADER..FILE_HEADER + 12], FILE_HEADER);
+    while let Some(room) = file.len().checked_sub(at + BLOCK_HEADER) {
+        let header = &mut file[at..];
+        header[..12].copy_from_slice(magic);
+        let told = u32::from_le_bytes([header[12], header[13], header[14], header[15]]) as usize;
+        let len = told.min(room);
+        header[12..16].copy_from_slice(&(len as u32).to_le_bytes());
+        let crc = crc32c::crc32c(&header[BLOCK_HEADER..BLOCK_HEADER + len]);
+        header[32..36].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32c::crc32c(&header[..36]);
+        header[36..40].copy_from_slice(&crc.to_le_bytes());
+        at += BLOCK_HEADER + len;
+    }
+    file
+}
+
+fn whole(bytes: &[u8]) -> Option<Trace> {
+    Trace::from_bytes(resealed(bytes)).ok()
+}
+
+fn header() -> Header<'static> {
+    Header {
+        tool: "fuzz",
+        command: "",
+        kernel: "",
+        arch: "",
+        host: "",
+        cpu_model: "",
+        topology: "",
+        mono_ns: 0,
+        boot_ns: 0,
+        real_ns: 0,
+        level: Level::Op,
+        structure: true,
+        transport: Transport::Ring,
+        buffer_bytes: 0,
+        hit_ns: 0,
+        source: Source::Bpf,
+    }
+}
+
+fn footer() -> Footer<'static> {
+    let (kinds, lost_cpu) = (Vec::new(), Vec::new());
+    let (agent_user_us, agent_sys_us, agent_peak_rss) = (0, 0, 0);
+    let (orphans, read_errors, wall_ns, bpf_ns, bpf_runs) = (0, 0, 0, 0, 0);
+    Footer {
+        end: "fuzz",
+        kinds,
+        lost_cpu,
+        orphans,
+        read_errors,
+        agent_user_us,
+        agent_sys_us,
+        agent_peak_rss,
+        wall_ns,
+        bpf_ns,
+        bpf_runs,
+    }
+}
+
+/// A file with nothing in it.
+fn empty() -> &'static [u8] {
+    static EMPTY: OnceLock<Vec<u8>> = OnceLock::new();
+    EMPTY.get_or_init(|| {
+        let enc = Encoder::new(Vec::new(), EncoderConfig::default(), &header()).expect("memory takes all");
+        enc.finish(&footer()).expect("memory takes all")
+    })
+}
+
+fn trace(bytes: &[u8]) {
+    let Some(trace) = whole(bytes) else { return };
+    for i in 0..trace.blocks().len() {
+        if let Ok(block) = trace.block(i) {
+            block.records().for_each(drop);
+        }
+    }
+    load(&trace, &Progress::default());
+}
+
+/// One group of views an input, as its bytes have it: each of them is slow.
+fn views(bytes: &[u8]) {
+    let Some(trace) = whole(bytes) else { return };
+    let group = crc32c::crc32c(bytes) as usize % all_views::GROUPS.len();
+    all_views::GROUPS[group](&mut all_views::Out::default(), &trace);
+}
+
+/// The head of a model is enough: what its tensors hold is zeros here.
+fn with_data(head: &[u8]) -> Vec<u8> {
+    const DATA: usize = 1 << 20;
+    [head, &vec![0; DATA]].concat()
+}
+
+fn gguf(bytes: &[u8]) {
+    let file = with_data(bytes);
+    let Ok(gguf) = Gguf::parse(&file) else { return };
+    if let Err(why) = Params::read(&gguf) {
+        assert!(!why.to_string().is_empty());
+    }
+    let Ok(tokenizer) = Tokenizer::new(&gguf) else { return };
+    let mut text = Vec::new();
+    let tokens = tokenizer.encode(b"Some text, \xf0\x9f\x98\x80 12 <s>\n", true, true);
+    tokens.into_iter().for_each(|t| tokenizer.append(t, &mut text));
+}
+
+fn elf(bytes: &[u8]) {
+    if let Some(file) = memory_file(bytes) {
+        for names in [&["ggml_op_name"][..], &["ggml_graph_compute", "ggml_barrier"]] {
+            let _ = readers::defines(&file, names);
+        }
+    }
+    let Ok(elf) = ElfFile::from_bytes(bytes.to_vec(), "fuzzed") else { return };
+    match discover::of_file(elf) {
+        Ok(engine) => drop(Ladder::of(&engine)),
+        Err(why) => assert!(!why.to_string().is_empty()),
+    }
+}
+
+fn memory_file(bytes: &[u8]) -> Option<File> {
+    // SAFETY: the name ends with a zero byte.
+    let fd = unsafe { libc::memfd_create(c"fuzzed".as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: a descriptor that is not negative is open, and nobody else's.
+    let mut file = (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })?;
+    file.write_all(bytes).ok()?;
+    Some(file)
+}
+
+fn config(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let (file, faults) = conf::read(text);
+    let mut wrong: Vec<String> = faults.told("f");
+    let Ok(Parsed::Run(args)) = Args::parse(&conf::service::SERVE, Vec::<OsString>::new()) else { return };
+    conf::service::Layers::new(&args, file).values(&mut wrong);
+    assert!(wrong.iter().all(|why| !why.is_empty()));
+}
+
+fn merge(bytes: &[u8]) {
+    if let Err(why) = free_sequence(&mut BufReader::new(bytes)) {
+        assert!(!why.to_string().is_empty());
+    }
+}
+
+/// A recording with splits of an OpenCL device.
+fn with_splits() -> &'static Trace {
+    static TRACE: OnceLock<Trace> = OnceLock::new();
+    TRACE.get_or_init(|| Trace::from_bytes(include_bytes!("../opencl.pfi").to_vec()).expect("it is whole"))
+}
+
+/// The trace of a device, a zero byte, its table.
+fn device(bytes: &[u8]) -> Result<opencl::Profile, opencl::NoProfile> {
+    let mut parts = bytes.splitn(2, |b| *b == 0).map(String::from_utf8_lossy);
+    let (json, csv) = (parts.next().unwrap_or_default(), parts.next());
+    opencl::profile(&load(with_splits(), &Progress::default()), &json, csv.as_deref())
+}
+
+fn open_cl(bytes: &[u8]) {
+    if let Err(why) = device(bytes) {
+        assert!(!why.to_string().is_empty());
+    }
+}
+
+/// What is asked of the service, and what it is said to have answered.
+fn socket(bytes: &[u8]) {
+    match readers::request(bytes) {
+        Ok(request) => assert_eq!(readers::request(request.to_string().as_bytes()), Ok(request)),
+        Err(why) => assert!(!why.is_empty()),
+    }
+    if let Ok(state) = serde_json::from_slice::<serde_json::Value>(bytes) {
+        let (mut out, style) = (all_views::Out::default(), profinfer::views::table::Style::default());
+        profinfer::views::service::write(&mut out, &state, &style).expect("a view is written");
+        profinfer::views::json::write(&mut out, &state).expect("a view is written");
+    }
+}
+
+/// Hands on events of two bytes of length each, as a kernel that lies might; what was written, and events understood.
+fn drained(bytes: &[u8]) -> (Vec<u8>, u64) {
+    let ops = ["NONE", "ADD", "MUL_MAT", "RESHAPE", "MUL_MAT_ID", "VIEW", "GET_ROWS", "ARGSORT"];
+    let types = [("f32", 1, 4), ("q4_0", 32, 18), ("i32", 1, 4)];
+    let types = types.into_iter().zip(0..).map(|((name, block, bytes), number)| {
+        let name = name.to_owned();
+        TypeTrait { number, name, block, bytes }
+    });
+    let ops = ops.map(str::to_owned).to_vec();
+    let tables = Tables { ops, types: types.collect(), ..Tables::default() };
+    let config =
+        EncoderConfig { block_bytes: 4096, max_tensors: 64, max_plans: 4, ..EncoderConfig::default() };
+    let enc = Encoder::new(Vec::new(), config, &header()).expect("memory takes all");
+    let mut drain = Drain::new(enc);
+    for engine in 0..2 {
+        drain.add_engine(Reading::new(engine, Layout::latest(), &tables));
+    }
+    drain.count(2);
+    let mut rest = bytes;
+    while let Some((len, behind)) = rest.split_first_chunk::<2>() {
+        let len = usize::from(u16::from_le_bytes(*len)).min(behind.len());
+        let (event, behind) = behind.split_at(len);
+        let mut event = event.to_vec();
+        // An unknown kind is left out at once: most are to be known.
+        if let Some(kind) = event.get_mut(16).filter(|kind| **kind < 0xf0) {
+            *kind %= KIND_NAMES.len() as u8;
+        }
+        drain.event(&event);
+        rest = behind;
+    }
+    let last = drain.last_ts();
+    let _ = drain.close(None, last);
+    let understood = drain.totals.events;
+    (drain.enc.finish(&footer()).expect("memory takes all"), understood)
+}
+
+fn events(bytes: &[u8]) {
+    let (written, _) = drained(bytes);
+    let trace = Trace::from_bytes(written).expect("what is written is a trace");
+    for i in 0..trace.blocks().len() {
+        let block = trace.block(i).expect("its blocks are whole");
+        assert!(block.records().all(|r| r.is_ok()), "a record that its own reader refuses");
+    }
+    load(&trace, &Progress::default());
+}
+
+/// The kernel's files of a process: what they name, the process has chosen.
+fn proc(bytes: &[u8]) {
+    readers::of_process(bytes);
+    let all = maps::parse(bytes);
+    for m in &all {
+        maps::file_offset(&all, m.start);
+    }
+}

@@ -1,0 +1,71 @@
+//! A recorded command that outlives its recording: it is ended, or, where the recording has failed, waited for with the
+//! signals that its recorder is sent. Uses nothing of this crate.
+
+use std::process::{Child, ExitStatus};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Those that are passed on.
+const PASSED: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+/// Time from SIGTERM to SIGKILL.
+const GRACE: Duration = Duration::from_secs(5);
+/// How soon the command's end, and a signal, is seen.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Signals that have come and are not passed on yet, a bit each.
+static CAME: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel gives a handler of this sort a valid pointer.
+    let code = unsafe { (*info).si_code };
+    // What a terminal sends comes from the kernel, to the command as well.
+    if code <= 0 {
+        CAME.fetch_or(1 << signal, Ordering::Relaxed);
+    }
+}
+
+/// Ends the command: SIGTERM, and SIGKILL if that is not enough. None: how it ended cannot be known.
+pub fn end(mut command: Child) -> Option<ExitStatus> {
+    send(&command, libc::SIGTERM);
+    let begin = Instant::now();
+    loop {
+        match command.try_wait() {
+            Ok(None) if begin.elapsed() < GRACE => std::thread::sleep(LOOK),
+            Ok(None) => break,
+            Ok(status) => return status,
+            Err(_) => return None,
+        }
+    }
+    send(&command, libc::SIGKILL);
+    command.wait().ok()
+}
+
+fn send(command: &Child, signal: libc::c_int) {
+    // SAFETY: a signal to a child that has not been waited for, whose number is therefore still its own.
+    unsafe { libc::kill(command.id() as libc::pid_t, signal) };
+}
+
+/// Waits for the end of the command. None: it cannot be known.
+pub fn wait(mut command: Child) -> Option<ExitStatus> {
+    for signal in PASSED {
+        // SAFETY: the handler only changes an atomic number, in whatever thread it runs.
+        unsafe {
+            let mut action = std::mem::zeroed::<libc::sigaction>();
+            action.sa_sigaction = note as extern "C" fn(_, _, _) as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+    loop {
+        match command.try_wait() {
+            Ok(None) => {}
+            Ok(status) => return status,
+            Err(_) => return None,
+        }
+        let came = CAME.swap(0, Ordering::Relaxed);
+        for signal in PASSED.into_iter().filter(|signal| came & (1 << signal) != 0) {
+            send(&command, signal);
+        }
+        std::thread::sleep(LOOK);
+    }
+}

@@ -1,0 +1,25 @@
+//! What tests write into traces of their own making.
+
+use profinfer::trace::record::{Header, Level, Source, Transport};
+
+/// Of a recording of all levels, on no machine.
+pub fn header() -> Header<'static> {
+    Header {
+        tool: "test",
+        command: "",
+        kernel: "",
+        arch: "",
+        host: "",
+        cpu_model: "",
+        topology: "",
+        mono_ns: 0,
+        boot_ns: 0,
+        real_ns: 0,
+        level: Level::Op,
+        structure: true,
+        transport: Transport::Ring,
+        buffer_bytes: 0,
+        hit_ns: 0,
+        source: Source::Bpf,
+    }
+}

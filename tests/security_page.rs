@@ -1,0 +1,46 @@
+//! docs/SECURITY.md names tests that exist.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Sources below src/ whose module has this name.
+fn modules(dir: &Path, name: &str, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).expect("a directory of sources").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            modules(&path, name, found);
+        } else if path.file_stem().is_some_and(|stem| stem == name) {
+            found.push(path);
+        }
+    }
+}
+
+fn has_tests(path: &Path) -> bool {
+    let text = fs::read_to_string(path).expect("a source");
+    text.contains("#[test]") || path.with_extension("").join("tests.rs").exists()
+}
+
+#[test]
+fn every_promise_names_a_test_that_is_there() {
+    let page = fs::read_to_string(root().join("docs/SECURITY.md")).expect("the page");
+    let mut named = 0;
+    for word in page.split('`').skip(1).step_by(2) {
+        let Some((place, test)) = word.split_once("::").filter(|(p, _)| !p.contains(' ')) else { continue };
+        if test == "tests" {
+            let mut found = Vec::new();
+            modules(&root().join("src"), place, &mut found);
+            assert!(found.iter().any(|path| has_tests(path)), "{word}: no tests in {found:?}");
+        } else {
+            let suite = root().join("tests").join(format!("{place}.rs"));
+            let text = fs::read_to_string(&suite).unwrap_or_else(|e| panic!("{word}: {e}"));
+            assert!(text.contains(&format!("fn {test}()")), "{word} is not in {}", suite.display());
+        }
+        named += 1;
+    }
+    assert!(named > 40, "{named}");
+    assert!(root().join("tests/hostile_text.rs").exists());
+}
