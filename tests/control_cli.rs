@@ -201,7 +201,7 @@ fn another_user_is_shown_the_file() {
     }
     // A copy that he may run, wherever these sources are.
     let program = dir.path().join("profinfer");
-    fs::copy(env!("CARGO_BIN_EXE_profinfer"), &program).expect("a copy");
+    common::program::copy(env!("CARGO_BIN_EXE_profinfer"), &program);
     let status = || {
         let mut command = Command::new(&program);
         command.args(["status", "--socket"]).arg(&socket).arg("--file").arg(&file).uid(65534).gid(65534);

@@ -10,6 +10,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde_json::Value;
 
+#[path = "common/program.rs"]
+mod program;
 #[path = "common/refuse.rs"]
 mod refuse;
 
@@ -132,7 +134,7 @@ fn as_other(how: &[&str]) -> Option<(tempfile::TempDir, Command)> {
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("opened");
     let copy = dir.path().join("profinfer");
-    std::fs::copy(PROGRAM, &copy).expect("copied");
+    program::copy(PROGRAM, &copy);
     let mut command = Command::new("setpriv");
     command.args(how).arg(copy);
     Some((dir, command))

@@ -30,13 +30,13 @@ fn diff(a: &[Run], b: &[Run]) -> serde_json::Value {
     serde_json::from_slice(&out.stdout).expect("JSON")
 }
 
-/// Far more than chance and a busy machine do to an op; how small a change is found is for unit tests and benchmarks. Small
-/// models' ops swing from start to start, so there are three of each, in turn.
+/// Eleven times the op's time: more than chance and a busy machine do to one; how small a change is found is for unit tests
+/// and benchmarks. Small models' ops swing from start to start, so there are three of each, in turn.
 #[test]
 fn an_op_that_was_made_slower_stands_first() {
     let _turn = live!();
     let model = model("tiny", "q4_0");
-    let slow = ["--slow", "ffn_up-{L}:100%"];
+    let slow = ["--slow", "ffn_up-{L}:1000%"];
     let turns = (0..3).map(|_| (recorded(&model, &[]), recorded(&model, &slow)));
     let (before, after): (Vec<Run>, Vec<Run>) = turns.unzip();
     let d = diff(&before, &after);
@@ -44,7 +44,7 @@ fn an_op_that_was_made_slower_stands_first() {
     assert_eq!(first["name"], "MUL_MAT  ffn_up-{L}", "{d:#}");
     assert_eq!(first["verdict"], "slower", "{d:#}");
     let own = first["own"].as_f64().expect("tested");
-    assert!((0.5..2.0).contains(&own), "{first:#}");
+    assert!((3.0..15.0).contains(&own), "{first:#}");
     assert_eq!((&d["only_a"], &d["only_b"]), (&serde_json::json!([]), &serde_json::json!([])));
     assert_eq!(d["pairs"], 151, "the warm-up's token and 150");
 }

@@ -5,6 +5,7 @@
 pub mod counted;
 pub mod expect;
 pub mod made;
+pub mod program;
 pub mod refuse;
 pub mod run;
 pub mod seen;
