@@ -7,7 +7,8 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
-use common::run::{Recorder, Target};
+use common::run::{Recorder, Target, record};
+use common::seen::Seen;
 use common::truth::{self, Habits};
 use common::{driver, engine, expect, live, model, skip};
 
@@ -22,6 +23,8 @@ const FUSED: &str = "ggml_compute_forward_rms_norm_mul_fused + ggml_cpu_extra_co
 
 /// Tokens after the prefill: two graphs of one shape, and then some.
 const DECODES: usize = 4;
+/// Times that a host is started.
+const STARTS: usize = 3;
 
 /// Records `engine` on each of the models with one and with two threads.
 fn compare(name: &str, models: &[(&str, &str)], habits: Habits, op: &str) {
@@ -56,18 +59,23 @@ fn one(lib: &Path, model: &Path, threads: u32, habits: Habits, op: &str) {
     drop(target.0.stdin.take());
     target.said();
     let seen = recorder.finish().seen();
+    agrees(&seen, pid, &dump, (threads, DECODES), habits, op);
+}
+
+/// A recording and the engine's own account of the same run, a prefill and `decodes` tokens, are of one mind.
+fn agrees(seen: &Seen, pid: u32, dump: &Path, (threads, decodes): (u32, usize), habits: Habits, op: &str) {
     assert_eq!(seen.footer().end, "target exited");
     seen.complete();
     assert_eq!(seen.footer().read_errors, 0, "failed reads of the target's memory");
 
-    let graphs = truth::read(&dump);
-    assert_eq!(graphs.len(), 1 + DECODES, "graphs in the dump");
+    let graphs = truth::read(dump);
+    assert_eq!(graphs.len(), 1 + decodes, "graphs in the dump");
     let cpu = seen.graphs(pid);
     assert_eq!(cpu.len(), graphs.len(), "CPU graphs");
     let mut hits = 0;
     for (cpu, graph) in cpu.into_iter().zip(&graphs) {
         let ops = truth::ops(graph, habits);
-        expect::graph(&seen, cpu, graph, &ops, threads);
+        expect::graph(seen, cpu, graph, &ops, threads);
         hits += ops.len() as u64 * u64::from(threads);
     }
     assert_eq!((seen.slices(), seen.kind("op").seen), (hits, hits), "op hits");
@@ -82,6 +90,60 @@ fn one(lib: &Path, model: &Path, threads: u32, habits: Habits, op: &str) {
     assert!(seen.used("split").is_some(), "rung of splits: {:?}", seen.rungs("split"));
     let backends: Vec<&str> = seen.all.splits.iter().map(|s| seen.all.backends[&s.backend].name).collect();
     assert!(!backends.is_empty() && backends.iter().all(|b| *b == "CPU"), "splits on {backends:?}");
+}
+
+/// A Python interpreter that opens the engine by itself, started by the recorder: the first call is there, on the CPU variant
+/// that the engine chooses among its own.
+fn in_python(name: &str, habits: Habits, op: &str) {
+    const HOST: &str = "import ctypes, sys\n\
+        args = [a.encode() for a in sys.argv[1:]]\n\
+        sys.exit(ctypes.CDLL(sys.argv[1]).main(len(args), (ctypes.c_char_p * (len(args) + 1))(*args)))";
+    let _turn = live!();
+    let lib = match engine(name) {
+        Ok(path) => path,
+        Err(why) => skip!("{why}"),
+    };
+    let (dir, model) = (tempfile::tempdir().expect("a directory"), model("tiny", "q4_0"));
+    let (host, dump) = (driver().with_file_name("libdriver.so"), dir.path().join("dump"));
+    let path = |p: &Path| p.to_str().expect("UTF-8").to_owned();
+    let (host, lib, model) = (path(&host), path(&lib), path(&model));
+    let dumped = path(&dump);
+    let engine = ["--engine", &lib, "--model", &model, "--dump", &dumped, "-p", "7", "-n", "4", "-t", "2"];
+    for _ in 0..STARTS {
+        let run = record(&[&["--", "python3", "-c", HOST, &host][..], &engine].concat());
+        let seen = run.seen();
+        let pid = seen.all.tokens.first().expect("a call").pid;
+        agrees(&seen, pid, &dump, (2, 4), habits, op);
+    }
+}
+
+#[test]
+fn opened_by_python() {
+    in_python("b3889", EARLY, FORWARD);
+    in_python("b8121", B8121, EXTRA);
+    in_python("v0.5.0", TODAY, FUSED);
+}
+
+#[test]
+fn opened_by_node() {
+    let _turn = live!();
+    let dir = match engine("v0.5.0") {
+        Ok(path) => path,
+        Err(why) => skip!("{why}"),
+    };
+    let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/engines/host.js");
+    let (addon, model) = (dir.join("llama-addon.node"), model("tiny", "q4_0"));
+    let path = |p: &Path| p.to_str().expect("UTF-8").to_owned();
+    for _ in 0..STARTS {
+        let run = record(&["--", "node", &path(&host), &path(&addon), &path(&model), "6"]);
+        let seen = run.seen();
+        let calls = run.said()["calls"].as_u64().expect("a count");
+        assert_eq!((calls, seen.all.tokens.len() as u64), (7, calls), "{}", run.stderr);
+        assert_eq!(seen.all.cpu_graphs.len() as u64, calls);
+        assert_eq!(seen.all.cpu_graphs.iter().map(|g| g.ubatch).collect::<Vec<_>>(), [7, 1, 1, 1, 1, 1, 1]);
+        assert!(seen.slices() > 7 * 100, "{} slices", seen.slices());
+        seen.complete();
+    }
 }
 
 const ALL: [(&str, &str); 4] =

@@ -7,37 +7,13 @@ mod common;
 use std::fs::File;
 use std::process::Command;
 
+use common::events::{Fake, MS, footer};
 use profinfer::agent::discover;
 use profinfer::agent::drain::Drain;
-use profinfer::agent::event::{self, Call, Head, KIND_NAMES, Op};
 use profinfer::agent::structure::Reading;
-use profinfer::trace::record::Footer;
 use profinfer::trace::{Encoder, EncoderConfig};
 
-const PID: u32 = 1 << 30;
-const MS: u64 = 1_000_000;
 const END: u64 = 10 * MS;
-
-struct Fake(Drain<File>);
-
-impl Fake {
-    fn head(ms: u64, kind: &str) -> Head {
-        let kind = KIND_NAMES.iter().position(|k| *k == kind).expect("a kind of event") as u16;
-        Head { ts: ms * MS, tgid: PID, tid: PID, kind, engine: 0, ith: 0, flags: 0 }
-    }
-
-    fn call(&mut self, ms: u64, kind: &str) {
-        let h = Fake::head(ms, kind);
-        let e = Call { h, a: 1, b: 2, n: 3, threads: 1, width: 1, nodes_changed: 0, guid: [0; 16] };
-        self.0.event(event::bytes(&e));
-    }
-
-    fn op(&mut self, ms: u64, node: u64) {
-        let h = Fake::head(ms, "op");
-        let e = Op { h, tensor: 0x1000 * node, tensor2: 0, pool: 0x30_0000, prev_end: 0 };
-        self.0.event(event::bytes(&e));
-    }
-}
 
 #[test]
 fn an_op_under_way_at_the_end_has_no_time() {
@@ -62,20 +38,7 @@ fn an_op_under_way_at_the_end_has_no_time() {
         fake.call(ms, kind);
     }
     fake.0.close(None, END).expect("written");
-    let footer = Footer {
-        end: "duration",
-        kinds: Vec::new(),
-        lost_cpu: Vec::new(),
-        orphans: 0,
-        read_errors: 0,
-        agent_user_us: 0,
-        agent_sys_us: 0,
-        agent_peak_rss: 0,
-        wall_ns: END,
-        bpf_ns: 0,
-        bpf_runs: 0,
-    };
-    fake.0.enc.finish(&footer).expect("written");
+    fake.0.enc.finish(&footer(END)).expect("written");
 
     let seen = common::seen::Seen::damaged(&trace);
     let graph = seen.all.cpu_graphs.first().expect("a graph");

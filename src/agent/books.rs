@@ -89,6 +89,16 @@ pub struct Standing {
 }
 
 impl Standing {
+    /// The books of the source and of the drain. What came and found no room is lost.
+    pub fn of<W: Write>(mut books: Books, drain: &Drain<W>, own: Own) -> Standing {
+        let mut received = drain.received;
+        for ((count, received), unplaced) in books.kinds.iter_mut().zip(&mut received).zip(drain.unplaced()) {
+            count.lost += unplaced;
+            *received -= unplaced;
+        }
+        Standing { books, received, orphans: drain.orphans(), own }
+    }
+
     /// What of `then` a trace that ended there has told; what was still on its way is told by the next.
     pub fn told(mut self) -> Standing {
         for (count, received) in self.books.kinds.iter_mut().zip(self.received) {

@@ -2,7 +2,7 @@
 //! Uses nothing of this crate.
 
 /// Calls open at once, all threads and kinds together.
-const OPEN: usize = 256;
+pub const OPEN: usize = 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {

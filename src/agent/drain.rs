@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::ops::Range;
 
-use super::calls::{Call, Calls, Entered, Kind};
+use super::calls::{self, Call, Calls, Entered, Kind};
 use super::event::{self, Event, KINDS};
 use super::experts::Chosen;
-use super::graphs::{Graphs, Seen, Start};
+use super::graphs::{self, Graphs, Seen, Start};
 use super::kin::Kin;
 use super::lanes::Hit;
 use super::memory;
@@ -17,7 +17,7 @@ use super::phases::Begun;
 use super::qos::Done;
 use super::sched;
 use super::skel::types::ev_kind;
-use super::structure::{Reading, Structure};
+use super::structure::{self, Reading, Structure};
 use crate::ggml::backend_guid;
 use crate::trace::record::{Entry, Graph, Split, Token};
 use crate::trace::{Encoder, WriteError};
@@ -76,6 +76,8 @@ pub struct Drain<W: Write> {
     pub enc: Encoder<W>,
     pub totals: Totals,
     pub received: [u64; KINDS],
+    /// Of those, calls and graphs that found no room: too many were under way at once.
+    unplaced: [u64; KINDS],
     pub shown: Vec<Shown>,
     readings: Vec<Reading>,
     /// Per engine: views and reshapes are dispatched like ops.
@@ -112,6 +114,7 @@ impl<W: Write> Drain<W> {
             enc,
             totals: Totals::default(),
             received: [0; KINDS],
+            unplaced: [0; KINDS],
             shown: Vec::new(),
             readings: Vec::new(),
             nops: Vec::new(),
@@ -182,6 +185,13 @@ impl<W: Write> Drain<W> {
         self.murky.iter().any(|m| m.0 <= to && from <= m.1)
     }
 
+    /// Of the events received, by kind, those that found no room: they are in no trace.
+    pub fn unplaced(&self) -> [u64; KINDS] {
+        let mut all = self.unplaced;
+        all[ev_kind::EV_OP.0 as usize] += self.graphs.unplaced;
+        all
+    }
+
     /// Op hits outside any graph seen from its start.
     pub fn orphans(&self) -> u64 {
         self.graphs.orphans
@@ -190,6 +200,24 @@ impl<W: Write> Drain<W> {
     /// Tensors for which there was no room.
     pub fn dropped_tensors(&self) -> u64 {
         self.tensors.dropped
+    }
+
+    /// What found no room, in words.
+    pub fn shortages(&self) -> Vec<String> {
+        let unplaced: u64 = self.unplaced().iter().sum();
+        let tensors = self.dropped_tensors();
+        let unplaced = (unplaced > 0).then(|| {
+            format!(
+                "{unplaced} calls, graphs and op hits are counted as lost: more than {} calls or {} graphs were under way \
+                 at once, or a graph was too large",
+                calls::OPEN,
+                graphs::OPEN,
+            )
+        });
+        let tensors = (tensors > 0).then(|| {
+            format!("{tensors} tensors are not described: there is room for {} at once", structure::SLOTS)
+        });
+        unplaced.into_iter().chain(tensors).collect()
     }
 
     /// The first error met while writing; nothing is written after it.
@@ -321,7 +349,11 @@ impl<W: Write> Drain<W> {
                 self.next(kind as usize);
                 self.finish(old, h.ts, true)?;
             }
-            Entered::Nested | Entered::Full => return Ok(()),
+            Entered::Nested => return Ok(()),
+            Entered::Full => {
+                self.unplaced[h.kind as usize] += 1;
+                return Ok(());
+            }
         }
         let Some(shown) = self.shown(h.engine) else { return Ok(()) };
         match kind {
@@ -423,7 +455,7 @@ impl<W: Write> Drain<W> {
         let h = &e.h;
         let graph = self.calls.current(Kind::Sched, h.tid).map(|c| c.seq);
         let split = self.calls.current(Kind::Split, h.tid).map(|c| c.seq);
-        self.graphs.begin(Start {
+        let placed = self.graphs.begin(Start {
             seq,
             engine: h.engine,
             tgid: h.tgid,
@@ -436,6 +468,9 @@ impl<W: Write> Drain<W> {
             graph,
             split,
         });
+        if !placed {
+            self.unplaced[h.kind as usize] += 1;
+        }
         Ok(())
     }
 

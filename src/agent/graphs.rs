@@ -13,10 +13,10 @@ use crate::trace::record::CpuGraph;
 use crate::trace::{CounterRun, Encoder, PlanHit, Slice, SliceRun, WriteError};
 
 /// Graphs open at once, all processes together.
-const OPEN: usize = 16;
+pub const OPEN: usize = 64;
 /// Threads of one graph.
 pub const MAX_ITH: usize = 128;
-/// Hits of one thread in one graph; more are kept out of plans and counted as orphans.
+/// Hits of one thread in one graph; more are counted as lost.
 const MAX_PLAN: usize = 8192;
 /// Plans remembered, by (process, cgraph).
 const PLANS: usize = 32;
@@ -92,8 +92,10 @@ pub struct Graphs {
     /// Ops of the graph in hand that its plan does not have.
     strays: u32,
     pub nodes: NodeLists,
-    /// Op hits that belong to no graph seen from its start, or found no room.
+    /// Op hits that belong to no graph seen from its start.
     pub orphans: u64,
+    /// Op hits for which there was no room.
+    pub unplaced: u64,
 }
 
 impl Default for Graphs {
@@ -118,6 +120,7 @@ impl Default for Graphs {
             strays: 0,
             nodes: NodeLists::default(),
             orphans: 0,
+            unplaced: 0,
         }
     }
 }
@@ -183,7 +186,7 @@ impl Graphs {
         };
         g.pool = Some(pool);
         let Some(lane) = g.lanes.get_mut(ith as usize).filter(|l| (l.len as usize) < MAX_PLAN) else {
-            self.orphans += 1;
+            self.unplaced += 1;
             return;
         };
         if let Some(last) = self.arena.last_mut(lane)
@@ -194,7 +197,7 @@ impl Graphs {
         }
         lane.tid = tid;
         if !self.arena.push(lane, hit) {
-            self.orphans += 1;
+            self.unplaced += 1;
         }
     }
 

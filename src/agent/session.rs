@@ -100,6 +100,8 @@ struct Session {
     halted: BTreeSet<u32>,
     /// Children that ran through probes before they were probed.
     early: u64,
+    /// Processes that had the engine before the recording began, and their age then.
+    late: Vec<(u32, Duration)>,
     /// The recorder goes where the engine is not.
     roams: bool,
     /// What the command gets, which is not what the recorder takes.
@@ -193,6 +195,7 @@ pub fn record(
         halts: None,
         halted: BTreeSet::new(),
         early: 0,
+        late: Vec::new(),
         source: source(&road, knobs(&options), options.btf.clone(), shared, &drain),
         roams: wish == AgentCpu::Auto && bound.is_none(),
         origin,
@@ -240,6 +243,7 @@ pub fn record(
                 }
                 s.follow(pid);
                 s.add_all(Ok(discover::of_pid(pid)?), Some(pid), watch)?;
+                s.came_late(pid);
             }
             (None, s.run(&mut None, watch))
         }
@@ -425,8 +429,8 @@ impl Session {
     }
 
     fn progress(&self) -> Progress {
-        let lost = self.source.lost();
         let drain = self.drain.borrow();
+        let lost = self.source.lost() + drain.unplaced().iter().sum::<u64>();
         Progress {
             totals: drain.totals,
             lost,

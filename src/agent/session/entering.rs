@@ -112,6 +112,26 @@ impl Session {
         self.drain.borrow_mut().enc.feature(&r)
     }
 
+    /// Remembers that a process may have used its engine before it was probed.
+    pub(super) fn came_late(&mut self, pid: u32) {
+        if let Some(age) = target::age(pid).filter(|_| !self.engines.is_empty()) {
+            self.late.push((pid, age));
+        }
+    }
+
+    /// Says at a trace's end which first calls are missing.
+    pub(super) fn write_late(&mut self) -> Result<(), WriteError> {
+        let longest = self.late.iter().map(|(_, age)| age.as_secs_f64()).fold(0.0, f64::max);
+        let who = match &self.late[..] {
+            [] => return Ok(()),
+            [(pid, _)] => format!("process {pid} had run for {longest:.1} s"),
+            many => format!("{} processes had run (the first of them for {longest:.1} s)", many.len()),
+        };
+        let why = format!("{who} when the recording began: anything computed until then is missing");
+        let r = Feature { name: "first calls", state: Availability::Partly, why: &why };
+        self.drain.borrow_mut().enc.feature(&r)
+    }
+
     /// Waits for events, or for a process that comes.
     pub(super) fn wait_for_events(&mut self, most: Duration) {
         if self.halts.is_some() {

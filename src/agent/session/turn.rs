@@ -172,6 +172,9 @@ impl Session {
         }
         let (books, counted) = (self.source.books(), self.counted());
         let drain = &mut *self.drain.borrow_mut();
+        for text in drain.shortages() {
+            drain.enc.notice(&Notice { t: usage::now() as i64, text: &text })?;
+        }
         if let Some(counters) = &self.counters {
             counters.tell(&mut drain.enc)?;
         }
@@ -198,8 +201,7 @@ impl Session {
         let stats = self.engines.iter().map(|a| a.prober.run_stats()).chain([self.source.run_stats()]);
         let bpf = stats.fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         let own = Own { wall_ns: now.saturating_sub(self.started), cpu_us: usage::cpu_us(), bpf };
-        let drain = self.drain.borrow();
-        Standing { books, received: drain.received, orphans: drain.orphans(), own }
+        Standing::of(books, &self.drain.borrow(), own)
     }
 
     /// Takes what has arrived.

@@ -67,7 +67,8 @@ impl Session {
             let r = record::Feature { name: sched::NAME, state: s.state, why: &s.why };
             self.drain.borrow_mut().enc.feature(&r)?;
         }
-        self.write_early()
+        self.write_early()?;
+        self.write_late()
     }
 
     pub(super) fn write_probes(&mut self) -> Result<(), WriteError> {

@@ -1,4 +1,4 @@
-//! docs/SECURITY.md names tests that exist.
+//! docs/SECURITY.md and docs/TRUST.md name tests that exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,14 @@ fn has_tests(path: &Path) -> bool {
 
 #[test]
 fn every_promise_names_a_test_that_is_there() {
-    let page = fs::read_to_string(root().join("docs/SECURITY.md")).expect("the page");
+    assert!(named("docs/SECURITY.md") > 40);
+    assert!(named("docs/TRUST.md") > 12);
+    assert!(root().join("tests/hostile_text.rs").exists());
+}
+
+/// How many tests a page names; all are there.
+fn named(page: &str) -> u32 {
+    let page = fs::read_to_string(root().join(page)).expect("the page");
     let mut named = 0;
     for word in page.split('`').skip(1).step_by(2) {
         let Some((place, test)) = word.split_once("::").filter(|(p, _)| !p.contains(' ')) else { continue };
@@ -41,6 +48,5 @@ fn every_promise_names_a_test_that_is_there() {
         }
         named += 1;
     }
-    assert!(named > 40, "{named}");
-    assert!(root().join("tests/hostile_text.rs").exists());
+    named
 }
