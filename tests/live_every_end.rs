@@ -14,7 +14,7 @@ const LEVELS: [&[&str]; 5] = [
     &["--level", "token"],
     &["--level", "graph"],
     &["--level", "op"],
-    &["--no-str", "--op-end", "interval"],
+    &["--op-end", "interval"],
     &["--sched", "--faults"],
 ];
 
@@ -33,9 +33,10 @@ const ENDS: [End; 5] = [End::Duration, End::Tokens, End::Interrupt, End::Termina
 /// Records an engine that runs on, until this end.
 fn ended(level: &[&str], end: End, engine: &[&str]) -> Run {
     let target = Target::start(engine[0], &engine[1..]);
+    wait_until("it computes", || cpu_ticks(target.pid()) > 20);
     let pid = target.pid().to_string();
     let limit: &[&str] = match end {
-        End::Duration => &["--duration", "200ms"],
+        End::Duration => &["--duration", "500ms"],
         End::Tokens => &["--tokens", "5"],
         _ => &[],
     };
@@ -52,6 +53,12 @@ fn ended(level: &[&str], end: End, engine: &[&str]) -> Run {
         }
     }
     recorder.finish()
+}
+
+/// CPU time of a process, user, in clock ticks (proc(5), field 14 of stat).
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().and_then(|rest| rest.split_ascii_whitespace().nth(11)?.parse().ok()).unwrap_or(0)
 }
 
 fn report(trace: &Path) -> Value {
