@@ -65,6 +65,7 @@ pub mod transport;
 pub mod turns;
 mod uprobe;
 pub mod usage;
+pub mod user;
 pub mod verify;
 pub mod version;
 pub mod wake;

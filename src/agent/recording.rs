@@ -1,5 +1,5 @@
 //! What is asked of a recording, and what comes of it. Uses `attached`, `btf`, `discover`, `drain`, `kin`, `machine`, `qos`,
-//! `refusal`, `sensors`, `target`, `verify` and `trace`.
+//! `refusal`, `sensors`, `target`, `user`, `verify` and `trace`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,7 @@ use super::refusal::{self, Act};
 use super::sensors;
 use super::source::Wish;
 pub use super::target::Streams;
+use super::user::User;
 use super::verify::OpEnd;
 use crate::trace::record::Level;
 use crate::trace::{Output, WriteError};
@@ -77,6 +78,8 @@ pub struct Options {
     pub learnt: Option<Learnt>,
     /// What the command reads and writes.
     pub streams: Streams,
+    /// The user that the command runs as; None: the recorder's own.
+    pub user: Option<User>,
     /// What is older than this is brought to an output that can be written over, if not sooner.
     pub flush: Duration,
     /// Keep in memory what was recorded in the last so long, at most so many bytes, and write that when told to.

@@ -283,7 +283,8 @@ impl Session {
     fn launch(&mut self, argv: &[OsString], watch: &mut dyn Watch) -> Result<Child, RecordError> {
         let failed =
             |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
-        let held = target::hold(argv, self.options.streams, self.origin).map_err(failed)?;
+        let held = target::hold(argv, self.options.streams, self.origin, self.options.user.clone())
+            .map_err(failed)?;
         self.follow(held.pid);
         let (pid, called) = (held.pid, target::shown(argv.iter().map(|a| a.as_bytes())));
         let found = discover::of_command(argv);

@@ -1,5 +1,5 @@
 //! Starting the command to record, held before its exec until the probes sit; and facts about processes.
-//! Uses `machine`, `usage`, `filesize` and `redact`.
+//! Uses `machine`, `usage`, `user`, `filesize` and `redact`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::machine::Origin;
 use super::usage;
+use super::user::User;
 use crate::{filesize, redact};
 
 /// What a command has for its standard streams.
@@ -55,14 +56,17 @@ pub struct Held {
 }
 
 /// Forks a child that waits before its exec, so that its pid is known and nothing of it runs unseen.
-/// It has what `origin` says, whatever the recorder took for itself.
-pub fn hold(argv: &[OsString], streams: Streams, origin: Origin) -> io::Result<Held> {
+/// It has what `origin` says, whatever the recorder took for itself, and is `user`'s if there is one.
+pub fn hold(argv: &[OsString], streams: Streams, origin: Origin, user: Option<User>) -> io::Result<Held> {
     let (program, args) = argv.split_first().ok_or_else(|| io::Error::other("no command"))?;
     let (mut born, tell) = io::pipe()?;
     let (wait, go) = io::pipe()?;
     let mut command = Command::new(program);
     command.args(args);
     streams.give(&mut command);
+    if let Some(user) = &user {
+        command.envs(user.environment());
+    }
     let mut ends = Some((tell, wait));
     let ours = go.as_raw_fd();
     // SAFETY: runs in the child between fork and exec; it only closes, reads and writes pipes, takes its own pid and makes
@@ -74,6 +78,9 @@ pub fn hold(argv: &[OsString], streams: Streams, origin: Origin) -> io::Result<H
             super::wake::unblock();
             origin.restore()?;
             filesize::restore_signal();
+            if let Some(user) = &user {
+                user.enter()?;
+            }
             match ends.take() {
                 Some((tell, wait)) => announce_and_wait(tell, wait),
                 None => Ok(()),
@@ -206,8 +213,9 @@ mod tests {
     fn a_held_command_runs_only_when_told() {
         let dir = tempfile::tempdir().expect("a directory");
         let mark = dir.path().join("mark");
-        let held = hold(&["touch".into(), mark.clone().into()], Streams::Ours, Origin::of_this_thread())
-            .expect("forked");
+        let held =
+            hold(&["touch".into(), mark.clone().into()], Streams::Ours, Origin::of_this_thread(), None)
+                .expect("forked");
         assert!(alive(held.pid));
         assert!(!mark.exists());
         let mut child = held.start().expect("started");
@@ -217,8 +225,8 @@ mod tests {
 
     #[test]
     fn a_held_command_goes_when_its_recorder_does() {
-        let held =
-            hold(&["sleep".into(), "1000".into()], Streams::Ours, Origin::of_this_thread()).expect("forked");
+        let held = hold(&["sleep".into(), "1000".into()], Streams::Ours, Origin::of_this_thread(), None)
+            .expect("forked");
         let Held { pid, go, spawner } = held;
         drop(go);
         let child = spawner.join().expect("no panic");
@@ -261,8 +269,8 @@ mod tests {
 
     #[test]
     fn a_command_that_is_not_there_fails_at_its_start() {
-        let held =
-            hold(&["/nonexistent/engine".into()], Streams::Ours, Origin::of_this_thread()).expect("forked");
+        let held = hold(&["/nonexistent/engine".into()], Streams::Ours, Origin::of_this_thread(), None)
+            .expect("forked");
         assert_eq!(held.start().expect_err("no such file").kind(), io::ErrorKind::NotFound);
     }
 }

@@ -94,10 +94,14 @@ fn check(path: &Path) -> Result<()> {
         mistakes.extend_from_slice(wrong.mistakes());
     }
     let service = Layers::new(&Args::none(&SERVE), file).values(&mut mistakes);
+    warn(&service);
+    Ok(Usage::none_of(mistakes)?)
+}
+
+fn warn(service: &crate::agent::service::settings::Settings) {
     for warning in &service.warnings {
         eprintln!("profinfer: warning: {}", clean(warning));
     }
-    Ok(Usage::none_of(mistakes)?)
 }
 
 /// What `record` would be given by these options, the environment, and the file; and the service by the latter two.
@@ -123,7 +127,7 @@ fn in_effect(args: &Args) -> Result<(Args, Layers)> {
     settings(&all)?;
     let layers = Layers::new(&service, file);
     let mut wrong = Vec::new();
-    layers.values(&mut wrong);
+    warn(&layers.values(&mut wrong));
     Usage::none_of(wrong)?;
     Ok((all, layers))
 }

@@ -109,6 +109,21 @@ impl Output {
         bail!("{} changes all the time: give another name with -o", path.display())
     }
 
+    /// Gives a new file to this user and group, where the directory is his or anybody's to write in: there he could have made
+    /// it himself. False: elsewhere, and then it stays ours. A pipe or a device stays whose it is.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn give(&self, uid: u32, gid: u32) -> io::Result<bool> {
+        let Some(name) = &self.name else { return Ok(true) };
+        let dir = name.dir.0.metadata()?;
+        let his = dir.uid() == uid || dir.mode() & 0o002 != 0;
+        if his {
+            std::os::unix::fs::fchown(&self.file, Some(uid), Some(gid))?;
+        }
+        Ok(his)
+    }
+
     /// Its name; none where it is a pipe or a device.
     pub fn name(&self) -> Option<Rc<Name>> {
         self.name.clone()

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use self::caller::Caller;
 use self::flags::Asked;
 use super::args::Args;
 use super::conf;
@@ -20,6 +21,7 @@ use crate::trace;
 use crate::views::table::clean;
 
 pub mod budget;
+pub mod caller;
 mod command;
 pub mod flags;
 pub mod inner;
@@ -40,18 +42,30 @@ fn run(args: &Args) -> Result<ExitCode> {
         bail!("standard output is a terminal: redirect it, or give a file with -o");
     }
     let signals = Signals::install()?;
-    let mut watch = Status::new(asked.quiet, signals);
-    let Asked { target, output, over, mode, quiet, leave, options } = asked;
+    let mut watch = Status::new(asked.quiet, ready_line(&asked.target), signals);
+    let Asked { target, output, over, mode, quiet, leave, owner, options } = asked;
     let recorded = match to_stdout {
         true => write_to(target, options, (Box::new(io::stdout()), None), leave, &mut watch),
         false => {
             let out = Output::create(&output, over, mode)?;
+            give(&out, owner, &output, &mut watch);
             let name = out.name();
             write_to(target, options, (Box::new(out), name), leave, &mut watch)
         }
     };
     watch.clear();
     finish(&output, quiet, &recorded?)
+}
+
+/// Gives a new file to the user who called sudo, and tells where it stays root's.
+pub fn give(out: &Output, owner: Option<Caller>, path: &Path, watch: &mut dyn Watch) {
+    let Some(Caller { uid, gid }) = owner else { return };
+    let why = match out.give(uid, gid) {
+        Ok(true) => return,
+        Ok(false) => format!("user {uid} (SUDO_UID) could not make a file in its directory"),
+        Err(e) => e.to_string(),
+    };
+    watch.tell(&format!("{} is root's: {why}", path.display()));
 }
 
 /// Records into `out`, which is the file of this name if there is one; one that came to nothing is removed. A command that
@@ -66,6 +80,13 @@ pub fn write_to(
     leave: bool,
     watch: &mut dyn Watch,
 ) -> Result<Summary> {
+    if let (Target::Command(_), Some(user)) = (&target, &options.user) {
+        watch.tell(&format!(
+            "the command runs as user {} ({}), who called sudo; --as-root runs it as root",
+            user.name.display(),
+            user.uid
+        ));
+    }
     let mut named = Named { watch, name, refused: None, command: None };
     let recorded = session::record(target, options, out, &mut named);
     let Named { name, command, watch, .. } = named;
@@ -248,11 +269,27 @@ impl Signals {
     }
 }
 
+/// What is said when the probes sit.
+fn ready_line(target: &Target) -> String {
+    let what = match target {
+        Target::Pids(pids) => {
+            let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+            format!("process {}", pids.join(", "))
+        }
+        Target::Command(argv) => argv.first().map(|a| a.display().to_string()).unwrap_or_default(),
+        Target::Exe(path) => format!("every process that runs {}", path.display()),
+        Target::Fed => "what comes".to_owned(),
+    };
+    format!("ready: recording {what}; Ctrl-C ends it")
+}
+
 /// The status line, and the messages.
 struct Status {
     quiet: bool,
     terminal: bool,
     shown: bool,
+    /// Said once when probes sit, without a terminal too: a script waits for it.
+    ready: Option<String>,
     last: Instant,
     /// Tokens decoded when the line was last shown.
     decoded: u64,
@@ -260,9 +297,17 @@ struct Status {
 }
 
 impl Status {
-    fn new(quiet: bool, signals: Signals) -> Status {
+    fn new(quiet: bool, ready: String, signals: Signals) -> Status {
         let terminal = io::stderr().is_terminal();
-        Status { quiet, terminal, shown: false, last: Instant::now(), decoded: 0, signals }
+        Status {
+            quiet,
+            terminal,
+            shown: false,
+            ready: Some(ready),
+            last: Instant::now(),
+            decoded: 0,
+            signals,
+        }
     }
 
     fn clear(&mut self) {
@@ -289,6 +334,11 @@ impl Watch for Status {
     }
 
     fn progress(&mut self, now: &Progress) {
+        if now.engines > 0
+            && let Some(ready) = self.ready.take()
+        {
+            self.tell(&ready);
+        }
         if self.quiet || !self.terminal || self.last.elapsed() < Duration::from_millis(250) {
             return;
         }

@@ -408,7 +408,8 @@ fn record(
     let (prompt, generate) = case.tokens;
     let mut command = Command::new(me);
     command.args(["record", "--force", "--level", case.level, "-o"]).arg(&trace).args(case.record);
-    command.args(["--source", how.source]);
+    // Under sudo too: the directory of model and readings is root's alone.
+    command.args(["--as-root", "--source", how.source]);
     if let Some(btf) = how.btf {
         command.arg("--btf").arg(btf);
     }

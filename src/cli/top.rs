@@ -11,6 +11,7 @@ use anyhow::{Result, bail};
 
 use super::args::{Args, Argument, Command, Flag, Group};
 use super::output::{MODE, Output, mode};
+use super::record::caller::Caller;
 use super::record::{self, Signals, budget, flags};
 use super::report::style;
 use super::screen::Screen;
@@ -140,11 +141,14 @@ fn run(args: &Args) -> Result<ExitCode> {
         Some(path) => Some(open(path, args)?),
         None => None,
     };
+    let mut top = Top::new(way, &target, &options, Signals::install()?);
+    if let (Some(path), Some(file)) = (&output, &file) {
+        record::give(file, Caller::read(args)?, path, &mut top);
+    }
     let (file, name) = file.map_or((None, None), |file: Output| {
         let name = file.name();
         (Some(Box::new(file) as Box<dyn trace::Output>), name)
     });
-    let mut top = Top::new(way, &target, &options, Signals::install()?);
     (top.interval, top.count, top.rows) = (interval, count, rows);
     (top.output, top.quiet) = (output.as_ref().map(|o| o.display().to_string()), args.flag("quiet"));
     let tap = Box::new(top.tail.tap(file));

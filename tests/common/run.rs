@@ -38,8 +38,11 @@ impl Run {
     }
 }
 
+/// As root itself starts it, also where the tests run under sudo: what they make is root's alone.
 pub fn profinfer() -> Command {
-    Command::new(super::profinfer())
+    let mut command = Command::new(super::profinfer());
+    command.env_remove("SUDO_UID");
+    command
 }
 
 /// `profinfer record -o FILE ARGS`, started; everything that it says is kept.

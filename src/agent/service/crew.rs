@@ -304,6 +304,7 @@ impl Crew {
             if hand.recorder.tell(&Told::Follow(Box::new(run))).is_ok() {
                 let known = &mut self.table.all[i];
                 (known.phase, known.given) = (Phase::With(hand.recorder.pid), Some(now));
+                known.run.recorder = u32::try_from(hand.recorder.pid).ok();
                 hand.give(base);
             }
         }

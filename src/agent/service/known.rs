@@ -116,7 +116,7 @@ impl Known {
     /// It is to be given to another recorder. What the one before has said of its processes is looked at again: a number
     /// may be another user's process by now, or never have been of this run.
     pub fn return_to_wanted(&mut self) {
-        (self.phase, self.given) = (Phase::Wanted, None);
+        (self.phase, self.given, self.run.recorder) = (Phase::Wanted, None, None);
         let (pid, uid) = (self.run.pid, self.run.uid);
         self.run
             .processes

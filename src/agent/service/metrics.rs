@@ -2,8 +2,9 @@
 //! and bytes; what is not known is left out. Uses `run` and `status`.
 //!
 //! Only runs that are going on have lines of their own, and no more than a hundred: their number is bounded, however many
-//! engines come and go.
+//! engines come and go. Recorders have theirs, whose number is bounded too.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::run::Run;
@@ -48,7 +49,7 @@ const TPOT: Metric = ("run_tpot_seconds", "gauge", "Time of a decoded token sinc
 type OfRun = fn(&Run) -> Option<f64>;
 
 /// What is told of each run.
-const OF_RUN: [(Metric, OfRun); 6] = [
+const OF_RUN: [(Metric, OfRun); 4] = [
     (("run_tokens_total", "counter", "Tokens decoded."), |r| Some(r.tokens as f64)),
     (("run_ttft_seconds", "gauge", "Duration of the first call that took a whole prompt."), |r| {
         r.ttft_ns.map(seconds)
@@ -56,13 +57,17 @@ const OF_RUN: [(Metric, OfRun); 6] = [
     (("run_tokens_per_second", "gauge", "Tokens decoded a second, over the last 10 s of decoding."), |r| {
         r.rate
     }),
-    (("run_events_total", "counter", "Events of the recording, lost ones included."), |r| {
-        Some(r.seen as f64)
-    }),
-    (("run_events_lost_total", "counter", "Events of the recording that were lost."), |r| {
-        Some(r.lost as f64)
-    }),
     (("run_cost_ratio", "gauge", "What recording is thought to cost of a token's time."), |r| r.cost),
+];
+
+/// What is told of each recorder: of all the runs that it has together.
+const OF_RECORDER: [(Metric, fn(&Run) -> u64); 2] = [
+    (("recorder_events_total", "counter", "Events of the recorder's recording, lost ones included."), |r| {
+        r.seen
+    }),
+    (("recorder_events_lost_total", "counter", "Events of the recorder's recording that were lost."), |r| {
+        r.lost
+    }),
 ];
 
 /// The whole text.
@@ -107,8 +112,36 @@ pub fn text(state: &State) -> String {
             one(&mut out, metric, x);
         }
     }
+    recorders(&mut out, state);
     runs(&mut out, &told(state));
     out
+}
+
+/// Each recorder's counters stand once, however many runs share them: so sums over the lines are right.
+fn recorders(out: &mut String, state: &State) {
+    // Of its runs the one that was told of last has most.
+    let mut last: BTreeMap<u32, &Run> = BTreeMap::new();
+    for run in state.going() {
+        let Some(recorder) = run.recorder else { continue };
+        let most = last.entry(recorder).or_insert(run);
+        if most.seen < run.seen {
+            *most = run;
+        }
+    }
+    for (metric, value) in OF_RECORDER {
+        if !last.is_empty() {
+            head(out, metric);
+        }
+        for (recorder, run) in &last {
+            let labels = [("recorder", recorder.to_string()), ("rule", run.rule.clone())];
+            sample(
+                out,
+                metric,
+                &labels.each_ref().map(|(label, text)| (*label, text.as_str())),
+                value(run) as f64,
+            );
+        }
+    }
 }
 
 /// The runs that are told of. A process has one line only: with two, the whole text would be refused.

@@ -411,7 +411,10 @@ impl<'a> Service<'a> {
         };
         let holds = wrong.is_empty();
         match holds {
-            true => self.say("the configuration was read again, and holds"),
+            true => {
+                self.say("the configuration was read again, and holds");
+                self.settings.warnings.clone().iter().for_each(|warning| self.say(warning));
+            }
             false => {
                 self.say("the configuration was read again and is wrong; the one before holds:");
                 wrong.iter().for_each(|line| self.say(line));

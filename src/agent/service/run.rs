@@ -18,6 +18,8 @@ pub struct Run {
     pub exe: String,
     /// Name of the rule that it is recorded by.
     pub rule: String,
+    /// Process that records it just now; None: it waits, or is not recorded.
+    pub recorder: Option<u32>,
     /// Level of detail just now, as `--level` names it.
     pub level: String,
     /// Name of the file being written in the service's directory; None: the run is kept in the ring, or not recorded.
@@ -87,12 +89,13 @@ mod tests {
             tokens: 3,
             rate: Some(f64::NAN),
             cost: Some(-1.0),
+            recorder: Some(1),
             ended: Some("\u{1b}[2J".repeat(1000)),
             ..Run::default()
         };
         let mut run = known.clone();
         run.take(said);
-        assert_eq!((run.pid, run.start, run.uid), (7, 9, 5));
+        assert_eq!((run.pid, run.start, run.uid, run.recorder), (7, 9, 5, None));
         assert_eq!((run.exe.as_str(), run.rule.as_str(), run.tokens), ("/bin/x", "a", 3));
         assert_eq!((run.file, run.rate, run.cost), (None, None, None));
         assert_eq!(run.processes.len(), PROCESSES);

@@ -19,7 +19,7 @@ pub const MOST_RULES: usize = 64;
 pub struct Settings {
     /// Where recordings are written.
     pub directory: PathBuf,
-    /// What all of them may have together; at least [`Settings::file_size`].
+    /// What all of them may have together; at least [`Settings::file_size`], which is lowered where it is not.
     pub quota: u64,
     /// A recording that has reached this size is followed by the next; at least [`LEAST_FILE`].
     pub file_size: u64,

@@ -135,7 +135,9 @@ const OWN: Group = Group {
 
 const RING_MEMORY: &str = "the ring does not fit into memory: give it a smaller ring-size";
 const RING_FILE: &str =
-    "a ring is written into one file, and file-size leaves it no room: give file-size 3MiB or more";
+    "a ring is written into one file, and file-size leaves it no room: give file-size and quota 3MiB or more";
+/// The smallest file with room for a ring.
+const LEAST_RING_FILE: u64 = 3 << 20;
 
 /// What a recording may cost where nothing else is said.
 const COST: Group = Group { title: budget::FLAGS.title, flags: &[budget::BUDGET.default("1%"), budget::QOS] };
@@ -310,6 +312,7 @@ impl Layers {
     pub fn values(&self, wrong: &mut Vec<String>) -> Settings {
         let all = &self.service;
         let mut settings = service(all, wrong);
+        let mut places = Vec::new();
         for (i, layer) in self.rules.iter().enumerate() {
             let name = layer.name(i);
             if let Some(before) = self.rules.iter().take(i).enumerate().find(|(j, l)| l.name(*j) == name) {
@@ -317,27 +320,23 @@ impl Layers {
                 add(wrong, format!("{}{what}", layer.place()));
             }
             if let Some(rule) = layer.rule(name, wrong) {
-                let ring = settings.ring_bytes(&rule);
-                let amiss = match rule.ring {
-                    Some(_) if ring < LEAST_FILE => Some(("file-size", RING_FILE)),
-                    Some(_) if ring >= settings.memory => Some(("ring-size", RING_MEMORY)),
-                    _ => None,
-                };
-                if let Some((key, what)) = amiss {
-                    add(wrong, format!("{}{what}", layer.args.place(&[key, "ring"])));
-                }
                 settings.rules.push(rule);
+                places.push(layer);
             }
         }
-        if settings.file_size > settings.quota {
-            let place = all.place(&["quota", "file-size"]);
-            add(
-                wrong,
-                format!("{place}quota is smaller than one file: give a larger quota, or a smaller file-size"),
-            );
+        let lowered = lower_file_size(&mut settings);
+        for (rule, layer) in settings.rules.iter().zip(places).filter(|(rule, _)| rule.ring.is_some()) {
+            let (key, what) = match settings.ring_bytes(rule) {
+                ring if ring < LEAST_FILE => ("file-size", RING_FILE),
+                ring if ring >= settings.memory => ("ring-size", RING_MEMORY),
+                _ => continue,
+            };
+            add(wrong, format!("{}{what}", layer.args.place(&[key, "ring"])));
         }
         if wrong.is_empty() {
-            settings.warnings = self.warnings(&settings);
+            let place = all.place(&["quota", "file-size"]);
+            settings.warnings.extend(lowered.map(|what| format!("{place}{what}")));
+            settings.warnings.extend(self.warnings(&settings));
         }
         settings
     }
@@ -363,6 +362,22 @@ impl Layers {
         }
         warnings
     }
+}
+
+/// Makes files as small as a quota wants that is smaller than one: for each rule that writes, one that is full and the next.
+/// What there is to say of it.
+fn lower_file_size(settings: &mut Settings) -> Option<String> {
+    let Settings { quota, file_size, ref rules, .. } = *settings;
+    if file_size <= quota || quota < LEAST_FILE {
+        return None;
+    }
+    let writing = rules.iter().filter(|r| !r.ignore && r.ring.is_none()).count() as u64;
+    let least = if rules.iter().any(|r| r.ring.is_some()) { LEAST_RING_FILE } else { LEAST_FILE };
+    let fits = if writing > 0 { quota / (2 * writing) } else { quota };
+    // In whole MiB, as it is told.
+    settings.file_size = (fits.max(least).min(quota) >> 20) << 20;
+    let now = settings.file_size >> 20;
+    Some(format!("quota is smaller than one file: file-size is lowered to {now}MiB"))
 }
 
 impl Layer {

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::caller::{AS_ROOT, Caller};
 use crate::agent::attached::Site;
 use crate::agent::btf::Btf;
 use crate::agent::machine::AgentCpu;
@@ -64,6 +65,7 @@ pub const TARGET: Group = Group {
         .excludes(&["exe"])
         .line_only(),
         Flag::value("exe", "PATH", "Record every process that runs this program or library, from now on"),
+        AS_ROOT,
     ],
 };
 
@@ -186,20 +188,21 @@ pub struct Asked {
     pub quiet: bool,
     /// A command that outlives its recording is left running.
     pub leave: bool,
+    /// Whose the new file is, if it is not to stay the recorder's.
+    pub owner: Option<Caller>,
     pub options: Options,
 }
 
 impl Asked {
-    /// Reads the flags; a file of types is opened.
+    /// Reads the flags; a file of types is opened, and the user of a command looked up.
     ///
     /// # Errors
-    /// Wrong usage, or BTF that is none.
+    /// Wrong usage, BTF that is none, or a user that is none.
     pub fn read(args: &Args) -> anyhow::Result<Self> {
         let output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
         let options = settings(args)?;
         let target = target(args)?;
-        let btf = args.path("btf")?.as_deref().map(Btf::read).transpose()?;
-        let options = Options { btf, ..options };
+        let options = opened(args, &target, options)?;
         Ok(Self {
             target,
             output,
@@ -207,6 +210,7 @@ impl Asked {
             mode: args.needed("mode", mode)?,
             quiet: args.flag("quiet"),
             leave: args.flag("leave-running"),
+            owner: Caller::read(args)?,
             options,
         })
     }
@@ -256,15 +260,25 @@ fn until(args: &Args, options: Options) -> Result<Options, Usage> {
     })
 }
 
-/// Reads [`TARGET`], [`HOW`] and [`UNTIL`]; a file of types is opened.
+/// Adds what has to be looked up: a file of types, and the user that a command runs as.
+fn opened(args: &Args, target: &Target, options: Options) -> anyhow::Result<Options> {
+    let btf = args.path("btf")?.as_deref().map(Btf::read).transpose()?;
+    let user = match target {
+        Target::Command(_) => Caller::read(args)?.map(Caller::user).transpose()?,
+        _ => None,
+    };
+    Ok(Options { btf, user, ..options })
+}
+
+/// Reads [`TARGET`], [`HOW`] and [`UNTIL`]; a file of types is opened, and the user of a command looked up.
 ///
 /// # Errors
-/// Wrong usage, or BTF that is none.
+/// Wrong usage, BTF that is none, or a user that is none.
 pub fn common(args: &Args, streams: Streams) -> anyhow::Result<(Target, Options)> {
     let options = until(args, options(args, streams)?)?;
     let target = target(args)?;
-    let btf = args.path("btf")?.as_deref().map(Btf::read).transpose()?;
-    Ok((target, Options { btf, ..options }))
+    let options = opened(args, &target, options)?;
+    Ok((target, options))
 }
 
 fn target(args: &Args) -> Result<Target, Usage> {
@@ -304,6 +318,7 @@ fn options(args: &Args, streams: Streams) -> Result<Options, Usage> {
         duration: None,
         tokens: None,
         streams,
+        user: None,
         // A recorder that is killed loses less than a second.
         flush: Duration::from_millis(500),
         ring: None,

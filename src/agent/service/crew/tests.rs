@@ -38,6 +38,7 @@ fn rule(name: &str) -> Rule {
         counters: Default::default(),
         tokens: None,
         learnt: None,
+        user: None,
         streams: Streams::Ours,
         flush: SECOND,
         ring: None,

@@ -97,6 +97,7 @@ fn recorded() -> Run {
         processes: vec![42],
         exe: "/opt/llama \"8B\"\\bin\n\u{1b}[31m/llama-server".into(),
         rule: "chat".into(),
+        recorder: Some(900),
         level: "op".into(),
         file: Some("x.pfi".into()),
         tokens: 1234,
@@ -146,7 +147,9 @@ fn every_number_is_told_in_base_units() {
     let run = |name: &str| value(&all, name, ("pid", "42"));
     assert_eq!((run("run_tokens_total"), run("run_ttft_seconds")), (Some(1234.0), Some(1.5)));
     assert_eq!((run("run_tokens_per_second"), run("run_cost_ratio")), (Some(27.5), Some(0.008)));
-    assert_eq!((run("run_events_total"), run("run_events_lost_total")), (Some(9_007_199_254.0), Some(3.0)));
+    let recorder = |name: &str| value(&all, name, ("recorder", "900"));
+    assert_eq!(recorder("recorder_events_total"), Some(9_007_199_254.0));
+    assert_eq!(recorder("recorder_events_lost_total"), Some(3.0));
     let tpot = |quantile| value(&all, "run_tpot_seconds", ("quantile", quantile));
     assert_eq!((tpot("0.5"), tpot("0.9"), tpot("0.99")), (Some(0.036), None, Some(0.0485)));
     assert_eq!(value(&all, "run_level_info", ("level", "op")), Some(1.0));
@@ -161,8 +164,31 @@ fn every_number_is_told_in_base_units() {
 fn an_idle_service_has_no_lines_without_values() {
     let text = text(&State::new("1"));
     let all = read(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
-    assert!(all.iter().all(|s| !s.0.starts_with("profinfer_run_")), "{text}");
+    let of_one = |s: &Sample| s.0.starts_with("profinfer_run_") || s.0.starts_with("profinfer_recorder_");
+    assert!(!all.iter().any(of_one), "{text}");
     assert_eq!(value(&all, "resident_memory_bytes", ("", "")), None);
+}
+
+#[test]
+fn a_recorders_counters_stand_once_however_many_runs_it_has() {
+    let mut state = State::new("1");
+    // Two that share a recorder, the first told of a moment earlier; one of another's; one that waits, and one that has ended.
+    state.run(&Run { pid: 1, seen: 90, lost: 3, ..recorded() });
+    state.run(&Run { pid: 2, seen: 100, lost: 4, ..recorded() });
+    state.run(&Run { pid: 3, seen: 7, lost: 1, recorder: Some(901), rule: "other".into(), ..recorded() });
+    state.run(&Run { pid: 4, seen: 1000, lost: 1000, recorder: None, ..recorded() });
+    state.run(&Run { pid: 5, seen: 1000, recorder: Some(902), ended: Some("exited".into()), ..recorded() });
+    let text = text(&state);
+    let all = read(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    let sum = |name: &str| -> f64 { all.iter().filter(|s| s.0 == name).map(|s| s.2).sum() };
+    assert_eq!(sum("profinfer_recorder_events_total"), 107.0, "{text}");
+    assert_eq!(sum("profinfer_recorder_events_lost_total"), 5.0, "{text}");
+    assert_eq!(value(&all, "recorder_events_total", ("rule", "other")), Some(7.0));
+    // What a recorder has in all is no process's.
+    assert!(
+        !all.iter().any(|s| s.0.contains("events") && s.1.iter().any(|(label, _)| label == "pid")),
+        "{text}"
+    );
 }
 
 #[test]

@@ -145,10 +145,6 @@ fn what_is_above_is_stronger_than_the_file_rules_and_all() {
 fn what_values_ask_of_each_other_is_told() {
     for (text, told) in [
         (
-            "[service]\nfile-size = \"1GiB\"\n",
-            "f:2: quota is smaller than one file: give a larger quota, or a smaller file-size",
-        ),
-        (
             "[[rule]]\nname = \"a\"\n[[rule]]\nexe = \"x\"\nname = \"a\"\n",
             "f:3: rule 'a': that of line 1 has the same name",
         ),
@@ -205,6 +201,29 @@ fn what_is_hardly_meant_is_a_warning() {
              where there is no room"
         ]
     );
+}
+
+#[test]
+fn a_quota_smaller_than_one_file_lowers_the_file_size() {
+    let ring = "[[rule]]\nring = 5\n";
+    for (text, mib) in [
+        ("[service]\nquota = \"32MiB\"\n", 16),
+        ("[service]\nquota = \"32MiB\"\n[[rule]]\nexe = \"x\"\n[[rule]]\n", 8),
+        ("[service]\nfile-size = \"1GiB\"\n", 256),
+        ("[service]\nquota = \"1MiB\"\n", 1),
+        ("[service]\nquota = 5500000\n", 2),
+        (&format!("[service]\nquota = \"4MiB\"\n{ring}"), 4),
+        (&format!("[service]\nquota = \"4MiB\"\n[[rule]]\nexe = \"x\"\n{ring}"), 3),
+    ] {
+        let s = of(text);
+        assert_eq!(s.file_size, mib << 20, "{text}");
+        let told = format!("f:2: quota is smaller than one file: file-size is lowered to {mib}MiB");
+        assert_eq!(s.warnings.first(), Some(&told), "{text}");
+    }
+    // One that holds a file is left as it is, and a ring that has no room in what is left is an error still.
+    assert_eq!(of("[service]\nquota = \"64MiB\"\n").file_size, 64 << 20);
+    let told = wrong(&format!("[service]\nquota = \"2MiB\"\n{ring}"));
+    assert!(told.len() == 1 && told[0].contains("a ring is written into one file"), "{told:?}");
 }
 
 #[test]

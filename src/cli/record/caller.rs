@@ -1,0 +1,92 @@
+//! Who called sudo: a command to record runs as that user, and the recording's file is his. Uses `agent`'s users.
+
+use std::ffi::OsString;
+
+use anyhow::{Context, Result, bail};
+
+use crate::agent::user::User;
+use crate::cli::args::{Args, Flag};
+
+pub const AS_ROOT: Flag = Flag::switch(
+    "as-root",
+    "Under sudo, run COMMAND as root and leave FILE to root; else both are the user's who called sudo",
+)
+.line_only();
+
+/// The user and the group that sudo was called by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl Caller {
+    /// None where this is not root by way of sudo, root called it, or [`AS_ROOT`] is given.
+    ///
+    /// # Errors
+    /// What sudo has left is no user and group.
+    pub fn read(args: &Args) -> Result<Option<Caller>> {
+        // SAFETY: takes nothing and cannot fail.
+        let root = unsafe { libc::geteuid() } == 0;
+        if !root || args.flag("as-root") {
+            return Ok(None);
+        }
+        Self::of(std::env::var_os("SUDO_UID"), std::env::var_os("SUDO_GID"))
+    }
+
+    fn of(uid: Option<OsString>, gid: Option<OsString>) -> Result<Option<Caller>> {
+        let Some(uid) = uid else { return Ok(None) };
+        let Some(gid) = gid else { bail!("SUDO_UID is set and SUDO_GID is not: {ADVICE}") };
+        let number = |name, text: &OsString| {
+            let number = text.to_str().filter(|t| t.bytes().all(|b| b.is_ascii_digit()));
+            let number = number.and_then(|t| t.parse().ok()).filter(|n| *n != u32::MAX);
+            number.with_context(|| {
+                format!("{name} '{}' is no number of a user or group: {ADVICE}", text.display())
+            })
+        };
+        let caller = Caller { uid: number("SUDO_UID", &uid)?, gid: number("SUDO_GID", &gid)? };
+        Ok((caller.uid != 0).then_some(caller))
+    }
+
+    /// As the user that a command can run as.
+    ///
+    /// # Errors
+    /// This machine does not know him.
+    pub fn user(self) -> Result<User> {
+        let Caller { uid, gid } = self;
+        let found = User::find(uid, gid)
+            .with_context(|| format!("cannot look up user {uid} (SUDO_UID): {ADVICE}"))?;
+        found.with_context(|| format!("user {uid} (SUDO_UID) is no user of this machine: {ADVICE}"))
+    }
+}
+
+const ADVICE: &str = "with --as-root it is not looked at, and COMMAND runs as root";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_sudo_left_is_two_numbers_or_an_error() {
+        let of = |uid: Option<&str>, gid: Option<&str>| {
+            Caller::of(uid.map(Into::into), gid.map(Into::into)).map_err(|e| e.to_string())
+        };
+        assert_eq!(of(None, None), Ok(None));
+        assert_eq!(of(None, Some("1000")), Ok(None));
+        assert_eq!(of(Some("0"), Some("0")), Ok(None));
+        assert_eq!(of(Some("1000"), Some("100")), Ok(Some(Caller { uid: 1000, gid: 100 })));
+        for (uid, gid) in [
+            ("", "1"),
+            ("x", "1"),
+            ("-1", "1"),
+            ("+1", "1"),
+            ("1", "1 "),
+            ("4294967295", "1"),
+            ("1", "4294967296"),
+        ] {
+            assert!(of(Some(uid), Some(gid)).is_err_and(|e| e.contains("--as-root")), "{uid} {gid}");
+        }
+        assert!(of(Some("1000"), None).is_err_and(|e| e.contains("SUDO_GID is not")));
+        assert!(Caller { uid: 3_999_999_999, gid: 1 }.user().is_err());
+    }
+}
