@@ -102,6 +102,8 @@ fn of_the_runner() {
         model.to_str().expect("UTF-8"),
         "-t",
         "2",
+        "-p",
+        "4",
         "-n",
         "100000",
     ];
