@@ -30,7 +30,8 @@ impl Root {
             return Root(Some(root));
         }
         // Where the file itself is a link, what it leads to is another file in another root.
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let above = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let dir = if path.is_dir() { path } else { above };
         let Ok(real) = dir.canonicalize() else { return Root(None) };
         // In /usr there are the same directories.
         let may_be =
