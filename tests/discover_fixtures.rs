@@ -11,6 +11,8 @@ use profinfer::agent::discover::{self, DiscoverError, Engine};
 use profinfer::agent::elf::{ElfError, ElfFile};
 use profinfer::agent::ladder::{How, Ladder};
 use profinfer::agent::layout::Layout;
+use profinfer::agent::root::Root;
+use profinfer::agent::search::Launch;
 use profinfer::agent::tables::Tables;
 use proptest::prelude::*;
 
@@ -97,6 +99,7 @@ fn shared(dir: &Path, out: &str, source: &str, more: &[&str]) -> Option<PathBuf>
 
 /// Libraries under names that say nothing, a program that needs two of them, and CPU variants to be loaded later.
 fn install(dir: &Path) -> Option<PathBuf> {
+    std::fs::create_dir_all(dir).ok()?;
     let l = format!("-L{}", dir.display());
     shared(dir, "libalpha.so", BASE, &["-Wl,-soname,libalpha.so"])?;
     shared(dir, "libbeta.so", LLAMA, &["-Wl,-soname,libbeta.so", "-Wl,-rpath,$ORIGIN", &l, "-lalpha"])?;
@@ -196,6 +199,105 @@ fn a_running_process() {
 }
 
 #[test]
+fn cpu_variants_beside_what_is_mapped() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let l = format!("-L{}", at.display());
+    let Some(_) = shared(at, "libalpha.so", BASE, &["-Wl,-soname,libalpha.so"]) else { return };
+    let needs = ["-Wl,--no-as-needed", &l, "-lalpha"];
+    for name in ["variant", "backends0/other", "ggml/backends1/third"] {
+        shared(at, name, CPU, &needs).unwrap();
+    }
+    // One that needs another base, one that is no CPU part, one elsewhere, a link to it.
+    shared(at, "stranger", CPU, &[]).unwrap();
+    shared(at, "user", "int nothing(void) { return 1; }", &needs).unwrap();
+    shared(at, "elsewhere/far", CPU, &needs).unwrap();
+    std::os::unix::fs::symlink("elsewhere/far", at.join("link")).unwrap();
+    let main = "#include <unistd.h>\nconst char *ggml_op_name(int);\nint main(int c, char **v) { (void)v; if (c > 1) return !ggml_op_name(c); sleep(60); return 0; }";
+    let prog = compile(at, "prog", main, &[&l, "-lalpha", "-Wl,-rpath,$ORIGIN"]).unwrap();
+    let mut child = Command::new(&prog).spawn().unwrap();
+    let mut found = discover::of_pid(child.id());
+    for _ in 0..200 {
+        if found.is_ok() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        found = discover::of_pid(child.id());
+    }
+    let parts = |e: &Engine| {
+        let mut names: Vec<_> = e
+            .modules
+            .iter()
+            .map(|m| m.path_in_target.strip_prefix(at.canonicalize().unwrap()).unwrap().to_owned())
+            .collect();
+        names.sort();
+        names.into_iter().map(|n| n.display().to_string()).collect::<Vec<_>>()
+    };
+    let engine = one(found);
+    assert_eq!(parts(&engine), ["backends0/other", "ggml/backends1/third", "libalpha.so", "variant"]);
+    assert!(engine.modules.iter().all(|m| m.file.is_some()));
+    // Looked at again, there is nothing new.
+    let ids: Vec<_> = engine.modules.iter().map(|m| (m.dev, m.inode)).collect();
+    let again = discover::of_pid_again(child.id(), &|id| ids.contains(&id), &mut HashSet::new());
+    assert!(again.is_ok_and(|engines| engines.is_empty()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// A root directory with a loader, an engine that its program needs by RUNPATH, and one of its own directories.
+fn other_root(root: &Path) -> Option<PathBuf> {
+    let l = format!("-L{}", root.join("opt/engine/lib").display());
+    shared(root, "opt/engine/lib/libalpha.so", BASE, &["-Wl,-soname,libalpha.so"])?;
+    let more = ["-Wl,-soname,libbeta.so", "-Wl,-rpath,/opt/engine/lib", &l, "-lalpha"];
+    shared(root, "usr/lib/libbeta.so", LLAMA, &more)?;
+    std::fs::create_dir_all(root.join("usr/lib64")).ok()?;
+    std::os::unix::fs::symlink("usr/lib64", root.join("lib64")).ok()?;
+    std::os::unix::fs::symlink("/usr/lib", root.join("lib")).ok()?;
+    let main =
+        "int llama_decode();\nint main(int c, char **v) { (void)v; return c > 1 ? llama_decode() : 0; }";
+    let b = format!("-L{}", root.join("usr/lib").display());
+    let link = format!("-Wl,-rpath-link,{}", root.join("opt/engine/lib").display());
+    compile(root, "usr/bin/prog", main, &[&b, "-lbeta", &link])
+}
+
+#[test]
+fn libraries_are_those_of_the_program_s_own_root() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap().join("root");
+    let Some(prog) = other_root(&root) else { return };
+    // Nothing says that it is a root.
+    let said = discover::of_path(&prog).err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(said.contains("usual directories: libbeta.so") && said.contains("--sysroot"), "{said}");
+    let given = Root::given(&root, &prog).unwrap();
+    let check = |found: Result<Vec<Engine>, DiscoverError>| {
+        let engine = one(found);
+        check_engine(&engine);
+        let mut paths: Vec<_> = engine.modules.iter().map(|m| m.host_path.clone()).collect();
+        paths.sort();
+        assert_eq!(paths, [root.join("opt/engine/lib/libalpha.so"), root.join("usr/lib/libbeta.so")]);
+    };
+    check(discover::of_launch(&Launch::within(&prog, given)));
+    std::fs::write(root.join("usr/lib64/ld-linux-x86-64.so.2"), "").unwrap();
+    check(discover::of_path(&prog));
+    // A link of the root's leads to what it is in there.
+    std::os::unix::fs::symlink("/usr/bin/prog", root.join("opt/link")).unwrap();
+    check(discover::of_path(&root.join("opt/link")));
+}
+
+#[test]
+fn a_directory_is_searched() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let Some(_) = install(&at.join("deep/er")) else { return };
+    let engine = one(discover::of_path(at));
+    check_engine(&engine);
+    assert_eq!((engine.paths(|r| r.cpu).len(), engine.paths(|r| r.llama).len()), (2, 1));
+    let empty = at.join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    assert!(matches!(discover::of_path(&empty), Err(DiscoverError::NoEngine { looked: 0, .. })));
+}
+
+#[test]
 fn unoptimised_code_and_longer_names() {
     let dir = tempfile::tempdir().unwrap();
     let Some(debug) = compile(dir.path(), "debug", BASE, &["-shared", "-fPIC", "-O0"]) else { return };
@@ -211,13 +313,82 @@ fn unoptimised_code_and_longer_names() {
         error.contains("check of op UNARY failed: the names say number 6, the code compares with 7"),
         "{error}"
     );
-    let odd = BASE.replace("char pad[8]", "char pad[24]");
+    let odd = BASE.replace("int flags;", "int flags; void *more[2];");
     let Some(odd) = shared(dir.path(), "odd", &odd, &[]) else { return };
     let error = Layout::read(&ElfFile::open(&odd).unwrap(), &|_| false).unwrap_err().to_string();
     assert!(
-        error.contains("no known GGML layout has name at 256, data at 248 and a tensor of 352 bytes"),
+        error.contains("no known GGML layout has name at 272, data at 264 and a tensor of 352 bytes"),
         "{error}"
     );
+}
+
+/// The base and the CPU part with this before the names of GGML's functions.
+fn prefixed(prefix: &str) -> String {
+    format!("{BASE}{CPU}").replace("ggml_", &format!("{prefix}ggml_"))
+}
+
+#[test]
+fn names_of_any_length() {
+    let dir = tempfile::tempdir().unwrap();
+    for len in [1, 8, 48, 80, 81, 200, 1000] {
+        let flag = format!("-DNAME_LEN={len}");
+        let Some(file) = shared(dir.path(), "any", BASE, &[&flag]) else { return };
+        let layout = Layout::read(&ElfFile::open(&file).unwrap(), &|_| false).unwrap();
+        let room: u32 = (len + 7) / 8 * 8;
+        assert_eq!((layout.name_off, layout.name_len, layout.tensor_size), (256, room, 272 + room), "{len}");
+    }
+}
+
+#[test]
+fn ggml_under_another_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let Some(lm) = shared(at, "one/liblm", &prefixed("lm_"), &["-s"]) else { return };
+    let wsp = shared(at, "two/libwsp", &prefixed("wsp_"), &[]).unwrap();
+    for (file, prefix) in [(lm, "lm_"), (wsp, "wsp_")] {
+        let engine = one(discover::of_path(&file));
+        check_engine(&engine);
+        let module = &engine.modules[0];
+        assert!(module.roles.base && module.roles.cpu && !module.roles.llama);
+        assert_eq!(module.elf.prefix(), prefix);
+        assert_eq!(module.elf.name_of("ggml_barrier"), format!("{prefix}ggml_barrier"));
+        let ladder = Ladder::of(&engine);
+        assert_eq!((ladder.op.len(), ladder.op_end.len(), ladder.cpu_graph.len()), (1, 2, 1));
+        assert_eq!(ladder.op[0].points.len(), 1);
+    }
+    // One function alone is a wrapper, and whoever has GGML's own names is GGML.
+    let wrapper = "const char *my_ggml_op_name(int op) { return op ? \"a\" : \"b\"; }";
+    let wrapper = shared(at, "three/wrapper", wrapper, &[]).unwrap();
+    assert!(matches!(discover::of_path(&wrapper), Err(DiscoverError::NoEngine { .. })));
+    let both = format!("{BASE}{CPU}\nvoid my_ggml_barrier(void) {{}}\nvoid my_ggml_op_name(void) {{}}");
+    let both = shared(at, "four/both", &both, &[]).unwrap();
+    assert_eq!(one(discover::of_path(&both)).modules[0].elf.prefix(), "");
+}
+
+#[test]
+fn two_engines_of_different_names_keep_their_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = |prefix: &str| BASE.replace("ggml_", &format!("{prefix}ggml_"));
+    let cpu = |prefix: &str| CPU.replace("ggml_", &format!("{prefix}ggml_"));
+    let Some(first) = shared(dir.path(), "a.so", &base("lm_"), &[]) else { return };
+    shared(dir.path(), "b.so", &base("wsp_"), &[]).unwrap();
+    shared(dir.path(), "c.so", &cpu("wsp_"), &[]).unwrap();
+    shared(dir.path(), "d.so", &cpu("lm_"), &["-s"]).unwrap();
+    let engines = discover::of_path(&first).unwrap_or_else(|e| panic!("{e}"));
+    let of = |e: &Engine| e.modules.iter().map(|m| m.elf.prefix().to_owned()).collect::<Vec<_>>();
+    let mut parts: Vec<_> = engines.iter().map(of).collect();
+    parts.sort();
+    assert_eq!(parts, [["lm_", "lm_"], ["wsp_", "wsp_"]]);
+}
+
+#[test]
+fn what_the_linker_left_out_is_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let left =
+        format!("{BASE}{CPU}").replace("const char *ggml_get_name", "static const char *ggml_get_name");
+    let Some(file) = shared(dir.path(), "left", &left, &["-Wno-unused-function"]) else { return };
+    let said = discover::of_path(&file).err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(said.contains("not its function ggml_get_name") && said.contains("left out"), "{said}");
 }
 
 #[test]
@@ -287,7 +458,7 @@ fn compact_relocations_and_no_section_headers() {
 fn whole_pipeline(bytes: Vec<u8>) {
     let Ok(mut elf) = ElfFile::from_bytes(bytes, "mutant") else { return };
     if let (Ok(tables), Ok(layout)) = (Tables::read(&mut elf), Layout::read(&elf, &|_| true)) {
-        assert!(tables.ops.len() <= 512 && layout.name_len <= 512);
+        assert!(tables.ops.len() <= 512 && layout.name_len <= 4096);
     }
     assert!(elf.pointers().len() <= 1 << 20, "a small file cannot have many pointers");
     if let Ok(engine) = discover::of_file(elf) {

@@ -444,3 +444,43 @@ fn what_cannot_be_predicted_from_is_said() {
     refused(&["--predict", "10", "--trace", "/nowhere.pfi"], 1, "/nowhere.pfi");
     refused(&["--predict", "10", "--trace", file!()], 1, "doctor.rs");
 }
+
+#[test]
+fn a_file_of_another_machine_would_fit_there() {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("doctor-other");
+    let (other, wanted) = match std::env::consts::ARCH {
+        "x86_64" => ("aarch64", ["stripped", "old-stripped"]),
+        _ => return skip("no other machine's compiler is known here"),
+    };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/build.sh");
+    let built = Command::new("bash")
+        .arg(script)
+        .arg(&out)
+        .args(wanted)
+        .env("ARCH", other)
+        .stdout(Stdio::null())
+        .status();
+    let program = |name: &str| out.join(name).join("fakellama");
+    if !built.is_ok_and(|s| s.success()) || !program("stripped").exists() {
+        return skip("no compiler for another machine");
+    }
+    for path in [program("stripped"), out.join("stripped")] {
+        let o = doctor(&["--no-probe", shown(&path)]);
+        assert_eq!(o.status.code(), Some(0), "{}", text(&o));
+        assert!(last_line(&o).starts_with("would fit on aarch64: "), "{}", last_line(&o));
+        let (v, code) = json(&["--no-probe", shown(&path)]);
+        assert_eq!((code, &v["fit"], &v["fits_on"]), (Some(0), &Value::Bool(false), &Value::from("aarch64")));
+    }
+    // One that cannot be recorded on any machine.
+    let o = doctor(&["--no-probe", shown(&program("old-stripped"))]);
+    assert_eq!(o.status.code(), Some(1), "{}", text(&o));
+    assert!(last_line(&o).starts_with("not fit: "), "{}", last_line(&o));
+    assert!(json(&["--no-probe", shown(&program("old-stripped"))]).0["fits_on"].is_null());
+}
+
+#[test]
+fn a_root_that_the_file_is_not_in_is_refused() {
+    let o = doctor(&["--no-probe", "--sysroot", "/proc", "/bin/sh"]);
+    assert_eq!(o.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&o.stderr).contains("does not lie in /proc"));
+}

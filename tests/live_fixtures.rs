@@ -181,6 +181,11 @@ variants! {
     ancient: "ancient", "ggml_compute_forward", "ggml_backend_graph_compute_async", "ggml_barrier";
     long_names: "name128", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
     old_long_names: "old-name128", "ggml_compute_forward", "ggml_backend_graph_compute_async", "ggml_barrier";
+    names_of_80: "name80", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
+    names_of_45: "name45", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
+    old_names_of_80: "old-name80", "ggml_compute_forward", "ggml_backend_graph_compute_async", "ggml_barrier";
+    prefixed: "prefixed", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
+    prefixed_old: "prefixed-old", "ggml_compute_forward", "ggml_backend_graph_compute_async", "ggml_barrier";
     late: "late", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
     static_exe: "static", OP_FUSED, "backend vtable", "interval";
     static_pie: "static-pie", OP_FUSED, "backend vtable", "interval";
@@ -394,6 +399,22 @@ fn a_process_that_waits_is_recorded_whole() {
         assert_eq!(seen.footer().end, "target exited");
         counts_agree(&seen, &said);
     }
+}
+
+#[test]
+fn variants_are_probed_before_they_are_loaded() {
+    let _turn = live!();
+    let program = fixture!("late");
+    let dir = tempfile::tempdir().expect("a directory");
+    let go = dir.path().join("go");
+    let target = Target::start(&program, &["--wait-for", go.to_str().expect("a path")]);
+    let recorder = Recorder::start(&["-p", &target.pid().to_string()]);
+    recorder.wait_for_probe_in("libfakeggml-cpu.so");
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", target.pid())).expect("it runs");
+    assert!(!maps.contains("libfakeggml-cpu.so"), "it is mapped already");
+    std::fs::write(&go, "").expect("go");
+    let said = target.said();
+    counts_agree(&recorder.finish().seen(), &said);
 }
 
 #[test]

@@ -90,6 +90,82 @@ fn programs_beside_the_one_named_are_not_touched() {
     assert!(seen.all.tokens.len() > 10 && seen.all.tokens.iter().all(|t| t.pid == pid));
 }
 
+#[test]
+fn who_begins_another_program_is_let_go() {
+    let _turn = live!();
+    let (program, dir) = (fixture!("modern"), tempfile::tempdir().expect("a directory"));
+    for name in ["fakellama", "libfakeggml.so"] {
+        fs::copy(program.with_file_name(name), dir.path().join(name)).expect("copied");
+    }
+    let (named, library) = (dir.path().join("starter"), dir.path().join("libfakeggml.so"));
+    fs::copy("/bin/sh", &named).expect("copied");
+    let recorder = Recorder::start(&["--exe", named.to_str().expect("a path")]);
+    wait_until("it says that it is ready", || recorder.stderr().contains("ready: "));
+    let engine = dir.path().join("fakellama");
+    let script = format!("sleep 0.5; exec {} {}", engine.display(), LONG.join(" "));
+    let mut target = Target::start(&named, &["-c", &script]);
+    wait_until("it has become another program", || {
+        assert!(target.running());
+        fs::read_to_string(format!("/proc/{}/maps", target.pid())).is_ok_and(|m| m.contains("libfakeggml"))
+    });
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    wait_until("it is let go", || patched(target.pid(), &library) == 0);
+    // It is not taken again when its mappings are looked at.
+    std::thread::sleep(std::time::Duration::from_millis(1200));
+    assert_eq!(patched(target.pid(), &library), 0);
+    recorder.signal(libc::SIGINT);
+    assert!(recorder.finish().stderr.contains("ready: ") && target.running());
+}
+
+/// A file system of its own, gone with this.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(at: PathBuf) -> Option<Mounted> {
+        fs::create_dir(&at).expect("made");
+        let done = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&at).status();
+        done.is_ok_and(|s| s.success()).then_some(Mounted(at))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_file_of_the_same_number_elsewhere_is_another() {
+    let _turn = live!();
+    let (program, dir) = (fixture!("modern"), tempfile::tempdir().expect("a directory"));
+    let (Some(one), Some(two)) = (Mounted::new(dir.path().join("one")), Mounted::new(dir.path().join("two")))
+    else {
+        skip!("no file system can be mounted");
+    };
+    for at in [&one.0, &two.0] {
+        for name in ["fakellama", "libfakeggml.so"] {
+            fs::copy(program.with_file_name(name), at.join(name)).expect("copied");
+        }
+    }
+    let inode = |at: &Path| fs::metadata(at.join("fakellama")).expect("a file").ino();
+    if inode(&one.0) != inode(&two.0) {
+        skip!("the kernel numbers files of all file systems together");
+    }
+    let named = one.0.join("fakellama");
+    let mut other = Target::start(two.0.join("fakellama"), &LONG);
+    let recorder = Recorder::start(&["--exe", named.to_str().expect("a path")]);
+    wait_until("it says that it is ready", || recorder.stderr().contains("ready: "));
+    let mut first = Target::start(&named, &LONG);
+    let third = Target::start(two.0.join("fakellama"), &LONG);
+    wait_until("it is probed", || patched(first.pid(), &one.0.join("libfakeggml.so")) > 4);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    recorder.signal(libc::SIGINT);
+    let (pid, seen) = (first.pid(), recorder.finish().seen());
+    assert!(first.running() && other.running());
+    assert!(seen.all.processes.iter().all(|p| p.pid == pid), "{}, {}", other.pid(), third.pid());
+    assert!(seen.all.tokens.len() > 10 && seen.all.tokens.iter().all(|t| t.pid == pid));
+}
+
 /// Where code of a program lies in its file: some way behind the beginning of the part that is executed.
 fn code_of(pid: u32, file: &Path) -> u64 {
     let inode = fs::metadata(file).expect("a file").ino().to_string();

@@ -258,8 +258,9 @@ impl Attached {
                 self.links[index(role)].push(probe);
                 self.places[index(role)].insert((point.module, offset));
                 self.attached += 1;
+                let module = self.engine.modules.get(point.module);
                 self.probes.push(ProbeInfo {
-                    symbol: point.symbol.into(),
+                    symbol: module.map_or(point.symbol.into(), |m| m.elf.name_of(point.symbol)).into_owned(),
                     module: shown.into(),
                     ret: prog.is_return(),
                     offset: at.offset,

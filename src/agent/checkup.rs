@@ -6,7 +6,8 @@ use serde::Serialize;
 use super::btf::Btf;
 use super::calibrate::{self, Cost, Way};
 use super::discover::Engine;
-use super::examine::{self, SiteCost, Subject, Target};
+use super::elf::Machine;
+use super::examine::{self, EngineFacts, SiteCost, Subject, Target};
 use super::features::{self, Check, State};
 use super::kconfig::Kconfig;
 use super::layout::Layout;
@@ -47,6 +48,8 @@ pub struct Checkup {
     pub fit: bool,
     /// Why not; empty when fit.
     pub reason: String,
+    /// The other machine on which ops of this target could be recorded, as `uname -m` has it; it is not fit here then.
+    pub fits_on: Option<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -133,11 +136,13 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
         lacks: if road == Road::Bpf { "" } else { perf::LACKS },
         fit: false,
         reason: String::new(),
+        fits_on: None,
     };
     let lacking = match road {
         Road::Bpf => rights.lacking(),
         Road::Perf(_) => rights.lacking_of(&[Cap::Perfmon]),
     };
+    all.fits_on = all.target.as_ref().and_then(fits_elsewhere);
     match all.obstacle(&lacking) {
         Some(reason) => all.reason = reason,
         None => all.fit = true,
@@ -261,6 +266,15 @@ fn follow(loaded: &Loaded, knobs: &Knobs, btf: Option<&Btf>) -> Check {
         }
     };
     Check { state, ..check }.detail(&told.join("; "))
+}
+
+/// The machine that the target is for, if that is another one and nothing else stands in the way of recording ops there.
+fn fits_elsewhere(target: &Target) -> Option<&'static str> {
+    let here = Machine::host().map(Machine::name);
+    let other = |e: &&EngineFacts| Some(e.machine) != here;
+    let here_too = target.engines.iter().any(|e| !other(&e));
+    let fit = |e: &&EngineFacts| e.limits.iter().all(|l| !l.blocks_ops || l.of_machine);
+    target.engines.iter().filter(other).find(fit).filter(|_| !here_too).map(|e| e.machine)
 }
 
 impl Checkup {

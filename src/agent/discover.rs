@@ -17,10 +17,13 @@ use std::sync::Arc;
 use super::budget::{Budget, Spent};
 use super::elf::{ElfError, ElfFile, Machine};
 use super::layout::{self, Layout, LayoutError};
-use super::maps::{self, FileId};
+use super::maps::{self, FileId, Mapping};
 use super::search::{self, Launch};
 use super::tables::{Tables, TablesError};
-use super::{capset, ladder, open, version};
+use super::{beside, capset, ladder, open, version};
+
+/// Most files of one engine, of which those beside what a process has mapped are a part; the largest package has sixteen.
+const MAX_BESIDE: usize = 64;
 
 /// What a file contributes to the engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -58,24 +61,41 @@ const DEVICES: [&str; 16] = [
     "ggml_backend_vk_init",
 ];
 
+/// Functions by which GGML shows under another name: two of them have the same text before theirs.
+const ANCHORS: [&str; 6] = [
+    BASE[0],
+    BASE[1],
+    "ggml_tensor_overhead",
+    "ggml_graph_compute",
+    "ggml_barrier",
+    "ggml_cpu_extra_compute_forward",
+];
+
+/// What the file's GGML functions have before their names (`lm_`, `wsp_`), so that two engines fit into one program. What most of
+/// them have, where there are several.
+fn prefix(elf: &ElfFile) -> Option<String> {
+    let mut found = elf.prefixes(&ANCHORS);
+    found.sort_unstable();
+    found.dedup();
+    let groups = found.chunk_by(|a, b| a.0 == b.0).filter(|group| group.len() > 1);
+    let most = groups.max_by_key(|group| (group.len(), std::cmp::Reverse(&group[0].0)))?;
+    most.first().map(|(prefix, _)| prefix.clone())
+}
+
 impl Roles {
     fn of(elf: &ElfFile) -> Roles {
         // All names that anybody will ask for: the tables are read once.
         let all: Vec<&str> = ladder::names().chain(layout::NAMES).chain(version::NAMES).chain(BASE).collect();
         elf.find_into(&all, &mut []);
-        const NAMES: [&str; 6] =
-            ["llama_process", "llama_decode", "llama_encode", BASE[0], BASE[1], "ggml_graph_compute"];
+        const NAMES: [&str; 5] =
+            ["llama_process", "llama_decode", "llama_encode", BASE[0], "ggml_graph_compute"];
         let mut names = [""; NAMES.len() + DEVICES.len()];
         names[..NAMES.len()].copy_from_slice(&NAMES);
         names[NAMES.len()..].copy_from_slice(&DEVICES);
         let found = elf.find(names).map(|s| s.is_some_and(|s| s.function));
-        let [process, decode, encode, op_name, get_name, graph_compute, devices @ ..] = found;
-        let roles = Roles {
-            llama: process || decode || encode,
-            base: op_name && get_name,
-            cpu: graph_compute,
-            device: false,
-        };
+        let [process, decode, encode, op_name, graph_compute, devices @ ..] = found;
+        let roles =
+            Roles { llama: process || decode || encode, base: op_name, cpu: graph_compute, device: false };
         Roles { device: !roles.has_names() && devices.contains(&true), ..roles }
     }
 
@@ -106,8 +126,15 @@ pub struct Module {
 }
 
 impl Module {
-    fn new(elf: ElfFile, path_in_target: PathBuf, host_path: PathBuf, id: FileId) -> Module {
-        let (roles, build_id) = (Roles::of(&elf), elf.build_id_hex());
+    fn new(mut elf: ElfFile, path_in_target: PathBuf, host_path: PathBuf, id: FileId) -> Module {
+        let (mut roles, build_id) = (Roles::of(&elf), elf.build_id_hex());
+        if !roles.base
+            && !roles.cpu
+            && let Some(prefix) = prefix(&elf)
+        {
+            elf.set_prefix(&prefix);
+            roles = Roles::of(&elf);
+        }
         // A target may have a hundred files, and recent kernels map far more of each than what was read.
         elf.release();
         Module { path_in_target, host_path, file: None, dev: id.0, inode: id.1, build_id, roles, elf }
@@ -133,10 +160,10 @@ impl Engine {
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoverError {
     #[error(
-        "no GGML in {target} ({looked} files looked at for ggml_op_name, ggml_graph_compute, llama_decode); \
-         give the program or library that contains llama.cpp, or the process that runs it"
+        "no GGML in {target} ({looked} files looked at for ggml_op_name, ggml_graph_compute, llama_decode){}; \
+         give the program or library that contains llama.cpp, or the process that runs it", not_found(.missing)
     )]
-    NoEngine { target: String, looked: usize },
+    NoEngine { target: String, looked: usize, missing: Vec<String> },
     #[error(
         "{path} contains GGML (its table of op names is there) but is statically linked and stripped: tried its \
          exported functions (none of GGML's) and its symbol table (none); probes need names, so use a build with \
@@ -166,6 +193,18 @@ pub enum DiscoverError {
     Layout(#[from] LayoutError),
 }
 
+/// What is said of libraries that were not found.
+fn not_found(missing: &[String]) -> String {
+    match missing {
+        [] => String::new(),
+        names => format!(
+            "; needed, and found neither by RUNPATH or LD_LIBRARY_PATH nor in the usual directories: {}; if it belongs to \
+             another root directory, give that with --sysroot",
+            names.join(", ")
+        ),
+    }
+}
+
 /// The engine in one opened file that has the base code, without looking for others.
 pub fn of_file(elf: ElfFile) -> Result<Engine, DiscoverError> {
     let path = PathBuf::from(elf.path());
@@ -176,8 +215,12 @@ pub fn of_file(elf: ElfFile) -> Result<Engine, DiscoverError> {
 #[derive(Default)]
 struct Collector {
     seen: HashSet<FileId>,
+    /// Directories that were looked through.
+    places: HashSet<FileId>,
     modules: Vec<Module>,
     looked: usize,
+    /// Libraries that are needed and were found nowhere.
+    missing: Vec<String>,
     budget: Arc<Budget>,
 }
 
@@ -202,6 +245,49 @@ impl Collector {
         Ok(true)
     }
 
+    /// Takes the CPU parts of the engine that lie where a file of it lies that the process has mapped, and in directories of
+    /// backends there: an engine opens all of them, to ask which is best, and may take another one later. Only what needs the
+    /// base that was found is a part. A limit that is reached here ends the look, and takes nothing of what was found.
+    fn look_beside(
+        &mut self,
+        pid: u32,
+        m: &Mapping,
+        known: &dyn Fn(FileId) -> bool,
+        strangers: &mut HashSet<FileId>,
+    ) {
+        let bases = self.modules.iter().filter(|b| b.roles.base);
+        let names = bases.flat_map(|b| {
+            let file = b.path_in_target.file_name().map(|name| name.to_string_lossy().into_owned());
+            b.elf.soname.clone().into_iter().chain(file)
+        });
+        let names: Vec<String> = names.collect();
+        let Some(dir) = beside::directory(pid, m).filter(|dir| self.places.insert(dir.id)) else { return };
+        let few = Arc::new(Budget::new(beside::LIMITS));
+        for entry in beside::files(&dir, &few) {
+            if self.modules.len() >= MAX_BESIDE
+                || self.seen.contains(&entry.id)
+                || strangers.contains(&entry.id)
+                || known(entry.id)
+            {
+                continue;
+            }
+            let shown = entry.in_target.display().to_string();
+            let file = Arc::new(entry.file);
+            let Ok(elf) = ElfFile::of(file.clone(), shown, few.clone()) else { continue };
+            // Its names are looked up only where it may be a part.
+            if !elf.needed.iter().any(|name| names.contains(name)) {
+                continue;
+            }
+            let module = Module::new(elf, entry.in_target, entry.host, entry.id);
+            if module.roles.cpu && !module.roles.base && few.spent().is_none() {
+                self.seen.insert(entry.id);
+                self.modules.push(Module { file: Some(file), ..module });
+            } else if !module.roles.any() && few.spent().is_none() {
+                strangers.insert(entry.id);
+            }
+        }
+    }
+
     fn look_path(&mut self, path: &Path) -> io::Result<()> {
         let file = open::regular(path)?;
         let meta = file.metadata()?;
@@ -217,7 +303,8 @@ impl Collector {
 
     fn engines(self, target: &str) -> Result<Vec<Engine>, DiscoverError> {
         if self.modules.is_empty() {
-            return Err(DiscoverError::NoEngine { target: target.to_owned(), looked: self.looked });
+            let (target, missing) = (target.to_owned(), self.missing);
+            return Err(DiscoverError::NoEngine { target, looked: self.looked, missing });
         }
         let engines = group(self.modules, target);
         self.budget.spent().map_or(Ok(()), Err)?;
@@ -279,6 +366,11 @@ pub fn of_pid_again(
     for (m, host, file, id) in old {
         drop(all.look(&m.path, &host, file, id));
     }
+    for m in &maps {
+        if m.executable && m.is_file() && all.modules.iter().any(|module| module.path_in_target == m.path) {
+            all.look_beside(pid, m, known, strangers);
+        }
+    }
     match (all.modules.is_empty(), denied) {
         (true, Some(source)) => Err(DiscoverError::Process { pid, source }),
         (true, None) => Err(main.err_without_engine(&target, &all)),
@@ -286,7 +378,8 @@ pub fn of_pid_again(
     }
 }
 
-/// The engines in a file given by the user: the file itself, what it needs, and what lies beside it.
+/// The engines in a file given by the user: the file itself, what it needs, and what lies beside it. Of a directory, those in its
+/// files.
 pub fn of_path(path: &Path) -> Result<Vec<Engine>, DiscoverError> {
     of_launch(&Launch::of_path(path))
 }
@@ -301,17 +394,23 @@ pub fn of_command(argv: &[std::ffi::OsString]) -> Result<Vec<Engine>, DiscoverEr
     of_launch(&launch)
 }
 
-fn of_launch(launch: &Launch) -> Result<Vec<Engine>, DiscoverError> {
+/// The same for a file of which more is known.
+pub fn of_launch(launch: &Launch) -> Result<Vec<Engine>, DiscoverError> {
     let _least = capset::reading();
     let target = launch.program.display().to_string();
     let mut all = Collector::default();
-    let main = MainFile::open(&launch.program, None, &all.budget)?;
+    let main = match launch.program.is_dir() {
+        true => MainFile { path: target.clone(), elf: None },
+        false => MainFile::open(&launch.program, None, &all.budget)?,
+    };
     let budget = all.budget.clone();
     let read = |path: &Path| {
         let file = open::regular(path).ok()?;
         ElfFile::of(Arc::new(file), path.display().to_string(), budget.clone()).ok()
     };
-    for path in search::files(launch, read, &budget) {
+    let files = search::files(launch, read, &budget);
+    all.missing = files.missing;
+    for path in files.found {
         // The program itself was checked.
         drop(all.look_path(&path));
         all.within_budget()?;
@@ -364,7 +463,10 @@ impl MainFile {
         match (tables, all.budget.spent()) {
             (_, Some(spent)) => spent.into(),
             (Some(Ok(_)), _) => DiscoverError::StaticStripped { path: self.path },
-            _ => DiscoverError::NoEngine { target: target.to_owned(), looked: all.looked },
+            _ => {
+                let (target, missing) = (target.to_owned(), all.missing.clone());
+                DiscoverError::NoEngine { target, looked: all.looked, missing }
+            }
         }
     }
 }
@@ -407,13 +509,15 @@ fn same_machine(group: &[Module], module: &Module) -> bool {
     group.first().is_some_and(|b| b.elf.machine == module.elf.machine)
 }
 
-/// How well a module goes with a base: it names it, it lies beside it, or nothing is known.
+/// How well a module goes with a base: its functions are called alike, it names it, it lies beside it, or nothing is known.
 fn fit(module: &Module, base: &Module) -> u8 {
     let file_name = base.path_in_target.file_name().map(|n| n.to_string_lossy().into_owned());
     let names = [base.elf.soname.as_ref(), file_name.as_ref()];
     let needs = names.iter().flatten().any(|n| module.elf.needed.contains(n));
     let beside = module.path_in_target.parent() == base.path_in_target.parent();
-    u8::from(needs) * 2 + u8::from(beside)
+    // What has none of GGML's functions may be built upon any.
+    let alike = module.elf.prefix() == base.elf.prefix() && module.roles.cpu;
+    u8::from(alike) * 4 + u8::from(needs) * 2 + u8::from(beside)
 }
 
 fn engine(mut modules: Vec<Module>) -> Result<Engine, DiscoverError> {

@@ -7,10 +7,12 @@
 
 mod header;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::budget::Budget;
@@ -35,6 +37,8 @@ const MAX_DYNAMIC: u64 = 64 << 10;
 const MAX_NEEDED: usize = 512;
 /// Most entries of a library search path kept.
 const MAX_RUNPATH: usize = 128;
+/// What all of GGML's functions begin with, where nobody has put something before it.
+const GGML: &str = "ggml_";
 /// Bytes of the file's header.
 const HEADER: usize = 64;
 
@@ -109,8 +113,13 @@ pub struct ElfFile {
     segments: Vec<Segment>,
     symtab: Option<SymTab>,
     dynsym: Option<SymTab>,
-    /// Symbols that were asked for, also those that are not there: the tables are read once.
-    known: Mutex<HashMap<Box<str>, Option<Symbol>>>,
+    /// Symbols that were asked for, also those that are not there: the tables are read once. With each, whether its name has the
+    /// prefix.
+    known: Mutex<HashMap<Box<str>, Option<(Symbol, bool)>>>,
+    /// Strings of the tables are longer than names that were asked for, and end in them.
+    longer: AtomicBool,
+    /// What GGML's functions have before their names in this file.
+    prefix: String,
     relocs: Vec<(u64, u64)>,
     rela: Option<(u64, u64)>,
     relr: Option<(u64, u64)>,
@@ -190,6 +199,8 @@ impl ElfFile {
             symtab,
             dynsym,
             known: Mutex::default(),
+            longer: AtomicBool::new(false),
+            prefix: String::new(),
             relocs: Vec::new(),
             rela: None,
             relr: None,
@@ -294,18 +305,76 @@ impl ElfFile {
         new.sort_unstable();
         new.dedup();
         if !new.is_empty() {
-            let mut found: Vec<Option<Symbol>> = vec![None; new.len()];
-            for table in [self.dynsym, self.symtab].into_iter().flatten() {
-                symtab::find(&self.pages, table, &new, &mut |name, symbol| {
-                    let slot = found.get_mut(name);
-                    let better = |old: &Option<Symbol>| old.is_none_or(|old| !old.global && symbol.global);
-                    slot.filter(|slot| better(slot)).into_iter().for_each(|slot| *slot = Some(symbol));
-                });
-            }
+            let found = self.look_up(&new);
             known.extend(new.into_iter().map(Box::from).zip(found));
         }
         for (name, slot) in names.iter().zip(out) {
-            *slot = known.get(*name).copied().flatten();
+            *slot = known.get(*name).copied().flatten().map(|found| found.0);
+        }
+    }
+
+    /// Each of the names as this file has it, and whether that is with the prefix. GGML's own functions all have it; what is
+    /// built upon GGML may be called as ever.
+    fn look_up(&self, names: &[&str]) -> Vec<Option<(Symbol, bool)>> {
+        let with_prefix: Vec<String> = match self.prefix.is_empty() {
+            true => Vec::new(),
+            false => names.iter().map(|name| format!("{}{name}", self.prefix)).collect(),
+        };
+        let all: Vec<&str> = names.iter().copied().chain(with_prefix.iter().map(String::as_str)).collect();
+        let mut found: Vec<Option<Symbol>> = vec![None; all.len()];
+        for table in [self.dynsym, self.symtab].into_iter().flatten() {
+            let longer = symtab::find(&self.pages, table, &all, &mut |name, symbol| {
+                let slot = found.get_mut(name);
+                let better = |old: &Option<Symbol>| old.is_none_or(|old| !old.global && symbol.global);
+                slot.filter(|slot| better(slot)).into_iter().for_each(|slot| *slot = Some(symbol));
+            });
+            self.longer.fetch_or(longer, Ordering::Relaxed);
+        }
+        let (plain, with_prefix) = found.split_at(names.len());
+        let one = |(i, name): (usize, &&str)| {
+            let plain =
+                plain.get(i).copied().flatten().filter(|_| with_prefix.is_empty() || !name.starts_with(GGML));
+            let other = with_prefix.get(i).copied().flatten();
+            plain.map(|symbol| (symbol, false)).or(other.map(|symbol| (symbol, true)))
+        };
+        names.iter().enumerate().map(one).collect()
+    }
+
+    /// What functions of these names have before them, where the file has functions that end so: each text with the index of
+    /// the name. Costs nothing where no string of the file that was seen when names were looked up is longer than one of them.
+    pub fn prefixes(&self, names: &[&str]) -> Vec<(String, usize)> {
+        let mut out = Vec::new();
+        if self.longer.load(Ordering::Relaxed) {
+            for table in [self.dynsym, self.symtab].into_iter().flatten() {
+                symtab::prefixed(&self.pages, table, names, &mut |name, before| {
+                    out.push((before.to_owned(), name));
+                });
+            }
+        }
+        out
+    }
+
+    /// From now on GGML's functions are looked for with this before their names.
+    pub fn set_prefix(&mut self, prefix: &str) {
+        self.prefix = prefix.to_owned();
+        self.known.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// What GGML's functions have before their names in this file; empty for almost all.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The name by which the file has this function.
+    pub fn name_of<'n>(&self, name: &'n str) -> Cow<'n, str> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let prefixed = match known.get(name) {
+            Some(Some((_, prefixed))) => *prefixed,
+            _ => name.starts_with(GGML),
+        };
+        match prefixed && !self.prefix.is_empty() {
+            true => Cow::Owned(format!("{}{name}", self.prefix)),
+            false => Cow::Borrowed(name),
         }
     }
 

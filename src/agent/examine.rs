@@ -1,8 +1,6 @@
 //! What can be recorded of a target, without touching it: engines, tables, layout, the expected rung for each role, where
 //! each probe would sit and why. Uses `discover`, `ladder`, `prologue` and `attached` (for the roles' names).
 
-use std::path::PathBuf;
-
 use serde::Serialize;
 
 use super::attached::Role;
@@ -10,13 +8,14 @@ use super::discover::{self, DiscoverError, Engine, Module};
 use super::elf::Machine;
 use super::ladder::{How, Ladder, ProbePoint, Rung};
 use super::prologue::{Choice, Cost};
+use super::search::Launch;
 use super::target;
 
 /// What is looked at.
 #[derive(Debug, Clone)]
 pub enum Subject {
     Pid(u32),
-    Path(PathBuf),
+    Path(Launch),
 }
 
 impl Subject {
@@ -26,7 +25,7 @@ impl Subject {
                 Err(format!("process {pid} does not exist: give the id of a running process"))
             }
             Subject::Pid(pid) => discover::of_pid(*pid).map_err(|e| e.to_string()),
-            Subject::Path(path) => discover::of_path(path).map_err(|e: DiscoverError| e.to_string()),
+            Subject::Path(launch) => discover::of_launch(launch).map_err(|e: DiscoverError| e.to_string()),
         }
     }
 }
@@ -95,7 +94,8 @@ pub struct RungFacts {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PointFacts {
-    pub symbol: &'static str,
+    /// Name of the function in its file.
+    pub symbol: String,
     /// Index into the engine's modules.
     pub module: usize,
     /// Offset of the function in the file, bytes.
@@ -130,13 +130,15 @@ pub enum SiteCost {
 pub struct Limit {
     /// Without it nothing can be recorded at op level.
     pub blocks_ops: bool,
+    /// It is for another machine than this.
+    pub of_machine: bool,
     pub what: String,
     pub advice: String,
 }
 
 impl Limit {
     fn new(blocks_ops: bool, what: &str, advice: &str) -> Limit {
-        Limit { blocks_ops, what: what.to_owned(), advice: advice.to_owned() }
+        Limit { blocks_ops, of_machine: false, what: what.to_owned(), advice: advice.to_owned() }
     }
 }
 
@@ -144,7 +146,10 @@ impl Limit {
 pub fn examine(subject: &Subject) -> (Target, Vec<Engine>) {
     let (name, record) = match subject {
         Subject::Pid(pid) => (format!("process {pid}"), format!("-p {pid}")),
-        Subject::Path(path) => (path.display().to_string(), format!("--exe {}", path.display())),
+        Subject::Path(launch) => {
+            let path = launch.program.display();
+            (path.to_string(), format!("--exe {path}"))
+        }
     };
     match subject.engines() {
         Ok(engines) => {
@@ -174,7 +179,7 @@ fn facts(e: &Engine) -> EngineFacts {
             .rev()
             .map(|&role| RoleFacts {
                 role: role.name(),
-                rungs: role.rungs(&ladder).iter().map(rung).collect(),
+                rungs: role.rungs(&ladder).iter().map(|r| rung(e, r)).collect(),
             })
             .collect(),
         limits: limits(e, &ladder),
@@ -192,18 +197,19 @@ fn module(m: &Module) -> ModuleFacts {
     }
 }
 
-fn rung(r: &Rung) -> RungFacts {
+fn rung(e: &Engine, r: &Rung) -> RungFacts {
     let how = match r.how {
         How::Symbols => "symbols",
         How::Vtable => "vtable",
         How::Interval => "interval",
     };
-    RungFacts { name: r.name, how, points: r.points.iter().map(point).collect() }
+    RungFacts { name: r.name, how, points: r.points.iter().map(|p| point(e, p)).collect() }
 }
 
-fn point(p: &ProbePoint) -> PointFacts {
+fn point(e: &Engine, p: &ProbePoint) -> PointFacts {
+    let module = e.modules.get(p.module);
     PointFacts {
-        symbol: p.symbol,
+        symbol: module.map_or(p.symbol.into(), |m| m.elf.name_of(p.symbol)).into_owned(),
         module: p.module,
         file_offset: p.sym_file_offset,
         entry: site(&p.entry),
@@ -227,7 +233,8 @@ fn limits(e: &Engine, ladder: &Ladder) -> Vec<Limit> {
     let mut out = Vec::new();
     if let Some(host) = Machine::host().filter(|h| *h != e.machine) {
         let what = format!("it is for {}, this machine is {}", e.machine.name(), host.name());
-        out.push(Limit::new(true, &what, &format!("record on an {} machine", e.machine.name())));
+        let advice = format!("record on an {} machine", e.machine.name());
+        out.push(Limit { of_machine: true, ..Limit::new(true, &what, &advice) });
     }
     if ladder.cpu_graph.is_empty() {
         out.push(Limit::new(

@@ -52,12 +52,15 @@ pub struct Layout {
 /// Which check of the layout failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutError {
-    #[error("{path} lacks the function {symbol}; the tensor layout of this GGML cannot be made out")]
-    NoAccessor { path: String, symbol: &'static str },
+    #[error(
+        "{path} has GGML, but not its function {symbol} (unused functions were left out when it was linked): the layout \
+         of its tensors cannot be read; use a build of GGML as shared libraries, or one linked without --gc-sections"
+    )]
+    NoAccessor { path: String, symbol: String },
     #[error(
         "{path}: the code of {symbol} is not of a known form; the tensor layout of this GGML cannot be made out"
     )]
-    Undecoded { path: String, symbol: &'static str },
+    Undecoded { path: String, symbol: String },
     #[error("{path}: no known GGML layout has name at {name}, data at {data} and a tensor of {size} bytes")]
     UnknownEra { path: String, name: u32, data: u32, size: u32 },
     #[error("{path}: check of {field} failed: the code of {symbol} says {got}, this layout has {want}")]
@@ -94,6 +97,15 @@ const fn era(
     Era { size, ne, op, flags, src: src.0, n_src: src.1, view_src, data, name, ith, graph }
 }
 
+impl Era {
+    /// Bytes of a name, and what fills it up to the next field, in a tensor of this size. What follows the name is as long
+    /// whatever the name's length; None: there is no room for a name.
+    fn name_room(&self, size: u32) -> Option<u32> {
+        let behind = self.size - self.name - NAME_LEN;
+        size.checked_sub(self.name)?.checked_sub(behind).filter(|room| *room > 0 && room % 8 == 0)
+    }
+}
+
 /// Oldest first: 2023-10-06 (graph as of 2023-10-30), 2023-11-03, 2023-12-13, 2023-12-22, 2024-06-24, 2024-11-16.
 const ERAS: [Era; 6] = [
     era(320, 24, (136, 6), 208, 224, 4, None),
@@ -104,9 +116,9 @@ const ERAS: [Era; 6] = [
     era(336, 16, (152, 10), 232, 248, 0, Some(148)),
 ];
 
-/// Length of a name upstream; forks use more (koboldcpp 128, stable-diffusion.cpp 160).
+/// Length of a name upstream. Others are built with another (llama.node 80, koboldcpp 128, stable-diffusion.cpp 160), which shows
+/// in the size of a tensor.
 const NAME_LEN: u32 = 64;
-const MAX_NAME_LEN: u32 = 512;
 /// `ggml_tensor_overhead()` is the tensor and its 32-byte `ggml_object`.
 const OBJECT_SIZE: u32 = 32;
 /// `iface.graph_compute` in the releases known.
@@ -143,21 +155,24 @@ impl Layout {
         let data = code.need("ggml_get_data", load)?;
         let overhead = code.need("ggml_tensor_overhead", immediate)?;
         let size = overhead.saturating_sub(OBJECT_SIZE);
-        let fits = |e: &&Era| {
-            let len = NAME_LEN.saturating_add(size.saturating_sub(e.size));
-            e.name == name && e.data == data && size >= e.size && len % 32 == 0 && len <= MAX_NAME_LEN
-        };
-        // Where two eras share the name's offset, the later one is smaller: an exact size decides before a long name.
-        let known = ERAS.iter().find(|e| fits(e) && e.size == size).or_else(|| ERAS.iter().find(fits));
+        let fits = |e: &&Era| e.name == name && e.data == data && e.name_room(size).is_some();
+        let usual = |e: &&Era| e.size == size;
+        // Two eras share the name's offset, and with names of any length their sizes say nothing: the other fields tell them
+        // apart. Where the code shows none of these, names are rather as long as upstream's.
+        let eras =
+            ERAS.iter().filter(|e| fits(e) && usual(e)).chain(ERAS.iter().filter(|e| fits(e) && !usual(e)));
+        let mut refused = None;
+        let known = eras.map(|e| (e, code.agrees(e))).find_map(|(e, agrees)| match agrees {
+            Ok(()) => Some(e),
+            Err(why) => {
+                refused.get_or_insert(why);
+                None
+            }
+        });
         let Some(era) = known else {
-            return Err(LayoutError::UnknownEra { path: base.path().to_owned(), name, data, size });
+            let unknown = LayoutError::UnknownEra { path: base.path().to_owned(), name, data, size };
+            return Err(refused.unwrap_or(unknown));
         };
-        code.check("ne", "ggml_nelements", least_load, era.ne)?;
-        code.check("op", "ggml_get_unary_op", compare, era.op)?;
-        code.check("op_params", "ggml_get_unary_op", second_load, era.op + 4)?;
-        code.check("view_src", "ggml_is_view", compare, era.view_src)?;
-        code.check("n_nodes", "ggml_graph_n_nodes", load, era.graph.0)?;
-        code.check("nodes", "ggml_graph_nodes", load, era.graph.1)?;
         let has_guid = code.read("ggml_backend_guid", load) == Some(0);
         let dispatch = code.read("ggml_backend_graph_compute_async", indirect);
         let dispatch = dispatch.and_then(|v| u32::try_from(v).ok()).filter(|v| GRAPH_COMPUTE.contains(v));
@@ -195,7 +210,7 @@ impl Layout {
             view_src_off: era.view_src,
             data_off: era.data,
             name_off: era.name,
-            name_len: NAME_LEN + size.saturating_sub(era.size),
+            name_len: era.name_room(size).unwrap_or(NAME_LEN),
             ith_off: era.ith,
             nth_off: era.ith + 4,
             pool_off: later.pool,
@@ -305,16 +320,26 @@ struct Code<'a> {
 impl Code<'_> {
     /// The offset an accessor shows, or why the layout cannot be read.
     fn need(&self, symbol: &'static str, pick: Pick) -> Result<u32, LayoutError> {
-        let path = || self.elf.path().to_owned();
+        let (path, name) = (|| self.elf.path().to_owned(), || self.elf.name_of(symbol).into_owned());
         let Some(accesses) = self.accesses(symbol) else {
-            return Err(LayoutError::NoAccessor { path: path(), symbol });
+            return Err(LayoutError::NoAccessor { path: path(), symbol: name() });
         };
         let offset = pick(&accesses).and_then(|v| u32::try_from(v).ok()).filter(|v| *v < 4096);
-        offset.ok_or_else(|| LayoutError::Undecoded { path: path(), symbol })
+        offset.ok_or_else(|| LayoutError::Undecoded { path: path(), symbol: name() })
     }
 
     fn read(&self, symbol: &'static str, pick: Pick) -> Option<i64> {
         self.accesses(symbol).and_then(|a| pick(&a))
+    }
+
+    /// Whether the fields that other accessors show lie where this era has them.
+    fn agrees(&self, era: &Era) -> Result<(), LayoutError> {
+        self.check("ne", "ggml_nelements", least_load, era.ne)?;
+        self.check("op", "ggml_get_unary_op", compare, era.op)?;
+        self.check("op_params", "ggml_get_unary_op", second_load, era.op + 4)?;
+        self.check("view_src", "ggml_is_view", compare, era.view_src)?;
+        self.check("n_nodes", "ggml_graph_n_nodes", load, era.graph.0)?;
+        self.check("nodes", "ggml_graph_nodes", load, era.graph.1)
     }
 
     /// Compares with what an accessor shows; one that is absent or not of a known form is no evidence.

@@ -2,6 +2,7 @@
 
 pub mod attached;
 mod backends;
+mod beside;
 pub mod books;
 pub mod bpf;
 pub mod btf;
@@ -48,6 +49,7 @@ pub mod recording;
 pub mod refusal;
 pub mod rehearsal;
 pub mod road;
+pub mod root;
 pub mod sched;
 pub mod search;
 pub mod sensors;

@@ -2,7 +2,7 @@
 //! `refusal`, `sensors`, `target`, `user`, `verify` and `trace`.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Child;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use super::pmc;
 use super::qos::Prices;
 use super::qos::law::{Rule, Step};
 use super::refusal::{self, Act};
+use super::search::Launch;
 use super::sensors;
 use super::source::Wish;
 pub use super::target::Streams;
@@ -29,7 +30,8 @@ use crate::trace::{Output, WriteError};
 pub enum Target {
     Pids(Vec<u32>),
     Command(Vec<OsString>),
-    Exe(PathBuf),
+    /// Whoever runs or maps this file, or a file of this directory.
+    Exe(Launch),
     /// Processes that come and go as [`Watch::order`] says, until that says stop.
     Fed,
 }
@@ -170,6 +172,14 @@ pub struct Summary {
 pub trait Arrivals {
     /// Those since the last call, by number. Waits for them, at most so long.
     fn wait(&mut self, most: Duration) -> Vec<u32>;
+    /// Processes that have begun another program since the last call.
+    fn changed(&mut self) -> Vec<u32> {
+        Vec::new()
+    }
+    /// Whether a process runs or maps just now what is looked for.
+    fn runs(&self, _pid: u32) -> bool {
+        true
+    }
 }
 
 /// What the session tells while it runs.

@@ -1,5 +1,7 @@
-//! Which files a program may load: its dependencies by the loader's rules, and what lies beside them. Uses `elf`, `open`
-//! and `budget`.
+//! Which files a program may load: its dependencies by the loader's rules, and what lies beside them. Uses `elf`, `open`,
+//! `root` and `budget`.
+//!
+//! A program may lie in a chroot, a container or another machine's file system: all that it names is looked up below its root.
 //!
 //! Engines load their CPU variants by themselves at run time, out of the directory of the program or library; so
 //! every shared object in these directories, and in backend directories below them, is a candidate.
@@ -13,15 +15,23 @@ use std::path::{Path, PathBuf};
 use super::budget::Budget;
 use super::elf::ElfFile;
 use super::open;
+use super::root::Root;
 use crate::order;
 
 /// Most files of one program; discovery says when it has looked at fewer.
 const MAX_FILES: usize = 4100;
+/// Most libraries that are told to be missing.
+const MAX_MISSING: usize = 8;
+/// How deep directories below one named by the user are searched.
+const MAX_DEPTH: usize = 4;
 
 /// How a program is started, as far as it decides which libraries it gets.
 #[derive(Debug, Clone, Default)]
 pub struct Launch {
+    /// The program, a library, or a directory of either.
     pub program: PathBuf,
+    /// What is the program's root directory; its paths below are as the program has them.
+    pub root: Root,
     /// Directories of `LD_LIBRARY_PATH`.
     pub library_path: Vec<PathBuf>,
     /// Extra files the engine loads (`GGML_BACKEND_PATH`).
@@ -29,14 +39,20 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// A file named by the user; this process' environment decides.
+    /// A file named by the user, in the root that it lies in; this process' environment decides.
     pub fn of_path(path: &Path) -> Launch {
+        Launch::within(path, Root::of(path))
+    }
+
+    /// The same for a root that is known.
+    pub fn within(path: &Path, root: Root) -> Launch {
         let list = |name| std::env::var_os(name).map(|v| std::env::split_paths(&v).collect::<Vec<_>>());
         let library_path = list("LD_LIBRARY_PATH").unwrap_or_default();
         let extra = std::env::var_os("GGML_BACKEND_PATH").map(PathBuf::from).into_iter().collect();
         let not_empty = |p: &PathBuf| !p.as_os_str().is_empty();
         Launch {
-            program: path.to_owned(),
+            program: root.path().and_then(|_| root.place(path)).unwrap_or_else(|| path.to_owned()),
+            root,
             library_path: library_path.into_iter().filter(not_empty).collect(),
             extra,
         }
@@ -88,40 +104,81 @@ const SHARED_DIRS: [&str; 12] = [
     "/usr/lib/aarch64-linux-gnu",
 ];
 
-/// The program, its dependencies, then the shared objects beside them; canonical paths, each once. `open` gives the
-/// dependencies of a file. Ends early, and `budget` says so, where there are too many names to look up.
-pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>, budget: &Budget) -> Vec<PathBuf> {
-    let mut order = Vec::new();
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Files {
+    /// The program, its dependencies, then the shared objects beside them; paths without links, each once.
+    pub found: Vec<PathBuf>,
+    /// Names of libraries that are needed and were found nowhere.
+    pub missing: Vec<String>,
+}
+
+/// Looks for all files. `open` gives the dependencies of one. Ends early, and `budget` says so, where there are too many names
+/// to look up.
+pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>, budget: &Budget) -> Files {
+    let root = &launch.root;
+    let (mut order, mut missing) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
-    let mut queue: VecDeque<PathBuf> =
-        [launch.program.clone()].into_iter().chain(launch.extra.clone()).collect();
+    let extra = launch.extra.iter().filter_map(|p| root.resolve(p));
+    let mut queue: VecDeque<PathBuf> = match launch.program.is_dir() {
+        true => below(&launch.program, budget).into(),
+        false => root.place(&launch.program).into_iter().collect(),
+    };
+    queue.extend(extra);
     let (mut dirs, mut known) = (BTreeSet::new(), HashSet::new());
     while let Some(path) = queue.pop_front() {
-        // The loader expands $ORIGIN by the real place of a file, so links are followed first.
-        let Ok(path) = path.canonicalize() else { continue };
         if order.len() >= MAX_FILES || !seen.insert(path.clone()) {
             continue;
         }
         let elf = open(&path);
-        let origin = path.parent().unwrap_or(Path::new("/")).to_owned();
+        let place = path.parent().unwrap_or(Path::new("/")).to_owned();
+        // The loader expands $ORIGIN by the real place of a file.
+        let origin = root.inside(&place);
         for name in elf.iter().flat_map(|e| &e.needed) {
             let own = elf.iter().flat_map(|e| &e.runpath).map(|r| expand(r, &origin));
-            queue.extend(resolve(name, own, launch, budget));
+            match resolve(name, own, launch, budget) {
+                Some(path) => queue.push_back(path),
+                None if missing.len() < MAX_MISSING && !missing.contains(name) => missing.push(name.clone()),
+                None => {}
+            }
         }
-        if known.insert(origin.clone()) {
-            dirs.extend(backend_dirs(&origin, budget));
+        if known.insert(place.clone()) {
+            dirs.extend(backend_dirs(&place, budget));
         }
-        if !SHARED_DIRS.iter().any(|d| Path::new(d) == origin) {
-            dirs.insert(origin);
+        if !is_shared(&origin) {
+            dirs.insert(place);
         }
         order.push(path);
     }
-    for file in dirs.iter().flat_map(|d| shared_objects(d, budget)) {
+    for file in dirs.iter().flat_map(|d| shared_objects(d, root, budget)) {
         if order.len() < MAX_FILES && seen.insert(file.clone()) {
             order.push(file);
         }
     }
-    order
+    // One that lies beside the others is not missing: its own program knows where it looks for it.
+    let names: HashSet<_> = order.iter().filter_map(|p: &PathBuf| p.file_name()).collect();
+    missing.retain(|name| !names.contains(std::ffi::OsStr::new(name)));
+    Files { found: order, missing }
+}
+
+/// Whether the directory's other files are none of the program's; a path as the program has it.
+pub fn is_shared(dir: &Path) -> bool {
+    SHARED_DIRS.iter().any(|d| Path::new(d) == dir)
+}
+
+/// All ELF files of a directory named by the user and of those in it, links left out.
+pub fn below(dir: &Path, budget: &Budget) -> Vec<PathBuf> {
+    let (mut files, mut dirs) = (Vec::new(), VecDeque::from([(dir.to_owned(), 0)]));
+    while let Some((dir, depth)) = dirs.pop_front() {
+        for path in entries(&dir, budget) {
+            match std::fs::symlink_metadata(&path).map(|m| m.file_type()) {
+                Ok(kind) if kind.is_dir() && depth < MAX_DEPTH => dirs.push_back((path, depth + 1)),
+                Ok(kind) if kind.is_file() && files.len() < MAX_FILES && is_elf(&path) => files.push(path),
+                _ => {}
+            }
+        }
+    }
+    files
 }
 
 fn expand(entry: &str, origin: &Path) -> PathBuf {
@@ -135,13 +192,14 @@ fn resolve(
     launch: &Launch,
     budget: &Budget,
 ) -> Option<PathBuf> {
+    let there = |path: &Path| launch.root.resolve(path).filter(|p| p.is_file());
     if name.contains('/') {
-        return budget.name(name).then(|| PathBuf::from(name));
+        return budget.name(name).then(|| there(Path::new(name))).flatten();
     }
     let default = DEFAULT_DIRS.iter().map(PathBuf::from);
     let dirs = launch.library_path.iter().cloned().chain(own).chain(default);
     let mut paths = dirs.map(|d| d.join(name)).take_while(|p| budget.name(&p.to_string_lossy()));
-    paths.find(|p| p.is_file())
+    paths.find_map(|p| there(&p))
 }
 
 /// Directories of loadable backends below a library's directory, as distributions lay them out
@@ -163,13 +221,14 @@ fn entries(dir: &Path, budget: &Budget) -> Vec<PathBuf> {
 
 /// Files of a directory that begin as ELF files do, links followed. Names do not count: extension modules are called
 /// `.so`, `.node` or nothing at all.
-fn shared_objects(dir: &Path, budget: &Budget) -> Vec<PathBuf> {
-    let is_elf = |p: &PathBuf| {
-        let mut head = [0u8; 4];
-        open::regular(p).is_ok_and(|mut file| file.read_exact(&mut head).is_ok()) && head == *b"\x7fELF"
-    };
+fn shared_objects(dir: &Path, root: &Root, budget: &Budget) -> Vec<PathBuf> {
     let there = entries(dir, budget).into_iter().take_while(|_| budget.spent().is_none());
-    there.filter(is_elf).filter_map(|p| p.canonicalize().ok()).collect()
+    there.filter_map(|p| root.place(&p)).filter(|p| is_elf(p)).collect()
+}
+
+fn is_elf(path: &Path) -> bool {
+    let mut head = [0u8; 4];
+    open::regular(path).is_ok_and(|mut file| file.read_exact(&mut head).is_ok()) && head == *b"\x7fELF"
 }
 
 #[cfg(test)]
@@ -179,7 +238,7 @@ mod tests {
 
     /// What is found beside a program in this directory.
     fn beside(dir: &Path, budget: &Budget) -> usize {
-        files(&Launch { program: dir.join("program"), ..Launch::default() }, |_| None, budget).len()
+        files(&Launch { program: dir.join("program"), ..Launch::default() }, |_| None, budget).found.len()
     }
 
     #[test]

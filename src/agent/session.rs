@@ -185,7 +185,7 @@ pub fn record(
     drain.borrow_mut().kin.metering = fed;
     let detail = levels::top(options.level, options.structure);
     let arrivals = match &target {
-        Target::Exe(path) => Some(watch.arrivals(path)?),
+        Target::Exe(launch) => Some(watch.arrivals(&launch.program)?),
         _ => None,
     };
     let mut s = Session {
@@ -257,8 +257,8 @@ pub fn record(
             s.hear(watch)?;
             (None, s.run(&mut None, watch))
         }
-        Target::Exe(path) => {
-            s.add_all(Ok(discover::of_path(path)?), None, watch)?;
+        Target::Exe(launch) => {
+            s.add_all(Ok(discover::of_launch(launch)?), None, watch)?;
             (None, s.run(&mut None, watch))
         }
     };

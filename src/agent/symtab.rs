@@ -16,6 +16,9 @@ const MAX_STRINGS: u64 = 1 << 30;
 const MAX_PLACES: usize = 4096;
 /// Longest name looked for, in bytes.
 const MAX_NAME: usize = 4096;
+/// Longest text before a name that is told, in bytes, and most functions that are told of.
+pub const MAX_PREFIX: usize = 32;
+const MAX_PREFIXED: usize = 256;
 /// Bytes of a symbol.
 pub const SYM_SIZE: usize = 24;
 
@@ -38,11 +41,12 @@ pub struct SymTab {
     pub strs: (u64, u64),
 }
 
-/// Gives each defined function or object of the table that has one of the names, with the name's index.
-pub fn find(pages: &Pages, table: SymTab, names: &[&str], each: &mut dyn FnMut(usize, Symbol)) {
-    let places = places(pages, table.strs, names);
+/// Gives each defined function or object of the table that has one of the names, with the name's index. True where there are
+/// strings that are longer and end in one of them.
+pub fn find(pages: &Pages, table: SymTab, names: &[&str], each: &mut dyn FnMut(usize, Symbol)) -> bool {
+    let (places, longer) = places(pages, table.strs, names);
     if places.is_empty() {
-        return;
+        return longer;
     }
     let syms = (table.syms.0, table.syms.1.min(MAX_SYMBOLS * SYM_SIZE as u64));
     pages.pieces(syms, SYM_SIZE, 0, &mut |_, bytes| {
@@ -55,6 +59,35 @@ pub fn find(pages: &Pages, table: SymTab, names: &[&str], each: &mut dyn FnMut(u
             }
         }
         true
+    });
+    longer
+}
+
+/// Gives the defined functions of the table whose names end in one of these and have letters, digits or underscores before it:
+/// the name's index, and what is before it.
+pub fn prefixed(pages: &Pages, table: SymTab, names: &[&str], each: &mut dyn FnMut(usize, &str)) {
+    let (places, _) = places(pages, table.strs, names);
+    let syms = (table.syms.0, table.syms.1.min(MAX_SYMBOLS * SYM_SIZE as u64));
+    let mut left = if places.is_empty() { 0 } else { MAX_PREFIXED };
+    pages.pieces(syms, SYM_SIZE, 0, &mut |_, bytes| {
+        for (at, symbol) in bytes.as_chunks::<SYM_SIZE>().0.iter().filter_map(parse) {
+            let next = places.get(places.partition_point(|p| p.0 <= at));
+            let Some(&(place, name)) = next.filter(|p| symbol.function && (p.0 - at) as usize <= MAX_PREFIX)
+            else {
+                continue;
+            };
+            if left == 0 {
+                return false;
+            }
+            left -= 1;
+            let before = pages.take(table.strs.0.saturating_add(at.into()), (place - at) as usize);
+            // A zero is the end of another string.
+            let fit = before.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'_');
+            if let Some(text) = std::str::from_utf8(&before).ok().filter(|_| fit) {
+                each(name, text);
+            }
+        }
+        left > 0
     });
 }
 
@@ -122,10 +155,11 @@ fn pair(text: &[u8]) -> Option<usize> {
     text.last_chunk::<2>().map(|b| usize::from(u16::from_le_bytes(*b)))
 }
 
-/// Where in a table of strings the names are, ascending; each place with the name's index.
-fn places(pages: &Pages, strs: (u64, u64), names: &[&str]) -> Vec<(u32, usize)> {
+/// Where in a table of strings the names are, ascending; each place with the name's index. And whether some of them are the end
+/// of a longer string.
+fn places(pages: &Pages, strs: (u64, u64), names: &[&str]) -> (Vec<(u32, usize)>, bool) {
     let tails = Tails::of(names);
-    let mut places: Vec<(u32, usize)> = Vec::new();
+    let (mut places, mut longer) = (Vec::<(u32, usize)>::new(), false);
     let strs = (strs.0, strs.1.min(MAX_STRINGS));
     pages.pieces(strs, 1, tails.longest + 1, &mut |at, bytes| {
         let mut from = 0;
@@ -134,6 +168,7 @@ fn places(pages: &Pages, strs: (u64, u64), names: &[&str]) -> Vec<(u32, usize)> 
         {
             let end = from + text.count_bytes();
             for (name, len) in tails.of_text(text.to_bytes()).map(|(name, text)| (*name, text.len())) {
+                longer |= text.count_bytes() > len;
                 places.extend(u32::try_from(at + (end - len) as u64).ok().map(|place| (place, name)));
             }
             from = end + 1;
@@ -144,7 +179,7 @@ fn places(pages: &Pages, strs: (u64, u64), names: &[&str]) -> Vec<(u32, usize)> 
     // Names in what two pieces share were seen twice.
     crate::order::by_key(&mut places, |p| (p.0.into(), p.1 as u64));
     places.dedup_by_key(|p| p.0);
-    places
+    (places, longer)
 }
 
 #[cfg(test)]
@@ -196,6 +231,28 @@ mod tests {
     fn a_table_full_of_one_name_is_left_early() {
         let strings = b"ggml_op_name\0".repeat(1 << 16);
         let (pages, table) = file(&strings, &[]);
-        assert_eq!(places(&pages, table.strs, &["ggml_op_name"]).len(), MAX_PLACES);
+        assert_eq!(places(&pages, table.strs, &["ggml_op_name"]).0.len(), MAX_PLACES);
+    }
+
+    #[test]
+    fn what_stands_before_a_name_is_told() {
+        let strings = b"\0lm_ggml_op_name\0a b ggml_op_name\0ggml_op_name\0x_other\0";
+        let before = |symbols: &[u32]| {
+            let (pages, table) = file(strings, symbols);
+            let mut out = Vec::new();
+            prefixed(&pages, table, &["ggml_op_name", "other"], &mut |name, text| {
+                out.push((name, text.to_owned()))
+            });
+            out
+        };
+        assert_eq!(before(&[1]), [(0, "lm_".to_owned())]);
+        assert_eq!(before(&[2, 47]), [(0, "m_".to_owned()), (1, "x_".to_owned())]);
+        // The name itself, one with spaces before it, another string.
+        assert_eq!(before(&[34, 17, 0, 4]), []);
+        assert_eq!(before(&vec![1; 100_000]).len(), MAX_PREFIXED);
+        let (pages, table) = file(strings, &[]);
+        assert!(find(&pages, table, &["ggml_op_name"], &mut |_, _| {}));
+        let (pages, table) = file(b"\0ggml_op_name\0", &[]);
+        assert!(!find(&pages, table, &["ggml_op_name"], &mut |_, _| {}));
     }
 }

@@ -1,13 +1,14 @@
 //! `profinfer doctor`: can this machine, and this target, be recorded? Uses `agent` and `views`.
 
 use std::io::{BufWriter, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use serde::Serialize;
 
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
+use super::record::flags::{SYSROOT, launch};
 use super::values::whole;
 use crate::agent::btf::Btf;
 use crate::agent::calibrate::Way;
@@ -31,8 +32,8 @@ says what root would change.",
     usage: &["[OPTIONS] [BINARY]", "[OPTIONS] -p PID"],
     arguments: &[Argument {
         name: "BINARY",
-        help: "Program or library that contains llama.cpp or GGML; the libraries it needs and those beside it are \
-               looked at too",
+        help: "Program or library that contains llama.cpp or GGML, or a directory of them; the libraries it needs and \
+               those beside it are looked at too",
     }],
     behind: None,
     groups: &[FLAGS],
@@ -42,7 +43,7 @@ Words:
   missing   needed and not there: nothing can be recorded at op level until it is mended
   optional  not there, and not needed; says what is lost without it
   skipped   not tried; says why",
-    exits: &[("0", "fit to record ops"), ("1", "not fit, the reason is the last line"), ("2", "wrong usage")],
+    exits: &[("0", "fit to record ops, or a file that would fit on another machine"), ("1", "not fit, the reason is the last line"), ("2", "wrong usage")],
     examples: "\
 profinfer doctor                                this machine alone
 profinfer doctor $(command -v llama-server)     and a program with the libraries beside it
@@ -58,6 +59,7 @@ const FLAGS: Group = Group {
     title: "Options",
     flags: &[
         Flag::value("pid", "PID", "Running process to look at").short('p'),
+        SYSROOT,
         Flag::switch("json", "Write JSON: times in nanoseconds"),
         Flag::value("btf", "FILE", "The running kernel's BTF, where it has none of its own"),
         Flag::switch(
@@ -164,7 +166,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let subject = match (args.option("pid", whole(0, u32::MAX.into()))?, args.argument("BINARY")) {
         (Some(_), Some(_)) => return Err(Usage::new("-p/--pid and BINARY exclude each other").into()),
         (Some(pid), None) => Some(Subject::Pid(pid)),
-        (None, Some(path)) => Some(Subject::Path(path.into())),
+        (None, Some(path)) => Some(Subject::Path(launch(args, Path::new(path))?)),
         (None, None) => None,
     };
     let (prophecy, btf) = (Prophecy::read(args)?, args.path("btf")?);
@@ -187,7 +189,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         doctor::write(&mut out, &found, prediction.as_ref(), &Style { width, color: terminal && !no_color })?;
     }
     out.flush()?;
-    Ok(if found.fit { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if found.fit || found.fits_on.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[cfg(test)]

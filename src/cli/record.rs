@@ -277,7 +277,7 @@ fn ready_line(target: &Target) -> String {
             format!("process {}", pids.join(", "))
         }
         Target::Command(argv) => argv.first().map(|a| a.display().to_string()).unwrap_or_default(),
-        Target::Exe(path) => format!("every process that runs {}", path.display()),
+        Target::Exe(launch) => format!("every process that runs or maps {}", launch.program.display()),
         Target::Fed => "what comes".to_owned(),
     };
     format!("ready: recording {what}; Ctrl-C ends it")

@@ -436,7 +436,7 @@ fn named(target: &Target) -> String {
             format!("process {}", pids.join(", "))
         }
         Target::Command(words) => target::shown(words.iter().map(|w| w.as_bytes())),
-        Target::Exe(path) => format!("all that run {}", path.display()),
+        Target::Exe(launch) => format!("all that run {}", launch.program.display()),
         Target::Fed => "engines as they come".into(),
     }
 }

@@ -49,6 +49,14 @@ fn title(out: &mut dyn Write, text: &str, style: &Style) -> io::Result<()> {
 
 fn verdict(out: &mut dyn Write, all: &Checkup, style: &Style) -> io::Result<()> {
     writeln!(out)?;
+    if let Some(machine) = all.fits_on {
+        return writeln!(
+            out,
+            "{} on {machine}: ops of this target can be recorded there, not on this machine ({})",
+            style.good("would fit"),
+            clean(&all.machine.arch)
+        );
+    }
     if !all.fit {
         return writeln!(out, "{}: {}", style.bad("not fit"), clean(&all.reason));
     }

@@ -107,6 +107,16 @@ impl Recorder {
         });
     }
 
+    /// Waits until the trace tells of a probe in a file of this name.
+    pub fn wait_for_probe_in(&self, file: &str) {
+        wait_until("the trace tells of a probe there", || {
+            let trace = Trace::open(&self.trace);
+            let probed =
+                |t: &Trace| load(t, &Progress::default()).probes.iter().any(|p| p.module.ends_with(file));
+            trace.is_ok_and(|t| probed(&t))
+        });
+    }
+
     pub fn finish(mut self) -> Run {
         let status = wait(&mut self.child);
         let text = |name: &str| std::fs::read_to_string(self.dir.path().join(name)).unwrap_or_default();

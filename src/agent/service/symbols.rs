@@ -6,6 +6,7 @@
 //! bounded: the holes of a file are passed over, tables are read up to a length far above that of any engine.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -23,6 +24,8 @@ const MAX_SYMBOLS: u64 = 96 << 20;
 pub const MAX_READ: u64 = 192 << 20;
 /// Most places of one name in a table of strings; linkers make one, others are ends of longer names.
 const MAX_PLACES: usize = 64;
+/// Longest text before a name that still is one, with which an engine's functions may all begin, in bytes.
+const MAX_PREFIX: usize = 32;
 /// Most program headers, and most bytes of the dynamic section, looked at.
 const MAX_PROGRAM: usize = 64;
 const MAX_DYNAMIC: u64 = 64 << 10;
@@ -30,7 +33,8 @@ const MAX_DYNAMIC: u64 = 64 << 10;
 /// A table of symbols and its strings, both offset and length in the file.
 type Table = ((u64, u64), (u64, u64));
 
-/// True where one table of symbols, exported or not, has functions of all these names. False for what is no 64-bit file of
+/// True where one table of symbols, exported or not, has functions of all these names, or of all of them behind the same short
+/// text. False for what is no 64-bit file of
 /// this machine, and for a damaged one. `read` grows by the bytes that were read.
 ///
 /// # Errors
@@ -230,8 +234,15 @@ impl Elf<'_> {
             if here.is_empty() {
                 return Ok(false);
             }
-            places.push((here, false));
+            places.push(here);
         }
+        // What was before each name, of the functions seen.
+        let mut seen: Vec<HashSet<Vec<u8>>> = vec![HashSet::new(); names.len()];
+        let all = |seen: &[HashSet<Vec<u8>>]| {
+            let first = seen.first().into_iter().flatten();
+            first.into_iter().any(|before| seen.iter().all(|of| of.contains(before)))
+        };
+        let mut done = false;
         self.pieces((symbols.0, symbols.1.min(MAX_SYMBOLS)), 0, &mut |_, bytes| {
             for s in bytes.chunks_exact(24) {
                 // A function that has a section: what the file only needs has none.
@@ -239,29 +250,59 @@ impl Elf<'_> {
                     break;
                 };
                 if kind & 15 == 2 && section != 0 {
-                    let of = places.iter_mut().find(|(here, _)| here.binary_search(&name.into()).is_ok());
-                    of.into_iter().for_each(|(_, seen)| *seen = true);
+                    for (here, seen) in places.iter().zip(&mut seen) {
+                        let next = here.get(here.partition_point(|p| p.at < name.into()));
+                        let before = next.and_then(|p| p.before(name.into()));
+                        if let Some(text) = before.filter(|text| !seen.contains(*text)) {
+                            seen.insert(text.to_vec());
+                        }
+                    }
                 }
             }
-            places.iter().any(|(_, seen)| !seen)
+            done = all(&seen);
+            !done
         })?;
-        Ok(places.iter().all(|(_, seen)| *seen))
+        Ok(done)
     }
 
     /// Where in a table of strings the name stands; it may be the end of a longer one.
-    fn places(&self, strings: (u64, u64), name: &str) -> io::Result<Vec<u64>> {
+    fn places(&self, strings: (u64, u64), name: &str) -> io::Result<Vec<Place>> {
         let needle = [name.as_bytes(), &[0]].concat();
-        let mut places = Vec::new();
-        self.pieces(strings, needle.len() - 1, &mut |at, bytes| {
+        let mut places: Vec<Place> = Vec::new();
+        // Each name is in one piece with all that counts of what is before it.
+        self.pieces(strings, needle.len() - 1 + MAX_PREFIX, &mut |at, bytes| {
             let mut rest = 0;
             while let (true, Some(hit)) = (places.len() < MAX_PLACES, find(&bytes[rest..], &needle)) {
-                places.push(at + (rest + hit) as u64);
-                rest += hit + 1;
+                let place = rest + hit;
+                rest = place + 1;
+                if places.last().is_some_and(|last| last.at >= at + place as u64) {
+                    continue;
+                }
+                let before = bytes[place.saturating_sub(MAX_PREFIX)..place].iter().rev();
+                let mut before: Vec<u8> =
+                    before.take_while(|b| b.is_ascii_alphanumeric() || **b == b'_').copied().collect();
+                before.reverse();
+                places.push(Place { at: at + place as u64, before });
             }
             places.len() < MAX_PLACES
         })?;
-        // Ascending as found; two pieces share what neither has in whole.
+        // Ascending as found.
         Ok(places)
+    }
+}
+
+/// Where a name stands in a table of strings.
+struct Place {
+    at: u64,
+    /// What is before it: as much of it as a name may begin with.
+    before: Vec<u8>,
+}
+
+impl Place {
+    /// What a symbol has before the name, whose own name begins there.
+    fn before(&self, begins: u64) -> Option<&[u8]> {
+        let len = usize::try_from(self.at.checked_sub(begins)?).ok()?;
+        self.before.get(self.before.len().checked_sub(len)?..)
     }
 }
 
@@ -338,6 +379,21 @@ mod tests {
         assert!(!says(&made(&[both[0], ("ggml_get_name", 1, 1)], 0)), "data");
         let many: Vec<_> = (0..3000).map(|_| ("f", 1, 2)).chain(both).collect();
         assert!(says(&made(&many, 0)));
+    }
+
+    #[test]
+    fn all_may_begin_with_the_same_text() {
+        let of = |first: &'static str, second: &'static str| [(first, 1, 2), (second, 1, 2)];
+        for pad in (PIECE - 40..PIECE + 4).chain([0, 3 * PIECE - 8]) {
+            assert!(says(&made(&of("lm_ggml_op_name", "lm_ggml_get_name"), pad)), "{pad}");
+            assert!(!says(&made(&of("lm_ggml_op_name", "wsp_ggml_get_name"), pad)), "{pad}");
+            assert!(!says(&made(&of("lm_ggml_op_name", "ggml_get_name"), pad)), "{pad}");
+        }
+        assert!(!says(&made(&of("a b ggml_op_name", "a b ggml_get_name"), 0)), "no name of C");
+        let long = "x".repeat(MAX_PREFIX + 1);
+        let long: &[(&str, u16, u8)] =
+            &[(&format!("{long}ggml_op_name"), 1, 2), (&format!("{long}ggml_get_name"), 1, 2)];
+        assert!(!says(&made(long, 0)), "too long");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Session;
 use super::writing::notice;
-use crate::agent::recording::Watch;
+use crate::agent::recording::{RecordError, Watch};
 use crate::agent::source::Guard;
 use crate::agent::{early, maps, pulse, target};
 use crate::trace::WriteError;
@@ -142,8 +142,14 @@ impl Session {
         self.source.poll(Duration::ZERO);
     }
 
-    /// Probes the processes that have come.
-    pub(super) fn arrive(&mut self, watch: &mut dyn Watch) -> Result<(), WriteError> {
+    /// Lets those go that have begun another program, and probes the processes that have come.
+    pub(super) fn arrive(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        for pid in self.arrivals.as_mut().map(|a| a.changed()).unwrap_or_default() {
+            let runs = self.arrivals.as_ref().is_none_or(|a| a.runs(pid));
+            if self.pids.contains_key(&pid) && !runs {
+                self.let_go(pid)?;
+            }
+        }
         for pid in std::mem::take(&mut self.arrived) {
             if self.pids.contains_key(&pid) || pid == std::process::id() {
                 continue;

@@ -1,7 +1,7 @@
 //! The command line of `profinfer record`. Uses `agent`'s options and `redact`.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::caller::{AS_ROOT, Caller};
@@ -9,6 +9,8 @@ use crate::agent::attached::Site;
 use crate::agent::btf::Btf;
 use crate::agent::machine::AgentCpu;
 use crate::agent::recording::{Options, Streams, Target};
+use crate::agent::root::Root;
+use crate::agent::search::Launch;
 use crate::agent::source::Wish;
 use crate::agent::verify::OpEnd;
 use crate::cli::args::{Args, Argument, Command, Flag, Group, Usage};
@@ -64,10 +66,36 @@ pub const TARGET: Group = Group {
         .many()
         .excludes(&["exe"])
         .line_only(),
-        Flag::value("exe", "PATH", "Record every process that runs this program or library, from now on"),
+        Flag::value(
+            "exe",
+            "PATH",
+            "Record every process that runs this program or maps this library, from now on, and nobody else; of a \
+             directory, its programs and libraries",
+        ),
+        SYSROOT.needs(&["exe"]).line_only(),
         AS_ROOT,
     ],
 };
+
+/// Where libraries of a program named by its file are looked up.
+pub const SYSROOT: Flag = Flag::value(
+    "sysroot",
+    "DIR",
+    "Look its libraries up below this directory: the chroot, container or system of another machine that it lies in \
+     [default: the nearest directory above it that has a loader]",
+);
+
+/// The program of this path, in the root that is given or that it lies in.
+///
+/// # Errors
+/// It does not lie in the root given.
+pub fn launch(args: &Args, path: &Path) -> Result<Launch, Usage> {
+    let root = match args.path("sysroot")? {
+        Some(dir) => Root::given(&dir, path).map_err(|why| Usage::new(format!("--sysroot: {why}")))?,
+        None => Root::of(path),
+    };
+    Ok(Launch::within(path, root))
+}
 
 const OUTPUT: Group = Group {
     title: "Output",
@@ -286,7 +314,7 @@ fn target(args: &Args) -> Result<Target, Usage> {
     // A command to run is stronger than a program named elsewhere than beside it.
     let exe = args.path("exe")?.filter(|_| args.behind().is_empty() || args.on_line("exe"));
     match (exe, pids.is_empty(), args.behind()) {
-        (Some(path), true, []) => Ok(Target::Exe(path)),
+        (Some(path), true, []) => Ok(Target::Exe(launch(args, &path)?)),
         (None, false, []) => Ok(Target::Pids(pids)),
         (None, true, command @ [_, ..]) => Ok(Target::Command(command.to_vec())),
         (None, true, []) => Err(Usage::new("what to record? give -p PID, --exe PATH, or -- COMMAND")),
