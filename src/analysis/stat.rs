@@ -145,7 +145,10 @@ pub fn stat(trace: &Trace, options: &Options, progress: &Progress) -> Result<Sta
     let pid = options.pid.or((!calls.whole.is_empty()).then(|| calls.pid.into()));
     let cut = Cut { pid, ..Cut::default() };
     let part = cut.part_of(&loaded, &line, runs)?;
-    cut.apply(&part, &mut loaded);
+    // Without calls to tell of, why is told of the whole recording.
+    if !calls.whole.is_empty() {
+        cut.apply(&part, &mut loaded);
+    }
     let mut found = of_process(&mut loaded, options, part.pid)?;
     (found.other_processes, found.context) = (calls.other_processes as u64, part.context);
     found.runs = part.runs;
