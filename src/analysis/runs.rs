@@ -536,7 +536,7 @@ fn rows(
         }
     }
     let mut number: HashMap<u32, u32> = HashMap::new();
-    let mut row = |(((pid, mark), sum), plans): ((&(u32, Mark), &Sum), &HashSet<u32>)| {
+    let row = |(((pid, mark), sum), plans): ((&(u32, Mark), &Sum), &HashSet<u32>)| {
         let several = of_pid.get(pid).is_some_and(|n| *n > 1);
         let n = number.entry(*pid).or_default();
         *n += 1;
@@ -557,7 +557,7 @@ fn rows(
             mixed: lost.or(mixed.get(pid).copied()),
         }
     };
-    keys.iter().zip(&sums).zip(&plans).map(|each| row(each)).collect()
+    keys.iter().zip(&sums).zip(&plans).map(row).collect()
 }
 
 /// Tensors that plans compute, ascending.
