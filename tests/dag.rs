@@ -227,7 +227,7 @@ fn what_cannot_be_drawn_is_said_with_what_to_do() {
     let said = refused(run(LLAMA, 0), &Options { phase: Some(Phase::Decode), ..ALL });
     assert_eq!(said, "it holds no ops in decode; there are some in prefill");
     assert!(matches!(drawn(Made::new(LLAMA).finish(), &ALL), Err(DagError::NoGraphs)));
-    let said = refused(run(LLAMA, 1), &Options { pid: Some(1), ..ALL });
+    let said = refused(run(LLAMA, 1), &Options { pid: Some(1.into()), ..ALL });
     assert_eq!(said, "process 1 is not in it; those recorded: 77 (/opt/llama/llama-cli)");
     let mut made = Made::new(LLAMA);
     let (pid, t, dur, cut) = (PID, synth_trace::ORIGIN as i64, 10, false);
@@ -267,7 +267,8 @@ fn of_several_processes_one_must_be_chosen() {
         said.contains("77 (/opt/llama/llama-cli), 78 (/opt/llama/llama-cli)") && said.contains("--pid"),
         "{said}"
     );
-    let nodes = |pid| drawn(bytes.clone(), &Options { pid: Some(pid), ..ALL }).unwrap().nodes.len();
+    let nodes =
+        |pid: u32| drawn(bytes.clone(), &Options { pid: Some(pid.into()), ..ALL }).unwrap().nodes.len();
     assert_eq!(nodes(78), nodes(77) + 3 * 6, "an ADD and a bias for each of three");
 }
 

@@ -130,6 +130,54 @@ fn a_slower_machine_is_a_drift_and_a_code_of_its_own() {
     assert_eq!(f.diff(&["--fail-above", "20%"]).status.code(), Some(0));
 }
 
+/// Calls of B take from as long as A's to many times that: nothing says by how much it is slower.
+#[test]
+fn what_is_undecided_does_not_pass() {
+    let wild = |n: usize, tail: u64| {
+        let mut s = Synth::new(Vec::new(), Spec::default());
+        s.call(8, |p, _| 100_000 + p as u64);
+        for i in 0..n as u64 {
+            let factor = [1, 1, 4, tail, 1, 9, 1, 2][(i * 5 % 8) as usize];
+            s.call(1, |p, t| (20_000 + 500 * p as u64) * factor + u64::from(t));
+        }
+        s.enc.finish(&footer("target exited")).unwrap()
+    };
+    let f = Files::new(&[&run(Spec::default(), 24, 1, plain), &wild(24, 30)]);
+    let d = f.json(&[]);
+    let (a, b) = (d["call"]["a_ns"].as_f64().unwrap(), d["call"]["b_ns"].as_f64().unwrap());
+    assert!(b > 2.0 * a, "{d:#}");
+    let out = f.diff(&["--fail-above", "3%"]);
+    assert_ne!(out.status.code(), Some(0), "{}", text(&out.stdout));
+    for interval in [&d["call"]["interval"]]
+        .into_iter()
+        .chain(d["ops"].as_array().unwrap().iter().map(|o| &o["own_interval"]))
+    {
+        let ends = interval.as_array().into_iter().flatten();
+        assert!(ends.map(|e| e.as_f64().unwrap()).all(|e| e.abs() < 100.0), "{interval}");
+    }
+    // One call in eight takes long, the typical one as long as ever.
+    let f = Files::new(&[&run(Spec::default(), 64, 1, plain), &stalls()]);
+    let out = f.diff(&["--fail-above", "3%"]);
+    assert_eq!(out.status.code(), Some(5), "{}{}", text(&out.stdout), text(&out.stderr));
+    let said = text(&out.stderr);
+    assert!(said.contains("undecided whether a call is slower by more than 3 %"), "{said}");
+    assert_eq!(f.diff(&["--fail-above", "3%", "--allow-undecided"]).status.code(), Some(0));
+}
+
+/// As a plain run, but one call in eight takes twenty times as long.
+fn stalls() -> Vec<u8> {
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    s.call(8, |p, _| 100_000 + p as u64);
+    for i in 0..64u64 {
+        let factor = if i % 8 == 5 { 20 } else { 1 };
+        s.call(1, |p, t| {
+            let chance = (i + 1).wrapping_mul(2_654_435_761).wrapping_add(2 + 97 * p as u64) % 401;
+            ((20_000 + 500 * p as u64) * (100_000 + chance - 200) / 100_000) * factor + u64::from(t)
+        });
+    }
+    s.enc.finish(&footer("target exited")).unwrap()
+}
+
 #[test]
 fn other_layers_and_other_ops_are_structure_and_no_speed() {
     let more = Spec { layers: 3, ..Spec::default() };
@@ -161,8 +209,9 @@ fn runs_of_unlike_length_are_compared_as_far_as_both_go() {
     // Too few tokens to tell anything; asked to judge, it says so.
     let f = Files::new(&[&run(Spec::default(), 10, 1, plain), &run(Spec::default(), 64, 2, |_| 2.0)]);
     let out = f.diff(&["--fail-above", "3%"]);
-    assert_eq!(out.status.code(), Some(1));
+    assert_eq!(out.status.code(), Some(5));
     assert!(text(&out.stderr).contains("10 of decode are too few"), "{}", text(&out.stderr));
+    assert_eq!(f.diff(&["--fail-above", "3%", "--allow-undecided"]).status.code(), Some(0));
     assert!(text(&out.stdout).contains("too few calls to tell a change from chance"));
 }
 

@@ -62,6 +62,9 @@ pub struct Hits {
     pub graphs: u64,
     /// Graphs whose nodes could be read and which ended before the recording did; the sums below are theirs.
     pub checked_graphs: u64,
+    /// Graphs that the end of the recording cut: what they demand was not reached, so they are not checked.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cut_graphs: u64,
     pub expected: u64,
     pub seen: u64,
     /// Checked graphs in which the two differ.
@@ -244,6 +247,7 @@ fn hits(loaded: &Loaded<'_>, times: &OpTimes) -> Hits {
         // Below level op there is no plan, and no slice is promised.
         h.graphs_slices_off += u64::from(g.plan.is_some() && sum.slices != u64::from(g.seen));
         h.graphs_overfull += u64::from(sum.ops.saturating_add(sum.wait) > g.dur || sum.longest > g.dur);
+        h.cut_graphs += u64::from(g.cut);
         if let (Some(expected), false) = (g.expected, g.cut) {
             h.checked_graphs += 1;
             h.expected += u64::from(expected);
@@ -253,6 +257,10 @@ fn hits(loaded: &Loaded<'_>, times: &OpTimes) -> Hits {
     }
     h.graphs_without_record = times.phases.values().map(|p| p.unrecorded).sum();
     h
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 fn events(footer: Option<&Footer<'_>>) -> Vec<KindRow> {

@@ -299,6 +299,26 @@ pub struct Latency {
     pub max_ns: u64,
 }
 
+/// The same of values that count several times each, so often as the second number says: the time of a token in calls of
+/// several tokens. `None` when there is nothing to describe.
+pub fn weighted(mut values: Vec<(u64, u64)>) -> Option<Latency> {
+    order::by_key(&mut values, |v| *v);
+    let n = values.iter().fold(0u64, |n, (_, times)| n.saturating_add(*times));
+    let max_ns = values.iter().rfind(|(_, times)| *times > 0).map(|(v, _)| *v)?;
+    let rank = |p: u128| {
+        let wanted = (u128::from(n) * p).div_ceil(100).max(1);
+        let mut before = 0u128;
+        let found = values.iter().find(|(_, times)| {
+            before += u128::from(*times);
+            before >= wanted
+        });
+        found.map_or(max_ns, |(v, _)| *v)
+    };
+    let sum: f64 = values.iter().map(|(v, times)| *v as f64 * *times as f64).sum();
+    let mean_ns = sum / n as f64;
+    Some(Latency { n, mean_ns, p50_ns: rank(50), p95_ns: rank(95), p99_ns: rank(99), max_ns })
+}
+
 /// `None` when there is nothing to describe.
 pub fn latency(mut values: Vec<u64>) -> Option<Latency> {
     values.sort_unstable();
@@ -316,7 +336,12 @@ pub fn latency(mut values: Vec<u64>) -> Option<Latency> {
     })
 }
 
-/// Consecutive prefill calls of a process, and the decode calls that follow them.
+/// A pause between calls of one prompt that is longer than this is idle time between two requests, ns. An engine goes from
+/// one part of a prompt to the next at once.
+const IDLE_NS: i64 = 10_000_000;
+
+/// Consecutive prefill calls of a process, and the decode calls that follow them. A prompt in parts has parts of one size, and
+/// a smaller one at its end: a larger one, or one after a pause, is another request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Request {
     pub pid: u32,
@@ -336,12 +361,22 @@ pub struct Request {
 #[derive(Default)]
 pub struct Requests {
     pub list: Vec<Request>,
-    pub decode_steps: Vec<u64>,
+    pub decode_steps: Vec<Step>,
+}
+
+/// From the start of a decode call to the start of the next one in the same request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    pub ns: u64,
+    /// Tokens of the call that it begins with; `None` where the width of the batch was not recorded.
+    pub tokens: Option<u64>,
 }
 
 struct Open {
     request: Request,
-    last_decode: Option<i64>,
+    last_decode: Option<(i64, Option<u64>)>,
+    /// End and tokens of the last prefill call.
+    last_prefill: Option<(i64, Option<u64>)>,
     cut: bool,
 }
 
@@ -352,7 +387,7 @@ pub fn requests(calls: &[Call]) -> Requests {
     for call in calls {
         match call.phase {
             Phase::Prefill => {
-                if open.get(&call.pid).is_some_and(|o| o.request.decode_calls > 0) {
+                if open.get(&call.pid).is_some_and(|o| o.request.decode_calls > 0 || o.is_over(call)) {
                     out.list.extend(open.remove(&call.pid).map(|o| o.request));
                 }
                 open.entry(call.pid).or_insert_with(|| Open::at(call)).prefill(call);
@@ -360,8 +395,8 @@ pub fn requests(calls: &[Call]) -> Requests {
             Phase::Decode => {
                 let o = open.entry(call.pid).or_insert_with(|| Open::at(call));
                 o.request.decode_calls += 1;
-                if let Some(before) = o.last_decode.replace(call.start) {
-                    out.decode_steps.push(before.abs_diff(call.start));
+                if let Some((before, tokens)) = o.last_decode.replace((call.start, call.tokens)) {
+                    out.decode_steps.push(Step { ns: before.abs_diff(call.start), tokens });
                 }
             }
             // What it was is not known, so it ends what was going on rather than being counted into it.
@@ -384,7 +419,14 @@ impl Open {
             prefill_ns: 0,
             decode_calls: 0,
         };
-        Open { request, last_decode: None, cut: false }
+        Open { request, last_decode: None, last_prefill: None, cut: false }
+    }
+
+    /// Whether a prefill call can be no more of the prompt.
+    fn is_over(&self, call: &Call) -> bool {
+        let Some((end, tokens)) = self.last_prefill else { return false };
+        let larger = tokens.zip(call.tokens).is_some_and(|(before, now)| now > before);
+        larger || call.start.saturating_sub(end) > IDLE_NS
     }
 
     fn prefill(&mut self, call: &Call) {
@@ -393,6 +435,7 @@ impl Open {
         r.prompt_tokens = r.prompt_tokens.zip(call.tokens).map(|(a, b)| a.saturating_add(b));
         r.prefill_ns = r.prefill_ns.saturating_add(call.dur);
         self.cut |= call.cut;
+        self.last_prefill = Some((call.end(), call.tokens));
         r.ttft_ns = (!self.cut).then(|| r.start_ns.abs_diff(call.end()));
     }
 }
@@ -429,13 +472,40 @@ mod tests {
             call(140, 5, Decode),
         ];
         let r = requests(&calls);
-        assert_eq!(r.decode_steps, [10, 20]);
+        let steps: Vec<_> = r.decode_steps.iter().map(|s| (s.ns, s.tokens)).collect();
+        assert_eq!(steps, [(10, Some(1)), (20, Some(1))]);
         let seen: Vec<_> = r
             .list
             .iter()
             .map(|r| (r.prefill_calls, r.prompt_tokens, r.ttft_ns, r.prefill_ns, r.decode_calls))
             .collect();
         assert_eq!(seen, [(2, Some(16), Some(30), 20, 3), (1, Some(8), Some(30), 30, 1)]);
+    }
+
+    /// A warm-up, six seconds without a request, and a prompt in two parts.
+    #[test]
+    fn idle_time_is_in_no_ttft() {
+        let of = |start, dur, tokens| Call { tokens: Some(tokens), ..call(start, dur, Phase::Prefill) };
+        let ms = 1_000_000;
+        let calls = [
+            of(0, 500_000, 2),
+            of(6_000 * ms, 2_000_000, 512),
+            of(6_002 * ms + 100_000, 400_000, 80),
+            call(6_003 * ms, 5, Phase::Decode),
+        ];
+        let ttft =
+            |calls: &[Call]| requests(calls).list.iter().map(|r| r.ttft_ns.unwrap()).collect::<Vec<_>>();
+        assert_eq!(ttft(&calls), [500_000, 2_500_000]);
+        // A warm-up at once before the prompt is no part of it either.
+        assert_eq!(ttft(&[of(0, 10, 2), of(20, 10, 64)]), [10, 10]);
+        // Prompts of equal size with a pause between.
+        assert_eq!(ttft(&[of(0, 10, 64), of(100 * ms, 10, 64)]), [10, 10]);
+    }
+
+    #[test]
+    fn a_value_counts_as_often_as_it_is_said() {
+        assert_eq!(weighted(vec![(7, 3), (1, 1)]), latency(vec![7, 1, 7, 7]));
+        assert_eq!(weighted(vec![(7, 0)]), None);
     }
 
     #[test]

@@ -1,16 +1,20 @@
 //! A part of a recorded run: one process, and some of its calls. What does not belong to it is taken out of what was
 //! loaded, so that every question can be asked of the part alone. May use `trace`.
 
+use std::collections::HashSet;
+
 use super::calls::{CallSource, Timeline, timeline};
 use super::load::Loaded;
 use super::processes::{NoProcess, Processes};
+use super::runs::{RunId, RunRow, Runs};
 use crate::order;
 
 /// What is wanted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cut {
-    /// None: the process with the most calls.
-    pub pid: Option<u32>,
+    /// None: the process with the most calls. Of a process with several contexts where none is named, the one with the most
+    /// time in calls.
+    pub pid: Option<RunId>,
     /// Numbers of the first and the last call, as in `report --by token`; an end that is missing is that of the recording.
     pub calls: (Option<u64>, Option<u64>),
 }
@@ -20,6 +24,8 @@ pub struct Cut {
 pub enum NoPart {
     #[error(transparent)]
     Process(#[from] NoProcess),
+    #[error("process {pid} has no context {context}: {there}")]
+    Context { pid: u32, context: u32, there: String },
     #[error("it has no such call of the engine: there are {first} to {last}")]
     Calls { first: u64, last: u64 },
     #[error("it has no call of the engine, so none can be chosen")]
@@ -27,12 +33,16 @@ pub enum NoPart {
 }
 
 /// What was taken.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Part {
     /// None: the recording has no process.
     pub pid: Option<u32>,
+    /// Where the process has several: which.
+    pub context: Option<u32>,
     /// The other processes recorded, ascending.
     pub others: Vec<u32>,
+    /// All runs of the recording; the part is of the one that is shown.
+    pub runs: Vec<RunRow>,
     /// First and last call, where not all were wanted.
     pub calls: Option<(u64, u64)>,
 }
@@ -40,7 +50,7 @@ pub struct Part {
 impl Part {
     /// True where something was left out.
     pub fn is_cut(&self) -> bool {
-        !self.others.is_empty() || self.calls.is_some()
+        !self.others.is_empty() || self.context.is_some() || self.calls.is_some()
     }
 }
 
@@ -51,10 +61,36 @@ impl Cut {
     /// There is no such process or call.
     pub fn part(&self, loaded: &Loaded<'_>) -> Result<Part, NoPart> {
         let line = timeline(loaded);
-        let (pid, others) = self.process(loaded, &line)?;
-        let mut part = Part { pid, others, calls: None };
+        self.part_of(loaded, &line, Runs::of(loaded, &line))
+    }
+
+    /// The same, of a recording whose runs are told apart.
+    ///
+    /// # Errors
+    /// Those of [`Self::part`].
+    pub fn part_of(&self, loaded: &Loaded<'_>, line: &Timeline, runs: Runs) -> Result<Part, NoPart> {
+        let processes = Processes::of(loaded);
+        let wanted = self.pid.map(|id| processes.wanted(id.pid)).transpose()?;
+        let chosen = runs.choose(wanted, self.pid.and_then(|id| id.context));
+        let mut part = Part { runs: runs.list, others: processes.active, ..Part::default() };
+        if let (Some(RunId { pid, context: Some(context) }), None) = (self.pid, chosen) {
+            let of = |r: &&RunRow| r.pid == pid && r.context.is_some();
+            let there = match part.runs.iter().filter(of).count() {
+                0 => "its calls are of one, or not told apart".into(),
+                n => format!("there are 1 to {n}"),
+            };
+            return Err(NoPart::Context { pid, context, there });
+        }
+        let shown = chosen.and_then(|at| part.runs.get_mut(at));
+        // A process without calls is in no row, and can still be asked for.
+        part.pid = shown.as_ref().map(|r| r.pid).or(wanted).or(part.others.first().copied());
+        if let Some(row) = shown {
+            row.shown = true;
+            part.context = row.context;
+        }
+        part.others.retain(|other| Some(*other) != part.pid);
         if self.calls != (None, None) {
-            part.calls = Some(self.ends(&line, pid)?);
+            part.calls = Some(self.ends(line, part.pid)?);
         }
         Ok(part)
     }
@@ -63,28 +99,9 @@ impl Cut {
     pub fn apply(&self, part: &Part, loaded: &mut Loaded<'_>) {
         if let (Some(pid), true) = (part.pid, part.is_cut()) {
             let line = timeline(loaded);
-            self.keep(loaded, &line, pid, self.calls == (None, None));
+            let id = RunId { pid, context: part.context };
+            self.keep(loaded, &line, id, self.calls == (None, None));
         }
-    }
-
-    /// The process wanted, and the others.
-    fn process(&self, loaded: &Loaded<'_>, line: &Timeline) -> Result<(Option<u32>, Vec<u32>), NoPart> {
-        let processes = Processes::of(loaded);
-        let wanted = self.pid.map(|pid| processes.wanted(pid)).transpose()?;
-        let mut all = processes.active;
-        let mut counts = vec![0u64; all.len()];
-        for call in &line.calls {
-            if let Some(n) = all.binary_search(&call.pid).ok().and_then(|at| counts.get_mut(at)) {
-                *n += 1;
-            }
-        }
-        let pid = match wanted {
-            Some(pid) => Some(pid),
-            // The first of those with the most calls.
-            None => all.iter().zip(&counts).rev().max_by_key(|(_, n)| **n).map(|(pid, _)| *pid),
-        };
-        all.retain(|other| Some(*other) != pid);
-        Ok((pid, all))
     }
 
     fn wants(&self, seq: u64) -> bool {
@@ -103,7 +120,12 @@ impl Cut {
         }
     }
 
-    fn keep(&self, loaded: &mut Loaded<'_>, line: &Timeline, pid: u32, whole: bool) {
+    fn keep(&self, loaded: &mut Loaded<'_>, line: &Timeline, RunId { pid, context }: RunId, whole: bool) {
+        if let Some(context) = context {
+            keep_context(loaded, line, pid, context);
+            let line = timeline(loaded);
+            return self.keep(loaded, &line, pid.into(), whole);
+        }
         let chosen: Vec<bool> = line.calls.iter().map(|c| c.pid == pid && self.wants(c.seq)).collect();
         let is_chosen = |call: Option<usize>| call.and_then(|c| chosen.get(c)) == Some(&true);
         let calls = || line.calls.iter().zip(&chosen).filter(|(_, chosen)| **chosen).map(|(call, _)| call);
@@ -134,4 +156,54 @@ impl Cut {
         loaded.tensors.retain(|_, t| t.pid == pid);
         order::by_key(&mut loaded.processes, |p| ((p.pid != pid).into(), p.pid.into()));
     }
+}
+
+/// Leaves of a process only what belongs to one of its contexts.
+fn keep_context(loaded: &mut Loaded<'_>, line: &Timeline, pid: u32, context: u32) {
+    let runs = Runs::of(loaded, line);
+    let Some(run) = runs.choose(Some(pid), Some(context)) else { return };
+    let calls = line.calls.iter().zip(&runs.of_call);
+    let own: HashSet<u64> = calls.clone().filter(|(_, of)| **of == run).map(|(c, _)| c.seq).collect();
+    let foreign: HashSet<u64> = calls.filter(|(_, of)| **of != run).map(|(c, _)| c.seq).collect();
+    let mut of = runs.of_cpu.iter();
+    loaded.cpu_graphs.retain(|_| of.next() == Some(&run));
+    let cpu: HashSet<u64> = loaded.cpu_graphs.iter().map(|g| g.seq).collect();
+    loaded.runs.retain(|r| cpu.contains(&r.graph));
+    loaded.causes.counts.retain(|r| cpu.contains(&r.graph));
+    loaded.causes.experts.retain(|r| cpu.contains(&r.graph));
+    loaded.tokens.retain(|t| own.contains(&t.seq));
+    let scheduled = line.source == CallSource::SchedulerGraph;
+    // What belongs to no call stays where its CPU graphs do.
+    let of_cpu: HashSet<u64> = loaded.cpu_graphs.iter().filter_map(|g| g.graph).collect();
+    loaded.graphs.retain(|g| match if scheduled { Some(g.seq) } else { g.token } {
+        Some(call) => own.contains(&call),
+        None => of_cpu.contains(&g.seq),
+    });
+    let graphs: HashSet<u64> = loaded.graphs.iter().map(|g| g.seq).collect();
+    loaded.splits.retain(|s| match s.graph {
+        Some(graph) => graphs.contains(&graph),
+        None => foreign.is_empty(),
+    });
+    let plans: HashSet<u32> = loaded.cpu_graphs.iter().filter_map(|g| g.plan).collect();
+    loaded.plans.retain(|id, _| plans.contains(id));
+    keep_tensors(loaded);
+}
+
+/// Leaves the tensors that the plans compute, and those that these are made of.
+fn keep_tensors(loaded: &mut Loaded<'_>) {
+    let mut left: Vec<u32> = loaded
+        .plans
+        .values()
+        .flat_map(|p| &p.hits)
+        .flat_map(|(first, second)| [Some(*first), *second])
+        .flatten()
+        .collect();
+    let mut keep: HashSet<u32> = HashSet::new();
+    while let Some(id) = left.pop() {
+        if keep.insert(id) {
+            let sources = loaded.tensors.get(&id);
+            left.extend(sources.iter().flat_map(|t| t.src.iter().copied().chain([t.view_src])).flatten());
+        }
+    }
+    loaded.tensors.retain(|id, _| keep.contains(id));
 }

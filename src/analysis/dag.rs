@@ -14,9 +14,11 @@ pub mod measure;
 pub mod pick;
 
 use super::calls::{Phase, timeline};
+use super::cut::{Cut, NoPart};
 use super::load::{Loaded, Progress, load};
 use super::ops::op_times;
 use super::processes::NoProcess;
+use super::runs::RunId;
 use super::tables::Idents;
 use super::why::Why;
 use crate::trace::record::Level;
@@ -263,7 +265,8 @@ impl Dag {
 /// What to draw.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
-    pub pid: Option<u32>,
+    /// None: the only one that there is.
+    pub pid: Option<RunId>,
     /// One batch, by its number in `report --by token`.
     pub token: Option<u64>,
     /// None: decode, else prefill, else whatever there is.
@@ -285,6 +288,12 @@ pub enum DagError {
     Processes(String),
     #[error(transparent)]
     NoProcess(#[from] NoProcess),
+    #[error(transparent)]
+    NoPart(#[from] NoPart),
+    #[error(
+        "process {pid} has several contexts, each with graphs of its own; choose one with --pid: {pid}:1 to {pid}:{n}"
+    )]
+    Contexts { pid: u32, n: usize },
     #[error("it holds no graph of batch {0}; `profinfer report --by token` lists them ({1})")]
     NoToken(u64, String),
     #[error("it holds no ops in {0}; there are some in {1}")]
@@ -301,7 +310,19 @@ pub enum DagError {
 /// The trace does not hold it; the error says what to do.
 pub fn dag(trace: &Trace, options: &Options, progress: &Progress) -> Result<Dag, DagError> {
     progress.total.store(trace.size().saturating_mul(2), std::sync::atomic::Ordering::Relaxed);
-    of(trace, load(trace, progress), options, progress)
+    let mut loaded = load(trace, progress);
+    let pid = pick::process(&loaded, options.pid.map(|id| id.pid))?;
+    let cut =
+        Cut { pid: Some(RunId { pid, context: options.pid.and_then(|id| id.context) }), ..Cut::default() };
+    let part = cut.part(&loaded)?;
+    if let (Some(RunId { context: None, .. }), Some(_)) = (cut.pid, part.context) {
+        return Err(DagError::Contexts { pid, n: part.runs.iter().filter(|r| r.pid == pid).count() });
+    }
+    // Another process changes nothing here, and need not be taken out.
+    if part.context.is_some() {
+        cut.apply(&part, &mut loaded);
+    }
+    of(trace, loaded, options, progress)
 }
 
 /// Builds the graph that `options` ask for from what is left of `trace`.

@@ -16,8 +16,10 @@ use serde::Serialize;
 use self::judge::{Column, Judge};
 use self::sides::{Fine, Start};
 use super::calls::Phase;
+use super::cut::NoPart;
 use super::load::Progress;
 use super::report::RunFacts;
+use super::runs::{RunId, RunRow};
 use super::series::Series;
 use super::stats;
 use super::tables::OpKey;
@@ -37,7 +39,7 @@ pub struct Options {
     pub least: f64,
     /// One process that is meant in all recordings that have it, or one of each, those of A first; empty: of each recording
     /// the process with the most calls.
-    pub pids: Vec<u32>,
+    pub pids: Vec<RunId>,
 }
 
 /// Why two runs can't be compared.
@@ -47,6 +49,8 @@ pub enum Incomparable {
     NoCall { run: String, phase: &'static str, why: &'static str },
     #[error("{run} process {pid}; there is {there}")]
     NoProcess { run: String, pid: u32, there: String },
+    #[error("run {run}: {why}")]
+    NoPart { run: String, why: NoPart },
 }
 
 /// The answer. `schema` grows when a field changes its meaning.
@@ -90,6 +94,10 @@ pub struct Diff {
 pub struct Side {
     pub run: RunFacts,
     pub pid: u32,
+    /// Where the process has several; the others are not compared.
+    pub context: Option<u32>,
+    /// Processes that computed and contexts of one that has several: the one shown is compared.
+    pub runs: Vec<RunRow>,
     /// More processes that have calls; these are not compared.
     pub other_processes: u64,
     pub threads: Option<u32>,
@@ -106,8 +114,31 @@ pub struct Change {
     pub b_ns: f64,
     /// Of the typical call: the trimmed mean over pairs; null with too few of them.
     pub change: Option<f64>,
-    /// Where it lies with 95 % confidence.
+    /// Where it lies with 95 % confidence; null also where it may lie anywhere, from a tenth to ten times.
     pub interval: Option<[f64; 2]>,
+}
+
+/// Whether B is slower than A by more than is allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Judgement {
+    /// It is not, with 95 % confidence.
+    NotSlower,
+    /// By changes of ops that were told, or by what only B has.
+    Ops,
+    /// All of it alike.
+    Call,
+    /// It may be.
+    Undecided(Doubt),
+}
+
+/// Why it is not decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doubt {
+    TooFewCalls,
+    /// The change may lie above or below what is allowed.
+    Scatter,
+    /// The typical call is no slower than allowed, the mean of all calls is.
+    FewCalls,
 }
 
 /// Ops that go as fast as the memory, and those that go as fast as the core and its caches.
@@ -325,6 +356,21 @@ impl Diff {
             _ => 0.0,
         };
         (self.added_by_ops + self.added_by_structure, measured)
+    }
+
+    /// Whether B is slower by more than the share `most` of a call.
+    pub fn judged(&self, most: f64) -> Judgement {
+        let (by_ops, measured) = self.slower();
+        let mean = self.call.b_ns / self.call.a_ns.max(1.0) - 1.0;
+        match self.call.interval {
+            _ if !self.enough() => Judgement::Undecided(Doubt::TooFewCalls),
+            _ if by_ops > most => Judgement::Ops,
+            _ if measured > most => Judgement::Call,
+            None => Judgement::Undecided(Doubt::Scatter),
+            Some([_, high]) if high > most => Judgement::Undecided(Doubt::Scatter),
+            Some(_) if mean > most => Judgement::Undecided(Doubt::FewCalls),
+            Some(_) => Judgement::NotSlower,
+        }
     }
 
     /// Points that statistics need at least.

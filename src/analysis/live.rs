@@ -141,7 +141,12 @@ pub struct Live {
     fed: Option<(u32, usize)>,
     /// The level of the recording changes.
     steered: bool,
+    /// Processes that computed, as far as they are counted.
+    pids: Vec<u32>,
 }
+
+/// Processes that are counted.
+const PIDS: usize = 256;
 
 impl Live {
     /// Takes what is new in a block. Blocks come in order; the last one may come again when it has grown.
@@ -194,12 +199,32 @@ impl Live {
         self.span(t.saturating_sub(self.begun), &self.total)
     }
 
+    /// Processes that computed, 256 at most. The sums are over all of them.
+    pub fn processes(&self) -> usize {
+        self.pids.len()
+    }
+
+    fn is_of(&mut self, pid: u32) {
+        if !self.pids.contains(&pid) && self.pids.len() < PIDS {
+            self.pids.push(pid);
+        }
+    }
+
     fn take(&mut self, defined: &Loaded<'_>, record: &Record<'_>) {
         match record {
             Record::Slices(run) => self.slices(defined, run),
-            Record::CpuGraph(g) => self.cpu_graph(g),
-            Record::Graph(g) => self.graph(g),
-            Record::Token(t) => self.token(t),
+            Record::CpuGraph(g) => {
+                self.is_of(g.pid);
+                self.cpu_graph(g);
+            }
+            Record::Graph(g) => {
+                self.is_of(g.pid);
+                self.graph(g);
+            }
+            Record::Token(t) => {
+                self.is_of(t.pid);
+                self.token(t);
+            }
             Record::LevelChange(_) => self.steered = true,
             _ => {}
         }

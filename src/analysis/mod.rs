@@ -23,6 +23,7 @@ pub mod overview;
 pub mod predict;
 pub mod processes;
 pub mod report;
+pub mod runs;
 pub mod series;
 pub mod stat;
 pub mod stats;

@@ -44,6 +44,11 @@ pub struct WeightType {
 pub fn model(loaded: &Loaded<'_>) -> ModelFacts {
     let mut ids: Vec<u32> = loaded.tensors.keys().copied().collect();
     order::by_key(&mut ids, |id| ((*id).into(), 0));
+    model_of(loaded, ids)
+}
+
+/// The same of some tensors, in this order.
+pub fn model_of(loaded: &Loaded<'_>, ids: Vec<u32>) -> ModelFacts {
     let mut m = ModelFacts::default();
     let mut seen: HashSet<(u32, u64)> = HashSet::new();
     let mut types: BTreeMap<u16, (u64, Option<u64>)> = BTreeMap::new();

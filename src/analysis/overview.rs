@@ -6,6 +6,7 @@ use super::dag::fold::fold;
 use super::dag::{self, Dag, DagError};
 use super::load::{Progress, load};
 use super::report::{self, By, Report};
+use super::runs::RunId;
 use super::stat::{self, NoStatistics, Stat, View};
 use super::why::verdict::Peak;
 use crate::trace::Trace;
@@ -40,18 +41,19 @@ pub fn overview(trace: &Trace, cut: &Cut, peaks: &[Peak], progress: &Progress) -
     let options = report::Options { tables, peaks: peaks.to_vec(), ..report::Options::default() };
     let mut report = report::of(&mut loaded, &options, progress);
     report.books = books.unwrap_or(report.books);
+    report.runs = part.runs.clone();
     let phase = phase(&report);
     let options = stat::Options {
         phase,
         views: View::ALL.into_iter().chain([View::Activation]).collect(),
-        pid: part.pid,
+        pid: part.pid.map(RunId::from),
         peaks: peaks.to_vec(),
         bandwidth: None,
         context: None,
         beside: None,
     };
     let stat = stat::of(&mut loaded, &options);
-    let options = dag::Options { pid: part.pid, token: None, phase: None };
+    let options = dag::Options { pid: part.pid.map(RunId::from), token: None, phase: None };
     // Last, since it takes out what it does not draw.
     let dag = dag::of(trace, loaded, &options, progress).map(|graph| fold(&graph));
     Ok(Overview { part, report, phase, stat, dag })

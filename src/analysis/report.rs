@@ -4,11 +4,15 @@
 use serde::Serialize;
 
 use super::books::{Books, books};
-use super::calls::{CallSource, Latency, Phase, Request, Timeline, latency, requests, timeline};
+use super::calls::{
+    CallSource, Latency, Phase, Request, Step, Timeline, latency, requests, timeline, weighted,
+};
 use super::clusters::{Cluster, clusters};
+use super::cut::{Cut, NoPart};
 use super::load::{Loaded, Progress, load};
 use super::model::{ModelFacts, model};
 use super::ops::{OpTimes, PhaseSum, op_times};
+use super::runs::{RunId, RunRow};
 use super::tables::*;
 use super::why::Why;
 use super::why::counters::CounterFacts;
@@ -69,6 +73,10 @@ pub struct Options {
     pub expert_cache: Vec<u32>,
     /// What the machine can do at most, by number of threads; empty: not known.
     pub peaks: Vec<Peak>,
+    /// The run to report on; none: the busiest, see [`Cut::pid`].
+    pub pid: Option<RunId>,
+    /// The other runs as well, in [`Report::others`].
+    pub others: bool,
 }
 
 impl Options {
@@ -83,6 +91,9 @@ impl Options {
 pub struct Report {
     pub schema: u32,
     pub run: RunFacts,
+    /// Processes that computed, and contexts of one that has several. All that follows down to `others` is of the one that
+    /// is shown.
+    pub runs: Vec<RunRow>,
     pub model: ModelFacts,
     /// What counts as a call.
     pub call_source: CallSource,
@@ -99,6 +110,8 @@ pub struct Report {
     /// Who had the CPU while the target's threads could have run; empty: no one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interference: Option<Vec<InterferenceRow>>,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub interference_left_out: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertReport>,
     /// What the engine does beside and within its calls.
@@ -109,10 +122,36 @@ pub struct Report {
     /// How much was recorded when.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub levels: Option<LevelReport>,
+    /// The figures of the other runs, where they were asked for; and how many more there are than were worked out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<OtherRun>,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub others_left_out: u64,
+    /// Of the whole recording.
     pub books: Books,
-    /// Tables asked for.
+    /// Tables asked for, and the most rows of each.
     #[serde(skip)]
     pub tables: Vec<By>,
+    #[serde(skip)]
+    pub top: Option<usize>,
+}
+
+/// Another run than the one shown, with the figures of [`Report`].
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OtherRun {
+    pub pid: u32,
+    pub context: Option<u32>,
+    pub model: ModelFacts,
+    pub call_source: CallSource,
+    pub ttft: Option<Latency>,
+    pub requests: Vec<Request>,
+    pub phases: Vec<PhaseReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ceiling: Option<Ceiling>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stages: Option<Vec<StageRow>>,
 }
 
 /// The recording.
@@ -187,13 +226,20 @@ pub struct PhaseReport {
     pub tokens: Option<u64>,
     /// Sum of the calls' durations.
     pub in_call_ns: u64,
-    /// Duration of a call. In decode this is TPOT as the engine itself counts it.
+    /// Duration of a call.
     pub latency: Option<Latency>,
     /// Decode only: start of a call to the start of the next one in the same request (sampling and client included).
     pub start_to_start: Option<Latency>,
+    /// Decode only, a token: duration of a call over its tokens (TPOT as the engine itself counts it), and the same from
+    /// start to start. Null where the width of a batch was not recorded.
+    pub tpot: Option<Latency>,
+    pub tpot_start_to_start: Option<Latency>,
+    /// True: a server's calls of more than one token, which may hold prompts and the next tokens of several requests.
+    #[serde(skip_serializing_if = "is_false")]
+    pub batched: bool,
     /// Tokens over the time in calls.
     pub tokens_per_s: Option<f64>,
-    /// Decode only: steps over the time from start to start.
+    /// Decode only: tokens over the time from start to start; null where the width of a batch was not recorded.
     pub tokens_per_s_wall: Option<f64>,
     pub cpu_graphs: u64,
     /// More CPU graphs, of which less than ops was recorded; and how often the level changed from the first call to the
@@ -221,14 +267,72 @@ pub struct PhaseReport {
     pub by_thread: Option<Vec<ThreadRow>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by_token: Option<Vec<TokenRow>>,
+    /// Rows of the last two tables beyond [`Options::top`].
+    #[serde(skip_serializing_if = "is_zero")]
+    pub threads_left_out: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub calls_left_out: u64,
     pub splits: Vec<SplitRow>,
 }
 
-/// Reads `trace` and answers `options`.
+/// Runs that are worked out beside the one shown: each takes another pass over the trace.
+const OTHERS: usize = 64;
+
+/// Reads `trace` and answers `options`, of the busiest run whatever [`Options::pid`] says.
 pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
+    let busiest = Options { pid: None, ..options.clone() };
+    let found = try_report(trace, &busiest, progress);
+    found.unwrap_or_else(|_| of(&mut load(trace, progress), options, progress))
+}
+
+/// Reads `trace` and answers `options`, of one run at a time; only the books are of the whole recording.
+///
+/// # Errors
+/// The run that is asked for is not there.
+pub fn try_report(trace: &Trace, options: &Options, progress: &Progress) -> Result<Report, NoPart> {
     // Every byte is looked at twice at most: once as records, once as slices.
     progress.total.store(trace.size().saturating_mul(2), std::sync::atomic::Ordering::Relaxed);
-    of(&mut load(trace, progress), options, progress)
+    let mut loaded = load(trace, progress);
+    let cut = Cut { pid: options.pid, ..Cut::default() };
+    let part = cut.part(&loaded)?;
+    let own = options.others && part.is_cut();
+    let others: Vec<RunId> =
+        part.runs.iter().filter(|r| own && !r.shown && r.calls > 0).map(RunRow::id).collect();
+    let more = u64::from(part.is_cut()) + 2 * others.len().min(OTHERS) as u64;
+    progress.total.fetch_add(trace.size().saturating_mul(more), std::sync::atomic::Ordering::Relaxed);
+    // Hits and events are counted for all processes.
+    let books = part.is_cut().then(|| of(&mut loaded, &Options::default(), progress).books);
+    cut.apply(&part, &mut loaded);
+    let mut report = of(&mut loaded, options, progress);
+    drop(loaded);
+    report.books = books.unwrap_or(report.books);
+    for pid in others.iter().take(OTHERS) {
+        let mut loaded = load(trace, progress);
+        let cut = Cut { pid: Some(*pid), ..Cut::default() };
+        let part = cut.part(&loaded)?;
+        cut.apply(&part, &mut loaded);
+        report.others.push(OtherRun::new(*pid, of(&mut loaded, options, progress)));
+    }
+    report.others_left_out = others.len().saturating_sub(OTHERS) as u64;
+    report.runs = part.runs;
+    Ok(report)
+}
+
+impl OtherRun {
+    fn new(RunId { pid, context }: RunId, r: Report) -> OtherRun {
+        OtherRun {
+            pid,
+            context,
+            model: r.model,
+            call_source: r.call_source,
+            ttft: r.ttft,
+            requests: r.requests,
+            phases: r.phases,
+            ceiling: r.ceiling,
+            experts: r.experts,
+            stages: r.stages,
+        }
+    }
 }
 
 /// Answers `options` on what is left of a trace. What is in it stays; its order may change.
@@ -239,7 +343,11 @@ pub fn of(loaded: &mut Loaded<'_>, options: &Options, progress: &Progress) -> Re
     let why = Why::new(loaded, &line, &idents);
     // From here on it is only read.
     let loaded = &*loaded;
-    let requests = requests(&line.calls);
+    let mut requests = requests(&line.calls);
+    for request in requests.list.iter_mut().filter(|r| r.prefill_calls > 0 && is_server(loaded, r.pid)) {
+        // Whose prompt a batch holds is not known.
+        (request.ttft_ns, request.prompt_tokens) = (None, None);
+    }
     let all = Phase::ALL.iter().filter(|p| options.phase.is_none_or(|only| only == **p));
     let misses = |layer| why.as_ref()?.misses(&idents, layer);
     let wanted = |by| options.tables.contains(&by).then_some(());
@@ -248,9 +356,16 @@ pub fn of(loaded: &mut Loaded<'_>, options: &Options, progress: &Progress) -> Re
     let ceiling = if judged { ceiling(loaded, &times, &idents, &options.peaks) } else { None };
     let reasons = Reasons { why: why.as_ref(), judged, ceiling: ceiling.as_ref() };
     let about = About { loaded, line: &line, times: &times, idents: &idents, reasons };
+    let in_the_way = why
+        .as_ref()
+        .filter(|w| w.scheduler && options.tables.contains(&By::Interference))
+        .map(|w| w.interference.clone());
     Report {
         schema: 1,
         run: run(loaded),
+        runs: Vec::new(),
+        others: Vec::new(),
+        others_left_out: 0,
         model: model(loaded),
         call_source: line.source,
         ttft: latency(requests.list.iter().filter_map(|r| r.ttft_ns).collect()),
@@ -258,15 +373,15 @@ pub fn of(loaded: &mut Loaded<'_>, options: &Options, progress: &Progress) -> Re
         requests: requests.list,
         books: books(loaded, &line, &times),
         counters: why.as_ref().map(|w| w.counters.facts().to_vec()).filter(|c| !c.is_empty()),
-        interference: why
-            .filter(|w| w.scheduler && options.tables.contains(&By::Interference))
-            .map(|w| first(w.interference, options.top)),
+        interference_left_out: beyond(in_the_way.as_deref(), options.top),
+        interference: in_the_way.map(|rows| first(rows, options.top)),
         experts,
         stages: wanted(By::Phase).and_then(|()| stages(loaded, &line, &times)),
         energy: wanted(By::Energy).and_then(|()| energy(loaded, &line)),
         levels: wanted(By::Level).and_then(|()| levels(loaded, &line)),
         ceiling,
         tables: options.tables.clone(),
+        top: options.top,
     }
 }
 
@@ -288,7 +403,7 @@ struct About<'l, 'a> {
     reasons: Reasons<'l>,
 }
 
-fn phase(about: &About<'_, '_>, steps: &[u64], phase: Phase, options: &Options) -> Option<PhaseReport> {
+fn phase(about: &About<'_, '_>, steps: &[Step], phase: Phase, options: &Options) -> Option<PhaseReport> {
     let &About { loaded, line, times, idents, reasons } = about;
     let sum = times.phases.get(&phase).copied().unwrap_or_default();
     let splits = split_rows(loaded, line, phase);
@@ -300,22 +415,33 @@ fn phase(about: &About<'_, '_>, steps: &[u64], phase: Phase, options: &Options) 
     let in_call_ns = whole.iter().fold(0u64, |a, c| a.saturating_add(c.dur));
     let tokens = whole.iter().try_fold(0u64, |a, c| a.checked_add(c.tokens?));
     let steps = if phase == Phase::Decode { steps } else { &[] };
-    let steps_ns = steps.iter().fold(0u64, |a, s| a.saturating_add(*s));
+    let steps_ns = steps.iter().fold(0u64, |a, s| a.saturating_add(s.ns));
+    let step_tokens = steps.iter().try_fold(0u64, |a, s| a.checked_add(s.tokens?));
+    let token = |ns: u64, tokens: Option<u64>| tokens.map(|n| (ns.checked_div(n).unwrap_or(0), n));
+    let decode = phase == Phase::Decode;
+    let each = |all: Option<Vec<(u64, u64)>>| all.filter(|_| decode).and_then(weighted);
     let any_cause = reasons.judged && (options.only(By::Cause) || options.only(By::Counter));
     let wanted = |by: By| options.tables.contains(&by) || any_cause;
     let ops = |by: By, key: OpKey| {
         wanted(by).then(|| top_ops(op_rows(times, reasons, idents, phase, key), options.top))
     };
+    let threads = wanted(By::Thread).then(|| thread_rows(times, reasons.why, phase));
+    let by_token = options.tables.contains(&By::Token).then(|| token_rows(line, times, phase));
     Some(PhaseReport {
         phase,
+        threads_left_out: beyond(threads.as_deref(), options.top),
+        calls_left_out: beyond(by_token.as_deref(), options.top),
         calls: calls.len() as u64,
         cut_calls: (calls.len() - whole.len()) as u64,
         tokens,
         in_call_ns,
         latency: latency(whole.iter().map(|c| c.dur).collect()),
-        start_to_start: latency(steps.to_vec()),
+        start_to_start: latency(steps.iter().map(|s| s.ns).collect()),
+        tpot: each(whole.iter().map(|c| token(c.dur, c.tokens)).collect()),
+        tpot_start_to_start: each(steps.iter().map(|s| token(s.ns, s.tokens)).collect()),
+        batched: phase == Phase::Prefill && calls.iter().any(|c| is_server(loaded, c.pid)),
         tokens_per_s: tokens.filter(|_| in_call_ns > 0).map(|t| t as f64 * 1e9 / in_call_ns as f64),
-        tokens_per_s_wall: (steps_ns > 0).then(|| steps.len() as f64 * 1e9 / steps_ns as f64),
+        tokens_per_s_wall: step_tokens.filter(|_| steps_ns > 0).map(|n| n as f64 * 1e9 / steps_ns as f64),
         cpu_graphs: sum.graphs,
         graphs_below_ops: sum.below,
         level_changes: within(loaded, line, phase),
@@ -327,13 +453,22 @@ fn phase(about: &About<'_, '_>, steps: &[u64], phase: Phase, options: &Options) 
         by_op: ops(By::Op, OpKey::Op),
         by_name: ops(By::Name, OpKey::Name),
         by_layer: ops(By::Layer, OpKey::Layer),
-        by_thread: wanted(By::Thread).then(|| first(thread_rows(times, reasons.why, phase), options.top)),
-        by_token: options
-            .tables
-            .contains(&By::Token)
-            .then(|| first(token_rows(line, times, phase), options.top)),
+        by_thread: threads.map(|rows| first(rows, options.top)),
+        by_token: by_token.map(|rows| first(rows, options.top)),
         splits,
     })
+}
+
+/// Whether a process serves several requests at once, by what its program is called.
+fn is_server(loaded: &Loaded<'_>, pid: u32) -> bool {
+    let Some(process) = loaded.processes.iter().find(|p| p.pid == pid) else { return false };
+    let name = |path: &str| path.rsplit('/').next().unwrap_or_default().contains("server");
+    let first = process.cmdline.split(' ').next().unwrap_or_default();
+    name(process.exe) || name(first) || process.cmdline.contains("llama_cpp.server")
+}
+
+fn is_false(it: &bool) -> bool {
+    !it
 }
 
 fn is_zero(n: &u64) -> bool {
@@ -347,6 +482,11 @@ pub(super) fn op_time(sum: &PhaseSum) -> Option<OpTime> {
         (0, _) => Some(OpTime::Wall),
         _ => Some(OpTime::Mixed),
     }
+}
+
+/// Rows that [`first`] leaves out.
+fn beyond<T>(rows: Option<&[T]>, top: Option<usize>) -> u64 {
+    rows.map_or(0, |rows| rows.len().saturating_sub(top.unwrap_or(usize::MAX)) as u64)
 }
 
 fn first<T>(mut rows: Vec<T>, top: Option<usize>) -> Vec<T> {

@@ -14,10 +14,12 @@ use self::reuse::{Activation, ReuseTimes};
 use self::shapes::{Shapes, Side};
 use self::work::{Balance, Forecast, NoForecast, Op, Products, Roofline};
 use super::calls::{Phase, Timeline, timeline};
+use super::cut::{Cut, NoPart};
 use super::describe::{self, Ident, streams};
 use super::diff::MOST_KINDS;
 use super::load::{Loaded, Progress, load};
 use super::processes::{NoProcess, Processes};
+use super::runs::{RunId, RunRow, Runs};
 use super::series::{Calls, Groups, Series};
 use super::stats::typical;
 use super::tables::{Idents, OTHER_ROW, OpKey, SplitRow, split_rows};
@@ -57,8 +59,9 @@ impl View {
 pub struct Options {
     pub phase: Phase,
     pub views: Vec<View>,
-    /// The process to tell of; none: the one with the most calls.
-    pub pid: Option<u32>,
+    /// The run to tell of; none: the process with the most such calls. Of a process with several contexts where none is
+    /// named, the one with the most time in calls.
+    pub pid: Option<RunId>,
     /// What the machine can do at most, by number of threads.
     pub peaks: Vec<Peak>,
     /// Foretell the speed with this bandwidth, 10^9 bytes a second, and at this length of the context.
@@ -76,6 +79,8 @@ pub enum NoStatistics {
     #[error(transparent)]
     Process(#[from] NoProcess),
     #[error(transparent)]
+    Part(#[from] NoPart),
+    #[error(transparent)]
     Forecast(#[from] NoForecast),
 }
 
@@ -85,6 +90,10 @@ pub struct Stat {
     pub schema: u32,
     pub phase: Phase,
     pub pid: u32,
+    /// Where the process has several.
+    pub context: Option<u32>,
+    /// Processes that computed and contexts of one that has several: all the figures are of the one shown.
+    pub runs: Vec<RunRow>,
     /// More processes that have such calls; these are not in it.
     pub other_processes: u64,
     pub threads: u32,
@@ -129,7 +138,21 @@ pub struct Stat {
 /// There are no calls to tell of, or nothing to stand a forecast on.
 pub fn stat(trace: &Trace, options: &Options, progress: &Progress) -> Result<Stat, NoStatistics> {
     progress.total.store(trace.size(), std::sync::atomic::Ordering::Relaxed);
-    of(&mut load(trace, progress), options)
+    let mut loaded = load(trace, progress);
+    let line = timeline(&loaded);
+    let runs = Runs::of(&loaded, &line);
+    let calls = Calls::new(&loaded, &line, options.phase, options.pid.map(|id| id.pid));
+    let pid = options.pid.or((!calls.whole.is_empty()).then(|| calls.pid.into()));
+    let cut = Cut { pid, ..Cut::default() };
+    let part = cut.part_of(&loaded, &line, runs)?;
+    // Without calls to tell of, why is told of the whole recording.
+    if !calls.whole.is_empty() {
+        cut.apply(&part, &mut loaded);
+    }
+    let mut found = of_process(&mut loaded, options, part.pid)?;
+    (found.other_processes, found.context) = (calls.other_processes as u64, part.context);
+    found.runs = part.runs;
+    Ok(found)
 }
 
 /// Answers `options` on what is left of a trace. What is in it stays; its order may change.
@@ -137,12 +160,16 @@ pub fn stat(trace: &Trace, options: &Options, progress: &Progress) -> Result<Sta
 /// # Errors
 /// Those of [`stat`].
 pub fn of(loaded: &mut Loaded<'_>, options: &Options) -> Result<Stat, NoStatistics> {
-    options.pid.map(|pid| Processes::of(loaded).wanted(pid)).transpose()?;
+    of_process(loaded, options, options.pid.map(|id| id.pid))
+}
+
+fn of_process(loaded: &mut Loaded<'_>, options: &Options, pid: Option<u32>) -> Result<Stat, NoStatistics> {
+    let pid = pid.map(|pid| Processes::of(loaded).wanted(pid)).transpose()?;
     let line = timeline(loaded);
     let idents = Idents::new(loaded);
-    let calls = Calls::new(loaded, &line, options.phase, options.pid);
+    let calls = Calls::new(loaded, &line, options.phase, pid);
     if calls.whole.is_empty() {
-        let of = options.pid.map_or_else(String::new, |pid| format!(" of process {pid}"));
+        let of = pid.map_or_else(String::new, |pid| format!(" of process {pid}"));
         let why = super::series::why_nothing(loaded, &line, options.phase);
         return Err(NoStatistics::Calls { phase: options.phase.name(), of, why });
     }
@@ -165,6 +192,8 @@ pub fn of(loaded: &mut Loaded<'_>, options: &Options) -> Result<Stat, NoStatisti
         schema: 1,
         phase: options.phase,
         pid: calls.pid,
+        context: None,
+        runs: Vec::new(),
         other_processes: calls.other_processes as u64,
         threads,
         calls: calls.whole.len() as u64,

@@ -10,7 +10,7 @@ use anyhow::Context;
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
 use super::output;
 use super::reading::{not_over, open, with_bar};
-use super::values::{any_of, one_of, whole};
+use super::values::{any_of, one_of, parsed, whole};
 use crate::analysis::calls::Phase;
 use crate::analysis::dag::compare::compare;
 use crate::analysis::dag::fold::{fold, only};
@@ -82,7 +82,7 @@ const FLAGS: Group = Group {
             ]),
         Flag::value("output", "OUT", "Write to this file; '-' is standard output").short('o').default("-"),
         output::MODE,
-        Flag::value("pid", "PID", "The process, where several were recorded"),
+        Flag::value("pid", "PID[:N]", "The process, where several were recorded, or its N-th context"),
         Flag::value("against", "OTHER", "Compare the structure of this trace with FILE's")
             .excludes(&["fold", "layer", "metric"]),
     ],
@@ -106,11 +106,8 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let file = Path::new(args.needed_argument("FILE")?);
     let output = args.path("output")?.unwrap_or_else(|| "-".into());
     let phase = args.option("phase", one_of(&[("prefill", Phase::Prefill), ("decode", Phase::Decode)]))?;
-    let options = Options {
-        pid: args.option("pid", whole(1, u32::MAX.into()))?,
-        token: args.option("token", whole(0, u64::MAX))?,
-        phase,
-    };
+    let options =
+        Options { pid: args.option("pid", parsed)?, token: args.option("token", whole(0, u64::MAX))?, phase };
     not_over(&output, file)?;
     if let Some(other) = args.path("against")? {
         not_over(&output, &other)?;

@@ -5,15 +5,14 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::bail;
-
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
 use super::reading::{open, with_bar};
 use super::report::style;
-use super::values::{one_of, percent, whole};
+use super::values::{one_of, parsed, percent, whole};
 use crate::analysis::calls::Phase;
-use crate::analysis::diff::{Options, diff};
+use crate::analysis::diff::{Judgement, Options, diff};
 use crate::analysis::load::Progress;
+use crate::analysis::runs::RunId;
 use crate::analysis::tables::OpKey;
 use crate::trace::Trace;
 use crate::views;
@@ -44,11 +43,12 @@ k-th of B. The smallest change that is found stands in the column 'finds %'.",
     groups: &[FLAGS],
     notes: "",
     exits: &[
-        ("0", "compared; with --fail-above, not slower than that"),
+        ("0", "compared; with --fail-above, not slower than that with 95 % confidence"),
         ("1", "failed"),
         ("2", "wrong usage"),
         ("3", "ops, or what only B has, make a call slower than --fail-above allows"),
         ("4", "a call is slower than that, but all ops alike: the machine, or all of the build"),
+        ("5", "whether it is slower than that is undecided: too few calls, or they scatter (--allow-undecided: 0)"),
     ],
     examples: "\
 profinfer diff old.pfi new.pfi                        what became slower or faster
@@ -84,6 +84,7 @@ const FLAGS: Group = Group {
             "SHARE",
             "Fail where B is slower by more than this share of a call, as in 3%",
         ),
+        Flag::switch("allow-undecided", "Pass --fail-above where it is undecided whether B is slower"),
         Flag::value("fdr", "SHARE", "False discovery rate: of the changes told, so many may be none")
             .default("5%"),
         Flag::value("least", "SHARE", "Tell no change of an op that may be this small").default("1%"),
@@ -103,7 +104,7 @@ fn files(given: &OsStr) -> Vec<PathBuf> {
 }
 
 /// The files of both sides, and the processes meant in them.
-fn asked(args: &Args) -> Result<([Vec<PathBuf>; 2], Vec<u32>), Usage> {
+fn asked(args: &Args) -> Result<([Vec<PathBuf>; 2], Vec<RunId>), Usage> {
     let sides = [files(args.needed_argument("A")?), files(args.needed_argument("B")?)];
     let [a, b] = sides.each_ref().map(Vec::len);
     if a != b {
@@ -116,7 +117,7 @@ fn asked(args: &Args) -> Result<([Vec<PathBuf>; 2], Vec<u32>), Usage> {
     if sides.iter().flatten().any(|f| f.as_os_str().is_empty()) {
         return Err(Usage::new("a name between the commas is empty"));
     }
-    let pids = args.list("pid", whole(1, u32::MAX.into()))?;
+    let pids = args.list("pid", parsed)?;
     if pids.len() > 1 && pids.len() != a + b {
         let why =
             format!("--pid: give one process, or one for each of the {} traces, those of A first", a + b);
@@ -152,11 +153,14 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     out.flush()?;
     let Some(most) = most else { return Ok(ExitCode::SUCCESS) };
-    if !found.enough() {
-        bail!("{} of {} are too few to say whether B is slower", found.pairs, options.phase.name());
-    }
     let Some(why) = views::diff::failure(&found, most) else { return Ok(ExitCode::SUCCESS) };
     // Nothing is left to do when even this can't be written.
     let _ = writeln!(std::io::stderr(), "profinfer: {why}");
-    Ok(ExitCode::from(if found.slower().0 > most { 3 } else { 4 }))
+    Ok(match found.judged(most) {
+        Judgement::NotSlower => ExitCode::SUCCESS,
+        Judgement::Ops => ExitCode::from(3),
+        Judgement::Call => ExitCode::from(4),
+        Judgement::Undecided(_) if args.flag("allow-undecided") => ExitCode::SUCCESS,
+        Judgement::Undecided(_) => ExitCode::from(5),
+    })
 }

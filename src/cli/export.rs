@@ -251,7 +251,7 @@ impl Other {
 fn export(trace: &Trace, cut: &Cut, cl: &Device, out: &Out<'_>, other: Option<&Other>) -> anyhow::Result<()> {
     let progress = Progress::default();
     let told = with_bar(&progress, || {
-        report(trace, &Options { tables: vec![By::Name], ..Options::default() }, &progress)
+        report(trace, &Options { tables: vec![By::Name], others: true, ..Options::default() }, &progress)
     });
     let mut loaded = load(trace, &Progress::default());
     let line = timeline(&loaded);

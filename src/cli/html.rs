@@ -11,7 +11,7 @@ use super::export::tokens;
 use super::output::{MODE, mode, whole};
 use super::reading::{not_over, open, with_bar};
 use super::report::peaks;
-use super::values::whole as number;
+use super::values::{parsed, whole as number};
 use crate::analysis::cut::Cut;
 use crate::analysis::load::Progress;
 use crate::analysis::overview::overview;
@@ -50,7 +50,11 @@ const FLAGS: Group = Group {
         Flag::value("output", "OUT", "Write to this file; '-' is standard output").short('o'),
         MODE,
         Flag::value("tokens", "A..B", "Only calls A to B of the engine; also A, A.. or ..B"),
-        Flag::value("pid", "PID", "Process to tell of [default: the one with the most calls]"),
+        Flag::value(
+            "pid",
+            "PID[:N]",
+            "Process to tell of, or its N-th context [default: the one with the most calls]",
+        ),
         Flag::value(
             "roof",
             "PEAK",
@@ -63,10 +67,8 @@ const FLAGS: Group = Group {
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let file = Path::new(args.needed_argument("FILE")?);
     let output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
-    let cut = Cut {
-        pid: args.option("pid", number(1, u32::MAX.into()))?,
-        calls: args.option("tokens", tokens)?.unwrap_or_default(),
-    };
+    let cut =
+        Cut { pid: args.option("pid", parsed)?, calls: args.option("tokens", tokens)?.unwrap_or_default() };
     let peaks = args.option("roof", peaks::read)?.unwrap_or_default();
     let top = args.needed("top", number(1, u32::MAX.into()))?;
     not_over(&output, file)?;

@@ -6,12 +6,14 @@ use std::process::ExitCode;
 
 pub(super) mod peaks;
 
+use anyhow::Context;
+
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
 use super::reading::{open, with_bar};
-use super::values::{one_of, whole};
+use super::values::{one_of, parsed, whole};
 use crate::analysis::calls::Phase;
 use crate::analysis::load::Progress;
-use crate::analysis::report::{By, Options, report};
+use crate::analysis::report::{By, Options, try_report};
 use crate::views::table::Style;
 use crate::views::{json, text};
 
@@ -65,6 +67,11 @@ const FLAGS: Group = Group {
             ("energy", "joules, frequencies, temperatures (--sensors)"),
             ("level", "how much was recorded when, and at what cost (--budget)"),
         ]),
+        Flag::value(
+            "pid",
+            "PID[:N]",
+            "Process to tell of, or its N-th context [default: the one with the most calls, with --json all]",
+        ),
         Flag::value("phase", "PHASE", "Only this phase [default: all that were recorded]").choices(&[
             ("prefill", "calls with more than one token in a ubatch"),
             ("decode", "calls with one token"),
@@ -108,14 +115,18 @@ fn options(args: &Args) -> Result<Options, Usage> {
     let top = top.or(if json { None } else { Some(20) });
     let expert_cache = args.list("expert-cache", whole(1, u32::MAX.into()))?;
     let peaks = args.option("peak", peaks::read)?.unwrap_or_default();
-    Ok(Options { top, tables, phase, expert_cache, peaks })
+    let pid = args.option("pid", parsed)?;
+    // A program that names no run gets them all.
+    let others = json && pid.is_none();
+    Ok(Options { top, tables, phase, expert_cache, peaks, pid, others })
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (file, options) = (args.needed_argument("FILE")?, options(args)?);
     let trace = open(Path::new(file), "report on")?;
     let progress = Progress::default();
-    let report = with_bar(&progress, || report(&trace, &options, &progress));
+    let report = with_bar(&progress, || try_report(&trace, &options, &progress));
+    let report = report.with_context(|| format!("cannot report on {}", file.to_string_lossy()))?;
     let mut out = BufWriter::with_capacity(64 << 10, std::io::stdout().lock());
     if args.flag("json") {
         json::write(&mut out, &report)?;

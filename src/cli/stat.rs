@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
 use super::reading::{open, with_bar};
 use super::report::{peaks, style};
-use super::values::{one_of, whole};
+use super::values::{one_of, parsed, whole};
 use crate::analysis::calls::Phase;
 use crate::analysis::load::Progress;
 use crate::analysis::stat::shapes::of_trace;
@@ -59,7 +59,11 @@ const FLAGS: Group = Group {
             ("prefill", "calls with more than one token in a ubatch"),
             ("decode", "calls with one token"),
         ]),
-        Flag::value("pid", "PID", "Process to tell of [default: the one with the most such calls]"),
+        Flag::value(
+            "pid",
+            "PID[:N]",
+            "Process to tell of, or its N-th context [default: the one with the most such calls]",
+        ),
         Flag::value(
             "roof",
             "PEAK",
@@ -105,7 +109,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut options = Options {
         phase: args.needed("phase", one_of(&[("prefill", Phase::Prefill), ("decode", Phase::Decode)]))?,
         views: one.map_or(View::ALL.to_vec(), |one| vec![one]),
-        pid: args.option("pid", whole(1, u32::MAX.into()))?,
+        pid: args.option("pid", parsed)?,
         peaks: args.option("roof", peaks::read)?.unwrap_or_default(),
         bandwidth: args.option("bandwidth", bandwidth)?,
         context: args.option("context", whole(1, u32::MAX.into()))?,

@@ -270,6 +270,13 @@ impl Top {
             (None, 0) => State::Waiting,
             (None, _) => State::Running,
         };
+        let mut messages = self.messages.clone();
+        if self.live.processes() > 1 {
+            let n = self.live.processes();
+            messages.push(format!(
+                "speeds and ops are sums over {n} processes; -p PID watches one, report tells them apart"
+            ));
+        }
         // Where nothing is probed the last call seen may have ended long ago.
         let call = now.call.filter(|_| state == State::Running && now.level.level > Detail::Nothing);
         Picture {
@@ -292,7 +299,7 @@ impl Top {
             bytes: now.bytes,
             now: self.live.now(t),
             run: self.live.whole(t),
-            messages: self.messages.clone(),
+            messages,
         }
     }
 
@@ -313,7 +320,7 @@ impl Top {
             Way::Screen | Way::Lines => {
                 if self.way == Way::Lines {
                     // They stand on standard error already.
-                    picture.messages.clear();
+                    picture.messages.retain(|m| !self.messages.contains(m));
                 }
                 let end = if whole { "" } else { "\n" };
                 write_out(&format!("{}{end}", text(&picture, rows, None, &style())))

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::table::{Style, Table, clean, number, text};
 use super::text::{fact, title};
 use super::units::*;
-use crate::analysis::diff::{Change, Diff, OpChange, Side, Verdict};
+use crate::analysis::diff::{Change, Diff, Doubt, Judgement, OpChange, Side, Verdict};
 
 /// With as many starts a side the scatter of an op begins to be known.
 const FEW_STARTS: u64 = 3;
@@ -182,6 +182,9 @@ fn calls(side: &Side, d: &Diff) -> String {
     if side.left_out > 0 {
         text += &format!(", {} more cut or with ops missing", side.left_out);
     }
+    if let Some(n) = side.context {
+        text += &format!(", of process {}:{n} (its other contexts are not compared)", side.pid);
+    }
     if side.other_processes > 0 {
         text += &format!(", of process {} ({} not compared)", side.pid, count(side.other_processes, "other"));
     }
@@ -196,7 +199,11 @@ fn summary(out: &mut dyn Write, d: &Diff, style: &Style) -> io::Result<()> {
             let between = format!("{} to {} % with 95 % confidence", signed(from), signed(to));
             format!("{}; typically {} % ({between})", ms(&d.call), signed(change))
         }
-        _ => format!("{}; too few calls to tell a change from chance", ms(&d.call)),
+        (Some(change), None) => {
+            let why = "calls or starts scatter too far to tell a change from chance";
+            format!("{}; typically {} %, but {why}", ms(&d.call), signed(change))
+        }
+        (None, _) => format!("{}; too few calls to tell a change from chance", ms(&d.call)),
     };
     fact(out, "call", &call)?;
     let in_speed = |o: &&OpChange| matches!(o.verdict, Some(Verdict::Slower | Verdict::Faster));
@@ -246,15 +253,30 @@ pub fn failure(d: &Diff, most: f64) -> Option<String> {
     let (by_ops, measured) = d.slower();
     let than = format!("more than {}", percent(most));
     let worst = d.ops.iter().find(|o| o.verdict == Some(Verdict::Slower)).map(|o| clean(&o.name));
-    if by_ops > most {
-        let first = worst.map(|name| format!(", first {name}")).unwrap_or_default();
-        Some(format!("ops add {} % to a call, {than}{first}", signed(by_ops)))
-    } else if measured > most {
-        Some(format!(
+    match d.judged(most) {
+        Judgement::NotSlower => None,
+        Judgement::Ops => {
+            let first = worst.map(|name| format!(", first {name}")).unwrap_or_default();
+            Some(format!("ops add {} % to a call, {than}{first}", signed(by_ops)))
+        }
+        Judgement::Call => Some(format!(
             "a call is {} % slower, {than}, but ops are alike: the machine, or all of the build",
             signed(measured)
-        ))
-    } else {
-        None
+        )),
+        Judgement::Undecided(doubt) => {
+            let why = match doubt {
+                Doubt::TooFewCalls => format!("{} of {} are too few", d.pairs, d.phase.name()),
+                Doubt::FewCalls => "single calls are, the typical one is not".into(),
+                Doubt::Scatter => match d.call.interval {
+                    Some([from, to]) => format!("it lies between {} and {} %", signed(from), signed(to)),
+                    None => "calls or starts scatter too far".into(),
+                },
+            };
+            let ms = |ns: f64| format!("{:.3}", ns / 1e6);
+            let (a, b) = (ms(d.call.a_ns), ms(d.call.b_ns));
+            Some(format!(
+                "undecided whether a call is slower by {than} ({a} -> {b} ms): {why}; record more calls, or several starts a side"
+            ))
+        }
     }
 }

@@ -10,13 +10,13 @@ use crate::analysis::why::pass::Misses;
 use crate::order;
 
 /// Layers shown where experts are one section of many, and experts named of each.
-const BRIEF: usize = 8;
+pub(super) const BRIEF: usize = 8;
 const NAMED: usize = 5;
 
-/// Writes the section; `all` layers, or the first few.
-pub fn write(out: &mut dyn Write, r: &ExpertReport, all: bool, style: &Style) -> io::Result<()> {
+/// Writes the section; of the layers the first `most`.
+pub fn write(out: &mut dyn Write, r: &ExpertReport, most: usize, style: &Style) -> io::Result<()> {
     title(out, style, "Experts, decode")?;
-    let shown = if all { r.layers.len() } else { BRIEF.min(r.layers.len()) };
+    let shown = most.min(r.layers.len());
     if !r.layers.is_empty() {
         write!(out, "{}", layers(r, shown).render(style))?;
         let more = r.layers.len() - shown;
@@ -24,7 +24,7 @@ pub fn write(out: &mut dyn Write, r: &ExpertReport, all: bool, style: &Style) ->
             writeln!(
                 out,
                 "{}",
-                style.dim(&format!("  and {} (--by expert)", count(more as u64, "more layer")))
+                style.dim(&format!("  and {} (--by expert --top N)", count(more as u64, "more layer")))
             )?;
         }
         reuse(out, &r.all)?;

@@ -33,7 +33,7 @@ pub(super) fn all(books: &Books) -> Vec<Line> {
     features(&mut out, books);
     some(&mut out, "damage", &books.damage);
     some(&mut out, "notice", &books.notices);
-    out.push(said("orphan hits", show(&books.orphans, |v| format!("{v:.0}"))));
+    out.push(said("orphan hits", show(&books.orphans, orphans)));
     out.push(said("read errors", show(&books.read_errors, |v| format!("{v:.0}"))));
     let share = show(&books.agent_cpu_share, |v| format!("{} % of one core", pct(v)));
     let agent = show(&books.agent_cpu_ms, |v| format!("{v:.1} ms CPU ({share})"));
@@ -82,13 +82,32 @@ fn show(figure: &Figure, known: impl FnOnce(f64) -> String) -> String {
     }
 }
 
+/// How many, and what they can be: the recorder counts them together.
+fn orphans(n: f64) -> String {
+    let why = "op hits in no graph of the file: their graph had begun before the probes were in or its start was not seen, \
+               or it had more hits or threads than are kept; the recorder counts these together";
+    if n > 0.0 { format!("{n:.0} ({why})") } else { "0".into() }
+}
+
+/// Why graphs could not be checked; empty where all were.
+fn unchecked(books: &Books) -> String {
+    let h = &books.hits;
+    let unread = h.graphs.saturating_sub(h.checked_graphs).saturating_sub(h.cut_graphs);
+    let cut = (h.cut_graphs > 0).then(|| format!("{} cut by the end of the recording", h.cut_graphs));
+    let unread =
+        (unread > 0).then(|| format!("{unread} whose nodes were not read or not recorded at level op"));
+    let why: Vec<String> = [cut, unread].into_iter().flatten().collect();
+    if why.is_empty() { String::new() } else { format!("; not checked: {}", why.join(", ")) }
+}
+
 fn hits(books: &Books) -> Line {
     let h = &books.hits;
     let checked = if h.checked_graphs == 0 {
         "expected unknown (no graph's nodes were read)".to_string()
     } else {
         let of =
-            format!("{} of {} checked, {} differ", h.checked_graphs, count(h.graphs, "graph"), h.graphs_off);
+            format!("{} of {} checked, {} differ", h.checked_graphs, count(h.graphs, "graph"), h.graphs_off)
+                + &unchecked(books);
         format!("{} expected, {} seen ({of})", h.expected, h.seen)
     };
     said("op hits", format!("{checked}; {} in the file", count(h.slices, "slice")))
@@ -107,7 +126,11 @@ fn rungs(out: &mut Vec<Line>, books: &Books) {
         text("probe"),
         text("why"),
     ]);
-    for r in &books.rungs {
+    // Rungs of an engine that no hit came from tell nothing beside those of one that worked.
+    let hit = |engine: u32| books.rungs.iter().any(|r| r.engine == engine && r.seen > 0);
+    let any = books.rungs.iter().any(|r| r.seen > 0);
+    let (rungs, silent): (Vec<_>, Vec<_>) = books.rungs.iter().partition(|r| !any || hit(r.engine));
+    for r in rungs {
         let state = if r.used { "used" } else { "left" };
         let expected = or_dash(r.expected, |n| n.to_string());
         t.row(vec![
@@ -120,7 +143,14 @@ fn rungs(out: &mut Vec<Line>, books: &Books) {
         ]);
     }
     out.push(Line::Table(t));
-    for p in &books.probes {
+    let mut engines: Vec<u32> = silent.iter().map(|r| r.engine).collect();
+    engines.dedup();
+    if !engines.is_empty() {
+        let never = format!("{} never computed", count(engines.len() as u64, "more engine"));
+        let of = count(silent.len() as u64, "rung");
+        out.push(said("probes", format!("{never}: no hit of {of} (report --json lists them)")));
+    }
+    for p in books.probes.iter().filter(|p| !any || hit(p.engine)) {
         let end = if p.ret { " (return)" } else { "" };
         out.push(said("probe", format!("{}+{}{end}: {}", p.symbol, p.offset, p.why)));
     }

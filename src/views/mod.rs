@@ -15,6 +15,7 @@ pub mod html;
 pub mod json;
 pub mod levels;
 pub mod predict;
+pub mod runs;
 #[cfg(feature = "agent")]
 pub mod service;
 pub mod stat;

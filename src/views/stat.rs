@@ -9,6 +9,7 @@ use super::table;
 use super::table::{Style, Table, clean, number, text};
 use super::text::{fact, title};
 use super::units::*;
+use crate::analysis::runs::RunId;
 use crate::analysis::stat::growth::{Growth, Trend};
 use crate::analysis::stat::work::{Balance, Fit, Forecast, Products, Roofline};
 use crate::analysis::stat::{Stat, View};
@@ -32,7 +33,9 @@ impl Section {
 pub fn write(out: &mut dyn Write, s: &Stat, views: &[View], top: usize, style: &Style) -> io::Result<()> {
     let phase = s.phase.name();
     let calls = format!("{} of {phase}, {} ms each", count(s.calls, "call"), ms(s.call_ns as u64));
-    writeln!(out, "{}", style.bold(&format!("Process {}: {calls}", s.pid)))?;
+    let of = RunId { pid: s.pid, context: s.context };
+    super::text::lines(out, &super::runs::lines(&s.runs), style)?;
+    writeln!(out, "{}", style.bold(&format!("Process {of}: {calls}")))?;
     if s.left_out > 0 {
         fact(out, "left out", &format!("{} cut or with ops missing", count(s.left_out, "call")))?;
     }
@@ -48,7 +51,7 @@ pub fn write(out: &mut dyn Write, s: &Stat, views: &[View], top: usize, style: &
         }
         if let (View::Experts, Some(Some(found))) = (view, &s.experts) {
             heat_map(out, found)?;
-            super::experts::write(out, found, true, style)?;
+            super::experts::write(out, found, usize::MAX, style)?;
         }
         for note in section.notes {
             writeln!(out, "{}", style.dim(&format!("  {}", clean(&note))))?;

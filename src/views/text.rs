@@ -8,6 +8,7 @@ use super::energy;
 use super::experts;
 use super::honesty;
 use super::levels;
+use super::runs;
 use super::table::{Style, Table, clean, number, text};
 use super::units::*;
 use crate::analysis::calls::{CallSource, Latency, Phase};
@@ -20,6 +21,11 @@ pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
     writeln!(out, "{}", style.bold("Run"))?;
     lines(out, &run(&report.run), style)?;
     honesty::left_out(out, &report.books)?;
+    let several = report.runs.len() > 1;
+    if several {
+        title(out, style, "Processes and contexts")?;
+    }
+    lines(out, &runs::lines(&report.runs), style)?;
     title(out, style, "Model (as its tensors show it)")?;
     lines(out, &model(report), style)?;
     title(out, style, "Prefill and decode")?;
@@ -29,7 +35,9 @@ pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
     }
     counters::notes(out, report, style)?;
     if let Some(found) = &report.experts {
-        experts::write(out, found, report.tables == [By::Expert], style)?;
+        let shown =
+            if report.tables == [By::Expert] { report.top.unwrap_or(usize::MAX) } else { experts::BRIEF };
+        experts::write(out, found, shown, style)?;
     }
     if let Some(rows) = &report.stages {
         levels::stages(out, rows, style)?;
@@ -43,6 +51,7 @@ pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
     absent(out, report, style)?;
     if let Some(rows) = &report.interference {
         causes::interference(out, rows, report.tables == [By::Interference], style)?;
+        left_out(out, report.interference_left_out, "row", style)?;
     }
     honesty::write(out, &report.books, style)
 }
@@ -205,10 +214,20 @@ pub(super) fn calls(report: &Report) -> Vec<Line> {
         text("per"),
     ]);
     for p in &report.phases {
-        let in_call = if p.phase == Phase::Decode { "call (TPOT)" } else { "call" };
-        t.row(call_row(p, p.latency, in_call));
+        // Where each call is of one token, a call is a token.
+        let single = p.tokens == Some(p.calls.saturating_sub(p.cut_calls));
+        let decode = p.phase == Phase::Decode;
+        t.row(call_row(p, p.latency, if decode && single { "call (TPOT)" } else { "call" }));
         if p.start_to_start.is_some() {
-            t.row(call_row(p, p.start_to_start, "start to start (TPOT)"));
+            t.row(call_row(
+                p,
+                p.start_to_start,
+                if single { "start to start (TPOT)" } else { "start to start" },
+            ));
+        }
+        if let (Some(_), false) = (p.tpot, single) {
+            t.row(token_row(p.tpot, "token (TPOT)"));
+            t.row(token_row(p.tpot_start_to_start, "token, start to start (TPOT)"));
         }
     }
     if let Some(l) = report.ttft {
@@ -218,8 +237,14 @@ pub(super) fn calls(report: &Report) -> Vec<Line> {
         t.row(cells);
     }
     out.push(Line::Table(t));
+    let batched = report.phases.iter().any(|p| p.batched);
     if report.ttft.is_none() {
-        out.push(said("TTFT", "unknown (no request's prefill was recorded whole)"));
+        let why =
+            if batched { "a server's batches hold several requests, not told apart" } else { NO_PREFILL };
+        out.push(said("TTFT", format!("unknown ({why})")));
+    }
+    if batched {
+        out.push(said("note", BATCHED));
     }
     let several = report.requests.iter().filter(|r| r.prefill_calls > 1).count();
     if several > 0 {
@@ -227,7 +252,7 @@ pub(super) fn calls(report: &Report) -> Vec<Line> {
             "{several} of {} had several prefill calls",
             count(report.requests.len() as u64, "request")
         );
-        out.push(said("note", format!("{of} (a warm-up is one); the pauses between them are in TTFT")));
+        out.push(said("note", format!("{of}: parts of one prompt; what lies between them is in TTFT")));
     }
     for p in report.phases.iter().filter(|p| p.cut_calls > 0) {
         let (cut, phase) = (count(p.cut_calls, "call"), p.phase.name());
@@ -237,6 +262,20 @@ pub(super) fn calls(report: &Report) -> Vec<Line> {
         out.push(said("note", "unknown: neither the batch nor the ubatch of these calls could be read"));
     }
     out
+}
+
+const NO_PREFILL: &str = "no request's prefill was recorded whole";
+/// What prefill is where a server may have put several requests into one batch.
+const BATCHED: &str = "batched, not told apart: calls of more than one token of a server may be prompts, or next tokens of \
+                       several requests; the tables call them prefill";
+
+/// A row of tokens below that of the calls.
+fn token_row(l: Option<Latency>, per: &str) -> Vec<String> {
+    let mut cells: Vec<String> = vec!["".into(), l.map_or_else(String::new, |l| l.n.to_string())];
+    cells.resize(5, String::new());
+    cells.extend(latency_cells(l));
+    cells.push(per.into());
+    cells
 }
 
 fn latency_cells(l: Option<Latency>) -> Vec<String> {
@@ -255,7 +294,7 @@ fn call_row(p: &PhaseReport, l: Option<Latency>, per: &str) -> Vec<String> {
         vec!["".into(), l.map_or_else(String::new, |l| l.n.to_string()), "".into(), "".into()]
     } else {
         vec![
-            p.phase.name().to_string(),
+            if p.batched { "batched".into() } else { p.phase.name().to_string() },
             p.calls.to_string(),
             or_dash(p.tokens, |n| n.to_string()),
             or_dash(p.tokens_per_s, |v| format!("{v:.2}")),
@@ -290,6 +329,7 @@ fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) 
     if let Some(rows) = p.by_thread.as_ref().filter(|rows| !rows.is_empty() && wanted(By::Thread)) {
         title(out, style, &format!("Threads, {name}"))?;
         write!(out, "{}", threads(rows, p).render(style))?;
+        left_out(out, p.threads_left_out, "thread", style)?;
         if p.wait_ns.is_none() {
             writeln!(out, "{}", style.dim(&format!("  {NO_WAIT}")))?;
         }
@@ -299,12 +339,21 @@ fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) 
     if let Some(rows) = &p.by_token {
         title(out, style, &format!("Calls, {name}, slowest first"))?;
         tokens(out, rows, p, style)?;
+        left_out(out, p.calls_left_out, "call", style)?;
     }
     if !p.splits.is_empty() {
         title(out, style, &format!("Graph splits by backend, {name}"))?;
         splits(out, &p.splits, style)?;
     }
     Ok(())
+}
+
+/// How many rows a table would have beyond those shown.
+fn left_out(out: &mut dyn Write, more: u64, noun: &str, style: &Style) -> io::Result<()> {
+    match more {
+        0 => Ok(()),
+        n => writeln!(out, "{}", style.dim(&format!("  and {} (--top)", count(n, &format!("more {noun}"))))),
+    }
 }
 
 /// How often it changed what was recorded, and of which graphs there are ops therefore; `None` where it never did.

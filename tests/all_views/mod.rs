@@ -181,10 +181,11 @@ fn comparison(out: &mut Out, trace: &Trace) {
 fn graphs(out: &mut Out, trace: &Trace) {
     let progress = Progress::default();
     let pid = load(trace, &progress).cpu_graphs.first().map(|g| g.pid);
-    let whole = match dag(trace, &dag::Options { pid, token: None, phase: None }, &progress) {
-        Ok(found) => found,
-        Err(why) => return said(&why),
-    };
+    let whole =
+        match dag(trace, &dag::Options { pid: pid.map(Into::into), token: None, phase: None }, &progress) {
+            Ok(found) => found,
+            Err(why) => return said(&why),
+        };
     for graph in [&whole, &fold(&whole)] {
         for facts in &METRICS {
             use views::dag::Format::*;

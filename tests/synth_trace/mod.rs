@@ -130,7 +130,11 @@ pub struct Synth<W: Write> {
     pub backend: ([u8; 16], &'static str),
     /// Whose calls come next; see [`Synth::process`].
     pid: u32,
-    plans: Vec<((u32, u32), Vec<PlanHit>)>,
+    /// See [`Synth::context`].
+    context: u64,
+    /// Address of the graphs of calls.
+    cgraph: u64,
+    plans: Vec<((u32, u64, u32), Vec<PlanHit>)>,
     buffer: Vec<Slice>,
     addr: u64,
 }
@@ -166,6 +170,8 @@ impl<W: Output> Synth<W> {
             cut: false,
             backend,
             pid,
+            context: 0,
+            cgraph: 0x1234,
             plans,
             buffer,
             addr,
@@ -177,6 +183,16 @@ impl<W: Output> Synth<W> {
         self.pid = pid;
         let exe = "/opt/llama/llama-cli";
         self.enc.process(&Process { pid, engine: 0, exe, cmdline: "llama-cli -m x" }).unwrap();
+    }
+
+    /// From now on calls are those of another context of the process, with a model of its own of so many layers.
+    pub fn context(&mut self, n: u64, layers: u32) {
+        (self.context, self.spec.layers, self.cgraph) = (n, layers, 0x1234 + n);
+    }
+
+    /// From now on graphs are elsewhere, all else is as before.
+    pub fn moved(&mut self, by: u64) {
+        self.cgraph += by;
     }
 
     /// One call of one ubatch of `width` tokens; `busy` gives the time of a position on a thread, ns.
@@ -218,7 +234,7 @@ impl<W: Output> Synth<W> {
         let (t, dur) = ((start + LEAD) as i64, cpu_end - start - LEAD);
         let split = Split { seq, graph: Some(seq), backend, pid: self.pid, tid: TID, n_nodes, t, dur, cut };
         self.enc.split(&split).unwrap();
-        let (t, dur, cgraph) = (start as i64, end - start, 0x1234);
+        let (t, dur, cgraph) = (start as i64, end - start, self.cgraph);
         self.enc
             .graph(&Graph { seq, token, pid: self.pid, tid: TID, cgraph, n_nodes, ubatch, t, dur, cut })
             .unwrap();
@@ -275,13 +291,13 @@ impl<W: Output> Synth<W> {
     }
 
     fn plan(&mut self, width: u32) -> Vec<PlanHit> {
-        if let Some((_, hits)) = self.plans.iter().find(|(of, _)| *of == (self.pid, width)) {
+        if let Some((_, hits)) = self.plans.iter().find(|(of, _)| *of == (self.pid, self.context, width)) {
             return hits.clone();
         }
         // Weights keep their addresses from one width to the next.
-        self.addr = 0x7000_0000;
+        self.addr = 0x7000_0000 + (self.context << 32);
         let hits = Builder { synth: self, hits: Vec::new() }.build(u64::from(width));
-        self.plans.push(((self.pid, width), hits.clone()));
+        self.plans.push(((self.pid, self.context, width), hits.clone()));
         hits
     }
 }

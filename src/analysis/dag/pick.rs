@@ -31,7 +31,7 @@ type Instance = Vec<usize>;
 
 /// Chooses.
 pub fn pick(loaded: &Loaded<'_>, line: &Timeline, options: &Options) -> Result<Pick, DagError> {
-    let pid = process(loaded, options.pid)?;
+    let pid = process(loaded, options.pid.map(|id| id.pid))?;
     let all: Vec<usize> = (0..loaded.cpu_graphs.len())
         .filter(|i| loaded.cpu_graphs.get(*i).is_some_and(|g| g.pid == pid && g.plan.is_some()))
         .collect();
@@ -63,7 +63,7 @@ pub fn pick(loaded: &Loaded<'_>, line: &Timeline, options: &Options) -> Result<P
 }
 
 /// The process asked for, else the only one that ran graphs.
-fn process(loaded: &Loaded<'_>, wanted: Option<u32>) -> Result<u32, DagError> {
+pub(super) fn process(loaded: &Loaded<'_>, wanted: Option<u32>) -> Result<u32, DagError> {
     let mut pids: Vec<u32> = loaded.cpu_graphs.iter().map(|g| g.pid).collect();
     pids.sort_unstable();
     pids.dedup();

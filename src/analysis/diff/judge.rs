@@ -124,7 +124,7 @@ pub fn change(columns: &[Column]) -> Change {
     let raw: Vec<Estimate> = columns.iter().filter_map(|c| c.raw).collect();
     let e = over_starts(&raw);
     let [a_ns, b_ns] = over(columns, |c| c.means);
-    Change { a_ns, b_ns, change: e.map(|e| share(e.value)), interval: e.as_ref().map(interval) }
+    Change { a_ns, b_ns, change: e.map(|e| share(e.value)), interval: e.as_ref().and_then(interval) }
 }
 
 /// Means over all pairs of starts.
@@ -136,9 +136,10 @@ fn share(log: f64) -> f64 {
     log.exp() - 1.0
 }
 
-fn interval(e: &Estimate) -> [f64; 2] {
+/// None where calls or starts scatter so far that the ends would be no figures.
+fn interval(e: &Estimate) -> Option<[f64; 2]> {
     let width = e.within(CONFIDENCE);
-    [share(e.value - width), share(e.value + width)]
+    (width <= WIDEST.ln()).then(|| [share(e.value - width), share(e.value + width)])
 }
 
 /// All ops of a pair of starts, against which each is seen.
@@ -255,7 +256,7 @@ impl<'c> Judge<'c> {
             times_a_call: [a, b],
             total,
             own: own.map(|e| share(e.value)),
-            own_interval: own.as_ref().map(interval),
+            own_interval: own.as_ref().and_then(interval),
             effect_ns: effect,
             q: None,
             found: None,
@@ -302,6 +303,9 @@ fn middle(columns: &[&Column]) -> Option<f64> {
     let values: Vec<(f64, f64)> = columns.iter().filter_map(|c| Some((c.raw?.value, c.means[0]))).collect();
     weighted_median(&values)
 }
+
+/// An interval that reaches further than this factor, either way, tells nothing.
+const WIDEST: f64 = 10.0;
 
 /// Gives rows their verdicts, and sorts them: told changes first, then by effect.
 ///

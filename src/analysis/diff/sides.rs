@@ -5,10 +5,12 @@ use std::collections::HashMap;
 
 use super::{Incomparable, Options, Side};
 use crate::analysis::calls::{Timeline, timeline};
+use crate::analysis::cut::{Cut, Part};
 use crate::analysis::describe::{self, streams};
 use crate::analysis::load::{Loaded, Progress, load};
 use crate::analysis::processes::Processes;
 use crate::analysis::report::run;
+use crate::analysis::runs::{RunId, Runs};
 use crate::analysis::series::{Calls, Groups, Series, why_nothing};
 use crate::analysis::tables::{Idents, OTHER_ROW, OpKey};
 use crate::trace::Trace;
@@ -26,6 +28,9 @@ pub struct Start<'a> {
     /// By ident: its group.
     group_of: Vec<usize>,
     calls: Calls,
+    part: Part,
+    /// More processes that have calls.
+    other_processes: usize,
     pub series: Series,
 }
 
@@ -69,7 +74,7 @@ pub fn read<'a>(
 /// else the one with the most calls.
 fn chosen<'a>(sides: [Vec<Loaded<'a>>; 2], options: &Options) -> Result<[Vec<Start<'a>>; 2], Incomparable> {
     let first_of_b = sides[0].len();
-    if let [pid] = options.pids[..] {
+    if let [RunId { pid, .. }] = options.pids[..] {
         let all: Vec<Processes> = sides.iter().flatten().map(Processes::of).collect();
         if !all.iter().any(|p| p.has(pid)) {
             let mut there: Vec<String> = all.iter().map(Processes::list).collect();
@@ -81,22 +86,48 @@ fn chosen<'a>(sides: [Vec<Loaded<'a>>; 2], options: &Options) -> Result<[Vec<Sta
     let mut out = [Vec::new(), Vec::new()];
     for (of_b, (side, starts)) in sides.into_iter().zip(&mut out).enumerate() {
         let several = side.len() > 1;
-        for (i, loaded) in side.into_iter().enumerate() {
+        for (i, mut loaded) in side.into_iter().enumerate() {
             let name = if of_b == 0 { 'A' } else { 'B' };
             let label = if several { format!("{name}{}", i + 1) } else { name.to_string() };
             let processes = Processes::of(&loaded);
             let pid = match options.pids[..] {
-                [one] => Some(one).filter(|pid| processes.has(*pid)),
+                [one] => Some(one).filter(|id| processes.has(id.pid)),
                 _ => options.pids.get(of_b * first_of_b + i).copied(),
             };
-            if let Some(pid) = pid.filter(|pid| !processes.has(*pid)) {
+            if let Some(RunId { pid, .. }) = pid.filter(|id| !processes.has(id.pid)) {
                 let (run, there) = (format!("run {label} does not have"), processes.list());
                 return Err(Incomparable::NoProcess { run, pid, there });
             }
-            let (line, idents) = (timeline(&loaded), Idents::new(&loaded));
-            let calls = Calls::new(&loaded, &line, options.phase, pid);
-            let (group_of, series) = (Vec::new(), Series::default());
-            starts.push(Start { label, loaded, line, idents, group_of, calls, series });
+            let line = timeline(&loaded);
+            let calls = Calls::new(&loaded, &line, options.phase, pid.map(|id| id.pid));
+            let other_processes = calls.other_processes;
+            let cut = Cut {
+                pid: pid.or(Some(calls.pid.into())).filter(|id| processes.has(id.pid)),
+                ..Cut::default()
+            };
+            let part = cut
+                .part_of(&loaded, &line, Runs::of(&loaded, &line))
+                .map_err(|why| Incomparable::NoPart { run: label.clone(), why })?;
+            let (line, calls) = if part.context.is_some() {
+                cut.apply(&part, &mut loaded);
+                let line = timeline(&loaded);
+                let calls = Calls::new(&loaded, &line, options.phase, part.pid);
+                (line, calls)
+            } else {
+                (line, calls)
+            };
+            let (idents, group_of, series) = (Idents::new(&loaded), Vec::new(), Series::default());
+            starts.push(Start {
+                label,
+                loaded,
+                line,
+                idents,
+                group_of,
+                calls,
+                part,
+                other_processes,
+                series,
+            });
         }
     }
     Ok(out)
@@ -141,7 +172,9 @@ impl Start<'_> {
         Side {
             run: run(&self.loaded),
             pid: self.calls.pid,
-            other_processes: self.calls.other_processes as u64,
+            context: self.part.context,
+            runs: self.part.runs.clone(),
+            other_processes: self.other_processes as u64,
             threads: self.threads(),
             calls: self.calls.whole.len() as u64,
             left_out: self.calls.left_out as u64,

@@ -8,8 +8,8 @@ use crate::analysis::overview::Overview;
 use crate::analysis::report::PhaseReport;
 use crate::analysis::tables::{GAPS_ROW, OpRow, WAIT_ROW};
 use crate::views::causes::word;
-use crate::views::honesty;
 use crate::views::units::{count, pct, time};
+use crate::views::{honesty, runs};
 
 /// Of the graphs' time, from here on waits are worth a word.
 const WORTH: f64 = 0.05;
@@ -140,6 +140,16 @@ pub fn part(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
             ),
         )?;
     }
+    if let (Some(pid), Some(n)) = (o.part.pid, o.part.context) {
+        let all = o.part.runs.iter().filter(|r| r.pid == pid).count();
+        markup::say(
+            out,
+            &format!(
+                "Process {pid} has {all} contexts; this is of context {n}. --pid chooses another: {pid}:1 to {pid}:{all}."
+            ),
+        )?;
+    }
+    markup::lines(out, &runs::lines(&o.part.runs))?;
     if let Some((first, last)) = o.part.calls {
         markup::say(
             out,

@@ -7,6 +7,7 @@ use crate::analysis::calls::{Phase, Timeline};
 use crate::analysis::describe::NO_STRUCTURE;
 use crate::analysis::load::{Hit, Loaded, TensorInfo};
 use crate::analysis::report::Report;
+use crate::analysis::runs::{RunId, Runs};
 use crate::analysis::tables::{Idents, OpKey};
 use crate::order;
 use crate::views::units::{bytes, decimal};
@@ -37,8 +38,9 @@ struct Told {
 impl Labels {
     /// `report` has the table by name; from it come the rate and what bounds the op.
     pub fn new(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, report: &Report) -> Labels {
-        let told = rows(report);
-        let phases = phases_of_plans(loaded, line);
+        let runs = Runs::of(loaded, line);
+        let told = rows(report, &runs);
+        let phases = phases_of_plans(loaded, line, &runs);
         let mut hits: Vec<Option<(Hit, u32)>> = vec![None; idents.list().len()];
         for (plan, info) in &loaded.plans {
             for (ident, hit) in idents.of_plan(*plan).iter().zip(&info.hits) {
@@ -53,9 +55,9 @@ impl Labels {
         let mut index: HashMap<String, usize> = HashMap::new();
         for (ident, hit) in hits.iter().enumerate() {
             let at = phases.partition_point(|p| p.0 < hit.map_or(0, |(_, plan)| u64::from(plan)));
-            let phase = phases.get(at).map_or(0, |p| p.1);
+            let (phase, run) = phases.get(at).map_or((0, 0), |p| (p.1, p.2));
             let told =
-                told.get(&group(phase, &idents.label(ident, OpKey::Name))).cloned().unwrap_or_default();
+                told.get(&group(run, phase, &idents.label(ident, OpKey::Name))).cloned().unwrap_or_default();
             let (name, values) = op(loaded, idents, ident, hit.map(|(hit, _)| hit), told);
             let next = labels.summaries.len();
             let summary = *index.entry(summary(&values)).or_insert_with_key(|line| {
@@ -73,27 +75,36 @@ impl Labels {
     }
 }
 
-fn group(phase: u64, label: &str) -> String {
-    format!("{phase} {label}")
+fn group(run: usize, phase: u64, label: &str) -> String {
+    format!("{run} {phase} {label}")
 }
 
-fn rows(report: &Report) -> HashMap<String, Told> {
+/// What each run's own table says: ops of two models may have one name.
+fn rows(report: &Report, runs: &Runs) -> HashMap<String, Told> {
     let mut told = HashMap::new();
-    for phase in &report.phases {
-        for row in phase.by_name.iter().flatten() {
-            let bound = row.verdict.as_ref().map(|v| format!("{:?}", v.bound).to_lowercase());
-            told.insert(group(phase.phase as u64, &row.name), Told { gb_per_s: row.model_gb_per_s, bound });
+    let place = |id: RunId| runs.list.iter().position(|r| r.id() == id);
+    let shown = report.runs.iter().position(|r| r.shown).or(Some(0));
+    let others = report.others.iter().map(|o| (place(RunId { pid: o.pid, context: o.context }), &o.phases));
+    for (run, phases) in [(shown, &report.phases)].into_iter().chain(others) {
+        let Some(run) = run else { continue };
+        for phase in phases {
+            for row in phase.by_name.iter().flatten() {
+                let bound = row.verdict.as_ref().map(|v| format!("{:?}", v.bound).to_lowercase());
+                let one = Told { gb_per_s: row.model_gb_per_s, bound };
+                told.insert(group(run, phase.phase as u64, &row.name), one);
+            }
         }
     }
     told
 }
 
-/// Plans and the first phase each ran in, by plan.
-fn phases_of_plans(loaded: &Loaded<'_>, line: &Timeline) -> Vec<(u64, u64)> {
-    let graphs = loaded.cpu_graphs.iter().zip(&line.cpu_phase);
-    let mut of: Vec<(u64, u64)> =
-        graphs.filter_map(|(g, phase): (_, &Phase)| Some((u64::from(g.plan?), *phase as u64))).collect();
-    order::by_key(&mut of, |p| *p);
+/// Plans, the first phase each ran in, and its run, by plan.
+fn phases_of_plans(loaded: &Loaded<'_>, line: &Timeline, runs: &Runs) -> Vec<(u64, u64, usize)> {
+    let graphs = loaded.cpu_graphs.iter().zip(&line.cpu_phase).zip(&runs.of_cpu);
+    let mut of: Vec<(u64, u64, usize)> = graphs
+        .filter_map(|((g, phase), run): ((_, &Phase), _)| Some((u64::from(g.plan?), *phase as u64, *run)))
+        .collect();
+    order::by_key(&mut of, |p| (p.0, p.1));
     of.dedup();
     of
 }
