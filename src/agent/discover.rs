@@ -33,6 +33,8 @@ pub struct Roles {
     pub cpu: bool,
     /// Computes graphs on a device, and has nothing else.
     pub device: bool,
+    /// Has code for a device, whatever else it has.
+    pub drives: bool,
 }
 
 /// Functions of GGML's base code.
@@ -75,8 +77,11 @@ impl Roles {
             base: op_name && get_name,
             cpu: graph_compute,
             device: false,
+            // The first two are also what the CPU's variants and host libraries have.
+            drives: devices.iter().skip(2).any(|d| *d),
         };
-        Roles { device: !roles.has_names() && devices.contains(&true), ..roles }
+        let device = !roles.has_names() && devices.contains(&true);
+        Roles { device, drives: roles.drives || device, ..roles }
     }
 
     /// Whether functions that are looked for by name are in it.

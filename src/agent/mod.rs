@@ -10,6 +10,7 @@ pub mod calibrate;
 pub mod calls;
 pub mod capset;
 pub mod checkup;
+pub mod device;
 pub mod discover;
 pub mod drain;
 mod early;
