@@ -27,8 +27,9 @@ demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binu
 test)
     # The service's files are looked at by shellcheck, lintian and systemd.
     # The last line is for guests with kernels of their own: QEMU, and what two of the kernels are built with. The browser
-    # opens pages of `profinfer html`.
+    # opens pages of `profinfer html`; Mesa has a Vulkan device in software.
     wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb chromium-headless-shell
+        libvulkan1 mesa-vulkan-drivers
         shellcheck lintian systemd qemu-user-static
         qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils"
     ;;
@@ -55,6 +56,8 @@ have() { # package
     chromium-headless-shell)
         command -v chromium-headless-shell >/dev/null 2>&1 || command -v chromium >/dev/null 2>&1
         ;;
+    libvulkan1) ldconfig -p 2>/dev/null | grep -q 'libvulkan\.so\.1 ' ;;
+    mesa-vulkan-drivers) set -- /usr/share/vulkan/icd.d/lvp_icd*.json && [ -e "$1" ] ;;
     qemu-system-arm) command -v qemu-system-aarch64 >/dev/null 2>&1 ;;
     device-tree-compiler) command -v dtc >/dev/null 2>&1 ;;
     debian-archive-keyring) [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] ;;

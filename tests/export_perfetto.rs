@@ -97,7 +97,17 @@ fn times_are_boottime() {
     let cfg = profinfer::trace::EncoderConfig::default();
     let mut e = profinfer::trace::Encoder::new(Vec::new(), cfg, &header).unwrap();
     let (t, entry) = (ORIGIN as i64 + 5, Entry::Decode);
-    let token = Token { seq: 3, pid: 9, tid: 8, entry, n_tokens: Some(1), t, dur: 100, cut: true };
+    let token = Token {
+        seq: 3,
+        pid: 9,
+        tid: 8,
+        entry,
+        n_tokens: Some(1),
+        t,
+        dur: 100,
+        cut: true,
+        device: Device::Idle,
+    };
     e.token(&token).unwrap();
     let files = files(&e.finish(&footer("signal")).unwrap());
     let Some(all) = files.export(&[]) else { return };
@@ -164,7 +174,17 @@ fn of_several_processes_one_can_be_chosen() {
     let mut e = profinfer::trace::Encoder::new(Vec::new(), cfg, &header(true)).unwrap();
     for (seq, pid) in [(0, 5), (1, 6), (2, 5)] {
         let (t, entry) = ((ORIGIN + 1000 * seq) as i64, Entry::Decode);
-        let token = Token { seq, pid, tid: pid, entry, n_tokens: Some(1), t, dur: 100, cut: false };
+        let token = Token {
+            seq,
+            pid,
+            tid: pid,
+            entry,
+            n_tokens: Some(1),
+            t,
+            dur: 100,
+            cut: false,
+            device: Device::Idle,
+        };
         e.token(&token).unwrap();
     }
     let files = files(&e.finish(&footer("signal")).unwrap());

@@ -110,10 +110,33 @@ fn of_any(seed: [u64; 9], names: &str) -> Vec<u8> {
         let (a, b, c) = (dur(), dur(), dur());
         let (pid, tid, cut) = (next(2) as u32, next(3) as u32, next(5) == 0);
         let (seq, entry) = (next(6), Entry::Decode);
-        e.token(&Token { seq, pid, tid, entry, n_tokens: Some(seq as u32), t, dur: a, cut }).unwrap();
+        e.token(&Token {
+            seq,
+            pid,
+            tid,
+            entry,
+            n_tokens: Some(seq as u32),
+            t,
+            dur: a,
+            cut,
+            device: Device::Idle,
+        })
+        .unwrap();
         let n_nodes = 3;
-        e.graph(&Graph { seq, token: Some(i), pid, tid, cgraph: 1, n_nodes, ubatch: 1, t: u, dur: b, cut })
-            .unwrap();
+        e.graph(&Graph {
+            seq,
+            token: Some(i),
+            pid,
+            tid,
+            cgraph: 1,
+            n_nodes,
+            ubatch: 1,
+            t: u,
+            dur: b,
+            cut,
+            device: Device::Idle,
+        })
+        .unwrap();
         e.split(&Split {
             seq,
             graph: None,
@@ -124,6 +147,7 @@ fn of_any(seed: [u64; 9], names: &str) -> Vec<u8> {
             t: v,
             dur: c,
             cut,
+            device: Device::Idle,
         })
         .unwrap();
         let barrier = next(2) == 0;

@@ -120,7 +120,7 @@ def rest(r, known):
 
 
 # The fields of kinds 10 to 14: s = same, n = next, t = time, d = duration.
-RULES = {10: "nsssstds", 11: "nnssssstds", 12: "nnsssstds", 13: "nnnsssssstdssss", 14: "ssssssts"}
+RULES = {10: "nsssstdss", 11: "nnssssstdss", 12: "nnsssstdss", 13: "nnnsssssstdssss", 14: "ssssssts"}
 
 
 # The fields of kinds 18 to 27, as Bytes.fields reads them; y is the data.

@@ -160,8 +160,18 @@ fn with_splits() -> Vec<u8> {
     let mut e = Encoder::new(Vec::new(), EncoderConfig::default(), &header(true)).unwrap();
     let backend = e.backend([7; 16], "OpenCL");
     let t = ORIGIN as i64;
-    let split =
-        Split { seq: 0, graph: None, backend, pid: PID, tid: TID, n_nodes: 2, t, dur: 50_000, cut: false };
+    let split = Split {
+        seq: 0,
+        graph: None,
+        backend,
+        pid: PID,
+        tid: TID,
+        n_nodes: 2,
+        t,
+        dur: 50_000,
+        cut: false,
+        device: Device::Idle,
+    };
     e.split(&split).unwrap();
     e.finish(&footer("signal")).unwrap()
 }

@@ -20,18 +20,23 @@ fn sum_of_fields(record: &Record) -> Option<i128> {
     let some = |v: Option<u64>| v.map_or(0, |v| i128::from(v) + 1);
     let some32 = |v: Option<u32>| some(v.map(u64::from));
     let sum = |v: &[u64]| v.iter().map(|v| i128::from(*v)).sum::<i128>();
+    let device = |d: Device| match d {
+        Device::Idle => 0,
+        Device::Unseen => 1,
+        Device::Busy(ns) => i128::from(ns) + 2,
+    };
     Some(match record {
         Record::Token(r) => {
             let v = [r.seq, r.pid.into(), r.tid.into(), r.entry as u64, r.t as u64, r.dur, r.cut.into()];
-            sum(&v) + some32(r.n_tokens)
+            sum(&v) + some32(r.n_tokens) + device(r.device)
         }
         Record::Graph(r) => {
             let v = [r.seq, r.pid.into(), r.tid.into(), r.cgraph, r.n_nodes.into(), r.ubatch.into()];
-            sum(&v) + sum(&[r.t as u64, r.dur, r.cut.into()]) + some(r.token)
+            sum(&v) + sum(&[r.t as u64, r.dur, r.cut.into()]) + some(r.token) + device(r.device)
         }
         Record::Split(r) => {
             let v = [r.seq, r.backend.into(), r.pid.into(), r.tid.into(), r.n_nodes.into(), r.t as u64];
-            sum(&v) + sum(&[r.dur, r.cut.into()]) + some(r.graph)
+            sum(&v) + sum(&[r.dur, r.cut.into()]) + some(r.graph) + device(r.device)
         }
         Record::CpuGraph(r) => {
             let v =
@@ -142,7 +147,7 @@ fn summary(trace: &Trace) -> Vec<String> {
 }
 
 /// Without ending: `.pfi` is the file, `.txt` what is in it. The newest comes last.
-const GOLDEN: [&str; 3] = ["golden/small", "golden/small-1.1", "golden/small-1.2"];
+const GOLDEN: [&str; 4] = ["golden/small", "golden/small-1.1", "golden/small-1.2", "golden/small-1.3"];
 const NEWEST: &str = GOLDEN[GOLDEN.len() - 1];
 
 fn golden(name: &str) -> Trace {

@@ -1,5 +1,5 @@
 //! An engine with its probes: which rung of the ladder each role stands on, attaching, leaving a rung, the processes that it
-//! is probed in, modules that come late. Uses `backends`, `capset`, `discover`, `ladder`, `maps`, `phases`, `prologue` and `source`.
+//! is probed in, modules that come late. Uses `backends`, `capset`, `device`, `discover`, `ladder`, `maps`, `phases`, `prologue` and `source`.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
@@ -14,10 +14,13 @@ use super::ladder::{How, Ladder, ProbePoint, Rung};
 use super::maps::FileId;
 use super::prologue::Choice;
 use super::source::{Guard, Probe, Prober, Prog};
-use super::{backends, capset, maps, phases};
+use super::{backends, capset, device, maps, phases};
 
 /// All probes are in a process sooner where nobody else has the kernel's lock.
 const SLOW: Duration = Duration::from_millis(20);
+
+/// How many there are.
+const ROLES: usize = 8;
 
 /// What a rung observes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,12 +32,22 @@ pub enum Role {
     Op,
     OpEnd,
     Phase,
+    /// The program waits for a device.
+    Wait,
 }
 
 impl Role {
     /// In the order in which they are attached: what lies inside first, so that a token seen is a token seen whole.
-    pub const ALL: [Role; 7] =
-        [Role::OpEnd, Role::Op, Role::CpuGraph, Role::Split, Role::Graph, Role::Token, Role::Phase];
+    pub const ALL: [Role; ROLES] = [
+        Role::OpEnd,
+        Role::Op,
+        Role::CpuGraph,
+        Role::Split,
+        Role::Graph,
+        Role::Wait,
+        Role::Token,
+        Role::Phase,
+    ];
 
     /// Name in the trace.
     pub fn name(self) -> &'static str {
@@ -46,6 +59,7 @@ impl Role {
             Role::Op => "op",
             Role::OpEnd => "op-end",
             Role::Phase => "phase",
+            Role::Wait => "wait",
         }
     }
 
@@ -59,6 +73,7 @@ impl Role {
             Role::Op => &ladder.op,
             Role::OpEnd => &ladder.op_end,
             Role::Phase => &ladder.phase,
+            Role::Wait => &ladder.wait,
         }
     }
 }
@@ -100,12 +115,12 @@ pub struct Attached {
     pub prober: Box<dyn Prober>,
     site: Site,
     /// Position of each role's rung in its ladder (index by [`Role::ALL`]); beyond the end = none left.
-    at: [usize; 7],
-    links: [Vec<Box<dyn Probe>>; 7],
+    at: [usize; ROLES],
+    links: [Vec<Box<dyn Probe>>; ROLES],
     /// Where each role's were placed: which module, and the offset in its file.
-    places: [BTreeSet<(usize, u64)>; 7],
+    places: [BTreeSet<(usize, u64)>; ROLES],
     /// Probes of a role's rung that are in no process just now: they need not be placed again.
-    parked: [Vec<Box<dyn Probe>>; 7],
+    parked: [Vec<Box<dyn Probe>>; ROLES],
     /// Probes of rungs that were left. The kernel takes long to remove them, which is done at the end.
     abandoned: Vec<Box<dyn Probe>>,
     /// Processes that are probed.
@@ -121,7 +136,7 @@ pub struct Attached {
     /// What is attached stays: it could not be attached again.
     pub stays: bool,
     /// The recording is over: nothing is attached any more, and this is what was.
-    closed: Option<[bool; 7]>,
+    closed: Option<[bool; ROLES]>,
     /// Entry points attached and not, over all roles.
     pub attached: usize,
     pub failures: Vec<String>,
@@ -155,6 +170,7 @@ fn programs(symbol: &str, role: Role) -> (Prog, Option<Prog>) {
         (Role::Op, _) => (Prog::Op, Some(Prog::OpExit)),
         (Role::OpEnd, _) => (Prog::Barrier, None),
         (Role::Phase, _) => (phases::program(symbol), Some(Prog::PhaseExit)),
+        (Role::Wait, _) => (device::program(symbol), Some(Prog::WaitExit)),
     }
 }
 
@@ -167,7 +183,7 @@ impl Attached {
             ladder,
             prober,
             site,
-            at: [0; 7],
+            at: [0; ROLES],
             links: Default::default(),
             places: Default::default(),
             parked: Default::default(),
@@ -360,7 +376,9 @@ impl Attached {
         if added > 0 {
             self.ladder = ladder(&self.engine);
             for &role in roles {
-                self.attach(role, from);
+                // A device's module has brought the rung, whose functions are in modules that were there before.
+                let first = role == Role::Wait && !self.probed(role);
+                self.attach(role, if first { 0 } else { from });
             }
         }
         added

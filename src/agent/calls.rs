@@ -11,6 +11,16 @@ pub enum Kind {
     Split,
 }
 
+/// Who computes what is in a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// No split of it was seen (yet).
+    Unknown,
+    Host,
+    /// A device, all of it or a part.
+    Device,
+}
+
 /// A call that was entered and has not returned.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
@@ -18,6 +28,9 @@ pub struct Call {
     pub seq: u64,
     /// seq of the enclosing call of the next outer kind.
     pub parent: Option<u64>,
+    /// seq of the enclosing token.
+    pub token: Option<u64>,
+    pub work: Work,
     pub tgid: u32,
     pub tid: u32,
     pub start: u64,
@@ -69,7 +82,23 @@ impl Call {
         n: i32,
         width: u32,
     ) -> Call {
-        Call { kind, seq, parent: None, tgid, tid, start, object, cgraph, n, width, detail: 0, depth: 0 }
+        let (parent, token, work) = (None, None, Work::Unknown);
+        Call {
+            kind,
+            seq,
+            parent,
+            token,
+            work,
+            tgid,
+            tid,
+            start,
+            object,
+            cgraph,
+            n,
+            width,
+            detail: 0,
+            depth: 0,
+        }
     }
 }
 

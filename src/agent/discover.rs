@@ -36,6 +36,8 @@ pub struct Roles {
     pub cpu: bool,
     /// Computes graphs on a device, and has nothing else.
     pub device: bool,
+    /// Has code for a device, whatever else it has.
+    pub drives: bool,
 }
 
 /// Functions of GGML's base code.
@@ -94,9 +96,16 @@ impl Roles {
         names[NAMES.len()..].copy_from_slice(&DEVICES);
         let found = elf.find(names).map(|s| s.is_some_and(|s| s.function));
         let [process, decode, encode, op_name, graph_compute, devices @ ..] = found;
-        let roles =
-            Roles { llama: process || decode || encode, base: op_name, cpu: graph_compute, device: false };
-        Roles { device: !roles.has_names() && devices.contains(&true), ..roles }
+        let roles = Roles {
+            llama: process || decode || encode,
+            base: op_name,
+            cpu: graph_compute,
+            device: false,
+            // The first two are also what the CPU's variants and host libraries have.
+            drives: devices.iter().skip(2).any(|d| *d),
+        };
+        let device = !roles.has_names() && devices.contains(&true);
+        Roles { device, drives: roles.drives || device, ..roles }
     }
 
     /// Whether functions that are looked for by name are in it.

@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::ops::Range;
 
-use super::calls::{self, Call, Calls, Entered, Kind};
+use super::calls::{self, Call, Calls, Entered, Kind, Work};
+use super::device::{Over, Overs, Waiting};
 use super::event::{self, Event, KINDS};
 use super::experts::Chosen;
 use super::graphs::{self, Graphs, Seen, Start};
@@ -19,7 +20,7 @@ use super::sched;
 use super::skel::types::ev_kind;
 use super::structure::{self, Reading, Structure};
 use crate::ggml::backend_guid;
-use crate::trace::record::{Entry, Graph, Split, Token};
+use crate::trace::record::{Device, Entry, Graph, Split, Token};
 use crate::trace::{Encoder, WriteError};
 
 /// What one engine's probes showed so far.
@@ -32,6 +33,8 @@ pub struct Shown {
     pub ops: u64,
     /// Calls that are a phase.
     pub phases: u64,
+    /// Waits for a device.
+    pub waits: u64,
     /// Returns seen of tokens, scheduler graphs, splits and CPU graphs.
     pub returns: [u64; 4],
     /// Op hits that the whole graphs seen so far demanded, and those seen in them; graphs whose demand is unknown left out.
@@ -44,6 +47,8 @@ pub struct Shown {
     pub ended: u64,
     /// Set by the session: the barrier is probed.
     pub barrier_on: bool,
+    /// Likewise, waits for a device.
+    pub waits_on: bool,
     /// Threads and nodes of the newest graph.
     pub threads: u32,
     pub nodes: u32,
@@ -95,6 +100,8 @@ pub struct Drain<W: Write> {
     /// Latest times during which probes came or went: what ran then was not seen whole. An end of u64::MAX is open.
     murky: heapless::Deque<(u64, u64), 4>,
     calls: Calls,
+    /// Calls that have returned and wait for a device.
+    pub waiting: Waiting,
     graphs: Graphs,
     tensors: Structure,
     pub experts: Chosen,
@@ -125,6 +132,7 @@ impl<W: Write> Drain<W> {
             done: heapless::Deque::new(),
             murky: heapless::Deque::new(),
             calls: Calls::default(),
+            waiting: Waiting::default(),
             graphs: Graphs::default(),
             tensors: Structure::default(),
             experts: Chosen::default(),
@@ -287,6 +295,7 @@ impl<W: Write> Drain<W> {
             }
             Event::Exit(e) => self.process_exit(e.h.tgid, e.h.ts),
             Event::Phase(e) => self.phase(e),
+            Event::Wait(e) => self.wait(e),
             Event::Experts(e) => {
                 if let Some(graph) = self.graphs.seq_by_caller(e.h.tid) {
                     self.experts.take(graph, e);
@@ -331,13 +340,23 @@ impl<W: Write> Drain<W> {
                 parent.width = width;
             }
         }
+        call.token = match kind {
+            Kind::Token => None,
+            _ => self.calls.current(Kind::Token, h.tid).map(|c| c.seq),
+        };
         if kind == Kind::Token {
             call.detail = e.b as u32;
             // The entry's second word is its entry point, not a cgraph.
             call.cgraph = 0;
         }
         if kind == Kind::Split {
-            let guid = self.guid(e);
+            let guid = self.guid(e, e.a);
+            call.work = if backend_guid::is_device(&guid) { Work::Device } else { Work::Host };
+            for outer in [Kind::Sched, Kind::Token] {
+                if let Some(outer) = self.calls.current(outer, h.tid).filter(|c| c.work != Work::Device) {
+                    outer.work = call.work;
+                }
+            }
             let name = backend_guid::name(&guid);
             call.detail = self.enc.backend(guid, name.unwrap_or(""));
             self.experts.split(name);
@@ -347,13 +366,17 @@ impl<W: Write> Drain<W> {
             Entered::Opened => drop(self.next(kind as usize)),
             Entered::Replaced(old) => {
                 self.next(kind as usize);
-                self.finish(old, h.ts, true)?;
+                self.finish(&Over { call: old, end: h.ts, device: Device::Idle, cut: true })?;
             }
             Entered::Nested => return Ok(()),
             Entered::Full => {
                 self.unplaced[h.kind as usize] += 1;
                 return Ok(());
             }
+        }
+        if kind == Kind::Token {
+            let overs = self.waiting.next(h.tgid, call.object, h.ts);
+            self.finish_all(&overs)?;
         }
         let Some(shown) = self.shown(h.engine) else { return Ok(()) };
         match kind {
@@ -368,11 +391,11 @@ impl<W: Write> Drain<W> {
     }
 
     /// A backend's guid. BPF cannot read a page that the target has not touched yet; reading it from here brings it in.
-    fn guid(&self, e: &event::Call) -> [u8; 16] {
+    fn guid(&self, e: &event::Call, backend: u64) -> [u8; 16] {
         let mut guid = e.guid;
         let at = self.readings.get(e.h.engine as usize).and_then(|r| r.layout.guid_off);
         if let Some(at) = at.filter(|_| guid == [0; 16])
-            && let Ok(pointer) = memory::read_u64(e.h.tgid, e.a.saturating_add(at.into()))
+            && let Ok(pointer) = memory::read_u64(e.h.tgid, backend.saturating_add(at.into()))
             && memory::read(e.h.tgid, pointer, &mut guid).is_err()
         {
             guid = [0; 16];
@@ -383,20 +406,43 @@ impl<W: Write> Drain<W> {
     fn exit(&mut self, kind: Kind, e: &event::Call) -> Result<(), WriteError> {
         self.last_ts = e.h.ts;
         let Some(call) = self.calls.exit(kind, e.h.tid) else { return Ok(()) };
+        let mut probed = false;
         if let Some(shown) = self.shown(e.h.engine) {
             shown.returns[kind as usize] += 1;
+            probed = shown.waits_on;
         }
-        self.finish(call, e.h.ts, false)
+        match self.waiting.returns(call, e.h.ts, probed) {
+            Some(over) => self.finish(&over),
+            None => Ok(()),
+        }
     }
 
-    fn finish(&mut self, c: Call, end: u64, cut: bool) -> Result<(), WriteError> {
+    /// The program has waited until a device had finished.
+    fn wait(&mut self, e: &event::Call) -> Result<(), WriteError> {
+        self.last_ts = e.h.ts;
+        if let Some(shown) = self.shown(e.h.engine) {
+            shown.waits += 1;
+        }
+        let e = event::Call { guid: if e.n == 0 { self.guid(e, e.b) } else { e.guid }, ..*e };
+        let overs = self.waiting.wait(&e);
+        self.finish_all(&overs)
+    }
+
+    fn finish_all(&mut self, overs: &Overs) -> Result<(), WriteError> {
+        overs.iter().try_for_each(|over| self.finish(over))
+    }
+
+    fn finish(&mut self, over: &Over) -> Result<(), WriteError> {
+        let &Over { call: c, end, device, cut } = over;
         let (t, dur) = (c.start as i64, end.saturating_sub(c.start));
         match c.kind {
             Kind::Token => {
                 self.totals.calls += 1;
                 let decode = c.width.max(c.n.max(0) as u32) <= 1;
                 self.totals.decoded += u64::from(decode);
-                if !cut {
+                if !cut && device == Device::Unseen {
+                    self.kin.unseen(c.tgid, end, decode);
+                } else if !cut {
                     self.kin.call(c.tgid, end, dur, decode);
                     self.call_done(Done { t: end, dur, decode, ..Done::default() });
                 }
@@ -406,7 +452,8 @@ impl<W: Write> Drain<W> {
                     _ => Entry::Encode,
                 };
                 let n_tokens = u32::try_from(c.n).ok().filter(|&n| n > 0);
-                self.enc.token(&Token { seq: c.seq, pid: c.tgid, tid: c.tid, entry, n_tokens, t, dur, cut })
+                let (seq, pid, tid) = (c.seq, c.tgid, c.tid);
+                self.enc.token(&Token { seq, pid, tid, entry, n_tokens, t, dur, cut, device })
             }
             Kind::Sched => self.enc.graph(&Graph {
                 seq: c.seq,
@@ -419,6 +466,7 @@ impl<W: Write> Drain<W> {
                 t,
                 dur,
                 cut,
+                device,
             }),
             Kind::Split => self.enc.split(&Split {
                 seq: c.seq,
@@ -430,6 +478,7 @@ impl<W: Write> Drain<W> {
                 t,
                 dur,
                 cut,
+                device,
             }),
         }
     }
@@ -439,7 +488,8 @@ impl<W: Write> Drain<W> {
         const CALLS: Range<usize> = ev_kind::EV_TOKEN_ENTER.0 as usize..ev_kind::EV_OP.0 as usize;
         let received = |kind: ev_kind| self.received[kind.0 as usize];
         let (ops, away) = (received(ev_kind::EV_OP), received(ev_kind::EV_AWAY));
-        let calls = self.received[CALLS].iter().sum();
+        // A wait is told at its return alone.
+        let calls = self.received[CALLS].iter().sum::<u64>() + 2 * received(ev_kind::EV_WAIT);
         if self.done.is_full() {
             self.done.pop_front();
         }
@@ -560,8 +610,10 @@ impl<W: Write> Drain<W> {
         while let Some(i) = self.graphs.any_of(tgid) {
             self.end_graph(i, (ts, 0, true))?;
         }
+        let overs = self.waiting.close(tgid);
+        self.finish_all(&overs)?;
         while let Some(call) = self.calls.take(tgid) {
-            self.finish(call, ts, true)?;
+            self.finish(&Over { call, end: ts, device: Device::Idle, cut: true })?;
         }
         self.phases.close(tgid, ts, &mut self.enc)
     }
@@ -588,6 +640,7 @@ impl Shown {
             (&mut s.graphs, base.graphs),
             (&mut s.ops, base.ops),
             (&mut s.phases, base.phases),
+            (&mut s.waits, base.waits),
             (&mut s.expected, base.expected),
             (&mut s.seen, base.seen),
             (&mut s.unknown, base.unknown),

@@ -32,6 +32,7 @@ pub const KIND_NAMES: [&str; KINDS] = [
     "away",
     "phase",
     "counts",
+    "wait",
 ];
 /// Counters beside the events', in the order of `enum ev_counter`.
 pub const COUNTERS: usize = ev_counter::CNT_COUNTERS.0 as usize;
@@ -78,6 +79,8 @@ pub enum Event<'a> {
     Phase(&'a Call),
     /// The last op of a thread's graph is counted.
     Counts(&'a Counted),
+    /// The program waited until a device had finished.
+    Wait(&'a Call),
 }
 
 /// The event at the start of `bytes`, and its kind's index. None if the bytes are none: too short for the kind, or not
@@ -105,6 +108,7 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_AWAY => Event::Away(view(bytes)?),
         ev_kind::EV_PHASE => Event::Phase(view(bytes)?),
         ev_kind::EV_COUNTS => Event::Counts(view(bytes)?),
+        ev_kind::EV_WAIT => Event::Wait(view(bytes)?),
         _ => return None,
     };
     Some((kind, event))

@@ -149,6 +149,15 @@ impl Kin {
 
     /// A call of a process has returned; as [`Meter::call`].
     pub fn call(&mut self, pid: u32, t: u64, dur: u64, decode: bool) {
+        self.over(pid, t, Some(dur), decode);
+    }
+
+    /// The same, of a call of which it was not seen when a device had done its work.
+    pub fn unseen(&mut self, pid: u32, t: u64, decode: bool) {
+        self.over(pid, t, None, decode);
+    }
+
+    fn over(&mut self, pid: u32, t: u64, dur: Option<u64>, decode: bool) {
         let Some(run) = self.run_of(pid).filter(|_| self.metering) else { return };
         let of = |meters: &[Meter], pid| meters.iter().position(|m| m.pid == pid);
         let mut i = of(&self.meters, pid);
@@ -157,11 +166,17 @@ impl Kin {
             self.meters.push(Meter::new(pid, run));
         }
         if let Some(i) = i {
-            return self.meters[i].call(t, dur, decode);
+            return match dur {
+                Some(dur) => self.meters[i].call(t, dur, decode),
+                None => self.meters[i].unseen(t, decode),
+            };
         }
         self.crowded = true;
         if let Some(i) = of(&self.meters, run) {
-            self.meters[i].count(t, dur, decode);
+            match dur {
+                Some(dur) => self.meters[i].count(t, dur, decode),
+                None => self.meters[i].unseen(t, decode),
+            }
         }
     }
 }

@@ -1,8 +1,9 @@
-//! The probe points of an engine, in the order in which they are to be tried. Uses `discover`, `elf`, `prologue`.
+//! The probe points of an engine, in the order in which they are to be tried. Uses `device`, `discover`, `elf`, `prologue`.
 //!
 //! What is found here is only a candidate: compilers inline exported functions, so that a probe attaches and never
 //! fires. Whoever attaches compares hits with what the graph predicts and takes the next rung when one is silent.
 
+use super::device;
 use super::discover::{Engine, Module};
 use super::elf::{ElfFile, Machine, Symbol};
 use super::phases::PHASES;
@@ -87,6 +88,8 @@ pub struct Ladder {
     pub op_end: Vec<Rung>,
     /// Calls that are a phase of their own.
     pub phase: Vec<Rung>,
+    /// Calls that wait for a device. None where the engine has none: nobody waits there.
+    pub wait: Vec<Rung>,
 }
 
 /// What is known of a function from its declaration.
@@ -96,10 +99,16 @@ struct Function {
     takes_batch: bool,
     /// Whether its return is worth a probe.
     returns: bool,
+    /// Where the stack pointer is at its entry is asked for.
+    by_stack: bool,
 }
 
 const fn function(symbol: &'static str, args: u8, takes_batch: bool, returns: bool) -> Function {
-    Function { symbol, args, takes_batch, returns }
+    Function { symbol, args, takes_batch, returns, by_stack: args == 0 }
+}
+
+const fn waiting(symbol: &'static str) -> Function {
+    Function { by_stack: true, ..function(symbol, 1, false, true) }
 }
 
 const TOKEN_FUNCTIONS: [Function; 3] = [
@@ -121,7 +130,8 @@ const BARRIER: Function = function("ggml_barrier", 1, false, false);
 pub fn names() -> impl Iterator<Item = &'static str> {
     let phases = PHASES.iter().flat_map(|p| p.functions).copied();
     let others = [&GRAPH, &SPLIT, &CPU_GRAPH, &OP, &OP_EXTRA, &OP_FUSED, &BARRIER];
-    TOKEN_FUNCTIONS.iter().chain(others).map(|f| f.symbol).chain(phases)
+    let waits = device::WAITS.iter().map(|w| w.function);
+    TOKEN_FUNCTIONS.iter().chain(others).map(|f| f.symbol).chain(phases).chain(waits)
 }
 
 impl Ladder {
@@ -150,6 +160,10 @@ impl Ladder {
         // Nothing but the stack pointer is read.
         let phases = PHASES.iter().flat_map(|p| p.functions).map(|f| function(f, 0, false, true));
         let phases: Vec<Function> = phases.collect();
+        // The object waited for and, to know the call by, the stack pointer.
+        let waits: Vec<Function> = device::WAITS.iter().map(|w| waiting(w.function)).collect();
+        let devices = engine.modules.iter().any(|m| m.roles.drives);
+        let wait = rung("ggml_backend_synchronize", &waits.iter().collect::<Vec<_>>(), &all);
         let barrier = rung("ggml_barrier", &[&BARRIER], &cpu);
         Ladder {
             token: rung("llama_process/llama_decode/llama_encode", &tokens, &all).into_iter().collect(),
@@ -159,6 +173,7 @@ impl Ladder {
                 .chain(has_vtable.then_some(vtable))
                 .collect(),
             cpu_graph: rung("ggml_graph_compute", &[&CPU_GRAPH], &cpu).into_iter().collect(),
+            wait: wait.filter(|_| devices).into_iter().collect(),
             phase: rung("llama.h", &phases.iter().collect::<Vec<_>>(), &all).into_iter().collect(),
             op_end: if ops.is_empty() { Vec::new() } else { barrier.into_iter().chain([interval]).collect() },
             op: ops,
@@ -203,7 +218,7 @@ fn point(elf: &ElfFile, module: usize, f: &Function, sym: Symbol) -> Option<Prob
         Some(Batch::Pointer(arg)) => f.args.max(arg + 1),
         _ => f.args,
     };
-    let need = Need { args: n_args, stack: n_args == 0 || matches!(batch, Some(Batch::Stack(_))) };
+    let need = Need { args: n_args, stack: f.by_stack || matches!(batch, Some(Batch::Stack(_))) };
     Some(ProbePoint {
         symbol: f.symbol,
         module,

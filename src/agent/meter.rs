@@ -23,6 +23,8 @@ pub struct Meter {
     pub tokens: u64,
     /// Calls that have returned.
     pub calls: u64,
+    /// Of them, those whose end on a device was not seen: they are in no figure of time.
+    pub unseen: u64,
     /// When the first call that took a prompt returned, and its duration, ns.
     first: Option<(u64, u64)>,
     /// When the last call returned, CLOCK_MONOTONIC ns.
@@ -56,6 +58,7 @@ impl Meter {
             over: false,
             tokens: 0,
             calls: 0,
+            unseen: 0,
             first: None,
             last: 0,
             newest: vec![(0, 0); NEWEST].into(),
@@ -84,10 +87,18 @@ impl Meter {
         }
     }
 
+    /// A call is over of which it was not seen when: it counts, and has no time.
+    pub fn unseen(&mut self, t: u64, decode: bool) {
+        (self.calls, self.last) = (self.calls + 1, self.last.max(t));
+        self.tokens += u64::from(decode);
+        self.unseen += 1;
+    }
+
     /// Counts all that another has counted.
     pub fn absorb(&mut self, other: &Meter) {
         self.tokens += other.tokens;
         self.calls += other.calls;
+        self.unseen += other.unseen;
         self.last = self.last.max(other.last);
         self.first = [self.first, other.first].into_iter().flatten().min();
         self.buckets.iter_mut().zip(&other.buckets).for_each(|(n, more)| *n += more);
@@ -114,13 +125,14 @@ impl Meter {
 
     /// Time of a decoded token, ns, that the share `q` of all did not exceed; to 3 % of itself. None: there was none.
     pub fn quantile(&self, q: f64) -> Option<u64> {
-        let rank = (self.tokens as f64 * q).ceil().max(1.0) as u64;
+        let timed: u64 = self.buckets.iter().map(|&n| u64::from(n)).sum();
+        let rank = (timed as f64 * q).ceil().max(1.0) as u64;
         let mut seen = 0;
         let at = self.buckets.iter().position(|&n| {
             seen += u64::from(n);
             seen >= rank
         });
-        at.filter(|_| self.tokens > 0).map(middle)
+        at.filter(|_| timed > 0).map(middle)
     }
 
     /// Newest tokens, those that ended after `from`: end and duration, ns.

@@ -11,6 +11,7 @@ pub mod calibrate;
 pub mod calls;
 pub mod capset;
 pub mod checkup;
+pub mod device;
 pub mod discover;
 pub mod drain;
 mod early;

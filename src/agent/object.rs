@@ -170,6 +170,11 @@ impl Loaded {
             Prog::Sampling => &p.phase_sampling,
             Prog::Load => &p.phase_load,
             Prog::PhaseExit => &p.phase_exit,
+            Prog::WaitBackend => &p.wait_backend,
+            Prog::WaitSched => &p.wait_sched,
+            Prog::WaitContext => &p.wait_context,
+            Prog::WaitRead => &p.wait_read,
+            Prog::WaitExit => &p.wait_exit,
         }
     }
 

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use self::extras::Extras;
 use self::setup::{header, knobs, roles, source};
 use self::writing::notice;
-use super::attached::Attached;
+use super::attached::{Attached, Role};
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::{Drain, Shown};
 use super::elf::ElfError;
@@ -345,6 +345,9 @@ impl Session {
                     self.engines.len() - 1
                 }
             };
+            if let Some(shown) = self.drain.borrow_mut().shown.get_mut(place) {
+                shown.waits_on = self.engines[place].probed(Role::Wait);
+            }
             if let Some(pid) = of {
                 self.enter(pid, place, watch);
             }
@@ -453,6 +456,7 @@ impl Session {
             }
             if let Some(s) = self.drain.borrow_mut().shown.get_mut(i) {
                 (s.barrier_on, s.silent, s.scheduler) = (shown.barrier_on, shown.silent, shown.scheduler);
+                s.waits_on = a.probed(Role::Wait);
             }
             if let Some(why) = shown.unreadable.filter(|_| shown.graphs > 0 && shown.ops > 0 && !shown.told) {
                 let layout = &a.engine.layout;

@@ -33,10 +33,15 @@ pub enum Prog {
     Sampling,
     Load,
     PhaseExit,
+    WaitBackend,
+    WaitSched,
+    WaitContext,
+    WaitRead,
+    WaitExit,
 }
 
 impl Prog {
-    pub const ALL: [Prog; 19] = [
+    pub const ALL: [Prog; 24] = [
         Prog::TokenProcess,
         Prog::TokenDecode,
         Prog::TokenEncode,
@@ -56,6 +61,11 @@ impl Prog {
         Prog::Sampling,
         Prog::Load,
         Prog::PhaseExit,
+        Prog::WaitBackend,
+        Prog::WaitSched,
+        Prog::WaitContext,
+        Prog::WaitRead,
+        Prog::WaitExit,
     ];
 
     /// Return probes run when the function returns.
@@ -68,6 +78,7 @@ impl Prog {
                 | Prog::GraphExit
                 | Prog::OpExit
                 | Prog::PhaseExit
+                | Prog::WaitExit
         )
     }
 }

@@ -133,6 +133,7 @@ pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
         Role::Split => (None, s.splits),
         Role::CpuGraph => (None, s.graphs),
         Role::Phase => (None, s.phases),
+        Role::Wait => (None, s.waits),
         Role::Op => ((s.unknown == 0 && s.expected > 0).then_some(s.expected), s.ops),
         // Every op has an end of this kind; nothing of its own is hit.
         Role::OpEnd if a.rung(role).is_some_and(|r| r.how == How::Interval) => (None, s.ops),
@@ -140,6 +141,7 @@ pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
     };
     let why = match (role, wanted, a.rung(role)) {
         (_, false, _) => "not recorded at this level".to_owned(),
+        (Role::Wait, _, None) => "no device in the engine".to_owned(),
         (_, _, None) => "no function of this kind in the engine".to_owned(),
         (Role::OpEnd, _, Some(r)) if r.how == How::Interval => {
             "an op lasts until its thread's next op or the graph's end: wall time, waiting included"
@@ -164,7 +166,7 @@ fn returns(role: Role, s: &Shown) -> Option<String> {
         Role::Graph => (s.scheds, s.returns[1]),
         Role::Split => (s.splits, s.returns[2]),
         Role::CpuGraph => (s.graphs, s.returns[3]),
-        Role::Op | Role::OpEnd | Role::Phase => return None,
+        Role::Op | Role::OpEnd | Role::Phase | Role::Wait => return None,
     };
     (returns + UNDER_WAY < entries).then(|| {
         format!("hit, but only {returns} of {entries} returns were seen: the others' durations are cut")

@@ -3,13 +3,14 @@
 //! A call is one `llama_process`, `llama_decode` or `llama_encode`. Where no such call was recorded, the scheduler's
 //! graphs stand in, and where there are none either, the CPU graphs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 
 use super::load::Loaded;
+use crate::ggml::backend_guid;
 use crate::order;
-use crate::trace::record::{CpuGraph, Entry, Graph};
+use crate::trace::record::{Backend, CpuGraph, Device, Entry, Graph};
 
 /// Told apart by the widest ubatch of a call: 1 token is decode, more is prefill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -67,8 +68,12 @@ pub struct Call {
     pub phase: Phase,
     /// Scheduler graphs (or what stands for them) in the call.
     pub graphs: u32,
-    /// The recording ended before the call did.
+    /// Its end is not known: the recording ended before the call did, or its end is `unseen`.
     pub cut: bool,
+    /// A device computed beyond its return, and when that was done was not seen.
+    pub unseen: bool,
+    /// Of `dur`, what was waited for a device behind the call's return, ns.
+    pub device: u64,
 }
 
 impl Call {
@@ -198,7 +203,7 @@ fn link_cpu_graphs(
 }
 
 fn bare_calls(loaded: &Loaded<'_>, source: CallSource) -> Vec<Call> {
-    let call = |seq, pid, tid, entry, start, dur, tokens: Option<u32>, cut| Call {
+    let call = |seq, pid, tid, entry, start, dur, tokens: Option<u32>, cut, device: Device| Call {
         seq,
         pid,
         tid,
@@ -208,23 +213,57 @@ fn bare_calls(loaded: &Loaded<'_>, source: CallSource) -> Vec<Call> {
         tokens: tokens.map(u64::from),
         phase: Phase::Unknown,
         graphs: 0,
-        cut,
+        cut: cut || device == Device::Unseen,
+        unseen: !cut && device == Device::Unseen,
+        device: device.waited(),
+    };
+    // Before format 1.3 the end of what a device did was not recorded.
+    let splits = loaded.splits.iter().filter(|s| s.device == Device::Idle && on_device(loaded, s.backend));
+    let graphs: HashSet<u64> = splits.filter_map(|s| s.graph).collect();
+    let of_graphs = loaded.graphs.iter().filter(|g| graphs.contains(&g.seq));
+    let tokens: HashSet<u64> = of_graphs.filter_map(|g| g.token).collect();
+    let told = |device: Device, early: bool| match device {
+        Device::Idle if early => Device::Unseen,
+        device => device,
     };
     match source {
         CallSource::Token => loaded
             .tokens
             .iter()
-            .map(|t| call(t.seq, t.pid, t.tid, Some(t.entry), t.t, t.dur, t.n_tokens, t.cut))
+            .map(|t| {
+                call(
+                    t.seq,
+                    t.pid,
+                    t.tid,
+                    Some(t.entry),
+                    t.t,
+                    t.dur,
+                    t.n_tokens,
+                    t.cut,
+                    told(t.device, tokens.contains(&t.seq)),
+                )
+            })
             .collect(),
         CallSource::SchedulerGraph => {
-            loaded.graphs.iter().map(|g| call(g.seq, g.pid, g.tid, None, g.t, g.dur, None, g.cut)).collect()
+            let of = |g: &Graph| told(g.device, graphs.contains(&g.seq));
+            loaded
+                .graphs
+                .iter()
+                .map(|g| call(g.seq, g.pid, g.tid, None, g.t, g.dur, None, g.cut, of(g)))
+                .collect()
         }
         CallSource::CpuGraph => loaded
             .cpu_graphs
             .iter()
-            .map(|g| call(g.seq, g.pid, g.tid, None, g.t, g.dur, None, g.cut))
+            .map(|g| call(g.seq, g.pid, g.tid, None, g.t, g.dur, None, g.cut, Device::Idle))
             .collect(),
     }
+}
+
+/// Whether a backend computes elsewhere than on the CPU.
+fn on_device(loaded: &Loaded<'_>, backend: u32) -> bool {
+    let device = |b: &Backend<'_>| backend_guid::is_device(&b.guid) && !backend_guid::is_host(b.name);
+    loaded.backends.get(&backend).is_some_and(device)
 }
 
 /// Ubatch of the first CPU graph of each scheduler graph, for graphs whose own was not read.
@@ -395,8 +434,10 @@ pub fn requests(calls: &[Call]) -> Requests {
             Phase::Decode => {
                 let o = open.entry(call.pid).or_insert_with(|| Open::at(call));
                 o.request.decode_calls += 1;
-                if let Some((before, tokens)) = o.last_decode.replace((call.start, call.tokens)) {
-                    out.decode_steps.push(Step { ns: before.abs_diff(call.start), tokens });
+                let seen = (!call.unseen).then_some((call.start, call.tokens));
+                let before = std::mem::replace(&mut o.last_decode, seen);
+                if let Some(((before, tokens), (now, _))) = before.zip(seen) {
+                    out.decode_steps.push(Step { ns: before.abs_diff(now), tokens });
                 }
             }
             // What it was is not known, so it ends what was going on rather than being counted into it.
@@ -456,7 +497,8 @@ mod tests {
     fn call(start: i64, dur: u64, phase: Phase) -> Call {
         let tokens = Some(if phase == Phase::Decode { 1 } else { 8 });
         let entry = Some(Entry::Decode);
-        Call { seq: 0, pid: 1, tid: 1, entry, start, dur, tokens, phase, graphs: 1, cut: false }
+        let (cut, unseen, device) = (false, false, 0);
+        Call { seq: 0, pid: 1, tid: 1, entry, start, dur, tokens, phase, graphs: 1, cut, unseen, device }
     }
 
     #[test]
@@ -506,6 +548,14 @@ mod tests {
     fn a_value_counts_as_often_as_it_is_said() {
         assert_eq!(weighted(vec![(7, 3), (1, 1)]), latency(vec![7, 1, 7, 7]));
         assert_eq!(weighted(vec![(7, 0)]), None);
+    }
+
+    #[test]
+    fn calls_whose_end_on_a_device_was_not_seen_have_no_time() {
+        let unseen = |start, phase| Call { cut: true, unseen: true, ..call(start, 5, phase) };
+        let calls = [unseen(0, Phase::Prefill), unseen(10, Phase::Decode), unseen(20, Phase::Decode)];
+        let r = requests(&calls);
+        assert_eq!((r.list[0].ttft_ns, r.decode_steps.len(), r.list[0].decode_calls), (None, 0, 2));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::ops::Edges;
 use super::report::{OpTime, op_time};
 use super::tables::{OTHER_ROW, OpKey, gaps, label, share};
 use crate::order;
-use crate::trace::record::{CpuGraph, Graph, Record, Slices, Token};
+use crate::trace::record::{CpuGraph, Device, Graph, Record, Slices, Token};
 use crate::trace::{Block, SliceTime, slice_iter};
 
 /// How long "now" is, ns.
@@ -48,6 +48,9 @@ pub struct PhaseSpan {
     pub phase: Phase,
     pub calls: u64,
     pub cut_calls: u64,
+    /// Calls of which it was not seen when a device had finished; in no figure of time.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unseen_calls: u64,
     pub tokens: Option<u64>,
     pub in_call_ns: u64,
     pub tokens_per_s: Option<f64>,
@@ -82,6 +85,22 @@ pub struct LiveThread {
     pub ith: u16,
     pub op_share: f64,
     pub wait_share: Option<f64>,
+}
+
+/// What is known of a call's end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Known,
+    Cut,
+    Unseen,
+}
+
+fn ending(cut: bool, device: Device) -> Ending {
+    match (cut, device) {
+        (true, _) => Ending::Cut,
+        (false, Device::Unseen) => Ending::Unseen,
+        (false, _) => Ending::Known,
+    }
 }
 
 /// What is waited for: the record of a CPU graph, of the scheduler's graph around it, or of the call around both, by seq.
@@ -267,7 +286,7 @@ impl Live {
             sums.graphs.interval += u64::from(!g.barrier && ran);
         }
         let phase = Phase::of_width(g.ubatch.into());
-        self.call(CallSource::CpuGraph, phase, known(g.ubatch), g.dur, g.cut);
+        self.call(CallSource::CpuGraph, phase, known(g.ubatch), g.dur, ending(g.cut, Device::Idle));
         match g.graph {
             Some(seq) => self.hold(Of::Graph(seq), &open.sums, g.ubatch),
             None => {
@@ -282,7 +301,7 @@ impl Live {
         let width = if g.ubatch > 0 { g.ubatch } else { width };
         sums.op_tokens = if sums.ops.is_empty() { 0 } else { width.into() };
         let own = Phase::of_width(width.into());
-        self.call(CallSource::SchedulerGraph, own, known(width), g.dur, g.cut);
+        self.call(CallSource::SchedulerGraph, own, known(width), g.dur, ending(g.cut, g.device));
         let of_call = g.token.map(|seq| (seq, self.widen(seq, width)));
         match of_call {
             Some((seq, Phase::Unknown)) => self.hold(Of::Call(seq), &sums, 0),
@@ -305,19 +324,26 @@ impl Live {
             phase: Phase::Unknown,
             graphs: 0,
             cut: t.cut,
+            unseen: t.device == Device::Unseen,
+            device: t.device.waited(),
         };
         settle(&mut call, &width);
-        self.call(CallSource::Token, call.phase, call.tokens, call.dur, call.cut);
+        let end = ending(t.cut, t.device);
+        self.call(CallSource::Token, call.phase, call.tokens, call.dur, end);
         let mut sums = self.close(Of::Call(t.seq)).sums;
         sums.op_tokens = if sums.ops.is_empty() { 0 } else { call.tokens.unwrap_or(0) };
         self.add(call.phase, &sums);
     }
 
-    fn call(&mut self, source: CallSource, phase: Phase, tokens: Option<u64>, dur: u64, cut: bool) {
+    fn call(&mut self, source: CallSource, phase: Phase, tokens: Option<u64>, dur: u64, end: Ending) {
         let sum = &mut self.total[phase as usize].calls[source as usize];
         sum.calls += 1;
-        if cut {
-            sum.cut += 1;
+        match end {
+            Ending::Known => {}
+            Ending::Cut => sum.cut += 1,
+            Ending::Unseen => sum.unseen += 1,
+        }
+        if end != Ending::Known {
             return;
         }
         sum.tokens = sum.tokens.saturating_add(tokens.unwrap_or(0));
@@ -421,6 +447,7 @@ impl Live {
             phase,
             calls: c.calls,
             cut_calls: c.cut,
+            unseen_calls: c.unseen,
             tokens,
             in_call_ns: c.ns,
             tokens_per_s: tokens.filter(|_| c.ns > 0).map(|t| t as f64 * 1e9 / c.ns as f64),
@@ -448,6 +475,10 @@ pub fn keep(ops: &mut Vec<LiveOp>, rows: usize) {
         ns_per_token: a.ns_per_token.zip(b.ns_per_token).map(|(a, b)| a + b),
     });
     ops.extend(other);
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// A number for each of some, if there are any.

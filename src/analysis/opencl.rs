@@ -149,7 +149,7 @@ fn join(kernels: &mut [Kernel], csv: &str) -> Result<(), NoProfile> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::record::{Backend, Split};
+    use crate::trace::record::{Backend, Device, Split};
 
     const CSV: &str = "op name, kernel name, exec duration (ms), global size, local size, output size\n\
         Qcur-0,kernel_mul_mat,0.100000,64x1x1,64x1x1,64x1x1x1\n\
@@ -183,6 +183,7 @@ mod tests {
             t: 5_000_000_000,
             dur: 900_000,
             cut,
+            device: Device::Idle,
         });
         loaded
     }

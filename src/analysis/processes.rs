@@ -82,6 +82,7 @@ mod tests {
             t: 0,
             dur: 1,
             cut: false,
+            device: Default::default(),
         };
         let process = |pid, exe| Process { pid, engine: 0, exe, cmdline: "" };
         let mut loaded =

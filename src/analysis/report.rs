@@ -128,6 +128,9 @@ pub struct Report {
     #[serde(skip_serializing_if = "is_zero")]
     pub others_left_out: u64,
     /// Of the whole recording.
+    /// Why it was not seen when a device had finished; left out where it was, or where none had anything to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unseen: Option<String>,
     pub books: Books,
     /// Tables asked for, and the most rows of each.
     #[serde(skip)]
@@ -222,6 +225,12 @@ pub struct PhaseReport {
     pub calls: u64,
     /// Calls that were still running when the recording ended; they are in no figure of time.
     pub cut_calls: u64,
+    /// Calls of which it was not seen when a device had finished; neither are they. Left out where there are none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unseen_calls: u64,
+    /// Of the calls' durations, what was waited for a device behind their returns. Left out where no device was waited for.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub device_ns: u64,
     /// Null where the width of a batch was not recorded.
     pub tokens: Option<u64>,
     /// Sum of the calls' durations.
@@ -371,6 +380,7 @@ pub fn of(loaded: &mut Loaded<'_>, options: &Options, progress: &Progress) -> Re
         ttft: latency(requests.list.iter().filter_map(|r| r.ttft_ns).collect()),
         phases: all.filter_map(|p| phase(&about, &requests.decode_steps, *p, options)).collect(),
         requests: requests.list,
+        unseen: line.calls.iter().any(|c| c.unseen).then(|| unseen(loaded)),
         books: books(loaded, &line, &times),
         counters: why.as_ref().map(|w| w.counters.facts().to_vec()).filter(|c| !c.is_empty()),
         interference_left_out: beyond(in_the_way.as_deref(), options.top),
@@ -414,6 +424,9 @@ fn phase(about: &About<'_, '_>, steps: &[Step], phase: Phase, options: &Options)
     let whole: Vec<_> = calls.iter().filter(|c| !c.cut).collect();
     let in_call_ns = whole.iter().fold(0u64, |a, c| a.saturating_add(c.dur));
     let tokens = whole.iter().try_fold(0u64, |a, c| a.checked_add(c.tokens?));
+    let unseen_calls = calls.iter().filter(|c| c.unseen).count() as u64;
+    // Of calls of which none has a time nothing is known, which is not 0 tokens.
+    let tokens = tokens.filter(|_| unseen_calls == 0 || !whole.is_empty());
     let steps = if phase == Phase::Decode { steps } else { &[] };
     let steps_ns = steps.iter().fold(0u64, |a, s| a.saturating_add(s.ns));
     let step_tokens = steps.iter().try_fold(0u64, |a, s| a.checked_add(s.tokens?));
@@ -432,7 +445,9 @@ fn phase(about: &About<'_, '_>, steps: &[Step], phase: Phase, options: &Options)
         threads_left_out: beyond(threads.as_deref(), options.top),
         calls_left_out: beyond(by_token.as_deref(), options.top),
         calls: calls.len() as u64,
-        cut_calls: (calls.len() - whole.len()) as u64,
+        cut_calls: (calls.len() - whole.len()) as u64 - unseen_calls,
+        unseen_calls,
+        device_ns: whole.iter().fold(0u64, |a, c| a.saturating_add(c.device)),
         tokens,
         in_call_ns,
         latency: latency(whole.iter().map(|c| c.dur).collect()),
@@ -469,6 +484,12 @@ fn is_server(loaded: &Loaded<'_>, pid: u32) -> bool {
 
 fn is_false(it: &bool) -> bool {
     !it
+}
+
+/// Why it was not seen when a device had finished.
+fn unseen(loaded: &Loaded<'_>) -> String {
+    let told = loaded.causes.features.iter().find(|f| f.name == "device");
+    told.map_or("the recorder was one that does not look for it", |f| f.why).into()
 }
 
 fn is_zero(n: &u64) -> bool {

@@ -14,6 +14,7 @@ struct ev_away *btf_away;
 enum ev_answer btf_answer;
 enum ev_phase btf_phase;
 enum ev_what btf_what;
+enum ev_waits btf_waits;
 struct ev_counted *btf_counted;
 enum ev_kind btf_kind;
 enum ev_counter btf_counter;

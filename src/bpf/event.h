@@ -25,6 +25,7 @@ enum ev_kind {
 	EV_AWAY,
 	EV_PHASE,
 	EV_COUNTS,
+	EV_WAIT,
 	EV_KINDS,
 };
 
@@ -55,6 +56,15 @@ enum ev_what {
 	DOES_KINDS,
 };
 
+/* ev_call.n of a WAIT: for whom */
+enum ev_waits {
+	WAITS_BACKEND,
+	WAITS_SCHED,
+	WAITS_CONTEXT,
+	WAITS_READ, /* until a tensor's data are there */
+	WAITS_KINDS,
+};
+
 /* ev_hdr.flags */
 #define EVF_FUSED 1
 #define EVF_CUT 2     /* AWAY: the thread has not come back; put there by the recorder */
@@ -73,6 +83,7 @@ struct ev_hdr {
 /* TOKEN_*: a = llama_context, n = tokens in the batch or -1, b = which entry (0 process, 1 decode, 2 encode).
  * SCHED_*: a = scheduler, b = cgraph. SPLIT_*: a = backend, b = cgraph, guid.
  * GRAPH_ENTER: a = cgraph, b = uid (0: none). GRAPH_EXIT: a = end of thread 0's last op (0: not seen).
+ * WAIT: n = for whom, a = its start, h.ts its end, b = the object waited for; of a backend, guid.
  * FORK: a = child's pid. PHASE: n = which; a = its start, h.ts its end; a = 0: it begins at h.ts. */
 struct ev_call {
 	struct ev_hdr h;

@@ -11,6 +11,7 @@
 #include "structure.h"
 #include "experts.h"
 #include "phases.h"
+#include "waits.h"
 #include "account.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

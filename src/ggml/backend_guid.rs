@@ -42,6 +42,17 @@ pub fn name(guid: &[u8; GUID_BYTES]) -> Option<&'static str> {
     KNOWN.iter().find(|(known, _)| *known == guid).map(|(_, name)| *name)
 }
 
+/// Whether a backend of this id computes elsewhere, so that what it was given may not be done when it returns. What is not
+/// known is taken for one; no id at all tells nothing.
+pub fn is_device(guid: &[u8; GUID_BYTES]) -> bool {
+    *guid != [0; GUID_BYTES] && !name(guid).is_some_and(is_host)
+}
+
+/// Whether the backend of this name computes on the CPU, and is done when it returns.
+pub fn is_host(name: &str) -> bool {
+    matches!(name, "CPU" | "BLAS/OpenVINO" | "AMX" | "ZenDNN")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,7 @@ use super::tensors::Content;
 /// Major version: a reader refuses a file with a greater one.
 pub const MAJOR: u16 = 1;
 /// Minor version: grows when a record kind or a field at a record's end is appended.
-pub const MINOR: u16 = 2;
+pub const MINOR: u16 = 3;
 /// Size of the file header, bytes.
 pub const FILE_HEADER: usize = 16;
 /// Size of a block header, bytes.

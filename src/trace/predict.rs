@@ -65,9 +65,9 @@ const MAX_FIELDS: usize = 15;
 
 /// The fields of kinds 10 to 14 in their order.
 const RULES: [&[Rule]; 5] = [
-    &[Next, Same, Same, Same, Same, Time, Duration, Same],
-    &[Next, Next, Same, Same, Same, Same, Same, Time, Duration, Same],
-    &[Next, Next, Same, Same, Same, Same, Time, Duration, Same],
+    &[Next, Same, Same, Same, Same, Time, Duration, Same, Same],
+    &[Next, Next, Same, Same, Same, Same, Same, Time, Duration, Same, Same],
+    &[Next, Next, Same, Same, Same, Same, Time, Duration, Same, Same],
     &[Next, Next, Next, Same, Same, Same, Same, Same, Same, Time, Duration, Same, Same, Same, Same],
     &[Same, Same, Same, Same, Same, Same, Time, Same],
 ];
@@ -100,6 +100,23 @@ fn maybe32(v: u64) -> Option<Option<u32>> {
     maybe(v).map(|v| v.try_into().ok()).map_or(Some(None), |v| v.map(Some))
 }
 
+/// 0: idle, 1: unseen, else 2 more than the time.
+fn some_device(device: Device) -> u64 {
+    match device {
+        Device::Idle => 0,
+        Device::Unseen => 1,
+        Device::Busy(ns) => ns.saturating_add(2),
+    }
+}
+
+fn device(v: u64) -> Device {
+    match v {
+        0 => Device::Idle,
+        1 => Device::Unseen,
+        more => Device::Busy(more - 2),
+    }
+}
+
 fn flag(v: u64) -> bool {
     v != 0
 }
@@ -116,6 +133,7 @@ fn fields<'a>(record: &Record<'a>) -> Option<(Fields, &'a [u8])> {
             r.t as u64,
             r.dur,
             r.cut.into(),
+            some_device(r.device),
         ]),
         Record::Graph(r) => padded([
             r.seq,
@@ -128,6 +146,7 @@ fn fields<'a>(record: &Record<'a>) -> Option<(Fields, &'a [u8])> {
             r.t as u64,
             r.dur,
             r.cut.into(),
+            some_device(r.device),
         ]),
         Record::Split(r) => padded([
             r.seq,
@@ -139,6 +158,7 @@ fn fields<'a>(record: &Record<'a>) -> Option<(Fields, &'a [u8])> {
             r.t as u64,
             r.dur,
             r.cut.into(),
+            some_device(r.device),
         ]),
         Record::CpuGraph(r) => [
             r.seq,
@@ -189,6 +209,7 @@ fn record<'a>(kind: usize, v: &Fields, data: &'a [u8]) -> Option<Record<'a>> {
             t: v[5] as i64,
             dur: v[6],
             cut: flag(v[7]),
+            device: device(v[8]),
         }),
         11 => Record::Graph(Graph {
             seq: v[0],
@@ -201,6 +222,7 @@ fn record<'a>(kind: usize, v: &Fields, data: &'a [u8]) -> Option<Record<'a>> {
             t: v[7] as i64,
             dur: v[8],
             cut: flag(v[9]),
+            device: device(v[10]),
         }),
         12 => Record::Split(Split {
             seq: v[0],
@@ -212,6 +234,7 @@ fn record<'a>(kind: usize, v: &Fields, data: &'a [u8]) -> Option<Record<'a>> {
             t: v[6] as i64,
             dur: v[7],
             cut: flag(v[8]),
+            device: device(v[9]),
         }),
         13 => Record::CpuGraph(CpuGraph {
             seq: v[0],

@@ -343,6 +343,25 @@ pub enum Entry {
     Encode,
 }
 
+/// What a device had left to do when a call returned. Since 1.3.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Device {
+    /// Nothing: all was done by the CPU, or nothing is known of a device.
+    #[default]
+    Idle,
+    /// It computes beyond the call's return, and when it was done was not seen: `dur` ends at the return.
+    Unseen,
+    /// It was done so long after the return, ns, as the program's wait for it tells; `dur` has it.
+    Busy(u64),
+}
+
+impl Device {
+    /// ns waited for beyond the call's return.
+    pub fn waited(self) -> u64 {
+        if let Device::Busy(ns) = self { ns } else { 0 }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
     /// Counts calls in the whole recording, from 0.
@@ -356,6 +375,7 @@ pub struct Token {
     pub dur: u64,
     /// True when the recording ended before the call did.
     pub cut: bool,
+    pub device: Device,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -373,6 +393,7 @@ pub struct Graph {
     pub t: i64,
     pub dur: u64,
     pub cut: bool,
+    pub device: Device,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -387,6 +408,7 @@ pub struct Split {
     pub t: i64,
     pub dur: u64,
     pub cut: bool,
+    pub device: Device,
 }
 
 #[derive(Debug, Clone, PartialEq)]

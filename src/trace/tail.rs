@@ -89,7 +89,7 @@ impl Output for Tap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::record::{Entry, Header, Level, Record, Source, Token, Transport};
+    use crate::trace::record::{Device, Entry, Header, Level, Record, Source, Token, Transport};
     use crate::trace::{Encoder, EncoderConfig};
 
     fn header() -> Header<'static> {
@@ -124,8 +124,18 @@ mod tests {
         let (mut blocks, mut seen) = (0, Vec::new());
         for seq in 0..4000 {
             let (t, dur, entry) = (1_000_000 * seq as i64, 900_000 + seq, Entry::Decode);
-            enc.token(&Token { seq, pid: 1, tid: 1, entry, n_tokens: Some(1), t, dur, cut: false })
-                .expect("room");
+            enc.token(&Token {
+                seq,
+                pid: 1,
+                tid: 1,
+                entry,
+                n_tokens: Some(1),
+                t,
+                dur,
+                cut: false,
+                device: Device::Idle,
+            })
+            .expect("room");
             enc.tick(seq).expect("room");
             if seq % 100 != 99 {
                 continue;

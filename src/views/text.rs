@@ -254,6 +254,21 @@ pub(super) fn calls(report: &Report) -> Vec<Line> {
         );
         out.push(said("note", format!("{of}: parts of one prompt; what lies between them is in TTFT")));
     }
+    for p in report.phases.iter().filter(|p| p.unseen_calls > 0) {
+        let (calls, phase) = (count(p.unseen_calls, "call"), p.phase.name());
+        let why = report.unseen.as_deref().unwrap_or_default();
+        let text =
+            format!("{calls} of {phase} in no time above: when the device had finished was not seen ({why})");
+        out.push(said("note", text));
+    }
+    for p in report.phases.iter().filter(|p| p.device_ns > 0) {
+        let share = p.device_ns as f64 * 100.0 / p.in_call_ns.max(1) as f64;
+        let text = format!(
+            "{}: {share:.0} % of the calls' time waited for a device behind their returns",
+            p.phase.name()
+        );
+        out.push(said("device", text));
+    }
     for p in report.phases.iter().filter(|p| p.cut_calls > 0) {
         let (cut, phase) = (count(p.cut_calls, "call"), p.phase.name());
         out.push(said("note", format!("{cut} of {phase} cut by the end of the recording, in no time above")));

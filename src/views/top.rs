@@ -226,6 +226,7 @@ mod tests {
             phase: Phase::Decode,
             calls: 10,
             cut_calls: 0,
+            unseen_calls: 0,
             tokens: Some(10),
             in_call_ns: 800_000_000,
             tokens_per_s: Some(12.5),

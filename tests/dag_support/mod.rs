@@ -233,10 +233,34 @@ impl Made {
         self.enc.cpu_graph(&g).unwrap();
         let token = Some(seq);
         self.enc
-            .graph(&Graph { seq, token, pid, tid: pid, cgraph: 1, n_nodes, ubatch: tokens, t, dur, cut })
+            .graph(&Graph {
+                seq,
+                token,
+                pid,
+                tid: pid,
+                cgraph: 1,
+                n_nodes,
+                ubatch: tokens,
+                t,
+                dur,
+                cut,
+                device: Device::Idle,
+            })
             .unwrap();
         let n_tokens = Some(tokens);
-        self.enc.token(&Token { seq, pid, tid: pid, entry: Entry::Decode, n_tokens, t, dur, cut }).unwrap();
+        self.enc
+            .token(&Token {
+                seq,
+                pid,
+                tid: pid,
+                entry: Entry::Decode,
+                n_tokens,
+                t,
+                dur,
+                cut,
+                device: Device::Idle,
+            })
+            .unwrap();
         self.batches += 1;
     }
 

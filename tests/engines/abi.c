@@ -19,6 +19,7 @@
 static const struct era ERAS[] = {
     {"b3889", 120, 64, 0, 16, 20, 72, 100, 160, 240, 256, 264},
     {"b4753", 120, 64, 8, 16, 20, 72, 100, 152, 232, 248, 256},
+    {"b5640", 120, 72, 16, 16, 20, 72, 115, 152, 232, 248, 256},
     {"b8121", 136, 72, 16, 16, 20, 72, 114, 152, 232, 248, 256},
     {"v0.5.0", 160, 80, 16, 28, 32, 88, 130, 152, 232, 248, 256},
     {"b11549", 168, 80, 16, 28, 32, 88, 138, 152, 232, 248, 256},
@@ -191,7 +192,7 @@ void engine_load(struct engine *g, const struct settings *s) {
     const struct era *e = g->era;
     struct params p;
     defaults("llama_model_default_params", &p);
-    put_u32(&p, e->n_gpu_layers, 0);
+    put_u32(&p, e->n_gpu_layers, (uint32_t)s->gpu_layers);
     void *(*load)(const char *, struct params) =
         either("llama_model_load_from_file", "llama_load_model_from_file");
     g->model = load(s->model, p);

@@ -210,6 +210,7 @@ static void usage(FILE *f) {
           "  --experts FILE    experts chosen, as JSON lines; cuts the graph behind each choice\n"
           "  --ids 1,2,3       this prompt instead, then -n tokens greedily: prints their ids\n"
           "  --logits FILE     with --ids: the logits of the prompt's last token, as floats\n"
+          "  --gpu-layers N    layers that a device computes (0)\n"
           "  --control         commands on stdin: run N [LABEL], prefill N, phases N, perf, quit\n",
           f);
 }
@@ -249,6 +250,7 @@ enum {
     CONTROL,
     IDS,
     LOGITS,
+    GPU_LAYERS,
     JSON,
     HELP
 };
@@ -274,6 +276,7 @@ static const struct option LONG[] = {
     {"control", 0, 0, CONTROL},
     {"ids", 1, 0, IDS},
     {"logits", 1, 0, LOGITS},
+    {"gpu-layers", 1, 0, GPU_LAYERS},
     {"json", 0, 0, JSON},
     {"help", 0, 0, HELP},
     {0, 0, 0, 0},
@@ -303,6 +306,7 @@ static void parse(int argc, char **argv) {
         case CONTROL: opt.control = true; break;
         case IDS: read_ids(optarg); break;
         case LOGITS: opt.logits = optarg; break;
+        case GPU_LAYERS: opt.set.gpu_layers = int_arg(optarg, 0); break;
         case JSON: opt.json = true; break;
         case HELP: usage(stdout); exit(0);
         default: usage(stderr); exit(2);

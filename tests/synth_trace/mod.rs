@@ -211,7 +211,17 @@ impl<W: Output> Synth<W> {
         let width = self.spec.widths.then(|| widths.iter().sum());
         let (t, dur) = (start as i64, end - start);
         let entry = Entry::Decode;
-        let token = Token { seq, pid: self.pid, tid: TID, entry, n_tokens: width, t, dur, cut: false };
+        let token = Token {
+            seq,
+            pid: self.pid,
+            tid: TID,
+            entry,
+            n_tokens: width,
+            t,
+            dur,
+            cut: false,
+            device: Device::Idle,
+        };
         self.enc.token(&token).unwrap();
         self.now = end + PAUSE;
         self.calls += 1;
@@ -232,11 +242,34 @@ impl<W: Output> Synth<W> {
         let ubatch = if self.spec.widths { width } else { 0 };
         let backend = self.enc.backend(self.backend.0, self.backend.1);
         let (t, dur) = ((start + LEAD) as i64, cpu_end - start - LEAD);
-        let split = Split { seq, graph: Some(seq), backend, pid: self.pid, tid: TID, n_nodes, t, dur, cut };
+        let split = Split {
+            seq,
+            graph: Some(seq),
+            backend,
+            pid: self.pid,
+            tid: TID,
+            n_nodes,
+            t,
+            dur,
+            cut,
+            device: Device::Idle,
+        };
         self.enc.split(&split).unwrap();
         let (t, dur, cgraph) = (start as i64, end - start, self.cgraph);
         self.enc
-            .graph(&Graph { seq, token, pid: self.pid, tid: TID, cgraph, n_nodes, ubatch, t, dur, cut })
+            .graph(&Graph {
+                seq,
+                token,
+                pid: self.pid,
+                tid: TID,
+                cgraph,
+                n_nodes,
+                ubatch,
+                t,
+                dur,
+                cut,
+                device: Device::Idle,
+            })
             .unwrap();
         end
     }

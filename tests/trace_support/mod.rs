@@ -75,17 +75,50 @@ pub fn footer() -> Footer<'static> {
 
 pub fn token(seq: u64, t: u64, dur: u64) -> Token {
     let n_tokens = (seq != 1).then_some(1);
-    Token { seq, pid: PID, tid: PID, entry: Entry::Decode, n_tokens, t: t as i64, dur, cut: false }
+    Token {
+        seq,
+        pid: PID,
+        tid: PID,
+        entry: Entry::Decode,
+        n_tokens,
+        t: t as i64,
+        dur,
+        cut: false,
+        device: Device::Idle,
+    }
 }
 
 pub fn graph(seq: u64, t: u64, dur: u64) -> Graph {
     let token = Some(seq);
     let cgraph = 0x7f12_3456_7000;
-    Graph { seq, token, pid: PID, tid: PID, cgraph, n_nodes: 80, ubatch: 1, t: t as i64, dur, cut: false }
+    Graph {
+        seq,
+        token,
+        pid: PID,
+        tid: PID,
+        cgraph,
+        n_nodes: 80,
+        ubatch: 1,
+        t: t as i64,
+        dur,
+        cut: false,
+        device: Device::Idle,
+    }
 }
 
 pub fn split(seq: u64, backend: u32, t: u64, dur: u64) -> Split {
-    Split { seq, graph: Some(seq), backend, pid: PID, tid: PID, n_nodes: 80, t: t as i64, dur, cut: false }
+    Split {
+        seq,
+        graph: Some(seq),
+        backend,
+        pid: PID,
+        tid: PID,
+        n_nodes: 80,
+        t: t as i64,
+        dur,
+        cut: false,
+        device: Device::Idle,
+    }
 }
 
 pub fn cpu_graph(seq: u64, plan: u32, t: u64, dur: u64) -> CpuGraph {
@@ -387,9 +420,10 @@ pub fn golden_file() -> Vec<u8> {
         let start = 1_000_000_000 + graph * 1_000_000_000;
         e.cpu_graph(&cpu_graph(graph, plan, start, 900_000_000)).unwrap();
         let backend = e.backend([7; 16], "CPU");
-        e.split(&split(graph, backend, start - 5, 900_000_010)).unwrap();
-        e.graph(&self::graph(graph, start - 10, 900_000_020)).unwrap();
-        e.token(&token(graph, start - 20, 900_000_040)).unwrap();
+        let device = [Device::Idle, Device::Busy(800_000_000 + graph), Device::Unseen][graph as usize];
+        e.split(&Split { device, ..split(graph, backend, start - 5, 900_000_010) }).unwrap();
+        e.graph(&Graph { device, ..self::graph(graph, start - 10, 900_000_020) }).unwrap();
+        e.token(&Token { device, ..token(graph, start - 20, 900_000_040) }).unwrap();
         e.tick(start).unwrap();
         let odd =
             e.tensor(&TensorDesc { known: false, ..desc(u64::MAX - graph, "", 0, [1; 4], &[]) }).unwrap();

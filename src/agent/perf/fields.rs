@@ -146,6 +146,10 @@ fn fetches(prog: Prog, l: &Layout, structure: bool) -> Vec<Fetch> {
         Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load | Prog::PhaseExit => {
             vec![register(Field::Sp, "%sp")]
         }
+        Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead => {
+            vec![register(Field::A, a), register(Field::Sp, "%sp")]
+        }
+        Prog::WaitExit => vec![register(Field::Sp, "%sp")],
         Prog::TokenExit | Prog::SchedExit | Prog::SplitExit | Prog::GraphExit | Prog::OpExit => Vec::new(),
     }
 }

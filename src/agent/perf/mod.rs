@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::device::WAITS;
 use super::phases::PHASES;
 use super::recording::RecordError;
 use super::refusal::{self, Act};
@@ -246,6 +247,9 @@ fn kind(prog: Prog) -> Option<ev_kind> {
         Prog::Op | Prog::Fused => ev_kind::EV_OP,
         Prog::OpExit | Prog::Barrier => return None,
         Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load | Prog::PhaseExit => return None,
+        Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead | Prog::WaitExit => {
+            return None;
+        }
     })
 }
 
@@ -343,6 +347,10 @@ impl Source for Perf {
         let calls = probes.tally(calls, &mut vec![0; open.cpus.len()]);
         let phases = &mut books.kinds[ev_kind::EV_PHASE.0 as usize];
         (phases.seen, phases.lost) = (phases.seen + calls.lost, calls.lost);
+        let waiting = |p| p == Prog::WaitExit || WAITS.iter().any(|w| w.prog == p);
+        let calls = probes.tally(waiting, &mut vec![0; open.cpus.len()]);
+        let waits = &mut books.kinds[ev_kind::EV_WAIT.0 as usize];
+        (waits.seen, waits.lost) = (waits.seen + calls.lost, calls.lost);
         books.barriers = probes.tally(|p| p == Prog::Barrier, &mut vec![0; open.cpus.len()]);
         probes.tally(|_| true, &mut by_cpu);
         if let Some(sched) = &self.replay.sched {

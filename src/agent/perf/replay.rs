@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use super::super::device::WAITS;
 use super::super::event::{self, Call, FLAG_FUSED, Head, KINDS, Op};
 use super::super::phases::PHASES;
 use super::super::skel::types::ev_kind;
@@ -54,6 +55,14 @@ struct PhaseCall {
     what: usize,
 }
 
+/// `struct wait_call` of src/bpf/waits.h.
+#[derive(Debug, Clone, Copy, Default)]
+struct WaitCall {
+    sp: u64,
+    start: u64,
+    object: u64,
+}
+
 /// Return addresses of the barrier's call sites, learned: see `barrier_enter` of src/bpf/ops.bpf.c.
 #[derive(Debug, Clone, Copy, Default)]
 struct Barriers {
@@ -70,6 +79,7 @@ pub struct Replay {
     barriers: HashMap<u32, Barriers>,
     lanes: HashMap<u32, Lane>,
     phases: HashMap<u32, PhaseCall>,
+    waits: HashMap<u32, [WaitCall; WAITS.len()]>,
     pub graphs: Graphs,
     pub sched: Option<Sched>,
 }
@@ -103,6 +113,7 @@ impl Replay {
             barriers: HashMap::new(),
             lanes: HashMap::new(),
             phases: HashMap::new(),
+            waits: HashMap::new(),
             graphs: Graphs::default(),
             sched: None,
         }
@@ -170,6 +181,7 @@ impl Replay {
     pub fn exit(&mut self, tgid: u32, tid: u32, at: u64) {
         self.lanes.remove(&tid);
         self.phases.remove(&tid);
+        self.waits.remove(&tid);
         self.graphs.leave(tid);
         if tgid != tid || self.targets.remove(&tgid).is_none() {
             return;
@@ -222,6 +234,8 @@ impl Replay {
             Prog::Barrier => self.barrier(m, s),
             Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load => self.phase_enter(m, s),
             Prog::PhaseExit => self.phase_exit(m, s),
+            Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead => self.wait_enter(m, s),
+            Prog::WaitExit => self.wait_exit(m, s),
         }
     }
 
@@ -355,8 +369,7 @@ impl Replay {
     }
 
     fn phase_exit(&mut self, m: &Meaning, s: &Sample<'_>) {
-        let returned = if cfg!(target_arch = "x86_64") { 8 } else { 0 };
-        let sp = m.places.u64(s.raw, Field::Sp).map(|sp| sp.wrapping_sub(returned));
+        let sp = entered_at(m, s);
         if let Some(call) = self.phases.get(&s.tid).copied().filter(|c| Some(c.sp) == sp) {
             self.phases.remove(&s.tid);
             self.phase(m, s, call.what, call.start);
@@ -368,12 +381,39 @@ impl Replay {
         self.out.send(kind, &Call { h: head(kind, m, s), a: start, n: what as i32, ..Default::default() });
     }
 
+    /// As `wait_enter` of src/bpf/waits.h.
+    fn wait_enter(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
+        let Some(what) = WAITS.iter().position(|w| w.prog == m.prog) else { return };
+        if self.waits.len() >= MAX_LANES {
+            self.waits.clear();
+        }
+        let of = self.waits.entry(s.tid).or_default();
+        of[what] = WaitCall { sp: word(Field::Sp), start: s.at, object: word(Field::A) };
+    }
+
+    /// As `wait_exit` there; whose backend it is the drain reads.
+    fn wait_exit(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let (Some(sp), Some(of)) = (entered_at(m, s), self.waits.get_mut(&s.tid)) else { return };
+        let Some(what) = of.iter().position(|w| w.sp == sp) else { return };
+        let WaitCall { start, object, .. } = std::mem::take(&mut of[what]);
+        let kind = ev_kind::EV_WAIT;
+        let (h, n) = (head(kind, m, s), what as i32);
+        self.out.send(kind, &Call { h, a: start, b: object, n, ..Default::default() });
+    }
+
     fn keep(&mut self, tid: u32, lane: Lane) {
         if self.lanes.len() >= MAX_LANES {
             self.lanes.clear();
         }
         self.lanes.insert(tid, lane);
     }
+}
+
+/// Where the stack pointer was at the entry of the function that has returned.
+fn entered_at(m: &Meaning, s: &Sample<'_>) -> Option<u64> {
+    let returned = if cfg!(target_arch = "x86_64") { 8 } else { 0 };
+    m.places.u64(s.raw, Field::Sp).map(|sp| sp.wrapping_sub(returned))
 }
 
 /// Nodes and width of a graph, where they were fetched.

@@ -49,7 +49,7 @@ pub(super) fn roles(detail: Detail, phases: bool) -> &'static [Role] {
         Detail::Graph => 2,
         _ => 0,
     };
-    &Role::ALL[from..if phases { 7 } else { 6 }]
+    &Role::ALL[from..if phases { 8 } else { 7 }]
 }
 
 pub(super) fn knobs(o: &Options) -> Knobs {

@@ -187,6 +187,12 @@ impl Session {
             let known = self.engines.iter().any(|a| a.engine.tables.op("MUL_MAT_ID").is_some());
             drain.experts.feature(&mut drain.enc, known, books.kinds[ev_kind::EV_EXPERTS.0 as usize].lost)?;
         }
+        let mut probed: Vec<&str> = self.engines.iter().flat_map(|a| a.probed_symbols(Role::Wait)).collect();
+        crate::order::by(&mut probed, |a, b| a.cmp(b));
+        probed.dedup();
+        if let Some((state, why)) = drain.waiting.standing(&probed) {
+            drain.enc.feature(&Feature { name: "device", state, why: &why })?;
+        }
         if self.options.phases {
             let mut probed: Vec<&str> =
                 self.engines.iter().flat_map(|a| a.probed_symbols(Role::Phase)).collect();

@@ -11,6 +11,8 @@ pub struct CallSum {
     pub calls: u64,
     /// Of them, those in no figure but this: still running when the recording ended.
     pub cut: u64,
+    /// Those of which it was not seen when a device had finished; neither are they.
+    pub unseen: u64,
     pub tokens: u64,
     /// Calls whose number of tokens is not known.
     pub unknown: u64,
@@ -50,6 +52,7 @@ impl Sums {
             *a = CallSum {
                 calls: f(a.calls, b.calls),
                 cut: f(a.cut, b.cut),
+                unseen: f(a.unseen, b.unseen),
                 tokens: f(a.tokens, b.tokens),
                 unknown: f(a.unknown, b.unknown),
                 ns: f(a.ns, b.ns),

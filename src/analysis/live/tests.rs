@@ -1,5 +1,5 @@
 use super::*;
-use crate::trace::record::Entry;
+use crate::trace::record::{Device, Entry};
 
 /// Codes slices in interval mode: distances from start to start, the last one's to its end, 0 = not seen.
 fn run(graph: u64, ith: u16, first: u32, t: i64, data: &[u8]) -> Slices<'_> {
@@ -63,6 +63,7 @@ fn the_ops_of_a_graph_that_was_cut_are_left_out() {
             t: 80,
             dur: 50,
             cut: false,
+            device: Device::Idle,
         });
     }
     assert_eq!(total(&live), [(2, 17)]);
@@ -105,7 +106,17 @@ fn now_is_the_last_seconds() {
     let mut decode = |live: &mut Live, n: u64| {
         for _ in 0..n {
             let (entry, n_tokens) = (Entry::Decode, Some(1));
-            live.token(&Token { seq, pid: 1, tid: 1, entry, n_tokens, t: 0, dur: 1_000_000, cut: false });
+            live.token(&Token {
+                seq,
+                pid: 1,
+                tid: 1,
+                entry,
+                n_tokens,
+                t: 0,
+                dur: 1_000_000,
+                cut: false,
+                device: Device::Idle,
+            });
             seq += 1;
         }
     };
