@@ -50,6 +50,7 @@ fn state() -> State {
     let run = Run {
         pid: 42,
         uid: 0,
+        recorder: Some(41),
         processes: vec![42],
         start: 7,
         exe: "/opt/evil\n\u{1b}[31m\u{202e}/llama-server".into(),

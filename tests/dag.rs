@@ -249,7 +249,17 @@ fn what_cannot_be_drawn_is_said_with_what_to_do() {
         cut,
     };
     made.enc.cpu_graph(&g).unwrap();
-    let token = Token { seq: 0, pid, tid: pid, entry: Entry::Decode, n_tokens: Some(1), t, dur, cut };
+    let token = Token {
+        seq: 0,
+        pid,
+        tid: pid,
+        entry: Entry::Decode,
+        n_tokens: Some(1),
+        t,
+        dur,
+        cut,
+        device: profinfer::trace::record::Device::Idle,
+    };
     made.enc.token(&token).unwrap();
     let said = refused(made.finish(), &ALL);
     assert!(said.contains("no ops") && said.contains("--level op"), "{said}");

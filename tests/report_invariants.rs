@@ -24,17 +24,50 @@ fn books(more: impl FnOnce(&mut Synth<Vec<u8>>)) -> Books {
 
 fn token(t: u64, cut: bool) -> Token {
     let (entry, n_tokens) = (Entry::Decode, Some(1));
-    Token { seq: SEQ, pid: PID, tid: TID, entry, n_tokens, t: t as i64, dur: 9000, cut }
+    Token {
+        seq: SEQ,
+        pid: PID,
+        tid: TID,
+        entry,
+        n_tokens,
+        t: t as i64,
+        dur: 9000,
+        cut,
+        device: profinfer::trace::record::Device::Idle,
+    }
 }
 
 fn graph(t: u64, dur: u64, token: Option<u64>) -> Graph {
     let (cgraph, n_nodes, ubatch) = (0x1234, 100, 1);
-    Graph { seq: SEQ, token, pid: PID, tid: TID, cgraph, n_nodes, ubatch, t: t as i64, dur, cut: false }
+    Graph {
+        seq: SEQ,
+        token,
+        pid: PID,
+        tid: TID,
+        cgraph,
+        n_nodes,
+        ubatch,
+        t: t as i64,
+        dur,
+        cut: false,
+        device: profinfer::trace::record::Device::Idle,
+    }
 }
 
 fn split(s: &mut Synth<Vec<u8>>, graph: Option<u64>, backend: &'static str, t: u64) -> Split {
     let backend = s.enc.backend([backend.len() as u8; 16], backend);
-    Split { seq: SEQ, graph, backend, pid: PID, tid: TID, n_nodes: 100, t: t as i64, dur: 100, cut: false }
+    Split {
+        seq: SEQ,
+        graph,
+        backend,
+        pid: PID,
+        tid: TID,
+        n_nodes: 100,
+        t: t as i64,
+        dur: 100,
+        cut: false,
+        device: profinfer::trace::record::Device::Idle,
+    }
 }
 
 #[test]

@@ -195,8 +195,17 @@ fn a_call_that_was_cut_is_in_no_time() {
     use profinfer::trace::record::{Entry, Token};
     let mut s = prefill_and_decodes(Spec::default(), 2);
     let (t, dur) = (s.now as i64, 999_999_999);
-    let token =
-        Token { seq: 3, pid: PID, tid: TID, entry: Entry::Decode, n_tokens: Some(1), t, dur, cut: true };
+    let token = Token {
+        seq: 3,
+        pid: PID,
+        tid: TID,
+        entry: Entry::Decode,
+        n_tokens: Some(1),
+        t,
+        dur,
+        cut: true,
+        device: profinfer::trace::record::Device::Idle,
+    };
     s.enc.token(&token).unwrap();
     let r = finish(s);
     let d = phase(&r, Phase::Decode);
@@ -252,7 +261,17 @@ fn below_op_level_there_are_calls_but_no_ops() {
     for seq in 0..3 {
         let (t, dur) = ((ORIGIN + 100 * seq) as i64, 80);
         let n_tokens = Some(if seq == 0 { 7 } else { 1 });
-        let token = Token { seq, pid: PID, tid: TID, entry: Entry::Process, n_tokens, t, dur, cut: false };
+        let token = Token {
+            seq,
+            pid: PID,
+            tid: TID,
+            entry: Entry::Process,
+            n_tokens,
+            t,
+            dur,
+            cut: false,
+            device: profinfer::trace::record::Device::Idle,
+        };
         enc.token(&token).unwrap();
     }
     let r = read(enc.finish(&footer("duration")).unwrap(), None);

@@ -197,6 +197,7 @@ fn levels_have_their_time_their_cost_and_their_calls() {
         t,
         dur,
         cut: false,
+        device: profinfer::trace::record::Device::Idle,
     };
     s.enc.token(&token).unwrap();
     let end = whole + dur;

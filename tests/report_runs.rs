@@ -185,11 +185,35 @@ fn what_cannot_be_told_apart_is_said() {
                 let n_nodes = 100 + context as u32;
                 let ubatch = width;
                 s.enc
-                    .graph(&Graph { seq: i, token: Some(i), pid, tid, cgraph, n_nodes, ubatch, t, dur, cut })
+                    .graph(&Graph {
+                        seq: i,
+                        token: Some(i),
+                        pid,
+                        tid,
+                        cgraph,
+                        n_nodes,
+                        ubatch,
+                        t,
+                        dur,
+                        cut,
+                        device: profinfer::trace::record::Device::Idle,
+                    })
                     .unwrap();
             }
             let entry = Entry::Decode;
-            s.enc.token(&Token { seq: i, pid, tid, entry, n_tokens: Some(width), t, dur, cut }).unwrap();
+            s.enc
+                .token(&Token {
+                    seq: i,
+                    pid,
+                    tid,
+                    entry,
+                    n_tokens: Some(width),
+                    t,
+                    dur,
+                    cut,
+                    device: profinfer::trace::record::Device::Idle,
+                })
+                .unwrap();
         }
         s.enc.finish(&footer("target exited")).unwrap()
     };

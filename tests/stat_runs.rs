@@ -323,8 +323,17 @@ fn what_can_not_be_told_is_said_in_a_line() {
     let mut s = growing(Spec::default(), 20);
     // Of this process calls alone are known.
     let (t, dur) = (s.now as i64, 500);
-    let token =
-        Token { seq: 99, pid: 9, tid: 9, entry: Entry::Decode, n_tokens: Some(1), t, dur, cut: false };
+    let token = Token {
+        seq: 99,
+        pid: 9,
+        tid: 9,
+        entry: Entry::Decode,
+        n_tokens: Some(1),
+        t,
+        dur,
+        cut: false,
+        device: profinfer::trace::record::Device::Idle,
+    };
     s.enc.token(&token).unwrap();
     let bytes = finish(s);
     for (args, want) in [

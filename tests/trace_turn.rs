@@ -39,7 +39,17 @@ impl Output for Shared {
 fn one_token(enc: &mut Writer, pid: u32, seq: u64) {
     let t = 1_000_000 + seq as i64 * 1_000_000;
     let (entry, n_tokens) = (record::Entry::Decode, Some(1));
-    let r = record::Token { seq, pid, tid: pid, entry, n_tokens, t, dur: 900_000, cut: false };
+    let r = record::Token {
+        seq,
+        pid,
+        tid: pid,
+        entry,
+        n_tokens,
+        t,
+        dur: 900_000,
+        cut: false,
+        device: profinfer::trace::record::Device::Idle,
+    };
     enc.token(&r).expect("written");
 }
 

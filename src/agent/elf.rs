@@ -105,6 +105,9 @@ struct Segment {
     filesz: u64,
 }
 
+/// A symbol, and whether its name has the prefix.
+type Known = (Symbol, bool);
+
 /// An opened ELF file.
 pub struct ElfFile {
     pages: Pages,
@@ -113,9 +116,8 @@ pub struct ElfFile {
     segments: Vec<Segment>,
     symtab: Option<SymTab>,
     dynsym: Option<SymTab>,
-    /// Symbols that were asked for, also those that are not there: the tables are read once. With each, whether its name has the
-    /// prefix.
-    known: Mutex<HashMap<Box<str>, Option<(Symbol, bool)>>>,
+    /// Symbols that were asked for, also those that are not there: the tables are read once.
+    known: Mutex<HashMap<Box<str>, Option<Known>>>,
     /// Strings of the tables are longer than names that were asked for, and end in them.
     longer: AtomicBool,
     /// What GGML's functions have before their names in this file.

@@ -75,7 +75,17 @@ pub fn calls(n: u64) -> Vec<u8> {
         let t = (ORIGIN + 20_000 * seq) as i64;
         let dur = if seq == n / 3 { 19_000 } else { 9000 + seq % 97 };
         let n_tokens = Some(if seq == 0 { 7 } else { 1 });
-        let token = Token { seq, pid: PID, tid: TID, entry: Entry::Process, n_tokens, t, dur, cut: false };
+        let token = Token {
+            seq,
+            pid: PID,
+            tid: TID,
+            entry: Entry::Process,
+            n_tokens,
+            t,
+            dur,
+            cut: false,
+            device: profinfer::trace::record::Device::Idle,
+        };
         enc.token(&token).unwrap();
     }
     enc.finish(&footer("duration")).unwrap()

@@ -60,8 +60,11 @@ const OF_RUN: [(Metric, OfRun); 4] = [
     (("run_cost_ratio", "gauge", "What recording is thought to cost of a token's time."), |r| r.cost),
 ];
 
+/// What a recorder has of a metric.
+type OfRecorder = fn(&Run) -> u64;
+
 /// What is told of each recorder: of all the runs that it has together.
-const OF_RECORDER: [(Metric, fn(&Run) -> u64); 2] = [
+const OF_RECORDER: [(Metric, OfRecorder); 2] = [
     (("recorder_events_total", "counter", "Events of the recorder's recording, lost ones included."), |r| {
         r.seen
     }),
