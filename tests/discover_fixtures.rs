@@ -334,7 +334,7 @@ fn names_of_any_length() {
         let flag = format!("-DNAME_LEN={len}");
         let Some(file) = shared(dir.path(), "any", BASE, &[&flag]) else { return };
         let layout = Layout::read(&ElfFile::open(&file).unwrap(), &|_| false).unwrap();
-        let room: u32 = (len + 7) / 8 * 8;
+        let room: u32 = u32::div_ceil(len, 8) * 8;
         assert_eq!((layout.name_off, layout.name_len, layout.tensor_size), (256, room, 272 + room), "{len}");
     }
 }

@@ -190,7 +190,9 @@ fn known_releases() {
             format!("{NEW}{}", known.layout)
         };
         assert_eq!(engine.layout.to_string(), expected, "{what}");
-        assert_eq!(engine.modules.len(), known.modules, "{what}: {:?}", engine.paths(|_| true));
+        // The builds for a device have its backend beside the same modules.
+        let modules = engine.modules.iter().filter(|m| !m.roles.drives).count();
+        assert_eq!(modules, known.modules, "{what}: {:?}", engine.paths(|_| true));
         check_ladder(engine, known);
     }
     println!("{seen} known of {} engines", engines.len());

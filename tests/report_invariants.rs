@@ -7,7 +7,7 @@ use profinfer::analysis::books::Books;
 use profinfer::analysis::load::Progress;
 use profinfer::analysis::report::{Options, report};
 use profinfer::trace::Trace;
-use profinfer::trace::record::{Entry, Graph, Rung, Split, Token};
+use profinfer::trace::record::{Device, Entry, Graph, Rung, Split, Token};
 use synth_trace::*;
 
 const SEQ: u64 = 1000;
@@ -24,17 +24,7 @@ fn books(more: impl FnOnce(&mut Synth<Vec<u8>>)) -> Books {
 
 fn token(t: u64, cut: bool) -> Token {
     let (entry, n_tokens) = (Entry::Decode, Some(1));
-    Token {
-        seq: SEQ,
-        pid: PID,
-        tid: TID,
-        entry,
-        n_tokens,
-        t: t as i64,
-        dur: 9000,
-        cut,
-        device: profinfer::trace::record::Device::Idle,
-    }
+    Token { seq: SEQ, pid: PID, tid: TID, entry, n_tokens, t: t as i64, dur: 9000, cut, device: Device::Idle }
 }
 
 fn graph(t: u64, dur: u64, token: Option<u64>) -> Graph {
@@ -50,7 +40,7 @@ fn graph(t: u64, dur: u64, token: Option<u64>) -> Graph {
         t: t as i64,
         dur,
         cut: false,
-        device: profinfer::trace::record::Device::Idle,
+        device: Device::Idle,
     }
 }
 
@@ -66,7 +56,7 @@ fn split(s: &mut Synth<Vec<u8>>, graph: Option<u64>, backend: &'static str, t: u
         t: t as i64,
         dur: 100,
         cut: false,
-        device: profinfer::trace::record::Device::Idle,
+        device: Device::Idle,
     }
 }
 
@@ -127,15 +117,26 @@ fn what_lies_outside_of_its_call_is_told() {
     // A call of 9 us, and in it a graph of 9.001 us with a split.
     let beyond = |dur| {
         books(|s| {
-            let of_device = split(s, Some(SEQ), "Vulkan", s.now);
+            let of_device = Split { device: Device::Busy(10), ..split(s, Some(SEQ), "Vulkan", s.now) };
             s.enc.split(&of_device).unwrap();
             s.enc.graph(&graph(s.now, dur, Some(SEQ))).unwrap();
             s.enc.token(&token(s.now, false)).unwrap();
         })
     };
-    assert!(beyond(9000).complete);
+    assert_eq!(beyond(9000).verdict, "complete");
     let wrong = beyond(9001).verdict;
     assert_eq!(wrong, "times of 1 graph do not fit: not within the call or graph that it belongs to");
+}
+
+#[test]
+fn a_call_whose_device_works_on_unseen_is_told() {
+    let unseen = |s: &mut Synth<Vec<u8>>| {
+        let of_device = split(s, Some(SEQ), "Vulkan", s.now);
+        s.enc.split(&Split { device: Device::Unseen, ..of_device }).unwrap();
+        s.enc.graph(&Graph { device: Device::Unseen, ..graph(s.now, 9000, Some(SEQ)) }).unwrap();
+        s.enc.token(&Token { device: Device::Unseen, ..token(s.now, false) }).unwrap();
+    };
+    assert_eq!(books(unseen).verdict, "the end of 1 call on a device was not seen");
 }
 
 /// The parts of the first call may be in the file before.

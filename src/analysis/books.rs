@@ -351,6 +351,9 @@ fn broken(loaded: &Loaded<'_>, i: &Invariants) -> Vec<String> {
         let of = count(i.cpu_splits, "split");
         faults.push(format!("{} of {of} on the CPU without its ops{why}", i.cpu_splits_without_ops));
     }
+    if i.calls_unseen > 0 {
+        faults.push(format!("the end of {} on a device was not seen", count(i.calls_unseen, "call")));
+    }
     if i.misplaced > 0 {
         let graphs = count(i.misplaced, "graph");
         faults.push(format!("times of {graphs} do not fit: not within the call or graph that it belongs to"));

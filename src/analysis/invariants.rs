@@ -22,6 +22,8 @@ pub struct Invariants {
     pub cpu_splits_without_ops: u64,
     /// Graphs, splits and CPU graphs that begin before, or end after, what they belong to.
     pub misplaced: u64,
+    /// Calls that returned while a device went on, and whose end was not seen.
+    pub calls_unseen: u64,
     /// Why the first three pairs were not looked at, where they were not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unchecked: Option<String>,
@@ -32,7 +34,8 @@ const CPU: &str = "CPU";
 
 /// Looks at all of them.
 pub fn invariants(loaded: &Loaded<'_>, line: &Timeline) -> Invariants {
-    let mut found = Invariants { misplaced: misplaced(loaded, line), ..Invariants::default() };
+    let calls_unseen = line.calls.iter().filter(|c| c.unseen).count() as u64;
+    let mut found = Invariants { misplaced: misplaced(loaded, line), calls_unseen, ..Invariants::default() };
     let level = loaded.header.as_ref().map(|h| h.level);
     found.unchecked = match level {
         None => Some("the header is lost".into()),
