@@ -84,19 +84,9 @@ impl Recorder {
         });
     }
 
-    /// Waits until the recorder holds its uprobes (perf events, or links), and no more come.
+    /// Waits until the recorder says that the engine's probes are attached.
     pub fn wait_for_probes(&self) {
-        let fds = format!("/proc/{}/fd", self.child.id());
-        let mut steady = (0, 0);
-        wait_until("probes are attached", || {
-            let Ok(entries) = std::fs::read_dir(&fds) else { return false };
-            let probes = entries
-                .filter_map(|e| std::fs::read_link(e.ok()?.path()).ok())
-                .filter(|l| matches!(l.to_str(), Some("anon_inode:[perf_event]" | "anon_inode:bpf_link")))
-                .count();
-            steady = if probes == steady.0 { (probes, steady.1 + 1) } else { (probes, 0) };
-            probes > 4 && steady.1 > 40
-        });
+        wait_until("probes are attached", || self.stderr().contains("profinfer: ready: "));
     }
 
     /// Waits until the trace tells of an engine's probes. Before that a recorder may have some of its own, to learn prices.

@@ -26,7 +26,8 @@ async function main() {
     };
     await decode(7);
     for (let i = 0; i < Number(tokens); i++) await decode(1);
-    console.log(JSON.stringify({calls}));
+    // The engine has printed dots without an end of line.
+    console.log('\n' + JSON.stringify({calls}));
 }
 
 main().catch((e) => { console.error(e); process.exit(1); });
