@@ -76,8 +76,8 @@ struct settings {
     const char *engine, *model;
     int threads, n_ctx, n_ubatch;
     int gpu_layers; /* layers that a device computes */
-    bool old_api; /* llama_decode even where llama_process exists */
-    bool verbose; /* the engine's own log to stderr */
+    bool old_api;   /* llama_decode even where llama_process exists */
+    bool verbose;   /* the engine's own log to stderr */
     bool (*observe)(void *tensor, bool ask, void *user);
     void *observe_user;
 };
