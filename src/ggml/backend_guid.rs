@@ -8,7 +8,7 @@
 pub const GUID_BYTES: usize = 16;
 
 /// One known id a line, in hexadecimal as it lies in memory, and the name of its backend.
-const KNOWN: [(u128, &str); 19] = [
+const KNOWN: [(u128, &str); 20] = [
     (0xaa67c743_96e6a38a_e3afea92_36bcfc89, "CPU"),
     // One source for NVIDIA, AMD (HIP) and Moore Threads (MUSA).
     (0x2cdde81c_65b36573_6a128861_1cc9dc25, "CUDA/HIP/MUSA"),
@@ -31,6 +31,8 @@ const KNOWN: [(u128, &str); 19] = [
     // Several devices behind one backend (tensor parallelism).
     (0xf10e34cf_9c6f43cb_9692be8e_bb713fda, "meta"),
     (u128::from_be_bytes(*b"AMD-ZENDNN-ACCEL"), "ZenDNN"),
+    // Of our own runner: the same kernels as its first.
+    (u128::from_be_bytes(*b"ggml-runner-2nd!"), "ggml-runner 2"),
     (u128::from_be_bytes(*b"IBM-ZDNN-ACCELER"), "zDNN"),
     // Only in forks of llama.cpp, never upstream.
     (0x74ad7938_c6c74c99_ad2f719e_802726cc, "DirectML"),
@@ -50,7 +52,7 @@ pub fn is_device(guid: &[u8; GUID_BYTES]) -> bool {
 
 /// Whether the backend of this name computes on the CPU, and is done when it returns.
 pub fn is_host(name: &str) -> bool {
-    matches!(name, "CPU" | "BLAS/OpenVINO" | "AMX" | "ZenDNN")
+    matches!(name, "CPU" | "BLAS/OpenVINO" | "AMX" | "ZenDNN" | "ggml-runner 2")
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::runner::truth::{self, Level};
 /// The id of GGML's CPU backend (ggml-cpu.cpp, unchanged since 2024-02).
 static CPU_GUID: [u8; 16] =
     [0xaa, 0x67, 0xc7, 0x43, 0x96, 0xe6, 0xa3, 0x8a, 0xe3, 0xaf, 0xea, 0x92, 0x36, 0xbc, 0xfc, 0x89];
-/// The id of the second backend, which no backend of GGML has.
+/// The id of the second backend, which no backend of GGML has (src/ggml/backend_guid.rs knows it).
 static SECOND_GUID: [u8; 16] = *b"ggml-runner-2nd!";
 
 /// Nodes with these names end a layer (llama.cpp's graph builders).
