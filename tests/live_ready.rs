@@ -15,7 +15,7 @@ fn it_says_when_it_is_ready_without_a_terminal() {
     let pid = target.pid().to_string();
     for (args, what) in [
         (&["-p", &pid][..], format!("process {pid}")),
-        (&["--exe", engine], format!("every process that runs {engine}")),
+        (&["--exe", engine], format!("every process that runs or maps {engine}")),
         (&["--", engine, "-n", "1000000", "--op-ns", "20000", "--sleep"], engine.to_owned()),
     ] {
         let mut recorder = Recorder::start(args);
