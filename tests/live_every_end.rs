@@ -85,7 +85,11 @@ fn every_end(level: &[&str], engine: &[&str]) {
         assert!(run.status.success(), "{level:?}, {end:?}: {}", run.stderr);
         let report = report(&run.trace);
         let books = &report["books"];
-        assert_eq!(books["complete"], true, "{level:?}, {end:?}: {books:#}");
+        // A recorder that two processors leave behind loses events, and says so; what it has must still fit.
+        let verdict = books["verdict"].as_str().expect("a verdict");
+        let lost = verdict.contains("of the events lost");
+        assert!(lost || verdict == "complete", "{level:?}, {end:?}: {books:#}");
+        assert!(!verdict.contains("do not fit"), "{level:?}, {end:?}: {books:#}");
         let i = &books["invariants"];
         assert!(i["unchecked"].is_null() == (level != LEVELS[0]), "{i}");
         assert!(i["unchecked"].is_string() || i["calls"].as_u64() > Some(0), "{level:?}, {end:?}: {i}");
@@ -136,6 +140,9 @@ fn of_two_recordings_of_one_engine() {
     for run in [second, first.finish()] {
         assert!(run.status.success(), "{}", run.stderr);
         let report = report(&run.trace);
-        assert_eq!(report["books"]["complete"], true, "{:#}", report["books"]);
+        assert!(
+            !report["books"]["verdict"].as_str().expect("a verdict").contains("do not fit"),
+            "{report:#}"
+        );
     }
 }
