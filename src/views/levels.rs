@@ -69,7 +69,11 @@ pub fn write(out: &mut dyn Write, r: &LevelReport, style: &Style) -> io::Result<
     for l in &r.levels {
         let name = l.level.as_deref().unwrap_or("(before the first change)");
         t.row(vec![
-            if l.one_in > 1 { format!("{name}, 1 call in {}", l.one_in) } else { name.into() },
+            match l.one_in {
+                0 | 1 => name.into(),
+                n if name == "token" => format!("{name}, 1 s in {n}"),
+                n => format!("{name}, 1 call in {n}"),
+            },
             l.times.to_string(),
             ms(l.time_ns),
             pct(l.share),

@@ -96,6 +96,7 @@ fn counts(of: &Value) -> String {
         ("one_in", "left out by one_in"),
         ("at_once", "left out by at_once"),
         ("missed", "missed"),
+        ("over_budget", "seen, not recorded: over budget"),
         ("waiting", "waiting for a place"),
     ];
     let part = |(name, says): &(&str, &str)| {

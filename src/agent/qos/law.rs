@@ -34,8 +34,15 @@ pub struct Rule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Step {
     pub level: Detail,
-    /// Ops are recorded for one token in this many; 1 = all.
+    /// Ops are recorded for one token in this many, and calls at level token for one second in this many; 1 = all.
     pub one_in: u32,
+}
+
+impl Step {
+    /// Whether it opens windows, between which no token is seen.
+    pub fn has_windows(self) -> bool {
+        self.one_in > 1 && self.level == Detail::Token
+    }
 }
 
 /// A token that has been decoded.
@@ -185,7 +192,8 @@ impl Law {
         if over || late || slow.is_some() {
             (self.calm_tokens, self.calm_since) = (0, None);
         } else {
-            self.calm_tokens += 1;
+            // Of those between windows nothing is known; they are counted as what was seen.
+            self.calm_tokens += if self.now.has_windows() { u64::from(self.now.one_in) } else { 1 };
             self.calm_since.get_or_insert(token.t);
         }
         let change = if self.over >= PATIENCE {
@@ -266,7 +274,7 @@ impl Law {
     /// `level` whole, else sampled as often as fits; None when that would be too rare.
     fn at(&self, level: Detail, usual: f64) -> Option<Step> {
         // When a token had the scheduler's records and when not would not be known.
-        let samples = (Detail::Op..=Detail::Counters).contains(&level);
+        let samples = (Detail::Op..=Detail::Counters).contains(&level) || level == Detail::Token;
         let steps = std::iter::successors(Some(1u32), |n| n.checked_mul(2).filter(|n| *n <= MAX_ONE_IN));
         let steps = steps.take(if samples { 32 } else { 1 });
         steps.map(|one_in| Step { level, one_in }).find(|s| self.fits(*s, usual))

@@ -13,6 +13,8 @@ use crate::trace::record::Detail;
 
 /// A burst of sampled ops lasts at least so long, ns: probes take some ten milliseconds to come and go.
 const BURST_NS: u64 = 500_000_000;
+/// How long a window is in which calls are recorded where not all can be, ns.
+const WINDOW_NS: u64 = 1_000_000_000;
 /// Hits of a token at level graph: entry and return of the call, its graph, its split and the CPU's graph.
 const GRAPH_HITS: f64 = 8.0;
 const TOKEN_HITS: f64 = 2.0;
@@ -118,6 +120,12 @@ pub struct Controller {
     /// Sampling: the ops' turn, and tokens until it is over.
     on: bool,
     left: u64,
+    /// Where calls are recorded in windows: since when one is open, or none is.
+    since: u64,
+    /// Time during which calls were recorded, and all of it, ns; and until when it was counted.
+    seen_ns: u64,
+    all_ns: u64,
+    counted: Option<u64>,
     token_ns: u64,
     pub changes: u64,
 }
@@ -132,7 +140,22 @@ impl Controller {
             poor.chain([top]).chain(counters).chain(prices.away.map(|_| Detail::Scheduler)).collect();
         let law = Law::new(rule, &levels, top.min(Detail::Graph));
         let (before, ops) = (None, None);
-        Controller { rule, law, prices, before, ops, on: true, left: 0, token_ns: 0, changes: 0 }
+        let (since, seen_ns, all_ns, counted) = (0, 0, 0, None);
+        Controller {
+            rule,
+            law,
+            prices,
+            before,
+            ops,
+            on: true,
+            left: 0,
+            since,
+            seen_ns,
+            all_ns,
+            counted,
+            token_ns: 0,
+            changes: 0,
+        }
     }
 
     /// Whether a level is one of those chosen from.
@@ -183,19 +206,33 @@ impl Controller {
             self.ops = Some(ops);
         }
         self.predict(engine);
-        self.turn();
+        self.turn(done.t);
         let token = Token { t: done.t, dur: done.dur, cost, level };
-        self.law.token(&token).map(|change| self.note(change))
+        self.law.token(&token).map(|change| self.note(change, done.t))
     }
 
     /// Called where no calls are seen.
     pub fn idle(&mut self, t: u64) -> Option<Change> {
-        self.law.idle(t).map(|change| self.note(change))
+        self.turn(t);
+        self.law.idle(t).map(|change| self.note(change, t))
     }
 
-    fn note(&mut self, change: Change) -> Change {
+    /// Counts the time until now, CLOCK_MONOTONIC ns, at this level.
+    pub fn count(&mut self, now: u64, level: Detail) {
+        let passed = now.saturating_sub(self.counted.replace(now).unwrap_or(now));
+        self.all_ns += passed;
+        self.seen_ns += if level > Detail::Nothing { passed } else { 0 };
+    }
+
+    /// Share of the time during which calls were recorded.
+    pub fn seen(&self) -> f64 {
+        if self.all_ns > 0 { self.seen_ns as f64 / self.all_ns as f64 } else { 1.0 }
+    }
+
+    fn note(&mut self, change: Change, t: u64) -> Change {
         self.changes += 1;
-        (self.on, self.left) = (true, self.burst());
+        // What a window costs is earned before it opens.
+        (self.on, self.left, self.since) = (!change.to.has_windows(), self.burst(), t);
         change
     }
 
@@ -227,9 +264,17 @@ impl Controller {
         (BURST_NS / self.token_ns.max(1)).max(1)
     }
 
-    /// Counts a token off the turn of the sampling.
-    fn turn(&mut self) {
-        let one_in = self.law.now().one_in;
+    /// Counts a token off the turn of the sampling; between windows there are none, and time alone brings the next.
+    fn turn(&mut self, t: u64) {
+        let now = self.law.now();
+        let one_in = now.one_in;
+        if now.has_windows() {
+            let turn = WINDOW_NS * if self.on { 1 } else { u64::from(one_in) - 1 };
+            if t.saturating_sub(self.since) >= turn {
+                (self.on, self.since) = (!self.on, t);
+            }
+            return;
+        }
         if one_in <= 1 {
             return;
         }
@@ -243,7 +288,7 @@ impl Controller {
     /// How soon the recorder has to look again to notice two tokens that break the rule. Sooner than probes come and go
     /// would only cost.
     pub fn wait(&self, longest: Duration) -> Duration {
-        match self.law.now().level {
+        match self.wanted() {
             Detail::Nothing => longest,
             _ if self.token_ns == 0 => longest,
             _ => Duration::from_nanos(self.token_ns / 2).clamp(SHORTEST_WAIT.min(longest), longest),
@@ -273,6 +318,13 @@ impl Controller {
     }
 }
 
+const WINDOWS: &str = " for one second in ";
+
+/// Whether a level of this name leaves times out of which nothing is recorded.
+pub fn leaves_gaps(name: &str) -> bool {
+    name == "nothing" || name.contains(WINDOWS)
+}
+
 /// A level's name, for people.
 pub fn name(step: Step) -> String {
     let level = match step.level {
@@ -286,6 +338,7 @@ pub fn name(step: Step) -> String {
     };
     match step.one_in {
         1 => level.into(),
+        n if step.has_windows() => format!("{level}{WINDOWS}{n}"),
         n => format!("{level} for one token in {n}"),
     }
 }
@@ -342,6 +395,48 @@ mod tests {
         // 90 ops, 8 calls, 300 times away.
         assert_eq!(ppm(c.share(Detail::Scheduler)), Some(4050 + 80 + 1500));
         assert_eq!(c.cost(), c.share(Detail::Scheduler));
+    }
+
+    #[test]
+    fn calls_that_cost_too_much_are_recorded_in_windows() {
+        // Two hits of 1 us in tokens of 40 us cost 5 %, and the budget is 1 %.
+        let rule = Rule { budget: Some(0.01), qos: None };
+        let mut c = Controller::new(rule, Prices { counted: None, away: None, ..prices() }, Detail::Token);
+        let engine = Engine {
+            threads: 1,
+            nodes: 0,
+            stepped: false,
+            calls_stepped: 0.0,
+            barrier: false,
+            switches: None,
+        };
+        let (mut t, mut calls, mut opened) = (1_000_000_000, 0, 0);
+        let (mut seen, mut end) = (0u64, None);
+        while end.is_none_or(|end| t < end) {
+            t += 40_000;
+            let wanted = c.wanted();
+            c.count(t, wanted);
+            match wanted {
+                Detail::Nothing => drop(c.idle(t)),
+                level => {
+                    calls += 2;
+                    seen += 40_000;
+                    let done = Done { t, dur: 40_000, decode: true, calls, ..Done::default() };
+                    c.call(&done, Some(level), &engine);
+                }
+            }
+            opened += u64::from(wanted == Detail::Nothing && c.wanted() == Detail::Token);
+            if c.now().has_windows() {
+                end.get_or_insert(t + 32 * WINDOW_NS);
+            }
+        }
+        assert_eq!(c.now(), Step { level: Detail::Token, one_in: 8 });
+        assert_eq!(opened, 4, "one second in eight");
+        // The first tokens are seen before anything is known of the cost.
+        let share = seen as f64 / (t - 1_000_000_000) as f64;
+        assert!((0.10..0.15).contains(&share) && (c.seen() - share).abs() < 0.01, "{share} {}", c.seen());
+        assert!(leaves_gaps(&name(c.now())) && !leaves_gaps("token") && leaves_gaps("nothing"));
+        assert_eq!(name(c.now()), "token for one second in 8");
     }
 
     #[test]

@@ -414,6 +414,7 @@ impl Crew {
     fn end(&mut self, run: Run) {
         // It was followed once it has a level.
         match !run.level.is_empty() {
+            true if run.is_unseen() => self.counts.over_budget += 1,
             true => self.counts.recorded += 1,
             false => {
                 self.counts.missed += 1;

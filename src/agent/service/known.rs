@@ -41,6 +41,8 @@ pub struct Counts {
     pub too_many: u64,
     /// They ended before they could be recorded.
     pub missed: u64,
+    /// They were followed, and ended without a token of theirs recorded: that would have cost more than the budget.
+    pub over_budget: u64,
 }
 
 pub(super) enum Phase {

@@ -95,6 +95,7 @@ pub fn text(state: &State) -> String {
         ("left out by one_in", counts.one_in),
         ("left out by at_once", counts.at_once),
         ("missed", counts.missed),
+        ("over budget", counts.over_budget),
     ] {
         sample(&mut out, OUTCOMES, &[("outcome", name)], n as f64);
     }

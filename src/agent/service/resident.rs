@@ -365,6 +365,7 @@ impl<'a> Service<'a> {
             one_in: c.left_out,
             at_once: c.too_many,
             missed: c.missed,
+            over_budget: c.over_budget,
             waiting: crew.waiting(),
         };
         self.state.shunned = crew.shunned();

@@ -1,8 +1,9 @@
-//! A run: a process of an engine and its children, as the service knows it. Uses `lines`.
+//! A run: a process of an engine and its children, as the service knows it. Uses `lines` and `qos`.
 
 use serde::{Deserialize, Serialize};
 
 use super::lines::plain;
+use crate::agent::qos;
 
 /// How one run stands. What is not known (yet) is None.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -54,6 +55,11 @@ pub fn is_file_name(name: &str) -> bool {
 }
 
 impl Run {
+    /// Whether nothing of it was recorded, though it was followed: the budget left no level that sees all calls.
+    pub fn is_unseen(&self) -> bool {
+        self.tokens == 0 && self.ttft_ns.is_none() && qos::leaves_gaps(&self.level)
+    }
+
     /// Takes what a recorder says of the run that it was given. It reads what users have made: what the service knows better
     /// stays as it was, and what cannot be is not known.
     pub fn take(&mut self, said: Run) {
@@ -101,6 +107,16 @@ mod tests {
         assert_eq!(run.processes.len(), PROCESSES);
         assert!(run.level.len() < 200 && run.level.starts_with("op\\n"));
         assert!(run.ended.is_some_and(|why| why.len() < 4000 && !why.contains('\u{1b}')));
+    }
+
+    #[test]
+    fn a_run_over_budget_is_one_of_which_no_token_was_seen() {
+        let of = |level: &str, tokens| Run { level: level.into(), tokens, ..Run::default() }.is_unseen();
+        assert!(of("nothing", 0) && of("token for one second in 8", 0));
+        // One that was seen for a while, and a server that had nothing to do.
+        assert!(!of("nothing", 1) && !of("token for one second in 8", 1) && !of("token", 0));
+        let prompt = Run { level: "nothing".into(), ttft_ns: Some(1), ..Run::default() };
+        assert!(!prompt.is_unseen());
     }
 
     #[test]

@@ -105,6 +105,8 @@ pub struct Counts {
     pub at_once: u64,
     /// To be recorded, and not: a message says why.
     pub missed: u64,
+    /// Seen and not recorded: no token of theirs was within the budget.
+    pub over_budget: u64,
     /// Not decided yet: they wait until one of those that are recorded ends.
     pub waiting: u64,
 }

@@ -69,6 +69,7 @@ impl Session {
     pub(super) fn steer(&mut self, watch: &mut dyn Watch) -> Result<(), WriteError> {
         self.settle();
         let Some(mut controller) = self.qos.take() else { return Ok(()) };
+        controller.count(usage::now(), self.detail);
         let told = self.changes(&mut controller);
         let wanted = controller.wanted();
         for (change, why) in told {
@@ -212,10 +213,15 @@ impl Session {
         let (prices, beside) = (controller.prices(), self.not_ruled());
         let state = match (controller.now().level, beside) {
             (Detail::Nothing, _) | (_, Some(_)) => Availability::Partly,
+            _ if controller.seen() < 1.0 => Availability::Partly,
             _ => Availability::Whole,
         };
         let beside = beside.map_or(String::new(), |why| format!("; not in it: {why}"));
-        let why = format!("{budget}{qos}({n} changes of level, at the end {now}; {prices}){beside}");
+        let seen = match controller.seen() {
+            all if all >= 1.0 => String::new(),
+            part => format!("; calls were recorded {:.1} % of the time", part * 100.0),
+        };
+        let why = format!("{budget}{qos}({n} changes of level, at the end {now}; {prices}){seen}{beside}");
         self.feature(state, &why)
     }
 

@@ -114,7 +114,15 @@ fn recorded() -> Run {
 fn state() -> State {
     let mut state = State::new("0.1.0 (abc)");
     state.state = Phase::Recording;
-    state.counts = Counts { seen: 12, recorded: 5, by_rule: 4, one_in: 2, at_once: 1, missed: 0, waiting: 0 };
+    state.counts = Counts {
+        seen: 12,
+        recorded: 4,
+        by_rule: 4,
+        one_in: 2,
+        at_once: 1,
+        over_budget: 1,
+        ..Counts::default()
+    };
     state.store = Usage { files: 3, writing: 1, bytes: 5000, counted: 70_000, quota: 1 << 29, removed: 77 };
     state.own = Own { resident_bytes: Some(4_300_000), cpu_seconds: Some(1.25) };
     state.run(&recorded());
