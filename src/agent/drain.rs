@@ -2,15 +2,18 @@
 //! (tests/drain_alloc.rs holds it to that), and for processes that come. Uses `event`, `calls`, `graphs`, `kin`, `sched`,
 //! `structure`, `memory` and `trace`.
 
+mod shown;
+
 use std::collections::VecDeque;
 use std::io::Write;
 use std::ops::Range;
 
+pub use self::shown::Shown;
 use super::calls::{self, Call, Calls, Entered, Kind, Work};
 use super::device::{Over, Overs, Waiting};
 use super::event::{self, Event, KINDS};
 use super::experts::Chosen;
-use super::graphs::{self, Graphs, Seen, Start};
+use super::graphs::{self, Graphs, Start};
 use super::kin::Kin;
 use super::lanes::Hit;
 use super::memory;
@@ -22,45 +25,6 @@ use super::structure::{self, Reading, Structure};
 use crate::ggml::backend_guid;
 use crate::trace::record::{Device, Entry, Graph, Split, Token};
 use crate::trace::{Encoder, WriteError};
-
-/// What one engine's probes showed so far.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Shown {
-    pub tokens: u64,
-    pub scheds: u64,
-    pub splits: u64,
-    pub graphs: u64,
-    pub ops: u64,
-    /// Calls that are a phase.
-    pub phases: u64,
-    /// Waits for a device.
-    pub waits: u64,
-    /// Returns seen of tokens, scheduler graphs, splits and CPU graphs.
-    pub returns: [u64; 4],
-    /// Op hits that the whole graphs seen so far demanded, and those seen in them; graphs whose demand is unknown left out.
-    pub expected: u64,
-    pub seen: u64,
-    /// Graphs whose demand could not be told.
-    pub unknown: u64,
-    /// See [`Seen`]: of thread 0's op ends, how many a barrier told, in graphs while barriers were probed.
-    pub inner: u64,
-    pub ended: u64,
-    /// Set by the session: the barrier is probed.
-    pub barrier_on: bool,
-    /// Likewise, waits for a device.
-    pub waits_on: bool,
-    /// Threads and nodes of the newest graph.
-    pub threads: u32,
-    pub nodes: u32,
-    /// Whole CPU graphs finished without a single op hit.
-    pub silent: u64,
-    /// A scheduler object seen, for the vtable route: (process, address).
-    pub scheduler: Option<(u32, u64)>,
-    /// First tensor that could not be read, and why.
-    pub unreadable: Option<super::structure::Unreadable>,
-    /// The user has been told of it.
-    pub told: bool,
-}
 
 /// Totals for the status line and the limits.
 #[derive(Debug, Clone, Copy, Default)]
@@ -542,7 +506,7 @@ impl<W: Write> Drain<W> {
         let (s, seen) = self.graphs.finish(i, end, &mut self.tensors, (ops, nops), &mut self.enc)?;
         self.experts.write(s.seq, &mut self.tensors, &mut self.enc)?;
         if let Some(shown) = self.shown(s.engine) {
-            note(shown, &s, &seen);
+            shown.note(&s, &seen);
         }
         Ok(())
     }
@@ -621,54 +585,5 @@ impl<W: Write> Drain<W> {
     /// Time of the newest event, CLOCK_MONOTONIC ns.
     pub fn last_ts(&self) -> u64 {
         self.last_ts
-    }
-}
-
-impl Shown {
-    /// Whether the engine did anything.
-    pub fn worked(&self) -> bool {
-        self.tokens + self.scheds + self.splits + self.graphs + self.ops + self.phases > 0
-    }
-
-    /// What came since another look; what is a state and no sum stays.
-    pub fn since(&self, base: &Shown) -> Shown {
-        let mut s = *self;
-        let sums = [
-            (&mut s.tokens, base.tokens),
-            (&mut s.scheds, base.scheds),
-            (&mut s.splits, base.splits),
-            (&mut s.graphs, base.graphs),
-            (&mut s.ops, base.ops),
-            (&mut s.phases, base.phases),
-            (&mut s.waits, base.waits),
-            (&mut s.expected, base.expected),
-            (&mut s.seen, base.seen),
-            (&mut s.unknown, base.unknown),
-            (&mut s.inner, base.inner),
-            (&mut s.ended, base.ended),
-        ];
-        sums.into_iter().for_each(|(now, then)| *now -= then);
-        s.returns.iter_mut().zip(base.returns).for_each(|(now, then)| *now -= then);
-        s
-    }
-}
-
-fn note(shown: &mut Shown, s: &Start, seen: &Seen) {
-    shown.graphs += 1;
-    (shown.threads, shown.nodes) = (s.threads, s.n_nodes);
-    if seen.cut {
-        return;
-    }
-    shown.silent += u64::from(seen.hits == 0);
-    if shown.barrier_on && seen.threads > 1 {
-        shown.inner += u64::from(seen.inner);
-        shown.ended += u64::from(seen.ended);
-    }
-    match seen.expected {
-        Some(n) => {
-            shown.expected += u64::from(n);
-            shown.seen += u64::from(seen.hits);
-        }
-        None => shown.unknown += 1,
     }
 }

@@ -13,7 +13,6 @@ mod writing;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Child;
 use std::rc::Rc;
@@ -21,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use self::extras::Extras;
 use self::setup::{header, knobs, roles, source};
-use self::writing::notice;
+use self::writing::{Counted, notice};
 use super::attached::{Attached, Role};
 use super::discover::{self, DiscoverError, Engine};
 use super::drain::{Drain, Shown};
@@ -58,34 +57,6 @@ const DOUBT: Duration = Duration::from_secs(1);
 /// Waits of the drain loop before and after the rungs are verified.
 const WAIT_SOON: Duration = Duration::from_millis(10);
 const WAIT_LATE: Duration = Duration::from_millis(50);
-
-/// A writer that counts.
-struct Counted {
-    out: Box<dyn Output>,
-    bytes: u64,
-}
-
-impl Write for Counted {
-    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
-        let n = self.out.write(buf)?;
-        self.bytes += n as u64;
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.out.flush()
-    }
-}
-
-impl Output for Counted {
-    fn seekable(&self) -> bool {
-        self.out.seekable()
-    }
-
-    fn write_at(&mut self, pos: u64, bytes: &[u8]) -> std::io::Result<()> {
-        self.out.write_at(pos, bytes)
-    }
-}
 
 pub use self::levels::learn;
 

@@ -4,12 +4,15 @@
 //! A call's model is known by the weights that its operators read, its context by the address of the graph that the engine
 //! builds anew for each call in the same place. Below level op there are no weights, below level graph no graphs.
 
+mod union;
+
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
 
+use self::union::Union;
 use super::calls::{Call, CallSource, Phase, Timeline};
 use super::describe::{is_leaf, op_name, source};
 use super::load::Loaded;
@@ -181,48 +184,6 @@ impl Runs {
     /// Whether a process has several contexts.
     pub fn several(&self, pid: u32) -> bool {
         self.list.iter().filter(|r| r.pid == pid).count() > 1
-    }
-}
-
-/// Groups of numbers.
-#[derive(Default)]
-struct Union(Vec<usize>);
-
-impl Union {
-    fn add(&mut self) -> usize {
-        self.0.push(self.0.len());
-        self.0.len() - 1
-    }
-
-    /// Halves the way there, so that no order of joining makes it long.
-    fn root(&mut self, mut of: usize) -> usize {
-        while let Some(&up) = self.0.get(of).filter(|up| **up != of) {
-            let next = self.0.get(up).copied().unwrap_or(up);
-            if let Some(slot) = self.0.get_mut(of) {
-                *slot = next;
-            }
-            of = next;
-        }
-        of
-    }
-
-    /// The root of each, once all are joined: a root has a lower number than what is below it.
-    fn roots(mut self) -> Vec<usize> {
-        for i in 0..self.0.len() {
-            let root = self.root(i);
-            if let Some(slot) = self.0.get_mut(i) {
-                *slot = root;
-            }
-        }
-        self.0
-    }
-
-    /// The lower number stays: groups are called the same whatever the order.
-    fn join(&mut self, a: usize, b: usize) {
-        let (a, b) = (self.root(a), self.root(b));
-        if let Some(slot) = self.0.get_mut(a.max(b)) {
-            *slot = a.min(b);
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_macros, unused_imports, reason = "each test file uses its own part")]
 
 pub mod counted;
+pub mod endless;
 #[cfg(feature = "agent")]
 pub mod events;
 pub mod expect;

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use super::writing::Counted;
 use crate::agent::attached::{Role, Site};
 use crate::agent::btf::Btf;
 use crate::agent::drain::Drain;
@@ -72,7 +73,7 @@ pub(super) fn source(
     knobs: Knobs,
     btf: Option<Btf>,
     counters: Option<Rc<Shared>>,
-    drain: &Rc<RefCell<Drain<super::Counted>>>,
+    drain: &Rc<RefCell<Drain<Counted>>>,
 ) -> Box<dyn Source> {
     let drain = drain.clone();
     let sink: Sink = Rc::new(RefCell::new(move |bytes: &[u8]| drain.borrow_mut().event(bytes)));

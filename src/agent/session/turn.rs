@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use super::setup::{header, roles};
-use super::{Counted, DOUBT, Session, levels};
+use super::writing::Counted;
+use super::{DOUBT, Session, levels};
 use crate::agent::attached::Role;
 use crate::agent::books::{self, Own, Standing};
 use crate::agent::drain::Shown;

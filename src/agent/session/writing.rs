@@ -10,7 +10,35 @@ use crate::agent::recording::Watch;
 use crate::agent::structure::{GLU_BASE, OPS_PER_ENGINE, TYPES_PER_ENGINE, UNARY_BASE};
 use crate::agent::{maps, sched, usage, version};
 use crate::trace::record;
-use crate::trace::{Encoder, WriteError};
+use crate::trace::{Encoder, Output, WriteError};
+
+/// A writer that counts.
+pub(super) struct Counted {
+    pub out: Box<dyn Output>,
+    pub bytes: u64,
+}
+
+impl Write for Counted {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        let n = self.out.write(buf)?;
+        self.bytes += n as u64;
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.out.flush()
+    }
+}
+
+impl Output for Counted {
+    fn seekable(&self) -> bool {
+        self.out.seekable()
+    }
+
+    fn write_at(&mut self, pos: u64, bytes: &[u8]) -> std::io::Result<()> {
+        self.out.write_at(pos, bytes)
+    }
+}
 
 impl Session {
     /// Says which counters there are.
