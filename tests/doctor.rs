@@ -282,6 +282,7 @@ fn targets_without_an_engine_are_refused_with_the_next_step() {
                 "{}",
                 last_line(&o)
             );
+            assert_eq!(text(&o).matches("no GGML in").count(), last_line(&o).matches("no GGML in").count());
         }
     }
     assert_eq!(doctor(&["-p", "1", "/bin/true"]).status.code(), Some(2));

@@ -35,7 +35,7 @@ pub fn write(
         cost(out, hit, style)?;
     }
     if let Some(t) = &all.target {
-        target(out, t, style)?;
+        target(out, t, &all.reason, style)?;
     }
     if let Some(p) = prediction {
         predict::write(out, p, style)?;
@@ -183,9 +183,11 @@ fn ways(out: &mut dyn Write, hit: &Hit, style: &Style) -> io::Result<()> {
     write!(out, "{}", table.render(style))
 }
 
-fn target(out: &mut dyn Write, t: &Target, style: &Style) -> io::Result<()> {
+fn target(out: &mut dyn Write, t: &Target, reason: &str, style: &Style) -> io::Result<()> {
     title(out, &format!("Target: {}", clean(&t.name)), style)?;
     if let Some(error) = &t.error {
+        // It may be long, and it is the last line.
+        let error = if error == reason { "no engine to record: the last line says why" } else { error };
         return writeln!(
             out,
             "  {}{}",

@@ -13,10 +13,20 @@ const SHOWN: usize = 8;
 /// Writes the honesty block.
 pub fn write(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
     writeln!(out, "\n{}", style.bold("How far to trust this"))?;
+    record(out, books, style)?;
+    lines(out, &all(books), style)
+}
+
+/// The verdict and what was left out.
+pub fn in_brief(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
+    record(out, books, style)?;
+    left_out(out, books)
+}
+
+fn record(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
     let verdict = clean(&verdict(books));
     let verdict = if books.complete { style.good(&verdict) } else { style.bad(&verdict) };
-    writeln!(out, "  {:<12} {verdict}", "record")?;
-    lines(out, &all(books), style)
+    writeln!(out, "  {:<12} {verdict}", "record")
 }
 
 /// Whether the recording is complete, and what is missing.
@@ -150,9 +160,18 @@ fn rungs(out: &mut Vec<Line>, books: &Books) {
         let of = count(silent.len() as u64, "rung");
         out.push(said("probes", format!("{never}: no hit of {of} (report --json lists them)")));
     }
+    // Each variant of a library has its own, and most are alike.
+    let mut alike: Vec<(String, u64)> = Vec::new();
     for p in books.probes.iter().filter(|p| !any || hit(p.engine)) {
         let end = if p.ret { " (return)" } else { "" };
-        out.push(said("probe", format!("{}+{}{end}: {}", p.symbol, p.offset, p.why)));
+        let text = format!("{}+{}{end}: {}", p.symbol, p.offset, p.why);
+        match alike.iter_mut().find(|(one, _)| *one == text) {
+            Some((_, n)) => *n += 1,
+            None => alike.push((text, 1)),
+        }
+    }
+    for (text, n) in alike {
+        out.push(said("probe", if n > 1 { format!("{text} ({n} times)") } else { text }));
     }
 }
 

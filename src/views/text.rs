@@ -16,8 +16,15 @@ use crate::analysis::clusters::Cluster;
 use crate::analysis::report::{By, OpTime, PhaseReport, Report, RunFacts};
 use crate::analysis::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
 
-/// Writes the whole report.
+/// Writes the whole report; the table alone, below how complete the recording is, where one was asked for.
 pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
+    if report.tables.len() == 1 {
+        honesty::in_brief(out, &report.books, style)?;
+        if report.runs.len() > 1 {
+            lines(out, &runs::lines(&report.runs), style)?;
+        }
+        return sections(out, report, style);
+    }
     writeln!(out, "{}", style.bold("Run"))?;
     lines(out, &run(&report.run), style)?;
     honesty::left_out(out, &report.books)?;
@@ -30,6 +37,12 @@ pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
     lines(out, &model(report), style)?;
     title(out, style, "Prefill and decode")?;
     lines(out, &calls(report), style)?;
+    sections(out, report, style)?;
+    honesty::write(out, &report.books, style)
+}
+
+/// The tables.
+fn sections(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
     for phase in &report.phases {
         tables(out, report, phase, style)?;
     }
@@ -53,7 +66,7 @@ pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
         causes::interference(out, rows, report.tables == [By::Interference], style)?;
         left_out(out, report.interference_left_out, "row", style)?;
     }
-    honesty::write(out, &report.books, style)
+    Ok(())
 }
 
 /// Says so where the one table asked for has nothing to show.
@@ -329,7 +342,7 @@ fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) 
         fact(out, "changed", &format!("{changed} (--by level)"))?;
     }
     let label = op_time(p);
-    if p.op_time.is_none() {
+    if p.op_time.is_none() && [By::Op, By::Name, By::Layer].into_iter().any(wanted) {
         title(out, style, &format!("Operators, {name}: none recorded"))?;
     }
     let by_op = [(By::Op, "op", &p.by_op), (By::Name, "name", &p.by_name), (By::Layer, "layer", &p.by_layer)];
@@ -356,7 +369,7 @@ fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) 
         tokens(out, rows, p, style)?;
         left_out(out, p.calls_left_out, "call", style)?;
     }
-    if !p.splits.is_empty() {
+    if !p.splits.is_empty() && report.tables.len() > 1 {
         title(out, style, &format!("Graph splits by backend, {name}"))?;
         splits(out, &p.splits, style)?;
     }
