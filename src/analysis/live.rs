@@ -6,10 +6,13 @@
 //! token that comes before wider ones of the same call is decode here and prefill there; and the ops of graphs that the
 //! beginning or the end of a recording cut are counted there, unless its level changed, and not here.
 
+mod run;
 mod sums;
 
 use serde::Serialize;
 
+pub use self::run::ProcessSpan;
+use self::run::{Phases, Run};
 use self::sums::Sums;
 use super::calls::{Call, CallSource, Phase, Width, settle};
 use super::describe::{NO_STRUCTURE, describe};
@@ -128,11 +131,12 @@ struct Open {
     ends: Vec<End>,
     /// Ubatch of its first graph that has one, 0 = not known.
     width: u32,
+    pid: Option<u32>,
 }
 
 impl Open {
     fn new(of: Of) -> Open {
-        Open { of, sums: Sums::default(), ends: Vec::new(), width: 0 }
+        Open { of, sums: Sums::default(), ends: Vec::new(), width: 0, pid: None }
     }
 
     fn settle(&mut self, graph_end: Option<i64>) {
@@ -151,21 +155,21 @@ pub struct Live {
     open: Vec<Open>,
     /// Widths of the graphs of calls that have not ended.
     widths: Vec<(u64, Width)>,
-    /// By [`Phase`].
-    total: [Sums; 3],
-    /// What the total was at some times of the window, oldest first.
-    past: Vec<(u64, [Sums; 3])>,
-    begun: u64,
+    /// The processes, as they came.
+    runs: Vec<Run>,
+    /// Place of the one that is shown, and whether that was asked for.
+    shown: usize,
+    chosen: bool,
+    begun: Option<u64>,
+    ticked: u64,
     /// The last block, and how many of its records were taken.
     fed: Option<(u32, usize)>,
     /// The level of the recording changes.
     steered: bool,
-    /// Processes that computed, as far as they are counted.
-    pids: Vec<u32>,
 }
 
-/// Processes that are counted.
-const PIDS: usize = 256;
+/// Processes told apart; any more are one run.
+const RUNS: usize = 64;
 
 impl Live {
     /// Takes what is new in a block. Blocks come in order; the last one may come again when it has grown.
@@ -186,64 +190,80 @@ impl Live {
 
     /// Moves the window on to `t`, CLOCK_MONOTONIC ns. To be called from the beginning on, and a few times a second.
     pub fn tick(&mut self, t: u64) {
-        if self.past.is_empty() {
-            self.begun = t;
-        }
-        if self.past.last().is_none_or(|(last, _)| t.saturating_sub(*last) >= WINDOW_NS / STEPS) {
-            self.past.push((t, self.total.clone()));
-        }
-        while self.past.get(1).is_some_and(|(next, _)| next.saturating_add(WINDOW_NS) <= t) {
-            self.past.remove(0);
+        self.begun.get_or_insert(t);
+        self.ticked = t;
+        self.runs.iter_mut().for_each(|run| run.tick(t));
+        // The same one for as long as it computes: figures that jump between processes can't be read.
+        let rests = self.runs.get(self.shown).is_some_and(|run| !run.is_at_work());
+        if rests && !self.chosen {
+            let at_work = self.runs.iter().enumerate().filter(|(_, run)| run.is_at_work());
+            self.shown = at_work.max_by_key(|(_, run)| run.calls()).map_or(self.shown, |(i, _)| i);
         }
     }
 
-    /// Nothing more is fed: what has no end counts as it is.
+    /// Nothing more is fed: what has no end counts as it is, and the process with the most calls is shown, as in `report`.
     pub fn finish(&mut self) {
         for mut open in std::mem::take(&mut self.open) {
             open.settle(None);
-            self.add(Phase::of_width(open.width.into()), &open.sums);
+            self.add(open.pid, Phase::of_width(open.width.into()), &open.sums);
+        }
+        if !self.chosen {
+            // The first of those with as many.
+            let most = self.runs.iter().enumerate().rev().max_by_key(|(_, run)| run.calls());
+            self.shown = most.map_or(0, |(i, _)| i);
         }
     }
 
-    /// The last seconds before `t`.
+    /// The last seconds before `t`, of the process shown.
     pub fn now(&self, t: u64) -> Span {
-        let Some((from, before)) = self.past.first() else { return Span::default() };
-        let mut sums = self.total.clone();
-        sums.iter_mut().zip(before).for_each(|(s, b)| s.combine(b, u64::saturating_sub));
-        self.span(t.saturating_sub(*from), &sums)
+        let ns = t.saturating_sub(self.begun.unwrap_or(t));
+        let Some(run) = self.runs.get(self.shown) else {
+            return Span { seconds: ns.min(WINDOW_NS) as f64 / 1e9, phases: Vec::new() };
+        };
+        self.span(t.saturating_sub(run.since()), run, &run.lately())
     }
 
-    /// All of the time from the first tick to `t`.
+    /// All of the time from the first tick to `t`, of the process shown.
     pub fn whole(&self, t: u64) -> Span {
-        self.span(t.saturating_sub(self.begun), &self.total)
-    }
-
-    /// Processes that computed, 256 at most. The sums are over all of them.
-    pub fn processes(&self) -> usize {
-        self.pids.len()
-    }
-
-    fn is_of(&mut self, pid: u32) {
-        if !self.pids.contains(&pid) && self.pids.len() < PIDS {
-            self.pids.push(pid);
+        let ns = t.saturating_sub(self.begun.unwrap_or(t));
+        match self.runs.get(self.shown) {
+            Some(run) => self.span(ns, run, &run.total),
+            None => Span { seconds: ns as f64 / 1e9, phases: Vec::new() },
         }
+    }
+
+    /// The processes that computed.
+    pub fn processes(&self) -> Vec<ProcessSpan> {
+        self.runs.iter().enumerate().map(|(i, run)| run.row(i == self.shown)).collect()
+    }
+
+    /// Shows the next process, and stays there.
+    pub fn show_next(&mut self) {
+        self.shown = (self.shown + 1) % self.runs.len().max(1);
+        self.chosen = true;
+    }
+
+    /// Sums of a process; of one that is not known, those of the process shown.
+    fn total(&mut self, pid: Option<u32>) -> Option<&mut Phases> {
+        let at = match pid {
+            None => self.shown,
+            Some(_) => self.runs.iter().position(|run| run.pid == pid).unwrap_or_else(|| {
+                let pid = pid.filter(|_| self.runs.len() < RUNS);
+                if self.runs.len() <= RUNS {
+                    self.runs.push(Run::new(pid, self.ticked));
+                }
+                self.runs.len() - 1
+            }),
+        };
+        self.runs.get_mut(at).map(|run| &mut run.total)
     }
 
     fn take(&mut self, defined: &Loaded<'_>, record: &Record<'_>) {
         match record {
             Record::Slices(run) => self.slices(defined, run),
-            Record::CpuGraph(g) => {
-                self.is_of(g.pid);
-                self.cpu_graph(g);
-            }
-            Record::Graph(g) => {
-                self.is_of(g.pid);
-                self.graph(g);
-            }
-            Record::Token(t) => {
-                self.is_of(t.pid);
-                self.token(t);
-            }
+            Record::CpuGraph(g) => self.cpu_graph(g),
+            Record::Graph(g) => self.graph(g),
+            Record::Token(t) => self.token(t),
             Record::LevelChange(_) => self.steered = true,
             _ => {}
         }
@@ -286,12 +306,13 @@ impl Live {
             sums.graphs.interval += u64::from(!g.barrier && ran);
         }
         let phase = Phase::of_width(g.ubatch.into());
-        self.call(CallSource::CpuGraph, phase, known(g.ubatch), g.dur, ending(g.cut, Device::Idle));
+        let (pid, end) = (Some(g.pid), ending(g.cut, Device::Idle));
+        self.call(pid, CallSource::CpuGraph, phase, known(g.ubatch), g.dur, end);
         match g.graph {
-            Some(seq) => self.hold(Of::Graph(seq), &open.sums, g.ubatch),
+            Some(seq) => self.hold(Of::Graph(seq), pid, &open.sums, g.ubatch),
             None => {
                 open.sums.op_tokens += if open.sums.ops.is_empty() { 0 } else { u64::from(g.ubatch) };
-                self.add(phase, &open.sums);
+                self.add(pid, phase, &open.sums);
             }
         }
     }
@@ -301,12 +322,13 @@ impl Live {
         let width = if g.ubatch > 0 { g.ubatch } else { width };
         sums.op_tokens = if sums.ops.is_empty() { 0 } else { width.into() };
         let own = Phase::of_width(width.into());
-        self.call(CallSource::SchedulerGraph, own, known(width), g.dur, ending(g.cut, g.device));
+        let (pid, end) = (Some(g.pid), ending(g.cut, g.device));
+        self.call(pid, CallSource::SchedulerGraph, own, known(width), g.dur, end);
         let of_call = g.token.map(|seq| (seq, self.widen(seq, width)));
         match of_call {
-            Some((seq, Phase::Unknown)) => self.hold(Of::Call(seq), &sums, 0),
-            Some((_, phase)) => self.add(phase, &sums),
-            None => self.add(own, &sums),
+            Some((seq, Phase::Unknown)) => self.hold(Of::Call(seq), pid, &sums, 0),
+            Some((_, phase)) => self.add(pid, phase, &sums),
+            None => self.add(pid, own, &sums),
         }
     }
 
@@ -329,14 +351,24 @@ impl Live {
         };
         settle(&mut call, &width);
         let end = ending(t.cut, t.device);
-        self.call(CallSource::Token, call.phase, call.tokens, call.dur, end);
+        let pid = Some(t.pid);
+        self.call(pid, CallSource::Token, call.phase, call.tokens, call.dur, end);
         let mut sums = self.close(Of::Call(t.seq)).sums;
         sums.op_tokens = if sums.ops.is_empty() { 0 } else { call.tokens.unwrap_or(0) };
-        self.add(call.phase, &sums);
+        self.add(pid, call.phase, &sums);
     }
 
-    fn call(&mut self, source: CallSource, phase: Phase, tokens: Option<u64>, dur: u64, end: Ending) {
-        let sum = &mut self.total[phase as usize].calls[source as usize];
+    fn call(
+        &mut self,
+        pid: Option<u32>,
+        source: CallSource,
+        phase: Phase,
+        tokens: Option<u64>,
+        dur: u64,
+        end: Ending,
+    ) {
+        let Some(total) = self.total(pid) else { return };
+        let sum = &mut total[phase as usize].calls[source as usize];
         sum.calls += 1;
         match end {
             Ending::Known => {}
@@ -351,8 +383,10 @@ impl Live {
         sum.ns = sum.ns.saturating_add(dur);
     }
 
-    fn add(&mut self, phase: Phase, sums: &Sums) {
-        self.total[phase as usize].combine(sums, u64::saturating_add);
+    fn add(&mut self, pid: Option<u32>, phase: Phase, sums: &Sums) {
+        if let Some(total) = self.total(pid) {
+            total[phase as usize].combine(sums, u64::saturating_add);
+        }
     }
 
     /// Adds the width of a graph to those of its call, and tells the call's phase as far as it is known by now.
@@ -378,7 +412,7 @@ impl Live {
         if self.open.len() == OPEN {
             let mut oldest = self.open.remove(0);
             oldest.settle(None);
-            self.add(Phase::of_width(oldest.width.into()), &oldest.sums);
+            self.add(oldest.pid, Phase::of_width(oldest.width.into()), &oldest.sums);
         }
         self.open.push(Open::new(of));
         self.open.len() - 1
@@ -389,11 +423,12 @@ impl Live {
         at.map_or_else(|| Open::new(of), |at| self.open.remove(at))
     }
 
-    fn hold(&mut self, of: Of, sums: &Sums, width: u32) {
+    fn hold(&mut self, of: Of, pid: Option<u32>, sums: &Sums, width: u32) {
         let at = self.open(of);
         if let Some(open) = self.open.get_mut(at) {
             open.sums.combine(sums, u64::saturating_add);
             open.width = if open.width == 0 { width } else { open.width };
+            open.pid = pid;
         }
     }
 
@@ -415,9 +450,8 @@ impl Live {
         self.plans.len() - 1
     }
 
-    fn span(&self, ns: u64, sums: &[Sums; 3]) -> Span {
-        // The outermost calls that there are, as in `report`.
-        let source = (0..3).find(|s| self.total.iter().any(|t| t.calls[*s].calls > 0)).unwrap_or(0);
+    fn span(&self, ns: u64, run: &Run, sums: &Phases) -> Span {
+        let source = run.source();
         let phases = Phase::ALL.into_iter().zip(sums).map(|(phase, s)| self.phase(phase, s, source));
         let there = |p: &PhaseSpan| p.calls > 0 || p.cpu_graphs > 0 || !p.ops.is_empty();
         Span { seconds: ns as f64 / 1e9, phases: phases.filter(there).collect() }
@@ -425,7 +459,6 @@ impl Live {
 
     fn phase(&self, phase: Phase, s: &Sums, source: usize) -> PhaseSpan {
         let (g, c) = (&s.graphs, &s.calls[source]);
-        let tokens = (c.unknown == 0).then_some(c.tokens);
         let waits = g.barrier > 0;
         let op = |(name, [calls, total_ns]): (&String, &[u64; 2])| LiveOp {
             name: name.clone(),
@@ -448,9 +481,9 @@ impl Live {
             calls: c.calls,
             cut_calls: c.cut,
             unseen_calls: c.unseen,
-            tokens,
+            tokens: c.all_tokens(),
             in_call_ns: c.ns,
-            tokens_per_s: tokens.filter(|_| c.ns > 0).map(|t| t as f64 * 1e9 / c.ns as f64),
+            tokens_per_s: c.tokens_per_s(),
             cpu_graphs: g.graphs,
             graph_ns: g.graph_ns,
             op_ns: g.op_ns,

@@ -53,7 +53,12 @@ const FLAGS: Group = Group {
     flags: &[
         Flag::switch("json", "Write JSON: all numbers in nanoseconds, bytes and shares of 1"),
         Flag::value("top", "N", "Rows of each table; the rest is summed up [default: 20, with --json all]"),
-        Flag::value("by", "TABLE", "Only this table, below the verdict on the recording [default: all but token, with --json all]").choices(&[
+        Flag::value(
+            "by",
+            "TABLE",
+            "Only this table, below the verdict on the recording [default: all but token, with --json all]",
+        )
+        .choices(&[
             ("op", "op types"),
             ("name", "tensor names, layer number folded"),
             ("layer", "layers"),

@@ -37,6 +37,8 @@ time in the last five seconds, the threads, how much is being recorded and at wh
 same data is in a trace at the end, for report and the other views. Ends when the target ends, on q or Ctrl-C, after
 --count pictures, --duration or --tokens; the last picture then stays. The key p holds the picture, and goes on.
 
+Where several processes compute, all are listed, and the rest is of one of them: the key n shows the next.
+
 Where standard output is no terminal, and with --lines, pictures follow one another as text; with --json each is one line.
 A COMMAND's own output is lost where it would go to the terminal that top draws on; give it a file.",
     usage: &["[OPTIONS] -p PID", "[OPTIONS] --exe PATH", "[OPTIONS] -- COMMAND..."],
@@ -270,13 +272,6 @@ impl Top {
             (None, 0) => State::Waiting,
             (None, _) => State::Running,
         };
-        let mut messages = self.messages.clone();
-        if self.live.processes() > 1 {
-            let n = self.live.processes();
-            messages.push(format!(
-                "speeds and ops are sums over {n} processes; -p PID watches one, report tells them apart"
-            ));
-        }
         // Where nothing is probed the last call seen may have ended long ago.
         let call = now.call.filter(|_| state == State::Running && now.level.level > Detail::Nothing);
         Picture {
@@ -299,7 +294,8 @@ impl Top {
             bytes: now.bytes,
             now: self.live.now(t),
             run: self.live.whole(t),
-            messages,
+            processes: self.live.processes(),
+            messages: self.messages.clone(),
         }
     }
 
@@ -359,6 +355,10 @@ impl Top {
     fn keys(&mut self) {
         match self.screen.as_mut().and_then(Screen::key) {
             Some(b'q' | b'Q') => self.done = true,
+            Some(b'n' | b'N') => {
+                self.live.show_next();
+                self.due = Instant::now();
+            }
             Some(b'p' | b'P') => {
                 self.held = if self.held == Hold::No { Hold::Next } else { Hold::No };
                 self.due = Instant::now();

@@ -297,7 +297,7 @@ mod tests {
             error: Some("b\nc\u{202e}".into()),
         };
         let mut out = Vec::new();
-        target(&mut out, &t, &Style::default()).expect("written");
+        target(&mut out, &t, "", &Style::default()).expect("written");
         let text = String::from_utf8(out).expect("UTF-8");
         assert!(text.contains("a\\u{1b}[2J") && text.contains("b\\nc\\u{202e}"), "{text}");
     }

@@ -5,11 +5,13 @@ use serde::Serialize;
 use super::table::{Style, Table, clean, cut, number, text as words};
 use super::units::*;
 use crate::analysis::calls::Phase;
-use crate::analysis::live::{PhaseSpan, Span, keep};
+use crate::analysis::live::{PhaseSpan, ProcessSpan, Span, keep};
 use crate::analysis::tables::share;
 
 /// Lines that threads may take.
 const THREAD_LINES: usize = 4;
+/// Lines that processes may take.
+const PROCESSES: usize = 8;
 /// Columns of one thread.
 const THREAD: usize = 18;
 /// Columns where nothing says how many there are.
@@ -48,9 +50,11 @@ pub struct Picture {
     /// The file that is written, and its size.
     pub output: Option<String>,
     pub bytes: u64,
-    /// The last seconds.
+    /// The last seconds, of the process that is shown.
     pub now: Span,
     pub run: Span,
+    /// All that computed.
+    pub processes: Vec<ProcessSpan>,
     /// What the recorder had to say lately.
     pub messages: Vec<String>,
 }
@@ -68,6 +72,7 @@ pub fn text(p: &Picture, rows: usize, height: Option<usize>, style: &Style) -> S
     let width = style.width.unwrap_or(usize::MAX);
     let mut out = Lines { lines: Vec::new(), width };
     head(&mut out, p, style);
+    processes(&mut out, p, style);
     let messages = p.messages.iter().map(|m| cut(&clean(m), width));
     let mut tail: Vec<String> = messages.collect();
     match shown(p) {
@@ -85,6 +90,39 @@ pub fn text(p: &Picture, rows: usize, height: Option<usize>, style: &Style) -> S
     out.lines.extend(tail);
     out.lines.truncate(height.unwrap_or(usize::MAX));
     out.lines.iter().flat_map(|l| [l.as_str(), "\n"]).collect()
+}
+
+/// The processes, where there are several: each has its speed, and the rest of the picture is of one.
+fn processes(out: &mut Lines, p: &Picture, style: &Style) {
+    if p.processes.len() < 2 {
+        return;
+    }
+    let columns = vec![
+        words("process"),
+        number("prefill tok/s", 0),
+        number("decode tok/s", 0),
+        number("calls", 0),
+        words(""),
+    ];
+    let mut table = Table::new(columns);
+    let speed = |v| or_dash(v, |v: f64| format!("{v:.2}"));
+    // The one shown always has its line.
+    let rows = p.processes.iter().enumerate().filter(|(i, row)| row.shown || *i < PROCESSES - 1);
+    for (_, row) in rows.take(PROCESSES) {
+        table.row(vec![
+            row.pid.map_or("others".into(), |pid| pid.to_string()),
+            speed(row.prefill_tokens_per_s),
+            speed(row.decode_tokens_per_s),
+            row.calls.to_string(),
+            if row.shown { "shown".into() } else { String::new() },
+        ]);
+    }
+    out.plain("");
+    out.lines.extend(table.render(style).lines().map(String::from));
+    let more = p.processes.len().saturating_sub(PROCESSES);
+    if more > 0 {
+        out.plain(&format!("  and {more} more (--json has them all)"));
+    }
 }
 
 /// Lines that fit the width.
@@ -245,6 +283,28 @@ mod tests {
         }
     }
 
+    fn process(pid: u32, shown: bool) -> ProcessSpan {
+        ProcessSpan {
+            pid: Some(pid),
+            calls: 10,
+            in_call_ns: 800_000_000,
+            prefill_tokens_per_s: None,
+            decode_tokens_per_s: Some(11.25),
+            shown,
+        }
+    }
+
+    #[test]
+    fn several_processes_stand_in_a_table() {
+        let mut p = picture();
+        p.processes = (0..20).map(|i| process(4700 + i, i == 15)).collect();
+        let said = text(&p, 10, None, &Style::default());
+        assert!(said.contains("4700") && said.contains("4715") && !said.contains("4714"), "{said}");
+        assert!(said.contains("and 12 more"), "{said}");
+        let line = said.lines().find(|l| l.contains("shown")).expect("a line");
+        assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["4715", "-", "11.25", "10", "shown"]);
+    }
+
     fn picture() -> Picture {
         let span = |seconds, speed| Span {
             seconds,
@@ -267,6 +327,7 @@ mod tests {
             bytes: 1_258_291,
             now: span(5.0, 12.5),
             run: span(12.3, 11.25),
+            processes: vec![process(4711, true)],
             messages: vec!["level now op: the richest\x07".into()],
         }
     }

@@ -20,6 +20,17 @@ pub struct CallSum {
     pub ns: u64,
 }
 
+impl CallSum {
+    /// The tokens of all of them.
+    pub fn all_tokens(&self) -> Option<u64> {
+        (self.unknown == 0).then_some(self.tokens)
+    }
+
+    pub fn tokens_per_s(&self) -> Option<f64> {
+        self.all_tokens().filter(|_| self.ns > 0).map(|t| t as f64 * 1e9 / self.ns as f64)
+    }
+}
+
 /// Calls, graphs, ops and threads.
 #[derive(Clone, Default)]
 pub struct Sums {

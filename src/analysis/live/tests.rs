@@ -83,7 +83,7 @@ fn what_never_ends_is_bounded_and_counted() {
         live.widen(seq, 1);
         live.tick(seq * 100_000_000);
         assert!(live.open.len() <= OPEN && live.widths.len() <= OPEN && live.plans.len() <= PLANS);
-        assert!(live.past.len() as u64 <= STEPS + 2, "{}", live.past.len());
+        assert!(live.runs[0].steps() as u64 <= STEPS + 2, "{}", live.runs[0].steps());
     }
     live.finish();
     assert_eq!(total(&live), [(4000, 34_000)]);
@@ -153,4 +153,50 @@ fn rows_left_out_are_summed_up() {
     keep(&mut ops, 1);
     let other = LiveOp { name: OTHER_ROW.into(), calls: 4, share: 0.5, calls_per_s: Some(6.0), ..op(50) };
     assert_eq!(ops, [op(40), other]);
+}
+
+#[test]
+fn processes_are_told_apart() {
+    let defined = Loaded::default();
+    let mut live = Live::default();
+    live.tick(0);
+    let call = |live: &mut Live, pid: u32, seq: u64, dur: u64| {
+        live.slices(&defined, &run(seq, 0, 0, 100, &[10, 7]));
+        live.cpu_graph(&CpuGraph { pid, ..cpu_graph(seq, None, 90, dur) });
+    };
+    for seq in 0..4 {
+        call(&mut live, 1, seq, 1_000);
+        call(&mut live, 2, 100 + seq, 4_000);
+    }
+    call(&mut live, 2, 200, 4_000);
+    live.tick(1);
+    // The one that came first, for as long as it computes.
+    let rows = live.processes();
+    assert_eq!(
+        rows.iter().map(|r| (r.pid, r.calls, r.shown)).collect::<Vec<_>>(),
+        [(Some(1), 4, true), (Some(2), 5, false)]
+    );
+    assert_eq!(rows[0].decode_tokens_per_s, Some(1e6));
+    assert_eq!(rows[1].decode_tokens_per_s, Some(2.5e5));
+    assert_eq!((live.whole(1).phases[0].calls, live.now(1).phases[0].tokens_per_s), (4, Some(1e6)));
+    // The other goes on alone.
+    for step in 1..20 {
+        call(&mut live, 2, 300 + step, 4_000);
+        live.tick(step * WINDOW_NS / STEPS);
+    }
+    assert_eq!(live.whole(2).phases[0].calls, 24);
+    live.show_next();
+    assert_eq!(live.whole(2).phases[0].calls, 4);
+    live.finish();
+    assert!(live.processes()[0].shown, "it was asked for");
+}
+
+#[test]
+fn more_processes_than_are_told_apart_are_one() {
+    let mut live = Live::default();
+    for pid in 1..=RUNS as u32 + 10 {
+        live.cpu_graph(&CpuGraph { pid, ..cpu_graph(pid.into(), None, 90, 10) });
+    }
+    let rows = live.processes();
+    assert_eq!((rows.len(), rows[RUNS].pid, rows[RUNS].calls), (RUNS + 1, None, 10));
 }
