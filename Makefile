@@ -84,12 +84,12 @@ lint: | setup ## rustfmt, clippy, rustdoc, clang-format, the workflow, dependenc
 
 unit: fixtures driver ## unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)
-	$(CARGO) test --locked --no-fail-fast --lib --bins $(PLAIN:%=--test %)
+	$(CARGO) test --locked --no-fail-fast --lib $(PLAIN:%=--test %)
 	$(CARGO) test --locked --doc
 
 test-service: | setup ## how the service gets onto a machine: unit, init scripts, scripts for boards, Debian package
 	$(call say,files of the service)
-	$(CARGO) build --locked --bin profinfer
+	$(CARGO) test --locked --no-run --test version_cli
 	python3 tests/service/files.py
 	python3 tests/service/installing.py
 
@@ -130,7 +130,7 @@ live: fixtures driver ## tests on live engines: root and BPF needed
 
 no-agent: ## the build without the recorder, as other systems than Linux have it
 	$(call say,build and tests without the recorder)
-	$(CARGO) test --locked --no-fail-fast --no-default-features --bins $(WITHOUT_AGENT:%=--test %)
+	$(CARGO) test --locked --no-fail-fast --no-default-features $(WITHOUT_AGENT:%=--test %)
 
 CASES ?= 20000
 proptest: ## the property tests with CASES cases each (20000), in release mode

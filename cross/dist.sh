@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 targets=${*:-aarch64-unknown-linux-musl x86_64-unknown-linux-musl}
-built=${CARGO_TARGET_DIR:-target}
+built=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 out=${PROFINFER_DIST:-dist}
 
 die() { echo "dist: $*" >&2; exit 1; }
@@ -18,7 +18,9 @@ features() { # target
     case $1 in aarch64-*) echo board ;; *) echo vendored ;; esac
 }
 
+# In a directory of its own: cargo lets only one build at a time into one, and most of a build is a link of one thread.
 compile() { # target
+    export CARGO_TARGET_DIR=$built/dist/$1
     local build=(cross/cargo.sh "$1" rustc --locked --profile small --features "$(features "$1")")
     # Functions of the same code become one; not in ggml-runner, where a probe on one would hit the other. Parts of
     # functions stay where they are: the unwinder's tables of such parts are larger than what they save.
@@ -48,11 +50,17 @@ check() { # file
     echo "$(stat -c %s "$1") bytes, static: $1"
 }
 
+builds=()
 for target in $targets; do
-    compile "$target"
+    (compile "$target") &
+    builds+=($!)
+done
+for build in "${builds[@]}"; do wait "$build" || die "a build has failed, as told above"; done
+
+for target in $targets; do
     mkdir -p "$out/$target"
     for program in profinfer ggml-runner; do
-        strip "$built/$target/small/$program" "$out/$target/$program"
+        strip "$built/dist/$target/$target/small/$program" "$out/$target/$program"
     done
 done
 (cd "$out" && sha256sum -- */profinfer */ggml-runner >SHA256SUMS)

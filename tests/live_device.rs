@@ -11,7 +11,7 @@ use common::run::{Run, profinfer, record};
 use common::{driver, engine, live, model, skip};
 use profinfer::analysis::load::Loaded;
 use profinfer::ggml::backend_guid;
-use profinfer::trace::record::{Availability, Device};
+use profinfer::trace::record::{Availability, Detail, Device};
 use serde_json::Value;
 
 const DECODES: usize = 12;
@@ -106,6 +106,27 @@ fn ends(name: &str) {
         assert!(seen.all.tokens.iter().all(|t| t.device == Device::Idle));
         assert!(phase(&report, "decode")["tokens_per_s"].as_f64() > Some(0.0));
     }
+}
+
+#[test]
+fn a_service_level_goes_by_the_device() {
+    let _turn = live!();
+    let (lib, icd) = match engine("vulkan-v0.5.0").and_then(|lib| Ok((lib, vulkan()?))) {
+        Ok(both) => both,
+        Err(why) => skip!("{why}"),
+    };
+    // Calls return after some milliseconds, as if 50 tokens/s were easy; the device takes far longer.
+    let run = run(&lib, &icd, &["--qos", "50tok/s"], "99");
+    let (said, seen) = (run.said(), run.seen());
+    let speed = said["decode"]["tok_s"].as_f64().expect("a speed");
+    if speed > 40.0 {
+        println!("not judged: a device of {speed} tok/s keeps the level");
+        return;
+    }
+    let levels: Vec<Detail> = seen.all.causes.levels.iter().map(|l| l.to).collect();
+    assert!(levels.iter().all(|&l| l <= Detail::Graph), "{levels:?} at {speed} tok/s");
+    let budget = seen.all.causes.features.iter().find(|f| f.name == "budget").expect("told");
+    assert!(budget.why.contains("at least 50 tokens/s") && !budget.why.contains("not seen"), "{}", budget.why);
 }
 
 #[test]

@@ -23,8 +23,11 @@ const FUSED: &str = "ggml_compute_forward_rms_norm_mul_fused + ggml_cpu_extra_co
 
 /// Tokens after the prefill: two graphs of one shape, and then some.
 const DECODES: usize = 4;
-/// Times that a host is started.
-const STARTS: usize = 3;
+
+/// Times that each host is started: once, or PROFINFER_STARTS times.
+fn starts() -> usize {
+    std::env::var("PROFINFER_STARTS").map_or(1, |n| n.parse().expect("PROFINFER_STARTS: a number"))
+}
 
 /// Records `engine` on each of the models with one and with two threads.
 fn compare(name: &str, models: &[(&str, &str)], habits: Habits, op: &str) {
@@ -109,7 +112,7 @@ fn in_python(name: &str, habits: Habits, op: &str) {
     let (host, lib, model) = (path(&host), path(&lib), path(&model));
     let dumped = path(&dump);
     let engine = ["--engine", &lib, "--model", &model, "--dump", &dumped, "-p", "7", "-n", "4", "-t", "2"];
-    for _ in 0..STARTS {
+    for _ in 0..starts() {
         let run = record(&[&["--", "python3", "-c", HOST, &host][..], &engine].concat());
         let seen = run.seen();
         let pid = seen.all.tokens.first().expect("a call").pid;
@@ -134,7 +137,7 @@ fn opened_by_node() {
     let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/engines/host.js");
     let (addon, model) = (dir.join("llama-addon.node"), model("tiny", "q4_0"));
     let path = |p: &Path| p.to_str().expect("UTF-8").to_owned();
-    for _ in 0..STARTS {
+    for _ in 0..starts() {
         let run = record(&["--", "node", &path(&host), &path(&addon), &path(&model), "6"]);
         let seen = run.seen();
         let calls = run.said()["calls"].as_u64().expect("a count");

@@ -26,10 +26,10 @@ fn trials(script: &str, number: u32) {
 
 #[test]
 fn killed_at_any_call_it_leaves_nothing_and_loses_less_than_a_second() {
-    trials("points.py", 60);
+    trials("points.py", 30);
 }
 
 #[test]
 fn refused_any_call_it_says_so_and_leaves_nothing() {
-    trials("faults.py", 72);
+    trials("faults.py", 36);
 }

@@ -20,7 +20,7 @@ FIXTURE = pathlib.Path(os.environ.get("FIXTURE", BUILT / "tests/fixtures/modern"
 EVENTS = pathlib.Path("/sys/kernel/tracing/uprobe_events")
 # Two seconds after a recorder's end, nothing of it remains on an idle machine. The kernel frees its objects asynchronously, so
 # a loaded machine gets longer. What is still there after that will stay.
-PROMISED, GRACE = 2.0, 8.0
+PROMISED, GRACE = 2.0, 30.0
 FILE_HEADER = 16
 STALE = "breakpoints in the text"
 libc = ctypes.CDLL(None, use_errno=True)

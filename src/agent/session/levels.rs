@@ -211,9 +211,10 @@ impl Session {
         let qos = rule.qos.map_or(String::new(), |q| format!("at least {q} tokens/s "));
         let (n, now) = (controller.changes, qos::name(controller.now()));
         let (prices, beside) = (controller.prices(), self.not_ruled());
+        let unseen = self.drain.borrow().waiting.unseen;
         let state = match (controller.now().level, beside) {
             (Detail::Nothing, _) | (_, Some(_)) => Availability::Partly,
-            _ if controller.seen() < 1.0 => Availability::Partly,
+            _ if controller.seen() < 1.0 || unseen > 0 => Availability::Partly,
             _ => Availability::Whole,
         };
         let beside = beside.map_or(String::new(), |why| format!("; not in it: {why}"));
@@ -221,7 +222,11 @@ impl Session {
             all if all >= 1.0 => String::new(),
             part => format!("; calls were recorded {:.1} % of the time", part * 100.0),
         };
-        let why = format!("{budget}{qos}({n} changes of level, at the end {now}; {prices}){seen}{beside}");
+        let blind = match unseen {
+            0 => String::new(),
+            n => format!("; the end of {n} calls on a device was not seen: they were not measured"),
+        };
+        let why = format!("{budget}{qos}({n} changes of level, at the end {now}; {prices}){seen}{blind}{beside}");
         self.feature(state, &why)
     }
 
