@@ -89,6 +89,39 @@ fn it_waits_for_an_engine_and_ends_with_it() {
     assert!(run.stderr.contains("level now"), "{}", run.stderr);
 }
 
+#[test]
+fn two_processes_are_no_sum_of_both() {
+    let _turn = live!();
+    let both = [Target::start(runner(), &engine("1000000")), Target::start(runner(), &engine("1000000"))];
+    let dir = tempfile::tempdir().expect("a directory");
+    let trace = dir.path().join("run.pfi");
+    let mut top = profinfer();
+    top.args(["top", "--json", "--interval", "1s", "--duration", "3s", "--level", "op", "-o"]).arg(&trace);
+    for target in &both {
+        top.args(["-p", &target.pid().to_string()]);
+    }
+    let run = run(&mut top);
+    assert!(run.status.success(), "{}", run.stderr);
+    let all = pictures(&run);
+    let last = all.last().expect("a picture");
+    let rows = last["processes"].as_array().expect("rows");
+    let pids: Vec<u64> = rows.iter().filter_map(|r| r["pid"].as_u64()).collect();
+    let wanted = both.each_ref().map(|t| u64::from(t.pid()));
+    assert!(pids.len() == 2 && wanted.iter().all(|pid| pids.contains(pid)), "{rows:?}");
+    assert!(rows.iter().all(|r| r["decode_tokens_per_s"].as_f64() > Some(0.0)), "{rows:?}");
+    // The rest is of the one with the most calls, as in the report.
+    let shown = rows.iter().find(|r| r["shown"] == true).expect("one is shown");
+    assert!(rows.iter().all(|r| r["calls"].as_u64() <= shown["calls"].as_u64()), "{rows:?}");
+    let decode = phase(&last["run"], "decode");
+    assert!(decode["calls"].as_u64() <= shown["calls"].as_u64(), "{decode:#}");
+    let report = profinfer().args(["report", "--json"]).arg(&trace).output().expect("it runs");
+    let report: Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    let runs = report["runs"].as_array().expect("runs");
+    let first = runs.iter().find(|r| r["shown"] == true).expect("one is shown");
+    assert_eq!((&first["pid"], &first["calls"]), (&shown["pid"], &shown["calls"]), "{first:#}");
+    assert_eq!(phase(&report, "decode")["calls"], decode["calls"]);
+}
+
 /// A terminal of 24 lines and 80 columns: our end, and that of the program.
 fn terminal() -> (File, File) {
     let (mut ours, mut theirs) = (0, 0);

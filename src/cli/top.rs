@@ -275,7 +275,7 @@ impl Top {
         // Where nothing is probed the last call seen may have ended long ago.
         let call = now.call.filter(|_| state == State::Running && now.level.level > Detail::Nothing);
         Picture {
-            schema: 1,
+            schema: 2,
             state,
             end: end.map(str::to_owned),
             target: self.target.clone(),

@@ -46,7 +46,8 @@ unit_tests() {
 profinfers_tests() {
     local processor=${processors%%:*}
     echo "tests/arm: profinfer on $processor"
-    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$qemu -cpu $processor" \
+    # What compiling them better would take is longer than what they take.
+    CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$qemu -cpu $processor" \
         cross/cargo.sh "$target" test --quiet --locked --package profinfer --features vendored --lib -- \
         --skip agent::service::facts::tests::this_process --skip agent::service::own::tests:: \
         --skip agent::service::polled::tests::what_is_new_or_changed \

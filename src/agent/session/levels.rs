@@ -226,7 +226,8 @@ impl Session {
             0 => String::new(),
             n => format!("; the end of {n} calls on a device was not seen: they were not measured"),
         };
-        let why = format!("{budget}{qos}({n} changes of level, at the end {now}; {prices}){seen}{blind}{beside}");
+        let why =
+            format!("{budget}{qos}({n} changes of level, at the end {now}; {prices}){seen}{blind}{beside}");
         self.feature(state, &why)
     }
 
