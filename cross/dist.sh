@@ -18,7 +18,7 @@ features() { # target
     case $1 in aarch64-*) echo board ;; *) echo vendored ;; esac
 }
 
-# In a directory of its own: cargo lets only one build at a time into one, and most of a build is a link of one thread.
+# Each target has its own directory: cargo locks the build directory, and linking, most of the time, uses one thread.
 compile() { # target
     export CARGO_TARGET_DIR=$built/dist/$1
     local build=(cross/cargo.sh "$1" rustc --locked --profile small --features "$(features "$1")")
@@ -50,12 +50,16 @@ check() { # file
     echo "$(stat -c %s "$1") bytes, static: $1"
 }
 
+# A script's background jobs ignore Ctrl-C.
+trap 'trap - INT TERM; kill 0' INT TERM
 builds=()
 for target in $targets; do
     (compile "$target") &
     builds+=($!)
 done
-for build in "${builds[@]}"; do wait "$build" || die "a build has failed, as told above"; done
+failed=0
+for build in "${builds[@]}"; do wait "$build" || failed=1; done
+[ "$failed" = 0 ] || die "a build failed: see above"
 
 for target in $targets; do
     mkdir -p "$out/$target"

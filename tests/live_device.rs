@@ -127,7 +127,7 @@ fn a_service_level_goes_by_the_device() {
     assert!(levels.iter().all(|&l| l <= Detail::Graph), "{levels:?} at {speed} tok/s");
     let budget = seen.all.causes.features.iter().find(|f| f.name == "budget").expect("told");
     assert!(
-        budget.why.contains("at least 50 tokens/s") && !budget.why.contains("not seen"),
+        budget.why.contains("at least 50 tokens/s") && !budget.why.contains("not observed"),
         "{}",
         budget.why
     );

@@ -168,7 +168,7 @@ pub struct Live {
     steered: bool,
 }
 
-/// Processes told apart; any more are one run.
+/// Most processes with figures of their own; all others are summed.
 const RUNS: usize = 64;
 
 impl Live {

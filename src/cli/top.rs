@@ -37,7 +37,7 @@ time in the last five seconds, the threads, how much is being recorded and at wh
 same data is in a trace at the end, for report and the other views. Ends when the target ends, on q or Ctrl-C, after
 --count pictures, --duration or --tokens; the last picture then stays. The key p holds the picture, and goes on.
 
-Where several processes compute, all are listed, and the rest is of one of them: the key n shows the next.
+If several processes run an engine, all are listed and one is shown in detail: the key n selects the next.
 
 Where standard output is no terminal, and with --lines, pictures follow one another as text; with --json each is one line.
 A COMMAND's own output is lost where it would go to the terminal that top draws on; give it a file.",

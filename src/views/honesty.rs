@@ -13,17 +13,17 @@ const SHOWN: usize = 8;
 /// Writes the honesty block.
 pub fn write(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
     writeln!(out, "\n{}", style.bold("How far to trust this"))?;
-    record(out, books, style)?;
+    verdict_line(out, books, style)?;
     lines(out, &all(books), style)
 }
 
-/// The verdict and what was left out.
-pub fn in_brief(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
-    record(out, books, style)?;
+/// Writes the verdict, and what was requested but not recorded.
+pub fn brief(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
+    verdict_line(out, books, style)?;
     left_out(out, books)
 }
 
-fn record(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
+fn verdict_line(out: &mut dyn Write, books: &Books, style: &Style) -> io::Result<()> {
     let verdict = clean(&verdict(books));
     let verdict = if books.complete { style.good(&verdict) } else { style.bad(&verdict) };
     writeln!(out, "  {:<12} {verdict}", "record")

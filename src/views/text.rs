@@ -16,10 +16,10 @@ use crate::analysis::clusters::Cluster;
 use crate::analysis::report::{By, OpTime, PhaseReport, Report, RunFacts};
 use crate::analysis::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
 
-/// Writes the whole report; the table alone, below how complete the recording is, where one was asked for.
+/// Writes the whole report, or with one table selected the verdict and that table.
 pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
     if report.tables.len() == 1 {
-        honesty::in_brief(out, &report.books, style)?;
+        honesty::brief(out, &report.books, style)?;
         if report.runs.len() > 1 {
             lines(out, &runs::lines(&report.runs), style)?;
         }

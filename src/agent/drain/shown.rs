@@ -1,5 +1,4 @@
-//! What the probes of one engine showed, in sums: for the books, the levels and the check of the probes. Uses `graphs` and
-//! `structure`.
+//! Event counts of one engine, used for loss accounting, level changes and probe verification. Uses `graphs` and `structure`.
 
 use crate::agent::graphs::{Seen, Start};
 use crate::agent::structure::Unreadable;

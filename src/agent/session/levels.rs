@@ -224,7 +224,7 @@ impl Session {
         };
         let blind = match unseen {
             0 => String::new(),
-            n => format!("; the end of {n} calls on a device was not seen: they were not measured"),
+            n => format!("; {n} calls excluded: completion on the device was not observed"),
         };
         let why =
             format!("{budget}{qos}({n} changes of level, at the end {now}; {prices}){seen}{blind}{beside}");

@@ -1,4 +1,4 @@
-//! What one process came to so far, and what it had come to some seconds ago. Uses `sums`.
+//! Totals of one process, for the whole run and for the last seconds. Uses `sums`.
 
 use serde::Serialize;
 
@@ -9,13 +9,13 @@ use crate::analysis::calls::Phase;
 /// Calls and speeds of a process over the run, as a row beside others.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ProcessSpan {
-    /// None: those beyond the number that are told apart.
+    /// None: the sum of all processes above the limit.
     pub pid: Option<u32>,
     pub calls: u64,
     pub in_call_ns: u64,
     pub prefill_tokens_per_s: Option<f64>,
     pub decode_tokens_per_s: Option<f64>,
-    /// The other figures are of this one.
+    /// The process that the other figures are for.
     pub shown: bool,
 }
 
