@@ -6,7 +6,7 @@ SECONDS = 60
 TREES = ["llama"]
 SCRIPT = """
 profinfer doctor --json >doctor.json
-profinfer selftest --json >selftest.json
+profinfer selftest --json >selftest.json || [ $? = 1 ]
 ggml-runner synth tiny /tmp/m.gguf --type q4_0 >/dev/null
 profinfer record -o /tmp/run.pfi -- llama-bench -m /tmp/m.gguf -t 2 -p 8 -n 4 -r 1 >/dev/null
 profinfer report --json /tmp/run.pfi >report.json
@@ -20,8 +20,7 @@ def judge(run, book):
     book.degraded["bpf"] = doctor["lacks"]
     book.supported |= {row["id"] for row in doctor["kernel"] if row["state"] == "ok"}
     selftest = run.json("selftest.json")
-    for row in selftest["checks"]:
-        book.expect(row["verdict"] == "ok", f"{row['check']}: {row['verdict']}: {row['detail']}")
+    book.selftest(selftest)
     # What graphs demand is known of those that were read in time, on a slow machine not of all.
     read = [recording for recording in selftest["recordings"] if recording["hits_expected"]]
     book.hits(sum(r["hits_expected"] for r in read), sum(r["hits_seen"] for r in read))
