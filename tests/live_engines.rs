@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
-use common::run::{Recorder, Target, record};
+use common::run::{Recorder, Target, profinfer, record};
 use common::seen::Seen;
 use common::truth::{self, Habits};
 use common::{driver, engine, expect, live, model, skip};
@@ -147,6 +147,58 @@ fn opened_by_node() {
         assert!(seen.slices() > 7 * 100, "{} slices", seen.slices());
         seen.complete();
     }
+}
+
+/// A draft model beside its target, in one process: each context's calls and layers are its own.
+fn drafted(name: &str) {
+    let _turn = live!();
+    let lib = match engine(name) {
+        Ok(path) => path,
+        Err(why) => skip!("{why}"),
+    };
+    const ROUNDS: u64 = 6;
+    let (target, draft) = (model("llama1b-L4", "q4_0"), model("tiny", "q4_0"));
+    let path = |p: &Path| p.to_str().expect("UTF-8").to_owned();
+    let (driver, lib, target, draft) = (path(&driver()), path(&lib), path(&target), path(&draft));
+    let command = ["--engine", &lib, "--model", &target, "--draft", &draft, "-p", "7", "-n", "6"];
+    let run = record(&[&["--", &driver][..], &command, &["--ctx", "256", "-t", "2"]].concat());
+    assert_eq!(run.said()["rounds"].as_u64(), Some(ROUNDS));
+    run.seen().complete();
+    let report = |more: &[&str]| -> serde_json::Value {
+        let out = profinfer().args(["report", "--json"]).arg(&run.trace).args(more).output().expect("runs");
+        serde_json::from_slice(&out.stdout).expect("JSON")
+    };
+    let both = report(&[]);
+    let rows = both["runs"].as_array().expect("runs");
+    let mut told = Vec::new();
+    for row in rows {
+        let of = |field: &str| row[field].as_u64().unwrap_or_default();
+        let own = report(&["--pid", &format!("{}:{}", row["pid"], row["context"])]);
+        assert_eq!(own["model"]["layers"], row["model"]["layers"]);
+        let prefill = own["phases"].as_array().and_then(|p| p.iter().find(|p| p["phase"] == "prefill"));
+        let batched = prefill.is_some_and(|p| p["batched"] == true);
+        told.push((
+            of("calls"),
+            of("tokens"),
+            row["model"]["layers"].as_u64(),
+            batched,
+            own["ttft"].is_null(),
+        ));
+    }
+    told.sort_unstable();
+    let (target, draft) = (1 + ROUNDS, 1 + 4 * ROUNDS);
+    let tokens = 7 + 4 * ROUNDS;
+    assert_eq!(
+        told,
+        [(target, tokens, Some(4), true, true), (draft, tokens, Some(6), false, false)],
+        "{name}"
+    );
+}
+
+#[test]
+fn a_draft_beside_its_target() {
+    drafted("b8121");
+    drafted("v0.5.0");
 }
 
 const ALL: [(&str, &str); 4] =

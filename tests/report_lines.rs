@@ -54,7 +54,7 @@ fn batches_of_a_server_are_not_called_prefill() {
     s.call(1, |_, _| 1000);
     let trace = s.enc.finish(&footer("target exited")).unwrap();
     let text = shown(&trace, &[]);
-    for part in ["  batched ", "batched, not told apart", "TTFT         unknown (a server's batches"] {
+    for part in ["  batched ", "batched, not told apart", "TTFT         unknown (which batches are prompts"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let r = json(&trace);

@@ -123,6 +123,7 @@ impl Cut {
     fn keep(&self, loaded: &mut Loaded<'_>, line: &Timeline, RunId { pid, context }: RunId, whole: bool) {
         if let Some(context) = context {
             keep_context(loaded, line, pid, context);
+            loaded.one_context = true;
             let line = timeline(loaded);
             return self.keep(loaded, &line, pid.into(), whole);
         }

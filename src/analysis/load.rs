@@ -68,6 +68,8 @@ pub struct Loaded<'a> {
     pub causes: Causes<'a>,
     /// What could not be read, in words.
     pub damage: Vec<String>,
+    /// Only one of several contexts of a process is left.
+    pub one_context: bool,
     pub blocks: u64,
     /// Positions in `processes`.
     pub(super) process_at: HashMap<u32, usize>,

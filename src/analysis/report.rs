@@ -243,7 +243,8 @@ pub struct PhaseReport {
     /// start to start. Null where the width of a batch was not recorded.
     pub tpot: Option<Latency>,
     pub tpot_start_to_start: Option<Latency>,
-    /// True: a server's calls of more than one token, which may hold prompts and the next tokens of several requests.
+    /// True: calls of several tokens which may be something other than a prompt (next tokens of several requests in a server,
+    /// tokens that a draft model proposed).
     #[serde(skip_serializing_if = "is_false")]
     pub batched: bool,
     /// Tokens over the time in calls.
@@ -353,7 +354,7 @@ pub fn of(loaded: &mut Loaded<'_>, options: &Options, progress: &Progress) -> Re
     // From here on it is only read.
     let loaded = &*loaded;
     let mut requests = requests(&line.calls);
-    for request in requests.list.iter_mut().filter(|r| r.prefill_calls > 0 && is_server(loaded, r.pid)) {
+    for request in requests.list.iter_mut().filter(|r| r.prefill_calls > 0 && batches(loaded, &line, r.pid)) {
         // Whose prompt a batch holds is not known.
         (request.ttft_ns, request.prompt_tokens) = (None, None);
     }
@@ -454,7 +455,7 @@ fn phase(about: &About<'_, '_>, steps: &[Step], phase: Phase, options: &Options)
         start_to_start: latency(steps.iter().map(|s| s.ns).collect()),
         tpot: each(whole.iter().map(|c| token(c.dur, c.tokens)).collect()),
         tpot_start_to_start: each(steps.iter().map(|s| token(s.ns, s.tokens)).collect()),
-        batched: phase == Phase::Prefill && calls.iter().any(|c| is_server(loaded, c.pid)),
+        batched: phase == Phase::Prefill && calls.iter().any(|c| batches(loaded, line, c.pid)),
         tokens_per_s: tokens.filter(|_| in_call_ns > 0).map(|t| t as f64 * 1e9 / in_call_ns as f64),
         tokens_per_s_wall: step_tokens.filter(|_| steps_ns > 0).map(|n| n as f64 * 1e9 / steps_ns as f64),
         cpu_graphs: sum.graphs,
@@ -475,6 +476,13 @@ fn phase(about: &About<'_, '_>, steps: &[Step], phase: Phase, options: &Options)
 }
 
 /// Whether a process serves several requests at once, by what its program is called.
+/// Whether calls of several tokens may be something other than a prompt: those of a server, and those of a context beside
+/// another one, which may check what a draft model proposed.
+fn batches(loaded: &Loaded<'_>, line: &Timeline, pid: u32) -> bool {
+    let wide = line.calls.iter().filter(|c| c.pid == pid && c.phase == Phase::Prefill);
+    is_server(loaded, pid) || (loaded.one_context && wide.count() > 1)
+}
+
 fn is_server(loaded: &Loaded<'_>, pid: u32) -> bool {
     let Some(process) = loaded.processes.iter().find(|p| p.pid == pid) else { return false };
     let name = |path: &str| path.rsplit('/').next().unwrap_or_default().contains("server");

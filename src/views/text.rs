@@ -252,15 +252,14 @@ pub(super) fn calls(report: &Report) -> Vec<Line> {
     out.push(Line::Table(t));
     let batched = report.phases.iter().any(|p| p.batched);
     if report.ttft.is_none() {
-        let why =
-            if batched { "a server's batches hold several requests, not told apart" } else { NO_PREFILL };
+        let why = if batched { "which batches are prompts is not known" } else { NO_PREFILL };
         out.push(said("TTFT", format!("unknown ({why})")));
     }
     if batched {
         out.push(said("note", BATCHED));
     }
     let several = report.requests.iter().filter(|r| r.prefill_calls > 1).count();
-    if several > 0 {
+    if several > 0 && !batched {
         let of = format!(
             "{several} of {} had several prefill calls",
             count(report.requests.len() as u64, "request")
@@ -294,8 +293,8 @@ pub(super) fn calls(report: &Report) -> Vec<Line> {
 
 const NO_PREFILL: &str = "no request's prefill was recorded whole";
 /// What prefill is where a server may have put several requests into one batch.
-const BATCHED: &str = "batched, not told apart: calls of more than one token of a server may be prompts, or next tokens of \
-                       several requests; the tables call them prefill";
+const BATCHED: &str = "batched, not told apart: calls of several tokens may be prompts, next tokens of several requests (in a \
+                       server) or tokens that a draft model proposed; the tables call them prefill";
 
 /// A row of tokens below that of the calls.
 fn token_row(l: Option<Latency>, per: &str) -> Vec<String> {

@@ -17,7 +17,7 @@ struct options {
     struct settings set;
     int n_prompt, n_decode, repeat, warmup;
     double hold, pause;
-    const char *wait_for, *dump, *experts, *per_token, *logits;
+    const char *wait_for, *dump, *experts, *per_token, *logits, *draft;
     int32_t *ids; /* a prompt of our own, n_prompt long */
     bool cut, json, control;
 };
@@ -31,6 +31,11 @@ static struct options opt;
 static struct engine eng;
 static FILE *tokens_out;
 static int pos; /* tokens in the KV cache */
+
+/* As in speculative decoding: a second model in a context of its own proposes tokens, which the other decodes
+ * in one batch. No token is ever rejected here, so that the work is known beforehand. */
+enum { PROPOSED = 4 };
+static struct engine draft;
 
 static int64_t now(clockid_t clock) {
     struct timespec t;
@@ -60,6 +65,26 @@ static struct span decode(const char *phase, int n) {
     struct span s = {now(CLOCK_MONOTONIC) - wall, now(CLOCK_PROCESS_CPUTIME_ID) - cpu, n};
     pos += n;
     return s;
+}
+
+static void draft_decode(int n) {
+    int32_t ids[n];
+    for (int i = 0; i < n; i++) ids[i] = token_at(pos + i);
+    engine_decode(&draft, ids, n, pos);
+}
+
+/* PROPOSED tokens one by one by the draft, then all of them at once by the other model; and the prompt
+ * before. */
+static void speculate(int rounds) {
+    draft_decode(opt.n_prompt);
+    decode("prefill", opt.n_prompt);
+    for (int i = 0; i < rounds; i++) {
+        int first = pos;
+        for (int k = 0; k < PROPOSED; k++, pos++) draft_decode(1);
+        pos = first;
+        decode("decode", PROPOSED);
+    }
+    printf("{\"prompt\":%d,\"rounds\":%d,\"proposed\":%d}\n", opt.n_prompt, rounds, PROPOSED);
 }
 
 static void forget(void) {
@@ -211,6 +236,8 @@ static void usage(FILE *f) {
           "  --ids 1,2,3       this prompt instead, then -n tokens greedily: prints their ids\n"
           "  --logits FILE     with --ids: the logits of the prompt's last token, as floats\n"
           "  --gpu-layers N    layers that a device computes (0)\n"
+          "  --draft GGUF      a second model proposes 4 tokens each of -n times, the first decodes them at "
+          "once\n"
           "  --control         commands on stdin: run N [LABEL], prefill N, phases N, perf, quit\n",
           f);
 }
@@ -251,6 +278,7 @@ enum {
     IDS,
     LOGITS,
     GPU_LAYERS,
+    DRAFT,
     JSON,
     HELP
 };
@@ -277,6 +305,7 @@ static const struct option LONG[] = {
     {"ids", 1, 0, IDS},
     {"logits", 1, 0, LOGITS},
     {"gpu-layers", 1, 0, GPU_LAYERS},
+    {"draft", 1, 0, DRAFT},
     {"json", 0, 0, JSON},
     {"help", 0, 0, HELP},
     {0, 0, 0, 0},
@@ -307,6 +336,7 @@ static void parse(int argc, char **argv) {
         case IDS: read_ids(optarg); break;
         case LOGITS: opt.logits = optarg; break;
         case GPU_LAYERS: opt.set.gpu_layers = int_arg(optarg, 0); break;
+        case DRAFT: opt.draft = optarg; break;
         case JSON: opt.json = true; break;
         case HELP: usage(stdout); exit(0);
         default: usage(stderr); exit(2);
@@ -315,6 +345,8 @@ static void parse(int argc, char **argv) {
     if (!opt.set.engine || !opt.set.model || optind != argc) usage(stderr), exit(2);
     if (!opt.set.n_ctx)
         opt.set.n_ctx = opt.control ? 2048 : (opt.n_prompt + opt.n_decode + opt.warmup + 255) / 256 * 256;
+    if (opt.draft && (opt.n_prompt < 1 || opt.n_prompt + opt.n_decode * PROPOSED > opt.set.n_ctx))
+        DIE("--draft needs a prompt, and a --ctx of at least the prompt and %d tokens each time", PROPOSED);
     if (opt.n_prompt > opt.set.n_ctx) DIE("the prompt does not fit a context of %d", opt.set.n_ctx);
     /* One micro-batch a call, so that one decode is one graph. */
     opt.set.n_ubatch = opt.n_prompt > 512 ? opt.set.n_ctx : 512;
@@ -332,11 +364,19 @@ int main(int argc, char **argv) {
     if (opt.experts) experts_open(opt.experts, &eng);
     if (opt.per_token && !(tokens_out = fopen(opt.per_token, "w"))) DIE("cannot write %s", opt.per_token);
     engine_load(&eng, &opt.set);
+    if (opt.draft) {
+        struct settings other = opt.set;
+        other.model = opt.draft;
+        draft = eng;
+        engine_load(&draft, &other);
+    }
     if (opt.hold > 0) sleep_seconds(opt.hold);
     run(opt.warmup, "warmup");
     forget();
     if (opt.ids)
         greedy();
+    else if (opt.draft)
+        speculate(opt.n_decode);
     else if (opt.control)
         control();
     else
