@@ -157,11 +157,12 @@ faults: fixtures ## each system call of recorders and services refused once, or 
 	tests/kill/faults.py $(FAULTS)
 
 ##@ Measure
-BENCHES := structure fidelity cost causes budget size report export diff switches service runner
+BENCHES := structure fidelity cost start causes budget size report export diff switches service runner
 .PHONY: $(BENCHES:%=bench-%) bench-arm-cost
 bench-structure: ## hits and structure against the engine's own dump
 bench-fidelity: ## tokens/s and op times against the engine's own figures
 bench-cost: ## slow-down of the engine at each level
+bench-start: ## how long a recording takes to begin, and a command waits for it
 bench-size: ## bytes an op in the trace, and what the recorder itself uses
 bench-runner: ## ggml-runner against llama.cpp and the machine's peaks
 bench-report: ## speed of report on ten million op slices

@@ -1,0 +1,116 @@
+"""How long a recording takes to begin.
+
+`running`: from the start of `profinfer record -p PID` to the first event in the trace, of an engine that computes all the
+time. `command`: from the start of the command to its first decode, alone and as `profinfer record -- COMMAND`, which halts
+the command until its probes are in; what is printed is the difference. `shell`: the same behind `sh -c`.
+
+PROFINFER_OTHER names another build: both are measured in turn, and `running` is judged by the ratio of the two.
+"""
+
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import time
+
+from common import Bench, BenchError, Scratch, binary, driver, engine, main, model, spread
+
+ENGINES = ["b3889", "v0.5.0"]
+# A decode of this model takes well under a millisecond.
+MODEL = "tiny-q4_0"
+# Probes are in after this time, and some tokens recorded.
+LONG_ENOUGH = 2
+
+
+def command(path, *args):
+    return [driver(), "--engine", path, "--model", model(MODEL), "--ctx", "512", *args]
+
+
+def first_event(program, pid, tmp):
+    """Milliseconds from the recorder's start to the first event in its file."""
+    trace, out = tmp.file("start.pfi"), tmp.file("start.json")
+    begin = time.clock_gettime(time.CLOCK_BOOTTIME)
+    recorder = subprocess.Popen([program, "record", "-q", "--force", "-o", trace, "-p", str(pid)],
+                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    time.sleep(LONG_ENOUGH)
+    recorder.send_signal(signal.SIGINT)
+    _, said = recorder.communicate(timeout=60)
+    if recorder.returncode:
+        raise BenchError(f"{program} record -p: {said.decode().strip()}")
+    subprocess.run([program, "export", "--chrome", out, trace], check=True, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL)
+    with open(out) as f:
+        events = json.load(f)["traceEvents"]
+    starts = [e["ts"] for e in events if e.get("ph") in ("X", "B", "I") and e.get("ts")]
+    if not starts:
+        raise BenchError(f"{trace} has no event")
+    return min(starts) / 1e3 - begin * 1e3
+
+
+def first_decode(before, args, tmp):
+    """Milliseconds from the start of a command to the start of its first decode, by the driver's own clock."""
+    tokens = tmp.file("tokens")
+    begin = time.monotonic_ns()
+    done = subprocess.run([*before, *args, "--per-token", tokens], capture_output=True, text=True)
+    if done.returncode:
+        raise BenchError(f"{shlex.join([*before, *args])}: {done.stderr.strip()}")
+    with open(tokens) as f:
+        return (int(f.readline().split()[0]) - begin) / 1e6
+
+
+def running(programs, path, rounds, tmp):
+    """Milliseconds by program."""
+    engine_process = subprocess.Popen(command(path, "-p", "7", "-n", "1000000"), stdout=subprocess.DEVNULL)
+    try:
+        time.sleep(1)
+        got = {p: [] for p in programs}
+        for i in range(rounds):
+            for program in programs[:: 1 if i % 2 else -1]:
+                got[program].append(first_event(program, engine_process.pid, tmp))
+        return got
+    finally:
+        engine_process.kill()
+        engine_process.wait()
+
+
+def held(programs, path, rounds, tmp):
+    """Milliseconds that a command waits, by way and program."""
+    args = command(path, "-p", "0", "-n", "1")
+    shell = ["sh", "-c", 'exec "$0" "$@"']
+    got = {(way, p): [] for way in ("command", "shell") for p in programs}
+    for _ in range(rounds):
+        alone = first_decode([], args, tmp)
+        for program in programs:
+            record = [program, "record", "-q", "--force", "-o", tmp.file("start.pfi"), "--"]
+            got["command", program].append(first_decode(record, args, tmp) - alone)
+            got["shell", program].append(first_decode([*record, *shell], args, tmp) - alone)
+    return got
+
+
+def run():
+    bench = Bench("start", __doc__)
+    bench.parser.add_argument("--rounds", type=int, help="times that each is measured (10; 3 with --quick)")
+    args = bench.begin()
+    rounds = args.rounds or (3 if args.quick else 10)
+    other = os.environ.get("PROFINFER_OTHER")
+    programs = [binary("profinfer")] + ([other] if other else [])
+    names = dict(zip(programs, ["this build", "the other"]))
+    print(f"{'ms':<22}" + "".join(f"{names[p]:>26}" for p in programs))
+    with Scratch() as tmp:
+        for name in ENGINES:
+            path = engine(name)
+            rows = {"running": running(programs, path, rounds, tmp)}
+            for (way, program), values in held(programs, path, rounds, tmp).items():
+                rows.setdefault(way, {})[program] = values
+            for way, by in rows.items():
+                print(f"{name + ', ' + way:<22}" + "".join(f"{spread(by[p], 0):>26}" for p in programs), flush=True)
+            if other:
+                ratio = statistics.median(rows["running"][programs[0]]) / statistics.median(rows["running"][other])
+                bench.judge(ratio <= 1.2, f"{name}: the first event comes {ratio:.2f} times as late as the other's, 1.2 allowed")
+    return bench.end()
+
+
+if __name__ == "__main__":
+    main(run)
