@@ -517,7 +517,8 @@ impl Session {
         if self.road == Road::Bpf {
             self.pids.keys().for_each(|&pid| self.source.drop_target(pid));
         }
-        // Detaching may take seconds, and a recorder that is killed meanwhile keeps what it had.
+        // Detaching may take seconds, and a recorder that is killed meanwhile keeps what it had, up to the last event.
+        self.source.poll(Duration::ZERO);
         let flushed = self.drain.borrow_mut().enc.flush();
         // Recorders of a service share the kernel's lock with each other: one that ends is not to keep those that begin waiting.
         let at_once = if self.fed { 1 } else { 16 };

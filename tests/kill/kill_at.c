@@ -60,6 +60,8 @@ static long all, phases[PHASES], classes[CLASSES];
 static pid_t threads[THREADS];
 static int n_threads;
 static double first_probe, last_probe, detaching; /* detaching: since the last probe */
+static pid_t attaching[THREADS]; /* threads in a call that attaches: it may wait for seconds */
+static int n_attaching;
 static struct __ptrace_syscall_info at;
 static pid_t chosen; /* the thread that stands at the call asked for, until it is left */
 static enum phase at_phase;
@@ -235,6 +237,7 @@ static void on_entry(pid_t tid, const struct __ptrace_syscall_info *info) {
     if (attaches(counted, nr, args)) {
         last_probe = now(), detaching = 0;
         if (!first_probe) first_probe = last_probe;
+        if (n_attaching < THREADS) attaching[n_attaching++] = tid;
     }
     if (phase == DETACH && !detaching) detaching = now();
     all++, phases[phase]++;
@@ -252,6 +255,8 @@ static void on_entry(pid_t tid, const struct __ptrace_syscall_info *info) {
 }
 
 static void on_exit_of(pid_t tid) {
+    for (int i = 0; i < n_attaching; i++)
+        if (attaching[i] == tid) attaching[i] = attaching[--n_attaching], last_probe = now();
     if (tid != chosen || killed) return;
     if (asked.how == EXIT)
         finish_off();

@@ -162,10 +162,10 @@ def end_service(bench, state, way):
             os.kill(pid, signal.SIGTERM)
         except ProcessLookupError:
             wrong += [] if state["sent"] else ["the service has ended with its recorder"]
-    end = time.monotonic() + 20
+    end = time.monotonic() + world.GRACE
     while any(bench.take(child) for child, exe in world.children().items() if exe in (str(world.PROFINFER), "")):
         if time.monotonic() > end:
-            wrong.append("service or recorder go on after 20 s")
+            wrong.append(f"service or recorder go on after {world.GRACE:.0f} s")
             break
         time.sleep(0.02)
     return wrong
