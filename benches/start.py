@@ -54,10 +54,14 @@ def first_decode(before, args, tmp):
     tokens = tmp.file("tokens")
     begin = time.monotonic_ns()
     done = subprocess.run([*before, *args, "--per-token", tokens], capture_output=True, text=True)
-    if done.returncode:
-        raise BenchError(f"{shlex.join([*before, *args])}: {done.stderr.strip()}")
-    with open(tokens) as f:
-        return (int(f.readline().split()[0]) - begin) / 1e6
+    try:
+        with open(tokens) as f:
+            first = int(f.readline().split()[0])
+    except (OSError, IndexError) as e:
+        # A recorder that came too late for anything fails, and the command has run all the same.
+        raise BenchError(f"{shlex.join([*before, *args])}: {done.stderr.strip()}") from e
+    os.unlink(tokens)
+    return (first - begin) / 1e6
 
 
 def running(programs, path, rounds, tmp):

@@ -159,6 +159,12 @@ impl Cut {
     }
 }
 
+/// Leaves nothing in `loaded` but one of its runs.
+pub(super) fn leave_only(loaded: &mut Loaded<'_>, run: RunId) {
+    let line = timeline(loaded);
+    Cut::default().keep(loaded, &line, run, true);
+}
+
 /// Leaves of a process only what belongs to one of its contexts.
 fn keep_context(loaded: &mut Loaded<'_>, line: &Timeline, pid: u32, context: u32) {
     let runs = Runs::of(loaded, line);

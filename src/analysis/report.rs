@@ -8,7 +8,7 @@ use super::calls::{
     CallSource, Latency, Phase, Request, Step, Timeline, latency, requests, timeline, weighted,
 };
 use super::clusters::{Cluster, clusters};
-use super::cut::{Cut, NoPart};
+use super::cut::{self, Cut, NoPart};
 use super::load::{Loaded, Progress, load};
 use super::model::{ModelFacts, model};
 use super::ops::{OpTimes, PhaseSum, op_times};
@@ -75,7 +75,7 @@ pub struct Options {
     pub peaks: Vec<Peak>,
     /// The run to report on; none: the busiest, see [`Cut::pid`].
     pub pid: Option<RunId>,
-    /// The other runs as well, in [`Report::others`].
+    /// The other runs as well (of the process in `pid`, where one is named), in [`Report::others`].
     pub others: bool,
 }
 
@@ -306,8 +306,8 @@ pub fn try_report(trace: &Trace, options: &Options, progress: &Progress) -> Resu
     let cut = Cut { pid: options.pid, ..Cut::default() };
     let part = cut.part(&loaded)?;
     let own = options.others && part.is_cut();
-    let others: Vec<RunId> =
-        part.runs.iter().filter(|r| own && !r.shown && r.calls > 0).map(RunRow::id).collect();
+    let wanted = |r: &&RunRow| own && !r.shown && r.calls > 0 && options.pid.is_none_or(|id| id.pid == r.pid);
+    let others: Vec<RunId> = part.runs.iter().filter(wanted).map(RunRow::id).collect();
     let more = u64::from(part.is_cut()) + 2 * others.len().min(OTHERS) as u64;
     progress.total.fetch_add(trace.size().saturating_mul(more), std::sync::atomic::Ordering::Relaxed);
     // Hits and events are counted for all processes.
@@ -318,9 +318,7 @@ pub fn try_report(trace: &Trace, options: &Options, progress: &Progress) -> Resu
     report.books = books.unwrap_or(report.books);
     for pid in others.iter().take(OTHERS) {
         let mut loaded = load(trace, progress);
-        let cut = Cut { pid: Some(*pid), ..Cut::default() };
-        let part = cut.part(&loaded)?;
-        cut.apply(&part, &mut loaded);
+        cut::leave_only(&mut loaded, *pid);
         report.others.push(OtherRun::new(*pid, of(&mut loaded, options, progress)));
     }
     report.others_left_out = others.len().saturating_sub(OTHERS) as u64;

@@ -17,7 +17,7 @@ use crate::analysis::load::{Loaded, Progress, load};
 use crate::analysis::opencl::{Profile, profile};
 use crate::analysis::ops::sort_runs;
 use crate::analysis::processes::Processes;
-use crate::analysis::report::{By, Options, report};
+use crate::analysis::report::{By, Options, report, try_report};
 use crate::analysis::tables::Idents;
 use crate::trace::Trace;
 use crate::views::table::clean;
@@ -250,8 +250,11 @@ impl Other {
 
 fn export(trace: &Trace, cut: &Cut, cl: &Device, out: &Out<'_>, other: Option<&Other>) -> anyhow::Result<()> {
     let progress = Progress::default();
+    let pid = cut.pid.map(Into::into);
+    let options = Options { tables: vec![By::Name], pid, others: true, ..Options::default() };
+    // A process that is not there is told of below.
     let told = with_bar(&progress, || {
-        report(trace, &Options { tables: vec![By::Name], others: true, ..Options::default() }, &progress)
+        try_report(trace, &options, &progress).unwrap_or_else(|_| report(trace, &options, &progress))
     });
     let mut loaded = load(trace, &Progress::default());
     let line = timeline(&loaded);
