@@ -434,7 +434,7 @@ def attacked(minutes):
         keep(service)
         time.sleep(1)
     check(service.process.poll() is None, "the service goes on")
-    # In so many processes a number comes again: its calls are those of all that had it.
+    # PIDs are reused during a long run: add up the calls of all engines with the same PID.
     calls = {}
     for engine in engines:
         made = json.loads(engine.communicate()[0])["calls"]["llama_decode"]

@@ -53,12 +53,12 @@ def first_decode(before, args, tmp):
     """Milliseconds from the start of a command to the start of its first decode, by the driver's own clock."""
     tokens = tmp.file("tokens")
     begin = time.monotonic_ns()
+    # A recorder that attached too late exits with an error, but the command has still run.
     done = subprocess.run([*before, *args, "--per-token", tokens], capture_output=True, text=True)
     try:
         with open(tokens) as f:
             first = int(f.readline().split()[0])
     except (OSError, IndexError) as e:
-        # A recorder that came too late for anything fails, and the command has run all the same.
         raise BenchError(f"{shlex.join([*before, *args])}: {done.stderr.strip()}") from e
     os.unlink(tokens)
     return (first - begin) / 1e6

@@ -134,7 +134,7 @@ fn a_draft_is_told_apart_from_its_target() {
     };
     assert_eq!((op(&r), op(&r["others"][0])), (40, 40));
 
-    // The target checks what the draft proposed, several tokens at once: those calls are no prompts of a known length.
+    // The target checks what the draft proposed, several tokens at once: those calls are not prompts.
     assert_eq!((&phase(&r, "prefill")["batched"], &r["ttft"]), (&true.into(), &serde_json::Value::Null));
     assert!(phase(&r["others"][0], "prefill")["batched"].is_null() && r["others"][0]["ttft"].is_object());
 

@@ -477,8 +477,8 @@ fn phase(about: &About<'_, '_>, steps: &[Step], phase: Phase, options: &Options)
 /// Whether calls of several tokens may be something other than a prompt: those of a server, and those of a context beside
 /// another one, which may check what a draft model proposed.
 fn batches(loaded: &Loaded<'_>, line: &Timeline, pid: u32) -> bool {
-    let wide = line.calls.iter().filter(|c| c.pid == pid && c.phase == Phase::Prefill);
-    is_server(loaded, pid) || (loaded.one_context && wide.count() > 1)
+    let mut wide = line.calls.iter().filter(|c| c.pid == pid && c.phase == Phase::Prefill);
+    is_server(loaded, pid) || (loaded.one_context && wide.nth(1).is_some())
 }
 
 fn is_server(loaded: &Loaded<'_>, pid: u32) -> bool {

@@ -252,7 +252,7 @@ fn export(trace: &Trace, cut: &Cut, cl: &Device, out: &Out<'_>, other: Option<&O
     let progress = Progress::default();
     let pid = cut.pid.map(Into::into);
     let options = Options { tables: vec![By::Name], pid, others: true, ..Options::default() };
-    // A process that is not there is told of below.
+    // `select` below reports an unknown process.
     let told = with_bar(&progress, || {
         try_report(trace, &options, &progress).unwrap_or_else(|_| report(trace, &options, &progress))
     });

@@ -73,8 +73,8 @@ static void draft_decode(int n) {
     engine_decode(&draft, ids, n, pos);
 }
 
-/* PROPOSED tokens one by one by the draft, then all of them at once by the other model; and the prompt
- * before. */
+/* Both decode the prompt. Then, in each round, the draft decodes PROPOSED tokens one by one and the other
+ * model the same tokens in one batch. */
 static void speculate(int rounds) {
     draft_decode(opt.n_prompt);
     decode("prefill", opt.n_prompt);

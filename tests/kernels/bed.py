@@ -85,8 +85,8 @@ class Book:
         self.expect(books["complete"], f"not complete: {books['verdict']}")
 
     def selftest(self, found):
-        """The checks of a `profinfer selftest --json`. How near the times are to the true ones is noted, not judged: a
-        hit costs an emulated processor many times what it costs a real one, more yet where the host is busy."""
+        """The checks of a `profinfer selftest --json`. The accuracy of the times is noted, not judged: on an
+        emulated processor a probe hit takes much longer than on a real one, and longer still on a busy host."""
         for row in found["checks"]:
             if row["check"].endswith(": accuracy") and " should reach " in row["detail"]:
                 self.notes.append(f"{row['check']}: {row['detail']}")
