@@ -244,8 +244,8 @@ fn a_terminal_is_left_as_it_was() {
 fn a_key_ends_it_and_a_command_is_not_heard() {
     let _turn = live!();
     let mut args = ["--interval", "100ms", "--level", "op", "--", "sh", "-c"].map(String::from).to_vec();
-    // It goes on without us, but not for long.
-    let said = "echo HEARD; echo HEARD >&2; exec timeout 3 \"$0\" \"$@\"";
+    // It is ended with the recording; the timeout is for a recorder that fails to.
+    let said = "echo HEARD; echo HEARD >&2; exec timeout 60 \"$0\" \"$@\"";
     args.extend([said.to_string(), runner().display().to_string()]);
     args.extend(engine("1000000"));
     let (text, status) = watched(&args, |_, ours| {

@@ -204,11 +204,11 @@ fn sample(found: &[Found], interval: Duration, send: &SyncSender<News>, stopped:
         let (t, mut values) = (usage::now(), Values::new());
         for (id, (sensor, had)) in found.iter().zip(&mut had).enumerate() {
             match sensor.gauge.read() {
-                Ok(value) => drop(values.push((id as u32, value))),
-                Err(why) if *had => drop(send.try_send(News::Gone { id: id as u32, why })),
+                Ok(value) => *had = values.push((id as u32, value)).is_ok(),
+                // Where the queue is full, the next sample tells it.
+                Err(why) if *had => *had = send.try_send(News::Gone { id: id as u32, why }).is_err(),
                 Err(_) => {}
             }
-            *had = values.last().is_some_and(|(last, _)| *last == id as u32);
         }
         let _ = send.try_send(News::Sample { t, values });
         let took = Duration::from_nanos(usage::now().saturating_sub(t));

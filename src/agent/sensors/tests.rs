@@ -1,14 +1,17 @@
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 
 use super::*;
 use crate::trace::record::{Record, SensorKind};
 use crate::trace::{EncoderConfig, Trace};
 
+/// Writes a file that a gauge may hold open and read at any moment: it is never empty.
 fn put(root: &Path, path: &str, text: &str) {
     let path = root.join(path);
     fs::create_dir_all(path.parent().expect("a path in a tree")).expect("a directory");
-    fs::write(path, text).expect("a file");
+    let mut file = File::options().write(true).create(true).truncate(false).open(path).expect("a file");
+    file.write_all(text.as_bytes()).expect("written");
+    file.set_len(text.len() as u64).expect("cut");
 }
 
 /// As a board with a battery, a shunt at its supply, two clusters, a SoC with RAPL-like zones.
