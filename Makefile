@@ -12,10 +12,6 @@ export PROFINFER_ENGINES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/profinfer/eng
 CARGO ?= cargo
 FIXTURES := target/tests/fixtures
 DRIVER := target/tests/engines
-SUITES := $(basename $(notdir $(wildcard tests/*.rs)))
-# Tests of a live engine share the kernel's probes and the processors: one at a time, after the others.
-LIVE := $(filter live_%,$(SUITES))
-PLAIN := $(filter-out live_%,$(SUITES))
 # What may come out otherwise where there is no recorder; the rest is compiled (lint), and run with one.
 WITHOUT_AGENT := report_cli report_run runner_cli version_cli
 C_OF_TESTS := $(wildcard tests/*/*.[ch])
@@ -24,7 +20,7 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-service deb test-dist dist-check test-arm images test-arm64 asan live no-agent proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
+.PHONY: check help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-service deb test-dist dist-check test-arm images test-arm64 asan live no-agent proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
 
 ##@ Use
 help: ## list the targets
@@ -50,6 +46,10 @@ demo-llama: | setup-demo ## the same with a real llama.cpp from its package (a f
 ##@ Test
 test: lint engines unit test-service test-dist test-arm test-arm64 live no-agent ## all of it: lint, unit, test-service, test-dist, test-arm, test-arm64, live, no-agent, with what they need
 	$(call say,all tests passed)
+
+check: lint fixtures driver ## lint and all tests that need neither root nor QEMU
+	$(call say,tests that need neither root nor QEMU)
+	$(CARGO) test --locked --no-fail-fast --lib --test plain
 
 setup: ## install what building and testing need and this machine lacks
 	@scripts/setup.sh test
@@ -78,18 +78,19 @@ lint: | setup ## rustfmt, clippy, rustdoc, clang-format, the workflow, dependenc
 	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 	python3 tests/workflow.py
+	python3 tests/imports.py
 	python3 tests/supply_chain.py
 	rustfmt --check --edition 2024 fuzz/src/main.rs
 	clang-format --dry-run -Werror src/bpf/*.[ch] cross/*.c cross/qemu/*.c $(C_OF_TESTS)
 
 unit: fixtures driver ## unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)
-	$(CARGO) test --locked --no-fail-fast --lib $(PLAIN:%=--test %)
+	$(CARGO) test --locked --no-fail-fast --lib --test plain --test html_browser --test runner_alloc
 	$(CARGO) test --locked --doc
 
 test-service: | setup ## how the service gets onto a machine: unit, init scripts, scripts for boards, Debian package
 	$(call say,files of the service)
-	$(CARGO) test --locked --no-run --test version_cli
+	$(CARGO) test --locked --no-run --test plain
 	python3 tests/service/files.py
 	python3 tests/service/installing.py
 
@@ -122,15 +123,16 @@ HOST := $(shell uname -m)-unknown-linux-gnu
 asan: ## the kernels' unit tests under AddressSanitizer; needs a nightly Rust
 	$(call say,kernels under AddressSanitizer)
 	RUSTFLAGS=-Zsanitizer=address $(CARGO) +nightly test --locked --target $(HOST) --target-dir target/asan \
-	    --package ggml-kernels --lib
+	    --package kernels --lib
 
+# They share the kernel's probes and the processors: one test at a time.
 live: fixtures driver ## tests on live engines: root and BPF needed
 	$(call say,tests on live engines)
-	$(if $(LIVE),$(CARGO) test --locked --no-fail-fast $(LIVE:%=--test %) -- --test-threads=1)
+	$(CARGO) test --locked --test live -- --test-threads=1
 
 no-agent: ## the build without the recorder, as other systems than Linux have it
 	$(call say,build and tests without the recorder)
-	$(CARGO) test --locked --no-fail-fast --no-default-features $(WITHOUT_AGENT:%=--test %)
+	$(CARGO) test --locked --no-fail-fast --no-default-features --test plain -- $(WITHOUT_AGENT:%=%::)
 
 CASES ?= 20000
 proptest: ## the property tests with CASES cases each (20000), in release mode
@@ -162,7 +164,7 @@ BENCHES := structure fidelity cost start causes budget size report export diff s
 bench-structure: ## hits and structure against the engine's own dump
 bench-fidelity: ## tokens/s and op times against the engine's own figures
 bench-cost: ## slow-down of the engine at each level
-bench-start: ## how long a recording takes to begin, and a command waits for it
+bench-start: ## how long a recording takes to begin and to end, and a command waits for it
 bench-size: ## bytes an op in the trace, and what the recorder itself uses
 bench-runner: ## ggml-runner against llama.cpp and the machine's peaks
 bench-report: ## speed of report on ten million op slices

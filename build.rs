@@ -1,64 +1,21 @@
-//! Compiles src/bpf/*.bpf.c and generates their libbpf-rs skeletons (feature `agent` only); tells the programs which
-//! commit they are built from.
+//! Compiles src/bpf/*.bpf.c and generates their libbpf-rs skeletons (feature `agent` only).
+#![allow(clippy::expect_used, clippy::panic, reason = "a build script stops the build")]
 
+#[cfg(feature = "agent")]
 use std::path::{Path, PathBuf};
-use std::process::Command;
-
-/// What the programs are made of: a change here makes them another thing than the commit says.
-const SOURCES: [&str; 7] = ["build.rs", "Cargo.toml", "Cargo.lock", "src", "kernels", "cross", "conf"];
 
 fn main() {
-    for source in SOURCES {
-        println!("cargo::rerun-if-changed={source}");
-    }
-    println!("cargo::rerun-if-env-changed=PROFINFER_COMMIT");
-    let version = std::env::var("CARGO_PKG_VERSION").expect("cargo sets CARGO_PKG_VERSION");
-    // Sources without git, as from an archive, leave the commit out or name it in the environment.
-    let version = match std::env::var("PROFINFER_COMMIT").ok().or_else(commit) {
-        Some(commit) if !commit.is_empty() => format!("{version} ({commit})"),
-        _ => version,
-    };
-    println!("cargo::rustc-env=PROFINFER_VERSION={version}");
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=src/bpf");
     #[cfg(feature = "agent")]
     ["ops", "pmc", "process", "process_tp", "sched"].iter().for_each(|name| skeleton(name));
-}
-
-/// The commit checked out here, `, dirty` behind it where tracked sources differ.
-fn commit() -> Option<String> {
-    let here = std::env::current_dir().ok()?;
-    // Sources unpacked inside somebody else's repository are not of its commit.
-    let top = PathBuf::from(git(&["rev-parse", "--show-toplevel"])?);
-    if top.canonicalize().ok()? != here.canonicalize().ok()? {
-        return None;
-    }
-    // The log of HEAD grows with each commit, checkout and reset, of packed references as well; where there is none, HEAD
-    // and its branch are watched. A path that does not exist would make cargo build anew each time.
-    let branch = git(&["symbolic-ref", "-q", "HEAD"]).unwrap_or_default();
-    for name in ["HEAD", "logs/HEAD", "packed-refs", &branch] {
-        let path = git(&["rev-parse", "--git-path", name]).unwrap_or_default();
-        if !name.is_empty() && Path::new(&path).is_file() {
-            println!("cargo::rerun-if-changed={path}");
-        }
-    }
-    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
-    let changed = git(&[
-        &["--no-optional-locks", "status", "--porcelain", "--untracked-files=no", "--"],
-        &SOURCES[..],
-    ]
-    .concat())?;
-    Some(if changed.is_empty() { commit } else { format!("{commit}, dirty") })
-}
-
-fn git(arguments: &[&str]) -> Option<String> {
-    let output = Command::new("git").args(arguments).output().ok().filter(|o| o.status.success())?;
-    Some(String::from_utf8(output.stdout).ok()?.trim_end().to_owned())
 }
 
 #[cfg(feature = "agent")]
 fn skeleton(name: &str) {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let here = std::env::current_dir().expect("cargo starts build scripts in the package");
-    // Line information names files; where they lie here is nobody's business.
+    // Line information contains file names; keep local paths out of it.
     let no_paths = format!("-ffile-prefix-map={}=.", here.display());
     let source = format!("src/bpf/{name}.bpf.c");
     let (object, code) = (out.join(format!("{name}.bpf.o")), out.join(format!("{name}.skel.rs")));
@@ -66,7 +23,7 @@ fn skeleton(name: &str) {
         .source(&source)
         .obj(&object)
         .reference_obj(true)
-        // No header of this machine is read, whichever processor the programs are for.
+        // Never read a header of this machine, whatever processor the programs are for.
         .clang_args(["-Wall", "-Werror", "-nostdinc", "-Isrc/bpf", &no_paths])
         .build_and_generate(&code)
         .unwrap_or_else(|e| {
@@ -75,8 +32,8 @@ fn skeleton(name: &str) {
     pack(&object, &code);
 }
 
-/// Puts the object into the program packed, at a quarter of its size: the skeleton takes it from `unpacked_object`, which
-/// src/agent/skel.rs defines around it.
+/// Compresses the object into the program, at a quarter of its size: the skeleton takes it from `unpacked_object`,
+/// which src/capture/skel.rs defines around it.
 #[cfg(feature = "agent")]
 fn pack(object: &Path, code: &Path) {
     let mut bytes = std::fs::read(object).expect("libbpf-cargo wrote the object");
@@ -100,8 +57,9 @@ fn pack(object: &Path, code: &Path) {
     std::fs::write(code, text).expect("OUT_DIR is ours");
 }
 
-/// Empties the line information of an object, and the lines' texts: the kernel would only print them beside instructions
-/// that it refuses. They are a third of the object when it is packed. Nothing moves: zeros pack to nothing.
+/// Clears the line information of an object and the source lines it holds: the kernel would only print them next to
+/// instructions that it rejects. They make up a third of the compressed object. Nothing moves: zeros compress to
+/// almost nothing.
 #[cfg(feature = "agent")]
 fn without_lines(object: &mut [u8]) -> Option<()> {
     // Offsets: include/uapi/linux/btf.h for .BTF, tools/lib/bpf/libbpf_internal.h for .BTF.ext.
@@ -117,7 +75,7 @@ fn without_lines(object: &mut [u8]) -> Option<()> {
         for _ in 0..records {
             for text in [word(object, at + 4)?, word(object, at + 8)?] {
                 let text = object.get_mut(texts + text..)?.split_mut(|b| *b == 0).next()?;
-                // A name may be the text of a line as well.
+                // A name may also be the text of a line.
                 if text.iter().any(|b| b" ;(){}/".contains(b)) {
                     text.fill(0);
                 }
@@ -143,7 +101,7 @@ fn section(elf: &[u8], name: &str) -> Option<usize> {
         .and_then(|at| word(elf, at + 0x18))
 }
 
-/// A number of four bytes, as BPF objects for these machines have them.
+/// A four-byte number in the byte order of BPF objects for these machines.
 #[cfg(feature = "agent")]
 fn word(bytes: &[u8], at: usize) -> Option<usize> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize)

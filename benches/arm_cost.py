@@ -1,10 +1,11 @@
-"""What watching an op costs on arm64 kernels, in guest instructions: each kernel is booted in QEMU with a clock that counts
-instructions, so that the figures do not depend on this machine and repeat within 0.1 %.
+"""The cost of tracing an op on arm64 kernels, in guest instructions. Each kernel is booted in QEMU with a clock that
+counts instructions, so the figures do not depend on this machine and repeat within 0.1 %.
 
-"hit": a probe hit with a program that does nothing; our op program, and it over that; what our barrier's hit adds.
-"op": the op's hits together (with its barrier's), the published method's (entry and return probe, full structure each
-time), and the one over the other. Each on an instruction that the kernel emulates and on one that it single-steps; the
-published method sits on the first instruction. Then what ggml-runner on two threads is hit by in a token, and the bytes.
+"hit": a probe hit with an empty program; our op program, and its ratio to the empty one; the cost added by our
+barrier hit. "op": the op's hits together (with its barrier's), the published method's (entry and return probe, full
+structure each time), and the ratio of the two. Each is measured on an instruction that the kernel emulates and on one
+that it single-steps; the published method probes the first instruction. Then the hits per token of ggml-runner on two
+threads, and the bytes.
 """
 
 import argparse
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"
 import bed  # noqa: E402
 import boot  # noqa: E402
 
-# Bytes of an op's event in the ring buffer: 56 and the buffer's own head of 8.
+# Bytes of an op's event in the ring buffer: 56 plus the buffer's own header of 8.
 RING_BYTES = 64
 SCRIPT = """set -eu
 profinfer doctor --compare --json >doctor.json
@@ -49,13 +50,13 @@ def costs(kernel, outcome):
 
 
 def hits(kernel, outcome):
-    books = outcome.json("report.json")["books"]
-    seen = {kind["kind"]: kind["seen"] for kind in books["events"]}
+    quality = outcome.json("report.json")["quality"]
+    seen = {kind["kind"]: kind["seen"] for kind in quality["events"]}
     tokens = seen["token-enter"]
     size = outcome.path("run.pfi").stat().st_size
     print(
         f"{kernel:8}a token hits each of two threads {seen['op'] / tokens / 2:.1f} times by ops, and the first one "
-        f"{books['busiest_thread_hits'] / tokens:.1f} times in all, by barriers and calls too; an op hit is {RING_BYTES} "
+        f"{quality['busiest_thread_hits'] / tokens:.1f} times in all, by barriers and calls too; an op hit is {RING_BYTES} "
         f"bytes in the ring, {size / seen['op']:.1f} in the trace (all of it)"
     )
 

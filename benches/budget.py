@@ -1,8 +1,9 @@
-"""Does `record --budget 1%` keep to it? Decode time with and without, in long alternating windows, for three models.
+"""Does `record --budget 1%` stay within its budget? Decode time with and without, in long alternating windows, for
+three models.
 
-Pairing and figures are those of `cost` (see cost.py); a window with the recorder lasts so long that all of them
-together are about a minute. A window's figure is that of all its tokens together, since ops may be recorded for some of
-them only. What is judged is the median of the paired ratios: at most 1.012.
+Pairing and figures are those of `cost` (see cost.py). The windows with the recorder are long enough to add up to
+about a minute. A window's figure covers all its tokens together, since ops may be recorded for only some of them. The
+verdict uses the median of the paired ratios: at most 1.012.
 """
 
 import statistics
@@ -33,7 +34,7 @@ def one_model(args, bench, name, windows, seconds):
     print(f"\n{name}: {windows} windows of {win.turns} times {win.tokens} tokens, {wall:.0f} us a token")
     print(f"  budget 1 %       {spread(ratios)}   median token {spread(cost.ratios(found['budget'], 0))}")
     print(f"  off against off  {spread(cost.ratios(null, 3))}")
-    told = [f for f in run["books"]["features"] if f["name"] == "budget"]
+    told = [f for f in run["quality"]["features"] if f["name"] == "budget"]
     print(f"  last window      {told[0]['why'] if told else 'no word on the budget'}", flush=True)
     figure = statistics.median(ratios)
     bench.judge(figure <= 1.012, f"{name}: {figure:.4f} x with --budget 1%, target <= 1.012")

@@ -1,9 +1,9 @@
-"""What each feature of a recording costs: decode time of one engine process, recorded in turn in each of these ways.
+"""The cost of each recording feature: decode time of one engine process, recorded in turn with each set of features.
 
-All eight combinations of structure, counters (task-clock, page-faults: software, so that any machine has them) and kind of
-buffer at level op, then the scheduler, the experts (a model that has some), and everything together. Windows, pairing and figures
-are those of `cost` (see cost.py). Beside the ratio: what the recorder itself used of a core, and the time in the BPF
-programs as the kernel accounts it, as a share of the recorded time.
+All eight combinations of structure, counters (task-clock, page-faults: software counters, so that every machine has
+them) and buffer type at level op, then the scheduler, the experts (with a model that has some), and everything
+together. Windows, pairing and figures are those of `cost` (see cost.py). Next to the ratio: the recorder's own share
+of a core, and the time in the BPF programs as accounted by the kernel, as a share of the recorded time.
 """
 
 import os
@@ -26,7 +26,7 @@ ALL = ("everything", PMC + ["--sched", "--faults", "--phases"])
 
 
 class Accounted:
-    """The kernel accounts the time in BPF programs meanwhile."""
+    """Enables the kernel's accounting of time in BPF programs."""
 
     def __enter__(self):
         with open(STATS) as f:
@@ -52,17 +52,17 @@ def kinds_of(name):
 
 
 def own_load(win, flags):
-    """Of one more window: the recorder's share of a core, the BPF programs' share of the time, events a second, lost."""
+    """For one more window: the recorder's share of a core, the BPF programs' share of the time, events/s, lost."""
     with Accounted():
         win.recorded(flags)
     run = report(win.out)
-    books, seconds = run["books"], run["run"]["span_ns"] / 1e9
-    events = sum(e["recorded"] for e in books["events"])
-    lost = sum(e["lost"] for e in books["events"])
-    # Of one hit; an event is one, but for those that structure brings along.
-    bpf = books["bpf_ns"]["value"]
-    share = None if bpf is None else bpf * sum(e["seen"] for e in books["events"]) / seconds / 1e9
-    return books["agent_cpu_share"]["value"], share, events / seconds, lost
+    quality, seconds = run["quality"], run["run"]["span_ns"] / 1e9
+    events = sum(e["recorded"] for e in quality["events"])
+    lost = sum(e["lost"] for e in quality["events"])
+    # Time per hit; each event is one hit, except the additional events for structure.
+    bpf = quality["bpf_ns"]["value"]
+    share = None if bpf is None else bpf * sum(e["seen"] for e in quality["events"]) / seconds / 1e9
+    return quality["agent_cpu_share"]["value"], share, events / seconds, lost
 
 
 def one_model(args, name, tokens, n):

@@ -1,8 +1,8 @@
-"""What all benches share: engines, models and programs; a driver in lock-step; a recorder; figures and their printing.
+"""Shared by all benches: engines, models and programs; a driver in lock-step; a recorder; figures and their printing.
 
-Uses nothing outside Python's standard library. Everything fetched or generated is kept outside the tree, under
-$PROFINFER_CACHE (else ${XDG_CACHE_HOME:-~/.cache}/profinfer), but for the programs built from it, under target/.
-Each of these may be named directly instead: PROFINFER (the binary), PROFINFER_DRIVER, PROFINFER_ENGINES, PROFINFER_MODELS.
+Uses only Python's standard library. Everything fetched or generated is kept outside the tree, under $PROFINFER_CACHE
+(else ${XDG_CACHE_HOME:-~/.cache}/profinfer), except for the programs built from it, under target/. Each of these can
+be set directly instead: PROFINFER (the binary), PROFINFER_DRIVER, PROFINFER_ENGINES, PROFINFER_MODELS.
 """
 
 import argparse
@@ -26,7 +26,7 @@ UNFIT = {("b3889", "gemma2"), ("b4753", "gemma2"), ("b4753", "moe-q4_0")}
 
 
 class BenchError(Exception):
-    """The bench itself could not be made; says what to do next."""
+    """The bench itself could not run; the message says what to do next."""
 
 
 def fits(engine, model):
@@ -34,7 +34,7 @@ def fits(engine, model):
 
 
 def sh(args, **kw):
-    """Runs a command to its end and gives its standard output; a failure ends the bench."""
+    """Runs a command to its end and returns its standard output; a failure ends the bench."""
     done = subprocess.run(args, stdout=subprocess.PIPE, text=True, **kw)
     if done.returncode:
         raise BenchError(f"{shlex.join(args)} failed with status {done.returncode}")
@@ -46,7 +46,7 @@ def target_dir():
 
 
 def binary(name):
-    """A program of this package, in release form; built if it is not there."""
+    """A program of this package, as a release build; built if missing."""
     named = os.environ.get("PROFINFER") if name == "profinfer" else None
     path = named or os.path.join(target_dir(), "release", name)
     if not os.path.exists(path):
@@ -98,7 +98,7 @@ class Scratch(tempfile.TemporaryDirectory):
 
 
 class Driver:
-    """An engine process that works when told to. `run` gives the CPU and wall time of each token, ns."""
+    """An engine process that runs on command. `run` returns the CPU and wall time of each token, ns."""
 
     def __init__(self, engine_path, model_path, threads, tokens_file):
         self.tokens = open(tokens_file, "w+")
@@ -158,7 +158,7 @@ class Recorder:
         return sum("bpf_link" in n or "perf_event" in n for n in names)
 
     def _wait_attached(self):
-        """Attached = it has more links than the measuring of a hit's price takes, and their number has stood still."""
+        """Attached: it has more links than measuring the cost of a hit needs, and their number is stable."""
         last, since, begin = 0, time.monotonic(), time.monotonic()
         while time.monotonic() - begin < 30:
             if self.proc.poll() is not None:
@@ -189,12 +189,12 @@ class Recorder:
         self.log.close()
 
 
-# The driver loads its engine late, by dlopen; it waits this long before its first token, for the probes to be there.
+# The driver loads its engine late, by dlopen; it waits this long before its first token, for the probes.
 HOLD_SECONDS = "2"
 
 
 def record_command(out, flags, args):
-    """Records a driver run from its first token. Gives what the driver printed."""
+    """Records a driver run from its first token. Returns the driver's output."""
     cmd = [binary("profinfer"), "record", "-q", "--force", "-o", out, *flags, "--", driver(), *args, "--json",
            "--hold", HOLD_SECONDS]
     done = subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -204,7 +204,9 @@ def record_command(out, flags, args):
 
 
 def report(path):
-    return json.loads(sh([binary("profinfer"), "report", "--json", path]))
+    """The report as JSON; reports with a schema below 2 are converted to the current names."""
+    found = json.loads(sh([binary("profinfer"), "report", "--json", path]))
+    return {"quality": found.get("books"), **found}
 
 
 def quartiles(values):
@@ -227,7 +229,7 @@ def cpu_ticks():
 
 
 class Noise:
-    """How loaded and how robbed the machine was between two moments."""
+    """Load and stolen time of the machine between two points in time."""
 
     def __init__(self):
         self.start = cpu_ticks()
@@ -254,7 +256,7 @@ def machine():
 
 
 class Bench:
-    """Verdicts, and the exit status at the end."""
+    """Collects verdicts and sets the final exit status."""
 
     def __init__(self, what, doc):
         self.parser = argparse.ArgumentParser(prog=f"benches/{what}.sh", description=doc,
@@ -279,7 +281,7 @@ class Bench:
 
 
 def main(run):
-    """Runs a bench; exit status 2 when it could not be made."""
+    """Runs a bench; exit status 2 if it could not run."""
     try:
         sys.exit(run())
     except (BenchError, OSError, subprocess.SubprocessError) as e:

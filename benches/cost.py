@@ -1,15 +1,16 @@
-"""Cost of being recorded: decode time of one engine process, with probes on and off in alternating windows.
+"""Recording overhead: decode time of one engine process, with probes on and off in alternating windows.
 
-Every round runs the windows off, op with structure, off, token+graph, off, the published method (entry and return probe
-at the function's first instruction, full structure at every hit), off; the order of the three changes from round to
-round. A model with experts runs op with structure, and the same with the experts chosen. Each window is one prefill, some tokens that are thrown away (the first ones send the structure) and N tokens that
-count; the recorder is attached before it and gone after it. A window's ratio is to the mean of the two off windows beside
-it; what is judged is the median of all rounds' ratios.
+Every round runs the windows off, op with structure, off, token+graph, off, the published method (entry and return
+probe at the function's first instruction, full structure at every hit), off; the order of the three changes from
+round to round. A model with experts runs op with structure, and the same with the experts chosen. Each window is one
+prefill, some tokens that are discarded (the first ones send the structure) and N tokens that count; the recorder is
+attached before the window and detached after it. A window's ratio is relative to the mean of the two adjacent off
+windows; the verdict uses the median of all rounds' ratios.
 
-A second process of the same engine (a copy of its files, so that no probe is ever in it) decodes a token between any two
-of the first one's, on the same CPU. A window's figure is the median of CPU time of a token / CPU time of the other
-process's next token: what slows both, other work on the machine above all, falls out. The same ratios without the second
-process ("plain") are printed beside them.
+A second process of the same engine (a copy of its files, so that it never contains a probe) decodes a token between
+every two tokens of the first, on the same CPU. A window's figure is the median of CPU time of a token / CPU time of
+the other process's next token. This cancels whatever slows both, above all other work on the machine. The same ratios
+without the second process ("plain") are printed next to them.
 """
 
 import os
@@ -26,17 +27,17 @@ KINDS = {
     "published": ("published method", ["--site", "published"]),
 }
 PROMPT = 32
-# Tokens before those that count: rungs are verified, structure is sent.
+# Tokens before the ones that count: rungs are verified, structure is sent.
 SETTLE = 6
 
 
 class Windows:
-    """The two processes, and windows on them: (figure, plain CPU time of a token in us, plain wall time in us, figure of
-    all tokens together)."""
+    """The two processes, and windows on them: (figure, plain CPU time of a token in us, plain wall time in us, figure
+    for all tokens together)."""
 
     def __init__(self, tmp, name, model_name, tokens):
         self.out, self.tokens = tmp.file("cost.pfi"), tokens
-        # How many times a window fills the context again: the longer it is, the slower a token.
+        # How many times a window refills the context: tokens get slower as the context grows.
         self.turns = 1
         path, where = engine(name), tmp.file("copy")
         folder = path if os.path.isdir(path) else os.path.dirname(path)
@@ -69,7 +70,7 @@ class Windows:
 
     def recorded(self, flags):
         rec = Recorder(self.drv.pid, self.out, *flags)
-        # The recorder takes down what it does not need after the first graphs: before the window, not in it.
+        # The recorder removes the probes it no longer needs after the first graphs: before the window, not in it.
         self.drv.run(SETTLE)
         figure = self.measure()
         rec.stop()
@@ -77,7 +78,7 @@ class Windows:
 
 
 def rounds(win, kinds, n):
-    """Per kind (name: flags of record) (off before, on, off after) of each round; and all off windows in order."""
+    """By kind (name: flags of record), (off before, on, off after) of each round; and all off windows in order."""
     found, offs, names = {k: [] for k in kinds}, [win.measure()], list(kinds)
     for i in range(n):
         turn = i % len(names)
@@ -92,27 +93,27 @@ def ratios(triples, which):
     return [on[which] * 2 / (a[which] + b[which]) for a, on, b in triples]
 
 
-def hits(books, kinds):
-    return sum(e["seen"] for e in books["events"] if e["kind"] in kinds)
+def hits(quality, kinds):
+    return sum(e["seen"] for e in quality["events"] if e["kind"] in kinds)
 
 
 def hits_per_token(path):
-    """Probe hits of a token: at the op functions, and at all others."""
+    """Probe hits per token: at the op functions, and at all others."""
     run = report(path)
-    graphs = run["books"]["hits"]["graphs"] or max(run["phases"][0]["calls"], 1)
-    ops = hits(run["books"], {"op"}) / graphs
-    rest = hits(run["books"], {f"{r}-{e}" for r in ("token", "sched", "split", "graph") for e in ("enter", "exit")})
+    graphs = run["quality"]["hits"]["graphs"] or max(run["phases"][0]["calls"], 1)
+    ops = hits(run["quality"], {"op"}) / graphs
+    rest = hits(run["quality"], {f"{r}-{e}" for r in ("token", "sched", "split", "graph") for e in ("enter", "exit")})
     return ops, rest / graphs
 
 
 def one_model(args, name, tokens, n, kinds):
-    """Per kind the median ratio; CPU time of an unprofiled token, us; hits of a token."""
+    """Median ratio by kind; CPU time of an unprofiled token, us; hits per token."""
     with Scratch() as tmp:
         win = Windows(tmp, args.engine, name, tokens)
         try:
             win.measure()
             found, offs = rounds(win, {k: KINDS[k][1] for k in kinds}, n)
-            # One more of the op windows, for what a token hits.
+            # One more op window, to count the hits per token.
             win.recorded(KINDS["op"][1])
             per_token = hits_per_token(win.out)
         finally:
@@ -127,7 +128,7 @@ def one_model(args, name, tokens, n, kinds):
         figure = result[kind] = statistics.median(ratios(triples, 0))
         print(f"  {KINDS[kind][0]:18}{spread(ratios(triples, 0))}   plain CPU {spread(ratios(triples, 1))}   plain wall "
               f"{spread(ratios(triples, 2))}   adds {(figure - 1) * base:.1f} us a token")
-    # Off windows against each other: what noise alone makes of the same figure.
+    # Off windows compared with each other: the same figure from noise alone.
     null = list(zip(offs, offs[1:], offs[2:]))
     print(f"  {'off against off':18}{spread(ratios(null, 0))}   plain CPU {spread(ratios(null, 1))}   plain wall "
           f"{spread(ratios(null, 2))}", flush=True)
@@ -135,7 +136,7 @@ def one_model(args, name, tokens, n, kinds):
 
 
 def probe_costs(args, n):
-    """ns of one op hit and of one other hit, from what they add to the smallest model, where they weigh most."""
+    """ns per op hit and per other hit, from the time they add to the smallest model, where their share is largest."""
     result, base, (ops, rest) = one_model(args, "tiny-q4_0", 150, n, ["op", "graph"])
     added = {k: (r - 1) * base * 1e3 for k, r in result.items()}
     return (added["op"] - added["graph"]) / ops, added["graph"] / rest

@@ -1,9 +1,10 @@
-"""What `profinfer diff` tells of real recordings: of pairs of equal starts of ggml-runner, and of pairs of which the second
-has an op that is 5 % slower (`ggml-runner run --slow`).
+"""Changes that `profinfer diff` reports for real recordings: for pairs of equal starts of ggml-runner, and for pairs
+in which the second has an op that is 5 % slower (`ggml-runner run --slow`).
 
-Starts are recorded in turn, one of A, one with the slow op, one of B, on one thread. Each A is held against its B (equal: a
-told change is a false alarm) and against its slow one (that op is to be told, and first). With --starts K the same
-recordings are then compared K a side. --keep writes the recordings into a directory, from which --again compares them anew.
+Starts are recorded in turn, one of A, one with the slow op, one of B, on one thread. Each A is compared with its B
+(equal: a reported change is a false positive) and with its slow one (the slow op must be reported, and first). With
+--starts K the same recordings are then compared K per side. --keep writes the recordings into a directory, from which
+--again compares them anew.
 """
 
 import json
@@ -12,9 +13,9 @@ import os
 
 from common import Bench, BenchError, Scratch, binary, main, model, quartiles, sh
 
-# The stated rate: at most this share of pairs of equal runs may tell anything.
+# The stated rate: at most this share of pairs of equal runs may have any change reported.
 RATE = 0.05
-# Of the slow ops so many are to be found, and first.
+# Share of the slow ops that must be found, and listed first.
 FOUND = 0.9
 
 
@@ -25,11 +26,11 @@ def record(out, args, slow):
 
 
 def recordings(where, args, n):
-    """By kind the files, in order of time."""
+    """The files by kind, in chronological order."""
     kinds = {"a": None, "slow": args.slow, "b": None}
     files = {kind: [os.path.join(where, f"{i}-{kind}.pfi") for i in range(n)] for kind in kinds}
     for i in range(n):
-        # Which comes first changes, so that none is always the first after a pause.
+        # Rotate the order, so that no kind is always the first after a pause.
         turn = list(kinds)[i % 3:] + list(kinds)[:i % 3]
         for kind in turn:
             if not args.again:

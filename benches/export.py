@@ -1,8 +1,8 @@
-"""How fast `profinfer export --perfetto` writes, and in how much memory: the whole command on a made-up trace of 10 million
-op slices.
+"""How fast `profinfer export --perfetto` writes, and how much memory it uses: the complete command on a synthetic
+trace of 10 million op slices.
 
-Runs the Rust bench `export` (benches/export.rs), which makes the trace and times the command; target: at most 20 s, 256 MB
-of memory and 32 bytes a slice, with ends of ops by interval and by barrier.
+Runs the Rust bench `export` (benches/export.rs), which generates the trace and times the command; target: at most 20
+s, 256 MB of memory and 32 bytes per slice, with ops that end by interval and by barrier.
 """
 
 import re

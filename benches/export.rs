@@ -4,6 +4,13 @@
 //!
 //! Prints the median wall time, the peak of resident memory (pages of the trace that it reads are in it) and the bytes of
 //! a slice; in barrier mode an op and the wait behind it are two.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a benchmark"
+)]
 
 #[path = "../tests/synth_trace/mod.rs"]
 mod synth_trace;

@@ -1,9 +1,9 @@
-"""Does the trace tell the engine's own speed, and do a graph's parts add up to the graph?
+"""Does the trace agree with the engine's own speed, and do a graph's parts add up to the graph?
 
-Speed: decode tokens/s by the trace against what the engine itself reports of the same run; target: within 0.5 %.
-Sum: for every decode graph, thread 0's ops, the gaps between them and those before the first and after the last one, as
-read from the trace by a reader of its own, against the graph's own duration; target: within 1 %. Parts that run backwards
-count as errors, not as negative parts.
+Speed: decode tokens/s by the trace compared with the engine's own report for the same run; target: within 0.5 %. Sum:
+for every decode graph, thread 0's ops, the gaps between them and the gaps before the first and after the last one, as
+read from the trace by an independent reader, compared with the graph's own duration; target: within 1 %. Parts that
+run backwards count as errors, not as negative parts.
 """
 
 import itertools
@@ -30,7 +30,7 @@ def records(path):
 
 
 def graphs(path):
-    """(start, duration, whether ops end at a barrier, thread 0's slices) of each whole CPU graph of one token."""
+    """(start, duration, whether ops end at a barrier, thread 0's slices) of each complete CPU graph of one token."""
     parts = {}
     for kind, fields, data in records(path):
         if kind == SLICES:
@@ -50,7 +50,7 @@ def graphs(path):
 
 
 def parts_of(start, dur, slices):
-    """(ops, waits and gaps between, head, tail), each the sum of sizes whatever their sign."""
+    """(ops, waits and gaps between, head, tail), each the sum of absolute values."""
     ops = between = 0
     at = slices[0][0]
     for i, (begin, busy) in enumerate(slices):
@@ -62,7 +62,7 @@ def parts_of(start, dur, slices):
 
 
 def sums(path):
-    """Worst relative error of a graph's sum, and the shares of head, tail and what is between."""
+    """Worst relative error of a graph's sum, and the shares of head, tail and the gaps between ops."""
     worst, total, shares, n = 0.0, 0, [0, 0, 0, 0], 0
     for start, dur, _, slices in graphs(path):
         found = parts_of(start, dur, slices)
@@ -81,7 +81,7 @@ def one(tmp, name, model_name, threads, tokens):
 
 
 def config(tmp, name, m, threads, tokens, runs):
-    """Prints a line; gives the median difference of speed and the worst sum. A run with tokens missing is all wrong."""
+    """Prints a line; returns the median speed difference and the worst sum. A run with missing tokens counts as 100 % off."""
     differ, worst, shares, own_rates = [], 0.0, [], []
     note = ""
     for _ in range(runs):
@@ -117,7 +117,7 @@ def run():
     with Scratch() as tmp:
         for name, m, threads in itertools.product(names, MODELS, (1, 2)):
             if fits(name, m):
-                # Two threads on a busy machine wait for each other at every op: fewer tokens, or it takes for ever.
+                # Two threads on a busy machine wait for each other at every op: use fewer tokens to limit the run time.
                 found.append(config(tmp, name, m, threads, tokens if threads == 1 else max(tokens // 3, 1), runs))
             else:
                 print(f"{name:8}{m:18}{threads:3}  not run: the engine does not run this model")

@@ -1,7 +1,8 @@
-"""How fast `profinfer report` reads: the whole command, start to end, on a made-up trace of 10 million op slices.
+"""How fast `profinfer report` reads: the complete command, start to end, on a synthetic trace of 10 million op
+slices.
 
-Runs the Rust bench `report` (benches/report.rs), which makes the trace and times the command; target: at least 10 million
-slices a second, with ends of ops by interval and by barrier.
+Runs the Rust bench `report` (benches/report.rs), which generates the trace and times the command; target: at least 10
+million slices per second, with ops that end by interval and by barrier.
 """
 
 import re

@@ -4,6 +4,13 @@
 //!
 //! Prints the median wall time of the command, children of this process, and slices a second. With FILE the trace
 //! is kept there.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a benchmark"
+)]
 
 #[path = "../tests/synth_trace/mod.rs"]
 mod synth_trace;
@@ -39,8 +46,8 @@ fn slices(path: &Path) -> u64 {
         .output()
         .expect("profinfer runs");
     let json: serde_json::Value = serde_json::from_slice(&done.stdout).expect("the report is JSON");
-    assert_eq!(json["books"]["verdict"], "complete");
-    json["books"]["hits"]["slices"].as_u64().expect("a number of slices")
+    assert_eq!(json["quality"]["verdict"], "complete");
+    json["quality"]["hits"]["slices"].as_u64().expect("a number of slices")
 }
 
 fn measure(path: &Path, barrier: bool) {

@@ -1,10 +1,10 @@
-"""How fast is ggml-runner beside llama.cpp, and how near to what the machine could do?
+"""How fast is ggml-runner compared with llama.cpp, and how near to the machine's peaks?
 
-Both run the same model (1B-shaped, four layers) in turn, so that both meet the same machine: a prompt of 64 or 512
-tokens, then decoding. llama.cpp is a packaged release that picks its kernels for this processor. Each process warms up
-and then repeats; the figures are medians over all processes. Targets: decode 1.3 times llama.cpp's tokens/s, prefill 1.2
-times; weights read in decode at 90 % of the bandwidth that `ggml-runner peak` measures for that number of threads,
-products of prefill at 70 % of the measured peak of the int8 dot product.
+Both run the same model (1B-shaped, four layers) in turn, so that both see the same machine conditions: a prompt of 64
+or 512 tokens, then decoding. llama.cpp is a packaged release that picks its kernels for this processor. Each process
+warms up and then repeats; the figures are medians over all processes. Targets: decode 1.3 times llama.cpp's tokens/s,
+prefill 1.2 times; weights read in decode at 90 % of the bandwidth that `ggml-runner peak` measures for that number of
+threads, prefill products at 70 % of the measured peak of the int8 dot product.
 """
 
 import json
@@ -28,7 +28,7 @@ def ours(prefix, path, prompt, decode, threads, repeat):
 
 
 def theirs(prefix, path, prompt, decode, threads, repeat):
-    """As `ours`; the first prompt of a process is its warm-up."""
+    """Like `ours`; the first prompt of a process is its warm-up."""
     lines = sh([*prefix, driver(), "--engine", engine(ENGINE), "--model", path, "-p", str(prompt), "-n", str(decode), "-t",
                 str(threads), "--repeat", str(repeat + 1), "--warmup", "2", "--json"]).splitlines()
     told = [json.loads(line) for line in lines if line.startswith("{")][1:]

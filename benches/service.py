@@ -1,17 +1,15 @@
 #!/usr/bin/env python3
-"""What the service costs while nothing happens, and what it survives.
+"""The overhead of the idle service, and what it survives.
 
-usage: service.py idle [SECONDS]             resident memory, and CPU time of a core, while it waits
+usage: service.py idle [SECONDS]             resident memory, and share of a core, while it waits
        service.py churn [SECONDS]            ten engines a second, each alive for more than a second
-       service.py soak [MINUTES] [--clock]   engines and service killed, disk full, configurations without end;
-                                             with --clock the machine's clock is set, too: not beside other work
+       service.py soak [MINUTES] [--clock]   engines and service killed, disk full, endless configuration reloads;
+                                             with --clock, the machine's clock is set too: do not run with other work
        service.py soak [MINUTES] --attackers another user attacks (tests/hostile/attack.py) while root's engines start: none
                                              of them may be missed, and `status` must answer within a second
 
-Needs root, `profinfer` and the fake engine: PROFINFER, ENGINE name other ones than those in target/. ATTACKS
-chooses some of the attacks. The service's log is
-kept in the file that LOG names.
-Ends with 1 where something is not as it should be.
+Needs root, `profinfer` and the fake engine: PROFINFER and ENGINE select others than those in target/. ATTACKS selects
+some of the attacks. The service's log is kept in the file named by LOG. Exits with 1 if any check fails.
 """
 
 import atexit
@@ -37,14 +35,14 @@ wrong = []
 
 
 def check(holds, what):
-    """Notes what does not hold."""
+    """Records a failed check."""
     if not holds:
         wrong.append(what)
         print("WRONG:", what, flush=True)
 
 
 def bpf_objects():
-    """Programs, maps and links that the kernel holds, by its own listing (BPF_*_GET_NEXT_ID of bpf(2))."""
+    """Programs, maps and links in the kernel, by its own listing (BPF_*_GET_NEXT_ID of bpf(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
     number = {"x86_64": 321, "aarch64": 280}[os.uname().machine]
     counts = []
@@ -58,7 +56,7 @@ def bpf_objects():
 
 
 class Service:
-    """The service on a directory of its own, and engines that nobody else has."""
+    """The service with a private directory, and engines that nothing else uses."""
 
     def __init__(self, own="", rule="", memory=None):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="profinfer-service."))
@@ -100,12 +98,12 @@ class Service:
         return self.state() or {}
 
     def run(self, tokens, op_ns=300000, hold=0.0):
-        """An engine: some 35 ops a token, each a sleep; `hold` seconds go before the first, as for loading a model."""
+        """An engine: about 35 ops per token, each a sleep; waits `hold` seconds first, as if loading a model."""
         command = [self.engine, "--hold", str(hold), "-t", "1", "-p", "4", "-n", str(tokens), "--op-ns", str(op_ns), "--sleep"]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def reports(self):
-        """Every trace with its report; None: it cannot be read."""
+        """Every trace with its report; None if it cannot be read."""
         for trace in sorted(self.traces.glob("*.pfi")):
             said = subprocess.run([PROFINFER, "report", "--json", trace], capture_output=True)
             yield trace, json.loads(said.stdout) if said.returncode == 0 else None, said.stderr.decode()
@@ -114,7 +112,7 @@ class Service:
         return sum(f.stat().st_size for f in self.traces.glob("*.pfi"))
 
     def said(self, text):
-        """Lines of the log that have this in them."""
+        """Lines of the log that contain this text."""
         return [line for line in (self.dir / "log").read_text().splitlines() if text in line]
 
     def end(self):
@@ -140,10 +138,10 @@ def cpu_and_memory(pid):
 
 
 def idle(seconds):
-    service = Service("linger = \"1s\"")
-    time.sleep(15)  # it has learnt what hits cost, and its recorder has gone
+    service = Service("idle-timeout = \"1s\"")
+    time.sleep(15)  # calibration is done and its recorder has exited
     pid = service.process.pid
-    # The kernel's own sum of CPU time is exact where ticks are too coarse.
+    # The kernel's own sum of CPU time is exact; ticks are too coarse.
     exact = lambda: int(pathlib.Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
     before = exact()
     time.sleep(seconds)
@@ -160,11 +158,11 @@ def descriptors(pid):
 
 
 def calls_in(trace, pid):
-    """Calls of the engine that a trace has of a process."""
+    """Engine calls that a trace contains for a process."""
     command = [PROFINFER, "export", "--chrome", "-", "--pid", str(pid), trace]
     said = subprocess.run(command, capture_output=True)
     if said.returncode:
-        check("no call" in said.stderr.decode(), f"{trace.name}: {said.stderr.decode()}")
+        check("no engine call" in said.stderr.decode(), f"{trace.name}: {said.stderr.decode()}")
         return 0
     calls = [e for e in json.loads(said.stdout)["traceEvents"] if e["ph"] == "B" and "token" in e["args"]]
     return len(calls)
@@ -172,7 +170,7 @@ def calls_in(trace, pid):
 
 def churn(seconds):
     objects = bpf_objects()
-    service = Service('at-once = 64\nlinger = "20s"', 'level = "graph"\nbudget = "100%"')
+    service = Service('max-concurrent = 64\nidle-timeout = "20s"', 'level = "graph"\nbudget = "100%"')
     service.wait_for(lambda s: s["rules"][0]["recorder"], "a recorder learns what hits cost")
     time.sleep(6)
     before = descriptors(service.process.pid), cpu_and_memory(service.process.pid)
@@ -191,8 +189,8 @@ def churn(seconds):
     recorded, lost = {}, 0
     for trace, report, why in service.reports():
         check(report, f"{trace}: {why}")
-        for kind in report["books"]["events"] if report else []:
-            check(kind["closes"], f"{trace.name}: the books of {kind['kind']} do not close")
+        for kind in report["quality"]["events"] if report else []:
+            check(kind["closes"], f"{trace.name}: the counts of {kind['kind']} do not agree")
             lost += kind["lost"]
         for process in report["run"]["processes"] if report else []:
             recorded[process["pid"]] = recorded.get(process["pid"], 0) + calls_in(trace, process["pid"])
@@ -215,8 +213,8 @@ def churn(seconds):
 
 def soak(minutes, clock):
     quota = 16 * MIB
-    own = f'at-once = 64\nquota = {quota}\nfile-size = {3 * MIB}\nlinger = "2s"'
-    rules = ['budget = "90%"', 'level = "graph"', 'budget = "100%"\none-in = 2', 'ring = "1min"\nring-size = "1MiB"']
+    own = f'max-concurrent = 64\nquota = {quota}\nfile-size = {3 * MIB}\nidle-timeout = "2s"'
+    rules = ['budget = "90%"', 'level = "graph"', 'budget = "100%"\nsample-one-in = 2', 'ring = "1min"\nring-size = "1MiB"']
     service = Service(own, rules[0], memory="40m")
     engines, most, kills, full, reloads = [], 0, [0, 0], 0, 0
     filler = service.traces / "filler"
@@ -226,7 +224,7 @@ def soak(minutes, clock):
         if len(engines) < 6:
             fast = random.random() < 0.3
             engines.append(service.run(random.randint(5, 400), 5000 if fast else 300000))
-        # Ten rounds a second: an engine is killed every five seconds, the service every minute, and so on.
+        # Ten rounds per second: an engine is killed every five seconds, the service every minute, and so on.
         chance = random.random() / 4
         if chance < 0.005 and engines:
             random.choice(engines).kill()
@@ -268,22 +266,22 @@ def soak(minutes, clock):
         engine.wait()
     state = service.wait_for(lambda s: s["state"] == "waiting", "all runs have ended")
     check(most <= quota, f"{most} bytes of traces, the quota is {quota}")
-    # Only the service and engines were killed; recorders end with a reason, the first one that there was.
+    # Only the service and engines were killed; recorders end with a reason, the first one that occurred.
     for text in ("has died", "was ended by signal", "ended with code", "earlier write error", "panicked"):
         check(not service.said(text), f"{text}: {service.said(text)[:1]}")
     finished = unfinished = 0
     for trace, report, why in service.reports():
         check(report, f"{trace.name}: {why}")
-        damage = (report or {}).get("books", {}).get("damage") or []
-        # A disk that was full, and a kill, leave a torn tail; whole blocks before it are never damaged.
+        damage = (report or {}).get("quality", {}).get("damage") or []
+        # A full disk or a kill leaves a torn tail; complete blocks before it are never damaged.
         check(all("the file ends inside" in str(d) for d in damage), f"{trace.name}: {damage}")
-        kinds = (report or {}).get("books", {}).get("events") or []
+        kinds = (report or {}).get("quality", {}).get("events") or []
         finished += bool(kinds)
         unfinished += not kinds
         check(all(k["closes"] for k in kinds), f"{trace.name}: {[k for k in kinds if not k['closes']]}")
     print(
         f"{minutes} min: {kills[0]} engines and {kills[1]} services killed, {full} times disk full, {reloads} storms of "
-        f"reloads; at most {most / MIB:.1f} MiB of {quota / MIB:.0f}; of the traces left {finished} have books that close, "
+        f"reloads; at most {most / MIB:.1f} MiB of {quota / MIB:.0f}; of the traces left {finished} have counts that agree, "
         f"{unfinished} were cut; counts {state.get('counts')}"
     )
     service.end()
@@ -308,7 +306,7 @@ class Attackers:
         shutil.copy("/bin/sleep", self.victim)
         self.runs = subprocess.Popen([self.victim, "1000000"])
         library = self.place / "engine/libfakeggml.so"
-        # Only here are functions looked for by what the target's memory says.
+        # Only for this engine are functions located through the target's memory.
         shutil.copytree(ENGINE.parent.with_name("dead-barrier-stripped"), self.place / "pointing-engine")
         self.place.chmod(0o755)
         self.all = []
@@ -417,7 +415,7 @@ def attacked(minutes):
     """Starts root's engines continuously while another user attacks."""
     other = '\n[[rule]]\nname = "nobody"\nexe = "**"\nuser = "nobody"\n'
     rule = 'level = "graph"\nbudget = "100%"\nuser = "root"\n' + other
-    service = Service('quota = "1GiB"\nfile-size = "8MiB"\nlinger = "2s"', rule)
+    service = Service('quota = "1GiB"\nfile-size = "8MiB"\nidle-timeout = "2s"', rule)
     service.wait_for(lambda s: s["state"] == "waiting", "it waits")
     before = descriptors(service.process.pid), cpu_and_memory(service.process.pid)[2]
     attackers, asker = Attackers(service), Asker(service)

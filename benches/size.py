@@ -1,8 +1,9 @@
-"""Bytes of a trace per op slice, and what the recorder itself takes: memory and CPU.
+"""Bytes of a trace per op slice, and the recorder's own resource use: memory and CPU.
 
-Size: a whole trace, structure included, of 200 decoded tokens of the 1B-shaped model at 2 threads, over its op slices;
-target: at most 6. Recorder: resident memory beside its mappings of the kernel's event buffer, target at most 12 MB; CPU
-time while it records one thread's decode, as a share of one core at 130 tokens/s, target at most 2 %.
+Size: a complete trace, including structure, of 200 decoded tokens of the 1B-shaped model at 2 threads, divided by its
+op slices; target: at most 6. Recorder: resident memory in addition to its mappings of the kernel's event buffer,
+target at most 12 MB; CPU time while it records one thread's decode, as a share of one core at 130 tokens/s, target at
+most 2 %.
 """
 
 import os
@@ -18,13 +19,13 @@ MODEL = "llama1b-L4-q4_0"
 RATE = 130
 
 
-# Kinds of record (docs/FORMAT.md) by what they are for.
+# Record kinds (docs/FORMAT.md) by purpose.
 GROUPS = {14: "slices", **dict.fromkeys((10, 11, 12, 13), "tokens, graphs, splits"),
           **dict.fromkeys((5, 6, 7, 8, 9), "structure")}
 
 
 def parts(path):
-    """Number of blocks, and bytes of the records by what they are for."""
+    """Number of blocks, and bytes of the records by purpose."""
     found, blocks = {}, 0
     for payload, _ in pfi.blocks(path):
         blocks += 1
@@ -38,12 +39,12 @@ def bytes_per_slice(bench, tmp, name, tokens):
     out = tmp.file("size.pfi")
     told = record_command(out, [], ["--engine", engine(name), "--model", model(MODEL), "-p", "32", "-n", str(tokens),
                                     "-t", "2"])
-    size, books = os.path.getsize(out), report(out)["books"]
-    slices, graphs = books["hits"]["slices"], books["hits"]["graphs"]
+    size, quality = os.path.getsize(out), report(out)["quality"]
+    slices, graphs = quality["hits"]["slices"], quality["hits"]["graphs"]
     each = size / max(slices, 1)
     blocks, found = parts(out)
     print(f"{name}: {slices} slices of {graphs} graphs (expected {tokens + 1}), 2 threads, "
-          f"{told['decode']['tok_s']:.1f} tokens/s, {books['verdict']}; {size} bytes in {blocks} blocks; bytes a slice: "
+          f"{told['decode']['tok_s']:.1f} tokens/s, {quality['verdict']}; {size} bytes in {blocks} blocks; bytes a slice: "
           + ", ".join(f"{group} {n / max(slices, 1):.3f}" for group, n in sorted(found.items())))
     if told["decode"]["tok_s"] < RATE / 4:
         print("      the two threads waited for each other most of the time (a busy machine): long waits take more bytes, "
@@ -52,7 +53,7 @@ def bytes_per_slice(bench, tmp, name, tokens):
 
 
 def resident(pid):
-    """Bytes resident: all, and those of the kernel's event buffer (the rest is the recorder's own)."""
+    """Resident bytes: all, and those of the kernel's event buffer (the rest is the recorder's own)."""
     total = buffer = 0
     inside = False
     with open(f"/proc/{pid}/smaps") as f:
@@ -72,7 +73,7 @@ def high_water(pid):
 
 
 def cpu_ns(pid):
-    """CPU time of all its threads, ns, as the scheduler has it."""
+    """CPU time of all its threads, ns, by the scheduler's accounting."""
     total = 0
     for tid in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{tid}/schedstat") as f:
@@ -92,13 +93,13 @@ def recorder(bench, tmp, name, tokens):
             total, buffer = resident(rec.pid)
             peak = max(peak, total - buffer)
         cpu, wall = cpu_ns(rec.pid) - cpu, time.monotonic() - start
-        # What peaked while it attached counts as well: no more of the buffer was resident then than now.
+        # A peak during attach counts as well: no more of the buffer was resident then than now.
         peak = max(peak, high_water(rec.pid) - buffer)
         rec.stop()
     finally:
         drv.close()
     n = -(-tokens // 50) * 50
-    footer = report(rec.out)["books"]
+    footer = report(rec.out)["quality"]
     share, rate = cpu / 1e9 / wall, n / wall
     at_rate = share * max(RATE / rate, 1)
     print(f"{name}: recorder while 1 thread decodes {rate:.1f} tokens/s: {share:.3%} of one core, {cpu / n / 1e3:.1f} us a "

@@ -1,8 +1,9 @@
-"""How long a recording takes to begin.
+"""How long a recording takes to start and to end.
 
-`running`: from the start of `profinfer record -p PID` to the first event in the trace, of an engine that computes all the
-time. `command`: from the start of the command to its first decode, alone and as `profinfer record -- COMMAND`, which halts
-the command until its probes are in; what is printed is the difference. `shell`: the same behind `sh -c`.
+`running`: from the start of `profinfer record -p PID` to the first event in the trace, with an engine that computes
+all the time. `ending`: from SIGINT to the exit of that recorder. `command`: from the start of the command to its first decode, alone and as `profinfer record --
+COMMAND`, which stops the command until its probes are attached; the difference is printed. `shell`: the same through
+`sh -c`.
 
 PROFINFER_OTHER names another build: both are measured in turn, and `running` is judged by the ratio of the two.
 """
@@ -20,7 +21,7 @@ from common import Bench, BenchError, Scratch, binary, driver, engine, main, mod
 ENGINES = ["b3889", "v0.5.0"]
 # A decode of this model takes well under a millisecond.
 MODEL = "tiny-q4_0"
-# Probes are in after this time, and some tokens recorded.
+# After this time, probes are attached and some tokens recorded.
 LONG_ENOUGH = 2
 
 
@@ -28,15 +29,17 @@ def command(path, *args):
     return [driver(), "--engine", path, "--model", model(MODEL), "--ctx", "512", *args]
 
 
-def first_event(program, pid, tmp):
-    """Milliseconds from the recorder's start to the first event in its file."""
+def begin_and_end(program, pid, tmp):
+    """Milliseconds from the recorder's start to the first event in its file, and from SIGINT to its exit."""
     trace, out = tmp.file("start.pfi"), tmp.file("start.json")
     begin = time.clock_gettime(time.CLOCK_BOOTTIME)
     recorder = subprocess.Popen([program, "record", "-q", "--force", "-o", trace, "-p", str(pid)],
                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     time.sleep(LONG_ENOUGH)
+    asked = time.monotonic()
     recorder.send_signal(signal.SIGINT)
     _, said = recorder.communicate(timeout=60)
+    ending = (time.monotonic() - asked) * 1e3
     if recorder.returncode:
         raise BenchError(f"{program} record -p: {said.decode().strip()}")
     subprocess.run([program, "export", "--chrome", out, trace], check=True, stdout=subprocess.DEVNULL,
@@ -46,7 +49,7 @@ def first_event(program, pid, tmp):
     starts = [e["ts"] for e in events if e.get("ph") in ("X", "B", "I") and e.get("ts")]
     if not starts:
         raise BenchError(f"{trace} has no event")
-    return min(starts) / 1e3 - begin * 1e3
+    return min(starts) / 1e3 - begin * 1e3, ending
 
 
 def first_decode(before, args, tmp):
@@ -65,22 +68,22 @@ def first_decode(before, args, tmp):
 
 
 def running(programs, path, rounds, tmp):
-    """Milliseconds by program."""
+    """Milliseconds until the first event, and of the end, by program."""
     engine_process = subprocess.Popen(command(path, "-p", "7", "-n", "1000000"), stdout=subprocess.DEVNULL)
     try:
         time.sleep(1)
         got = {p: [] for p in programs}
         for i in range(rounds):
             for program in programs[:: 1 if i % 2 else -1]:
-                got[program].append(first_event(program, engine_process.pid, tmp))
-        return got
+                got[program].append(begin_and_end(program, engine_process.pid, tmp))
+        return [{p: [pair[i] for pair in pairs] for p, pairs in got.items()} for i in (0, 1)]
     finally:
         engine_process.kill()
         engine_process.wait()
 
 
 def held(programs, path, rounds, tmp):
-    """Milliseconds that a command waits, by way and program."""
+    """Milliseconds that a command waits, by start method and program."""
     args = command(path, "-p", "0", "-n", "1")
     shell = ["sh", "-c", 'exec "$0" "$@"']
     got = {(way, p): [] for way in ("command", "shell") for p in programs}
@@ -105,7 +108,7 @@ def run():
     with Scratch() as tmp:
         for name in ENGINES:
             path = engine(name)
-            rows = {"running": running(programs, path, rounds, tmp)}
+            rows = dict(zip(["running", "ending"], running(programs, path, rounds, tmp)))
             for (way, program), values in held(programs, path, rounds, tmp).items():
                 rows.setdefault(way, {})[program] = values
             for way, by in rows.items():

@@ -1,7 +1,8 @@
 """Is every op that ran in the trace? Expected and seen op hits, on every engine, model shape and number of threads.
 
-Expected is what the recorded graph's own nodes demand. A second run of each, with the engine's own dump of its nodes (the
-driver's --dump) beside the trace, compares order, addresses, names, ops, types, dims, strides and sources of all ops.
+The expected hits follow from the recorded graph's own nodes. A second run of each compares the trace with the
+engine's own dump of its nodes (the driver's --dump): order, addresses, names, ops, types, dims, strides and sources
+of all ops.
 """
 
 import itertools
@@ -16,19 +17,19 @@ def one(tmp, name, model_name, threads, tokens):
     out, dump = tmp.file("structure.pfi"), tmp.file("dump.jsonl")
     args = ["--engine", engine(name), "--model", model(model_name), "-p", "32", "-n", str(tokens), "-t", str(threads)]
     record_command(out, [], args)
-    books = report(out)["books"]
+    quality = report(out)["quality"]
     record_command(out, [], [*args, "--dump", dump])
-    return books, truth.compare(out, dump, name)
+    return quality, truth.compare(out, dump, name)
 
 
-def row(name, model_name, threads, tokens, books, compared):
-    h = books["hits"]
-    lost = sum(e["lost"] for e in books["events"])
+def row(name, model_name, threads, tokens, quality, compared):
+    h = quality["hits"]
+    lost = sum(e["lost"] for e in quality["events"])
     same, differ, first = compared
     good = (h["expected"] == h["seen"] == h["slices"] > 0 and lost == 0 and h["graphs_off"] == 0
-            and h["graphs"] == h["checked_graphs"] == tokens + 1 and not books["damage"] and books["complete"])
+            and h["graphs"] == h["checked_graphs"] == tokens + 1 and not quality["damage"] and quality["complete"])
     print(f"{name:8}{model_name:18}{threads:3}{h['graphs']:8}{h['checked_graphs']:9}{h['expected']:10}{h['seen']:10}"
-          f"{h['slices']:10}{lost:6}{books['orphans']['value'] or 0:9.0f}{same:11}{differ:8}  "
+          f"{h['slices']:10}{lost:6}{quality['orphans']['value'] or 0:9.0f}{same:11}{differ:8}  "
           f"{'ok' if good and not differ else 'DIFFERS'}", flush=True)
     if first:
         print(f"        first difference from the dump: {first}")

@@ -1,8 +1,9 @@
-"""What a context switch costs in the programs of record --sched, and whether a storm of switches loses any.
+"""What a context switch costs in the programs of record --sched, and whether a very high switch rate loses any.
 
-Two storms, by turns: foreign processes that send one another a byte through pipes, on the CPU where a recorded engine
-stands still; and the recorded engine itself, with both its threads on one CPU. The cost is the kernel's own account of the
-programs on the tracepoints (kernel.bpf_stats_enabled): time and runs, of which a switch has one, a wake-up two.
+Two loads, in turn: unrelated processes that send each other a byte through pipes, on the CPU where a recorded engine
+is stopped; and the recorded engine itself, with both its threads on one CPU. The cost is the kernel's own accounting
+of the programs on the tracepoints (kernel.bpf_stats_enabled): time and runs, one for each switch and two for each
+wake-up.
 """
 
 import os
@@ -32,9 +33,9 @@ for _ in range(n):
 
 
 def programs(pid):
-    """(ns, runs) so far of each of a recorder's programs on tracepoints, once it has them."""
+    """(ns, runs) so far of each of a recorder's tracepoint programs, once they are attached."""
     found = {}
-    # The recorder has its links to follow processes by before it knows where the kernel's functions are.
+    # The recorder attaches its process-tracking links before it has located the kernel's functions.
     for _ in range(200):
         found = found or programs_now(pid)
         time.sleep(0 if found else 0.05)
@@ -60,7 +61,7 @@ def switches():
 
 
 def measured(recorder, what):
-    """ns a run of all programs, switches of the machine a second, while `what` runs."""
+    """ns per run of all programs, and the machine's context switches per second, while `what` runs."""
     before, first, begin = programs(recorder.pid), switches(), time.monotonic()
     what()
     seconds, after = time.monotonic() - begin, programs(recorder.pid)
@@ -77,7 +78,7 @@ def storm(tmp, stopped, rounds, seconds):
         for thread in os.listdir(f"/proc/{engine.pid}/task"):
             os.sched_setaffinity(int(thread), {cpu})
         out = tmp.file("sched.pfi")
-        # Ops would cost the engine time that is not asked for here.
+        # Recording ops would add overhead that is not measured here.
         recorder = Recorder(engine.pid, out, "--sched", "--level", "token", "--buffer-size", "64MiB")
         if stopped:
             engine.send_signal(signal.SIGSTOP)
@@ -91,7 +92,7 @@ def storm(tmp, stopped, rounds, seconds):
     finally:
         engine.kill()
         engine.wait()
-    events = next(e for e in report(out)["books"]["events"] if e["kind"] == "away")
+    events = next(e for e in report(out)["quality"]["events"] if e["kind"] in ("offcpu", "away"))
     return *got, events["seen"], events["lost"]
 
 

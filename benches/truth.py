@@ -10,9 +10,9 @@ sys.path.insert(0, os.path.join(ROOT, "tests"))
 import format_second_reader as pfi  # noqa: E402
 
 OPDEF, TYPEDEF, TENSOR, PLAN, GRAPH = 5, 6, 7, 8, 13
-# Places of fields: plan + 1 and t of a CpuGraph, ty of a Tensor.
+# Field indices: plan + 1 and t of a CpuGraph, ty of a Tensor.
 PLAN_OF, T, TYPE = 5, 9, 7
-# Nodes that newer engines do not run at all; and the flag without which they do not run a node.
+# Nodes that newer engines do not run at all, and the flag that a node needs to run.
 NO_WORK = {"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
 COMPUTE = 16
 OLD = {"b3889", "b4753"}
@@ -54,14 +54,14 @@ class Trace:
         return [self.tensors[t] for t in self.plans[plan]]
 
     def described(self, node):
-        """What is compared, sources by what they are."""
+        """The compared properties of a node, and of its sources."""
         sources = [self.tensors[s] for s in node["src"]]
         return (node["addr"], node["name"], node["op"], node["type"], node["ne"],
                 [(s["addr"], s["name"], s["op"] and s["op"][0], s["type"], s["ne"]) for s in sources])
 
 
 def flat(hits):
-    """Ids of the tensors of a plan, those that a fused op computes one after the other."""
+    """Ids of the tensors of a plan; those of a fused op follow one another."""
     hits, tensor = pfi.Bytes(hits), 0
     while hits.more():
         v = hits.u()
@@ -72,7 +72,7 @@ def flat(hits):
 
 
 def dump(path, engine):
-    """Per graph, the nodes that run, in order."""
+    """The nodes that run, in order, for each graph."""
     graphs = []
     with open(path) as f:
         for line in f:
@@ -90,7 +90,7 @@ def told(row):
 
 
 def compare(trace_path, dump_path, engine):
-    """(ops compared, ops that differ, what the first difference is)."""
+    """(ops compared, ops that differ, the first difference)."""
     trace, own = Trace(trace_path), dump(dump_path, engine)
     if len(trace.graphs) != len(own):
         return 0, 1, f"{len(trace.graphs)} graphs in the trace, {len(own)} in the dump"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes the output of `make demo` between README.md's demo markers: whole sections as they are, other sections left
-# out with a mark, long lines cut, paths made short.
+# Writes the output of `make demo` between README.md's demo markers: its steps and the main lines of the report. Whole
+# lines are left out, with a mark; long lines are cut, paths shortened.
 #
 # usage: readme-demo.sh [FILE]   FILE: output of an earlier `make demo 2>&1`, instead of running it
 set -euo pipefail
@@ -12,30 +12,51 @@ DEMO_TEXT=$text python3 - <<'PY'
 import os, re, sys
 
 WIDTH = 132
-KEEP = ("[", "Accuracy", "Targets", "Run", "Model", "Prefill and decode", "Operators by op", "Operators by name", "How far")
+STEP = re.compile(r"\[\d+:\d\d\] ")
+# What is kept of a section, by how it begins: line number and text decide. Of all others only the steps are kept.
+KEEP = {
+    "Prefill and decode": lambda at, line: True,
+    "Operators by op,": lambda at, line: at < 8,
+    "How far to trust this": lambda at, line: at == 0 or re.match(r"  (record|op hits|recorder|slow-down) ", line),
+}
+CUT = "[…]"
 MARK = "<!-- demo: begin", "<!-- demo: end -->"
+
+
+def kept(section):
+    rule = next((rule for title, rule in KEEP.items() if section.startswith(title)), lambda at, line: False)
+    lines = []
+    for at, line in enumerate(section.splitlines()):
+        if not (STEP.match(line) or rule(at, line)):
+            line = CUT
+        if line != CUT or lines[-1:] != [CUT]:
+            lines.append(line if len(line) <= WIDTH else line[: WIDTH - 1] + "…")
+    return lines
+
 
 text = os.environ["DEMO_TEXT"]
 cache = (os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) + "/profinfer"
 text = text.replace(cache, "~/.cache/profinfer").replace(os.getcwd() + "/", "")
 text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-if "How far to trust this" not in text:
-    sys.exit("readme-demo.sh: this is no complete output of make demo:\n" + text[-2000:])
 
-sections = re.split(r"\n{2,}", text.strip("\n"))
-start = next(i for i, s in enumerate(sections) if s.startswith("[0:00]"))
+first = re.search(r"^\[0:00\] ", text, re.M)
+sections = re.split(r"\n{2,}", text[first.start() if first else 0 :].strip("\n"))
+for title in KEEP:
+    if not any(s.startswith(title) for s in sections):
+        sys.exit(f"readme-demo.sh: no section '{title}' in this output of make demo:\n" + text[-2000:])
 out = []
-for section in sections[start:]:
-    if section.startswith(KEEP):
-        out.append("\n".join(l if len(l) <= WIDTH else l[: WIDTH - 1] + "…" for l in section.splitlines()))
-    elif out[-1] != "[…]":
-        out.append("[…]")
+for section in sections:
+    lines = kept(section)
+    if out and lines == [CUT]:
+        out[-1].extend(lines if out[-1][-1] != CUT else [])
+    else:
+        out.append(lines[1:] if out and out[-1][-1] == lines[0] == CUT else lines)
 
 with open("README.md", encoding="utf-8") as f:
     readme = f.read()
 begin = readme.index("\n", readme.index(MARK[0])) + 1
 end = readme.index(MARK[1])
-body = "```\n$ make demo\n" + "\n\n".join(out) + "\n```\n"
+body = "```\n$ make demo\n" + "\n\n".join("\n".join(lines) for lines in out) + "\n```\n"
 with open("README.md", "w", encoding="utf-8") as f:
     f.write(readme[:begin] + body + readme[end:])
 PY

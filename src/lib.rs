@@ -1,28 +1,26 @@
-//! profinfer: which operator, layer, thread or expert costs the time, in an unmodified GGML engine.
+//! profinfer: shows which operator, layer, thread or expert costs the time in an unmodified GGML engine.
 //!
-//! The floors, lowest first; a module uses only modules below it:
+//! Code that needs no live kernel is in crates/: `common`, `pfi` (the trace format), `kernels`, `ggml` (facts about
+//! GGML), `runner` (reference engine), `analysis` (of a recorded run), `render` (presentation of results). The
+//! modules here are:
 //!
-//! 1. [`trace`] (the `.pfi` format), [`ggml`] (facts about GGML), [`redact`] (secrets in command lines), [`filesize`] (the limit of a file's size)
-//! 2. `agent` (a live target), [`analysis`] (a recorded run), [`runner`] (reference kernels and models)
-//! 3. [`views`] (how an answer looks)
-//! 4. [`cli`] (one file a subcommand)
-
-pub mod analysis;
-pub mod aside;
-pub mod cli;
-pub mod files;
-pub mod filesize;
-pub mod ggml;
-pub mod order;
-pub mod plain;
-pub mod redact;
-pub mod runner;
-pub mod trace;
-pub mod views;
+//! 1. `host`: this machine
+//! 2. `engine`: a GGML engine in a file or a process
+//! 3. `capture`: getting events out of the kernel
+//! 4. `recorder`: a recording
+//! 5. `daemon`: the service
+//! 6. [`cli`]: one file per subcommand
+//!
+//! Each imports only modules above it in this list; `tests/imports.py` checks this.
 
 #[cfg(feature = "agent")]
-pub mod agent;
-
-/// Version and, where it was built from a commit, that commit: `0.1.0 (0123456789ab)`, with `, dirty` behind the commit
-/// where the sources differed from it.
-pub const VERSION: &str = env!("PROFINFER_VERSION");
+pub mod capture;
+pub mod cli;
+#[cfg(feature = "agent")]
+pub mod daemon;
+#[cfg(feature = "agent")]
+pub mod engine;
+#[cfg(feature = "agent")]
+pub mod host;
+#[cfg(feature = "agent")]
+pub mod recorder;

@@ -1,5 +1,12 @@
 //! Pages of `profinfer html` in a real browser (tests/html/browser.py): nothing on the console, no request, every chart
 //! drawn, and all that can be done is done by keyboard.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test program"
+)]
 
 mod dag_support;
 mod html_support;
@@ -12,7 +19,7 @@ use std::process::Command;
 
 use dag_support::{LLAMA, Made, Model};
 use html_support::*;
-use profinfer::trace::{Encoder, EncoderConfig};
+use pfi::{Encoder, EncoderConfig};
 use serde_json::{Value, json};
 use synth_trace::*;
 
@@ -40,7 +47,7 @@ fn pages_work_in_a_browser() {
     (0..6).for_each(|i| hostile.batch(1, i));
     let no_structure = dag_support::run(Model { structure: false, ..LLAMA }, 5);
     let pages = [
-        ("rich.html", page(&rich(200), &["--roof", "100,10"])),
+        ("rich.html", page(&rich(200), &["--peak", "100,10"])),
         ("hostile.html", page(&hostile.finish(), &[])),
         ("gaps.html", page(&no_structure, &[])),
         ("long.html", page(&calls(100_000), &[])),

@@ -1,5 +1,12 @@
 //! Decoding allocates nothing from one token to the next, on any of its threads, and every address that a tracer keeps
 //! stays what it was, even where the graph is built anew.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test program"
+)]
 
 mod common;
 
@@ -7,9 +14,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use profinfer::runner::engine::{Engine, Settings, greedy};
-use profinfer::runner::kernels::Isa;
-use profinfer::runner::model::{Model, Placement};
+use runner::engine::{Engine, Settings, greedy};
+use runner::kernels::Isa;
+use runner::model::{Model, Placement};
 
 struct Counting;
 

@@ -301,7 +301,7 @@ def check():
     found = []
     advisories, day = known(ADVISORIES.read_text())
     ours = {tomllib.loads(p.read_text())["package"]["name"]
-            for p in [ROOT / "Cargo.toml", ROOT / "kernels/Cargo.toml", ROOT / "fuzz/Cargo.toml",
+            for p in [ROOT / "Cargo.toml", *sorted(ROOT.glob("crates/*/Cargo.toml")), ROOT / "fuzz/Cargo.toml",
                       ROOT / "tests/dist/unwind/Cargo.toml"]}
     crates = set()
     for name in LOCKS:

@@ -8,26 +8,26 @@ use std::io::{BufReader, Write};
 use std::os::fd::FromRawFd;
 use std::sync::OnceLock;
 
-use profinfer::agent::discover;
-use profinfer::agent::drain::Drain;
-use profinfer::agent::elf::ElfFile;
-use profinfer::agent::event::KIND_NAMES;
-use profinfer::agent::ladder::Ladder;
-use profinfer::agent::layout::Layout;
-use profinfer::agent::maps;
-use profinfer::agent::service::readers;
-use profinfer::agent::structure::Reading;
-use profinfer::agent::tables::{Tables, TypeTrait};
-use profinfer::analysis::load::{Progress, load};
-use profinfer::analysis::opencl;
+use analysis::load::{Progress, load};
+use analysis::opencl;
+use ggml::gguf::reader::Gguf;
+use pfi::record::{Footer, Header, Level, Source, Transport};
+use pfi::{BLOCK_HEADER, Encoder, EncoderConfig, FILE_HEADER, Trace};
+use profinfer::capture::event::KIND_NAMES;
+use profinfer::capture::structure::Reading;
 use profinfer::cli::args::{Args, Parsed};
 use profinfer::cli::conf;
-use profinfer::ggml::gguf::reader::Gguf;
-use profinfer::runner::model::Params;
-use profinfer::runner::tokenizer::Tokenizer;
-use profinfer::trace::record::{Footer, Header, Level, Source, Transport};
-use profinfer::trace::{BLOCK_HEADER, Encoder, EncoderConfig, FILE_HEADER, Trace};
-use profinfer::views::timeline::merge::free_sequence;
+use profinfer::daemon::readers;
+use profinfer::engine::discover;
+use profinfer::engine::elf::ElfFile;
+use profinfer::engine::ladder::Ladder;
+use profinfer::engine::layout::Layout;
+use profinfer::engine::tables::{Tables, TypeTrait};
+use profinfer::host::maps;
+use profinfer::recorder::drain::Drain;
+use render::timeline::merge::free_sequence;
+use runner::model::Params;
+use runner::tokenizer::Tokenizer;
 
 #[path = "../../tests/all_views/mod.rs"]
 #[allow(dead_code, reason = "the tests of views use more of it")]
@@ -235,9 +235,9 @@ fn socket(bytes: &[u8]) {
         Err(why) => assert!(!why.is_empty()),
     }
     if let Ok(state) = serde_json::from_slice::<serde_json::Value>(bytes) {
-        let (mut out, style) = (all_views::Out::default(), profinfer::views::table::Style::default());
-        profinfer::views::service::write(&mut out, &state, &style).expect("a view is written");
-        profinfer::views::json::write(&mut out, &state).expect("a view is written");
+        let (mut out, style) = (all_views::Out::default(), render::table::Style::default());
+        render::service::write(&mut out, &state, &style).expect("a view is written");
+        render::json::write(&mut out, &state).expect("a view is written");
     }
 }
 

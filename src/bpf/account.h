@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * What was counted in an op: differences of its thread's account (pmc.h). The account belongs to the calling thread, which
- * may be taken off its CPU at any point here.
+ * Counts of one op: differences of its thread's account (pmc.h). The account belongs to the calling
+ * thread, which may be preempted at any point here.
  */
 #ifndef PROFINFER_ACCOUNT_H
 #define PROFINFER_ACCOUNT_H
 
 #include "base.h"
 
-/* Called, not inlined: the programs are to stay small. */
+/* Called, not inlined, to keep the programs small. */
 #define CALLED static __attribute__((noinline))
 
 /* Never written: the initial value of a new account. */
@@ -25,8 +25,8 @@ static __always_inline struct account *account_of(__u32 tid)
 }
 
 /*
- * Opens an account that is not open here: it is new, a switch was missed, or nobody counted for a while. What was under
- * way is not known then.
+ * Opens an account that is not open on this CPU: it is new, a switch was missed, or counting was
+ * off for a while. The counts in progress are then unknown.
  */
 CALLED void reopen(struct account *a, __u32 cpu, __u32 epoch)
 {
@@ -47,15 +47,15 @@ CALLED void reopen(struct account *a, __u32 cpu, __u32 epoch)
 	a->epoch = epoch;
 }
 
-/* Brings the account's `now` up to now. */
+/* Updates the account's `now` to the current counts. */
 CALLED void look(struct account *a)
 {
-	__u32 cpu = bpf_get_smp_processor_id() + 1, epoch = counting(), turns = 0;
+	__u32 cpu = bpf_get_smp_processor_id() + 1, epoch = counting(), sched_cost = 0;
 
 	if (a->cpu != cpu || a->epoch != epoch)
 		reopen(a, cpu, epoch);
 	for (int tries = 0; tries < 2; tries++) {
-		turns = *(volatile __u32 *)&a->turns;
+		sched_cost = *(volatile __u32 *)&a->sched_cost;
 		NO_UNROLL for (__u32 i = 0; i < PMC_MAX; i++)
 		{
 			struct sum *now = &a->now[i], r = {};
@@ -68,18 +68,21 @@ CALLED void look(struct account *a)
 			else
 				now->gaps = UNREAD;
 		}
-		if (turns == *(volatile __u32 *)&a->turns)
+		if (sched_cost == *(volatile __u32 *)&a->sched_cost)
 			return;
 	}
-	/* Taken off the CPU while reading, twice. */
+	/* Switched out while reading, twice. */
 	NO_UNROLL for (__u32 i = 0; i < PMC_MAX; i++) a->now[i].gaps = UNREAD;
 }
 
-/* A counter that gets or loses its slot runs for some ten microseconds in the kernel's own hands and counts nothing. So
- * it is believed where it missed little, or where it ran for so long (ns) and for a quarter of the time. */
+/*
+ * A counter that gains or loses its slot spends some ten microseconds in the kernel without
+ * counting. So its count is accepted if it missed little, or if it ran for at least this long (ns)
+ * and a quarter of the time.
+ */
 #define ENOUGH 1000000
 
-/* The count for all of the time, from what was counted in some of it. False: that was too little. */
+/* Extrapolates a count from the time it ran to the full time. False: it ran too little. */
 static __always_inline bool scale(__u64 *count, __u64 enabled, __u64 running)
 {
 	if (running < enabled - enabled / 16 && (running < ENOUGH || running < enabled / 4))
@@ -92,7 +95,7 @@ static __always_inline bool scale(__u64 *count, __u64 enabled, __u64 running)
 	return true;
 }
 
-/* What was counted from the op's start to `now`. */
+/* Counts from the op's start to `now`. */
 CALLED void settle(struct account *a, __u64 at)
 {
 	a->known = a->scaled = 0;
@@ -119,7 +122,7 @@ CALLED void settle(struct account *a, __u64 at)
 	}
 }
 
-/* A barrier that may be an op's end. */
+/* A barrier that may end an op. */
 CALLED void count_barrier(__u32 tid, __u64 at)
 {
 	struct account *a = bpf_map_lookup_elem(&accounts, &tid);
@@ -130,7 +133,7 @@ CALLED void count_barrier(__u32 tid, __u64 at)
 	}
 }
 
-/* Tells what was settled at `end`, if it was. */
+/* Reports what was settled at `end`, if anything was. */
 static __always_inline void tell(struct account *a, struct ev_counted *e, __u64 since, __u64 end)
 {
 	e->since = since;
@@ -139,7 +142,10 @@ static __always_inline void tell(struct account *a, struct ev_counted *e, __u64 
 	NO_UNROLL for (__u32 i = 0; i < PMC_MAX; i++) e->count[i] = i < k.n_pmc ? a->done[i] : 0;
 }
 
-/* The thread begins an op; the one before began at `since` (0: there is none to tell of) and ended at `end` (0: now). */
+/*
+ * The thread starts an op. The previous op started at `since` (0: there is none to report) and
+ * ended at `end` (0: now).
+ */
 CALLED void count_op(__u32 tid, struct ev_counted *e, __u64 since, __u64 end)
 {
 	struct account *a = account_of(tid);
@@ -158,8 +164,11 @@ CALLED void count_op(__u32 tid, struct ev_counted *e, __u64 since, __u64 end)
 	}
 }
 
-/* The thread's last op of the graph has ended, at `end` (0: now). Told as of `ts`, not after the event of that end. */
-CALLED void count_last(void *ctx, __u64 id, struct lane *lane, __u64 end, __u64 ts)
+/*
+ * The thread's last op of the graph ended at `end` (0: now). Reported as of `ts`, which is not
+ * later than the event that ends the op.
+ */
+CALLED void count_last(void *ctx, __u64 id, struct thread_state *thread_state, __u64 end, __u64 ts)
 {
 	__u32 tid = id;
 	struct account *a = bpf_map_lookup_elem(&accounts, &tid);
@@ -173,9 +182,9 @@ CALLED void count_last(void *ctx, __u64 id, struct lane *lane, __u64 end, __u64 
 	}
 	head(&e.op.h, EV_COUNTS, id);
 	e.op.h.ts = ts;
-	e.op.h.ith = lane->ith;
-	e.op.pool = lane->pool;
-	tell(a, &e, lane->start, end);
+	e.op.h.ith = thread_state->ith;
+	e.op.pool = thread_state->pool;
+	tell(a, &e, thread_state->start, end);
 	send(ctx, &e.op.h, sizeof(e));
 }
 

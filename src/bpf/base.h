@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * What the probes on an engine share: the knobs, the maps, reading the target's memory, knowing who is recorded.
+ * Shared by all probes on an engine: the knobs, the maps, reads of the target's memory, and the
+ * check whether a process is recorded.
  */
 #ifndef PROFINFER_BASE_H
 #define PROFINFER_BASE_H
 
-/* Not used: they bring the types into the object's BTF, from which the Rust types are generated. */
+/* Unused: they bring the types into the object's BTF, from which the Rust types are generated. */
 struct ev_call *btf_call;
 struct ev_op *btf_op;
 struct ev_experts *btf_experts;
 enum ev_experts_why btf_why;
-struct ev_away *btf_away;
+struct ev_offcpu *btf_offcpu;
 enum ev_answer btf_answer;
 enum ev_phase btf_phase;
 enum ev_what btf_what;
@@ -25,14 +26,16 @@ enum ev_counter btf_counter;
 #define NODES_MAX 8192
 #define FNV 0x100000001b3ULL
 
-/* Set once between open and load (agent/object.rs), so that the verifier removes what is off. */
+/*
+ * Set once between open and load (src/capture/object.rs), so that the verifier drops disabled code.
+ */
 const volatile struct knobs {
 	__u32 engine;
 	__u32 pbuf;  /* 1: perf buffer, 0: ring buffer */
-	__u32 str;   /* 1: send structure when it changes; 2: at every hit (the published method, for comparison) */
+	__u32 str;   /* 1: send structure on change; 2: at every hit (published method, to compare) */
 	__u32 nodes; /* 1: send the graph's node list when it changes */
 	__u32 wake_bytes;
-	__u32 batch_on_stack; /* 1: llama_batch passed by value on the stack (x86-64), 0: by pointer in arg 2 */
+	__u32 batch_on_stack; /* 1: llama_batch by value on the stack (x86-64), 0: by pointer in arg 2 */
 	__u32 tensor_len;     /* bytes up to the end of name, at most TENSOR_RAW */
 	__u32 type_off, ne_off, nb_off, op_off, op_params_off, flags_off, src_off, n_src, view_src_off;
 	__u32 ith_off, pool_off;	       /* pool_off 0: no such field */
@@ -40,7 +43,7 @@ const volatile struct knobs {
 	__u32 n_threads_off;
 	__u32 guid_off; /* 1 + offset of ggml_backend.guid, 0: no such field */
 	__u32 op_unary, op_glu;
-	__u32 op_experts; /* number of MUL_MAT_ID, 0: experts are not asked for */
+	__u32 op_experts; /* number of MUL_MAT_ID, 0: experts are not recorded */
 	__u32 type_i32, data_off;
 	__u32 n_pmc, pmc_switches, pmc_migrations; /* see pmc.h */
 } k = {};
@@ -48,7 +51,7 @@ const volatile struct knobs {
 #include "send.h"
 #include "pmc.h"
 
-/* Graphs entered so far, through the functions of this object's engine. */
+/* Graphs entered so far through the functions of this object's engine. */
 __u64 graphs_entered;
 
 struct addr_key {
@@ -56,7 +59,7 @@ struct addr_key {
 	__u64 tgid;
 };
 
-/* Hash of the description last sent for a tensor. */
+/* Hash of the last description sent for a tensor. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 32768);
@@ -76,7 +79,7 @@ struct {
 	__type(value, struct graph_seen);
 } graphs SEC(".maps");
 
-/* Working memory of a thread. Not per CPU: a uprobe program can be preempted by another thread's. */
+/* Scratch memory of a thread. Not per CPU: another thread can preempt a uprobe program. */
 struct scratch {
 	struct ev_experts x; /* not last: see experts_rows */
 	__u64 row;	     /* bytes from one row of ids to the next */
@@ -112,8 +115,8 @@ static __always_inline bool get(void *dst, __u32 size, __u64 addr)
 #define ENGINE (1u << (k.engine & 31))
 
 /*
- * The calling process, if it is recorded and has this object's engine. Two engines may share a file, and another process
- * of the file may be recorded by somebody else: a hit counts nowhere but here.
+ * The calling process, if it is recorded and has this object's engine. Two engines may share a
+ * file, and another recorder may record another process of that file: other hits are ignored.
  */
 static __always_inline struct proc *recorded(__u32 tgid)
 {
@@ -122,27 +125,27 @@ static __always_inline struct proc *recorded(__u32 tgid)
 	return p && (p->engines & ENGINE) ? p : 0;
 }
 
-/* Whether a lane is of a thread of this process, and of this object's engine. */
-static __always_inline bool ours(struct lane *lane, __u32 tgid)
+/* Whether a thread_state belongs to a thread of this process and to this object's engine. */
+static __always_inline bool ours(struct thread_state *thread_state, __u32 tgid)
 {
-	return lane && lane->tgid == tgid && lane->engines & ENGINE;
+	return thread_state && thread_state->tgid == tgid && thread_state->engines & ENGINE;
 }
 
-/* The calling thread's lane; a recorded process's thread gets one. */
-static __always_inline struct lane *lane_of(__u64 id)
+/* The calling thread's thread_state. Created if the process is recorded. */
+static __always_inline struct thread_state *thread_state_of(__u64 id)
 {
 	__u32 tid = id, tgid = id >> 32;
-	struct lane *lane = bpf_map_lookup_elem(&lanes, &tid);
+	struct thread_state *thread_state = bpf_map_lookup_elem(&thread_states, &tid);
 	struct proc *p;
 
-	if (ours(lane, tgid))
-		return lane;
+	if (ours(thread_state, tgid))
+		return thread_state;
 	p = recorded(tgid);
 	if (p) {
-		struct lane fresh = { .tgid = tgid, .engines = p->engines };
+		struct thread_state fresh = { .tgid = tgid, .engines = p->engines };
 
-		bpf_map_update_elem(&lanes, &tid, &fresh, BPF_ANY);
-		return bpf_map_lookup_elem(&lanes, &tid);
+		bpf_map_update_elem(&thread_states, &tid, &fresh, BPF_ANY);
+		return bpf_map_lookup_elem(&thread_states, &tid);
 	}
 	return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * Events that the BPF programs send, the only source of truth for their layout: src/agent/event.rs mirrors it and a
- * test compares both through the object's own BTF.
+ * Events that the BPF programs send, the only source of truth for their layout:
+ * src/capture/event.rs mirrors it, and a test compares both through the object's own BTF.
  */
 #ifndef PROFINFER_EVENT_H
 #define PROFINFER_EVENT_H
@@ -16,20 +16,20 @@ enum ev_kind {
 	EV_GRAPH_ENTER,
 	EV_GRAPH_EXIT,
 	EV_OP,
-	EV_LANE_END,
+	EV_THREAD_END,
 	EV_TENSOR,
 	EV_NODES,
 	EV_FORK,
 	EV_EXIT,
 	EV_EXPERTS,
-	EV_AWAY,
+	EV_OFFCPU,
 	EV_PHASE,
 	EV_COUNTS,
 	EV_WAIT,
 	EV_KINDS,
 };
 
-/* Counters beside the events' own: index EV_KINDS + x. */
+/* Counters in addition to the events' own: index EV_KINDS + x. */
 enum ev_counter {
 	CNT_BARRIER,
 	CNT_ORPHAN,
@@ -43,7 +43,7 @@ enum ev_counter {
 enum ev_experts_why {
 	EXPERTS_TOLD,
 	EXPERTS_UNREAD,	 /* the tensor or its data cannot be read from here */
-	EXPERTS_ODD,	 /* it is none of ids, or has too many experts in a row */
+	EXPERTS_ODD,	 /* not a tensor of ids, or too many experts in a row */
 	EXPERTS_NOWHERE, /* it has no data */
 };
 
@@ -56,19 +56,19 @@ enum ev_what {
 	DOES_KINDS,
 };
 
-/* ev_call.n of a WAIT: for whom */
+/* ev_call.n of a WAIT: what it waits for */
 enum ev_waits {
 	WAITS_BACKEND,
 	WAITS_SCHED,
 	WAITS_CONTEXT,
-	WAITS_READ, /* until a tensor's data are there */
+	WAITS_READ, /* until a tensor's data is available */
 	WAITS_KINDS,
 };
 
 /* ev_hdr.flags */
 #define EVF_FUSED 1
-#define EVF_CUT 2     /* AWAY: the thread has not come back; put there by the recorder */
-#define EVF_COUNTED 2 /* of EV_OP: it is an ev_counted */
+#define EVF_CUT 2     /* OFFCPU: the thread is still off-CPU; set by the recorder */
+#define EVF_COUNTED 2 /* EV_OP: the event is an ev_counted */
 
 struct ev_hdr {
 	__u64 ts; /* CLOCK_MONOTONIC, ns */
@@ -80,11 +80,16 @@ struct ev_hdr {
 	__u16 flags;
 };
 
-/* TOKEN_*: a = llama_context, n = tokens in the batch or -1, b = which entry (0 process, 1 decode, 2 encode).
+/*
+ * TOKEN_*: a = llama_context, n = tokens in the batch or -1, b = entry (0 process, 1 decode, 2
+ * encode).
  * SCHED_*: a = scheduler, b = cgraph. SPLIT_*: a = backend, b = cgraph, guid.
- * GRAPH_ENTER: a = cgraph, b = uid (0: none). GRAPH_EXIT: a = end of thread 0's last op (0: not seen).
- * WAIT: n = for whom, a = its start, h.ts its end, b = the object waited for; of a backend, guid.
- * FORK: a = child's pid. PHASE: n = which; a = its start, h.ts its end; a = 0: it begins at h.ts. */
+ * GRAPH_ENTER: a = cgraph, b = uid (0: none). GRAPH_EXIT: a = end of thread 0's last op (0: not
+ * seen).
+ * WAIT: n = what it waits for, a = its start, h.ts its end, b = the object waited for; guid for a
+ * backend.
+ * FORK: a = child's pid. PHASE: n = which; a = its start, h.ts its end; a = 0: it starts at h.ts.
+ */
 struct ev_call {
 	struct ev_hdr h;
 	__u64 a;
@@ -96,26 +101,30 @@ struct ev_call {
 	__u8 guid[16];
 };
 
-/* An op begins. prev_end: barrier entry that ended this thread's op before, 0 if not seen.
- * LANE_END: the thread's last op of the graph ended at h.ts. */
+/*
+ * An op starts. prev_end: the barrier entry that ended this thread's previous op, 0 if not seen.
+ * THREAD_END: the thread's last op of the graph ended at h.ts.
+ */
 struct ev_op {
 	struct ev_hdr h;
 	__u64 tensor;
 	__u64 tensor2; /* second node of a fused op */
-	__u64 pool;    /* params->threadpool: tells one graph's threads from another's */
+	__u64 pool;    /* params->threadpool: distinguishes the threads of different graphs */
 	__u64 prev_end;
 };
 
-/* Counters at once. */
+/* Maximum number of counters in use. */
 #define PMC_MAX 8
 
-/* An op begins and the counters of the thread's op before are told, or (COUNTS) those of its last op of the graph, whose
- * end is told by the event that follows. */
+/*
+ * An op starts, with the counters of the thread's previous op; or (COUNTS) the counters of its last
+ * op of the graph, whose end is reported by the next event.
+ */
 struct ev_counted {
 	struct ev_op op;
-	__u64 since;  /* when the op that is counted began, 0: none is */
-	__u32 known;  /* counters told, a bit each */
-	__u32 scaled; /* of them, those that had no slot for some of the time */
+	__u64 since;  /* when the counted op started, 0: no op is counted */
+	__u32 known;  /* counters with a count, one bit each */
+	__u32 scaled; /* those of them that had no slot for part of the time */
 	__u64 count[PMC_MAX];
 };
 
@@ -127,7 +136,7 @@ struct ev_tensor {
 };
 
 #define NODES_CHUNK 48
-/* node_info: the node's op, its COMPUTE flag, whether one of its dims is 0, whether it could not be read */
+/* node_info: the node's op, its COMPUTE flag, whether a dim is 0, whether it could not be read */
 #define NODE_OP 0xffff
 #define NODE_COMPUTE 0x10000
 #define NODE_EMPTY 0x20000
@@ -141,13 +150,13 @@ struct ev_nodes {
 	__u32 info[NODES_CHUNK];
 };
 
-/* Ids of experts: rows [first, first + rows) of those of `tokens` tokens, `used` ids in each row. */
+/* Expert ids: rows [first, first + rows) of `tokens` tokens, `used` ids per row. */
 #define EXPERTS_CHUNK 64
 struct ev_experts {
 	struct ev_hdr h;
 	__u64 ids;     /* the tensor that holds them */
 	__u64 weights; /* source 0 of the op */
-	__u64 data;    /* where they are */
+	__u64 data;    /* address of the ids */
 	__u32 used;
 	__u32 tokens;
 	__u32 first;
@@ -157,29 +166,29 @@ struct ev_experts {
 	__s32 id[EXPERTS_CHUNK];
 };
 
-/* ev_away.state of a thread that had not run yet; else the kernel's prev_state below 256, 0: it could have run on. */
+/* ev_offcpu.state of a thread that has not run yet; else prev_state below 256, 0: runnable. */
 #define STATE_NEW 255
 enum ev_answer {
 	ANSWER_UNKNOWN,
 	ANSWER_NO,
 	ANSWER_YES,
 };
-/* ev_away.phase: what is known of where the thread is */
+/* ev_offcpu.phase: what is known about whether the thread is on a CPU */
 enum ev_phase {
 	PHASE_UNKNOWN,
 	PHASE_UNBORN,
 	PHASE_ON,
-	PHASE_AWAY,
+	PHASE_OFFCPU,
 };
 
-/* A thread came back to a CPU at h.ts. As a value of the map `threads`: what is known of its being away so far. */
-struct ev_away {
+/* A thread was switched in at h.ts. In the map `threads`: what is known of its off-CPU time. */
+struct ev_offcpu {
 	struct ev_hdr h;
-	__u64 out;   /* when it left */
-	__u64 woken; /* 0: not seen, or it was never asleep */
-	__u64 ran;   /* how long the thread had run when it left, as the kernel accounts it */
-	__u32 by;    /* the thread that took its CPU */
-	__u32 from;  /* the one that ran before it where it came back */
+	__u64 out;   /* when it was switched out */
+	__u64 woken; /* 0: not seen, or it did not sleep */
+	__u64 ran;   /* the thread's run time when it was switched out, as accounted by the kernel */
+	__u32 by;    /* the thread that replaced it on its CPU */
+	__u32 from;  /* the thread that ran before it on the CPU it was switched in on */
 	__u32 waker;
 	__u16 cpu;
 	__u16 to_cpu;

@@ -1,17 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * Which experts a layer uses: the ids that a MUL_MAT_ID takes, read by thread 0 at the op's entry. They are final then:
- * the barrier behind the op that chose them has been passed.
+ * Which experts a layer uses: the ids that a MUL_MAT_ID reads, read by thread 0 at the op's entry.
+ * They are final by then: all threads have passed the barrier after the op that chose them.
  */
 #ifndef PROFINFER_EXPERTS_H
 #define PROFINFER_EXPERTS_H
 
 #include "structure.h"
 
-/* Events for one tensor of ids at most: 8192 ids where rows fill them, e.g. 1024 tokens of 8 experts. */
+/*
+ * Maximum events per tensor of ids: 8192 ids if the rows fill them, e.g. 1024 tokens of 8 experts.
+ */
 #define EXPERTS_EVENTS 128
 
-/* Looks at the tensor at the scratch's x.ids, into the scratch; 0, or why it has no ids for us. Global, as nodes_read. */
+/*
+ * Reads the tensor at the scratch's x.ids into the scratch. Returns 0, or why it has no usable ids.
+ * Global, as nodes_read.
+ */
 __attribute__((noinline)) int experts_look(__u32 tid)
 {
 	struct scratch *s = bpf_map_lookup_elem(&scratches, &tid);
@@ -32,7 +37,10 @@ __attribute__((noinline)) int experts_look(__u32 tid)
 	return s->x.data ? 0 : EXPERTS_NOWHERE;
 }
 
-/* Reads as many whole rows as one event holds, from x.first on; gives their number. Global, as nodes_read. */
+/*
+ * Reads as many complete rows as fit in one event, starting at x.first. Returns their number.
+ * Global, as nodes_read.
+ */
 __attribute__((noinline)) int experts_rows(__u32 tid)
 {
 	struct scratch *s = bpf_map_lookup_elem(&scratches, &tid);
@@ -43,7 +51,7 @@ __attribute__((noinline)) int experts_rows(__u32 tid)
 		return 0;
 	bytes = 4 * s->x.used;
 	from = s->x.data + s->row * s->x.first;
-	/* What clang knows of the two and the verifier does not: x is not last in the scratch. */
+	/* clang knows these bounds, the verifier does not: x is not last in the scratch. */
 	asm volatile("%0 &= %1" : "+r"(bytes) : "i"(8 * EXPERTS_CHUNK - 1));
 	for (__u32 i = 0; i < EXPERTS_CHUNK; i++) {
 		if (s->x.first + i >= s->x.tokens || at + bytes > sizeof(s->x.id))
@@ -58,8 +66,11 @@ __attribute__((noinline)) int experts_rows(__u32 tid)
 	return rows;
 }
 
-/* Sends the ids of an op that has some, once in each graph: gate, up and down of a layer share them. True if it did. */
-static __always_inline bool experts(void *ctx, const struct ev_hdr *h, struct lane *lane, __u64 tensor)
+/*
+ * Sends an op's expert ids, once per graph: gate, up and down of a layer share them. True if it
+ * sent them.
+ */
+static __always_inline bool experts(void *ctx, const struct ev_hdr *h, struct thread_state *thread_state, __u64 tensor)
 {
 	struct scratch *s;
 	__u32 op = 0;
@@ -67,9 +78,9 @@ static __always_inline bool experts(void *ctx, const struct ev_hdr *h, struct la
 
 	if (!get(&op, 4, tensor + k.op_off) || op != k.op_experts)
 		return false;
-	if (!get(&ids, 8, tensor + k.src_off + 16) || ids == lane->ids)
+	if (!get(&ids, 8, tensor + k.src_off + 16) || ids == thread_state->ids)
 		return false;
-	lane->ids = ids;
+	thread_state->ids = ids;
 	s = scratch_of(h->tid);
 	if (!s)
 		return false;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * The few kernel types and numbers that the programs need, so that a build wants neither the kernel's headers nor
- * its BTF. Names and values are the kernel's UAPI (include/uapi/linux/bpf.h, arch/{x86,arm64} ptrace.h), which never change.
+ * The few kernel types and constants that the programs need, so that a build needs neither kernel
+ * headers nor a BTF. Names and values are the kernel's UAPI (include/uapi/linux/bpf.h,
+ * arch/{x86,arm64} ptrace.h), which never change.
  */
 #ifndef PROFINFER_MINI_VMLINUX_H
 #define PROFINFER_MINI_VMLINUX_H
@@ -20,7 +21,7 @@ typedef __u32 __wsum;
 typedef _Bool bool;
 enum { false = 0, true = 1 };
 
-/* Tells bpf_tracing.h that pt_regs has the kernel's own field names. */
+/* bpf_tracing.h then uses the kernel's own field names in pt_regs. */
 #define __VMLINUX_H__
 
 enum bpf_map_type {
@@ -51,7 +52,7 @@ struct pt_regs;
 #error "x86-64 and arm64 only"
 #endif
 
-/* Fields that move from kernel to kernel: libbpf puts their offsets in (agent/btf.rs tells it where they are). */
+/* Fields whose offsets vary by kernel: libbpf sets them (src/host/btf.rs supplies them). */
 struct task_struct {
 	int pid;
 	int tgid;

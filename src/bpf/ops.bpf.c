@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Probes on a GGML engine: tokens, graphs, splits, ops, op ends, tensor structure. Needs no BTF and no helper newer
- * than kernel 5.10. One object is loaded for each engine, with the engine's layout as constants.
+ * Probes on a GGML engine: tokens, graphs, splits, ops, op ends, tensor structure. Needs no BTF and
+ * no helper newer than kernel 5.10. One object per engine, with the engine's layout as constants.
  */
 #include "mini_vmlinux.h"
 #include <bpf/bpf_helpers.h>
@@ -111,22 +111,22 @@ int graph_enter(struct pt_regs *ctx)
 	__u64 id = bpf_get_current_pid_tgid();
 	__u64 cgraph = PT_REGS_PARM1(ctx), cplan = PT_REGS_PARM2(ctx);
 	struct proc *p = recorded(id >> 32);
-	struct lane lane = { .in_graph = 1, .tgid = id >> 32 };
+	struct thread_state thread_state = { .in_graph = 1, .tgid = id >> 32 };
 	struct ev_call e = {};
 	__u32 tid = id;
 
 	if (!p)
 		return 0;
-	lane.loop_ra = p->loop_ra;
-	lane.engines = p->engines;
+	thread_state.loop_ra = p->loop_ra;
+	thread_state.engines = p->engines;
 	__sync_fetch_and_add(&graphs_entered, 1);
 	head(&e.h, EV_GRAPH_ENTER, id);
 	e.a = cgraph;
 	graph_shape(&e, cgraph);
 	get(&e.threads, 4, cplan + k.n_threads_off);
 	if (k.str)
-		lane.describe = graph_changed(ctx, &e, cgraph);
-	bpf_map_update_elem(&lanes, &tid, &lane, BPF_ANY);
+		thread_state.describe = graph_changed(ctx, &e, cgraph);
+	bpf_map_update_elem(&thread_states, &tid, &thread_state, BPF_ANY);
 	send(ctx, &e.h, sizeof(e));
 	return 0;
 }
@@ -137,100 +137,104 @@ int graph_exit(struct pt_regs *ctx)
 	__u64 id = bpf_get_current_pid_tgid();
 	struct proc *p = recorded(id >> 32);
 	struct ev_call e = {};
-	struct lane *lane;
+	struct thread_state *thread_state;
 	__u32 tid = id;
 
 	if (!p)
 		return 0;
 	head(&e.h, EV_GRAPH_EXIT, id);
-	lane = bpf_map_lookup_elem(&lanes, &tid);
-	if (lane) {
-		/* The barrier that thread 0 met last is the one at the graph's end, if it met one in its last op. */
-		if (lane->tensor && lane->last_ts > lane->start && lane->last_ra != p->loop_ra) {
-			p->final_ra = lane->last_ra;
-			e.a = lane->last_ts;
+	thread_state = bpf_map_lookup_elem(&thread_states, &tid);
+	if (thread_state) {
+		/*
+		 * The last barrier entered is the one at the graph's end, if it is in the last op.
+		 */
+		if (thread_state->tensor && thread_state->last_ts > thread_state->start &&
+		    thread_state->last_ra != p->loop_ra) {
+			p->final_ra = thread_state->last_ra;
+			e.a = thread_state->last_ts;
 		} else {
 			/* Older engines have one call site for both. */
-			e.a = lane->end;
+			e.a = thread_state->end;
 		}
-		if (counting() && lane->tensor)
-			count_last(ctx, id, lane, e.a, e.h.ts);
-		lane->in_graph = 0;
-		lane->tensor = 0;
+		if (counting() && thread_state->tensor)
+			count_last(ctx, id, thread_state, e.a, e.h.ts);
+		thread_state->in_graph = 0;
+		thread_state->tensor = 0;
 	}
 	send(ctx, &e.h, sizeof(e));
 	return 0;
 }
 
-/* An op asks how much waits for the reader once in so many of a thread's. */
+/* Of a thread's ops, one in this many checks how much data is waiting for the reader. */
 #define ASK_EVERY 16
 
 /*
- * Which worker of which graph calls. A thread's parameters stay in one place and the same for all of a graph, so they
- * are read once in each; without graphs to be seen, each time. False: cannot be read.
+ * Which worker of which graph calls. A thread's parameters keep their address and contents
+ * throughout a graph, so they are read once per graph; if no graphs are seen, every time. False:
+ * cannot be read.
  */
-static __always_inline bool worker(struct lane *lane, __u64 params, __u16 engine, __u64 *pool)
+static __always_inline bool worker(struct thread_state *thread_state, __u64 params, __u16 engine, __u64 *pool)
 {
 	__u64 graph = graphs_entered | (__u64)engine << 48;
 	__u32 ith = 0;
 
-	*pool = lane->pool;
-	if (lane->params == params && lane->epoch == graph)
+	*pool = thread_state->pool;
+	if (thread_state->params == params && thread_state->epoch == graph)
 		return true;
 	if (!get(&ith, 4, params + k.ith_off))
 		return false;
 	*pool = 0;
 	if (k.pool_off)
 		get(pool, 8, params + k.pool_off);
-	lane->ith = ith;
-	lane->epoch = graph;
-	lane->params = graphs_entered ? params : 0;
+	thread_state->ith = ith;
+	thread_state->epoch = graph;
+	thread_state->params = graphs_entered ? params : 0;
 	return true;
 }
 
-/* The last barrier before a next op of thread 0 is the one of the node loop. */
-static __always_inline void learn_loop(struct lane *lane)
+/* The last barrier before thread 0's next op is the one in the node loop. */
+static __always_inline void learn_loop(struct thread_state *thread_state)
 {
-	struct proc *p = recorded(lane->tgid);
+	struct proc *p = recorded(thread_state->tgid);
 
 	if (!p)
 		return;
 	if (!p->loop_ra) {
-		p->loop_ra = lane->last_ra;
-		lane->end = lane->last_ts;
+		p->loop_ra = thread_state->last_ra;
+		thread_state->end = thread_state->last_ts;
 	}
-	lane->loop_ra = p->loop_ra;
+	thread_state->loop_ra = p->loop_ra;
 }
 
 static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, __u64 tensor2)
 {
 	__u64 id = bpf_get_current_pid_tgid(), pool, since = 0;
-	struct lane *lane = lane_of(id);
+	struct thread_state *thread_state = thread_state_of(id);
 	struct ev_counted counted;
 	struct ev_op *e = &counted.op;
 	__u32 size = sizeof(*e);
 
-	if (!lane)
+	if (!thread_state)
 		return 0;
 	head(&e->h, EV_OP, id);
-	if (!worker(lane, params, e->h.engine, &pool))
+	if (!worker(thread_state, params, e->h.engine, &pool))
 		return 0;
-	e->h.ith = lane->ith;
+	e->h.ith = thread_state->ith;
 	e->h.flags = tensor2 ? EVF_FUSED : 0;
 	e->tensor = tensor;
 	e->tensor2 = tensor2;
 	e->pool = pool;
 	e->prev_end = 0;
-	if (lane->tensor && lane->pool == pool) {
-		if (lane->in_graph && !lane->loop_ra && lane->last_ts > lane->start)
-			learn_loop(lane);
-		e->prev_end = lane->end;
-		since = lane->start;
+	if (thread_state->tensor && thread_state->pool == pool) {
+		if (thread_state->in_graph && !thread_state->loop_ra && thread_state->last_ts > thread_state->start)
+			learn_loop(thread_state);
+		e->prev_end = thread_state->end;
+		since = thread_state->start;
 	}
-	lane->pool = pool;
-	lane->tensor = tensor;
-	lane->end = 0;
-	if (k.str && ((lane->in_graph && lane->describe) || k.str == 2)) {
+	thread_state->pool = pool;
+	thread_state->tensor = tensor;
+	thread_state->end = 0;
+	if (k.str && ((thread_state->in_graph && thread_state->describe) || k.str == 2)) {
 		__u32 tid = id;
 		struct scratch *s = scratch_of(tid);
 
@@ -239,14 +243,14 @@ static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, _
 			s->t.h.kind = EV_TENSOR;
 			describe(ctx, s, tid, tensor, tensor2);
 		}
-		/* The op starts when we are done looking at it. */
+		/* The op starts when we have finished reading its tensors. */
 		e->h.ts = bpf_ktime_get_ns();
 	}
-	if (k.op_experts && !tensor2 && lane->in_graph && experts(ctx, &e->h, lane, tensor))
+	if (k.op_experts && !tensor2 && thread_state->in_graph && experts(ctx, &e->h, thread_state, tensor))
 		e->h.ts = bpf_ktime_get_ns();
-	lane->start = e->h.ts;
+	thread_state->start = e->h.ts;
 	if (k.n_pmc) {
-		/* All of it, whatever is sent: the verifier does not tell one from the other. */
+		/* All of it, whatever is sent: the verifier does not know the size. */
 		__builtin_memset(&counted.since, 0, sizeof(counted) - sizeof(*e));
 		if (counting()) {
 			e->h.flags |= EVF_COUNTED;
@@ -254,7 +258,7 @@ static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, _
 			size = sizeof(counted);
 		}
 	}
-	pass(ctx, &e->h, size, ++lane->hits % ASK_EVERY == 0);
+	pass(ctx, &e->h, size, ++thread_state->hits % ASK_EVERY == 0);
 	return 0;
 }
 
@@ -270,7 +274,7 @@ int fused_enter(struct pt_regs *ctx)
 	return op(ctx, PT_REGS_PARM1(ctx), PT_REGS_PARM2(ctx), PT_REGS_PARM3(ctx));
 }
 
-/* Only for the comparison with the published method (entry and return probe, structure at each hit). */
+/* Only to compare with the published method (entry and return probe, structure at every hit). */
 SEC("uretprobe")
 int op_exit(struct pt_regs *ctx)
 {
@@ -279,7 +283,7 @@ int op_exit(struct pt_regs *ctx)
 
 	if (!recorded(id >> 32))
 		return 0;
-	head(&e.h, EV_LANE_END, id);
+	head(&e.h, EV_THREAD_END, id);
 	e.h.ith = 0xffff;
 	bump(EV_KINDS + CNT_OP_RETURN);
 	send(ctx, &e.h, sizeof(e));
@@ -287,22 +291,22 @@ int op_exit(struct pt_regs *ctx)
 }
 
 /*
- * ggml_barrier(pool): called after every op but the last, once at the graph's end, and inside some ops. The call sites
- * are told apart by return address: the node loop's is learned at thread 0's second op, the one at the graph's end at
- * thread 0's return from the graph.
+ * ggml_barrier(pool): called after every op but the last, once at the graph's end, and inside some
+ * ops. Return addresses distinguish the call sites: the one in the node loop is learned at thread
+ * 0's second op, the one at the graph's end when thread 0 returns from the graph.
  */
 SEC("uprobe")
 int barrier_enter(struct pt_regs *ctx)
 {
 	__u64 id = bpf_get_current_pid_tgid(), ra = 0;
 	__u32 tid = id, tgid = id >> 32;
-	struct lane *lane = bpf_map_lookup_elem(&lanes, &tid);
+	struct thread_state *thread_state = bpf_map_lookup_elem(&thread_states, &tid);
 	struct proc *p;
 
-	if (!ours(lane, tgid))
+	if (!ours(thread_state, tgid))
 		return 0;
 	bump(EV_KINDS + CNT_BARRIER);
-	if (!lane->tensor || (k.pool_off && lane->pool != PT_REGS_PARM1(ctx)))
+	if (!thread_state->tensor || (k.pool_off && thread_state->pool != PT_REGS_PARM1(ctx)))
 		return 0;
 #if defined(__TARGET_ARCH_x86)
 	if (!get(&ra, 8, PT_REGS_SP(ctx)))
@@ -310,40 +314,40 @@ int barrier_enter(struct pt_regs *ctx)
 #else
 	ra = PT_REGS_RET(ctx);
 #endif
-	lane->last_ra = ra;
-	lane->last_ts = bpf_ktime_get_ns();
-	if (ra != lane->loop_ra) {
+	thread_state->last_ra = ra;
+	thread_state->last_ts = bpf_ktime_get_ns();
+	if (ra != thread_state->loop_ra) {
 		p = recorded(tgid);
 		if (!p)
 			return 0;
-		/* Which barriers lie inside of ops is known once the two others are. */
+		/* Barriers inside ops can be identified once the other two are known. */
 		if (counting() && (!p->loop_ra || !p->final_ra || ra == p->loop_ra || ra == p->final_ra))
-			count_barrier(tid, lane->last_ts);
-		if (ra == p->final_ra && !lane->in_graph) {
+			count_barrier(tid, thread_state->last_ts);
+		if (ra == p->final_ra && !thread_state->in_graph) {
 			struct ev_op e = {};
 
 			if (counting())
-				count_last(ctx, id, lane, lane->last_ts, lane->last_ts);
+				count_last(ctx, id, thread_state, thread_state->last_ts, thread_state->last_ts);
 
-			head(&e.h, EV_LANE_END, id);
-			e.tensor = lane->tensor;
-			e.pool = lane->pool;
-			e.h.ts = lane->last_ts;
+			head(&e.h, EV_THREAD_END, id);
+			e.tensor = thread_state->tensor;
+			e.pool = thread_state->pool;
+			e.h.ts = thread_state->last_ts;
 			send(ctx, &e.h, sizeof(e));
-			lane->tensor = 0;
+			thread_state->tensor = 0;
 		}
 		if (ra != p->loop_ra)
 			return 0;
-		lane->loop_ra = ra;
+		thread_state->loop_ra = ra;
 	} else if (counting()) {
-		count_barrier(tid, lane->last_ts);
+		count_barrier(tid, thread_state->last_ts);
 	}
-	if (!lane->end)
-		lane->end = lane->last_ts;
+	if (!thread_state->end)
+		thread_state->end = thread_state->last_ts;
 	return 0;
 }
 
-/* What a hit costs before any program of ours has done anything. */
+/* Measures the cost of a hit without any work by our programs. */
 SEC("uprobe")
 int nothing(void *ctx)
 {

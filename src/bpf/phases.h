@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * Calls of functions that are a phase of their own: tokenizing, sampling, and so on; the outermost call counts, whatever
- * it calls. A call is known by where the stack pointer is at its entry, so that one program does for all returns, and
- * that calls that hand over to another (by a jump) or never return (an exception) do no harm.
+ * Calls of functions that form a phase: tokenizing, sampling, and so on. Only the outermost call
+ * counts, whatever it calls. A call is identified by the stack pointer at its entry. So one program
+ * handles all returns, and tail calls (by a jump) or calls that never return (an exception) do no
+ * harm.
  */
 #ifndef PROFINFER_PHASES_H
 #define PROFINFER_PHASES_H
 
 #include "base.h"
 
-/* How far the stack pointer is from where it was at the entry when a function has returned. */
+/* Stack pointer after a function has returned, minus the stack pointer at its entry. */
 #if defined(__TARGET_ARCH_x86)
 #define RETURNED 8
 #else
@@ -19,7 +20,7 @@
 /* The outermost call of a thread. */
 struct phase_call {
 	__u64 start;
-	__u64 sp; /* at its entry; 0: none is under way */
+	__u64 sp; /* at its entry; 0: no call in progress */
 	__u32 tgid;
 	__u32 what;
 };
@@ -51,12 +52,12 @@ static __always_inline int phase_enter(struct pt_regs *ctx, __u32 what)
 	if (!recorded(id >> 32))
 		return 0;
 	outer = bpf_map_lookup_elem(&phases, &tid);
-	/* One that began here or further down the stack is over. */
+	/* A call that started at this stack depth or deeper is over. */
 	if (outer && outer->tgid == id >> 32 && outer->sp > sp)
 		return 0;
 	call.start = bpf_ktime_get_ns();
 	bpf_map_update_elem(&phases, &tid, &call, BPF_ANY);
-	/* The only one that takes long enough for a recording to end in it. */
+	/* The only phase long enough for a recording to end within it. */
 	return what == DOES_LOAD ? phase_send(ctx, id, what, 0) : 0;
 }
 

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Closes the account of a recorded thread that leaves a CPU and opens that of one that comes to it, so that what others
- * count there is not taken for theirs. Needs no BTF: the tracepoint's field is where tracefs says.
+ * Closes the account of a recorded thread that is switched out and opens the account of one that is
+ * switched in, so that other threads' counts are not attributed to it. Needs no BTF: tracefs gives
+ * the offset of the tracepoint's field.
  */
 #include "mini_vmlinux.h"
 #include <bpf/bpf_helpers.h>
 #include "event.h"
 
-/* Set once between open and load (agent/pmc/follow.rs). */
+/* Set once between open and load (src/capture/pmc/follow.rs). */
 const volatile struct knobs {
-	__u32 n_pmc;	    /* counters */
-	__u32 pmc_switches; /* of them, those that count switches, a bit each: counted here, no event of the kernel's */
-	__u32 pmc_migrations; /* likewise, arrivals on another CPU */
+	__u32 n_pmc;	      /* number of counters */
+	__u32 pmc_switches;   /* those that count switches, one bit each; not a kernel event */
+	__u32 pmc_migrations; /* likewise, migrations to another CPU */
 	__u32 next_off;	      /* offset of sched_switch's next_pid */
 } k = {};
 
@@ -19,7 +20,7 @@ const volatile struct knobs {
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
-/* A thread leaves this CPU, or comes to it. An account that is not as it must be has missed a switch. */
+/* A thread is switched out or in. An account in an unexpected state has missed a switch. */
 static __always_inline void turn(__u32 tid, __u32 cpu, bool leaves)
 {
 	struct account *a = tid ? bpf_map_lookup_elem(&accounts, &tid) : 0;
@@ -44,7 +45,7 @@ static __always_inline void turn(__u32 tid, __u32 cpu, bool leaves)
 			at->count += k.pmc_migrations >> i & moved;
 		}
 	}
-	a->turns++;
+	a->sched_cost++;
 	a->cpu = leaves ? 0 : cpu;
 	a->last = cpu;
 }

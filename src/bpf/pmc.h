@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * A thread's own counts out of the counters of the CPUs that it runs on. An account is open while its thread is on a CPU:
- * what was counted is then the CPU's reading plus what stands in `at`; when the thread leaves (pmc.bpf.c) the reading is
- * added there, and subtracted where it comes back. Whoever includes it has constants `k` with `n_pmc`, `pmc_switches`
- * and `pmc_migrations`.
+ * Per-thread counts from the counters of the CPUs that the thread runs on. An account is open while
+ * its thread is on a CPU: the count is then the CPU's reading plus `at`. When the thread is
+ * switched out (pmc.bpf.c) the reading is added to `at`; when it is switched in, the reading is
+ * subtracted. Files that include this one define constants `k` with `n_pmc`, `pmc_switches` and
+ * `pmc_migrations`.
  */
 #ifndef PROFINFER_PMC_H
 #define PROFINFER_PMC_H
 
-/* The events: CPU times n_pmc, plus the counter. */
+/* The events: index is CPU times n_pmc, plus the counter. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
 	__uint(max_entries, 1);
@@ -16,9 +17,11 @@ struct {
 	__uint(value_size, 4);
 } pmcs SEC(".maps");
 
-/* What may change while programs run, written by the recorder (agent/pmc/follow.rs). */
+/*
+ * Settings that may change while programs run, written by the recorder (src/capture/pmc/follow.rs).
+ */
 struct settings {
-	__u32 counting; /* 0: ops are not counted; else how often counting has begun */
+	__u32 counting; /* 0: ops are not counted; otherwise how many times counting has started */
 };
 
 struct {
@@ -32,22 +35,22 @@ struct {
 
 #define UNREAD (~0ULL)
 
-/* Begins as struct bpf_perf_event_value. */
+/* Starts like struct bpf_perf_event_value. */
 struct sum {
 	__u64 count, enabled, running;
-	__u64 gaps; /* how often the counter lost sight of the thread; UNREAD: it could not be read just now */
+	__u64 gaps; /* times the counter lost track of the thread; UNREAD: it could not be read just now */
 };
 
 struct account {
-	__u32 cpu;   /* 1 + the CPU on which it is open, 0: closed */
-	__u32 last;  /* 1 + the CPU on which it was open last */
-	__u32 turns; /* times that the thread left a CPU or came to one */
+	__u32 cpu;	  /* 1 + the CPU on which it is open, 0: closed */
+	__u32 last;	  /* 1 + the CPU on which it was last open */
+	__u32 sched_cost; /* times the thread was switched in or out */
 	__u32 known, scaled;
-	__u32 epoch;   /* `counting` when it was last read: what is older has missed switches */
-	__u64 done_at; /* of the barrier at which `done` was settled */
+	__u32 epoch;   /* `counting` when it was last read: an older account has missed switches */
+	__u64 done_at; /* time of the barrier at which `done` was settled */
 	struct sum at[PMC_MAX];
 	struct sum now[PMC_MAX];
-	struct sum start[PMC_MAX]; /* when the op under way began */
+	struct sum start[PMC_MAX]; /* when the current op started */
 	__u64 done[PMC_MAX];	   /* counts of an op, those in `known` */
 };
 
@@ -71,7 +74,7 @@ static __always_inline bool counted_here(__u32 i)
 	return (k.pmc_switches | k.pmc_migrations) >> i & 1;
 }
 
-/* Reads counter i of this CPU. False: it has none, or it cannot be read. */
+/* Reads counter i of this CPU. False: there is none, or it cannot be read. */
 static __always_inline bool read_counter(__u32 cpu, __u32 i, struct sum *r)
 {
 	return counted_here(i) || !bpf_perf_event_read_value(&pmcs, cpu * k.n_pmc + i, (void *)r, 24);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Follows processes by the kernel's own task_struct, which tells a new process from a new thread. Where its fields lie
- * comes from a BTF, the running kernel's or one given; process_tp.bpf.c serves where there is none.
+ * Follows processes by the kernel's task_struct, which distinguishes a new process from a new
+ * thread. Its field offsets come from a BTF, the running kernel's or a given one. Without a BTF,
+ * process_tp.bpf.c is used instead.
  */
 #include "mini_vmlinux.h"
 #include <bpf/bpf_helpers.h>
@@ -12,7 +13,10 @@
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
-/* What was read of the recorder's own fork: whether the offsets are those of this kernel, the recorder judges. */
+/*
+ * What was read during the recorder's own fork. From it the recorder decides whether the offsets
+ * match this kernel.
+ */
 struct trial {
 	__u32 seen;
 	__u32 parent_pid, parent_tgid;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Follows processes by the fields of the kernel's tracepoints, whose offsets tracefs tells: needs no BTF. The event of a
- * fork does not tell a thread from a process, so thread ids get in as well and leave at the thread's end: they match no
- * process.
+ * Follows processes by the fields of the kernel's tracepoints, whose offsets tracefs gives: needs
+ * no BTF. The fork event does not distinguish a thread from a process, so thread ids are added as
+ * well and removed when the thread ends. They match no process.
  */
 #include "mini_vmlinux.h"
 #include <bpf/bpf_helpers.h>

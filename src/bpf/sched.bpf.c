@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * When the threads of recorded processes are off the CPU, and why: one event for each time, sent when the thread is back.
- * By the fields of the kernel's tracepoints, whose offsets tracefs tells, and by the addresses of a few functions: needs
- * no BTF.
+ * When the threads of recorded processes are off-CPU, and why: one event per interval, sent when
+ * the thread is switched in again. Uses the fields of the kernel's tracepoints, whose offsets
+ * tracefs gives, and the addresses of a few functions: needs no BTF.
  *
- * The kernel shows a thread's leaving, its wake-up and its coming back one after the other, each with the lock of the run
- * queue held, so nothing here needs a lock. Its waking is shown before, sometimes even before it has left.
+ * The kernel reports a thread's switch-out, wakeup and switch-in in order, each with the run queue
+ * lock held, so nothing here needs a lock. sched_waking is reported before the wakeup, sometimes
+ * even before the switch-out.
  */
 #include "mini_vmlinux.h"
 #include <bpf/bpf_helpers.h>
@@ -15,33 +16,33 @@ char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
 #define IO_PLACES 2
 
-/* A piece of the kernel's code. */
+/* A range of kernel code. */
 struct place {
 	__u64 at;
-	__u64 len; /* 0: not known where */
+	__u64 len; /* 0: location unknown */
 };
 
-/* Set once between open and load (agent/sched.rs). */
+/* Set once between open and load (src/capture/sched.rs). */
 const volatile struct knobs {
 	__u32 pbuf;	  /* 1: perf buffer, 0: ring buffer */
-	__u32 wake_bytes; /* as in the object of the probes */
-	/* Offsets of sched_switch's, sched_wakeup's and task_newtask's fields. */
+	__u32 wake_bytes; /* as in the probes' object */
+	/* Field offsets of sched_switch, sched_wakeup and task_newtask. */
 	__u32 prev_state_off, next_pid_off, next_comm_off;
 	__u32 pid_off;
 	__u32 new_pid_off, clone_flags_off;
-	__u32 ran_off;		    /* task_struct.se.sum_exec_runtime, 0: not known */
-	struct place fault;	    /* handle_mm_fault: whoever waits in there waits in a page fault */
+	__u32 ran_off;		    /* task_struct.se.sum_exec_runtime, 0: unknown */
+	struct place fault;	    /* handle_mm_fault: a thread that waits in it waits in a page fault */
 	struct place io[IO_PLACES]; /* io_schedule and io_schedule_timeout */
 } k = {};
 
 #include "send.h"
 
-/* The threads followed: those of recorded processes, from birth to death. Not an LRU: none may be forgotten. */
+/* Threads of recorded processes, from start to exit. Not an LRU: none may be evicted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
 	__type(key, __u32);
-	__type(value, struct ev_away);
+	__type(value, struct ev_offcpu);
 } threads SEC(".maps");
 
 #define FRAMES 64
@@ -49,7 +50,7 @@ struct stack {
 	__u64 ip[FRAMES];
 };
 
-/* Working memory: a switch is not interrupted by another on its CPU. */
+/* Scratch memory: no other switch interrupts a switch on the same CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -57,7 +58,10 @@ struct {
 	__type(value, struct stack);
 } stacks SEC(".maps");
 
-/* prev_state as the tracepoint tells it, the same in all kernels since 4.14 (include/linux/sched.h, TASK_REPORT). */
+/*
+ * prev_state as the tracepoint reports it, the same in all kernels since 4.14
+ * (include/linux/sched.h, TASK_REPORT).
+ */
 #define STATE_UNINTERRUPTIBLE 2
 #define STATE_DEAD 0x30
 #define STATE_PREEMPTED 0x100 /* and above */
@@ -71,10 +75,13 @@ static __always_inline __u32 u32_at(void *ctx, __u32 off)
 	return v;
 }
 
-/* A thread was seen to come that had not left, or the other way round, and it cannot be said when the other was. */
+/*
+ * A thread was switched in without having been switched out, or vice versa, and the time of the
+ * missing switch is unknown.
+ */
 static __always_inline void missed(void)
 {
-	struct count *c = count_of(EV_AWAY);
+	struct count *c = count_of(EV_OFFCPU);
 
 	if (c) {
 		__sync_fetch_and_add(&c->seen, 1);
@@ -87,8 +94,8 @@ static __always_inline bool within(__u64 ip, const volatile struct place *p)
 	return ip - p->at < p->len;
 }
 
-/* What the kernel was doing for the thread that it puts to sleep, by who called whom. */
-static __always_inline void reason(void *ctx, struct ev_away *t)
+/* What the kernel was doing for the thread that goes to sleep, from its call stack. */
+static __always_inline void reason(void *ctx, struct ev_offcpu *t)
 {
 	__u32 zero = 0;
 	struct stack *s = bpf_map_lookup_elem(&stacks, &zero);
@@ -108,14 +115,14 @@ static __always_inline void reason(void *ctx, struct ev_away *t)
 		if (within(s->ip[i], &k.io[0]) || within(s->ip[i], &k.io[1]))
 			io = true;
 	}
-	/* What was not met may lie beyond the frames read, but io_schedule is never far. */
+	/* Functions not found may be beyond the frames read; io_schedule is never far. */
 	if (k.fault.len && (fault || n < sizeof(s->ip)))
 		t->fault = fault ? ANSWER_YES : ANSWER_NO;
 	if (k.io[0].len)
 		t->io = io ? ANSWER_YES : ANSWER_NO;
 }
 
-/* How long the calling thread has run, ns, brought up to date by the scheduler just before it shows the switch. */
+/* How long the calling thread has run, ns. The scheduler updates it just before a switch. */
 static __always_inline __u64 ran(void)
 {
 	__u64 ns = 0;
@@ -126,19 +133,20 @@ static __always_inline __u64 ran(void)
 }
 
 /*
- * The calling thread leaves and was not seen to come: the kernel skips our programs where it interrupts BPF's own work, and
- * may hide a task from tracing. It has come when it had not run yet what it has run since.
+ * The calling thread is switched out, but its switch-in was not seen: the kernel skips our programs
+ * where it interrupts BPF's own work, and may hide a task from tracing. The switch-in was as long
+ * ago as the thread has run since it was last switched out.
  */
-static __always_inline void came_unseen(void *ctx, struct ev_away *t, __u64 now, __u64 ran)
+static __always_inline void came_unseen(void *ctx, struct ev_offcpu *t, __u64 now, __u64 ran)
 {
 	__u64 since = ran - t->ran;
 
-	/* A new thread has not run at all. */
+	/* A new thread has not run yet. */
 	if (!k.ran_off || (!t->ran && t->state != STATE_NEW)) {
 		missed();
 		return;
 	}
-	/* By two clocks, so that a short time away may come out shorter than none. */
+	/* The two clocks differ, so a short off-CPU time may come out negative. */
 	t->h.ts = now - (since < now - t->out ? since : now - t->out);
 	t->from = 0;
 	t->to_cpu = bpf_get_smp_processor_id();
@@ -146,18 +154,21 @@ static __always_inline void came_unseen(void *ctx, struct ev_away *t, __u64 now,
 	t->waker = 0;
 }
 
-static __always_inline void leaves(void *ctx, struct ev_away *t, __u64 id, __u32 next)
+static __always_inline void leaves(void *ctx, struct ev_offcpu *t, __u64 id, __u32 next)
 {
 	__u64 state = 0, now = bpf_ktime_get_ns(), so_far = ran();
 	__u32 tid = id;
 
 	bpf_probe_read_kernel(&state, sizeof(state), ctx + k.prev_state_off);
-	/* A thread of that number that is not ours, ours having gone unseen (an exec by another than the first thread). */
+	/*
+	 * Another thread with this id; the exit of the followed one was not seen (an exec by a
+	 * thread other than the first).
+	 */
 	if (t->h.tgid != id >> 32) {
 		bpf_map_delete_elem(&threads, &tid);
 		return;
 	}
-	if (t->phase == PHASE_AWAY)
+	if (t->phase == PHASE_OFFCPU)
 		came_unseen(ctx, t, now, so_far);
 	if (state & STATE_DEAD) {
 		bpf_map_delete_elem(&threads, &tid);
@@ -169,7 +180,7 @@ static __always_inline void leaves(void *ctx, struct ev_away *t, __u64 id, __u32
 	t->by = next;
 	t->cpu = bpf_get_smp_processor_id();
 	t->state = state < STATE_PREEMPTED ? state : 0;
-	t->phase = PHASE_AWAY;
+	t->phase = PHASE_OFFCPU;
 	bpf_probe_read_kernel(t->by_comm, sizeof(t->by_comm), ctx + k.next_comm_off);
 	t->io = t->fault = ANSWER_NO;
 	if (t->state == STATE_UNINTERRUPTIBLE) {
@@ -178,9 +189,9 @@ static __always_inline void leaves(void *ctx, struct ev_away *t, __u64 id, __u32
 	}
 }
 
-static __always_inline void comes(void *ctx, struct ev_away *t, __u32 prev)
+static __always_inline void comes(void *ctx, struct ev_offcpu *t, __u32 prev)
 {
-	if (t->phase == PHASE_AWAY) {
+	if (t->phase == PHASE_OFFCPU) {
 		t->h.ts = bpf_ktime_get_ns();
 		t->from = prev;
 		t->to_cpu = bpf_get_smp_processor_id();
@@ -198,7 +209,7 @@ int switches(void *ctx)
 {
 	__u64 id = bpf_get_current_pid_tgid();
 	__u32 prev = id, next = u32_at(ctx, k.next_pid_off);
-	struct ev_away *t;
+	struct ev_offcpu *t;
 
 	t = prev ? bpf_map_lookup_elem(&threads, &prev) : 0;
 	if (t)
@@ -209,12 +220,12 @@ int switches(void *ctx)
 	return 0;
 }
 
-/* In the waker's own context, which the wake-up itself often is not. */
+/* Runs in the waker's context; the wakeup itself often does not. */
 SEC("tracepoint/sched/sched_waking")
 int waking(void *ctx)
 {
 	__u32 tid = u32_at(ctx, k.pid_off);
-	struct ev_away *t = bpf_map_lookup_elem(&threads, &tid);
+	struct ev_offcpu *t = bpf_map_lookup_elem(&threads, &tid);
 
 	if (!t)
 		return 0;
@@ -227,11 +238,11 @@ SEC("tracepoint/sched/sched_wakeup")
 int wakes(void *ctx)
 {
 	__u32 tid = u32_at(ctx, k.pid_off);
-	struct ev_away *t = bpf_map_lookup_elem(&threads, &tid);
+	struct ev_offcpu *t = bpf_map_lookup_elem(&threads, &tid);
 
 	if (!t)
 		return 0;
-	if (t->phase == PHASE_AWAY && !t->woken)
+	if (t->phase == PHASE_OFFCPU && !t->woken)
 		t->woken = bpf_ktime_get_ns();
 	/* Woken before it slept. */
 	if (t->phase == PHASE_ON)
@@ -243,14 +254,14 @@ SEC("tracepoint/task/task_newtask")
 int begins(void *ctx)
 {
 	__u32 tgid = bpf_get_current_pid_tgid() >> 32, tid;
-	struct ev_away fresh = { .phase = PHASE_UNBORN };
+	struct ev_offcpu fresh = { .phase = PHASE_UNBORN };
 	__u64 flags = 0;
 
 	if (!bpf_map_lookup_elem(&targets, &tgid))
 		return 0;
 	tid = u32_at(ctx, k.new_pid_off);
 	bpf_probe_read_kernel(&flags, sizeof(flags), ctx + k.clone_flags_off);
-	fresh.h.kind = EV_AWAY;
+	fresh.h.kind = EV_OFFCPU;
 	fresh.h.tid = tid;
 	fresh.h.tgid = flags & CLONE_THREAD ? tgid : tid;
 	if (bpf_map_update_elem(&threads, &tid, &fresh, BPF_ANY))
@@ -258,12 +269,12 @@ int begins(void *ctx)
 	return 0;
 }
 
-/* A new thread may run, and its process is recorded or not by now. */
+/* A new thread becomes runnable. By now its process is in `targets` if it is recorded. */
 SEC("tracepoint/sched/sched_wakeup_new")
 int wakes_new(void *ctx)
 {
 	__u32 tid = u32_at(ctx, k.pid_off), tgid;
-	struct ev_away *t = bpf_map_lookup_elem(&threads, &tid);
+	struct ev_offcpu *t = bpf_map_lookup_elem(&threads, &tid);
 
 	if (!t || t->phase != PHASE_UNBORN)
 		return 0;
@@ -278,6 +289,6 @@ int wakes_new(void *ctx)
 	bpf_get_current_comm(t->waker_comm, sizeof(t->waker_comm));
 	t->state = STATE_NEW;
 	t->io = t->fault = ANSWER_NO;
-	t->phase = PHASE_AWAY;
+	t->phase = PHASE_OFFCPU;
 	return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * The maps that all objects of a recording share, and the way an event leaves through them. Whoever includes it has
- * constants `k` with `pbuf` and `wake_bytes`.
+ * The maps that all objects of a recording share, and the functions that send an event through
+ * them. Files that include this one define constants `k` with `pbuf` and `wake_bytes`.
  */
 #ifndef PROFINFER_SEND_H
 #define PROFINFER_SEND_H
@@ -29,11 +29,11 @@ struct {
 	__type(value, struct count);
 } counts SEC(".maps");
 
-/* A process that is recorded. The return addresses of ggml_barrier are learned: see barrier_enter. */
+/* A recorded process. The return addresses of ggml_barrier are learned: see barrier_enter. */
 struct proc {
 	__u64 loop_ra;
 	__u64 final_ra;
-	__u32 engines; /* a bit for each engine that it was found to have: no other's programs record it */
+	__u32 engines; /* one bit per engine found in it; other engines' programs skip it */
 	__u32 unused;
 };
 
@@ -44,23 +44,23 @@ struct {
 	__type(value, struct proc);
 } targets SEC(".maps");
 
-/* What a thread is doing. A recorded process's threads alone have one, so that a hit looks up nothing else. */
-struct lane {
-	__u64 params; /* ggml_compute_params that ith and pool were read from, in graph `epoch` */
+/* What a thread is doing. Only for threads of recorded processes: a hit needs no other lookup. */
+struct thread_state {
+	__u64 params; /* ggml_compute_params from which ith and pool were read, in graph `epoch` */
 	__u64 epoch;
 	__u64 pool;   /* with ith: which worker of which graph */
-	__u64 tensor; /* op under way, 0: none */
+	__u64 tensor; /* current op, 0: none */
 	__u64 start;
 	__u64 end; /* its end, 0: not seen yet */
 	__u64 last_ra;
 	__u64 last_ts;
-	__u64 loop_ra; /* its process's, 0: not known here */
-	__u64 ids;     /* thread 0: ids of experts told last in this graph */
+	__u64 loop_ra; /* its process's, 0: unknown here */
+	__u64 ids;     /* thread 0: expert ids last sent in this graph */
 	__u32 tgid;
 	__u32 hits;
 	__u16 ith;
 	__u8 in_graph; /* thread 0: between entry and return of ggml_graph_compute */
-	__u8 describe; /* thread 0: this graph may have changed, look at its tensors */
+	__u8 describe; /* thread 0: this graph may have changed, read its tensors */
 	__u32 engines; /* its process's */
 };
 
@@ -68,8 +68,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
 	__type(key, __u32);
-	__type(value, struct lane);
-} lanes SEC(".maps");
+	__type(value, struct thread_state);
+} thread_states SEC(".maps");
 
 static __always_inline struct count *count_of(__u32 i)
 {
@@ -95,7 +95,10 @@ static __always_inline void tally(__u16 kind, long err)
 	}
 }
 
-/* Sends an event, and wakes the reader when enough waits for it; whether so much does is looked up if `ask`. */
+/*
+ * Sends an event, and wakes the reader when enough data is waiting. Checks how much is waiting only
+ * if `ask`.
+ */
 static __always_inline void pass(void *ctx, struct ev_hdr *h, __u32 size, bool ask)
 {
 	long err;
@@ -117,7 +120,7 @@ static __always_inline void send(void *ctx, struct ev_hdr *h, __u32 size)
 	pass(ctx, h, size, true);
 }
 
-/* The reader is woken by a birth at once: the child's probes wait for it. */
+/* A fork wakes the reader immediately: the child's probes depend on it. */
 static __always_inline void send_now(void *ctx, struct ev_hdr *h, __u32 size)
 {
 	long err;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * Structure, sent when it changes: a graph's node list at the graph's entry, tensors and their sources at an op of
- * thread 0.
+ * Structure, sent when it changes: a graph's node list at the graph's entry, tensors and their
+ * sources at an op of thread 0.
  */
 #ifndef PROFINFER_STRUCTURE_H
 #define PROFINFER_STRUCTURE_H
@@ -23,8 +23,9 @@ static __always_inline struct scratch *scratch_of(__u32 tid)
 }
 
 /*
- * Reads nodes [first, first + NODES_CHUNK) of the array at `nodes` into the thread's scratch; gives their hash.
- * A global function: the verifier looks at it once, not once for each of the callers' iterations.
+ * Reads nodes [first, first + NODES_CHUNK) of the array at `nodes` into the thread's scratch.
+ * Returns their hash. A global function: the verifier checks it once, not once per iteration of
+ * each caller.
  */
 __attribute__((noinline)) int nodes_read(__u32 tid, __u64 nodes, __u32 first, __u32 n)
 {
@@ -34,7 +35,7 @@ __attribute__((noinline)) int nodes_read(__u32 tid, __u64 nodes, __u32 first, __
 	if (!s)
 		return 0;
 	if (!get(s->n.node, sizeof(s->n.node), nodes + first * 8ULL)) {
-		/* The array may end at a page that is not mapped: read what there is, one by one. */
+		/* The array may end at an unmapped page: read what is there, one by one. */
 		for (int i = 0; i < NODES_CHUNK; i++) {
 			s->n.node[i] = 0;
 			if (first + i < n)
@@ -48,7 +49,7 @@ __attribute__((noinline)) int nodes_read(__u32 tid, __u64 nodes, __u32 first, __
 	return hash >> 32;
 }
 
-/* What decides whether the first n nodes of the scratch's list run. Global, as nodes_read. */
+/* Data that decide whether the first n nodes of the scratch's list run. Global, as nodes_read. */
 __attribute__((noinline)) int nodes_info(__u32 tid, __u32 n)
 {
 	struct scratch *s = bpf_map_lookup_elem(&scratches, &tid);
@@ -86,8 +87,8 @@ static __always_inline __u64 node_list(__u32 tid, __u64 nodes, __u32 n)
 }
 
 /*
- * Sends the list. Whoever reads is not woken: an event of the graph follows. No branch in the loop: for each the verifier
- * would go through all that is left of it once more.
+ * Sends the list. Does not wake the reader: an event of the graph follows. No branch in the loop:
+ * for each one, the verifier would walk the rest of the loop again.
  */
 static __always_inline void send_list(void *ctx, struct scratch *s, __u32 tid, __u64 nodes, __u32 n)
 {
@@ -104,7 +105,7 @@ static __always_inline void send_list(void *ctx, struct scratch *s, __u32 tid, _
 			err = bpf_perf_event_output(ctx, &perf_events, BPF_F_CURRENT_CPU, &s->n, sizeof(s->n));
 		else
 			err = bpf_ringbuf_output(&events, &s->n, sizeof(s->n), BPF_RB_NO_WAKEUP);
-		/* Negative: there was no room. */
+		/* Negative: the buffer was full. */
 		lost += err >> 63;
 		sent++;
 	}
@@ -114,7 +115,7 @@ static __always_inline void send_list(void *ctx, struct scratch *s, __u32 tid, _
 	}
 }
 
-/* True when the graph may differ from what was last seen at its address. Sends its node list if that changed. */
+/* True if the graph may differ from the last one at its address. Sends a changed node list. */
 static __always_inline bool graph_changed(void *ctx, struct ev_call *e, __u64 cgraph)
 {
 	struct addr_key key = { .addr = cgraph, .tgid = e->h.tgid };
@@ -156,9 +157,11 @@ static __always_inline __u32 half(const __u8 *raw, __u32 off)
 	return off <= TENSOR_RAW - 4 ? *(const __u32 *)(raw + off) : 0;
 }
 
-/* Reads the tensor at the scratch's t.addr and hashes what its description holds, its sources' dims and strides
- * included: a source that is a view never runs, so this is where its change shows. 0: could not be read. Global, as
- * nodes_read. */
+/*
+ * Reads the tensor at the scratch's t.addr and hashes what its description contains, including its
+ * sources' dims and strides: a source that is a view never runs, so its changes show only here. 0:
+ * could not be read. Global, as nodes_read.
+ */
 __attribute__((noinline)) int tensor_hash(__u32 tid)
 {
 	struct scratch *s = bpf_map_lookup_elem(&scratches, &tid);
@@ -190,7 +193,10 @@ __attribute__((noinline)) int tensor_hash(__u32 tid)
 	return (hash >> 32) | 1;
 }
 
-/* The published method's look: the tensor at the scratch's t.addr and its sources' dims. 0: could not be read. */
+/*
+ * What the published method reads: the tensor at the scratch's t.addr and its sources' dims. 0:
+ * could not be read.
+ */
 static __always_inline int tensor_read(struct scratch *s)
 {
 	__u64 dims[8];
@@ -208,8 +214,11 @@ static __always_inline int tensor_read(struct scratch *s)
 
 #define IS_NEW 0x100
 
-/* Reads entry i of the scratch's list of n tensors. One whose description is new brings its sources to the list. Gives
- * the list's new length, with IS_NEW if the entry is to be sent. Global, as nodes_read. */
+/*
+ * Reads entry i of the scratch's list of n tensors. If its description is new, its sources are
+ * added to the list. Returns the list's new length, with IS_NEW if the entry must be sent. Global,
+ * as nodes_read.
+ */
 __attribute__((noinline)) int describe_one(__u32 tid, __u32 i, __u32 n)
 {
 	struct scratch *s = bpf_map_lookup_elem(&scratches, &tid);
@@ -233,7 +242,10 @@ __attribute__((noinline)) int describe_one(__u32 tid, __u32 i, __u32 n)
 		if (src && n < QUEUE) {
 			__u64 at = n++;
 
-			/* clang knows that at < QUEUE and drops a mask in C; the verifier wants to see it. */
+			/*
+			 * clang knows that at < QUEUE and drops a mask written in C, but the
+			 * verifier needs it.
+			 */
 			asm volatile("%0 &= %1" : "+r"(at) : "i"(QUEUE - 1));
 			s->queue[at] = src;
 		}
@@ -241,7 +253,7 @@ __attribute__((noinline)) int describe_one(__u32 tid, __u32 i, __u32 n)
 	return n | IS_NEW;
 }
 
-/* Sends those of an op's tensors, and of their sources, whose description is new. */
+/* Sends an op's tensors, and their sources, whose description is new. */
 static __always_inline void describe(void *ctx, struct scratch *s, __u32 tid, __u64 tensor, __u64 tensor2)
 {
 	__u32 n = tensor2 ? 2 : 1;

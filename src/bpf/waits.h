@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * Calls in which a program waits until a device has finished. As in phases.h a call is known by where the stack pointer is
- * at its entry; one function calls another, none itself, so that each has a place of its own.
+ * Calls in which a program waits for a device to finish. As in phases.h, the stack pointer at its
+ * entry identifies a call. One function may call another but never itself, so each has its own
+ * slot.
  */
 #ifndef PROFINFER_WAITS_H
 #define PROFINFER_WAITS_H
@@ -10,7 +11,7 @@
 #include "phases.h"
 
 struct wait_call {
-	__u64 sp; /* at its entry; 0: none is under way */
+	__u64 sp; /* at its entry; 0: no call in progress */
 	__u64 start;
 	__u64 object;
 };

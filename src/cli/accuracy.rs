@@ -1,4 +1,4 @@
-//! `profinfer accuracy`: a trace beside the engine's own account of time. Uses `trace`, `analysis` and `views`.
+//! `profinfer accuracy`: compares a trace with the engine's own timing.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, IsTerminal, Write};
@@ -8,18 +8,17 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::args::{Args, Argument, Command, Flag, Group};
-use crate::analysis::accuracy::{self, Comparison};
-use crate::analysis::ground_truth;
-use crate::trace::Trace;
-use crate::views;
-use crate::views::table::Style;
+use analysis::accuracy::{self, Comparison};
+use analysis::ground_truth;
+use pfi::Trace;
+use render::table::Style;
 
 pub const COMMAND: Command = Command {
     name: "accuracy",
-    about: "Compares a trace with the engine's own clock readings",
+    about: "Compare a trace with the engine's own clock readings",
     text: "\
-`ggml-runner run --ground-truth` writes them. Per level (phase, token, graph, op) and for ops by duration: how near the
-recorded durations are to the true ones, 1 - |measured - true| / true.",
+The readings are written by `ggml-runner run --ground-truth`. For each level (phase, token, graph, op) and for ops by
+duration, prints how close the recorded durations are to the true ones: 1 - |measured - true| / true.",
     usage: &["TRACE TRUTH [OPTIONS]"],
     arguments: &[
         Argument { name: "TRACE", help: "Trace of the run" },
@@ -28,10 +27,10 @@ recorded durations are to the true ones, 1 - |measured - true| / true.",
     behind: None,
     groups: &[Group {
         title: "Options",
-        flags: &[Flag::switch("json", "Write JSON: shares of 1, nanoseconds")],
+        flags: &[Flag::switch("json", "Print JSON: ratios (1 = 100 %), nanoseconds")],
     }],
     notes: "",
-    exits: super::EXITS,
+    exits: super::args::EXITS,
     examples: "\
 profinfer record -o run.pfi -- ggml-runner run -m model.gguf -p 32 -n 64 --ground-truth truth.tsv
 profinfer accuracy run.pfi truth.tsv",
@@ -54,10 +53,10 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let terminal = stdout.is_terminal();
     let mut out = BufWriter::new(stdout.lock());
     if args.flag("json") {
-        views::json::write(&mut out, &comparison)?;
+        render::json::write(&mut out, &comparison)?;
     } else {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-        views::accuracy::write(&mut out, &comparison, &Style { width: None, color: terminal && !no_color })?;
+        render::accuracy::write(&mut out, &comparison, &Style { width: None, color: terminal && !no_color })?;
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)

@@ -1,25 +1,25 @@
-//! Flags and arguments of a subcommand, of both programs: tables that say which there are, the parser, and what was
-//! given. Uses nothing. [`super::help`] prints the tables, [`super::values`] has readers of values.
+//! Flags and arguments of a subcommand, for both programs: the tables that define them, the parser, and the parsed
+//! values. [`super::help`] prints the tables, [`super::values`] has parsers for values.
 //!
-//! A parser of our own: one of the common libraries would be half of `ggml-runner` and a fifth of `profinfer`. To add
-//! a flag, write a line into a table and ask for its value by name; to add a group of flags from a file of its own,
-//! put the group's constant into `groups` of the [`Command`]:
+//! Our own parser: one of the common libraries would be half of `ggml-runner` and a fifth of `profinfer`. To add a
+//! flag, add a line to a table and ask for its value by name. To add a group of flags from another file, add the
+//! group's constant to `groups` of the [`Command`]:
 //!
 //! ```
 //! use profinfer::cli::args::{Args, Flag, Group, Usage};
 //! use profinfer::cli::values::time;
 //!
 //! pub const FLAGS: Group = Group { title: "Scheduler", flags: &[
-//!     Flag::switch("sched", "Record when threads of the engine are off the CPU"),
-//!     Flag::value("sched-least", "TIME", "Leave out what is shorter").default("50us").needs(&["sched"]),
+//!     Flag::switch("sched", "Record when engine threads are off-CPU"),
+//!     Flag::value("sched-least", "TIME", "Ignore shorter intervals").default("50us").needs(&["sched"]),
 //! ]};
 //! fn read(args: &Args) -> Result<Option<std::time::Duration>, Usage> {
 //!     if args.flag("sched") { args.option("sched-least", time) } else { Ok(None) }
 //! }
 //! ```
 //!
-//! Forms: `--name VALUE`, `--name=VALUE`, `-n VALUE`, `-nVALUE`, `-n=VALUE`, switches together as `-qf`. A value that
-//! begins with `-` needs `=`, save `-` itself and numbers. All that follows `--` is no flag.
+//! Forms: `--name VALUE`, `--name=VALUE`, `-n VALUE`, `-nVALUE`, `-n=VALUE`, combined switches as `-qf`. A value
+//! that begins with `-` needs `=`, except `-` itself and numbers. Nothing after `--` is a flag.
 
 use std::ffi::{OsStr, OsString};
 use std::iter::Peekable;
@@ -32,49 +32,52 @@ mod layers;
 
 pub use layers::{CONF, Given, Origin};
 
+/// Exit codes of most subcommands.
+pub const EXITS: &[(&str, &str)] = &[("0", "done"), ("1", "failed"), ("2", "wrong usage")];
+
 /// Wrong usage: exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", .0.join("; "))]
 pub struct Usage(Vec<String>);
 
 impl Usage {
-    /// Wrong usage for this reason, which is one sentence without a full stop.
+    /// Wrong usage with this reason: one sentence without a full stop.
     pub fn new(why: impl Into<String>) -> Self {
         Self(vec![why.into()])
     }
 
-    /// Fails where there is a mistake, with all of them; each is a sentence like that of [`Usage::new`].
+    /// Fails with all of these mistakes, if there are any; each is a sentence as for [`Usage::new`].
     ///
     /// # Errors
-    /// There is one.
+    /// There is a mistake.
     pub fn none_of(mistakes: Vec<String>) -> Result<(), Self> {
         if mistakes.is_empty() { Ok(()) } else { Err(Self(mistakes)) }
     }
 
-    /// What is wrong, one sentence each.
+    /// The mistakes, one sentence each.
     pub fn mistakes(&self) -> &[String] {
         &self.0
     }
 }
 
-/// One subcommand: all that its help tells, and how it is run.
+/// A subcommand: its help, and the function that runs it.
 pub struct Command {
     pub name: &'static str,
-    /// What it does, in one line without a full stop.
+    /// Summary: one line without a full stop.
     pub about: &'static str,
-    /// More of it: paragraphs, with an empty line between them.
+    /// Description: paragraphs, separated by empty lines.
     pub text: &'static str,
-    /// What may follow its name; a line each.
+    /// What may follow its name, one line per form.
     pub usage: &'static [&'static str],
     pub arguments: &'static [Argument],
-    /// What may follow `--`: its name and help.
+    /// What may follow `--`: name and help.
     pub behind: Option<Argument>,
     pub groups: &'static [Group],
-    /// Lines as they are to be printed, without the indent.
+    /// Lines to print, without the indent.
     pub examples: &'static str,
-    /// Whatever else is to be known, printed before the exit status.
+    /// Further notes, printed before the exit status.
     pub notes: &'static str,
-    /// Exit codes and what they mean.
+    /// Exit codes and their meanings.
     pub exits: &'static [(&'static str, &'static str)],
     pub run: fn(&Args) -> anyhow::Result<ExitCode>,
 }
@@ -87,12 +90,12 @@ pub struct Argument {
 
 /// Flags that belong together.
 pub struct Group {
-    /// Stands above them in the help.
+    /// Printed above them in the help.
     pub title: &'static str,
     pub flags: &'static [Flag],
 }
 
-/// Whether a value can be read; what is wanted where it can't.
+/// Checks whether a value is valid; the error says what is expected.
 pub type Check = fn(&str) -> Result<(), String>;
 
 /// One flag.
@@ -100,22 +103,24 @@ pub type Check = fn(&str) -> Result<(), String>;
 pub struct Flag {
     pub name: &'static str,
     pub short: Option<u8>,
-    /// What its value is called; empty: it is a switch and has none.
+    /// Placeholder for its value; empty: it is a switch without a value.
     pub value: &'static str,
     /// Without a full stop at the end.
     pub help: &'static str,
-    /// Read like a value that was given; empty: none.
+    /// Parsed like a given value; empty: none.
     pub default: &'static str,
-    /// Values that it may have, with their meaning; told in the help, checked by [`super::values::one_of`].
+    /// Allowed values with their meanings; shown in the help, checked by [`super::values::one_of`].
     pub choices: &'static [(&'static str, &'static str)],
     pub hidden: bool,
     /// It may be given more than once.
     pub many: bool,
-    line_only: bool,
+    cli_only: bool,
     valid: Option<Check>,
     excludes: &'static [&'static str],
     needs: &'static [&'static str],
     overrides: &'static str,
+    /// Its name in the previous version, which is still accepted; empty: the same.
+    formerly: &'static str,
 }
 
 impl Flag {
@@ -135,15 +140,16 @@ impl Flag {
             choices: &[],
             hidden: false,
             many: false,
-            line_only: false,
+            cli_only: false,
             valid: None,
             excludes: &[],
             needs: &[],
             overrides: "",
+            formerly: "",
         }
     }
 
-    /// Its letter.
+    /// Sets its letter.
     pub const fn short(mut self, letter: char) -> Self {
         self.short = Some(letter as u8);
         self
@@ -165,40 +171,46 @@ impl Flag {
         self
     }
 
-    /// How a value of a file or of the environment is checked, by the same reader that is used in the end; not needed
-    /// where there are choices.
+    /// Check for values from a file or the environment, with the parser that is used in the end; not needed where
+    /// there are choices.
     pub const fn valid(mut self, check: Check) -> Self {
         self.valid = Some(check);
         self
     }
 
-    /// It stands on the command line only, never in a file or in the environment.
-    pub const fn line_only(mut self) -> Self {
-        self.line_only = true;
+    /// Allowed on the command line only, not in a file or the environment.
+    pub const fn cli_only(mut self) -> Self {
+        self.cli_only = true;
         self
     }
 
-    /// No help tells it.
+    /// Not shown in the help.
     pub const fn hidden(mut self) -> Self {
         self.hidden = true;
         self
     }
 
-    /// None of these may be given beside it.
+    /// None of these may be given together with it.
     pub const fn excludes(mut self, names: &'static [&'static str]) -> Self {
         self.excludes = names;
         self
     }
 
-    /// At least one of these must be given beside it.
+    /// At least one of these must be given together with it.
     pub const fn needs(mut self, names: &'static [&'static str]) -> Self {
         self.needs = names;
         self
     }
 
-    /// Of this one and the other the last one given counts.
+    /// Of this one and the other, the last one given applies.
     pub const fn overrides(mut self, name: &'static str) -> Self {
         self.overrides = name;
+        self
+    }
+
+    /// Its name in the previous version, which is still accepted, with a notice.
+    pub const fn formerly(mut self, name: &'static str) -> Self {
+        self.formerly = name;
         self
     }
 
@@ -208,7 +220,7 @@ impl Flag {
         self.short.map_or(long.clone(), |c| format!("-{}/{long}", char::from(c)))
     }
 
-    /// What its value may be, for messages: its choices, or what it is called.
+    /// Expected value, for messages: its choices, or its placeholder.
     pub fn wanted(&self) -> String {
         match self.choices.is_empty() {
             true => self.value.to_owned(),
@@ -224,13 +236,13 @@ impl Flag {
 }
 
 impl Command {
-    /// All flags, the hidden ones too.
+    /// All flags, including hidden ones.
     pub fn flags(&self) -> impl Iterator<Item = &'static Flag> + use<> {
         self.groups.iter().flat_map(|g| g.flags)
     }
 
     fn find(&self, name: &str) -> Option<&'static Flag> {
-        self.flags().find(|f| f.name == name)
+        self.flags().find(|f| f.is_called(name))
     }
 
     fn long(&self, name: &str) -> Result<&'static Flag, Usage> {
@@ -250,29 +262,30 @@ impl Command {
     }
 }
 
-/// What a command line asks for.
+/// Result of parsing a command line.
 pub enum Parsed {
     Help { long: bool },
     Run(Args),
 }
 
-/// What was given, checked against the table.
+/// The given values, checked against the table.
 #[derive(Clone)]
 pub struct Args {
     command: &'static Command,
     given: Vec<Given>,
     arguments: Vec<OsString>,
     behind: Vec<OsString>,
-    /// The file that lies below, for messages.
+    /// The underlying file, for messages.
     file: String,
 }
 
 impl Args {
-    /// Reads what follows the subcommand's name. Where the command has a flag [`CONF`], what flags need and exclude is not
-    /// yet checked: values of a file and of the environment are to be laid below first ([`Args::below`]).
+    /// Parses what follows the subcommand's name. If the command has a flag [`CONF`], what flags need and exclude
+    /// is not checked yet: values of a file and of the environment are to be added first ([`Args::below`]).
     ///
     /// # Errors
-    /// Flags that are not in the table, without their value, twice, or beside one that they exclude; an argument too many.
+    /// Flags that are unknown, without their value, repeated, or combined with one that they exclude; too many
+    /// arguments.
     pub fn parse(command: &'static Command, given: Vec<OsString>) -> Result<Parsed, Usage> {
         let mut args = Self::none(command);
         let mut words = given.into_iter().peekable();
@@ -289,7 +302,11 @@ impl Args {
                     ("help", _) => return Ok(Parsed::Help { long: true }),
                     (name, value) => match command.taken_back(name) {
                         Some(flag) => args.take_back(flag, value)?,
-                        None => args.take(command.long(name)?, value, &mut words)?,
+                        None => {
+                            let flag = command.long(name)?;
+                            args.take(flag, value, &mut words)?;
+                            args.note_name(flag, name);
+                        }
                     },
                 }
             } else if bytes.len() > 1 && bytes.starts_with(b"-") {
@@ -310,7 +327,7 @@ impl Args {
         Ok(Parsed::Run(args))
     }
 
-    /// Letters behind one dash. True: help is wanted.
+    /// Letters after a single dash. True: help is wanted.
     fn letters(&mut self, word: &OsStr, words: &mut Peekable<IntoIter<OsString>>) -> Result<bool, Usage> {
         let mut left = word.as_bytes().get(1..).unwrap_or_default();
         while let Some((&letter, after)) = left.split_first() {
@@ -330,7 +347,7 @@ impl Args {
         Ok(false)
     }
 
-    /// Notes a flag, with the value that is joined to it or follows.
+    /// Records a flag, with the value that is joined to it or follows.
     fn take(
         &mut self,
         flag: &'static Flag,
@@ -351,7 +368,7 @@ impl Args {
             return Err(Usage::new(format!("{} is given twice", flag.shown())));
         }
         self.given.retain(|g| g.flag.name != flag.overrides);
-        self.given.push(Given { flag, value: Some(value), from: Origin::Flag });
+        self.given.push(Given { flag, value: Some(value), from: Origin::Flag, renamed: false });
         Ok(())
     }
 
@@ -359,12 +376,12 @@ impl Args {
         let Some(extra) = self.arguments.get(self.command.arguments.len()) else { return Ok(()) };
         let extra = extra.to_string_lossy();
         Err(Usage::new(match &self.command.behind {
-            Some(behind) => format!("unexpected argument '{extra}'; {} stands behind '--'", behind.name),
+            Some(behind) => format!("unexpected argument '{extra}'; put {} after '--'", behind.name),
             None => format!("unexpected argument '{extra}'"),
         }))
     }
 
-    /// The value that counts.
+    /// The value that applies.
     fn last(&self, name: &str) -> Option<(&Given, &OsStr)> {
         self.values(name).last()
     }
@@ -373,7 +390,7 @@ impl Args {
         self.given.iter().filter(move |g| g.flag.name == name).filter_map(|g| Some((g, g.value.as_deref()?)))
     }
 
-    /// The flag of this name. One that is asked for and in no table is a mistake of ours.
+    /// The flag of this name. Asking for a name that is in no table is a bug.
     fn known(&self, name: &str) -> Option<&'static Flag> {
         let flag = self.command.find(name);
         debug_assert!(flag.is_some(), "--{name} is in no table of {}", self.command.name);
@@ -385,10 +402,10 @@ impl Args {
         self.known(name).is_some_and(|f| self.last(f.name).is_some())
     }
 
-    /// The value as it is: the one given, else the default. Empty is none.
+    /// The raw value: the given one, or the default. Empty means none.
     ///
     /// # Errors
-    /// The value given is empty.
+    /// The given value is empty.
     pub fn text(&self, name: &str) -> Result<Option<OsString>, Usage> {
         let Some(flag) = self.known(name) else { return Ok(None) };
         match self.last(name) {
@@ -398,7 +415,7 @@ impl Args {
         }
     }
 
-    /// The value as the name of a file, as it is.
+    /// The raw value as a file name.
     ///
     /// # Errors
     /// It is empty.
@@ -406,10 +423,10 @@ impl Args {
         Ok(self.text(name)?.map(PathBuf::from))
     }
 
-    /// The value given, else the default, through `read`, whose error says what is wanted.
+    /// The given value or the default, parsed by `read`, whose error says what is expected.
     ///
     /// # Errors
-    /// `read` refuses it.
+    /// `read` rejects it.
     pub fn option<T>(
         &self,
         name: &str,
@@ -424,23 +441,23 @@ impl Args {
         read(&value).map(Some).map_err(|why| refused(&told, &value, &why))
     }
 
-    /// As [`Args::option`], for what has a default or must be given.
+    /// Like [`Args::option`], for flags that have a default or must be given.
     ///
     /// # Errors
-    /// As there, and that it is not given.
+    /// As there, and if it is missing.
     pub fn needed<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<T, Usage> {
         self.option(name, read)?.ok_or_else(|| self.missing(name))
     }
 
     /// The error of a flag that must be given.
     pub fn missing(&self, name: &str) -> Usage {
-        Usage::new(format!("{} is needed", self.known(name).map(Flag::shortest).unwrap_or_default()))
+        Usage::new(format!("{} is required", self.known(name).map(Flag::shortest).unwrap_or_default()))
     }
 
-    /// The values of a flag that is repeated or has several with commas between them.
+    /// The values of a flag that is repeated or has several values separated by commas.
     ///
     /// # Errors
-    /// `read` refuses one.
+    /// `read` rejects one.
     pub fn list<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, Usage> {
         let Some(flag) = self.known(name) else { return Ok(Vec::new()) };
         let mut all = Vec::new();
@@ -459,22 +476,22 @@ impl Args {
         self.arguments.get(at?).map(OsString::as_os_str)
     }
 
-    /// A positional argument that must be given.
+    /// A required positional argument.
     ///
     /// # Errors
-    /// It is not, or it is empty.
+    /// It is missing or empty.
     pub fn needed_argument(&self, name: &str) -> Result<&OsStr, Usage> {
         let given = self.argument(name).filter(|a| !a.is_empty());
-        given.ok_or_else(|| Usage::new(format!("{name} is needed")))
+        given.ok_or_else(|| Usage::new(format!("{name} is required")))
     }
 
-    /// What follows `--`, where the subcommand has a name for it.
+    /// What follows `--`, if the subcommand has a name for it.
     pub fn behind(&self) -> &[OsString] {
         &self.behind
     }
 }
 
-/// Whether a word can be a value: no flag, but `-` and what begins like a negative number are.
+/// Whether a word can be a value: not a flag; `-` and negative numbers are values.
 fn is_value(word: &OsStr) -> bool {
     match word.as_bytes() {
         [b'-'] => true,
@@ -490,11 +507,11 @@ fn refused(told: &str, value: &str, why: &str) -> Usage {
 fn no_value(flag: &Flag, next: Option<&OsString>) -> Usage {
     let (shown, what) = (flag.shown(), flag.wanted());
     let how = next.filter(|n| *n != "--").map(|n| n.to_string_lossy());
-    let how = how.map_or(String::new(), |n| format!(" (--{}={n} if '{n}' is one)", flag.name));
+    let how = how.map_or(String::new(), |n| format!(" (if '{n}' is the value, write --{}={n})", flag.name));
     Usage::new(format!("{shown} needs a value: {what}{how}"))
 }
 
-/// The name that was probably meant: one that begins so, else one that few letters differ from.
+/// The name that was probably meant: one with this prefix, or one with few different letters.
 pub fn nearest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let far = word.chars().count();
     let cost = |name: &&str| match word.len() > 1 && name.starts_with(word) {
@@ -508,9 +525,9 @@ pub fn nearest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&
         .map(|(_, n)| n)
 }
 
-/// Letters to add, drop, change or swap with their neighbour to make one word of the other.
+/// Edit distance: letters to add, drop, change or swap with their neighbour.
 fn distance(a: &str, b: &str) -> usize {
-    // Nobody mistypes a longer word; what is behind counts as different.
+    // Nobody mistypes a longer word; the rest counts as different.
     const MOST: usize = 32;
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(MOST).collect(), b.chars().take(MOST).collect());
     let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];

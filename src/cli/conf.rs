@@ -1,8 +1,8 @@
-//! Values of a command's flags from a file and from the environment, by the table of its flags. Uses [`super::args`].
+//! Values of a command's flags from a file and from the environment, according to the table of its flags.
 //!
-//! A flag is a key of the file and a variable of the environment unless its line in the table says that it stands on
-//! the command line only: there is no second list. docs/CONFIG.md tells users. What is above all headings of a file is
-//! `record`'s; [`service`] has the rest.
+//! A flag is a key of the file and an environment variable unless its table entry restricts it to the command line:
+//! there is no second list. docs/CONFIG.md is for users. Keys above all headings of a file are `record`'s;
+//! [`service`] has the rest.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
@@ -12,31 +12,33 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+pub use self::faults::Faults;
+use self::faults::short;
 use self::toml::{Entry, Item, Kind, Table, Value};
 use super::args::{Args, CONF, Command, Flag, Given, Origin, Usage, nearest};
 use super::record::flags::COMMAND as RECORD;
 
+mod faults;
 pub mod service;
 pub mod toml;
 
-/// The flag that names the file, for commands that have their values laid below by [`settled`].
+/// The flag that names the file, for commands that use [`settled`].
 pub const FLAG: Flag = Flag::value(
     CONF,
     "FILE",
-    "Take what is not given here from this file, written in TOML with options as keys; `profinfer config --print \
-     --default` writes one. The environment is stronger than the file: PROFINFER_LEVEL for --level",
+    "Read options that are not on the command line from this TOML file, with option names as keys; \
+     `profinfer config --print --default` prints one. Environment variables (PROFINFER_LEVEL for --level) \
+     override the file",
 )
-.line_only();
+.cli_only();
 
-/// Bytes that a file may have.
+/// Maximum file size, bytes.
 const LARGEST: u64 = 1 << 20;
-/// Mistakes that are told of one file.
-const TOLD: usize = 100;
 
-/// The values of a file, by the tables that they stand in.
+/// The values of a file, by table.
 #[derive(Debug, Clone, Default)]
 pub struct File {
-    /// As it is told.
+    /// Its name in messages.
     pub name: String,
     /// Above all headings.
     pub record: Vec<Given>,
@@ -47,47 +49,19 @@ pub struct File {
     pub rules: Vec<(usize, Vec<Given>)>,
 }
 
-/// What is wrong with a file, in the order of its lines.
-#[derive(Debug, Default)]
-pub struct Faults(Vec<(usize, String)>);
-
-impl Faults {
-    /// Notes a mistake in a line, from 1; not more of them than anybody reads.
-    pub fn add(&mut self, line: usize, what: String) {
-        if !self.full() {
-            let behind = self.0.partition_point(|(before, _)| *before <= line);
-            self.0.insert(behind, (line, what));
-        }
-    }
-
-    pub fn full(&self) -> bool {
-        self.0.len() >= TOLD
-    }
-
-    /// As they are told: `board.toml:3: ...`.
-    pub fn told(self, file: &str) -> Vec<String> {
-        let full = self.full();
-        let mut told: Vec<String> =
-            self.0.into_iter().map(|(line, what)| format!("{file}:{line}: {what}")).collect();
-        if let Some(last) = told.last_mut().filter(|_| full) {
-            last.push_str("; there may be more behind it");
-        }
-        told
-    }
-}
-
-/// The command line, with the environment below it, and below that the file that either names.
+/// The command line, the environment below it, and below that the file that either names.
 ///
 /// # Errors
-/// A file that cannot be read; wrong values, all at once; what flags need and exclude.
+/// A file that cannot be read; all wrong values together; what flags need and exclude.
 pub fn settled(args: &Args) -> Result<Args> {
     let (settled, mistakes) = layered(args, &|name| std::env::var_os(name))?;
     Usage::none_of(mistakes)?;
     settled.check()?;
+    settled.renamed().iter().for_each(|notice| eprintln!("profinfer: {}", render::table::clean(notice)));
     Ok(settled)
 }
 
-/// As [`settled`], with the mistakes of environment and file beside it; nothing else is checked.
+/// Like [`settled`], but returns the mistakes of environment and file alongside; nothing else is checked.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -98,25 +72,25 @@ pub fn layered(args: &Args, environ: &Environ) -> Result<(Args, Vec<String>)> {
     Ok((args, mistakes))
 }
 
-/// Reads a variable of the environment.
+/// Reads an environment variable.
 pub type Environ<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
 
 /// A command line with the environment below it, and the file that either of them names.
 pub struct Upper {
     pub args: Args,
     pub file: File,
-    /// What is wrong with environment and file.
+    /// Mistakes in environment and file.
     pub mistakes: Vec<String>,
 }
 
-/// Lays the environment below a command line, and reads the file.
+/// Adds the environment to a command line, and reads the file.
 ///
 /// # Errors
 /// A file that cannot be read.
 pub fn upper(args: &Args, environ: &Environ) -> Result<Upper> {
     let (args, mut mistakes) = with_environment(args, environ);
     let mut read = File::default();
-    if let Some(path) = args.path(CONF)?.or_else(|| set(environ, &FLAG).map(PathBuf::from)) {
+    if let Some(path) = args.path(CONF)?.or_else(|| set(environ, &FLAG.variable()).map(PathBuf::from)) {
         let (file, faults) = file(&path)?;
         mistakes.extend(faults.told(&file.name));
         read = file;
@@ -124,17 +98,17 @@ pub fn upper(args: &Args, environ: &Environ) -> Result<Upper> {
     Ok(Upper { args, file: read, mistakes })
 }
 
-/// Lays the environment below a command line; what is wrong with it beside that.
+/// Adds the environment to a command line; returns its mistakes alongside.
 pub fn with_environment(args: &Args, environ: &Environ) -> (Args, Vec<String>) {
-    let (variables, mistakes) = environment(args.command(), &|flag| set(environ, flag));
+    let (variables, mistakes) = environment(args.command(), &|name| set(environ, name));
     let mut all = args.clone();
     all.below(variables);
     (all, mistakes)
 }
 
-/// The variable of a flag. One that is empty is none, as it is usual.
-fn set(environ: &Environ, flag: &Flag) -> Option<OsString> {
-    environ(&flag.variable()).filter(|v| !v.is_empty())
+/// A variable. An empty one counts as unset, as usual.
+fn set(environ: &Environ, name: &str) -> Option<OsString> {
+    environ(name).filter(|v| !v.is_empty())
 }
 
 /// The values of a file.
@@ -161,7 +135,7 @@ pub fn read(text: &str) -> (File, Faults) {
     (file, faults)
 }
 
-/// Drops and tells keys that stand elsewhere or nowhere, for the reason that `why` gives.
+/// Drops and reports keys that belong elsewhere or are unknown, with the reason from `why`.
 fn known_only(table: &mut Table, why: fn(&str) -> Option<&'static str>, faults: &mut Faults) {
     table.entries.retain(|entry| {
         let why = why(&entry.key);
@@ -175,26 +149,26 @@ fn known_only(table: &mut Table, why: fn(&str) -> Option<&'static str>, faults: 
 /// Reads a file as text.
 ///
 /// # Errors
-/// It cannot be opened, is no file, too large, or no UTF-8.
+/// It cannot be opened, is not a file, is too large, or is not UTF-8.
 pub fn text(path: &Path) -> Result<String> {
     let cannot = || format!("cannot read {}", path.display());
-    // A pipe that nobody writes to would be waited for.
+    // Do not block on a pipe without a writer.
     let mut how = OpenOptions::new();
     let file = how.read(true).custom_flags(libc::O_NONBLOCK).open(path).with_context(cannot)?;
     let kind = file.metadata().with_context(cannot)?.file_type();
     if kind.is_dir() || kind.is_fifo() || kind.is_socket() || kind.is_block_device() {
-        let what = if kind.is_dir() { "a directory" } else { "no regular file" };
+        let what = if kind.is_dir() { "a directory" } else { "not a regular file" };
         bail!("cannot read {}: it is {what}; give a file in TOML", path.display());
     }
     let mut bytes = Vec::new();
     file.take(LARGEST + 1).read_to_end(&mut bytes).with_context(cannot)?;
     if bytes.len() as u64 > LARGEST {
-        bail!("cannot read {}: it has more than 1 MiB, which no configuration needs", path.display());
+        bail!("cannot read {}: it is larger than 1 MiB, the limit for a configuration", path.display());
     }
     String::from_utf8(bytes).map_err(|e| {
         let before = e.as_bytes().iter().take(e.utf8_error().valid_up_to());
         let line = before.filter(|b| **b == b'\n').count() + 1;
-        Usage::new(format!("{}:{line}: no text: its bytes are no UTF-8", path.display())).into()
+        Usage::new(format!("{}:{line}: not valid UTF-8", path.display())).into()
     })
 }
 
@@ -203,7 +177,7 @@ pub fn settings(command: &'static Command, entries: &[Entry], faults: &mut Fault
     let mut given = Vec::new();
     let mut seen: Vec<(&Flag, usize)> = Vec::new();
     for entry in entries {
-        // What more is wrong would not be told.
+        // Further mistakes would not be reported.
         if faults.full() {
             break;
         }
@@ -215,33 +189,37 @@ pub fn settings(command: &'static Command, entries: &[Entry], faults: &mut Fault
             }
         };
         if let Some((first, line)) = seen.iter().find(|(f, _)| f.same(flag)) {
-            let what = format!("{} is given twice: line {line} has {} already", flag.name, first.name);
+            let what = format!("{} is given twice: line {line} already has {}", flag.name, first.name);
             faults.add(entry.line, what);
             continue;
         }
         seen.push((flag, entry.line));
+        let before = given.len();
         match &entry.value {
             Value::One(item) if flag.is_switch() => given.extend(switch(command, flag, item, faults)),
             Value::One(item) => given.extend(value(flag, item, faults)),
             Value::List(items) if flag.many && items.is_empty() => {
-                given.push(Given { flag, value: None, from: Origin::Line(entry.line) });
+                given.push(Given { flag, value: None, from: Origin::Line(entry.line), renamed: false });
             }
             Value::List(items) if flag.many => {
                 given.extend(items.iter().filter_map(|item| value(flag, item, faults)));
             }
-            Value::List(_) => faults.add(entry.line, format!("{} takes one value, no list", flag.name)),
+            Value::List(_) => {
+                faults.add(entry.line, format!("{} takes a single value, not a list", flag.name))
+            }
         }
+        given.iter_mut().skip(before).for_each(|g| g.renamed = flag.name != entry.key);
     }
     given
 }
 
 fn known(command: &Command, key: &str) -> Result<&'static Flag, String> {
-    match command.flags().find(|f| f.name == key && !f.hidden) {
+    match command.flags().find(|f| f.is_called(key) && !f.hidden) {
         Some(flag) if flag.is_key() => Ok(flag),
-        Some(flag) => Err(format!("{} stands on the command line only, not in a file", flag.name)),
+        Some(flag) => Err(format!("{} is allowed on the command line only, not in a file", flag.name)),
         None => {
             let near = nearest(key, command.flags().filter(|f| f.is_key()).map(|f| f.name));
-            let hint = near.map_or("profinfer config --print --default lists all".to_owned(), |n| {
+            let hint = near.map_or("profinfer config --print --default lists all keys".to_owned(), |n| {
                 format!("the nearest is '{n}'")
             });
             Err(format!("unknown key '{}'; {hint}", short(key)))
@@ -253,40 +231,45 @@ fn switch(command: &Command, flag: &'static Flag, item: &Item, faults: &mut Faul
     if let Kind::Switch(on) = item.kind {
         return Some(switched(command, flag, on, Origin::Line(item.line)));
     }
-    faults.add(item.line, format!("{} '{}': wanted: true or false", flag.name, short(&item.text)));
+    faults.add(item.line, format!("{} '{}': expected true or false", flag.name, short(&item.text)));
     None
 }
 
 fn value(flag: &'static Flag, item: &Item, faults: &mut Faults) -> Option<Given> {
-    let given = Given { flag, value: Some(item.text.clone().into()), from: Origin::Line(item.line) };
+    let given =
+        Given { flag, value: Some(item.text.clone().into()), from: Origin::Line(item.line), renamed: false };
     let why = match item.kind {
         Kind::Text | Kind::Number => wrong(flag, &item.text),
-        Kind::Switch(_) => Some(format!("'{}': wanted, in quotes: {}", item.text, flag.wanted())),
+        Kind::Switch(_) => Some(format!("'{}': expected, in quotes: {}", item.text, flag.wanted())),
     };
     let Some(why) = why else { return Some(given) };
     faults.add(item.line, format!("{} {why}", flag.name));
     None
 }
 
-/// What is wrong with a value, which is told too.
+/// What is wrong with a value, with the value shown.
 fn wrong(flag: &Flag, value: &str) -> Option<String> {
-    let told = |part: &str| flag.refusal(part).map(|why| format!("'{}': {why}", short(part)));
+    let told = |part: &str| flag.diagnose(part).map(|why| format!("'{}': {why}", short(part)));
     if flag.many { value.split(',').find_map(told) } else { told(value) }
 }
 
-/// The values of the environment, and what is wrong with others.
-fn environment(command: &Command, read: &dyn Fn(&Flag) -> Option<OsString>) -> (Vec<Given>, Vec<String>) {
+/// The values of the environment, and the mistakes in others.
+fn environment(command: &Command, read: &dyn Fn(&str) -> Option<OsString>) -> (Vec<Given>, Vec<String>) {
     let (mut given, mut mistakes, mut seen) = (Vec::new(), Vec::new(), Vec::<&Flag>::new());
     for flag in command.flags().filter(|f| f.is_key()) {
-        let Some(value) = read(flag) else { continue };
         let name = flag.variable();
+        let now = read(&name);
+        let renamed = now.is_none();
+        let Some(value) = now.or_else(|| flag.former_variable().and_then(|name| read(&name))) else {
+            continue;
+        };
         if let Some(first) = seen.iter().find(|f| f.same(flag)) {
-            mistakes.push(format!("{name} says again what {} does: unset one of them", first.variable()));
+            mistakes.push(format!("{name} is the same setting as {}: unset one of them", first.variable()));
             continue;
         }
         seen.push(flag);
         match variable(command, flag, &value) {
-            Ok(value) => given.push(value),
+            Ok(value) => given.push(Given { renamed, ..value }),
             Err(why) => mistakes.push(format!("{name} {why}")),
         }
     }
@@ -299,33 +282,29 @@ fn variable(command: &Command, flag: &'static Flag, value: &OsStr) -> Result<Giv
         let on = match text.to_ascii_lowercase().as_str() {
             "1" | "true" | "yes" | "on" => true,
             "0" | "false" | "no" | "off" => false,
-            _ => return Err(format!("'{}': wanted: true or false", short(&text))),
+            _ => return Err(format!("'{}': expected true or false", short(&text))),
         };
         return Ok(switched(command, flag, on, Origin::Variable(flag.name)));
     }
     match wrong(flag, &text) {
         Some(why) => Err(why),
-        None => Ok(Given { flag, value: Some(value.to_owned()), from: Origin::Variable(flag.name) }),
+        None => Ok(Given {
+            flag,
+            value: Some(value.to_owned()),
+            from: Origin::Variable(flag.name),
+            renamed: false,
+        }),
     }
 }
 
-/// A switch that is on or off. Off is what its opposite says, where it has one.
+/// A switch that is on or off. Off means its opposite, if it has one.
 fn switched(command: &Command, flag: &'static Flag, on: bool, from: Origin) -> Given {
     let (flag, value) = match (on, command.opposite(flag)) {
         (true, _) => (flag, Some(OsString::new())),
         (false, Some(opposite)) => (opposite, Some(OsString::new())),
         (false, None) => (flag, None),
     };
-    Given { flag, value, from }
-}
-
-/// A text's beginning, for messages.
-fn short(text: &str) -> String {
-    const MOST: usize = 60;
-    match text.char_indices().nth(MOST) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
+    Given { flag, value, from, renamed: false }
 }
 
 #[cfg(test)]

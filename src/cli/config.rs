@@ -1,5 +1,4 @@
-//! `profinfer config`: what `record` and the service would be given by file and environment, and whether a file is right.
-//! Uses [`super::conf`] and the table of `record`'s flags.
+//! `profinfer config`: shows what file and environment give to `record` and the service, and checks a file.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -12,45 +11,46 @@ use super::args::{Args, Argument, Command, Flag, Given, Group, Origin, Parsed, U
 use super::conf::service::{Layer, Layers, RULE, SERVE, SERVICE};
 use super::record::flags::{COMMAND as RECORD, settings};
 use super::{conf, help};
-use crate::plain::{clean, hides};
+use common::plain::{clean, hides};
 
 pub const COMMAND: Command = Command {
     name: "config",
-    about: "Prints the configuration of record and serve in effect, or checks a file of it",
+    about: "Print the effective configuration of record and serve, or check a configuration file",
     text: "\
-Every option of record may stand in a file in TOML, under its own name: level = \"op\", buffer-size = \"64MiB\",
-sched = true, pmc = [\"cycles\", \"instructions\"]. The environment is stronger than the file, PROFINFER_LEVEL for level,
-and the command line is stronger than both. [service] and [[rule]] in the same file are for serve. docs/CONFIG.md has all of
-it.",
+Every option of record can be set in a TOML file under its own name: level = \"op\", buffer-size = \"64MiB\", sched = true,
+pmc = [\"cycles\", \"instructions\"]. Environment variables (PROFINFER_LEVEL for level) override the file, and the command
+line overrides both. [service] and [[rule]] in the same file are for serve. docs/CONFIG.md has the details.",
     usage: &["--print [--default] [FILE] [-- OPTIONS]", "--check FILE"],
-    arguments: &[Argument { name: "FILE", help: "Configuration, as for record --conf and serve --conf" }],
+    arguments: &[Argument { name: "FILE", help: "Configuration file, as for record --conf and serve --conf" }],
     behind: Some(Argument {
         name: "OPTIONS",
-        help: "Options of record: the configuration is printed as they would make it",
+        help: "Options of record to include in the printed configuration",
     }),
     groups: &[Group {
         title: "Options",
         flags: &[
             Flag::switch(
                 "print",
-                "Print all values in effect, and behind each where it comes from; what is printed is a file again",
+                "Print all values in effect, each with its origin; the output is a valid configuration \
+                 file",
             )
             .excludes(&["check"]),
             Flag::switch(
                 "default",
-                "With --print: what is built in, with the meaning of each value; FILE and environment are left out",
+                "With --print: print the built-in defaults with the meaning of each; ignore FILE and the \
+                 environment",
             )
             .needs(&["print"]),
-            Flag::switch("check", "Say nothing of a FILE that is right, and tell all that is wrong with another"),
+            Flag::switch("check", "Check FILE and report all errors; print nothing if there are none"),
         ],
     }],
     notes: "",
-    exits: &[("0", "printed, or nothing is wrong"), ("1", "a file that cannot be read"), ("2", "errors in FILE, or wrong usage")],
+    exits: &[("0", "printed, or no errors in FILE"), ("1", "FILE cannot be read"), ("2", "errors in FILE, or wrong usage")],
     examples: "\
-profinfer config --print --default > board.toml     begin with what is built in
-profinfer config --check board.toml                 all errors of a file
-profinfer config --print board.toml                 what file and environment come to
-profinfer config --print board.toml -- --level op   and with options of record beside them",
+profinfer config --print --default > board.toml     start from the defaults
+profinfer config --check board.toml                 report all errors in a file
+profinfer config --print board.toml                 show the effect of file and environment
+profinfer config --print board.toml -- --level op   the same, with options of record added",
     run,
 };
 
@@ -62,7 +62,9 @@ fn run(args: &Args) -> Result<ExitCode> {
         }
         (_, true) if args.flag("default") => {
             if args.argument("FILE").is_some() || !args.behind().is_empty() {
-                return Err(Usage::new("--default is what is built in: leave out FILE and OPTIONS").into());
+                return Err(
+                    Usage::new("--default prints the built-in defaults: omit FILE and OPTIONS").into()
+                );
             }
             built_in()
         }
@@ -70,7 +72,7 @@ fn run(args: &Args) -> Result<ExitCode> {
             let (record, layers) = in_effect(args)?;
             page(&record, &layers, false)
         }
-        _ => return Err(Usage::new("what to do? give --print, or --check FILE").into()),
+        _ => return Err(Usage::new("give --print, or --check FILE").into()),
     };
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -78,12 +80,12 @@ fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The configuration that is built in, as a file: conf/profinfer.toml.
+/// The built-in configuration as a file: conf/profinfer.toml.
 pub fn built_in() -> String {
     page(&Args::none(&RECORD), &Layers::new(&Args::none(&SERVE), conf::File::default()), true)
 }
 
-/// Tells all that is wrong with a file: its values, and what they need of each other.
+/// Reports all mistakes in a file: its values, and what they need of each other.
 fn check(path: &Path) -> Result<()> {
     let (file, faults) = conf::file(path)?;
     let mut all = Args::none(&RECORD);
@@ -98,13 +100,14 @@ fn check(path: &Path) -> Result<()> {
     Ok(Usage::none_of(mistakes)?)
 }
 
-fn warn(service: &crate::agent::service::settings::Settings) {
+fn warn(service: &crate::daemon::settings::Settings) {
     for warning in &service.warnings {
         eprintln!("profinfer: warning: {}", clean(warning));
     }
 }
 
-/// What `record` would be given by these options, the environment, and the file; and the service by the latter two.
+/// What `record` gets from these options, the environment and the file; and what the service gets from the latter
+/// two.
 fn in_effect(args: &Args) -> Result<(Args, Layers)> {
     let file = args.argument("FILE").map(|file| {
         let mut word = OsString::from("--conf=");
@@ -113,7 +116,7 @@ fn in_effect(args: &Args) -> Result<(Args, Layers)> {
     });
     let words = file.into_iter().chain(args.behind().iter().cloned()).collect();
     let Parsed::Run(line) = Args::parse(&RECORD, words)? else {
-        return Err(Usage::new("--help is no option that says how to record").into());
+        return Err(Usage::new("--help is not a recording option").into());
     };
     let environ = |name: &str| std::env::var_os(name);
     let conf::Upper { args: mut all, file, mut mistakes } = conf::upper(&line, &environ)?;
@@ -133,39 +136,38 @@ fn in_effect(args: &Args) -> Result<(Args, Layers)> {
 }
 
 const BUILT_IN: &str = "\
-# Configuration of `profinfer record --conf FILE` and `profinfer serve --conf FILE`: every key that FILE may have, with the
-# value that is built in.
+# Configuration of `profinfer record --conf FILE` and `profinfer serve --conf FILE`: every key that FILE can have, with its
+# built-in default.
 #
-# A key above all headings is an option of record without its dashes, and means the same. What FILE leaves out is as it is here. The
-# environment is stronger than FILE (PROFINFER_LEVEL for level), and the command line is stronger than both. Where a key
-# stands behind a '#', nothing is built in, and what its value is called stands for it.
+# A key above all headings is an option of record without its dashes, and means the same. A key that is missing in FILE has
+# the default shown here. Environment variables (PROFINFER_LEVEL for level) override FILE, and the command line overrides
+# both. A commented-out key has no default; a placeholder shows what kind of value it takes.
 #
-# `profinfer config --check FILE` tells all that is wrong with a file, `profinfer config --print FILE` what it comes to.
+# `profinfer config --check FILE` reports all errors in a file, `profinfer config --print FILE` the values in effect.
 ";
 
 const IN_EFFECT: &str = "\
-# What `profinfer record` and `profinfer serve` go by, and where each value comes from. A key behind a '#' has none.
+# Values in effect for `profinfer record` and `profinfer serve`, and where each comes from. A commented-out key is not set.
 ";
 
-/// Columns of a line up to the comment behind it.
+/// Columns of a line before its trailing comment.
 const BEHIND: usize = 36;
 
-/// Above the keys of a rule.
+/// Printed above the keys of a rule.
 const RULES: &str = "
 ## Rules of the service
 #
-# The first [[rule]] that is for a process says how its runs are recorded; what no rule is for is not recorded.
-# Without any rule all is recorded, by one named default. What is said above [service] of how to record holds for
-# every rule that says nothing else, and may be said anew in a rule: all but exe, output, quiet, duration and
-# tokens. The environment and the command line of serve are stronger than a rule. Where nobody says a budget, that
-# of a rule is 1%.
+# The first [[rule]] that matches a process determines how its runs are recorded; a process that no rule matches is not
+# recorded. Without any rule, everything is recorded, by a rule named default. Recording options above [service]
+# apply to every rule that does not set them itself; a rule can set all of them except exe, output, quiet, duration
+# and tokens. The environment and the command line of serve override a rule. The default budget of a rule is 1%.
 #
-# Keys of a rule, beside those of how to record:
+# Keys of a rule, in addition to the recording options:
 ";
 
 const EXAMPLE: &str = r#"
-# An example. Of the server the last ten minutes are kept, and written when it becomes slow; tests are left alone; of
-# what else there is, one run in ten is recorded in outline.
+# An example: keep the last ten minutes of the server and write them when it becomes slow; ignore tests; of everything
+# else, record one run in ten with graphs only.
 #[[rule]]
 #name = "tests"
 #exe = "/opt/llm/tests/**"
@@ -180,11 +182,11 @@ const EXAMPLE: &str = r#"
 #
 #[[rule]]
 #name = "others"
-#one-in = 10
+#sample-one-in = 10
 #level = "graph"
 "#;
 
-/// A configuration as a file: with the meaning of each value, or with where it comes from.
+/// A configuration as a file: with the meaning of each value, or with its origin.
 fn page(all: &Args, layers: &Layers, meaning: bool) -> String {
     let mut text = if meaning { BUILT_IN } else { IN_EFFECT }.to_owned();
     for group in RECORD.groups {
@@ -214,17 +216,17 @@ fn page(all: &Args, layers: &Layers, meaning: bool) -> String {
     text
 }
 
-/// A contrary is the same setting.
+/// An opposite is the same setting.
 fn is_setting(command: &Command, flag: &Flag) -> bool {
     flag.is_key() && !(flag.name.starts_with("no-") && command.opposite(flag).is_some())
 }
 
-/// A rule in effect: what it says itself, and what is built in for rules only.
+/// A rule in effect: its own values, and defaults specific to rules.
 fn rule(layer: &Layer) -> String {
     let args = &layer.args;
     if layer.line == 0 {
         let budget = if args.given("budget").is_some() { "" } else { ", with a budget of 1%" };
-        return format!("# There is none: all is recorded, by one named default{budget}.\n");
+        return format!("# No rules: everything is recorded, by a rule named default{budget}.\n");
     }
     let mut text = "\n[[rule]]\n".to_owned();
     for flag in RULE.flags().filter(|f| is_setting(&RULE, f)) {
@@ -240,12 +242,12 @@ fn rule(layer: &Layer) -> String {
     text
 }
 
-/// What counts of a setting.
+/// The value that applies to a setting.
 fn given<'a>(all: &'a Args, flag: &Flag) -> Option<&'a Given> {
     all.given(flag.name).or_else(|| all.given(all.command().opposite(flag)?.name))
 }
 
-/// A key with its value, and what it means or where it comes from.
+/// A key with its value, and its meaning or origin.
 fn entry(all: &Args, flag: &Flag, meaning: bool) -> String {
     let line = match value(all, flag) {
         Some(value) => format!("{} = {value}", flag.name),
@@ -258,7 +260,7 @@ fn entry(all: &Args, flag: &Flag, meaning: bool) -> String {
     }
 }
 
-/// What a flag means, in lines of comment.
+/// A flag's meaning, as comment lines.
 fn explained(flag: &Flag) -> String {
     const WIDTH: usize = 108;
     let mut text = help::filled(flag.help, WIDTH);
@@ -270,7 +272,7 @@ fn explained(flag: &Flag) -> String {
     format!("\n{}", lines.concat())
 }
 
-/// A value as TOML; none where there is none, or none that TOML could hold.
+/// A value as TOML; None if there is none, or TOML cannot represent it.
 fn value(all: &Args, flag: &Flag) -> Option<String> {
     if flag.is_switch() {
         let on = match all.command().opposite(flag) {
@@ -302,11 +304,11 @@ fn quoted(text: &str) -> String {
     quoted
 }
 
-/// Where a value comes from.
+/// A value's origin.
 fn from(all: &Args, flag: &Flag) -> String {
     match given(all, flag) {
         Some(given) if given.value.as_ref().is_some_and(|v| v.to_str().is_none()) => {
-            format!("{}: bytes that are no UTF-8, which no file can hold", all.origin(given))
+            format!("{}: not valid UTF-8, cannot be written to a file", all.origin(given))
         }
         Some(given) => all.origin(given),
         None if flag.is_switch() || !flag.default.is_empty() => "built in".to_owned(),
@@ -327,9 +329,9 @@ mod tests {
         let mut all = Args::none(&RECORD);
         all.below(file.record.clone());
         let options = |args: &Args| {
-            // The command line tells that there was a file.
+            // The command line shows that there was a file.
             let options = settings(args).expect("they go together");
-            format!("{:?}", crate::agent::recording::Options { command_line: String::new(), ..options })
+            format!("{:?}", crate::recorder::recording::Options { command_line: String::new(), ..options })
         };
         assert_eq!(options(&all), options(&Args::none(&RECORD)));
         for flag in RECORD.flags().filter(|f| f.is_key()) {
@@ -341,10 +343,10 @@ mod tests {
             let mut wrong = Vec::new();
             let settings = Layers::new(&Args::none(&SERVE), file).values(&mut wrong);
             assert_eq!(wrong, Vec::<String>::new());
-            crate::agent::service::settings::Settings { rules: Vec::new(), ..settings }
+            crate::daemon::settings::Settings { rules: Vec::new(), ..settings }
         };
         assert_eq!(values(file), values(conf::File::default()));
-        assert_eq!(values(conf::File::default()), crate::agent::service::settings::Settings::default());
+        assert_eq!(values(conf::File::default()), crate::daemon::settings::Settings::default());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `profinfer status`, `dump` and `stop`: a service that runs, by its socket. Uses `agent::service` and `views`.
+//! `profinfer status`, `dump` and `stop`: control a running service by its socket.
 
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};
@@ -13,42 +13,41 @@ use serde_json::Value;
 use super::args::{Args, Command, Flag, Group, Usage};
 use super::report::style;
 use super::values::whole;
-use crate::agent::service::socket::{AskError, Request, ask};
-use crate::plain::clean;
-use crate::views;
+use crate::daemon::socket::{AskError, Request, ask};
+use common::plain::clean;
 
 /// Time for an answer, and for one that has to be written to disk first.
 const SOON: Duration = Duration::from_secs(5);
 const WRITTEN: Duration = Duration::from_secs(15);
-/// Time for all recordings to end, and how often it is looked.
+/// Time for all recordings to end, and polling interval.
 const ENDED: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(50);
-/// Longest status file that is read, bytes.
+/// Longest status file accepted, bytes.
 const LONGEST: u64 = 16 << 20;
 
 const EXITS: &[(&str, &str)] =
-    &[("0", "done"), ("1", "no service answers, or it refused"), ("2", "wrong usage")];
-const NOTES: &str = "A service listens to its own user and to root only.";
+    &[("0", "done"), ("1", "no answer from the service, or request refused"), ("2", "wrong usage")];
+const NOTES: &str = "A service accepts requests from its own user and root only.";
 
-/// The socket that a service has if nothing else is said.
-const SOCKET: Flag = Flag::value("socket", "PATH", "Socket of the service, as its configuration has it")
+/// The default socket of a service.
+const SOCKET: Flag = Flag::value("socket", "PATH", "Socket of the service, as set in its configuration")
     .default("/run/profinfer/control.sock");
 
 pub const STATUS: Command = Command {
     name: "status",
-    about: "Says how the service stands: runs, recordings, its own cost, its last messages",
+    about: "Show service status: runs, recordings, its own cost, its last messages",
     text: "\
-Asks the service at its socket. Where the socket does not take us, the file is read that the service writes for those who
-only look; that is said, with its time.",
+Asks the service through its socket. If the socket refuses access, reads the status file that the service writes for other
+users, and prints a notice with its time.",
     usage: &["[OPTIONS]"],
     arguments: &[],
     behind: None,
     groups: &[Group {
         title: "Options",
         flags: &[
-            Flag::switch("json", "Write JSON: nanoseconds, bytes, shares of 1"),
+            Flag::switch("json", "Print JSON: nanoseconds, bytes, ratios (1 = 100 %)"),
             SOCKET,
-            Flag::value("file", "FILE", "File that is read where the socket does not take us")
+            Flag::value("file", "FILE", "File to read if the socket refuses access")
                 .default("/run/profinfer/status.json"),
         ],
     }],
@@ -56,24 +55,24 @@ only look; that is said, with its time.",
     exits: EXITS,
     examples: "\
 profinfer status
-profinfer status --json | jq '.runs[] | select(.ended == null) | .rate'     tokens/s of what runs now",
+profinfer status --json | jq '.runs[] | select(.ended == null) | .rate'     tokens/s of current runs",
     run: status,
 };
 
 pub const DUMP: Command = Command {
     name: "dump",
-    about: "Has the service write out what it keeps in memory of runs",
+    about: "Make the service write the runs it keeps in memory to files",
     text: "\
-Rules with 'ring' keep the last minutes of their runs in memory. This writes them to the service's directory now, and prints
-the files' names, a line each; recording goes on.",
+Rules with 'ring' keep the last minutes of their runs in memory. This writes them to the service's directory now and prints
+the names of the files, one per line; recording continues.",
     usage: &["[OPTIONS]"],
     arguments: &[],
     behind: None,
     groups: &[Group {
         title: "Options",
         flags: &[
-            Flag::value("pid", "PID", "Only the runs of this process [default: all]").short('p'),
-            Flag::switch("json", "Write JSON: directory, files"),
+            Flag::value("pid", "PID", "Write only the runs of this process [default: all]").short('p'),
+            Flag::switch("json", "Print JSON: directory, files"),
             SOCKET,
         ],
     }],
@@ -87,10 +86,10 @@ profinfer dump -p $(pidof llama-server) | xargs -n 1 profinfer report",
 
 pub const STOP: Command = Command {
     name: "stop",
-    about: "Has the service end, with all recordings complete",
+    about: "Stop the service and complete all recordings",
     text: "\
-Waits until the service has ended. A service manager that was told to keep it running starts it again: there, use the
-manager ('systemctl stop profinfer').",
+Waits until the service has stopped. A service manager may restart it: in that case use the manager instead
+('systemctl stop profinfer').",
     usage: &["[OPTIONS]"],
     arguments: &[],
     behind: None,
@@ -115,15 +114,15 @@ fn status(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.flag("json") {
-        views::json::write(&mut out, &state)?;
+        render::json::write(&mut out, &state)?;
     } else {
-        views::service::write(&mut out, &state, &style())?;
+        render::service::write(&mut out, &state, &style())?;
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the service has written for those that its socket does not take.
+/// The status file, for users whom the socket does not accept.
 fn by_file(args: &Args, refused: AskError) -> anyhow::Result<Value> {
     let path = args.path("file")?.ok_or_else(|| args.missing("file"))?;
     let mut text = String::new();
@@ -132,10 +131,10 @@ fn by_file(args: &Args, refused: AskError) -> anyhow::Result<Value> {
         bail!("{refused}; and {}: {e}", path.display());
     }
     let state: Value =
-        serde_json::from_str(&text).with_context(|| format!("{} is no status", path.display()))?;
-    let now = views::service::word(&state, "now");
-    // For people beside the answer, which must stay JSON where that was asked for.
-    let told = format!("{refused}: this is what {} said at {now}", path.display());
+        serde_json::from_str(&text).with_context(|| format!("{} is not a status file", path.display()))?;
+    let now = render::service::word(&state, "now");
+    // On standard error, because the answer must remain JSON if requested.
+    let told = format!("{refused}: showing {} as of {now}", path.display());
     eprintln!("profinfer: {}", clean(&told));
     Ok(state)
 }
@@ -145,9 +144,9 @@ fn dump(args: &Args) -> anyhow::Result<ExitCode> {
     let answer = ask(&socket(args)?, Request::Dump(pid), WRITTEN)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.flag("json") {
-        views::json::write(&mut out, &answer)?;
+        render::json::write(&mut out, &answer)?;
     } else {
-        let directory = views::service::word(&answer, "directory");
+        let directory = render::service::word(&answer, "directory");
         for file in
             answer.get("files").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
         {
@@ -162,10 +161,10 @@ fn stop(args: &Args) -> anyhow::Result<ExitCode> {
     let path = socket(args)?;
     ask(&path, Request::Stop, SOON)?;
     let until = Instant::now() + ENDED;
-    // A service that ends takes its socket with it.
+    // A service removes its socket when it ends.
     while UnixStream::connect(&path).is_ok() {
         if Instant::now() > until {
-            bail!("the service was told to stop and is still there after {} s", ENDED.as_secs());
+            bail!("the service was asked to stop but is still running after {} s", ENDED.as_secs());
         }
         std::thread::sleep(LOOK);
     }
@@ -175,7 +174,7 @@ fn stop(args: &Args) -> anyhow::Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::service::settings::Settings;
+    use crate::daemon::settings::Settings;
 
     #[test]
     fn a_service_is_looked_for_where_it_is_by_itself() {

@@ -1,4 +1,4 @@
-//! `profinfer dag`: the graph that an engine computed. Uses `trace`, `analysis` and `views`.
+//! `profinfer dag`: the graph that an engine computed.
 
 use std::ffi::OsStr;
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -11,78 +11,81 @@ use super::args::{Args, Argument, Command, Flag, Group, Usage};
 use super::output;
 use super::reading::{not_over, open, with_bar};
 use super::values::{any_of, one_of, parsed, whole};
-use crate::analysis::calls::Phase;
-use crate::analysis::dag::compare::compare;
-use crate::analysis::dag::fold::{fold, only};
-use crate::analysis::dag::{Dag, METRICS, Metric, Options, dag};
-use crate::analysis::load::Progress;
-use crate::views::dag::{self as view, Format};
-use crate::views::table::{Style, clean};
+use analysis::calls::Phase;
+use analysis::dag::compare::compare;
+use analysis::dag::fold::{fold, only};
+use analysis::dag::{Dag, METRICS, Metric, Options, dag};
+use analysis::load::Progress;
+use render::dag::{self as view, Format};
+use render::table::{Style, clean};
 
 pub const COMMAND: Command = Command {
     name: "dag",
-    about: "Draws the graph that an engine computed, coloured by time or what else was recorded",
+    about: "Draw the graph that an engine computed, coloured by time or another metric",
     text: "\
-Writes the operators of a batch in the order in which they ran, with an edge from each tensor to the operators that take
-it: views, weights, caches and inputs as they are, and two operators that the engine computes as one in one node. Every
-node has all that is known of it: type, dimensions, time, bytes and operations by the cost model, and what was counted.
+Writes the operators of a batch in execution order, with an edge from each tensor to the operators that use it. Views,
+weights, caches and inputs are shown as such; two operators that the engine fuses are one node. Each node has type,
+dimensions, time, bytes and FLOPs from the cost model, and recorded counters.
 
-Without --token the figures are means over all graphs of the phase that have the structure most of them have; a note on
-standard error says how many are left out. What a trace does not hold is left empty and said: it is never a zero.
+Without --token, the figures are means over all graphs of the phase that have the most common structure; a note on standard
+error says how many are left out. Data that a trace does not have is left empty and reported, never shown as zero.
 
---fold makes one of all layers that are equal, with the median over them, the lowest and the highest: a model of 28 layers
-fits on a page. An SVG is laid out here and needs no other program; in it constants are told in the boxes that take them.
+--fold combines identical layers into one, with median, minimum and maximum: a model of 28 layers fits on a page. SVG output
+needs no other program; constants are shown in the boxes of the operators that use them.
 
---against compares the structure of two models: operators that only one of them has, and where they stand.",
+--against compares the structure of two models: operators that only one of them has, and where they are.",
     usage: &["FILE [OPTIONS]", "--against OTHER FILE [OPTIONS]"],
     arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input" }],
     behind: None,
     groups: &[FLAGS],
     notes: "",
-    exits: super::EXITS,
+    exits: super::args::EXITS,
     examples: "\
 profinfer dag run.pfi --fold -o model.svg            the model on a page, by time
-profinfer dag run.pfi --layer 3 -o layer3.svg        one layer, and what it takes
+profinfer dag run.pfi --layer 3 -o layer3.svg        one layer and its inputs
 profinfer dag run.pfi --metric gbps --fold -o g.svg  by bandwidth
 profinfer dag run.pfi --token 12 | dot -Tpdf -o t.pdf
 profinfer dag run.pfi --format json | jq '.nodes[] | select(.order == 0)'
-profinfer dag --against qwen2.pfi llama.pfi          what the one has and the other has not",
+profinfer dag --against qwen2.pfi llama.pfi          structural differences between two models",
     run,
 };
 
 const FLAGS: Group = Group {
     title: "Options",
     flags: &[
-        Flag::value("token", "N", "The graph of one batch, by its number in `report --by token --json`")
+        Flag::value("token", "N", "Draw the graph of one batch, by its number in `report --by token --json`")
             .excludes(&["phase"]),
-        Flag::value("phase", "PHASE", "All graphs of a phase [default: decode, else prefill]").choices(&[
-            ("prefill", "calls with more than one token in a ubatch"),
-            ("decode", "calls with one token"),
-        ]),
-        Flag::value("metric", "METRIC", "What colours the nodes and stands in them").default("time").choices(
+        Flag::value("phase", "PHASE", "Draw all graphs of a phase [default: decode, else prefill]").choices(
+            &[("prefill", "calls with more than one token in a ubatch"), ("decode", "calls with one token")],
+        ),
+        Flag::value("metric", "METRIC", "Metric to colour and label the nodes with").default("time").choices(
             &[
-                ("time", "mean time of a call on thread 0"),
-                ("gbps", "bytes of the cost model over that time"),
-                ("bytes", "bytes by the cost model"),
-                ("flops", "operations by the cost model"),
-                ("stall", "cycles in which the back end was stalled (record --pmc)"),
+                ("time", "mean time per call on thread 0"),
+                ("gbps", "bytes from the cost model, divided by that time"),
+                ("bytes", "bytes from the cost model"),
+                ("flops", "FLOPs from the cost model"),
+                ("stall", "cycles with a stalled back end (record --pmc)"),
                 ("faults", "page faults (record --faults)"),
-                ("imbalance", "slowest thread over the mean of the threads"),
+                ("imbalance", "slowest thread divided by the mean of all threads"),
             ],
         ),
-        Flag::switch("fold", "Make one of all layers that are equal").excludes(&["layer"]),
-        Flag::value("layer", "L", "Only this layer and what it takes"),
-        Flag::value("format", "FORMAT", "[default: by the ending of -o, else dot; text with --against]")
-            .choices(&[
-                ("dot", "for Graphviz"),
-                ("graphml", "for yEd, Gephi, networkx"),
-                ("json", "for a program; all metrics"),
-                ("svg", "a drawing"),
-                ("text", "with --against alone"),
-            ]),
+        Flag::switch("fold", "Combine identical layers into one").excludes(&["layer"]),
+        Flag::value("layer", "L", "Draw only this layer and its inputs"),
+        Flag::value(
+            "format",
+            "FORMAT",
+            "Output format [default: by the extension of -o, else dot; text with --against]",
+        )
+        .choices(&[
+            ("dot", "for Graphviz"),
+            ("graphml", "for yEd, Gephi, networkx"),
+            ("json", "for a program; all metrics"),
+            ("svg", "a drawing"),
+            ("text", "only with --against"),
+        ]),
         Flag::value("output", "OUT", "Write to this file; '-' is standard output").short('o').default("-"),
         output::MODE,
-        Flag::value("pid", "PID[:N]", "The process, where several were recorded, or its N-th context"),
+        Flag::value("pid", "PID[:N]", "Process to draw, or its N-th context, if several were recorded"),
         Flag::value("against", "OTHER", "Compare the structure of this trace with FILE's")
             .excludes(&["fold", "layer", "metric"]),
     ],
@@ -90,10 +93,10 @@ const FLAGS: Group = Group {
 
 fn metric(text: &str) -> Result<Metric, String> {
     let found = METRICS.iter().find(|m| m.name == text).map(|m| m.metric);
-    found.ok_or_else(|| format!("wanted: {}", any_of(METRICS.iter().map(|m| m.name))))
+    found.ok_or_else(|| format!("expected {}", any_of(METRICS.iter().map(|m| m.name))))
 }
 
-/// What is asked for by flag or by the name of the output.
+/// The format given by flag or by the output's extension.
 fn format(args: &Args, output: &Path) -> Result<Format, Usage> {
     const ALL: [(&str, Format); 4] =
         [("dot", Format::Dot), ("graphml", Format::Graphml), ("json", Format::Json), ("svg", Format::Svg)];
@@ -137,7 +140,7 @@ fn read(file: &Path, options: &Options) -> anyhow::Result<Dag> {
     graph.with_context(|| format!("cannot draw {}", file.display()))
 }
 
-/// Tells what a reader of the drawing should know. A terminal that is gone is no matter.
+/// Prints notes for the reader of the drawing. A closed terminal is no error.
 fn notes(notes: &[String]) {
     for note in notes {
         let _ = writeln!(io::stderr(), "profinfer: note: {}", clean(note));
@@ -156,7 +159,7 @@ fn against(
         None => output.extension() == Some(OsStr::new("json")),
     };
     let a = read(file, options)?;
-    // A pid is one of the first file; the other must have one process only.
+    // A pid refers to the first file; the other must have a single process.
     let b = read(other, &Options { pid: None, ..*options })?;
     notes(&a.notes);
     notes(&b.notes);

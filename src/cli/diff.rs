@@ -1,4 +1,4 @@
-//! `profinfer diff`: what changed from one run to another. Uses `trace`, `analysis` and `views`.
+//! `profinfer diff`: what changed from one run to another.
 
 use std::ffi::OsStr;
 use std::io::{BufWriter, Write};
@@ -9,53 +9,52 @@ use super::args::{Args, Argument, Command, Flag, Group, Usage};
 use super::reading::{open, with_bar};
 use super::report::style;
 use super::values::{one_of, parsed, percent, whole};
-use crate::analysis::calls::Phase;
-use crate::analysis::diff::{Judgement, Options, diff};
-use crate::analysis::load::Progress;
-use crate::analysis::runs::RunId;
-use crate::analysis::tables::OpKey;
-use crate::trace::Trace;
-use crate::views;
-use crate::views::units::count;
+use analysis::calls::Phase;
+use analysis::diff::{Judgement, Options, diff};
+use analysis::idents::OpKey;
+use analysis::load::Progress;
+use analysis::runs::RunId;
+use pfi::Trace;
+use render::units::count;
 
 pub const COMMAND: Command = Command {
     name: "diff",
-    about: "Says which operators changed from one recorded run to another",
+    about: "Show which operators changed between recorded runs",
     text: "\
-Holds the k-th decoded token of run B against the k-th of run A, op by op. Ops are matched by name, layers taken together,
-and by the types and dimensions of their tensors; what only one run has is shown apart.
+Compares the k-th decoded token of run B with the k-th of run A, op by op. Ops are matched by name (all layers combined) and
+by the types and dimensions of their tensors; ops that only one run has are listed separately.
 
-A change is told where chance does not explain it. Tokens of a run are alike, and two starts of one program differ: both
-are in the intervals. The drift that an op shares with others of its kind (those that stream weights from memory, or all
-others) is not its own change. Of the changes told, on average at most the share --fdr is none; where nothing changed,
-that is the chance that anything is told.
+A change is reported if it is statistically significant. The confidence intervals cover the variation between tokens of a
+run and between starts of the same program. A drift that an op shares with similar ops (those that stream weights from
+memory, or all others) is not attributed to the op. On average, at most the share --fdr of the reported changes are false
+positives; if nothing changed, it is the probability that any change is reported.
 
-Each start places its memory anew, which makes single ops faster or slower as long as it runs. With one recording a side,
-how much is judged by how unlike ops of a kind changed. Give several of each side, with commas between them, and it is
-measured, op by op, and smaller changes are found. Record them in turn, A B A B A B: the k-th of A is held against the
-k-th of B. The smallest change that is found stands in the column 'finds %'.",
+Memory placement differs from start to start, which makes single ops faster or slower for a complete run. With one
+recording per side, this variation is estimated from how differently ops of a kind changed. Give several recordings per
+side, separated by commas, to measure it per op and detect smaller changes. Record them alternately, A B A B A B: the k-th
+of A is compared with the k-th of B. The column 'finds %' shows the smallest change that can be detected.",
     usage: &["A B [OPTIONS]", "A1,A2,... B1,B2,... [OPTIONS]"],
     arguments: &[
-        Argument { name: "A", help: "Traces of runs before, with commas between them; '-' is standard input" },
-        Argument { name: "B", help: "As many of runs after" },
+        Argument { name: "A", help: "Traces of the baseline runs, separated by commas; '-' is standard input" },
+        Argument { name: "B", help: "The same number of traces to compare with the baseline" },
     ],
     behind: None,
     groups: &[FLAGS],
     notes: "",
     exits: &[
-        ("0", "compared; with --fail-above, not slower than that with 95 % confidence"),
+        ("0", "compared; with --fail-above: not slower than the limit, with 95 % confidence"),
         ("1", "failed"),
         ("2", "wrong usage"),
-        ("3", "ops, or what only B has, make a call slower than --fail-above allows"),
-        ("4", "a call is slower than that, but all ops alike: the machine, or all of the build"),
-        ("5", "whether it is slower than that is undecided: too few calls, or they scatter (--allow-undecided: 0)"),
+        ("3", "slower than --fail-above allows, because of ops or of what only B has"),
+        ("4", "slower than that, but all ops alike: the machine, or the build as a whole"),
+        ("5", "undecided: too few calls, or too much variation (with --allow-undecided: 0)"),
     ],
     examples: "\
 profinfer diff old.pfi new.pfi                        what became slower or faster
 profinfer diff old.pfi new.pfi --by layer             layer by layer
-profinfer diff o1.pfi,o2.pfi,o3.pfi n1.pfi,n2.pfi,n3.pfi   three starts of each, recorded in turn
+profinfer diff o1.pfi,o2.pfi,o3.pfi n1.pfi,n2.pfi,n3.pfi   three starts of each, recorded alternately
 profinfer diff both.pfi both.pfi --pid 4711,4712      two processes of one recording
-profinfer diff old.pfi new.pfi --fail-above 3%        exit code 3 if ops add more than that to a token
+profinfer diff old.pfi new.pfi --fail-above 3%        exit code 3 if ops make a token slower by more than 3 %
 profinfer diff old.pfi new.pfi --json | jq '.ops[0]'  for a program",
     run,
 };
@@ -63,9 +62,9 @@ profinfer diff old.pfi new.pfi --json | jq '.ops[0]'  for a program",
 const FLAGS: Group = Group {
     title: "Options",
     flags: &[
-        Flag::value("by", "TABLE", "Rows are").default("name").choices(&[
+        Flag::value("by", "TABLE", "What each row is").default("name").choices(&[
             ("op", "op types"),
-            ("name", "tensor names, layer number folded, and shapes"),
+            ("name", "tensor names (layers combined) and shapes"),
             ("layer", "layers"),
         ]),
         Flag::value("phase", "PHASE", "Calls to compare").default("decode").choices(&[
@@ -75,26 +74,21 @@ const FLAGS: Group = Group {
         Flag::value(
             "pid",
             "PID,...",
-            "Processes to compare: one of each trace, A's first, or one that is meant in all traces that have it \
-             [default: of each trace the one with the most such calls]",
+            "Processes to compare: one per trace, A's first, or one for all traces that have it [default: \
+             the one with the most such calls in each trace]",
         )
         .many(),
-        Flag::value(
-            "fail-above",
-            "SHARE",
-            "Fail where B is slower by more than this share of a call, as in 3%",
-        ),
-        Flag::switch("allow-undecided", "Pass --fail-above where it is undecided whether B is slower"),
-        Flag::value("fdr", "SHARE", "False discovery rate: of the changes told, so many may be none")
-            .default("5%"),
-        Flag::value("least", "SHARE", "Tell no change of an op that may be this small").default("1%"),
-        Flag::value("top", "N", "Rows; changes that are told are always shown").default("20"),
-        Flag::switch("json", "Write JSON: nanoseconds a call and shares of 1"),
-        Flag::switch("csv", "Write one table of all ops as comma-separated values").excludes(&["json"]),
+        Flag::value("fail-above", "SHARE", "Fail if B is slower by more than this share of a call, e.g. 3%"),
+        Flag::switch("allow-undecided", "Let --fail-above pass if it is undecided whether B is slower"),
+        Flag::value("fdr", "SHARE", "Expected share of false positives among reported changes").default("5%"),
+        Flag::value("least", "SHARE", "Ignore changes smaller than this").default("1%"),
+        Flag::value("top", "N", "Maximum rows; reported changes are always shown").default("20"),
+        Flag::switch("json", "Print JSON: nanoseconds per call, ratios (1 = 100 %)"),
+        Flag::switch("csv", "Print one table of all ops as comma-separated values").excludes(&["json"]),
     ],
 };
 
-/// The files of a side: one where it is there by that name, else those between commas.
+/// The files of one side: a single file if that name exists, otherwise the comma-separated list.
 fn files(given: &OsStr) -> Vec<PathBuf> {
     let one = Path::new(given);
     if one.exists() || given.to_str().is_none() {
@@ -103,19 +97,19 @@ fn files(given: &OsStr) -> Vec<PathBuf> {
     given.to_string_lossy().split(',').map(PathBuf::from).collect()
 }
 
-/// The files of both sides, and the processes meant in them.
+/// The files of both sides, and the selected processes.
 fn asked(args: &Args) -> Result<([Vec<PathBuf>; 2], Vec<RunId>), Usage> {
     let sides = [files(args.needed_argument("A")?), files(args.needed_argument("B")?)];
     let [a, b] = sides.each_ref().map(Vec::len);
     if a != b {
-        let why = format!("A is {} and B {}: give as many of each", count(a as u64, "trace"), b);
+        let why = format!("A has {} and B {}: give the same number of each", count(a as u64, "trace"), b);
         return Err(Usage::new(why));
     }
     if sides.iter().flatten().filter(|f| f.as_os_str() == "-").count() > 1 {
-        return Err(Usage::new("standard input is one trace: give files for the others"));
+        return Err(Usage::new("standard input can be used for one trace only: give files for the others"));
     }
     if sides.iter().flatten().any(|f| f.as_os_str().is_empty()) {
-        return Err(Usage::new("a name between the commas is empty"));
+        return Err(Usage::new("empty file name in the list"));
     }
     let pids = args.list("pid", parsed)?;
     if pids.len() > 1 && pids.len() != a + b {
@@ -144,17 +138,17 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let found = with_bar(&progress, || diff(&a, &b, &options, &progress))?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.flag("json") {
-        views::json::write(&mut out, &found)?;
+        render::json::write(&mut out, &found)?;
     } else if args.flag("csv") {
-        views::diff::csv(&mut out, &found)?;
+        render::diff::csv(&mut out, &found)?;
     } else {
         let names = sides.map(|side| side.iter().map(|f| f.to_string_lossy().into_owned()).collect());
-        views::diff::write(&mut out, &found, &names, top, &style())?;
+        render::diff::write(&mut out, &found, &names, top, &style())?;
     }
     out.flush()?;
     let Some(most) = most else { return Ok(ExitCode::SUCCESS) };
-    let Some(why) = views::diff::failure(&found, most) else { return Ok(ExitCode::SUCCESS) };
-    // Nothing is left to do when even this can't be written.
+    let Some(why) = render::diff::failure(&found, most) else { return Ok(ExitCode::SUCCESS) };
+    // Nothing can be done if even this fails.
     let _ = writeln!(std::io::stderr(), "profinfer: {why}");
     Ok(match found.judged(most) {
         Judgement::NotSlower => ExitCode::SUCCESS,

@@ -1,4 +1,6 @@
-//! `profinfer doctor`: can this machine, and this target, be recorded? Uses `agent` and `views`.
+//! `profinfer doctor`: checks whether this machine and this target can be recorded.
+
+mod show;
 
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -10,86 +12,86 @@ use serde::Serialize;
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
 use super::record::flags::{SYSROOT, launch};
 use super::values::whole;
-use crate::agent::btf::Btf;
-use crate::agent::calibrate::Way;
-use crate::agent::checkup::{self, Ask, Checkup, Hit};
-use crate::agent::examine::Subject;
-use crate::agent::rehearsal::Spot;
-use crate::analysis::predict::{HitCosts, Hits, Prediction, Range, predict};
-use crate::trace::Trace;
-use crate::views::table::Style;
-use crate::views::{doctor, json};
+use crate::capture::calibrate::Way;
+use crate::capture::calibration_target::Spot;
+use crate::capture::checkup::{self, Ask, Checkup, Hit};
+use crate::engine::examine::Subject;
+use crate::host::btf::Btf;
+use analysis::predict::{HitCosts, Hits, Prediction, Range, predict};
+use pfi::Trace;
+use render::json;
+use render::table::Style;
 
 pub const COMMAND: Command = Command {
     name: "doctor",
-    about: "Says whether this machine and this target can be recorded, and what is missing",
+    about: "Check whether this machine and a target can be recorded, and what is missing",
     text: "\
-Tries what a recording needs: capabilities, bpf(), maps, programs, probes on a function of its own. Loads the very
-programs that record uses and measures what one hit costs now. For a target it shows the engines found, their name
-tables and layout, the probe points expected for tokens, graphs and ops, where in the function each probe would sit
-and why there, and what cannot be recorded. The target itself is only read, never probed. Runs without root, and
-says what root would change.",
+Tests what a recording needs: capabilities, bpf(), maps, programs, and probes on a function of its own. Loads the same
+programs as record and measures the current cost of one probe hit. For a target, shows the engines found, their name tables
+and layout, the expected probe points for tokens, graphs and ops, where in the function each probe would be placed and why,
+and what cannot be recorded. The target is only read, never probed. Works without root, and says what root would add.",
     usage: &["[OPTIONS] [BINARY]", "[OPTIONS] -p PID"],
     arguments: &[Argument {
         name: "BINARY",
-        help: "Program or library that contains llama.cpp or GGML, or a directory of them; the libraries it needs and \
-               those beside it are looked at too",
+        help: "Program or library that contains llama.cpp or GGML, or a directory of them; also checks the \
+         libraries that it needs and those next to it",
     }],
     behind: None,
     groups: &[FLAGS],
     notes: "\
-Words:
-  ok        there
-  missing   needed and not there: nothing can be recorded at op level until it is mended
-  optional  not there, and not needed; says what is lost without it
-  skipped   not tried; says why",
-    exits: &[("0", "fit to record ops, or a file that would fit on another machine"), ("1", "not fit, the reason is the last line"), ("2", "wrong usage")],
+States:
+  ok        available
+  missing   required; ops cannot be recorded until this is fixed
+  optional  not available, but not required; the text says what is lost
+  skipped   not tested; the text says why",
+    exits: &[("0", "ops can be recorded, here or, for a file of another architecture, on such a machine"), ("1", "ops cannot be recorded; the last line says why"), ("2", "wrong usage")],
     examples: "\
-profinfer doctor                                this machine alone
-profinfer doctor $(command -v llama-server)     and a program with the libraries beside it
-profinfer doctor libggml-cpu.so                 and a library
-sudo profinfer doctor -p $(pidof llama-server)  and a running process
+profinfer doctor                                check this machine
+profinfer doctor $(command -v llama-server)     also check a program and the libraries next to it
+profinfer doctor libggml-cpu.so                 also check a library
+sudo profinfer doctor -p $(pidof llama-server)  also check a running process
 profinfer doctor --json | jq .reason            for a program
-profinfer doctor --predict 10tok/s --ops 400    and what recording would cost an engine of this speed
-profinfer doctor --predict 10tok/s --trace run.pfi   the same, with the hits of a recording",
+profinfer doctor --predict 10tok/s --ops 400    also predict the overhead for an engine of this speed
+profinfer doctor --predict 10tok/s --trace run.pfi   the same, with the probe hits of a recording",
     run,
 };
 
 const FLAGS: Group = Group {
     title: "Options",
     flags: &[
-        Flag::value("pid", "PID", "Running process to look at").short('p'),
+        Flag::value("pid", "PID", "Running process to check").short('p'),
         SYSROOT,
-        Flag::switch("json", "Write JSON: times in nanoseconds"),
-        Flag::value("btf", "FILE", "The running kernel's BTF, where it has none of its own"),
+        Flag::switch("json", "Print JSON: times in nanoseconds"),
+        Flag::value("btf", "FILE", "BTF file of the running kernel, if the kernel does not provide BTF"),
         Flag::switch(
             "no-probe",
-            "Place no probe, not even on ourselves: probes are then not tried and the cost of a hit is not measured",
+            "Place no probes at all, not even on profinfer itself: probes are not tested, and the cost of \
+             a hit is not measured",
         ),
         Flag::switch(
             "compare",
-            "Also measure what an op costs by other ways of watching it: among them the published method, with entry \
-             and return probe and the whole structure at each hit",
+            "Also measure the cost of an op with other capture methods, including the published one: \
+             entry and return probe, and the complete structure at each hit",
         )
         .excludes(&["no-probe"]),
         Flag::value(
             "predict",
             "SPEED",
-            "Say how much slower an engine that decodes at this speed would be while it is recorded, for each level: \
-             tokens/s, as 10 or 10tok/s",
+            "Predict how much recording at each level would slow down an engine that decodes at this \
+             speed: tokens/s, as 10 or 10tok/s",
         )
         .needs(&["trace", "ops"]),
         Flag::value(
             "trace",
             "FILE",
-            "With --predict: take the hits of a token from this recording of level op",
+            "With --predict: take the hits per token from this recording at level op",
         )
         .needs(&["predict"])
         .excludes(&["ops"]),
         Flag::value(
             "ops",
             "N",
-            "With --predict: op hits of one thread in a token, that is nodes of the graph that compute something",
+            "With --predict: op hits per thread and token, i.e. graph nodes that compute something",
         )
         .needs(&["predict"]),
     ],
@@ -107,7 +109,7 @@ fn speed(text: &str) -> Result<f64, String> {
     let number = ["tok/s", "tokens/s", "t/s"].iter().find_map(|unit| text.strip_suffix(unit)).unwrap_or(text);
     match number.trim_end().parse::<f64>() {
         Ok(v) if v > 0.0 && v <= 1e6 => Ok(v),
-        _ => Err("wanted: tokens a second, above 0 and at most 1000000, as 10, 7.5 or 10tok/s".into()),
+        _ => Err("expected tokens per second, above 0 and at most 1000000, e.g. 10, 7.5 or 10tok/s".into()),
     }
 }
 
@@ -129,14 +131,14 @@ impl Prophecy {
                 let hits = Hits::of_trace(&trace).map_err(|why| anyhow::anyhow!("{shown} {why}"))?;
                 (format!("decode in {shown}"), hits)
             }
-            (None, ops) => ("as given; one graph of one split".to_owned(), Hits::of_ops(ops.unwrap_or(1))),
+            (None, ops) => ("as given; one graph with one split".to_owned(), Hits::of_ops(ops.unwrap_or(1))),
         };
         Ok(Some(predict(speed, source, hits, found.hit.as_ref().and_then(costs))))
     }
 }
 
-/// What was measured, for a prediction; of an op on the target's own instruction where that is known. None: not all of it
-/// was measured.
+/// The measured costs, for a prediction; of an op on the target's own instruction if that is known. None: some were
+/// not measured.
 fn costs(hit: &Hit) -> Option<HitCosts> {
     let find = |way: Way, spot: Spot| {
         hit.ways.iter().find(|w| w.way == way.name() && w.instruction == spot.name()).map(|w| w.ns)
@@ -153,7 +155,7 @@ fn costs(hit: &Hit) -> Option<HitCosts> {
     Some(HitCosts { call, op, barrier })
 }
 
-/// What `--json` writes.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Answer<'a> {
     #[serde(flatten)]
@@ -164,7 +166,7 @@ struct Answer<'a> {
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let subject = match (args.option("pid", whole(0, u32::MAX.into()))?, args.argument("BINARY")) {
-        (Some(_), Some(_)) => return Err(Usage::new("-p/--pid and BINARY exclude each other").into()),
+        (Some(_), Some(_)) => return Err(Usage::new("-p/--pid and BINARY cannot be combined").into()),
         (Some(pid), None) => Some(Subject::Pid(pid)),
         (None, Some(path)) => Some(Subject::Path(launch(args, Path::new(path))?)),
         (None, None) => None,
@@ -186,7 +188,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
         let width = terminal.then(|| terminal_size::terminal_size().map_or(100, |(w, _)| usize::from(w.0)));
-        doctor::write(&mut out, &found, prediction.as_ref(), &Style { width, color: terminal && !no_color })?;
+        show::write(&mut out, &found, prediction.as_ref(), &Style { width, color: terminal && !no_color })?;
     }
     out.flush()?;
     Ok(if found.fit || found.fits_on.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -1,4 +1,4 @@
-//! `profinfer export`: a recorded run as a timeline for other programs. Uses `trace`, `analysis` and `views`.
+//! `profinfer export`: a recorded run as a timeline for other programs.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, IsTerminal, Write};
@@ -11,44 +11,44 @@ use super::args::{Args, Argument, Command, Flag, Group, Usage};
 use super::output::{MODE, mode, whole};
 use super::reading::{not_over, open, with_bar};
 use super::values::{time, whole as number};
-use crate::analysis::calls::{Timeline, timeline};
-use crate::analysis::lanes::{Lanes, Select, Walked};
-use crate::analysis::load::{Loaded, Progress, load};
-use crate::analysis::opencl::{Profile, profile};
-use crate::analysis::ops::sort_runs;
-use crate::analysis::processes::Processes;
-use crate::analysis::report::{By, Options, report, try_report};
-use crate::analysis::tables::Idents;
-use crate::trace::Trace;
-use crate::views::table::clean;
-use crate::views::timeline::Run;
-use crate::views::timeline::chrome::Chrome;
-use crate::views::timeline::labels::Labels;
-use crate::views::timeline::merge::free_sequence;
-use crate::views::timeline::perfetto::Perfetto;
-use crate::views::units::count;
+use analysis::calls::{Timeline, timeline};
+use analysis::idents::Idents;
+use analysis::lanes::{Lanes, Select, Walked};
+use analysis::load::{Loaded, Progress, load};
+use analysis::opencl::{Profile, profile};
+use analysis::ops::sort_runs;
+use analysis::processes::Processes;
+use analysis::report::{By, Options, report, try_report};
+use pfi::Trace;
+use render::table::clean;
+use render::timeline::Run;
+use render::timeline::chrome::Chrome;
+use render::timeline::labels::Labels;
+use render::timeline::merge::free_sequence;
+use render::timeline::perfetto::Perfetto;
+use render::units::count;
 
 pub const COMMAND: Command = Command {
     name: "export",
-    about: "Writes a recorded run as a timeline for Perfetto or Chrome",
+    about: "Write a recorded run as a timeline for Perfetto or Chrome",
     text: "\
-What ran when: calls of the engine (prefill, decode) over graphs, splits by backend, CPU graphs and ops on the thread that
-computes them, ops on the other threads, and after each op the wait at the barrier where it was recorded. Open the file at
-ui.perfetto.dev, which keeps it on your machine, or ask trace_processor with SQL.
+Shows what ran when: engine calls (prefill, decode), graphs, splits by backend, CPU graphs and ops on the thread that
+computes them, ops on the other threads, and the wait at the barrier after each op if it was recorded. Open the file at
+ui.perfetto.dev, which keeps it on your machine, or query it in SQL with trace_processor.
 
-An op is named by what it computes and the tensor; \"what\" beside it has shapes and types, bytes and FLOPs by the cost
-model, the mean rate of its kind in this run, and what bounds it where the report says so. Times are CLOCK_BOOTTIME, as in
-Perfetto's own recordings, so that both lie on one timeline.",
+An op is named after its operation and tensor; its argument \"what\" has shapes and types, bytes and FLOPs from the cost
+model, the mean rate of similar ops in this run, and its bottleneck if report shows one. Timestamps are CLOCK_BOOTTIME, as
+in Perfetto's own recordings, so that both share one timeline.",
     usage: &["--perfetto OUT FILE [OPTIONS]", "--chrome OUT FILE [OPTIONS]"],
     arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input" }],
     behind: None,
     groups: &[FORMATS, PARTS],
     notes: "\
-An op takes about 30 bytes in Perfetto's format and 300 in Chrome's. Ops are read where they lie in the trace and written as
-they come: memory grows with the number of graphs, not of ops.",
-    exits: super::EXITS,
+An op takes about 30 bytes in Perfetto's format and 300 in Chrome's. Ops are read from the trace and written as a stream:
+memory use grows with the number of graphs, not of ops.",
+    exits: super::args::EXITS,
     examples: "\
-profinfer export --perfetto run.pftrace run.pfi                     all of it
+profinfer export --perfetto run.pftrace run.pfi                     everything
 profinfer export --perfetto run.pftrace --tokens 10..19 run.pfi     ten calls of the engine
 profinfer export --perfetto run.pftrace --time 1.5s..2s run.pfi     half a second
 profinfer export --perfetto all.pftrace --merge system.pftrace run.pfi
@@ -58,23 +58,32 @@ profinfer export --chrome - run.pfi | gzip > run.json.gz            for chrome:/
 };
 
 const FORMATS: Group = Group {
-    title: "Formats (one at least), and what to add",
+    title: "Formats (at least one) and traces",
     flags: &[
-        Flag::value("perfetto", "OUT", "Perfetto's protobuf; '-' is standard output"),
-        Flag::value("chrome", "OUT", "Chrome's trace events in JSON, for tools that read nothing else"),
+        Flag::value("perfetto", "OUT", "Write Perfetto's protobuf format; '-' is standard output"),
+        Flag::value(
+            "chrome",
+            "OUT",
+            "Write Chrome's trace event JSON, for tools without Perfetto support; '-' is standard output",
+        ),
         Flag::value(
             "merge",
             "OTHER",
-            "Put this Perfetto trace of the same machine and time, as of its scheduler, into the file too",
+            "Add this Perfetto trace of the same machine and time, e.g. of its scheduler",
         )
         .needs(&["perfetto"]),
         Flag::value(
             "cl-trace",
             "JSON",
-            "Draw the kernels of llama.cpp's cl_trace.json, which a backend built with GGML_OPENCL_PROFILING writes",
+            "Add the kernels from llama.cpp's cl_trace.json, written by a backend built with \
+             GGML_OPENCL_PROFILING",
         ),
-        Flag::value("cl-profile", "CSV", "Tensors and sizes of these kernels, from its cl_profiling.csv")
-            .needs(&["cl-trace"]),
+        Flag::value(
+            "cl-profile",
+            "CSV",
+            "Take tensors and sizes of these kernels from llama.cpp's cl_profiling.csv",
+        )
+        .needs(&["cl-trace"]),
     ],
 };
 
@@ -84,31 +93,31 @@ const PARTS: Group = Group {
         Flag::value(
             "tokens",
             "A..B",
-            "Only what begins within calls A to B of the engine; also A, A.. or ..B",
+            "Include only what begins within engine calls A to B; also A, A.. or ..B",
         )
         .excludes(&["time"]),
         Flag::value(
             "time",
             "A..B",
-            "Only what begins from A to B after the first call, as in 500ms..2s; also A.. or ..B",
+            "Include only what begins from A to B after the first call, e.g. 500ms..2s; also A.. or ..B",
         ),
-        Flag::value("pid", "PID", "Only this process [default: all that were recorded]"),
+        Flag::value("pid", "PID", "Include only this process [default: all recorded processes]"),
         MODE,
     ],
 };
 
-/// Both ends of a range, each of which may be left out.
+/// Both ends of a range, each optional.
 pub(super) type Ends<T> = (Option<T>, Option<T>);
 
 /// `A..B`, `A..` or `..B`.
 fn ends<T: PartialOrd>(text: &str, one: impl Fn(&str) -> Result<T, String>) -> Result<Ends<T>, String> {
     let Some((a, b)) = text.split_once("..").filter(|(a, b)| !(a.is_empty() && b.is_empty())) else {
-        return Err("wanted: A..B, A.. or ..B".into());
+        return Err("expected A..B, A.. or ..B".into());
     };
     let end = |text: &str| if text.is_empty() { Ok(None) } else { one(text).map(Some) };
     let ends = (end(a)?, end(b)?);
     match &ends {
-        (Some(a), Some(b)) if a > b => Err("it ends before it begins".into()),
+        (Some(a), Some(b)) if a > b => Err("the end is before the start".into()),
         _ => Ok(ends),
     }
 }
@@ -134,10 +143,10 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let file = PathBuf::from(args.needed_argument("FILE")?);
     let (perfetto, chrome) = (args.path("perfetto")?, args.path("chrome")?);
     if perfetto.is_none() && chrome.is_none() {
-        return Err(Usage::new("--perfetto OUT or --chrome OUT is needed").into());
+        return Err(Usage::new("--perfetto OUT or --chrome OUT is required").into());
     }
     if perfetto == chrome {
-        return Err(Usage::new("--perfetto and --chrome need a file each").into());
+        return Err(Usage::new("--perfetto and --chrome each require a separate file").into());
     }
     let merge = args.path("merge")?;
     let beside = [args.path("cl-trace")?, args.path("cl-profile")?];
@@ -160,14 +169,14 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The files to be written, and their permissions.
+/// The files to write, and their permissions.
 struct Out<'a> {
     perfetto: Option<&'a Path>,
     chrome: Option<&'a Path>,
     mode: u32,
 }
 
-/// What is wanted of the run.
+/// The requested part of the run.
 struct Cut {
     tokens: Option<Ends<u64>>,
     time: Option<Ends<i64>>,
@@ -188,16 +197,16 @@ impl Cut {
             else {
                 match (of_pid().map(|c| c.seq).min(), of_pid().map(|c| c.seq).max()) {
                     (Some(first), Some(last)) => {
-                        bail!("no such call of the engine: there are {first} to {last}")
+                        bail!("no such engine call: the trace has calls {first} to {last}")
                     }
-                    _ => bail!("no call of the engine was recorded; --time chooses by time"),
+                    _ => bail!("no engine call was recorded; use --time to select by time"),
                 }
             };
             (select.from, select.to) = (from, to);
         }
         if let Some((a, b)) = self.time {
             let Some(first) = line.calls.first() else {
-                bail!("no call of the engine was recorded to count time from")
+                bail!("no engine call was recorded, so --time has no reference point")
             };
             select.from = a.map_or(i64::MIN, |a| first.start.saturating_add(a));
             select.to = b.map_or(i64::MAX, |b| first.start.saturating_add(b));
@@ -206,7 +215,7 @@ impl Cut {
     }
 }
 
-/// What an OpenCL device told of itself: names of the files, and what is in them.
+/// An OpenCL device's own timeline: file names and contents.
 struct Device {
     json: Option<(PathBuf, String)>,
     csv: Option<(PathBuf, String)>,
@@ -230,7 +239,7 @@ impl Device {
     }
 }
 
-/// Another trace that goes into the file.
+/// Another trace to merge into the file.
 struct Other {
     path: PathBuf,
     first_free: u64,
@@ -241,7 +250,7 @@ impl Other {
         let cannot = || format!("cannot merge {}", path.display());
         let file = File::open(path).with_context(cannot)?;
         if !file.metadata().with_context(cannot)?.is_file() {
-            return Err(anyhow::anyhow!("it is no regular file")).with_context(cannot);
+            return Err(anyhow::anyhow!("not a regular file")).with_context(cannot);
         }
         let first_free = free_sequence(&mut BufReader::new(file)).with_context(cannot)?;
         Ok(Other { path: path.to_owned(), first_free })
@@ -264,7 +273,10 @@ fn export(trace: &Trace, cut: &Cut, cl: &Device, out: &Out<'_>, other: Option<&O
     drop(told);
     let header = loaded.header.clone();
     if header.is_none() {
-        warn("the header is lost: times stay CLOCK_MONOTONIC, and may lie beside those of other traces")?;
+        warn(
+            "the trace header is missing: timestamps stay CLOCK_MONOTONIC and may not line up with other \
+         traces",
+        )?;
     }
     for damage in loaded.damage.iter().take(3) {
         warn(damage)?;
@@ -284,7 +296,7 @@ fn export(trace: &Trace, cut: &Cut, cl: &Device, out: &Out<'_>, other: Option<&O
                 Perfetto::new(out, &labels, header.as_ref(), other.map_or(1, |o| o.first_free));
             let done = run.draw(&mut perfetto)?;
             match (other, header.as_ref()) {
-                // Ours come first: the other's readings of clocks then go on from ours.
+                // Ours comes first: the other's clock readings then continue from ours.
                 (Some(other), _) => drop(io::copy(&mut File::open(&other.path)?, out)?),
                 (None, Some(header)) => perfetto.same_instant(header)?,
                 (None, None) => {}
@@ -301,21 +313,21 @@ fn export(trace: &Trace, cut: &Cut, cl: &Device, out: &Out<'_>, other: Option<&O
     }
     if cut_slices > 0 {
         warn(&format!(
-            "{} did not nest and were cut: their length is not the recorded one",
+            "{} did not nest and were cut: the length shown is not the recorded one",
             count(cut_slices, "slice")
         ))?;
     }
     Ok(())
 }
 
-/// An empty picture would look like a run without work.
-const NOTHING: &str = "no call, graph or op of the engine begins in what was asked for";
+/// An empty timeline would look like a run without work.
+const NOTHING: &str = "no engine call, graph or op begins in the selected range";
 
 fn warn(text: &str) -> io::Result<()> {
     writeln!(io::stderr(), "profinfer: {}", clean(text))
 }
 
-/// Writes a file through `write`, or standard output.
+/// Writes a file, or standard output, through `write`.
 fn to_file(
     path: &Path,
     binary: bool,
@@ -325,7 +337,7 @@ fn to_file(
     if path.as_os_str() == "-" {
         let stdout = io::stdout();
         if binary && stdout.is_terminal() {
-            bail!("Perfetto's format is binary, nothing for a terminal: give a file, or a pipe");
+            bail!("not writing Perfetto's binary format to a terminal: give a file, or redirect to a pipe");
         }
         return Ok(write(&mut stdout.lock())?);
     }

@@ -1,27 +1,27 @@
-//! What `--help` prints, made of a program's tables. Uses [`super::args`].
+//! Formats `--help` from a program's tables.
 
 use super::args::{Argument, Command, Flag, Group};
 use super::program::Program;
 use super::values::any_of;
 
-/// Lines are not wider than this: longer ones are hard to read.
+/// Maximum line width: longer lines are hard to read.
 const MOST: usize = 110;
-/// Nor narrower: below, words stand alone.
+/// Minimum line width: with less, each word would get its own line.
 const LEAST: usize = 40;
-/// Where the width is unknown.
+/// Width if unknown.
 const USUAL: usize = 100;
-/// Indent of texts below a name, and the widest column of names that has the texts beside it.
+/// Indent of texts below a name, and maximum width of a name column with the texts next to it.
 const BELOW: usize = 10;
 const BESIDE: usize = 26;
 
-const HELP: Flag = Flag::switch("help", "This; with -h in short").short('h');
+const HELP: Flag = Flag::switch("help", "Print help (-h: summary, --help: everything)").short('h');
 
-/// Columns of the terminal behind standard output, within bounds.
+/// Width of the terminal on standard output, within bounds.
 pub fn width() -> usize {
     terminal_size::terminal_size().map_or(USUAL, |(w, _)| usize::from(w.0).clamp(LEAST, MOST))
 }
 
-/// The page of a subcommand: what it is, usage, arguments, options, examples, exit status.
+/// The help page of a subcommand: description, usage, arguments, options, examples, exit status.
 pub fn page(program: &Program, command: &Command, width: usize) -> String {
     let mut page = Page { text: String::new(), width };
     page.paragraphs(&format!("{}.\n\n{}", command.about, command.text));
@@ -51,7 +51,7 @@ pub fn page(program: &Program, command: &Command, width: usize) -> String {
     page.text
 }
 
-/// What it does, usage and options, one or two lines each.
+/// Summary, usage and options, in one or two lines each.
 pub fn summary(program: &Program, command: &Command, width: usize) -> String {
     let mut page = Page { text: String::new(), width };
     page.paragraphs(&format!("{}.", command.about));
@@ -64,7 +64,7 @@ pub fn summary(program: &Program, command: &Command, width: usize) -> String {
         page.table(&rows);
     }
     page.text.push('\n');
-    page.paragraphs(&format!("More of each, and examples: {} {} --help", program.name, command.name));
+    page.paragraphs(&format!("For details and examples, run: {} {} --help", program.name, command.name));
     page.text
 }
 
@@ -80,11 +80,15 @@ pub fn overview(program: &Program, width: usize) -> String {
     page.table(&rows);
     page.title("Options");
     page.table(&[
-        ("-h, --help", "This; behind a subcommand its help: -h in short, --help all of it"),
-        ("-V, --version", "The version"),
+        ("-h, --help", "Print help; after a subcommand, -h prints a summary and --help everything"),
+        ("-V, --version", "Print the version"),
     ]);
     page.title("Exit status");
-    page.table(&[("0", "done"), ("1", "failed; standard error says why, in one line"), ("2", "wrong usage")]);
+    page.table(&[
+        ("0", "done"),
+        ("1", "failed; the reason is on standard error, in one line"),
+        ("2", "wrong usage"),
+    ]);
     page.title("Examples");
     for line in program.examples.lines() {
         page.line(2, line);
@@ -92,14 +96,14 @@ pub fn overview(program: &Program, width: usize) -> String {
     page.text
 }
 
-/// A text in lines that are not wider than this.
+/// A text wrapped at this width.
 pub fn filled(text: &str, width: usize) -> String {
     let mut page = Page { text: String::new(), width };
     page.wrapped(text, 0);
     page.text
 }
 
-/// The flags of a group that are told, the last group with `--help`.
+/// The visible flags of a group; the last group includes `--help`.
 fn shown(group: &Group, last: bool) -> impl Iterator<Item = Flag> {
     group.flags.iter().copied().filter(|f| !f.hidden).chain(last.then_some(HELP))
 }
@@ -130,7 +134,7 @@ fn brief(flag: &Flag) -> String {
     }
 }
 
-/// A text that grows line by line.
+/// A text built line by line.
 struct Page {
     text: String,
     width: usize,
@@ -172,14 +176,14 @@ impl Page {
         }
     }
 
-    /// A name, and its text on the lines below.
+    /// A name, with its text on the lines below.
     fn entry(&mut self, name: &str, help: &str) {
         self.line(2, name);
         self.indent(BELOW);
         self.wrapped(help, BELOW);
     }
 
-    /// Names with their texts beside them, or below where there is no room.
+    /// Names with their texts next to them, or below if there is no room.
     fn table(&mut self, rows: &[(&str, &str)]) {
         let room = BESIDE.min(self.width / 3);
         let column = rows.iter().map(|r| r.0.len()).filter(|n| *n <= room).max().unwrap_or(0) + 4;
@@ -196,7 +200,7 @@ impl Page {
         }
     }
 
-    /// Paragraphs; a line that begins with a space stays as it is.
+    /// Paragraphs; a line that begins with a space is kept as it is.
     fn paragraphs(&mut self, text: &str) {
         let mut paragraph = String::new();
         for line in text.lines().chain([""]) {
@@ -212,13 +216,13 @@ impl Page {
                 }
             }
         }
-        // What divides it from the next is that one's own.
+        // The next one adds its own separator.
         let end = self.text.trim_end().len();
         self.text.truncate(end);
         self.text.push('\n');
     }
 
-    /// Words from column `indent` on, where the line stands already, to the end of a line.
+    /// Wraps words from column `indent` on, where the line already is, to the end of a line.
     fn wrapped(&mut self, text: &str, indent: usize) {
         let mut column = indent;
         for word in text.split_whitespace() {
@@ -264,7 +268,7 @@ mod tests {
         }
     }
 
-    /// How the line of a flag begins.
+    /// The start of a flag's line.
     fn of(flag: &Flag) -> String {
         format!("  {}", label(flag))
     }
@@ -300,11 +304,11 @@ mod tests {
     fn lines_are_as_wide_as_the_terminal_and_no_wider() {
         for (program, command) in all() {
             for width in [LEAST, 57, 80, MOST] {
-                // Names and what is to be copied are not broken, and nothing stands behind them.
+                // Names and text to copy are not broken, and nothing follows them.
                 let names: Vec<String> = command.flags().chain([&HELP]).map(of).collect();
                 let copied = |l: &str| l.contains(program.name) && l.contains(command.name);
                 for line in summary(program, command, width).lines().filter(|l| !copied(l)) {
-                    // Nor is a path.
+                    // Nor is a path broken.
                     let path = line.trim_start().starts_with('/') && !line.trim().contains(' ');
                     let fits = line.chars().count() <= width || path || names.iter().any(|n| n == line);
                     assert!(fits, "{width}: {line}");
@@ -317,10 +321,10 @@ mod tests {
     fn paragraphs_are_filled_and_indented_lines_stay() {
         let mut page = Page { text: String::new(), width: 20 };
         page.paragraphs(
-            "one two three\nfour five six seven\n\nWords:\n  ok        there it is as it was\nend\n",
+            "one two three\nfour five six seven\n\nStates:\n  ok        there it is as it was\nend\n",
         );
         let expected =
-            "one two three four\nfive six seven\n\nWords:\n  ok        there it is as it was\nend\n";
+            "one two three four\nfive six seven\n\nStates:\n  ok        there it is as it was\nend\n";
         assert_eq!(page.text, expected);
     }
 

@@ -1,4 +1,4 @@
-//! `profinfer html`: a recorded run as one page for a browser. Uses `trace`, `analysis` and `views`.
+//! `profinfer html`: a recorded run as one page for a browser.
 
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
@@ -12,33 +12,31 @@ use super::output::{MODE, mode, whole};
 use super::reading::{not_over, open, with_bar};
 use super::report::peaks;
 use super::values::{parsed, whole as number};
-use crate::analysis::cut::Cut;
-use crate::analysis::load::Progress;
-use crate::analysis::overview::overview;
-use crate::views::html;
+use analysis::cut::Cut;
+use analysis::load::Progress;
+use analysis::overview::overview;
+use render::html;
 
 pub const COMMAND: Command = Command {
     name: "html",
-    about: "Writes a recorded run as one page for a browser",
+    about: "Write a recorded run as one HTML page",
     text: "\
-One file that a colleague can open without installing anything and without a network: what the run comes to in a few
-sentences, prefill and decode, the time of each token, the graph of the model coloured by any metric, the operators in tables
-that can be sorted, the roofline, the balance of the threads, the experts, and how far the record can be trusted; with them
-counters, time off the CPU and energy where they were recorded.
+A single self-contained file that opens in any browser, offline. It shows a summary in a few sentences, prefill and decode,
+the time of each token, the model graph coloured by any metric, sortable operator tables, the roofline, thread balance,
+experts, and the recording quality; also counters, off-CPU time and energy if they were recorded.
 
-What the recording does not hold is said where its picture would be, with the flag that records it. Statistics are of decode,
-else of the phase that there is. Everything can be read without the page's script, by keyboard and by a screen reader, in a
-dark or a light theme as the browser has it, on a phone and on paper. The page may not fetch anything: its own policy
-forbids it.",
+Where data is missing, the page names the flag that records it. Statistics are for decode, or for the only recorded phase.
+Everything is readable without JavaScript, by keyboard and with a screen reader, in dark or light theme, on a phone and on
+paper. The page fetches nothing; its Content-Security-Policy forbids it.",
     usage: &["FILE -o OUT [OPTIONS]"],
     arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input" }],
     behind: None,
     groups: &[FLAGS],
     notes: "",
-    exits: super::EXITS,
+    exits: super::args::EXITS,
     examples: "\
 profinfer html run.pfi -o run.html                     everything
-profinfer html run.pfi -o run.html --roof peak.json    ops under what 'ggml-runner peak --json' measured
+profinfer html run.pfi -o run.html --peak peak.json    with ops compared to the peaks of 'ggml-runner peak --json'
 profinfer html run.pfi -o part.html --tokens 10..19    ten calls of the engine
 ssh board cat run.pfi | profinfer html - -o run.html   from a pipe",
     run,
@@ -49,18 +47,19 @@ const FLAGS: Group = Group {
     flags: &[
         Flag::value("output", "OUT", "Write to this file; '-' is standard output").short('o'),
         MODE,
-        Flag::value("tokens", "A..B", "Only calls A to B of the engine; also A, A.. or ..B"),
+        Flag::value("tokens", "A..B", "Include only engine calls A to B; also A, A.. or ..B"),
         Flag::value(
             "pid",
             "PID[:N]",
-            "Process to tell of, or its N-th context [default: the one with the most calls]",
+            "Process to show, or its N-th context [default: the one with the most calls]",
         ),
         Flag::value(
-            "roof",
+            "peak",
             "PEAK",
-            "This machine's GFLOP/s and GB/s, as in 280,61, or a file that 'ggml-runner peak --json' wrote",
-        ),
-        Flag::value("top", "N", "Rows of each table").default("100"),
+            "This machine's GFLOP/s and GB/s, e.g. 280,61, or a file written by 'ggml-runner peak --json'",
+        )
+        .formerly("roof"),
+        Flag::value("top", "N", "Maximum rows per table").default("100"),
     ],
 };
 
@@ -69,7 +68,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
     let cut =
         Cut { pid: args.option("pid", parsed)?, calls: args.option("tokens", tokens)?.unwrap_or_default() };
-    let peaks = args.option("roof", peaks::read)?.unwrap_or_default();
+    let peaks = args.option("peak", peaks::read)?.unwrap_or_default();
     let top = args.needed("top", number(1, u32::MAX.into()))?;
     not_over(&output, file)?;
     let trace = open(file, "show")?;
@@ -82,7 +81,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     if output == Path::new("-") {
         if io::stdout().is_terminal() {
-            bail!("a page is nothing for a terminal: give a file, or a pipe");
+            bail!("not writing a page to a terminal: give a file with -o, or redirect to a pipe");
         }
         let mut out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
         html::write(&mut out, &found, &name, top)?;

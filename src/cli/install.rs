@@ -1,7 +1,6 @@
-//! `profinfer install`: this program as a service of the machine. Uses `agent::privileges` and [`super::config`]; the files
-//! are those of conf/.
+//! `profinfer install`: installs this program as a service of the machine.
 //!
-//! What is written is written beside its place and renamed, so that a link planted there is never followed.
+//! Files are written next to their final place and renamed, so that a planted link is never followed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -14,72 +13,73 @@ use anyhow::{Context, Result, bail};
 use super::args::{Args, Command, Flag, Group, Usage};
 use super::config;
 use super::values::one_of;
-use crate::agent::privileges;
-use crate::views::table::clean;
+use crate::host::privileges;
+use render::table::clean;
 
 pub const COMMAND: Command = Command {
     name: "install",
-    about: "Makes this program a service of the machine: binary, configuration, unit or init script",
+    about: "Install this program as a service: binary, configuration, unit or init script",
     text: "\
-Copies itself, writes the configuration of profinfer serve unless there is one, and what the init system goes by. Nothing is
-started, enabled or reloaded: what to do next is the last line of its output.
+Copies itself, writes a configuration for profinfer serve unless one exists, and installs the unit or init script. Nothing is
+started, enabled or reloaded; the last line of the output says what to do next.
 
-What was there is replaced, but for the configuration. A link or a directory in the place of a file is refused, and so is a
-directory on the way that others may change.",
+Existing files are replaced, except the configuration. Links and directories in place of a file are refused, as are parent
+directories that other users can change.",
     usage: &["[OPTIONS]"],
     arguments: &[],
     behind: None,
     groups: &[FLAGS],
     notes: "",
-    exits: super::EXITS,
+    exits: super::args::EXITS,
     examples: "\
-profinfer install --dry-run                   what it would do
-sudo ./profinfer install                      then as it says: systemctl enable --now profinfer
-profinfer install --root image --init sysv    into the files of a machine that is being made
-sudo profinfer install --uninstall            configuration and recordings stay",
+profinfer install --dry-run                   show what it would do
+sudo ./profinfer install                      then as printed: systemctl enable --now profinfer
+profinfer install --root image --init sysv    into the file system image of another machine
+sudo profinfer install --uninstall            configuration and recordings are kept",
     run,
 };
 
 const FLAGS: Group = Group {
     title: "Options",
     flags: &[
-        Flag::switch("dry-run", "Say what would be done, and do nothing"),
+        Flag::switch("dry-run", "Print what would be done, without doing it"),
         Flag::value(
             "prefix",
             "DIR",
-            "The program goes into DIR/bin [default: /usr/local; /usr with procd, /system with openharmony]",
+            "Install the program in DIR/bin [default: /usr/local; /usr with procd, /system with \
+             openharmony]",
         ),
-        Flag::value("root", "DIR", "Take DIR for / (files of another machine)").default("/"),
-        Flag::value("init", "INIT", "What starts services [default: what the machine has]").choices(&[
+        Flag::value("root", "DIR", "Use DIR as / (the file system of another machine)").default("/"),
+        Flag::value("init", "INIT", "Init system [default: detected]").choices(&[
             ("systemd", "a hardened unit"),
-            ("sysv", "an init script by the Linux Standard Base"),
+            ("sysv", "an LSB init script"),
             ("procd", "an init script for OpenWrt"),
             ("openharmony", "a .cfg for OpenHarmony's init"),
-            ("none", "program and configuration alone"),
+            ("none", "program and configuration only"),
         ]),
-        Flag::switch("uninstall", "Remove program and unit or script again"),
+        Flag::switch("uninstall", "Remove the program and the unit or script"),
     ],
 };
 
-/// A way to be started, and what differs with it.
+/// An init system, with its specifics.
 #[derive(Debug)]
 struct Init {
     name: &'static str,
-    /// A machine has it if this is there.
+    /// A machine has it if this path exists.
     sign: &'static str,
     prefix: &'static str,
     conf: &'static str,
-    /// Where its file goes, the file, and whether it is a program.
+    /// The path of its file, the contents, and whether it is executable.
     file: Option<(&'static str, &'static str, bool)>,
-    /// Where recordings go, and what lives as long as the machine runs.
+    /// Where recordings go, and where runtime files go.
     state: &'static str,
     run: &'static str,
-    /// What makes it known and starts it, and what stops it.
+    /// Commands that enable and start it, and that stop it.
     start: &'static str,
     stop: &'static str,
 }
 
-/// Those that leave a surer sign come first.
+/// In the order of how reliable their signs are.
 const INITS: [Init; 5] = [
     Init {
         name: "openharmony",
@@ -130,7 +130,7 @@ const INITS: [Init; 5] = [
         file: Some(("/etc/init.d/profinfer", include_str!("../../conf/sysv/profinfer"), true)),
         state: "/var/lib/profinfer",
         run: "/run/profinfer",
-        start: "update-rc.d profinfer defaults (where there is one), then /etc/init.d/profinfer start",
+        start: "update-rc.d profinfer defaults (if available), then /etc/init.d/profinfer start",
         stop: "/etc/init.d/profinfer stop",
     },
     Init {
@@ -141,12 +141,12 @@ const INITS: [Init; 5] = [
         file: None,
         state: "/var/lib/profinfer",
         run: "/run/profinfer",
-        start: "profinfer serve --conf /etc/profinfer/profinfer.toml, from whatever starts programs here",
+        start: "start profinfer serve --conf /etc/profinfer/profinfer.toml from the init system of this machine",
         stop: "profinfer stop",
     },
 ];
 
-/// The files of conf/ have these paths, which others take the place of.
+/// The paths in the files of conf/, which are replaced with the actual ones.
 const PROGRAMS: [&str; 2] = ["/usr/bin/profinfer", "/system/bin/profinfer"];
 const DOMAIN: &str = "u:r:su:s0";
 const STATE: &str = "/var/lib/profinfer";
@@ -176,19 +176,19 @@ fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A path that means the same in a unit, a script and JSON.
+/// A path that has the same meaning in a unit, a script and JSON.
 fn written(prefix: &Path) -> Result<String, Usage> {
     let text = prefix.to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._+-".contains(c);
     match text.starts_with('/') && text.chars().all(plain) && !text.split('/').any(|part| part == "..") {
         true => Ok(text.into_owned()),
         false => Err(Usage::new(format!(
-            "--prefix '{text}': wanted: a path from / on, of letters, digits and ._+-"
+            "--prefix '{text}': expected an absolute path of letters, digits and ._+-"
         ))),
     }
 }
 
-/// What starts services: on the machine by what runs, in an image by what is there.
+/// Detects the init system: on the running machine by what runs, in an image by what exists.
 fn found(place: &Place) -> &'static Init {
     let there = |path: &str| place.at(path).exists();
     let of = |init: &Init| match init.name {
@@ -207,7 +207,7 @@ fn install(place: &Place, init: &Init, program: &str) -> Result<()> {
     if let Some((path, text, runs)) = init.file {
         let mut text = PROGRAMS.iter().fold(text.to_owned(), |text, old| text.replace(old, program));
         if init.name == "openharmony" && place.is_here() {
-            // The domain in which this runs is one that the policy has, and in which `doctor` was tried.
+            // The current domain is one that the policy has, and in which `doctor` was tried.
             let domain = privileges::read().selinux_context;
             let plain = |c: char| c.is_ascii_alphanumeric() || ":_,.-".contains(c);
             if !domain.is_empty() && domain.chars().all(plain) {
@@ -220,12 +220,12 @@ fn install(place: &Place, init: &Init, program: &str) -> Result<()> {
 }
 
 fn uninstall(place: &Place, init: &Init, program: &str) -> Result<()> {
-    say(&format!("init system: {}; if the service still runs: {}", init.name, init.stop))?;
+    say(&format!("init system: {}; to stop a running service: {}", init.name, init.stop))?;
     if let Some((path, ..)) = init.file {
         place.remove(path)?;
     }
     place.remove(program)?;
-    say(&format!("left where they are: {} and what was recorded, in {}", init.conf, init.state))
+    say(&format!("kept: {} and the recordings in {}", init.conf, init.state))
 }
 
 fn say(line: &str) -> Result<()> {
@@ -243,7 +243,7 @@ impl Place {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// This machine itself, not the files of another.
+    /// The running machine, not an image of another.
     fn is_here(&self) -> bool {
         self.root == Path::new("/")
     }
@@ -253,20 +253,20 @@ impl Place {
         let meta = this.metadata().context("cannot read this program")?;
         let same = |m: &fs::Metadata| (m.dev(), m.ino()) == (meta.dev(), meta.ino());
         if fs::symlink_metadata(self.at(path)).is_ok_and(|m| m.is_file() && same(&m)) {
-            return say(&format!("{}: is this program itself", self.at(path).display()));
+            return say(&format!("{}: is this program", self.at(path).display()));
         }
         let mut bytes = Vec::new();
         this.read_to_end(&mut bytes).context("cannot read this program")?;
         self.put(path, &bytes, 0o755, false)
     }
 
-    /// Writes a file, or keeps the one that is there.
+    /// Writes a file, or keeps an existing one.
     fn put(&self, path: &str, bytes: &[u8], mode: u32, keep: bool) -> Result<()> {
         let at = self.at(path);
         self.folders(&at)?;
         let there = self.is_file(&at)?;
         if there && keep {
-            return say(&format!("{}: kept as it is", at.display()));
+            return say(&format!("{}: exists, kept", at.display()));
         }
         let what = if there { "replace" } else { "write" };
         if self.dry {
@@ -279,7 +279,7 @@ impl Place {
     fn remove(&self, path: &str) -> Result<()> {
         let at = self.at(path);
         match (self.is_file(&at)?, self.dry) {
-            (false, _) => say(&format!("{}: was not there", at.display())),
+            (false, _) => say(&format!("{}: does not exist", at.display())),
             (true, true) => say(&format!("would remove {}", at.display())),
             (true, false) => {
                 fs::remove_file(&at).with_context(|| advice(&at))?;
@@ -288,20 +288,20 @@ impl Place {
         }
     }
 
-    /// Whether there is a file; anything else in its place is refused.
+    /// Whether the file exists; anything else at its path is refused.
     fn is_file(&self, at: &Path) -> Result<bool> {
         match fs::symlink_metadata(at) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(e) => Err(e).with_context(|| format!("cannot look at {}", at.display())),
+            Err(e) => Err(e).with_context(|| format!("cannot access {}", at.display())),
             Ok(meta) if meta.is_file() => Ok(true),
             Ok(meta) => {
                 let what = if meta.is_symlink() { "a link" } else { "not a file" };
-                bail!("{} is {what}: nothing was done there; remove it if it is not wanted", at.display())
+                bail!("{} is {what}: left unchanged; remove it if it is not needed", at.display())
             }
         }
     }
 
-    /// Makes the folders on the way to a file, and sees that nobody else has a hand in them.
+    /// Creates the parent directories of a file, and checks that nobody else can change them.
     fn folders(&self, at: &Path) -> Result<()> {
         let below = at.strip_prefix(&self.root).unwrap_or(at);
         let mut folder = self.root.clone();
@@ -321,15 +321,15 @@ impl Place {
     }
 
     fn is_safe(&self, folder: &Path) -> Result<()> {
-        let look = || format!("cannot look at {}", folder.display());
-        // SAFETY: takes nothing, gives a number.
+        let look = || format!("cannot access {}", folder.display());
+        // SAFETY: takes no arguments and returns a number.
         let us = unsafe { libc::geteuid() };
         let link = fs::symlink_metadata(folder).with_context(look)?;
         if link.is_symlink() && *folder != self.root {
             let to = fs::read_link(folder).with_context(look)?;
             let out = to.is_absolute() || to.components().any(|c| c == Component::ParentDir);
             if out && !self.is_here() {
-                bail!("{} is a link that leads out of {}", folder.display(), self.root.display());
+                bail!("{} is a link that points outside {}", folder.display(), self.root.display());
             }
         }
         let meta = fs::metadata(folder).with_context(look)?;
@@ -337,21 +337,21 @@ impl Place {
             bail!("{} is not a directory", folder.display());
         }
         let strange = [&link, &meta].iter().any(|m| m.uid() != 0 && m.uid() != us);
-        // In one with the sticky bit others cannot touch what is not theirs.
+        // With the sticky bit, others can touch only their own files.
         if strange || meta.mode() & 0o1002 == 0o002 {
-            bail!("{} can be changed by others: nothing is installed below it", folder.display());
+            bail!("{} can be changed by other users: refusing to install below it", folder.display());
         }
         Ok(())
     }
 }
 
 fn advice(at: &Path) -> String {
-    // SAFETY: takes nothing, gives a number.
+    // SAFETY: takes no arguments and returns a number.
     let root = unsafe { libc::geteuid() } == 0;
     format!("cannot change {}{}", at.display(), if root { "" } else { " (run as root)" })
 }
 
-/// A new file beside the place, which then takes it.
+/// Writes a new file next to the path and renames it into place.
 fn replace(at: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let mut name = at.file_name().unwrap_or_default().to_owned();
     name.push(".new");
@@ -368,7 +368,7 @@ fn replace(at: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         fs::rename(&new, at)
     };
     write().inspect_err(|_| {
-        // What could not be written whole is of no use; that it cannot be removed either is the lesser trouble.
+        // A partial file is useless; failing to remove it is the lesser problem.
         let _ = fs::remove_file(&new);
     })
 }

@@ -1,4 +1,4 @@
-//! Command lines: one file a subcommand. May use every floor.
+//! Command lines: one file per subcommand.
 
 use std::process::ExitCode;
 
@@ -21,6 +21,7 @@ pub mod diff;
 pub mod doctor;
 #[cfg(not(feature = "board"))]
 pub mod export;
+mod failure;
 pub mod help;
 #[cfg(not(feature = "board"))]
 pub mod html;
@@ -48,7 +49,7 @@ pub mod values;
 /// The program `profinfer`.
 pub static PROFINFER: Program = Program {
     name: "profinfer",
-    about: "Operator-level profiler for unmodified llama.cpp and GGML programs, from outside, with eBPF.",
+    about: "Operator-level eBPF profiler for unmodified llama.cpp and GGML programs.",
     commands: COMMANDS,
     elsewhere: ELSEWHERE,
     examples: EXAMPLES,
@@ -58,18 +59,18 @@ pub static PROFINFER: Program = Program {
 const EXAMPLES: &str = "\
 profinfer doctor                                 can this machine be recorded?
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
-profinfer top -p $(pidof llama-server)           where the time goes just now
+profinfer top -p $(pidof llama-server)           where the time goes, live
 profinfer report run.pfi                         where the time went";
 #[cfg(not(feature = "board"))]
 const EXAMPLES: &str = "\
 profinfer doctor                                 can this machine be recorded?
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
-profinfer top -p $(pidof llama-server)           where the time goes just now
+profinfer top -p $(pidof llama-server)           where the time goes, live
 profinfer report run.pfi                         where the time went
-profinfer html run.pfi -o run.html               the same and more as one page for a browser
+profinfer html run.pfi -o run.html               the same and more, as one page for a browser
 profinfer export --perfetto run.pftrace run.pfi  what ran when, for ui.perfetto.dev
-profinfer dag run.pfi --fold -o model.svg        what the model computes, and what takes long
-profinfer stat run.pfi tokens                    what makes decoding slower as the context grows
+profinfer dag run.pfi --fold -o model.svg        what the model computes, and which operators are slow
+profinfer stat run.pfi tokens                    what slows decoding down as the context grows
 profinfer diff old.pfi new.pfi                   what became slower";
 
 const COMMANDS: &[&Command] = &[
@@ -107,13 +108,13 @@ const COMMANDS: &[&Command] = &[
     &install::COMMAND,
 ];
 
-/// What this build leaves to others.
+/// Subcommands that this build leaves to others.
 const ELSEWHERE: &[Elsewhere] = &[
     #[cfg(feature = "board")]
     Elsewhere {
         names: &["html", "export", "dag", "stat", "diff"],
         build: "for boards",
-        hint: "copy the trace to another machine, whose profinfer has it",
+        hint: "copy the trace to another machine with a full build of profinfer",
     },
     #[cfg(not(feature = "agent"))]
     Elsewhere {
@@ -121,41 +122,11 @@ const ELSEWHERE: &[Elsewhere] = &[
             "record", "top", "config", "serve", "doctor", "status", "dump", "stop", "selftest", "install",
         ],
         build: "without the recorder",
-        hint: "cargo build --release, on Linux and without --no-default-features, makes one that has it",
+        hint: "to include it, run cargo build --release on Linux without --no-default-features",
     },
 ];
-
-/// Exit codes of most subcommands.
-const EXITS: &[(&str, &str)] = &[("0", "done"), ("1", "failed"), ("2", "wrong usage")];
 
 /// Runs the command line of the process. Exit codes: 0 done, 1 failed, 2 wrong usage.
 pub fn main() -> ExitCode {
     PROFINFER.main()
-}
-
-/// The reader of our output went away: that is its right, and no error of ours.
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        let kind = cause
-            .downcast_ref::<std::io::Error>()
-            .map(std::io::Error::kind)
-            .or_else(|| cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind));
-        kind == Some(std::io::ErrorKind::BrokenPipe)
-    })
-}
-
-/// The chain of causes, without the repetition that comes of errors that print their own source.
-fn one_line(error: &anyhow::Error) -> String {
-    let mut line = String::new();
-    for cause in error.chain() {
-        let text = cause.to_string();
-        if line.contains(&text) {
-            continue;
-        }
-        if !line.is_empty() {
-            line.push_str(": ");
-        }
-        line.push_str(&text);
-    }
-    crate::views::table::clean(&line)
 }

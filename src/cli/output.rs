@@ -1,9 +1,9 @@
-//! Files that a subcommand writes: for the user alone unless another mode is asked for, and never what somebody else has put
-//! under the name. Uses `trace`'s outputs.
+//! Output files of a subcommand: private to the user unless another mode is requested, and never something that
+//! somebody else has put under the name.
 //!
-//! The directory is opened once, and names are looked up in it. A new file gets its name at once, so that a recording that is
-//! killed is found. One that replaces another is written beside it and takes its name when it is worth that. A link is not
-//! followed, but to a pipe or a device, and in a directory where nobody else can put one.
+//! The directory is opened once, and names are looked up in it. A new file gets its name immediately, so that a
+//! killed recording can be found. A replacement is written next to the old file and takes its name when it is worth
+//! it. Links are not followed, except to a pipe or a device, and in a directory where nobody else can create one.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, OsStr};
@@ -19,37 +19,38 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::args::Flag;
-use crate::{files, trace};
+use common::files;
 
-/// Who may read what is written.
+/// Who may read the output.
 pub const MODE: Flag =
-    Flag::value("mode", "MODE", "Permissions of FILE when it is made, in octal: 0640 lets its group read it")
+    Flag::value("mode", "MODE", "Permissions of FILE, in octal; 0640 allows its group to read it")
         .default("0600")
         .valid(|text| mode(text).map(drop));
 
-/// Permissions of a file: its owner may read and write it, others at most read, its group both.
+/// File permissions: the owner may read and write, others at most read, the group both.
 ///
 /// # Errors
-/// Others.
+/// Any other permissions.
 pub fn mode(text: &str) -> Result<u32, String> {
-    let wanted = "wanted: octal digits, e.g. 0600, 0640 or 0644; the owner reads and writes, nobody executes, others do not write";
+    let wanted = "expected octal digits, e.g. 0600, 0640 or 0644; the owner must have read and write access, execute \
+     bits and write access for others are not allowed";
     let digits = (3..=4).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
     let mode = digits.then(|| u32::from_str_radix(text, 8).ok()).flatten();
     mode.filter(|mode| mode & 0o600 == 0o600 && mode & !0o664 == 0).ok_or_else(|| wanted.to_owned())
 }
 
-/// What becomes of a file that stands there.
+/// What to do with an existing file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Over {
-    /// It is an error.
+    /// Fail.
     Never,
-    /// It is replaced, by one that is called FILE.part until then.
+    /// Replace it, with a file named FILE.part until then.
     Part,
-    /// It is replaced, by one that nobody is to find until then.
+    /// Replace it, with a file that nobody is meant to find until then.
     Hidden,
 }
 
-/// A file being written, or a pipe or device that the user named.
+/// A file being written, or a pipe or device named by the user.
 pub struct Output {
     file: File,
     name: Option<Rc<Name>>,
@@ -59,7 +60,7 @@ pub struct Output {
 pub struct Name {
     dir: Dir,
     last: CString,
-    /// What it is called as long as another one has the name.
+    /// Its temporary name while another file has the name.
     part: RefCell<Option<CString>>,
     path: PathBuf,
     /// Device and inode.
@@ -70,12 +71,12 @@ impl Output {
     /// Creates it with these permissions.
     ///
     /// # Errors
-    /// There is one and it is not to be replaced, or something that is no place for a file; or the system refuses. With its
-    /// name, and what to do.
+    /// A file exists and may not be replaced, the name is something that cannot be a file, or the system refuses.
+    /// The message includes the name and what to do.
     pub fn create(path: &Path, over: Over, mode: u32) -> Result<Output> {
         let cannot = || format!("cannot write {}: give another place with -o", path.display());
         let Some(last) = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/")) else {
-            bail!("{}: a directory is no place for a file: give a name with -o", path.display());
+            bail!("{}: is a directory: give a file name with -o", path.display());
         };
         let above = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let dir = Dir::open(above).with_context(cannot)?;
@@ -86,7 +87,7 @@ impl Output {
             path: path.to_owned(),
             id: Cell::new((0, 0)),
         };
-        // Again where what stands there comes or goes meanwhile.
+        // Retry if the existing file appears or vanishes meanwhile.
         for _ in 0..8 {
             let made = match name.dir.look(&name.last) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => name.dir.create(&name.last, mode),
@@ -106,11 +107,11 @@ impl Output {
                 }
             }
         }
-        bail!("{} changes all the time: give another name with -o", path.display())
+        bail!("{} keeps changing: give another name with -o", path.display())
     }
 
-    /// Gives a new file to this user and group, where the directory is his or anybody's to write in: there he could have made
-    /// it himself. False: elsewhere, and then it stays ours. A pipe or a device stays whose it is.
+    /// Gives a new file to this user and group if they own the directory or anybody can write to it: there they
+    /// could have created it themselves. False: elsewhere, it stays ours. A pipe or a device keeps its owner.
     ///
     /// # Errors
     /// The system refuses.
@@ -124,13 +125,13 @@ impl Output {
         Ok(his)
     }
 
-    /// Its name; none where it is a pipe or a device.
+    /// Its name; None for a pipe or a device.
     pub fn name(&self) -> Option<Rc<Name>> {
         self.name.clone()
     }
 }
 
-/// What is written where something stands.
+/// What is written, given what exists.
 enum Stands {
     Stream(File),
     Beside(io::Result<File>),
@@ -146,10 +147,11 @@ impl Name {
             if !self
                 .dir
                 .trusts(found, ours)
-                .with_context(|| format!("cannot look at the directory of {shown}"))?
+                .with_context(|| format!("cannot access the directory of {shown}"))?
             {
                 bail!(
-                    "{shown} is somebody else's, in a directory that others write to: give another name with -o"
+                    "{shown} belongs to another user, in a directory that others can write to: give \
+                     another name with -o"
                 );
             }
             let file = self.dir.stream(&self.last, ours).with_context(|| format!("cannot write {shown}"))?;
@@ -157,20 +159,20 @@ impl Name {
         }
         match (found.kind, over) {
             (libc::S_IFLNK, _) => {
-                bail!("{shown} is a link, which is not followed: give the file that it leads to, or another")
+                bail!("{shown} is a link, which is not followed: give its target or another name with -o")
             }
-            (libc::S_IFDIR, _) => bail!("{shown} is a directory: give the name of a file with -o"),
+            (libc::S_IFDIR, _) => bail!("{shown} is a directory: give a file name with -o"),
             (libc::S_IFREG, Over::Never) => {
-                bail!("{shown} exists: give another name with -o, or --force to replace it")
+                bail!("{shown} exists: give another name with -o, or use --force to replace it")
             }
             (libc::S_IFREG, _) => Ok(Stands::Beside(self.beside(over, mode))),
-            _ => bail!("{shown} is no regular file, pipe or terminal: give another name with -o"),
+            _ => bail!("{shown} is not a regular file, pipe or terminal: give another name with -o"),
         }
     }
 
-    /// A new file beside the one that is to be replaced.
+    /// Creates a new file next to the one to replace.
     fn beside(&self, over: Over, mode: u32) -> io::Result<File> {
-        // With what stands around it a name still is one.
+        // Short enough to be a valid name with the additions.
         let last = self.last.as_bytes();
         let last = last.get(..200).unwrap_or(last);
         let mut refused = io::Error::from(io::ErrorKind::AlreadyExists);
@@ -189,11 +191,11 @@ impl Name {
                 }
             }
         }
-        // No other try would find more.
-        Err(io::Error::other(format!("too many unfinished files stand beside it: {refused}")))
+        // Another attempt would not find more.
+        Err(io::Error::other(format!("too many unfinished files next to it: {refused}")))
     }
 
-    /// Where the file is to be found now.
+    /// The file's current path.
     pub fn now(&self) -> PathBuf {
         match &*self.part.borrow() {
             Some(part) => self.path.with_file_name(OsStr::from_bytes(part.as_bytes())),
@@ -201,42 +203,42 @@ impl Name {
         }
     }
 
-    /// Whether another one has the name still.
+    /// Whether another file still has the name.
     pub fn is_part(&self) -> bool {
         self.part.borrow().is_some()
     }
 
-    /// Takes the name, from a file that has it if there is one.
+    /// Takes the final name, replacing the file that has it, if any.
     ///
     /// # Errors
-    /// The system refuses; with both names.
+    /// The system refuses; the message has both names.
     pub fn settle(&self) -> Result<()> {
         let Some(part) = self.part.borrow().clone() else { return Ok(()) };
-        self.dir.rename(&part, &self.last).with_context(|| {
-            format!("{} cannot take the place of {}", self.now().display(), self.path.display())
-        })?;
+        self.dir
+            .rename(&part, &self.last)
+            .with_context(|| format!("{} cannot replace {}", self.now().display(), self.path.display()))?;
         *self.part.borrow_mut() = None;
         Ok(())
     }
 
-    /// Bytes of the file, as long as it is there.
+    /// Size of the file, as long as it exists.
     pub fn bytes(&self) -> Option<u64> {
         let part = self.part.borrow();
         let found = self.dir.look(part.as_ref().unwrap_or(&self.last)).ok()?;
         (found.id == self.id.get()).then_some(found.bytes)
     }
 
-    /// Removes the file, and nothing else that may stand there by now.
+    /// Removes the file, and nothing else that may have the name by now.
     pub fn remove(&self) {
         if self.bytes().is_some() {
             let part = self.part.borrow();
-            // What is left is empty, or as good as that.
+            // What would be left is empty, or nearly so.
             let _ = self.dir.remove(part.as_ref().unwrap_or(&self.last));
         }
     }
 }
 
-/// Removes a file that was never finished, however it is left.
+/// Removes an unfinished file on every exit path.
 struct Unfinished(Option<Rc<Name>>);
 
 impl Drop for Unfinished {
@@ -247,10 +249,10 @@ impl Drop for Unfinished {
     }
 }
 
-/// Writes a file in full, in place of one that may be there; `content` says whether it is worth keeping.
+/// Writes a complete file in place of an existing one; `content` says whether it is worth keeping.
 ///
 /// # Errors
-/// As [`Output::create`], and those of `content`; the file that was there is as it was.
+/// Those of [`Output::create`] and of `content`; the existing file is unchanged.
 pub fn whole<T>(
     path: &Path,
     mode: u32,
@@ -281,13 +283,13 @@ impl Write for Output {
     }
 }
 
-impl trace::Output for Output {
+impl pfi::Output for Output {
     fn seekable(&self) -> bool {
         self.file.seekable()
     }
 
     fn write_at(&mut self, pos: u64, bytes: &[u8]) -> io::Result<()> {
-        trace::Output::write_at(&mut self.file, pos, bytes)
+        pfi::Output::write_at(&mut self.file, pos, bytes)
     }
 }
 
@@ -295,10 +297,10 @@ fn c_string(name: &OsStr) -> io::Result<CString> {
     CString::new(name.as_bytes()).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
-/// A directory that is open: whatever is put in the place of its path later, this is the one that is used.
+/// An open directory: whatever later takes its path, this one is used.
 struct Dir(File);
 
-/// What stands under a name.
+/// What exists under a name.
 struct Found {
     kind: libc::mode_t,
     owner: u32,
@@ -307,18 +309,18 @@ struct Found {
 }
 
 impl Found {
-    /// A pipe, a terminal or /dev/null: it is written into as it is.
+    /// A pipe, a terminal or /dev/null: it is written to directly.
     fn streams(&self) -> bool {
         matches!(self.kind, libc::S_IFIFO | libc::S_IFCHR)
     }
 }
 
-/// Refused while nobody reads a pipe, and how long until the next try.
+/// Opening a pipe without a reader fails; time until the next attempt.
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl Dir {
     fn open(path: &Path) -> io::Result<Dir> {
-        // Its names are looked up; what else is in it need not be readable.
+        // Names are looked up in it; it need not be readable.
         files::locate(path, libc::O_DIRECTORY).map(Dir)
     }
 
@@ -332,7 +334,7 @@ impl Dir {
 
     #[allow(clippy::unnecessary_cast, reason = "the types of stat's fields differ from system to system")]
     fn stat(&self, name: &CString, how: libc::c_int) -> io::Result<Found> {
-        // SAFETY: all zero is a value of the struct, which the kernel fills; the name ends with a zero.
+        // SAFETY: all zeros is a valid value of the struct, which the kernel fills; the name is NUL-terminated.
         let (done, found) = unsafe {
             let mut found: libc::stat = std::mem::zeroed();
             (libc::fstatat(self.0.as_raw_fd(), name.as_ptr(), &raw mut found, how), found)
@@ -348,17 +350,17 @@ impl Dir {
         })
     }
 
-    /// Whether nobody else has put it there to be written into: it is ours or root's, or the directory is nobody else's to
-    /// write to. For a link only the latter counts.
+    /// Whether it is safe to write to, not planted by somebody else: it is ours or root's, or nobody else can write
+    /// to the directory. For a link only the latter counts.
     fn trusts(&self, found: &Found, may_be_ours: bool) -> io::Result<bool> {
-        // SAFETY: takes nothing and cannot fail.
+        // SAFETY: takes no arguments and cannot fail.
         let us = unsafe { libc::geteuid() };
         let closed = self.0.metadata()?.permissions().mode() & 0o022 == 0;
         Ok(closed || may_be_ours && (found.owner == us || found.owner == 0))
     }
 
     fn openat(&self, name: &CString, flags: libc::c_int) -> io::Result<File> {
-        // SAFETY: the name ends with a zero; the mode is what the call takes behind O_CREAT.
+        // SAFETY: the name is NUL-terminated; the mode has the type that the call takes with O_CREAT.
         let fd = unsafe {
             libc::openat(self.0.as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC, 0o600 as libc::c_uint)
         };
@@ -372,13 +374,13 @@ impl Dir {
     fn create(&self, name: &CString, mode: u32) -> io::Result<File> {
         let file = self.openat(name, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW)?;
         if mode != 0o600 {
-            // Whatever the umask: it was asked for.
+            // As requested, whatever the umask.
             file.set_permissions(Permissions::from_mode(mode))?;
         }
         Ok(file)
     }
 
-    /// Opens a pipe or a device; waits for the one who reads from a pipe, as a shell does.
+    /// Opens a pipe or a device; waits for a pipe's reader, as a shell does.
     fn stream(&self, name: &CString, direct: bool) -> io::Result<File> {
         let follow = if direct { libc::O_NOFOLLOW } else { 0 };
         loop {
@@ -388,9 +390,9 @@ impl Dir {
                 Ok(file) => {
                     let kind = file.metadata()?.file_type();
                     if !kind.is_fifo() && !kind.is_char_device() {
-                        return Err(io::Error::other("it is something else by now"));
+                        return Err(io::Error::other("it has been replaced meanwhile"));
                     }
-                    // SAFETY: changes flags of a descriptor that is open: writes wait again.
+                    // SAFETY: changes the flags of an open descriptor: writes block again.
                     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) } != 0 {
                         return Err(io::Error::last_os_error());
                     }
@@ -402,7 +404,7 @@ impl Dir {
 
     fn rename(&self, from: &CString, to: &CString) -> io::Result<()> {
         let fd = self.0.as_raw_fd();
-        // SAFETY: both names end with a zero.
+        // SAFETY: both names are NUL-terminated.
         match unsafe { libc::renameat(fd, from.as_ptr(), fd, to.as_ptr()) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -410,7 +412,7 @@ impl Dir {
     }
 
     fn remove(&self, name: &CString) -> io::Result<()> {
-        // SAFETY: the name ends with a zero.
+        // SAFETY: the name is NUL-terminated.
         match unsafe { libc::unlinkat(self.0.as_raw_fd(), name.as_ptr(), 0) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),

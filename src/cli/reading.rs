@@ -1,4 +1,4 @@
-//! Reading a trace for a subcommand: from a file or a pipe, with a bar where it takes long. Uses `trace` and `analysis`.
+//! Reads a trace for a subcommand: from a file or a pipe, with a progress bar if it takes long.
 
 use std::fs;
 use std::io::{IsTerminal, Write};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use super::args::Usage;
-use crate::analysis::load::Progress;
-use crate::trace::{ReadError, Trace};
+use analysis::load::Progress;
+use pfi::{ReadError, Trace};
 
-/// Opens a trace; `-` is standard input. `what` is not done where that fails: `report on`.
+/// Opens a trace; `-` is standard input. `what` is what cannot be done if this fails: `report on`.
 pub fn open(file: &Path, what: &str) -> anyhow::Result<Trace> {
     if file.as_os_str() != "-" {
         return told(Trace::open(file)).with_context(|| format!("cannot {what} {}", file.display()));
@@ -22,12 +22,12 @@ pub fn open(file: &Path, what: &str) -> anyhow::Result<Trace> {
         .with_context(|| format!("cannot {what} standard input"))
 }
 
-/// Refuses to write over what is to be read: a recording is not had twice.
+/// Refuses to overwrite the input: a recording cannot be repeated.
 pub fn not_over(out: &Path, input: &Path) -> Result<(), Usage> {
     let id = |path: &Path| fs::metadata(path).ok().filter(|m| m.is_file()).map(|m| (m.dev(), m.ino()));
     match id(out) {
         Some(out_id) if Some(out_id) == id(input) => {
-            Err(Usage::new(format!("{} is to be read, it can't be written to", out.display())))
+            Err(Usage::new(format!("{} is the input: it cannot also be the output", out.display())))
         }
         _ => Ok(()),
     }
@@ -43,17 +43,17 @@ fn told(opened: Result<Trace, ReadError>) -> anyhow::Result<Trace> {
     })
 }
 
-/// Work that takes longer than this gets a bar.
+/// Work that takes longer than this gets a progress bar.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Runs `work`; where it takes long and someone watches, a bar on standard error shows how far it is.
+/// Runs `work`; if it takes long and standard error is a terminal, shows a progress bar there.
 pub fn with_bar<T>(progress: &Progress, work: impl FnOnce() -> T) -> T {
     if !std::io::stderr().is_terminal() {
         return work();
     }
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Without a thread it goes without a bar.
+        // If no thread can be started, there is no bar.
         let watcher = std::thread::Builder::new().spawn_scoped(scope, || watch(progress, &done)).ok();
         let result = work();
         done.store(true, Ordering::Relaxed);
@@ -74,12 +74,12 @@ fn watch(progress: &Progress, done: &AtomicBool) {
         std::thread::park_timeout(Duration::from_millis(100));
     }
     if shown {
-        // Back to the first column, and the line is empty again.
+        // Return to the first column and clear the line.
         let _ = write!(std::io::stderr(), "\r\x1b[K");
     }
 }
 
-/// Draws over the line that the bar stood on; a terminal that is gone is no matter.
+/// Redraws the bar; a closed terminal is no error.
 fn bar(percent: u64) {
     let _ = write!(std::io::stderr(), "\rreading [{:<50}] {percent:>3} %", "=".repeat(percent as usize / 2));
 }

@@ -1,4 +1,4 @@
-//! `profinfer record`: attach, record, write a trace. Uses `agent` and `trace`.
+//! `profinfer record`: attach, record, write a trace.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -14,11 +14,12 @@ use self::flags::Asked;
 use super::args::Args;
 use super::conf;
 use super::output::{Name, Output};
-use crate::agent::recording::{Arrivals, Options, Progress, RecordError, Streams, Summary, Target, Watch};
-use crate::agent::service::arrivals::OfFile;
-use crate::agent::{session, target, wake};
-use crate::trace;
-use crate::views::table::clean;
+use crate::capture::error::RecordError;
+use crate::daemon::arrivals::OfFile;
+use crate::host::{target, wake};
+use crate::recorder::recording::{Arrivals, Options, Progress, Streams, Summary, Target, Watch};
+use crate::recorder::session;
+use render::table::clean;
 
 pub mod budget;
 pub mod caller;
@@ -57,26 +58,27 @@ fn run(args: &Args) -> Result<ExitCode> {
     finish(&output, quiet, &recorded?)
 }
 
-/// Gives a new file to the user who called sudo, and tells where it stays root's.
+/// Gives a new file to the user who called sudo, and reports where it stays root's.
 pub fn give(out: &Output, owner: Option<Caller>, path: &Path, watch: &mut dyn Watch) {
     let Some(Caller { uid, gid }) = owner else { return };
     let why = match out.give(uid, gid) {
         Ok(true) => return,
-        Ok(false) => format!("user {uid} (SUDO_UID) could not make a file in its directory"),
+        Ok(false) => format!("user {uid} (SUDO_UID) cannot create files in its directory"),
         Err(e) => e.to_string(),
     };
-    watch.tell(&format!("{} is root's: {why}", path.display()));
+    watch.tell(&format!("{} is owned by root: {why}", path.display()));
 }
 
-/// Records into `out`, which is the file of this name if there is one; one that came to nothing is removed. A command that
-/// outlives its recording is ended, unless it is to be left running; where the recording has failed, it is waited for.
+/// Records into `out`, whose file has this name if there is one; a recording without result is removed. A command
+/// that outlives its recording is ended, unless it is to be left running; if the recording has failed, it is waited
+/// for.
 ///
 /// # Errors
-/// The recording cannot be made, or no engine was seen at work.
+/// The recording failed, or no engine was seen at work.
 pub fn write_to(
     target: Target,
     options: Options,
-    (out, name): (Box<dyn trace::Output>, Option<Rc<Name>>),
+    (out, name): (Box<dyn pfi::Output>, Option<Rc<Name>>),
     leave: bool,
     watch: &mut dyn Watch,
 ) -> Result<Summary> {
@@ -92,21 +94,21 @@ pub fn write_to(
     let Named { name, command, watch, .. } = named;
     let (mut kept, mut settled) = (String::new(), Ok(()));
     if let Some(name) = name {
-        // A file with no block in it is of no use to anybody.
-        let empty = |bytes| recorded.as_ref().map_or(bytes <= trace::FILE_HEADER as u64, |s| !s.worked);
+        // A file without blocks is useless.
+        let empty = |bytes| recorded.as_ref().map_or(bytes <= pfi::FILE_HEADER as u64, |s| !s.worked);
         match name.bytes() {
             None => {}
             Some(bytes) if empty(bytes) => name.remove(),
             Some(_) => {
                 settled = name.settle();
                 kept = format!(
-                    "; what was recorded until then is in {}",
+                    "; the data recorded until then is in {}",
                     clean(&name.now().display().to_string())
                 );
             }
         }
     }
-    // As text: a closed pipe is no error of a view, but a recording has lost its only copy.
+    // As text: a closed pipe is no error for a view, but a recording has lost its only copy.
     let s = match recorded {
         Ok(s) => s,
         Err(e) => {
@@ -116,60 +118,60 @@ pub fn write_to(
     let s = Summary { status: command.map_or(s.status, |c| outlasted(c, leave, watch)), ..s };
     settled?;
     if !s.worked {
-        let none = if s.engines == 0 { "no engine was seen" } else { IDLE };
+        let none = if s.engines == 0 { "no engine was found" } else { IDLE };
         let status = s.status.filter(|code| *code != 0);
-        let ended = status.map(|code| format!("; the command ended with status {code}")).unwrap_or_default();
+        let ended = status.map(|code| format!("; the command exited with status {code}")).unwrap_or_default();
         bail!("nothing recorded ({}): {}{ended}", s.end, s.missing.as_deref().unwrap_or(none));
     }
     Ok(s)
 }
 
-/// What there is to say of an engine that was probed and did not work.
+/// Message for an engine that was probed and did not work.
 const IDLE: &str =
-    "the engine was probed, but it computed nothing: check that its model loads and that it gets a request";
+    "the engine was probed but computed nothing: check that its model loads and that it gets a request";
 
-/// Ends a command that goes on after its recording, or leaves it; gives its exit code where it has failed by itself.
+/// Ends a command that outlives its recording, or leaves it running; returns its exit code if it failed by itself.
 fn outlasted(child: Child, leave: bool, watch: &mut dyn Watch) -> Option<i32> {
     let pid = child.id();
     if leave {
-        watch.tell(&format!("the command goes on (--leave-running): process {pid}"));
+        watch.tell(&format!("the command keeps running (--leave-running): process {pid}"));
         return None;
     }
     watch.tell(&format!(
-        "the recording is over: ending the command, process {pid} (--leave-running keeps it)"
+        "recording stopped: terminating the command, process {pid} (--leave-running keeps it running)"
     ));
     let status = command::end(child).map(target::shell_code);
-    // By these it was ended here.
+    // These mean that it was ended here.
     status.filter(|code| ![128 + libc::SIGTERM, 128 + libc::SIGKILL].contains(code))
 }
 
-/// An error, and what is behind it where the system's words do not tell.
+/// An error, with its cause where the system's message does not show it.
 fn failure(e: &RecordError) -> String {
-    let large = matches!(e, RecordError::Write(trace::WriteError::Io { source, .. })
+    let large = matches!(e, RecordError::Write(pfi::WriteError::Io { source, .. })
         if source.raw_os_error() == Some(libc::EFBIG));
-    format!("{e}{}", if large { "; no larger file is allowed (ulimit -f)" } else { "" })
+    format!("{e}{}", if large { "; the file size limit was reached (ulimit -f)" } else { "" })
 }
 
-/// Waits for a command whose recording has failed; how it ended.
+/// Waits for a command whose recording has failed; returns how it ended.
 fn outlived(child: Child, e: &RecordError, watch: &dyn Watch) -> String {
     if watch.stop() {
-        return "; the command goes on".to_owned();
+        return "; the command keeps running".to_owned();
     }
     super::screen::restore();
-    eprintln!("profinfer: {}; the command goes on, and profinfer waits for its end", clean(&failure(e)));
+    eprintln!("profinfer: {}; the command keeps running, waiting for it to exit", clean(&failure(e)));
     match command::wait(child) {
-        Some(status) => format!("; the command ended with status {}", target::shell_code(status)),
-        None => "; how the command ended is not known".to_owned(),
+        Some(status) => format!("; the command exited with status {}", target::shell_code(status)),
+        None => "; the exit status of the command is unknown".to_owned(),
     }
 }
 
-/// What a recording tells, passed on; and its file gets its name once there is something in it.
+/// Forwards the recording's reports, and gives its file its name once there is something in it.
 struct Named<'a> {
     watch: &'a mut dyn Watch,
     name: Option<Rc<Name>>,
-    /// Why the file could not have its name; it is tried again at the end.
+    /// Why the file could not get its name; this is tried again at the end.
     refused: Option<String>,
-    /// The command that goes on.
+    /// The command that continues.
     command: Option<Child>,
 }
 
@@ -187,7 +189,7 @@ impl Watch for Named<'_> {
     }
 
     fn progress(&mut self, now: &Progress) {
-        let worth = now.totals.events > 0 && now.bytes > trace::FILE_HEADER as u64;
+        let worth = now.totals.events > 0 && now.bytes > pfi::FILE_HEADER as u64;
         if let Some(name) =
             self.name.as_ref().filter(|name| worth && name.is_part() && self.refused.is_none())
             && let Err(e) = name.settle()
@@ -211,11 +213,11 @@ fn finish(output: &Path, quiet: bool, s: &Summary) -> Result<ExitCode> {
     Ok(exit_code(s))
 }
 
-/// That of the command recorded, where there is one.
+/// The exit code of the recorded command, if there is one.
 pub fn exit_code(s: &Summary) -> ExitCode {
     match s.status {
         Some(code) if code != 0 => {
-            eprintln!("profinfer: the command ended with status {code}");
+            eprintln!("profinfer: the command exited with status {code}");
             ExitCode::from(code.clamp(1, 255) as u8)
         }
         _ => ExitCode::SUCCESS,
@@ -225,51 +227,48 @@ pub fn exit_code(s: &Summary) -> ExitCode {
 fn summary_line(output: &Path, s: &Summary) -> String {
     let lost = match s.lost {
         0 => "none lost".to_owned(),
-        n => format!(
-            "{n} LOST ({:.2} %): a larger --buffer-size keeps more",
-            n as f64 * 100.0 / s.seen.max(1) as f64
-        ),
+        n => format!("{n} LOST ({:.2} %): increase --buffer-size", n as f64 * 100.0 / s.seen.max(1) as f64),
     };
     let name = output.display().to_string();
     let file = if name == "-" { "standard output".to_owned() } else { clean(&name) };
     let next = if name == "-" { String::new() } else { format!("; next: profinfer report {file}") };
     format!(
-        "profinfer: {} calls, {} op hits, {} events, {lost}; {} bytes in {file} (ended: {}){next}",
+        "profinfer: {} calls, {} op hits, {} events, {lost}; {} bytes in {file} (stopped: {}){next}",
         s.totals.calls, s.ops, s.seen, s.bytes, s.end
     )
 }
 
 static STOPS: AtomicU32 = AtomicU32::new(0);
 
-/// Ctrl-C, SIGTERM and SIGHUP: the first ends the recording, a second ends the program.
+/// Ctrl-C, SIGTERM and SIGHUP: the first ends the recording, the second ends the program.
 pub struct Signals;
 
 impl Signals {
-    /// Takes them over, for the rest of the process.
+    /// Installs the handlers for the rest of the process.
     ///
     /// # Errors
-    /// The system refuses it.
+    /// The system refuses.
     pub fn install() -> Result<Signals> {
         ctrlc::set_handler(|| {
             if STOPS.fetch_add(1, Ordering::SeqCst) > 0 {
                 super::screen::restore();
-                // The kernel removes the probes with the process; blocks already written are whole.
+                // The kernel removes the probes with the process; blocks already written are complete.
                 std::process::exit(130);
             }
         })
-        .context("cannot take over Ctrl-C and SIGTERM")?;
-        // They go to the thread that has just begun, and interrupt nothing here but waits.
+        .context("cannot install handlers for Ctrl-C and SIGTERM")?;
+        // They go to the thread just started, and only interrupt waits here.
         wake::block();
         Ok(Signals)
     }
 
-    /// Whether one has come.
+    /// Whether a signal has arrived.
     pub fn came(&self) -> bool {
         STOPS.load(Ordering::SeqCst) > 0
     }
 }
 
-/// What is said when the probes sit.
+/// Message once the probes are attached.
 fn ready_line(target: &Target) -> String {
     let what = match target {
         Target::Pids(pids) => {
@@ -278,20 +277,20 @@ fn ready_line(target: &Target) -> String {
         }
         Target::Command(argv) => argv.first().map(|a| a.display().to_string()).unwrap_or_default(),
         Target::Exe(launch) => format!("every process that runs or maps {}", launch.program.display()),
-        Target::Fed => "what comes".to_owned(),
+        Target::Managed => "engines as they start".to_owned(),
     };
-    format!("ready: recording {what}; Ctrl-C ends it")
+    format!("ready: recording {what}; press Ctrl-C to stop")
 }
 
-/// The status line, and the messages.
+/// The status line and the messages.
 struct Status {
     quiet: bool,
     terminal: bool,
     shown: bool,
-    /// Said once when probes sit, without a terminal too: a script waits for it.
+    /// Printed once when the probes are attached, also without a terminal: scripts wait for it.
     ready: Option<String>,
     last: Instant,
-    /// Tokens decoded when the line was last shown.
+    /// Decoded tokens when the line was last shown.
     decoded: u64,
     signals: Signals,
 }
@@ -342,7 +341,7 @@ impl Watch for Status {
         if self.quiet || !self.terminal || self.last.elapsed() < Duration::from_millis(250) {
             return;
         }
-        // The rate of the last moments: the engine may have loaded its model for long before.
+        // The recent rate: the engine may have spent a long time loading its model before.
         let Progress { totals: t, lost, bytes, .. } = now;
         let rate = (t.decoded - self.decoded) as f64 / self.last.elapsed().as_secs_f64();
         (self.last, self.decoded) = (Instant::now(), t.decoded);

@@ -1,4 +1,4 @@
-//! `profinfer report`: where the time of a recorded run went. Uses `trace`, `analysis` and `views`.
+//! `profinfer report`: where the time of a recorded run went.
 
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::Path;
@@ -11,39 +11,40 @@ use anyhow::Context;
 use super::args::{Args, Argument, Command, Flag, Group, Usage};
 use super::reading::{open, with_bar};
 use super::values::{one_of, parsed, whole};
-use crate::analysis::calls::Phase;
-use crate::analysis::load::Progress;
-use crate::analysis::report::{By, Options, try_report};
-use crate::views::table::Style;
-use crate::views::{json, text};
+use analysis::calls::Phase;
+use analysis::load::Progress;
+use analysis::report::{By, Options, try_report};
+use render::table::Style;
+use render::{json, text};
 
 pub const COMMAND: Command = Command {
     name: "report",
-    about: "Says where the time of a recorded run went",
+    about: "Show where the time of a recorded run went",
     text: "\
-Prints the run and its model, prefill and decode (TTFT, TPOT, tokens/s), the operators by type, name and layer, the
-threads, the graph splits by backend, and how far the record can be trusted: probes, losses, damage, own cost.
+Prints the run and its model, prefill and decode (TTFT, TPOT, tokens/s), operators by type, name and layer, threads, graph
+splits by backend, and the recording quality: probes, losses, damage, overhead.
 
-The time of an op is thread 0's. Where the barrier could be probed it is busy time (start to barrier entry) and the
-wait is shown apart; else it is wall time to the next op's start. Shares are of the summed duration of the CPU
-graphs; the row \"(gaps)\" is what no op covers, so that they add up to the whole.
+The time of an op is that of thread 0. If the barrier was probed, it is busy time (start to barrier entry) and waiting time
+is shown separately; otherwise it is wall time until the next op starts. Percentages refer to the summed duration of the
+CPU graphs; the row \"(gaps)\" is the time that no op covers, so that the rows add up to 100 %.
 
-Where the recording has the scheduler (--sched) or counters (--pmc), what threads did in each op follows, what was
-counted, who was in the way, and what bounds each op: most of its threads' time, else the peaks of the machine (--peak),
-else stalled cycles, else the best bandwidth of the same trace; where none of them says enough, nothing is said.",
+If the recording has scheduling (--sched) or counters (--pmc), the report also shows what threads did in each op, the
+counters, CPU interference, and the bottleneck of each op. The bottleneck is derived from where its threads spent most of
+their time, else from the machine's peaks (--peak), else from stalled cycles, else from the best bandwidth in the same
+trace; if none of them is conclusive, no bottleneck is shown.",
     usage: &["FILE [OPTIONS]"],
     arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input" }],
     behind: None,
     groups: &[FLAGS],
     notes: "",
-    exits: super::EXITS,
+    exits: super::args::EXITS,
     examples: "\
 profinfer report run.pfi                       everything
 profinfer report run.pfi --phase decode        decode only
 profinfer report run.pfi --by layer --top 50   one table, more rows
-profinfer report run.pfi --json | jq .books    for a program
+profinfer report run.pfi --json | jq .quality  for a program
 profinfer report run.pfi --by cause            what threads did in each op (record --sched)
-profinfer report run.pfi --peak peak.json      beside what the machine can do
+profinfer report run.pfi --peak peak.json      against the machine's peaks
 ssh board cat run.pfi | profinfer report -     from a pipe",
     run,
 };
@@ -51,45 +52,50 @@ ssh board cat run.pfi | profinfer report -     from a pipe",
 const FLAGS: Group = Group {
     title: "Options",
     flags: &[
-        Flag::switch("json", "Write JSON: all numbers in nanoseconds, bytes and shares of 1"),
-        Flag::value("top", "N", "Rows of each table; the rest is summed up [default: 20, with --json all]"),
+        Flag::switch("json", "Print JSON: nanoseconds, bytes, ratios (1 = 100 %)"),
+        Flag::value(
+            "top",
+            "N",
+            "Maximum rows per table; the remaining rows are summed up [default: 20, with --json all]",
+        ),
         Flag::value(
             "by",
             "TABLE",
-            "Only this table, below the verdict on the recording [default: all but token, with --json all]",
+            "Show only this table, after the recording quality [default: all but token, with --json all]",
         )
         .choices(&[
             ("op", "op types"),
-            ("name", "tensor names, layer number folded"),
+            ("name", "tensor names, layers combined"),
             ("layer", "layers"),
-            ("thread", "threads of the engine's pool"),
+            ("thread", "threads of the engine"),
             ("token", "calls of the engine"),
             ("cause", "what threads did: computing, barrier, preempted, idle, faulting (--sched)"),
-            ("counter", "what was counted (--pmc)"),
-            ("interference", "who had the CPU while the target's threads could have run (--sched)"),
+            ("counter", "counters (--pmc)"),
+            ("interference", "what ran on the CPU while engine threads were runnable (--sched)"),
             ("expert", "experts of each layer (--experts)"),
-            ("phase", "load, tokenize, prefill, decode, sampling and so on (--phases)"),
+            ("phase", "load, tokenize, prefill, decode, sampling, etc. (--phases)"),
             ("energy", "joules, frequencies, temperatures (--sensors)"),
-            ("level", "how much was recorded when, and at what cost (--budget)"),
+            ("level", "level of detail over time, and its cost (--budget)"),
         ]),
         Flag::value(
             "pid",
             "PID[:N]",
-            "Process to tell of, or its N-th context [default: the one with the most calls, with --json all]",
+            "Process to show, or its N-th context [default: the one with the most calls, with --json all]",
         ),
-        Flag::value("phase", "PHASE", "Only this phase [default: all that were recorded]").choices(&[
+        Flag::value("phase", "PHASE", "Show only this phase [default: all recorded phases]").choices(&[
             ("prefill", "calls with more than one token in a ubatch"),
             ("decode", "calls with one token"),
         ]),
         Flag::value(
             "peak",
             "PEAK",
-            "Hold ops against this machine's GFLOP/s and GB/s, as in 280,61, or against a file that 'ggml-runner peak --json' wrote",
+            "Compare ops with this machine's GFLOP/s and GB/s, e.g. 280,61, or with a file written by \
+             'ggml-runner peak --json'",
         ),
         Flag::value(
             "expert-cache",
             "N",
-            "Tell the hits of a cache of N experts a layer [default: sizes that fit]",
+            "Show the hit rate of a cache of N experts per layer [default: sizes that fit]",
         )
         .many(),
     ],
@@ -121,7 +127,7 @@ fn options(args: &Args) -> Result<Options, Usage> {
     let expert_cache = args.list("expert-cache", whole(1, u32::MAX.into()))?;
     let peaks = args.option("peak", peaks::read)?.unwrap_or_default();
     let pid = args.option("pid", parsed)?;
-    // A program that names no run gets them all.
+    // A program that names no run gets all of them.
     let others = json && pid.is_none();
     Ok(Options { top, tables, phase, expert_cache, peaks, pid, others })
 }
@@ -142,7 +148,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How standard output may be drawn on.
+/// The style for standard output.
 pub(super) fn style() -> Style {
     let terminal = std::io::stdout().is_terminal();
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());

@@ -1,16 +1,16 @@
-//! The whole terminal for a subcommand: its other screen, and keys as they are pressed; put back as it was at the end, after
-//! a panic, and before an exit from elsewhere. Uses nothing of this crate.
+//! The full terminal for a subcommand: its alternate screen, with keys as they are pressed. Restored at the end,
+//! after a panic, and before an exit from elsewhere.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-/// The other screen, no cursor, and no line goes on in the next one; and back (xterm's control sequences, DECSET).
+/// Alternate screen, hidden cursor, no line wrap; and back (xterm's control sequences, DECSET).
 const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[2J";
 const LEAVE: &[u8] = b"\x1b[?7h\x1b[?25h\x1b[?1049l";
 
-/// What is to be put back.
+/// The state to restore.
 struct Before {
     out: File,
     keys: Option<libc::termios>,
@@ -22,14 +22,14 @@ fn before() -> MutexGuard<'static, Option<Before>> {
     BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The terminal behind standard output, and the keys of that behind standard input; given back when dropped.
+/// The terminal on standard output, and the keys of the one on standard input; restored when dropped.
 pub struct Screen {
     out: File,
     keys: Option<File>,
 }
 
 impl Screen {
-    /// Takes the terminal.
+    /// Takes over the terminal.
     ///
     /// # Errors
     /// It cannot be written to.
@@ -55,7 +55,7 @@ impl Screen {
         terminal_size::terminal_size_of(&self.out).map_or((100, 30), |(w, h)| (w.0.into(), h.0.into()))
     }
 
-    /// Draws lines over those that are there. A terminal that takes none just now (Ctrl-S) misses this picture.
+    /// Draws lines over the existing ones. A terminal that is not accepting output (Ctrl-S) misses this frame.
     ///
     /// # Errors
     /// It cannot be written to.
@@ -64,12 +64,12 @@ impl Screen {
             return Ok(());
         }
         let lines: Vec<&str> = text.lines().collect();
-        // No line end behind the last line: it would move all others up.
+        // No line end after the last line: it would scroll all others up.
         let picture = format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\n"));
         self.out.write_all(picture.as_bytes())
     }
 
-    /// The last key that was pressed, if there was one.
+    /// The last pressed key, if any.
     pub fn key(&mut self) -> Option<u8> {
         let keys = self.keys.as_mut().filter(|k| ready(k, libc::POLLIN))?;
         let mut pressed = [0; 64];
@@ -84,21 +84,22 @@ impl Drop for Screen {
     }
 }
 
-/// Puts the terminal back as it was, if it was taken; from any thread.
+/// Restores the terminal if it was taken over; from any thread.
 pub fn restore() {
     let Some(Before { mut out, keys }) = before().take() else { return };
     if let Some(keys) = keys {
         // SAFETY: a plain system call, with a struct that tcgetattr has filled.
         unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &raw const keys) };
     }
-    // A terminal that is gone needs nothing.
+    // A closed terminal needs nothing.
     let _ = out.write_all(LEAVE);
 }
 
-/// Has keys come at once and unseen, and leaves Ctrl-C alone of those that would stop or end us. Gives what was before.
+/// Makes keys arrive immediately and without echo. Of the keys that stop or end the process, only Ctrl-C still
+/// works. Returns the previous settings.
 fn at_once(keys: &File) -> Option<libc::termios> {
     let fd = keys.as_raw_fd();
-    // SAFETY: all zero is a value of the struct; tcgetattr fills it, tcsetattr reads it.
+    // SAFETY: all zeros is a valid value of the struct; tcgetattr fills it, tcsetattr reads it.
     unsafe {
         let mut settings = std::mem::zeroed::<libc::termios>();
         if libc::tcgetattr(fd, &raw mut settings) != 0 {
@@ -115,6 +116,6 @@ fn at_once(keys: &File) -> Option<libc::termios> {
 
 fn ready(file: &File, events: libc::c_short) -> bool {
     let mut asked = libc::pollfd { fd: file.as_raw_fd(), events, revents: 0 };
-    // SAFETY: one entry, as said.
+    // SAFETY: one entry, as the count says.
     unsafe { libc::poll(&raw mut asked, 1, 0) == 1 && asked.revents & events != 0 }
 }

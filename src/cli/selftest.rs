@@ -1,5 +1,4 @@
-//! `profinfer selftest`: records ggml-runner at every level and compares with what it says of itself. Uses `analysis`,
-//! and the other subcommands as a user would: by starting programs.
+//! `profinfer selftest`: records ggml-runner at every level and compares with its own account.
 
 mod scratch;
 mod started;
@@ -14,24 +13,24 @@ use serde::Serialize;
 
 use self::scratch::Scratch;
 use self::started::{last_line, output, succeed};
-use crate::agent::btf::Btf;
-use crate::agent::elf::{ElfError, ElfFile, Machine};
-use crate::agent::search::Launch;
-use crate::agent::source::Wish;
-use crate::analysis::accuracy::{self, Comparison};
-use crate::analysis::agreement::{self, Answer};
-use crate::analysis::books::Books;
-use crate::analysis::ground_truth::{self, GroundTruth};
-use crate::analysis::load::{Loaded, Progress, load};
-use crate::trace::Trace;
-use crate::trace::record::{Source, Transport};
+use crate::capture::source::BackendChoice;
+use crate::engine::elf::{ElfError, ElfFile, Machine};
+use crate::engine::search::Launch;
+use crate::host::btf::Btf;
+use analysis::accuracy::{self, Comparison};
+use analysis::agreement::{self, Answer};
+use analysis::ground_truth::{self, GroundTruth};
+use analysis::load::{Loaded, Progress, load};
+use analysis::quality::RecordingQuality;
+use pfi::Trace;
+use pfi::record::{Source, Transport};
 
 use super::args::{Args, Command as Subcommand, Flag, Group};
 use super::record::flags::{self, SOURCE};
 
 const RUNNER: &str = "ggml-runner";
-/// Least accuracy, by median, so that what else the machine does fails nothing. A token of the smallest model takes about
-/// 0.2 ms, and the way into the kernel is some 0.2 us longer at the entry of a function than at its return.
+/// Minimum accuracy, by median, so that other load on the machine causes no failure. A token of the smallest model
+/// takes about 0.2 ms, and entering the kernel takes about 0.2 us longer at a function's entry than at its return.
 const PHASES: f64 = 0.999;
 const TOKENS: f64 = 0.995;
 const OPS: f64 = 0.97;
@@ -39,11 +38,11 @@ const OVER_50: &str = "ops over 50 us";
 
 pub const COMMAND: Subcommand = Subcommand {
     name: "selftest",
-    about: "Records ggml-runner on a generated model, and checks what was recorded",
+    about: "Record ggml-runner with a generated model, and check the recordings",
     text: "\
-Checks, at every level: nothing lost, calls and graphs as the runner counts them, the order of ops on every thread,
-names and ops of their tensors, splits, experts, and how near the times are to the runner's own clock readings. One
-line for each check: ok, FAILED or skipped.",
+Checks at every level that nothing is lost, that calls and graphs match the runner's own counts, the order of ops on every
+thread, tensor names and ops, splits, experts, and how close the times are to the runner's own clock readings. Prints one
+line per check: ok, FAILED or skipped.",
     usage: &["[OPTIONS]"],
     arguments: &[],
     behind: None,
@@ -53,21 +52,22 @@ line for each check: ok, FAILED or skipped.",
             Flag::value(
                 "runner",
                 "PATH",
-                "The runner [default: ggml-runner beside this program, else from PATH]",
+                "Path of ggml-runner [default: next to this program, else from PATH]",
             ),
             SOURCE,
             Flag::value(
                 "btf",
                 "FILE",
-                "The running kernel's BTF, where it has none of its own; checks that the recordings use it",
+                "BTF file of the running kernel, if the kernel does not provide BTF; also check that the \
+                 recordings use it",
             ),
-            Flag::switch("json", "Write JSON"),
+            Flag::switch("json", "Print JSON"),
         ],
     }],
     notes: "",
-    exits: &[("0", "nothing failed"), ("1", "something did"), ("2", "wrong usage")],
+    exits: &[("0", "no check failed"), ("1", "a check failed"), ("2", "wrong usage")],
     examples: "\
-sudo profinfer selftest                     is this board fit to be profiled?
+sudo profinfer selftest                     can this board be profiled?
 sudo profinfer selftest --json | jq .ok     for a program",
     run,
 };
@@ -87,7 +87,7 @@ struct Check {
     detail: String,
 }
 
-/// The books of one recording, for programs: what a row about a machine needs.
+/// The quality of one recording, for programs: what a table row about a machine needs.
 #[derive(Debug, Serialize)]
 struct Recording {
     name: &'static str,
@@ -95,15 +95,15 @@ struct Recording {
     transport: &'static str,
     threads: usize,
     complete: bool,
-    /// Events seen by the programs in the kernel, and those of them that were lost.
+    /// Events seen by the programs in the kernel, and the lost ones among them.
     events: u64,
     lost: u64,
-    /// Op hits that the graphs demand, and those seen; 0 where there is nothing to check them by.
+    /// Op hits expected from the graphs, and those seen; 0 if there is nothing to check them against.
     hits_expected: u64,
     hits_seen: u64,
     /// Rung in use by role.
     rungs: BTreeMap<String, String>,
-    /// Most memory of the recorder, bytes, its view of the buffer included; null: unknown.
+    /// Peak memory of the recorder, bytes, including its view of the buffer; null: unknown.
     peak_rss: Option<f64>,
 }
 
@@ -121,7 +121,7 @@ impl Checks {
             Verdict::Failed => "FAILED",
             Verdict::Skipped => "skipped",
         };
-        let detail = crate::views::table::clean(&detail);
+        let detail = render::table::clean(&detail);
         if !self.json {
             let mut out = io::stdout().lock();
             writeln!(out, "{word:<7}  {check:<28}  {detail}")?;
@@ -207,10 +207,10 @@ const CASES: [Case; 9] = [
     },
 ];
 
-/// What is the same for all recordings.
+/// What all recordings have in common.
 #[derive(Debug, Clone, Copy)]
 struct How<'a> {
-    /// By the name that `record` has for it.
+    /// By its name in `record`.
     source: &'a str,
     btf: Option<&'a Path>,
 }
@@ -218,15 +218,15 @@ struct How<'a> {
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let json = args.flag("json");
     let source = match flags::source(args)? {
-        Wish::Auto => "auto",
-        Wish::Bpf => "bpf",
-        Wish::Perf => "perf",
+        BackendChoice::Auto => "auto",
+        BackendChoice::Bpf => "bpf",
+        BackendChoice::Perf => "perf",
     };
-    // `record` would go by it.
+    // `record` would use it.
     if let Some(set) =
         flags::COMMAND.flags().map(Flag::variable).find(|name| std::env::var_os(name).is_some())
     {
-        anyhow::bail!("{set} is set: unset it, the recordings to be checked are made by their own options");
+        anyhow::bail!("{set} is set: unset it, because the selftest needs its own recording options");
     }
     let (given, btf) = (args.path("runner")?, args.path("btf")?);
     let mut checks = Checks { json, list: Vec::new(), recordings: Vec::new() };
@@ -250,7 +250,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
             checks: &'a [Check],
             recordings: &'a [Recording],
         }
-        crate::views::json::write(
+        render::json::write(
             &mut io::stdout().lock(),
             &Answer { ok: failed == 0, checks: &checks.list, recordings: &checks.recordings },
         )?;
@@ -261,7 +261,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The runner: as told, beside this program, or in PATH.
+/// The runner: as given, next to this program, or in PATH.
 fn find(given: Option<PathBuf>, checks: &mut Checks) -> io::Result<Option<PathBuf>> {
     let beside = std::env::current_exe().ok().and_then(|me| Some(me.parent()?.join(RUNNER)));
     let beside = beside.filter(|p| p.is_file());
@@ -272,7 +272,7 @@ fn find(given: Option<PathBuf>, checks: &mut Checks) -> io::Result<Option<PathBu
     Ok(found.then_some(path))
 }
 
-/// What the runner says of itself, or why it cannot be used and what to do.
+/// The runner's version, or why it cannot be used and what to do.
 fn version(path: &Path) -> Answer {
     let shown = path.display();
     foreign(path)?;
@@ -285,20 +285,21 @@ fn version(path: &Path) -> Answer {
             "{shown} cannot be run: {}",
             match e.kind() {
                 io::ErrorKind::NotFound =>
-                    "it is not there; put ggml-runner beside profinfer, or name it with --runner PATH".to_owned(),
+                    "not found; put ggml-runner next to profinfer, or give its path with --runner".to_owned(),
                 io::ErrorKind::PermissionDenied =>
-                    "permission denied; allow it with chmod +x, or copy it to a file system that is not mounted noexec"
+                    "permission denied; use chmod +x, or copy it to a file system that is not mounted \
+                     noexec"
                         .to_owned(),
-                _ => format!("{e}; --runner PATH names another"),
+                _ => format!("{e}; use --runner to give another path"),
             }
         )),
     }
 }
 
-/// A program for another machine may start all the same, where an emulator is set up, but cannot be recorded.
+/// A program for another machine may start if an emulator is set up, but cannot be recorded.
 fn foreign(path: &Path) -> Result<(), String> {
     let Some(launch) = Launch::of_command(&[path.into()]) else { return Ok(()) };
-    let copy = "copy the ggml-runner of the same release and machine as this program";
+    let copy = "use the ggml-runner of the same release and architecture as this program";
     match ElfFile::open(&launch.program) {
         Ok(elf) if Machine::host().is_some_and(|host| host != elf.machine) => Err(format!(
             "{} is for {}, this machine is {}: {copy}",
@@ -327,7 +328,7 @@ fn one(runner: &Path, case: &Case, how: How<'_>, scratch: &Scratch, checks: &mut
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
     let skip = |why: String, checks: &mut Checks| checks.note(&label("record"), Verdict::Skipped, why);
     if case.threads > cpus {
-        return skip(format!("{cpus} CPU for this process"), checks);
+        return skip(format!("only {cpus} CPU available to this process"), checks);
     }
     if !scratch.file(case.model).exists() {
         return skip(format!("no model {}", case.model), checks);
@@ -337,10 +338,10 @@ fn one(runner: &Path, case: &Case, how: How<'_>, scratch: &Scratch, checks: &mut
         Err(why) => return checks.note(&label("record"), Verdict::Failed, why),
     };
     let structure = !case.record.contains(&NO_STRUCTURE);
-    let books = agreement::books(&trace);
-    checks.answer(&label("complete"), agreement::complete(&books, structure))?;
+    let quality = agreement::quality(&trace);
+    checks.answer(&label("complete"), agreement::complete(&quality, structure))?;
     let loaded = load(&trace, &Progress::default());
-    checks.recordings.push(recording(case, books, &loaded));
+    checks.recordings.push(recording(case, quality, &loaded));
     if let Some(btf) = how.btf {
         checks.answer(&label("BTF"), used(btf, &loaded))?;
     }
@@ -350,28 +351,28 @@ fn one(runner: &Path, case: &Case, how: How<'_>, scratch: &Scratch, checks: &mut
     Ok(())
 }
 
-fn recording(case: &Case, books: Books, loaded: &Loaded<'_>) -> Recording {
+fn recording(case: &Case, quality: RecordingQuality, loaded: &Loaded<'_>) -> Recording {
     let transport = match loaded.header.as_ref().map(|h| (h.source, h.transport)) {
         Some((Source::Perf, _)) => "perf events",
         Some((Source::Bpf, Transport::Perf)) => "perf buffers",
         Some((Source::Bpf, Transport::Ring)) => "ring buffer",
         None => "unknown",
     };
-    // A map that is collected brings a sorter of its own along.
+    // Collecting into a map would bring in a sort routine.
     let mut rungs = BTreeMap::new();
-    rungs.extend(books.rungs.into_iter().filter(|r| r.used).map(|r| (r.role, r.name)));
+    rungs.extend(quality.rungs.into_iter().filter(|r| r.used).map(|r| (r.role, r.name)));
     Recording {
         name: case.name,
         level: case.level,
         transport,
         threads: case.threads,
-        complete: books.complete,
-        events: books.events.iter().map(|e| e.seen).sum(),
-        lost: books.events.iter().map(|e| e.lost).sum(),
-        hits_expected: books.hits.expected,
-        hits_seen: books.hits.seen,
+        complete: quality.complete,
+        events: quality.events.iter().map(|e| e.seen).sum(),
+        lost: quality.events.iter().map(|e| e.lost).sum(),
+        hits_expected: quality.hits.expected,
+        hits_seen: quality.hits.seen,
         rungs,
-        peak_rss: books.agent_peak_rss_bytes.value,
+        peak_rss: quality.agent_peak_rss_bytes.value,
     }
 }
 
@@ -387,12 +388,12 @@ fn check(kind: Kind, trace: &Trace, loaded: &Loaded<'_>, truth: &GroundTruth) ->
     }
 }
 
-/// Whether children were followed by the BTF given: where not, the recording has a notice of it.
+/// Whether children were followed with the given BTF: if not, the recording has a notice.
 fn used(btf: &Path, loaded: &Loaded<'_>) -> Answer {
     let name = btf.display().to_string();
     match loaded.notices.iter().find(|n| n.text.contains(&name)) {
         Some(n) => Err(n.text.to_owned()),
-        None => Ok(format!("{name} is of this kernel")),
+        None => Ok(format!("{name} matches this kernel")),
     }
 }
 
@@ -408,7 +409,7 @@ fn record(
     let (prompt, generate) = case.tokens;
     let mut command = Command::new(me);
     command.args(["record", "--force", "--level", case.level, "-o"]).arg(&trace).args(case.record);
-    // Under sudo too: the directory of model and readings is root's alone.
+    // Under sudo too: the directory of model and measurements is accessible to root only.
     command.args(["--as-root", "--source", how.source]);
     if let Some(btf) = how.btf {
         command.arg("--btf").arg(btf);
@@ -426,11 +427,11 @@ fn record(
     let truth = ground_truth::read(BufReader::new(file)).map_err(|e| format!("ground truth: {e}"))?;
     match truth.dropped {
         0 => Ok((trace, truth)),
-        n => Err(format!("the runner had no room for {n} of its readings")),
+        n => Err(format!("the runner could not store {n} of its readings")),
     }
 }
 
-/// Whether the times are near enough to the true ones.
+/// Whether the times are close enough to the true ones.
 fn accurate(c: &Comparison) -> Answer {
     let line =
         |level: &str| c.levels.iter().chain(&c.classes).find(|l| l.level == level).and_then(|l| l.accuracy);
@@ -444,7 +445,7 @@ fn accurate(c: &Comparison) -> Answer {
         None => format!("{what}: none"),
     };
     let all = figures.iter().map(text).collect::<Vec<_>>().join(", ");
-    // The smallest model may have no op of 50 us; calls and phases it must have.
+    // The smallest model may have no op of 50 us; calls and phases are required.
     let missed = figures.iter().find(|(what, got, least)| got.map_or(*what != OVER_50, |got| got < *least));
     match missed {
         Some((what, _, least)) => Err(format!("{all}; {what} should reach {} %", least * 100.0)),

@@ -1,5 +1,4 @@
-//! `profinfer top`: what an engine spends its time on, while it runs. Uses `agent`, `trace`, `analysis` and `views`, and of
-//! `record` all that says how.
+//! `profinfer top`: shows live where an engine spends its time.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -16,97 +15,100 @@ use super::record::{self, Signals, budget, flags};
 use super::report::style;
 use super::screen::Screen;
 use super::values::{time, whole};
-use crate::agent::qos::law::Rule;
-use crate::agent::recording::{Arrivals, Options, Progress, RecordError, Streams, Summary, Target, Watch};
-use crate::agent::service::arrivals::OfFile;
-use crate::agent::{qos, target, usage};
-use crate::analysis::calls::Phase;
-use crate::analysis::live::{Live, keep};
-use crate::trace::record::Detail;
-use crate::trace::{self, Tail};
-use crate::views::json;
-use crate::views::table::{Style, clean};
-use crate::views::top::{CallNow, Picture, State, text};
+use crate::capture::error::RecordError;
+use crate::daemon::arrivals::OfFile;
+use crate::host::{target, usage};
+use crate::recorder::qos;
+use crate::recorder::qos::policy::Rule;
+use crate::recorder::recording::{Arrivals, Options, Progress, Streams, Summary, Target, Watch};
+use analysis::calls::Phase;
+use analysis::live::{Live, keep};
+use pfi::record::Detail;
+use pfi::{self, Tail};
+use render::json;
+use render::table::{Style, clean};
+use render::top::{CallNow, Picture, State, text};
 
 pub const COMMAND: Command = Command {
     name: "top",
-    about: "Shows what an unmodified llama.cpp, or any GGML program, spends its time on, while it runs",
+    about: "Show live where an unmodified llama.cpp or any other GGML program spends its time",
     text: "\
-Attaches as record does, and shows twice a second: tokens/s, what the engine is doing just now, the ops that took most
-time in the last five seconds, the threads, how much is being recorded and at what cost, and events lost. With -o the
-same data is in a trace at the end, for report and the other views. Ends when the target ends, on q or Ctrl-C, after
---count pictures, --duration or --tokens; the last picture then stays. The key p holds the picture, and goes on.
+Attaches like record and shows twice a second: tokens/s, what the engine is doing, the ops that took the most time in the
+last five seconds, the threads, the level of detail and its overhead, and lost events. With -o, the same data is also
+written to a trace for report and the other views. Stops when the target exits, on q or Ctrl-C, or after --count refreshes,
+--duration or --tokens; the last screen remains visible. The key p pauses and resumes the display.
 
-If several processes run an engine, all are listed and one is shown in detail: the key n selects the next.
+If several processes run an engine, all are listed and one is shown in detail; the key n selects the next.
 
-Where standard output is no terminal, and with --lines, pictures follow one another as text; with --json each is one line.
-A COMMAND's own output is lost where it would go to the terminal that top draws on; give it a file.",
+With --lines, or if standard output is not a terminal, each refresh is printed as text; with --json, each is one line.
+If COMMAND writes to the terminal that top draws on, that output is discarded; redirect it to a file.",
     usage: &["[OPTIONS] -p PID", "[OPTIONS] --exe PATH", "[OPTIONS] -- COMMAND..."],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and watch" }),
     groups: &[flags::TARGET, PICTURE, COST, flags::HOW, flags::UNTIL],
     notes: "\
-Speeds are those of the calls of llama_decode and its kin, as report counts them, without the time between calls. Shares
-are of the time of the CPU graphs; ms/token is thread 0's time in the op for a token whose ops were recorded; calls/s are
-of the time in graphs. All of it is told in docs/TOP.md, with the fields of --json.",
+Speeds are those of calls of llama_decode and similar functions, as in report, without the time between calls. Percentages
+refer to the time of the CPU graphs; ms/token is thread 0's time in the op, per token whose ops were recorded; calls/s
+refers to time in graphs. docs/TOP.md describes all values and the fields of --json.",
     exits: &[
-        ("0", "watched until it ended or was to end"),
-        ("1", "no engine was seen, or an error"),
+        ("0", "the target exited, or top was stopped"),
+        ("1", "no engine seen, or an error"),
         ("2", "wrong usage"),
-        ("130", "ended by a second Ctrl-C"),
-        ("N", "COMMAND failed: its own"),
+        ("130", "stopped by a second Ctrl-C"),
+        ("N", "COMMAND failed: its exit status"),
     ],
     examples: "\
 profinfer top -p $(pidof llama-server)
 profinfer top -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64 > answer.txt
 profinfer top --json --interval 1s -p 1234 | jq '.now.phases[] | {phase, tokens_per_s}'
-profinfer top --lines --count 1 --interval 10s -p 1234     one look at ten seconds
-profinfer top --level op -p 1234                           all ops, whatever it costs",
+profinfer top --lines --count 1 --interval 10s -p 1234     a single summary after ten seconds
+profinfer top --level op -p 1234                           all ops, whatever the overhead",
     run,
 };
 
 const PICTURE: Group = Group {
-    title: "Pictures",
+    title: "Display",
     flags: &[
-        Flag::value("interval", "TIME", "From one picture to the next, 50ms or more").default("500ms"),
-        Flag::value("count", "N", "End after this many pictures"),
+        Flag::value("interval", "TIME", "Refresh interval, 50ms or more").default("500ms"),
+        Flag::value("count", "N", "Stop after this many refreshes"),
         Flag::value(
             "rows",
             "N",
-            "Rows of the table of ops [default: as many as fit, 10 with --json and --lines]",
+            "Rows of the op table [default: as many as fit, 10 with --json and --lines]",
         ),
-        Flag::switch("lines", "Write pictures as text, one after the other").excludes(&["json"]),
-        Flag::switch("json", "Write each picture as a line of JSON"),
-        Flag::value("output", "FILE", "Record into FILE meanwhile").short('o'),
+        Flag::switch("lines", "Print each refresh as text, one after the other").excludes(&["json"]),
+        Flag::switch("json", "Print each refresh as a line of JSON"),
+        Flag::value("output", "FILE", "Also record into FILE").short('o'),
         flags::FORCE,
         MODE,
-        Flag::switch("quiet", "Leave out what the recorder has to say").short('q'),
+        Flag::switch("quiet", "Hide the recorder's messages").short('q'),
     ],
 };
 
 const COST: Group = Group {
-    title: "Cost",
+    title: "Overhead",
     flags: &[
         Flag::value(
             "budget",
             "SHARE",
-            "Most of the engine's time that looking may take: the level is the richest that fits, --level the richest of \
-             all [default: 1%, none with --level or --qos]",
+            "Maximum overhead as a share of the engine's time. profinfer uses the most detailed level \
+             that fits; --level sets the most detailed level allowed [default: 1%, none with --level or \
+             --qos]",
         ),
         budget::QOS,
     ],
 };
 
-/// What looking may cost where nothing is said, as a share of the engine's time.
+/// Default cost limit, as a share of the engine's time.
 const BUDGET: f64 = 0.01;
-/// Rows of ops where no height says how many fit.
+/// Rows of ops if the height does not determine them.
 const ROWS: usize = 10;
-/// The trace is read so often, however rare pictures are: until then it is in memory.
+/// The trace is read this often, even with a longer refresh interval: until then it is in memory.
 const LOOK: Duration = Duration::from_millis(500);
-/// Messages that are kept.
+/// Number of messages kept.
 const MESSAGES: usize = 3;
 
-/// How pictures are shown.
+/// How frames are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Screen,
@@ -114,11 +116,11 @@ enum Way {
     Json,
 }
 
-/// Whether the picture stays as it is.
+/// Whether the display is frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hold {
     No,
-    /// From the next one on.
+    /// From the next frame on.
     Next,
     Yes,
 }
@@ -149,7 +151,7 @@ fn run(args: &Args) -> Result<ExitCode> {
     }
     let (file, name) = file.map_or((None, None), |file: Output| {
         let name = file.name();
-        (Some(Box::new(file) as Box<dyn trace::Output>), name)
+        (Some(Box::new(file) as Box<dyn pfi::Output>), name)
     });
     (top.interval, top.count, top.rows) = (interval, count, rows);
     (top.output, top.quiet) = (output.as_ref().map(|o| o.display().to_string()), args.flag("quiet"));
@@ -175,14 +177,14 @@ fn long_enough(interval: Duration) -> Result<Duration, String> {
     }
 }
 
-/// A file that is to be read while it is written must be one that can be written over.
+/// A file that is read while it is written must be overwritable.
 fn open(path: &Path, args: &Args) -> Result<Output> {
     if path.as_os_str() == "-" {
-        bail!("standard output is for the pictures: give -o a file");
+        bail!("standard output shows the display: give a file with -o");
     }
     let file = Output::create(path, flags::over(args), args.needed("mode", mode)?)?;
-    if !trace::Output::seekable(&file) {
-        bail!("{} is no regular file: give another name with -o", path.display());
+    if !pfi::Output::seekable(&file) {
+        bail!("{} is not a regular file: give another name with -o", path.display());
     }
     Ok(file)
 }
@@ -200,19 +202,19 @@ struct Top {
     signals: Signals,
     tail: Tail,
     live: Live,
-    /// When the first look at the session was, and when the next picture is due.
+    /// When the session first reported, and when the next frame is due.
     begun: Option<Instant>,
     due: Instant,
-    /// When the trace was read.
+    /// When the trace was last read.
     looked: Instant,
     drawn: u64,
     screen: Option<Screen>,
     held: Hold,
-    /// It is to end: a key, the count, or nobody reads on.
+    /// It is to end: by a key, by the count, or because nobody reads the output.
     done: bool,
     failed: Option<io::Error>,
     messages: Vec<String>,
-    /// CPU time of this process at the last picture, us.
+    /// CPU time of this process at the last frame, us.
     spent: (Instant, u64),
     before: Option<Progress>,
 }
@@ -246,7 +248,7 @@ impl Top {
         }
     }
 
-    /// The first look: from now on time counts.
+    /// The first report: time counts from now on.
     fn begin(&mut self) {
         let now = Instant::now();
         self.live.tick(usage::now());
@@ -272,7 +274,7 @@ impl Top {
             (None, 0) => State::Waiting,
             (None, _) => State::Running,
         };
-        // Where nothing is probed the last call seen may have ended long ago.
+        // While nothing is probed, the last seen call may have ended long ago.
         let call = now.call.filter(|_| state == State::Running && now.level.level > Detail::Nothing);
         Picture {
             schema: 2,
@@ -299,7 +301,7 @@ impl Top {
         }
     }
 
-    /// Shows a picture; with `whole` on the usual screen as well.
+    /// Shows a frame; with `whole` also on the normal screen.
     fn show(&mut self, mut picture: Picture, whole: bool) -> io::Result<()> {
         let rows = self.rows.unwrap_or(ROWS);
         match self.way {
@@ -315,7 +317,7 @@ impl Top {
             }
             Way::Screen | Way::Lines => {
                 if self.way == Way::Lines {
-                    // They stand on standard error already.
+                    // They are already on standard error.
                     picture.messages.retain(|m| !self.messages.contains(m));
                 }
                 let end = if whole { "" } else { "\n" };
@@ -326,15 +328,15 @@ impl Top {
                 spans.into_iter().flat_map(|s| &mut s.phases).for_each(|p| keep(&mut p.ops, rows));
                 let mut lines = Vec::new();
                 json::write(&mut lines, &picture)?;
-                // Line ends within strings are escaped: those that are left are the layout's. A second serializer, for one
-                // line, would be some kilobytes more.
+                // Line ends within strings are escaped, so the remaining ones are layout. A second serializer for
+                // one line would add some kilobytes.
                 let line: String = String::from_utf8_lossy(&lines).lines().map(str::trim_start).collect();
                 write_out(&(line + "\n"))
             }
         }
     }
 
-    /// The end: the last picture, with all that was recorded.
+    /// The end: the last frame, with everything recorded.
     fn last(&mut self, s: &Summary) -> Result<()> {
         if let Some(e) = self.failed.take() {
             return Err(e.into());
@@ -347,7 +349,7 @@ impl Top {
         self.live.finish();
         let Some(before) = self.before else { return Ok(()) };
         let now = Progress { totals: s.totals, lost: s.lost, bytes: s.bytes, call: None, ..before };
-        let end = if self.done { "as asked for" } else { s.end.as_str() };
+        let end = if self.done { "as requested" } else { s.end.as_str() };
         let picture = self.picture(&now, Some(end));
         Ok(self.show(picture, true)?)
     }
@@ -381,7 +383,7 @@ impl Watch for Top {
         if self.quiet {
             return;
         }
-        // What comes before the first picture may be all that there is.
+        // What comes before the first frame may be all there is.
         if self.screen.is_none() {
             eprintln!("profinfer: {}", clean(text));
         }
@@ -405,7 +407,7 @@ impl Watch for Top {
         if !due {
             return;
         }
-        // A picture that came late does not make the next one come sooner.
+        // A late frame does not make the next one come sooner.
         self.due = (self.due + self.interval).max(Instant::now());
         if self.done || self.held == Hold::Yes {
             return;
@@ -413,7 +415,7 @@ impl Watch for Top {
         let mut picture = self.picture(now, None);
         if self.held == Hold::Next {
             self.held = Hold::Yes;
-            picture.messages.push("held here; p goes on".into());
+            picture.messages.push("paused; press p to resume".into());
         }
         self.drawn += 1;
         self.done = self.count.is_some_and(|n| self.drawn >= n);
@@ -435,7 +437,7 @@ fn write_out(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// Who is recorded, in words.
+/// The recorded processes, as text.
 fn named(target: &Target) -> String {
     match target {
         Target::Pids(pids) => {
@@ -443,7 +445,7 @@ fn named(target: &Target) -> String {
             format!("process {}", pids.join(", "))
         }
         Target::Command(words) => target::shown(words.iter().map(|w| w.as_bytes())),
-        Target::Exe(launch) => format!("all that run {}", launch.program.display()),
-        Target::Fed => "engines as they come".into(),
+        Target::Exe(launch) => format!("all processes running {}", launch.program.display()),
+        Target::Managed => "engines as they start".into(),
     }
 }

@@ -1,6 +1,6 @@
-//! Readers of flags' values: text in, value or what is wanted out. Uses nothing.
+//! Parsers for the values of flags: from text to a value, or to what is expected.
 //!
-//! Each error is the end of a sentence that begins with the flag and what was given: `--top '0': ...`.
+//! Each error is the end of a sentence that begins with the flag and the given text: `--top '0': ...`.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::args::nearest;
 
-/// A whole number from `least` to `most`, written in digits.
+/// An integer from `least` to `most`, in digits.
 pub fn whole<T: TryFrom<u64>>(least: u64, most: u64) -> impl Fn(&str) -> Result<T, String> {
     move |text| {
         let number = text.parse().ok().filter(|n| (least..=most).contains(n));
@@ -19,21 +19,21 @@ pub fn whole<T: TryFrom<u64>>(least: u64, most: u64) -> impl Fn(&str) -> Result<
 fn wanted(least: u64, most: u64) -> String {
     let most = if most > u32::MAX.into() { String::new() } else { format!(" to {most}") };
     match (least, most.is_empty()) {
-        (0, true) => "wanted: a whole number".to_owned(),
-        (_, true) => format!("wanted: a whole number, {least} or more"),
-        _ => format!("wanted: a whole number from {least}{most}"),
+        (0, true) => "expected an integer".to_owned(),
+        (_, true) => format!("expected an integer, {least} or more"),
+        _ => format!("expected an integer from {least}{most}"),
     }
 }
 
-/// What reads itself, and says itself what is wrong.
+/// A type with its own parser and error message.
 ///
 /// # Errors
-/// What the type says.
+/// Those of the type.
 pub fn parsed<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|e: T::Err| e.to_string())
 }
 
-/// One of these names; they are those of the flag's `choices`.
+/// One of these names, which are those of the flag's `choices`.
 pub fn one_of<T: Copy>(names: &[(&'static str, T)]) -> impl Fn(&str) -> Result<T, String> {
     move |text| {
         let found = names.iter().find(|(name, _)| *name == text);
@@ -44,7 +44,7 @@ pub fn one_of<T: Copy>(names: &[(&'static str, T)]) -> impl Fn(&str) -> Result<T
 fn unknown(text: &str, names: &mut dyn Iterator<Item = &'static str>) -> String {
     let names: Vec<&str> = names.collect();
     let hint = nearest(text, names.iter().copied()).map(|n| format!("; the nearest is '{n}'"));
-    format!("wanted: {}{}", any_of(names.into_iter()), hint.unwrap_or_default())
+    format!("expected {}{}", any_of(names.into_iter()), hint.unwrap_or_default())
 }
 
 /// `a, b or c`.
@@ -57,13 +57,13 @@ pub fn any_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
 /// `64MiB`, `8M`, `4096`: bytes, 4 KiB to 1 GiB.
 ///
 /// # Errors
-/// Another unit, no number, or out of these bounds.
+/// Another unit, not a number, or out of bounds.
 pub fn size(text: &str) -> Result<u64, String> {
     let bytes = bytes(text)?.filter(|n| (4096..=1 << 30).contains(n));
-    bytes.ok_or_else(|| "must lie between 4KiB and 1GiB".to_owned())
+    bytes.ok_or_else(|| "must be between 4KiB and 1GiB".to_owned())
 }
 
-/// As [`size`], for what files and processes may have: whole MiB at least, 1 PiB at most.
+/// Like [`size`], for files and processes: from `least` (in complete MiB) to 1 PiB.
 pub fn amount(least: u64) -> impl Fn(&str) -> Result<u64, String> {
     move |text| {
         let bytes = bytes(text)?.filter(|n| (least..=1 << 50).contains(n));
@@ -71,7 +71,7 @@ pub fn amount(least: u64) -> impl Fn(&str) -> Result<u64, String> {
     }
 }
 
-/// None: more than can be counted.
+/// None: overflow.
 fn bytes(text: &str) -> Result<Option<u64>, String> {
     let (number, unit) = split_unit(text);
     let factor = match unit.to_ascii_lowercase().as_str() {
@@ -90,19 +90,19 @@ fn bytes(text: &str) -> Result<Option<u64>, String> {
 /// `3%`, `0.5 %`: a share, more than 0 and at most 1.
 ///
 /// # Errors
-/// No percent sign, no number, or out of these bounds.
+/// No percent sign, not a number, or out of bounds.
 pub fn percent(text: &str) -> Result<f64, String> {
     let percent = text.strip_suffix('%').and_then(|p| p.trim().parse::<f64>().ok());
     match percent {
         Some(p) if p > 0.0 && p <= 100.0 => Ok(p / 100.0),
-        _ => Err("give a share in percent, e.g. 1% or 0.2%".into()),
+        _ => Err("expected a percentage, e.g. 1% or 0.2%".into()),
     }
 }
 
 /// `500ms`, `30s`, `10min`, `2h`, `7d`, `50us`, or seconds; more than 0.
 ///
 /// # Errors
-/// Another unit, no number, or 0.
+/// Another unit, not a number, or 0.
 pub fn time(text: &str) -> Result<Duration, String> {
     let (number, unit) = split_unit(text);
     let seconds = match unit {
@@ -121,7 +121,7 @@ pub fn time(text: &str) -> Result<Duration, String> {
         .ok_or("must be more than 0".to_owned())
 }
 
-/// As [`time`], at most ten years: it may be added to any clock.
+/// Like [`time`], at most ten years: it may be added to any clock.
 ///
 /// # Errors
 /// As there, or it is longer.
@@ -174,17 +174,17 @@ mod tests {
         let top = whole::<u32>(1, u32::MAX.into());
         assert_eq!((top("1"), top("4294967295")), (Ok(1), Ok(u32::MAX)));
         for wrong in ["0", "4294967296", "-1", "1.5", "", "99999999999999999999"] {
-            assert_eq!(top(wrong), Err("wanted: a whole number from 1 to 4294967295".to_owned()));
+            assert_eq!(top(wrong), Err("expected an integer from 1 to 4294967295".to_owned()));
         }
-        assert_eq!(whole::<u64>(0, u64::MAX)("x"), Err("wanted: a whole number".to_owned()));
-        assert_eq!(whole::<u64>(1, u64::MAX)("0"), Err("wanted: a whole number, 1 or more".to_owned()));
+        assert_eq!(whole::<u64>(0, u64::MAX)("x"), Err("expected an integer".to_owned()));
+        assert_eq!(whole::<u64>(1, u64::MAX)("0"), Err("expected an integer, 1 or more".to_owned()));
     }
 
     #[test]
     fn a_choice_is_refused_with_those_there_are() {
         let read = one_of(&[("token", 1), ("graph", 2), ("op", 3)]);
         assert_eq!(read("graph"), Ok(2));
-        assert_eq!(read("grph"), Err("wanted: token, graph or op; the nearest is 'graph'".to_owned()));
-        assert_eq!(read(""), Err("wanted: token, graph or op".to_owned()));
+        assert_eq!(read("grph"), Err("expected token, graph or op; the nearest is 'graph'".to_owned()));
+        assert_eq!(read(""), Err("expected token, graph or op".to_owned()));
     }
 }

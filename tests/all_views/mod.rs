@@ -1,58 +1,32 @@
 //! Every view of a trace, drawn into nothing.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use profinfer::analysis::calls::{Phase, timeline};
-use profinfer::analysis::cut::Cut;
-use profinfer::analysis::dag::compare::compare;
-use profinfer::analysis::dag::fold::fold;
-use profinfer::analysis::dag::{self, METRICS, dag};
-use profinfer::analysis::diff::{self, diff};
-use profinfer::analysis::lanes::{Lanes, Select};
-use profinfer::analysis::live::Live;
-use profinfer::analysis::load::{Progress, load};
-use profinfer::analysis::ops::sort_runs;
-use profinfer::analysis::overview::overview;
-use profinfer::analysis::report::{self, By, report};
-use profinfer::analysis::stat::shapes::of_trace;
-use profinfer::analysis::stat::{self, View, stat};
-use profinfer::analysis::tables::{Idents, OpKey};
-use profinfer::analysis::why::verdict::Peak;
-use profinfer::trace::Trace;
-use profinfer::views;
-use profinfer::views::table::Style;
-use profinfer::views::timeline::Run;
-use profinfer::views::timeline::chrome::Chrome;
-use profinfer::views::timeline::labels::Labels;
-use profinfer::views::timeline::perfetto::Perfetto;
+use analysis::attribution::verdict::Peak;
+use analysis::calls::{Phase, timeline};
+use analysis::cut::Cut;
+use analysis::dag::compare::compare;
+use analysis::dag::fold::fold;
+use analysis::dag::{self, METRICS, dag};
+use analysis::diff::{self, diff};
+use analysis::idents::{Idents, OpKey};
+use analysis::lanes::{Lanes, Select};
+use analysis::live::Live;
+use analysis::load::{Progress, load};
+use analysis::ops::sort_runs;
+use analysis::overview::overview;
+use analysis::report::{self, By, report};
+use analysis::stat::shapes::of_trace;
+use analysis::stat::{self, View, stat};
+use pfi::Trace;
+use render::table::Style;
+use render::timeline::Run;
+use render::timeline::chrome::Chrome;
+use render::timeline::labels::Labels;
+use render::timeline::perfetto::Perfetto;
 
-/// What a view of a file of some kilobytes may hold and write: far more than any of them needs.
-const MOST_MEMORY: usize = 512 << 20;
+/// What a view of a file of some kilobytes may write: far more than any of them needs.
 const MOST_WRITTEN: usize = 64 << 20;
-
-/// Counts what is in use.
-pub struct Counting;
-
-static IN_USE: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system allocator unchanged; one that would pass the limit fails, which ends the program.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if IN_USE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size() > MOST_MEMORY {
-            return std::ptr::null_mut();
-        }
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
 
 /// Takes a bounded number of bytes, of text that hides and turns nothing.
 #[derive(Default)]
@@ -109,15 +83,15 @@ fn options() -> report::Options {
 
 fn reports(out: &mut Out, trace: &Trace) {
     let told = report(trace, &options(), &Progress::default());
-    views::text::write(out, &told, &Style { width: Some(90), color: true }).unwrap();
-    views::json::write(out, &told).unwrap();
+    render::text::write(out, &told, &Style { width: Some(90), color: true }).unwrap();
+    render::json::write(out, &told).unwrap();
 }
 
 fn pages(out: &mut Out, trace: &Trace) {
     let (peaks, progress) = (options().peaks, Progress::default());
     for cut in [Cut::default(), Cut { calls: (Some(1), Some(2)), ..Cut::default() }] {
         match overview(trace, &cut, &peaks, &progress) {
-            Ok(found) => views::html::write(out, &found, "x", 20).unwrap(),
+            Ok(found) => render::html::write(out, &found, "x", 20).unwrap(),
             Err(why) => said(&why),
         }
     }
@@ -144,17 +118,17 @@ fn statistics(out: &mut Out, trace: &Trace) {
         };
         match stat(trace, &options, &progress) {
             Ok(found) => {
-                views::json::write(out, &found).unwrap();
-                views::stat::write(out, &found, &views, 9, &Style::default()).unwrap();
+                render::json::write(out, &found).unwrap();
+                render::stat::write(out, &found, &views, 9, &Style::default()).unwrap();
                 for view in views {
-                    views::stat::csv(out, &found, view).unwrap();
+                    render::stat::csv(out, &found, view).unwrap();
                 }
             }
             Err(why) => said(&why),
         }
         let options = stat::Options { bandwidth: Some(50.0), context: Some(4096), ..options };
         match stat(trace, &options, &progress) {
-            Ok(found) => views::json::write(out, &found).unwrap(),
+            Ok(found) => render::json::write(out, &found).unwrap(),
             Err(why) => said(&why),
         }
     }
@@ -168,9 +142,9 @@ fn comparison(out: &mut Out, trace: &Trace) {
             match diff(side, side, &options, &Progress::default()) {
                 Ok(found) => {
                     let names = [vec!["a".to_string(); 2], vec!["b".to_string(); 2]];
-                    views::diff::write(out, &found, &names, 5, &Style::default()).unwrap();
-                    views::diff::csv(out, &found).unwrap();
-                    views::json::write(out, &found).unwrap();
+                    render::diff::write(out, &found, &names, 5, &Style::default()).unwrap();
+                    render::diff::csv(out, &found).unwrap();
+                    render::json::write(out, &found).unwrap();
                 }
                 Err(why) => said(&why),
             }
@@ -188,15 +162,15 @@ fn graphs(out: &mut Out, trace: &Trace) {
         };
     for graph in [&whole, &fold(&whole)] {
         for facts in &METRICS {
-            use views::dag::Format::*;
+            use render::dag::Format::*;
             for format in [Dot, Graphml, Json, Svg] {
-                views::dag::write(out, graph, facts.metric, format).unwrap();
+                render::dag::write(out, graph, facts.metric, format).unwrap();
             }
         }
         match compare(graph, &whole) {
             Ok(found) => {
-                views::dag::compare::text(out, &found, ["a", "b"], &Style::default()).unwrap();
-                views::dag::compare::json(out, &found, ["a", "b"]).unwrap();
+                render::dag::compare::text(out, &found, ["a", "b"], &Style::default()).unwrap();
+                render::dag::compare::json(out, &found, ["a", "b"]).unwrap();
             }
             Err(why) => said(&why),
         }
@@ -230,6 +204,6 @@ fn live(out: &mut Out, trace: &Trace) {
     let end = 1_000_000_000_000;
     live.finish();
     live.tick(end);
-    views::json::write(out, &live.now(end)).unwrap();
-    views::json::write(out, &live.whole(end)).unwrap();
+    render::json::write(out, &live.now(end)).unwrap();
+    render::json::write(out, &live.whole(end)).unwrap();
 }

@@ -25,7 +25,7 @@ eval "$environment"
 lint() {
     # Debian's Rust comes without.
     [ -n "${RUSTC:-}" ] ||
-        cargo clippy --quiet --locked --target "$target" --package ggml-kernels --all-targets -- -D warnings
+        cargo clippy --quiet --locked --target "$target" --package kernels --all-targets -- -D warnings
 }
 
 unit_tests() {
@@ -35,9 +35,9 @@ unit_tests() {
         # shellcheck disable=SC2086
         PROFINFER_EXPECT_ISA=${processor##*:} \
             CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$qemu -cpu ${processor%%:*}" \
-            cross/cargo.sh "$target" test --quiet --locked --package ggml-kernels --lib -- $only
+            cross/cargo.sh "$target" test --quiet --locked --package kernels --lib -- $only
         # What is not of weights uses the same instructions on all of them.
-        only="runner::kernels::arm:: runner::kernels::tests:: runner::kernels::isa::"
+        only="arm:: tests:: isa::"
     done
 }
 
@@ -48,13 +48,15 @@ profinfers_tests() {
     echo "tests/arm: profinfer on $processor"
     # What compiling them better would take is longer than what they take.
     CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$qemu -cpu $processor" \
-        cross/cargo.sh "$target" test --quiet --locked --package profinfer --features vendored --lib -- \
-        --skip agent::service::facts::tests::this_process --skip agent::service::own::tests:: \
-        --skip agent::service::polled::tests::what_is_new_or_changed \
-        --skip agent::service::recognise::tests::a_program_without_a_path \
-        --skip agent::memory::tests:: --skip agent::perf::snapshot::tests::a_graph_is_read_with_its_sources \
-        --skip agent::qos::law::tests:: --skip analysis::diff::judge::tests:: --skip analysis::stats::tests:: \
-        --skip runner::pool::tests::a_panic_on_a_thread_ends_the_program
+        cross/cargo.sh "$target" test --quiet --locked --features profinfer/vendored --lib \
+        --package profinfer --package common --package pfi --package ggml --package runner --package analysis \
+        --package render -- \
+        --skip daemon::facts::tests::this_process --skip daemon::own::tests:: \
+        --skip daemon::polled::tests::what_is_new_or_changed \
+        --skip daemon::recognise::tests::a_program_without_a_path \
+        --skip memory::tests:: --skip perf::snapshot::tests::a_graph_is_read_with_its_sources \
+        --skip qos::policy::tests:: --skip diff::judge::tests:: --skip stats::tests:: \
+        --skip pool::tests::a_panic_on_a_thread_ends_the_program
 }
 
 build() {
@@ -68,7 +70,7 @@ same_tokens() {
     local type processor model expected got
     local arguments="-p 12 -n 12 -t 2 --no-warmup --no-roofline --json"
     # With the features that the tests of this machine have: they have built it already.
-    env -u RUSTC -u LD_LIBRARY_PATH cargo test --quiet --locked --no-run --test runner_cli
+    env -u RUSTC -u LD_LIBRARY_PATH cargo test --quiet --locked --no-run --test plain
     for type in q4_0 q4_1 q8_0 q4_k q6_k f16; do
         model=target/tests/arm/tiny-$type.gguf
         target/debug/ggml-runner synth tiny "$model" --type "$type" --force >/dev/null

@@ -1,8 +1,8 @@
-//! What a trace says was counted in each op.
+//! The counter values of each op in a trace.
 
 use std::collections::BTreeMap;
 
-use profinfer::trace::{self, record::Counter};
+use pfi::{self, record::Counter};
 
 use super::seen::Seen;
 
@@ -11,20 +11,20 @@ use super::seen::Seen;
 pub struct OpCount {
     pub graph: u64,
     pub ith: u16,
-    /// Its place in the plan, and its tensor.
+    /// Its position in the plan, and its tensor.
     pub place: u32,
     pub tensor: u32,
     /// By counter id.
     pub counts: Vec<Option<u64>>,
 }
 
-/// All ops of which something was counted.
+/// All ops with any counts.
 pub fn ops(seen: &Seen) -> Vec<OpCount> {
     let mut out = Vec::new();
     for r in &seen.all.causes.counts {
         let n = r.counters.count_ones() as usize;
         assert_eq!(r.counters, (1 << n) - 1, "counters without gaps");
-        let values: Vec<Option<u64>> = trace::counts(r).collect();
+        let values: Vec<Option<u64>> = pfi::counts(r).collect();
         assert_eq!(values.len(), n * r.n as usize);
         let plan = &seen.all.plans[&r.plan];
         for (i, counts) in values.chunks(n).enumerate() {
@@ -41,7 +41,7 @@ pub fn counter<'a>(seen: &'a Seen, name: &str) -> &'a Counter<'static> {
     found.unwrap_or_else(|| panic!("no counter {name}: {:?}", seen.all.causes.counters))
 }
 
-/// Sum of a counter over all ops; and the ops in which it is not known.
+/// Sum of a counter over all ops, and the number of ops in which it is unknown.
 pub fn sum(seen: &Seen, name: &str) -> (u64, usize) {
     let id = counter(seen, name).id as usize;
     let all = ops(seen);
@@ -49,7 +49,7 @@ pub fn sum(seen: &Seen, name: &str) -> (u64, usize) {
     (known.iter().sum(), all.len() - known.len())
 }
 
-/// Counts of the same op in each graph, by thread and place in the plan, oldest graph first.
+/// Counts of the same op in each graph, by thread and position in the plan, oldest graph first.
 pub fn series(seen: &Seen, name: &str) -> BTreeMap<(u16, u32, u32), Vec<Option<u64>>> {
     let id = counter(seen, name).id as usize;
     let mut out: BTreeMap<_, Vec<_>> = BTreeMap::new();

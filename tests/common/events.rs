@@ -1,10 +1,10 @@
-//! Events as the BPF programs send them, made by a test.
+//! Events as sent by the BPF programs, made by a test.
 
 use std::io::Write;
 
-use profinfer::agent::drain::Drain;
-use profinfer::agent::event::{self, Call, Head, KIND_NAMES, Op};
-use profinfer::trace::record::Footer;
+use pfi::record::Footer;
+use profinfer::capture::event::{self, Call, Head, KIND_NAMES, Op};
+use profinfer::recorder::drain::Drain;
 
 pub const PID: u32 = 1 << 30;
 pub const MS: u64 = 1_000_000;
@@ -18,7 +18,7 @@ impl<W: Write> Fake<W> {
         Head { ts: ms * MS, tgid: PID, tid, kind, engine: 0, ith: 0, flags: 0 }
     }
 
-    /// Of the first thread, as are ops.
+    /// On the first thread, like ops.
     pub fn call(&mut self, ms: u64, kind: &str) {
         self.call_on(ms, PID, kind);
     }
@@ -36,7 +36,7 @@ impl<W: Write> Fake<W> {
     }
 }
 
-/// Of a recording of which nothing else is known.
+/// For a recording about which nothing else is known.
 pub fn footer(wall_ns: u64) -> Footer<'static> {
     Footer {
         end: "duration",

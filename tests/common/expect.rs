@@ -1,12 +1,13 @@
 //! A trace against the target's own account.
 
-use profinfer::analysis::load::TensorInfo;
-use profinfer::trace::record::CpuGraph;
+use analysis::load::TensorInfo;
+use pfi::record::CpuGraph;
 
 use super::seen::Seen;
 use super::truth::{Graph, Node, Op};
 
-/// Every thread of `cpu` passed exactly `ops`, in this order, and the trace describes each of them as the target does.
+/// Every thread of `cpu` passed exactly `ops`, in this order, and the trace describes each of them as the target
+/// does.
 pub fn graph(seen: &Seen, cpu: &CpuGraph, truth: &Graph, ops: &[Op], threads: u32) {
     let place = format!("CPU graph {}", cpu.seq);
     let hits = seen.hits(cpu);
@@ -49,7 +50,7 @@ fn tensor(seen: &Seen, got: &TensorInfo, want: &Node, place: &str) {
     }
 }
 
-/// Name, op, type, dims, strides where not contiguous, and what it is a view of.
+/// Name, op, type, dims, strides unless contiguous, and the tensor that it views.
 fn described(seen: &Seen, got: &TensorInfo, want: &Node, place: &str) {
     let place = format!("{place}, {} {}", want.op, want.name);
     assert!(got.known, "{place}: only its address is known");
@@ -72,7 +73,7 @@ fn contiguous(n: &Node, block: u64, bytes: u64) -> bool {
     n.nb == dense
 }
 
-/// One line on standard error that says something, beside the one that says that it records; no panic, a failure.
+/// The error: one line on standard error apart from the ready line; exit code 1, no panic.
 pub fn one_line_error(run: &super::run::Run, parts: &[&str]) {
     assert_eq!(run.status.code(), Some(1), "{}: {}", run.status, run.stderr);
     let lines: Vec<&str> = run.stderr.lines().filter(|l| !l.starts_with("profinfer: ready: ")).collect();

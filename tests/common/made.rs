@@ -1,8 +1,8 @@
-//! What tests write into traces of their own making.
+//! Records that tests write into their own traces.
 
-use profinfer::trace::record::{Header, Level, Source, Transport};
+use pfi::record::{Header, Level, Source, Transport};
 
-/// Of a recording of all levels, on no machine.
+/// For a recording of all levels, on no machine.
 pub fn header() -> Header<'static> {
     Header {
         tool: "test",

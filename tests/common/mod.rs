@@ -1,7 +1,8 @@
-//! What the live tests share: when to skip, one at a time, fixtures and engines built once, the recorder as a child
-//! process, its trace beside the target's own account. Uses the crate's reader, never the recorder's insides.
+//! Shared by the live tests: skipping, running one at a time, fixtures and engines built once, the recorder as a
+//! child process, its trace compared with the target's own account.
 #![allow(dead_code, unused_macros, unused_imports, reason = "each test file uses its own part")]
 
+pub mod allocator;
 pub mod counted;
 pub mod endless;
 #[cfg(feature = "agent")]
@@ -9,10 +10,12 @@ pub mod events;
 pub mod expect;
 pub mod made;
 pub mod program;
+pub mod python;
 pub mod refuse;
 pub mod run;
 pub mod seen;
 pub mod service;
+pub mod timeline;
 pub mod truth;
 
 use std::fs::{self, File};
@@ -21,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-/// Ends the test without a verdict; where CI or PROFINFER_REQUIRE=1 asks for all tests, a failure.
+/// Ends the test without a verdict; a failure if CI or PROFINFER_REQUIRE=1 demands all tests.
 macro_rules! skip {
     ($($why:tt)*) => {{
         let why = format!($($why)*);
@@ -32,7 +35,7 @@ macro_rules! skip {
 }
 pub(crate) use skip;
 
-/// Takes the turn, or skips the test.
+/// Waits for its turn, or skips the test.
 macro_rules! live {
     () => {
         match $crate::common::turn() {
@@ -56,7 +59,7 @@ pub fn runner() -> PathBuf {
     env!("CARGO_BIN_EXE_ggml-runner").into()
 }
 
-/// Where everything that tests make is kept: target/tests.
+/// Directory for everything that tests make: target/tests.
 pub fn place() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target/tmp has a parent");
     let place = target.join("tests");
@@ -70,14 +73,14 @@ pub struct Lock(File);
 pub fn lock(name: &str) -> Lock {
     let file = File::options().create(true).append(true).open(place().join(format!(".{name}.lock")));
     let file = file.expect("lock file");
-    // SAFETY: a plain system call on a descriptor that is open.
+    // SAFETY: a plain system call on an open descriptor.
     assert_eq!(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) }, 0, "lock {name}");
     Lock(file)
 }
 
-/// One live test at a time, of all test programs: parallel recordings are allowed, but two cores are few.
+/// One live test at a time, over all test programs: parallel recordings are allowed, but two cores are few.
 pub fn turn() -> Result<Lock, String> {
-    // SAFETY: takes nothing, gives a number.
+    // SAFETY: takes no arguments and returns a number.
     if unsafe { libc::geteuid() } != 0 {
         return Err("not root".into());
     }
@@ -89,16 +92,16 @@ pub fn turn() -> Result<Lock, String> {
     Ok(lock("live"))
 }
 
-/// Asks the kernel for a smallest map (BPF_MAP_CREATE = 0: an array of one word).
+/// Asks the kernel for a minimal map (BPF_MAP_CREATE = 0: an array of one word).
 fn bpf_allowed() -> Result<(), String> {
     let mut attr = [0u32; 32];
     (attr[0], attr[1], attr[2], attr[3]) = (2, 4, 4, 1);
-    // SAFETY: the attributes are a zeroed block larger than any kernel reads, with the size as said.
+    // SAFETY: the attributes are a zeroed block larger than any kernel reads, with the matching size.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, 0, attr.as_mut_ptr(), size_of_val(&attr)) };
     if fd < 0 {
         return Err(format!("no BPF here: {}", std::io::Error::last_os_error()));
     }
-    // SAFETY: the descriptor was just made for us.
+    // SAFETY: the descriptor was just created for us.
     unsafe { libc::close(fd as i32) };
     Ok(())
 }
@@ -130,14 +133,14 @@ fn once(part: &str, made: &Path, make: &mut Command) {
         .expect("mark");
 }
 
-/// Directory of a fixture's variant. None when the machine lacks the compiler for it.
+/// Directory of a fixture's variant. None if the machine lacks the compiler for it.
 pub fn fixture_dir(variant: &str) -> Option<PathBuf> {
     let dir = place().join("fixtures");
     once("fixtures", &dir.join(".built"), Command::new(source("fixtures/build.sh")).arg(&dir));
     Some(dir.join(variant)).filter(|d| d.join("fakellama").exists())
 }
 
-/// A fixture's program, or skips the test.
+/// A fixture's program; skips the test if there is none.
 macro_rules! fixture {
     ($variant:expr) => {
         match $crate::common::fixture_dir($variant) {
@@ -158,7 +161,7 @@ pub fn driver() -> PathBuf {
     made
 }
 
-/// What `driver --engine` takes for an engine of tests/engines/fetch.sh.
+/// The argument of `driver --engine` for an engine of tests/engines/fetch.sh.
 pub fn engine(name: &str) -> Result<PathBuf, String> {
     let out = Command::new(source("engines/fetch.sh")).args(["", name]).output();
     let out = out.map_err(|e| format!("fetch.sh: {e}"))?;

@@ -1,10 +1,10 @@
-//! Scripts of tests, which may lack what they need: then they exit with 3 and say what.
+//! Scripts of tests, which may lack what they need: then they exit with 3 and say what is missing.
 
 use std::process::Command;
 
 use serde_json::Value;
 
-/// What a command prints as JSON; `None` where it can't run here, which is a failure where nothing may be skipped.
+/// A command's output as JSON; `None` if it cannot run here, which is a failure where nothing may be skipped.
 pub fn json(command: &mut Command) -> Option<Value> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let why = match command.output() {

@@ -1,12 +1,12 @@
-//! A kernel that lacks system calls, by a seccomp filter around one command.
+//! A kernel that lacks system calls, simulated with a seccomp filter around one command.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// The command will find each of `calls` to fail with `errno`.
+/// Makes each of `calls` fail with `errno` for the command.
 pub fn refuse(command: &mut Command, errno: i32, calls: &[libc::c_long]) {
     let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-    // Load the number of the call; if it is one of these, fail it, else allow it.
+    // Load the system call number; if it is one of these, fail it, otherwise allow it.
     let mut filter = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0)];
     for &call in calls {
         filter.push(step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 0, 1));

@@ -1,4 +1,4 @@
-//! The recorder as a child process, and what came of it.
+//! The recorder as a child process, and its results.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use profinfer::analysis::load::{Progress, load};
-use profinfer::trace::Trace;
+use analysis::load::{Progress, load};
+use pfi::Trace;
 
 use super::seen::Seen;
 
@@ -25,7 +25,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The trace, after a recording that must have gone well.
+    /// The trace of a recording that must have succeeded.
     pub fn seen(&self) -> Seen {
         assert!(self.status.success(), "{}: {}", self.status, self.stderr);
         Seen::read(&self.trace)
@@ -38,14 +38,14 @@ impl Run {
     }
 }
 
-/// As root itself starts it, also where the tests run under sudo: what they make is root's alone.
+/// As started by root itself, even if the tests run under sudo: files are accessible to root only.
 pub fn profinfer() -> Command {
     let mut command = Command::new(super::profinfer());
     command.env_remove("SUDO_UID");
     command
 }
 
-/// `profinfer record -o FILE ARGS`, started; everything that it says is kept.
+/// `profinfer record -o FILE ARGS`, running; all its output is kept.
 pub struct Recorder {
     pub child: Child,
     pub trace: PathBuf,
@@ -57,7 +57,7 @@ impl Recorder {
         Recorder::start_as(profinfer(), args)
     }
 
-    /// With a command that is profinfer in some other world.
+    /// With a command that runs profinfer in another environment.
     pub fn start_as<S: AsRef<OsStr>>(mut command: Command, args: &[S]) -> Recorder {
         let dir = tempfile::tempdir().expect("a directory");
         let trace = dir.path().join("run.pfi");
@@ -69,12 +69,13 @@ impl Recorder {
         signal_to(self.child.id(), signal);
     }
 
-    /// What is in standard error so far.
+    /// Standard error so far.
     pub fn stderr(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("stderr")).unwrap_or_default()
     }
 
-    /// Waits until the trace has a byte or more beyond its file header: then probes sit and events have come.
+    /// Waits until the trace has at least this many bytes after its file header: then probes are attached and
+    /// events have arrived.
     pub fn wait_for_bytes(&mut self, least: u64) {
         let trace = self.trace.clone();
         wait_until("the trace grows", || {
@@ -84,12 +85,12 @@ impl Recorder {
         });
     }
 
-    /// Waits until the recorder says that the engine's probes are attached.
+    /// Waits until the recorder reports that the engine's probes are attached.
     pub fn wait_for_probes(&self) {
         wait_until("probes are attached", || self.stderr().contains("profinfer: ready: "));
     }
 
-    /// Waits until the trace tells of an engine's probes. Before that a recorder may have some of its own, to learn prices.
+    /// Waits until the trace has an engine's probes. Before that a recorder may have its own ones, for calibration.
     pub fn wait_for_engine(&self) {
         wait_until("the trace tells of an engine", || {
             let trace = Trace::open(&self.trace);
@@ -97,7 +98,7 @@ impl Recorder {
         });
     }
 
-    /// Waits until the trace tells of a probe in a file of this name.
+    /// Waits until the trace has a probe in a file of this name.
     pub fn wait_for_probe_in(&self, file: &str) {
         wait_until("the trace tells of a probe there", || {
             let trace = Trace::open(&self.trace);
@@ -124,7 +125,7 @@ fn spawn(command: &mut Command, dir: &Path) -> Child {
     spawn_with(command, Stdio::null(), dir)
 }
 
-/// Records, from beginning to end.
+/// Records from beginning to end.
 pub fn record<S: AsRef<OsStr>>(args: &[S]) -> Run {
     Recorder::start(args).finish()
 }
@@ -138,7 +139,7 @@ pub fn run(command: &mut Command) -> Run {
     Run { status, stdout: text("stdout"), stderr: text("stderr"), trace: PathBuf::new(), _dir: Some(dir) }
 }
 
-/// Waits for a child's end; one that hangs is killed, and the test fails.
+/// Waits for a child to end; if it hangs, it is killed and the test fails.
 pub fn wait(child: &mut Child) -> ExitStatus {
     let begin = Instant::now();
     loop {
@@ -154,7 +155,7 @@ pub fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// Waits for something that must come.
+/// Waits for something that must happen.
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
@@ -168,10 +169,10 @@ pub fn signal_to(pid: u32, signal: i32) {
     assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0, "signal {signal} to {pid}");
 }
 
-/// A target that runs on its own, killed at the end of the test.
+/// A target that runs by itself, killed at the end of the test.
 pub struct Target(pub Child, tempfile::TempDir);
 
-/// Programs that take commands from us in place of nothing.
+/// Starts a command with this standard input.
 fn spawn_with(command: &mut Command, stdin: Stdio, dir: &Path) -> Child {
     let file = |name: &str| std::fs::File::create(dir.join(name)).expect("a file for output");
     let command = command.stdin(stdin).stdout(file("stdout")).stderr(file("stderr"));
@@ -185,17 +186,17 @@ impl Target {
 
     pub fn spawn(command: &mut Command) -> Target {
         let dir = tempfile::tempdir().expect("a directory");
-        // A group of its own, so that what it starts ends with it.
+        // In its own process group, so that its children end with it.
         Target(spawn(command.process_group(0), dir.path()), dir)
     }
 
-    /// One that takes commands on its standard input.
+    /// A target that takes commands on its standard input.
     pub fn controlled(command: &mut Command) -> Target {
         let dir = tempfile::tempdir().expect("a directory");
         Target(spawn_with(command.process_group(0), Stdio::piped(), dir.path()), dir)
     }
 
-    /// Sends it a line; waits until it has answered with its `n`-th line in all, and gives that.
+    /// Sends a line; waits for the target's `n`-th line of output in total, and returns it.
     pub fn tell(&mut self, line: &str, n: usize) -> serde_json::Value {
         let pipe = self.0.stdin.as_mut().expect("a controlled target");
         pipe.write_all(line.as_bytes()).expect("it listens");
@@ -221,7 +222,7 @@ impl Target {
         self.0.try_wait().expect("our own child").is_none()
     }
 
-    /// Its end, and its last line as JSON.
+    /// Waits for its end; its last line as JSON.
     pub fn said(mut self) -> serde_json::Value {
         let status = wait(&mut self.0);
         let text = std::fs::read_to_string(self.1.path().join("stdout")).unwrap_or_default();
@@ -234,7 +235,7 @@ impl Target {
 impl Drop for Target {
     fn drop(&mut self) {
         if self.0.try_wait().is_ok_and(|s| s.is_none()) {
-            // SAFETY: a plain system call; the group was made for this child.
+            // SAFETY: a plain system call; the group was created for this child.
             unsafe { libc::kill(-(self.0.id() as i32), libc::SIGKILL) };
             let _ = self.0.wait();
         }

@@ -1,26 +1,26 @@
-//! A trace as a test looks at it: graph by graph, thread by thread, through the crate's reader.
+//! A trace as tests see it: graph by graph, thread by thread, through the crate's reader.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use profinfer::analysis::load::{self, Hit, Loaded, Progress, TensorInfo};
-use profinfer::trace::Trace;
-use profinfer::trace::record::{CpuGraph, Footer, KindCount, Rung};
+use analysis::load::{self, Hit, Loaded, Progress, TensorInfo};
+use pfi::Trace;
+use pfi::record::{CpuGraph, Footer, KindCount, Rung};
 
-/// A trace that was read whole.
+/// A trace, read completely.
 pub struct Seen {
     pub all: Loaded<'static>,
 }
 
 impl Seen {
-    /// Reads a trace that must be without damage.
+    /// Reads a trace that must be undamaged.
     pub fn read(path: &Path) -> Seen {
         let seen = Seen::damaged(path);
         assert!(seen.all.damage.is_empty(), "{:?}", seen.all.damage);
         seen
     }
 
-    /// Reads what there is.
+    /// Reads as much as there is.
     pub fn damaged(path: &Path) -> Seen {
         let trace = Trace::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         // Tests are short, and their traces small.
@@ -46,7 +46,7 @@ impl Seen {
         assert_eq!(self.footer().lost_cpu.iter().sum::<u64>(), lost, "loss by CPU");
     }
 
-    /// Books closed, nothing lost, nothing without a place.
+    /// Counts agree, nothing lost, no orphans.
     pub fn complete(&self) {
         self.books_close();
         for k in &self.footer().kinds {
@@ -55,14 +55,14 @@ impl Seen {
         assert_eq!(self.footer().orphans, 0, "op hits outside any graph");
     }
 
-    /// CPU graphs of a process in the order in which they ran.
+    /// CPU graphs of a process in execution order.
     pub fn graphs(&self, pid: u32) -> Vec<&CpuGraph> {
         let mut all: Vec<&CpuGraph> = self.all.cpu_graphs.iter().filter(|g| g.pid == pid).collect();
         all.sort_by_key(|g| g.seq);
         all
     }
 
-    /// Op hits of a graph by ith, each thread's in order of time.
+    /// Op hits of a graph by ith, each thread's in time order.
     pub fn hits(&self, graph: &CpuGraph) -> BTreeMap<u16, Vec<Hit>> {
         let mut by_thread: BTreeMap<u16, Vec<Hit>> = BTreeMap::new();
         for run in self.all.runs.iter().filter(|r| r.graph == graph.seq) {
@@ -86,7 +86,7 @@ impl Seen {
         self.all.rungs.iter().find(|r| r.role == role && r.used)
     }
 
-    /// Names of the rungs that were left, with the reason.
+    /// Names of the abandoned rungs, with the reason.
     pub fn left(&self, role: &str) -> Vec<(&str, &str)> {
         self.rungs(role).iter().filter(|r| !r.used).map(|r| (r.name, r.why)).collect()
     }

@@ -1,4 +1,4 @@
-//! The service as a child process, on a directory of its own, and engines that only it is to record.
+//! The service as a child process, in its own directory, and engines that only it is to record.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -8,22 +8,36 @@ use std::process::{Child, Command, Stdio};
 use super::run::{Run, run, signal_to, wait, wait_until};
 use super::seen::Seen;
 
-/// A service; ended, with its recorders, when the test is over.
+/// A service; ended, with its recorders, after the test.
 pub struct Service {
     pub child: Child,
     dir: tempfile::TempDir,
 }
 
-/// Rules for engines of this test only: other tests' and other people's are none of its business.
+/// Rules cover engines of this test only; engines of others are ignored.
 const OTHERS: &str = "\n[[rule]]\nname = \"others\"\nignore = true\n";
 
+/// Waits until the kernel has removed the probes of earlier recorders: it removes one at a time and delays new ones
+/// meanwhile. Not forever: a test may have a recorder of its own.
+fn wait_for_removal() {
+    let roots = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+    let listing = || roots.iter().find_map(|r| fs::read_to_string(format!("{r}/uprobe_events")).ok());
+    for _ in 0..200 {
+        if !listing().is_some_and(|l| l.contains("profinfer_")) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
 impl Service {
-    /// With these lines in `[service]`, and these rules; `ENGINE` in them stands for the engine's path.
+    /// With these lines in `[service]`, and these rules; `ENGINE` in them is replaced with the engine's path.
     pub fn start(own: &str, rules: &str) -> Service {
         Service::start_in(tempfile::tempdir().expect("a directory"), own, rules)
     }
 
     pub fn start_in(dir: tempfile::TempDir, own: &str, rules: &str) -> Service {
+        wait_for_removal();
         configure(dir.path(), own, rules);
         let service = Service { child: spawn(dir.path()), dir };
         service.wait_until_ready();
@@ -31,7 +45,7 @@ impl Service {
         service
     }
 
-    /// Waits until it listens.
+    /// Waits until it is listening.
     pub fn wait_until_ready(&self) {
         wait_until("the service answers", || self.try_state().is_some());
     }
@@ -63,7 +77,7 @@ impl Service {
         self.try_state().expect("the service answers")
     }
 
-    /// Waits until its state is as wanted.
+    /// Waits for the wanted state.
     pub fn wait_for(
         &self,
         what: &str,
@@ -79,7 +93,7 @@ impl Service {
         last
     }
 
-    /// Waits until so many runs have been recorded and none is going on.
+    /// Waits until this many runs have been recorded and none is running.
     pub fn wait_for_runs(&self, n: u64) -> serde_json::Value {
         self.wait_for("runs are recorded", |s| s["counts"]["recorded"] == n && s["state"] == "waiting")
     }
@@ -88,7 +102,7 @@ impl Service {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// Traces, the oldest first.
+    /// Traces, oldest first.
     pub fn traces(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.path("d")).into_iter().flatten().flatten();
         let mut traces: Vec<PathBuf> =
@@ -105,13 +119,13 @@ impl Service {
         signal_to(self.child.id(), signal);
     }
 
-    /// Ends it by a signal; gives its exit code.
+    /// Stops it with a signal; returns its exit code.
     pub fn stop(&mut self) -> Option<i32> {
         self.signal(libc::SIGTERM);
         wait(&mut self.child).code()
     }
 
-    /// Killed, and another one in its place.
+    /// Kills it and starts another in its place.
     pub fn succeed(&mut self) {
         self.signal(libc::SIGKILL);
         wait(&mut self.child);
@@ -122,7 +136,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // Recorders are of its group; those of one that was killed before end by themselves.
+        // Recorders are in its process group; those of a service killed earlier end by themselves.
         // SAFETY: a signal to a group that the child leads.
         unsafe { libc::kill(-(self.child.id() as i32), libc::SIGKILL) };
         let _ = self.child.wait();

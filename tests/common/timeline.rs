@@ -1,8 +1,7 @@
-//! A run's timeline in Perfetto's format, as the definitions that Perfetto publishes decode it.
+//! A run's timeline in Perfetto format, decoded with the definitions that Perfetto publishes.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-#[path = "python.rs"]
-mod python;
+use super::python;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -16,7 +15,7 @@ fn package() -> PathBuf {
     cache.unwrap_or_else(home).join("profinfer/perfetto")
 }
 
-/// What a script of tests/perfetto says of Perfetto traces; `None` where they can't be decoded here.
+/// The output of a script in tests/perfetto for Perfetto traces; `None` if they cannot be decoded here.
 pub fn script(name: &str, traces: &[&Path]) -> Option<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/perfetto").join(name);
     let mut python = Command::new("python3");
@@ -25,7 +24,7 @@ pub fn script(name: &str, traces: &[&Path]) -> Option<Value> {
     )
 }
 
-/// What a Perfetto trace says.
+/// The contents of a Perfetto trace.
 pub fn decoded(trace: &Path) -> Option<Value> {
     script("decode.py", &[trace])
 }
@@ -53,7 +52,7 @@ pub fn files(bytes: &[u8]) -> Files {
 }
 
 impl Files {
-    /// Exports with these flags and decodes it.
+    /// Exports with these flags and decodes the result.
     pub fn export(&self, flags: &[&str]) -> Option<Value> {
         let out = profinfer(&[&["export", "--perfetto", &self.out, &self.trace], flags].concat());
         assert!(out.status.success(), "{}", text(&out.stderr));
@@ -75,7 +74,7 @@ pub fn track(all: &Value, tid: u64) -> &Value {
     all["tracks"].as_array().unwrap().iter().find(|t| t["tid"] == tid).unwrap()
 }
 
-/// Slices and ns of the names that begin so.
+/// Slices and ns of the names selected by `is`.
 pub fn total(track: &Value, is: impl Fn(&str) -> bool) -> (u64, u64) {
     let totals = track["totals"].as_object().unwrap().iter().filter(|(name, _)| is(name));
     totals.fold((0, 0), |sum, (_, t)| (sum.0 + t[0].as_u64().unwrap(), sum.1 + t[1].as_u64().unwrap()))

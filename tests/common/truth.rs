@@ -1,4 +1,5 @@
-//! The target's own account of its graphs: the JSON lines of `fakellama --dump` and `driver --dump`, which share a form.
+//! The target's own account of its graphs: the JSON lines of `fakellama --dump` and `driver --dump`, which have the
+//! same form.
 
 use std::path::Path;
 
@@ -18,11 +19,11 @@ pub struct Node {
     pub view_src: u64,
     /// Slots; None = a gap.
     pub src: Vec<Option<Node>>,
-    /// The fake's word on what becomes of it; empty for real engines, which do not say.
+    /// What the fake says becomes of it; empty for real engines, which do not say.
     pub fate: String,
 }
 
-/// One graph as its scheduler got it.
+/// One graph as given to its scheduler.
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
     pub n_tokens: u32,
@@ -84,21 +85,22 @@ impl Node {
     }
 }
 
-/// How an era of GGML runs its nodes: tests/engines/README.md and tests/fixtures/README.md say the same in prose.
+/// How GGML of a period runs its nodes; tests/engines/README.md and tests/fixtures/README.md describe the same in
+/// prose.
 #[derive(Debug, Clone, Copy)]
 pub struct Habits {
     /// Views and reshapes are dispatched like ops (before 2025-11).
     pub runs_nops: bool,
-    /// Nodes without the flag COMPUTE are left out (since 2026-01).
+    /// Nodes without the flag COMPUTE are skipped (since 2026-01).
     pub wants_flag: bool,
-    /// RMS_NORM and the MUL behind it are one (since 2026-05).
+    /// RMS_NORM and the MUL after it are fused (since 2026-05).
     pub fuses: bool,
 }
 
 /// GGML_TENSOR_FLAG_COMPUTE (ggml.h, since 2026-01).
 const FLAG_COMPUTE: u64 = 16;
 
-/// An op that each thread must pass: index of its node, and of the one fused with it.
+/// An op that each thread must pass: index of its node, and of the node fused with it.
 pub type Op = (usize, Option<usize>);
 
 /// What each thread passes in a graph of a real engine.
@@ -121,7 +123,7 @@ pub fn ops(graph: &Graph, habits: Habits) -> Vec<Op> {
     out
 }
 
-/// True when node `i` is an RMS_NORM whose only user is the MUL behind it.
+/// True if node `i` is an RMS_NORM whose only user is the MUL after it.
 fn fused(graph: &Graph, i: usize) -> bool {
     let (Some(norm), Some(mul)) = (graph.nodes.get(i), graph.nodes.get(i + 1)) else { return false };
     let uses = |n: &Node| n.src.iter().flatten().filter(|s| s.addr == norm.addr).count();
@@ -134,8 +136,8 @@ fn fused(graph: &Graph, i: usize) -> bool {
         && mul.flags & FLAG_COMPUTE != 0
 }
 
-/// What each thread passes in a graph of the fake, by its own word: the CPU graphs of the scheduler's graph in order.
-/// Nodes whose fate is `none` are never passed.
+/// What each thread passes in a graph of the fake, as stated by the fake: the CPU graphs of the scheduler's graph
+/// in order. Nodes with fate `none` are never passed.
 pub fn fake_ops(graph: &Graph) -> Vec<Vec<Op>> {
     let mut parts: Vec<Vec<Op>> = Vec::new();
     let mut elsewhere = true;

@@ -2,10 +2,10 @@
 //! run as one, a copy onto itself.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use profinfer::analysis::dag::{Dag, DagError, Options, dag};
-use profinfer::analysis::load::Progress;
-use profinfer::trace::record::*;
-use profinfer::trace::{Encoder, EncoderConfig, ITSELF, PlanHit, Slice, SliceRun, TensorDesc, Trace};
+use analysis::dag::{Dag, DagError, Options, dag};
+use analysis::load::Progress;
+use pfi::record::*;
+use pfi::{Encoder, EncoderConfig, ITSELF, PlanHit, Slice, SliceRun, TensorDesc, Trace};
 
 use crate::synth_trace::{self, ORIGIN};
 

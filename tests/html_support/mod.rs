@@ -4,8 +4,8 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use profinfer::trace::record::*;
-use profinfer::trace::{CounterRun, Encoder, EncoderConfig, ExpertRows, TensorDesc};
+use pfi::record::*;
+use pfi::{CounterRun, Encoder, EncoderConfig, ExpertRows, TensorDesc};
 
 use crate::synth_trace::causes::*;
 use crate::synth_trace::*;
@@ -84,7 +84,7 @@ pub fn calls(n: u64) -> Vec<u8> {
             t,
             dur,
             cut: false,
-            device: profinfer::trace::record::Device::Idle,
+            device: pfi::record::Device::Idle,
         };
         enc.token(&token).unwrap();
     }

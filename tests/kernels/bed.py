@@ -74,7 +74,7 @@ class Book:
 
     def recorded(self, report):
         """Hits and losses of a `profinfer report --json`, which must call itself complete."""
-        books = report["books"]
+        books = report["quality"]
         counted = [rung for rung in books["rungs"] if rung["expected"] is not None]
         self.expect("op" in {rung["role"] for rung in counted}, "nobody counted the ops")
         for rung in counted:
@@ -96,10 +96,10 @@ class Book:
 
     def kept(self, report):
         """What the service recorded, whose budget may leave ops out: all that came is in the file, and ops are among it."""
-        for kind in report["books"]["events"]:
+        for kind in report["quality"]["events"]:
             self.expect(kind["closes"], f"the books of {kind['kind']} do not close")
             self.losses(kind["lost"])
-        ops = sum(kind["recorded"] for kind in report["books"]["events"] if kind["kind"] == "op")
+        ops = sum(kind["recorded"] for kind in report["quality"]["events"] if kind["kind"] == "op")
         self.expect(ops > 0, "no op was recorded")
 
 

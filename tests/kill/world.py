@@ -169,7 +169,7 @@ class Trace:
         done = subprocess.run([PROFINFER, "report", "--json", self.path], capture_output=True, text=True)
         if done.returncode:
             return f"the file is {self.kind}, and report ends with {done.returncode}"
-        books = json.loads(done.stdout)["books"]
+        books = json.loads(done.stdout)["quality"]
         return None if books["complete"] or books["verdict"] else "the books do not close and no verdict says why"
 
     def last(self):

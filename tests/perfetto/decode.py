@@ -1,5 +1,5 @@
 """Decodes a Perfetto trace with the definitions that Perfetto publishes (package perfetto of PyPI) and prints what it says
-as JSON, for tests/export_perfetto.rs. Exits 3 when the package is not to be had.
+as JSON, for tests/plain/export_perfetto.rs. Exits 3 when the package is not to be had.
 
 usage: decode.py TRACE
 

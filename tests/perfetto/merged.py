@@ -1,4 +1,4 @@
-"""Holds a run that was exported with --merge against the system's trace in it, for tests/live_merge.rs: prints as JSON what
+"""Holds a run that was exported with --merge against the system's trace in it, for tests/live/merge.rs: prints as JSON what
 either side has, and how many of the run's slices begin while the kernel says that their thread runs. Exits 3 when the
 package perfetto of PyPI is not to be had.
 

@@ -73,7 +73,7 @@ pub fn phase_call(what: &str, t: u64, dur: u64) -> PhaseCall<'_> {
 
 /// One of each of the records of causes, beside the graph that was written last.
 pub fn one_of_each(s: &mut Synth<Vec<u8>>) {
-    use profinfer::trace::{CounterRun, ExpertRows};
+    use pfi::{CounterRun, ExpertRows};
     let (graph, t) = (s.graphs - 1, s.now - 10_000);
     for name in ["scheduler", "counters", "experts", "phases", "sensors", "budget"] {
         s.enc.feature(&feature(name, Availability::Partly, "made up")).unwrap();

@@ -5,8 +5,8 @@ pub mod causes;
 
 use std::io::Write;
 
-use profinfer::trace::record::*;
-use profinfer::trace::{Encoder, EncoderConfig, Output, PlanHit, Slice, SliceRun, TensorDesc};
+use pfi::record::*;
+use pfi::{Encoder, EncoderConfig, Output, PlanHit, Slice, SliceRun, TensorDesc};
 
 pub const PID: u32 = 4242;
 pub const TID: u32 = 4243;
@@ -78,7 +78,7 @@ pub fn header(structure: bool) -> Header<'static> {
         transport: Transport::Ring,
         buffer_bytes: 8 << 20,
         hit_ns: 500,
-        source: profinfer::trace::record::Source::Bpf,
+        source: pfi::record::Source::Bpf,
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use profinfer::trace::record::*;
-use profinfer::trace::*;
+use pfi::record::*;
+use pfi::*;
 
 use super::PID;
 

@@ -5,8 +5,8 @@ pub mod causes;
 
 use std::io::{self, Write};
 
-use profinfer::trace::record::*;
-use profinfer::trace::*;
+use pfi::record::*;
+use pfi::*;
 
 pub const PID: u32 = 4711;
 

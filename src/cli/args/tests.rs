@@ -1,3 +1,5 @@
+//! Tests of the argument parser.
+
 use super::*;
 use crate::cli::values::{one_of, size, whole};
 use proptest::prelude::*;
@@ -109,7 +111,7 @@ fn lists_are_repeated_or_have_commas() {
     let pids = |line: &str| args(line).list("pid", whole::<u32>(0, 99)).map_err(|e| e.to_string());
     assert_eq!(pids("-p 1,2 --pid 3 -p4 --pid=5,6"), Ok(vec![1, 2, 3, 4, 5, 6]));
     assert_eq!(pids(""), Ok(vec![]));
-    assert_eq!(pids("-p 1,x"), Err("-p/--pid 'x': wanted: a whole number from 0 to 99".to_owned()));
+    assert_eq!(pids("-p 1,x"), Err("-p/--pid 'x': expected an integer from 0 to 99".to_owned()));
     assert!(pids("--pid=1,").is_err() && pids("-p ,").is_err());
 }
 
@@ -123,7 +125,7 @@ fn what_follows_two_dashes_is_no_flag() {
     let why = parse(&STARTER, "ls -l").err();
     assert_eq!(why.as_deref(), Some("unknown option '-l'"));
     let why = parse(&STARTER, "ls").err();
-    assert_eq!(why.as_deref(), Some("unexpected argument 'ls'; COMMAND stands behind '--'"));
+    assert_eq!(why.as_deref(), Some("unexpected argument 'ls'; put COMMAND after '--'"));
 }
 
 #[test]
@@ -133,9 +135,9 @@ fn what_is_not_given_has_its_default() {
     assert_eq!(a.text("size").ok(), Some(Some("4MiB".into())));
     assert_eq!(a.option("number", ANY).ok(), Some(None));
     assert_eq!(a.path("output").ok(), Some(None));
-    assert_eq!(a.needed("output", ANY).expect_err("none").to_string(), "-o FILE is needed");
-    assert_eq!(a.needed("level", ANY).expect_err("none").to_string(), "--level LEVEL is needed");
-    assert_eq!(a.needed_argument("IN").expect_err("none").to_string(), "IN is needed");
+    assert_eq!(a.needed("output", ANY).expect_err("none").to_string(), "-o FILE is required");
+    assert_eq!(a.needed("level", ANY).expect_err("none").to_string(), "--level LEVEL is required");
+    assert_eq!(a.needed_argument("IN").expect_err("none").to_string(), "IN is required");
     assert_eq!(args("--size 8MiB").needed("size", size).ok(), Some(8 << 20));
 }
 
@@ -161,13 +163,13 @@ fn wrong_usage_is_told_by_name() {
         ("-n 1 --number 2", "-n/--number is given twice"),
         ("-n", "-n/--number needs a value: N"),
         ("-n -- 1", "-n/--number needs a value: N"),
-        ("-o --force", "-o/--output needs a value: FILE (--output=--force if '--force' is one)"),
+        ("-o --force", "-o/--output needs a value: FILE (if '--force' is the value, write --output=--force)"),
         ("--level", "--level needs a value: token or graph"),
         ("--quiet=yes", "-q/--quiet takes no value"),
         ("-q=yes", "-q/--quiet takes no value"),
-        ("-n 1 --level token", "-n/--number and --level exclude each other"),
-        ("--level token -n 1", "-n/--number and --level exclude each other"),
-        ("--more", "--more needs -o FILE or --level LEVEL beside it"),
+        ("-n 1 --level token", "-n/--number and --level cannot be combined"),
+        ("--level token -n 1", "-n/--number and --level cannot be combined"),
+        ("--more", "--more requires -o FILE or --level LEVEL"),
         ("a b c", "unexpected argument 'c'"),
         ("--=", "unknown option '--'"),
         ("--help=yes", "help true"),
@@ -179,7 +181,7 @@ fn wrong_usage_is_told_by_name() {
     }
     let levels = one_of(&[("token", 1), ("graph", 2)]);
     let why = args("--level grap").option("level", levels).expect_err("no level").to_string();
-    assert_eq!(why, "--level 'grap': wanted: token or graph; the nearest is 'graph'");
+    assert_eq!(why, "--level 'grap': expected token or graph; the nearest is 'graph'");
     let why = args("--output=").path("output").expect_err("empty").to_string();
     assert_eq!(why, "-o/--output needs a value: FILE");
 }
@@ -208,7 +210,7 @@ fn bytes_that_are_no_text_pass_as_they_are() {
     }
 }
 
-/// Words of all kinds: flags that there are, parts of them, values, and any bytes.
+/// All kinds of words: existing flags, parts of them, values, and arbitrary bytes.
 fn word() -> impl Strategy<Value = OsString> {
     use std::os::unix::ffi::OsStringExt;
     let names = PROGRAMS.iter().flat_map(|p| p.commands.iter()).flat_map(|c| c.flags());

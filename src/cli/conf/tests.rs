@@ -1,10 +1,12 @@
+//! Tests of flag values from a file and from the environment.
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::cli::args::Parsed;
 use crate::cli::record::flags::{COMMAND, settings as options};
 
-/// The settled command line, or what is wrong with it.
+/// The settled command line, or its mistakes.
 fn settle(line: &[&str], environ: &[(String, String)], file: &str) -> Result<Args, Vec<String>> {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("a.toml");
@@ -30,11 +32,11 @@ fn mistakes(file: &str) -> Vec<String> {
     read(file).1.told("f")
 }
 
-/// Three values that a flag may have.
+/// Three valid values of a flag.
 fn samples(flag: &Flag) -> [&'static str; 3] {
     let any = ["1", "2", "3", "4KiB", "8KiB", "16KiB", "1%", "2%", "3%", "0600", "0640", "0644"];
     let fit: Vec<&str> =
-        flag.choices.iter().map(|c| c.0).chain(any).filter(|v| flag.refusal(v).is_none()).collect();
+        flag.choices.iter().map(|c| c.0).chain(any).filter(|v| flag.diagnose(v).is_none()).collect();
     fit.first_chunk().copied().unwrap_or_else(|| panic!("--{}: {fit:?}", flag.name))
 }
 
@@ -106,12 +108,12 @@ fn what_excludes_another_displaces_it_where_it_is_weaker() {
     assert_eq!((all.text("exe").expect("none"), all.check().is_ok()), (None, true));
     let all = settle(&["--str"], &[], "no-str = true").expect("right");
     assert!(!all.flag("no-str"));
-    // What one needs may stand elsewhere.
+    // What a flag needs may be given in another layer.
     let all = settle(&["--pmc-strict"], &[], "pmc = \"cycles\"").expect("right");
     assert!(all.check().is_ok());
     let wrong = settle(&["--no-pmc"], &[], "pmc-strict = true\npmc = \"cycles\"").expect("right values");
     let wrong = wrong.check().expect_err("it needs counters").to_string();
-    assert!(wrong.ends_with("a.toml:1: pmc-strict needs --pmc LIST beside it"), "{wrong}");
+    assert!(wrong.ends_with("a.toml:1: pmc-strict requires --pmc LIST"), "{wrong}");
 }
 
 #[test]
@@ -131,87 +133,90 @@ sched = true\nstr = false\npmc = [\"cycles\", \"instructions\",\n  'r001b', # th
     assert_eq!(bare.budget.and_then(|b| b.qos), Some(5.5));
 }
 
-fn options_of(file: &str) -> crate::agent::recording::Options {
+fn options_of(file: &str) -> crate::recorder::recording::Options {
     options(&settle(&[], &[], file).expect("right values")).expect("they go together")
 }
 
 #[test]
 fn all_that_is_wrong_is_told_at_once_and_where() {
     for (file, wrong) in [
-        ("level = \"grap\"", "f:1: level 'grap': wanted: token, graph or op; the nearest is 'graph'"),
+        ("level = \"grap\"", "f:1: level 'grap': expected token, graph or op; the nearest is 'graph'"),
         ("\n\nbugdet = \"1%\"", "f:3: unknown key 'bugdet'; the nearest is 'budget'"),
         ("buffer_size = \"1MiB\"", "f:1: unknown key 'buffer_size'; the nearest is 'buffer-size'"),
         ("pmc.strict = true", "f:1: unknown key 'pmc.strict'; the nearest is 'pmc-strict'"),
-        ("zzz = 1", "f:1: unknown key 'zzz'; profinfer config --print --default lists all"),
-        ("site = \"first\"", "f:1: unknown key 'site'; profinfer config --print --default lists all"),
-        ("pid = 1", "f:1: pid stands on the command line only, not in a file"),
-        ("conf = \"x\"", "f:1: conf stands on the command line only, not in a file"),
-        ("budget = 1", "f:1: budget '1': give a share in percent, e.g. 1% or 0.2%"),
-        ("budget = 1%", "f:1: 1% must stand in quotes: \"1%\""),
-        ("buffer-size = 64 MiB", "f:1: 64 MiB must stand in quotes: \"64 MiB\""),
-        ("level = op", "f:1: op must stand in quotes: \"op\""),
-        ("level =", "f:1: no value behind the '='"),
-        ("level = op\"", "f:1: op\": quotes must stand around all of a text"),
-        ("level = \"\"", "f:1: level '': wanted: token, graph or op"),
-        ("level = true", "f:1: level 'true': wanted, in quotes: token, graph or op"),
-        ("level = [\"op\"]", "f:1: level takes one value, no list"),
-        ("level = {a = 1}", "f:1: a table is no value, nor is a list in a list"),
-        ("exe = 1979-05-27", "f:1: 1979-05-27 must stand in quotes: \"1979-05-27\""),
-        ("exe = \"\"", "f:1: exe '': wanted: PATH"),
-        ("sched = \"yes\"", "f:1: sched 'yes': wanted: true or false"),
-        ("sched = [true]", "f:1: sched takes one value, no list"),
-        ("pmc = [\"cycles\", \"\"]", "f:1: pmc '': wanted: LIST"),
-        ("pmc = [\"a\",\n[\"b\"]]", "f:2: a table is no value, nor is a list in a list"),
-        ("pmc = \"list\"", "f:1: pmc 'list': stands on the command line only"),
-        ("qos = -1", "f:1: qos '-1': give tokens per second, e.g. 5tok/s or 0.5"),
-        ("level = \"op\"\nlevel = \"op\"", "f:2: level is given twice: line 1 has level already"),
-        ("str = true\nno-str = true", "f:2: no-str is given twice: line 1 has str already"),
-        ("[record]\nlevel = \"op\"", "f:1: unknown table [record]: there are [service] and [[rule]]"),
-        ("[service.x]", "f:1: unknown table [service.x]: there are [service] and [[rule]]"),
-        ("[rule]\nlevel = \"op\"", "f:1: [[rule]] stands in two pairs of brackets"),
-        ("[[service]]", "f:1: [service] stands in one pair of brackets"),
-        ("[service]\n[service]", "f:2: [service] is there twice: it begins in line 1"),
-        ("quota = \"1GiB\"", "f:1: quota stands in [service]"),
-        ("ring = \"1min\"", "f:1: ring stands in a [[rule]]"),
+        ("zzz = 1", "f:1: unknown key 'zzz'; profinfer config --print --default lists all keys"),
+        ("site = \"first\"", "f:1: unknown key 'site'; profinfer config --print --default lists all keys"),
+        ("pid = 1", "f:1: pid is allowed on the command line only, not in a file"),
+        ("conf = \"x\"", "f:1: conf is allowed on the command line only, not in a file"),
+        ("budget = 1", "f:1: budget '1': expected a percentage, e.g. 1% or 0.2%"),
+        ("budget = 1%", "f:1: 1% must be in quotes: \"1%\""),
+        ("buffer-size = 64 MiB", "f:1: 64 MiB must be in quotes: \"64 MiB\""),
+        ("level = op", "f:1: op must be in quotes: \"op\""),
+        ("level =", "f:1: no value after '='"),
+        ("level = op\"", "f:1: op\": quotes must enclose the complete string"),
+        ("level = \"\"", "f:1: level '': expected token, graph or op"),
+        ("level = true", "f:1: level 'true': expected, in quotes: token, graph or op"),
+        ("level = [\"op\"]", "f:1: level takes a single value, not a list"),
+        ("level = {a = 1}", "f:1: inline tables and nested lists are not supported"),
+        ("exe = 1979-05-27", "f:1: 1979-05-27 must be in quotes: \"1979-05-27\""),
+        ("exe = \"\"", "f:1: exe '': expected PATH"),
+        ("sched = \"yes\"", "f:1: sched 'yes': expected true or false"),
+        ("sched = [true]", "f:1: sched takes a single value, not a list"),
+        ("pmc = [\"cycles\", \"\"]", "f:1: pmc '': expected LIST"),
+        ("pmc = [\"a\",\n[\"b\"]]", "f:2: inline tables and nested lists are not supported"),
+        ("pmc = \"list\"", "f:1: pmc 'list': is allowed on the command line only"),
+        ("qos = -1", "f:1: qos '-1': expected tokens per second, e.g. 5tok/s or 0.5"),
+        ("level = \"op\"\nlevel = \"op\"", "f:2: level is given twice: line 1 already has level"),
+        ("str = true\nno-str = true", "f:2: no-str is given twice: line 1 already has str"),
+        ("[record]\nlevel = \"op\"", "f:1: unknown table [record]: use [service] or [[rule]]"),
+        ("[service.x]", "f:1: unknown table [service.x]: use [service] or [[rule]]"),
+        ("[rule]\nlevel = \"op\"", "f:1: [[rule]] must be in double brackets"),
+        ("[[service]]", "f:1: [service] must be in single brackets"),
+        ("[service]\n[service]", "f:2: [service] is given twice: first in line 1"),
+        ("quota = \"1GiB\"", "f:1: quota belongs in [service]"),
+        ("ring = \"1min\"", "f:1: ring belongs in a [[rule]]"),
         ("[service]\nqouta = 1", "f:2: unknown key 'qouta'; the nearest is 'quota'"),
         (
             "[service]\nlevel = 1",
-            "f:2: level says how to record: it stands above all headings, or in a [[rule]]",
+            "f:2: level is a recording option: put it above all headings, or in a [[rule]]",
         ),
-        ("[service]\ntokens = 1", "f:2: tokens stands in a [[rule]]"),
+        ("[service]\ntokens = 1", "f:2: tokens belongs in a [[rule]]"),
         ("[service]\nquota = 64", "f:2: quota '64': must be 1MiB or more"),
         ("[service]\nmemory = \"1MiB\"", "f:2: memory '1MiB': must be 16MiB or more"),
         ("[service]\nkeep = \"9999d\"", "f:2: keep '9999d': must be at most 3650d"),
-        ("[service]\ndirectory = \"x\"", "f:2: directory 'x': give the whole path, from '/' on"),
+        ("[service]\ndirectory = \"x\"", "f:2: directory 'x': expected an absolute path"),
         (
             "[service]\nmetrics = \"/x\"",
-            "f:2: metrics '/x': its name must end in .prom: node_exporter reads no other",
+            "f:2: metrics '/x': the name must end in .prom: node_exporter ignores other files",
         ),
-        ("[service]\nat-once = 0", "f:2: at-once '0': wanted: a whole number from 1 to 1000"),
-        ("[service]\nrecorders = 1", "f:2: recorders '1': wanted: a whole number from 4 to 256"),
-        ("[service]\nrecorder-timeout = \"1s\"", "f:2: recorder-timeout '1s': wanted: 2s or more"),
+        ("[service]\nmax-concurrent = 0", "f:2: max-concurrent '0': expected an integer from 1 to 1000"),
+        ("[service]\nrecorders = 1", "f:2: recorders '1': expected an integer from 4 to 256"),
+        ("[service]\nrecorder-timeout = \"1s\"", "f:2: recorder-timeout '1s': expected 2s or more"),
         ("[[rule]]\nnmae = \"x\"", "f:2: unknown key 'nmae'; the nearest is 'name'"),
-        ("[[rule]]\nname = \"a b\"", "f:2: name 'a b': wanted: 1 to 40 letters, digits, -, _ and ."),
+        ("[[rule]]\nname = \"a b\"", "f:2: name 'a b': expected 1 to 40 letters, digits, -, _ and ."),
         ("[[rule]]\nlevle = \"op\"", "f:2: unknown key 'levle'; the nearest is 'level'"),
-        ("[[rule]]\nquota = 1", "f:2: quota is the same for all rules: it stands in [service]"),
+        ("[[rule]]\nquota = 1", "f:2: quota applies to all rules: put it in [service]"),
         (
             "[[rule]]\nduration = 1",
-            "f:2: duration is not a rule's: tokens = N records the beginning of a run, ring = TIME keeps the last of it",
+            "f:2: duration is not allowed in a rule: tokens = N records the beginning of a run, ring = TIME keeps its most recent part",
         ),
         (
             "[[rule]]\noutput = 1",
-            "f:2: output is not a rule's: the service names its files itself, in the directory of [service]",
+            "f:2: output is not allowed in a rule: the service chooses file names in the directory set in [service]",
         ),
-        ("[[rule]]\nquiet = true", "f:2: quiet is not a rule's: what the service says is in its log"),
+        (
+            "[[rule]]\nquiet = true",
+            "f:2: quiet is not allowed in a rule: the service writes its messages to its log",
+        ),
         (
             "[[rule]]\nuser = \"no such\"",
             "f:2: user 'no such': no user of this machine (/etc/passwd); give a name or a number",
         ),
         (
             "[[rule]]\ntrigger-below = \"5\u{20ac}\"",
-            "f:2: trigger-below '5\u{20ac}': give tokens per second, e.g. 5tok/s or 0.5",
+            "f:2: trigger-below '5\u{20ac}': expected tokens per second, e.g. 5tok/s or 0.5",
         ),
-        ("[[rule]]\nignore = 1", "f:2: ignore '1': wanted: true or false"),
+        ("[[rule]]\nignore = 1", "f:2: ignore '1': expected true or false"),
         ("level", "f:1: no value: write KEY = VALUE"),
     ] {
         assert_eq!(mistakes(file), [wrong], "{file}");
@@ -220,7 +225,9 @@ fn all_that_is_wrong_is_told_at_once_and_where() {
     let begins: Vec<&str> = several.iter().map(|m| &m[..4]).collect();
     assert_eq!(begins, ["f:1:", "f:2:", "f:3:", "f:4:", "f:5:", "f:6:"], "{several:#?}");
     let lot = mistakes(&"a\n".repeat(1000));
-    assert!(lot.len() == 100 && lot.last().is_some_and(|l| l.ends_with("; there may be more behind it")));
+    assert!(
+        lot.len() == 100 && lot.last().is_some_and(|l| l.ends_with("; there may be more errors after it"))
+    );
 }
 
 #[test]
@@ -229,23 +236,23 @@ fn the_environment_is_told_by_its_names() {
         let all = settle(&[], &[(name.to_owned(), value.to_owned())], "tokens = \"x\"");
         all.err().unwrap_or_else(|| panic!("{name} {value}"))
     };
-    let file = "a.toml:1: tokens 'x': wanted: a whole number";
+    let file = "a.toml:1: tokens 'x': expected an integer";
     for (name, value, why) in [
         (
             "PROFINFER_LEVEL",
             "grap",
-            "PROFINFER_LEVEL 'grap': wanted: token, graph or op; the nearest is 'graph'",
+            "PROFINFER_LEVEL 'grap': expected token, graph or op; the nearest is 'graph'",
         ),
         ("PROFINFER_BUFFER_SIZE", "x", "PROFINFER_BUFFER_SIZE 'x': unknown unit 'x': use KiB, MiB or GiB"),
-        ("PROFINFER_SCHED", "maybe", "PROFINFER_SCHED 'maybe': wanted: true or false"),
-        ("PROFINFER_PMC", "cycles,list", "PROFINFER_PMC 'list': stands on the command line only"),
+        ("PROFINFER_SCHED", "maybe", "PROFINFER_SCHED 'maybe': expected true or false"),
+        ("PROFINFER_PMC", "cycles,list", "PROFINFER_PMC 'list': is allowed on the command line only"),
     ] {
         assert_eq!(wrong(name, value), [why, file]);
     }
     let both = [("PROFINFER_STR", "1"), ("PROFINFER_NO_STR", "1")].map(|(n, v)| (n.to_owned(), v.to_owned()));
     let both = settle(&[], &both, "").err().expect("two that are the same");
-    assert_eq!(both, ["PROFINFER_NO_STR says again what PROFINFER_STR does: unset one of them"]);
-    // What is empty, and what is no key, is nothing.
+    assert_eq!(both, ["PROFINFER_NO_STR is the same setting as PROFINFER_STR: unset one of them"]);
+    // Empty variables and unknown keys are ignored.
     for (name, value) in [("PROFINFER_LEVEL", ""), ("PROFINFER_PID", "x"), ("PROFINFER_REQUIRE", "1")] {
         assert!(settle(&[], &[(name.to_owned(), value.to_owned())], "").is_ok(), "{name}");
     }
@@ -255,12 +262,12 @@ fn the_environment_is_told_by_its_names() {
 fn every_key_has_a_check_that_is_the_reader_s() {
     for flag in keys().filter(|f| !f.is_switch()) {
         let path = ["FILE", "PATH"].contains(&flag.value);
-        let sure = |value: &str| flag.refusal(value).is_some();
+        let sure = |value: &str| flag.diagnose(value).is_some();
         assert!(path || flag.many || sure("?"), "--{} takes anything", flag.name);
     }
 }
 
-/// Values as people write them, and others.
+/// Typical values, and others.
 fn values() -> impl Strategy<Value = String> {
     let choices: Vec<&str> = COMMAND.flags().flat_map(|f| f.choices).map(|c| c.0).collect();
     prop_oneof![
@@ -270,7 +277,7 @@ fn values() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Texts that are TOML by halves.
+/// Texts that are partly TOML.
 fn texts() -> impl Strategy<Value = String> {
     let all = [&COMMAND, &service::SERVE, &service::RULE].map(Command::flags).into_iter().flatten();
     let names = proptest::sample::select(all.map(|f| f.name).collect::<Vec<_>>());
@@ -300,7 +307,7 @@ proptest! {
         for Given { from, .. } in file.record.iter().chain(&file.service).chain(rules) {
             prop_assert!(matches!(from, Origin::Line(line) if (1..=lines).contains(line)));
         }
-        // What was taken can be read in the end.
+        // Accepted values can be parsed in the end.
         let mut all = Args::none(&COMMAND);
         all.below(file.record.clone());
         let why = options(&all).err().map(|e| e.to_string()).unwrap_or_default();
@@ -320,7 +327,7 @@ proptest! {
         for flag in keys().filter(|f| !f.is_switch()) {
             let line = vec![OsString::from(format!("--{}={value}", flag.name))];
             let Ok(Parsed::Run(args)) = Args::parse(&COMMAND, line) else { panic!("--{}={value}", flag.name) };
-            prop_assert_eq!(flag.refusal(&value).is_none(), options(&args).is_ok(), "--{}={}", flag.name, value);
+            prop_assert_eq!(flag.diagnose(&value).is_none(), options(&args).is_ok(), "--{}={}", flag.name, value);
         }
     }
 }

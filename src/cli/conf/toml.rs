@@ -1,19 +1,19 @@
-//! TOML as tables of keys and values, each with its line, and all that is wrong with it at once. Uses nothing here.
+//! TOML as tables of keys and values, each with its line, reporting all mistakes together.
 //!
-//! A reader of our own: with the smallest library a program for boards was 38 kB larger. It has what settings need; a
-//! text over several lines, a date or a table as a value are refused, by name. Behind a mistake it goes on with the next
+//! Our own parser: with the smallest library a program for boards was 38 kB larger. It supports what settings need;
+//! multi-line strings, dates and tables as values are rejected, by name. After a mistake it continues with the next
 //! line.
 
 use std::str::CharIndices;
 
-use super::{Faults, short};
+use super::faults::{Faults, short};
 
-/// A table: its own keys, without those of tables below it.
+/// A table: its own keys, without those of its subtables.
 #[derive(Debug, Default)]
 pub struct Table {
-    /// As in its heading, with dots; empty for what stands above the first heading.
+    /// As in its heading, with dots; empty for the keys above the first heading.
     pub name: String,
-    /// Whether its heading has two brackets: there may be more of this name.
+    /// Whether its heading has two brackets: the name may occur more than once.
     pub many: bool,
     pub line: usize,
     pub entries: Vec<Entry>,
@@ -22,7 +22,7 @@ pub struct Table {
 /// A key with its value.
 #[derive(Debug)]
 pub struct Entry {
-    /// With dots where it has several parts.
+    /// With dots if it has several parts.
     pub key: String,
     pub line: usize,
     pub value: Value,
@@ -34,10 +34,10 @@ pub enum Value {
     List(Vec<Item>),
 }
 
-/// A value that is no list, or one of a list.
+/// A value that is not a list, or an item of a list.
 #[derive(Debug)]
 pub struct Item {
-    /// Without quotes; whole numbers are decimal.
+    /// Without quotes; integers are decimal.
     pub text: String,
     pub kind: Kind,
     pub line: usize,
@@ -50,8 +50,8 @@ pub enum Kind {
     Switch(bool),
 }
 
-/// Reads a text. The first table is the one without a heading; there is always that. A key whose line is wrong is left
-/// out.
+/// Parses a text. The first table is the one without a heading; it always exists. A key with a mistake on its line
+/// is left out.
 pub fn tables(text: &str, faults: &mut Faults) -> Vec<Table> {
     let mut tables = vec![Table { line: 1, ..Table::default() }];
     let mut reader = Reader { rest: text.strip_prefix('\u{feff}').unwrap_or(text), line: 1, listing: false };
@@ -70,7 +70,7 @@ type Read<T> = Result<T, String>;
 struct Reader<'a> {
     rest: &'a str,
     line: usize,
-    /// A list is open.
+    /// Inside a list.
     listing: bool,
 }
 
@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
             let name = self.key()?;
             let end = if many { "]]" } else { "]" };
             if !self.eat(end) {
-                return Err(format!("the heading of a table ends with '{end}'"));
+                return Err(format!("a table heading must end with '{end}'"));
             }
             tables.push(Table { name, many, line, entries: Vec::new() });
             return self.end();
@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// A key, its parts with dots between them.
+    /// A key, its parts separated by dots.
     fn key(&mut self) -> Read<String> {
         let mut key = String::new();
         loop {
@@ -115,7 +115,7 @@ impl<'a> Reader<'a> {
             } else {
                 let part = self.take(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
                 if part.is_empty() {
-                    return Err("no key: one has letters, digits, '-' and '_'".to_owned());
+                    return Err("invalid key: use letters, digits, '-' and '_'".to_owned());
                 }
                 key.push_str(part);
             }
@@ -127,7 +127,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What is in a list, behind its bracket.
+    /// The contents of a list, after its opening bracket.
     fn list(&mut self) -> Read<Vec<Item>> {
         self.listing = true;
         let mut items = Vec::new();
@@ -139,7 +139,7 @@ impl<'a> Reader<'a> {
             items.push(self.item()?);
             self.gap();
             if !self.eat(",") && !self.next_is(&[']']) {
-                return Err("a list goes on with ',' or ends with ']'".to_owned());
+                return Err("expected ',' or ']' in a list".to_owned());
             }
         }
     }
@@ -150,7 +150,7 @@ impl<'a> Reader<'a> {
             return Ok(Item { text: self.quoted()?, kind: Kind::Text, line });
         }
         if self.next_is(&['[', '{']) {
-            return Err("a table is no value, nor is a list in a list".to_owned());
+            return Err("inline tables and nested lists are not supported".to_owned());
         }
         let raw = self.take(|c| !matches!(c, '#' | ',' | ']' | '\n' | '\r')).trim_end();
         let (text, kind) = match raw {
@@ -161,10 +161,10 @@ impl<'a> Reader<'a> {
         Ok(Item { text, kind, line })
     }
 
-    /// A text in quotes; the next one is there.
+    /// A quoted string; the opening quote comes next.
     fn quoted(&mut self) -> Read<String> {
         if self.rest.starts_with("\"\"\"") || self.rest.starts_with("'''") {
-            return Err("a text stands on one line, in one pair of quotes".to_owned());
+            return Err("a string must be on one line, in one pair of quotes".to_owned());
         }
         let mut chars = self.rest.char_indices();
         let quote = chars.next().map_or('"', |(_, c)| c);
@@ -176,16 +176,16 @@ impl<'a> Reader<'a> {
                     return Ok(text);
                 }
                 '\\' if quote == '"' => text.push(escaped(&mut chars).ok_or_else(|| {
-                    "unknown escape in a text: write \\\\ for a backslash, or use single quotes".to_owned()
+                    "unknown escape in a string: write \\\\ for a backslash, or use single quotes".to_owned()
                 })?),
                 c if c.is_ascii_control() && c != '\t' => break,
                 c => text.push(c),
             }
         }
-        Err(format!("a text does not end: {quote} is missing"))
+        Err(format!("unterminated string: {quote} is missing"))
     }
 
-    /// The end of a line; a comment may stand before it.
+    /// The end of a line, after an optional comment.
     fn end(&mut self) -> Read<()> {
         self.blanks();
         if self.next_is(&['#']) {
@@ -195,10 +195,10 @@ impl<'a> Reader<'a> {
             return Ok(());
         }
         let more = self.rest.lines().next().unwrap_or_default();
-        Err(format!("'{}' behind a value or heading: the line should end there", short(more)))
+        Err(format!("unexpected '{}' after a value or heading: the line must end there", short(more)))
     }
 
-    /// Blanks, comments and ends of lines.
+    /// Skips blanks, comments and line ends.
     fn gap(&mut self) {
         loop {
             self.blanks();
@@ -211,7 +211,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Goes to the next line, or, out of a list, to one that may have a key.
+    /// Moves to the next line; inside a list, to one that may have a key.
     fn recover(&mut self) {
         loop {
             self.take(|c| c != '\n');
@@ -250,7 +250,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What a backslash and the letters behind it stand for.
+/// The character for a backslash sequence.
 fn escaped(chars: &mut CharIndices<'_>) -> Option<char> {
     let digits = match chars.next()?.1 {
         'b' => return Some('\u{8}'),
@@ -272,7 +272,7 @@ fn escaped(chars: &mut CharIndices<'_>) -> Option<char> {
     char::from_u32(code)
 }
 
-/// A number as the readers of values have it: no underscores, whole ones decimal.
+/// A number in the form that the value parsers take: no underscores, integers in decimal.
 fn number(raw: &str) -> Option<String> {
     let digits = raw.strip_prefix(['+', '-']).unwrap_or(raw);
     if digits.starts_with('_') || digits.ends_with('_') || digits.contains("__") {
@@ -291,12 +291,12 @@ fn number(raw: &str) -> Option<String> {
     (ends && !zeros && plain.parse::<f64>().is_ok()).then(|| format!("{sign}{plain}"))
 }
 
-/// What stands where a value should, and is none.
+/// Error text for something that is not a value.
 fn unquoted(raw: &str, listing: bool) -> String {
     match raw {
-        "" if listing => "no value, or no ']', where a list goes on".to_owned(),
-        "" => "no value behind the '='".to_owned(),
-        _ if raw.contains(['"', '\'']) => format!("{}: quotes must stand around all of a text", short(raw)),
-        _ => format!("{} must stand in quotes: \"{}\"", short(raw), short(raw)),
+        "" if listing => "expected a value or ']' in a list".to_owned(),
+        "" => "no value after '='".to_owned(),
+        _ if raw.contains(['"', '\'']) => format!("{}: quotes must enclose the complete string", short(raw)),
+        _ => format!("{} must be in quotes: \"{}\"", short(raw), short(raw)),
     }
 }

@@ -1,3 +1,5 @@
+//! Tests of output files: names, modes, links, replacement.
+
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::symlink;
@@ -26,7 +28,7 @@ fn names(dir: &Path) -> Vec<String> {
 
 fn pipe(path: &Path) {
     let path = c_string(path.as_os_str()).expect("a name");
-    // SAFETY: the name ends with a zero.
+    // SAFETY: the name is NUL-terminated.
     assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o666) }, 0);
 }
 
@@ -66,7 +68,7 @@ fn one_that_is_replaced_stays_until_the_new_one_is_worth_it() {
     out.write_all(b"new").expect("written");
     assert_eq!(name.now(), dir.path().join("run.pfi.part"));
     assert_eq!((name.is_part(), name.bytes()), (true, Some(3)));
-    // Left by one that was killed: it is kept.
+    // Left by a killed process: it is kept.
     let second = Output::create(&path, Over::Part, 0o600).expect("created").name().expect("a file");
     assert_eq!(names(dir.path()), ["other", "run.pfi", "run.pfi.part", "run.pfi.part2"]);
     second.remove();
@@ -74,7 +76,7 @@ fn one_that_is_replaced_stays_until_the_new_one_is_worth_it() {
     name.settle().expect("settled");
     assert_eq!((fs::read(&path).expect("there"), permissions(&path)), (b"new".to_vec(), 0o600));
     assert_eq!(fs::read(&link).expect("there"), b"old", "what else has the old one's bytes");
-    // Somebody else's is not removed.
+    // Another's file is not removed.
     fs::remove_file(&path).expect("removed");
     fs::write(&path, "another's").expect("written");
     name.remove();
@@ -93,7 +95,7 @@ fn links_are_not_followed() {
         }
         fs::remove_file(&path).expect("removed");
     }
-    // One that comes while the new file is written is replaced.
+    // A file that appears while the new one is written is replaced.
     fs::write(&path, "old").expect("written");
     let out = Output::create(&path, Over::Part, 0o600).expect("created");
     fs::remove_file(&path).expect("removed");
@@ -139,11 +141,11 @@ fn pipes_and_devices_are_written_into() {
         }
     });
     let mut out = Output::create(&path, Over::Never, 0o600).expect("opened");
-    assert!(out.name().is_none() && !trace::Output::seekable(&out));
+    assert!(out.name().is_none() && !pfi::Output::seekable(&out));
     out.write_all(b"through").expect("written");
     drop(out);
     assert_eq!(reader.join().expect("no panic"), "through");
-    // As a shell's >(...) names it: a link, in a directory of our own.
+    // Like the name from a shell's >(...): a link, in a directory of our own.
     let link = dir.path().join("link");
     symlink("/dev/null", &link).expect("a link");
     assert!(Output::create(&link, Over::Hidden, 0o600).expect("opened").name().is_none());
@@ -157,11 +159,11 @@ fn what_somebody_else_put_into_an_open_directory_is_refused() {
     pipe(&own);
     pipe(&others);
     symlink("/dev/null", &link).expect("a link");
-    assert!(says(&link, Over::Never).contains("somebody else's"));
-    // SAFETY: takes nothing and cannot fail.
+    assert!(says(&link, Over::Never).contains("belongs to another user"));
+    // SAFETY: takes no arguments and cannot fail.
     if unsafe { libc::geteuid() } == 0 {
         std::os::unix::fs::chown(&others, Some(65534), None).expect("its owner");
-        assert!(says(&others, Over::Hidden).contains("somebody else's"));
+        assert!(says(&others, Over::Hidden).contains("belongs to another user"));
     }
     let reader = std::thread::spawn({
         let own = own.clone();

@@ -1,32 +1,33 @@
-//! Flags of `record` for what it may cost. Uses [`crate::cli::args`] and `agent`'s options.
+//! Flags of `record` for its cost.
 
-use crate::agent::qos::law::Rule;
-use crate::agent::recording::Options;
 use crate::cli::args::{Args, Flag, Group, Usage};
 use crate::cli::values::percent;
+use crate::recorder::qos::policy::Rule;
+use crate::recorder::recording::Options;
 
 pub const FLAGS: Group = Group { title: "Cost", flags: &[BUDGET, QOS] };
 
 pub const BUDGET: Flag = Flag::value(
     "budget",
     "SHARE",
-    "Most of the engine's time that the recording may take, e.g. 1%: the level is the richest that fits, and changes \
-     when what it costs does; --level is then the richest of all, and --pmc, --faults and --sched are on while there \
-     is room for them",
+    "Maximum overhead as a share of the engine's time, e.g. 1%. profinfer records the most detailed level \
+     that fits, and adjusts it as the cost changes. --level sets the most detailed level allowed; --pmc, \
+     --faults and --sched are recorded while they fit",
 )
 .valid(|text| percent(text).map(drop));
 
 pub const QOS: Flag = Flag::value(
     "qos",
     "SPEED",
-    "Decoding speed that is to be kept, e.g. 5tok/s: below it the level is lowered, in calm raised again",
+    "Minimum decode speed, e.g. 5tok/s. Below it, profinfer records less detail and restores it when \
+     speed recovers",
 )
 .valid(|text| speed(text).map(drop));
 
 /// Reads `budget` and `qos` into `options`.
 ///
 /// # Errors
-/// A value that is none.
+/// An invalid value.
 pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
     let rule = Rule { budget: args.option("budget", percent)?, qos: args.option("qos", speed)? };
     options.budget = (rule.budget.is_some() || rule.qos.is_some()).then_some(rule);
@@ -36,10 +37,12 @@ pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
 /// `5tok/s`, or 0.5: tokens per second, more than 0.
 ///
 /// # Errors
-/// Another unit, no number, or out of these bounds.
+/// Another unit, not a number, or out of bounds.
 pub fn speed(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix("tok/s").unwrap_or(text).trim().parse::<f64>().ok();
-    number.filter(|n| *n > 0.0 && n.is_finite()).ok_or("give tokens per second, e.g. 5tok/s or 0.5".into())
+    number
+        .filter(|n| *n > 0.0 && n.is_finite())
+        .ok_or("expected tokens per second, e.g. 5tok/s or 0.5".into())
 }
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
-//! Who called sudo: a command to record runs as that user, and the recording's file is his. Uses `agent`'s users.
+//! The user who called sudo: a command to record runs as that user, who also owns the recording's file.
 
 use std::ffi::OsString;
 
 use anyhow::{Context, Result, bail};
 
-use crate::agent::user::User;
 use crate::cli::args::{Args, Flag};
+use crate::host::user::User;
 
 pub const AS_ROOT: Flag = Flag::switch(
     "as-root",
-    "Under sudo, run COMMAND as root and leave FILE to root; else both are the user's who called sudo",
+    "Under sudo, run COMMAND as root and let root own FILE [default: the user who called sudo, for both]",
 )
-.line_only();
+.cli_only();
 
 /// The user and the group that sudo was called by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,12 +21,12 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// None where this is not root by way of sudo, root called it, or [`AS_ROOT`] is given.
+    /// None if this is not root through sudo, if root called sudo, or if [`AS_ROOT`] is given.
     ///
     /// # Errors
-    /// What sudo has left is no user and group.
+    /// The variables of sudo contain no user and group.
     pub fn read(args: &Args) -> Result<Option<Caller>> {
-        // SAFETY: takes nothing and cannot fail.
+        // SAFETY: takes no arguments and cannot fail.
         let root = unsafe { libc::geteuid() } == 0;
         if !root || args.flag("as-root") {
             return Ok(None);
@@ -36,31 +36,29 @@ impl Caller {
 
     fn of(uid: Option<OsString>, gid: Option<OsString>) -> Result<Option<Caller>> {
         let Some(uid) = uid else { return Ok(None) };
-        let Some(gid) = gid else { bail!("SUDO_UID is set and SUDO_GID is not: {ADVICE}") };
+        let Some(gid) = gid else { bail!("SUDO_UID is set but SUDO_GID is not: {ADVICE}") };
         let number = |name, text: &OsString| {
             let number = text.to_str().filter(|t| t.bytes().all(|b| b.is_ascii_digit()));
             let number = number.and_then(|t| t.parse().ok()).filter(|n| *n != u32::MAX);
-            number.with_context(|| {
-                format!("{name} '{}' is no number of a user or group: {ADVICE}", text.display())
-            })
+            number.with_context(|| format!("{name} '{}' is not a user or group ID: {ADVICE}", text.display()))
         };
         let caller = Caller { uid: number("SUDO_UID", &uid)?, gid: number("SUDO_GID", &gid)? };
         Ok((caller.uid != 0).then_some(caller))
     }
 
-    /// As the user that a command can run as.
+    /// The user that a command can run as.
     ///
     /// # Errors
-    /// This machine does not know him.
+    /// This machine does not know the user.
     pub fn user(self) -> Result<User> {
         let Caller { uid, gid } = self;
         let found = User::find(uid, gid)
             .with_context(|| format!("cannot look up user {uid} (SUDO_UID): {ADVICE}"))?;
-        found.with_context(|| format!("user {uid} (SUDO_UID) is no user of this machine: {ADVICE}"))
+        found.with_context(|| format!("user {uid} (SUDO_UID) does not exist on this machine: {ADVICE}"))
     }
 }
 
-const ADVICE: &str = "with --as-root it is not looked at, and COMMAND runs as root";
+const ADVICE: &str = "--as-root ignores these variables and runs COMMAND as root";
 
 #[cfg(test)]
 mod tests {

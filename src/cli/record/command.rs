@@ -1,30 +1,30 @@
-//! A recorded command that outlives its recording: it is ended, or, where the recording has failed, waited for with the
-//! signals that its recorder is sent. Uses nothing of this crate.
+//! A recorded command that outlives its recording: it is ended or, if the recording has failed, waited for, with
+//! the recorder's signals passed on to it.
 
 use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Those that are passed on.
+/// Signals that are passed on.
 const PASSED: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 /// Time from SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
-/// How soon the command's end, and a signal, is seen.
+/// Polling interval for the command's end, and for signals.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Signals that have come and are not passed on yet, a bit each.
+/// Signals that have arrived and are not passed on yet, one bit each.
 static CAME: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel gives a handler of this sort a valid pointer.
+    // SAFETY: the kernel gives a handler of this kind a valid pointer.
     let code = unsafe { (*info).si_code };
-    // What a terminal sends comes from the kernel, to the command as well.
+    // Signals from a terminal come from the kernel, and reach the command too.
     if code <= 0 {
         CAME.fetch_or(1 << signal, Ordering::Relaxed);
     }
 }
 
-/// Ends the command: SIGTERM, and SIGKILL if that is not enough. None: how it ended cannot be known.
+/// Ends the command: SIGTERM, then SIGKILL if that is not enough. None: its exit status is unknown.
 pub fn end(mut command: Child) -> Option<ExitStatus> {
     send(&command, libc::SIGTERM);
     let begin = Instant::now();
@@ -41,11 +41,11 @@ pub fn end(mut command: Child) -> Option<ExitStatus> {
 }
 
 fn send(command: &Child, signal: libc::c_int) {
-    // SAFETY: a signal to a child that has not been waited for, whose number is therefore still its own.
+    // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
     unsafe { libc::kill(command.id() as libc::pid_t, signal) };
 }
 
-/// Waits for the end of the command. None: it cannot be known.
+/// Waits for the end of the command. None: its exit status is unknown.
 pub fn wait(mut command: Child) -> Option<ExitStatus> {
     for signal in PASSED {
         // SAFETY: the handler only changes an atomic number, in whatever thread it runs.

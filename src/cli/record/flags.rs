@@ -1,46 +1,48 @@
-//! The command line of `profinfer record`. Uses `agent`'s options and `redact`.
+//! The command line of `profinfer record`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::caller::{AS_ROOT, Caller};
-use crate::agent::attached::Site;
-use crate::agent::btf::Btf;
-use crate::agent::machine::AgentCpu;
-use crate::agent::recording::{Options, Streams, Target};
-use crate::agent::root::Root;
-use crate::agent::search::Launch;
-use crate::agent::source::Wish;
-use crate::agent::verify::OpEnd;
+use crate::capture::source::BackendChoice;
 use crate::cli::args::{Args, Argument, Command, Flag, Group, Usage};
 use crate::cli::conf;
 use crate::cli::output::{MODE, Over, mode};
 use crate::cli::values::{one_of, parsed, size, time, whole};
-use crate::redact;
-use crate::trace::record::Level;
+use crate::engine::probes::Site;
+use crate::engine::search::Launch;
+use crate::host::btf::Btf;
+use crate::host::machine::AgentCpu;
+use crate::host::root::Root;
+use crate::recorder::recording::{Options, Streams, Target};
+use crate::recorder::verify::OpEnd;
+use common::redact;
+use pfi::record::Level;
 
 pub const COMMAND: Command = Command {
     name: "record",
-    about: "Records a run of an unmodified llama.cpp, or of any GGML program, into a trace",
+    about: "Record a run of an unmodified llama.cpp or any other GGML program",
     text: "\
-Attaches probes to the engine's functions from outside: nothing is rebuilt, restarted or slowed more than the probes
-cost. Ends when the target ends, on Ctrl-C or SIGTERM, after --duration or after --tokens; what was recorded until
-then is in the file, which only its owner may read unless --mode says more. A second Ctrl-C ends at once. Needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE.",
+Attaches probes to the engine's functions from outside: nothing is rebuilt or restarted, and the only slowdown is the cost
+of the probes. Recording stops when the target exits, on Ctrl-C or SIGTERM, or after --duration or --tokens. Everything
+recorded until then is in the trace, which only its owner can read unless --mode says otherwise. A second Ctrl-C exits
+immediately. Requires root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE.",
     usage: &["[OPTIONS] -- COMMAND...", "[OPTIONS] -p PID", "[OPTIONS] --exe PATH"],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and record" }),
     groups: &[TARGET, OUTPUT, HOW, UNTIL, super::pmc::FLAGS, super::inner::FLAGS, super::outer::FLAGS, super::budget::FLAGS, super::sensors::FLAGS, CONF],
     notes: "\
-What is not given on the command line may stand in the environment, PROFINFER_BUFFER_SIZE for --buffer-size, or in the
-file of --conf: all options but -p, --force, --json and, in the file, --conf. --no-NAME takes back what either of
-them says of --NAME. `profinfer config --print` shows what comes of it.",
+Options can also be set in the environment (PROFINFER_BUFFER_SIZE for --buffer-size) or in the file given by --conf: all
+options except -p, --force, --json and, in the file, --conf. --no-NAME overrides a setting of --NAME from either of
+them. `profinfer config --print` shows the result.",
     exits: &[
         ("0", "recorded"),
-        ("1", "nothing recorded, or an error such as a full disk; after an error COMMAND keeps running, and its status is reported"),
+        ("1", "nothing recorded, or an error such as a full disk; after an error COMMAND keeps running, and its \
+         exit status is reported"),
         ("2", "wrong usage"),
-        ("130", "ended by a second Ctrl-C"),
-        ("N", "COMMAND failed: its own"),
+        ("130", "stopped by a second Ctrl-C"),
+        ("N", "COMMAND failed: its exit status"),
     ],
     examples: "\
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
@@ -53,42 +55,42 @@ profinfer record --conf board.toml --no-budget -- llama-cli -m model.gguf -p 'He
     run: super::run,
 };
 
-/// Whom to record, of every subcommand that does; read, with [`HOW`] and [`UNTIL`], by [`common`].
+/// What to record, for every subcommand that records; read by [`common()`], together with [`HOW`] and [`UNTIL`].
 pub const TARGET: Group = Group {
     title: "Target",
     flags: &[
         Flag::value(
             "pid",
             "PID",
-            "Running processes to record (repeat or separate by commas); their children are recorded as well",
+            "Running processes to record, with their children (repeat, or separate by commas)",
         )
         .short('p')
         .many()
         .excludes(&["exe"])
-        .line_only(),
+        .cli_only(),
         Flag::value(
             "exe",
             "PATH",
-            "Record every process that runs this program or maps this library, from now on, and nobody else; of a \
-             directory, its programs and libraries",
+            "Record every process that runs this program or maps this library from now on, and no others; \
+             for a directory, any of its programs and libraries",
         ),
-        SYSROOT.needs(&["exe"]).line_only(),
+        SYSROOT.needs(&["exe"]).cli_only(),
         AS_ROOT,
     ],
 };
 
-/// Where libraries of a program named by its file are looked up.
+/// Where to look up the libraries of a program given by its file.
 pub const SYSROOT: Flag = Flag::value(
     "sysroot",
     "DIR",
-    "Look its libraries up below this directory: the chroot, container or system of another machine that it lies in \
-     [default: the nearest directory above it that has a loader]",
+    "Look up its libraries in this directory: the root of the chroot, container or system image that it \
+     belongs to [default: the nearest directory above it that has a loader]",
 );
 
-/// The program of this path, in the root that is given or that it lies in.
+/// The program at this path, in the given root or in the one that contains it.
 ///
 /// # Errors
-/// It does not lie in the root given.
+/// It is not in the given root.
 pub fn launch(args: &Args, path: &Path) -> Result<Launch, Usage> {
     let root = match args.path("sysroot")? {
         Some(dir) => Root::given(&dir, path).map_err(|why| Usage::new(format!("--sysroot: {why}")))?,
@@ -103,21 +105,20 @@ const OUTPUT: Group = Group {
         Flag::value(
             "output",
             "FILE",
-            "File to write, '-' for standard output (COMMAND's own output then goes to standard error)",
+            "Write the trace to FILE; '-' is standard output (COMMAND's own output then goes to standard \
+             error)",
         )
         .short('o')
         .default("profinfer.pfi"),
         FORCE,
         MODE,
-        Flag::switch("quiet", "Say nothing while recording").short('q'),
+        Flag::switch("quiet", "Print nothing while recording").short('q'),
     ],
 };
 
-pub const FORCE: Flag = Flag::switch(
-    "force",
-    "Replace FILE if it exists; the new one is FILE.part until there is something in it",
-)
-.line_only();
+pub const FORCE: Flag =
+    Flag::switch("force", "Replace FILE if it exists; the new trace is FILE.part until it contains data")
+        .cli_only();
 
 const CONF: Group = Group { title: "Configuration", flags: &[conf::FLAG] };
 
@@ -125,38 +126,44 @@ const CONF: Group = Group { title: "Configuration", flags: &[conf::FLAG] };
 pub const HOW: Group = Group {
     title: "Options",
     flags: &[
-        Flag::value("level", "LEVEL", "How deep to look").default("op").choices(&[
-            ("token", "calls of llama_decode and its kin"),
-            ("graph", "and graphs and splits by backend"),
-            ("op", "and every op on every thread"),
+        Flag::value("level", "LEVEL", "Level of detail").default("op").choices(&[
+            ("token", "calls of llama_decode and similar functions"),
+            ("graph", "the same, plus graphs and their splits by backend"),
+            ("op", "the same, plus every op on every thread"),
         ]),
         Flag::switch(
             "str",
-            "Record tensors: name, op, type, dims, strides, sources; sent only when they change [default]",
+            "Record tensors: name, op, type, dimensions, strides, sources; written only when they change \
+             [default]",
         )
         .overrides("no-str"),
-        Flag::switch("no-str", "Do not record tensors: ops are then known by position only").overrides("str"),
-        Flag::switch("cmdline", "Record command lines, '***' in place of what looks like a secret [default]")
-            .overrides("no-cmdline"),
-        Flag::switch("no-cmdline", "Record no command lines: of a process its program only").overrides("cmdline"),
-        Flag::value("op-end", "HOW", "How the end of an op is told").default("auto").choices(&[
-            ("auto", "by barrier where it fires and more than one thread runs, else by interval"),
-            ("barrier", "by the barrier behind the op: time busy and time waited are told apart"),
-            ("interval", "by the next op: fewer probe hits, waiting included"),
+        Flag::switch("no-str", "Do not record tensors: ops are then identified by position only")
+            .overrides("str"),
+        Flag::switch(
+            "cmdline",
+            "Record command lines, with '***' in place of what looks like a secret [default]",
+        )
+        .overrides("no-cmdline"),
+        Flag::switch("no-cmdline", "Do not record command lines, only program names").overrides("cmdline"),
+        Flag::value("op-end", "HOW", "How to determine the end of an op").default("auto").choices(&[
+            ("auto", "barrier where it fires and more than one thread runs, else interval"),
+            ("barrier", "the barrier after the op: separates busy time from waiting time"),
+            ("interval", "the start of the next op: fewer probe hits, includes waiting time"),
         ]),
-        Flag::switch("pbuf", "Use perf buffers, one for each CPU, instead of the ring buffer"),
+        Flag::switch("pbuf", "Use per-CPU perf buffers instead of the ring buffer"),
         SOURCE,
         Flag::value(
             "buffer-size",
             "SIZE",
-            "Size of the kernel's event buffer (each CPU's, with --pbuf or perf events); rounded up to a power of two",
+            "Size of the kernel's event buffer (per CPU with --pbuf or perf events), rounded up to a \
+             power of two",
         )
         .default("4MiB")
         .valid(|text| size(text).map(drop)),
         Flag::value(
             "agent-cpu",
             "CPU",
-            "CPU on which the recorder itself runs: a number, 'any', or 'auto': a small core where cores differ, else \
+            "CPU to run the recorder on: a number, 'any', or 'auto': a small core if cores differ, else \
              one that the engine leaves free",
         )
         .default("auto")
@@ -164,12 +171,16 @@ pub const HOW: Group = Group {
         Flag::value(
             "btf",
             "FILE",
-            "The running kernel's BTF, where it has none of its own: tells processes from threads when following \
-             children",
+            "BTF file of the running kernel, if the kernel does not provide BTF; used to tell processes \
+             from threads when following children",
         ),
-        Flag::value("site", "SITE", "Where probes sit: cheapest, first or published; for comparing costs")
-            .default("cheapest")
-            .hidden(),
+        Flag::value(
+            "site",
+            "SITE",
+            "Where to place probes: cheapest, first or published; for comparing costs",
+        )
+        .default("cheapest")
+        .hidden(),
     ],
 };
 
@@ -177,55 +188,61 @@ pub const HOW: Group = Group {
 pub const UNTIL: Group = Group {
     title: "End",
     flags: &[
-        Flag::value("duration", "TIME", "End after this time: 500ms, 30s, 10min")
+        Flag::value("duration", "TIME", "Stop after this time: 500ms, 30s, 10min")
             .valid(|text| time(text).map(drop)),
-        Flag::value("tokens", "N", "End after this many decoded tokens").valid(|text| tokens(text).map(drop)),
+        Flag::value("tokens", "N", "Stop after this many decoded tokens")
+            .valid(|text| tokens(text).map(drop)),
         Flag::switch(
             "leave-running",
-            "Leave COMMAND running if the recording ends first; otherwise it is ended by SIGTERM",
+            "Leave COMMAND running if recording stops first; otherwise it gets SIGTERM",
         )
-        .line_only(),
+        .cli_only(),
     ],
 };
 
-/// Where events come from, of every subcommand that records; read by [`source`].
-pub const SOURCE: Flag =
-    Flag::value("source", "SOURCE", "Where events come from").default("auto").choices(&[
-        ("auto", "BPF, or, on a kernel without bpf(), perf events"),
-        ("bpf", "BPF programs on uprobes"),
-        ("perf", "uprobe events through perf's rings: no bpf() needed, more work for the recorder"),
-    ]);
+/// Where events come from, for every subcommand that records; read by [`source`].
+pub const SOURCE: Flag = Flag::value("source", "SOURCE", "Event source").default("auto").choices(&[
+    ("auto", "BPF, or perf events if the kernel has no bpf()"),
+    ("bpf", "BPF programs on uprobes"),
+    (
+        "perf",
+        "uprobe events through perf ring buffers: works without bpf(), at a higher cost for the recorder",
+    ),
+]);
 
 /// The value of [`SOURCE`].
 ///
 /// # Errors
-/// None of these.
-pub fn source(args: &Args) -> Result<Wish, Usage> {
-    args.needed("source", one_of(&[("auto", Wish::Auto), ("bpf", Wish::Bpf), ("perf", Wish::Perf)]))
+/// None of the choices.
+pub fn source(args: &Args) -> Result<BackendChoice, Usage> {
+    args.needed(
+        "source",
+        one_of(&[("auto", BackendChoice::Auto), ("bpf", BackendChoice::Bpf), ("perf", BackendChoice::Perf)]),
+    )
 }
 
-/// All that the user asked for.
+/// Everything that the user asked for.
 #[derive(Debug)]
 pub struct Asked {
     pub target: Target,
     /// `-`: standard output.
     pub output: PathBuf,
-    /// What becomes of a file that is there, and the permissions of the new one.
+    /// What to do with an existing file, and the permissions of the new one.
     pub over: Over,
     pub mode: u32,
     pub quiet: bool,
-    /// A command that outlives its recording is left running.
+    /// Leave a command running that outlives its recording.
     pub leave: bool,
-    /// Whose the new file is, if it is not to stay the recorder's.
+    /// The owner of the new file, if not the recorder's user.
     pub owner: Option<Caller>,
     pub options: Options,
 }
 
 impl Asked {
-    /// Reads the flags; a file of types is opened, and the user of a command looked up.
+    /// Reads the flags; opens a type file, and looks up the user of a command.
     ///
     /// # Errors
-    /// Wrong usage, BTF that is none, or a user that is none.
+    /// Wrong usage, invalid BTF, or an unknown user.
     pub fn read(args: &Args) -> anyhow::Result<Self> {
         let output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
         let options = settings(args)?;
@@ -244,15 +261,15 @@ impl Asked {
     }
 }
 
-/// What [`FORCE`] says.
+/// The choice made by [`FORCE`].
 pub fn over(args: &Args) -> Over {
     if args.flag("force") { Over::Part } else { Over::Never }
 }
 
-/// All that is asked for but the target; no file is opened.
+/// Everything except the target; opens no file.
 ///
 /// # Errors
-/// Wrong usage: all flags that leave out what others need.
+/// Wrong usage: all flags that lack what they need.
 pub fn settings(args: &Args) -> Result<Options, Usage> {
     args.needed("mode", mode)?;
     let to_stdout = args.path("output")?.is_some_and(|path| path.as_os_str() == "-");
@@ -260,10 +277,10 @@ pub fn settings(args: &Args) -> Result<Options, Usage> {
     until(args, options)
 }
 
-/// How to record, of [`HOW`] and the groups that say more of it; nothing of target, output and end.
+/// How to record, from [`HOW`] and the related groups; nothing about target, output and end.
 ///
 /// # Errors
-/// As [`settings`].
+/// As for [`settings`].
 pub fn how(args: &Args, streams: Streams) -> Result<Options, Usage> {
     let mut options = options(args, streams)?;
     let read = [
@@ -279,7 +296,7 @@ pub fn how(args: &Args, streams: Streams) -> Result<Options, Usage> {
     Ok(options)
 }
 
-/// Adds what [`UNTIL`] says.
+/// Adds the flags of [`UNTIL`].
 fn until(args: &Args, options: Options) -> Result<Options, Usage> {
     Ok(Options {
         duration: args.option("duration", time)?,
@@ -288,7 +305,7 @@ fn until(args: &Args, options: Options) -> Result<Options, Usage> {
     })
 }
 
-/// Adds what has to be looked up: a file of types, and the user that a command runs as.
+/// Adds what must be looked up: a type file, and the user that a command runs as.
 fn opened(args: &Args, target: &Target, options: Options) -> anyhow::Result<Options> {
     let btf = args.path("btf")?.as_deref().map(Btf::read).transpose()?;
     let user = match target {
@@ -298,10 +315,10 @@ fn opened(args: &Args, target: &Target, options: Options) -> anyhow::Result<Opti
     Ok(Options { btf, user, ..options })
 }
 
-/// Reads [`TARGET`], [`HOW`] and [`UNTIL`]; a file of types is opened, and the user of a command looked up.
+/// Reads [`TARGET`], [`HOW`] and [`UNTIL`]; opens a type file, and looks up the user of a command.
 ///
 /// # Errors
-/// Wrong usage, BTF that is none, or a user that is none.
+/// Wrong usage, invalid BTF, or an unknown user.
 pub fn common(args: &Args, streams: Streams) -> anyhow::Result<(Target, Options)> {
     let options = until(args, options(args, streams)?)?;
     let target = target(args)?;
@@ -311,13 +328,13 @@ pub fn common(args: &Args, streams: Streams) -> anyhow::Result<(Target, Options)
 
 fn target(args: &Args) -> Result<Target, Usage> {
     let pids: Vec<u32> = args.list("pid", whole(0, u32::MAX.into()))?;
-    // A command to run is stronger than a program named elsewhere than beside it.
+    // A command to run overrides a program named outside the command line.
     let exe = args.path("exe")?.filter(|_| args.behind().is_empty() || args.on_line("exe"));
     match (exe, pids.is_empty(), args.behind()) {
         (Some(path), true, []) => Ok(Target::Exe(launch(args, &path)?)),
         (None, false, []) => Ok(Target::Pids(pids)),
         (None, true, command @ [_, ..]) => Ok(Target::Command(command.to_vec())),
-        (None, true, []) => Err(Usage::new("what to record? give -p PID, --exe PATH, or -- COMMAND")),
+        (None, true, []) => Err(Usage::new("nothing to record: give -p PID, --exe PATH, or -- COMMAND")),
         _ => Err(Usage::new("give only one of -p PID, --exe PATH and -- COMMAND")),
     }
 }
@@ -347,21 +364,21 @@ fn options(args: &Args, streams: Streams) -> Result<Options, Usage> {
         tokens: None,
         streams,
         user: None,
-        // A recorder that is killed loses less than a second.
+        // A killed recorder loses less than a second.
         flush: Duration::from_millis(500),
         ring: None,
-        learnt: None,
-        tool: format!("profinfer {}", crate::VERSION),
+        calibration: None,
+        tool: format!("profinfer {}", common::VERSION),
         command_line: whole_line(args),
         cmdline: !args.flag("no-cmdline"),
     })
 }
 
-/// The command line, and behind a '#' what file and environment add to it.
+/// The command line and, after a '#', what file and environment add to it.
 fn whole_line(args: &Args) -> String {
     let mut words: Vec<OsString> = std::env::args_os().collect();
     if args.flag("no-cmdline") {
-        // Of the command to run the program stays.
+        // Keep the program of the command to run.
         words.truncate(words.len().saturating_sub(args.behind().len().saturating_sub(1)));
     }
     let line = command_line(words.into_iter());
@@ -390,7 +407,7 @@ fn agent_cpu(text: &str) -> Result<AgentCpu, String> {
     match text {
         "auto" => Ok(AgentCpu::Auto),
         "any" => Ok(AgentCpu::Any),
-        n => parsed(n).map(AgentCpu::Cpu).map_err(|_| "wanted: a CPU number, 'auto' or 'any'".to_owned()),
+        n => parsed(n).map(AgentCpu::Cpu).map_err(|_| "expected a CPU number, 'auto' or 'any'".to_owned()),
     }
 }
 
@@ -419,7 +436,7 @@ mod tests {
         );
         assert!(matches!(asked.target, Target::Command(c) if c == ["ls", "-l"]));
         let o = asked.options;
-        assert_eq!((o.level, o.structure, o.pbuf, o.source), (Level::Op, true, false, Wish::Auto));
+        assert_eq!((o.level, o.structure, o.pbuf, o.source), (Level::Op, true, false, BackendChoice::Auto));
         assert_eq!((o.op_end, o.site, o.agent_cpu), (OpEnd::Auto, Site::Cheapest, AgentCpu::Auto));
         assert_eq!((o.buffer_bytes, o.duration, o.tokens), (4 << 20, None, None));
     }

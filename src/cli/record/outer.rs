@@ -1,14 +1,14 @@
-//! Flags of `record` for what threads meet outside their ops: the scheduler. Uses [`crate::cli::args`].
+//! Flags of `record` for what happens to threads outside their ops: the scheduler.
 
-use crate::agent::recording::Options;
 use crate::cli::args::{Args, Flag, Group};
+use crate::recorder::recording::Options;
 
 pub const FLAGS: Group = Group {
-    title: "What threads wait for",
+    title: "Scheduling",
     flags: &[Flag::switch(
         "sched",
-        "Record when and why threads are off the CPU: preempted, asleep, waiting for a page or a device; and who ran \
-         instead",
+        "Record when and why threads are off-CPU (preempted, sleeping, waiting for a page or a device) \
+         and what ran instead",
     )],
 };
 

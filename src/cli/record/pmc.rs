@@ -1,5 +1,4 @@
-//! Flags of `record` for counters of each op, and the list of those that this machine has. Uses [`crate::cli::args`] and
-//! `agent::pmc`.
+//! Flags of `record` for counters of each op, and the list of the counters that this machine has.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -7,29 +6,29 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::agent::pmc::list::{Cluster, State, list as offers};
-use crate::agent::pmc::{self, FAULTS, MAX};
-use crate::agent::recording::Options;
+use crate::capture::pmc::list::{Cluster, State, list as offers};
+use crate::capture::pmc::{self, FAULTS, MAX};
 use crate::cli::args::{Args, Flag, Group, Usage};
-use crate::trace::record::Level;
-use crate::views::json;
+use crate::recorder::recording::Options;
+use pfi::record::Level;
+use render::json;
 
-/// Those that say what is counted.
+/// Flags that select what is counted.
 pub const COUNTING: [Flag; 3] = [
     Flag::value(
         "pmc",
         "LIST",
-        "Count these for each op and thread, at most 8: names (cycles, instructions, ...) or the PMU's own numbers \
-         (r001b); ':k' behind one counts the kernel's work for the op instead of the program's, ':uk' both; \
-         `profinfer record --pmc list` tries and prints all that this machine has",
+        "Count these events for each op and thread, at most 8: names (cycles, instructions, ...) or raw \
+         PMU event numbers (r001b). Append ':k' to count the kernel instead of the program, ':uk' for \
+         both. `profinfer record --pmc list` tries and prints all events of this machine",
     )
     .many()
     .valid(|name| match name.trim() {
-        "list" => Err("stands on the command line only".to_owned()),
+        "list" => Err("is allowed on the command line only".to_owned()),
         _ => Ok(()),
     }),
-    Flag::switch("pmc-strict", "Record nothing where a counter cannot be had whole").needs(&["pmc"]),
-    Flag::switch("faults", "Count page faults for each op: adds major-faults and minor-faults to the counters"),
+    Flag::switch("pmc-strict", "Fail unless every counter is fully available").needs(&["pmc"]),
+    Flag::switch("faults", "Count page faults for each op: adds the counters major-faults and minor-faults"),
 ];
 
 pub const FLAGS: Group = Group {
@@ -38,14 +37,14 @@ pub const FLAGS: Group = Group {
         COUNTING[0],
         COUNTING[1],
         COUNTING[2],
-        Flag::switch("json", "With --pmc list: write JSON").needs(&["pmc"]).line_only(),
+        Flag::switch("json", "With --pmc list: print JSON").needs(&["pmc"]).cli_only(),
     ],
 };
 
-/// Whether the list of counters is wanted, and no recording.
+/// Whether the list of counters is wanted instead of a recording.
 ///
 /// # Errors
-/// None of these.
+/// None of the choices.
 pub fn lists(args: &Args) -> Result<bool, Usage> {
     Ok(names(args)?.iter().any(|n| n == "list"))
 }
@@ -54,10 +53,10 @@ fn names(args: &Args) -> Result<Vec<String>, Usage> {
     args.list("pmc", |text| Ok(text.trim().to_owned()))
 }
 
-/// Reads [`FLAGS`] into the options, which have all else already.
+/// Reads [`FLAGS`] into the options, which must be complete otherwise.
 ///
 /// # Errors
-/// Too many counters, or the other flags leave out what these need.
+/// Too many counters, or the other flags lack what these need.
 pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
     let mut asked: Vec<String> = Vec::new();
     let faults = FAULTS.iter().filter(|_| args.flag("faults")).map(|f| (*f).to_owned());
@@ -68,14 +67,14 @@ pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
     }
     if asked.len() > MAX {
         return Err(Usage::new(format!(
-            "{}{} counters are asked for: at most {MAX} can be had at a time",
+            "{}{} counters requested, but at most {MAX} can be counted at a time",
             args.place(&["pmc", "faults"]),
             asked.len()
         )));
     }
     if !asked.is_empty() && options.level != Level::Op {
         return Err(Usage::new(format!(
-            "{}counters are told for each op: leave out --level, or give it op",
+            "{}counters are recorded for each op: omit --level or use --level op",
             args.place(&["level", "pmc", "faults"])
         )));
     }
@@ -83,7 +82,7 @@ pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
     Ok(())
 }
 
-/// Prints what can be counted here.
+/// Prints the available counters.
 pub fn list(args: &Args) -> Result<ExitCode> {
     let clusters = offers(&args.path("sysfs")?.unwrap_or_else(|| PathBuf::from("/sys")));
     let mut out = std::io::stdout().lock();

@@ -1,26 +1,27 @@
-//! Flags of `record` for the machine's sensors. Uses [`crate::cli::args`] and `agent`'s options.
+//! Flags of `record` for the machine's sensors.
 
 use std::path::PathBuf;
 
-use crate::agent::recording::Options;
-use crate::agent::sensors::{self, INTERVAL};
 use crate::cli::args::{Args, Flag, Group, Usage};
+use crate::host::sensors::{self, INTERVAL};
+use crate::recorder::recording::Options;
 
 pub const FLAGS: Group = Group {
     title: "Energy and frequency",
     flags: &[
         Flag::switch(
             "sensors",
-            "Record power, energy, CPU frequencies and temperatures 20 times a second, as far as the machine tells them",
+            "Record power, energy, CPU frequencies and temperatures 20 times a second, as far as the \
+             machine reports them",
         ),
-        Flag::value("sysfs", "DIR", "Where sensors are looked for").default("/sys").hidden(),
+        Flag::value("sysfs", "DIR", "Directory to look for sensors in").default("/sys").hidden(),
     ],
 };
 
 /// Reads them into `options`.
 ///
 /// # Errors
-/// None of these.
+/// None of the choices.
 pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
     let sysfs = args.path("sysfs")?.unwrap_or_else(|| PathBuf::from("/sys"));
     options.sensors = args.flag("sensors").then_some(sensors::Options { sysfs, interval: INTERVAL });

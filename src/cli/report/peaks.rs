@@ -1,15 +1,15 @@
-//! What the machine can do at most, as `--peak` gives it. Uses `analysis`.
+//! The machine's peaks, as given by `--peak`.
 
 use std::fs;
 
 use serde_json::Value;
 
-use crate::analysis::why::verdict::Peak;
+use analysis::attribution::verdict::Peak;
 
-/// `280,61` (GFLOP/s and GB/s), or the name of a file that `ggml-runner peak --json` wrote.
+/// `280,61` (GFLOP/s and GB/s), or the name of a file written by `ggml-runner peak --json`.
 ///
 /// # Errors
-/// Neither; or the file is not of that form.
+/// Neither; or the file does not have that form.
 pub fn read(text: &str) -> Result<Vec<Peak>, String> {
     if let Some((flops, bandwidth)) = text.split_once(',') {
         let positive = |t: &str| t.trim().parse().ok().filter(|n: &f64| n.is_finite() && *n > 0.0);
@@ -18,13 +18,13 @@ pub fn read(text: &str) -> Result<Vec<Peak>, String> {
         }
     }
     let bytes = fs::read(text).map_err(|e| {
-        format!("{e}; wanted: GFLOP/s and GB/s as in 280,61, or a file of `ggml-runner peak --json`")
+        format!("{e}; expected GFLOP/s and GB/s, e.g. 280,61, or a file written by `ggml-runner peak --json`")
     })?;
     let json: Value = serde_json::from_slice(&bytes).map_err(|e| format!("not JSON: {e}"))?;
-    peaks(&json).ok_or_else(|| "not of the form that `ggml-runner peak --json` writes".into())
+    peaks(&json).ok_or_else(|| "not written by `ggml-runner peak --json`".into())
 }
 
-/// The peaks of all cores together; of a machine with equal ones, those of its cluster.
+/// The peaks of all cores together; on a machine with equal cores, those of its cluster.
 fn peaks(json: &Value) -> Option<Vec<Peak>> {
     let clusters = json.get("clusters")?.as_array()?;
     let all = clusters.iter().find(|c| c.get("name").is_some_and(|n| n == "all")).or(clusters.first())?;
@@ -45,7 +45,7 @@ fn peak(p: &Value) -> Option<Peak> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runner::peak::{ClusterPeaks, Machine, Peaks};
+    use runner::peak::{ClusterPeaks, Machine, Peaks};
 
     #[test]
     fn two_numbers_are_gflops_and_bandwidth() {
@@ -78,6 +78,6 @@ mod tests {
         let got: Vec<_> = got.iter().map(|p| (p.threads, p.gb_per_s, p.int8_gop_per_s)).collect();
         assert_eq!(got, [(Some(1), 10.0, Some(200.0)), (Some(2), 19.0, Some(200.0))]);
         fs::write(file.path(), "{}").unwrap();
-        assert!(read(file.path().to_str().unwrap()).unwrap_err().contains("not of the form"));
+        assert!(read(file.path().to_str().unwrap()).unwrap_err().contains("not written by"));
     }
 }

@@ -1,15 +1,13 @@
-//! `ggml-runner bench-kernels`: how fast the matrix products are, beside what the machine could do. Uses
-//! `runner::bench` and `runner::peak`.
+//! `ggml-runner bench-kernels`: measures matrix products and compares them with the machine's peak.
 
 use super::model;
 use crate::cli::args::{Args, Command, Flag, Group, Usage};
 use crate::cli::values::{parsed, whole};
-use crate::ggml::quant::TensorType;
-use crate::runner::bench::{Case, FOOTPRINT, Timing, measure, tile_by_rule};
-use crate::runner::kernels::Isa;
-use crate::runner::peak::{self, Effort, Peaks};
-use crate::views;
 use anyhow::{Context, Result};
+use ggml::quant::TensorType;
+use runner::bench::{Case, FOOTPRINT, Timing, measure, tile_by_rule};
+use runner::kernels::Isa;
+use runner::peak::{self, Effort, Peaks};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -17,24 +15,24 @@ use std::process::ExitCode;
 
 /// Rows and columns of a 1B-shaped model: attention, feed-forward up and down.
 const SHAPES: [(usize, usize); 3] = [(2048, 2048), (8192, 2048), (2048, 8192)];
-/// Decode, and the prompts that the runner is compared by.
+/// Decode, and the prompt lengths used in comparisons of the runner.
 const TOKENS: [usize; 3] = [1, 64, 512];
 const SECONDS: f64 = 0.3;
 
 pub const COMMAND: Command = Command {
     name: "bench-kernels",
-    about: "Times the matrix products of each type, beside the peaks of the machine",
+    about: "Benchmark the matrix products of each type against the machine's peaks",
     text: "\
-The peaks are those that `ggml-runner peak` measures. Weights come from memory, not from a cache. GB/s counts the
-weights as they are in the file, Gop/s a multiplication and an addition as two operations. `rule` is the tile of tokens
-times vectors of rows that the number of registers would allow with the fewest loads, `tile` that of the kernel: tokens
-times vectors of rows. Let nothing else run meanwhile.",
+The peaks are measured as by `ggml-runner peak`. Weights are read from memory, not from a cache. GB/s counts the weights as
+stored in the file; Gop/s counts a multiply-add as two operations. `tile` is the kernel's tile: tokens times vectors of
+rows. `rule` is the tile with the fewest loads that the number of registers would allow. Run nothing else at the same
+time.",
     usage: &["[OPTIONS]"],
     arguments: &[],
     behind: None,
     groups: &[FLAGS],
     notes: "",
-    exits: crate::cli::EXITS,
+    exits: crate::cli::args::EXITS,
     examples: "\
 ggml-runner bench-kernels --type q4_0
 ggml-runner bench-kernels --isa avx2 -t 2 --shape 4096x4096 --tokens 1 --json",
@@ -47,21 +45,26 @@ const FLAGS: Group = Group {
         Flag::value(
             "type",
             "TYPE",
-            "This type of weights only: f32, f16, bf16, q8_0, q4_0, q4_1, q4_K or q6_K [default: all]",
+            "Benchmark only this weight type: f32, f16, bf16, q8_0, q4_0, q4_1, q4_K or q6_K [default: \
+             all]",
         ),
         model::ISA,
-        Flag::value("threads", "N", "Threads").short('t').default("1"),
+        Flag::value("threads", "N", "Number of threads").short('t').default("1"),
         Flag::value(
             "shape",
             "RxC",
-            "This many rows and columns only [default: 2048x2048, 8192x2048 and 2048x8192]",
+            "Benchmark only this number of rows and columns [default: 2048x2048, 8192x2048 and 2048x8192]",
         ),
-        Flag::value("tokens", "N", "This many tokens only, 1 to 4096 [default: 1, 64 and 512]"),
+        Flag::value(
+            "tokens",
+            "N",
+            "Benchmark only this number of tokens, 1 to 4096 [default: 1, 64 and 512]",
+        ),
         Flag::switch("json", "Print JSON"),
     ],
 };
 
-/// All that is printed.
+/// Everything that is printed.
 #[derive(Serialize)]
 struct Report {
     isa: &'static str,
@@ -76,13 +79,13 @@ struct Row {
     rows: usize,
     cols: usize,
     tokens: usize,
-    /// Tokens and vectors of rows by the rule.
+    /// Tokens, and vectors of rows, according to the rule.
     rule: Option<(usize, usize)>,
     #[serde(flatten)]
     timing: Timing,
 }
 
-/// Rows and columns as the user gives them.
+/// Rows and columns as given by the user.
 #[derive(Clone, Copy)]
 struct Shape(usize, usize);
 
@@ -90,9 +93,12 @@ impl std::str::FromStr for Shape {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (rows, cols) = text.split_once('x').ok_or("two numbers with an x between them")?;
+        let (rows, cols) = text.split_once('x').ok_or("expected two numbers with an x between them")?;
         let number = |n: &str| n.parse().ok().filter(|n| (1..=1 << 20).contains(n));
-        number(rows).zip(number(cols)).map(|(r, c)| Self(r, c)).ok_or("numbers of 1 to 1048576".to_owned())
+        number(rows)
+            .zip(number(cols))
+            .map(|(r, c)| Self(r, c))
+            .ok_or("expected numbers from 1 to 1048576".to_owned())
     }
 }
 
@@ -105,10 +111,10 @@ fn run(args: &Args) -> Result<ExitCode> {
     let json = args.flag("json");
     let cpus: Vec<usize> = peak::clusters::of_this_machine().into_iter().flat_map(|c| c.cpus).collect();
     let Some(used) = cpus.get(..threads).filter(|used| !used.is_empty()) else {
-        return Err(Usage::new(format!("-t {threads}: give 1 to {}, the CPUs there are", cpus.len())).into());
+        return Err(Usage::new(format!("-t {threads}: give 1 to {}, the number of CPUs", cpus.len())).into());
     };
     if !isa.available() {
-        return Err(Usage::new(format!("--isa {isa}: this processor does not have it")).into());
+        return Err(Usage::new(format!("--isa {isa}: not supported by this processor")).into());
     }
     let types = ty.map_or(TensorType::ALL.to_vec(), |ty| vec![ty]);
     let shapes = shape.map_or(SHAPES.to_vec(), |s| vec![(s.0, s.1)]);
@@ -125,7 +131,7 @@ fn run(args: &Args) -> Result<ExitCode> {
     }
     let mut out = io::stdout().lock();
     match json {
-        true => views::json::write(&mut out, &report)?,
+        true => render::json::write(&mut out, &report)?,
         false => out.write_all(table(&report)?.as_bytes())?,
     }
     Ok(ExitCode::SUCCESS)

@@ -1,15 +1,15 @@
-//! `ggml-runner generate`: continues a text. Uses `runner::engine`, `runner::tokenizer`.
+//! `ggml-runner generate`: continues a text.
 
 use super::model::{self, Chosen};
 use super::random::Random;
 use crate::cli::args::{Args, Argument, Command, Flag, Group, Usage};
 use crate::cli::values::{parsed, whole};
-use crate::ggml::gguf::reader::Gguf;
-use crate::plain::{Json, hides};
-use crate::runner::engine::{Engine, Settings, greedy};
-use crate::runner::tokenizer::{Tokenizer, Utf8Stream};
 use anyhow::{Context, Result, bail};
+use common::plain::{Json, hides};
+use ggml::gguf::reader::Gguf;
 use memmap2::Mmap;
+use runner::engine::{Engine, Settings, greedy};
+use runner::tokenizer::{Tokenizer, Utf8Stream};
 use serde_json::json;
 use std::io::{self, IsTerminal, Read, Write};
 use std::process::ExitCode;
@@ -18,20 +18,20 @@ use std::time::{Duration, Instant};
 
 pub const COMMAND: Command = Command {
     name: "generate",
-    about: "Continues a text with a GGUF model",
+    about: "Continue a text with a GGUF model",
     text: "\
-By the tokenizer that the file brings along (SentencePiece or byte-level BPE). The text and its continuation go to
-standard output as they come, how fast that was to standard error. Generated models (ggml-runner synth) have random
-weights: their text is noise.",
+Uses the tokenizer in the model file (SentencePiece or byte-level BPE). Prints the text and its continuation to standard
+output as it is generated, and the speed to standard error. Generated models (ggml-runner synth) have random weights: their
+text is noise.",
     usage: &["-m FILE [OPTIONS] [--] TEXT"],
     arguments: &[Argument {
         name: "TEXT",
-        help: "What to continue; '-' reads it from standard input, up to its end",
+        help: "Text to continue; '-' reads it from standard input",
     }],
     behind: None,
     groups: &[model::FLAGS, FLAGS],
     notes: "",
-    exits: crate::cli::EXITS,
+    exits: crate::cli::args::EXITS,
     examples: "\
 ggml-runner generate -m model.gguf 'The three laws of thermodynamics are'
 ggml-runner generate -m model.gguf -n 200 --temp 0.8 - < question.txt
@@ -42,16 +42,20 @@ ggml-runner generate -m model.gguf --special $'<|im_start|>user\\nHello<|im_end|
 const FLAGS: Group = Group {
     title: "Options",
     flags: &[
-        Flag::value("tokens", "N", "Tokens to generate at most; a token that ends a text ends it sooner")
+        Flag::value("tokens", "N", "Generate at most this many tokens; stop earlier at an end-of-text token")
             .short('n')
             .default("64"),
-        Flag::switch("ignore-end", "Go on behind such a token"),
-        Flag::switch("special", "Read control tokens that TEXT spells, such as <|im_start|>"),
-        Flag::value("temp", "X", "0 takes the likeliest token each time; above, the larger, the more random")
-            .default("0"),
-        Flag::value("seed", "N", "Where the random numbers start").default("42"),
-        Flag::value("ctx", "N", "Tokens of the context [default: what is needed]"),
-        Flag::switch("json", "Print one JSON object at the end: text, token ids, times"),
+        Flag::switch("ignore-end", "Do not stop at an end-of-text token"),
+        Flag::switch("special", "Interpret control tokens in TEXT, such as <|im_start|>"),
+        Flag::value(
+            "temp",
+            "X",
+            "Sampling temperature: 0 selects the most likely token, higher values are more random",
+        )
+        .default("0"),
+        Flag::value("seed", "N", "Seed of the random number generator").default("42"),
+        Flag::value("ctx", "N", "Context length in tokens [default: as needed]"),
+        Flag::switch("json", "Print one JSON object at the end: text, token IDs, times"),
     ],
 };
 
@@ -68,12 +72,12 @@ struct Request {
     json: bool,
 }
 
-/// What came out.
+/// The result.
 #[derive(Default)]
 struct Outcome {
     prompt: Vec<i32>,
     generated: Vec<i32>,
-    /// The continuation alone.
+    /// Only the continuation.
     text: String,
     /// Whether the model itself ended the text.
     ended: bool,
@@ -85,7 +89,7 @@ fn run(args: &Args) -> Result<ExitCode> {
     let mut request = parse(args)?;
     let shown = request.chosen.path.display().to_string();
     let file = request.chosen.open()?;
-    // SAFETY: as for the model itself: what is read from the map is checked, and a file that is cut while it is
+    // SAFETY: as for the model itself: everything read from the map is checked, and truncating the file while it is
     // mapped ends the process.
     let map = unsafe { Mmap::map(&file) }.with_context(|| format!("map {shown}"))?;
     let gguf = Gguf::parse(&map).with_context(|| shown.clone())?;
@@ -93,14 +97,15 @@ fn run(args: &Args) -> Result<ExitCode> {
     let ids = tokenizer.encode(&request.text, true, request.special);
     let prompt = ids.into_iter().map(i32::try_from).collect::<Result<Vec<_>, _>>()?;
     if prompt.is_empty() {
-        bail!("there is nothing to continue: the text is empty, and this model begins no text by itself");
+        bail!("nothing to continue: the text is empty, and this model adds no start-of-text token");
     }
-    // The last token that is generated needs no place.
+    // The last generated token needs no room in the context.
     let needed = prompt.len().saturating_add(request.tokens.saturating_sub(1));
     let context = request.context.unwrap_or(needed);
     if needed > context {
         bail!(
-            "a prompt of {} tokens and {} to generate do not fit a context of {context}: give a larger --ctx",
+            "a prompt of {} tokens plus {} to generate do not fit into a context of {context}: use a \
+             larger --ctx",
             prompt.len(),
             request.tokens
         );
@@ -129,9 +134,9 @@ fn parse(args: &Args) -> Result<Request> {
         text: Vec::new(),
     };
     if !request.temperature.is_finite() || request.temperature < 0.0 {
-        return Err(Usage::new("--temp must be a number from 0 on").into());
+        return Err(Usage::new("--temp must be 0 or more").into());
     }
-    let text = args.argument("TEXT").ok_or_else(|| Usage::new("TEXT is needed"))?;
+    let text = args.argument("TEXT").ok_or_else(|| Usage::new("TEXT is required"))?;
     if text != "-" {
         return Ok(Request { text: text.as_encoded_bytes().to_vec(), ..request });
     }
@@ -140,13 +145,13 @@ fn parse(args: &Args) -> Result<Request> {
     Ok(Request { text, ..request })
 }
 
-/// Text without what a terminal would act on, its lines as they are. Joiners of letters and of pictures stay.
+/// Text without anything that a terminal would interpret, with its lines unchanged. Zero-width joiners stay.
 fn shown(text: &str) -> String {
     let acts = |c: char| hides(c) && !matches!(c, '\n' | '\t' | '\u{200c}' | '\u{200d}');
     text.chars().map(|c| if acts(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
-/// Runs the prompt and decodes token by token, writing each as soon as its characters are whole.
+/// Runs the prompt and decodes token by token, writing text as soon as its characters are complete.
 fn generate(
     engine: &mut Engine,
     tokenizer: &Tokenizer<'_>,
@@ -157,7 +162,7 @@ fn generate(
     let terminal = out.is_terminal();
     let show = |out: &mut io::StdoutLock<'_>, text: &str| match request.json {
         true => Ok(()),
-        // A model's text to a terminal is text, and to a program as the model gave it.
+        // A terminal gets a model's text cleaned, a program gets it unchanged.
         false if terminal => out.write_all(shown(text).as_bytes()).and_then(|()| out.flush()),
         false => out.write_all(text.as_bytes()).and_then(|()| out.flush()),
     };
@@ -194,7 +199,7 @@ fn generate(
     Ok(outcome)
 }
 
-/// The next token: the likeliest, or one drawn from softmax(logits / temperature).
+/// The next token: the most likely one, or one drawn from softmax(logits / temperature).
 fn choose(logits: &[f32], temperature: f64, random: &mut Random) -> Result<i32> {
     let likeliest = greedy(logits)?;
     if temperature == 0.0 {
@@ -209,7 +214,7 @@ fn choose(logits: &[f32], temperature: f64, random: &mut Random) -> Result<i32> 
             return Ok(id);
         }
     }
-    // Rounding has left a rest.
+    // Rounding left a remainder.
     Ok(likeliest)
 }
 
@@ -219,7 +224,7 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 }
 
 fn print(request: &Request, o: &Outcome) -> Result<()> {
-    // The first token that is generated comes with the prompt.
+    // The first generated token comes from the prompt.
     let decoded = o.generated.len().saturating_sub(1);
     let (prefill, decode) = (rate(o.prompt.len(), o.prefill), rate(decoded, o.decode));
     let (prefill_ms, decode_ms) = (o.prefill.as_secs_f64() * 1e3, o.decode.as_secs_f64() * 1e3);

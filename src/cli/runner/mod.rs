@@ -1,6 +1,6 @@
-//! Command line of `ggml-runner`: one file a subcommand. May use `runner` and `ggml`.
+//! Command line of `ggml-runner`: one file per subcommand.
 //!
-//! The program is to stay small enough for any board, so no progress library is used here.
+//! The program must stay small enough for any board, so it uses no progress library.
 
 mod bench_kernels;
 mod generate;
@@ -19,12 +19,12 @@ use super::program::Program;
 /// The program `ggml-runner`.
 pub static RUNNER: Program = Program {
     name: "ggml-runner",
-    about: "Reference side of profinfer: models to profile, and kernels to compare with.",
+    about: "Reference programs for profinfer: models to profile, and kernels to compare with.",
     commands: &[&run::COMMAND, &generate::COMMAND, &synth::COMMAND, &peak::COMMAND, &bench_kernels::COMMAND],
     elsewhere: &[],
     examples: "\
-ggml-runner synth tiny tiny.gguf              a model to try things with
-ggml-runner run -m tiny.gguf -p 64 -n 32      how fast it is",
+ggml-runner synth tiny tiny.gguf              create a model to experiment with
+ggml-runner run -m tiny.gguf -p 64 -n 32      measure its speed",
 };
 
 /// Runs the command line of this process. Exit codes: 0 done, 1 failed, 2 wrong usage.

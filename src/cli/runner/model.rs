@@ -1,11 +1,11 @@
-//! Options of the subcommands that run a model: which one, and how. Uses `runner::model`.
+//! Options of the subcommands that run a model: the model, and how to run it.
 
 use super::progress::Progress;
 use crate::cli::args::{Args, Flag, Group, Usage};
 use crate::cli::values::{parsed, whole};
-use crate::runner::kernels::Isa;
-use crate::runner::model::{Model, Placement};
 use anyhow::{Context, Result, bail};
+use runner::kernels::Isa;
+use runner::model::{Model, Placement};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -17,16 +17,16 @@ pub const FLAGS: Group = Group {
         Flag::value(
             "model",
             "FILE",
-            "The model: llama, qwen2, qwen2moe or gemma2 in f32, f16, bf16, q8_0, q4_0, q4_1, q4_K, q6_K",
+            "Model file: llama, qwen2, qwen2moe or gemma2 in f32, f16, bf16, q8_0, q4_0, q4_1, q4_K, q6_K",
         )
         .short('m'),
-        Flag::value("threads", "N", "Threads [default: CPUs]").short('t'),
-        Flag::switch("pin", "Keep each thread on a CPU of its own"),
+        Flag::value("threads", "N", "Number of threads [default: number of CPUs]").short('t'),
+        Flag::switch("pin", "Pin each thread to its own CPU"),
         ISA,
-        Flag::value("placement", "PLACE", "Where weights lie").default("auto").choices(&[
+        Flag::value("placement", "PLACE", "Where to keep the weights").default("auto").choices(&[
             ("packed", "repacked in memory"),
-            ("mapped", "in the file: slower, for models larger than memory"),
-            ("auto", "packed where the model fits into memory, else mapped"),
+            ("mapped", "mapped from the file: slower, for models larger than memory"),
+            ("auto", "packed if the model fits into memory, else mapped"),
         ]),
     ],
 };
@@ -35,17 +35,17 @@ pub const FLAGS: Group = Group {
 pub const ISA: Flag = Flag::value(
     "isa",
     "ISA",
-    "Instruction set: scalar, avx2, avx512vnni, neon, dot, i8mm [default: the best there is]",
+    "Instruction set: scalar, avx2, avx512vnni, neon, dot, i8mm [default: the best available]",
 );
 
 /// A model and the way to run it.
 pub struct Chosen {
     pub path: PathBuf,
-    /// 1 to the CPUs that this process has.
+    /// 1 to the number of CPUs available to this process.
     pub threads: usize,
-    /// Each thread stays on a CPU of its own.
+    /// Pin each thread to its own CPU.
     pub pin: bool,
-    /// One that this processor has.
+    /// Supported by this processor.
     pub isa: Isa,
     placement: Placement,
 }
@@ -54,7 +54,7 @@ impl Chosen {
     /// Reads [`FLAGS`].
     ///
     /// # Errors
-    /// No model, or a value that this machine can't do.
+    /// No model, or a value that this machine does not support.
     pub fn read(args: &Args) -> Result<Self, Usage> {
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
         let chosen = Self {
@@ -66,10 +66,10 @@ impl Chosen {
         };
         if chosen.threads == 0 || chosen.threads > cpus {
             let asked = chosen.threads;
-            return Err(Usage::new(format!("-t {asked}: this machine has {cpus} CPUs for this process")));
+            return Err(Usage::new(format!("-t {asked}: only {cpus} CPUs are available to this process")));
         }
         if !chosen.isa.available() {
-            return Err(Usage::new(format!("--isa {}: this processor does not have it", chosen.isa)));
+            return Err(Usage::new(format!("--isa {}: not supported by this processor", chosen.isa)));
         }
         Ok(chosen)
     }
@@ -77,25 +77,25 @@ impl Chosen {
     /// Opens the model's file.
     ///
     /// # Errors
-    /// There is none, or it is something that can't be mapped into memory.
+    /// There is none, or it cannot be mapped into memory.
     pub fn open(&self) -> Result<File> {
         let shown = self.path.display();
         if self.path.as_os_str() == "-" {
-            bail!("a model is mapped into memory, so it can't come from standard input: give a file");
+            bail!("the model is memory-mapped and cannot be read from standard input: give a file");
         }
         let file = File::open(&self.path).with_context(|| format!("open {shown}"))?;
         let kind = file.metadata().with_context(|| format!("open {shown}"))?.file_type();
         match kind.is_file() {
             true => Ok(file),
             false if kind.is_dir() => bail!("{shown} is a directory: give a model file"),
-            false => bail!("{shown} is no regular file, which a model must be"),
+            false => bail!("{shown} is not a regular file"),
         }
     }
 
-    /// Loads the model; says on standard error how far it is, and where the weights are if not where they are fast.
+    /// Loads the model; shows progress on standard error, and where the weights are if not in fast memory.
     ///
     /// # Errors
-    /// A file that is no model or can't be run.
+    /// The file is not a model or cannot be run.
     pub fn load(&self) -> Result<Model> {
         let shown = self.path.display();
         let mut progress = Progress::new("loading", self.open()?.metadata().map_or(0, |m| m.len()));
@@ -105,8 +105,8 @@ impl Chosen {
         if self.placement == Placement::Auto && model.weights.placement == Placement::Mapped {
             let _ = writeln!(
                 io::stderr(),
-                "ggml-runner: {shown} does not fit into the free memory: its weights stay in the file, which is \
-                 slower (--placement mapped says the same without this notice)"
+                "ggml-runner: {shown} does not fit into free memory: using the weights in the file, which \
+                 is slower (--placement mapped silences this notice)"
             );
         }
         Ok(model)

@@ -1,35 +1,34 @@
-//! `ggml-runner peak`: what this machine could do at most. Uses `runner::peak`.
+//! `ggml-runner peak`: measures this machine's peaks.
 
 use crate::cli::args::{Args, Command, Flag, Group, Usage};
 use crate::cli::values::whole;
-use crate::runner::peak::{self, ClusterPeaks, Effort, Machine, Peaks};
-use crate::views;
 use anyhow::Result;
+use runner::peak::{self, ClusterPeaks, Effort, Machine, Peaks};
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 pub const COMMAND: Command = Command {
     name: "peak",
-    about: "Measures bandwidth and arithmetic peaks of this machine",
+    about: "Measure this machine's memory bandwidth and compute peaks",
     text: "\
-What it could do at most: bandwidth of memory and peak of arithmetic instructions, for each number of threads and for
-each cluster of equal cores. Each thread stays on a core of its own.
+Measures the maximum memory bandwidth and arithmetic throughput, for each number of threads and for each cluster of equal
+cores. Each thread is pinned to its own core.
 
-GB/s and Gop/s are 10^9 a second, a multiply-add is two operations. Every figure is the best of several short windows:
-an upper bound. Let nothing else run meanwhile. A number of threads takes some four seconds.",
+GB/s and Gop/s are 10^9 per second; a multiply-add is two operations. Every figure is the best of several short windows:
+an upper bound. Run nothing else at the same time. Each number of threads takes about four seconds.",
     usage: &["[OPTIONS]"],
     arguments: &[],
     behind: None,
     groups: &[Group {
         title: "Options",
         flags: &[
-            Flag::value("threads", "N", "This number of threads only [default: 1 to all cores]").short('t'),
-            Flag::switch("json", "Write JSON; what this processor does not have is null"),
+            Flag::value("threads", "N", "Measure only this number of threads [default: 1 to all cores]").short('t'),
+            Flag::switch("json", "Print JSON; null for what this processor does not support"),
         ],
     }],
     notes: "",
-    exits: crate::cli::EXITS,
+    exits: crate::cli::args::EXITS,
     examples: "\
 ggml-runner peak
 ggml-runner peak -t 1 --json | jq .",
@@ -42,17 +41,17 @@ fn run(args: &Args) -> Result<ExitCode> {
     let machine = peak::machine(threads.as_slice(), Effort::FULL)?;
     if machine.clusters.iter().all(|c| c.peaks.is_empty()) {
         let most = machine.clusters.iter().map(|c| c.cpus.len()).max().unwrap_or(1);
-        return Err(Usage::new(format!("-t/--threads: give 1 to {most}, the cores there are")).into());
+        return Err(Usage::new(format!("-t/--threads: give 1 to {most}, the number of cores")).into());
     }
     let mut out = io::stdout().lock();
     match json {
-        true => views::json::write(&mut out, &machine)?,
+        true => render::json::write(&mut out, &machine)?,
         false => out.write_all(table(&machine)?.as_bytes())?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// A row of the table: what it says and where it comes from.
+/// A row of the table: its label and its value.
 type Row = (&'static str, fn(&Peaks) -> Option<f64>);
 
 const ROWS: [Row; 7] = [

@@ -1,18 +1,18 @@
-//! How far a long piece of work is, on a terminal only. Uses nothing.
+//! Progress of long work, on a terminal only.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// Redrawn no more often than this.
+/// Minimum time between redraws.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// A line on standard error that says how much of `total` bytes is done; silent where that is no terminal.
+/// A line on standard error that shows how much of `total` bytes is done; silent if that is not a terminal.
 #[derive(Debug)]
 pub struct Progress<'a> {
     name: &'a str,
     total: u64,
     done: u64,
-    /// When the line was drawn last; `None`: never draw.
+    /// When the line was last drawn; `None`: never draw.
     drawn: Option<Instant>,
 }
 
@@ -30,7 +30,7 @@ impl<'a> Progress<'a> {
         *drawn = Instant::now();
         let percent = self.done.saturating_mul(100) / self.total.max(1);
         let (name, done, total) = (self.name, self.done / 1_000_000, self.total / 1_000_000);
-        // The line is a courtesy; the work goes on without it.
+        // The line is optional; the work continues without it.
         let _ = write!(io::stderr(), "\r{name}: {percent} % ({done} of {total} MB)");
     }
 }
@@ -38,7 +38,7 @@ impl<'a> Progress<'a> {
 impl Drop for Progress<'_> {
     fn drop(&mut self) {
         if self.drawn.is_some() {
-            // Back to the line's start, and clear it.
+            // Return to the start of the line and clear it.
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
     }

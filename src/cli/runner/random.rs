@@ -1,4 +1,4 @@
-//! Random numbers that are the same on every machine. Uses nothing.
+//! Random numbers that are the same on every machine.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Debug, Clone)]

@@ -1,31 +1,32 @@
-//! How near a run came to what the machine could do. Uses `runner::roofline`.
+//! How close a run came to the machine's peak.
 
-use crate::runner::engine::Engine;
-use crate::runner::peak::{PeakError, Peaks};
-use crate::runner::roofline;
+use runner::engine::Engine;
+use runner::peak::{PeakError, Peaks};
+use runner::roofline;
 use std::fmt::Write as _;
 
-/// One phase that was measured.
+/// A measured phase.
 pub struct Phase {
     pub name: &'static str,
     pub threads: usize,
     pub tokens: usize,
-    /// Tokens in the context before it, which then come one by one; `None`: a prompt in an empty context.
+    /// Tokens in the context before it, after which tokens come one by one; `None`: a prompt in an empty context.
     pub past: Option<usize>,
-    /// What it took.
+    /// Its duration.
     pub seconds: f64,
 }
 
-/// A phase beside its roofline.
+/// A phase with its roofline.
 pub struct Share {
     phase: Phase,
     peaks: Peaks,
-    /// The least that it could take.
+    /// The minimum time that it could take.
     least: f64,
 }
 
 impl Share {
-    /// Measures the machine with the phase's threads. `None`: nothing was run, or there is no peak for this processor.
+    /// Measures the machine with the phase's threads. `None`: nothing was run, or there is no peak for this
+    /// processor.
     ///
     /// # Errors
     /// No memory to measure with.
@@ -49,12 +50,12 @@ impl Share {
         self.least / self.phase.seconds * 100.0
     }
 
-    /// Tokens a second that could be reached at most.
+    /// Maximum reachable tokens per second.
     fn ceiling(&self) -> f64 {
         self.phase.tokens as f64 / self.least
     }
 
-    /// One line for people.
+    /// One line for users.
     pub fn line(&self) -> String {
         let (p, name, threads) = (&self.peaks, self.phase.name, self.phase.threads);
         let s = if threads == 1 { "" } else { "s" };

@@ -1,16 +1,16 @@
-//! `ggml-runner run`: tokens a second, and the ids that a model generates. Uses `runner::engine`.
+//! `ggml-runner run`: measures tokens per second, and prints the ids that a model generates.
 
 use super::model::{self, Chosen};
 use super::random::Random;
 use super::roofline::{Phase, Share};
 use crate::cli::args::{Args, Command, Flag, Group, Usage};
 use crate::cli::values::{parsed, whole};
-use crate::plain::clean;
-use crate::runner::compute::Slow;
-use crate::runner::engine::{Engine, Settings, UBATCH, greedy};
-use crate::runner::model::{Model, memory};
-use crate::runner::truth::{IDS_HEAD, Truth};
 use anyhow::{Context, Result, bail};
+use common::plain::clean;
+use runner::compute::Slow;
+use runner::engine::{Engine, Settings, UBATCH, greedy};
+use runner::model::{Model, memory};
+use runner::truth::{IDS_HEAD, Truth};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -20,58 +20,58 @@ use std::time::{Duration, Instant};
 
 pub const COMMAND: Command = Command {
     name: "run",
-    about: "Runs a GGUF model and prints its tokens a second, as llama-bench does",
+    about: "Run a GGUF model and print tokens per second, like llama-bench",
     text: "\
-A prompt (prefill), then tokens one by one (decode). Prints the tokens a second of both, and the ids that the model
-generates greedily.",
+Processes a prompt (prefill), then generates tokens one by one (decode). Prints the tokens per second of both, and the IDs
+of the greedily generated tokens.",
     usage: &["-m FILE [OPTIONS]"],
     arguments: &[],
     behind: None,
     groups: &[model::FLAGS, FLAGS],
     notes: "",
-    exits: crate::cli::EXITS,
+    exits: crate::cli::args::EXITS,
     examples: "\
 ggml-runner run -m model.gguf -p 64 -n 32 -t 4
 ggml-runner run -m model.gguf --tokens 1,15043,3186 -n 16 --json",
     run,
 };
 
-/// The defaults are what llama-bench measures by its own.
+/// The defaults are those of llama-bench.
 const FLAGS: Group = Group {
     title: "Options",
     flags: &[
-        Flag::value("prompt", "N", "Tokens of the prompt, random ones")
+        Flag::value("prompt", "N", "Process a prompt of N random tokens")
             .short('p')
             .default("512")
             .excludes(&["tokens"]),
-        Flag::value("tokens", "1,2,3", "These tokens are the prompt"),
-        Flag::value("seed", "N", "Where the random tokens start").default("42"),
-        Flag::value("decode", "N", "Tokens to generate").short('n').default("128"),
-        Flag::value("repeat", "N", "Measure so often and print the medians").short('r').default("1"),
-        Flag::switch("no-warmup", "Do not run the prompt once before measuring"),
+        Flag::value("tokens", "1,2,3", "Use these token IDs as the prompt"),
+        Flag::value("seed", "N", "Seed of the random number generator").default("42"),
+        Flag::value("decode", "N", "Number of tokens to generate").short('n').default("128"),
+        Flag::value("repeat", "N", "Measure this many times and print the medians").short('r').default("1"),
+        Flag::switch("no-warmup", "Skip the warm-up run before measuring"),
         Flag::value(
             "decode-threads",
             "N",
-            "Threads while decoding, if fewer do better [default: those of -t]",
+            "Number of threads for decoding, if fewer are faster [default: those of -t]",
         ),
-        Flag::value("ctx", "N", "Tokens of the context [default: what is needed]"),
+        Flag::value("ctx", "N", "Context length in tokens [default: as needed]"),
         Flag::switch(
             "two-backends",
-            "Run the layers on two backends in turn, so that a profiler sees a partitioned graph",
+            "Run the layers alternately on two backends, so that a profiler sees a split graph",
         ),
         Flag::value(
             "ground-truth",
             "FILE",
-            "Write when each call, graph and op began and ended by this program's own clock, to compare a profiler's \
-             record with (profinfer accuracy)",
+            "Write the start and end of each call, graph and op by this program's own clock, to compare \
+             with a recording (profinfer accuracy)",
         ),
         Flag::value(
             "slow",
             "NAME:SHARE",
-            "Make an op slower by a share of its time, as in ffn_up-{L}:5% (in all layers), ffn_up-3:5% or MUL_MAT:5%, so \
-             that a profiler has something to find",
+            "Slow down an op by a share of its time, e.g. ffn_up-{L}:5% (in all layers), ffn_up-3:5% or \
+             MUL_MAT:5%, to test whether a profiler finds it",
         ),
-        Flag::switch("no-roofline", "Do not measure what the machine could do, which takes some seconds"),
+        Flag::switch("no-roofline", "Skip measuring the machine's peaks, which takes some seconds"),
         Flag::value("logits", "FILE", "Write the logits of the prompt's last token, as 32-bit floats"),
         Flag::switch("json", "Print one JSON object"),
     ],
@@ -97,7 +97,7 @@ struct Request {
     json: bool,
 }
 
-/// A phase as llama-bench names it.
+/// A phase, named as in llama-bench.
 struct Test {
     kind: &'static str,
     n: usize,
@@ -120,7 +120,8 @@ fn run(args: &Args) -> Result<ExitCode> {
     let context = request.context.unwrap_or(needed);
     if needed > context {
         bail!(
-            "a prompt of {count} tokens and {} to generate do not fit a context of {context}: give a larger --ctx",
+            "a prompt of {count} tokens plus {} to generate do not fit into a context of {context}: use a \
+             larger --ctx",
             request.decode
         );
     }
@@ -177,9 +178,9 @@ fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Room for the engine's account of all that is to come.
+/// Room for the engine's own account of everything to come.
 fn account(r: &Request, model: &Model, prompt: usize) -> Result<Arc<Truth>> {
-    // More than any architecture here needs, beside the sums of experts.
+    // More than any architecture here needs, apart from the sums of experts.
     const OPS_OF_LAYER: usize = 64;
     let layers = model.params.layers + 1;
     let of_layer = OPS_OF_LAYER + model.params.experts.as_ref().map_or(0, |e| e.used);
@@ -189,12 +190,12 @@ fn account(r: &Request, model: &Model, prompt: usize) -> Result<Arc<Truth>> {
     // A call, a graph, and its parts on the backends.
     let spans = graphs.saturating_mul(2 + if r.two_backends { layers } else { 1 });
     let ops = graphs.saturating_mul(layers * of_layer);
-    // Gate, up and down; a prompt comes once more in the warm-up.
+    // Gate, up and down; the warm-up runs the prompt once more.
     let chosen = model.params.experts.as_ref().map_or(0, |e| {
         let all = prompt.saturating_add(r.decode).saturating_mul(r.repeat).saturating_add(prompt + 1);
         all.saturating_mul(3 * layers * (e.used + IDS_HEAD))
     });
-    let none = "--ground-truth: no memory for the account of this run; ask for fewer tokens";
+    let none = "--ground-truth: not enough memory for this run's timestamps; use fewer tokens";
     let bytes = Truth::bytes(r.chosen.threads, spans, ops, chosen) as u64;
     if memory::available().is_some_and(|there| bytes > memory::usable(there)) {
         bail!("{none} ({bytes} bytes)");
@@ -228,24 +229,27 @@ fn parse(args: &Args) -> Result<Request> {
 fn check(r: &Request) -> Result<(), Usage> {
     if r.decode_threads == 0 || r.decode_threads > r.chosen.threads {
         let most = r.chosen.threads;
-        return Err(Usage::new(format!("--decode-threads {}: 1 to {most} (those of -t)", r.decode_threads)));
+        return Err(Usage::new(format!(
+            "--decode-threads {}: give 1 to {most} (the value of -t)",
+            r.decode_threads
+        )));
     }
     let none = r.tokens.as_ref().map_or(r.prompt == 0, Vec::is_empty);
     if none && r.decode == 0 {
         return Err(Usage::new("nothing to do: -p and -n are both 0"));
     }
     if none && r.logits.is_some() {
-        return Err(Usage::new("--logits needs a prompt"));
+        return Err(Usage::new("--logits requires a prompt"));
     }
     Ok(())
 }
 
 fn ids(text: &str) -> Result<Vec<i32>, String> {
-    let id = |t: &str| t.trim().parse().map_err(|_| format!("'{t}' is no token id"));
+    let id = |t: &str| t.trim().parse().map_err(|_| format!("'{t}' is not a token ID"));
     text.split(',').filter(|t| !t.is_empty()).map(id).collect()
 }
 
-/// The tokens of the prompt: those given, or random ones.
+/// The tokens of the prompt: given or random.
 fn prompt(r: &Request, vocab: usize) -> Vec<i32> {
     if let Some(tokens) = &r.tokens {
         return tokens.clone();
@@ -255,7 +259,7 @@ fn prompt(r: &Request, vocab: usize) -> Vec<i32> {
     (0..r.prompt).map(|_| next()).collect()
 }
 
-/// One prompt and its continuation; a warm-up decodes one token only.
+/// One prompt and its continuation; a warm-up decodes only one token.
 fn measure(
     engine: &mut Engine,
     r: &Request,
@@ -294,7 +298,7 @@ fn rate(tokens: usize, seconds: f64) -> f64 {
     if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
 }
 
-/// Both phases beside their rooflines.
+/// Both phases with their rooflines.
 fn shares(engine: &mut Engine, [prompt, decode]: &[Test; 2]) -> Result<[Option<Share>; 2]> {
     let phase =
         |name, t: &Test, past| Phase { name, threads: t.threads, tokens: t.n, past, seconds: t.seconds };
@@ -314,7 +318,7 @@ fn print(
     let ids: Vec<String> = generated.iter().map(i32::to_string).collect();
     let mut out = io::stdout().lock();
     if r.json {
-        let model_name = crate::plain::json(&name)?;
+        let model_name = common::plain::json(&name)?;
         write!(
             out,
             "{{\"model\":{model_name},\"arch\":\"{}\",\"weight_bytes\":{},\"isa\":\"{}\",\"placement\":\"{}\"",

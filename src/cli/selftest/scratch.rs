@@ -1,4 +1,4 @@
-//! Where the selftest keeps its files while it runs. Uses nothing of this crate.
+//! Directory for the selftest's files while it runs.
 
 use std::env;
 use std::fs;
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-/// Room that the models and traces take at most, for messages, MB: the model with experts has 62.
+/// Maximum size of the models and traces, for messages, MB: the model with experts has 62.
 const ROOM: u32 = 70;
 
-/// A directory that goes away with its content.
+/// A directory that is removed with its contents.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes one: where TMPDIR says, else in the first place that takes it.
+    /// Creates one in TMPDIR, or else in the first place that accepts it.
     pub fn new() -> anyhow::Result<Scratch> {
         // Android and OpenHarmony have no /tmp.
         let places = match env::var_os("TMPDIR").filter(|d| !d.is_empty()) {
@@ -30,7 +30,8 @@ impl Scratch {
             }
         }
         Err(anyhow!(
-            "no place for the models and traces ({}); set TMPDIR to a directory that can be written, with {ROOM} MB free",
+            "no directory for models and traces ({}); set TMPDIR to a writable directory with {ROOM} MB \
+             free",
             failed.join("; ")
         ))
     }
@@ -40,10 +41,10 @@ impl Scratch {
         self.0.join(name)
     }
 
-    /// What to do when a file could not be written in it.
+    /// What to do if a file could not be written in it.
     pub fn advice(&self) -> String {
         format!(
-            "{} needs {ROOM} MB free; TMPDIR names another place",
+            "{} needs {ROOM} MB free; set TMPDIR to use another directory",
             self.0.parent().unwrap_or(&self.0).display()
         )
     }
@@ -51,7 +52,7 @@ impl Scratch {
 
 fn make(place: &Path) -> io::Result<PathBuf> {
     let me = std::process::id();
-    // Numbers of processes come again, and one that was killed leaves its directory.
+    // Pids are reused, and a killed process leaves its directory.
     for attempt in 0..1000 {
         let path = place.join(format!("profinfer-selftest-{me}-{attempt}"));
         match fs::DirBuilder::new().mode(0o700).create(&path) {
@@ -60,12 +61,12 @@ fn make(place: &Path) -> io::Result<PathBuf> {
             Err(e) => return Err(e),
         }
     }
-    Err(io::Error::other("full of left-over directories profinfer-selftest-*: remove them"))
+    Err(io::Error::other("too many left-over directories profinfer-selftest-*: remove them"))
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Nothing is left to do where it cannot be removed.
+        // Nothing can be done if it cannot be removed.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,20 +1,20 @@
-//! Programs that the selftest starts, and what they say. Uses nothing of this crate.
+//! Programs started by the selftest, and their output.
 
 use std::io::{self, Read};
 use std::process::{Command, Output, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Longest that one recording may take; it takes about a second.
+/// Maximum time for one recording; it takes about a second.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What it said last.
+/// The last line of its output.
 pub fn last_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
-    text.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("it said nothing").trim().to_owned()
+    text.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("no error message").trim().to_owned()
 }
 
-/// What a program says, if it ends in time: a board that is to be tested may be one where it does not.
+/// A program's output, if it ends in time: on a board under test it may not.
 pub fn output(command: &mut Command) -> io::Result<Output> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let listeners = listen(child.stdout.take()).and_then(|out| Ok((out, listen(child.stderr.take())?)));
@@ -34,10 +34,10 @@ pub fn output(command: &mut Command) -> io::Result<Output> {
         if begin.elapsed() > PATIENCE {
             child.kill()?;
             child.wait()?;
-            // Its own children may hold the pipes: whoever listens there is left behind.
+            // Its own children may hold the pipes: the reading threads are left behind.
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                format!("did not end within {} s", PATIENCE.as_secs()),
+                format!("did not exit within {} s", PATIENCE.as_secs()),
             ));
         }
         thread::sleep(Duration::from_millis(5));
@@ -46,11 +46,11 @@ pub fn output(command: &mut Command) -> io::Result<Output> {
     Ok(Output { status, stdout: text(out), stderr: text(err) })
 }
 
-/// Collects what comes out of a pipe, on a thread of its own.
+/// Collects the output of a pipe in a separate thread.
 fn listen(pipe: Option<impl Read + Send + 'static>) -> io::Result<JoinHandle<Vec<u8>>> {
     thread::Builder::new().spawn(move || {
         let mut text = Vec::new();
-        // What came before an error is what there is to show.
+        // Show what came before an error.
         if let Some(mut pipe) = pipe {
             let _ = pipe.read_to_end(&mut text);
         }
@@ -58,7 +58,8 @@ fn listen(pipe: Option<impl Read + Send + 'static>) -> io::Result<JoinHandle<Vec
     })
 }
 
-/// Runs a program; what it said last on standard error when it fails, with the last word of the program that it ran.
+/// Runs a program; on failure, returns the last line of its standard error and the last word of the program that it
+/// ran.
 pub fn succeed(command: &mut Command) -> Result<(), String> {
     let out = output(command).map_err(|e| format!("{command:?}: {e}"))?;
     if out.status.success() {

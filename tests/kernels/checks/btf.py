@@ -73,7 +73,7 @@ def tried(kernel):
 def judge(run, book):
     has_own = run.kernel in DEBIAN.split()
     for name in ["own", "hidden"] + [f"{how}-{b}" for b in tried(run.kernel) for how in ("with", "hidden-with")]:
-        report = run.json(f"{name}.json")["books"]
+        report = run.json(f"{name}.json")["quality"]
         forks = next(kind["seen"] for kind in report["events"] if kind["kind"] == "fork")
         notices = [n for n in report["notices"] if "is not used" in n]
         hidden, given = name.startswith("hidden"), name.rpartition("with-")[2] if "with-" in name else None

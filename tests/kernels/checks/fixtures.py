@@ -34,7 +34,7 @@ profinfer report --json /tmp/graphs.pfi >graphs.json
 
 def judge(run, book):
     # What a trace must say is told in Rust, for engines recorded on this machine as for these.
-    command = "cargo test --locked --test live_fixtures -- --exact --ignored --nocapture recorded_elsewhere".split()
+    command = "cargo test --locked --test live -- --exact --ignored --nocapture fixtures::recorded_elsewhere".split()
     env = os.environ | {"PROFINFER_RECORDINGS": str(run.path(""))}
     judged = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     book.expect(judged.returncode == 0, "not as the engine says: " + judged.stdout[-2000:] + judged.stderr[-2000:])
@@ -48,6 +48,6 @@ def judge(run, book):
 
 def nameless(run, book):
     said = json.loads(next((line for line in run.text("graphs.said").splitlines() if line.startswith("{")), "null"))
-    rungs = {rung["role"]: rung for rung in run.json("graphs.json")["books"]["rungs"]}
+    rungs = {rung["role"]: rung for rung in run.json("graphs.json")["quality"]["rungs"]}
     book.expect(rungs["cpu-graph"]["seen"] == said["calls"]["graph_compute"], f"graphs without names of ops: {rungs}")
     book.expect(not rungs["op"]["used"] and rungs["op"]["why"], f"no op can be recorded there, and nothing says so: {rungs}")

@@ -57,7 +57,7 @@ def judge(run, book):
 
 
 def judge_leg(report, book, model, level):
-    books = report["books"]
+    books = report["quality"]
     # A warm-up of each comes first: a prompt, and one token. How wide a call is shows in its graphs only.
     phases = {phase["phase"]: (phase["calls"], phase["tokens"]) for phase in report["phases"]}
     if level == "token":

@@ -25,7 +25,7 @@ def judge(run, book):
     read = [recording for recording in selftest["recordings"] if recording["hits_expected"]]
     book.hits(sum(r["hits_expected"] for r in read), sum(r["hits_seen"] for r in read))
     report = run.json("report.json")
-    books = report["books"]
+    books = report["quality"]
     book.expect(report["run"]["source"] == "perf", "the trace does not say that it was made without BPF")
     for kind in books["events"]:
         book.expect(kind["closes"], f"the books of {kind['kind']} do not close")

@@ -30,7 +30,7 @@ def judge(run, book):
     for words in ("CPU 1 went offline", "CPU 1 came online"):
         book.expect(words in said, f"'{words}' was not said: {said}")
     report = run.json("report.json")
-    book.losses(sum(event["lost"] for event in report["books"]["events"]))
+    book.losses(sum(event["lost"] for event in report["quality"]["events"]))
     counters = {counter["name"]: counter["state"] for counter in report["counters"]}
     book.expect(set(counters.values()) == {"whole"}, f"counters: {counters}")
     # What was under way when the recording began is of no known phase.

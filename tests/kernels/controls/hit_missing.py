@@ -3,7 +3,7 @@
 KERNELS = "6.12"
 SCRIPT = """
 cat >report.json <<'END'
-{"books": {"complete": true, "verdict": "complete", "rungs": [{"role": "op", "expected": 10, "seen": 9}], "events": []}}
+{"quality": {"complete": true, "verdict": "complete", "rungs": [{"role": "op", "expected": 10, "seen": 9}], "events": []}}
 END
 """
 MUST_SAY = r"^9 hits seen of 10 expected$"

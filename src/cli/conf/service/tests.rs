@@ -1,12 +1,14 @@
+//! Tests of the service's settings from file, environment and command line.
+
 use std::ffi::OsString;
 use std::time::Duration;
 
 use super::super::read;
 use super::*;
 use crate::cli::args::Parsed;
-use crate::trace::record::Level;
+use pfi::record::Level;
 
-/// What a text comes to, below a command line and an environment.
+/// The settings from a text, below a command line and an environment.
 fn under(line: &[&str], environ: &[(&str, &str)], text: &str) -> Result<Settings, Vec<String>> {
     let words = line.iter().map(OsString::from).collect();
     let Ok(Parsed::Run(args)) = Args::parse(&SERVE, words) else { panic!("{line:?}") };
@@ -60,7 +62,7 @@ ignore = true
 
 [[rule]]
 name = "rest"
-one-in = 10
+sample-one-in = 10
 tokens = 100
 sched = false
 qos = "3tok/s"
@@ -71,7 +73,7 @@ fn a_file_has_the_service_and_its_rules() {
     let s = of(BOARD);
     assert_eq!((s.directory.to_str(), s.quota, s.file_size), (Some("/data/profinfer"), 2 << 30, 64 << 20));
     assert_eq!((s.file_age.as_secs(), s.keep.map(|k| k.as_secs())), (600, Some(7 * 86400)));
-    assert_eq!((s.cpu, s.at_once, s.warnings.len()), (0.05, 16, 0));
+    assert_eq!((s.cpu, s.max_concurrent, s.warnings.len()), (0.05, 16, 0));
     assert_eq!(s.metrics.as_deref().and_then(Path::to_str), Some("/data/node/profinfer.prom"));
     let [server, bench, rest] = &s.rules[..] else { panic!("{:?}", s.rules) };
     assert_eq!((server.name.as_str(), bench.name.as_str(), rest.name.as_str()), ("server", "rule-2", "rest"));
@@ -83,8 +85,11 @@ fn a_file_has_the_service_and_its_rules() {
     let costs = s.rules.iter().map(|r| r.record.budget.and_then(|b| b.budget)).collect::<Vec<_>>();
     assert_eq!(costs, [Some(0.02), Some(0.01), Some(0.01)]);
     assert_eq!(rest.record.budget.and_then(|b| b.qos), Some(3.0));
-    // What record says of its end is no rule's.
-    assert_eq!((rest.one_in, rest.tokens, server.tokens, bench.one_in), (10, Some(100), None, 1));
+    // How a `record` run ends does not apply to rules.
+    assert_eq!(
+        (rest.sample_one_in, rest.tokens, server.tokens, bench.sample_one_in),
+        (10, Some(100), None, 1)
+    );
     assert!(s.rules.iter().all(|r| r.record.tokens.is_none() && r.record.duration.is_none()));
 }
 
@@ -128,7 +133,7 @@ fn what_is_above_is_stronger_than_the_file_rules_and_all() {
     assert_eq!(go(&[], &environ), (vec![Op, Op], 512));
     assert_eq!(go(&["--level=token", "--quota", "256MiB"], &environ), (vec![Token, Token], 256));
     assert_eq!(go(&["--no-level", "--no-quota"], &environ), (vec![Op, Op], 512));
-    // What the environment has for record's end and target is not the service's.
+    // Environment variables for the end and target of `record` do not apply to the service.
     assert_eq!(go(&[], &[("PROFINFER_TOKENS", "x"), ("PROFINFER_EXE", "/y")]), (vec![Graph, Token], 1024));
     let both =
         under(&["--level=x", "--cpu=0%", "--socket=s"], &[("PROFINFER_KEEP", "y")], "[service]\nquota = 1\n");
@@ -146,30 +151,30 @@ fn what_values_ask_of_each_other_is_told() {
     for (text, told) in [
         (
             "[[rule]]\nname = \"a\"\n[[rule]]\nexe = \"x\"\nname = \"a\"\n",
-            "f:3: rule 'a': that of line 1 has the same name",
+            "f:3: rule 'a': the rule in line 1 has the same name",
         ),
         (
             "[[rule]]\nexe=\"x\"\nname = \"rule-2\"\n[[rule]]\n",
-            "f:4: rule 'rule-2': that of line 1 has the same name",
+            "f:4: rule 'rule-2': the rule in line 1 has the same name",
         ),
-        ("[[rule]]\nring-size = \"8MiB\"\n", "f:2: ring-size needs --ring TIME beside it"),
-        ("[[rule]]\nring = 5\ntokens = 9\n", "f:2: ring and f:3: tokens exclude each other"),
+        ("[[rule]]\nring-size = \"8MiB\"\n", "f:2: ring-size requires --ring TIME"),
+        ("[[rule]]\nring = 5\ntokens = 9\n", "f:2: ring and f:3: tokens cannot be combined"),
         (
             "[service]\nmemory = \"32MiB\"\n[[rule]]\nring = 5\nring-size = \"32MiB\"\n",
-            "f:5: the ring does not fit into memory: give it a smaller ring-size",
+            "f:5: the ring does not fit into memory: reduce ring-size",
         ),
         (
             "level = \"token\"\n[[rule]]\nexperts = true\n[[rule]]\nexe = \"x\"\nexperts = true\n",
-            "f:3: --experts needs ops and their tensors: leave out --no-str, and --level or give it op",
+            "f:3: --experts requires ops and their tensors: omit --no-str, and omit --level or use --level op",
         ),
-        ("[[rule]]\npmc-strict = true\n", "f:2: pmc-strict needs --pmc LIST beside it"),
+        ("[[rule]]\npmc-strict = true\n", "f:2: pmc-strict requires --pmc LIST"),
     ] {
         assert_eq!(wrong(text).first().map(String::as_str), Some(told), "{text}");
     }
     let twice = wrong("level = \"token\"\nexperts = true\n[[rule]]\nexe = \"x\"\n[[rule]]\n");
     assert_eq!(twice.len(), 1, "{twice:#?}");
     let list = under(&["--pmc=list"], &[], "").expect_err("no service lists");
-    assert_eq!(list, ["--pmc 'list': profinfer record has it"]);
+    assert_eq!(list, ["--pmc 'list': use it with profinfer record"]);
     let many = wrong(&"[[rule]]\n".repeat(1000));
     assert!(many.iter().any(|m| m == "f:65: more than 64 rules"), "{}", many.len());
 }
@@ -179,7 +184,7 @@ fn what_is_hardly_meant_is_a_warning() {
     let never = |text: &str| of(text).warnings;
     assert_eq!(
         never("[[rule]]\nname = \"all\"\n[[rule]]\nname = \"b\"\nexe = \"x\"\n"),
-        ["f:3: rule 'b' is never used: 'all' before it takes all that it is for"]
+        ["f:3: rule 'b' is never used: the earlier rule 'all' matches everything it would match"]
     );
     for (first, second, dead) in [
         ("exe = \"*\"", "", true),
@@ -197,8 +202,8 @@ fn what_is_hardly_meant_is_a_warning() {
     assert_eq!(
         small,
         [
-            "f:2: quota holds less than two files for each rule: the one that is full, and the next; a recording waits \
-             where there is no room"
+            "f:2: quota is too small for two files per rule (the full one and the next): recording pauses when there \
+             is no room"
         ]
     );
 }
@@ -217,13 +222,13 @@ fn a_quota_smaller_than_one_file_lowers_the_file_size() {
     ] {
         let s = of(text);
         assert_eq!(s.file_size, mib << 20, "{text}");
-        let told = format!("f:2: quota is smaller than one file: file-size is lowered to {mib}MiB");
+        let told = format!("f:2: quota is smaller than one file: file-size is reduced to {mib}MiB");
         assert_eq!(s.warnings.first(), Some(&told), "{text}");
     }
-    // One that holds a file is left as it is, and a ring that has no room in what is left is an error still.
+    // A quota that holds one file stays as it is, and a ring that does not fit into the rest is still an error.
     assert_eq!(of("[service]\nquota = \"64MiB\"\n").file_size, 64 << 20);
     let told = wrong(&format!("[service]\nquota = \"2MiB\"\n{ring}"));
-    assert!(told.len() == 1 && told[0].contains("a ring is written into one file"), "{told:?}");
+    assert!(told.len() == 1 && told[0].contains("a ring is written to one file"), "{told:?}");
 }
 
 #[test]
@@ -237,8 +242,8 @@ fn names_of_sockets_are_short() {
 fn every_key_has_a_check() {
     for flag in [SERVICE, OWN].iter().flat_map(|g| g.flags).filter(|f| !f.is_switch()) {
         let bad = if flag.value == "PATTERN" { "" } else { "?" };
-        assert!(flag.refusal(bad).is_some(), "{}", flag.name);
-        assert!(flag.default.is_empty() || flag.refusal(flag.default).is_none(), "{}", flag.name);
+        assert!(flag.diagnose(bad).is_some(), "{}", flag.name);
+        assert!(flag.default.is_empty() || flag.diagnose(flag.default).is_none(), "{}", flag.name);
     }
 }
 

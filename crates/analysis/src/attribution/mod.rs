@@ -1,0 +1,74 @@
+//! Why an op took its time: what the attribution records say about ops, threads, phases and the complete run.
+//! Computed only if a trace has such records.
+
+pub mod counters;
+pub mod energy;
+pub mod experts;
+pub mod interference;
+pub mod levels;
+pub mod parts;
+pub mod pass;
+pub mod phases;
+pub mod sched;
+pub mod verdict;
+
+use counters::Counters;
+use interference::{Culprits, InterferenceRow};
+use pass::{Cause, Misses, Pass, Sum};
+use sched::Sched;
+
+use super::calls::{Phase, Timeline};
+use super::idents::Idents;
+use super::load::Loaded;
+
+/// The slices combined with the scheduler's records and the counters.
+pub struct Attribution {
+    sum: Sum,
+    /// The scheduler was recorded.
+    pub scheduler: bool,
+    pub counters: Counters,
+    pub interference: Vec<InterferenceRow>,
+}
+
+impl Attribution {
+    /// Needs the runs in the order in which `op_times` leaves them. `None` if the trace has no such records.
+    pub fn new(loaded: &mut Loaded<'_>, line: &Timeline, idents: &Idents) -> Option<Attribution> {
+        let counters = Counters::new(loaded);
+        let sched = Sched::new(loaded);
+        if !sched.any() && counters.is_empty() {
+            return None;
+        }
+        pass::sort_counts(&mut loaded.causes.counts);
+        let culprits = Culprits::new(loaded);
+        let pass = Pass { loaded, idents, sched: &sched, counters: &counters, culprits: &culprits };
+        let sum = pass.run(line);
+        let origin = line.calls.first().map_or(0, |c| c.start);
+        let interference = interference::rows(loaded, &culprits, &sum, idents, origin);
+        Some(Attribution { sum, scheduler: sched.any(), counters, interference })
+    }
+
+    /// Sums for each position of a plan in a phase.
+    pub fn positions(&self, plan: u32, phase: Phase) -> &[Cause] {
+        self.sum.plans.get(&(plan, phase)).map_or(&[], |p| &p.positions)
+    }
+
+    /// Sum of slices outside what the trace defines.
+    pub fn beyond(&self, plan: u32, phase: Phase) -> Option<&Cause> {
+        self.sum.plans.get(&(plan, phase)).map(|p| &p.beyond)
+    }
+
+    pub fn thread(&self, ith: u16, phase: Phase) -> Option<&Cause> {
+        self.sum.threads.get(&(ith, phase))
+    }
+
+    /// Page faults in the experts' multiplications of a layer in decode (`None`: of all layers); `None` if not
+    /// counted.
+    pub fn misses(&self, idents: &Idents, layer: Option<u32>) -> Option<Misses> {
+        let of =
+            self.sum.misses.iter().filter(|(ident, _)| layer.is_none() || idents.layer(**ident) == layer);
+        of.map(|(_, m)| *m).reduce(|mut sum, m| {
+            sum.merge(&m);
+            sum
+        })
+    }
+}

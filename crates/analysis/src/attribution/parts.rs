@@ -1,0 +1,83 @@
+//! Thread time split by state: computing, waiting, off-CPU.
+
+use serde::Serialize;
+
+/// Time of slices and of the barrier waits after them, summed over all threads, ns. The first eight add up to the
+/// total.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Parts {
+    /// On a CPU, in the op. In interval mode this includes spinning at the barrier.
+    pub computing_ns: u64,
+    /// On a CPU, from the barrier's entry to the next op's start: spinning.
+    pub barrier_ns: u64,
+    /// Runnable while another thread ran: preempted, or woken and not yet on a CPU.
+    pub preempted_ns: u64,
+    /// Asleep.
+    pub idle_ns: u64,
+    /// Off-CPU inside a page fault.
+    pub faulting_ns: u64,
+    /// Off-CPU for block I/O outside page faults.
+    pub io_ns: u64,
+    /// Off-CPU for another reason: uninterruptible, stopped.
+    pub blocked_ns: u64,
+    /// Of threads, or at times, without any recorded scheduler event.
+    pub unknown_ns: u64,
+    /// The part of the five off-CPU kinds that lies between a barrier's entry and the next op's start.
+    pub off_cpu_in_barrier_ns: u64,
+}
+
+/// Why a thread is off-CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Off {
+    Preempted,
+    Idle,
+    Faulting,
+    Io,
+    Blocked,
+}
+
+impl Parts {
+    /// The total time that the parts add up to.
+    pub fn whole(&self) -> u64 {
+        let p = self;
+        [p.computing_ns, p.barrier_ns, p.unknown_ns].into_iter().fold(self.off_cpu(), u64::saturating_add)
+    }
+
+    pub fn off_cpu(&self) -> u64 {
+        let p = self;
+        let all = [p.preempted_ns, p.idle_ns, p.faulting_ns, p.io_ns, p.blocked_ns];
+        all.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// True if any of the time has a known cause.
+    pub fn known(&self) -> bool {
+        self.whole() > self.unknown_ns
+    }
+
+    pub fn off(&mut self, kind: Off) -> &mut u64 {
+        match kind {
+            Off::Preempted => &mut self.preempted_ns,
+            Off::Idle => &mut self.idle_ns,
+            Off::Faulting => &mut self.faulting_ns,
+            Off::Io => &mut self.io_ns,
+            Off::Blocked => &mut self.blocked_ns,
+        }
+    }
+
+    pub fn merge(&mut self, o: &Parts) {
+        let pairs = [
+            (&mut self.computing_ns, o.computing_ns),
+            (&mut self.barrier_ns, o.barrier_ns),
+            (&mut self.preempted_ns, o.preempted_ns),
+            (&mut self.idle_ns, o.idle_ns),
+            (&mut self.faulting_ns, o.faulting_ns),
+            (&mut self.io_ns, o.io_ns),
+            (&mut self.blocked_ns, o.blocked_ns),
+            (&mut self.unknown_ns, o.unknown_ns),
+            (&mut self.off_cpu_in_barrier_ns, o.off_cpu_in_barrier_ns),
+        ];
+        for (to, from) in pairs {
+            *to = to.saturating_add(from);
+        }
+    }
+}

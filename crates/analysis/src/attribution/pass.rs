@@ -1,0 +1,282 @@
+//! The second pass over the slices, made only if a trace has attribution records: it combines each slice with its
+//! thread's states and counter values.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use super::counters::{Counters, Sums, Told, Values};
+use super::interference::Culprits;
+use super::parts::{Off, Parts};
+use super::sched::{Cursor, OffCpuSpan, Sched};
+use crate::calls::{Phase, Timeline};
+use crate::idents::Idents;
+use crate::load::Loaded;
+use crate::ops::{Edges, in_part};
+use common::order;
+use pfi::record::{OpCounts, Slices};
+use pfi::slice_iter;
+
+/// The counter of page faults that had to wait for storage.
+const MAJOR_FAULTS: &str = "major-faults";
+/// The op that multiplies with the chosen experts.
+const EXPERTS: &str = "MUL_MAT_ID";
+
+/// Sums over a set of slices.
+#[derive(Debug, Clone, Default)]
+pub struct Cause {
+    pub parts: Parts,
+    pub counts: Sums,
+}
+
+impl Cause {
+    pub fn merge(&mut self, o: &Cause) {
+        self.parts.merge(&o.parts);
+        self.counts.merge(&o.counts);
+    }
+}
+
+/// Sums of a plan: its positions, and everything outside what the trace defines.
+#[derive(Debug, Default)]
+pub struct PlanCauses {
+    pub positions: Vec<Cause>,
+    pub beyond: Cause,
+}
+
+/// Calls of the experts' multiplications in which every thread's major page faults are known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Misses {
+    /// Calls with and without such faults, and their time: the slowest thread's (interval mode: thread 0's), ns.
+    pub with_faults: u64,
+    pub with_faults_ns: u64,
+    pub without: u64,
+    pub without_ns: u64,
+    pub major_faults: u64,
+}
+
+impl Misses {
+    pub fn merge(&mut self, o: &Misses) {
+        self.with_faults += o.with_faults;
+        self.with_faults_ns = self.with_faults_ns.saturating_add(o.with_faults_ns);
+        self.without += o.without;
+        self.without_ns = self.without_ns.saturating_add(o.without_ns);
+        self.major_faults = self.major_faults.saturating_add(o.major_faults);
+    }
+
+    fn call(&mut self, faults: u64, ns: u64) {
+        let (calls, time) = match faults {
+            0 => (&mut self.without, &mut self.without_ns),
+            _ => (&mut self.with_faults, &mut self.with_faults_ns),
+        };
+        *calls += 1;
+        *time = time.saturating_add(ns);
+        self.major_faults = self.major_faults.saturating_add(faults);
+    }
+}
+
+/// The result of the pass.
+#[derive(Default)]
+pub struct Sum {
+    pub plans: HashMap<(u32, Phase), PlanCauses>,
+    pub threads: HashMap<(u16, Phase), Cause>,
+    /// Time of slices in which a culprit kept a thread from running, by culprit and ident.
+    pub hit: HashMap<(usize, usize), u64>,
+    /// By ident; decode only.
+    pub misses: HashMap<usize, Misses>,
+}
+
+/// Inputs of the pass.
+pub struct Pass<'l, 'a> {
+    pub loaded: &'l Loaded<'a>,
+    pub idents: &'l Idents,
+    pub sched: &'l Sched,
+    pub counters: &'l Counters,
+    pub culprits: &'l Culprits,
+}
+
+/// All threads at one position of a graph, for byte counters.
+#[derive(Default, Clone)]
+struct Across {
+    slices: u64,
+    slowest: u64,
+    thread0: u64,
+    /// Per slot: count, and the number of slices that have one.
+    counts: Vec<(u64, u64)>,
+}
+
+/// The current graph.
+#[derive(Default)]
+struct Calls {
+    /// By position. `touched` lists exactly the positions the current graph has.
+    across: Vec<Across>,
+    touched: Vec<usize>,
+}
+
+/// Where the slices of a run are added.
+struct To<'o> {
+    plan: &'o mut PlanCauses,
+    thread: &'o mut Cause,
+    calls: &'o mut Calls,
+    hit: &'o mut HashMap<(usize, usize), u64>,
+}
+
+/// Sorts the counts as [`Pass::run`] requires.
+pub fn sort_counts(counts: &mut [OpCounts<'_>]) {
+    order::by_key(counts, |r| (u64::from(r.plan) << 16 | u64::from(r.ith), r.first.into()));
+    order::by_key(counts, |r| (r.graph, 0));
+}
+
+impl Pass<'_, '_> {
+    /// Sums all slices. The runs must be in the order in which `op_times` leaves them, the counts in that of
+    /// [`sort_counts`].
+    pub fn run(&self, line: &Timeline) -> Sum {
+        let graphs = self.loaded.cpu_graphs.iter().enumerate().map(|(i, g)| (g.seq, i));
+        let index: HashMap<u64, usize> = graphs.collect();
+        let mut out = Sum::default();
+        let (mut calls, mut told) = (Calls::default(), Told::default());
+        for unit in self.loaded.runs.chunk_by(|a, b| (a.graph, a.plan) == (b.graph, b.plan)) {
+            let Some(first) = unit.first() else { continue };
+            let graph = index.get(&first.graph).copied();
+            // Its ops are not in the other figures either.
+            if graph.and_then(|g| self.loaded.cpu_graphs.get(g)).is_some_and(|g| in_part(self.loaded, g)) {
+                continue;
+            }
+            let phase = graph.and_then(|g| line.cpu_phase.get(g)).copied().unwrap_or(Phase::Unknown);
+            let len = self.loaded.plans.get(&first.plan).map_or(0, |p| p.hits.len());
+            let mut plan = out.plans.remove(&(first.plan, phase)).unwrap_or_default();
+            plan.positions.resize_with(len, Cause::default);
+            let graph = graph.and_then(|g| self.loaded.cpu_graphs.get(g));
+            let end = graph.map_or(i64::MAX, |g| g.t.saturating_add_unsigned(g.dur));
+            for (i, run) in unit.iter().enumerate() {
+                if i == 0 || unit.get(i - 1).is_some_and(|before| before.ith != run.ith) {
+                    told.of(self.counts_of(run));
+                }
+                let edges = Edges::new(run, unit.get(i + 1), graph);
+                let thread = out.threads.entry((run.ith, phase)).or_default();
+                let to = To { plan: &mut plan, thread, calls: &mut calls, hit: &mut out.hit };
+                self.slices(run, &edges, end, &mut told, to);
+            }
+            if phase == Phase::Decode {
+                self.misses(&calls, first, &mut out.misses);
+            }
+            calls.close(self.counters, first.barrier, &mut plan.positions);
+            out.plans.insert((first.plan, phase), plan);
+        }
+        out
+    }
+
+    /// Adds the experts' multiplications of the current graph.
+    fn misses(&self, calls: &Calls, run: &Slices<'_>, out: &mut HashMap<usize, Misses>) {
+        let Some(slot) = self.counters.slot(MAJOR_FAULTS) else { return };
+        let idents = self.idents.of_plan(run.plan);
+        for at in &calls.touched {
+            let (Some(a), Some(ident)) = (calls.across.get(*at), idents.get(*at)) else { continue };
+            if let Some((faults, known)) = a.counts.get(slot)
+                && *known == a.slices
+                && self.idents.op(*ident) == EXPERTS
+            {
+                out.entry(*ident).or_default().call(*faults, a.ns(run.barrier));
+            }
+        }
+    }
+
+    /// Adds a run's slices; they end by `end`.
+    fn slices(&self, run: &Slices<'_>, edges: &Edges, end: i64, told: &mut Told<'_, '_>, to: To<'_>) {
+        let list = self.sched.thread(run.tid, run.t, end);
+        let mut cursor = list.map(|list: &[OffCpuSpan]| Cursor::new(list, run.t));
+        let To { plan, thread, calls, hit } = to;
+        let idents = self.idents.of_plan(run.plan);
+        for (at, slice) in (run.first..).zip(slice_iter(run)) {
+            let (time, wait) = edges.times(&slice);
+            let (time, wait) = (time.unwrap_or(0), wait.unwrap_or(0));
+            let mut parts = Parts::default();
+            match &mut cursor {
+                None => parts.unknown_ns = time.saturating_add(wait),
+                Some(cursor) => {
+                    let end = slice.start.saturating_add_unsigned(time);
+                    parts.computing_ns = cursor.lay(slice.start, end, |p| {
+                        *parts.off(p.kind) += p.ns;
+                        if p.kind == Off::Preempted
+                            && let Some(ident) = idents.get(at as usize)
+                        {
+                            let culprit = self.culprits.of_record(p.record);
+                            let hit = hit.entry((culprit, *ident)).or_default();
+                            *hit = hit.saturating_add(p.ns);
+                        }
+                    });
+                    parts.barrier_ns = cursor.lay(end, end.saturating_add_unsigned(wait), |p| {
+                        *parts.off(p.kind) += p.ns;
+                        parts.off_cpu_in_barrier_ns += p.ns;
+                    });
+                }
+            }
+            let values = told.at(self.counters, at);
+            let known = plan.positions.get_mut(at as usize);
+            if known.is_some() {
+                calls.add(at as usize, run.ith, time, values);
+            }
+            for cause in [known.unwrap_or(&mut plan.beyond), &mut *thread] {
+                cause.parts.merge(&parts);
+                cause.counts.slice(self.counters, values);
+            }
+        }
+    }
+
+    /// The counts of a run's graph, plan and thread.
+    fn counts_of<'s>(&'s self, run: &Slices<'_>) -> &'s [OpCounts<'s>] {
+        let key = |r: &OpCounts<'_>| (r.graph, r.plan, r.ith);
+        let wanted = (run.graph, run.plan, run.ith);
+        let all = &self.loaded.causes.counts;
+        let from = all.partition_point(|r| key(r) < wanted);
+        let rest = all.get(from..).unwrap_or_default();
+        rest.get(..rest.partition_point(|r| key(r) <= wanted)).unwrap_or_default()
+    }
+}
+
+impl Across {
+    /// The duration used for the call.
+    fn ns(&self, barrier: bool) -> u64 {
+        if barrier { self.slowest } else { self.thread0 }
+    }
+}
+
+impl Calls {
+    fn add(&mut self, at: usize, ith: u16, ns: u64, values: Option<&Values>) {
+        if self.across.len() <= at {
+            self.across.resize_with(at + 1, Across::default);
+        }
+        let Some(a) = self.across.get_mut(at) else { return };
+        if a.slices == 0 {
+            self.touched.push(at);
+        }
+        a.slices += 1;
+        a.slowest = a.slowest.max(ns);
+        if ith == 0 {
+            a.thread0 = a.thread0.saturating_add(ns);
+        }
+        let Some(values) = values else { return };
+        a.counts.resize(values.len(), (0, 0));
+        for (to, value) in a.counts.iter_mut().zip(values) {
+            if let Some(value) = value {
+                *to = (to.0.saturating_add(*value), to.1 + 1);
+            }
+        }
+    }
+
+    /// Adds the byte counts to the sums of their positions, and resets itself.
+    fn close(&mut self, counters: &Counters, barrier: bool, positions: &mut [Cause]) {
+        for at in self.touched.drain(..) {
+            let (Some(a), Some(cause)) = (self.across.get_mut(at), positions.get_mut(at)) else { continue };
+            let ns = a.ns(barrier);
+            for slot in counters.byte_slots() {
+                if let Some((count, known)) = a.counts.get(slot)
+                    && *known == a.slices
+                {
+                    cause.counts.call(slot, *count, ns);
+                }
+            }
+            (a.slices, a.slowest, a.thread0) = (0, 0, 0);
+            a.counts.fill((0, 0));
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! The graph that an engine computed, built from the tensors of a trace: executed ops as nodes in execution
+//! order, their sources as edges, and figures for each node.
+//!
+//! The construction, for the graphs of one batch: each op hit, in the order of thread 0, becomes a node. Each of
+//! its sources is the node for the tensor's address: one that ran earlier, or one that another op already uses
+//! (so that a source has all its users). A tensor that nothing computed becomes a node at its first use: a view
+//! brings its own sources along, a constant (weight, cache, input) has none. Nodes are numbered after their
+//! sources, so that every edge goes from a lower number to a higher one.
+
+pub mod build;
+pub mod compare;
+pub mod fold;
+pub mod measure;
+pub mod pick;
+
+use super::attribution::Attribution;
+use super::calls::{Phase, timeline};
+use super::cut::{Cut, NoPart};
+use super::idents::Idents;
+use super::load::{Loaded, Progress, load};
+use super::ops::op_times;
+use super::processes::NoProcess;
+use super::runs::RunId;
+use pfi::record::Level;
+use pfi::{Damage, DamageKind, Trace};
+
+/// Kind of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Something that was computed.
+    Op,
+    /// A different view of a tensor: VIEW, RESHAPE, PERMUTE, TRANSPOSE. Older engines run it like an op.
+    View,
+    Weight,
+    /// Keys, values or states kept between batches.
+    Cache,
+    Input,
+    /// Computed, but not by a recorded op: on another backend, or lost.
+    Elsewhere,
+    /// Not described.
+    Unknown,
+}
+
+impl Role {
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Op => "op",
+            Role::View => "view",
+            Role::Weight => "weight",
+            Role::Cache => "cache",
+            Role::Input => "input",
+            Role::Elsewhere => "elsewhere",
+            Role::Unknown => "unknown",
+        }
+    }
+
+    /// True for tensors that no op computes.
+    pub fn is_constant(self) -> bool {
+        matches!(self, Role::Weight | Role::Cache | Role::Input)
+    }
+}
+
+/// A tensor of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    /// Name as in `report`; empty if the tensor is not described.
+    pub op: String,
+    /// Folded: with `{L}` for the layer.
+    pub name: String,
+    /// Folded: joined by a bar if layers differ.
+    pub ty: String,
+    pub ne: [u64; 4],
+    pub addr: u64,
+}
+
+/// Lowest, middle and highest value: over the folded layers, or three equal values for a single node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spread {
+    pub min: f64,
+    pub median: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    pub fn one(value: f64) -> Spread {
+        Spread { min: value, median: value, max: value }
+    }
+}
+
+/// The metrics of a node; the values of [`Node::figures`] are in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Metric {
+    Time,
+    Gbps,
+    Bytes,
+    Flops,
+    Stall,
+    Faults,
+    Imbalance,
+}
+
+/// Description of a metric.
+pub struct MetricFacts {
+    pub metric: Metric,
+    /// The flag's value.
+    pub name: &'static str,
+    /// In JSON and GraphML.
+    pub key: &'static str,
+    /// What it measures; its unit is in the key.
+    pub what: &'static str,
+    /// Why it may be missing, and how to get it.
+    pub needs: &'static str,
+}
+
+pub static METRICS: [MetricFacts; 7] = [
+    MetricFacts {
+        metric: Metric::Time,
+        name: "time",
+        key: "time_ns",
+        what: "mean time of a call on thread 0",
+        needs: "no op's end was recorded",
+    },
+    MetricFacts {
+        metric: Metric::Gbps,
+        name: "gbps",
+        key: "gb_per_s",
+        what: "bytes of the cost model over the slowest thread's time (thread 0's without barriers)",
+        needs: "no time was recorded, or the cost model knows none of these ops",
+    },
+    MetricFacts {
+        metric: Metric::Bytes,
+        name: "bytes",
+        key: "bytes",
+        what: "bytes read and written in a call, by the cost model",
+        needs: "the cost model knows none of these ops",
+    },
+    MetricFacts {
+        metric: Metric::Flops,
+        name: "flops",
+        key: "flops",
+        what: "operations of a call, by the cost model",
+        needs: "the cost model knows none of these ops",
+    },
+    MetricFacts {
+        metric: Metric::Stall,
+        name: "stall",
+        key: "stalled_share",
+        what: "share of the cycles in which the back end was stalled",
+        needs: "not recorded: `profinfer record --pmc cycles,stalled-cycles-backend` counts it where the CPU can",
+    },
+    MetricFacts {
+        metric: Metric::Faults,
+        name: "faults",
+        key: "page_faults",
+        what: "page faults of a call, all threads",
+        needs: "not recorded: `profinfer record --faults` counts them",
+    },
+    MetricFacts {
+        metric: Metric::Imbalance,
+        name: "imbalance",
+        key: "imbalance",
+        what: "slowest thread's time over the mean of the threads",
+        needs: "not recorded: it takes two threads and a barrier that could be probed",
+    },
+];
+
+/// Values of a node in the order of [`METRICS`].
+pub type Figures = [Option<Spread>; METRICS.len()];
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    pub role: Role,
+    /// One; two if the engine computes them as one op. The last one is the result.
+    pub tensors: Vec<Tensor>,
+    /// Position in the execution order, from 0; none if it did not run. Folded: that of the first layer.
+    pub order: Option<u32>,
+    /// Folded: the first layer.
+    pub layer: Option<u32>,
+    /// Index in [`Dag::blocks`] if layers were folded.
+    pub block: Option<usize>,
+    pub figures: Figures,
+}
+
+impl Node {
+    /// `MUL_MAT`, `RMS_NORM+MUL`.
+    pub fn op(&self) -> String {
+        let ops = self.tensors.iter().map(|t| if t.op.is_empty() { "?" } else { t.op.as_str() });
+        let ops: Vec<&str> = ops.collect();
+        ops.join("+")
+    }
+
+    /// The result tensor.
+    pub fn result(&self) -> Option<&Tensor> {
+        self.tensors.last()
+    }
+
+    /// Name of the result.
+    pub fn name(&self) -> &str {
+        self.result().map_or("", |t| &t.name)
+    }
+}
+
+/// `to` has `from` as a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Edge {
+    pub from: usize,
+    /// Equal to `from` if a tensor is its own source, or if the second of two fused tensors uses the first.
+    pub to: usize,
+    /// Which tensor of `to` has the source, and in which source slot.
+    pub tensor: u8,
+    pub slot: u8,
+    /// Folded: it comes from the layer before, or from an earlier layer of another kind.
+    pub back: bool,
+}
+
+/// Identical layers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    /// Ascending.
+    pub layers: Vec<u32>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Dag {
+    pub pid: u32,
+    pub phase: Phase,
+    /// The requested batch.
+    pub token: Option<u64>,
+    /// Number of graphs that the figures are averaged over.
+    pub graphs: u64,
+    pub nodes: Vec<Node>,
+    /// Sorted by target node.
+    pub edges: Vec<Edge>,
+    /// Empty unless folded.
+    pub blocks: Vec<Block>,
+    /// Notes for the reader: what is missing, and what was left out.
+    pub notes: Vec<String>,
+}
+
+impl Dag {
+    /// True if any node has a value.
+    pub fn has(&self, metric: Metric) -> bool {
+        self.nodes.iter().any(|n| n.figures[metric as usize].is_some())
+    }
+
+    /// The edges to a node, by tensor and slot.
+    pub fn sources(&self, node: usize) -> &[Edge] {
+        let from = self.edges.partition_point(|e| e.to < node);
+        let rest = self.edges.get(from..).unwrap_or_default();
+        rest.get(..rest.partition_point(|e| e.to <= node)).unwrap_or_default()
+    }
+
+    /// Layers of the nodes, ascending.
+    pub fn layers(&self) -> Vec<u32> {
+        let mut all: Vec<u32> = self.nodes.iter().filter_map(|n| n.layer).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}
+
+/// What to draw.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// None: the only process.
+    pub pid: Option<RunId>,
+    /// One batch, by its number in `report --by token`.
+    pub token: Option<u64>,
+    /// None: decode, else prefill, else any phase.
+    pub phase: Option<Phase>,
+}
+
+/// Why there is no graph to draw.
+#[derive(Debug, thiserror::Error)]
+pub enum DagError {
+    #[error("it holds no graph of the CPU backend, so there is nothing to draw")]
+    NoGraphs,
+    #[error("it holds no ops (recorded at level {0}); `profinfer record --level op` records them")]
+    NoOps(String),
+    #[error("it was recorded without structure (--no-str); `profinfer record` without that flag records it")]
+    NoStructure,
+    #[error("the descriptions of its ops are lost; record again")]
+    Lost,
+    #[error("it holds several processes; choose one with --pid: {0}")]
+    Processes(String),
+    #[error(transparent)]
+    NoProcess(#[from] NoProcess),
+    #[error(transparent)]
+    NoPart(#[from] NoPart),
+    #[error(
+        "process {pid} has several contexts, each with graphs of its own; choose one with --pid: {pid}:1 to {pid}:{n}"
+    )]
+    Contexts { pid: u32, n: usize },
+    #[error("it holds no graph of batch {0}; `profinfer report --by token` lists them ({1})")]
+    NoToken(u64, String),
+    #[error("it holds no ops in {0}; there are some in {1}")]
+    NoPhase(&'static str, String),
+    #[error("its graph has more than {0} {1}")]
+    TooLarge(usize, &'static str),
+    #[error("no op of layer {layer} was recorded; there are {there}")]
+    NoLayer { layer: u32, there: String },
+}
+
+/// Builds the graph that `options` ask for.
+///
+/// # Errors
+/// The trace does not contain it; the error says what to do.
+pub fn dag(trace: &Trace, options: &Options, progress: &Progress) -> Result<Dag, DagError> {
+    progress.total.store(trace.size().saturating_mul(2), std::sync::atomic::Ordering::Relaxed);
+    let mut loaded = load(trace, progress);
+    let pid = pick::process(&loaded, options.pid.map(|id| id.pid))?;
+    let cut =
+        Cut { pid: Some(RunId { pid, context: options.pid.and_then(|id| id.context) }), ..Cut::default() };
+    let part = cut.part(&loaded)?;
+    if let (Some(RunId { context: None, .. }), Some(_)) = (cut.pid, part.context) {
+        return Err(DagError::Contexts { pid, n: part.runs.iter().filter(|r| r.pid == pid).count() });
+    }
+    // Other processes do not affect the result and need not be removed.
+    if part.context.is_some() {
+        cut.apply(&part, &mut loaded);
+    }
+    of(trace, loaded, options, progress)
+}
+
+/// Builds the graph that `options` ask for from `loaded`, which may be a part of `trace`.
+///
+/// # Errors
+/// Those of [`dag`].
+pub fn of(
+    trace: &Trace,
+    mut loaded: Loaded<'_>,
+    options: &Options,
+    progress: &Progress,
+) -> Result<Dag, DagError> {
+    let line = timeline(&loaded);
+    let pick = pick::pick(&loaded, &line, options)?;
+    let mut dag = build::build(&loaded, &pick)?;
+    dag.notes.extend(state(trace, &loaded));
+    pick::keep(&mut loaded, &pick);
+    let line = timeline(&loaded);
+    let times = op_times(&mut loaded, &line, progress);
+    let idents = Idents::new(&loaded);
+    let why = Attribution::new(&mut loaded, &line, &idents);
+    measure::measure(&mut dag, &loaded, &pick, &times, why.as_ref());
+    Ok(dag)
+}
+
+/// Problems of the recording as a whole.
+fn state(trace: &Trace, loaded: &Loaded<'_>) -> Vec<String> {
+    let cut = trace.damage().iter().any(|d: &Damage| d.kind == DamageKind::NoFooter);
+    let mut notes = Vec::new();
+    if cut {
+        notes.push("the recording was cut off: what came later is not in here".to_owned());
+    }
+    let n = loaded.damage.len();
+    if let Some(first) = loaded.damage.first() {
+        let more = if n > 1 { format!(" (and {} more)", n - 1) } else { String::new() };
+        notes.push(format!("the file is damaged: {first}{more}"));
+    }
+    notes
+}
+
+/// The level of a recording, for messages.
+fn level(loaded: &Loaded<'_>) -> String {
+    let level = loaded.header.as_ref().map(|h| h.level);
+    match level {
+        Some(Level::Token) => "token",
+        Some(Level::Graph) => "graph",
+        Some(Level::Op) => "op, but none was seen",
+        None => "unknown",
+    }
+    .to_owned()
+}

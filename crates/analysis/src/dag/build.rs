@@ -1,0 +1,220 @@
+//! Builds the nodes and edges from plans and tensors.
+
+use std::collections::HashMap;
+
+use super::pick::Pick;
+use super::{Dag, DagError, Edge, METRICS, Node, Role, Tensor};
+use crate::describe::{NO_STRUCTURE, op_desc, op_name};
+use crate::load::{Loaded, TensorInfo};
+use ggml::names::fold;
+
+/// Maximum nodes of a graph: a hundred times those of the largest models.
+const MAX_NODES: usize = 500_000;
+/// Maximum depth of views of views; a recorder has the same limit.
+const MAX_DEPTH: usize = 64;
+/// Number of edges after a view that are searched for its users.
+const NEAR: usize = 256;
+/// Address of the placeholder tensor for sources that were not available (docs/FORMAT.md).
+const SOURCES_LOST: u64 = 1;
+
+struct Builder<'l, 'a> {
+    loaded: &'l Loaded<'a>,
+    nodes: Vec<Node>,
+    edges: Vec<Edge>,
+    /// Node by address.
+    at: HashMap<u64, usize>,
+    /// Addresses of the tensors whose sources are currently being resolved.
+    open: Vec<u64>,
+    order: u32,
+}
+
+/// Builds the graph of the first of the selected graphs.
+///
+/// # Errors
+/// No op is described, or there are too many.
+pub fn build(loaded: &Loaded<'_>, pick: &Pick) -> Result<Dag, DagError> {
+    let mut b = Builder {
+        loaded,
+        nodes: Vec::new(),
+        edges: Vec::new(),
+        at: HashMap::new(),
+        open: Vec::new(),
+        order: 0,
+    };
+    for plan in pick.places.iter().filter_map(|p| loaded.plans.get(p.first()?)) {
+        for (first, second) in &plan.hits {
+            b.hit(*first, *second);
+            if b.nodes.len() > MAX_NODES {
+                return Err(DagError::TooLarge(MAX_NODES, "nodes"));
+            }
+        }
+    }
+    let ran = b.nodes.iter().filter(|n| n.order.is_some());
+    let unknown = ran.clone().filter(|n| n.role == Role::Unknown).count();
+    if unknown == ran.count() {
+        let without = loaded.header.as_ref().is_some_and(|h| !h.structure);
+        return Err(if without { DagError::NoStructure } else { DagError::Lost });
+    }
+    let mut notes = Vec::new();
+    let mut note = |n: usize, what: &str| {
+        if n > 0 {
+            notes.push(format!("{n} {what}"));
+        }
+    };
+    note(unknown, "ops are not described: they stand without sources");
+    note(
+        b.nodes.iter().filter(|n| n.role == Role::Elsewhere).count(),
+        "tensors were computed where no op was recorded: on another backend, or their hits are lost",
+    );
+    note(pick.others as usize, "graphs of another structure (or cut off) are left out");
+    layers(&mut b.nodes, &b.edges);
+    let Builder { nodes, edges, .. } = b;
+    let (pid, phase, token) = (pick.pid, pick.phase, pick.token);
+    Ok(Dag { pid, phase, token, graphs: pick.graphs, nodes, edges, blocks: Vec::new(), notes })
+}
+
+impl Builder<'_, '_> {
+    /// An executed op: one tensor, or two fused ones.
+    fn hit(&mut self, first: u32, second: Option<u32>) {
+        let ids: Vec<u32> = [Some(first), second].into_iter().flatten().collect();
+        self.open = ids.iter().filter_map(|id| Some(self.loaded.tensors.get(id)?.addr)).collect();
+        let order = Some(self.order);
+        self.order += 1;
+        self.node(&ids, order);
+        self.open.clear();
+    }
+
+    /// Adds a node after those of its sources; returns its number.
+    fn node(&mut self, ids: &[u32], order: Option<u32>) -> usize {
+        let loaded = self.loaded;
+        let mut sources = Vec::new();
+        for (tensor, id) in (0..=u8::MAX).zip(ids) {
+            let src = loaded
+                .tensors
+                .get(id)
+                .filter(|t| t.known && self.open.len() < MAX_DEPTH)
+                .map_or(&[][..], |t| &*t.src);
+            for (slot, source) in (0..=u8::MAX).zip(src) {
+                if let Some(source) = source {
+                    sources.push((tensor, slot, self.source(*source)));
+                }
+            }
+        }
+        let own = self.nodes.len();
+        self.nodes.push(self.describe(ids, order));
+        for (tensor, slot, from) in sources {
+            self.edges.push(Edge { from: from.unwrap_or(own), to: own, tensor, slot, back: false });
+        }
+        for t in ids.iter().filter_map(|id| loaded.tensors.get(id)) {
+            self.at.insert(t.addr, own);
+        }
+        own
+    }
+
+    /// The node of a source; none if it is a tensor whose sources are being resolved.
+    fn source(&mut self, id: u32) -> Option<usize> {
+        // A tensor without a definition is identified by its id, mapped to a value that is no program address.
+        let addr = self.loaded.tensors.get(&id).map_or(!u64::from(id), |t| t.addr);
+        if self.open.contains(&addr) {
+            return None;
+        }
+        match self.at.get(&addr) {
+            Some(node) if addr != SOURCES_LOST => Some(*node),
+            _ => {
+                self.open.push(addr);
+                let node = self.node(&[id], None);
+                self.open.pop();
+                self.at.insert(addr, node);
+                Some(node)
+            }
+        }
+    }
+
+    fn describe(&self, ids: &[u32], order: Option<u32>) -> Node {
+        let tensors = ids.iter().map(|id| self.tensor(*id)).collect();
+        let mut known = ids.iter().filter_map(|id| self.known(*id));
+        let role = known.next().map_or(Role::Unknown, |t| self.role(t, order));
+        Node { role, tensors, order, layer: None, block: None, figures: [None; METRICS.len()] }
+    }
+
+    fn known(&self, id: u32) -> Option<&TensorInfo> {
+        self.loaded.tensors.get(&id).filter(|t| t.known)
+    }
+
+    fn tensor(&self, id: u32) -> Tensor {
+        let Some(t) = self.known(id) else { return self.unknown(id) };
+        let ty =
+            self.loaded.types.get(&t.ty).map_or_else(|| format!("type#{}", t.ty), |ty| ty.name.to_owned());
+        Tensor { op: op_desc(self.loaded, t.op), name: t.name.to_string(), ty, ne: t.ne, addr: t.addr }
+    }
+
+    fn unknown(&self, id: u32) -> Tensor {
+        let addr = self.loaded.tensors.get(&id).map_or(0, |t| t.addr);
+        let name = if addr == SOURCES_LOST { "(sources not recorded)" } else { NO_STRUCTURE };
+        Tensor { op: String::new(), name: name.into(), ty: String::new(), ne: [0; 4], addr }
+    }
+
+    fn role(&self, t: &TensorInfo, order: Option<u32>) -> Role {
+        match op_name(self.loaded, t.op) {
+            "VIEW" | "RESHAPE" | "PERMUTE" | "TRANSPOSE" => Role::View,
+            "NONE" if t.src.iter().any(Option::is_some) => Role::View,
+            "NONE" if order.is_none() => match fold(&t.name).pattern.as_ref() {
+                name if name.starts_with("cache_") => Role::Cache,
+                name if name.contains(".weight") || name.contains(".bias") => Role::Weight,
+                _ => Role::Input,
+            },
+            _ if order.is_some() => Role::Op,
+            _ => Role::Elsewhere,
+        }
+    }
+}
+
+/// Assigns each node its layer: the one in its name, else that of a weight or cache it uses, else, if it has no
+/// name, that of the op that ran before it, else the last of its sources' layers.
+fn layers(nodes: &mut [Node], edges: &[Edge]) {
+    // Edges are sorted by target node.
+    let mut rest = edges;
+    let mut before = None;
+    for to in 0..nodes.len() {
+        let n = rest.iter().take_while(|e| e.to == to).count();
+        let (own, after) = rest.split_at(n);
+        rest = after;
+        let Some(node) = nodes.get(to) else { continue };
+        let named = node.tensors.iter().rev().find_map(|t| fold(&t.name).layer);
+        let nameless = node.tensors.iter().all(|t| {
+            let pattern = fold(&t.name).pattern;
+            pattern.is_empty() || pattern.starts_with("node_{N}") || pattern.starts_with(' ')
+        });
+        let sources = || own.iter().filter(|e| e.from < to).filter_map(|e| nodes.get(e.from));
+        let constant = || sources().filter(|s| s.role.is_constant()).find_map(|s| s.layer);
+        let ran = node.order.is_some();
+        let near = || before.filter(|_| ran).or_else(|| sources().filter_map(|s| s.layer).max());
+        let layer = named.or_else(constant).or_else(|| if nameless { near() } else { None });
+        if ran {
+            before = layer;
+        }
+        if let Some(node) = nodes.get_mut(to) {
+            node.layer = layer;
+        }
+    }
+    views(nodes, edges);
+}
+
+/// A view with no layer of its own belongs to the layer that alone uses it.
+fn views(nodes: &mut [Node], edges: &[Edge]) {
+    for e in edges.iter().rev().filter(|e| e.from < e.to) {
+        let (Some(to), Some(from)) = (nodes.get(e.to), nodes.get(e.from)) else { continue };
+        let (user, own) = (to.layer, from.layer);
+        if from.role == Role::View && own.is_none() && user.is_some() {
+            let alone = |o: &Edge| o.from != e.from || nodes.get(o.to).is_none_or(|n| n.layer == user);
+            // Users follow closely after their sources: a view's first user created its node.
+            let near = edges.partition_point(|o| o.to <= e.from);
+            let near = edges.get(near..).unwrap_or_default();
+            if near.iter().take(NEAR).all(alone)
+                && let Some(from) = nodes.get_mut(e.from)
+            {
+                from.layer = user;
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Computes the figures of the nodes from the slices of the selected graphs.
+
+use super::pick::Pick;
+use super::{Dag, METRICS, Metric, Spread};
+use crate::attribution::Attribution;
+use crate::attribution::counters::CounterRow;
+use crate::attribution::pass::Cause;
+use crate::calls::Phase;
+use crate::describe::describe;
+use crate::load::Loaded;
+use crate::ops::{OpTimes, PosStat};
+
+/// Totals of a node over all selected graphs.
+#[derive(Default)]
+struct Sum {
+    stat: PosStat,
+    cause: Cause,
+    /// Of the calls whose work is known: bytes, operations and number.
+    bytes: f64,
+    flops: f64,
+    calls: f64,
+    /// Bytes of those calls whose time is also known, and that time.
+    moved: f64,
+    work_ns: u64,
+}
+
+/// Fills in the figures. `times` and `why` must contain only the selected graphs.
+pub fn measure(dag: &mut Dag, loaded: &Loaded<'_>, pick: &Pick, times: &OpTimes, why: Option<&Attribution>) {
+    let ran: Vec<usize> = (0..dag.nodes.len()).filter(|i| dag.nodes[*i].order.is_some()).collect();
+    let mut nodes = ran.into_iter();
+    for plans in &pick.places {
+        let len = plans.first().and_then(|p| loaded.plans.get(p)).map_or(0, |p| p.hits.len());
+        for (position, node) in (0..len).zip(nodes.by_ref()) {
+            let mut sum = Sum::default();
+            for plan in plans {
+                sum.add(loaded, *plan, position, times, why);
+            }
+            dag.nodes[node].figures = sum.figures(why);
+        }
+    }
+}
+
+impl Sum {
+    fn add(
+        &mut self,
+        loaded: &Loaded<'_>,
+        plan: u32,
+        position: usize,
+        times: &OpTimes,
+        why: Option<&Attribution>,
+    ) {
+        let hit = loaded.plans.get(&plan).and_then(|p| p.hits.get(position)).copied();
+        let work = describe(loaded, position, hit).work;
+        for phase in Phase::ALL {
+            let stat = times.plans.get(&(plan, phase)).and_then(|p| p.positions.get(position));
+            let Some(stat) = stat else { continue };
+            self.stat.merge(stat);
+            if let Some(work) = work {
+                let (calls, bytes) = (stat.calls as f64, work.read as f64 + work.written as f64);
+                self.bytes += bytes * calls;
+                self.flops += work.flops as f64 * calls;
+                self.calls += calls;
+                self.moved += bytes * stat.timed as f64;
+                self.work_ns = self.work_ns.saturating_add(stat.span);
+            }
+            if let Some(cause) = why.and_then(|w| w.positions(plan, phase).get(position)) {
+                self.cause.merge(cause);
+            }
+        }
+    }
+
+    fn figures(&self, why: Option<&Attribution>) -> [Option<Spread>; METRICS.len()] {
+        let s = &self.stat;
+        let counted = why.and_then(|w| w.counters.row(&self.cause.counts));
+        let per_call = |sum: f64| (self.calls > 0.0).then(|| sum / self.calls);
+        let value = |metric: Metric| match metric {
+            Metric::Time => (s.timed > 0).then(|| s.total as f64 / s.timed as f64),
+            Metric::Gbps => (self.work_ns > 0 && self.moved > 0.0).then(|| self.moved / self.work_ns as f64),
+            Metric::Bytes => per_call(self.bytes),
+            Metric::Flops => per_call(self.flops),
+            Metric::Stall => counted.as_ref().and_then(|c| c.stalled_share),
+            Metric::Faults => counted.as_ref().and_then(|c| faults(c, s.calls)),
+            Metric::Imbalance => (s.mean > 0.0).then(|| s.slowest as f64 / s.mean),
+        };
+        std::array::from_fn(|i| value(METRICS[i].metric).map(Spread::one))
+    }
+}
+
+/// Page faults per call: those counted as such, else the sum of the two kinds.
+fn faults(row: &CounterRow, calls: u64) -> Option<f64> {
+    let of = |name: &str| {
+        let counter = row.counters.iter().find(|c| c.name == name && c.share > 0.0)?;
+        // If some slices have no count, extrapolate from those that have one.
+        Some(counter.total? as f64 / counter.share)
+    };
+    let all = of("page-faults").or_else(|| Some(of("major-faults")? + of("minor-faults")?))?;
+    (calls > 0).then(|| all / calls as f64)
+}

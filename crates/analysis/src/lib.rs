@@ -1,0 +1,33 @@
+//! Analysis of a recorded run: loads a trace and computes the reports.
+
+pub mod accuracy;
+pub mod agreement;
+pub mod attribution;
+pub mod calls;
+pub mod cause_records;
+pub mod clusters;
+pub mod cut;
+pub mod dag;
+pub mod describe;
+pub mod diff;
+pub mod gauges;
+pub mod ground_truth;
+pub mod idents;
+pub mod invariants;
+pub mod lanes;
+pub mod live;
+pub mod load;
+pub mod model;
+pub mod opencl;
+pub mod ops;
+pub mod overview;
+pub mod predict;
+pub mod processes;
+pub mod quality;
+pub mod report;
+pub mod runs;
+pub mod series;
+pub mod stat;
+pub mod stats;
+pub mod tables;
+pub mod words;

@@ -1,0 +1,544 @@
+//! Figures of a recording in progress: reads the blocks of its trace as they grow, and sums up the last seconds
+//! and the complete run, in memory that does not grow with the number of tokens.
+//!
+//! Ops, waits and calls follow the rules of `report`, one graph at a time: the sums of a graph's slices are held
+//! until its own record, and that of the scheduler's graph around it, show its phase. Two differences remain: a
+//! ubatch of one token that comes before wider ones of the same call is decode here and prefill there; and the
+//! ops of graphs cut off by the beginning or end of a recording are counted there, unless its level changed, and
+//! not here.
+
+mod run;
+mod sums;
+
+use serde::Serialize;
+
+pub use self::run::ProcessSpan;
+use self::run::{Phases, Run};
+use self::sums::Sums;
+use super::calls::{Call, CallSource, Phase, Width, settle};
+use super::describe::{NO_STRUCTURE, describe};
+use super::idents::{OpKey, label};
+use super::load::Loaded;
+use super::ops::Edges;
+use super::report::{OpTime, op_time};
+use super::tables::{OTHER_ROW, gaps};
+use super::words::share;
+use common::order;
+use pfi::record::{CpuGraph, Device, Graph, Record, Slices, Token};
+use pfi::{Block, SliceTime, slice_iter};
+
+/// Length of the window for current figures, ns.
+pub const WINDOW_NS: u64 = 5_000_000_000;
+/// Number of steps per window.
+const STEPS: u64 = 10;
+/// Maximum number of distinct names; the ops of any others are summed in [`OTHER_ROW`].
+const NAMES: usize = 2048;
+/// Plans whose names are cached; the names of other plans are looked up again.
+const PLANS: usize = 128;
+/// Maximum number of graphs and calls with an outstanding end; beyond that, the oldest count as ended.
+const OPEN: usize = 64;
+/// Threads and plans of a graph whose last slice is waiting for its end.
+const ENDS: usize = 4096;
+
+/// A time range: the last seconds, or the complete run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Span {
+    pub seconds: f64,
+    /// Phases with a call or a graph.
+    pub phases: Vec<PhaseSpan>,
+}
+
+/// Prefill, decode, or unknown. The fields are those of `report`, unless noted otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PhaseSpan {
+    pub phase: Phase,
+    pub calls: u64,
+    pub cut_calls: u64,
+    /// Calls for which the completion of a device was not seen; excluded from all times.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unseen_calls: u64,
+    pub tokens: Option<u64>,
+    pub in_call_ns: u64,
+    pub tokens_per_s: Option<f64>,
+    pub cpu_graphs: u64,
+    pub graph_ns: u64,
+    pub op_ns: u64,
+    pub wait_ns: Option<u64>,
+    pub gaps_ns: u64,
+    pub op_time: Option<OpTime>,
+    /// By op and name, largest first.
+    pub ops: Vec<LiveOp>,
+    pub threads: Vec<LiveThread>,
+}
+
+/// Ops of one type and name; times are thread 0's.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LiveOp {
+    pub name: String,
+    pub calls: u64,
+    pub total_ns: u64,
+    /// Share of the time of the graphs.
+    pub share: f64,
+    /// Executions per second of graph time: the rate if the engine did nothing else.
+    pub calls_per_s: Option<f64>,
+    /// Over the tokens whose ops were recorded; null if a ubatch's width was not recorded.
+    pub ns_per_token: Option<f64>,
+}
+
+/// One thread index of the engine's pool.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LiveThread {
+    pub ith: u16,
+    pub op_share: f64,
+    pub wait_share: Option<f64>,
+}
+
+/// Whether a call's end is known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Known,
+    Cut,
+    Unseen,
+}
+
+fn ending(cut: bool, device: Device) -> Ending {
+    match (cut, device) {
+        (true, _) => Ending::Cut,
+        (false, Device::Unseen) => Ending::Unseen,
+        (false, _) => Ending::Known,
+    }
+}
+
+/// The record being waited for: of a CPU graph, of the scheduler's graph around it, or of the call around both,
+/// by seq.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Of {
+    CpuGraph(u64),
+    Graph(u64),
+    Call(u64),
+}
+
+/// The last slice of a run, which ends where the thread's next run begins, or with the graph.
+struct End {
+    ith: u16,
+    plan: u32,
+    /// Position in the plan of a directly following slice.
+    next: u32,
+    name: u16,
+    slice: SliceTime,
+}
+
+/// Sums so far of an open item.
+struct Open {
+    of: Of,
+    sums: Sums,
+    ends: Vec<End>,
+    /// Ubatch of its first graph that has one, 0 = not known.
+    width: u32,
+    pid: Option<u32>,
+}
+
+impl Open {
+    fn new(of: Of) -> Open {
+        Open { of, sums: Sums::default(), ends: Vec::new(), width: 0, pid: None }
+    }
+
+    fn settle(&mut self, graph_end: Option<i64>) {
+        for end in self.ends.drain(..) {
+            self.sums.slice(end.ith, end.name, Edges::known(None, graph_end).times(&end.slice));
+        }
+    }
+}
+
+/// The sums of a live recording.
+#[derive(Default)]
+pub struct Live {
+    names: Vec<String>,
+    /// The name of each position.
+    plans: Vec<(u32, Vec<u16>)>,
+    open: Vec<Open>,
+    /// Widths of the graphs of calls that have not ended.
+    widths: Vec<(u64, Width)>,
+    /// The processes, in order of appearance.
+    runs: Vec<Run>,
+    /// Index of the one shown, and whether the user chose it.
+    shown: usize,
+    chosen: bool,
+    begun: Option<u64>,
+    ticked: u64,
+    /// The last block, and how many of its records were processed.
+    fed: Option<(u32, usize)>,
+    /// The level of the recording changes.
+    steered: bool,
+}
+
+/// Maximum number of processes with figures of their own; all others are summed.
+const RUNS: usize = 64;
+
+impl Live {
+    /// Processes the new records of a block. Blocks come in order; the last one may come again when it has grown.
+    pub fn feed(&mut self, block: &Block<'_>) {
+        let known = self.fed.filter(|(seq, _)| *seq == block.seq()).map_or(0, |(_, records)| records);
+        let mut defined = Loaded::default();
+        let mut records = 0;
+        for record in block.records() {
+            records += 1;
+            // A definition is valid for the rest of the block.
+            let rest = record.ok().and_then(|r| defined.define(r));
+            if let Some(record) = rest.filter(|_| records > known) {
+                self.take(&defined, &record);
+            }
+        }
+        self.fed = Some((block.seq(), records));
+    }
+
+    /// Advances the window to `t`, CLOCK_MONOTONIC ns. Call it from the beginning on, and a few times per second.
+    pub fn tick(&mut self, t: u64) {
+        self.begun.get_or_insert(t);
+        self.ticked = t;
+        self.runs.iter_mut().for_each(|run| run.tick(t));
+        // Keep the same process while it computes: figures that jump between processes cannot be read.
+        let rests = self.runs.get(self.shown).is_some_and(|run| !run.is_at_work());
+        if rests && !self.chosen {
+            let at_work = self.runs.iter().enumerate().filter(|(_, run)| run.is_at_work());
+            self.shown = at_work.max_by_key(|(_, run)| run.calls()).map_or(self.shown, |(i, _)| i);
+        }
+    }
+
+    /// Ends the input: items without an end count as they are, and the process with the most calls is shown, as
+    /// in `report`.
+    pub fn finish(&mut self) {
+        for mut open in std::mem::take(&mut self.open) {
+            open.settle(None);
+            self.add(open.pid, Phase::of_width(open.width.into()), &open.sums);
+        }
+        if !self.chosen {
+            // On a tie the first.
+            let most = self.runs.iter().enumerate().rev().max_by_key(|(_, run)| run.calls());
+            self.shown = most.map_or(0, |(i, _)| i);
+        }
+    }
+
+    /// The last seconds before `t`, for the process shown.
+    pub fn now(&self, t: u64) -> Span {
+        let ns = t.saturating_sub(self.begun.unwrap_or(t));
+        let Some(run) = self.runs.get(self.shown) else {
+            return Span { seconds: ns.min(WINDOW_NS) as f64 / 1e9, phases: Vec::new() };
+        };
+        self.span(t.saturating_sub(run.since()), run, &run.lately())
+    }
+
+    /// All of the time from the first tick to `t`, for the process shown.
+    pub fn whole(&self, t: u64) -> Span {
+        let ns = t.saturating_sub(self.begun.unwrap_or(t));
+        match self.runs.get(self.shown) {
+            Some(run) => self.span(ns, run, &run.total),
+            None => Span { seconds: ns as f64 / 1e9, phases: Vec::new() },
+        }
+    }
+
+    /// The processes with calls or graphs.
+    pub fn processes(&self) -> Vec<ProcessSpan> {
+        self.runs.iter().enumerate().map(|(i, run)| run.row(i == self.shown)).collect()
+    }
+
+    /// Shows the next process, and keeps showing it.
+    pub fn show_next(&mut self) {
+        self.shown = (self.shown + 1) % self.runs.len().max(1);
+        self.chosen = true;
+    }
+
+    /// Sums of a process; for an unknown one, those of the process shown.
+    fn total(&mut self, pid: Option<u32>) -> Option<&mut Phases> {
+        let at = match pid {
+            None => self.shown,
+            Some(_) => self.runs.iter().position(|run| run.pid == pid).unwrap_or_else(|| {
+                let pid = pid.filter(|_| self.runs.len() < RUNS);
+                if self.runs.len() <= RUNS {
+                    self.runs.push(Run::new(pid, self.ticked));
+                }
+                self.runs.len() - 1
+            }),
+        };
+        self.runs.get_mut(at).map(|run| &mut run.total)
+    }
+
+    fn take(&mut self, defined: &Loaded<'_>, record: &Record<'_>) {
+        match record {
+            Record::Slices(run) => self.slices(defined, run),
+            Record::CpuGraph(g) => self.cpu_graph(g),
+            Record::Graph(g) => self.graph(g),
+            Record::Token(t) => self.token(t),
+            Record::LevelChange(_) => self.steered = true,
+            _ => {}
+        }
+    }
+
+    fn slices(&mut self, defined: &Loaded<'_>, run: &Slices<'_>) {
+        let (plan, open) = (self.plan(defined, run.plan), self.open(Of::CpuGraph(run.graph)));
+        let beyond = name(&mut self.names, NO_STRUCTURE.into());
+        let (Some((_, names)), Some(open)) = (self.plans.get(plan), self.open.get_mut(open)) else { return };
+        if let Some(at) = open.ends.iter().position(|e| (e.ith, e.plan) == (run.ith, run.plan)) {
+            let end = open.ends.swap_remove(at);
+            let joined = (end.next == run.first).then_some(run.t);
+            open.sums.slice(end.ith, end.name, Edges::known(joined, None).times(&end.slice));
+        }
+        for (i, slice) in (0..).zip(slice_iter(run)) {
+            let at = run.first.saturating_add(i);
+            let name = names.get(at as usize).copied().unwrap_or(beyond);
+            if i + 1 == run.n && open.ends.len() < ENDS {
+                let next = at.saturating_add(1);
+                open.ends.push(End { ith: run.ith, plan: run.plan, next, name, slice });
+            } else {
+                open.sums.slice(run.ith, name, Edges::known(None, None).times(&slice));
+            }
+        }
+    }
+
+    fn cpu_graph(&mut self, g: &CpuGraph) {
+        let mut open = self.close(Of::CpuGraph(g.seq));
+        open.settle(Some(g.t.saturating_add_unsigned(g.dur)));
+        let sums = &mut open.sums;
+        // If probes were attached or detached, or the recording ended, ops are missing and their time is charged
+        // to the preceding op.
+        if g.cut {
+            *sums = Sums::default();
+        // A graph recorded below level op cannot be compared with one that has ops.
+        } else if g.plan.is_some() || !self.steered {
+            let ran = !sums.threads.is_empty();
+            sums.graphs.graphs += 1;
+            sums.graphs.graph_ns = sums.graphs.graph_ns.saturating_add(g.dur);
+            sums.graphs.barrier += u64::from(g.barrier && ran);
+            sums.graphs.interval += u64::from(!g.barrier && ran);
+        }
+        let phase = Phase::of_width(g.ubatch.into());
+        let (pid, end) = (Some(g.pid), ending(g.cut, Device::Idle));
+        self.call(pid, CallSource::CpuGraph, phase, known(g.ubatch), g.dur, end);
+        match g.graph {
+            Some(seq) => self.hold(Of::Graph(seq), pid, &open.sums, g.ubatch),
+            None => {
+                open.sums.op_tokens += if open.sums.ops.is_empty() { 0 } else { u64::from(g.ubatch) };
+                self.add(pid, phase, &open.sums);
+            }
+        }
+    }
+
+    fn graph(&mut self, g: &Graph) {
+        let Open { mut sums, width, .. } = self.close(Of::Graph(g.seq));
+        let width = if g.ubatch > 0 { g.ubatch } else { width };
+        sums.op_tokens = if sums.ops.is_empty() { 0 } else { width.into() };
+        let own = Phase::of_width(width.into());
+        let (pid, end) = (Some(g.pid), ending(g.cut, g.device));
+        self.call(pid, CallSource::SchedulerGraph, own, known(width), g.dur, end);
+        let of_call = g.token.map(|seq| (seq, self.widen(seq, width)));
+        match of_call {
+            Some((seq, Phase::Unknown)) => self.hold(Of::Call(seq), pid, &sums, 0),
+            Some((_, phase)) => self.add(pid, phase, &sums),
+            None => self.add(pid, own, &sums),
+        }
+    }
+
+    fn token(&mut self, t: &Token) {
+        let at = self.widths.iter().position(|(seq, _)| *seq == t.seq);
+        let width = at.map(|at| self.widths.remove(at).1).unwrap_or_default();
+        let mut call = Call {
+            seq: t.seq,
+            pid: t.pid,
+            tid: t.tid,
+            entry: Some(t.entry),
+            start: t.t,
+            dur: t.dur,
+            tokens: t.n_tokens.map(u64::from),
+            phase: Phase::Unknown,
+            graphs: 0,
+            cut: t.cut,
+            unseen: t.device == Device::Unseen,
+            device: t.device.waited(),
+        };
+        settle(&mut call, &width);
+        let end = ending(t.cut, t.device);
+        let pid = Some(t.pid);
+        self.call(pid, CallSource::Token, call.phase, call.tokens, call.dur, end);
+        let mut sums = self.close(Of::Call(t.seq)).sums;
+        sums.op_tokens = if sums.ops.is_empty() { 0 } else { call.tokens.unwrap_or(0) };
+        self.add(pid, call.phase, &sums);
+    }
+
+    fn call(
+        &mut self,
+        pid: Option<u32>,
+        source: CallSource,
+        phase: Phase,
+        tokens: Option<u64>,
+        dur: u64,
+        end: Ending,
+    ) {
+        let Some(total) = self.total(pid) else { return };
+        let sum = &mut total[phase as usize].calls[source as usize];
+        sum.calls += 1;
+        match end {
+            Ending::Known => {}
+            Ending::Cut => sum.cut += 1,
+            Ending::Unseen => sum.unseen += 1,
+        }
+        if end != Ending::Known {
+            return;
+        }
+        sum.tokens = sum.tokens.saturating_add(tokens.unwrap_or(0));
+        sum.unknown += u64::from(tokens.is_none());
+        sum.ns = sum.ns.saturating_add(dur);
+    }
+
+    fn add(&mut self, pid: Option<u32>, phase: Phase, sums: &Sums) {
+        if let Some(total) = self.total(pid) {
+            total[phase as usize].combine(sums, u64::saturating_add);
+        }
+    }
+
+    /// Adds the width of a graph to those of its call, and returns the call's phase as far as it is known.
+    fn widen(&mut self, call: u64, width: u32) -> Phase {
+        let at = self.widths.iter().rposition(|(seq, _)| *seq == call).unwrap_or_else(|| {
+            if self.widths.len() == OPEN {
+                self.widths.remove(0);
+            }
+            self.widths.push((call, Width::default()));
+            self.widths.len() - 1
+        });
+        self.widths.get_mut(at).map_or(Phase::Unknown, |(_, of_call)| {
+            of_call.add(width.into());
+            Phase::of_width(of_call.widest)
+        })
+    }
+
+    /// Index of an open item.
+    fn open(&mut self, of: Of) -> usize {
+        if let Some(at) = self.open.iter().rposition(|o| o.of == of) {
+            return at;
+        }
+        if self.open.len() == OPEN {
+            let mut oldest = self.open.remove(0);
+            oldest.settle(None);
+            self.add(oldest.pid, Phase::of_width(oldest.width.into()), &oldest.sums);
+        }
+        self.open.push(Open::new(of));
+        self.open.len() - 1
+    }
+
+    fn close(&mut self, of: Of) -> Open {
+        let at = self.open.iter().rposition(|o| o.of == of);
+        at.map_or_else(|| Open::new(of), |at| self.open.remove(at))
+    }
+
+    fn hold(&mut self, of: Of, pid: Option<u32>, sums: &Sums, width: u32) {
+        let at = self.open(of);
+        if let Some(open) = self.open.get_mut(at) {
+            open.sums.combine(sums, u64::saturating_add);
+            open.width = if open.width == 0 { width } else { open.width };
+            open.pid = pid;
+        }
+    }
+
+    /// Index of a plan, with the names of its positions.
+    fn plan(&mut self, defined: &Loaded<'_>, id: u32) -> usize {
+        if let Some(at) = self.plans.iter().rposition(|(plan, _)| *plan == id) {
+            return at;
+        }
+        let hits = defined.plans.get(&id).map_or(&[][..], |p| &p.hits[..]);
+        let names = hits.iter().enumerate().map(|(position, hit)| {
+            let ident = describe(defined, position, Some(*hit));
+            name(&mut self.names, label(&ident, OpKey::Name))
+        });
+        let names = names.collect();
+        if self.plans.len() == PLANS {
+            self.plans.remove(0);
+        }
+        self.plans.push((id, names));
+        self.plans.len() - 1
+    }
+
+    fn span(&self, ns: u64, run: &Run, sums: &Phases) -> Span {
+        let source = run.source();
+        let phases = Phase::ALL.into_iter().zip(sums).map(|(phase, s)| self.phase(phase, s, source));
+        let there = |p: &PhaseSpan| p.calls > 0 || p.cpu_graphs > 0 || !p.ops.is_empty();
+        Span { seconds: ns as f64 / 1e9, phases: phases.filter(there).collect() }
+    }
+
+    fn phase(&self, phase: Phase, s: &Sums, source: usize) -> PhaseSpan {
+        let (g, c) = (&s.graphs, &s.calls[source]);
+        let waits = g.barrier > 0;
+        let op = |(name, [calls, total_ns]): (&String, &[u64; 2])| LiveOp {
+            name: name.clone(),
+            calls: *calls,
+            total_ns: *total_ns,
+            share: share(*total_ns, g.graph_ns),
+            calls_per_s: per(*calls, g.graph_ns).map(|n| n * 1e9),
+            ns_per_token: per(*total_ns, s.op_tokens),
+        };
+        let mut ops: Vec<LiveOp> = self.names.iter().zip(&s.ops).filter(|(_, o)| o[0] > 0).map(op).collect();
+        order::by_key(&mut ops, |o| (!o.total_ns, 0));
+        let threads =
+            s.threads.iter().enumerate().filter(|(_, t)| t[0] > 0).map(|(ith, [op, wait])| LiveThread {
+                ith: ith as u16,
+                op_share: share(*op, g.graph_ns),
+                wait_share: waits.then(|| share(*wait, g.graph_ns)),
+            });
+        PhaseSpan {
+            phase,
+            calls: c.calls,
+            cut_calls: c.cut,
+            unseen_calls: c.unseen,
+            tokens: c.all_tokens(),
+            in_call_ns: c.ns,
+            tokens_per_s: c.tokens_per_s(),
+            cpu_graphs: g.graphs,
+            graph_ns: g.graph_ns,
+            op_ns: g.op_ns,
+            wait_ns: waits.then_some(g.wait_ns),
+            gaps_ns: gaps(g),
+            op_time: op_time(g),
+            threads: threads.collect(),
+            ops,
+        }
+    }
+}
+
+/// Keeps the `rows` largest of sorted ops, and sums the others in one extra row.
+pub fn keep(ops: &mut Vec<LiveOp>, rows: usize) {
+    let rest = ops.split_off(rows.min(ops.len()));
+    let other = rest.into_iter().reduce(|a, b| LiveOp {
+        name: OTHER_ROW.into(),
+        calls: a.calls.saturating_add(b.calls),
+        total_ns: a.total_ns.saturating_add(b.total_ns),
+        share: a.share + b.share,
+        calls_per_s: a.calls_per_s.zip(b.calls_per_s).map(|(a, b)| a + b),
+        ns_per_token: a.ns_per_token.zip(b.ns_per_token).map(|(a, b)| a + b),
+    });
+    ops.extend(other);
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+/// `number` divided by `of`; `None` if `of` is 0.
+fn per(number: u64, of: u64) -> Option<f64> {
+    (of > 0).then(|| number as f64 / of as f64)
+}
+
+/// Index of a name, which is added if it is new.
+fn name(names: &mut Vec<String>, name: String) -> u16 {
+    let name = if names.len() < NAMES || names.contains(&name) { name } else { OTHER_ROW.into() };
+    let at = names.iter().position(|n| *n == name).unwrap_or_else(|| {
+        names.push(name);
+        names.len() - 1
+    });
+    at as u16
+}
+
+/// A width, if it is known.
+fn known(width: u32) -> Option<u64> {
+    (width > 0).then_some(width.into())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,66 @@
+//! The complete analysis of a run in one call: report, statistics and graph, reading the trace once.
+
+use super::attribution::verdict::Peak;
+use super::calls::Phase;
+use super::cut::{Cut, NoPart, Part};
+use super::dag::fold::fold;
+use super::dag::{self, Dag, DagError};
+use super::load::{Progress, load};
+use super::report::{self, By, Report};
+use super::runs::RunId;
+use super::stat::{self, NoStatistics, Stat, View};
+use pfi::Trace;
+
+/// The results, or why they are missing.
+pub struct Overview {
+    pub part: Part,
+    /// The report of the part, with all rows; its recording quality is that of the complete recording.
+    pub report: Report,
+    /// Phase of the statistics and the graph: decode if there is any.
+    pub phase: Phase,
+    pub stat: Result<Stat, NoStatistics>,
+    /// Identical layers are folded.
+    pub dag: Result<Dag, DagError>,
+}
+
+/// Reads `trace`; `peaks` are the machine's peak rates, empty if not known.
+///
+/// # Errors
+/// The requested part does not exist.
+pub fn overview(trace: &Trace, cut: &Cut, peaks: &[Peak], progress: &Progress) -> Result<Overview, NoPart> {
+    progress.total.store(trace.size().saturating_mul(3), std::sync::atomic::Ordering::Relaxed);
+    let mut loaded = load(trace, progress);
+    let part = cut.part(&loaded)?;
+    // Hits and events are counted for all processes and calls.
+    let quality = part.is_cut().then(|| {
+        progress.total.fetch_add(trace.size(), std::sync::atomic::Ordering::Relaxed);
+        report::of(&mut loaded, &report::Options::default(), progress).quality
+    });
+    cut.apply(&part, &mut loaded);
+    let tables = By::ALL.to_vec();
+    let options = report::Options { tables, peaks: peaks.to_vec(), ..report::Options::default() };
+    let mut report = report::of(&mut loaded, &options, progress);
+    report.quality = quality.unwrap_or(report.quality);
+    report.runs = part.runs.clone();
+    let phase = phase(&report);
+    let options = stat::Options {
+        phase,
+        views: View::ALL.into_iter().chain([View::Activation]).collect(),
+        pid: part.pid.map(RunId::from),
+        peaks: peaks.to_vec(),
+        bandwidth: None,
+        context: None,
+        beside: None,
+    };
+    let stat = stat::of(&mut loaded, &options);
+    let options = dag::Options { pid: part.pid.map(RunId::from), token: None, phase: None };
+    // Last, because it removes the data it does not draw.
+    let dag = dag::of(trace, loaded, &options, progress).map(|graph| fold(&graph));
+    Ok(Overview { part, report, phase, stat, dag })
+}
+
+/// The phase of most interest: decode, else prefill, else unknown.
+fn phase(report: &Report) -> Phase {
+    let has = |phase: Phase| report.phases.iter().any(|p| p.phase == phase);
+    [Phase::Decode, Phase::Prefill, Phase::Unknown].into_iter().find(|p| has(*p)).unwrap_or(Phase::Decode)
+}

@@ -1,0 +1,585 @@
+//! The data behind `profinfer report`. The field names of these structs are the names of the JSON report and do
+//! not change; all times are nanoseconds and end in `_ns`, all shares are 0 to 1.
+
+use serde::Serialize;
+
+use super::attribution::Attribution;
+use super::attribution::counters::CounterFacts;
+use super::attribution::energy::{EnergyReport, energy};
+use super::attribution::experts::{ExpertReport, experts};
+use super::attribution::interference::InterferenceRow;
+use super::attribution::levels::{LevelReport, levels, within};
+use super::attribution::phases::{StageRow, stages};
+use super::attribution::verdict::{Ceiling, Peak, best_of_trace};
+use super::calls::{
+    CallSource, Latency, Phase, Request, Step, Timeline, latency, requests, timeline, weighted,
+};
+use super::clusters::{Cluster, clusters};
+use super::cut::{self, Cut, NoPart};
+use super::idents::*;
+use super::load::{Loaded, Progress, load};
+use super::model::{ModelFacts, model};
+use super::ops::{OpTimes, PhaseSum, op_times};
+use super::quality::{RecordingQuality, quality};
+use super::runs::{RunId, RunRow};
+use super::tables::*;
+use common::redact;
+use pfi::reader::Trace;
+
+/// A table of the report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    Op,
+    Name,
+    Layer,
+    Thread,
+    Token,
+    /// What threads did in each op; can use the rows of the first four tables.
+    Cause,
+    /// What was counted in each op; likewise.
+    Counter,
+    Interference,
+    Expert,
+    Phase,
+    Energy,
+    Level,
+}
+
+impl By {
+    pub const ALL: [By; 12] = [
+        By::Op,
+        By::Name,
+        By::Layer,
+        By::Thread,
+        By::Token,
+        By::Cause,
+        By::Counter,
+        By::Interference,
+        By::Expert,
+        By::Phase,
+        By::Energy,
+        By::Level,
+    ];
+}
+
+/// Report options.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Rows of a table; the rest is summed in one row.
+    pub top: Option<usize>,
+    pub tables: Vec<By>,
+    /// One phase only.
+    pub phase: Option<Phase>,
+    /// Sizes of expert caches to evaluate; if empty, suitable sizes are chosen.
+    pub expert_cache: Vec<u32>,
+    /// Peak rates of the machine, by number of threads; empty: not known.
+    pub peaks: Vec<Peak>,
+    /// The run to report on; none: the busiest, see [`Cut::pid`].
+    pub pid: Option<RunId>,
+    /// Also report the other runs (of the process in `pid`, if one is given), in [`Report::others`].
+    pub others: bool,
+}
+
+impl Options {
+    /// True if this is the only requested table.
+    pub fn only(&self, by: By) -> bool {
+        self.tables == [by]
+    }
+}
+
+/// The report. `schema` is increased when a field changes its meaning; new fields may be added without that.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    pub schema: u32,
+    pub run: RunFacts,
+    /// Processes with calls, and contexts of a process that has several. Everything below, down to `others`, is
+    /// about the one shown.
+    pub runs: Vec<RunRow>,
+    pub model: ModelFacts,
+    /// What counts as a call.
+    pub call_source: CallSource,
+    /// Time to first token over the requests with a completely recorded prefill.
+    pub ttft: Option<Latency>,
+    pub requests: Vec<Request>,
+    pub phases: Vec<PhaseReport>,
+    /// The peak that ops are compared with. This and the following optional fields are omitted if not recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ceiling: Option<Ceiling>,
+    /// Requested counters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub counters: Option<Vec<CounterFacts>>,
+    /// Who had the CPU while the target's threads were runnable; empty: no one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interference: Option<Vec<InterferenceRow>>,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub interference_left_out: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertReport>,
+    /// Activities of the engine around and within its calls.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stages: Option<Vec<StageRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy: Option<EnergyReport>,
+    /// Recording levels over time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub levels: Option<LevelReport>,
+    /// The figures of the other runs, if requested, and the number of further runs that were not analysed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<OtherRun>,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub others_left_out: u64,
+    /// Why the completion of a device was not seen; omitted if it was, or if no device was used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unseen: Option<String>,
+    /// Of the complete recording.
+    pub quality: RecordingQuality,
+    /// Requested tables, and the maximum rows of each.
+    #[serde(skip)]
+    pub tables: Vec<By>,
+    #[serde(skip)]
+    pub top: Option<usize>,
+}
+
+/// A run other than the one shown, with the figures of [`Report`].
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OtherRun {
+    pub pid: u32,
+    pub context: Option<u32>,
+    pub model: ModelFacts,
+    pub call_source: CallSource,
+    pub ttft: Option<Latency>,
+    pub requests: Vec<Request>,
+    pub phases: Vec<PhaseReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ceiling: Option<Ceiling>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stages: Option<Vec<StageRow>>,
+}
+
+/// Facts about the recording.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct RunFacts {
+    /// Version of the recording profinfer; this and the next five are empty if the header is lost.
+    pub tool: String,
+    pub command: String,
+    pub kernel: String,
+    pub arch: String,
+    pub host: String,
+    pub cpu_model: String,
+    /// CPU clusters of the machine, largest cores first; empty if the header is lost or does not contain them.
+    pub clusters: Vec<Cluster>,
+    pub level: Option<String>,
+    pub structure: Option<bool>,
+    /// `bpf`, or `perf`: perf events on a kernel without bpf().
+    pub source: Option<String>,
+    pub transport: Option<String>,
+    /// CLOCK_REALTIME at the start, ns since 1970.
+    pub started_unix_ns: Option<u64>,
+    /// From the first start to the last end of anything recorded.
+    pub span_ns: u64,
+    pub processes: Vec<ProcessFacts>,
+    pub engines: Vec<EngineFacts>,
+    pub blocks: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ProcessFacts {
+    pub pid: u32,
+    pub engine: u32,
+    pub exe: String,
+    pub cmdline: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EngineFacts {
+    pub id: u32,
+    pub version: String,
+    pub layout: String,
+    pub modules: Vec<ModuleFacts>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModuleFacts {
+    pub path: String,
+    pub build_id: String,
+    pub role: String,
+}
+
+/// How the op times of a phase are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OpTime {
+    /// Start to barrier entry.
+    Busy,
+    /// Start to the next op's start, including the barrier wait.
+    Wall,
+    /// Some graphs have one, some the other.
+    Mixed,
+}
+
+/// Prefill, decode, or calls whose phase is not known.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PhaseReport {
+    pub phase: Phase,
+    pub calls: u64,
+    /// Calls still running when the recording ended; excluded from all times.
+    pub cut_calls: u64,
+    /// Calls for which the completion of a device was not seen; also excluded. Omitted if there are none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unseen_calls: u64,
+    /// The part of the calls' durations spent waiting for a device after the call returned. Omitted if zero.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub device_ns: u64,
+    /// Null if the width of a batch was not recorded.
+    pub tokens: Option<u64>,
+    /// Sum of the calls' durations.
+    pub in_call_ns: u64,
+    pub latency: Option<Latency>,
+    /// Decode only: from the start of a call to the start of the next one in the same request (includes sampling
+    /// and client).
+    pub start_to_start: Option<Latency>,
+    /// Decode only, per token: duration of a call over its tokens (TPOT as the engine itself computes it), and
+    /// the same from start to start. Null if the width of a batch was not recorded.
+    pub tpot: Option<Latency>,
+    pub tpot_start_to_start: Option<Latency>,
+    /// True: calls of several tokens that may not be a prompt (next tokens of several requests in a server,
+    /// tokens proposed by a draft model).
+    #[serde(skip_serializing_if = "is_false")]
+    pub batched: bool,
+    /// Tokens over the time in calls.
+    pub tokens_per_s: Option<f64>,
+    /// Decode only: tokens over the time from start to start; null if the width of a batch was not recorded.
+    pub tokens_per_s_wall: Option<f64>,
+    pub cpu_graphs: u64,
+    /// Additional CPU graphs without recorded ops; and how often the level changed from the first call to the
+    /// last. Omitted if it never did.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub graphs_below_ops: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub level_changes: u64,
+    /// Total duration of the CPU graphs; the shares in the tables refer to it.
+    pub graph_ns: u64,
+    /// Thread 0's op time; the next two are its barrier wait (null in interval mode) and the rest of `graph_ns`.
+    pub op_ns: u64,
+    pub wait_ns: Option<u64>,
+    pub gaps_ns: u64,
+    /// Null if no op was recorded, as below level op.
+    pub op_time: Option<OpTime>,
+    /// Requested tables; others are omitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_op: Option<Vec<OpRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_name: Option<Vec<OpRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_layer: Option<Vec<OpRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_thread: Option<Vec<ThreadRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_token: Option<Vec<TokenRow>>,
+    /// Rows of the last two tables beyond [`Options::top`].
+    #[serde(skip_serializing_if = "is_zero")]
+    pub threads_left_out: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub calls_left_out: u64,
+    pub splits: Vec<SplitRow>,
+}
+
+/// Maximum number of other runs analysed: each takes another pass over the trace.
+const OTHERS: usize = 64;
+
+/// Reads `trace` and builds the report for the busiest run, ignoring [`Options::pid`].
+pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
+    let busiest = Options { pid: None, ..options.clone() };
+    let found = try_report(trace, &busiest, progress);
+    found.unwrap_or_else(|_| of(&mut load(trace, progress), options, progress))
+}
+
+/// Reads `trace` and builds the report for one run at a time; only the recording quality covers the complete
+/// recording.
+///
+/// # Errors
+/// The requested run does not exist.
+pub fn try_report(trace: &Trace, options: &Options, progress: &Progress) -> Result<Report, NoPart> {
+    // Every byte is read at most twice: once as records, once as slices.
+    progress.total.store(trace.size().saturating_mul(2), std::sync::atomic::Ordering::Relaxed);
+    let mut loaded = load(trace, progress);
+    let cut = Cut { pid: options.pid, ..Cut::default() };
+    let part = cut.part(&loaded)?;
+    let own = options.others && part.is_cut();
+    let wanted = |r: &&RunRow| own && !r.shown && r.calls > 0 && options.pid.is_none_or(|id| id.pid == r.pid);
+    let others: Vec<RunId> = part.runs.iter().filter(wanted).map(RunRow::id).collect();
+    let more = u64::from(part.is_cut()) + 2 * others.len().min(OTHERS) as u64;
+    progress.total.fetch_add(trace.size().saturating_mul(more), std::sync::atomic::Ordering::Relaxed);
+    // Hits and events are counted for all processes.
+    let quality = part.is_cut().then(|| of(&mut loaded, &Options::default(), progress).quality);
+    cut.apply(&part, &mut loaded);
+    let mut report = of(&mut loaded, options, progress);
+    drop(loaded);
+    report.quality = quality.unwrap_or(report.quality);
+    for pid in others.iter().take(OTHERS) {
+        let mut loaded = load(trace, progress);
+        cut::leave_only(&mut loaded, *pid);
+        report.others.push(OtherRun::new(*pid, of(&mut loaded, options, progress)));
+    }
+    report.others_left_out = others.len().saturating_sub(OTHERS) as u64;
+    report.runs = part.runs;
+    Ok(report)
+}
+
+impl OtherRun {
+    fn new(RunId { pid, context }: RunId, r: Report) -> OtherRun {
+        OtherRun {
+            pid,
+            context,
+            model: r.model,
+            call_source: r.call_source,
+            ttft: r.ttft,
+            requests: r.requests,
+            phases: r.phases,
+            ceiling: r.ceiling,
+            experts: r.experts,
+            stages: r.stages,
+        }
+    }
+}
+
+/// Builds the report from the loaded (part of a) trace. Its contents stay; their order may change.
+pub fn of(loaded: &mut Loaded<'_>, options: &Options, progress: &Progress) -> Report {
+    let line = timeline(loaded);
+    let times = op_times(loaded, &line, progress);
+    let idents = Idents::new(loaded);
+    let why = Attribution::new(loaded, &line, &idents);
+    // Read-only from here on.
+    let loaded = &*loaded;
+    let mut requests = requests(&line.calls);
+    for request in requests.list.iter_mut().filter(|r| r.prefill_calls > 0 && batches(loaded, &line, r.pid)) {
+        // It is not known which prompt a batch belongs to.
+        (request.ttft_ns, request.prompt_tokens) = (None, None);
+    }
+    let all = Phase::ALL.iter().filter(|p| options.phase.is_none_or(|only| only == **p));
+    let misses = |layer| why.as_ref()?.misses(&idents, layer);
+    let wanted = |by| options.tables.contains(&by).then_some(());
+    let experts = wanted(By::Expert).and_then(|()| experts(loaded, &line, &options.expert_cache, misses));
+    let judged = why.is_some() || !options.peaks.is_empty();
+    let ceiling = if judged { ceiling(loaded, &times, &idents, &options.peaks) } else { None };
+    let reasons = Reasons { why: why.as_ref(), judged, ceiling: ceiling.as_ref() };
+    let about = About { loaded, line: &line, times: &times, idents: &idents, reasons };
+    let in_the_way = why
+        .as_ref()
+        .filter(|w| w.scheduler && options.tables.contains(&By::Interference))
+        .map(|w| w.interference.clone());
+    Report {
+        schema: 2,
+        run: run(loaded),
+        runs: Vec::new(),
+        others: Vec::new(),
+        others_left_out: 0,
+        model: model(loaded),
+        call_source: line.source,
+        ttft: latency(requests.list.iter().filter_map(|r| r.ttft_ns).collect()),
+        phases: all.filter_map(|p| phase(&about, &requests.decode_steps, *p, options)).collect(),
+        requests: requests.list,
+        unseen: line.calls.iter().any(|c| c.unseen).then(|| unseen(loaded)),
+        quality: quality(loaded, &line, &times),
+        counters: why.as_ref().map(|w| w.counters.facts().to_vec()).filter(|c| !c.is_empty()),
+        interference_left_out: beyond(in_the_way.as_deref(), options.top),
+        interference: in_the_way.map(|rows| first(rows, options.top)),
+        experts,
+        stages: wanted(By::Phase).and_then(|()| stages(loaded, &line, &times)),
+        energy: wanted(By::Energy).and_then(|()| energy(loaded, &line)),
+        levels: wanted(By::Level).and_then(|()| levels(loaded, &line)),
+        ceiling,
+        tables: options.tables.clone(),
+        top: options.top,
+    }
+}
+
+/// The peak given for the threads of the run, else the best bandwidth of its ops.
+fn ceiling(loaded: &Loaded<'_>, times: &OpTimes, idents: &Idents, peaks: &[Peak]) -> Option<Ceiling> {
+    let threads = loaded.cpu_graphs.iter().map(|g| g.n_threads).max().unwrap_or(1);
+    Ceiling::given(peaks, threads).or_else(|| {
+        let ops: Vec<_> = Phase::ALL.iter().flat_map(|p| facts(times, idents, *p)).collect();
+        best_of_trace(ops.iter().map(|(name, facts)| (name.as_str(), *facts)))
+    })
+}
+
+/// The inputs of a phase report.
+struct About<'l, 'a> {
+    loaded: &'l Loaded<'a>,
+    line: &'l Timeline,
+    times: &'l OpTimes,
+    idents: &'l Idents,
+    reasons: Reasons<'l>,
+}
+
+fn phase(about: &About<'_, '_>, steps: &[Step], phase: Phase, options: &Options) -> Option<PhaseReport> {
+    let &About { loaded, line, times, idents, reasons } = about;
+    let sum = times.phases.get(&phase).copied().unwrap_or_default();
+    let splits = split_rows(loaded, line, phase);
+    let calls: Vec<_> = line.calls.iter().filter(|c| c.phase == phase).collect();
+    if calls.is_empty() && sum.graphs + sum.below == 0 && splits.is_empty() {
+        return None;
+    }
+    let whole: Vec<_> = calls.iter().filter(|c| !c.cut).collect();
+    let in_call_ns = whole.iter().fold(0u64, |a, c| a.saturating_add(c.dur));
+    let tokens = whole.iter().try_fold(0u64, |a, c| a.checked_add(c.tokens?));
+    let unseen_calls = calls.iter().filter(|c| c.unseen).count() as u64;
+    // If no call has a time, the number of tokens is unknown, not 0.
+    let tokens = tokens.filter(|_| unseen_calls == 0 || !whole.is_empty());
+    let steps = if phase == Phase::Decode { steps } else { &[] };
+    let steps_ns = steps.iter().fold(0u64, |a, s| a.saturating_add(s.ns));
+    let step_tokens = steps.iter().try_fold(0u64, |a, s| a.checked_add(s.tokens?));
+    let token = |ns: u64, tokens: Option<u64>| tokens.map(|n| (ns.checked_div(n).unwrap_or(0), n));
+    let decode = phase == Phase::Decode;
+    let each = |all: Option<Vec<(u64, u64)>>| all.filter(|_| decode).and_then(weighted);
+    let any_cause = reasons.judged && (options.only(By::Cause) || options.only(By::Counter));
+    let wanted = |by: By| options.tables.contains(&by) || any_cause;
+    let ops = |by: By, key: OpKey| {
+        wanted(by).then(|| top_ops(op_rows(times, reasons, idents, phase, key), options.top))
+    };
+    let threads = wanted(By::Thread).then(|| thread_rows(times, reasons.why, phase));
+    let by_token = options.tables.contains(&By::Token).then(|| token_rows(line, times, phase));
+    Some(PhaseReport {
+        phase,
+        threads_left_out: beyond(threads.as_deref(), options.top),
+        calls_left_out: beyond(by_token.as_deref(), options.top),
+        calls: calls.len() as u64,
+        cut_calls: (calls.len() - whole.len()) as u64 - unseen_calls,
+        unseen_calls,
+        device_ns: whole.iter().fold(0u64, |a, c| a.saturating_add(c.device)),
+        tokens,
+        in_call_ns,
+        latency: latency(whole.iter().map(|c| c.dur).collect()),
+        start_to_start: latency(steps.iter().map(|s| s.ns).collect()),
+        tpot: each(whole.iter().map(|c| token(c.dur, c.tokens)).collect()),
+        tpot_start_to_start: each(steps.iter().map(|s| token(s.ns, s.tokens)).collect()),
+        batched: phase == Phase::Prefill && calls.iter().any(|c| batches(loaded, line, c.pid)),
+        tokens_per_s: tokens.filter(|_| in_call_ns > 0).map(|t| t as f64 * 1e9 / in_call_ns as f64),
+        tokens_per_s_wall: step_tokens.filter(|_| steps_ns > 0).map(|n| n as f64 * 1e9 / steps_ns as f64),
+        cpu_graphs: sum.graphs,
+        graphs_below_ops: sum.below,
+        level_changes: within(loaded, line, phase),
+        graph_ns: sum.graph_ns,
+        op_ns: sum.op_ns,
+        wait_ns: (sum.barrier > 0).then_some(sum.wait_ns),
+        gaps_ns: gaps(&sum),
+        op_time: op_time(&sum),
+        by_op: ops(By::Op, OpKey::Op),
+        by_name: ops(By::Name, OpKey::Name),
+        by_layer: ops(By::Layer, OpKey::Layer),
+        by_thread: threads.map(|rows| first(rows, options.top)),
+        by_token: by_token.map(|rows| first(rows, options.top)),
+        splits,
+    })
+}
+
+/// Whether calls of several tokens may be something other than a prompt: those of a server, and those of one of
+/// several contexts, which may verify what a draft model proposed.
+fn batches(loaded: &Loaded<'_>, line: &Timeline, pid: u32) -> bool {
+    let mut wide = line.calls.iter().filter(|c| c.pid == pid && c.phase == Phase::Prefill);
+    is_server(loaded, pid) || (loaded.one_context && wide.nth(1).is_some())
+}
+
+/// Whether a process is a server of several requests, by its program name.
+fn is_server(loaded: &Loaded<'_>, pid: u32) -> bool {
+    let Some(process) = loaded.processes.iter().find(|p| p.pid == pid) else { return false };
+    let name = |path: &str| path.rsplit('/').next().unwrap_or_default().contains("server");
+    let first = process.cmdline.split(' ').next().unwrap_or_default();
+    name(process.exe) || name(first) || process.cmdline.contains("llama_cpp.server")
+}
+
+fn is_false(it: &bool) -> bool {
+    !it
+}
+
+/// Why the completion of a device was not seen.
+fn unseen(loaded: &Loaded<'_>) -> String {
+    let told = loaded.causes.features.iter().find(|f| f.name == "device");
+    told.map_or("the recorder was one that does not look for it", |f| f.why).into()
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+pub(super) fn op_time(sum: &PhaseSum) -> Option<OpTime> {
+    match (sum.barrier, sum.interval) {
+        (0, 0) => None,
+        (_, 0) => Some(OpTime::Busy),
+        (0, _) => Some(OpTime::Wall),
+        _ => Some(OpTime::Mixed),
+    }
+}
+
+/// Number of rows that [`first`] leaves out.
+fn beyond<T>(rows: Option<&[T]>, top: Option<usize>) -> u64 {
+    rows.map_or(0, |rows| rows.len().saturating_sub(top.unwrap_or(usize::MAX)) as u64)
+}
+
+fn first<T>(mut rows: Vec<T>, top: Option<usize>) -> Vec<T> {
+    rows.truncate(top.unwrap_or(usize::MAX));
+    rows
+}
+
+/// Facts about a recording.
+pub fn run(loaded: &Loaded<'_>) -> RunFacts {
+    let mut facts = RunFacts { span_ns: span(loaded), blocks: loaded.blocks, ..RunFacts::default() };
+    if let Some(h) = &loaded.header {
+        facts.tool = h.tool.into();
+        facts.command = redact::line(h.command);
+        facts.kernel = h.kernel.into();
+        facts.arch = h.arch.into();
+        facts.host = h.host.into();
+        facts.cpu_model = h.cpu_model.into();
+        facts.clusters = clusters(h.topology);
+        facts.level = Some(format!("{:?}", h.level).to_lowercase());
+        facts.structure = Some(h.structure);
+        facts.source = Some(format!("{:?}", h.source).to_lowercase());
+        facts.transport = Some(format!("{:?}", h.transport).to_lowercase());
+        facts.started_unix_ns = Some(h.real_ns);
+    }
+    facts.processes = loaded
+        .processes
+        .iter()
+        .map(|p| ProcessFacts {
+            pid: p.pid,
+            engine: p.engine,
+            exe: p.exe.into(),
+            cmdline: redact::line(p.cmdline),
+        })
+        .collect();
+    facts.engines = loaded
+        .engines
+        .iter()
+        .map(|e| EngineFacts {
+            id: e.id,
+            version: e.version.into(),
+            layout: e.layout.into(),
+            modules: loaded
+                .modules
+                .iter()
+                .filter(|m| m.engine == e.id)
+                .map(|m| ModuleFacts {
+                    path: m.path.into(),
+                    build_id: m.build_id.into(),
+                    role: m.role.into(),
+                })
+                .collect(),
+        })
+        .collect();
+    facts
+}
+
+fn span(loaded: &Loaded<'_>) -> u64 {
+    let tokens = loaded.tokens.iter().map(|t| (t.t, t.dur));
+    let graphs = loaded.graphs.iter().map(|g| (g.t, g.dur));
+    let cpu = loaded.cpu_graphs.iter().map(|g| (g.t, g.dur));
+    let ends = tokens.chain(graphs).chain(cpu).map(|(t, dur)| (t, t.saturating_add_unsigned(dur)));
+    let bounds = ends.fold(None, |acc: Option<(i64, i64)>, (from, to)| match acc {
+        None => Some((from, to)),
+        Some((a, b)) => Some((a.min(from), b.max(to))),
+    });
+    bounds.map_or(0, |(from, to)| from.abs_diff(to))
+}

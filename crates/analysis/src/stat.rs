@@ -1,0 +1,332 @@
+//! Statistics over tokens, ops, threads, experts and backends. The field names of these structs are those of the
+//! JSON output.
+
+pub mod context;
+pub mod growth;
+pub mod reuse;
+pub mod shapes;
+pub mod work;
+
+use serde::Serialize;
+
+use self::growth::{Growth, Timed, growth};
+use self::reuse::{Activation, ReuseTimes};
+use self::shapes::{Shapes, Side};
+use self::work::{Balance, Forecast, NoForecast, Op, Products, Roofline};
+use super::attribution::experts::{ExpertReport, experts};
+use super::attribution::verdict::{Ceiling, Peak};
+use super::calls::{Phase, Timeline, timeline};
+use super::cut::{Cut, NoPart};
+use super::describe::{self, Ident, streams};
+use super::diff::MOST_KINDS;
+use super::idents::{Idents, OpKey};
+use super::load::{Loaded, Progress, load};
+use super::processes::{NoProcess, Processes};
+use super::runs::{RunId, RunRow, Runs};
+use super::series::{Calls, Groups, Series};
+use super::stats::typical;
+use super::tables::{OTHER_ROW, SplitRow, split_rows};
+use pfi::Trace;
+
+/// A section of the statistics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    Tokens,
+    Ops,
+    Roofline,
+    Threads,
+    Experts,
+    Reuse,
+    Activation,
+    Backends,
+    Shapes,
+}
+
+impl View {
+    /// All but the individual choices, of which there are many.
+    pub const ALL: [View; 8] = [
+        View::Tokens,
+        View::Ops,
+        View::Roofline,
+        View::Threads,
+        View::Experts,
+        View::Reuse,
+        View::Backends,
+        View::Shapes,
+    ];
+}
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub phase: Phase,
+    pub views: Vec<View>,
+    /// The run to analyse; none: the process with the most such calls. If a process has several contexts and none
+    /// is given, the one with the most time in calls.
+    pub pid: Option<RunId>,
+    /// Peak rates of the machine, by number of threads.
+    pub peaks: Vec<Peak>,
+    /// Predict the speed at this bandwidth, 10^9 bytes/s, and at this context length.
+    pub bandwidth: Option<f64>,
+    pub context: Option<u64>,
+    /// The shapes of another trace, to compare with.
+    pub beside: Option<Side>,
+}
+
+/// Why there are no statistics.
+#[derive(Debug, thiserror::Error)]
+pub enum NoStatistics {
+    #[error("there is no {phase} call with all of its ops{of}: {why}")]
+    Calls { phase: &'static str, of: String, why: &'static str },
+    #[error(transparent)]
+    Process(#[from] NoProcess),
+    #[error(transparent)]
+    Part(#[from] NoPart),
+    #[error(transparent)]
+    Forecast(#[from] NoForecast),
+}
+
+/// The statistics. `schema` is increased when a field changes its meaning; sections not requested are omitted.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Stat {
+    pub schema: u32,
+    pub phase: Phase,
+    pub pid: u32,
+    /// The context, if the process has several.
+    pub context: Option<u32>,
+    /// Processes with calls, and contexts of a process that has several; all figures are of the one shown.
+    pub runs: Vec<RunRow>,
+    /// Other processes with such calls; these are not included.
+    pub other_processes: u64,
+    pub threads: u32,
+    pub calls: u64,
+    /// Calls that were cut off or miss ops; these are not included.
+    pub left_out: u64,
+    /// Mean duration of a call, ns.
+    pub call_ns: f64,
+    /// Null if the context length is not known or hardly changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<Option<Growth>>,
+    /// Null if there is no matrix multiplication.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ops: Option<Option<Products>>,
+    /// Null if no peak is given and no op reads enough to serve as one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub roofline: Option<Option<Roofline>>,
+    /// Null if the barrier was not probed: an op's time then includes the wait for the other threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thread_balance: Option<Option<Vec<Balance>>>,
+    /// Null if none were recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Option<ExpertReport>>,
+    /// Null if no choice has a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reuse: Option<Option<ReuseTimes>>,
+    /// Null if none were recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activation: Option<Option<Activation>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backends: Option<Vec<SplitRow>>,
+    /// Null if no op ran on two backends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shapes: Option<Option<Shapes>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<Forecast>,
+}
+
+/// Reads `trace` and computes the statistics that `options` ask for.
+///
+/// # Errors
+/// There are no suitable calls, or no basis for a forecast.
+pub fn stat(trace: &Trace, options: &Options, progress: &Progress) -> Result<Stat, NoStatistics> {
+    progress.total.store(trace.size(), std::sync::atomic::Ordering::Relaxed);
+    let mut loaded = load(trace, progress);
+    let line = timeline(&loaded);
+    let runs = Runs::of(&loaded, &line);
+    let calls = Calls::new(&loaded, &line, options.phase, options.pid.map(|id| id.pid));
+    let pid = options.pid.or((!calls.whole.is_empty()).then(|| calls.pid.into()));
+    let cut = Cut { pid, ..Cut::default() };
+    let part = cut.part_of(&loaded, &line, runs)?;
+    // Without suitable calls, the reason is taken from the complete recording.
+    if !calls.whole.is_empty() {
+        cut.apply(&part, &mut loaded);
+    }
+    let mut found = of_process(&mut loaded, options, part.pid)?;
+    (found.other_processes, found.context) = (calls.other_processes as u64, part.context);
+    found.runs = part.runs;
+    Ok(found)
+}
+
+/// Computes the statistics from the loaded (part of a) trace. Its contents stay; their order may change.
+///
+/// # Errors
+/// Those of [`stat`].
+pub fn of(loaded: &mut Loaded<'_>, options: &Options) -> Result<Stat, NoStatistics> {
+    of_process(loaded, options, options.pid.map(|id| id.pid))
+}
+
+fn of_process(loaded: &mut Loaded<'_>, options: &Options, pid: Option<u32>) -> Result<Stat, NoStatistics> {
+    let pid = pid.map(|pid| Processes::of(loaded).wanted(pid)).transpose()?;
+    let line = timeline(loaded);
+    let idents = Idents::new(loaded);
+    let calls = Calls::new(loaded, &line, options.phase, pid);
+    if calls.whole.is_empty() {
+        let of = pid.map_or_else(String::new, |pid| format!(" of process {pid}"));
+        let why = super::series::why_nothing(loaded, &line, options.phase);
+        return Err(NoStatistics::Calls { phase: options.phase.name(), of, why });
+    }
+    let kinds = kinds(loaded, &idents);
+    let groups = Groups { idents: &idents, of: &kinds.of_ident, count: kinds.list.len() };
+    let series = Series::new(loaded, &line, &calls.whole, &groups);
+    let loaded = &*loaded;
+    let all = All { loaded, line: &line, idents: &idents, kinds: &kinds, series: &series };
+    let wanted = |view: View| options.views.contains(&view).then_some(());
+    let threads = loaded.cpu_graphs.iter().map(|g| g.n_threads).max().unwrap_or(1);
+    let ops = all.ops();
+    let grown = all.growth();
+    let call_ns = super::stats::mean(&series.durations);
+    let forecast = (options.bandwidth.is_some() || options.context.is_some()).then(|| {
+        let peak = Ceiling::given(&options.peaks, threads).map(|c| c.peak);
+        let to = (options.bandwidth, options.context);
+        work::forecast(call_ns, all.streaming(), grown.as_ref(), peak.as_ref(), to)
+    });
+    Ok(Stat {
+        schema: 2,
+        phase: options.phase,
+        pid: calls.pid,
+        context: None,
+        runs: Vec::new(),
+        other_processes: calls.other_processes as u64,
+        threads,
+        calls: calls.whole.len() as u64,
+        left_out: calls.left_out as u64,
+        call_ns,
+        tokens: wanted(View::Tokens).map(|()| grown),
+        ops: wanted(View::Ops).map(|()| work::products(&ops)),
+        roofline: wanted(View::Roofline).map(|()| work::roofline(&ops, &options.peaks, threads)),
+        thread_balance: wanted(View::Threads).map(|()| all.balance(&calls.whole)),
+        experts: wanted(View::Experts).map(|()| experts(loaded, &line, &[], |_| None)),
+        reuse: wanted(View::Reuse).map(|()| reuse::reuse(loaded, &line, &idents, calls.pid)),
+        activation: wanted(View::Activation).map(|()| reuse::activation(loaded, &line, calls.pid)),
+        backends: wanted(View::Backends).map(|()| split_rows(loaded, &line, options.phase)),
+        shapes: wanted(View::Shapes).map(|()| {
+            let own = shapes::side(loaded, &line, &idents, &calls.whole);
+            shapes::shapes(own, options.beside.as_ref())
+        }),
+        forecast: forecast.transpose()?,
+    })
+}
+
+/// Distinct ops by name and form.
+struct Kinds<'l> {
+    list: Vec<Kind<'l>>,
+    /// Kind of each ident.
+    of_ident: Vec<usize>,
+}
+
+struct Kind<'l> {
+    name: String,
+    form: String,
+    ident: &'l Ident,
+}
+
+fn kinds<'l>(loaded: &Loaded<'_>, idents: &'l Idents) -> Kinds<'l> {
+    let mut known = std::collections::HashMap::new();
+    let mut out = Kinds { list: Vec::new(), of_ident: Vec::new() };
+    for (i, ident) in idents.list().iter().enumerate() {
+        let (name, form) = (idents.label(i, OpKey::Name), describe::form(loaded, ident.hit));
+        let next = out.list.len();
+        // Kinds beyond the maximum are counted in the last one.
+        let kind = *known.entry(format!("{name}\n{form}")).or_insert(next.min(MOST_KINDS));
+        if kind == next {
+            let name = if kind < MOST_KINDS { name } else { OTHER_ROW.into() };
+            out.list.push(Kind { name, form, ident });
+        }
+        out.of_ident.push(kind);
+    }
+    out
+}
+
+/// The inputs of the statistics.
+struct All<'l, 'a> {
+    loaded: &'l Loaded<'a>,
+    line: &'l Timeline,
+    idents: &'l Idents,
+    kinds: &'l Kinds<'l>,
+    series: &'l Series,
+}
+
+impl All<'_, '_> {
+    /// Figures of one execution of each kind that ran.
+    fn ops(&self) -> Vec<Op> {
+        let op = |(i, kind): (usize, &Kind<'_>)| {
+            let times: Vec<f64> = self.ran(i).collect();
+            let ns_a_call = super::stats::mean(&times);
+            let ns = typical(&times).map_or(ns_a_call, |e| e.value) / self.series.times_a_call(i).max(1.0);
+            let work = kind.ident.work.unwrap_or_default();
+            (!times.is_empty()).then(|| Op {
+                name: kind.name.clone(),
+                form: kind.form.clone(),
+                product: matches!(kind.ident.op.as_str(), "MUL_MAT" | "MUL_MAT_ID"),
+                ns,
+                ns_a_call,
+                bytes: work.read as f64 + work.written as f64,
+                flops: work.flops as f64,
+                int8: kind.ident.int8,
+            })
+        };
+        self.kinds.list.iter().enumerate().filter_map(op).collect()
+    }
+
+    fn ran(&self, kind: usize) -> impl Iterator<Item = f64> {
+        self.series.group(kind).iter().filter(|t| **t > 0.0).map(|t| f64::from(*t))
+    }
+
+    /// Time of the ops that stream their weights, and their bytes, in an average call.
+    fn streaming(&self) -> (f64, f64) {
+        let points = self.series.calls.len().max(1) as f64;
+        let (mut ns, mut bytes) = (0.0, 0.0);
+        for (i, kind) in self.kinds.list.iter().enumerate().filter(|(_, k)| streams(k.ident)) {
+            let work = kind.ident.work.unwrap_or_default();
+            let ran = self.ran(i).count() as f64 * self.series.times_a_call(i);
+            ns += self.ran(i).sum::<f64>() / points;
+            bytes += (work.read as f64 + work.written as f64) * ran / points;
+        }
+        (ns, bytes)
+    }
+
+    /// Growth by name, because the form of attention changes as the context grows.
+    fn growth(&self) -> Option<Growth> {
+        let all = context::contexts(self.loaded, self.line);
+        let of = |call: &usize| all.get(*call).copied().unwrap_or(0);
+        let contexts: Vec<u64> = self.series.calls.iter().map(of).collect();
+        let mut ops: Vec<Timed> = Vec::new();
+        for (i, kind) in self.kinds.list.iter().enumerate() {
+            let at = ops.iter().position(|op| op.name == kind.name).unwrap_or_else(|| {
+                ops.push(Timed { name: kind.name.clone(), times: vec![0.0; contexts.len()] });
+                ops.len() - 1
+            });
+            let times = ops.get_mut(at).map_or(&mut [][..], |op| &mut op.times);
+            for (sum, time) in times.iter_mut().zip(self.series.group(i)) {
+                *sum += f64::from(*time);
+            }
+        }
+        growth(&contexts, &self.series.durations, &ops)
+    }
+
+    /// Times by thread for each name, per call; `None` without barriers, or with one thread.
+    fn balance(&self, whole: &[usize]) -> Option<Vec<Balance>> {
+        let sums =
+            super::series::by_thread(self.loaded, self.line, whole, self.idents, &self.kinds.of_ident)?;
+        let mut ops: Vec<(String, Vec<f64>)> = Vec::new();
+        for (kind, times) in self.kinds.list.iter().zip(sums) {
+            if times.iter().all(|t| *t == 0.0) {
+                continue;
+            }
+            match ops.iter_mut().find(|(name, _)| *name == kind.name) {
+                Some((_, sum)) => sum.iter_mut().zip(times).for_each(|(sum, t)| *sum += t),
+                None => ops.push((kind.name.clone(), times)),
+            }
+        }
+        Some(work::balance(ops))
+    }
+}

@@ -1,0 +1,375 @@
+//! Expert reuse token by token: which experts were chosen, and the cost when a layer has not used them for long.
+//!
+//! Covers decode only, in recording order. A token is a graph that has choices of experts.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use crate::attribution::experts::{Choices, Chosen};
+use crate::calls::Timeline;
+use crate::idents::Idents;
+use crate::load::Loaded;
+use crate::ops::Edges;
+use crate::stats::Estimate;
+use common::order;
+use pfi::record::CpuGraph;
+use pfi::slice_iter;
+
+/// Time of a layer's expert multiplications as a function of how long ago it last used the token's experts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ReuseTimes {
+    /// Tokens times layers with known experts and time, and the number of these layers.
+    pub n: u64,
+    pub layers: u64,
+    /// Mean time of a layer's MUL_MAT_ID per token, ns.
+    pub mean_ns: f64,
+    /// Null if the distance hardly changes.
+    pub line: Option<ReuseLine>,
+    /// By mean distance of the token's experts, nearest first; tokens with an expert that the layer never used
+    /// before are last.
+    pub rows: Vec<ReuseRow>,
+}
+
+/// A line fit to the times within each layer, so that differences between layers have no effect.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ReuseLine {
+    /// Intercept of the line, ns, for the average layer.
+    pub at_zero_ns: f64,
+    /// Cost of each additional token since the last use, ns, and its 95 % confidence interval.
+    pub ns_per_token: f64,
+    pub interval: [f64; 2],
+    /// Share of the variance within layers that the line explains.
+    pub r2: f64,
+    /// It rises, and chance does not explain it.
+    pub rises: bool,
+}
+
+/// Tokens whose mean distance is at most this and above the previous row's.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ReuseRow {
+    /// Null: any distance.
+    pub up_to: Option<u64>,
+    /// One of the experts was not used before: there is no distance.
+    pub first_use: bool,
+    pub n: u64,
+    /// Mean distance, tokens.
+    pub distance: Option<f64>,
+    /// Mean time, and its difference from the mean of the same layers, ns.
+    pub mean_ns: f64,
+    pub beyond_ns: f64,
+}
+
+/// Upper bounds of the rows, and number of rows: two more for any distance and for first uses.
+const UP_TO: [u64; 6] = [1, 2, 4, 8, 16, 32];
+const ROWS: usize = UP_TO.len() + 2;
+const FIRST_USE: usize = ROWS - 1;
+/// Share of runs in which a line may rise by chance.
+const CHANCE: f64 = 0.01;
+/// A share of variance in the distances' sum of squares below this counts as no variance.
+const LEAST_VARIANCE: f64 = 1e-9;
+
+#[derive(Default, Clone, Copy)]
+struct Row {
+    n: f64,
+    x: f64,
+    y: f64,
+}
+
+/// Sums of a layer. Times are relative to the first one, to keep the squares small.
+#[derive(Default)]
+struct Layer {
+    used: HashMap<u64, u64>,
+    tokens: u64,
+    origin: Option<f64>,
+    rows: [Row; ROWS],
+    xx: f64,
+    xy: f64,
+    yy: f64,
+}
+
+impl Layer {
+    /// Records a token's experts; returns their mean distance, `None` if one was never used before.
+    fn distance(&mut self, experts: &[u64]) -> Option<f64> {
+        self.tokens += 1;
+        let (mut sum, mut first) = (0, experts.is_empty());
+        for id in experts {
+            match self.used.insert(*id, self.tokens) {
+                Some(before) => sum += self.tokens - before,
+                None => first = true,
+            }
+        }
+        (!first).then(|| sum as f64 / experts.len() as f64)
+    }
+
+    fn time(&mut self, distance: Option<f64>, ns: f64) {
+        let y = ns - *self.origin.get_or_insert(ns);
+        let row = match distance {
+            Some(x) => UP_TO.iter().position(|to| x <= *to as f64).unwrap_or(UP_TO.len()),
+            None => FIRST_USE,
+        };
+        let x = distance.unwrap_or(0.0);
+        if let Some(row) = self.rows.get_mut(row) {
+            *row = Row { n: row.n + 1.0, x: row.x + x, y: row.y + y };
+        }
+        if distance.is_some() {
+            self.xx += x * x;
+            self.xy += x * y;
+            self.yy += y * y;
+        }
+    }
+
+    /// Totals of these rows: count, and the sums of distances and of absolute times.
+    fn sum(&self, rows: std::ops::Range<usize>) -> Row {
+        let rows = self.rows.get(rows).unwrap_or(&[]).iter();
+        let sum = rows.fold(Row::default(), |a, r| Row { n: a.n + r.n, x: a.x + r.x, y: a.y + r.y });
+        Row { y: sum.y + sum.n * self.origin.unwrap_or(0.0), ..sum }
+    }
+}
+
+/// The times of one process; `None` if no choice has a time. Requires `loaded.runs` to be sorted.
+pub fn reuse(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, pid: u32) -> Option<ReuseTimes> {
+    let mut clock = Clock::new(loaded, idents);
+    let mut layers: HashMap<u32, Layer> = HashMap::new();
+    for Chosen { layer, graph, experts, .. } in Choices::new(loaded, line).of(pid) {
+        let Some(number) = layer else { continue };
+        let of = layers.entry(number).or_default();
+        let distance = of.distance(&experts);
+        if let Some(ns) = clock.of(graph, number) {
+            of.time(distance, ns);
+        }
+    }
+    let mut layers: Vec<(u32, Layer)> = layers.into_iter().filter(|(_, l)| l.origin.is_some()).collect();
+    // In order, so that floating-point sums are reproducible.
+    order::by_key(&mut layers, |(number, _)| ((*number).into(), 0));
+    let layers: Vec<Layer> = layers.into_iter().map(|(_, l)| l).collect();
+    let all = total(&layers, 0..ROWS);
+    (all.n > 0.0).then(|| ReuseTimes {
+        n: all.n as u64,
+        layers: layers.len() as u64,
+        mean_ns: all.y / all.n,
+        line: through(&layers),
+        rows: (0..ROWS).filter_map(|row| told(&layers, row)).collect(),
+    })
+}
+
+fn total(layers: &[Layer], rows: std::ops::Range<usize>) -> Row {
+    let sums = layers.iter().map(|l| l.sum(rows.clone()));
+    sums.fold(Row::default(), |a, r| Row { n: a.n + r.n, x: a.x + r.x, y: a.y + r.y })
+}
+
+fn told(layers: &[Layer], row: usize) -> Option<ReuseRow> {
+    let sum = total(layers, row..row + 1);
+    let beyond = |l: &Layer| {
+        let (own, all) = (l.sum(row..row + 1), l.sum(0..ROWS));
+        own.y - own.n * all.y / all.n.max(1.0)
+    };
+    let first_use = row == FIRST_USE;
+    (sum.n > 0.0).then(|| ReuseRow {
+        up_to: UP_TO.get(row).copied(),
+        first_use,
+        n: sum.n as u64,
+        distance: (!first_use).then(|| sum.x / sum.n),
+        mean_ns: sum.y / sum.n,
+        beyond_ns: layers.iter().map(beyond).sum::<f64>() / sum.n,
+    })
+}
+
+/// Least squares with a separate mean for each layer.
+fn through(layers: &[Layer]) -> Option<ReuseLine> {
+    let (mut xx, mut xy, mut yy, mut squares) = (0.0, 0.0, 0.0, 0.0);
+    for l in layers {
+        let sum = l.sum(0..FIRST_USE);
+        let (n, y) = (sum.n.max(1.0), sum.y - sum.n * l.origin.unwrap_or(0.0));
+        squares += l.xx;
+        xx += l.xx - sum.x * sum.x / n;
+        xy += l.xy - sum.x * y / n;
+        yy += l.yy - y * y / n;
+    }
+    let all = total(layers, 0..FIRST_USE);
+    let df = all.n - layers.len() as f64 - 1.0;
+    if df < 1.0 || xx <= squares * LEAST_VARIANCE {
+        return None;
+    }
+    let value = xy / xx;
+    let left = (yy - value * xy).max(0.0);
+    let slope = Estimate { value, variance: left / df / xx, df };
+    let width = slope.within(0.95);
+    Some(ReuseLine {
+        at_zero_ns: (all.y - value * all.x) / all.n,
+        ns_per_token: value,
+        interval: [value - width, value + width],
+        r2: if yy > 0.0 { 1.0 - left / yy } else { 0.0 },
+        rises: value > 0.0 && slope.chance(0.0) <= CHANCE,
+    })
+}
+
+/// Times of the experts' multiplications by graph and layer.
+struct Clock<'l, 'a> {
+    loaded: &'l Loaded<'a>,
+    idents: &'l Idents,
+    graphs: HashMap<u64, &'l CpuGraph>,
+    /// The current graph, and its layers' times, ns.
+    at: Option<u64>,
+    times: HashMap<u32, f64>,
+}
+
+impl<'l, 'a> Clock<'l, 'a> {
+    fn new(loaded: &'l Loaded<'a>, idents: &'l Idents) -> Self {
+        let whole = |g: &&CpuGraph| !g.cut && g.expected.is_none_or(|n| n == g.seen);
+        let graphs = loaded.cpu_graphs.iter().filter(whole).map(|g| (g.seq, g)).collect();
+        Clock { loaded, idents, graphs, at: None, times: HashMap::new() }
+    }
+
+    fn of(&mut self, graph: u64, layer: u32) -> Option<f64> {
+        if self.at != Some(graph) {
+            self.at = Some(graph);
+            self.read(graph);
+        }
+        self.times.get(&layer).copied()
+    }
+
+    fn read(&mut self, graph: u64) {
+        self.times.clear();
+        let Some(of) = self.graphs.get(&graph) else { return };
+        let runs = &self.loaded.runs;
+        let from = runs.partition_point(|r| r.graph < graph);
+        for (i, run) in runs.iter().enumerate().skip(from).take_while(|(_, r)| r.graph == graph) {
+            if run.ith != 0 {
+                continue;
+            }
+            let next = runs.get(i + 1).filter(|n| (n.graph, n.plan) == (run.graph, run.plan));
+            let edges = Edges::new(run, next, Some(of));
+            let idents = self.idents.of_plan(run.plan).iter().skip(run.first as usize);
+            for (slice, ident) in slice_iter(run).zip(idents) {
+                let (true, Some(layer)) = (self.idents.op(*ident) == "MUL_MAT_ID", self.idents.layer(*ident))
+                else {
+                    continue;
+                };
+                if let (Some(time), wait) = edges.times(&slice) {
+                    let ns = time.saturating_add(wait.unwrap_or(0)) as f64;
+                    *self.times.entry(layer).or_default() += ns;
+                }
+            }
+        }
+    }
+}
+
+/// The experts that each layer chose, token by token.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Activation {
+    pub tokens: u64,
+    /// Tokens per bin; the last bin may have fewer.
+    pub tokens_a_bin: u64,
+    pub layers: Vec<ActiveLayer>,
+    /// Number of layers beyond the limit.
+    pub layers_left_out: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ActiveLayer {
+    /// Null if no name contains it.
+    pub layer: Option<u32>,
+    /// Name of the tensor of ids.
+    pub name: String,
+    /// Number of experts; if not known, the highest chosen expert plus one.
+    pub experts: u64,
+    /// For each bin of tokens, the experts chosen in it, and how often.
+    pub bins: Vec<Vec<(u32, u32)>>,
+}
+
+/// Maximum bins of tokens, and maximum numbers kept in total.
+const MOST_BINS: u64 = 256;
+const MOST_CELLS: usize = 8 << 20;
+
+/// The choices of one process; `None` if there are none.
+pub fn activation(loaded: &Loaded<'_>, line: &Timeline, pid: u32) -> Option<Activation> {
+    let choices = Choices::new(loaded, line);
+    let mut graphs: Vec<u64> = choices.of(pid).map(|c| c.graph).collect();
+    order::by_key(&mut graphs, |g| (*g, 0));
+    graphs.dedup();
+    let tokens = graphs.len() as u64;
+    let tokens_a_bin = tokens.div_ceil(MOST_BINS).max(1);
+    let bins = tokens.div_ceil(tokens_a_bin) as usize;
+    let mut places: HashMap<(Option<u32>, u32), Option<usize>> = HashMap::new();
+    let mut layers: Vec<(Option<u32>, String, Vec<u32>)> = Vec::new();
+    let (mut cells, mut left_out) = (0, 0);
+    for Chosen { layer, ids, graph, experts, most, .. } in choices.of(pid) {
+        let place = places.entry((layer, if layer.is_some() { 0 } else { ids })).or_insert_with(|| {
+            let own = bins * most as usize;
+            if cells + own > MOST_CELLS {
+                left_out += 1;
+                return None;
+            }
+            cells += own;
+            layers.push((layer, choices.name(ids), vec![0; own]));
+            Some(layers.len() - 1)
+        });
+        let Some((_, _, counts)) = place.and_then(|p| layers.get_mut(p)) else { continue };
+        let wide = counts.len() / bins;
+        let bin = graphs.partition_point(|g| *g < graph) / tokens_a_bin as usize;
+        for id in experts.iter().map(|id| *id as usize).filter(|id| *id < wide) {
+            if let Some(n) = counts.get_mut(bin * wide + id) {
+                *n = n.saturating_add(1);
+            }
+        }
+    }
+    let mut layers: Vec<ActiveLayer> = layers.into_iter().map(|l| active(l, bins)).collect();
+    order::by_key(&mut layers, |l| (l.layer.map_or(u64::MAX, u64::from), 0));
+    (tokens > 0).then_some(Activation { tokens, tokens_a_bin, layers, layers_left_out: left_out })
+}
+
+fn active((layer, name, counts): (Option<u32>, String, Vec<u32>), bins: usize) -> ActiveLayer {
+    let wide = counts.len() / bins;
+    let numbered = |bin: &[u32]| -> Vec<(u32, u32)> {
+        bin.iter().zip(0..).filter(|(n, _)| **n > 0).map(|(n, id)| (id, *n)).collect()
+    };
+    let bins = counts.chunks(wide.max(1)).map(numbered).collect();
+    ActiveLayer { layer, name, experts: wide as u64, bins }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two layers, one of them ten times slower; each additional token since the last use costs 30 ns in both.
+    fn layers() -> Vec<Layer> {
+        let of = |base: f64| {
+            let mut l = Layer::default();
+            for i in 0..300u64 {
+                let experts = [i % 3, 3 + i * i % 5];
+                let distance = l.distance(&experts);
+                let chance = (i * 31 % 13) as f64 - 6.0;
+                l.time(distance, base + 30.0 * distance.unwrap_or(100.0) + chance);
+            }
+            l
+        };
+        vec![of(1_000.0), of(10_000.0)]
+    }
+
+    #[test]
+    fn distance_costs_the_same_in_layers_of_different_size() {
+        let all = layers();
+        let line = through(&all).unwrap();
+        assert!((line.ns_per_token - 30.0).abs() < 1.0 && line.rises, "{line:?}");
+        assert!(line.interval[0] < 30.0 && line.interval[1] > 30.0 && line.r2 > 0.9, "{line:?}");
+        assert!((line.at_zero_ns - 5_500.0).abs() < 10.0, "{line:?}");
+        let rows: Vec<ReuseRow> = (0..ROWS).filter_map(|r| told(&all, r)).collect();
+        assert_eq!(rows.iter().map(|r| r.n).sum::<u64>(), 600);
+        // The larger the distance, the slower; a first use is slowest.
+        assert!(rows.windows(2).all(|w| w[0].beyond_ns < w[1].beyond_ns), "{rows:#?}");
+        assert!(rows.last().unwrap().first_use && rows.last().unwrap().distance.is_none());
+    }
+
+    #[test]
+    fn the_same_experts_again_and_again_have_no_line() {
+        let mut l = Layer::default();
+        for i in 0..50 {
+            let distance = l.distance(&[1, 2]);
+            l.time(distance, 1000.0 + f64::from(i));
+        }
+        assert_eq!(l.sum(0..ROWS).n, 50.0);
+        assert!(through(&[l]).is_none());
+        assert!(through(&[]).is_none());
+    }
+}

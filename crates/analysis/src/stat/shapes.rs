@@ -1,0 +1,267 @@
+//! Compares the same ops on different backends: the splits of one trace, or two traces.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use crate::calls::{Phase, Timeline, timeline};
+use crate::describe::{Ident, form};
+use crate::idents::Idents;
+use crate::load::{Loaded, Progress, load};
+use crate::ops::{Edges, sort_runs};
+use crate::series::Calls;
+use crate::stats::median;
+use crate::tables::backend_name;
+use common::order;
+use pfi::Trace;
+use pfi::record::CpuGraph;
+use pfi::slice_iter;
+
+/// Ops of the same kind and shape, side by side.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Shapes {
+    /// Where they ran.
+    pub places: Vec<Place>,
+    /// Ops that ran in at least two places; most time first.
+    pub rows: Vec<Shape>,
+}
+
+/// A backend of a trace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// 0: the trace itself; 1: the trace it is compared with.
+    pub trace: u32,
+    pub backend: String,
+}
+
+/// An op, identified by its kind and its tensors' types and dimensions.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Shape {
+    pub op: String,
+    pub form: String,
+    /// One per place; null if it did not run there.
+    pub cells: Vec<Option<Ran>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Ran {
+    pub executions: u64,
+    /// Median of the times from its start to the next op's on thread 0, ns.
+    pub median_ns: f64,
+    /// Relative to the first place where it ran.
+    pub ratio: f64,
+}
+
+/// Maximum times kept of an op in one place; each time it is reached, every second one is dropped.
+const MOST: usize = 4096;
+/// Maximum number of distinct op kinds.
+const MOST_KINDS: usize = 4096;
+/// Maximum number of distinct backends per trace.
+const MOST_PLACES: usize = 16;
+
+/// Times, evenly thinned out.
+#[derive(Debug, Clone, Default)]
+struct Sample {
+    seen: u64,
+    each: u64,
+    times: Vec<f64>,
+}
+
+impl Sample {
+    fn take(&mut self, ns: u64) {
+        if self.seen.is_multiple_of(self.each.max(1)) {
+            self.times.push(ns as f64);
+        }
+        self.seen += 1;
+        if self.times.len() >= MOST {
+            let mut place = 0u8;
+            self.times.retain(|_| {
+                place ^= 1;
+                place == 1
+            });
+            self.each = self.each.max(1) * 2;
+        }
+    }
+}
+
+/// The ops of one trace.
+#[derive(Debug, Clone, Default)]
+pub struct Side {
+    backends: Vec<String>,
+    kinds: Vec<Kind>,
+}
+
+#[derive(Debug, Clone)]
+struct Kind {
+    op: String,
+    form: String,
+    /// Per backend.
+    samples: Vec<Sample>,
+}
+
+/// Reads the ops of a phase from a trace, for the process with the most such calls.
+pub fn of_trace(trace: &Trace, phase: Phase, progress: &Progress) -> Side {
+    let mut loaded = load(trace, progress);
+    let line = timeline(&loaded);
+    let calls = Calls::new(&loaded, &line, phase, None);
+    sort_runs(&mut loaded);
+    side(&loaded, &line, &Idents::new(&loaded), &calls.whole)
+}
+
+/// The ops of the calls with these indices. Requires `loaded.runs` to be sorted.
+pub fn side(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, calls: &[usize]) -> Side {
+    let mut out = Side::default();
+    let kind_of = kinds(loaded, idents, &mut out.kinds);
+    let mut place_of = Places::new(loaded);
+    let index: HashMap<u64, usize> = loaded.cpu_graphs.iter().enumerate().map(|(i, g)| (g.seq, i)).collect();
+    for (i, run) in loaded.runs.iter().enumerate().filter(|(_, run)| run.ith == 0) {
+        let Some(&at) = index.get(&run.graph) else { continue };
+        let call = line.cpu_call.get(at).copied().flatten();
+        let wanted = call.is_some_and(|c| calls.binary_search(&c).is_ok());
+        let Some(graph) = loaded.cpu_graphs.get(at).filter(|_| wanted) else { continue };
+        let Some(place) = place_of.graph(graph, &mut out.backends) else { continue };
+        let next = loaded.runs.get(i + 1).filter(|n| (n.graph, n.plan) == (run.graph, run.plan));
+        let edges = Edges::new(run, next, Some(graph));
+        let positions = idents.of_plan(run.plan).iter().skip(run.first as usize);
+        for (slice, ident) in slice_iter(run).zip(positions) {
+            let kind = kind_of.get(*ident).copied().flatten().and_then(|k| out.kinds.get_mut(k));
+            let (Some(kind), (Some(time), wait)) = (kind, edges.times(&slice)) else { continue };
+            if kind.samples.len() <= place {
+                kind.samples.resize(place + 1, Sample::default());
+            }
+            if let Some(sample) = kind.samples.get_mut(place) {
+                sample.take(time.saturating_add(wait.unwrap_or(0)));
+            }
+        }
+    }
+    out
+}
+
+/// Kind of each ident; `None` if not known, or beyond the limit.
+fn kinds(loaded: &Loaded<'_>, idents: &Idents, list: &mut Vec<Kind>) -> Vec<Option<usize>> {
+    let mut known: HashMap<String, usize> = HashMap::new();
+    let mut of = |ident: &Ident| {
+        let form = form(loaded, ident.hit.filter(|_| ident.known));
+        if form.is_empty() {
+            return None;
+        }
+        let key = format!("{}\n{form}", ident.op);
+        if let Some(kind) = known.get(&key) {
+            return Some(*kind);
+        }
+        if list.len() == MOST_KINDS {
+            return None;
+        }
+        known.insert(key, list.len());
+        list.push(Kind { op: ident.op.clone(), form, samples: Vec::new() });
+        Some(list.len() - 1)
+    };
+    idents.list().iter().map(&mut of).collect()
+}
+
+/// Finds the backend of a split.
+struct Places<'l, 'a> {
+    loaded: &'l Loaded<'a>,
+    /// Split number to backend.
+    splits: HashMap<u64, u32>,
+    /// Backend to its index in the list.
+    known: HashMap<u32, Option<usize>>,
+}
+
+impl<'l, 'a> Places<'l, 'a> {
+    fn new(loaded: &'l Loaded<'a>) -> Self {
+        let splits = loaded.splits.iter().map(|s| (s.seq, s.backend)).collect();
+        Places { loaded, splits, known: HashMap::new() }
+    }
+
+    fn graph(&mut self, graph: &CpuGraph, list: &mut Vec<String>) -> Option<usize> {
+        let backend = graph.split.and_then(|s| self.splits.get(&s)).copied();
+        let loaded = self.loaded;
+        *self.known.entry(backend.unwrap_or(u32::MAX)).or_insert_with(|| {
+            // Ops are only visible in the library of the CPU backend.
+            let name = backend.map_or_else(|| "CPU".into(), |id| backend_name(loaded, id));
+            list.iter().position(|n| *n == name).or_else(|| {
+                (list.len() < MOST_PLACES).then(|| {
+                    list.push(name);
+                    list.len() - 1
+                })
+            })
+        })
+    }
+}
+
+/// Aligns the ops of one trace, and those of another; `None` if no op ran in two places.
+pub fn shapes(own: Side, beside: Option<&Side>) -> Option<Shapes> {
+    let places = |side: &Side, trace: u32| -> Vec<Place> {
+        side.backends.iter().map(|b| Place { trace, backend: b.clone() }).collect()
+    };
+    let mut all = places(&own, 0);
+    let first = all.len();
+    all.extend(beside.map(|b| places(b, 1)).unwrap_or_default());
+    let theirs = beside.map_or(&[][..], |b| &b.kinds);
+    let index: HashMap<(&str, &str), &Kind> =
+        theirs.iter().map(|k| ((k.op.as_str(), k.form.as_str()), k)).collect();
+    let mut rows = Vec::new();
+    for kind in &own.kinds {
+        let mut samples: Vec<Option<&Sample>> = (0..all.len()).map(|i| kind.samples.get(i)).collect();
+        if let Some(other) = index.get(&(kind.op.as_str(), kind.form.as_str())) {
+            for (i, sample) in other.samples.iter().enumerate() {
+                if let Some(slot) = samples.get_mut(first + i) {
+                    *slot = Some(sample);
+                }
+            }
+        }
+        rows.extend(shape(kind, &samples));
+    }
+    let time = |r: &Shape| r.cells.iter().flatten().map(|c| c.median_ns * c.executions as f64).sum::<f64>();
+    order::by_key(&mut rows, |r| (!order::fraction(time(r)), 0));
+    (!rows.is_empty()).then_some(Shapes { places: all, rows })
+}
+
+fn shape(kind: &Kind, samples: &[Option<&Sample>]) -> Option<Shape> {
+    let ran = |s: &Option<&Sample>| {
+        let s = s.filter(|s| s.seen > 0)?;
+        Some(Ran { executions: s.seen, median_ns: median(&s.times), ratio: 1.0 })
+    };
+    let mut cells: Vec<Option<Ran>> = samples.iter().map(ran).collect();
+    let first = cells.iter().flatten().next()?.median_ns;
+    if cells.iter().flatten().count() < 2 || first <= 0.0 {
+        return None;
+    }
+    cells.iter_mut().flatten().for_each(|c| c.ratio = c.median_ns / first);
+    Some(Shape { op: kind.op.clone(), form: kind.form.clone(), cells })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thinned_out_sample_keeps_its_middle() {
+        let mut s = Sample::default();
+        (0..100_000u64).for_each(|i| s.take(i % 1000));
+        assert!(s.seen == 100_000 && s.times.len() < MOST && s.times.len() >= MOST / 4);
+        assert!((median(&s.times) - 500.0).abs() < 30.0);
+    }
+
+    fn side(backend: &str, ns: u64) -> Side {
+        let mut sample = Sample::default();
+        (0..9).for_each(|_| sample.take(ns));
+        let kind =
+            |op: &str| Kind { op: op.into(), form: "f32 4 of f32 4".into(), samples: vec![sample.clone()] };
+        Side { backends: vec![backend.into()], kinds: vec![kind("ADD"), kind(backend)] }
+    }
+
+    #[test]
+    fn what_ran_in_two_traces_stands_side_by_side() {
+        let found = shapes(side("CPU", 100), Some(&side("BLAS", 250))).unwrap();
+        assert_eq!(
+            found.places.iter().map(|p| (p.trace, &*p.backend)).collect::<Vec<_>>(),
+            [(0, "CPU"), (1, "BLAS")]
+        );
+        assert_eq!(found.rows.len(), 1);
+        let cells: Vec<_> = found.rows[0].cells.iter().flatten().map(|c| (c.median_ns, c.ratio)).collect();
+        assert_eq!(cells, [(100.0, 1.0), (250.0, 2.5)]);
+        assert_eq!(shapes(side("CPU", 100), None), None);
+    }
+}

@@ -1,0 +1,96 @@
+//! Kernels for AArch64: quantised weights on plain NEON, with the dot product, and with the 8-bit matrix
+//! instructions.
+//!
+//! Results match the plain kernels bit for bit: integer sums are exact, and blocks are added in the same order
+//! with the same rounding. All variants share one code base: [`machine`] has what differs between instruction
+//! sets, [`types`] what differs between weight types; [`panel`] arranges weights and activations in the order
+//! that the innermost loops in [`tile`] read.
+
+mod machine;
+mod panel;
+mod tile;
+mod types;
+
+use super::isa::Isa;
+use super::matmul::Job;
+use super::recipe::Recipe;
+use crate::quant::TensorType;
+use machine::{Dot, I8mm, Machine, Plain};
+use panel::Kernel;
+use types::{Q4_0, Q4_1, Q4K, Q6K, Q8_0, Type};
+
+/// The recipe of each type.
+struct Recipes {
+    q4_0: Recipe,
+    q4_1: Recipe,
+    q8_0: Recipe,
+    q4k: Recipe,
+    q6k: Recipe,
+}
+
+const fn kernel<M: Machine, T: Type>() -> Kernel {
+    let of = panel::tile_block_bytes::<T>;
+    Kernel {
+        run: 16 / M::ROWS,
+        block: T::BLOCK,
+        tile_block_bytes: [of(1), of(2), of(4), of(8)],
+        pack_tile: panel::pack_tile::<T>,
+        multiply: [
+            if M::LEAST == 2 { tile::multiply::<M, T, 2> } else { tile::multiply::<M, T, 4> },
+            tile::multiply::<M, T, 4>,
+            tile::multiply::<M, T, 8>,
+            tile::multiply::<M, T, 16>,
+        ],
+    }
+}
+
+fn run<M: Machine, T: Type>(job: &Job<'_>, scratch: &mut [u8]) {
+    panel::run(job, scratch, const { &kernel::<M, T>() });
+}
+
+const fn recipe<M: Machine, T: Type>() -> Recipe {
+    Recipe {
+        ty: T::TENSOR,
+        group: panel::ROWS,
+        tile: Some((panel::TOKENS, panel::ROWS)),
+        panel_bytes: panel::panel_bytes::<T>,
+        pack: Some(panel::pack::<M, T>),
+        scratch_bytes: panel::scratch_bytes::<T>,
+        run: run::<M, T>,
+    }
+}
+
+const fn recipes<M: Machine>() -> Recipes {
+    Recipes {
+        q4_0: recipe::<M, Q4_0>(),
+        q4_1: recipe::<M, Q4_1>(),
+        q8_0: recipe::<M, Q8_0>(),
+        q4k: recipe::<M, Q4K>(),
+        q6k: recipe::<M, Q6K>(),
+    }
+}
+
+static NEON: Recipes = recipes::<Plain>();
+static DOT: Recipes = recipes::<Dot>();
+static I8MM: Recipes = recipes::<I8mm>();
+
+/// Recipe for repacked weights, if there is one here.
+pub(super) fn packed(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
+    let all = match isa {
+        Isa::Neon => &NEON,
+        Isa::NeonDot => &DOT,
+        Isa::NeonI8mm => &I8MM,
+        Isa::Scalar | Isa::Avx2 | Isa::Avx512Vnni => return None,
+    };
+    match ty {
+        TensorType::Q4_0 => Some(&all.q4_0),
+        TensorType::Q4_1 => Some(&all.q4_1),
+        TensorType::Q8_0 => Some(&all.q8_0),
+        TensorType::Q4K => Some(&all.q4k),
+        TensorType::Q6K => Some(&all.q6k),
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,185 @@
+//! Arranges weights and activations in the order in which the tiles read them.
+//!
+//! Weights: panels of 8 rows. A block has the per-row header data, then its quants in stretches of 16 columns:
+//! for each step of `16 / ROWS` columns and each unit of `ROWS` rows, a register holding the columns of one row
+//! after those of another. Registers of nibbles hold an even step in the low nibbles and the following odd step
+//! in the high nibbles.
+//!
+//! Activations: tiles of 1, 2, 4 or 8 tokens. A block has the scale of each token, then for each part one number
+//! per token ([`Type::extra`]) and the quants in stretches: for each step, token by token, its columns. Per-token
+//! lists have at least four entries.
+
+use super::machine::Machine;
+use super::types::{Activations, Type, block_bytes};
+use crate::format::view;
+use crate::matmul::Job;
+use crate::quant::TensorType;
+
+/// Rows of a panel of weights.
+pub(super) const ROWS: usize = 8;
+/// Columns of a stretch.
+pub(super) const STRETCH: usize = 16;
+/// Most tokens in a tile.
+pub(super) const TOKENS: usize = 8;
+/// Tokens arranged at a time: they fit the L2 cache along with the weights.
+const TURN: usize = 64;
+
+/// Multiplies a panel with a tile.
+pub(super) type Multiply = fn(&Job<'_>, &[u8], &[u8], Place);
+
+/// What the packing and tile loops need to know about a kernel. They are not instantiated per instruction set and
+/// type, to keep the program small.
+pub(super) struct Kernel {
+    /// Columns of one row or token in a register.
+    pub run: usize,
+    /// Columns of a block.
+    pub block: usize,
+    /// Bytes per block for tiles of 1, 2, 4 and 8 tokens.
+    pub tile_block_bytes: [usize; 4],
+    /// Arranges a tile.
+    pub pack_tile: fn(&Job<'_>, Tile, &mut [u8]),
+    /// Multiplies a panel with a tile of 1, 2, 4 or 8 tokens.
+    pub multiply: [Multiply; 4],
+}
+
+/// Row, first token and number of tokens of a panel and a tile.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub row: usize,
+    pub token: usize,
+    pub tokens: usize,
+}
+
+/// Tokens of the job covered by a tile, and the tile's capacity.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    first: usize,
+    count: usize,
+    tokens: usize,
+    /// Columns of one token in a register.
+    run: usize,
+}
+
+/// The quants of one stretch as registers, one byte per quant: `[step][unit of rows][row][column]`.
+fn interleave(run: usize, quant: impl Fn(usize, usize) -> u8) -> [[u8; 16]; 8] {
+    let in_register = 16 / run;
+    let units = ROWS / in_register;
+    let mut registers = [[0; 16]; 8];
+    for (r, register) in registers.iter_mut().enumerate() {
+        let (step, unit) = (r / units, r % units);
+        for (i, byte) in register.iter_mut().enumerate() {
+            *byte = quant(unit * in_register + i / run, step * run + i % run);
+        }
+    }
+    registers
+}
+
+/// A panel from its rows as stored in the file. Missing rows stay zero.
+pub(super) fn pack<M: Machine, T: Type>(source: &[u8], row_bytes: usize, panel: &mut [u8]) {
+    pack_type::<T>(source, row_bytes, panel, 16 / M::ROWS);
+}
+
+#[inline(never)]
+fn pack_type<T: Type>(source: &[u8], row_bytes: usize, panel: &mut [u8], run: usize) {
+    let bytes = T::TENSOR.block_bytes();
+    for (b, block) in panel.chunks_exact_mut(block_bytes::<T>()).enumerate() {
+        let (head, quants) = block.split_at_mut(T::HEAD_BYTES);
+        let of_row =
+            |row: usize| source.get(row * row_bytes + b * bytes..).and_then(|rest| rest.get(..bytes));
+        for (row, source) in (0..ROWS).filter_map(|row| Some((row, of_row(row)?))) {
+            T::head(source, row, head);
+        }
+        for (stretch, out) in quants.chunks_exact_mut(T::STRETCH_BYTES).enumerate() {
+            let quant =
+                |row, column| of_row(row).map_or(0, |source| T::quant(source, stretch * STRETCH + column));
+            T::store(&interleave(run, quant), ROWS * run / 16, out);
+        }
+    }
+}
+
+/// Bytes of a panel, for the recipe.
+pub(super) fn panel_bytes<T: Type>(_ty: TensorType, cols: usize) -> usize {
+    cols / T::BLOCK * block_bytes::<T>()
+}
+
+/// Entries in a per-token list.
+pub(super) const fn list(tokens: usize) -> usize {
+    if tokens < 4 { 4 } else { tokens }
+}
+
+/// Bytes of a block of a tile.
+pub(super) const fn tile_block_bytes<T: Type>(tokens: usize) -> usize {
+    4 * list(tokens) + T::BLOCK / T::PART * 4 * list(tokens) + T::BLOCK * tokens
+}
+
+/// Scratch memory of a product.
+pub(super) fn scratch_bytes<T: Type>(cols: usize, tokens: usize) -> usize {
+    tokens.min(TURN).div_ceil(TOKENS) * (cols / T::BLOCK * tile_block_bytes::<T>(TOKENS))
+}
+
+/// One tile from prepared rows.
+pub(super) fn pack_tile<T: Type>(job: &Job<'_>, at: Tile, tile: &mut [u8]) {
+    pack_acts(job, at, tile, T::PART, T::extra);
+}
+
+#[inline(never)]
+fn pack_acts<A: Activations>(
+    job: &Job<'_>,
+    at: Tile,
+    tile: &mut [u8],
+    part_columns: usize,
+    extra: fn(&A, usize) -> u32,
+) {
+    let Tile { first, count, tokens, run } = at;
+    let list = 4 * list(tokens);
+    let part_bytes = list + part_columns * tokens;
+    let block_bytes = list + A::COLUMNS / part_columns * part_bytes;
+    tile.fill(0);
+    for token in 0..count {
+        for (block, acts) in tile.chunks_exact_mut(block_bytes).zip(view::<A>(job.act(first + token))) {
+            let (scales, parts) = block.split_at_mut(list);
+            scales[4 * token..][..4].copy_from_slice(&acts.scale().to_ne_bytes());
+            for (p, part) in parts.chunks_exact_mut(part_bytes).enumerate() {
+                let (extras, quants) = part.split_at_mut(list);
+                extras[4 * token..][..4].copy_from_slice(&extra(acts, p).to_ne_bytes());
+                let from = acts.quants()[p * part_columns..][..part_columns].chunks_exact(run);
+                for (to, from) in quants.chunks_exact_mut(run).skip(token).step_by(tokens).zip(from) {
+                    for (to, from) in to.iter_mut().zip(from) {
+                        *to = from.cast_unsigned();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Multiplies tile by tile.
+#[inline(never)]
+pub(super) fn run(job: &Job<'_>, scratch: &mut [u8], kernel: &Kernel) {
+    let blocks = job.matrix.cols() / kernel.block;
+    // With the matrix instructions a register holds two tokens.
+    let least = kernel.run / 4;
+    // Index of the smallest tile (a power of two) for this many tokens.
+    let size = |tokens: usize| tokens.max(least).next_power_of_two().ilog2() as usize;
+    let tile_bytes = |size: usize| blocks * kernel.tile_block_bytes[size];
+    for first in (0..job.tokens()).step_by(TURN) {
+        let count = TURN.min(job.tokens() - first);
+        let tiles = || {
+            (0..count).step_by(TOKENS).map(|at| {
+                let tokens = TOKENS.min(count - at);
+                let start = at / TOKENS * tile_bytes(3);
+                (first + at, tokens, start..start + tile_bytes(size(tokens)))
+            })
+        };
+        for (first, count, place) in tiles() {
+            let tile = Tile { first, count, tokens: 1 << size(count), run: kernel.run };
+            (kernel.pack_tile)(job, tile, &mut scratch[place]);
+        }
+        for row in job.rows.clone().step_by(ROWS) {
+            let panel = job.panel(row / ROWS);
+            for (token, tokens, place) in tiles() {
+                kernel.multiply[size(tokens)](job, panel, &scratch[place], Place { row, token, tokens });
+            }
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! What differs between weight types: the block layout in the file and in a panel, and how quants are widened in
+//! registers. File layouts are the `block_q*` structs in ggml/src/ggml-common.h.
+
+use std::arch::aarch64::*;
+
+use super::panel::{ROWS, STRETCH};
+use crate::format::{Plain, Q8Block, Q8KBlock};
+use crate::quant::TensorType;
+use crate::scalar::{q4k_scale_min, q6k_element};
+
+/// A weight type. A block of a panel is a head, then the quants: see [`super::panel`].
+pub(super) trait Type {
+    /// Its name in GGML.
+    const TENSOR: TensorType;
+    /// Columns in a block.
+    const BLOCK: usize;
+    /// Columns in a part, which is summed in integers before a scale is applied.
+    const PART: usize;
+    /// Bytes of the head: one f16 per row as scale; if there is a minimum, one f16 per row for it; if blocks have
+    /// parts, then for each part one byte per row as scale, and one as minimum.
+    const HEAD_BYTES: usize;
+    /// Bytes of the quants of one stretch.
+    const STRETCH_BYTES: usize;
+    /// Whether the integer sums of a part start from [`Type::extra`].
+    const BIAS: bool = false;
+    /// Whether rows have a minimum, which is multiplied by [`Type::extra`].
+    const MINIMUM: bool = false;
+    /// A block of prepared activations.
+    type Acts: Activations;
+
+    /// A quant of a file block, in the form the kernels multiply.
+    fn quant(source: &[u8], column: usize) -> u8;
+
+    /// Writes a row's header data for a block to the head of the panel's block.
+    fn head(source: &[u8], row: usize, head: &mut [u8]);
+
+    /// Writes the quants of a stretch, `units` units of rows per step.
+    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]);
+
+    /// Reads them back.
+    ///
+    /// # Safety
+    /// [`Type::STRETCH_BYTES`] bytes at `w` must be readable.
+    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8];
+
+    /// The bits of a per-part number of the activations: see [`Type::BIAS`] and [`Type::MINIMUM`].
+    fn extra(acts: &Self::Acts, part: usize) -> u32;
+}
+
+/// Bytes of a block of a panel.
+pub(super) const fn block_bytes<T: Type>() -> usize {
+    T::HEAD_BYTES + T::BLOCK / STRETCH * T::STRETCH_BYTES
+}
+
+/// Blocks of prepared activations.
+pub(super) trait Activations: Plain {
+    /// Columns of a block.
+    const COLUMNS: usize;
+    fn scale(&self) -> f32;
+    fn quants(&self) -> &[i8];
+}
+
+impl Activations for Q8Block {
+    const COLUMNS: usize = 32;
+    fn scale(&self) -> f32 {
+        self.d
+    }
+    fn quants(&self) -> &[i8] {
+        &self.q
+    }
+}
+
+impl Activations for Q8KBlock {
+    const COLUMNS: usize = 256;
+    fn scale(&self) -> f32 {
+        self.d
+    }
+    fn quants(&self) -> &[i8] {
+        &self.q
+    }
+}
+
+/// Copies the f16 at offset `from` of a block to the row's place in a list.
+fn half(source: &[u8], from: usize, row: usize, list: &mut [u8]) {
+    list[2 * row..][..2].copy_from_slice(&source[from..from + 2]);
+}
+
+/// Byte j has element j in its low nibble and element j + 16 in its high nibble.
+fn nibble(bytes: &[u8], column: usize) -> u8 {
+    bytes[column % 16] >> (column / 16 * 4) & 15
+}
+
+/// Puts the registers of an even step in the low nibbles and those of the next step in the high nibbles.
+fn store_nibbles(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
+    for (i, out) in out.chunks_exact_mut(16).take(4).enumerate() {
+        let (pair, unit) = (i / units, i % units);
+        let (low, high) = (registers[2 * pair * units + unit], registers[(2 * pair + 1) * units + unit]);
+        for (o, (low, high)) in out.iter_mut().zip(low.iter().zip(high)) {
+            *o = low & 15 | high << 4;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn load_nibbles<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
+    // SAFETY: four registers at `w`; the rest uses only registers.
+    unsafe {
+        let low = vdupq_n_u8(15);
+        let mut out = [low; 8];
+        for i in 0..4 {
+            let both = vld1q_u8(w.add(16 * i));
+            let (pair, unit) = (i / UNITS, i % UNITS);
+            out[2 * pair * UNITS + unit] = vandq_u8(both, low);
+            out[(2 * pair + 1) * UNITS + unit] = vshrq_n_u8::<4>(both);
+        }
+        out
+    }
+}
+
+pub(super) struct Q4_0;
+
+impl Type for Q4_0 {
+    const TENSOR: TensorType = TensorType::Q4_0;
+    const BLOCK: usize = 32;
+    const PART: usize = 32;
+    const HEAD_BYTES: usize = 2 * ROWS;
+    const STRETCH_BYTES: usize = 64;
+    const BIAS: bool = true;
+    type Acts = Q8Block;
+
+    fn quant(source: &[u8], column: usize) -> u8 {
+        nibble(&source[2..], column)
+    }
+    fn head(source: &[u8], row: usize, head: &mut [u8]) {
+        half(source, 0, row, head);
+    }
+    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
+        store_nibbles(registers, units, out);
+    }
+    #[inline(always)]
+    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { load_nibbles::<UNITS>(w) }
+    }
+    /// Corrects for the nibbles' offset of 8.
+    fn extra(acts: &Q8Block, _part: usize) -> u32 {
+        acts.minus_8.cast_unsigned()
+    }
+}
+
+pub(super) struct Q4_1;
+
+impl Type for Q4_1 {
+    const TENSOR: TensorType = TensorType::Q4_1;
+    const BLOCK: usize = 32;
+    const PART: usize = 32;
+    const HEAD_BYTES: usize = 4 * ROWS;
+    const STRETCH_BYTES: usize = 64;
+    const MINIMUM: bool = true;
+    type Acts = Q8Block;
+
+    fn quant(source: &[u8], column: usize) -> u8 {
+        nibble(&source[4..], column)
+    }
+    fn head(source: &[u8], row: usize, head: &mut [u8]) {
+        half(source, 0, row, head);
+        half(source, 2, row, &mut head[2 * ROWS..]);
+    }
+    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
+        store_nibbles(registers, units, out);
+    }
+    #[inline(always)]
+    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { load_nibbles::<UNITS>(w) }
+    }
+    fn extra(acts: &Q8Block, _part: usize) -> u32 {
+        acts.s.to_bits()
+    }
+}
+
+pub(super) struct Q8_0;
+
+impl Type for Q8_0 {
+    const TENSOR: TensorType = TensorType::Q8_0;
+    const BLOCK: usize = 32;
+    const PART: usize = 32;
+    const HEAD_BYTES: usize = 2 * ROWS;
+    const STRETCH_BYTES: usize = 128;
+    type Acts = Q8Block;
+
+    fn quant(source: &[u8], column: usize) -> u8 {
+        source[2 + column]
+    }
+    fn head(source: &[u8], row: usize, head: &mut [u8]) {
+        half(source, 0, row, head);
+    }
+    fn store(registers: &[[u8; 16]; 8], _units: usize, out: &mut [u8]) {
+        out[..128].copy_from_slice(registers.as_flattened());
+    }
+    #[inline(always)]
+    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
+        // SAFETY: eight registers at `w`.
+        unsafe {
+            let mut out = [vdupq_n_u8(0); 8];
+            for (i, register) in out.iter_mut().enumerate() {
+                *register = vld1q_u8(w.add(16 * i));
+            }
+            out
+        }
+    }
+    fn extra(_acts: &Q8Block, _part: usize) -> u32 {
+        0
+    }
+}
+
+pub(super) struct Q4K;
+
+impl Type for Q4K {
+    const TENSOR: TensorType = TensorType::Q4K;
+    const BLOCK: usize = 256;
+    const PART: usize = 32;
+    const HEAD_BYTES: usize = 4 * ROWS + 2 * 8 * ROWS;
+    const STRETCH_BYTES: usize = 64;
+    const MINIMUM: bool = true;
+    type Acts = Q8KBlock;
+
+    fn quant(source: &[u8], column: usize) -> u8 {
+        let bytes = &source[16 + column / 64 * 32..];
+        bytes[column % 32] >> (column / 32 % 2 * 4) & 15
+    }
+    fn head(source: &[u8], row: usize, head: &mut [u8]) {
+        half(source, 0, row, head);
+        half(source, 2, row, &mut head[2 * ROWS..]);
+        let mut packed = [0; 12];
+        packed.copy_from_slice(&source[4..16]);
+        let (scales, minima) = head[4 * ROWS..].split_at_mut(8 * ROWS);
+        for part in 0..8 {
+            (scales[part * ROWS + row], minima[part * ROWS + row]) = q4k_scale_min(&packed, part);
+        }
+    }
+    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
+        store_nibbles(registers, units, out);
+    }
+    #[inline(always)]
+    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { load_nibbles::<UNITS>(w) }
+    }
+    fn extra(acts: &Q8KBlock, part: usize) -> u32 {
+        (i32::from(acts.sums[2 * part]) + i32::from(acts.sums[2 * part + 1])).cast_unsigned()
+    }
+}
+
+pub(super) struct Q6K;
+
+impl Type for Q6K {
+    const TENSOR: TensorType = TensorType::Q6K;
+    const BLOCK: usize = 256;
+    const PART: usize = 16;
+    const HEAD_BYTES: usize = 2 * ROWS + 16 * ROWS;
+    const STRETCH_BYTES: usize = 96;
+    const BIAS: bool = true;
+    type Acts = Q8KBlock;
+
+    fn quant(source: &[u8], column: usize) -> u8 {
+        source.try_into().map_or(0, |block| q6k_element(block, column))
+    }
+    fn head(source: &[u8], row: usize, head: &mut [u8]) {
+        half(source, 208, row, head);
+        for part in 0..16 {
+            head[2 * ROWS + part * ROWS + row] = source[192 + part];
+        }
+    }
+    /// Nibbles, then their upper two bits. A register of upper bits serves two registers of nibbles: bits 0-1 go
+    /// to the low and 4-5 to the high nibbles of the first, 6-7 to the low and 2-3 to the high nibbles of the
+    /// second. This layout takes the fewest instructions to combine them.
+    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
+        store_nibbles(registers, units, out);
+        for (i, out) in out[64..].chunks_exact_mut(16).take(2).enumerate() {
+            let of = |nibbles: usize, high: usize| {
+                let (pair, unit) = (nibbles / units, nibbles % units);
+                registers[(2 * pair + high) * units + unit].map(|q| q >> 4)
+            };
+            let (a, b, c, d) = (of(2 * i, 0), of(2 * i, 1), of(2 * i + 1, 1), of(2 * i + 1, 0));
+            for (j, o) in out.iter_mut().enumerate() {
+                *o = a[j] | c[j] << 2 | b[j] << 4 | d[j] << 6;
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
+        // SAFETY: six registers at `w`; the rest uses only registers.
+        unsafe {
+            let (two, upper) = (vdupq_n_u8(3), vdupq_n_u8(0x30));
+            let mut out = [two; 8];
+            for i in 0..4 {
+                let both = vld1q_u8(w.add(16 * i));
+                let bits = vld1q_u8(w.add(64 + i / 2 * 16));
+                let (low, high) = if i % 2 == 0 {
+                    (vandq_u8(bits, two), vandq_u8(bits, upper))
+                } else {
+                    (vshrq_n_u8::<6>(bits), vandq_u8(vshlq_n_u8::<2>(bits), upper))
+                };
+                let (pair, unit) = (i / UNITS, i % UNITS);
+                // The low nibble goes below two bits; the high nibble goes below two bits that are already in
+                // place.
+                out[2 * pair * UNITS + unit] = vsliq_n_u8::<4>(both, low);
+                out[(2 * pair + 1) * UNITS + unit] = vsriq_n_u8::<4>(high, both);
+            }
+            out
+        }
+    }
+    /// Corrects for the quants' offset of 32.
+    fn extra(acts: &Q8KBlock, part: usize) -> u32 {
+        (-32 * i32::from(acts.sums[part])).cast_unsigned()
+    }
+}

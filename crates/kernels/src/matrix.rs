@@ -1,0 +1,169 @@
+//! A weight matrix in the layout that the kernels of one instruction set read.
+
+mod pack;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::format::Format;
+use super::isa::Isa;
+use super::memory::Memory;
+use super::recipe::Recipe;
+use crate::quant::TensorType;
+
+/// Where the weights are kept.
+#[derive(Debug, Clone)]
+pub enum Placement<'a> {
+    /// Copied from these bytes into newly allocated memory, in the order that suits the kernels.
+    Packed(&'a [u8]),
+    /// Left in place, in GGUF's order: for models that do not fit into memory. Slower.
+    Mapped(Shared),
+}
+
+/// A range of bytes with shared ownership, such as part of a mapped file.
+#[derive(Clone)]
+pub struct Shared {
+    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    range: Range<usize>,
+}
+
+/// Weights `[rows][cols]`, row-major in GGUF; `cols` is the length of the dot products.
+#[derive(Debug)]
+pub struct Matrix {
+    ty: TensorType,
+    rows: usize,
+    cols: usize,
+    isa: Isa,
+    recipe: &'static Recipe,
+    store: Store,
+}
+
+#[derive(Debug)]
+enum Store {
+    Own(Memory),
+    Shared(Shared),
+}
+
+/// Why a matrix could not be made.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum MatrixError {
+    /// The number of bytes does not match the shape.
+    #[error("{rows} rows of {cols} {} need {need:?} bytes, got {bytes}", ty.name())]
+    Size { ty: TensorType, rows: usize, cols: usize, need: Option<usize>, bytes: usize },
+    /// No memory for the repacked weights.
+    #[error("not enough memory for {bytes} bytes of weights")]
+    Memory { bytes: usize },
+    /// The processor lacks the instructions.
+    #[error("this processor does not support {0}")]
+    Isa(Isa),
+}
+
+impl Shared {
+    /// `range` of the owner's bytes; `None` if it exceeds them.
+    pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Option<Self> {
+        (*owner).as_ref().get(range.clone())?;
+        Some(Self { owner, range })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        (*self.owner).as_ref().get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Shared").field(&self.range).finish()
+    }
+}
+
+impl Matrix {
+    /// Type of the weights.
+    pub fn ty(&self) -> TensorType {
+        self.ty
+    }
+
+    /// Number of dot products.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Length of the dot products.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Instruction set that the weights are packed for.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// The format that activations must be prepared in.
+    pub fn format(&self) -> Format {
+        Format::of(self.ty)
+    }
+
+    /// Rows that are computed together: row ranges must begin at a multiple of it.
+    pub fn group(&self) -> usize {
+        self.recipe.group
+    }
+
+    /// Tokens and rows of the innermost loop, if it was designed for the number of registers.
+    pub fn tile(&self) -> Option<(usize, usize)> {
+        self.recipe.tile
+    }
+
+    /// Bytes of the weights as stored in memory.
+    pub fn bytes(&self) -> usize {
+        self.data().len()
+    }
+
+    /// Bytes of scratch memory that [`super::matmul()`] needs for this many tokens.
+    pub fn scratch_bytes(&self, tokens: usize) -> usize {
+        (self.recipe.scratch_bytes)(self.cols, tokens)
+    }
+
+    pub(crate) fn recipe(&self) -> &'static Recipe {
+        self.recipe
+    }
+
+    /// All panels (groups of rows), `panel_bytes` each.
+    pub(crate) fn data(&self) -> &[u8] {
+        match &self.store {
+            Store::Own(memory) => memory.bytes(),
+            Store::Shared(shared) => shared.bytes(),
+        }
+    }
+
+    /// Bytes of one group of rows.
+    pub(crate) fn panel_bytes(&self) -> usize {
+        (self.recipe.panel_bytes)(self.ty, self.cols)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_sizes_are_errors() {
+        let new = |rows, cols, len| {
+            let bytes = vec![0; len];
+            Matrix::new(TensorType::Q4_0, rows, cols, Placement::Packed(&bytes), Isa::Scalar)
+                .map(|m| m.bytes())
+        };
+        assert_eq!(new(2, 64, 72), Ok(72));
+        assert!(matches!(new(2, 64, 71), Err(MatrixError::Size { need: Some(72), .. })));
+        assert!(matches!(new(2, 33, 72), Err(MatrixError::Size { need: None, .. })));
+        assert!(matches!(new(usize::MAX, 64, 72), Err(MatrixError::Size { need: None, .. })));
+        assert_eq!(new(0, 64, 0), Ok(0));
+        assert_eq!(new(4, 0, 0), Ok(0));
+    }
+
+    #[test]
+    fn shared_bytes_end_where_their_owner_does() {
+        let owner: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(vec![0u8; 10]);
+        assert!(Shared::new(Arc::clone(&owner), 0..10).is_some());
+        assert!(Shared::new(owner, 1..11).is_none());
+    }
+}

@@ -1,0 +1,160 @@
+//! The part of the block writer that handles the records of `cause`.
+
+use std::io::Write;
+
+use super::{Encoder, WriteError, key_of};
+use crate::coding::{put_varint, zigzag};
+use crate::open::{Def, def};
+use crate::record::*;
+
+/// Thread names remembered at a time.
+const MAX_TASKS: usize = 4096;
+
+/// Identifies the run of slices that counter values belong to, with that run's own numbers.
+#[derive(Debug, Clone, Copy)]
+pub struct CounterRun {
+    pub graph: u64,
+    pub ith: u16,
+    pub plan: u32,
+    pub first: u32,
+    /// Ids of the counters included, one bit each.
+    pub counters: u32,
+}
+
+/// Which ids an Experts record holds; see [`Experts`].
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertRows<'a> {
+    pub graph: u64,
+    /// Tensor ids as `Encoder::tensor` gave them.
+    pub ids: u32,
+    pub weights: u32,
+    pub used: u32,
+    pub tokens: u32,
+    pub first: u32,
+    pub why: &'a str,
+}
+
+impl<W: Write> Encoder<W> {
+    /// A requested counter; call again when more is known about it. Kept for the last block, and written in each
+    /// block that has its counts.
+    pub fn counter(&mut self, r: &Counter) -> Result<(), WriteError> {
+        let record = Record::Counter(r.clone());
+        self.keep(key_of("counter", r.id), &record)?;
+        define(&mut self.counters, r.id, Def { written: self.open.number, ..def(&record)? });
+        Ok(())
+    }
+
+    /// Counts for consecutive slices that were written just before; `counts` goes slice by slice, with a slice's
+    /// counters in id order.
+    pub fn op_counts(&mut self, run: &CounterRun, counts: &[Option<u64>]) -> Result<(), WriteError> {
+        // Stay in the block of these slices, even if it is full.
+        self.still_whole()?;
+        for (id, d) in &mut self.counters {
+            if run.counters >> *id & 1 != 0 {
+                self.open.put_def(d)?;
+            }
+        }
+        self.data.clear();
+        for count in counts {
+            put_varint(&mut self.data, count.map_or(0, |c| c.saturating_add(1)));
+        }
+        let n = counts.len() / (run.counters.count_ones() as usize).max(1);
+        let &CounterRun { graph, ith, plan, first, counters } = run;
+        self.open.put(Record::OpCounts(OpCounts {
+            graph,
+            ith,
+            plan,
+            first,
+            n: n as u32,
+            counters,
+            data: &self.data,
+        }))
+    }
+
+    /// The name of a thread, written where an OffCpu record needs it. Forgets all names when there are too many.
+    pub fn task(&mut self, tid: u32, comm: &str) -> Result<(), WriteError> {
+        if let Some((known, _)) = self.tasks.get(&tid)
+            && **known == *comm
+        {
+            return Ok(());
+        }
+        if self.tasks.len() >= MAX_TASKS {
+            self.tasks.clear();
+        }
+        let d = def(&Record::Task(Task { tid, comm }))?;
+        self.tasks.insert(tid, (comm.into(), d));
+        Ok(())
+    }
+
+    pub fn off_cpu(&mut self, r: &OffCpu) -> Result<(), WriteError> {
+        self.begin_at(r.pid, r.t, r.dur)?;
+        for tid in [r.by, r.from, r.waker] {
+            if let Some((_, d)) = self.tasks.get_mut(&tid) {
+                self.open.put_def(d)?;
+            }
+        }
+        self.open.put(Record::OffCpu(*r))
+    }
+
+    /// The experts chosen: `chosen` has `used` ids per token, starting at token `first`.
+    pub fn experts(&mut self, run: &ExpertRows, chosen: &[i32]) -> Result<(), WriteError> {
+        self.begin()?;
+        self.write_tensor(run.ids)?;
+        self.write_tensor(run.weights)?;
+        self.data.clear();
+        for id in chosen {
+            put_varint(&mut self.data, zigzag(i64::from(*id)));
+        }
+        let rows = chosen.len() / (run.used as usize).max(1);
+        let &ExpertRows { graph, ids, weights, used, tokens, first, why } = run;
+        let rows = rows as u32;
+        let data = &self.data;
+        self.open.put(Record::Experts(Experts { graph, ids, weights, used, tokens, first, rows, why, data }))
+    }
+
+    pub fn phase_call(&mut self, r: &PhaseCall) -> Result<(), WriteError> {
+        self.begin_at(r.pid, r.t, r.dur)?;
+        self.open.put(Record::PhaseCall(*r))
+    }
+
+    /// A sensor; kept for the last block, and written in each block that has samples.
+    pub fn sensor(&mut self, r: &Sensor) -> Result<(), WriteError> {
+        let record = Record::Sensor(*r);
+        self.keep(key_of("sensor", r.id), &record)?;
+        define(&mut self.sensors, r.id, Def { written: self.open.number, ..def(&record)? });
+        Ok(())
+    }
+
+    /// Sensor values (id and value) at one instant.
+    pub fn sample(&mut self, t: i64, values: &[(u32, i64)]) -> Result<(), WriteError> {
+        self.begin()?;
+        self.last_ts = self.last_ts.max(t as u64);
+        self.data.clear();
+        for (id, value) in values {
+            if let Some((_, d)) = self.sensors.iter_mut().find(|(known, _)| known == id) {
+                self.open.put_def(d)?;
+            }
+            put_varint(&mut self.data, (*id).into());
+            put_varint(&mut self.data, zigzag(*value));
+        }
+        self.open.put(Record::Sample(Sample { t, data: &self.data }))
+    }
+
+    pub fn level_change(&mut self, r: &LevelChange) -> Result<(), WriteError> {
+        self.begin()?;
+        self.last_ts = self.last_ts.max(r.t as u64);
+        self.open.put(Record::LevelChange(*r))
+    }
+
+    /// A requested feature; in the last block a later entry replaces an earlier one with the same name.
+    pub fn feature(&mut self, r: &Feature) -> Result<(), WriteError> {
+        self.keep(key_of("feature", r.name), &Record::Feature(*r))
+    }
+}
+
+fn define(defs: &mut Vec<(u32, Def)>, id: u32, new: Def) {
+    match defs.iter_mut().find(|(known, _)| *known == id) {
+        Some((_, old)) => *old = new,
+        None => defs.push((id, new)),
+    }
+}

@@ -1,0 +1,32 @@
+//! The `.pfi` trace format: records, block writer, reader. docs/FORMAT.md is the specification.
+
+mod block;
+mod cause;
+mod coding;
+mod describe;
+pub mod encoder;
+mod end;
+mod open;
+mod output;
+mod plans;
+mod predict;
+pub mod reader;
+pub mod record;
+pub mod ring;
+mod spool;
+mod store;
+mod table;
+mod tail;
+mod tensors;
+
+pub use block::{BLOCK_HEADER, FILE_HEADER, MAJOR, MAX_PAYLOAD, MINOR};
+pub use coding::{
+    PlanHit, Slice, SliceIter, SliceTime, counts, expert_ids, plan_hits, sensor_values, slice_iter,
+};
+pub use encoder::{
+    CounterRun, Encoder, EncoderConfig, EncoderStats, ExpertRows, ITSELF, SliceRun, TensorDesc, WriteError,
+};
+pub use end::End;
+pub use output::Output;
+pub use reader::{Block, BlockRef, Damage, DamageKind, ReadError, Trace};
+pub use tail::{Tail, Tap};

@@ -1,0 +1,516 @@
+//! The records of a `.pfi` block as a reader returns them and, for the self-contained ones, their wire layout
+//! (postcard). docs/FORMAT.md specifies the wire format.
+//!
+//! Rules: variants and fields are only appended, never renumbered or removed. Every block is self-contained:
+//! whatever a record refers to (string, op, type, tensor, plan, backend, process) is defined earlier in the same
+//! block, and ids keep their meaning throughout the file. A time `t` is absolute, CLOCK_MONOTONIC in ns.
+#![warn(clippy::indexing_slicing)]
+
+use serde::{Deserialize, Serialize, Serializer};
+
+pub use super::cause::*;
+
+/// One record.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Record<'a> {
+    /// The recording in general. First record of the first block; repeated in the last one.
+    Header(Header<'a>),
+    /// A target process.
+    Process(Process<'a>),
+    /// A GGML engine (a set of modules that share one layout) in the target.
+    Engine(Engine<'a>),
+    /// A module (ELF file) of an engine.
+    Module(Module<'a>),
+    /// An attached probe, and why it is placed where it is.
+    Probe(Probe<'a>),
+    /// The name of an op, from the engine's own tables.
+    OpDef(OpDef<'a>),
+    /// A tensor type, from the engine's own table.
+    TypeDef(TypeDef<'a>),
+    /// A tensor's description.
+    Tensor(Tensor),
+    /// The ops of a graph in the order in which thread 0 ran them.
+    Plan(Plan<'a>),
+    /// A compute backend.
+    Backend(Backend<'a>),
+    /// One call of `llama_process`, `llama_decode` or `llama_encode`.
+    Token(Token),
+    /// One graph passed to the scheduler (one ubatch).
+    Graph(Graph),
+    /// One split of a graph on one backend.
+    Split(Split),
+    /// One `ggml_graph_compute` on the CPU backend, written when it ends.
+    CpuGraph(CpuGraph),
+    /// Consecutive op slices of one thread in one CPU graph.
+    Slices(Slices<'a>),
+    /// A rung of the probe ladder, as verified.
+    Rung(Rung<'a>),
+    /// Something a reader should know: a probe detached, a process ended, a limit was reached.
+    Notice(Notice<'a>),
+    /// Event statistics at the end. Present only if the recording ended cleanly.
+    Footer(Footer<'a>),
+    /// A requested counter.
+    Counter(Counter<'a>),
+    /// Counter values for consecutive op slices of one thread.
+    OpCounts(OpCounts<'a>),
+    /// A target thread was off the CPU.
+    OffCpu(OffCpu),
+    /// The name of a thread that an OffCpu record names.
+    Task(Task<'a>),
+    /// The experts that a layer chose.
+    Experts(Experts<'a>),
+    /// One call of a function that is a phase in its own right.
+    PhaseCall(PhaseCall<'a>),
+    /// A sensor of the machine.
+    Sensor(Sensor<'a>),
+    /// Sensor values at one instant.
+    Sample(Sample<'a>),
+    /// How much is recorded from here on.
+    LevelChange(LevelChange<'a>),
+    /// A requested feature, and whether it was available.
+    Feature(Feature<'a>),
+}
+
+/// Names of the record kinds, indexed by kind on the wire.
+pub const KIND_NAMES: [&str; 28] = [
+    "Header",
+    "Process",
+    "Engine",
+    "Module",
+    "Probe",
+    "OpDef",
+    "TypeDef",
+    "Tensor",
+    "Plan",
+    "Backend",
+    "Token",
+    "Graph",
+    "Split",
+    "CpuGraph",
+    "Slices",
+    "Rung",
+    "Notice",
+    "Footer",
+    "Counter",
+    "OpCounts",
+    "OffCpu",
+    "Task",
+    "Experts",
+    "PhaseCall",
+    "Sensor",
+    "Sample",
+    "LevelChange",
+    "Feature",
+];
+
+impl Record<'_> {
+    /// The record's kind on the wire.
+    pub fn kind(&self) -> usize {
+        match self {
+            Record::Header(_) => 0,
+            Record::Process(_) => 1,
+            Record::Engine(_) => 2,
+            Record::Module(_) => 3,
+            Record::Probe(_) => 4,
+            Record::OpDef(_) => 5,
+            Record::TypeDef(_) => 6,
+            Record::Tensor(_) => 7,
+            Record::Plan(_) => 8,
+            Record::Backend(_) => 9,
+            Record::Token(_) => 10,
+            Record::Graph(_) => 11,
+            Record::Split(_) => 12,
+            Record::CpuGraph(_) => 13,
+            Record::Slices(_) => 14,
+            Record::Rung(_) => 15,
+            Record::Notice(_) => 16,
+            Record::Footer(_) => 17,
+            Record::Counter(_) => 18,
+            Record::OpCounts(_) => 19,
+            Record::OffCpu(_) => 20,
+            Record::Task(_) => 21,
+            Record::Experts(_) => 22,
+            Record::PhaseCall(_) => 23,
+            Record::Sensor(_) => 24,
+            Record::Sample(_) => 25,
+            Record::LevelChange(_) => 26,
+            Record::Feature(_) => 27,
+        }
+    }
+
+    /// The time of the kinds that have one.
+    pub fn time(&self) -> Option<i64> {
+        match self {
+            Record::Token(r) => Some(r.t),
+            Record::Graph(r) => Some(r.t),
+            Record::Split(r) => Some(r.t),
+            Record::CpuGraph(r) => Some(r.t),
+            Record::Slices(r) => Some(r.t),
+            Record::Notice(r) => Some(r.t),
+            Record::OffCpu(r) => Some(r.t),
+            Record::PhaseCall(r) => Some(r.t),
+            Record::Sample(r) => Some(r.t),
+            Record::LevelChange(r) => Some(r.t),
+            _ => None,
+        }
+    }
+
+    /// The time of the self-contained kinds, stored relative to the block's first timestamp.
+    pub(super) fn relative_time(&mut self) -> Option<&mut i64> {
+        match self {
+            Record::Notice(r) => Some(&mut r.t),
+            Record::OffCpu(r) => Some(&mut r.t),
+            Record::PhaseCall(r) => Some(&mut r.t),
+            Record::Sample(r) => Some(&mut r.t),
+            Record::LevelChange(r) => Some(&mut r.t),
+            _ => None,
+        }
+    }
+}
+
+/// The recording: tool, machine, clocks, flags.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Header<'a> {
+    /// profinfer's version and commit.
+    pub tool: &'a str,
+    /// Command line of the recorder, arguments joined by spaces (quoted where needed).
+    pub command: &'a str,
+    /// `uname -r`, `uname -m`, host name, CPU model.
+    pub kernel: &'a str,
+    pub arch: &'a str,
+    pub host: &'a str,
+    pub cpu_model: &'a str,
+    /// One entry per CPU: `cpu,core,cluster,max_khz,capacity` (0 = not reported by the machine), joined by ';'.
+    pub topology: &'a str,
+    /// The same instant on three clocks, ns: CLOCK_MONOTONIC (the trace's own), CLOCK_BOOTTIME, CLOCK_REALTIME.
+    pub mono_ns: u64,
+    pub boot_ns: u64,
+    pub real_ns: u64,
+    pub level: Level,
+    pub structure: bool,
+    pub transport: Transport,
+    /// Bytes of the kernel-side buffer (ring), or bytes per CPU (perf).
+    pub buffer_bytes: u64,
+    /// Measured cost of one probe hit on this machine, ns (cheap instruction); 0 = not measured.
+    pub hit_ns: u32,
+    /// What captured the hits. Since 1.1.
+    pub source: Source,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Level {
+    Token,
+    Graph,
+    Op,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Transport {
+    Ring,
+    Perf,
+}
+
+/// What captured the hits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// BPF programs.
+    Bpf,
+    /// perf events that fetch arguments, for kernels without bpf().
+    Perf,
+}
+
+/// A target process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Process<'a> {
+    pub pid: u32,
+    pub engine: u32,
+    pub exe: &'a str,
+    pub cmdline: &'a str,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Engine<'a> {
+    pub id: u32,
+    /// Version that the engine reports, empty if none.
+    pub version: &'a str,
+    /// Layout as found: `field@offset`, joined by spaces.
+    pub layout: &'a str,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Module<'a> {
+    pub engine: u32,
+    pub path: &'a str,
+    /// GNU build id in hexadecimal, empty if the file has none.
+    pub build_id: &'a str,
+    /// Its roles: any of `llama`, `base`, `cpu`, joined by '+'.
+    pub role: &'a str,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Probe<'a> {
+    pub engine: u32,
+    pub symbol: &'a str,
+    /// Path of the module, as in [`Module::path`].
+    pub module: &'a str,
+    /// True for a return probe.
+    pub ret: bool,
+    /// Distance from the symbol's first byte.
+    pub offset: u32,
+    /// The instruction under the probe and why it was chosen, e.g. `push r13: emulated, after endbr64`.
+    pub why: &'a str,
+}
+
+/// Name of an op; `id` is the recorder's own (the engine's number plus, for UNARY and GLU, the kind).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OpDef<'a> {
+    pub id: u16,
+    /// GGML_OP_NAME, e.g. `MUL_MAT`, `UNARY`.
+    pub name: &'a str,
+    /// ggml_op_desc, e.g. `MUL_MAT`, `SILU`.
+    pub desc: &'a str,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TypeDef<'a> {
+    pub id: u16,
+    /// Type name from the engine, e.g. `q4_0`.
+    pub name: &'a str,
+    /// Elements per block.
+    pub block: u32,
+    /// Bytes per block.
+    pub bytes: u32,
+}
+
+/// A tensor as it was when an op ran. A tensor whose op, type, dims, strides or sources change gets a new id.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    pub id: u32,
+    pub pid: u32,
+    /// Address of the `ggml_tensor`.
+    pub addr: u64,
+    /// False: only the address is known (`--no-str`, or a source that could not be read) and the rest is empty.
+    pub known: bool,
+    /// Id of an [`OpDef`].
+    pub op: u16,
+    /// Id of a [`TypeDef`].
+    pub ty: u16,
+    /// ggml's tensor flags.
+    pub flags: u32,
+    pub name: Box<str>,
+    pub ne: [u64; 4],
+    /// Strides in bytes, if the tensor is not contiguous.
+    pub nb: Option<[u64; 4]>,
+    /// Ids of the sources' Tensor records, by slot; trailing empty slots are omitted.
+    pub src: Box<[Option<u32>]>,
+    /// The tensor that this one is a view of.
+    pub view_src: Option<u32>,
+}
+
+/// A list of ids: consecutive unsigned LEB128 varints.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Ids<'a>(#[serde(borrow, serialize_with = "as_bytes")] pub &'a [u8]);
+
+/// Writes a byte string in one go; serde's default for a slice goes element by element (same bytes, slower).
+pub(super) fn as_bytes<S: Serializer>(bytes: &&[u8], out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_bytes(bytes)
+}
+
+/// The ops of a CPU graph in the order of thread 0's hits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan<'a> {
+    pub id: u32,
+    pub pid: u32,
+    /// Nodes of the cgraph, including those that never run; 0 = unknown.
+    pub n_nodes: u32,
+    /// Per hit: zigzag(tensor id - previous hit's tensor id) * 2 + fused; when fused, a second varint: the id of the
+    /// second tensor computed by the same hit (RMS_NORM's MUL), as zigzag(second - first).
+    #[serde(borrow)]
+    pub hits: Ids<'a>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Backend<'a> {
+    pub id: u32,
+    pub guid: [u8; 16],
+    /// Known name for the guid (`CPU`, `Vulkan`, ...), else empty.
+    pub name: &'a str,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    Process,
+    Decode,
+    Encode,
+}
+
+/// Work that a device still had when a call returned. Since 1.3.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Device {
+    /// None: the CPU did everything, or nothing is known about a device.
+    #[default]
+    Idle,
+    /// It computes past the call's return, and its completion was not seen: `dur` ends at the return.
+    Unseen,
+    /// It completed this long after the return, ns, judging by the program's wait for it; `dur` includes that
+    /// time.
+    Busy(u64),
+}
+
+impl Device {
+    /// ns waited past the call's return.
+    pub fn waited(self) -> u64 {
+        if let Device::Busy(ns) = self { ns } else { 0 }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    /// Number of the call within the recording, from 0.
+    pub seq: u64,
+    pub pid: u32,
+    pub tid: u32,
+    pub entry: Entry,
+    /// Tokens in the batch; None if the layout does not give them.
+    pub n_tokens: Option<u32>,
+    pub t: i64,
+    pub dur: u64,
+    /// True if the recording ended before the call did.
+    pub cut: bool,
+    pub device: Device,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Graph {
+    pub seq: u64,
+    /// The call it belongs to, if one was seen.
+    pub token: Option<u64>,
+    pub pid: u32,
+    pub tid: u32,
+    /// Address of the cgraph.
+    pub cgraph: u64,
+    pub n_nodes: u32,
+    /// `nodes[0]->ne[1]`: tokens in the ubatch; 0 = not read.
+    pub ubatch: u32,
+    pub t: i64,
+    pub dur: u64,
+    pub cut: bool,
+    pub device: Device,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Split {
+    pub seq: u64,
+    /// The scheduler graph it belongs to, if one was seen.
+    pub graph: Option<u64>,
+    pub backend: u32,
+    pub pid: u32,
+    pub tid: u32,
+    pub n_nodes: u32,
+    pub t: i64,
+    pub dur: u64,
+    pub cut: bool,
+    pub device: Device,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct CpuGraph {
+    pub seq: u64,
+    pub graph: Option<u64>,
+    pub split: Option<u64>,
+    pub pid: u32,
+    /// Thread that called ggml_graph_compute (ith 0).
+    pub tid: u32,
+    /// The plan of thread 0's slices; None below level op.
+    pub plan: Option<u32>,
+    pub n_nodes: u32,
+    pub n_threads: u32,
+    /// `nodes[0]->ne[1]` of this graph; 0 = not read.
+    pub ubatch: u32,
+    pub t: i64,
+    pub dur: u64,
+    /// Op hits expected from the graph's nodes and threads; None if the nodes could not be read.
+    pub expected: Option<u32>,
+    pub seen: u32,
+    /// True: op ends are barrier entries, so slices are busy time. False: each slice ends where the next one
+    /// starts.
+    pub barrier: bool,
+    pub cut: bool,
+}
+
+/// Op slices of one thread: `n` consecutive hits of plan `plan`, starting at position `first`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Slices<'a> {
+    /// seq of the CpuGraph.
+    pub graph: u64,
+    pub ith: u16,
+    pub tid: u32,
+    pub plan: u32,
+    pub first: u32,
+    pub n: u32,
+    /// Start of the first slice.
+    pub t: i64,
+    /// True: one packed pair per slice (docs/FORMAT.md), `busy + 1` (0 = end not seen: the slice lasts until the
+    /// next start, the last one until the graph's end) and `gap` = next slice's start - this slice's start -
+    /// busy, 0 for the last slice.
+    /// False: one varint per slice, next slice's start - this slice's start; for the last slice `end - start`, or 0
+    /// if its end was not seen.
+    pub barrier: bool,
+    pub data: &'a [u8],
+}
+
+/// A rung of the ladder, as verified on the first graph and at the end.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rung<'a> {
+    pub engine: u32,
+    /// `token`, `graph`, `split`, `cpu-graph`, `op`, `op-end`.
+    pub role: &'a str,
+    /// e.g. `ggml_cpu_extra_compute_forward + ggml_compute_forward_rms_norm_mul_fused`, `barrier`, `vtable`.
+    pub name: &'a str,
+    /// True if it is in use, false if it was abandoned.
+    pub used: bool,
+    pub expected: Option<u64>,
+    pub seen: u64,
+    /// Why it was chosen or abandoned.
+    pub why: &'a str,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Notice<'a> {
+    pub t: i64,
+    pub text: &'a str,
+}
+
+/// Event statistics. `seen = recorded + lost` per kind of event.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Footer<'a> {
+    /// Why the recording ended: `target exited`, `signal`, `duration`, `tokens`, or an error's text.
+    pub end: &'a str,
+    /// Per kind of kernel event: name, seen by BPF, received by the agent, lost in transport.
+    #[serde(borrow)]
+    pub kinds: Vec<KindCount<'a>>,
+    /// Lost events per CPU, all kinds, index = CPU.
+    pub lost_cpu: Vec<u64>,
+    /// Op hits outside any graph seen from its start (profinfer attached in the middle of it).
+    pub orphans: u64,
+    /// Failed reads of target memory in BPF.
+    pub read_errors: u64,
+    /// The agent's own CPU time, user and system, and peak resident memory.
+    pub agent_user_us: u64,
+    pub agent_sys_us: u64,
+    pub agent_peak_rss: u64,
+    /// Wall time from the first probe attached to the last detached, ns.
+    pub wall_ns: u64,
+    /// Time spent in our BPF programs and number of runs (by the kernel's accounting); 0/0 if the kernel keeps
+    /// none.
+    pub bpf_ns: u64,
+    pub bpf_runs: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KindCount<'a> {
+    pub kind: &'a str,
+    pub seen: u64,
+    pub recorded: u64,
+    pub lost: u64,
+}

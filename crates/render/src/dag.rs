@@ -1,0 +1,308 @@
+//! Writes the graph of an engine as DOT, GraphML or JSON; [`svg`] draws it. Names come from a target and are
+//! escaped for each format.
+
+pub mod colour;
+pub mod compare;
+pub mod layout;
+pub mod svg;
+
+use std::io::{self, Write};
+
+use self::colour::Scale;
+use super::table::clean;
+use super::units;
+use analysis::dag::fold::ranges;
+use analysis::dag::{Dag, METRICS, Metric, Node, Role, Spread, Tensor};
+use common::plain::{escape, hides};
+
+/// The output format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    Dot,
+    Graphml,
+    Json,
+    Svg,
+}
+
+/// Writes the graph; `metric` colours it.
+pub fn write(out: &mut dyn Write, dag: &Dag, metric: Metric, format: Format) -> io::Result<()> {
+    match format {
+        Format::Dot => dot(out, dag, metric),
+        Format::Graphml => graphml(out, dag),
+        Format::Json => json(out, dag, metric),
+        Format::Svg => svg::write(out, dag, metric),
+    }
+}
+
+/// A one-line description of the graph.
+pub fn title(dag: &Dag) -> String {
+    let what = match dag.token {
+        Some(seq) => format!("batch {seq} ({})", dag.phase.name()),
+        None => dag.phase.name().to_owned(),
+    };
+    format!("process {}, {what}: {} of one structure", dag.pid, units::count(dag.graphs, "graph"))
+}
+
+/// What the colours mean, or that there is nothing to colour by.
+pub fn legend(metric: Metric, scale: Option<&Scale>) -> String {
+    let facts = &METRICS[metric as usize];
+    match scale {
+        Some(s) => {
+            let log = if s.log { ", logarithmic" } else { "" };
+            format!(
+                "{}: {}, {} to {}{log}",
+                facts.name,
+                facts.what,
+                value(metric, s.low),
+                value(metric, s.high)
+            )
+        }
+        None => format!("{} is not in this picture: {}", facts.name, facts.needs),
+    }
+}
+
+/// A value with its unit.
+pub fn value(metric: Metric, v: f64) -> String {
+    match metric {
+        Metric::Time => units::time(v),
+        Metric::Gbps => format!("{v:.2} GB/s"),
+        Metric::Bytes => units::bytes(v),
+        Metric::Flops => format!("{} FLOP", units::decimal(v)),
+        Metric::Stall => format!("{} % stalled", units::pct(v)),
+        Metric::Faults => format!("{v:.1} faults"),
+        Metric::Imbalance => format!("{v:.2} imbalance"),
+    }
+}
+
+/// A node's value; for folded layers with minimum and maximum.
+pub fn spread(metric: Metric, s: &Spread) -> String {
+    match s.min == s.max {
+        true => value(metric, s.median),
+        false => {
+            format!("{} ({} to {})", value(metric, s.median), value(metric, s.min), value(metric, s.max))
+        }
+    }
+}
+
+/// Type and dimensions in GGML order, without trailing ones: `f32 [64, 8]`.
+pub fn shape(t: &Tensor) -> String {
+    let n = t.ne.iter().rposition(|n| *n != 1).map_or(1, |i| i + 1);
+    let dims: Vec<String> = t.ne.iter().take(n).map(u64::to_string).collect();
+    format!("{} [{}]", t.ty, dims.join(", "))
+}
+
+/// The lines that describe a node.
+pub fn lines(node: &Node, metric: Metric) -> Vec<String> {
+    let mut lines = Vec::new();
+    match (node.role.is_constant(), node.order) {
+        (true, _) => {}
+        (false, Some(order)) => lines.push(format!("{order}  {}", node.op())),
+        (false, None) => lines.push(node.op()),
+    }
+    lines.extend(node.tensors.iter().filter(|t| !t.name.is_empty()).map(|t| t.name.clone()));
+    if node.role != Role::Unknown {
+        lines.extend(node.result().map(shape));
+    }
+    lines.extend(node.figures[metric as usize].map(|s| spread(metric, &s)));
+    lines.retain(|l| !l.is_empty());
+    lines.iter().map(|l| clean(l)).collect()
+}
+
+/// The title of a block of folded layers.
+pub fn block_title(layers: &[u32]) -> String {
+    match layers {
+        [one] => format!("layer {one}"),
+        all => format!("layers {}: {} that are equal", ranges(all), all.len()),
+    }
+}
+
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+fn dot(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()> {
+    let scale = Scale::of(dag, metric);
+    let head = [title(dag), legend(metric, scale.as_ref())];
+    let head: Vec<String> = head.iter().chain(&dag.notes).map(|l| clean(l)).collect();
+    writeln!(out, "digraph {} {{", quoted(&clean(&title(dag))))?;
+    writeln!(out, "  label={};", quoted(&head.join("\n")).replace('\n', "\\l"))?;
+    writeln!(out, "  labelloc=t; labeljust=l; rankdir=TB; fontname=\"monospace\";")?;
+    writeln!(
+        out,
+        "  node [shape=box, style=filled, fillcolor=\"#ffffff\", fontname=\"monospace\", fontsize=10];"
+    )?;
+    let node = |out: &mut dyn Write, i: usize, n: &Node| {
+        let label = quoted(&lines(n, metric).join("\n")).replace('\n', "\\n");
+        write!(out, "  n{i} [label={label}")?;
+        match (n.role, n.figures[metric as usize].zip(scale.as_ref())) {
+            (_, Some((s, scale))) => {
+                let colour = scale.colour(s.median);
+                write!(out, ", fillcolor=\"{colour}\", fontcolor=\"{}\"", colour.ink())?;
+            }
+            (Role::Op, None) => write!(out, ", style=\"filled,diagonals\", fillcolor=\"#dddddd\"")?,
+            (Role::View, None) => write!(out, ", shape=plaintext, fillcolor=\"#eeeeee\"")?,
+            (Role::Elsewhere | Role::Unknown, None) => write!(out, ", style=dashed")?,
+            (_, None) => write!(out, ", shape=ellipse, fillcolor=\"#e3edf7\"")?,
+        }
+        writeln!(out, "];")
+    };
+    for (i, n) in dag.nodes.iter().enumerate().filter(|(_, n)| n.block.is_none()) {
+        node(out, i, n)?;
+    }
+    let mut inside: Vec<Vec<usize>> = vec![Vec::new(); dag.blocks.len()];
+    for (i, n) in dag.nodes.iter().enumerate() {
+        if let Some(list) = n.block.and_then(|b| inside.get_mut(b)) {
+            list.push(i);
+        }
+    }
+    for (b, (block, inside)) in dag.blocks.iter().zip(&inside).enumerate() {
+        writeln!(out, "  subgraph cluster_{b} {{\n  label={};", quoted(&block_title(&block.layers)))?;
+        for i in inside {
+            node(out, *i, &dag.nodes[*i])?;
+        }
+        writeln!(out, "  }}")?;
+    }
+    for e in dag.edges.iter().filter(|e| e.from != e.to || e.back) {
+        let how = if e.back { " [style=dashed, constraint=false]" } else { "" };
+        writeln!(out, "  n{} -> n{}{how};", e.from, e.to)?;
+    }
+    writeln!(out, "}}")
+}
+
+/// Text escaped for XML, without the control characters that XML does not allow.
+pub fn xml(text: &str) -> String {
+    let mut out = String::new();
+    for c in clean(text).chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Keys of the nodes' text attributes in GraphML.
+const TEXTS: [&str; 7] = ["role", "op", "name", "type", "dims", "layers", "order"];
+
+fn texts(dag: &Dag, n: &Node) -> [String; 7] {
+    let layers = match n.block.and_then(|b| dag.blocks.get(b)) {
+        Some(block) => ranges(&block.layers),
+        None => n.layer.map_or_else(String::new, |l| l.to_string()),
+    };
+    let names: Vec<&str> = n.tensors.iter().map(|t| t.name.as_str()).collect();
+    let dims = n.result().map_or_else(String::new, |t| t.ne.map(|n| n.to_string()).join(" "));
+    let ty = n.result().map_or_else(String::new, |t| t.ty.clone());
+    let order = n.order.map_or_else(String::new, |o| o.to_string());
+    [n.role.name().into(), n.op(), names.join(" | "), ty, dims, layers, order]
+}
+
+fn graphml(out: &mut dyn Write, dag: &Dag) -> io::Result<()> {
+    writeln!(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>")?;
+    writeln!(out, "<graphml xmlns=\"http://graphml.graphdrawing.org/xmlns\">")?;
+    writeln!(out, "<desc>{}</desc>", xml(&title(dag)))?;
+    for key in TEXTS {
+        writeln!(out, "<key id=\"{key}\" for=\"node\" attr.name=\"{key}\" attr.type=\"string\"/>")?;
+    }
+    let ends = ["min", "median", "max"];
+    for (facts, end) in METRICS.iter().flat_map(|m| ends.map(|e| (m, e))) {
+        let key = format!("{}_{end}", facts.key);
+        writeln!(out, "<key id=\"{key}\" for=\"node\" attr.name=\"{key}\" attr.type=\"double\"/>")?;
+    }
+    for (key, ty) in [("tensor", "int"), ("slot", "int"), ("back", "boolean")] {
+        writeln!(out, "<key id=\"{key}\" for=\"edge\" attr.name=\"{key}\" attr.type=\"{ty}\"/>")?;
+    }
+    writeln!(out, "<graph edgedefault=\"directed\">")?;
+    for (i, n) in dag.nodes.iter().enumerate() {
+        write!(out, "<node id=\"n{i}\">")?;
+        for (key, text) in TEXTS.iter().zip(texts(dag, n)).filter(|(_, t)| !t.is_empty()) {
+            write!(out, "<data key=\"{key}\">{}</data>", xml(&text))?;
+        }
+        for (facts, s) in METRICS.iter().zip(n.figures).filter_map(|(m, s)| Some((m, s?))) {
+            for (end, v) in ends.iter().zip([s.min, s.median, s.max]) {
+                write!(out, "<data key=\"{}_{end}\">{v}</data>", facts.key)?;
+            }
+        }
+        writeln!(out, "</node>")?;
+    }
+    for e in &dag.edges {
+        write!(out, "<edge source=\"n{}\" target=\"n{}\">", e.from, e.to)?;
+        for (key, v) in [("tensor", e.tensor), ("slot", e.slot)] {
+            write!(out, "<data key=\"{key}\">{v}</data>")?;
+        }
+        writeln!(out, "<data key=\"back\">{}</data></edge>", e.back)?;
+    }
+    writeln!(out, "</graph>\n</graphml>")
+}
+
+/// A JSON string.
+pub fn string(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if hides(c) => escape(&mut out, c),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// A JSON list.
+pub fn list<T>(of: &[T], one: impl FnMut(&T) -> String) -> String {
+    format!("[{}]", of.iter().map(one).collect::<Vec<_>>().join(","))
+}
+
+fn json(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()> {
+    let or_null = |n: Option<u64>| n.map_or_else(|| "null".to_owned(), |n| n.to_string());
+    writeln!(out, "{{\"schema\":2,\"pid\":{},\"phase\":{},", dag.pid, string(dag.phase.name()))?;
+    writeln!(out, "\"batch\":{},\"graphs\":{},", or_null(dag.token), dag.graphs)?;
+    writeln!(out, "\"metric\":{},", string(METRICS[metric as usize].key))?;
+    writeln!(out, "\"notes\":{},", list(&dag.notes, |n| string(n)))?;
+    writeln!(out, "\"blocks\":{},", list(&dag.blocks, |b| list(&b.layers, u32::to_string)))?;
+    writeln!(out, "\"metrics\":[")?;
+    for (i, m) in METRICS.iter().enumerate() {
+        let missing = if dag.has(m.metric) { "null".to_owned() } else { string(m.needs) };
+        let end = if i + 1 < METRICS.len() { "," } else { "" };
+        let (key, what) = (string(m.key), string(m.what));
+        writeln!(out, "{{\"key\":{key},\"what\":{what},\"missing\":{missing}}}{end}")?;
+    }
+    writeln!(out, "],\n\"nodes\":[")?;
+    for (i, n) in dag.nodes.iter().enumerate() {
+        write!(
+            out,
+            "{{\"id\":{i},\"role\":{},\"order\":{},",
+            string(n.role.name()),
+            or_null(n.order.map(u64::from))
+        )?;
+        write!(out, "\"layer\":{},", or_null(n.layer.map(u64::from)))?;
+        write!(out, "\"block\":{},", or_null(n.block.map(|b| b as u64)))?;
+        let tensor = |t: &Tensor| {
+            let (op, name, ty) = (string(&t.op), string(&t.name), string(&t.ty));
+            let ne = list(&t.ne, u64::to_string);
+            format!("{{\"op\":{op},\"name\":{name},\"type\":{ty},\"ne\":{ne},\"addr\":\"{:#x}\"}}", t.addr)
+        };
+        write!(out, "\"tensors\":{}", list(&n.tensors, tensor))?;
+        for (m, figure) in METRICS.iter().zip(n.figures) {
+            match figure {
+                Some(s) => {
+                    let (min, median, max) = (s.min, s.median, s.max);
+                    write!(out, ",\"{}\":{{\"min\":{min},\"median\":{median},\"max\":{max}}}", m.key)?;
+                }
+                None => write!(out, ",\"{}\":null", m.key)?,
+            }
+        }
+        writeln!(out, "}}{}", if i + 1 < dag.nodes.len() { "," } else { "" })?;
+    }
+    writeln!(out, "],\n\"edges\":[")?;
+    for (i, e) in dag.edges.iter().enumerate() {
+        let end = if i + 1 < dag.edges.len() { "," } else { "" };
+        write!(out, "{{\"from\":{},\"to\":{},", e.from, e.to)?;
+        writeln!(out, "\"tensor\":{},\"slot\":{},\"back\":{}}}{end}", e.tensor, e.slot, e.back)?;
+    }
+    writeln!(out, "]}}")
+}

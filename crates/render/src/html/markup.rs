@@ -1,0 +1,188 @@
+//! Elements of a page: text, facts, tables, sections. All text from a trace passes through [`text`].
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+
+use crate::section::Line;
+use crate::table::Table;
+use analysis::tables::{GAPS_ROW, OTHER_ROW, WAIT_ROW};
+use common::plain::{escape, hides};
+
+/// Text from a trace, safe within an element and within an attribute's double quotes.
+pub use crate::dag::xml as text;
+
+/// Rows that make a table add up; they stay at its end.
+const CLOSING: [&str; 3] = [WAIT_ROW, GAPS_ROW, OTHER_ROW];
+/// A table with more rows than this is initially closed.
+const LONG: usize = 40;
+
+/// Maximum length of a fact, in letters.
+const LONGEST: usize = 1000;
+
+/// Begins a section with its heading; [`end`] closes it.
+pub fn section(out: &mut dyn Write, id: &str, heading: &str) -> io::Result<()> {
+    writeln!(out, "<section id=\"{id}\" aria-labelledby=\"{id}-h\"><h2 id=\"{id}-h\">{}</h2>", text(heading))
+}
+
+pub fn end(out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "</section>")
+}
+
+/// A heading within a section.
+pub fn heading(out: &mut dyn Write, title: &str) -> io::Result<()> {
+    writeln!(out, "<h3>{}</h3>", text(title))
+}
+
+/// A paragraph.
+pub fn say(out: &mut dyn Write, what: &str) -> io::Result<()> {
+    writeln!(out, "<p>{}</p>", text(what))
+}
+
+/// Replaces a drawing with the reason for its absence.
+pub fn gap(out: &mut dyn Write, why: &str) -> io::Result<()> {
+    writeln!(out, "<p class=\"gap\">{}</p>", text(why))
+}
+
+/// Facts and tables in the form used by the report. A fact without a name continues the one before; one without a
+/// value is omitted.
+pub fn lines(out: &mut dyn Write, all: &[Line]) -> io::Result<()> {
+    let mut open = false;
+    for line in all {
+        match line {
+            Line::Fact(_, value) if value.is_empty() => {}
+            Line::Fact(name, value) => {
+                if !open {
+                    writeln!(out, "<dl>")?;
+                    open = true;
+                }
+                if !name.is_empty() {
+                    write!(out, "<dt>{}</dt>", text(name))?;
+                }
+                writeln!(out, "<dd>{}</dd>", text(&short(value)))?;
+            }
+            Line::Table(t) => {
+                if std::mem::take(&mut open) {
+                    writeln!(out, "</dl>")?;
+                }
+                table(out, t, t.columns().first().map_or("", |c| &*c.head), "", true)?;
+            }
+        }
+    }
+    if open { writeln!(out, "</dl>") } else { Ok(()) }
+}
+
+/// Shortens a value: a command line may be arbitrarily long.
+fn short(value: &str) -> Cow<'_, str> {
+    match value.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", value.get(..end).unwrap_or_default()).into(),
+        None => value.into(),
+    }
+}
+
+/// A sortable table; the column `head` names the rows and comes first. A caption that is not `shown` is for
+/// screen readers.
+pub fn table(out: &mut dyn Write, t: &Table, head: &str, caption: &str, shown: bool) -> io::Result<()> {
+    let named = t.columns().iter().position(|c| c.head == head).unwrap_or(0);
+    let order: Vec<usize> =
+        std::iter::once(named).chain((0..t.columns().len()).filter(|i| *i != named)).collect();
+    let label = if caption.is_empty() { head } else { caption };
+    writeln!(
+        out,
+        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\"><table class=\"sortable\">",
+        text(label)
+    )?;
+    if !caption.is_empty() {
+        let class = if shown { "" } else { " class=\"quiet\"" };
+        writeln!(out, "<caption{class}>{}</caption>", text(caption))?;
+    }
+    write!(out, "<thead><tr>")?;
+    for column in order.iter().filter_map(|i| t.columns().get(*i)) {
+        let class = if column.text { "" } else { " class=\"r\"" };
+        write!(out, "<th scope=\"col\"{class}>{}</th>", text(&column.head))?;
+    }
+    writeln!(out, "</tr></thead><tbody>")?;
+    for row in t.rows() {
+        let cell = |i: usize| row.get(i).map_or("", String::as_str);
+        let last = CLOSING.contains(&cell(named));
+        write!(out, "{}", if last { "<tr class=\"end\">" } else { "<tr>" })?;
+        for i in &order {
+            let class = if t.columns().get(*i).is_some_and(|c| c.text) { "" } else { " class=\"r\"" };
+            let (tag, scope) = if *i == named { ("th", " scope=\"row\"") } else { ("td", "") };
+            write!(out, "<{tag}{scope}{class}>{}</{tag}>", text(cell(*i)))?;
+        }
+        writeln!(out, "</tr>")?;
+    }
+    writeln!(out, "</tbody></table></div>")
+}
+
+/// A table that opens with a click on its title; a short one may be open initially.
+pub fn folded(out: &mut dyn Write, t: &Table, head: &str, title: &str, open: bool) -> io::Result<()> {
+    let open = if open && t.rows().len() <= LONG { " open" } else { "" };
+    writeln!(out, "<details{open}><summary>{}</summary>", text(title))?;
+    table(out, t, head, title, false)?;
+    writeln!(out, "</details>")
+}
+
+/// Begins a drawing of this size, with a name and a description for screen readers; `id` must be unique.
+pub fn svg(out: &mut dyn Write, id: &str, size: (f64, f64), name: &str, what: &str) -> io::Result<()> {
+    let (width, height) = size;
+    writeln!(
+        out,
+        "<figure><svg class=\"chart\" id=\"{id}\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
+         aria-labelledby=\"{id}-t {id}-d\"><title id=\"{id}-t\">{}</title><desc id=\"{id}-d\">{}</desc>",
+        text(name),
+        text(what)
+    )
+}
+
+/// Ends a drawing, with the caption below it.
+pub fn svg_end(out: &mut dyn Write, caption: &str) -> io::Result<()> {
+    writeln!(out, "</svg><figcaption>{}</figcaption></figure>", text(caption))
+}
+
+/// A JSON text on one line that cannot close an element.
+pub fn json(value: &str) -> String {
+    let mut out = String::with_capacity(value.len() + 2);
+    out.push('"');
+    for c in value.chars() {
+        match c {
+            '"' | '\\' | '<' | '>' | '&' | '\'' => escape(&mut out, c),
+            c if hides(c) => escape(&mut out, c),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::{number, text as words};
+    use proptest::prelude::*;
+
+    #[test]
+    fn rows_have_their_name_first_and_closing_rows_are_marked() {
+        let mut t = Table::new(vec![number("ms", 0), words("name")]);
+        t.row(vec!["1.5".into(), "a<b".into()]);
+        t.row(vec!["2".into(), "(gaps)".into()]);
+        let mut out = Vec::new();
+        table(&mut out, &t, "name", "Ops & \"more\"", true).unwrap();
+        let html = String::from_utf8(out).unwrap();
+        assert!(html.contains("aria-label=\"Ops &amp; &quot;more&quot;\""), "{html}");
+        let head = "<th scope=\"col\">name</th><th scope=\"col\" class=\"r\">ms</th>";
+        assert!(html.contains(head), "{html}");
+        assert!(html.contains("<tr><th scope=\"row\">a&lt;b</th><td class=\"r\">1.5</td></tr>"), "{html}");
+        assert!(html.contains("<tr class=\"end\"><th scope=\"row\">(gaps)"), "{html}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_ends_a_block_of_data(value in any::<String>()) {
+            let out = json(&value);
+            prop_assert_eq!(serde_json::from_str::<String>(&out).unwrap(), value);
+            let ends = ['<', '>', '&', '\'', '\n', '\r', '\u{2028}', '\u{2029}'];
+            prop_assert!(!out.contains(ends));
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! A run as one self-contained page: no network, no font, no library. Drawings and tables are generated here and
+//! can be read without the script, which sorts, recolours and zooms.
+//!
+//! Names come from a target: they pass through `markup::text` or `markup::json`, and the page's content security
+//! policy allows no script but ours and no requests.
+
+mod activation;
+mod chart;
+mod experts;
+mod graph;
+mod markup;
+mod roofline;
+mod summary;
+mod threads;
+mod tokens;
+
+use std::io::{self, Write};
+
+use self::graph::Graph;
+use self::markup::{gap, heading, say, section, text};
+use super::stat::Section;
+use super::table::Table;
+use super::text as terminal;
+use super::{attribution, counters, energy, levels, quality};
+use crate::units::{count, ms};
+use analysis::attribution::counters::CounterFacts;
+use analysis::attribution::energy::EnergyReport;
+use analysis::overview::Overview;
+use analysis::report::PhaseReport;
+use analysis::stat::{Stat, View};
+use analysis::tables::{OpRow, top_ops};
+
+/// The page's style sheet and script.
+pub const STYLE: &str = include_str!("page.css");
+pub const SCRIPT: &str = include_str!("page.js");
+/// Base64 SHA-256 of the two for the page's content security policy (tests/plain/html.rs prints the required
+/// values).
+pub const STYLE_HASH: &str = "0l6IH50GtQlrVESTN5ItjQV2YBFqyFGLRglLL7ubkEA=";
+pub const SCRIPT_HASH: &str = "b4bhHB4JL+O6X+l25oHL6d9ZOOCApiSgaLo+huJK/aE=";
+
+/// Writes the contents of a section.
+type Inside<'p> = &'p dyn Fn(&mut dyn Write) -> io::Result<()>;
+
+/// Ids and headings of the sections.
+const SECTIONS: [(&str, &str); 9] = [
+    ("summary", "Summary"),
+    ("phases", "Phases"),
+    ("tokens", "Tokens"),
+    ("graph", "Graph"),
+    ("ops", "Operators"),
+    ("roof", "Roofline"),
+    ("threads", "Threads"),
+    ("experts", "Experts"),
+    ("trust", "How far to trust this"),
+];
+
+/// Writes the page for the recording called `name`; each table has at most `top` rows.
+pub fn write(out: &mut dyn Write, o: &Overview, name: &str, top: usize) -> io::Result<()> {
+    let graph = Graph::of(&o.dag);
+    head(out, o, name)?;
+    writeln!(out, "<main id=\"main\">")?;
+    let write: [Inside<'_>; 9] = [
+        &|out| about(out, o),
+        &|out| phases(out, o),
+        &|out| tokens::write(out, &o.report.phases),
+        &|out| graph::write(out, &graph),
+        &|out| all_ops(out, o, top),
+        &|out| roof(out, o, top),
+        &|out| threads(out, o, top),
+        &|out| experts(out, o, top),
+        &|out| trust(out, o),
+    ];
+    for ((id, title), inside) in SECTIONS.iter().zip(write) {
+        section(out, id, title)?;
+        inside(out)?;
+        markup::end(out)?;
+    }
+    writeln!(out, "</main>\n<p id=\"said\" class=\"quiet\" role=\"status\"></p>")?;
+    writeln!(out, "<script type=\"application/json\" id=\"data\">{}</script>", graph::data(&graph))?;
+    writeln!(out, "<script>{SCRIPT}</script>\n</body>\n</html>")
+}
+
+fn head(out: &mut dyn Write, o: &Overview, name: &str) -> io::Result<()> {
+    writeln!(
+        out,
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; \
+         script-src 'sha256-{SCRIPT_HASH}'; base-uri 'none'; form-action 'none'\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"generator\" content=\"profinfer {}\">\n\
+         <title>{} - profinfer</title>\n<style>{STYLE}</style>\n</head>\n<body>\n\
+         <a class=\"skip\" href=\"#main\">To the content</a>",
+        text(common::VERSION),
+        text(name)
+    )?;
+    let machine = &o.report.run;
+    let of: Vec<&str> =
+        [machine.host.as_str(), &machine.cpu_model].into_iter().filter(|s| !s.is_empty()).collect();
+    let of = if of.is_empty() { String::new() } else { format!("Recorded on {}", of.join(", ")) };
+    writeln!(out, "<header><h1>{}</h1><p>{}</p></header>", text(name), text(&of))?;
+    writeln!(out, "<nav aria-label=\"Sections\"><ul>")?;
+    for (id, title) in SECTIONS {
+        writeln!(out, "<li><a href=\"#{id}\">{}</a></li>", text(title))?;
+    }
+    writeln!(out, "</ul></nav>")
+}
+
+fn about(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
+    writeln!(out, "<p class=\"verdict\">{}</p>", text(&summary::verdict(o)))?;
+    summary::tiles(out, o)?;
+    summary::part(out, o)?;
+    for f in o.report.quality.features.iter().filter(|f| f.state != "whole") {
+        let state = if f.state == "none" { "Left out" } else { "In part" };
+        say(out, &format!("{state}: {}: {}", f.name, f.why))?;
+    }
+    writeln!(out, "<details><summary>The run and its model</summary>")?;
+    markup::lines(out, &terminal::run(&o.report.run))?;
+    heading(out, "Model (as its tensors show it)")?;
+    markup::lines(out, &terminal::model(&o.report))?;
+    writeln!(out, "</details>")
+}
+
+fn phases(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
+    markup::lines(out, &terminal::calls(&o.report))?;
+    match &o.report.stages {
+        Some(rows) => {
+            let title = "What the engine does beside and within its calls";
+            markup::folded(out, &levels::stage_table(rows), "phase", title, true)?;
+        }
+        None => gap(out, "Load, tokenize and sampling were not recorded (record with --phases).")?,
+    }
+    o.report.energy.as_ref().map_or(Ok(()), |found| power(out, found))
+}
+
+/// Energy by phase, and the other sampled values.
+fn power(out: &mut dyn Write, found: &EnergyReport) -> io::Result<()> {
+    if found.sources.is_empty() {
+        say(out, "Energy is not known: the machine shows neither power nor energy.")?;
+    } else {
+        markup::folded(out, &energy::sources(&found.sources), "source", "Energy", true)?;
+        found.sources.iter().flat_map(energy::doubts).try_for_each(|doubt| say(out, &doubt))?;
+    }
+    if found.gauges.iter().any(|g| !g.phases.is_empty()) {
+        let title = "Frequencies and temperatures, in calls";
+        markup::folded(out, &energy::gauges(&found.gauges), "of", title, true)?;
+    }
+    Ok(())
+}
+
+fn all_ops(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
+    if o.report.phases.is_empty() {
+        return gap(out, "No op was recorded: there is no call of the engine in it.");
+    }
+    let mut others = o.report.phases.iter().filter(|p| p.phase != o.phase);
+    let counted = o.report.counters.as_deref();
+    summary::main_phase(o).map_or(Ok(()), |p| ops(out, p, counted, top, true))?;
+    others.try_for_each(|p| ops(out, p, counted, top, false))
+}
+
+/// The tables of a phase; they are initially closed unless it is the `main` one.
+fn ops(
+    out: &mut dyn Write,
+    p: &PhaseReport,
+    counted: Option<&[CounterFacts]>,
+    top: usize,
+    main: bool,
+) -> io::Result<()> {
+    let name = p.phase.name();
+    heading(out, &format!("Operators, {name}"))?;
+    if let Some(changed) = terminal::level_changed(p) {
+        say(out, &format!("What was recorded changed {changed}."))?;
+    }
+    if p.op_time.is_none() {
+        return gap(
+            out,
+            &format!("No op of {name} was recorded (`profinfer record --level op` records them)."),
+        );
+    }
+    let graphs = count(p.cpu_graphs, "CPU graph");
+    say(out, &format!("Times are {}. 100 % = {} ms in {graphs}.", terminal::op_time(p), ms(p.graph_ns)))?;
+    let rows = |rows: &Option<Vec<OpRow>>| top_ops(rows.clone().unwrap_or_default(), Some(top));
+    let by_name = rows(&p.by_name);
+    let (title, table) = (format!("Operators by name, {name}"), terminal::ops(&by_name, "name", p));
+    match main {
+        true => markup::table(out, &table, "name", &title, true)?,
+        false => markup::folded(out, &table, "name", &title, false)?,
+    }
+    for (head, rows) in [("op", rows(&p.by_op)), ("layer", rows(&p.by_layer))] {
+        let table = terminal::ops(&rows, head, p);
+        markup::folded(out, &table, head, &format!("Operators by {head}, {name}"), false)?;
+    }
+    match attribution::of_ops(&by_name, "name", p) {
+        Some(table) => markup::folded(out, &table, "name", &format!("What bounds them, {name}"), false)?,
+        None => say(out, "What bounds them is not known: record with --sched, or give --peak.")?,
+    }
+    let Some(facts) = counted else { return Ok(()) };
+    if let Some(table) = counters::of_ops(facts, &by_name) {
+        markup::folded(out, &table, "name", &format!("Counters, {name}, all threads"), main)?;
+    }
+    if main { counters::whats_missing(facts).iter().try_for_each(|note| say(out, note)) } else { Ok(()) }
+}
+
+/// The table and notes of a statistics view, or why there is none.
+fn told(out: &mut dyn Write, s: &Stat, view: View, head: &str, top: usize) -> io::Result<()> {
+    let Some(Section { title, table, notes }) = super::stat::section(s, view, top) else { return Ok(()) };
+    match table {
+        Some(table) => folded(out, &table, head, &title)?,
+        None => gap(out, &format!("{title}."))?,
+    }
+    notes.iter().try_for_each(|note| say(out, note))
+}
+
+fn folded(out: &mut dyn Write, table: &Table, head: &str, title: &str) -> io::Result<()> {
+    markup::folded(out, table, head, title, true)
+}
+
+fn stat<'o>(out: &mut dyn Write, o: &'o Overview) -> io::Result<Option<&'o Stat>> {
+    match &o.stat {
+        Ok(s) => Ok(Some(s)),
+        Err(why) => gap(out, &format!("Not known: {why}.")).map(|()| None),
+    }
+}
+
+fn roof(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
+    let Some(s) = stat(out, o)? else { return Ok(()) };
+    match s.roofline.as_ref().and_then(|r| r.as_ref()) {
+        Some(found) => {
+            roofline::write(out, found, s.phase.name())?;
+            told(out, s, View::Roofline, "name", top)?;
+        }
+        None => gap(
+            out,
+            "No roof is known: no op of this recording reads enough to stand for the memory's bandwidth. Give --peak \
+             what `ggml-runner peak --json` measured on that machine.",
+        )?,
+    }
+    heading(out, "Time against work and context")?;
+    told(out, s, View::Ops, "name", top)?;
+    told(out, s, View::Tokens, "name", top)
+}
+
+fn threads(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
+    if let Some(p) = summary::main_phase(o) {
+        threads::write(out, p)?;
+        if let Some(rows) = p.by_thread.as_ref().filter(|rows| !rows.is_empty()) {
+            let rows = rows.get(..top.min(rows.len())).unwrap_or_default();
+            let title = format!("Threads, {}", p.phase.name());
+            folded(out, &terminal::threads(rows, p), "ith", &title)?;
+            if p.wait_ns.is_none() {
+                say(out, &format!("Note: {}.", terminal::NO_WAIT))?;
+            }
+            if let Some(table) = attribution::of_threads(rows, p) {
+                let title = format!("Time off the CPU by cause, {}", p.phase.name());
+                folded(out, &table, "ith", &title)?;
+            }
+        }
+    }
+    interference(out, o, top)?;
+    let Some(s) = stat(out, o)? else { return Ok(()) };
+    told(out, s, View::Threads, "name", top)?;
+    told(out, s, View::Backends, "backend", top)
+}
+
+/// CPU interference: who had the CPU while a thread of the target was runnable.
+fn interference(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
+    match o.report.interference.as_deref() {
+        None => Ok(()),
+        Some([]) => say(out, "No one was in the way of the threads."),
+        Some(rows) => {
+            let shown = rows.len().min(top);
+            folded(out, &attribution::culprits(rows, shown), "who", "Who was in the way of the threads")?;
+            say(out, &format!("Note: {}.", attribution::RULE))
+        }
+    }
+}
+
+fn experts(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
+    match (&o.report.experts, o.report.model.experts) {
+        (Some(found), _) => {
+            experts::write(out, found, top)?;
+            let Ok(s) = &o.stat else { return Ok(()) };
+            if let Some(Some(found)) = &s.activation {
+                activation::write(out, found)?;
+            }
+            told(out, s, View::Reuse, "tokens since last use", top)
+        }
+        (None, Some(n)) => gap(
+            out,
+            &format!(
+                "The model has {n} experts; which were chosen was not recorded (record with --experts)."
+            ),
+        ),
+        (None, None) => gap(
+            out,
+            "No experts: no op of this recording multiplies with experts, and no choice was recorded (--experts).",
+        ),
+    }
+}
+
+fn trust(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
+    let quality = &o.report.quality;
+    let class = if quality.complete { "good" } else { "bad" };
+    writeln!(out, "<p class=\"{class}\">{}</p>", text(&quality::verdict(quality)))?;
+    if o.part.is_cut() {
+        say(out, "These figures are of the whole recording.")?;
+    }
+    let causes: Vec<&str> = [
+        (o.report.counters.is_none(), "counters (--pmc)"),
+        (o.report.interference.is_none(), "time off the CPU and who was in the way (--sched)"),
+        (o.report.energy.is_none(), "power, frequencies and temperatures (--sensors)"),
+    ]
+    .into_iter()
+    .filter_map(|(missing, what)| missing.then_some(what))
+    .collect();
+    if !causes.is_empty() {
+        say(out, &format!("Not recorded, so not on this page: {}.", causes.join("; ")))?;
+    }
+    markup::lines(out, &quality::all(quality))
+}

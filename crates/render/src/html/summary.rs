@@ -1,0 +1,162 @@
+//! Summarises a run in a few sentences and figures.
+
+use std::io::{self, Write};
+
+use super::markup::{self, text};
+use crate::attribution::word;
+use crate::units::{count, pct, time};
+use crate::{quality, runs};
+use analysis::calls::Phase;
+use analysis::overview::Overview;
+use analysis::report::PhaseReport;
+use analysis::tables::{GAPS_ROW, OpRow, WAIT_ROW};
+
+/// Waits are mentioned from this share of the graphs' time on.
+const WORTH: f64 = 0.05;
+
+/// The phase that the rest of the page is about.
+pub fn main_phase(o: &Overview) -> Option<&PhaseReport> {
+    o.report.phases.iter().find(|p| p.phase == o.phase)
+}
+
+/// Speed, what takes the time and why, and the quality of the recording.
+pub fn verdict(o: &Overview) -> String {
+    let mut said = match main_phase(o).filter(|p| p.calls > 0) {
+        Some(p) => of_phase(o, p),
+        None => vec!["No call of the engine is in it".to_owned()],
+    };
+    let quality = &o.report.quality;
+    said.push(match quality.complete {
+        true => "The record is complete".into(),
+        false => format!("The record is {}", quality::verdict(quality)),
+    });
+    let said: Vec<String> = said.into_iter().map(|s| s + ".").collect();
+    said.join(" ")
+}
+
+fn of_phase(o: &Overview, p: &PhaseReport) -> Vec<String> {
+    let mut said = Vec::new();
+    let name = p.phase.name();
+    let each = if p.phase == Phase::Decode { "a token" } else { "a call" };
+    said.push(match (p.tokens_per_s, p.latency) {
+        (Some(rate), Some(l)) => {
+            format!("{} runs at {rate:.2} tokens/s, {} {each}", upper(name), time(l.mean_ns))
+        }
+        (None, Some(l)) => format!("A call of {name} takes {}; its tokens are not known", time(l.mean_ns)),
+        _ => format!("Every call of {name} was cut by the end of the recording, so its speed is not known"),
+    });
+    let top = p.by_op.iter().flatten().find(|r| is_op(r));
+    let waits = p.wait_ns.filter(|_| p.graph_ns > 0).map(|wait| wait as f64 / p.graph_ns as f64);
+    let waits = waits.filter(|share| *share >= WORTH);
+    let waiting =
+        waits.map(|share| format!("Thread 0 waits at barriers for {} % of the graphs' time", pct(share)));
+    let most = waits.is_some_and(|share| top.is_none_or(|r| share > r.share));
+    said.extend(waiting.clone().filter(|_| most));
+    match p.by_name.iter().flatten().find(|r| is_op(r)) {
+        Some(row) => {
+            let given = o.report.ceiling.as_ref().is_some_and(|c| c.source == "given");
+            said.extend(heaviest(top, row, given || row.causes.is_some()));
+        }
+        None => said.push(
+            "No op was recorded (`profinfer record --level op` does), so what takes the time is not known"
+                .into(),
+        ),
+    }
+    said.extend(waiting.filter(|_| !most));
+    let growth = o.stat.as_ref().ok().and_then(|s| s.tokens.as_ref()?.as_ref());
+    let grows: Vec<&str> = growth
+        .into_iter()
+        .flat_map(|g| &g.ops)
+        .filter(|t| t.grows)
+        .take(2)
+        .map(|t| t.name.as_str())
+        .collect();
+    if !grows.is_empty() {
+        said.push(format!("With the context grows {}", grows.join(" and ")));
+    }
+    said
+}
+
+/// False for the rows that make shares add up.
+fn is_op(row: &OpRow) -> bool {
+    row.name != WAIT_ROW && row.name != GAPS_ROW
+}
+
+/// The op that takes the most time, and what limits it; `known` says whether there is data to decide that.
+fn heaviest(ops: Option<&OpRow>, row: &OpRow, known: bool) -> Vec<String> {
+    let kind = ops.map(|r| format!("{} takes {} % of the graphs' time; ", r.name, pct(r.share)));
+    let kind = kind.unwrap_or_default();
+    let most = format!("{kind}the heaviest op by name is {} with {} %", row.name, pct(row.share));
+    let verdict = row.verdict.as_ref().or(ops.and_then(|r| r.verdict.as_ref()));
+    let why = match verdict {
+        Some(v) => format!("It is bound by {}: {}", word(v.bound), v.evidence),
+        None if known => "What bounds it does not show: it is near no limit".into(),
+        None => "What bounds it cannot be told (record with --sched, or give --peak)".into(),
+    };
+    vec![most, why]
+}
+
+fn upper(word: &str) -> String {
+    let mut letters = word.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// A few key figures, in large type.
+pub fn tiles(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
+    let of = |phase: Phase| o.report.phases.iter().find(|p| p.phase == phase);
+    let speed = |phase: Phase| {
+        let p = of(phase)?;
+        Some((format!("{:.1}", p.tokens_per_s?), format!("tokens/s, {}", phase.name())))
+    };
+    let mut all: Vec<(String, String)> =
+        [Phase::Decode, Phase::Prefill].into_iter().filter_map(speed).collect();
+    if let Some(l) = o.report.ttft {
+        all.push((time(l.mean_ns), format!("to the first token, mean of {}", count(l.n, "request"))));
+    }
+    if let Some(l) = of(Phase::Decode).and_then(|p| p.latency) {
+        all.push((time(l.p95_ns as f64), "a token, 95 of 100 take no longer".into()));
+    }
+    let quality = &o.report.quality;
+    let complete = if quality.complete { "complete" } else { "NOT complete" };
+    all.push((complete.into(), "record".into()));
+    writeln!(out, "<ul class=\"tiles\">")?;
+    for (figure, what) in all {
+        let bad = if figure == "NOT complete" { " class=\"bad\"" } else { "" };
+        writeln!(out, "<li{bad}><b>{}</b> {}</li>", text(&figure), text(&what))?;
+    }
+    writeln!(out, "</ul>")
+}
+
+/// Which part of the recording is shown, if it is not complete.
+pub fn part(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
+    if let (Some(pid), false) = (o.part.pid, o.part.others.is_empty()) {
+        let others: Vec<String> = o.part.others.iter().take(16).map(u32::to_string).collect();
+        let more = if o.part.others.len() > others.len() { " and more" } else { "" };
+        let others = others.join(", ");
+        markup::say(
+            out,
+            &format!(
+                "Several processes were recorded; this is of process {pid}. --pid chooses another: {others}{more}."
+            ),
+        )?;
+    }
+    if let (Some(pid), Some(n)) = (o.part.pid, o.part.context) {
+        let all = o.part.runs.iter().filter(|r| r.pid == pid).count();
+        markup::say(
+            out,
+            &format!(
+                "Process {pid} has {all} contexts; this is of context {n}. --pid chooses another: {pid}:1 to {pid}:{all}."
+            ),
+        )?;
+    }
+    markup::lines(out, &runs::lines(&o.part.runs))?;
+    if let Some((first, last)) = o.part.calls {
+        markup::say(
+            out,
+            &format!(
+                "Only calls {first} to {last} are in it (--tokens); how far to trust it is of the whole recording."
+            ),
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,23 @@
+//! Output formats for results: terminal tables, JSON, timelines, graphs.
+
+pub mod accuracy;
+pub mod attribution;
+pub mod counters;
+pub mod dag;
+pub mod diff;
+pub mod energy;
+pub mod experts;
+pub mod html;
+pub mod json;
+pub mod levels;
+pub mod predict;
+pub mod quality;
+pub mod runs;
+pub mod section;
+pub mod service;
+pub mod stat;
+pub mod table;
+pub mod text;
+pub mod timeline;
+pub mod top;
+pub mod units;

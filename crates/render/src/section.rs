@@ -1,0 +1,33 @@
+//! Building blocks of text sections: titles, `name: value` lines, tables.
+
+use std::io::{self, Write};
+
+use super::table::{Style, Table, clean};
+
+pub fn title(out: &mut dyn Write, style: &Style, text: &str) -> io::Result<()> {
+    writeln!(out, "\n{}", style.bold(&clean(text)))
+}
+
+/// One `name: value` line; omitted if the value is empty.
+pub fn fact(out: &mut dyn Write, name: &str, value: &str) -> io::Result<()> {
+    if value.is_empty() { Ok(()) } else { writeln!(out, "  {name:<12} {}", clean(value)) }
+}
+
+/// An item of a section: a name with its value, or a table.
+pub(crate) enum Line {
+    Fact(&'static str, String),
+    Table(Table),
+}
+
+/// A [`Line::Fact`].
+pub(crate) fn said(name: &'static str, value: impl Into<String>) -> Line {
+    Line::Fact(name, value.into())
+}
+
+/// Writes the items of a section.
+pub(crate) fn lines(out: &mut dyn Write, all: &[Line], style: &Style) -> io::Result<()> {
+    all.iter().try_for_each(|line| match line {
+        Line::Fact(name, value) => fact(out, name, value),
+        Line::Table(table) => write!(out, "{}", table.render(style)),
+    })
+}

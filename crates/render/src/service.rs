@@ -1,0 +1,184 @@
+//! Formats the service status as text. The status is JSON from the service, which may be of another version:
+//! missing fields are treated as unknown.
+
+use std::io::{self, Write};
+
+use serde_json::Value;
+
+use super::section::{fact, title};
+use super::table::{Style, Table, clean, number, text};
+use super::units::{bytes, count, ms, or_dash, pct};
+
+/// Writes the complete status.
+///
+/// # Errors
+/// The text cannot be written.
+pub fn write(out: &mut dyn Write, state: &Value, style: &Style) -> io::Result<()> {
+    let (version, since) = (word(state, "version"), word(state, "since"));
+    let now = clean(&format!("{}, process {}, since {since}", version, whole(state, "pid")));
+    writeln!(out, "{}: {} ({now})", style.bold("Service"), clean(&word(state, "state")))?;
+    fact(out, "engines by", &with(&word(at(state, "finder"), "backend"), &word(at(state, "finder"), "why")))?;
+    let held_back = held_back(at(state, "finder"));
+    if !held_back.is_empty() {
+        fact(out, "held back", &held_back)?;
+    }
+    let conf = at(state, "configuration");
+    let file =
+        Some(word(conf, "file")).filter(|f| !f.is_empty()).unwrap_or_else(|| "what is built in".into());
+    fact(out, "settings", &format!("{file}, read {}", word(conf, "read")))?;
+    for error in list(conf, "errors") {
+        fact(out, "", error.as_str().unwrap_or_default())?;
+    }
+    fact(out, "rules", &rules(state))?;
+    fact(out, "runs", &counts(at(state, "counts")))?;
+    fact(out, "recordings", &store(state))?;
+    fact(out, "own cost", &own(at(state, "own")))?;
+    runs(out, state, style)?;
+    messages(out, state, style)
+}
+
+/// A text field of an object; empty if there is none.
+pub fn word(of: &Value, name: &str) -> String {
+    of.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+fn at<'v>(of: &'v Value, name: &str) -> &'v Value {
+    of.get(name).unwrap_or(&Value::Null)
+}
+
+fn list<'v>(of: &'v Value, name: &str) -> &'v [Value] {
+    of.get(name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+fn whole(of: &Value, name: &str) -> String {
+    or_dash(of.get(name).and_then(Value::as_u64), |n| n.to_string())
+}
+
+fn size(of: &Value, name: &str) -> String {
+    or_dash(of.get(name).and_then(Value::as_f64), bytes)
+}
+
+/// A text, followed by the reason in parentheses if there is one.
+fn with(text: &str, why: &str) -> String {
+    if why.is_empty() { text.to_owned() } else { format!("{text} ({why})") }
+}
+
+/// Users whose files are not all examined; empty if all are.
+fn held_back(finder: &Value) -> String {
+    let user = |of: &Value| {
+        format!(
+            "{} mapped files of user {} were not looked at ({} of his processes wait): more than his share of time",
+            whole(of, "files"),
+            whole(of, "uid"),
+            whole(of, "processes")
+        )
+    };
+    let users = list(finder, "held_back").iter().map(user);
+    let large = finder.get("files_too_large").and_then(Value::as_u64).filter(|n| *n > 0);
+    let large = large.map(|n| format!("{n} files are too large to be looked through"));
+    users.chain(large).collect::<Vec<_>>().join("; ")
+}
+
+fn rules(state: &Value) -> String {
+    let rule = |rule: &Value| {
+        let runs = rule.get("runs").and_then(Value::as_u64).map(|n| count(n, "run")).unwrap_or_default();
+        let recorder = rule.get("recorder").and_then(Value::as_u64).map(|pid| format!("recorder {pid}"));
+        let why: Vec<String> = [runs].into_iter().chain(recorder).filter(|s| !s.is_empty()).collect();
+        with(&word(rule, "name"), &why.join(", "))
+    };
+    list(state, "rules").iter().map(rule).collect::<Vec<_>>().join(", ")
+}
+
+fn counts(of: &Value) -> String {
+    let named = [
+        ("recorded", "recorded"),
+        ("by_rule", "left out by rule"),
+        ("sample_one_in", "left out by sample_one_in"),
+        ("max_concurrent", "left out by max_concurrent"),
+        ("missed", "missed"),
+        ("over_budget", "seen, not recorded: over budget"),
+        ("waiting", "waiting for a place"),
+    ];
+    let part = |(name, says): &(&str, &str)| {
+        let n = of.get(name).and_then(Value::as_u64).filter(|n| *n > 0 || *name == "recorded")?;
+        Some(format!("{n} {says}"))
+    };
+    let parts: Vec<String> = named.iter().filter_map(part).collect();
+    format!("{} seen: {}", whole(of, "seen"), parts.join(", "))
+}
+
+fn store(state: &Value) -> String {
+    let of = at(state, "store");
+    let writing = match of.get("writing").and_then(Value::as_u64) {
+        Some(n) if n > 0 => format!(", {n} being written"),
+        _ => String::new(),
+    };
+    let (files, used, quota) = (whole(of, "files"), size(of, "bytes"), size(of, "quota"));
+    let (directory, removed) = (word(state, "directory"), whole(of, "removed"));
+    format!("{files} in {directory}{writing}: {used} of {quota}, {removed} removed")
+}
+
+fn own(of: &Value) -> String {
+    let cpu = or_dash(of.get("cpu_seconds").and_then(Value::as_f64), |s| format!("{s:.2} s"));
+    format!("{} of memory, {cpu} of CPU time", size(of, "resident_bytes"))
+}
+
+fn runs(out: &mut dyn Write, state: &Value, style: &Style) -> io::Result<()> {
+    let all = list(state, "runs");
+    if all.is_empty() {
+        return title(out, style, "Runs: none yet");
+    }
+    title(out, style, "Runs")?;
+    let mut table = Table::new(vec![
+        number("pid", 0),
+        text("rule"),
+        text("level"),
+        number("tokens", 0),
+        number("tok/s", 0),
+        number("TTFT ms", 2),
+        number("p50 ms", 1),
+        number("p90 ms", 3),
+        number("p99 ms", 1),
+        number("lost", 2),
+        number("cost %", 3),
+        text("state"),
+        text("file"),
+        text("program"),
+    ]);
+    for run in all {
+        table.row(row(run));
+    }
+    write!(out, "{}", table.render(style))
+}
+
+fn row(run: &Value) -> Vec<String> {
+    let real = |name: &str| run.get(name).and_then(Value::as_f64);
+    let tpot = |i: usize| or_dash(list(run, "tpot_ns").get(i).and_then(Value::as_u64), ms);
+    let or = |text: String, other: &str| if text.is_empty() { other.to_owned() } else { text };
+    vec![
+        whole(run, "pid"),
+        or(word(run, "rule"), "-"),
+        or(word(run, "level"), "-"),
+        whole(run, "tokens"),
+        or_dash(real("rate"), |x| format!("{x:.2}")),
+        or_dash(run.get("ttft_ns").and_then(Value::as_u64), ms),
+        tpot(0),
+        tpot(1),
+        tpot(2),
+        whole(run, "lost"),
+        or_dash(real("cost"), pct),
+        or(word(run, "ended"), "going on"),
+        or(word(run, "file"), "-"),
+        or(word(run, "exe"), "-"),
+    ]
+}
+
+fn messages(out: &mut dyn Write, state: &Value, style: &Style) -> io::Result<()> {
+    let all = list(state, "messages");
+    if !all.is_empty() {
+        title(out, style, "Messages")?;
+    }
+    all.iter().try_for_each(|m| {
+        writeln!(out, "  {}  {}", style.dim(&clean(&word(m, "at"))), clean(&word(m, "text")))
+    })
+}

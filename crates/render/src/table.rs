@@ -1,0 +1,223 @@
+//! Plain aligned tables for a terminal or a pipe.
+
+use std::borrow::Cow;
+
+/// How a text view may be drawn.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Style {
+    /// Columns of the terminal; `None` is a pipe or file, where nothing is cut off.
+    pub width: Option<usize>,
+    pub color: bool,
+}
+
+impl Style {
+    pub fn bold(&self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    pub fn dim(&self, text: &str) -> String {
+        self.paint("2", text)
+    }
+
+    pub fn good(&self, text: &str) -> String {
+        self.paint("32", text)
+    }
+
+    pub fn bad(&self, text: &str) -> String {
+        self.paint("31", text)
+    }
+
+    fn paint(&self, code: &str, text: &str) -> String {
+        if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+    }
+}
+
+/// Text from a target or a trace made safe to print.
+pub use common::plain::clean;
+
+/// A column: numbers are right-aligned, text is left-aligned.
+#[derive(Debug, Clone)]
+pub struct Column {
+    pub head: Cow<'static, str>,
+    pub text: bool,
+    /// On a narrow terminal, columns of the highest rank are dropped first; rank 0 always stays.
+    pub rank: u8,
+}
+
+/// A number column.
+pub fn number(head: &'static str, rank: u8) -> Column {
+    Column { head: head.into(), text: false, rank }
+}
+
+/// A number column with a heading from the data.
+pub fn named(head: &str, rank: u8) -> Column {
+    Column { head: clean(head).into(), text: false, rank }
+}
+
+/// A text column.
+pub fn text(head: &'static str) -> Column {
+    Column { head: head.into(), text: true, rank: 0 }
+}
+
+/// Rows under headings. The last column takes the remaining space.
+pub struct Table {
+    columns: Vec<Column>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub fn new(columns: Vec<Column>) -> Table {
+        Table { columns, rows: Vec::new() }
+    }
+
+    /// Adds a row; cells are cleaned here, so raw data can be passed.
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells.iter().map(|c| clean(c)).collect());
+    }
+
+    pub fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    /// The cells as shown; a row may be shorter than the columns.
+    pub fn rows(&self) -> &[Vec<String>] {
+        &self.rows
+    }
+
+    /// The table as lines that end in a newline, indented by two.
+    pub fn render(&self, style: &Style) -> String {
+        let widths: Vec<usize> = self.columns.iter().enumerate().map(|(i, c)| self.width(i, c)).collect();
+        let shown = self.fitting(&widths, style.width);
+        let mut out = style.dim(&self.line(&shown, &widths, style, |_, c| c.head.as_ref()));
+        out.push('\n');
+        for row in &self.rows {
+            out.push_str(&self.line(&shown, &widths, style, |i, _| row.get(i).map_or("", String::as_str)));
+            out.push('\n');
+        }
+        out
+    }
+
+    /// The table as comma-separated values under their headings (RFC 4180); a cell without a value is empty.
+    pub fn csv(&self) -> String {
+        let heads = self.columns.iter().map(|c| c.head.to_string()).collect();
+        let mut out = String::new();
+        for row in std::iter::once(&heads).chain(&self.rows) {
+            let cells: Vec<String> = row.iter().map(|cell| csv_cell(cell)).collect();
+            out.push_str(&cells.join(","));
+            out.push_str("\r\n");
+        }
+        out
+    }
+
+    fn width(&self, i: usize, column: &Column) -> usize {
+        let cells = self.rows.iter().filter_map(|r| r.get(i)).map(|c| c.chars().count());
+        cells.max().unwrap_or(0).max(column.head.chars().count())
+    }
+
+    /// The columns that fit, dropping the highest ranks first. The last column may shrink to a readable minimum.
+    fn fitting(&self, widths: &[usize], limit: Option<usize>) -> Vec<usize> {
+        let mut shown: Vec<usize> = (0..self.columns.len()).collect();
+        let Some(limit) = limit else { return shown };
+        let last = self.columns.len().saturating_sub(1);
+        let room = |i: usize| widths.get(i).map_or(0, |w| if i == last { (*w).min(LAST_MIN) } else { *w });
+        let rank = |i: usize| self.columns.get(i).map_or(0, |c| c.rank);
+        while shown.iter().map(|i| room(*i) + 2).sum::<usize>() > limit {
+            let Some(out) =
+                shown.iter().rposition(|i| rank(*i) > 0 && shown.iter().all(|o| rank(*o) <= rank(*i)))
+            else {
+                break;
+            };
+            shown.remove(out);
+        }
+        shown
+    }
+
+    fn line<'t>(
+        &'t self,
+        shown: &[usize],
+        widths: &[usize],
+        style: &Style,
+        cell: impl Fn(usize, &'t Column) -> &'t str,
+    ) -> String {
+        let mut line = String::new();
+        let mut used = 0;
+        for i in shown {
+            let (Some(column), Some(width)) = (self.columns.get(*i), widths.get(*i)) else { continue };
+            let value = cell(*i, column);
+            let fill = width.saturating_sub(value.chars().count());
+            line.push_str("  ");
+            used += 2;
+            if *i + 1 == self.columns.len() && column.text {
+                let room = style.width.map_or(usize::MAX, |w| w.saturating_sub(used).max(LAST_MIN));
+                line.push_str(&cut(value, room));
+            } else if column.text {
+                line.push_str(value);
+                line.extend(std::iter::repeat_n(' ', fill));
+            } else {
+                line.extend(std::iter::repeat_n(' ', fill));
+                line.push_str(value);
+            }
+            used += width;
+        }
+        line.truncate(line.trim_end().len());
+        line
+    }
+}
+
+/// Quotes a cell if necessary; a name that a spreadsheet would take for a formula gets a leading apostrophe.
+fn csv_cell(cell: &str) -> String {
+    let formula = cell.starts_with(['=', '+', '-', '@']) && cell.parse::<f64>().is_err();
+    match cell {
+        "-" => String::new(),
+        _ if formula => format!("\"'{}\"", cell.replace('"', "\"\"")),
+        _ if cell.contains([',', '"']) => format!("\"{}\"", cell.replace('"', "\"\"")),
+        _ => cell.to_string(),
+    }
+}
+
+/// Minimum width of the last column before other columns are dropped.
+const LAST_MIN: usize = 16;
+
+/// A value cut to the available width, in characters.
+pub(super) fn cut(value: &str, room: usize) -> String {
+    if value.chars().count() <= room {
+        return value.to_string();
+    }
+    value.chars().take(room.saturating_sub(1)).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Table {
+        let mut t = Table::new(vec![number("ms", 0), number("max", 2), number("calls", 1), text("op")]);
+        t.row(vec!["1.5".into(), "9".into(), "10".into(), "MUL_MAT_OF_A_RATHER_LONG_NAME".into()]);
+        t.row(vec!["12.5".into(), "8".into(), "1".into(), "a\x1b[31m\u{202e}".into()]);
+        t
+    }
+
+    #[test]
+    fn columns_line_up_and_data_is_escaped() {
+        let want = "    ms  max  calls  op\n   1.5    9     10  MUL_MAT_OF_A_RATHER_LONG_NAME\n  \
+                    12.5    8      1  a\\u{1b}[31m\\u{202e}\n";
+        assert_eq!(sample().render(&Style::default()), want);
+    }
+
+    #[test]
+    fn as_csv_every_cell_is_data() {
+        let mut t = Table::new(vec![number("ms", 0), text("op, name")]);
+        t.row(vec!["-1.5".into(), "a\"b, c".into()]);
+        t.row(vec!["-".into(), "=cmd\n".into()]);
+        assert_eq!(t.csv(), "ms,\"op, name\"\r\n-1.5,\"a\"\"b, c\"\r\n,\"'=cmd\\n\"\r\n");
+    }
+
+    #[test]
+    fn a_narrow_terminal_loses_the_least_important_columns() {
+        let out = sample().render(&Style { width: Some(31), color: false });
+        assert_eq!(out.lines().next(), Some("    ms  calls  op"));
+        assert!(out.lines().all(|l| l.chars().count() <= 31), "{out}");
+        let out = sample().render(&Style { width: Some(5), color: false });
+        assert_eq!(out.lines().next(), Some("    ms  op"));
+    }
+}

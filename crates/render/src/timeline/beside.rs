@@ -1,0 +1,151 @@
+//! Additional timeline tracks next to calls and ops: thread states, values over time, and the recorder's
+//! messages.
+
+use std::io;
+
+use super::{Run, Sink, Value, Values};
+use analysis::attribution::interference::Culprits;
+use analysis::attribution::levels;
+use analysis::attribution::parts::Off;
+use analysis::attribution::sched::{OffCpuSpan, Sched};
+use analysis::gauges::gauges;
+use analysis::lanes::Place;
+use analysis::opencl::Profile;
+use common::order;
+
+/// Draws all of these tracks; `pids` are the processes drawn.
+pub fn draw(run: &Run<'_, '_>, pids: &[u32], sink: &mut dyn Sink) -> io::Result<()> {
+    states(run, sink)?;
+    if let Some(profile) = run.opencl {
+        device(run, profile, sink)?;
+    }
+    for g in gauges(run.loaded, run.line, &run.lanes.select) {
+        if g.values.is_empty() || g.pid.is_some_and(|pid| !pids.contains(&pid)) {
+            continue;
+        }
+        sink.track(g.pid, None, &g.name, Some(&g.unit))?;
+        for (t, value) in &g.values {
+            sink.value(*t, &g.name, *value)?;
+        }
+    }
+    recorder(run, sink)
+}
+
+/// Kernels on the device; one that begins before the previous one ended is drawn from that end on.
+fn device(run: &Run<'_, '_>, profile: &Profile, sink: &mut dyn Sink) -> io::Result<()> {
+    let mut wanted = profile.wanted(&run.lanes.select).peekable();
+    let Some(first) = wanted.peek() else { return Ok(()) };
+    let name = format!("OpenCL device (times: {})", profile.clock);
+    sink.track(Some(profile.pid), None, &name, None)?;
+    let mut last = first.start;
+    for k in wanted {
+        let waited = k.start.saturating_sub(k.queued).max(0).unsigned_abs();
+        let mut values: Values = vec![("queued_ns", Value::Count(waited))];
+        if let Some(row) = &k.row {
+            let texts = [("tensor", &row.tensor), ("global_size", &row.global), ("local_size", &row.local)];
+            values.extend(texts.map(|(name, text)| (name, Value::Text(text.clone()))));
+            values.push(("output_size", Value::Text(row.output.clone())));
+        }
+        slice(sink, k.start.max(last), k.end, &k.name, &values)?;
+        last = last.max(k.end);
+    }
+    Ok(())
+}
+
+/// Thread states, if the scheduler was recorded: a track under each thread.
+fn states(run: &Run<'_, '_>, sink: &mut dyn Sink) -> io::Result<()> {
+    let sched = Sched::new(run.loaded);
+    if !sched.any() {
+        return Ok(());
+    }
+    let culprits = Culprits::new(run.loaded);
+    for lane in &run.lanes.list {
+        let Place::Thread { pid, tid, .. } = lane.place else { continue };
+        let list = sched.recorded(tid);
+        let select = &run.lanes.select;
+        let (from, to) =
+            (list.partition_point(|a| a.from < select.from), list.partition_point(|a| a.from < select.to));
+        let list = list.get(from..to).unwrap_or_default();
+        if list.is_empty() {
+            continue;
+        }
+        sink.track(Some(pid), Some(tid), "thread state", None)?;
+        for (i, offcpu) in list.iter().enumerate() {
+            off(run, &culprits, offcpu, sink)?;
+            if let Some(next) =
+                list.get(i + 1).filter(|next| offcpu.to < next.from && sched.known(offcpu.to, next.from))
+            {
+                let cpu = run.loaded.causes.off_cpu.get(next.record).map(|r| r.cpu);
+                let values = cpu.map(|cpu| ("cpu", Value::Count(cpu.into()))).into_iter().collect();
+                slice(sink, offcpu.to, next.from, "running", &values)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An off-CPU time: what the thread waited for, then the wait for a CPU and the thread that had it.
+fn off(run: &Run<'_, '_>, culprits: &Culprits, offcpu: &OffCpuSpan, sink: &mut dyn Sink) -> io::Result<()> {
+    let Some(r) = run.loaded.causes.off_cpu.get(offcpu.record) else { return Ok(()) };
+    let mut values = Values::new();
+    if offcpu.kind != Off::Preempted {
+        let name = match offcpu.kind {
+            Off::Idle => "idle",
+            Off::Faulting => "page fault",
+            Off::Io => "I/O",
+            Off::Blocked | Off::Preempted => "blocked",
+        };
+        values.push(("cpu_left", Value::Count(r.cpu.into())));
+        slice(sink, offcpu.from, offcpu.runnable, name, &values)?;
+        values.clear();
+    }
+    let from = if offcpu.kind == Off::Preempted { offcpu.from } else { offcpu.runnable };
+    let (what, cpu, tid) = match offcpu.kind {
+        Off::Preempted => ("preempted by", r.cpu, r.by),
+        _ => ("runnable behind", r.to_cpu, r.from),
+    };
+    values.push(("cpu", Value::Count(cpu.into())));
+    if tid != 0 {
+        values.push(("tid", Value::Count(tid.into())));
+    }
+    slice(sink, from, offcpu.to, &format!("{what} {}", culprits.name(offcpu.record)), &values)
+}
+
+fn slice(sink: &mut dyn Sink, from: i64, to: i64, name: &str, values: &Values) -> io::Result<()> {
+    if from >= to {
+        return Ok(());
+    }
+    sink.begin(from, super::Name::Other(name, values, None))?;
+    sink.end(to)
+}
+
+/// Level changes, notices, and graphs with missing op hits.
+fn recorder(run: &Run<'_, '_>, sink: &mut dyn Sink) -> io::Result<()> {
+    let l = run.loaded;
+    let select = &run.lanes.select;
+    let mut told: Vec<(i64, String, Values)> = Vec::new();
+    for c in &l.causes.levels {
+        let mut values: Values = vec![("why", Value::Text(c.why.into()))];
+        if c.one_in > 1 {
+            values.push(("calls_one_in", Value::Count(c.one_in.into())));
+        }
+        told.push((c.t, format!("level {}", levels::name(c.to)), values));
+    }
+    for n in &l.notices {
+        told.push((n.t, n.text.to_string(), Values::new()));
+    }
+    for g in &l.cpu_graphs {
+        let missing = g.expected.map_or(0, |e| e.saturating_sub(g.seen));
+        if missing > 0 && !g.cut && select.pid.is_none_or(|pid| pid == g.pid) {
+            let values = vec![("missing", Value::Count(missing.into())), ("cpu_graph", Value::Count(g.seq))];
+            told.push((g.t.saturating_add_unsigned(g.dur), "op hits missing".into(), values));
+        }
+    }
+    told.retain(|(t, ..)| select.from <= *t && *t < select.to);
+    order::by_key(&mut told, |(t, ..)| (order::time(*t), 0));
+    if told.is_empty() {
+        return Ok(());
+    }
+    sink.track(None, None, "profinfer record", None)?;
+    told.iter().try_for_each(|(t, name, values)| sink.instant(*t, name, values))
+}

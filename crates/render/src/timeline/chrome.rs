@@ -1,0 +1,166 @@
+//! A timeline as Chrome trace events in JSON, for tools that read no other format: several times larger than
+//! Perfetto's format. Times are microseconds with three decimals, on CLOCK_BOOTTIME if the trace contains its
+//! offset.
+
+use std::io::{self, Write};
+
+use super::labels::Labels;
+use super::{Name, Sink, Value, Values};
+use analysis::lanes::Place;
+use analysis::tables::WAIT_ROW;
+use common::plain::Json;
+use pfi::record::Header;
+
+/// Bytes buffered before they are written.
+const FULL: usize = 256 << 10;
+
+/// Tracks that are not threads are written as threads with ids from here on, beyond those of any kernel.
+const TRACKS: u64 = 1 << 32;
+
+/// Writes an array of events.
+pub struct Chrome<'o> {
+    out: Json<'o>,
+    offset: i64,
+    /// The constant part of each op's events.
+    ops: Vec<String>,
+    /// Process and thread of the current lane.
+    place: String,
+    tracks: u64,
+    buf: Vec<u8>,
+    any: bool,
+}
+
+impl<'o> Chrome<'o> {
+    /// Begins the array.
+    pub fn new(out: &'o mut dyn Write, labels: &Labels, header: Option<&Header<'_>>) -> Self {
+        let offset = header.map_or(0, |h| h.boot_ns.wrapping_sub(h.mono_ns).cast_signed());
+        let ops = labels.ops.iter().map(|op| event(&op.name, "op", &op.values)).collect();
+        let buf = b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n".to_vec();
+        Chrome { out: Json(out), offset, ops, place: String::new(), tracks: 0, buf, any: false }
+    }
+
+    fn put(&mut self, parts: &[&str]) -> io::Result<()> {
+        if std::mem::replace(&mut self.any, true) {
+            self.buf.extend_from_slice(b",\n");
+        }
+        for part in parts {
+            self.buf.extend_from_slice(part.as_bytes());
+        }
+        if self.buf.len() >= FULL { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.write_all(&self.buf)?;
+        self.buf.clear();
+        Ok(())
+    }
+
+    fn time(&self, t: i64) -> String {
+        let t = t.saturating_add(self.offset).max(0);
+        format!("{}.{:03}", t / 1000, t % 1000)
+    }
+
+    fn metadata(&mut self, what: &str, place: &str, name: &str) -> io::Result<()> {
+        let name = quoted(name);
+        self.put(&["{\"ph\":\"M\",\"name\":\"", what, "\",", place, ",\"args\":{\"name\":", &name, "}}"])
+    }
+
+    fn step(&mut self, kind: &str, t: i64, rest: &str) -> io::Result<()> {
+        let (t, place) = (self.time(t), std::mem::take(&mut self.place));
+        let done = self.put(&["{\"ph\":\"", kind, "\",\"ts\":", &t, ",", &place, rest, "}"]);
+        self.place = place;
+        done
+    }
+}
+
+/// A text as a JSON string.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// Name, category and values of an event.
+fn event(name: &str, category: &str, values: &Values) -> String {
+    let mut out = format!(",\"name\":{},\"cat\":\"{category}\"", quoted(name));
+    for (i, (name, value)) in values.iter().enumerate() {
+        out.push_str(if i == 0 { ",\"args\":{" } else { "," });
+        let value = match value {
+            Value::Text(text) => quoted(text),
+            Value::Count(n) => n.to_string(),
+            Value::Real(x) => serde_json::Value::from(*x).to_string(),
+            Value::Yes => "true".into(),
+        };
+        out.push_str(&format!("\"{name}\":{value}"));
+    }
+    if !values.is_empty() {
+        out.push('}');
+    }
+    out
+}
+
+impl Sink for Chrome<'_> {
+    fn process(&mut self, pid: u32, name: &str, _: &str) -> io::Result<()> {
+        if name.is_empty() { Ok(()) } else { self.metadata("process_name", &format!("\"pid\":{pid}"), name) }
+    }
+
+    fn lane(&mut self, place: &Place, name: &str) -> io::Result<()> {
+        let tid = match place {
+            Place::Thread { tid, .. } => u64::from(*tid),
+            Place::Pool { .. } => {
+                self.tracks += 1;
+                TRACKS + self.tracks
+            }
+        };
+        let place = format!("\"pid\":{},\"tid\":{tid}", place.pid());
+        if !name.is_empty() {
+            self.metadata("thread_name", &place, name)?;
+        }
+        self.place = place;
+        Ok(())
+    }
+
+    fn begin(&mut self, t: i64, name: Name<'_>) -> io::Result<()> {
+        match name {
+            Name::Op(op) => {
+                let text = self.ops.get_mut(op).map(std::mem::take).unwrap_or_default();
+                let done = self.step("B", t, &text);
+                if let Some(place) = self.ops.get_mut(op) {
+                    *place = text;
+                }
+                done
+            }
+            Name::Other(name, values, _) => {
+                let category = if name == WAIT_ROW { "wait" } else { "engine" };
+                self.step("B", t, &event(name, category, values))
+            }
+        }
+    }
+
+    fn end(&mut self, t: i64) -> io::Result<()> {
+        self.step("E", t, "")
+    }
+
+    fn track(&mut self, pid: Option<u32>, tid: Option<u32>, name: &str, _: Option<&str>) -> io::Result<()> {
+        self.tracks += 1;
+        let place = format!("\"pid\":{},\"tid\":{}", pid.unwrap_or(0), TRACKS + self.tracks);
+        let of = tid.map_or_else(String::new, |tid| format!(" of {tid}"));
+        self.metadata("thread_name", &place, &format!("{name}{of}"))?;
+        self.place = place;
+        Ok(())
+    }
+
+    fn value(&mut self, t: i64, name: &str, value: f64) -> io::Result<()> {
+        let rest = event(name, "value", &vec![("value", Value::Real(value))]);
+        self.step("C", t, &rest)
+    }
+
+    fn instant(&mut self, t: i64, name: &str, values: &Values) -> io::Result<()> {
+        let rest = event(name, "recorder", values);
+        self.step("i", t, &format!(",\"s\":\"g\"{rest}"))
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.buf.extend_from_slice(b"\n]}\n");
+        self.flush()?;
+        self.out.flush()
+    }
+}

@@ -1,0 +1,172 @@
+//! Names and descriptions of ops on a timeline.
+
+use std::collections::HashMap;
+
+use super::{Value, Values};
+use crate::units::{bytes, decimal};
+use analysis::calls::{Phase, Timeline};
+use analysis::describe::NO_STRUCTURE;
+use analysis::idents::{Idents, OpKey};
+use analysis::load::{Hit, Loaded, TensorInfo};
+use analysis::report::Report;
+use analysis::runs::{RunId, Runs};
+use common::order;
+
+/// An op of the graph.
+pub struct Op {
+    /// Op and tensor: `MUL_MAT Qcur-3`.
+    pub name: String,
+    /// Index in [`Labels::summaries`].
+    pub summary: usize,
+    pub values: Values,
+}
+
+/// All ops of a run, by ident.
+pub struct Labels {
+    pub ops: Vec<Op>,
+    /// Descriptions of ops, one line each; identical ones of several layers are stored once.
+    pub summaries: Vec<String>,
+}
+
+/// The report's figures for the ops of a name in a phase.
+#[derive(Clone, Default)]
+struct Told {
+    gb_per_s: Option<f64>,
+    bound: Option<String>,
+}
+
+impl Labels {
+    /// `report` contains the table by name, which provides the rate and the limit of the op.
+    pub fn new(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, report: &Report) -> Labels {
+        let runs = Runs::of(loaded, line);
+        let told = rows(report, &runs);
+        let phases = phases_of_plans(loaded, line, &runs);
+        let mut hits: Vec<Option<(Hit, u32)>> = vec![None; idents.list().len()];
+        for (plan, info) in &loaded.plans {
+            for (ident, hit) in idents.of_plan(*plan).iter().zip(&info.hits) {
+                if let Some(place) = hits.get_mut(*ident) {
+                    // The plan with the lowest number, so that the output is reproducible.
+                    let before = place.filter(|(_, p)| p < plan);
+                    *place = before.or(Some((*hit, *plan)));
+                }
+            }
+        }
+        let mut labels = Labels { ops: Vec::with_capacity(hits.len()), summaries: Vec::new() };
+        let mut index: HashMap<String, usize> = HashMap::new();
+        for (ident, hit) in hits.iter().enumerate() {
+            let at = phases.partition_point(|p| p.0 < hit.map_or(0, |(_, plan)| u64::from(plan)));
+            let (phase, run) = phases.get(at).map_or((0, 0), |p| (p.1, p.2));
+            let told =
+                told.get(&group(run, phase, &idents.label(ident, OpKey::Name))).cloned().unwrap_or_default();
+            let (name, values) = op(loaded, idents, ident, hit.map(|(hit, _)| hit), told);
+            let next = labels.summaries.len();
+            let summary = *index.entry(summary(&values)).or_insert_with_key(|line| {
+                labels.summaries.push(line.clone());
+                next
+            });
+            labels.ops.push(Op { name, summary, values });
+        }
+        labels
+    }
+
+    /// Name of an op; one without a number is outside what the trace defines.
+    pub fn name(&self, op: Option<usize>) -> &str {
+        op.and_then(|op| self.ops.get(op)).map_or(NO_STRUCTURE, |op| &op.name)
+    }
+}
+
+fn group(run: usize, phase: u64, label: &str) -> String {
+    format!("{run} {phase} {label}")
+}
+
+/// The table of each run: ops of two models may have the same name.
+fn rows(report: &Report, runs: &Runs) -> HashMap<String, Told> {
+    let mut told = HashMap::new();
+    let place = |id: RunId| runs.list.iter().position(|r| r.id() == id);
+    let shown = report.runs.iter().position(|r| r.shown).or(Some(0));
+    let others = report.others.iter().map(|o| (place(RunId { pid: o.pid, context: o.context }), &o.phases));
+    for (run, phases) in [(shown, &report.phases)].into_iter().chain(others) {
+        let Some(run) = run else { continue };
+        for phase in phases {
+            for row in phase.by_name.iter().flatten() {
+                let bound = row.verdict.as_ref().map(|v| format!("{:?}", v.bound).to_lowercase());
+                let one = Told { gb_per_s: row.model_gb_per_s, bound };
+                told.insert(group(run, phase.phase as u64, &row.name), one);
+            }
+        }
+    }
+    told
+}
+
+/// For each plan, its first phase and its run, ordered by plan.
+fn phases_of_plans(loaded: &Loaded<'_>, line: &Timeline, runs: &Runs) -> Vec<(u64, u64, usize)> {
+    let graphs = loaded.cpu_graphs.iter().zip(&line.cpu_phase).zip(&runs.of_cpu);
+    let mut of: Vec<(u64, u64, usize)> = graphs
+        .filter_map(|((g, phase), run): ((_, &Phase), _)| Some((u64::from(g.plan?), *phase as u64, *run)))
+        .collect();
+    order::by_key(&mut of, |p| (p.0, p.1));
+    of.dedup();
+    of
+}
+
+/// Name and description of an op.
+fn op(loaded: &Loaded<'_>, idents: &Idents, ident: usize, hit: Option<Hit>, told: Told) -> (String, Values) {
+    let mut values = Values::new();
+    let Some(known) = idents.list().get(ident).filter(|i| i.known) else {
+        return (idents.label(ident, OpKey::Name), values);
+    };
+    let layer = known.layer.map(|l| l.to_string());
+    let tensor = layer.as_ref().map_or_else(|| known.name.clone(), |l| known.name.replace("{L}", l));
+    values.push(("op", Value::Text(known.op.clone())));
+    values.push(("tensor", Value::Text(tensor.clone())));
+    let of = |id: u32| loaded.tensors.get(&id).filter(|t| t.known);
+    if let Some((first, fused)) = hit.and_then(|(first, fused)| Some((of(first)?, fused))) {
+        let result = fused.and_then(of).unwrap_or(first);
+        let sources: Vec<String> =
+            first.src.iter().flatten().filter_map(|id| of(*id)).map(|t| shape(loaded, t)).collect();
+        values.push(("shape", Value::Text(shape(loaded, result))));
+        values.push(("sources", Value::Text(sources.join(", "))));
+    }
+    values.extend(known.layer.map(|l| ("layer", Value::Count(l.into()))));
+    if let Some(work) = known.work {
+        values.push(("bytes", Value::Count(work.read.saturating_add(work.written))));
+        values.push(("flops", Value::Count(work.flops)));
+    }
+    values.extend(told.gb_per_s.map(|rate| ("mean_gb_per_s", Value::Real(rate))));
+    values.extend(told.bound.map(|bound| ("bound", Value::Text(bound))));
+    (format!("{} {tensor}", known.op), values)
+}
+
+/// Type and dimensions, without trailing ones: `q4_0[2048,512]`.
+fn shape(loaded: &Loaded<'_>, t: &TensorInfo) -> String {
+    let last = t.ne.iter().rposition(|n| *n != 1).unwrap_or(0);
+    let dims: Vec<String> = t.ne.iter().take(last + 1).map(u64::to_string).collect();
+    let ty = loaded.types.get(&t.ty).map_or_else(|| format!("type#{}", t.ty), |d| d.name.to_string());
+    format!("{ty}[{}]", dims.join(","))
+}
+
+/// The description in one line: `f32[64,1] = q4_0[64,64], f32[64]; 2.4 kB, 8.2 kFLOP; mean 1.2 GB/s; bound:
+/// memory`. Op and tensor are part of the name.
+fn summary(values: &Values) -> String {
+    let get = |name: &str| values.iter().find(|(n, _)| *n == name).map(|(_, v)| v);
+    let text = |name: &str| match get(name) {
+        Some(Value::Text(text)) => text.as_str(),
+        _ => "",
+    };
+    let mut parts = Vec::new();
+    match (text("shape"), text("sources")) {
+        ("", _) => {}
+        (shape, "") => parts.push(shape.to_string()),
+        (shape, sources) => parts.push(format!("{shape} = {sources}")),
+    }
+    if let (Some(Value::Count(read)), Some(Value::Count(flops))) = (get("bytes"), get("flops")) {
+        parts.push(format!("{}, {}FLOP", bytes(*read as f64), decimal(*flops as f64)));
+    }
+    if let Some(Value::Real(rate)) = get("mean_gb_per_s") {
+        parts.push(format!("mean {rate:.2} GB/s"));
+    }
+    if !text("bound").is_empty() {
+        parts.push(format!("bound: {}", text("bound")));
+    }
+    if parts.is_empty() { NO_STRUCTURE.into() } else { parts.join("; ") }
+}

@@ -1,0 +1,481 @@
+//! A timeline as Perfetto protobuf. Each lane is a separate packet sequence: its track is the sequence's default,
+//! its names are interned on first use, and its times are delta-encoded, so that an op takes about thirty bytes.
+//!
+//! Field numbers are those of Perfetto's protos/perfetto/trace/*.proto, which never change.
+
+use std::io::{self, Write};
+
+use super::labels::Labels;
+use super::proto::{bytes, fixed, interned, number, varint, varint_len};
+use super::{Name, Sink, Value, Values};
+use analysis::lanes::Place;
+use pfi::record::Header;
+
+/// Fields of TracePacket.
+mod packet {
+    pub const CLOCK_SNAPSHOT: u32 = 6;
+    pub const TIMESTAMP: u32 = 8;
+    pub const SEQUENCE: u32 = 10;
+    pub const TRACK_EVENT: u32 = 11;
+    pub const INTERNED: u32 = 12;
+    pub const FLAGS: u32 = 13;
+    pub const CLOCK: u32 = 58;
+    pub const DEFAULTS: u32 = 59;
+    pub const TRACK: u32 = 60;
+    pub const FIRST: u32 = 87;
+}
+
+/// Fields of TrackEvent.
+mod event {
+    pub const ANNOTATION: u32 = 4;
+    pub const TYPE: u32 = 9;
+    pub const NAME: u32 = 10;
+    pub const TRACK: u32 = 11;
+    pub const VALUE: u32 = 44;
+    pub const FLOW: u32 = 47;
+    pub const BEGIN: u64 = 1;
+    pub const END: u64 = 2;
+    pub const INSTANT: u64 = 3;
+    pub const COUNTER: u64 = 4;
+}
+
+/// Fields of InternedData, and of DebugAnnotation.
+mod names {
+    pub const EVENTS: u32 = 2;
+    pub const ANNOTATIONS: u32 = 3;
+    pub const TEXTS: u32 = 29;
+    pub const OF_ANNOTATION: u32 = 1;
+    pub const BOOL: u32 = 2;
+    pub const UINT: u32 = 3;
+    pub const DOUBLE: u32 = 5;
+    pub const TEXT: u32 = 6;
+    pub const TEXT_IID: u32 = 17;
+}
+
+/// Perfetto's clock numbers; those from 64 on are local to a sequence.
+const REALTIME: u64 = 1;
+const MONOTONIC: u64 = 3;
+const BOOTTIME: u64 = 6;
+const DIFFERENCES: u64 = 64;
+
+/// The state of the sequence begins here.
+const CLEARED: u64 = 1;
+
+/// A Trace is one repeated field: a packet.
+const PACKET: u8 = 0x0a;
+/// Field and wire type of a packet's timestamp.
+const TIMESTAMP: u8 = (packet::TIMESTAMP << 3) as u8;
+
+/// Bytes buffered before they are written.
+const FULL: usize = 256 << 10;
+
+/// Interned name id of the annotation that every op has.
+const WHAT: u64 = 1;
+
+/// A byte range in [`Lane::tails`].
+#[derive(Clone, Copy, Default)]
+struct Tail {
+    from: usize,
+    len: usize,
+}
+
+/// The current sequence.
+#[derive(Default)]
+struct Lane {
+    sequence: u64,
+    /// Time of the last event, on the output clock.
+    last: u64,
+    /// The bytes after the time in an event, by op; empty until the op's name is interned.
+    ops: Vec<Tail>,
+    tails: Vec<u8>,
+    end: Vec<u8>,
+    /// Summary ids, 0 until interned, and the number of interned ones.
+    summaries: Vec<u64>,
+    texts: u64,
+    /// Number of event names interned so far; those of ops are represented only by their id.
+    events: u64,
+    others: Vec<(String, u64)>,
+    annotations: Vec<&'static str>,
+}
+
+/// Writes a trace.
+pub struct Perfetto<'o> {
+    out: &'o mut dyn Write,
+    labels: &'o Labels,
+    /// Offset from trace time to written time, and the clock of the latter.
+    offset: i64,
+    clock: u64,
+    next_sequence: u64,
+    lane: Lane,
+    buf: Vec<u8>,
+    body: Vec<u8>,
+}
+
+impl<'o> Perfetto<'o> {
+    /// Begins a trace whose sequences are numbered from `first` on. Without a header the offset from the trace's
+    /// clock to CLOCK_BOOTTIME is not known, and times stay on CLOCK_MONOTONIC.
+    pub fn new(out: &'o mut dyn Write, labels: &'o Labels, header: Option<&Header<'_>>, first: u64) -> Self {
+        let mut p = Perfetto {
+            out,
+            labels,
+            offset: header.map_or(0, |h| h.boot_ns.wrapping_sub(h.mono_ns).cast_signed()),
+            clock: if header.is_some() { BOOTTIME } else { MONOTONIC },
+            next_sequence: first,
+            lane: Lane::default(),
+            buf: Vec::with_capacity(FULL + (4 << 10)),
+            body: Vec::new(),
+        };
+        p.next_lane();
+        p
+    }
+
+    /// Writes a clock snapshot: the same instant on the clocks that the recorder read together. It must come
+    /// after everything else, because readers expect the values of a clock in one file to increase.
+    ///
+    /// # Errors
+    /// Write errors.
+    pub fn same_instant(&mut self, h: &Header<'_>) -> io::Result<()> {
+        let mut snapshot = Vec::new();
+        for (clock, t) in [(REALTIME, h.real_ns), (MONOTONIC, h.mono_ns), (BOOTTIME, h.boot_ns)] {
+            bytes(&mut snapshot, 1, &reading(clock, t, false));
+        }
+        self.body.clear();
+        bytes(&mut self.body, packet::CLOCK_SNAPSHOT, &snapshot);
+        self.packet()?;
+        self.flush()
+    }
+
+    fn next_lane(&mut self) {
+        let (ops, summaries) = (self.labels.ops.len(), self.labels.summaries.len());
+        let lane = &mut self.lane;
+        lane.sequence = self.next_sequence;
+        self.next_sequence += 1;
+        lane.ops.clear();
+        lane.ops.resize(ops, Tail::default());
+        lane.summaries.clear();
+        lane.summaries.resize(summaries, 0);
+        (lane.texts, lane.events) = (0, 0);
+        lane.tails.clear();
+        lane.others.clear();
+        lane.annotations.clear();
+        lane.annotations.push("what");
+        lane.end.clear();
+        let mut event = Vec::new();
+        number(&mut event, event::TYPE, event::END);
+        number(&mut lane.end, packet::SEQUENCE, lane.sequence);
+        bytes(&mut lane.end, packet::TRACK_EVENT, &event);
+    }
+
+    fn time(&self, t: i64) -> u64 {
+        t.saturating_add(self.offset).max(0).cast_unsigned()
+    }
+
+    /// The delta to write for a time: the time since the last event.
+    fn since(&mut self, t: i64) -> u64 {
+        let now = self.time(t).max(self.lane.last);
+        now - std::mem::replace(&mut self.lane.last, now)
+    }
+
+    /// Writes the packet in `body`, after adding its sequence.
+    fn packet(&mut self) -> io::Result<()> {
+        number(&mut self.body, packet::SEQUENCE, self.lane.sequence);
+        self.buf.push(PACKET);
+        varint(&mut self.buf, self.body.len() as u64);
+        self.buf.extend_from_slice(&self.body);
+        self.flush_full()
+    }
+
+    fn flush_full(&mut self) -> io::Result<()> {
+        if self.buf.len() < FULL {
+            return Ok(());
+        }
+        self.flush()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.write_all(&self.buf)?;
+        self.buf.clear();
+        Ok(())
+    }
+
+    /// Writes an event whose bytes other than the time are prepared.
+    fn event(&mut self, t: i64, op: Option<Tail>) -> io::Result<()> {
+        let since = self.since(t);
+        let tail = match op {
+            Some(tail) => self.lane.tails.get(tail.from..tail.from + tail.len).unwrap_or_default(),
+            None => &self.lane.end,
+        };
+        self.buf.push(PACKET);
+        varint(&mut self.buf, (1 + varint_len(since) + tail.len()) as u64);
+        self.buf.push(TIMESTAMP);
+        varint(&mut self.buf, since);
+        self.buf.extend_from_slice(tail);
+        self.flush_full()
+    }
+
+    /// Writes an event with the names it interns.
+    fn telling(&mut self, t: i64, new: &[u8], event: &[u8]) -> io::Result<()> {
+        let since = self.since(t);
+        self.body.clear();
+        number(&mut self.body, packet::TIMESTAMP, since);
+        if !new.is_empty() {
+            bytes(&mut self.body, packet::INTERNED, new);
+        }
+        bytes(&mut self.body, packet::TRACK_EVENT, event);
+        self.packet()
+    }
+
+    /// The first op of a name in this sequence: interns the name, and keeps the event for the next ones.
+    fn first_op(&mut self, t: i64, at: usize) -> io::Result<()> {
+        let labels = self.labels;
+        let Some(op) = labels.ops.get(at) else {
+            return self.other(t, event::BEGIN, labels.name(None), &Values::new(), None);
+        };
+        let lane = &mut self.lane;
+        let mut new = Vec::new();
+        if lane.texts == 0 {
+            interned(&mut new, names::ANNOTATIONS, WHAT, "what");
+        }
+        lane.events += 1;
+        let event_name = lane.events;
+        interned(&mut new, names::EVENTS, event_name, &op.name);
+        let mut told = lane.summaries.get(op.summary).copied().unwrap_or(0);
+        if told == 0 {
+            lane.texts += 1;
+            told = lane.texts;
+            let line = labels.summaries.get(op.summary).map_or("", String::as_str);
+            interned(&mut new, names::TEXTS, told, line);
+            if let Some(place) = lane.summaries.get_mut(op.summary) {
+                *place = told;
+            }
+        }
+        let mut event = Vec::new();
+        number(&mut event, event::TYPE, event::BEGIN);
+        number(&mut event, event::NAME, event_name);
+        let mut what = Vec::new();
+        number(&mut what, names::OF_ANNOTATION, WHAT);
+        number(&mut what, names::TEXT_IID, told);
+        bytes(&mut event, event::ANNOTATION, &what);
+        let from = lane.tails.len();
+        number(&mut lane.tails, packet::SEQUENCE, lane.sequence);
+        bytes(&mut lane.tails, packet::TRACK_EVENT, &event);
+        let len = lane.tails.len() - from;
+        if let Some(tail) = lane.ops.get_mut(at) {
+            *tail = Tail { from, len };
+        }
+        self.telling(t, &new, &event)
+    }
+
+    fn other(&mut self, t: i64, kind: u64, name: &str, values: &Values, flow: Option<u64>) -> io::Result<()> {
+        let mut new = Vec::new();
+        let mut event = Vec::new();
+        number(&mut event, event::TYPE, kind);
+        let iid = self.other_name(name, &mut new);
+        number(&mut event, event::NAME, iid);
+        for (name, value) in values {
+            let annotation = self.annotation(name, value, &mut new);
+            bytes(&mut event, event::ANNOTATION, &annotation);
+        }
+        if let Some(flow) = flow {
+            fixed(&mut event, event::FLOW, track(FLOWS, 0, 0, flow));
+        }
+        self.telling(t, &new, &event)
+    }
+
+    fn other_name(&mut self, name: &str, new: &mut Vec<u8>) -> u64 {
+        if let Some((_, iid)) = self.lane.others.iter().find(|(known, _)| known == name) {
+            return *iid;
+        }
+        self.lane.events += 1;
+        let iid = self.lane.events;
+        interned(new, names::EVENTS, iid, name);
+        // Many distinct names in a file would make this search slow, so further names are interned again each
+        // time.
+        if self.lane.others.len() < 256 {
+            self.lane.others.push((name.to_string(), iid));
+        }
+        iid
+    }
+
+    fn annotation(&mut self, name: &'static str, value: &Value, new: &mut Vec<u8>) -> Vec<u8> {
+        let known = self.lane.annotations.iter().position(|n| *n == name);
+        let at = known.unwrap_or_else(|| {
+            self.lane.annotations.push(name);
+            interned(new, names::ANNOTATIONS, self.lane.annotations.len() as u64, name);
+            self.lane.annotations.len() - 1
+        });
+        let mut out = Vec::new();
+        number(&mut out, names::OF_ANNOTATION, at as u64 + 1);
+        match value {
+            Value::Text(text) => bytes(&mut out, names::TEXT, text.as_bytes()),
+            Value::Count(n) => number(&mut out, names::UINT, *n),
+            Value::Real(x) => fixed(&mut out, names::DOUBLE, x.to_bits()),
+            Value::Yes => number(&mut out, names::BOOL, 1),
+        }
+        out
+    }
+
+    fn descriptor(&mut self, track: &[u8]) -> io::Result<()> {
+        self.body.clear();
+        bytes(&mut self.body, packet::TRACK, track);
+        self.packet()
+    }
+}
+
+/// One clock in a snapshot.
+fn reading(clock: u64, t: u64, differences: bool) -> Vec<u8> {
+    let mut out = Vec::new();
+    number(&mut out, 1, clock);
+    number(&mut out, 2, t);
+    if differences {
+        number(&mut out, 3, 1);
+    }
+    out
+}
+
+/// A track id: the same for the same place in every export, and far from the ids that other programs count up.
+fn track(kind: u64, pid: u32, tid: u32, ith: u64) -> u64 {
+    let mut x = 0x7072_6f66_7469_6d65_u64 ^ kind;
+    for part in [u64::from(pid), u64::from(tid), ith] {
+        x = (x ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x ^= x >> 29;
+    }
+    x | 1 << 62
+}
+
+/// Kinds of ids made by [`track`].
+const PROCESSES: u64 = 1;
+const THREADS: u64 = 2;
+const POOLS: u64 = 3;
+const BESIDE: u64 = 4;
+const FLOWS: u64 = 5;
+
+fn process_track(pid: u32) -> u64 {
+    track(PROCESSES, pid, 0, 0)
+}
+
+impl Sink for Perfetto<'_> {
+    fn process(&mut self, pid: u32, name: &str, cmdline: &str) -> io::Result<()> {
+        let mut process = Vec::new();
+        number(&mut process, 1, u64::from(pid));
+        if !cmdline.is_empty() {
+            bytes(&mut process, 2, cmdline.as_bytes());
+        }
+        if !name.is_empty() {
+            bytes(&mut process, 6, name.as_bytes());
+        }
+        let mut out = Vec::new();
+        number(&mut out, 1, process_track(pid));
+        bytes(&mut out, 3, &process);
+        self.descriptor(&out)
+    }
+
+    fn lane(&mut self, place: &Place, name: &str) -> io::Result<()> {
+        self.next_lane();
+        let mut out = Vec::new();
+        let uuid = match *place {
+            Place::Thread { pid, tid, .. } => {
+                let uuid = track(THREADS, pid, tid, 0);
+                let mut thread = Vec::new();
+                number(&mut thread, 1, u64::from(pid));
+                number(&mut thread, 2, u64::from(tid));
+                if !name.is_empty() {
+                    bytes(&mut thread, 5, name.as_bytes());
+                }
+                number(&mut out, 1, uuid);
+                bytes(&mut out, 4, &thread);
+                uuid
+            }
+            Place::Pool { pid, caller, ith } => {
+                let uuid = track(POOLS, pid, caller, u64::from(ith));
+                number(&mut out, 1, uuid);
+                bytes(&mut out, 2, name.as_bytes());
+                uuid
+            }
+        };
+        number(&mut out, 5, process_track(place.pid()));
+        self.start(uuid)?;
+        self.descriptor(&out)
+    }
+
+    fn begin(&mut self, t: i64, name: Name<'_>) -> io::Result<()> {
+        match name {
+            Name::Op(op) => match self.lane.ops.get(op).copied().filter(|tail| tail.len > 0) {
+                Some(tail) => self.event(t, Some(tail)),
+                None => self.first_op(t, op),
+            },
+            Name::Other(name, values, flow) => self.other(t, event::BEGIN, name, values, flow),
+        }
+    }
+
+    fn end(&mut self, t: i64) -> io::Result<()> {
+        self.event(t, None)
+    }
+
+    fn track(
+        &mut self,
+        pid: Option<u32>,
+        tid: Option<u32>,
+        name: &str,
+        unit: Option<&str>,
+    ) -> io::Result<()> {
+        self.next_lane();
+        let of_name = name.bytes().fold(0u64, |sum, b| sum.wrapping_mul(131).wrapping_add(b.into()));
+        let uuid = track(BESIDE, pid.unwrap_or(0), tid.unwrap_or(0), of_name);
+        let mut out = Vec::new();
+        number(&mut out, 1, uuid);
+        bytes(&mut out, 2, name.as_bytes());
+        match (pid, tid) {
+            (Some(pid), Some(tid)) => number(&mut out, 5, track(THREADS, pid, tid, 0)),
+            (Some(pid), None) => number(&mut out, 5, process_track(pid)),
+            _ => {}
+        }
+        if let Some(unit) = unit {
+            let mut counter = Vec::new();
+            bytes(&mut counter, 6, unit.as_bytes());
+            bytes(&mut out, 8, &counter);
+        }
+        self.start(uuid)?;
+        self.descriptor(&out)
+    }
+
+    fn value(&mut self, t: i64, _: &str, value: f64) -> io::Result<()> {
+        let mut event = Vec::new();
+        number(&mut event, event::TYPE, event::COUNTER);
+        fixed(&mut event, event::VALUE, value.to_bits());
+        self.telling(t, &[], &event)
+    }
+
+    fn instant(&mut self, t: i64, name: &str, values: &Values) -> io::Result<()> {
+        self.other(t, event::INSTANT, name, values, None)
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.flush()?;
+        self.out.flush()
+    }
+}
+
+impl Perfetto<'_> {
+    /// Begins the state of the current sequence: its clock, and the default track of all its events. The delta
+    /// clock begins at zero: readers reject a value of the file's clock that is before the last one they read,
+    /// and nothing is before zero.
+    fn start(&mut self, uuid: u64) -> io::Result<()> {
+        self.lane.last = 0;
+        let mut snapshot = Vec::new();
+        bytes(&mut snapshot, 1, &reading(DIFFERENCES, 0, true));
+        bytes(&mut snapshot, 1, &reading(self.clock, 0, false));
+        number(&mut snapshot, 2, self.clock);
+        let mut of_events = Vec::new();
+        number(&mut of_events, event::TRACK, uuid);
+        let mut defaults = Vec::new();
+        bytes(&mut defaults, packet::TRACK_EVENT, &of_events);
+        number(&mut defaults, packet::CLOCK, DIFFERENCES);
+        self.body.clear();
+        bytes(&mut self.body, packet::CLOCK_SNAPSHOT, &snapshot);
+        number(&mut self.body, packet::FLAGS, CLEARED);
+        bytes(&mut self.body, packet::DEFAULTS, &defaults);
+        number(&mut self.body, packet::FIRST, 1);
+        self.packet()
+    }
+}

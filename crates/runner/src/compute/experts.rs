@@ -1,0 +1,181 @@
+//! MUL_MAT_ID: each token goes through the experts that the router chose for it.
+//!
+//! A slot is one of a token's chosen experts; slot `token · used + n` has its own row in the result. If there are
+//! few slots, all threads compute them one after the other; if there are many, the slots of each expert are
+//! grouped and computed together.
+
+use super::super::abi::Tensor;
+use super::super::kernels::{Index, Out, matmul};
+use super::matmul::{Memory, Prepared, part, work as matmul_work};
+use super::state::{State, Work};
+use super::tensor::{extent, row, row_count};
+use super::thread::Thread;
+use super::weight::Weight;
+
+/// The slots of all experts, grouped by expert.
+struct Gathered<'a> {
+    /// Where each expert's slots begin, and the end of the last.
+    starts: &'a [u32],
+    slots: &'a [u32],
+    /// The prepared row of each slot.
+    acts: &'a [u32],
+}
+
+/// Work memory: activations of `rows` rows; the lists of `slots` slots follow the kernels' scratch memory.
+pub fn work(weight: &Weight, rows: usize, slots: usize) -> Work {
+    let mut work = matmul_work(weight, rows, slots);
+    work.scratch += list_bytes(weight.experts(), slots);
+    work.max(Work::default())
+}
+
+/// Bytes of the lists that [`gather`] builds.
+fn list_bytes(experts: usize, slots: usize) -> usize {
+    (experts + 1 + 2 * slots).saturating_mul(size_of::<u32>()).next_multiple_of(64)
+}
+
+/// One MUL_MAT_ID node.
+struct Job<'a> {
+    node: &'a Tensor,
+    weight: &'a Weight,
+    acts: Prepared<'a>,
+    ids: &'a Tensor,
+    /// Experts per token.
+    used: usize,
+    /// All slots of a token share one row of activations.
+    shared: bool,
+}
+
+/// # Safety
+/// See [`super::forward`].
+pub(super) unsafe fn forward(thread: Thread<'_>, node: &Tensor) {
+    // SAFETY: sources of one of our nodes.
+    let (Some(weights), Some(source), Some(ids), state) =
+        (unsafe { (node.source(0), node.source(1), node.source(2), State::of(node)) })
+    else {
+        return;
+    };
+    // SAFETY: as above; the work memory is the graph's.
+    let (Some(weight), memory) = (unsafe { (Weight::of(weights), Memory::of(thread, state.work)) }) else {
+        return;
+    };
+    let shape = (weight.format(), weight.cols());
+    // SAFETY: guaranteed by the caller.
+    let acts = unsafe { Prepared::new(thread, state, &memory, shape, source) };
+    let job = Job { node, weight, acts, ids, used: extent(ids, 0), shared: extent(source, 1) == 1 };
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let scratch = memory.scratch();
+        if job.acts.few {
+            job.slot_by_slot(thread, scratch);
+        } else {
+            job.expert_by_expert(thread, scratch);
+        }
+    }
+}
+
+impl Job<'_> {
+    fn slots(&self) -> usize {
+        row_count(self.ids) * self.used
+    }
+
+    /// # Safety
+    /// The slot must exist.
+    unsafe fn expert_of(&self, slot: usize) -> usize {
+        // SAFETY: ids have a row for each token.
+        let ids = unsafe { row::<i32>(self.ids, [slot / self.used, 0, 0]) };
+        usize::try_from(ids[slot % self.used]).unwrap_or(0).min(self.weight.experts() - 1)
+    }
+
+    /// Prepared row of a slot.
+    fn act_of(&self, slot: usize) -> u32 {
+        (if self.shared { slot / self.used } else { slot }) as u32
+    }
+
+    /// # Safety
+    /// This thread must have exclusive write access to the slots' rows in the columns that it computes.
+    unsafe fn out<'b>(&self, slots: &'b [u32]) -> Out<'b> {
+        // SAFETY: the node has a row for each slot and a value for each row of an expert.
+        unsafe { Out::new(self.node.data.cast(), extent(self.node, 0), Index::List(slots)) }
+    }
+
+    /// # Safety
+    /// See [`super::forward`].
+    unsafe fn slot_by_slot(&self, thread: Thread<'_>, scratch: &mut [u8]) {
+        let rows = thread.share(self.weight.rows(), self.weight.group());
+        for slot in 0..self.slots() {
+            // SAFETY: the slot exists; each thread has its own rows.
+            let (expert, list) = unsafe { (self.expert_of(slot), [slot as u32]) };
+            let Some((matrix, first)) = self.weight.expert(expert) else { return };
+            let act = [self.act_of(slot)];
+            // SAFETY: as above. An expert's results begin at column 0, its rows at `first`.
+            unsafe {
+                let out = self.out(&list).behind(first);
+                matmul(
+                    matrix,
+                    &self.acts.acts(Index::List(&act)),
+                    first + rows.start..first + rows.end,
+                    &out,
+                    scratch,
+                );
+            }
+        }
+    }
+
+    /// # Safety
+    /// See [`super::forward`].
+    unsafe fn expert_by_expert(&self, thread: Thread<'_>, scratch: &mut [u8]) {
+        let lists = scratch.len().saturating_sub(list_bytes(self.weight.experts(), self.slots()));
+        let (scratch, lists) = scratch.split_at_mut(lists);
+        // SAFETY: guaranteed by the caller.
+        let gathered = unsafe { self.gather(lists) };
+        let rows = self.weight.rows();
+        let part = part(rows, thread.count, self.weight.group());
+        let parts = rows.div_ceil(part);
+        loop {
+            let taken = thread.take();
+            let (expert, start) = (taken / parts, taken % parts * part);
+            let Some(&[from, to]) = gathered.starts.get(expert..expert + 2).and_then(|s| s.first_chunk())
+            else {
+                return;
+            };
+            let Some((matrix, first)) = self.weight.expert(expert).filter(|_| from < to) else { continue };
+            let list = from as usize..to as usize;
+            let (slots, acts) = (&gathered.slots[list.clone()], &gathered.acts[list]);
+            // SAFETY: each part of an expert's rows is taken by one thread.
+            let out = unsafe { self.out(slots).behind(first) };
+            let rows = first + start..first + (start + part).min(rows);
+            matmul(matrix, &self.acts.acts(Index::List(acts)), rows, &out, scratch);
+        }
+    }
+
+    /// Sorts the slots by expert, in stable order.
+    ///
+    /// # Safety
+    /// See [`super::forward`].
+    unsafe fn gather<'b>(&self, memory: &'b mut [u8]) -> Gathered<'b> {
+        let (experts, slots) = (self.weight.experts(), self.slots());
+        // SAFETY: any bits are a valid u32; the memory is aligned to 64 and large enough.
+        let (_, words, _) = unsafe { memory.align_to_mut::<u32>() };
+        let (starts, lists) = words.split_at_mut(experts + 1);
+        let (by_expert, acts) = lists.split_at_mut(slots);
+        starts.fill(0);
+        for slot in 0..slots {
+            // SAFETY: the slot exists.
+            starts[unsafe { self.expert_of(slot) }] += 1;
+        }
+        // Ends of the experts' lists; filling each list from the back turns them into starts.
+        let mut end = 0;
+        for s in starts.iter_mut() {
+            end += *s;
+            *s = end;
+        }
+        for slot in (0..slots).rev() {
+            // SAFETY: the slot exists.
+            let place = unsafe { &mut starts[self.expert_of(slot)] };
+            *place -= 1;
+            by_expert[*place as usize] = slot as u32;
+            acts[*place as usize] = self.act_of(slot);
+        }
+        Gathered { starts, slots: by_expert, acts }
+    }
+}

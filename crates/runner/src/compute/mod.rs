@@ -1,0 +1,78 @@
+//! Computes the ops of a graph: reads a node's sources, calls kernels for this thread's share, writes its data.
+//!
+//! Every thread calls [`forward`] for every node; the pool puts a barrier between nodes. A node that needs a
+//! barrier inside (after preparing activations, before combining parts) waits itself. Decisions made when the
+//! graph was built are in the node's [`State`].
+
+mod attention;
+mod elements;
+mod experts;
+mod matmul;
+mod rows;
+mod slow;
+mod state;
+mod tensor;
+mod thread;
+mod weight;
+
+pub use attention::work as attention_work;
+pub use experts::work as experts_work;
+pub use matmul::work as matmul_work;
+pub use slow::Slow;
+pub use state::{State, Work};
+pub use weight::{Owner, Weight, WeightError};
+
+use self::thread::Thread;
+use super::abi::{ComputeParams, Op, Tensor};
+use slow::Drag;
+
+/// Computes this thread's share of a node.
+///
+/// An op that no architecture here uses leaves the node's data unchanged.
+///
+/// # Safety
+/// `node` must come from a graph of `model::graph` whose buffers are alive and whose work memory (`params.wdata`,
+/// of [`Work::bytes`] for the number of threads) is shared by exactly the threads of `params`. All of them must
+/// call this for the same nodes in the same order, with a barrier in between.
+pub unsafe fn forward(params: &ComputeParams, node: &Tensor) {
+    if node.is_empty() || node.is_nop() {
+        return;
+    }
+    let thread = Thread::new(params);
+    // SAFETY: one of our nodes.
+    let drag = Drag::begin(unsafe { State::of(node) }.slow);
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        match node.op {
+            Op::MUL_MAT => matmul::forward(thread, node),
+            Op::MUL_MAT_ID => experts::forward(thread, node),
+            Op::FLASH_ATTN_EXT => attention::forward(thread, node),
+            Op::GET_ROWS => rows::get_rows(thread, node),
+            Op::SET_ROWS => rows::set_rows(thread, node),
+            Op::ROPE => rows::rope(thread, node),
+            Op::RMS_NORM => rows::rms_norm(thread, node, None),
+            Op::SOFT_MAX => rows::soft_max(thread, node),
+            Op::ARGSORT => rows::argsort(thread, node),
+            Op::ADD | Op::MUL | Op::DIV => elements::binary(thread, node),
+            Op::SCALE | Op::UNARY => elements::unary(thread, node),
+            Op::GLU => elements::glu(thread, node),
+            _ => {}
+        }
+    }
+    drag.end();
+}
+
+/// Computes this thread's share of a RMS_NORM node and the following MUL node in one pass; the first one's own
+/// data is not written.
+///
+/// # Safety
+/// As for [`forward`], and `mul` must multiply `norm` by a vector.
+pub unsafe fn forward_norm_mul(params: &ComputeParams, norm: &Tensor, mul: &Tensor) {
+    if !mul.is_empty() {
+        // SAFETY: our own nodes.
+        let drag = Drag::begin(unsafe { State::of(norm).slow.max(State::of(mul).slow) });
+        // SAFETY: guaranteed by the caller.
+        unsafe { rows::rms_norm(Thread::new(params), norm, Some(mul)) }
+        drag.end();
+    }
+}

@@ -1,0 +1,117 @@
+//! A weight tensor in the form that kernels read: one matrix, or one for each expert.
+
+use super::super::abi::Tensor;
+use super::super::kernels::{Format, Isa, Matrix, MatrixError, Placement, Shared};
+use ggml::quant::TensorType;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes of a file with shared ownership.
+pub type Owner = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// Why weights can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightError {
+    #[error(transparent)]
+    Matrix(#[from] MatrixError),
+    #[error("its data is outside the file")]
+    Outside,
+}
+
+/// Weights of a MUL_MAT or MUL_MAT_ID node. A weight tensor's `extra` points to its weights.
+#[derive(Debug)]
+pub struct Weight {
+    /// One for all experts if their rows fill complete groups, otherwise one each.
+    parts: Vec<Matrix>,
+    /// Rows per expert.
+    rows: usize,
+    experts: usize,
+}
+
+impl Weight {
+    /// `range` of the file has `experts` matrices of `rows` rows of `cols` elements. They are packed, or used in
+    /// place.
+    ///
+    /// # Errors
+    /// Missing data, not enough memory, or an instruction set that is not available.
+    pub fn new(
+        ty: TensorType,
+        [cols, rows, experts]: [usize; 3],
+        (file, range): (&Owner, Range<usize>),
+        packed: bool,
+        isa: Isa,
+    ) -> Result<Self, WeightError> {
+        let part = |rows: usize, range: Range<usize>| -> Result<Matrix, WeightError> {
+            let place = if packed {
+                let bytes = (**file).as_ref().get(range).ok_or(WeightError::Outside)?;
+                Placement::Packed(bytes)
+            } else {
+                Placement::Mapped(Shared::new(Arc::clone(file), range).ok_or(WeightError::Outside)?)
+            };
+            Ok(Matrix::new(ty, rows, cols, place, isa)?)
+        };
+        let all = rows.checked_mul(experts).ok_or(WeightError::Outside)?;
+        let whole = part(all, range.clone())?;
+        if experts == 1 || rows.is_multiple_of(whole.group()) {
+            return Ok(Self { parts: vec![whole], rows, experts });
+        }
+        drop(whole);
+        let bytes = range.len() / experts.max(1);
+        let parts = (0..experts).map(|e| {
+            let start = range.start + e * bytes;
+            part(rows, start..start + bytes)
+        });
+        Ok(Self { parts: parts.collect::<Result<_, _>>()?, rows, experts })
+    }
+
+    /// The weights that a tensor points to.
+    ///
+    /// # Safety
+    /// `extra` must be null or point to a weight that outlives the tensor.
+    pub unsafe fn of(tensor: &Tensor) -> Option<&Weight> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { tensor.extra.cast::<Weight>().as_ref() }
+    }
+
+    /// The matrix that contains an expert's rows (0 for a dense weight), and the index of the first of them.
+    pub fn expert(&self, expert: usize) -> Option<(&Matrix, usize)> {
+        let first = self.parts.first()?;
+        if expert >= self.experts {
+            None
+        } else if self.parts.len() == 1 {
+            Some((first, expert * self.rows))
+        } else {
+            Some((self.parts.get(expert)?, 0))
+        }
+    }
+
+    /// Rows per expert.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Elements per row.
+    pub fn cols(&self) -> usize {
+        self.parts.first().map_or(0, Matrix::cols)
+    }
+
+    /// Number of experts; 1 for a dense weight.
+    pub fn experts(&self) -> usize {
+        self.experts
+    }
+
+    /// Row ranges must begin at a multiple of this.
+    pub fn group(&self) -> usize {
+        self.parts.first().map_or(1, Matrix::group)
+    }
+
+    /// The format that activations must be prepared in.
+    pub fn format(&self) -> Format {
+        self.parts.first().map_or(Format::F32, Matrix::format)
+    }
+
+    /// Scratch memory for this many tokens, bytes.
+    pub fn scratch_bytes(&self, tokens: usize) -> usize {
+        self.parts.iter().map(|m| m.scratch_bytes(tokens)).max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,167 @@
+//! A model's graph, built for a batch size and reused while the size stays the same.
+
+use super::arch::{self, LAYER_TENSORS, OTHER_TENSORS};
+use super::builder::Builder;
+pub use super::builder::{Inputs, Shape};
+use super::cache::Cache;
+use super::space::{Node, Space};
+use super::{Model, weights::Weights};
+use crate::abi::{self, Op, Tensor};
+use crate::compute::{self, Slow, State, Weight, Work};
+use crate::kernels::Format;
+use memmap2::MmapMut;
+
+/// Not enough memory for the tensors of a graph.
+#[derive(Debug, thiserror::Error)]
+#[error("not enough memory for the {0} bytes that the largest batch needs: use a smaller --ctx or batch")]
+pub struct BufferError(usize);
+
+/// A model's graph and the memory of its tensors.
+pub struct Graph {
+    space: Space,
+    buffer: MmapMut,
+    /// Sufficient for every graph no larger than the planned one.
+    work: Work,
+    built: Option<Built>,
+    slow: Option<Slow>,
+}
+
+/// A graph that is ready to run.
+#[derive(Debug, Clone, Copy)]
+pub struct Built {
+    pub shape: Shape,
+    pub graph: *mut abi::Graph,
+    pub inputs: Inputs,
+    pub logits: Node,
+}
+
+impl Graph {
+    /// A graph of at most the sizes in `most`, on at most `threads` threads.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn new(model: &Model, cache: &Cache, most: Shape, threads: usize) -> Result<Self, BufferError> {
+        let used = model.params.experts.map_or(0, |e| e.used);
+        let capacity = model.params.layers * (LAYER_TENSORS + 2 * used) + OTHER_TENSORS;
+        let mut space = Space::new(capacity, model.isa);
+        build(&mut space, model, cache, most);
+        let bytes = space.plan();
+        let work = space.nodes().iter().map(|n| work(*n, threads)).fold(Work::default(), Work::max);
+        let buffer = MmapMut::map_anon(bytes.max(1)).map_err(|_| BufferError(bytes))?;
+        // A kernel without huge pages provides small ones.
+        #[cfg(target_os = "linux")]
+        let _ = buffer.advise(memmap2::Advice::HugePage);
+        Ok(Self { space, buffer, work, built: None, slow: None })
+    }
+
+    /// Bytes of the buffer and of the work memory for `threads` threads.
+    pub fn bytes(&self, threads: usize) -> usize {
+        self.buffer.len().saturating_add(self.work.bytes(threads))
+    }
+
+    /// The graph that was built last.
+    pub fn built(&self) -> Option<&Built> {
+        self.built.as_ref()
+    }
+
+    /// Makes ops slower in graphs built from now on; returns how many nodes of the last graph match.
+    pub fn slow_down(&mut self, slow: Slow) -> usize {
+        self.built = None;
+        // SAFETY: nodes of the space.
+        let meant = self.space.nodes().iter().filter(|n| slow.means(unsafe { &***n })).count();
+        self.slow = Some(slow);
+        meant
+    }
+
+    /// The graph of this shape, reusing the last one if it matches. Allocates nothing.
+    pub fn get(&mut self, model: &Model, cache: &Cache, shape: Shape) -> Built {
+        if let Some(built) = self.built.filter(|b| b.shape == shape) {
+            return built;
+        }
+        let (inputs, logits) = build(&mut self.space, model, cache, shape);
+        share_activations(&mut self.space);
+        if let Some(slow) = &self.slow {
+            mark(&mut self.space, slow);
+        }
+        let graph = self.space.finish(self.buffer.as_mut_ptr(), self.work);
+        let built = Built { shape, graph, inputs, logits };
+        self.built = Some(built);
+        built
+    }
+}
+
+fn build(space: &mut Space, model: &Model, cache: &Cache, shape: Shape) -> (Inputs, Node) {
+    space.clear();
+    let weights: &Weights = &model.weights;
+    arch::build(&mut Builder { space, p: &model.params, weights, cache, shape })
+}
+
+/// The weights of a matrix product node.
+fn weight<'a>(node: &Tensor) -> Option<&'a Weight> {
+    if !matches!(node.op, Op::MUL_MAT | Op::MUL_MAT_ID) {
+        return None;
+    }
+    // SAFETY: the first source is a weight tensor of a model that outlives the graph.
+    unsafe { node.src[0].as_ref().and_then(|w| Weight::of(w)) }
+}
+
+fn rows(t: &Tensor) -> usize {
+    usize::try_from(t.nrows()).unwrap_or(0)
+}
+
+fn work(node: Node, threads: usize) -> Work {
+    // SAFETY: nodes and sources of the space and the weights.
+    let node = unsafe { &*node };
+    let Some(weight) = weight(node) else {
+        return if node.op == Op::FLASH_ATTN_EXT {
+            // SAFETY: as above.
+            unsafe { compute::attention_work(node, threads) }
+        } else {
+            Work::default()
+        };
+    };
+    // SAFETY: as above.
+    let acts = unsafe { node.src[1].as_ref() }.map_or(0, rows);
+    if node.op == Op::MUL_MAT_ID {
+        compute::experts_work(weight, acts, rows(node))
+    } else {
+        compute::matmul_work(weight, acts, acts)
+    }
+}
+
+/// Marks the nodes that are to be slowed down.
+fn mark(space: &mut Space, slow: &Slow) {
+    for i in 0..space.len() {
+        let Some(&node) = space.nodes().get(i) else { return };
+        // SAFETY: a node of the space.
+        let share = if slow.means(unsafe { &*node }) { slow.share } else { 0.0 };
+        if let Some(state) = space.state(node) {
+            state.slow = share;
+        }
+    }
+}
+
+/// Products that use the same activations in the same format prepare them only once.
+fn share_activations(space: &mut Space) {
+    let mut held: Option<(*mut Tensor, Format)> = None;
+    for i in 0..space.len() {
+        let Some(&node) = space.nodes().get(i) else { return };
+        // SAFETY: a node of the space.
+        let tensor = unsafe { &*node };
+        if tensor.op == Op::FLASH_ATTN_EXT {
+            held = None;
+        }
+        let Some(weight) = weight(tensor) else { continue };
+        // SAFETY: every product has activations, and a view's source is a node.
+        let root = unsafe {
+            let source = tensor.src[1];
+            if (*source).view_src.is_null() { source } else { (*source).view_src }
+        };
+        let key = Some((root, weight.format()));
+        if let Some(state) = space.state(node) {
+            let state: &mut State = state;
+            state.prepares = held != key;
+        }
+        held = key;
+    }
+}

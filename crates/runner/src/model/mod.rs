@@ -1,0 +1,59 @@
+//! A model: hyper-parameters, weights and the graphs of its architecture.
+//!
+//! Everything from the file is checked before use: the metadata in [`params`], the tensors in [`weights`].
+
+mod arch;
+mod builder;
+pub mod cache;
+pub mod error;
+pub mod graph;
+pub mod memory;
+pub mod params;
+mod space;
+pub mod weights;
+
+pub use error::ModelError;
+pub use params::{Arch, Params};
+pub use weights::{Placement, Weights};
+
+use crate::kernels::Isa;
+use ggml::gguf::reader::Gguf;
+use memmap2::Mmap;
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A model that is ready to run.
+pub struct Model {
+    pub params: Params,
+    pub weights: Weights,
+    /// Instruction set that the weights are packed for.
+    pub isa: Isa,
+}
+
+impl Model {
+    /// Maps and checks the file, and packs its matrices. `progress` receives (bytes done since the last call,
+    /// bytes of the file).
+    ///
+    /// # Errors
+    /// The file can't be read, is not a complete model of a supported architecture, or does not fit into memory.
+    pub fn load(
+        path: &Path,
+        isa: Isa,
+        placement: Placement,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<Self, ModelError> {
+        let failed = |source| ModelError::Open { path: path.to_owned(), source };
+        let file = File::open(path).map_err(failed)?;
+        // SAFETY: truncating a file while it is mapped kills the process with SIGBUS, as with every mapped model;
+        // after the checks, no length is read from the mapping again, so changing content does no harm.
+        let map = Arc::new(unsafe { Mmap::map(&file) }.map_err(failed)?);
+        let gguf = Gguf::parse(&map)?;
+        let params = Params::read(&gguf)?;
+        let total = map.len() as u64;
+        let mut told = |done| progress(done, total);
+        let order = weights::Order { isa, placement, progress: &mut told };
+        let weights = weights::load(&gguf, &map, &params, order)?;
+        Ok(Self { params, weights, isa })
+    }
+}

@@ -1,0 +1,395 @@
+//! Turns samples, in order of time, into the events that the BPF programs would have sent: the state machine of
+//! src/bpf/ops.bpf.c in user space.
+
+use std::collections::HashMap;
+
+use super::fields::Field;
+use super::graph::Graphs;
+use super::sample::{Meaning, Out, Sample};
+use super::sched::Sched;
+use super::snapshot::Snapshot;
+use crate::capture::event::{Call, FLAG_FUSED, Head, KINDS, Op};
+use crate::capture::skel::types::ev_kind;
+use crate::capture::source::Sink;
+use crate::engine::probes::{PHASES, Prog, WAITS};
+
+/// Maximum number of threads tracked, the size of the BPF side's table; when it is reached, all are forgotten.
+const MAX_THREADS: usize = 16384;
+
+/// What a thread is doing: `struct thread_state` of src/bpf/send.h.
+#[derive(Debug, Clone, Copy, Default)]
+struct ThreadState {
+    pool: u64,
+    /// Current op, 0: none.
+    tensor: u64,
+    start: u64,
+    /// Its end, 0: not seen yet.
+    end: u64,
+    last_ra: u64,
+    last_ts: u64,
+    in_graph: bool,
+}
+
+/// The outermost call of a thread: `struct phase_call` of src/bpf/phases.h.
+#[derive(Debug, Clone, Copy)]
+struct PhaseCall {
+    start: u64,
+    sp: u64,
+    what: usize,
+}
+
+/// `struct wait_call` of src/bpf/waits.h.
+#[derive(Debug, Clone, Copy, Default)]
+struct WaitCall {
+    sp: u64,
+    start: u64,
+    object: u64,
+}
+
+/// Return addresses of the barrier's call sites, learned: see `barrier_enter` of src/bpf/ops.bpf.c.
+#[derive(Debug, Clone, Copy, Default)]
+struct Barriers {
+    in_loop: u64,
+    at_end: u64,
+}
+
+pub struct Replay {
+    out: Out,
+    structure: bool,
+    /// Processes that are followed, each with one bit per engine that it has.
+    targets: HashMap<u32, u32>,
+    barriers: HashMap<u32, Barriers>,
+    thread_states: HashMap<u32, ThreadState>,
+    phases: HashMap<u32, PhaseCall>,
+    waits: HashMap<u32, [WaitCall; WAITS.len()]>,
+    pub graphs: Graphs,
+    pub sched: Option<Sched>,
+}
+
+fn head(kind: ev_kind, m: &Meaning, s: &Sample<'_>) -> Head {
+    Head { ts: s.at, tgid: s.tgid, tid: s.tid, kind: kind.0 as u16, engine: m.engine, ..Default::default() }
+}
+
+impl Replay {
+    pub fn new(sink: Sink, structure: bool) -> Replay {
+        Replay {
+            out: Out { sink, sent: [0; KINDS] },
+            structure,
+            targets: HashMap::new(),
+            barriers: HashMap::new(),
+            thread_states: HashMap::new(),
+            phases: HashMap::new(),
+            waits: HashMap::new(),
+            graphs: Graphs::default(),
+            sched: None,
+        }
+    }
+
+    /// Events sent so far, by kind.
+    pub fn sent(&self) -> &[u64; KINDS] {
+        &self.out.sent
+    }
+
+    pub fn add_target(&mut self, pid: u32) {
+        self.targets.entry(pid).or_insert(0);
+    }
+
+    /// Records that a followed process has this engine.
+    pub fn admit(&mut self, pid: u32, engine: u16) {
+        if let Some(engines) = self.targets.get_mut(&pid) {
+            *engines |= 1 << (engine & 31);
+        }
+    }
+
+    /// Stops recording a process.
+    pub fn drop_target(&mut self, pid: u32) {
+        self.targets.remove(&pid);
+    }
+
+    /// Whether a process is recorded and has this engine.
+    pub fn records(&self, tgid: u32, engine: u16) -> bool {
+        self.targets.get(&tgid).is_some_and(|engines| engines & 1 << (engine & 31) != 0)
+    }
+
+    /// Whether to read a process's graphs from its memory.
+    pub fn reads(&self, tgid: u32, engine: u16) -> bool {
+        self.structure && self.records(tgid, engine)
+    }
+
+    /// A process or thread started. Called when the record arrives, before it is processed in order.
+    pub fn adopt(&mut self, tgid: u32, tid: u32, parent: u32) {
+        if tgid == tid {
+            self.inherit(tgid, parent);
+        }
+    }
+
+    /// Follows a child of a followed process, with the same engines. True: the parent is followed.
+    fn inherit(&mut self, child: u32, parent: u32) -> bool {
+        let Some(&engines) = self.targets.get(&parent) else { return false };
+        self.targets.entry(child).or_insert(engines);
+        true
+    }
+
+    /// A process or thread started.
+    pub fn fork(&mut self, tgid: u32, tid: u32, parent: u32, at: u64) {
+        if let Some(sched) = self.sched.as_mut().filter(|_| self.targets.contains_key(&parent)) {
+            sched.begins(tgid, tid);
+        }
+        if tgid != tid || tgid == parent || !self.inherit(tgid, parent) {
+            return;
+        }
+        let kind = ev_kind::EV_FORK;
+        let h = Head { ts: at, tgid: parent, tid: parent, kind: kind.0 as u16, ..Default::default() };
+        self.out.send(kind, &Call { h, a: tgid.into(), ..Default::default() });
+    }
+
+    /// A thread ended. If it is the first thread, the process ended.
+    pub fn exit(&mut self, tgid: u32, tid: u32, at: u64) {
+        self.thread_states.remove(&tid);
+        self.phases.remove(&tid);
+        self.waits.remove(&tid);
+        self.graphs.leave(tid);
+        if tgid != tid || self.targets.remove(&tgid).is_none() {
+            return;
+        }
+        self.barriers.remove(&tgid);
+        self.graphs.forget(tgid);
+        let kind = ev_kind::EV_EXIT;
+        let h = Head { ts: at, tgid, tid, kind: kind.0 as u16, ..Default::default() };
+        self.out.send(kind, &Call { h, ..Default::default() });
+    }
+
+    /// What was read of the graph that a thread has entered. It is validated when the graph ends.
+    pub fn snapshot(&mut self, snapshot: Snapshot) {
+        self.graphs.hold(snapshot);
+    }
+
+    /// A thread was switched in or out, or woken.
+    pub fn scheduled(&mut self, cpu: usize, s: &Sample<'_>) {
+        if let Some(sched) = &mut self.sched {
+            sched.sample(cpu, s, &mut self.out);
+        }
+    }
+
+    /// Reports the threads that are still off-CPU.
+    pub fn close(&mut self) {
+        if let Some(sched) = &mut self.sched {
+            sched.close(&mut self.out);
+        }
+    }
+
+    /// A probe was hit.
+    pub fn sample(&mut self, m: &Meaning, s: &Sample<'_>) {
+        match m.prog {
+            Prog::TokenProcess => self.token(m, s, |b| if b as u32 == 0 { 2 } else { 0 }),
+            Prog::TokenDecode => self.token(m, s, |_| 1),
+            Prog::TokenEncode => self.token(m, s, |_| 2),
+            Prog::TokenExit => self.call(ev_kind::EV_TOKEN_EXIT, m, s),
+            Prog::SchedEnter => self.call(ev_kind::EV_SCHED_ENTER, m, s),
+            Prog::SchedExit => self.call(ev_kind::EV_SCHED_EXIT, m, s),
+            Prog::SplitEnter => self.call(ev_kind::EV_SPLIT_ENTER, m, s),
+            Prog::SplitExit => self.call(ev_kind::EV_SPLIT_EXIT, m, s),
+            Prog::GraphEnter => self.graph_enter(m, s),
+            Prog::GraphExit => self.graph_exit(m, s),
+            Prog::Op | Prog::Fused => self.op(m, s),
+            Prog::OpExit => {
+                let kind = ev_kind::EV_THREAD_END;
+                let h = Head { ith: u16::MAX, ..head(kind, m, s) };
+                self.out.send(kind, &Op { h, ..Default::default() });
+            }
+            Prog::Barrier => self.barrier(m, s),
+            Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load => self.phase_enter(m, s),
+            Prog::PhaseExit => self.phase_exit(m, s),
+            Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead => self.wait_enter(m, s),
+            Prog::WaitExit => self.wait_exit(m, s),
+        }
+    }
+
+    fn token(&mut self, m: &Meaning, s: &Sample<'_>, entry: impl Fn(u64) -> u64) {
+        let b = m.places.u64(s.raw, Field::B).unwrap_or(0);
+        let n = m.places.u32(s.raw, Field::N).map_or(-1, u32::cast_signed);
+        let a = m.places.u64(s.raw, Field::A).unwrap_or(0);
+        let kind = ev_kind::EV_TOKEN_ENTER;
+        self.out.send(kind, &Call { h: head(kind, m, s), a, b: entry(b), n, ..Default::default() });
+    }
+
+    /// A call as described by the sample.
+    fn call(&mut self, kind: ev_kind, m: &Meaning, s: &Sample<'_>) {
+        let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
+        let mut e = Call { h: head(kind, m, s), a: word(Field::A), b: word(Field::B), ..Default::default() };
+        shape(&mut e, m, s);
+        if let Some([a, b]) = m.places.words::<2>(s.raw, Field::Guid) {
+            e.guid[..8].copy_from_slice(&a.to_ne_bytes());
+            e.guid[8..].copy_from_slice(&b.to_ne_bytes());
+        }
+        self.out.send(kind, &e);
+    }
+
+    fn graph_enter(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let kind = ev_kind::EV_GRAPH_ENTER;
+        let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
+        let mut e =
+            Call { h: head(kind, m, s), a: word(Field::A), b: word(Field::Uid), ..Default::default() };
+        shape(&mut e, m, s);
+        e.threads = m.places.u32(s.raw, Field::Threads).unwrap_or(0);
+        if self.structure {
+            self.graphs.begin(&e.h, e.a, e.b);
+        }
+        self.keep(s.tid, ThreadState { in_graph: true, ..ThreadState::default() });
+        self.out.send(kind, &e);
+    }
+
+    fn graph_exit(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let kind = ev_kind::EV_GRAPH_EXIT;
+        let mut e = Call { h: head(kind, m, s), ..Default::default() };
+        let barriers = self.barriers.entry(s.tgid).or_default();
+        if let Some(thread_state) = self.thread_states.get_mut(&s.tid) {
+            // The last barrier that thread 0 entered is the one at the graph's end.
+            if thread_state.tensor != 0
+                && thread_state.last_ra != 0
+                && thread_state.last_ra != barriers.in_loop
+            {
+                barriers.at_end = thread_state.last_ra;
+                e.a = thread_state.last_ts;
+            } else {
+                // Older engines have one call site for both.
+                e.a = thread_state.end;
+            }
+            (thread_state.in_graph, thread_state.tensor) = (false, 0);
+        }
+        if self.structure {
+            self.graphs.end(&e.h, &mut self.out);
+        }
+        self.out.send(kind, &e);
+    }
+
+    fn op(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
+        let Some(ith) = m.places.u32(s.raw, Field::Ith) else { return };
+        let kind = ev_kind::EV_OP;
+        let mut e = Op {
+            h: Head { ith: ith.min(u16::MAX.into()) as u16, ..head(kind, m, s) },
+            tensor: word(Field::Tensor),
+            tensor2: word(Field::Tensor2),
+            pool: word(Field::Pool),
+            prev_end: 0,
+        };
+        if e.tensor2 != 0 {
+            e.h.flags = FLAG_FUSED;
+        }
+        let mut thread_state = self.thread_states.get(&s.tid).copied().unwrap_or_default();
+        if thread_state.tensor != 0 && thread_state.pool == e.pool {
+            let barriers = self.barriers.entry(s.tgid).or_default();
+            // The last barrier before thread 0's next op is the one in the node loop.
+            if thread_state.in_graph && barriers.in_loop == 0 && thread_state.last_ts > thread_state.start {
+                barriers.in_loop = thread_state.last_ra;
+                thread_state.end = thread_state.last_ts;
+            }
+            e.prev_end = thread_state.end;
+        }
+        (thread_state.pool, thread_state.tensor, thread_state.start, thread_state.end) =
+            (e.pool, e.tensor, s.at, 0);
+        self.keep(s.tid, thread_state);
+        if self.structure && thread_state.in_graph {
+            let first = [Field::Op, Field::Type, Field::Ne, Field::Name];
+            let second = [Field::Op2, Field::Type2, Field::Ne2, Field::Name2];
+            self.graphs.hit(&e.h, e.tensor, &m.places, s.raw, first, &mut self.out);
+            if e.tensor2 != 0 {
+                self.graphs.hit(&e.h, e.tensor2, &m.places, s.raw, second, &mut self.out);
+            }
+        }
+        self.out.send(kind, &e);
+    }
+
+    fn barrier(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
+        let Some(thread_state) = self.thread_states.get_mut(&s.tid).filter(|l| l.tensor != 0) else { return };
+        // Engines without pools do not have one in their ops either.
+        if thread_state.pool != 0 && thread_state.pool != word(Field::Pool) {
+            return;
+        }
+        (thread_state.last_ra, thread_state.last_ts) = (word(Field::Ra), s.at);
+        let barriers = self.barriers.entry(s.tgid).or_default();
+        if thread_state.last_ra == barriers.in_loop {
+            if thread_state.end == 0 {
+                thread_state.end = s.at;
+            }
+        } else if thread_state.last_ra == barriers.at_end && !thread_state.in_graph {
+            let kind = ev_kind::EV_THREAD_END;
+            let (tensor, pool) = (thread_state.tensor, thread_state.pool);
+            thread_state.tensor = 0;
+            self.out.send(kind, &Op { h: head(kind, m, s), tensor, pool, ..Default::default() });
+        }
+    }
+
+    /// As `phase_enter` of src/bpf/phases.h.
+    fn phase_enter(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let Some(what) = PHASES.iter().position(|p| p.prog == m.prog) else { return };
+        let Some(sp) = m.places.u64(s.raw, Field::Sp) else { return };
+        if self.phases.get(&s.tid).is_some_and(|outer| outer.sp > sp) {
+            return;
+        }
+        if self.phases.len() >= MAX_THREADS {
+            self.phases.clear();
+        }
+        self.phases.insert(s.tid, PhaseCall { start: s.at, sp, what });
+        if m.prog == Prog::Load {
+            self.phase(m, s, what, 0);
+        }
+    }
+
+    fn phase_exit(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let sp = entered_at(m, s);
+        if let Some(call) = self.phases.get(&s.tid).copied().filter(|c| Some(c.sp) == sp) {
+            self.phases.remove(&s.tid);
+            self.phase(m, s, call.what, call.start);
+        }
+    }
+
+    fn phase(&mut self, m: &Meaning, s: &Sample<'_>, what: usize, start: u64) {
+        let kind = ev_kind::EV_PHASE;
+        self.out.send(kind, &Call { h: head(kind, m, s), a: start, n: what as i32, ..Default::default() });
+    }
+
+    /// As `wait_enter` of src/bpf/waits.h.
+    fn wait_enter(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
+        let Some(what) = WAITS.iter().position(|w| w.prog == m.prog) else { return };
+        if self.waits.len() >= MAX_THREADS {
+            self.waits.clear();
+        }
+        let of = self.waits.entry(s.tid).or_default();
+        of[what] = WaitCall { sp: word(Field::Sp), start: s.at, object: word(Field::A) };
+    }
+
+    /// As `wait_exit` there; the drain reads which backend it is.
+    fn wait_exit(&mut self, m: &Meaning, s: &Sample<'_>) {
+        let (Some(sp), Some(of)) = (entered_at(m, s), self.waits.get_mut(&s.tid)) else { return };
+        let Some(what) = of.iter().position(|w| w.sp == sp) else { return };
+        let WaitCall { start, object, .. } = std::mem::take(&mut of[what]);
+        let kind = ev_kind::EV_WAIT;
+        let (h, n) = (head(kind, m, s), what as i32);
+        self.out.send(kind, &Call { h, a: start, b: object, n, ..Default::default() });
+    }
+
+    fn keep(&mut self, tid: u32, thread_state: ThreadState) {
+        if self.thread_states.len() >= MAX_THREADS {
+            self.thread_states.clear();
+        }
+        self.thread_states.insert(tid, thread_state);
+    }
+}
+
+/// The stack pointer at the entry of the function that has returned.
+fn entered_at(m: &Meaning, s: &Sample<'_>) -> Option<u64> {
+    let returned = if cfg!(target_arch = "x86_64") { 8 } else { 0 };
+    m.places.u64(s.raw, Field::Sp).map(|sp| sp.wrapping_sub(returned))
+}
+
+/// Node count and width of a graph, if they were fetched.
+fn shape(e: &mut Call, m: &Meaning, s: &Sample<'_>) {
+    if let Some(n) = m.places.u32(s.raw, Field::N) {
+        e.n = n.cast_signed();
+        e.width = m.places.u32(s.raw, Field::Width).filter(|_| e.n > 0).unwrap_or(0);
+    }
+}

@@ -1,0 +1,334 @@
+//! The ring that the kernel fills for one CPU, and its records.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw};
+use perf_event_open_sys::bindings::{
+    PERF_RECORD_COMM, PERF_RECORD_EXIT, PERF_RECORD_FORK, PERF_RECORD_LOST, PERF_RECORD_MISC_COMM_EXEC,
+    PERF_RECORD_MMAP2, PERF_RECORD_SAMPLE, perf_event_mmap_page,
+};
+
+use super::event;
+use crate::capture::transport::page_size;
+
+/// Longest record that the kernel's 16-bit size can describe.
+const LONGEST: usize = 1 << 16;
+/// Longest mapping record, bytes.
+const PATH_RECORD: u64 = 4096 + 128;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// A hit of an event. `raw` starts with the event's number and ends, after its fields, with padding.
+    Sample { tgid: u32, tid: u32, time: u64, raw: &'a [u8] },
+    /// This many records were lost before this one for lack of space.
+    Lost(u64),
+    /// A thread started; a process, if `tid` equals `tgid`.
+    Fork { tgid: u32, tid: u32, parent: u32, time: u64 },
+    /// A thread ended.
+    Exit { tgid: u32, tid: u32, time: u64 },
+    /// A process has mapped a file as executable.
+    Mapped(Area<'a>),
+    /// A process has executed another program.
+    Exec { tgid: u32, time: u64 },
+    /// A kind that was not requested.
+    Other,
+}
+
+/// Part of a file in a process's memory, as reported by the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Area<'a> {
+    pub tgid: u32,
+    pub time: u64,
+    pub start: u64,
+    pub len: u64,
+    /// Its start in the file, bytes.
+    pub offset: u64,
+    /// Device: major and minor.
+    pub dev: (u32, u32),
+    /// 0: no file.
+    pub inode: u64,
+    /// As the process sees it.
+    pub path: &'a [u8],
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
+}
+
+/// A header's flags.
+fn flags(bytes: &[u8]) -> Option<u32> {
+    Some(u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?).into())
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
+}
+
+/// Bytes at the end of a record of [`event::images`]: process, thread and time.
+const IDENTITY: usize = 16;
+
+/// The time that ends a record, and the bytes before it from `at` up to the first zero.
+fn tail(body: &[u8], at: usize) -> Option<(u64, &[u8])> {
+    let end = body.len().checked_sub(IDENTITY)?;
+    let text = body.get(at..end)?;
+    let len = text.iter().position(|&b| b == 0).unwrap_or(text.len());
+    Some((u64_at(body, end + 8)?, &text[..len]))
+}
+
+fn mapped(body: &[u8]) -> Option<Area<'_>> {
+    let (time, path) = tail(body, 64)?;
+    Some(Area {
+        tgid: u32_at(body, 0)?,
+        time,
+        start: u64_at(body, 8)?,
+        len: u64_at(body, 16)?,
+        offset: u64_at(body, 24)?,
+        dev: (u32_at(body, 32)?, u32_at(body, 36)?),
+        inode: u64_at(body, 40)?,
+        path,
+    })
+}
+
+/// Parses `bytes` as a record, header included. None: too short for its kind.
+pub fn parse(bytes: &[u8]) -> Option<Record<'_>> {
+    let (kind, body) = (u32_at(bytes, 0)?, bytes.get(8..)?);
+    Some(match kind {
+        PERF_RECORD_SAMPLE => {
+            let len = u32_at(body, 16)? as usize;
+            let raw = body.get(20..20usize.checked_add(len)?)?;
+            Record::Sample { tgid: u32_at(body, 0)?, tid: u32_at(body, 4)?, time: u64_at(body, 8)?, raw }
+        }
+        PERF_RECORD_LOST => Record::Lost(u64_at(body, 8)?),
+        PERF_RECORD_FORK => Record::Fork {
+            tgid: u32_at(body, 0)?,
+            parent: u32_at(body, 4)?,
+            tid: u32_at(body, 8)?,
+            time: u64_at(body, 16)?,
+        },
+        PERF_RECORD_MMAP2 => Record::Mapped(mapped(body)?),
+        PERF_RECORD_COMM if flags(bytes)? & PERF_RECORD_MISC_COMM_EXEC != 0 => {
+            Record::Exec { tgid: u32_at(body, 0)?, time: tail(body, 8)?.0 }
+        }
+        PERF_RECORD_EXIT => {
+            Record::Exit { tgid: u32_at(body, 0)?, tid: u32_at(body, 8)?, time: u64_at(body, 16)? }
+        }
+        _ => Record::Other,
+    })
+}
+
+/// Length of the record that starts with the eight bytes of `head`, if `waiting` bytes can hold it.
+fn length(head: u64, waiting: u64) -> Option<usize> {
+    let [.., a, b] = head.to_ne_bytes();
+    let len = u16::from_ne_bytes([a, b]);
+    (len >= 8 && len % 8 == 0 && u64::from(len) <= waiting).then_some(len.into())
+}
+
+/// A CPU's ring. After a fork the child has no mapping at its address, and can only drop it.
+pub struct Ring {
+    map: ManuallyDrop<MmapRaw>,
+    /// The process that has it mapped.
+    owner: u32,
+    event: OwnedFd,
+    /// Bytes of data, a power of two, after the first page.
+    size: usize,
+    page: usize,
+    /// A record as one contiguous piece.
+    record: Vec<u8>,
+    /// Records that could not be parsed.
+    pub malformed: u64,
+}
+
+impl Ring {
+    /// Creates the ring of a CPU, to which events can be joined; its own event reports processes that start and end.
+    pub fn open(cpu: u32, bytes: u32) -> io::Result<Ring> {
+        Ring::of(event::tasks(cpu, bytes / 4)?, bytes)
+    }
+
+    /// Creates an event's ring: `bytes` (rounded up to a power of two, at least one page) and a page for the positions.
+    pub fn of(event: OwnedFd, bytes: u32) -> io::Result<Ring> {
+        let page = page_size();
+        let size = (bytes as usize).max(page).next_power_of_two();
+        let map = ManuallyDrop::new(MmapOptions::new().len(size + page).map_raw(event.as_raw_fd())?);
+        let (owner, record) = (std::process::id(), Vec::with_capacity(LONGEST));
+        Ok(Ring { map, owner, event, size, page, record, malformed: 0 })
+    }
+
+    fn positions(&self) -> (&AtomicU64, &AtomicU64) {
+        let first = self.map.as_mut_ptr().cast::<perf_event_mmap_page>();
+        // SAFETY: the first page holds this struct for as long as the map lives; its two positions are aligned
+        // words that the kernel and we exchange by loads and stores.
+        unsafe {
+            (
+                AtomicU64::from_ptr(&raw mut (*first).data_head),
+                AtomicU64::from_ptr(&raw mut (*first).data_tail),
+            )
+        }
+    }
+
+    /// The ring is so full that a record may have been lost. The kernel reports a loss only with the next record
+    /// that fits.
+    pub fn is_tight(&self) -> bool {
+        let (head, tail) = self.positions();
+        let waiting = head.load(Ordering::Acquire).wrapping_sub(tail.load(Ordering::Relaxed));
+        // The longest records have a path of 4 KiB.
+        waiting.saturating_add(PATH_RECORD) > self.size as u64
+    }
+
+    /// Eight bytes of data at a position, which is a multiple of eight.
+    fn word(&self, at: u64) -> u64 {
+        let at = (at as usize) & (self.size - 1) & !7;
+        // SAFETY: within the data by the mask, aligned to eight; the kernel does not write the bytes before its head.
+        unsafe { self.map.as_ptr().add(self.page + at).cast::<u64>().read() }
+    }
+
+    /// Passes on all waiting records and frees their space.
+    pub fn read(&mut self, take: &mut dyn FnMut(Record<'_>)) {
+        let (head, mut tail) = {
+            let (head, tail) = self.positions();
+            (head.load(Ordering::Acquire), tail.load(Ordering::Relaxed))
+        };
+        while head != tail {
+            let Some(len) = length(self.word(tail), head.wrapping_sub(tail)) else {
+                // There is no valid record here, so the rest cannot be split into records.
+                self.malformed += 1;
+                tail = head;
+                break;
+            };
+            self.record.clear();
+            for at in 0..len as u64 / 8 {
+                self.record.extend_from_slice(&self.word(tail.wrapping_add(at * 8)).to_ne_bytes());
+            }
+            match parse(&self.record) {
+                Some(record) => take(record),
+                None => self.malformed += 1,
+            }
+            tail = tail.wrapping_add(len as u64);
+        }
+        self.positions().1.store(tail, Ordering::Release);
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // A forked child does not inherit this mapping, so there the addresses may be in use for something else.
+        if self.owner == std::process::id() {
+            // SAFETY: dropped once, here, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.map) };
+        }
+    }
+}
+
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample(raw: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend(PERF_RECORD_SAMPLE.to_ne_bytes());
+        out.extend([0; 4]);
+        out.extend([7u32.to_ne_bytes(), 8u32.to_ne_bytes()].concat());
+        out.extend(99u64.to_ne_bytes());
+        out.extend((raw.len() as u32).to_ne_bytes());
+        out.extend(raw);
+        out
+    }
+
+    #[test]
+    fn samples_and_tasks_are_read() {
+        let bytes = sample(b"abcd");
+        assert_eq!(parse(&bytes), Some(Record::Sample { tgid: 7, tid: 8, time: 99, raw: b"abcd" }));
+        let mut fork = vec![0; 32];
+        fork[..4].copy_from_slice(&PERF_RECORD_FORK.to_ne_bytes());
+        for (at, v) in [(8, 5u32), (12, 4), (16, 6), (20, 3), (24, 77)] {
+            fork[at..at + 4].copy_from_slice(&v.to_ne_bytes());
+        }
+        assert_eq!(parse(&fork), Some(Record::Fork { tgid: 5, tid: 6, parent: 4, time: 77 }));
+        fork[..4].copy_from_slice(&PERF_RECORD_LOST.to_ne_bytes());
+        assert!(matches!(parse(&fork), Some(Record::Lost(_))));
+    }
+
+    /// A record with kind and flags, whose body is these four-byte words, a text, and the identity (5, 6, time 99).
+    fn image(kind: u32, misc: u32, words: &[u32], text: &[u8]) -> Vec<u8> {
+        let mut out = kind.to_ne_bytes().to_vec();
+        out.extend([misc as u16, 0].map(u16::to_ne_bytes).concat());
+        out.extend(words.iter().flat_map(|w| w.to_ne_bytes()));
+        out.extend(text);
+        out.extend(vec![0; 8 - text.len() % 8]);
+        out.extend([5u32, 6].map(u32::to_ne_bytes).concat());
+        out.extend(99u64.to_ne_bytes());
+        out
+    }
+
+    fn mapping(path: &[u8]) -> Vec<u8> {
+        // Eight-byte numbers have their low half first, as on all supported machines.
+        let words = [5, 6, 0x1000, 0, 0x2000, 0, 0x3000, 0, 8, 1, 77, 0, 0, 0, 5, 2];
+        image(PERF_RECORD_MMAP2, 2, &words, path)
+    }
+
+    #[test]
+    fn mappings_and_execs_are_read() {
+        let bytes = mapping(b"/lib/libggml-base.so");
+        let area = Area {
+            tgid: 5,
+            time: 99,
+            start: 0x1000,
+            len: 0x2000,
+            offset: 0x3000,
+            dev: (8, 1),
+            inode: 77,
+            path: b"/lib/libggml-base.so",
+        };
+        assert_eq!(parse(&bytes), Some(Record::Mapped(area)));
+        let exec = image(PERF_RECORD_COMM, PERF_RECORD_MISC_COMM_EXEC | 2, &[5, 6], b"llama-cli");
+        assert_eq!(parse(&exec), Some(Record::Exec { tgid: 5, time: 99 }));
+        // A thread sets its name.
+        assert_eq!(parse(&image(PERF_RECORD_COMM, 2, &[5, 6], b"worker")), Some(Record::Other));
+    }
+
+    #[test]
+    fn a_length_beyond_what_waits_is_none() {
+        let head =
+            |len: u16| u64::from_ne_bytes([0, 0, 0, 0, 0, 0, len.to_ne_bytes()[0], len.to_ne_bytes()[1]]);
+        assert_eq!(length(head(16), 16), Some(16));
+        for (len, waiting) in [(16, 8), (0, 64), (7, 64), (12, 64)] {
+            assert_eq!(length(head(len), waiting), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_are_read_beyond_their_end(kind in 0u32..16, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut bytes = kind.to_ne_bytes().to_vec();
+            bytes.extend(body);
+            if let Some(Record::Sample { raw, .. }) = parse(&bytes) {
+                prop_assert!(raw.len() + 28 <= bytes.len());
+            }
+        }
+
+        #[test]
+        fn a_cut_mapping_shows_nothing_beyond_its_end(path in proptest::collection::vec(any::<u8>(), 0..100), cut in 0usize..200) {
+            let bytes = mapping(&path);
+            let cut = &bytes[..bytes.len().saturating_sub(cut)];
+            if let Some(Record::Mapped(area)) = parse(cut) {
+                prop_assert!(area.path.len() + 72 + IDENTITY <= cut.len());
+                prop_assert!(!area.path.contains(&0));
+            }
+        }
+
+        #[test]
+        fn a_cut_sample_is_no_sample(raw in proptest::collection::vec(any::<u8>(), 1..100), cut in 1usize..100) {
+            let bytes = sample(&raw);
+            prop_assert!(parse(&bytes[..bytes.len().saturating_sub(cut)]).is_none());
+        }
+    }
+}

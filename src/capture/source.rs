@@ -1,0 +1,207 @@
+//! Where a recording's events come from. Both backends produce the same events (`event`), so later stages need not
+//! know which one is used.
+
+use crate::engine::probes::Prog;
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::capture::error::RecordError;
+use crate::capture::event::{COUNTERS, KINDS};
+use crate::capture::structure::Reading;
+use pfi::record::Availability;
+
+/// The requested backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendChoice {
+    /// BPF programs, or perf events if this kernel has no bpf().
+    Auto,
+    Bpf,
+    Perf,
+}
+
+/// How much structure is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Structure {
+    Off,
+    /// When it changes.
+    Changes,
+    /// At every hit, as the published method does; for comparison only.
+    EveryHit,
+}
+
+/// Knobs of a recording that are the same for all its engines.
+#[derive(Debug, Clone, Copy)]
+pub struct Knobs {
+    /// One buffer per CPU instead of the ring buffer.
+    pub pbuf: bool,
+    /// Kernel-side buffer size, bytes (a power of two); per CPU if each CPU has one.
+    pub buffer: u32,
+    pub structure: Structure,
+    /// Send the ids of the experts that each layer uses.
+    pub experts: bool,
+    /// Record when threads are off-CPU.
+    pub sched: bool,
+    /// Probe only the calling thread: to measure the cost of a probe.
+    pub own: bool,
+}
+
+impl Knobs {
+    /// Bytes waiting in the buffer at which the recorder is woken.
+    pub fn wake(&self) -> u32 {
+        self.buffer / 4
+    }
+}
+
+/// Where events go.
+pub type Sink = Rc<RefCell<dyn FnMut(&[u8])>>;
+
+/// Something that is removed when it is dropped.
+pub type Guard = Box<dyn Send>;
+
+pub trait Source {
+    /// Follows the recorded processes and their children, even if no engine is known yet. Done only once.
+    fn start(&mut self) -> Result<(), RecordError>;
+
+    /// Prepares the probes of one engine; also starts the source.
+    fn engine(&mut self, reading: &Reading) -> Result<Box<dyn Prober>, RecordError>;
+
+    /// Follows a process from now on: its children are reported. It is recorded by the programs of its engines.
+    fn add_target(&mut self, pid: u32);
+
+    /// Records that a followed process has this engine: from now on its hits count.
+    fn admit(&mut self, pid: u32, engine: u16);
+
+    /// Stops recording a process.
+    fn drop_target(&mut self, pid: u32);
+
+    /// A recorded process may have threads that were started before this could be seen.
+    fn meet(&mut self, _pid: u32) {}
+
+    /// Status of [`Knobs::sched`]; None if it was not requested.
+    fn scheduler(&self) -> Option<FeatureStatus> {
+        None
+    }
+
+    /// Whether watching the scheduler can be stopped and resumed while recording.
+    fn can_unwatch(&self) -> bool {
+        false
+    }
+
+    /// Resumes watching the scheduler, with the threads of these processes. In effect when it returns.
+    ///
+    /// # Errors
+    /// A message that says why this is not possible; the scheduler is then not watched.
+    fn watch(&mut self, _pids: &[u32]) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Stops watching the scheduler, or does not start if it was not watched yet. Returns what must be removed,
+    /// which takes a while; call [`Source::unwatched`] afterwards.
+    fn unwatch(&mut self) -> Vec<Guard> {
+        Vec::new()
+    }
+
+    /// What [`Source::unwatch`] returned has been dropped: reports what is known about threads that were off-CPU.
+    fn unwatched(&mut self) {}
+
+    /// Time spent in programs that belong to no engine, ns, and their run count; see [`Prober::run_stats`].
+    fn run_stats(&self) -> (u64, u64) {
+        (0, 0)
+    }
+
+    /// Ops are recorded from now on, in graphs that may have been seen before: their structure must be sent again.
+    fn ops_begin(&mut self) {}
+
+    /// Waits up to `timeout` and passes on what has arrived. Returns early if a lot has arrived, or on a signal.
+    fn poll(&mut self, timeout: Duration);
+
+    /// Stops following processes.
+    fn leave_processes(&mut self);
+
+    /// Passes on everything that is left, after the probes are removed.
+    fn finish(&mut self);
+
+    /// Events lost so far, as far as known.
+    fn lost(&self) -> u64;
+
+    /// The event statistics. Complete only after the probes are removed.
+    fn event_stats(&self) -> EventStats;
+
+    /// Messages for the user since the last call.
+    fn news(&mut self) -> Vec<String>;
+}
+
+/// A probe placed in a file. Removed when dropped.
+pub trait Probe: Send {
+    /// Adds it to the memory of a process. No error if the process has ended. Err says what is missing.
+    fn enter(&mut self, _pid: u32) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Removes it from that process. Dropping the returned guard takes a while.
+    fn leave(&mut self, _pid: u32) -> Option<Guard> {
+        None
+    }
+
+    /// Removes it from all processes, likewise.
+    fn leave_all(&mut self) -> Vec<Guard>;
+}
+
+/// Places probes of one engine.
+pub trait Prober {
+    /// Places a probe at an offset of a file. Err says what is missing.
+    fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Probe>, String>;
+
+    /// Places a probe that does nothing, to measure the kernel's own cost. None: there is no such probe.
+    fn place_empty(&self, _file: &Path, _offset: u64) -> Option<Result<Box<dyn Probe>, String>> {
+        None
+    }
+
+    /// Whether a placed probe can enter another process with no more than the right to inspect that process.
+    fn enters_freely(&self) -> bool {
+        true
+    }
+
+    /// Time spent in our programs so far, ns, and their run count; zeros while accounting is off.
+    fn run_stats(&self) -> (u64, u64) {
+        (0, 0)
+    }
+}
+
+/// Status of a requested feature.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeatureStatus {
+    pub state: Availability,
+    /// What provides it, or what is missing.
+    pub why: String,
+}
+
+/// Counts of one kind of event.
+#[derive(Debug, Clone, Default)]
+pub struct Count {
+    pub seen: u64,
+    pub lost: u64,
+}
+
+/// What the source has seen, and how much of it was lost.
+#[derive(Debug, Clone, Default)]
+pub struct EventStats {
+    pub kinds: [Count; KINDS],
+    /// By `enum ev_counter`.
+    pub counters: [u64; COUNTERS],
+    /// Hits of barriers, which do not produce events.
+    pub barriers: Count,
+    pub lost_cpu: Vec<u64>,
+}
+
+impl EventStats {
+    pub fn lost(&self) -> u64 {
+        self.kinds.iter().chain([&self.barriers]).map(|k| k.lost).sum()
+    }
+
+    pub fn seen(&self) -> u64 {
+        self.kinds.iter().map(|k| k.seen).sum()
+    }
+}

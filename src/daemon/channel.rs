@@ -1,0 +1,170 @@
+//! Between the service and a recorder: complete messages over a socket pair, each end non-blocking.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::run::Run;
+use crate::host::wake;
+use crate::recorder::recording::Calibration;
+
+/// Maximum message size, bytes.
+const MOST: usize = 64 << 10;
+
+/// From the service to a recorder.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Command {
+    /// Record this run.
+    Follow(Box<Run>),
+    /// Stop recording the run of this process.
+    Leave(u32),
+    /// Write out the ring.
+    Dump,
+    /// End cleanly.
+    Stop,
+}
+
+/// From a recorder to the service.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum WorkerEvent {
+    /// The state of some of its runs.
+    Runs(Vec<Run>),
+    /// Its calibration of the machine, before its first run.
+    Calibration(Calibration),
+    /// It is attached, attaches to nothing more, and has dropped the privileges for that.
+    Attached,
+    /// It would have to attach to more for a run, given by its first process and all processes: the run needs
+    /// another recorder.
+    Declined(u32, Vec<u32>),
+    /// For the log.
+    Message(String),
+    /// The ring was written to this file, or why not.
+    Dumped(Result<String, String>),
+    /// It ends; with a reason, unless it was asked to.
+    Ends {
+        why: Option<String>,
+        /// There is no room; this may change later.
+        full: bool,
+    },
+}
+
+/// One end of the channel.
+pub struct Channel {
+    socket: OwnedFd,
+    buffer: Box<[u8]>,
+}
+
+impl Channel {
+    /// Creates both ends.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn pair() -> io::Result<(Channel, Channel)> {
+        let mut fds = [-1; 2];
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: the array has room for the two descriptors.
+        if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: both are open and owned by nobody else.
+        let [a, b] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let end = |socket| Channel { socket, buffer: vec![0; MOST].into() };
+        Ok((end(a), end(b)))
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.socket.as_fd()
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// The other end is gone, or is not reading (`WouldBlock`), or the message is too long.
+    pub fn send<T: Serialize>(&mut self, message: &T) -> io::Result<()> {
+        let bytes = postcard::to_slice(message, &mut self.buffer)
+            .map_err(|_| io::Error::other("a message between service and recorder is too long"))?;
+        let flags = libc::MSG_NOSIGNAL;
+        // SAFETY: pointer and length are those of the slice.
+        let n = unsafe { libc::send(self.socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
+        if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// The next message; None: none at the moment.
+    ///
+    /// # Errors
+    /// The other end is gone (`UnexpectedEof`), or has sent something else (`InvalidData`).
+    pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        let n = match self.take() {
+            // The other end closed without reading everything sent to it. The kernel reports that before what the
+            // other end has sent.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => self.take(),
+            n => n,
+        };
+        match n {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => postcard::from_bytes(self.buffer.get(..n).unwrap_or_default())
+                .map(Some)
+                .map_err(|_| io::ErrorKind::InvalidData.into()),
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn take(&mut self) -> io::Result<usize> {
+        // SAFETY: the length is that of the buffer.
+        let n = unsafe {
+            libc::recv(self.socket.as_raw_fd(), self.buffer.as_mut_ptr().cast(), self.buffer.len(), 0)
+        };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Waits for a message or for the other end to close, at most this long.
+    pub fn wait(&self, most: std::time::Duration) {
+        let fd = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        wake::poll(&mut [fd], most);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_whole_and_an_end_is_told() {
+        let (mut here, mut there) = Channel::pair().expect("a pair");
+        assert!(there.receive::<Command>().expect("nothing").is_none());
+        let run = Run { pid: 7, exe: "a\nb".into(), ..Run::default() };
+        here.send(&Command::Follow(Box::new(run.clone()))).expect("sent");
+        here.send(&Command::Stop).expect("sent");
+        assert!(matches!(there.receive().expect("read"), Some(Command::Follow(r)) if *r == run));
+        assert!(matches!(there.receive().expect("read"), Some(Command::Stop)));
+        let long = WorkerEvent::Message("x".repeat(2 * MOST));
+        assert!(there.send(&long).is_err());
+        drop(here);
+        assert_eq!(there.receive::<Command>().expect_err("gone").kind(), io::ErrorKind::UnexpectedEof);
+        assert!(there.send(&WorkerEvent::Dumped(Ok("x".into()))).is_err());
+    }
+
+    #[test]
+    fn last_words_are_heard_of_one_that_did_not_listen() {
+        let (mut here, mut there) = Channel::pair().expect("a pair");
+        here.send(&Command::Dump).expect("sent");
+        there.send(&WorkerEvent::Message("last words".into())).expect("sent");
+        drop(there);
+        assert!(matches!(here.receive().expect("read"), Some(WorkerEvent::Message(m)) if m == "last words"));
+        assert_eq!(here.receive::<WorkerEvent>().expect_err("gone").kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn what_is_no_message_is_an_error() {
+        let (here, mut there) = Channel::pair().expect("a pair");
+        let junk = [255u8; 9];
+        // SAFETY: nine bytes.
+        let n = unsafe { libc::send(here.socket.as_raw_fd(), junk.as_ptr().cast(), 9, 0) };
+        assert_eq!(n, 9);
+        assert_eq!(there.receive::<Command>().expect_err("junk").kind(), io::ErrorKind::InvalidData);
+    }
+}

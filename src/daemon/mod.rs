@@ -1,0 +1,45 @@
+//! The resident recorder: waits for engines, records each by its rule, keeps its files within a quota.
+
+pub mod ages;
+pub mod arrivals;
+pub mod calibration_cache;
+pub mod channel;
+pub mod clock;
+mod facts;
+pub mod finder;
+pub mod glob;
+pub mod known;
+pub mod later;
+pub mod limits;
+pub mod lines;
+mod looking;
+pub mod metrics;
+mod notice;
+pub mod notify;
+pub mod own;
+pub mod place;
+mod polled;
+pub mod quota;
+#[doc(hidden)]
+pub mod readers;
+mod recognise;
+pub mod recorder;
+pub mod replace;
+pub mod resident;
+pub mod rules;
+pub mod run;
+pub mod session_driver;
+pub mod settings;
+pub mod shares;
+pub mod shun;
+pub mod signals;
+pub mod socket;
+pub mod status;
+pub mod store;
+pub mod supervisor;
+mod symbols;
+pub mod timer;
+pub mod trigger;
+pub mod vitals;
+pub mod waiting;
+mod worker;

@@ -1,0 +1,216 @@
+//! A recorder: a process forked from the service that records the runs of one rule and user, as a session driven by
+//! the service. When the service is gone it ends its recording cleanly.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::channel::{Channel, Command, WorkerEvent};
+use super::rules::Rule;
+use super::session_driver::SessionDriver;
+use super::settings::Settings;
+use crate::capture::error::RecordError;
+use crate::host::pulse::{self, Pulse, Signs};
+use crate::host::{capset, wake};
+use crate::recorder::recording::{Calibration, Target};
+use crate::recorder::session;
+use pfi::WriteError;
+
+/// The service's end of a recorder.
+pub struct Recorder {
+    /// Name of its rule.
+    pub rule: String,
+    pub pid: i32,
+    channel: Channel,
+    pulse: Pulse,
+    /// It was waited for: its pid may be another's by now.
+    waited: bool,
+}
+
+/// Ends the forked process however its code is left: nothing of the service may run in it.
+pub(super) struct Leave;
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        // SAFETY: ends the process without running registered exit handlers.
+        unsafe { libc::_exit(1) };
+    }
+}
+
+impl Recorder {
+    /// Forks a recorder with this calibration; None: it calibrates before it records, and reports the result.
+    ///
+    /// The service is single-threaded: anything that another thread held at the fork, such as a lock, would be held
+    /// forever.
+    ///
+    /// # Errors
+    /// No more processes or descriptors are available.
+    pub fn start(settings: &Settings, rule: &Rule, calibration: Option<Calibration>) -> io::Result<Recorder> {
+        let ((ours, theirs), pulse) = (Channel::pair()?, Pulse::new()?);
+        // SAFETY: only this thread runs (see above), so the child may do anything a program may.
+        match unsafe { libc::fork() } {
+            -1 => Err(io::Error::last_os_error()),
+            0 => {
+                let end = Leave;
+                call_itself(c"profinfer-rec");
+                close_all_but(theirs.fd());
+                pulse.wear();
+                be(settings, rule, calibration, theirs);
+                drop(end);
+                unreachable!("the process has ended")
+            }
+            pid => {
+                // If this is refused, other recorders can write there: they could make it look alive, nothing more.
+                drop(pulse.keep());
+                Ok(Recorder { rule: rule.name.clone(), pid, channel: ours, pulse, waited: false })
+            }
+        }
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.channel.fd()
+    }
+
+    /// Sends it a command.
+    ///
+    /// # Errors
+    /// It is gone, or is not reading.
+    pub fn tell(&mut self, what: &Command) -> io::Result<()> {
+        self.channel.send(what)?;
+        // It may be waiting for events; an engine that starts does not wait.
+        self.signal(libc::SIGUSR1);
+        Ok(())
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        if self.pid > 0 && !self.waited {
+            // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
+            unsafe { libc::kill(self.pid, signal) };
+        }
+    }
+
+    /// Its signs of life.
+    pub fn signs(&self) -> Signs {
+        self.pulse.read()
+    }
+
+    pub fn waited(&self) -> bool {
+        self.waited
+    }
+
+    /// Its exit status was taken.
+    pub fn set_waited(&mut self) {
+        self.waited = true;
+    }
+
+    /// Its next message; None: none at the moment.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn hear(&mut self) -> io::Result<Option<WorkerEvent>> {
+        self.channel.receive()
+    }
+
+    /// Kills it immediately. What it has written stays.
+    pub fn kill(&self) {
+        self.signal(libc::SIGKILL);
+    }
+
+    /// A recorder simulated by a test, which gets the other end of the channel.
+    #[cfg(test)]
+    pub fn played(pid: i32) -> io::Result<(Recorder, Channel)> {
+        let ((channel, theirs), pulse) = (Channel::pair()?, Pulse::new()?);
+        Ok((Recorder { rule: String::new(), pid, channel, pulse, waited: false }, theirs))
+    }
+
+    #[cfg(test)]
+    pub fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+}
+
+/// Names this process, forked from the service, in process lists.
+pub(super) fn call_itself(name: &CStr) {
+    // SAFETY: a NUL-terminated string; the kernel takes 15 bytes of it.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+}
+
+/// Closes the service's descriptors: while a copy of its end of another recorder's channel is open, that recorder
+/// would not notice the service's death. The owners of the descriptors are never dropped in this process.
+pub(super) fn close_all_but(kept: BorrowedFd<'_>) {
+    let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let fds: Vec<i32> = open.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
+    for fd in fds.into_iter().filter(|&fd| fd > 2 && fd != kept.as_raw_fd()) {
+        // SAFETY: closes a descriptor by number; nothing in this process uses it from here on.
+        unsafe { libc::close(fd) };
+    }
+}
+
+extern "C" fn wake(_: libc::c_int) {}
+
+fn default_signals() {
+    // SAFETY: a handler that only interrupts a wait, a set of one signal, and signals reset to their defaults.
+    // SIGTERM and SIGINT, which a terminal or an init sends to the entire group, are for the service, which tells
+    // its recorders.
+    unsafe {
+        let mut child = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&raw mut child);
+        libc::sigaddset(&raw mut child, libc::SIGCHLD);
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        let mut woken = std::mem::zeroed::<libc::sigaction>();
+        woken.sa_sigaction = wake as extern "C" fn(libc::c_int) as usize;
+        libc::sigaction(libc::SIGUSR1, &raw const woken, std::ptr::null_mut());
+        wake::block();
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const child, std::ptr::null_mut());
+    }
+}
+
+/// A recorder's main function. Returns at its end.
+fn be(settings: &Settings, rule: &Rule, calibration: Option<Calibration>, channel: Channel) {
+    default_signals();
+    // The service has them permitted but not effective. If that cannot be changed, the recording says what is
+    // missing.
+    drop(capset::keep(u64::MAX));
+    let mut feed = SessionDriver::new(settings, rule, channel);
+    let ended = record(settings, rule, calibration, &mut feed);
+    feed.end(ended.err());
+    // SAFETY: ends the process without running registered exit handlers.
+    unsafe { libc::_exit(0) };
+}
+
+/// Why it ended early, and whether for lack of room.
+pub(super) type Failure = (String, bool);
+
+fn record(
+    settings: &Settings,
+    rule: &Rule,
+    calibration: Option<Calibration>,
+    feed: &mut SessionDriver,
+) -> Result<(), Failure> {
+    let failed = |e: RecordError| failure(&e);
+    // Pricing hits gives no signs of life in between.
+    pulse::slow();
+    let calibration = match calibration {
+        Some(calibration) => calibration,
+        None => feed.calibration(session::learn(&rule.record).map_err(failed)?),
+    };
+    if !feed.first() {
+        return Ok(());
+    }
+    let mut options = rule.record.clone();
+    options.calibration = Some(calibration);
+    options.ring = rule.ring.map(|span| (span, settings.ring_bytes(rule)));
+    let out = feed.place()?;
+    pulse::slow();
+    let recorded = session::record(Target::Managed, options, out, feed);
+    recorded.map(drop).map_err(failed)
+}
+
+pub(super) fn failure(e: &RecordError) -> Failure {
+    let full =
+        matches!(e, RecordError::Write(WriteError::Io { source, .. }) if super::store::is_full(source));
+    (e.to_string(), full)
+}

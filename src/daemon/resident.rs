@@ -1,0 +1,478 @@
+//! The service's main loop: waits for engines, signals, recorders and requests, and dispatches each.
+//! Single-threaded.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::finder::{Finder, Found};
+use super::notify::Notify;
+use super::place::PlaceError;
+use super::run::Run;
+use super::settings::Settings;
+use super::signals::Signals;
+use super::socket::{self, Answer, Control, Request, SocketError, Token};
+use super::status::{self, Files, Phase, State};
+use super::store::{Leftovers, Store, StoreError};
+use super::supervisor::{Met, Supervisor};
+use super::{clock, own};
+use crate::host::{capset, tracefs};
+
+/// Interval of periodic work.
+const TICK: Duration = Duration::from_secs(1);
+/// Time for a recorder to write its ring.
+const DUMPED: Duration = Duration::from_secs(30);
+/// Time for stopped recorders to finish their traces.
+const LAST_WORDS: Duration = Duration::from_secs(15);
+
+/// Why the service does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    #[error("{}", .0.join("\n"))]
+    Settings(Vec<String>),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    #[error("cannot wait for {what}: {source}")]
+    Wait { what: &'static str, source: std::io::Error },
+}
+
+/// A client that waits for rings to be written.
+struct Asked {
+    token: Token,
+    /// Recorders that have not answered yet.
+    left: usize,
+    files: Vec<String>,
+    why_not: Option<String>,
+    since: Instant,
+}
+
+/// The service.
+pub struct Service<'a> {
+    load: &'a dyn Fn() -> Result<Settings, Vec<String>>,
+    log: &'a mut dyn FnMut(&str),
+    settings: Settings,
+    store: Store,
+    _only: std::fs::File,
+    finder: Finder,
+    signals: Signals,
+    supervisor: Supervisor,
+    control: Control,
+    notify: Notify,
+    files: Files,
+    state: State,
+    asked: Option<Asked>,
+    /// The last problem with the directory.
+    trouble: String,
+    tick: Instant,
+    stopping: Option<Instant>,
+}
+
+impl<'a> Service<'a> {
+    /// Sets the service up. `file` is the configuration file, for clients that ask. `load` returns the settings,
+    /// and is called again on a reload; `log` takes lines.
+    ///
+    /// # Errors
+    /// The settings are wrong, the directory cannot be used or another service uses it, or the system has no
+    /// descriptors left.
+    pub fn begin(
+        version: &str,
+        file: Option<String>,
+        load: &'a dyn Fn() -> Result<Settings, Vec<String>>,
+        log: &'a mut dyn FnMut(&str),
+    ) -> Result<Service<'a>, ServiceError> {
+        let settings = load().map_err(ServiceError::Settings)?;
+        let wait = |what| move |source| ServiceError::Wait { what, source };
+        let signals = Signals::take().map_err(wait("signals"))?;
+        let store = Store::open(&settings.directory, settings.quota, settings.file_size, settings.keep)?;
+        let only = store.only()?;
+        let control = Control::bind(&settings.socket)?;
+        let (files, unfinished) = Files::new(&settings.status, settings.metrics.as_deref())?;
+        let finder = Finder::new().map_err(wait("engines"))?;
+        let mut service = Service {
+            load,
+            log,
+            settings,
+            store,
+            _only: only,
+            finder,
+            signals,
+            supervisor: Supervisor::default(),
+            control,
+            notify: Notify::new(),
+            files,
+            state: State {
+                configuration: status::Configuration { file, ..status::Configuration::default() },
+                ..State::new(version)
+            },
+            asked: None,
+            trouble: String::new(),
+            tick: Instant::now(),
+            stopping: None,
+        };
+        service.welcome(&unfinished);
+        Ok(service)
+    }
+
+    fn welcome(&mut self, unfinished: &[String]) {
+        let backend = self.finder.backend();
+        self.state.finder = status::Found { backend: backend.clone(), ..status::Found::default() };
+        self.read_now(Vec::new());
+        self.say(&format!(
+            "waiting for engines, found through {backend}; recordings in {}",
+            self.settings.directory.display()
+        ));
+        if let Err(e) = capset::give_up() {
+            self.say(&format!("cannot drop capabilities that are not needed: {e}"));
+        }
+        for warning in self.settings.warnings.clone() {
+            self.say(&warning);
+        }
+        for name in unfinished {
+            self.say(&format!("an earlier update of {name} was not finished: its temporary file is removed"));
+        }
+        if let Some(swept) = tracefs::sweep() {
+            self.say(&swept);
+        }
+        if self.supervisor.calibration_cache.recall(self.store.place(), &self.state.version) > 0 {
+            self.say("the calibration of an earlier start is reused: ready to record");
+        }
+        match self.store.leftovers() {
+            Ok(left) => leftovers(&left).into_iter().for_each(|line| self.say(&line)),
+            Err(e) => self.say(&e.to_string()),
+        }
+    }
+
+    fn say(&mut self, text: &str) {
+        (self.log)(text);
+        self.state.say(text);
+    }
+
+    /// The configuration was just read, with these errors.
+    fn read_now(&mut self, errors: Vec<String>) {
+        let file = self.state.configuration.file.take();
+        self.state.configuration =
+            status::Configuration { file, read: clock::rfc3339(SystemTime::now()), errors };
+        self.state.directory = self.settings.directory.display().to_string();
+    }
+
+    /// Runs until a signal or a client stops it.
+    pub fn run(&mut self) {
+        self.notify.ready();
+        while !self.done() {
+            self.wait();
+            self.listen();
+            self.look();
+            if Instant::now() >= self.tick {
+                self.tick();
+                self.tick = Instant::now() + TICK;
+            }
+            for line in self.supervisor.news() {
+                self.say(&line);
+            }
+        }
+        self.say("stopped");
+        self.tell();
+        // Readers of the metrics must see that there is no service any longer; the status says that it has stopped.
+        self.files.remove();
+    }
+
+    fn done(&mut self) -> bool {
+        let Some(since) = self.stopping else { return false };
+        let late = since.elapsed() > LAST_WORDS;
+        if late {
+            self.supervisor.kill();
+        }
+        late || self.supervisor.recorders() == 0
+    }
+
+    fn wait(&self) {
+        let mut fds: Vec<libc::pollfd> = Vec::with_capacity(16);
+        let mut add = |fd: BorrowedFd<'_>, events| {
+            fds.push(libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 });
+        };
+        add(self.signals.fd(), libc::POLLIN);
+        self.supervisor.fds().for_each(|fd| add(fd, libc::POLLIN));
+        self.finder.fds().into_iter().for_each(|fd| add(fd, libc::POLLIN));
+        self.control.fds(&mut add);
+        let left = self.tick.saturating_duration_since(Instant::now());
+        let ms = left.as_millis().min(TICK.as_millis()) as i32 + 1;
+        // SAFETY: the length is that of the array; all descriptors are open as long as self is borrowed.
+        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ms) };
+    }
+
+    fn listen(&mut self) {
+        let came = self.signals.read();
+        self.supervisor.hear();
+        self.remember();
+        if came.child {
+            self.supervisor.reap(&mut |pid| self.finder.knows(pid));
+        }
+        self.answer_dumps();
+        let mut requests = Vec::new();
+        self.control.poll(&mut |request, token| {
+            requests.push((request, token));
+            None
+        });
+        for (request, token) in requests {
+            if let Some(answer) = self.answer(request, token) {
+                self.control.answer(token, &answer);
+            }
+        }
+        if came.reload {
+            self.reload();
+        }
+        if came.stop {
+            self.stop();
+        }
+    }
+
+    /// Saves calibrations, so that a restarted service need not repeat them.
+    fn remember(&mut self) {
+        if self.supervisor.calibration_cache.news
+            && let Err(e) = self.supervisor.calibration_cache.keep(self.store.place(), &self.state.version)
+        {
+            self.complain(format!("cannot save the calibration of this machine: {e}"));
+        }
+    }
+
+    fn answer(&mut self, request: Request, token: Token) -> Option<Answer> {
+        match request {
+            Request::Status => {
+                self.look_at_store();
+                self.refresh();
+                Some(self.state.json())
+            }
+            Request::Reload => Some(match self.reload() {
+                true => Ok("{}".into()),
+                false => Err(self.state.configuration.errors.join("; ")),
+            }),
+            Request::Stop => {
+                self.stop();
+                Some(Ok("{}".into()))
+            }
+            Request::Dump(_) if self.asked.is_some() => Some(Err("another dump is being written".into())),
+            Request::Dump(pid) => {
+                let left = self.supervisor.dump(pid);
+                if left == 0 {
+                    return Some(Err(match pid {
+                        Some(pid) => format!(
+                            "process {pid} is not in a ring: it is not running, or no rule with 'ring' \
+                             applies to it"
+                        ),
+                        None => "no run is in a ring: no rule with 'ring' applies to one".into(),
+                    }));
+                }
+                self.asked =
+                    Some(Asked { token, left, files: Vec::new(), why_not: None, since: Instant::now() });
+                None
+            }
+        }
+    }
+
+    fn answer_dumps(&mut self) {
+        for (rule, done) in std::mem::take(&mut self.supervisor.dumped) {
+            let Some(asked) = &mut self.asked else { continue };
+            asked.left = asked.left.saturating_sub(1);
+            match done {
+                Ok(name) => asked.files.push(name),
+                Err(why) => asked.why_not = Some(format!("rule {rule}: {why}")),
+            }
+        }
+        if let Some(asked) = self.asked.take_if(|asked| asked.left == 0) {
+            let answer = match (asked.files.is_empty(), asked.why_not) {
+                (true, Some(why)) => Err(why),
+                (_, why) => {
+                    why.into_iter().for_each(|why| self.say(&why));
+                    socket::dumped(&self.settings.directory, &asked.files)
+                }
+            };
+            self.control.answer(asked.token, &answer);
+        }
+    }
+
+    fn stop(&mut self) {
+        if self.stopping.is_none() {
+            self.say("stopping: finishing recordings");
+            self.notify.stopping();
+            self.stopping = Some(Instant::now());
+            self.supervisor.stop();
+        }
+    }
+
+    fn look(&mut self) {
+        let found = self.finder.poll();
+        self.finder.news().iter().for_each(|line| self.say(line));
+        if self.stopping.is_some() {
+            return;
+        }
+        for one in found {
+            self.supervisor.meet(met(one), &self.settings);
+        }
+        self.supervisor.assign(&self.settings);
+        if std::mem::take(&mut self.supervisor.left) {
+            self.finder.look_again();
+        }
+    }
+
+    fn tick(&mut self) {
+        self.supervisor.tick(&self.settings);
+        self.look_at_store();
+        self.forget_asked();
+        self.notify.alive();
+        self.tell();
+    }
+
+    fn look_at_store(&mut self) {
+        match self.store.tidy() {
+            Ok(usage) => self.state.store = usage,
+            Err(e) => self.complain(e.to_string()),
+        }
+    }
+
+    /// Reports a problem with the directory once.
+    fn complain(&mut self, trouble: String) {
+        if self.trouble != trouble {
+            self.say(&trouble);
+            self.trouble = trouble;
+        }
+    }
+
+    /// Gives up on a dump that recorders have not answered.
+    fn forget_asked(&mut self) {
+        if let Some(asked) = self.asked.take_if(|asked| asked.since.elapsed() > DUMPED) {
+            self.control.answer(asked.token, &Err("the recorder does not answer".into()));
+        }
+    }
+
+    /// Updates the state.
+    fn refresh(&mut self) {
+        let supervisor = &mut self.supervisor;
+        for run in supervisor.ended.drain(..) {
+            self.state.run(&run);
+        }
+        supervisor.runs().for_each(|run| self.state.run(run));
+        // A run that was taken from its recorder without being ended belongs to none.
+        let going = |r: &Run| supervisor.runs().any(|k| (k.pid, k.start) == (r.pid, r.start));
+        self.state.runs.retain(|r| r.ended.is_some() || going(r));
+        let c = supervisor.counts;
+        self.state.counts = status::Counts {
+            seen: c.seen,
+            recorded: c.recorded,
+            by_rule: c.ignored,
+            sample_one_in: c.left_out,
+            max_concurrent: c.too_many,
+            missed: c.missed,
+            over_budget: c.over_budget,
+            waiting: supervisor.waiting(),
+        };
+        self.state.shunned = supervisor.shunned();
+        let rule = |rule: &super::rules::Rule| status::Rule {
+            name: rule.name.clone(),
+            runs: supervisor.runs_of(&rule.name),
+            recorder: supervisor.recorder_for(&rule.name),
+        };
+        self.state.rules = self.settings.rules.iter().map(rule).collect();
+        let (held_back, files_put_off) = self.finder.held_back();
+        let (backend, files_too_large) = (self.finder.backend(), self.finder.large);
+        let why = self.state.finder.why.take();
+        self.state.finder = status::Found { backend, why, held_back, files_put_off, files_too_large };
+        let own = own::together(supervisor.pids().chain(self.finder.pids()));
+        self.state.own = status::Own { resident_bytes: own.map(|o| o.0), cpu_seconds: own.map(|o| o.1) };
+        let going = self.state.going().next().is_some();
+        self.state.state = match (self.stopping.is_some(), going) {
+            (true, _) => Phase::Stopping,
+            (_, true) => Phase::Recording,
+            _ => Phase::Waiting,
+        };
+    }
+
+    /// Publishes the service's state to all readers.
+    fn tell(&mut self) {
+        self.refresh();
+        let n = self.state.going().count();
+        self.notify.status(&match n {
+            0 => format!("waiting for engines; {} runs recorded so far", self.state.counts.recorded),
+            n => format!("recording {n} runs; {} so far", self.state.counts.recorded),
+        });
+        if let Err(why) = self.files.tell(&mut self.state) {
+            self.say(&why);
+        }
+    }
+
+    /// Reloads the configuration; false: it is wrong, or cannot be used.
+    fn reload(&mut self) -> bool {
+        self.notify.reloading();
+        let wrong = match (self.load)() {
+            Err(wrong) => wrong,
+            Ok(settings) if settings == self.settings => Vec::new(),
+            Ok(settings) => self.take(settings).err().map(|e| e.to_string()).into_iter().collect(),
+        };
+        let holds = wrong.is_empty();
+        match holds {
+            true => {
+                self.say("the configuration was reloaded");
+                self.settings.warnings.clone().iter().for_each(|warning| self.say(warning));
+            }
+            false => {
+                self.say("the new configuration is invalid; the previous one stays in effect:");
+                wrong.iter().for_each(|line| self.say(line));
+            }
+        }
+        self.read_now(wrong);
+        self.notify.ready();
+        holds
+    }
+
+    fn take(&mut self, settings: Settings) -> Result<(), ServiceError> {
+        let old = &self.settings;
+        let moved = old.directory != settings.directory;
+        let sizes = |s: &Settings| (s.quota, s.file_size, s.keep);
+        // First everything that may fail: either all of it takes effect or none.
+        let control = (old.socket != settings.socket).then(|| Control::bind(&settings.socket)).transpose()?;
+        let elsewhere = (&old.status, &old.metrics) != (&settings.status, &settings.metrics);
+        let files =
+            elsewhere.then(|| Files::new(&settings.status, settings.metrics.as_deref())).transpose()?;
+        if moved || sizes(old) != sizes(&settings) {
+            let store = Store::open(&settings.directory, settings.quota, settings.file_size, settings.keep)?;
+            if moved {
+                self._only = store.only()?;
+            }
+            self.store = store;
+        }
+        if let Some(control) = control {
+            self.control = control;
+        }
+        if let Some((files, _)) = files {
+            self.files.remove();
+            self.files = files;
+        }
+        let of_recorders = |s: &Settings| (sizes(s), s.file_age, s.memory, s.cpu.to_bits());
+        let same = !moved && of_recorders(old) == of_recorders(&settings);
+        self.settings = settings;
+        self.supervisor.change(&self.settings, same);
+        Ok(())
+    }
+}
+
+/// What another service has left, as text.
+fn leftovers(left: &Leftovers) -> Vec<String> {
+    let removed = left.empty.iter().map(|name| format!("{name} was empty and is removed"));
+    let temporary = left.temporary.iter().map(|name| format!("{name} was never finished and is removed"));
+    let mut words: Vec<String> = removed.chain(temporary).collect();
+    if left.unfinished > 0 {
+        words.push(format!(
+            "{} recordings did not end cleanly: they are kept, and complete up to their last block",
+            left.unfinished
+        ));
+    }
+    words
+}
+
+fn met(found: Found) -> Met {
+    let Found { pid, start, exe, uid, cgroup, base, parent, .. } = found;
+    Met { pid, start, exe: exe.as_os_str().as_bytes().to_vec(), uid, cgroup, base, parent }
+}

@@ -1,0 +1,124 @@
+//! Which runs are recorded, and how.
+
+use std::time::Duration;
+
+use super::glob::Glob;
+use super::settings::Settings;
+use crate::recorder::recording::Options;
+
+/// The kernel's mark after the name of a program whose file was replaced or removed (proc_pid_exe(5)).
+const DELETED: &[u8] = b" (deleted)";
+
+/// Which runs it matches, and how these are recorded. None means no restriction.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rule {
+    /// Letters, digits, '-', '_' and '.'; unique among the rules.
+    pub name: String,
+    /// Program of the process.
+    pub exe: Option<Glob>,
+    /// Its effective user.
+    pub user: Option<User>,
+    /// Its cgroup, in the version 2 hierarchy or, without one, in that of the first controller.
+    pub cgroup: Option<Glob>,
+    /// Its runs are not recorded.
+    pub ignore: bool,
+    /// One run in this many is recorded, beginning with the first; 1 = all.
+    pub sample_one_in: u32,
+    /// This many decoded tokens of a run; None: all.
+    pub tokens: Option<u64>,
+    /// Runs are kept in memory, the last part up to this time, and only written when a trigger or the user asks.
+    pub ring: Option<Duration>,
+    /// Maximum ring size, bytes.
+    pub ring_size: u64,
+    /// Trigger: decode speed below this, tokens/s.
+    pub below: Option<f64>,
+    /// Trigger: the p99 of the time per decoded token is above this.
+    pub p99_above: Option<Duration>,
+    /// How to record. Without duration and tokens, which are for recordings that end.
+    pub record: Options,
+}
+
+/// A user of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// As written: a name or a number.
+    pub name: String,
+    pub uid: u32,
+}
+
+impl User {
+    /// The user of a name or number.
+    ///
+    /// # Errors
+    /// /etc/passwd has none of this name.
+    pub fn of(text: &str) -> Result<Self, String> {
+        // Without the file only numbers work.
+        Self::among(text, &std::fs::read("/etc/passwd").unwrap_or_default())
+    }
+
+    /// As [`User::of`], with the lines of passwd(5).
+    fn among(text: &str, passwd: &[u8]) -> Result<Self, String> {
+        let number = |text: &str| text.parse().ok().filter(|uid| *uid != u32::MAX);
+        let of_line = |line: &[u8]| {
+            let line = std::str::from_utf8(line).ok()?;
+            let mut fields = line.split(':');
+            (fields.next() == Some(text)).then(|| fields.nth(1).and_then(number)).flatten()
+        };
+        let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        let uid = if digits { number(text) } else { passwd.split(|b| *b == b'\n').find_map(of_line) };
+        let uid =
+            uid.ok_or_else(|| "no user of this machine (/etc/passwd); give a name or a number".to_owned())?;
+        Ok(Self { name: text.to_owned(), uid })
+    }
+}
+
+impl Rule {
+    /// Whether it matches this process.
+    pub fn matches(&self, exe: &[u8], uid: u32, cgroup: Option<&str>) -> bool {
+        let exe = exe.strip_suffix(DELETED).unwrap_or(exe);
+        self.exe.as_ref().is_none_or(|glob| glob.matches(exe))
+            && self.user.as_ref().is_none_or(|user| user.uid == uid)
+            && self.cgroup.as_ref().is_none_or(|glob| cgroup.is_some_and(|of| glob.matches(of.as_bytes())))
+    }
+
+    /// Whether it matches everything that `other` matches, as far as the rules alone show.
+    pub fn covers(&self, other: &Self) -> bool {
+        let wider = |mine: &Option<Glob>, other: &Option<Glob>| {
+            mine.as_ref().is_none_or(|m| other.as_ref().is_some_and(|o| m == o || m.is_all()))
+        };
+        let any = self.exe.as_ref().is_some_and(Glob::is_all);
+        (any || wider(&self.exe, &other.exe))
+            && self.user.as_ref().is_none_or(|m| other.user.as_ref().is_some_and(|o| m.uid == o.uid))
+            && wider(&self.cgroup, &other.cgroup)
+    }
+}
+
+impl Settings {
+    /// Position of the first rule that matches a process; none: it is not recorded.
+    ///
+    /// `exe` is the program from /proc, `uid` the effective user, `cgroup` the cgroup if known.
+    pub fn rule_for(&self, exe: &[u8], uid: u32, cgroup: Option<&str>) -> Option<usize> {
+        self.rules.iter().position(|rule| rule.matches(exe, uid, cgroup))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &[u8] =
+        b"root:x:0:0:root:/root:/bin/sh\n\xff:x:7\nbroken\nllm:x:990:990::/:/bin/false\nx:x:4294967295:\n";
+
+    #[test]
+    fn users_are_known_by_name_and_number() {
+        let uid = |text| User::among(text, PASSWD).ok().map(|u| u.uid);
+        assert_eq!(
+            (uid("root"), uid("llm"), uid("1000"), uid("0")),
+            (Some(0), Some(990), Some(1000), Some(0))
+        );
+        for none in ["nobody", "", "-1", "+1", "4294967295", "99999999999", "x", "broken"] {
+            assert_eq!(uid(none), None, "{none}");
+        }
+        assert_eq!(User::of("0").map(|u| (u.name, u.uid)), Ok(("0".to_owned(), 0)));
+    }
+}

@@ -1,0 +1,130 @@
+//! A run: a process of an engine and its children, as the service knows it.
+
+use serde::{Deserialize, Serialize};
+
+use super::lines::plain;
+use crate::recorder::qos;
+
+/// State of one run. Values not known (yet) are None.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    pub pid: u32,
+    /// When the process began, clock ticks since boot (proc_pid_stat(5), field 22): with the pid, it identifies the
+    /// run.
+    pub start: u64,
+    /// Effective user of that process when it was found.
+    pub uid: u32,
+    /// Its processes, itself and its children, that have used the engine and not ended; at most 256 are listed.
+    pub processes: Vec<u32>,
+    /// Its program, as the process itself sees it. Data from a target: escape it wherever it is shown.
+    pub exe: String,
+    /// Name of the rule that matches it.
+    pub rule: String,
+    /// Process that currently records it; None: it waits, or is not recorded.
+    pub recorder: Option<u32>,
+    /// Current level of detail, as named by `--level`.
+    pub level: String,
+    /// Name of the file being written in the service's directory; None: the run is kept in the ring, or not recorded.
+    pub file: Option<String>,
+    /// Decoded tokens; tokens of prompts are not counted.
+    pub tokens: u64,
+    /// Duration of the run's first call that took a complete prompt, ns.
+    pub ttft_ns: Option<u64>,
+    /// Decoded tokens per second, over the last 10 s of decoding.
+    pub rate: Option<f64>,
+    /// Time per decoded token, ns: median, p90 and p99 since the run began.
+    pub tpot_ns: [Option<u64>; 3],
+    /// Lost and seen events of the run's recording; shared by runs recorded together.
+    pub lost: u64,
+    pub seen: u64,
+    /// Expected cost of the recording as a share of a token's time; None: no budget has it measured.
+    pub cost: Option<f64>,
+    /// How it ended; None while it runs.
+    pub ended: Option<String>,
+}
+
+/// Maximum processes listed per run.
+pub const PROCESSES: usize = 256;
+/// Maximum characters of a level's name, and of the reason for an end.
+const LEVEL: usize = 64;
+const REASON: usize = 400;
+
+/// Whether this can be the name of a recording in the service's directory, and nothing elsewhere.
+pub fn is_file_name(name: &str) -> bool {
+    let fits = |c: char| !c.is_control() && c != '/';
+    name.len() <= 255 && name.ends_with(".pfi") && !name.starts_with('.') && name.chars().all(fits)
+}
+
+impl Run {
+    /// Whether nothing of it was recorded, though it was followed: the budget allowed no level that sees all calls.
+    pub fn is_unseen(&self) -> bool {
+        self.tokens == 0 && self.ttft_ns.is_none() && qos::leaves_gaps(&self.level)
+    }
+
+    /// Takes a recorder's report on the run that it was given. The recorder reads data made by users, so facts that
+    /// the service knows better stay unchanged, and impossible values become unknown.
+    pub fn take(&mut self, said: Run) {
+        let real = |x: &f64| x.is_finite() && *x >= 0.0;
+        self.processes = said.processes;
+        self.processes.truncate(PROCESSES);
+        self.level = plain(&said.level, LEVEL);
+        self.file = said.file.filter(|name| is_file_name(name));
+        (self.tokens, self.ttft_ns, self.tpot_ns) = (said.tokens, said.ttft_ns, said.tpot_ns);
+        (self.rate, self.cost) = (said.rate.filter(real), said.cost.filter(real));
+        (self.lost, self.seen) = (said.lost, said.seen);
+        self.ended = said.ended.map(|why| plain(&why, REASON));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_recorder_says_is_bounded_and_what_the_service_knows_stays() {
+        let known =
+            Run { pid: 7, start: 9, uid: 5, exe: "/bin/x".into(), rule: "a".into(), ..Run::default() };
+        let said = Run {
+            pid: 1,
+            start: 1,
+            uid: 0,
+            exe: "other".into(),
+            rule: "other".into(),
+            processes: (0..10_000).collect(),
+            level: "op\n".repeat(1000),
+            file: Some("../../etc/passwd.pfi".into()),
+            tokens: 3,
+            rate: Some(f64::NAN),
+            cost: Some(-1.0),
+            recorder: Some(1),
+            ended: Some("\u{1b}[2J".repeat(1000)),
+            ..Run::default()
+        };
+        let mut run = known.clone();
+        run.take(said);
+        assert_eq!((run.pid, run.start, run.uid, run.recorder), (7, 9, 5, None));
+        assert_eq!((run.exe.as_str(), run.rule.as_str(), run.tokens), ("/bin/x", "a", 3));
+        assert_eq!((run.file, run.rate, run.cost), (None, None, None));
+        assert_eq!(run.processes.len(), PROCESSES);
+        assert!(run.level.len() < 200 && run.level.starts_with("op\\n"));
+        assert!(run.ended.is_some_and(|why| why.len() < 4000 && !why.contains('\u{1b}')));
+    }
+
+    #[test]
+    fn a_run_over_budget_is_one_of_which_no_token_was_seen() {
+        let of = |level: &str, tokens| Run { level: level.into(), tokens, ..Run::default() }.is_unseen();
+        assert!(of("nothing", 0) && of("token for one second in 8", 0));
+        // A run that was seen for a while, and a server without requests.
+        assert!(!of("nothing", 1) && !of("token for one second in 8", 1) && !of("token", 0));
+        let prompt = Run { level: "nothing".into(), ttft_ns: Some(1), ..Run::default() };
+        assert!(!prompt.is_unseen());
+    }
+
+    #[test]
+    fn a_recordings_name_is_a_plain_one() {
+        assert!(is_file_name("20261121T211945.219Z-llama-server-4711.pfi"));
+        for no in ["", "x", ".pfi", "..", "/x.pfi", "a/b.pfi", "a\n.pfi", &"x".repeat(300)] {
+            assert!(!is_file_name(no), "{no}");
+        }
+    }
+}

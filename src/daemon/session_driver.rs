@@ -1,0 +1,473 @@
+//! Drives a recorder's session: runs that come and go, files that follow each other, triggers of the ring; and
+//! reports on them to the service.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::channel::{Channel, Command, WorkerEvent};
+use super::facts;
+use super::limits::Limits;
+use super::quota;
+use super::recorder::{self, Failure};
+use super::rules::Rule;
+use super::run::Run;
+use super::settings::Settings;
+use super::store::Store;
+use super::trigger::Trigger;
+use crate::capture::error::RecordError;
+use crate::host::{capset, pulse, target, usage};
+use crate::recorder::meter::Meter;
+use crate::recorder::process_tree::{self, ProcessTree};
+use crate::recorder::qos;
+use crate::recorder::recording::{Calibration, Order, Progress, Watch};
+use pfi::Output;
+
+/// Interval of reports on the runs to the service.
+const TELL: Duration = Duration::from_millis(500);
+/// Maximum runs per message.
+const TOGETHER: usize = 16;
+/// A recorder that waits for its first run gives a sign of life four times per timeout, at most this long.
+const MOST_REST: Duration = Duration::from_secs(60);
+/// Maximum growth of a file per round: a full kernel buffer of events, encoded, and the last block.
+const LOOK: u64 = 2 << 20;
+
+/// The last order.
+enum Ordered {
+    Follow(u32),
+    /// A child, which may have ended by now.
+    Also,
+    Unfollow,
+    Rotate,
+    Dump {
+        name: String,
+        asked: bool,
+    },
+}
+
+/// Drives a session on the orders of the service.
+pub struct SessionDriver {
+    channel: Channel,
+    settings: Settings,
+    rule: Rule,
+    store: Option<Store>,
+    /// Runs to follow.
+    waiting: VecDeque<Run>,
+    /// Children that existed before their run was followed: (child, run).
+    also: VecDeque<(u32, u32)>,
+    runs: Vec<Run>,
+    /// Runs to stop recording.
+    leave: Vec<u32>,
+    /// The process that is being attached to.
+    at: Option<pulse::At>,
+    /// Program, user and pid of the run followed last: a ring outlives it.
+    last: (String, u32, u32),
+    /// Name and start of the file being written; None: no run is recorded, or recording goes to the ring.
+    file: Option<(String, Instant)>,
+    ordered: Option<Ordered>,
+    /// The ring was requested.
+    asked: bool,
+    trigger: Trigger,
+    limits: Limits,
+    /// Targets were added, and a file begun, since the session counted targets and bytes.
+    grew: bool,
+    turned: bool,
+    stop: bool,
+    failure: Option<Failure>,
+    /// The service knows that this recorder is ending.
+    ends: bool,
+    told: Instant,
+    /// Runs that need another recorder and have not been reported to the service yet.
+    declined: Vec<(u32, Vec<u32>)>,
+    /// Runs that have ended and could not be reported to the service yet.
+    untold: usize,
+    /// Number of processes reported to the service.
+    came: u64,
+}
+
+impl SessionDriver {
+    pub fn new(settings: &Settings, rule: &Rule, channel: Channel) -> SessionDriver {
+        let now = Instant::now();
+        SessionDriver {
+            channel,
+            settings: settings.clone(),
+            rule: rule.clone(),
+            store: None,
+            waiting: VecDeque::new(),
+            also: VecDeque::new(),
+            runs: Vec::new(),
+            leave: Vec::new(),
+            at: None,
+            last: (String::new(), 0, 0),
+            file: None,
+            ordered: None,
+            asked: false,
+            trigger: Trigger::new(rule),
+            limits: Limits::new(settings.cpu, settings.memory),
+            grew: false,
+            turned: false,
+            stop: false,
+            failure: None,
+            ends: false,
+            told: now.checked_sub(TELL).unwrap_or(now),
+            declined: Vec::new(),
+            untold: 0,
+            came: 0,
+        }
+    }
+
+    /// Sends the calibration to the service.
+    pub fn calibration(&mut self, calibration: Calibration) -> Calibration {
+        self.say(&WorkerEvent::Calibration(calibration.clone()));
+        calibration
+    }
+
+    /// Waits for the first run; false: none comes.
+    pub fn first(&mut self) -> bool {
+        while self.waiting.is_empty() && !self.stop {
+            self.channel.wait(self.settings.recorder_timeout.min(MOST_REST) / 4);
+            pulse::beat();
+            self.hear();
+        }
+        !self.stop
+    }
+
+    /// The output for the next trace.
+    pub fn place(&mut self) -> Result<Box<dyn Output>, Failure> {
+        if self.rule.ring.is_some() {
+            return Ok(Box::new(io::sink()));
+        }
+        let (name, file) = self.create()?;
+        self.file = Some((name, Instant::now()));
+        Ok(file)
+    }
+
+    fn create(&mut self) -> Result<(String, Box<dyn Output>), Failure> {
+        let run = self.waiting.front().or_else(|| self.runs.iter().rfind(|r| r.ended.is_none()));
+        let last = (self.last.0.as_str(), self.last.1, self.last.2);
+        let (program, uid, pid) = run.map_or(last, |r| (r.exe.as_str(), r.uid, r.pid));
+        let name = Store::name(program, quota::answerable(uid), pid);
+        let s = &self.settings;
+        let made = match &self.store {
+            Some(store) => store.create(&name),
+            None => Store::open(&s.directory, s.quota, s.file_size, s.keep).and_then(|store| {
+                let made = store.create(&name);
+                self.store = Some(store);
+                made
+            }),
+        };
+        let file = made.map_err(|e| (e.to_string(), e.is_full()))?;
+        Ok((file.name().to_owned(), Box::new(file)))
+    }
+
+    /// Takes messages of the service.
+    fn hear(&mut self) {
+        loop {
+            match self.channel.receive() {
+                Ok(Some(Command::Follow(run))) => self.waiting.push_back(*run),
+                Ok(Some(Command::Leave(pid))) => self.leave.push(pid),
+                Ok(Some(Command::Dump)) => self.asked = true,
+                Ok(Some(Command::Stop)) | Err(_) => {
+                    self.stop = true;
+                    return;
+                }
+                Ok(None) => return,
+            }
+        }
+    }
+
+    /// A service that is not reading is too busy, or gone, which shows elsewhere.
+    fn say(&mut self, what: &WorkerEvent) -> bool {
+        self.channel.send(what).is_ok()
+    }
+
+    fn say_message(&mut self, text: &str) {
+        self.say(&WorkerEvent::Message(text.into()));
+    }
+
+    fn fail(&mut self, failure: Failure) {
+        self.failure.get_or_insert(failure);
+        self.stop = true;
+    }
+
+    /// The last messages. `ended` is what ended the recording early.
+    pub fn end(&mut self, ended: Option<Failure>) {
+        let failure = ended.or_else(|| self.failure.take());
+        self.tell_runs();
+        if !self.ends {
+            self.tell_end(failure);
+        }
+    }
+
+    fn tell_end(&mut self, failure: Option<Failure>) {
+        let (why, full) = failure.map_or((None, false), |(why, full)| (Some(why), full));
+        self.ends = self.say(&WorkerEvent::Ends { why, full });
+    }
+
+    fn tell_runs(&mut self) {
+        let declined = std::mem::take(&mut self.declined);
+        let mut told = |(run, all): &(u32, Vec<u32>)| self.say(&WorkerEvent::Declined(*run, all.clone()));
+        self.declined = declined.into_iter().filter(|run| !told(run)).collect();
+        let runs = std::mem::take(&mut self.runs);
+        for some in runs.chunks(TOGETHER) {
+            let told = self.say(&WorkerEvent::Runs(some.to_vec()));
+            // Unheard reports are sent again, ends above all.
+            self.runs.extend(some.iter().filter(|r| !told || r.ended.is_none()).cloned());
+        }
+        self.untold = self.runs.iter().filter(|r| r.ended.is_some()).count();
+        self.told = Instant::now();
+    }
+
+    /// Updates the runs from the session, when there is something to report: quantiles are too expensive for every
+    /// round.
+    fn note(&mut self, now: &Progress, process_tree: &ProcessTree) {
+        let limit = self.rule.tokens.unwrap_or(u64::MAX);
+        let meters = &process_tree.meters;
+        let of = |run: u32| meters.iter().filter(move |m| m.run == run);
+        let news = self.runs.iter().filter(|r| r.ended.is_none()).any(|r| {
+            r.level.is_empty()
+                || of(r.pid).any(|m| m.over)
+                || of(r.pid).map(|m| m.tokens).sum::<u64>() >= limit
+        });
+        // Report new processes immediately: a process that is found when a run ends must not be taken for a new
+        // run.
+        let news = news || process_tree.came > self.came;
+        if !news && self.told.elapsed() < TELL {
+            return;
+        }
+        let level = qos::name(now.level);
+        let file = self.file.as_ref().map(|(name, _)| name.clone());
+        for run in self.runs.iter_mut().filter(|r| r.ended.is_none()) {
+            let Some(first) = of(run.pid).find(|m| m.pid == run.pid) else { continue };
+            let all = Meter::of_run(meters, run.pid);
+            run.level.clone_from(&level);
+            run.file.clone_from(&file);
+            run.processes = process_tree.met_of(run.pid);
+            (run.tokens, run.ttft_ns) = (all.tokens, all.ttft_ns());
+            // The last known rate stays when the children have ended.
+            run.rate = Meter::rate_of_run(meters, run.pid, all.last).or(run.rate);
+            run.tpot_ns = [0.5, 0.9, 0.99].map(|q| all.quantile(q));
+            (run.lost, run.seen, run.cost) = (now.lost, now.totals.events + now.lost, now.cost);
+            if first.over {
+                run.ended = Some("the process has ended".into());
+            }
+        }
+    }
+
+    /// Follows a new run. Its first process may have ended before its children, and its pid may be another's by
+    /// now.
+    fn follow(&mut self, run: Run) -> Option<Order> {
+        let pid = run.pid;
+        let alive = facts::stat(pid).is_some_and(|stat| stat.start == run.start);
+        let others = run.processes.iter().filter(|&&child| child != pid && target::alive(child));
+        let waiting = self.also.len();
+        self.also.extend(others.map(|&child| (child, pid)));
+        // Another program in the same process is another run.
+        self.runs.retain(|r| r.pid != pid || r.ended.is_some());
+        if !alive && self.also.len() == waiting {
+            self.runs.push(Run { ended: Some("it ended before it could be recorded".into()), ..run });
+            return None;
+        }
+        self.last = (run.exe.clone(), run.uid, run.pid);
+        self.runs.push(run);
+        self.grew = true;
+        alive.then(|| {
+            self.at = Some(pulse::at(pid));
+            self.ordered = Some(Ordered::Follow(pid));
+            Order::Follow(pid, pid)
+        })
+    }
+
+    /// The next file, if available.
+    fn rotate(&mut self, why: &'static str) -> Option<Order> {
+        match self.place() {
+            Ok(out) => {
+                self.ordered = Some(Ordered::Rotate);
+                self.turned = true;
+                Some(Order::Rotate(out, why))
+            }
+            Err(failure) => {
+                self.fail(failure);
+                None
+            }
+        }
+    }
+
+    /// Files: begins one for a new run, the next one for a full one, and ends the file when nothing is recorded.
+    fn files(&mut self, now: &Progress) -> Option<Order> {
+        if self.rule.ring.is_some() {
+            return None;
+        }
+        let (_, since) = self.file.as_ref().filter(|_| !self.turned)?;
+        if now.targets == 0 && !self.grew && self.waiting.is_empty() {
+            self.file = None;
+            self.ordered = Some(Ordered::Rotate);
+            return Some(Order::Rotate(Box::new(io::sink()), "no engine left"));
+        }
+        if now.bytes.saturating_add(LOOK.min(self.settings.file_size / 2)) >= self.settings.file_size {
+            return self.rotate("size reached");
+        }
+        if since.elapsed() >= self.settings.file_age {
+            return self.rotate("age reached");
+        }
+        None
+    }
+
+    fn dump(&mut self, asked: bool) -> Option<Order> {
+        if self.rule.ring.is_none() {
+            if asked {
+                self.say(&WorkerEvent::Dumped(Err("its rule has no ring: it is recorded to files".into())));
+            }
+            return None;
+        }
+        match self.create() {
+            Ok((name, out)) => {
+                self.ordered = Some(Ordered::Dump { name, asked });
+                Some(Order::Dump(out))
+            }
+            Err((why, _)) => {
+                self.dumped(Err(why), asked);
+                None
+            }
+        }
+    }
+
+    fn dumped(&mut self, done: Result<String, String>, asked: bool) {
+        if asked {
+            self.say(&WorkerEvent::Dumped(done));
+            return;
+        }
+        match done {
+            Ok(name) => self.say_message(&format!("ring written to {name}")),
+            Err(why) => self.say_message(&format!("cannot write the ring: {why}")),
+        }
+    }
+
+    /// The next run to hand over or drop.
+    fn left(&mut self) -> Option<Order> {
+        while let Some(pid) = self.leave.pop() {
+            self.waiting.retain(|run| run.pid != pid);
+            self.also.retain(|(_, of)| *of != pid);
+            let before = self.runs.len();
+            self.runs.retain(|r| r.pid != pid || r.ended.is_some());
+            if self.runs.len() < before {
+                self.ordered = Some(Ordered::Unfollow);
+                return Some(Order::Unfollow(pid));
+            }
+        }
+        None
+    }
+
+    fn finished(&mut self) -> Option<Order> {
+        let limit = self.rule.tokens?;
+        let run = self.runs.iter_mut().find(|r| r.ended.is_none() && r.tokens >= limit)?;
+        run.ended = Some(format!("its first {limit} tokens are recorded"));
+        self.ordered = Some(Ordered::Unfollow);
+        Some(Order::Unfollow(run.pid))
+    }
+}
+
+impl Watch for SessionDriver {
+    fn stop(&self) -> bool {
+        if self.stop {
+            // Probes are removed one by one, and the kernel is slow at each.
+            pulse::slow();
+        }
+        self.stop
+    }
+
+    fn tell(&mut self, text: &str) {
+        self.say_message(text);
+    }
+
+    fn progress(&mut self, _: &Progress) {
+        pulse::beat();
+        (self.grew, self.turned) = (false, false);
+        self.hear();
+        if let Some(why) = self.limits.exceeded(usage::cpu_us(), || usage::resident().anonymous) {
+            self.fail((why, false));
+        }
+    }
+
+    fn order(&mut self, now: &Progress, process_tree: &ProcessTree) -> Option<Order> {
+        pulse::beat();
+        self.note(now, process_tree);
+        let ended = self.runs.iter().filter(|r| r.ended.is_some()).count();
+        let came = std::mem::replace(&mut self.came, process_tree.came) != process_tree.came;
+        if self.told.elapsed() >= TELL || ended > self.untold || came || !self.declined.is_empty() {
+            self.tell_runs();
+        }
+        if self.stop {
+            return None;
+        }
+        if let Some(order) = self.left() {
+            return Some(order);
+        }
+        if self.rule.ring.is_none() && self.file.is_none() && !self.waiting.is_empty() {
+            return self.rotate("no engine left");
+        }
+        while let Some(run) = self.waiting.pop_front() {
+            if let Some(order) = self.follow(run) {
+                return Some(order);
+            }
+        }
+        while let Some((pid, run)) = self.also.pop_front() {
+            if self.runs.iter().any(|r| r.pid == run && r.ended.is_none()) {
+                self.ordered = Some(Ordered::Also);
+                return Some(Order::Follow(pid, run));
+            }
+        }
+        if let Some(order) = self.finished() {
+            return Some(order);
+        }
+        if std::mem::take(&mut self.asked)
+            && let Some(order) = self.dump(true)
+        {
+            return Some(order);
+        }
+        if let Some(why) = self.trigger.fired(&process_tree.meters, now.call, usage::now()) {
+            self.say_message(&why);
+            if let Some(order) = self.dump(false) {
+                return Some(order);
+            }
+        }
+        self.files(now)
+    }
+
+    fn attached(&mut self, counting: bool) -> bool {
+        if let Err(e) = capset::keep_attached(counting) {
+            self.say_message(&format!("cannot drop capabilities that are no longer needed: {e}"));
+        }
+        self.say(&WorkerEvent::Attached);
+        true
+    }
+
+    fn declined(&mut self, run: u32, mut processes: Vec<u32>) {
+        processes.truncate(process_tree::MOST);
+        self.runs.retain(|r| r.pid != run || r.ended.is_some());
+        self.also.retain(|(_, of)| *of != run);
+        self.declined.push((run, processes));
+    }
+
+    fn done(&mut self, done: Result<(), String>) {
+        self.at = None;
+        match (self.ordered.take(), done) {
+            (Some(Ordered::Follow(pid)), Err(why)) => {
+                self.runs.iter_mut().filter(|r| r.pid == pid).for_each(|r| r.ended = Some(why.clone()));
+            }
+            // From here on the kernel reports its children.
+            (Some(Ordered::Follow(pid)), Ok(())) => {
+                self.also.extend(facts::copies(pid).into_iter().map(|child| (child, pid)));
+            }
+            (Some(Ordered::Dump { name, asked }), done) => self.dumped(done.map(|()| name), asked),
+            (None | Some(Ordered::Also), _) | (_, Ok(())) => {}
+            (_, Err(why)) => self.say_message(&why),
+        }
+    }
+
+    fn failed(&mut self, why: &RecordError) {
+        pulse::slow();
+        // What comes from here on needs another recorder.
+        self.tell_end(Some(recorder::failure(why)));
+    }
+}

@@ -1,0 +1,84 @@
+//! The service's settings, typed.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::rules::Rule;
+
+/// Minimum file size: a run's header and its first blocks fit many times.
+pub const LEAST_FILE: u64 = 1 << 20;
+/// The ring is written into one file, with two blocks of descriptions around it.
+const AROUND: u64 = 2 << 20;
+/// Minimum memory of a recorder.
+pub const LEAST_MEMORY: u64 = 16 << 20;
+/// Maximum rules: each rule in use has a recorder with its own probes.
+pub const MOST_RULES: usize = 64;
+
+/// All settings of a service. Paths are absolute, sizes in bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// The directory for recordings.
+    pub directory: PathBuf,
+    /// Maximum total size; at least [`Settings::file_size`], which is lowered if necessary.
+    pub quota: u64,
+    /// Start a new file at this size; at least [`LEAST_FILE`].
+    pub file_size: u64,
+    /// Start a new file after this time.
+    pub file_age: Duration,
+    /// Remove recordings that ended longer ago than this; None: only the quota removes them.
+    pub keep: Option<Duration>,
+    /// Status file, JSON.
+    pub status: PathBuf,
+    /// Metrics file for node_exporter, `*.prom`; None: not written.
+    pub metrics: Option<PathBuf>,
+    /// Control socket; its name must fit into an address (unix(7)).
+    pub socket: PathBuf,
+    /// A recorder without anything to record ends after this time.
+    pub idle_timeout: Duration,
+    /// Memory limit of the service and of each recorder, bytes.
+    pub memory: u64,
+    /// CPU limit of a recorder as a share of a core: 1.0 = one core.
+    pub cpu: f64,
+    /// Maximum concurrently recorded runs per rule and user; others wait. The limit over all rules and users is
+    /// four times this.
+    pub max_concurrent: u32,
+    /// Maximum concurrent recorders.
+    pub recorders: u32,
+    /// A recorder without a sign of life for this long is killed.
+    pub recorder_timeout: Duration,
+    /// The first matching rule applies.
+    pub rules: Vec<Rule>,
+    /// Allowed but unlikely to be intended: one sentence each.
+    pub warnings: Vec<String>,
+}
+
+impl Default for Settings {
+    /// The built-in defaults, without a rule.
+    fn default() -> Self {
+        Self {
+            directory: "/var/lib/profinfer".into(),
+            quota: 512 << 20,
+            file_size: 64 << 20,
+            file_age: Duration::from_secs(3600),
+            keep: None,
+            status: "/run/profinfer/status.json".into(),
+            metrics: None,
+            socket: "/run/profinfer/control.sock".into(),
+            idle_timeout: Duration::from_secs(30),
+            memory: 256 << 20,
+            cpu: 0.25,
+            max_concurrent: 16,
+            recorders: 16,
+            recorder_timeout: Duration::from_secs(30),
+            rules: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+}
+
+impl Settings {
+    /// Size of a ring that fits into one file with the blocks around it, bytes.
+    pub fn ring_bytes(&self, rule: &Rule) -> u64 {
+        rule.ring_size.min(self.file_size.saturating_sub(AROUND))
+    }
+}

@@ -1,0 +1,68 @@
+//! Signals as a descriptor that can be polled with others.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd};
+
+/// The signals that the service handles.
+const SIGNALS: [i32; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGCHLD];
+
+/// Pending signals, kept by the kernel until they are read.
+pub struct Signals(File);
+
+/// The signals read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Came {
+    /// SIGTERM or SIGINT.
+    pub stop: bool,
+    /// SIGHUP.
+    pub reload: bool,
+    /// A child has ended.
+    pub child: bool,
+}
+
+impl Signals {
+    /// Takes over the signals for the rest of the process.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn take() -> io::Result<Signals> {
+        // SAFETY: the set is filled before it is used; the descriptor is new and ours.
+        unsafe {
+            let mut set = std::mem::zeroed::<libc::sigset_t>();
+            libc::sigemptyset(&raw mut set);
+            for signal in SIGNALS {
+                libc::sigaddset(&raw mut set, signal);
+            }
+            // It wakes recorders; it must not end one that has just been forked.
+            libc::signal(libc::SIGUSR1, libc::SIG_IGN);
+            let blocked = libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+            if blocked != 0 {
+                return Err(io::Error::from_raw_os_error(blocked));
+            }
+            match libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
+                -1 => Err(io::Error::last_os_error()),
+                fd => Ok(Signals(File::from_raw_fd(fd))),
+            }
+        }
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// The signals since the last call.
+    pub fn read(&mut self) -> Came {
+        let mut came = Came::default();
+        let mut one = [0; size_of::<libc::signalfd_siginfo>()];
+        while self.0.read_exact(&mut one).is_ok() {
+            // signalfd_siginfo begins with ssi_signo.
+            match i32::from_ne_bytes([one[0], one[1], one[2], one[3]]) {
+                libc::SIGTERM | libc::SIGINT => came.stop = true,
+                libc::SIGHUP => came.reload = true,
+                _ => came.child = true,
+            }
+        }
+        came
+    }
+}

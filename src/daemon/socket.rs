@@ -1,0 +1,432 @@
+//! The control socket of the service: one request line, one line of JSON as the answer, then the connection closes.
+//! Both ends.
+//!
+//! The service never waits for a client: a client that is slow or sends too much is disconnected, and one that
+//! occupies a wanted place without asking goes first.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use std::{fmt, fs};
+
+use serde_json::Value;
+
+use super::place::{Place, PlaceError, us};
+use common::plain;
+
+/// Maximum concurrent clients; others wait for their turn.
+const CLIENTS: usize = 64;
+/// Minimum time for each of them, whoever waits.
+const GRACE: Duration = Duration::from_millis(100);
+/// Longest request line, bytes.
+const LINE: usize = 128;
+/// Longest accepted answer, bytes.
+const ANSWER: u64 = 16 << 20;
+/// Time for a client to ask, and to take the answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Time for a deferred answer.
+const PROMISE: Duration = Duration::from_secs(10);
+/// Time for whoever listens on an existing socket to respond.
+const ALIVE: Duration = Duration::from_secs(2);
+/// Longest path of a socket, bytes (unix(7): 108 with the final NUL).
+const PATH: usize = 107;
+
+/// Requests to the service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// Show status.
+    Status,
+    /// Write out the rings of all runs, or of one process's run.
+    Dump(Option<u32>),
+    /// Reload the configuration.
+    Reload,
+    /// End.
+    Stop,
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Request::Status => f.write_str("status"),
+            Request::Dump(None) => f.write_str("dump"),
+            Request::Dump(Some(pid)) => write!(f, "dump {pid}"),
+            Request::Reload => f.write_str("reload"),
+            Request::Stop => f.write_str("stop"),
+        }
+    }
+}
+
+impl Request {
+    pub(super) fn read(line: &[u8]) -> Result<Request, String> {
+        let line = String::from_utf8_lossy(line);
+        let mut words = line.split_ascii_whitespace();
+        match (words.next(), words.next(), words.next()) {
+            (Some("status"), None, _) => Ok(Request::Status),
+            (Some("dump"), None, _) => Ok(Request::Dump(None)),
+            (Some("dump"), Some(pid), None) => {
+                let pid = pid.parse().map_err(|_| format!("'{pid}' is not a process ID"))?;
+                Ok(Request::Dump(Some(pid)))
+            }
+            (Some("reload"), None, _) => Ok(Request::Reload),
+            (Some("stop"), None, _) => Ok(Request::Stop),
+            _ => Err(format!("unknown request '{line}': give status, dump [PID], reload or stop")),
+        }
+    }
+}
+
+/// The answer: JSON, or an error.
+pub type Answer = Result<String, String>;
+
+/// The answer to `dump`: the written files, by name in the service's directory.
+pub fn dumped(directory: &Path, files: &[String]) -> Answer {
+    let directory = Value::from(directory.display().to_string());
+    Ok(format!("{{\"directory\":{directory},\"files\":{}}}", Value::from(files)))
+}
+
+/// The asking client, for a deferred answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Token(u64);
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    #[error("{} is not a socket: remove it, or give the socket another name", .0.display())]
+    NoSocket(PathBuf),
+    #[error("a service already answers at {}: stop it ('profinfer stop'), or give this one another socket", .0.display())]
+    Second(PathBuf),
+    #[error("{} cannot be a socket path: it must have a file name and at most {PATH} bytes", .0.display())]
+    Path(PathBuf),
+    #[error("cannot create the socket {}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+}
+
+/// The service's end.
+#[derive(Debug)]
+pub struct Control {
+    listener: UnixListener,
+    place: Place,
+    name: String,
+    /// Device and inode of the socket's file, and the process that made it.
+    made: (u64, u64),
+    maker: u32,
+    clients: Vec<Client>,
+    next: u64,
+    patience: Duration,
+    /// After an error, no client is accepted before this time.
+    pause: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Client {
+    token: u64,
+    stream: UnixStream,
+    stage: Stage,
+    /// Received bytes, or bytes to send and how many of them are sent.
+    bytes: Vec<u8>,
+    gone: usize,
+    since: Instant,
+    until: Instant,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Asks,
+    Waits,
+    Takes,
+}
+
+impl Control {
+    /// Creates the socket, mode 0600, in a directory of our own, which is created if missing. The socket of a dead
+    /// service is replaced.
+    ///
+    /// # Errors
+    /// A service answers there, something else has the name, others can write to the directory, or the system
+    /// refuses.
+    pub fn bind(path: &Path) -> Result<Control, SocketError> {
+        let wrong = || SocketError::Path(path.to_owned());
+        let name = path.file_name().and_then(|n| n.to_str()).ok_or_else(wrong)?.to_owned();
+        if path.as_os_str().len() > PATH {
+            return Err(wrong());
+        }
+        let above = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let place = Place::open(above)?;
+        look(&place, &name, path)?;
+        let failed = |source| SocketError::Io { path: path.to_owned(), source };
+        let listener = listen(&place, &name).map_err(failed)?;
+        let found = fs::symlink_metadata(place.at(&name)).map_err(failed)?;
+        Ok(Control {
+            listener,
+            place,
+            name,
+            made: (found.dev(), found.ino()),
+            maker: std::process::id(),
+            clients: Vec::new(),
+            next: 0,
+            patience: PATIENCE,
+            pause: None,
+        })
+    }
+
+    /// The descriptors to wait for, with their poll(2) events; call [`Control::poll`] after any of them, and also
+    /// now and then.
+    pub fn fds(&self, add: &mut dyn FnMut(BorrowedFd<'_>, libc::c_short)) {
+        let room = self.clients.len() < CLIENTS || self.idle(Instant::now()).is_some();
+        if room && self.pause.is_none() {
+            add(self.listener.as_fd(), libc::POLLIN);
+        }
+        for client in &self.clients {
+            let events = if client.stage == Stage::Takes { libc::POLLOUT } else { libc::POLLIN };
+            add(client.stream.as_fd(), events);
+        }
+    }
+
+    /// Continues everything that can continue. `take` gets each request, and answers immediately, or returns None
+    /// to answer later.
+    pub fn poll(&mut self, take: &mut dyn FnMut(Request, Token) -> Option<Answer>) {
+        let now = Instant::now();
+        self.accept(now);
+        for client in &mut self.clients {
+            if client.stage == Stage::Asks
+                && let Some(asked) = client.asked()
+            {
+                let answer =
+                    asked.map_or_else(|why| Some(Err(why)), |request| take(request, Token(client.token)));
+                match answer {
+                    Some(answer) => client.answer(&answer, now + self.patience),
+                    None => (client.stage, client.until) = (Stage::Waits, now + PROMISE),
+                }
+            }
+            if client.stage == Stage::Waits && now > client.until {
+                client.answer(&Err("no answer in time: see the service's log".into()), now + self.patience);
+            }
+        }
+        self.clients.retain_mut(|client| client.goes_on(now));
+    }
+
+    /// Sends a deferred answer. False: the client has gone.
+    pub fn answer(&mut self, token: Token, answer: &Answer) -> bool {
+        let until = Instant::now() + self.patience;
+        let found = self.clients.iter_mut().find(|c| c.token == token.0 && c.stage == Stage::Waits);
+        found.is_some_and(|client| {
+            client.answer(answer, until);
+            client.put();
+            true
+        })
+    }
+
+    /// Position of the client that has been idle longest: does not ask, or does not take its answer.
+    fn idle(&self, now: Instant) -> Option<usize> {
+        let idle = |c: &Client| c.stage != Stage::Waits && now.saturating_duration_since(c.since) >= GRACE;
+        let all = self.clients.iter().enumerate().filter(|(_, c)| idle(c));
+        all.min_by_key(|(_, c)| c.since).map(|(place, _)| place)
+    }
+
+    /// Disconnects an idle client if another one wants its place.
+    fn make_place(&mut self, now: Instant) -> bool {
+        let mut door = libc::pollfd { fd: self.listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one open descriptor, as the count says.
+        let wanted = unsafe { libc::poll(&raw mut door, 1, 0) } > 0;
+        let idle = self.idle(now).filter(|_| wanted);
+        idle.map(|place| self.clients.remove(place)).is_some()
+    }
+
+    fn accept(&mut self, now: Instant) {
+        if self.pause.is_some_and(|until| now < until) {
+            return;
+        }
+        self.pause = None;
+        while self.clients.len() < CLIENTS || self.make_place(now) {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    // The file's mode already keeps out others; this is for clients that came another way.
+                    let allowed = peer(&stream).is_ok_and(|uid| uid == 0 || uid == us());
+                    if allowed && stream.set_nonblocking(true).is_ok() {
+                        let (token, until) = (self.next, now + self.patience);
+                        self.next += 1;
+                        let (stage, bytes) = (Stage::Asks, Vec::new());
+                        self.clients.push(Client { token, stream, stage, bytes, gone: 0, since: now, until });
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    // Without free descriptors the socket would stay ready, and we would spin.
+                    self.pause = Some(now + Duration::from_secs(1));
+                    break;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // A process forked from the service drops it too, and another service may have replaced this one.
+        let path = self.place.at(&self.name);
+        let ours = fs::symlink_metadata(&path).is_ok_and(|f| (f.dev(), f.ino()) == self.made);
+        if ours && self.maker == std::process::id() {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+impl Client {
+    /// Its request, once the line is complete.
+    fn asked(&mut self) -> Option<Result<Request, String>> {
+        let mut room = [0; LINE];
+        while self.bytes.len() <= LINE && !self.bytes.contains(&b'\n') {
+            match (&self.stream).read(&mut room) {
+                Ok(0) => {
+                    // Nobody is there to take an answer.
+                    (self.stage, self.bytes) = (Stage::Takes, Vec::new());
+                    return None;
+                }
+                Ok(n) => self.bytes.extend_from_slice(room.get(..n).unwrap_or_default()),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+        }
+        match self.bytes.iter().position(|b| *b == b'\n').filter(|end| *end <= LINE) {
+            Some(end) => Some(Request::read(self.bytes.get(..end).unwrap_or_default())),
+            None => Some(Err(format!("a line may have at most {LINE} bytes"))),
+        }
+    }
+
+    fn answer(&mut self, answer: &Answer, until: Instant) {
+        let line = match answer {
+            Ok(json) => format!("{{\"ok\":true,\"answer\":{json}}}\n"),
+            Err(why) => format!("{{\"ok\":false,\"error\":{}}}\n", plain::json(why).unwrap_or_default()),
+        };
+        (self.bytes, self.gone, self.stage, self.until) = (line.into_bytes(), 0, Stage::Takes, until);
+    }
+
+    /// Sends what can be sent. True: everything is sent, or never will be.
+    fn put(&mut self) -> bool {
+        loop {
+            let rest = self.bytes.get(self.gone..).unwrap_or_default();
+            if rest.is_empty() {
+                return true;
+            }
+            match (&self.stream).write(rest) {
+                Ok(n) => self.gone += n,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return e.kind() != ErrorKind::WouldBlock,
+            }
+        }
+    }
+
+    /// False: it is to be disconnected.
+    fn goes_on(&mut self, now: Instant) -> bool {
+        match self.stage {
+            Stage::Asks => now <= self.until,
+            Stage::Waits => !self.left(),
+            Stage::Takes => !self.put() && now <= self.until,
+        }
+    }
+
+    /// True if a client that waits for an answer has closed the connection. Anything it sends meanwhile is ignored.
+    fn left(&self) -> bool {
+        let mut room = [0; LINE];
+        match (&self.stream).read(&mut room) {
+            Ok(n) => n == 0,
+            Err(e) => !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        }
+    }
+}
+
+/// What exists under the socket's name: nothing, or the socket of a dead service.
+fn look(place: &Place, name: &str, path: &Path) -> Result<(), SocketError> {
+    let there = place.at(name);
+    match fs::symlink_metadata(&there) {
+        Ok(found) if !found.file_type().is_socket() => Err(SocketError::NoSocket(path.to_owned())),
+        Ok(_) if answers(&there) => Err(SocketError::Second(path.to_owned())),
+        _ => Ok(()),
+    }
+}
+
+/// True if anything responds on a socket. A recorder of a killed service may still have it open, but does not
+/// respond.
+fn answers(path: &Path) -> bool {
+    let Ok(mut stream) = UnixStream::connect(path) else { return false };
+    let asked = stream.set_read_timeout(Some(ALIVE)).and_then(|()| stream.write_all(b"status\n"));
+    asked.is_ok() && stream.read(&mut [0]).is_ok_and(|n| n > 0)
+}
+
+/// Listens on a new socket that replaces the existing name once it has its mode.
+fn listen(place: &Place, name: &str) -> io::Result<UnixListener> {
+    let new = format!(".{name}{}", super::replace::SUFFIX);
+    place.remove(&new)?;
+    let listener = UnixListener::bind(place.at(&new))?;
+    listener.set_nonblocking(true)?;
+    fs::set_permissions(place.at(&new), fs::Permissions::from_mode(0o600))?;
+    fs::rename(place.at(&new), place.at(name))?;
+    Ok(listener)
+}
+
+/// The user at the other end (SO_PEERCRED in unix(7)).
+fn peer(stream: &UnixStream) -> io::Result<u32> {
+    let mut of = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let fd = stream.as_raw_fd();
+    // SAFETY: the kernel fills the struct, whose size it gets; the descriptor is open.
+    let done = unsafe {
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut of).cast(), &raw mut len)
+    };
+    if done == 0 { Ok(of.uid) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    #[error("no service answers at {}: start one with 'profinfer serve', or give its socket with --socket", .0.display())]
+    Nobody(PathBuf),
+    #[error("the service at {} listens to its own user and to root only", .0.display())]
+    Refused(PathBuf),
+    #[error("the service at {} did not answer within {} s: it is busy, or stopped", path.display(), wait.as_secs())]
+    Late { path: PathBuf, wait: Duration },
+    #[error("{} did not answer like a profinfer service: {why}", path.display())]
+    Strange { path: PathBuf, why: String },
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    /// The service's error message.
+    #[error("{0}")]
+    Said(String),
+}
+
+/// Sends a request to the service at this socket.
+///
+/// # Errors
+/// There is no service, it does not accept us, or it answers with an error.
+pub fn ask(path: &Path, request: Request, wait: Duration) -> Result<Value, AskError> {
+    let (here, strange) = (|| path.to_owned(), |why| AskError::Strange { path: path.to_owned(), why });
+    let failed = |source: io::Error| match source.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => AskError::Nobody(here()),
+        ErrorKind::PermissionDenied | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+            AskError::Refused(here())
+        }
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => AskError::Late { path: here(), wait },
+        _ => AskError::Io { path: here(), source },
+    };
+    let mut stream = UnixStream::connect(path).map_err(failed)?;
+    stream.set_read_timeout(Some(wait)).map_err(failed)?;
+    stream.write_all(format!("{request}\n").as_bytes()).map_err(failed)?;
+    let mut line = Vec::new();
+    stream.take(ANSWER).read_to_end(&mut line).map_err(failed)?;
+    if line.is_empty() {
+        return Err(AskError::Refused(here()));
+    }
+    let mut answer: Value = serde_json::from_slice(&line).map_err(|e| strange(e.to_string()))?;
+    match (answer.get("ok").and_then(Value::as_bool), answer.get("error").and_then(Value::as_str)) {
+        (Some(true), _) => Ok(answer.get_mut("answer").map(Value::take).unwrap_or_default()),
+        (Some(false), Some(why)) => Err(AskError::Said(why.to_owned())),
+        _ => Err(strange("it is neither a result nor an error".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

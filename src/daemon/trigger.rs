@@ -1,0 +1,134 @@
+//! When a rule's trigger fires: decoding is too slow, or now and then much slower.
+
+use super::rules::Rule;
+use crate::recorder::meter::Meter;
+
+/// Number of tokens in the measured rate, and the time within which they must have come, ns.
+const TOKENS: usize = 16;
+const WITHIN_NS: u64 = 10_000_000_000;
+/// Minimum time between triggers, ns: the earlier data is on disk by then.
+const REST_NS: u64 = 60_000_000_000;
+/// Interval between checks, ns.
+const LOOK_NS: u64 = 250_000_000;
+
+/// A rule's triggers.
+pub struct Trigger {
+    below: Option<f64>,
+    p99_ns: Option<u64>,
+    /// When it last fired, and when it was last checked, CLOCK_MONOTONIC ns.
+    fired: Option<u64>,
+    looked: u64,
+}
+
+impl Trigger {
+    pub fn new(rule: &Rule) -> Trigger {
+        let p99_ns = rule.p99_above.map(|d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
+        Trigger { below: rule.below, p99_ns, fired: None, looked: 0 }
+    }
+
+    /// Why it fires now, if it does. `call` is the longest open call: when it began, and its width.
+    pub fn fired(&mut self, meters: &[Meter], call: Option<(u64, u32)>, now: u64) -> Option<String> {
+        let resting = self.fired.is_some_and(|t| now < t.saturating_add(REST_NS));
+        if resting || now < self.looked.saturating_add(LOOK_NS) {
+            return None;
+        }
+        self.looked = now;
+        let why = self.too_slow(meters, now).or_else(|| self.stuck(call, now))?;
+        self.fired = Some(now);
+        Some(why)
+    }
+
+    fn too_slow(&self, meters: &[Meter], now: u64) -> Option<String> {
+        let last = self.fired.unwrap_or(0);
+        let recent = now.saturating_sub(WITHIN_NS).max(last);
+        meters.iter().filter(|m| !m.ended).find_map(|m| {
+            let slow = self
+                .below
+                .zip(m.rate_since(recent, TOKENS).or_else(|| m.rate_of_newest(TOKENS, last)))
+                .filter(|(least, rate)| rate < least);
+            let slow = slow
+                .map(|(least, rate)| format!("process {}: {rate:.3} tokens/s, below {least} (below)", m.pid));
+            slow.or_else(|| {
+                let (most, p99) = self.p99_ns.zip(m.p99_since(last)).filter(|(most, p99)| p99 > most)?;
+                let ms = |ns: u64| ns as f64 / 1e6;
+                Some(format!(
+                    "process {}: p99 token time {:.3} ms, above {:.3} ms (p99-above)",
+                    m.pid,
+                    ms(p99),
+                    ms(most)
+                ))
+            })
+        })
+    }
+
+    /// A token that takes longer than that number of tokens should.
+    fn stuck(&self, call: Option<(u64, u32)>, now: u64) -> Option<String> {
+        // The same token is reported once.
+        let another = |since: u64| self.fired.is_none_or(|fired| since > fired);
+        let (least, (since, _)) = self.below.zip(call.filter(|&(t, width)| width == 1 && another(t)))?;
+        let s = now.saturating_sub(since) as f64 / 1e9;
+        (s * least > TOKENS as f64)
+            .then(|| format!("a token has been running for {s:.1} s: below {least} tokens/s (below)"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    fn meter(durations: &[u64]) -> (Meter, u64) {
+        let mut m = Meter::new(7, 7);
+        let mut t = S;
+        for &d in durations {
+            t += d;
+            m.call(t, d, true);
+        }
+        (m, t)
+    }
+
+    fn trigger(below: Option<f64>, p99_ns: Option<u64>) -> Trigger {
+        Trigger { below, p99_ns, fired: None, looked: 0 }
+    }
+
+    #[test]
+    fn a_slow_process_fires_once_a_minute() {
+        let (m, t) = meter(&[S / 5; 20]);
+        let slow = [m];
+        let mut ten = trigger(Some(10.0), None);
+        assert!(ten.fired(&slow, None, t).expect("fires").contains("5.000 tokens/s, below 10"));
+        assert_eq!(ten.fired(&slow, None, t + 59 * S), None);
+        let (m, t) = meter(&[S / 5; 400]);
+        assert!(ten.fired(&[m], None, t).is_some());
+        assert_eq!(trigger(Some(4.0), None).fired(&slow, None, t), None);
+        let (few, t) = meter(&[S / 5; 15]);
+        assert_eq!(trigger(Some(10.0), None).fired(&[few], None, t), None);
+        // So slow that few tokens come in any measured time.
+        let (slower, t) = meter(&[2 * S; 16]);
+        assert!(trigger(Some(1.0), None).fired(&[slower], None, t).is_some());
+    }
+
+    #[test]
+    fn few_slow_tokens_fire_the_percentile() {
+        let mut durations = [S / 100; 200];
+        durations[100] = S;
+        durations[130] = S;
+        durations[150] = S;
+        let (m, t) = meter(&durations);
+        let m = [m];
+        assert!(trigger(None, Some(S / 2)).fired(&m, None, t).expect("fires").contains("1000.000 ms"));
+        assert_eq!(trigger(None, Some(2 * S)).fired(&m, None, t), None);
+        assert_eq!(trigger(Some(10.0), None).fired(&m, None, t), None);
+    }
+
+    #[test]
+    fn a_token_that_does_not_end_fires() {
+        let mut t = trigger(Some(4.0), None);
+        assert_eq!(t.fired(&[], Some((S, 1)), 4 * S), None);
+        assert_eq!(t.fired(&[], Some((S, 512)), 60 * S), None);
+        assert!(t.fired(&[], Some((S, 1)), 70 * S).is_some());
+        assert_eq!(t.fired(&[], Some((S, 1)), 200 * S), None, "the same one");
+        assert!(t.fired(&[], Some((100 * S, 1)), 201 * S).is_some());
+    }
+}

@@ -1,0 +1,547 @@
+//! Finds the files of a target that form its GGML engine, and the role of each.
+//!
+//! Files are recognised by the functions they define, never by name: packagers rename libraries, and language
+//! bindings put the complete engine into one extension module.
+//!
+//! The target's owner controls these files. They are read with the least privileges that reading needs, and the
+//! total cost per target is limited.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::engine::elf::{ElfError, ElfFile, Machine};
+use crate::engine::layout::{self, Layout, LayoutError};
+use crate::engine::search::{self, Launch};
+use crate::engine::tables::{Tables, TablesError};
+use crate::engine::{beside, ladder, version};
+use crate::host::budget::{Budget, Spent};
+use crate::host::maps::{self, FileId, Mapping};
+use crate::host::{capset, open};
+
+/// Maximum number of files of one engine, including files next to the mapped ones; the largest package has sixteen.
+const MAX_BESIDE: usize = 64;
+
+/// What a file contributes to the engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Roles {
+    /// Has an entry function for tokens.
+    pub llama: bool,
+    /// Has GGML's base code: names, layouts, scheduler.
+    pub base: bool,
+    /// Computes graphs on the CPU.
+    pub cpu: bool,
+    /// Computes graphs on a device, and has no other role.
+    pub device: bool,
+    /// Has code for a device, whatever its other roles.
+    pub drives: bool,
+}
+
+/// Functions of GGML's base code.
+pub const BASE: [&str; 2] = ["ggml_op_name", "ggml_get_name"];
+
+/// Each device library has one of these functions (include/ggml-*.h; the first is in libraries loaded at run time).
+const DEVICES: [&str; 16] = [
+    "ggml_backend_init",
+    "ggml_backend_blas_reg",
+    "ggml_backend_cann_reg",
+    "ggml_backend_cuda_reg",
+    "ggml_backend_hexagon_reg",
+    "ggml_backend_metal_reg",
+    "ggml_backend_opencl_reg",
+    "ggml_backend_rpc_reg",
+    "ggml_backend_sycl_reg",
+    "ggml_backend_vk_reg",
+    "ggml_backend_webgpu_reg",
+    "ggml_backend_zdnn_reg",
+    "ggml_backend_kompute_reg",
+    "ggml_backend_virtgpu_reg",
+    "ggml_backend_cuda_init",
+    "ggml_backend_vk_init",
+];
+
+/// Functions that identify a renamed GGML: at least two of them must have the same prefix.
+const ANCHORS: [&str; 6] = [
+    BASE[0],
+    BASE[1],
+    "ggml_tensor_overhead",
+    "ggml_graph_compute",
+    "ggml_barrier",
+    "ggml_cpu_extra_compute_forward",
+];
+
+/// The prefix of GGML's function names in the file (`lm_`, `wsp_`), which allows two engines in one program. If
+/// there are several, the most frequent one.
+fn prefix(elf: &ElfFile) -> Option<String> {
+    let mut found = elf.prefixes(&ANCHORS);
+    found.sort_unstable();
+    found.dedup();
+    let groups = found.chunk_by(|a, b| a.0 == b.0).filter(|group| group.len() > 1);
+    let most = groups.max_by_key(|group| (group.len(), std::cmp::Reverse(group.first())))?;
+    most.first().map(|(prefix, _)| prefix.clone())
+}
+
+impl Roles {
+    #[expect(clippy::indexing_slicing, reason = "lengths and indices are constants")]
+    fn of(elf: &ElfFile) -> Roles {
+        // All names that will be looked up: the tables are read only once.
+        let all: Vec<&str> = ladder::names().chain(layout::NAMES).chain(version::NAMES).chain(BASE).collect();
+        elf.find_into(&all, &mut []);
+        const NAMES: [&str; 5] =
+            ["llama_process", "llama_decode", "llama_encode", BASE[0], "ggml_graph_compute"];
+        let mut names = [""; NAMES.len() + DEVICES.len()];
+        names[..NAMES.len()].copy_from_slice(&NAMES);
+        names[NAMES.len()..].copy_from_slice(&DEVICES);
+        let found = elf.find(names).map(|s| s.is_some_and(|s| s.function));
+        let [process, decode, encode, op_name, graph_compute, devices @ ..] = found;
+        let roles = Roles {
+            llama: process || decode || encode,
+            base: op_name,
+            cpu: graph_compute,
+            device: false,
+            // The first two also exist in the CPU's variants and in host libraries.
+            drives: devices.iter().skip(2).any(|d| *d),
+        };
+        let device = !roles.has_names() && devices.contains(&true);
+        Roles { device, drives: roles.drives || device, ..roles }
+    }
+
+    /// Whether it has functions that are looked up by name.
+    pub fn has_names(self) -> bool {
+        self.llama || self.base || self.cpu
+    }
+
+    fn any(self) -> bool {
+        self.has_names() || self.device
+    }
+}
+
+/// One file of the engine.
+pub struct Module {
+    /// Path as the target sees it.
+    pub path_in_target: PathBuf,
+    /// Path by which this process opens the same file.
+    pub host_path: PathBuf,
+    /// The file, kept open: its process may exit before the probes are attached.
+    pub file: Option<Arc<File>>,
+    pub dev: u64,
+    pub inode: u64,
+    /// GNU build id in hexadecimal, empty if there is none.
+    pub build_id: String,
+    pub roles: Roles,
+    pub elf: ElfFile,
+}
+
+impl Module {
+    fn new(mut elf: ElfFile, path_in_target: PathBuf, host_path: PathBuf, id: FileId) -> Module {
+        let (mut roles, build_id) = (Roles::of(&elf), elf.build_id_hex());
+        if !roles.base
+            && !roles.cpu
+            && let Some(prefix) = prefix(&elf)
+        {
+            elf.set_prefix(&prefix);
+            roles = Roles::of(&elf);
+        }
+        // A target may have a hundred files, and recent kernels map far more of each than was read.
+        elf.release();
+        Module { path_in_target, host_path, file: None, dev: id.0, inode: id.1, build_id, roles, elf }
+    }
+}
+
+/// Modules that share one base and so one layout. They may include several CPU variants, one of which is loaded.
+pub struct Engine {
+    pub machine: Machine,
+    pub modules: Vec<Module>,
+    pub tables: Tables,
+    pub layout: Layout,
+}
+
+impl Engine {
+    /// Paths of the modules with a role, for messages.
+    pub fn paths(&self, role: impl Fn(&Roles) -> bool) -> Vec<&Path> {
+        self.modules.iter().filter(|m| role(&m.roles)).map(|m| m.path_in_target.as_path()).collect()
+    }
+}
+
+/// Why no engine was found. Each message says what to do next.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscoverError {
+    #[error(
+        "no GGML in {target} ({looked} files searched for ggml_op_name, ggml_graph_compute, \
+         llama_decode){}; give the program or library that contains llama.cpp, or the process that runs it", not_found(.missing)
+    )]
+    NoEngine { target: String, looked: usize, missing: Vec<String> },
+    #[error(
+        "{path} contains GGML (its table of op names is there) but is statically linked and stripped: it \
+         exports no function of GGML and has no symbol table; probes need names, so use a build with \
+         symbols (link without -s, do not run strip)"
+    )]
+    StaticStripped { path: String },
+    #[error("{path} is for {found}, but this machine is {host}; record on a machine of that kind")]
+    WrongMachine { path: String, found: &'static str, host: &'static str },
+    #[error(
+        "{target} has parts of GGML ({found}) but not its base library (ggml_op_name); \
+         give the directory or process that has all of them"
+    )]
+    NoBase { target: String, found: String },
+    #[error(
+        "process {pid} cannot be inspected: {source}; check that it is running and that you are root or \
+         its owner"
+    )]
+    Process { pid: u32, source: std::io::Error },
+    #[error("command {command} was not found in PATH; give its full path")]
+    NoCommand { command: String },
+    #[error(transparent)]
+    Spent(#[from] Spent),
+    #[error(transparent)]
+    Elf(#[from] ElfError),
+    #[error(transparent)]
+    Tables(#[from] TablesError),
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+}
+
+/// Message about libraries that were not found.
+fn not_found(missing: &[String]) -> String {
+    match missing {
+        [] => String::new(),
+        names => format!(
+            "; needed libraries not found through RUNPATH, LD_LIBRARY_PATH or in the usual directories: \
+             {}; if the target belongs to another root directory, give that with --sysroot",
+            names.join(", ")
+        ),
+    }
+}
+
+/// The engine in one open file that has the base code, without searching for other files.
+pub fn of_file(elf: ElfFile) -> Result<Engine, DiscoverError> {
+    let path = PathBuf::from(elf.path());
+    engine(vec![Module::new(elf, path.clone(), path, (0, 0))])
+}
+
+/// Collects modules, each file only once.
+#[derive(Default)]
+struct Collector {
+    seen: HashSet<FileId>,
+    /// Directories already searched.
+    places: HashSet<FileId>,
+    modules: Vec<Module>,
+    looked: usize,
+    /// Libraries that are needed and were not found.
+    missing: Vec<String>,
+    budget: Arc<Budget>,
+}
+
+impl Collector {
+    /// Examines an open file and keeps it if it has a role. True if it has one.
+    fn look(&mut self, in_target: &Path, host: &Path, file: File, id: FileId) -> Result<bool, ElfError> {
+        let shown = in_target.display().to_string();
+        if !self.seen.insert(id) || !self.budget.file(&shown) {
+            return Ok(false);
+        }
+        self.looked += 1;
+        let file = Arc::new(file);
+        let elf = ElfFile::of(file.clone(), shown.clone(), self.budget.clone())?;
+        let module = Module::new(elf, in_target.to_owned(), host.to_owned(), id);
+        if !module.roles.any() {
+            return Ok(false);
+        }
+        if !self.budget.module(&shown) {
+            return Ok(false);
+        }
+        self.modules.push(Module { file: Some(file), ..module });
+        Ok(true)
+    }
+
+    /// Collects the CPU parts of the engine that are next to one of its mapped files, and in backend directories there:
+    /// an engine opens all of them to ask which is best, and may use another one later. Only a file that depends on the
+    /// base that was found is a part. Reaching a limit here ends the search, but keeps what was found.
+    fn look_beside(
+        &mut self,
+        pid: u32,
+        m: &Mapping,
+        known: &dyn Fn(FileId) -> bool,
+        strangers: &mut HashSet<FileId>,
+    ) {
+        let bases = self.modules.iter().filter(|b| b.roles.base);
+        let names = bases.flat_map(|b| {
+            let file = b.path_in_target.file_name().map(|name| name.to_string_lossy().into_owned());
+            b.elf.soname.clone().into_iter().chain(file)
+        });
+        let names: Vec<String> = names.collect();
+        let Some(dir) = beside::directory(pid, m).filter(|dir| self.places.insert(dir.id)) else { return };
+        let few = Arc::new(Budget::new(beside::LIMITS));
+        for entry in beside::files(&dir, &few) {
+            if self.modules.len() >= MAX_BESIDE
+                || self.seen.contains(&entry.id)
+                || strangers.contains(&entry.id)
+                || known(entry.id)
+            {
+                continue;
+            }
+            let shown = entry.in_target.display().to_string();
+            let file = Arc::new(entry.file);
+            let Ok(elf) = ElfFile::of(file.clone(), shown, few.clone()) else { continue };
+            // Its names are looked up only if it may be a part.
+            if !elf.needed.iter().any(|name| names.contains(name)) {
+                continue;
+            }
+            let module = Module::new(elf, entry.in_target, entry.host, entry.id);
+            if module.roles.cpu && !module.roles.base && few.spent().is_none() {
+                self.seen.insert(entry.id);
+                self.modules.push(Module { file: Some(file), ..module });
+            } else if !module.roles.any() && few.spent().is_none() {
+                strangers.insert(entry.id);
+            }
+        }
+    }
+
+    fn look_path(&mut self, path: &Path) -> io::Result<()> {
+        let file = open::regular(path)?;
+        let meta = file.metadata()?;
+        // A file next to the program that is not an ELF file is ignored.
+        drop(self.look(path, path, file, (meta.dev(), meta.ino())));
+        Ok(())
+    }
+
+    /// An error if a limit was reached: the files not examined may be the engine.
+    fn within_budget(&self) -> Result<(), Spent> {
+        self.budget.spent().map_or(Ok(()), Err)
+    }
+
+    fn engines(self, target: &str) -> Result<Vec<Engine>, DiscoverError> {
+        if self.modules.is_empty() {
+            let (target, missing) = (target.to_owned(), self.missing);
+            return Err(DiscoverError::NoEngine { target, looked: self.looked, missing });
+        }
+        let engines = group(self.modules, target);
+        self.budget.spent().map_or(Ok(()), Err)?;
+        self.budget.found();
+        engines
+    }
+}
+
+/// The engines in a running process.
+pub fn of_pid(pid: u32) -> Result<Vec<Engine>, DiscoverError> {
+    of_pid_again(pid, &|_| false, &mut HashSet::new())
+}
+
+/// The engines in a running process that is examined repeatedly. Files in `strangers` are known not to be part of
+/// an engine and are not read; files found not to be part of one are added. If all files that are part of an engine
+/// are already `known`, the result is empty and none of them is read. A file that exhausts the budget is a stranger
+/// from then on.
+pub fn of_pid_again(
+    pid: u32,
+    known: &dyn Fn(FileId) -> bool,
+    strangers: &mut HashSet<FileId>,
+) -> Result<Vec<Engine>, DiscoverError> {
+    let _least = capset::reading();
+    let maps = maps::read(pid).map_err(|source| DiscoverError::Process { pid, source })?;
+    let target = format!("process {pid}");
+    let exe = PathBuf::from(format!("/proc/{pid}/exe"));
+    let mut all = Collector::default();
+    let main = match MainFile::open(&exe, Some(&target), &all.budget) {
+        Err(DiscoverError::Elf(ElfError::Io { source, .. })) => {
+            return Err(DiscoverError::Process { pid, source });
+        }
+        other => other?,
+    };
+    main.must_run_here()?;
+    let mut mapped: HashSet<(u32, u32, u64)> = HashSet::new();
+    let mut old = Vec::new();
+    let mut denied = None;
+    for m in maps.iter().filter(|m| m.executable && m.is_file()) {
+        if !mapped.insert((m.major, m.minor, m.inode)) {
+            continue;
+        }
+        match maps::open(pid, m) {
+            // A library that is damaged or of a foreign class cannot be part of the running engine.
+            Ok((_, _, id)) if strangers.contains(&id) => all.looked += 1,
+            Ok((host, file, id)) if known(id) => old.push((m, host, file, id)),
+            Ok((host, file, id)) => {
+                if !all.look(&m.path, &host, file, id).unwrap_or(false) || all.budget.spent().is_some() {
+                    strangers.insert(id);
+                }
+                all.within_budget()?;
+            }
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => denied = Some(e),
+            Err(_) => {}
+        }
+    }
+    if all.modules.is_empty() && !old.is_empty() {
+        return Ok(Vec::new());
+    }
+    // New files may belong to an engine whose base is known.
+    for (m, host, file, id) in old {
+        drop(all.look(&m.path, &host, file, id));
+    }
+    for m in &maps {
+        if m.executable && m.is_file() && all.modules.iter().any(|module| module.path_in_target == m.path) {
+            all.look_beside(pid, m, known, strangers);
+        }
+    }
+    match (all.modules.is_empty(), denied) {
+        (true, Some(source)) => Err(DiscoverError::Process { pid, source }),
+        (true, None) => Err(main.err_without_engine(&target, &all)),
+        _ => all.engines(&target),
+    }
+}
+
+/// The engines in a file given by the user: the file itself, its dependencies, and the files next to it. For a
+/// directory, the engines in its files.
+pub fn of_path(path: &Path) -> Result<Vec<Engine>, DiscoverError> {
+    of_launch(&Launch::of_path(path))
+}
+
+/// The engines that a command will load, before it is started. Libraries that a running engine loads by itself (CPU
+/// variants) are found next to the others.
+pub fn of_command(argv: &[std::ffi::OsString]) -> Result<Vec<Engine>, DiscoverError> {
+    let command = argv.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
+    let launch = Launch::of_command(argv).ok_or(DiscoverError::NoCommand { command })?;
+    let _least = capset::reading();
+    MainFile::open(&launch.program, None, &Arc::default())?.must_run_here()?;
+    of_launch(&launch)
+}
+
+/// The same for a known root, library path and extra files.
+pub fn of_launch(launch: &Launch) -> Result<Vec<Engine>, DiscoverError> {
+    let _least = capset::reading();
+    let target = launch.program.display().to_string();
+    let mut all = Collector::default();
+    let main = match launch.program.is_dir() {
+        true => MainFile { path: target.clone(), elf: None },
+        false => MainFile::open(&launch.program, None, &all.budget)?,
+    };
+    let budget = all.budget.clone();
+    let read = |path: &Path| {
+        let file = open::regular(path).ok()?;
+        ElfFile::of(Arc::new(file), path.display().to_string(), budget.clone()).ok()
+    };
+    let files = search::files(launch, read, &budget);
+    all.missing = files.missing;
+    for path in files.found {
+        // The program itself has been checked.
+        drop(all.look_path(&path));
+        all.within_budget()?;
+    }
+    all.within_budget()?;
+    if all.modules.is_empty() {
+        return Err(main.err_without_engine(&target, &all));
+    }
+    all.engines(&target)
+}
+
+/// The program itself, which determines the message about a target without GGML.
+struct MainFile {
+    path: String,
+    /// `None` for a script.
+    elf: Option<ElfFile>,
+}
+
+impl MainFile {
+    /// Opens the program to distinguish a wrong kind of file from one without GGML. Messages show `shown` instead
+    /// of its path.
+    fn open(path: &Path, shown: Option<&str>, budget: &Arc<Budget>) -> Result<MainFile, DiscoverError> {
+        let name = || path.display().to_string();
+        let file = open::regular(path).map_err(|source| match source.kind() {
+            io::ErrorKind::InvalidInput => ElfError::NotElf { path: name() },
+            _ => ElfError::Io { path: name(), source },
+        });
+        let elf = match file.and_then(|file| ElfFile::of(Arc::new(file), name(), budget.clone())) {
+            Ok(elf) => Some(elf),
+            // A script starts an engine through its interpreter; files next to it still count.
+            Err(ElfError::NotElf { .. }) => None,
+            Err(e) => return Err(e.into()),
+        };
+        Ok(MainFile { path: shown.map_or_else(|| path.display().to_string(), str::to_owned), elf })
+    }
+
+    fn must_run_here(&self) -> Result<(), DiscoverError> {
+        match (self.elf.as_ref().map(|e| e.machine), Machine::host()) {
+            (Some(found), Some(host)) if found != host => {
+                let path = self.path.clone();
+                Err(DiscoverError::WrongMachine { path, found: found.name(), host: host.name() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// GGML without symbols is recognised by its tables, which stripping keeps.
+    fn err_without_engine(self, target: &str, all: &Collector) -> DiscoverError {
+        let mut stripped = self.elf.filter(ElfFile::is_stripped);
+        let tables = stripped.as_mut().map(Tables::read);
+        match (tables, all.budget.spent()) {
+            (_, Some(spent)) => spent.into(),
+            (Some(Ok(_)), _) => DiscoverError::StaticStripped { path: self.path },
+            _ => {
+                let (target, missing) = (target.to_owned(), all.missing.clone());
+                DiscoverError::NoEngine { target, looked: all.looked, missing }
+            }
+        }
+    }
+}
+
+/// One engine per base module; the other modules go to the base they need.
+fn group(modules: Vec<Module>, target: &str) -> Result<Vec<Engine>, DiscoverError> {
+    let (bases, others): (Vec<Module>, Vec<Module>) = modules.into_iter().partition(|m| m.roles.base);
+    if bases.is_empty() {
+        let found =
+            others.iter().map(|m| m.path_in_target.display().to_string()).collect::<Vec<_>>().join(", ");
+        return Err(DiscoverError::NoBase { target: target.to_owned(), found });
+    }
+    let mut groups: Vec<Vec<Module>> = bases.into_iter().map(|b| vec![b]).collect();
+    for module in others {
+        let best = groups.iter().enumerate().max_by_key(|(i, g)| {
+            let fit = g.first().map_or(0, |base| fit(&module, base));
+            (fit, std::cmp::Reverse(*i))
+        });
+        let Some(index) = best.map(|(i, _)| i) else { continue };
+        if let Some(group) = groups.get_mut(index).filter(|g| same_machine(g, &module)) {
+            group.push(module);
+        }
+    }
+    let mut engines = Vec::new();
+    let mut first_error = None;
+    for group in groups {
+        match engine(group) {
+            Ok(e) => engines.push(e),
+            Err(e) => first_error = first_error.or(Some(e)),
+        }
+    }
+    // One readable engine is more useful than the error of another.
+    match first_error {
+        Some(e) if engines.is_empty() => Err(e),
+        _ => Ok(engines),
+    }
+}
+
+fn same_machine(group: &[Module], module: &Module) -> bool {
+    group.first().is_some_and(|b| b.elf.machine == module.elf.machine)
+}
+
+/// How well a module matches a base: same prefix of functions, dependency on its name, same directory, or no evidence.
+fn fit(module: &Module, base: &Module) -> u8 {
+    let file_name = base.path_in_target.file_name().map(|n| n.to_string_lossy().into_owned());
+    let names = [base.elf.soname.as_ref(), file_name.as_ref()];
+    let needs = names.iter().flatten().any(|n| module.elf.needed.contains(n));
+    let beside = module.path_in_target.parent() == base.path_in_target.parent();
+    // A module without GGML's functions may be built on any base.
+    let alike = module.elf.prefix() == base.elf.prefix() && module.roles.cpu;
+    u8::from(alike) * 4 + u8::from(needs) * 2 + u8::from(beside)
+}
+
+fn engine(mut modules: Vec<Module>) -> Result<Engine, DiscoverError> {
+    let no_base = || DiscoverError::NoBase { target: String::new(), found: String::new() };
+    let base = modules.first_mut().ok_or_else(no_base)?;
+    let tables = Tables::read(&mut base.elf)?;
+    base.elf.forget_pointers();
+    let base = modules.first().ok_or_else(no_base)?;
+    let named = modules.iter().filter(|m| m.roles.has_names());
+    let has = |name: &str| named.clone().any(|m| m.elf.find([name]).iter().flatten().any(|s| s.function));
+    tables.check(base.elf.path(), &layout::op_numbers(&base.elf))?;
+    let layout = Layout::read(&base.elf, &has)?;
+    Ok(Engine { machine: base.elf.machine, tables, layout, modules })
+}

@@ -1,0 +1,462 @@
+//! Offsets of the fields of GGML's structs in this build, read from the code of tiny exported accessors and checked
+//! against the layouts that GGML has had.
+//!
+//! The accessors (`ggml_get_name`, `ggml_get_data`, ...) have two or three instructions each, and the offset is in
+//! one of them. A tensor's name and data offsets and its size together identify one era; the era gives the rest.
+
+use std::fmt;
+
+use crate::engine::elf::{ElfFile, Machine};
+use crate::engine::prologue::{self, What, arm64, x86};
+
+/// Offsets in bytes from the start of each struct.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    // struct ggml_tensor
+    pub tensor_size: u32,
+    pub type_off: u32,
+    pub ne_off: u32,
+    pub nb_off: u32,
+    pub op_off: u32,
+    pub op_params_off: u32,
+    /// `None` in builds without the field (before 2024-02).
+    pub flags_off: Option<u32>,
+    pub src_off: u32,
+    pub n_src: u32,
+    pub view_src_off: u32,
+    pub data_off: u32,
+    pub name_off: u32,
+    pub name_len: u32,
+    // struct ggml_compute_params
+    pub ith_off: u32,
+    pub nth_off: u32,
+    /// Pointer to the thread pool, since 2024-08.
+    pub pool_off: Option<u32>,
+    // struct ggml_cgraph
+    pub n_nodes_off: u32,
+    pub nodes_off: u32,
+    /// Number that changes when the graph is rebuilt, since 2026-04.
+    pub uid_off: Option<u32>,
+    // struct ggml_cplan
+    pub n_threads_off: u32,
+    // struct ggml_backend
+    /// Pointer to the backend's 16-byte id, since 2024-02.
+    pub guid_off: Option<u32>,
+    /// `iface.graph_compute`.
+    pub graph_compute_off: Option<u32>,
+    // struct llama_batch
+    pub batch_n_tokens_off: u32,
+    pub batch_token_off: u32,
+}
+
+/// Which check of the layout failed.
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutError {
+    #[error(
+        "{path} has GGML, but not its function {symbol} (unused functions were left out when it was linked): the layout \
+         of its tensors cannot be read; use a build of GGML as shared libraries, or one linked without --gc-sections"
+    )]
+    NoAccessor { path: String, symbol: String },
+    #[error(
+        "{path}: the code of {symbol} is not recognized; the tensor layout of this GGML cannot be determined"
+    )]
+    Undecoded { path: String, symbol: String },
+    #[error("{path}: no known GGML layout has name at {name}, data at {data} and a tensor of {size} bytes")]
+    UnknownEra { path: String, name: u32, data: u32, size: u32 },
+    #[error("{path}: check of {field} failed: the code of {symbol} says {got}, this layout has {want}")]
+    Contradiction { path: String, field: &'static str, symbol: &'static str, got: i64, want: u32 },
+}
+
+/// One layout of `ggml_tensor` with 64-byte names, from the debug information of 371 commits of GGML.
+struct Era {
+    size: u32,
+    ne: u32,
+    op: u32,
+    flags: Option<u32>,
+    src: u32,
+    n_src: u32,
+    view_src: u32,
+    data: u32,
+    name: u32,
+    /// `ith` within compute params.
+    ith: u32,
+    /// `n_nodes` and `nodes` within the graph.
+    graph: (u32, u32),
+}
+
+const fn era(
+    size: u32,
+    ne: u32,
+    src: (u32, u32),
+    view_src: u32,
+    data: u32,
+    ith: u32,
+    flags: Option<u32>,
+) -> Era {
+    let (op, name, graph) = (ne + 64, data + 8, (4, 16));
+    Era { size, ne, op, flags, src: src.0, n_src: src.1, view_src, data, name, ith, graph }
+}
+
+impl Era {
+    /// Bytes of a name, including padding up to the next field, in a tensor of this size. The fields after the name
+    /// have the same length, whatever the name's length; None: there is no room for a name.
+    fn name_room(&self, size: u32) -> Option<u32> {
+        let behind = self.size - self.name - NAME_LEN;
+        size.checked_sub(self.name)?.checked_sub(behind).filter(|room| *room > 0 && room % 8 == 0)
+    }
+}
+
+/// Oldest first: 2023-10-06 (graph as of 2023-10-30), 2023-11-03, 2023-12-13, 2023-12-22, 2024-06-24, 2024-11-16.
+const ERAS: [Era; 6] = [
+    era(320, 24, (136, 6), 208, 224, 4, None),
+    era(352, 24, (168, 6), 240, 256, 4, None),
+    era(384, 24, (168, 10), 272, 288, 4, None),
+    era(368, 16, (160, 10), 264, 280, 4, Some(148)),
+    era(336, 16, (160, 10), 240, 256, 0, Some(148)),
+    era(336, 16, (152, 10), 232, 248, 0, Some(148)),
+];
+
+/// Length of a name upstream. Some builds use another one (llama.node 80, koboldcpp 128, stable-diffusion.cpp 160),
+/// which shows in the size of a tensor.
+const NAME_LEN: u32 = 64;
+/// `ggml_tensor_overhead()` is the tensor and its 32-byte `ggml_object`.
+const OBJECT_SIZE: u32 = 32;
+/// `iface.graph_compute` in the known releases.
+const GRAPH_COMPUTE: [u32; 3] = [88, 96, 104];
+
+/// Functions whose code or presence shows the layout.
+pub const NAMES: [&str; 13] = [
+    "ggml_get_name",
+    "ggml_get_data",
+    "ggml_tensor_overhead",
+    "ggml_nelements",
+    "ggml_get_unary_op",
+    "ggml_get_glu_op",
+    "ggml_is_view",
+    "ggml_graph_n_nodes",
+    "ggml_graph_nodes",
+    "ggml_backend_guid",
+    "ggml_backend_graph_compute_async",
+    "ggml_threadpool_new",
+    "ggml_graph_next_uid",
+];
+
+/// Bytes of a tensor struct that an event carries (src/bpf/event.h).
+pub const TENSOR_RAW: usize = 448;
+
+impl Layout {
+    /// Bytes of a tensor struct up to and including its name.
+    pub fn tensor_bytes(&self) -> u32 {
+        self.name_off.saturating_add(self.name_len).min(TENSOR_RAW as u32)
+    }
+
+    /// Reads the layout from the file with GGML's base code. `exports` says whether any module of the engine has a
+    /// function of this name: some fields were added together with functions.
+    pub fn read(base: &ElfFile, exports: &dyn Fn(&str) -> bool) -> Result<Layout, LayoutError> {
+        let code = Code { elf: base };
+        let name = code.need("ggml_get_name", lea)?;
+        let data = code.need("ggml_get_data", load)?;
+        let overhead = code.need("ggml_tensor_overhead", immediate)?;
+        let size = overhead.saturating_sub(OBJECT_SIZE);
+        let fits = |e: &&Era| e.name == name && e.data == data && e.name_room(size).is_some();
+        let usual = |e: &&Era| e.size == size;
+        // Two eras have the name at the same offset, and if names may have any length, the tensor's size does not
+        // distinguish them; the other fields do. If the code shows none of these, names are more likely as long as
+        // upstream's.
+        let eras =
+            ERAS.iter().filter(|e| fits(e) && usual(e)).chain(ERAS.iter().filter(|e| fits(e) && !usual(e)));
+        let mut refused = None;
+        let known = eras.map(|e| (e, code.agrees(e))).find_map(|(e, agrees)| match agrees {
+            Ok(()) => Some(e),
+            Err(why) => {
+                refused.get_or_insert(why);
+                None
+            }
+        });
+        let Some(era) = known else {
+            let unknown = LayoutError::UnknownEra { path: base.path().to_owned(), name, data, size };
+            return Err(refused.unwrap_or(unknown));
+        };
+        let has_guid = code.read("ggml_backend_guid", load) == Some(0);
+        let dispatch = code.read("ggml_backend_graph_compute_async", indirect);
+        let dispatch = dispatch.and_then(|v| u32::try_from(v).ok()).filter(|v| GRAPH_COMPUTE.contains(v));
+        let later = Later {
+            // The pool was added to the params together with its constructor.
+            pool: (era.ith == 0 && exports("ggml_threadpool_new")).then_some(24),
+            // The field was added to the graph together with the function that numbers graphs.
+            uid: (era.data == 248 && exports("ggml_graph_next_uid")).then_some(88),
+            guid: has_guid.then_some(0),
+            graph_compute: dispatch,
+        };
+        Ok(Layout::of(era, size, later))
+    }
+
+    /// The layout of the newest known release, for trials without a target.
+    pub fn latest() -> Layout {
+        let [.., newest] = &ERAS;
+        let [.., graph_compute] = GRAPH_COMPUTE;
+        let later =
+            Later { pool: Some(24), uid: Some(88), guid: Some(0), graph_compute: Some(graph_compute) };
+        Layout::of(newest, newest.size, later)
+    }
+
+    fn of(era: &Era, size: u32, later: Later) -> Layout {
+        Layout {
+            tensor_size: size,
+            type_off: 0,
+            ne_off: era.ne,
+            nb_off: era.ne + 32,
+            op_off: era.op,
+            op_params_off: era.op + 4,
+            flags_off: era.flags,
+            src_off: era.src,
+            n_src: era.n_src,
+            view_src_off: era.view_src,
+            data_off: era.data,
+            name_off: era.name,
+            name_len: era.name_room(size).unwrap_or(NAME_LEN),
+            ith_off: era.ith,
+            nth_off: era.ith + 4,
+            pool_off: later.pool,
+            n_nodes_off: era.graph.0,
+            nodes_off: era.graph.1,
+            uid_off: later.uid,
+            n_threads_off: 16,
+            guid_off: later.guid,
+            graph_compute_off: later.graph_compute,
+            batch_n_tokens_off: 0,
+            batch_token_off: 8,
+        }
+    }
+}
+
+/// Fields added between eras.
+struct Later {
+    pool: Option<u32>,
+    uid: Option<u32>,
+    guid: Option<u32>,
+    graph_compute: Option<u32>,
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let t = self;
+        write!(f, "tensor size={} type@{} ne@{} nb@{}", t.tensor_size, t.type_off, t.ne_off, t.nb_off)?;
+        write!(f, " op@{} op_params@{}", t.op_off, t.op_params_off)?;
+        let optional = |f: &mut fmt::Formatter, name: &str, off: Option<u32>| match off {
+            Some(off) => write!(f, " {name}@{off}"),
+            None => Ok(()),
+        };
+        optional(f, "flags", t.flags_off)?;
+        write!(f, " src@{}x{} view_src@{} data@{}", t.src_off, t.n_src, t.view_src_off, t.data_off)?;
+        write!(f, " name@{}x{}; params ith@{} nth@{}", t.name_off, t.name_len, t.ith_off, t.nth_off)?;
+        optional(f, "pool", t.pool_off)?;
+        write!(f, "; cgraph n_nodes@{} nodes@{}", t.n_nodes_off, t.nodes_off)?;
+        optional(f, "uid", t.uid_off)?;
+        write!(f, "; cplan n_threads@{}; backend", t.n_threads_off)?;
+        optional(f, "guid", t.guid_off)?;
+        optional(f, "graph_compute", t.graph_compute_off)?;
+        write!(f, "; batch n_tokens@{} token@{}", t.batch_n_tokens_off, t.batch_token_off)
+    }
+}
+
+/// What a tiny accessor does with its first argument, in program order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// Computes the address of a field.
+    Address(i64),
+    Load(i64),
+    Compare(i64),
+    /// Compares a loaded value with a constant.
+    Against(i64),
+    /// Jumps or calls through a pointer in the struct.
+    Through(i64),
+    /// Puts a constant into the result register.
+    Result(i64),
+}
+
+type Pick = fn(&[Access]) -> Option<i64>;
+
+fn lea(a: &[Access]) -> Option<i64> {
+    a.iter().rev().find_map(|a| if let Access::Address(d) = a { Some(*d) } else { None })
+}
+
+fn load(a: &[Access]) -> Option<i64> {
+    a.iter().find_map(|a| if let Access::Load(d) = a { Some(*d) } else { None })
+}
+
+/// First of several adjacent fields, which compilers load in any order.
+fn least_load(a: &[Access]) -> Option<i64> {
+    a.iter().filter_map(|a| if let Access::Load(d) = a { Some(*d) } else { None }).min()
+}
+
+fn immediate(a: &[Access]) -> Option<i64> {
+    a.iter().rev().find_map(|a| if let Access::Result(d) = a { Some(*d) } else { None })
+}
+
+fn indirect(a: &[Access]) -> Option<i64> {
+    a.iter().find_map(|a| if let Access::Through(d) = a { Some(*d) } else { None })
+}
+
+/// First field accessed, whether loaded or compared in place.
+fn compare(a: &[Access]) -> Option<i64> {
+    a.iter().find_map(|a| if let Access::Compare(d) | Access::Load(d) = a { Some(*d) } else { None })
+}
+
+fn second_load(a: &[Access]) -> Option<i64> {
+    a.iter().filter_map(|a| if let Access::Compare(d) | Access::Load(d) = a { Some(*d) } else { None }).nth(1)
+}
+
+fn against(a: &[Access]) -> Option<i64> {
+    a.iter().find_map(|a| if let Access::Against(d) = a { Some(*d) } else { None })
+}
+
+/// Numbers of the ops UNARY and GLU that the code compares with, if readable: a check of the name tables.
+pub fn op_numbers(base: &ElfFile) -> [(&'static str, Option<i64>); 2] {
+    let code = Code { elf: base };
+    [("UNARY", code.read("ggml_get_unary_op", against)), ("GLU", code.read("ggml_get_glu_op", against))]
+}
+
+struct Code<'a> {
+    elf: &'a ElfFile,
+}
+
+impl Code<'_> {
+    /// The offset in an accessor, or why the layout cannot be read.
+    fn need(&self, symbol: &'static str, pick: Pick) -> Result<u32, LayoutError> {
+        let (path, name) = (|| self.elf.path().to_owned(), || self.elf.name_of(symbol).into_owned());
+        let Some(accesses) = self.accesses(symbol) else {
+            return Err(LayoutError::NoAccessor { path: path(), symbol: name() });
+        };
+        let offset = pick(&accesses).and_then(|v| u32::try_from(v).ok()).filter(|v| *v < 4096);
+        offset.ok_or_else(|| LayoutError::Undecoded { path: path(), symbol: name() })
+    }
+
+    fn read(&self, symbol: &'static str, pick: Pick) -> Option<i64> {
+        self.accesses(symbol).and_then(|a| pick(&a))
+    }
+
+    /// Whether the fields in other accessors have the offsets of this era.
+    fn agrees(&self, era: &Era) -> Result<(), LayoutError> {
+        self.check("ne", "ggml_nelements", least_load, era.ne)?;
+        self.check("op", "ggml_get_unary_op", compare, era.op)?;
+        self.check("op_params", "ggml_get_unary_op", second_load, era.op + 4)?;
+        self.check("view_src", "ggml_is_view", compare, era.view_src)?;
+        self.check("n_nodes", "ggml_graph_n_nodes", load, era.graph.0)?;
+        self.check("nodes", "ggml_graph_nodes", load, era.graph.1)
+    }
+
+    /// Compares with the offset in an accessor. An accessor that is absent or has an unknown form is no evidence.
+    fn check(
+        &self,
+        field: &'static str,
+        symbol: &'static str,
+        pick: Pick,
+        want: u32,
+    ) -> Result<(), LayoutError> {
+        match self.read(symbol, pick) {
+            Some(got) if got != i64::from(want) => {
+                let path = self.elf.path().to_owned();
+                Err(LayoutError::Contradiction { path, field, symbol, got, want })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Follows the straight line from the entry (jumps not taken) for a few instructions.
+    fn accesses(&self, symbol: &'static str) -> Option<Vec<Access>> {
+        let [found] = self.elf.find([symbol]);
+        let sym = found.filter(|s| s.function)?;
+        let len = if sym.size == 0 { 96 } else { sym.size.min(96) } as usize;
+        let code = self.elf.bytes_at(sym.vaddr, len);
+        Some(Walk::new(self.elf.machine).run(&code))
+    }
+}
+
+/// Which registers and stack slots hold the first argument, while stepping through an accessor.
+struct Walk {
+    machine: Machine,
+    /// One bit per register that holds the argument.
+    holds: u32,
+    /// Register loaded from the struct, and the offset, for jumps through it.
+    loaded: Option<(u8, i64)>,
+    /// Stack slot that holds the argument, in unoptimised code.
+    slot: Option<(u8, i64)>,
+    out: Vec<Access>,
+}
+
+const MAX_STEPS: usize = 16;
+
+impl Walk {
+    fn new(machine: Machine) -> Walk {
+        Walk {
+            machine,
+            holds: prologue::arg_registers(machine, 1),
+            loaded: None,
+            slot: None,
+            out: Vec::new(),
+        }
+    }
+
+    fn run(mut self, code: &[u8]) -> Vec<Access> {
+        let mut at = 0;
+        for _ in 0..MAX_STEPS {
+            let Some(insn) = code.get(at..).and_then(|rest| prologue::decode(self.machine, rest)) else {
+                break;
+            };
+            self.step(insn.what, insn.writes);
+            at += insn.len;
+            let goes_on = matches!(insn.what, What::Jump { conditional: true, .. });
+            if insn.ends_block() && !goes_on {
+                break;
+            }
+        }
+        self.out
+    }
+
+    fn step(&mut self, what: What, writes: u32) {
+        let result = 1u32 << if self.machine == Machine::X86_64 { x86::RAX } else { 0 };
+        let stack = |base: u8| match self.machine {
+            Machine::X86_64 => base == x86::RBP || base == x86::RSP,
+            Machine::Aarch64 => base == arm64::SP || base == 29,
+        };
+        let holds = |r: u8| self.holds >> r & 1 == 1;
+        // Registers that hold the argument after this instruction, in addition to those it does not write.
+        let mut gains = 0u32;
+        let mut loaded = None;
+        match what {
+            What::Lea { dst, base: Some(base), disp } if holds(base) => {
+                self.out.push(Access::Address(disp));
+                gains |= if disp == 0 { 1 << dst } else { 0 };
+            }
+            What::Load { base: Some(base), disp, dst, .. } if holds(base) => {
+                self.out.push(Access::Load(disp));
+                loaded = Some((dst, disp));
+            }
+            What::Load { base: Some(base), disp, dst, width: 8 } if self.slot == Some((base, disp)) => {
+                gains |= 1 << dst
+            }
+            What::Store { src, base: Some(base), disp } if holds(src) && stack(base) => {
+                self.slot = Some((base, disp))
+            }
+            What::CmpMem { base: Some(base), disp, imm } if holds(base) => {
+                self.out.extend([Access::Compare(disp), Access::Against(imm)]);
+            }
+            What::CmpImm { reg, imm } if self.loaded.is_some_and(|l| l.0 == reg) => {
+                self.out.push(Access::Against(imm));
+            }
+            What::JumpMem { base: Some(base), disp } if holds(base) => self.out.push(Access::Through(disp)),
+            What::JumpReg { reg } => {
+                if let Some((_, disp)) = self.loaded.filter(|l| l.0 == reg) {
+                    self.out.push(Access::Through(disp));
+                }
+            }
+            What::MovImm { dst, imm } if result == 1 << dst => self.out.push(Access::Result(imm)),
+            What::Copy { dst, src } if holds(src) => gains |= 1 << dst,
+            What::Copy { dst, src } => loaded = self.loaded.filter(|l| l.0 == src).map(|l| (dst, l.1)),
+            _ => {}
+        }
+        self.holds = (self.holds & !writes) | gains;
+        self.loaded = loaded.or(self.loaded.filter(|l| writes >> l.0 & 1 == 0));
+    }
+}

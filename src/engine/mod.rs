@@ -1,0 +1,19 @@
+//! A GGML engine in a file or a process: its modules, functions, structs and tables, and where it can be probed.
+//! Reads untrusted files; places no probes.
+// A target's files and memory are untrusted bytes.
+#![warn(clippy::indexing_slicing)]
+
+pub(crate) mod backends;
+mod beside;
+pub mod discover;
+pub mod elf;
+pub mod examine;
+mod functions;
+pub mod ladder;
+pub mod layout;
+pub mod probes;
+pub mod prologue;
+pub mod search;
+pub mod symtab;
+pub mod tables;
+pub mod version;

@@ -1,0 +1,183 @@
+//! What is probed: the roles of an engine's functions, the programs that run there, and the functions that start a
+//! phase or wait for a device.
+
+pub const ROLES: usize = 8;
+
+/// What a rung observes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Token,
+    Graph,
+    Split,
+    CpuGraph,
+    Op,
+    OpEnd,
+    Phase,
+    /// The program waits for a device.
+    Wait,
+}
+
+impl Role {
+    /// In the order of attachment: inner functions first, so that a token that is seen is seen completely.
+    pub const ALL: [Role; ROLES] = [
+        Role::OpEnd,
+        Role::Op,
+        Role::CpuGraph,
+        Role::Split,
+        Role::Graph,
+        Role::Wait,
+        Role::Token,
+        Role::Phase,
+    ];
+
+    /// Name in the trace.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Token => "token",
+            Role::Graph => "graph",
+            Role::Split => "split",
+            Role::CpuGraph => "cpu-graph",
+            Role::Op => "op",
+            Role::OpEnd => "op-end",
+            Role::Phase => "phase",
+            Role::Wait => "wait",
+        }
+    }
+}
+
+/// Where in a function the probes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Site {
+    /// On the cheapest valid instruction.
+    Cheapest,
+    /// On the first instruction, for comparison.
+    First,
+    /// On the first instruction, with a return probe on each op: the published method, for comparison.
+    FirstAndReturn,
+}
+
+/// What a probe observes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prog {
+    TokenProcess,
+    TokenDecode,
+    TokenEncode,
+    TokenExit,
+    SchedEnter,
+    SchedExit,
+    SplitEnter,
+    SplitExit,
+    GraphEnter,
+    GraphExit,
+    Op,
+    Fused,
+    OpExit,
+    Barrier,
+    Tokenize,
+    Detokenize,
+    Sampling,
+    Load,
+    PhaseExit,
+    WaitBackend,
+    WaitSched,
+    WaitContext,
+    WaitRead,
+    WaitExit,
+}
+
+impl Prog {
+    pub const ALL: [Prog; 24] = [
+        Prog::TokenProcess,
+        Prog::TokenDecode,
+        Prog::TokenEncode,
+        Prog::TokenExit,
+        Prog::SchedEnter,
+        Prog::SchedExit,
+        Prog::SplitEnter,
+        Prog::SplitExit,
+        Prog::GraphEnter,
+        Prog::GraphExit,
+        Prog::Op,
+        Prog::Fused,
+        Prog::OpExit,
+        Prog::Barrier,
+        Prog::Tokenize,
+        Prog::Detokenize,
+        Prog::Sampling,
+        Prog::Load,
+        Prog::PhaseExit,
+        Prog::WaitBackend,
+        Prog::WaitSched,
+        Prog::WaitContext,
+        Prog::WaitRead,
+        Prog::WaitExit,
+    ];
+
+    /// Return probes run when the function returns.
+    pub fn is_return(self) -> bool {
+        matches!(
+            self,
+            Prog::TokenExit
+                | Prog::SchedExit
+                | Prog::SplitExit
+                | Prog::GraphExit
+                | Prog::OpExit
+                | Prog::PhaseExit
+                | Prog::WaitExit
+        )
+    }
+}
+
+/// A phase: its name in the trace, the program at its entries, its functions (llama.h; a release has some of them).
+pub struct Phase {
+    pub name: &'static str,
+    pub prog: Prog,
+    pub functions: &'static [&'static str],
+}
+
+const fn phase(name: &'static str, prog: Prog, functions: &'static [&'static str]) -> Phase {
+    Phase { name, prog, functions }
+}
+
+/// All phases, in the order of `enum ev_what`.
+pub const PHASES: [Phase; 4] = [
+    phase("tokenize", Prog::Tokenize, &["llama_tokenize"]),
+    phase("detokenize", Prog::Detokenize, &["llama_token_to_piece", "llama_detokenize"]),
+    phase(
+        "sampling",
+        Prog::Sampling,
+        // Each sampler in a chain is applied, and informed of the choice, through the same functions.
+        &["llama_sampler_sample", "llama_sampler_apply", "llama_sampler_accept"],
+    ),
+    phase(
+        "load",
+        Prog::Load,
+        // `llama_load_model_from_file` has been a wrapper since 2025-01.
+        &["llama_model_load_from_file", "llama_load_model_from_file", "llama_model_load_from_splits"],
+    ),
+];
+
+/// The program at the entries of a phase's function.
+pub fn of_phase(function: &str) -> Prog {
+    let found = PHASES.iter().find(|p| p.functions.contains(&function));
+    found.map_or(Prog::Load, |p| p.prog)
+}
+
+/// A function that waits (ggml-backend.h, llama.h), and the program at its entries.
+pub struct Wait {
+    pub function: &'static str,
+    pub prog: Prog,
+}
+
+/// All waiting functions, in the order of `enum ev_waits`.
+pub const WAITS: [Wait; 4] = [
+    Wait { function: "ggml_backend_synchronize", prog: Prog::WaitBackend },
+    Wait { function: "ggml_backend_sched_synchronize", prog: Prog::WaitSched },
+    Wait { function: "llama_synchronize", prog: Prog::WaitContext },
+    Wait { function: "ggml_backend_tensor_get", prog: Prog::WaitRead },
+];
+
+/// The program at the entries of a waiting function.
+pub fn of_wait(function: &str) -> Prog {
+    WAITS.iter().find(|w| w.function == function).map_or(Prog::WaitRead, |w| w.prog)
+}

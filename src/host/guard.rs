@@ -1,0 +1,231 @@
+//! Removes a recorder's probe definitions after the recorder has died: the kernel owns and keeps them. A small
+//! process waits for the recorder to end.
+//!
+//! The process comes from a fork without an exec, of a program that may have threads. So it only makes system calls
+//! on memory that existed before: no allocation, no lock, no panic. It is not a child of the recorder, so that a
+//! recorder's only child is the command that it records.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes of the listing read at a time; a line is shorter.
+const WINDOW: usize = 8192;
+/// Attempts at removal, and the wait between two, ns: the kernel takes some 80 ms for each probe of a dead process.
+const ATTEMPTS: u32 = 1500;
+static BETWEEN: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+/// Longest name, bytes.
+const NAME: usize = 128;
+
+/// The waiting process. It proceeds when this is closed, which happens when this process ends.
+struct Guard(#[expect(dead_code, reason = "kept open")] OwnedFd);
+
+/// The guard of this process, with its pid: a forked child needs its own.
+static GUARD: Mutex<Option<(u32, Guard)>> = Mutex::new(None);
+
+/// Makes sure that the definitions of `group` in the file `events` are removed after this process has ended, in
+/// whatever way. Done only once.
+///
+/// # Errors
+/// No process or descriptor is available; the next call tries again.
+pub fn set(events: &Path, group: &str) -> io::Result<()> {
+    let mut set = GUARD.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = std::process::id();
+    if set.as_ref().is_none_or(|(of, _)| *of != own) {
+        // This does not trigger the parent's guard: its pipe has another writing end, in the parent.
+        *set = Some((own, Guard::start(events, group)?));
+    }
+    Ok(())
+}
+
+impl Guard {
+    fn start(events: &Path, group: &str) -> io::Result<Guard> {
+        let events = CString::new(events.as_os_str().as_bytes())?;
+        let prefix = [group.as_bytes(), b"/"].concat();
+        let (wait, alive) = io::pipe()?;
+        let (wait, alive) = (OwnedFd::from(wait), OwnedFd::from(alive));
+        let wait = wait.into_raw_fd();
+        // SAFETY: the children only make system calls (`watch`), on their own copy of memory, and do not return.
+        // The first one ends immediately and is waited for here, so that the second becomes a child of init.
+        unsafe {
+            match fork() {
+                -1 => {
+                    let e = io::Error::last_os_error();
+                    libc::close(wait);
+                    return Err(e);
+                }
+                0 => {
+                    if fork() == 0 {
+                        watch(wait, &events, &prefix);
+                    }
+                    libc::_exit(0)
+                }
+                pid => {
+                    libc::close(wait);
+                    while libc::waitpid(pid, std::ptr::null_mut(), 0) < 0
+                        && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+                    {
+                    }
+                }
+            }
+        }
+        Ok(Guard(alive))
+    }
+}
+
+/// Like fork(2), without the handlers that libraries have registered for it.
+///
+/// # Safety
+/// The child may only make system calls.
+unsafe fn fork() -> libc::pid_t {
+    // SAFETY: no flags except the signal at its end, no separate stack: a copy, as the caller states.
+    unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as libc::pid_t }
+}
+
+/// Main function of the waiting process.
+fn watch(wait: RawFd, events: &CStr, prefix: &[u8]) {
+    // SAFETY: plain system calls on numbers and on buffers of the stated lengths.
+    unsafe {
+        // Signals to the recorder's group or terminal must not reach this process.
+        libc::setsid();
+        libc::prctl(libc::PR_SET_NAME, c"profinfer-guard".as_ptr());
+        let mut all = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigfillset(&raw mut all);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
+        close_all_but(wait);
+        let mut byte = 0u8;
+        while libc::read(wait, (&raw mut byte).cast(), 1) < 0 && *libc::__errno_location() == libc::EINTR {}
+        for _ in 0..ATTEMPTS {
+            if remove(events, prefix) == 0 {
+                return;
+            }
+            libc::nanosleep(&raw const BETWEEN, std::ptr::null_mut());
+        }
+    }
+}
+
+/// Closes all other descriptors: one of the recorder's left open here would keep its probes alive.
+///
+/// # Safety
+/// After this, nothing in this process may use a descriptor other than `kept`.
+pub(super) unsafe fn close_all_but(kept: RawFd) {
+    // SAFETY: as the caller states; numbers that are not open are refused.
+    unsafe {
+        let range = |first: RawFd, last: libc::c_uint| libc::syscall(libc::SYS_close_range, first, last, 0);
+        // Since kernel 5.9.
+        if range(0, (kept - 1) as libc::c_uint) == 0 && range(kept + 1, libc::c_uint::MAX) == 0 {
+            return;
+        }
+        let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        for fd in (0..limit.rlim_cur.min(1 << 20) as RawFd).filter(|&fd| fd != kept) {
+            libc::close(fd);
+        }
+    }
+}
+
+/// Removes those definitions that can be removed. Returns how many definitions there were.
+///
+/// # Safety
+/// Callable where only system calls are allowed.
+unsafe fn remove(events: &CStr, prefix: &[u8]) -> usize {
+    let mut found = 0;
+    let mut window = [0u8; WINDOW];
+    // SAFETY: buffers of the stated lengths; descriptors are closed where they were opened.
+    unsafe {
+        let list = libc::open(events.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if list < 0 {
+            return 0;
+        }
+        let list = OwnedFd::from_raw_fd(list);
+        let mut held = 0;
+        loop {
+            let room = &mut window[held..];
+            let n = libc::read(list.as_raw_fd(), room.as_mut_ptr().cast(), room.len());
+            let Ok(n) = usize::try_from(n) else { return found };
+            held += n;
+            let mut done = 0;
+            while let Some(line) = window[done..held].iter().position(|&b| b == b'\n') {
+                if let Some(name) = ours(&window[done..done + line], prefix) {
+                    found += 1;
+                    take_away(events, name);
+                }
+                done += line + 1;
+            }
+            // A line longer than the window is not ours: it is skipped in parts.
+            done = if done == 0 && held == WINDOW { WINDOW } else { done };
+            window.copy_within(done..held, 0);
+            held -= done;
+            if n == 0 {
+                return found;
+            }
+        }
+    }
+}
+
+/// The name `group/event` in a line `p:group/event path:offset`, if the group is ours.
+fn ours<'a>(line: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
+    let name = line.get(2..)?;
+    let name = name.get(..name.iter().position(|&b| b == b' ')?)?;
+    (name.starts_with(prefix) && name.len() <= NAME).then_some(name)
+}
+
+/// # Safety
+/// As [`remove`].
+unsafe fn take_away(events: &CStr, name: &[u8]) {
+    let mut command = [0u8; NAME + 3];
+    command[..2].copy_from_slice(b"-:");
+    command[2..2 + name.len()].copy_from_slice(name);
+    command[2 + name.len()] = b'\n';
+    // SAFETY: a path that ends in zero, and the stated number of bytes.
+    unsafe {
+        // Opening it for overwriting would delete the definitions of all users.
+        let file = libc::open(events.as_ptr(), libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC);
+        if file >= 0 {
+            libc::write(file, command.as_ptr().cast(), name.len() + 3);
+            libc::close(file);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn only_definitions_of_the_group_are_named() {
+        let line = |text: &'static str| ours(text.as_bytes(), b"profinfer_7_9/");
+        assert_eq!(line("p:profinfer_7_9/e0 /bin/x:0x10"), Some(&b"profinfer_7_9/e0"[..]));
+        for other in ["p:profinfer_7_99/e0 /x:0", "p:other/e0 /x:0", "p:profinfer_7_9/e0", "p", "", "p: x"] {
+            assert_eq!(line(other), None, "{other}");
+        }
+        let long = format!("p:profinfer_7_9/{} /x:0", "e".repeat(NAME));
+        assert_eq!(ours(long.as_bytes(), b"profinfer_7_9/"), None);
+    }
+
+    #[test]
+    fn what_a_recorder_leaves_is_removed_when_it_ends() {
+        // A plain file instead of the kernel's: commands are appended to it.
+        let dir = tempfile::tempdir().expect("a directory");
+        let events = dir.path().join("uprobe_events");
+        let listing =
+            format!("p:a/b /x:0\np:profinfer_7_9/e0 /x:0\n{}\np:profinfer_7_9/e1 /y:1\n", "x".repeat(9000));
+        std::fs::write(&events, &listing).expect("written");
+        let guard = Guard::start(&events, "profinfer_7_9").expect("a process");
+        assert_eq!(std::fs::read_to_string(&events).expect("there"), listing, "nothing while it lives");
+        drop(guard);
+        let begin = Instant::now();
+        let said = || std::fs::read_to_string(&events).expect("there");
+        while !said().contains("-:profinfer_7_9/e1\n") {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{}", said());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(said().contains("-:profinfer_7_9/e0\n") && !said().contains("-:a/"));
+        // Ends when the file is gone.
+        std::fs::remove_file(&events).expect("removed");
+    }
+}

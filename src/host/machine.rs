@@ -1,0 +1,188 @@
+//! Facts about this machine for the trace's header, and the placement of the agent itself.
+
+use std::fs;
+
+use common::order;
+
+/// What the header contains about the machine.
+#[derive(Debug, Clone, Default)]
+pub struct Machine {
+    pub kernel: String,
+    pub arch: String,
+    pub host: String,
+    pub cpu_model: String,
+    /// `cpu,core,cluster,max_khz,capacity` joined by ';', 0 if unknown.
+    pub topology: String,
+}
+
+pub fn read() -> Machine {
+    let kernel = |name: &str| {
+        fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default().trim().to_owned()
+    };
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu_field = |name: &str| {
+        let line = cpuinfo.lines().find(|l| l.split(':').next().is_some_and(|k| k.trim() == name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let topology: Vec<String> = cpus()
+        .iter()
+        .map(|c| format!("{},{},{},{},{}", c.cpu, c.core, c.cluster, c.max_khz, c.capacity))
+        .collect();
+    Machine {
+        kernel: kernel("osrelease"),
+        arch: std::env::consts::ARCH.to_owned(),
+        host: kernel("hostname"),
+        cpu_model: cpu_field("model name")
+            .or_else(|| cpu_field("Hardware"))
+            .or_else(|| cpu_field("CPU part").map(|part| format!("Arm part {part}")))
+            .unwrap_or_default(),
+        topology: topology.join(";"),
+    }
+}
+
+struct Cpu {
+    cpu: u32,
+    core: u64,
+    cluster: u64,
+    max_khz: u64,
+    capacity: u64,
+}
+
+fn cpus() -> Vec<Cpu> {
+    let dir = "/sys/devices/system/cpu";
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let mut all: Vec<Cpu> = entries
+        .filter_map(|e| e.ok()?.file_name().to_str()?.strip_prefix("cpu")?.parse().ok())
+        .map(|cpu: u32| {
+            let number = |file: &str| {
+                fs::read_to_string(format!("{dir}/cpu{cpu}/{file}"))
+                    .ok()
+                    .and_then(|t| t.trim().parse::<u64>().ok())
+            };
+            Cpu {
+                cpu,
+                core: number("topology/core_id").unwrap_or(0),
+                cluster: number("topology/cluster_id")
+                    .or_else(|| number("topology/physical_package_id"))
+                    .unwrap_or(0),
+                max_khz: number("cpufreq/cpuinfo_max_freq").unwrap_or(0),
+                capacity: number("cpu_capacity").unwrap_or(0),
+            }
+        })
+        .collect();
+    order::by_key(&mut all, |c| (c.cpu.into(), 0));
+    all
+}
+
+/// Where the agent itself runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AgentCpu {
+    /// On the smallest core if cores differ, otherwise on a CPU that the engine leaves free, if there is one.
+    Auto,
+    /// Wherever the scheduler puts it.
+    Any,
+    Cpu(u32),
+}
+
+/// Moves this thread there. Returns the CPU it is bound to, None if it is not bound.
+pub fn settle(wish: AgentCpu) -> std::io::Result<Option<u32>> {
+    let cpu = match wish {
+        AgentCpu::Any => return Ok(None),
+        AgentCpu::Cpu(cpu) => cpu,
+        AgentCpu::Auto => {
+            let all = cpus();
+            let least = all.iter().map(|c| (c.capacity, c.max_khz)).min();
+            let most = all.iter().map(|c| (c.capacity, c.max_khz)).max();
+            match all.iter().find(|c| least != most && Some((c.capacity, c.max_khz)) == least) {
+                Some(c) => c.cpu,
+                None => return Ok(None),
+            }
+        }
+    };
+    bind(cpu).map(|()| Some(cpu)).or_else(|e| if wish == AgentCpu::Auto { Ok(None) } else { Err(e) })
+}
+
+/// Binds this thread to a CPU.
+pub fn bind(cpu: u32) -> std::io::Result<()> {
+    run_on(&[cpu])
+}
+
+/// Keeps this thread off the CPUs in `busy`, if there are others.
+pub fn avoid(busy: &[u32]) {
+    let free: Vec<u32> = cpus().iter().map(|c| c.cpu).filter(|c| !busy.contains(c)).collect();
+    if !free.is_empty() {
+        // If none of them may be used (a cpuset), the affinity is left unchanged.
+        let _ = run_on(&free);
+    }
+}
+
+fn run_on(cpus: &[u32]) -> std::io::Result<()> {
+    // SAFETY: an all-zero cpu_set_t is an empty set; the index given to CPU_SET is within its size.
+    let set = unsafe {
+        let mut set = std::mem::zeroed::<libc::cpu_set_t>();
+        for &cpu in cpus {
+            if cpu as usize >= 8 * size_of::<libc::cpu_set_t>() {
+                return Err(std::io::Error::from_raw_os_error(libc::EINVAL));
+            }
+            libc::CPU_SET(cpu as usize, &mut set);
+        }
+        set
+    };
+    keep_to(&set)
+}
+
+/// The settings with which this process was started, and which its children get, whatever the recorder changes for
+/// itself: they inherit a thread's CPU affinity and whether it has huge pages.
+#[derive(Clone, Copy)]
+pub struct Origin {
+    /// None if the kernel has more CPUs than a set of the C library holds.
+    cpus: Option<libc::cpu_set_t>,
+    huge_pages: bool,
+    /// Limit on open descriptors: a recorder raises its own to the maximum.
+    files: Option<libc::rlimit>,
+}
+
+impl Origin {
+    /// The current settings of this thread.
+    pub fn of_this_thread() -> Origin {
+        // SAFETY: the kernel fills the given set, of the stated size; the other calls only read settings.
+        unsafe {
+            let mut set = std::mem::zeroed::<libc::cpu_set_t>();
+            let got = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set);
+            let disabled = libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0);
+            let mut files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            let known = libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files) == 0;
+            Origin {
+                cpus: (got == 0).then_some(set),
+                huge_pages: disabled == 0,
+                files: known.then_some(files),
+            }
+        }
+    }
+
+    /// Restores them. Plain system calls, safe in a child before its exec.
+    pub fn restore(&self) -> std::io::Result<()> {
+        if self.huge_pages {
+            huge_pages(true);
+        }
+        if let Some(files) = &self.files {
+            // SAFETY: the kernel reads one rlimit. Lowering a limit is never refused.
+            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, files) };
+        }
+        self.cpus.as_ref().map_or(Ok(()), keep_to)
+    }
+}
+
+/// Allows this process huge pages, or not: in tables that are mostly empty each of them costs 2 MB.
+pub fn huge_pages(allowed: bool) {
+    // SAFETY: affects pages allocated later, none that exist; a kernel without huge pages refuses, which is harmless.
+    unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, libc::c_ulong::from(!allowed), 0, 0, 0) };
+}
+
+fn keep_to(set: &libc::cpu_set_t) -> std::io::Result<()> {
+    // SAFETY: the set has the stated size and is only read.
+    match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), set) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,27 @@
+//! This machine: its processes and their memory, its CPUs, privileges, types (BTF), tracefs, sensors; what an error
+//! from its kernel means. Knows nothing of engines and places no probes.
+
+pub mod btf;
+pub mod budget;
+pub mod capset;
+pub mod check;
+pub mod diagnose;
+mod guard;
+pub(crate) mod halt;
+pub mod kallsyms;
+pub mod kconfig;
+pub mod machine;
+pub mod maps;
+pub mod memory;
+pub mod open;
+pub mod pages;
+pub mod privileges;
+pub mod pulse;
+pub mod root;
+pub mod sensors;
+pub mod target;
+pub mod tracefs;
+pub mod tracepoint;
+pub mod usage;
+pub mod user;
+pub mod wake;

@@ -1,0 +1,231 @@
+//! Values of the machine's sensors during a recording: power, energy, frequencies, temperatures. They are read by a
+//! separate thread, since some drivers are slow.
+
+mod find;
+mod gauge;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use self::find::{Found, MAX_SENSORS, find};
+use crate::host::{capset, usage};
+use pfi::record::{self, Availability};
+use pfi::{Encoder, WriteError};
+
+/// Time between two samples.
+pub const INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum number of samples waiting for the recorder.
+const WAITING: usize = 64;
+
+/// What to sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// `/sys`, or a recorded tree.
+    pub sysfs: PathBuf,
+    pub interval: Duration,
+}
+
+/// All sensors' values at one time: id and value.
+type Values = heapless::Vec<(u32, i64), MAX_SENSORS>;
+
+#[allow(clippy::large_enum_variant, reason = "a box would be allocated for each sample")]
+enum News {
+    Sample {
+        t: u64,
+        values: Values,
+    },
+    /// A sensor that had a value has none now.
+    Gone {
+        id: u32,
+        why: io::Error,
+    },
+}
+
+/// What is known about a sensor apart from its value.
+struct Known {
+    name: String,
+    kind: record::SensorKind,
+    path: String,
+    cpus: String,
+    /// As stated by the driver, ns; 0 = not stated.
+    interval_ns: u64,
+    /// Value, and when it was read.
+    last: Option<(i64, u64)>,
+    /// Smallest time between two changes seen, ns.
+    changes: Option<u64>,
+}
+
+/// Sensors being read.
+pub struct Sampler {
+    known: Vec<Known>,
+    news: Receiver<News>,
+    /// Dropping it ends the thread.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sampler {
+    /// Starts reading. None if there is no sensor; the Feature record says which sensors there are.
+    pub fn start<W: Write>(
+        options: &Options,
+        enc: &mut Encoder<W>,
+        tell: &mut dyn FnMut(&str),
+    ) -> Result<Option<Sampler>, WriteError> {
+        let mut found = find(&options.sysfs);
+        let all = found.len();
+        found.truncate(MAX_SENSORS);
+        let why = match all {
+            0 => format!("{} has no power, frequency or temperature sensors", options.sysfs.display()),
+            n if n > MAX_SENSORS => format!("{MAX_SENSORS} of {n} sensors"),
+            n => format!("{n} sensors"),
+        };
+        let state = match all {
+            0 => Availability::None,
+            n if n > MAX_SENSORS => Availability::Partly,
+            _ => Availability::Whole,
+        };
+        enc.feature(&record::Feature { name: "sensors", state, why: &why })?;
+        if state != Availability::Whole {
+            tell(&format!("sensors: {why}"));
+        }
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let known: Vec<Known> = found.iter().map(Known::of).collect();
+        for (id, sensor) in known.iter().enumerate() {
+            sensor.write(id, enc)?;
+        }
+        let (send, news) = sync_channel(WAITING);
+        let (stop, stopped) = channel();
+        let interval = options.interval;
+        let spawned = std::thread::Builder::new().name("sensors".into()).spawn(move || {
+            // The thread needs none of the recorder's other capabilities: it only reads files. If they cannot be
+            // dropped, they stay.
+            drop(capset::keep(capset::READ));
+            sample(&found, interval, &send, &stopped);
+        });
+        match spawned {
+            Ok(thread) => Ok(Some(Sampler { known, news, stop: Some(stop), thread: Some(thread) })),
+            Err(e) => {
+                let why = format!("cannot start the thread that reads {} sensors: {e}", known.len());
+                let state = Availability::None;
+                enc.feature(&record::Feature { name: "sensors", state, why: &why })?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Writes what has been read to the trace, and reports lost sensors to the user.
+    pub fn pass<W: Write>(
+        &mut self,
+        enc: &mut Encoder<W>,
+        tell: &mut dyn FnMut(&str),
+    ) -> Result<(), WriteError> {
+        while let Ok(news) = self.news.try_recv() {
+            match news {
+                News::Sample { t, values } => {
+                    for (id, value) in &values {
+                        if let Some(sensor) = self.known.get_mut(*id as usize) {
+                            sensor.learn(*value, t);
+                        }
+                    }
+                    enc.sample(t as i64, &values)?;
+                }
+                News::Gone { id, why } => {
+                    let Some(sensor) = self.known.get(id as usize) else { continue };
+                    let text = format!("sensor {} ({}) has no value now: {why}", sensor.name, sensor.path);
+                    tell(&text);
+                    enc.notice(&record::Notice { t: usage::now() as i64, text: &text })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops reading. Writes the sensors' descriptions again, with the shortest interval between changes seen.
+    pub fn finish<W: Write>(
+        mut self,
+        enc: &mut Encoder<W>,
+        tell: &mut dyn FnMut(&str),
+    ) -> Result<(), WriteError> {
+        self.stop = None;
+        let ended = self.thread.take().is_none_or(|t| t.join().is_ok());
+        self.pass(enc, tell)?;
+        if !ended {
+            tell("the thread that reads the sensors died: samples end early");
+        }
+        for (id, sensor) in self.known.iter().enumerate() {
+            sensor.write(id, enc)?;
+        }
+        Ok(())
+    }
+}
+
+impl Known {
+    fn of(found: &Found) -> Known {
+        Known {
+            name: found.name.clone(),
+            kind: found.kind,
+            path: found.path.display().to_string(),
+            cpus: found.cpus.clone(),
+            interval_ns: found.interval_ns,
+            last: None,
+            changes: None,
+        }
+    }
+
+    fn learn(&mut self, value: i64, t: u64) {
+        match self.last {
+            Some((old, _)) if old == value => {}
+            Some((_, since)) => {
+                let gap = t.saturating_sub(since);
+                self.changes = Some(self.changes.map_or(gap, |c| c.min(gap)));
+                self.last = Some((value, t));
+            }
+            None => self.last = Some((value, t)),
+        }
+    }
+
+    fn write<W: Write>(&self, id: usize, enc: &mut Encoder<W>) -> Result<(), WriteError> {
+        let interval_ns = match self.interval_ns {
+            0 => self.changes.unwrap_or(0),
+            told => told,
+        };
+        enc.sensor(&record::Sensor {
+            id: id as u32,
+            name: &self.name,
+            kind: self.kind,
+            path: &self.path,
+            interval_ns,
+            cpus: &self.cpus,
+        })
+    }
+}
+
+/// Reads all sensors repeatedly until told to stop. A sample is dropped if the queue is full.
+fn sample(found: &[Found], interval: Duration, send: &SyncSender<News>, stopped: &Receiver<()>) {
+    let mut had = [true; MAX_SENSORS];
+    loop {
+        let (t, mut values) = (usage::now(), Values::new());
+        for (id, (sensor, had)) in found.iter().zip(&mut had).enumerate() {
+            match sensor.gauge.read() {
+                Ok(value) => *had = values.push((id as u32, value)).is_ok(),
+                // If the queue is full, the next round reports it.
+                Err(why) if *had => *had = send.try_send(News::Gone { id: id as u32, why }).is_err(),
+                Err(_) => {}
+            }
+        }
+        let _ = send.try_send(News::Sample { t, values });
+        let took = Duration::from_nanos(usage::now().saturating_sub(t));
+        match stopped.recv_timeout(interval.saturating_sub(took)) {
+            Err(RecvTimeoutError::Timeout) => {}
+            _ => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

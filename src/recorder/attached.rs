@@ -1,0 +1,412 @@
+//! An engine with its probes: the ladder rung of each role, attaching, abandoning a rung, the probed processes, and
+//! modules that are loaded later.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::capture::source::{Guard, Probe, Prober};
+use crate::engine::backends;
+use crate::engine::discover::{Engine, Module};
+use crate::engine::ladder::{How, Ladder, ProbePoint, Rung};
+use crate::engine::probes::{self, Prog, ROLES, Role, Site};
+use crate::engine::prologue::Choice;
+use crate::host::maps::FileId;
+use crate::host::{capset, maps};
+
+/// Placing all probes in a process takes less than this unless somebody else holds the kernel's lock.
+const SLOW: Duration = Duration::from_millis(20);
+
+/// An attached probe, for the trace.
+#[derive(Debug, Clone)]
+pub struct ProbeInfo {
+    pub symbol: String,
+    pub module: String,
+    pub ret: bool,
+    pub offset: u32,
+    pub why: String,
+}
+
+/// A rung in use or abandoned.
+#[derive(Debug, Clone)]
+pub struct Stand {
+    pub role: Role,
+    pub rung: &'static str,
+    pub used: bool,
+    pub why: String,
+}
+
+/// An engine and its probes.
+pub struct Attached {
+    pub engine: Engine,
+    pub ladder: Ladder,
+    pub prober: Box<dyn Prober>,
+    site: Site,
+    /// Position of each role's rung in its ladder (indexed by [`Role::ALL`]); past the end = no rung left.
+    at: [usize; ROLES],
+    links: [Vec<Box<dyn Probe>>; ROLES],
+    /// Where each role's probes were placed: module, and offset in its file.
+    places: [BTreeSet<(usize, u64)>; ROLES],
+    /// Probes of a role's rung that are currently in no process; they need not be placed again.
+    parked: [Vec<Box<dyn Probe>>; ROLES],
+    /// Probes of abandoned rungs. The kernel is slow to remove them, so this is done at the end.
+    abandoned: Vec<Box<dyn Probe>>,
+    /// Probed processes.
+    pids: BTreeSet<u32>,
+    /// Probes being removed.
+    leaving: Vec<JoinHandle<()>>,
+    files: HashSet<FileId>,
+    /// Modules written to the trace.
+    pub written: HashSet<(u64, u64)>,
+    /// Probes and rungs not yet written to the trace.
+    pub probes: Vec<ProbeInfo>,
+    pub stands: Vec<Stand>,
+    /// Attached probes stay: they could not be attached again.
+    pub stays: bool,
+    /// Set when the recording is over: nothing is attached any longer; the roles that had probes.
+    closed: Option<[bool; ROLES]>,
+    /// Entry points that were attached and that were not, over all roles.
+    pub attached: usize,
+    pub failures: Vec<String>,
+}
+
+/// The engine's ladder; keeps in memory only what it needs from the engine's files.
+fn ladder(engine: &Engine) -> Ladder {
+    let ladder = Ladder::of(engine);
+    engine.modules.iter().for_each(|m| m.elf.release());
+    ladder
+}
+
+/// A path to an open file that stays valid after its process or its name is gone.
+fn open_path(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+fn index(role: Role) -> usize {
+    Role::ALL.iter().position(|&r| r == role).unwrap_or(0)
+}
+
+fn programs(symbol: &str, role: Role) -> (Prog, Option<Prog>) {
+    match (role, symbol) {
+        (Role::Token, "llama_process") => (Prog::TokenProcess, Some(Prog::TokenExit)),
+        (Role::Token, "llama_decode") => (Prog::TokenDecode, Some(Prog::TokenExit)),
+        (Role::Token, _) => (Prog::TokenEncode, Some(Prog::TokenExit)),
+        (Role::Graph, _) => (Prog::SchedEnter, Some(Prog::SchedExit)),
+        (Role::Split, _) => (Prog::SplitEnter, Some(Prog::SplitExit)),
+        (Role::CpuGraph, _) => (Prog::GraphEnter, Some(Prog::GraphExit)),
+        (Role::Op, s) if crate::engine::ladder::FUSED.contains(&s) => (Prog::Fused, Some(Prog::OpExit)),
+        (Role::Op, _) => (Prog::Op, Some(Prog::OpExit)),
+        (Role::OpEnd, _) => (Prog::Barrier, None),
+        (Role::Phase, _) => (probes::of_phase(symbol), Some(Prog::PhaseExit)),
+        (Role::Wait, _) => (probes::of_wait(symbol), Some(Prog::WaitExit)),
+    }
+}
+
+impl Attached {
+    pub fn new(engine: Engine, prober: Box<dyn Prober>, site: Site) -> Attached {
+        let ladder = ladder(&engine);
+        let files = engine.modules.iter().map(|m| (m.dev, m.inode)).collect();
+        Attached {
+            engine,
+            ladder,
+            prober,
+            site,
+            at: [0; ROLES],
+            links: Default::default(),
+            places: Default::default(),
+            parked: Default::default(),
+            abandoned: Vec::new(),
+            pids: BTreeSet::new(),
+            leaving: Vec::new(),
+            files,
+            written: HashSet::new(),
+            probes: Vec::new(),
+            stands: Vec::new(),
+            stays: false,
+            closed: None,
+            attached: 0,
+            failures: Vec::new(),
+        }
+    }
+
+    /// A role's current rung.
+    pub fn rung(&self, role: Role) -> Option<&Rung> {
+        self.ladder.rungs(role).get(self.at[index(role)])
+    }
+
+    /// True while the role has its own probes, or if it had when the recording ended.
+    pub fn probed(&self, role: Role) -> bool {
+        self.closed.map_or(!self.links[index(role)].is_empty(), |had| had[index(role)])
+    }
+
+    /// Functions of the role's rung, if it has or had probes.
+    pub fn probed_symbols(&self, role: Role) -> impl Iterator<Item = &'static str> {
+        let points = self.rung(role).filter(|_| self.probed(role)).map_or(&[][..], |r| &r.points);
+        points.iter().map(|p| p.symbol)
+    }
+
+    /// Attaches the role's current rung, for the modules from position `from` on.
+    pub fn attach(&mut self, role: Role, from: usize) {
+        if self.closed.is_some() {
+            return;
+        }
+        if from == 0 && !self.parked[index(role)].is_empty() {
+            self.links[index(role)].append(&mut self.parked[index(role)]);
+            let links = &mut self.links[index(role)];
+            let refused = self.pids.iter().flat_map(|&pid| enter(links.iter_mut(), pid));
+            self.failures.extend(refused.collect::<Vec<_>>());
+            return;
+        }
+        let points: Vec<ProbePoint> = match self.rung(role) {
+            Some(rung) => rung.points.iter().filter(|p| p.module >= from).cloned().collect(),
+            None => return,
+        };
+        for point in points {
+            let Some(module) = self.engine.modules.get(point.module) else { continue };
+            let file = module.file.as_deref().map_or_else(|| module.host_path.clone(), open_path);
+            let shown = module.path_in_target.display().to_string();
+            self.attach_point(role, &point, &file, &shown);
+        }
+    }
+
+    fn attach_point(&mut self, role: Role, point: &ProbePoint, file: &Path, shown: &str) {
+        let (enter, leave) = programs(point.symbol, role);
+        let entry = match self.site {
+            Site::Cheapest => point.entry.clone(),
+            _ => Choice { offset: 0, why: "first instruction, as requested".into(), ..point.entry.clone() },
+        };
+        self.link(role, enter, point, &entry, file, shown);
+        let wanted = match role {
+            Role::Op => self.site == Site::FirstAndReturn,
+            _ => true,
+        };
+        if let Some(leave) = leave.filter(|_| wanted) {
+            // Where we do not need the return, place the published method's probe there anyway.
+            let ret = match (&point.ret, self.site) {
+                (Some(ret), Site::Cheapest) => ret.clone(),
+                _ => {
+                    Choice { offset: 0, why: "first instruction, as requested".into(), ..point.entry.clone() }
+                }
+            };
+            self.link(role, leave, point, &ret, file, shown);
+        }
+    }
+
+    fn link(&mut self, role: Role, prog: Prog, point: &ProbePoint, at: &Choice, file: &Path, shown: &str) {
+        let offset = point.sym_file_offset.saturating_add(at.offset.into());
+        crate::host::pulse::beat();
+        let placed = self.prober.place(prog, file, offset).and_then(|mut probe| {
+            self.pids.iter().try_for_each(|&pid| probe.enter(pid))?;
+            Ok(probe)
+        });
+        match placed {
+            Ok(probe) => {
+                self.links[index(role)].push(probe);
+                self.places[index(role)].insert((point.module, offset));
+                self.attached += 1;
+                let module = self.engine.modules.get(point.module);
+                self.probes.push(ProbeInfo {
+                    symbol: module.map_or(point.symbol.into(), |m| m.elf.name_of(point.symbol)).into_owned(),
+                    module: shown.into(),
+                    ret: prog.is_return(),
+                    offset: at.offset,
+                    why: format!("{}: {}", at.insn, at.why),
+                });
+            }
+            Err(why) => self.failures.push(format!("{}+{} in {shown}: {why}", point.symbol, at.offset)),
+        }
+    }
+
+    /// Probes a further process. Returns messages about the probes that could not be placed in it. The probes
+    /// appear in no particular order: none is to be counted before all are there.
+    pub fn enter(&mut self, pid: u32) -> Vec<String> {
+        if self.closed.is_some() || !self.pids.insert(pid) {
+            return Vec::new();
+        }
+        enter(self.links.iter_mut().flatten(), pid)
+    }
+
+    /// Modules and file offsets that currently have breakpoints in the probed processes.
+    pub fn breakpoints(&self) -> impl Iterator<Item = (&Module, u64)> {
+        let sit = self.places.iter().zip(&self.links).filter(|(_, links)| !links.is_empty());
+        let all = sit.flat_map(|(places, _)| places);
+        all.filter_map(|&(module, offset)| Some((self.engine.modules.get(module)?, offset)))
+    }
+
+    /// Whether a process is probed.
+    pub fn is_in(&self, pid: u32) -> bool {
+        self.pids.contains(&pid)
+    }
+
+    /// Stops probing a process.
+    pub fn exit(&mut self, pid: u32) {
+        if self.pids.remove(&pid) {
+            let rest = self.links.iter_mut().flatten().filter_map(|probe| probe.leave(pid)).collect();
+            self.aside(rest);
+        }
+    }
+
+    /// Takes the role's probes out of all processes; events still arrive.
+    pub fn detach(&mut self, role: Role) {
+        let mut links = std::mem::take(&mut self.links[index(role)]);
+        let rest = links.iter_mut().flat_map(|probe| probe.leave_all()).collect();
+        self.parked[index(role)].append(&mut links);
+        self.aside(rest);
+    }
+
+    /// Drops probes in a thread, because dropping them is slow.
+    fn aside(&mut self, rest: Vec<Guard>) {
+        if !rest.is_empty() {
+            let aside = thread::Builder::new().name("detach".into()).spawn(move || drop(rest));
+            // If no thread can be started, the closure is dropped here, and the probes with it.
+            self.leaving.extend(aside.ok());
+        }
+    }
+
+    /// True while probes are being removed.
+    pub fn leaving(&mut self) -> bool {
+        self.leaving.retain(|aside| !aside.is_finished());
+        !self.leaving.is_empty()
+    }
+
+    /// Takes all probes out of all processes, the outermost first: those at the start of a call before those inside
+    /// it. Returns what is left of them, which is slow to drop.
+    pub fn take_links(&mut self) -> Vec<Guard> {
+        self.closed = Some(std::array::from_fn(|i| !self.links[i].is_empty()));
+        let mut links: Vec<Box<dyn Probe>> = self.links.iter_mut().rev().flat_map(std::mem::take).collect();
+        let mut rest: Vec<Guard> = links.iter_mut().flat_map(|probe| probe.leave_all()).collect();
+        // A thread that only drops has no result and cannot fail.
+        self.leaving.drain(..).for_each(|aside| drop(aside.join()));
+        links.extend(self.parked.iter_mut().flat_map(std::mem::take));
+        links.append(&mut self.abandoned);
+        rest.extend(links.into_iter().map(|probe| Box::new(probe) as Guard));
+        rest
+    }
+
+    /// Abandons the role's rung and attaches the next one. False: there is none.
+    pub fn leave(&mut self, role: Role, why: &str) -> bool {
+        if let Some(rung) = self.rung(role) {
+            self.stands.push(Stand { role, rung: rung.name, used: false, why: why.into() });
+        }
+        self.detach(role);
+        let left = std::mem::take(&mut self.parked[index(role)]);
+        self.places[index(role)].clear();
+        self.abandoned.extend(left);
+        self.at[index(role)] += 1;
+        let next = self.rung(role).is_some();
+        self.attach(role, 0);
+        next
+    }
+
+    /// Adds modules of the same engine that were loaded later (CPU variants opened after its start).
+    pub fn extend(&mut self, modules: Vec<Module>, roles: &[Role]) -> usize {
+        let from = self.engine.modules.len();
+        self.engine.modules.extend(modules.into_iter().filter(|m| self.files.insert((m.dev, m.inode))));
+        let added = self.engine.modules.len() - from;
+        if added > 0 {
+            self.ladder = ladder(&self.engine);
+            for &role in roles {
+                // A device's module added this rung; its functions are in modules that were already loaded.
+                let first = role == Role::Wait && !self.probed(role);
+                self.attach(role, if first { 0 } else { from });
+            }
+        }
+        added
+    }
+
+    /// Whether a file is one of the engine's modules.
+    pub fn has(&self, id: FileId) -> bool {
+        self.files.contains(&id)
+    }
+
+    /// The file with the engine's base code.
+    pub fn base(&self) -> Option<FileId> {
+        self.engine.modules.iter().find(|m| m.roles.base).map(|m| (m.dev, m.inode))
+    }
+
+    /// True if both engines use the same base library.
+    pub fn same_base(&self, other: &Engine) -> bool {
+        let base = |e: &Engine| e.modules.iter().find(|m| m.roles.base).map(|m| (m.dev, m.inode));
+        base(&self.engine) == base(other)
+    }
+
+    /// The vtable route: follows the backends of a live scheduler to the functions that compute their graphs. The
+    /// target's memory is trusted only as far as it names functions of the engine's own files. Returns how many
+    /// were attached, and what was rejected of the others. Err says which check failed.
+    pub fn attach_vtables(&mut self, pid: u32, scheduler: u64) -> Result<(usize, Vec<String>), String> {
+        let at = self
+            .engine
+            .layout
+            .graph_compute_off
+            .ok_or("offset of graph_compute in ggml_backend is unknown")?;
+        // The target can forge what is read here: use as few privileges as reading needs.
+        let few = capset::reading();
+        let functions = backends::functions(pid, scheduler, at)?;
+        let maps = maps::read(pid).map_err(|e| format!("maps of process {pid}: {e}"))?;
+        let (mut points, mut refused) = (Vec::new(), Vec::new());
+        for function in functions {
+            match backends::point(&self.engine.modules, pid, &maps, function) {
+                Ok(point) if !points.contains(&point) => points.push(point),
+                Ok(_) => {}
+                Err(why) => refused.push(why),
+            }
+        }
+        drop(few);
+        if points.is_empty() {
+            return Err(refused.pop().unwrap_or_else(|| "the scheduler has no backends".into()));
+        }
+        for point in &points {
+            let Some(module) = self.engine.modules.get(point.module) else { continue };
+            let file = module.file.as_deref().map_or_else(|| module.host_path.clone(), open_path);
+            let shown = module.path_in_target.display().to_string();
+            self.attach_point(Role::Split, point, &file, &shown);
+        }
+        Ok((points.len(), refused))
+    }
+
+    /// True if the role's rung has no probes yet because it needs a live pointer.
+    pub fn wants_vtable(&self) -> bool {
+        self.closed.is_none()
+            && self.rung(Role::Split).is_some_and(|r| r.how == How::Vtable)
+            && !self.probed(Role::Split)
+    }
+}
+
+/// Places all these probes in a process; returns messages about those that failed.
+///
+/// The kernel places one at a time, under a lock that any probe's removal holds for a fifth of a second. Once one
+/// probe had to wait for that, the rest are placed from several threads: they then get the lock one after the
+/// other.
+fn enter<'a>(probes: impl IntoIterator<Item = &'a mut Box<dyn Probe>>, pid: u32) -> Vec<String> {
+    let (mut probes, begin) = (probes.into_iter(), Instant::now());
+    let mut failures = Vec::new();
+    while begin.elapsed() < SLOW {
+        let Some(probe) = probes.next() else { return failures };
+        failures.extend(probe.enter(pid).err());
+        crate::host::pulse::beat();
+    }
+    let rest: Vec<Mutex<&mut Box<dyn Probe>>> = probes.map(Mutex::new).collect();
+    let do_one = |probe: &Mutex<&mut Box<dyn Probe>>| {
+        let done = probe.lock().unwrap_or_else(PoisonError::into_inner).enter(pid);
+        crate::host::pulse::beat();
+        done.err()
+    };
+    thread::scope(|s| {
+        let enter = |probe| {
+            let thread = thread::Builder::new().name("enter".into()).spawn_scoped(s, move || do_one(probe));
+            thread.map_err(|_| probe)
+        };
+        let begun: Vec<_> = rest.iter().map(enter).collect();
+        // If no thread can be started, do it here.
+        let done = begun.into_iter().map(|begun| match begun {
+            Ok(thread) => thread.join().unwrap_or_else(|_| Some("its thread has ended".into())),
+            Err(probe) => do_one(probe),
+        });
+        failures.extend(done.flatten());
+    });
+    failures
+}

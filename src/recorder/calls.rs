@@ -1,0 +1,184 @@
+//! Calls in progress, by thread: tokens, scheduler graphs, splits. Pairs entries with returns and copes with lost
+//! ones.
+
+/// Maximum open calls, all threads and kinds together.
+pub const OPEN: usize = 1024;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Token,
+    Sched,
+    Split,
+}
+
+/// Who computes the work of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// No split of it was seen (yet).
+    Unknown,
+    Host,
+    /// A device, all of it or part of it.
+    Device,
+}
+
+/// A call that was entered and has not returned.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    pub kind: Kind,
+    pub seq: u64,
+    /// seq of the enclosing call of the next outer kind.
+    pub parent: Option<u64>,
+    /// seq of the enclosing token.
+    pub token: Option<u64>,
+    pub work: Work,
+    pub tgid: u32,
+    pub tid: u32,
+    pub start: u64,
+    /// Argument that identifies the callee's object: context, scheduler or backend.
+    pub object: u64,
+    pub cgraph: u64,
+    /// Tokens of the batch (-1: unknown), or nodes of the graph.
+    pub n: i32,
+    pub width: u32,
+    /// Token: its entry point. Split: the backend's id.
+    pub detail: u32,
+    /// Inner calls of the same kind, counted so that only the outermost return ends the call.
+    depth: u32,
+}
+
+/// The effect of an entry.
+#[derive(Debug, Clone, Copy)]
+pub enum Entered {
+    Opened,
+    /// Inside a call of the same kind, which continues.
+    Nested,
+    /// The previous call never returned (its return event was lost, or an exception left it).
+    Replaced(Call),
+    /// Too many calls are open.
+    Full,
+}
+
+/// The open calls.
+pub struct Calls {
+    open: heapless::Vec<Call, OPEN>,
+}
+
+impl Default for Calls {
+    fn default() -> Self {
+        Calls { open: heapless::Vec::new() }
+    }
+}
+
+impl Call {
+    #[allow(clippy::too_many_arguments, reason = "a plain constructor for a plain struct")]
+    pub fn new(
+        kind: Kind,
+        seq: u64,
+        tgid: u32,
+        tid: u32,
+        start: u64,
+        object: u64,
+        cgraph: u64,
+        n: i32,
+        width: u32,
+    ) -> Call {
+        let (parent, token, work) = (None, None, Work::Unknown);
+        Call {
+            kind,
+            seq,
+            parent,
+            token,
+            work,
+            tgid,
+            tid,
+            start,
+            object,
+            cgraph,
+            n,
+            width,
+            detail: 0,
+            depth: 0,
+        }
+    }
+}
+
+impl Calls {
+    fn position(&self, kind: Kind, tid: u32) -> Option<usize> {
+        self.open.iter().position(|c| c.kind == kind && c.tid == tid)
+    }
+
+    /// The open call of this kind on this thread.
+    pub fn current(&mut self, kind: Kind, tid: u32) -> Option<&mut Call> {
+        let i = self.position(kind, tid)?;
+        self.open.get_mut(i)
+    }
+
+    /// A call begins. A call inside another of its kind on the same thread is nested if it came through another
+    /// entry point; the same entry point again means that the first one's return was missed.
+    pub fn enter(&mut self, call: Call) -> Entered {
+        if let Some(open) = self.current(call.kind, call.tid) {
+            if call.kind == Kind::Token && open.detail != call.detail {
+                open.depth += 1;
+                return Entered::Nested;
+            }
+            return Entered::Replaced(std::mem::replace(open, call));
+        }
+        match self.open.push(call) {
+            Ok(()) => Entered::Opened,
+            Err(_) => Entered::Full,
+        }
+    }
+
+    /// A call of this kind returns on this thread.
+    pub fn exit(&mut self, kind: Kind, tid: u32) -> Option<Call> {
+        let i = self.position(kind, tid)?;
+        let open = &mut self.open[i];
+        if open.depth > 0 {
+            open.depth -= 1;
+            return None;
+        }
+        Some(self.open.swap_remove(i))
+    }
+
+    /// The call that has been open longest.
+    pub fn longest(&self) -> Option<&Call> {
+        self.open.iter().min_by_key(|c| c.start)
+    }
+
+    /// Takes any open call of a process (of any process, with None): it will not return.
+    pub fn take(&mut self, tgid: Option<u32>) -> Option<Call> {
+        let i = self.open.iter().position(|c| tgid.is_none_or(|t| t == c.tgid))?;
+        Some(self.open.swap_remove(i))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(seq: u64, tid: u32, detail: u32) -> Call {
+        Call { detail, ..Call::new(Kind::Token, seq, 1, tid, seq, 0, 0, 1, 0) }
+    }
+
+    #[test]
+    fn only_the_outermost_call_counts() {
+        let mut calls = Calls::default();
+        assert!(matches!(calls.enter(token(0, 7, 0)), Entered::Opened));
+        assert!(matches!(calls.enter(token(1, 7, 1)), Entered::Nested));
+        assert!(calls.exit(Kind::Token, 7).is_none());
+        assert_eq!(calls.exit(Kind::Token, 7).map(|c| c.seq), Some(0));
+        assert!(calls.exit(Kind::Token, 7).is_none());
+    }
+
+    #[test]
+    fn a_missed_return_is_noticed_at_the_next_entry() {
+        let mut calls = Calls::default();
+        calls.enter(token(0, 7, 1));
+        calls.enter(token(1, 8, 1));
+        assert!(matches!(calls.enter(token(2, 7, 1)), Entered::Replaced(c) if c.seq == 0));
+        assert_eq!(calls.longest().map(|c| c.seq), Some(1));
+        assert_eq!(calls.exit(Kind::Token, 7).map(|c| c.seq), Some(2));
+        assert_eq!(calls.take(Some(1)).map(|c| c.seq), Some(1));
+        assert!(calls.take(None).is_none());
+    }
+}

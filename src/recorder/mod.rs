@@ -1,0 +1,19 @@
+//! A recording: attaching, turning events into a trace, detail levels and budget.
+
+pub mod attached;
+pub mod calls;
+pub mod device;
+pub mod drain;
+mod early;
+pub mod event_stats;
+pub mod experts;
+pub mod graphs;
+pub mod meter;
+pub mod nodes;
+pub mod phases;
+pub mod process_tree;
+pub mod qos;
+pub mod recording;
+pub mod session;
+pub mod thread_hits;
+pub mod verify;

@@ -1,0 +1,261 @@
+//! Which run each recorded process belongs to, and how fast it is. A run is a process and all its descendants by
+//! fork.
+
+use crate::recorder::meter::Meter;
+
+/// Maximum processes with their own meter, of about 6 kB each.
+pub const MOST: usize = 256;
+
+struct One {
+    pid: u32,
+    /// The first process of its run; 0: unknown.
+    run: u32,
+    /// An event of it has arrived.
+    met: bool,
+}
+
+/// The recorded processes.
+#[derive(Default)]
+pub struct ProcessTree {
+    /// Sorted by pid.
+    all: Vec<One>,
+    /// Meters of each run's first process, and of processes that have made a call. When a process ends, its counts
+    /// go to its run.
+    pub meters: Vec<Meter>,
+    /// Meters are wanted.
+    pub metering: bool,
+    /// More processes made calls than there are meters.
+    pub crowded: bool,
+    /// Processes with at least one event so far.
+    pub came: u64,
+    /// Processes whose fork was not seen.
+    pub unattributed: Vec<u32>,
+    /// When a process was last dropped, CLOCK_MONOTONIC ns: its earlier events may arrive later.
+    left: u64,
+}
+
+impl ProcessTree {
+    fn at(&self, pid: u32) -> Result<usize, usize> {
+        self.all.binary_search_by(|one| one.pid.cmp(&pid))
+    }
+
+    /// The first process of its run, 0 if unknown; None: the process is not recorded.
+    pub fn run_of(&self, pid: u32) -> Option<u32> {
+        self.at(pid).ok().map(|i| self.all[i].run)
+    }
+
+    /// The processes of a run.
+    pub fn of(&self, run: u32) -> Vec<u32> {
+        self.all.iter().filter(|one| one.run == run).map(|one| one.pid).collect()
+    }
+
+    /// The processes of a run with at least one event, at most [`MOST`].
+    pub fn met_of(&self, run: u32) -> Vec<u32> {
+        let met = self.all.iter().filter(|one| one.run == run && one.met);
+        met.take(MOST).map(|one| one.pid).collect()
+    }
+
+    /// Whether an event of it has arrived.
+    pub fn is_met(&self, pid: u32) -> bool {
+        self.at(pid).is_ok_and(|i| self.all[i].met)
+    }
+
+    /// An event of a process arrived, at `t`; true: its first one.
+    pub fn meet(&mut self, pid: u32, t: u64) -> bool {
+        let i = match self.at(pid) {
+            Ok(i) => i,
+            // The last event of a process that was dropped.
+            Err(_) if self.metering && t <= self.left => return false,
+            Err(i) => {
+                self.stray(i, pid);
+                i
+            }
+        };
+        let first = !std::mem::replace(&mut self.all[i].met, true);
+        self.came += u64::from(first);
+        first
+    }
+
+    fn stray(&mut self, i: usize, pid: u32) {
+        self.all.insert(i, One { pid, run: 0, met: false });
+        if self.metering {
+            self.unattributed.push(pid);
+        }
+    }
+
+    /// A process has a child.
+    pub fn born(&mut self, parent: u32, pid: u32) {
+        match (self.at(pid), self.run_of(parent)) {
+            (Ok(_), _) => {}
+            (Err(i), None | Some(0)) => self.stray(i, pid),
+            (Err(i), Some(run)) => self.all.insert(i, One { pid, run, met: false }),
+        }
+    }
+
+    /// A recorded process is the first of its run.
+    pub fn begin(&mut self, pid: u32) {
+        self.leave(pid, 0);
+        self.meters.retain(|m| m.pid != pid);
+        self.meters.push(Meter::new(pid, pid));
+        self.adopt(pid, pid);
+    }
+
+    /// A process belongs to this run, whatever was known of it, and its counts go to the run; the run's first
+    /// process may have ended unnoticed.
+    pub fn adopt(&mut self, pid: u32, run: u32) {
+        if !self.meters.iter().any(|m| m.pid == run) {
+            let mut first = Meter::new(run, run);
+            first.ended = true;
+            self.meters.push(first);
+        }
+        match self.at(pid) {
+            Ok(i) => self.all[i].run = run,
+            Err(i) => self.all.insert(i, One { pid, run, met: false }),
+        }
+        self.own(pid, run);
+    }
+
+    /// The counts of a process, which may have ended, go to this run.
+    pub fn own(&mut self, pid: u32, run: u32) {
+        if let Some(i) = self.meters.iter().position(|m| m.pid == pid) {
+            self.meters[i].run = run;
+            self.gather(i);
+        }
+    }
+
+    /// A process is not recorded from `t` on.
+    pub fn leave(&mut self, pid: u32, t: u64) {
+        self.left = self.left.max(t);
+        let Ok(i) = self.at(pid) else { return };
+        let run = self.all.remove(i).run;
+        if let Some(i) = self.meters.iter().position(|m| m.pid == pid) {
+            self.meters[i].ended = true;
+            self.gather(i);
+        }
+        if self.all.iter().all(|one| one.run != run) {
+            self.meters.iter_mut().filter(|m| m.pid == run).for_each(|m| m.over = true);
+        }
+    }
+
+    /// Removes the meter of a child that has ended and adds its counts to the run's first process.
+    fn gather(&mut self, i: usize) {
+        let m = &self.meters[i];
+        if !m.ended || m.run == 0 || m.run == m.pid {
+            return;
+        }
+        let child = self.meters.swap_remove(i);
+        if let Some(first) = self.meters.iter_mut().find(|m| m.pid == child.run) {
+            first.absorb(&child);
+        }
+    }
+
+    /// A call of a process has returned; see [`Meter::call`].
+    pub fn call(&mut self, pid: u32, t: u64, dur: u64, decode: bool) {
+        self.over(pid, t, Some(dur), decode);
+    }
+
+    /// The same for a call whose device work ended unseen.
+    pub fn unseen(&mut self, pid: u32, t: u64, decode: bool) {
+        self.over(pid, t, None, decode);
+    }
+
+    fn over(&mut self, pid: u32, t: u64, dur: Option<u64>, decode: bool) {
+        let Some(run) = self.run_of(pid).filter(|_| self.metering) else { return };
+        let of = |meters: &[Meter], pid| meters.iter().position(|m| m.pid == pid);
+        let mut i = of(&self.meters, pid);
+        if i.is_none() && self.meters.len() < MOST {
+            i = Some(self.meters.len());
+            self.meters.push(Meter::new(pid, run));
+        }
+        if let Some(i) = i {
+            return match dur {
+                Some(dur) => self.meters[i].call(t, dur, decode),
+                None => self.meters[i].unseen(t, decode),
+            };
+        }
+        self.crowded = true;
+        if let Some(i) = of(&self.meters, run) {
+            match dur {
+                Some(dur) => self.meters[i].count(t, dur, decode),
+                None => self.meters[i].unseen(t, decode),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process_tree() -> ProcessTree {
+        let mut process_tree = ProcessTree { metering: true, ..ProcessTree::default() };
+        process_tree.begin(5);
+        process_tree
+    }
+
+    fn tokens(process_tree: &ProcessTree) -> u64 {
+        Meter::of_run(&process_tree.meters, 5).tokens
+    }
+
+    #[test]
+    fn children_count_for_their_run_and_it_ends_with_the_last() {
+        let mut process_tree = process_tree();
+        process_tree.born(5, 9);
+        process_tree.born(9, 7);
+        assert!(process_tree.meet(7, 1) && !process_tree.meet(7, 2) && process_tree.unattributed.is_empty());
+        for (t, pid) in [(10, 7), (20, 9), (30, 9)] {
+            process_tree.call(pid, t, 1000, true);
+        }
+        assert_eq!((tokens(&process_tree), process_tree.meters.len()), (3, 3));
+        process_tree.leave(9, 40);
+        process_tree.leave(5, 41);
+        process_tree.call(9, 42, 1000, true);
+        assert_eq!((tokens(&process_tree), process_tree.meters.len()), (3, 2), "who has left counts no more");
+        assert!(process_tree.meters[0].ended && !process_tree.meters[0].over, "a child is left");
+        process_tree.leave(7, 50);
+        assert_eq!((tokens(&process_tree), process_tree.meters.len(), process_tree.of(5).len()), (3, 1, 0));
+        assert!(process_tree.meters[0].over);
+    }
+
+    #[test]
+    fn one_of_whose_fork_nothing_was_seen_is_asked_for() {
+        let mut process_tree = process_tree();
+        assert!(process_tree.meet(8, 10));
+        process_tree.call(8, 20, 1000, true);
+        process_tree.leave(8, 30);
+        assert_eq!((process_tree.unattributed.as_slice(), tokens(&process_tree)), (&[8][..], 0));
+        process_tree.own(8, 5);
+        assert_eq!((tokens(&process_tree), process_tree.meters.len(), process_tree.run_of(8)), (1, 1, None));
+        assert!(!process_tree.meet(8, 29), "it arrives late");
+        assert!(process_tree.meet(8, 31), "another one");
+        process_tree.adopt(8, 5);
+        assert_eq!(process_tree.of(5), [5, 8]);
+        // A child that runs its own engine starts its own run.
+        process_tree.call(8, 40, 1000, true);
+        process_tree.begin(8);
+        process_tree.call(8, 50, 1000, true);
+        assert_eq!((tokens(&process_tree), Meter::of_run(&process_tree.meters, 8).tokens), (2, 1));
+        // A process that outlives the first process of its run.
+        process_tree.adopt(30, 3);
+        assert!(process_tree.meters.iter().any(|m| m.pid == 3 && m.ended && !m.over));
+        process_tree.leave(30, 60);
+        assert!(process_tree.meters.iter().any(|m| m.pid == 3 && m.over));
+    }
+
+    #[test]
+    fn beyond_the_most_meters_tokens_count_all_the_same() {
+        let mut process_tree = process_tree();
+        for pid in 10..10 + 2 * MOST as u32 {
+            process_tree.born(5, pid);
+            process_tree.call(pid, 1, 1000, true);
+        }
+        assert_eq!(
+            (tokens(&process_tree), process_tree.meters.len(), process_tree.crowded),
+            (2 * MOST as u64, MOST, true)
+        );
+        for pid in process_tree.of(5) {
+            process_tree.leave(pid, 2);
+        }
+        assert_eq!((tokens(&process_tree), process_tree.meters.len()), (2 * MOST as u64, 1));
+    }
+}

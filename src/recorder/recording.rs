@@ -1,0 +1,191 @@
+//! What is asked of a recording, and its result.
+
+use crate::capture::error::RecordError;
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Child;
+use std::time::Duration;
+
+use crate::capture::pmc;
+use crate::capture::source::BackendChoice;
+use crate::engine::probes::Site;
+use crate::engine::search::Launch;
+use crate::host::btf::Btf;
+use crate::host::machine::AgentCpu;
+use crate::host::sensors;
+pub use crate::host::target::Streams;
+use crate::host::user::User;
+use crate::recorder::drain::Totals;
+use crate::recorder::process_tree::ProcessTree;
+use crate::recorder::qos::Prices;
+use crate::recorder::qos::policy::{Rule, Step};
+use crate::recorder::verify::OpEnd;
+use pfi::Output;
+use pfi::record::Level;
+
+/// The processes to record.
+#[derive(Debug, Clone)]
+pub enum Target {
+    Pids(Vec<u32>),
+    Command(Vec<OsString>),
+    /// Processes that run or map this file, or a file of this directory.
+    Exe(Launch),
+    /// Processes come and go as [`Watch::order`] says, until it says stop.
+    Managed,
+}
+
+/// Orders to a recording of [`Target::Managed`].
+pub enum Order {
+    /// Record a process, known to have an engine, as part of the run whose first process is the second number:
+    /// itself or an ancestor by fork.
+    Follow(u32, u32),
+    /// Stop recording all processes of this run.
+    Unfollow(u32),
+    /// End the trace, for this reason, and continue in another.
+    Rotate(Box<dyn Output>, &'static str),
+    /// Write out the ring.
+    Dump(Box<dyn Output>),
+}
+
+/// How to record.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    pub level: Level,
+    pub structure: bool,
+    /// Which experts each layer chose; needs level op and structure.
+    pub experts: bool,
+    /// Record calls that are phases.
+    pub phases: bool,
+    pub pbuf: bool,
+    pub source: BackendChoice,
+    pub buffer_bytes: u64,
+    pub agent_cpu: AgentCpu,
+    pub op_end: OpEnd,
+    pub site: Site,
+    /// The running kernel's types, if the kernel does not provide them itself.
+    pub btf: Option<Btf>,
+    /// Limit on the recording's cost; None: it stays at its level.
+    pub budget: Option<Rule>,
+    /// None: the machine's sensors are not read.
+    pub sensors: Option<sensors::Options>,
+    /// Record when threads are off-CPU, and why.
+    pub sched: bool,
+    pub duration: Option<Duration>,
+    pub counters: pmc::Options,
+    /// End after this many decoded tokens.
+    pub tokens: Option<u64>,
+    /// Stored calibration of this machine; None: calibrate now.
+    pub calibration: Option<Calibration>,
+    /// The command's standard streams.
+    pub streams: Streams,
+    /// The user to run the command as; None: the recorder's own.
+    pub user: Option<User>,
+    /// Maximum age of data that is not yet in an output that can be overwritten.
+    pub flush: Duration,
+    /// Keep the last part of the recording in memory, up to this time and this many bytes, and write it when
+    /// ordered to.
+    pub ring: Option<(Duration, u64)>,
+    pub tool: String,
+    /// With secrets removed.
+    pub command_line: String,
+    /// Record command lines of processes, with secrets removed; otherwise only the programs.
+    pub cmdline: bool,
+}
+
+/// Facts about the machine that are measured before a recording begins.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Calibration {
+    /// Cost of an op hit where it is cheapest, ns; 0 = unknown.
+    pub hit_ns: u32,
+    /// Basis of a budget; None if there is no budget, or hits cannot be priced.
+    pub prices: Option<Prices>,
+    /// Why the scheduler cannot be a level under a budget, though it was requested.
+    pub unfit: Option<String>,
+}
+
+/// How a recording ended.
+#[derive(Debug, Clone)]
+pub struct Summary {
+    pub end: String,
+    pub totals: Totals,
+    pub lost: u64,
+    pub seen: u64,
+    pub bytes: u64,
+    /// Op hits.
+    pub ops: u64,
+    /// Whether the engine was seen at work: any call, graph, op or phase of it, or an off-CPU thread.
+    pub worked: bool,
+    pub engines: usize,
+    /// Exit code of the recorded command.
+    pub status: Option<i32>,
+    /// Why nothing was found, if so.
+    pub missing: Option<String>,
+}
+
+/// Reports processes that begin to run what is recorded.
+pub trait Arrivals {
+    /// The pids since the last call. Waits for them, at most this long.
+    fn wait(&mut self, most: Duration) -> Vec<u32>;
+    /// Processes that have started another program since the last call.
+    fn changed(&mut self) -> Vec<u32> {
+        Vec::new()
+    }
+    /// Whether a process currently runs or maps the wanted file.
+    fn runs(&self, _pid: u32) -> bool {
+        true
+    }
+}
+
+/// What the session reports while it runs.
+pub trait Watch {
+    /// Stop request: 1 = end and flush.
+    fn stop(&self) -> bool;
+    /// A line for the user.
+    fn tell(&mut self, text: &str);
+    /// Current state; called many times a second.
+    fn progress(&mut self, now: &Progress);
+    /// The source of processes that run this program or library, for [`Target::Exe`].
+    ///
+    /// # Errors
+    /// Such processes cannot be looked for.
+    fn arrivals(&mut self, _program: &Path) -> Result<Box<dyn Arrivals>, RecordError> {
+        Err(RecordError::Arrivals("this recording does not search for processes".into()))
+    }
+    /// The next order, for [`Target::Managed`]; called until there is none.
+    fn order(&mut self, _now: &Progress, _tree: &ProcessTree) -> Option<Order> {
+        None
+    }
+    /// Everything that is recorded is probed for good; counters may still have to be opened. True: nothing is
+    /// attached from now on.
+    fn attached(&mut self, _counting: bool) -> bool {
+        false
+    }
+    /// A run, given by its first process, is not recorded any longer, with all its processes, because something
+    /// would have to be attached.
+    fn declined(&mut self, _run: u32, _processes: Vec<u32>) {}
+    /// An order was carried out, or why it could not be.
+    fn done(&mut self, _done: Result<(), String>) {}
+    /// The started command continues after its recording has ended.
+    fn left(&mut self, _command: Child) {}
+    /// The recording ends with this error. Its probes have yet to be removed, which takes time.
+    fn failed(&mut self, _why: &RecordError) {}
+}
+
+/// State of a recording.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress {
+    pub totals: Totals,
+    /// Events lost so far.
+    pub lost: u64,
+    /// Size of the trace, bytes.
+    pub bytes: u64,
+    /// Engines that are probed.
+    pub engines: usize,
+    /// Followed processes.
+    pub targets: usize,
+    /// The longest open call: when it began, CLOCK_MONOTONIC ns, and the width of its ubatch, 0 = not known (yet).
+    pub call: Option<(u64, u32)>,
+    pub level: Step,
+    /// The cost of that level as a share of a token's time, if a budget has it measured.
+    pub cost: Option<f64>,
+}

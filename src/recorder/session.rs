@@ -1,0 +1,584 @@
+//! A recording from beginning to end: find engines, attach, drain, verify, write the event statistics.
+
+mod calibration;
+mod closing;
+mod entering;
+mod extras;
+mod levels;
+mod output;
+mod rotate;
+mod setup;
+mod starting;
+mod writing;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::process::Child;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use self::extras::Extras;
+use self::output::{Counted, notice};
+use self::setup::{header, knobs, roles, source};
+use crate::capture::backend::Backend;
+use crate::capture::error::RecordError;
+use crate::capture::pmc::Counters;
+use crate::capture::skel::types::ev_kind;
+use crate::capture::source::Source;
+use crate::capture::structure::{self, MAX_ENGINES, Reading};
+use crate::engine::discover::{self, DiscoverError, Engine};
+use crate::engine::elf::ElfError;
+use crate::engine::probes::Role;
+use crate::host::diagnose;
+use crate::host::halt::Halts;
+use crate::host::machine::{self, AgentCpu};
+use crate::host::maps::FileId;
+use crate::host::pulse;
+use crate::host::sensors::Sampler;
+use crate::host::{target, tracefs, usage};
+use crate::recorder::attached::Attached;
+use crate::recorder::drain::{Drain, Shown};
+use crate::recorder::qos::Controller;
+use crate::recorder::qos::policy::Step;
+use crate::recorder::recording::{Arrivals, Options, Progress, Summary, Target, Watch};
+use crate::recorder::verify::{self, OpEnd};
+use pfi::record::{Availability, Detail, Feature};
+use pfi::ring::{IntoRing, Ring};
+use pfi::{Encoder, EncoderConfig, Output, WriteError};
+
+/// Intervals between searches for engines in a process's maps: short until one is found, long afterwards.
+const SCAN_SOON: Duration = Duration::from_millis(5);
+const SCAN_LATE: Duration = Duration::from_millis(500);
+/// How long after a process appeared its searches stay frequent: an engine may wait days for its first request.
+const SOON: Duration = Duration::from_secs(10);
+/// Everything that a process did has been read this long after its end.
+const DOUBT: Duration = Duration::from_secs(1);
+/// Waits of the drain loop before and after the rungs are verified.
+const WAIT_SOON: Duration = Duration::from_millis(10);
+const WAIT_LATE: Duration = Duration::from_millis(50);
+
+pub use self::calibration::learn;
+
+struct Session {
+    options: Options,
+    any: bool,
+    /// Reports processes that begin to run what is recorded, if they are not known beforehand.
+    arrivals: Option<Box<dyn Arrivals>>,
+    arrived: Vec<u32>,
+    /// Stops the command where it begins to run something, while its engine is unknown; and the stopped processes.
+    halts: Option<Halts>,
+    halted: BTreeSet<u32>,
+    /// Children that ran through probes before they were probed.
+    early: u64,
+    /// Processes that had the engine before the recording began, and their age at that time.
+    late: Vec<(u32, Duration)>,
+    /// The recorder moves to CPUs that the engine does not use.
+    roams: bool,
+    /// The settings that the command gets instead of the recorder's.
+    origin: machine::Origin,
+    drain: Rc<RefCell<Drain<Counted>>>,
+    source: Box<dyn Source>,
+    engines: Vec<Attached>,
+    /// Followed processes, with the state of their maps when last read.
+    pids: BTreeMap<u32, u64>,
+    /// The command started here: its process, its program and its name as given.
+    launched: Option<(u32, (String, String))>,
+    described: BTreeSet<u32>,
+    /// Files that are not part of an engine.
+    strangers: HashSet<FileId>,
+    last_missing: Option<DiscoverError>,
+    sampler: Option<Sampler>,
+    counters: Option<Counters>,
+    /// The current detail level, and the controller if it may change.
+    detail: Detail,
+    qos: Option<Controller>,
+    extras: Extras,
+    started: u64,
+    /// When the last process arrived.
+    came: Instant,
+    /// The start of the current trace in the recording's event statistics.
+    base: rotate::Base,
+    /// Processes that had ended when checked, or that are threads, and the time of the check; their events may
+    /// still be in flight.
+    doubtful: Vec<(u32, Instant)>,
+    /// The user was notified that some processes have no meter.
+    crowd_told: bool,
+    ring: Option<Rc<RefCell<Ring>>>,
+    /// Needed for a trace's header, and when targets come and go.
+    backend: Backend,
+    hit_ns: u32,
+    managed: bool,
+    /// Nothing is attached any longer.
+    closed: bool,
+}
+
+/// Records into `out` until the target ends, a limit is reached or `watch` asks to stop.
+///
+/// `Output` is dynamic so that all kinds share this code: the recorder is to stay small.
+pub fn record(
+    target: Target,
+    mut options: Options,
+    out: Box<dyn Output>,
+    watch: &mut dyn Watch,
+) -> Result<Summary, RecordError> {
+    diagnose::capture_libbpf_log();
+    let pids: &[u32] = if let Target::Pids(pids) = &target { pids } else { &[] };
+    pids.iter().try_for_each(|p| target::alive(*p).then_some(()).ok_or(RecordError::NoProcess(*p)))?;
+    let backend = Backend::choose(options.source)?;
+    tracefs::sweep().iter().for_each(|swept| watch.tell(swept));
+    // Before any trial: trials use what a command must not inherit.
+    let origin = machine::Origin::of_this_thread();
+    let hit_ns = options
+        .calibration
+        .as_ref()
+        .map_or_else(|| calibration::hit_ns(&backend), |calibration| calibration.hit_ns);
+    let wish = options.agent_cpu;
+    machine::huge_pages(false);
+    let bound =
+        machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
+    let ring = options.ring.map(|(span, most)| {
+        let span = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        Rc::new(RefCell::new(Ring::new(span, usize::try_from(most).unwrap_or(usize::MAX))))
+    });
+    let out = ring.as_ref().map_or(out, |ring| Box::new(IntoRing(ring.clone())));
+    let out = Counted { out, bytes: 0 };
+    let flush_ns = options.flush.as_nanos() as u64;
+    let cfg = EncoderConfig { flush_ns, ..EncoderConfig::default() };
+    let mut enc = Encoder::new(out, cfg, &header(&options, &backend, &machine::read(), hit_ns))?;
+    if options.experts && backend != Backend::Bpf {
+        options.experts = false;
+        let why = "only BPF programs can read them, probe events cannot";
+        enc.feature(&Feature { name: "experts", state: Availability::None, why })?;
+        watch.tell(&format!("experts are not recorded: {why}"));
+    }
+    let drain = Rc::new(RefCell::new(Drain::new(enc)));
+    let counters =
+        Counters::open(&options.counters, backend == Backend::Bpf).map_err(RecordError::Counters)?;
+    let shared = counters.as_ref().and_then(Counters::shared);
+    drain.borrow_mut().count(shared.as_ref().map_or(0, |s| s.n));
+    let (any, managed) = (matches!(target, Target::Exe(_)), matches!(target, Target::Managed));
+    drain.borrow_mut().process_tree.metering = managed;
+    let detail = calibration::top(options.level, options.structure);
+    let arrivals = match &target {
+        Target::Exe(launch) => Some(watch.arrivals(&launch.program)?),
+        _ => None,
+    };
+    let mut s = Session {
+        any,
+        arrivals,
+        arrived: Vec::new(),
+        halts: None,
+        halted: BTreeSet::new(),
+        early: 0,
+        late: Vec::new(),
+        source: source(&backend, knobs(&options), options.btf.clone(), shared, &drain),
+        roams: wish == AgentCpu::Auto && bound.is_none(),
+        origin,
+        options,
+        drain,
+        engines: Vec::new(),
+        pids: BTreeMap::new(),
+        launched: None,
+        described: BTreeSet::new(),
+        strangers: HashSet::new(),
+        last_missing: None,
+        sampler: None,
+        counters,
+        detail,
+        qos: None,
+        extras: Extras::default(),
+        started: usage::now(),
+        came: Instant::now(),
+        base: rotate::Base::default(),
+        doubtful: Vec::new(),
+        crowd_told: false,
+        ring,
+        backend,
+        hit_ns,
+        managed,
+        closed: false,
+    };
+    s.keep_budget(watch)?;
+    if let Some(sensors) = &s.options.sensors {
+        s.sampler = Sampler::start(sensors, &mut s.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
+    }
+    if let Some(text) = s.backend.notice() {
+        notice(&s.drain, &text, watch)?;
+        if let Some(btf) = &s.options.btf {
+            let unused = format!("{} is not used: only BPF programs need types", btf.path.display());
+            notice(&s.drain, &unused, watch)?;
+        }
+    }
+    s.count(watch)?;
+    let (mut child, end) = match &target {
+        Target::Pids(pids) => {
+            for &pid in pids {
+                if !target::alive(pid) {
+                    return Err(RecordError::Ended(pid));
+                }
+                s.follow(pid);
+                s.add_all(Ok(discover::of_pid(pid)?), Some(pid), watch)?;
+                s.came_late(pid);
+            }
+            (None, s.run(&mut None, watch))
+        }
+        Target::Command(argv) => {
+            let mut child = Some(s.launch(argv, watch)?);
+            let end = s.run(&mut child, watch);
+            (child, end)
+        }
+        Target::Managed => {
+            s.source.start()?;
+            s.hear(watch)?;
+            (None, s.run(&mut None, watch))
+        }
+        Target::Exe(launch) => {
+            s.add_all(Ok(discover::of_launch(launch)?), None, watch)?;
+            (None, s.run(&mut None, watch))
+        }
+    };
+    let status = child.as_mut().and_then(|c| c.try_wait().ok().flatten()).map(target::shell_code);
+    let recorded = s.finish(end, status, watch);
+    if let Some(mut command) = child
+        && (recorded.is_err() || matches!(command.try_wait(), Ok(None)))
+    {
+        watch.left(command);
+    }
+    recorded
+}
+
+impl Session {
+    fn follow(&mut self, pid: u32) {
+        self.forget_namesake(pid);
+        self.came = Instant::now();
+        self.pids.entry(pid).or_insert(0);
+        self.source.add_target(pid);
+    }
+
+    fn launch(&mut self, argv: &[OsString], watch: &mut dyn Watch) -> Result<Child, RecordError> {
+        let failed =
+            |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
+        let held = target::hold(argv, self.options.streams, self.origin, self.options.user.clone())
+            .map_err(failed)?;
+        self.follow(held.pid);
+        let (pid, called) = (held.pid, target::shown(argv.iter().map(|a| a.as_bytes())));
+        let found = discover::of_command(argv);
+        // Nothing that it does could be recorded; it has not been started yet.
+        if let Err(e @ DiscoverError::Elf(ElfError::Class32 { .. })) = found {
+            return Err(e.into());
+        }
+        // What the files alone do not show is found in the maps of the running process.
+        self.add_all(found, Some(held.pid), watch)?;
+        // The engine may be a child's: follow children from the first one on, whatever is known by then.
+        self.source.start()?;
+        self.hear(watch)?;
+        if self.engines.is_empty() {
+            self.halt(held.pid, watch)?;
+        }
+        let child = held.start().map_err(failed)?;
+        // It may end before anything of it is read.
+        self.launched = Some((pid, (target::describe(pid).0, called)));
+        Ok(child)
+    }
+
+    /// Attaches to new engines, and to new modules of known ones, in the process that they were found for.
+    fn add_all(
+        &mut self,
+        found: Result<Vec<Engine>, DiscoverError>,
+        of: Option<u32>,
+        watch: &mut dyn Watch,
+    ) -> Result<(), RecordError> {
+        let engines = match found {
+            Ok(engines) => engines,
+            Err(e @ DiscoverError::WrongMachine { .. }) => return Err(e.into()),
+            Err(e) if self.is_beyond(&e) => return Err(RecordError::Beyond),
+            Err(e) => {
+                // That a process has ended says less than what was found in its files before.
+                if self.last_missing.is_none() || !matches!(e, DiscoverError::Process { .. }) {
+                    self.last_missing = Some(e);
+                }
+                return Ok(());
+            }
+        };
+        for engine in engines {
+            let known = self.engines.iter().position(|a| a.same_base(&engine));
+            if self.managed && self.has_no_room_for(&engine, known) {
+                return Err(RecordError::Beyond);
+            }
+            let place = match known {
+                Some(i) => {
+                    let roles = roles(self.probed(), self.options.phases);
+                    self.engines[i].extend(engine.modules, roles);
+                    i
+                }
+                None if self.engines.len() == MAX_ENGINES => {
+                    watch.tell("more than 15 different engines: the others are not recorded");
+                    continue;
+                }
+                None => {
+                    self.add(engine, watch)?;
+                    self.engines.len() - 1
+                }
+            };
+            if let Some(shown) = self.drain.borrow_mut().shown.get_mut(place) {
+                shown.waits_on = self.engines[place].probed(Role::Wait);
+            }
+            if let Some(pid) = of {
+                self.enter(pid, place, watch);
+            }
+        }
+        self.write_probes()?;
+        Ok(())
+    }
+
+    fn add(&mut self, engine: Engine, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        let id = self.engines.len() as u16;
+        let reading = Reading::new(id, engine.layout.clone(), &engine.tables);
+        let prober = self.source.engine(&reading)?;
+        self.hear(watch)?;
+        self.define(id, &engine)?;
+        self.drain.borrow_mut().add_engine(reading);
+        let mut attached = Attached::new(engine, prober, self.options.site);
+        if self.options.op_end == OpEnd::Interval {
+            attached.ladder.op_end.retain(|r| r.how == crate::engine::ladder::How::Interval);
+        }
+        for &role in roles(self.probed(), self.options.phases) {
+            attached.attach(role, 0);
+        }
+        // With nothing to probe yet, a module that is loaded later may bring the functions.
+        if let Some(why) = attached.failures.first().filter(|_| attached.attached == 0) {
+            self.drain.borrow_mut().drop_engine();
+            return Err(RecordError::Attach(why.clone()));
+        }
+        attached.failures.iter().for_each(|f| watch.tell(&format!("probe not attached: {f}")));
+        self.engines.push(attached);
+        Ok(())
+    }
+
+    /// Forwards messages of the source.
+    fn hear(&mut self, watch: &mut dyn Watch) -> Result<(), WriteError> {
+        for text in self.source.news() {
+            notice(&self.drain, &text, watch)?;
+        }
+        self.write_features()
+    }
+
+    /// The main loop. Returns the reason for its end.
+    fn run(&mut self, child: &mut Option<Child>, watch: &mut dyn Watch) -> Result<String, RecordError> {
+        let begin = Instant::now();
+        let mut scanned = begin.checked_sub(SCAN_LATE).unwrap_or(begin);
+        loop {
+            let seen = self.drain.borrow().totals.calls > 2 || self.came.elapsed() > SOON;
+            let settled = !self.engines.is_empty() && seen;
+            self.wait_for_events(self.wait(if settled { WAIT_LATE } else { WAIT_SOON }));
+            if let Some(e) = self.drain.borrow_mut().take_error() {
+                return Err(e.into());
+            }
+            self.drain.borrow_mut().enc.tick(usage::now())?;
+            self.arrive(watch)?;
+            self.attend(watch)?;
+            if let Some(sampler) = &mut self.sampler {
+                sampler.pass(&mut self.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
+            }
+            self.meet_processes(watch)?;
+            self.verify(watch)?;
+            self.steer(watch)?;
+            self.close(watch);
+            let ended = self.ended(child);
+            if !ended && scanned.elapsed() >= if settled { SCAN_LATE } else { SCAN_SOON } {
+                self.scan(watch)?;
+                scanned = Instant::now();
+            }
+            let progress = self.progress();
+            watch.progress(&progress);
+            self.obey(&progress, watch)?;
+            if ended {
+                return Ok("target exited".into());
+            }
+            if watch.stop() {
+                return Ok("signal".into());
+            }
+            if self.options.duration.is_some_and(|d| begin.elapsed() >= d) {
+                return Ok("duration".into());
+            }
+            if self.options.tokens.is_some_and(|n| progress.totals.decoded >= n) {
+                return Ok("tokens".into());
+            }
+        }
+    }
+
+    fn progress(&self) -> Progress {
+        let drain = self.drain.borrow();
+        let lost = self.source.lost() + drain.unplaced().iter().sum::<u64>();
+        Progress {
+            totals: drain.totals,
+            lost,
+            bytes: drain.enc.bytes_written(),
+            engines: self.engines.iter().filter(|a| a.attached > 0).count(),
+            targets: self.pids.len(),
+            call: drain.call(),
+            level: self.qos.as_ref().map_or(Step { level: self.detail, one_in: 1 }, Controller::now),
+            cost: self.qos.as_ref().and_then(Controller::cost),
+        }
+    }
+
+    fn verify(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        let ops = self.probed() >= Detail::Op;
+        for (i, a) in self.engines.iter_mut().enumerate() {
+            let Some(mut shown) = self.drain.borrow().shown.get(i).copied() else { continue };
+            for text in verify::verify(a, &mut shown, self.options.op_end, ops) {
+                notice(&self.drain, &text, watch)?;
+            }
+            if let Some(s) = self.drain.borrow_mut().shown.get_mut(i) {
+                (s.barrier_on, s.silent, s.scheduler) = (shown.barrier_on, shown.silent, shown.scheduler);
+                s.waits_on = a.probed(Role::Wait);
+            }
+            if let Some(why) = shown.unreadable.filter(|_| shown.graphs > 0 && shown.ops > 0 && !shown.told) {
+                let layout = &a.engine.layout;
+                watch.tell(&format!(
+                    "a tensor does not match the detected layout ({layout}): {why}; its structure is not \
+                     recorded"
+                ));
+                if let Some(s) = self.drain.borrow_mut().shown.get_mut(i) {
+                    s.told = true;
+                }
+            }
+        }
+        Ok(self.write_probes()?)
+    }
+
+    fn ended(&mut self, child: &mut Option<Child>) -> bool {
+        if self.any || self.managed {
+            return false;
+        }
+        if let Some(c) = child
+            && matches!(c.try_wait(), Ok(None))
+        {
+            return false;
+        }
+        self.pids.retain(|&pid, _| target::alive(pid));
+        self.pids.is_empty()
+    }
+
+    /// Looks for engines and new modules in the followed processes; moves to CPUs that they do not use.
+    fn scan(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        if self.roams && !self.engines.is_empty() {
+            let busy: Vec<u32> = self.pids.keys().flat_map(|&pid| target::running_on(pid)).collect();
+            machine::avoid(&busy);
+        }
+        self.reap()?;
+        for text in self.counters.iter_mut().flat_map(Counters::tick) {
+            notice(&self.drain, &text, watch)?;
+        }
+        for pid in self.pids.keys().copied().collect::<Vec<_>>() {
+            // It may have been dropped together with the previous one.
+            if !self.pids.contains_key(&pid) {
+                continue;
+            }
+            match self.scan_one(pid, watch) {
+                // Other processes are still recorded.
+                Err(e) if self.managed && !matches!(e, RecordError::Write(_)) => {
+                    self.refuse(pid, e, watch)?
+                }
+                scanned => scanned?,
+            }
+        }
+        Ok(())
+    }
+
+    fn scan_one(&mut self, pid: u32, watch: &mut dyn Watch) -> Result<(), RecordError> {
+        let _at = pulse::at(pid);
+        let now = target::maps_mark(pid);
+        if now != 0 && self.pids.insert(pid, now) != Some(now) {
+            self.source.meet(pid);
+            // A file that another engine also has, but whose base is not in this process, is new for this process.
+            let here = self.engines_of(pid);
+            let engines = &self.engines;
+            let known = |id: FileId| here.iter().any(|&place| engines[place].has(id));
+            let found = discover::of_pid_again(pid, &known, &mut self.strangers);
+            for &place in &here {
+                self.enter(pid, place, watch);
+            }
+            self.add_all(found, Some(pid), watch)?;
+        }
+        Ok(())
+    }
+
+    /// Detaches, takes the remaining events, writes the event statistics.
+    fn finish(
+        mut self,
+        end: Result<String, RecordError>,
+        status: Option<i32>,
+        watch: &mut dyn Watch,
+    ) -> Result<Summary, RecordError> {
+        if let Err(e) = &end {
+            watch.failed(e);
+        }
+        // Let everything that is stopped continue.
+        self.halts = None;
+        // Cut what is in progress here: probes are removed one after the other.
+        let stopped = usage::now();
+        self.drain.borrow_mut().end_at(stopped);
+        self.source.leave_processes();
+        // Samples of perf events are read later, and those still waiting belong to the recording.
+        if self.backend == Backend::Bpf {
+            self.pids.keys().for_each(|&pid| self.source.drop_target(pid));
+        }
+        // Detaching may take seconds; a recorder that is killed meanwhile keeps everything up to the last event.
+        self.source.poll(Duration::ZERO);
+        let flushed = self.drain.borrow_mut().enc.flush();
+        // Recorders of a service share the kernel's lock: one that ends must not keep others that begin waiting.
+        let at_once = if self.managed { 1 } else { 16 };
+        entering::detach(self.engines.iter_mut().flat_map(Attached::take_links).collect(), at_once);
+        self.extras_gone(stopped);
+        self.source.finish();
+        let end = end.and_then(|end| flushed.map(|()| end).map_err(RecordError::from));
+        // Whatever ended the recording, write its statistics; only a file that failed to write gets nothing more.
+        let (end, failure) = match end {
+            Ok(end) => (end, None),
+            Err(e @ RecordError::Write(_)) => return Err(e),
+            Err(e) => (e.to_string(), Some(e)),
+        };
+        self.meet_processes(watch)?;
+        if let Some(sampler) = self.sampler.take() {
+            sampler.finish(&mut self.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
+        }
+        self.drain.borrow_mut().close(None, stopped)?;
+        // Count the last graphs as well.
+        let ops = self.probed() >= Detail::Op;
+        for (a, shown) in self.engines.iter_mut().zip(&mut self.drain.borrow_mut().shown) {
+            verify::verify(a, shown, self.options.op_end, ops);
+        }
+        let event_stats = self.account()?;
+        let footer = self.snapshot(event_stats.clone(), stopped).closing(&self.base.snapshot, &end, true);
+        let engines = self.engines.iter().filter(|a| a.attached > 0).count();
+        let missing = self.last_missing.as_ref().filter(|_| engines == 0).map(ToString::to_string);
+        // The source holds the other reference to the drain.
+        drop(self.source);
+        let drain =
+            Rc::try_unwrap(self.drain).map_err(|_| RecordError::Attach("drain is still in use".into()))?;
+        let mut drain = drain.into_inner();
+        if let Some(e) = drain.take_error() {
+            return Err(e.into());
+        }
+        let summary = Summary {
+            end,
+            totals: drain.totals,
+            lost: event_stats.lost(),
+            seen: event_stats.seen(),
+            bytes: 0,
+            ops: drain.shown.iter().map(|s| s.ops).sum(),
+            worked: drain.shown.iter().any(Shown::worked)
+                || drain.received[ev_kind::EV_OFFCPU.0 as usize] > 0,
+            engines,
+            status,
+            missing,
+        };
+        let out = drain.enc.finish(&footer.of())?;
+        failure.map_or(Ok(Summary { bytes: out.bytes, ..summary }), Err)
+    }
+}
+
+const _: () = assert!(MAX_ENGINES * structure::OPS_PER_ENGINE as usize <= u16::MAX as usize + 1);

@@ -1,0 +1,74 @@
+//! What a session needs to know before it begins: the levels that the options allow, and their cost on this
+//! machine.
+
+use std::rc::Rc;
+
+use crate::capture::backend::Backend;
+use crate::capture::error::RecordError;
+use crate::capture::pmc::Counters;
+use crate::capture::pmc::follow::Shared;
+use crate::capture::{calibrate, sched_cost};
+use crate::host::diagnose;
+use crate::recorder::qos::policy::Step;
+use crate::recorder::qos::{self, Prices};
+use crate::recorder::recording::{Calibration, Options};
+use pfi::record::{Detail, Level};
+
+/// The richest level that the options ask for.
+pub(super) fn top(level: Level, structure: bool) -> Detail {
+    match level {
+        Level::Token => Detail::Token,
+        Level::Graph => Detail::Graph,
+        Level::Op if structure => Detail::Structure,
+        Level::Op => Detail::Op,
+    }
+}
+
+/// A level's name.
+pub(super) fn name(level: Detail) -> String {
+    qos::name(Step { level, one_in: 1 })
+}
+
+/// Cost of a thread's off-CPU interval, or why the scheduler cannot be a level; neither: it is not requested.
+fn sched_cost(backend: &Backend, sched: bool) -> (Option<f64>, Option<String>) {
+    match (sched, backend) {
+        (false, _) => (None, None),
+        (true, Backend::Perf(_)) => (None, Some("scheduler perf events stay on at every level".into())),
+        (true, Backend::Bpf) => match sched_cost::price(backend) {
+            Ok(price) => (Some(price), None),
+            Err(why) => (None, Some(format!("its overhead is unknown: {why}"))),
+        },
+    }
+}
+
+/// Cost of a cheap hit, ns. Errors are reported when the engine's own programs are loaded; the trace then says "not
+/// measured".
+pub(super) fn hit_ns(backend: &Backend) -> u32 {
+    calibrate::cheap_hit(backend).unwrap_or(0)
+}
+
+/// Basis of a budget, and why the scheduler is not one of its levels, if so.
+pub(super) fn prices(
+    backend: &Backend,
+    counters: Option<&Rc<Shared>>,
+    sched: bool,
+) -> (Option<Prices>, Option<String>) {
+    let costs = calibrate::costs(backend, counters, false).ok();
+    let (offcpu, unfit) = sched_cost(backend, sched);
+    (costs.and_then(|costs| Prices::of(&costs, counters.is_some(), offcpu)), unfit)
+}
+
+/// Measures what a recording with these options needs to know about the machine.
+///
+/// # Errors
+/// The same as for a recording.
+pub fn learn(options: &Options) -> Result<Calibration, RecordError> {
+    diagnose::capture_libbpf_log();
+    let backend = Backend::choose(options.source)?;
+    let counters =
+        Counters::open(&options.counters, backend == Backend::Bpf).map_err(RecordError::Counters)?;
+    let shared = counters.as_ref().and_then(Counters::shared);
+    let none = (None, None);
+    let (prices, unfit) = options.budget.map_or(none, |_| prices(&backend, shared.as_ref(), options.sched));
+    Ok(Calibration { hit_ns: hit_ns(&backend), prices, unfit })
+}

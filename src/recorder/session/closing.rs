@@ -1,0 +1,66 @@
+//! A recording that attaches to nothing more: when this applies, and what happens to processes for which something
+//! would have to be attached.
+
+use std::io::ErrorKind;
+
+use super::{MAX_ENGINES, Session};
+use crate::capture::backend::Backend;
+use crate::capture::error::RecordError;
+use crate::capture::pmc::Counters;
+use crate::engine::discover::{DiscoverError, Engine};
+use crate::recorder::recording::Watch;
+use crate::recorder::verify;
+use pfi::record::Detail;
+
+impl Session {
+    /// Reports once, when the level is fixed and the probes of all engines have proved correct, that nothing
+    /// remains to be attached. Perf events are not considered: those of the scheduler come and go with threads.
+    pub(super) fn close(&mut self, watch: &mut dyn Watch) {
+        let fixed = self.managed && self.qos.is_none() && self.backend == Backend::Bpf;
+        if self.closed || !fixed || self.engines.is_empty() {
+            return;
+        }
+        let ops = self.probed() >= Detail::Op;
+        let drain = self.drain.borrow();
+        let mut engines = self.engines.iter_mut().zip(&drain.shown);
+        let settled = engines.all(|(a, shown)| a.prober.enters_freely() && verify::settled(a, shown, ops));
+        self.closed = settled && watch.attached(self.counters.as_ref().is_some_and(Counters::follows));
+        self.engines.iter_mut().for_each(|a| a.stays = self.closed);
+    }
+
+    /// Whether an engine, with position `known` if it is not new, would need attaching when nothing more is to be
+    /// attached.
+    pub(super) fn has_no_room_for(&self, engine: &Engine, known: Option<usize>) -> bool {
+        match known.and_then(|i| self.engines.get(i)) {
+            Some(a) => self.closed && engine.modules.iter().any(|m| !a.has((m.dev, m.inode))),
+            None => self.closed || self.engines.len() == MAX_ENGINES,
+        }
+    }
+
+    /// Looking at a deleted file may need the privileges that were given up.
+    pub(super) fn is_beyond(&self, e: &DiscoverError) -> bool {
+        let denied = matches!(e, DiscoverError::Process { source, .. } if source.kind() == ErrorKind::PermissionDenied);
+        self.closed && denied
+    }
+
+    /// Drops a process that cannot be recorded; its complete run, if another recorder can record it. Others are
+    /// still recorded.
+    pub(super) fn refuse(
+        &mut self,
+        pid: u32,
+        why: RecordError,
+        watch: &mut dyn Watch,
+    ) -> Result<(), RecordError> {
+        if !matches!(why, RecordError::Beyond) {
+            watch.tell(&format!("process {pid}: {why}"));
+            return self.let_go(pid);
+        }
+        let (run, all) = {
+            let process_tree = &self.drain.borrow().process_tree;
+            let run = process_tree.run_of(pid).filter(|&run| run != 0).unwrap_or(pid);
+            (run, process_tree.of(run))
+        };
+        watch.declined(run, all);
+        self.release(run)
+    }
+}

@@ -1,0 +1,190 @@
+//! Verifies the ladder by its hits: what each role should have shown, what it showed, and whether its rung is
+//! abandoned.
+
+use crate::engine::ladder::How;
+use crate::engine::probes::Role;
+use crate::recorder::attached::Attached;
+use crate::recorder::drain::Shown;
+use common::order;
+
+/// Hits of thread 0 required before the barrier is judged.
+const BARRIER_SAMPLE: u64 = 16;
+
+/// Calls or graphs after which an engine's rungs count as known.
+const ENOUGH: u64 = 3;
+
+/// How op ends are found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpEnd {
+    /// By barrier if it fires and there is more than one thread to wait for.
+    Auto,
+    Barrier,
+    Interval,
+}
+
+/// Checks one engine's hits and moves its roles on; roles of ops only if `ops` are wanted. Returns messages for the
+/// user.
+pub fn verify(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, ops: bool) -> Vec<String> {
+    let mut told = Vec::new();
+    if a.probed(Role::Op) && shown.graphs > 0 && shown.ops == 0 && shown.silent > 0 {
+        leave(a, Role::Op, "attached but never hit in a complete graph", &mut told);
+        shown.silent = 0;
+    }
+    if a.probed(Role::Split)
+        && shown.scheds > 1
+        && shown.splits == 0
+        && a.rung(Role::Split).is_some_and(|r| r.how == How::Symbols)
+    {
+        leave(
+            a,
+            Role::Split,
+            "attached but never hit in a complete graph (inlined into the scheduler)",
+            &mut told,
+        );
+    }
+    if a.wants_vtable()
+        && let Some((pid, scheduler)) = shown.scheduler.take()
+    {
+        match a.attach_vtables(pid, scheduler) {
+            Ok((n, refused)) => {
+                told.push(format!(
+                    "splits: {n} backend function(s) found through the scheduler of process {pid}"
+                ));
+                told.extend(refused);
+            }
+            Err(why) => {
+                leave(a, Role::Split, &why, &mut told);
+            }
+        }
+    }
+    if ops {
+        barrier(a, shown, op_end, &mut told);
+    }
+    shown.barrier_on = a.probed(Role::OpEnd);
+    told
+}
+
+fn barrier(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, told: &mut Vec<String>) {
+    if !on_barrier(a) || shown.graphs == 0 {
+        return;
+    }
+    if shown.barrier_on && shown.inner >= BARRIER_SAMPLE && shown.ended * 10 < shown.inner * 9 {
+        let why = format!(
+            "showed {} of {} op ends of thread 0 (inlined into the node loop)",
+            shown.ended, shown.inner
+        );
+        leave(a, Role::OpEnd, &why, told);
+        return;
+    }
+    if op_end != OpEnd::Auto {
+        return;
+    }
+    // A single thread never waits: the probe would only cost time.
+    match (shown.threads > 1, a.probed(Role::OpEnd)) {
+        (true, false) => a.attach(Role::OpEnd, 0),
+        (false, true) if !a.stays => a.detach(Role::OpEnd),
+        _ => {}
+    }
+}
+
+/// Whether the hits have shown the rungs to be correct, so that nothing remains to be attached.
+pub fn settled(a: &mut Attached, s: &Shown, ops: bool) -> bool {
+    let barrier = ops && on_barrier(a) && !a.probed(Role::OpEnd);
+    let op = a.probed(Role::Op) && s.ops == 0;
+    let by_symbols = a.rung(Role::Split).is_some_and(|r| r.how == How::Symbols);
+    let split = a.probed(Role::Split) && by_symbols && s.scheds > 0 && s.splits == 0;
+    s.tokens.max(s.graphs) >= ENOUGH && !(barrier || op || split || a.wants_vtable() || a.leaving())
+}
+
+fn on_barrier(a: &Attached) -> bool {
+    a.rung(Role::OpEnd).is_some_and(|r| r.how == How::Symbols)
+}
+
+fn leave(a: &mut Attached, role: Role, why: &str, told: &mut Vec<String>) {
+    let from = a.rung(role).map_or("", |r| r.name);
+    let more = a.leave(role, why);
+    let to = a.rung(role).map_or("nothing", |r| r.name);
+    told.push(format!(
+        "{}: dropped {from}: {why}; {} {to}",
+        role.name(),
+        if more { "now using" } else { "fallback:" }
+    ));
+}
+
+/// A role's line in the recording quality block: name of the rung, expected and seen hits, reason.
+pub struct Verdict {
+    pub name: String,
+    pub used: bool,
+    pub expected: Option<u64>,
+    pub seen: u64,
+    pub why: String,
+}
+
+/// The result of a role's rung.
+pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
+    let name = a.rung(role).map_or_else(|| "none".to_owned(), |r| rung_name(a, role, r.name));
+    if role == Role::OpEnd && wanted && a.rung(role).is_some() && s.inner == 0 && s.threads == 1 {
+        let why = "one thread: no barrier to wait at, an op lasts until the next one or the graph's end";
+        return Verdict {
+            name: "interval".into(),
+            used: s.ops > 0,
+            expected: None,
+            seen: s.ops,
+            why: why.into(),
+        };
+    }
+    let (expected, seen) = match role {
+        Role::Token => (None, s.tokens),
+        Role::Graph => (None, s.scheds),
+        Role::Split => (None, s.splits),
+        Role::CpuGraph => (None, s.graphs),
+        Role::Phase => (None, s.phases),
+        Role::Wait => (None, s.waits),
+        Role::Op => ((s.unknown == 0 && s.expected > 0).then_some(s.expected), s.ops),
+        // Every op has this kind of end; it has no hits of its own.
+        Role::OpEnd if a.rung(role).is_some_and(|r| r.how == How::Interval) => (None, s.ops),
+        Role::OpEnd => ((s.inner > 0).then_some(s.inner), s.ended),
+    };
+    let why = match (role, wanted, a.rung(role)) {
+        (_, false, _) => "not recorded at this level".to_owned(),
+        (Role::Wait, _, None) => "no device in the engine".to_owned(),
+        (_, _, None) => "no function of this kind in the engine".to_owned(),
+        (Role::OpEnd, _, Some(r)) if r.how == How::Interval => {
+            "an op lasts until its thread's next op or the graph's end: wall time, waiting included"
+                .to_owned()
+        }
+        (Role::OpEnd, _, _) if seen == 0 => "attached, but it showed no op's end".to_owned(),
+        (Role::OpEnd, _, _) => "ends of thread 0's ops taken from the barrier after them".to_owned(),
+        (Role::Op, _, _) if s.unknown > 0 => {
+            format!("node list unknown in {} of {} graphs", s.unknown, s.graphs)
+        }
+        (_, _, _) if seen == 0 => "attached, never hit".to_owned(),
+        (_, _, _) => returns(role, s).unwrap_or_else(|| "hit".to_owned()),
+    };
+    Verdict { name, used: wanted && seen > 0, expected: expected.filter(|_| wanted), seen, why }
+}
+
+/// What is wrong with the returns of a role's calls, if anything: a few may still be running when the recording
+/// ends.
+fn returns(role: Role, s: &Shown) -> Option<String> {
+    const UNDER_WAY: u64 = 8;
+    let (entries, returns) = match role {
+        Role::Token => (s.tokens, s.returns[0]),
+        Role::Graph => (s.scheds, s.returns[1]),
+        Role::Split => (s.splits, s.returns[2]),
+        Role::CpuGraph => (s.graphs, s.returns[3]),
+        Role::Op | Role::OpEnd | Role::Phase | Role::Wait => return None,
+    };
+    (returns + UNDER_WAY < entries).then(|| {
+        format!("hit, but only {returns} of {entries} returns were seen: the other durations are incomplete")
+    })
+}
+
+/// The functions that a rung probes, joined by `+`, each once.
+fn rung_name(a: &Attached, role: Role, name: &str) -> String {
+    let mut symbols: Vec<&str> =
+        a.rung(role).map(|r| r.points.iter().map(|p| p.symbol).collect()).unwrap_or_default();
+    order::by(&mut symbols, |a, b| a.cmp(b));
+    symbols.dedup();
+    if symbols.is_empty() { name.to_owned() } else { symbols.join(" + ") }
+}

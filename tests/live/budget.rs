@@ -1,0 +1,230 @@
+//! The level of a recording follows its cost and the engine's decode speed, on a live engine.
+
+use crate::common;
+
+use std::process::Command;
+use std::time::Duration;
+
+use common::run::{Recorder, Run, Target, profinfer, record};
+use common::seen::Seen;
+use common::{counted, driver, engine, live, model, runner, skip};
+use pfi::record::{Availability, Detail, Feature, LevelChange};
+use profinfer::recorder::qos::policy::PATIENCE;
+
+fn run<'a>(program: &'a str, model: &'a str, tokens: &'a str) -> Vec<&'a str> {
+    vec![program, "run", "--no-roofline", "-m", model, "-t", "1", "-p", "4", "-n", tokens]
+}
+
+fn levels(seen: &Seen) -> &[LevelChange<'static>] {
+    &seen.all.causes.levels
+}
+
+#[test]
+fn a_generous_budget_gets_all_ops_with_their_structure() {
+    let _turn = live!();
+    let (program, model) = (runner(), model("llama1b-L4", "q4_0"));
+    let mut args = vec!["--budget", "60%", "--"];
+    args.extend(run(program.to_str().expect("a path"), model.to_str().expect("a path"), "60"));
+    let run = record(&args);
+    let seen = run.seen();
+    let steps: Vec<_> = levels(&seen).iter().map(|l| (l.to, l.one_in)).collect();
+    assert_eq!(steps, [(Detail::Graph, 1), (Detail::Structure, 1)], "{}", run.stderr);
+    assert!(levels(&seen)[1].predicted_ppm.is_some_and(|p| p < 600_000));
+    seen.books_close();
+    // Ops were added after their graphs were known: their structure was sent anyway.
+    let whole = seen.all.cpu_graphs.iter().filter(|g| g.plan.is_some() && !g.cut);
+    let known = |id: &u32| seen.tensor(*id).known;
+    let plans: Vec<u32> = whole.filter_map(|g| g.plan).collect();
+    assert!(plans.len() > 20, "{} graphs with ops", plans.len());
+    for plan in plans {
+        assert!(seen.all.plans[&plan].hits.iter().all(|h| known(&h.0)), "plan {plan}");
+    }
+    // Nothing is missing while no probes were added or removed.
+    let checked = seen.all.cpu_graphs.iter().filter(|g| !g.cut && g.expected.is_some());
+    assert!(checked.clone().count() > 20 && checked.clone().all(|g| g.expected == Some(g.seen)));
+    assert!(seen.left("op").is_empty(), "{:?}", seen.left("op"));
+    assert_eq!(feature(&seen, "budget").state, Availability::Whole);
+}
+
+fn feature<'s>(seen: &'s Seen, name: &str) -> &'s Feature<'static> {
+    let found = seen.all.causes.features.iter().find(|f| f.name == name);
+    found.unwrap_or_else(|| panic!("nothing is said of {name}"))
+}
+
+/// A real engine, recorded with counters and scheduler under a budget from before its first token. Err: skipped.
+fn budgeted(budget: &str) -> Result<Run, String> {
+    let lib = engine("v0.5.0")?;
+    let mut command = Command::new(driver());
+    command.arg("--engine").arg(lib).arg("--model").arg(model("llama1b-L4", "q4_0"));
+    let mut target = Target::controlled(command.args(["--control", "--ctx", "256", "-t", "2"]));
+    target.tell("", 1);
+    let pid = target.pid().to_string();
+    let recorder = Recorder::start(&["--faults", "--sched", "--budget", budget, "-p", &pid]);
+    recorder.wait_for_engine();
+    // Long enough to measure the rate of its context switches.
+    std::thread::sleep(Duration::from_millis(2500));
+    target.tell("prefill 7\n", 2);
+    target.tell("run 60\n", 3);
+    drop(target.0.stdin.take());
+    target.said();
+    Ok(recorder.finish())
+}
+
+fn report(run: &Run) -> String {
+    let out = common::run::run(profinfer().arg("report").arg(&run.trace));
+    assert!(out.status.success(), "{}", out.stderr);
+    out.stdout
+}
+
+/// Intervals during which a level, or one above it, was on.
+fn spells(seen: &Seen, level: Detail) -> Vec<(i64, i64)> {
+    let all = levels(seen);
+    let ends = all.iter().skip(1).map(|l| l.t).chain([i64::MAX]);
+    all.iter().zip(ends).filter(|(l, _)| l.to >= level).map(|(l, end)| (l.t, end)).collect()
+}
+
+/// A level is written once all its parts are attached, and some of them are added and removed some ten milliseconds
+/// apart. ns
+const CHANGE: i64 = 1_000_000_000;
+
+/// No scheduler record lies outside the scheduler level, except while its probes are added or removed.
+fn times_away_are_of_their_level(seen: &Seen) {
+    let on = spells(seen, Detail::Scheduler);
+    let within = |t: i64| {
+        on.iter().any(|(from, to)| from.saturating_sub(CHANGE) <= t && t <= to.saturating_add(CHANGE))
+    };
+    let outside = seen.all.causes.off_cpu.iter().find(|r| !within(r.t.saturating_add_unsigned(r.dur)));
+    assert!(outside.is_none(), "{outside:?} is not of {on:?}");
+}
+
+#[test]
+fn counters_and_scheduler_come_on_within_a_wide_budget() {
+    let _turn = live!();
+    let run = match budgeted("50%") {
+        Ok(run) => run,
+        Err(why) => skip!("{why}"),
+    };
+    let seen = run.seen();
+    seen.books_close();
+    println!("{}", run.stderr);
+    let all = levels(&seen);
+    assert_eq!(all.first().map(|l| l.to), Some(Detail::Graph), "{all:?}");
+    let last = all.last().expect("levels");
+    assert_eq!((last.to, last.one_in), (Detail::Scheduler, 1), "{all:?}");
+    assert!(last.predicted_ppm.is_some_and(|p| p < 500_000), "{last:?}");
+    times_away_are_of_their_level(&seen);
+    assert!(!seen.all.causes.off_cpu.is_empty(), "its threads slept and woke");
+    // Every op after the last change is counted, none before the first with counters.
+    let from = spells(&seen, Detail::Counters)[0].0.saturating_sub(CHANGE);
+    let of = |graph: u64| seen.all.cpu_graphs.iter().find(|g| g.seq == graph).expect("its graph");
+    let counted = counted::ops(&seen);
+    let late: Vec<_> = counted.iter().filter(|o| of(o.graph).t > last.t && !of(o.graph).cut).collect();
+    let unknown = late.iter().filter(|o| o.counts.iter().any(Option::is_none)).count();
+    assert!(late.len() > 1000 && unknown * 100 < late.len(), "{unknown} unknown of {}", late.len());
+    let end = |graph: u64| of(graph).t.saturating_add_unsigned(of(graph).dur);
+    assert!(counted.iter().all(|o| end(o.graph) >= from || o.counts.iter().all(Option::is_none)));
+    for name in ["counters", "scheduler"] {
+        let f = feature(&seen, name);
+        assert_eq!(f.state, Availability::Partly, "{f:?}");
+        assert!(f.why.contains("; on for "), "{f:?}");
+    }
+    let budget = feature(&seen, "budget");
+    assert!(budget.why.contains("ns with counters") && budget.why.contains("off-CPU interval"), "{budget:?}");
+    let text = report(&run);
+    assert!(text.contains("Overhead by level") && text.contains("\n  in part"), "{text}");
+}
+
+/// Perf events of the scheduler stay: the recording says that the budget does not cover them, and no level claims
+/// to.
+#[test]
+fn without_bpf_the_scheduler_is_in_no_budget() {
+    let _turn = live!();
+    let (program, model) = (runner(), model("tiny", "q4_0"));
+    let mut args = vec!["--source", "perf", "--sched", "--budget", "60%", "--"];
+    args.extend(run(program.to_str().expect("a path"), model.to_str().expect("a path"), "200"));
+    let run = record(&args);
+    let seen = run.seen();
+    seen.books_close();
+    assert!(levels(&seen).iter().all(|l| l.to < Detail::Counters), "{:?}", levels(&seen));
+    let budget = feature(&seen, "budget");
+    assert_eq!(budget.state, Availability::Partly, "{budget:?}");
+    assert!(budget.why.contains("not controlled by the budget: scheduler perf events"), "{budget:?}");
+    assert!(!seen.all.causes.off_cpu.is_empty(), "its thread slept and woke");
+}
+
+#[test]
+fn a_tight_budget_leaves_counters_and_scheduler_out_and_says_so() {
+    let _turn = live!();
+    let run = match budgeted("0.001%") {
+        Ok(run) => run,
+        Err(why) => skip!("{why}"),
+    };
+    let seen = run.seen();
+    seen.books_close();
+    println!("{}", run.stderr);
+    assert!(levels(&seen).iter().all(|l| l.to < Detail::Counters), "{:?}", levels(&seen));
+    assert!(seen.all.causes.off_cpu.is_empty() && counted::ops(&seen).is_empty());
+    for name in ["counters", "scheduler"] {
+        let f = feature(&seen, name);
+        assert_eq!(f.state, Availability::None, "{f:?}");
+        assert!(f.why.contains("never on within the budget"), "{f:?}");
+    }
+    let text = report(&run);
+    for name in ["counters", "scheduler"] {
+        assert!(text.lines().any(|l| l.contains("left out") && l.contains(name)), "{text}");
+    }
+}
+
+#[test]
+fn a_budget_that_no_level_meets_leaves_no_probe_and_says_what_the_cheapest_costs() {
+    let _turn = live!();
+    let (program, model) = (runner(), model("tiny", "q4_0"));
+    let mut args = vec!["--budget", "0.00001%", "--"];
+    args.extend(run(program.to_str().expect("a path"), model.to_str().expect("a path"), "800"));
+    let run = record(&args);
+    let seen = run.seen();
+    let last = levels(&seen).iter().rfind(|l| l.to == Detail::Nothing).expect("nothing fits");
+    assert!(last.measured_ppm.is_some_and(|p| p > 0), "{last:?}");
+    assert!(last.why.contains("the budget is"), "{}", last.why);
+    assert!(run.stderr.contains("level now nothing"), "{}", run.stderr);
+    assert!((seen.all.tokens.len() as u64) < 800, "{} tokens recorded", seen.all.tokens.len());
+    seen.books_close();
+}
+
+/// Takes nearly all of CPU 0 while it runs: with priority over every ordinary thread.
+fn hog(seconds: &str) {
+    let spin = "while :; do :; done";
+    let mut hog = Command::new("timeout");
+    let ended = hog.args([seconds, "taskset", "-c", "0", "chrt", "-f", "1", "sh", "-c", spin]).status();
+    assert_eq!(ended.expect("timeout, taskset and chrt").code(), Some(124));
+}
+
+#[test]
+fn a_processor_hog_lowers_the_level_within_two_tokens_and_calm_raises_it_again() {
+    let _turn = live!();
+    let (program, model) = (runner(), model("llama1b-L4", "q4_0"));
+    let mut args = vec!["--qos", "4tok/s", "--sched", "--faults"];
+    args.extend(["--", "timeout", "35", "taskset", "-c", "0"]);
+    args.extend(run(program.to_str().expect("a path"), model.to_str().expect("a path"), "100000"));
+    let recorder = Recorder::start(&args);
+    recorder.wait_for_engine();
+    std::thread::sleep(Duration::from_secs(6));
+    hog("3");
+    std::thread::sleep(Duration::from_secs(14));
+    recorder.signal(libc::SIGINT);
+    let run = recorder.finish();
+    let seen = run.seen();
+    let all = levels(&seen);
+    let lowered = all.iter().position(|l| l.why.contains("tokens/s")).unwrap_or_else(|| panic!("{all:?}"));
+    assert_eq!(all[lowered - 1].to, Detail::Scheduler, "{all:?}");
+    assert_eq!((all[lowered].to, all[lowered].one_in), (Detail::Counters, 1), "{all:?}");
+    let slow = |t: &&pfi::record::Token| t.dur > 250_000_000 && t.n_tokens == Some(1);
+    let first = seen.all.tokens.iter().find(slow).expect("the hog slows tokens down").t;
+    let until = all[lowered].t;
+    let waited = seen.all.tokens.iter().filter(slow).filter(|t| (first..until).contains(&t.t)).count();
+    // One more may have begun before the recorder saw the end of the second.
+    assert!(waited as u32 <= PATIENCE + 1, "{waited} slow tokens before the step");
+    assert!(all[lowered..].iter().any(|l| l.why.contains("one level up")), "it does not rise again: {all:?}");
+    times_away_are_of_their_level(&seen);
+    seen.books_close();
+}

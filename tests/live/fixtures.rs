@@ -1,0 +1,504 @@
+//! Recordings of the fake engine: each variant's rung, every hit counted by the target itself, every tensor
+//! described as the target describes it.
+
+use crate::common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::run::{Recorder, Run, Target, record, wait_until};
+use common::seen::Seen;
+use common::{expect, fixture, live, truth};
+use serde_json::Value;
+
+/// The target's counts against those in the trace.
+fn counts_agree(seen: &Seen, said: &Value) {
+    seen.complete();
+    let calls = |name: &str| said["calls"][name].as_u64().expect("a count");
+    let tokens = calls("llama_decode") + calls("llama_encode") + calls("llama_process");
+    assert_eq!(seen.all.tokens.len() as u64, tokens, "calls of the token functions");
+    assert_eq!(seen.all.graphs.len() as u64, calls("sched"), "graphs of the scheduler");
+    assert_eq!(seen.all.cpu_graphs.len() as u64, calls("graph_compute"), "CPU graphs");
+    assert_eq!(seen.slices(), ops_of(said), "op hits");
+    let (expected, got): (u64, u64) = seen
+        .all
+        .cpu_graphs
+        .iter()
+        .fold((0, 0), |(e, s), g| (e + u64::from(g.expected.unwrap_or(0)), s + u64::from(g.seen)));
+    assert_eq!((expected, got), (ops_of(said), ops_of(said)), "op hits expected and seen");
+    assert!(
+        seen.all.tokens.iter().all(|t| !t.cut) && seen.all.graphs.iter().all(|g| !g.cut),
+        "no call was cut"
+    );
+}
+
+/// Op hits by the target's own count: the fused function and the one that every other op passes.
+fn ops_of(said: &Value) -> u64 {
+    let calls = |name: &str| said["calls"][name].as_u64().expect("a count");
+    let (extra, fused) = (calls("extra"), calls("fused"));
+    if said["fuses"] == 1 { extra + fused } else { calls("forward") }
+}
+
+/// Every op, in order, on every thread, as described in the dump.
+fn structure_agrees(seen: &Seen, dump: &Path, said: &Value) {
+    let pid = said["pid"].as_u64().expect("a pid") as u32;
+    let threads = said["threads"].as_u64().expect("threads") as u32;
+    let graphs = truth::read(dump);
+    let parts = graphs.iter().flat_map(|g| truth::fake_ops(g).into_iter().map(move |ops| (g, ops)));
+    let cpu = seen.graphs(pid);
+    assert_eq!(cpu.len(), parts.clone().count(), "CPU graphs");
+    for (cpu, (graph, ops)) in cpu.into_iter().zip(parts) {
+        expect::graph(seen, cpu, graph, &ops, threads);
+    }
+    let widths: Vec<u32> = seen.all.graphs.iter().map(|g| g.ubatch).collect();
+    assert_eq!(widths, graphs.iter().map(|g| g.n_tokens).collect::<Vec<_>>(), "widths of the ubatches");
+}
+
+struct Case {
+    dump: PathBuf,
+    run: Run,
+    _dir: tempfile::TempDir,
+}
+
+/// Records the fake with `options` of the recorder and `args` of the fake.
+fn fake(program: &Path, options: &[&str], args: &[&str]) -> Case {
+    let dir = tempfile::tempdir().expect("a directory");
+    let dump = dir.path().join("dump");
+    let mut all: Vec<String> = options.iter().map(|s| (*s).to_owned()).collect();
+    all.extend(["--".into(), program.display().to_string(), "--dump".into(), dump.display().to_string()]);
+    all.extend(args.iter().map(|s| (*s).to_owned()));
+    Case { run: record(&all), dump, _dir: dir }
+}
+
+fn agrees(program: &Path, options: &[&str], args: &[&str]) -> Seen {
+    let case = fake(program, options, args);
+    let seen = case.run.seen();
+    counts_agree(&seen, &case.run.said());
+    structure_agrees(&seen, &case.dump, &case.run.said());
+    seen
+}
+
+const OP_FUSED: &str = "ggml_compute_forward_rms_norm_mul_fused + ggml_cpu_extra_compute_forward";
+
+/// A variant recorded long enough for its rungs to settle, with both kinds of weights and of layers.
+fn variant(name: &str, op: &str, split: &str, op_end: &str) {
+    let _turn = live!();
+    let program = fixture!(name);
+    for args in [
+        &["-n", "12", "--moe", "-t", "3"][..],
+        &["-n", "12", "--repack", "--fresh-threads"],
+        &["-n", "3", "-t", "1", "--split"],
+    ] {
+        agrees(&program, &[], args);
+    }
+    if name != "late" {
+        let seen = agrees(&program, &[], &["-n", "12"]);
+        assert_eq!(seen.footer().read_errors, 0, "failed reads of the target's memory");
+    }
+    let seen = settled(&program, split == "backend vtable", op_end == "interval");
+    assert_eq!(seen.used("op").map(|r| r.name), Some(op), "rung of ops");
+    assert_eq!(seen.used("split").map(|r| r.name), Some(split), "rung of splits");
+    assert_eq!(seen.used("op-end").map(|r| r.name), Some(op_end), "rung of op ends");
+    for rung in seen.all.rungs.iter().filter(|r| !r.used) {
+        assert!(!rung.why.is_empty(), "{} was left without a reason", rung.name);
+    }
+    let left = |role: &str| seen.left(role).iter().map(|l| l.0).collect::<Vec<_>>();
+    let silent: &[&str] = if split == "backend vtable" { &["ggml_backend_graph_compute_async"] } else { &[] };
+    assert_eq!(left("split"), silent);
+    let dead: &[&str] = if op_end == "interval" { &["ggml_barrier"] } else { &[] };
+    assert_eq!(left("op-end"), dead);
+    // The middle one of each graph's three splits is on the other backend.
+    let names: Vec<&str> = seen.all.splits.iter().map(|s| seen.all.backends[&s.backend].name).collect();
+    let cuda = names.iter().filter(|n| n.starts_with("CUDA")).count();
+    let cpu = names.iter().filter(|n| **n == "CPU").count();
+    assert_eq!(cuda + cpu, names.len(), "every split has its backend: {names:?}");
+    assert!(cuda > 5 && cpu.abs_diff(2 * cuda) <= 2, "{cuda} splits elsewhere, {cpu} on the CPU");
+}
+
+/// Rungs are judged while the target works: records a target that continues until the expected judgements were
+/// reported, plus some graphs.
+fn settled(program: &Path, vtable: bool, interval: bool) -> Seen {
+    let target = Target::start(program, &["-n", "1000000", "--layers", "4", "--op-ns", "5000", "--split"]);
+    let recorder = Recorder::start(&["-p", &target.pid().to_string()]);
+    let told = |text: &str| recorder.stderr().contains(text);
+    wait_until("the rungs settle", || {
+        (!vtable || told("found through the scheduler")) && (!interval || told("dropped ggml_barrier"))
+    });
+    let enough = std::fs::metadata(&recorder.trace).map_or(0, |m| m.len()) + 200_000;
+    wait_until("more graphs", || std::fs::metadata(&recorder.trace).is_ok_and(|m| m.len() > enough));
+    recorder.signal(libc::SIGINT);
+    let seen = recorder.finish().seen();
+    seen.books_close();
+    let lost: u64 = seen.footer().kinds.iter().map(|k| k.lost).sum();
+    for g in seen.all.cpu_graphs.iter().filter(|g| !g.cut) {
+        assert_eq!(Some(g.seen), g.expected, "hits of graph {} ({lost} events lost in all)", g.seq);
+    }
+    seen
+}
+
+/// A guest's results for a variant: NAME.pfi, NAME.dump, and in NAME.json the target's own account.
+fn recorded(dir: &Path, name: &str, op: &str) {
+    let at = |ext: &str| dir.join(format!("{name}.{ext}"));
+    let said = std::fs::read_to_string(at("json")).unwrap_or_else(|e| panic!("{name}.json: {e}"));
+    let said = said.lines().rfind(|l| l.starts_with('{')).and_then(|l| serde_json::from_str(l).ok());
+    let said: Value = said.unwrap_or_else(|| panic!("{name}.json: no JSON"));
+    let seen = Seen::read(&at("pfi"));
+    counts_agree(&seen, &said);
+    structure_agrees(&seen, &at("dump"), &said);
+    assert_eq!(seen.used("op").map(|r| r.name), Some(op), "rung of ops of {name}");
+    let lost: u64 = seen.footer().kinds.iter().map(|k| k.lost).sum();
+    println!("hits {name} {} {} {lost}", ops_of(&said), seen.slices());
+}
+
+macro_rules! variants {
+    ($($test:ident: $name:literal, $op:expr, $split:literal, $end:literal;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                variant($name, $op, $split, $end);
+            }
+        )*
+
+        #[test]
+        #[ignore = "judges recordings that a guest made: tests/kernels/checks/fixtures.py"]
+        fn recorded_elsewhere() {
+            let dir = std::env::var_os("PROFINFER_RECORDINGS").expect("PROFINFER_RECORDINGS names a directory");
+            $(recorded(Path::new(&dir), $name, $op);)*
+        }
+    };
+}
+
+variants! {
+    modern: "modern", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
+    modern_clang: "modern-clang", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
+    stripped: "stripped", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
+    local_forward: "local-forward", "ggml_compute_forward", "ggml_backend_graph_compute_async", "ggml_barrier";
+    dead_barrier: "dead-barrier", OP_FUSED, "backend vtable", "interval";
+    dead_barrier_stripped: "dead-barrier-stripped", OP_FUSED, "backend vtable", "interval";
+    relative_tables: "reltable", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
+    old: "old", "ggml_compute_forward", "ggml_backend_graph_compute_async", "ggml_barrier";
+    ancient: "ancient", "ggml_compute_forward", "ggml_backend_graph_compute_async", "ggml_barrier";
+    long_names: "name128", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
+    old_long_names: "old-name128", "ggml_compute_forward", "ggml_backend_graph_compute_async", "ggml_barrier";
+    names_of_80: "name80", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
+    names_of_45: "name45", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
+    old_names_of_80: "old-name80", "ggml_compute_forward", "ggml_backend_graph_compute_async", "ggml_barrier";
+    prefixed: "prefixed", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
+    prefixed_old: "prefixed-old", "ggml_compute_forward", "ggml_backend_graph_compute_async", "ggml_barrier";
+    late: "late", OP_FUSED, "ggml_backend_graph_compute_async", "ggml_barrier";
+    static_exe: "static", OP_FUSED, "backend vtable", "interval";
+    static_pie: "static-pie", OP_FUSED, "backend vtable", "interval";
+}
+
+#[test]
+fn stripped_old_engine_leaves_graphs() {
+    let _turn = live!();
+    let case = fake(&fixture!("old-stripped"), &[], &["--split"]);
+    let (seen, said) = (case.run.seen(), case.run.said());
+    seen.complete();
+    assert_eq!(seen.all.tokens.len() as u64, said["calls"]["llama_decode"]);
+    assert_eq!(seen.all.cpu_graphs.len() as u64, said["calls"]["graph_compute"]);
+    assert_eq!(seen.all.splits.len() as u64, said["calls"]["async"]);
+    assert_eq!(seen.slices(), 0);
+    assert!(seen.used("op").is_none());
+    assert!(seen.rungs("op").iter().all(|r| !r.why.is_empty()), "{:?}", seen.rungs("op"));
+}
+
+#[test]
+fn statically_linked_and_stripped_is_refused() {
+    let _turn = live!();
+    let program = fixture!("static-stripped");
+    let run = record(&["--", program.to_str().expect("a path")]);
+    // The command's own output goes to standard output and is not checked here.
+    expect::one_line_error(&run, &["statically linked and stripped", "with symbols"]);
+}
+
+#[test]
+fn a_32_bit_target_is_refused() {
+    let _turn = live!();
+    let program = fixture!("bare32");
+    let target = Target::start::<&str>(&program, &[]);
+    expect::one_line_error(&record(&["-p", &target.pid().to_string()]), &["32-bit"]);
+    expect::one_line_error(&record(&["--exe", program.to_str().expect("a path")]), &["32-bit"]);
+    expect::one_line_error(&record(&["--", program.to_str().expect("a path")]), &["32-bit"]);
+}
+
+#[test]
+fn every_entry_point_is_a_token() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    for (api, entry) in [("decode", "Decode"), ("encode", "Encode"), ("process", "Process")] {
+        let seen = agrees(&program, &[], &["--api", api]);
+        for t in &seen.all.tokens {
+            assert_eq!(format!("{:?}", t.entry), entry);
+        }
+        if api != "process" {
+            let widths: Vec<_> = seen.all.tokens.iter().map(|t| t.n_tokens).collect();
+            assert_eq!(widths, [4, 1, 1, 1, 1, 1, 1, 1, 1].map(Some), "tokens of the batches");
+        }
+    }
+}
+
+#[test]
+fn calls_nest_whoever_makes_them() {
+    let _turn = live!();
+    let seen = agrees(&fixture!("modern"), &[], &["--roam", "--split", "-n", "20", "--fresh-threads"]);
+    for (i, t) in seen.all.tokens.iter().enumerate() {
+        assert_eq!(seen.all.graphs[i].token, Some(t.seq), "graph {i}");
+    }
+    for s in &seen.all.splits {
+        let graph = seen.all.graphs.iter().find(|g| Some(g.seq) == s.graph).expect("a split lies in a graph");
+        assert!(s.t >= graph.t && s.t as u64 + s.dur <= graph.t as u64 + graph.dur, "split inside its graph");
+    }
+    for c in &seen.all.cpu_graphs {
+        let split =
+            seen.all.splits.iter().find(|s| Some(s.seq) == c.split).expect("a CPU graph lies in a split");
+        assert_eq!(seen.all.backends[&split.backend].name, "CPU");
+        assert_eq!(c.graph, split.graph);
+    }
+}
+
+#[test]
+fn perf_buffers_carry_the_same() {
+    let _turn = live!();
+    for name in ["modern", "old", "late"] {
+        let seen = agrees(&fixture!(name), &["--pbuf"], &["-n", "30", "--moe", "--split", "--fresh-threads"]);
+        assert_eq!(format!("{:?}", seen.all.header.as_ref().map(|h| h.transport)), "Some(Perf)");
+    }
+}
+
+#[test]
+fn levels_leave_out_what_lies_below() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let token = fake(&program, &["--level", "token"], &[]).run.seen();
+    token.complete();
+    assert_eq!(token.all.tokens.len(), 9);
+    assert_eq!((token.all.graphs.len(), token.all.cpu_graphs.len(), token.slices()), (0, 0, 0));
+    let graph = fake(&program, &["--level", "graph"], &["--split"]).run.seen();
+    graph.complete();
+    assert_eq!((graph.all.tokens.len(), graph.all.graphs.len(), graph.all.splits.len()), (9, 9, 27));
+    assert_eq!((graph.all.cpu_graphs.len(), graph.slices()), (18, 0));
+    let probed = |seen: &Seen, symbol: &str| seen.all.probes.iter().any(|p| p.symbol == symbol);
+    assert!(probed(&graph, "ggml_graph_compute") && !probed(&graph, "ggml_cpu_extra_compute_forward"));
+    assert!(probed(&token, "llama_decode") && !probed(&token, "ggml_graph_compute"));
+}
+
+#[test]
+fn without_structure_ops_keep_their_places() {
+    let _turn = live!();
+    let case = fake(&fixture!("modern"), &["--no-str"], &["-n", "12", "--moe"]);
+    let (seen, said) = (case.run.seen(), case.run.said());
+    seen.complete();
+    assert_eq!(seen.slices(), ops_of(&said));
+    assert_eq!((seen.kind("tensor").seen, seen.kind("nodes").seen), (0, 0));
+    assert!(seen.all.tensors.values().all(|t| !t.known && t.name.is_empty()));
+    let graphs = truth::read(&case.dump);
+    for (cpu, graph) in seen.graphs(said["pid"].as_u64().expect("a pid") as u32).into_iter().zip(&graphs) {
+        let want: Vec<u64> = truth::fake_ops(graph)[0].iter().map(|o| graph.nodes[o.0].addr).collect();
+        for hits in seen.hits(cpu).values() {
+            assert_eq!(hits.iter().map(|h| seen.tensor(h.0).addr).collect::<Vec<_>>(), want);
+        }
+    }
+}
+
+#[test]
+fn op_ends_as_asked() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let busy = |seen: &Seen| seen.all.runs.iter().filter(|r| r.barrier).count();
+    let interval = agrees(&program, &["--op-end", "interval"], &["-n", "200"]);
+    assert_eq!((busy(&interval), interval.all.runs.is_empty()), (0, false));
+    assert_eq!(interval.used("op-end").map(|r| r.name), Some("interval"));
+    let barrier = agrees(&program, &["--op-end", "barrier"], &["-n", "200"]);
+    assert_eq!(barrier.used("op-end").map(|r| r.name), Some("ggml_barrier"));
+    assert!(
+        busy(&barrier) * 10 > barrier.all.runs.len() * 9,
+        "{} of {}",
+        busy(&barrier),
+        barrier.all.runs.len()
+    );
+}
+
+#[test]
+fn a_limit_in_tokens_ends_the_recording() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let target = Target::start(&program, &["-n", "1000000", "--op-ns", "50000"]);
+    let run = record(&["-p", &target.pid().to_string(), "--tokens", "10"]);
+    let seen = run.seen();
+    seen.books_close();
+    assert_eq!(seen.footer().end, "tokens");
+    let whole = seen.all.tokens.iter().filter(|t| !t.cut).count();
+    assert!((10..1000).contains(&whole), "{whole} tokens");
+}
+
+#[test]
+fn a_limit_in_time_ends_the_recording() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let mut target = Target::start(&program, &["-n", "1000000", "--op-ns", "50000"]);
+    let run = record(&["-p", &target.pid().to_string(), "--duration", "300ms"]);
+    let seen = run.seen();
+    seen.books_close();
+    assert_eq!(seen.footer().end, "duration");
+    assert!(!seen.all.tokens.is_empty() && seen.slices() > 0);
+    assert!(target.running(), "the target goes on");
+}
+
+#[test]
+fn a_running_process_is_recorded_from_its_next_graph() {
+    let _turn = live!();
+    for name in ["modern", "stripped", "static-pie", "old"] {
+        let mut target = Target::start(fixture!(name), &["-n", "1000000", "--op-ns", "20000"]);
+        let pid = target.pid().to_string();
+        let seen = record(&["-p", &pid, "--tokens", "20"]).seen();
+        seen.books_close();
+        let whole: Vec<_> = seen.all.cpu_graphs.iter().filter(|g| !g.cut).collect();
+        assert!(whole.len() >= 20, "{name}: {} whole graphs", whole.len());
+        for g in whole {
+            assert_eq!(Some(g.seen), g.expected, "{name}: hits of graph {}", g.seq);
+        }
+        assert!(target.running());
+    }
+}
+
+/// Starts a target that waits for a file, and the recorder on it; then lets it run. Everything is seen.
+fn attach_then_run(program: &Path, options: impl Fn(u32) -> Vec<String>) -> (Seen, Value) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let go = dir.path().join("go");
+    let target = Target::start(program, &["--wait-for", go.to_str().expect("a path"), "--hold", "1"]);
+    let recorder = Recorder::start(&options(target.pid()));
+    recorder.wait_for_probes();
+    std::fs::write(&go, "").expect("go");
+    let said = target.said();
+    if options(1).iter().any(|o| o == "--exe") {
+        recorder.signal(libc::SIGINT);
+    }
+    (recorder.finish().seen(), said)
+}
+
+#[test]
+fn a_file_is_probed_before_any_process_runs() {
+    let _turn = live!();
+    for name in ["modern", "static-pie"] {
+        let program = fixture!(name);
+        let path = program.display().to_string();
+        let (seen, said) = attach_then_run(&program, |_| vec!["--exe".into(), path.clone()]);
+        assert_eq!(seen.footer().end, "signal");
+        counts_agree(&seen, &said);
+    }
+}
+
+#[test]
+fn a_process_that_waits_is_recorded_whole() {
+    let _turn = live!();
+    for name in ["modern", "late"] {
+        let (seen, said) = attach_then_run(&fixture!(name), |pid| vec!["-p".into(), pid.to_string()]);
+        assert_eq!(seen.footer().end, "target exited");
+        counts_agree(&seen, &said);
+    }
+}
+
+#[test]
+fn variants_are_probed_before_they_are_loaded() {
+    let _turn = live!();
+    let program = fixture!("late");
+    let dir = tempfile::tempdir().expect("a directory");
+    let go = dir.path().join("go");
+    let target = Target::start(&program, &["--wait-for", go.to_str().expect("a path")]);
+    let recorder = Recorder::start(&["-p", &target.pid().to_string()]);
+    recorder.wait_for_probe_in("libfakeggml-cpu.so");
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", target.pid())).expect("it runs");
+    assert!(!maps.contains("libfakeggml-cpu.so"), "it is mapped already");
+    std::fs::write(&go, "").expect("go");
+    let said = target.said();
+    counts_agree(&recorder.finish().seen(), &said);
+}
+
+#[test]
+fn children_of_the_command_are_recorded() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let script = format!("sleep 0.01; ({0} --hold 2 -n 50 & {0} --hold 2 -n 50; wait)", program.display());
+    let run = record(&["--", "sh", "-c", &script]);
+    let seen = run.seen();
+    seen.complete();
+    let said: Vec<Value> = run.stdout.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    assert_eq!(said.len(), 2);
+    for one in &said {
+        let pid = one["pid"].as_u64().expect("a pid") as u32;
+        let got: u64 = seen.graphs(pid).iter().map(|g| u64::from(g.seen)).sum();
+        assert_eq!(got, ops_of(one), "op hits of process {pid}");
+        assert_eq!(seen.all.tokens.iter().filter(|t| t.pid == pid).count(), 51);
+        assert!(seen.all.processes.iter().any(|p| p.pid == pid));
+    }
+}
+
+#[test]
+fn two_targets_at_once() {
+    let _turn = live!();
+    let dir = tempfile::tempdir().expect("a directory");
+    let go = dir.path().join("go").display().to_string();
+    let args = ["--wait-for", &go, "--hold", "1", "-n", "30"];
+    let targets = ["modern", "old"].map(|name| {
+        let program = common::fixture_dir(name).expect("gcc is here").join("fakellama");
+        Target::start(program, &args)
+    });
+    let pids = targets.iter().map(|t| t.pid().to_string()).collect::<Vec<_>>().join(",");
+    let recorder = Recorder::start(&["-p", &pids]);
+    recorder.wait_for_probes();
+    std::fs::write(&go, "").expect("go");
+    let said = targets.map(Target::said);
+    let seen = recorder.finish().seen();
+    seen.complete();
+    assert_eq!(seen.all.engines.len(), 2);
+    for one in &said {
+        let pid = one["pid"].as_u64().expect("a pid") as u32;
+        let got: u64 = seen.graphs(pid).iter().map(|g| u64::from(g.seen)).sum();
+        assert_eq!(got, ops_of(one), "op hits of process {pid}");
+    }
+}
+
+#[test]
+fn a_target_in_a_chroot() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let root = tempfile::tempdir().expect("a directory");
+    let from = program.parent().expect("a directory");
+    // Like ldd.
+    let libs = Command::new(&program).env("LD_TRACE_LOADED_OBJECTS", "1").output().expect("its loader runs");
+    let mut files: Vec<PathBuf> = String::from_utf8_lossy(&libs.stdout)
+        .split_whitespace()
+        .filter(|w| w.starts_with('/'))
+        .map(PathBuf::from)
+        .collect();
+    files.retain(|f| !f.starts_with(from));
+    for file in files {
+        let to = root.path().join(file.strip_prefix("/").expect("absolute"));
+        std::fs::create_dir_all(to.parent().expect("a directory")).expect("made");
+        std::fs::copy(&file, &to).expect("copied");
+    }
+    for name in ["fakellama", "libfakeggml.so"] {
+        std::fs::create_dir_all(root.path().join("engine")).expect("made");
+        std::fs::copy(from.join(name), root.path().join("engine").join(name)).expect("copied");
+    }
+    let path = root.path().to_str().expect("a path");
+    // As the command: chroot execs the engine, which is found in the maps of the process.
+    let mut chroot = Command::new("chroot");
+    chroot.args([path, "/engine/fakellama", "-n", "1000000", "--op-ns", "20000"]);
+    // Without /proc in the chroot its loader cannot tell where the program is.
+    let mut target = Target::spawn(chroot.env("LD_LIBRARY_PATH", "/engine"));
+    wait_until("chroot has become the engine", || {
+        assert!(target.running(), "it did not start");
+        std::fs::read_link(format!("/proc/{}/exe", target.pid())).is_ok_and(|p| p.ends_with("fakellama"))
+    });
+    let seen = record(&["-p", &target.pid().to_string(), "--tokens", "20"]).seen();
+    seen.books_close();
+    assert!(seen.all.tokens.len() >= 20);
+    let whole: Vec<_> = seen.all.cpu_graphs.iter().filter(|g| !g.cut).collect();
+    assert!(!whole.is_empty() && whole.iter().all(|g| Some(g.seen) == g.expected));
+    let module =
+        seen.all.modules.iter().find(|m| m.path.ends_with("libfakeggml.so")).expect("the engine's module");
+    assert!(module.path.ends_with("/engine/libfakeggml.so"), "{}", module.path);
+}

@@ -1,0 +1,54 @@
+//! Tests on live engines: need root, BPF and uprobes. To run one suite: `cargo test --test live sched:: --
+//! --test-threads=1`.
+#![cfg(feature = "agent")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test program"
+)]
+
+#[path = "../all_views/mod.rs"]
+mod all_views;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../trace_support/mod.rs"]
+mod trace_support;
+
+#[global_allocator]
+static ALLOCATOR: common::allocator::Counting = common::allocator::Counting;
+
+mod btf;
+mod budget;
+mod capabilities;
+mod children;
+mod dag;
+mod device;
+mod diff;
+mod ends;
+mod engines;
+mod every_end;
+mod experts;
+mod finder;
+mod fixtures;
+mod flood;
+mod kill;
+mod merge;
+mod output;
+mod perf;
+mod phases;
+mod pmc;
+mod privilege;
+mod reach;
+mod ready;
+mod runner;
+mod sched;
+mod service;
+mod stat;
+mod store;
+mod sudo;
+mod supervision;
+mod top;
+mod views;
+mod wrapped;

@@ -1,0 +1,222 @@
+//! `profinfer status`, `dump` and `stop` against the service's end of the socket: what is asked, what is printed, what
+//! nobody is there for.
+
+use crate::common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::thread;
+use std::time::Duration;
+
+use common::skip;
+use profinfer::daemon::run::Run;
+use profinfer::daemon::socket::{Control, Request, dumped};
+use profinfer::daemon::status::{Counts, Files, Found, Message, Own, Phase, Rule, State};
+use profinfer::daemon::store::Usage;
+use profinfer::daemon::waiting::HeldBack;
+use serde_json::Value;
+
+fn profinfer(socket: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_profinfer"));
+    command.args(args).arg("--socket").arg(socket);
+    command
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("text")
+}
+
+fn state() -> State {
+    let mut state = State::new("0.1.0 (abc)");
+    state.state = Phase::Recording;
+    let held_back = vec![HeldBack { uid: 1000, files: 77, processes: 2 }];
+    state.finder = Found { backend: "exec and mmap events".into(), held_back, ..Found::default() };
+    state.configuration.file = Some("/etc/profinfer/profinfer.toml".into());
+    state.configuration.read = "2026-11-21T20:41:43.123Z".into();
+    state.configuration.errors = vec!["line 3: \u{1b}[2Jno such key".into()];
+    state.rules = vec![
+        Rule { name: "chat".into(), runs: 2, recorder: Some(4712) },
+        Rule { name: "rest".into(), runs: 1, recorder: None },
+    ];
+    state.counts = Counts { seen: 3, recorded: 2, sample_one_in: 1, ..Counts::default() };
+    state.directory = "/var/lib/profinfer".into();
+    state.store =
+        Usage { files: 3, writing: 1, bytes: 1 << 20, counted: 3 << 20, quota: 512 << 20, removed: 9 };
+    state.own = Own { resident_bytes: Some(4_300_800), cpu_seconds: Some(1.25) };
+    let run = Run {
+        pid: 42,
+        uid: 0,
+        recorder: Some(41),
+        processes: vec![42],
+        start: 7,
+        exe: "/opt/evil\n\u{1b}[31m\u{202e}/llama-server".into(),
+        rule: "chat".into(),
+        level: "op".into(),
+        file: Some("20261121T204143.123Z-llama-server-42.pfi".into()),
+        tokens: 1234,
+        ttft_ns: Some(1_500_000_000),
+        rate: Some(27.5),
+        tpot_ns: [Some(36_000_000), Some(37_000_000), Some(48_500_000)],
+        lost: 3,
+        seen: 1000,
+        cost: Some(0.008),
+        ended: None,
+    };
+    state.run(&run);
+    state.run(&Run { pid: 43, rule: "rest".into(), ended: Some("target exited".into()), ..Run::default() });
+    state.messages.push(Message { at: "2026-11-21T20:41:43.123Z".into(), text: "run\r42 began".into() });
+    state
+}
+
+/// A service that answers until the command is over, or until it is told to stop.
+fn serve(mut control: Control, mut command: Command) -> (Output, Vec<Request>) {
+    let mut asked = Vec::new();
+    let client = thread::spawn(move || command.output().expect("it runs"));
+    let mut stopped = false;
+    while !client.is_finished() && !stopped {
+        let mut later = None;
+        control.poll(&mut |request, token| {
+            asked.push(request);
+            match request {
+                Request::Status => Some(state().json()),
+                Request::Dump(Some(1)) => Some(Err("no run of process 1 is kept in memory".into())),
+                Request::Dump(_) => {
+                    later = Some(token);
+                    None
+                }
+                Request::Stop | Request::Reload => {
+                    stopped = true;
+                    Some(Ok("null".into()))
+                }
+            }
+        });
+        if let Some(token) = later {
+            let files = ["a.pfi".to_owned(), "b.pfi".to_owned()];
+            assert!(control.answer(token, &dumped(Path::new("/var/lib/profinfer"), &files)));
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    drop(control);
+    (client.join().expect("the command"), asked)
+}
+
+fn with_service(args: &[&str]) -> (Output, Vec<Request>) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = dir.path().join("run/control.sock");
+    let control = Control::bind(&socket).expect("a socket");
+    serve(control, profinfer(&socket, args))
+}
+
+#[test]
+fn status_tells_how_the_service_stands() {
+    let (out, asked) = with_service(&["status"]);
+    let said = text(&out.stdout);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert_eq!(asked, [Request::Status]);
+    for line in [
+        "Service: recording (0.1.0 (abc), process ",
+        "  engines by   exec and mmap events\n",
+        "77 mapped files of user 1000 were not looked at (2 of his processes wait)",
+        "  settings     /etc/profinfer/profinfer.toml, read 2026-11-21T20:41:43.123Z\n",
+        "line 3: \\u{1b}[2Jno such key\n",
+        "  rules        chat (2 runs, recorder 4712), rest (1 run)\n",
+        "  runs         3 seen: 2 recorded, 1 left out by sample_one_in\n",
+        "  recordings   3 in /var/lib/profinfer, 1 being written: 1.0 MiB of 512.0 MiB, 9 removed\n",
+        "  own cost     4.1 MiB of memory, 1.25 s of CPU time\n",
+        "going on       20261121T204143.123Z-llama-server-42.pfi  /opt/evil\\n\\u{1b}[31m\\u{202e}/llama-server\n",
+        "  2026-11-21T20:41:43.123Z  run\\r42 began\n",
+    ] {
+        assert!(said.contains(line), "{line:?} is not in\n{said}");
+    }
+    let row = |pid: &str| said.lines().find(|l| l.split_whitespace().next() == Some(pid)).expect("a row");
+    let cells: Vec<&str> = row("42").split_whitespace().take(11).collect();
+    assert_eq!(
+        cells,
+        ["42", "chat", "op", "1234", "27.50", "1500.000", "36.000", "37.000", "48.500", "3", "0.80"]
+    );
+    let cells: Vec<&str> = row("43").split_whitespace().take(9).collect();
+    assert_eq!(cells, ["43", "rest", "-", "0", "-", "-", "-", "-", "-"], "what is not known is no zero");
+    assert!(row("43").contains("target exited"));
+    assert!(said.chars().all(|c| c == '\n' || !c.is_control()), "{said:?}");
+}
+
+#[test]
+fn status_as_json_is_what_the_service_says() {
+    let (out, _) = with_service(&["status", "--json"]);
+    let json: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!((&json["runs"][0]["pid"], &json["store"]["quota"]), (&42.into(), &(512u64 << 20).into()));
+    assert!(json["runs"][1]["rate"].is_null() && json["runs"][0]["ended"].is_null());
+}
+
+#[test]
+fn dump_prints_the_files_written() {
+    let (out, asked) = with_service(&["dump"]);
+    assert_eq!(text(&out.stdout), "/var/lib/profinfer/a.pfi\n/var/lib/profinfer/b.pfi\n");
+    assert_eq!((asked, out.status.code()), (vec![Request::Dump(None)], Some(0)));
+    let (out, asked) = with_service(&["dump", "-p", "42", "--json"]);
+    let json: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!((&json["directory"], &json["files"][1]), (&"/var/lib/profinfer".into(), &"b.pfi".into()));
+    assert_eq!(asked, [Request::Dump(Some(42))]);
+    let (out, _) = with_service(&["dump", "-p", "1"]);
+    assert_eq!((text(&out.stdout), out.status.code()), ("", Some(1)));
+    assert_eq!(text(&out.stderr), "profinfer: no run of process 1 is kept in memory\n");
+}
+
+#[test]
+fn stop_waits_for_the_end() {
+    let (out, asked) = with_service(&["stop"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert_eq!(asked.first(), Some(&Request::Stop));
+}
+
+#[test]
+fn where_nobody_answers_it_is_said() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = dir.path().join("control.sock");
+    for args in [&["status"][..], &["dump"], &["stop"]] {
+        let out = profinfer(&socket, args).output().expect("it runs");
+        assert_eq!(out.status.code(), Some(1));
+        let said = text(&out.stderr);
+        assert!(said.contains("no service answers at ") && said.contains("--socket"), "{said}");
+    }
+    let out = profinfer(&socket, &["dump", "-p", "x"]).output().expect("it runs");
+    assert_eq!(out.status.code(), Some(2));
+}
+
+/// What another user sees: the socket is not for him, the file may be.
+#[test]
+fn another_user_is_shown_the_file() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let open = |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("its mode");
+    let (socket, file): (PathBuf, PathBuf) =
+        (dir.path().join("run/control.sock"), dir.path().join("run/status.json"));
+    let _control = Control::bind(&socket).expect("a socket");
+    [dir.path(), &dir.path().join("run")].into_iter().for_each(open);
+    let mut refused = Command::new("true");
+    if refused.uid(65534).status().is_err() {
+        skip!("only root becomes another user");
+    }
+    // A copy that he may run, wherever these sources are.
+    let program = dir.path().join("profinfer");
+    common::program::copy(env!("CARGO_BIN_EXE_profinfer"), &program);
+    let status = || {
+        let mut command = Command::new(&program);
+        command.args(["status", "--socket"]).arg(&socket).arg("--file").arg(&file).uid(65534).gid(65534);
+        command.current_dir("/").output().expect("it runs")
+    };
+    let out = status();
+    let said = text(&out.stderr);
+    assert!(
+        said.contains("listens to its own user and to root only; and ") && said.contains("No such file"),
+        "{said}"
+    );
+    assert_eq!(out.status.code(), Some(1));
+    let (mut files, _) = Files::new(&file, None).expect("a file");
+    files.tell(&mut state()).expect("it is written");
+    let out = status();
+    assert!(text(&out.stderr).contains("to root only: showing "), "{}", text(&out.stderr));
+    assert!(text(&out.stdout).contains("3 seen: 2 recorded") && out.status.success());
+}

@@ -1,0 +1,417 @@
+//! `profinfer html`: every section is there or says why not, names are data, nothing is fetched, and the page stays small
+//! however long the run.
+
+use crate::dag_support;
+use crate::html_support;
+use crate::synth_trace;
+
+use std::os::unix::ffi::OsStringExt;
+use std::process::Command;
+
+use dag_support::{LLAMA, Made, Model};
+use html_support::*;
+use pfi::record::*;
+use pfi::{Encoder, EncoderConfig};
+use proptest::prelude::*;
+use render::html::{SCRIPT, SCRIPT_HASH, STYLE, STYLE_HASH};
+use serde_json::Value;
+use synth_trace::*;
+
+const SECTIONS: [&str; 9] =
+    ["summary", "phases", "tokens", "graph", "ops", "roof", "threads", "experts", "trust"];
+/// 3 MB.
+const MOST: usize = 3_000_000;
+
+/// The inside of a section.
+fn section<'p>(page: &'p str, id: &str) -> &'p str {
+    let from = page.find(&format!("<section id=\"{id}\"")).unwrap_or_else(|| panic!("no section {id}"));
+    let rest = &page[from..];
+    &rest[..rest.find("</section>").unwrap()]
+}
+
+fn gaps(section: &str) -> Vec<&str> {
+    section.split("<p class=\"gap\">").skip(1).filter_map(|rest| rest.split("</p>").next()).collect()
+}
+
+/// An element's name and what stands in it.
+type Tag<'p> = (&'p str, &'p str);
+
+/// All elements that begin, in order; every one is closed by its own name and every attribute is quoted.
+fn tags(page: &str) -> Vec<Tag<'_>> {
+    const NEVER_CLOSED: [&str; 2] = ["!DOCTYPE", "meta"];
+    let (mut all, mut open) = (Vec::new(), Vec::new());
+    let mut rest = page;
+    while let Some(at) = rest.find('<') {
+        let end = rest[at..].find('>').unwrap_or_else(|| panic!("without end: {:.80}", &rest[at..])) + at;
+        let tag = &rest[at + 1..end];
+        rest = &rest[end + 1..];
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop(), Some(name), "{:.80}", rest);
+            continue;
+        }
+        let name = tag.split([' ', '\n', '/']).next().unwrap();
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+        all.push((name, tag));
+        if matches!(name, "script" | "style") {
+            let close = rest.find(&format!("</{name}>")).unwrap();
+            rest = &rest[close + name.len() + 3..];
+        } else if !tag.ends_with('/') && !NEVER_CLOSED.contains(&name) {
+            open.push(name);
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    all
+}
+
+/// Nothing in the page would be fetched, and no other script than ours is there.
+fn check(page: &str) {
+    for (name, tag) in tags(page) {
+        let fetches = ["link", "img", "iframe", "object", "embed", "base", "form", "image", "use"];
+        assert!(!fetches.contains(&name), "{tag}");
+        for attribute in [" src=", " srcset=", " action=", " style=", " on", " xlink:"] {
+            let outside: String = tag.split('"').step_by(2).collect();
+            assert!(!outside.contains(attribute), "{tag}");
+        }
+        for link in tag.split(" href=\"").skip(1) {
+            assert!(link.starts_with('#'), "{tag}");
+        }
+        for url in tag.split("url(").skip(1) {
+            assert!(url.starts_with('#'), "{tag}");
+        }
+    }
+    assert_eq!(page.matches("<script").count(), 2);
+    assert_eq!(page.matches("</script").count(), 2);
+    let policy = page.split("http-equiv=\"Content-Security-Policy\" content=\"").nth(1).unwrap();
+    assert!(policy.starts_with("default-src 'none'; "), "{policy:.80}");
+    let bad = |c: char| c != '\n' && (c.is_control() || matches!(c, '\u{202e}' | '\u{2028}' | '\u{2029}'));
+    assert!(!page.contains(bad), "a character that hides or breaks");
+    data(page);
+    for id in SECTIONS {
+        assert!(section(page, id).len() > 120, "{id} is empty");
+    }
+    assert!(page.len() <= MOST, "{}", page.len());
+}
+
+fn data(page: &str) -> Value {
+    let block = page.split("<script type=\"application/json\" id=\"data\">").nth(1).unwrap();
+    serde_json::from_str(block.split("</script>").next().unwrap()).unwrap()
+}
+
+#[test]
+fn a_page_has_every_section() {
+    let page = page(&rich(200), &["--peak", "100,10"]);
+    check(&page);
+    for id in SECTIONS {
+        assert_eq!(gaps(section(&page, id)), [""; 0], "{id}");
+    }
+    for chart in
+        ["tokens-decode", "dag", "roofline-chart", "threads-chart", "experts-chart", "activation-chart"]
+    {
+        assert!(page.contains(&format!("id=\"{chart}\"")), "{chart}");
+    }
+    let summary = section(&page, "summary");
+    assert!(summary.contains("Decode runs at ") && summary.contains("The record is complete."), "{summary}");
+    assert!(summary.contains("With the context grows ROPE"), "{summary}");
+    let data = data(&page);
+    let boxes = page.matches("<g class=\"n\">").count();
+    assert!(boxes > 10);
+    let metrics = data["metrics"].as_array().unwrap();
+    assert_eq!(metrics.len(), 7);
+    for metric in metrics {
+        assert_eq!(metric["text"].as_array().unwrap().len(), boxes);
+        assert_eq!(metric["fill"].as_array().unwrap().len(), 2 * boxes);
+    }
+    // Four layers are one.
+    assert!(section(&page, "graph").contains("layers 0-3: 4 that are equal"));
+}
+
+#[test]
+fn what_was_recorded_beside_ops_is_on_the_page_and_what_was_not_is_told() {
+    let rich = page(&rich(200), &[]);
+    for (id, parts) in [
+        ("phases", &["<summary>Energy</summary>", "<th scope=\"row\">soc</th>"][..]),
+        ("ops", &["Counters, decode, all threads", "l3d_cache_refill", "GB/s"]),
+        ("threads", &["Time off the CPU by cause, decode", "preempted %", "Who was in the way", "hostile=1"]),
+        ("experts", &["Experts chosen token by token, decode: 4 layers of 200 tokens", "Reuse of experts"]),
+    ] {
+        for part in parts {
+            assert!(section(&rich, id).contains(part), "{id}: {part}");
+        }
+    }
+    assert!(!section(&rich, "trust").contains("Not recorded, so not on this page"));
+    let bare = page(&dag_support::run(LLAMA, 5), &[]);
+    let trust = section(&bare, "trust");
+    for flag in ["counters (--pmc)", "who was in the way (--sched)", "temperatures (--sensors)"] {
+        assert!(trust.contains(flag), "{flag}: {trust}");
+    }
+    assert!(!section(&bare, "ops").contains("Counters") && !section(&bare, "phases").contains("Energy"));
+}
+
+#[test]
+fn figures_are_those_of_the_report() {
+    let trace = rich(20);
+    let page = page(&trace, &[]);
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("run.pfi"), &trace).unwrap();
+    let report = profinfer(dir.path(), &["report", "--json", "run.pfi"]);
+    let report: Value = serde_json::from_slice(&report.stdout).unwrap();
+    let decode = report["phases"].as_array().unwrap().iter().find(|p| p["phase"] == "decode").unwrap();
+    let rate = decode["tokens_per_s"].as_f64().unwrap();
+    assert!(section(&page, "summary").contains(&format!("Decode runs at {rate:.2} tokens/s")), "{rate}");
+    for row in decode["by_name"].as_array().unwrap() {
+        let ms = format!("{:.3}</td>", row["total_ns"].as_f64().unwrap() / 1e6);
+        let name = format!("<th scope=\"row\">{}</th>", row["name"].as_str().unwrap());
+        let line =
+            section(&page, "ops").lines().find(|l| l.contains(&name)).unwrap_or_else(|| panic!("{name}"));
+        assert!(line.contains(&ms), "{line} {ms}");
+    }
+    // Without peaks and with nothing that reads enough, no roof is made up.
+    assert!(gaps(section(&page, "roof"))[0].starts_with("No roof is known"));
+}
+
+#[test]
+fn waits_are_told_first_where_they_take_the_most() {
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    (0..6).for_each(|_| s.call(1, |_, t| 1000 + 9000 * u64::from(t)));
+    let page = page(&s.enc.finish(&footer("target exited")).unwrap(), &[]);
+    let verdict = section(&page, "summary").split("<p class=\"verdict\">").nth(1).unwrap();
+    let at = |what: &str| verdict.find(what).unwrap_or_else(|| panic!("{what}: {verdict:.400}"));
+    assert!(at("Thread 0 waits at barriers for 8") < at("takes"), "{verdict:.400}");
+}
+
+/// The page of a small run but for style, script and version, as it is kept in tests/snapshots; UPDATE_SNAPSHOTS=1 writes
+/// it instead.
+#[test]
+fn the_page_is_as_it_was() {
+    let mut got = page(&growing(Spec { layers: 1, ..Spec::default() }), &["--peak", "100,10"]);
+    for (own, name) in [(STYLE, "STYLE"), (SCRIPT, "SCRIPT"), (STYLE_HASH, "HASH"), (SCRIPT_HASH, "HASH")] {
+        got = got.replace(own, name);
+    }
+    got = got.replace(&format!("content=\"profinfer {}\"", common::VERSION), "content=\"profinfer VERSION\"");
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/page.html");
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(&path, &got).unwrap();
+    }
+    let want = std::fs::read_to_string(&path).unwrap();
+    let differs = got.lines().zip(want.lines()).find(|(got, want)| got != want);
+    assert!(got == want, "the page changed; if it should, run again with UPDATE_SNAPSHOTS=1: {differs:#?}");
+}
+
+#[test]
+fn a_long_run_is_thinned() {
+    let page = page(&calls(100_000), &[]);
+    check(&page);
+    assert!(page.len() < 300_000, "{}", page.len());
+    let chart = section(&page, "tokens");
+    // The one call that took long is still the end of a line.
+    assert!(chart.contains("99999 calls: median 9.05 us, from 9.00 us to 19.00 us"), "{chart:.600}");
+    assert!(chart.contains("A dot is the median of 417 calls"), "{chart:.600}");
+    assert!(chart.contains("<td class=\"r\">0.019</td>"));
+}
+
+#[test]
+fn what_was_not_recorded_is_said_where_it_would_be() {
+    let no_structure = page(&dag_support::run(Model { structure: false, ..LLAMA }, 5), &[]);
+    check(&no_structure);
+    let gap = gaps(section(&no_structure, "graph"));
+    assert!(gap[0].contains("recorded without structure (--no-str)"), "{gap:?}");
+    let at_token = page(&calls(9), &[]);
+    check(&at_token);
+    for (id, want) in [
+        ("phases", "record with --phases"),
+        ("graph", "no graph of the CPU backend"),
+        ("ops", "profinfer record --level op"),
+        ("roof", "no op was recorded (record --level op)"),
+        ("threads", "No op of decode was recorded"),
+        ("experts", "No experts"),
+    ] {
+        let gap = gaps(section(&at_token, id));
+        assert!(gap.iter().any(|g| g.contains(want)), "{id}: {gap:?}");
+    }
+    assert!(gaps(section(&at_token, "tokens")).is_empty());
+    let interval = page(&growing(Spec { barrier: false, ..Spec::default() }), &[]);
+    assert!(section(&interval, "threads").contains("the barrier was not probed"));
+    assert!(section(&interval, "experts").contains("No experts"));
+    let unread = page(&growing(Spec { experts: true, ..Spec::default() }), &[]);
+    assert!(
+        gaps(section(&unread, "experts"))[0].contains("has 8 experts; which were chosen was not recorded")
+    );
+    let nothing = Encoder::new(Vec::new(), EncoderConfig::default(), &header(true)).unwrap();
+    let nothing = page(&nothing.finish(&footer("target exited")).unwrap(), &[]);
+    check(&nothing);
+    assert!(section(&nothing, "summary").contains("No call of the engine is in it"));
+    for id in ["tokens", "graph", "ops", "roof", "threads", "experts"] {
+        assert_eq!(gaps(section(&nothing, id)).len(), 1, "{id}");
+    }
+}
+
+fn growing(spec: Spec) -> Vec<u8> {
+    let mut s = Synth::new(Vec::new(), spec);
+    for i in 0..6 {
+        s.call(1, |p, t| 2000 + 10 * p as u64 + u64::from(t) + i);
+    }
+    s.enc.finish(&footer("target exited")).unwrap()
+}
+
+#[test]
+fn a_recording_that_was_cut_off_says_so() {
+    let trace = rich(40);
+    let cut = page(&trace[..trace.len() * 2 / 3], &[]);
+    check(&cut);
+    assert!(section(&cut, "summary").contains("NOT complete: not ended cleanly"));
+    assert!(section(&cut, "trust").contains("<p class=\"bad\">NOT complete"));
+}
+
+#[test]
+fn changes_of_the_level_are_told() {
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    let change = |t: u64, to| LevelChange {
+        t: t as i64,
+        to,
+        one_in: 1,
+        predicted_ppm: None,
+        measured_ppm: None,
+        why: "the budget",
+    };
+    s.call(1, |_, _| 1000);
+    s.enc.level_change(&change(s.now - 1, Detail::Graph)).unwrap();
+    s.call(1, |_, _| 1000);
+    let page = page(&s.enc.finish(&footer("target exited")).unwrap(), &[]);
+    assert!(section(&page, "ops").contains("What was recorded changed 1 time within these calls"), "{page}");
+}
+
+#[test]
+fn one_process_of_several_and_some_of_the_calls() {
+    let mut first = Made::new(LLAMA);
+    (0..5).for_each(|_| first.batch(1, 0));
+    let mut second = Made::with(Model { pid: 78, biases: true, ..LLAMA }, "", first.enc, 5);
+    (0..3).for_each(|_| second.batch(1, 0));
+    let trace = second.finish();
+    let most = page(&trace, &[]);
+    check(&most);
+    assert!(section(&most, "summary").contains("this is of process 77. --pid chooses another: 78."));
+    assert!(section(&most, "graph").contains("process 77, decode: 5 graphs"));
+    assert!(section(&most, "trust").contains("These figures are of the whole recording"));
+    let other = page(&trace, &["--pid", "78"]);
+    assert!(section(&other, "graph").contains("process 78, decode: 3 graphs"));
+    assert!(section(&other, "phases").contains("<th scope=\"row\">decode</th><td class=\"r\">3</td>"));
+    let some = page(&rich(40), &["--tokens", "11..30"]);
+    check(&some);
+    assert!(section(&some, "summary").contains("Only calls 11 to 30 are in it"));
+    assert!(section(&some, "graph").contains("decode: 20 graphs"));
+    assert!(section(&some, "tokens").contains("20 calls: "));
+    assert!(!section(&some, "ops").contains("Operators, prefill"));
+    // What a hit costs and what was lost is of the whole recording, and that is complete.
+    assert!(section(&some, "summary").contains("The record is complete"));
+}
+
+#[test]
+fn names_are_data() {
+    let h = Header { host: NASTY, cpu_model: NASTY, command: NASTY, ..header(true) };
+    let mut enc = Encoder::new(Vec::new(), EncoderConfig::default(), &h).unwrap();
+    enc.notice(&Notice { t: ORIGIN as i64, text: NASTY }).unwrap();
+    enc.feature(&causes::feature(NASTY, Availability::None, NASTY)).unwrap();
+    let mut made = Made::with(LLAMA, NASTY, enc, 0);
+    made.enc.process(&Process { pid: made.model.pid, engine: 0, exe: NASTY, cmdline: NASTY }).unwrap();
+    made.batch(2, 0);
+    made.batch(1, 0);
+    let trace = made.finish();
+    let dir = tempfile::tempdir().unwrap();
+    // The name of a file is data as well, and need not be UTF-8.
+    let name: std::ffi::OsString = OsStringExt::from_vec(b"a<script>b\xff\"&.pfi".to_vec());
+    std::fs::write(dir.path().join(&name), trace).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_profinfer"));
+    let out = command.current_dir(dir.path()).arg("html").arg(&name).args(["-o", "-"]).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let page = text(&out.stdout);
+    check(&page);
+    assert!(page.contains("hostile=1"), "the names are there");
+    assert!(page.contains("<title>a&lt;script&gt;b\u{fffd}&quot;&amp;.pfi - profinfer</title>"));
+}
+
+#[test]
+fn the_policy_knows_style_and_script() {
+    let root = env!("CARGO_MANIFEST_DIR");
+    for (file, inside, hash) in [("page.css", STYLE, STYLE_HASH), ("page.js", SCRIPT, SCRIPT_HASH)] {
+        assert!(!inside.contains("</") && !inside.contains("<!--"), "{file} would end its element");
+        let code = "import base64, hashlib, sys; \
+                    print(base64.b64encode(hashlib.sha256(open(sys.argv[1], 'rb').read()).digest()).decode())";
+        let path = format!("{root}/crates/render/src/html/{file}");
+        let out = Command::new("python3").args(["-c", code, &path]).output().unwrap();
+        assert_eq!(
+            hash,
+            text(&out.stdout).trim(),
+            "{file} changed: crates/render/src/html/mod.rs must have its new hash"
+        );
+    }
+}
+
+#[test]
+fn errors_are_one_line_and_say_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("run.pfi"), rich(3)).unwrap();
+    std::fs::write(dir.path().join("text"), "hello").unwrap();
+    let cases: [(&[&str], i32, &str); 9] = [
+        (&["run.pfi"], 2, "-o OUT is required"),
+        (&["-o", "x.html"], 2, "FILE is required"),
+        (&["text", "-o", "x.html"], 1, "cannot show text: not a profinfer trace"),
+        (&["none", "-o", "x.html"], 1, "cannot show none"),
+        (&["run.pfi", "-o", "./run.pfi"], 2, "./run.pfi is the input"),
+        (&["run.pfi", "-o", "no/such/x.html"], 1, "cannot write no/such/x.html"),
+        (&["run.pfi", "-o", "x.html", "--pid", "5"], 1, "process 5 is not in it; those recorded: 4242"),
+        (
+            &["run.pfi", "-o", "x.html", "--tokens", "9.."],
+            1,
+            "no such engine call: the trace has calls 0 to 3",
+        ),
+        (&["run.pfi", "-o", "x.html", "--tokens", "3..1"], 2, "the end is before the start"),
+    ];
+    for (args, code, want) in cases {
+        let out = profinfer(dir.path(), &[&["html"], args].concat());
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{said}");
+        assert!(said.contains(want) && said.lines().count() == 1, "{said}");
+        assert!(!dir.path().join("x.html").exists(), "{said}");
+    }
+    assert_eq!(
+        std::fs::read(dir.path().join("run.pfi")).unwrap(),
+        rich(3),
+        "a recording is not written over"
+    );
+}
+
+/// Every byte of a trace may be another: a page comes out, or a clear refusal.
+fn any_page(bytes: Vec<u8>) {
+    use analysis::{cut::Cut, load::Progress, overview::overview};
+    let Ok(trace) = pfi::Trace::from_bytes(bytes) else { return };
+    let found = overview(&trace, &Cut::default(), &[], &Progress::default()).unwrap();
+    let mut page = Vec::new();
+    render::html::write(&mut page, &found, "x", 100).unwrap();
+    check(&text(&page));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn damage_makes_no_page_unreadable(at in any::<prop::sample::Index>(), bit in 0u8..8, cut in any::<prop::sample::Index>()) {
+        static TRACE: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
+        let mut bytes = TRACE.get_or_init(|| rich(4)).clone();
+        let place = at.index(bytes.len());
+        bytes[place] ^= 1 << bit;
+        any_page(bytes.clone());
+        bytes.truncate(cut.index(bytes.len()));
+        any_page(bytes);
+    }
+}
+
+/// The flag's name in the version before is still taken.
+#[test]
+fn the_former_name_of_peak_is_taken_with_a_notice() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("run.pfi"), rich(8)).unwrap();
+    for args in [["html", "run.pfi", "-o", "run.html"].as_slice(), &["stat", "run.pfi", "roofline"]] {
+        let out = profinfer(dir.path(), &[args, &["--roof", "100,10"]].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        assert_eq!(text(&out.stderr), "profinfer: --roof is now called --peak\n");
+    }
+}

@@ -1,0 +1,94 @@
+//! Tests that need no live engine. A suite alone: `cargo test --test plain report_cli::`.
+#![allow(clippy::duplicate_mod, reason = "fuzz/src/targets.rs is part of another program, too")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test program"
+)]
+
+#[path = "../all_views/mod.rs"]
+mod all_views;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../dag_support/mod.rs"]
+mod dag_support;
+#[path = "../html_support/mod.rs"]
+mod html_support;
+#[path = "../synth_trace/mod.rs"]
+mod synth_trace;
+#[path = "../trace_support/mod.rs"]
+mod trace_support;
+
+#[global_allocator]
+static ALLOCATOR: common::allocator::Counting = common::allocator::Counting;
+
+mod accuracy_cli;
+#[cfg(feature = "agent")]
+mod config_cli;
+#[cfg(feature = "agent")]
+mod control_cli;
+mod dag;
+mod dag_cli;
+mod diff_runs;
+#[cfg(feature = "agent")]
+mod discover_fixtures;
+#[cfg(feature = "agent")]
+mod discover_hostile;
+#[cfg(feature = "agent")]
+mod discover_maps;
+#[cfg(feature = "agent")]
+mod discover_prologue;
+#[cfg(feature = "agent")]
+mod discover_real;
+#[cfg(feature = "agent")]
+mod doctor;
+#[cfg(feature = "agent")]
+mod drain_alloc;
+#[cfg(feature = "agent")]
+mod drain_room;
+mod export_beside;
+mod export_chrome;
+mod export_perfetto;
+mod export_trust;
+#[cfg(feature = "agent")]
+mod fuzz_corpus;
+mod hostile_text;
+mod html;
+mod model_damage;
+mod no_threads;
+mod outputs_cli;
+#[cfg(feature = "agent")]
+mod pmc_machine;
+mod promises;
+#[cfg(feature = "agent")]
+mod recording_end;
+mod report_attribution;
+mod report_cli;
+mod report_counters;
+mod report_experts;
+mod report_invariants;
+mod report_lines;
+mod report_numbers;
+mod report_run;
+mod report_runs;
+mod report_trust;
+mod runner_cli;
+mod runner_llama;
+mod runner_models;
+mod stat_runs;
+mod synth_cli;
+mod synth_models;
+mod tokenizer;
+mod top_sums;
+mod trace_alloc;
+mod trace_cut;
+mod trace_damage;
+mod trace_golden;
+mod trace_growing;
+mod trace_rotate;
+mod trace_roundtrip;
+mod trace_size;
+mod version_cli;
+mod views_damage;

@@ -1,0 +1,220 @@
+//! `ggml-runner` as a user meets it: `run` and `generate`, with what can go wrong on the command line.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+const BIN: &str = env!("CARGO_BIN_EXE_ggml-runner");
+
+/// Generated models: llama with SentencePiece, qwen2 with byte-level BPE.
+fn models() -> &'static (tempfile::TempDir, PathBuf, PathBuf) {
+    static MODELS: OnceLock<(tempfile::TempDir, PathBuf, PathBuf)> = OnceLock::new();
+    MODELS.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let [llama, qwen] = ["tiny", "qwen2-tiny"].map(|preset| {
+            let path = dir.path().join(format!("{preset}.gguf"));
+            let o = Command::new(BIN).args(["synth", preset, "--type", "q4_0"]).arg(&path).output();
+            assert!(o.expect("ggml-runner runs").status.success());
+            path
+        });
+        (dir, llama, qwen)
+    })
+}
+
+fn runner(args: &[&str]) -> Output {
+    Command::new(BIN).args(args).stdin(Stdio::null()).output().expect("ggml-runner runs")
+}
+
+/// The model's path among the arguments is written `M`.
+fn with_model(args: &str) -> Output {
+    let model = models().1.to_str().expect("UTF-8");
+    let args: Vec<&str> = args.split_whitespace().map(|a| if a == "M" { model } else { a }).collect();
+    runner(&args)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The run fails with this code and one line that says all of `parts`.
+fn refused(o: &Output, code: i32, parts: &[&str]) {
+    let said = text(&o.stderr);
+    assert_eq!(o.status.code(), Some(code), "{said}");
+    assert_eq!(said.lines().count(), 1, "one line: {said}");
+    for part in parts {
+        assert!(said.contains(part), "'{part}' in: {said}");
+    }
+    assert!(o.stdout.is_empty(), "{}", text(&o.stdout));
+}
+
+#[test]
+fn what_can_not_be_done_is_one_clear_line() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let empty = dir.path().join("empty.gguf");
+    std::fs::write(&empty, "").expect("written");
+    let empty = empty.to_str().expect("UTF-8");
+    let dir = dir.path().to_str().expect("UTF-8");
+    for command in ["run", "generate"] {
+        let on = |path: &str| {
+            let text: &[&str] = if command == "run" { &[] } else { &["text"] };
+            runner(&[&[command, "-m", path], text].concat())
+        };
+        refused(&on("/no/such/model.gguf"), 1, &["open /no/such/model.gguf", "No such file"]);
+        refused(&on(dir), 1, &[dir, "is a directory"]);
+        refused(&on("/dev/null"), 1, &["/dev/null", "regular file"]);
+        refused(&on("-"), 1, &["standard input", "give a file"]);
+        refused(&on(empty), 1, &[empty, "not a GGUF file"]);
+        refused(&on(BIN), 1, &[BIN, "not a GGUF file"]);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let huge = usize::MAX.to_string();
+    let cases = [
+        (
+            "run -m M -p 600 -n 8 --ctx 512",
+            1,
+            "600 tokens plus 8 to generate do not fit into a context of 512",
+        ),
+        ("generate -m M -n 8 --ctx 8 some-text", 1, "do not fit into a context of 8: use a larger --ctx"),
+        ("run -m M -t 100000", 2, "CPUs are available to this process"),
+        ("run -m M -t 0", 2, "CPUs are available to this process"),
+        ("generate -m M -t 100000 x", 2, "CPUs are available to this process"),
+        ("run -m M -p 0 -n 0", 2, "nothing to do"),
+        ("run -m M -n 1 --slow nosuch:5%", 1, "--slow: no op or computed tensor of this model"),
+        ("run -m M -n 1 --slow MUL_MAT", 2, "e.g. ffn_up-{L}:5%"),
+        ("run -m M --tokens 1,x", 2, "'x'"),
+        ("run -m M --tokens 4096 -n 1", 1, "token 4096 is not in the vocabulary of 4096"),
+        ("run -m M --tokens -1 -n 1", 1, "token -1"),
+        ("run -m M --isa z80", 2, "--isa"),
+        ("run -m M --placement nowhere", 2, "--placement"),
+        ("generate -m M --temp -1 x", 2, "--temp"),
+        ("generate -m M --temp nan x", 2, "--temp"),
+        ("generate -m M -n 0 x", 2, "-n"),
+        ("generate -m M", 2, "TEXT"),
+        ("generate -m M one two", 2, "'two'"),
+        ("generate x", 2, "-m FILE"),
+        ("run -m M --logits /no/such/place -p 2 -n 1", 1, "/no/such/place"),
+        ("run -m M --ctx HUGE -p 1 -n 1", 1, "context"),
+        ("run -m M -p HUGE -n 1", 1, "context"),
+        ("run -m M -p 1 -n HUGE", 1, "context"),
+        ("generate -m M -n HUGE x", 1, "context"),
+        ("run -m M --ctx 2147483392 -p 1 -n 1", 1, "memory"),
+    ];
+    for (args, code, part) in cases {
+        let o = with_model(&args.replace("HUGE", &huge));
+        assert_eq!(o.status.code(), Some(code), "{args}: {}", text(&o.stderr));
+        refused(&o, code, &[part]);
+    }
+}
+
+#[test]
+fn options_and_subcommands_that_do_not_exist() {
+    refused(&runner(&[]), 2, &["--help"]);
+    refused(&runner(&["fly"]), 2, &["'fly'"]);
+    refused(&runner(&["help", "fly"]), 2, &["'fly'"]);
+    refused(&with_model("run -m M --fast"), 2, &["'--fast'"]);
+    refused(&with_model("run -m M -n"), 2, &["-n/--decode needs a value"]);
+}
+
+#[test]
+fn every_subcommand_has_a_help_with_an_example() {
+    let overview = runner(&["--help"]);
+    let overview = text(&overview.stdout);
+    let names: Vec<&str> = overview
+        .lines()
+        .skip_while(|l| *l != "Subcommands:")
+        .skip(1)
+        .take_while(|l| !l.is_empty())
+        .filter_map(|l| l.split_whitespace().next())
+        .collect();
+    assert!(names.len() >= 4, "{overview}");
+    for name in names {
+        let help = runner(&[name, "--help"]);
+        assert!(help.status.success() && help.stderr.is_empty(), "{name}");
+        assert_eq!(help.stdout, runner(&["help", name]).stdout, "{name}");
+        let help = text(&help.stdout);
+        for part in ["Usage: ggml-runner", "Options:", "-h, --help", "Examples:\n  ggml-runner "] {
+            assert!(help.contains(part), "{name}: '{part}' in its help");
+        }
+        let longest = help.lines().map(|l| l.chars().count()).max();
+        assert!(longest.is_some_and(|n| n <= 120), "{name}: {longest:?} columns");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error_and_a_full_disk_is() {
+    for args in ["generate -m M -n 400 --ignore-end x", "run -m M -p 4 -n 4 --json", "synth --list", "--help"]
+    {
+        let model = models().1.display().to_string();
+        let line = format!("{BIN} {} ", args.replace('M', &model));
+        let shell = |script: &str| Command::new("sh").args(["-c", script]).output().expect("sh runs");
+        let o = shell(&format!("{{ {line}; echo $? >&2; }} | true"));
+        assert!(text(&o.stderr).ends_with("0\n"), "{args}: {}", text(&o.stderr));
+        assert!(!text(&o.stderr).contains("panicked"), "{args}: {}", text(&o.stderr));
+        if Path::new("/dev/full").exists() {
+            let o = shell(&format!("{line} > /dev/full"));
+            assert_eq!(o.status.code(), Some(1), "{args}");
+            assert!(text(&o.stderr).contains("No space left"), "{args}: {}", text(&o.stderr));
+        }
+    }
+}
+
+#[test]
+fn texts_are_continued_the_same_each_time_and_by_each_instruction_set() {
+    let (_, llama, qwen) = models();
+    for model in [llama, qwen] {
+        let generate = |more: &[&str]| {
+            let path = model.to_str().expect("UTF-8");
+            let o = runner(&[&["generate", "-m", path, "-n", "12", "--json"], more].concat());
+            assert!(o.status.success(), "{}", text(&o.stderr));
+            let json: serde_json::Value = serde_json::from_slice(&o.stdout).expect("JSON");
+            json
+        };
+        let one = generate(&["Hello, world", "-t", "1"]);
+        assert_eq!(one["tokens"].as_array().map(Vec::len), Some(12));
+        assert_eq!(one["decode"]["n"], 11);
+        assert!(one["text"].as_str().is_some_and(|t| !t.is_empty()));
+        assert_eq!(generate(&["-t", "1", "--", "Hello, world"])["tokens"], one["tokens"]);
+        let warm = |seed| generate(&["Hello, world", "--temp", "2", "--seed", seed])["tokens"].clone();
+        assert_eq!(warm("1"), warm("1"));
+        assert_ne!(warm("1"), warm("2"));
+    }
+}
+
+#[test]
+fn the_text_comes_from_the_argument_or_standard_input_and_is_shown_whole() {
+    let model = models().1.to_str().expect("UTF-8");
+    let argument = runner(&["generate", "-m", model, "-n", "3", "na\u{ef}ve \u{1f600}"]);
+    assert!(argument.status.success(), "{}", text(&argument.stderr));
+    let shown = text(&argument.stdout);
+    assert!(shown.starts_with("na\u{ef}ve \u{1f600}") && shown.ends_with('\n'), "{shown}");
+    assert!(text(&argument.stderr).starts_with("prompt "), "{}", text(&argument.stderr));
+    let script = format!("printf 'na\u{ef}ve \u{1f600}' | {BIN} generate -m {model} -n 3 -");
+    let o = Command::new("sh").args(["-c", &script]).output().expect("sh runs");
+    assert_eq!(text(&o.stdout), shown);
+    // What is no UTF-8 is tokenised by its bytes.
+    let script = format!("printf 'a\\377b' | {BIN} generate -m {model} -n 3 --json -");
+    let o = Command::new("sh").args(["-c", &script]).output().expect("sh runs");
+    let json: serde_json::Value = serde_json::from_slice(&o.stdout).expect("JSON");
+    assert_eq!(json["prompt_tokens"].as_array().map(Vec::len), Some(5));
+}
+
+#[test]
+fn a_model_without_a_tokenizer_of_its_own_is_told_apart() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("m.gguf");
+    let model = std::fs::read(&models().1).expect("the model");
+    let name = b"tokenizer.ggml.model";
+    let at = model.windows(name.len()).position(|w| w == name).expect("it is there") + name.len();
+    let damaged = |at: usize, byte: u8| {
+        let mut copy = model.clone();
+        copy[at] = byte;
+        std::fs::write(&path, copy).expect("written");
+        runner(&["generate", "-m", path.to_str().expect("UTF-8"), "x"])
+    };
+    refused(&damaged(at - 1, b'_'), 1, &["'tokenizer.ggml.model' is missing"]);
+    // Behind kind and length: the first letter of "llama".
+    refused(&damaged(at + 12, b'o'), 1, &["'olama'", "SentencePiece"]);
+}

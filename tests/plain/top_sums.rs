@@ -1,0 +1,190 @@
+//! What `top` sums up of a trace while it grows is in the end what `report` says of the whole of it.
+
+use crate::synth_trace;
+
+use std::cell::RefCell;
+use std::io::{self, Write};
+use std::rc::Rc;
+
+use analysis::live::{Live, PhaseSpan, Span};
+use analysis::load::Progress;
+use analysis::report::{By, Options, PhaseReport, Report, report};
+use analysis::tables::{GAPS_ROW, WAIT_ROW};
+use pfi::record::{Detail, LevelChange};
+use pfi::{Output, Tail, Tap, Trace};
+use synth_trace::*;
+
+/// A file that can be looked at while it is written.
+#[derive(Clone, Default)]
+struct Shared(Rc<RefCell<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // As a full pipe or a slow disk does.
+        self.0.borrow_mut().write(&bytes[..bytes.len().min(5000)])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Output for Shared {
+    fn seekable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&mut self, pos: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.borrow_mut().write_at(pos, bytes)
+    }
+}
+
+/// A trace that is read as it grows.
+struct Growing {
+    synth: Synth<Tap>,
+    tail: Tail,
+    live: Live,
+    file: Shared,
+    clock: u64,
+}
+
+impl Growing {
+    fn new(spec: Spec) -> Growing {
+        let (tail, file) = (Tail::default(), Shared::default());
+        let synth = Synth::new(tail.tap(Some(Box::new(file.clone()))), spec);
+        let mut live = Live::default();
+        live.tick(0);
+        Growing { synth, tail, live, file, clock: 0 }
+    }
+
+    /// Brings what there is to the file, as after a second, and reads it.
+    fn read(&mut self) {
+        for _ in 0..2 {
+            self.clock += 1_000_000_000;
+            self.synth.enc.tick(self.clock).unwrap();
+        }
+        self.tail.read(&mut |block| self.live.feed(block));
+        self.live.tick(self.clock);
+    }
+
+    fn end(mut self) -> (Span, Report) {
+        self.synth.enc.finish(&footer("target exited")).unwrap();
+        self.tail.read(&mut |block| self.live.feed(block));
+        self.live.finish();
+        let trace = Trace::from_bytes(self.file.0.take()).unwrap();
+        assert_eq!(trace.verify(), [], "the file is a whole trace");
+        let options = Options { tables: By::ALL.to_vec(), ..Options::default() };
+        (self.live.whole(self.clock), report(&trace, &options, &Progress::default()))
+    }
+}
+
+fn ops_are_the_same(live: &PhaseSpan, report: &PhaseReport) {
+    let mut ours: Vec<_> = live.ops.iter().map(|o| (o.name.clone(), o.calls, o.total_ns, o.share)).collect();
+    ours.sort_by(|a, b| a.partial_cmp(b).unwrap());
+    let rows = report.by_name.iter().flatten().filter(|r| r.name != WAIT_ROW && r.name != GAPS_ROW);
+    let mut theirs: Vec<_> = rows.map(|r| (r.name.clone(), r.calls, r.total_ns, r.share)).collect();
+    theirs.sort_by(|a, b| a.partial_cmp(b).unwrap());
+    assert_eq!(ours, theirs);
+    assert!(live.ops.is_sorted_by_key(|o| std::cmp::Reverse(o.total_ns)));
+    let mut ours: Vec<_> = live.threads.iter().map(|t| (t.ith, t.op_share, t.wait_share)).collect();
+    ours.sort_by_key(|t| t.0);
+    let rows = report.by_thread.iter().flatten();
+    let mut theirs: Vec<_> = rows.map(|r| (r.ith, r.op_share, r.wait_share)).collect();
+    theirs.sort_by_key(|t| t.0);
+    assert_eq!(ours, theirs);
+}
+
+fn are_the_same((live, report): (Span, Report)) {
+    let phases: Vec<_> = live.phases.iter().map(|p| p.phase).collect();
+    assert_eq!(phases, report.phases.iter().map(|p| p.phase).collect::<Vec<_>>());
+    assert!(!phases.is_empty());
+    for (ours, theirs) in live.phases.iter().zip(&report.phases) {
+        let calls = |p: &PhaseReport| (p.calls, p.cut_calls, p.tokens, p.in_call_ns, p.tokens_per_s);
+        assert_eq!(
+            (ours.calls, ours.cut_calls, ours.tokens, ours.in_call_ns, ours.tokens_per_s),
+            calls(theirs)
+        );
+        let graphs = |p: &PhaseReport| (p.cpu_graphs, p.graph_ns, p.op_ns, p.wait_ns, p.gaps_ns, p.op_time);
+        assert_eq!(
+            (ours.cpu_graphs, ours.graph_ns, ours.op_ns, ours.wait_ns, ours.gaps_ns, ours.op_time),
+            graphs(theirs)
+        );
+        ops_are_the_same(ours, theirs);
+        let per_token: f64 = ours.ops.iter().filter_map(|o| o.ns_per_token).sum();
+        if let Some(tokens) = ours.tokens {
+            assert!((per_token * tokens as f64 - ours.op_ns as f64).abs() < ours.op_ns as f64 * 1e-9);
+        }
+    }
+}
+
+/// Time of position `p` on a thread in some call.
+fn busy(call: u64) -> impl Fn(usize, u16) -> u64 {
+    move |p, ith| 500 + (call * 7919 + p as u64 * 104_729 + u64::from(ith) * 1_299_709) % 90_000
+}
+
+fn run(spec: Spec, calls: u64) -> Growing {
+    let mut g = Growing::new(spec);
+    for call in 0..calls {
+        match call % 50 {
+            0 => g.synth.ubatches(&[8, 8, 1], busy(call)),
+            25 => g.synth.call(4, busy(call)),
+            _ => g.synth.call(1, busy(call)),
+        }
+        if call % 7 == 0 {
+            g.read();
+        }
+    }
+    g
+}
+
+#[test]
+fn of_every_kind_of_trace() {
+    let all = Spec::default();
+    for spec in [
+        all,
+        Spec { barrier: false, ..all },
+        Spec { structure: false, ..all },
+        Spec { widths: false, ..all },
+        Spec { experts: true, threads: 3, ..all },
+        Spec { threads: 1, barrier: false, layers: 5, ..all },
+    ] {
+        println!("{spec:?}");
+        are_the_same(run(spec, 120).end());
+    }
+}
+
+#[test]
+fn over_many_blocks() {
+    let g = run(Spec { layers: 12, threads: 4, ..Spec::default() }, 700);
+    assert!(g.file.0.borrow().len() > 4 * (128 << 10), "{} bytes", g.file.0.borrow().len());
+    are_the_same(g.end());
+}
+
+#[test]
+fn without_calls_of_their_own_graphs_stand_for_them() {
+    let mut g = Growing::new(Spec::default());
+    for i in 0..30 {
+        g.synth.now = g.synth.graph(None, if i % 10 == 0 { 5 } else { 1 }, g.synth.now + 1000, busy(i));
+        g.read();
+    }
+    are_the_same(g.end());
+}
+
+#[test]
+fn a_level_that_changes_is_no_gap() {
+    let mut g = run(Spec::default(), 20);
+    let change = LevelChange {
+        t: g.synth.now as i64,
+        to: Detail::Structure,
+        one_in: 1,
+        predicted_ppm: None,
+        measured_ppm: None,
+        why: "it fits",
+    };
+    g.synth.enc.level_change(&change).unwrap();
+    for call in 0..20 {
+        g.synth.call(1, busy(call));
+        g.read();
+    }
+    are_the_same(g.end());
+}

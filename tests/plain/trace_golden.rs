@@ -1,0 +1,208 @@
+//! The file in tests/golden must stay readable and stay what the writer makes; a reader written from docs/FORMAT.md alone
+//! must see in it what ours sees.
+
+use crate::trace_support;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use pfi::record::*;
+use pfi::*;
+use trace_support::*;
+
+fn at(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(path)
+}
+
+/// The numbers of a call, as they are on the wire, added up.
+fn sum_of_fields(record: &Record) -> Option<i128> {
+    let some = |v: Option<u64>| v.map_or(0, |v| i128::from(v) + 1);
+    let some32 = |v: Option<u32>| some(v.map(u64::from));
+    let sum = |v: &[u64]| v.iter().map(|v| i128::from(*v)).sum::<i128>();
+    let device = |d: Device| match d {
+        Device::Idle => 0,
+        Device::Unseen => 1,
+        Device::Busy(ns) => i128::from(ns) + 2,
+    };
+    Some(match record {
+        Record::Token(r) => {
+            let v = [r.seq, r.pid.into(), r.tid.into(), r.entry as u64, r.t as u64, r.dur, r.cut.into()];
+            sum(&v) + some32(r.n_tokens) + device(r.device)
+        }
+        Record::Graph(r) => {
+            let v = [r.seq, r.pid.into(), r.tid.into(), r.cgraph, r.n_nodes.into(), r.ubatch.into()];
+            sum(&v) + sum(&[r.t as u64, r.dur, r.cut.into()]) + some(r.token) + device(r.device)
+        }
+        Record::Split(r) => {
+            let v = [r.seq, r.backend.into(), r.pid.into(), r.tid.into(), r.n_nodes.into(), r.t as u64];
+            sum(&v) + sum(&[r.dur, r.cut.into()]) + some(r.graph) + device(r.device)
+        }
+        Record::CpuGraph(r) => {
+            let v =
+                [r.seq, r.pid.into(), r.tid.into(), r.n_nodes.into(), r.n_threads.into(), r.ubatch.into()];
+            let w = [r.t as u64, r.dur, r.seen.into(), r.barrier.into(), r.cut.into()];
+            sum(&v) + sum(&w) + some(r.graph) + some(r.split) + some32(r.plan) + some32(r.expected)
+        }
+        Record::Slices(r) => {
+            let v = [r.graph, r.ith.into(), r.tid.into(), r.plan.into(), r.first.into(), r.n.into()];
+            sum(&v) + sum(&[r.t as u64, r.barrier.into()])
+        }
+        _ => return None,
+    })
+}
+
+/// The numbers of a cause, the lengths of its texts and the numbers in its data, added up.
+fn sum_of_cause(record: &Record) -> Option<i128> {
+    let some = |v: Option<u64>| v.map_or(0, |v| i128::from(v) + 1);
+    let sum = |v: &[u64]| v.iter().map(|v| i128::from(*v)).sum::<i128>();
+    let text = |v: &[&str]| v.iter().map(|v| v.len() as i128).sum::<i128>();
+    Some(match record {
+        Record::Counter(r) => {
+            let v = [r.id.into(), r.scale.into(), r.state as u64, r.enabled_ns, r.running_ns];
+            sum(&v) + text(&[r.name, r.unit, r.events, r.why])
+        }
+        Record::OpCounts(r) => {
+            let v = [r.graph, r.ith.into(), r.plan.into(), r.first.into(), r.n.into(), r.counters.into()];
+            sum(&v) + counts(r).map(some).sum::<i128>()
+        }
+        Record::OffCpu(r) => {
+            let v = [r.pid.into(), r.tid.into(), r.t as u64, r.dur, r.state.into(), r.io as u64];
+            let w = [r.fault as u64, r.cpu.into(), r.to_cpu.into(), r.by.into(), r.from.into()];
+            sum(&v) + sum(&w) + some(r.runnable) + sum(&[r.waker.into(), r.cut.into()])
+        }
+        Record::Task(r) => i128::from(r.tid) + text(&[r.comm]),
+        Record::Experts(r) => {
+            let v = [r.graph, r.ids.into(), r.weights.into(), r.used.into(), r.tokens.into(), r.first.into()];
+            sum(&v) + i128::from(r.rows) + text(&[r.why]) + expert_ids(r).map(i128::from).sum::<i128>()
+        }
+        Record::PhaseCall(r) => {
+            let v = [r.pid.into(), r.tid.into(), r.t as u64, r.dur, r.cut.into()];
+            sum(&v) + text(&[r.what])
+        }
+        Record::Sensor(r) => {
+            sum(&[r.id.into(), r.kind as u64, r.interval_ns]) + text(&[r.name, r.path, r.cpus])
+        }
+        Record::Sample(r) => {
+            let values = sensor_values(r).map(|(id, v)| i128::from(id) + i128::from(v));
+            i128::from(r.t) + values.sum::<i128>()
+        }
+        Record::LevelChange(r) => {
+            let ppm = some(r.predicted_ppm.map(u64::from)) + some(r.measured_ppm.map(u64::from));
+            i128::from(r.t) + r.to as i128 + i128::from(r.one_in) + ppm + text(&[r.why])
+        }
+        Record::Feature(r) => r.state as i128 + text(&[r.name, r.why]),
+        _ => return None,
+    })
+}
+
+/// What tests/format_second_reader.py prints, from our reader.
+fn summary(trace: &Trace) -> Vec<String> {
+    let (mut count, mut tensors) = (BTreeMap::<String, i128>::new(), BTreeMap::new());
+    let mut add = |key: String, n: i128| *count.entry(key).or_default() += n;
+    for i in 0..trace.blocks().len() {
+        add("blocks".into(), 1);
+        let (mut ops, mut ids, mut plans) = (HashMap::new(), HashMap::new(), HashMap::new());
+        for r in trace.block(i).unwrap().records().map(Result::unwrap) {
+            assert!(format!("{r:?}").starts_with(KIND_NAMES[r.kind()]));
+            add(format!("kind {}", r.kind()), 1);
+            if let Some(sum) = sum_of_fields(&r).or_else(|| sum_of_cause(&r)) {
+                add(format!("sum of kind {}", r.kind()), sum);
+            }
+            match r {
+                Record::Header(h) => add(format!("source {}", h.source as u32), 1),
+                Record::OpDef(d) => {
+                    ops.insert(d.id, d.desc);
+                }
+                Record::Tensor(t) => {
+                    let op = if t.known { ops.get(&t.op).copied().unwrap_or("?") } else { "?" };
+                    ids.insert(t.id, op);
+                    let coded = |s: &Option<u32>| s.map_or(0, |s| s.wrapping_add(1));
+                    let (src, view) = (t.src.iter().map(coded).collect::<Vec<_>>(), coded(&t.view_src));
+                    let nb = t.nb.map_or(Vec::new(), |nb| nb.to_vec());
+                    let Tensor { id, addr, name, ne, .. } = &t;
+                    let text = format!("tensor {id} {addr:x} {name} {op} {ne:?} {nb:?} {src:?} {view}");
+                    tensors.insert(*id, text);
+                }
+                Record::Plan(p) => {
+                    plans.insert(p.id, plan_hits(&p).collect::<Vec<_>>());
+                }
+                Record::Slices(s) => {
+                    for (k, slice) in slice_iter(&s).enumerate() {
+                        let hit: PlanHit = plans[&s.plan][s.first as usize + k];
+                        let op = ids.get(&hit.tensor).copied().unwrap_or("?");
+                        add(format!("slices {op}"), 1);
+                        add(format!("busy {op}"), slice.busy.unwrap_or(0).into());
+                        add("sum of starts".into(), slice.start.into());
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    let mut lines: Vec<String> = count.iter().map(|(k, v)| format!("{k}: {v}")).collect();
+    lines.extend(tensors.into_values());
+    lines.sort();
+    lines
+}
+
+/// Without ending: `.pfi` is the file, `.txt` what is in it. The newest comes last.
+const GOLDEN: [&str; 4] = ["golden/small", "golden/small-1.1", "golden/small-1.2", "golden/small-1.3"];
+const NEWEST: &str = GOLDEN[GOLDEN.len() - 1];
+
+fn golden(name: &str) -> Trace {
+    Trace::open(&at(&format!("{name}.pfi"))).unwrap()
+}
+
+#[test]
+fn the_golden_files_stay_readable() {
+    for name in GOLDEN {
+        let trace = golden(name);
+        assert!(trace.verify().is_empty(), "{name}: {:?}", trace.verify());
+        let expected = std::fs::read_to_string(at(&format!("{name}.txt"))).unwrap();
+        assert_eq!(summary(&trace), expected.lines().collect::<Vec<_>>(), "{name}");
+    }
+}
+
+/// A change here is allowed when a minor version adds to the format: then a new golden file joins the old ones.
+#[test]
+fn the_writer_still_makes_the_golden_file() {
+    assert!(std::fs::read(at(&format!("{NEWEST}.pfi"))).unwrap() == golden_file());
+}
+
+fn second_reader(file: &Path) -> Option<Vec<String>> {
+    let run = Command::new("python3").arg(at("format_second_reader.py")).arg(file).output().ok()?;
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    Some(String::from_utf8(run.stdout).unwrap().lines().map(str::to_owned).collect())
+}
+
+#[test]
+fn a_reader_written_from_the_specification_sees_the_same() {
+    for name in GOLDEN {
+        let Some(seen) = second_reader(&at(&format!("{name}.pfi"))) else {
+            println!("skipped: no python3 on this machine");
+            return;
+        };
+        assert_eq!(seen, summary(&golden(name)), "{name}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("larger.pfi");
+    let mut e =
+        Encoder::new(Vec::new(), EncoderConfig { block_bytes: 8192, ..Default::default() }, &header())
+            .unwrap();
+    setup(&mut e);
+    let plan = model(&mut e, 4);
+    decode(&mut e, plan, 73, 0..20, Times::Even);
+    let (plan, _) = odd_tensors(&mut e, 900);
+    e.cpu_graph(&cpu_graph(0, plan, 1, 2)).unwrap();
+    std::fs::write(&path, e.finish(&footer()).unwrap()).unwrap();
+    assert_eq!(second_reader(&path).unwrap(), summary(&Trace::open(&path).unwrap()));
+}
+
+/// Writes the golden files; run by hand (`--ignored`) when a new one is due.
+#[test]
+#[ignore = "writes into the source tree"]
+fn write_golden_file() {
+    std::fs::write(at(&format!("{NEWEST}.pfi")), golden_file()).unwrap();
+    std::fs::write(at(&format!("{NEWEST}.txt")), summary(&golden(NEWEST)).join("\n") + "\n").unwrap();
+}

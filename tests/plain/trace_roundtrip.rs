@@ -1,0 +1,314 @@
+//! What goes into a trace comes out of it.
+
+use crate::trace_support;
+
+use std::collections::HashMap;
+
+use pfi::record::*;
+use pfi::*;
+use proptest::prelude::*;
+use trace_support::*;
+
+fn encoder() -> Encoder<Vec<u8>> {
+    Encoder::new(Vec::new(), EncoderConfig::default(), &header()).unwrap()
+}
+
+fn each(trace: &Trace, mut f: impl FnMut(u32, Record)) {
+    for i in 0..trace.blocks().len() {
+        let block = trace.block(i).unwrap();
+        block.records().for_each(|r| f(block.seq(), r.unwrap()));
+    }
+}
+
+#[test]
+fn every_kind_of_record_comes_back() {
+    let trace = Trace::from_bytes(small_file()).unwrap();
+    assert!(trace.blocks().len() >= 4 && trace.verify().is_empty(), "{:?}", trace.verify());
+    assert!(!trace.is_newer_minor());
+    let mut seen = HashMap::<String, Vec<String>>::new();
+    each(&trace, |_, r| {
+        let text = format!("{r:?}");
+        let kind = text.split('(').next().unwrap_or_default().to_owned();
+        seen.entry(kind).or_default().push(text);
+    });
+    assert_eq!(seen.len(), KIND_NAMES.len());
+    let all: Vec<String> = seen.into_values().flatten().collect();
+    let has =
+        |r: Record, n: usize| assert_eq!(all.iter().filter(|s| **s == format!("{r:?}")).count(), n, "{r:?}");
+    has(Record::Header(header()), 2);
+    has(Record::Footer(footer()), 1);
+    has(Record::Engine(Engine { id: 0, version: "b6000", layout: "op@80 ne@16 nb@48" }), 2);
+    has(Record::Notice(Notice { t: 5_900_000_000, text: "a probe left" }), 1);
+    has(Record::OpDef(OpDef { id: 6, name: "UNARY", desc: "SILU" }), 4);
+    let rung = |seen, why| {
+        let (role, name) = ("op", "ggml_compute_forward");
+        Record::Rung(Rung { engine: 0, role, name, used: true, expected: Some(seen), seen, why })
+    };
+    has(rung(146, "first"), 1);
+    has(rung(152, "at the end"), 2);
+    let token_has = |seq, text| {
+        let start = format!("Token(Token {{ seq: {seq},");
+        assert!(all.iter().any(|s| s.starts_with(&start) && s.contains(text)), "{text}");
+    };
+    token_has(0, "t: 5000000000,");
+    token_has(1, "n_tokens: None,");
+}
+
+#[test]
+fn every_block_defines_what_it_refers_to() {
+    let trace = Trace::from_bytes(small_file()).unwrap();
+    for i in 0..trace.blocks().len() {
+        let mut known = std::collections::HashSet::new();
+        for r in trace.block(i).unwrap().records().map(Result::unwrap) {
+            match r {
+                Record::Process(p) => assert!(known.insert(("process", p.pid)) || i == 0),
+                Record::OpDef(d) => assert!(known.insert(("op", d.id.into()))),
+                Record::TypeDef(d) => assert!(known.insert(("type", d.id.into()))),
+                Record::Backend(b) => assert!(known.insert(("backend", b.id))),
+                Record::Plan(p) => {
+                    assert!(known.contains(&("process", p.pid)));
+                    assert!(plan_hits(&p).all(|h| known.contains(&("tensor", h.tensor))));
+                    assert!(known.insert(("plan", p.id)));
+                }
+                Record::Tensor(t) => {
+                    assert!(known.contains(&("op", t.op.into())) && known.contains(&("type", t.ty.into())));
+                    assert!(
+                        t.src.iter().flatten().all(|s| known.contains(&("tensor", *s))),
+                        "sources come first"
+                    );
+                    assert!(known.insert(("tensor", t.id)));
+                }
+                Record::CpuGraph(g) => assert!(known.contains(&("plan", g.plan.unwrap()))),
+                Record::Slices(s) => assert!(known.contains(&("plan", s.plan))),
+                Record::Split(s) => assert!(known.contains(&("backend", s.backend))),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn tensors_keep_all_their_fields_and_are_interned_by_content() {
+    let mut e = encoder();
+    setup(&mut e);
+    let far = TensorDesc { known: false, ..desc(u64::MAX, "ignored", 3, [9; 4], &[Some(1)]) };
+    let a = e.tensor(&far).unwrap();
+    assert_eq!(e.tensor(&TensorDesc { name: b"", ..far }).unwrap(), a);
+    let long = "blk.0.naïve.".to_owned() + &"x".repeat(300);
+    let base = desc(16, &long, 1, [4096, 1, 7, 1], &[None, Some(0), None]);
+    let full = TensorDesc { flags: 5, nb: Some([4, 0, u64::MAX, 1]), view_src: Some(a), ..base };
+    let b = e.tensor(&full).unwrap();
+    let c = e.tensor(&desc(32, "blk.0.naive", 2, [1; 4], &[Some(b), Some(77)])).unwrap();
+    assert_eq!([e.tensor(&full).unwrap(), b, c], [b, 1, 2]);
+    assert_ne!(e.tensor(&TensorDesc { flags: 6, ..full }).unwrap(), b);
+    let hits = [PlanHit { tensor: c, fused: Some(a) }, PlanHit { tensor: 0, fused: None }];
+    let plan = e.plan(PID, 3, &hits).unwrap();
+    assert_eq!((e.plan(PID, 3, &hits).unwrap(), e.plan(PID, 4, &hits).unwrap()), (plan, plan + 1));
+    e.cpu_graph(&cpu_graph(0, plan, 1, 2)).unwrap();
+    let trace = Trace::from_bytes(e.finish(&footer()).unwrap()).unwrap();
+    let mut seen = Vec::new();
+    each(&trace, |_, r| match r {
+        Record::Tensor(t) => {
+            seen.push(t);
+        }
+        Record::Plan(p) => {
+            assert_eq!((plan_hits(&p).collect::<Vec<_>>(), p.n_nodes, p.id), (hits.to_vec(), 3, plan))
+        }
+        _ => {}
+    });
+    let tensor = |id, addr, name: &str, src: &[Option<u32>]| Tensor {
+        id,
+        pid: PID,
+        addr,
+        known: true,
+        op: 1,
+        ty: 0,
+        flags: 0,
+        name: name.into(),
+        ne: [1; 4],
+        nb: None,
+        src: src.into(),
+        view_src: None,
+    };
+    assert_eq!(seen[0], Tensor { known: false, op: 0, ..tensor(a, u64::MAX, "", &[]) });
+    let ne = [4096, 1, 7, 1];
+    let strided = Tensor { flags: 5, ne, nb: full.nb, ..tensor(b, 16, &long[..255], &[None, Some(0)]) };
+    assert_eq!(seen[1], Tensor { view_src: Some(a), ..strided });
+    assert_eq!(seen[2], Tensor { op: 2, ..tensor(c, 32, "blk.0.naive", &[Some(b), Some(77)]) });
+    assert_eq!(seen.len(), 3, "what is not used is not written");
+}
+
+#[test]
+fn tensors_of_every_likeness_come_back() {
+    let mut e = encoder();
+    setup(&mut e);
+    let (plan, mut all) = odd_tensors(&mut e, 900);
+    e.cpu_graph(&cpu_graph(0, plan, 1, 2)).unwrap();
+    let trace = Trace::from_bytes(e.finish(&footer()).unwrap()).unwrap();
+    let mut seen = Vec::new();
+    each(&trace, |_, r| {
+        if let Record::Tensor(t) = r {
+            seen.push(t)
+        }
+    });
+    seen.sort_by_key(|t| t.id);
+    all.sort_by_key(|t| t.id);
+    all.dedup_by_key(|t| t.id);
+    assert_eq!(seen.len(), all.len());
+    seen.iter().zip(&all).for_each(|(s, t)| assert_eq!(s, t));
+}
+
+fn run(barrier: bool, plan: u32) -> SliceRun {
+    SliceRun { graph: 3, ith: 1, tid: 9, plan, first: 2, barrier }
+}
+
+fn round_trip(barrier: bool, slices: &[Slice]) -> Vec<SliceTime> {
+    let mut e = encoder();
+    let plan = e.plan(PID, 0, &[]).unwrap();
+    e.slices(&run(barrier, plan), slices).unwrap();
+    let trace = Trace::from_bytes(e.finish(&footer()).unwrap()).unwrap();
+    let (mut out, mut at) = (Vec::new(), 2);
+    each(&trace, |_, r| {
+        if let Record::Slices(s) = r {
+            assert_eq!((s.graph, s.ith, s.tid, s.first, s.barrier), (3, 1, 9, at, barrier));
+            at += s.n;
+            out.extend(slice_iter(&s));
+        }
+    });
+    out
+}
+
+#[test]
+fn long_runs_are_cut_and_stay_whole() {
+    let all: Vec<Slice> = (0..10_000).map(|i| Slice { start: i * 100, end: Some(i * 100 + 60) }).collect();
+    let back = round_trip(true, &all);
+    assert!(back.iter().zip(&all).all(|(b, s)| b.start == s.start as i64 && b.busy == Some(60)));
+    let open: Vec<Slice> = all.iter().map(|s| Slice { end: None, ..*s }).collect();
+    let back = round_trip(false, &open);
+    assert_eq!(back.len(), 10_000);
+    assert!(back[..9999].iter().all(|b| b.next == Some(b.start + 100)), "over the cuts as well");
+    assert_eq!(back[9999].next, None);
+}
+
+#[test]
+fn times_that_run_backwards_are_clamped() {
+    let s = |start, end| Slice { start, end };
+    let back = round_trip(true, &[s(100, Some(500)), s(200, Some(150)), s(50, Some(u64::MAX))]);
+    let times: Vec<_> = back.iter().map(|b| (b.start, b.busy)).collect();
+    assert_eq!(times, [(100, Some(100)), (200, Some(0)), (200, Some(u64::MAX - 200))].map(|t| t));
+    assert_eq!(round_trip(false, &[s(100, None), s(50, Some(20))])[1].next, None);
+}
+
+#[test]
+fn a_plan_that_left_the_table_is_an_error_that_says_so() {
+    let mut e =
+        Encoder::new(Vec::new(), EncoderConfig { max_plans: 2, ..Default::default() }, &header()).unwrap();
+    for n in 0..3 {
+        e.plan(PID, n, &[]).unwrap();
+    }
+    assert!(matches!(
+        e.slices(&run(true, 0), &[Slice { start: 0, end: None }]),
+        Err(WriteError::UnknownPlan(0))
+    ));
+    assert!(e.slices(&run(true, 2), &[Slice { start: 0, end: None }]).is_ok());
+    let many = vec![PlanHit { tensor: 0, fused: None }; 65_537];
+    assert!(matches!(e.plan(PID, 0, &many), Err(WriteError::TooManyHits(65_537))));
+}
+
+#[test]
+fn the_largest_plan_fits_one_block() {
+    let cfg = EncoderConfig { max_tensors: 32_768, ..EncoderConfig::default() };
+    let mut e = Encoder::new(Vec::new(), cfg, &header()).unwrap();
+    let name = |i: u64| format!("{i:06}{}", "n".repeat(249));
+    let src = [Some(u32::MAX - 1); 16];
+    let tensor = |e: &mut Encoder<Vec<u8>>, i: u64| {
+        let addr = (i & 1) << 63 | i;
+        e.tensor(&TensorDesc { nb: Some([u64::MAX; 4]), ..desc(addr, &name(i), 1, [u64::MAX; 4], &src) })
+            .unwrap()
+    };
+    let ids: Vec<u32> = (0..32_768).map(|i| tensor(&mut e, i)).collect();
+    let hits: Vec<_> =
+        (0..65_536).map(|i| PlanHit { tensor: ids[i * 7919 % 32_768], fused: Some(ids[i / 2]) }).collect();
+    let plan = e.plan(PID, 65_536, &hits).unwrap();
+    e.slices(&run(true, plan), &[Slice { start: 1, end: None }; 5000]).unwrap();
+    let trace = Trace::from_bytes(e.finish(&footer()).unwrap()).unwrap();
+    assert!(trace.verify().is_empty());
+    each(&trace, |_, r| {
+        if let Record::Plan(p) = r {
+            assert!(plan_hits(&p).eq(hits.iter().copied()));
+        }
+    });
+}
+
+#[test]
+fn tick_seals_a_block_only_where_it_cannot_grow() {
+    let cfg = EncoderConfig { seal_ns: 5_000_000_000, ..EncoderConfig::default() };
+    let mut e = Encoder::new(Pipe(Vec::new()), cfg, &header()).unwrap();
+    e.token(&token(0, 1, 2)).unwrap();
+    e.tick(1_000).unwrap();
+    e.tick(5_000_000_999).unwrap();
+    assert_eq!(e.stats().blocks, 0);
+    e.tick(5_000_001_000).unwrap();
+    assert_eq!(e.stats().blocks, 1);
+    e.tick(50_000_000_000).unwrap();
+    assert_eq!(e.stats().blocks, 1, "an empty block is not written");
+}
+
+fn times() -> impl Strategy<Value = u64> {
+    prop_oneof![0..10u64, 0..5_000u64, 0..2_000_000u64, 0..1u64 << 40]
+}
+
+proptest! {
+    #[test]
+    fn barrier_slices_come_back(
+        start in 0..1u64 << 60,
+        steps in prop::collection::vec((any::<bool>(), times(), times()), 1..200),
+    ) {
+        let (mut t, mut slices) = (start, Vec::new());
+        for (seen, busy, gap) in steps {
+            slices.push(Slice { start: t, end: seen.then_some(t + busy) });
+            t += busy + gap;
+        }
+        let back = round_trip(true, &slices);
+        prop_assert_eq!(back.len(), slices.len());
+        for (i, (b, s)) in back.iter().zip(&slices).enumerate() {
+            prop_assert_eq!(b.start, s.start as i64);
+            prop_assert_eq!(b.busy, s.end.map(|e| e - s.start));
+            prop_assert_eq!(b.next, slices.get(i + 1).map(|n| n.start as i64));
+        }
+    }
+
+    #[test]
+    fn interval_slices_come_back(
+        start in 0..1u64 << 60,
+        steps in prop::collection::vec(times(), 0..200),
+        last in prop::option::of(1..1u64 << 40),
+    ) {
+        let mut slices = vec![Slice { start, end: None }];
+        for step in steps {
+            let t = slices[slices.len() - 1].start + step;
+            slices.push(Slice { start: t, end: None });
+        }
+        let n = slices.len();
+        slices[n - 1].end = last.map(|d| slices[n - 1].start + d);
+        let back = round_trip(false, &slices);
+        prop_assert_eq!(back.len(), n);
+        for (i, (b, s)) in back.iter().zip(&slices).enumerate() {
+            prop_assert_eq!(b.start, s.start as i64);
+            let next = slices.get(i + 1).map(|n| n.start).or(s.end);
+            prop_assert_eq!(b.next, next.map(|t| t as i64));
+        }
+    }
+
+    #[test]
+    fn plans_come_back(hits in prop::collection::vec((any::<u32>(), prop::option::of(any::<u32>())), 0..100)) {
+        let hits: Vec<_> = hits.into_iter().map(|(tensor, fused)| PlanHit { tensor, fused }).collect();
+        let mut e = encoder();
+        let plan = e.plan(PID, 9, &hits).unwrap();
+        e.cpu_graph(&cpu_graph(0, plan, 1, 2)).unwrap();
+        let trace = Trace::from_bytes(e.finish(&footer()).unwrap()).unwrap();
+        let mut back = None;
+        each(&trace, |_, r| if let Record::Plan(p) = r { back = Some(plan_hits(&p).collect::<Vec<_>>()) });
+        prop_assert_eq!(back, Some(hits));
+    }
+}
