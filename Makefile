@@ -1,18 +1,18 @@
-# profinfer: build, show, test, measure. `make` lists the targets.
+# profinfer: build, demo, test, benchmark. `make` lists the targets.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# A fresh shell may not know cargo yet.
+# A fresh shell may not have cargo in its PATH yet.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
-# Where engines are fetched to, and where all tests look for them.
+# Where engines are downloaded to, and where all tests look for them.
 export PROFINFER_ENGINES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/profinfer/engines
 
 CARGO ?= cargo
 FIXTURES := target/tests/fixtures
 DRIVER := target/tests/engines
-# What may come out otherwise where there is no recorder; the rest is compiled (lint), and run with one.
+# Tests whose results may differ without the recorder; the rest is compiled (lint), and run with the recorder.
 WITHOUT_AGENT := report_cli report_run runner_cli version_cli
 C_OF_TESTS := $(wildcard tests/*/*.[ch])
 
@@ -27,31 +27,31 @@ help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
 	    /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
 
-build: | setup-build ## the release binaries, target/release/profinfer and ggml-runner
+build: | setup-build ## build the release binaries: target/release/profinfer and ggml-runner
 	$(CARGO) build --release --locked
 
-dist: | setup-dist ## static binaries for boards, AArch64 and x86-64, with checksums: dist/*-musl/
+dist: | setup-dist ## build static binaries for boards, AArch64 and x86-64, with checksums: dist/*-musl/
 	$(call say,static binaries)
 	@cross/dist.sh $(TARGETS)
 
-deb: dist ## Debian packages of them: dist/*.deb
+deb: dist ## build Debian packages of the static binaries: dist/*.deb
 	@cross/deb.sh $(TARGETS)
 
-demo: | setup-build ## record ggml-runner on a generated model, and report: no engine to install
+demo: | setup-build ## record ggml-runner on a generated model and report; needs no installed engine
 	@scripts/demo.sh
 
 demo-llama: | setup-demo ## the same with a real llama.cpp from its package (a few minutes the first time)
 	@scripts/demo-llama.sh
 
 ##@ Test
-test: lint engines unit test-service test-dist test-arm test-arm64 live no-agent ## all of it: lint, unit, test-service, test-dist, test-arm, test-arm64, live, no-agent, with what they need
+test: lint engines unit test-service test-dist test-arm test-arm64 live no-agent ## run everything: lint, unit, test-service, test-dist, test-arm, test-arm64, live, no-agent, with their prerequisites
 	$(call say,all tests passed)
 
-check: lint fixtures driver ## lint and all tests that need neither root nor QEMU
+check: lint fixtures driver ## run lint and all tests that need neither root nor QEMU
 	$(call say,tests that need neither root nor QEMU)
 	$(CARGO) test --locked --no-fail-fast --lib --test plain
 
-setup: ## install what building and testing need and this machine lacks
+setup: ## install missing packages for building and testing
 	@scripts/setup.sh test
 setup-build:
 	@scripts/setup.sh build
@@ -60,9 +60,9 @@ setup-demo:
 setup-dist:
 	@scripts/setup.sh dist
 
-engines: | setup ## fetch the packaged llama.cpp builds into the cache
+engines: | setup ## download the packaged llama.cpp builds into the cache
 	$(call say,engines from packages)
-	@tests/engines/fetch.sh || { echo "without all engines: tests on those missing are skipped" >&2; [ "$${PROFINFER_REQUIRE:-}" != 1 ]; }
+	@tests/engines/fetch.sh || { echo "some engines are missing: tests on them are skipped" >&2; [ "$${PROFINFER_REQUIRE:-}" != 1 ]; }
 
 fixtures: | setup ## build the fake engines
 	$(call say,fake engines)
@@ -83,66 +83,66 @@ lint: | setup ## rustfmt, clippy, rustdoc, clang-format, the workflow, dependenc
 	rustfmt --check --edition 2024 fuzz/src/main.rs
 	clang-format --dry-run -Werror src/bpf/*.[ch] cross/*.c cross/qemu/*.c $(C_OF_TESTS)
 
-unit: fixtures driver ## unit tests and the tests that need no live engine
+unit: fixtures driver ## run unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)
 	$(CARGO) test --locked --no-fail-fast --lib --test plain --test html_browser --test runner_alloc
 	$(CARGO) test --locked --doc
 
-test-service: | setup ## how the service gets onto a machine: unit, init scripts, scripts for boards, Debian package
+test-service: | setup ## test installing the service: unit, init scripts, scripts for boards, Debian package
 	$(call say,files of the service)
 	$(CARGO) test --locked --no-run --test plain
 	python3 tests/service/files.py
 	python3 tests/service/installing.py
 
-test-dist: dist | setup ## the static binaries: small, static, of their commit, for their target, and a panic unwinds
+test-dist: dist | setup ## test the static binaries: size, static linking, commit, target, and abort on panic
 	$(call say,tests of the static binaries)
 	tests/dist/run.sh
 	python3 tests/cross_image.py
 
-dist-check: | setup-dist ## that another directory makes the same static binaries (a whole build more; TARGETS chooses)
-	$(call say,the same commit makes the same bytes)
+dist-check: | setup-dist ## check that static builds are reproducible in another directory (one more full build; TARGETS selects)
+	$(call say,reproducible builds)
 	@tests/dist/same.sh $(TARGETS)
 
-test-arm: | setup ## the kernels and ggml-runner for AArch64, on processors that qemu plays
+test-arm: | setup ## test the kernels and ggml-runner for AArch64 on processors emulated by QEMU
 	$(call say,tests for AArch64)
 	tests/arm/run.sh
 
-images: | setup ## fetch or build the kernels for test-arm64 into the cache (the first time takes minutes)
+images: | setup ## download or build the kernels for test-arm64 into the cache (takes minutes the first time)
 	$(call say,kernels and programs for guests)
-	@cross/qemu/images.sh || { echo "without all images: checks on those missing are skipped" >&2; \
+	@cross/qemu/images.sh || { echo "some images are missing: checks that need them are skipped" >&2; \
 	    [ "$${PROFINFER_REQUIRE:-}" != 1 ] && [ "$${CI:-}" != true ]; }
 
-test-arm64: images ## both programs on real arm64 kernels in QEMU, 5.10 to 7.2: one row a kernel
+test-arm64: images ## test both programs on real arm64 kernels in QEMU, 5.10 to 7.2: one row per kernel
 	@$(MAKE) --no-print-directory dist TARGETS=aarch64-unknown-linux-musl
 	ARCH=aarch64 tests/fixtures/build.sh target/tests/arm64/fixtures
 	$(call say,arm64 kernels)
 	python3 tests/kernels/matrix.py
 
-# Rust's sanitizers are for its nightly builds alone.
+# Rust's sanitizers need a nightly toolchain.
 HOST := $(shell uname -m)-unknown-linux-gnu
-asan: ## the kernels' unit tests under AddressSanitizer; needs a nightly Rust
+asan: ## run the kernels' unit tests under AddressSanitizer; needs a nightly Rust
 	$(call say,kernels under AddressSanitizer)
 	RUSTFLAGS=-Zsanitizer=address $(CARGO) +nightly test --locked --target $(HOST) --target-dir target/asan \
 	    --package kernels --lib
 
-# They share the kernel's probes and the processors: one test at a time.
-live: fixtures driver ## tests on live engines: root and BPF needed
+# The tests share the kernel's probes and the CPUs: one test at a time.
+live: fixtures driver ## run the tests on live engines; needs root and BPF
 	$(call say,tests on live engines)
 	$(CARGO) test --locked --test live -- --test-threads=1
 
-no-agent: ## the build without the recorder, as other systems than Linux have it
+no-agent: ## build and test without the recorder, as on systems other than Linux
 	$(call say,build and tests without the recorder)
 	$(CARGO) test --locked --no-fail-fast --no-default-features --test plain -- $(WITHOUT_AGENT:%=%::)
 
 CASES ?= 20000
-proptest: ## the property tests with CASES cases each (20000), in release mode
+proptest: ## run the property tests with CASES cases each (20000), in release mode
 	PROPTEST_CASES=$(CASES) $(CARGO) test --locked --release --no-default-features
 
 HOURS ?= 1
 JOBS ?= 2
 setup-fuzz:
 	@scripts/setup.sh fuzz
-fuzz: | setup-fuzz ## the fuzz targets with coverage for HOURS (1) in all, JOBS (2) at a time; TARGETS chooses
+fuzz: | setup-fuzz ## run the fuzz targets with coverage for HOURS (1) in total, JOBS (2) at a time; TARGETS selects
 	$(call say,fuzzing for $(HOURS) h)
 	@fuzz/run.sh --minutes $$(awk 'BEGIN {print 60 * $(HOURS)}') --jobs $(JOBS) $(TARGETS)
 fuzz-quick: | setup-fuzz ## the same for ten minutes
@@ -150,36 +150,36 @@ fuzz-quick: | setup-fuzz ## the same for ten minutes
 
 POINTS ?= 2000
 FAULTS ?= 0
-kill-points: fixtures ## recorders and services killed at POINTS system calls (2000); root and BPF needed
+kill-points: fixtures ## kill recorders and services at POINTS system calls (2000); needs root and BPF
 	$(CARGO) build --locked --bin profinfer
 	tests/kill/points.py $(POINTS)
 
-faults: fixtures ## each system call of recorders and services refused once, or FAULTS of them; root and BPF needed
+faults: fixtures ## make each system call of recorders and services fail once, or FAULTS of them; needs root and BPF
 	$(CARGO) build --locked --bin profinfer
 	tests/kill/faults.py $(FAULTS)
 
 ##@ Measure
 BENCHES := structure fidelity cost start causes budget size report export diff switches service runner
 .PHONY: $(BENCHES:%=bench-%) bench-arm-cost
-bench-structure: ## hits and structure against the engine's own dump
-bench-fidelity: ## tokens/s and op times against the engine's own figures
-bench-cost: ## slow-down of the engine at each level
-bench-start: ## how long a recording takes to begin and to end, and a command waits for it
-bench-size: ## bytes an op in the trace, and what the recorder itself uses
-bench-runner: ## ggml-runner against llama.cpp and the machine's peaks
+bench-structure: ## hits and structure compared with the engine's own dump
+bench-fidelity: ## tokens/s and op times compared with the engine's own figures
+bench-cost: ## slowdown of the engine at each level
+bench-start: ## startup and shutdown time of a recording, and delay of the command
+bench-size: ## trace bytes per op, and the recorder's own resource use
+bench-runner: ## ggml-runner compared with llama.cpp and the machine's peaks
 bench-report: ## speed of report on ten million op slices
 bench-export: ## speed, memory and size of export on ten million op slices
-bench-diff: ## false alarms of diff between equal runs, and a slow op found
-bench-causes: ## what counters, scheduler, experts and kinds of buffer cost
-bench-budget: ## whether --budget is kept
-bench-switches: ## what a context switch costs with --sched
-bench-service: ## what the service costs while it waits, and ten engines a second
+bench-diff: ## false positives of diff between equal runs, and detection of a slow op
+bench-causes: ## cost of counters, scheduler, experts and buffer types
+bench-budget: ## check that --budget is met
+bench-switches: ## cost of a context switch with --sched
+bench-service: ## cost of the idle service, and of ten engines per second
 $(BENCHES:%=bench-%): bench-%: | setup
 	benches/$*.sh
-bench-arm-cost: images ## guest instructions of an op's probes on arm64 kernels 5.10 to 7.2, in QEMU
+bench-arm-cost: images ## guest instructions per op probe on arm64 kernels 5.10 to 7.2, in QEMU
 	@$(MAKE) --no-print-directory dist TARGETS=aarch64-unknown-linux-musl
 	benches/arm-cost.sh
 
 ##@ Tidy
-clean: ## remove what was built here (the cache of engines and models stays)
+clean: ## remove build outputs (keeps the cache of engines and models)
 	rm -rf target dist

@@ -222,7 +222,7 @@ def spread(values, digits=4):
 
 
 def cpu_ticks():
-    """(busy, stolen, all) of the whole machine, from /proc/stat."""
+    """(busy, stolen, all) of the machine, from /proc/stat."""
     with open("/proc/stat") as f:
         t = [int(x) for x in f.readline().split()[1:9]]
     return sum(t) - t[3] - t[4], t[7], sum(t)

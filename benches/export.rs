@@ -1,9 +1,9 @@
-//! Speed and memory of `profinfer export --perfetto`: the whole command on a made-up trace of 10 million op slices.
+//! Speed and memory of `profinfer export --perfetto`, measured on a synthetic trace of 10 million op slices.
 //!
 //!     cargo bench --no-default-features --bench export [-- SLICES]
 //!
-//! Prints the median wall time, the peak of resident memory (pages of the trace that it reads are in it) and the bytes of
-//! a slice; in barrier mode an op and the wait behind it are two.
+//! Prints the median wall time, the peak resident memory (which includes the trace pages it reads) and the bytes per
+//! slice. In barrier mode an op and the wait after it are two slices.
 #![allow(
     clippy::disallowed_methods,
     clippy::expect_used,
@@ -42,16 +42,21 @@ fn main() {
 fn export(trace: &Path, out: &Path) -> f64 {
     let start = Instant::now();
     let mut command = Command::new(env!("CARGO_BIN_EXE_profinfer"));
-    let done = command.arg("export").arg("--perfetto").arg(out).arg(trace).status().expect("profinfer runs");
+    let done = command
+        .args(["export", "--force", "--perfetto"])
+        .arg(out)
+        .arg(trace)
+        .status()
+        .expect("profinfer runs");
     assert!(done.success(), "profinfer export failed");
     start.elapsed().as_secs_f64()
 }
 
-/// Peak resident memory of the exports so far, kB: they are the only children.
+/// Peak resident memory of the exports so far, kB. They are the only children.
 fn memory() -> i64 {
-    // SAFETY: a rusage is numbers, of which zeros are one.
+    // SAFETY: a rusage is plain numbers, and all zeros is valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer is to what lives until the call returns.
+    // SAFETY: the pointed-to struct outlives the call.
     let failed = unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) };
     assert!(failed == 0, "the kernel tells no usage");
     usage.ru_maxrss

@@ -1,8 +1,8 @@
-//! Speed of `profinfer report`: the whole command on a made-up trace of 10 million op slices.
+//! Speed of `profinfer report`, measured on a synthetic trace of 10 million op slices.
 //!
 //!     cargo bench --no-default-features --bench report [-- SLICES [FILE]]
 //!
-//! Prints the median wall time of the command, children of this process, and slices a second. With FILE the trace
+//! Prints the median wall time of the command, run as a child process, and slices per second. With FILE, the trace
 //! is kept there.
 #![allow(
     clippy::disallowed_methods,
@@ -38,7 +38,7 @@ fn main() {
     }
 }
 
-/// Slices in the trace as a complete report counts them.
+/// Slices in the trace, as counted by a complete report.
 fn slices(path: &Path) -> u64 {
     let done = Command::new(env!("CARGO_BIN_EXE_profinfer"))
         .args(["report", "--json", "--by", "op"])

@@ -23,6 +23,8 @@ ENGINES = ["b3889", "v0.5.0"]
 MODEL = "tiny-q4_0"
 # After this time, probes are attached and some tokens recorded.
 LONG_ENOUGH = 2
+# A recording of one engine ends within this time, in milliseconds, on an idle machine with uprobe_multi links.
+MOST_TO_END = 300
 
 
 def command(path, *args):
@@ -46,6 +48,7 @@ def begin_and_end(program, pid, tmp):
                    stderr=subprocess.DEVNULL)
     with open(out) as f:
         events = json.load(f)["traceEvents"]
+    os.remove(out)
     starts = [e["ts"] for e in events if e.get("ph") in ("X", "B", "I") and e.get("ts")]
     if not starts:
         raise BenchError(f"{trace} has no event")
@@ -113,6 +116,8 @@ def run():
                 rows.setdefault(way, {})[program] = values
             for way, by in rows.items():
                 print(f"{name + ', ' + way:<22}" + "".join(f"{spread(by[p], 0):>26}" for p in programs), flush=True)
+            end = statistics.median(rows["ending"][programs[0]])
+            bench.judge(end < MOST_TO_END, f"{name}: a recording takes {end:.0f} ms to end, {MOST_TO_END} allowed")
             if other:
                 ratio = statistics.median(rows["running"][programs[0]]) / statistics.median(rows["running"][other])
                 bench.judge(ratio <= 1.2, f"{name}: the first event comes {ratio:.2f} times as late as the other's, 1.2 allowed")

@@ -1,15 +1,16 @@
 #!/bin/sh
-# Installs profinfer as a service on another machine over ssh: copies the binary, which brings configuration and unit or init
-# script along, and has it install itself there. Nothing stays behind in the machine's temporary directory.
+# Installs profinfer as a service on another machine over ssh: copies the binary, which contains the configuration
+# and the unit or init script, and runs its install command there. Leaves nothing in the machine's temporary
+# directory.
 #
 # usage: install-ssh.sh [--dry-run] [--init NAME] [--prefix DIR] [--conf FILE] [--no-start] [--uninstall] HOST [BINARY]
-#   --dry-run     say what would be done there; the binary is copied and removed again, nothing else
-#   --init NAME   systemd, sysv, procd or none, where the machine's is not to be found out
-#   --prefix DIR  where the program goes: DIR/bin (/usr/local)
-#   --conf FILE   this configuration; the machine's present one is kept beside it as profinfer.toml.old
+#   --dry-run     print what would be done; only copies the binary and removes it again
+#   --init NAME   systemd, sysv, procd or none, if the machine's init system cannot be detected
+#   --prefix DIR  install the program in DIR/bin (/usr/local)
+#   --conf FILE   use this configuration; the existing one is kept as profinfer.toml.old
 #   --no-start    do not start the service
 #   BINARY        dist/aarch64-unknown-linux-musl/profinfer, or another for the machine's processor
-# Root is needed there: log in as root, or as one who may use sudo without a password. SSH and SCP name other programs.
+# Needs root there: log in as root, or as a user with sudo without a password. SSH and SCP select other programs.
 set -eu
 
 usage() { sed -n '/^# usage/,/^set/{/^#/s/^# \{0,1\}//p;}' "$0"; }
@@ -35,18 +36,18 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$host" ] || misused "HOST is needed"
 case $init in '' | systemd | sysv | procd | none) ;; *) misused "--init '$init': systemd, sysv, procd or none" ;; esac
-# These are words of a command there.
-case $prefix in '' | /*) ;; *) misused "--prefix '$prefix': it begins with /" ;; esac
+# These values become part of a remote command.
+case $prefix in '' | /*) ;; *) misused "--prefix '$prefix': must start with /" ;; esac
 case $prefix in *[!A-Za-z0-9/._+-]*) misused "--prefix '$prefix': letters, digits and /._+- only" ;; esac
 : "${binary:=$(dirname "$0")/../dist/aarch64-unknown-linux-musl/profinfer}"
-[ -f "$binary" ] || die "$binary is not there: make dist makes it, or name another BINARY"
+[ -f "$binary" ] || die "$binary does not exist: run make dist, or name another BINARY"
 [ -z "$conf" ] || [ -r "$conf" ] || die "$conf cannot be read"
 
 there() { "${SSH:-ssh}" "$host" "$1"; }
 copy() { "${SCP:-scp}" -q "$1" "$host:$2" || die "$1 could not be copied to $host:$2"; }
 
-dir=$(there 'umask 077; mktemp -d /tmp/profinfer.XXXXXX') || die "$host: no login, or no room in /tmp"
-case $dir in /tmp/profinfer.??????) ;; *) die "$host answers '$dir' in place of a directory's name" ;; esac
+dir=$(there 'umask 077; mktemp -d /tmp/profinfer.XXXXXX') || die "$host: cannot log in, or no space in /tmp"
+case $dir in /tmp/profinfer.??????) ;; *) die "$host returned '$dir' instead of a directory name" ;; esac
 # shellcheck disable=SC2064
 trap "there 'rm -rf $dir'" EXIT
 copy "$binary" "$dir/profinfer"
@@ -57,16 +58,16 @@ if [ "$as_root" = 0 ]; then as_root=; else as_root='sudo -n'; fi
 if [ -n "$conf" ] && [ -z "$dry" ]; then
     copy "$conf" "$dir/profinfer.toml"
     there "$as_root sh -c 'set -e; mkdir -p /etc/profinfer; cd /etc/profinfer; [ ! -f profinfer.toml ] || mv -f profinfer.toml profinfer.toml.old; cp $dir/profinfer.toml profinfer.toml; chmod 0644 profinfer.toml'" ||
-        die "the configuration could not be put in place on $host"
+        die "the configuration could not be installed on $host"
 fi
 there "$as_root $dir/profinfer install $dry $uninstall ${init:+--init $init} ${prefix:+--prefix $prefix}" ||
     die "profinfer install failed on $host: see above"
 [ -z "$dry$uninstall" ] && [ -n "$start" ] || exit 0
 if there 'test -d /run/systemd/system'; then
     there "$as_root systemctl enable profinfer && $as_root systemctl restart profinfer && systemctl --no-pager --lines 5 status profinfer" ||
-        die "the service did not start on $host: journalctl -u profinfer tells why"
+        die "the service did not start on $host: see journalctl -u profinfer"
 elif there 'test -x /etc/init.d/profinfer'; then
-    there "$as_root /etc/init.d/profinfer restart" || die "the service did not start on $host: /var/log/profinfer.log tells why"
+    there "$as_root /etc/init.d/profinfer restart" || die "the service did not start on $host: see /var/log/profinfer.log"
 else
-    echo "install-ssh.sh: $host has no init system that is known: start it by hand, as said above"
+    echo "install-ssh.sh: no supported init system on $host: start the service by hand, as printed above"
 fi

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs a command of apt with package lists of its own, so that another release's or architecture's packages can be had
-# without a trace in the system's lists, sources or dpkg's books.
+# Runs an apt command with private package lists, so that packages of another release or architecture can be fetched
+# without changing the system's lists, sources or dpkg database.
 #
 # usage: apt.sh "SUITE..." ARCHITECTURE COMMAND...
 #   apt.sh trixie arm64 apt-get download busybox-static
 #
-# With the machine's own architecture what is installed counts as it does for the system; with another one nothing counts
-# as installed, so that --download-only fetches a package with all that it needs. The mirror is the one that the machine
-# itself uses, or PROFINFER_DEBIAN_MIRROR.
+# For the machine's own architecture, installed packages count as installed; for another one, none do, so that
+# --download-only fetches a package with all its dependencies. The mirror is the one that the machine itself uses, or
+# PROFINFER_DEBIAN_MIRROR.
 set -euo pipefail
 
 suites=${1:?usage: apt.sh '"SUITE..." ARCHITECTURE COMMAND...'} architecture=${2:?architecture}
@@ -19,7 +19,7 @@ die() { echo "cross/apt.sh: $*" >&2; exit 1; }
 
 mirror() {
     if [ -n "${PROFINFER_DEBIAN_MIRROR:-}" ]; then echo "$PROFINFER_DEBIAN_MIRROR"; return; fi
-    command -v apt-get >/dev/null || die "no apt-get: this needs Debian or a relative of it"
+    command -v apt-get >/dev/null || die "no apt-get: this needs Debian or a derivative"
     # shellcheck disable=SC1091
     local release found
     release=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
@@ -54,12 +54,13 @@ configure() {
 
 configure
 export APT_CONFIG=$home/apt.conf
-# Lists of today are new enough: a package that has gone from the mirror since shows as a failed download.
+# Lists fetched today are new enough: a package that has since been removed from the mirror shows as a failed
+# download.
 if [ -z "$(find "$home/fresh" -mtime -1 2>/dev/null)" ]; then
-    # Without the option a mirror that does not answer is but a warning.
+    # Without the option an unresponsive mirror is only a warning.
     apt-get -q -o APT::Update::Error-Mode=any update >"$home/log" 2>&1 || {
         tail -n 5 "$home/log" >&2
-        die "no package lists for $suites ($architecture): is the mirror right and within reach? PROFINFER_DEBIAN_MIRROR sets another"
+        die "no package lists for $suites ($architecture): is the mirror correct and reachable? PROFINFER_DEBIAN_MIRROR sets another"
     }
     touch "$home/fresh"
 fi

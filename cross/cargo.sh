@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Cargo for another machine: `cross/cargo.sh TARGET build ...` builds static programs with the Rust of cross/std.sh and,
-# for the C that comes along (feature `vendored`), the compiler of cross/cc.sh. With `--profile small`, that of the files
-# for boards, the standard library is compiled along with the program and for size, like the rest of it.
+# Cargo for another machine: `cross/cargo.sh TARGET build ...` builds static programs with the Rust of cross/std.sh
+# and, for bundled C code (feature `vendored`), the compiler of cross/cc.sh. With `--profile small`, the profile of
+# the files for boards, the standard library is compiled too, and for size, like the rest of the program.
 set -euo pipefail
 
 target=${1:?usage: cargo.sh TARGET ARGUMENTS OF CARGO}
@@ -12,7 +12,7 @@ shift 2
 environment=$("$here/std.sh" "$target" && "$here/cc.sh" "$target")
 eval "$environment"
 
-# libbpf-sys keeps the objects that another compiler made, whatever cargo tells it.
+# libbpf-sys keeps objects made by another compiler, whatever cargo requests.
 forget_objects_of_another_compiler() {
     local place=$built/$target compiler=CC_${target//-/_}
     if [ "$(cat "$place/compiler" 2>/dev/null)" != "${!compiler}" ]; then
@@ -22,8 +22,8 @@ forget_objects_of_another_compiler() {
     fi
 }
 
-# It compiles zlib and libelf inside cargo's copy of its sources and tidies up afterwards. Where a build was cut short
-# objects are left there, perhaps of another target; they go, unless a build that runs now holds the lock.
+# It compiles zlib and libelf inside cargo's copy of its sources and cleans up afterwards. An interrupted build
+# leaves objects there, possibly of another target; they are removed unless a running build holds the lock.
 forget_objects_of_a_build_cut_short() {
     local sources
     for sources in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/libbpf-sys-*/{zlib,elfutils}; do
@@ -32,7 +32,7 @@ forget_objects_of_a_build_cut_short() {
     done
 }
 
-# Paths of this machine have no place in a file for others, and would make each build another file.
+# Local paths do not belong in distributed files, and would make builds differ.
 no_paths() {
     local sources
     "${CARGO:-cargo}" fetch --quiet --locked --target "$target"
@@ -41,31 +41,33 @@ no_paths() {
     echo "--remap-path-prefix=$("${RUSTC:-rustc}" --print sysroot)/lib/rustlib/src/rust=/rust"
 }
 
-# A panic prints its place and is unwound. The list of functions on the way is left out: it needs names, which the files
-# for boards have lost, and a tenth of profinfer would be there to print it.
+# A panic prints its location and aborts. Backtraces are omitted: they need symbol names, which the files for boards
+# lack, and a tenth of profinfer would be code for printing them.
 small_std() {
-    echo -Zbuild-std=std,panic_unwind
-    echo -Zbuild-std-features=panic-unwind,optimize_for_size
+    echo -Zbuild-std=std,panic_abort
+    echo -Zbuild-std-features=optimize_for_size
 }
 
 rust_flags() {
     no_paths
-    # Names that tell a generic function's types, for the listing that tests/arm reads.
+    # Mangled names that include generic arguments, for the listing that tests/arm reads.
     echo "-Csymbol-mangling-version=v0"
-    # Nothing to relocate at the start, and smaller.
+    # No relocations at startup, and smaller.
     echo "-Crelocation-model=static"
+    # For AArch64 they are on by default, also where a panic aborts.
+    case " $* " in *" --profile small "*) echo "-Cforce-unwind-tables=no" ;; esac
 }
 
 built=${CARGO_TARGET_DIR:-$here/../target}
-flags=$(rust_flags)
-# Flags with blanks in them, as paths may have, are parted by this character.
+flags=$(rust_flags "$@")
+# Separates flags, because they may contain spaces, as paths may.
 export CARGO_ENCODED_RUSTFLAGS=${flags//$'\n'/$'\x1f'}
 forget_objects_of_another_compiler
 forget_objects_of_a_build_cut_short
 std=()
 case " $* " in *" --profile small "*)
     mapfile -t std < <(small_std)
-    # What lets a stable cargo compile the standard library that comes with it.
+    # Allows a stable cargo to compile the standard library that comes with it.
     export RUSTC_BOOTSTRAP=1
     ;;
 esac

@@ -3,23 +3,23 @@
 #
 # usage: eval "$(cross/cc.sh aarch64-unknown-linux-musl)"
 #
-# Prints shell assignments for the C parts that cargo builds (libbpf, libelf, zlib: feature `vendored`). The compiler is
-# one file without arguments of its own, because those libraries' makefiles are given nothing but its path. A compiler
-# that is set already (CC_aarch64_unknown_linux_musl) stays; it must then know <argp.h>, as cross/include has it.
+# Prints shell assignments for the C code that cargo builds (libbpf, libelf, zlib: feature `vendored`). The compiler
+# is one file that needs no arguments, because the makefiles of those libraries only receive its path. A compiler
+# that is already set (CC_aarch64_unknown_linux_musl) is kept; it must then provide <argp.h>, like cross/include.
 set -euo pipefail
 
 target=${1:?usage: cc.sh TARGET}
 # shellcheck source=cross/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-tool() { # name: with or without LLVM's version behind it
+tool() { # name: with or without LLVM's version suffix
     local found
     found=$(command -v "$1" || compgen -c "$1-" | grep -x "$1-[0-9]*" | sort -V | tail -n 1) || true
     [ -n "$found" ] || die "no $1: install clang and llvm (scripts/setup.sh dist)"
     command -v "$found"
 }
 
-# Outline atomics call functions that neither musl nor Rust has.
+# Outline atomics call functions that neither musl nor Rust provides.
 flags() {
     case $arch in aarch64) echo -mno-outline-atomics ;; esac
 }
@@ -33,7 +33,7 @@ exec $(tool clang) --target=$arch-linux-musl --sysroot=$1 -B$1/lib -L$1/lib -B$h
     -Wno-unused-command-line-argument "\$@" -Wno-error
 END
     )
-    # Another text is another file, so that cargo sees the change.
+    # Different content gives a different file name, so that cargo notices the change.
     name=$arch-linux-musl-clang
     home=$home_of_compilers/$(cksum <<<"$text" | cut -d' ' -f1)
     if [ ! -x "$home/$name" ]; then
@@ -53,9 +53,9 @@ if [ -z "${!variable:-}" ]; then
     root=$(sysroot) || die "no C library for $target: set $variable to a C compiler for it"
     lld=$(linker /nowhere) || die "no linker: install lld"
     export_line "$variable" "$(compiler "$root" "$lld")"
-    # The machine's own ar may not index the target's objects; LLVM's serves both.
+    # The machine's own ar may not index the target's objects; LLVM's handles both.
     export_line AR "$(tool llvm-ar)"
     export_line RANLIB "$(tool llvm-ranlib)"
 fi
-# elfutils' configure stops where the C library lacks these, although libelf itself uses none of them.
+# elfutils' configure fails if the C library lacks these, although libelf itself uses none of them.
 for name in argp_parse fts_close _obstack_free; do export_line "ac_cv_search_$name" "none required"; done

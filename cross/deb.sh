@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Debian packages of the static recorder, which depend on nothing: dist/profinfer_VERSION_ARCHITECTURE.deb. Debian's own dpkg-deb
-# builds them; the same commit gives the same bytes.
+# Debian packages of the static recorder, without dependencies: dist/profinfer_VERSION_ARCHITECTURE.deb. Built by
+# dpkg-deb; the same commit gives the same bytes.
 #
-# usage: deb.sh [TARGET...]      aarch64-unknown-linux-musl, x86_64-unknown-linux-musl; without: all that are in dist/
-# PROFINFER_DIST is another dist/, PROFINFER_VERSION another version than that of Cargo.toml and the commit.
+# usage: deb.sh [TARGET...]      aarch64-unknown-linux-musl, x86_64-unknown-linux-musl; default: all in dist/
+# PROFINFER_DIST sets another dist/, PROFINFER_VERSION another version than that of Cargo.toml and the commit.
 set -euo pipefail
 umask 022
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -34,7 +34,7 @@ architecture() { # target
 }
 
 copyright() {
-    # Paragraphs of a licence are indented, and a dot stands for an empty line.
+    # Paragraphs of a licence are indented, and a dot represents an empty line.
     sed 's/^$/./; s/^/ /' "$root/LICENSE-MIT" >"$tree.mit"
     sed -e "/^@MIT@\$/{r $tree.mit" -e 'd}' "$root/conf/debian/copyright"
 }
@@ -61,7 +61,7 @@ EOF
 package() { # target
     local arch deb
     arch=$(architecture "$1")
-    [ -f "$dist/$1/profinfer" ] || die "$dist/$1/profinfer is not there: make dist makes it"
+    [ -f "$dist/$1/profinfer" ] || die "$dist/$1/profinfer does not exist: run make dist"
     rm -rf "$tree"
     install -D -m 755 "$dist/$1/profinfer" "$tree/usr/bin/profinfer"
     install -D -m 644 "$root/conf/systemd/profinfer.service" "$tree/usr/lib/systemd/system/profinfer.service"
@@ -82,7 +82,7 @@ package() { # target
     echo "$deb"
 }
 
-command -v dpkg-deb >/dev/null || die "no dpkg-deb: this needs Debian or a relative of it, or its package dpkg"
+command -v dpkg-deb >/dev/null || die "no dpkg-deb: this needs Debian or a derivative, or the package dpkg"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tree=$work/tree
@@ -92,5 +92,5 @@ if [ $# -eq 0 ]; then
         [ ! -f "$dist/$target/profinfer" ] || set -- "$@" "$target"
     done
 fi
-[ $# -gt 0 ] || die "nothing in $dist: make dist makes the programs"
+[ $# -gt 0 ] || die "nothing in $dist: run make dist"
 for target; do package "$target"; done

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Links the C compilers of cross/cc.sh under names that do not change, for an image that cross builds in.
+# Links the C compilers of cross/cc.sh under fixed names, for an image that cross builds in.
 #
 # usage: image.sh DIRECTORY          (DIRECTORY/TARGET-cc for each target)
 set -euo pipefail
 
 out=${1:?usage: image.sh DIRECTORY}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# Whoever builds in the image may be another user than who made it.
+# The user who builds in the image may not be the one who created it.
 export XDG_CACHE_HOME=${XDG_CACHE_HOME:-/opt}
 for target in aarch64-unknown-linux-musl x86_64-unknown-linux-musl; do
     variable=CC_${target//-/_}

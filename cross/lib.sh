@@ -1,5 +1,5 @@
 # What the scripts of cross/ share: messages, the cache, the linker and the target's C library. Sourced; expects $target.
-# shellcheck shell=bash
+# Shared by the scripts of cross/: messages, the cache, the linker and the target's C library. Sourced; expects $target.
 
 arch=${target%%-*}
 machine=$(uname -m)
@@ -11,8 +11,8 @@ say() { echo "cross: $*" >&2; }
 die() { say "$*"; exit 1; }
 export_line() { printf 'export %s=%q\n' "$1" "$2"; }
 
-# rust-lld comes with rustup's rustc and needs no C compiler of the target; LLVM's own lld is the same program.
-linker() { # where to look for one more
+# rust-lld comes with rustup's rustc and needs no C compiler for the target; LLVM's own lld is the same program.
+linker() { # an additional place to look
     local sysroot place
     sysroot=$(command -v rustc >/dev/null && rustc --print sysroot) || sysroot=/nowhere
     for place in "$sysroot/lib/rustlib/$machine-unknown-linux-gnu/bin/rust-lld" \
@@ -22,13 +22,14 @@ linker() { # where to look for one more
     return 1
 }
 
-# Lays out packages of Debian 12, whatever the machine has, as one include/ and one lib/: musl, the kernel's headers for
-# programs, and the start files, unwinder and helper functions of gcc.
+# Lays out Debian 12 packages, on any machine, as one include/ and one lib/: musl, the kernel's user-space headers,
+# and the start files, unwinder and helper functions of gcc.
 lay_out_sysroot() { # directory
     local work=$1/work triple=$arch-linux-musl debian=$arch deb root
     case $arch in aarch64) debian=arm64 ;; x86_64) debian=amd64 ;; esac
     mkdir -p "$work" "$1/include" "$1/lib"
-    # The suite is said again: of this machine's own architecture the version installed counts, which may be another suite's.
+    # The suite is given explicitly: otherwise the installed version counts for the machine's own architecture, which
+    # may be from another suite.
     (cd "$work" && "$here/apt.sh" bookworm "$debian" \
         apt-get -qq download {musl-dev,linux-libc-dev,libgcc-12-dev}/bookworm >log 2>&1) ||
         { tail -n 5 "$work/log" >&2; return 1; }
@@ -47,7 +48,7 @@ sysroot() {
         mkdir -p "$cache"
         new=$(mktemp -d "$cache/new.XXXXXX")
         lay_out_sysroot "$new" || { rm -rf "$new"; return 1; }
-        # Another run may have been first: its directory is as good.
+        # Another run may have been faster: its directory is equally good.
         mv -T "$new" "$home" 2>/dev/null || rm -rf "$new"
     fi
     echo "$home"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# A Rust that builds for a static musl target, whether or not rustup can be reached.
+# A Rust that builds for a static musl target, with or without access to rustup's servers.
 #
 # usage: eval "$(cross/std.sh aarch64-unknown-linux-musl)"
 #
-# Prints shell assignments (PATH, where needed RUSTC, CARGO and LD_LIBRARY_PATH, and the target's linker) and says on
-# stderr which way was taken. Two ways, the first that works:
-#   rustup   the target's std and its sources, as rustup has or fetches them
-#   debian   the distribution's rustc-web with a std built from its sources and its musl: unpacked into the cache
+# Prints shell assignments (PATH, where needed RUSTC, CARGO and LD_LIBRARY_PATH, and the target's linker) and reports
+# on stderr which source was used. Two sources, the first that works:
+#   rustup   the target's std and its sources, installed or downloaded by rustup
+#   debian   the distribution's rustc-web, with a std built from its sources and its musl: unpacked into the cache
 #            ($XDG_CACHE_HOME/profinfer/rust-debian), nothing is installed, root is not needed
-# PROFINFER_STD=rustup or debian takes that way alone. Runs again in no time: what is made is kept.
+# PROFINFER_STD=rustup or debian allows only that source. Results are cached, so later runs take no time.
 set -euo pipefail
 
 target=${1:?usage: std.sh TARGET}
@@ -23,7 +23,7 @@ print_environment() { # prefix of the unpacked packages, or nothing
         export_line RUSTC "$1/usr/bin/rustc"
         export_line CARGO "$1/usr/bin/cargo"
         export_line LD_LIBRARY_PATH "$1/usr/lib/$machine-linux-gnu"
-        # rustup's proxy would choose its own compiler again.
+        # rustup's proxy would select its own compiler again.
         echo 'unset RUSTUP_TOOLCHAIN'
     fi
     export_line PATH "$PATH"
@@ -39,7 +39,7 @@ by_rustup() {
         timeout 300 rustup target add "$target" >/dev/null 2>&1 || return 1
         compgen -G "$there/libstd-*.rlib" >/dev/null || return 1
     fi
-    # For the files for boards std is compiled anew (cargo.sh).
+    # For the files for boards, std is recompiled (cargo.sh).
     if [ ! -e "${there%/$target/lib}/src/rust/library/Cargo.lock" ]; then
         command -v rustup >/dev/null || return 1
         timeout 300 rustup component add rust-src >/dev/null 2>&1 || return 1
@@ -48,7 +48,7 @@ by_rustup() {
     print_environment
 }
 
-# Everything that Debian's Rust needs and this machine lacks, unpacked beside each other.
+# Everything that Debian's Rust needs and this machine lacks, unpacked into one directory.
 unpack_rust() { # directory
     local debs=$1/debs wanted="rustc-web cargo-web rust-web-src" deb
     linker /nowhere >/dev/null || wanted="$wanted lld"
@@ -60,23 +60,23 @@ unpack_rust() { # directory
     rm -rf "$debs"
 }
 
-# Lays out lib/rustlib/TARGET as rustup's component has it: std's rlibs, and in self-contained/ musl and start files.
+# Lays out lib/rustlib/TARGET like rustup's component: std's rlibs, and in self-contained/ musl and start files.
 build_std() { # directory
     local rust=$1/rust/usr root
     root=$(sysroot)
     local out=$rust/lib/rustlib/$target/lib
     export LD_LIBRARY_PATH=$rust/lib/$machine-linux-gnu RUSTC=$rust/bin/rustc
-    # Paths of this machine go, as they do from the programs (cargo.sh).
+    # Local paths are removed, as from the programs (cargo.sh).
     local no_paths="--remap-path-prefix=$rust/lib/rustlib/src/rust=/rust"
     no_paths="$no_paths --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}/registry/src="
-    # The library's own profile: bitcode for link-time optimisation, panic_abort compiled as it must be.
+    # The library's own profile: bitcode for link-time optimization, and panic_abort compiled as required.
     RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zforce-unstable-if-unmarked -Cembed-bitcode=yes $no_paths" \
         "$rust/bin/cargo" build -q --locked --manifest-path "$rust/lib/rustlib/src/rust/library/sysroot/Cargo.toml" \
         --profile dist --target "$target" --target-dir "$1/build" --features "panic-unwind backtrace" >&2
     mkdir -p "$out/self-contained"
     cp "$1/build/$target/dist/deps/"*.rlib "$out/"
     cp "$root"/lib/{crt1,Scrt1,rcrt1,crti,crtn,crtbegin,crtbeginS,crtend,crtendS}.o "$root/lib/libc.a" "$out/self-contained/"
-    # gcc's unwinder asks glibc for the unwind tables of an address; musl lacks that function, so it comes along.
+    # gcc's unwinder asks glibc for the unwind tables of an address; musl lacks that function, so it is added here.
     cp "$root/lib/libgcc_eh.a" "$out/self-contained/libunwind.a"
     clang --target="$arch-linux-musl" -O2 -fPIC -nostdinc -isystem "$root/include" \
         -c "$here/dl_find_object.c" -o "$1/dl_find_object.o" >&2
@@ -87,11 +87,11 @@ build_std() { # directory
 by_debian() {
     local tool version home new
     for tool in apt-get dpkg clang ar; do
-        command -v "$tool" >/dev/null || { say "Debian's way needs $tool"; return 1; }
+        command -v "$tool" >/dev/null || { say "building Debian's std needs $tool"; return 1; }
     done
     version=$(apt-cache policy rust-web-src | sed -n 's/^ *Candidate: *//p')
     [ -n "$version" ] && [ "$version" != "(none)" ] || { say "no package rust-web-src here"; return 1; }
-    # Made by another state of this script it is another one.
+    # Any change of this script gives another directory.
     home=$home_of_rust/$version-$target-$(cksum <"$here/std.sh" | cut -d" " -f1)
     if [ ! -d "$home" ]; then
         say "building std for $target with Debian's rustc-web $version (a minute or two)"
@@ -108,7 +108,7 @@ by_debian() {
 }
 
 case ${PROFINFER_STD:-} in
-rustup) by_rustup || die "rustup has no std for $target, or not its sources (component rust-src)" ;;
+rustup) by_rustup || die "rustup has no std for $target, or lacks its sources (component rust-src)" ;;
 debian) by_debian || die "no std for $target from Debian's sources" ;;
 "")
     by_rustup || {

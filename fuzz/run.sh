@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds the fuzz targets with coverage, on a stable Rust, and runs each for its share of the time.
+# Builds the fuzz targets with coverage, on stable Rust, and runs each for its share of the time.
 #
-# usage: run.sh [--minutes N] [--jobs N] [TARGET...]      10 minutes in all, 2 at a time, all targets
-#        run.sh --build                                   builds the program alone, and says where it is
-#        run.sh TARGET FILE                               runs a target on one input, as after a finding
-# What is learnt stays in $FUZZ_DIR (target/fuzz/corpus), beside fuzz/corpus; what fails in target/fuzz/found. Exits 1 when
-# something was found.
+# usage: run.sh [--minutes N] [--jobs N] [TARGET...]      default: 10 minutes in total, 2 at a time, all targets
+#        run.sh --build                                   only builds the program, and prints its path
+#        run.sh TARGET FILE                               runs a target on one input, such as a crash file
+# New inputs stay in $FUZZ_DIR (target/fuzz/corpus), in addition to fuzz/corpus; failing inputs go to
+# target/fuzz/found. Exits 1 if there are any.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
@@ -17,15 +17,16 @@ program=$out/$host/release/profinfer-fuzz
 die() { echo "fuzz/run.sh: $*" >&2; exit 2; }
 
 build() {
-    command -v c++ >/dev/null || die "no C++ compiler, which libFuzzer is built with: apt-get install g++"
+    command -v c++ >/dev/null || die "no C++ compiler, needed to build libFuzzer: apt-get install g++"
     local flags="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4"
     flags+=" -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table"
     flags+=" -Cllvm-args=-sanitizer-coverage-trace-compares --cfg=fuzzing"
-    # With a target named, build scripts are built without. The commit is of no matter here: a new one is no new build.
+    # With an explicit target, build scripts are built without coverage. The commit does not matter here: a new one
+    # needs no rebuild.
     (cd "$here" && PROFINFER_COMMIT=fuzz RUSTFLAGS=$flags "${CARGO:-cargo}" build --release --locked --target "$host" --target-dir "$out")
 }
 
-# Limits of one input: 10 s, 2 GiB in all, 512 MiB at once.
+# Limits per input: 10 s, 2 GiB in total, 512 MiB per allocation.
 limits=(-timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512)
 
 share() { # target seconds: its log is target/fuzz/TARGET.log
@@ -62,7 +63,7 @@ if [ $# -eq 2 ] && [ -f "$2" ]; then
     FUZZ_TARGET=$1 exec "$program" "${limits[@]}" "$2"
 fi
 if [ $# -eq 0 ]; then set -- "$here"/corpus/*; set -- "${@##*/}"; fi
-for target; do [ -d "$here/corpus/$target" ] || die "no target is named $target"; done
+for target; do [ -d "$here/corpus/$target" ] || die "no target '$target'"; done
 seconds=$(awk -v m="$minutes" -v j="$jobs" -v n=$# 'BEGIN { s = int(m * 60 * (n < j ? n : j) / n); print s < 1 ? 1 : s }')
 echo "== $# targets, $jobs at a time, $seconds s each"
 mkdir -p "$out"
@@ -78,7 +79,7 @@ done
 while [ $running -gt 0 ]; do wait -n || failed=1; running=$((running - 1)); done
 for target; do report "$target"; done
 [ $failed = 0 ] || {
-    echo "found: run 'fuzz/run.sh TARGET FILE' with a file of $out/found (TARGET is what its name begins with);"
-    echo "the output is in $out/TARGET.log. A mended one goes into fuzz/corpus/TARGET, if it is small, or into a test."
+    echo "found: run 'fuzz/run.sh TARGET FILE' with a file from $out/found (its name begins with TARGET);"
+    echo "the output is in $out/TARGET.log. Once fixed, add the file to fuzz/corpus/TARGET if it is small, or to a test."
 } >&2
 exit $failed

@@ -1,4 +1,4 @@
-# What the demos share; sourced by them. Sets $cache, $model, $threads and $trace, and changes to the repository.
+# Shared by the demos; sourced. Sets $cache, $model, $threads and $trace, and changes to the repository.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -7,19 +7,19 @@ preset=llama1b-L4
 type=q4_0
 model=$cache/models/$preset-$type.gguf
 trace=$cache/demo.pfi
-# One processor stays free for the recorder and the rest: an engine's threads wait for the slowest of them.
+# One CPU stays free for the recorder and other processes: an engine's threads wait for the slowest of them.
 cpus=$(nproc)
 threads=${THREADS:-$((cpus > 4 ? 4 : cpus > 1 ? cpus - 1 : 1))}
 
 die() { echo "demo: $*" >&2; exit 1; }
 step() { printf '[%d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
 
-# Asked first: nobody should wait for a build to hear that it was in vain.
+# Checked first, so that nobody waits for a build that cannot be used.
 become_root() {
     if [ "$(id -u)" = 0 ]; then as_root=()
     elif sudo -n true 2>/dev/null; then as_root=(sudo -n)
     elif command -v sudo >/dev/null && [ -t 0 ]; then as_root=(sudo)
-    else die "recording needs root (BPF and uprobes) and there is no sudo to ask: run it as root"; fi
+    else die "recording needs root (BPF and uprobes) and sudo is not installed: run it as root"; fi
 }
 
 quietly() { # command...; its output only if it fails
@@ -40,7 +40,7 @@ make_model() {
     [ -e "$model" ] || target/release/ggml-runner synth "$preset" "$model" --type "$type"
 }
 
-record() { # what to show as the program, command...
+record() { # label of the program, command...
     local shown=$1
     shift
     step "profinfer record -o demo.pfi -- $shown --model $preset-$type.gguf ${run[*]}"

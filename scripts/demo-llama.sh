@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The main job, shown: an unmodified llama.cpp from a package runs a generated model, profinfer records it from
-# outside and says where the time went. Everything is kept in the cache, so that a second run takes seconds.
+# The main use case: runs an unmodified, packaged llama.cpp on a generated model; profinfer records it from outside
+# and reports where the time went. Everything is kept in the cache, so that a second run takes seconds.
 . "$(dirname "${BASH_SOURCE[0]}")/demo-common.sh"
 
 engines=${PROFINFER_ENGINES:-$cache/engines}
 run=(-p 32 -n 128 -t "$threads")
 
-# The engine that is there already, else the one whose package client is there. Measured, empty cache: about 2 s
-# for v0.5.0 by npm and 4 s for b11549 by pip.
+# An engine that is already installed, otherwise one whose package client is available. Measured with an empty cache:
+# about 2 s for v0.5.0 by npm and 4 s for b11549 by pip.
 choose_engine() {
     local name
     for name in v0.5.0 b11549; do [ ! -e "$engines/$name/.sha256" ] || { echo "$name"; return; }; done

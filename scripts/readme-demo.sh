@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes the output of `make demo` between README.md's demo markers: its steps and the main lines of the report. Whole
-# lines are left out, with a mark; long lines are cut, paths shortened.
+# Writes the output of `make demo` between README.md's demo markers: its steps and the main lines of the report. Only
+# full lines are omitted, with a marker; long lines are truncated, paths shortened.
 #
 # usage: readme-demo.sh [FILE]   FILE: output of an earlier `make demo 2>&1`, instead of running it
 set -euo pipefail
@@ -13,11 +13,12 @@ import os, re, sys
 
 WIDTH = 132
 STEP = re.compile(r"\[\d+:\d\d\] ")
-# What is kept of a section, by how it begins: line number and text decide. Of all others only the steps are kept.
+# Lines kept of a section, identified by its heading: selected by line number and text. Of all others only the steps
+# are kept.
 KEEP = {
     "Prefill and decode": lambda at, line: True,
     "Operators by op,": lambda at, line: at < 8,
-    "How far to trust this": lambda at, line: at == 0 or re.match(r"  (record|op hits|recorder|slow-down) ", line),
+    "Recording quality": lambda at, line: at == 0 or re.match(r"  (recording|op hits|recorder|overhead) ", line),
 }
 CUT = "[…]"
 MARK = "<!-- demo: begin", "<!-- demo: end -->"

@@ -1,20 +1,20 @@
 #!/bin/sh
-# Installs what a Debian-like machine lacks. Quiet and quick when there is nothing to do.
+# Installs missing packages on a Debian-like machine. Quiet and quick when there is nothing to do.
 #
 # usage: setup.sh [build|demo|dist|fuzz|image|test]
 #   build  a C compiler, clang for the BPF programs, libelf and zlib
-#   demo   and a package client to fetch an engine with (make demo-llama)
-#   dist   and what libelf's sources are configured with (make dist)
+#   demo   the same, plus a package client to download an engine with (make demo-llama)
+#   dist   the same, plus what libelf's sources are configured with (make dist)
 #   fuzz   the packages of build, and a C++ compiler (make fuzz)
-#   image  the same for a container that brings a Rust of its own (cross/Dockerfile)
-#   test   and what tests and lint use (the default)
-# The Rust toolchain is not installed here: install it yourself, or with scripts/rust.sh.
+#   image  the same as dist, for a container that has its own Rust (cross/Dockerfile)
+#   test   everything that tests and lint use (the default)
+# The Rust toolchain is not installed here: install it manually, or with scripts/rust.sh.
 set -eu
 
 die() { echo "setup.sh: $*" >&2; exit 1; }
 
 level=${1:-test}
-# What the build of elfutils asks for, and the keys of the packages that musl comes from.
+# Needed to build elfutils, and the keys of the packages that provide musl.
 static="autoconf automake autopoint gettext flex bison gawk binutils debian-archive-keyring"
 wanted="gcc libc6-dev make clang llvm pkg-config libelf-dev zlib1g-dev util-linux coreutils"
 case $level in
@@ -22,12 +22,12 @@ build) ;;
 fuzz) wanted="$wanted g++" ;;
 dist) wanted="$wanted $static" ;;
 image) wanted="$wanted $static lld" ;;
-# One of npm and pip will do; pip is a fifth of npm's packages.
+# Either npm or pip is enough; pip has a fifth of npm's packages.
 demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binutils" ;;
 test)
-    # The service's files are looked at by shellcheck, lintian and systemd.
-    # The last line is for guests with kernels of their own: QEMU, and what two of the kernels are built with. The browser
-    # opens pages of `profinfer html`; Mesa has a Vulkan device in software.
+    # The service's files are checked with shellcheck, lintian and systemd.
+    # The last line is for guests with their own kernels: QEMU, and the tools for two of the kernels. The browser
+    # opens pages of `profinfer html`; Mesa provides a Vulkan device in software.
     wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb chromium-headless-shell
         libvulkan1 mesa-vulkan-drivers
         shellcheck lintian systemd qemu-user-static
@@ -38,7 +38,7 @@ esac
 
 have() { # package
     case $1 in
-    # Programs may come from elsewhere than the distribution's packages.
+    # Programs may be installed without a package of the distribution.
     gcc | g++ | make | clang | clang-format | pkg-config | python3 | npm | gdb | automake | autopoint | flex | bison | gawk | bc) command -v "$1" >/dev/null 2>&1 ;;
     libc6-dev) [ -e /usr/include/stdio.h ] ;;
     llvm) command -v llvm-strip >/dev/null 2>&1 || command -v llvm-strip-14 >/dev/null 2>&1 ;;
@@ -89,13 +89,14 @@ rust() {
     done
 }
 
-# In a folder of their own: a container's image may be set up to remove packages while apt has others yet to install.
+# In a separate directory: a container's image may be set up to delete packages while apt is still installing others.
 install() {
     mkdir -p "$debs/partial"
     apt-get install -q -y --no-install-recommends -o "Dir::Cache::archives=$debs" "$@"
 }
 
-# Where a part of QEMU is from the backports already, the release's own would take it away; the rest then comes from there.
+# If a part of QEMU is already from the backports, the release's version would remove it; then the rest comes from
+# there too.
 install_all() {
     of_qemu= rest=
     for p in $missing; do
@@ -135,7 +136,7 @@ least=$(sed -n '/^rust-version = "/{s/^[^"]*"\([^"]*\)".*/\1/p;q;}' "$(dirname "
 [ "$level" = image ] || rust
 packages
 
-# What tests decode exported timelines with, in the version that they were written for.
+# Used by tests to decode exported timelines, in the version that they were written for.
 perfetto() {
     list=$(dirname "$0")/../tests/perfetto/requirements.txt
     version=$(sed -n 's/^perfetto==\([0-9.]*\).*/\1/p' "$list")

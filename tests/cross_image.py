@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The image that cross builds in (Cross.toml, cross/Dockerfile) sets what cross/cc.sh sets, and names its compilers; where
-cross is called, the standard library is built as cross/cargo.sh builds it."""
+"""The image that cross builds in (Cross.toml, cross/Dockerfile) has the settings of cross/cc.sh, and its compiler
+names; calls of cross build the standard library with the same flags as cross/cargo.sh."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def script_variables(target):
 
 
 def std_flags():
-    """What cross/cargo.sh has cargo build the standard library with."""
+    """The cargo flags with which cross/cargo.sh builds the standard library."""
     return re.findall(r"^ *echo (-Zbuild-std\S*)$", (ROOT / "cross/cargo.sh").read_text(), re.M)
 
 
@@ -44,7 +44,7 @@ def faults():
     image = image_variables()
     cross = tomllib.loads((ROOT / "Cross.toml").read_text())
     with tempfile.TemporaryDirectory() as place:
-        # The compilers of this machine: the same script with the same cache as cc.sh below.
+        # This machine's compilers: the same script with the same cache as cc.sh below.
         cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         subprocess.run([ROOT / "cross/image.sh", place], check=True, env={**os.environ, "XDG_CACHE_HOME": cache})
         for target, table in cross["target"].items():

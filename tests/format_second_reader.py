@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A second reader of .pfi files, from docs/FORMAT.md alone. Prints what it counts, one line each, sorted."""
+"""A second reader of .pfi files, written from docs/FORMAT.md alone. Prints its counts, one line each, sorted."""
 import re
 import struct
 import sys
@@ -104,7 +104,7 @@ def plan(data):
 
 
 def differing(r, predict, values, count):
-    """Appends `count` fields to values; predict(i) is asked for field i when those before it are known."""
+    """Appends `count` fields to values; predict(i) is called for field i once those before it are known."""
     if not hasattr(r, "mask"):
         r.mask = r.u()
     for _ in range(count):
@@ -120,13 +120,13 @@ def rest(r, known):
 
 
 # The fields of kinds 10 to 14: s = same, n = next, t = time, d = duration.
-RULES = {10: "nsssstdss", 11: "nnssssstdss", 12: "nnsssstdss", 13: "nnnsssssstdssss", 14: "ssssssts"}
+RULES = {10: "nsssstdss", 11: "nnssssstdss", 12: "nnsssstdsss", 13: "nnnsssssstdssss", 14: "ssssssts"}
 
 
-# The fields of kinds 18 to 27, as Bytes.fields reads them; y is the data.
+# The fields of kinds 18 to 28, as Bytes.fields reads them; y is the data.
 CAUSES = {18: "ussusbsuu", 19: "uuuuuuy", 20: "uuiuobbbuuuuub", 21: "us", 22: "uuuuuuusy", 23: "suuiub", 24: "usbsus",
-          25: "iy", 26: "ibuoos", 27: "sbs"}
-TIMED = {20: 2, 23: 3, 25: 0, 26: 0}
+          25: "iy", 26: "ibuoos", 27: "sbs", 28: "uuuuuiy"}
+TIMED = {20: 2, 23: 3, 25: 0, 26: 0, 28: 5}
 
 
 def numbers(data):

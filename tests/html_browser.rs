@@ -1,5 +1,5 @@
-//! Pages of `profinfer html` in a real browser (tests/html/browser.py): nothing on the console, no request, every chart
-//! drawn, and all that can be done is done by keyboard.
+//! Pages of `profinfer html` in a real browser (tests/html/browser.py): no console messages, no requests, every
+//! chart drawn, and everything usable with the keyboard.
 #![allow(
     clippy::disallowed_methods,
     clippy::expect_used,
@@ -23,12 +23,12 @@ use pfi::{Encoder, EncoderConfig};
 use serde_json::{Value, json};
 use synth_trace::*;
 
-/// Charts of each page by its name; `None` where there is no browser.
+/// Charts of each page by name; `None` if no browser is available.
 fn used(pages: &[(&str, String)]) -> Option<Value> {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new("python3");
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/html/browser.py")).current_dir(dir.path());
-    // For whoever wants to look at them.
+    // Kept for manual inspection.
     if let Some(shots) = std::env::var_os("HTML_SHOTS") {
         command.arg("--shots").arg(shots);
     }

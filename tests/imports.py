@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks the architecture: which folder imports which, and that no more than four files import each other in a circle.
+"""Checks the architecture: imports between directories, and no import cycle of more than four files.
 
-Cargo refuses an upward import between crates; the folders of src/ are one crate, so their imports are read here. Tests
-inside a file may import what they need. `--figures` prints the circles."""
+Cargo rejects upward imports between crates; the directories of src/ are one crate, so their imports are checked here. Tests
+inside a file may import anything. `--figures` prints the cycles."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Crates, and what of the workspace each may depend on.
+# Crates, and the workspace crates that each may depend on.
 CRATES = {
     "common": set(),
     "pfi": {"common"},
@@ -20,7 +20,7 @@ CRATES = {
     "analysis": {"common", "ggml", "pfi"},
     "render": {"analysis", "common", "pfi"},
 }
-# Folders of src/, lowest first, and the crates that each may use. A folder imports only those before it.
+# Directories of src/, lowest first, and the crates that each may use. A directory imports only earlier ones.
 FOLDERS = {
     "host": {"common", "pfi"},
     "engine": {"common"},
@@ -29,9 +29,9 @@ FOLDERS = {
     "daemon": {"common", "ggml", "pfi"},
     "cli": set(CRATES),
 }
-# Most files that may import each other in a circle.
+# Maximum number of files in an import cycle.
 CIRCLE = 4
-# A path, or the beginning of a group of paths.
+# A path, or the start of a group of paths.
 PATH = re.compile(r"(?<![\w:$])(\w+)(?=::)((?:::\w+)*)(::\{)?")
 
 
@@ -59,7 +59,7 @@ def leaves(prefix, body):
 
 
 def paths(code):
-    """(line number, path as a list) of everything that is imported or named by its path."""
+    """(line number, path as a list) of everything imported or referenced by path."""
     for found in PATH.finditer(code):
         line = code.count("\n", 0, found.start()) + 1
         path = [found[1], *[p for p in found[2].split("::") if p]]
@@ -86,7 +86,7 @@ def files_of(folder):
 
 
 def absolute(path, module):
-    """A path below the crate, or None where it leaves the crate."""
+    """A path below the crate, or None if it leads outside the crate."""
     if path[0] == "crate":
         return tuple(path[1:])
     if path[0] == "self":
@@ -169,7 +169,7 @@ def crates():
 
 
 def self_test(modules):
-    """Wrong imports put in on purpose are found; right ones are not."""
+    """Deliberately wrong imports are detected; correct ones are not reported."""
     file = modules[("host", "maps")]
     wrong = ["use crate::recorder::drain::Drain;", "use crate::{host::open, engine::elf};", "fn f() { crate::cli::run(); }",
              "use super::super::capture::event::KINDS;", "use analysis::load::Loaded;"]

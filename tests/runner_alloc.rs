@@ -1,5 +1,5 @@
-//! Decoding allocates nothing from one token to the next, on any of its threads, and every address that a tracer keeps
-//! stays what it was, even where the graph is built anew.
+//! Decoding allocates nothing from one token to the next, on any of its threads, and every address that a tracer
+//! stores stays valid, even when the graph is rebuilt.
 #![allow(
     clippy::disallowed_methods,
     clippy::expect_used,
@@ -14,31 +14,31 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use runner::engine::{Engine, Settings, greedy};
+use runner::engine::{EngineSettings, RunnerEngine, greedy};
 use runner::kernels::Isa;
 use runner::model::{Model, Placement};
 
 struct Counting;
 
-/// Allocations of all threads: this file has one test, so that nothing else runs beside it.
+/// Allocations of all threads: this file has only one test, so that nothing else runs at the same time.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: every call goes to the system allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.dealloc(ptr, layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.realloc(ptr, layout, size) }
     }
 }
@@ -46,8 +46,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The addresses that a tracer keeps: of the graph, its list, and its nodes and their data.
-fn addresses(engine: &Engine) -> Vec<usize> {
+/// The addresses that a tracer stores: of the graph, its list, and its nodes and their data.
+fn addresses(engine: &RunnerEngine) -> Vec<usize> {
     let graph = engine.graph().expect("a graph");
     // SAFETY: the engine's graph, between two batches.
     let nodes = unsafe { graph.nodes() };
@@ -55,10 +55,10 @@ fn addresses(engine: &Engine) -> Vec<usize> {
     own.into_iter().chain(nodes.iter().flat_map(|n| [&raw const **n as usize, n.data as usize])).collect()
 }
 
-fn engine(preset: &str, threads: usize) -> Engine {
+fn engine(preset: &str, threads: usize) -> RunnerEngine {
     let path = common::model(preset, "q8_0");
     let model = Model::load(&path, Isa::best(), Placement::Packed, |_, _| {}).expect("a model");
-    let settings = Settings {
+    let settings = EngineSettings {
         context: 512,
         threads,
         decode_threads: threads,
@@ -66,11 +66,11 @@ fn engine(preset: &str, threads: usize) -> Engine {
         two_backends: false,
         truth: None,
     };
-    Engine::new(Arc::new(model), settings).expect("an engine")
+    RunnerEngine::new(Arc::new(model), settings).expect("an engine")
 }
 
-/// Decodes so many tokens greedily.
-fn decode(engine: &mut Engine, count: usize) {
+/// Decodes this many tokens greedily.
+fn decode(engine: &mut RunnerEngine, count: usize) {
     let mut token = 7;
     for _ in 0..count {
         token = greedy(engine.decode(&[token]).expect("logits")).expect("finite");
@@ -89,7 +89,7 @@ fn tokens_allocate_nothing_and_move_nothing() {
         decode(&mut engine, 50);
         assert_eq!(COUNT.load(Ordering::Relaxed), before, "{preset} allocates");
         assert_eq!(engine.graph().map(|g| g.uid), uid, "{preset}: the graph is used again");
-        // Beyond the first chunk of the cache: another graph in the same place.
+        // Beyond the first chunk of the cache: a different graph at the same address.
         decode(&mut engine, 10);
         assert_ne!(engine.graph().map(|g| g.uid), uid, "{preset}");
         assert_eq!(addresses(&engine), seen, "{preset}");

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ADVISORIES = ROOT / "tests" / "advisories.tsv"
-LOCKS = ["Cargo.lock", "fuzz/Cargo.lock", "tests/dist/unwind/Cargo.lock"]
+LOCKS = ["Cargo.lock", "fuzz/Cargo.lock", "tests/dist/panic/Cargo.lock"]
 COPYRIGHT = ROOT / "conf" / "debian" / "copyright"
 LINUX = ["--filter-platform", "x86_64-unknown-linux-gnu"]
 REGISTRY = "registry+https://github.com/rust-lang/crates.io-index"
@@ -302,7 +302,7 @@ def check():
     advisories, day = known(ADVISORIES.read_text())
     ours = {tomllib.loads(p.read_text())["package"]["name"]
             for p in [ROOT / "Cargo.toml", *sorted(ROOT.glob("crates/*/Cargo.toml")), ROOT / "fuzz/Cargo.toml",
-                      ROOT / "tests/dist/unwind/Cargo.toml"]}
+                      ROOT / "tests/dist/panic/Cargo.toml"]}
     crates = set()
     for name in LOCKS:
         lock = tomllib.loads((ROOT / name).read_text())

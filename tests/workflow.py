@@ -13,13 +13,13 @@ WORKFLOWS = ROOT / ".github" / "workflows"
 
 
 def targets():
-    """Names that the Makefile makes."""
+    """Target names in the Makefile."""
     rules = re.findall(r"^([a-z0-9 -]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     return {name for rule in rules for name in rule.split()}
 
 
 def called(job):
-    """Make targets that a job's steps call, each value of its matrix put in."""
+    """Make targets called by a job's steps, for each value of its matrix."""
     matrix = job.get("strategy", {}).get("matrix", {}).get("include", [{}])
     for step in job["steps"]:
         for name in re.findall(r"^\s*make ((?:\$\{\{[^}]*\}\}|[a-z0-9-])+)", step.get("run", ""), re.MULTILINE):

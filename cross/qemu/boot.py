@@ -8,7 +8,7 @@ usage: boot.py [options] KERNEL PROGRAM [ARGUMENTS]
 Exit code: the program's own; 124 the limit was reached, 125 the guest died or never reported, 2 wrong use. In the last
 three cases the end of the guest's console is shown.
 
-Used by tests/kernels as a module: fill in a Guest, call `run`. What the guest has beside its job: busybox, and init.sh as
+Used by tests/kernels as a module: fill in a Guest, call `run`. Besides its job, the guest has busybox, and init.sh as
 its first process.
 """
 
@@ -38,45 +38,45 @@ ELF_AARCH64 = 183
 
 
 class Unusable(Exception):
-    """The guest cannot be started: what is wrong, and what next."""
+    """The guest cannot be started: the reason and the next step."""
 
 
 class Absent(Unusable):
-    """What images.sh or setup.sh provides is not on this machine."""
+    """A file that images.sh or setup.sh provides is missing on this machine."""
 
 
 @dataclass
 class Guest:
-    """What to boot. Paths in `files` and `trees` are this machine's."""
+    """What to boot. Paths in `files` and `trees` are on this machine."""
 
     kernel: str
     # A shell script, run by busybox in /out; /job comes first in its PATH.
     script: str
     out: Path
-    # Guest path: file here. Executable files stay so.
+    # Guest path: local file. Executable files stay executable.
     files: dict = field(default_factory=dict)
-    # Folders whose content is laid over the guest's root.
+    # Directories whose content is copied over the guest's root.
     trees: list = field(default_factory=list)
     env: dict = field(default_factory=dict)
     modules: list = field(default_factory=list)
-    # det: one host thread, guest time = instructions; rr: one host thread, real time; par: a host thread for each CPU.
+    # det: one host thread, guest time = instructions; rr: one host thread, real time; par: one host thread per CPU.
     mode: str = "rr"
     cpus: int = 2
     # MiB
     memory: int = 1024
     cpu: str = "cortex-a76"
-    # Unequal clusters of CPUs in place of `cpus` equal ones: see clusters.py.
+    # Unequal clusters of CPUs instead of `cpus` equal ones: see clusters.py.
     clusters: str = ""
     append: str = ""
     # Seconds on this machine's clock, boot included.
     limit: float = 120
-    # Pass the guest's output on as it comes.
+    # Echo the guest's output as it arrives.
     echo: bool = False
 
 
 @dataclass
 class Run:
-    """How it ended: `code` is the program's own, or None with `died` saying why there is none."""
+    """How it ended: `code` is the program's own, or None, with the reason in `died`."""
 
     code: int
     died: str
@@ -84,11 +84,11 @@ class Run:
     out: Path
 
     def text(self, name):
-        """A file that came out, or what is known of the run: stdout.txt, stderr.txt, dmesg.txt, console.txt."""
+        """An output file of the guest, or a log of the run: stdout.txt, stderr.txt, dmesg.txt, console.txt."""
         return (self.out / name).read_text(errors="replace") if (self.out / name).is_file() else ""
 
     def tail(self, lines=20):
-        """The end of the guest's console and of the program's errors."""
+        """The last lines of the guest's console and of the program's errors."""
         parts = [(name, self.text(name).rstrip().splitlines()[-lines:]) for name in ("console.txt", "stderr.txt")]
         return "\n".join(f"  {name}: {line}" for name, text in parts for line in text)
 
@@ -190,7 +190,7 @@ def qemu():
 
 
 def machine(guest, path):
-    """QEMU's command as far as a device tree depends on it, and what makes it use an own one."""
+    """QEMU's command as far as the device tree depends on it, plus the option for a custom device tree."""
     number, unequal = guest.cpus, []
     try:
         if guest.clusters:
@@ -213,7 +213,7 @@ def command_line(guest, first_files):
     path, version = qemu()
     if guest.mode not in MODES:
         raise Unusable(f"mode {guest.mode}: one of {', '.join(MODES)}")
-    # Idle time is skipped; with QEMU 11.1 that was seen to hang kernel 5.10.
+    # Idle time is skipped; with QEMU 11.1 this was seen to hang kernel 5.10.
     sleep = "off" if version <= (10, 0) else "on"
     speed = {
         "det": ["-accel", "tcg,thread=single", "-icount", f"shift=0,sleep={sleep}"],
@@ -247,7 +247,7 @@ def relay(source, path, echo):
 
 
 def run(guest):
-    """Boots it and waits. Raises Unusable if it cannot even start."""
+    """Boots the guest and waits. Raises Unusable if it cannot even start."""
     out = guest.out = Path(guest.out).resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -255,7 +255,7 @@ def run(guest):
     command = command_line(guest, str(first_files))
     write_initrd(guest, first_files)
     began = time.monotonic()
-    # So that QEMU ends even where this program is killed.
+    # Ends QEMU even if this program is killed.
     guard = ["timeout", "-k", "5", str(int(guest.limit) + 60)]
     process = subprocess.Popen(
         guard + command, cwd=out, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -282,14 +282,14 @@ def run(guest):
 
 
 def unpack(out):
-    """What the guest left in /out, beside its output."""
+    """Unpacks the files that the guest left in /out, next to its output."""
     archive = out / "out.tar"
     if not archive.is_file():
         return
     try:
         with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tar:
             for member in tar.getmembers():
-                # The guest's names are not to leave this folder.
+                # Names from the guest must not leave this directory.
                 if member.isfile() and not member.name.startswith("/") and ".." not in Path(member.name).parts:
                     target = out / "out" / member.name
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -300,7 +300,7 @@ def unpack(out):
 
 
 def ending(guest, out, qemu_code, late):
-    """The program's exit code, or None and why there is none."""
+    """The program's exit code, or None and the reason."""
     status = out / "status"
     text = status.read_text().strip() if status.is_file() else ""
     if text.isdigit():

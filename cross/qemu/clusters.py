@@ -1,11 +1,11 @@
-"""A device tree with unequal clusters of CPUs for QEMU's virt machine, which by itself knows equal ones only.
+"""A device tree with unequal clusters of CPUs for QEMU's virt machine, which only supports equal ones.
 
-A cluster is COUNTxCAPACITY[@MHZ,MHZ...][:COMPATIBLE], several have blanks between:
+A cluster is COUNTxCAPACITY[@MHZ,MHZ...][:COMPATIBLE], separated by spaces:
 
     4x446@600,1200,1800:arm,cortex-a55 3x871@800,1600,2400:arm,cortex-a76 1x1024@900,2000,2900:arm,cortex-x1
 
 CAPACITY is the device tree's capacity-dmips-mhz; the kernel scales it by the highest frequency. Frequencies need the module
-cpufreq_dt. Only what the tree says differs: all CPUs run alike and have one MIDR.
+cpufreq_dt. Only the tree differs: all CPUs behave alike and have the same MIDR.
 """
 
 import re
@@ -14,12 +14,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-# The tree numbers CPUs by MPIDR, which counts on in another field from here.
+# The tree numbers CPUs by MPIDR, which continues in another field from here.
 MOST_CPUS = 16
 
 
 class BadClusters(ValueError):
-    """Not a cluster, or more than the tree can have."""
+    """Not a cluster, or more than the tree can hold."""
 
 
 @dataclass
@@ -75,8 +75,8 @@ def node(clusters):
 
 
 def device_tree(machine, clusters):
-    """The blob. `machine`: QEMU's command with machine, processor, number of CPUs and memory, as the guest will have them.
-    Raises OSError where dtc is missing, CalledProcessError where QEMU or dtc refuse."""
+    """The blob. `machine`: QEMU's command with machine, processor, number of CPUs and memory, as the guest will have
+    them. Raises OSError if dtc is missing, CalledProcessError if QEMU or dtc fails."""
     with tempfile.TemporaryDirectory() as work:
         blob = Path(work, "dtb")
         at = machine.index("-M") + 1

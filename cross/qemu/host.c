@@ -1,8 +1,8 @@
-// host: the guest's door to the machine that runs QEMU. Arm semihosting from user space: no driver, no device, no module,
-// whatever the kernel. Names are relative to QEMU's working directory.
+// host: the guest's connection to the machine that runs QEMU. Arm semihosting from user space: needs no driver,
+// device or module on any kernel. Names are relative to QEMU's working directory.
 //
 //   host put NAME   standard input to the file NAME
-//   host out|err    standard input to QEMU's own standard output or error, as it comes
+//   host out|err    standard input to QEMU's own standard output or error, as it arrives
 //   host exit       QEMU ends
 //
 // Freestanding (no libc), so that any compiler for AArch64 builds it. QEMU must be started with
@@ -74,7 +74,7 @@ static void copy(const char *name, long mode)
 		if (n == 0)
 			break;
 		volatile long write[3] = { handle, (long)buffer, n };
-		// Answers with the bytes that it did not write.
+		// Returns the number of bytes not written.
 		if (host_call(HOST_WRITE, write) != 0)
 			fail("host: not all was written\n");
 	}

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Fetches what guests are made of into the cache ($XDG_CACHE_HOME/profinfer/qemu); what is there already is kept.
+# Downloads the components of guests into the cache ($XDG_CACHE_HOME/profinfer/qemu); existing ones are kept.
 #
-# usage: images.sh [NAME...]     without names: all of them
-#   5.10 6.1 6.12 7.2        kernels from Debian's packages for arm64, as they are
-#   5.10-nobtf 5.10-nobpf    kernels like some boards have them, built from source by kernels.sh
+# usage: images.sh [NAME...]     default: all of them
+#   5.10 6.1 6.12 7.2        kernels from Debian's arm64 packages, unmodified
+#   5.10-nobtf 5.10-nobpf    kernels as on some boards, built from source by kernels.sh
 #   busybox                  the guests' shell and tools, static
 #   llama                    Debian's own llama.cpp for arm64 with all its libraries
-#   systemd                  Debian 12's systemd, for guests whose first process it is
-# Needs Debian's mirror as the machine has it set up (see cross/apt.sh), not root.
+#   systemd                  Debian 12's systemd, for guests that boot it as the first process
+# Needs a Debian mirror (see cross/apt.sh), but not root.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -19,14 +19,14 @@ say() { echo "cross/qemu/images.sh: $*" >&2; }
 
 apt() { "$here/../apt.sh" "$1" arm64 "${@:2}"; }
 
-download() { # suite package..., into the present directory
+download() { # suite package..., into the current directory
     apt "$1" apt-get -qq download "${@:2}" >log 2>&1 && return
-    # The lists may be older than what the mirror has.
+    # The lists may be older than the mirror.
     rm -f "$cache/apt/$1-arm64/fresh"
     apt "$1" apt-get -qq download "${@:2}" >log 2>&1 || { tail -n 5 log >&2; return 1; }
 }
 
-# Of a release's newest kernel: the package, or since 7.x the two that it consists of.
+# For a release's newest kernel: the package, or since 7.x its two parts.
 kernel_packages() { # suite
     local depends image
     depends=$(apt "$1" apt-cache depends linux-image-arm64) || return 1
@@ -46,7 +46,7 @@ fetch_kernel() { # name suite
     download "$2" $packages || return 1
     mkdir -p made/modules tree
     for deb in ./*.deb; do
-        # Modules that a check loads, and no others: a kernel's weigh hundreds of megabytes.
+        # Only the modules that a check loads: a kernel's modules take hundreds of megabytes.
         dpkg-deb --fsys-tarfile "$deb" | tar x -C tree --wildcards './boot/vmlinuz-*' '*/vmlinuz' \
             '*/cpufreq-dt.ko*' 2>/dev/null || true
     done
@@ -62,7 +62,7 @@ fetch_busybox() {
     [ -s made ] && chmod 755 made
 }
 
-# The packages with everything that they depend on; nothing of theirs is run.
+# The packages with all their dependencies; none of their code is run.
 fetch_tree() { # suite package...
     local archives deb name
     archives=$cache/apt/$1-arm64/cache/archives
@@ -71,7 +71,7 @@ fetch_tree() { # suite package...
     for deb in "$archives"/*.deb; do
         dpkg-deb --fsys-tarfile "$deb" | tar x -C made --exclude='./usr/share/*' --exclude='./var/*' --exclude='*/gconv/*'
     done
-    # The guest's /lib is a link to /usr/lib, which a folder of that name would replace.
+    # The guest's /lib is a link to /usr/lib, which a directory of that name would replace.
     for name in bin sbin lib; do
         [ ! -d "made/$name" ] || [ -L "made/$name" ] || cp -a "made/$name/." "made/usr/$name/"
         rm -rf "made/${name:?}"
@@ -87,7 +87,7 @@ place_of() { # name
     esac
 }
 
-make_one() { # name; leaves `made` in the present directory
+make_one() { # name; leaves `made` in the current directory
     case $1 in
     5.10) fetch_kernel "$1" bullseye ;;
     6.1) fetch_kernel "$1" bookworm ;;
@@ -116,7 +116,7 @@ provide() { # name
     fi
 }
 
-for tool in dpkg-deb flock; do command -v $tool >/dev/null || die "no $tool: this needs Debian or a relative of it"; done
+for tool in dpkg-deb flock; do command -v $tool >/dev/null || die "no $tool: this needs Debian or a derivative"; done
 mkdir -p "$cache"
 exec 9>"$cache/lock"
 flock 9
@@ -124,9 +124,9 @@ failed=
 # shellcheck disable=SC2086
 [ $# -gt 0 ] || set -- $all
 for name; do
-    case " $all " in *" $name "*) ;; *) die "no image '$name'; there are: $all" ;; esac
+    case " $all " in *" $name "*) ;; *) die "no image '$name'; available: $all" ;; esac
 done
 for name; do provide "$name" || failed="$failed $name"; done
 [ -z "$failed" ] || die "missing:$failed"
-# Lists are of use as long as something is missing, and weigh more than what was fetched by them.
+# Package lists are needed only until everything is fetched, and are larger than the packages.
 rm -rf "$cache/apt"

@@ -1,8 +1,9 @@
 #!/bin/busybox sh
-# PID 1 of a guest: mounts what a board has, loads the modules asked for, runs /job/run as root in /out with its output
-# passed on as it comes, then hands the host /out, the kernel's log and the exit code, and ends QEMU.
-# Where /job/first names another program, that one becomes PID 1, and is to run `/init job` for all that follows the mounts.
-# The file `status` is the only sign of a run that came to its end: a guest that dies or hangs never writes it.
+# PID 1 of a guest: mounts the usual file systems of a board, loads the requested modules, runs /job/run as root in
+# /out and forwards its output, then passes /out, the kernel log and the exit code to the host, and ends QEMU.
+# If /job/first names another program, that one becomes PID 1 and must run `/init job` for everything after the
+# mounts.
+# The file `status` is the only sign of a completed run: a guest that dies or hangs never writes it.
 export PATH=/job:/bin:/sbin:/usr/bin:/usr/sbin HOME=/root OUT=/out
 
 mounts() {
@@ -34,7 +35,7 @@ host out </tmp/out & relays=$!
 host err </tmp/err & relays="$relays $!"
 (cd /out && exec setsid sh /job/run) </dev/null >/tmp/out 2>/tmp/err
 code=$?
-# The relays end with the last writer; one that lives on is not waited for.
+# The relays end with the last writer; they do not wait for one that stays alive.
 for _ in 1 2 3 4 5 6 7 8 9 10; do
     running=
     for relay in $relays; do kill -0 "$relay" 2>/dev/null && running=yes; done

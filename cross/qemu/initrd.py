@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Cpio:
-    """Writes entries to a binary file; `close` ends the archive. Directories come into being with their files."""
+    """Writes entries to a binary file; `close` ends the archive. Directories are created with their files."""
 
     def __init__(self, out):
         self.out = out
@@ -45,7 +45,7 @@ class Cpio:
         self._entry(self._parent(name), stat.S_IFCHR | 0o600, device=(major, minor))
 
     def tree(self, root):
-        """What is below `root`, under the guest's root."""
+        """Adds everything below `root` at the guest's root."""
         for folder, folders, files in os.walk(root):
             folders.sort()
             for name in sorted(files) + [f for f in folders if os.path.islink(os.path.join(folder, f))]:
@@ -61,8 +61,8 @@ class Cpio:
 
 
 def modules_in_order(folder, wanted):
-    """The modules' names and bytes, each behind those that it needs. Raises LookupError for one that is not there and not
-    built in."""
+    """The modules' names and bytes, each after its dependencies. Raises LookupError for one that is neither available
+    nor built in."""
     known = {path.name.split(".ko")[0].replace("-", "_"): path for path in Path(folder).rglob("*.ko*")}
     found = {}
 

@@ -1,4 +1,4 @@
-//! One program for all targets: libFuzzer with the target that FUZZ_TARGET names. fuzz/run.sh builds and runs it.
+//! One binary for all targets: libFuzzer runs the target named by FUZZ_TARGET. fuzz/run.sh builds and runs it.
 #![no_main]
 
 mod targets;

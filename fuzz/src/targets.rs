@@ -1,6 +1,6 @@
-//! What is fuzzed: each reader of bytes that another user, process, file or kernel may have written, as a function of those
-//! bytes. A target fails by a panic; running out of time or memory is the caller's to see. `tests/fuzz_corpus.rs` runs the
-//! same functions in every test.
+//! The fuzz targets: every reader of bytes that another user, process, file or kernel may have written, as a
+//! function of those bytes. A target fails by panicking; the caller detects timeouts and excessive memory use.
+//! `tests/fuzz_corpus.rs` runs the same functions in every test run.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,10 +8,10 @@ use std::io::{BufReader, Write};
 use std::os::fd::FromRawFd;
 use std::sync::OnceLock;
 
-use analysis::load::{Progress, load};
+use analysis::load::{LoadProgress, load};
 use analysis::opencl;
 use ggml::gguf::reader::Gguf;
-use pfi::record::{Footer, Header, Level, Source, Transport};
+use pfi::record::{Footer, Header, Level, SourceKind, TransportKind};
 use pfi::{BLOCK_HEADER, Encoder, EncoderConfig, FILE_HEADER, Trace};
 use profinfer::capture::event::KIND_NAMES;
 use profinfer::capture::structure::Reading;
@@ -35,10 +35,10 @@ mod all_views;
 
 /// A reader under test.
 pub struct Target {
-    /// Of its folder in fuzz/corpus, too.
+    /// Also the name of its directory in fuzz/corpus.
     pub name: &'static str,
     pub run: fn(&[u8]),
-    /// Whether a file of the corpus gets past the reader's first checks.
+    /// Whether a corpus file passes the reader's first checks.
     #[allow(dead_code, reason = "the test of the corpora asks")]
     pub valid: fn(&[u8]) -> bool,
 }
@@ -60,8 +60,8 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "proc", run: proc, valid: |b| !b.is_empty() },
 ];
 
-/// A file as the reader would take it from a recorder: its blocks' places and checksums are made right, so that what is
-/// changed within them is read. A first byte that is none of a file's leaves all as it is.
+/// Repairs block offsets and checksums so that the reader accepts the file and changes inside the blocks are read.
+/// Data that does not start with the magic byte of a trace is left unchanged.
 fn resealed(bytes: &[u8]) -> Vec<u8> {
     let mut file = bytes.to_vec();
     if file.first() != Some(&0x89) || file.len() < FILE_HEADER {
@@ -102,10 +102,10 @@ fn header() -> Header<'static> {
         real_ns: 0,
         level: Level::Op,
         structure: true,
-        transport: Transport::Ring,
+        transport: TransportKind::Ring,
         buffer_bytes: 0,
         hit_ns: 0,
-        source: Source::Bpf,
+        source: SourceKind::Bpf,
     }
 }
 
@@ -128,7 +128,7 @@ fn footer() -> Footer<'static> {
     }
 }
 
-/// A file with nothing in it.
+/// An empty trace.
 fn empty() -> &'static [u8] {
     static EMPTY: OnceLock<Vec<u8>> = OnceLock::new();
     EMPTY.get_or_init(|| {
@@ -144,17 +144,17 @@ fn trace(bytes: &[u8]) {
             block.records().for_each(drop);
         }
     }
-    load(&trace, &Progress::default());
+    load(&trace, &LoadProgress::default());
 }
 
-/// One group of views an input, as its bytes have it: each of them is slow.
+/// One group of views per input, selected by its checksum: every view is slow.
 fn views(bytes: &[u8]) {
     let Some(trace) = whole(bytes) else { return };
     let group = crc32c::crc32c(bytes) as usize % all_views::GROUPS.len();
     all_views::GROUPS[group](&mut all_views::Out::default(), &trace);
 }
 
-/// The head of a model is enough: what its tensors hold is zeros here.
+/// The head of a model is enough; its tensor data is zeros here.
 fn with_data(head: &[u8]) -> Vec<u8> {
     const DATA: usize = 1 << 20;
     [head, &vec![0; DATA]].concat()
@@ -188,7 +188,7 @@ fn elf(bytes: &[u8]) {
 fn memory_file(bytes: &[u8]) -> Option<File> {
     // SAFETY: the name ends with a zero byte.
     let fd = unsafe { libc::memfd_create(c"fuzzed".as_ptr(), libc::MFD_CLOEXEC) };
-    // SAFETY: a descriptor that is not negative is open, and nobody else's.
+    // SAFETY: a non-negative descriptor is open and owned by nobody else.
     let mut file = (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })?;
     file.write_all(bytes).ok()?;
     Some(file)
@@ -199,7 +199,7 @@ fn config(bytes: &[u8]) {
     let (file, faults) = conf::read(text);
     let mut wrong: Vec<String> = faults.told("f");
     let Ok(Parsed::Run(args)) = Args::parse(&conf::service::SERVE, Vec::<OsString>::new()) else { return };
-    conf::service::Layers::new(&args, file).values(&mut wrong);
+    conf::service::ServiceArgs::new(&args, file).values(&mut wrong);
     assert!(wrong.iter().all(|why| !why.is_empty()));
 }
 
@@ -209,17 +209,17 @@ fn merge(bytes: &[u8]) {
     }
 }
 
-/// A recording with splits of an OpenCL device.
+/// A recording with splits on an OpenCL device.
 fn with_splits() -> &'static Trace {
     static TRACE: OnceLock<Trace> = OnceLock::new();
     TRACE.get_or_init(|| Trace::from_bytes(include_bytes!("../opencl.pfi").to_vec()).expect("it is whole"))
 }
 
-/// The trace of a device, a zero byte, its table.
+/// The device's trace, a zero byte, its table.
 fn device(bytes: &[u8]) -> Result<opencl::Profile, opencl::NoProfile> {
     let mut parts = bytes.splitn(2, |b| *b == 0).map(String::from_utf8_lossy);
     let (json, csv) = (parts.next().unwrap_or_default(), parts.next());
-    opencl::profile(&load(with_splits(), &Progress::default()), &json, csv.as_deref())
+    opencl::profile(&load(with_splits(), &LoadProgress::default()), &json, csv.as_deref())
 }
 
 fn open_cl(bytes: &[u8]) {
@@ -228,11 +228,11 @@ fn open_cl(bytes: &[u8]) {
     }
 }
 
-/// What is asked of the service, and what it is said to have answered.
+/// A request to the service, and a response as if from the service.
 fn socket(bytes: &[u8]) {
     match readers::request(bytes) {
         Ok(request) => assert_eq!(readers::request(request.to_string().as_bytes()), Ok(request)),
-        Err(why) => assert!(!why.is_empty()),
+        Err(why) => assert!(!why.to_string().is_empty()),
     }
     if let Ok(state) = serde_json::from_slice::<serde_json::Value>(bytes) {
         let (mut out, style) = (all_views::Out::default(), render::table::Style::default());
@@ -241,7 +241,8 @@ fn socket(bytes: &[u8]) {
     }
 }
 
-/// Hands on events of two bytes of length each, as a kernel that lies might; what was written, and events understood.
+/// Passes events to the drain, each with a two-byte length, as a misbehaving kernel might send them. Returns the
+/// trace written and the number of events understood.
 fn drained(bytes: &[u8]) -> (Vec<u8>, u64) {
     let ops = ["NONE", "ADD", "MUL_MAT", "RESHAPE", "MUL_MAT_ID", "VIEW", "GET_ROWS", "ARGSORT"];
     let types = [("f32", 1, 4), ("q4_0", 32, 18), ("i32", 1, 4)];
@@ -264,7 +265,7 @@ fn drained(bytes: &[u8]) -> (Vec<u8>, u64) {
         let len = usize::from(u16::from_le_bytes(*len)).min(behind.len());
         let (event, behind) = behind.split_at(len);
         let mut event = event.to_vec();
-        // An unknown kind is left out at once: most are to be known.
+        // Unknown kinds are dropped right away, so most are mapped to known ones.
         if let Some(kind) = event.get_mut(16).filter(|kind| **kind < 0xf0) {
             *kind %= KIND_NAMES.len() as u8;
         }
@@ -284,10 +285,10 @@ fn events(bytes: &[u8]) {
         let block = trace.block(i).expect("its blocks are whole");
         assert!(block.records().all(|r| r.is_ok()), "a record that its own reader refuses");
     }
-    load(&trace, &Progress::default());
+    load(&trace, &LoadProgress::default());
 }
 
-/// The kernel's files of a process: what they name, the process has chosen.
+/// Files in /proc of a process, with contents that the process controls.
 fn proc(bytes: &[u8]) {
     readers::of_process(bytes);
     let all = maps::parse(bytes);

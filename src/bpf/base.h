@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * Shared by all probes on an engine: the knobs, the maps, reads of the target's memory, and the
+ * Shared by all probes on an engine: the constants, the maps, reads of the target's memory, and the
  * check whether a process is recorded.
  */
 #ifndef PROFINFER_BASE_H
@@ -13,6 +13,7 @@ struct ev_experts *btf_experts;
 enum ev_experts_why btf_why;
 struct ev_offcpu *btf_offcpu;
 enum ev_answer btf_answer;
+struct ev_tensors *btf_tensors;
 enum ev_phase btf_phase;
 enum ev_what btf_what;
 enum ev_waits btf_waits;
@@ -29,11 +30,12 @@ enum ev_counter btf_counter;
 /*
  * Set once between open and load (src/capture/object.rs), so that the verifier drops disabled code.
  */
-const volatile struct knobs {
+const volatile struct ops_constants {
 	__u32 engine;
-	__u32 pbuf;  /* 1: perf buffer, 0: ring buffer */
-	__u32 str;   /* 1: send structure on change; 2: at every hit (published method, to compare) */
-	__u32 nodes; /* 1: send the graph's node list when it changes */
+	__u32 pbuf;    /* 1: perf buffer, 0: ring buffer */
+	__u32 str;     /* 1: send structure on change; 2: at every hit (published method, to compare) */
+	__u32 nodes;   /* 1: send the graph's node list when it changes */
+	__u32 offload; /* 1: the same, with tensors, for splits on other backends than the CPU's */
 	__u32 wake_bytes;
 	__u32 batch_on_stack; /* 1: llama_batch by value on the stack (x86-64), 0: by pointer in arg 2 */
 	__u32 tensor_len;     /* bytes up to the end of name, at most TENSOR_RAW */
@@ -42,6 +44,7 @@ const volatile struct knobs {
 	__u32 n_nodes_off, nodes_off, uid_off; /* uid_off 0: no such field */
 	__u32 n_threads_off;
 	__u32 guid_off; /* 1 + offset of ggml_backend.guid, 0: no such field */
+	__u64 cpu_guid; /* first word of the CPU backend's guid */
 	__u32 op_unary, op_glu;
 	__u32 op_experts; /* number of MUL_MAT_ID, 0: experts are not recorded */
 	__u32 type_i32, data_off;

@@ -26,6 +26,8 @@ enum ev_kind {
 	EV_PHASE,
 	EV_COUNTS,
 	EV_WAIT,
+	EV_TENSORS,
+	EV_NODE,
 	EV_KINDS,
 };
 
@@ -68,7 +70,7 @@ enum ev_waits {
 /* ev_hdr.flags */
 #define EVF_FUSED 1
 #define EVF_CUT 2     /* OFFCPU: the thread is still off-CPU; set by the recorder */
-#define EVF_COUNTED 2 /* EV_OP: the event is an ev_counted */
+#define EVF_COUNTED 4 /* EV_OP: the event is an ev_counted */
 
 struct ev_hdr {
 	__u64 ts; /* CLOCK_MONOTONIC, ns */
@@ -88,6 +90,7 @@ struct ev_hdr {
  * seen).
  * WAIT: n = what it waits for, a = its start, h.ts its end, b = the object waited for; guid for a
  * backend.
+ * NODE: a = second argument of a device backend's function for one node, n = the node's index.
  * FORK: a = child's pid. PHASE: n = which; a = its start, h.ts its end; a = 0: it starts at h.ts.
  */
 struct ev_call {
@@ -133,6 +136,18 @@ struct ev_tensor {
 	struct ev_hdr h;
 	__u64 addr;
 	__u8 raw[TENSOR_RAW]; /* struct ggml_tensor up to and including its name */
+};
+
+/* Tensors of a graph for a backend other than the CPU's: the first n of the array. */
+#define TENSORS_CHUNK 8
+struct ev_tensors {
+	struct ev_hdr h;
+	__u32 n;
+	__u32 unused;
+	struct raw_tensor {
+		__u64 addr;
+		__u8 raw[TENSOR_RAW];
+	} tensor[TENSORS_CHUNK];
 };
 
 #define NODES_CHUNK 48

@@ -8,6 +8,7 @@
 #include <bpf/bpf_tracing.h>
 #include "event.h"
 #include "base.h"
+#include "offload.h"
 #include "structure.h"
 #include "experts.h"
 #include "phases.h"
@@ -42,8 +43,14 @@ static __always_inline int call(struct pt_regs *ctx, __u16 kind, __u64 a, __u64 
 	if (kind == EV_SPLIT_ENTER && k.guid_off) {
 		__u64 guid = 0;
 
-		if (get(&guid, 8, a + k.guid_off - 1) && guid)
-			get(e.guid, 16, guid);
+		if (get(&guid, 8, a + k.guid_off - 1) && guid && get(e.guid, 16, guid) && k.offload) {
+			__builtin_memcpy(&guid, e.guid, sizeof(guid));
+			if (guid != k.cpu_guid) {
+				offloaded(ctx, &e, b);
+				/* The split starts when we have finished reading. */
+				e.h.ts = bpf_ktime_get_ns();
+			}
+		}
 	}
 	send(ctx, &e.h, sizeof(e));
 	return 0;
@@ -103,6 +110,13 @@ SEC("uretprobe")
 int split_exit(struct pt_regs *ctx)
 {
 	return call(ctx, EV_SPLIT_EXIT, 0, 0, 0);
+}
+
+/* A device backend is about to enqueue a node, or a group of nodes that begins with it. */
+SEC("uprobe")
+int node_enter(struct pt_regs *ctx)
+{
+	return call(ctx, EV_NODE, PT_REGS_PARM2(ctx), 0, PT_REGS_PARM3(ctx));
 }
 
 SEC("uprobe")

@@ -9,7 +9,7 @@
 #include "event.h"
 
 /* Set once between open and load (src/capture/pmc/follow.rs). */
-const volatile struct knobs {
+const volatile struct pmc_constants {
 	__u32 n_pmc;	      /* number of counters */
 	__u32 pmc_switches;   /* those that count switches, one bit each; not a kernel event */
 	__u32 pmc_migrations; /* likewise, migrations to another CPU */

@@ -7,7 +7,7 @@
 #define PROFINFER_PROCESS_H
 
 /* Set once between open and load (src/capture/process.rs). */
-const volatile struct knobs {
+const volatile struct process_constants {
 	__u32 pbuf;	  /* 1: perf buffer, 0: ring buffer */
 	__u32 wake_bytes; /* as in the probes' object */
 	__u32 own_tid;	  /* process.bpf.c: the recorder thread whose fork is the trial */

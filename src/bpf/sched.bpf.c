@@ -23,7 +23,7 @@ struct place {
 };
 
 /* Set once between open and load (src/capture/sched.rs). */
-const volatile struct knobs {
+const volatile struct sched_constants {
 	__u32 pbuf;	  /* 1: perf buffer, 0: ring buffer */
 	__u32 wake_bytes; /* as in the probes' object */
 	/* Field offsets of sched_switch, sched_wakeup and task_newtask. */

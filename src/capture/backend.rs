@@ -6,39 +6,39 @@ use crate::capture::bpf::Bpf;
 use crate::capture::error::RecordError;
 use crate::capture::features;
 use crate::capture::perf::{self, Perf};
-use crate::capture::pmc::follow::Shared;
-use crate::capture::source::{BackendChoice, Knobs, Sink, Source};
+use crate::capture::pmc::follow::SharedCounters;
+use crate::capture::source::{BackendChoice, CaptureOptions, Sink, Source};
 use crate::host::btf::Btf;
 use crate::host::diagnose::{self, Act};
 use crate::host::privileges;
-use pfi::record::{self, Transport};
+use pfi::record::{self, TransportKind};
 
 /// A backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Backend {
+pub enum CaptureBackend {
     Bpf,
     /// With the reason why BPF is not used.
     Perf(String),
 }
 
-impl Backend {
+impl CaptureBackend {
     /// Chooses a backend. If bpf() is refused for a reason that perf events do not avoid, the result is `Bpf`, and
     /// loading the programs reports the error.
     ///
     /// # Errors
     /// The requested backend is not available.
-    pub fn choose(wish: BackendChoice) -> Result<Backend, RecordError> {
+    pub fn choose(wish: BackendChoice) -> Result<CaptureBackend, RecordError> {
         match wish {
-            BackendChoice::Bpf => Ok(Backend::Bpf),
+            BackendChoice::Bpf => Ok(CaptureBackend::Bpf),
             BackendChoice::Perf => {
                 Perf::offered().map_err(RecordError::Events)?;
-                Ok(Backend::Perf("as requested".into()))
+                Ok(CaptureBackend::Perf("as requested".into()))
             }
             BackendChoice::Auto => Ok(match features::bpf() {
-                Ok(()) => Backend::Bpf,
+                Ok(()) => CaptureBackend::Bpf,
                 Err(errno) => match Perf::offered() {
-                    Ok(()) => Backend::Perf(diagnose::reason(Act::Map, errno, &privileges::read())),
-                    Err(_) => Backend::Bpf,
+                    Ok(()) => CaptureBackend::Perf(diagnose::reason(Act::Map, errno, &privileges::read())),
+                    Err(_) => CaptureBackend::Bpf,
                 },
             }),
         }
@@ -48,31 +48,31 @@ impl Backend {
     /// the kernel before the first engine is added.
     pub fn open(
         &self,
-        knobs: Knobs,
+        options: CaptureOptions,
         btf: Option<Btf>,
-        counters: Option<Rc<Shared>>,
+        counters: Option<Rc<SharedCounters>>,
         sink: Sink,
     ) -> Box<dyn Source> {
         match self {
-            Backend::Bpf => Box::new(Bpf::new(knobs, btf, counters, sink)),
-            Backend::Perf(_) => Box::new(Perf::new(knobs, sink)),
+            CaptureBackend::Bpf => Box::new(Bpf::new(options, btf, counters, sink)),
+            CaptureBackend::Perf(_) => Box::new(Perf::new(options, sink)),
         }
     }
 
     /// How the trace's header describes it.
-    pub fn told(&self, pbuf: bool) -> (record::Source, Transport) {
+    pub fn told(&self, pbuf: bool) -> (record::SourceKind, TransportKind) {
         match (self, pbuf) {
-            (Backend::Bpf, false) => (record::Source::Bpf, Transport::Ring),
-            (Backend::Bpf, true) => (record::Source::Bpf, Transport::Perf),
-            (Backend::Perf(_), _) => (record::Source::Perf, Transport::Perf),
+            (CaptureBackend::Bpf, false) => (record::SourceKind::Bpf, TransportKind::Ring),
+            (CaptureBackend::Bpf, true) => (record::SourceKind::Bpf, TransportKind::Perf),
+            (CaptureBackend::Perf(_), _) => (record::SourceKind::Perf, TransportKind::Perf),
         }
     }
 
     /// What the user and readers of the trace should know.
     pub fn notice(&self) -> Option<String> {
         match self {
-            Backend::Bpf => None,
-            Backend::Perf(why) => {
+            CaptureBackend::Bpf => None,
+            CaptureBackend::Perf(why) => {
                 Some(format!("recorded by perf events, without BPF ({why}): {}", perf::LACKS))
             }
         }

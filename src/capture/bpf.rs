@@ -1,23 +1,26 @@
 //! The event source on kernels with bpf(): BPF programs on uprobes, with their ring or perf buffers.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::capture::error::RecordError;
-use crate::capture::object::{Loaded, Maps};
-use crate::capture::pmc::follow::Shared;
-use crate::capture::process::{self, Following, Outcome};
+use crate::capture::error::{ProbeError, RecordError, SchedError};
+use crate::capture::multi;
+use crate::capture::object::{LoadedObject, Maps};
+use crate::capture::pmc::follow::SharedCounters;
+use crate::capture::process::{self, FollowOutcome, Following};
 use crate::capture::sched::Scheduler;
 use crate::capture::skel::types::{ev_counter, ev_kind};
-use crate::capture::source::{EventStats, FeatureStatus, Guard, Knobs, Probe, Prober, Sink, Source};
+use crate::capture::source::{CaptureOptions, EventStats, FeatureStatus, Guard, Probe, Prober, Sink, Source};
 use crate::capture::structure::Reading;
 use crate::capture::transport::Transport;
 use crate::capture::uprobe::Uprobes;
 use crate::engine::layout::Layout;
 use crate::engine::probes::Prog;
 use crate::engine::tables::Tables;
-use crate::host::btf::{Btf, Task};
+use crate::host::btf::{Btf, TaskOffsets};
+use crate::host::diagnose::{Act, KernelError};
 use pfi::record::Availability;
 
 /// Poll interval while there is no engine to get events from.
@@ -25,28 +28,40 @@ const IDLE: Duration = Duration::from_millis(5);
 
 /// The source. Makes no request to the kernel before [`Source::start`] or [`Source::engine`].
 pub struct Bpf {
-    knobs: Knobs,
+    options: CaptureOptions,
+    /// Probes are uprobe_multi links.
+    links: bool,
     sink: Sink,
     open: Option<(Maps, Transport)>,
     targets: Vec<u32>,
     btf: Option<Btf>,
-    counters: Option<Rc<Shared>>,
+    counters: Option<Rc<SharedCounters>>,
     following: Option<Following>,
     /// Err: why there is none.
-    sched: Option<Result<Scheduler, String>>,
+    sched: Option<Result<Scheduler, Arc<SchedError>>>,
     /// The scheduler is not watched for now.
     unwatched: bool,
     /// Requested with the first engine.
-    uprobes: Option<Rc<Uprobes>>,
+    uprobes: Option<Arc<Uprobes>>,
     news: Vec<String>,
+}
+
+fn unloaded(e: libbpf_rs::Error) -> RecordError {
+    RecordError::Load(KernelError::libbpf(Act::Load, e))
 }
 
 impl Bpf {
     /// `btf` is the running kernel's, if one is given.
-    pub fn new(knobs: Knobs, btf: Option<Btf>, counters: Option<Rc<Shared>>, sink: Sink) -> Bpf {
+    pub fn new(
+        options: CaptureOptions,
+        btf: Option<Btf>,
+        counters: Option<Rc<SharedCounters>>,
+        sink: Sink,
+    ) -> Bpf {
         let (targets, news) = (Vec::new(), Vec::new());
         Bpf {
-            knobs,
+            links: options.few && multi::links_work(),
+            options,
             sink,
             btf,
             counters,
@@ -60,42 +75,43 @@ impl Bpf {
         }
     }
 
-    fn load(&self, reading: &Reading, maps: Option<&Maps>) -> Result<Loaded, RecordError> {
-        Loaded::load(&self.knobs, reading, maps, self.counters.as_deref()).map_err(RecordError::Load)
+    fn load(&self, reading: &Reading, maps: Option<&Maps>) -> Result<LoadedObject, RecordError> {
+        LoadedObject::load(&self.options, reading, maps, self.counters.as_deref(), self.links)
+            .map_err(unloaded)
     }
 
-    fn open(&mut self, loaded: &Loaded) -> Result<(), RecordError> {
-        let maps = loaded.maps().map_err(RecordError::Load)?;
-        let transport = match self.knobs.pbuf {
-            true => Transport::perf(maps.perf_events, self.knobs.buffer, self.sink.clone()),
+    fn open(&mut self, loaded: &LoadedObject) -> Result<(), RecordError> {
+        let maps = loaded.maps().map_err(unloaded)?;
+        let transport = match self.options.pbuf {
+            true => Transport::perf(maps.perf_events, self.options.buffer(), self.sink.clone()),
             false => Transport::ring(maps.events, self.sink.clone()),
         };
-        let transport = transport.map_err(RecordError::Buffer)?;
+        let transport = transport.map_err(|e| RecordError::Buffer(KernelError::libbpf(Act::Map, e)))?;
         for &pid in &self.targets {
-            maps.add_target(pid).map_err(RecordError::Load)?;
+            maps.add_target(pid).map_err(unloaded)?;
         }
         let task = self.follow(&maps);
-        if self.knobs.sched {
+        if self.options.sched {
             self.watch_scheduler(&maps, task);
         }
         self.open = Some((maps, transport));
         Ok(())
     }
 
-    fn uprobes(&mut self) -> Rc<Uprobes> {
-        let news = &mut self.news;
+    fn uprobes(&mut self) -> Arc<Uprobes> {
+        let (links, news) = (self.links, &mut self.news);
         let uprobes = self.uprobes.get_or_insert_with(|| {
-            let uprobes = Uprobes::new();
+            let uprobes = Uprobes::new(links);
             if let Some(why) = uprobes.lacks() {
                 news.push(format!("processes are probed one by one, and detaching takes longer: {why}"));
             }
-            Rc::new(uprobes)
+            Arc::new(uprobes)
         });
         uprobes.clone()
     }
 
-    fn watch_scheduler(&mut self, maps: &Maps, task: Option<Task>) {
-        let watching = Scheduler::load(maps, &self.knobs, task).and_then(|mut sched| {
+    fn watch_scheduler(&mut self, maps: &Maps, task: Option<TaskOffsets>) {
+        let watching = Scheduler::load(maps, &self.options, task).and_then(|mut sched| {
             if !self.unwatched {
                 sched.watch()?;
             }
@@ -107,11 +123,12 @@ impl Bpf {
             Ok(sched) => self.targets.drain(..).for_each(|pid| sched.follow(pid)),
             Err(why) => self.news.push(format!("off-CPU time is not recorded: {why}")),
         }
-        self.sched = Some(watching);
+        self.sched = Some(watching.map_err(Arc::new));
     }
 
-    fn follow(&mut self, maps: &Maps) -> Option<Task> {
-        let Outcome { task, following, passed_over } = process::follow(maps, &self.knobs, self.btf.as_ref());
+    fn follow(&mut self, maps: &Maps) -> Option<TaskOffsets> {
+        let FollowOutcome { task, following, passed_over } =
+            process::follow(maps, &self.options, self.btf.as_ref());
         self.news.extend(passed_over);
         match following {
             Ok(following) => {
@@ -182,10 +199,10 @@ impl Source for Bpf {
         true
     }
 
-    fn watch(&mut self, pids: &[u32]) -> Result<(), String> {
+    fn watch(&mut self, pids: &[u32]) -> Result<(), Arc<SchedError>> {
         self.unwatched = false;
         let done = match &mut self.sched {
-            Some(Ok(sched)) => sched.watch(),
+            Some(Ok(sched)) => sched.watch().map_err(|e| Arc::new(e.into())),
             Some(Err(why)) => Err(why.clone()),
             // Starts with the first engine.
             None => Ok(()),
@@ -210,7 +227,7 @@ impl Source for Bpf {
         let unfollowed = self.event_stats().counters[ev_counter::CNT_UNFOLLOWED.0 as usize];
         match &self.sched {
             Some(Ok(sched)) => Some(sched.feature_status(unfollowed)),
-            Some(Err(why)) => Some(FeatureStatus { state: Availability::None, why: why.clone() }),
+            Some(Err(why)) => Some(FeatureStatus { state: Availability::None, why: why.to_string() }),
             None => None,
         }
     }
@@ -266,17 +283,25 @@ impl Source for Bpf {
 
 /// Places the probes of one engine.
 struct EngineProbes {
-    loaded: Loaded,
-    uprobes: Rc<Uprobes>,
+    loaded: LoadedObject,
+    uprobes: Arc<Uprobes>,
 }
 
 impl Prober for EngineProbes {
-    fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Probe>, String> {
-        self.uprobes.place(self.loaded.program(prog), prog.is_return(), file, offset)
+    fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Probe>, ProbeError> {
+        Uprobes::place(&self.uprobes, self.loaded.program(prog), prog.is_return(), file, offset)
     }
 
-    fn place_empty(&self, file: &Path, offset: u64) -> Option<Result<Box<dyn Probe>, String>> {
-        Some(self.uprobes.place(self.loaded.nothing(), false, file, offset))
+    fn clears_inherited(&self) -> bool {
+        !self.uprobes.are_links()
+    }
+
+    fn place_markers(&self, sites: &[(PathBuf, u64)]) -> Result<Vec<Box<dyn Probe>>, ProbeError> {
+        self.uprobes.place_markers(sites)
+    }
+
+    fn place_empty(&self, file: &Path, offset: u64) -> Option<Result<Box<dyn Probe>, ProbeError>> {
+        Some(Uprobes::place(&self.uprobes, self.loaded.nothing(), false, file, offset))
     }
 
     fn enters_freely(&self) -> bool {

@@ -5,10 +5,11 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::capture::backend::Backend;
-use crate::capture::calibration_target::{self, Function, Graph, NODES, Spot};
-use crate::capture::pmc::follow::Shared;
-use crate::capture::source::{Knobs, Probe, Prober, Source, Structure};
+use crate::capture::backend::CaptureBackend;
+use crate::capture::calibration_target::{self, Function, NODES, Spot, TargetGraph};
+use crate::capture::error::{ProbeError, RecordError};
+use crate::capture::pmc::follow::SharedCounters;
+use crate::capture::source::{CaptureOptions, Probe, Prober, Source, Structure};
 use crate::capture::structure::Reading;
 use crate::engine::layout::Layout;
 use crate::engine::probes::Prog;
@@ -79,7 +80,7 @@ impl Way {
 const WALKS: usize = 31;
 const FIRST_WALKS: usize = 3;
 /// Buffer size, bytes. The buffer is emptied after each walk, so that no walk fills it or wakes a reader.
-const BUFFER: u32 = 1 << 18;
+const BUFFER: u64 = 1 << 18;
 const _: () = assert!(NODES * 2 * size_of::<crate::capture::event::Tensor>() < BUFFER as usize / 4);
 
 /// Cost of one op, recorded in one way.
@@ -91,11 +92,26 @@ pub struct Cost {
     pub ns: f64,
 }
 
+/// Why a cost is unknown.
+#[derive(Debug, thiserror::Error)]
+pub enum CostError {
+    #[error(transparent)]
+    Source(#[from] RecordError),
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
+    #[error("our own executable is not in our memory mappings")]
+    Unmapped,
+}
+
 /// Measures the usual ways, those with `counters` if there are any, and with `compare` all of them, as far as the
 /// backend supports them.
-pub fn costs(backend: &Backend, counters: Option<&Rc<Shared>>, compare: bool) -> Result<Vec<Cost>, String> {
+pub fn costs(
+    backend: &CaptureBackend,
+    counters: Option<&Rc<SharedCounters>>,
+    compare: bool,
+) -> Result<Vec<Cost>, CostError> {
     let mut out = Vec::new();
-    let mut alike = |ways: &[Way], counters: Option<&Rc<Shared>>| {
+    let mut alike = |ways: &[Way], counters: Option<&Rc<SharedCounters>>| {
         let mut bench = Bench::new(backend, Way::Op, counters.cloned())?;
         ways.iter().try_for_each(|way| bench.cost(*way, &mut out))
     };
@@ -103,14 +119,14 @@ pub fn costs(backend: &Backend, counters: Option<&Rc<Shared>>, compare: bool) ->
     if counters.is_some() {
         alike(&Way::WITH_COUNTERS, counters)?;
     }
-    for way in Way::COMPARED.into_iter().filter(|_| compare && *backend == Backend::Bpf) {
+    for way in Way::COMPARED.into_iter().filter(|_| compare && *backend == CaptureBackend::Bpf) {
         Bench::new(backend, way, None)?.cost(way, &mut out)?;
     }
     Ok(out)
 }
 
 /// Measures only an op's probe on an instruction that the kernel emulates, ns.
-pub fn cheap_hit(backend: &Backend) -> Result<u32, String> {
+pub fn cheap_hit(backend: &CaptureBackend) -> Result<u32, CostError> {
     let ns = Bench::new(backend, Way::Op, None)?.measure(Way::Op, Spot::Emulated)?;
     Ok(ns.map_or(0, |ns| ns.round() as u32))
 }
@@ -121,12 +137,16 @@ struct Bench {
     prober: Box<dyn Prober>,
     source: Box<dyn Source>,
     layout: Layout,
-    graph: Graph,
+    graph: TargetGraph,
 }
 
 impl Bench {
     /// Opens what `way` needs.
-    fn new(backend: &Backend, way: Way, counters: Option<Rc<Shared>>) -> Result<Bench, String> {
+    fn new(
+        backend: &CaptureBackend,
+        way: Way,
+        counters: Option<Rc<SharedCounters>>,
+    ) -> Result<Bench, CostError> {
         let mut layout = Layout::latest();
         if matches!(way, Way::Looked | Way::New) {
             // Without uid our programs cannot know that a graph is unchanged.
@@ -136,16 +156,24 @@ impl Bench {
             Way::Published => Structure::EveryHit,
             _ => Structure::Changes,
         };
-        let knobs = Knobs { pbuf: false, buffer: BUFFER, structure, experts: false, sched: false, own: true };
-        let mut source = backend.open(knobs, None, counters, Rc::new(RefCell::new(|_: &[u8]| {})));
+        let options = CaptureOptions {
+            pbuf: false,
+            buffer_bytes: BUFFER,
+            structure,
+            experts: false,
+            sched: false,
+            own: true,
+            few: true,
+        };
+        let mut source = backend.open(options, None, counters, Rc::new(RefCell::new(|_: &[u8]| {})));
         source.add_target(std::process::id());
         let reading = Reading::new(0, layout.clone(), &Tables::default());
-        let prober = source.engine(&reading).map_err(|e| e.to_string())?;
+        let prober = source.engine(&reading)?;
         source.admit(std::process::id(), reading.engine);
-        Ok(Bench { prober, source, graph: Graph::new(&layout), layout })
+        Ok(Bench { prober, source, graph: TargetGraph::new(&layout), layout })
     }
 
-    fn cost(&mut self, way: Way, out: &mut Vec<Cost>) -> Result<(), String> {
+    fn cost(&mut self, way: Way, out: &mut Vec<Cost>) -> Result<(), CostError> {
         let spots: &[Spot] = match way {
             Way::Published => &[Spot::First],
             _ => &[Spot::Emulated, Spot::Stepped],
@@ -158,7 +186,7 @@ impl Bench {
 
     /// Nanoseconds of an op with all its hits, without the calls themselves. None: the backend does not support
     /// this way, or the calls took no longer with probes than without.
-    fn measure(&mut self, way: Way, spot: Spot) -> Result<Option<f64>, String> {
+    fn measure(&mut self, way: Way, spot: Spot) -> Result<Option<f64>, CostError> {
         let before = self.sorted_walks(way)[0];
         let Some(probes) = self.attach(way, spot)? else { return Ok(None) };
         let probed = self.sorted_walks(way)[WALKS / 2];
@@ -168,17 +196,14 @@ impl Bench {
         Ok((probed > bare).then(|| (probed - bare) as f64 / NODES as f64))
     }
 
-    fn attach(&self, way: Way, spot: Spot) -> Result<Option<Vec<Box<dyn Probe>>>, String> {
+    fn attach(&self, way: Way, spot: Spot) -> Result<Option<Vec<Box<dyn Probe>>>, CostError> {
         let exe = Path::new("/proc/self/exe");
-        let at = |function, spot| {
-            calibration_target::site(function, spot)
-                .ok_or("our own executable is not in our memory mappings".to_owned())
-        };
+        let at = |function, spot| calibration_target::site(function, spot).ok_or(CostError::Unmapped);
         // In this process only: others may run this file, too.
-        let enter = |placed: Result<Box<dyn Probe>, String>| {
+        let enter = |placed: Result<Box<dyn Probe>, ProbeError>| {
             let mut probe = placed?;
             probe.enter(std::process::id())?;
-            Ok::<_, String>(probe)
+            Ok::<_, CostError>(probe)
         };
         let probe = |prog, function, spot| enter(self.prober.place(prog, exe, at(function, spot)?));
         if way == Way::Empty {

@@ -162,7 +162,7 @@ const TENSOR: usize = 64;
 const STRUCT: usize = 16;
 
 /// Structs laid out as `Layout` says, as seen by thread 0 of a pool without other threads.
-pub struct Graph {
+pub struct TargetGraph {
     cgraph: Vec<u64>,
     cplan: [u64; STRUCT],
     params: [u64; STRUCT],
@@ -179,9 +179,9 @@ fn put(words: &mut [u64], offset: u32, value: u64) {
     }
 }
 
-impl Graph {
+impl TargetGraph {
     /// A graph whose nodes each have the two preceding ones as sources.
-    pub fn new(layout: &Layout) -> Graph {
+    pub fn new(layout: &Layout) -> TargetGraph {
         let mut tensors = vec![0; NODES * TENSOR];
         let base = tensors.as_ptr() as u64;
         let address = |i: usize| base + (i * TENSOR * 8) as u64;
@@ -196,7 +196,7 @@ impl Graph {
             }
         }
         let nodes: Vec<u64> = (0..NODES).map(address).collect();
-        let mut g = Graph {
+        let mut g = TargetGraph {
             cgraph: vec![0; 2 * STRUCT],
             cplan: [0; STRUCT],
             params: [0; STRUCT],

@@ -3,23 +3,25 @@
 
 use serde::Serialize;
 
-use crate::capture::backend::Backend;
+use crate::capture::backend::CaptureBackend;
 use crate::capture::calibrate::{self, Cost, Way};
 use crate::capture::calibration_target::Spot;
+use crate::capture::error::ProbeError;
 use crate::capture::features;
-use crate::capture::object::Loaded;
+use crate::capture::multi;
+use crate::capture::object::LoadedObject;
 use crate::capture::perf::{self, Perf};
 use crate::capture::pmc::{self, Counters};
-use crate::capture::source::{Knobs, Structure};
+use crate::capture::process;
+use crate::capture::source::{CaptureOptions, Structure};
 use crate::capture::structure::Reading;
-use crate::capture::{process, transport};
-use crate::engine::discover::Engine;
-use crate::engine::elf::Machine;
-use crate::engine::examine::{self, EngineFacts, SiteCost, Subject, Target};
+use crate::engine::discover::DiscoveredEngine;
+use crate::engine::elf::ElfMachine;
+use crate::engine::examine::{self, ExaminedEngine, ExaminedTarget, SiteCost, Subject};
 use crate::engine::layout::Layout;
 use crate::engine::tables::Tables;
 use crate::host::btf::Btf;
-use crate::host::check::{Check, State};
+use crate::host::check::{Check, CheckResult};
 use crate::host::diagnose::{self, Act};
 use crate::host::kconfig::Kconfig;
 use crate::host::privileges::Cap;
@@ -41,7 +43,7 @@ pub struct Checkup {
     /// Our own programs: whether they load, and the cost of a hit.
     pub programs: Vec<Check>,
     pub hit: Option<Hit>,
-    pub target: Option<Target>,
+    pub target: Option<ExaminedTarget>,
     /// Event source of a recording: `bpf`, or `perf` where there is no bpf().
     pub source: &'static str,
     /// What a recording from that source lacks; empty for BPF.
@@ -111,16 +113,16 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
     };
     let perf = Perf::offered();
     let backend = match features::bpf() {
-        Err(errno) if perf.is_ok() => Backend::Perf(diagnose::short_reason(Act::Map, errno, &rights)),
-        _ => Backend::Bpf,
+        Err(errno) if perf.is_ok() => CaptureBackend::Perf(diagnose::short_reason(Act::Map, errno, &rights)),
+        _ => CaptureBackend::Bpf,
     };
     let mut checks = rights.checks();
     let mut kernel = features::kernel(&rights, !ask.no_probe, ask.btf);
     kernel.push(perf_events(&perf));
     kernel.push(features::config(Kconfig::read(&m.kernel).as_ref()));
     let (programs, cost) = match &backend {
-        Backend::Bpf => programs(engines.first(), ask),
-        Backend::Perf(_) => {
+        CaptureBackend::Bpf => programs(engines.first(), ask),
+        CaptureBackend::Perf(_) => {
             checks.iter_mut().chain(&mut kernel).for_each(not_needed);
             events(&backend, ask)
         }
@@ -134,15 +136,15 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
         programs,
         hit: cost.map(|c| hit(&c, op_site)),
         target,
-        source: if backend == Backend::Bpf { "bpf" } else { "perf" },
-        lacks: if backend == Backend::Bpf { "" } else { perf::LACKS },
+        source: if backend == CaptureBackend::Bpf { "bpf" } else { "perf" },
+        lacks: if backend == CaptureBackend::Bpf { "" } else { perf::LACKS },
         fit: false,
         reason: String::new(),
         fits_on: None,
     };
     let lacking = match backend {
-        Backend::Bpf => rights.lacking(),
-        Backend::Perf(_) => rights.lacking_of(&[Cap::Perfmon]),
+        CaptureBackend::Bpf => rights.lacking(),
+        CaptureBackend::Perf(_) => rights.lacking_of(&[Cap::Perfmon]),
     };
     all.fits_on = all.target.as_ref().and_then(fits_elsewhere);
     match all.obstacle(&lacking) {
@@ -157,32 +159,31 @@ const OF_BPF: [&str; 8] =
     ["cap_bpf", "bpf", "ring-buffer", "perf-buffer", "hash", "lru-hash", "percpu-array", "prog-probe"];
 
 fn not_needed(check: &mut Check) {
-    if check.state == State::Missing && OF_BPF.contains(&check.id.as_str()) {
-        check.state = State::Optional;
+    if check.state == CheckResult::Missing && OF_BPF.contains(&check.id.as_str()) {
+        check.state = CheckResult::Optional;
         check.detail = format!("{}; perf events are used instead", check.detail);
         check.mend.clear();
     }
 }
 
-fn perf_events(offered: &Result<(), String>) -> Check {
-    let check = Check::new("perf-events", "probe events through perf", State::Ok);
+fn perf_events(offered: &Result<(), ProbeError>) -> Check {
+    let check = Check::new("perf-events", "probe events through perf", CheckResult::Ok);
     match offered {
         Ok(()) => check,
-        Err(why) => {
-            Check { state: State::Optional, ..check }.detail(&format!("{why}; needed only without bpf()"))
-        }
+        Err(why) => Check { state: CheckResult::Optional, ..check }
+            .detail(&format!("{why}; needed only without bpf()")),
     }
 }
 
 /// Places our probe events as a recording without bpf() would, and measures them.
-fn events(backend: &Backend, ask: &Ask<'_>) -> (Vec<Check>, Option<Vec<Cost>>) {
-    let check = Check::new("hit", "our op event on a probe", State::Ok);
+fn events(backend: &CaptureBackend, ask: &Ask<'_>) -> (Vec<Check>, Option<Vec<Cost>>) {
+    let check = Check::new("hit", "our op event on a probe", CheckResult::Ok);
     if ask.no_probe {
-        return (vec![Check { state: State::Skipped, ..check }.detail("--no-probe was given")], None);
+        return (vec![Check { state: CheckResult::Skipped, ..check }.detail("--no-probe was given")], None);
     }
     match calibrate::costs(backend, None, ask.compare) {
         Ok(cost) => (vec![check], Some(cost)),
-        Err(why) => (vec![Check { state: State::Missing, ..check }.detail(&why)], None),
+        Err(why) => (vec![Check { state: CheckResult::Missing, ..check }.detail(&why.to_string())], None),
     }
 }
 
@@ -207,76 +208,81 @@ fn hit(costs: &[Cost], op_site: Option<SiteCost>) -> Hit {
 }
 
 /// Loads our programs as a recording would, and measures them.
-fn programs(engine: Option<&Engine>, ask: &Ask<'_>) -> (Vec<Check>, Option<Vec<Cost>>) {
+fn programs(engine: Option<&DiscoveredEngine>, ask: &Ask<'_>) -> (Vec<Check>, Option<Vec<Cost>>) {
     let (name, reading) = match engine {
         Some(e) => ("our programs, with the target's layout", Reading::new(0, e.layout.clone(), &e.tables)),
         None => ("our programs, with today's layout", Reading::new(0, Layout::latest(), &Tables::default())),
     };
-    let knobs = Knobs {
+    let options = CaptureOptions {
         pbuf: false,
-        buffer: transport::ring_bytes(BUFFER),
+        buffer_bytes: BUFFER,
         structure: Structure::Changes,
         experts: true,
         sched: false,
+        few: true,
         own: true,
     };
-    let loaded = match Loaded::load(&knobs, &reading, None, None) {
+    let loaded = match LoadedObject::load(&options, &reading, None, None, multi::links_work()) {
         Ok(loaded) => loaded,
         Err(e) => {
             let why = diagnose::explain(Act::Load, &e);
-            return (vec![Check::new("load", name, State::Missing).detail(&why)], None);
+            return (vec![Check::new("load", name, CheckResult::Missing).detail(&why)], None);
         }
     };
-    let mut out = vec![Check::new("load", name, State::Ok)];
+    let mut out = vec![Check::new("load", name, CheckResult::Ok)];
     if ask.no_probe {
-        out.push(Check::new("hit", "cost of a hit", State::Skipped).detail("--no-probe was given"));
+        out.push(Check::new("hit", "cost of a hit", CheckResult::Skipped).detail("--no-probe was given"));
         return (out, None);
     }
-    out.push(follow(&loaded, &knobs, ask.btf));
+    out.push(follow(&loaded, &options, ask.btf));
     let names = COUNTED.map(str::to_owned).to_vec();
-    let counters = ask.compare.then(|| Counters::open(&pmc::Options { names, strict: false }, true));
+    let counters = ask.compare.then(|| Counters::open(&pmc::CounterOptions { names, strict: false }, true));
     let shared = counters.as_ref().and_then(|c| c.as_ref().ok()?.as_ref()?.shared());
-    let cost = calibrate::costs(&Backend::Bpf, shared.as_ref(), ask.compare);
-    let check = Check::new("hit", "our op program on a probe", State::Ok);
+    let cost = calibrate::costs(&CaptureBackend::Bpf, shared.as_ref(), ask.compare);
+    let check = Check::new("hit", "our op program on a probe", CheckResult::Ok);
     match cost {
         Ok(cost) => {
             out.push(check);
             (out, Some(cost))
         }
         Err(why) => {
-            out.push(Check { state: State::Missing, ..check }.detail(&why));
+            out.push(Check { state: CheckResult::Missing, ..check }.detail(&why.to_string()));
             (out, None)
         }
     }
 }
 
 /// Follows processes briefly.
-fn follow(loaded: &Loaded, knobs: &Knobs, btf: Option<&Btf>) -> Check {
-    let check = Check::new("process-events", "follow children and exits", State::Ok);
+fn follow(loaded: &LoadedObject, options: &CaptureOptions, btf: Option<&Btf>) -> Check {
+    let check = Check::new("process-events", "follow children and exits", CheckResult::Ok);
     let outcome = match loaded.maps() {
-        Ok(maps) => process::follow(&maps, knobs, btf),
-        Err(e) => process::Outcome { task: None, following: Err(e.to_string()), passed_over: Vec::new() },
+        Ok(maps) => process::follow(&maps, options, btf),
+        Err(e) => process::FollowOutcome {
+            task: None,
+            following: Err(process::FollowError::Maps(e)),
+            passed_over: Vec::new(),
+        },
     };
     let mut told = outcome.passed_over;
     let state = match (outcome.following, told.is_empty()) {
         (Ok(following), none_failed) => {
             told.push(format!("by {}", following.by));
-            if none_failed { State::Ok } else { State::Optional }
+            if none_failed { CheckResult::Ok } else { CheckResult::Optional }
         }
         (Err(why), _) => {
             told.push(format!("{why}; children of a target are not followed"));
-            State::Optional
+            CheckResult::Optional
         }
     };
     Check { state, ..check }.detail(&told.join("; "))
 }
 
 /// The machine that the target was built for, if that is a different one and nothing else prevents recording ops there.
-fn fits_elsewhere(target: &Target) -> Option<&'static str> {
-    let here = Machine::host().map(Machine::name);
-    let other = |e: &&EngineFacts| Some(e.machine) != here;
+fn fits_elsewhere(target: &ExaminedTarget) -> Option<&'static str> {
+    let here = ElfMachine::host().map(ElfMachine::name);
+    let other = |e: &&ExaminedEngine| Some(e.machine) != here;
     let here_too = target.engines.iter().any(|e| !other(&e));
-    let fit = |e: &&EngineFacts| e.limits.iter().all(|l| !l.blocks_ops || l.of_machine);
+    let fit = |e: &&ExaminedEngine| e.limits.iter().all(|l| !l.blocks_ops || l.of_machine);
     target.engines.iter().filter(other).find(fit).filter(|_| !here_too).map(|e| e.machine)
 }
 
@@ -288,7 +294,7 @@ impl Checkup {
             return Some(format!("without {lacking}; {}", privileges::capability_advice()));
         }
         let all = self.privileges.iter().chain(&self.kernel).chain(&self.programs);
-        if let Some(c) = all.into_iter().find(|c| c.state == State::Missing) {
+        if let Some(c) = all.into_iter().find(|c| c.state == CheckResult::Missing) {
             let mend = if c.mend.is_empty() { String::new() } else { format!("; {}", c.mend) };
             return Some(format!("{}: {}{mend}", c.name, c.detail));
         }

@@ -1,13 +1,17 @@
 //! Errors of a recording.
 
+use std::io;
+use std::path::{Path, PathBuf};
+
 use crate::engine::discover::DiscoverError;
-use crate::host::diagnose::{self, Act};
+use crate::host::diagnose::KernelError;
+use crate::host::tracefs::TracefsError;
 use pfi::WriteError;
 
 /// Advice for a command that was not found in PATH.
-fn elsewhere(command: &str, source: &std::io::Error) -> &'static str {
+fn elsewhere(command: &str, source: &io::Error) -> &'static str {
     match source.kind() {
-        std::io::ErrorKind::NotFound if !command.contains('/') => {
+        io::ErrorKind::NotFound if !command.contains('/') => {
             "; not found in PATH (sudo uses a different PATH): give the full path"
         }
         _ => "",
@@ -24,27 +28,96 @@ pub enum RecordError {
     #[error("process {0} ended before its recording began")]
     Ended(u32),
     #[error("cannot start {command}: {source}{}", elsewhere(.command, .source))]
-    Command { command: String, source: std::io::Error },
-    #[error("cannot find processes that run the program: {0}; name one with -p PID")]
-    Arrivals(String),
-    #[error("the BPF programs do not load: {}; run 'profinfer doctor' for details", diagnose::explain(Act::Load, .0))]
-    Load(libbpf_rs::Error),
+    Command { command: String, source: io::Error },
+    #[error("cannot find processes that run the program: {}: {source}; name one with -p PID", path.display())]
+    Arrivals { path: PathBuf, source: io::Error },
+    #[error(
+        "cannot find processes that run the program: this recording does not search for processes; name one \
+         with -p PID"
+    )]
+    NoArrivals,
+    #[error("the BPF programs do not load: {0}; run 'profinfer doctor' for details")]
+    Load(#[source] KernelError),
     #[error("this recorder has not probed that engine and can no longer attach")]
     Beyond,
     #[error("no probe could be attached: {0}; run 'profinfer doctor' for details")]
-    Attach(String),
+    Attach(#[source] AttachError),
+    #[error("no probe could be attached: drain is still in use; run 'profinfer doctor' for details")]
+    DrainInUse,
     #[error("cannot run on CPU {cpu}: {source}; choose another with --agent-cpu")]
-    AgentCpu { cpu: String, source: std::io::Error },
-    #[error("cannot create the kernel's event buffer: {}; try a smaller --buffer-size", diagnose::explain(Act::Map, .0))]
-    Buffer(libbpf_rs::Error),
+    AgentCpu { cpu: String, source: io::Error },
+    #[error("cannot create the kernel's event buffer: {0}; try a smaller --buffer-size")]
+    Buffer(#[source] KernelError),
     #[error("counters: {0}")]
-    Counters(String),
+    Counters(#[from] CountersError),
     #[error("probe events: {0}; run 'profinfer doctor' for details")]
-    Events(String),
+    Events(#[source] ProbeError),
     #[error("cannot create the kernel's event buffers: {0}; try a smaller --buffer-size")]
-    Ring(String),
+    Ring(#[source] KernelError),
     #[error("cannot write the ring to a file: {source}; the ring is kept")]
-    Dump { source: std::io::Error },
+    Dump { source: io::Error },
     #[error(transparent)]
     Write(#[from] WriteError),
+}
+
+/// Why an engine's probe is missing.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    #[error("{symbol}+{offset} in {module}: {source}")]
+    Point { symbol: &'static str, offset: u32, module: String, source: ProbeError },
+    #[error("marker of forked children: {0}")]
+    Marker(#[source] ProbeError),
+    #[error(transparent)]
+    Process(ProbeError),
+}
+
+/// Why a probe cannot be placed in a file or in a process.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    #[error(transparent)]
+    Tracefs(#[from] TracefsError),
+    #[error("{}: {source}", file.display())]
+    Open { file: PathBuf, source: io::Error },
+    /// A descriptor cannot be duplicated or read.
+    #[error(transparent)]
+    Descriptor(io::Error),
+    #[error("the kernel's format of the event lacks a requested field")]
+    NoField,
+    #[error("the event ID has more than 16 bits")]
+    EventId,
+    #[error("no such probe")]
+    NoProbe,
+    #[error("its thread has ended")]
+    ThreadEnded,
+}
+
+impl ProbeError {
+    /// A file that cannot be opened.
+    pub fn open(file: &Path) -> impl FnOnce(io::Error) -> ProbeError {
+        |source| ProbeError::Open { file: file.to_owned(), source }
+    }
+}
+
+/// Why the scheduler cannot be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum SchedError {
+    #[error("tracefs cannot be mounted: {0}")]
+    Mount(#[source] io::Error),
+    #[error("tracefs does not have the event {event}: {source}")]
+    NoEvent { event: &'static str, source: io::Error },
+    #[error("tracefs has no scheduler events: {0}")]
+    NoEvents(#[source] io::Error),
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+/// Why requested counters are not all available.
+#[derive(Debug, thiserror::Error)]
+pub enum CountersError {
+    #[error("{name}: {why}")]
+    Lacking { name: String, why: String },
+    #[error("{pmu} has slots for {slots} counters at a time, but {requested} were requested")]
+    Slots { pmu: String, slots: usize, requested: usize },
 }

@@ -2,14 +2,14 @@
 
 use crate::capture::skel::types::{
     ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kind, ev_nodes, ev_offcpu, ev_op, ev_tensor,
-    ev_waits, ev_what,
+    ev_tensors, ev_waits, ev_what,
 };
 use crate::engine::layout::TENSOR_RAW;
 use crate::engine::probes::{PHASES, WAITS};
 
 pub use crate::capture::skel::types::{
     ev_call as Call, ev_counted as Counted, ev_experts as Experts, ev_hdr as Head, ev_nodes as Nodes,
-    ev_offcpu as OffCpuEvent, ev_op as Op, ev_tensor as Tensor,
+    ev_offcpu as OffCpuEvent, ev_op as Op, ev_tensor as Tensor, ev_tensors as Tensors,
 };
 
 // The tables of probed functions match the enums of the BPF programs.
@@ -40,6 +40,8 @@ pub const KIND_NAMES: [&str; KINDS] = [
     "phase",
     "counts",
     "wait",
+    "tensors",
+    "node",
 ];
 /// Counters in addition to the events', in the order of `enum ev_counter`.
 pub const COUNTERS: usize = ev_counter::CNT_COUNTERS.0 as usize;
@@ -54,10 +56,10 @@ pub const NODE_UNREAD: u32 = 0x40000;
 pub const FLAG_FUSED: u16 = 1;
 /// The thread was still off-CPU at the end (`ev_hdr.flags`).
 pub const FLAG_CUT: u16 = 2;
+/// An op that carries the counts of the previous one (`ev_hdr.flags`).
+pub const FLAG_COUNTED: u16 = 4;
 /// `ev_offcpu.state` of a thread that has not run before.
 pub const STATE_NEW: u8 = 255;
-/// An op that carries the counts of the previous one (`ev_hdr.flags`).
-pub const FLAG_COUNTED: u16 = 2;
 
 #[derive(Debug, Clone, Copy)]
 pub enum Event<'a> {
@@ -84,6 +86,10 @@ pub enum Event<'a> {
     Counts(&'a Counted),
     /// The program waited for a device to finish.
     Wait(&'a Call),
+    /// Tensors of a split on another backend than the CPU's.
+    Tensors(&'a Tensors),
+    /// A device backend enqueues a node.
+    Node(&'a Call),
 }
 
 /// The event at the start of `bytes`, and the index of its kind. None if the bytes are not an event: too short for
@@ -112,6 +118,8 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_PHASE => Event::Phase(view(bytes)?),
         ev_kind::EV_COUNTS => Event::Counts(view(bytes)?),
         ev_kind::EV_WAIT => Event::Wait(view(bytes)?),
+        ev_kind::EV_TENSORS => Event::Tensors(view(bytes)?),
+        ev_kind::EV_NODE => Event::Node(view(bytes)?),
         _ => return None,
     };
     Some((kind, event))
@@ -137,6 +145,8 @@ unsafe impl Plain for ev_op {}
 unsafe impl Plain for ev_counted {}
 // SAFETY: as above.
 unsafe impl Plain for ev_tensor {}
+// SAFETY: as above.
+unsafe impl Plain for ev_tensors {}
 // SAFETY: as above.
 unsafe impl Plain for ev_nodes {}
 // SAFETY: as above.

@@ -1,16 +1,17 @@
 //! Kernel features, detected by trying them and never by version: vendors backport.
 
-use crate::host::check::{Check, State};
+use crate::host::check::{Check, CheckResult};
 use std::ffi::CStr;
 use std::fs;
 use std::io::ErrorKind;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use libbpf_rs::libbpf_sys as sys;
 use perf_event_open_sys as perf;
 
 use crate::capture::calibration_target::{self, Function, Spot};
+use crate::capture::multi;
 use crate::capture::sched;
 use crate::host::btf::Btf;
 use crate::host::diagnose::{self, Act};
@@ -29,7 +30,8 @@ pub fn kernel(p: &Privileges, place: bool, given: Option<&Btf>) -> Vec<Check> {
     let mut out = vec![t.needed("bpf", "bpf() system call", Act::Map, array)];
     if no_bpf {
         out.push(
-            Check::new("bpf-rest", "maps and programs", State::Skipped).detail("bpf() is not available"),
+            Check::new("bpf-rest", "maps and programs", CheckResult::Skipped)
+                .detail("bpf() is not available"),
         );
     } else {
         out.extend(t.maps());
@@ -38,17 +40,18 @@ pub fn kernel(p: &Privileges, place: bool, given: Option<&Btf>) -> Vec<Check> {
     match (place, calibration_target::site(Function::Op, Spot::First)) {
         (true, Some(site)) => out.extend(t.probes(site, no_bpf)),
         (true, None) => out.push(
-            Check::new("uprobe", "uprobe", State::Skipped)
+            Check::new("uprobe", "uprobe", CheckResult::Skipped)
                 .detail("our own executable is not in /proc/self/maps"),
         ),
         (false, _) => {
             out.push(
-                Check::new("uprobe", "uprobe and uretprobe", State::Skipped).detail("--no-probe was given"),
+                Check::new("uprobe", "uprobe and uretprobe", CheckResult::Skipped)
+                    .detail("--no-probe was given"),
             );
         }
     }
     let btf = btf(given);
-    out.push(tracefs(btf.state == State::Ok, p));
+    out.push(tracefs(btf.state == CheckResult::Ok, p));
     out.push(definitions());
     out.push(btf);
     out.push(scheduler(no_bpf));
@@ -62,20 +65,27 @@ struct Trials<'p> {
 
 impl Trials<'_> {
     fn needed<T>(&self, id: &str, name: &str, act: Act, tried: Result<T, Errno>) -> Check {
-        self.check(id, name, act, State::Missing, tried)
+        self.check(id, name, act, CheckResult::Missing, tried)
     }
 
     fn optional<T>(&self, id: &str, name: &str, act: Act, tried: Result<T, Errno>, without: &str) -> Check {
-        let check = self.check(id, name, act, State::Optional, tried);
+        let check = self.check(id, name, act, CheckResult::Optional, tried);
         match check.state {
-            State::Ok => check,
+            CheckResult::Ok => check,
             _ => Check { detail: format!("{}; {without}", check.detail), ..check },
         }
     }
 
-    fn check<T>(&self, id: &str, name: &str, act: Act, absent: State, tried: Result<T, Errno>) -> Check {
+    fn check<T>(
+        &self,
+        id: &str,
+        name: &str,
+        act: Act,
+        absent: CheckResult,
+        tried: Result<T, Errno>,
+    ) -> Check {
         match tried {
-            Ok(_) => Check::new(id, name, State::Ok),
+            Ok(_) => Check::new(id, name, CheckResult::Ok),
             Err(errno) => Check::new(id, name, absent).detail(&diagnose::short_reason(act, errno, self.p)),
         }
     }
@@ -122,7 +132,7 @@ impl Trials<'_> {
             out.push(self.optional("perf-link", "BPF link of a perf event", Act::Load, bound, without));
         }
         if usable && !no_bpf {
-            let without = "not needed: each probe is attached on its own";
+            let without = "probes are removed one by one, so a recording takes about a second longer to stop";
             out.push(self.optional(
                 "uprobe-multi",
                 "uprobe_multi link",
@@ -142,7 +152,7 @@ impl Trials<'_> {
 }
 
 fn tracefs(has_btf: bool, p: &Privileges) -> Check {
-    let check = Check::new("tracefs", "tracefs (sched_process_fork)", State::Ok);
+    let check = Check::new("tracefs", "tracefs (sched_process_fork)", CheckResult::Ok);
     let Err(e) = tracepoint::fork_child() else { return check };
     let shut = fs::read_dir("/sys/kernel/tracing").is_err_and(|e| e.kind() == ErrorKind::PermissionDenied);
     let (why, mend) = match (p.confidential(), shut) {
@@ -156,26 +166,25 @@ fn tracefs(has_btf: bool, p: &Privileges) -> Check {
         true => "needed only to follow children without BTF",
         false => "children of a target are not followed",
     };
-    Check { state: State::Optional, ..check }.detail(&format!("{why}; {without}")).mend(mend)
+    Check { state: CheckResult::Optional, ..check }.detail(&format!("{why}; {without}")).mend(mend)
 }
 
 /// Whether probes can be defined in tracefs.
 fn definitions() -> Check {
-    let check = Check::new("uprobe-events", "probe definitions in tracefs", State::Ok);
+    let check = Check::new("uprobe-events", "probe definitions in tracefs", CheckResult::Ok);
     match crate::host::tracefs::offered() {
         Ok(()) => check,
-        Err(why) => Check { state: State::Optional, ..check }
+        Err(why) => Check { state: CheckResult::Optional, ..check }
             .detail(&format!("{why}; processes are probed one by one, and detaching takes longer")),
     }
 }
 
 /// What `record --sched` needs.
 fn scheduler(no_bpf: bool) -> Check {
-    let check = Check::new("scheduler", "scheduler tracepoints (--sched)", State::Ok);
+    let check = Check::new("scheduler", "scheduler tracepoints (--sched)", CheckResult::Ok);
     match sched::offered() {
-        Err(why) => {
-            Check { state: State::Optional, ..check }.detail(&format!("{why}; off-CPU time is not recorded"))
-        }
+        Err(why) => Check { state: CheckResult::Optional, ..check }
+            .detail(&format!("{why}; off-CPU time is not recorded")),
         Ok(_) if no_bpf => check.detail(
             "through perf events: page faults and block I/O cannot be \
             distinguished",
@@ -187,8 +196,8 @@ fn scheduler(no_bpf: bool) -> Check {
 
 /// The types used to follow children: the given ones, otherwise the kernel's.
 fn btf(given: Option<&Btf>) -> Check {
-    let check = Check::new("btf", "kernel type information (BTF)", State::Ok);
-    let none = Check { state: State::Optional, ..check.clone() };
+    let check = Check::new("btf", "kernel type information (BTF)", CheckResult::Ok);
+    let none = Check { state: CheckResult::Optional, ..check.clone() };
     match (given, Btf::of_kernel()) {
         (Some(btf), _) => check.detail(&format!("from {}, as requested", btf.path.display())),
         (None, Some(Ok(_))) => check,
@@ -201,16 +210,16 @@ fn btf(given: Option<&Btf>) -> Check {
 
 /// What the kernel was built without, if its configuration is available.
 pub fn config(kconfig: Option<&Kconfig>) -> Check {
-    let check = Check::new("config", "kernel configuration", State::Ok);
+    let check = Check::new("config", "kernel configuration", CheckResult::Ok);
     let Some(kconfig) = kconfig else {
-        return Check { state: State::Optional, ..check }
+        return Check { state: CheckResult::Optional, ..check }
             .detail("not available (no /proc/config.gz, no file in /boot); used only to explain failures");
     };
     let path = kconfig.path.display();
     let off: Vec<String> = kconfig.off().map(|(option, what)| format!("{option} ({what})")).collect();
     match off.is_empty() {
         true => check.detail(&format!("all options used are enabled according to {path}")),
-        false => Check { state: State::Optional, ..check }
+        false => Check { state: CheckResult::Optional, ..check }
             .detail(&format!("disabled according to {path}: {}", off.join(", ")))
             .mend("if a check above failed, use a kernel built with these options"),
     }
@@ -300,17 +309,13 @@ fn perf_link(prog: &OwnedFd, event: &OwnedFd) -> Result<OwnedFd, Errno> {
 
 /// The program also loads on kernels that cannot attach it; only the link shows whether they can.
 fn uprobe_multi(offset: u64) -> Result<OwnedFd, Errno> {
-    let prog = program(sys::BPF_PROG_TYPE_KPROBE, sys::BPF_TRACE_UPROBE_MULTI)?;
-    let offsets = [offset];
-    let mut opts =
-        sys::bpf_link_create_opts { sz: size_of::<sys::bpf_link_create_opts>() as _, ..Default::default() };
-    opts.__bindgen_anon_1.uprobe_multi = sys::bpf_link_create_opts__bindgen_ty_1__bindgen_ty_3 {
-        cnt: 1,
-        path: SELF.as_ptr(),
-        offsets: offsets.as_ptr(),
-        pid: std::process::id(),
-        ..Default::default()
-    };
-    // SAFETY: path and offsets outlive the call; the options have the size they state.
-    owned(unsafe { sys::bpf_link_create(prog.as_raw_fd(), 0, sys::BPF_TRACE_UPROBE_MULTI, &raw const opts) })
+    let errno = |e: std::io::Error| e.raw_os_error().unwrap_or(libc::EINVAL);
+    let program = multi::empty().map_err(errno)?;
+    let link = multi::link(program.as_fd(), "/proc/self/exe", offset, false, std::process::id());
+    match (link, multi::links_work()) {
+        (Ok(link), true) => Ok(link),
+        // It filters by thread instead of process (6.6 to 6.9).
+        (Ok(_), false) => Err(libc::EINVAL),
+        (Err(e), _) => Err(errno(e)),
+    }
 }

@@ -9,6 +9,7 @@ pub mod checkup;
 pub mod error;
 pub mod event;
 pub mod features;
+mod multi;
 pub mod object;
 pub mod perf;
 pub mod pmc;

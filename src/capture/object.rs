@@ -5,14 +5,15 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut};
+use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle, OpenObject, ProgramAttachType, ProgramMut};
 
 use crate::capture::event::{COUNTERS, KINDS};
-use crate::capture::pmc::follow::Shared;
+use crate::capture::pmc::follow::SharedCounters;
 use crate::capture::skel::ops::{OpsSkel, OpsSkelBuilder};
-use crate::capture::skel::types::{ev_counter, knobs};
-use crate::capture::source::{EventStats, Knobs, Structure};
+use crate::capture::skel::types::{ev_counter, ops_constants};
+use crate::capture::source::{CaptureOptions, EventStats, Structure};
 use crate::capture::structure::Reading;
+use crate::engine::backends::CPU_GUID;
 use crate::engine::probes::Prog;
 
 /// Maps that all objects of a recording share.
@@ -33,21 +34,23 @@ const ENGINES: usize = 16;
 /// Attempts to load; in each, libbpf tries each program five times.
 const TRIES: u32 = 10;
 
-pub struct Loaded {
+pub struct LoadedObject {
     skel: OpsSkel<'static>,
 }
 
-fn fill(k: &mut knobs, knobs: &Knobs, reading: &Reading) {
+fn fill(k: &mut ops_constants, options: &CaptureOptions, reading: &Reading) {
     let l = &reading.layout;
     k.engine = reading.engine.into();
-    k.pbuf = knobs.pbuf.into();
-    k.str = match knobs.structure {
+    k.pbuf = options.pbuf.into();
+    k.str = match options.structure {
         Structure::Off => 0,
         Structure::Changes => 1,
         Structure::EveryHit => 2,
     };
-    k.nodes = u32::from(knobs.structure == Structure::Changes);
-    k.wake_bytes = knobs.wake();
+    k.nodes = u32::from(options.structure == Structure::Changes);
+    // Verifying this takes as long as all the rest.
+    k.offload = k.nodes & u32::from(reading.devices);
+    k.wake_bytes = options.wake();
     k.batch_on_stack = u32::from(cfg!(target_arch = "x86_64"));
     k.tensor_len = l.tensor_bytes();
     k.type_off = l.type_off;
@@ -66,28 +69,31 @@ fn fill(k: &mut knobs, knobs: &Knobs, reading: &Reading) {
     k.uid_off = l.uid_off.unwrap_or(0);
     k.n_threads_off = l.n_threads_off;
     k.guid_off = l.guid_off.map_or(0, |o| o + 1);
+    k.cpu_guid = u64::from_ne_bytes(CPU_GUID);
     k.op_unary = reading.unary;
     k.op_glu = reading.glu;
     k.data_off = l.data_off;
     // No engine has MUL_MAT_ID as number 0, which is NONE.
-    (k.op_experts, k.type_i32) = reading.experts.filter(|_| knobs.experts).unwrap_or((0, 0));
+    (k.op_experts, k.type_i32) = reading.experts.filter(|_| options.experts).unwrap_or((0, 0));
 }
 
-impl Loaded {
-    /// Opens, configures and loads. With `maps` the object shares them; without, it creates its own. If a signal
-    /// arrives, the kernel aborts verification (EAGAIN); the load is then retried from the start.
+impl LoadedObject {
+    /// Opens, configures and loads. With `maps` the object shares them; without, it creates its own. With `links` the
+    /// programs can be attached by uprobe_multi links. If a signal arrives, the kernel aborts verification (EAGAIN); the
+    /// load is then retried from the start.
     ///
     /// # Errors
     /// The kernel refuses, or has aborted every attempt.
     pub fn load(
-        knobs: &Knobs,
+        options: &CaptureOptions,
         reading: &Reading,
         maps: Option<&Maps>,
-        counters: Option<&Shared>,
-    ) -> libbpf_rs::Result<Loaded> {
+        counters: Option<&SharedCounters>,
+        links: bool,
+    ) -> libbpf_rs::Result<LoadedObject> {
         let mut tries = TRIES;
         loop {
-            let loaded = Loaded::load_once(knobs, reading, maps, counters);
+            let loaded = LoadedObject::load_once(options, reading, maps, counters, links);
             tries -= 1;
             match loaded {
                 Err(e) if tries > 0 && e.kind() == libbpf_rs::ErrorKind::WouldBlock => {}
@@ -97,22 +103,27 @@ impl Loaded {
     }
 
     fn load_once(
-        knobs: &Knobs,
+        options: &CaptureOptions,
         reading: &Reading,
         maps: Option<&Maps>,
-        counters: Option<&Shared>,
-    ) -> libbpf_rs::Result<Loaded> {
+        counters: Option<&SharedCounters>,
+        links: bool,
+    ) -> libbpf_rs::Result<LoadedObject> {
         // The skeleton borrows its object's storage; objects live as long as the recording, and there are few.
         let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = OpsSkelBuilder::default().open(storage)?;
         if let Some(data) = open.maps.rodata_data.as_deref_mut() {
-            fill(&mut data.k, knobs, reading);
+            fill(&mut data.k, options, reading);
             if let Some(c) = counters {
                 (data.k.n_pmc, data.k.pmc_switches, data.k.pmc_migrations) = (c.n, c.switches, c.migrations);
             }
         }
+        if links {
+            let programs = open.open_object_mut().progs_mut();
+            programs.for_each(|mut p| p.set_attach_type(ProgramAttachType::TraceUprobeMulti));
+        }
         // Even an unused ring must be at least one page.
-        let entries = if knobs.pbuf { crate::capture::transport::ring_bytes(0) } else { knobs.buffer };
+        let entries = if options.pbuf { crate::capture::transport::ring_bytes(0) } else { options.buffer() };
         open.maps.events.set_max_entries(entries)?;
         if let Some(m) = maps {
             open.maps.events.reuse_fd(m.events.as_fd())?;
@@ -130,7 +141,7 @@ impl Loaded {
             open.maps.settings.reuse_fd(c.settings.as_fd())?;
         }
         crate::host::pulse::slow();
-        Ok(Loaded { skel: open.load()? })
+        Ok(LoadedObject { skel: open.load()? })
     }
 
     /// Handles to the maps that this object created.
@@ -159,6 +170,7 @@ impl Loaded {
             Prog::SchedExit => &p.sched_exit,
             Prog::SplitEnter => &p.split_enter,
             Prog::SplitExit => &p.split_exit,
+            Prog::NodeEnter => &p.node_enter,
             Prog::GraphEnter => &p.graph_enter,
             Prog::GraphExit => &p.graph_exit,
             Prog::Op => &p.op_enter,

@@ -13,9 +13,9 @@ use libbpf_rs::{Link, MapCore, MapFlags, OpenObject};
 use crate::capture::object::Maps;
 use crate::capture::skel::process::ProcessSkelBuilder;
 use crate::capture::skel::process_tp::ProcessTpSkelBuilder;
-use crate::capture::source::Knobs;
-use crate::host::btf::{Btf, Task};
-use crate::host::diagnose::{self, Act};
+use crate::capture::source::CaptureOptions;
+use crate::host::btf::{Btf, TaskOffsets};
+use crate::host::diagnose::{Act, KernelError};
 use crate::host::tracepoint;
 
 /// Makes an object use the maps of the recording, whichever object created them.
@@ -41,42 +41,66 @@ pub struct Following {
 }
 
 /// Result of [`follow`].
-pub struct Outcome {
+pub struct FollowOutcome {
     /// The layout of task_struct that a trial confirmed for this kernel.
-    pub task: Option<Task>,
-    pub following: Result<Following, String>,
+    pub task: Option<TaskOffsets>,
+    pub following: Result<Following, FollowError>,
     /// Why an existing BTF was not used.
     pub passed_over: Vec<String>,
 }
 
-/// Follows by the given BTF, otherwise by the kernel's own, otherwise by the formats in tracefs.
-pub fn follow(maps: &Maps, knobs: &Knobs, given: Option<&Btf>) -> Outcome {
-    let mut passed_over = Vec::new();
-    for btf in given.cloned().map(Ok).into_iter().chain(Btf::of_kernel()) {
-        let tried = btf.map_err(|e| e.to_string()).and_then(|btf| {
-            let name = btf.path.display();
-            match by_task(maps, knobs, btf.task) {
-                Ok(links) => {
-                    Ok((btf.task, Following { by: format!("task_struct as in {name}"), _links: links }))
-                }
-                Err(why) => Err(format!("{name} is not used: {why}")),
-            }
-        });
-        match tried {
-            Ok((task, following)) => {
-                return Outcome { task: Some(task), following: Ok(following), passed_over };
-            }
-            Err(why) => passed_over.push(why),
-        }
-    }
-    let links = by_format(maps, knobs);
-    let following = links.map(|links| Following { by: "formats of tracefs".into(), _links: links });
-    Outcome { task: None, following, passed_over }
+/// Why processes cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum FollowError {
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The recording's maps cannot be shared.
+    #[error(transparent)]
+    Maps(libbpf_rs::Error),
+    #[error("cannot create a memory file: {0}")]
+    MemoryFile(#[source] io::Error),
+    #[error("cannot start a test thread: {0}")]
+    Thread(#[source] io::Error),
+    #[error("the test thread died")]
+    ThreadDied,
+    #[error(
+        "it is not of the running kernel (its layout gives wrong IDs for our own thread); use the one from this \
+         exact build"
+    )]
+    OtherKernel,
+    #[error("the kernel did not report a fork of our own (are we in a PID namespace?)")]
+    Unreported,
+    #[error("tracefs has no sched_process_fork event: {0}")]
+    NoEvent(#[source] io::Error),
 }
 
-fn by_task(maps: &Maps, knobs: &Knobs, task: Task) -> Result<[Link; 2], String> {
-    let failed = |act| move |e: libbpf_rs::Error| diagnose::explain(act, &e);
-    let types = anonymous_file(&task.to_btf()).map_err(|e| format!("cannot create a memory file: {e}"))?;
+/// Follows by the given BTF, otherwise by the kernel's own, otherwise by the formats in tracefs.
+pub fn follow(maps: &Maps, options: &CaptureOptions, given: Option<&Btf>) -> FollowOutcome {
+    let mut passed_over = Vec::new();
+    for btf in given.cloned().map(Ok).into_iter().chain(Btf::of_kernel()) {
+        let (name, task) = match &btf {
+            Ok(btf) => (btf.path.display(), btf.task),
+            Err(why) => {
+                passed_over.push(why.to_string());
+                continue;
+            }
+        };
+        match by_task(maps, options, task) {
+            Ok(links) => {
+                let following = Following { by: format!("task_struct as in {name}"), _links: links };
+                return FollowOutcome { task: Some(task), following: Ok(following), passed_over };
+            }
+            Err(why) => passed_over.push(format!("{name} is not used: {why}")),
+        }
+    }
+    let links = by_format(maps, options);
+    let following = links.map(|links| Following { by: "formats of tracefs".into(), _links: links });
+    FollowOutcome { task: None, following, passed_over }
+}
+
+fn by_task(maps: &Maps, options: &CaptureOptions, task: TaskOffsets) -> Result<[Link; 2], FollowError> {
+    let failed = |act| move |e| KernelError::libbpf(act, e);
+    let types = anonymous_file(&task.to_btf()).map_err(FollowError::MemoryFile)?;
     let mut storage = MaybeUninit::<OpenObject>::uninit();
     let mut builder = ProcessSkelBuilder::default();
     let path = format!("/proc/self/fd/{}", types.as_raw_fd());
@@ -85,7 +109,7 @@ fn by_task(maps: &Maps, knobs: &Knobs, task: Task) -> Result<[Link; 2], String> 
     // SAFETY: takes no argument and cannot fail.
     let own_tid = unsafe { libc::gettid() } as u32;
     if let Some(data) = open.maps.rodata_data.as_deref_mut() {
-        (data.k.pbuf, data.k.wake_bytes, data.k.own_tid) = (knobs.pbuf.into(), knobs.wake(), own_tid);
+        (data.k.pbuf, data.k.wake_bytes, data.k.own_tid) = (options.pbuf.into(), options.wake(), own_tid);
     }
     share!(open.maps, maps).map_err(failed(Act::Map))?;
     let skel = open.load().map_err(failed(Act::Load))?;
@@ -97,11 +121,11 @@ fn by_task(maps: &Maps, knobs: &Knobs, task: Task) -> Result<[Link; 2], String> 
 }
 
 /// Starts and ends a thread. Returns its id.
-fn fork_a_thread() -> Result<u32, String> {
+fn fork_a_thread() -> Result<u32, FollowError> {
     // SAFETY: takes no argument and cannot fail.
     let thread = std::thread::Builder::new().spawn(|| unsafe { libc::gettid() } as u32);
-    let number = thread.map_err(|e| format!("cannot start a test thread: {e}"))?.join();
-    number.map_err(|_| "the test thread died".to_owned())
+    let number = thread.map_err(FollowError::Thread)?.join();
+    number.map_err(|_| FollowError::ThreadDied)
 }
 
 /// What was read of one of our own forks (struct trial in src/bpf/process.bpf.c), or the true values: thread and
@@ -125,31 +149,26 @@ impl Trial {
     }
 }
 
-fn judge(fact: Trial, read: Option<Trial>) -> Result<(), String> {
+fn judge(fact: Trial, read: Option<Trial>) -> Result<(), FollowError> {
     match read {
         Some(read) if read == fact => Ok(()),
-        Some(_) => {
-            Err("it is not of the running kernel (its layout gives wrong IDs for our own thread); use the \
-                one from this exact build"
-                .into())
-        }
-        None => Err("the kernel did not report a fork of our own (are we in a PID namespace?)".into()),
+        Some(_) => Err(FollowError::OtherKernel),
+        None => Err(FollowError::Unreported),
     }
 }
 
-fn by_format(maps: &Maps, knobs: &Knobs) -> Result<[Link; 2], String> {
-    let failed = |act| move |e: libbpf_rs::Error| diagnose::explain(act, &e);
-    let child_off =
-        tracepoint::fork_child().map_err(|e| format!("tracefs has no sched_process_fork event: {e}"))?;
+fn by_format(maps: &Maps, options: &CaptureOptions) -> Result<[Link; 2], FollowError> {
+    let failed = |act| move |e| KernelError::libbpf(act, e);
+    let child_off = tracepoint::fork_child().map_err(FollowError::NoEvent)?;
     let mut storage = MaybeUninit::<OpenObject>::uninit();
     let mut open = ProcessTpSkelBuilder::default().open(&mut storage).map_err(failed(Act::Load))?;
     if let Some(data) = open.maps.rodata_data.as_deref_mut() {
-        (data.k.pbuf, data.k.wake_bytes, data.k.child_off) = (knobs.pbuf.into(), knobs.wake(), child_off);
+        (data.k.pbuf, data.k.wake_bytes, data.k.child_off) = (options.pbuf.into(), options.wake(), child_off);
     }
     share!(open.maps, maps).map_err(failed(Act::Map))?;
     let skel = open.load().map_err(failed(Act::Load))?;
     let attached = || Ok([skel.progs.event_fork.attach()?, skel.progs.event_exit.attach()?]);
-    attached().map_err(failed(Act::Probe))
+    Ok(attached().map_err(failed(Act::Probe))?)
 }
 
 /// An in-memory file with these bytes, which exists while it is open.
@@ -172,11 +191,10 @@ mod tests {
     #[test]
     fn only_the_whole_truth_passes() {
         let fact = Trial { parent: [10, 10], child: [12, 10] };
-        assert_eq!(judge(fact, Some(fact)), Ok(()));
-        let says = |read| judge(fact, read).expect_err("not the truth");
-        assert!(says(None).contains("did not report"));
+        judge(fact, Some(fact)).expect("the truth");
+        assert!(matches!(judge(fact, None), Err(FollowError::Unreported)));
         for wrong in [Trial { child: [10, 12], ..fact }, Trial { parent: [0, 10], ..fact }] {
-            assert!(says(Some(wrong)).contains("not of the running kernel"));
+            assert!(matches!(judge(fact, Some(wrong)), Err(FollowError::OtherKernel)));
         }
         let bytes = [1u32, 10, 10, 12, 10].map(u32::to_ne_bytes);
         assert_eq!(Trial::of_bytes(bytes.as_flattened()), Some(fact));

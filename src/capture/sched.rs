@@ -9,17 +9,18 @@ use std::os::fd::AsFd;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, OpenObject};
 
+use crate::capture::error::SchedError;
 use crate::capture::event::{self, FLAG_CUT, Head, OffCpuEvent, STATE_NEW};
 use crate::capture::object::{self, Maps};
 use crate::capture::process::share;
 use crate::capture::skel::sched::{SchedSkel, SchedSkelBuilder};
 use crate::capture::skel::types::{ev_answer, ev_kind, ev_phase};
-use crate::capture::source::{FeatureStatus, Guard, Knobs, Sink};
-use crate::host::btf::Task;
-use crate::host::diagnose::{self, Act};
-use crate::host::kallsyms::{self, Place};
+use crate::capture::source::{CaptureOptions, FeatureStatus, Guard, Sink};
+use crate::host::btf::TaskOffsets;
+use crate::host::diagnose::{Act, KernelError};
+use crate::host::kallsyms::{self, KernelFunction};
 use crate::host::{tracepoint, usage};
-use pfi::record::{Answer, Availability, OffCpu};
+use pfi::record::{Availability, OffCpu, Tristate};
 use pfi::{Encoder, WriteError};
 
 /// Its name in the trace.
@@ -39,13 +40,13 @@ pub struct Scheduler {
     blind: String,
 }
 
-/// Offsets of the fields read, in the order of the programs' knobs.
-fn offsets() -> Result<[u32; 6], String> {
+/// Offsets of the fields read, in the order of the programs' constants.
+fn offsets() -> Result<[u32; 6], SchedError> {
     let field = |category, event, field| {
         tracepoint::field_offset(category, event, field)
-            .map_err(|e| format!("tracefs does not have the event {event}: {e}"))
+            .map_err(|source| SchedError::NoEvent { event, source })
     };
-    tracepoint::ensure_mounted().map_err(|e| format!("tracefs cannot be mounted: {e}"))?;
+    tracepoint::ensure_mounted().map_err(SchedError::Mount)?;
     let switch = |name| field("sched", "sched_switch", name);
     let task = |name| field("task", "task_newtask", name);
     let pid = field("sched", "sched_wakeup", "pid")?;
@@ -60,7 +61,7 @@ fn offsets() -> Result<[u32; 6], String> {
 }
 
 /// Addresses of [`PLACES`], and the reason if they are unknown; empty if the first two are known.
-fn places() -> ([Place; 3], String) {
+fn places() -> ([KernelFunction; 3], String) {
     match kallsyms::places(PLACES) {
         Ok(places) if places[0].len > 0 && places[1].len > 0 => (places, String::new()),
         Ok(places) => {
@@ -74,8 +75,8 @@ fn places() -> ([Place; 3], String) {
 /// Whether the kernel has what is needed: Ok says why page faults and block I/O are not identified; empty if they are.
 ///
 /// # Errors
-/// A message that says what is missing.
-pub fn offered() -> Result<String, String> {
+/// What is missing.
+pub fn offered() -> Result<String, SchedError> {
     offsets().map(|_| places().1)
 }
 
@@ -84,9 +85,13 @@ impl Scheduler {
     /// not see.
     ///
     /// # Errors
-    /// A message that says what is missing.
-    pub fn load(maps: &Maps, knobs: &Knobs, task: Option<Task>) -> Result<Scheduler, String> {
-        let failed = |act| move |e: libbpf_rs::Error| diagnose::explain(act, &e);
+    /// What is missing.
+    pub fn load(
+        maps: &Maps,
+        options: &CaptureOptions,
+        task: Option<TaskOffsets>,
+    ) -> Result<Scheduler, SchedError> {
+        let failed = |act| move |e| KernelError::libbpf(act, e);
         let at = offsets()?;
         let (places, blind) = places();
         // The skeleton borrows its object's storage, and lives as long as the recording.
@@ -94,7 +99,7 @@ impl Scheduler {
         let mut open = SchedSkelBuilder::default().open(storage).map_err(failed(Act::Load))?;
         if let Some(data) = open.maps.rodata_data.as_deref_mut() {
             let k = &mut data.k;
-            (k.pbuf, k.wake_bytes) = (knobs.pbuf.into(), knobs.wake());
+            (k.pbuf, k.wake_bytes) = (options.pbuf.into(), options.wake());
             k.ran_off = task.and_then(|t| t.ran).unwrap_or(0);
             [
                 k.prev_state_off,
@@ -117,7 +122,7 @@ impl Scheduler {
 
     /// Starts watching. Existing threads must be added afterwards ([`Scheduler::follow`]); new ones are seen when
     /// they start.
-    pub fn watch(&mut self) -> Result<(), String> {
+    pub fn watch(&mut self) -> Result<(), KernelError> {
         let p = &self.skel.progs;
         // Thread starts last: a thread is useless if the rest of its life is not seen.
         for program in [&p.switches, &p.waking, &p.wakes, &p.wakes_new, &p.begins] {
@@ -125,7 +130,7 @@ impl Scheduler {
                 Ok(link) => self.links.push(link),
                 Err(e) => {
                     self.links.clear();
-                    return Err(diagnose::explain(Act::Probe, &e));
+                    return Err(KernelError::libbpf(Act::Probe, e));
                 }
             }
         }
@@ -220,11 +225,11 @@ fn cut(value: &[u8], end: u64) -> Option<OffCpuEvent> {
     (u32::from(offcpu.phase) == ev_phase::PHASE_OFFCPU.0).then_some(offcpu)
 }
 
-fn answer(a: u8) -> Answer {
+fn answer(a: u8) -> Tristate {
     match ev_answer(a.into()) {
-        ev_answer::ANSWER_YES => Answer::Yes,
-        ev_answer::ANSWER_NO => Answer::No,
-        _ => Answer::Unknown,
+        ev_answer::ANSWER_YES => Tristate::Yes,
+        ev_answer::ANSWER_NO => Tristate::No,
+        _ => Tristate::Unknown,
     }
 }
 

@@ -7,8 +7,9 @@ use std::rc::Rc;
 use std::thread::{self, Builder};
 use std::time::Duration;
 
-use crate::capture::backend::Backend;
-use crate::capture::source::{Knobs, Source, Structure};
+use crate::capture::backend::CaptureBackend;
+use crate::capture::error::RecordError;
+use crate::capture::source::{CaptureOptions, FeatureStatus, Source, Structure};
 use crate::host::{machine, usage};
 use pfi::record::Availability;
 
@@ -17,36 +18,57 @@ use pfi::record::Availability;
 const ROUNDS: usize = 512;
 const BATCHES: usize = 4;
 /// Buffer size, bytes. The buffer is emptied after each batch.
-const BUFFER: u32 = 1 << 18;
+const BUFFER: u64 = 1 << 18;
+
+/// Why the cost is unknown.
+#[derive(Debug, thiserror::Error)]
+pub enum SchedCostError {
+    #[error(transparent)]
+    Source(#[from] RecordError),
+    #[error("{}", .0.why)]
+    Unwatched(FeatureStatus),
+    #[error("cannot measure two alternating threads: {0}")]
+    Threads(#[from] io::Error),
+    #[error("context switches took no longer while traced: the machine is too busy to measure")]
+    Busy,
+}
 
 /// Additional nanoseconds of a switch-out and switch-in with the scheduler's programs.
 ///
 /// # Errors
-/// A message that says what is missing.
-pub fn price(backend: &Backend) -> Result<f64, String> {
+/// What is missing.
+pub fn price(backend: &CaptureBackend) -> Result<f64, SchedCostError> {
     let structure = Structure::Off;
-    let knobs = Knobs { pbuf: false, buffer: BUFFER, structure, experts: false, sched: true, own: true };
-    let mut source = backend.open(knobs, None, None, Rc::new(RefCell::new(|_: &[u8]| {})));
+    let options = CaptureOptions {
+        pbuf: false,
+        buffer_bytes: BUFFER,
+        structure,
+        experts: false,
+        sched: true,
+        own: true,
+        few: true,
+    };
+    let mut source = backend.open(options, None, None, Rc::new(RefCell::new(|_: &[u8]| {})));
     source.add_target(std::process::id());
     let before = round(&mut *source)?;
-    source.start().map_err(|e| e.to_string())?;
+    source.start()?;
     if let Some(none) = source.scheduler().filter(|s| s.state == Availability::None) {
-        return Err(none.why);
+        return Err(SchedCostError::Unwatched(none));
     }
     let watched = round(&mut *source)?;
     source.leave_processes();
     let bare = before.min(round(&mut *source)?);
     match watched.checked_sub(bare) {
         Some(more @ 1..) => Ok(more as f64 / 2.0),
-        _ => Err("context switches took no longer while traced: the machine is too busy to measure".into()),
+        _ => Err(SchedCostError::Busy),
     }
 }
 
 /// Nanoseconds of an undisturbed round.
-fn round(source: &mut dyn Source) -> Result<u64, String> {
+fn round(source: &mut dyn Source) -> io::Result<u64> {
     let mut all = [0; ROUNDS * BATCHES];
     for batch in all.chunks_mut(ROUNDS) {
-        rounds(batch).map_err(|e| format!("cannot measure two alternating threads: {e}"))?;
+        rounds(batch)?;
         source.poll(Duration::ZERO);
     }
     all.sort_unstable();

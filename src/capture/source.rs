@@ -1,19 +1,22 @@
 //! Where a recording's events come from. Both backends produce the same events (`event`), so later stages need not
 //! know which one is used.
 
-use crate::engine::probes::Prog;
+use crate::engine::probes::{Prog, Role};
 use std::cell::RefCell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::capture::error::RecordError;
+use crate::capture::error::{ProbeError, RecordError, SchedError};
 use crate::capture::event::{COUNTERS, KINDS};
 use crate::capture::structure::Reading;
+use crate::capture::transport;
 use pfi::record::Availability;
+use serde::{Deserialize, Serialize};
 
 /// The requested backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BackendChoice {
     /// BPF programs, or perf events if this kernel has no bpf().
     Auto,
@@ -31,13 +34,14 @@ pub enum Structure {
     EveryHit,
 }
 
-/// Knobs of a recording that are the same for all its engines.
-#[derive(Debug, Clone, Copy)]
-pub struct Knobs {
+/// What is captured and how, the same for all engines of a recording. What the BPF programs need of it becomes their
+/// constants (`struct ops_constants` in src/bpf/base.h).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CaptureOptions {
     /// One buffer per CPU instead of the ring buffer.
     pub pbuf: bool,
-    /// Kernel-side buffer size, bytes (a power of two); per CPU if each CPU has one.
-    pub buffer: u32,
+    /// Requested size of the kernel-side buffer; per CPU if each CPU has one.
+    pub buffer_bytes: u64,
     pub structure: Structure,
     /// Send the ids of the experts that each layer uses.
     pub experts: bool,
@@ -45,12 +49,19 @@ pub struct Knobs {
     pub sched: bool,
     /// Probe only the calling thread: to measure the cost of a probe.
     pub own: bool,
+    /// Few processes are expected: use probes that are removed quickly but need one kernel object per process.
+    pub few: bool,
 }
 
-impl Knobs {
+impl CaptureOptions {
+    /// Actual size of that buffer, bytes.
+    pub fn buffer(&self) -> u32 {
+        transport::ring_bytes(self.buffer_bytes)
+    }
+
     /// Bytes waiting in the buffer at which the recorder is woken.
     pub fn wake(&self) -> u32 {
-        self.buffer / 4
+        self.buffer() / 4
     }
 }
 
@@ -79,7 +90,7 @@ pub trait Source {
     /// A recorded process may have threads that were started before this could be seen.
     fn meet(&mut self, _pid: u32) {}
 
-    /// Status of [`Knobs::sched`]; None if it was not requested.
+    /// Status of [`CaptureOptions::sched`]; None if it was not requested.
     fn scheduler(&self) -> Option<FeatureStatus> {
         None
     }
@@ -92,8 +103,8 @@ pub trait Source {
     /// Resumes watching the scheduler, with the threads of these processes. In effect when it returns.
     ///
     /// # Errors
-    /// A message that says why this is not possible; the scheduler is then not watched.
-    fn watch(&mut self, _pids: &[u32]) -> Result<(), String> {
+    /// Why this is not possible; the scheduler is then not watched.
+    fn watch(&mut self, _pids: &[u32]) -> Result<(), Arc<SchedError>> {
         Ok(())
     }
 
@@ -136,7 +147,7 @@ pub trait Source {
 /// A probe placed in a file. Removed when dropped.
 pub trait Probe: Send {
     /// Adds it to the memory of a process. No error if the process has ended. Err says what is missing.
-    fn enter(&mut self, _pid: u32) -> Result<(), String> {
+    fn enter(&mut self, _pid: u32) -> Result<(), ProbeError> {
         Ok(())
     }
 
@@ -152,10 +163,26 @@ pub trait Probe: Send {
 /// Places probes of one engine.
 pub trait Prober {
     /// Places a probe at an offset of a file. Err says what is missing.
-    fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Probe>, String>;
+    fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Probe>, ProbeError>;
+
+    /// Whether this source can record what a role shows.
+    fn takes(&self, _role: Role) -> bool {
+        true
+    }
+
+    /// Whether the kernel removes a breakpoint that a forked child inherits at its first hit there, unless the child
+    /// is probed itself. Its absence shows that the child has run this code.
+    fn clears_inherited(&self) -> bool {
+        true
+    }
+
+    /// Places breakpoints that no program runs at, but whose inherited copies are removed.
+    fn place_markers(&self, _sites: &[(PathBuf, u64)]) -> Result<Vec<Box<dyn Probe>>, ProbeError> {
+        Ok(Vec::new())
+    }
 
     /// Places a probe that does nothing, to measure the kernel's own cost. None: there is no such probe.
-    fn place_empty(&self, _file: &Path, _offset: u64) -> Option<Result<Box<dyn Probe>, String>> {
+    fn place_empty(&self, _file: &Path, _offset: u64) -> Option<Result<Box<dyn Probe>, ProbeError>> {
         None
     }
 

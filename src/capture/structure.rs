@@ -25,16 +25,17 @@ pub const TYPES_PER_ENGINE: u16 = 256;
 /// Maximum number of engines in a recording, so that the ids above fit in 16 bits.
 pub const MAX_ENGINES: usize = 15;
 
-/// A tensor as last seen.
+/// A tensor as last read from the target's memory. Not yet a [`pfi::record::Tensor`]: its sources are addresses, which
+/// become ids when the trace needs them.
 #[derive(Clone, Copy)]
-pub struct Desc {
+pub struct TargetTensor {
     /// Id in the trace, see [`OPS_PER_ENGINE`].
     pub op: u16,
     pub ty: u16,
     pub flags: u32,
     pub ne: [u64; 4],
-    nb: [u64; 4],
-    contiguous: bool,
+    /// Strides, if it is not contiguous.
+    nb: Option<[u64; 4]>,
     src: [u64; MAX_SRC],
     view_src: u64,
     name: [u8; MAX_NAME],
@@ -43,7 +44,7 @@ pub struct Desc {
     pub nop: bool,
 }
 
-impl Desc {
+impl TargetTensor {
     /// The name's bytes, as the target holds them.
     pub fn name(&self) -> &[u8] {
         &self.name[..(self.name_len as usize).min(MAX_NAME)]
@@ -57,6 +58,8 @@ pub struct Reading {
     pub layout: Layout,
     pub unary: u32,
     pub glu: u32,
+    /// The engine has code for a device, so that there may be splits on other backends than the CPU's.
+    pub devices: bool,
     /// Number of MUL_MAT_ID, and of the type of its ids.
     pub experts: Option<(u32, u32)>,
     n_ops: u32,
@@ -80,6 +83,7 @@ impl Reading {
         Reading {
             engine,
             layout,
+            devices: false,
             unary: number("UNARY"),
             glu: number("GLU"),
             experts: tables.op("MUL_MAT_ID").zip(i32_type),
@@ -101,7 +105,7 @@ impl Reading {
     }
 
     /// Reads a raw `ggml_tensor` (at least up to its name). Err says which sanity check failed.
-    pub fn tensor(&self, raw: &[u8]) -> Result<Desc, Unreadable> {
+    pub fn tensor(&self, raw: &[u8]) -> Result<TargetTensor, Unreadable> {
         let l = &self.layout;
         let u32_at = |off: u32| {
             raw.get(off as usize..off as usize + 4)
@@ -120,24 +124,24 @@ impl Reading {
         if block == 0 {
             return Err(Unreadable::Type(ty));
         }
-        let mut d = Desc {
+        let mut d = TargetTensor {
             op: self.engine * OPS_PER_ENGINE + self.op_id(op, u32_at(l.op_params_off).unwrap_or(0)),
             ty: self.engine * TYPES_PER_ENGINE + ty as u16,
             flags: l.flags_off.and_then(u32_at).unwrap_or(0),
             ne: [0; 4],
-            nb: [0; 4],
-            contiguous: true,
+            nb: None,
             src: [0; MAX_SRC],
             view_src: u64_at(l.view_src_off).ok_or(short)?,
             name: [0; MAX_NAME],
             name_len: 0,
             nop: self.nops.get(op as usize).is_some_and(|n| n.0),
         };
-        for i in 0..4 {
-            d.ne[i] = u64_at(l.ne_off + 8 * i as u32).ok_or(short)?;
-            d.nb[i] = u64_at(l.nb_off + 8 * i as u32).ok_or(short)?;
-            if d.ne[i] > 1 << 48 {
-                return Err(Unreadable::Dim(d.ne[i]));
+        let mut nb = [0; 4];
+        for (at, (ne, nb)) in (0..).step_by(8).zip(d.ne.iter_mut().zip(&mut nb)) {
+            *ne = u64_at(l.ne_off + at).ok_or(short)?;
+            *nb = u64_at(l.nb_off + at).ok_or(short)?;
+            if *ne > 1 << 48 {
+                return Err(Unreadable::Dim(*ne));
             }
         }
         for (i, s) in d.src.iter_mut().enumerate().take(l.n_src as usize) {
@@ -148,7 +152,7 @@ impl Reading {
         let len = name.iter().position(|&b| b == 0).unwrap_or(name.len());
         d.name[..len].copy_from_slice(&name[..len]);
         d.name_len = len as u8;
-        d.contiguous = contiguous(&d.ne, &d.nb, block.into(), bytes.into());
+        d.nb = (nb != strides(&d.ne, block.into(), bytes.into())).then_some(nb);
         Ok(d)
     }
 
@@ -168,10 +172,6 @@ fn strides(ne: &[u64; 4], block: u64, bytes: u64) -> [u64; 4] {
     [bytes, row, plane, plane.saturating_mul(ne[2])]
 }
 
-fn contiguous(ne: &[u64; 4], nb: &[u64; 4], block: u64, bytes: u64) -> bool {
-    *nb == strides(ne, block, bytes)
-}
-
 /// Why bytes are not a tensor of this layout.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 pub enum Unreadable {
@@ -188,14 +188,14 @@ pub enum Unreadable {
 struct Slot {
     tgid: u32,
     addr: u64,
-    desc: Desc,
+    desc: TargetTensor,
     id: u32,
     /// `version` for which `id` is valid; 0: never interned.
     fresh: u64,
 }
 
 /// The table: slots in order of arrival, and an open-addressing index of their positions.
-pub struct Structure {
+pub struct TensorTable {
     slots: Vec<Slot>,
     /// Position in `slots` + 1; 0 = free.
     index: Box<[u16]>,
@@ -205,9 +205,9 @@ pub struct Structure {
     pub dropped: u64,
 }
 
-impl Default for Structure {
+impl Default for TensorTable {
     fn default() -> Self {
-        Structure {
+        TensorTable {
             slots: Vec::with_capacity(SLOTS),
             index: vec![0; 2 * SLOTS].into(),
             version: 1,
@@ -216,14 +216,14 @@ impl Default for Structure {
     }
 }
 
-impl Structure {
+impl TensorTable {
     /// Increases whenever any description changes.
     pub fn version(&self) -> u64 {
         self.version
     }
 
     /// Stores the description of the tensor now at an address.
-    pub fn update(&mut self, tgid: u32, addr: u64, desc: Desc) {
+    pub fn update(&mut self, tgid: u32, addr: u64, desc: TargetTensor) {
         self.version += 1;
         match self.find(tgid, addr) {
             Ok(i) => {
@@ -239,7 +239,7 @@ impl Structure {
     }
 
     /// What is known about the tensor at an address.
-    pub fn get(&self, tgid: u32, addr: u64) -> Option<&Desc> {
+    pub fn get(&self, tgid: u32, addr: u64) -> Option<&TargetTensor> {
         self.find(tgid, addr).ok().map(|i| &self.slots[i].desc)
     }
 
@@ -304,7 +304,7 @@ impl Structure {
             flags: desc.flags,
             name: desc.name(),
             ne: desc.ne,
-            nb: (!desc.contiguous).then_some(desc.nb),
+            nb: desc.nb,
             src: &src[..n_src],
             view_src,
         })?;

@@ -22,7 +22,7 @@ const EVENTS: usize = 128 << 10;
 /// A channel out of the kernel.
 pub enum Transport {
     Ring { ring: RingBuffer<'static>, wake: OwnedFd },
-    Perf { buffer: PerfBuffer<'static>, order: Rc<RefCell<Order>>, sink: Sink },
+    Perf { buffer: PerfBuffer<'static>, order: Rc<RefCell<SortQueue>>, sink: Sink },
 }
 
 impl Transport {
@@ -38,7 +38,7 @@ impl Transport {
 
     /// Reads the perf buffers of `map`, with `bytes` of memory per CPU.
     pub fn perf(map: &'static MapHandle, bytes: u32, sink: Sink) -> libbpf_rs::Result<Transport> {
-        let order = Rc::new(RefCell::new(Order::default()));
+        let order = Rc::new(RefCell::new(SortQueue::default()));
         let (arrive, sink2) = (order.clone(), sink.clone());
         let pages = (bytes as usize / page_size()).max(1).next_power_of_two();
         let buffer = PerfBufferBuilder::new(map)
@@ -86,20 +86,20 @@ pub fn page_size() -> usize {
 }
 
 /// Events waiting to be sorted: each starts with its time and has a length that is a multiple of eight bytes.
-pub struct Order {
+pub struct SortQueue {
     /// u64, so that every event is aligned.
     arena: Vec<u64>,
     /// Time, position in the arena and length in words.
     events: Vec<(u64, u32, u32)>,
 }
 
-impl Default for Order {
+impl Default for SortQueue {
     fn default() -> Self {
-        Order { arena: Vec::with_capacity(ARENA / 8), events: Vec::with_capacity(EVENTS) }
+        SortQueue { arena: Vec::with_capacity(ARENA / 8), events: Vec::with_capacity(EVENTS) }
     }
 }
 
-impl Order {
+impl SortQueue {
     /// Adds an event; if there is no room, the older half is released first.
     pub(super) fn push(&mut self, bytes: &[u8], sink: &mut dyn FnMut(&[u8])) {
         let words = bytes.len() / 8;
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn events_of_several_cpus_come_out_in_order_of_time() {
-        let mut order = Order::default();
+        let mut order = SortQueue::default();
         let mut seen = Vec::new();
         let mut sink = |b: &[u8]| seen.push(event::time(b).expect("aligned and long enough"));
         for ts in [5, 9, 7, 3, 8, 1] {
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_full_arena_lets_the_older_half_go() {
-        let mut order = Order::default();
+        let mut order = SortQueue::default();
         let mut seen = Vec::new();
         for ts in 0..EVENTS as u64 + 1 {
             order.push(&event(ts), &mut |b| seen.push(event::time(b).expect("an event")));

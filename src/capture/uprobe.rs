@@ -3,70 +3,131 @@
 //!
 //! A definition in tracefs is a probe that any number of perf events can share; each event adds it to one process.
 //! The program is attached to the definition, so another process costs one perf event per probe, and needs no more
-//! than the right to inspect that process. If definitions cannot be written (tracefs is read-only, or not
-//! accessible), each process gets a perf event with its own probe. The effect is the same, but the kernel takes
-//! some 80 ms to remove each one.
+//! than the right to inspect that process. The kernel removes definitions one at a time, some 80 ms each.
+//!
+//! If the kernel has uprobe_multi links and few processes are expected, the first of them get one link each instead:
+//! links are removed concurrently. But the kernel leaves their breakpoints in forked children, where a definition's
+//! are removed at the first hit. One definition without a program, with markers at other instructions of the outer
+//! functions, still shows whether a child ran.
+//!
+//! If definitions cannot be written (tracefs is read-only, or not accessible), each process gets a perf event with
+//! its own probe, which also takes some 80 ms to remove.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::capture::perf::event;
+use crate::capture::error::ProbeError;
+use crate::capture::multi;
+use crate::capture::perf::event::{self, failed};
 use crate::capture::source::{Guard, Probe};
-use crate::host::diagnose::{self, Act};
-use crate::host::privileges;
-use crate::host::tracefs::{Definition, Tracefs};
+use crate::host::diagnose::KernelError;
+use crate::host::tracefs::{Definition, Tracefs, TracefsError};
 
 /// Lowest number for descriptors that should be closed last when a process dies. The kernel closes descriptors in
 /// ascending order, and closing one that holds a definition takes long. The breakpoints should be gone before that.
 const HIGH: libc::c_int = 512;
 
+/// Number of processes that get links. Removing more of them would take longer than removing a definition.
+const LINKED: usize = 4;
+
 /// Places probes.
 pub struct Uprobes {
-    tracefs: Result<Tracefs, String>,
+    tracefs: Result<Tracefs, TracefsError>,
+    links: bool,
 }
 
 impl Uprobes {
-    /// Opens tracefs.
-    pub fn new() -> Uprobes {
+    /// Opens tracefs. With `links`, the kernel has uprobe_multi links and programs are loaded for them.
+    pub fn new(links: bool) -> Uprobes {
         event::allow_files();
-        Uprobes { tracefs: Tracefs::open() }
+        Uprobes { tracefs: Tracefs::open(), links }
     }
 
     /// What is missing for shared probes; None: nothing.
-    pub fn lacks(&self) -> Option<&str> {
-        self.tracefs.as_ref().err().map(String::as_str)
+    pub fn lacks(&self) -> Option<&TracefsError> {
+        self.tracefs.as_ref().err()
     }
 
     /// Whether a process can be probed with no more than the right to inspect it.
     pub fn are_shared(&self) -> bool {
-        self.tracefs.is_ok()
+        self.tracefs.is_ok() && !self.links
     }
 
     /// Places a probe of this program at an offset of a file. It is not in any process's memory yet.
     ///
     /// # Errors
-    /// A message that says what the kernel refuses.
+    /// What the kernel refuses.
     pub fn place(
+        self: &Arc<Self>,
+        program: BorrowedFd<'_>,
+        ret: bool,
+        file: &Path,
+        offset: u64,
+    ) -> Result<Box<dyn Probe>, ProbeError> {
+        if !self.links {
+            return self.share(program, ret, file, offset);
+        }
+        let program = program.try_clone_to_owned().map_err(ProbeError::Descriptor)?;
+        let file = File::open(file).map_err(ProbeError::open(file))?;
+        let uprobes = self.clone();
+        Ok(Box::new(Linked { program, ret, file, offset, links: BTreeMap::new(), uprobes, rest: None }))
+    }
+
+    /// Whether probes are links. The kernel leaves their breakpoints in the children of a process.
+    pub fn are_links(&self) -> bool {
+        self.links
+    }
+
+    /// Places breakpoints without a program. They are one definition, so they are removed together.
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    pub fn place_markers(&self, sites: &[(PathBuf, u64)]) -> Result<Vec<Box<dyn Probe>>, ProbeError> {
+        let open = |path: &Path| File::open(path).map_err(ProbeError::open(path));
+        let Ok(tracefs) = &self.tracefs else {
+            let own = sites.iter().map(|(path, offset)| {
+                let own = Own {
+                    program: None,
+                    ret: false,
+                    file: open(path)?,
+                    offset: *offset,
+                    events: BTreeMap::new(),
+                };
+                Ok(Box::new(own) as Box<dyn Probe>)
+            });
+            return own.collect();
+        };
+        let Some(((path, offset), more)) = sites.split_first() else { return Ok(Vec::new()) };
+        let definition = tracefs.define(&open(path)?, *offset, false, "")?;
+        for (path, offset) in more {
+            tracefs.append(&definition, &open(path)?, *offset)?;
+        }
+        Ok(vec![Box::new(Shared { events: BTreeMap::new(), _holder: None, definition })])
+    }
+
+    /// Places a probe that any number of processes can share.
+    fn share(
         &self,
         program: BorrowedFd<'_>,
         ret: bool,
         file: &Path,
         offset: u64,
-    ) -> Result<Box<dyn Probe>, String> {
+    ) -> Result<Box<dyn Probe>, ProbeError> {
         let Ok(tracefs) = &self.tracefs else {
-            let program = program.try_clone_to_owned().map_err(|e| e.to_string())?;
-            let file = File::open(file).map_err(|e| format!("{}: {e}", file.display()))?;
-            return Ok(Box::new(Own { program, ret, file, offset, events: BTreeMap::new() }));
+            let program = program.try_clone_to_owned().map_err(ProbeError::Descriptor)?;
+            let file = File::open(file).map_err(ProbeError::open(file))?;
+            return Ok(Box::new(Own { program: Some(program), ret, file, offset, events: BTreeMap::new() }));
         };
-        let file = File::open(file).map_err(|e| format!("{}: {e}", file.display()))?;
+        let file = File::open(file).map_err(ProbeError::open(file))?;
         let definition = tracefs.define(&file, offset, ret, "")?;
         // Enables the probe in this process, which does not map the file as executable.
-        let holder = event::of_process(definition.id, 0).and_then(|e| high(&e)).map_err(|e| failed(&e))?;
-        event::bind(&holder, program).map_err(|e| failed(&e))?;
-        Ok(Box::new(Shared { events: BTreeMap::new(), _holder: holder, definition }))
+        let holder = event::of_process(definition.id, 0).and_then(|e| high(&e)).map_err(failed)?;
+        event::bind(&holder, program).map_err(failed)?;
+        Ok(Box::new(Shared { events: BTreeMap::new(), _holder: Some(holder), definition }))
     }
 }
 
@@ -81,32 +142,25 @@ fn high(event: &OwnedFd) -> io::Result<OwnedFd> {
     }
 }
 
-fn failed(e: &io::Error) -> String {
-    match e.raw_os_error() {
-        Some(errno) => diagnose::reason(Act::Probe, errno, &privileges::read()),
-        None => e.to_string(),
-    }
-}
-
 /// A process that has exited has nothing to probe.
-fn unless_gone(opened: io::Result<OwnedFd>) -> Result<Option<OwnedFd>, String> {
+fn unless_gone(opened: io::Result<OwnedFd>) -> Result<Option<OwnedFd>, KernelError> {
     match opened {
         Ok(event) => Ok(Some(event)),
         Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(None),
-        Err(e) => Err(failed(&e)),
+        Err(e) => Err(failed(e)),
     }
 }
 
 /// A definition, and the processes that have it. Fields are declared in the order in which they must be closed.
 struct Shared {
     events: BTreeMap<u32, OwnedFd>,
-    /// Keeps the program attached to the definition while no process has it.
-    _holder: OwnedFd,
+    /// Keeps the program, if any, attached to the definition while no process has it.
+    _holder: Option<OwnedFd>,
     definition: Definition,
 }
 
 impl Probe for Shared {
-    fn enter(&mut self, pid: u32) -> Result<(), String> {
+    fn enter(&mut self, pid: u32) -> Result<(), ProbeError> {
         if let Some(event) = unless_gone(event::of_process(self.definition.id, pid))? {
             self.events.insert(pid, event);
         }
@@ -126,7 +180,7 @@ impl Probe for Shared {
 
 /// A probe that is placed separately for each process.
 struct Own {
-    program: OwnedFd,
+    program: Option<OwnedFd>,
     ret: bool,
     file: File,
     offset: u64,
@@ -134,10 +188,12 @@ struct Own {
 }
 
 impl Probe for Own {
-    fn enter(&mut self, pid: u32) -> Result<(), String> {
+    fn enter(&mut self, pid: u32) -> Result<(), ProbeError> {
         let path = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
         if let Some(event) = unless_gone(event::uprobe(&path, self.offset, self.ret, pid))? {
-            event::bind(&event, self.program.as_fd()).map_err(|e| failed(&e))?;
+            if let Some(program) = &self.program {
+                event::bind(&event, program.as_fd()).map_err(failed)?;
+            }
             self.events.insert(pid, event);
         }
         Ok(())
@@ -149,5 +205,49 @@ impl Probe for Own {
 
     fn leave_all(&mut self) -> Vec<Guard> {
         std::mem::take(&mut self.events).into_values().map(|event| Box::new(event) as Guard).collect()
+    }
+}
+
+/// A probe with one link in each of the first processes.
+struct Linked {
+    program: OwnedFd,
+    ret: bool,
+    file: File,
+    offset: u64,
+    links: BTreeMap<u32, OwnedFd>,
+    uprobes: Arc<Uprobes>,
+    /// Shared by all further processes.
+    rest: Option<Box<dyn Probe>>,
+}
+
+impl Probe for Linked {
+    fn enter(&mut self, pid: u32) -> Result<(), ProbeError> {
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        if self.links.len() < LINKED {
+            if let Some(link) =
+                unless_gone(multi::link(self.program.as_fd(), &path, self.offset, self.ret, pid))?
+            {
+                self.links.insert(pid, link);
+            }
+            return Ok(());
+        }
+        if self.rest.is_none() {
+            let shared = self.uprobes.share(self.program.as_fd(), self.ret, Path::new(&path), self.offset)?;
+            self.rest = Some(shared);
+        }
+        self.rest.as_mut().map_or(Ok(()), |rest| rest.enter(pid))
+    }
+
+    fn leave(&mut self, pid: u32) -> Option<Guard> {
+        match self.links.remove(&pid) {
+            Some(link) => Some(Box::new(link)),
+            None => self.rest.as_mut().and_then(|rest| rest.leave(pid)),
+        }
+    }
+
+    fn leave_all(&mut self) -> Vec<Guard> {
+        let links = std::mem::take(&mut self.links).into_values().map(|link| Box::new(link) as Guard);
+        let rest = self.rest.as_mut().map(|rest| rest.leave_all()).unwrap_or_default();
+        links.chain(rest).collect()
     }
 }

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use super::args::{Args, Argument, Command, Flag, Group};
-use analysis::accuracy::{self, Comparison};
+use super::args::{Args, Argument, Command, Flag, FlagGroup};
+use analysis::accuracy::{self, AccuracyComparison};
 use analysis::ground_truth;
 use pfi::Trace;
 use render::table::Style;
@@ -25,7 +25,7 @@ duration, prints how close the recorded durations are to the true ones: 1 - |mea
         Argument { name: "TRUTH", help: "Ground truth of the same run" },
     ],
     behind: None,
-    groups: &[Group {
+    groups: &[FlagGroup {
         title: "Options",
         flags: &[Flag::switch("json", "Print JSON: ratios (1 = 100 %), nanoseconds")],
     }],
@@ -38,7 +38,7 @@ profinfer accuracy run.pfi truth.tsv",
 };
 
 /// Reads both files and compares them.
-pub fn compare(trace: &Path, truth: &Path) -> anyhow::Result<Comparison> {
+pub fn compare(trace: &Path, truth: &Path) -> anyhow::Result<AccuracyComparison> {
     let cannot = |path: &Path| format!("cannot use {}", path.display());
     let opened = Trace::open(trace).with_context(|| cannot(trace))?;
     let file = File::open(truth).with_context(|| cannot(truth))?;

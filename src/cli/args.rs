@@ -6,10 +6,10 @@
 //! group's constant to `groups` of the [`Command`]:
 //!
 //! ```
-//! use profinfer::cli::args::{Args, Flag, Group, Usage};
+//! use profinfer::cli::args::{Args, Flag, FlagGroup, Usage};
 //! use profinfer::cli::values::time;
 //!
-//! pub const FLAGS: Group = Group { title: "Scheduler", flags: &[
+//! pub const FLAGS: FlagGroup = FlagGroup { title: "Scheduler", flags: &[
 //!     Flag::switch("sched", "Record when engine threads are off-CPU"),
 //!     Flag::value("sched-least", "TIME", "Ignore shorter intervals").default("50us").needs(&["sched"]),
 //! ]};
@@ -28,9 +28,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::vec::IntoIter;
 
+mod choices;
 mod layers;
 
-pub use layers::{CONF, Given, Origin};
+pub use choices::{Choice, Choices};
+pub use layers::{CONF, Given, ValueOrigin};
 
 /// Exit codes of most subcommands.
 pub const EXITS: &[(&str, &str)] = &[("0", "done"), ("1", "failed"), ("2", "wrong usage")];
@@ -72,7 +74,7 @@ pub struct Command {
     pub arguments: &'static [Argument],
     /// What may follow `--`: name and help.
     pub behind: Option<Argument>,
-    pub groups: &'static [Group],
+    pub groups: &'static [FlagGroup],
     /// Lines to print, without the indent.
     pub examples: &'static str,
     /// Further notes, printed before the exit status.
@@ -89,14 +91,14 @@ pub struct Argument {
 }
 
 /// Flags that belong together.
-pub struct Group {
+pub struct FlagGroup {
     /// Printed above them in the help.
     pub title: &'static str,
     pub flags: &'static [Flag],
 }
 
 /// Checks whether a value is valid; the error says what is expected.
-pub type Check = fn(&str) -> Result<(), String>;
+pub type ValueCheck = fn(&str) -> Result<(), String>;
 
 /// One flag.
 #[derive(Debug, Clone, Copy)]
@@ -109,13 +111,13 @@ pub struct Flag {
     pub help: &'static str,
     /// Parsed like a given value; empty: none.
     pub default: &'static str,
-    /// Allowed values with their meanings; shown in the help, checked by [`super::values::one_of`].
-    pub choices: &'static [(&'static str, &'static str)],
+    /// Allowed values with their meanings; shown in the help, read by [`super::values::choice`].
+    pub choices: Choices,
     pub hidden: bool,
     /// It may be given more than once.
     pub many: bool,
     cli_only: bool,
-    valid: Option<Check>,
+    valid: Option<ValueCheck>,
     excludes: &'static [&'static str],
     needs: &'static [&'static str],
     overrides: &'static str,
@@ -137,7 +139,7 @@ impl Flag {
             value,
             help,
             default: "",
-            choices: &[],
+            choices: Choices::NONE,
             hidden: false,
             many: false,
             cli_only: false,
@@ -160,7 +162,13 @@ impl Flag {
         self
     }
 
-    pub const fn choices(mut self, choices: &'static [(&'static str, &'static str)]) -> Self {
+    /// Its value is one of a type's; ask with [`super::values::choice`].
+    pub const fn one_of<T: Choice>(self) -> Self {
+        self.choices(Choices::of::<T>())
+    }
+
+    /// Its value is one of these.
+    pub const fn choices(mut self, choices: Choices) -> Self {
         self.choices = choices;
         self
     }
@@ -173,7 +181,7 @@ impl Flag {
 
     /// Check for values from a file or the environment, with the parser that is used in the end; not needed where
     /// there are choices.
-    pub const fn valid(mut self, check: Check) -> Self {
+    pub const fn valid(mut self, check: ValueCheck) -> Self {
         self.valid = Some(check);
         self
     }
@@ -224,7 +232,7 @@ impl Flag {
     pub fn wanted(&self) -> String {
         match self.choices.is_empty() {
             true => self.value.to_owned(),
-            false => super::values::any_of(self.choices.iter().map(|c| c.0)),
+            false => super::values::any_of(self.choices.names()),
         }
     }
 
@@ -368,7 +376,7 @@ impl Args {
             return Err(Usage::new(format!("{} is given twice", flag.shown())));
         }
         self.given.retain(|g| g.flag.name != flag.overrides);
-        self.given.push(Given { flag, value: Some(value), from: Origin::Flag, renamed: false });
+        self.given.push(Given { flag, value: Some(value), from: ValueOrigin::Flag, renamed: false });
         Ok(())
     }
 

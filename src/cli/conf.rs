@@ -14,8 +14,8 @@ use anyhow::{Context, Result, bail};
 
 pub use self::faults::Faults;
 use self::faults::short;
-use self::toml::{Entry, Item, Kind, Table, Value};
-use super::args::{Args, CONF, Command, Flag, Given, Origin, Usage, nearest};
+use self::toml::{ItemKind, TomlEntry, TomlItem, TomlTable, TomlValue};
+use super::args::{Args, CONF, Command, Flag, Given, Usage, ValueOrigin, nearest};
 use super::record::flags::COMMAND as RECORD;
 
 mod faults;
@@ -136,7 +136,7 @@ pub fn read(text: &str) -> (File, Faults) {
 }
 
 /// Drops and reports keys that belong elsewhere or are unknown, with the reason from `why`.
-fn known_only(table: &mut Table, why: fn(&str) -> Option<&'static str>, faults: &mut Faults) {
+fn known_only(table: &mut TomlTable, why: fn(&str) -> Option<&'static str>, faults: &mut Faults) {
     table.entries.retain(|entry| {
         let why = why(&entry.key);
         if let Some(why) = why {
@@ -173,7 +173,7 @@ pub fn text(path: &Path) -> Result<String> {
 }
 
 /// The values of a table whose keys are flags of `command`.
-pub fn settings(command: &'static Command, entries: &[Entry], faults: &mut Faults) -> Vec<Given> {
+pub fn settings(command: &'static Command, entries: &[TomlEntry], faults: &mut Faults) -> Vec<Given> {
     let mut given = Vec::new();
     let mut seen: Vec<(&Flag, usize)> = Vec::new();
     for entry in entries {
@@ -196,15 +196,15 @@ pub fn settings(command: &'static Command, entries: &[Entry], faults: &mut Fault
         seen.push((flag, entry.line));
         let before = given.len();
         match &entry.value {
-            Value::One(item) if flag.is_switch() => given.extend(switch(command, flag, item, faults)),
-            Value::One(item) => given.extend(value(flag, item, faults)),
-            Value::List(items) if flag.many && items.is_empty() => {
-                given.push(Given { flag, value: None, from: Origin::Line(entry.line), renamed: false });
+            TomlValue::One(item) if flag.is_switch() => given.extend(switch(command, flag, item, faults)),
+            TomlValue::One(item) => given.extend(value(flag, item, faults)),
+            TomlValue::List(items) if flag.many && items.is_empty() => {
+                given.push(Given { flag, value: None, from: ValueOrigin::Line(entry.line), renamed: false });
             }
-            Value::List(items) if flag.many => {
+            TomlValue::List(items) if flag.many => {
                 given.extend(items.iter().filter_map(|item| value(flag, item, faults)));
             }
-            Value::List(_) => {
+            TomlValue::List(_) => {
                 faults.add(entry.line, format!("{} takes a single value, not a list", flag.name))
             }
         }
@@ -227,20 +227,24 @@ fn known(command: &Command, key: &str) -> Result<&'static Flag, String> {
     }
 }
 
-fn switch(command: &Command, flag: &'static Flag, item: &Item, faults: &mut Faults) -> Option<Given> {
-    if let Kind::Switch(on) = item.kind {
-        return Some(switched(command, flag, on, Origin::Line(item.line)));
+fn switch(command: &Command, flag: &'static Flag, item: &TomlItem, faults: &mut Faults) -> Option<Given> {
+    if let ItemKind::Switch(on) = item.kind {
+        return Some(switched(command, flag, on, ValueOrigin::Line(item.line)));
     }
     faults.add(item.line, format!("{} '{}': expected true or false", flag.name, short(&item.text)));
     None
 }
 
-fn value(flag: &'static Flag, item: &Item, faults: &mut Faults) -> Option<Given> {
-    let given =
-        Given { flag, value: Some(item.text.clone().into()), from: Origin::Line(item.line), renamed: false };
+fn value(flag: &'static Flag, item: &TomlItem, faults: &mut Faults) -> Option<Given> {
+    let given = Given {
+        flag,
+        value: Some(item.text.clone().into()),
+        from: ValueOrigin::Line(item.line),
+        renamed: false,
+    };
     let why = match item.kind {
-        Kind::Text | Kind::Number => wrong(flag, &item.text),
-        Kind::Switch(_) => Some(format!("'{}': expected, in quotes: {}", item.text, flag.wanted())),
+        ItemKind::Text | ItemKind::Number => wrong(flag, &item.text),
+        ItemKind::Switch(_) => Some(format!("'{}': expected, in quotes: {}", item.text, flag.wanted())),
     };
     let Some(why) = why else { return Some(given) };
     faults.add(item.line, format!("{} {why}", flag.name));
@@ -284,21 +288,21 @@ fn variable(command: &Command, flag: &'static Flag, value: &OsStr) -> Result<Giv
             "0" | "false" | "no" | "off" => false,
             _ => return Err(format!("'{}': expected true or false", short(&text))),
         };
-        return Ok(switched(command, flag, on, Origin::Variable(flag.name)));
+        return Ok(switched(command, flag, on, ValueOrigin::Variable(flag.name)));
     }
     match wrong(flag, &text) {
         Some(why) => Err(why),
         None => Ok(Given {
             flag,
             value: Some(value.to_owned()),
-            from: Origin::Variable(flag.name),
+            from: ValueOrigin::Variable(flag.name),
             renamed: false,
         }),
     }
 }
 
 /// A switch that is on or off. Off means its opposite, if it has one.
-fn switched(command: &Command, flag: &'static Flag, on: bool, from: Origin) -> Given {
+fn switched(command: &Command, flag: &'static Flag, on: bool, from: ValueOrigin) -> Given {
     let (flag, value) = match (on, command.opposite(flag)) {
         (true, _) => (flag, Some(OsString::new())),
         (false, Some(opposite)) => (opposite, Some(OsString::new())),

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use super::args::{Args, Argument, Command, Flag, Given, Group, Origin, Parsed, Usage};
-use super::conf::service::{Layer, Layers, RULE, SERVE, SERVICE};
+use super::args::{Args, Argument, Command, Flag, FlagGroup, Given, Parsed, Usage, ValueOrigin};
+use super::conf::service::{RULE, RuleArgs, SERVE, SERVICE, ServiceArgs};
 use super::record::flags::{COMMAND as RECORD, settings};
 use super::{conf, help};
 use common::plain::{clean, hides};
@@ -26,7 +26,7 @@ line overrides both. [service] and [[rule]] in the same file are for serve. docs
         name: "OPTIONS",
         help: "Options of record to include in the printed configuration",
     }),
-    groups: &[Group {
+    groups: &[FlagGroup {
         title: "Options",
         flags: &[
             Flag::switch(
@@ -82,7 +82,7 @@ fn run(args: &Args) -> Result<ExitCode> {
 
 /// The built-in configuration as a file: conf/profinfer.toml.
 pub fn built_in() -> String {
-    page(&Args::none(&RECORD), &Layers::new(&Args::none(&SERVE), conf::File::default()), true)
+    page(&Args::none(&RECORD), &ServiceArgs::new(&Args::none(&SERVE), conf::File::default()), true)
 }
 
 /// Reports all mistakes in a file: its values, and what they need of each other.
@@ -95,12 +95,12 @@ fn check(path: &Path) -> Result<()> {
     for wrong in [all.check(), settings(&all).map(drop)].into_iter().filter_map(Result::err) {
         mistakes.extend_from_slice(wrong.mistakes());
     }
-    let service = Layers::new(&Args::none(&SERVE), file).values(&mut mistakes);
+    let service = ServiceArgs::new(&Args::none(&SERVE), file).values(&mut mistakes);
     warn(&service);
     Ok(Usage::none_of(mistakes)?)
 }
 
-fn warn(service: &crate::daemon::settings::Settings) {
+fn warn(service: &crate::daemon::settings::ServiceSettings) {
     for warning in &service.warnings {
         eprintln!("profinfer: warning: {}", clean(warning));
     }
@@ -108,7 +108,7 @@ fn warn(service: &crate::daemon::settings::Settings) {
 
 /// What `record` gets from these options, the environment and the file; and what the service gets from the latter
 /// two.
-fn in_effect(args: &Args) -> Result<(Args, Layers)> {
+fn in_effect(args: &Args) -> Result<(Args, ServiceArgs)> {
     let file = args.argument("FILE").map(|file| {
         let mut word = OsString::from("--conf=");
         word.push(file);
@@ -128,7 +128,7 @@ fn in_effect(args: &Args) -> Result<(Args, Layers)> {
     Usage::none_of(mistakes)?;
     all.check()?;
     settings(&all)?;
-    let layers = Layers::new(&service, file);
+    let layers = ServiceArgs::new(&service, file);
     let mut wrong = Vec::new();
     warn(&layers.values(&mut wrong));
     Usage::none_of(wrong)?;
@@ -187,7 +187,7 @@ const EXAMPLE: &str = r#"
 "#;
 
 /// A configuration as a file: with the meaning of each value, or with its origin.
-fn page(all: &Args, layers: &Layers, meaning: bool) -> String {
+fn page(all: &Args, layers: &ServiceArgs, meaning: bool) -> String {
     let mut text = if meaning { BUILT_IN } else { IN_EFFECT }.to_owned();
     for group in RECORD.groups {
         let keys: Vec<&Flag> = group.flags.iter().filter(|f| is_setting(&RECORD, f)).collect();
@@ -222,7 +222,7 @@ fn is_setting(command: &Command, flag: &Flag) -> bool {
 }
 
 /// A rule in effect: its own values, and defaults specific to rules.
-fn rule(layer: &Layer) -> String {
+fn rule(layer: &RuleArgs) -> String {
     let args = &layer.args;
     if layer.line == 0 {
         let budget = if args.given("budget").is_some() { "" } else { ", with a budget of 1%" };
@@ -231,7 +231,7 @@ fn rule(layer: &Layer) -> String {
     let mut text = "\n[[rule]]\n".to_owned();
     for flag in RULE.flags().filter(|f| is_setting(&RULE, f)) {
         let shown = match given(args, flag) {
-            Some(Given { from: Origin::Line(line), .. }) => *line >= layer.line,
+            Some(Given { from: ValueOrigin::Line(line), .. }) => *line >= layer.line,
             Some(_) => false,
             None => flag.name == "budget",
         };
@@ -264,8 +264,8 @@ fn entry(all: &Args, flag: &Flag, meaning: bool) -> String {
 fn explained(flag: &Flag) -> String {
     const WIDTH: usize = 108;
     let mut text = help::filled(flag.help, WIDTH);
-    let widest = flag.choices.iter().map(|c| c.0.len()).max().unwrap_or(0);
-    for (name, help) in flag.choices {
+    let widest = flag.choices.names().map(str::len).max().unwrap_or(0);
+    for (name, help) in flag.choices.iter() {
         text.push_str(&format!("  {name:widest$}  {help}\n"));
     }
     let lines: Vec<String> = text.lines().map(|line| format!("# {line}\n")).collect();
@@ -331,7 +331,10 @@ mod tests {
         let options = |args: &Args| {
             // The command line shows that there was a file.
             let options = settings(args).expect("they go together");
-            format!("{:?}", crate::recorder::recording::Options { command_line: String::new(), ..options })
+            format!(
+                "{:?}",
+                crate::recorder::recording::RecordOptions { command_line: String::new(), ..options }
+            )
         };
         assert_eq!(options(&all), options(&Args::none(&RECORD)));
         for flag in RECORD.flags().filter(|f| f.is_key()) {
@@ -341,12 +344,12 @@ mod tests {
         }
         let values = |file| {
             let mut wrong = Vec::new();
-            let settings = Layers::new(&Args::none(&SERVE), file).values(&mut wrong);
+            let settings = ServiceArgs::new(&Args::none(&SERVE), file).values(&mut wrong);
             assert_eq!(wrong, Vec::<String>::new());
-            crate::daemon::settings::Settings { rules: Vec::new(), ..settings }
+            crate::daemon::settings::ServiceSettings { rules: Vec::new(), ..settings }
         };
         assert_eq!(values(file), values(conf::File::default()));
-        assert_eq!(values(conf::File::default()), crate::daemon::settings::Settings::default());
+        assert_eq!(values(conf::File::default()), crate::daemon::settings::ServiceSettings::default());
     }
 
     #[test]
@@ -358,7 +361,7 @@ mod tests {
             .collect();
         let (file, faults) = conf::read(&text.join("\n"));
         let mut wrong = faults.told("example");
-        let settings = Layers::new(&Args::none(&SERVE), file).values(&mut wrong);
+        let settings = ServiceArgs::new(&Args::none(&SERVE), file).values(&mut wrong);
         assert_eq!((wrong, settings.warnings), (Vec::new(), Vec::new()));
         assert_eq!(
             settings.rules.iter().map(|r| r.name.as_str()).collect::<Vec<_>>(),
@@ -383,7 +386,7 @@ mod tests {
             let mut faults = conf::Faults::default();
             let tables = conf::toml::tables(&format!("a = {}", quoted(text)), &mut faults);
             let entry = tables.first().and_then(|t| t.entries.first()).expect("an entry");
-            let conf::toml::Value::One(item) = &entry.value else { panic!("{text:?}") };
+            let conf::toml::TomlValue::One(item) = &entry.value else { panic!("{text:?}") };
             assert_eq!((item.text.as_str(), faults.told("").len()), (text, 0));
         }
     }

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use super::args::{Args, Command, Flag, Group, Usage};
+use super::args::{Args, Command, Flag, FlagGroup, Usage};
 use super::report::style;
 use super::values::whole;
-use crate::daemon::socket::{AskError, Request, ask};
+use crate::daemon::socket::{AskError, ServiceRequest, ask};
 use common::plain::clean;
 
 /// Time for an answer, and for one that has to be written to disk first.
@@ -42,7 +42,7 @@ users, and prints a notice with its time.",
     usage: &["[OPTIONS]"],
     arguments: &[],
     behind: None,
-    groups: &[Group {
+    groups: &[FlagGroup {
         title: "Options",
         flags: &[
             Flag::switch("json", "Print JSON: nanoseconds, bytes, ratios (1 = 100 %)"),
@@ -68,7 +68,7 @@ the names of the files, one per line; recording continues.",
     usage: &["[OPTIONS]"],
     arguments: &[],
     behind: None,
-    groups: &[Group {
+    groups: &[FlagGroup {
         title: "Options",
         flags: &[
             Flag::value("pid", "PID", "Write only the runs of this process [default: all]").short('p'),
@@ -93,7 +93,7 @@ Waits until the service has stopped. A service manager may restart it: in that c
     usage: &["[OPTIONS]"],
     arguments: &[],
     behind: None,
-    groups: &[Group { title: "Options", flags: &[SOCKET] }],
+    groups: &[FlagGroup { title: "Options", flags: &[SOCKET] }],
     notes: NOTES,
     exits: EXITS,
     examples: "\
@@ -108,7 +108,7 @@ fn socket(args: &Args) -> Result<PathBuf, Usage> {
 
 fn status(args: &Args) -> anyhow::Result<ExitCode> {
     let path = socket(args)?;
-    let state = match ask(&path, Request::Status, SOON) {
+    let state = match ask(&path, ServiceRequest::Status, SOON) {
         Err(e @ AskError::Refused(_)) => by_file(args, e)?,
         asked => asked?,
     };
@@ -141,7 +141,7 @@ fn by_file(args: &Args, refused: AskError) -> anyhow::Result<Value> {
 
 fn dump(args: &Args) -> anyhow::Result<ExitCode> {
     let pid = args.option("pid", whole(1, u32::MAX.into()))?;
-    let answer = ask(&socket(args)?, Request::Dump(pid), WRITTEN)?;
+    let answer = ask(&socket(args)?, ServiceRequest::Dump(pid), WRITTEN)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.flag("json") {
         render::json::write(&mut out, &answer)?;
@@ -159,7 +159,7 @@ fn dump(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn stop(args: &Args) -> anyhow::Result<ExitCode> {
     let path = socket(args)?;
-    ask(&path, Request::Stop, SOON)?;
+    ask(&path, ServiceRequest::Stop, SOON)?;
     let until = Instant::now() + ENDED;
     // A service removes its socket when it ends.
     while UnixStream::connect(&path).is_ok() {
@@ -174,11 +174,11 @@ fn stop(args: &Args) -> anyhow::Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::settings::Settings;
+    use crate::daemon::settings::ServiceSettings;
 
     #[test]
     fn a_service_is_looked_for_where_it_is_by_itself() {
-        let settings = Settings::default();
+        let settings = ServiceSettings::default();
         let default = |command: &Command, name: &str| {
             let flag = command.flags().find(|f| f.name == name).expect("a flag");
             PathBuf::from(flag.default)

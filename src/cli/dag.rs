@@ -7,16 +7,16 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use super::args::{Args, Argument, Command, Flag, Group, Usage};
-use super::output;
+use super::args::{Args, Argument, Choices, Command, Flag, FlagGroup, Usage};
+use super::output::{self, OutputRules};
 use super::reading::{not_over, open, with_bar};
-use super::values::{any_of, one_of, parsed, whole};
+use super::values::{any_of, choice, one_of, parsed, whole};
 use analysis::calls::Phase;
 use analysis::dag::compare::compare;
 use analysis::dag::fold::{fold, only};
-use analysis::dag::{Dag, METRICS, Metric, Options, dag};
-use analysis::load::Progress;
-use render::dag::{self as view, Format};
+use analysis::dag::{Dag, DagOptions, METRICS, Metric, dag};
+use analysis::load::LoadProgress;
+use render::dag::{self as view, GraphFormat};
 use render::table::{Style, clean};
 
 pub const COMMAND: Command = Command {
@@ -50,25 +50,16 @@ profinfer dag --against qwen2.pfi llama.pfi          structural differences betw
     run,
 };
 
-const FLAGS: Group = Group {
+const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
         Flag::value("token", "N", "Draw the graph of one batch, by its number in `report --by token --json`")
             .excludes(&["phase"]),
-        Flag::value("phase", "PHASE", "Draw all graphs of a phase [default: decode, else prefill]").choices(
-            &[("prefill", "calls with more than one token in a ubatch"), ("decode", "calls with one token")],
-        ),
-        Flag::value("metric", "METRIC", "Metric to colour and label the nodes with").default("time").choices(
-            &[
-                ("time", "mean time per call on thread 0"),
-                ("gbps", "bytes from the cost model, divided by that time"),
-                ("bytes", "bytes from the cost model"),
-                ("flops", "FLOPs from the cost model"),
-                ("stall", "cycles with a stalled back end (record --pmc)"),
-                ("faults", "page faults (record --faults)"),
-                ("imbalance", "slowest thread divided by the mean of all threads"),
-            ],
-        ),
+        Flag::value("phase", "PHASE", "Draw all graphs of a phase [default: decode, else prefill]")
+            .one_of::<Phase>(),
+        Flag::value("metric", "METRIC", "Metric to colour and label the nodes with")
+            .default("time")
+            .choices(METRIC_CHOICES),
         Flag::switch("fold", "Combine identical layers into one").excludes(&["layer"]),
         Flag::value("layer", "L", "Draw only this layer and its inputs"),
         Flag::value(
@@ -76,14 +67,9 @@ const FLAGS: Group = Group {
             "FORMAT",
             "Output format [default: by the extension of -o, else dot; text with --against]",
         )
-        .choices(&[
-            ("dot", "for Graphviz"),
-            ("graphml", "for yEd, Gephi, networkx"),
-            ("json", "for a program; all metrics"),
-            ("svg", "a drawing"),
-            ("text", "only with --against"),
-        ]),
+        .choices(Choices::from_fn(|i| FORMATS.get(i).map(|(name, help, _)| (*name, *help)))),
         Flag::value("output", "OUT", "Write to this file; '-' is standard output").short('o').default("-"),
+        output::FORCE,
         output::MODE,
         Flag::value("pid", "PID[:N]", "Process to draw, or its N-th context, if several were recorded"),
         Flag::value("against", "OTHER", "Compare the structure of this trace with FILE's")
@@ -91,33 +77,59 @@ const FLAGS: Group = Group {
     ],
 };
 
+/// The help of each metric, in the order of [`METRICS`].
+const METRIC_HELP: [&str; METRICS.len()] = [
+    "mean time per call on thread 0",
+    "bytes from the cost model, divided by that time",
+    "bytes from the cost model",
+    "FLOPs from the cost model",
+    "cycles with a stalled back end (record --pmc)",
+    "page faults (record --faults)",
+    "slowest thread divided by the mean of all threads",
+];
+
+const METRIC_CHOICES: Choices = Choices::from_fn(|i| Some((METRICS.get(i)?.name, METRIC_HELP.get(i)?)));
+
+/// Name, help, and the format of a drawing; None: not a drawing.
+const FORMATS: [(&str, &str, Option<GraphFormat>); 5] = [
+    ("dot", "for Graphviz", Some(GraphFormat::Dot)),
+    ("graphml", "for yEd, Gephi, networkx", Some(GraphFormat::Graphml)),
+    ("json", "for a program; all metrics", Some(GraphFormat::Json)),
+    ("svg", "a drawing", Some(GraphFormat::Svg)),
+    ("text", "only with --against", None),
+];
+
 fn metric(text: &str) -> Result<Metric, String> {
     let found = METRICS.iter().find(|m| m.name == text).map(|m| m.metric);
     found.ok_or_else(|| format!("expected {}", any_of(METRICS.iter().map(|m| m.name))))
 }
 
 /// The format given by flag or by the output's extension.
-fn format(args: &Args, output: &Path) -> Result<Format, Usage> {
-    const ALL: [(&str, Format); 4] =
-        [("dot", Format::Dot), ("graphml", Format::Graphml), ("json", Format::Json), ("svg", Format::Svg)];
+fn format(args: &Args, output: &Path) -> Result<GraphFormat, Usage> {
+    let all: Vec<_> = FORMATS.iter().filter_map(|(name, _, format)| Some((*name, (*format)?))).collect();
     let ending = output.extension().and_then(OsStr::to_str).unwrap_or_default();
-    let of_name = ALL.iter().find(|(name, _)| *name == ending).map_or(Format::Dot, |(_, f)| *f);
-    Ok(args.option("format", one_of(&ALL))?.unwrap_or(of_name))
+    let of_name = all.iter().find(|(name, _)| *name == ending).map_or(GraphFormat::Dot, |(_, f)| *f);
+    Ok(args.option("format", one_of(&all))?.unwrap_or(of_name))
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let file = Path::new(args.needed_argument("FILE")?);
     let output = args.path("output")?.unwrap_or_else(|| "-".into());
-    let phase = args.option("phase", one_of(&[("prefill", Phase::Prefill), ("decode", Phase::Decode)]))?;
-    let options =
-        Options { pid: args.option("pid", parsed)?, token: args.option("token", whole(0, u64::MAX))?, phase };
+    let phase = args.option("phase", choice)?;
+    let options = DagOptions {
+        pid: args.option("pid", parsed)?,
+        token: args.option("token", whole(0, u64::MAX))?,
+        phase,
+    };
+    let rules = OutputRules::read(args)?;
     not_over(&output, file)?;
     if let Some(other) = args.path("against")? {
         not_over(&output, &other)?;
-        return against(args, file, &other, &options, &output);
+        rules.check(&output)?;
+        return against(args, file, &other, &options, (&output, rules));
     }
+    rules.check(&output)?;
     let (metric, format) = (args.needed("metric", metric)?, format(args, &output)?);
-    let mode = args.needed("mode", output::mode)?;
     let layer = args.option("layer", whole(0, u32::MAX.into()))?;
     let mut graph = read(file, &options)?;
     if args.flag("fold") {
@@ -130,12 +142,12 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !graph.has(metric) {
         notes(&[view::legend(metric, None)]);
     }
-    write(&output, mode, |out| view::write(out, &graph, metric, format))
+    write(&output, rules, |out| view::write(out, &graph, metric, format))
 }
 
-fn read(file: &Path, options: &Options) -> anyhow::Result<Dag> {
+fn read(file: &Path, options: &DagOptions) -> anyhow::Result<Dag> {
     let trace = open(file, "draw")?;
-    let progress = Progress::default();
+    let progress = LoadProgress::default();
     let graph = with_bar(&progress, || dag(&trace, options, &progress));
     graph.with_context(|| format!("cannot draw {}", file.display()))
 }
@@ -151,8 +163,8 @@ fn against(
     args: &Args,
     file: &Path,
     other: &Path,
-    options: &Options,
-    output: &Path,
+    options: &DagOptions,
+    (output, rules): (&Path, OutputRules),
 ) -> anyhow::Result<ExitCode> {
     let json = match args.option("format", one_of(&[("text", false), ("json", true)]))? {
         Some(json) => json,
@@ -160,7 +172,7 @@ fn against(
     };
     let a = read(file, options)?;
     // A pid refers to the first file; the other must have a single process.
-    let b = read(other, &Options { pid: None, ..*options })?;
+    let b = read(other, &DagOptions { pid: None, ..*options })?;
     notes(&a.notes);
     notes(&b.notes);
     let told = compare(&a, &b).context("cannot compare")?;
@@ -168,7 +180,7 @@ fn against(
     let names = [names[0].as_str(), names[1].as_str()];
     let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
     let style = Style { width: None, color: colour && output == Path::new("-") };
-    write(output, args.needed("mode", output::mode)?, |out| match json {
+    write(output, rules, |out| match json {
         true => view::compare::json(out, &told, names),
         false => view::compare::text(out, &told, names, &style),
     })
@@ -177,7 +189,7 @@ fn against(
 /// Writes to a file, or to standard output.
 fn write(
     path: &Path,
-    mode: u32,
+    rules: OutputRules,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<ExitCode> {
     if path == Path::new("-") {
@@ -185,7 +197,7 @@ fn write(
         content(&mut out)?;
         out.flush()?;
     } else {
-        output::whole(path, mode, |()| true, content)?;
+        output::whole(path, rules, |()| true, content)?;
     }
     Ok(ExitCode::SUCCESS)
 }

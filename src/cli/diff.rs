@@ -5,14 +5,14 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::args::{Args, Argument, Command, Flag, Group, Usage};
+use super::args::{Args, Argument, Choice, Command, Flag, FlagGroup, Usage};
 use super::reading::{open, with_bar};
 use super::report::style;
-use super::values::{one_of, parsed, percent, whole};
+use super::values::{choice, parsed, percent, whole};
 use analysis::calls::Phase;
-use analysis::diff::{Judgement, Options, diff};
+use analysis::diff::{DiffOptions, Judgement, diff};
 use analysis::idents::OpKey;
-use analysis::load::Progress;
+use analysis::load::LoadProgress;
 use analysis::runs::RunId;
 use pfi::Trace;
 use render::units::count;
@@ -59,18 +59,11 @@ profinfer diff old.pfi new.pfi --json | jq '.ops[0]'  for a program",
     run,
 };
 
-const FLAGS: Group = Group {
+const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
-        Flag::value("by", "TABLE", "What each row is").default("name").choices(&[
-            ("op", "op types"),
-            ("name", "tensor names (layers combined) and shapes"),
-            ("layer", "layers"),
-        ]),
-        Flag::value("phase", "PHASE", "Calls to compare").default("decode").choices(&[
-            ("prefill", "calls with more than one token in a ubatch"),
-            ("decode", "calls with one token"),
-        ]),
+        Flag::value("by", "TABLE", "What each row is").default("name").one_of::<OpKey>(),
+        Flag::value("phase", "PHASE", "Calls to compare").default("decode").one_of::<Phase>(),
         Flag::value(
             "pid",
             "PID,...",
@@ -87,6 +80,14 @@ const FLAGS: Group = Group {
         Flag::switch("csv", "Print one table of all ops as comma-separated values").excludes(&["json"]),
     ],
 };
+
+impl Choice for OpKey {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        ("op", "op types", Self::Op),
+        ("name", "tensor names (layers combined) and shapes", Self::Name),
+        ("layer", "layers", Self::Layer),
+    ];
+}
 
 /// The files of one side: a single file if that name exists, otherwise the comma-separated list.
 fn files(given: &OsStr) -> Vec<PathBuf> {
@@ -122,10 +123,9 @@ fn asked(args: &Args) -> Result<([Vec<PathBuf>; 2], Vec<RunId>), Usage> {
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (sides, pids) = asked(args)?;
-    let options = Options {
-        phase: args.needed("phase", one_of(&[("prefill", Phase::Prefill), ("decode", Phase::Decode)]))?,
-        by: args
-            .needed("by", one_of(&[("op", OpKey::Op), ("name", OpKey::Name), ("layer", OpKey::Layer)]))?,
+    let options = DiffOptions {
+        phase: args.needed("phase", choice)?,
+        by: args.needed("by", choice)?,
         false_discovery: args.needed("fdr", percent)?,
         least: args.needed("least", percent)?,
         pids,
@@ -133,7 +133,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (top, most) = (args.needed("top", whole(1, u32::MAX.into()))?, args.option("fail-above", percent)?);
     let open = |files: &[PathBuf]| files.iter().map(|f| open(f, "compare")).collect::<Result<Vec<_>, _>>();
     let [a, b] = [open(&sides[0])?, open(&sides[1])?];
-    let progress = Progress::default();
+    let progress = LoadProgress::default();
     let [a, b] = [&a, &b].map(|side| side.iter().collect::<Vec<&Trace>>());
     let found = with_bar(&progress, || diff(&a, &b, &options, &progress))?;
     let mut out = BufWriter::new(std::io::stdout().lock());

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use serde::Serialize;
 
-use super::args::{Args, Argument, Command, Flag, Group, Usage};
+use super::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
 use super::record::flags::{SYSROOT, launch};
 use super::values::whole;
 use crate::capture::calibrate::Way;
@@ -17,7 +17,7 @@ use crate::capture::calibration_target::Spot;
 use crate::capture::checkup::{self, Ask, Checkup, Hit};
 use crate::engine::examine::Subject;
 use crate::host::btf::Btf;
-use analysis::predict::{HitCosts, Hits, Prediction, Range, predict};
+use analysis::predict::{HitCosts, PredictedHits, Prediction, Range, predict};
 use pfi::Trace;
 use render::json;
 use render::table::Style;
@@ -56,7 +56,7 @@ profinfer doctor --predict 10tok/s --trace run.pfi   the same, with the probe hi
     run,
 };
 
-const FLAGS: Group = Group {
+const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
         Flag::value("pid", "PID", "Running process to check").short('p'),
@@ -128,10 +128,12 @@ impl Prophecy {
             (Some(path), _) => {
                 let shown = path.display();
                 let trace = Trace::open(path).with_context(|| format!("cannot read {shown}"))?;
-                let hits = Hits::of_trace(&trace).map_err(|why| anyhow::anyhow!("{shown} {why}"))?;
+                let hits = PredictedHits::of_trace(&trace).map_err(|why| anyhow::anyhow!("{shown} {why}"))?;
                 (format!("decode in {shown}"), hits)
             }
-            (None, ops) => ("as given; one graph with one split".to_owned(), Hits::of_ops(ops.unwrap_or(1))),
+            (None, ops) => {
+                ("as given; one graph with one split".to_owned(), PredictedHits::of_ops(ops.unwrap_or(1)))
+            }
         };
         Ok(Some(predict(speed, source, hits, found.hit.as_ref().and_then(costs))))
     }
@@ -157,7 +159,7 @@ fn costs(hit: &Hit) -> Option<HitCosts> {
 
 /// The output of `--json`.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct DoctorOutput<'a> {
     #[serde(flatten)]
     found: &'a Checkup,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -184,7 +186,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let terminal = stdout.is_terminal();
     let mut out = BufWriter::new(stdout.lock());
     if args.flag("json") {
-        json::write(&mut out, &Answer { found: &found, prediction: prediction.as_ref() })?;
+        json::write(&mut out, &DoctorOutput { found: &found, prediction: prediction.as_ref() })?;
     } else {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
         let width = terminal.then(|| terminal_size::terminal_size().map_or(100, |(w, _)| usize::from(w.0)));

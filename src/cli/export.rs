@@ -7,21 +7,21 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
-use super::args::{Args, Argument, Command, Flag, Group, Usage};
-use super::output::{MODE, mode, whole};
+use super::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
+use super::output::{FORCE, MODE, OutputRules, whole};
 use super::reading::{not_over, open, with_bar};
 use super::values::{time, whole as number};
 use analysis::calls::{Timeline, timeline};
 use analysis::idents::Idents;
 use analysis::lanes::{Lanes, Select, Walked};
-use analysis::load::{Loaded, Progress, load};
+use analysis::load::{LoadProgress, Loaded, load};
 use analysis::opencl::{Profile, profile};
 use analysis::ops::sort_runs;
 use analysis::processes::Processes;
-use analysis::report::{By, Options, report, try_report};
+use analysis::report::{By, ReportOptions, report, try_report};
 use pfi::Trace;
 use render::table::clean;
-use render::timeline::Run;
+use render::timeline::TimelineRun;
 use render::timeline::chrome::Chrome;
 use render::timeline::labels::Labels;
 use render::timeline::merge::free_sequence;
@@ -57,7 +57,7 @@ profinfer export --chrome - run.pfi | gzip > run.json.gz            for chrome:/
     run,
 };
 
-const FORMATS: Group = Group {
+const FORMATS: FlagGroup = FlagGroup {
     title: "Formats (at least one) and traces",
     flags: &[
         Flag::value("perfetto", "OUT", "Write Perfetto's protobuf format; '-' is standard output"),
@@ -87,7 +87,7 @@ const FORMATS: Group = Group {
     ],
 };
 
-const PARTS: Group = Group {
+const PARTS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
         Flag::value(
@@ -102,6 +102,7 @@ const PARTS: Group = Group {
             "Include only what begins from A to B after the first call, e.g. 500ms..2s; also A.. or ..B",
         ),
         Flag::value("pid", "PID", "Include only this process [default: all recorded processes]"),
+        FORCE,
         MODE,
     ],
 };
@@ -148,42 +149,45 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if perfetto == chrome {
         return Err(Usage::new("--perfetto and --chrome each require a separate file").into());
     }
+    let rules = OutputRules::read(args)?;
+    let out = ExportFiles {
+        perfetto: perfetto.as_deref().map(|path| (path, rules.hint(" with --perfetto"))),
+        chrome: chrome.as_deref().map(|path| (path, rules.hint(" with --chrome"))),
+    };
     let merge = args.path("merge")?;
     let beside = [args.path("cl-trace")?, args.path("cl-profile")?];
     let inputs = [Some(&file), merge.as_ref(), beside[0].as_ref(), beside[1].as_ref()];
-    for out in [&perfetto, &chrome].into_iter().flatten() {
-        inputs.into_iter().flatten().try_for_each(|input| not_over(out, input))?;
+    for (path, rules) in [out.perfetto, out.chrome].into_iter().flatten() {
+        inputs.into_iter().flatten().try_for_each(|input| not_over(path, input))?;
+        rules.check(path)?;
     }
-    let cut = Cut {
+    let cut = CutArgs {
         tokens: args.option("tokens", tokens)?,
         time: args.option("time", times)?,
         pid: args.option("pid", number(1, u32::MAX.into()))?,
     };
     let trace = open(&file, "export")?;
     let other = merge.as_deref().map(Other::open).transpose()?;
-    let cl = Device { json: read_text(args, "cl-trace")?, csv: read_text(args, "cl-profile")? };
-    let out =
-        Out { perfetto: perfetto.as_deref(), chrome: chrome.as_deref(), mode: args.needed("mode", mode)? };
+    let cl = OpenclExport { json: read_text(args, "cl-trace")?, csv: read_text(args, "cl-profile")? };
     export(&trace, &cut, &cl, &out, other.as_ref())
         .with_context(|| format!("cannot export {}", file.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The files to write, and their permissions.
-struct Out<'a> {
-    perfetto: Option<&'a Path>,
-    chrome: Option<&'a Path>,
-    mode: u32,
+/// The files to write.
+struct ExportFiles<'a> {
+    perfetto: Option<(&'a Path, OutputRules)>,
+    chrome: Option<(&'a Path, OutputRules)>,
 }
 
 /// The requested part of the run.
-struct Cut {
+struct CutArgs {
     tokens: Option<Ends<u64>>,
     time: Option<Ends<i64>>,
     pid: Option<u32>,
 }
 
-impl Cut {
+impl CutArgs {
     fn select(&self, loaded: &Loaded<'_>, line: &Timeline) -> anyhow::Result<Select> {
         let mut select = Select { pid: self.pid, ..Select::default() };
         if let Some(pid) = self.pid {
@@ -216,7 +220,7 @@ impl Cut {
 }
 
 /// An OpenCL device's own timeline: file names and contents.
-struct Device {
+struct OpenclExport {
     json: Option<(PathBuf, String)>,
     csv: Option<(PathBuf, String)>,
 }
@@ -227,7 +231,7 @@ fn read_text(args: &Args, flag: &str) -> anyhow::Result<Option<(PathBuf, String)
     Ok(Some((path, String::from_utf8_lossy(&bytes).into_owned())))
 }
 
-impl Device {
+impl OpenclExport {
     fn profile(&self, loaded: &Loaded<'_>) -> anyhow::Result<Option<Profile>> {
         let Some((path, json)) = &self.json else { return Ok(None) };
         let csv = self.csv.as_ref();
@@ -257,15 +261,21 @@ impl Other {
     }
 }
 
-fn export(trace: &Trace, cut: &Cut, cl: &Device, out: &Out<'_>, other: Option<&Other>) -> anyhow::Result<()> {
-    let progress = Progress::default();
+fn export(
+    trace: &Trace,
+    cut: &CutArgs,
+    cl: &OpenclExport,
+    out: &ExportFiles<'_>,
+    other: Option<&Other>,
+) -> anyhow::Result<()> {
+    let progress = LoadProgress::default();
     let pid = cut.pid.map(Into::into);
-    let options = Options { tables: vec![By::Name], pid, others: true, ..Options::default() };
+    let options = ReportOptions { tables: vec![By::Name], pid, others: true, ..ReportOptions::default() };
     // `select` below reports an unknown process.
     let told = with_bar(&progress, || {
         try_report(trace, &options, &progress).unwrap_or_else(|_| report(trace, &options, &progress))
     });
-    let mut loaded = load(trace, &Progress::default());
+    let mut loaded = load(trace, &LoadProgress::default());
     let line = timeline(&loaded);
     let select = cut.select(&loaded, &line)?;
     let idents = Idents::new(&loaded);
@@ -287,11 +297,11 @@ fn export(trace: &Trace, cut: &Cut, cl: &Device, out: &Out<'_>, other: Option<&O
         bail!(NOTHING);
     }
     let device = cl.profile(&loaded)?;
-    let mut run = Run::new(&loaded, &line, &lanes, &idents, &labels);
+    let mut run = TimelineRun::new(&loaded, &line, &lanes, &idents, &labels);
     run.opencl = device.as_ref();
     let mut cut_slices = 0;
-    if let Some(path) = out.perfetto {
-        let done = to_file(path, true, out.mode, &mut |out| {
+    if let Some(place) = out.perfetto {
+        let done = to_file(place, true, &mut |out| {
             let mut perfetto =
                 Perfetto::new(out, &labels, header.as_ref(), other.map_or(1, |o| o.first_free));
             let done = run.draw(&mut perfetto)?;
@@ -305,11 +315,9 @@ fn export(trace: &Trace, cut: &Cut, cl: &Device, out: &Out<'_>, other: Option<&O
         })?;
         cut_slices = done.cut;
     }
-    if let Some(path) = out.chrome {
-        cut_slices = to_file(path, false, out.mode, &mut |out| {
-            run.draw(&mut Chrome::new(out, &labels, header.as_ref()))
-        })?
-        .cut;
+    if let Some(place) = out.chrome {
+        cut_slices =
+            to_file(place, false, &mut |out| run.draw(&mut Chrome::new(out, &labels, header.as_ref())))?.cut;
     }
     if cut_slices > 0 {
         warn(&format!(
@@ -329,9 +337,8 @@ fn warn(text: &str) -> io::Result<()> {
 
 /// Writes a file, or standard output, through `write`.
 fn to_file(
-    path: &Path,
+    (path, rules): (&Path, OutputRules),
     binary: bool,
-    mode: u32,
     write: &mut dyn FnMut(&mut dyn Write) -> io::Result<Walked>,
 ) -> anyhow::Result<Walked> {
     if path.as_os_str() == "-" {
@@ -341,7 +348,7 @@ fn to_file(
         }
         return Ok(write(&mut stdout.lock())?);
     }
-    let done = whole(path, mode, |done: &Walked| done.slices > 0, |out| write(out))?;
+    let done = whole(path, rules, |done: &Walked| done.slices > 0, |out| write(out))?;
     if done.slices == 0 {
         bail!(NOTHING);
     }

@@ -1,6 +1,6 @@
 //! Formats `--help` from a program's tables.
 
-use super::args::{Argument, Command, Flag, Group};
+use super::args::{Argument, Command, Flag, FlagGroup};
 use super::program::Program;
 use super::values::any_of;
 
@@ -23,7 +23,7 @@ pub fn width() -> usize {
 
 /// The help page of a subcommand: description, usage, arguments, options, examples, exit status.
 pub fn page(program: &Program, command: &Command, width: usize) -> String {
-    let mut page = Page { text: String::new(), width };
+    let mut page = HelpText { text: String::new(), width };
     page.paragraphs(&format!("{}.\n\n{}", command.about, command.text));
     page.usage(program, command);
     if command.arguments.len() + usize::from(command.behind.is_some()) > 0 {
@@ -53,7 +53,7 @@ pub fn page(program: &Program, command: &Command, width: usize) -> String {
 
 /// Summary, usage and options, in one or two lines each.
 pub fn summary(program: &Program, command: &Command, width: usize) -> String {
-    let mut page = Page { text: String::new(), width };
+    let mut page = HelpText { text: String::new(), width };
     page.paragraphs(&format!("{}.", command.about));
     page.usage(program, command);
     for (i, group) in command.groups.iter().enumerate() {
@@ -70,7 +70,7 @@ pub fn summary(program: &Program, command: &Command, width: usize) -> String {
 
 /// The help of the program itself.
 pub fn overview(program: &Program, width: usize) -> String {
-    let mut page = Page { text: String::new(), width };
+    let mut page = HelpText { text: String::new(), width };
     page.paragraphs(program.about);
     page.text.push_str("\nUsage: ");
     page.text.push_str(program.name);
@@ -98,13 +98,13 @@ pub fn overview(program: &Program, width: usize) -> String {
 
 /// A text wrapped at this width.
 pub fn filled(text: &str, width: usize) -> String {
-    let mut page = Page { text: String::new(), width };
+    let mut page = HelpText { text: String::new(), width };
     page.wrapped(text, 0);
     page.text
 }
 
 /// The visible flags of a group; the last group includes `--help`.
-fn shown(group: &Group, last: bool) -> impl Iterator<Item = Flag> {
+fn shown(group: &FlagGroup, last: bool) -> impl Iterator<Item = Flag> {
     group.flags.iter().copied().filter(|f| !f.hidden).chain(last.then_some(HELP))
 }
 
@@ -130,17 +130,17 @@ fn with_default(flag: &Flag) -> String {
 fn brief(flag: &Flag) -> String {
     match flag.choices.is_empty() {
         true => with_default(flag),
-        false => format!("{}: {}", with_default(flag), any_of(flag.choices.iter().map(|c| c.0))),
+        false => format!("{}: {}", with_default(flag), any_of(flag.choices.names())),
     }
 }
 
 /// A text built line by line.
-struct Page {
+struct HelpText {
     text: String,
     width: usize,
 }
 
-impl Page {
+impl HelpText {
     fn title(&mut self, title: &str) {
         self.text.push('\n');
         self.text.push_str(title);
@@ -167,8 +167,8 @@ impl Page {
 
     fn flag(&mut self, flag: &Flag) {
         self.entry(&label(flag), &with_default(flag));
-        let widest = flag.choices.iter().map(|c| c.0.len()).max().unwrap_or(0);
-        for (name, help) in flag.choices {
+        let widest = flag.choices.names().map(str::len).max().unwrap_or(0);
+        for (name, help) in flag.choices.iter() {
             let before = format!("{name:widest$}  ");
             self.indent(BELOW + 2);
             self.text.push_str(&before);
@@ -261,7 +261,7 @@ mod tests {
                     assert_eq!(told(flag), usize::from(!flag.hidden), "--{} in:\n{text}", flag.name);
                     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
                     assert!(flag.hidden || words.contains(&with_default(flag)), "--{}", flag.name);
-                    assert!(flag.choices.iter().all(|c| words.contains(c.0)), "--{}", flag.name);
+                    assert!(flag.choices.names().all(|c| words.contains(c)), "--{}", flag.name);
                 }
                 assert_eq!(told(&HELP), 1, "{text}");
             }
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn paragraphs_are_filled_and_indented_lines_stay() {
-        let mut page = Page { text: String::new(), width: 20 };
+        let mut page = HelpText { text: String::new(), width: 20 };
         page.paragraphs(
             "one two three\nfour five six seven\n\nStates:\n  ok        there it is as it was\nend\n",
         );
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn texts_stand_beside_short_names_and_below_long_ones() {
-        let mut page = Page { text: String::new(), width: 40 };
+        let mut page = HelpText { text: String::new(), width: 40 };
         page.table(&[("-a", "text that is long enough to wrap"), ("--a-long-name FILE", "below")]);
         let expected = "  -a  text that is long enough to wrap\n  --a-long-name FILE\n      below\n";
         assert_eq!(page.text, expected);

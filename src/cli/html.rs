@@ -6,14 +6,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
-use super::args::{Args, Argument, Command, Flag, Group};
+use super::args::{Args, Argument, Command, Flag, FlagGroup};
 use super::export::tokens;
-use super::output::{MODE, mode, whole};
+use super::output::{FORCE, MODE, OutputRules, whole};
 use super::reading::{not_over, open, with_bar};
 use super::report::peaks;
 use super::values::{parsed, whole as number};
 use analysis::cut::Cut;
-use analysis::load::Progress;
+use analysis::load::LoadProgress;
 use analysis::overview::overview;
 use render::html;
 
@@ -42,10 +42,11 @@ ssh board cat run.pfi | profinfer html - -o run.html   from a pipe",
     run,
 };
 
-const FLAGS: Group = Group {
+const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
         Flag::value("output", "OUT", "Write to this file; '-' is standard output").short('o'),
+        FORCE,
         MODE,
         Flag::value("tokens", "A..B", "Include only engine calls A to B; also A, A.. or ..B"),
         Flag::value(
@@ -70,9 +71,11 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Cut { pid: args.option("pid", parsed)?, calls: args.option("tokens", tokens)?.unwrap_or_default() };
     let peaks = args.option("peak", peaks::read)?.unwrap_or_default();
     let top = args.needed("top", number(1, u32::MAX.into()))?;
+    let rules = OutputRules::read(args)?;
     not_over(&output, file)?;
+    rules.check(&output)?;
     let trace = open(file, "show")?;
-    let progress = Progress::default();
+    let progress = LoadProgress::default();
     let found = with_bar(&progress, || overview(&trace, &cut, &peaks, &progress))
         .with_context(|| format!("cannot show {}", file.display()))?;
     let name = match file.file_name() {
@@ -87,12 +90,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         html::write(&mut out, &found, &name, top)?;
         out.flush()?;
     } else {
-        whole(
-            &output,
-            args.needed("mode", mode)?,
-            |()| true,
-            |mut out| html::write(&mut out, &found, &name, top),
-        )?;
+        whole(&output, rules, |()| true, |mut out| html::write(&mut out, &found, &name, top))?;
     }
     Ok(ExitCode::SUCCESS)
 }

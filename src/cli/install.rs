@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use super::args::{Args, Command, Flag, Group, Usage};
+use super::args::{Args, Choices, Command, Flag, FlagGroup, Usage};
 use super::config;
 use super::values::one_of;
 use crate::host::privileges;
@@ -39,7 +39,7 @@ sudo profinfer install --uninstall            configuration and recordings are k
     run,
 };
 
-const FLAGS: Group = Group {
+const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
         Flag::switch("dry-run", "Print what would be done, without doing it"),
@@ -50,13 +50,7 @@ const FLAGS: Group = Group {
              openharmony]",
         ),
         Flag::value("root", "DIR", "Use DIR as / (the file system of another machine)").default("/"),
-        Flag::value("init", "INIT", "Init system [default: detected]").choices(&[
-            ("systemd", "a hardened unit"),
-            ("sysv", "an LSB init script"),
-            ("procd", "an init script for OpenWrt"),
-            ("openharmony", "a .cfg for OpenHarmony's init"),
-            ("none", "program and configuration only"),
-        ]),
+        Flag::value("init", "INIT", "Init system [default: detected]").choices(INIT_CHOICES),
         Flag::switch("uninstall", "Remove the program and the unit or script"),
     ],
 };
@@ -65,6 +59,7 @@ const FLAGS: Group = Group {
 #[derive(Debug)]
 struct Init {
     name: &'static str,
+    help: &'static str,
     /// A machine has it if this path exists.
     sign: &'static str,
     prefix: &'static str,
@@ -83,6 +78,7 @@ struct Init {
 const INITS: [Init; 5] = [
     Init {
         name: "openharmony",
+        help: "a .cfg for OpenHarmony's init",
         sign: "/system/etc/init",
         prefix: "/system",
         conf: "/system/etc/profinfer/profinfer.toml",
@@ -98,6 +94,7 @@ const INITS: [Init; 5] = [
     },
     Init {
         name: "procd",
+        help: "an init script for OpenWrt",
         sign: "/sbin/procd",
         prefix: "/usr",
         conf: "/etc/profinfer/profinfer.toml",
@@ -109,6 +106,7 @@ const INITS: [Init; 5] = [
     },
     Init {
         name: "systemd",
+        help: "a hardened unit",
         sign: "/run/systemd/system",
         prefix: "/usr/local",
         conf: "/etc/profinfer/profinfer.toml",
@@ -124,6 +122,7 @@ const INITS: [Init; 5] = [
     },
     Init {
         name: "sysv",
+        help: "an LSB init script",
         sign: "/etc/init.d",
         prefix: "/usr/local",
         conf: "/etc/profinfer/profinfer.toml",
@@ -135,6 +134,7 @@ const INITS: [Init; 5] = [
     },
     Init {
         name: "none",
+        help: "program and configuration only",
         sign: "/",
         prefix: "/usr/local",
         conf: "/etc/profinfer/profinfer.toml",
@@ -145,6 +145,12 @@ const INITS: [Init; 5] = [
         stop: "profinfer stop",
     },
 ];
+
+/// As the help lists them: the most common first.
+const INIT_CHOICES: Choices = Choices::from_fn(|i| {
+    let init = INITS.get(*[2, 3, 1, 0, 4].get(i)?)?;
+    Some((init.name, init.help))
+});
 
 /// The paths in the files of conf/, which are replaced with the actual ones.
 const PROGRAMS: [&str; 2] = ["/usr/bin/profinfer", "/system/bin/profinfer"];
@@ -158,7 +164,7 @@ fn run(args: &Args) -> Result<ExitCode> {
     if !meta.is_dir() {
         bail!("--root {}: not a directory", root.display());
     }
-    let place = Place { root, dry: args.flag("dry-run") };
+    let place = InstallRoot { root, dry: args.flag("dry-run") };
     let choices = [0, 1, 2, 3, 4].map(|i| INITS.get(i).map_or(("", None), |init| (init.name, Some(init))));
     let init = match args.option("init", one_of(&choices))?.flatten() {
         Some(init) => init,
@@ -189,7 +195,7 @@ fn written(prefix: &Path) -> Result<String, Usage> {
 }
 
 /// Detects the init system: on the running machine by what runs, in an image by what exists.
-fn found(place: &Place) -> &'static Init {
+fn found(place: &InstallRoot) -> &'static Init {
     let there = |path: &str| place.at(path).exists();
     let of = |init: &Init| match init.name {
         "systemd" => there(init.sign) || (!place.is_here() && there("/usr/lib/systemd/systemd")),
@@ -199,7 +205,7 @@ fn found(place: &Place) -> &'static Init {
     INITS.iter().find(|init| of(init)).unwrap_or(&INITS[last])
 }
 
-fn install(place: &Place, init: &Init, program: &str) -> Result<()> {
+fn install(place: &InstallRoot, init: &Init, program: &str) -> Result<()> {
     say(&format!("init system: {}", init.name))?;
     place.copy_of_this(program)?;
     let conf = config::built_in().replace(STATE, init.state).replace(RUN, init.run);
@@ -219,7 +225,7 @@ fn install(place: &Place, init: &Init, program: &str) -> Result<()> {
     say(&format!("next: {}", init.start))
 }
 
-fn uninstall(place: &Place, init: &Init, program: &str) -> Result<()> {
+fn uninstall(place: &InstallRoot, init: &Init, program: &str) -> Result<()> {
     say(&format!("init system: {}; to stop a running service: {}", init.name, init.stop))?;
     if let Some((path, ..)) = init.file {
         place.remove(path)?;
@@ -233,12 +239,12 @@ fn say(line: &str) -> Result<()> {
 }
 
 /// Where files go.
-struct Place {
+struct InstallRoot {
     root: PathBuf,
     dry: bool,
 }
 
-impl Place {
+impl InstallRoot {
     fn at(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
@@ -322,8 +328,7 @@ impl Place {
 
     fn is_safe(&self, folder: &Path) -> Result<()> {
         let look = || format!("cannot access {}", folder.display());
-        // SAFETY: takes no arguments and returns a number.
-        let us = unsafe { libc::geteuid() };
+        let us = rustix::process::geteuid().as_raw();
         let link = fs::symlink_metadata(folder).with_context(look)?;
         if link.is_symlink() && *folder != self.root {
             let to = fs::read_link(folder).with_context(look)?;
@@ -346,8 +351,7 @@ impl Place {
 }
 
 fn advice(at: &Path) -> String {
-    // SAFETY: takes no arguments and returns a number.
-    let root = unsafe { libc::geteuid() } == 0;
+    let root = rustix::process::geteuid().is_root();
     format!("cannot change {}{}", at.display(), if root { "" } else { " (run as root)" })
 }
 

@@ -9,17 +9,21 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{CString, OsStr};
 use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
 
-use super::args::Flag;
+use super::args::{Args, Flag, Usage};
 use common::files;
+
+/// Whether an existing output may be replaced.
+pub const FORCE: Flag = Flag::switch("force", "Replace an existing output file");
 
 /// Who may read the output.
 pub const MODE: Flag =
@@ -39,61 +43,129 @@ pub fn mode(text: &str) -> Result<u32, String> {
     mode.filter(|mode| mode & 0o600 == 0o600 && mode & !0o664 == 0).ok_or_else(|| wanted.to_owned())
 }
 
+/// Permissions as for any new file of the user: the umask decides.
+pub const SHARED: u32 = 0o666;
+
 /// What to do with an existing file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Over {
-    /// Fail.
+pub enum Overwrite {
+    /// Fail; a new file has its name immediately.
     Never,
+    /// Fail; a new file has its name when it is complete.
+    NeverHidden,
     /// Replace it, with a file named FILE.part until then.
     Part,
     /// Replace it, with a file that nobody is meant to find until then.
     Hidden,
 }
 
+impl Overwrite {
+    /// The choice made by [`FORCE`].
+    pub fn of(args: &Args) -> Overwrite {
+        if args.flag("force") { Overwrite::Hidden } else { Overwrite::Never }
+    }
+
+    fn fails(self) -> bool {
+        matches!(self, Overwrite::Never | Overwrite::NeverHidden)
+    }
+}
+
+/// How to write an output.
+#[derive(Debug, Clone, Copy)]
+pub struct OutputRules {
+    pub over: Overwrite,
+    /// Permissions of a new file.
+    pub mode: u32,
+    /// How to give another name, for messages: " with -o".
+    hint: &'static str,
+}
+
+impl OutputRules {
+    /// For the file of `-o`.
+    pub fn new(over: Overwrite, mode: u32) -> OutputRules {
+        OutputRules { over, mode, hint: " with -o" }
+    }
+
+    /// For another flag or argument: " with --FLAG", or nothing.
+    pub fn hint(self, hint: &'static str) -> OutputRules {
+        OutputRules { hint, ..self }
+    }
+
+    /// Those of [`FORCE`] and [`MODE`].
+    ///
+    /// # Errors
+    /// Invalid permissions.
+    pub fn read(args: &Args) -> Result<OutputRules, Usage> {
+        Ok(OutputRules::new(Overwrite::of(args), args.needed("mode", mode)?))
+    }
+
+    /// Fails before long work if the file exists and may not be replaced. [`OutputFile::create`] checks again.
+    ///
+    /// # Errors
+    /// The file exists.
+    pub fn check(self, path: &Path) -> Result<()> {
+        let exists = std::fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
+        if exists && self.over.fails() && path.as_os_str() != "-" {
+            return Err(self.exists(path));
+        }
+        Ok(())
+    }
+
+    fn exists(self, path: &Path) -> anyhow::Error {
+        anyhow!("{} exists: give another name{}, or use --force to replace it", path.display(), self.hint)
+    }
+}
+
 /// A file being written, or a pipe or device named by the user.
-pub struct Output {
+pub struct OutputFile {
     file: File,
-    name: Option<Rc<Name>>,
+    name: Option<Rc<OutputName>>,
 }
 
 /// The name of a file being written.
-pub struct Name {
+pub struct OutputName {
     dir: Dir,
     last: CString,
-    /// Its temporary name while another file has the name.
+    /// Its temporary name until it takes the final one.
     part: RefCell<Option<CString>>,
     path: PathBuf,
+    rules: OutputRules,
     /// Device and inode.
     id: Cell<(u64, u64)>,
 }
 
-impl Output {
-    /// Creates it with these permissions.
+impl OutputFile {
+    /// Creates it.
     ///
     /// # Errors
     /// A file exists and may not be replaced, the name is something that cannot be a file, or the system refuses.
     /// The message includes the name and what to do.
-    pub fn create(path: &Path, over: Over, mode: u32) -> Result<Output> {
-        let cannot = || format!("cannot write {}: give another place with -o", path.display());
+    pub fn create(path: &Path, rules: OutputRules) -> Result<OutputFile> {
+        let hint = rules.hint;
+        let cannot = || format!("cannot write {}: give another place{hint}", path.display());
         let Some(last) = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/")) else {
-            bail!("{}: is a directory: give a file name with -o", path.display());
+            bail!("{}: is a directory: give a file name{hint}", path.display());
         };
         let above = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let dir = Dir::open(above).with_context(cannot)?;
-        let name = Name {
+        let name = OutputName {
             dir,
             last: c_string(last).with_context(cannot)?,
             part: RefCell::new(None),
             path: path.to_owned(),
+            rules,
             id: Cell::new((0, 0)),
         };
         // Retry if the existing file appears or vanishes meanwhile.
         for _ in 0..8 {
             let made = match name.dir.look(&name.last) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => name.dir.create(&name.last, mode),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => match rules.over {
+                    Overwrite::NeverHidden => name.beside(),
+                    _ => name.dir.create(&name.last, rules.mode),
+                },
                 Err(e) => return Err(e).with_context(cannot),
-                Ok(found) => match name.over(&found, over, mode)? {
-                    Stands::Stream(file) => return Ok(Output { file, name: None }),
+                Ok(found) => match name.over(&found)? {
+                    Stands::Stream(file) => return Ok(OutputFile { file, name: None }),
                     Stands::Beside(made) => made,
                 },
             };
@@ -103,11 +175,11 @@ impl Output {
                 Ok(file) => {
                     let found = file.metadata().with_context(cannot)?;
                     name.id.set((found.dev(), found.ino()));
-                    return Ok(Output { file, name: Some(Rc::new(name)) });
+                    return Ok(OutputFile { file, name: Some(Rc::new(name)) });
                 }
             }
         }
-        bail!("{} keeps changing: give another name with -o", path.display())
+        bail!("{} keeps changing: give another name{hint}", path.display())
     }
 
     /// Gives a new file to this user and group if they own the directory or anybody can write to it: there they
@@ -126,7 +198,7 @@ impl Output {
     }
 
     /// Its name; None for a pipe or a device.
-    pub fn name(&self) -> Option<Rc<Name>> {
+    pub fn name(&self) -> Option<Rc<OutputName>> {
         self.name.clone()
     }
 }
@@ -137,12 +209,12 @@ enum Stands {
     Beside(io::Result<File>),
 }
 
-impl Name {
-    fn over(&self, found: &Found, over: Over, mode: u32) -> Result<Stands> {
-        let shown = self.path.display();
-        let ours = found.kind != libc::S_IFLNK;
+impl OutputName {
+    fn over(&self, found: &ExistingFile) -> Result<Stands> {
+        let (shown, hint) = (self.path.display(), self.rules.hint);
+        let ours = found.kind != FileType::Symlink;
         if found.streams()
-            || found.kind == libc::S_IFLNK && self.dir.look_through(&self.last).is_ok_and(|f| f.streams())
+            || found.kind == FileType::Symlink && self.dir.look_through(&self.last).is_ok_and(|f| f.streams())
         {
             if !self
                 .dir
@@ -151,39 +223,37 @@ impl Name {
             {
                 bail!(
                     "{shown} belongs to another user, in a directory that others can write to: give \
-                     another name with -o"
+                     another name{hint}"
                 );
             }
             let file = self.dir.stream(&self.last, ours).with_context(|| format!("cannot write {shown}"))?;
             return Ok(Stands::Stream(file));
         }
-        match (found.kind, over) {
-            (libc::S_IFLNK, _) => {
-                bail!("{shown} is a link, which is not followed: give its target or another name with -o")
+        match found.kind {
+            FileType::Symlink => {
+                bail!("{shown} is a link, which is not followed: give its target or another name{hint}")
             }
-            (libc::S_IFDIR, _) => bail!("{shown} is a directory: give a file name with -o"),
-            (libc::S_IFREG, Over::Never) => {
-                bail!("{shown} exists: give another name with -o, or use --force to replace it")
-            }
-            (libc::S_IFREG, _) => Ok(Stands::Beside(self.beside(over, mode))),
-            _ => bail!("{shown} is not a regular file, pipe or terminal: give another name with -o"),
+            FileType::Directory => bail!("{shown} is a directory: give a file name{hint}"),
+            FileType::RegularFile if self.rules.over.fails() => Err(self.rules.exists(&self.path)),
+            FileType::RegularFile => Ok(Stands::Beside(self.beside())),
+            _ => bail!("{shown} is not a regular file, pipe or terminal: give another name{hint}"),
         }
     }
 
-    /// Creates a new file next to the one to replace.
-    fn beside(&self, over: Over, mode: u32) -> io::Result<File> {
+    /// Creates a file under a temporary name next to the final one.
+    fn beside(&self) -> io::Result<File> {
         // Short enough to be a valid name with the additions.
         let last = self.last.as_bytes();
         let last = last.get(..200).unwrap_or(last);
         let mut refused = io::Error::from(io::ErrorKind::AlreadyExists);
         for n in 1..100 {
             let number = if n > 1 { n.to_string() } else { String::new() };
-            let (before, behind) = match over {
-                Over::Hidden => (".", format!(".{}{number}.tmp", std::process::id())),
-                _ => ("", format!(".part{number}")),
+            let (before, behind) = match self.rules.over {
+                Overwrite::Part => ("", format!(".part{number}")),
+                _ => (".", format!(".{}{number}.tmp", std::process::id())),
             };
             let part = c_string(OsStr::from_bytes(&[before.as_bytes(), last, behind.as_bytes()].concat()))?;
-            match self.dir.create(&part, mode) {
+            match self.dir.create(&part, self.rules.mode) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => refused = e,
                 made => {
                     *self.part.borrow_mut() = made.is_ok().then_some(part);
@@ -203,19 +273,31 @@ impl Name {
         }
     }
 
-    /// Whether another file still has the name.
+    /// Whether it still has a temporary name.
     pub fn is_part(&self) -> bool {
         self.part.borrow().is_some()
     }
 
-    /// Takes the final name, replacing the file that has it, if any.
+    /// Takes the final name, replacing the file that has it if that is allowed.
     ///
     /// # Errors
-    /// The system refuses; the message has both names.
+    /// A file exists and may not be replaced, or the system refuses; the message has both names.
     pub fn settle(&self) -> Result<()> {
         let Some(part) = self.part.borrow().clone() else { return Ok(()) };
-        self.dir
-            .rename(&part, &self.last)
+        if self.rules.over.fails() {
+            // An empty file of our own holds the name: not every file system can rename without replacing.
+            let claimed = self.dir.create(&self.last, self.rules.mode);
+            claimed.map_err(|e| match e.kind() {
+                io::ErrorKind::AlreadyExists => self.rules.exists(&self.path),
+                _ => anyhow!(e).context(format!("cannot write {}", self.path.display())),
+            })?;
+        }
+        let renamed = self.dir.rename(&part, &self.last);
+        if renamed.is_err() && self.rules.over.fails() {
+            // The first error is the one to report.
+            let _ = self.dir.remove(&self.last);
+        }
+        renamed
             .with_context(|| format!("{} cannot replace {}", self.now().display(), self.path.display()))?;
         *self.part.borrow_mut() = None;
         Ok(())
@@ -239,7 +321,7 @@ impl Name {
 }
 
 /// Removes an unfinished file on every exit path.
-struct Unfinished(Option<Rc<Name>>);
+struct Unfinished(Option<Rc<OutputName>>);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
@@ -249,21 +331,36 @@ impl Drop for Unfinished {
     }
 }
 
-/// Writes a complete file in place of an existing one; `content` says whether it is worth keeping.
+/// Writes a complete file, or nothing; `content` says whether it is worth keeping.
 ///
 /// # Errors
-/// Those of [`Output::create`] and of `content`; the existing file is unchanged.
+/// Those of [`OutputFile::create`] and of `content`; the existing file is unchanged.
 pub fn whole<T>(
     path: &Path,
-    mode: u32,
+    rules: OutputRules,
     keep: impl FnOnce(&T) -> bool,
     content: impl FnOnce(&mut dyn Write) -> io::Result<T>,
 ) -> Result<T> {
-    let out = Output::create(path, Over::Hidden, mode)?;
+    fill(path, rules, keep, |out| {
+        let mut out = BufWriter::with_capacity(64 << 10, out);
+        let done = content(&mut out).and_then(|done| out.flush().map(|()| done));
+        done.with_context(|| format!("cannot write {}", path.display()))
+    })
+}
+
+/// As [`whole`], without a buffer; errors of `content` are passed on as they are.
+///
+/// # Errors
+/// Those of [`OutputFile::create`] and of `content`; the existing file is unchanged.
+pub fn fill<T>(
+    path: &Path,
+    rules: OutputRules,
+    keep: impl FnOnce(&T) -> bool,
+    content: impl FnOnce(OutputFile) -> Result<T>,
+) -> Result<T> {
+    let out = OutputFile::create(path, rules)?;
     let mut unfinished = Unfinished(out.name());
-    let mut out = BufWriter::with_capacity(64 << 10, out.file);
-    let done = content(&mut out).and_then(|done| out.flush().map(|()| done));
-    let done = done.with_context(|| format!("cannot write {}", path.display()))?;
+    let done = content(out)?;
     if keep(&done)
         && let Some(name) = &unfinished.0
     {
@@ -273,7 +370,7 @@ pub fn whole<T>(
     Ok(done)
 }
 
-impl Write for Output {
+impl Write for OutputFile {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         self.file.write(buf)
     }
@@ -283,7 +380,7 @@ impl Write for Output {
     }
 }
 
-impl pfi::Output for Output {
+impl pfi::Output for OutputFile {
     fn seekable(&self) -> bool {
         self.file.seekable()
     }
@@ -301,17 +398,17 @@ fn c_string(name: &OsStr) -> io::Result<CString> {
 struct Dir(File);
 
 /// What exists under a name.
-struct Found {
-    kind: libc::mode_t,
+struct ExistingFile {
+    kind: FileType,
     owner: u32,
     id: (u64, u64),
     bytes: u64,
 }
 
-impl Found {
+impl ExistingFile {
     /// A pipe, a terminal or /dev/null: it is written to directly.
     fn streams(&self) -> bool {
-        matches!(self.kind, libc::S_IFIFO | libc::S_IFCHR)
+        matches!(self.kind, FileType::Fifo | FileType::CharacterDevice)
     }
 }
 
@@ -321,29 +418,22 @@ const PAUSE: Duration = Duration::from_millis(20);
 impl Dir {
     fn open(path: &Path) -> io::Result<Dir> {
         // Names are looked up in it; it need not be readable.
-        files::locate(path, libc::O_DIRECTORY).map(Dir)
+        files::locate(path, OFlags::DIRECTORY).map(Dir)
     }
 
-    fn look(&self, name: &CString) -> io::Result<Found> {
-        self.stat(name, libc::AT_SYMLINK_NOFOLLOW)
+    fn look(&self, name: &CString) -> io::Result<ExistingFile> {
+        self.stat(name, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    fn look_through(&self, link: &CString) -> io::Result<Found> {
-        self.stat(link, 0)
+    fn look_through(&self, link: &CString) -> io::Result<ExistingFile> {
+        self.stat(link, AtFlags::empty())
     }
 
     #[allow(clippy::unnecessary_cast, reason = "the types of stat's fields differ from system to system")]
-    fn stat(&self, name: &CString, how: libc::c_int) -> io::Result<Found> {
-        // SAFETY: all zeros is a valid value of the struct, which the kernel fills; the name is NUL-terminated.
-        let (done, found) = unsafe {
-            let mut found: libc::stat = std::mem::zeroed();
-            (libc::fstatat(self.0.as_raw_fd(), name.as_ptr(), &raw mut found, how), found)
-        };
-        if done != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Found {
-            kind: found.st_mode & libc::S_IFMT,
+    fn stat(&self, name: &CString, how: AtFlags) -> io::Result<ExistingFile> {
+        let found = rustix::fs::statat(&self.0, name, how)?;
+        Ok(ExistingFile {
+            kind: FileType::from_raw_mode(found.st_mode),
             owner: found.st_uid,
             id: (found.st_dev as u64, found.st_ino as u64),
             bytes: u64::try_from(found.st_size).unwrap_or(0),
@@ -352,28 +442,21 @@ impl Dir {
 
     /// Whether it is safe to write to, not planted by somebody else: it is ours or root's, or nobody else can write
     /// to the directory. For a link only the latter counts.
-    fn trusts(&self, found: &Found, may_be_ours: bool) -> io::Result<bool> {
-        // SAFETY: takes no arguments and cannot fail.
-        let us = unsafe { libc::geteuid() };
+    fn trusts(&self, found: &ExistingFile, may_be_ours: bool) -> io::Result<bool> {
+        let us = rustix::process::geteuid().as_raw();
         let closed = self.0.metadata()?.permissions().mode() & 0o022 == 0;
         Ok(closed || may_be_ours && (found.owner == us || found.owner == 0))
     }
 
-    fn openat(&self, name: &CString, flags: libc::c_int) -> io::Result<File> {
-        // SAFETY: the name is NUL-terminated; the mode has the type that the call takes with O_CREAT.
-        let fd = unsafe {
-            libc::openat(self.0.as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC, 0o600 as libc::c_uint)
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: it was just opened, and nobody else has it.
-        Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    fn openat(&self, name: &CString, flags: OFlags, mode: Mode) -> io::Result<File> {
+        Ok(rustix::fs::openat(&self.0, name, flags | OFlags::CLOEXEC, mode)?.into())
     }
 
     fn create(&self, name: &CString, mode: u32) -> io::Result<File> {
-        let file = self.openat(name, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW)?;
-        if mode != 0o600 {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let file =
+            self.openat(name, flags, Mode::from_raw_mode(if mode == SHARED { mode } else { 0o600 }))?;
+        if ![0o600, SHARED].contains(&mode) {
             // As requested, whatever the umask.
             file.set_permissions(Permissions::from_mode(mode))?;
         }
@@ -382,20 +465,22 @@ impl Dir {
 
     /// Opens a pipe or a device; waits for a pipe's reader, as a shell does.
     fn stream(&self, name: &CString, direct: bool) -> io::Result<File> {
-        let follow = if direct { libc::O_NOFOLLOW } else { 0 };
+        let follow = if direct { OFlags::NOFOLLOW } else { OFlags::empty() };
         loop {
-            match self.openat(name, libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY | follow) {
-                Err(e) if e.raw_os_error() == Some(libc::ENXIO) => std::thread::sleep(PAUSE),
+            match self.openat(
+                name,
+                OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | follow,
+                Mode::empty(),
+            ) {
+                Err(e) if e.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => std::thread::sleep(PAUSE),
                 Err(e) => return Err(e),
                 Ok(file) => {
                     let kind = file.metadata()?.file_type();
                     if !kind.is_fifo() && !kind.is_char_device() {
                         return Err(io::Error::other("it has been replaced meanwhile"));
                     }
-                    // SAFETY: changes the flags of an open descriptor: writes block again.
-                    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) } != 0 {
-                        return Err(io::Error::last_os_error());
-                    }
+                    // Writes block again.
+                    rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
                     return Ok(file);
                 }
             }
@@ -403,20 +488,11 @@ impl Dir {
     }
 
     fn rename(&self, from: &CString, to: &CString) -> io::Result<()> {
-        let fd = self.0.as_raw_fd();
-        // SAFETY: both names are NUL-terminated.
-        match unsafe { libc::renameat(fd, from.as_ptr(), fd, to.as_ptr()) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        Ok(rustix::fs::renameat(&self.0, from, &self.0, to)?)
     }
 
     fn remove(&self, name: &CString) -> io::Result<()> {
-        // SAFETY: the name is NUL-terminated.
-        match unsafe { libc::unlinkat(self.0.as_raw_fd(), name.as_ptr(), 0) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        Ok(rustix::fs::unlinkat(&self.0, name, AtFlags::empty())?)
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use super::args::Usage;
-use analysis::load::Progress;
+use analysis::load::LoadProgress;
 use pfi::{ReadError, Trace};
 
 /// Opens a trace; `-` is standard input. `what` is what cannot be done if this fails: `report on`.
@@ -47,7 +47,7 @@ fn told(opened: Result<Trace, ReadError>) -> anyhow::Result<Trace> {
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Runs `work`; if it takes long and standard error is a terminal, shows a progress bar there.
-pub fn with_bar<T>(progress: &Progress, work: impl FnOnce() -> T) -> T {
+pub fn with_bar<T>(progress: &LoadProgress, work: impl FnOnce() -> T) -> T {
     if !std::io::stderr().is_terminal() {
         return work();
     }
@@ -62,7 +62,7 @@ pub fn with_bar<T>(progress: &Progress, work: impl FnOnce() -> T) -> T {
     })
 }
 
-fn watch(progress: &Progress, done: &AtomicBool) {
+fn watch(progress: &LoadProgress, done: &AtomicBool) {
     let start = Instant::now();
     let mut shown = false;
     while !done.load(Ordering::Relaxed) {

@@ -10,14 +10,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use self::caller::Caller;
-use self::flags::Asked;
+use self::flags::RecordArgs;
 use super::args::Args;
 use super::conf;
-use super::output::{Name, Output};
+use super::output::{OutputFile, OutputName, OutputRules};
 use crate::capture::error::RecordError;
 use crate::daemon::arrivals::OfFile;
 use crate::host::{target, wake};
-use crate::recorder::recording::{Arrivals, Options, Progress, Streams, Summary, Target, Watch};
+use crate::recorder::recording::{
+    Arrivals, RecordOptions, RecordingProgress, SessionObserver, Streams, Summary, Target,
+};
 use crate::recorder::session;
 use render::table::clean;
 
@@ -37,18 +39,18 @@ fn run(args: &Args) -> Result<ExitCode> {
     if pmc::lists(args)? {
         return pmc::list(args);
     }
-    let asked = Asked::read(args)?;
+    let asked = RecordArgs::read(args)?;
     let to_stdout = asked.options.streams == Streams::StdoutTaken;
     if to_stdout && io::stdout().is_terminal() {
         bail!("standard output is a terminal: redirect it, or give a file with -o");
     }
-    let signals = Signals::install()?;
+    let signals = StopSignals::install()?;
     let mut watch = Status::new(asked.quiet, ready_line(&asked.target), signals);
-    let Asked { target, output, over, mode, quiet, leave, owner, options } = asked;
+    let RecordArgs { target, output, over, mode, quiet, leave, owner, options } = asked;
     let recorded = match to_stdout {
         true => write_to(target, options, (Box::new(io::stdout()), None), leave, &mut watch),
         false => {
-            let out = Output::create(&output, over, mode)?;
+            let out = OutputFile::create(&output, OutputRules::new(over, mode))?;
             give(&out, owner, &output, &mut watch);
             let name = out.name();
             write_to(target, options, (Box::new(out), name), leave, &mut watch)
@@ -59,7 +61,7 @@ fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Gives a new file to the user who called sudo, and reports where it stays root's.
-pub fn give(out: &Output, owner: Option<Caller>, path: &Path, watch: &mut dyn Watch) {
+pub fn give(out: &OutputFile, owner: Option<Caller>, path: &Path, watch: &mut dyn SessionObserver) {
     let Some(Caller { uid, gid }) = owner else { return };
     let why = match out.give(uid, gid) {
         Ok(true) => return,
@@ -77,10 +79,10 @@ pub fn give(out: &Output, owner: Option<Caller>, path: &Path, watch: &mut dyn Wa
 /// The recording failed, or no engine was seen at work.
 pub fn write_to(
     target: Target,
-    options: Options,
-    (out, name): (Box<dyn pfi::Output>, Option<Rc<Name>>),
+    options: RecordOptions,
+    (out, name): (Box<dyn pfi::Output>, Option<Rc<OutputName>>),
     leave: bool,
-    watch: &mut dyn Watch,
+    watch: &mut dyn SessionObserver,
 ) -> Result<Summary> {
     if let (Target::Command(_), Some(user)) = (&target, &options.user) {
         watch.tell(&format!(
@@ -131,7 +133,7 @@ const IDLE: &str =
     "the engine was probed but computed nothing: check that its model loads and that it gets a request";
 
 /// Ends a command that outlives its recording, or leaves it running; returns its exit code if it failed by itself.
-fn outlasted(child: Child, leave: bool, watch: &mut dyn Watch) -> Option<i32> {
+fn outlasted(child: Child, leave: bool, watch: &mut dyn SessionObserver) -> Option<i32> {
     let pid = child.id();
     if leave {
         watch.tell(&format!("the command keeps running (--leave-running): process {pid}"));
@@ -153,7 +155,7 @@ fn failure(e: &RecordError) -> String {
 }
 
 /// Waits for a command whose recording has failed; returns how it ended.
-fn outlived(child: Child, e: &RecordError, watch: &dyn Watch) -> String {
+fn outlived(child: Child, e: &RecordError, watch: &dyn SessionObserver) -> String {
     if watch.stop() {
         return "; the command keeps running".to_owned();
     }
@@ -167,15 +169,15 @@ fn outlived(child: Child, e: &RecordError, watch: &dyn Watch) -> String {
 
 /// Forwards the recording's reports, and gives its file its name once there is something in it.
 struct Named<'a> {
-    watch: &'a mut dyn Watch,
-    name: Option<Rc<Name>>,
+    watch: &'a mut dyn SessionObserver,
+    name: Option<Rc<OutputName>>,
     /// Why the file could not get its name; this is tried again at the end.
     refused: Option<String>,
     /// The command that continues.
     command: Option<Child>,
 }
 
-impl Watch for Named<'_> {
+impl SessionObserver for Named<'_> {
     fn arrivals(&mut self, program: &Path) -> Result<Box<dyn Arrivals>, RecordError> {
         self.watch.arrivals(program)
     }
@@ -188,7 +190,7 @@ impl Watch for Named<'_> {
         self.watch.tell(text);
     }
 
-    fn progress(&mut self, now: &Progress) {
+    fn progress(&mut self, now: &RecordingProgress) {
         let worth = now.totals.events > 0 && now.bytes > pfi::FILE_HEADER as u64;
         if let Some(name) =
             self.name.as_ref().filter(|name| worth && name.is_part() && self.refused.is_none())
@@ -241,14 +243,14 @@ fn summary_line(output: &Path, s: &Summary) -> String {
 static STOPS: AtomicU32 = AtomicU32::new(0);
 
 /// Ctrl-C, SIGTERM and SIGHUP: the first ends the recording, the second ends the program.
-pub struct Signals;
+pub struct StopSignals;
 
-impl Signals {
+impl StopSignals {
     /// Installs the handlers for the rest of the process.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn install() -> Result<Signals> {
+    pub fn install() -> Result<StopSignals> {
         ctrlc::set_handler(|| {
             if STOPS.fetch_add(1, Ordering::SeqCst) > 0 {
                 super::screen::restore();
@@ -259,7 +261,7 @@ impl Signals {
         .context("cannot install handlers for Ctrl-C and SIGTERM")?;
         // They go to the thread just started, and only interrupt waits here.
         wake::block();
-        Ok(Signals)
+        Ok(StopSignals)
     }
 
     /// Whether a signal has arrived.
@@ -292,11 +294,11 @@ struct Status {
     last: Instant,
     /// Decoded tokens when the line was last shown.
     decoded: u64,
-    signals: Signals,
+    signals: StopSignals,
 }
 
 impl Status {
-    fn new(quiet: bool, ready: String, signals: Signals) -> Status {
+    fn new(quiet: bool, ready: String, signals: StopSignals) -> Status {
         let terminal = io::stderr().is_terminal();
         Status {
             quiet,
@@ -316,7 +318,7 @@ impl Status {
     }
 }
 
-impl Watch for Status {
+impl SessionObserver for Status {
     fn arrivals(&mut self, program: &Path) -> Result<Box<dyn Arrivals>, RecordError> {
         Ok(Box::new(OfFile::new(program)?))
     }
@@ -332,7 +334,7 @@ impl Watch for Status {
         }
     }
 
-    fn progress(&mut self, now: &Progress) {
+    fn progress(&mut self, now: &RecordingProgress) {
         if now.engines > 0
             && let Some(ready) = self.ready.take()
         {
@@ -342,7 +344,7 @@ impl Watch for Status {
             return;
         }
         // The recent rate: the engine may have spent a long time loading its model before.
-        let Progress { totals: t, lost, bytes, .. } = now;
+        let RecordingProgress { totals: t, lost, bytes, .. } = now;
         let rate = (t.decoded - self.decoded) as f64 / self.last.elapsed().as_secs_f64();
         (self.last, self.decoded) = (Instant::now(), t.decoded);
         self.shown = true;

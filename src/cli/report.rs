@@ -8,12 +8,12 @@ pub(super) mod peaks;
 
 use anyhow::Context;
 
-use super::args::{Args, Argument, Command, Flag, Group, Usage};
+use super::args::{Args, Argument, Choice, Command, Flag, FlagGroup, Usage};
 use super::reading::{open, with_bar};
-use super::values::{one_of, parsed, whole};
+use super::values::{choice, parsed, whole};
 use analysis::calls::Phase;
-use analysis::load::Progress;
-use analysis::report::{By, Options, try_report};
+use analysis::load::LoadProgress;
+use analysis::report::{By, ReportOptions, try_report};
 use render::table::Style;
 use render::{json, text};
 
@@ -49,7 +49,7 @@ ssh board cat run.pfi | profinfer report -     from a pipe",
     run,
 };
 
-const FLAGS: Group = Group {
+const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
         Flag::switch("json", "Print JSON: nanoseconds, bytes, ratios (1 = 100 %)"),
@@ -63,29 +63,14 @@ const FLAGS: Group = Group {
             "TABLE",
             "Show only this table, after the recording quality [default: all but token, with --json all]",
         )
-        .choices(&[
-            ("op", "op types"),
-            ("name", "tensor names, layers combined"),
-            ("layer", "layers"),
-            ("thread", "threads of the engine"),
-            ("token", "calls of the engine"),
-            ("cause", "what threads did: computing, barrier, preempted, idle, faulting (--sched)"),
-            ("counter", "counters (--pmc)"),
-            ("interference", "what ran on the CPU while engine threads were runnable (--sched)"),
-            ("expert", "experts of each layer (--experts)"),
-            ("phase", "load, tokenize, prefill, decode, sampling, etc. (--phases)"),
-            ("energy", "joules, frequencies, temperatures (--sensors)"),
-            ("level", "level of detail over time, and its cost (--budget)"),
-        ]),
+        .one_of::<By>(),
         Flag::value(
             "pid",
             "PID[:N]",
             "Process to show, or its N-th context [default: the one with the most calls, with --json all]",
         ),
-        Flag::value("phase", "PHASE", "Show only this phase [default: all recorded phases]").choices(&[
-            ("prefill", "calls with more than one token in a ubatch"),
-            ("decode", "calls with one token"),
-        ]),
+        Flag::value("phase", "PHASE", "Show only this phase [default: all recorded phases]")
+            .one_of::<Phase>(),
         Flag::value(
             "peak",
             "PEAK",
@@ -101,41 +86,55 @@ const FLAGS: Group = Group {
     ],
 };
 
-fn options(args: &Args) -> Result<Options, Usage> {
+impl Choice for By {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        ("op", "op types", Self::Op),
+        ("name", "tensor names, layers combined", Self::Name),
+        ("layer", "layers", Self::Layer),
+        ("thread", "threads of the engine", Self::Thread),
+        ("token", "calls of the engine", Self::Token),
+        ("cause", "what threads did: computing, barrier, preempted, idle, faulting (--sched)", Self::Cause),
+        ("counter", "counters (--pmc)", Self::Counter),
+        (
+            "interference",
+            "what ran on the CPU while engine threads were runnable (--sched)",
+            Self::Interference,
+        ),
+        ("expert", "experts of each layer (--experts)", Self::Expert),
+        ("phase", "load, tokenize, prefill, decode, sampling, etc. (--phases)", Self::Phase),
+        ("energy", "joules, frequencies, temperatures (--sensors)", Self::Energy),
+        ("level", "level of detail over time, and its cost (--budget)", Self::Level),
+    ];
+}
+
+impl Choice for Phase {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        ("prefill", "calls with more than one token in a ubatch", Self::Prefill),
+        ("decode", "calls with one token", Self::Decode),
+    ];
+}
+
+fn options(args: &Args) -> Result<ReportOptions, Usage> {
     let json = args.flag("json");
-    let tables = one_of(&[
-        ("op", By::Op),
-        ("name", By::Name),
-        ("layer", By::Layer),
-        ("thread", By::Thread),
-        ("token", By::Token),
-        ("cause", By::Cause),
-        ("counter", By::Counter),
-        ("interference", By::Interference),
-        ("expert", By::Expert),
-        ("phase", By::Phase),
-        ("energy", By::Energy),
-        ("level", By::Level),
-    ]);
-    let tables = match args.option("by", tables)? {
+    let tables = match args.option("by", choice)? {
         Some(one) => vec![one],
         None => By::ALL.into_iter().filter(|by| json || *by != By::Token).collect(),
     };
     let top = args.option("top", whole(1, u32::MAX.into()))?;
-    let phase = args.option("phase", one_of(&[("prefill", Phase::Prefill), ("decode", Phase::Decode)]))?;
+    let phase = args.option("phase", choice)?;
     let top = top.or(if json { None } else { Some(20) });
     let expert_cache = args.list("expert-cache", whole(1, u32::MAX.into()))?;
     let peaks = args.option("peak", peaks::read)?.unwrap_or_default();
     let pid = args.option("pid", parsed)?;
     // A program that names no run gets all of them.
     let others = json && pid.is_none();
-    Ok(Options { top, tables, phase, expert_cache, peaks, pid, others })
+    Ok(ReportOptions { top, tables, phase, expert_cache, peaks, pid, others })
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (file, options) = (args.needed_argument("FILE")?, options(args)?);
     let trace = open(Path::new(file), "report on")?;
-    let progress = Progress::default();
+    let progress = LoadProgress::default();
     let report = with_bar(&progress, || try_report(&trace, &options, &progress));
     let report = report.with_context(|| format!("cannot report on {}", file.to_string_lossy()))?;
     let mut out = BufWriter::with_capacity(64 << 10, std::io::stdout().lock());

@@ -3,22 +3,25 @@
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
 
 /// Alternate screen, hidden cursor, no line wrap; and back (xterm's control sequences, DECSET).
 const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[2J";
 const LEAVE: &[u8] = b"\x1b[?7h\x1b[?25h\x1b[?1049l";
 
 /// The state to restore.
-struct Before {
+struct SavedTerminal {
     out: File,
-    keys: Option<libc::termios>,
+    keys: Option<Termios>,
 }
 
-static BEFORE: Mutex<Option<Before>> = Mutex::new(None);
+static BEFORE: Mutex<Option<SavedTerminal>> = Mutex::new(None);
 
-fn before() -> MutexGuard<'static, Option<Before>> {
+fn before() -> MutexGuard<'static, Option<SavedTerminal>> {
     BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -45,7 +48,7 @@ impl Screen {
         let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
         let (mut out, spare) = (copy(io::stdout().as_fd())?, copy(io::stdout().as_fd())?);
         let keys = if io::stdin().is_terminal() { Some(copy(io::stdin().as_fd())?) } else { None };
-        *before() = Some(Before { out: spare, keys: keys.as_ref().and_then(at_once) });
+        *before() = Some(SavedTerminal { out: spare, keys: keys.as_ref().and_then(at_once) });
         let screen = out.write_all(ENTER).map(|()| Screen { out, keys });
         screen.inspect_err(|_| restore())
     }
@@ -60,7 +63,7 @@ impl Screen {
     /// # Errors
     /// It cannot be written to.
     pub fn draw(&mut self, text: &str) -> io::Result<()> {
-        if before().is_none() || !ready(&self.out, libc::POLLOUT) {
+        if before().is_none() || !ready(&self.out, PollFlags::OUT) {
             return Ok(());
         }
         let lines: Vec<&str> = text.lines().collect();
@@ -71,7 +74,7 @@ impl Screen {
 
     /// The last pressed key, if any.
     pub fn key(&mut self) -> Option<u8> {
-        let keys = self.keys.as_mut().filter(|k| ready(k, libc::POLLIN))?;
+        let keys = self.keys.as_mut().filter(|k| ready(k, PollFlags::IN))?;
         let mut pressed = [0; 64];
         let n = keys.read(&mut pressed).ok()?;
         pressed.get(..n)?.last().copied()
@@ -86,10 +89,9 @@ impl Drop for Screen {
 
 /// Restores the terminal if it was taken over; from any thread.
 pub fn restore() {
-    let Some(Before { mut out, keys }) = before().take() else { return };
+    let Some(SavedTerminal { mut out, keys }) = before().take() else { return };
     if let Some(keys) = keys {
-        // SAFETY: a plain system call, with a struct that tcgetattr has filled.
-        unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &raw const keys) };
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &keys);
     }
     // A closed terminal needs nothing.
     let _ = out.write_all(LEAVE);
@@ -97,25 +99,19 @@ pub fn restore() {
 
 /// Makes keys arrive immediately and without echo. Of the keys that stop or end the process, only Ctrl-C still
 /// works. Returns the previous settings.
-fn at_once(keys: &File) -> Option<libc::termios> {
-    let fd = keys.as_raw_fd();
-    // SAFETY: all zeros is a valid value of the struct; tcgetattr fills it, tcsetattr reads it.
-    unsafe {
-        let mut settings = std::mem::zeroed::<libc::termios>();
-        if libc::tcgetattr(fd, &raw mut settings) != 0 {
-            return None;
-        }
-        let before = settings;
-        settings.c_lflag &= !(libc::ICANON | libc::ECHO);
-        for key in [libc::VSUSP, libc::VQUIT] {
-            settings.c_cc[key] = libc::_POSIX_VDISABLE;
-        }
-        (libc::tcsetattr(fd, libc::TCSANOW, &raw const settings) == 0).then_some(before)
+fn at_once(keys: &File) -> Option<Termios> {
+    let before = tcgetattr(keys).ok()?;
+    let mut settings = before.clone();
+    settings.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
+    for key in [SpecialCodeIndex::VSUSP, SpecialCodeIndex::VQUIT] {
+        settings.special_codes[key] = libc::_POSIX_VDISABLE;
     }
+    tcsetattr(keys, OptionalActions::Now, &settings).ok()?;
+    Some(before)
 }
 
-fn ready(file: &File, events: libc::c_short) -> bool {
-    let mut asked = libc::pollfd { fd: file.as_raw_fd(), events, revents: 0 };
-    // SAFETY: one entry, as the count says.
-    unsafe { libc::poll(&raw mut asked, 1, 0) == 1 && asked.revents & events != 0 }
+fn ready(file: &File, events: PollFlags) -> bool {
+    let mut asked = [PollFd::new(file, events)];
+    poll(&mut asked, Some(&Timespec::default())).is_ok_and(|n| n == 1)
+        && asked[0].revents().intersects(events)
 }

@@ -11,21 +11,21 @@ use std::process::{Command, ExitCode};
 
 use serde::Serialize;
 
-use self::scratch::Scratch;
+use self::scratch::ScratchDir;
 use self::started::{last_line, output, succeed};
 use crate::capture::source::BackendChoice;
-use crate::engine::elf::{ElfError, ElfFile, Machine};
+use crate::engine::elf::{ElfError, ElfFile, ElfMachine};
 use crate::engine::search::Launch;
 use crate::host::btf::Btf;
-use analysis::accuracy::{self, Comparison};
-use analysis::agreement::{self, Answer};
+use analysis::accuracy::{self, AccuracyComparison};
+use analysis::agreement;
 use analysis::ground_truth::{self, GroundTruth};
-use analysis::load::{Loaded, Progress, load};
+use analysis::load::{LoadProgress, Loaded, load};
 use analysis::quality::RecordingQuality;
 use pfi::Trace;
-use pfi::record::{Source, Transport};
+use pfi::record::{SourceKind, TransportKind};
 
-use super::args::{Args, Command as Subcommand, Flag, Group};
+use super::args::{Args, Command as Subcommand, Flag, FlagGroup};
 use super::record::flags::{self, SOURCE};
 
 const RUNNER: &str = "ggml-runner";
@@ -46,7 +46,7 @@ line per check: ok, FAILED or skipped.",
     usage: &["[OPTIONS]"],
     arguments: &[],
     behind: None,
-    groups: &[Group {
+    groups: &[FlagGroup {
         title: "Options",
         flags: &[
             Flag::value(
@@ -74,16 +74,16 @@ sudo profinfer selftest --json | jq .ok     for a program",
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Verdict {
+enum TestVerdict {
     Ok,
     Failed,
     Skipped,
 }
 
 #[derive(Debug, Serialize)]
-struct Check {
+struct SelftestCheck {
     check: String,
-    verdict: Verdict,
+    verdict: TestVerdict,
     detail: String,
 }
 
@@ -110,16 +110,16 @@ struct Recording {
 /// The checks so far; in text form each is printed when it is done.
 struct Checks {
     json: bool,
-    list: Vec<Check>,
+    list: Vec<SelftestCheck>,
     recordings: Vec<Recording>,
 }
 
 impl Checks {
-    fn note(&mut self, check: &str, verdict: Verdict, detail: String) -> io::Result<()> {
+    fn note(&mut self, check: &str, verdict: TestVerdict, detail: String) -> io::Result<()> {
         let word = match verdict {
-            Verdict::Ok => "ok",
-            Verdict::Failed => "FAILED",
-            Verdict::Skipped => "skipped",
+            TestVerdict::Ok => "ok",
+            TestVerdict::Failed => "FAILED",
+            TestVerdict::Skipped => "skipped",
         };
         let detail = render::table::clean(&detail);
         if !self.json {
@@ -127,20 +127,20 @@ impl Checks {
             writeln!(out, "{word:<7}  {check:<28}  {detail}")?;
             out.flush()?;
         }
-        self.list.push(Check { check: check.to_owned(), verdict, detail });
+        self.list.push(SelftestCheck { check: check.to_owned(), verdict, detail });
         Ok(())
     }
 
-    fn answer(&mut self, check: &str, answer: Answer) -> io::Result<()> {
+    fn answer(&mut self, check: &str, answer: SelftestAnswer) -> io::Result<()> {
         match answer {
-            Ok(detail) => self.note(check, Verdict::Ok, detail),
-            Err(why) => self.note(check, Verdict::Failed, why),
+            Ok(detail) => self.note(check, TestVerdict::Ok, detail),
+            Err(why) => self.note(check, TestVerdict::Failed, why),
         }
     }
 }
 
 /// What to record.
-struct Case {
+struct SelftestCase {
     name: &'static str,
     model: &'static str,
     level: &'static str,
@@ -149,11 +149,11 @@ struct Case {
     tokens: (u32, u32),
     record: &'static [&'static str],
     run: &'static [&'static str],
-    checks: &'static [Kind],
+    checks: &'static [SelftestKind],
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum SelftestKind {
     Calls,
     Graphs,
     Order,
@@ -163,16 +163,16 @@ enum Kind {
     Accuracy,
 }
 
-impl Kind {
+impl SelftestKind {
     fn name(self) -> &'static str {
         match self {
-            Kind::Calls => "calls",
-            Kind::Graphs => "graphs",
-            Kind::Order => "order of ops",
-            Kind::Structure => "structure",
-            Kind::Experts => "experts",
-            Kind::Scheduler => "time off the CPU",
-            Kind::Accuracy => "accuracy",
+            SelftestKind::Calls => "calls",
+            SelftestKind::Graphs => "graphs",
+            SelftestKind::Order => "order of ops",
+            SelftestKind::Structure => "structure",
+            SelftestKind::Experts => "experts",
+            SelftestKind::Scheduler => "time off the CPU",
+            SelftestKind::Accuracy => "accuracy",
         }
     }
 }
@@ -182,25 +182,39 @@ const PERF_BUFFERS: &str = "--pbuf";
 const CHOSEN: &str = "--experts";
 const TINY: &str = "tiny";
 const MOE: &str = "moe";
-use Kind::{Accuracy, Calls, Experts, Graphs, Order, Scheduler, Structure};
+use SelftestKind::{Accuracy, Calls, Experts, Graphs, Order, Scheduler, Structure};
 
-const fn case(name: &'static str, level: &'static str, threads: usize, checks: &'static [Kind]) -> Case {
-    Case { name, model: TINY, level, threads, tokens: (16, 6), record: &[], run: &[], checks }
+const fn case(
+    name: &'static str,
+    level: &'static str,
+    threads: usize,
+    checks: &'static [SelftestKind],
+) -> SelftestCase {
+    SelftestCase { name, model: TINY, level, threads, tokens: (16, 6), record: &[], run: &[], checks }
 }
 
-const CASES: [Case; 9] = [
+const CASES: [SelftestCase; 9] = [
     case("token", "token", 1, &[Calls]),
     case("graph", "graph", 1, &[Calls, Graphs]),
-    Case { tokens: (256, 32), ..case("op, 1 thread", "op", 1, &[Calls, Graphs, Order, Structure, Accuracy]) },
-    Case {
+    SelftestCase {
+        tokens: (256, 32),
+        ..case("op, 1 thread", "op", 1, &[Calls, Graphs, Order, Structure, Accuracy])
+    },
+    SelftestCase {
         tokens: (256, 32),
         ..case("op, 2 threads", "op", 2, &[Calls, Graphs, Order, Structure, Accuracy])
     },
-    Case { record: &[NO_STRUCTURE], ..case("op, no structure", "op", 1, &[Calls, Graphs, Order]) },
-    Case { record: &[PERF_BUFFERS], ..case("op, perf buffers", "op", 2, &[Calls, Graphs, Order, Structure]) },
-    Case { run: &["--two-backends"], ..case("two backends", "op", 1, &[Calls, Graphs, Order, Structure]) },
-    Case { record: &["--sched"], ..case("scheduler", "token", 2, &[Calls, Scheduler]) },
-    Case {
+    SelftestCase { record: &[NO_STRUCTURE], ..case("op, no structure", "op", 1, &[Calls, Graphs, Order]) },
+    SelftestCase {
+        record: &[PERF_BUFFERS],
+        ..case("op, perf buffers", "op", 2, &[Calls, Graphs, Order, Structure])
+    },
+    SelftestCase {
+        run: &["--two-backends"],
+        ..case("two backends", "op", 1, &[Calls, Graphs, Order, Structure])
+    },
+    SelftestCase { record: &["--sched"], ..case("scheduler", "token", 2, &[Calls, Scheduler]) },
+    SelftestCase {
         model: MOE,
         record: &[CHOSEN],
         ..case("experts", "op", 1, &[Calls, Graphs, Order, Structure, Experts])
@@ -209,7 +223,7 @@ const CASES: [Case; 9] = [
 
 /// What all recordings have in common.
 #[derive(Debug, Clone, Copy)]
-struct How<'a> {
+struct SelftestOptions<'a> {
     /// By its name in `record`.
     source: &'a str,
     btf: Option<&'a Path>,
@@ -231,8 +245,8 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (given, btf) = (args.path("runner")?, args.path("btf")?);
     let mut checks = Checks { json, list: Vec::new(), recordings: Vec::new() };
     let btf = btf.as_deref().map(Btf::read).transpose()?;
-    let how = How { source, btf: btf.as_ref().map(|btf| btf.path.as_path()) };
-    let scratch = Scratch::new()?;
+    let how = SelftestOptions { source, btf: btf.as_ref().map(|btf| btf.path.as_path()) };
+    let scratch = ScratchDir::new()?;
     if let Some(runner) = find(given, &mut checks)? {
         for model in [TINY, MOE] {
             checks.answer(&format!("model {model}"), synth(&runner, model, &scratch))?;
@@ -242,20 +256,20 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     }
     let count = |v| checks.list.iter().filter(|c| c.verdict == v).count();
-    let failed = count(Verdict::Failed);
+    let failed = count(TestVerdict::Failed);
     if json {
         #[derive(Serialize)]
-        struct Answer<'a> {
+        struct SelftestOutput<'a> {
             ok: bool,
-            checks: &'a [Check],
+            checks: &'a [SelftestCheck],
             recordings: &'a [Recording],
         }
         render::json::write(
             &mut io::stdout().lock(),
-            &Answer { ok: failed == 0, checks: &checks.list, recordings: &checks.recordings },
+            &SelftestOutput { ok: failed == 0, checks: &checks.list, recordings: &checks.recordings },
         )?;
     } else {
-        let (ok, skipped) = (count(Verdict::Ok), count(Verdict::Skipped));
+        let (ok, skipped) = (count(TestVerdict::Ok), count(TestVerdict::Skipped));
         writeln!(io::stdout(), "{ok} ok, {failed} failed, {skipped} skipped")?;
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -272,8 +286,11 @@ fn find(given: Option<PathBuf>, checks: &mut Checks) -> io::Result<Option<PathBu
     Ok(found.then_some(path))
 }
 
+/// A detail, or what is wrong, for people.
+type SelftestAnswer = Result<String, String>;
+
 /// The runner's version, or why it cannot be used and what to do.
-fn version(path: &Path) -> Answer {
+fn version(path: &Path) -> SelftestAnswer {
     let shown = path.display();
     foreign(path)?;
     match output(Command::new(path).arg("--version")) {
@@ -301,7 +318,7 @@ fn foreign(path: &Path) -> Result<(), String> {
     let Some(launch) = Launch::of_command(&[path.into()]) else { return Ok(()) };
     let copy = "use the ggml-runner of the same release and architecture as this program";
     match ElfFile::open(&launch.program) {
-        Ok(elf) if Machine::host().is_some_and(|host| host != elf.machine) => Err(format!(
+        Ok(elf) if ElfMachine::host().is_some_and(|host| host != elf.machine) => Err(format!(
             "{} is for {}, this machine is {}: {copy}",
             path.display(),
             elf.machine.name(),
@@ -314,7 +331,7 @@ fn foreign(path: &Path) -> Result<(), String> {
     }
 }
 
-fn synth(runner: &Path, model: &str, scratch: &Scratch) -> Answer {
+fn synth(runner: &Path, model: &str, scratch: &ScratchDir) -> SelftestAnswer {
     let path = scratch.file(model);
     let made = succeed(Command::new(runner).args(["synth", model]).arg(&path).args(["--type", "q4_0"]));
     made.map_err(|why| format!("{why}; {}", scratch.advice()))?;
@@ -323,10 +340,16 @@ fn synth(runner: &Path, model: &str, scratch: &Scratch) -> Answer {
 }
 
 /// Records one case and makes its checks.
-fn one(runner: &Path, case: &Case, how: How<'_>, scratch: &Scratch, checks: &mut Checks) -> io::Result<()> {
+fn one(
+    runner: &Path,
+    case: &SelftestCase,
+    how: SelftestOptions<'_>,
+    scratch: &ScratchDir,
+    checks: &mut Checks,
+) -> io::Result<()> {
     let label = |kind: &str| format!("{}: {kind}", case.name);
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let skip = |why: String, checks: &mut Checks| checks.note(&label("record"), Verdict::Skipped, why);
+    let skip = |why: String, checks: &mut Checks| checks.note(&label("record"), TestVerdict::Skipped, why);
     if case.threads > cpus {
         return skip(format!("only {cpus} CPU available to this process"), checks);
     }
@@ -335,12 +358,12 @@ fn one(runner: &Path, case: &Case, how: How<'_>, scratch: &Scratch, checks: &mut
     }
     let (trace, truth) = match record(runner, case, how, scratch) {
         Ok(both) => both,
-        Err(why) => return checks.note(&label("record"), Verdict::Failed, why),
+        Err(why) => return checks.note(&label("record"), TestVerdict::Failed, why),
     };
     let structure = !case.record.contains(&NO_STRUCTURE);
     let quality = agreement::quality(&trace);
-    checks.answer(&label("complete"), agreement::complete(&quality, structure))?;
-    let loaded = load(&trace, &Progress::default());
+    checks.answer(&label("complete"), agreement::complete(&quality, structure).map_err(|e| e.to_string()))?;
+    let loaded = load(&trace, &LoadProgress::default());
     checks.recordings.push(recording(case, quality, &loaded));
     if let Some(btf) = how.btf {
         checks.answer(&label("BTF"), used(btf, &loaded))?;
@@ -351,11 +374,11 @@ fn one(runner: &Path, case: &Case, how: How<'_>, scratch: &Scratch, checks: &mut
     Ok(())
 }
 
-fn recording(case: &Case, quality: RecordingQuality, loaded: &Loaded<'_>) -> Recording {
+fn recording(case: &SelftestCase, quality: RecordingQuality, loaded: &Loaded<'_>) -> Recording {
     let transport = match loaded.header.as_ref().map(|h| (h.source, h.transport)) {
-        Some((Source::Perf, _)) => "perf events",
-        Some((Source::Bpf, Transport::Perf)) => "perf buffers",
-        Some((Source::Bpf, Transport::Ring)) => "ring buffer",
+        Some((SourceKind::Perf, _)) => "perf events",
+        Some((SourceKind::Bpf, TransportKind::Perf)) => "perf buffers",
+        Some((SourceKind::Bpf, TransportKind::Ring)) => "ring buffer",
         None => "unknown",
     };
     // Collecting into a map would bring in a sort routine.
@@ -376,20 +399,21 @@ fn recording(case: &Case, quality: RecordingQuality, loaded: &Loaded<'_>) -> Rec
     }
 }
 
-fn check(kind: Kind, trace: &Trace, loaded: &Loaded<'_>, truth: &GroundTruth) -> Answer {
-    match kind {
+fn check(kind: SelftestKind, trace: &Trace, loaded: &Loaded<'_>, truth: &GroundTruth) -> SelftestAnswer {
+    let answer = match kind {
         Calls => agreement::calls(loaded, truth),
         Graphs => agreement::graphs(loaded, truth),
         Order => agreement::order(loaded, truth),
         Structure => agreement::structure(loaded, truth),
         Experts => agreement::experts(loaded, truth),
         Scheduler => agreement::scheduler(loaded),
-        Accuracy => accuracy::compare(trace, truth).map_err(|e| e.to_string()).and_then(|c| accurate(&c)),
-    }
+        Accuracy => return accurate(&accuracy::compare(trace, truth).map_err(|e| e.to_string())?),
+    };
+    answer.map_err(|e| e.to_string())
 }
 
 /// Whether children were followed with the given BTF: if not, the recording has a notice.
-fn used(btf: &Path, loaded: &Loaded<'_>) -> Answer {
+fn used(btf: &Path, loaded: &Loaded<'_>) -> SelftestAnswer {
     let name = btf.display().to_string();
     match loaded.notices.iter().find(|n| n.text.contains(&name)) {
         Some(n) => Err(n.text.to_owned()),
@@ -400,9 +424,9 @@ fn used(btf: &Path, loaded: &Loaded<'_>) -> Answer {
 /// Records the runner with this program.
 fn record(
     runner: &Path,
-    case: &Case,
-    how: How<'_>,
-    scratch: &Scratch,
+    case: &SelftestCase,
+    how: SelftestOptions<'_>,
+    scratch: &ScratchDir,
 ) -> Result<(Trace, GroundTruth), String> {
     let me = std::env::current_exe().map_err(|e| e.to_string())?;
     let (trace, truth) = (scratch.file("trace.pfi"), scratch.file("truth.tsv"));
@@ -421,7 +445,7 @@ fn record(
         .arg(scratch.file(case.model))
         .args(case.run);
     command.args(["-p", &prompt.to_string(), "-n", &generate.to_string(), "-t", &case.threads.to_string()]);
-    succeed(command.arg("--ground-truth").arg(&truth))?;
+    succeed(command.args(["--force", "--ground-truth"]).arg(&truth))?;
     let trace = Trace::open(&trace).map_err(|e| format!("trace: {e}"))?;
     let file = File::open(&truth).map_err(|e| format!("ground truth: {e}"))?;
     let truth = ground_truth::read(BufReader::new(file)).map_err(|e| format!("ground truth: {e}"))?;
@@ -432,7 +456,7 @@ fn record(
 }
 
 /// Whether the times are close enough to the true ones.
-fn accurate(c: &Comparison) -> Answer {
+fn accurate(c: &AccuracyComparison) -> SelftestAnswer {
     let line =
         |level: &str| c.levels.iter().chain(&c.classes).find(|l| l.level == level).and_then(|l| l.accuracy);
     let figures = [

@@ -6,14 +6,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
-use super::args::{Args, Argument, Command, Flag, Group, Usage};
+use super::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
 use super::reading::{open, with_bar};
 use super::report::{peaks, style};
-use super::values::{one_of, parsed, whole};
+use super::values::{choice, one_of, parsed, whole};
 use analysis::calls::Phase;
-use analysis::load::Progress;
+use analysis::load::LoadProgress;
 use analysis::stat::shapes::of_trace;
-use analysis::stat::{Options, View, stat};
+use analysis::stat::{StatOptions, View, stat};
 
 pub const COMMAND: Command = Command {
     name: "stat",
@@ -51,13 +51,10 @@ profinfer stat run.pfi ops --csv > ops.csv          for a spreadsheet",
     run,
 };
 
-const FLAGS: Group = Group {
+const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
-        Flag::value("phase", "PHASE", "Calls to show").default("decode").choices(&[
-            ("prefill", "calls with more than one token in a ubatch"),
-            ("decode", "calls with one token"),
-        ]),
+        Flag::value("phase", "PHASE", "Calls to show").default("decode").one_of::<Phase>(),
         Flag::value(
             "pid",
             "PID[:N]",
@@ -106,8 +103,8 @@ fn view(args: &Args) -> Result<Option<View>, Usage> {
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (file, one) = (args.needed_argument("FILE")?, view(args)?);
-    let mut options = Options {
-        phase: args.needed("phase", one_of(&[("prefill", Phase::Prefill), ("decode", Phase::Decode)]))?,
+    let mut options = StatOptions {
+        phase: args.needed("phase", choice)?,
         views: one.map_or(View::ALL.to_vec(), |one| vec![one]),
         pid: args.option("pid", parsed)?,
         peaks: args.option("peak", peaks::read)?.unwrap_or_default(),
@@ -125,9 +122,9 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let trace = open(Path::new(file), "read")?;
     if let Some(path) = other {
         let other = open(&path, "read")?;
-        options.beside = Some(of_trace(&other, options.phase, &Progress::default()));
+        options.beside = Some(of_trace(&other, options.phase, &LoadProgress::default()));
     }
-    let progress = Progress::default();
+    let progress = LoadProgress::default();
     let shown = file.to_string_lossy();
     let found =
         with_bar(&progress, || stat(&trace, &options, &progress)).with_context(|| shown.into_owned())?;

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use super::args::{Args, Argument, Command, Flag, Group};
-use super::output::{MODE, Output, mode};
+use super::args::{Args, Argument, Command, Flag, FlagGroup};
+use super::output::{MODE, OutputFile, OutputRules, mode};
 use super::record::caller::Caller;
-use super::record::{self, Signals, budget, flags};
+use super::record::{self, StopSignals, budget, flags};
 use super::report::style;
 use super::screen::Screen;
 use super::values::{time, whole};
@@ -19,15 +19,17 @@ use crate::capture::error::RecordError;
 use crate::daemon::arrivals::OfFile;
 use crate::host::{target, usage};
 use crate::recorder::qos;
-use crate::recorder::qos::policy::Rule;
-use crate::recorder::recording::{Arrivals, Options, Progress, Streams, Summary, Target, Watch};
+use crate::recorder::qos::policy::LevelPolicy;
+use crate::recorder::recording::{
+    Arrivals, RecordOptions, RecordingProgress, SessionObserver, Streams, Summary, Target,
+};
 use analysis::calls::Phase;
 use analysis::live::{Live, keep};
 use pfi::record::Detail;
 use pfi::{self, Tail};
 use render::json;
 use render::table::{Style, clean};
-use render::top::{CallNow, Picture, State, text};
+use render::top::{CallNow, RecordingState, TopSnapshot, text};
 
 pub const COMMAND: Command = Command {
     name: "top",
@@ -66,7 +68,7 @@ profinfer top --level op -p 1234                           all ops, whatever the
     run,
 };
 
-const PICTURE: Group = Group {
+const PICTURE: FlagGroup = FlagGroup {
     title: "Display",
     flags: &[
         Flag::value("interval", "TIME", "Refresh interval, 50ms or more").default("500ms"),
@@ -85,7 +87,7 @@ const PICTURE: Group = Group {
     ],
 };
 
-const COST: Group = Group {
+const COST: FlagGroup = FlagGroup {
     title: "Overhead",
     flags: &[
         Flag::value(
@@ -110,7 +112,7 @@ const MESSAGES: usize = 3;
 
 /// How frames are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum FrameMode {
     Screen,
     Lines,
     Json,
@@ -127,15 +129,15 @@ enum Hold {
 
 fn run(args: &Args) -> Result<ExitCode> {
     let way = match (args.flag("json"), args.flag("lines") || !io::stdout().is_terminal()) {
-        (true, _) => Way::Json,
-        (false, true) => Way::Lines,
-        (false, false) => Way::Screen,
+        (true, _) => FrameMode::Json,
+        (false, true) => FrameMode::Lines,
+        (false, false) => FrameMode::Screen,
     };
-    let streams = if way == Way::Screen { Streams::TerminalTaken } else { Streams::StdoutTaken };
+    let streams = if way == FrameMode::Screen { Streams::TerminalTaken } else { Streams::StdoutTaken };
     let (target, mut options) = flags::common(args, streams)?;
     budget::read(args, &mut options)?;
     if options.budget.is_none() && !args.flag("level") {
-        options.budget = Some(Rule { budget: Some(BUDGET), qos: None });
+        options.budget = Some(LevelPolicy { budget: Some(BUDGET), qos: None });
     }
     let interval = args.needed("interval", |t| time(t).and_then(long_enough))?;
     options.flush = (interval / 2).min(options.flush);
@@ -145,11 +147,11 @@ fn run(args: &Args) -> Result<ExitCode> {
         Some(path) => Some(open(path, args)?),
         None => None,
     };
-    let mut top = Top::new(way, &target, &options, Signals::install()?);
+    let mut top = Top::new(way, &target, &options, StopSignals::install()?);
     if let (Some(path), Some(file)) = (&output, &file) {
         record::give(file, Caller::read(args)?, path, &mut top);
     }
-    let (file, name) = file.map_or((None, None), |file: Output| {
+    let (file, name) = file.map_or((None, None), |file: OutputFile| {
         let name = file.name();
         (Some(Box::new(file) as Box<dyn pfi::Output>), name)
     });
@@ -178,11 +180,11 @@ fn long_enough(interval: Duration) -> Result<Duration, String> {
 }
 
 /// A file that is read while it is written must be overwritable.
-fn open(path: &Path, args: &Args) -> Result<Output> {
+fn open(path: &Path, args: &Args) -> Result<OutputFile> {
     if path.as_os_str() == "-" {
         bail!("standard output shows the display: give a file with -o");
     }
-    let file = Output::create(path, flags::over(args), args.needed("mode", mode)?)?;
+    let file = OutputFile::create(path, OutputRules::new(flags::over(args), args.needed("mode", mode)?))?;
     if !pfi::Output::seekable(&file) {
         bail!("{} is not a regular file: give another name with -o", path.display());
     }
@@ -191,7 +193,7 @@ fn open(path: &Path, args: &Args) -> Result<Output> {
 
 /// Watches a recording, and draws.
 struct Top {
-    way: Way,
+    way: FrameMode,
     interval: Duration,
     count: Option<u64>,
     rows: Option<usize>,
@@ -199,7 +201,7 @@ struct Top {
     quiet: bool,
     target: String,
     budget: Option<f64>,
-    signals: Signals,
+    signals: StopSignals,
     tail: Tail,
     live: Live,
     /// When the session first reported, and when the next frame is due.
@@ -216,11 +218,11 @@ struct Top {
     messages: Vec<String>,
     /// CPU time of this process at the last frame, us.
     spent: (Instant, u64),
-    before: Option<Progress>,
+    before: Option<RecordingProgress>,
 }
 
 impl Top {
-    fn new(way: Way, target: &Target, options: &Options, signals: Signals) -> Top {
+    fn new(way: FrameMode, target: &Target, options: &RecordOptions, signals: StopSignals) -> Top {
         let now = Instant::now();
         Top {
             way,
@@ -253,7 +255,7 @@ impl Top {
         let now = Instant::now();
         self.live.tick(usage::now());
         self.spent = (now, cpu_us());
-        self.due = now + if self.way == Way::Screen { Duration::ZERO } else { self.interval };
+        self.due = now + if self.way == FrameMode::Screen { Duration::ZERO } else { self.interval };
         self.begun = Some(now);
     }
 
@@ -264,19 +266,19 @@ impl Top {
         live.tick(usage::now());
     }
 
-    fn picture(&mut self, now: &Progress, end: Option<&str>) -> Picture {
+    fn picture(&mut self, now: &RecordingProgress, end: Option<&str>) -> TopSnapshot {
         let (t, begun) = (usage::now(), *self.begun.get_or_insert_with(Instant::now));
         let (since, us) = self.spent;
         self.spent = (Instant::now(), cpu_us());
         let passed = since.elapsed().as_micros().max(1) as f64;
         let state = match (end, now.engines) {
-            (Some(_), _) => State::Ended,
-            (None, 0) => State::Waiting,
-            (None, _) => State::Running,
+            (Some(_), _) => RecordingState::Ended,
+            (None, 0) => RecordingState::Waiting,
+            (None, _) => RecordingState::Running,
         };
         // While nothing is probed, the last seen call may have ended long ago.
-        let call = now.call.filter(|_| state == State::Running && now.level.level > Detail::Nothing);
-        Picture {
+        let call = now.call.filter(|_| state == RecordingState::Running && now.level.level > Detail::Nothing);
+        TopSnapshot {
             schema: 2,
             state,
             end: end.map(str::to_owned),
@@ -302,10 +304,10 @@ impl Top {
     }
 
     /// Shows a frame; with `whole` also on the normal screen.
-    fn show(&mut self, mut picture: Picture, whole: bool) -> io::Result<()> {
+    fn show(&mut self, mut picture: TopSnapshot, whole: bool) -> io::Result<()> {
         let rows = self.rows.unwrap_or(ROWS);
         match self.way {
-            Way::Screen if !whole => {
+            FrameMode::Screen if !whole => {
                 let screen = match self.screen.take() {
                     Some(screen) => screen,
                     None => Screen::enter()?,
@@ -315,15 +317,15 @@ impl Top {
                 let style = Style { width: Some(width), ..style() };
                 screen.draw(&text(&picture, self.rows.unwrap_or(usize::MAX), Some(height), &style))
             }
-            Way::Screen | Way::Lines => {
-                if self.way == Way::Lines {
+            FrameMode::Screen | FrameMode::Lines => {
+                if self.way == FrameMode::Lines {
                     // They are already on standard error.
                     picture.messages.retain(|m| !self.messages.contains(m));
                 }
                 let end = if whole { "" } else { "\n" };
                 write_out(&format!("{}{end}", text(&picture, rows, None, &style())))
             }
-            Way::Json => {
+            FrameMode::Json => {
                 let spans = [&mut picture.now, &mut picture.run];
                 spans.into_iter().flat_map(|s| &mut s.phases).for_each(|p| keep(&mut p.ops, rows));
                 let mut lines = Vec::new();
@@ -342,13 +344,13 @@ impl Top {
             return Err(e.into());
         }
         let counted = self.count.is_some_and(|n| self.drawn >= n);
-        if counted && self.way != Way::Screen {
+        if counted && self.way != FrameMode::Screen {
             return Ok(());
         }
         self.read();
         self.live.finish();
         let Some(before) = self.before else { return Ok(()) };
-        let now = Progress { totals: s.totals, lost: s.lost, bytes: s.bytes, call: None, ..before };
+        let now = RecordingProgress { totals: s.totals, lost: s.lost, bytes: s.bytes, call: None, ..before };
         let end = if self.done { "as requested" } else { s.end.as_str() };
         let picture = self.picture(&now, Some(end));
         Ok(self.show(picture, true)?)
@@ -370,7 +372,7 @@ impl Top {
     }
 }
 
-impl Watch for Top {
+impl SessionObserver for Top {
     fn arrivals(&mut self, program: &Path) -> Result<Box<dyn Arrivals>, RecordError> {
         Ok(Box::new(OfFile::new(program)?))
     }
@@ -393,7 +395,7 @@ impl Watch for Top {
         self.messages.push(text.to_owned());
     }
 
-    fn progress(&mut self, now: &Progress) {
+    fn progress(&mut self, now: &RecordingProgress) {
         if self.begun.is_none() {
             self.begin();
         }

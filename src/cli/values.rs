@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::args::nearest;
+use super::args::{Choice, nearest};
 
 /// An integer from `least` to `most`, in digits.
 pub fn whole<T: TryFrom<u64>>(least: u64, most: u64) -> impl Fn(&str) -> Result<T, String> {
@@ -33,7 +33,15 @@ pub fn parsed<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|e: T::Err| e.to_string())
 }
 
-/// One of these names, which are those of the flag's `choices`.
+/// A value of a type with names, for a flag with [`one_of`](super::args::Flag::one_of).
+///
+/// # Errors
+/// None of the names.
+pub fn choice<T: Choice>(text: &str) -> Result<T, String> {
+    one_of(&T::ALL.iter().map(|(name, _, value)| (*name, *value)).collect::<Vec<_>>())(text)
+}
+
+/// One of these names.
 pub fn one_of<T: Copy>(names: &[(&'static str, T)]) -> impl Fn(&str) -> Result<T, String> {
     move |text| {
         let found = names.iter().find(|(name, _)| *name == text);

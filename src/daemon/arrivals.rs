@@ -2,18 +2,19 @@
 //! already, then any that map it. None of their files is read.
 
 use std::fs;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags};
+
 use super::facts;
-use super::notice::{Notice, Watch};
+use super::notice::{ProcessEvent, ProcessWatch};
 use crate::capture::error::RecordError;
 use crate::engine::search;
 use crate::host::budget::Budget;
 use crate::host::maps::{FileId, Mapping};
-use crate::host::{capset, open};
+use crate::host::{capset, open, ready};
 use crate::recorder::recording::Arrivals;
 
 /// Interval between scans of all processes where the kernel does not report mappings, and delay after a loss.
@@ -24,8 +25,8 @@ const RENEW: Duration = Duration::from_secs(1);
 /// Looks for processes that run one file, or any file of a directory.
 pub struct OfFile {
     /// None: the kernel does not report mappings.
-    watch: Option<Watch>,
-    files: Files,
+    watch: Option<ProcessWatch>,
+    files: WantedFiles,
     /// Processes that have started another program.
     changed: Vec<u32>,
     /// Time of the next scan of all processes, and of the next check of the CPUs.
@@ -39,7 +40,7 @@ impl OfFile {
     /// # Errors
     /// There is no such file.
     pub fn new(path: &Path) -> Result<OfFile, RecordError> {
-        let failed = |e: std::io::Error| RecordError::Arrivals(format!("{}: {e}", path.display()));
+        let failed = |source| RecordError::Arrivals { path: path.to_owned(), source };
         let id = |meta: fs::Metadata| (meta.dev(), meta.ino());
         let meta = fs::metadata(path).map_err(failed)?;
         let ids = match meta.is_dir() {
@@ -50,8 +51,14 @@ impl OfFile {
             false => vec![id(meta)],
         };
         let now = Instant::now();
-        let watch = Watch::open().ok();
-        Ok(OfFile { watch, files: Files(ids), changed: Vec::new(), look: Some(now), renew: now + RENEW })
+        let watch = ProcessWatch::open().ok();
+        Ok(OfFile {
+            watch,
+            files: WantedFiles(ids),
+            changed: Vec::new(),
+            look: Some(now),
+            renew: now + RENEW,
+        })
     }
 
     /// Processes that have one of the files mapped executable.
@@ -61,15 +68,9 @@ impl OfFile {
 
     /// Waits until the kernel has something to report.
     fn pause(&self, most: Duration) {
-        let fd = |fd: std::os::fd::BorrowedFd<'_>| libc::pollfd {
-            fd: fd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        let mut fds: Vec<libc::pollfd> = self.watch.iter().flat_map(Watch::fds).map(fd).collect();
-        let ms = i32::try_from(most.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: the length is that of the array, all descriptors are open; an interruption needs no handling.
-        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ms) };
+        let fds = self.watch.iter().flat_map(ProcessWatch::fds);
+        let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        ready::wait(&mut fds, most);
     }
 }
 
@@ -81,10 +82,10 @@ impl Arrivals for OfFile {
         if let Some(watch) = &mut self.watch {
             for place in 0..watch.cpus() {
                 watch.read(place, &mut |notice| match notice {
-                    Notice::Mapped { pid, mapping, .. } if files.have(pid, &mapping) => come.push(pid),
-                    Notice::Lost(_) => lost = true,
-                    Notice::Exec { pid, .. } => self.changed.push(pid),
-                    Notice::Mapped { .. } => {}
+                    ProcessEvent::Mapped { pid, mapping, .. } if files.have(pid, &mapping) => come.push(pid),
+                    ProcessEvent::Lost(_) => lost = true,
+                    ProcessEvent::Exec { pid, .. } => self.changed.push(pid),
+                    ProcessEvent::Mapped { .. } => {}
                 });
             }
             if self.renew <= Instant::now() {
@@ -117,9 +118,9 @@ impl Arrivals for OfFile {
 }
 
 /// The wanted files.
-struct Files(Vec<FileId>);
+struct WantedFiles(Vec<FileId>);
 
-impl Files {
+impl WantedFiles {
     /// Whether a process has mapped one of them.
     ///
     /// An inode alone may belong to another file on another file system. On some (overlay, btrfs) the kernel's list

@@ -6,9 +6,11 @@ use std::io::{self, Read};
 
 use serde::{Deserialize, Serialize};
 
-use super::place::Place;
+use super::place::OpenDir;
 use super::replace::replace;
-use crate::recorder::recording::{Calibration, Options};
+use crate::capture::pmc;
+use crate::capture::source::BackendChoice;
+use crate::recorder::recording::{Calibration, RecordOptions};
 
 /// The file's name in the directory.
 const NAME: &str = ".calibration";
@@ -18,24 +20,37 @@ const KINDS: usize = 16;
 
 /// Contents of the file: valid until the next boot, for the program version that measured it.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct CachedCalibrations {
     boot: String,
     version: String,
-    all: Vec<(String, Calibration)>,
+    all: Vec<(Kind, Calibration)>,
 }
 
 /// The known calibrations.
 #[derive(Default)]
 pub struct CalibrationCache {
-    /// By kind of recording.
-    all: Vec<(String, Calibration)>,
+    all: Vec<(Kind, Calibration)>,
     /// There is something to save.
     pub news: bool,
 }
 
 /// Recordings of the same kind need the same calibration.
-pub fn kind(o: &Options) -> String {
-    format!("{:?} {:?} {} {}", o.source, o.counters, o.sched, o.budget.is_some())
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kind {
+    source: BackendChoice,
+    counters: pmc::CounterOptions,
+    sched: bool,
+    budget: bool,
+}
+
+/// The kind of a recording.
+pub fn kind(o: &RecordOptions) -> Kind {
+    Kind {
+        source: o.source,
+        counters: o.counters.clone(),
+        sched: o.capture.sched,
+        budget: o.budget.is_some(),
+    }
 }
 
 /// Id of the current boot.
@@ -45,11 +60,11 @@ fn boot() -> io::Result<String> {
 
 impl CalibrationCache {
     /// Calibration for recordings of this kind.
-    pub fn of(&self, kind: &str) -> Option<&Calibration> {
+    pub fn of(&self, kind: &Kind) -> Option<&Calibration> {
         self.all.iter().find(|(k, _)| k == kind).map(|(_, calibration)| calibration)
     }
 
-    pub fn learn(&mut self, kind: String, calibration: Calibration) {
+    pub fn learn(&mut self, kind: Kind, calibration: Calibration) {
         self.all.retain(|(k, _)| *k != kind);
         self.all.drain(..(self.all.len() + 1).saturating_sub(KINDS));
         self.all.push((kind, calibration));
@@ -58,10 +73,10 @@ impl CalibrationCache {
 
     /// Loads what this version of the program saved since boot. Anything else is ignored and measured again.
     /// Returns the number of known kinds of recording.
-    pub fn recall(&mut self, place: &Place, version: &str) -> usize {
+    pub fn recall(&mut self, place: &OpenDir, version: &str) -> usize {
         let mut bytes = Vec::new();
         let read = place.read(NAME).and_then(|file| file.take(MOST).read_to_end(&mut bytes));
-        let kept = read.ok().and_then(|_| postcard::from_bytes::<Kept>(&bytes).ok());
+        let kept = read.ok().and_then(|_| postcard::from_bytes::<CachedCalibrations>(&bytes).ok());
         let kept = kept.filter(|k| k.version == version && boot().is_ok_and(|boot| boot == k.boot));
         self.all = kept.map(|k| k.all).unwrap_or_default();
         self.all.len()
@@ -72,10 +87,10 @@ impl CalibrationCache {
     ///
     /// # Errors
     /// The system refuses; the old file is unchanged.
-    pub fn keep(&mut self, place: &Place, version: &str) -> io::Result<()> {
+    pub fn keep(&mut self, place: &OpenDir, version: &str) -> io::Result<()> {
         self.news = false;
         let all = self.all.iter().filter(|(_, calibration)| calibration.hit_ns > 0).cloned().collect();
-        let kept = Kept { boot: boot()?, version: version.into(), all };
+        let kept = CachedCalibrations { boot: boot()?, version: version.into(), all };
         let mut buffer = vec![0; MOST as usize];
         let bytes = postcard::to_slice(&kept, &mut buffer).map_err(|_| io::ErrorKind::FileTooLarge)?;
         replace(&place.at(NAME), 0o600, bytes)
@@ -86,6 +101,11 @@ impl CalibrationCache {
 mod tests {
     use super::*;
 
+    fn counting(name: &str) -> Kind {
+        let counters = pmc::CounterOptions { names: vec![name.into()], strict: false };
+        Kind { source: BackendChoice::Auto, counters, sched: false, budget: true }
+    }
+
     fn calibration(hit_ns: u32) -> Calibration {
         Calibration { hit_ns, prices: None, unfit: Some("why".into()) }
     }
@@ -93,29 +113,29 @@ mod tests {
     #[test]
     fn what_was_learnt_is_known_to_the_next_of_the_same_version() {
         let dir = tempfile::tempdir().expect("a directory");
-        let place = Place::open(&dir.path().join("own")).expect("a place");
+        let place = OpenDir::open(&dir.path().join("own")).expect("a place");
         let mut calibration_cache = CalibrationCache::default();
         assert_eq!(calibration_cache.recall(&place, "1"), 0, "nothing was kept");
-        calibration_cache.learn("a".into(), calibration(5));
-        calibration_cache.learn("a".into(), calibration(7));
-        calibration_cache.learn("unknown".into(), calibration(0));
+        calibration_cache.learn(counting("a"), calibration(5));
+        calibration_cache.learn(counting("a"), calibration(7));
+        calibration_cache.learn(counting("unknown"), calibration(0));
         assert!(calibration_cache.news);
         calibration_cache.keep(&place, "1").expect("kept");
         assert!(!calibration_cache.news);
 
         let mut next = CalibrationCache::default();
         assert_eq!(next.recall(&place, "1"), 1, "what could not be found out is not kept");
-        assert_eq!((next.of("a"), next.of("unknown")), (Some(&calibration(7)), None));
+        assert_eq!((next.of(&counting("a")), next.of(&counting("unknown"))), (Some(&calibration(7)), None));
         assert_eq!(next.recall(&place, "2"), 0, "another version may mean something else by it");
-        assert_eq!(next.of("a"), None);
+        assert_eq!(next.of(&counting("a")), None);
     }
 
     #[test]
     fn what_is_damaged_or_of_another_boot_is_not_taken() {
         let dir = tempfile::tempdir().expect("a directory");
-        let place = Place::open(&dir.path().join("own")).expect("a place");
+        let place = OpenDir::open(&dir.path().join("own")).expect("a place");
         let mut calibration_cache = CalibrationCache::default();
-        calibration_cache.learn("a".into(), calibration(7));
+        calibration_cache.learn(counting("a"), calibration(7));
         calibration_cache.keep(&place, "1").expect("kept");
         let whole = fs::read(place.at(NAME)).expect("the file");
         for end in 0..whole.len() {

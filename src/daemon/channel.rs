@@ -1,8 +1,9 @@
 //! Between the service and a recorder: complete messages over a socket pair, each end non-blocking.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +16,7 @@ const MOST: usize = 64 << 10;
 
 /// From the service to a recorder.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Command {
+pub enum RecorderCommand {
     /// Record this run.
     Follow(Box<Run>),
     /// Stop recording the run of this process.
@@ -41,13 +42,41 @@ pub enum WorkerEvent {
     /// For the log.
     Message(String),
     /// The ring was written to this file, or why not.
-    Dumped(Result<String, String>),
+    Dumped(Result<String, DumpError>),
     /// It ends; with a reason, unless it was asked to.
     Ends {
         why: Option<String>,
         /// There is no room; this may change later.
         full: bool,
     },
+}
+
+/// Why a ring was not written to a file. What the system refused to the recorder comes as its text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+pub enum DumpError {
+    #[error("its rule has no ring: it is recorded to files")]
+    NoRing,
+    /// No file could be created.
+    #[error("{0}")]
+    Create(String),
+    /// The file could not be written.
+    #[error("{0}")]
+    Write(String),
+    #[error("its recorder named no file")]
+    NoName,
+    #[error("its recorder has ended")]
+    Ended,
+}
+
+impl DumpError {
+    /// With the recorder's text changed.
+    pub fn map_text(self, change: impl FnOnce(&str) -> String) -> DumpError {
+        match self {
+            DumpError::Create(text) => DumpError::Create(change(&text)),
+            DumpError::Write(text) => DumpError::Write(change(&text)),
+            DumpError::NoRing | DumpError::NoName | DumpError::Ended => self,
+        }
+    }
 }
 
 /// One end of the channel.
@@ -62,20 +91,13 @@ impl Channel {
     /// # Errors
     /// The system has no more descriptors.
     pub fn pair() -> io::Result<(Channel, Channel)> {
-        let mut fds = [-1; 2];
-        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: the array has room for the two descriptors.
-        if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: both are open and owned by nobody else.
-        let [a, b] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (a, b) = net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let end = |socket| Channel { socket, buffer: vec![0; MOST].into() };
         Ok((end(a), end(b)))
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd;
         self.socket.as_fd()
     }
 
@@ -86,10 +108,8 @@ impl Channel {
     pub fn send<T: Serialize>(&mut self, message: &T) -> io::Result<()> {
         let bytes = postcard::to_slice(message, &mut self.buffer)
             .map_err(|_| io::Error::other("a message between service and recorder is too long"))?;
-        let flags = libc::MSG_NOSIGNAL;
-        // SAFETY: pointer and length are those of the slice.
-        let n = unsafe { libc::send(self.socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
-        if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        net::send(&self.socket, bytes, SendFlags::NOSIGNAL)?;
+        Ok(())
     }
 
     /// The next message; None: none at the moment.
@@ -114,11 +134,8 @@ impl Channel {
     }
 
     fn take(&mut self) -> io::Result<usize> {
-        // SAFETY: the length is that of the buffer.
-        let n = unsafe {
-            libc::recv(self.socket.as_raw_fd(), self.buffer.as_mut_ptr().cast(), self.buffer.len(), 0)
-        };
-        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+        let (n, _) = net::recv(&self.socket, &mut *self.buffer, RecvFlags::empty())?;
+        Ok(n)
     }
 
     /// Waits for a message or for the other end to close, at most this long.
@@ -135,23 +152,26 @@ mod tests {
     #[test]
     fn messages_arrive_whole_and_an_end_is_told() {
         let (mut here, mut there) = Channel::pair().expect("a pair");
-        assert!(there.receive::<Command>().expect("nothing").is_none());
+        assert!(there.receive::<RecorderCommand>().expect("nothing").is_none());
         let run = Run { pid: 7, exe: "a\nb".into(), ..Run::default() };
-        here.send(&Command::Follow(Box::new(run.clone()))).expect("sent");
-        here.send(&Command::Stop).expect("sent");
-        assert!(matches!(there.receive().expect("read"), Some(Command::Follow(r)) if *r == run));
-        assert!(matches!(there.receive().expect("read"), Some(Command::Stop)));
+        here.send(&RecorderCommand::Follow(Box::new(run.clone()))).expect("sent");
+        here.send(&RecorderCommand::Stop).expect("sent");
+        assert!(matches!(there.receive().expect("read"), Some(RecorderCommand::Follow(r)) if *r == run));
+        assert!(matches!(there.receive().expect("read"), Some(RecorderCommand::Stop)));
         let long = WorkerEvent::Message("x".repeat(2 * MOST));
         assert!(there.send(&long).is_err());
         drop(here);
-        assert_eq!(there.receive::<Command>().expect_err("gone").kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(
+            there.receive::<RecorderCommand>().expect_err("gone").kind(),
+            io::ErrorKind::UnexpectedEof
+        );
         assert!(there.send(&WorkerEvent::Dumped(Ok("x".into()))).is_err());
     }
 
     #[test]
     fn last_words_are_heard_of_one_that_did_not_listen() {
         let (mut here, mut there) = Channel::pair().expect("a pair");
-        here.send(&Command::Dump).expect("sent");
+        here.send(&RecorderCommand::Dump).expect("sent");
         there.send(&WorkerEvent::Message("last words".into())).expect("sent");
         drop(there);
         assert!(matches!(here.receive().expect("read"), Some(WorkerEvent::Message(m)) if m == "last words"));
@@ -162,9 +182,7 @@ mod tests {
     fn what_is_no_message_is_an_error() {
         let (here, mut there) = Channel::pair().expect("a pair");
         let junk = [255u8; 9];
-        // SAFETY: nine bytes.
-        let n = unsafe { libc::send(here.socket.as_raw_fd(), junk.as_ptr().cast(), 9, 0) };
-        assert_eq!(n, 9);
-        assert_eq!(there.receive::<Command>().expect_err("junk").kind(), io::ErrorKind::InvalidData);
+        assert_eq!(net::send(&here.socket, &junk, SendFlags::empty()), Ok(9));
+        assert_eq!(there.receive::<RecorderCommand>().expect_err("junk").kind(), io::ErrorKind::InvalidData);
     }
 }

@@ -3,9 +3,10 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+
+use rustix::fs::{AtFlags, OFlags, Statx, StatxFlags, statx};
 
 use crate::host::maps::{self, Mapping};
 use common::files;
@@ -15,7 +16,7 @@ const LONGEST: usize = 3 * libc::PATH_MAX as usize;
 
 /// What changes while a process runs, and what distinguishes it from another one with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stat {
+pub struct ProcStat {
     pub parent: u32,
     /// When it began, clock ticks since boot. With the pid it identifies a process.
     pub start: u64,
@@ -27,12 +28,12 @@ pub struct Stat {
 }
 
 /// None: the process is gone.
-pub fn stat(pid: u32) -> Option<Stat> {
+pub fn stat(pid: u32) -> Option<ProcStat> {
     parse_stat(&fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// Field numbers as in proc_pid_stat(5).
-pub(super) fn parse_stat(bytes: &[u8]) -> Option<Stat> {
+pub(super) fn parse_stat(bytes: &[u8]) -> Option<ProcStat> {
     // The name may contain anything, and ends with the last parenthesis.
     let behind = bytes.iter().rposition(|&b| b == b')')? + 1;
     let text = std::str::from_utf8(bytes.get(behind..)?).ok()?;
@@ -45,7 +46,7 @@ pub(super) fn parse_stat(bytes: &[u8]) -> Option<Stat> {
         word.parse::<u64>().ok()
     };
     let parent = u32::try_from(number(4)?).ok()?;
-    let stat = Stat { parent, start: number(22)?, size: number(23)?, stack: number(28)? };
+    let stat = ProcStat { parent, start: number(22)?, size: number(23)?, stack: number(28)? };
     // A zombie has no memory and nothing to show.
     (!matches!(state, "Z" | "X")).then_some(stat)
 }
@@ -86,14 +87,9 @@ pub(super) fn parse_users(status: &[u8]) -> Option<Users> {
 }
 
 /// What the kernel knows of an open file without asking its file system, which may not answer.
-pub fn status_at_once(file: &fs::File) -> Option<libc::statx> {
-    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: an empty NUL-terminated string, and a plain struct that the kernel fills.
-    unsafe {
-        let mut stat = std::mem::zeroed::<libc::statx>();
-        let done = libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_BASIC_STATS, &raw mut stat);
-        (done == 0).then_some(stat)
-    }
+pub fn status_at_once(file: &fs::File) -> Option<Statx> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    statx(file, c"", flags, StatxFlags::BASIC_STATS).ok()
 }
 
 /// Its cgroup in the unified hierarchy; None if the machine has none.
@@ -107,8 +103,12 @@ pub fn cgroup(pid: u32) -> Option<String> {
 pub fn program(pid: u32) -> PathBuf {
     let link = PathBuf::from(format!("/proc/{pid}/exe"));
     let Ok(path) = fs::read_link(&link) else { return PathBuf::new() };
-    let deleted =
-        || files::locate(&link, 0).ok().and_then(|f| status_at_once(&f)).is_some_and(|s| s.stx_nlink == 0);
+    let deleted = || {
+        files::locate(&link, OFlags::empty())
+            .ok()
+            .and_then(|f| status_at_once(&f))
+            .is_some_and(|s| s.stx_nlink == 0)
+    };
     let mut path = path.into_os_string().into_vec();
     if path.ends_with(b" (deleted)") && deleted() {
         path.truncate(path.len() - b" (deleted)".len());
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_name_holds_anything() {
-        let stat = Stat { parent: 5, start: 1234, size: 56789, stack: 140_001 };
+        let stat = ProcStat { parent: 5, start: 1234, size: 56789, stack: 140_001 };
         assert_eq!(parse_stat(STAT.as_bytes()), Some(stat));
         assert_eq!(parse_stat(STAT.replace(") S", ") Z").as_bytes()), None);
         let users = parse_users(b"Name:\tx\nUid:\t7\t1000\t0\t0\n");
@@ -178,8 +178,7 @@ mod tests {
         let us = std::process::id();
         let stat = stat(us).expect("alive");
         assert!(stat.start > 0 && stat.size > 0 && stat.stack > 0, "{stat:?}");
-        // SAFETY: takes no arguments and returns a number.
-        assert_eq!(users(us).map(|u| u.real), Some(unsafe { libc::getuid() }));
+        assert_eq!(users(us).map(|u| u.real), Some(rustix::process::getuid().as_raw()));
         assert_eq!(program(us), std::env::current_exe().expect("a program"));
         assert!(processes().contains(&us));
         let mut own = 0;

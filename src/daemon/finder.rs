@@ -11,8 +11,8 @@
 //! **Children.** A forked child has its parent's mappings without mapping anything, and the kernel reports nothing.
 //! This is left so: a session that records the parent follows its children itself, from the moment of the fork, so
 //! that a thousand of them cost nothing here; it also looks for earlier ones itself. A scan of all processes finds
-//! children like any others, and [`Found::parent`] names their parent. Children whose parent and its recording are
-//! gone are engines that nobody sees: whoever learns of such a case calls [`Finder::look_again`].
+//! children like any others, and [`FoundProcess::parent`] names their parent. Children whose parent and its recording
+//! are gone are undetected engines: on learning of such a case, call [`Finder::look_again`].
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -23,12 +23,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::facts;
-use super::looking::{Ask, Done, Engine, Heard, Lookers, Mapped, Said};
-use super::notice::{Notice, Watch};
+use super::looking::{Heard, LookRequest, LookResult, Lookers, Mapped, MappedEngine, Said};
+use super::notice::{ProcessEvent, ProcessWatch};
 use super::polled::Polled;
 use super::recognise::Recogniser;
 use super::timer::Timer;
-use super::waiting::{HeldBack, Waiting};
+use super::waiting::{HeldBack, WaitingWork};
 use crate::host::maps::{FileId, Mapping};
 use crate::host::privileges::{self, Cap, Privileges};
 
@@ -56,7 +56,7 @@ const STACK_MOVES: u64 = 1 << 20;
 
 /// A process that has an engine in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundProcess {
     /// Pids are those of the finder's own namespaces, for containers too.
     pub pid: u32,
     /// When it began, clock ticks since boot.
@@ -69,7 +69,7 @@ pub struct Found {
     pub cgroup: Option<String>,
     /// The file with GGML's base code. Other parts of the engine may be mapped later.
     pub base: FileId,
-    /// Its path as the process saw it when it was mapped; empty if the kernel could not tell.
+    /// Its path as the process saw it when it was mapped; empty if the kernel did not report it.
     pub path: PathBuf,
     /// It was forked from this process and has a copy of its memory: a recording of the parent, if it had begun,
     /// follows the child.
@@ -78,25 +78,25 @@ pub struct Found {
 
 /// What was reported of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Known {
+struct ReportedProcess {
     start: u64,
     stack: u64,
     base: FileId,
-    /// [`Found::parent`]. Without that parent it counts as another, unreported one.
+    /// [`FoundProcess::parent`]. Without that parent it counts as another, unreported one.
     parent: Option<u32>,
     /// When it was found, CLOCK_MONOTONIC ns.
     since: u64,
 }
 
-impl Known {
+impl ReportedProcess {
     /// The same program in the same process.
-    fn runs_on_in(&self, stat: &facts::Stat) -> bool {
+    fn runs_on_in(&self, stat: &facts::ProcStat) -> bool {
         self.start == stat.start && self.stack.abs_diff(stat.stack) < STACK_MOVES
     }
 }
 
-enum Backend {
-    Notified(Watch),
+enum FinderBackend {
+    Notified(ProcessWatch),
     Polling(Polled, String),
 }
 
@@ -110,21 +110,21 @@ struct Sweep {
 
 /// The finder. Its descriptors are closed on exec; a forked child can only drop it.
 pub struct Finder {
-    backend: Backend,
+    backend: FinderBackend,
     files: Recogniser,
-    waiting: Waiting,
+    waiting: WaitingWork,
     lookers: Lookers,
     /// What was reported of processes, by pid; and where the last check of them ended.
-    known: BTreeMap<u32, Vec<Known>>,
+    known: BTreeMap<u32, Vec<ReportedProcess>>,
     looked: u32,
     /// When processes started other programs while something was being examined; answers about the old program come
     /// too late.
     execs: BTreeMap<u32, u64>,
     sweep: Option<Sweep>,
-    /// All processes are to be examined, and when.
+    /// All processes must be examined, and when.
     again: bool,
     due: Instant,
-    notices: Vec<Notice>,
+    notices: Vec<ProcessEvent>,
     /// The ring to read next.
     ring: usize,
     timer: Timer,
@@ -153,9 +153,9 @@ impl Finder {
     /// # Errors
     /// No descriptors left.
     pub fn new() -> std::io::Result<Finder> {
-        let backend = match Watch::open() {
-            Ok(watch) => Backend::Notified(watch),
-            Err(why) => Backend::Polling(Polled::default(), why),
+        let backend = match ProcessWatch::open() {
+            Ok(watch) => FinderBackend::Notified(watch),
+            Err(why) => FinderBackend::Polling(Polled::default(), why.to_string()),
         };
         Finder::by(backend)
     }
@@ -165,20 +165,20 @@ impl Finder {
     /// # Errors
     /// No descriptors left.
     pub fn by_asking(why: &str) -> std::io::Result<Finder> {
-        Finder::by(Backend::Polling(Polled::default(), why.to_owned()))
+        Finder::by(FinderBackend::Polling(Polled::default(), why.to_owned()))
     }
 
-    fn by(backend: Backend) -> std::io::Result<Finder> {
+    fn by(backend: FinderBackend) -> std::io::Result<Finder> {
         let timer = Timer::new()?;
         timer.set(Duration::ZERO);
         let now = Instant::now();
         Ok(Finder {
             // With polling, all processes are new at first.
-            again: matches!(backend, Backend::Notified(_)),
+            again: matches!(backend, FinderBackend::Notified(_)),
             due: now,
             backend,
             files: Recogniser::default(),
-            waiting: Waiting::default(),
+            waiting: WaitingWork::default(),
             lookers: Lookers::default(),
             known: BTreeMap::new(),
             looked: 0,
@@ -202,10 +202,10 @@ impl Finder {
     /// How engines are found, and which are not, as text.
     pub fn backend(&self) -> String {
         let by = match &self.backend {
-            Backend::Notified(watch) => {
+            FinderBackend::Notified(watch) => {
                 format!("kernel mmap and exec events on {} CPUs", watch.cpus())
             }
-            Backend::Polling(_, why) => format!(
+            FinderBackend::Polling(_, why) => format!(
                 "a scan of /proc every {} ms, as kernel events are not available: {why}",
                 POLLING.as_millis()
             ),
@@ -220,7 +220,7 @@ impl Finder {
     /// True: the kernel reports mappings. False: an engine may run for a quarter of a second before it is found,
     /// and one that ends sooner is never found.
     pub fn is_told(&self) -> bool {
-        matches!(self.backend, Backend::Notified(_))
+        matches!(self.backend, FinderBackend::Notified(_))
     }
 
     /// Found processes that have not ended, as far as is known.
@@ -252,7 +252,7 @@ impl Finder {
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
         let mut fds = vec![self.timer.as_fd()];
         fds.extend(self.lookers.fds());
-        if let (Backend::Notified(watch), false) = (&self.backend, self.resting) {
+        if let (FinderBackend::Notified(watch), false) = (&self.backend, self.resting) {
             fds.extend(watch.fds());
         }
         fds
@@ -265,7 +265,7 @@ impl Finder {
 
     /// The processes found since the last call, each once as long as it runs one program with one engine. Does not
     /// block.
-    pub fn poll(&mut self) -> Vec<Found> {
+    pub fn poll(&mut self) -> Vec<FoundProcess> {
         let begin = Instant::now();
         let mut found = Vec::new();
         self.files.next_round();
@@ -292,11 +292,11 @@ impl Finder {
     }
 
     /// Takes notices until this time; returns whether there were any, and whether there may be more.
-    fn listen(&mut self, until: Instant, found: &mut Vec<Found>) -> (bool, bool) {
+    fn listen(&mut self, until: Instant, found: &mut Vec<FoundProcess>) -> (bool, bool) {
         let (mut any, mut user) = (false, None);
-        let cpus = if let Backend::Notified(watch) = &self.backend { watch.cpus() } else { 0 };
+        let cpus = if let FinderBackend::Notified(watch) = &self.backend { watch.cpus() } else { 0 };
         for done in 0..cpus {
-            let Backend::Notified(watch) = &mut self.backend else { break };
+            let FinderBackend::Notified(watch) = &mut self.backend else { break };
             self.ring = (self.ring + 1) % cpus;
             let mut notices = std::mem::take(&mut self.notices);
             any |= watch.read(self.ring, &mut |notice| notices.push(notice));
@@ -312,24 +312,29 @@ impl Finder {
         (any, false)
     }
 
-    fn hear_of(&mut self, notice: Notice, last: &mut Option<(u32, u32)>, found: &mut Vec<Found>) {
+    fn hear_of(
+        &mut self,
+        notice: ProcessEvent,
+        last: &mut Option<(u32, u32)>,
+        found: &mut Vec<FoundProcess>,
+    ) {
         match notice {
-            Notice::Mapped { pid, time, mapping } => match self.files.at_hand(&mapping) {
+            ProcessEvent::Mapped { pid, time, mapping } => match self.files.at_hand(&mapping) {
                 Some(None) => {}
                 Some(Some(base)) => {
                     let path = mapping.path.as_os_str().as_bytes().to_vec();
-                    self.meet(Engine { pid, time, seen: false, base, path }, found);
+                    self.meet(MappedEngine { pid, time, seen: false, base, path }, found);
                 }
                 None => self.ask(pid, time, &mapping, last),
             },
             // Anything found after this time already belongs to the new program.
-            Notice::Exec { pid, time } => {
+            ProcessEvent::Exec { pid, time } => {
                 self.keep(pid, |k| k.since >= time);
                 if self.execs.len() < EXECS {
                     self.execs.insert(pid, time);
                 }
             }
-            Notice::Lost(n) => {
+            ProcessEvent::Lost(n) => {
                 self.lost += n;
                 self.again = true;
                 self.tick = self.tick.min(Instant::now() + AFTER_LOSS);
@@ -347,7 +352,7 @@ impl Finder {
     }
 
     /// Forgets what does not hold any longer for a process.
-    fn keep(&mut self, pid: u32, holds: impl Fn(&Known) -> bool) {
+    fn keep(&mut self, pid: u32, holds: impl Fn(&ReportedProcess) -> bool) {
         if let Some(known) = self.known.get_mut(&pid) {
             known.retain(holds);
             if known.is_empty() {
@@ -366,19 +371,19 @@ impl Finder {
         self.complain(now);
         let mut all = false;
         match &mut self.backend {
-            Backend::Notified(watch) => match watch.renew() {
+            FinderBackend::Notified(watch) => match watch.renew() {
                 Ok(gap) => self.again |= gap,
                 Err(e) => {
                     // Watching only some CPUs is worse than scanning all processes a little later.
                     let why = format!("a CPU that came online cannot be watched: {e}");
-                    self.backend = Backend::Polling(Polled::default(), why);
+                    self.backend = FinderBackend::Polling(Polled::default(), why);
                 }
             },
-            Backend::Polling(..) => all = true,
+            FinderBackend::Polling(..) => all = true,
         }
         if self.sweep.is_none() && now >= self.due && (self.again || all) {
             let changed = !std::mem::take(&mut self.again);
-            if let (true, Backend::Polling(polled, _)) = (changed, &mut self.backend) {
+            if let (true, FinderBackend::Polling(polled, _)) = (changed, &mut self.backend) {
                 polled.begin();
             }
             self.sweep = Some(Sweep { left: Box::new(facts::all()), changed, took: Duration::ZERO });
@@ -387,7 +392,9 @@ impl Finder {
 
     /// Forgets processes that have ended, continuing where it last stopped.
     fn look_after(&mut self, until: Instant) {
-        let stays = |k: &Known, s: facts::Stat| s.start == k.start && k.parent.is_none_or(|p| p == s.parent);
+        let stays = |k: &ReportedProcess, s: facts::ProcStat| {
+            s.start == k.start && k.parent.is_none_or(|p| p == s.parent)
+        };
         for _ in 0..self.known.len() {
             let next = self.known.range((Bound::Excluded(self.looked), Bound::Unbounded)).next();
             let Some(&pid) = next.or(self.known.first_key_value()).map(|(pid, _)| pid) else { return };
@@ -400,7 +407,7 @@ impl Finder {
         }
     }
 
-    /// Reports now and then that users are held back.
+    /// Reports from time to time that users are held back.
     fn complain(&mut self, now: Instant) {
         let (users, _) = self.held_back();
         let Some(one) = users.first() else { return };
@@ -422,7 +429,7 @@ impl Finder {
         let begin = Instant::now();
         let over = loop {
             let Some(pid) = sweep.left.next() else { break true };
-            if let (true, Backend::Polling(polled, _)) = (sweep.changed, &mut self.backend)
+            if let (true, FinderBackend::Polling(polled, _)) = (sweep.changed, &mut self.backend)
                 && !polled.changed(pid)
             {
                 continue;
@@ -442,20 +449,20 @@ impl Finder {
             let least = if self.is_told() { AFTER_LOSS } else { POLLING };
             let took = self.sweep.take().map_or(Duration::ZERO, |sweep| sweep.took);
             self.due = Instant::now() + (took * SELDOM).max(least);
-            if let Backend::Polling(polled, _) = &mut self.backend {
+            if let FinderBackend::Polling(polled, _) = &mut self.backend {
                 polled.end();
             }
         }
     }
 
     /// Takes the answers of the lookers.
-    fn hear(&mut self, found: &mut Vec<Found>) {
+    fn hear(&mut self, found: &mut Vec<FoundProcess>) {
         let mut heard = Vec::new();
         self.lookers.hear(Instant::now() + SLICE, &mut |one| heard.push(one));
         heard.into_iter().for_each(|one| self.take(one, found));
     }
 
-    fn take(&mut self, Heard { user, said }: Heard, found: &mut Vec<Found>) {
+    fn take(&mut self, Heard { user, said }: Heard, found: &mut Vec<FoundProcess>) {
         match said {
             Said::Answers(answers) => answers.into_iter().for_each(|answer| self.files.learn(answer)),
             Said::Engine(engine) => self.meet(engine, found),
@@ -477,8 +484,8 @@ impl Finder {
                         "the files that processes have mapped cannot be examined for \
                         now: {e}"
                     ));
-                    let left: Vec<u32> = job.asks.iter().map(Ask::pid).collect();
-                    let done = Done { skipped: left.len() as u64, left, ..Done::default() };
+                    let left: Vec<u32> = job.asks.iter().map(LookRequest::pid).collect();
+                    let done = LookResult { skipped: left.len() as u64, left, ..LookResult::default() };
                     self.waiting.done(job.user, &done, Instant::now());
                     break;
                 }
@@ -487,8 +494,8 @@ impl Finder {
     }
 
     /// An engine is in a process's memory.
-    fn meet(&mut self, engine: Engine, found: &mut Vec<Found>) {
-        let Engine { pid, time, seen, base, path } = engine;
+    fn meet(&mut self, engine: MappedEngine, found: &mut Vec<FoundProcess>) {
+        let MappedEngine { pid, time, seen, base, path } = engine;
         let Some(stat) = facts::stat(pid) else { return };
         if self.execs.get(&pid).is_some_and(|&exec| exec > time) {
             return;
@@ -507,10 +514,19 @@ impl Finder {
             (seen && stat.stack != 0 && parent.stack == stat.stack).then_some(stat.parent)
         };
         let (exe, cgroup, parent) = (facts::program(pid), facts::cgroup(pid), copy());
-        let known = Known { start: stat.start, stack: stat.stack, base, parent, since: time };
+        let known = ReportedProcess { start: stat.start, stack: stat.stack, base, parent, since: time };
         self.known.entry(pid).or_default().push(known);
         let path = OsString::from_vec(path).into();
-        found.push(Found { pid, start: stat.start, exe, uid: users.effective, cgroup, base, path, parent });
+        found.push(FoundProcess {
+            pid,
+            start: stat.start,
+            exe,
+            uid: users.effective,
+            cgroup,
+            base,
+            path,
+            parent,
+        });
     }
 }
 
@@ -538,7 +554,7 @@ mod tests {
             finder.backend()
         );
         finder.take(
-            Heard { user: 0, said: Said::Done(Done { unseen: 1, ..Done::default() }) },
+            Heard { user: 0, said: Said::Done(LookResult { unseen: 1, ..LookResult::default() }) },
             &mut Vec::new(),
         );
         assert!(finder.backend().contains("1 mapped files could not be opened"), "{}", finder.backend());
@@ -546,10 +562,11 @@ mod tests {
 
     #[test]
     fn a_stack_tells_programs_apart() {
-        let known = Known { start: 7, stack: 0x7ffc_0000_0000, base: (1, 2), parent: None, since: 0 };
-        let stat = facts::Stat { parent: 1, start: 7, size: 1, stack: 0x7ffc_0000_0000 - 4096 };
+        let known =
+            ReportedProcess { start: 7, stack: 0x7ffc_0000_0000, base: (1, 2), parent: None, since: 0 };
+        let stat = facts::ProcStat { parent: 1, start: 7, size: 1, stack: 0x7ffc_0000_0000 - 4096 };
         assert!(known.runs_on_in(&stat));
-        assert!(!known.runs_on_in(&facts::Stat { start: 8, ..stat }));
-        assert!(!known.runs_on_in(&facts::Stat { stack: 0x7ffd_0000_0000, ..stat }));
+        assert!(!known.runs_on_in(&facts::ProcStat { start: 8, ..stat }));
+        assert!(!known.runs_on_in(&facts::ProcStat { stack: 0x7ffd_0000_0000, ..stat }));
     }
 }

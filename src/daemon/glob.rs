@@ -1,22 +1,29 @@
 //! Path patterns: `*`, `?` and `**`.
 //!
+//! Hand-written: in `fast-glob`, `[`, `{`, `!` and `\` are special, and `**` inside a path component stops at '/'.
+//!
 //! All positions in the pattern that the text so far can have reached are tracked in parallel, so that matching
 //! takes at most the product of both lengths.
 
 /// Maximum pattern length, bytes.
 const LONGEST: usize = 1024;
 
+/// A text is no pattern.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("wanted: a pattern of 1 to {LONGEST} bytes, of a path or a file's name")]
+pub struct NoPattern;
+
 /// A pattern for a path, or for its last component.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Glob {
     text: String,
-    parts: Vec<Part>,
+    parts: Vec<GlobPart>,
     /// It has no '/': it is compared with the last component of a path.
     last: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum GlobPart {
     Byte(u8),
     /// `?`: any byte except '/'.
     One,
@@ -24,7 +31,7 @@ enum Part {
     Star,
     /// `**`: any number of any bytes.
     Any,
-    /// `**/` at the start of a path component: any number of directories. [`Part::Within`] follows it.
+    /// `**/` at the start of a path component: any number of directories. [`GlobPart::Within`] follows it.
     Dirs,
     Within,
 }
@@ -34,31 +41,31 @@ impl Glob {
     ///
     /// # Errors
     /// It is empty or too long.
-    pub fn new(text: &str) -> Result<Self, String> {
+    pub fn new(text: &str) -> Result<Self, NoPattern> {
         if text.is_empty() || text.len() > LONGEST {
-            return Err(format!("wanted: a pattern of 1 to {LONGEST} bytes, of a path or a file's name"));
+            return Err(NoPattern);
         }
         let mut parts = Vec::new();
         let mut rest = text.as_bytes();
         while let [first, after @ ..] = rest {
             rest = after;
             match first {
-                b'?' => parts.push(Part::One),
+                b'?' => parts.push(GlobPart::One),
                 b'*' if after.first() == Some(&b'*') => {
-                    let begins = matches!(parts.last(), None | Some(Part::Byte(b'/') | Part::Within));
+                    let begins = matches!(parts.last(), None | Some(GlobPart::Byte(b'/') | GlobPart::Within));
                     while let [b'*', after @ ..] = rest {
                         rest = after;
                     }
                     match rest {
                         [b'/', after @ ..] if begins => {
                             rest = after;
-                            parts.extend([Part::Dirs, Part::Within]);
+                            parts.extend([GlobPart::Dirs, GlobPart::Within]);
                         }
-                        _ => parts.push(Part::Any),
+                        _ => parts.push(GlobPart::Any),
                     }
                 }
-                b'*' => parts.push(Part::Star),
-                byte => parts.push(Part::Byte(*byte)),
+                b'*' => parts.push(GlobPart::Star),
+                byte => parts.push(GlobPart::Byte(*byte)),
             }
         }
         Ok(Self { text: text.to_owned(), parts, last: !text.contains('/') && text != "**" })
@@ -87,15 +94,15 @@ impl Glob {
             let mut next = vec![false; at.len()];
             for (i, part) in self.parts.iter().enumerate().filter(|(i, _)| at[*i]) {
                 match part {
-                    Part::Byte(b) => next[i + 1] |= b == byte,
-                    Part::One => next[i + 1] |= *byte != b'/',
-                    Part::Star => next[i] |= *byte != b'/',
-                    Part::Any => next[i] = true,
-                    Part::Within => {
+                    GlobPart::Byte(b) => next[i + 1] |= b == byte,
+                    GlobPart::One => next[i + 1] |= *byte != b'/',
+                    GlobPart::Star => next[i] |= *byte != b'/',
+                    GlobPart::Any => next[i] = true,
+                    GlobPart::Within => {
                         next[i] = true;
                         next[i + 1] |= *byte == b'/';
                     }
-                    Part::Dirs => {}
+                    GlobPart::Dirs => {}
                 }
             }
             self.pass(&mut next);
@@ -107,9 +114,9 @@ impl Glob {
     /// Adds the positions that are reached without consuming a byte.
     fn pass(&self, at: &mut [bool]) {
         for (i, part) in self.parts.iter().enumerate() {
-            if at[i] && matches!(part, Part::Star | Part::Any | Part::Dirs) {
+            if at[i] && matches!(part, GlobPart::Star | GlobPart::Any | GlobPart::Dirs) {
                 at[i + 1] = true;
-                if *part == Part::Dirs {
+                if *part == GlobPart::Dirs {
                     at[i + 2] = true;
                 }
             }

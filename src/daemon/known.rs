@@ -29,7 +29,7 @@ pub struct Met {
 
 /// Runs by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct RunCounts {
     pub seen: u64,
     /// Recorded, at least in part.
     pub recorded: u64,
@@ -45,7 +45,7 @@ pub struct Counts {
     pub over_budget: u64,
 }
 
-pub(super) enum Phase {
+pub(super) enum RunPhase {
     /// To be given to a recorder.
     Wanted,
     /// With the recorder with this pid.
@@ -53,31 +53,31 @@ pub(super) enum Phase {
     /// To be recorded when a place is free.
     Waits,
     /// Not recorded.
-    Left(Why),
+    Left(SkipReason),
     /// Recorded, as far as requested.
     Done,
 }
 
 /// Why a run is not recorded.
 #[derive(Clone, Copy)]
-pub(super) enum Why {
+pub(super) enum SkipReason {
     Ignored,
     OneIn,
 }
 
-impl Counts {
-    pub(super) fn left(&mut self, why: Why) -> &mut u64 {
+impl RunCounts {
+    pub(super) fn left(&mut self, why: SkipReason) -> &mut u64 {
         match why {
-            Why::Ignored => &mut self.ignored,
-            Why::OneIn => &mut self.left_out,
+            SkipReason::Ignored => &mut self.ignored,
+            SkipReason::OneIn => &mut self.left_out,
         }
     }
 }
 
-pub(super) struct Known {
+pub(super) struct KnownRun {
     pub run: Run,
     pub met: Met,
-    pub phase: Phase,
+    pub phase: RunPhase,
     /// Recorders that declined it.
     pub declined: Vec<i32>,
     /// When its process was found to be gone while it was with a recorder.
@@ -86,9 +86,9 @@ pub(super) struct Known {
     pub given: Option<Instant>,
 }
 
-impl Known {
-    pub fn new(run: Run, met: Met, phase: Phase) -> Known {
-        Known { run, met, phase, declined: Vec::new(), dead: None, given: None }
+impl KnownRun {
+    pub fn new(run: Run, met: Met, phase: RunPhase) -> KnownRun {
+        KnownRun { run, met, phase, declined: Vec::new(), dead: None, given: None }
     }
 
     pub fn lives(&self) -> bool {
@@ -96,29 +96,29 @@ impl Known {
     }
 
     pub fn is_with(&self, recorder: i32) -> bool {
-        matches!(self.phase, Phase::With(pid) if pid == recorder)
+        matches!(self.phase, RunPhase::With(pid) if pid == recorder)
     }
 
     pub fn waits(&self) -> bool {
-        matches!(self.phase, Phase::Waits)
+        matches!(self.phase, RunPhase::Waits)
     }
 
     /// It takes one of the concurrent places.
     pub fn has_place(&self) -> bool {
-        matches!(self.phase, Phase::Wanted | Phase::With(_)) && self.dead.is_none()
+        matches!(self.phase, RunPhase::Wanted | RunPhase::With(_)) && self.dead.is_none()
     }
 
     /// It is with a recorder, and its engine was not seen at work.
     pub fn is_unused(&self) -> bool {
         let run = &self.run;
-        let followed = matches!(self.phase, Phase::With(_)) && !run.level.is_empty();
+        let followed = matches!(self.phase, RunPhase::With(_)) && !run.level.is_empty();
         followed && run.processes.is_empty() && run.tokens == 0
     }
 
     /// It goes to another recorder. What the previous one reported of its processes is checked again: a pid may by
     /// now be another user's process, or never have belonged to this run.
     pub fn return_to_wanted(&mut self) {
-        (self.phase, self.given, self.run.recorder) = (Phase::Wanted, None, None);
+        (self.phase, self.given, self.run.recorder) = (RunPhase::Wanted, None, None);
         let (pid, uid) = (self.run.pid, self.run.uid);
         self.run
             .processes
@@ -128,13 +128,13 @@ impl Known {
 
 /// The runs, oldest first.
 #[derive(Default)]
-pub(super) struct Table {
-    pub all: Vec<Known>,
+pub(super) struct KnownRuns {
+    pub all: Vec<KnownRun>,
 }
 
-impl Table {
+impl KnownRuns {
     /// Adds a run; false: its user has too many.
-    pub fn push(&mut self, known: Known) -> bool {
+    pub fn push(&mut self, known: KnownRun) -> bool {
         if !self.has_room(known.met.uid) && !self.make_room(known.met.uid) {
             return false;
         }
@@ -150,7 +150,7 @@ impl Table {
 
     /// Forgets one of the user's runs that is not recorded and will not be.
     fn make_room(&mut self, uid: u32) -> bool {
-        let over = |k: &Known| k.met.uid == uid && matches!(k.phase, Phase::Left(_) | Phase::Done);
+        let over = |k: &KnownRun| k.met.uid == uid && matches!(k.phase, RunPhase::Left(_) | RunPhase::Done);
         self.all.iter().position(over).map(|i| self.all.remove(i)).is_some()
     }
 
@@ -166,10 +166,11 @@ impl Table {
     /// The run that stops being recorded to make room for another one of this rule and user: the oldest that has
     /// never used its engine, of the same rule and user or, if that has places left, of the user with the most.
     pub fn unused(&self, rule: &str, uid: u32, max_concurrent: usize, since: Instant) -> Option<usize> {
-        let count = |of: &dyn Fn(&Known) -> bool| self.all.iter().filter(|k| k.has_place() && of(k)).count();
-        let idle = |k: &Known| k.is_unused() && k.given.is_some_and(|at| at <= since);
-        let same = |k: &Known| k.met.uid == uid && k.run.rule == rule;
-        let oldest = |of: &dyn Fn(&Known) -> bool| {
+        let count =
+            |of: &dyn Fn(&KnownRun) -> bool| self.all.iter().filter(|k| k.has_place() && of(k)).count();
+        let idle = |k: &KnownRun| k.is_unused() && k.given.is_some_and(|at| at <= since);
+        let same = |k: &KnownRun| k.met.uid == uid && k.run.rule == rule;
+        let oldest = |of: &dyn Fn(&KnownRun) -> bool| {
             let all = self.all.iter().enumerate().filter(|(_, k)| idle(k) && of(k));
             all.min_by_key(|(_, k)| k.given).map(|(i, _)| i)
         };
@@ -188,7 +189,7 @@ impl Table {
         oldest(&|k| k.met.uid == most)
     }
 
-    /// Moves a run behind all others.
+    /// Moves a run to the end.
     pub fn move_back(&mut self, i: usize) {
         let known = self.all.remove(i);
         self.all.push(known);
@@ -204,30 +205,34 @@ pub fn in_all(max_concurrent: usize) -> usize {
 mod tests {
     use super::*;
 
-    fn known(pid: u32, uid: u32, phase: Phase) -> Known {
+    fn known(pid: u32, uid: u32, phase: RunPhase) -> KnownRun {
         let met = Met { pid, start: 1, exe: Vec::new(), uid, cgroup: None, base: (1, 1), parent: None };
-        Known::new(Run { pid, uid, rule: "a".into(), ..Run::default() }, met, phase)
+        KnownRun::new(Run { pid, uid, rule: "a".into(), ..Run::default() }, met, phase)
     }
 
     #[test]
     fn nobody_fills_the_table() {
-        let mut table = Table::default();
-        let taken = (0..10_000).filter(|&pid| table.push(known(pid, 65534, Phase::Waits))).count();
+        let mut table = KnownRuns::default();
+        let taken = (0..10_000).filter(|&pid| table.push(known(pid, 65534, RunPhase::Waits))).count();
         assert_eq!(taken, OF_USER);
-        assert!(table.push(known(1, 0, Phase::Waits)), "root finds room");
+        assert!(table.push(known(1, 0, RunPhase::Waits)), "root finds room");
         // With many users: still bounded.
-        assert!((0..100_000).filter(|&uid| table.push(known(uid, uid + 1000, Phase::Waits))).count() < KNOWN);
+        assert!(
+            (0..100_000).filter(|&uid| table.push(known(uid, uid + 1000, RunPhase::Waits))).count() < KNOWN
+        );
         assert!(table.all.len() < KNOWN);
-        assert!((0..64).all(|pid| table.push(known(pid, 0, Phase::Waits))));
+        assert!((0..64).all(|pid| table.push(known(pid, 0, RunPhase::Waits))));
         // A run that will never be recorded makes room for one that may be.
-        table.all[0].phase = Phase::Done;
-        assert!(table.push(known(1, 65534, Phase::Waits)) && !table.push(known(2, 65534, Phase::Waits)));
+        table.all[0].phase = RunPhase::Done;
+        assert!(
+            table.push(known(1, 65534, RunPhase::Waits)) && !table.push(known(2, 65534, RunPhase::Waits))
+        );
     }
 
     #[test]
     fn places_are_each_rules_and_users() {
-        let mut table = Table::default();
-        (0..16).for_each(|pid| assert!(table.push(known(pid, 65534, Phase::With(1)))));
+        let mut table = KnownRuns::default();
+        (0..16).for_each(|pid| assert!(table.push(known(pid, 65534, RunPhase::With(1)))));
         assert!(!table.has_place("a", 65534, 16));
         assert!(table.has_place("b", 65534, 16) && table.has_place("a", 0, 16));
         table.all[3].dead = Some(Instant::now());
@@ -236,9 +241,9 @@ mod tests {
 
     #[test]
     fn who_never_used_the_engine_makes_room() {
-        let (mut table, now) = (Table::default(), Instant::now());
+        let (mut table, now) = (KnownRuns::default(), Instant::now());
         for pid in 0..16 {
-            let mut one = known(pid, 65534, Phase::With(1));
+            let mut one = known(pid, 65534, RunPhase::With(1));
             (one.given, one.run.level) = (Some(now), "op".into());
             if pid != 7 && pid != 9 {
                 one.run.processes = vec![pid];

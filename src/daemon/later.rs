@@ -10,17 +10,17 @@ const MEMORY: Duration = Duration::from_secs(60);
 const KNOWN: usize = 256;
 
 /// The recorder of a rule, for a user; None: for nobody yet.
-pub type Key = (String, Option<u32>);
+pub type RecorderKey = (String, Option<u32>);
 
 #[derive(Debug)]
-struct Wait {
-    key: Key,
+struct DelayedStart {
+    key: RecorderKey,
     until: Instant,
     by: Duration,
     why: String,
 }
 
-impl Wait {
+impl DelayedStart {
     fn forgotten(&self) -> Instant {
         self.until + self.by.max(MEMORY)
     }
@@ -28,24 +28,24 @@ impl Wait {
 
 /// The delays.
 #[derive(Debug, Default)]
-pub struct Later {
-    waits: Vec<Wait>,
+pub struct Delays {
+    waits: Vec<DelayedStart>,
 }
 
-impl Later {
+impl Delays {
     /// Delays by this time.
-    pub fn by(&mut self, key: Key, by: Duration, why: &str, now: Instant) {
+    pub fn by(&mut self, key: RecorderKey, by: Duration, why: &str, now: Instant) {
         self.waits.retain(|w| w.key != key && now < w.forgotten());
         if self.waits.len() >= KNOWN
             && let Some(first) = (0..self.waits.len()).min_by_key(|&i| self.waits[i].until)
         {
             self.waits.remove(first);
         }
-        self.waits.push(Wait { key, until: now + by, by, why: why.to_owned() });
+        self.waits.push(DelayedStart { key, until: now + by, by, why: why.to_owned() });
     }
 
     /// Delays by `first`, or by twice the last delay if that is not forgotten; returns the delay.
-    pub fn longer(&mut self, key: Key, first: Duration, why: &str, now: Instant) -> Duration {
+    pub fn longer(&mut self, key: RecorderKey, first: Duration, why: &str, now: Instant) -> Duration {
         let last = self.waits.iter().find(|w| w.key == key && now < w.forgotten()).map(|w| w.by);
         let by = last.map_or(first, |last| last.saturating_mul(2).clamp(first, MOST.max(first)));
         self.by(key, by, why, now);
@@ -54,7 +54,8 @@ impl Later {
 
     /// Why a user's runs of a rule currently get no recorder.
     pub fn why(&self, rule: &str, uid: Option<u32>, now: Instant) -> Option<&str> {
-        let of = |w: &&Wait| w.key.0 == rule && (w.key.1 == uid || w.key.1.is_none()) && now < w.until;
+        let of =
+            |w: &&DelayedStart| w.key.0 == rule && (w.key.1 == uid || w.key.1.is_none()) && now < w.until;
         self.waits.iter().find(of).map(|w| w.why.as_str())
     }
 
@@ -69,7 +70,7 @@ mod tests {
 
     #[test]
     fn who_fails_again_waits_longer_and_nobody_else() {
-        let (mut later, mut now) = (Later::default(), Instant::now());
+        let (mut later, mut now) = (Delays::default(), Instant::now());
         let (nobody, root) = (("a".to_owned(), Some(65534)), Some(0));
         let first = Duration::from_secs(5);
         let mut waits = Vec::new();

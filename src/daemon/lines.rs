@@ -68,7 +68,7 @@ impl Allowance {
 }
 
 #[derive(Debug)]
-struct Of {
+struct UserLines {
     uid: u32,
     own: Allowance,
     left_out: u64,
@@ -76,18 +76,18 @@ struct Of {
 
 /// Lines waiting to be written.
 #[derive(Debug)]
-pub struct Lines {
+pub struct LineQueue {
     lines: Vec<String>,
-    users: Vec<Of>,
+    users: Vec<UserLines>,
     others: Allowance,
     /// Omitted lines of users that are not known any longer.
     left_out: u64,
 }
 
-impl Lines {
-    pub fn new(now: Instant) -> Lines {
+impl LineQueue {
+    pub fn new(now: Instant) -> LineQueue {
         let others = Allowance::new(BURST_OF_ALL, EVERY_OF_ALL, now);
-        Lines { lines: Vec::new(), users: Vec::new(), others, left_out: 0 }
+        LineQueue { lines: Vec::new(), users: Vec::new(), others, left_out: 0 }
     }
 
     /// Adds a line caused by a user's engines; None: by no user.
@@ -95,7 +95,7 @@ impl Lines {
         let Some(uid) = uid else { return self.lines.push(plain(text, LONGEST)) };
         let i = self.users.iter().position(|of| of.uid == uid).unwrap_or_else(|| {
             self.make_room(now);
-            self.users.push(Of { uid, own: Allowance::new(BURST, EVERY, now), left_out: 0 });
+            self.users.push(UserLines { uid, own: Allowance::new(BURST, EVERY, now), left_out: 0 });
             self.users.len() - 1
         });
         if self.take(i, now) {
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn one_user_floods_neither_the_log_nor_the_memory() {
         let begin = Instant::now();
-        let mut lines = Lines::new(begin);
+        let mut lines = LineQueue::new(begin);
         for n in 0..10_000u64 {
             let now = begin + Duration::from_millis(n);
             lines.say(Some(65534), now, "again");

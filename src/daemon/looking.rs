@@ -2,20 +2,22 @@
 //! process delays nobody else, and can be given up. Both ends.
 //!
 //! Lookers are started when there is something to examine, know what the service knew by then, and end after a
-//! while without work.
+//! while without work. fork(2) has no safe interface.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid};
 use serde::{Deserialize, Serialize};
 
 use super::channel::Channel;
-use super::recognise::{Answer, Key, Recogniser};
+use super::recognise::{MappingKey, RecognisedFile, Recogniser};
 use super::{facts, recorder};
 use crate::host::maps::{FileId, Mapping};
-use crate::host::{capset, usage};
+use crate::host::{capset, ready, usage};
 
 /// A looker without work for this long ends.
 const IDLE: Duration = Duration::from_secs(3);
@@ -69,7 +71,7 @@ impl Mapped {
         }
     }
 
-    pub fn key(&self) -> Key {
+    pub fn key(&self) -> MappingKey {
         (self.dev.0, self.dev.1, self.inode)
     }
 
@@ -81,34 +83,34 @@ impl Mapped {
 
 /// What to examine.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Ask {
+pub enum LookRequest {
     Mapped(Mapped),
     /// Everything that this process has mapped.
     All(u32),
 }
 
-impl Ask {
+impl LookRequest {
     /// The process.
     pub fn pid(&self) -> u32 {
         match self {
-            Ask::Mapped(mapped) => mapped.pid,
-            Ask::All(pid) => *pid,
+            LookRequest::Mapped(mapped) => mapped.pid,
+            LookRequest::All(pid) => *pid,
         }
     }
 }
 
 /// One task for one looker.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Job {
+pub struct LookJob {
     pub user: u32,
     /// CPU time limit, ns; each byte read is charged as time.
     pub may_ns: u64,
-    pub asks: Vec<Ask>,
+    pub asks: Vec<LookRequest>,
 }
 
 /// An engine in a process's memory.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Engine {
+pub struct MappedEngine {
     pub pid: u32,
     /// When it was mapped; if `seen`, the time at which it was seen.
     pub time: u64,
@@ -119,7 +121,7 @@ pub struct Engine {
 
 /// The result of a job.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Done {
+pub struct LookResult {
     pub cost_ns: u64,
     /// Files that could not be opened for lack of permission, and files that were too large.
     pub unseen: u64,
@@ -134,9 +136,9 @@ pub struct Done {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Said {
     /// Files were examined.
-    Answers(Vec<Answer>),
-    Engine(Engine),
-    Done(Done),
+    Answers(Vec<RecognisedFile>),
+    Engine(MappedEngine),
+    Done(LookResult),
 }
 
 struct Looker {
@@ -189,7 +191,7 @@ impl Lookers {
     ///
     /// # Errors
     /// No process or descriptor is available for a new looker.
-    pub fn give(&mut self, job: &Job, files: &mut Recogniser) -> io::Result<()> {
+    pub fn give(&mut self, job: &LookJob, files: &mut Recogniser) -> io::Result<()> {
         let free = match self.all.iter().position(|l| l.job.is_none()) {
             Some(free) => free,
             None => {
@@ -203,7 +205,7 @@ impl Lookers {
             return Err(e);
         }
         let looker = &mut self.all[free];
-        let mut pids: Vec<u32> = job.asks.iter().map(Ask::pid).collect();
+        let mut pids: Vec<u32> = job.asks.iter().map(LookRequest::pid).collect();
         pids.dedup();
         (looker.job, looker.since) = (Some((job.user, pids)), Instant::now());
         Ok(())
@@ -235,13 +237,16 @@ impl Lookers {
     fn give_up(&mut self, i: usize, take: &mut dyn FnMut(Heard)) {
         let looker = self.all.swap_remove(i);
         if !looker.ended {
-            // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
-            unsafe { libc::kill(looker.pid, libc::SIGKILL) };
+            // It has not been waited for, so its pid is still its own.
+            let _ = Pid::from_raw(looker.pid).map(|pid| kill_process(pid, Signal::KILL));
             self.gone.push(looker.pid);
         }
         if let Some((user, left)) = looker.job {
             let cost_ns = looker.since.elapsed().as_nanos() as u64;
-            take(Heard { user, said: Said::Done(Done { cost_ns, skipped: 1, left, ..Done::default() }) });
+            take(Heard {
+                user,
+                said: Said::Done(LookResult { cost_ns, skipped: 1, left, ..LookResult::default() }),
+            });
         }
     }
 
@@ -279,8 +284,7 @@ impl Lookers {
 
     /// Reaps ended lookers, including those that were waited for elsewhere.
     fn reap(&mut self) {
-        // SAFETY: does not block, and writes nothing.
-        self.gone.retain(|&pid| unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) } == 0);
+        self.gone.retain(|&pid| matches!(waitpid(Pid::from_raw(pid), WaitOptions::NOHANG), Ok(None)));
     }
 }
 
@@ -296,8 +300,8 @@ fn start(files: &mut Recogniser) -> io::Result<Looker> {
             recorder::close_all_but(theirs.fd());
             // If the system refuses, it works with the service's privileges.
             drop(capset::keep_looking());
-            // SAFETY: takes numbers only. The service may end while a file is waited for.
-            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            // The service may end while a file is waited for.
+            let _ = set_parent_process_death_signal(Some(Signal::KILL));
             files.news.clear();
             drop(be(theirs, files));
             drop(end);
@@ -322,7 +326,7 @@ struct Look<'a> {
     files: &'a mut Recogniser,
     channel: &'a mut Channel,
     begin: (u64, u64),
-    done: Done,
+    done: LookResult,
     /// Engines of the current process that were reported already.
     told: BTreeSet<FileId>,
     result: io::Result<()>,
@@ -332,7 +336,7 @@ impl<'a> Look<'a> {
     fn new(files: &'a mut Recogniser, channel: &'a mut Channel) -> Look<'a> {
         files.next_round();
         let begin = (usage::clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID), files.bytes);
-        let done = Done { large: files.large, ..Done::default() };
+        let done = LookResult { large: files.large, ..LookResult::default() };
         Look { files, channel, begin, done, told: BTreeSet::new(), result: Ok(()) }
     }
 
@@ -341,16 +345,16 @@ impl<'a> Look<'a> {
         took.max((self.files.bytes - self.begin.1) * BYTE_NS)
     }
 
-    fn all(mut self, job: Job) -> io::Result<()> {
-        let Job { user, may_ns, asks } = job;
+    fn all(mut self, job: LookJob) -> io::Result<()> {
+        let LookJob { user, may_ns, asks } = job;
         for ask in asks {
             self.told.clear();
             match ask {
-                Ask::Mapped(mapped) => {
+                LookRequest::Mapped(mapped) => {
                     let (pid, time) = (mapped.pid, mapped.time);
                     self.one((pid, user, may_ns), time, false, &mapped.mapping());
                 }
-                Ask::All(pid) => {
+                LookRequest::All(pid) => {
                     let now = usage::now();
                     facts::images(pid, &mut |m| self.one((pid, user, may_ns), now, true, &m));
                 }
@@ -358,7 +362,8 @@ impl<'a> Look<'a> {
             self.send_answers();
         }
         std::mem::replace(&mut self.result, Ok(()))?;
-        let done = Done { cost_ns: self.cost(), large: self.files.large - self.done.large, ..self.done };
+        let done =
+            LookResult { cost_ns: self.cost(), large: self.files.large - self.done.large, ..self.done };
         say(self.channel, &Said::Done(done))
     }
 
@@ -373,7 +378,7 @@ impl<'a> Look<'a> {
                 // The answer first, so that the service knows the file when it learns of the process.
                 self.send_answers();
                 let path = Mapped::of(pid, time, m).path;
-                self.say(&Said::Engine(Engine { pid, time, seen, base, path }));
+                self.say(&Said::Engine(MappedEngine { pid, time, seen, base, path }));
             }
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => self.done.unseen += 1,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
@@ -407,14 +412,11 @@ impl<'a> Look<'a> {
 
 /// Sends a message, however long the service takes to read it.
 fn say(channel: &mut Channel, what: &Said) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
     loop {
         match channel.send(what) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                let (fd, events) = (channel.fd().as_raw_fd(), libc::POLLOUT);
-                let mut fd = libc::pollfd { fd, events, revents: 0 };
-                // SAFETY: one descriptor, as the count says.
-                unsafe { libc::poll(&raw mut fd, 1, 1000) };
+                let fd = PollFd::from_borrowed_fd(channel.fd(), PollFlags::OUT);
+                ready::wait(&mut [fd], Duration::from_secs(1));
             }
             done => return done,
         }

@@ -8,48 +8,49 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::run::Run;
-use super::status::{Phase, State};
+use super::status::{ServicePhase, ServiceState};
 use common::plain::hides;
 
 /// Maximum runs reported.
 const RUNS: usize = 100;
 
 /// A metric: its name without `profinfer_`, its type and its help text.
-type Metric = (&'static str, &'static str, &'static str);
+type MetricFamily = (&'static str, &'static str, &'static str);
 
-const UP: Metric = ("up", "gauge", "1 while the service runs.");
-const BUILD: Metric = ("build_info", "gauge", "Version of the service.");
-const STATE: Metric = ("state", "gauge", "1 for the current state of the service.");
-const WRONG: Metric = ("configuration_errors", "gauge", "Errors found when the configuration was last read.");
-const RUNS_SEEN: Metric = ("runs_seen_total", "counter", "Engine runs seen.");
-const OUTCOMES: Metric = ("runs_total", "counter", "Engine runs by outcome.");
-const PUT_OFF: Metric = (
+const UP: MetricFamily = ("up", "gauge", "1 while the service runs.");
+const BUILD: MetricFamily = ("build_info", "gauge", "Version of the service.");
+const STATE: MetricFamily = ("state", "gauge", "1 for the current state of the service.");
+const WRONG: MetricFamily =
+    ("configuration_errors", "gauge", "Errors found when the configuration was last read.");
+const RUNS_SEEN: MetricFamily = ("runs_seen_total", "counter", "Engine runs seen.");
+const OUTCOMES: MetricFamily = ("runs_total", "counter", "Engine runs by outcome.");
+const PUT_OFF: MetricFamily = (
     "files_put_off_total",
     "counter",
     "Mapped files whose examination was delayed because a user exceeded the share of time.",
 );
-const GOING: Metric = ("runs_going", "gauge", "Engine runs in progress.");
-const FILES: Metric = ("files", "gauge", "Recordings in the directory.");
-const WRITING: Metric = ("files_writing", "gauge", "Recordings that are being written.");
-const BYTES: Metric = ("files_bytes", "gauge", "Size of all recordings.");
-const COUNTED: Metric = (
+const GOING: MetricFamily = ("runs_going", "gauge", "Engine runs in progress.");
+const FILES: MetricFamily = ("files", "gauge", "Recordings in the directory.");
+const WRITING: MetricFamily = ("files_writing", "gauge", "Recordings that are being written.");
+const BYTES: MetricFamily = ("files_bytes", "gauge", "Size of all recordings.");
+const COUNTED: MetricFamily = (
     "quota_used_bytes",
     "gauge",
     "Bytes counted against the quota; a recording being written counts with its maximum size.",
 );
-const QUOTA: Metric = ("quota_bytes", "gauge", "Maximum size of all recordings together.");
-const REMOVED: Metric =
+const QUOTA: MetricFamily = ("quota_bytes", "gauge", "Maximum size of all recordings together.");
+const REMOVED: MetricFamily =
     ("files_removed_total", "counter", "Recordings removed because of the quota or their age.");
-const RESIDENT: Metric = ("resident_memory_bytes", "gauge", "Memory of the service and its recorders.");
-const CPU: Metric = ("cpu_seconds_total", "counter", "CPU time of the service and its recorders.");
-const LEVEL: Metric = ("run_level_info", "gauge", "Current recording level of a run.");
-const TPOT: Metric = ("run_tpot_seconds", "gauge", "Time per decoded token since the run began.");
+const RESIDENT: MetricFamily = ("resident_memory_bytes", "gauge", "Memory of the service and its recorders.");
+const CPU: MetricFamily = ("cpu_seconds_total", "counter", "CPU time of the service and its recorders.");
+const LEVEL: MetricFamily = ("run_level_info", "gauge", "Current recording level of a run.");
+const TPOT: MetricFamily = ("run_tpot_seconds", "gauge", "Time per decoded token since the run began.");
 
 /// A run's value of a metric.
 type OfRun = fn(&Run) -> Option<f64>;
 
 /// Metrics of each run.
-const OF_RUN: [(Metric, OfRun); 4] = [
+const OF_RUN: [(MetricFamily, OfRun); 4] = [
     (("run_tokens_total", "counter", "Tokens decoded."), |r| Some(r.tokens as f64)),
     (("run_ttft_seconds", "gauge", "Duration of the first call that processed a complete prompt."), |r| {
         r.ttft_ns.map(seconds)
@@ -64,7 +65,7 @@ const OF_RUN: [(Metric, OfRun); 4] = [
 type OfRecorder = fn(&Run) -> u64;
 
 /// Metrics of each recorder: totals over all its runs.
-const OF_RECORDER: [(Metric, OfRecorder); 2] = [
+const OF_RECORDER: [(MetricFamily, OfRecorder); 2] = [
     (("recorder_events_total", "counter", "Events of the recorder's recording, including lost ones."), |r| {
         r.seen
     }),
@@ -74,16 +75,18 @@ const OF_RECORDER: [(Metric, OfRecorder); 2] = [
 ];
 
 /// The complete text.
-pub fn text(state: &State) -> String {
+pub fn text(state: &ServiceState) -> String {
     let mut out = String::with_capacity(8192);
     let (counts, store, own) = (&state.counts, &state.store, &state.own);
     one(&mut out, UP, 1.0);
     head(&mut out, BUILD);
     sample(&mut out, BUILD, &[("version", &state.version)], 1.0);
     head(&mut out, STATE);
-    for (name, phase) in
-        [("waiting", Phase::Waiting), ("recording", Phase::Recording), ("stopping", Phase::Stopping)]
-    {
+    for (name, phase) in [
+        ("waiting", ServicePhase::Waiting),
+        ("recording", ServicePhase::Recording),
+        ("stopping", ServicePhase::Stopping),
+    ] {
         sample(&mut out, STATE, &[("state", name)], f64::from(u8::from(state.state == phase)));
     }
     one(&mut out, WRONG, state.configuration.errors.len() as f64);
@@ -122,7 +125,7 @@ pub fn text(state: &State) -> String {
 }
 
 /// Each recorder's counters appear once, however many runs share them, so that sums over the lines are correct.
-fn recorders(out: &mut String, state: &State) {
+fn recorders(out: &mut String, state: &ServiceState) {
     // Of its runs, the one reported last has the highest count.
     let mut last: BTreeMap<u32, &Run> = BTreeMap::new();
     for run in state.going() {
@@ -149,7 +152,7 @@ fn recorders(out: &mut String, state: &State) {
 }
 
 /// The reported runs. Only one line per process: a duplicate would make the complete text invalid.
-fn told(state: &State) -> Vec<&Run> {
+fn told(state: &ServiceState) -> Vec<&Run> {
     let mut runs: Vec<&Run> = Vec::new();
     for run in state.going() {
         match runs.iter().position(|r| r.pid == run.pid) {
@@ -204,17 +207,17 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-fn one(out: &mut String, metric: Metric, value: f64) {
+fn one(out: &mut String, metric: MetricFamily, value: f64) {
     head(out, metric);
     sample(out, metric, &[], value);
 }
 
 /// Writing to a String cannot fail, so errors are ignored here and below.
-fn head(out: &mut String, (name, kind, help): Metric) {
+fn head(out: &mut String, (name, kind, help): MetricFamily) {
     let _ = writeln!(out, "# HELP profinfer_{name} {help}\n# TYPE profinfer_{name} {kind}");
 }
 
-fn sample(out: &mut String, (name, ..): Metric, labels: &[(&str, &str)], value: f64) {
+fn sample(out: &mut String, (name, ..): MetricFamily, labels: &[(&str, &str)], value: f64) {
     let _ = write!(out, "profinfer_{name}");
     for (i, (label, text)) in labels.iter().enumerate() {
         let _ = write!(out, "{}{label}=\"", if i == 0 { '{' } else { ',' });

@@ -2,15 +2,18 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
 
 use crate::capture::perf::event;
-use crate::capture::perf::ring::{Area, Record, Ring};
+use crate::capture::perf::ring::{Area, PerfRecord, Ring};
 use crate::host::diagnose::{self, Act};
 use crate::host::maps::Mapping;
-use crate::host::{capset, privileges, usage};
+use crate::host::{capset, privileges, ready, usage};
 
 /// Size of a CPU's ring, bytes: about three hundred records. An overflow is reported, and costs a scan of all
 /// processes.
@@ -20,7 +23,7 @@ const ASLEEP_NS: u64 = 10_000_000;
 
 /// An event and its time (CLOCK_MONOTONIC, ns). Events of one CPU are in order, those of different CPUs are not.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Notice {
+pub enum ProcessEvent {
     /// The process maps a file executable.
     Mapped { pid: u32, time: u64, mapping: Mapping },
     /// The process starts another program, whose mappings follow.
@@ -29,16 +32,16 @@ pub enum Notice {
     Lost(u64),
 }
 
-impl Notice {
-    fn of(record: Record<'_>) -> Option<Notice> {
+impl ProcessEvent {
+    fn of(record: PerfRecord<'_>) -> Option<ProcessEvent> {
         match record {
             // No file, or a process outside this pid namespace.
-            Record::Mapped(area) if area.inode == 0 || area.tgid == 0 => None,
-            Record::Mapped(area) => {
-                Some(Notice::Mapped { pid: area.tgid, time: area.time, mapping: mapping(&area) })
+            PerfRecord::Mapped(area) if area.inode == 0 || area.tgid == 0 => None,
+            PerfRecord::Mapped(area) => {
+                Some(ProcessEvent::Mapped { pid: area.tgid, time: area.time, mapping: mapping(&area) })
             }
-            Record::Exec { tgid, time } => Some(Notice::Exec { pid: tgid, time }),
-            Record::Lost(n) => Some(Notice::Lost(n)),
+            PerfRecord::Exec { tgid, time } => Some(ProcessEvent::Exec { pid: tgid, time }),
+            PerfRecord::Lost(n) => Some(ProcessEvent::Lost(n)),
             _ => None,
         }
     }
@@ -61,24 +64,33 @@ fn mapping(area: &Area<'_>) -> Mapping {
     }
 }
 
+/// The kernel does not report these events; says what is missing.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", reason(.0))]
+pub struct WatchError(#[from] io::Error);
+
+fn reason(e: &io::Error) -> String {
+    match e.raw_os_error() {
+        Some(errno) => diagnose::reason(Act::Watch, errno, &privileges::read()),
+        None => e.to_string(),
+    }
+}
+
 /// The events and rings of all CPUs. Closed on exec; in a forked child it can only be dropped.
-pub struct Watch {
+pub struct ProcessWatch {
     rings: Vec<(u32, Ring)>,
     /// Time that the machine was suspended, ns.
     asleep: u64,
 }
 
-impl Watch {
+impl ProcessWatch {
     /// Opens the events.
     ///
     /// # Errors
-    /// The kernel refuses; the text says what is missing.
-    pub fn open() -> Result<Watch, String> {
-        let mut watch = Watch { rings: Vec::new(), asleep: asleep() };
-        watch.add().map_err(|e| match e.raw_os_error() {
-            Some(errno) => diagnose::reason(Act::Watch, errno, &privileges::read()),
-            None => e.to_string(),
-        })?;
+    /// The kernel refuses.
+    pub fn open() -> Result<ProcessWatch, WatchError> {
+        let mut watch = ProcessWatch { rings: Vec::new(), asleep: asleep() };
+        watch.add()?;
         Ok(watch)
     }
 
@@ -115,21 +127,21 @@ impl Watch {
 
     /// Passes on what the ring at this position has so far, at most its capacity. True: there was something, even
     /// if irrelevant.
-    pub fn read(&mut self, place: usize, take: &mut dyn FnMut(Notice)) -> bool {
+    pub fn read(&mut self, place: usize, take: &mut dyn FnMut(ProcessEvent)) -> bool {
         let Some((_, ring)) = self.rings.get_mut(place) else { return false };
         let mut any = false;
         if ring.is_tight() {
-            take(Notice::Lost(0));
+            take(ProcessEvent::Lost(0));
         }
         let malformed = ring.malformed;
         ring.read(&mut |record| {
             any = true;
-            if let Some(notice) = Notice::of(record) {
+            if let Some(notice) = ProcessEvent::of(record) {
                 take(notice);
             }
         });
         if ring.malformed > malformed {
-            take(Notice::Lost(ring.malformed - malformed));
+            take(ProcessEvent::Lost(ring.malformed - malformed));
         }
         any
     }
@@ -159,9 +171,9 @@ fn asleep() -> u64 {
 
 /// Whether its event has ended for good.
 fn hung_up(ring: &Ring) -> bool {
-    let mut polled = libc::pollfd { fd: ring.as_fd().as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one open descriptor, as the count says.
-    unsafe { libc::poll(&raw mut polled, 1, 0) > 0 && polled.revents & (libc::POLLHUP | libc::POLLERR) != 0 }
+    let mut polled = [PollFd::from_borrowed_fd(ring.as_fd(), PollFlags::empty())];
+    ready::wait(&mut polled, Duration::ZERO)
+        && polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 #[cfg(test)]
@@ -174,21 +186,22 @@ mod tests {
 
     #[test]
     fn a_notice_is_of_a_file() {
-        let Some(Notice::Mapped { pid, time, mapping }) = Notice::of(Record::Mapped(area(b"/a b (deleted)")))
+        let Some(ProcessEvent::Mapped { pid, time, mapping }) =
+            ProcessEvent::of(PerfRecord::Mapped(area(b"/a b (deleted)")))
         else {
             panic!("no notice")
         };
         assert_eq!((pid, time, mapping.start, mapping.end), (5, 9, 0x1000, 0x3000));
         assert_eq!((mapping.path.as_os_str().as_bytes(), mapping.deleted), (&b"/a b"[..], true));
-        assert_eq!(Notice::of(Record::Mapped(Area { inode: 0, ..area(b"//anon") })), None);
-        assert_eq!(Notice::of(Record::Mapped(Area { tgid: 0, ..area(b"/a") })), None);
-        let far = Notice::of(Record::Mapped(Area { len: u64::MAX, ..area(b"//toolong") }));
-        let Some(Notice::Mapped { mapping, .. }) = far else { panic!("no notice") };
+        assert_eq!(ProcessEvent::of(PerfRecord::Mapped(Area { inode: 0, ..area(b"//anon") })), None);
+        assert_eq!(ProcessEvent::of(PerfRecord::Mapped(Area { tgid: 0, ..area(b"/a") })), None);
+        let far = ProcessEvent::of(PerfRecord::Mapped(Area { len: u64::MAX, ..area(b"//toolong") }));
+        let Some(ProcessEvent::Mapped { mapping, .. }) = far else { panic!("no notice") };
         assert_eq!((mapping.end, mapping.path.as_os_str().len()), (u64::MAX, 0));
     }
     #[test]
     fn a_cpu_that_comes_on_is_watched_and_a_gap_is_told() {
-        let mut watch = match Watch::open() {
+        let mut watch = match ProcessWatch::open() {
             Ok(watch) => watch,
             Err(why) => return println!("skipped: {why}"),
         };

@@ -1,4 +1,4 @@
-//! Resource use of the service and its recorders together.
+//! Resource use of the service and its recorders together. For sysconf(3) see [`crate::host::usage`].
 
 use std::fs;
 

@@ -24,17 +24,17 @@ pub enum PlaceError {
 
 /// An open directory: whatever later takes its path, this one is used.
 #[derive(Debug)]
-pub struct Place {
+pub struct OpenDir {
     dir: File,
     path: PathBuf,
 }
 
-impl Place {
+impl OpenDir {
     /// Opens the directory; if missing, creates it (mode 0700) and its parents (0755).
     ///
     /// # Errors
     /// It is a link or not a directory, it belongs to somebody else, others may write to it, or the system refuses.
-    pub fn open(path: &Path) -> Result<Place, PlaceError> {
+    pub fn open(path: &Path) -> Result<OpenDir, PlaceError> {
         // A trailing slash would make a link be followed.
         let path: PathBuf = path.components().collect();
         let failed = |what| {
@@ -58,7 +58,7 @@ impl Place {
         if mode & 0o022 != 0 {
             return Err(PlaceError::Mode { path, mode });
         }
-        Ok(Place { dir, path })
+        Ok(OpenDir { dir, path })
     }
 
     /// Its path, for messages.
@@ -134,8 +134,7 @@ impl Place {
 
 /// The effective user of this process.
 pub fn us() -> u32 {
-    // SAFETY: takes no arguments and cannot fail.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 fn directory() -> OpenOptions {
@@ -172,7 +171,7 @@ mod tests {
     fn a_directory_is_made_for_us_alone() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("a/b");
-        let place = Place::open(&path).expect("it can be made");
+        let place = OpenDir::open(&path).expect("it can be made");
         assert_eq!(place.metadata().expect("metadata").permissions().mode() & 0o7777, 0o700);
         place.create("x").expect("a file");
         let mode = fs::metadata(path.join("x")).expect("it is there").permissions().mode();
@@ -187,7 +186,7 @@ mod tests {
     #[test]
     fn what_is_not_ours_alone_is_refused_with_what_to_do() {
         let dir = tempfile::tempdir().expect("a directory");
-        let says = |path: &Path| Place::open(path).expect_err("it is refused").to_string();
+        let says = |path: &Path| OpenDir::open(path).expect_err("it is refused").to_string();
         let (link, file, open) = (dir.path().join("link"), dir.path().join("file"), dir.path().join("open"));
         symlink(dir.path(), &link).expect("a link");
         fs::write(&file, "").expect("a file");
@@ -207,7 +206,7 @@ mod tests {
     #[test]
     fn links_in_it_are_not_followed() {
         let dir = tempfile::tempdir().expect("a directory");
-        let place = Place::open(&dir.path().join("own")).expect("a place");
+        let place = OpenDir::open(&dir.path().join("own")).expect("a place");
         let outside = dir.path().join("outside");
         symlink(&outside, place.at("link")).expect("a link");
         assert_eq!(place.create("link").expect_err("refused").kind(), io::ErrorKind::AlreadyExists);

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::facts::{self, Stat};
+use super::facts::{self, ProcStat};
 
 /// Maximum rounds between examinations of a process that keeps changing: 2 to this power.
 const SELDOM: u32 = 4;
 
 /// A process as last seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Seen {
+struct PolledProcess {
     start: u64,
     size: u64,
     stack: u64,
@@ -23,7 +23,7 @@ struct Seen {
 /// All processes of the machine, polled one by one in each round.
 #[derive(Default)]
 pub struct Polled {
-    seen: BTreeMap<u32, Seen>,
+    seen: BTreeMap<u32, PolledProcess>,
     round: u64,
 }
 
@@ -33,14 +33,14 @@ impl Polled {
         self.round += 1;
     }
 
-    /// Whether a process is to be examined: it is new, or has mapped or unmapped something since. One that always
+    /// Whether a process must be examined: it is new, or has mapped or unmapped something since. One that always
     /// does is examined less and less often, down to every sixteenth round.
     pub fn changed(&mut self, pid: u32) -> bool {
         facts::stat(pid).is_some_and(|stat| self.compare(pid, &stat))
     }
 
-    fn compare(&mut self, pid: u32, stat: &Stat) -> bool {
-        let &Stat { start, size, stack, .. } = stat;
+    fn compare(&mut self, pid: u32, stat: &ProcStat) -> bool {
+        let &ProcStat { start, size, stack, .. } = stat;
         // Its count continues while it runs the same program.
         let old = self.seen.get_mut(&pid).filter(|o| (o.start, o.stack) == (start, stack));
         let looks = match old {
@@ -51,7 +51,7 @@ impl Polled {
             old => old.map_or(0, |o| o.looks),
         };
         let due = self.round + (1 << (looks / 4).min(SELDOM));
-        self.seen.insert(pid, Seen { start, size, stack, looks: looks + 1, due, round: self.round });
+        self.seen.insert(pid, PolledProcess { start, size, stack, looks: looks + 1, due, round: self.round });
         // Kernel threads have no memory.
         size > 0
     }
@@ -66,12 +66,12 @@ impl Polled {
 mod tests {
     use super::*;
 
-    fn process(start: u64, size: u64) -> Stat {
-        Stat { parent: 1, start, size, stack: 1 }
+    fn process(start: u64, size: u64) -> ProcStat {
+        ProcStat { parent: 1, start, size, stack: 1 }
     }
 
     /// One round; returns the processes to examine.
-    fn round(all: &mut Polled, now: &[(u32, Stat)]) -> Vec<u32> {
+    fn round(all: &mut Polled, now: &[(u32, ProcStat)]) -> Vec<u32> {
         all.begin();
         let changed = now.iter().filter(|(pid, stat)| all.compare(*pid, stat)).map(|(pid, _)| *pid).collect();
         all.end();
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(round(&mut all, &[(5, process(10, 101))]), [5]);
         // Another process with the same pid, and another program in the same process.
         assert_eq!(round(&mut all, &[(5, process(11, 101))]), [5]);
-        assert_eq!(round(&mut all, &[(5, Stat { stack: 2, ..process(11, 101) })]), [5]);
+        assert_eq!(round(&mut all, &[(5, ProcStat { stack: 2, ..process(11, 101) })]), [5]);
         round(&mut all, &[]);
         assert!(all.seen.is_empty());
         all.begin();

@@ -2,15 +2,15 @@
 //! oldest of the user who exceeds an equal share the most. Nobody else can push out what a user has within that
 //! share.
 
-use super::rules::User;
+use super::rules::RuleUser;
 
 /// A user; None: a recording of an earlier version, whose name has no user.
-pub type Owner = Option<u32>;
+pub type TraceOwner = Option<u32>;
 
 /// The relevant facts about a recording.
 #[derive(Debug, Clone, Copy)]
-pub struct Item {
-    pub owner: Owner,
+pub struct StoredRecording {
+    pub owner: TraceOwner,
     /// Bytes counted for it.
     pub bytes: u64,
     /// It is being written, and stays.
@@ -20,8 +20,8 @@ pub struct Item {
 }
 
 /// One user's part.
-struct Part {
-    owner: Owner,
+struct UserShare {
+    owner: TraceOwner,
     bytes: u64,
     /// Positions of those that may be removed, the oldest last.
     left: Vec<usize>,
@@ -29,8 +29,8 @@ struct Part {
 
 /// Positions in `items` (oldest first) of the recordings to remove so that a new one of this user has the `wanted`
 /// bytes. None: there is no room, and nothing is removed.
-pub fn going(items: &[Item], quota: u64, wanted: Option<(Owner, u64)>) -> Option<Vec<usize>> {
-    let mut parts: Vec<Part> = Vec::new();
+pub fn going(items: &[StoredRecording], quota: u64, wanted: Option<(TraceOwner, u64)>) -> Option<Vec<usize>> {
+    let mut parts: Vec<UserShare> = Vec::new();
     let mut gone = Vec::new();
     for (i, item) in items.iter().enumerate().rev() {
         let part = part_of(&mut parts, item.owner);
@@ -52,7 +52,7 @@ pub fn going(items: &[Item], quota: u64, wanted: Option<(Owner, u64)>) -> Option
     let share = quota / (parts.len() as u64).max(1);
     while total > quota {
         let asks =
-            |part: &&mut Part| wanted.is_none_or(|(owner, _)| part.bytes > share || part.owner == owner);
+            |part: &&mut UserShare| wanted.is_none_or(|(owner, _)| part.bytes > share || part.owner == owner);
         let most = parts.iter_mut().filter(|p| !p.left.is_empty()).filter(asks);
         // On a tie, the user with the oldest recording.
         let most = most.max_by_key(|p| (p.bytes, usize::MAX - p.left.last().unwrap_or(&usize::MAX)));
@@ -67,10 +67,10 @@ pub fn going(items: &[Item], quota: u64, wanted: Option<(Owner, u64)>) -> Option
     Some(gone)
 }
 
-fn part_of(parts: &mut Vec<Part>, owner: Owner) -> &mut Part {
+fn part_of(parts: &mut Vec<UserShare>, owner: TraceOwner) -> &mut UserShare {
     let at = parts.iter().position(|part| part.owner == owner).unwrap_or(parts.len());
     if at == parts.len() {
-        parts.push(Part { owner, bytes: 0, left: Vec::new() });
+        parts.push(UserShare { owner, bytes: 0, left: Vec::new() });
     }
     &mut parts[at]
 }
@@ -80,7 +80,7 @@ fn part_of(parts: &mut Vec<Part>, owner: Owner) -> &mut Part {
 pub fn answerable(uid: u32) -> u32 {
     // Without the file there are none.
     among(uid, &std::fs::read_to_string("/etc/subuid").unwrap_or_default(), &|name| {
-        User::of(name).ok().map(|u| u.uid)
+        RuleUser::of(name).ok().map(|u| u.uid)
     })
 }
 
@@ -98,12 +98,12 @@ fn among(uid: u32, subuid: &str, of_name: &dyn Fn(&str) -> Option<u32>) -> u32 {
 mod tests {
     use super::*;
 
-    fn item(owner: u32, bytes: u64) -> Item {
-        Item { owner: Some(owner), bytes, writing: false, old: false }
+    fn item(owner: u32, bytes: u64) -> StoredRecording {
+        StoredRecording { owner: Some(owner), bytes, writing: false, old: false }
     }
 
-    fn writing(owner: u32, bytes: u64) -> Item {
-        Item { writing: true, ..item(owner, bytes) }
+    fn writing(owner: u32, bytes: u64) -> StoredRecording {
+        StoredRecording { writing: true, ..item(owner, bytes) }
     }
 
     #[test]
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn those_of_nobody_known_have_a_share_of_their_own() {
-        let unknown = Item { owner: None, ..item(0, 100) };
+        let unknown = StoredRecording { owner: None, ..item(0, 100) };
         let items = [unknown, item(5, 600), unknown, unknown];
         assert_eq!(going(&items, 1000, Some((Some(5), 200))), Some(vec![1]));
         assert_eq!(going(&[unknown; 10], 1000, Some((Some(5), 200))), Some(vec![0, 1]));
@@ -155,8 +155,8 @@ mod tests {
 
     #[test]
     fn what_is_too_old_goes_first() {
-        let old = |owner| Item { old: true, ..item(owner, 100) };
-        let items = [old(0), Item { writing: true, ..old(1) }, item(2, 900)];
+        let old = |owner| StoredRecording { old: true, ..item(owner, 100) };
+        let items = [old(0), StoredRecording { writing: true, ..old(1) }, item(2, 900)];
         assert_eq!(going(&items, 1000, None), Some(vec![0]));
     }
 

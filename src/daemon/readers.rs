@@ -3,15 +3,15 @@
 use std::fs::File;
 use std::io;
 
-use super::socket::Request;
+use super::socket::{RequestError, ServiceRequest};
 use super::{facts, symbols};
 
 /// A line received on the socket.
 ///
 /// # Errors
 /// It is not a known request.
-pub fn request(line: &[u8]) -> Result<Request, String> {
-    Request::read(line)
+pub fn request(line: &[u8]) -> Result<ServiceRequest, RequestError> {
+    ServiceRequest::read(line)
 }
 
 /// Parses the bytes as each per-process file that the service reads.

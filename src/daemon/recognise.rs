@@ -6,14 +6,13 @@
 //! that a file is read once as long as nobody writes to it. Each user has a share of the answers: a user with very
 //! many files loses their own.
 
-use std::ffi::CString;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use serde::{Deserialize, Serialize};
 
 use super::{facts, symbols};
@@ -26,16 +25,16 @@ use common::files;
 const MAX_FILES: usize = 2048;
 
 /// Device and inode, as in the kernel's lists of mappings.
-pub type Key = (u32, u32, u64);
+pub type MappingKey = (u32, u32, u64);
 
 /// The mapped file.
-fn key(m: &Mapping) -> Key {
+fn key(m: &Mapping) -> MappingKey {
     (m.major, m.minor, m.inode)
 }
 
 /// A file's identity and the state of its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Mark {
+struct FileStamp {
     /// From `stat`; mappings do not always have the same (overlay, btrfs).
     id: FileId,
     size: u64,
@@ -43,18 +42,22 @@ struct Mark {
     changed: (i64, i64),
 }
 
-impl Mark {
-    fn of(meta: &Metadata) -> Mark {
-        Mark { id: (meta.dev(), meta.ino()), size: meta.size(), changed: (meta.ctime(), meta.ctime_nsec()) }
+impl FileStamp {
+    fn of(meta: &Metadata) -> FileStamp {
+        FileStamp {
+            id: (meta.dev(), meta.ino()),
+            size: meta.size(),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+        }
     }
 
     /// The file that a path leads to from here, if the kernel has it in memory: asks no file system and does not
     /// block. None also if the kernel does not support this (before 5.12).
-    fn at_once(path: &Path) -> Option<Mark> {
-        let flags = libc::O_PATH | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-        let file = open_how(libc::AT_FDCWD, path, flags, libc::RESOLVE_CACHED).ok()?;
+    fn at_once(path: &Path) -> Option<FileStamp> {
+        let flags = LOCATE | OFlags::NOFOLLOW;
+        let file = openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED).ok()?.into();
         let stat = facts::status_at_once(&file)?;
-        Some(Mark {
+        Some(FileStamp {
             id: (libc::makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino),
             size: stat.stx_size,
             changed: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec.into()),
@@ -64,16 +67,16 @@ impl Mark {
 
 /// What was found about a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
-    key: Key,
-    mark: Mark,
+pub struct RecognisedFile {
+    key: MappingKey,
+    mark: FileStamp,
     base: bool,
     /// The user for whom it was examined first.
     user: u32,
 }
 
-struct Entry {
-    answer: Answer,
+struct CachedFile {
+    answer: RecognisedFile,
     /// Round in which it was last used.
     used: u64,
 }
@@ -82,7 +85,7 @@ struct Entry {
 #[derive(Default)]
 pub struct Recogniser {
     /// Sorted by key.
-    table: Vec<Entry>,
+    table: Vec<CachedFile>,
     round: u64,
     /// Files read, and bytes read from them.
     pub read: u64,
@@ -90,7 +93,7 @@ pub struct Recogniser {
     /// Files that were too large to examine.
     pub large: u64,
     /// New answers.
-    pub news: Vec<Answer>,
+    pub news: Vec<RecognisedFile>,
 }
 
 impl Recogniser {
@@ -99,7 +102,7 @@ impl Recogniser {
         self.round += 1;
     }
 
-    fn entry(&mut self, key: Key) -> Option<&mut Entry> {
+    fn entry(&mut self, key: MappingKey) -> Option<&mut CachedFile> {
         let at = self.table.binary_search_by(|e| e.answer.key.cmp(&key)).ok()?;
         self.table.get_mut(at)
     }
@@ -107,10 +110,10 @@ impl Recogniser {
     /// The known answer, if it needs no access to the file system; inside, the file's identity if it is the base of
     /// an engine.
     pub fn at_hand(&mut self, m: &Mapping) -> Option<Option<FileId>> {
-        self.known(m, &Mark::at_once)
+        self.known(m, &FileStamp::at_once)
     }
 
-    fn known(&mut self, m: &Mapping, mark: &dyn Fn(&Path) -> Option<Mark>) -> Option<Option<FileId>> {
+    fn known(&mut self, m: &Mapping, mark: &dyn Fn(&Path) -> Option<FileStamp>) -> Option<Option<FileId>> {
         let round = self.round;
         let entry = self.entry(key(m))?;
         // Most paths lead to the same file from here, whatever the process's root.
@@ -126,7 +129,7 @@ impl Recogniser {
     /// # Errors
     /// The process or its mapping is gone, or we may not read it, or not now (`WouldBlock`).
     pub fn base(&mut self, pid: u32, m: &Mapping, user: u32) -> io::Result<Option<FileId>> {
-        let stat = |path: &Path| std::fs::symlink_metadata(path).ok().map(|meta| Mark::of(&meta));
+        let stat = |path: &Path| std::fs::symlink_metadata(path).ok().map(|meta| FileStamp::of(&meta));
         if let Some(known) = self.known(m, &stat) {
             return Ok(known);
         }
@@ -144,18 +147,18 @@ impl Recogniser {
             }
             base => base?,
         };
-        let answer = Answer { key, mark, base, user };
+        let answer = RecognisedFile { key, mark, base, user };
         self.news.push(answer);
         self.learn(answer);
         Ok(base.then_some(mark.id))
     }
 
     /// Stores an answer.
-    pub fn learn(&mut self, answer: Answer) {
+    pub fn learn(&mut self, answer: RecognisedFile) {
         if self.table.len() >= MAX_FILES {
             self.make_room();
         }
-        let entry = Entry { answer, used: self.round };
+        let entry = CachedFile { answer, used: self.round };
         match self.table.binary_search_by(|e| e.answer.key.cmp(&answer.key)) {
             Ok(at) => self.table[at] = entry,
             Err(at) => self.table.insert(at, entry),
@@ -181,13 +184,13 @@ impl Recogniser {
 }
 
 /// Locates the mapped file without opening it.
-fn reach(pid: u32, m: &Mapping) -> io::Result<(File, Mark)> {
+fn reach(pid: u32, m: &Mapping) -> io::Result<(File, FileStamp)> {
     let mut denied = None;
     let mut attempt = |located: io::Result<File>, exact: bool| {
         let regular = located.and_then(|file| {
             let meta = file.metadata()?;
             let same = meta.is_file() && (exact || meta.ino() == m.inode);
-            same.then(|| (file, Mark::of(&meta))).ok_or_else(|| io::ErrorKind::NotFound.into())
+            same.then(|| (file, FileStamp::of(&meta))).ok_or_else(|| io::ErrorKind::NotFound.into())
         });
         match regular {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => denied = Some(e),
@@ -196,7 +199,7 @@ fn reach(pid: u32, m: &Mapping) -> io::Result<(File, Mark)> {
         }
         None
     };
-    let proc = |name: &str| files::locate(Path::new(&format!("/proc/{pid}/{name}")), 0);
+    let proc = |name: &str| files::locate(Path::new(&format!("/proc/{pid}/{name}")), OFlags::empty());
     // By path this may be another file that has taken the name; by mapping the kernel gives no other.
     let by_path = || locate_within(&proc("root")?, &m.path);
     let found = (!m.deleted && !m.path.as_os_str().is_empty()).then(|| attempt(by_path(), false)).flatten();
@@ -210,25 +213,13 @@ fn reach(pid: u32, m: &Mapping) -> io::Result<(File, Mark)> {
     found.ok_or_else(|| denied.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
 }
 
+/// To find a file without opening it.
+const LOCATE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+
 /// The same below a directory used as root, following no links: the kernel's paths contain none.
 fn locate_within(root: &File, path: &Path) -> io::Result<File> {
-    let how = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_SYMLINKS;
-    open_how(root.as_fd().as_raw_fd(), path, libc::O_PATH | libc::O_CLOEXEC, how)
-}
-
-/// openat2(2).
-fn open_how(from: i32, path: &Path, flags: i32, resolve: u64) -> io::Result<File> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    // struct open_how: flags, mode, resolve.
-    let how = [flags as u64, 0, resolve];
-    // SAFETY: a NUL-terminated string and a block of the given size; the kernel only reads them.
-    let fd =
-        unsafe { libc::syscall(libc::SYS_openat2, from, path.as_ptr(), how.as_ptr(), size_of_val(&how)) };
-    match i32::try_from(fd) {
-        // SAFETY: a descriptor that the kernel has just created; nobody else has it.
-        Ok(fd) if fd >= 0 => Ok(unsafe { File::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    Ok(openat2(root, path, LOCATE, Mode::empty(), how)?.into())
 }
 
 /// Opens the located file for reading, and no other. Does not wait for the holder of a lease on it (`WouldBlock`).
@@ -241,6 +232,8 @@ fn reopen(located: &File) -> io::Result<File> {
 mod tests {
     use super::*;
     use crate::host::maps;
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::symlink;
 
     /// A mapping as if this process had the file mapped.
@@ -287,7 +280,7 @@ mod tests {
         std::mem::take(&mut files.news).into_iter().for_each(|answer| other.learn(answer));
         other.next_round();
         // If the kernel can resolve the path without blocking; otherwise the file system is asked.
-        assert!(other.at_hand(&m) == Some(None) || Mark::at_once(&path).is_none());
+        assert!(other.at_hand(&m) == Some(None) || FileStamp::at_once(&path).is_none());
         assert_eq!((other.base(US(), &m, USER).expect("looked at"), other.read), (None, 0));
     }
 
@@ -295,10 +288,10 @@ mod tests {
     fn a_mark_is_the_same_either_way() {
         let path = std::env::current_exe().expect("a program");
         let meta = std::fs::metadata(&path).expect("a file");
-        if let Some(mark) = Mark::at_once(&path) {
-            assert_eq!(mark, Mark::of(&meta));
+        if let Some(mark) = FileStamp::at_once(&path) {
+            assert_eq!(mark, FileStamp::of(&meta));
         }
-        assert_eq!(Mark::at_once(Path::new("/nowhere/at/all")), None);
+        assert_eq!(FileStamp::at_once(Path::new("/nowhere/at/all")), None);
     }
 
     #[test]
@@ -332,9 +325,9 @@ mod tests {
         assert_eq!(files.read, 1);
     }
 
-    fn answer(user: u32, inode: u64) -> Answer {
-        let mark = Mark { id: (1, 1), size: 1, changed: (0, 0) };
-        Answer { key: (8, 1, inode), mark, base: false, user }
+    fn answer(user: u32, inode: u64) -> RecognisedFile {
+        let mark = FileStamp { id: (1, 1), size: 1, changed: (0, 0) };
+        RecognisedFile { key: (8, 1, inode), mark, base: false, user }
     }
 
     #[test]

@@ -1,14 +1,20 @@
 //! A recorder: a process forked from the service that records the runs of one rule and user, as a session driven by
 //! the service. When the service is gone it ends its recording cleanly.
+//!
+//! fork(2), signal handlers, and closing descriptors by number have no safe interface.
 
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::channel::{Channel, Command, WorkerEvent};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::channel::{Channel, RecorderCommand, WorkerEvent};
+use super::limits::Exceeded;
 use super::rules::Rule;
 use super::session_driver::SessionDriver;
-use super::settings::Settings;
+use super::settings::ServiceSettings;
+use super::store::StoreError;
 use crate::capture::error::RecordError;
 use crate::host::pulse::{self, Pulse, Signs};
 use crate::host::{capset, wake};
@@ -45,7 +51,11 @@ impl Recorder {
     ///
     /// # Errors
     /// No more processes or descriptors are available.
-    pub fn start(settings: &Settings, rule: &Rule, calibration: Option<Calibration>) -> io::Result<Recorder> {
+    pub fn start(
+        settings: &ServiceSettings,
+        rule: &Rule,
+        calibration: Option<Calibration>,
+    ) -> io::Result<Recorder> {
         let ((ours, theirs), pulse) = (Channel::pair()?, Pulse::new()?);
         // SAFETY: only this thread runs (see above), so the child may do anything a program may.
         match unsafe { libc::fork() } {
@@ -75,17 +85,20 @@ impl Recorder {
     ///
     /// # Errors
     /// It is gone, or is not reading.
-    pub fn tell(&mut self, what: &Command) -> io::Result<()> {
+    pub fn tell(&mut self, what: &RecorderCommand) -> io::Result<()> {
         self.channel.send(what)?;
         // It may be waiting for events; an engine that starts does not wait.
-        self.signal(libc::SIGUSR1);
+        self.signal(Signal::USR1);
         Ok(())
     }
 
-    fn signal(&self, signal: libc::c_int) {
-        if self.pid > 0 && !self.waited {
-            // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
-            unsafe { libc::kill(self.pid, signal) };
+    fn signal(&self, signal: Signal) {
+        // Until it has been waited for, its pid is its own.
+        if self.pid > 0
+            && !self.waited
+            && let Some(pid) = Pid::from_raw(self.pid)
+        {
+            let _ = kill_process(pid, signal);
         }
     }
 
@@ -113,7 +126,7 @@ impl Recorder {
 
     /// Kills it immediately. What it has written stays.
     pub fn kill(&self) {
-        self.signal(libc::SIGKILL);
+        self.signal(Signal::KILL);
     }
 
     /// A recorder simulated by a test, which gets the other end of the channel.
@@ -131,8 +144,7 @@ impl Recorder {
 
 /// Names this process, forked from the service, in process lists.
 pub(super) fn call_itself(name: &CStr) {
-    // SAFETY: a NUL-terminated string; the kernel takes 15 bytes of it.
-    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    let _ = rustix::thread::set_name(name);
 }
 
 /// Closes the service's descriptors: while a copy of its end of another recorder's channel is open, that recorder
@@ -150,7 +162,7 @@ extern "C" fn wake(_: libc::c_int) {}
 
 fn default_signals() {
     // SAFETY: a handler that only interrupts a wait, a set of one signal, and signals reset to their defaults.
-    // SIGTERM and SIGINT, which a terminal or an init sends to the entire group, are for the service, which tells
+    // SIGTERM and SIGINT, which a terminal or an init sends to the entire group, are for the service, which stops
     // its recorders.
     unsafe {
         let mut child = std::mem::zeroed::<libc::sigset_t>();
@@ -169,7 +181,7 @@ fn default_signals() {
 }
 
 /// A recorder's main function. Returns at its end.
-fn be(settings: &Settings, rule: &Rule, calibration: Option<Calibration>, channel: Channel) {
+fn be(settings: &ServiceSettings, rule: &Rule, calibration: Option<Calibration>, channel: Channel) {
     default_signals();
     // The service has them permitted but not effective. If that cannot be changed, the recording says what is
     // missing.
@@ -181,21 +193,44 @@ fn be(settings: &Settings, rule: &Rule, calibration: Option<Calibration>, channe
     unsafe { libc::_exit(0) };
 }
 
-/// Why it ended early, and whether for lack of room.
-pub(super) type Failure = (String, bool);
+/// Why a recorder ends early.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Limit(#[from] Exceeded),
+}
+
+impl Failure {
+    /// There is no room; this may change later.
+    pub fn is_full(&self) -> bool {
+        match self {
+            Failure::Record(e) => is_full(e),
+            Failure::Store(e) => e.is_full(),
+            Failure::Limit(_) => false,
+        }
+    }
+}
+
+/// Whether a recording failed for lack of room.
+pub(super) fn is_full(e: &RecordError) -> bool {
+    matches!(e, RecordError::Write(WriteError::Io { source, .. }) if super::store::is_full(source))
+}
 
 fn record(
-    settings: &Settings,
+    settings: &ServiceSettings,
     rule: &Rule,
     calibration: Option<Calibration>,
     feed: &mut SessionDriver,
 ) -> Result<(), Failure> {
-    let failed = |e: RecordError| failure(&e);
     // Pricing hits gives no signs of life in between.
     pulse::slow();
     let calibration = match calibration {
         Some(calibration) => calibration,
-        None => feed.calibration(session::learn(&rule.record).map_err(failed)?),
+        None => feed.calibration(session::learn(&rule.record)?),
     };
     if !feed.first() {
         return Ok(());
@@ -205,12 +240,6 @@ fn record(
     options.ring = rule.ring.map(|span| (span, settings.ring_bytes(rule)));
     let out = feed.place()?;
     pulse::slow();
-    let recorded = session::record(Target::Managed, options, out, feed);
-    recorded.map(drop).map_err(failed)
-}
-
-pub(super) fn failure(e: &RecordError) -> Failure {
-    let full =
-        matches!(e, RecordError::Write(WriteError::Io { source, .. }) if super::store::is_full(source));
-    (e.to_string(), full)
+    session::record(Target::Managed, options, out, feed)?;
+    Ok(())
 }

@@ -1,22 +1,24 @@
 //! The service's main loop: waits for engines, signals, recorders and requests, and dispatches each.
 //! Single-threaded.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::finder::{Finder, Found};
+use rustix::event::{PollFd, PollFlags};
+
+use super::channel::DumpError;
+use super::finder::{Finder, FoundProcess};
 use super::notify::Notify;
 use super::place::PlaceError;
 use super::run::Run;
-use super::settings::Settings;
-use super::signals::Signals;
-use super::socket::{self, Answer, Control, Request, SocketError, Token};
-use super::status::{self, Files, Phase, State};
+use super::settings::ServiceSettings;
+use super::signals::SignalFd;
+use super::socket::{self, ClientId, Control, ServiceRequest, ServiceResponse, SocketError};
+use super::status::{self, ServicePhase, ServiceState, StateFiles};
 use super::store::{Leftovers, Store, StoreError};
 use super::supervisor::{Met, Supervisor};
 use super::{clock, own};
-use crate::host::{capset, tracefs};
+use crate::host::{capset, ready, tracefs};
 
 /// Interval of periodic work.
 const TICK: Duration = Duration::from_secs(1);
@@ -40,31 +42,52 @@ pub enum ServiceError {
     Wait { what: &'static str, source: std::io::Error },
 }
 
+/// Why a request is refused.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    /// The errors of the configuration.
+    #[error("{}", .0.join("; "))]
+    Configuration(Vec<String>),
+    #[error("another dump is being written")]
+    Dumping,
+    #[error(
+        "process {0} is not in a ring: it is not running, or no rule with 'ring' \
+         applies to it"
+    )]
+    NotInRing(u32),
+    #[error("no run is in a ring: no rule with 'ring' applies to one")]
+    NoRing,
+    #[error("rule {rule}: {source}")]
+    Dump { rule: String, source: DumpError },
+    #[error("the recorder does not answer")]
+    Silent,
+}
+
 /// A client that waits for rings to be written.
-struct Asked {
-    token: Token,
+struct PendingDump {
+    token: ClientId,
     /// Recorders that have not answered yet.
     left: usize,
     files: Vec<String>,
-    why_not: Option<String>,
+    why_not: Option<Refused>,
     since: Instant,
 }
 
 /// The service.
 pub struct Service<'a> {
-    load: &'a dyn Fn() -> Result<Settings, Vec<String>>,
+    load: &'a dyn Fn() -> Result<ServiceSettings, Vec<String>>,
     log: &'a mut dyn FnMut(&str),
-    settings: Settings,
+    settings: ServiceSettings,
     store: Store,
     _only: std::fs::File,
     finder: Finder,
-    signals: Signals,
+    signals: SignalFd,
     supervisor: Supervisor,
     control: Control,
     notify: Notify,
-    files: Files,
-    state: State,
-    asked: Option<Asked>,
+    files: StateFiles,
+    state: ServiceState,
+    asked: Option<PendingDump>,
     /// The last problem with the directory.
     trouble: String,
     tick: Instant,
@@ -81,16 +104,16 @@ impl<'a> Service<'a> {
     pub fn begin(
         version: &str,
         file: Option<String>,
-        load: &'a dyn Fn() -> Result<Settings, Vec<String>>,
+        load: &'a dyn Fn() -> Result<ServiceSettings, Vec<String>>,
         log: &'a mut dyn FnMut(&str),
     ) -> Result<Service<'a>, ServiceError> {
         let settings = load().map_err(ServiceError::Settings)?;
         let wait = |what| move |source| ServiceError::Wait { what, source };
-        let signals = Signals::take().map_err(wait("signals"))?;
+        let signals = SignalFd::take().map_err(wait("signals"))?;
         let store = Store::open(&settings.directory, settings.quota, settings.file_size, settings.keep)?;
         let only = store.only()?;
         let control = Control::bind(&settings.socket)?;
-        let (files, unfinished) = Files::new(&settings.status, settings.metrics.as_deref())?;
+        let (files, unfinished) = StateFiles::new(&settings.status, settings.metrics.as_deref())?;
         let finder = Finder::new().map_err(wait("engines"))?;
         let mut service = Service {
             load,
@@ -104,9 +127,9 @@ impl<'a> Service<'a> {
             control,
             notify: Notify::new(),
             files,
-            state: State {
+            state: ServiceState {
                 configuration: status::Configuration { file, ..status::Configuration::default() },
-                ..State::new(version)
+                ..ServiceState::new(version)
             },
             asked: None,
             trouble: String::new(),
@@ -119,7 +142,8 @@ impl<'a> Service<'a> {
 
     fn welcome(&mut self, unfinished: &[String]) {
         let backend = self.finder.backend();
-        self.state.finder = status::Found { backend: backend.clone(), ..status::Found::default() };
+        self.state.finder =
+            status::FinderStatus { backend: backend.clone(), ..status::FinderStatus::default() };
         self.read_now(Vec::new());
         self.say(&format!(
             "waiting for engines, found through {backend}; recordings in {}",
@@ -190,18 +214,14 @@ impl<'a> Service<'a> {
     }
 
     fn wait(&self) {
-        let mut fds: Vec<libc::pollfd> = Vec::with_capacity(16);
-        let mut add = |fd: BorrowedFd<'_>, events| {
-            fds.push(libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 });
-        };
-        add(self.signals.fd(), libc::POLLIN);
-        self.supervisor.fds().for_each(|fd| add(fd, libc::POLLIN));
-        self.finder.fds().into_iter().for_each(|fd| add(fd, libc::POLLIN));
+        let mut fds = Vec::with_capacity(16);
+        let mut add = |fd, events| fds.push(PollFd::from_borrowed_fd(fd, events));
+        add(self.signals.fd(), PollFlags::IN);
+        self.supervisor.fds().for_each(|fd| add(fd, PollFlags::IN));
+        self.finder.fds().into_iter().for_each(|fd| add(fd, PollFlags::IN));
         self.control.fds(&mut add);
         let left = self.tick.saturating_duration_since(Instant::now());
-        let ms = left.as_millis().min(TICK.as_millis()) as i32 + 1;
-        // SAFETY: the length is that of the array; all descriptors are open as long as self is borrowed.
-        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ms) };
+        ready::wait(&mut fds, left.min(TICK));
     }
 
     fn listen(&mut self) {
@@ -239,35 +259,34 @@ impl<'a> Service<'a> {
         }
     }
 
-    fn answer(&mut self, request: Request, token: Token) -> Option<Answer> {
+    fn answer(&mut self, request: ServiceRequest, token: ClientId) -> Option<ServiceResponse> {
         match request {
-            Request::Status => {
+            ServiceRequest::Status => {
                 self.look_at_store();
                 self.refresh();
-                Some(self.state.json())
+                Some(self.state.json().map_err(Into::into))
             }
-            Request::Reload => Some(match self.reload() {
+            ServiceRequest::Reload => Some(match self.reload() {
                 true => Ok("{}".into()),
-                false => Err(self.state.configuration.errors.join("; ")),
+                false => Err(Refused::Configuration(self.state.configuration.errors.clone()).into()),
             }),
-            Request::Stop => {
+            ServiceRequest::Stop => {
                 self.stop();
                 Some(Ok("{}".into()))
             }
-            Request::Dump(_) if self.asked.is_some() => Some(Err("another dump is being written".into())),
-            Request::Dump(pid) => {
+            ServiceRequest::Dump(_) if self.asked.is_some() => Some(Err(Refused::Dumping.into())),
+            ServiceRequest::Dump(pid) => {
                 let left = self.supervisor.dump(pid);
                 if left == 0 {
-                    return Some(Err(match pid {
-                        Some(pid) => format!(
-                            "process {pid} is not in a ring: it is not running, or no rule with 'ring' \
-                             applies to it"
-                        ),
-                        None => "no run is in a ring: no rule with 'ring' applies to one".into(),
-                    }));
+                    return Some(Err(pid.map_or(Refused::NoRing, Refused::NotInRing).into()));
                 }
-                self.asked =
-                    Some(Asked { token, left, files: Vec::new(), why_not: None, since: Instant::now() });
+                self.asked = Some(PendingDump {
+                    token,
+                    left,
+                    files: Vec::new(),
+                    why_not: None,
+                    since: Instant::now(),
+                });
                 None
             }
         }
@@ -279,14 +298,14 @@ impl<'a> Service<'a> {
             asked.left = asked.left.saturating_sub(1);
             match done {
                 Ok(name) => asked.files.push(name),
-                Err(why) => asked.why_not = Some(format!("rule {rule}: {why}")),
+                Err(source) => asked.why_not = Some(Refused::Dump { rule, source }),
             }
         }
         if let Some(asked) = self.asked.take_if(|asked| asked.left == 0) {
             let answer = match (asked.files.is_empty(), asked.why_not) {
-                (true, Some(why)) => Err(why),
+                (true, Some(why)) => Err(why.into()),
                 (_, why) => {
-                    why.into_iter().for_each(|why| self.say(&why));
+                    why.into_iter().for_each(|why| self.say(&why.to_string()));
                     socket::dumped(&self.settings.directory, &asked.files)
                 }
             };
@@ -344,7 +363,7 @@ impl<'a> Service<'a> {
     /// Gives up on a dump that recorders have not answered.
     fn forget_asked(&mut self) {
         if let Some(asked) = self.asked.take_if(|asked| asked.since.elapsed() > DUMPED) {
-            self.control.answer(asked.token, &Err("the recorder does not answer".into()));
+            self.control.answer(asked.token, &Err(Refused::Silent.into()));
         }
     }
 
@@ -359,7 +378,7 @@ impl<'a> Service<'a> {
         let going = |r: &Run| supervisor.runs().any(|k| (k.pid, k.start) == (r.pid, r.start));
         self.state.runs.retain(|r| r.ended.is_some() || going(r));
         let c = supervisor.counts;
-        self.state.counts = status::Counts {
+        self.state.counts = status::StatusCounts {
             seen: c.seen,
             recorded: c.recorded,
             by_rule: c.ignored,
@@ -370,7 +389,7 @@ impl<'a> Service<'a> {
             waiting: supervisor.waiting(),
         };
         self.state.shunned = supervisor.shunned();
-        let rule = |rule: &super::rules::Rule| status::Rule {
+        let rule = |rule: &super::rules::Rule| status::RuleStatus {
             name: rule.name.clone(),
             runs: supervisor.runs_of(&rule.name),
             recorder: supervisor.recorder_for(&rule.name),
@@ -379,14 +398,15 @@ impl<'a> Service<'a> {
         let (held_back, files_put_off) = self.finder.held_back();
         let (backend, files_too_large) = (self.finder.backend(), self.finder.large);
         let why = self.state.finder.why.take();
-        self.state.finder = status::Found { backend, why, held_back, files_put_off, files_too_large };
+        self.state.finder = status::FinderStatus { backend, why, held_back, files_put_off, files_too_large };
         let own = own::together(supervisor.pids().chain(self.finder.pids()));
-        self.state.own = status::Own { resident_bytes: own.map(|o| o.0), cpu_seconds: own.map(|o| o.1) };
+        self.state.own =
+            status::ServiceUsage { resident_bytes: own.map(|o| o.0), cpu_seconds: own.map(|o| o.1) };
         let going = self.state.going().next().is_some();
         self.state.state = match (self.stopping.is_some(), going) {
-            (true, _) => Phase::Stopping,
-            (_, true) => Phase::Recording,
-            _ => Phase::Waiting,
+            (true, _) => ServicePhase::Stopping,
+            (_, true) => ServicePhase::Recording,
+            _ => ServicePhase::Waiting,
         };
     }
 
@@ -399,7 +419,7 @@ impl<'a> Service<'a> {
             n => format!("recording {n} runs; {} so far", self.state.counts.recorded),
         });
         if let Err(why) = self.files.tell(&mut self.state) {
-            self.say(&why);
+            self.say(&why.to_string());
         }
     }
 
@@ -427,15 +447,15 @@ impl<'a> Service<'a> {
         holds
     }
 
-    fn take(&mut self, settings: Settings) -> Result<(), ServiceError> {
+    fn take(&mut self, settings: ServiceSettings) -> Result<(), ServiceError> {
         let old = &self.settings;
         let moved = old.directory != settings.directory;
-        let sizes = |s: &Settings| (s.quota, s.file_size, s.keep);
+        let sizes = |s: &ServiceSettings| (s.quota, s.file_size, s.keep);
         // First everything that may fail: either all of it takes effect or none.
         let control = (old.socket != settings.socket).then(|| Control::bind(&settings.socket)).transpose()?;
         let elsewhere = (&old.status, &old.metrics) != (&settings.status, &settings.metrics);
         let files =
-            elsewhere.then(|| Files::new(&settings.status, settings.metrics.as_deref())).transpose()?;
+            elsewhere.then(|| StateFiles::new(&settings.status, settings.metrics.as_deref())).transpose()?;
         if moved || sizes(old) != sizes(&settings) {
             let store = Store::open(&settings.directory, settings.quota, settings.file_size, settings.keep)?;
             if moved {
@@ -450,7 +470,7 @@ impl<'a> Service<'a> {
             self.files.remove();
             self.files = files;
         }
-        let of_recorders = |s: &Settings| (sizes(s), s.file_age, s.memory, s.cpu.to_bits());
+        let of_recorders = |s: &ServiceSettings| (sizes(s), s.file_age, s.memory, s.cpu.to_bits());
         let same = !moved && of_recorders(old) == of_recorders(&settings);
         self.settings = settings;
         self.supervisor.change(&self.settings, same);
@@ -472,7 +492,7 @@ fn leftovers(left: &Leftovers) -> Vec<String> {
     words
 }
 
-fn met(found: Found) -> Met {
-    let Found { pid, start, exe, uid, cgroup, base, parent, .. } = found;
+fn met(found: FoundProcess) -> Met {
+    let FoundProcess { pid, start, exe, uid, cgroup, base, parent, .. } = found;
     Met { pid, start, exe: exe.as_os_str().as_bytes().to_vec(), uid, cgroup, base, parent }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::glob::Glob;
-use super::settings::Settings;
-use crate::recorder::recording::Options;
+use super::settings::ServiceSettings;
+use crate::recorder::recording::RecordOptions;
 
 /// The kernel's mark after the name of a program whose file was replaced or removed (proc_pid_exe(5)).
 const DELETED: &[u8] = b" (deleted)";
@@ -17,7 +17,7 @@ pub struct Rule {
     /// Program of the process.
     pub exe: Option<Glob>,
     /// Its effective user.
-    pub user: Option<User>,
+    pub user: Option<RuleUser>,
     /// Its cgroup, in the version 2 hierarchy or, without one, in that of the first controller.
     pub cgroup: Option<Glob>,
     /// Its runs are not recorded.
@@ -35,29 +35,34 @@ pub struct Rule {
     /// Trigger: the p99 of the time per decoded token is above this.
     pub p99_above: Option<Duration>,
     /// How to record. Without duration and tokens, which are for recordings that end.
-    pub record: Options,
+    pub record: RecordOptions,
 }
+
+/// A text is neither the name nor the number of a user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no user of this machine (/etc/passwd); give a name or a number")]
+pub struct NoUser;
 
 /// A user of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct User {
+pub struct RuleUser {
     /// As written: a name or a number.
     pub name: String,
     pub uid: u32,
 }
 
-impl User {
+impl RuleUser {
     /// The user of a name or number.
     ///
     /// # Errors
     /// /etc/passwd has none of this name.
-    pub fn of(text: &str) -> Result<Self, String> {
+    pub fn of(text: &str) -> Result<Self, NoUser> {
         // Without the file only numbers work.
         Self::among(text, &std::fs::read("/etc/passwd").unwrap_or_default())
     }
 
-    /// As [`User::of`], with the lines of passwd(5).
-    fn among(text: &str, passwd: &[u8]) -> Result<Self, String> {
+    /// As [`RuleUser::of`], with the lines of passwd(5).
+    fn among(text: &str, passwd: &[u8]) -> Result<Self, NoUser> {
         let number = |text: &str| text.parse().ok().filter(|uid| *uid != u32::MAX);
         let of_line = |line: &[u8]| {
             let line = std::str::from_utf8(line).ok()?;
@@ -66,9 +71,7 @@ impl User {
         };
         let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         let uid = if digits { number(text) } else { passwd.split(|b| *b == b'\n').find_map(of_line) };
-        let uid =
-            uid.ok_or_else(|| "no user of this machine (/etc/passwd); give a name or a number".to_owned())?;
-        Ok(Self { name: text.to_owned(), uid })
+        Ok(Self { name: text.to_owned(), uid: uid.ok_or(NoUser)? })
     }
 }
 
@@ -93,7 +96,7 @@ impl Rule {
     }
 }
 
-impl Settings {
+impl ServiceSettings {
     /// Position of the first rule that matches a process; none: it is not recorded.
     ///
     /// `exe` is the program from /proc, `uid` the effective user, `cgroup` the cgroup if known.
@@ -111,7 +114,7 @@ mod tests {
 
     #[test]
     fn users_are_known_by_name_and_number() {
-        let uid = |text| User::among(text, PASSWD).ok().map(|u| u.uid);
+        let uid = |text| RuleUser::among(text, PASSWD).ok().map(|u| u.uid);
         assert_eq!(
             (uid("root"), uid("llm"), uid("1000"), uid("0")),
             (Some(0), Some(990), Some(1000), Some(0))
@@ -119,6 +122,6 @@ mod tests {
         for none in ["nobody", "", "-1", "+1", "4294967295", "99999999999", "x", "broken"] {
             assert_eq!(uid(none), None, "{none}");
         }
-        assert_eq!(User::of("0").map(|u| (u.name, u.uid)), Ok(("0".to_owned(), 0)));
+        assert_eq!(RuleUser::of("0").map(|u| (u.name, u.uid)), Ok(("0".to_owned(), 0)));
     }
 }

@@ -5,22 +5,22 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::channel::{Channel, Command, WorkerEvent};
+use super::channel::{Channel, DumpError, RecorderCommand, WorkerEvent};
 use super::facts;
-use super::limits::Limits;
+use super::limits::ServiceLimits;
 use super::quota;
 use super::recorder::{self, Failure};
 use super::rules::Rule;
 use super::run::Run;
-use super::settings::Settings;
-use super::store::Store;
+use super::settings::ServiceSettings;
+use super::store::{Store, StoreError};
 use super::trigger::Trigger;
 use crate::capture::error::RecordError;
 use crate::host::{capset, pulse, target, usage};
 use crate::recorder::meter::Meter;
 use crate::recorder::process_tree::{self, ProcessTree};
 use crate::recorder::qos;
-use crate::recorder::recording::{Calibration, Order, Progress, Watch};
+use crate::recorder::recording::{Calibration, RecordingProgress, SessionCommand, SessionObserver};
 use pfi::Output;
 
 /// Interval of reports on the runs to the service.
@@ -48,7 +48,7 @@ enum Ordered {
 /// Drives a session on the orders of the service.
 pub struct SessionDriver {
     channel: Channel,
-    settings: Settings,
+    settings: ServiceSettings,
     rule: Rule,
     store: Option<Store>,
     /// Runs to follow.
@@ -68,7 +68,7 @@ pub struct SessionDriver {
     /// The ring was requested.
     asked: bool,
     trigger: Trigger,
-    limits: Limits,
+    limits: ServiceLimits,
     /// Targets were added, and a file begun, since the session counted targets and bytes.
     grew: bool,
     turned: bool,
@@ -86,7 +86,7 @@ pub struct SessionDriver {
 }
 
 impl SessionDriver {
-    pub fn new(settings: &Settings, rule: &Rule, channel: Channel) -> SessionDriver {
+    pub fn new(settings: &ServiceSettings, rule: &Rule, channel: Channel) -> SessionDriver {
         let now = Instant::now();
         SessionDriver {
             channel,
@@ -103,7 +103,7 @@ impl SessionDriver {
             ordered: None,
             asked: false,
             trigger: Trigger::new(rule),
-            limits: Limits::new(settings.cpu, settings.memory),
+            limits: ServiceLimits::new(settings.cpu, settings.memory),
             grew: false,
             turned: false,
             stop: false,
@@ -133,7 +133,7 @@ impl SessionDriver {
     }
 
     /// The output for the next trace.
-    pub fn place(&mut self) -> Result<Box<dyn Output>, Failure> {
+    pub fn place(&mut self) -> Result<Box<dyn Output>, StoreError> {
         if self.rule.ring.is_some() {
             return Ok(Box::new(io::sink()));
         }
@@ -142,7 +142,7 @@ impl SessionDriver {
         Ok(file)
     }
 
-    fn create(&mut self) -> Result<(String, Box<dyn Output>), Failure> {
+    fn create(&mut self) -> Result<(String, Box<dyn Output>), StoreError> {
         let run = self.waiting.front().or_else(|| self.runs.iter().rfind(|r| r.ended.is_none()));
         let last = (self.last.0.as_str(), self.last.1, self.last.2);
         let (program, uid, pid) = run.map_or(last, |r| (r.exe.as_str(), r.uid, r.pid));
@@ -156,7 +156,7 @@ impl SessionDriver {
                 made
             }),
         };
-        let file = made.map_err(|e| (e.to_string(), e.is_full()))?;
+        let file = made?;
         Ok((file.name().to_owned(), Box::new(file)))
     }
 
@@ -164,10 +164,10 @@ impl SessionDriver {
     fn hear(&mut self) {
         loop {
             match self.channel.receive() {
-                Ok(Some(Command::Follow(run))) => self.waiting.push_back(*run),
-                Ok(Some(Command::Leave(pid))) => self.leave.push(pid),
-                Ok(Some(Command::Dump)) => self.asked = true,
-                Ok(Some(Command::Stop)) | Err(_) => {
+                Ok(Some(RecorderCommand::Follow(run))) => self.waiting.push_back(*run),
+                Ok(Some(RecorderCommand::Leave(pid))) => self.leave.push(pid),
+                Ok(Some(RecorderCommand::Dump)) => self.asked = true,
+                Ok(Some(RecorderCommand::Stop)) | Err(_) => {
                     self.stop = true;
                     return;
                 }
@@ -195,12 +195,12 @@ impl SessionDriver {
         let failure = ended.or_else(|| self.failure.take());
         self.tell_runs();
         if !self.ends {
-            self.tell_end(failure);
+            let full = failure.as_ref().is_some_and(Failure::is_full);
+            self.tell_end(failure.map(|why| why.to_string()), full);
         }
     }
 
-    fn tell_end(&mut self, failure: Option<Failure>) {
-        let (why, full) = failure.map_or((None, false), |(why, full)| (Some(why), full));
+    fn tell_end(&mut self, why: Option<String>, full: bool) {
         self.ends = self.say(&WorkerEvent::Ends { why, full });
     }
 
@@ -220,7 +220,7 @@ impl SessionDriver {
 
     /// Updates the runs from the session, when there is something to report: quantiles are too expensive for every
     /// round.
-    fn note(&mut self, now: &Progress, process_tree: &ProcessTree) {
+    fn note(&mut self, now: &RecordingProgress, process_tree: &ProcessTree) {
         let limit = self.rule.tokens.unwrap_or(u64::MAX);
         let meters = &process_tree.meters;
         let of = |run: u32| meters.iter().filter(move |m| m.run == run);
@@ -256,7 +256,7 @@ impl SessionDriver {
 
     /// Follows a new run. Its first process may have ended before its children, and its pid may be another's by
     /// now.
-    fn follow(&mut self, run: Run) -> Option<Order> {
+    fn follow(&mut self, run: Run) -> Option<SessionCommand> {
         let pid = run.pid;
         let alive = facts::stat(pid).is_some_and(|stat| stat.start == run.start);
         let others = run.processes.iter().filter(|&&child| child != pid && target::alive(child));
@@ -274,27 +274,27 @@ impl SessionDriver {
         alive.then(|| {
             self.at = Some(pulse::at(pid));
             self.ordered = Some(Ordered::Follow(pid));
-            Order::Follow(pid, pid)
+            SessionCommand::Follow(pid, pid)
         })
     }
 
     /// The next file, if available.
-    fn rotate(&mut self, why: &'static str) -> Option<Order> {
+    fn rotate(&mut self, why: &'static str) -> Option<SessionCommand> {
         match self.place() {
             Ok(out) => {
                 self.ordered = Some(Ordered::Rotate);
                 self.turned = true;
-                Some(Order::Rotate(out, why))
+                Some(SessionCommand::Rotate(out, why))
             }
             Err(failure) => {
-                self.fail(failure);
+                self.fail(failure.into());
                 None
             }
         }
     }
 
     /// Files: begins one for a new run, the next one for a full one, and ends the file when nothing is recorded.
-    fn files(&mut self, now: &Progress) -> Option<Order> {
+    fn files(&mut self, now: &RecordingProgress) -> Option<SessionCommand> {
         if self.rule.ring.is_some() {
             return None;
         }
@@ -302,7 +302,7 @@ impl SessionDriver {
         if now.targets == 0 && !self.grew && self.waiting.is_empty() {
             self.file = None;
             self.ordered = Some(Ordered::Rotate);
-            return Some(Order::Rotate(Box::new(io::sink()), "no engine left"));
+            return Some(SessionCommand::Rotate(Box::new(io::sink()), "no engine left"));
         }
         if now.bytes.saturating_add(LOOK.min(self.settings.file_size / 2)) >= self.settings.file_size {
             return self.rotate("size reached");
@@ -313,26 +313,26 @@ impl SessionDriver {
         None
     }
 
-    fn dump(&mut self, asked: bool) -> Option<Order> {
+    fn dump(&mut self, asked: bool) -> Option<SessionCommand> {
         if self.rule.ring.is_none() {
             if asked {
-                self.say(&WorkerEvent::Dumped(Err("its rule has no ring: it is recorded to files".into())));
+                self.say(&WorkerEvent::Dumped(Err(DumpError::NoRing)));
             }
             return None;
         }
         match self.create() {
             Ok((name, out)) => {
                 self.ordered = Some(Ordered::Dump { name, asked });
-                Some(Order::Dump(out))
+                Some(SessionCommand::Dump(out))
             }
-            Err((why, _)) => {
-                self.dumped(Err(why), asked);
+            Err(why) => {
+                self.dumped(Err(DumpError::Create(why.to_string())), asked);
                 None
             }
         }
     }
 
-    fn dumped(&mut self, done: Result<String, String>, asked: bool) {
+    fn dumped(&mut self, done: Result<String, DumpError>, asked: bool) {
         if asked {
             self.say(&WorkerEvent::Dumped(done));
             return;
@@ -344,7 +344,7 @@ impl SessionDriver {
     }
 
     /// The next run to hand over or drop.
-    fn left(&mut self) -> Option<Order> {
+    fn left(&mut self) -> Option<SessionCommand> {
         while let Some(pid) = self.leave.pop() {
             self.waiting.retain(|run| run.pid != pid);
             self.also.retain(|(_, of)| *of != pid);
@@ -352,22 +352,22 @@ impl SessionDriver {
             self.runs.retain(|r| r.pid != pid || r.ended.is_some());
             if self.runs.len() < before {
                 self.ordered = Some(Ordered::Unfollow);
-                return Some(Order::Unfollow(pid));
+                return Some(SessionCommand::Unfollow(pid));
             }
         }
         None
     }
 
-    fn finished(&mut self) -> Option<Order> {
+    fn finished(&mut self) -> Option<SessionCommand> {
         let limit = self.rule.tokens?;
         let run = self.runs.iter_mut().find(|r| r.ended.is_none() && r.tokens >= limit)?;
         run.ended = Some(format!("its first {limit} tokens are recorded"));
         self.ordered = Some(Ordered::Unfollow);
-        Some(Order::Unfollow(run.pid))
+        Some(SessionCommand::Unfollow(run.pid))
     }
 }
 
-impl Watch for SessionDriver {
+impl SessionObserver for SessionDriver {
     fn stop(&self) -> bool {
         if self.stop {
             // Probes are removed one by one, and the kernel is slow at each.
@@ -380,16 +380,16 @@ impl Watch for SessionDriver {
         self.say_message(text);
     }
 
-    fn progress(&mut self, _: &Progress) {
+    fn progress(&mut self, _: &RecordingProgress) {
         pulse::beat();
         (self.grew, self.turned) = (false, false);
         self.hear();
         if let Some(why) = self.limits.exceeded(usage::cpu_us(), || usage::resident().anonymous) {
-            self.fail((why, false));
+            self.fail(why.into());
         }
     }
 
-    fn order(&mut self, now: &Progress, process_tree: &ProcessTree) -> Option<Order> {
+    fn order(&mut self, now: &RecordingProgress, process_tree: &ProcessTree) -> Option<SessionCommand> {
         pulse::beat();
         self.note(now, process_tree);
         let ended = self.runs.iter().filter(|r| r.ended.is_some()).count();
@@ -414,7 +414,7 @@ impl Watch for SessionDriver {
         while let Some((pid, run)) = self.also.pop_front() {
             if self.runs.iter().any(|r| r.pid == run && r.ended.is_none()) {
                 self.ordered = Some(Ordered::Also);
-                return Some(Order::Follow(pid, run));
+                return Some(SessionCommand::Follow(pid, run));
             }
         }
         if let Some(order) = self.finished() {
@@ -449,25 +449,28 @@ impl Watch for SessionDriver {
         self.declined.push((run, processes));
     }
 
-    fn done(&mut self, done: Result<(), String>) {
+    fn done(&mut self, done: Result<(), RecordError>) {
         self.at = None;
         match (self.ordered.take(), done) {
             (Some(Ordered::Follow(pid)), Err(why)) => {
-                self.runs.iter_mut().filter(|r| r.pid == pid).for_each(|r| r.ended = Some(why.clone()));
+                let of_pid = self.runs.iter_mut().filter(|r| r.pid == pid);
+                of_pid.for_each(|r| r.ended = Some(why.to_string()));
             }
             // From here on the kernel reports its children.
             (Some(Ordered::Follow(pid)), Ok(())) => {
                 self.also.extend(facts::copies(pid).into_iter().map(|child| (child, pid)));
             }
-            (Some(Ordered::Dump { name, asked }), done) => self.dumped(done.map(|()| name), asked),
+            (Some(Ordered::Dump { name, asked }), done) => {
+                self.dumped(done.map(|()| name).map_err(|why| DumpError::Write(why.to_string())), asked);
+            }
             (None | Some(Ordered::Also), _) | (_, Ok(())) => {}
-            (_, Err(why)) => self.say_message(&why),
+            (_, Err(why)) => self.say_message(&why.to_string()),
         }
     }
 
     fn failed(&mut self, why: &RecordError) {
         pulse::slow();
         // What comes from here on needs another recorder.
-        self.tell_end(Some(recorder::failure(why)));
+        self.tell_end(Some(why.to_string()), recorder::is_full(why));
     }
 }

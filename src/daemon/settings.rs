@@ -16,10 +16,10 @@ pub const MOST_RULES: usize = 64;
 
 /// All settings of a service. Paths are absolute, sizes in bytes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct ServiceSettings {
     /// The directory for recordings.
     pub directory: PathBuf,
-    /// Maximum total size; at least [`Settings::file_size`], which is lowered if necessary.
+    /// Maximum total size; at least [`ServiceSettings::file_size`], which is lowered if necessary.
     pub quota: u64,
     /// Start a new file at this size; at least [`LEAST_FILE`].
     pub file_size: u64,
@@ -52,7 +52,7 @@ pub struct Settings {
     pub warnings: Vec<String>,
 }
 
-impl Default for Settings {
+impl Default for ServiceSettings {
     /// The built-in defaults, without a rule.
     fn default() -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl ServiceSettings {
     /// Size of a ring that fits into one file with the blocks around it, bytes.
     pub fn ring_bytes(&self, rule: &Rule) -> u64 {
         rule.ring_size.min(self.file_size.saturating_sub(AROUND))

@@ -15,7 +15,7 @@ const KNOWN: usize = 64;
 const OF_USER: usize = 8;
 
 #[derive(Debug)]
-struct One {
+struct ShunnedFile {
     uid: u32,
     file: FileId,
     until: Instant,
@@ -37,7 +37,7 @@ pub struct Shunned {
 /// The shunned files.
 #[derive(Debug, Default)]
 pub struct Shun {
-    all: Vec<One>,
+    all: Vec<ShunnedFile>,
 }
 
 impl Shun {
@@ -64,19 +64,19 @@ impl Shun {
         if self.all.len() >= KNOWN {
             self.all.remove(0);
         }
-        self.all.push(One { uid, file, until: now + TIME, deaths, why: why.to_owned() });
+        self.all.push(ShunnedFile { uid, file, until: now + TIME, deaths, why: why.to_owned() });
     }
 
     /// Why a user's runs with this file are not recorded.
     pub fn why(&self, uid: u32, file: FileId, now: Instant) -> Option<&str> {
-        let is = |o: &&One| (o.uid, o.file) == (uid, file) && o.deaths >= DEATHS && now < o.until;
+        let is = |o: &&ShunnedFile| (o.uid, o.file) == (uid, file) && o.deaths >= DEATHS && now < o.until;
         self.all.iter().find(is).map(|o| o.why.as_str())
     }
 
     /// The files shunned now.
     pub fn told(&self, now: Instant) -> Vec<Shunned> {
         let shunned = self.all.iter().filter(|o| o.deaths >= DEATHS && now < o.until);
-        let told = |o: &One| Shunned {
+        let told = |o: &ShunnedFile| Shunned {
             uid: o.uid,
             file: shown(o.file),
             why: o.why.clone(),

@@ -1,4 +1,5 @@
-//! Signals as a descriptor that can be polled with others.
+//! Signals as a descriptor that can be polled with others. By the C library: rustix has neither signalfd(2) nor signal
+//! masks.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd};
 const SIGNALS: [i32; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGCHLD];
 
 /// Pending signals, kept by the kernel until they are read.
-pub struct Signals(File);
+pub struct SignalFd(File);
 
 /// The signals read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -21,12 +22,12 @@ pub struct Came {
     pub child: bool,
 }
 
-impl Signals {
+impl SignalFd {
     /// Takes over the signals for the rest of the process.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn take() -> io::Result<Signals> {
+    pub fn take() -> io::Result<SignalFd> {
         // SAFETY: the set is filled before it is used; the descriptor is new and ours.
         unsafe {
             let mut set = std::mem::zeroed::<libc::sigset_t>();
@@ -42,7 +43,7 @@ impl Signals {
             }
             match libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
                 -1 => Err(io::Error::last_os_error()),
-                fd => Ok(Signals(File::from_raw_fd(fd))),
+                fd => Ok(SignalFd(File::from_raw_fd(fd))),
             }
         }
     }

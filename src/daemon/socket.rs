@@ -4,6 +4,7 @@
 //! The service never waits for a client: a client that is slow or sends too much is disconnected, and one that
 //! occupies a wanted place without asking goes first.
 
+use std::error::Error;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -12,14 +13,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
+use rustix::event::{PollFd, PollFlags};
+use serde::Serialize;
 use serde_json::Value;
 
-use super::place::{Place, PlaceError, us};
+use super::place::{OpenDir, PlaceError, us};
+use crate::host::ready;
 use common::plain;
 
 /// Maximum concurrent clients; others wait for their turn.
 const CLIENTS: usize = 64;
-/// Minimum time for each of them, whoever waits.
+/// Minimum time for each of them, even if others wait.
 const GRACE: Duration = Duration::from_millis(100);
 /// Longest request line, bytes.
 const LINE: usize = 128;
@@ -29,14 +33,14 @@ const ANSWER: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time for a deferred answer.
 const PROMISE: Duration = Duration::from_secs(10);
-/// Time for whoever listens on an existing socket to respond.
+/// Time for the listener on an existing socket to respond.
 const ALIVE: Duration = Duration::from_secs(2);
 /// Longest path of a socket, bytes (unix(7): 108 with the final NUL).
 const PATH: usize = 107;
 
 /// Requests to the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Request {
+pub enum ServiceRequest {
     /// Show status.
     Status,
     /// Write out the rings of all runs, or of one process's run.
@@ -47,48 +51,69 @@ pub enum Request {
     Stop,
 }
 
-impl fmt::Display for Request {
+impl fmt::Display for ServiceRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Request::Status => f.write_str("status"),
-            Request::Dump(None) => f.write_str("dump"),
-            Request::Dump(Some(pid)) => write!(f, "dump {pid}"),
-            Request::Reload => f.write_str("reload"),
-            Request::Stop => f.write_str("stop"),
+            ServiceRequest::Status => f.write_str("status"),
+            ServiceRequest::Dump(None) => f.write_str("dump"),
+            ServiceRequest::Dump(Some(pid)) => write!(f, "dump {pid}"),
+            ServiceRequest::Reload => f.write_str("reload"),
+            ServiceRequest::Stop => f.write_str("stop"),
         }
     }
 }
 
-impl Request {
-    pub(super) fn read(line: &[u8]) -> Result<Request, String> {
+/// Why a line is not a request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    #[error("'{0}' is not a process ID")]
+    Pid(String),
+    #[error("unknown request '{0}': give status, dump [PID], reload or stop")]
+    Unknown(String),
+    #[error("a line may have at most {LINE} bytes")]
+    Long,
+}
+
+impl ServiceRequest {
+    pub(super) fn read(line: &[u8]) -> Result<ServiceRequest, RequestError> {
         let line = String::from_utf8_lossy(line);
         let mut words = line.split_ascii_whitespace();
         match (words.next(), words.next(), words.next()) {
-            (Some("status"), None, _) => Ok(Request::Status),
-            (Some("dump"), None, _) => Ok(Request::Dump(None)),
+            (Some("status"), None, _) => Ok(ServiceRequest::Status),
+            (Some("dump"), None, _) => Ok(ServiceRequest::Dump(None)),
             (Some("dump"), Some(pid), None) => {
-                let pid = pid.parse().map_err(|_| format!("'{pid}' is not a process ID"))?;
-                Ok(Request::Dump(Some(pid)))
+                let pid = pid.parse().map_err(|_| RequestError::Pid(pid.to_owned()))?;
+                Ok(ServiceRequest::Dump(Some(pid)))
             }
-            (Some("reload"), None, _) => Ok(Request::Reload),
-            (Some("stop"), None, _) => Ok(Request::Stop),
-            _ => Err(format!("unknown request '{line}': give status, dump [PID], reload or stop")),
+            (Some("reload"), None, _) => Ok(ServiceRequest::Reload),
+            (Some("stop"), None, _) => Ok(ServiceRequest::Stop),
+            _ => Err(RequestError::Unknown(line.into_owned())),
         }
     }
 }
 
-/// The answer: JSON, or an error.
-pub type Answer = Result<String, String>;
+/// The answer: JSON, or why there is none. Only the text of the error is sent.
+pub type ServiceResponse = Result<String, Box<dyn Error>>;
+
+/// A deferred answer did not come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no answer in time: see the service's log")]
+struct TooLate;
 
 /// The answer to `dump`: the written files, by name in the service's directory.
-pub fn dumped(directory: &Path, files: &[String]) -> Answer {
-    let directory = Value::from(directory.display().to_string());
-    Ok(format!("{{\"directory\":{directory},\"files\":{}}}", Value::from(files)))
+pub fn dumped(directory: &Path, files: &[String]) -> ServiceResponse {
+    #[derive(Serialize)]
+    struct Dumped<'a> {
+        directory: String,
+        files: &'a [String],
+    }
+    let answer = Dumped { directory: directory.display().to_string(), files };
+    Ok(plain::json(&answer)?)
 }
 
 /// The asking client, for a deferred answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Token(u64);
+pub struct ClientId(u64);
 
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
@@ -109,7 +134,7 @@ pub enum SocketError {
 #[derive(Debug)]
 pub struct Control {
     listener: UnixListener,
-    place: Place,
+    place: OpenDir,
     name: String,
     /// Device and inode of the socket's file, and the process that made it.
     made: (u64, u64),
@@ -154,7 +179,7 @@ impl Control {
             return Err(wrong());
         }
         let above = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let place = Place::open(above)?;
+        let place = OpenDir::open(above)?;
         look(&place, &name, path)?;
         let failed = |source| SocketError::Io { path: path.to_owned(), source };
         let listener = listen(&place, &name).map_err(failed)?;
@@ -174,42 +199,41 @@ impl Control {
 
     /// The descriptors to wait for, with their poll(2) events; call [`Control::poll`] after any of them, and also
     /// now and then.
-    pub fn fds(&self, add: &mut dyn FnMut(BorrowedFd<'_>, libc::c_short)) {
+    pub fn fds<'a>(&'a self, add: &mut dyn FnMut(BorrowedFd<'a>, PollFlags)) {
         let room = self.clients.len() < CLIENTS || self.idle(Instant::now()).is_some();
         if room && self.pause.is_none() {
-            add(self.listener.as_fd(), libc::POLLIN);
+            add(self.listener.as_fd(), PollFlags::IN);
         }
         for client in &self.clients {
-            let events = if client.stage == Stage::Takes { libc::POLLOUT } else { libc::POLLIN };
+            let events = if client.stage == Stage::Takes { PollFlags::OUT } else { PollFlags::IN };
             add(client.stream.as_fd(), events);
         }
     }
 
     /// Continues everything that can continue. `take` gets each request, and answers immediately, or returns None
     /// to answer later.
-    pub fn poll(&mut self, take: &mut dyn FnMut(Request, Token) -> Option<Answer>) {
+    pub fn poll(&mut self, take: &mut dyn FnMut(ServiceRequest, ClientId) -> Option<ServiceResponse>) {
         let now = Instant::now();
         self.accept(now);
         for client in &mut self.clients {
             if client.stage == Stage::Asks
                 && let Some(asked) = client.asked()
             {
-                let answer =
-                    asked.map_or_else(|why| Some(Err(why)), |request| take(request, Token(client.token)));
-                match answer {
-                    Some(answer) => client.answer(&answer, now + self.patience),
-                    None => (client.stage, client.until) = (Stage::Waits, now + PROMISE),
+                match asked.map(|request| take(request, ClientId(client.token))) {
+                    Ok(Some(answer)) => client.answer(&answer, now + self.patience),
+                    Ok(None) => (client.stage, client.until) = (Stage::Waits, now + PROMISE),
+                    Err(why) => client.answer(&Err(why.into()), now + self.patience),
                 }
             }
             if client.stage == Stage::Waits && now > client.until {
-                client.answer(&Err("no answer in time: see the service's log".into()), now + self.patience);
+                client.answer(&Err(TooLate.into()), now + self.patience);
             }
         }
         self.clients.retain_mut(|client| client.goes_on(now));
     }
 
     /// Sends a deferred answer. False: the client has gone.
-    pub fn answer(&mut self, token: Token, answer: &Answer) -> bool {
+    pub fn answer(&mut self, token: ClientId, answer: &ServiceResponse) -> bool {
         let until = Instant::now() + self.patience;
         let found = self.clients.iter_mut().find(|c| c.token == token.0 && c.stage == Stage::Waits);
         found.is_some_and(|client| {
@@ -228,9 +252,7 @@ impl Control {
 
     /// Disconnects an idle client if another one wants its place.
     fn make_place(&mut self, now: Instant) -> bool {
-        let mut door = libc::pollfd { fd: self.listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one open descriptor, as the count says.
-        let wanted = unsafe { libc::poll(&raw mut door, 1, 0) } > 0;
+        let wanted = ready::wait(&mut [PollFd::new(&self.listener, PollFlags::IN)], Duration::ZERO);
         let idle = self.idle(now).filter(|_| wanted);
         idle.map(|place| self.clients.remove(place)).is_some()
     }
@@ -277,7 +299,7 @@ impl Drop for Control {
 
 impl Client {
     /// Its request, once the line is complete.
-    fn asked(&mut self) -> Option<Result<Request, String>> {
+    fn asked(&mut self) -> Option<Result<ServiceRequest, RequestError>> {
         let mut room = [0; LINE];
         while self.bytes.len() <= LINE && !self.bytes.contains(&b'\n') {
             match (&self.stream).read(&mut room) {
@@ -292,15 +314,19 @@ impl Client {
             }
         }
         match self.bytes.iter().position(|b| *b == b'\n').filter(|end| *end <= LINE) {
-            Some(end) => Some(Request::read(self.bytes.get(..end).unwrap_or_default())),
-            None => Some(Err(format!("a line may have at most {LINE} bytes"))),
+            Some(end) => Some(ServiceRequest::read(self.bytes.get(..end).unwrap_or_default())),
+            None => Some(Err(RequestError::Long)),
         }
     }
 
-    fn answer(&mut self, answer: &Answer, until: Instant) {
+    fn answer(&mut self, answer: &ServiceResponse, until: Instant) {
         let line = match answer {
+            // It is JSON already.
             Ok(json) => format!("{{\"ok\":true,\"answer\":{json}}}\n"),
-            Err(why) => format!("{{\"ok\":false,\"error\":{}}}\n", plain::json(why).unwrap_or_default()),
+            Err(why) => {
+                let why = plain::json(&why.to_string()).unwrap_or_default();
+                format!("{{\"ok\":false,\"error\":{why}}}\n")
+            }
         };
         (self.bytes, self.gone, self.stage, self.until) = (line.into_bytes(), 0, Stage::Takes, until);
     }
@@ -320,7 +346,7 @@ impl Client {
         }
     }
 
-    /// False: it is to be disconnected.
+    /// False: it must be disconnected.
     fn goes_on(&mut self, now: Instant) -> bool {
         match self.stage {
             Stage::Asks => now <= self.until,
@@ -340,7 +366,7 @@ impl Client {
 }
 
 /// What exists under the socket's name: nothing, or the socket of a dead service.
-fn look(place: &Place, name: &str, path: &Path) -> Result<(), SocketError> {
+fn look(place: &OpenDir, name: &str, path: &Path) -> Result<(), SocketError> {
     let there = place.at(name);
     match fs::symlink_metadata(&there) {
         Ok(found) if !found.file_type().is_socket() => Err(SocketError::NoSocket(path.to_owned())),
@@ -358,7 +384,7 @@ fn answers(path: &Path) -> bool {
 }
 
 /// Listens on a new socket that replaces the existing name once it has its mode.
-fn listen(place: &Place, name: &str) -> io::Result<UnixListener> {
+fn listen(place: &OpenDir, name: &str) -> io::Result<UnixListener> {
     let new = format!(".{name}{}", super::replace::SUFFIX);
     place.remove(&new)?;
     let listener = UnixListener::bind(place.at(&new))?;
@@ -368,7 +394,8 @@ fn listen(place: &Place, name: &str) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// The user at the other end (SO_PEERCRED in unix(7)).
+/// The user at the other end (SO_PEERCRED in unix(7)). By the C library: rustix does not expect the process 0, which is
+/// one of another PID namespace.
 fn peer(stream: &UnixStream) -> io::Result<u32> {
     let mut of = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -402,7 +429,7 @@ pub enum AskError {
 ///
 /// # Errors
 /// There is no service, it does not accept us, or it answers with an error.
-pub fn ask(path: &Path, request: Request, wait: Duration) -> Result<Value, AskError> {
+pub fn ask(path: &Path, request: ServiceRequest, wait: Duration) -> Result<Value, AskError> {
     let (here, strange) = (|| path.to_owned(), |why| AskError::Strange { path: path.to_owned(), why });
     let failed = |source: io::Error| match source.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => AskError::Nobody(here()),

@@ -1,14 +1,15 @@
 //! The service's state: for clients that ask, and as a file for those that only read.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 
-use super::place::{Place, PlaceError};
+use super::place::{OpenDir, PlaceError};
 use super::run::Run;
 use super::shun::Shunned;
-use super::store::Usage;
+use super::store::DirectoryUsage;
 use super::waiting::HeldBack;
 use super::{clock, metrics, replace};
 use common::plain;
@@ -24,31 +25,31 @@ const MODE: u32 = 0o644;
 
 /// The complete state. Unknown values are None; times are RFC 3339 in UTC.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct State {
+pub struct ServiceState {
     pub version: String,
     pub pid: u32,
     /// When the service started, and the time of this state.
     pub since: String,
     pub now: String,
-    pub state: Phase,
-    pub finder: Found,
+    pub state: ServicePhase,
+    pub finder: FinderStatus,
     pub configuration: Configuration,
-    pub rules: Vec<Rule>,
+    pub rules: Vec<RuleStatus>,
     /// Current runs, and the last ended ones, in the order in which they began.
     pub runs: Vec<Run>,
-    pub counts: Counts,
+    pub counts: StatusCounts,
     /// Engine files that no recorder examines for a while, because one was killed or died with them.
     pub shunned: Vec<Shunned>,
     pub directory: String,
-    pub store: Usage,
-    pub own: Own,
+    pub store: DirectoryUsage,
+    pub own: ServiceUsage,
     pub messages: Vec<Message>,
 }
 
 /// What the service is doing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Phase {
+pub enum ServicePhase {
     /// Waiting for engines.
     #[default]
     Waiting,
@@ -58,7 +59,7 @@ pub enum Phase {
 
 /// How engines are found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Found {
+pub struct FinderStatus {
     pub backend: String,
     /// Why not by a better method.
     pub why: Option<String>,
@@ -83,7 +84,7 @@ pub struct Configuration {
 
 /// A rule and its results.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Rule {
+pub struct RuleStatus {
     pub name: String,
     /// Runs that it matched.
     pub runs: u64,
@@ -93,7 +94,7 @@ pub struct Rule {
 
 /// Runs since the service started. `seen` is the sum of the others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Counts {
+pub struct StatusCounts {
     pub seen: u64,
     pub recorded: u64,
     /// Left out because no rule matches, or one that ignores them.
@@ -112,7 +113,7 @@ pub struct Counts {
 
 /// Resources used by the service and its recorders.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Own {
+pub struct ServiceUsage {
     pub resident_bytes: Option<u64>,
     pub cpu_seconds: Option<f64>,
 }
@@ -124,12 +125,12 @@ pub struct Message {
     pub text: String,
 }
 
-impl State {
+impl ServiceState {
     /// The state of a starting service.
-    pub fn new(version: &str) -> State {
+    pub fn new(version: &str) -> ServiceState {
         let now = clock::rfc3339(SystemTime::now());
         let (version, pid) = (version.to_owned(), std::process::id());
-        State { version, pid, since: now.clone(), now, ..State::default() }
+        ServiceState { version, pid, since: now.clone(), now, ..ServiceState::default() }
     }
 
     /// Keeps a message.
@@ -164,24 +165,45 @@ impl State {
     ///
     /// # Errors
     /// None are known.
-    pub fn json(&mut self) -> Result<String, String> {
+    pub fn json(&mut self) -> serde_json::Result<String> {
         self.now = clock::rfc3339(SystemTime::now());
-        plain::json(self).map_err(|e| e.to_string())
+        plain::json(self)
     }
 
     /// The parts that count as changes: not the time, nor the service's own cost.
-    fn news(&mut self) -> Result<String, String> {
+    fn news(&mut self) -> serde_json::Result<String> {
         let own = std::mem::take(&mut self.own);
         self.now.clear();
-        let json = plain::json(self).map_err(|e| e.to_string());
+        let json = plain::json(self);
         self.own = own;
         json
     }
 }
 
+/// Why state files are not up to date.
+#[derive(Debug, thiserror::Error)]
+pub enum StatusError {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("{}", lines(.0))]
+    Files(Vec<Unwritten>),
+}
+
+/// A file that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {}: {source}", path.display())]
+pub struct Unwritten {
+    path: PathBuf,
+    source: io::Error,
+}
+
+fn lines(files: &[Unwritten]) -> String {
+    files.iter().map(Unwritten::to_string).collect::<Vec<_>>().join("; ")
+}
+
 /// The state files: JSON, and Prometheus.
 #[derive(Debug)]
-pub struct Files {
+pub struct StateFiles {
     paths: Vec<(PathBuf, Form)>,
     last: String,
     at: Option<Instant>,
@@ -194,18 +216,18 @@ enum Form {
     Metrics,
 }
 
-impl Files {
+impl StateFiles {
     /// Files at these paths. The status file's directory is created if missing (mode 0700); the one for Prometheus
     /// is node_exporter's to create, because it could not read ours. Removes what a service left that was killed
     /// while writing, and also returns those names.
     ///
     /// # Errors
     /// The status file's directory cannot be created.
-    pub fn new(status: &Path, metrics: Option<&Path>) -> Result<(Files, Vec<String>), PlaceError> {
+    pub fn new(status: &Path, metrics: Option<&Path>) -> Result<(StateFiles, Vec<String>), PlaceError> {
         let mut paths = vec![(status.to_owned(), Form::Json)];
         paths.extend(metrics.map(|path| (path.to_owned(), Form::Metrics)));
         if let Some(above) = status.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists()) {
-            Place::open(above)?;
+            OpenDir::open(above)?;
         }
         let mut removed = Vec::new();
         for (path, _) in &paths {
@@ -213,32 +235,35 @@ impl Files {
                 removed.push(path.display().to_string());
             }
         }
-        Ok((Files { paths, last: String::new(), at: None, trouble: String::new() }, removed))
+        Ok((StateFiles { paths, last: String::new(), at: None, trouble: String::new() }, removed))
     }
 
     /// Writes them if something changed, or if they are 10 s old.
     ///
     /// # Errors
     /// One could not be written, and is unchanged; each problem is reported once.
-    pub fn tell(&mut self, state: &mut State) -> Result<(), String> {
+    pub fn tell(&mut self, state: &mut ServiceState) -> Result<(), StatusError> {
         let news = state.news()?;
         if self.at.is_some_and(|at| at.elapsed() < FRESH) && news == self.last {
             return Ok(());
         }
-        let mut trouble = String::new();
+        let mut unwritten = Vec::new();
         for (path, form) in &self.paths {
             let text = match form {
                 Form::Json => state.json()? + "\n",
                 Form::Metrics => metrics::text(state),
             };
-            if let Err(e) = replace::replace(path, MODE, text.as_bytes()) {
-                let line = format!("cannot write {}: {e}", path.display());
-                trouble = if trouble.is_empty() { line } else { format!("{trouble}; {line}") };
+            if let Err(source) = replace::replace(path, MODE, text.as_bytes()) {
+                unwritten.push(Unwritten { path: path.clone(), source });
             }
         }
         (self.last, self.at) = (news, Some(Instant::now()));
-        let told = std::mem::replace(&mut self.trouble, trouble) == self.trouble;
-        if told || self.trouble.is_empty() { Ok(()) } else { Err(self.trouble.clone()) }
+        let before = std::mem::replace(&mut self.trouble, lines(&unwritten));
+        if unwritten.is_empty() || before == self.trouble {
+            Ok(())
+        } else {
+            Err(StatusError::Files(unwritten))
+        }
     }
 
     /// Removes them: the service ends, and there is no state any longer.
@@ -263,7 +288,7 @@ mod tests {
 
     #[test]
     fn runs_are_those_going_on_and_the_last_that_ended() {
-        let mut state = State::new("1.2.3");
+        let mut state = ServiceState::new("1.2.3");
         for pid in 0..100 {
             state.run(&run(pid, false));
         }
@@ -289,10 +314,10 @@ mod tests {
         let (status, metrics) = (dir.path().join("run/status.json"), dir.path().join("prom/profinfer.prom"));
         fs::create_dir(dir.path().join("prom")).expect("a directory");
         fs::write(dir.path().join("prom/.profinfer.prom.tmp"), "half").expect("a file");
-        let (mut files, removed) = Files::new(&status, Some(&metrics)).expect("directories");
+        let (mut files, removed) = StateFiles::new(&status, Some(&metrics)).expect("directories");
         assert_eq!(removed, [metrics.display().to_string()]);
-        let mut state = State::new("1.2.3");
-        state.own = Own { resident_bytes: Some(4096), cpu_seconds: Some(0.25) };
+        let mut state = ServiceState::new("1.2.3");
+        state.own = ServiceUsage { resident_bytes: Some(4096), cpu_seconds: Some(0.25) };
         files.tell(&mut state).expect("it is written");
         let read =
             |path: &Path| (fs::read_to_string(path).expect("a file"), fs::metadata(path).expect("one").ino());
@@ -307,7 +332,7 @@ mod tests {
         files.tell(&mut state).expect("nothing to write");
         assert_eq!(read(&status), first);
         state.run(&run(42, false));
-        state.state = Phase::Recording;
+        state.state = ServicePhase::Recording;
         files.tell(&mut state).expect("it is written");
         let json: Value = serde_json::from_str(&read(&status).0).expect("JSON");
         assert_eq!((&json["runs"][0]["pid"], &json["own"]["cpu_seconds"]), (&42.into(), &0.5.into()));
@@ -324,9 +349,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let (status, metrics) = (dir.path().join("status.json"), dir.path().join("profinfer.prom"));
         fs::create_dir(&status).expect("a directory in its place");
-        let (mut files, _) = Files::new(&status, Some(&metrics)).expect("directories");
-        let mut state = State::new("1");
-        let error = files.tell(&mut state).expect_err("a directory is there");
+        let (mut files, _) = StateFiles::new(&status, Some(&metrics)).expect("directories");
+        let mut state = ServiceState::new("1");
+        let error = files.tell(&mut state).expect_err("a directory is there").to_string();
         assert!(error.starts_with("cannot write ") && error.contains("status.json"), "{error}");
         assert!(metrics.exists());
         state.say("news");
@@ -336,8 +361,9 @@ mod tests {
         files.tell(&mut state).expect("it is written");
         assert!(status.is_file());
         // node_exporter could not read a directory of ours.
-        let (mut files, _) = Files::new(&status, Some(&dir.path().join("none/x.prom"))).expect("directories");
-        let error = files.tell(&mut state).expect_err("it is not there");
+        let (mut files, _) =
+            StateFiles::new(&status, Some(&dir.path().join("none/x.prom"))).expect("directories");
+        let error = files.tell(&mut state).expect_err("it is not there").to_string();
         assert!(error.ends_with("none/x.prom: No such file or directory (os error 2)"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
 //! The service's directory of traces: names and opens them, and removes the oldest to keep the total within a
 //! quota.
 //!
-//! Whoever writes a file holds flock(2) on it, in whatever process; a file without a holder is complete, or was
+//! Every process that writes a file holds flock(2) on it; a file without a holder is complete, or was
 //! left by a process that died. Files are created and removed under a lock of the directory. The kernel releases
 //! all these locks when a process ends, however it ends. A file being written counts with the maximum size it may
 //! reach, so that the quota holds although nobody asks before a write.
@@ -17,8 +17,8 @@ use std::time::{Duration, SystemTime};
 
 use super::ages::{self, Ages, Up};
 use super::clock;
-use super::place::{Place, PlaceError};
-use super::quota::{self, Owner};
+use super::place::{OpenDir, PlaceError};
+use super::quota::{self, TraceOwner};
 use super::replace::replace;
 use crate::host::usage;
 use common::order;
@@ -90,7 +90,7 @@ fn size(bytes: u64) -> String {
 
 /// How full the directory is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Usage {
+pub struct DirectoryUsage {
     /// Traces, and how many of them are being written.
     pub files: u64,
     pub writing: u64,
@@ -116,27 +116,27 @@ pub struct Leftovers {
 /// The directory.
 #[derive(Debug)]
 pub struct Store {
-    place: Rc<Place>,
+    place: Rc<OpenDir>,
     quota: u64,
     reserve: u64,
     keep: Option<Duration>,
     /// This boot, and the time since it, ns.
     boot: String,
     uptime: fn() -> u64,
-    seen: Cell<Option<Seen>>,
+    seen: Cell<Option<TidyResult>>,
 }
 
 /// The result of `tidy` when nothing was being written: valid until the directory changes, or a file is too old.
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+struct TidyResult {
     changed: SystemTime,
     /// In the time of `uptime`.
     until: u64,
-    usage: Usage,
+    usage: DirectoryUsage,
 }
 
 /// One trace in the directory.
-struct Entry {
+struct StoredTrace {
     name: String,
     bytes: u64,
     changed: SystemTime,
@@ -155,7 +155,7 @@ impl Store {
         if quota < reserve {
             return Err(StoreError::TooSmall { quota, reserve });
         }
-        let place = Rc::new(Place::open(path)?);
+        let place = Rc::new(OpenDir::open(path)?);
         // If it cannot be read, no earlier time counts as the same boot.
         let boot =
             fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
@@ -167,7 +167,7 @@ impl Store {
     }
 
     /// The directory, for files outside the quota.
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &OpenDir {
         &self.place
     }
 
@@ -235,7 +235,7 @@ impl Store {
     ///
     /// # Errors
     /// A file cannot be removed, or the directory cannot be read.
-    pub fn tidy(&self) -> Result<Usage, StoreError> {
+    pub fn tidy(&self) -> Result<DirectoryUsage, StoreError> {
         let (now, up) = (SystemTime::now(), (self.uptime)());
         let changed = self.changed()?;
         if let Some(seen) = self.seen.get()
@@ -248,7 +248,7 @@ impl Store {
         let (left, ages) = self.make_room(&lock, None)?;
         let kept = self.keep_ages(&ages)?;
         let removed = removed(&lock);
-        let mut usage = Usage { quota: self.quota, removed, ..Usage::default() };
+        let mut usage = DirectoryUsage { quota: self.quota, removed, ..DirectoryUsage::default() };
         for entry in &left {
             usage.files += 1;
             usage.writing += u64::from(entry.writing);
@@ -260,13 +260,13 @@ impl Store {
         let until = up.saturating_add(self.until(&left, &ages).min(rest));
         // A change within the file system's timestamp granularity would not show.
         let settled = now.duration_since(changed).is_ok_and(|d| d > Duration::from_secs(1));
-        self.seen.set((usage.writing == 0 && settled).then_some(Seen { changed, until, usage }));
+        self.seen.set((usage.writing == 0 && settled).then_some(TidyResult { changed, until, usage }));
         Ok(usage)
     }
 
     /// How long nothing needs to be done without changes, ns: until the first file is too old, or the clock must be
     /// saved.
-    fn until(&self, left: &[Entry], ages: &Ages) -> u64 {
+    fn until(&self, left: &[StoredTrace], ages: &Ages) -> u64 {
         let keep = self.keep.map(nanoseconds);
         let age = left.iter().map(|e| ages.now().saturating_sub(e.ended)).max();
         let old = keep.zip(age).map(|(keep, age)| keep.saturating_sub(age).saturating_add(1));
@@ -304,7 +304,11 @@ impl Store {
 
     /// Removes the files that are too old, and then what [`share`] says until there is room for a file of this user
     /// and size. Returns the rest.
-    fn make_room(&self, lock: &File, wanted: Option<(Owner, u64)>) -> Result<(Vec<Entry>, Ages), StoreError> {
+    fn make_room(
+        &self,
+        lock: &File,
+        wanted: Option<(TraceOwner, u64)>,
+    ) -> Result<(Vec<StoredTrace>, Ages), StoreError> {
         let mut ages = Ages::read(&self.ages(), &self.up());
         let mut all = self.entries()?;
         for entry in &mut all {
@@ -314,9 +318,9 @@ impl Store {
             a.ended.cmp(&b.ended).then_with(|| a.changed.cmp(&b.changed)).then_with(|| a.name.cmp(&b.name))
         });
         let keep = self.keep.map_or(u64::MAX, nanoseconds);
-        let items: Vec<quota::Item> = all
+        let items: Vec<quota::StoredRecording> = all
             .iter()
-            .map(|e| quota::Item {
+            .map(|e| quota::StoredRecording {
                 owner: owner(&e.name),
                 bytes: self.counted(e),
                 writing: e.writing,
@@ -368,11 +372,11 @@ impl Store {
         }
     }
 
-    fn counted(&self, entry: &Entry) -> u64 {
+    fn counted(&self, entry: &StoredTrace) -> u64 {
         if entry.writing { entry.bytes.max(self.reserve) } else { entry.bytes }
     }
 
-    fn entries(&self) -> Result<Vec<Entry>, StoreError> {
+    fn entries(&self) -> Result<Vec<StoredTrace>, StoreError> {
         let mut all = Vec::new();
         for name in self.names()?.into_iter().filter(|n| n.ends_with(SUFFIX)) {
             match self.entry(&name) {
@@ -386,7 +390,7 @@ impl Store {
     }
 
     /// None: it is not a regular file, so not one of ours.
-    fn entry(&self, name: &str) -> io::Result<Option<Entry>> {
+    fn entry(&self, name: &str) -> io::Result<Option<StoredTrace>> {
         if !fs::symlink_metadata(self.place.at(name))?.is_file() {
             return Ok(None);
         }
@@ -398,7 +402,7 @@ impl Store {
             Err(TryLockError::Error(e)) => return Err(e),
         };
         let found = file.metadata()?;
-        Ok(Some(Entry {
+        Ok(Some(StoredTrace {
             name: name.to_owned(),
             bytes: found.len(),
             changed: found.modified()?,
@@ -449,7 +453,7 @@ fn removed(mut lock: &File) -> u64 {
 }
 
 /// The user in a file's name; see [`Store::name`]. It comes before the program's name, whatever that is.
-fn owner(name: &str) -> Owner {
+fn owner(name: &str) -> TraceOwner {
     let (time, rest) = name.split_once('-')?;
     let (uid, _) = rest.strip_prefix('u').filter(|_| time.ends_with('Z'))?.split_once('-')?;
     uid.parse().ok().filter(|_| uid.bytes().all(|b| b.is_ascii_digit()))
@@ -468,7 +472,7 @@ fn cleaned(name: &str) -> String {
 }
 
 /// Takes or queries a lock on the complete file (fcntl_locking(2)); Some: another process has it, 0 if that is not
-/// visible.
+/// visible. Uses the C library: rustix does not expect the holder -1, which is reported for a lock of an open file.
 fn record_lock(file: &File, command: libc::c_int) -> io::Result<Option<u32>> {
     // SAFETY: all zeros is a valid value of the struct: the complete file.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -488,7 +492,7 @@ fn record_lock(file: &File, command: libc::c_int) -> io::Result<Option<u32>> {
 #[derive(Debug)]
 pub struct TraceFile {
     file: File,
-    place: Rc<Place>,
+    place: Rc<OpenDir>,
     name: String,
     bytes: u64,
     most: u64,

@@ -15,15 +15,15 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use super::calibration_cache::{self, CalibrationCache};
-use super::channel::Command;
-pub use super::known::{Counts, Met};
-use super::known::{Known, OF_USER, Phase, Table, Why};
-use super::later::Later;
-use super::lines::{Lines, Seldom};
+use super::channel::{DumpError, RecorderCommand};
+use super::known::{KnownRun, KnownRuns, OF_USER, RunPhase, SkipReason};
+pub use super::known::{Met, RunCounts};
+use super::later::Delays;
+use super::lines::{LineQueue, Seldom};
 use super::recorder::Recorder;
 use super::rules::Rule;
 use super::run::Run;
-use super::settings::Settings;
+use super::settings::ServiceSettings;
 use super::shares::may_take;
 use super::shun::{self, Shun, Shunned};
 use super::worker::WorkerHandle;
@@ -46,7 +46,7 @@ const ENDED: usize = 256;
 const SAMPLED: usize = 1024;
 
 /// Starts a recorder.
-type Hire = Box<dyn FnMut(&Settings, &Rule, Option<Calibration>) -> io::Result<Recorder>>;
+type Hire = Box<dyn FnMut(&ServiceSettings, &Rule, Option<Calibration>) -> io::Result<Recorder>>;
 
 /// Reports about a user that are limited in rate.
 #[derive(Default)]
@@ -61,16 +61,16 @@ struct Once {
 pub struct Supervisor {
     hire: Hire,
     workers: Vec<WorkerHandle>,
-    table: Table,
+    table: KnownRuns,
     /// Runs that have ended since they were last taken from here.
     pub ended: VecDeque<Run>,
-    pub counts: Counts,
+    pub counts: RunCounts,
     /// Matching runs by rule; the same by rule and user, for sample-one-in.
     tally: Vec<(String, u64)>,
     sampled: VecDeque<(String, u32, u64)>,
     /// The calibrations of recorders on this machine.
     pub calibration_cache: CalibrationCache,
-    later: Later,
+    later: Delays,
     shun: Shun,
     seldom: Once,
     /// A run is over: its remaining processes, if its recorder died or was to end, are runs that the kernel does
@@ -79,9 +79,9 @@ pub struct Supervisor {
     /// A place may be free for a waiting run.
     freed: bool,
     stopping: bool,
-    lines: Lines,
+    lines: LineQueue,
     /// Rings written since they were requested: rule, and the file or an error.
-    pub dumped: Vec<(String, Result<String, String>)>,
+    pub dumped: Vec<(String, Result<String, DumpError>)>,
     /// Recorders that are gone and have not been waited for: process, user, and whether they were killed here.
     departed: VecDeque<(i32, Option<u32>, bool)>,
     looked: Instant,
@@ -102,19 +102,19 @@ impl Supervisor {
             hire,
             clock,
             workers: Vec::new(),
-            table: Table::default(),
+            table: KnownRuns::default(),
             ended: VecDeque::new(),
-            counts: Counts::default(),
+            counts: RunCounts::default(),
             tally: Vec::new(),
             sampled: VecDeque::new(),
             calibration_cache: CalibrationCache::default(),
-            later: Later::default(),
+            later: Delays::default(),
             shun: Shun::default(),
             seldom: Once::default(),
             left: false,
             freed: false,
             stopping: false,
-            lines: Lines::new(now),
+            lines: LineQueue::new(now),
             dumped: Vec::new(),
             departed: VecDeque::new(),
             looked: now,
@@ -132,7 +132,7 @@ impl Supervisor {
 
     /// Current runs.
     pub fn runs(&self) -> impl Iterator<Item = &Run> {
-        self.table.all.iter().filter(|k| matches!(k.phase, Phase::With(_))).map(|k| &k.run)
+        self.table.all.iter().filter(|k| matches!(k.phase, RunPhase::With(_))).map(|k| &k.run)
     }
 
     /// Runs that wait for a place.
@@ -177,10 +177,10 @@ impl Supervisor {
 
     /// A process with an engine was found: a run begins, unless the process is part of another run that a recorder
     /// has.
-    pub fn meet(&mut self, met: Met, settings: &Settings) {
+    pub fn meet(&mut self, met: Met, settings: &ServiceSettings) {
         // A recorder's report on its run's processes is valid for the same user; root's children may become any
         // user's.
-        let child = |k: &Known| {
+        let child = |k: &KnownRun| {
             k.met.pid != met.pid
                 && (k.met.uid == met.uid || k.met.uid == 0)
                 && k.run.processes.contains(&met.pid)
@@ -189,12 +189,12 @@ impl Supervisor {
             return;
         }
         // Another program in a known process is another run.
-        let other = |k: &Known| (k.met.pid, k.met.start) == (met.pid, met.start) && k.met.exe != met.exe;
+        let other = |k: &KnownRun| (k.met.pid, k.met.start) == (met.pid, met.start) && k.met.exe != met.exe;
         if let Some(i) = self.table.all.iter().position(other) {
             let known = self.table.all.remove(i);
             if known.waits() {
                 self.counts.too_many += 1;
-            } else if matches!(known.phase, Phase::Wanted | Phase::With(_)) {
+            } else if matches!(known.phase, RunPhase::Wanted | RunPhase::With(_)) {
                 let ended = Some("its process started another program".into());
                 self.end(Run { ended, ..known.run });
             }
@@ -208,7 +208,7 @@ impl Supervisor {
 
     /// Decides on a run. `kept` is its state so far if it was to be recorded: the same rule then takes it again,
     /// regardless of sampling.
-    fn admit(&mut self, met: Met, settings: &Settings, kept: Option<&Run>) {
+    fn admit(&mut self, met: Met, settings: &ServiceSettings, kept: Option<&Run>) {
         let place = settings.rule_for(&met.exe, met.uid, met.cgroup.as_deref());
         let rule = place.and_then(|i| settings.rules.get(i)).filter(|r| !r.ignore);
         // Limited by the messages between service and recorder.
@@ -219,28 +219,28 @@ impl Supervisor {
         let Met { pid, start, uid, .. } = met;
         let mut run = Run { pid, start, uid, processes, exe, level, ..Run::default() };
         let phase = match rule {
-            None => Phase::Left(Why::Ignored),
+            None => RunPhase::Left(SkipReason::Ignored),
             Some(rule) if kept.is_none_or(|kept| kept.rule != rule.name) && !self.is_turn(rule, met.uid) => {
-                Phase::Left(Why::OneIn)
+                RunPhase::Left(SkipReason::OneIn)
             }
             Some(rule) => {
                 run.rule.clone_from(&rule.name);
                 let free =
                     kept.is_some() || self.table.has_place(&rule.name, uid, settings.max_concurrent as usize);
-                if free { Phase::Wanted } else { Phase::Waits }
+                if free { RunPhase::Wanted } else { RunPhase::Waits }
             }
         };
-        if let Phase::Left(why) = phase {
+        if let RunPhase::Left(why) = phase {
             *self.counts.left(why) += 1;
         }
-        self.take_in(Known::new(run, met, phase), settings);
+        self.take_in(KnownRun::new(run, met, phase), settings);
     }
 
-    fn take_in(&mut self, mut known: Known, settings: &Settings) {
+    fn take_in(&mut self, mut known: KnownRun, settings: &ServiceSettings) {
         let (now, pid, uid) = (self.now(), known.met.pid, known.met.uid);
-        let wanted = matches!(known.phase, Phase::Wanted | Phase::Waits);
+        let wanted = matches!(known.phase, RunPhase::Wanted | RunPhase::Waits);
         if wanted && let Some(why) = self.shun.why(uid, known.met.base, now) {
-            known.phase = Phase::Done;
+            known.phase = RunPhase::Done;
             let ended =
                 Some(format!("its engine's file ({}) is shunned: {why}", shun::shown(known.met.base)));
             self.end(Run { ended, ..known.run.clone() });
@@ -253,7 +253,7 @@ impl Supervisor {
             );
             self.say(Some(uid), &text);
         }
-        let recorded = matches!(known.phase, Phase::Wanted | Phase::Waits);
+        let recorded = matches!(known.phase, RunPhase::Wanted | RunPhase::Waits);
         if !self.table.push(known) && recorded {
             self.counts.too_many += 1;
             if self.seldom.unknown.is_due(uid, AGAIN_LATE, now) {
@@ -288,7 +288,7 @@ impl Supervisor {
     }
 
     /// Gives the waiting runs to recorders of their rules, starting recorders where there are none.
-    pub fn assign(&mut self, settings: &Settings) {
+    pub fn assign(&mut self, settings: &ServiceSettings) {
         if std::mem::take(&mut self.freed) {
             self.admit_waiting(settings);
         }
@@ -296,7 +296,7 @@ impl Supervisor {
         for i in 0..self.table.all.len() {
             let known = &self.table.all[i];
             let (name, uid) = (&known.run.rule, known.met.uid);
-            if !matches!(known.phase, Phase::Wanted) || self.later.why(name, Some(uid), now).is_some() {
+            if !matches!(known.phase, RunPhase::Wanted) || self.later.why(name, Some(uid), now).is_some() {
                 continue;
             }
             let Some(rule) = settings.rules.iter().find(|r| r.name == *name) else { continue };
@@ -306,9 +306,9 @@ impl Supervisor {
             let worker = &mut self.workers[worker];
             (worker.idle, worker.uid) = (None, Some(uid));
             // One that is not reading is tried again later.
-            if worker.recorder.tell(&Command::Follow(Box::new(run))).is_ok() {
+            if worker.recorder.tell(&RecorderCommand::Follow(Box::new(run))).is_ok() {
                 let known = &mut self.table.all[i];
-                (known.phase, known.given) = (Phase::With(worker.recorder.pid), Some(now));
+                (known.phase, known.given) = (RunPhase::With(worker.recorder.pid), Some(now));
                 known.run.recorder = u32::try_from(worker.recorder.pid).ok();
                 worker.give(base);
             }
@@ -316,7 +316,7 @@ impl Supervisor {
     }
 
     /// Waiting runs take the free places, the oldest first.
-    fn admit_waiting(&mut self, settings: &Settings) {
+    fn admit_waiting(&mut self, settings: &ServiceSettings) {
         let mut full: Vec<(String, u32)> = Vec::new();
         for i in 0..self.table.all.len() {
             let known = &self.table.all[i];
@@ -325,7 +325,7 @@ impl Supervisor {
                 continue;
             }
             if self.table.has_place(&key.0, key.1, settings.max_concurrent as usize) {
-                self.table.all[i].phase = Phase::Wanted;
+                self.table.all[i].phase = RunPhase::Wanted;
             } else {
                 full.push(key);
             }
@@ -340,7 +340,7 @@ impl Supervisor {
         uid: u32,
         base: FileId,
         but: &[i32],
-        settings: &Settings,
+        settings: &ServiceSettings,
     ) -> Option<usize> {
         let find =
             |of: &dyn Fn(&WorkerHandle) -> bool| self.workers.iter().position(|h| h.is_free(rule) && of(h));
@@ -352,7 +352,7 @@ impl Supervisor {
     }
 
     /// Starts a recorder, if there is a place for it.
-    fn hire(&mut self, rule: &Rule, uid: Option<u32>, settings: &Settings) -> Option<usize> {
+    fn hire(&mut self, rule: &Rule, uid: Option<u32>, settings: &ServiceSettings) -> Option<usize> {
         let now = self.now();
         let key = (rule.name.clone(), uid);
         if !self.has_place(uid, settings.recorders as usize) {
@@ -403,7 +403,7 @@ impl Supervisor {
 
     /// Lets recorders calibrate before the first engine comes; one at a time, because they would disturb each
     /// other.
-    fn prepare(&mut self, settings: &Settings) {
+    fn prepare(&mut self, settings: &ServiceSettings) {
         if self.workers.iter().any(|h| h.learns && !h.gone) {
             return;
         }
@@ -436,7 +436,7 @@ impl Supervisor {
 
     /// Applies new settings. Recorders whose rule is unchanged continue if `same` says that everything else is
     /// unchanged.
-    pub fn change(&mut self, settings: &Settings, same: bool) {
+    pub fn change(&mut self, settings: &ServiceSettings, same: bool) {
         let now = self.now();
         let mut moved = Vec::new();
         for worker in self.workers.iter_mut().filter(|h| h.told.is_none() && h.retire.is_none()) {
@@ -448,18 +448,18 @@ impl Supervisor {
         // The new rules decide on waiting runs, runs of a retiring recorder, and runs not recorded so far.
         let (stay, judged): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.table.all).into_iter().partition(|k| match k.phase {
-                Phase::With(pid) => !moved.contains(&pid),
-                Phase::Wanted | Phase::Waits | Phase::Left(_) => false,
-                Phase::Done => true,
+                RunPhase::With(pid) => !moved.contains(&pid),
+                RunPhase::Wanted | RunPhase::Waits | RunPhase::Left(_) => false,
+                RunPhase::Done => true,
             });
         self.table.all = stay;
         for known in judged {
             let kept = match known.phase {
-                Phase::Left(why) => {
+                RunPhase::Left(why) => {
                     *self.counts.left(why) -= 1;
                     None
                 }
-                Phase::Waits => None,
+                RunPhase::Waits => None,
                 _ => Some(&known.run),
             };
             self.admit(known.met, settings, kept);
@@ -470,8 +470,8 @@ impl Supervisor {
 
     /// Requests that rings are written, all or that of a run; returns how many will be.
     pub fn dump(&mut self, pid: Option<u32>) -> usize {
-        let with = |k: &Known| match k.phase {
-            Phase::With(with) if pid.is_none_or(|pid| pid == k.run.pid) => Some(with),
+        let with = |k: &KnownRun| match k.phase {
+            RunPhase::With(with) if pid.is_none_or(|pid| pid == k.run.pid) => Some(with),
             _ => None,
         };
         let wanted: Vec<i32> = self.table.all.iter().filter_map(with).collect();
@@ -479,7 +479,7 @@ impl Supervisor {
         for worker in self.workers.iter_mut().filter(|h| h.rule.ring.is_some() && !h.gone && h.told.is_none())
         {
             let of_run = wanted.contains(&worker.recorder.pid);
-            if (of_run || pid.is_none()) && worker.recorder.tell(&Command::Dump).is_ok() {
+            if (of_run || pid.is_none()) && worker.recorder.tell(&RecorderCommand::Dump).is_ok() {
                 worker.dump = true;
                 asked += 1;
             }

@@ -10,10 +10,19 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use crate::engine::elf::Machine;
+use object::elf::{
+    DT_NULL, DT_STRSZ, DT_STRTAB, DT_SYMTAB, Dyn64, ELFCLASS64, ELFDATA2LSB, ELFMAG, EM_AARCH64, EM_X86_64,
+    FileHeader64, Ident, PT_DYNAMIC, PT_LOAD, ProgramHeader64, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, STT_FUNC,
+    SectionHeader64, SectionType, Sym64,
+};
+use object::{LittleEndian as LE, pod};
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
+use crate::engine::elf::ElfMachine;
+use crate::engine::symtab::entries;
 
 /// Bytes per read: a multiple of the sizes of entries (of symbols 24, of section headers 64).
 const PIECE: usize = 24 << 10;
@@ -33,7 +42,7 @@ const MAX_PROGRAM: usize = 64;
 const MAX_DYNAMIC: u64 = 64 << 10;
 
 /// A symbol table and its strings, each as offset and length in the file.
-type Table = ((u64, u64), (u64, u64));
+type SymbolTable = ((u64, u64), (u64, u64));
 
 /// True if one symbol table, exported or not, has functions with all these names, or with all of them after the
 /// same short prefix. False for a damaged file, and for anything but a 64-bit file of this machine. `read` grows by
@@ -48,26 +57,16 @@ pub fn defines(file: &File, names: &[&str], read: &mut u64) -> io::Result<bool> 
     found
 }
 
-/// A 64-bit, little-endian file for this machine.
-fn ours(head: &[u8; 64]) -> bool {
-    let machine = match Machine::host() {
-        Some(Machine::X86_64) => 62,
-        Some(Machine::Aarch64) => 183,
-        None => return false,
+/// The header of a 64-bit, little-endian file for this machine.
+fn ours(head: &[u8]) -> Option<&FileHeader64<LE>> {
+    let machine = match ElfMachine::host()? {
+        ElfMachine::X86_64 => EM_X86_64,
+        ElfMachine::Aarch64 => EM_AARCH64,
     };
-    head.starts_with(b"\x7fELF\x02\x01") && u16_at(head, 18) == Some(machine)
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
+    let (header, _) = pod::from_bytes::<FileHeader64<LE>>(head).ok()?;
+    let Ident { magic, class, data, .. } = header.e_ident;
+    let fits = (magic, class, data, header.e_machine.get(LE)) == (ELFMAG, ELFCLASS64, ELFDATA2LSB, machine);
+    fits.then_some(header)
 }
 
 struct Elf<'f> {
@@ -78,13 +77,12 @@ struct Elf<'f> {
 
 impl Elf<'_> {
     fn defines(&self, names: &[&str]) -> io::Result<bool> {
-        let mut head = [0; 64];
-        if self.read(0, &mut head)? < head.len() || !ours(&head) {
-            return Ok(false);
-        }
-        let mut tables = self.by_sections(&head)?;
+        let mut head = [0; size_of::<FileHeader64<LE>>()];
+        let got = self.read(0, &mut head)?;
+        let Some(header) = ours(head.get(..got).unwrap_or_default()) else { return Ok(false) };
+        let mut tables = self.by_sections(header)?;
         if tables.is_empty() {
-            tables.extend(self.by_dynamic(&head)?);
+            tables.extend(self.by_dynamic(header)?);
         }
         for table in tables {
             if self.table_defines(table, names)? {
@@ -118,11 +116,11 @@ impl Elf<'_> {
     /// The position, from this one on, of the file's next bytes that are not in a hole; None: there are none. The
     /// same position if the file system does not know.
     fn data(&self, from: u64) -> Option<u64> {
-        let at = libc::off_t::try_from(from).ok()?;
-        // SAFETY: takes numbers only; nothing relies on the file position.
-        match unsafe { libc::lseek(self.file.as_raw_fd(), at, libc::SEEK_DATA) } {
-            -1 if io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => None,
-            data => Some(u64::try_from(data).map_or(from, |data| data.max(from))),
+        i64::try_from(from).ok()?;
+        // Nothing relies on the file position.
+        match seek(self.file, SeekFrom::Data(from)) {
+            Err(Errno::NXIO) => None,
+            data => Some(data.map_or(from, |data| data.max(from))),
         }
     }
 
@@ -156,67 +154,64 @@ impl Elf<'_> {
     }
 
     /// Tables described by section headers.
-    fn by_sections(&self, head: &[u8; 64]) -> io::Result<Vec<Table>> {
-        const KINDS: [u32; 2] = [2, 11];
-        let (Some(at), Some(64), Some(count)) = (u64_at(head, 40), u16_at(head, 58), u16_at(head, 60)) else {
+    fn by_sections(&self, head: &FileHeader64<LE>) -> io::Result<Vec<SymbolTable>> {
+        const KINDS: [SectionType; 2] = [SHT_SYMTAB, SHT_DYNSYM];
+        const SIZE: usize = size_of::<SectionHeader64<LE>>();
+        let (at, count) = (head.e_shoff.get(LE), head.e_shnum.get(LE));
+        if usize::from(head.e_shentsize.get(LE)) != SIZE {
             return Ok(Vec::new());
-        };
+        }
         // Position and string section of the first table of each kind.
         let mut found = [None; KINDS.len()];
-        self.pieces((at, u64::from(count) * 64), 0, &mut |_, bytes| {
-            for s in bytes.chunks_exact(64) {
-                let kind = KINDS.iter().position(|kind| u32_at(s, 4) == Some(*kind));
-                if let (Some(kind), Some(offset), Some(size), Some(link)) =
-                    (kind, u64_at(s, 24), u64_at(s, 32), u32_at(s, 40))
-                {
-                    found[kind].get_or_insert(((offset, size), u64::from(link)));
+        let range = |s: &SectionHeader64<LE>| (s.sh_offset.get(LE), s.sh_size.get(LE));
+        self.pieces((at, u64::from(count) * SIZE as u64), 0, &mut |_, bytes| {
+            for s in entries::<SectionHeader64<LE>>(bytes) {
+                if let Some(kind) = KINDS.iter().position(|kind| s.sh_type.get(LE) == *kind) {
+                    found[kind].get_or_insert((range(s), u64::from(s.sh_link.get(LE))));
                 }
             }
             found.contains(&None)
         })?;
         let mut tables = Vec::new();
         for (symbols, link) in found.into_iter().flatten() {
-            let mut s = [0; 64];
+            let mut bytes = [0; SIZE];
             let inside = link < count.into();
-            if let (true, Some(at)) = (inside, at.checked_add(link * 64))
-                && self.read(at, &mut s)? == s.len()
-                && let (Some(offset), Some(size)) = (u64_at(&s, 24), u64_at(&s, 32))
+            if let (true, Some(at)) = (inside, at.checked_add(link * SIZE as u64))
+                && self.read(at, &mut bytes)? == bytes.len()
             {
-                tables.push((symbols, (offset, size)));
+                tables.extend(entries::<SectionHeader64<LE>>(&bytes).iter().map(|s| (symbols, range(s))));
             }
         }
         Ok(tables)
     }
 
     /// The table that the loader uses, in a file without section headers. It ends where its strings begin.
-    fn by_dynamic(&self, head: &[u8; 64]) -> io::Result<Option<Table>> {
-        let (Some(at), Some(56), Some(count)) = (u64_at(head, 32), u16_at(head, 54), u16_at(head, 56)) else {
+    fn by_dynamic(&self, head: &FileHeader64<LE>) -> io::Result<Option<SymbolTable>> {
+        const SIZE: usize = size_of::<ProgramHeader64<LE>>();
+        if usize::from(head.e_phentsize.get(LE)) != SIZE {
             return Ok(None);
-        };
+        }
         let mut loaded: Vec<[u64; 3]> = Vec::new();
         let mut dynamic = None;
-        let mut headers = vec![0; 56 * usize::from(count).min(MAX_PROGRAM)];
-        let got = self.read(at, &mut headers)?;
-        for p in headers[..got].chunks_exact(56) {
-            let (Some(kind), Some(offset), Some(vaddr), Some(size)) =
-                (u32_at(p, 0), u64_at(p, 8), u64_at(p, 16), u64_at(p, 32))
-            else {
-                break;
-            };
-            match kind {
-                1 => loaded.push([vaddr, offset, size]),
-                2 => dynamic = Some((offset, size.min(MAX_DYNAMIC))),
+        let mut headers = vec![0; SIZE * usize::from(head.e_phnum.get(LE)).min(MAX_PROGRAM)];
+        let got = self.read(head.e_phoff.get(LE), &mut headers)?;
+        for p in entries::<ProgramHeader64<LE>>(&headers[..got]) {
+            let (offset, size) = (p.p_offset.get(LE), p.p_filesz.get(LE));
+            match p.p_type.get(LE) {
+                PT_LOAD => loaded.push([p.p_vaddr.get(LE), offset, size]),
+                PT_DYNAMIC => dynamic = Some((offset, size.min(MAX_DYNAMIC))),
                 _ => {}
             }
         }
         let (mut symbols, mut strings, mut size) = (0, 0, 0);
         self.pieces(dynamic.unwrap_or_default(), 0, &mut |_, bytes| {
-            for entry in bytes.chunks_exact(16) {
-                match (u64_at(entry, 0), u64_at(entry, 8)) {
-                    (Some(0), _) => return false,
-                    (Some(5), Some(v)) => strings = v,
-                    (Some(6), Some(v)) => symbols = v,
-                    (Some(10), Some(v)) => size = v,
+            for entry in entries::<Dyn64<LE>>(bytes) {
+                let value = entry.d_val.get(LE);
+                match entry.d_tag.get(LE) {
+                    DT_NULL => return false,
+                    DT_STRTAB => strings = value,
+                    DT_SYMTAB => symbols = value,
+                    DT_STRSZ => size = value,
                     _ => {}
                 }
             }
@@ -230,7 +225,7 @@ impl Elf<'_> {
         Ok((|| Some(((place(symbols)?, length?), (place(strings)?, size))))())
     }
 
-    fn table_defines(&self, (symbols, strings): Table, names: &[&str]) -> io::Result<bool> {
+    fn table_defines(&self, (symbols, strings): SymbolTable, names: &[&str]) -> io::Result<bool> {
         let mut places = Vec::new();
         for name in names {
             let here = self.places((strings.0, strings.1.min(MAX_STRINGS)), name)?;
@@ -247,12 +242,9 @@ impl Elf<'_> {
         };
         let mut done = false;
         self.pieces((symbols.0, symbols.1.min(MAX_SYMBOLS)), 0, &mut |_, bytes| {
-            for s in bytes.chunks_exact(24) {
-                // A function with a section: undefined ones have none.
-                let (Some(name), Some(kind), Some(section)) = (u32_at(s, 0), s.get(4), u16_at(s, 6)) else {
-                    break;
-                };
-                if kind & 15 == 2 && section != 0 {
+            for s in entries::<Sym64<LE>>(bytes) {
+                let name = s.st_name.get(LE);
+                if s.st_type() == STT_FUNC && s.st_shndx.get(LE) != SHN_UNDEF {
                     for (here, seen) in places.iter().zip(&mut seen) {
                         let next = here.get(here.partition_point(|p| p.at < name.into()));
                         let before = next.and_then(|p| p.before(name.into()));
@@ -269,9 +261,9 @@ impl Elf<'_> {
     }
 
     /// Where in a string table the name occurs; it may be the end of a longer one.
-    fn places(&self, strings: (u64, u64), name: &str) -> io::Result<Vec<Place>> {
+    fn places(&self, strings: (u64, u64), name: &str) -> io::Result<Vec<NameOccurrence>> {
         let needle = [name.as_bytes(), &[0]].concat();
-        let mut places: Vec<Place> = Vec::new();
+        let mut places: Vec<NameOccurrence> = Vec::new();
         // Each name is in one piece together with its longest possible prefix.
         self.pieces(strings, needle.len() - 1 + MAX_PREFIX, &mut |at, bytes| {
             let mut rest = 0;
@@ -285,7 +277,7 @@ impl Elf<'_> {
                 let mut before: Vec<u8> =
                     before.take_while(|b| b.is_ascii_alphanumeric() || **b == b'_').copied().collect();
                 before.reverse();
-                places.push(Place { at: at + place as u64, before });
+                places.push(NameOccurrence { at: at + place as u64, before });
             }
             places.len() < MAX_PLACES
         })?;
@@ -295,13 +287,13 @@ impl Elf<'_> {
 }
 
 /// An occurrence of a name in a string table.
-struct Place {
+struct NameOccurrence {
     at: u64,
     /// The bytes before it, as many as a prefix may have.
     before: Vec<u8>,
 }
 
-impl Place {
+impl NameOccurrence {
     /// The prefix of a symbol whose name begins there.
     fn before(&self, begins: u64) -> Option<&[u8]> {
         let len = usize::try_from(self.at.checked_sub(begins)?).ok()?;

@@ -1,4 +1,4 @@
-//! When a rule's trigger fires: decoding is too slow, or now and then much slower.
+//! When a rule's trigger fires: decoding is too slow, or occasionally much slower.
 
 use super::rules::Rule;
 use crate::recorder::meter::Meter;

@@ -1,10 +1,10 @@
 //! When the service ends a recorder: it shows no sign of life, or takes more CPU time or memory than allowed. The
-//! numbers are the kernel's, the signs of life the recorder's own.
+//! numbers are the kernel's, the signs of life the recorder's own. For sysconf(3) see [`crate::host::usage`].
 
 use std::fs;
 use std::time::Duration;
 
-use super::settings::Settings;
+use super::settings::ServiceSettings;
 use crate::host::pulse::Signs;
 
 /// Maximum time counted between two checks: the service itself may have been held up.
@@ -19,7 +19,7 @@ const LOOKS: u32 = 5;
 
 /// The kernel's numbers for a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample {
+pub struct ProcessVitals {
     /// proc_pid_stat(5), field 3.
     pub state: u8,
     /// CPU time so far, user and system.
@@ -28,15 +28,15 @@ pub struct Sample {
     pub memory: u64,
 }
 
-impl Sample {
+impl ProcessVitals {
     /// None: it is gone.
-    pub fn of(pid: i32) -> Option<Sample> {
+    pub fn of(pid: i32) -> Option<ProcessVitals> {
         let (stat, statm) = (format!("/proc/{pid}/stat"), format!("/proc/{pid}/statm"));
         parse(&fs::read_to_string(stat).ok()?, &fs::read_to_string(statm).ok()?)
     }
 }
 
-fn parse(stat: &str, statm: &str) -> Option<Sample> {
+fn parse(stat: &str, statm: &str) -> Option<ProcessVitals> {
     let fields: Vec<&str> = stat.rsplit(')').next()?.split_ascii_whitespace().collect();
     let number = |n: usize| fields.get(n - 3)?.parse::<u64>().ok();
     let ticks = number(14)?.saturating_add(number(15)?);
@@ -44,7 +44,7 @@ fn parse(stat: &str, statm: &str) -> Option<Sample> {
     // SAFETY: only returns numbers.
     let (hz, page) = unsafe { (libc::sysconf(libc::_SC_CLK_TCK), libc::sysconf(libc::_SC_PAGESIZE)) };
     let (hz, page) = (u64::try_from(hz).unwrap_or(100).max(1), u64::try_from(page).unwrap_or(4096));
-    Some(Sample {
+    Some(ProcessVitals {
         state: *fields.first()?.as_bytes().first()?,
         cpu: Duration::from_millis(ticks.saturating_mul(1000) / hz),
         memory: pages.get(1)?.saturating_sub(*pages.get(2)?).saturating_mul(page),
@@ -62,13 +62,13 @@ pub struct Vitals {
 }
 
 impl Vitals {
-    /// `passed` since the last check. Returns why it is to be ended, if so.
+    /// `passed` since the last check. Returns the reason to stop it, if any.
     pub fn look(
         &mut self,
         passed: Duration,
         signs: Signs,
-        sample: Sample,
-        bounds: &Settings,
+        sample: ProcessVitals,
+        bounds: &ServiceSettings,
     ) -> Option<String> {
         let counted = passed.min(LONGEST);
         let patience = bounds.recorder_timeout;
@@ -116,13 +116,17 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn sample(cpu_ms: u64, memory: u64) -> Sample {
-        Sample { state: b'S', cpu: Duration::from_millis(cpu_ms), memory }
+    fn sample(cpu_ms: u64, memory: u64) -> ProcessVitals {
+        ProcessVitals { state: b'S', cpu: Duration::from_millis(cpu_ms), memory }
     }
 
-    /// Checks until it is to be ended, at most this often.
-    fn looks(most: u32, mut at: impl FnMut(u32) -> (Duration, Signs, Sample)) -> (u32, Option<String>) {
-        let (bounds, mut vitals) = (Settings { memory: 100 << 20, ..Settings::default() }, Vitals::default());
+    /// Runs checks until it must be stopped, at most this many.
+    fn looks(
+        most: u32,
+        mut at: impl FnMut(u32) -> (Duration, Signs, ProcessVitals),
+    ) -> (u32, Option<String>) {
+        let (bounds, mut vitals) =
+            (ServiceSettings { memory: 100 << 20, ..ServiceSettings::default() }, Vitals::default());
         for n in 1..=most {
             let (passed, signs, sample) = at(n);
             if let Some(why) = vitals.look(passed, signs, sample, &bounds) {
@@ -140,7 +144,7 @@ mod tests {
         assert_eq!(n, 31, "{why:?}");
         assert!(why.expect("a reason").contains("no sign of life for 30 s"));
         assert_eq!(looks(1000, |_| (SECOND, Signs { slow: true, ..quiet }, sample(0, 0))).0, 121);
-        let disk = Sample { state: b'D', ..sample(0, 0) };
+        let disk = ProcessVitals { state: b'D', ..sample(0, 0) };
         assert_eq!(looks(1000, |_| (SECOND, quiet, disk)).0, 121);
         // A service that was held up for a minute has not seen a minute of silence.
         assert_eq!(looks(10, |_| (60 * SECOND, quiet, sample(0, 0))), (10, None));
@@ -156,7 +160,7 @@ mod tests {
         let why = why.expect("a reason");
         assert!(why.contains("90 % of a core, the limit is 25 %"), "{why}");
         assert_eq!(looks(1000, |n| (SECOND, beating(n), sample(u64::from(n) * 200, 0))), (1000, None));
-        // Not if it is less than a minute now and then.
+        // Not for occasional periods of less than a minute.
         let bursts = |n: u32| sample(u64::from(n / 100 * 40 + (n % 100).min(40)) * 1000, 0);
         assert_eq!(looks(1000, |n| (SECOND, beating(n), bursts(n))), (1000, None));
         let (n, why) = looks(1000, |n| (SECOND, beating(n), sample(0, 150 << 20)));
@@ -172,7 +176,7 @@ mod tests {
         assert_eq!((read.state, read.cpu), (b'S', Duration::from_secs(2)));
         assert_eq!(read.memory % (200 * page), 0);
         assert_eq!((parse("", ""), parse(stat, ""), parse("1 (x) R", "1 2 3")), (None, None, None));
-        assert!(Sample::of(std::process::id() as i32).is_some_and(|s| s.memory > 0));
-        assert_eq!(Sample::of(i32::MAX), None);
+        assert!(ProcessVitals::of(std::process::id() as i32).is_some_and(|s| s.memory > 0));
+        assert_eq!(ProcessVitals::of(i32::MAX), None);
     }
 }

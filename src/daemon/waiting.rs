@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::looking::{Ask, Done, Job, Mapped};
+use super::looking::{LookJob, LookRequest, LookResult, Mapped};
 use common::order;
 
 /// The user without a limit, and with a looker in reserve.
@@ -20,7 +20,7 @@ const RESERVE: Duration = Duration::from_secs(1);
 const SHARE: u32 = 10;
 /// Nothing is started with less than this.
 const LEAST: Duration = Duration::from_millis(100);
-/// Maximum waiting notices of a user, and of all users; beyond that their processes are examined as a whole.
+/// Maximum waiting notices of a user, and of all users; beyond that their processes are examined completely.
 const MOST: usize = 256;
 const MOST_OF_ALL: usize = 4096;
 /// Maximum processes waiting to be examined.
@@ -44,7 +44,7 @@ pub struct HeldBack {
     pub processes: u64,
 }
 
-struct User {
+struct UserQueue {
     mapped: VecDeque<Mapped>,
     looks: BTreeSet<u32>,
     /// Processes to examine again, and when.
@@ -58,9 +58,9 @@ struct User {
     files: u64,
 }
 
-impl User {
-    fn new(now: Instant) -> User {
-        User {
+impl UserQueue {
+    fn new(now: Instant) -> UserQueue {
+        UserQueue {
             mapped: VecDeque::new(),
             looks: BTreeSet::new(),
             again: BTreeSet::new(),
@@ -90,7 +90,7 @@ impl User {
         }
     }
 
-    fn job(&mut self, user: u32) -> Option<Job> {
+    fn job(&mut self, user: u32) -> Option<LookJob> {
         let (notices, processes) = self.may(user == ROOT);
         let mut asks = Vec::new();
         let mut bytes = 0;
@@ -100,16 +100,16 @@ impl User {
                 if !asks.is_empty() && (bytes > JOB_BYTES || asks.len() >= JOB) {
                     break;
                 }
-                asks.extend(self.mapped.pop_front().map(Ask::Mapped));
+                asks.extend(self.mapped.pop_front().map(LookRequest::Mapped));
             }
-            return Some(Job { user, may_ns: notices.as_nanos() as u64, asks });
+            return Some(LookJob { user, may_ns: notices.as_nanos() as u64, asks });
         }
         if processes > Duration::ZERO {
             // The highest pid is most often the newest process.
-            let mut next = || self.looks.pop_last().map(Ask::All);
+            let mut next = || self.looks.pop_last().map(LookRequest::All);
             asks.extend(std::iter::from_fn(&mut next).take(JOB / 8));
         }
-        (!asks.is_empty()).then_some(Job { user, may_ns: processes.as_nanos() as u64, asks })
+        (!asks.is_empty()).then_some(LookJob { user, may_ns: processes.as_nanos() as u64, asks })
     }
 
     /// Waiting processes, now and for later.
@@ -128,8 +128,8 @@ impl User {
 
 /// Everything that waits.
 #[derive(Default)]
-pub struct Waiting {
-    users: BTreeMap<u32, User>,
+pub struct WaitingWork {
+    users: BTreeMap<u32, UserQueue>,
     /// Waiting notices and processes, of all users.
     notices: usize,
     looks: usize,
@@ -140,9 +140,9 @@ pub struct Waiting {
     pub processes: u64,
 }
 
-impl Waiting {
-    fn user(&mut self, user: u32) -> &mut User {
-        self.users.entry(user).or_insert_with(|| User::new(Instant::now()))
+impl WaitingWork {
+    fn user(&mut self, user: u32) -> &mut UserQueue {
+        self.users.entry(user).or_insert_with(|| UserQueue::new(Instant::now()))
     }
 
     /// A process has mapped this.
@@ -157,7 +157,7 @@ impl Waiting {
         }
     }
 
-    /// All mappings of a process are to be examined. False: there is no room.
+    /// Requests that all mappings of a process are examined. False: there is no room.
     pub fn look(&mut self, user: u32, pid: u32) -> bool {
         let room = self.looks < PROCESSES;
         if room {
@@ -169,7 +169,7 @@ impl Waiting {
     }
 
     /// The next job, of root or of a user other than root.
-    pub fn next(&mut self, root: bool, now: Instant) -> Option<Job> {
+    pub fn next(&mut self, root: bool, now: Instant) -> Option<LookJob> {
         let behind: Vec<u32> = self.users.range(self.last.saturating_add(1)..).map(|(id, _)| *id).collect();
         let before = self.users.range(..=self.last).map(|(id, _)| *id);
         let turn: Vec<u32> = behind.into_iter().chain(before).filter(|id| (*id == ROOT) == root).collect();
@@ -193,7 +193,7 @@ impl Waiting {
     }
 
     /// A job is done, or was given up.
-    pub fn done(&mut self, id: u32, done: &Done, now: Instant) {
+    pub fn done(&mut self, id: u32, done: &LookResult, now: Instant) {
         let user = self.user(id);
         let had = user.processes();
         user.busy = false;
@@ -230,8 +230,11 @@ impl Waiting {
 
     /// Users over their limits; those with the most first.
     pub fn held_back(&self) -> Vec<HeldBack> {
-        let of =
-            |(uid, u): (&u32, &User)| HeldBack { uid: *uid, files: u.files, processes: u.processes() as u64 };
+        let of = |(uid, u): (&u32, &UserQueue)| HeldBack {
+            uid: *uid,
+            files: u.files,
+            processes: u.processes() as u64,
+        };
         let mut all: Vec<HeldBack> = self.users.iter().filter(|(_, u)| u.files > 0).map(of).collect();
         order::by_key(&mut all, |h| (!h.files, !u64::from(h.uid)));
         all.truncate(TOLD);
@@ -247,13 +250,13 @@ mod tests {
         Mapped { pid, inode, path: b"/x".to_vec(), ..Mapped::default() }
     }
 
-    fn cost(ms: u64) -> Done {
-        Done { cost_ns: ms * 1_000_000, ..Done::default() }
+    fn cost(ms: u64) -> LookResult {
+        LookResult { cost_ns: ms * 1_000_000, ..LookResult::default() }
     }
 
     #[test]
     fn users_are_served_in_turn_and_one_job_each_at_a_time() {
-        let (mut all, now) = (Waiting::default(), Instant::now());
+        let (mut all, now) = (WaitingWork::default(), Instant::now());
         for inode in 0..200 {
             all.mapped(5, mapped(50, inode));
         }
@@ -274,8 +277,8 @@ mod tests {
 
     #[test]
     fn a_share_that_is_used_up_comes_back() {
-        let (mut all, now) = (Waiting::default(), Instant::now());
-        let next = |all: &mut Waiting, after: u64| {
+        let (mut all, now) = (WaitingWork::default(), Instant::now());
+        let next = |all: &mut WaitingWork, after: u64| {
             all.mapped(5, mapped(50, 1));
             let job = all.next(false, now + Duration::from_secs(after));
             job.map(|job| job.may_ns / 1_000_000)
@@ -284,13 +287,13 @@ mod tests {
         all.done(5, &cost(2500), now);
         assert_eq!(next(&mut all, 0), None);
         assert_eq!(next(&mut all, 3), Some(300));
-        all.done(5, &Done { skipped: 7, left: vec![50], ..cost(0) }, now + Duration::from_secs(3));
+        all.done(5, &LookResult { skipped: 7, left: vec![50], ..cost(0) }, now + Duration::from_secs(3));
         assert_eq!(all.held_back(), [HeldBack { uid: 5, files: 7, processes: 1 }]);
         // Processes leave some time for notices.
         all.tick(now + Duration::from_secs(5));
         assert!(all.next(false, now + Duration::from_secs(5)).is_none());
         let job = all.next(false, now + Duration::from_secs(60)).expect("his share is back");
-        assert!(matches!(job.asks[..], [Ask::All(50)]) && job.may_ns == 1_000_000_000, "{job:?}");
+        assert!(matches!(job.asks[..], [LookRequest::All(50)]) && job.may_ns == 1_000_000_000, "{job:?}");
         all.done(5, &cost(0), now + Duration::from_secs(60));
         assert!(!all.any() && all.files == 7);
         all.tick(now + Duration::from_secs(90));
@@ -299,7 +302,7 @@ mod tests {
 
     #[test]
     fn root_is_not_held_back() {
-        let (mut all, now) = (Waiting::default(), Instant::now());
+        let (mut all, now) = (WaitingWork::default(), Instant::now());
         for _ in 0..3 {
             all.look(ROOT, 50);
             assert!(all.next(true, now).is_some());
@@ -309,13 +312,13 @@ mod tests {
 
     #[test]
     fn what_is_left_is_looked_at_later_each_time() {
-        let (mut all, now) = (Waiting::default(), Instant::now());
+        let (mut all, now) = (WaitingWork::default(), Instant::now());
         let mut at = now;
         let mut waits = Vec::new();
         all.look(5, 50);
         for _ in 0..8 {
             assert!(all.next(false, at).is_some());
-            all.done(5, &Done { left: vec![50], skipped: 1, ..cost(0) }, at);
+            all.done(5, &LookResult { left: vec![50], skipped: 1, ..cost(0) }, at);
             let from = at;
             while all.users[&5].due > at {
                 at += Duration::from_secs(1);
@@ -328,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_mass_becomes_a_look_at_the_process_and_is_bounded() {
-        let mut all = Waiting::default();
+        let mut all = WaitingWork::default();
         for inode in 0..100_000 {
             all.mapped(5, mapped(50, inode / 2));
         }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::channel::Command;
+use super::channel::RecorderCommand;
 use super::recorder::Recorder;
 use super::rules::Rule;
 use super::vitals::Vitals;
@@ -17,7 +17,7 @@ pub(super) struct WorkerHandle {
     pub uid: Option<u32>,
     pub vitals: Vitals,
     pub idle: Option<Instant>,
-    /// When it is to be stopped; and when it was asked to stop.
+    /// When to stop it; and when it was asked to stop.
     pub retire: Option<Instant>,
     pub told: Option<Instant>,
     pub gone: bool,
@@ -80,6 +80,6 @@ impl WorkerHandle {
     pub fn stop(&mut self, now: Instant) {
         self.told = Some(now);
         // One that is gone has stopped already.
-        drop(self.recorder.tell(&Command::Stop));
+        drop(self.recorder.tell(&RecorderCommand::Stop));
     }
 }

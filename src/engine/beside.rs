@@ -6,10 +6,12 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use rustix::fs::OFlags;
 
 use crate::engine::search;
 use crate::host::budget::{Budget, Limits};
@@ -30,7 +32,7 @@ pub struct Directory {
 }
 
 /// An open file in it.
-pub struct Entry {
+pub struct OpenedFile {
     pub file: File,
     pub id: FileId,
     pub in_target: PathBuf,
@@ -51,7 +53,7 @@ pub fn directory(pid: u32, m: &Mapping) -> Option<Directory> {
     // Kernel paths start at our root if the process has another root in the same tree (chroot).
     [root.as_path(), Path::new("/")].into_iter().find_map(|root| {
         let located = open::located(root).and_then(|root| open::within(&root, in_target)).ok()?;
-        let file = files::locate_at(located.as_raw_fd(), Path::new(name), libc::O_NOFOLLOW).ok()?;
+        let file = files::locate_at(located.as_fd(), Path::new(name), OFlags::NOFOLLOW).ok()?;
         (file.metadata().ok()?.ino() == m.inode).then_some(())?;
         let host = root.join(in_target.strip_prefix("/").unwrap_or(in_target));
         Some(Directory { id: id(&located)?, located, in_target: in_target.to_owned(), host })
@@ -60,7 +62,7 @@ pub fn directory(pid: u32, m: &Mapping) -> Option<Directory> {
 
 /// The shared objects in it and in its backend directories, without links. In a system-wide directory only those in
 /// the backend directories.
-pub fn files<'b>(dir: &Directory, budget: &'b Budget) -> impl Iterator<Item = Entry> + use<'b> {
+pub fn files<'b>(dir: &Directory, budget: &'b Budget) -> impl Iterator<Item = OpenedFile> + use<'b> {
     let mut dirs = Vec::new();
     for below in ["", "ggml"] {
         let Some(parent) = sub(dir, Path::new(below)) else { continue };
@@ -81,9 +83,7 @@ pub fn files<'b>(dir: &Directory, budget: &'b Budget) -> impl Iterator<Item = En
 fn sub(dir: &Directory, name: &Path) -> Option<Directory> {
     let located = match name.as_os_str().is_empty() {
         true => dir.located.try_clone().ok()?,
-        false => {
-            files::locate_at(dir.located.as_raw_fd(), name, libc::O_NOFOLLOW | libc::O_DIRECTORY).ok()?
-        }
+        false => files::locate_at(dir.located.as_fd(), name, OFlags::NOFOLLOW | OFlags::DIRECTORY).ok()?,
     };
     Some(Directory {
         id: id(&located)?,
@@ -108,16 +108,16 @@ fn names(dir: &Directory, budget: &Budget) -> Vec<OsString> {
 }
 
 /// A file in a directory, if it starts like an ELF file.
-fn entry(dir: &Directory, name: &Path, budget: &Budget) -> Option<Entry> {
+fn entry(dir: &Directory, name: &Path, budget: &Budget) -> Option<OpenedFile> {
     if budget.spent().is_some() {
         return None;
     }
-    let located = files::locate_at(dir.located.as_raw_fd(), name, libc::O_NOFOLLOW).ok()?;
+    let located = files::locate_at(dir.located.as_fd(), name, OFlags::NOFOLLOW).ok()?;
     let id = id(&located)?;
     let mut file = open::reopened(&located).ok()?;
     let mut head = [0; 4];
     file.read_exact(&mut head).ok()?;
     let in_target = dir.in_target.join(name);
     (head == *b"\x7fELF" && budget.file(&in_target.to_string_lossy())).then_some(())?;
-    Some(Entry { file, id, in_target, host: dir.host.join(name) })
+    Some(OpenedFile { file, id, in_target, host: dir.host.join(name) })
 }

@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::engine::elf::{ElfError, ElfFile, Machine};
+use crate::engine::elf::{ElfError, ElfFile, ElfMachine};
 use crate::engine::layout::{self, Layout, LayoutError};
 use crate::engine::search::{self, Launch};
 use crate::engine::tables::{Tables, TablesError};
@@ -120,7 +120,7 @@ impl Roles {
 }
 
 /// One file of the engine.
-pub struct Module {
+pub struct EngineModule {
     /// Path as the target sees it.
     pub path_in_target: PathBuf,
     /// Path by which this process opens the same file.
@@ -135,8 +135,8 @@ pub struct Module {
     pub elf: ElfFile,
 }
 
-impl Module {
-    fn new(mut elf: ElfFile, path_in_target: PathBuf, host_path: PathBuf, id: FileId) -> Module {
+impl EngineModule {
+    fn new(mut elf: ElfFile, path_in_target: PathBuf, host_path: PathBuf, id: FileId) -> EngineModule {
         let (mut roles, build_id) = (Roles::of(&elf), elf.build_id_hex());
         if !roles.base
             && !roles.cpu
@@ -147,19 +147,19 @@ impl Module {
         }
         // A target may have a hundred files, and recent kernels map far more of each than was read.
         elf.release();
-        Module { path_in_target, host_path, file: None, dev: id.0, inode: id.1, build_id, roles, elf }
+        EngineModule { path_in_target, host_path, file: None, dev: id.0, inode: id.1, build_id, roles, elf }
     }
 }
 
 /// Modules that share one base and so one layout. They may include several CPU variants, one of which is loaded.
-pub struct Engine {
-    pub machine: Machine,
-    pub modules: Vec<Module>,
+pub struct DiscoveredEngine {
+    pub machine: ElfMachine,
+    pub modules: Vec<EngineModule>,
     pub tables: Tables,
     pub layout: Layout,
 }
 
-impl Engine {
+impl DiscoveredEngine {
     /// Paths of the modules with a role, for messages.
     pub fn paths(&self, role: impl Fn(&Roles) -> bool) -> Vec<&Path> {
         self.modules.iter().filter(|m| role(&m.roles)).map(|m| m.path_in_target.as_path()).collect()
@@ -217,9 +217,9 @@ fn not_found(missing: &[String]) -> String {
 }
 
 /// The engine in one open file that has the base code, without searching for other files.
-pub fn of_file(elf: ElfFile) -> Result<Engine, DiscoverError> {
+pub fn of_file(elf: ElfFile) -> Result<DiscoveredEngine, DiscoverError> {
     let path = PathBuf::from(elf.path());
-    engine(vec![Module::new(elf, path.clone(), path, (0, 0))])
+    engine(vec![EngineModule::new(elf, path.clone(), path, (0, 0))])
 }
 
 /// Collects modules, each file only once.
@@ -228,7 +228,7 @@ struct Collector {
     seen: HashSet<FileId>,
     /// Directories already searched.
     places: HashSet<FileId>,
-    modules: Vec<Module>,
+    modules: Vec<EngineModule>,
     looked: usize,
     /// Libraries that are needed and were not found.
     missing: Vec<String>,
@@ -245,20 +245,20 @@ impl Collector {
         self.looked += 1;
         let file = Arc::new(file);
         let elf = ElfFile::of(file.clone(), shown.clone(), self.budget.clone())?;
-        let module = Module::new(elf, in_target.to_owned(), host.to_owned(), id);
+        let module = EngineModule::new(elf, in_target.to_owned(), host.to_owned(), id);
         if !module.roles.any() {
             return Ok(false);
         }
         if !self.budget.module(&shown) {
             return Ok(false);
         }
-        self.modules.push(Module { file: Some(file), ..module });
+        self.modules.push(EngineModule { file: Some(file), ..module });
         Ok(true)
     }
 
-    /// Collects the CPU parts of the engine that are next to one of its mapped files, and in backend directories there:
-    /// an engine opens all of them to ask which is best, and may use another one later. Only a file that depends on the
-    /// base that was found is a part. Reaching a limit here ends the search, but keeps what was found.
+    /// Collects the CPU and device parts of the engine that are next to one of its mapped files, and in backend
+    /// directories there: an engine opens all of them to ask which is best, and may use another one later. Only a file
+    /// that depends on the base that was found is a part. Reaching a limit here ends the search, but keeps what was found.
     fn look_beside(
         &mut self,
         pid: u32,
@@ -289,10 +289,10 @@ impl Collector {
             if !elf.needed.iter().any(|name| names.contains(name)) {
                 continue;
             }
-            let module = Module::new(elf, entry.in_target, entry.host, entry.id);
-            if module.roles.cpu && !module.roles.base && few.spent().is_none() {
+            let module = EngineModule::new(elf, entry.in_target, entry.host, entry.id);
+            if (module.roles.cpu || module.roles.device) && !module.roles.base && few.spent().is_none() {
                 self.seen.insert(entry.id);
-                self.modules.push(Module { file: Some(file), ..module });
+                self.modules.push(EngineModule { file: Some(file), ..module });
             } else if !module.roles.any() && few.spent().is_none() {
                 strangers.insert(entry.id);
             }
@@ -312,7 +312,7 @@ impl Collector {
         self.budget.spent().map_or(Ok(()), Err)
     }
 
-    fn engines(self, target: &str) -> Result<Vec<Engine>, DiscoverError> {
+    fn engines(self, target: &str) -> Result<Vec<DiscoveredEngine>, DiscoverError> {
         if self.modules.is_empty() {
             let (target, missing) = (target.to_owned(), self.missing);
             return Err(DiscoverError::NoEngine { target, looked: self.looked, missing });
@@ -325,7 +325,7 @@ impl Collector {
 }
 
 /// The engines in a running process.
-pub fn of_pid(pid: u32) -> Result<Vec<Engine>, DiscoverError> {
+pub fn of_pid(pid: u32) -> Result<Vec<DiscoveredEngine>, DiscoverError> {
     of_pid_again(pid, &|_| false, &mut HashSet::new())
 }
 
@@ -337,7 +337,7 @@ pub fn of_pid_again(
     pid: u32,
     known: &dyn Fn(FileId) -> bool,
     strangers: &mut HashSet<FileId>,
-) -> Result<Vec<Engine>, DiscoverError> {
+) -> Result<Vec<DiscoveredEngine>, DiscoverError> {
     let _least = capset::reading();
     let maps = maps::read(pid).map_err(|source| DiscoverError::Process { pid, source })?;
     let target = format!("process {pid}");
@@ -392,13 +392,13 @@ pub fn of_pid_again(
 
 /// The engines in a file given by the user: the file itself, its dependencies, and the files next to it. For a
 /// directory, the engines in its files.
-pub fn of_path(path: &Path) -> Result<Vec<Engine>, DiscoverError> {
+pub fn of_path(path: &Path) -> Result<Vec<DiscoveredEngine>, DiscoverError> {
     of_launch(&Launch::of_path(path))
 }
 
 /// The engines that a command will load, before it is started. Libraries that a running engine loads by itself (CPU
 /// variants) are found next to the others.
-pub fn of_command(argv: &[std::ffi::OsString]) -> Result<Vec<Engine>, DiscoverError> {
+pub fn of_command(argv: &[std::ffi::OsString]) -> Result<Vec<DiscoveredEngine>, DiscoverError> {
     let command = argv.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
     let launch = Launch::of_command(argv).ok_or(DiscoverError::NoCommand { command })?;
     let _least = capset::reading();
@@ -407,7 +407,7 @@ pub fn of_command(argv: &[std::ffi::OsString]) -> Result<Vec<Engine>, DiscoverEr
 }
 
 /// The same for a known root, library path and extra files.
-pub fn of_launch(launch: &Launch) -> Result<Vec<Engine>, DiscoverError> {
+pub fn of_launch(launch: &Launch) -> Result<Vec<DiscoveredEngine>, DiscoverError> {
     let _least = capset::reading();
     let target = launch.program.display().to_string();
     let mut all = Collector::default();
@@ -460,7 +460,7 @@ impl MainFile {
     }
 
     fn must_run_here(&self) -> Result<(), DiscoverError> {
-        match (self.elf.as_ref().map(|e| e.machine), Machine::host()) {
+        match (self.elf.as_ref().map(|e| e.machine), ElfMachine::host()) {
             (Some(found), Some(host)) if found != host => {
                 let path = self.path.clone();
                 Err(DiscoverError::WrongMachine { path, found: found.name(), host: host.name() })
@@ -485,14 +485,15 @@ impl MainFile {
 }
 
 /// One engine per base module; the other modules go to the base they need.
-fn group(modules: Vec<Module>, target: &str) -> Result<Vec<Engine>, DiscoverError> {
-    let (bases, others): (Vec<Module>, Vec<Module>) = modules.into_iter().partition(|m| m.roles.base);
+fn group(modules: Vec<EngineModule>, target: &str) -> Result<Vec<DiscoveredEngine>, DiscoverError> {
+    let (bases, others): (Vec<EngineModule>, Vec<EngineModule>) =
+        modules.into_iter().partition(|m| m.roles.base);
     if bases.is_empty() {
         let found =
             others.iter().map(|m| m.path_in_target.display().to_string()).collect::<Vec<_>>().join(", ");
         return Err(DiscoverError::NoBase { target: target.to_owned(), found });
     }
-    let mut groups: Vec<Vec<Module>> = bases.into_iter().map(|b| vec![b]).collect();
+    let mut groups: Vec<Vec<EngineModule>> = bases.into_iter().map(|b| vec![b]).collect();
     for module in others {
         let best = groups.iter().enumerate().max_by_key(|(i, g)| {
             let fit = g.first().map_or(0, |base| fit(&module, base));
@@ -518,12 +519,12 @@ fn group(modules: Vec<Module>, target: &str) -> Result<Vec<Engine>, DiscoverErro
     }
 }
 
-fn same_machine(group: &[Module], module: &Module) -> bool {
+fn same_machine(group: &[EngineModule], module: &EngineModule) -> bool {
     group.first().is_some_and(|b| b.elf.machine == module.elf.machine)
 }
 
 /// How well a module matches a base: same prefix of functions, dependency on its name, same directory, or no evidence.
-fn fit(module: &Module, base: &Module) -> u8 {
+fn fit(module: &EngineModule, base: &EngineModule) -> u8 {
     let file_name = base.path_in_target.file_name().map(|n| n.to_string_lossy().into_owned());
     let names = [base.elf.soname.as_ref(), file_name.as_ref()];
     let needs = names.iter().flatten().any(|n| module.elf.needed.contains(n));
@@ -533,7 +534,7 @@ fn fit(module: &Module, base: &Module) -> u8 {
     u8::from(alike) * 4 + u8::from(needs) * 2 + u8::from(beside)
 }
 
-fn engine(mut modules: Vec<Module>) -> Result<Engine, DiscoverError> {
+fn engine(mut modules: Vec<EngineModule>) -> Result<DiscoveredEngine, DiscoverError> {
     let no_base = || DiscoverError::NoBase { target: String::new(), found: String::new() };
     let base = modules.first_mut().ok_or_else(no_base)?;
     let tables = Tables::read(&mut base.elf)?;
@@ -543,5 +544,5 @@ fn engine(mut modules: Vec<Module>) -> Result<Engine, DiscoverError> {
     let has = |name: &str| named.clone().any(|m| m.elf.find([name]).iter().flatten().any(|s| s.function));
     tables.check(base.elf.path(), &layout::op_numbers(&base.elf))?;
     let layout = Layout::read(&base.elf, &has)?;
-    Ok(Engine { machine: base.elf.machine, tables, layout, modules })
+    Ok(DiscoveredEngine { machine: base.elf.machine, tables, layout, modules })
 }

@@ -21,7 +21,9 @@ use crate::host::budget::Budget;
 use crate::host::open;
 use crate::host::pages::Pages;
 use common::order;
-use header::{Parts, u16_at, u64_at};
+use header::{FileHeader, ProgramHeaders};
+use object::LittleEndian as LE;
+use object::elf::{ET_EXEC, R_AARCH64_RELATIVE, R_X86_64_RELATIVE, Rela64, RelocationType};
 
 /// Largest file read, in bytes (GPU libraries reach 2 GiB).
 pub const MAX_FILE: u64 = 8 << 30;
@@ -34,22 +36,22 @@ const MAX_PLACES: usize = 1 << 16;
 /// Prefix of all GGML functions, unless they were renamed.
 const GGML: &str = "ggml_";
 /// Bytes of the file's header.
-const HEADER: usize = 64;
+const HEADER: usize = size_of::<FileHeader>();
 
 /// Instruction set of a file or process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Machine {
+pub enum ElfMachine {
     X86_64,
     Aarch64,
 }
 
-impl Machine {
+impl ElfMachine {
     /// The machine this program was built for, if it can be profiled.
-    pub const fn host() -> Option<Machine> {
+    pub const fn host() -> Option<ElfMachine> {
         if cfg!(target_arch = "x86_64") {
-            Some(Machine::X86_64)
+            Some(ElfMachine::X86_64)
         } else if cfg!(target_arch = "aarch64") {
-            Some(Machine::Aarch64)
+            Some(ElfMachine::Aarch64)
         } else {
             None
         }
@@ -58,16 +60,16 @@ impl Machine {
     /// Name as `uname -m` writes it.
     pub const fn name(self) -> &'static str {
         match self {
-            Machine::X86_64 => "x86_64",
-            Machine::Aarch64 => "aarch64",
+            ElfMachine::X86_64 => "x86_64",
+            ElfMachine::Aarch64 => "aarch64",
         }
     }
 
     /// Relocation type of a base-relative pointer (ELF psABI of each machine).
-    const fn relative(self) -> u32 {
+    const fn relative(self) -> RelocationType {
         match self {
-            Machine::X86_64 => 8,
-            Machine::Aarch64 => 1027,
+            ElfMachine::X86_64 => R_X86_64_RELATIVE,
+            ElfMachine::Aarch64 => R_AARCH64_RELATIVE,
         }
     }
 }
@@ -100,17 +102,17 @@ struct Segment {
 }
 
 /// A symbol, and whether its name has the prefix.
-type Known = (Symbol, bool);
+type PrefixedSymbol = (Symbol, bool);
 
 pub struct ElfFile {
     pages: Pages,
     path: String,
-    pub machine: Machine,
+    pub machine: ElfMachine,
     segments: Vec<Segment>,
     symtab: Option<SymTab>,
     dynsym: Option<SymTab>,
     /// Symbols looked up so far, including those not found: the tables are read only once.
-    known: Mutex<HashMap<Box<str>, Option<Known>>>,
+    known: Mutex<HashMap<Box<str>, Option<PrefixedSymbol>>>,
     /// Some strings of the tables are longer than a name that was looked up, and end in it.
     longer: AtomicBool,
     /// Prefix of GGML's function names in this file.
@@ -170,10 +172,10 @@ impl ElfFile {
     fn new(pages: Pages, path: String) -> Result<ElfFile, ElfError> {
         let mut head = [0; HEADER];
         let got = pages.read(0, &mut head).map_err(|source| ElfError::Io { path: path.clone(), source })?;
-        let machine = header::check(head.get(..got).unwrap_or_default(), &path)?;
+        let (head, machine) = header::check(head.get(..got).unwrap_or_default(), &path)?;
         let malformed = |what| ElfError::Malformed { path: path.clone(), what };
-        let parts = Parts::read(&pages, &head).map_err(malformed)?;
-        let (symtab, dynsym) = header::section_symbols(&pages, &head);
+        let parts = ProgramHeaders::read(&pages, head).map_err(malformed)?;
+        let (symtab, dynsym) = header::section_symbols(&pages, head);
         let mut file = ElfFile {
             machine,
             segments: parts.segments,
@@ -190,7 +192,7 @@ impl ElfFile {
             soname: None,
             runpath: Vec::new(),
             is_dynamic: parts.dynamic.is_some(),
-            fixed: u16_at(&head, 16) == Some(2),
+            fixed: head.e_type.get(LE) == ET_EXEC,
             pages,
             path,
         };
@@ -318,6 +320,12 @@ impl ElfFile {
             plain.map(|symbol| (symbol, false)).or(other.map(|symbol| (symbol, true)))
         };
         names.iter().enumerate().map(one).collect()
+    }
+
+    /// Names of symbols that contain this text, at most a few hundred.
+    pub fn names_with(&self, text: &str) -> Vec<String> {
+        let tables = [self.dynsym, self.symtab].into_iter().flatten();
+        tables.flat_map(|table| symtab::containing(&self.pages, table, text)).collect()
     }
 
     /// The prefixes that functions in this file have before these names, each with the index of the name. Costs
@@ -508,14 +516,10 @@ impl ElfFile {
             self.range(vaddr).map(|(offset, there)| (offset, there.min(len)))
         };
         if let Some(rela) = range(self.rela) {
-            self.pages.pieces(rela, 24, 0, &mut |_, bytes| {
-                for r in bytes.as_chunks::<24>().0 {
-                    let (Some(at), Some(info), Some(addend)) = (u64_at(r, 0), u64_at(r, 8), u64_at(r, 16))
-                    else {
-                        continue;
-                    };
-                    if info as u32 == self.machine.relative() && out.len() < MAX_RELOCS {
-                        out.push((at, addend));
+            self.pages.pieces(rela, size_of::<Rela64<LE>>(), 0, &mut |_, bytes| {
+                for r in symtab::entries::<Rela64<LE>>(bytes) {
+                    if r.r_type(LE, false) == self.machine.relative() && out.len() < MAX_RELOCS {
+                        out.push((r.r_offset.get(LE), r.r_addend.get(LE).cast_unsigned()));
                     }
                 }
                 out.len() < MAX_RELOCS

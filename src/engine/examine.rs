@@ -3,11 +3,11 @@
 
 use serde::Serialize;
 
-use crate::engine::discover::{self, DiscoverError, Engine, Module};
-use crate::engine::elf::Machine;
-use crate::engine::ladder::{How, Ladder, ProbePoint, Rung};
+use crate::engine::discover::{self, DiscoverError, DiscoveredEngine, EngineModule};
+use crate::engine::elf::ElfMachine;
+use crate::engine::ladder::{Ladder, ProbePoint, Rung, RungMethod};
 use crate::engine::probes::Role;
-use crate::engine::prologue::{Choice, Cost};
+use crate::engine::prologue::{InsnHandling, ProbeOffset};
 use crate::engine::search::Launch;
 use crate::host::target;
 
@@ -18,47 +18,54 @@ pub enum Subject {
     Path(Launch),
 }
 
+/// Why there is nothing to examine, with the next step.
+#[derive(Debug, thiserror::Error)]
+enum SubjectError {
+    #[error("process {0} does not exist: give the PID of a running process")]
+    NoProcess(u32),
+    #[error(transparent)]
+    Discover(#[from] DiscoverError),
+}
+
 impl Subject {
-    fn engines(&self) -> Result<Vec<Engine>, String> {
+    fn engines(&self) -> Result<Vec<DiscoveredEngine>, SubjectError> {
         match self {
-            Subject::Pid(pid) if !target::alive(*pid) => {
-                Err(format!("process {pid} does not exist: give the PID of a running process"))
-            }
-            Subject::Pid(pid) => discover::of_pid(*pid).map_err(|e| e.to_string()),
-            Subject::Path(launch) => discover::of_launch(launch).map_err(|e: DiscoverError| e.to_string()),
+            Subject::Pid(pid) if !target::alive(*pid) => Err(SubjectError::NoProcess(*pid)),
+            Subject::Pid(pid) => Ok(discover::of_pid(*pid)?),
+            Subject::Path(launch) => Ok(discover::of_launch(launch)?),
         }
     }
 }
 
 #[derive(Debug, Serialize)]
-pub struct Target {
+pub struct ExaminedTarget {
     /// "process N" or the path.
     pub name: String,
     /// Arguments of `record` for this target.
     pub record: String,
-    pub engines: Vec<EngineFacts>,
+    pub engines: Vec<ExaminedEngine>,
     /// Why nothing was found, with the next step.
     pub error: Option<String>,
 }
 
 /// One of its engines.
 #[derive(Debug, Serialize)]
-pub struct EngineFacts {
+pub struct ExaminedEngine {
     /// Instruction set.
     pub machine: &'static str,
-    pub modules: Vec<ModuleFacts>,
+    pub modules: Vec<ExaminedModule>,
     pub tables: TableCounts,
     /// Offsets of the fields that are read, as found in this build.
     pub layout: String,
     pub roles: Vec<RoleFacts>,
     /// What cannot be recorded with this engine.
-    pub limits: Vec<Limit>,
+    pub limits: Vec<Limitation>,
     /// What the kernel does at the op probe, `None` without one.
     pub op_site: Option<SiteCost>,
 }
 
 #[derive(Debug, Serialize)]
-pub struct ModuleFacts {
+pub struct ExaminedModule {
     pub path: String,
     /// Empty if the file has none.
     pub build_id: String,
@@ -99,13 +106,13 @@ pub struct PointFacts {
     pub module: usize,
     /// File offset of the function, bytes.
     pub file_offset: u64,
-    pub entry: Site,
-    pub ret: Option<Site>,
+    pub entry: ProbeSite,
+    pub ret: Option<ProbeSite>,
 }
 
 /// Position of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Site {
+pub struct ProbeSite {
     /// Bytes from the function's first instruction.
     pub offset: u32,
     /// Mnemonic.
@@ -126,7 +133,7 @@ pub enum SiteCost {
 
 /// Something that cannot be recorded.
 #[derive(Debug, Serialize)]
-pub struct Limit {
+pub struct Limitation {
     /// Nothing can be recorded at op level.
     pub blocks_ops: bool,
     /// The engine is for another machine.
@@ -135,14 +142,14 @@ pub struct Limit {
     pub advice: String,
 }
 
-impl Limit {
-    fn new(blocks_ops: bool, what: &str, advice: &str) -> Limit {
-        Limit { blocks_ops, of_machine: false, what: what.to_owned(), advice: advice.to_owned() }
+impl Limitation {
+    fn new(blocks_ops: bool, what: &str, advice: &str) -> Limitation {
+        Limitation { blocks_ops, of_machine: false, what: what.to_owned(), advice: advice.to_owned() }
     }
 }
 
 /// Examines a target. The engines are returned as well, for trials that need them.
-pub fn examine(subject: &Subject) -> (Target, Vec<Engine>) {
+pub fn examine(subject: &Subject) -> (ExaminedTarget, Vec<DiscoveredEngine>) {
     let (name, record) = match subject {
         Subject::Pid(pid) => (format!("process {pid}"), format!("-p {pid}")),
         Subject::Path(launch) => {
@@ -153,16 +160,18 @@ pub fn examine(subject: &Subject) -> (Target, Vec<Engine>) {
     match subject.engines() {
         Ok(engines) => {
             let facts = engines.iter().map(facts).collect();
-            (Target { name, record, engines: facts, error: None }, engines)
+            (ExaminedTarget { name, record, engines: facts, error: None }, engines)
         }
-        Err(error) => (Target { name, record, engines: Vec::new(), error: Some(error) }, Vec::new()),
+        Err(error) => {
+            (ExaminedTarget { name, record, engines: Vec::new(), error: Some(error.to_string()) }, Vec::new())
+        }
     }
 }
 
-fn facts(e: &Engine) -> EngineFacts {
+fn facts(e: &DiscoveredEngine) -> ExaminedEngine {
     let ladder = Ladder::of(e);
     let op = ladder.op.first().and_then(|r| r.points.first());
-    EngineFacts {
+    ExaminedEngine {
         machine: e.machine.name(),
         modules: e.modules.iter().map(module).collect(),
         tables: TableCounts {
@@ -186,9 +195,9 @@ fn facts(e: &Engine) -> EngineFacts {
     }
 }
 
-fn module(m: &Module) -> ModuleFacts {
+fn module(m: &EngineModule) -> ExaminedModule {
     let roles = [("llama", m.roles.llama), ("base", m.roles.base), ("cpu", m.roles.cpu)];
-    ModuleFacts {
+    ExaminedModule {
         path: m.path_in_target.display().to_string(),
         build_id: m.build_id.clone(),
         roles: roles.iter().filter(|r| r.1).map(|r| r.0).collect(),
@@ -196,16 +205,16 @@ fn module(m: &Module) -> ModuleFacts {
     }
 }
 
-fn rung(e: &Engine, r: &Rung) -> RungFacts {
+fn rung(e: &DiscoveredEngine, r: &Rung) -> RungFacts {
     let how = match r.how {
-        How::Symbols => "symbols",
-        How::Vtable => "vtable",
-        How::Interval => "interval",
+        RungMethod::Symbols => "symbols",
+        RungMethod::Vtable => "vtable",
+        RungMethod::Interval => "interval",
     };
     RungFacts { name: r.name, how, points: r.points.iter().map(|p| point(e, p)).collect() }
 }
 
-fn point(e: &Engine, p: &ProbePoint) -> PointFacts {
+fn point(e: &DiscoveredEngine, p: &ProbePoint) -> PointFacts {
     let module = e.modules.get(p.module);
     PointFacts {
         symbol: module.map_or(p.symbol.into(), |m| m.elf.name_of(p.symbol)).into_owned(),
@@ -216,27 +225,27 @@ fn point(e: &Engine, p: &ProbePoint) -> PointFacts {
     }
 }
 
-fn site(c: &Choice) -> Site {
-    Site { offset: c.offset, instruction: c.insn.clone(), cost: site_cost(c.cost), why: c.why.clone() }
+fn site(c: &ProbeOffset) -> ProbeSite {
+    ProbeSite { offset: c.offset, instruction: c.insn.clone(), cost: site_cost(c.cost), why: c.why.clone() }
 }
 
-fn site_cost(c: Cost) -> SiteCost {
+fn site_cost(c: InsnHandling) -> SiteCost {
     match c {
-        Cost::Nop5 => SiteCost::Nop5,
-        Cost::Emulated => SiteCost::Emulated,
-        Cost::SingleStepped => SiteCost::SingleStepped,
+        InsnHandling::Nop5 => SiteCost::Nop5,
+        InsnHandling::Emulated => SiteCost::Emulated,
+        InsnHandling::SingleStepped => SiteCost::SingleStepped,
     }
 }
 
-fn limits(e: &Engine, ladder: &Ladder) -> Vec<Limit> {
+fn limits(e: &DiscoveredEngine, ladder: &Ladder) -> Vec<Limitation> {
     let mut out = Vec::new();
-    if let Some(host) = Machine::host().filter(|h| *h != e.machine) {
+    if let Some(host) = ElfMachine::host().filter(|h| *h != e.machine) {
         let what = format!("it is for {}, this machine is {}", e.machine.name(), host.name());
         let advice = format!("record on an {} machine", e.machine.name());
-        out.push(Limit { of_machine: true, ..Limit::new(true, &what, &advice) });
+        out.push(Limitation { of_machine: true, ..Limitation::new(true, &what, &advice) });
     }
     if ladder.cpu_graph.is_empty() {
-        out.push(Limit::new(
+        out.push(Limitation::new(
             true,
             "graphs on the CPU: no file has ggml_graph_compute",
             "give the directory or process that also has the CPU part of GGML",
@@ -251,27 +260,27 @@ fn limits(e: &Engine, ladder: &Ladder) -> Vec<Limit> {
             }
             false => "use a release since 2024-12, built without link-time optimisation; --level graph works",
         };
-        out.push(Limit::new(true, tried, advice));
+        out.push(Limitation::new(true, tried, advice));
     }
     if ladder.token.is_empty() {
         let what = "tokens: no llama_process, llama_decode or llama_encode (GGML without llama.cpp)";
-        out.push(Limit::new(false, what, "graphs are counted as tokens"));
+        out.push(Limitation::new(false, what, "graphs are counted as tokens"));
     }
     if ladder.graph.is_empty() {
         let what = "scheduler graphs: no ggml_backend_sched_graph_compute_async";
-        out.push(Limit::new(false, what, "graphs on the CPU are still recorded"));
+        out.push(Limitation::new(false, what, "graphs on the CPU are still recorded"));
     }
     if ladder.split.is_empty() {
-        out.push(Limit::new(
+        out.push(Limitation::new(
             false,
             "splits by backend: no function to probe",
             "work outside the CPU is not distinguished",
         ));
     }
-    let interval_only = ladder.op_end.first().is_some_and(|r| r.how == How::Interval);
+    let interval_only = ladder.op_end.first().is_some_and(|r| r.how == RungMethod::Interval);
     if interval_only {
         let what = "barrier waits: no ggml_barrier, an op ends when the next one starts";
-        out.push(Limit::new(false, what, "op times are wall times that include waiting"));
+        out.push(Limitation::new(false, what, "op times are wall times that include waiting"));
     }
     out
 }

@@ -1,11 +1,13 @@
 //! Whether a function starts at an address of a file: from its symbols, and from the exception handling table,
 //! which stripping keeps.
 
+use object::LittleEndian;
+use object::elf::{PT_GNU_EH_FRAME, ProgramHeader64};
+
 use crate::engine::elf::ElfFile;
 
-/// PT_GNU_EH_FRAME, and the size of an ELF-64 program header in bytes.
-const EH_FRAME: u32 = 0x6474_e550;
-const PROGRAM_HEADER: u64 = 56;
+/// Bytes of a program header.
+const PROGRAM_HEADER: u64 = size_of::<ProgramHeader64<LittleEndian>>() as u64;
 /// Maximum number of program headers read.
 const MOST: u64 = 64;
 /// The form in which all linkers write the table of `.eh_frame_hdr`: pairs of 32-bit distances from its own start
@@ -52,7 +54,7 @@ fn table(elf: &ElfFile) -> Option<u64> {
     let count = u64::from(u16_at(elf, head.checked_add(56)?)?).min(MOST);
     let header = (0..count)
         .filter_map(|i| head.checked_add(headers)?.checked_add(i * PROGRAM_HEADER))
-        .find(|&at| u32_at(elf, at) == Some(EH_FRAME))?;
+        .find(|&at| u32_at(elf, at) == Some(PT_GNU_EH_FRAME.0))?;
     let table = u64::from_le_bytes(*elf.bytes_at(header.checked_add(16)?, 8).first_chunk()?);
     (elf.bytes_at(table, 4).first_chunk() == Some(&ENCODINGS)).then_some(table)
 }

@@ -3,10 +3,11 @@
 //! These are only candidates: compilers inline exported functions, and then a probe attaches but never fires. The
 //! code that attaches them compares hits with what the graph predicts, and takes the next rung if one is silent.
 
-use crate::engine::discover::{Engine, Module};
-use crate::engine::elf::{ElfFile, Machine, Symbol};
+use crate::engine::discover::{DiscoveredEngine, EngineModule};
+use crate::engine::elf::{ElfFile, ElfMachine, Symbol};
+use crate::engine::enqueue;
 use crate::engine::probes::{PHASES, Role, WAITS};
-use crate::engine::prologue::{self, Choice, Need};
+use crate::engine::prologue::{self, Need, ProbeOffset};
 
 /// Functions that compute fused ops and so bypass the op probe; a fused op is `(params, first node, second node)`.
 pub const FUSED: [&str; 1] = ["ggml_compute_forward_rms_norm_mul_fused"];
@@ -17,7 +18,7 @@ const MAX_CODE: u64 = 1 << 16;
 
 /// How a `llama_batch` is passed to its function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Batch {
+pub enum BatchPassing {
     /// A copy on the caller's stack, this many bytes above the stack pointer at the entry.
     Stack(u32),
     /// A pointer to a copy in the argument register of this index.
@@ -28,17 +29,19 @@ pub enum Batch {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbePoint {
     pub symbol: &'static str,
-    /// Index into [`Engine::modules`].
+    /// Index into [`DiscoveredEngine::modules`].
     pub module: usize,
     /// File offset of the function's first byte; the probe is placed at this plus the choice's offset.
     pub sym_file_offset: u64,
-    pub entry: Choice,
+    pub entry: ProbeOffset,
     /// Where a return probe may be placed, `None` if the return has no meaning.
-    pub ret: Option<Choice>,
+    pub ret: Option<ProbeOffset>,
+    /// Bytes from the function's first to another instruction that runs once per call.
+    pub marker: Option<u32>,
     /// Integer arguments in registers at `entry`.
     pub n_args: u8,
     /// Where the batch is at `entry`, for functions that take one.
-    pub batch: Option<Batch>,
+    pub batch: Option<BatchPassing>,
 }
 
 impl ProbePoint {
@@ -55,12 +58,12 @@ impl ProbePoint {
 
 /// How a rung gets its events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum RungMethod {
     /// Probes on `points`.
     Symbols,
     /// The pointer at `graph_compute_off` of a live `ggml_backend`, translated to file and offset through the maps.
     Vtable,
-    /// No probe of its own: the next op of the thread, or the end of the graph, ends an op.
+    /// No separate probe: the next op of the thread, or the end of the graph, ends an op.
     Interval,
 }
 
@@ -69,7 +72,7 @@ pub enum How {
 pub struct Rung {
     /// Name for the trace header and messages.
     pub name: &'static str,
-    pub how: How,
+    pub how: RungMethod,
     pub points: Vec<ProbePoint>,
 }
 
@@ -85,6 +88,8 @@ pub struct Ladder {
     pub cpu_graph: Vec<Rung>,
     pub op: Vec<Rung>,
     pub op_end: Vec<Rung>,
+    /// A node that a device backend enqueues.
+    pub node: Vec<Rung>,
     /// Calls that form a phase.
     pub phase: Vec<Rung>,
     /// Calls that wait for a device. Empty if the engine has no device: nothing waits then.
@@ -92,7 +97,7 @@ pub struct Ladder {
 }
 
 /// What a function's declaration says about it.
-struct Function {
+struct FunctionDecl {
     symbol: &'static str,
     args: u8,
     takes_batch: bool,
@@ -102,28 +107,28 @@ struct Function {
     by_stack: bool,
 }
 
-const fn function(symbol: &'static str, args: u8, takes_batch: bool, returns: bool) -> Function {
-    Function { symbol, args, takes_batch, returns, by_stack: args == 0 }
+const fn function(symbol: &'static str, args: u8, takes_batch: bool, returns: bool) -> FunctionDecl {
+    FunctionDecl { symbol, args, takes_batch, returns, by_stack: args == 0 }
 }
 
-const fn waiting(symbol: &'static str) -> Function {
-    Function { by_stack: true, ..function(symbol, 1, false, true) }
+const fn waiting(symbol: &'static str) -> FunctionDecl {
+    FunctionDecl { by_stack: true, ..function(symbol, 1, false, true) }
 }
 
-const TOKEN_FUNCTIONS: [Function; 3] = [
+const TOKEN_FUNCTIONS: [FunctionDecl; 3] = [
     // The third argument is an object whose layout varies, so it is not read.
     function(TOKEN[0], 2, false, true),
     function(TOKEN[1], 1, true, true),
     function(TOKEN[2], 1, true, true),
 ];
-const GRAPH: Function = function("ggml_backend_sched_graph_compute_async", 2, false, true);
-const SPLIT: Function = function("ggml_backend_graph_compute_async", 2, false, true);
-const CPU_GRAPH: Function = function("ggml_graph_compute", 2, false, true);
-const OP: Function = function("ggml_compute_forward", 2, false, true);
+const GRAPH: FunctionDecl = function("ggml_backend_sched_graph_compute_async", 2, false, true);
+const SPLIT: FunctionDecl = function("ggml_backend_graph_compute_async", 2, false, true);
+const CPU_GRAPH: FunctionDecl = function("ggml_graph_compute", 2, false, true);
+const OP: FunctionDecl = function("ggml_compute_forward", 2, false, true);
 /// Returns before the op has run unless a special kernel handled it, so its return has no meaning.
-const OP_EXTRA: Function = function("ggml_cpu_extra_compute_forward", 2, false, false);
-const OP_FUSED: Function = function(FUSED[0], 3, false, true);
-const BARRIER: Function = function("ggml_barrier", 1, false, false);
+const OP_EXTRA: FunctionDecl = function("ggml_cpu_extra_compute_forward", 2, false, false);
+const OP_FUSED: FunctionDecl = function(FUSED[0], 3, false, true);
+const BARRIER: FunctionDecl = function("ggml_barrier", 1, false, false);
 
 /// All functions that a rung may use, so that a file's tables are read only once for all of them.
 pub fn names() -> impl Iterator<Item = &'static str> {
@@ -143,27 +148,28 @@ impl Ladder {
             Role::CpuGraph => &self.cpu_graph,
             Role::Op => &self.op,
             Role::OpEnd => &self.op_end,
+            Role::Node => &self.node,
             Role::Phase => &self.phase,
             Role::Wait => &self.wait,
         }
     }
 
     /// The candidates found in the engine's files.
-    pub fn of(engine: &Engine) -> Ladder {
-        let all = |_: &Module| true;
-        let cpu = |m: &Module| m.roles.cpu;
-        let rung = |name, functions: &[&Function], pick: &dyn Fn(&Module) -> bool| {
+    pub fn of(engine: &DiscoveredEngine) -> Ladder {
+        let all = |_: &EngineModule| true;
+        let cpu = |m: &EngineModule| m.roles.cpu;
+        let rung = |name, functions: &[&FunctionDecl], pick: &dyn Fn(&EngineModule) -> bool| {
             let points = points(engine, functions, pick);
-            (!points.is_empty()).then_some(Rung { name, how: How::Symbols, points })
+            (!points.is_empty()).then_some(Rung { name, how: RungMethod::Symbols, points })
         };
         // A rung without its main function is not a rung, even if the fused ones exist.
-        let op = |name, main: &Function| {
+        let op = |name, main: &FunctionDecl| {
             points(engine, &[main], &cpu).first()?;
             rung(name, &[main, &OP_FUSED], &cpu)
         };
-        let tokens: Vec<&Function> = TOKEN_FUNCTIONS.iter().collect();
-        let vtable = Rung { name: "backend vtable", how: How::Vtable, points: Vec::new() };
-        let interval = Rung { name: "interval", how: How::Interval, points: Vec::new() };
+        let tokens: Vec<&FunctionDecl> = TOKEN_FUNCTIONS.iter().collect();
+        let vtable = Rung { name: "backend vtable", how: RungMethod::Vtable, points: Vec::new() };
+        let interval = Rung { name: "interval", how: RungMethod::Interval, points: Vec::new() };
         let has_vtable = engine.layout.graph_compute_off.is_some();
         let ops: Vec<Rung> =
             [op("ggml_compute_forward", &OP), op("ggml_cpu_extra_compute_forward", &OP_EXTRA)]
@@ -172,9 +178,9 @@ impl Ladder {
                 .collect();
         // Only the stack pointer is read.
         let phases = PHASES.iter().flat_map(|p| p.functions).map(|f| function(f, 0, false, true));
-        let phases: Vec<Function> = phases.collect();
+        let phases: Vec<FunctionDecl> = phases.collect();
         // The object waited for, and the stack pointer to identify the call.
-        let waits: Vec<Function> = WAITS.iter().map(|w| waiting(w.function)).collect();
+        let waits: Vec<FunctionDecl> = WAITS.iter().map(|w| waiting(w.function)).collect();
         let devices = engine.modules.iter().any(|m| m.roles.drives);
         let wait = rung("ggml_backend_synchronize", &waits.iter().collect::<Vec<_>>(), &all);
         let barrier = rung("ggml_barrier", &[&BARRIER], &cpu);
@@ -186,6 +192,7 @@ impl Ladder {
                 .chain(has_vtable.then_some(vtable))
                 .collect(),
             cpu_graph: rung("ggml_graph_compute", &[&CPU_GRAPH], &cpu).into_iter().collect(),
+            node: enqueue::rung(engine).into_iter().collect(),
             wait: wait.filter(|_| devices).into_iter().collect(),
             phase: rung("llama.h", &phases.iter().collect::<Vec<_>>(), &all).into_iter().collect(),
             op_end: if ops.is_empty() { Vec::new() } else { barrier.into_iter().chain([interval]).collect() },
@@ -195,10 +202,14 @@ impl Ladder {
 }
 
 /// One point for each of the functions in each module that has it.
-fn points(engine: &Engine, functions: &[&Function], pick: &dyn Fn(&Module) -> bool) -> Vec<ProbePoint> {
+fn points(
+    engine: &DiscoveredEngine,
+    functions: &[&FunctionDecl],
+    pick: &dyn Fn(&EngineModule) -> bool,
+) -> Vec<ProbePoint> {
     let names: Vec<&str> = functions.iter().map(|f| f.symbol).collect();
     let mut out = Vec::new();
-    let named = |m: &Module| m.roles.has_names() && pick(m);
+    let named = |m: &EngineModule| m.roles.has_names() && pick(m);
     for (index, module) in engine.modules.iter().enumerate().filter(|(_, m)| named(m)) {
         let mut found = vec![None; names.len()];
         module.elf.find_into(&names, &mut found);
@@ -211,14 +222,14 @@ fn points(engine: &Engine, functions: &[&Function], pick: &dyn Fn(&Module) -> bo
 
 /// Where the batch is at the entry of a function that takes `(ctx, batch)`: its 56 to 72 bytes are passed in
 /// memory, on x86-64 above the return address, on arm64 by a pointer in the second register.
-const fn batch_passing(machine: Machine) -> Batch {
+const fn batch_passing(machine: ElfMachine) -> BatchPassing {
     match machine {
-        Machine::X86_64 => Batch::Stack(8),
-        Machine::Aarch64 => Batch::Pointer(1),
+        ElfMachine::X86_64 => BatchPassing::Stack(8),
+        ElfMachine::Aarch64 => BatchPassing::Pointer(1),
     }
 }
 
-fn point(elf: &ElfFile, module: usize, f: &Function, sym: Symbol) -> Option<ProbePoint> {
+fn point(elf: &ElfFile, module: usize, f: &FunctionDecl, sym: Symbol) -> Option<ProbePoint> {
     if !sym.function {
         return None;
     }
@@ -228,16 +239,20 @@ fn point(elf: &ElfFile, module: usize, f: &Function, sym: Symbol) -> Option<Prob
     let code = elf.bytes_at(sym.vaddr, len as usize);
     let batch = f.takes_batch.then_some(batch_passing(elf.machine));
     let n_args = match batch {
-        Some(Batch::Pointer(arg)) => f.args.max(arg + 1),
+        Some(BatchPassing::Pointer(arg)) => f.args.max(arg + 1),
         _ => f.args,
     };
-    let need = Need { args: n_args, stack: f.by_stack || matches!(batch, Some(Batch::Stack(_))) };
+    let need = Need { args: n_args, stack: f.by_stack || matches!(batch, Some(BatchPassing::Stack(_))) };
+    let entry = prologue::entry(elf.machine, &code, need);
+    let ret = f.returns.then(|| prologue::ret(elf.machine, &code));
+    let probed = [entry.offset, ret.as_ref().map_or(0, |ret| ret.offset)];
     Some(ProbePoint {
         symbol: f.symbol,
         module,
         sym_file_offset,
-        entry: prologue::entry(elf.machine, &code, need),
-        ret: f.returns.then(|| prologue::ret(elf.machine, &code)),
+        marker: prologue::other(elf.machine, &code, &probed),
+        entry,
+        ret,
         n_args,
         batch,
     })

@@ -6,8 +6,8 @@
 
 use std::fmt;
 
-use crate::engine::elf::{ElfFile, Machine};
-use crate::engine::prologue::{self, What, arm64, x86};
+use crate::engine::elf::{ElfFile, ElfMachine};
+use crate::engine::prologue::{self, InsnEffect, arm64, x86};
 
 /// Offsets in bytes from the start of each struct.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,7 +153,7 @@ impl Layout {
     /// Reads the layout from the file with GGML's base code. `exports` says whether any module of the engine has a
     /// function of this name: some fields were added together with functions.
     pub fn read(base: &ElfFile, exports: &dyn Fn(&str) -> bool) -> Result<Layout, LayoutError> {
-        let code = Code { elf: base };
+        let code = CodeReader { elf: base };
         let name = code.need("ggml_get_name", lea)?;
         let data = code.need("ggml_get_data", load)?;
         let overhead = code.need("ggml_tensor_overhead", immediate)?;
@@ -180,7 +180,7 @@ impl Layout {
         let has_guid = code.read("ggml_backend_guid", load) == Some(0);
         let dispatch = code.read("ggml_backend_graph_compute_async", indirect);
         let dispatch = dispatch.and_then(|v| u32::try_from(v).ok()).filter(|v| GRAPH_COMPUTE.contains(v));
-        let later = Later {
+        let later = LaterFields {
             // The pool was added to the params together with its constructor.
             pool: (era.ith == 0 && exports("ggml_threadpool_new")).then_some(24),
             // The field was added to the graph together with the function that numbers graphs.
@@ -196,11 +196,11 @@ impl Layout {
         let [.., newest] = &ERAS;
         let [.., graph_compute] = GRAPH_COMPUTE;
         let later =
-            Later { pool: Some(24), uid: Some(88), guid: Some(0), graph_compute: Some(graph_compute) };
+            LaterFields { pool: Some(24), uid: Some(88), guid: Some(0), graph_compute: Some(graph_compute) };
         Layout::of(newest, newest.size, later)
     }
 
-    fn of(era: &Era, size: u32, later: Later) -> Layout {
+    fn of(era: &Era, size: u32, later: LaterFields) -> Layout {
         Layout {
             tensor_size: size,
             type_off: 0,
@@ -231,7 +231,7 @@ impl Layout {
 }
 
 /// Fields added between eras.
-struct Later {
+struct LaterFields {
     pool: Option<u32>,
     uid: Option<u32>,
     guid: Option<u32>,
@@ -275,7 +275,7 @@ enum Access {
     Result(i64),
 }
 
-type Pick = fn(&[Access]) -> Option<i64>;
+type AccessPicker = fn(&[Access]) -> Option<i64>;
 
 fn lea(a: &[Access]) -> Option<i64> {
     a.iter().rev().find_map(|a| if let Access::Address(d) = a { Some(*d) } else { None })
@@ -313,17 +313,17 @@ fn against(a: &[Access]) -> Option<i64> {
 
 /// Numbers of the ops UNARY and GLU that the code compares with, if readable: a check of the name tables.
 pub fn op_numbers(base: &ElfFile) -> [(&'static str, Option<i64>); 2] {
-    let code = Code { elf: base };
+    let code = CodeReader { elf: base };
     [("UNARY", code.read("ggml_get_unary_op", against)), ("GLU", code.read("ggml_get_glu_op", against))]
 }
 
-struct Code<'a> {
+struct CodeReader<'a> {
     elf: &'a ElfFile,
 }
 
-impl Code<'_> {
+impl CodeReader<'_> {
     /// The offset in an accessor, or why the layout cannot be read.
-    fn need(&self, symbol: &'static str, pick: Pick) -> Result<u32, LayoutError> {
+    fn need(&self, symbol: &'static str, pick: AccessPicker) -> Result<u32, LayoutError> {
         let (path, name) = (|| self.elf.path().to_owned(), || self.elf.name_of(symbol).into_owned());
         let Some(accesses) = self.accesses(symbol) else {
             return Err(LayoutError::NoAccessor { path: path(), symbol: name() });
@@ -332,7 +332,7 @@ impl Code<'_> {
         offset.ok_or_else(|| LayoutError::Undecoded { path: path(), symbol: name() })
     }
 
-    fn read(&self, symbol: &'static str, pick: Pick) -> Option<i64> {
+    fn read(&self, symbol: &'static str, pick: AccessPicker) -> Option<i64> {
         self.accesses(symbol).and_then(|a| pick(&a))
     }
 
@@ -351,7 +351,7 @@ impl Code<'_> {
         &self,
         field: &'static str,
         symbol: &'static str,
-        pick: Pick,
+        pick: AccessPicker,
         want: u32,
     ) -> Result<(), LayoutError> {
         match self.read(symbol, pick) {
@@ -369,13 +369,13 @@ impl Code<'_> {
         let sym = found.filter(|s| s.function)?;
         let len = if sym.size == 0 { 96 } else { sym.size.min(96) } as usize;
         let code = self.elf.bytes_at(sym.vaddr, len);
-        Some(Walk::new(self.elf.machine).run(&code))
+        Some(ArgumentWalk::new(self.elf.machine).run(&code))
     }
 }
 
 /// Which registers and stack slots hold the first argument, while stepping through an accessor.
-struct Walk {
-    machine: Machine,
+struct ArgumentWalk {
+    machine: ElfMachine,
     /// One bit per register that holds the argument.
     holds: u32,
     /// Register loaded from the struct, and the offset, for jumps through it.
@@ -387,9 +387,9 @@ struct Walk {
 
 const MAX_STEPS: usize = 16;
 
-impl Walk {
-    fn new(machine: Machine) -> Walk {
-        Walk {
+impl ArgumentWalk {
+    fn new(machine: ElfMachine) -> ArgumentWalk {
+        ArgumentWalk {
             machine,
             holds: prologue::arg_registers(machine, 1),
             loaded: None,
@@ -406,7 +406,7 @@ impl Walk {
             };
             self.step(insn.what, insn.writes);
             at += insn.len;
-            let goes_on = matches!(insn.what, What::Jump { conditional: true, .. });
+            let goes_on = matches!(insn.what, InsnEffect::Jump { conditional: true, .. });
             if insn.ends_block() && !goes_on {
                 break;
             }
@@ -414,46 +414,48 @@ impl Walk {
         self.out
     }
 
-    fn step(&mut self, what: What, writes: u32) {
-        let result = 1u32 << if self.machine == Machine::X86_64 { x86::RAX } else { 0 };
+    fn step(&mut self, what: InsnEffect, writes: u32) {
+        let result = 1u32 << if self.machine == ElfMachine::X86_64 { x86::RAX } else { 0 };
         let stack = |base: u8| match self.machine {
-            Machine::X86_64 => base == x86::RBP || base == x86::RSP,
-            Machine::Aarch64 => base == arm64::SP || base == 29,
+            ElfMachine::X86_64 => base == x86::RBP || base == x86::RSP,
+            ElfMachine::Aarch64 => base == arm64::SP || base == 29,
         };
         let holds = |r: u8| self.holds >> r & 1 == 1;
         // Registers that hold the argument after this instruction, in addition to those it does not write.
         let mut gains = 0u32;
         let mut loaded = None;
         match what {
-            What::Lea { dst, base: Some(base), disp } if holds(base) => {
+            InsnEffect::Lea { dst, base: Some(base), disp } if holds(base) => {
                 self.out.push(Access::Address(disp));
                 gains |= if disp == 0 { 1 << dst } else { 0 };
             }
-            What::Load { base: Some(base), disp, dst, .. } if holds(base) => {
+            InsnEffect::Load { base: Some(base), disp, dst, .. } if holds(base) => {
                 self.out.push(Access::Load(disp));
                 loaded = Some((dst, disp));
             }
-            What::Load { base: Some(base), disp, dst, width: 8 } if self.slot == Some((base, disp)) => {
+            InsnEffect::Load { base: Some(base), disp, dst, width: 8 } if self.slot == Some((base, disp)) => {
                 gains |= 1 << dst
             }
-            What::Store { src, base: Some(base), disp } if holds(src) && stack(base) => {
+            InsnEffect::Store { src, base: Some(base), disp } if holds(src) && stack(base) => {
                 self.slot = Some((base, disp))
             }
-            What::CmpMem { base: Some(base), disp, imm } if holds(base) => {
+            InsnEffect::CmpMem { base: Some(base), disp, imm } if holds(base) => {
                 self.out.extend([Access::Compare(disp), Access::Against(imm)]);
             }
-            What::CmpImm { reg, imm } if self.loaded.is_some_and(|l| l.0 == reg) => {
+            InsnEffect::CmpImm { reg, imm } if self.loaded.is_some_and(|l| l.0 == reg) => {
                 self.out.push(Access::Against(imm));
             }
-            What::JumpMem { base: Some(base), disp } if holds(base) => self.out.push(Access::Through(disp)),
-            What::JumpReg { reg } => {
+            InsnEffect::JumpMem { base: Some(base), disp } if holds(base) => {
+                self.out.push(Access::Through(disp))
+            }
+            InsnEffect::JumpReg { reg } => {
                 if let Some((_, disp)) = self.loaded.filter(|l| l.0 == reg) {
                     self.out.push(Access::Through(disp));
                 }
             }
-            What::MovImm { dst, imm } if result == 1 << dst => self.out.push(Access::Result(imm)),
-            What::Copy { dst, src } if holds(src) => gains |= 1 << dst,
-            What::Copy { dst, src } => loaded = self.loaded.filter(|l| l.0 == src).map(|l| (dst, l.1)),
+            InsnEffect::MovImm { dst, imm } if result == 1 << dst => self.out.push(Access::Result(imm)),
+            InsnEffect::Copy { dst, src } if holds(src) => gains |= 1 << dst,
+            InsnEffect::Copy { dst, src } => loaded = self.loaded.filter(|l| l.0 == src).map(|l| (dst, l.1)),
             _ => {}
         }
         self.holds = (self.holds & !writes) | gains;

@@ -7,6 +7,7 @@ pub(crate) mod backends;
 mod beside;
 pub mod discover;
 pub mod elf;
+pub mod enqueue;
 pub mod examine;
 mod functions;
 pub mod ladder;

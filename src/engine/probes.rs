@@ -1,7 +1,7 @@
 //! What is probed: the roles of an engine's functions, the programs that run there, and the functions that start a
 //! phase or wait for a device.
 
-pub const ROLES: usize = 8;
+pub const ROLES: usize = 9;
 
 /// What a rung observes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub enum Role {
     CpuGraph,
     Op,
     OpEnd,
+    /// A device backend enqueues a node.
+    Node,
     Phase,
     /// The program waits for a device.
     Wait,
@@ -22,6 +24,7 @@ impl Role {
     pub const ALL: [Role; ROLES] = [
         Role::OpEnd,
         Role::Op,
+        Role::Node,
         Role::CpuGraph,
         Role::Split,
         Role::Graph,
@@ -39,6 +42,7 @@ impl Role {
             Role::CpuGraph => "cpu-graph",
             Role::Op => "op",
             Role::OpEnd => "op-end",
+            Role::Node => "node",
             Role::Phase => "phase",
             Role::Wait => "wait",
         }
@@ -67,6 +71,7 @@ pub enum Prog {
     SchedExit,
     SplitEnter,
     SplitExit,
+    NodeEnter,
     GraphEnter,
     GraphExit,
     Op,
@@ -86,7 +91,7 @@ pub enum Prog {
 }
 
 impl Prog {
-    pub const ALL: [Prog; 24] = [
+    pub const ALL: [Prog; 25] = [
         Prog::TokenProcess,
         Prog::TokenDecode,
         Prog::TokenEncode,
@@ -95,6 +100,7 @@ impl Prog {
         Prog::SchedExit,
         Prog::SplitEnter,
         Prog::SplitExit,
+        Prog::NodeEnter,
         Prog::GraphEnter,
         Prog::GraphExit,
         Prog::Op,
@@ -129,18 +135,18 @@ impl Prog {
 }
 
 /// A phase: its name in the trace, the program at its entries, its functions (llama.h; a release has some of them).
-pub struct Phase {
+pub struct PhaseDef {
     pub name: &'static str,
     pub prog: Prog,
     pub functions: &'static [&'static str],
 }
 
-const fn phase(name: &'static str, prog: Prog, functions: &'static [&'static str]) -> Phase {
-    Phase { name, prog, functions }
+const fn phase(name: &'static str, prog: Prog, functions: &'static [&'static str]) -> PhaseDef {
+    PhaseDef { name, prog, functions }
 }
 
 /// All phases, in the order of `enum ev_what`.
-pub const PHASES: [Phase; 4] = [
+pub const PHASES: [PhaseDef; 4] = [
     phase("tokenize", Prog::Tokenize, &["llama_tokenize"]),
     phase("detokenize", Prog::Detokenize, &["llama_token_to_piece", "llama_detokenize"]),
     phase(
@@ -164,17 +170,17 @@ pub fn of_phase(function: &str) -> Prog {
 }
 
 /// A function that waits (ggml-backend.h, llama.h), and the program at its entries.
-pub struct Wait {
+pub struct WaitFunction {
     pub function: &'static str,
     pub prog: Prog,
 }
 
 /// All waiting functions, in the order of `enum ev_waits`.
-pub const WAITS: [Wait; 4] = [
-    Wait { function: "ggml_backend_synchronize", prog: Prog::WaitBackend },
-    Wait { function: "ggml_backend_sched_synchronize", prog: Prog::WaitSched },
-    Wait { function: "llama_synchronize", prog: Prog::WaitContext },
-    Wait { function: "ggml_backend_tensor_get", prog: Prog::WaitRead },
+pub const WAITS: [WaitFunction; 4] = [
+    WaitFunction { function: "ggml_backend_synchronize", prog: Prog::WaitBackend },
+    WaitFunction { function: "ggml_backend_sched_synchronize", prog: Prog::WaitSched },
+    WaitFunction { function: "llama_synchronize", prog: Prog::WaitContext },
+    WaitFunction { function: "ggml_backend_tensor_get", prog: Prog::WaitRead },
 ];
 
 /// The program at the entries of a waiting function.

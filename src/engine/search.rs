@@ -105,7 +105,7 @@ const SHARED_DIRS: [&str; 12] = [
 
 /// The files found.
 #[derive(Debug, Default)]
-pub struct Files {
+pub struct FoundFiles {
     /// The program, its dependencies, then the shared objects next to them; paths without links, each only once.
     pub found: Vec<PathBuf>,
     /// Names of libraries that are needed and were not found.
@@ -114,7 +114,7 @@ pub struct Files {
 
 /// Finds all files. `open` reads the dependencies of one file. Ends early, as `budget` then shows, if there are too
 /// many names to look up.
-pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>, budget: &Budget) -> Files {
+pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>, budget: &Budget) -> FoundFiles {
     let root = &launch.root;
     let (mut order, mut missing) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
@@ -157,7 +157,7 @@ pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>, budget: &
     // A library next to the others is not missing: its own program knows where to find it.
     let names: HashSet<_> = order.iter().filter_map(|p: &PathBuf| p.file_name()).collect();
     missing.retain(|name| !names.contains(std::ffi::OsStr::new(name)));
-    Files { found: order, missing }
+    FoundFiles { found: order, missing }
 }
 
 /// Whether the directory's other files do not belong to the program; the path is as the program sees it.

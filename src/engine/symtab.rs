@@ -6,6 +6,9 @@
 
 use std::ffi::CStr;
 
+use object::elf::{SHN_UNDEF, STB_LOCAL, STT_FUNC, STT_OBJECT, Sym64};
+use object::{LittleEndian as LE, pod};
+
 use crate::host::pages::Pages;
 
 /// Maximum number of symbols read from one table.
@@ -19,8 +22,10 @@ const MAX_NAME: usize = 4096;
 /// Longest prefix of a name that is reported, in bytes, and maximum number of functions with a prefix.
 pub const MAX_PREFIX: usize = 32;
 const MAX_PREFIXED: usize = 256;
+/// Longest name that is found by a part of it, in bytes.
+const MAX_LONG: usize = 1024;
 /// Bytes of a symbol.
-pub const SYM_SIZE: usize = 24;
+pub const SYM_SIZE: usize = size_of::<Sym64<LE>>();
 
 /// A defined symbol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,8 +55,7 @@ pub fn find(pages: &Pages, table: SymTab, names: &[&str], each: &mut dyn FnMut(u
     }
     let syms = (table.syms.0, table.syms.1.min(MAX_SYMBOLS * SYM_SIZE as u64));
     pages.pieces(syms, SYM_SIZE, 0, &mut |_, bytes| {
-        for entry in bytes.as_chunks::<SYM_SIZE>().0 {
-            let Some((at, symbol)) = parse(entry) else { continue };
+        for (at, symbol) in symbols(bytes) {
             if let Ok(place) = places.binary_search_by_key(&at, |p| p.0)
                 && let Some(&(_, name)) = places.get(place)
             {
@@ -70,7 +74,7 @@ pub fn prefixed(pages: &Pages, table: SymTab, names: &[&str], each: &mut dyn FnM
     let syms = (table.syms.0, table.syms.1.min(MAX_SYMBOLS * SYM_SIZE as u64));
     let mut left = if places.is_empty() { 0 } else { MAX_PREFIXED };
     pages.pieces(syms, SYM_SIZE, 0, &mut |_, bytes| {
-        for (at, symbol) in bytes.as_chunks::<SYM_SIZE>().0.iter().filter_map(parse) {
+        for (at, symbol) in symbols(bytes) {
             let next = places.get(places.partition_point(|p| p.0 <= at));
             let Some(&(place, name)) = next.filter(|p| symbol.function && (p.0 - at) as usize <= MAX_PREFIX)
             else {
@@ -91,29 +95,68 @@ pub fn prefixed(pages: &Pages, table: SymTab, names: &[&str], each: &mut dyn FnM
     });
 }
 
+/// Names in the table's strings that contain this text: some hundreds at most, and none longer than a kilobyte.
+pub fn containing(pages: &Pages, table: SymTab, text: &str) -> Vec<String> {
+    let text = text.as_bytes();
+    let strs = (table.strs.0, table.strs.1.min(MAX_STRINGS));
+    let mut out: Vec<(u64, String)> = Vec::new();
+    pages.pieces(strs, 1, 2 * MAX_LONG, &mut |at, bytes| {
+        let mut from = 0;
+        while let Some(found) =
+            bytes.get(from..).and_then(|rest| rest.windows(text.len()).position(|w| w == text))
+        {
+            let here = from + found;
+            let before = bytes.get(..here).and_then(|b| b.iter().rposition(|b| *b == 0)).map(|nul| nul + 1);
+            // A name without its beginning is whole in the piece before.
+            let start = before.or((at == 0).then_some(0)).unwrap_or(usize::MAX);
+            let end = bytes.get(here..).and_then(|b| b.iter().position(|b| *b == 0)).map(|len| here + len);
+            if let Some(name) =
+                end.and_then(|end| bytes.get(start..end)).filter(|name| name.len() <= MAX_LONG)
+                && let Ok(name) = std::str::from_utf8(name)
+            {
+                out.push((at.saturating_add(start as u64), name.to_owned()));
+            }
+            from = end.unwrap_or(here) + 1;
+        }
+        out.len() < MAX_PREFIXED
+    });
+    out.truncate(MAX_PREFIXED);
+    // Names where two pieces overlap were seen twice.
+    common::order::by_key(&mut out, |(at, _)| (*at, 0));
+    out.dedup_by_key(|(at, _)| *at);
+    out.into_iter().map(|(_, name)| name).collect()
+}
+
 /// Whether one of the table's symbols is a function that starts at this address.
 pub fn has_function(pages: &Pages, table: SymTab, vaddr: u64) -> bool {
     let syms = (table.syms.0, table.syms.1.min(MAX_SYMBOLS * SYM_SIZE as u64));
     let mut found = false;
     pages.pieces(syms, SYM_SIZE, 0, &mut |_, bytes| {
-        let mut symbols = bytes.as_chunks::<SYM_SIZE>().0.iter().filter_map(parse);
-        found = symbols.any(|(_, symbol)| symbol.function && symbol.vaddr == vaddr);
+        found = symbols(bytes).any(|(_, symbol)| symbol.function && symbol.vaddr == vaddr);
         !found
     });
     found
 }
 
-/// Offset of the name, and the symbol, if it is a function or an object defined in the file.
-fn parse(s: &[u8; SYM_SIZE]) -> Option<(u32, Symbol)> {
-    let kind = s[4] & 15;
-    let section = u16::from_le_bytes([s[6], s[7]]);
-    if section == 0 || !(kind == 1 || kind == 2) {
-        return None;
-    }
-    let (vaddr, size) = (s.get(8..)?.first_chunk()?, s.get(16..)?.first_chunk()?);
-    let (vaddr, size) = (u64::from_le_bytes(*vaddr), u64::from_le_bytes(*size));
-    let name = u32::from_le_bytes([s[0], s[1], s[2], s[3]]);
-    Some((name, Symbol { vaddr, size, function: kind == 2, global: s[4] >> 4 != 0 }))
+/// The complete entries of a table.
+pub fn entries<T: pod::Pod>(bytes: &[u8]) -> &[T] {
+    pod::slice_from_bytes(bytes, bytes.len() / size_of::<T>().max(1)).map_or(&[], |(entries, _)| entries)
+}
+
+/// Functions and objects that the file defines, each with the offset of its name.
+fn symbols(bytes: &[u8]) -> impl Iterator<Item = (u32, Symbol)> {
+    entries::<Sym64<LE>>(bytes)
+        .iter()
+        .filter(|s| s.st_shndx.get(LE) != SHN_UNDEF && [STT_OBJECT, STT_FUNC].contains(&s.st_type()))
+        .map(|s| {
+            let symbol = Symbol {
+                vaddr: s.st_value.get(LE),
+                size: s.st_size.get(LE),
+                function: s.st_type() == STT_FUNC,
+                global: s.st_bind() != STB_LOCAL,
+            };
+            (s.st_name.get(LE), symbol)
+        })
 }
 
 /// Names by their last two bytes, so that most strings are ruled out immediately.
@@ -232,6 +275,23 @@ mod tests {
         let strings = b"ggml_op_name\0".repeat(1 << 16);
         let (pages, table) = file(&strings, &[]);
         assert_eq!(places(&pages, table.strs, &["ggml_op_name"]).0.len(), MAX_PLACES);
+    }
+
+    #[test]
+    fn names_are_found_by_a_part_of_them() {
+        let of = |strings: &[u8]| {
+            let (pages, table) = file(strings, &[]);
+            containing(&pages, table, "build_graph")
+        };
+        assert_eq!(of(b"\0_Z3build_graphi\0other\0build_graph\0"), ["_Z3build_graphi", "build_graph"]);
+        assert_eq!(of(b"\0no end build_graph"), [""; 0]);
+        assert_eq!(of(b"\0\xff build_graph\0"), [""; 0], "no text");
+        assert_eq!(of(&[b"\0", &b"x".repeat(MAX_LONG)[..], b"build_graph\0"].concat()), [""; 0], "too long");
+        for pad in (192 * 1024 - 20..192 * 1024 + 20).chain([2 * 192 * 1024 - 7]) {
+            let strings = [&vec![b'x'; pad][..], b"\0_Zbuild_graphv\0"].concat();
+            assert_eq!(of(&strings), ["_Zbuild_graphv"], "{pad}");
+        }
+        assert_eq!(of(&b"build_graph\0".repeat(1 << 12)).len(), MAX_PREFIXED);
     }
 
     #[test]

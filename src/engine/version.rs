@@ -1,7 +1,7 @@
 //! The version reported by an engine: the strings that `ggml_version` and `ggml_commit` return (since 2025-07),
 //! read from their code without running it.
 
-use crate::engine::elf::{ElfFile, Machine};
+use crate::engine::elf::{ElfFile, ElfMachine};
 
 /// Functions that return a string.
 pub const NAMES: [&str; 2] = ["ggml_version", "ggml_commit"];
@@ -23,7 +23,7 @@ pub fn of(base: &ElfFile) -> String {
 fn returned_text(elf: &ElfFile, vaddr: u64) -> Option<String> {
     let code = elf.bytes_at(vaddr, 16);
     let at = match elf.machine {
-        Machine::X86_64 => {
+        ElfMachine::X86_64 => {
             // endbr64; lea rax, [rip + distance]
             let landing = [0xf3, 0x0f, 0x1e, 0xfa];
             let skip = if code.starts_with(&landing) { 4 } else { 0 };
@@ -31,7 +31,7 @@ fn returned_text(elf: &ElfFile, vaddr: u64) -> Option<String> {
             let distance = i32::from_le_bytes(lea.try_into().ok()?);
             vaddr.wrapping_add(skip as u64 + 7).wrapping_add_signed(distance.into())
         }
-        Machine::Aarch64 => {
+        ElfMachine::Aarch64 => {
             // bti c; adrp x0, page; add x0, x0, #offset
             let mut words =
                 code.as_chunks::<4>().0.iter().map(|w| u32::from_le_bytes(*w)).zip((vaddr..).step_by(4));

@@ -47,7 +47,7 @@ const NEXT: &str = "its vmlinux with a .BTF section, or the output of pahole --b
 
 /// Byte offsets of the fields of `struct task_struct` that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Task {
+pub struct TaskOffsets {
     pub pid: u32,
     pub tgid: u32,
     /// `se.sum_exec_runtime`: how long the task has run so far, ns; None if the types do not have it under this name.
@@ -58,7 +58,7 @@ pub struct Task {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Btf {
     pub path: PathBuf,
-    pub task: Task,
+    pub task: TaskOffsets,
 }
 
 /// What is wrong, before the file name is added.
@@ -128,13 +128,13 @@ fn section(file: &File) -> Result<(u64, u64), Fault> {
 
 /// Where types and strings are in the file, bytes.
 #[derive(Debug, PartialEq, Eq)]
-struct Parts {
+struct BtfSections {
     types: (u64, u64),
     strings: (u64, u64),
 }
 
 /// Checks the header of a BTF of `size` bytes.
-fn parts(head: &[u8; HEADER as usize], size: u64) -> Result<Parts, Fault> {
+fn parts(head: &[u8; HEADER as usize], size: u64) -> Result<BtfSections, Fault> {
     let half = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
     let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     let (len, types, strings) = (word(4), (word(8), word(12)), (word(16), word(20)));
@@ -163,14 +163,14 @@ fn parts(head: &[u8; HEADER as usize], size: u64) -> Result<Parts, Fault> {
             _ => Ok((at, u64::from(bytes))),
         }
     };
-    Ok(Parts { types: place("types", types)?, strings: place("strings", strings)? })
+    Ok(BtfSections { types: place("types", types)?, strings: place("strings", strings)? })
 }
 
 /// The names to look up: a struct and its fields, and a nested struct with a field.
 const NAMES: [&str; 6] = ["task_struct", "pid", "tgid", "se", "sched_entity", "sum_exec_runtime"];
 
 /// Finds the fields in the BTF at `at`.
-fn task<F: Read + Seek>(file: &mut F, at: u64, size: u64) -> Result<Task, Fault> {
+fn task<F: Read + Seek>(file: &mut F, at: u64, size: u64) -> Result<TaskOffsets, Fault> {
     let mut head = [0; HEADER as usize];
     file.seek(SeekFrom::Start(at))?;
     let n = read_up_to(file, &mut head)?;
@@ -186,13 +186,13 @@ fn task<F: Read + Seek>(file: &mut F, at: u64, size: u64) -> Result<Task, Fault>
     // A name that was not found gets an offset that no name has: 0 is the empty name at the start of the strings.
     let [se, entity, ran] = [se, entity, ran].map(|n| n.unwrap_or(u32::MAX));
     let mut types = |of, names: &[u32], found: &mut [Option<u32>]| {
-        let mut wanted = Wanted::Name(of);
+        let mut wanted = WantedStruct::Name(of);
         for _ in 0..DEPTH {
             let nameless = look(part(file, at, parts.types)?, &wanted, names, found)?;
             if nameless.is_empty() || found.iter().all(Option::is_some) {
                 break;
             }
-            wanted = Wanted::Ids(nameless);
+            wanted = WantedStruct::Ids(nameless);
         }
         Ok::<_, Fault>(())
     };
@@ -204,7 +204,7 @@ fn task<F: Read + Seek>(file: &mut F, at: u64, size: u64) -> Result<Task, Fault>
     if se.is_some() {
         types(entity, &[ran], &mut of_entity)?;
     }
-    Ok(Task { pid, tgid, ran: se.zip(of_entity[0]).map(|(se, ran)| se.saturating_add(ran)) })
+    Ok(TaskOffsets { pid, tgid, ran: se.zip(of_entity[0]).map(|(se, ran)| se.saturating_add(ran)) })
 }
 
 /// A part of the BTF at `at`.
@@ -245,7 +245,7 @@ fn names<const N: usize>(mut strings: impl BufRead, names: [&str; N]) -> Result<
 }
 
 /// Structs to search.
-enum Wanted {
+enum WantedStruct {
     /// The struct of this name, an offset in the strings.
     Name(u32),
     /// The structs with these ids, each with its bit offset in the struct that contains it.
@@ -256,7 +256,7 @@ enum Wanted {
 /// Returns the anonymous structs and unions found in them.
 fn look(
     mut types: impl BufRead,
-    wanted: &Wanted,
+    wanted: &WantedStruct,
     names: &[u32],
     found: &mut [Option<u32>],
 ) -> Result<Vec<(u32, u32)>, Fault> {
@@ -274,8 +274,8 @@ fn look(
         rest.resize(behind(kind, count)?, 0);
         types.read_exact(&mut rest)?;
         let base = match wanted {
-            Wanted::Name(n) => (kind == STRUCT && name == *n).then_some(0),
-            Wanted::Ids(ids) => ids.iter().find(|(of, _)| *of == id).map(|(_, bit)| *bit),
+            WantedStruct::Name(n) => (kind == STRUCT && name == *n).then_some(0),
+            WantedStruct::Ids(ids) => ids.iter().find(|(of, _)| *of == id).map(|(_, bit)| *bit),
         };
         let Some(base) = base.filter(|_| matches!(kind, STRUCT | UNION)) else { continue };
         for member in rest.as_chunks::<MEMBER>().0 {
@@ -288,7 +288,7 @@ fn look(
                 None => {}
             }
         }
-        if matches!(wanted, Wanted::Name(_)) {
+        if matches!(wanted, WantedStruct::Name(_)) {
             break;
         }
     }
@@ -320,7 +320,7 @@ fn behind(kind: u32, count: usize) -> Result<usize, Fault> {
     })
 }
 
-impl Task {
+impl TaskOffsets {
     /// A BTF with only these fields, which libbpf uses for relocation.
     pub fn to_btf(self) -> Vec<u8> {
         const STRINGS: &[u8] = b"\0int\0task_struct\0pid\0tgid\0";
@@ -363,7 +363,7 @@ mod tests {
     const TGID: u32 = 21;
     const STATE: u32 = 26;
 
-    fn found(bytes: &[u8]) -> Result<Task, Fault> {
+    fn found(bytes: &[u8]) -> Result<TaskOffsets, Fault> {
         task(&mut Cursor::new(bytes), 0, bytes.len() as u64)
     }
 
@@ -385,10 +385,10 @@ mod tests {
 
     #[test]
     fn fields_are_found_where_they_are() {
-        let want = Task { pid: 1192, tgid: 1196, ran: None };
+        let want = TaskOffsets { pid: 1192, tgid: 1196, ran: None };
         assert_eq!(found(&plain()).expect("found"), want);
         // The BTF made for libbpf can be read back.
-        for task in [want, Task { pid: 8, tgid: 4, ran: None }] {
+        for task in [want, TaskOffsets { pid: 8, tgid: 4, ran: None }] {
             assert_eq!(found(&task.to_btf()).expect("found"), task);
         }
     }
@@ -398,7 +398,10 @@ mod tests {
         let outer = [NAME, 1 << 31 | STRUCT << 24 | 2, 9000, STATE, 1, 3 << 24, 0, 8, 8 * 64];
         let inner = [0, STRUCT << 24 | 2, 8, TGID, 1, 8 * 16, PID, 1, 8 * 24];
         let types = [others(), outer.to_vec(), inner.to_vec()].concat();
-        assert_eq!(found(&btf(&types, STRINGS)).expect("found"), Task { pid: 88, tgid: 80, ran: None });
+        assert_eq!(
+            found(&btf(&types, STRINGS)).expect("found"),
+            TaskOffsets { pid: 88, tgid: 80, ran: None }
+        );
     }
 
     #[test]
@@ -475,7 +478,7 @@ mod tests {
             bytes.truncate(bytes.len() - cut % bytes.len());
             if let Ok(task) = found(&bytes) {
                 // Whatever was found, libbpf gets a valid BTF.
-                prop_assert_eq!(found(&task.to_btf()).expect("sound"), Task { ran: None, ..task });
+                prop_assert_eq!(found(&task.to_btf()).expect("sound"), TaskOffsets { ran: None, ..task });
             }
         }
     }

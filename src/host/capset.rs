@@ -3,6 +3,8 @@
 
 use std::io;
 
+use rustix::thread::{self, CapabilitySet, CapabilitySets};
+
 /// include/uapi/linux/capability.h
 const PERFMON: u64 = 1 << 38;
 const BPF: u64 = 1 << 39;
@@ -12,24 +14,8 @@ pub const READ: u64 = 1 << 2 | 1 << 19;
 const SYS_ADMIN: u64 = 1 << 21;
 /// What the service keeps if it has it: the above, and CAP_SYS_RESOURCE.
 const SERVICE: u64 = READ | SYS_ADMIN | 1 << 24 | PERFMON | BPF;
-/// _LINUX_CAPABILITY_VERSION_3.
-const VERSION: u32 = 0x2008_0522;
 /// Highest capability that a kernel may have.
-const MOST: libc::c_ulong = 63;
-
-#[repr(C)]
-struct Header {
-    version: u32,
-    pid: i32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Data {
-    effective: u32,
-    permitted: u32,
-    inheritable: u32,
-}
+const MOST: u32 = 63;
 
 /// The capabilities that this thread uses, and those it could use.
 #[derive(Clone, Copy)]
@@ -39,30 +25,18 @@ struct Sets {
 }
 
 fn get() -> io::Result<Sets> {
-    let mut header = Header { version: VERSION, pid: 0 };
-    let mut data = [Data::default(); 2];
-    // SAFETY: version 3 has one header and two data blocks, as given.
-    if unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let whole = |part: fn(&Data) -> u32| u64::from(part(&data[1])) << 32 | u64::from(part(&data[0]));
-    Ok(Sets { effective: whole(|d| d.effective), permitted: whole(|d| d.permitted) })
+    let sets = thread::capabilities(None)?;
+    Ok(Sets { effective: sets.effective.bits(), permitted: sets.permitted.bits() })
 }
 
 /// Effective capabilities that are not permitted are omitted. None are passed on to executed programs.
 fn set(to: Sets) -> io::Result<()> {
-    let mut header = Header { version: VERSION, pid: 0 };
-    let part = |shift: u32| Data {
-        effective: ((to.effective & to.permitted) >> shift) as u32,
-        permitted: (to.permitted >> shift) as u32,
-        inheritable: 0,
+    let sets = CapabilitySets {
+        effective: CapabilitySet::from_bits_retain(to.effective & to.permitted),
+        permitted: CapabilitySet::from_bits_retain(to.permitted),
+        inheritable: CapabilitySet::empty(),
     };
-    let data = [part(0), part(32)];
-    // SAFETY: as in `get`.
-    match unsafe { libc::syscall(libc::SYS_capset, &raw mut header, data.as_ptr()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(thread::set_capabilities(None, sets)?)
 }
 
 /// Keeps only the service's capabilities, also for programs that it might run, with only [`READ`] in effect: the
@@ -71,15 +45,11 @@ fn set(to: Sets) -> io::Result<()> {
 /// # Errors
 /// The system refuses; nothing or only a part has been given up.
 pub fn give_up() -> io::Result<()> {
-    // SAFETY: takes numbers only.
-    if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    thread::set_no_new_privs(true)?;
     // Capabilities that the process could still gain by running a program. Without CAP_SETPCAP none can be dropped,
     // and none gained.
-    for cap in (0..=MOST).filter(|cap| SERVICE & (1 << cap) == 0) {
-        // SAFETY: as above.
-        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, cap, 0, 0, 0) };
+    for cap in (0..=MOST).map(|cap| 1 << cap).filter(|cap| SERVICE & cap == 0) {
+        let _ = thread::remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(cap));
     }
     set(Sets { effective: READ, permitted: get()?.permitted & SERVICE })
 }
@@ -120,7 +90,8 @@ fn maps_are_free() -> bool {
     const LOOK_UP: libc::c_long = 1;
     let mut attributes = [0u32; 32];
     attributes[0] = u32::MAX;
-    // SAFETY: a block of the stated size, of which the kernel reads a part; there is no such descriptor.
+    // SAFETY: bpf(2) has no safe interface: a block of the stated size, of which the kernel reads a part; there is no
+    // such descriptor.
     let done =
         unsafe { libc::syscall(libc::SYS_bpf, LOOK_UP, attributes.as_mut_ptr(), size_of_val(&attributes)) };
     done < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EBADF)

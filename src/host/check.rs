@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum CheckResult {
     Ok,
     /// Needed and not available.
     Missing,
@@ -20,14 +20,14 @@ pub struct Check {
     /// Stable name, for use by programs.
     pub id: String,
     pub name: String,
-    pub state: State,
+    pub state: CheckResult,
     pub detail: String,
     /// How to fix it; empty if there is nothing to fix or no fix.
     pub mend: String,
 }
 
 impl Check {
-    pub fn new(id: &str, name: &str, state: State) -> Check {
+    pub fn new(id: &str, name: &str, state: CheckResult) -> Check {
         let (id, name) = (id.to_owned(), name.to_owned());
         Check { id, name, state, detail: String::new(), mend: String::new() }
     }

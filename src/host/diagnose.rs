@@ -2,6 +2,8 @@
 //! to what is missing.
 
 use std::collections::VecDeque;
+use std::error::Error;
+use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{PrintLevel, set_print};
@@ -57,6 +59,31 @@ pub enum Act {
     Watch,
 }
 
+/// What the kernel refused. Explained when it happens: the reason needs the privileges and libbpf's warnings of that
+/// moment.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+pub struct KernelError {
+    reason: String,
+    source: Box<dyn Error + Send + Sync>,
+}
+
+impl KernelError {
+    /// An error of a system call.
+    pub fn system(act: Act, source: io::Error) -> KernelError {
+        let reason = match source.raw_os_error() {
+            Some(errno) => reason(act, errno, &privileges::read()),
+            None => source.to_string(),
+        };
+        KernelError { reason, source: source.into() }
+    }
+
+    /// An error of libbpf.
+    pub fn libbpf(act: Act, source: libbpf_rs::Error) -> KernelError {
+        KernelError { reason: explain(act, &source), source: source.into() }
+    }
+}
+
 /// The error in one line: what is missing and how to fix it, otherwise the error itself.
 pub fn explain(act: Act, error: &libbpf_rs::Error) -> String {
     let text = format!("{error:#}");
@@ -90,7 +117,7 @@ fn os_error(text: &str) -> Option<i32> {
 
 /// What a kernel error number means here.
 pub fn reason(act: Act, errno: i32, p: &Privileges) -> String {
-    let system = std::io::Error::from_raw_os_error(errno);
+    let system = io::Error::from_raw_os_error(errno);
     match (errno, act) {
         (libc::ENOSYS, Act::Map | Act::Load) => {
             "this kernel has no bpf() (built without CONFIG_BPF_SYSCALL): use a kernel that has it".into()
@@ -182,7 +209,7 @@ fn denied(act: Act, errno: i32, p: &Privileges) -> String {
     } else if act == Act::Map && p.memlock.is_some() {
         "RLIMIT_MEMLOCK is too small: ulimit -l unlimited, or run as root".into()
     } else {
-        std::io::Error::from_raw_os_error(errno).to_string()
+        io::Error::from_raw_os_error(errno).to_string()
     }
 }
 

@@ -2,8 +2,8 @@
 //! process waits for the recorder to end.
 //!
 //! The process comes from a fork without an exec, of a program that may have threads. So it only makes system calls
-//! on memory that existed before: no allocation, no lock, no panic. It is not a child of the recorder, so that a
-//! recorder's only child is the command that it records.
+//! on memory that existed before: no allocation, no lock, no panic. They are raw, on descriptors by number, which nothing
+//! may own twice. It is not a child of the recorder, so that a recorder's only child is the command that it records.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -21,10 +21,10 @@ static BETWEEN: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 20_000_000
 const NAME: usize = 128;
 
 /// The waiting process. It proceeds when this is closed, which happens when this process ends.
-struct Guard(#[expect(dead_code, reason = "kept open")] OwnedFd);
+struct GuardPipe(#[expect(dead_code, reason = "kept open")] OwnedFd);
 
 /// The guard of this process, with its pid: a forked child needs its own.
-static GUARD: Mutex<Option<(u32, Guard)>> = Mutex::new(None);
+static GUARD: Mutex<Option<(u32, GuardPipe)>> = Mutex::new(None);
 
 /// Makes sure that the definitions of `group` in the file `events` are removed after this process has ended, in
 /// whatever way. Done only once.
@@ -36,13 +36,13 @@ pub fn set(events: &Path, group: &str) -> io::Result<()> {
     let own = std::process::id();
     if set.as_ref().is_none_or(|(of, _)| *of != own) {
         // This does not trigger the parent's guard: its pipe has another writing end, in the parent.
-        *set = Some((own, Guard::start(events, group)?));
+        *set = Some((own, GuardPipe::start(events, group)?));
     }
     Ok(())
 }
 
-impl Guard {
-    fn start(events: &Path, group: &str) -> io::Result<Guard> {
+impl GuardPipe {
+    fn start(events: &Path, group: &str) -> io::Result<GuardPipe> {
         let events = CString::new(events.as_os_str().as_bytes())?;
         let prefix = [group.as_bytes(), b"/"].concat();
         let (wait, alive) = io::pipe()?;
@@ -72,7 +72,7 @@ impl Guard {
                 }
             }
         }
-        Ok(Guard(alive))
+        Ok(GuardPipe(alive))
     }
 }
 
@@ -215,7 +215,7 @@ mod tests {
         let listing =
             format!("p:a/b /x:0\np:profinfer_7_9/e0 /x:0\n{}\np:profinfer_7_9/e1 /y:1\n", "x".repeat(9000));
         std::fs::write(&events, &listing).expect("written");
-        let guard = Guard::start(&events, "profinfer_7_9").expect("a process");
+        let guard = GuardPipe::start(&events, "profinfer_7_9").expect("a process");
         assert_eq!(std::fs::read_to_string(&events).expect("there"), listing, "nothing while it lives");
         drop(guard);
         let begin = Instant::now();

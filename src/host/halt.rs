@@ -5,6 +5,7 @@
 //! The kernel resumes traced processes when their tracer is gone. So if the recorder is killed at any moment, the
 //! command keeps running; the tracer ends with the recorder (PR_SET_PDEATHSIG). The tracer comes from a fork without an
 //! exec, of a program that may have threads, so it only makes system calls on memory that existed before.
+//! They are raw: rustix has no ptrace(2), and the descriptors are numbers, which nothing may own twice.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -61,7 +62,7 @@ pub struct Halt {
 /// A reply to the tracer.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct Answer {
+struct TracerReply {
     /// 0: no thread waits for this.
     tid: u32,
     /// The process to stop tracing, or 0.
@@ -89,7 +90,7 @@ impl Halts {
             }
             (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
         };
-        let mut tracer = Tracer { socket: theirs.as_raw_fd(), all: [Thread::default(); MOST], n: 0 };
+        let mut tracer = Tracer { socket: theirs.as_raw_fd(), all: [HaltedThread::default(); MOST], n: 0 };
         let own = std::process::id();
         // SAFETY: the child makes system calls on its own copy of this memory, and does not return.
         let child = unsafe {
@@ -129,12 +130,12 @@ impl Halts {
 
     /// Resumes it; with `done`, its process is not traced from then on.
     pub fn go_on(&self, halt: Halt, done: bool) {
-        send(self.socket.as_raw_fd(), &Answer { tid: halt.tid, done: if done { halt.pid } else { 0 } });
+        send(self.socket.as_raw_fd(), &TracerReply { tid: halt.tid, done: if done { halt.pid } else { 0 } });
     }
 
     /// Stops tracing a process.
     pub fn leave(&self, pid: u32) {
-        send(self.socket.as_raw_fd(), &Answer { tid: 0, done: pid });
+        send(self.socket.as_raw_fd(), &TracerReply { tid: 0, done: pid });
     }
 }
 
@@ -179,7 +180,7 @@ fn send<T: Copy>(socket: RawFd, what: &T) -> bool {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Thread {
+struct HaltedThread {
     tid: libc::pid_t,
     /// 0: unknown.
     pid: libc::pid_t,
@@ -194,7 +195,7 @@ struct Thread {
 /// The tracer process. It makes only plain system calls.
 struct Tracer {
     socket: RawFd,
-    all: [Thread; MOST],
+    all: [HaltedThread; MOST],
     n: usize,
 }
 
@@ -259,7 +260,7 @@ impl Tracer {
                 }
                 self.stopped(tid, status);
             }
-            let mut answer = Answer::default();
+            let mut answer = TracerReply::default();
             loop {
                 match receive(self.socket, &mut answer, libc::MSG_DONTWAIT) {
                     Received::One => self.obey(answer),
@@ -277,7 +278,7 @@ impl Tracer {
     /// False: there is no room.
     fn add(&mut self, tid: libc::pid_t) -> bool {
         let Some(place) = self.all.get_mut(self.n) else { return false };
-        *place = Thread { tid, pid: process_of(tid), ..Thread::default() };
+        *place = HaltedThread { tid, pid: process_of(tid), ..HaltedThread::default() };
         self.n += 1;
         true
     }
@@ -289,7 +290,7 @@ impl Tracer {
 
     /// # Safety
     /// As for [`Tracer::live`].
-    unsafe fn obey(&mut self, answer: Answer) {
+    unsafe fn obey(&mut self, answer: TracerReply) {
         // SAFETY: ids of traced threads; an error does no harm.
         unsafe {
             if let Some(i) = self.find(answer.tid as libc::pid_t).filter(|_| answer.tid != 0) {

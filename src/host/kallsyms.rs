@@ -10,18 +10,18 @@ const LONGEST: u64 = 1 << 16;
 
 /// Address and length of a function's code; length 0 if unknown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct KernelFunction {
     pub at: u64,
     pub len: u64,
 }
 
 /// Places of functions; empty for those that the kernel does not list, or whose addresses it hides from us.
-pub fn places<const N: usize>(names: [&str; N]) -> io::Result<[Place; N]> {
+pub fn places<const N: usize>(names: [&str; N]) -> io::Result<[KernelFunction; N]> {
     find(BufReader::with_capacity(64 << 10, File::open(FILE)?), names)
 }
 
-fn find<const N: usize>(mut list: impl BufRead, names: [&str; N]) -> io::Result<[Place; N]> {
-    let mut found = [Place::default(); N];
+fn find<const N: usize>(mut list: impl BufRead, names: [&str; N]) -> io::Result<[KernelFunction; N]> {
+    let mut found = [KernelFunction::default(); N];
     let mut line = String::new();
     let (mut left, mut open) = (N, None);
     while left > 0 || open.is_some() {
@@ -46,7 +46,7 @@ fn find<const N: usize>(mut list: impl BufRead, names: [&str; N]) -> io::Result<
             (left, open) = (left - 1, Some(i));
         }
     }
-    Ok(found.map(|p| if p.len <= LONGEST { p } else { Place::default() }))
+    Ok(found.map(|p| if p.len <= LONGEST { p } else { KernelFunction::default() }))
 }
 
 #[cfg(test)]
@@ -58,9 +58,9 @@ mod tests {
 
     #[test]
     fn a_function_reaches_to_the_next() {
-        let place = |at, len| Place { at, len };
+        let place = |at, len| KernelFunction { at, len };
         let found = find(LIST.as_bytes(), ["wanted", "missing", "other", "_text"]).expect("read");
-        let none = Place::default();
+        let none = KernelFunction::default();
         assert_eq!(
             found,
             [place(0xffff_ffff_8100_0200, 0x80), none, none, place(0xffff_ffff_8100_0000, 0x100)]
@@ -70,6 +70,6 @@ mod tests {
     #[test]
     fn addresses_that_are_not_told_are_none() {
         let hidden = LIST.replace("ffffffff81000200", "0000000000000000");
-        assert_eq!(find(hidden.as_bytes(), ["wanted"]).expect("read"), [Place::default()]);
+        assert_eq!(find(hidden.as_bytes(), ["wanted"]).expect("read"), [KernelFunction::default()]);
     }
 }

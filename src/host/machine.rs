@@ -2,6 +2,9 @@
 
 use std::fs;
 
+use rustix::io::Errno;
+use rustix::thread::{self, CpuSet, sched_getaffinity, sched_setaffinity};
+
 use common::order;
 
 /// What the header contains about the machine.
@@ -117,46 +120,38 @@ pub fn avoid(busy: &[u32]) {
 }
 
 fn run_on(cpus: &[u32]) -> std::io::Result<()> {
-    // SAFETY: an all-zero cpu_set_t is an empty set; the index given to CPU_SET is within its size.
-    let set = unsafe {
-        let mut set = std::mem::zeroed::<libc::cpu_set_t>();
-        for &cpu in cpus {
-            if cpu as usize >= 8 * size_of::<libc::cpu_set_t>() {
-                return Err(std::io::Error::from_raw_os_error(libc::EINVAL));
-            }
-            libc::CPU_SET(cpu as usize, &mut set);
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        if cpu as usize >= CpuSet::MAX_CPU {
+            return Err(Errno::INVAL.into());
         }
-        set
-    };
-    keep_to(&set)
+        set.set(cpu as usize);
+    }
+    Ok(sched_setaffinity(None, &set)?)
 }
 
 /// The settings with which this process was started, and which its children get, whatever the recorder changes for
 /// itself: they inherit a thread's CPU affinity and whether it has huge pages.
 #[derive(Clone, Copy)]
-pub struct Origin {
-    /// None if the kernel has more CPUs than a set of the C library holds.
-    cpus: Option<libc::cpu_set_t>,
+pub struct InheritedSettings {
+    /// None if the kernel has more CPUs than a set holds.
+    cpus: Option<CpuSet>,
     huge_pages: bool,
-    /// Limit on open descriptors: a recorder raises its own to the maximum.
+    /// Limit on open descriptors: a recorder raises its own to the maximum. By the C library: rustix takes for granted
+    /// that the kernel reports limits.
     files: Option<libc::rlimit>,
 }
 
-impl Origin {
+impl InheritedSettings {
     /// The current settings of this thread.
-    pub fn of_this_thread() -> Origin {
-        // SAFETY: the kernel fills the given set, of the stated size; the other calls only read settings.
-        unsafe {
-            let mut set = std::mem::zeroed::<libc::cpu_set_t>();
-            let got = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set);
-            let disabled = libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0);
-            let mut files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-            let known = libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files) == 0;
-            Origin {
-                cpus: (got == 0).then_some(set),
-                huge_pages: disabled == 0,
-                files: known.then_some(files),
-            }
+    pub fn of_this_thread() -> InheritedSettings {
+        let mut files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the kernel writes one rlimit to the given place.
+        let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files) } == 0;
+        InheritedSettings {
+            cpus: sched_getaffinity(None).ok(),
+            huge_pages: thread::transparent_huge_pages_are_disabled().is_ok_and(|disabled| !disabled),
+            files: known.then_some(files),
         }
     }
 
@@ -169,20 +164,15 @@ impl Origin {
             // SAFETY: the kernel reads one rlimit. Lowering a limit is never refused.
             unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, files) };
         }
-        self.cpus.as_ref().map_or(Ok(()), keep_to)
+        match &self.cpus {
+            Some(cpus) => Ok(sched_setaffinity(None, cpus)?),
+            None => Ok(()),
+        }
     }
 }
 
 /// Allows this process huge pages, or not: in tables that are mostly empty each of them costs 2 MB.
 pub fn huge_pages(allowed: bool) {
-    // SAFETY: affects pages allocated later, none that exist; a kernel without huge pages refuses, which is harmless.
-    unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, libc::c_ulong::from(!allowed), 0, 0, 0) };
-}
-
-fn keep_to(set: &libc::cpu_set_t) -> std::io::Result<()> {
-    // SAFETY: the set has the stated size and is only read.
-    match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), set) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
+    // A kernel without huge pages refuses, which is harmless.
+    let _ = thread::disable_transparent_huge_pages(!allowed);
 }

@@ -1,4 +1,4 @@
-//! Reading another process's memory.
+//! Reading another process's memory. rustix has no process_vm_readv(2).
 
 use std::io;
 

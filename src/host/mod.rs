@@ -17,6 +17,7 @@ pub mod open;
 pub mod pages;
 pub mod privileges;
 pub mod pulse;
+pub mod ready;
 pub mod root;
 pub mod sensors;
 pub mod target;

@@ -5,9 +5,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path};
+
+use rustix::fs::OFlags;
 
 use common::files;
 
@@ -16,7 +18,7 @@ use common::files;
 /// # Errors
 /// There is no such file, or this user may not access its path.
 pub fn located(path: &Path) -> io::Result<File> {
-    files::locate(path, 0)
+    files::locate(path, OFlags::empty())
 }
 
 /// The same under a directory that serves as root. Resolves one component at a time and follows no links: the
@@ -32,8 +34,8 @@ pub fn within(root: &File, path: &Path) -> io::Result<File> {
             Component::Normal(name) => Path::new(name),
             Component::ParentDir | Component::Prefix(_) => return Err(io::ErrorKind::InvalidInput.into()),
         };
-        let from = at.as_ref().unwrap_or(root).as_raw_fd();
-        at = Some(files::locate_at(from, name, libc::O_NOFOLLOW)?);
+        let next = files::locate_at(at.as_ref().unwrap_or(root).as_fd(), name, OFlags::NOFOLLOW)?;
+        at = Some(next);
     }
     at.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }

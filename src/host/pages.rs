@@ -5,8 +5,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
 
 use crate::host::budget::Budget;
 use common::files;
@@ -18,38 +20,38 @@ const KEPT: usize = 32;
 /// Bytes per read when a table is scanned; a multiple of the size of every kind of entry.
 const PIECE: usize = 192 * 1024;
 
-enum Source {
+enum PageSource {
     File(Arc<File>),
     Memory(Vec<u8>),
 }
 
 /// A page and its number.
-type Page = (u64, Vec<u8>);
+type CachedPage = (u64, Vec<u8>);
 
 /// A file's bytes.
 pub struct Pages {
-    source: Source,
+    source: PageSource,
     len: u64,
     /// For the budget's messages.
     path: String,
     budget: Arc<Budget>,
     /// Each page at its number modulo KEPT.
-    kept: Mutex<Vec<Option<Page>>>,
+    kept: Mutex<Vec<Option<CachedPage>>>,
 }
 
 impl Pages {
     /// Bytes of an open file, which now has `len` of them.
     pub fn of_file(file: Arc<File>, len: u64, path: &str, budget: Arc<Budget>) -> Pages {
-        Pages::of(Source::File(file), len, path, budget)
+        Pages::of(PageSource::File(file), len, path, budget)
     }
 
     /// Bytes in memory.
     pub fn of_bytes(bytes: Vec<u8>, path: &str) -> Pages {
         let len = bytes.len() as u64;
-        Pages::of(Source::Memory(bytes), len, path, Arc::new(Budget::untimed()))
+        Pages::of(PageSource::Memory(bytes), len, path, Arc::new(Budget::untimed()))
     }
 
-    fn of(source: Source, len: u64, path: &str, budget: Arc<Budget>) -> Pages {
+    fn of(source: PageSource, len: u64, path: &str, budget: Arc<Budget>) -> Pages {
         Pages { source, len, path: path.to_owned(), budget, kept: Mutex::new(Vec::new()) }
     }
 
@@ -66,8 +68,8 @@ impl Pages {
         let want = usize::try_from(self.len.saturating_sub(at)).unwrap_or(usize::MAX).min(buffer.len());
         let Some(buffer) = buffer.get_mut(..want).filter(|b| !b.is_empty()) else { return Ok(0) };
         let file = match &self.source {
-            Source::File(file) => file,
-            Source::Memory(bytes) => {
+            PageSource::File(file) => file,
+            PageSource::Memory(bytes) => {
                 let from = bytes.get(usize::try_from(at).unwrap_or(usize::MAX)..).unwrap_or_default();
                 buffer.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
                 return Ok(want);
@@ -155,13 +157,12 @@ impl Pages {
 
     /// The first position from `from` on that is not in a hole. None: there is none.
     fn data_from(&self, from: u64) -> Option<u64> {
-        let Source::File(file) = &self.source else { return Some(from) };
-        let start = libc::off64_t::try_from(from).ok()?;
-        // SAFETY: numbers and an open descriptor. The file position, which this moves, is never used.
-        let found = unsafe { libc::lseek64(file.as_raw_fd(), start, libc::SEEK_DATA) };
-        match u64::try_from(found) {
+        let PageSource::File(file) = &self.source else { return Some(from) };
+        i64::try_from(from).ok()?;
+        // The file position, which this moves, is never used.
+        match seek(file, SeekFrom::Data(from)) {
             Ok(found) => Some(found),
-            Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => None,
+            Err(Errno::NXIO) => None,
             // The file system does not support this.
             Err(_) => Some(from),
         }

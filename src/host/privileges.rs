@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::{fs, io};
 
-use crate::host::check::{Check, State};
+use crate::host::check::{Check, CheckResult};
 
 /// Numbers of capabilities (include/uapi/linux/capability.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,6 +100,7 @@ fn selinux_context(text: &str) -> String {
 
 fn memlock() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // rustix takes for granted that the kernel reports limits.
     // SAFETY: the kernel writes one rlimit to the given place.
     let got = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     (got == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
@@ -151,7 +152,7 @@ impl Privileges {
         ];
         if self.user_namespace {
             out.push(
-                Check::new("user-namespace", "user namespace", State::Missing)
+                Check::new("user-namespace", "user namespace", CheckResult::Missing)
                     .detail("capabilities held inside a user namespace do not count for BPF")
                     .mend("run it as root outside the container"),
             );
@@ -159,7 +160,7 @@ impl Privileges {
         if self.open_to_all {
             let exe = program();
             out.push(
-                Check::new("open-to-all", "file capabilities", State::Optional)
+                Check::new("open-to-all", "file capabilities", CheckResult::Optional)
                     .detail("any user may execute it, and can then read and probe the processes of all users")
                     .mend(&format!(
                         "groupadd -f {GROUP}; chgrp {GROUP} {exe} && chmod 0750 {exe}, then repeat the setcap"
@@ -174,11 +175,11 @@ impl Privileges {
     fn capability(&self, cap: Cap, needed: bool, what: &str) -> Check {
         let id = cap.name().to_ascii_lowercase();
         match (self.has(cap), needed) {
-            (true, _) => Check::new(&id, cap.name(), State::Ok),
+            (true, _) => Check::new(&id, cap.name(), CheckResult::Ok),
             (false, true) => {
-                Check::new(&id, cap.name(), State::Missing).detail(what).mend(&capability_advice())
+                Check::new(&id, cap.name(), CheckResult::Missing).detail(what).mend(&capability_advice())
             }
-            (false, false) => Check::new(&id, cap.name(), State::Optional).detail(what),
+            (false, false) => Check::new(&id, cap.name(), CheckResult::Optional).detail(what),
         }
     }
 
@@ -199,14 +200,15 @@ impl Privileges {
                 _ => "2: bpf() needs CAP_BPF",
             };
             out.push(
-                Check::new("unprivileged-bpf", "kernel.unprivileged_bpf_disabled", State::Ok).detail(detail),
+                Check::new("unprivileged-bpf", "kernel.unprivileged_bpf_disabled", CheckResult::Ok)
+                    .detail(detail),
             );
         }
         if let Some(n) = self.perf_event_paranoid {
-            let check = Check::new("perf-paranoid", "kernel.perf_event_paranoid", State::Ok);
+            let check = Check::new("perf-paranoid", "kernel.perf_event_paranoid", CheckResult::Ok);
             out.push(match (n > 2 && !self.has(Cap::SysAdmin), self.has(Cap::Perfmon)) {
                 // Some distributions have added a level that the kernel itself does not have.
-                (true, _) => Check { state: State::Optional, ..check }
+                (true, _) => Check { state: CheckResult::Optional, ..check }
                     .detail(&format!("{n}: some kernels require CAP_SYS_ADMIN at this level"))
                     .mend("sysctl kernel.perf_event_paranoid=2"),
                 (false, true) => check.detail(&format!("{n}: irrelevant with CAP_PERFMON")),
@@ -215,10 +217,10 @@ impl Privileges {
         }
         if let Some(n) = self.ptrace_scope.filter(|n| *n > 0) {
             let free = self.has(Cap::SysPtrace) && n < 3;
-            let check = Check::new("ptrace-scope", "kernel.yama.ptrace_scope", State::Ok);
+            let check = Check::new("ptrace-scope", "kernel.yama.ptrace_scope", CheckResult::Ok);
             out.push(match free {
                 true => check.detail(&format!("{n}: irrelevant with CAP_SYS_PTRACE")),
-                false => Check { state: State::Optional, ..check }
+                false => Check { state: CheckResult::Optional, ..check }
                     .detail(&format!("{n}: the memory of other processes cannot be read"))
                     .mend("sysctl kernel.yama.ptrace_scope=0, or run as root"),
             });
@@ -228,9 +230,9 @@ impl Privileges {
 
     fn guards(&self) -> Vec<Check> {
         let mode = if self.lockdown.is_empty() { "none" } else { &self.lockdown };
-        let lockdown = Check::new("lockdown", "kernel lockdown", State::Ok);
+        let lockdown = Check::new("lockdown", "kernel lockdown", CheckResult::Ok);
         let lockdown = match mode {
-            "confidentiality" => Check { state: State::Optional, ..lockdown }
+            "confidentiality" => Check { state: CheckResult::Optional, ..lockdown }
                 .detail("confidentiality: blocks tracefs and BPF programs that read memory")
                 .mend("boot with lockdown=none or lockdown=integrity"),
             "integrity" => lockdown.detail("integrity: does not affect recording"),
@@ -239,21 +241,21 @@ impl Privileges {
         let memlock = match self.memlock {
             // Old kernels charge BPF memory to this limit; libbpf raises it if allowed. The trials show whether it
             // is enough.
-            Some(n) => Check::new("memlock", "RLIMIT_MEMLOCK", State::Ok)
+            Some(n) => Check::new("memlock", "RLIMIT_MEMLOCK", CheckResult::Ok)
                 .detail(&format!("{} KiB; matters only on kernels before 5.11", n / 1024)),
-            None => Check::new("memlock", "RLIMIT_MEMLOCK", State::Ok).detail("unlimited"),
+            None => Check::new("memlock", "RLIMIT_MEMLOCK", CheckResult::Ok).detail("unlimited"),
         };
         let mut out = vec![lockdown, memlock];
         if self.seccomp {
             out.push(
-                Check::new("seccomp", "seccomp filter", State::Optional)
+                Check::new("seccomp", "seccomp filter", CheckResult::Optional)
                     .detail("active, as in containers: it may block bpf() and perf_event_open()")
                     .mend("if a check below fails, start the container with --privileged, or run outside it"),
             );
         }
         if self.selinux_enforcing {
             out.push(
-                Check::new("selinux", "SELinux", State::Optional)
+                Check::new("selinux", "SELinux", CheckResult::Optional)
                     .detail(&format!("{}; it may block bpf() and perf_event_open()", self.selinux()))
                     .mend(&format!("if a check below fails: {SELINUX_ADVICE}")),
             );
@@ -295,9 +297,8 @@ fn program() -> String {
 /// True if our file grants capabilities to everyone.
 fn open_to_all() -> bool {
     let open = fs::metadata("/proc/self/exe").is_ok_and(|found| found.mode() & 0o001 != 0);
-    let (file, name) = (c"/proc/self/exe", c"security.capability");
-    // SAFETY: both strings end with a zero byte, and nothing is written if the size is 0.
-    open && unsafe { libc::getxattr(file.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) } > 0
+    let size = || rustix::fs::getxattr_query(c"/proc/self/exe", c"security.capability");
+    open && size().is_ok_and(|size| size > 0)
 }
 
 /// Whether a kernel is known to require CAP_SYS_ADMIN for a uprobe: from 6.16 on ("perf: Revert to requiring

@@ -1,6 +1,6 @@
 //! Heartbeat of a process that another one watches: a counter in shared memory. Every completed step counts, so
 //! that a process that attaches, searches files or detaches is seen as alive, too. If no process watches, it costs
-//! one addition.
+//! one addition. Mapping memory is unsafe in rustix, too.
 
 use std::io;
 use std::ptr::{NonNull, null_mut};
@@ -8,16 +8,17 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// The shared memory. The watcher treats its contents as untrusted numbers.
 #[derive(Debug)]
-struct Page {
+struct PulsePage {
     beats: AtomicU64,
     at: AtomicU32,
     slow: AtomicU32,
 }
 
-static NOBODY: Page = Page { beats: AtomicU64::new(0), at: AtomicU32::new(0), slow: AtomicU32::new(0) };
-static OURS: AtomicPtr<Page> = AtomicPtr::new(null_mut());
+static NOBODY: PulsePage =
+    PulsePage { beats: AtomicU64::new(0), at: AtomicU32::new(0), slow: AtomicU32::new(0) };
+static OURS: AtomicPtr<PulsePage> = AtomicPtr::new(null_mut());
 
-fn page() -> &'static Page {
+fn page() -> &'static PulsePage {
     // SAFETY: null, or a page stored by `wear` that is never unmapped in this process.
     unsafe { OURS.load(Relaxed).as_ref() }.unwrap_or(&NOBODY)
 }
@@ -66,7 +67,7 @@ pub struct Signs {
 /// The watcher's side.
 #[derive(Debug)]
 pub struct Pulse {
-    page: NonNull<Page>,
+    page: NonNull<PulsePage>,
 }
 
 impl Pulse {
@@ -77,7 +78,7 @@ impl Pulse {
     pub fn new() -> io::Result<Pulse> {
         let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         // SAFETY: new memory, of zeros, which are a valid page.
-        let at = unsafe { libc::mmap(null_mut(), size_of::<Page>(), rights, kind, -1, 0) };
+        let at = unsafe { libc::mmap(null_mut(), size_of::<PulsePage>(), rights, kind, -1, 0) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -96,13 +97,14 @@ impl Pulse {
     /// The system refuses.
     pub fn keep(&self) -> io::Result<()> {
         // SAFETY: our own mapping, of this size.
-        match unsafe { libc::madvise(self.page.as_ptr().cast(), size_of::<Page>(), libc::MADV_DONTFORK) } {
+        match unsafe { libc::madvise(self.page.as_ptr().cast(), size_of::<PulsePage>(), libc::MADV_DONTFORK) }
+        {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    fn page(&self) -> &Page {
+    fn page(&self) -> &PulsePage {
         // SAFETY: mapped until self is dropped; atomics, whichever process writes to them.
         unsafe { self.page.as_ref() }
     }
@@ -129,7 +131,7 @@ impl Pulse {
 impl Drop for Pulse {
     fn drop(&mut self) {
         // SAFETY: our own mapping, of this size, without any remaining reference.
-        unsafe { libc::munmap(self.page.as_ptr().cast(), size_of::<Page>()) };
+        unsafe { libc::munmap(self.page.as_ptr().cast(), size_of::<PulsePage>()) };
     }
 }
 

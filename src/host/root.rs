@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::io;
 use std::path::{Component, Path, PathBuf};
 
 /// Loaders; each root has one of them.
@@ -17,6 +18,17 @@ const LOADERS: [&str; 7] = [
 ];
 /// Maximum number of links followed on one path, the same as in the kernel (path_resolution(7)).
 const MAX_LINKS: usize = 40;
+
+/// Why a directory is not taken as the root of a file.
+#[derive(Debug, thiserror::Error)]
+pub enum RootError {
+    #[error("{}: {source}", dir.display())]
+    Io { dir: PathBuf, source: io::Error },
+    #[error("{} is not a directory", .0.display())]
+    NotADirectory(PathBuf),
+    #[error("{} is not inside {}", path.display(), dir.display())]
+    Outside { path: PathBuf, dir: PathBuf },
+}
 
 /// A root directory, without links in its path. None: this system's root.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,20 +57,19 @@ impl Root {
     ///
     /// # Errors
     /// It does not exist, or the file is not in it.
-    pub fn given(dir: &Path, path: &Path) -> Result<Root, String> {
-        let shown = dir.display();
+    pub fn given(dir: &Path, path: &Path) -> Result<Root, RootError> {
         let real = match of_process(&dir.join("x")) {
             Some(root) if root == dir => Ok(root),
             _ => dir.canonicalize(),
         };
-        let real = real.map_err(|e| format!("{shown}: {e}"))?;
+        let real = real.map_err(|source| RootError::Io { dir: dir.to_owned(), source })?;
         if !real.is_dir() {
-            return Err(format!("{shown} is not a directory"));
+            return Err(RootError::NotADirectory(dir.to_owned()));
         }
         let root = Root(Some(real.clone()).filter(|real| real.parent().is_some()));
         match root.place(path).is_some_and(|place| place.starts_with(&real)) {
             true => Ok(root),
-            false => Err(format!("{} is not inside {shown}", path.display())),
+            false => Err(RootError::Outside { path: path.to_owned(), dir: dir.to_owned() }),
         }
     }
 
@@ -175,13 +186,14 @@ mod tests {
         for path in ["/opt/engine/nowhere", "/opt/engine/again", "/etc/passwd"] {
             assert_eq!(found.resolve(Path::new(path)), None, "{path}");
         }
-        assert_eq!(Root::given(&root, &program), Ok(found));
-        assert!(Root::given(&root, &top.join("x")).is_err());
-        assert!(Root::given(&top.join("none"), &program).is_err());
+        assert_eq!(Root::given(&root, &program).expect("inside"), found);
+        assert!(matches!(Root::given(&root, &top.join("x")), Err(RootError::Outside { .. })));
+        assert!(matches!(Root::given(&program, &program), Err(RootError::NotADirectory(_))));
+        assert!(matches!(Root::given(&top.join("none"), &program), Err(RootError::Io { .. })));
         // This system's own root.
         let here = std::env::current_exe().expect("a program");
         assert_eq!(Root::of(&here), Root::default());
-        assert_eq!(Root::given(Path::new("/"), &here), Ok(Root::default()));
+        assert_eq!(Root::given(Path::new("/"), &here).expect("inside"), Root::default());
         assert_eq!(Root::default().inside(&here), here);
     }
 

@@ -1,4 +1,5 @@
 //! Starts the command to record, held before its exec until the probes are in place. Also reads facts about processes.
+//! Between fork and exec there is no safe interface; for sysconf(3) see [`usage`].
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,7 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::host::machine::Origin;
+use crate::host::machine::InheritedSettings;
 use crate::host::usage;
 use crate::host::user::User;
 use common::{filesize, redact};
@@ -48,7 +49,7 @@ impl Streams {
 }
 
 /// A command waiting to be started.
-pub struct Held {
+pub struct HeldCommand {
     pub pid: u32,
     go: PipeWriter,
     spawner: JoinHandle<io::Result<Child>>,
@@ -56,7 +57,12 @@ pub struct Held {
 
 /// Forks a child that waits before its exec, so that its pid is known and none of its code runs unobserved. It has
 /// the settings of `origin`, whatever the recorder changed for itself, and runs as `user` if given.
-pub fn hold(argv: &[OsString], streams: Streams, origin: Origin, user: Option<User>) -> io::Result<Held> {
+pub fn hold(
+    argv: &[OsString],
+    streams: Streams,
+    origin: InheritedSettings,
+    user: Option<User>,
+) -> io::Result<HeldCommand> {
     let (program, args) = argv.split_first().ok_or_else(|| io::Error::other("no command"))?;
     let (mut born, tell) = io::pipe()?;
     let (wait, go) = io::pipe()?;
@@ -90,7 +96,7 @@ pub fn hold(argv: &[OsString], streams: Streams, origin: Origin, user: Option<Us
     let spawner = std::thread::Builder::new().name("spawn".into()).spawn(move || command.spawn())?;
     let mut pid = [0; 4];
     match born.read_exact(&mut pid) {
-        Ok(()) => Ok(Held { pid: u32::from_ne_bytes(pid), go, spawner }),
+        Ok(()) => Ok(HeldCommand { pid: u32::from_ne_bytes(pid), go, spawner }),
         Err(e) => Err(spawner.join().ok().and_then(Result::err).unwrap_or(e)),
     }
 }
@@ -105,7 +111,7 @@ fn announce_and_wait(mut tell: PipeWriter, mut wait: PipeReader) -> io::Result<(
     Ok(())
 }
 
-impl Held {
+impl HeldCommand {
     /// Lets it run. An error is that of the exec: not found, not executable.
     pub fn start(mut self) -> io::Result<Child> {
         self.go.write_all(&[1])?;
@@ -212,9 +218,13 @@ mod tests {
     fn a_held_command_runs_only_when_told() {
         let dir = tempfile::tempdir().expect("a directory");
         let mark = dir.path().join("mark");
-        let held =
-            hold(&["touch".into(), mark.clone().into()], Streams::Ours, Origin::of_this_thread(), None)
-                .expect("forked");
+        let held = hold(
+            &["touch".into(), mark.clone().into()],
+            Streams::Ours,
+            InheritedSettings::of_this_thread(),
+            None,
+        )
+        .expect("forked");
         assert!(alive(held.pid));
         assert!(!mark.exists());
         let mut child = held.start().expect("started");
@@ -224,9 +234,10 @@ mod tests {
 
     #[test]
     fn a_held_command_goes_when_its_recorder_does() {
-        let held = hold(&["sleep".into(), "1000".into()], Streams::Ours, Origin::of_this_thread(), None)
-            .expect("forked");
-        let Held { pid, go, spawner } = held;
+        let held =
+            hold(&["sleep".into(), "1000".into()], Streams::Ours, InheritedSettings::of_this_thread(), None)
+                .expect("forked");
+        let HeldCommand { pid, go, spawner } = held;
         drop(go);
         let child = spawner.join().expect("no panic");
         assert!(child.is_ok_and(|mut child| child.wait().is_ok_and(|s| s.code() == Some(1))), "it ran");
@@ -268,8 +279,9 @@ mod tests {
 
     #[test]
     fn a_command_that_is_not_there_fails_at_its_start() {
-        let held = hold(&["/nonexistent/engine".into()], Streams::Ours, Origin::of_this_thread(), None)
-            .expect("forked");
+        let held =
+            hold(&["/nonexistent/engine".into()], Streams::Ours, InheritedSettings::of_this_thread(), None)
+                .expect("forked");
         assert_eq!(held.start().expect_err("no such file").kind(), io::ErrorKind::NotFound);
     }
 }

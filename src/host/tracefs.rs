@@ -24,18 +24,38 @@ pub struct Tracefs {
     group: String,
 }
 
-/// What prevents it, with the next step.
-fn refused(file: &Path, e: &io::Error) -> String {
-    let file = file.display();
-    match e.kind() {
-        ErrorKind::NotFound => {
-            format!("{file} does not exist: this kernel has no uprobe events (CONFIG_UPROBE_EVENTS)")
+/// Why an event cannot be defined, with the next step.
+#[derive(Debug, thiserror::Error)]
+pub enum TracefsError {
+    #[error("{} does not exist: this kernel has no uprobe events (CONFIG_UPROBE_EVENTS)", file.display())]
+    Missing { file: PathBuf, source: io::Error },
+    #[error(
+        "{}: {source}: run as root; if that does not help, SELinux or kernel lockdown blocks it",
+        file.display()
+    )]
+    Denied { file: PathBuf, source: io::Error },
+    #[error("{}: {source}: mount tracefs read-write", file.display())]
+    ReadOnly { file: PathBuf, source: io::Error },
+    #[error("{}: {source}", file.display())]
+    Io { file: PathBuf, source: io::Error },
+    /// The kernel's own words about a definition.
+    #[error("the kernel rejects the probe: {0}")]
+    Rejected(String),
+    #[error("the file is on a file system that does not support probes: copy it to a regular one")]
+    FileSystem(#[source] io::Error),
+    #[error("{}: not a number: {text:?}", file.display())]
+    Number { file: PathBuf, text: String },
+}
+
+impl TracefsError {
+    fn of(file: &Path, source: io::Error) -> TracefsError {
+        let file = file.to_owned();
+        match source.kind() {
+            ErrorKind::NotFound => TracefsError::Missing { file, source },
+            ErrorKind::PermissionDenied => TracefsError::Denied { file, source },
+            ErrorKind::ReadOnlyFilesystem => TracefsError::ReadOnly { file, source },
+            _ => TracefsError::Io { file, source },
         }
-        ErrorKind::PermissionDenied => {
-            format!("{file}: {e}: run as root; if that does not help, SELinux or kernel lockdown blocks it")
-        }
-        ErrorKind::ReadOnlyFilesystem => format!("{file}: {e}: mount tracefs read-write"),
-        _ => format!("{file}: {e}"),
     }
 }
 
@@ -81,20 +101,20 @@ pub fn sweep() -> Option<String> {
 /// Whether this process may define probes.
 ///
 /// # Errors
-/// A message that says what is missing.
-pub fn offered() -> Result<(), String> {
+/// What is missing.
+pub fn offered() -> Result<(), TracefsError> {
     // If it cannot be mounted, opening the file below reports what is missing.
     let _ = tracepoint::ensure_mounted();
     let file = tracepoint::root().join(EVENTS);
-    appending(&file).map(drop).map_err(|e| refused(&file, &e))
+    appending(&file).map(drop).map_err(|e| TracefsError::of(&file, e))
 }
 
 impl Tracefs {
     /// Finds tracefs, and mounts it if it is not mounted.
     ///
     /// # Errors
-    /// A message that says what is missing.
-    pub fn open() -> Result<Tracefs, String> {
+    /// What is missing.
+    pub fn open() -> Result<Tracefs, TracefsError> {
         offered()?;
         let root = tracepoint::root();
         let group = format!("{PREFIX}{}_{}", std::process::id(), began("self").unwrap_or(0));
@@ -114,32 +134,42 @@ impl Tracefs {
     /// Defines an event at an offset of a file.
     ///
     /// # Errors
-    /// A message that says what the kernel refuses.
-    pub fn define(&self, file: &File, offset: u64, ret: bool, arguments: &str) -> Result<Definition, String> {
+    /// What the kernel refuses.
+    pub fn define(
+        &self,
+        file: &File,
+        offset: u64,
+        ret: bool,
+        arguments: &str,
+    ) -> Result<Definition, TracefsError> {
         let kind = if ret { 'r' } else { 'p' };
         let name = format!("{}/e{}", self.group, NEXT.fetch_add(1, Ordering::Relaxed));
-        // By descriptor: file names may contain blanks, which end the path in a definition, or may have been deleted.
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        self.command(&format!("{kind}:{name} {path}:{offset:#x}{arguments}"))
-            .map_err(|e| self.why_undefined(&e))?;
+        self.command(&format!("{kind}:{name} {}{arguments}", place(file, offset)))
+            .map_err(|e| self.why_undefined(e))?;
         let number = self.root.join("events").join(&name).join("id");
         let mut definition = Definition { file: self.events(), name, id: 0 };
-        let text = fs::read_to_string(&number).map_err(|e| refused(&number, &e))?;
+        let text = fs::read_to_string(&number).map_err(|e| TracefsError::of(&number, e))?;
         definition.id =
-            text.trim().parse().map_err(|_| format!("{}: not a number: {text:?}", number.display()))?;
+            text.trim().parse().map_err(|_| TracefsError::Number { file: number, text: text.clone() })?;
         Ok(definition)
     }
 
-    fn why_undefined(&self, e: &io::Error) -> String {
+    /// Adds another place to an event that is not enabled yet.
+    ///
+    /// # Errors
+    /// A message that says what the kernel refuses.
+    pub fn append(&self, d: &Definition, file: &File, offset: u64) -> Result<(), TracefsError> {
+        self.command(&format!("p:{} {}", d.name, place(file, offset))).map_err(|e| self.why_undefined(e))
+    }
+
+    fn why_undefined(&self, e: io::Error) -> TracefsError {
         // The kernel reports more than an error number if it can.
         let log = fs::read_to_string(self.root.join("error_log")).unwrap_or_default();
         let said = log.lines().rev().find_map(|l| l.split_once("trace_uprobe: error: ")).map(|l| l.1.trim());
         match (e.raw_os_error(), said.filter(|_| e.raw_os_error() == Some(libc::EINVAL))) {
-            (_, Some(said)) => format!("the kernel rejects the probe: {said}"),
-            (Some(libc::EIO), _) => {
-                "the file is on a file system that does not support probes: copy it to a regular one".into()
-            }
-            _ => refused(&self.events(), e),
+            (_, Some(said)) => TracefsError::Rejected(said.to_owned()),
+            (Some(libc::EIO), _) => TracefsError::FileSystem(e),
+            _ => TracefsError::of(&self.events(), e),
         }
     }
 
@@ -148,6 +178,11 @@ impl Tracefs {
         let (group, event) = d.name.split_once('/')?;
         tracepoint::field_offset(group, event, name).ok()
     }
+}
+
+/// A place in a definition. By descriptor: file names may contain blanks, which end the path, or may have been deleted.
+fn place(file: &File, offset: u64) -> String {
+    format!("/proc/self/fd/{}:{offset:#x}", file.as_raw_fd())
 }
 
 /// A defined event; removed when dropped.
@@ -189,7 +224,7 @@ mod tests {
     #[test]
     fn refusals_say_what_is_missing() {
         let file = Path::new("/sys/kernel/tracing/uprobe_events");
-        let said = |errno| refused(file, &io::Error::from_raw_os_error(errno));
+        let said = |errno| TracefsError::of(file, io::Error::from_raw_os_error(errno)).to_string();
         assert!(said(libc::ENOENT).contains("CONFIG_UPROBE_EVENTS"));
         assert!(said(libc::EACCES).contains("run as root"));
         assert!(said(libc::EROFS).contains("read-write"));

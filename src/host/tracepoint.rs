@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::mount::{MountFlags, mount};
+
 /// Where tracefs may be mounted.
 const ROOTS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
@@ -13,17 +15,7 @@ pub fn ensure_mounted() -> io::Result<()> {
     if ROOTS.iter().any(|root| Path::new(root).join("events").exists()) {
         return Ok(());
     }
-    // SAFETY: the strings end in zero; a null data pointer means no options.
-    let done = unsafe {
-        libc::mount(
-            c"tracefs".as_ptr(),
-            c"/sys/kernel/tracing".as_ptr(),
-            c"tracefs".as_ptr(),
-            0,
-            std::ptr::null(),
-        )
-    };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    Ok(mount(c"tracefs", c"/sys/kernel/tracing", c"tracefs", MountFlags::empty(), None)?)
 }
 
 /// Offset of the child's pid in the fork event.

@@ -1,4 +1,6 @@
-//! Resource usage of the agent itself, and the clocks.
+//! Resource usage of the agent itself, and the clocks. Uses the C library: rustix has no getrusage(2), would parse
+//! the vDSO again for the clocks, and panics if it cannot read the auxiliary vector for the values that sysconf(3)
+//! returns.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! The user that a command runs as, if it is not the recorder's own.
+//! The user that a command runs as, if it is not the recorder's own. The database of users is the C library's.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::io;

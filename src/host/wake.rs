@@ -1,5 +1,6 @@
 //! Signals that end a wait, and nothing else. They are blocked, so that none interrupts a system call (the kernel
-//! would abort verification of a BPF program), and unblocked only during a wait, so that none is lost.
+//! would abort verification of a BPF program), and unblocked only during a wait, so that none is lost. By the C
+//! library: rustix has no signal masks.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;

@@ -3,18 +3,20 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::capture::error::{AttachError, ProbeError};
 use crate::capture::source::{Guard, Probe, Prober};
-use crate::engine::backends;
-use crate::engine::discover::{Engine, Module};
-use crate::engine::ladder::{How, Ladder, ProbePoint, Rung};
+use crate::engine::backends::{self, BackendsError, NotProbed};
+use crate::engine::discover::{DiscoveredEngine, EngineModule};
+use crate::engine::ladder::{Ladder, ProbePoint, Rung, RungMethod};
 use crate::engine::probes::{self, Prog, ROLES, Role, Site};
-use crate::engine::prologue::Choice;
+use crate::engine::prologue::ProbeOffset;
 use crate::host::maps::FileId;
 use crate::host::{capset, maps};
 
@@ -26,6 +28,8 @@ const SLOW: Duration = Duration::from_millis(20);
 pub struct ProbeInfo {
     pub symbol: String,
     pub module: String,
+    /// The file, if it is one of several CPU variants.
+    pub variant: Option<FileId>,
     pub ret: bool,
     pub offset: u32,
     pub why: String,
@@ -40,9 +44,25 @@ pub struct Stand {
     pub why: String,
 }
 
+/// Why no function was found through a live scheduler.
+#[derive(Debug, thiserror::Error)]
+pub enum VtableError {
+    #[error("offset of graph_compute in ggml_backend is unknown")]
+    Offset,
+    #[error(transparent)]
+    Backends(#[from] BackendsError),
+    #[error("maps of process {pid}: {source}")]
+    Maps { pid: u32, source: io::Error },
+    #[error("the scheduler has no backends")]
+    NoBackends,
+    /// The last of the functions found.
+    #[error(transparent)]
+    NotProbed(NotProbed),
+}
+
 /// An engine and its probes.
-pub struct Attached {
-    pub engine: Engine,
+pub struct AttachedEngine {
+    pub engine: DiscoveredEngine,
     pub ladder: Ladder,
     pub prober: Box<dyn Prober>,
     site: Site,
@@ -62,7 +82,8 @@ pub struct Attached {
     files: HashSet<FileId>,
     /// Modules written to the trace.
     pub written: HashSet<(u64, u64)>,
-    /// Probes and rungs not yet written to the trace.
+    /// Probes and rungs not yet written to the trace. Those of a CPU variant wait for its record: of many variants,
+    /// which are all probed, a process loads one.
     pub probes: Vec<ProbeInfo>,
     pub stands: Vec<Stand>,
     /// Attached probes stay: they could not be attached again.
@@ -71,11 +92,11 @@ pub struct Attached {
     closed: Option<[bool; ROLES]>,
     /// Entry points that were attached and that were not, over all roles.
     pub attached: usize,
-    pub failures: Vec<String>,
+    pub failures: Vec<AttachError>,
 }
 
 /// The engine's ladder; keeps in memory only what it needs from the engine's files.
-fn ladder(engine: &Engine) -> Ladder {
+fn ladder(engine: &DiscoveredEngine) -> Ladder {
     let ladder = Ladder::of(engine);
     engine.modules.iter().for_each(|m| m.elf.release());
     ladder
@@ -101,16 +122,17 @@ fn programs(symbol: &str, role: Role) -> (Prog, Option<Prog>) {
         (Role::Op, s) if crate::engine::ladder::FUSED.contains(&s) => (Prog::Fused, Some(Prog::OpExit)),
         (Role::Op, _) => (Prog::Op, Some(Prog::OpExit)),
         (Role::OpEnd, _) => (Prog::Barrier, None),
+        (Role::Node, _) => (Prog::NodeEnter, None),
         (Role::Phase, _) => (probes::of_phase(symbol), Some(Prog::PhaseExit)),
         (Role::Wait, _) => (probes::of_wait(symbol), Some(Prog::WaitExit)),
     }
 }
 
-impl Attached {
-    pub fn new(engine: Engine, prober: Box<dyn Prober>, site: Site) -> Attached {
+impl AttachedEngine {
+    pub fn new(engine: DiscoveredEngine, prober: Box<dyn Prober>, site: Site) -> AttachedEngine {
         let ladder = ladder(&engine);
         let files = engine.modules.iter().map(|m| (m.dev, m.inode)).collect();
-        Attached {
+        AttachedEngine {
             engine,
             ladder,
             prober,
@@ -151,14 +173,14 @@ impl Attached {
 
     /// Attaches the role's current rung, for the modules from position `from` on.
     pub fn attach(&mut self, role: Role, from: usize) {
-        if self.closed.is_some() {
+        if self.closed.is_some() || !self.prober.takes(role) {
             return;
         }
         if from == 0 && !self.parked[index(role)].is_empty() {
             self.links[index(role)].append(&mut self.parked[index(role)]);
             let links = &mut self.links[index(role)];
             let refused = self.pids.iter().flat_map(|&pid| enter(links.iter_mut(), pid));
-            self.failures.extend(refused.collect::<Vec<_>>());
+            self.failures.extend(refused.map(AttachError::Process));
             return;
         }
         let points: Vec<ProbePoint> = match self.rung(role) {
@@ -167,17 +189,22 @@ impl Attached {
         };
         for point in points {
             let Some(module) = self.engine.modules.get(point.module) else { continue };
-            let file = module.file.as_deref().map_or_else(|| module.host_path.clone(), open_path);
             let shown = module.path_in_target.display().to_string();
+            let Some(file) = self.file_of(point.module) else { continue };
             self.attach_point(role, &point, &file, &shown);
         }
+        self.mark(role, from);
     }
 
     fn attach_point(&mut self, role: Role, point: &ProbePoint, file: &Path, shown: &str) {
         let (enter, leave) = programs(point.symbol, role);
         let entry = match self.site {
             Site::Cheapest => point.entry.clone(),
-            _ => Choice { offset: 0, why: "first instruction, as requested".into(), ..point.entry.clone() },
+            _ => ProbeOffset {
+                offset: 0,
+                why: "first instruction, as requested".into(),
+                ..point.entry.clone()
+            },
         };
         self.link(role, enter, point, &entry, file, shown);
         let wanted = match role {
@@ -188,15 +215,25 @@ impl Attached {
             // Where we do not need the return, place the published method's probe there anyway.
             let ret = match (&point.ret, self.site) {
                 (Some(ret), Site::Cheapest) => ret.clone(),
-                _ => {
-                    Choice { offset: 0, why: "first instruction, as requested".into(), ..point.entry.clone() }
-                }
+                _ => ProbeOffset {
+                    offset: 0,
+                    why: "first instruction, as requested".into(),
+                    ..point.entry.clone()
+                },
             };
             self.link(role, leave, point, &ret, file, shown);
         }
     }
 
-    fn link(&mut self, role: Role, prog: Prog, point: &ProbePoint, at: &Choice, file: &Path, shown: &str) {
+    fn link(
+        &mut self,
+        role: Role,
+        prog: Prog,
+        point: &ProbePoint,
+        at: &ProbeOffset,
+        file: &Path,
+        shown: &str,
+    ) {
         let offset = point.sym_file_offset.saturating_add(at.offset.into());
         crate::host::pulse::beat();
         let placed = self.prober.place(prog, file, offset).and_then(|mut probe| {
@@ -208,22 +245,66 @@ impl Attached {
                 self.links[index(role)].push(probe);
                 self.places[index(role)].insert((point.module, offset));
                 self.attached += 1;
-                let module = self.engine.modules.get(point.module);
+                let modules = &self.engine.modules;
+                let module = modules.get(point.module);
+                let variant = |m: &&EngineModule| m.roles.cpu && !m.roles.base;
+                let several = modules.iter().filter(variant).nth(1).is_some();
                 self.probes.push(ProbeInfo {
                     symbol: module.map_or(point.symbol.into(), |m| m.elf.name_of(point.symbol)).into_owned(),
                     module: shown.into(),
+                    variant: module.filter(|m| several && variant(m)).map(|m| (m.dev, m.inode)),
                     ret: prog.is_return(),
                     offset: at.offset,
                     why: format!("{}: {}", at.insn, at.why),
                 });
             }
-            Err(why) => self.failures.push(format!("{}+{} in {shown}: {why}", point.symbol, at.offset)),
+            Err(source) => self.failures.push(AttachError::Point {
+                symbol: point.symbol,
+                offset: at.offset,
+                module: shown.into(),
+                source,
+            }),
         }
     }
 
-    /// Probes a further process. Returns messages about the probes that could not be placed in it. The probes
-    /// appear in no particular order: none is to be counted before all are there.
-    pub fn enter(&mut self, pid: u32) -> Vec<String> {
+    /// Places what shows later whether a forked child ran an outer function before it was probed; see
+    /// [`Attached::breakpoints`]. Done once, with the outermost role.
+    fn mark(&mut self, role: Role, from: usize) {
+        let outer = [Role::Token, Role::Graph, Role::CpuGraph];
+        let outermost = outer.into_iter().find(|&role| self.rung(role).is_some());
+        if outermost != Some(role) || self.prober.clears_inherited() {
+            return;
+        }
+        let points = outer.into_iter().filter_map(|role| self.rung(role)).flat_map(|rung| &rung.points);
+        let marked = points.filter(|p| p.module >= from).filter_map(|p| {
+            let at = p.sym_file_offset.checked_add(p.marker?.into())?;
+            Some((p.module, at, self.file_of(p.module)?))
+        });
+        let (places, sites): (Vec<_>, Vec<_>) =
+            marked.map(|(module, at, file)| ((module, at), (file, at))).unzip();
+        let placed = self.prober.place_markers(&sites).and_then(|mut markers| {
+            let enter = |marker: &mut Box<dyn Probe>| self.pids.iter().try_for_each(|&pid| marker.enter(pid));
+            markers.iter_mut().try_for_each(enter)?;
+            Ok(markers)
+        });
+        match placed {
+            Ok(markers) => {
+                self.links[index(role)].extend(markers);
+                self.places[index(role)].extend(places);
+            }
+            Err(why) => self.failures.push(AttachError::Marker(why)),
+        }
+    }
+
+    /// A path to a module's file.
+    fn file_of(&self, module: usize) -> Option<PathBuf> {
+        let module = self.engine.modules.get(module)?;
+        Some(module.file.as_deref().map_or_else(|| module.host_path.clone(), open_path))
+    }
+
+    /// Probes a further process. Returns why probes could not be placed in it. The probes appear in no particular
+    /// order: none may be counted before all are present.
+    pub fn enter(&mut self, pid: u32) -> Vec<ProbeError> {
         if self.closed.is_some() || !self.pids.insert(pid) {
             return Vec::new();
         }
@@ -231,7 +312,7 @@ impl Attached {
     }
 
     /// Modules and file offsets that currently have breakpoints in the probed processes.
-    pub fn breakpoints(&self) -> impl Iterator<Item = (&Module, u64)> {
+    pub fn breakpoints(&self) -> impl Iterator<Item = (&EngineModule, u64)> {
         let sit = self.places.iter().zip(&self.links).filter(|(_, links)| !links.is_empty());
         let all = sit.flat_map(|(places, _)| places);
         all.filter_map(|&(module, offset)| Some((self.engine.modules.get(module)?, offset)))
@@ -303,7 +384,7 @@ impl Attached {
     }
 
     /// Adds modules of the same engine that were loaded later (CPU variants opened after its start).
-    pub fn extend(&mut self, modules: Vec<Module>, roles: &[Role]) -> usize {
+    pub fn extend(&mut self, modules: Vec<EngineModule>, roles: &[Role]) -> usize {
         let from = self.engine.modules.len();
         self.engine.modules.extend(modules.into_iter().filter(|m| self.files.insert((m.dev, m.inode))));
         let added = self.engine.modules.len() - from;
@@ -311,7 +392,7 @@ impl Attached {
             self.ladder = ladder(&self.engine);
             for &role in roles {
                 // A device's module added this rung; its functions are in modules that were already loaded.
-                let first = role == Role::Wait && !self.probed(role);
+                let first = matches!(role, Role::Wait | Role::Node) && !self.probed(role);
                 self.attach(role, if first { 0 } else { from });
             }
         }
@@ -329,24 +410,27 @@ impl Attached {
     }
 
     /// True if both engines use the same base library.
-    pub fn same_base(&self, other: &Engine) -> bool {
-        let base = |e: &Engine| e.modules.iter().find(|m| m.roles.base).map(|m| (m.dev, m.inode));
+    pub fn same_base(&self, other: &DiscoveredEngine) -> bool {
+        let base = |e: &DiscoveredEngine| e.modules.iter().find(|m| m.roles.base).map(|m| (m.dev, m.inode));
         base(&self.engine) == base(other)
     }
 
     /// The vtable route: follows the backends of a live scheduler to the functions that compute their graphs. The
     /// target's memory is trusted only as far as it names functions of the engine's own files. Returns how many
-    /// were attached, and what was rejected of the others. Err says which check failed.
-    pub fn attach_vtables(&mut self, pid: u32, scheduler: u64) -> Result<(usize, Vec<String>), String> {
-        let at = self
-            .engine
-            .layout
-            .graph_compute_off
-            .ok_or("offset of graph_compute in ggml_backend is unknown")?;
+    /// were attached, and what was rejected of the others.
+    ///
+    /// # Errors
+    /// Nothing was attached.
+    pub fn attach_vtables(
+        &mut self,
+        pid: u32,
+        scheduler: u64,
+    ) -> Result<(usize, Vec<NotProbed>), VtableError> {
+        let at = self.engine.layout.graph_compute_off.ok_or(VtableError::Offset)?;
         // The target can forge what is read here: use as few privileges as reading needs.
         let few = capset::reading();
         let functions = backends::functions(pid, scheduler, at)?;
-        let maps = maps::read(pid).map_err(|e| format!("maps of process {pid}: {e}"))?;
+        let maps = maps::read(pid).map_err(|source| VtableError::Maps { pid, source })?;
         let (mut points, mut refused) = (Vec::new(), Vec::new());
         for function in functions {
             match backends::point(&self.engine.modules, pid, &maps, function) {
@@ -357,12 +441,12 @@ impl Attached {
         }
         drop(few);
         if points.is_empty() {
-            return Err(refused.pop().unwrap_or_else(|| "the scheduler has no backends".into()));
+            return Err(refused.pop().map_or(VtableError::NoBackends, VtableError::NotProbed));
         }
         for point in &points {
             let Some(module) = self.engine.modules.get(point.module) else { continue };
-            let file = module.file.as_deref().map_or_else(|| module.host_path.clone(), open_path);
             let shown = module.path_in_target.display().to_string();
+            let Some(file) = self.file_of(point.module) else { continue };
             self.attach_point(Role::Split, point, &file, &shown);
         }
         Ok((points.len(), refused))
@@ -371,17 +455,17 @@ impl Attached {
     /// True if the role's rung has no probes yet because it needs a live pointer.
     pub fn wants_vtable(&self) -> bool {
         self.closed.is_none()
-            && self.rung(Role::Split).is_some_and(|r| r.how == How::Vtable)
+            && self.rung(Role::Split).is_some_and(|r| r.how == RungMethod::Vtable)
             && !self.probed(Role::Split)
     }
 }
 
-/// Places all these probes in a process; returns messages about those that failed.
+/// Places all these probes in a process; returns why some failed.
 ///
 /// The kernel places one at a time, under a lock that any probe's removal holds for a fifth of a second. Once one
 /// probe had to wait for that, the rest are placed from several threads: they then get the lock one after the
 /// other.
-fn enter<'a>(probes: impl IntoIterator<Item = &'a mut Box<dyn Probe>>, pid: u32) -> Vec<String> {
+fn enter<'a>(probes: impl IntoIterator<Item = &'a mut Box<dyn Probe>>, pid: u32) -> Vec<ProbeError> {
     let (mut probes, begin) = (probes.into_iter(), Instant::now());
     let mut failures = Vec::new();
     while begin.elapsed() < SLOW {
@@ -403,7 +487,7 @@ fn enter<'a>(probes: impl IntoIterator<Item = &'a mut Box<dyn Probe>>, pid: u32)
         let begun: Vec<_> = rest.iter().map(enter).collect();
         // If no thread can be started, do it here.
         let done = begun.into_iter().map(|begun| match begun {
-            Ok(thread) => thread.join().unwrap_or_else(|_| Some("its thread has ended".into())),
+            Ok(thread) => thread.join().unwrap_or_else(|_| Some(ProbeError::ThreadEnded)),
             Err(probe) => do_one(probe),
         });
         failures.extend(done.flatten());

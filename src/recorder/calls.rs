@@ -5,7 +5,7 @@
 pub const OPEN: usize = 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum CallKind {
     Token,
     Sched,
     Split,
@@ -13,7 +13,7 @@ pub enum Kind {
 
 /// Who computes the work of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Work {
+pub enum ComputedBy {
     /// No split of it was seen (yet).
     Unknown,
     Host,
@@ -23,14 +23,14 @@ pub enum Work {
 
 /// A call that was entered and has not returned.
 #[derive(Debug, Clone, Copy)]
-pub struct Call {
-    pub kind: Kind,
+pub struct OpenCall {
+    pub kind: CallKind,
     pub seq: u64,
     /// seq of the enclosing call of the next outer kind.
     pub parent: Option<u64>,
     /// seq of the enclosing token.
     pub token: Option<u64>,
-    pub work: Work,
+    pub work: ComputedBy,
     pub tgid: u32,
     pub tid: u32,
     pub start: u64,
@@ -42,6 +42,8 @@ pub struct Call {
     pub width: u32,
     /// Token: its entry point. Split: the backend's id.
     pub detail: u32,
+    /// Split on a backend other than the CPU's: the plan of its nodes.
+    pub plan: Option<u32>,
     /// Inner calls of the same kind, counted so that only the outermost return ends the call.
     depth: u32,
 }
@@ -53,26 +55,26 @@ pub enum Entered {
     /// Inside a call of the same kind, which continues.
     Nested,
     /// The previous call never returned (its return event was lost, or an exception left it).
-    Replaced(Call),
+    Replaced(OpenCall),
     /// Too many calls are open.
     Full,
 }
 
 /// The open calls.
-pub struct Calls {
-    open: heapless::Vec<Call, OPEN>,
+pub struct OpenCalls {
+    open: heapless::Vec<OpenCall, OPEN>,
 }
 
-impl Default for Calls {
+impl Default for OpenCalls {
     fn default() -> Self {
-        Calls { open: heapless::Vec::new() }
+        OpenCalls { open: heapless::Vec::new() }
     }
 }
 
-impl Call {
+impl OpenCall {
     #[allow(clippy::too_many_arguments, reason = "a plain constructor for a plain struct")]
     pub fn new(
-        kind: Kind,
+        kind: CallKind,
         seq: u64,
         tgid: u32,
         tid: u32,
@@ -81,9 +83,9 @@ impl Call {
         cgraph: u64,
         n: i32,
         width: u32,
-    ) -> Call {
-        let (parent, token, work) = (None, None, Work::Unknown);
-        Call {
+    ) -> OpenCall {
+        let (parent, token, work) = (None, None, ComputedBy::Unknown);
+        OpenCall {
             kind,
             seq,
             parent,
@@ -97,27 +99,28 @@ impl Call {
             n,
             width,
             detail: 0,
+            plan: None,
             depth: 0,
         }
     }
 }
 
-impl Calls {
-    fn position(&self, kind: Kind, tid: u32) -> Option<usize> {
+impl OpenCalls {
+    fn position(&self, kind: CallKind, tid: u32) -> Option<usize> {
         self.open.iter().position(|c| c.kind == kind && c.tid == tid)
     }
 
     /// The open call of this kind on this thread.
-    pub fn current(&mut self, kind: Kind, tid: u32) -> Option<&mut Call> {
+    pub fn current(&mut self, kind: CallKind, tid: u32) -> Option<&mut OpenCall> {
         let i = self.position(kind, tid)?;
         self.open.get_mut(i)
     }
 
     /// A call begins. A call inside another of its kind on the same thread is nested if it came through another
     /// entry point; the same entry point again means that the first one's return was missed.
-    pub fn enter(&mut self, call: Call) -> Entered {
+    pub fn enter(&mut self, call: OpenCall) -> Entered {
         if let Some(open) = self.current(call.kind, call.tid) {
-            if call.kind == Kind::Token && open.detail != call.detail {
+            if call.kind == CallKind::Token && open.detail != call.detail {
                 open.depth += 1;
                 return Entered::Nested;
             }
@@ -130,7 +133,7 @@ impl Calls {
     }
 
     /// A call of this kind returns on this thread.
-    pub fn exit(&mut self, kind: Kind, tid: u32) -> Option<Call> {
+    pub fn exit(&mut self, kind: CallKind, tid: u32) -> Option<OpenCall> {
         let i = self.position(kind, tid)?;
         let open = &mut self.open[i];
         if open.depth > 0 {
@@ -141,12 +144,12 @@ impl Calls {
     }
 
     /// The call that has been open longest.
-    pub fn longest(&self) -> Option<&Call> {
+    pub fn longest(&self) -> Option<&OpenCall> {
         self.open.iter().min_by_key(|c| c.start)
     }
 
     /// Takes any open call of a process (of any process, with None): it will not return.
-    pub fn take(&mut self, tgid: Option<u32>) -> Option<Call> {
+    pub fn take(&mut self, tgid: Option<u32>) -> Option<OpenCall> {
         let i = self.open.iter().position(|c| tgid.is_none_or(|t| t == c.tgid))?;
         Some(self.open.swap_remove(i))
     }
@@ -156,28 +159,28 @@ impl Calls {
 mod tests {
     use super::*;
 
-    fn token(seq: u64, tid: u32, detail: u32) -> Call {
-        Call { detail, ..Call::new(Kind::Token, seq, 1, tid, seq, 0, 0, 1, 0) }
+    fn token(seq: u64, tid: u32, detail: u32) -> OpenCall {
+        OpenCall { detail, ..OpenCall::new(CallKind::Token, seq, 1, tid, seq, 0, 0, 1, 0) }
     }
 
     #[test]
     fn only_the_outermost_call_counts() {
-        let mut calls = Calls::default();
+        let mut calls = OpenCalls::default();
         assert!(matches!(calls.enter(token(0, 7, 0)), Entered::Opened));
         assert!(matches!(calls.enter(token(1, 7, 1)), Entered::Nested));
-        assert!(calls.exit(Kind::Token, 7).is_none());
-        assert_eq!(calls.exit(Kind::Token, 7).map(|c| c.seq), Some(0));
-        assert!(calls.exit(Kind::Token, 7).is_none());
+        assert!(calls.exit(CallKind::Token, 7).is_none());
+        assert_eq!(calls.exit(CallKind::Token, 7).map(|c| c.seq), Some(0));
+        assert!(calls.exit(CallKind::Token, 7).is_none());
     }
 
     #[test]
     fn a_missed_return_is_noticed_at_the_next_entry() {
-        let mut calls = Calls::default();
+        let mut calls = OpenCalls::default();
         calls.enter(token(0, 7, 1));
         calls.enter(token(1, 8, 1));
         assert!(matches!(calls.enter(token(2, 7, 1)), Entered::Replaced(c) if c.seq == 0));
         assert_eq!(calls.longest().map(|c| c.seq), Some(1));
-        assert_eq!(calls.exit(Kind::Token, 7).map(|c| c.seq), Some(2));
+        assert_eq!(calls.exit(CallKind::Token, 7).map(|c| c.seq), Some(2));
         assert_eq!(calls.take(Some(1)).map(|c| c.seq), Some(1));
         assert!(calls.take(None).is_none());
     }

@@ -9,7 +9,7 @@
 
 use crate::capture::event;
 use crate::engine::probes::WAITS;
-use crate::recorder::calls::{Call, Kind, Work};
+use crate::recorder::calls::{CallKind, ComputedBy, OpenCall};
 use ggml::backend_guid;
 use pfi::record::{Availability, Device};
 
@@ -22,8 +22,8 @@ fn names() -> String {
 
 /// A call that has returned while a device may still be working on it.
 #[derive(Clone, Copy)]
-struct Held {
-    call: Call,
+struct HeldCall {
+    call: OpenCall,
     /// When it returned.
     end: u64,
     /// For a token without seen splits: when a device was last waited for after it, 0: not yet.
@@ -32,8 +32,8 @@ struct Held {
 
 /// A finished call: the call, its end, and the device's part in it.
 #[derive(Debug, Clone, Copy)]
-pub struct Over {
-    pub call: Call,
+pub struct FinishedCall {
+    pub call: OpenCall,
     pub end: u64,
     pub device: Device,
     /// The recording ended first.
@@ -41,12 +41,12 @@ pub struct Over {
 }
 
 /// Calls that finish together, the inner ones first.
-pub type Overs = heapless::Vec<Over, HELD>;
+pub type Overs = heapless::Vec<FinishedCall, HELD>;
 
 /// The held calls.
 #[derive(Default)]
-pub struct Waiting {
-    held: heapless::Vec<Held, HELD>,
+pub struct HeldCalls {
+    held: heapless::Vec<HeldCall, HELD>,
     /// Waits of each kind so far.
     waits: [u64; WAITS.len()],
     /// Some wait was for a device.
@@ -56,34 +56,36 @@ pub struct Waiting {
     pub seen: u64,
 }
 
-impl Held {
+impl HeldCall {
     /// The device finished it at `t`.
-    fn done(&self, t: u64) -> Over {
+    fn done(&self, t: u64) -> FinishedCall {
         let end = self.end.max(t);
-        Over { call: self.call, end, device: Device::Busy(end - self.end), cut: false }
+        FinishedCall { call: self.call, end, device: Device::Busy(end - self.end), cut: false }
     }
 
-    fn with(&self, device: Device, cut: bool) -> Over {
-        Over { call: self.call, end: self.end, device, cut }
+    fn with(&self, device: Device, cut: bool) -> FinishedCall {
+        FinishedCall { call: self.call, end: self.end, device, cut }
     }
 }
 
-impl Waiting {
+impl HeldCalls {
     /// A call returns. `probed`: waits are seen. None: the call is held.
-    pub fn returns(&mut self, call: Call, end: u64, probed: bool) -> Option<Over> {
-        let held = Held { call, end, waited: 0 };
+    pub fn returns(&mut self, call: OpenCall, end: u64, probed: bool) -> Option<FinishedCall> {
+        let held = HeldCall { call, end, waited: 0 };
         let waits = match (call.kind, call.work) {
-            (_, Work::Host) | (Kind::Sched | Kind::Split, Work::Unknown) => false,
-            (Kind::Token, Work::Unknown) => probed,
-            (Kind::Split, Work::Device) => true,
-            (_, Work::Device) if !probed => true,
-            (Kind::Sched, Work::Device) => self.of(|c| c.kind == Kind::Split && c.parent == Some(call.seq)),
-            (Kind::Token, Work::Device) => self.of(|c| c.token == Some(call.seq)),
+            (_, ComputedBy::Host) | (CallKind::Sched | CallKind::Split, ComputedBy::Unknown) => false,
+            (CallKind::Token, ComputedBy::Unknown) => probed,
+            (CallKind::Split, ComputedBy::Device) => true,
+            (_, ComputedBy::Device) if !probed => true,
+            (CallKind::Sched, ComputedBy::Device) => {
+                self.of(|c| c.kind == CallKind::Split && c.parent == Some(call.seq))
+            }
+            (CallKind::Token, ComputedBy::Device) => self.of(|c| c.token == Some(call.seq)),
         };
         match (waits, call.work) {
-            (false, Work::Device) => Some(self.count(held.done(end))),
+            (false, ComputedBy::Device) => Some(self.count(held.done(end))),
             (false, _) => Some(held.with(Device::Idle, false)),
-            (true, Work::Device) if !probed => Some(self.count(held.with(Device::Unseen, false))),
+            (true, ComputedBy::Device) if !probed => Some(self.count(held.with(Device::Unseen, false))),
             (true, _) => match self.held.push(held) {
                 Ok(()) => None,
                 Err(held) => Some(self.count(held.with(Device::Unseen, false))),
@@ -91,19 +93,19 @@ impl Waiting {
         }
     }
 
-    fn of(&self, is: impl Fn(&Call) -> bool) -> bool {
+    fn of(&self, is: impl Fn(&OpenCall) -> bool) -> bool {
         self.held.iter().any(|h| is(&h.call))
     }
 
-    fn count(&mut self, over: Over) -> Over {
-        let token = over.call.kind == Kind::Token;
+    fn count(&mut self, over: FinishedCall) -> FinishedCall {
+        let token = over.call.kind == CallKind::Token;
         self.unseen += u64::from(token && over.device == Device::Unseen);
         self.seen += u64::from(token && matches!(over.device, Device::Busy(_)));
         over
     }
 
     /// Takes out the calls that `over` ends.
-    fn take(&mut self, mut over: impl FnMut(&Held) -> Option<Over>, out: &mut Overs) {
+    fn take(&mut self, mut over: impl FnMut(&HeldCall) -> Option<FinishedCall>, out: &mut Overs) {
         let mut i = 0;
         while let Some(held) = self.held.get(i) {
             match over(held) {
@@ -132,16 +134,16 @@ impl Waiting {
             return out;
         }
         // Everything that the scheduler, or the context, gave to devices.
-        let graph = |held: &[Held], seq: Option<u64>| {
+        let graph = |held: &[HeldCall], seq: Option<u64>| {
             held.iter()
-                .any(|h| h.call.kind == Kind::Sched && Some(h.call.seq) == seq && h.call.object == object)
+                .any(|h| h.call.kind == CallKind::Sched && Some(h.call.seq) == seq && h.call.object == object)
         };
-        let token = |held: &[Held], seq: Option<u64>| {
+        let token = |held: &[HeldCall], seq: Option<u64>| {
             held.iter()
-                .any(|h| h.call.kind == Kind::Token && Some(h.call.seq) == seq && h.call.object == object)
+                .any(|h| h.call.kind == CallKind::Token && Some(h.call.seq) == seq && h.call.object == object)
         };
         let mut splits: heapless::Vec<u64, HELD> = heapless::Vec::new();
-        for h in self.held.iter().filter(|h| h.call.kind == Kind::Split && h.call.tgid == tgid) {
+        for h in self.held.iter().filter(|h| h.call.kind == CallKind::Split && h.call.tgid == tgid) {
             let c = &h.call;
             let ends = (backend && c.object == object)
                 || (sched && graph(&self.held, c.parent))
@@ -152,24 +154,28 @@ impl Waiting {
             }
         }
         self.take(
-            |h| (h.call.kind == Kind::Split && splits.contains(&h.call.seq)).then(|| h.done(t)),
+            |h| (h.call.kind == CallKind::Split && splits.contains(&h.call.seq)).then(|| h.done(t)),
             &mut out,
         );
         self.cascade(t, &mut out);
         let told = self.waits[0] > 0;
         for h in &mut self.held {
-            if device && h.call.kind == Kind::Token && h.call.work == Work::Unknown && h.call.tid == tid {
+            if device
+                && h.call.kind == CallKind::Token
+                && h.call.work == ComputedBy::Unknown
+                && h.call.tid == tid
+            {
                 h.waited = t;
             }
         }
         // The backends of a scheduler are waited for one after the other.
         if sched || context {
-            let of = |h: &Held| {
-                h.call.kind == Kind::Token
-                    && h.call.work == Work::Unknown
+            let of = |h: &HeldCall| {
+                h.call.kind == CallKind::Token
+                    && h.call.work == ComputedBy::Unknown
                     && (h.call.tgid, h.call.tid) == (tgid, tid)
             };
-            let end = |h: &Held| match (h.waited, told) {
+            let end = |h: &HeldCall| match (h.waited, told) {
                 (0, true) => h.with(Device::Idle, false),
                 (0, false) => h.done(t),
                 (waited, _) => h.done(waited),
@@ -181,17 +187,17 @@ impl Waiting {
 
     /// Ends graphs and tokens whose splits are all done.
     fn cascade(&mut self, t: u64, out: &mut Overs) {
-        for kind in [Kind::Sched, Kind::Token] {
-            let inner = self.held.iter().map(|h| &h.call).filter(|c| c.kind != Kind::Token);
+        for kind in [CallKind::Sched, CallKind::Token] {
+            let inner = self.held.iter().map(|h| &h.call).filter(|c| c.kind != CallKind::Token);
             let outer = inner.filter_map(|c| match (kind, c.kind) {
-                (Kind::Sched, Kind::Split) => c.parent,
-                (Kind::Sched, _) => None,
+                (CallKind::Sched, CallKind::Split) => c.parent,
+                (CallKind::Sched, _) => None,
                 _ => c.token,
             });
             let outer: heapless::Vec<u64, HELD> = outer.collect();
-            let over = |h: &Held| {
+            let over = |h: &HeldCall| {
                 let c = &h.call;
-                let ends = c.kind == kind && c.work == Work::Device && !outer.contains(&c.seq);
+                let ends = c.kind == kind && c.work == ComputedBy::Device && !outer.contains(&c.seq);
                 ends.then(|| h.done(t))
             };
             self.take(over, out);
@@ -203,20 +209,21 @@ impl Waiting {
     /// waits are seen at all.
     pub fn next(&mut self, tgid: u32, context: u64, t: u64) -> Overs {
         let mut out = Overs::new();
-        let before = |h: &Held| h.call.kind == Kind::Token && (h.call.tgid, h.call.object) == (tgid, context);
+        let before =
+            |h: &HeldCall| h.call.kind == CallKind::Token && (h.call.tgid, h.call.object) == (tgid, context);
         let tokens: heapless::Vec<u64, HELD> =
             self.held.iter().filter(|h| before(h)).map(|h| h.call.seq).collect();
         let (device, any) = (self.device, self.waits.iter().any(|n| *n > 0));
-        let over = |h: &Held| match (h.call.work, h.waited) {
-            (Work::Unknown, 0) if device => h.done(t),
-            (Work::Unknown, 0) if any => h.with(Device::Idle, false),
-            (Work::Unknown, waited) if waited > 0 => h.done(waited),
-            (Work::Device, _) if device => h.done(t),
+        let over = |h: &HeldCall| match (h.call.work, h.waited) {
+            (ComputedBy::Unknown, 0) if device => h.done(t),
+            (ComputedBy::Unknown, 0) if any => h.with(Device::Idle, false),
+            (ComputedBy::Unknown, waited) if waited > 0 => h.done(waited),
+            (ComputedBy::Device, _) if device => h.done(t),
             _ => h.with(Device::Unseen, false),
         };
-        for kind in [Kind::Split, Kind::Sched, Kind::Token] {
-            let of = |h: &Held| match h.call.kind {
-                Kind::Token => tokens.contains(&h.call.seq),
+        for kind in [CallKind::Split, CallKind::Sched, CallKind::Token] {
+            let of = |h: &HeldCall| match h.call.kind {
+                CallKind::Token => tokens.contains(&h.call.seq),
                 _ => h.call.token.is_some_and(|seq| tokens.contains(&seq)),
             };
             self.take(|h| (h.call.kind == kind && of(h)).then(|| over(h)), &mut out);
@@ -252,13 +259,13 @@ impl Waiting {
     pub fn close(&mut self, tgid: Option<u32>) -> Overs {
         let mut out = Overs::new();
         let (device, any) = (self.device, self.waits.iter().any(|n| *n > 0));
-        let over = |h: &Held| match (h.call.work, h.waited) {
-            (Work::Unknown, 0) if any && !device => h.with(Device::Idle, false),
-            (Work::Unknown, waited) if waited > 0 => h.done(waited),
+        let over = |h: &HeldCall| match (h.call.work, h.waited) {
+            (ComputedBy::Unknown, 0) if any && !device => h.with(Device::Idle, false),
+            (ComputedBy::Unknown, waited) if waited > 0 => h.done(waited),
             _ => h.with(Device::Unseen, true),
         };
-        for kind in [Kind::Split, Kind::Sched, Kind::Token] {
-            let of = |h: &Held| h.call.kind == kind && tgid.is_none_or(|t| t == h.call.tgid);
+        for kind in [CallKind::Split, CallKind::Sched, CallKind::Token] {
+            let of = |h: &HeldCall| h.call.kind == kind && tgid.is_none_or(|t| t == h.call.tgid);
             self.take(|h| of(h).then(|| over(h)), &mut out);
         }
         out
@@ -279,16 +286,16 @@ mod tests {
     const SCHED: u64 = 2;
     const BACKEND: u64 = 3;
 
-    fn call(kind: Kind, seq: u64, work: Work) -> Call {
+    fn call(kind: CallKind, seq: u64, work: ComputedBy) -> OpenCall {
         let object = match kind {
-            Kind::Token => CONTEXT,
-            Kind::Sched => SCHED,
-            Kind::Split => BACKEND,
+            CallKind::Token => CONTEXT,
+            CallKind::Sched => SCHED,
+            CallKind::Split => BACKEND,
         };
-        let mut c = Call::new(kind, seq, 7, 7, 100 * seq, object, 0, 1, 1);
+        let mut c = OpenCall::new(kind, seq, 7, 7, 100 * seq, object, 0, 1, 1);
         // Calls of all kinds have the same numbers, as in a run with one split per token.
         (c.parent, c.token) = match kind {
-            Kind::Token => (None, None),
+            CallKind::Token => (None, None),
             _ => (Some(seq), Some(seq)),
         };
         c.work = work;
@@ -300,22 +307,22 @@ mod tests {
     }
 
     /// A token with everything inside it, returned at `end`.
-    fn decode(w: &mut Waiting, seq: u64, end: u64) {
-        for kind in [Kind::Split, Kind::Sched, Kind::Token] {
-            assert!(w.returns(call(kind, seq, Work::Device), end, true).is_none(), "held: {kind:?}");
+    fn decode(w: &mut HeldCalls, seq: u64, end: u64) {
+        for kind in [CallKind::Split, CallKind::Sched, CallKind::Token] {
+            assert!(w.returns(call(kind, seq, ComputedBy::Device), end, true).is_none(), "held: {kind:?}");
         }
     }
 
-    fn told(overs: &Overs) -> Vec<(Kind, u64, Device, bool)> {
+    fn told(overs: &Overs) -> Vec<(CallKind, u64, Device, bool)> {
         overs.iter().map(|o| (o.call.kind, o.end, o.device, o.cut)).collect()
     }
 
     #[test]
     fn a_call_ends_with_the_first_wait_for_its_device() {
-        let mut w = Waiting::default();
+        let mut w = HeldCalls::default();
         decode(&mut w, 3, 310);
         assert!(w.wait(&wait(0, 9, VULKAN, 320)).is_empty(), "another context's");
-        let all = [Kind::Split, Kind::Sched, Kind::Token];
+        let all = [CallKind::Split, CallKind::Sched, CallKind::Token];
         assert_eq!(
             told(&w.wait(&wait(0, BACKEND, VULKAN, 390))),
             all.map(|k| (k, 390, Device::Busy(80), false))
@@ -331,54 +338,57 @@ mod tests {
 
     #[test]
     fn what_was_read_within_the_call_ends_with_its_return() {
-        let mut w = Waiting::default();
-        assert!(w.returns(call(Kind::Split, 0, Work::Device), 10, true).is_none());
-        assert!(w.returns(call(Kind::Sched, 0, Work::Device), 12, true).is_none());
+        let mut w = HeldCalls::default();
+        assert!(w.returns(call(CallKind::Split, 0, ComputedBy::Device), 10, true).is_none());
+        assert!(w.returns(call(CallKind::Sched, 0, ComputedBy::Device), 12, true).is_none());
         assert_eq!(w.wait(&wait(3, 77, [0; 16], 90)).len(), 2);
-        let over = w.returns(call(Kind::Token, 0, Work::Device), 95, true).expect("over");
+        let over = w.returns(call(CallKind::Token, 0, ComputedBy::Device), 95, true).expect("over");
         assert_eq!((over.end, over.device), (95, Device::Busy(0)));
     }
 
     #[test]
     fn a_call_that_nobody_waits_for_goes_on_to_the_next() {
-        let mut w = Waiting::default();
+        let mut w = HeldCalls::default();
         decode(&mut w, 0, 10);
-        assert_eq!(told(&w.next(7, CONTEXT, 50))[2], (Kind::Token, 10, Device::Unseen, false));
+        assert_eq!(told(&w.next(7, CONTEXT, 50))[2], (CallKind::Token, 10, Device::Unseen, false));
         decode(&mut w, 1, 110);
         w.wait(&wait(0, BACKEND, VULKAN, 150));
         decode(&mut w, 2, 210);
         assert!(w.next(7, CONTEXT + 9, 240).is_empty(), "another context");
-        assert_eq!(told(&w.next(7, CONTEXT, 250))[2], (Kind::Token, 250, Device::Busy(40), false));
+        assert_eq!(told(&w.next(7, CONTEXT, 250))[2], (CallKind::Token, 250, Device::Busy(40), false));
         decode(&mut w, 3, 310);
-        assert_eq!(told(&w.close(Some(7)))[2], (Kind::Token, 310, Device::Unseen, true));
+        assert_eq!(told(&w.close(Some(7)))[2], (CallKind::Token, 310, Device::Unseen, true));
     }
 
     #[test]
     fn without_probes_the_end_is_unseen_and_a_host_s_call_ends_at_its_return() {
-        let mut w = Waiting::default();
-        let split = w.returns(call(Kind::Split, 0, Work::Device), 10, false).expect("over");
+        let mut w = HeldCalls::default();
+        let split = w.returns(call(CallKind::Split, 0, ComputedBy::Device), 10, false).expect("over");
         assert_eq!((split.end, split.device), (10, Device::Unseen));
         for probed in [false, true] {
-            let over = w.returns(call(Kind::Token, 0, Work::Host), 10, probed).expect("over");
+            let over = w.returns(call(CallKind::Token, 0, ComputedBy::Host), 10, probed).expect("over");
             assert_eq!((over.end, over.device), (10, Device::Idle));
         }
     }
 
     #[test]
     fn where_no_split_is_seen_the_wait_tells() {
-        let mut w = Waiting::default();
-        let unknown = |seq| call(Kind::Token, seq, Work::Unknown);
+        let mut w = HeldCalls::default();
+        let unknown = |seq| call(CallKind::Token, seq, ComputedBy::Unknown);
         assert!(
             w.returns(unknown(0), 10, false).is_some_and(|o| o.device == Device::Idle),
             "no device at all"
         );
         assert!(w.returns(unknown(1), 110, true).is_none());
         assert!(w.wait(&wait(0, BACKEND, CPU, 111)).is_empty());
-        assert_eq!(told(&w.wait(&wait(1, SCHED, [0; 16], 112))), [(Kind::Token, 110, Device::Idle, false)]);
+        assert_eq!(
+            told(&w.wait(&wait(1, SCHED, [0; 16], 112))),
+            [(CallKind::Token, 110, Device::Idle, false)]
+        );
         assert!(w.returns(unknown(2), 210, true).is_none());
         w.wait(&wait(0, BACKEND, VULKAN, 280));
         w.wait(&wait(0, BACKEND + 1, CPU, 281));
         let over = told(&w.wait(&wait(1, SCHED, [0; 16], 282)));
-        assert_eq!(over, [(Kind::Token, 280, Device::Busy(70), false)]);
+        assert_eq!(over, [(CallKind::Token, 280, Device::Busy(70), false)]);
     }
 }

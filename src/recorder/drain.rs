@@ -1,6 +1,7 @@
 //! From events to trace: pairs entries with returns, assigns op hits to graphs, counts events. Allocates only when
 //! created (tests/plain/drain_alloc.rs checks this) and for new processes.
 
+mod offloaded;
 mod shown;
 
 use std::collections::VecDeque;
@@ -11,16 +12,18 @@ pub use self::shown::Shown;
 use crate::capture::event::{self, Event, KINDS};
 use crate::capture::sched;
 use crate::capture::skel::types::ev_kind;
-use crate::capture::structure::{self, Reading, Structure};
-use crate::host::memory;
-use crate::recorder::calls::{self, Call, Calls, Entered, Kind, Work};
-use crate::recorder::device::{Over, Overs, Waiting};
-use crate::recorder::experts::Chosen;
-use crate::recorder::graphs::{self, Graphs, Start};
-use crate::recorder::phases::Begun;
+use crate::capture::structure::{self, Reading, TensorTable};
+use crate::engine::backends::CPU_GUID;
+use crate::recorder::calls::{self, CallKind, ComputedBy, Entered, OpenCall, OpenCalls};
+use crate::recorder::device::{FinishedCall, HeldCalls};
+use crate::recorder::enqueue::EnqueueHits;
+use crate::recorder::experts::HeldExperts;
+use crate::recorder::graphs::{self, GraphStart, OpenGraphs};
+use crate::recorder::offload::SplitPlans;
+use crate::recorder::phases::OpenPhases;
 use crate::recorder::process_tree::ProcessTree;
-use crate::recorder::qos::Done;
-use crate::recorder::thread_hits::Hit;
+use crate::recorder::qos::ReturnedCall;
+use crate::recorder::thread_hits::ThreadHit;
 use ggml::backend_guid;
 use pfi::record::{Device, Entry, Graph, Split, Token};
 use pfi::{Encoder, WriteError};
@@ -59,17 +62,19 @@ pub struct Drain<W: Write> {
     /// The run that each process belongs to, and its speed.
     pub process_tree: ProcessTree,
     /// Calls that have returned, for the session.
-    pub done: heapless::Deque<Done, 64>,
+    pub done: heapless::Deque<ReturnedCall, 64>,
     /// Latest times during which probes were added or removed: what ran then was only partly seen. An end of
     /// u64::MAX is open.
     reconfiguring: heapless::Deque<(u64, u64), 4>,
-    calls: Calls,
+    calls: OpenCalls,
     /// Calls that have returned and wait for a device.
-    pub waiting: Waiting,
-    graphs: Graphs,
-    tensors: Structure,
-    pub experts: Chosen,
-    phases: Begun,
+    pub waiting: HeldCalls,
+    graphs: OpenGraphs,
+    split_plans: SplitPlans,
+    enqueued: EnqueueHits,
+    tensors: TensorTable,
+    pub experts: HeldExperts,
+    phases: OpenPhases,
     seq: [u64; 4],
     last_ts: u64,
     /// Later events are not recorded.
@@ -78,6 +83,9 @@ pub struct Drain<W: Write> {
 }
 
 const CPU_GRAPH: usize = 3;
+
+// What the BPF programs take for the CPU's backend is what the names say.
+const _: () = assert!(matches!(CPU_GUID, backend_guid::CPU_START));
 
 impl<W: Write> Drain<W> {
     pub fn new(enc: Encoder<W>) -> Self {
@@ -95,12 +103,14 @@ impl<W: Write> Drain<W> {
             process_tree: ProcessTree::default(),
             done: heapless::Deque::new(),
             reconfiguring: heapless::Deque::new(),
-            calls: Calls::default(),
-            waiting: Waiting::default(),
-            graphs: Graphs::default(),
-            tensors: Structure::default(),
-            experts: Chosen::default(),
-            phases: Begun::default(),
+            calls: OpenCalls::default(),
+            waiting: HeldCalls::default(),
+            graphs: OpenGraphs::default(),
+            split_plans: SplitPlans::default(),
+            enqueued: EnqueueHits::default(),
+            tensors: TensorTable::default(),
+            experts: HeldExperts::default(),
+            phases: OpenPhases::default(),
             seq: [0; 4],
             last_ts: 0,
             until: u64::MAX,
@@ -161,6 +171,7 @@ impl<W: Write> Drain<W> {
     pub fn unplaced(&self) -> [u64; KINDS] {
         let mut all = self.unplaced;
         all[ev_kind::EV_OP.0 as usize] += self.graphs.unplaced;
+        all[ev_kind::EV_NODE.0 as usize] += self.enqueued.unplaced;
         all
     }
 
@@ -224,12 +235,12 @@ impl<W: Write> Drain<W> {
 
     fn apply(&mut self, event: Event<'_>) -> Result<(), WriteError> {
         match event {
-            Event::TokenEnter(e) => self.enter(Kind::Token, e),
-            Event::TokenExit(e) => self.exit(Kind::Token, e),
-            Event::SchedEnter(e) => self.enter(Kind::Sched, e),
-            Event::SchedExit(e) => self.exit(Kind::Sched, e),
-            Event::SplitEnter(e) => self.enter(Kind::Split, e),
-            Event::SplitExit(e) => self.exit(Kind::Split, e),
+            Event::TokenEnter(e) => self.enter(CallKind::Token, e),
+            Event::TokenExit(e) => self.exit(CallKind::Token, e),
+            Event::SchedEnter(e) => self.enter(CallKind::Sched, e),
+            Event::SchedExit(e) => self.exit(CallKind::Sched, e),
+            Event::SplitEnter(e) => self.enter(CallKind::Split, e),
+            Event::SplitExit(e) => self.exit(CallKind::Split, e),
             Event::GraphEnter(e) => self.graph_enter(e),
             Event::GraphExit(e) => self.graph_exit(e),
             Event::Op(e) => self.op(e),
@@ -247,9 +258,17 @@ impl<W: Write> Drain<W> {
                 }
                 Ok(())
             }
-            Event::Tensor(e) => self.tensor(e),
+            Event::Tensor(e) => {
+                self.tensor(&e.h, e.addr, &e.raw);
+                Ok(())
+            }
+            Event::Tensors(e) => {
+                e.tensor.iter().take(e.n as usize).for_each(|t| self.tensor(&e.h, t.addr, &t.raw));
+                Ok(())
+            }
             Event::Nodes(e) => {
                 self.graphs.nodes.chunk(e);
+                self.split_plans.forget(e.h.tgid, e.cgraph);
                 Ok(())
             }
             Event::Fork(e) => {
@@ -261,6 +280,10 @@ impl<W: Write> Drain<W> {
             Event::Exit(e) => self.process_exit(e.h.tgid, e.h.ts),
             Event::Phase(e) => self.phase(e),
             Event::Wait(e) => self.wait(e),
+            Event::Node(e) => {
+                self.node(e);
+                Ok(())
+            }
             Event::Experts(e) => {
                 if let Some(graph) = self.graphs.seq_by_caller(e.h.tid) {
                     self.experts.take(graph, e);
@@ -288,50 +311,54 @@ impl<W: Write> Drain<W> {
         }
     }
 
-    fn enter(&mut self, kind: Kind, e: &event::Call) -> Result<(), WriteError> {
+    fn enter(&mut self, kind: CallKind, e: &event::Call) -> Result<(), WriteError> {
         self.meet(&e.h);
         let h = &e.h;
-        let mut call = Call::new(kind, 0, h.tgid, h.tid, h.ts, e.a, e.b, e.n, e.width);
+        let mut call = OpenCall::new(kind, 0, h.tgid, h.tid, h.ts, e.a, e.b, e.n, e.width);
         let outer = match kind {
-            Kind::Token => None,
-            Kind::Sched => Some(Kind::Token),
-            Kind::Split => Some(Kind::Sched),
+            CallKind::Token => None,
+            CallKind::Sched => Some(CallKind::Token),
+            CallKind::Split => Some(CallKind::Sched),
         };
         let width = call.width;
         if let Some(parent) = outer.and_then(|o| self.calls.current(o, h.tid)) {
             call.parent = Some(parent.seq);
             // The scheduler's first graph shows how wide the call's ubatches are.
-            if kind == Kind::Sched && parent.width == 0 {
+            if kind == CallKind::Sched && parent.width == 0 {
                 parent.width = width;
             }
         }
         call.token = match kind {
-            Kind::Token => None,
-            _ => self.calls.current(Kind::Token, h.tid).map(|c| c.seq),
+            CallKind::Token => None,
+            _ => self.calls.current(CallKind::Token, h.tid).map(|c| c.seq),
         };
-        if kind == Kind::Token {
+        if kind == CallKind::Token {
             call.detail = e.b as u32;
             // An entry's second word is its entry point, not a cgraph.
             call.cgraph = 0;
         }
-        if kind == Kind::Split {
+        if kind == CallKind::Split {
             let guid = self.guid(e, e.a);
-            call.work = if backend_guid::is_device(&guid) { Work::Device } else { Work::Host };
-            for outer in [Kind::Sched, Kind::Token] {
-                if let Some(outer) = self.calls.current(outer, h.tid).filter(|c| c.work != Work::Device) {
+            call.work = if backend_guid::is_device(&guid) { ComputedBy::Device } else { ComputedBy::Host };
+            for outer in [CallKind::Sched, CallKind::Token] {
+                if let Some(outer) = self.calls.current(outer, h.tid).filter(|c| c.work != ComputedBy::Device)
+                {
                     outer.work = call.work;
                 }
             }
             let name = backend_guid::name(&guid);
             call.detail = self.enc.backend(guid, name.unwrap_or(""));
             self.experts.split(name);
+            if guid != [0; backend_guid::GUID_BYTES] && !guid.starts_with(&CPU_GUID) {
+                call.plan = self.split_plan(e)?;
+            }
         }
         call.seq = self.seq[kind as usize];
         match self.calls.enter(call) {
             Entered::Opened => drop(self.next(kind as usize)),
             Entered::Replaced(old) => {
                 self.next(kind as usize);
-                self.finish(&Over { call: old, end: h.ts, device: Device::Idle, cut: true })?;
+                self.finish(&FinishedCall { call: old, end: h.ts, device: Device::Idle, cut: true })?;
             }
             Entered::Nested => return Ok(()),
             Entered::Full => {
@@ -339,39 +366,28 @@ impl<W: Write> Drain<W> {
                 return Ok(());
             }
         }
-        if kind == Kind::Token {
+        if kind == CallKind::Token {
             let overs = self.waiting.next(h.tgid, call.object, h.ts);
             self.finish_all(&overs)?;
         }
         let Some(shown) = self.shown(h.engine) else { return Ok(()) };
         match kind {
-            Kind::Token => shown.tokens += 1,
-            Kind::Sched => {
+            CallKind::Token => shown.tokens += 1,
+            CallKind::Sched => {
                 shown.scheds += 1;
                 shown.scheduler = Some((h.tgid, e.a));
             }
-            Kind::Split => shown.splits += 1,
+            CallKind::Split => shown.splits += 1,
         }
         Ok(())
     }
 
-    /// A backend's guid. BPF cannot read a page that the target has not touched yet; reading it from here pages it
-    /// in.
-    fn guid(&self, e: &event::Call, backend: u64) -> [u8; 16] {
-        let mut guid = e.guid;
-        let at = self.readings.get(e.h.engine as usize).and_then(|r| r.layout.guid_off);
-        if let Some(at) = at.filter(|_| guid == [0; 16])
-            && let Ok(pointer) = memory::read_u64(e.h.tgid, backend.saturating_add(at.into()))
-            && memory::read(e.h.tgid, pointer, &mut guid).is_err()
-        {
-            guid = [0; 16];
-        }
-        guid
-    }
-
-    fn exit(&mut self, kind: Kind, e: &event::Call) -> Result<(), WriteError> {
+    fn exit(&mut self, kind: CallKind, e: &event::Call) -> Result<(), WriteError> {
         self.last_ts = e.h.ts;
         let Some(call) = self.calls.exit(kind, e.h.tid) else { return Ok(()) };
+        if let (CallKind::Split, Some(plan)) = (kind, call.plan) {
+            self.write_enqueued(e, &call, plan)?;
+        }
         let mut probed = false;
         if let Some(shown) = self.shown(e.h.engine) {
             shown.returns[kind as usize] += 1;
@@ -383,26 +399,11 @@ impl<W: Write> Drain<W> {
         }
     }
 
-    /// The program has waited for a device to finish.
-    fn wait(&mut self, e: &event::Call) -> Result<(), WriteError> {
-        self.last_ts = e.h.ts;
-        if let Some(shown) = self.shown(e.h.engine) {
-            shown.waits += 1;
-        }
-        let e = event::Call { guid: if e.n == 0 { self.guid(e, e.b) } else { e.guid }, ..*e };
-        let overs = self.waiting.wait(&e);
-        self.finish_all(&overs)
-    }
-
-    fn finish_all(&mut self, overs: &Overs) -> Result<(), WriteError> {
-        overs.iter().try_for_each(|over| self.finish(over))
-    }
-
-    fn finish(&mut self, over: &Over) -> Result<(), WriteError> {
-        let &Over { call: c, end, device, cut } = over;
+    fn finish(&mut self, over: &FinishedCall) -> Result<(), WriteError> {
+        let &FinishedCall { call: c, end, device, cut } = over;
         let (t, dur) = (c.start as i64, end.saturating_sub(c.start));
         match c.kind {
-            Kind::Token => {
+            CallKind::Token => {
                 self.totals.calls += 1;
                 let decode = c.width.max(c.n.max(0) as u32) <= 1;
                 self.totals.decoded += u64::from(decode);
@@ -410,7 +411,7 @@ impl<W: Write> Drain<W> {
                     self.process_tree.unseen(c.tgid, end, decode);
                 } else if !cut {
                     self.process_tree.call(c.tgid, end, dur, decode);
-                    self.call_done(Done { t: end, dur, decode, ..Done::default() });
+                    self.call_done(ReturnedCall { t: end, dur, decode, ..ReturnedCall::default() });
                 }
                 let entry = match c.detail {
                     0 => Entry::Process,
@@ -421,7 +422,7 @@ impl<W: Write> Drain<W> {
                 let (seq, pid, tid) = (c.seq, c.tgid, c.tid);
                 self.enc.token(&Token { seq, pid, tid, entry, n_tokens, t, dur, cut, device })
             }
-            Kind::Sched => self.enc.graph(&Graph {
+            CallKind::Sched => self.enc.graph(&Graph {
                 seq: c.seq,
                 token: c.parent,
                 pid: c.tgid,
@@ -434,7 +435,7 @@ impl<W: Write> Drain<W> {
                 cut,
                 device,
             }),
-            Kind::Split => self.enc.split(&Split {
+            CallKind::Split => self.write_split(Split {
                 seq: c.seq,
                 graph: c.parent,
                 backend: c.detail,
@@ -445,21 +446,23 @@ impl<W: Write> Drain<W> {
                 dur,
                 cut,
                 device,
+                plan: c.plan,
             }),
         }
     }
 
     /// Keeps a call for the session, with the event counts up to its end.
-    fn call_done(&mut self, done: Done) {
+    fn call_done(&mut self, done: ReturnedCall) {
         const CALLS: Range<usize> = ev_kind::EV_TOKEN_ENTER.0 as usize..ev_kind::EV_OP.0 as usize;
         let received = |kind: ev_kind| self.received[kind.0 as usize];
         let (ops, offcpu) = (received(ev_kind::EV_OP), received(ev_kind::EV_OFFCPU));
         // A wait has an event for its return only.
-        let calls = self.received[CALLS].iter().sum::<u64>() + 2 * received(ev_kind::EV_WAIT);
+        let waits = 2 * received(ev_kind::EV_WAIT);
+        let calls = self.received[CALLS].iter().sum::<u64>() + waits + received(ev_kind::EV_NODE);
         if self.done.is_full() {
             self.done.pop_front();
         }
-        let _ = self.done.push_back(Done { ops, calls, offcpu, ..done });
+        let _ = self.done.push_back(ReturnedCall { ops, calls, offcpu, ..done });
     }
 
     fn graph_enter(&mut self, e: &event::Call) -> Result<(), WriteError> {
@@ -469,9 +472,13 @@ impl<W: Write> Drain<W> {
         }
         let seq = self.next(CPU_GRAPH);
         let h = &e.h;
-        let graph = self.calls.current(Kind::Sched, h.tid).map(|c| c.seq);
-        let split = self.calls.current(Kind::Split, h.tid).map(|c| c.seq);
-        let placed = self.graphs.begin(Start {
+        let graph = self.calls.current(CallKind::Sched, h.tid).map(|c| c.seq);
+        let split = self.calls.current(CallKind::Split, h.tid).map(|c| {
+            // Its ops are seen as they run.
+            c.plan = None;
+            c.seq
+        });
+        let placed = self.graphs.begin(GraphStart {
             seq,
             engine: h.engine,
             tgid: h.tgid,
@@ -525,7 +532,7 @@ impl<W: Write> Drain<W> {
         {
             *nops = true;
         }
-        let hit = Hit { tensor: e.tensor, tensor2: e.tensor2, start: e.h.ts, end: 0 };
+        let hit = ThreadHit { tensor: e.tensor, tensor2: e.tensor2, start: e.h.ts, end: 0 };
         let orphans = self.graphs.orphans;
         self.graphs.hit(e.h.tgid, e.h.tid, e.h.ith, e.pool, hit, e.prev_end);
         // The probe of its graph may have been removed before the op's, or added after it.
@@ -535,17 +542,16 @@ impl<W: Write> Drain<W> {
         Ok(())
     }
 
-    fn tensor(&mut self, e: &event::Tensor) -> Result<(), WriteError> {
-        let Some(reading) = self.readings.get(e.h.engine as usize) else { return Ok(()) };
-        match reading.tensor(&e.raw) {
-            Ok(desc) => self.tensors.update(e.h.tgid, e.addr, desc),
+    fn tensor(&mut self, h: &event::Head, addr: u64, raw: &[u8]) {
+        let Some(reading) = self.readings.get(h.engine as usize) else { return };
+        match reading.tensor(raw) {
+            Ok(desc) => self.tensors.update(h.tgid, addr, desc),
             Err(why) => {
-                if let Some(shown) = self.shown(e.h.engine) {
+                if let Some(shown) = self.shown(h.engine) {
                     shown.unreadable.get_or_insert(why);
                 }
             }
         }
-        Ok(())
     }
 
     fn phase(&mut self, e: &event::Call) -> Result<(), WriteError> {
@@ -579,7 +585,7 @@ impl<W: Write> Drain<W> {
         let overs = self.waiting.close(tgid);
         self.finish_all(&overs)?;
         while let Some(call) = self.calls.take(tgid) {
-            self.finish(&Over { call, end: ts, device: Device::Idle, cut: true })?;
+            self.finish(&FinishedCall { call, end: ts, device: Device::Idle, cut: true })?;
         }
         self.phases.close(tgid, ts, &mut self.enc)
     }

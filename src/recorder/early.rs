@@ -3,7 +3,7 @@
 use std::os::unix::fs::FileExt;
 
 use crate::host::{maps, memory};
-use crate::recorder::attached::Attached;
+use crate::recorder::attached::AttachedEngine;
 
 /// Bytes of a breakpoint: int3, or brk.
 const BREAKPOINT: usize = if cfg!(target_arch = "aarch64") { 4 } else { 1 };
@@ -11,7 +11,7 @@ const BREAKPOINT: usize = if cfg!(target_arch = "aarch64") { 4 } else { 1 };
 /// Whether the process has engine code without a breakpoint where probed processes have one: the kernel copied the
 /// breakpoints with its parent's memory, and removed one at the first hit that no probe wanted. False if unknown:
 /// the process or the engine's files are gone.
-pub fn ran(pid: u32, engine: &Attached) -> bool {
+pub fn ran(pid: u32, engine: &AttachedEngine) -> bool {
     let Ok(maps) = maps::read(pid) else { return false };
     engine.breakpoints().any(|(module, offset)| {
         let holds = |m: &&maps::Mapping| {

@@ -7,16 +7,16 @@ use crate::capture::skel::types::ev_counter;
 use crate::capture::source::{Count, EventStats};
 use crate::engine::probes::Role;
 use crate::host::usage;
-use crate::recorder::attached::Attached;
+use crate::recorder::attached::AttachedEngine;
 use crate::recorder::drain::{Drain, Shown};
 use crate::recorder::verify;
 use pfi::WriteError;
-use pfi::record::{Footer, KindCount, Rung};
+use pfi::record::{Footer, KindCount, RungRecord};
 
 /// Writes the abandoned rungs and the rungs in use, with what they showed since `base`.
 pub fn rungs<W: Write>(
     drain: &mut Drain<W>,
-    engines: &[Attached],
+    engines: &[AttachedEngine],
     wanted: &[Role],
     base: &[Shown],
 ) -> Result<(), WriteError> {
@@ -24,15 +24,21 @@ pub fn rungs<W: Write>(
         let engine = id as u32;
         for s in &a.stands {
             let (role, name, why) = (s.role.name(), s.rung, s.why.as_str());
-            drain.enc.rung(&Rung { engine, role, name, used: s.used, expected: None, seen: 0, why })?;
+            drain.enc.rung(&RungRecord { engine, role, name, used: s.used, expected: None, seen: 0, why })?;
         }
         let shown = drain.shown.get(id).copied().unwrap_or_default();
         let shown = shown.since(&base.get(id).copied().unwrap_or_default());
-        // Phases are independent of the levels: leave them out where nobody asked for them.
-        for role in Role::ALL.into_iter().rev().filter(|r| *r != Role::Phase || wanted.contains(r)) {
+        // Phases are independent of the levels: leave them out where nobody asked for them. Only a device has nodes of
+        // its own.
+        let told = |r: &Role| match r {
+            Role::Phase => wanted.contains(r),
+            Role::Node => a.rung(Role::Wait).is_some(),
+            _ => true,
+        };
+        for role in Role::ALL.into_iter().rev().filter(told) {
             let v = verify::verdict(a, role, &shown, wanted.contains(&role));
             let (role, name, why) = (role.name(), v.name.as_str(), v.why.as_str());
-            drain.enc.rung(&Rung {
+            drain.enc.rung(&RungRecord {
                 engine,
                 role,
                 name,
@@ -61,7 +67,7 @@ impl Closing {
 
 /// The recorder's own use of resources, until now or since an earlier moment.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Own {
+pub struct OwnUsage {
     pub wall_ns: u64,
     /// User and system, microseconds.
     pub cpu_us: (u64, u64),
@@ -69,11 +75,11 @@ pub struct Own {
     pub bpf: (u64, u64),
 }
 
-impl Own {
-    fn since(self, then: Own) -> Own {
+impl OwnUsage {
+    fn since(self, then: OwnUsage) -> OwnUsage {
         let less =
             |now: (u64, u64), then: (u64, u64)| (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1));
-        Own {
+        OwnUsage {
             wall_ns: self.wall_ns.saturating_sub(then.wall_ns),
             cpu_us: less(self.cpu_us, then.cpu_us),
             bpf: less(self.bpf, then.bpf),
@@ -87,12 +93,12 @@ pub struct StatsSnapshot {
     pub event_stats: EventStats,
     pub received: [u64; KINDS],
     pub orphans: u64,
-    pub own: Own,
+    pub own: OwnUsage,
 }
 
 impl StatsSnapshot {
     /// Statistics of the source and of the drain. What arrived and found no room counts as lost.
-    pub fn of<W: Write>(mut event_stats: EventStats, drain: &Drain<W>, own: Own) -> StatsSnapshot {
+    pub fn of<W: Write>(mut event_stats: EventStats, drain: &Drain<W>, own: OwnUsage) -> StatsSnapshot {
         let mut received = drain.received;
         for ((count, received), unplaced) in
             event_stats.kinds.iter_mut().zip(&mut received).zip(drain.unplaced())

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use crate::capture::event;
 use crate::capture::skel::types::ev_experts_why as Why;
-use crate::capture::structure::Structure;
+use crate::capture::structure::TensorTable;
 use pfi::record::{Availability, Feature};
 use pfi::{Encoder, ExpertRows, WriteError};
 
@@ -15,7 +15,7 @@ const IDS: usize = 1 << 18;
 const PIECES: usize = 4096;
 
 /// Rows of one tensor of ids.
-struct Piece {
+struct IdRows {
     /// seq of the CpuGraph.
     graph: u64,
     tgid: u32,
@@ -32,8 +32,8 @@ struct Piece {
 }
 
 /// Held ids, and totals so far.
-pub struct Chosen {
-    pieces: Vec<Piece>,
+pub struct HeldExperts {
+    pieces: Vec<IdRows>,
     ids: Vec<i32>,
     /// Tensors of ids, and their rows: all, and those reported.
     tensors: u64,
@@ -44,9 +44,9 @@ pub struct Chosen {
     other: &'static str,
 }
 
-impl Default for Chosen {
+impl Default for HeldExperts {
     fn default() -> Self {
-        Chosen {
+        HeldExperts {
             pieces: Vec::with_capacity(PIECES),
             ids: Vec::with_capacity(IDS),
             tensors: 0,
@@ -58,7 +58,7 @@ impl Default for Chosen {
     }
 }
 
-impl Piece {
+impl IdRows {
     fn goes_on_with(&self, graph: u64, e: &event::Experts) -> bool {
         (self.graph, self.ids, self.used, self.first + self.rows) == (graph, e.ids, e.used, e.first)
             && self.why == 0
@@ -76,7 +76,7 @@ fn reason(why: u32) -> &'static str {
     }
 }
 
-impl Chosen {
+impl HeldExperts {
     /// Takes an event of the graph with this seq.
     pub fn take(&mut self, graph: u64, e: &event::Experts) {
         let n = (e.rows as usize).saturating_mul(e.used as usize);
@@ -91,7 +91,7 @@ impl Chosen {
         } else if self.pieces.len() < PIECES {
             let &event::Experts { h, ids, weights, used, tokens, first, why, .. } = e;
             let (tgid, len) = (h.tgid, new.len());
-            self.pieces.push(Piece { graph, tgid, ids, weights, used, tokens, first, rows, why, len });
+            self.pieces.push(IdRows { graph, tgid, ids, weights, used, tokens, first, rows, why, len });
         } else {
             return;
         }
@@ -110,7 +110,7 @@ impl Chosen {
     pub fn write<W: Write>(
         &mut self,
         graph: u64,
-        tensors: &mut Structure,
+        tensors: &mut TensorTable,
         enc: &mut Encoder<W>,
     ) -> Result<(), WriteError> {
         let (mut from, mut kept, mut last) = (0, 0, 0);
@@ -124,7 +124,7 @@ impl Chosen {
             }
             let (ids, weights) =
                 (tensors.intern(enc, p.tgid, p.ids)?, tensors.intern(enc, p.tgid, p.weights)?);
-            let &Piece { used, tokens, first, rows, why, .. } = p;
+            let &IdRows { used, tokens, first, rows, why, .. } = p;
             let run = ExpertRows { graph, ids, weights, used, tokens, first, why: reason(why) };
             enc.experts(&run, self.ids.get(at).unwrap_or_default())?;
             self.told += u64::from(rows);
@@ -141,7 +141,7 @@ impl Chosen {
     /// Status of the experts feature for the recording. `known`: one of its engines has the op; `lost`: lost events
     /// of this kind.
     pub fn feature<W: Write>(&self, enc: &mut Encoder<W>, known: bool, lost: u64) -> Result<(), WriteError> {
-        let &Chosen { tensors, rows, told, elsewhere, other, .. } = self;
+        let &HeldExperts { tensors, rows, told, elsewhere, other, .. } = self;
         let mut why = match (known, tensors) {
             (false, _) => "no engine here has the op MUL_MAT_ID".to_owned(),
             (true, 0) => "the CPU ran no MUL_MAT_ID".to_owned(),

@@ -6,9 +6,9 @@ use std::io::Write;
 
 use crate::capture::event::Counted;
 use crate::capture::pmc;
-use crate::capture::structure::Structure;
+use crate::capture::structure::TensorTable;
 use crate::recorder::nodes::NodeLists;
-use crate::recorder::thread_hits::{Arena, Counts, Hit, ThreadHits};
+use crate::recorder::thread_hits::{Arena, HitCounts, ThreadHit, ThreadHits};
 use pfi::record::CpuGraph;
 use pfi::{CounterRun, Encoder, PlanHit, Slice, SliceRun, WriteError};
 
@@ -28,7 +28,7 @@ const MAX_UNATTRIBUTED: u32 = 64;
 
 /// What starts a graph: an entry of `ggml_graph_compute`.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Start {
+pub struct GraphStart {
     pub seq: u64,
     pub engine: u16,
     pub tgid: u32,
@@ -44,8 +44,8 @@ pub struct Start {
 }
 
 /// A graph in progress.
-struct Open {
-    s: Start,
+struct OpenGraph {
+    s: GraphStart,
     /// The thread pool, once an op has shown it.
     pool: Option<u64>,
     thread_hits: Box<[ThreadHits; MAX_ITH]>,
@@ -54,7 +54,7 @@ struct Open {
 
 /// What a finished graph showed, to verify the rungs.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Seen {
+pub struct ObservedGraph {
     pub expected: Option<u32>,
     pub hits: u32,
     /// Hits of thread 0 except the last, and those of them whose end a barrier showed.
@@ -78,8 +78,8 @@ struct CachedPlan {
 }
 
 /// The open graphs, with the memory for their slices.
-pub struct Graphs {
-    open: Vec<Open>,
+pub struct OpenGraphs {
+    open: Vec<OpenGraph>,
     arena: Arena,
     plans: Vec<CachedPlan>,
     next_plan: usize,
@@ -99,12 +99,12 @@ pub struct Graphs {
     pub unplaced: u64,
 }
 
-impl Default for Graphs {
+impl Default for OpenGraphs {
     fn default() -> Self {
-        Graphs {
+        OpenGraphs {
             open: (0..OPEN)
-                .map(|_| Open {
-                    s: Start::default(),
+                .map(|_| OpenGraph {
+                    s: GraphStart::default(),
                     pool: None,
                     thread_hits: Box::new([ThreadHits::default(); MAX_ITH]),
                     used: false,
@@ -126,7 +126,7 @@ impl Default for Graphs {
     }
 }
 
-impl Graphs {
+impl OpenGraphs {
     /// From now on ops arrive with the counts of `n` counters. Call before any op.
     pub fn count(&mut self, n: u32) {
         self.counters = n.min(pmc::MAX as u32);
@@ -160,14 +160,14 @@ impl Graphs {
     }
 
     /// A graph begins. False: too many are open.
-    pub fn begin(&mut self, s: Start) -> bool {
+    pub fn begin(&mut self, s: GraphStart) -> bool {
         let Some(g) = self.open.iter_mut().find(|g| !g.used) else { return false };
         (g.s, g.pool, g.used) = (s, None, true);
         true
     }
 
     fn place(&self, tgid: u32, tid: u32, ith: u16, pool: u64) -> Option<usize> {
-        let fits = |g: &Open| match (ith, g.pool) {
+        let fits = |g: &OpenGraph| match (ith, g.pool) {
             (0, _) => g.s.tid == tid,
             (_, Some(p)) => p == pool,
             // A worker may arrive before thread 0 has shown the pool.
@@ -180,7 +180,7 @@ impl Graphs {
     }
 
     /// An op began. `prev_end`: when the thread's previous op ended, 0 if that was not seen.
-    pub fn hit(&mut self, tgid: u32, tid: u32, ith: u16, pool: u64, hit: Hit, prev_end: u64) {
+    pub fn hit(&mut self, tgid: u32, tid: u32, ith: u16, pool: u64, hit: ThreadHit, prev_end: u64) {
         let Some(g) = self.place(tgid, tid, ith, pool).and_then(|i| self.open.get_mut(i)) else {
             self.orphans += 1;
             return;
@@ -211,7 +211,7 @@ impl Graphs {
         let Some(thread) = g.thread_hits.get(h.ith as usize) else { return };
         // If the op's own event was lost, the thread's last hit is a different one.
         if self.arena.last_mut(thread).is_some_and(|hit| hit.start == e.since) {
-            self.arena.set_counts(thread, Counts { known: e.known, count: e.count });
+            self.arena.set_counts(thread, HitCounts { known: e.known, count: e.count });
         }
     }
 
@@ -233,10 +233,10 @@ impl Graphs {
         &mut self,
         i: usize,
         (end, last_end, mut cut): (u64, u64, bool),
-        tensors: &mut Structure,
+        tensors: &mut TensorTable,
         ops: (&[(bool, bool)], bool),
         enc: &mut Encoder<W>,
-    ) -> Result<(Start, Seen), WriteError> {
+    ) -> Result<(GraphStart, ObservedGraph), WriteError> {
         let g = &mut self.open[i];
         g.used = false;
         self.unattributed = 0;
@@ -258,7 +258,7 @@ impl Graphs {
                 self.write_thread(i, ith, p, (barrier, end, cut), tensors, enc)?;
             }
         }
-        let Open { s, thread_hits, .. } = &mut self.open[i];
+        let OpenGraph { s, thread_hits, .. } = &mut self.open[i];
         thread_hits.iter_mut().for_each(|l| self.arena.release(l));
         enc.cpu_graph(&CpuGraph {
             seq: s.seq,
@@ -286,7 +286,7 @@ impl Graphs {
         &mut self,
         i: usize,
         ith: usize,
-        tensors: &mut Structure,
+        tensors: &mut TensorTable,
         ops: (&[(bool, bool)], bool),
         enc: &mut Encoder<W>,
     ) -> Result<usize, WriteError> {
@@ -349,11 +349,12 @@ impl Graphs {
         ith: usize,
         p: usize,
         (barrier, graph_end, cut): (bool, u64, bool),
-        tensors: &mut Structure,
+        tensors: &mut TensorTable,
         enc: &mut Encoder<W>,
     ) -> Result<(), WriteError> {
-        let Graphs { open, arena, plans, slices, counters, counts, told, unattributed, orphans, .. } = self;
-        let mut out = Runs { n: *counters, slices, counts };
+        let OpenGraphs { open, arena, plans, slices, counters, counts, told, unattributed, orphans, .. } =
+            self;
+        let mut out = SliceBatch { n: *counters, slices, counts };
         let (s, thread, plan) = (open[i].s, &open[i].thread_hits[ith], &plans[p]);
         let mut run =
             SliceRun { graph: s.seq, ith: ith as u16, tid: thread.tid, plan: plan.id, first: 0, barrier };
@@ -399,20 +400,20 @@ impl Graphs {
 }
 
 /// Slices to be written together, with their counts.
-struct Runs<'a> {
+struct SliceBatch<'a> {
     /// Number of counters.
     n: u32,
     slices: &'a mut Vec<Slice>,
     counts: &'a mut Vec<Option<u64>>,
 }
 
-impl Runs<'_> {
+impl SliceBatch<'_> {
     fn clear(&mut self) {
         self.slices.clear();
         self.counts.clear();
     }
 
-    fn push(&mut self, slice: Slice, counts: Option<&Counts>, barrier: bool) {
+    fn push(&mut self, slice: Slice, counts: Option<&HitCounts>, barrier: bool) {
         // Where barriers show ends, the counts of an op without one include some later time.
         let counts = counts.filter(|_| !barrier || slice.end.is_some());
         self.slices.push(slice);
@@ -437,10 +438,10 @@ impl Runs<'_> {
     }
 }
 
-fn count(thread_hits: &[ThreadHits], arena: &Arena) -> Seen {
+fn count(thread_hits: &[ThreadHits], arena: &Arena) -> ObservedGraph {
     let first = thread_hits.first().copied().unwrap_or_default();
     let inner = first.len.saturating_sub(1);
-    Seen {
+    ObservedGraph {
         expected: None,
         hits: thread_hits.iter().map(|l| l.len).sum(),
         inner,

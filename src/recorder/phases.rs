@@ -4,38 +4,38 @@
 use std::io::Write;
 
 use crate::capture::event;
-use crate::engine::probes::{PHASES, Phase};
+use crate::engine::probes::{PHASES, PhaseDef};
 use pfi::record::{Availability, Feature, PhaseCall};
 use pfi::{Encoder, WriteError};
 
 /// Calls whose return has not been seen yet.
 #[derive(Default)]
-pub struct Begun {
-    calls: heapless::Vec<Open, 64>,
+pub struct OpenPhases {
+    calls: heapless::Vec<OpenPhase, 64>,
 }
 
 #[derive(Clone, Copy)]
-struct Open {
+struct OpenPhase {
     what: i32,
     tgid: u32,
     tid: u32,
     start: u64,
 }
 
-impl Open {
+impl OpenPhase {
     fn write<W: Write>(&self, end: u64, cut: bool, enc: &mut Encoder<W>) -> Result<(), WriteError> {
-        let &Open { what, tgid: pid, tid, start } = self;
+        let &OpenPhase { what, tgid: pid, tid, start } = self;
         let Some(phase) = usize::try_from(what).ok().and_then(|i| PHASES.get(i)) else { return Ok(()) };
         let (t, dur) = (start as i64, end.saturating_sub(start));
         enc.phase_call(&PhaseCall { what: phase.name, pid, tid, t, dur, cut })
     }
 }
 
-impl Begun {
+impl OpenPhases {
     /// Takes an event: a call that begins, or one that has ended.
     pub fn take<W: Write>(&mut self, e: &event::Call, enc: &mut Encoder<W>) -> Result<(), WriteError> {
         let call =
-            Open { what: e.n, tgid: e.h.tgid, tid: e.h.tid, start: if e.a == 0 { e.h.ts } else { e.a } };
+            OpenPhase { what: e.n, tgid: e.h.tgid, tid: e.h.tid, start: if e.a == 0 { e.h.ts } else { e.a } };
         self.calls.retain(|c| (c.what, c.tid) != (call.what, call.tid));
         match e.a {
             // A call that found no room is written when it ends.
@@ -52,7 +52,7 @@ impl Begun {
         at: u64,
         enc: &mut Encoder<W>,
     ) -> Result<(), WriteError> {
-        let ends = |c: &Open| tgid.is_none_or(|t| t == c.tgid);
+        let ends = |c: &OpenPhase| tgid.is_none_or(|t| t == c.tgid);
         for c in self.calls.iter().filter(|c| ends(c)) {
             c.write(at, true, enc)?;
         }
@@ -65,7 +65,7 @@ impl Begun {
 pub fn feature<W: Write>(enc: &mut Encoder<W>, probed: &[&str], lost: u64) -> Result<(), WriteError> {
     let (had, missing): (Vec<_>, Vec<_>) =
         PHASES.iter().partition(|p| p.functions.iter().any(|f| probed.contains(f)));
-    let names = |of: Vec<&Phase>| of.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
+    let names = |of: Vec<&PhaseDef>| of.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
     let state = match (had.is_empty(), missing.is_empty() && lost == 0) {
         (true, _) => Availability::None,
         (_, true) => Availability::Whole,
@@ -89,38 +89,21 @@ pub fn feature<W: Write>(enc: &mut Encoder<W>, probed: &[&str], lost: u64) -> Re
 mod tests {
     use super::*;
     use crate::capture::event::{Call, Head};
-    use pfi::record::{Footer, Header, Level, Record, Source, Transport};
+    use crate::recorder::sample;
+    use pfi::record::Record;
     use pfi::{EncoderConfig, Trace};
-
-    const HEADER: Header = Header {
-        tool: "",
-        command: "",
-        kernel: "",
-        arch: "",
-        host: "",
-        cpu_model: "",
-        topology: "",
-        mono_ns: 0,
-        boot_ns: 0,
-        real_ns: 0,
-        level: Level::Token,
-        structure: false,
-        transport: Transport::Ring,
-        buffer_bytes: 0,
-        hit_ns: 0,
-        source: Source::Bpf,
-    };
 
     #[test]
     fn what_has_begun_ends_once_or_is_cut() {
-        let mut enc = Encoder::new(Vec::new(), EncoderConfig::default(), &HEADER).expect("memory takes it");
+        let mut enc =
+            Encoder::new(Vec::new(), EncoderConfig::default(), &sample::HEADER).expect("memory takes it");
         let event = |tid: u32, what: i32, start: u64, ts: u64| Call {
             h: Head { ts, tgid: tid / 10, tid, ..Head::default() },
             a: start,
             n: what,
             ..Call::default()
         };
-        let mut begun = Begun::default();
+        let mut begun = OpenPhases::default();
         let all = [event(10, 3, 0, 100), event(20, 3, 0, 110), event(30, 3, 0, 120), event(20, 3, 110, 400)];
         // One that is short, and one that no release has.
         for e in all.iter().chain(&[event(10, 0, 420, 430), event(10, 9, 420, 430)]) {
@@ -129,20 +112,7 @@ mod tests {
         begun.close(Some(1), 500, &mut enc).expect("memory takes it");
         begun.close(None, 600, &mut enc).expect("memory takes it");
         begun.close(None, 700, &mut enc).expect("memory takes it");
-        let footer = Footer {
-            end: "",
-            kinds: Vec::new(),
-            lost_cpu: Vec::new(),
-            orphans: 0,
-            read_errors: 0,
-            agent_user_us: 0,
-            agent_sys_us: 0,
-            agent_peak_rss: 0,
-            wall_ns: 0,
-            bpf_ns: 0,
-            bpf_runs: 0,
-        };
-        let bytes = enc.finish(&footer).expect("memory takes it");
+        let bytes = enc.finish(&sample::footer()).expect("memory takes it");
         let trace = Trace::from_bytes(bytes).expect("a trace");
         let mut told = Vec::new();
         for i in 0..trace.blocks().len() {

@@ -6,7 +6,7 @@ use crate::recorder::meter::Meter;
 /// Maximum processes with their own meter, of about 6 kB each.
 pub const MOST: usize = 256;
 
-struct One {
+struct TreeProcess {
     pid: u32,
     /// The first process of its run; 0: unknown.
     run: u32,
@@ -18,7 +18,7 @@ struct One {
 #[derive(Default)]
 pub struct ProcessTree {
     /// Sorted by pid.
-    all: Vec<One>,
+    all: Vec<TreeProcess>,
     /// Meters of each run's first process, and of processes that have made a call. When a process ends, its counts
     /// go to its run.
     pub meters: Vec<Meter>,
@@ -77,7 +77,7 @@ impl ProcessTree {
     }
 
     fn stray(&mut self, i: usize, pid: u32) {
-        self.all.insert(i, One { pid, run: 0, met: false });
+        self.all.insert(i, TreeProcess { pid, run: 0, met: false });
         if self.metering {
             self.unattributed.push(pid);
         }
@@ -88,7 +88,7 @@ impl ProcessTree {
         match (self.at(pid), self.run_of(parent)) {
             (Ok(_), _) => {}
             (Err(i), None | Some(0)) => self.stray(i, pid),
-            (Err(i), Some(run)) => self.all.insert(i, One { pid, run, met: false }),
+            (Err(i), Some(run)) => self.all.insert(i, TreeProcess { pid, run, met: false }),
         }
     }
 
@@ -110,7 +110,7 @@ impl ProcessTree {
         }
         match self.at(pid) {
             Ok(i) => self.all[i].run = run,
-            Err(i) => self.all.insert(i, One { pid, run, met: false }),
+            Err(i) => self.all.insert(i, TreeProcess { pid, run, met: false }),
         }
         self.own(pid, run);
     }

@@ -7,7 +7,7 @@ use std::process::Child;
 use std::time::Duration;
 
 use crate::capture::pmc;
-use crate::capture::source::BackendChoice;
+use crate::capture::source::{BackendChoice, CaptureOptions};
 use crate::engine::probes::Site;
 use crate::engine::search::Launch;
 use crate::host::btf::Btf;
@@ -18,7 +18,7 @@ use crate::host::user::User;
 use crate::recorder::drain::Totals;
 use crate::recorder::process_tree::ProcessTree;
 use crate::recorder::qos::Prices;
-use crate::recorder::qos::policy::{Rule, Step};
+use crate::recorder::qos::policy::{DetailStep, LevelPolicy};
 use crate::recorder::verify::OpEnd;
 use pfi::Output;
 use pfi::record::Level;
@@ -30,12 +30,12 @@ pub enum Target {
     Command(Vec<OsString>),
     /// Processes that run or map this file, or a file of this directory.
     Exe(Launch),
-    /// Processes come and go as [`Watch::order`] says, until it says stop.
+    /// Processes come and go as [`SessionObserver::order`] says, until it says stop.
     Managed,
 }
 
 /// Orders to a recording of [`Target::Managed`].
-pub enum Order {
+pub enum SessionCommand {
     /// Record a process, known to have an engine, as part of the run whose first process is the second number:
     /// itself or an ancestor by fork.
     Follow(u32, u32),
@@ -49,29 +49,24 @@ pub enum Order {
 
 /// How to record.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Options {
+pub struct RecordOptions {
     pub level: Level,
-    pub structure: bool,
-    /// Which experts each layer chose; needs level op and structure.
-    pub experts: bool,
+    /// What is captured and how. Tensors (`structure`) and experts need level op.
+    pub capture: CaptureOptions,
     /// Record calls that are phases.
     pub phases: bool,
-    pub pbuf: bool,
     pub source: BackendChoice,
-    pub buffer_bytes: u64,
     pub agent_cpu: AgentCpu,
     pub op_end: OpEnd,
     pub site: Site,
     /// The running kernel's types, if the kernel does not provide them itself.
     pub btf: Option<Btf>,
     /// Limit on the recording's cost; None: it stays at its level.
-    pub budget: Option<Rule>,
+    pub budget: Option<LevelPolicy>,
     /// None: the machine's sensors are not read.
-    pub sensors: Option<sensors::Options>,
-    /// Record when threads are off-CPU, and why.
-    pub sched: bool,
+    pub sensors: Option<sensors::SensorOptions>,
     pub duration: Option<Duration>,
-    pub counters: pmc::Options,
+    pub counters: pmc::CounterOptions,
     /// End after this many decoded tokens.
     pub tokens: Option<u64>,
     /// Stored calibration of this machine; None: calibrate now.
@@ -137,22 +132,22 @@ pub trait Arrivals {
 }
 
 /// What the session reports while it runs.
-pub trait Watch {
+pub trait SessionObserver {
     /// Stop request: 1 = end and flush.
     fn stop(&self) -> bool;
     /// A line for the user.
     fn tell(&mut self, text: &str);
     /// Current state; called many times a second.
-    fn progress(&mut self, now: &Progress);
+    fn progress(&mut self, now: &RecordingProgress);
     /// The source of processes that run this program or library, for [`Target::Exe`].
     ///
     /// # Errors
     /// Such processes cannot be looked for.
     fn arrivals(&mut self, _program: &Path) -> Result<Box<dyn Arrivals>, RecordError> {
-        Err(RecordError::Arrivals("this recording does not search for processes".into()))
+        Err(RecordError::NoArrivals)
     }
     /// The next order, for [`Target::Managed`]; called until there is none.
-    fn order(&mut self, _now: &Progress, _tree: &ProcessTree) -> Option<Order> {
+    fn order(&mut self, _now: &RecordingProgress, _tree: &ProcessTree) -> Option<SessionCommand> {
         None
     }
     /// Everything that is recorded is probed for good; counters may still have to be opened. True: nothing is
@@ -164,7 +159,7 @@ pub trait Watch {
     /// would have to be attached.
     fn declined(&mut self, _run: u32, _processes: Vec<u32>) {}
     /// An order was carried out, or why it could not be.
-    fn done(&mut self, _done: Result<(), String>) {}
+    fn done(&mut self, _done: Result<(), RecordError>) {}
     /// The started command continues after its recording has ended.
     fn left(&mut self, _command: Child) {}
     /// The recording ends with this error. Its probes have yet to be removed, which takes time.
@@ -173,7 +168,7 @@ pub trait Watch {
 
 /// State of a recording.
 #[derive(Debug, Clone, Copy)]
-pub struct Progress {
+pub struct RecordingProgress {
     pub totals: Totals,
     /// Events lost so far.
     pub lost: u64,
@@ -185,7 +180,7 @@ pub struct Progress {
     pub targets: usize,
     /// The longest open call: when it began, CLOCK_MONOTONIC ns, and the width of its ubatch, 0 = not known (yet).
     pub call: Option<(u64, u32)>,
-    pub level: Step,
+    pub level: DetailStep,
     /// The cost of that level as a share of a token's time, if a budget has it measured.
     pub cost: Option<f64>,
 }

@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 
 use self::extras::Extras;
 use self::output::{Counted, notice};
-use self::setup::{header, knobs, roles, source};
-use crate::capture::backend::Backend;
+use self::setup::{header, roles, source};
+use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::pmc::Counters;
 use crate::capture::skel::types::ev_kind;
-use crate::capture::source::Source;
+use crate::capture::source::{CaptureOptions, Source};
 use crate::capture::structure::{self, MAX_ENGINES, Reading};
-use crate::engine::discover::{self, DiscoverError, Engine};
+use crate::engine::discover::{self, DiscoverError, DiscoveredEngine};
 use crate::engine::elf::ElfError;
 use crate::engine::probes::Role;
 use crate::host::diagnose;
@@ -38,14 +38,16 @@ use crate::host::maps::FileId;
 use crate::host::pulse;
 use crate::host::sensors::Sampler;
 use crate::host::{target, tracefs, usage};
-use crate::recorder::attached::Attached;
+use crate::recorder::attached::AttachedEngine;
 use crate::recorder::drain::{Drain, Shown};
 use crate::recorder::qos::Controller;
-use crate::recorder::qos::policy::Step;
-use crate::recorder::recording::{Arrivals, Options, Progress, Summary, Target, Watch};
+use crate::recorder::qos::policy::DetailStep;
+use crate::recorder::recording::{
+    Arrivals, RecordOptions, RecordingProgress, SessionObserver, Summary, Target,
+};
 use crate::recorder::verify::{self, OpEnd};
 use pfi::record::{Availability, Detail, Feature};
-use pfi::ring::{IntoRing, Ring};
+use pfi::ring::{BlockRing, IntoRing};
 use pfi::{Encoder, EncoderConfig, Output, WriteError};
 
 /// Intervals between searches for engines in a process's maps: short until one is found, long afterwards.
@@ -62,7 +64,7 @@ const WAIT_LATE: Duration = Duration::from_millis(50);
 pub use self::calibration::learn;
 
 struct Session {
-    options: Options,
+    options: RecordOptions,
     any: bool,
     /// Reports processes that begin to run what is recorded, if they are not known beforehand.
     arrivals: Option<Box<dyn Arrivals>>,
@@ -77,10 +79,10 @@ struct Session {
     /// The recorder moves to CPUs that the engine does not use.
     roams: bool,
     /// The settings that the command gets instead of the recorder's.
-    origin: machine::Origin,
+    origin: machine::InheritedSettings,
     drain: Rc<RefCell<Drain<Counted>>>,
     source: Box<dyn Source>,
-    engines: Vec<Attached>,
+    engines: Vec<AttachedEngine>,
     /// Followed processes, with the state of their maps when last read.
     pids: BTreeMap<u32, u64>,
     /// The command started here: its process, its program and its name as given.
@@ -105,9 +107,9 @@ struct Session {
     doubtful: Vec<(u32, Instant)>,
     /// The user was notified that some processes have no meter.
     crowd_told: bool,
-    ring: Option<Rc<RefCell<Ring>>>,
+    ring: Option<Rc<RefCell<BlockRing>>>,
     /// Needed for a trace's header, and when targets come and go.
-    backend: Backend,
+    backend: CaptureBackend,
     hit_ns: u32,
     managed: bool,
     /// Nothing is attached any longer.
@@ -119,17 +121,17 @@ struct Session {
 /// `Output` is dynamic so that all kinds share this code: the recorder is to stay small.
 pub fn record(
     target: Target,
-    mut options: Options,
+    mut options: RecordOptions,
     out: Box<dyn Output>,
-    watch: &mut dyn Watch,
+    watch: &mut dyn SessionObserver,
 ) -> Result<Summary, RecordError> {
     diagnose::capture_libbpf_log();
     let pids: &[u32] = if let Target::Pids(pids) = &target { pids } else { &[] };
     pids.iter().try_for_each(|p| target::alive(*p).then_some(()).ok_or(RecordError::NoProcess(*p)))?;
-    let backend = Backend::choose(options.source)?;
+    let backend = CaptureBackend::choose(options.source)?;
     tracefs::sweep().iter().for_each(|swept| watch.tell(swept));
     // Before any trial: trials use what a command must not inherit.
-    let origin = machine::Origin::of_this_thread();
+    let origin = machine::InheritedSettings::of_this_thread();
     let hit_ns = options
         .calibration
         .as_ref()
@@ -140,27 +142,26 @@ pub fn record(
         machine::settle(wish).map_err(|source| RecordError::AgentCpu { cpu: format!("{wish:?}"), source })?;
     let ring = options.ring.map(|(span, most)| {
         let span = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
-        Rc::new(RefCell::new(Ring::new(span, usize::try_from(most).unwrap_or(usize::MAX))))
+        Rc::new(RefCell::new(BlockRing::new(span, usize::try_from(most).unwrap_or(usize::MAX))))
     });
     let out = ring.as_ref().map_or(out, |ring| Box::new(IntoRing(ring.clone())));
     let out = Counted { out, bytes: 0 };
     let flush_ns = options.flush.as_nanos() as u64;
     let cfg = EncoderConfig { flush_ns, ..EncoderConfig::default() };
     let mut enc = Encoder::new(out, cfg, &header(&options, &backend, &machine::read(), hit_ns))?;
-    if options.experts && backend != Backend::Bpf {
-        options.experts = false;
+    if options.capture.experts && backend != CaptureBackend::Bpf {
+        options.capture.experts = false;
         let why = "only BPF programs can read them, probe events cannot";
         enc.feature(&Feature { name: "experts", state: Availability::None, why })?;
         watch.tell(&format!("experts are not recorded: {why}"));
     }
     let drain = Rc::new(RefCell::new(Drain::new(enc)));
-    let counters =
-        Counters::open(&options.counters, backend == Backend::Bpf).map_err(RecordError::Counters)?;
+    let counters = Counters::open(&options.counters, backend == CaptureBackend::Bpf)?;
     let shared = counters.as_ref().and_then(Counters::shared);
     drain.borrow_mut().count(shared.as_ref().map_or(0, |s| s.n));
     let (any, managed) = (matches!(target, Target::Exe(_)), matches!(target, Target::Managed));
     drain.borrow_mut().process_tree.metering = managed;
-    let detail = calibration::top(options.level, options.structure);
+    let detail = calibration::top(options.level, options.capture.structure);
     let arrivals = match &target {
         Target::Exe(launch) => Some(watch.arrivals(&launch.program)?),
         _ => None,
@@ -173,7 +174,16 @@ pub fn record(
         halted: BTreeSet::new(),
         early: 0,
         late: Vec::new(),
-        source: source(&backend, knobs(&options), options.btf.clone(), shared, &drain),
+        source: source(
+            &backend,
+            CaptureOptions {
+                few: options.capture.few && !matches!(target, Target::Managed),
+                ..options.capture
+            },
+            options.btf.clone(),
+            shared,
+            &drain,
+        ),
         roams: wish == AgentCpu::Auto && bound.is_none(),
         origin,
         options,
@@ -257,7 +267,7 @@ impl Session {
         self.source.add_target(pid);
     }
 
-    fn launch(&mut self, argv: &[OsString], watch: &mut dyn Watch) -> Result<Child, RecordError> {
+    fn launch(&mut self, argv: &[OsString], watch: &mut dyn SessionObserver) -> Result<Child, RecordError> {
         let failed =
             |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
         let held = target::hold(argv, self.options.streams, self.origin, self.options.user.clone())
@@ -286,9 +296,9 @@ impl Session {
     /// Attaches to new engines, and to new modules of known ones, in the process that they were found for.
     fn add_all(
         &mut self,
-        found: Result<Vec<Engine>, DiscoverError>,
+        found: Result<Vec<DiscoveredEngine>, DiscoverError>,
         of: Option<u32>,
-        watch: &mut dyn Watch,
+        watch: &mut dyn SessionObserver,
     ) -> Result<(), RecordError> {
         let engines = match found {
             Ok(engines) => engines,
@@ -333,24 +343,25 @@ impl Session {
         Ok(())
     }
 
-    fn add(&mut self, engine: Engine, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    fn add(&mut self, engine: DiscoveredEngine, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
         let id = self.engines.len() as u16;
-        let reading = Reading::new(id, engine.layout.clone(), &engine.tables);
+        let mut reading = Reading::new(id, engine.layout.clone(), &engine.tables);
+        reading.devices = engine.modules.iter().any(|m| m.roles.drives);
         let prober = self.source.engine(&reading)?;
         self.hear(watch)?;
         self.define(id, &engine)?;
         self.drain.borrow_mut().add_engine(reading);
-        let mut attached = Attached::new(engine, prober, self.options.site);
+        let mut attached = AttachedEngine::new(engine, prober, self.options.site);
         if self.options.op_end == OpEnd::Interval {
-            attached.ladder.op_end.retain(|r| r.how == crate::engine::ladder::How::Interval);
+            attached.ladder.op_end.retain(|r| r.how == crate::engine::ladder::RungMethod::Interval);
         }
         for &role in roles(self.probed(), self.options.phases) {
             attached.attach(role, 0);
         }
         // With nothing to probe yet, a module that is loaded later may bring the functions.
-        if let Some(why) = attached.failures.first().filter(|_| attached.attached == 0) {
+        if attached.attached == 0 && !attached.failures.is_empty() {
             self.drain.borrow_mut().drop_engine();
-            return Err(RecordError::Attach(why.clone()));
+            return Err(RecordError::Attach(attached.failures.swap_remove(0)));
         }
         attached.failures.iter().for_each(|f| watch.tell(&format!("probe not attached: {f}")));
         self.engines.push(attached);
@@ -358,7 +369,7 @@ impl Session {
     }
 
     /// Forwards messages of the source.
-    fn hear(&mut self, watch: &mut dyn Watch) -> Result<(), WriteError> {
+    fn hear(&mut self, watch: &mut dyn SessionObserver) -> Result<(), WriteError> {
         for text in self.source.news() {
             notice(&self.drain, &text, watch)?;
         }
@@ -366,7 +377,11 @@ impl Session {
     }
 
     /// The main loop. Returns the reason for its end.
-    fn run(&mut self, child: &mut Option<Child>, watch: &mut dyn Watch) -> Result<String, RecordError> {
+    fn run(
+        &mut self,
+        child: &mut Option<Child>,
+        watch: &mut dyn SessionObserver,
+    ) -> Result<String, RecordError> {
         let begin = Instant::now();
         let mut scanned = begin.checked_sub(SCAN_LATE).unwrap_or(begin);
         loop {
@@ -409,22 +424,22 @@ impl Session {
         }
     }
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> RecordingProgress {
         let drain = self.drain.borrow();
         let lost = self.source.lost() + drain.unplaced().iter().sum::<u64>();
-        Progress {
+        RecordingProgress {
             totals: drain.totals,
             lost,
             bytes: drain.enc.bytes_written(),
             engines: self.engines.iter().filter(|a| a.attached > 0).count(),
             targets: self.pids.len(),
             call: drain.call(),
-            level: self.qos.as_ref().map_or(Step { level: self.detail, one_in: 1 }, Controller::now),
+            level: self.qos.as_ref().map_or(DetailStep { level: self.detail, one_in: 1 }, Controller::now),
             cost: self.qos.as_ref().and_then(Controller::cost),
         }
     }
 
-    fn verify(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    fn verify(&mut self, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
         let ops = self.probed() >= Detail::Op;
         for (i, a) in self.engines.iter_mut().enumerate() {
             let Some(mut shown) = self.drain.borrow().shown.get(i).copied() else { continue };
@@ -463,7 +478,7 @@ impl Session {
     }
 
     /// Looks for engines and new modules in the followed processes; moves to CPUs that they do not use.
-    fn scan(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    fn scan(&mut self, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
         if self.roams && !self.engines.is_empty() {
             let busy: Vec<u32> = self.pids.keys().flat_map(|&pid| target::running_on(pid)).collect();
             machine::avoid(&busy);
@@ -488,7 +503,7 @@ impl Session {
         Ok(())
     }
 
-    fn scan_one(&mut self, pid: u32, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    fn scan_one(&mut self, pid: u32, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
         let _at = pulse::at(pid);
         let now = target::maps_mark(pid);
         if now != 0 && self.pids.insert(pid, now) != Some(now) {
@@ -511,7 +526,7 @@ impl Session {
         mut self,
         end: Result<String, RecordError>,
         status: Option<i32>,
-        watch: &mut dyn Watch,
+        watch: &mut dyn SessionObserver,
     ) -> Result<Summary, RecordError> {
         if let Err(e) = &end {
             watch.failed(e);
@@ -523,15 +538,16 @@ impl Session {
         self.drain.borrow_mut().end_at(stopped);
         self.source.leave_processes();
         // Samples of perf events are read later, and those still waiting belong to the recording.
-        if self.backend == Backend::Bpf {
+        if self.backend == CaptureBackend::Bpf {
             self.pids.keys().for_each(|&pid| self.source.drop_target(pid));
         }
         // Detaching may take seconds; a recorder that is killed meanwhile keeps everything up to the last event.
         self.source.poll(Duration::ZERO);
         let flushed = self.drain.borrow_mut().enc.flush();
         // Recorders of a service share the kernel's lock: one that ends must not keep others that begin waiting.
-        let at_once = if self.managed { 1 } else { 16 };
-        entering::detach(self.engines.iter_mut().flat_map(Attached::take_links).collect(), at_once);
+        // Elsewhere all wait together: an engine with its CPU variants in files of their own has some eighty.
+        let at_once = if self.managed { 1 } else { 128 };
+        entering::detach(self.engines.iter_mut().flat_map(AttachedEngine::take_links).collect(), at_once);
         self.extras_gone(stopped);
         self.source.finish();
         let end = end.and_then(|end| flushed.map(|()| end).map_err(RecordError::from));
@@ -557,8 +573,7 @@ impl Session {
         let missing = self.last_missing.as_ref().filter(|_| engines == 0).map(ToString::to_string);
         // The source holds the other reference to the drain.
         drop(self.source);
-        let drain =
-            Rc::try_unwrap(self.drain).map_err(|_| RecordError::Attach("drain is still in use".into()))?;
+        let drain = Rc::try_unwrap(self.drain).map_err(|_| RecordError::DrainInUse)?;
         let mut drain = drain.into_inner();
         if let Some(e) = drain.take_error() {
             return Err(e.into());

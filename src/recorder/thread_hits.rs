@@ -11,7 +11,7 @@ const NONE: u16 = u16::MAX;
 
 /// An op began on a thread.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Hit {
+pub struct ThreadHit {
     pub tensor: u64,
     /// Second node of a fused op, otherwise 0.
     pub tensor2: u64,
@@ -22,14 +22,14 @@ pub struct Hit {
 
 /// The counts of a hit.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Counts {
+pub struct HitCounts {
     /// Counters with a known count, one bit each.
     pub known: u32,
     pub count: [u64; pmc::MAX],
 }
 
 struct Chunk {
-    hits: [Hit; CHUNK],
+    hits: [ThreadHit; CHUNK],
     next: u16,
 }
 
@@ -53,7 +53,7 @@ impl Default for ThreadHits {
 pub struct Arena {
     chunks: Vec<Chunk>,
     /// Parallel to the chunks, once there is something to count.
-    counts: Vec<[Counts; CHUNK]>,
+    counts: Vec<[HitCounts; CHUNK]>,
     free: u16,
 }
 
@@ -80,15 +80,15 @@ impl Arena {
         if self.chunks.len() == CHUNKS {
             return None;
         }
-        self.chunks.push(Chunk { hits: [Hit::default(); CHUNK], next: NONE });
+        self.chunks.push(Chunk { hits: [ThreadHit::default(); CHUNK], next: NONE });
         if self.counts.capacity() > 0 {
-            self.counts.push([Counts::default(); CHUNK]);
+            self.counts.push([HitCounts::default(); CHUNK]);
         }
         Some((self.chunks.len() - 1) as u16)
     }
 
     /// Appends a hit. False: the arena is full.
-    pub fn push(&mut self, thread: &mut ThreadHits, hit: Hit) -> bool {
+    pub fn push(&mut self, thread: &mut ThreadHits, hit: ThreadHit) -> bool {
         let at = thread.len as usize % CHUNK;
         if at == 0 {
             let Some(i) = self.take() else { return false };
@@ -100,12 +100,12 @@ impl Arena {
         }
         self.chunks[thread.last as usize].hits[at] = hit;
         thread.len += 1;
-        self.set_counts(thread, Counts::default());
+        self.set_counts(thread, HitCounts::default());
         true
     }
 
     /// Sets the counts of the thread's newest hit.
-    pub fn set_counts(&mut self, thread: &ThreadHits, counts: Counts) {
+    pub fn set_counts(&mut self, thread: &ThreadHits, counts: HitCounts) {
         let at = thread.len.wrapping_sub(1) as usize % CHUNK;
         if let Some(chunk) = self.counts.get_mut(thread.last as usize) {
             chunk[at] = counts;
@@ -113,18 +113,18 @@ impl Arena {
     }
 
     /// The thread's newest hit.
-    pub fn last_mut(&mut self, thread: &ThreadHits) -> Option<&mut Hit> {
+    pub fn last_mut(&mut self, thread: &ThreadHits) -> Option<&mut ThreadHit> {
         let at = (thread.len as usize).checked_sub(1)? % CHUNK;
         Some(&mut self.chunks.get_mut(thread.last as usize)?.hits[at])
     }
 
     /// The thread's hits, oldest first.
-    pub fn iter(&self, thread: &ThreadHits) -> impl Iterator<Item = &Hit> {
+    pub fn iter(&self, thread: &ThreadHits) -> impl Iterator<Item = &ThreadHit> {
         self.counted(thread).map(|(hit, _)| hit)
     }
 
     /// The same with their counts, if anything is counted.
-    pub fn counted(&self, thread: &ThreadHits) -> impl Iterator<Item = (&Hit, Option<&Counts>)> {
+    pub fn counted(&self, thread: &ThreadHits) -> impl Iterator<Item = (&ThreadHit, Option<&HitCounts>)> {
         let (mut index, mut at) = (thread.first as usize, 0);
         let mut left = thread.len;
         std::iter::from_fn(move || {
@@ -159,8 +159,8 @@ mod tests {
         for _ in 0..3 {
             let (mut a, mut b) = (ThreadHits::default(), ThreadHits::default());
             for i in 0..100u64 {
-                assert!(arena.push(&mut a, Hit { start: i, ..Hit::default() }));
-                assert!(arena.push(&mut b, Hit { start: 1000 + i, ..Hit::default() }));
+                assert!(arena.push(&mut a, ThreadHit { start: i, ..ThreadHit::default() }));
+                assert!(arena.push(&mut b, ThreadHit { start: 1000 + i, ..ThreadHit::default() }));
             }
             assert!(arena.iter(&a).map(|h| h.start).eq(0..100));
             assert!(arena.iter(&b).map(|h| h.start).eq(1000..1100));
@@ -175,8 +175,9 @@ mod tests {
     fn a_full_arena_says_so() {
         let mut arena = Arena::default();
         let mut thread = ThreadHits::default();
-        let pushed =
-            std::iter::repeat_with(|| arena.push(&mut thread, Hit::default())).take_while(|ok| *ok).count();
+        let pushed = std::iter::repeat_with(|| arena.push(&mut thread, ThreadHit::default()))
+            .take_while(|ok| *ok)
+            .count();
         assert_eq!(pushed, CHUNK * CHUNKS);
     }
 }

@@ -1,9 +1,10 @@
 //! Verifies the ladder by its hits: what each role should have shown, what it showed, and whether its rung is
 //! abandoned.
 
-use crate::engine::ladder::How;
+use crate::engine::backends::NotProbed;
+use crate::engine::ladder::RungMethod;
 use crate::engine::probes::Role;
-use crate::recorder::attached::Attached;
+use crate::recorder::attached::AttachedEngine;
 use crate::recorder::drain::Shown;
 use common::order;
 
@@ -24,7 +25,7 @@ pub enum OpEnd {
 
 /// Checks one engine's hits and moves its roles on; roles of ops only if `ops` are wanted. Returns messages for the
 /// user.
-pub fn verify(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, ops: bool) -> Vec<String> {
+pub fn verify(a: &mut AttachedEngine, shown: &mut Shown, op_end: OpEnd, ops: bool) -> Vec<String> {
     let mut told = Vec::new();
     if a.probed(Role::Op) && shown.graphs > 0 && shown.ops == 0 && shown.silent > 0 {
         leave(a, Role::Op, "attached but never hit in a complete graph", &mut told);
@@ -33,7 +34,7 @@ pub fn verify(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, ops: bool) -> 
     if a.probed(Role::Split)
         && shown.scheds > 1
         && shown.splits == 0
-        && a.rung(Role::Split).is_some_and(|r| r.how == How::Symbols)
+        && a.rung(Role::Split).is_some_and(|r| r.how == RungMethod::Symbols)
     {
         leave(
             a,
@@ -50,10 +51,10 @@ pub fn verify(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, ops: bool) -> 
                 told.push(format!(
                     "splits: {n} backend function(s) found through the scheduler of process {pid}"
                 ));
-                told.extend(refused);
+                told.extend(refused.iter().map(NotProbed::to_string));
             }
             Err(why) => {
-                leave(a, Role::Split, &why, &mut told);
+                leave(a, Role::Split, &why.to_string(), &mut told);
             }
         }
     }
@@ -64,7 +65,7 @@ pub fn verify(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, ops: bool) -> 
     told
 }
 
-fn barrier(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, told: &mut Vec<String>) {
+fn barrier(a: &mut AttachedEngine, shown: &mut Shown, op_end: OpEnd, told: &mut Vec<String>) {
     if !on_barrier(a) || shown.graphs == 0 {
         return;
     }
@@ -88,19 +89,19 @@ fn barrier(a: &mut Attached, shown: &mut Shown, op_end: OpEnd, told: &mut Vec<St
 }
 
 /// Whether the hits have shown the rungs to be correct, so that nothing remains to be attached.
-pub fn settled(a: &mut Attached, s: &Shown, ops: bool) -> bool {
+pub fn settled(a: &mut AttachedEngine, s: &Shown, ops: bool) -> bool {
     let barrier = ops && on_barrier(a) && !a.probed(Role::OpEnd);
     let op = a.probed(Role::Op) && s.ops == 0;
-    let by_symbols = a.rung(Role::Split).is_some_and(|r| r.how == How::Symbols);
+    let by_symbols = a.rung(Role::Split).is_some_and(|r| r.how == RungMethod::Symbols);
     let split = a.probed(Role::Split) && by_symbols && s.scheds > 0 && s.splits == 0;
     s.tokens.max(s.graphs) >= ENOUGH && !(barrier || op || split || a.wants_vtable() || a.leaving())
 }
 
-fn on_barrier(a: &Attached) -> bool {
-    a.rung(Role::OpEnd).is_some_and(|r| r.how == How::Symbols)
+fn on_barrier(a: &AttachedEngine) -> bool {
+    a.rung(Role::OpEnd).is_some_and(|r| r.how == RungMethod::Symbols)
 }
 
-fn leave(a: &mut Attached, role: Role, why: &str, told: &mut Vec<String>) {
+fn leave(a: &mut AttachedEngine, role: Role, why: &str, told: &mut Vec<String>) {
     let from = a.rung(role).map_or("", |r| r.name);
     let more = a.leave(role, why);
     let to = a.rung(role).map_or("nothing", |r| r.name);
@@ -112,7 +113,7 @@ fn leave(a: &mut Attached, role: Role, why: &str, told: &mut Vec<String>) {
 }
 
 /// A role's line in the recording quality block: name of the rung, expected and seen hits, reason.
-pub struct Verdict {
+pub struct RoleVerdict {
     pub name: String,
     pub used: bool,
     pub expected: Option<u64>,
@@ -121,11 +122,11 @@ pub struct Verdict {
 }
 
 /// The result of a role's rung.
-pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
+pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleVerdict {
     let name = a.rung(role).map_or_else(|| "none".to_owned(), |r| rung_name(a, role, r.name));
     if role == Role::OpEnd && wanted && a.rung(role).is_some() && s.inner == 0 && s.threads == 1 {
         let why = "one thread: no barrier to wait at, an op lasts until the next one or the graph's end";
-        return Verdict {
+        return RoleVerdict {
             name: "interval".into(),
             used: s.ops > 0,
             expected: None,
@@ -140,16 +141,20 @@ pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
         Role::CpuGraph => (None, s.graphs),
         Role::Phase => (None, s.phases),
         Role::Wait => (None, s.waits),
+        Role::Node => (None, s.enqueued),
         Role::Op => ((s.unknown == 0 && s.expected > 0).then_some(s.expected), s.ops),
-        // Every op has this kind of end; it has no hits of its own.
-        Role::OpEnd if a.rung(role).is_some_and(|r| r.how == How::Interval) => (None, s.ops),
+        // Every op has this kind of end, without separate hits.
+        Role::OpEnd if a.rung(role).is_some_and(|r| r.how == RungMethod::Interval) => (None, s.ops),
         Role::OpEnd => ((s.inner > 0).then_some(s.inner), s.ended),
     };
     let why = match (role, wanted, a.rung(role)) {
         (_, false, _) => "not recorded at this level".to_owned(),
         (Role::Wait, _, None) => "no device in the engine".to_owned(),
+        (Role::Node, _, None) => {
+            "no function of a device backend that enqueues a node is known here".to_owned()
+        }
         (_, _, None) => "no function of this kind in the engine".to_owned(),
-        (Role::OpEnd, _, Some(r)) if r.how == How::Interval => {
+        (Role::OpEnd, _, Some(r)) if r.how == RungMethod::Interval => {
             "an op lasts until its thread's next op or the graph's end: wall time, waiting included"
                 .to_owned()
         }
@@ -161,7 +166,7 @@ pub fn verdict(a: &Attached, role: Role, s: &Shown, wanted: bool) -> Verdict {
         (_, _, _) if seen == 0 => "attached, never hit".to_owned(),
         (_, _, _) => returns(role, s).unwrap_or_else(|| "hit".to_owned()),
     };
-    Verdict { name, used: wanted && seen > 0, expected: expected.filter(|_| wanted), seen, why }
+    RoleVerdict { name, used: wanted && seen > 0, expected: expected.filter(|_| wanted), seen, why }
 }
 
 /// What is wrong with the returns of a role's calls, if anything: a few may still be running when the recording
@@ -173,7 +178,7 @@ fn returns(role: Role, s: &Shown) -> Option<String> {
         Role::Graph => (s.scheds, s.returns[1]),
         Role::Split => (s.splits, s.returns[2]),
         Role::CpuGraph => (s.graphs, s.returns[3]),
-        Role::Op | Role::OpEnd | Role::Phase | Role::Wait => return None,
+        Role::Op | Role::OpEnd | Role::Node | Role::Phase | Role::Wait => return None,
     };
     (returns + UNDER_WAY < entries).then(|| {
         format!("hit, but only {returns} of {entries} returns were seen: the other durations are incomplete")
@@ -181,7 +186,7 @@ fn returns(role: Role, s: &Shown) -> Option<String> {
 }
 
 /// The functions that a rung probes, joined by `+`, each once.
-fn rung_name(a: &Attached, role: Role, name: &str) -> String {
+fn rung_name(a: &AttachedEngine, role: Role, name: &str) -> String {
     let mut symbols: Vec<&str> =
         a.rung(role).map(|r| r.points.iter().map(|p| p.symbol).collect()).unwrap_or_default();
     order::by(&mut symbols, |a, b| a.cmp(b));

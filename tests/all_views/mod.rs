@@ -1,4 +1,4 @@
-//! Every view of a trace, drawn into nothing.
+//! Every view of a trace, with the output discarded.
 
 use std::io::{self, Write};
 
@@ -12,7 +12,7 @@ use analysis::diff::{self, diff};
 use analysis::idents::{Idents, OpKey};
 use analysis::lanes::{Lanes, Select};
 use analysis::live::Live;
-use analysis::load::{Progress, load};
+use analysis::load::{LoadProgress, load};
 use analysis::ops::sort_runs;
 use analysis::overview::overview;
 use analysis::report::{self, By, report};
@@ -20,19 +20,19 @@ use analysis::stat::shapes::of_trace;
 use analysis::stat::{self, View, stat};
 use pfi::Trace;
 use render::table::Style;
-use render::timeline::Run;
+use render::timeline::TimelineRun;
 use render::timeline::chrome::Chrome;
 use render::timeline::labels::Labels;
 use render::timeline::perfetto::Perfetto;
 
-/// What a view of a file of some kilobytes may write: far more than any of them needs.
+/// Output limit for a view of a file of some kilobytes: far more than any view needs.
 const MOST_WRITTEN: usize = 64 << 20;
 
-/// Takes a bounded number of bytes, of text that hides and turns nothing.
+/// Accepts a bounded number of bytes; text must not contain hidden or direction-changing characters.
 #[derive(Default)]
 pub struct Out {
     bytes: usize,
-    /// Not text.
+    /// The output is not text.
     binary: bool,
 }
 
@@ -52,8 +52,8 @@ impl Write for Out {
     }
 }
 
-/// Characters of a name that no view passes on: those that a terminal acts on, and those that hide or turn what stands
-/// beside them. ESC and line ends are the views' own, too.
+/// Characters that no view may pass on from a name: those that a terminal acts on, and those that hide or reorder
+/// neighboring text. Views emit ESC and line ends themselves.
 pub fn hides(c: char) -> bool {
     let unicode = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
         | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}');
@@ -64,7 +64,7 @@ pub fn hides(c: char) -> bool {
 pub const GROUPS: [fn(&mut Out, &Trace); 7] =
     [reports, statistics, comparison, graphs, timelines, pages, live];
 
-/// Draws all views of what may be a trace; bytes written in all.
+/// Renders all views of a possible trace; returns the number of bytes written.
 pub fn all(bytes: Vec<u8>) -> usize {
     let Ok(trace) = Trace::from_bytes(bytes) else { return 0 };
     let mut out = Out::default();
@@ -72,23 +72,23 @@ pub fn all(bytes: Vec<u8>) -> usize {
     out.bytes
 }
 
-fn options() -> report::Options {
-    report::Options {
+fn options() -> report::ReportOptions {
+    report::ReportOptions {
         top: Some(7),
         tables: By::ALL.to_vec(),
         peaks: vec![Peak { threads: None, gb_per_s: 20.0, gflop_per_s: Some(100.0), int8_gop_per_s: None }],
-        ..report::Options::default()
+        ..report::ReportOptions::default()
     }
 }
 
 fn reports(out: &mut Out, trace: &Trace) {
-    let told = report(trace, &options(), &Progress::default());
+    let told = report(trace, &options(), &LoadProgress::default());
     render::text::write(out, &told, &Style { width: Some(90), color: true }).unwrap();
     render::json::write(out, &told).unwrap();
 }
 
 fn pages(out: &mut Out, trace: &Trace) {
-    let (peaks, progress) = (options().peaks, Progress::default());
+    let (peaks, progress) = (options().peaks, LoadProgress::default());
     for cut in [Cut::default(), Cut { calls: (Some(1), Some(2)), ..Cut::default() }] {
         match overview(trace, &cut, &peaks, &progress) {
             Ok(found) => render::html::write(out, &found, "x", 20).unwrap(),
@@ -102,12 +102,12 @@ fn said(why: &dyn std::error::Error) {
 }
 
 fn statistics(out: &mut Out, trace: &Trace) {
-    let progress = Progress::default();
+    let progress = LoadProgress::default();
     for phase in [Phase::Decode, Phase::Prefill] {
         let views: Vec<View> = View::ALL.into_iter().chain([View::Activation]).collect();
         let beside = Some(of_trace(trace, phase, &progress));
         let (bandwidth, context) = (None, None);
-        let options = stat::Options {
+        let options = stat::StatOptions {
             phase,
             views: views.clone(),
             pid: None,
@@ -126,7 +126,7 @@ fn statistics(out: &mut Out, trace: &Trace) {
             }
             Err(why) => said(&why),
         }
-        let options = stat::Options { bandwidth: Some(50.0), context: Some(4096), ..options };
+        let options = stat::StatOptions { bandwidth: Some(50.0), context: Some(4096), ..options };
         match stat(trace, &options, &progress) {
             Ok(found) => render::json::write(out, &found).unwrap(),
             Err(why) => said(&why),
@@ -136,10 +136,15 @@ fn statistics(out: &mut Out, trace: &Trace) {
 
 fn comparison(out: &mut Out, trace: &Trace) {
     for by in [OpKey::Name, OpKey::Layer] {
-        let options =
-            diff::Options { phase: Phase::Decode, by, false_discovery: 0.05, least: 0.01, pids: Vec::new() };
+        let options = diff::DiffOptions {
+            phase: Phase::Decode,
+            by,
+            false_discovery: 0.05,
+            least: 0.01,
+            pids: Vec::new(),
+        };
         for side in [&[trace][..], &[trace, trace]] {
-            match diff(side, side, &options, &Progress::default()) {
+            match diff(side, side, &options, &LoadProgress::default()) {
                 Ok(found) => {
                     let names = [vec!["a".to_string(); 2], vec!["b".to_string(); 2]];
                     render::diff::write(out, &found, &names, 5, &Style::default()).unwrap();
@@ -153,16 +158,19 @@ fn comparison(out: &mut Out, trace: &Trace) {
 }
 
 fn graphs(out: &mut Out, trace: &Trace) {
-    let progress = Progress::default();
+    let progress = LoadProgress::default();
     let pid = load(trace, &progress).cpu_graphs.first().map(|g| g.pid);
-    let whole =
-        match dag(trace, &dag::Options { pid: pid.map(Into::into), token: None, phase: None }, &progress) {
-            Ok(found) => found,
-            Err(why) => return said(&why),
-        };
+    let whole = match dag(
+        trace,
+        &dag::DagOptions { pid: pid.map(Into::into), token: None, phase: None },
+        &progress,
+    ) {
+        Ok(found) => found,
+        Err(why) => return said(&why),
+    };
     for graph in [&whole, &fold(&whole)] {
         for facts in &METRICS {
-            use render::dag::Format::*;
+            use render::dag::GraphFormat::*;
             for format in [Dot, Graphml, Json, Svg] {
                 render::dag::write(out, graph, facts.metric, format).unwrap();
             }
@@ -178,14 +186,14 @@ fn graphs(out: &mut Out, trace: &Trace) {
 }
 
 fn timelines(out: &mut Out, trace: &Trace) {
-    let told = &report(trace, &options(), &Progress::default());
-    let mut loaded = load(trace, &Progress::default());
+    let told = &report(trace, &options(), &LoadProgress::default());
+    let mut loaded = load(trace, &LoadProgress::default());
     let (line, idents) = (timeline(&loaded), Idents::new(&loaded));
     let labels = Labels::new(&loaded, &line, &idents, told);
     let header = loaded.header.clone();
     sort_runs(&mut loaded);
     let lanes = Lanes::new(&loaded, Select::default());
-    let run = Run::new(&loaded, &line, &lanes, &idents, &labels);
+    let run = TimelineRun::new(&loaded, &line, &lanes, &idents, &labels);
     out.binary = true;
     run.draw(&mut Perfetto::new(out, &labels, header.as_ref(), 1)).unwrap();
     out.binary = false;

@@ -4,8 +4,8 @@
 usage: listing.py PROGRAM [--limit]
 
 For each kernel of a full tile (8 tokens by 8 rows): what the innermost loop that multiplies consists of, for each 64
-multiply-accumulates; and the same for a whole block of weights with all that scaling costs. The yardstick is the
-innermost loop of the published W4A8 design for these processors: 16 smmla for 8 loads of a register, 3.0
+multiply-accumulates; and the same for a whole block of weights with all that scaling costs. The reference is the
+innermost loop of the published W4A8 design for these processors: 16 smmla for 8 register loads, 3.0
 instructions for 64 multiply-accumulates. --limit fails where an smmla kernel of 4 or 8 bits is more than 10 % above.
 """
 import re
@@ -15,7 +15,7 @@ import sys
 
 YARDSTICK = 24 / 8
 LIMIT = 1.1 * YARDSTICK
-# Multiply-accumulates of one instruction.
+# Multiply-accumulates per instruction.
 MACS = {"smmla": 32, "sdot": 16, "smull": 8, "smull2": 8}
 WIDEN = {"and", "ushr", "shl", "sli", "sri", "sshr"}
 LIMITED = ("Q4_0", "Q4_1", "Q8_0", "Q4K")
@@ -31,7 +31,7 @@ def disassembler():
 
 
 def functions(program):
-    """(machine, type, [(address, mnemonic, operands)]) of each kernel of a full tile."""
+    """(machine, type, [(address, mnemonic, operands)]) of each kernel that computes a full tile."""
     command = disassembler() + ["-d", "-C", "--no-show-raw-insn", program]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     for part in text.split("\n\n"):
@@ -43,7 +43,7 @@ def functions(program):
 
 
 def loops(code):
-    """Bodies between a backward branch and its aim, the smallest first."""
+    """Bodies between a backward branch and its target, smallest first."""
     at = {address: i for i, (address, _, _) in enumerate(code)}
     found = []
     for i, (address, mnemonic, operands) in enumerate(code):
@@ -56,7 +56,8 @@ def loops(code):
 
 
 def count(body):
-    """By kind: products, loads (instructions and registers), widening, others; and multiply-accumulates."""
+    """Instruction counts by kind: products, loads (instructions and registers), widening, others; and
+    multiply-accumulates."""
     kinds = dict(products=0, loads=0, registers=0, widening=0, others=0, macs=0)
     for _, mnemonic, _ in body:
         if mnemonic in MACS:

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Tests for AArch64 on any machine, under qemu: the kernels' unit tests on processors with and without each extension;
-# profinfer's own, the recorder's included; then the static ggml-runner (cross/dist.sh), which is to have inner loops as
-# tight as they should be, and to generate the tokens that this machine's build generates.
+# Tests for AArch64 on any machine, under QEMU: the kernels' unit tests on processors with and without each
+# extension; profinfer's own, including the recorder; then the static ggml-runner (cross/dist.sh), whose inner loops
+# must stay within their instruction limits and which must generate the same tokens as this machine's build.
 #
-# Skipped, and says so, where no Rust for the target can be had; with PROFINFER_REQUIRE=1 that is a failure.
+# Skipped with a message if no Rust for the target is available; with PROFINFER_REQUIRE=1 that is a failure.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 target=aarch64-unknown-linux-musl
-# Processors that qemu plays, and the instruction set that must be found on each.
+# Processors that QEMU emulates, and the instruction set that must be detected on each.
 processors="max:i8mm cortex-a76:dot cortex-a53:neon"
 
 skip() {
@@ -23,7 +23,7 @@ environment=$(cross/std.sh "$target") || skip "no Rust for $target"
 eval "$environment"
 
 lint() {
-    # Debian's Rust comes without.
+    # Debian's Rust lacks it.
     [ -n "${RUSTC:-}" ] ||
         cargo clippy --quiet --locked --target "$target" --package kernels --all-targets -- -D warnings
 }
@@ -36,17 +36,18 @@ unit_tests() {
         PROFINFER_EXPECT_ISA=${processor##*:} \
             CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$qemu -cpu ${processor%%:*}" \
             cross/cargo.sh "$target" test --quiet --locked --package kernels --lib -- $only
-        # What is not of weights uses the same instructions on all of them.
+        # Code that does not process weights uses the same instructions on all of them.
         only="arm:: tests:: isa::"
     done
 }
 
-# Left out is what qemu-user cannot do: read another process's memory or state, and start a program for AArch64. On real kernels
-# (tests/kernels) both are part of every recording. So are simulations by the thousand: they are arithmetic, and slow here.
+# Excluded because qemu-user cannot do it: reading another process's memory or state, and starting an AArch64
+# program. On real kernels (tests/kernels) both are part of every recording. Also excluded are simulations with
+# thousands of runs: they are pure arithmetic, and slow here.
 profinfers_tests() {
     local processor=${processors%%:*}
     echo "tests/arm: profinfer on $processor"
-    # What compiling them better would take is longer than what they take.
+    # Optimizing them would take longer than running them.
     CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$qemu -cpu $processor" \
         cross/cargo.sh "$target" test --quiet --locked --features profinfer/vendored --lib \
         --package profinfer --package common --package pfi --package ggml --package runner --package analysis \
@@ -69,7 +70,7 @@ tokens() { sed -n 's/.*"tokens":\(\[[0-9,]*\]\).*/\1/p'; }
 same_tokens() {
     local type processor model expected got
     local arguments="-p 12 -n 12 -t 2 --no-warmup --no-roofline --json"
-    # With the features that the tests of this machine have: they have built it already.
+    # With the features of this machine's tests, which have built it already.
     env -u RUSTC -u LD_LIBRARY_PATH cargo test --quiet --locked --no-run --test plain
     for type in q4_0 q4_1 q8_0 q4_k q6_k f16; do
         model=target/tests/arm/tiny-$type.gguf
@@ -80,12 +81,12 @@ same_tokens() {
             # shellcheck disable=SC2086
             got=$("$qemu" -cpu "${processor%%:*}" dist/$target/ggml-runner run -m "$model" $arguments | tokens)
             [ -n "$got" ] && [ "$got" = "$expected" ] || {
-                echo "tests/arm: $type on ${processor%%:*} gives ${got:-nothing}, not $expected" >&2
+                echo "tests/arm: $type on ${processor%%:*} generates ${got:-nothing}, expected $expected" >&2
                 return 1
             }
         done
     done
-    echo "the tokens of this machine's build in six types on three processors"
+    echo "same tokens as this machine's build, in six types on three processors"
 }
 
 mkdir -p target/tests/arm
@@ -93,6 +94,6 @@ lint
 unit_tests
 profinfers_tests
 build
-# With the names of all functions, which tell the kernels apart.
+# With the names of all functions, which identify the kernels.
 python3 tests/arm/listing.py "target/dist/$target/$target/small/ggml-runner" --limit
 same_tokens

@@ -1,14 +1,14 @@
-//! The allocator of the test programs: counts the allocations of each thread, and fails if far more memory is in
-//! use than any test needs.
+//! Allocator of the test programs: counts the allocations of each thread, and fails when memory in use far exceeds
+//! what any test needs.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A view or a reader that takes this much has no bound.
+/// A view or reader that needs this much memory is unbounded.
 const MOST_MEMORY: usize = 2 << 30;
 
-/// See above.
+/// The allocator: counts per thread and enforces the limit.
 pub struct Counting;
 
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
@@ -22,7 +22,7 @@ pub fn allocations() -> u64 {
     COUNT.with(Cell::get)
 }
 
-/// Records that `more` bytes come into use; returns whether they may.
+/// Accounts for `more` bytes; returns whether they may be allocated.
 fn take(more: usize) -> bool {
     COUNT.with(|c| c.set(c.get() + 1));
     IN_USE.fetch_add(more, Ordering::Relaxed) + more <= MOST_MEMORY

@@ -12,7 +12,7 @@ pub fn endless(program: &Path) -> Target {
     Target::start(program, &["-n", "1000000", "--op-ns", "1000"])
 }
 
-/// Whether the engine's code in the process is the same as in its file: they differ while probes are attached.
+/// Whether the engine's code in memory equals its file. They differ while probes are attached.
 pub fn code_is_clean(pid: u32) -> bool {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
     let line = maps

@@ -36,7 +36,7 @@ impl<W: Write> Fake<W> {
     }
 }
 
-/// For a recording about which nothing else is known.
+/// For a recording without any other metadata.
 pub fn footer(wall_ns: u64) -> Footer<'static> {
     Footer {
         end: "duration",

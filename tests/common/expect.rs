@@ -1,7 +1,7 @@
 //! A trace against the target's own account.
 
-use analysis::load::TensorInfo;
 use pfi::record::CpuGraph;
+use pfi::record::Tensor;
 
 use super::seen::Seen;
 use super::truth::{Graph, Node, Op};
@@ -33,7 +33,7 @@ pub fn graph(seen: &Seen, cpu: &CpuGraph, truth: &Graph, ops: &[Op], threads: u3
     }
 }
 
-fn tensor(seen: &Seen, got: &TensorInfo, want: &Node, place: &str) {
+fn tensor(seen: &Seen, got: &Tensor, want: &Node, place: &str) {
     described(seen, got, want, place);
     let place = format!("{place}, {}", want.name);
     let src: Vec<u64> = got.src.iter().map(|s| s.map_or(0, |id| seen.tensor(id).addr)).collect();
@@ -51,7 +51,7 @@ fn tensor(seen: &Seen, got: &TensorInfo, want: &Node, place: &str) {
 }
 
 /// Name, op, type, dims, strides unless contiguous, and the tensor that it views.
-fn described(seen: &Seen, got: &TensorInfo, want: &Node, place: &str) {
+fn described(seen: &Seen, got: &Tensor, want: &Node, place: &str) {
     let place = format!("{place}, {} {}", want.op, want.name);
     assert!(got.known, "{place}: only its address is known");
     assert_eq!(got.addr, want.addr, "{place}: address");

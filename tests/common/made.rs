@@ -1,6 +1,6 @@
 //! Records that tests write into their own traces.
 
-use pfi::record::{Header, Level, Source, Transport};
+use pfi::record::{Header, Level, SourceKind, TransportKind};
 
 /// For a recording of all levels, on no machine.
 pub fn header() -> Header<'static> {
@@ -17,9 +17,9 @@ pub fn header() -> Header<'static> {
         real_ns: 0,
         level: Level::Op,
         structure: true,
-        transport: Transport::Ring,
+        transport: TransportKind::Ring,
         buffer_bytes: 0,
         hit_ns: 0,
-        source: Source::Bpf,
+        source: SourceKind::Bpf,
     }
 }

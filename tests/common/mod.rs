@@ -1,5 +1,5 @@
 //! Shared by the live tests: skipping, running one at a time, fixtures and engines built once, the recorder as a
-//! child process, its trace compared with the target's own account.
+//! child process, and its trace compared with the target's own account.
 #![allow(dead_code, unused_macros, unused_imports, reason = "each test file uses its own part")]
 
 pub mod allocator;
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-/// Ends the test without a verdict; a failure if CI or PROFINFER_REQUIRE=1 demands all tests.
+/// Ends the test without a verdict; a failure if CI or PROFINFER_REQUIRE=1 requires all tests.
 macro_rules! skip {
     ($($why:tt)*) => {{
         let why = format!($($why)*);
@@ -78,7 +78,7 @@ pub fn lock(name: &str) -> Lock {
     Lock(file)
 }
 
-/// One live test at a time, over all test programs: parallel recordings are allowed, but two cores are few.
+/// One live test at a time, across all test programs: parallel recordings are allowed, but two cores are few.
 pub fn turn() -> Result<Lock, String> {
     // SAFETY: takes no arguments and returns a number.
     if unsafe { libc::geteuid() } != 0 {
@@ -101,7 +101,7 @@ fn bpf_allowed() -> Result<(), String> {
     if fd < 0 {
         return Err(format!("no BPF here: {}", std::io::Error::last_os_error()));
     }
-    // SAFETY: the descriptor was just created for us.
+    // SAFETY: the descriptor was just created and is not shared.
     unsafe { libc::close(fd as i32) };
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! Scripts of tests, which may lack what they need: then they exit with 3 and say what is missing.
+//! Python scripts used by tests. If a dependency is missing, they exit with 3 and name it.
 
 use std::process::Command;
 
 use serde_json::Value;
 
-/// A command's output as JSON; `None` if it cannot run here, which is a failure where nothing may be skipped.
+/// A command's output as JSON; `None` if it cannot run here. A failure if tests must not be skipped.
 pub fn json(command: &mut Command) -> Option<Value> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let why = match command.output() {

@@ -1,4 +1,4 @@
-//! A kernel that lacks system calls, simulated with a seccomp filter around one command.
+//! A kernel without certain system calls, simulated with a seccomp filter around one command.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use analysis::load::{Progress, load};
+use analysis::load::{LoadProgress, load};
 use pfi::Trace;
 
 use super::seen::Seen;
@@ -90,11 +90,11 @@ impl Recorder {
         wait_until("probes are attached", || self.stderr().contains("profinfer: ready: "));
     }
 
-    /// Waits until the trace has an engine's probes. Before that a recorder may have its own ones, for calibration.
+    /// Waits until the trace contains an engine's probes. Earlier ones may be the recorder's own, for calibration.
     pub fn wait_for_engine(&self) {
         wait_until("the trace tells of an engine", || {
             let trace = Trace::open(&self.trace);
-            trace.is_ok_and(|t| !load(&t, &Progress::default()).probes.is_empty())
+            trace.is_ok_and(|t| !load(&t, &LoadProgress::default()).probes.is_empty())
         });
     }
 
@@ -103,7 +103,7 @@ impl Recorder {
         wait_until("the trace tells of a probe there", || {
             let trace = Trace::open(&self.trace);
             let probed =
-                |t: &Trace| load(t, &Progress::default()).probes.iter().any(|p| p.module.ends_with(file));
+                |t: &Trace| load(t, &LoadProgress::default()).probes.iter().any(|p| p.module.ends_with(file));
             trace.is_ok_and(|t| probed(&t))
         });
     }
@@ -125,12 +125,12 @@ fn spawn(command: &mut Command, dir: &Path) -> Child {
     spawn_with(command, Stdio::null(), dir)
 }
 
-/// Records from beginning to end.
+/// Runs a recording from start to finish.
 pub fn record<S: AsRef<OsStr>>(args: &[S]) -> Run {
     Recorder::start(args).finish()
 }
 
-/// Runs any command to its end.
+/// Runs a command to completion.
 pub fn run(command: &mut Command) -> Run {
     let dir = tempfile::tempdir().expect("a directory");
     let mut child = spawn(command, dir.path());
@@ -155,7 +155,7 @@ pub fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// Waits for something that must happen.
+/// Waits for a condition that must become true.
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
@@ -169,7 +169,7 @@ pub fn signal_to(pid: u32, signal: i32) {
     assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0, "signal {signal} to {pid}");
 }
 
-/// A target that runs by itself, killed at the end of the test.
+/// A target that runs independently of the recorder, killed at the end of the test.
 pub struct Target(pub Child, tempfile::TempDir);
 
 /// Starts a command with this standard input.
@@ -222,7 +222,7 @@ impl Target {
         self.0.try_wait().expect("our own child").is_none()
     }
 
-    /// Waits for its end; its last line as JSON.
+    /// Waits for it to exit; returns its last line as JSON.
     pub fn said(mut self) -> serde_json::Value {
         let status = wait(&mut self.0);
         let text = std::fs::read_to_string(self.1.path().join("stdout")).unwrap_or_default();

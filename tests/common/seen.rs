@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use analysis::load::{self, Hit, Loaded, Progress, TensorInfo};
+use analysis::load::{self, HitTensors, LoadProgress, Loaded};
 use pfi::Trace;
-use pfi::record::{CpuGraph, Footer, KindCount, Rung};
+use pfi::record::Tensor;
+use pfi::record::{CpuGraph, Footer, KindCount, RungRecord};
 
 /// A trace, read completely.
 pub struct Seen {
@@ -20,12 +21,12 @@ impl Seen {
         seen
     }
 
-    /// Reads as much as there is.
+    /// Reads as much as is available.
     pub fn damaged(path: &Path) -> Seen {
         let trace = Trace::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         // Tests are short, and their traces small.
         let trace: &'static Trace = Box::leak(Box::new(trace));
-        Seen { all: load::load(trace, &Progress::default()) }
+        Seen { all: load::load(trace, &LoadProgress::default()) }
     }
 
     pub fn footer(&self) -> &Footer<'static> {
@@ -63,8 +64,8 @@ impl Seen {
     }
 
     /// Op hits of a graph by ith, each thread's in time order.
-    pub fn hits(&self, graph: &CpuGraph) -> BTreeMap<u16, Vec<Hit>> {
-        let mut by_thread: BTreeMap<u16, Vec<Hit>> = BTreeMap::new();
+    pub fn hits(&self, graph: &CpuGraph) -> BTreeMap<u16, Vec<HitTensors>> {
+        let mut by_thread: BTreeMap<u16, Vec<HitTensors>> = BTreeMap::new();
         for run in self.all.runs.iter().filter(|r| r.graph == graph.seq) {
             let plan = &self.all.plans[&run.plan];
             let (from, n) = (run.first as usize, run.n as usize);
@@ -73,16 +74,16 @@ impl Seen {
         by_thread
     }
 
-    pub fn tensor(&self, id: u32) -> &TensorInfo {
+    pub fn tensor(&self, id: u32) -> &Tensor {
         self.all.tensors.get(&id).unwrap_or_else(|| panic!("tensor {id} is not defined"))
     }
 
-    pub fn rungs(&self, role: &str) -> Vec<&Rung<'static>> {
+    pub fn rungs(&self, role: &str) -> Vec<&RungRecord<'static>> {
         self.all.rungs.iter().filter(|r| r.role == role).collect()
     }
 
     /// The rung in use for a role.
-    pub fn used(&self, role: &str) -> Option<&Rung<'static>> {
+    pub fn used(&self, role: &str) -> Option<&RungRecord<'static>> {
         self.all.rungs.iter().find(|r| r.role == role && r.used)
     }
 

@@ -1,4 +1,4 @@
-//! The service as a child process, in its own directory, and engines that only it is to record.
+//! The service as a child process, in its own directory, and engines that only this service records.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use super::run::{Run, run, signal_to, wait, wait_until};
 use super::seen::Seen;
 
-/// A service; ended, with its recorders, after the test.
+/// A service; stopped, with its recorders, after the test.
 pub struct Service {
     pub child: Child,
     dir: tempfile::TempDir,
@@ -18,7 +18,7 @@ pub struct Service {
 const OTHERS: &str = "\n[[rule]]\nname = \"others\"\nignore = true\n";
 
 /// Waits until the kernel has removed the probes of earlier recorders: it removes one at a time and delays new ones
-/// meanwhile. Not forever: a test may have a recorder of its own.
+/// meanwhile. The wait is bounded: a test may have a recorder of its own.
 fn wait_for_removal() {
     let roots = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
     let listing = || roots.iter().find_map(|r| fs::read_to_string(format!("{r}/uprobe_events")).ok());
@@ -58,7 +58,7 @@ impl Service {
         self.dir.path().join(name)
     }
 
-    /// The engine's program: a copy that only this test has.
+    /// The engine's program: a private copy for this test.
     pub fn engine(&self) -> PathBuf {
         self.path("engine/fakellama")
     }
@@ -77,7 +77,7 @@ impl Service {
         self.try_state().expect("the service answers")
     }
 
-    /// Waits for the wanted state.
+    /// Waits for the given state.
     pub fn wait_for(
         &self,
         what: &str,
@@ -137,7 +137,7 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         // Recorders are in its process group; those of a service killed earlier end by themselves.
-        // SAFETY: a signal to a group that the child leads.
+        // SAFETY: a signal to a group led by the child.
         unsafe { libc::kill(-(self.child.id() as i32), libc::SIGKILL) };
         let _ = self.child.wait();
     }

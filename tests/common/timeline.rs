@@ -54,7 +54,7 @@ pub fn files(bytes: &[u8]) -> Files {
 impl Files {
     /// Exports with these flags and decodes the result.
     pub fn export(&self, flags: &[&str]) -> Option<Value> {
-        let out = profinfer(&[&["export", "--perfetto", &self.out, &self.trace], flags].concat());
+        let out = profinfer(&[&["export", "--force", "--perfetto", &self.out, &self.trace], flags].concat());
         assert!(out.status.success(), "{}", text(&out.stderr));
         assert_eq!(text(&out.stderr), "");
         let all = decoded(Path::new(&self.out))?;

@@ -19,7 +19,7 @@ pub struct Node {
     pub view_src: u64,
     /// Slots; None = a gap.
     pub src: Vec<Option<Node>>,
-    /// What the fake says becomes of it; empty for real engines, which do not say.
+    /// Fate of the node according to the fake; empty for real engines, which do not report it.
     pub fate: String,
 }
 
@@ -136,8 +136,8 @@ fn fused(graph: &Graph, i: usize) -> bool {
         && mul.flags & FLAG_COMPUTE != 0
 }
 
-/// What each thread passes in a graph of the fake, as stated by the fake: the CPU graphs of the scheduler's graph
-/// in order. Nodes with fate `none` are never passed.
+/// The nodes that each thread passes in a graph of the fake, as reported by the fake: the CPU graphs of the
+/// scheduler's graph in order. Nodes with fate `none` are never passed.
 pub fn fake_ops(graph: &Graph) -> Vec<Vec<Op>> {
     let mut parts: Vec<Vec<Op>> = Vec::new();
     let mut elsewhere = true;

@@ -1,9 +1,9 @@
-//! Traces of a made-up model whose graph is known edge for edge: views, caches, a constant with several users, two ops
-//! run as one, a copy onto itself.
+//! Traces of a synthetic model whose graph is known edge by edge: views, caches, a constant with several users, two
+//! ops fused into one, a copy onto itself.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use analysis::dag::{Dag, DagError, Options, dag};
-use analysis::load::Progress;
+use analysis::dag::{Dag, DagError, DagOptions, dag};
+use analysis::load::LoadProgress;
 use pfi::record::*;
 use pfi::{Encoder, EncoderConfig, ITSELF, PlanHit, Slice, SliceRun, TensorDesc, Trace};
 
@@ -20,13 +20,13 @@ pub const OPS: [&str; 13] = [
     "SET_ROWS", "SOFT_MAX", "CPY",
 ];
 
-/// How the models differ.
+/// Model variants.
 #[derive(Debug, Clone, Copy)]
 pub struct Model {
     pub layers: u32,
-    /// An ADD after each of Q, K and V, as qwen2 has.
+    /// An ADD after each of Q, K and V, as in qwen2.
     pub biases: bool,
-    /// The last layer takes some rows of its input only.
+    /// The last layer reads only some rows of its input.
     pub last_differs: bool,
     pub structure: bool,
     pub pid: u32,
@@ -38,7 +38,7 @@ pub const LLAMA: Model = Model { layers: 3, biases: false, last_differs: false, 
 pub struct Made {
     pub enc: Encoder<Vec<u8>>,
     pub model: Model,
-    /// Put into the name of the first weight.
+    /// Inserted into the name of the first weight.
     pub nasty: &'static str,
     pub hits: Vec<PlanHit>,
     plan: u32,
@@ -93,7 +93,7 @@ impl Made {
         self.enc.tensor(&d).unwrap()
     }
 
-    /// The id of the tensor that comes next.
+    /// The id of the next tensor.
     pub fn next_id(&mut self) -> u32 {
         self.tensor("NONE", 0, "x", [1; 4], &[], None) + 1
     }
@@ -112,7 +112,7 @@ impl Made {
         self.tensor(op, 0, name, ne, &[of], Some(of))
     }
 
-    /// RMS_NORM and MUL run as one.
+    /// RMS_NORM and MUL fused into one.
     fn norm(&mut self, name: &str, weight: &str, x: u32, n: u64) -> u32 {
         let w = self.leaf(0, weight, [32, 1, 1, 1]);
         let (_, layer) = name.rsplit_once('-').unwrap_or(("", ""));
@@ -176,19 +176,19 @@ impl Made {
         let mut x = x;
         if self.model.last_differs && l + 1 == self.model.layers {
             let ids = self.leaf(3, "inp_out_ids", [1, 1, 1, 1]);
-            // Nobody named these: they are placed by what they take.
+            // These have no names: they are placed by their sources.
             out = self.run("GET_ROWS", &format!("node_{}", 100 + l), [32, 1, 1, 1], &[out, ids]);
             x = self.run("GET_ROWS", &format!("node_{}", 200 + l), [32, 1, 1, 1], &[x, ids]);
         }
         self.run("ADD", &t("l_out"), wide, &[out, x])
     }
 
-    /// Batches from here on run this plan.
+    /// Later batches run this plan.
     pub fn replan(&mut self, plan: u32) {
         self.plan = plan;
     }
 
-    /// A batch of `tokens` tokens, of which each op runs `slower` ns longer.
+    /// A batch of `tokens` tokens, each op `slower` ns longer.
     pub fn batch(&mut self, tokens: u32, slower: u64) {
         let (pid, seq, hits) = (self.model.pid, self.batches, self.hits.len());
         let start = self.now;
@@ -279,6 +279,6 @@ pub fn run(model: Model, decodes: u64) -> Vec<u8> {
     made.finish()
 }
 
-pub fn drawn(bytes: Vec<u8>, options: &Options) -> Result<Dag, DagError> {
-    dag(&Trace::from_bytes(bytes).unwrap(), options, &Progress::default())
+pub fn drawn(bytes: Vec<u8>, options: &DagOptions) -> Result<Dag, DagError> {
+    dag(&Trace::from_bytes(bytes).unwrap(), options, &LoadProgress::default())
 }

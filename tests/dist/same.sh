@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# The same commit gives the same bytes: builds what is checked out here, and a clone of it in another directory with
+# The same commit gives the same bytes: builds the current checkout, and a clone of it in another directory with
 # another target directory, cargo home and home, and compares.
 #
-# usage: same.sh [TARGET...]          (AArch64, if none is named)
+# usage: same.sh [TARGET...]          (default: AArch64)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 targets=${*:-aarch64-unknown-linux-musl}
-[ -z "$(git status --porcelain)" ] || { echo "tests/dist: commit first: it is a commit that is built twice" >&2; exit 1; }
+[ -z "$(git status --porcelain)" ] || { echo "tests/dist: commit first: the test builds a commit twice" >&2; exit 1; }
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}
 other=$(mktemp -d)
 trap 'rm -rf "$other"' EXIT
 
-# What is downloaded need not come twice; where it lies is told by another name.
+# Downloads are shared, through another path.
 elsewhere() {
     mkdir -p "$other/home/cargo" "$other/built"
     ln -s "$cargo_home"/* "$other/home/cargo/"

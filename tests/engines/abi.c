@@ -14,8 +14,8 @@
 #error "the driver relies on how x86-64 passes and returns large structs"
 #endif
 
-/* Read off llama_context_default_params and llama_model_default_params of each engine, and off
- * the public llama.h of the release. */
+/* Taken from llama_context_default_params and llama_model_default_params of each engine, and
+ * from the public llama.h of the release. */
 static const struct era ERAS[] = {
     {"b3889", 120, 64, 0, 16, 20, 72, 100, 160, 240, 256, 264},
     {"b4753", 120, 64, 8, 16, 20, 72, 100, 152, 232, 248, 256},
@@ -51,14 +51,15 @@ static void *need(const char *name) {
     return f;
 }
 
-/* First of two names that exists: functions were renamed over time. */
+/* The first of two names that exists: functions were renamed over time. */
 static void *either(const char *newer, const char *older) {
     void *f = dlsym(RTLD_DEFAULT, newer);
     return f ? f : need(older);
 }
 
-/* A function that returns a large struct gets the place for it as its first argument. Called on
- * two different fillings, the bytes that come out equal are the struct: that gives its size. */
+/* A function that returns a large struct takes a pointer to the result as its first argument. It
+ * is called on two different fill patterns; the bytes that come out equal belong to the struct,
+ * which gives its size. */
 static size_t defaults(const char *symbol, struct params *out) {
     void *(*f)(void *) = need(symbol);
     struct params other;
@@ -74,7 +75,7 @@ static size_t defaults(const char *symbol, struct params *out) {
 }
 
 static void open_library(const char *path) {
-    /* Lazy: an extension module calls an interpreter that is not there. */
+    /* Lazy: an extension module calls an interpreter that is not loaded. */
     if (!dlopen(path, RTLD_LAZY | RTLD_GLOBAL)) DIE("%s", dlerror());
 }
 
@@ -89,7 +90,8 @@ static int open_matching(const char *dir, const char *pattern) {
     return n;
 }
 
-/* In dependency order and by full path: the packages' own search paths name the build machine. */
+/* In dependency order and by full path: the packages' own search paths refer to the build
+ * machine. */
 static void open_directory(const char *dir) {
     open_matching(dir, "libggml-base.so");
     open_matching(dir, "libggml-cpu.so");
@@ -103,12 +105,12 @@ static void open_file(const char *path) {
     char stubs[4096];
     const char *slash = strrchr(path, '/');
     snprintf(stubs, sizeof stubs, "%.*s/pystubs.so", slash ? (int)(slash - path) : 1, slash ? path : ".");
-    dlopen(stubs, RTLD_NOW | RTLD_GLOBAL); /* absent beside an ordinary library */
+    dlopen(stubs, RTLD_NOW | RTLD_GLOBAL); /* absent with an ordinary library */
     open_library(path);
 }
 
 static const struct era *find_era(size_t context_size, size_t model_size) {
-    /* Two eras share their sizes; the newer one has the newer name of the loader. */
+    /* Two eras have the same sizes; the newer one has the newer name of the loader. */
     bool newer_loader = dlsym(RTLD_DEFAULT, "llama_model_load_from_file") != NULL;
     for (size_t i = 0; i < sizeof ERAS / sizeof *ERAS; i++) {
         const struct era *e = &ERAS[i];
@@ -182,7 +184,8 @@ void engine_open(struct engine *g, const struct settings *s) {
     g->era = find_era(context_size, model_size);
     check_defaults(g->era, &context);
     if (!s->verbose) ((void (*)(void *, void *))need("llama_log_set"))((void *)silent, NULL);
-    /* Since the CPU code is a set of plugins, one a micro-architecture, nothing runs before this. */
+    /* In builds whose CPU code is a set of plugins, one per microarchitecture, nothing runs
+     * before this. */
     void (*load_all)(const char *) = dlsym(RTLD_DEFAULT, "ggml_backend_load_all_from_path");
     if (is_dir && load_all) load_all(s->engine);
     ((void (*)(void))need("llama_backend_init"))();

@@ -1,9 +1,9 @@
-/* The engines' C API as data: which symbols there are, where the fields lie that the driver sets
- * or reads. Knows nothing of command lines. x86-64 only, like the packaged engines.
+/* The engines' C API as data: which symbols exist, and the offsets of the fields that the driver
+ * sets or reads. Independent of command lines. x86-64 only, like the packaged engines.
  *
- * No header of any engine is used: parameter structs change from release to release, so they are
- * opaque buffers here, and the few offsets needed stand in one table (abi.c), chosen by the
- * measured sizes of the structs and checked against the defaults that the engine fills in. */
+ * No engine headers are used: parameter structs change from release to release, so they are
+ * opaque buffers here. The few offsets needed are in one table (abi.c), selected by the measured
+ * sizes of the structs and checked against the defaults that the engine fills in. */
 #ifndef ENGINE_ABI_H
 #define ENGINE_ABI_H
 
@@ -11,8 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Larger than any parameter struct of any era. Passed by value it is copied to the stack (class
- * MEMORY); the callee reads the front of it and never sees that there is more. */
+/* Larger than any parameter struct of any era. Passed by value, it is copied to the stack (class
+ * MEMORY); the callee reads the front of it and never sees the rest. */
 struct params {
     unsigned char b[512];
 };
@@ -30,13 +30,13 @@ struct batch {
     uint64_t older[2];
 };
 
-/* llama_perf_context(): the front, equal in all eras. */
+/* Front of the result of llama_perf_context(), the same in all eras. */
 struct perf {
     double t_start_ms, t_load_ms, t_p_eval_ms, t_eval_ms;
     int32_t n_p_eval, n_eval, n_reused, pad[17];
 };
 
-/* Offsets in bytes; chosen by (context size, model size). */
+/* Offsets in bytes, selected by (context size, model size). */
 struct era {
     const char *name;
     size_t context_size, model_size;
@@ -48,7 +48,7 @@ struct era {
 struct engine {
     const struct era *era;
     void *model, *context, *batch_ext; /* batch_ext: NULL when llama_decode is used */
-    char lib[4096];                    /* file that holds llama_decode */
+    char lib[4096];                    /* file that contains llama_decode */
     char version[64];
     uint32_t n_ctx;
 
@@ -75,14 +75,14 @@ struct engine {
 struct settings {
     const char *engine, *model;
     int threads, n_ctx, n_ubatch;
-    int gpu_layers; /* layers that a device computes */
+    int gpu_layers; /* layers to offload to a device */
     bool old_api;   /* llama_decode even where llama_process exists */
     bool verbose;   /* the engine's own log to stderr */
     bool (*observe)(void *tensor, bool ask, void *user);
     void *observe_user;
 };
 
-/* All of these end the program with one line on stderr when they fail. */
+/* All of these exit with one line on stderr on failure. */
 void engine_open(struct engine *, const struct settings *); /* libraries, symbols, era */
 void engine_load(struct engine *, const struct settings *); /* model and context */
 void engine_decode(struct engine *, const int32_t *ids, int n, int first_pos);

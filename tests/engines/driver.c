@@ -1,5 +1,5 @@
-/* Runs a model on an unmodified engine through its C API: fixed tokens, known moments, and the
- * engine's own figures, to compare a recording with. See README.md for options and output. */
+/* Runs a model on an unmodified engine through its C API: fixed tokens, known times, and the
+ * engine's own figures, for comparison with a recording. See README.md for options and output. */
 #define _GNU_SOURCE
 #include <getopt.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@ struct options {
     int n_prompt, n_decode, repeat, warmup;
     double hold, pause;
     const char *wait_for, *dump, *experts, *per_token, *logits, *draft;
-    int32_t *ids; /* a prompt of our own, n_prompt long */
+    int32_t *ids; /* our own prompt, n_prompt long */
     bool cut, json, control;
 };
 
@@ -32,8 +32,9 @@ static struct engine eng;
 static FILE *tokens_out;
 static int pos; /* tokens in the KV cache */
 
-/* As in speculative decoding: a second model in a context of its own proposes tokens, which the other decodes
- * in one batch. No token is ever rejected here, so that the work is known beforehand. */
+/* As in speculative decoding: a second model in its own context proposes tokens, which the first
+ * decodes in one batch. No token is ever rejected here, so the amount of work is known in
+ * advance. */
 enum { PROPOSED = 4 };
 static struct engine draft;
 
@@ -52,7 +53,8 @@ static void wait_for(const char *path) {
     while (access(path, F_OK)) sleep_seconds(0.01);
 }
 
-/* Fixed, in the vocabulary of every generated model, and varied enough to wake several experts. */
+/* Fixed, within the vocabulary of every generated model, and varied enough to activate several
+ * experts. */
 static int32_t token_at(int i) { return 3 + (int32_t)((unsigned)i * 37u % 250u); }
 
 static struct span decode(const char *phase, int n) {
@@ -73,8 +75,8 @@ static void draft_decode(int n) {
     engine_decode(&draft, ids, n, pos);
 }
 
-/* Both decode the prompt. Then, in each round, the draft decodes PROPOSED tokens one by one and the other
- * model the same tokens in one batch. */
+/* Both decode the prompt. Then, in each round, the draft decodes PROPOSED tokens one by one and
+ * the target model decodes the same tokens in one batch. */
 static void speculate(int rounds) {
     draft_decode(opt.n_prompt);
     decode("prefill", opt.n_prompt);
@@ -98,7 +100,8 @@ static struct span prefill(int n) {
     return decode("prefill", n);
 }
 
-/* A full context starts again behind a prefill of the same width, outside the measured time. */
+/* When the context is full, it starts again after a prefill of the same width, outside the
+ * measured time. */
 static struct span run(int n, const char *label) {
     struct span sum = {0, 0, 0};
     for (int i = 0; i < n; i++) {
@@ -124,7 +127,7 @@ static void print_span_json(const char *key, struct span s) {
            (double)s.cpu_ns / 1e6, rate(s.n, ms));
 }
 
-/* tok_s is of our clock around each call, perf.decode_tok_s of the engine's own. */
+/* tok_s is from our clock around each call, perf.decode_tok_s from the engine's own. */
 static void print_result(int repetition, struct span pre, struct span dec) {
     struct perf p = engine_perf(&eng);
     if (!opt.json) {
@@ -155,8 +158,8 @@ static void measured_runs(void) {
     }
 }
 
-/* Lock-step with whoever holds our stdin: a line in, work done, a line out. So that windows with
- * probes on and off can alternate inside one process. */
+/* Lock-step with the process on stdin: a line in, work done, a line out. This lets windows with
+ * probes on and off alternate within one process. */
 static void control(void) {
     char line[256], label[128];
     int n;
@@ -207,7 +210,7 @@ static void write_logits(const char *path) {
         DIE("cannot write %s", path);
 }
 
-/* What the model says to a given prompt: for comparing another engine with. */
+/* The model's output for a given prompt, for comparison with another engine. */
 static void greedy(void) {
     engine_decode(&eng, opt.ids, opt.n_prompt, 0);
     pos = opt.n_prompt;
@@ -348,7 +351,7 @@ static void parse(int argc, char **argv) {
     if (opt.draft && (opt.n_prompt < 1 || opt.n_prompt + opt.n_decode * PROPOSED > opt.set.n_ctx))
         DIE("--draft needs a prompt, and a --ctx of at least the prompt and %d tokens each time", PROPOSED);
     if (opt.n_prompt > opt.set.n_ctx) DIE("the prompt does not fit a context of %d", opt.set.n_ctx);
-    /* One micro-batch a call, so that one decode is one graph. */
+    /* One micro-batch per call, so that one decode is one graph. */
     opt.set.n_ubatch = opt.n_prompt > 512 ? opt.set.n_ctx : 512;
 }
 

@@ -1,11 +1,11 @@
 /* Writes each node that the scheduler hands to a backend, through the engine's eval callback.
  *
  * The callback is asked about every node before the run of nodes up to the next wanted one starts.
- * Answering "not wanted" each time lets us see all nodes in order while the graph still runs in
- * one piece, fused and threaded as always; that is the default. With `cut` each is wanted, so the
- * engine computes and hands over node by node, as its own eval-callback tool does.
+ * Answering "not wanted" each time shows all nodes in order while the graph still runs in
+ * one piece, fused and threaded as usual; that is the default. With `cut` each is wanted, so the
+ * engine computes and passes on node by node, as its own eval-callback tool does.
  *
- * One JSON object a line:
+ * One JSON object per line:
  *   {"graph":G,"phase":"prefill|decode","n_tokens":N,"pos":P}               starts a graph
  *   {"g":G,"i":I,"addr":A,"name":..,"op":..,"desc":..,"type":..,"ne":[4],"nb":[4],"flags":F,
  *    "data":A,"view_src":A,"src":[{"addr":A,"name":..,"op":..,"type":..,"ne":[4],"nb":[4],"data":A},..]}
@@ -109,7 +109,7 @@ static void check_layout(const void *t) {
 bool dump_observe(void *t, bool ask, void *user) {
     (void)user;
     if (!out || graph < 0) return false;
-    if (!ask) return true; /* computed: carry on */
+    if (!ask) return true; /* computed: continue */
     if (node == 0) check_layout(t);
     fprintf(out, "{\"g\":%d,\"i\":%d,", graph, node++);
     tensor(t);
@@ -121,7 +121,7 @@ bool dump_observe(void *t, bool ask, void *user) {
         const void *s = pointer(t, eng->era->src + 8 * (size_t)i);
         if (i) fputc(',', out);
         if (!s) {
-            fputs("null", out); /* a gap: an optional source that is not given */
+            fputs("null", out); /* a gap: an optional source that is not set */
             continue;
         }
         fputc('{', out);

@@ -1,10 +1,10 @@
 /* Writes the experts that each layer chose for each token, through the engine's eval callback.
  *
- * Wanted are the views of the best of a sorted row (ARGSORT, in some releases TOP_K) that a MUL_MAT_ID takes:
- * the engine cuts its graph behind each, and hands it over computed. What else it computes is the same, in
- * the same order.
+ * Requests the views of the first entries of a sorted row (ARGSORT, in some releases TOP_K) that a MUL_MAT_ID
+ * reads: the engine splits its graph after each, and passes it to the callback computed. All other
+ * computation is the same, in the same order.
  *
- * One JSON object a tensor of ids: {"call":N,"ids":A,"name":..,"rows":[[ids of a token],..]} */
+ * One JSON object per tensor of ids: {"call":N,"ids":A,"name":..,"rows":[[ids of a token],..]} */
 #include "experts.h"
 
 #include <inttypes.h>

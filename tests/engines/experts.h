@@ -1,4 +1,4 @@
-/* Ground truth of experts: which ones the engine itself chose. See experts.c. */
+/* Ground truth for experts: the ones that the engine itself chose. See experts.c. */
 #ifndef ENGINE_EXPERTS_H
 #define ENGINE_EXPERTS_H
 

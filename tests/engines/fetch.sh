@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Fetches the engines that tests and benchmarks run against, from packages, by their ordinary
-# clients (npm, pip), and checks every download against a pinned SHA-256.
+# Downloads the engines that tests and benchmarks run against, as packages, with the regular clients (npm, pip), and
+# checks every download against a pinned SHA-256.
 #
 # usage: fetch.sh [DIR] [NAME...]     all engines, or those named, into DIR
-#        fetch.sh --list              the names, one a line
+#        fetch.sh --list              the names, one per line
 # DIR: default $PROFINFER_ENGINES, else ${XDG_CACHE_HOME:-$HOME/.cache}/profinfer/engines.
 # Prints one line "NAME PATH" per engine; PATH is what driver --engine takes.
-# Idempotent; safe to run several times at once. Exits 1 when an engine could not be had.
+# Idempotent; safe to run several times concurrently. Exits 1 if an engine is not available.
 set -euo pipefail
 
 # name | client | package | version | sha256 of the package file
@@ -40,7 +40,7 @@ download() { # client package version destination
         command -v npm >/dev/null || { echo "npm is missing: install nodejs/npm" >&2; return 1; }
         (cd "$4" && npm pack --silent --cache "$4/npm" --pack-destination "$4" "$2@$3" >/dev/null) ;;
     pip)
-        # The wheel is abi3: the Python version named here needs not be the one installed.
+        # The wheel is abi3: the Python version named here need not be the one installed.
         python3 -m pip --version >/dev/null 2>&1 || { echo "pip is missing: install python3-pip" >&2; return 1; }
         python3 -m pip download --quiet --disable-pip-version-check --no-deps --no-cache-dir \
             --only-binary :all: --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
@@ -48,8 +48,8 @@ download() { # client package version destination
     esac
 }
 
-# An extension module wants an interpreter's symbols at load. Its C API never calls them, so a
-# library of empty definitions lets a plain C program load it.
+# An extension module needs an interpreter's symbols at load time. Its C API never calls them, so a library of empty
+# definitions lets a plain C program load it.
 python_stubs() { # module output
     local syms
     syms=$(nm -D --undefined-only "$1" | awk '$2 ~ /^_?Py/ {print $2}')
@@ -69,7 +69,7 @@ install() { # name client package version sum
     [ -n "$file" ] || { echo "fetch.sh: $1: the client left no package file" >&2; return 1; }
     sum=$(sha256sum "$file" | cut -d' ' -f1)
     [ "$sum" = "$5" ] || { echo "fetch.sh: $1: SHA-256 of $3 $4 is $sum, expected $5" >&2; return 1; }
-    # The caller tests this function's status, so `set -e` is off in here: chain by hand.
+    # The caller tests this function's status, so `set -e` has no effect here: chain explicitly.
     mkdir "$tmp/x" && unpack "$2" "$3" "$file" "$tmp" && echo "$5" >"$tmp/out/.sha256" &&
         rm -rf "${dir:?}/$1" && mv -T "$tmp/out" "$dir/$1" ||
         { echo "fetch.sh: $1: unpacking $file failed" >&2; return 1; }
@@ -94,9 +94,9 @@ path_of() { # name package
 
 failed=0
 for name in $wanted; do
-    line=$(grep "^$name|" <<<"$ENGINES") || die "no engine is named '$name'; there are: $(names | tr '\n' ' ')"
+    line=$(grep "^$name|" <<<"$ENGINES") || die "no engine '$name'; available: $(names | tr '\n' ' ')"
     IFS='|' read -r _ client package version sum <<<"$line"
-    # One lock an engine: a second run waits, then finds the engine there.
+    # One lock per engine: a second run waits, then finds the engine installed.
     if (
         flock 9
         is_there "$name" "$client" "$sum" || install "$name" "$client" "$package" "$version" "$sum"

@@ -1,4 +1,4 @@
-/* Calls an engine's functions that a profiler takes for phases, a known number of times each. */
+/* Calls the engine functions that a profiler treats as phases, a known number of times each. */
 #define _GNU_SOURCE
 #include "phases.h"
 
@@ -11,7 +11,7 @@ static void *need(const char *name) {
     return f;
 }
 
-/* Before 2025-01 a model was its own vocabulary. */
+/* Before 2025-01 the model was also the vocabulary. */
 static const void *vocabulary(const struct engine *g) {
     const void *(*of)(const void *) = dlsym(RTLD_DEFAULT, "llama_model_get_vocab");
     return of ? of(g->model) : g->model;
@@ -21,7 +21,7 @@ void phases(struct engine *g, int n) {
     int32_t (*tokenize)(const void *, const char *, int32_t, int32_t *, int32_t, bool, bool) =
         need("llama_tokenize");
     int32_t (*piece)(const void *, int32_t, char *, int32_t, int32_t, bool) = need("llama_token_to_piece");
-    /* A struct of one bool, by value: it travels as one. */
+    /* A struct of one bool is passed by value like a bool. */
     void *(*chain_init)(bool no_perf) = need("llama_sampler_chain_init");
     void (*add)(void *, void *) = need("llama_sampler_chain_add");
     void *(*top_k)(int32_t) = need("llama_sampler_init_top_k");

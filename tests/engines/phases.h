@@ -4,7 +4,8 @@
 
 #include "abi.h"
 
-/* n texts tokenized, 3 n tokens turned into text, n tokens sampled through a chain; after a decode. */
+/* After a decode: tokenizes n texts, detokenizes 3 n tokens, and samples n tokens through a
+ * chain. */
 void phases(struct engine *, int n);
 
 #endif

@@ -1,6 +1,7 @@
-/* tokenize --engine PATH --model M.gguf: an engine's own tokenizer on texts from stdin, one a line in
- * hexadecimal digits. A line for each text: its ids with begin token and control tokens read, a bar, its ids
- * without either, a bar, the bytes of the first list's tokens as the engine prints them, in hexadecimal. */
+/* tokenize --engine PATH --model M.gguf: an engine's own tokenizer on texts from stdin, one per line in
+ * hexadecimal digits. Prints a line for each text: its ids with begin token and control tokens parsed, a bar,
+ * its ids without either, a bar, the bytes of the first list's tokens as the engine prints them, in
+ * hexadecimal. */
 #define _GNU_SOURCE
 #include "abi.h"
 

@@ -89,7 +89,7 @@ def hold(place, library, *_):
 
 
 def flood(place, library, engine, *_):
-    """Engines that exit at once."""
+    """Engines that exit immediately."""
     args = [engine, "-n", "2", "--op-ns", "10"]
     running = [subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(5)]
     for process in running:
@@ -98,7 +98,7 @@ def flood(place, library, engine, *_):
 
 
 def twin(place, library, engine, victim, *_):
-    """Maps a private copy of an engine's library beside the shared VICTIM: a second engine that shares a file."""
+    """Maps a private copy of an engine's library next to the shared VICTIM: a second engine that shares a file."""
     own = f"{place}/twin.so"
     with open(own, "wb") as file, open(library, "rb") as source:
         file.write(source.read())
@@ -111,9 +111,9 @@ def twin(place, library, engine, victim, *_):
 
 
 def pointing(place, library, engine, victim):
-    """An engine whose backend's function pointer leads into another user's file."""
+    """An engine whose backend's function pointer points into another user's file."""
     program = os.path.join(os.path.dirname(place), "pointing-engine/fakellama")
-    # In the middle of a small program is its code.
+    # The code of a small program is in the middle of its file.
     quarter = os.path.getsize(victim) // 4
     at = f"{victim}:{quarter + random.randrange(quarter):#x}"
     subprocess.run([program, "-t", "1", "-p", "4", "-n", "100", "--op-ns", "300000", "--sleep", "--split", "--vtable", at],

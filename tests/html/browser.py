@@ -1,11 +1,11 @@
-"""Opens pages of `profinfer html` in headless Chromium and uses them as a reader would, for tests/html_browser.rs. Exits 1
-with what is wrong, and 3 when there is no Chromium.
+"""Opens pages of `profinfer html` in headless Chromium and uses them like a reader, for tests/html_browser.rs. Exits 1
+with an error message, and 3 if there is no Chromium.
 
 usage: browser.py [--shots DIR] PAGE...
 
-Checked of every page: no error on the console, no request, no dialog, every chart drawn and named, no wider than a phone,
-both themes; of a page with a graph: zoom and another metric; of each: sorting and focus by keyboard alone. With --shots,
-pictures of both themes, of a phone's width and of the paper are left in DIR.
+Checks for every page: no error on the console, no request, no dialog, every chart drawn and named, no wider than a phone,
+both themes, sorting and focus with only the keyboard; for a page with a graph: zoom and another metric. With --shots,
+screenshots of both themes, of a phone's width and of the print version are written to DIR.
 """
 
 import base64
@@ -27,7 +27,7 @@ PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 
 
 class Browser:
-    """Chromium behind its debugging pipe: messages in JSON, each ended by a zero byte."""
+    """Chromium through its debugging pipe: JSON messages, each terminated by a zero byte."""
 
     def __init__(self, program, home):
         hears, self.to = os.pipe()
@@ -82,7 +82,7 @@ class Browser:
         return answer["result"].get("value")
 
     def key(self, key, code=None, text=""):
-        """Presses a key and lets it go."""
+        """Presses and releases a key."""
         codes = {"Enter": 13, "Tab": 9, "ArrowDown": 40, "ArrowUp": 38, " ": 32}
         press = {"key": key, "code": code or key, "windowsVirtualKeyCode": codes.get(key, ord(key[0]))}
         self.ask("Input.dispatchKeyEvent", type="keyDown", text=text, **press)
@@ -120,7 +120,7 @@ CHARTS = """[...document.querySelectorAll('svg')].map((svg) => {
 
 
 def charts(b):
-    """Ids of the charts; each has something in it, and a name for those who do not see it."""
+    """Ids of the charts; each has content, and a name for screen readers."""
     ids = []
     for c in b.do(CHARTS):
         ids.append(c["id"])
@@ -129,7 +129,7 @@ def charts(b):
 
 
 def outline(b):
-    """The page as its readers are told of it."""
+    """The page as a screen reader presents it."""
     headings = b.do("[...document.querySelectorAll('section')].map((s) => [s.id, "
                     "document.getElementById(s.getAttribute('aria-labelledby')).textContent, s.innerText.length])")
     same(len(headings), 9, "sections")
@@ -142,7 +142,7 @@ def outline(b):
 
 
 def focus(b):
-    """The first key brings the way to the content, and what has the focus can be seen."""
+    """The first Tab reveals the link to the content, and the focus is visible."""
     b.key("Tab")
     same(b.do("document.activeElement.className"), "skip", "first stop")
     check(b.do("document.activeElement.getBoundingClientRect().left >= 0"), "the first stop is out of sight")
@@ -155,7 +155,7 @@ COLUMN = "[...document.querySelector('{t}').tBodies[0].rows].map((r) => r.cells[
 
 
 def sort(b, table, column):
-    """A heading sorts both ways by the keyboard, and says so."""
+    """A heading sorts both ways by keyboard, and announces it."""
     column_of = COLUMN.format(t=table, c=column)
     before = b.do(column_of)
     head = f"document.querySelector('{table}').tHead.rows[0].cells[{column}]"
@@ -175,7 +175,7 @@ def sort(b, table, column):
 
 
 def graph(b):
-    """Another metric by the keyboard; zoom by button and by key."""
+    """Selects another metric by keyboard; zooms by button and by key."""
     same(b.do("document.querySelector('.tools').hidden"), False, "tools of the graph")
     fills = "[...document.querySelectorAll('#dag g.n rect')].map((r) => r.getAttribute('fill')).join()"
     texts = "[...document.querySelectorAll('#dag .v')].map((t) => t.textContent).join('|')"
@@ -189,7 +189,7 @@ def graph(b):
         b.key("ArrowDown")
         same(b.do("document.querySelector('#metric').selectedIndex"), i, "metric by key")
         legend = b.do("document.querySelector('#legend').textContent")
-        missing = "not in this picture" in legend
+        missing = "is not available" in legend
         check(missing == ("url(#gap)" in b.do(fills) and not b.do(texts).strip("-|")), f"{legend}: colours")
         seen.add((b.do(fills), b.do(texts), legend))
     check(len(seen) == n - first - 1 and was not in {s[:2] for s in seen}, "a metric changes nothing")
@@ -215,7 +215,7 @@ def graph(b):
 
 
 def errors(b):
-    """What a page should never have done."""
+    """Events that a page must never cause."""
     wrong = []
     for e in b.events:
         method, p = e.get("method", ""), e.get("params", {})
@@ -240,7 +240,7 @@ def shoot(b, shots, name):
 
 
 def views(b, shots, name):
-    """Both themes, a phone's width, and paper."""
+    """Both themes, a phone's width, and the print version."""
     backs = []
     for theme in ["dark", "light"]:
         b.theme(theme)

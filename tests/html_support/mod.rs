@@ -1,4 +1,4 @@
-//! Traces of made-up runs as pages, for the tests of `profinfer html`.
+//! Pages for traces of synthetic runs, for the tests of `profinfer html`.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::synth_trace::*;
 pub const NASTY: &str =
     "\"'><script>hostile=1</script><img src=x onerror=hostile=1>&\\\u{202e}\u{7f}\u{2028}]]>-->";
 
-/// A prompt and `n` tokens that become slower, now and then with a pause; with experts, threads, scheduler and phases.
+/// A prompt and `n` tokens that become slower, with occasional pauses; with experts, threads, scheduler and phases.
 pub fn rich(n: u64) -> Vec<u8> {
     let mut s = Synth::new(Vec::new(), Spec { experts: true, layers: 4, ..Spec::default() });
     s.enc.feature(&feature("experts", Availability::Whole, "read before each MUL_MAT_ID")).unwrap();
@@ -67,7 +67,7 @@ fn experts(s: &mut Synth<Vec<u8>>) -> (Vec<u32>, Vec<u32>) {
     )
 }
 
-/// Calls alone, as at level token.
+/// Calls only, as at level token.
 pub fn calls(n: u64) -> Vec<u8> {
     let header = Header { level: Level::Token, ..header(true) };
     let mut enc = Encoder::new(Vec::new(), EncoderConfig::default(), &header).unwrap();
@@ -100,7 +100,7 @@ pub fn profinfer(dir: &Path, args: &[&str]) -> Output {
     command.current_dir(dir).args(args).output().unwrap()
 }
 
-/// The page of a trace.
+/// The page for a trace.
 pub fn page(trace: &[u8], args: &[&str]) -> String {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("run.pfi"), trace).unwrap();

@@ -1,21 +1,21 @@
-"""What a check of the matrix is made of: the job for a guest, and the book in which its judge writes.
+"""Building blocks of a check: the job for a guest, and the Book in which its judge records the results.
 
-A check is one file in checks/ (and one in controls/ is a check that must fail). It says, all but `judge` optional:
+A check is one file in checks/ (and one in controls/ is a check that must fail). Its contents, all optional:
 
-    \"\"\"One line: what is proven.\"\"\"
+    \"\"\"One line: the property that is checked.\"\"\"
     KERNELS = "5.10 6.12"       kernels by name, else the four of Debian's; ALL_BPF and ALL are here
     BOOT = {"mode": "det"}      fields of boot.Guest (cross/qemu/boot.py): mode cpus clusters memory limit modules
                                 append env cpu
-    FILES = {"/models/a": path} guest path: file here, from the repository's root; TREES = ["llama"]: folders of the cache
-    SECONDS = 30                about how long it takes; the longest start first
-    SCRIPT = "..."              what the guest's shell runs in /out; profinfer and ggml-runner are in its PATH
-    def judge(run, book): ...   looks at the outcome; without it the script's exit code alone decides
-    AGAIN = "..."               the script of a second boot, which has as /job/disk.tar what the first left in /out/disk.tar
+    FILES = {"/models/a": path} guest path: local file, relative to the repository; TREES = ["llama"]: directories of the cache
+    SECONDS = 30                approximate duration; the longest start first
+    SCRIPT = "..."              run by the guest's shell in /out; profinfer and ggml-runner are in its PATH
+    def judge(run, book): ...   checks the outcome; without it only the script's exit code counts
+    AGAIN = "..."               the script of a second boot; /out/disk.tar of the first is its /job/disk.tar
     def judge_again(run, book): ...
 
-The judge is called when the script ended with 0 (or with one of EXIT_CODES). What it finds wrong it says with
-book.expect; what goes into the kernel's row with book.supported, book.degraded, book.hits and book.losses, or for a
-report in JSON with book.recorded.
+The judge is called when the script ended with 0 (or with one of EXIT_CODES). It reports failures with
+book.expect, and fills the kernel's row with book.supported, book.degraded, book.hits and book.losses, or for a
+JSON report with book.recorded.
 """
 
 import importlib.util
@@ -33,60 +33,60 @@ import boot  # noqa: E402
 DEBIAN = "5.10 6.1 6.12 7.2"
 ALL_BPF = f"{DEBIAN} 5.10-nobtf"
 ALL = f"{ALL_BPF} 5.10-nobpf"
-# A check that cannot run is a failure then.
+# If set, a check that cannot run is a failure.
 REQUIRED = os.environ.get("CI") == "true" or os.environ.get("PROFINFER_REQUIRE") == "1"
 BINARIES = ROOT / "dist" / "aarch64-unknown-linux-musl"
 
 
 @dataclass
 class Book:
-    """What one check found on one kernel."""
+    """The results of one check on one kernel."""
 
     supported: set = field(default_factory=set)
-    # What: how it was said.
+    # Degraded feature: how it was reported.
     degraded: dict = field(default_factory=dict)
     hits_expected: int = 0
     hits_seen: int = 0
-    # None: nobody counted.
+    # None: not counted.
     lost: int = None
     failures: list = field(default_factory=list)
-    # Why it could not run here; where skipping is not allowed that is a failure.
+    # Why it could not run here; a failure if skipping is not allowed.
     skipped: str = ""
     notes: list = field(default_factory=list)
 
     def expect(self, true, otherwise):
-        """A failure unless `true`."""
+        """Records a failure unless `true`."""
         if not true:
             self.failures.append(otherwise)
 
     def hits(self, expected, seen):
-        """Adds to the row, and demands that all came. `expected` comes from what the engine had to run, never from
-        what was seen."""
+        """Adds to the row, and requires that all were seen. `expected` must come from the work the engine had to do,
+        never from the recording."""
         self.hits_expected += expected
         self.hits_seen += seen
-        self.expect(expected > 0, "no hit was expected: nothing is proven")
+        self.expect(expected > 0, "no hit was expected: the check proves nothing")
         self.expect(seen == expected, f"{seen} hits seen of {expected} expected")
 
     def losses(self, lost):
-        """Adds to the row, and demands that there are none."""
+        """Adds to the row, and requires that there are none."""
         self.lost = (self.lost or 0) + lost
         self.expect(lost == 0, f"{lost} lost")
 
     def recorded(self, report):
-        """Hits and losses of a `profinfer report --json`, which must call itself complete."""
+        """Hits and losses of a `profinfer report --json`, which must be complete."""
         books = report["quality"]
         counted = [rung for rung in books["rungs"] if rung["expected"] is not None]
-        self.expect("op" in {rung["role"] for rung in counted}, "nobody counted the ops")
+        self.expect("op" in {rung["role"] for rung in counted}, "the ops were not counted")
         for rung in counted:
             self.hits(rung["expected"], rung["seen"])
         for kind in books["events"]:
-            self.expect(kind["closes"], f"the books of {kind['kind']} do not close")
+            self.expect(kind["closes"], f"{kind['kind']} counts disagree: seen is not recorded + lost")
             self.losses(kind["lost"])
         self.expect(books["complete"], f"not complete: {books['verdict']}")
 
     def selftest(self, found):
-        """The checks of a `profinfer selftest --json`. The accuracy of the times is noted, not judged: on an
-        emulated processor a probe hit takes much longer than on a real one, and longer still on a busy host."""
+        """The checks of a `profinfer selftest --json`. The accuracy of the times is noted, but not judged: on an
+        emulated processor a probe hit takes much longer than on a real one, and even longer on a busy host."""
         for row in found["checks"]:
             if row["check"].endswith(": accuracy") and " should reach " in row["detail"]:
                 self.notes.append(f"{row['check']}: {row['detail']}")
@@ -95,16 +95,16 @@ class Book:
         self.expect(len(found["recordings"]) > 0, "the self-test recorded nothing")
 
     def kept(self, report):
-        """What the service recorded, whose budget may leave ops out: all that came is in the file, and ops are among it."""
+        """A service's recording, in which the budget may omit ops: no event is lost, and there are some ops."""
         for kind in report["quality"]["events"]:
-            self.expect(kind["closes"], f"the books of {kind['kind']} do not close")
+            self.expect(kind["closes"], f"{kind['kind']} counts disagree: seen is not recorded + lost")
             self.losses(kind["lost"])
         ops = sum(kind["recorded"] for kind in report["quality"]["events"] if kind["kind"] == "op")
         self.expect(ops > 0, "no op was recorded")
 
 
 class Outcome:
-    """A run's files, for a judge. Raises LookupError for one that did not come out."""
+    """The files of a run, for a judge. Raises LookupError for a missing file."""
 
     def __init__(self, run, kernel):
         self.run = run
@@ -113,7 +113,7 @@ class Outcome:
         self.stderr = run.text("stderr.txt")
 
     def text(self, name):
-        """What the guest left in /out under this name."""
+        """The content of a file that the guest left in /out."""
         path = self.run.out / "out" / name
         if not path.is_file():
             raise LookupError(f"the guest left no {name}")
@@ -139,14 +139,14 @@ class Check:
         spec.loader.exec_module(self.module)
         self.kernels = self.option("KERNELS", DEBIAN).split()
         self.seconds = self.option("SECONDS", 5)
-        # Controls: what the failure must say.
+        # Controls: expected failure message.
         self.must_say = self.option("MUST_SAY", None)
 
     def option(self, name, otherwise):
         return getattr(self.module, name, otherwise)
 
     def guest(self, kernel, out, script="SCRIPT", more=None):
-        """The job. Raises boot.Unusable for what is missing here."""
+        """The job. Raises boot.Unusable if something is missing here."""
         binaries = self.option("BINARIES", BINARIES)
         files = {f"/job/{name}": boot.program_for_arm64(binaries / name) for name in ("profinfer", "ggml-runner")}
         files |= {inside: ROOT / here for inside, here in self.option("FILES", {}).items()} | (more or {})
@@ -155,7 +155,7 @@ class Check:
         return boot.Guest(kernel, script, out, files=files, trees=trees, **self.option("BOOT", {}))
 
     def run(self, kernel, out):
-        """The book of one kernel, and the seconds it took. Whatever goes wrong is a failure in the book."""
+        """The Book of one kernel, and the duration in seconds. Every error becomes a failure in the Book."""
         book = Book()
         seconds = 0.0
         try:
@@ -174,7 +174,7 @@ class Check:
                 book.skipped = str(why)
         except boot.Unusable as why:
             book.failures.append(str(why))
-        except Exception as wrong:  # noqa: BLE001 - one check's mistake is not to take the others' rows away
+        except Exception as wrong:  # noqa: BLE001 - an error in one check must not affect the others' rows
             book.failures.append(f"{type(wrong).__name__}: {wrong}")
         return book, seconds
 
@@ -188,5 +188,5 @@ class Check:
 
 
 def checks(folder):
-    """All of a folder, by name."""
+    """All checks of a directory, by name."""
     return [Check(path) for path in sorted((Path(__file__).parent / folder).glob("*.py"))]

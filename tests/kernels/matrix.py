@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Real arm64 kernels, each booted in QEMU with our two programs: one row a kernel, and below it what failed.
+"""Real arm64 kernels, each booted in QEMU with our two programs: one row per kernel, followed by the failures.
 
 usage: matrix.py [-j JOBS] [-k KERNEL,...] [CHECK...]
 
-The checks are the files of checks/; how to add one is told at the top of bed.py. The controls are checks that must fail,
-each in its way: a matrix that passes them is not to be believed. Files of every run stay in target/tests/kernels.
-Exit code: 0 all is well, 1 something failed, 2 it could not run.
+The checks are the files of checks/; bed.py describes how to add one. The controls are checks that must fail,
+each in a specific way: if one passes, the matrix is not reliable. The files of every run are kept in target/tests/kernels.
+Exit code: 0 success, 1 something failed, 2 it could not run.
 """
 
 import argparse
@@ -24,20 +24,20 @@ OUT = bed.ROOT / "target" / "tests" / "kernels"
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("-k", "--kernels", default="", help="only these, with commas between")
-    parser.add_argument("checks", nargs="*", help="only these; 'controls' for those")
+    parser.add_argument("-k", "--kernels", default="", help="only these, separated by commas")
+    parser.add_argument("checks", nargs="*", help="only these checks; 'controls' selects the controls")
     return parser.parse_args()
 
 
 def chosen(args):
-    """(check, kernel) pairs, the longest first."""
+    """(check, kernel) pairs, longest first."""
     every = bed.checks("checks")
     controls = bed.checks("controls")
     if not every or not controls:
-        sys.exit("matrix.py: no checks, or no controls, beside this file")
+        sys.exit("matrix.py: no checks, or no controls, next to this file")
     unknown = set(args.checks) - {check.name for check in every} - {"controls"}
     if unknown:
-        sys.exit(f"matrix.py: no check {', '.join(sorted(unknown))}; there are: {', '.join(c.name for c in every)}, controls")
+        sys.exit(f"matrix.py: no check {', '.join(sorted(unknown))}; available: {', '.join(c.name for c in every)}, controls")
     wanted = [check for check in every if not args.checks or check.name in args.checks]
     if not args.checks or "controls" in args.checks:
         wanted += controls
@@ -49,7 +49,7 @@ def chosen(args):
 
 
 def run_all(pairs, jobs):
-    """(check, kernel): (book, seconds), with a line for each as it ends."""
+    """(check, kernel): (book, seconds); prints a line for each as it ends."""
     results = {}
     with ThreadPoolExecutor(jobs) as pool:
         running = {
@@ -68,7 +68,7 @@ def verdict(check, book):
 
 
 def problems(check, book):
-    """What is wrong with a result; of a control, that it did not fail or not in its own way."""
+    """The problems of a result; for a control, that it did not fail or not in the expected way."""
     if check.must_say is None or book.skipped:
         return book.failures
     if not book.failures:
@@ -79,7 +79,7 @@ def problems(check, book):
 
 
 def rows(results):
-    """One row a kernel."""
+    """One row per kernel."""
     by_kernel = defaultdict(list)
     for (check, kernel), (book, seconds) in results.items():
         if check.must_say is None:
@@ -113,7 +113,7 @@ def print_table(table):
 
 
 def print_details(results):
-    """How each lack was said, once for the kernels that said the same; then what failed."""
+    """Each missing feature as reported, once for all kernels that reported the same; then the failures."""
     said = defaultdict(list)
     for (check, kernel), (book, _) in results.items():
         if check.must_say is None:

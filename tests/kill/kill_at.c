@@ -1,18 +1,18 @@
-/* Runs a program and counts its system calls over all its threads; kills it at a given one, or has the kernel
- * refuse that one. Processes that it starts are not followed.
+/* Runs a program and counts its system calls over all its threads; kills it at a given one, or makes that
+ * call fail. Processes that it starts are not followed.
  *
  * usage: kill_at [OPTIONS] -o FILE -- PROGRAM [ARGS]
  *
  * - -k NAME:K:HOW: kill it at call K (from 1) of NAME: "all", a phase or a class (stops.c). HOW is "entry"
  * (the call is not made), "exit" (it was made) or "inside" (a moment after it began)
- * - -r NAME:K:ERRNO: refuse that call instead
- * - -c NAME: count the calls of the first process by fork that calls itself so (PR_SET_NAME), from there on,
- * not the program's
- * - -i SIGNAL:SECONDS: send the program a signal so long after its first probe
- * - -t SECONDS: end a program that takes longer
+ * - -r NAME:K:ERRNO: make that call fail instead
+ * - -c NAME: instead of the program's calls, count those of the first forked process that sets this name
+ * (PR_SET_NAME), from then on
+ * - -i SIGNAL:SECONDS: send the program a signal this long after its first probe
+ * - -t SECONDS: kill a program that takes longer
  *
- * What was seen is written to FILE as one JSON object. The exit code is 0 where that could be done, whatever
- * became of the program.
+ * The results are written to FILE as one JSON object. The exit code is 0 if that succeeded, regardless of how
+ * the program ended.
  */
 #define _GNU_SOURCE
 #include "stops.h"
@@ -52,23 +52,23 @@ static struct {
     FILE *out;
 } asked = {.limit = 60};
 
-static pid_t program, counted; /* counted: the process whose calls count, once it is there */
-static pid_t unnamed[THREADS]; /* processes by fork that have not said what they are */
+static pid_t program, counted; /* counted: the process whose calls count, once it exists */
+static pid_t unnamed[THREADS]; /* forked processes that have not set their name yet */
 static int n_unnamed;
 static enum phase phase;
 static long all, phases[PHASES], classes[CLASSES];
 static pid_t threads[THREADS];
 static int n_threads;
-static double first_probe, last_probe, detaching; /* detaching: since the last probe */
-static pid_t attaching[THREADS]; /* threads in a call that attaches: it may wait for seconds */
+static double first_probe, last_probe, detaching; /* detaching: start of that phase, reset by a probe */
+static pid_t attaching[THREADS];                  /* threads in an attaching call, which may take seconds */
 static int n_attaching;
 static struct __ptrace_syscall_info at;
-static pid_t chosen; /* the thread that stands at the call asked for, until it is left */
+static pid_t chosen; /* the thread stopped at the requested call until the call is finished */
 static enum phase at_phase;
 static double killed;
 static char held[65536];
-static bool sent;    /* the signal asked for */
-static bool in_main; /* a child by fork always is */
+static bool sent;    /* the requested signal was sent */
+static bool in_main; /* always true in a forked child */
 
 static void fail(const char *what) {
     perror(what);
@@ -127,7 +127,7 @@ static void parse(int argc, char **argv) {
     if (!asked.out || optind >= argc) errno = EINVAL, fail("-o FILE -- PROGRAM");
 }
 
-/* Started once it is followed. */
+/* Starts once the tracer follows it. */
 static void start(char **argv) {
     int gate[2];
     char byte = 0;
@@ -145,7 +145,7 @@ static void start(char **argv) {
     close(gate[0]), close(gate[1]);
 }
 
-/* The process that a thread is of. */
+/* The process that a thread belongs to. */
 static pid_t process_of(pid_t tid) {
     char path[64], line[128];
     pid_t tgid = 0;
@@ -170,7 +170,7 @@ static bool counts(pid_t tid) {
     return false;
 }
 
-/* What the process holds of the kernel's BPF objects, as JSON. */
+/* The BPF objects held by the process, as JSON. */
 static void note_held(void) {
     char path[300], line[256];
     size_t n = 0;
@@ -241,7 +241,7 @@ static void on_entry(pid_t tid, const struct __ptrace_syscall_info *info) {
     }
     if (phase == DETACH && !detaching) detaching = now();
     all++, phases[phase]++;
-    /* What is refused to the dynamic loader is nothing that the program can answer to. */
+    /* Errors given to the dynamic loader are beyond the program's control. */
     in_main = in_main || asked.child || begins_main(nr, args);
     if (in_main) classes[class]++;
     if (!is_asked(class)) return;
@@ -270,7 +270,7 @@ static bool is_unnamed(pid_t pid) {
     return false;
 }
 
-/* What a process calls itself. */
+/* The name a process has set for itself. */
 static void name_of(pid_t pid, char name[32]) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/comm", pid);
@@ -279,7 +279,7 @@ static void name_of(pid_t pid, char name[32]) {
     if (f) fclose(f);
 }
 
-/* Whether a process has said what it is; the one that is asked for counts from here on. */
+/* Whether a process has set its name; the calls of the requested one count from then on. */
 static void learn_name(pid_t pid) {
     char name[32], first[32];
     name_of(pid, name), name_of(program, first);
@@ -289,7 +289,7 @@ static void learn_name(pid_t pid) {
     if (!counted && !strcmp(name, asked.child)) counted = pid, know(pid);
 }
 
-/* A thread stands at a system call. */
+/* A thread is stopped at a system call. */
 static void on_call(pid_t tid) {
     struct __ptrace_syscall_info info;
     if (is_unnamed(tid)) {
@@ -303,7 +303,7 @@ static void on_call(pid_t tid) {
         on_exit_of(tid);
 }
 
-/* A thread or a process has come. */
+/* A new thread or process. */
 static void on_birth(pid_t parent, int event) {
     unsigned long born = 0;
     if (ptrace(PTRACE_GETEVENTMSG, parent, NULL, &born)) return;
@@ -313,18 +313,19 @@ static void on_birth(pid_t parent, int event) {
         unnamed[n_unnamed++] = (pid_t)born;
 }
 
-/* Lets a stopped thread go on. */
+/* Resumes a stopped thread. */
 static void go_on(pid_t tid, int signal) {
     bool calls = counts(tid);
     ptrace(calls || is_unnamed(tid) ? PTRACE_SYSCALL : PTRACE_CONT, tid, NULL, (long)signal);
     if (calls && tid == chosen && asked.how == INSIDE && !killed) {
-        /* What is over at once has nothing inside; the kernel's waits are tens of milliseconds. */
+        /* A call that returns immediately has no "inside"; the kernel's waits take tens of
+         * milliseconds. */
         nanosleep(&(struct timespec){0, 300000}, NULL);
         finish_off();
     }
 }
 
-/* One thing that has happened; false when it is all over. */
+/* Handles one event; returns false when everything has ended. */
 static bool take(pid_t tid, int status, int *ended) {
     if (WIFEXITED(status) || WIFSIGNALED(status)) {
         if (tid == (counted ? counted : program)) *ended = status;
@@ -339,12 +340,12 @@ static bool take(pid_t tid, int status, int *ended) {
         on_birth(tid, event);
     else if (!event)
         given = signal;
-    /* A process of another kind that was made by clone is none of ours. */
+    /* Other processes made by clone are not followed. */
     go_on(tid, given);
     return true;
 }
 
-/* What is due by the clock; gives true where the program was ended for its slowness. */
+/* Actions due by time; returns true if the program was killed for taking too long. */
 static bool clocked(double begin) {
     if (asked.signal && !sent && first_probe && now() > first_probe + asked.after) {
         sent = true;
@@ -379,7 +380,7 @@ static void wake(int signal) { (void)signal; }
 
 int main(int argc, char **argv) {
     parse(argc, argv);
-    /* A wait for the program is left now and then, to look at the clock. */
+    /* Interrupts the wait for the program regularly, to check the time. */
     struct sigaction action = {.sa_handler = wake};
     sigaction(SIGALRM, &action, NULL);
     timer_t timer;

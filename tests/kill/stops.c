@@ -13,7 +13,7 @@ const char *const PHASE_NAMES[PHASES] = {"begin", "load", "attach", "record", "d
 const char *const CLASS_NAMES[CLASSES] = {"descriptor", "memory", "thread", "bpf",  "probe",
                                           "write",      "sync",   "read",   "wait", "other"};
 
-/* Commands of bpf(2) that matter here, and the requests of perf events that attach. */
+/* Commands of bpf(2) that matter here, and the perf event requests that attach. */
 enum { MAP_CREATE = 0, PROG_LOAD = 5, BTF_LOAD = 18, RAW_TRACEPOINT_OPEN = 17, LINK_CREATE = 28 };
 enum { EVENT_ENABLE = 0x2400, EVENT_SET_BPF = 0x40042408 };
 
@@ -100,7 +100,7 @@ enum class class_of(uint64_t nr) {
     return OTHER;
 }
 
-/* Whether descriptor `fd` of the process is one whose link has this in it. */
+/* Whether descriptor `fd` of the process has a link that contains this text. */
 static bool is(pid_t pid, uint64_t fd, const char *what) {
     char path[64], link[512];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, (int)fd);
@@ -127,7 +127,7 @@ static bool waits(uint64_t nr) {
 
 enum phase phase_of(pid_t pid, uint64_t nr, const uint64_t *args, enum phase now) {
     if (attaches(pid, nr, args)) {
-        /* Probe events are undefined in the same way as they are defined. */
+        /* Probe events are removed in the same way as they are defined. */
         return nr == SYS_write && now >= RECORD ? DETACH : ATTACH;
     }
     if (nr == SYS_bpf && (args[0] == MAP_CREATE || args[0] == PROG_LOAD || args[0] == BTF_LOAD)) return LOAD;

@@ -175,7 +175,7 @@ class Trace:
     def last(self):
         """End of the last recorded event, CLOCK_BOOTTIME s; None: nothing was recorded."""
         out = self.path.with_suffix(".json")
-        done = subprocess.run([PROFINFER, "export", "--chrome", out, self.path], capture_output=True)
+        done = subprocess.run([PROFINFER, "export", "--force", "--chrome", out, self.path], capture_output=True)
         if done.returncode or not out.exists():
             return None
         events = json.loads(out.read_text())["traceEvents"]

@@ -9,7 +9,7 @@ use std::process::Command;
 use common::run::{Run, profinfer, run};
 use common::seen::Seen;
 use common::{expect, fixture, live, skip};
-use profinfer::host::btf::{Btf, KERNEL, Task};
+use profinfer::host::btf::{Btf, KERNEL, TaskOffsets};
 
 /// This kernel's BTF, if any.
 fn of_kernel() -> Option<Btf> {
@@ -31,7 +31,7 @@ impl Made {
     }
 }
 
-/// Records a shell whose only child is an engine with three threads; with the kernel's own BTF hidden if `hidden`.
+/// Records a shell whose only child is an engine with three threads; hides the kernel's own BTF if `hidden`.
 fn family(program: &Path, btf: Option<&Path>, hidden: bool) -> (Run, Seen) {
     let dir = tempfile::tempdir().expect("a directory");
     let trace = dir.path().join("run.pfi");
@@ -54,7 +54,7 @@ fn family(program: &Path, btf: Option<&Path>, hidden: bool) -> (Run, Seen) {
     (run, seen)
 }
 
-/// Reported children: with kernel types only processes, otherwise threads too.
+/// Reported children: with kernel types only processes, otherwise also threads.
 fn announced(seen: &Seen) -> u64 {
     seen.kind("fork").seen
 }
@@ -88,10 +88,10 @@ fn types_of_another_kernel_are_found_out() {
     let program = fixture!("modern");
     let Some(Btf { task, .. }) = of_kernel() else { skip!("this kernel has no BTF") };
     let other = [
-        Task { pid: task.pid + 64, tgid: task.tgid + 64, ran: None },
-        Task { pid: task.tgid, tgid: task.pid, ran: None },
-        Task { pid: 0, tgid: 4, ran: None },
-        Task { pid: 1 << 20, tgid: (1 << 20) + 4, ran: None },
+        TaskOffsets { pid: task.pid + 64, tgid: task.tgid + 64, ran: None },
+        TaskOffsets { pid: task.tgid, tgid: task.pid, ran: None },
+        TaskOffsets { pid: 0, tgid: 4, ran: None },
+        TaskOffsets { pid: 1 << 20, tgid: (1 << 20) + 4, ran: None },
     ];
     for (i, other) in other.into_iter().enumerate() {
         let file = Made::new(&other.to_btf());
@@ -109,7 +109,7 @@ fn types_of_another_kernel_are_found_out() {
 fn what_is_no_btf_is_refused_before_anything_starts() {
     let _turn = live!();
     let program = fixture!("modern");
-    let of_this = Task { pid: 1192, tgid: 1196, ran: None }.to_btf();
+    let of_this = TaskOffsets { pid: 1192, tgid: 1196, ran: None }.to_btf();
     let cut = Made::new(&of_this[..of_this.len() - 3]);
     let version = Made::new(&[&of_this[..2], &[7], &of_this[3..]].concat());
     let text = Made::new(b"# a text\n");

@@ -1,4 +1,4 @@
-//! `profinfer serve` on engines whose children decode: a run is all processes of its tree.
+//! `profinfer serve` on engines whose children decode: a run consists of all processes of its tree.
 
 use crate::common;
 
@@ -19,7 +19,7 @@ const ALL: &str = "\n[[rule]]\nname = \"all\"\nexe = \"ENGINE\"\nbudget = \"100%
 struct Tree(Child);
 
 impl Tree {
-    /// It starts work once it is recorded: nothing is missed.
+    /// It starts work once it is recorded, so nothing is missed.
     fn start(service: &Service, args: &[&str]) -> Tree {
         use std::os::unix::process::CommandExt;
         static TREES: AtomicU32 = AtomicU32::new(0);
@@ -33,7 +33,7 @@ impl Tree {
         tree
     }
 
-    /// Its run in a state of the service.
+    /// Its run in the service's status.
     fn run<'a>(&self, state: &'a Value) -> &'a Value {
         let mut runs = state["runs"].as_array().into_iter().flatten();
         runs.find(|r| r["pid"] == self.0.id()).unwrap_or(&Value::Null)
@@ -56,7 +56,7 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        // SAFETY: a signal to a group that the child led; its pid is still its own, because it has not been waited
+        // SAFETY: a signal to the group led by the child, whose pid is still valid because it has not been waited
         // for.
         unsafe { libc::kill(-(self.0.id() as i32), libc::SIGKILL) };
         let _ = self.0.wait();
@@ -110,7 +110,7 @@ fn the_run_is_the_sum_of_its_processes() {
         assert_eq!((&run["ended"], &run["lost"]), (&"the process has ended".into(), &0.into()));
         assert!(run["rate"].as_f64() > Some(0.0), "{run}");
     }
-    // The limit applies to their total: then none of them is recorded any longer.
+    // The limit applies to their total; beyond it none of them is recorded.
     service.configure("", &format!("{ALL}tokens = 60\n"));
     service.signal(libc::SIGHUP);
     let tree = Tree::start(&service, &["-p", "0", "-n", "100", "--op-ns", "300000", "--fork", "3"]);
@@ -158,7 +158,7 @@ fn one_slow_child_fires_the_trigger() {
 fn three_hundred_short_children_are_told_right() {
     let _turn = live!();
     let service = Service::start("", ALL);
-    // A short hold, as in any program that does more than compute.
+    // A short hold, as in any program that does not only compute.
     let held = ["--child-hold", "3", "--fork", "300", "--at-once", "100"];
     let args = [&["-p", "0", "-n", "2", "--op-ns", "0", "--layers", "1"], &held[..]].concat();
     let (calls, _) = Tree::start(&service, &args).calls();

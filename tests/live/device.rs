@@ -4,6 +4,7 @@
 
 use crate::common;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -63,7 +64,7 @@ fn on_device(all: &Loaded<'_>) -> usize {
     all.splits.iter().filter(|s| device(&s.backend)).count()
 }
 
-/// Both figures of one run agree to a hundredth, however fast it was.
+/// Both figures of one run agree to 1 %, however fast it was.
 fn same(what: &str, ours: &Value, truth: &Value) {
     let (ours, truth) = (ours.as_f64().unwrap_or(0.0), truth.as_f64().unwrap_or(0.0));
     assert!((ours / truth - 1.0).abs() < 0.01, "{what}: {ours} here, {truth} there");
@@ -94,8 +95,8 @@ fn ends(name: &str) {
         assert_eq!(feature.state, Availability::Whole, "{}", feature.why);
         if level == "graph" {
             assert_eq!(on_device(&seen.all), 1 + DECODES);
-            // The queue takes the work, and the bar lasts until it is done: inside the call or, in newer versions,
-            // after it.
+            // The queue accepts the work, and the slice lasts until it is done: inside the call or, in newer
+            // versions, after it.
             let device = seen.all.splits.iter().filter(|s| s.device != Device::Idle);
             assert!(device.clone().all(|s| s.device.waited() > 0), "{:?}", device.collect::<Vec<_>>());
         }
@@ -109,6 +110,155 @@ fn ends(name: &str) {
     }
 }
 
+/// Nodes of each op in a decode call that need work, wherever they are computed.
+fn nodes(report: &Value) -> BTreeMap<String, f64> {
+    let decode = phase(report, "decode");
+    let mut sum = BTreeMap::new();
+    let mut add = |op: &Value, n: f64| {
+        // The CPU fuses some pairs.
+        for op in op.as_str().expect("an op").split('+') {
+            // Older engines dispatch what is no work, too.
+            if !matches!(op, "RESHAPE" | "VIEW" | "PERMUTE" | "TRANSPOSE") && !op.starts_with('(') {
+                *sum.entry(op.to_owned()).or_default() += n;
+            }
+        }
+    };
+    let number = |v: &Value| v.as_f64().expect("a number");
+    match &decode["offload"] {
+        Value::Null => {
+            for row in decode["by_op"].as_array().expect("ops") {
+                add(&row["name"], number(&row["calls"]) / number(&decode["calls"]));
+            }
+        }
+        offload => {
+            for row in offload["backends"].as_array().expect("backends") {
+                assert_eq!(row.get("unknown_splits"), None, "{row:#}");
+                for op in row["ops"].as_array().expect("ops") {
+                    add(&op["op"], number(&op["nodes"]) / number(&offload["graphs"]));
+                }
+            }
+        }
+    }
+    sum
+}
+
+/// Enqueued groups of a decode call: number and nodes, by their ops.
+fn groups(report: &Value) -> BTreeMap<String, (f64, f64)> {
+    let offload = &phase(report, "decode")["offload"];
+    let backends = offload["backends"].as_array().expect("backends").iter();
+    let rows = backends.flat_map(|b| b["enqueued"].as_array().cloned().unwrap_or_default());
+    let per = |v: &Value| v.as_f64().expect("a number") / offload["graphs"].as_f64().expect("a number");
+    rows.map(|r| (r["ops"].as_str().expect("ops").to_owned(), (per(&r["groups"]), per(&r["nodes"]))))
+        .collect()
+}
+
+/// Nodes of the last graph that the engine itself timed on the device, by the first word of its own table.
+fn timed_by_the_engine(mut driver: Command) -> BTreeMap<String, f64> {
+    let out = driver.env("GGML_VK_PERF_LOGGER", "1").output().expect("the driver runs");
+    let text = String::from_utf8_lossy(&out.stderr).into_owned() + &String::from_utf8_lossy(&out.stdout);
+    let last = text.rsplit("Vulkan Timings:").next().unwrap_or_default();
+    let mut sum = BTreeMap::new();
+    for line in last.lines().take_while(|line| !line.starts_with("Total time")) {
+        if let Some((name, rest)) = line.rsplit_once(": ")
+            && let Some((n, _)) = rest.split_once(" x ")
+        {
+            let first = name.split([' ', '(']).next().unwrap_or_default().to_owned();
+            *sum.entry(first).or_default() += n.trim().parse::<f64>().expect("a number");
+        }
+    }
+    sum
+}
+
+/// Each node on the device is in one enqueued group, and the groups are those that the engine times itself.
+fn groups_are_known(name: &str, report: &Value, run: &Run, driver: &dyn Fn() -> Command) {
+    let (groups, all) = (groups(report), run.seen().all);
+    let sum = |of: fn(&(f64, f64)) -> f64| groups.values().map(of).sum::<f64>();
+    let offload = &phase(report, "decode")["offload"];
+    let device = offload["backends"].as_array().expect("backends").iter().find(|b| b["backend"] == "Vulkan");
+    let device = device.expect("Vulkan");
+    assert_eq!(Some(sum(|g| g.1) * offload["graphs"].as_f64().expect("graphs")), device["nodes"].as_f64());
+    // Enqueueing takes no longer than the call that does it.
+    for e in &all.enqueued {
+        let split = all.splits.iter().find(|s| s.seq == e.split).expect("its split");
+        let ns: u64 = pfi::enqueued_groups(e).map(|g| g.1).sum();
+        let (from, until) = (e.t, e.t.saturating_add_unsigned(ns));
+        let returned = split.t.saturating_add_unsigned(split.dur - split.device.waited());
+        assert!(split.t <= from && until <= returned, "{e:?} {split:?}");
+    }
+    let rungs = all.rungs.iter().find(|r| r.role == "node").expect("a rung");
+    assert!(rungs.used && rungs.seen >= all.enqueued.len() as u64, "{rungs:?}");
+    // Its table has each node that it enqueues, fused ones once; older ones have those that are no work, too.
+    if name == "vulkan-b5640" {
+        return assert!(groups.keys().all(|ops| !ops.contains('+')), "{groups:?}");
+    }
+    let own = timed_by_the_engine(driver());
+    println!("{name}: {groups:?}, by the engine {own:?}");
+    assert_eq!(sum(|g| g.0), own.values().sum::<f64>());
+    for (ops, theirs) in [("RMS_NORM+MUL", "RMS_NORM_MUL"), ("MUL_MAT+ADD", "MUL_MAT_ADD")] {
+        assert!(groups[ops].0 > 1.0 && groups[ops].0 == own[theirs], "{ops}");
+    }
+}
+
+/// The driver on the device, without a recorder.
+fn command_of(lib: &Path, icd: &Path) -> impl Fn() -> Command {
+    let (lib, icd) = (lib.to_owned(), icd.to_owned());
+    move || {
+        let mut c = Command::new(driver());
+        c.env("VK_DRIVER_FILES", &icd).env("VK_ICD_FILENAMES", &icd).env("GGML_VK_VISIBLE_DEVICES", "0");
+        c.arg("--engine").arg(&lib).arg("--model").arg(model("tiny", "q4_0"));
+        c.args(["-p", "16", "-t", "1", "--gpu-layers", "99", "--json", "-n", "2"]);
+        c
+    }
+}
+
+/// The nodes given to a device, with those left to the CPU, are those that the CPU computes in a run without a device.
+fn nodes_are_known(name: &str) {
+    let _turn = live!();
+    let (lib, icd) = match engine(name).and_then(|lib| Ok((lib, vulkan()?))) {
+        Ok(both) => both,
+        Err(why) => skip!("{why}"),
+    };
+    let (device, host) = (run(&lib, &icd, &[], "99"), run(&lib, &icd, &[], "0"));
+    device.seen().books_close();
+    let (with, without) = (report(&device), report(&host));
+    assert_eq!(phase(&without, "decode")["offload"], Value::Null);
+    assert_eq!(phase(&with, "decode")["offload"]["graphs"].as_u64(), Some(DECODES as u64));
+    assert!(nodes(&with).len() > 5, "{:?}", nodes(&with));
+    assert_eq!(nodes(&with), nodes(&without));
+    let backends = phase(&with, "decode")["offload"]["backends"].as_array().expect("backends").clone();
+    let on = |name: &str| backends.iter().find(|b| b["backend"] == name).expect(name);
+    assert!(on("Vulkan")["nodes"].as_u64() > on("CPU")["nodes"].as_u64());
+    groups_are_known(name, &with, &device, &command_of(&lib, &icd));
+    // The model's facts come from the tensors of both.
+    assert_eq!(with["model"], without["model"]);
+    // A drawn graph has all of it.
+    let out = profinfer()
+        .args(["dag", "--format", "json", "-o", "-"])
+        .arg(&device.trace)
+        .output()
+        .expect("it runs");
+    let dag: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    let of =
+        |role: &str| dag["nodes"].as_array().expect("nodes").iter().filter(|n| n["role"] == role).count();
+    assert_eq!(of("op") as f64, nodes(&with).values().sum::<f64>());
+    assert!(of("copy") > 0 && of("elsewhere") == 0 && of("unknown") == 0, "{}", dag["notes"]);
+}
+
+#[test]
+fn nodes_on_the_device_are_known_b5640() {
+    nodes_are_known("vulkan-b5640");
+}
+
+#[test]
+fn nodes_on_the_device_are_known_b8390() {
+    nodes_are_known("vulkan-b8390");
+}
+
+#[test]
+fn nodes_on_the_device_are_known_v0_5_0() {
+    nodes_are_known("vulkan-v0.5.0");
+}
+
 #[test]
 fn a_service_level_goes_by_the_device() {
     let _turn = live!();
@@ -116,7 +266,7 @@ fn a_service_level_goes_by_the_device() {
         Ok(both) => both,
         Err(why) => skip!("{why}"),
     };
-    // Calls return after some milliseconds, as if 50 tokens/s were easy; the device takes far longer.
+    // Calls return after some milliseconds, suggesting 50 tokens/s; the device takes far longer.
     let run = run(&lib, &icd, &["--qos", "50tok/s"], "99");
     let (said, seen) = (run.said(), run.seen());
     let speed = said["decode"]["tok_s"].as_f64().expect("a speed");

@@ -1,4 +1,4 @@
-//! `diff` on recordings of ggml-runner: one build twice, and with an op that was made slower.
+//! `diff` on recordings of ggml-runner: the same build twice, and with one op made slower.
 
 use crate::common;
 
@@ -29,8 +29,8 @@ fn diff(a: &[Run], b: &[Run]) -> serde_json::Value {
     serde_json::from_slice(&out.stdout).expect("JSON")
 }
 
-/// Eleven times the op's time: more than chance and a busy machine cause; unit tests and benchmarks cover how small
-/// a change is found. Ops of small models vary between starts, so there are three of each, alternating.
+/// Eleven times the op's time: more than noise and a busy machine cause. Unit tests and benchmarks cover how small a
+/// change is found. Ops of small models vary between starts, so each side has three starts, alternating.
 #[test]
 fn an_op_that_was_made_slower_stands_first() {
     let _turn = live!();

@@ -1,5 +1,5 @@
-//! How recordings end, and how bad input is handled: signals, deaths, refusals. Each error is one line and a
-//! failure; nothing recorded is lost, and nothing remains in the kernel.
+//! How recordings end, and how bad input is handled: signals, deaths, errors. Each error is one line and a failure;
+//! nothing recorded is lost, and nothing remains in the kernel.
 
 use crate::common;
 
@@ -43,7 +43,7 @@ fn program_exists(id: u32) -> bool {
     // SAFETY: the attributes are a zeroed block larger than any kernel reads, with the matching size.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, 13, attr.as_mut_ptr(), size_of_val(&attr)) };
     if fd >= 0 {
-        // SAFETY: the descriptor was just created for us.
+        // SAFETY: the descriptor was just created and is not shared.
         unsafe { libc::close(fd as i32) };
     }
     fd >= 0
@@ -193,7 +193,7 @@ fn an_existing_file_is_replaced_only_with_force() {
     let none = run(profinfer().args(["record", "--force", "-o"]).arg(&file).args(["--", "true"]));
     assert_eq!(none.status.code(), Some(1), "{}", none.stderr);
     assert!(fs::read(&file).expect("there") == before && names() == 1);
-    // Never writes to another's file, neither through a symlink nor through a hard link.
+    // Never writes to another user's file, neither through a symlink nor through a hard link.
     let victim = dir.path().join("victim");
     fs::rename(&file, &victim).expect("renamed");
     std::os::unix::fs::symlink(&victim, &file).expect("a link");
@@ -412,7 +412,7 @@ fn an_engine_that_computes_nothing_leaves_no_recording() {
     let _turn = live!();
     let (engine, runner) = (fixture!("modern"), common::runner());
     let (engine, runner) = (engine.to_str().expect("UTF-8"), runner.to_str().expect("UTF-8"));
-    // One with nothing to do, and one that does not find its model.
+    // One that has nothing to do, and one that does not find its model.
     for command in [&[engine, "-p", "0", "-n", "0"][..], &[runner, "run", "-m", "/none.gguf"]] {
         let run = record(&[&["--"], command].concat());
         assert_eq!(run.status.code(), Some(1), "{command:?}: {}", run.stderr);

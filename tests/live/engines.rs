@@ -1,6 +1,6 @@
-//! Recordings of real engines compared with what the engine itself says it runs: every op, on every thread, with
-//! its structure. The dump is from the same run: the engine calls back for each node and still runs the graph in
-//! one piece.
+//! Recordings of real engines compared with the engine's own account of what it runs: every op, on every thread,
+//! with its structure. The dump is from the same run: the engine calls back for each node and still runs the graph
+//! in one piece.
 
 use crate::common;
 
@@ -21,10 +21,10 @@ const FORWARD: &str = "ggml_compute_forward";
 const EXTRA: &str = "ggml_cpu_extra_compute_forward";
 const FUSED: &str = "ggml_compute_forward_rms_norm_mul_fused + ggml_cpu_extra_compute_forward";
 
-/// Tokens after the prefill: two graphs of one shape, and some more.
+/// Tokens after the prefill: two graphs of the same shape, and a few more.
 const DECODES: usize = 4;
 
-/// How often each host is started: once, or PROFINFER_STARTS times.
+/// How often each engine is started: once, or PROFINFER_STARTS times.
 fn starts() -> usize {
     std::env::var("PROFINFER_STARTS").map_or(1, |n| n.parse().expect("PROFINFER_STARTS: a number"))
 }
@@ -149,7 +149,7 @@ fn opened_by_node() {
     }
 }
 
-/// A draft model next to its target, in one process: each context has its own calls and layers.
+/// A draft model and its target in one process: each context has its own calls and layers.
 fn drafted(name: &str) {
     let _turn = live!();
     let lib = match engine(name) {

@@ -1,5 +1,5 @@
-//! Recordings of every level, ended in every way: whatever the recorder was doing, nothing lasts longer than what
-//! contains it, and nothing complete is missing. See docs/TRUST.md.
+//! Recordings of every level, ended in every way: regardless of what the recorder was doing, nothing extends beyond
+//! its parent, and nothing complete is missing. See docs/TRUST.md.
 
 use crate::common;
 
@@ -29,7 +29,7 @@ enum End {
 
 const ENDS: [End; 5] = [End::Duration, End::Tokens, End::Interrupt, End::Terminate, End::TargetKilled];
 
-/// Records an engine that keeps running, until this end.
+/// Records an engine that keeps running, until the given end.
 fn ended(level: &[&str], end: End, engine: &[&str]) -> Run {
     let target = Target::start(engine[0], &engine[1..]);
     wait_until("it computes", || cpu_ticks(target.pid()) > 20);
@@ -66,7 +66,7 @@ fn report(trace: &Path) -> Value {
     serde_json::from_slice(&out.stdout).expect("JSON")
 }
 
-/// No op of a phase lasts longer than the phase's longest call. A cut call has ops but no time of its own.
+/// No op of a phase lasts longer than the phase's longest call. A cut call has ops but no time itself.
 fn no_op_outlasts_its_call(phase: &Value) {
     if phase["cut_calls"] != 0 {
         return;
@@ -84,12 +84,12 @@ fn every_end(level: &[&str], engine: &[&str]) {
         assert!(run.status.success(), "{level:?}, {end:?}: {}", run.stderr);
         let report = report(&run.trace);
         let quality = &report["quality"];
-        // A recorder that cannot keep up with two CPUs loses events, and says so; what it has must still be
+        // A recorder that cannot keep up with two CPUs loses events and reports the loss; the rest must still be
         // consistent.
         let verdict = quality["verdict"].as_str().expect("a verdict");
         let lost = verdict.contains("of the events lost");
         assert!(lost || verdict == "complete", "{level:?}, {end:?}: {quality:#}");
-        assert!(!verdict.contains("do not fit"), "{level:?}, {end:?}: {quality:#}");
+        assert!(!verdict.contains("are inconsistent"), "{level:?}, {end:?}: {quality:#}");
         let i = &quality["invariants"];
         assert!(i["unchecked"].is_null() == (level != LEVELS[0]), "{i}");
         assert!(i["unchecked"].is_string() || i["calls"].as_u64() > Some(0), "{level:?}, {end:?}: {i}");
@@ -141,7 +141,7 @@ fn of_two_recordings_of_one_engine() {
         assert!(run.status.success(), "{}", run.stderr);
         let report = report(&run.trace);
         assert!(
-            !report["quality"]["verdict"].as_str().expect("a verdict").contains("do not fit"),
+            !report["quality"]["verdict"].as_str().expect("a verdict").contains("are inconsistent"),
             "{report:#}"
         );
     }

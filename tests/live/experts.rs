@@ -64,7 +64,7 @@ fn whole(seen: &Seen) {
     assert_eq!(f.state, Availability::Whole, "{}", f.why);
 }
 
-/// Records a prefill and decodes on an engine; with `truth`, the engine writes what it chose, and splits its graphs
+/// Records a prefill and decodes on an engine; with `truth`, the engine writes its choices, and splits its graphs
 /// for that.
 fn one(lib: &Path, model: &Path, threads: u32, truth: Option<&Path>) -> Vec<Chosen> {
     let mut command = Command::new(driver());
@@ -106,7 +106,7 @@ fn compare(name: &str, types: &[&str]) {
         let (model, truth) = (model("moe", ty), dir.path().join("truth"));
         let cut = one(&lib, &model, 1, Some(&truth));
         assert_eq!(cut, said(&truth), "experts beside the engine's own");
-        // In one piece, as it runs normally, and on more threads the engine makes the same choices.
+        // Without splits, as it runs normally, and with more threads the engine makes the same choices.
         assert_eq!(one(&lib, &model, 2, None), cut, "experts of graphs in one piece");
     }
 }
@@ -135,7 +135,7 @@ fn the_runners_own_account_says_the_same() {
     let [file, program, model] = [&truth, &program, &model].map(|p| p.to_str().expect("a path"));
     for recorder in [&["--experts"][..], &["--experts", "--pbuf"]] {
         for threads in ["1", "2"] {
-            let run = ["--", program, "run", "--no-roofline", "-m", model, "--ground-truth", file];
+            let run = ["--", program, "run", "--no-roofline", "-m", model, "--force", "--ground-truth", file];
             let seen = record(&[recorder, &run, &["-p", "64", "-n", "8", "-t", threads]].concat()).seen();
             whole(&seen);
             let truth = ground_truth::read(BufReader::new(File::open(&truth).expect("written")));
@@ -202,7 +202,7 @@ fn ids_are_told_as_far_as_they_go() {
     let seen = spoiled("many");
     assert!(seen.all.causes.experts.iter().all(|e| (e.tokens, e.rows, e.why) == (5000, 4096, "")));
     assert_eq!(state(&seen), Availability::Partly);
-    // Ids that the model does not have are for the analysis to report.
+    // Ids that the model does not have are left for the analysis to report.
     let seen = spoiled("range");
     assert!(seen.all.causes.experts.iter().all(|e| ids(e)[0] == [-7, i32::MAX.into()]));
     assert_eq!(state(&seen), Availability::Whole);

@@ -1,4 +1,4 @@
-//! The service's finder on live processes: each engine once and before it ends, and nothing else.
+//! The service's finder on live processes: reports each engine once and before it ends, and nothing else.
 
 use crate::common;
 
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use common::refuse::refuse;
 use common::run::{Target, run, wait, wait_until};
 use common::{fixture, live, model, runner, skip};
-use profinfer::daemon::finder::{Finder, Found};
+use profinfer::daemon::finder::{Finder, FoundProcess};
 
-/// The finder's results from some time on, for the processes of a test: others may run engines at the same time.
+/// The finder's results from a point in time, for the processes of a test: others may run engines at the same time.
 struct Finding {
     finder: Finder,
-    found: Vec<Found>,
+    found: Vec<FoundProcess>,
     /// Known at the start.
     before: usize,
 }
@@ -57,12 +57,12 @@ impl Finding {
         }
     }
 
-    fn of(&self, pid: u32) -> Vec<&Found> {
+    fn of(&self, pid: u32) -> Vec<&FoundProcess> {
         self.found.iter().filter(|f| f.pid == pid).collect()
     }
 
     /// Waits until the process was found this many times.
-    fn times(&mut self, pid: u32, n: usize) -> Found {
+    fn times(&mut self, pid: u32, n: usize) -> FoundProcess {
         wait_until("the process is found", || {
             self.wait();
             self.of(pid).len() >= n
@@ -188,7 +188,7 @@ fn late_mappings_execs_and_children() {
     target.tell(&format!("load {}\n", base.display()), 2);
     let first = all.times(pid, 1);
     assert_eq!((first.base, first.path.as_path()), (id(&base), base.as_path()));
-    // Loading the same again is not reported.
+    // Loading the same file again is not reported.
     target.tell(&format!("load {}\n", base.display()), 3);
     // Another program in the same process, with the same engine.
     target.tell("exec\n", 4);
@@ -228,7 +228,7 @@ fn names_do_not_count_nor_do_namespaces() {
     let one_more = dir.join("new");
     fs::copy(&other, &one_more).expect("copied");
     fs::rename(&one_more, &program).expect("replaced");
-    // At the path in its mount namespace, ours has nothing.
+    // This path exists in its mount namespace, but not in ours.
     let hidden = dir.join("hidden");
     fs::create_dir(&hidden).expect("a directory");
     let script = "mount -t tmpfs none $1 && cp $2 $1/inside && exec $1/inside --hold 20";
@@ -248,7 +248,7 @@ fn names_do_not_count_nor_do_namespaces() {
     assert_eq!((old.base, old.exe.as_path()), (was, program.as_path()), "not what has its name now");
     let Some(inner) = inner else { skip!("no unshare here") };
     assert_eq!(all.times(inner, 1).path, inside);
-    // ... and the name now belongs to another file.
+    // ... and the name now refers to another file.
     let new = start(&program);
     let found = all.times(new.pid(), 1);
     assert_eq!(found.base, id(&program));
@@ -308,7 +308,7 @@ fn the_child_of_a_fork_drops_it_and_leaves_it_whole() {
     let _turn = live!();
     let program = fixture!("static");
     let mut all = Finding::begin();
-    // SAFETY: the child only drops what it has, and exits without running other code of the test.
+    // SAFETY: the child only drops its state, and exits without running other code of the test.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop(all);
@@ -323,7 +323,7 @@ fn the_child_of_a_fork_drops_it_and_leaves_it_whole() {
     all.times(target.pid(), 1);
 }
 
-/// Set for the copy of this test whose kernel refuses.
+/// Set for the copy of this test that runs with system calls refused.
 const REFUSED: &str = "PROFINFER_TEST_REFUSED";
 
 #[test]

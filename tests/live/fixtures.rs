@@ -363,7 +363,7 @@ fn a_running_process_is_recorded_from_its_next_graph() {
     }
 }
 
-/// Starts a target that waits for a file, and the recorder on it; then lets it run. Everything is seen.
+/// Starts a target that waits for a file, attaches the recorder, and lets the target run. Everything is recorded.
 fn attach_then_run(program: &Path, options: impl Fn(u32) -> Vec<String>) -> (Seen, Value) {
     let dir = tempfile::tempdir().expect("a directory");
     let go = dir.path().join("go");
@@ -487,7 +487,7 @@ fn a_target_in_a_chroot() {
     // As the command: chroot execs the engine, which is found in the maps of the process.
     let mut chroot = Command::new("chroot");
     chroot.args([path, "/engine/fakellama", "-n", "1000000", "--op-ns", "20000"]);
-    // Without /proc in the chroot its loader cannot tell where the program is.
+    // Without /proc in the chroot, its loader cannot find the program's location.
     let mut target = Target::spawn(chroot.env("LD_LIBRARY_PATH", "/engine"));
     wait_until("chroot has become the engine", || {
         assert!(target.running(), "it did not start");

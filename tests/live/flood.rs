@@ -1,5 +1,5 @@
 //! An unprivileged user maps very many files, or very large ones, or opens a thousand connections: the service
-//! answers, records what others run, and comes back after a restart. Endless signals: everything is recorded.
+//! answers, records other users' engines, and recovers after a restart. Endless signals: everything is recorded.
 
 use crate::common;
 
@@ -64,7 +64,7 @@ print(len(keep), flush=True)
 time.sleep(1000)
 "#;
 
-/// A process of user nobody that has mapped all that.
+/// A process of user nobody that has mapped these files.
 fn mapper(dir: &Path, kind: &str, number: u32) -> Option<Target> {
     Command::new("python3").arg("-V").output().ok().filter(|o| o.status.success())?;
     let place = dir.join(kind);
@@ -112,7 +112,7 @@ fn record_one(service: &Service, n: u64) {
     println!("recorded, {:.1?} after its end", begin.elapsed());
 }
 
-/// What the service does while somebody maps all that, and after a restart.
+/// The service's behavior while somebody maps these files, and after a restart.
 fn flooded(kind: &str, number: u32) {
     let _turn = live!();
     let mut service = Service::start("idle-timeout = \"1s\"", RULE);
@@ -161,7 +161,7 @@ fn who_asks_and_does_not_listen_keeps_nobody_waiting() {
         stream.write_all(b"sta").ok()?;
         Some(stream)
     };
-    // Only root can cause this: nobody else may connect. More wait than there are places.
+    // Only root can cause this: nobody else may connect. More clients wait than there are slots.
     let mut held = Vec::new();
     for _ in 0..300 {
         held.extend(half());
@@ -215,7 +215,7 @@ fn signals_without_end_do_not_keep_programs_from_being_loaded() {
     assert_eq!(service.seen().len(), 1);
 }
 
-/// A recording that is stopped while its programs are loaded ends well.
+/// A recording that is stopped while its programs are being loaded ends cleanly.
 #[test]
 fn one_signal_that_ends_a_recording_interrupts_nothing_else() {
     let _turn = live!();

@@ -1,6 +1,5 @@
-//! Recorders and services that are killed at a system call, or get an error from one: a sample of what `make
-//! kill-points` and `make faults` do with thousands. The trials are tests/kill/*.py, the tracer
-//! tests/kill/kill_at.c.
+//! Recorders and services that are killed at a system call, or get an error from one: a sample of the thousands of
+//! trials of `make kill-points` and `make faults`. The trials are tests/kill/*.py, the tracer tests/kill/kill_at.c.
 
 use crate::common;
 

@@ -10,7 +10,7 @@ use std::process::Command;
 use common::run::{Target, profinfer, run};
 use common::{live, model, runner, skip};
 
-/// Keeps a CPU busy, so that an engine thread has to leave it now and then.
+/// Keeps a CPU busy, so that an engine thread is preempted now and then.
 fn hog(cpu: &str) -> Target {
     Target::start("taskset", &["-c", cpu, "sh", "-c", "while :; do :; done"])
 }

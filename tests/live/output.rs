@@ -40,7 +40,7 @@ fn a_command_whose_recording_fails_is_waited_for() {
     let program = fixture!("modern");
     let Some(disk) = SmallDisk::new() else { common::skip!("no tmpfs can be mounted here") };
     let file = disk.0.path().join("run.pfi");
-    // It shows how it ended, by a file and by its exit status.
+    // Its own account reports how it ended, in a file and through its exit status.
     let dir = tempfile::tempdir().expect("a directory");
     let done = dir.path().join("done");
     let script = format!(

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use analysis::load::TensorInfo;
 use common::run::{Recorder, Run, Target, profinfer, record, signal_to, wait_until};
 use common::seen::Seen;
 use common::truth::{self, Node};
 use common::{driver, engine, fixture, live, model, skip};
-use pfi::record::Source;
+use pfi::record::SourceKind;
+use pfi::record::Tensor;
 
 const LISTING: &str = "/sys/kernel/tracing/uprobe_events";
 
@@ -23,8 +23,8 @@ fn definitions(of: Option<u32>) -> usize {
     listing.lines().filter(|l| l.contains(&prefix)).count()
 }
 
-/// What the hits alone show of every op on every thread: order, name, op, type, dims. Sources only where the trace
-/// claims to know them; returns how many ops have them.
+/// The information about every op on every thread that the hits alone give: order, name, op, type, dims. Sources
+/// only where the trace claims to know them; returns how many ops have them.
 fn graph_agrees(seen: &Seen, cpu: &pfi::record::CpuGraph, graph: &truth::Graph, ops: &[truth::Op]) -> usize {
     let mut known = 0;
     let hits = seen.hits(cpu);
@@ -44,7 +44,7 @@ fn graph_agrees(seen: &Seen, cpu: &pfi::record::CpuGraph, graph: &truth::Graph, 
 }
 
 /// True: its sources are in the trace, and are correct.
-fn tensor_agrees(seen: &Seen, got: &TensorInfo, want: &Node) -> bool {
+fn tensor_agrees(seen: &Seen, got: &Tensor, want: &Node) -> bool {
     assert!(got.known, "{}: only its address is known", want.name);
     assert_eq!(&*got.name, want.name);
     let (op, ty) = (&seen.all.ops[&got.op], &seen.all.types[&got.ty]);
@@ -54,7 +54,7 @@ fn tensor_agrees(seen: &Seen, got: &TensorInfo, want: &Node) -> bool {
         "{}",
         want.name
     );
-    let sources: Vec<&TensorInfo> = got.src.iter().flatten().map(|id| seen.tensor(*id)).collect();
+    let sources: Vec<&Tensor> = got.src.iter().flatten().map(|id| seen.tensor(*id)).collect();
     if sources.iter().any(|s| !s.known && s.addr == 1) {
         return false;
     }
@@ -91,7 +91,7 @@ fn fake(recorder: Command, program: &Path, options: &[&str], args: &[&str]) -> C
 fn agrees(case: &Case) -> (Seen, usize) {
     let (seen, said) = (case.run.seen(), case.run.said());
     seen.complete();
-    assert_eq!(seen.all.header.as_ref().map(|h| h.source), Some(Source::Perf));
+    assert_eq!(seen.all.header.as_ref().map(|h| h.source), Some(SourceKind::Perf));
     assert!(
         seen.all.notices.iter().any(|n| n.text.contains("without BPF")),
         "the trace says how it was made"
@@ -138,7 +138,7 @@ fn where_bpf_is_refused_perf_events_record_the_same() {
         assert!(seen.all.cpu_graphs.iter().any(|g| g.expected.is_some()), "lists of nodes were read");
     }
     let bpf = fake(profinfer(), &program, &["--source", "bpf"], &args).run.seen();
-    assert_eq!(bpf.all.header.as_ref().map(|h| h.source), Some(Source::Bpf));
+    assert_eq!(bpf.all.header.as_ref().map(|h| h.source), Some(SourceKind::Bpf));
 }
 
 #[test]

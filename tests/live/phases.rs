@@ -57,7 +57,7 @@ fn calls(name: &str, options: &[&str]) {
     let seen = recorder.finish().seen();
     seen.complete();
     in_order(&seen);
-    // One sampling call each, though it calls itself for every sampler of its chain.
+    // One sampling call each, although it calls itself for every sampler of its chain.
     let want = BTreeMap::from([("tokenize", N), ("detokenize", 3 * N), ("sampling", N)]);
     assert_eq!(count(&seen), want, "{name}");
     let (state, why) = feature(&seen);
@@ -144,7 +144,7 @@ fn an_engine_without_the_functions_is_told() {
     assert!(seen.all.causes.phases.is_empty());
 }
 
-/// Calls that nest, jump, or never return: what became of each, compared with the known behavior of the fake.
+/// Calls that nest, jump, or never return, compared with the known behavior of the fake.
 #[test]
 fn habits_of_calls() {
     let _turn = live!();

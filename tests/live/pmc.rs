@@ -21,7 +21,7 @@ use pfi::record::Availability;
 /// Maximum instructions of a fake engine's op besides its loop: calls, and barriers inside it that do not wait.
 const AROUND: u64 = 400;
 
-/// Whether this machine counts this event; otherwise why not.
+/// Whether this machine counts this event; otherwise the reason.
 fn counts(name: &str) -> Result<(), String> {
     let out = run(profinfer().args(["record", "--pmc", "list", "--json"]));
     let list: serde_json::Value = serde_json::from_str(&out.stdout).expect("JSON");
@@ -60,14 +60,14 @@ fn length(seen: &Seen, op: &OpCount, loops: u64) -> u64 {
     2 * loops * (1 + seen.tensor(op.tensor).ne[0] % 3)
 }
 
-/// A barrier inside an op waits for the others, whatever that takes.
+/// A barrier inside an op waits for the others, for an arbitrary time.
 fn waits(seen: &Seen, op: &OpCount) -> bool {
     let name = seen.all.ops[&seen.tensor(op.tensor).op].name;
     name.starts_with("MUL_MAT")
 }
 
-/// Every op has its instructions, and none of anybody else's. Returns the ops. The kernel skips our programs if a
-/// context switch interrupts its own work for them: one op in fifty may have no counts, and says so.
+/// Every op has its own instructions and nobody else's. Returns the ops. The kernel skips our programs if a context
+/// switch interrupts its own work for them: one op in fifty may have no counts, and is marked so.
 fn exact(seen: &Seen, loops: u64, threads: u32) -> Vec<OpCount> {
     let id = counter(seen, "instructions").id as usize;
     let ops = counted::ops(seen);
@@ -153,7 +153,7 @@ fn perf_event(config: u64, pid: i32, cpu: i32, shape: fn(&mut sys::bindings::per
     // SAFETY: the attributes have the size that they state.
     let fd = unsafe { sys::perf_event_open(&raw mut attr, pid, cpu, -1, 8) };
     assert!(fd >= 0, "an event of our own: {}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor was just created for us.
+    // SAFETY: the descriptor was just created and is not shared.
     unsafe { File::from_raw_fd(fd) }
 }
 

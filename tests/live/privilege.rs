@@ -1,5 +1,5 @@
 //! The privileges of the service and its recorders over time: few in the service, and few in a recorder of a fixed
-//! level once it is attached; what that recorder can no longer attach to, another one records.
+//! level once it is attached; engines that this recorder can no longer attach to are recorded by another one.
 
 use crate::common;
 
@@ -30,7 +30,7 @@ fn caps(pid: u32) -> Vec<(u64, u64)> {
     status.map(|s| (of(&s, "CapEff:"), of(&s, "CapPrm:"))).collect()
 }
 
-/// The service's capabilities as far as this test has them to pass on.
+/// The service's capabilities, as far as this test has them itself.
 fn all() -> u64 {
     caps(std::process::id())[0].1 & ALL
 }
@@ -57,8 +57,8 @@ fn run(program: &Path) -> Target {
     Target::start(program, &LONG)
 }
 
-/// Waits until the process is recorded by the rule's newest recorder, and the log has this message that often;
-/// returns the recorder.
+/// Waits until the process is recorded by the rule's newest recorder, and the log contains this message that many
+/// times; returns the recorder.
 fn recorded(service: &Service, target: &Target, news: &str, times: usize) -> u32 {
     let state = service.wait_for("it is recorded", |s| {
         let runs = s["runs"].as_array().into_iter().flatten();
@@ -96,7 +96,7 @@ fn a_recorder_of_a_fixed_level_has_little_once_it_is_attached() {
     let third = run(&copy("old", &service, "other"));
     let other = recorded(&service, &third, GIVEN_UP, 2);
     assert_ne!(other, recorder);
-    // Each goes to the recorder that has its file, whichever is the newest.
+    // Each goes to the recorder that has its file, whichever recorder is newest.
     drop(first);
     let fourth = run(&service.engine());
     assert_eq!(recorded(&service, &fourth, GIVEN_UP, 2), other);
@@ -115,7 +115,7 @@ fn a_recorder_of_a_fixed_level_has_little_once_it_is_attached() {
     }
 }
 
-/// The service's lookers.
+/// The service's file-inspection processes.
 fn lookers(service: u32) -> Vec<u32> {
     let children = fs::read_to_string(format!("/proc/{service}/task/{service}/children")).expect("it runs");
     let named = |pid: &u32| {
@@ -155,14 +155,14 @@ fn a_run_with_another_part_of_a_known_engine_is_handed_over() {
     let program = copy("late", &service, "late");
     let first = run(&program);
     let recorder = recorded(&service, &first, GIVEN_UP, 1);
-    // The same base, and so the same engine to the service; the part that it opens later is not probed.
+    // The same base, and therefore the same engine to the service; the part that it loads later is not probed.
     let part = program.with_file_name("another-cpu.so");
     fs::copy(program.with_file_name("libfakeggml-cpu.so"), &part).expect("copied");
     let mut command = Command::new(&program);
     let second = Target::spawn(command.args(LONG).arg("--cpu").arg(&part));
     let other = recorded(&service, &second, GIVEN_UP, 2);
     assert_ne!(other, recorder);
-    // Each later run gets the recorder that has its parts, however many have the base.
+    // Each later run gets the recorder that has its parts, even if several have the base.
     let third = run(&program);
     recorded(&service, &third, GIVEN_UP, 2);
     let mut command = Command::new(&program);

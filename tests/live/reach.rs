@@ -1,5 +1,5 @@
-//! What a recording touches: the memory of the recorded processes, at functions of their own engine, and nothing of
-//! anybody else's, whatever a target claims.
+//! What a recording touches: the memory of the recorded processes, at functions of their own engine, and nothing
+//! that belongs to others, whatever a target claims.
 
 use crate::common;
 
@@ -109,7 +109,7 @@ fn who_begins_another_program_is_let_go() {
     });
     std::thread::sleep(std::time::Duration::from_millis(500));
     wait_until("it is let go", || patched(target.pid(), &library) == 0);
-    // It is not taken again when its mappings are examined.
+    // It is not accepted again when its mappings are examined.
     std::thread::sleep(std::time::Duration::from_millis(1200));
     assert_eq!(patched(target.pid(), &library), 0);
     recorder.signal(libc::SIGINT);
@@ -318,7 +318,7 @@ fn a_child_that_computes_at_once_is_told() {
         (run.seen(), run.stderr)
     };
     let told = "ran before it could be probed";
-    // Some of it may be missing, with a notice; or nothing is.
+    // Some of it may be missing, with a notice; or nothing is missing.
     let (seen, stderr) = run_with("3", "0");
     seen.books_close();
     let partly = seen.all.causes.features.iter().any(|f| f.name == "children");

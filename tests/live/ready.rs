@@ -1,5 +1,5 @@
-//! `record` reports when its probes are attached, also if standard error is not a terminal: whoever starts it waits
-//! for that line.
+//! `record` reports when its probes are attached, even if standard error is not a terminal: the program that starts
+//! it waits for that line.
 
 use crate::common;
 

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use analysis::agreement::{self, Answer};
+use analysis::agreement::{self, AgreementResult};
 use analysis::ground_truth::{self, GroundTruth};
 use common::run::{profinfer, record, run};
 use common::seen::Seen;
@@ -55,7 +55,7 @@ fn both(model: &Path, recorder: &[&str], options: &[&str]) -> Both {
     Both { seen, trace: run.trace.clone(), truth: truth.expect("ground truth"), _run: run, _dir: dir }
 }
 
-fn agree(what: &str, answer: Answer) {
+fn agree(what: &str, answer: AgreementResult) {
     if let Err(why) = answer {
         panic!("{what}: {why}");
     }
@@ -103,7 +103,7 @@ fn every_op_of_every_architecture() {
             if preset == "moe" {
                 agree("experts", agreement::experts(&b.seen.all, &b.truth));
             }
-            // After the first graph, which shows where the barriers are, every op has its end.
+            // After the first graph, which shows where the barriers are, every op has an end.
             assert!(b.seen.all.cpu_graphs.iter().skip(1).all(|g| g.barrier == (threads > 1)));
         }
     }

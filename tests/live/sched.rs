@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::run::{Recorder, Target, record, wait_until};
 use common::seen::Seen;
 use common::{fixture, live, model, runner, skip};
-use pfi::record::{Answer, Availability, OffCpu, Source};
+use pfi::record::{Availability, OffCpu, SourceKind, Tristate};
 
 /// `OffCpu.state`: runnable; not interruptible by a signal; not run before.
 const PREEMPTED: u8 = 0;
@@ -74,7 +74,7 @@ fn cpu_of(pid: u32, tid: u32) -> Option<usize> {
     text.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?.trim().parse().ok()
 }
 
-/// A thread of ours that does something until it is dropped.
+/// A thread of the test that does some work until it is dropped.
 struct Busy(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
 
 impl Busy {
@@ -108,15 +108,15 @@ fn name_at(seen: &Seen, tid: u32, record: usize) -> &'static str {
     told.map(|(_, t)| t.comm).next_back().unwrap_or_default()
 }
 
-/// Conditions for every successful recording with --sched: counts agree, nothing is lost, only threads of `pid`,
-/// and each thread's off-CPU intervals do not overlap. Without BPF, what the kernel does not show cannot be
-/// derived, and some machines hide one of their tasks from tracing.
+/// Conditions for every successful recording with --sched: counts agree, nothing is lost, only threads of `pid`, and
+/// each thread's off-CPU intervals do not overlap. Without BPF, what the kernel does not show cannot be derived, and
+/// some machines hide one of their tasks from tracing.
 fn sound(seen: &Seen, pid: u32) {
     seen.books_close();
     let feature = seen.all.causes.features.iter().find(|f| f.name == "scheduler").expect("the feature");
     let offcpu = seen.kind("offcpu");
     match seen.all.header.as_ref().map(|h| h.source) {
-        Some(Source::Perf) => {
+        Some(SourceKind::Perf) => {
             assert_eq!(feature.state, Availability::Partly, "{}", feature.why);
         }
         _ => {
@@ -207,7 +207,7 @@ fn interfered(options: &[&str]) {
         let far = ours.abs_diff(kernel).saturating_sub(15_000 * switches);
         assert!(far as f64 <= 0.02 * kernel as f64, "thread {tid}: {ours} and {kernel} ns");
     }
-    // Others may use that CPU too: it took the CPU from the thread, or had it when the thread came back.
+    // Others may use that CPU too: they preempted the thread, or were running there when the thread came back.
     let by_interferer = |(i, r): &(usize, &OffCpu)| {
         r.tid == victim
             && r.state == PREEMPTED
@@ -228,7 +228,7 @@ fn an_interferer_costs_what_the_kernel_says() {
     interfered(&["--source", "perf"]);
 }
 
-/// Sends bytes back and forth: `rounds` times one there, which wakes the reader, and one back.
+/// Ping-pong over pipes: `rounds` times one byte to the reader, which wakes it, and one back.
 fn ping(mut there: &File, mut back: &File, rounds: usize) {
     for _ in 0..rounds {
         there.write_all(b"x").expect("a pipe");
@@ -334,7 +334,7 @@ fn threads_by_the_hundred() {
     }
 }
 
-/// Disposable pools: every worker of every graph is seen from its creation, though it lives for one graph only.
+/// Disposable pools: every worker of every graph is seen from its creation, although it lives for one graph only.
 fn newborn(program: &Path, options: &[&str]) {
     // With few CPUs the workers yield to one another endlessly.
     let args = [&["--sched", "--buffer-size", "64MiB"], options, &["--", program.to_str().expect("a path")]]
@@ -380,7 +380,7 @@ fn new_threads_are_followed_from_birth() {
     }
 }
 
-/// Weights that are not in memory: the threads that touch them wait inside a page fault, for a device.
+/// Weights that are not in memory: the threads that touch them wait for a device inside a page fault.
 #[test]
 fn a_page_read_from_the_file_is_a_fault() {
     let _turn = live!();
@@ -398,7 +398,7 @@ fn a_page_read_from_the_file_is_a_fault() {
     let _ = fs::remove_file(&path);
     let records = &seen.all.causes.off_cpu;
     sound(&seen, records.first().expect("it waited").pid);
-    let read = |r: &&OffCpu| r.state == UNINTERRUPTIBLE && r.fault == Answer::Yes && r.io == Answer::Yes;
+    let read = |r: &&OffCpu| r.state == UNINTERRUPTIBLE && r.fault == Tristate::Yes && r.io == Tristate::Yes;
     let faults: Vec<&OffCpu> = records.iter().filter(read).collect();
     println!(
         "{} waits for pages, {} ms",
@@ -408,7 +408,7 @@ fn a_page_read_from_the_file_is_a_fault() {
     assert!(
         !faults.is_empty(),
         "no wait for a page: {:?}",
-        records.iter().map(|r| (r.state, r.io == Answer::Yes)).collect::<BTreeSet<_>>()
+        records.iter().map(|r| (r.state, r.io == Tristate::Yes)).collect::<BTreeSet<_>>()
     );
     assert!(faults.iter().all(|r| r.waker == 0), "a device woke them");
 }

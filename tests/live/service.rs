@@ -1,4 +1,4 @@
-//! `profinfer serve` on live engines: what it records, when its files end, what it survives.
+//! `profinfer serve` on live engines: which runs it records, when its files end, which failures it survives.
 
 use crate::common;
 
@@ -14,7 +14,7 @@ use common::service::Service;
 /// All ops of all tokens, whatever the cost.
 const ALL: &str = "\n[[rule]]\nname = \"all\"\nexe = \"ENGINE\"\nbudget = \"100%\"\n";
 
-/// An engine that reports at its end what it did.
+/// An engine that reports its work when it exits.
 struct Engine(Child);
 
 impl Engine {
@@ -58,7 +58,7 @@ fn each_run_is_recorded_from_its_first_call_to_its_end() {
     let _turn = live!();
     let mut service = Service::start("idle-timeout = \"1h\"", ALL);
     for n in 1..=2 {
-        // Like a real one that loads its model first.
+        // Like a real one, which loads its model first.
         let args = ["--hold", "1", "-t", "1", "-p", "4", "-n", "80", "--op-ns", "300000", "--sleep"];
         let engine = Engine::start(&service.engine(), &args);
         let pid = engine.pid();
@@ -163,7 +163,7 @@ fn the_beginning_of_every_other_run_is_recorded() {
     }
     let count = |s: &serde_json::Value, what: &str| s["counts"][what].as_u64().unwrap_or(0);
     let state = service.wait_for("all are judged", |s| {
-        // Other people's engines are seen too.
+        // Other people's engines are recorded too.
         count(s, "seen") == 4 + count(s, "by_rule") && s["state"] == "waiting"
     });
     assert_eq!(
@@ -204,7 +204,7 @@ fn a_service_that_is_killed_leaves_whole_files_and_its_successor_goes_on() {
     service.wait_for("it has ended", |s| s["state"] == "waiting" && s["store"]["writing"] == 0);
     let traces = service.traces();
     assert_eq!(traces.len(), 3, "{traces:?}");
-    // The first: its recorder saw the service end. The second was killed itself. The third ended with the engine.
+    // The first: its recorder saw the service exit. The second was killed itself. The third ended with the engine.
     let first = Seen::read(&traces[0]);
     first.books_close();
     assert_eq!(first.footer().end, "signal");

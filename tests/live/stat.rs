@@ -1,5 +1,4 @@
-//! `stat` on a recording of ggml-runner: what grows with the context, against the context that the engine really
-//! had.
+//! `stat` on a recording of ggml-runner: ops that grow with the context, compared with the engine's actual context.
 
 use crate::common;
 
@@ -18,7 +17,7 @@ fn attention_is_what_grows_with_the_context() {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let d: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
     let tokens = &d["tokens"];
-    // The warm-up has 8 and 1; the engine has dropped them when the run begins, which has 8 and 600.
+    // The warm-up has 8 and 1; the engine has discarded them when the run starts, which has 8 and 600.
     assert_eq!((tokens["from"].as_u64(), tokens["to"].as_u64()), (Some(9), Some(608)), "{tokens:#}");
     let first = &tokens["ops"][0];
     assert!(first["name"].as_str().is_some_and(|n| n.starts_with("FLASH_ATTN_EXT")), "{tokens:#}");

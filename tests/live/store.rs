@@ -1,5 +1,5 @@
-//! The directory of traces across processes: another's file is not removed, its lock is released however it ended,
-//! and a full file system is reported as such.
+//! The trace directory across processes: files in use by others are not removed, their locks are released however
+//! they ended, and a full file system is reported as such.
 
 use crate::common;
 
@@ -152,7 +152,7 @@ impl Small<'_> {
 
 impl Drop for Small<'_> {
     fn drop(&mut self) {
-        // SAFETY: a C string of ours.
+        // SAFETY: a C string that outlives the call.
         let done = unsafe { libc::umount2(self.1.as_ptr(), libc::MNT_DETACH) };
         assert_eq!(done, 0, "{} is still mounted", self.0.display());
     }
@@ -183,7 +183,7 @@ fn a_full_file_system_is_said_and_what_was_written_can_be_read() {
     assert!(is_full(source), "{error}");
     assert!(error.to_string().contains("No space left on device"), "{error}");
     drop(enc);
-    // Another file cannot be created, or not written to; and once there is room again everything continues.
+    // Creating another file fails, or writing to it; once there is room again everything continues.
     let next = store.create("next").map(|mut f| f.write_all(&[0; 8192]));
     assert!(match next {
         Ok(written) => is_full(&written.expect_err("no room")),

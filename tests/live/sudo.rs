@@ -14,7 +14,7 @@ use common::{fixture, live};
 
 const NOBODY: u32 = 65534;
 
-/// profinfer as sudo starts it for a user; with groups of root's that the user does not have.
+/// profinfer as sudo starts it for a user, with supplementary groups of root that the user does not have.
 fn under_sudo(uid: &str, gid: &str) -> Command {
     let mut command = profinfer();
     command.env("SUDO_UID", uid).env("SUDO_GID", gid).env("HOME", "/root").env("USER", "root");
@@ -95,7 +95,7 @@ fn a_file_where_the_user_could_make_none_stays_roots() {
     assert_eq!(fs::metadata(&file).expect("a recording").uid(), 0);
 }
 
-/// Its engine is not known from its own files: it is stopped at each exec until it is known.
+/// The engine cannot be determined from its own files: it is stopped at each exec until it is known.
 #[test]
 fn a_command_whose_engine_is_found_late_is_recorded_in_full() {
     let _turn = live!();

@@ -1,5 +1,5 @@
-//! `profinfer serve` among hostile users: what happens to a recorder that hangs or is killed, and that no user's
-//! engines keep another's from being recorded.
+//! `profinfer serve` with hostile users: handling of a recorder that hangs or is killed, and no user's engines keep
+//! another user's from being recorded.
 
 use crate::common;
 
@@ -134,7 +134,7 @@ fn sixteen_sleepers_of_nobody_keep_nobody_else_out() {
     let waits: Vec<u32> = sleepers.pids().into_iter().filter(|&pid| run(&state, pid).is_null()).collect();
     let root = Target::start(&engine, &LONG);
     service.wait_for("root's is recorded at once", |s| tokens(s, root.pid()) > 5);
-    // When one ends, the waiting one gets its place.
+    // When one ends, the waiting one gets its slot.
     let ends = sleepers.pids().iter().position(|pid| !waits.contains(pid)).expect("one");
     sleepers.end(ends);
     let state = service.wait_for("it is taken in", |s| {

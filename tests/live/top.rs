@@ -1,4 +1,4 @@
-//! `top` on a live engine: as JSON, and on a terminal of our own, which it must restore.
+//! `top` on a live engine: as JSON, and on a pseudoterminal, which it must restore.
 
 use crate::common;
 
@@ -60,7 +60,7 @@ fn pictures_of_a_running_engine_are_what_is_recorded() {
         assert!(sum > 0.0 && sum <= 1.0, "{sum}");
         assert_eq!(decode["threads"].as_array().map(Vec::len), Some(2), "{decode:#}");
     }
-    // The file has everything in the last frame, and whatever came until the end.
+    // The file has everything in the last frame, and what arrived until the end.
     let report = profinfer().args(["report", "--json"]).arg(&trace).output().expect("it runs");
     let report: Value = serde_json::from_slice(&report.stdout).expect("JSON");
     let whole = phase(&report, "decode");
@@ -121,7 +121,7 @@ fn two_processes_are_no_sum_of_both() {
     assert_eq!(phase(&report, "decode")["calls"], decode["calls"]);
 }
 
-/// A terminal of 24 lines and 80 columns: our end, and the program's.
+/// A pseudoterminal of 24 lines and 80 columns: our end, and the program's.
 fn terminal() -> (File, File) {
     let (mut ours, mut theirs) = (0, 0);
     let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
@@ -130,10 +130,10 @@ fn terminal() -> (File, File) {
     let made = unsafe { libc::openpty(&raw mut ours, &raw mut theirs, name, usual, &raw const size) };
     assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
     for fd in [ours, theirs] {
-        // SAFETY: a descriptor that was just created.
+        // SAFETY: the descriptor was just created and is not shared.
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
-    // SAFETY: both were just created for us.
+    // SAFETY: both were just created and are not shared.
     unsafe { (File::from_raw_fd(ours), File::from_raw_fd(theirs)) }
 }
 
@@ -155,7 +155,7 @@ fn on(terminal: &File, command: &mut Command) -> Child {
 /// Nothing here takes this long unless it hangs.
 const PATIENCE_MS: i32 = 60_000;
 
-/// Reads until `text` was shown `times` times, or nothing more comes.
+/// Reads until `text` was shown `times` times, or no more data arrives.
 fn shown(terminal: &mut File, so_far: &mut String, text: &str, times: usize) {
     let mut bytes = [0; 4096];
     while so_far.matches(text).count() < times {
@@ -164,7 +164,7 @@ fn shown(terminal: &mut File, so_far: &mut String, text: &str, times: usize) {
         let more = unsafe { libc::poll(&raw mut asked, 1, PATIENCE_MS) };
         assert_eq!(more, 1, "in vain: {text:?} in {so_far:?}");
         match terminal.read(&mut bytes) {
-            // Reading from a terminal that nobody holds any longer is an error.
+            // Reading from a terminal whose other end is closed fails.
             Ok(0) | Err(_) => return,
             Ok(n) => so_far.push_str(&String::from_utf8_lossy(&bytes[..n])),
         }
@@ -211,7 +211,7 @@ fn wait_reading(
     status.code()
 }
 
-/// The frames shown one after the other, and what remained on the terminal.
+/// The frames in order, and the text that remained on the terminal.
 fn taken_apart(text: &str) -> (Vec<String>, String) {
     for (on, off) in [("\x1b[?1049h", "\x1b[?1049l"), ("\x1b[?25l", "\x1b[?25h"), ("\x1b[?7l", "\x1b[?7h")] {
         assert_eq!((text.matches(on).count(), text.matches(off).count()), (1, 1), "{on:?} {text:?}");
@@ -244,7 +244,7 @@ fn a_terminal_is_left_as_it_was() {
 fn a_key_ends_it_and_a_command_is_not_heard() {
     let _turn = live!();
     let mut args = ["--interval", "100ms", "--level", "op", "--", "sh", "-c"].map(String::from).to_vec();
-    // It is ended with the recording; the timeout is for a recorder that fails to end it.
+    // It is stopped with the recording; the timeout is for a recorder that fails to stop it.
     let said = "echo HEARD; echo HEARD >&2; exec timeout 60 \"$0\" \"$@\"";
     args.extend([said.to_string(), runner().display().to_string()]);
     args.extend(engine("1000000"));

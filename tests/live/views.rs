@@ -1,5 +1,5 @@
-//! Views of real recordings of ggml-runner: experts token by token, the same ops on two backends, and whatever
-//! remains of a damaged file.
+//! Views of real recordings of ggml-runner: experts token by token, the same ops on two backends, and the readable
+//! rest of a damaged file.
 
 use crate::all_views;
 use crate::common;
@@ -13,7 +13,7 @@ use pfi::{BLOCK_HEADER, FILE_HEADER};
 use serde_json::Value;
 use trace_support::{seal, spans};
 
-/// Shape of the preset `moe`, and decoded tokens: the requested ones and the warm-up's.
+/// Shape of the preset `moe`, and decoded tokens: the requested ones plus the warm-up's.
 const LAYERS: u64 = 4;
 const USED: u64 = 4;
 const TOKENS: u64 = 25;

@@ -1,5 +1,5 @@
 //! Commands that are not engines but start one, or map one while they run: none of its work is missed, and a
-//! recorder that is killed at any moment leaves them running.
+//! recorder killed at any time leaves them running.
 
 use crate::common;
 

@@ -1,5 +1,5 @@
-"""Decodes a Perfetto trace with the definitions that Perfetto publishes (package perfetto of PyPI) and prints what it says
-as JSON, for tests/plain/export_perfetto.rs. Exits 3 when the package is not to be had.
+"""Decodes a Perfetto trace with the definitions that Perfetto publishes (package perfetto of PyPI) and prints its content
+as JSON, for tests/plain/export_perfetto.rs. Exits 3 if the package is not available.
 
 usage: decode.py TRACE
 
@@ -31,7 +31,7 @@ def unknown(message):
 
 
 class Sequence:
-    """What the packets of a sequence share: clock, default track, interned names."""
+    """Shared state of the packets in a sequence: clock, default track, interned names."""
 
     def __init__(self):
         self.now = None
@@ -94,7 +94,7 @@ def main():
     for packet in trace.packet:
         sequence = sequences.setdefault(packet.trusted_packet_sequence_id, Sequence())
         sequence.state(packet)
-        # Perfetto's own reader refuses readings of the trace's clock that go back.
+        # Perfetto's own reader rejects timestamps of the trace's clock that go backwards.
         for c in packet.clock_snapshot.clocks:
             if c.clock_id == BOOTTIME:
                 assert c.timestamp >= before, "the clock goes back"

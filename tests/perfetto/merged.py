@@ -1,11 +1,11 @@
-"""Holds a run that was exported with --merge against the system's trace in it, for tests/live/merge.rs: prints as JSON what
-either side has, and how many of the run's slices begin while the kernel says that their thread runs. Exits 3 when the
-package perfetto of PyPI is not to be had.
+"""Compares a run exported with --merge with the system's trace in it, for tests/live/merge.rs: prints as JSON the content of
+both sides, and how many of the run's slices begin while their thread was running according to the kernel. Exits 3 if the
+package perfetto of PyPI is not available.
 
 usage: merged.py MERGED SYSTEM
 
-packets, unknown, sequences: of ours, of theirs, and of the merged file as one. inside: of our slices' beginnings, the share
-that lies within a time on the CPU of the same thread, with our times shifted by so many ms.
+packets, unknown, sequences: of our trace, of the system's, and of the merged file. inside: the share of our slices' starts
+that fall into on-CPU time of the same thread, with our times shifted by the given number of ms.
 """
 
 import bisect
@@ -36,14 +36,14 @@ def begins(trace):
 
 
 def on_cpu(trace):
-    """By tid: when it was put on a CPU and when it was taken off, in order of time."""
+    """By tid: times at which it was put on a CPU and taken off, in order."""
     cpus = {}
     for packet in trace.packet:
         bundle = packet.ftrace_events
         # Zero is the trace's own clock, CLOCK_BOOTTIME.
         assert bundle.ftrace_clock == 0 and not bundle.lost_events
         switches, t = cpus.setdefault(bundle.cpu, []), 0
-        # Of each switch the time since the one before it, and who comes: the one before leaves.
+        # Each switch has the time since the previous one, and the next thread: the previous one leaves.
         for since, tid in zip(bundle.compact_sched.switch_timestamp, bundle.compact_sched.switch_next_pid):
             t += since
             switches.append((t, tid))

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Records the system's scheduler with Perfetto's own recorder while a command runs: what `profinfer export --merge` puts
-# beside a run. Needs root, and Debian's package perfetto, which is fetched into the cache with the libraries that it needs
-# and run from there, on whatever release this machine has.
+# Records the system's scheduler with Perfetto's own recorder while a command runs: input for `profinfer export
+# --merge`. Needs root, and Debian's package perfetto, which is downloaded into the cache with the libraries that it
+# needs and run from there, on any release.
 #
-# usage: system.sh OUT COMMAND...    OUT is Perfetto's trace; exits as COMMAND does, or with 3 where this cannot run here
-#        system.sh --fetch           only fetches
+# usage: system.sh OUT COMMAND...    OUT is Perfetto's trace; exits like COMMAND, or with 3 if it cannot run here
+#        system.sh --fetch           only downloads
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -14,7 +14,7 @@ suite=forky
 
 cannot() { echo "system.sh: $*" >&2; exit 3; }
 
-# In a shell of its own, which holds the lock.
+# In a subshell, which holds the lock.
 fetch() (
     [ ! -e "$tree/usr/bin/perfetto" ] || exit 0
     architecture=$(dpkg --print-architecture 2>/dev/null) || cannot "no dpkg here: this needs Debian or a relative of it"
@@ -63,7 +63,7 @@ record() { # out command...
     work=$(mktemp -d)
     clock=/sys/kernel/tracing/trace_clock
     [ -w $clock ] || cannot "not root, or no tracefs in /sys/kernel/tracing"
-    # Perfetto leaves its own clock there.
+    # Perfetto does not restore the trace clock.
     before=$(sed 's/.*\[\(.*\)\].*/\1/' $clock)
     trap 'kill $(jobs -p) 2>/dev/null; wait; echo "$before" >/sys/kernel/tracing/trace_clock; rm -rf "$work"' EXIT
     export PERFETTO_PRODUCER_SOCK_NAME=$work/producer PERFETTO_CONSUMER_SOCK_NAME=$work/consumer
@@ -74,7 +74,7 @@ record() { # out command...
     config >"$work/config"
     "${ld[@]}" "$tree/usr/bin/perfetto" --txt -c "$work/config" -o "$out" --notify-fd 7 7>"$work/ready" >"$work/perfetto.log" 2>&1 &
     local perfetto=$!
-    # A zero byte once all sources run.
+    # A zero byte arrives once all sources are running.
     [ "$(od -An -tu1 "$work/ready" | tr -d ' ')" = 0 ] || { cat "$work"/*.log >&2; cannot "perfetto does not record here"; }
     "$@" || status=$?
     kill -TERM $perfetto

@@ -1,4 +1,4 @@
-//! `profinfer accuracy` on a trace whose true times are known: the figures, what has no partner, errors.
+//! `profinfer accuracy` on a trace with known true times: the figures, unmatched entries, errors.
 
 use crate::synth_trace;
 
@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use analysis::load::{Progress, load};
+use analysis::load::{LoadProgress, load};
 use pfi::{Trace, slice_iter};
 use synth_trace::*;
 
@@ -19,7 +19,8 @@ struct Pair {
     truth: PathBuf,
 }
 
-/// One prompt and three tokens, each op 20 us (on thread 1: 60 us), with the account that `tell` makes of each duration.
+/// One prompt and three tokens, each op 20 us (on thread 1: 60 us); `tell` maps each duration to the one in the
+/// engine's account.
 fn pair(spec: Spec, tell: impl Fn(u64) -> u64) -> Pair {
     let mut s = Synth::new(Vec::new(), spec);
     for width in [4, 1, 1, 1] {
@@ -34,10 +35,10 @@ fn pair(spec: Spec, tell: impl Fn(u64) -> u64) -> Pair {
     Pair { _dir: dir, trace, truth }
 }
 
-/// What an engine would have written of the run in the trace.
+/// The account that an engine would have written of the run in the trace.
 fn truth_of(bytes: &[u8], tell: impl Fn(u64) -> u64) -> String {
     let trace = Trace::from_bytes(bytes.to_vec()).expect("a trace");
-    let l = load(&trace, &Progress::default());
+    let l = load(&trace, &LoadProgress::default());
     let mut out = format!("# ggml-runner ground truth 1\nprocess\t{PID}\nreading\t25\ndropped\t0\n");
     let times = |t: i64, dur: u64| (t as u64 - EARLY, t as u64 - EARLY + tell(dur));
     let mut plans: Vec<u32> = l.plans.keys().copied().collect();
@@ -131,7 +132,7 @@ fn without_barriers_ops_are_compared_until_their_threads_next_one() {
     let ops = line(&c, "levels", "op");
     assert_eq!(c["wall"], ops["accuracy"]["count"]);
     let one = json(&pair(Spec { barrier: false, threads: 1, ..Spec::default() }, |d| d));
-    // A recorder lets the last op end with its graph; this trace has its own end.
+    // A recorder ends the last op with its graph; this trace has an explicit end.
     assert_eq!(line(&one, "levels", "op")["accuracy"]["median"], 1.0);
     assert_eq!(json(&pair(Spec::default(), |d| d))["wall"], 0);
 }
@@ -141,7 +142,7 @@ fn what_has_no_partner_is_counted() {
     let p = pair(Spec::default(), |d| d);
     let text = std::fs::read_to_string(&p.truth).expect("text");
     let count = |c: &serde_json::Value, level: &str, side: &str| line(c, "levels", level)[side].as_u64();
-    // The engine noted neither the last call nor the ops of thread 1.
+    // The engine recorded neither the last call nor the ops of thread 1.
     let kept: Vec<&str> = text.lines().filter(|l| !l.starts_with("call\t3\t")).collect();
     let kept = kept.into_iter().filter(|l| l.split('\t').nth(2) != Some("1") || !l.starts_with("op\t"));
     std::fs::write(&p.truth, kept.map(|l| format!("{l}\n")).collect::<String>()).expect("written");
@@ -149,7 +150,7 @@ fn what_has_no_partner_is_counted() {
     assert_eq!(count(&c, "token", "only_traced"), Some(1));
     let ops = line(&c, "levels", "op");
     assert_eq!(ops["only_traced"], ops["accuracy"]["count"]);
-    // A call that the trace lacks, and a warm-up.
+    // A call missing from the trace, and a warm-up.
     let more = text.replace("call\t0\t", "warm-up\t0\t") + "call\t9\t1\t1\t7\t9\n";
     std::fs::write(&p.truth, more).expect("written");
     let c = json(&p);
@@ -183,11 +184,11 @@ fn files_that_are_none_are_told_in_one_line() {
     std::fs::write(&late, elsewhen).expect("written");
     let missing = dir.join("missing");
     let cases: [(&Path, &Path, &str); 5] = [
-        (&p.trace, &other, "no ground truth"),
+        (&p.trace, &other, "not a ground truth file"),
         (&p.trace, &missing, "missing"),
         (&missing, &p.truth, "missing"),
         (&p.truth, &p.truth, "not a"),
-        (&p.trace, &late, "the pair of one run"),
+        (&p.trace, &late, "both files of the same run"),
     ];
     for (trace, truth, part) in cases {
         let out = accuracy(trace, truth, &[]);

@@ -1,4 +1,4 @@
-//! `profinfer config` and `record --conf` as commands: what is printed, errors, exit codes, and files that are none.
+//! `profinfer config` and `record --conf` as commands: output, errors, exit codes, and invalid files.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +9,7 @@ use profinfer::cli::args::Flag;
 use profinfer::cli::conf::service::{RULE, SERVE};
 use profinfer::cli::record::flags::COMMAND as RECORD;
 
-/// In an environment where nothing is set.
+/// With an empty environment.
 fn profinfer(args: &[&str], environ: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_profinfer"));
     let command = command.args(args).env_clear().envs(environ.iter().copied());
@@ -20,7 +20,7 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("text")
 }
 
-/// What it prints; nothing is wrong.
+/// Its output, which must be free of errors.
 fn printed(args: &[&str], environ: &[(&str, &str)]) -> String {
     let out = profinfer(args, environ);
     assert_eq!((out.status.code(), text(&out.stderr)), (Some(0), ""), "{args:?}");
@@ -40,7 +40,7 @@ fn file(dir: &tempfile::TempDir, name: &str, bytes: &[u8]) -> String {
     path.to_str().expect("a name").to_owned()
 }
 
-/// Lines of a configuration that are values, without where they come from, up to its rules.
+/// Lines of a configuration that are values, without their sources, up to its rules.
 fn values(page: &str) -> Vec<&str> {
     let page = page.split("\n## Rules").next().unwrap_or(page);
     let lines =
@@ -234,7 +234,7 @@ fn errors_of_the_service_are_told_by_every_command() {
     let lines = "\
 profinfer: board.toml:1: unknown key 'bugdet'; the nearest is 'budget'
 profinfer: board.toml:4: unknown key 'directoy'; the nearest is 'directory'
-profinfer: board.toml:6: unterminated string: \" is missing
+profinfer: board.toml:6: control character in a string: in double quotes, write \\u and four digits for it
 profinfer: board.toml:7: duration is not allowed in a rule: tokens = N records the beginning of a run, ring = TIME keeps its most recent part
 profinfer: board.toml:8: unknown table [rules]: use [service] or [[rule]]
 ";
@@ -295,7 +295,7 @@ profinfer: 3 errors; for usage, run profinfer config --help
 #[test]
 fn record_goes_by_flag_environment_and_file() {
     let dir = tempfile::tempdir().expect("a directory");
-    // A recording never replaces a file: which name it stops at tells which one it would have written.
+    // A recording never replaces a file: the name in the error is the one it would have written to.
     let [a, b, c] = ["a", "b", "c"].map(|name| file(&dir, name, b""));
     let conf = file(&dir, "board.toml", format!("output = \"{a}\"").as_bytes());
     let stops = |args: &[&str], environ: &[(&str, &str)]| {
@@ -336,7 +336,7 @@ fn files_that_are_none_are_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let fifo = dir.path().join("fifo");
     let name = CString::new(fifo.as_os_str().as_bytes()).expect("a name");
-    // SAFETY: the name is a string that ends in zero, and lives.
+    // SAFETY: the name is a zero-terminated string that outlives the call.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
     let here = |name: &str| dir.path().join(name).to_str().expect("a name").to_owned();
     let large = vec![b'#'; (1 << 20) + 1];
@@ -347,7 +347,7 @@ fn files_that_are_none_are_refused() {
         (file(&dir, "large", &large), 1, "cannot read large: it is larger than 1 MiB"),
         (file(&dir, "bytes", b"level = \"op\"\n\xff = 1"), 2, "bytes:2: not valid UTF-8"),
         (file(&dir, "elf", b"\x7fELF\x02\x01\x01\0\0"), 2, "elf:1: invalid key: "),
-        (file(&dir, "line", b"a\x1b[2J = 1"), 2, "line:1: no value: "),
+        (file(&dir, "line", b"a\x1b[2J = 1"), 2, "line:1: invalid key: "),
     ] {
         for args in [["config", "--check", &name].as_slice(), &["record", "--conf", &name, "--", "true"]] {
             let (status, told) = refused(args, &[], dir.path());
@@ -403,7 +403,7 @@ fn what_is_no_key_stands_on_the_page() {
     }
 }
 
-/// Keys of the version before are still taken.
+/// Old names of keys are still accepted.
 #[test]
 fn former_names_of_keys_are_taken_with_a_notice() {
     let dir = tempfile::tempdir().expect("a directory");

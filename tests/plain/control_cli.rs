@@ -1,5 +1,5 @@
-//! `profinfer status`, `dump` and `stop` against the service's end of the socket: what is asked, what is printed, what
-//! nobody is there for.
+//! `profinfer status`, `dump` and `stop` against the service's end of the socket: the requests, the output, and
+//! errors when no service is running.
 
 use crate::common;
 
@@ -13,9 +13,11 @@ use std::time::Duration;
 
 use common::skip;
 use profinfer::daemon::run::Run;
-use profinfer::daemon::socket::{Control, Request, dumped};
-use profinfer::daemon::status::{Counts, Files, Found, Message, Own, Phase, Rule, State};
-use profinfer::daemon::store::Usage;
+use profinfer::daemon::socket::{Control, ServiceRequest, dumped};
+use profinfer::daemon::status::{
+    FinderStatus, Message, RuleStatus, ServicePhase, ServiceState, ServiceUsage, StateFiles, StatusCounts,
+};
+use profinfer::daemon::store::DirectoryUsage;
 use profinfer::daemon::waiting::HeldBack;
 use serde_json::Value;
 
@@ -29,23 +31,30 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("text")
 }
 
-fn state() -> State {
-    let mut state = State::new("0.1.0 (abc)");
-    state.state = Phase::Recording;
+fn state() -> ServiceState {
+    let mut state = ServiceState::new("0.1.0 (abc)");
+    state.state = ServicePhase::Recording;
     let held_back = vec![HeldBack { uid: 1000, files: 77, processes: 2 }];
-    state.finder = Found { backend: "exec and mmap events".into(), held_back, ..Found::default() };
+    state.finder =
+        FinderStatus { backend: "exec and mmap events".into(), held_back, ..FinderStatus::default() };
     state.configuration.file = Some("/etc/profinfer/profinfer.toml".into());
     state.configuration.read = "2026-11-21T20:41:43.123Z".into();
     state.configuration.errors = vec!["line 3: \u{1b}[2Jno such key".into()];
     state.rules = vec![
-        Rule { name: "chat".into(), runs: 2, recorder: Some(4712) },
-        Rule { name: "rest".into(), runs: 1, recorder: None },
+        RuleStatus { name: "chat".into(), runs: 2, recorder: Some(4712) },
+        RuleStatus { name: "rest".into(), runs: 1, recorder: None },
     ];
-    state.counts = Counts { seen: 3, recorded: 2, sample_one_in: 1, ..Counts::default() };
+    state.counts = StatusCounts { seen: 3, recorded: 2, sample_one_in: 1, ..StatusCounts::default() };
     state.directory = "/var/lib/profinfer".into();
-    state.store =
-        Usage { files: 3, writing: 1, bytes: 1 << 20, counted: 3 << 20, quota: 512 << 20, removed: 9 };
-    state.own = Own { resident_bytes: Some(4_300_800), cpu_seconds: Some(1.25) };
+    state.store = DirectoryUsage {
+        files: 3,
+        writing: 1,
+        bytes: 1 << 20,
+        counted: 3 << 20,
+        quota: 512 << 20,
+        removed: 9,
+    };
+    state.own = ServiceUsage { resident_bytes: Some(4_300_800), cpu_seconds: Some(1.25) };
     let run = Run {
         pid: 42,
         uid: 0,
@@ -71,8 +80,8 @@ fn state() -> State {
     state
 }
 
-/// A service that answers until the command is over, or until it is told to stop.
-fn serve(mut control: Control, mut command: Command) -> (Output, Vec<Request>) {
+/// A service that answers until the command ends, or until it is stopped.
+fn serve(mut control: Control, mut command: Command) -> (Output, Vec<ServiceRequest>) {
     let mut asked = Vec::new();
     let client = thread::spawn(move || command.output().expect("it runs"));
     let mut stopped = false;
@@ -81,13 +90,13 @@ fn serve(mut control: Control, mut command: Command) -> (Output, Vec<Request>) {
         control.poll(&mut |request, token| {
             asked.push(request);
             match request {
-                Request::Status => Some(state().json()),
-                Request::Dump(Some(1)) => Some(Err("no run of process 1 is kept in memory".into())),
-                Request::Dump(_) => {
+                ServiceRequest::Status => Some(state().json().map_err(Into::into)),
+                ServiceRequest::Dump(Some(1)) => Some(Err("no run of process 1 is kept in memory".into())),
+                ServiceRequest::Dump(_) => {
                     later = Some(token);
                     None
                 }
-                Request::Stop | Request::Reload => {
+                ServiceRequest::Stop | ServiceRequest::Reload => {
                     stopped = true;
                     Some(Ok("null".into()))
                 }
@@ -103,7 +112,7 @@ fn serve(mut control: Control, mut command: Command) -> (Output, Vec<Request>) {
     (client.join().expect("the command"), asked)
 }
 
-fn with_service(args: &[&str]) -> (Output, Vec<Request>) {
+fn with_service(args: &[&str]) -> (Output, Vec<ServiceRequest>) {
     let dir = tempfile::tempdir().expect("a directory");
     let socket = dir.path().join("run/control.sock");
     let control = Control::bind(&socket).expect("a socket");
@@ -115,18 +124,18 @@ fn status_tells_how_the_service_stands() {
     let (out, asked) = with_service(&["status"]);
     let said = text(&out.stdout);
     assert!(out.status.success(), "{}", text(&out.stderr));
-    assert_eq!(asked, [Request::Status]);
+    assert_eq!(asked, [ServiceRequest::Status]);
     for line in [
         "Service: recording (0.1.0 (abc), process ",
-        "  engines by   exec and mmap events\n",
-        "77 mapped files of user 1000 were not looked at (2 of his processes wait)",
+        "  discovery    exec and mmap events\n",
+        "77 mapped files of user 1000 not examined (2 of the user's processes wait)",
         "  settings     /etc/profinfer/profinfer.toml, read 2026-11-21T20:41:43.123Z\n",
         "line 3: \\u{1b}[2Jno such key\n",
         "  rules        chat (2 runs, recorder 4712), rest (1 run)\n",
         "  runs         3 seen: 2 recorded, 1 left out by sample_one_in\n",
         "  recordings   3 in /var/lib/profinfer, 1 being written: 1.0 MiB of 512.0 MiB, 9 removed\n",
         "  own cost     4.1 MiB of memory, 1.25 s of CPU time\n",
-        "going on       20261121T204143.123Z-llama-server-42.pfi  /opt/evil\\n\\u{1b}[31m\\u{202e}/llama-server\n",
+        "running        20261121T204143.123Z-llama-server-42.pfi  /opt/evil\\n\\u{1b}[31m\\u{202e}/llama-server\n",
         "  2026-11-21T20:41:43.123Z  run\\r42 began\n",
     ] {
         assert!(said.contains(line), "{line:?} is not in\n{said}");
@@ -155,11 +164,11 @@ fn status_as_json_is_what_the_service_says() {
 fn dump_prints_the_files_written() {
     let (out, asked) = with_service(&["dump"]);
     assert_eq!(text(&out.stdout), "/var/lib/profinfer/a.pfi\n/var/lib/profinfer/b.pfi\n");
-    assert_eq!((asked, out.status.code()), (vec![Request::Dump(None)], Some(0)));
+    assert_eq!((asked, out.status.code()), (vec![ServiceRequest::Dump(None)], Some(0)));
     let (out, asked) = with_service(&["dump", "-p", "42", "--json"]);
     let json: Value = serde_json::from_slice(&out.stdout).expect("JSON");
     assert_eq!((&json["directory"], &json["files"][1]), (&"/var/lib/profinfer".into(), &"b.pfi".into()));
-    assert_eq!(asked, [Request::Dump(Some(42))]);
+    assert_eq!(asked, [ServiceRequest::Dump(Some(42))]);
     let (out, _) = with_service(&["dump", "-p", "1"]);
     assert_eq!((text(&out.stdout), out.status.code()), ("", Some(1)));
     assert_eq!(text(&out.stderr), "profinfer: no run of process 1 is kept in memory\n");
@@ -169,7 +178,7 @@ fn dump_prints_the_files_written() {
 fn stop_waits_for_the_end() {
     let (out, asked) = with_service(&["stop"]);
     assert!(out.status.success(), "{}", text(&out.stderr));
-    assert_eq!(asked.first(), Some(&Request::Stop));
+    assert_eq!(asked.first(), Some(&ServiceRequest::Stop));
 }
 
 #[test]
@@ -186,7 +195,7 @@ fn where_nobody_answers_it_is_said() {
     assert_eq!(out.status.code(), Some(2));
 }
 
-/// What another user sees: the socket is not for him, the file may be.
+/// Another user's view: no access to the socket, but possibly to the file.
 #[test]
 fn another_user_is_shown_the_file() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -199,7 +208,7 @@ fn another_user_is_shown_the_file() {
     if refused.uid(65534).status().is_err() {
         skip!("only root becomes another user");
     }
-    // A copy that he may run, wherever these sources are.
+    // A copy that this user may run, wherever the sources are.
     let program = dir.path().join("profinfer");
     common::program::copy(env!("CARGO_BIN_EXE_profinfer"), &program);
     let status = || {
@@ -214,7 +223,7 @@ fn another_user_is_shown_the_file() {
         "{said}"
     );
     assert_eq!(out.status.code(), Some(1));
-    let (mut files, _) = Files::new(&file, None).expect("a file");
+    let (mut files, _) = StateFiles::new(&file, None).expect("a file");
     files.tell(&mut state()).expect("it is written");
     let out = status();
     assert!(text(&out.stderr).contains("to root only: showing "), "{}", text(&out.stderr));

@@ -1,26 +1,26 @@
-//! The graph out of a made-up trace: its nodes, edges, layers and figures; folded, compared, and with holes.
+//! The graph of a synthetic trace: its nodes, edges, layers and figures; folded, compared, and with missing parts.
 
 use crate::dag_support;
 use crate::synth_trace;
 
 use analysis::calls::Phase;
-use analysis::dag::compare::{Comparison, compare};
+use analysis::dag::compare::{DagComparison, compare};
 use analysis::dag::fold::{fold, only};
-use analysis::dag::{Dag, DagError, Metric, Node, Options, Role, Spread};
+use analysis::dag::{Dag, DagError, DagOptions, Metric, Node, NodeRole, Spread};
 use dag_support::*;
 use pfi::Trace;
 use pfi::record::{CpuGraph, Entry, Token};
 use proptest::prelude::*;
-use render::dag::{Format, write};
+use render::dag::{GraphFormat, write};
 
-const ALL: Options = Options { pid: None, token: None, phase: None };
+const ALL: DagOptions = DagOptions { pid: None, token: None, phase: None };
 
-/// A node in a word: result's op and name.
+/// Short form of a node: op and name of its result.
 fn word(n: &Node) -> String {
     n.result().map_or_else(String::new, |t| format!("{} {}", t.op, t.name))
 }
 
-/// Edges to the node of this word, as words of their sources with tensor and slot.
+/// Edges to the node with this short form, as the short forms of their sources with tensor and slot.
 fn sources(d: &Dag, of: &str) -> Vec<String> {
     let node = d.nodes.iter().position(|n| word(n) == of).unwrap_or_else(|| panic!("no {of}"));
     let one = |e: &analysis::dag::Edge| format!("{}.{} {}", e.tensor, e.slot, word(&d.nodes[e.from]));
@@ -35,7 +35,7 @@ fn figure(d: &Dag, of: &str, metric: Metric) -> Option<Spread> {
 fn every_source_is_an_edge() {
     let d = drawn(run(LLAMA, 2), &ALL).unwrap();
     assert_eq!(sources(&d, "GET_ROWS inp_embd"), ["0.0 NONE token_embd.weight", "0.1 NONE inp_tokens"]);
-    // Run as one: the first takes what the layer takes, the second the first and its weight.
+    // Fused: the first takes the layer's input, the second takes the first and its weight.
     let norm = ["0.0 GET_ROWS inp_embd", "1.0 MUL attn_norm-0", "1.1 NONE blk.0.attn_norm.weight"];
     assert_eq!(sources(&d, "MUL attn_norm-0"), norm);
     assert_eq!(sources(&d, "RESHAPE Qcur-0"), ["0.0 MUL_MAT Qcur-0"]);
@@ -69,27 +69,28 @@ fn what_ran_is_in_its_order_with_roles_and_layers() {
     assert_eq!(ran, (0..ran.len() as u32).collect::<Vec<_>>());
     assert_eq!(ran.len(), 2 + 3 * 11 + 2);
     let role = |name: &str| d.nodes.iter().find(|n| n.name() == name).map(|n| (n.role, n.layer));
-    assert_eq!(role("token_embd.weight"), Some((Role::Weight, None)));
-    assert_eq!(role("blk.2.attn_v.weight"), Some((Role::Weight, Some(2))));
-    assert_eq!(role("cache_k_l1"), Some((Role::Cache, Some(1))));
-    assert_eq!(role("inp_pos"), Some((Role::Input, None)));
-    assert_eq!(role("cache_k_l1 (view) (permuted)"), Some((Role::View, Some(1))));
-    assert_eq!(role("attn_norm-0"), Some((Role::Op, Some(0))));
-    assert_eq!(role("result_norm"), Some((Role::Op, None)));
+    assert_eq!(role("token_embd.weight"), Some((NodeRole::Weight, None)));
+    assert_eq!(role("blk.2.attn_v.weight"), Some((NodeRole::Weight, Some(2))));
+    assert_eq!(role("cache_k_l1"), Some((NodeRole::Cache, Some(1))));
+    assert_eq!(role("inp_pos"), Some((NodeRole::Input, None)));
+    assert_eq!(role("cache_k_l1 (view) (permuted)"), Some((NodeRole::View, Some(1))));
+    assert_eq!(role("attn_norm-0"), Some((NodeRole::Op, Some(0))));
+    assert_eq!(role("result_norm"), Some((NodeRole::Op, None)));
 }
 
 #[test]
 fn times_are_those_of_the_graphs_asked_for() {
     let bytes = run(LLAMA, 3);
-    let time =
-        |o: &Options| figure(&drawn(bytes.clone(), o).unwrap(), "GET_ROWS inp_embd", Metric::Time).unwrap();
+    let time = |o: &DagOptions| {
+        figure(&drawn(bytes.clone(), o).unwrap(), "GET_ROWS inp_embd", Metric::Time).unwrap()
+    };
     // Decodes ran 0, 100 and 200 ns longer, the prefill 5000.
     assert_eq!(time(&ALL).median, busy(0) as f64 + 100.0);
-    assert_eq!(time(&Options { token: Some(3), ..ALL }).median, busy(0) as f64 + 200.0);
-    assert_eq!(time(&Options { phase: Some(Phase::Prefill), ..ALL }).median, busy(0) as f64 + 5000.0);
+    assert_eq!(time(&DagOptions { token: Some(3), ..ALL }).median, busy(0) as f64 + 200.0);
+    assert_eq!(time(&DagOptions { phase: Some(Phase::Prefill), ..ALL }).median, busy(0) as f64 + 5000.0);
     let d = drawn(bytes, &ALL).unwrap();
     assert_eq!((d.phase, d.graphs), (Phase::Decode, 3));
-    // Thread 1 takes a third: the slowest over the mean is 3 / 2.
+    // Thread 1 takes a third: the maximum over the mean is 3 / 2.
     let imbalance = figure(&d, "ADD l_out-1", Metric::Imbalance).unwrap().median;
     assert!((imbalance - 1.5).abs() < 1e-3, "{imbalance}");
     // Weights of 32 rows of 18 bytes, 32 times 2 floats in and out.
@@ -134,10 +135,10 @@ fn equal_layers_become_one() {
     let outside = d.nodes.iter().filter(|n| n.layer.is_none()).count();
     assert_eq!(f.nodes.len(), outside + in_layer(&d, 0) + in_layer(&d, 4));
     assert_eq!(in_layer(&d, 4), in_layer(&d, 0) + 2, "the nameless ops are in the last layer");
-    // Over the layers: each runs 11 ops later, 300 ns an op.
+    // Across layers: each runs 11 ops later, 300 ns per op.
     let time = figure(&f, "MUL_MAT Qcur-{L}", Metric::Time).unwrap();
     assert_eq!((time.max - time.min, time.median - time.min), (3.0 * 11.0 * 300.0, 1.5 * 11.0 * 300.0));
-    // What a layer takes from the one before comes round; the first layer's own source comes from above.
+    // A layer's input from the previous layer becomes a back edge; the first layer's own source comes from above.
     let into: Vec<_> =
         f.edges.iter().filter(|e| word(&f.nodes[e.to]) == "MUL attn_norm-{L}" && e.tensor == 0).collect();
     let from: Vec<_> = into.iter().map(|e| (word(&f.nodes[e.from]), e.back)).collect();
@@ -146,7 +147,7 @@ fn equal_layers_become_one() {
         "{from:?}"
     );
     assert!(f.edges.iter().all(|e| e.back || e.from <= e.to));
-    // Nothing is lost: each edge is there.
+    // Nothing is lost: every edge is present.
     for e in &d.edges {
         let name = |d: &Dag, i: usize| ggml::names::fold(d.nodes[i].name()).pattern.into_owned();
         let (from, to) = (name(&d, e.from), name(&d, e.to));
@@ -169,7 +170,7 @@ fn one_layer_comes_with_what_it_takes() {
         d.nodes.iter().filter(|n| n.layer == Some(1)).count()
     );
     let wrong = only(&d, 7).unwrap_err().to_string();
-    assert_eq!(wrong, "no op of layer 7 was recorded; there are 0-2");
+    assert_eq!(wrong, "no op of layer 7 was recorded; recorded layers: 0-2");
 }
 
 #[test]
@@ -181,7 +182,7 @@ fn many_layers_take_no_more_room_than_few() {
     assert_eq!(size(28), size(3));
 }
 
-fn compared(a: Model, b: Model) -> Comparison {
+fn compared(a: Model, b: Model) -> DagComparison {
     let of = |m| drawn(run(m, 1), &ALL).unwrap();
     compare(&of(a), &of(b)).unwrap()
 }
@@ -213,7 +214,7 @@ fn qwen2_has_three_adds_after_q_k_v() {
     assert!(!compared(LLAMA, Model { layers: 2, ..LLAMA }).is_same());
 }
 
-fn refused(bytes: Vec<u8>, options: &Options) -> String {
+fn refused(bytes: Vec<u8>, options: &DagOptions) -> String {
     drawn(bytes, options).unwrap_err().to_string()
 }
 
@@ -221,13 +222,13 @@ fn refused(bytes: Vec<u8>, options: &Options) -> String {
 fn what_cannot_be_drawn_is_said_with_what_to_do() {
     let said = refused(run(Model { structure: false, ..LLAMA }, 1), &ALL);
     assert!(said.contains("--no-str"), "{said}");
-    let said = refused(run(LLAMA, 2), &Options { token: Some(9), ..ALL });
-    assert_eq!(said, "it holds no graph of batch 9; `profinfer report --by token` lists them (0 to 2)");
-    let said = refused(run(LLAMA, 0), &Options { phase: Some(Phase::Decode), ..ALL });
-    assert_eq!(said, "it holds no ops in decode; there are some in prefill");
+    let said = refused(run(LLAMA, 2), &DagOptions { token: Some(9), ..ALL });
+    assert_eq!(said, "it has no graph of batch 9; `profinfer report --by token` lists them (0 to 2)");
+    let said = refused(run(LLAMA, 0), &DagOptions { phase: Some(Phase::Decode), ..ALL });
+    assert_eq!(said, "it has no ops in decode, only in prefill");
     assert!(matches!(drawn(Made::new(LLAMA).finish(), &ALL), Err(DagError::NoGraphs)));
-    let said = refused(run(LLAMA, 1), &Options { pid: Some(1.into()), ..ALL });
-    assert_eq!(said, "process 1 is not in it; those recorded: 77 (/opt/llama/llama-cli)");
+    let said = refused(run(LLAMA, 1), &DagOptions { pid: Some(1.into()), ..ALL });
+    assert_eq!(said, "process 1 was not recorded; recorded processes: 77 (/opt/llama/llama-cli)");
     let mut made = Made::new(LLAMA);
     let (pid, t, dur, cut) = (PID, synth_trace::ORIGIN as i64, 10, false);
     let g = CpuGraph {
@@ -277,7 +278,7 @@ fn of_several_processes_one_must_be_chosen() {
         "{said}"
     );
     let nodes =
-        |pid: u32| drawn(bytes.clone(), &Options { pid: Some(pid.into()), ..ALL }).unwrap().nodes.len();
+        |pid: u32| drawn(bytes.clone(), &DagOptions { pid: Some(pid.into()), ..ALL }).unwrap().nodes.len();
     assert_eq!(nodes(78), nodes(77) + 3 * 6, "an ADD and a bias for each of three");
 }
 
@@ -290,7 +291,7 @@ fn graphs_of_another_structure_are_left_out_and_told() {
     other.batch(1, 900);
     let d = drawn(other.finish(), &ALL).unwrap();
     assert_eq!(d.graphs, 2);
-    assert_eq!(d.notes, ["1 graphs of another structure (or cut off) are left out"]);
+    assert_eq!(d.notes, ["1 graphs with another structure (or cut off) are excluded"]);
     assert_eq!(figure(&d, "GET_ROWS inp_embd", Metric::Time), Some(Spread::one(busy(0) as f64)));
 }
 
@@ -311,7 +312,7 @@ fn a_trace_that_is_cut_off_is_drawn_as_far_as_it_goes() {
 #[test]
 fn views_that_take_each_other_end() {
     let mut made = Made::new(LLAMA);
-    // The next tensor but one is taken before it is there: a ring of three views.
+    // The next tensor but one is used before it exists: a ring of three views.
     let first = made.tensor("VIEW", 0, "a", [1; 4], &[], None);
     let ring = [first + 3, first + 1, first + 2];
     for of in ring {
@@ -324,18 +325,18 @@ fn views_that_take_each_other_end() {
     made.batch(1, 0);
     let d = drawn(made.finish(), &ALL).unwrap();
     assert!(d.edges.iter().all(|e| e.from <= e.to));
-    for format in [Format::Dot, Format::Graphml, Format::Json, Format::Svg] {
+    for format in [GraphFormat::Dot, GraphFormat::Graphml, GraphFormat::Json, GraphFormat::Svg] {
         write(&mut Vec::new(), &fold(&d), Metric::Time, format).unwrap();
     }
 }
 
-/// Ops, names and sources as nobody would make them.
+/// Arbitrary ops, names and sources.
 fn odd(tensors: Vec<(usize, String, Vec<i8>, bool)>) -> Vec<u8> {
     let mut made = Made::new(LLAMA);
     made.hits.clear();
     for (op, name, src, runs) in tensors {
         let next = made.next_id();
-        // Before it, itself, or behind it.
+        // Before it, itself, or after it.
         let src: Vec<u32> = src.iter().map(|s| next.wrapping_add_signed((*s).into())).collect();
         let id = made.tensor(OPS[op % OPS.len()], 0, &name, [4, 1, 1, 1], &src, None);
         if runs {
@@ -360,7 +361,7 @@ proptest! {
             prop_assert!(folded.edges.iter().all(|e| e.from.max(e.to) < folded.nodes.len()));
             let _ = compare(&d, &d).map(|c| assert!(c.is_same()));
             let _ = compare(&d, &drawn(run(LLAMA, 1), &ALL).unwrap());
-            for format in [Format::Dot, Format::Graphml, Format::Json, Format::Svg] {
+            for format in [GraphFormat::Dot, GraphFormat::Graphml, GraphFormat::Json, GraphFormat::Svg] {
                 write(&mut Vec::new(), &folded, Metric::Time, format).unwrap();
             }
         }

@@ -1,5 +1,5 @@
-//! `profinfer dag` as a command: each format as it is kept in tests/snapshots, names that no format must take as its own,
-//! files, errors.
+//! `profinfer dag` as a command: each format compared with tests/snapshots, names that must be escaped in every
+//! format, files, errors.
 
 use crate::dag_support;
 use crate::synth_trace;
@@ -44,7 +44,7 @@ fn formats_are_as_they_were() {
         assert!(out.status.success(), "{}", text(&out.stderr));
         assert_eq!(text(&out.stderr), "");
         snapshot(&format!("dag.{format}"), &text(&out.stdout));
-        // The name of a file chooses as well.
+        // The extension of the file selects the format as well.
         let name = format!("out.{format}");
         assert!(profinfer(dir.path(), &["dag", "run.pfi", "--fold", "-o", &name]).status.success());
         assert_eq!(std::fs::read(dir.path().join(name)).unwrap(), out.stdout);
@@ -65,7 +65,7 @@ fn the_comparison_is_as_it_was() {
     let adds: Vec<_> = json["pairs"][1]["only"][1].as_array().unwrap().iter().map(|e| &e["op"]).collect();
     assert_eq!(adds, ["ADD", "ADD", "ADD"]);
     let out = profinfer(dir.path(), &["dag", "run.pfi", "--against", "run.pfi"]);
-    assert!(text(&out.stdout).ends_with("\nThe structure is the same.\n"), "{}", text(&out.stdout));
+    assert!(text(&out.stdout).ends_with("\nThe structures are identical.\n"), "{}", text(&out.stdout));
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn names_are_data_in_every_format() {
     );
 }
 
-/// Every element is closed by its own name, attributes are quoted, and no bare `&` or `<` is in a text.
+/// Every element is closed by its own name, attributes are quoted, and no text contains a bare `&` or `<`.
 fn well_formed(xml: &str) {
     let mut open = Vec::new();
     let mut parts = xml.split('<');
@@ -125,14 +125,11 @@ fn what_was_not_recorded_is_a_gap_with_a_reason() {
     let out = profinfer(dir.path(), &["dag", "run.pfi", "--metric", "stall", "--format", "svg"]);
     assert!(out.status.success());
     assert!(
-        text(&out.stderr)
-            .contains("note: stall is not in this picture: not recorded: `profinfer record --pmc")
+        text(&out.stderr).contains("note: stall is not available: not recorded: `profinfer record --pmc")
     );
     let svg = text(&out.stdout);
     assert!(
-        svg.contains("stall is not in this picture")
-            && svg.contains("url(#gap)")
-            && !svg.contains("0 % stalled")
+        svg.contains("stall is not available") && svg.contains("url(#gap)") && !svg.contains("0 % stalled")
     );
     let out = profinfer(dir.path(), &["dag", "run.pfi", "--format", "json"]);
     let json: Value = serde_json::from_slice(&out.stdout).unwrap();
@@ -151,7 +148,7 @@ fn errors_are_one_line_and_say_what_to_do() {
         (&["run.pfi"], 1, "cannot draw run.pfi: it was recorded without structure (--no-str)"),
         (&["text"], 1, "not a profinfer trace"),
         (&["good.pfi", "--token", "5"], 1, "no graph of batch 5"),
-        (&["good.pfi", "--layer", "5"], 1, "no op of layer 5 was recorded; there are 0-2"),
+        (&["good.pfi", "--layer", "5"], 1, "no op of layer 5 was recorded; recorded layers: 0-2"),
         (
             &["good.pfi", "-o", "no/such/dir.svg"],
             1,

@@ -1,4 +1,4 @@
-//! `profinfer diff` on traces whose differences are known: what it tells, its exit codes, its errors.
+//! `profinfer diff` on traces with known differences: its findings, exit codes and errors.
 
 use crate::synth_trace;
 
@@ -14,7 +14,7 @@ fn is_gate(p: usize) -> bool {
     p >= GATE && (p - GATE).is_multiple_of(OF_LAYER) && p < 31
 }
 
-/// A prompt and `n` tokens; ops take `factor` of their time, each token and op a little more or less.
+/// A prompt and `n` tokens; ops take `factor` times their normal time, with small variations per token and op.
 fn run(spec: Spec, n: usize, seed: u64, factor: impl Fn(usize) -> f64) -> Vec<u8> {
     let mut s = Synth::new(Vec::new(), spec);
     tokens(&mut s, n, seed, factor);
@@ -47,7 +47,7 @@ impl Files {
         self.of(["a", "b"], args)
     }
 
-    /// Compares other files than the first two.
+    /// Compares files other than the first two.
     fn of(&self, sides: [&str; 2], args: &[&str]) -> Output {
         let mut c = Command::new(env!("CARGO_BIN_EXE_profinfer"));
         c.current_dir(self.0.path()).arg("diff").args(sides).args(args).stdin(Stdio::null());
@@ -83,7 +83,7 @@ fn two_runs_of_one_build_have_no_change_to_tell() {
     }
     let out = f.diff(&["--fail-above", "3%"]);
     assert_eq!((out.status.code(), text(&out.stderr)), (Some(0), String::new()));
-    assert!(text(&out.stdout).contains("no change told"), "{}", text(&out.stdout));
+    assert!(text(&out.stdout).contains("no change reported"), "{}", text(&out.stdout));
 }
 
 #[test]
@@ -123,14 +123,14 @@ fn a_slower_machine_is_a_drift_and_a_code_of_its_own() {
     let out = f.diff(&["--fail-above", "3%"]);
     assert_eq!(out.status.code(), Some(4));
     assert!(
-        text(&out.stderr).contains("ops are alike: the machine, or all of the build"),
+        text(&out.stderr).contains("no op stands out: the machine, or the build as a whole"),
         "{}",
         text(&out.stderr)
     );
     assert_eq!(f.diff(&["--fail-above", "20%"]).status.code(), Some(0));
 }
 
-/// Calls of B take from as long as A's to many times that: nothing says by how much it is slower.
+/// Calls of B take from as long as A's to many times that: the slowdown cannot be determined.
 #[test]
 fn what_is_undecided_does_not_pass() {
     let wild = |n: usize, tail: u64| {
@@ -155,7 +155,7 @@ fn what_is_undecided_does_not_pass() {
         let ends = interval.as_array().into_iter().flatten();
         assert!(ends.map(|e| e.as_f64().unwrap()).all(|e| e.abs() < 100.0), "{interval}");
     }
-    // One call in eight takes long, the typical one as long as ever.
+    // One call in eight is slow; the typical call is unchanged.
     let f = Files::new(&[&run(Spec::default(), 64, 1, plain), &stalls()]);
     let out = f.diff(&["--fail-above", "3%"]);
     assert_eq!(out.status.code(), Some(5), "{}{}", text(&out.stdout), text(&out.stderr));
@@ -164,7 +164,7 @@ fn what_is_undecided_does_not_pass() {
     assert_eq!(f.diff(&["--fail-above", "3%", "--allow-undecided"]).status.code(), Some(0));
 }
 
-/// As a plain run, but one call in eight takes twenty times as long.
+/// Like a plain run, but one call in eight takes twenty times as long.
 fn stalls() -> Vec<u8> {
     let mut s = Synth::new(Vec::new(), Spec::default());
     s.call(8, |p, _| 100_000 + p as u64);
@@ -206,13 +206,13 @@ fn runs_of_unlike_length_are_compared_as_far_as_both_go() {
     let f = Files::new(&[&run(Spec::default(), 40, 1, plain), &run(Spec::default(), 64, 2, plain)]);
     let shown = text(&f.diff(&[]).stdout);
     assert!(shown.contains("the first 40 calls of each"), "{shown}");
-    // Too few tokens to tell anything; asked to judge, it says so.
+    // Too few tokens for any conclusion; with --fail-above it says so.
     let f = Files::new(&[&run(Spec::default(), 10, 1, plain), &run(Spec::default(), 64, 2, |_| 2.0)]);
     let out = f.diff(&["--fail-above", "3%"]);
     assert_eq!(out.status.code(), Some(5));
-    assert!(text(&out.stderr).contains("10 of decode are too few"), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("10 decode calls are too few"), "{}", text(&out.stderr));
     assert_eq!(f.diff(&["--fail-above", "3%", "--allow-undecided"]).status.code(), Some(0));
-    assert!(text(&out.stdout).contains("too few calls to tell a change from chance"));
+    assert!(text(&out.stdout).contains("too few calls to separate a change from noise"));
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn barriers_probed_in_one_run_only_change_nothing() {
     assert_eq!(d["differences"], serde_json::json!([["barrier", "probed", "not probed"]]));
     for o in d["ops"].as_array().unwrap() {
         let change = o["total"]["change"].as_f64().unwrap();
-        // The wait behind the last op is not seen where the barrier is probed.
+        // The wait after the last op is not seen when the barrier is probed.
         assert!(change.abs() < 1e-6 || o["name"] == "MUL_MAT  result_output", "{o:#}");
     }
 }
@@ -234,13 +234,13 @@ fn as_csv_every_op_is_a_line() {
     let f = Files::new(&[&run(Spec::default(), 32, 1, plain), &run(experts, 32, 2, plain)]);
     let csv = text(&f.diff(&["--csv"]).stdout);
     let lines: Vec<&str> = csv.lines().collect();
-    assert!(lines[0].starts_with("us,told,own %,"), "{csv}");
+    assert!(lines[0].starts_with("us,verdict,own %,"), "{csv}");
     let cells = |line: &str| line.replace("\", \"", "").split(',').count();
     assert!(lines.iter().any(|l| l.contains(",only in B,")), "{csv}");
     assert!(lines.len() > 15 && cells(lines[0]) == 13, "{csv}");
 }
 
-/// The norms of this start are faster or slower by far, all other ops are as always.
+/// The norms of this start are much faster or slower; all other ops are unchanged.
 fn swings(by: f64) -> impl Fn(usize) -> f64 {
     move |p| if p > 0 && p < 31 && (p - 1).is_multiple_of(OF_LAYER) { by } else { 1.0 }
 }
@@ -252,7 +252,7 @@ fn several_starts_a_side_measure_how_much_ops_swing() {
     let [a, c, e] = [(1, 1.0), (2, 1.4), (3, 0.8)].map(|(seed, by)| run(spec, 40, seed, swings(by)));
     let [b, d, f] = [(4, 1.5), (5, 0.7), (6, 1.2)].map(|(seed, by)| run(spec, 40, seed, slow(by)));
     let files = Files::new(&[&a, &b, &c, &d, &e, &f]);
-    // Of one start a side nothing tells that the norms swing.
+    // With one start per side, nothing shows that the norms vary.
     let one = files.json(&[]);
     let norm = |d: &serde_json::Value| {
         let all = d["ops"].as_array().unwrap();
@@ -267,18 +267,23 @@ fn several_starts_a_side_measure_how_much_ops_swing() {
     assert!(first["found"].as_f64().unwrap() < 0.05, "{first:#}");
     assert_eq!((&three["starts"], three["a"].as_array().map(Vec::len)), (&3.into(), Some(3)));
     let shown = text(&files.of(["a,c,e", "b,d,f"], &[]).stdout);
-    for part in ["  A3           e: 40 calls", "  B1           b: 40 calls", "3 starts a side", "finds %"] {
+    for part in [
+        "  A3           e: 40 decode calls",
+        "  B1           b: 40 decode calls",
+        "3 starts per side",
+        "finds %",
+    ] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
-    assert!(!shown.contains("record more in turn"), "{shown}");
-    // All that starts scatter is told, though it may be no more than what their calls let expect.
+    assert!(!shown.contains("record more runs alternately"), "{shown}");
+    // All start-to-start scatter is reported, even if it is no more than what the calls themselves let expect.
     let told: Vec<&str> =
         shown.split(" % from start to start").filter_map(|s| s.rsplit(' ').next()).collect();
     for (kind, said) in three["scatter"].as_array().unwrap().iter().zip(told) {
         let (seen, beyond) = (kind["seen"].as_f64().unwrap(), kind["between_starts"].as_f64().unwrap());
         assert!(seen > 0.0 && seen >= beyond && said == format!("{:.2}", seen * 100.0), "{kind:#} {said}");
     }
-    assert!(text(&files.diff(&[]).stdout).contains("record more in turn"));
+    assert!(text(&files.diff(&[]).stdout).contains("record more runs alternately"));
 }
 
 #[test]
@@ -330,7 +335,7 @@ fn processes_are_chosen_by_pid() {
     let want = |a: u32, b: u32, told: &[&str]| {
         (a.into(), b.into(), told.iter().map(|t| (*t).into()).collect::<Vec<serde_json::Value>>())
     };
-    // Without --pid it is the one with the most calls.
+    // Without --pid, the process with the most calls is used.
     assert_eq!(told(f.json(&[])), want(7, PID, &["faster"]));
     assert_eq!(told(f.json(&["--pid", "4242"])), want(PID, PID, &[]));
     assert_eq!(told(f.json(&["--pid", "7"])), want(7, PID, &["faster"]));
@@ -340,9 +345,9 @@ fn processes_are_chosen_by_pid() {
         (
             "9",
             1,
-            "no recording has process 9; there is 7 (/opt/llama/llama-cli), 4242 (/opt/llama/llama-cli)",
+            "no recording has process 9; recorded processes: 7 (/opt/llama/llama-cli), 4242 (/opt/llama/llama-cli)",
         ),
-        ("7,9", 1, "run B does not have process 9; there is 4242 (/opt/llama/llama-cli)"),
+        ("7,9", 1, "run B does not have process 9; recorded processes: 4242 (/opt/llama/llama-cli)"),
         ("7,8,9", 2, "give one process, or one for each of the 2 traces"),
     ] {
         let out = f.diff(&["--pid", pids]);
@@ -359,7 +364,7 @@ fn what_can_not_be_compared_is_said_in_a_line() {
     let f = Files::new(&[&run(Spec::default(), 20, 1, plain), &prompt]);
     let out = f.diff(&[]);
     assert_eq!(out.status.code(), Some(1));
-    let want = "profinfer: run B has no decode call with all of its ops: it has calls of another phase only (--phase)\n";
+    let want = "profinfer: run B has no decode call with all of its ops: it only has calls of another phase (--phase)\n";
     assert_eq!(text(&out.stderr), want);
     let f = Files::new(&[b"", b""]);
     assert!(text(&f.diff(&[]).stderr).contains("cannot compare a: the trace is empty"));

@@ -1,21 +1,22 @@
-//! The whole way from files to probe points on small libraries compiled at test time: what is found, what is said
-//! when nothing is, and that no damaged file does harm. Needs a C compiler (`cc`); without one the tests say so.
+//! The complete path from files to probe points on small libraries compiled at test time: results, messages when
+//! nothing is found, and robustness against damaged files. Needs a C compiler (`cc`); skipped with a message
+//! otherwise.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use profinfer::engine::discover::{self, DiscoverError, Engine};
+use profinfer::engine::discover::{self, DiscoverError, DiscoveredEngine};
 use profinfer::engine::elf::{ElfError, ElfFile};
-use profinfer::engine::ladder::{How, Ladder};
+use profinfer::engine::ladder::{Ladder, RungMethod};
 use profinfer::engine::layout::Layout;
 use profinfer::engine::search::Launch;
 use profinfer::engine::tables::Tables;
 use profinfer::host::root::Root;
 use proptest::prelude::*;
 
-/// The base library in small: name tables, traits and accessors with the names and forms of the real one.
+/// A small version of the base library: name tables, traits and accessors with the names and forms of the real one.
 const BASE: &str = r#"
 #include <stddef.h>
 #include <stdint.h>
@@ -71,7 +72,7 @@ int llama_decode(void *ctx, struct batch b) { return ggml_backend_sched_graph_co
 const USE_TABLES: &str = "return ggml_op_name(c) == ggml_unary_op_name(c) \
 || ggml_glu_op_name(c) == ggml_get_type_traits(c)->name;";
 
-/// Compiles one source; `None` when this machine has no compiler.
+/// Compiles one source file; `None` if this machine has no compiler.
 fn compile(dir: &Path, out: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
     let src = dir.join(format!("{out}.c"));
     let bin = dir.join(out);
@@ -96,7 +97,7 @@ fn shared(dir: &Path, out: &str, source: &str, more: &[&str]) -> Option<PathBuf>
     compile(dir, out, source, &[&SHARED[..], more].concat())
 }
 
-/// Libraries under names that say nothing, a program that needs two of them, and CPU variants to be loaded later.
+/// Libraries with neutral names, a program that needs two of them, and CPU variants to be loaded later.
 fn install(dir: &Path) -> Option<PathBuf> {
     std::fs::create_dir_all(dir).ok()?;
     let l = format!("-L{}", dir.display());
@@ -110,13 +111,13 @@ fn install(dir: &Path) -> Option<PathBuf> {
     compile(dir, "prog", main, &[&l, "-lbeta", "-lalpha", "-Wl,-rpath,$ORIGIN", "-Wl,-rpath-link,."])
 }
 
-fn one(engines: Result<Vec<Engine>, DiscoverError>) -> Engine {
+fn one(engines: Result<Vec<DiscoveredEngine>, DiscoverError>) -> DiscoveredEngine {
     let mut engines = engines.unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(engines.len(), 1);
     engines.remove(0)
 }
 
-fn check_engine(engine: &Engine) {
+fn check_engine(engine: &DiscoveredEngine) {
     assert_eq!(engine.tables.ops.last().map(String::as_str), Some("GLU"));
     assert_eq!(engine.tables.op("MUL_MAT"), Some(3));
     assert_eq!(engine.tables.unary, ["ABS", "SGN", "NEG"]);
@@ -148,7 +149,7 @@ fn a_program_and_what_it_will_load() {
         let ladder = Ladder::of(&engine);
         assert_eq!(ladder.op.len(), 1);
         assert_eq!(ladder.op[0].points.len(), 2);
-        assert_eq!(ladder.op_end.last().map(|r| r.how), Some(How::Interval));
+        assert_eq!(ladder.op_end.last().map(|r| r.how), Some(RungMethod::Interval));
         for p in [&ladder.token, &ladder.graph, &ladder.cpu_graph, &ladder.op]
             .into_iter()
             .flatten()
@@ -190,7 +191,7 @@ fn a_running_process() {
     assert!(nothing_new.unwrap().is_empty(), "all of it was known");
     check_engine(&one(one_new));
     assert!(!strangers.is_empty() && ids.iter().all(|id| !strangers.contains(id)));
-    // A library that was replaced on disk is reached through map_files, which needs privileges.
+    // A library replaced on disk is reached through map_files, which needs privileges.
     match deleted {
         Ok(engines) => assert_eq!(engines[0].modules.len(), 2),
         Err(e) => println!("deleted library not readable here: {e}"),
@@ -207,7 +208,7 @@ fn cpu_variants_beside_what_is_mapped() {
     for name in ["variant", "backends0/other", "ggml/backends1/third"] {
         shared(at, name, CPU, &needs).unwrap();
     }
-    // One that needs another base, one that is no CPU part, one elsewhere, a link to it.
+    // One that needs another base, one that is not a CPU part, one elsewhere, a link to it.
     shared(at, "stranger", CPU, &[]).unwrap();
     shared(at, "user", "int nothing(void) { return 1; }", &needs).unwrap();
     shared(at, "elsewhere/far", CPU, &needs).unwrap();
@@ -223,7 +224,7 @@ fn cpu_variants_beside_what_is_mapped() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         found = discover::of_pid(child.id());
     }
-    let parts = |e: &Engine| {
+    let parts = |e: &DiscoveredEngine| {
         let mut names: Vec<_> = e
             .modules
             .iter()
@@ -235,7 +236,7 @@ fn cpu_variants_beside_what_is_mapped() {
     let engine = one(found);
     assert_eq!(parts(&engine), ["backends0/other", "ggml/backends1/third", "libalpha.so", "variant"]);
     assert!(engine.modules.iter().all(|m| m.file.is_some()));
-    // Looked at again, there is nothing new.
+    // A second look finds nothing new.
     let ids: Vec<_> = engine.modules.iter().map(|m| (m.dev, m.inode)).collect();
     let again = discover::of_pid_again(child.id(), &|id| ids.contains(&id), &mut HashSet::new());
     assert!(again.is_ok_and(|engines| engines.is_empty()));
@@ -243,7 +244,7 @@ fn cpu_variants_beside_what_is_mapped() {
     child.wait().unwrap();
 }
 
-/// A root directory with a loader, an engine that its program needs by RUNPATH, and one of its own directories.
+/// A root directory with a loader, an engine that its program needs by RUNPATH, and one in its own directories.
 fn other_root(root: &Path) -> Option<PathBuf> {
     let l = format!("-L{}", root.join("opt/engine/lib").display());
     shared(root, "opt/engine/lib/libalpha.so", BASE, &["-Wl,-soname,libalpha.so"])?;
@@ -264,11 +265,11 @@ fn libraries_are_those_of_the_program_s_own_root() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().canonicalize().unwrap().join("root");
     let Some(prog) = other_root(&root) else { return };
-    // Nothing says that it is a root.
+    // Without an indication that it is a root.
     let said = discover::of_path(&prog).err().map(|e| e.to_string()).unwrap_or_default();
     assert!(said.contains("usual directories: libbeta.so") && said.contains("--sysroot"), "{said}");
     let given = Root::given(&root, &prog).unwrap();
-    let check = |found: Result<Vec<Engine>, DiscoverError>| {
+    let check = |found: Result<Vec<DiscoveredEngine>, DiscoverError>| {
         let engine = one(found);
         check_engine(&engine);
         let mut paths: Vec<_> = engine.modules.iter().map(|m| m.host_path.clone()).collect();
@@ -278,7 +279,7 @@ fn libraries_are_those_of_the_program_s_own_root() {
     check(discover::of_launch(&Launch::within(&prog, given)));
     std::fs::write(root.join("usr/lib64/ld-linux-x86-64.so.2"), "").unwrap();
     check(discover::of_path(&prog));
-    // A link of the root's leads to what it is in there.
+    // A link in the root resolves inside the root.
     std::os::unix::fs::symlink("/usr/bin/prog", root.join("opt/link")).unwrap();
     check(discover::of_path(&root.join("opt/link")));
 }
@@ -321,7 +322,7 @@ fn unoptimised_code_and_longer_names() {
     );
 }
 
-/// The base and the CPU part with this before the names of GGML's functions.
+/// The base and the CPU part with this prefix on the names of GGML's functions.
 fn prefixed(prefix: &str) -> String {
     format!("{BASE}{CPU}").replace("ggml_", &format!("{prefix}ggml_"))
 }
@@ -355,7 +356,7 @@ fn ggml_under_another_name() {
         assert_eq!((ladder.op.len(), ladder.op_end.len(), ladder.cpu_graph.len()), (1, 2, 1));
         assert_eq!(ladder.op[0].points.len(), 1);
     }
-    // One function alone is a wrapper, and whoever has GGML's own names is GGML.
+    // One function alone is a wrapper; a file with GGML's own names is GGML.
     let wrapper = "const char *my_ggml_op_name(int op) { return op ? \"a\" : \"b\"; }";
     let wrapper = shared(at, "three/wrapper", wrapper, &[]).unwrap();
     assert!(matches!(discover::of_path(&wrapper), Err(DiscoverError::NoEngine { .. })));
@@ -374,7 +375,7 @@ fn two_engines_of_different_names_keep_their_parts() {
     shared(dir.path(), "c.so", &cpu("wsp_"), &[]).unwrap();
     shared(dir.path(), "d.so", &cpu("lm_"), &["-s"]).unwrap();
     let engines = discover::of_path(&first).unwrap_or_else(|e| panic!("{e}"));
-    let of = |e: &Engine| e.modules.iter().map(|m| m.elf.prefix().to_owned()).collect::<Vec<_>>();
+    let of = |e: &DiscoveredEngine| e.modules.iter().map(|m| m.elf.prefix().to_owned()).collect::<Vec<_>>();
     let mut parts: Vec<_> = engines.iter().map(of).collect();
     parts.sort();
     assert_eq!(parts, [["lm_", "lm_"], ["wsp_", "wsp_"]]);
@@ -405,7 +406,7 @@ fn errors_say_what_and_what_next() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let Some(plain) = compile(dir.path(), "plain", "int main(void) { return 0; }", &[]) else { return };
-    let text = |r: Result<Vec<Engine>, DiscoverError>| match r {
+    let text = |r: Result<Vec<DiscoveredEngine>, DiscoverError>| match r {
         Ok(_) => panic!("found an engine"),
         Err(e) => e.to_string(),
     };
@@ -439,13 +440,13 @@ fn compact_relocations_and_no_section_headers() {
     let source = format!("{BASE}{CPU}");
     let Some(plain) = shared(dir.path(), "plain/lib", &source, &[]) else { return };
     let mut bytes = std::fs::read(plain).unwrap();
-    // A file whose section headers were removed: e_shoff, e_shnum and e_shstrndx are nought.
+    // A file whose section headers were removed: e_shoff, e_shnum and e_shstrndx are zero.
     bytes[40..48].fill(0);
     bytes[60..64].fill(0);
     let bare = ElfFile::from_bytes(bytes, "no sections").unwrap();
     assert!(bare.is_stripped());
     check_engine(&discover::of_file(bare).unwrap());
-    // RELR keeps the target in place of an addend; linkers before 2022 do not know it.
+    // RELR stores the target instead of an addend; linkers before 2022 do not support it.
     let relr = || shared(dir.path(), "relr/lib", &source, &["-Wl,-z,pack-relative-relocs"]);
     match std::panic::catch_unwind(relr) {
         Ok(Some(lib)) => check_engine(&one(discover::of_path(&lib))),
@@ -453,7 +454,7 @@ fn compact_relocations_and_no_section_headers() {
     }
 }
 
-/// Everything that is done with one file's bytes.
+/// Runs all processing steps on one file's bytes.
 fn whole_pipeline(bytes: Vec<u8>) {
     let Ok(mut elf) = ElfFile::from_bytes(bytes, "mutant") else { return };
     if let (Ok(tables), Ok(layout)) = (Tables::read(&mut elf), Layout::read(&elf, &|_| true)) {
@@ -476,7 +477,7 @@ fn damaged_files_do_no_harm() {
     for len in (0..good.len()).step_by(97).chain(0..256) {
         whole_pipeline(good[..len.min(good.len())].to_vec());
     }
-    // Headers, tables and code lie in the first pages and at the end; single bytes there matter most.
+    // Headers, tables and code are in the first pages and at the end; single bytes there matter most.
     let config = ProptestConfig { failure_persistence: None, cases: 3000, ..ProptestConfig::default() };
     let spot = prop_oneof![0..64usize, 64..1024usize, 0..good.len()];
     let value = prop_oneof![any::<u8>(), Just(0u8), Just(0xff), Just(0x80)];

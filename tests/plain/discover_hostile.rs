@@ -1,5 +1,5 @@
-//! Discovery on files that somebody makes to hurt: tables that take for ever, files that are cut short or exchanged while
-//! they are read, more names than anybody needs. Needs a C compiler (`cc`); without one the tests say so.
+//! Discovery on malicious files: tables that take forever, files truncated or exchanged while they are read,
+//! excessive numbers of names. Needs a C compiler (`cc`); skipped with a message otherwise.
 
 use std::collections::HashSet;
 use std::ffi::CString;
@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use profinfer::engine::discover;
 
-/// Far beyond what anything here takes; what hangs never ends.
+/// Far longer than anything here takes; a real hang never ends.
 const HANG: Duration = Duration::from_secs(100);
 
-/// An engine whose table of unary ops is nowhere, so that all words are tried for one, with a place for many names.
+/// An engine whose table of unary ops cannot be found, so that every word is tried as one, with room for many names.
 const ENGINE: &str = r#"
 #include <stddef.h>
 #include <stdint.h>
@@ -44,7 +44,7 @@ int ggml_compute_forward(void *g, void *plan) { return g == plan; }
 int llama_decode(void *ctx) { return ctx != NULL; }
 "#;
 
-/// Compiles one source to a library; `None` when this machine has no compiler.
+/// Compiles one source file to a library; `None` if this machine has no compiler.
 fn library(dir: &Path, source: &str) -> Option<PathBuf> {
     let (src, lib) = (dir.join("engine.c"), dir.join("libengine.so"));
     fs::write(&src, source).expect("written");
@@ -60,19 +60,19 @@ fn library(dir: &Path, source: &str) -> Option<PathBuf> {
     }
 }
 
-/// The engine with a megabyte of other words in that place, all of which is read.
+/// The engine with a megabyte of other words in that place, all of which are read.
 fn small(dir: &Path) -> Option<PathBuf> {
     library(dir, &ENGINE.replace("2097152", "262144").replace("ABS\\\\0", "WORD"))
 }
 
-/// Runs it in a thread of its own; what does not come back in time hangs.
+/// Runs it in a separate thread and panics on timeout.
 fn ends<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, wait) = mpsc::channel();
     std::thread::spawn(move || drop(done.send(work())));
     wait.recv_timeout(HANG).unwrap_or_else(|e| panic!("{what}: {e}"))
 }
 
-/// Does `disturb` over and over while `work` runs.
+/// Calls `disturb` repeatedly while `work` runs.
 fn disturbed(disturb: impl Fn() + Sync, work: impl FnOnce()) {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -106,7 +106,7 @@ fn millions_of_one_name_take_no_hours() {
     };
     drop(doctor.kill());
     assert!(doctor.wait().is_ok() && ended.is_some(), "doctor hangs");
-    // The engine is found; only of the table in question there is nothing.
+    // The engine is found; only the table in question is empty.
     let engine = discover::of_path(&lib).expect("an engine").remove(0);
     assert!(engine.tables.unary.is_empty() && engine.tables.op("UNARY") == Some(6));
 }
@@ -145,7 +145,7 @@ fn c_path(path: &Path) -> CString {
 
 fn exchange(a: &Path, b: &Path) {
     let (a, b) = (c_path(a), c_path(b));
-    // SAFETY: two strings that end in zero, and numbers.
+    // SAFETY: two zero-terminated strings, and numbers.
     let done = unsafe {
         libc::syscall(
             libc::SYS_renameat2,
@@ -164,9 +164,9 @@ fn a_pipe_in_the_place_of_a_library_blocks_nobody() {
     let dir = tempfile::tempdir().expect("a directory");
     let Some(lib) = small(dir.path()) else { return };
     let pipe = dir.path().join("pipe");
-    // SAFETY: a string that ends in zero.
+    // SAFETY: a zero-terminated string.
     assert_eq!(unsafe { libc::mkfifo(c_path(&pipe).as_ptr(), 0o600) }, 0);
-    // A process that has the library mapped to execute, as a hostile one may.
+    // A process that maps the library executable, as a hostile one may.
     let map =
         "import ctypes, sys, time; ctypes.CDLL(sys.argv[1]); print('mapped', flush=True); time.sleep(1000)";
     let holder =
@@ -202,7 +202,7 @@ fn a_pipe_in_the_place_of_a_library_blocks_nobody() {
 
 #[test]
 fn files_of_others_are_parsed_with_the_least_privileges() {
-    /// To look at files and processes of others: CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE.
+    /// For access to files and processes of others: CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE.
     const READ: u64 = 1 << 2 | 1 << 19;
     let effective = || {
         let status = fs::read_to_string("/proc/thread-self/status").expect("our own");
@@ -225,7 +225,7 @@ fn files_of_others_are_parsed_with_the_least_privileges() {
 fn holes_are_not_read() {
     let dir = tempfile::tempdir().expect("a directory");
     let Some(lib) = small(dir.path()) else { return };
-    // Tables of names and symbols as long as they get, without a byte in them.
+    // Name and symbol tables of the maximum size, without any data in them.
     let mut bytes = fs::read(&lib).expect("read");
     let sections = u64::from_le_bytes(bytes[40..48].try_into().expect("eight")) as usize;
     let count = usize::from(u16::from_le_bytes(bytes[60..62].try_into().expect("two")));

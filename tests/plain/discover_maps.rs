@@ -1,4 +1,4 @@
-//! Reading `/proc/PID/maps`, whose paths are whatever the target chose.
+//! Parsing `/proc/PID/maps`, with paths that the target controls.
 
 use std::path::Path;
 

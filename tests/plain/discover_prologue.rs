@@ -1,7 +1,7 @@
 //! Where probes go, on the first bytes of functions as real compilers made them, and on arbitrary bytes.
 
-use profinfer::engine::elf::Machine::{self, Aarch64, X86_64};
-use profinfer::engine::prologue::{self, Cost, Need};
+use profinfer::engine::elf::ElfMachine::{self, Aarch64, X86_64};
+use profinfer::engine::prologue::{self, InsnHandling, Need};
 use proptest::prelude::*;
 
 fn bytes(hex: &str) -> Vec<u8> {
@@ -17,17 +17,18 @@ const fn regs(args: u8) -> Need {
 
 const BATCH: Need = Need { args: 1, stack: true };
 
-/// What the function is, its code, what the probe reads; expected entry (offset, instruction) and return offset.
-type Case = (&'static str, Machine, &'static str, Need, (u32, &'static str, Cost), u32);
+/// Description of the function, its code, what the probe reads; expected entry (offset, instruction) and return
+/// offset.
+type Case = (&'static str, ElfMachine, &'static str, Need, (u32, &'static str, InsnHandling), u32);
 
-use Cost::{Emulated, SingleStepped};
+use InsnHandling::{Emulated, SingleStepped};
 
 #[rustfmt::skip]
 const CASES: &[Case] = &[
     ("extra, gcc 11 CET", X86_64, "f30f1efa41554989fd41544989f455534883ec08e8c7a2fb", regs(2), (4, "push", Emulated), 4),
     ("extra, gcc 10", X86_64, "41554989fd41544989f455534883ec08e85b114aff488b18", regs(2), (0, "push", Emulated), 0),
     ("ggml_graph_compute, CET", X86_64, "f30f1efa4156c4e1f96ecf4989fe4155c4e3f122c6014154", regs(2), (4, "push", Emulated), 4),
-    // The stack is realigned in front of the first cheap push: fine for registers, never for a return probe.
+    // The stack is realigned before the first cheap push: fine for registers, never for a return probe.
     ("fused, CET", X86_64, "f30f1efa4c8d5424084883e4e04889d041ff72f8554889e54157415641554154", regs(3), (20, "push", Emulated), 0),
     ("fused, no CET", X86_64, "4c8d5424084883e4e04889d041ff72f8554889e5415741564155", regs(3), (16, "push", Emulated), 0),
     ("fused, were its stack read", X86_64, "4c8d5424084883e4e04889d041ff72f8554889e5415741564155",
@@ -45,10 +46,10 @@ const CASES: &[Case] = &[
     ("barrier, OpenMP", X86_64, "8b47686683f8017407e932b948ff6690c3", regs(1), (7, "je", Emulated), 7),
     ("barrier, spin loop behind it", X86_64, "f30f1efa8b47680fb7f06683f801743e8b97c0000000488d8fc0000000488d878000000041b8010\
 00000f0440fc10083ee014439c6750beb170f1f8000000000f3908b0139c274f8f048830c2400c390", regs(1), (14, "je", Emulated), 14),
-    ("patchable entry", X86_64, "0f1f4400005548", regs(2), (0, "nopl", Cost::Nop5), 0),
+    ("patchable entry", X86_64, "0f1f4400005548", regs(2), (0, "nopl", InsnHandling::Nop5), 0),
     ("argument overwritten first", X86_64, "4889f75548", regs(2), (0, "mov", SingleStepped), 3),
     ("pop ends nothing but moves rsp", X86_64, "5858745555", BATCH, (0, "pop", SingleStepped), 0),
-    // A loop head: the jump back lands on the test, so the je would fire once a turn.
+    // A loop head: the jump back lands on the test, so the je would fire once per iteration.
     ("loop over the place", X86_64, "31c04885ff740648ffcfebf690c3", regs(1), (0, "xor", SingleStepped), 0),
     ("jump onto itself", X86_64, "4885ff74fec3", regs(1), (0, "test", SingleStepped), 0),
     ("extra, clang 21", Aarch64, "fd7bbda9f65701a9f44f02a9fd030091f30301aaf40300aaf010ff97155840a9", regs(2), (24, "bl", Emulated), 0),
@@ -62,7 +63,7 @@ const CASES: &[Case] = &[
     // paciasp signs the return address: the return probe must come first.
     ("paciasp", Aarch64, "3f2303d5fd7bbea9fd0300917a50fc97", regs(2), (12, "bl", Emulated), 0),
     ("argument overwritten first", Aarch64, "e00301aa7a50fc97", regs(1), (0, "mov", SingleStepped), 0),
-    // Recent kernels refuse a uprobe on a literal load, so it is never chosen.
+    // Recent kernels refuse a uprobe on a literal load, so it is never selected.
     ("literal load", Aarch64, "4900005800000094", regs(1), (0, "?", SingleStepped), 0),
     ("loop over the place", Aarch64, "08050071200200b4ffffff17", regs(2), (0, "subs", SingleStepped), 0),
 ];
@@ -77,8 +78,24 @@ fn real_prologues() {
     }
 }
 
+/// A second breakpoint in a function's entry: another instruction that runs equally often.
+#[test]
+fn a_marker_is_at_another_instruction() {
+    for (what, machine, hex, probed, want) in [
+        ("free entry", X86_64, "f30f1efa55", &[4][..], Some(0)),
+        ("a cheap one behind a free entry that is not", X86_64, "f30f1efa41574156c3", &[4], Some(6)),
+        ("entry and return probed", X86_64, "f30f1efa554889e5", &[0, 4], Some(5)),
+        ("no other instruction", X86_64, "e800000000", &[0], None),
+        ("the next one is unknown", X86_64, "550f0bff", &[0], None),
+        ("loop over the place", Aarch64, "08050071200200b4ffffff17", &[0], None),
+        ("next word", Aarch64, "fd7bbfa9fd030091", &[0], Some(4)),
+    ] {
+        assert_eq!(prologue::other(machine, &bytes(hex), probed), want, "{what}");
+    }
+}
+
 /// Instructions that occur in prologues, so that random sequences get far.
-fn snippets(machine: Machine) -> Vec<Vec<u8>> {
+fn snippets(machine: ElfMachine) -> Vec<Vec<u8>> {
     let hex: &[&str] = match machine {
         X86_64 => &[
             "f30f1efa",
@@ -117,15 +134,15 @@ fn snippets(machine: Machine) -> Vec<Vec<u8>> {
     hex.iter().map(|h| bytes(h)).collect()
 }
 
-fn code(machine: Machine) -> impl Strategy<Value = Vec<u8>> {
+fn code(machine: ElfMachine) -> impl Strategy<Value = Vec<u8>> {
     let random = proptest::collection::vec(any::<u8>(), 0..96);
     let likely = proptest::collection::vec(proptest::sample::select(snippets(machine)), 0..24)
         .prop_map(|v| v.concat());
     prop_oneof![random, likely]
 }
 
-/// Every instruction in front of the place is known, falls through and leaves what the probe reads alone.
-fn check(machine: Machine, code: &[u8], need: Need) {
+/// Every instruction before the selected one is known, falls through and does not modify what the probe reads.
+fn check(machine: ElfMachine, code: &[u8], need: Need) {
     let choice = prologue::entry(machine, code, need);
     let sp = if machine == X86_64 { 1u32 << 4 } else { 1 << 31 };
     let keep = prologue::arg_registers(machine, need.args) | if need.stack { sp } else { 0 };
@@ -138,7 +155,7 @@ fn check(machine: Machine, code: &[u8], need: Need) {
     }
     assert_eq!(at, choice.offset as usize, "not at an instruction");
     assert!(choice.offset <= 48);
-    // In front of a return probe nothing may have moved the stack pointer; on arm64 nothing may have run.
+    // Before a return probe the stack pointer must not have moved; on arm64 nothing may have run.
     let ret = prologue::ret(machine, code).offset as usize;
     let mut at = 0;
     while at < ret {

@@ -1,17 +1,17 @@
-//! Discovery against real engines: their tables, layouts and probe points as known from source and measurement.
-//! Needs `PROFINFER_ENGINES`, a directory with unpacked engine packages (anywhere below it); without it the tests
-//! say so and pass.
+//! Discovery against real engines: their tables, layouts and probe points, as known from source and measurement.
+//! Needs `PROFINFER_ENGINES`, a directory with unpacked engine packages (at any depth); skipped with a message
+//! otherwise.
 
 use std::path::{Path, PathBuf};
 
-use profinfer::engine::discover::{self, DiscoverError, Engine};
-use profinfer::engine::elf::Machine;
-use profinfer::engine::ladder::{Batch, How, Ladder, ProbePoint, Rung};
-use profinfer::engine::prologue::Cost;
+use profinfer::engine::discover::{self, DiscoverError, DiscoveredEngine};
+use profinfer::engine::elf::ElfMachine;
+use profinfer::engine::ladder::{BatchPassing, Ladder, ProbePoint, Rung, RungMethod};
+use profinfer::engine::prologue::InsnHandling;
 
-/// What a release is known to have.
+/// Known properties of a release.
 struct Known {
-    /// Build id of the file with the base code: picks the release whatever the directories are called.
+    /// Build id of the file with the base code: identifies the release regardless of directory names.
     build_id: &'static str,
     label: &'static str,
     ops: usize,
@@ -19,7 +19,7 @@ struct Known {
     glu: usize,
     types: usize,
     mul_mat: u32,
-    /// Numbers of UNARY and GLU as the code of the accessors compares them.
+    /// Numbers of UNARY and GLU that the accessors' code compares with.
     unary_op: u32,
     glu_op: Option<u32>,
     layout: &'static str,
@@ -126,7 +126,7 @@ graph_compute@96; batch n_tokens@0 token@8",
     },
 ];
 
-/// One library of each directory; discovery finds those beside it.
+/// One library per directory; discovery finds those next to it.
 fn entries(dir: &Path, depth: usize, out: &mut Vec<PathBuf>) {
     let Ok(list) = std::fs::read_dir(dir) else { return };
     let mut paths: Vec<PathBuf> = list.flatten().map(|e| e.path()).collect();
@@ -139,7 +139,7 @@ fn entries(dir: &Path, depth: usize, out: &mut Vec<PathBuf>) {
     }
 }
 
-fn engines() -> Option<Vec<Engine>> {
+fn engines() -> Option<Vec<DiscoveredEngine>> {
     let Some(dir) = std::env::var_os("PROFINFER_ENGINES") else {
         println!("skipped: PROFINFER_ENGINES not set");
         return None;
@@ -150,7 +150,7 @@ fn engines() -> Option<Vec<Engine>> {
     for file in files {
         match discover::of_path(&file) {
             Ok(found) => engines.extend(found),
-            // Packages hold libraries of other kinds, and directories with backends alone.
+            // Packages also contain other libraries, and directories with backends only.
             Err(DiscoverError::NoEngine { .. } | DiscoverError::NoBase { .. }) => {}
             Err(e) => panic!("{}: {e}", file.display()),
         }
@@ -189,7 +189,7 @@ fn known_releases() {
             format!("{NEW}{}", known.layout)
         };
         assert_eq!(engine.layout.to_string(), expected, "{what}");
-        // The builds for a device have its backend beside the same modules.
+        // The device builds have their backend next to the same modules.
         let modules = engine.modules.iter().filter(|m| !m.roles.drives).count();
         assert_eq!(modules, known.modules, "{what}: {:?}", engine.paths(|_| true));
         check_ladder(engine, known);
@@ -198,17 +198,18 @@ fn known_releases() {
     assert!(seen > 0, "none of the {} engines is known to the test", engines.len());
 }
 
-fn check_ladder(engine: &Engine, known: &Known) {
+fn check_ladder(engine: &DiscoveredEngine, known: &Known) {
     let ladder = Ladder::of(engine);
     let what = known.label;
     assert_eq!(names(&ladder.op), known.op_rungs, "{what}");
     assert_eq!(names(&ladder.op_end), ["ggml_barrier", "interval"], "{what}");
-    assert_eq!(ladder.split.last().map(|r| r.how), Some(How::Vtable), "{what}");
+    assert_eq!(ladder.split.last().map(|r| r.how), Some(RungMethod::Vtable), "{what}");
     let cpus = engine.modules.iter().filter(|m| m.roles.cpu).count();
     assert_eq!(ladder.cpu_graph[0].points.len(), cpus, "{what}: one point for each CPU variant");
     let has_fused = ladder.op[0].points.iter().any(|p| p.symbol.contains("fused"));
     assert_eq!(has_fused, known.fused, "{what}");
-    let batch = if engine.machine == Machine::X86_64 { Batch::Stack(8) } else { Batch::Pointer(1) };
+    let batch =
+        if engine.machine == ElfMachine::X86_64 { BatchPassing::Stack(8) } else { BatchPassing::Pointer(1) };
     let decode =
         ladder.token[0].points.iter().find(|p| p.symbol == "llama_decode").expect("all releases have it");
     assert_eq!(decode.batch, Some(batch), "{what}");
@@ -218,6 +219,6 @@ fn check_ladder(engine: &Engine, known: &Known) {
         .flat_map(|r| &r.points)
         .collect();
     for p in hot {
-        assert!(p.entry.cost <= Cost::Emulated, "{what}: {} is dear: {}", p.symbol, p.entry.why);
+        assert!(p.entry.cost <= InsnHandling::Emulated, "{what}: {} is dear: {}", p.symbol, p.entry.why);
     }
 }

@@ -1,7 +1,7 @@
 //! `profinfer doctor` on this machine, on the fixtures of tests/fixtures, and on real engines.
 //!
-//! `PROFINFER_ENGINES` is a directory with unpacked engine packages (tests/engines/fetch.sh). What the machine lacks is
-//! skipped with a line that says so; with `CI=true` or `PROFINFER_REQUIRE=1` that is a failure.
+//! `PROFINFER_ENGINES` is a directory with unpacked engine packages (tests/engines/fetch.sh). Tests whose
+//! requirements are missing are skipped with a message; with `CI=true` or `PROFINFER_REQUIRE=1` they fail.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -22,11 +22,11 @@ fn skip(why: &str) {
 }
 
 fn is_root() -> bool {
-    // SAFETY: asks for a number.
+    // SAFETY: takes no arguments and returns a number.
     unsafe { libc::geteuid() == 0 }
 }
 
-/// One doctor measures at a time: its probes sit in its own file, which is the others' as well.
+/// One doctor measures at a time: its probes are in its own file, which all instances share.
 fn alone() -> MutexGuard<'static, ()> {
     static MEASURES: Mutex<()> = Mutex::new(());
     MEASURES.lock().unwrap_or_else(PoisonError::into_inner)
@@ -50,7 +50,7 @@ fn json(args: &[&str]) -> (Value, Option<i32>) {
     (serde_json::from_slice(&o.stdout).expect("JSON"), o.status.code())
 }
 
-/// Directory with the fixtures built, `None` (and said so) where they cannot be.
+/// Directory with the built fixtures; `None` (with a message) if they cannot be built.
 fn fixture(name: &str) -> Option<PathBuf> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -121,7 +121,7 @@ fn without_probes_nothing_is_measured() {
     assert_eq!(uprobe["state"], "skipped");
 }
 
-/// A copy of the program that anybody may run, and what to run it by.
+/// A world-executable copy of the program, and the command to run it.
 fn as_other(how: &[&str]) -> Option<(tempfile::TempDir, Command)> {
     if !is_root() || !Command::new("setpriv").arg("--version").output().is_ok_and(|o| o.status.success()) {
         skip("needs root and setpriv");
@@ -148,7 +148,7 @@ fn an_unprivileged_user_hears_which_capability_is_missing() {
     assert!(last.starts_with("not fit: ") && last.contains("CAP_BPF and CAP_PERFMON"), "{last}");
     assert!(last.contains("setcap cap_bpf,cap_perfmon"), "{last}");
     assert!(o.stderr.is_empty(), "libbpf is silent: {}", String::from_utf8_lossy(&o.stderr));
-    // With capabilities in the file whoever may execute it records all users: first a group, then they.
+    // With file capabilities, whoever may execute it can record all users: first a group, then everybody.
     let steps = ["groupadd -f profinfer", "chgrp profinfer", "chmod 0750", "setcap cap_bpf"]
         .map(|step| last.find(step).unwrap_or_else(|| panic!("{step} in {last}")));
     assert!(steps.is_sorted(), "chgrp takes capabilities away: setcap is last: {last}");
@@ -162,11 +162,11 @@ fn capabilities_in_a_file_that_all_may_execute_are_told() {
     let copy = dir.path().join("profinfer");
     let give = |mode| {
         std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(mode)).expect("mode");
-        // CAP_NET_BIND_SERVICE, inheritable alone (struct vfs_cap_data, revision 2): it gives nobody anything.
+        // CAP_NET_BIND_SERVICE, inheritable only (struct vfs_cap_data, revision 2): it grants nothing.
         let value: [u32; 5] = [0x0200_0000, 0, 1 << 10, 0, 0];
         let value: Vec<u8> = value.iter().flat_map(|n| n.to_le_bytes()).collect();
         let path = std::ffi::CString::new(copy.to_str().expect("a path")).expect("a path");
-        // SAFETY: both texts end with a zero byte, and the length is the value's.
+        // SAFETY: both strings end with a zero byte, and the length is the value's.
         let set = unsafe {
             libc::setxattr(
                 path.as_ptr(),
@@ -199,7 +199,7 @@ fn a_single_missing_capability_is_named_alone() {
     assert!(last.contains("without CAP_PERFMON;"), "{last}");
 }
 
-/// Runs the program in a world where bpf() fails with `errno`, and perf_event_open() too if `perf` says so.
+/// Runs the program with bpf() failing with `errno`, and perf_event_open() too if `perf` is set.
 fn refused(errno: i32, perf: bool, args: &[&str]) -> Output {
     let _alone = alone();
     let mut calls = vec![libc::SYS_bpf];
@@ -222,7 +222,7 @@ fn a_kernel_without_bpf_is_told_from_one_that_forbids_it() {
         let Some(engine) = fixture("modern") else { return };
         let o = refused(errno, true, &["record", "-o", "-", "--exe", shown(&engine)]);
         let said = String::from_utf8_lossy(&o.stderr);
-        // A recorder of another test may have ended a moment before.
+        // A recorder of another test may just have ended.
         let own: Vec<&str> =
             said.lines().filter(|line| !line.contains("probes left by a killed recorder")).collect();
         assert!(own.len() == 1 && own[0].contains(want), "{said}");
@@ -331,7 +331,7 @@ fn a_running_engine_is_found_and_left_alone() {
         .spawn()
         .expect("the fixture starts");
     let pid = child.id().to_string();
-    // The library is mapped before main begins, yet not at once.
+    // The library is mapped before main begins, but not immediately.
     let mapped =
         || std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|m| m.contains("libfakeggml"));
     while !mapped() && matches!(child.try_wait(), Ok(None)) {
@@ -383,7 +383,7 @@ fn a_release_of_2026_is_probed_in_the_extra_and_fused_functions() {
     assert_eq!(op["name"], "ggml_cpu_extra_compute_forward");
     assert_eq!(offsets(op, "ggml_cpu_extra_compute_forward"), emulated(&[4]));
     let fused = offsets(op, "ggml_compute_forward_rms_norm_mul_fused");
-    // Variants without wide vectors need no realigned stack, so theirs begins with the push.
+    // Variants without wide vectors need no realigned stack, so they begin with the push.
     assert_eq!(fused, emulated(&[4, 17, 20]));
     assert_eq!(offsets(expected(&v, "cpu-graph"), "ggml_graph_compute"), emulated(&[4]));
     assert_eq!(offsets(expected(&v, "split"), "ggml_backend_graph_compute_async"), emulated(&[7]));
@@ -409,7 +409,7 @@ fn a_slow_down_is_predicted_for_each_level() {
     let hits: Vec<f64> = levels.iter().map(|l| l["hits"].as_f64().expect("hits")).collect();
     assert_eq!(hits, [2.0, 8.0, 408.0, 808.0]);
     for level in levels {
-        // Nothing was measured, and it says so instead of a figure.
+        // Nothing was measured, and the output says so instead of giving a figure.
         assert!(level["here"].is_null(), "{level}");
         let share = |end: &str| level["boards"][end].as_f64().expect("share");
         assert!(share("least") > 0.0 && share("most") < 0.02, "{level}");
@@ -470,7 +470,7 @@ fn a_file_of_another_machine_would_fit_there() {
         let (v, code) = json(&["--no-probe", shown(&path)]);
         assert_eq!((code, &v["fit"], &v["fits_on"]), (Some(0), &Value::Bool(false), &Value::from("aarch64")));
     }
-    // One that cannot be recorded on any machine.
+    // Cannot be recorded on any machine.
     let o = doctor(&["--no-probe", shown(&program("old-stripped"))]);
     assert_eq!(o.status.code(), Some(1), "{}", text(&o));
     assert!(last_line(&o).starts_with("not fit: "), "{}", last_line(&o));

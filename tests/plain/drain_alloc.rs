@@ -1,6 +1,6 @@
-//! The drain of a warm engine allocates nothing, event after event: tokens, splits, graphs of two threads, plans that
-//! repeat, tensors that are sent again because they changed. Needs no root: the events are made here, with the layout of
-//! the fake engine.
+//! The drain of a warm engine allocates nothing per event: tokens, splits, graphs of two threads, repeated plans,
+//! tensors sent again because they changed. Needs no root: the events are synthetic, with the layout of the fake
+//! engine.
 
 use crate::common;
 use crate::common::allocator::allocations;
@@ -12,7 +12,7 @@ use profinfer::capture::event::{
     self, Call, Counted, Experts, Head, KIND_NAMES, Nodes, OffCpuEvent, Op, Tensor,
 };
 use profinfer::capture::structure::Reading;
-use profinfer::engine::discover::{self, Engine};
+use profinfer::engine::discover::{self, DiscoveredEngine};
 use profinfer::recorder::drain::Drain;
 
 const PID: u32 = 1 << 30;
@@ -21,13 +21,13 @@ const TENSORS: u64 = 0x10_0000;
 const CGRAPH: u64 = 0x20_0000;
 const POOL: u64 = 0x30_0000;
 
-/// Sends what the BPF programs would.
+/// Sends events as the BPF programs would.
 struct Fake {
     drain: Drain<Sink>,
-    engine: Engine,
+    engine: DiscoveredEngine,
     now: u64,
     events: u64,
-    /// Ops bring counts; when each thread's op began.
+    /// Ops carry counts; start of each thread's current op.
     counted: bool,
     since: [u64; 2],
 }
@@ -118,7 +118,7 @@ impl Fake {
         }
     }
 
-    /// One CPU graph, of whose op hits some are lost.
+    /// One CPU graph, with some of its op hits lost.
     fn lossy_graph(&mut self, cgraph: u64, lost: impl Fn(u64) -> bool) {
         self.call("graph-enter", cgraph, 1, NODES as i32);
         for node in (0..NODES).filter(|n| !lost(*n)) {
@@ -129,7 +129,7 @@ impl Fake {
         self.drain.enc.tick(self.now).expect("nothing can fail");
     }
 
-    /// A worker was away, displaced by one of a few others.
+    /// A worker was off-CPU, displaced by one of a few other tasks.
     fn offcpu(&mut self, n: u64) {
         let h = self.head("offcpu", 1);
         let out = h.ts - 500;
@@ -195,7 +195,8 @@ fn fake() -> Option<Fake> {
     Some(fake)
 }
 
-/// Each loss makes another order of ops, and so another plan; the encoder gives up plans that were not used for long.
+/// Each loss changes the order of ops and so makes another plan; the encoder drops plans that were not used
+/// recently.
 #[test]
 fn losses_without_end_do_not_end_the_recording() {
     let Some(mut fake) = fake() else { common::skip!("no gcc for the fixture") };
@@ -212,7 +213,7 @@ fn losses_without_end_do_not_end_the_recording() {
 fn a_warm_engine_costs_no_allocation() {
     let Some(dir) = common::fixture_dir("modern") else { common::skip!("no gcc for the fixture") };
     let engine = discover::of_path(&dir.join("fakellama")).expect("an engine").remove(0);
-    // Small tables are full after the warm-up: what is new then takes the place of what is old.
+    // Small tables are full after the warm-up: new entries then replace old ones.
     let config =
         EncoderConfig { block_bytes: 32 << 10, max_tensors: 512, max_plans: 4, ..EncoderConfig::default() };
     let enc = Encoder::new(std::io::sink(), config, &common::made::header()).expect("a sink takes all");
@@ -237,7 +238,7 @@ fn a_warm_engine_costs_no_allocation() {
     }
     assert_eq!(allocations(), before, "allocations over graphs whose tensors change");
     assert!(fake.events > events + 80_000);
-    // It was no idle run: everything arrived, was placed, and was written.
+    // The run did real work: everything arrived, was assigned, and was written.
     assert_eq!(fake.drain.totals.malformed, 0);
     assert_eq!(fake.drain.totals.events, fake.events);
     assert_eq!((fake.drain.orphans(), fake.drain.dropped_tensors()), (0, 0));

@@ -1,4 +1,4 @@
-//! More under way at once than the recorder follows: what found no room is lost, and said to be.
+//! More calls in flight than the recorder can track: those without a slot are lost, and reported as lost.
 
 use crate::common;
 
@@ -8,13 +8,13 @@ use pfi::{Encoder, EncoderConfig};
 use profinfer::capture::event::KIND_NAMES;
 use profinfer::capture::source::EventStats;
 use profinfer::recorder::drain::Drain;
-use profinfer::recorder::event_stats::{Own, StatsSnapshot};
+use profinfer::recorder::event_stats::{OwnUsage, StatsSnapshot};
 
-/// Calls and graphs under way at once, at most.
+/// Maximum number of calls and graphs in flight.
 const CALLS: u64 = 1024;
 const GRAPHS: u64 = 64;
 
-/// The books of a recording of `threads` that all compute at once.
+/// Event statistics of a recording in which `threads` compute at the same time.
 fn standing(threads: u64) -> (StatsSnapshot, Vec<String>) {
     let header = common::made::header();
     let drain = Drain::new(Encoder::new(Vec::new(), EncoderConfig::default(), &header).expect("written"));
@@ -28,7 +28,7 @@ fn standing(threads: u64) -> (StatsSnapshot, Vec<String>) {
     }
     fake.0.close(None, 2 * MS).expect("written");
     let said = fake.0.shortages();
-    (StatsSnapshot::of(quality, &fake.0, Own::default()), said)
+    (StatsSnapshot::of(quality, &fake.0, OwnUsage::default()), said)
 }
 
 fn row(standing: &StatsSnapshot, kind: &str) -> (u64, u64, u64) {

@@ -1,5 +1,5 @@
-//! What `profinfer export` draws beside calls and ops: states of threads, values over time, what the recorder told, kernels
-//! of a device. The times are those that the trace was made with.
+//! Additional tracks of `profinfer export` next to calls and ops: thread states, values over time, the recorder's
+//! messages, kernels of a device. The expected times are those used to make the trace.
 
 use crate::common::timeline;
 
@@ -12,14 +12,14 @@ use synth_trace::causes::*;
 use synth_trace::*;
 use timeline::*;
 
-/// The track of this name, under the thread `tid` where that is not 0.
+/// The track of this name, below thread `tid` unless that is 0.
 fn named<'v>(all: &'v Value, name: &str, tid: u64) -> Option<&'v Value> {
     let parent = if tid == 0 { None } else { Some(&track(all, tid)["uuid"]) };
     let mut tracks = all["tracks"].as_array().unwrap().iter();
     tracks.find(|t| t["name"] == name && parent.is_none_or(|uuid| t["parent"] == *uuid))
 }
 
-/// Name, start after the first op of the first call, and length of each slice.
+/// Name, start relative to the first op of the first call, and length of each slice.
 fn slices(track: &Value) -> Vec<(String, i64, u64)> {
     let all = track["slices"].as_array().unwrap().iter();
     let at = |s: &Value| s["t"].as_u64().unwrap() as i64 - FIRST_OP as i64;
@@ -48,10 +48,10 @@ fn states_of_threads() {
         ("preempted by hog", 1000, 500),
         ("running", 1500, 2500),
         ("idle", 4000, 700),
-        ("runnable behind other", 4700, 100),
+        ("runnable: other", 4700, 100),
         ("running", 4800, 1200),
         ("page fault", 6000, 90),
-        // What it did while less was recorded is not known.
+        // Its state while less was recorded is unknown.
         ("preempted by hog", 9000, 5),
     ];
     assert_eq!(slices(states), want.map(|(name, t, dur)| (name.to_string(), t, dur)));
@@ -165,6 +165,7 @@ fn kernels_of_a_device() {
         dur: 50_000,
         cut: false,
         device: Device::Idle,
+        plan: None,
     };
     e.split(&split).unwrap();
     let files = files(&e.finish(&footer("signal")).unwrap());
@@ -182,7 +183,7 @@ fn kernels_of_a_device() {
     std::fs::write(&table, "op name, kernel name, ...\nl_out-0,kernel_add,0.03,64x1x1,32x1x1,64x1x1x1\n")
         .unwrap();
     let Some(all) = files.export(&["--cl-trace", &trace, "--cl-profile", &table]) else { return };
-    let device = named(&all, "OpenCL device (times: laid beside the first OpenCL split)", 0).unwrap();
+    let device = named(&all, "OpenCL device (times: aligned with the first OpenCL split)", 0).unwrap();
     let slice = &device["slices"][0];
     assert_eq!(
         (&slice["name"], &slice["t"], &slice["dur"]),
@@ -192,10 +193,10 @@ fn kernels_of_a_device() {
         "output_size": "64x1x1x1"});
     assert_eq!(slice["args"], args);
     std::fs::write(&trace, "{\"a\": 1}").unwrap();
-    let out = profinfer(&["export", "--perfetto", &files.out, &files.trace, "--cl-trace", &trace]);
+    let out = profinfer(&["export", "--force", "--perfetto", &files.out, &files.trace, "--cl-trace", &trace]);
     let err = text(&out.stderr);
     assert!(
-        !out.status.success() && err.contains("line 1 is no event of llama.cpp's cl_trace.json"),
+        !out.status.success() && err.contains("line 1 is not an event of llama.cpp's cl_trace.json"),
         "{err}"
     );
 }

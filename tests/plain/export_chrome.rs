@@ -69,7 +69,7 @@ fn totals_are_those_of_the_report() {
     assert!(op["bytes"].is_u64() && op["flops"].is_u64() && op["mean_gb_per_s"].is_f64());
 }
 
-/// The whole of a small run, in both formats, to the byte.
+/// A complete small run, in both formats, byte for byte.
 #[test]
 fn formats_do_not_change() {
     let mut s = Synth::new(Vec::new(), Spec { layers: 1, ..Spec::default() });
@@ -90,7 +90,7 @@ fn formats_do_not_change() {
     }
 }
 
-/// Names that a target chose are data.
+/// Names chosen by a target are data.
 #[test]
 fn odd_names_stay_json() {
     use pfi::record::*;
@@ -109,7 +109,7 @@ fn odd_names_stay_json() {
     assert!(events.iter().any(|e| e["name"] == odd && e["ph"] == "B"), "{all}");
 }
 
-/// Whoever closes the pipe wants no more: no error, no noise.
+/// A closed pipe ends the output: no error, no message.
 #[test]
 fn a_broken_pipe_ends_quietly() {
     let dir = tempfile::tempdir().unwrap();

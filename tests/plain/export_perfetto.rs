@@ -27,7 +27,7 @@ fn run(spec: Spec) -> Vec<u8> {
     s.enc.finish(&footer("target exited")).unwrap()
 }
 
-/// Of a field of the rows of all phases that `is` picks.
+/// Sum of a field over the rows of all phases selected by `is`.
 fn reported(report: &Value, table: &str, is: impl Fn(&Value) -> bool, field: &str) -> u64 {
     let phases = report["phases"].as_array().unwrap().iter();
     let rows = phases.flat_map(|p| p[table].as_array().unwrap()).filter(|r| is(r));
@@ -45,7 +45,7 @@ fn totals_of_tracks_are_those_of_the_report() {
             let of = |field| reported(&report, "by_thread", |r| r["ith"] == ith, field);
             assert_eq!(total(track, is_op), (of("slices"), of("op_ns")), "ops of thread {ith}");
             assert_eq!(total(track, |n| n == "(barrier wait)").1, of("wait_ns"), "waits of thread {ith}");
-            // Token, graph, split, CPU graph, op; the others have ops alone.
+            // Token, graph, split, CPU graph, op; the other threads have only ops.
             assert_eq!(track["deepest"], if ith == 0 { 5 } else { 1 });
         }
         let main = track(&all, TID.into());
@@ -60,7 +60,7 @@ fn totals_of_tracks_are_those_of_the_report() {
         }
         assert_eq!(total(main, |n| n == "CPU graph"), (phase("", "cpu_graphs"), phase("", "graph_ns")));
         assert_eq!(total(main, |n| n == "split CPU").1, reported(&report, "splits", |_| true, "total_ns"));
-        // Ops by name are those of the report by name, of every layer.
+        // Ops by name match those of the report by name, across all layers.
         let add = reported(&report, "by_op", |r| r["name"] == "ADD", "total_ns");
         assert_eq!(total(main, |n| n.starts_with("ADD ")).1, add);
     }
@@ -122,14 +122,14 @@ fn times_are_boottime() {
 fn an_op_takes_at_most_32_bytes() {
     for barrier in [false, true] {
         let files = files(&[]);
-        // Names are told once: enough ops that they count for little.
+        // Names are stored once: enough ops to make them negligible.
         generate(Path::new(&files.trace), 300_000, barrier);
         let report = files.report();
         let ops = report["quality"]["hits"]["slices"].as_u64().unwrap();
         let out = profinfer(&["export", "--perfetto", &files.out, &files.trace]);
         assert!(out.status.success(), "{}", text(&out.stderr));
         let bytes = std::fs::metadata(&files.out).unwrap().len();
-        // A wait is a slice of its own.
+        // A wait is a separate slice.
         let slices = if barrier { 2 * ops } else { ops };
         assert!(bytes <= 32 * slices, "{} bytes a slice, barrier: {barrier}", bytes as f64 / slices as f64);
     }
@@ -149,20 +149,21 @@ fn parts_by_token_time_and_process() {
     // Everything that begins in the first 100 us, and nothing else.
     let begin = files.export(&["--time", "..100us"]).unwrap();
     let slices = track(&begin, TID.into())["slices"].as_array().unwrap();
-    // The wait behind the last op may begin later.
+    // The wait after the last op may begin later.
     let early = |s: &Value| s["name"] == "(barrier wait)" || s["t"].as_u64().unwrap() < ORIGIN + 100_000;
     assert!(slices.iter().all(early));
     assert!(total(track(&begin, TID.into()), is_op).0 > 10);
 
     let refused = |flags: &[&str], code: i32, why: &str| {
-        let out = profinfer(&[&["export", "--perfetto", &files.out, &files.trace], flags].concat());
+        let out =
+            profinfer(&[&["export", "--force", "--perfetto", &files.out, &files.trace], flags].concat());
         let err = text(&out.stderr);
         assert_eq!((out.status.code(), err.lines().count()), (Some(code), 1), "{err}");
         assert!(err.contains(why), "{err}");
     };
     refused(&["--tokens", "10..12"], 1, "the trace has calls 0 to 5");
     refused(&["--time", "1h..2h"], 1, "begins in the selected range");
-    refused(&["--pid", "1"], 1, "those recorded: 4242");
+    refused(&["--pid", "1"], 1, "recorded processes: 4242");
     refused(&["--tokens", "3..2"], 2, "end is before the start");
     refused(&["--tokens", "1", "--time", "1s.."], 2, "cannot be combined");
 }
@@ -194,7 +195,7 @@ fn of_several_processes_one_can_be_chosen() {
     assert_eq!(total(track(&one, 6), |n| n == "decode").0, 1);
 }
 
-/// Engines that start threads anew for each graph get one track for each place in the pool.
+/// Engines that start new threads for each graph get one track per slot in the pool.
 #[test]
 fn threads_that_come_and_go_share_a_track() {
     let mut bytes = Vec::new();
@@ -242,7 +243,7 @@ fn threads_that_come_and_go_share_a_track() {
     assert_eq!(total(shared.unwrap(), is_op), (20, 2000));
 }
 
-/// A trace as other programs write them, beside ours: nothing of it changes, and no number of a sequence is used twice.
+/// A trace as other programs write it, merged with ours: it is unchanged, and no sequence id is used twice.
 #[test]
 fn another_trace_is_merged() {
     let ours = files(&run(Spec::default()));
@@ -250,17 +251,17 @@ fn another_trace_is_merged() {
     let Some(alone) = theirs.export(&[]) else { return };
     let both = ours.export(&["--merge", &theirs.out]).unwrap();
     let n = |v: &Value| v["sequences"].as_array().unwrap().len();
-    // Processes, two threads, tokens a second.
+    // Processes, two threads, tokens per second.
     assert_eq!(n(&both), n(&alone) + 4);
     let merged = std::fs::read(&ours.out).unwrap();
     assert!(merged.ends_with(&std::fs::read(&theirs.out).unwrap()));
 
     let refused = |other: &str, why: &str| {
-        let out = profinfer(&["export", "--perfetto", &ours.out, &ours.trace, "--merge", other]);
+        let out = profinfer(&["export", "--force", "--perfetto", &ours.out, &ours.trace, "--merge", other]);
         let err = text(&out.stderr);
         assert!(!out.status.success() && err.contains(why) && err.lines().count() == 1, "{err}");
     };
-    refused(&ours.trace, "no Perfetto trace");
+    refused(&ours.trace, "not a Perfetto trace");
     refused("/no/such.pftrace", "No such file");
     refused(&ours.out, "cannot also be the output");
 }
@@ -279,7 +280,7 @@ fn what_cannot_be_exported_is_told() {
     refused(&["export", "--perfetto", "/no/such/dir/x", &files.trace], 1, "cannot write /no/such/dir/x");
     refused(&["export", "--perfetto", "x", "--chrome", "x", &files.trace], 2, "a separate file");
     refused(&["export", "--perfetto", &files.out, "/no/such.pfi"], 1, "No such file");
-    // Nothing of the engine in it.
+    // Nothing from the engine in it.
     let empty = Synth::new(Vec::new(), Spec::default()).enc.finish(&footer("signal")).unwrap();
     std::fs::write(&files.trace, empty).unwrap();
     refused(&["export", "--perfetto", &files.out, &files.trace], 1, "no engine call, graph or op");

@@ -1,4 +1,4 @@
-//! Timelines of traces that lie: whatever records a file has, what is written can be read again, and slices nest.
+//! Timelines of inconsistent traces: whatever records a file contains, the output is readable, and slices nest.
 
 use crate::synth_trace;
 
@@ -7,9 +7,9 @@ use std::io::Write;
 use analysis::calls::timeline;
 use analysis::idents::Idents;
 use analysis::lanes::{Lanes, Select, Walked};
-use analysis::load::{Progress, load};
+use analysis::load::{LoadProgress, load};
 use analysis::ops::sort_runs;
-use analysis::report::{By, Options, report};
+use analysis::report::{By, ReportOptions, report};
 use pfi::record::*;
 use pfi::{CounterRun, Encoder, EncoderConfig, PlanHit, Slice, SliceRun, TensorDesc, Trace};
 use proptest::prelude::*;
@@ -17,35 +17,35 @@ use render::timeline::chrome::Chrome;
 use render::timeline::labels::Labels;
 use render::timeline::merge::free_sequence;
 use render::timeline::perfetto::Perfetto;
-use render::timeline::{Run, Sink};
+use render::timeline::{TimelineRun, TimelineSink};
 use synth_trace::*;
 
 /// Both formats of a trace.
 fn drawn(bytes: Vec<u8>) -> (Vec<u8>, Vec<u8>, Walked) {
     let trace = Trace::from_bytes(bytes).unwrap();
-    let options = Options { tables: vec![By::Name], ..Options::default() };
-    let told = report(&trace, &options, &Progress::default());
-    let mut loaded = load(&trace, &Progress::default());
+    let options = ReportOptions { tables: vec![By::Name], ..ReportOptions::default() };
+    let told = report(&trace, &options, &LoadProgress::default());
+    let mut loaded = load(&trace, &LoadProgress::default());
     let line = timeline(&loaded);
     let idents = Idents::new(&loaded);
     let labels = Labels::new(&loaded, &line, &idents, &told);
     sort_runs(&mut loaded);
     let lanes = Lanes::new(&loaded, Select::default());
-    let run = Run::new(&loaded, &line, &lanes, &idents, &labels);
-    let draw = |sink: &mut dyn Sink| run.draw(sink).unwrap();
+    let run = TimelineRun::new(&loaded, &line, &lanes, &idents, &labels);
+    let draw = |sink: &mut dyn TimelineSink| run.draw(sink).unwrap();
     let (mut proto, mut json) = (Vec::new(), Vec::new());
     let done = draw(&mut Perfetto::new(&mut proto as &mut dyn Write, &labels, loaded.header.as_ref(), 1));
     assert_eq!(draw(&mut Chrome::new(&mut json as &mut dyn Write, &labels, loaded.header.as_ref())), done);
     (proto, json, done)
 }
 
-/// ns of a time in microseconds with three decimals.
+/// A time in microseconds with three decimals, as ns.
 fn ns(ts: &str) -> i128 {
     let (us, ns) = ts.split_once('.').unwrap();
     us.parse::<i128>().unwrap() * 1000 + ns.parse::<i128>().unwrap()
 }
 
-/// Checks an array of events, one a line: valid JSON, on each track times go forwards, and all that begins ends.
+/// Checks an array of events, one per line: valid JSON, monotonic times on each track, and every begin has an end.
 fn check(json: &[u8]) -> u64 {
     let text = std::str::from_utf8(json).unwrap();
     serde_json::from_str::<serde_json::Value>(text).unwrap();
@@ -148,6 +148,7 @@ fn of_any(seed: [u64; 9], names: &str) -> Vec<u8> {
             dur: c,
             cut,
             device: Device::Idle,
+            plan: None,
         })
         .unwrap();
         let barrier = next(2) == 0;
@@ -204,13 +205,13 @@ proptest! {
     fn any_records(seed in any::<[u64; 9]>(), names in ".{0,12}") {
         let (proto, json, done) = drawn(of_any(seed, &names));
         prop_assert!(done.slices > 0);
-        // States of threads are slices too.
+        // Thread states are slices too.
         prop_assert!(check(&json) >= done.slices);
         let free = free_sequence(&mut proto.as_slice());
         prop_assert!(matches!(free, Ok(n) if n > 2), "{free:?}");
     }
 
-    /// A file that was damaged or cut off.
+    /// A damaged or truncated file.
     #[test]
     fn damaged_files(at in 0usize..60_000, bytes in prop::collection::vec(any::<u8>(), 0..40)) {
         let mut s = Synth::new(Vec::new(), Spec::default());

@@ -1,5 +1,5 @@
-//! The fuzz targets over their corpora and some changes of each, always the same: that the targets compile and hold, and that
-//! the corpora are what the readers take. `make fuzz` looks further.
+//! The fuzz targets on their corpora and on some mutations of each file, always the same: checks that the targets
+//! compile and pass, and that the readers accept the corpora. `make fuzz` searches further.
 
 use crate::dag_support;
 use crate::html_support;
@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use ggml::quant::TensorType;
 use pfi::record::*;
 use pfi::{Encoder, EncoderConfig};
-use runner::synth::presets::{Arch, Experts, Preset};
-use runner::synth::{self, DEFAULT_SEED, Order};
+use runner::synth::presets::{Arch, ExpertPreset, Preset};
+use runner::synth::{self, DEFAULT_SEED, ModelSpec};
 use synth_trace::causes::one_of_each;
 use synth_trace::*;
 use targets::{TARGETS, Target};
 
-/// Changed inputs for each file of a corpus; of views few, each being all of them.
+/// Mutated inputs per corpus file; few for views, because each input runs all of them.
 const CHANGES: usize = 40;
 const CHANGES_OF_VIEWS: usize = 6;
 
@@ -35,7 +35,7 @@ fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
     files.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-/// Numbers that are always the same (SplitMix64).
+/// Deterministic numbers (SplitMix64).
 struct Numbers(u64);
 
 impl Numbers {
@@ -50,7 +50,7 @@ impl Numbers {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    /// Some bytes other, gone, twice, or numbers that are at an end of their range.
+    /// Some bytes changed, removed, duplicated, or replaced with limits of their range.
     fn change(&mut self, input: &[u8]) -> Vec<u8> {
         let mut out = input.to_vec();
         for _ in 0..=self.below(4) {
@@ -141,7 +141,7 @@ fn write_corpora() {
     }
 }
 
-/// All that a trace can have, few of each.
+/// Every kind of record, a few of each.
 fn mixed() -> Vec<u8> {
     let mut s = Synth::new(Vec::new(), Spec { experts: true, layers: 1, ..Spec::default() });
     s.call(4, |p, _| 1000 + p as u64);
@@ -170,12 +170,13 @@ fn with_splits() -> Vec<u8> {
         dur: 50_000,
         cut: false,
         device: Device::Idle,
+        plan: None,
     };
     e.split(&split).unwrap();
     e.finish(&footer("signal")).unwrap()
 }
 
-/// What stands before the data of models as small as they can be.
+/// The part before the data of the smallest possible models.
 fn models() -> Vec<(&'static str, Vec<u8>)> {
     const MICRO: Preset = Preset {
         name: "micro",
@@ -195,12 +196,12 @@ fn models() -> Vec<(&'static str, Vec<u8>)> {
     };
     static EXPERTS: Preset = Preset {
         arch: Arch::Qwen2Moe,
-        experts: Some(Experts { count: 4, used: 2, ff: 32, shared_ff: 64 }),
+        experts: Some(ExpertPreset { count: 4, used: 2, ff: 32, shared_ff: 64 }),
         ..MICRO
     };
     static LLAMA: Preset = MICRO;
     let head = |preset: &'static Preset| {
-        let order = Order { preset, ty: TensorType::F32, seed: DEFAULT_SEED, threads: 1 };
+        let order = ModelSpec { preset, ty: TensorType::F32, seed: DEFAULT_SEED, threads: 1 };
         let file = synth::write(&order, Vec::new(), |_| ()).unwrap();
         let data = ggml::gguf::reader::Gguf::parse(&file).unwrap().data_offset as usize;
         file[..data].to_vec()

@@ -1,5 +1,6 @@
-//! Names are a target's or a file's own: in no view does one of them reach a terminal as a command, or hide or turn what
-//! stands beside it. Every text of a recording is tried, in every view; then the answers that are made of no recording.
+//! Names come from a target or a file: in no view may one of them reach a terminal as a command, or hide or reorder
+//! neighboring text. Every text of a recording is tried, in every view; then the output that does not come from a
+//! recording.
 
 use crate::all_views;
 use crate::dag_support;
@@ -20,7 +21,7 @@ use trace_support::{seal, small_file, spans};
 /// A text within a file name, an argument, a name.
 const HOSTILE: &str = "a\u{1b}\u{9b}\u{7f}\u{61c}\u{200e}\u{202e}\u{2066}\u{feff}\u{2028}\u{2029}\u{e0041}b";
 
-/// Traces that between them have all that a trace can have.
+/// Traces that together contain everything a trace can contain.
 fn traces() -> Vec<Vec<u8>> {
     let mut s = Synth::new(Vec::new(), Spec { experts: true, ..Spec::default() });
     s.call(4, |p, _| 1000 + p as u64);
@@ -33,7 +34,7 @@ fn traces() -> Vec<Vec<u8>> {
     vec![small_file(), mixed, html_support::rich(4), dag_support::run(LLAMA, 2)]
 }
 
-/// Where texts of at least three letters stand in a file's blocks, each text once.
+/// Positions of texts of at least three letters in a file's blocks, each text once.
 fn texts(file: &[u8]) -> Vec<(usize, usize)> {
     let (mut found, mut seen) = (Vec::new(), HashSet::new());
     for (start, end) in spans(file) {
@@ -56,7 +57,7 @@ fn no_name_in_a_recording_is_more_than_text() {
         let spans = spans(&whole);
         for (at, len) in texts(&whole) {
             let mut file = whole.clone();
-            // The length of the text may stand before it and look like a letter.
+            // The length of the text may precede it and look like a letter.
             let at = at + (len - 3).div_ceil(2);
             let three = ["\u{202e}", "\u{9b}\u{7f}"][tried % 2];
             file[at..at + 3].copy_from_slice(three.as_bytes());
@@ -68,7 +69,7 @@ fn no_name_in_a_recording_is_more_than_text() {
     assert!(tried > 100, "{tried} texts");
 }
 
-/// What a program wrote, each line of it plain.
+/// A program's output, in which each line must be plain.
 fn plain(dir: &Path, args: &[&str]) -> String {
     let out = profinfer(dir, args);
     let both = [text(&out.stdout), text(&out.stderr)].concat();

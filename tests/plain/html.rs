@@ -1,5 +1,5 @@
-//! `profinfer html`: every section is there or says why not, names are data, nothing is fetched, and the page stays small
-//! however long the run.
+//! `profinfer html`: every section is present or says why not, names are data, nothing is fetched, and the page
+//! stays small for runs of any length.
 
 use crate::dag_support;
 use crate::html_support;
@@ -33,10 +33,10 @@ fn gaps(section: &str) -> Vec<&str> {
     section.split("<p class=\"gap\">").skip(1).filter_map(|rest| rest.split("</p>").next()).collect()
 }
 
-/// An element's name and what stands in it.
+/// An element's name and its text.
 type Tag<'p> = (&'p str, &'p str);
 
-/// All elements that begin, in order; every one is closed by its own name and every attribute is quoted.
+/// All start tags, in order; every element is closed by its own name and every attribute is quoted.
 fn tags(page: &str) -> Vec<Tag<'_>> {
     const NEVER_CLOSED: [&str; 2] = ["!DOCTYPE", "meta"];
     let (mut all, mut open) = (Vec::new(), Vec::new());
@@ -63,7 +63,7 @@ fn tags(page: &str) -> Vec<Tag<'_>> {
     all
 }
 
-/// Nothing in the page would be fetched, and no other script than ours is there.
+/// The page fetches nothing, and contains no script but ours.
 fn check(page: &str) {
     for (name, tag) in tags(page) {
         let fetches = ["link", "img", "iframe", "object", "embed", "base", "form", "image", "use"];
@@ -110,8 +110,11 @@ fn a_page_has_every_section() {
         assert!(page.contains(&format!("id=\"{chart}\"")), "{chart}");
     }
     let summary = section(&page, "summary");
-    assert!(summary.contains("Decode runs at ") && summary.contains("The record is complete."), "{summary}");
-    assert!(summary.contains("With the context grows ROPE"), "{summary}");
+    assert!(
+        summary.contains("Decode runs at ") && summary.contains("The recording is complete."),
+        "{summary}"
+    );
+    assert!(summary.contains(" slower as the context grows.") && summary.contains("ROPE"), "{summary}");
     let data = data(&page);
     let boxes = page.matches("<g class=\"n\">").count();
     assert!(boxes > 10);
@@ -121,8 +124,8 @@ fn a_page_has_every_section() {
         assert_eq!(metric["text"].as_array().unwrap().len(), boxes);
         assert_eq!(metric["fill"].as_array().unwrap().len(), 2 * boxes);
     }
-    // Four layers are one.
-    assert!(section(&page, "graph").contains("layers 0-3: 4 that are equal"));
+    // Four layers are shown as one.
+    assert!(section(&page, "graph").contains("layers 0-3 (4 identical)"));
 }
 
 #[test]
@@ -131,8 +134,8 @@ fn what_was_recorded_beside_ops_is_on_the_page_and_what_was_not_is_told() {
     for (id, parts) in [
         ("phases", &["<summary>Energy</summary>", "<th scope=\"row\">soc</th>"][..]),
         ("ops", &["Counters, decode, all threads", "l3d_cache_refill", "GB/s"]),
-        ("threads", &["Time off the CPU by cause, decode", "preempted %", "Who was in the way", "hostile=1"]),
-        ("experts", &["Experts chosen token by token, decode: 4 layers of 200 tokens", "Reuse of experts"]),
+        ("threads", &["Thread time by cause, decode", "preempted %", "CPU interference", "hostile=1"]),
+        ("experts", &["Experts chosen token by token, decode: 4 layers of 200 tokens", "Expert reuse"]),
     ] {
         for part in parts {
             assert!(section(&rich, id).contains(part), "{id}: {part}");
@@ -141,7 +144,7 @@ fn what_was_recorded_beside_ops_is_on_the_page_and_what_was_not_is_told() {
     assert!(!section(&rich, "trust").contains("Not recorded, so not on this page"));
     let bare = page(&dag_support::run(LLAMA, 5), &[]);
     let trust = section(&bare, "trust");
-    for flag in ["counters (--pmc)", "who was in the way (--sched)", "temperatures (--sensors)"] {
+    for flag in ["counters (--pmc)", "CPU interference (--sched)", "temperatures (--sensors)"] {
         assert!(trust.contains(flag), "{flag}: {trust}");
     }
     assert!(!section(&bare, "ops").contains("Counters") && !section(&bare, "phases").contains("Energy"));
@@ -165,7 +168,7 @@ fn figures_are_those_of_the_report() {
             section(&page, "ops").lines().find(|l| l.contains(&name)).unwrap_or_else(|| panic!("{name}"));
         assert!(line.contains(&ms), "{line} {ms}");
     }
-    // Without peaks and with nothing that reads enough, no roof is made up.
+    // Without peaks and without ops that read enough, no roofline is drawn.
     assert!(gaps(section(&page, "roof"))[0].starts_with("No roof is known"));
 }
 
@@ -179,8 +182,8 @@ fn waits_are_told_first_where_they_take_the_most() {
     assert!(at("Thread 0 waits at barriers for 8") < at("takes"), "{verdict:.400}");
 }
 
-/// The page of a small run but for style, script and version, as it is kept in tests/snapshots; UPDATE_SNAPSHOTS=1 writes
-/// it instead.
+/// The page of a small run, except style, script and version, compared with tests/snapshots; UPDATE_SNAPSHOTS=1
+/// writes it instead.
 #[test]
 fn the_page_is_as_it_was() {
     let mut got = page(&growing(Spec { layers: 1, ..Spec::default() }), &["--peak", "100,10"]);
@@ -203,9 +206,9 @@ fn a_long_run_is_thinned() {
     check(&page);
     assert!(page.len() < 300_000, "{}", page.len());
     let chart = section(&page, "tokens");
-    // The one call that took long is still the end of a line.
+    // The one slow call is still at the end of a line.
     assert!(chart.contains("99999 calls: median 9.05 us, from 9.00 us to 19.00 us"), "{chart:.600}");
-    assert!(chart.contains("A dot is the median of 417 calls"), "{chart:.600}");
+    assert!(chart.contains("Each dot is the median of 417 calls"), "{chart:.600}");
     assert!(chart.contains("<td class=\"r\">0.019</td>"));
 }
 
@@ -219,10 +222,10 @@ fn what_was_not_recorded_is_said_where_it_would_be() {
     check(&at_token);
     for (id, want) in [
         ("phases", "record with --phases"),
-        ("graph", "no graph of the CPU backend"),
+        ("graph", "no graph whose nodes are known"),
         ("ops", "profinfer record --level op"),
-        ("roof", "no op was recorded (record --level op)"),
-        ("threads", "No op of decode was recorded"),
+        ("roof", "no ops were recorded (record --level op)"),
+        ("threads", "No decode ops were recorded"),
         ("experts", "No experts"),
     ] {
         let gap = gaps(section(&at_token, id));
@@ -233,13 +236,11 @@ fn what_was_not_recorded_is_said_where_it_would_be() {
     assert!(section(&interval, "threads").contains("the barrier was not probed"));
     assert!(section(&interval, "experts").contains("No experts"));
     let unread = page(&growing(Spec { experts: true, ..Spec::default() }), &[]);
-    assert!(
-        gaps(section(&unread, "experts"))[0].contains("has 8 experts; which were chosen was not recorded")
-    );
+    assert!(gaps(section(&unread, "experts"))[0].contains("has 8 experts; their choices were not recorded"));
     let nothing = Encoder::new(Vec::new(), EncoderConfig::default(), &header(true)).unwrap();
     let nothing = page(&nothing.finish(&footer("target exited")).unwrap(), &[]);
     check(&nothing);
-    assert!(section(&nothing, "summary").contains("No call of the engine is in it"));
+    assert!(section(&nothing, "summary").contains("The recording has no engine calls"));
     for id in ["tokens", "graph", "ops", "roof", "threads", "experts"] {
         assert_eq!(gaps(section(&nothing, id)).len(), 1, "{id}");
     }
@@ -258,7 +259,7 @@ fn a_recording_that_was_cut_off_says_so() {
     let trace = rich(40);
     let cut = page(&trace[..trace.len() * 2 / 3], &[]);
     check(&cut);
-    assert!(section(&cut, "summary").contains("NOT complete: not ended cleanly"));
+    assert!(section(&cut, "summary").contains("NOT complete: did not end cleanly"));
     assert!(section(&cut, "trust").contains("<p class=\"bad\">NOT complete"));
 }
 
@@ -277,7 +278,10 @@ fn changes_of_the_level_are_told() {
     s.enc.level_change(&change(s.now - 1, Detail::Graph)).unwrap();
     s.call(1, |_, _| 1000);
     let page = page(&s.enc.finish(&footer("target exited")).unwrap(), &[]);
-    assert!(section(&page, "ops").contains("What was recorded changed 1 time within these calls"), "{page}");
+    assert!(
+        section(&page, "ops").contains("The recording level changed 1 time during these calls"),
+        "{page}"
+    );
 }
 
 #[test]
@@ -289,20 +293,20 @@ fn one_process_of_several_and_some_of_the_calls() {
     let trace = second.finish();
     let most = page(&trace, &[]);
     check(&most);
-    assert!(section(&most, "summary").contains("this is of process 77. --pid chooses another: 78."));
+    assert!(section(&most, "summary").contains("this page shows process 77. --pid selects another: 78."));
     assert!(section(&most, "graph").contains("process 77, decode: 5 graphs"));
-    assert!(section(&most, "trust").contains("These figures are of the whole recording"));
+    assert!(section(&most, "trust").contains("These figures are for the complete recording"));
     let other = page(&trace, &["--pid", "78"]);
     assert!(section(&other, "graph").contains("process 78, decode: 3 graphs"));
     assert!(section(&other, "phases").contains("<th scope=\"row\">decode</th><td class=\"r\">3</td>"));
     let some = page(&rich(40), &["--tokens", "11..30"]);
     check(&some);
-    assert!(section(&some, "summary").contains("Only calls 11 to 30 are in it"));
+    assert!(section(&some, "summary").contains("Only calls 11 to 30 are included"));
     assert!(section(&some, "graph").contains("decode: 20 graphs"));
     assert!(section(&some, "tokens").contains("20 calls: "));
     assert!(!section(&some, "ops").contains("Operators, prefill"));
-    // What a hit costs and what was lost is of the whole recording, and that is complete.
-    assert!(section(&some, "summary").contains("The record is complete"));
+    // Hit cost and losses refer to the full recording, and that is complete.
+    assert!(section(&some, "summary").contains("The recording is complete"));
 }
 
 #[test]
@@ -358,7 +362,11 @@ fn errors_are_one_line_and_say_what_to_do() {
         (&["none", "-o", "x.html"], 1, "cannot show none"),
         (&["run.pfi", "-o", "./run.pfi"], 2, "./run.pfi is the input"),
         (&["run.pfi", "-o", "no/such/x.html"], 1, "cannot write no/such/x.html"),
-        (&["run.pfi", "-o", "x.html", "--pid", "5"], 1, "process 5 is not in it; those recorded: 4242"),
+        (
+            &["run.pfi", "-o", "x.html", "--pid", "5"],
+            1,
+            "process 5 was not recorded; recorded processes: 4242",
+        ),
         (
             &["run.pfi", "-o", "x.html", "--tokens", "9.."],
             1,
@@ -380,11 +388,11 @@ fn errors_are_one_line_and_say_what_to_do() {
     );
 }
 
-/// Every byte of a trace may be another: a page comes out, or a clear refusal.
+/// Any byte of a trace may change: the result is a page, or a clear error.
 fn any_page(bytes: Vec<u8>) {
-    use analysis::{cut::Cut, load::Progress, overview::overview};
+    use analysis::{cut::Cut, load::LoadProgress, overview::overview};
     let Ok(trace) = pfi::Trace::from_bytes(bytes) else { return };
-    let found = overview(&trace, &Cut::default(), &[], &Progress::default()).unwrap();
+    let found = overview(&trace, &Cut::default(), &[], &LoadProgress::default()).unwrap();
     let mut page = Vec::new();
     render::html::write(&mut page, &found, "x", 100).unwrap();
     check(&text(&page));
@@ -404,7 +412,7 @@ proptest! {
     }
 }
 
-/// The flag's name in the version before is still taken.
+/// The flag's old name is still accepted.
 #[test]
 fn the_former_name_of_peak_is_taken_with_a_notice() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Tests that need no live engine. A suite alone: `cargo test --test plain report_cli::`.
+//! Tests that need no live engine. To run one suite: `cargo test --test plain report_cli::`.
 #![allow(clippy::duplicate_mod, reason = "fuzz/src/targets.rs is part of another program, too")]
 #![allow(
     clippy::disallowed_methods,
@@ -58,6 +58,7 @@ mod hostile_text;
 mod html;
 mod model_damage;
 mod no_threads;
+mod offload;
 mod outputs_cli;
 #[cfg(feature = "agent")]
 mod pmc_machine;

@@ -1,20 +1,20 @@
-//! Damaged and hostile model files: every one of them is refused with a message that names the key or tensor at
-//! fault, or runs; none of them brings the process down.
+//! Damaged and hostile model files: each one either runs, or is refused with a message that names the key or tensor
+//! at fault; none of them crashes the process.
 
 use ggml::gguf::reader::Gguf;
 use ggml::quant::TensorType;
 use proptest::prelude::*;
-use runner::engine::{Engine, Settings, greedy};
+use runner::engine::{EngineSettings, RunnerEngine, greedy};
 use runner::kernels::Isa;
 use runner::model::{Model, Placement};
-use runner::synth::presets::{Arch, Experts, Preset};
-use runner::synth::{self, DEFAULT_SEED, Order};
+use runner::synth::presets::{Arch, ExpertPreset, Preset};
+use runner::synth::{self, DEFAULT_SEED, ModelSpec};
 use runner::tokenizer::Tokenizer;
 use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-/// As small as a model can be that has everything.
+/// The smallest model that has everything.
 const MICRO: Preset = Preset {
     name: "micro",
     about: "for damage",
@@ -38,7 +38,7 @@ static PRESETS: [Preset; 4] = [
     Preset { arch: Arch::Gemma2, tied: true, ..MICRO },
     Preset {
         arch: Arch::Qwen2Moe,
-        experts: Some(Experts { count: 4, used: 2, ff: 32, shared_ff: 64 }),
+        experts: Some(ExpertPreset { count: 4, used: 2, ff: 32, shared_ff: 64 }),
         ..MICRO
     },
 ];
@@ -46,26 +46,32 @@ static PRESETS: [Preset; 4] = [
 const TYPES: [TensorType; 4] = [TensorType::F32, TensorType::F16, TensorType::Q4_0, TensorType::Q8_0];
 
 fn model(preset: &'static Preset, ty: TensorType) -> Vec<u8> {
-    let order = Order { preset, ty, seed: DEFAULT_SEED, threads: 1 };
+    let order = ModelSpec { preset, ty, seed: DEFAULT_SEED, threads: 1 };
     synth::write(&order, Vec::new(), |_| ()).expect("memory takes all")
 }
 
-/// One model of each architecture, each in another type.
+/// One model per architecture, each with a different type.
 fn models() -> &'static [Vec<u8>] {
     static MODELS: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     MODELS.get_or_init(|| PRESETS.iter().zip(TYPES).map(|(preset, ty)| model(preset, ty)).collect())
 }
 
-/// Reads a file by all readers and decodes a prompt and a token with it. What went wrong first, if anything.
+/// Opens a file with all readers and decodes a prompt and a token with it. Returns the first error, if any.
 fn run_path(path: &Path, placement: Placement) -> Result<(), String> {
     let told = |e: &dyn std::error::Error| {
         assert!(!e.to_string().is_empty());
         e.to_string()
     };
     let model = Model::load(path, Isa::best(), placement, |_, _| ()).map_err(|e| told(&e))?;
-    let settings =
-        Settings { context: 8, threads: 1, decode_threads: 1, pin: false, two_backends: false, truth: None };
-    let mut engine = Engine::new(Arc::new(model), settings).map_err(|e| told(&e))?;
+    let settings = EngineSettings {
+        context: 8,
+        threads: 1,
+        decode_threads: 1,
+        pin: false,
+        two_backends: false,
+        truth: None,
+    };
+    let mut engine = RunnerEngine::new(Arc::new(model), settings).map_err(|e| told(&e))?;
     let token = engine.decode(&[1, 2, 3]).and_then(greedy).map_err(|e| told(&e))?;
     engine.decode(&[token]).and_then(greedy).map_err(|e| told(&e))?;
     Ok(())
@@ -84,19 +90,19 @@ fn run(file: &[u8], placement: Placement) -> Result<(), String> {
     run_path(temporary.path(), placement)
 }
 
-/// Where something of a file's head stands.
+/// Offset of an item in the head of a file.
 fn find(file: &[u8], name: &str) -> usize {
     file.windows(name.len()).position(|w| w == name.as_bytes()).expect("it is there") + name.len()
 }
 
-/// The file with other bytes at a place.
+/// The file with different bytes at an offset.
 fn patched(file: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut file = file.to_vec();
     file[at..at + bytes.len()].copy_from_slice(bytes);
     file
 }
 
-/// Where the parts of a tensor's description stand: dimensions, type, offset.
+/// Offsets of the parts of a tensor's description: dimensions, type, offset.
 fn tensor(file: &[u8], name: &str) -> (usize, usize, usize) {
     let at = find(file, name);
     let count = u32::from_le_bytes(file[at..at + 4].try_into().expect("four bytes")) as usize;
@@ -121,7 +127,7 @@ fn a_file_cut_at_any_byte_is_refused() {
             Gguf::parse(file).expect("valid").tensors.iter().map(|t| t.offset + t.bytes.unwrap_or(0)).max();
         let end = end.expect("there are tensors") as usize;
         let head = Gguf::parse(file).expect("valid").data_offset as usize;
-        // Every byte of the head, then steps that hit no border in particular.
+        // Every byte of the head, then steps that match no particular boundary.
         let cuts = (0..head).step_by(41).chain((head..end).step_by(2999)).chain([head, end - 1]);
         for cut in cuts {
             temporary.as_file().set_len(0).expect("emptied");
@@ -193,7 +199,7 @@ fn what_is_wrong_with_a_tensor_is_named() {
         let gguf = Gguf::parse(file).expect("valid");
         for t in &gguf.tensors {
             let (dims, ty, offset) = tensor(file, t.name);
-            // The embedding of the prompt's last token, whose logits are looked at.
+            // The embedding of the prompt's last token, whose logits are checked.
             let embedding = t.name == "token_embd.weight";
             let row = t.bytes.unwrap_or(0) / t.dims[1].max(1);
             let data = t.offset as usize + if embedding { 3 * row as usize } else { 0 };
@@ -212,16 +218,16 @@ fn what_is_wrong_with_a_tensor_is_named() {
             ];
             for (what, damaged) in cases {
                 let said = run(&damaged, Placement::Packed);
-                // A lookup does not check its row, and where products take 8-bit vectors without AVX-512, packing a vector
-                // may leave nothing of what is no number.
+                // A lookup does not check its row, and where products use 8-bit vectors without AVX-512, packing a
+                // vector may lose a NaN.
                 if what == "no number" && embedding && said.is_ok() {
                     continue;
                 }
                 let Err(said) = said else { panic!("{what}, {} of {} runs", t.name, preset.arch.name()) };
-                // Embeddings are read when they are needed, so that is when it shows.
+                // Embeddings are read on use, so the error shows up then.
                 let late = embedding && said.contains("not finite");
                 let named = late || said.contains(&format!("'{}'", t.name));
-                // A tensor of another name is missed, or not known.
+                // A renamed tensor is reported as missing or unknown.
                 assert!(
                     named || what == "another name",
                     "{what}, {} of {}: {said}",
@@ -262,7 +268,7 @@ proptest! {
     ) {
         let file = &models()[which];
         let gguf = Gguf::parse(file).expect("valid");
-        // Behind the vocabulary, where dimensions, types and offsets are, or before it, where hyper-parameters are.
+        // After the vocabulary, where dimensions, types and offsets are, or before it, where hyperparameters are.
         let places: Vec<usize> = gguf.tensors.iter().map(|t| find(file, t.name)).chain(
             gguf.metadata.iter().map(|(key, _)| find(file, key))
         ).collect();

@@ -1,4 +1,4 @@
-//! Where the system gives no more threads, work is done in place or refused in words: no program dies of it.
+//! When the system allows no more threads, work is done in place or refused with a message; no program crashes.
 
 use crate::common;
 use crate::synth_trace;
@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 use synth_trace::generate;
 
-/// A copy of the program as nobody, who may have no second thread; None where that cannot be tried.
+/// A copy of the program run as nobody, limited to one thread; None if that is not possible here.
 fn alone(program: &str, dir: &Path) -> Option<Command> {
     // SAFETY: takes no argument and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
@@ -26,7 +26,7 @@ fn alone(program: &str, dir: &Path) -> Option<Command> {
     Some(command)
 }
 
-/// It did what it was asked for, or says why not.
+/// It did its work, or reports why not.
 fn fares(out: &Output, refused: Option<&str>) {
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(!said.contains("panicked"), "{said}");

@@ -1,5 +1,6 @@
-//! What commands write and what is in it: files for their owner alone, never through a link or into somebody else's pipe, whole
-//! or not at all; and command lines of earlier recordings without their secrets.
+//! Output files of all commands: readable by their owner only, never replacing another file unless asked, never
+//! written through a link or into somebody else's pipe, complete or not at all; and command lines of earlier
+//! recordings without their secrets.
 
 use crate::synth_trace;
 
@@ -59,7 +60,7 @@ fn what_is_written_is_for_its_owner_unless_asked_otherwise() {
         let done = run(dir.path(), &way, &[]);
         assert!(done.status.success(), "{way:?}: {}", text(&done.stderr));
         assert_eq!(mode(&out), 0o600, "{way:?}");
-        let done = run(dir.path(), &way, &["--mode", "0644"]);
+        let done = run(dir.path(), &way, &["--force", "--mode", "0644"]);
         assert!(done.status.success(), "{way:?}: {}", text(&done.stderr));
         assert_eq!(mode(&out), 0o644, "{way:?}");
         let done = run(dir.path(), &way, &["--mode", "0666"]);
@@ -69,6 +70,61 @@ fn what_is_written_is_for_its_owner_unless_asked_otherwise() {
         let done = run(dir.path(), &ways("/dev/null")[0], &[]);
         assert!(done.status.success(), "{}", text(&done.stderr));
     }
+}
+
+/// Every command that writes a user-specified file, and the option for another name.
+fn writers(out: &str) -> Vec<(&'static str, Vec<String>, &'static str)> {
+    let way = |line: &str| line.split(' ').map(|w| w.replace("OUT", out)).collect::<Vec<_>>();
+    let (profinfer, runner) = (env!("CARGO_BIN_EXE_profinfer"), env!("CARGO_BIN_EXE_ggml-runner"));
+    vec![
+        (profinfer, way("html run.pfi -o OUT"), " with -o"),
+        (profinfer, way("dag run.pfi --format svg -o OUT"), " with -o"),
+        (profinfer, way("dag run.pfi --against run.pfi -o OUT"), " with -o"),
+        (profinfer, way("export run.pfi --perfetto OUT"), " with --perfetto"),
+        (profinfer, way("export run.pfi --chrome OUT"), " with --chrome"),
+        (runner, way("synth tiny OUT --type q4_0"), ""),
+        (runner, way("run -m tiny.gguf -p 4 -n 2 --no-roofline --logits OUT"), " with --logits"),
+        (runner, way("run -m tiny.gguf -p 4 -n 2 --no-roofline --ground-truth OUT"), " with --ground-truth"),
+    ]
+}
+
+#[test]
+fn a_file_that_exists_is_replaced_only_by_force() {
+    let dir = place();
+    let out = dir.path().join("out");
+    let run = |program: &str, args: &[String], more: &[&str]| {
+        Command::new(program).current_dir(dir.path()).args(args).args(more).output().expect("it runs")
+    };
+    let kept = |program: &str, args: &[String], hint: &str| {
+        let done = run(program, args, &[]);
+        let says = format!("out exists: give another name{hint}, or use --force to replace it\n");
+        assert_eq!(done.status.code(), Some(1), "{args:?}");
+        assert!(text(&done.stderr).ends_with(&says), "{args:?}: {}", text(&done.stderr));
+        assert_eq!(text(&done.stderr).lines().count(), 1, "{args:?}");
+        assert_eq!(fs::read(&out).expect("there"), b"old", "{args:?}");
+    };
+    let synth: Vec<String> = ["synth", "tiny", "tiny.gguf", "--type", "q4_0"].map(str::to_owned).into();
+    assert!(run(env!("CARGO_BIN_EXE_ggml-runner"), &synth, &[]).status.success());
+    for (program, args, hint) in writers("out") {
+        fs::write(&out, "old").expect("written");
+        kept(program, &args, hint);
+        let done = run(program, &args, &["--force"]);
+        assert!(done.status.success(), "{args:?}: {}", text(&done.stderr));
+        assert_ne!(fs::read(&out).expect("there"), b"old", "{args:?}");
+    }
+    // Where no file is replaced, no flag is needed.
+    for (program, args, _) in writers("/dev/null") {
+        let done = run(program, &args, &[]);
+        assert!(done.status.success(), "{args:?}: {}", text(&done.stderr));
+    }
+    // The recording tests cover replacement.
+    fs::write(&out, "old").expect("written");
+    #[cfg(feature = "agent")]
+    for line in ["record -o out -- true", "top --lines -o out -p 1"] {
+        let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        kept(env!("CARGO_BIN_EXE_profinfer"), &args, " with -o");
+    }
+    assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 3, "nothing else is left");
 }
 
 #[test]
@@ -82,9 +138,9 @@ fn nothing_is_written_through_a_link() {
         assert_eq!(done.status.code(), Some(1), "{way:?}");
         assert!(text(&done.stderr).contains("is a link, which is not followed"), "{}", text(&done.stderr));
         fs::remove_file(&out).expect("removed");
-        // A second name of another's file: the name is replaced, the file stays.
+        // A hard link to another user's file: the name is replaced, the file is unchanged.
         fs::hard_link(&victim, &out).expect("a hard link");
-        assert!(run(dir.path(), &way, &[]).status.success(), "{way:?}");
+        assert!(run(dir.path(), &way, &["--force"]).status.success(), "{way:?}");
         assert_eq!(fs::read(&victim).expect("there"), b"precious", "{way:?}");
         fs::remove_file(&out).expect("removed");
     }
@@ -115,7 +171,7 @@ fn a_limit_of_sizes_is_told_and_the_old_file_stays() {
     let out = dir.path().join("out");
     fs::write(&out, "old").expect("written");
     for way in &ways("out")[..2] {
-        let line = format!("ulimit -f 1; exec {} {}", env!("CARGO_BIN_EXE_profinfer"), way.join(" "));
+        let line = format!("ulimit -f 1; exec {} {} --force", env!("CARGO_BIN_EXE_profinfer"), way.join(" "));
         let done = Command::new("sh").current_dir(dir.path()).args(["-c", &line]).output().expect("it runs");
         assert_eq!(done.status.code(), Some(1), "{}: {}", done.status, text(&done.stderr));
         let told = text(&done.stderr);

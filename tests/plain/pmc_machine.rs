@@ -1,14 +1,14 @@
-//! Which counters a machine with two kinds of Arm cores has, by the files that its kernel shows: made here after those of
-//! a board with four Cortex-A55, two Cortex-A76 that are on, and one CPU that is off.
+//! The counters available on a machine with two kinds of Arm cores, according to its kernel's files: here modeled
+//! after a board with four Cortex-A55, two online Cortex-A76, and one offline CPU.
 
 use std::fs;
 use std::path::Path;
 
-use profinfer::capture::pmc::machine::Machine;
-use profinfer::capture::pmc::names::Unit;
-use profinfer::capture::pmc::resolve::{Wanted, offered, resolve};
+use profinfer::capture::pmc::machine::MachinePmus;
+use profinfer::capture::pmc::names::CounterUnit;
+use profinfer::capture::pmc::resolve::{WantedCounter, offered, resolve};
 
-/// What a Cortex-A55 lists, and what a Cortex-A76 lists besides.
+/// Events of a Cortex-A55, and additional ones of a Cortex-A76.
 const COMMON: &[(&str, &str)] = &[
     ("cpu_cycles", "0x0011"),
     ("inst_retired", "0x0008"),
@@ -38,12 +38,12 @@ fn pmu(root: &Path, name: &str, kind: u32, cpus: &str, events: &[&[(&str, &str)]
     }
 }
 
-fn board() -> (tempfile::TempDir, Machine) {
+fn board() -> (tempfile::TempDir, MachinePmus) {
     let dir = tempfile::tempdir().expect("a directory");
     let root = dir.path();
     pmu(root, "armv8_cortex_a55", 9, "0-3", &[COMMON]);
     pmu(root, "armv8_cortex_a76", 10, "4-6", &[COMMON, A76]);
-    // One of no core: it has a cpumask, and counts nothing for a thread.
+    // A PMU that belongs to no core: it has a cpumask, and does not count per thread.
     put(root, "bus/event_source/devices/arm_dsu_0/type", "11");
     put(root, "bus/event_source/devices/arm_dsu_0/cpumask", "0");
     put(root, "bus/event_source/devices/arm_dsu_0/events/l3d_cache_refill", "event=0x2a");
@@ -52,11 +52,11 @@ fn board() -> (tempfile::TempDir, Machine) {
     put(root, &format!("{cpu}/present"), "0-6");
     put(root, &format!("{cpu}/possible"), "0-7");
     put(root, &format!("{cpu}/cpu0/cache/index0/coherency_line_size"), "64");
-    let machine = Machine::read(root);
+    let machine = MachinePmus::read(root);
     (dir, machine)
 }
 
-fn places(w: &Wanted) -> Vec<(&str, u32, u64)> {
+fn places(w: &WantedCounter) -> Vec<(&str, u32, u64)> {
     w.places.iter().map(|p| (p.shown.as_str(), p.event.kind, p.event.config[0])).collect()
 }
 
@@ -74,7 +74,7 @@ fn each_kind_of_core_has_its_own_number() {
     assert!(event.user && !event.kernel && cycles.places[0].hardware);
     assert!(resolve(&m, "cycles:uk").places.iter().all(|p| p.event.user && p.event.kernel));
     assert_eq!(places(&resolve(&m, "cpu_cycles")), both);
-    // The first spelling that a core has.
+    // The first alias that a core has.
     assert_eq!(places(&resolve(&m, "branch-misses")).len(), 2);
     assert_eq!(
         places(&resolve(&m, "cache-misses")),
@@ -88,8 +88,8 @@ fn what_a_core_does_not_list_it_does_not_have() {
     let refill = resolve(&m, "l3d_cache_refill");
     assert_eq!(places(&refill), [("armv8_cortex_a76/0x2a", 10, 0x2a)]);
     assert_eq!(refill.lacks, ["not listed by armv8_cortex_a55 (CPUs 0-3)"]);
-    assert_eq!(refill.unit, Unit::Lines);
-    // Not announced by any core: to be tried.
+    assert_eq!(refill.unit, CounterUnit::Lines);
+    // Not listed by any core: to be tried.
     assert_eq!(places(&resolve(&m, "mem_access_wr")).len(), 2);
     let offers = offered(&m.pmus[0]);
     assert!(offers.iter().any(|n| n == "cycles") && offers.iter().any(|n| n == "mem_access_wr"));
@@ -116,6 +116,6 @@ fn raw_numbers_software_and_names_that_nobody_knows() {
         assert!(w.places.is_empty() && w.own.is_none());
         assert!(w.lacks[0].contains(near), "{wrong}: {:?}", w.lacks);
     }
-    let none = resolve(&Machine { online: vec![0], ..Machine::default() }, "cycles");
+    let none = resolve(&MachinePmus { online: vec![0], ..MachinePmus::default() }, "cycles");
     assert!(none.lacks[0].contains("no hardware PMU"), "{none:?}");
 }

@@ -31,7 +31,7 @@ fn every_promise_names_a_test_that_is_there() {
     assert!(root().join("tests/plain/hostile_text.rs").exists());
 }
 
-/// How many tests a page names; all are there.
+/// Number of tests that a page names; all must exist.
 fn named(page: &str) -> u32 {
     let page = fs::read_to_string(root().join(page)).expect("the page");
     let mut named = 0;

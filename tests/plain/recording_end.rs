@@ -1,5 +1,5 @@
-//! What is under way when a recording ends has no end of its own: it is in no op's time, and what comes later is not recorded.
-//! Needs no root: the events are made here, with the layout of the fake engine.
+//! Work in progress at the end of a recording has no end time: it counts towards no op, and later work is not
+//! recorded. Needs no root: the events are synthetic, with the layout of the fake engine.
 
 use crate::common;
 
@@ -30,7 +30,7 @@ fn an_op_under_way_at_the_end_has_no_time() {
     }
     fake.op(3, 1);
     fake.op(5, 2);
-    // The recording ends; taking the probes out takes six seconds.
+    // The recording ends; removing the probes takes six seconds.
     fake.0.end_at(END);
     fake.op(6000, 3);
     for (ms, kind) in [(6500, "graph-exit"), (6500, "sched-exit"), (6500, "token-exit")] {
@@ -47,7 +47,7 @@ fn an_op_under_way_at_the_end_has_no_time() {
     let out =
         Command::new(common::profinfer()).args(["report", "--json"]).arg(&trace).output().expect("runs");
     let report: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
-    // The first op ended where the second began; of that one nobody knows.
+    // The first op ended where the second began; the end of the second is unknown.
     let phases = report["phases"].as_array().expect("phases");
     let op_ns: u64 = phases.iter().map(|p| p["op_ns"].as_u64().expect("a number")).sum();
     assert_eq!(op_ns, 2 * MS, "{report}");

@@ -1,13 +1,13 @@
-//! Time off the CPU in `report`: parts of each op's time, and who was in the way. Every figure is derived from the times
-//! that the trace was made with.
+//! Off-CPU time in `report`: parts of each op's time, and the tasks that interfered. Every figure is derived from
+//! the times used to make the trace.
 
 use crate::synth_trace;
 
 use analysis::attribution::interference::{THROTTLED, WAKING};
-use analysis::attribution::parts::Parts;
+use analysis::attribution::parts::TimeParts;
 use analysis::calls::Phase;
-use analysis::load::Progress;
-use analysis::report::{By, Options, PhaseReport, Report, report};
+use analysis::load::LoadProgress;
+use analysis::report::{By, PhaseReport, Report, ReportOptions, report};
 use analysis::tables::{GAPS_ROW, OpRow, WAIT_ROW};
 use pfi::Trace;
 use pfi::record::{Availability, Detail, LevelChange, OffCpu};
@@ -19,8 +19,8 @@ fn read(bytes: Vec<u8>, tables: &[By]) -> Report {
     let trace = Trace::from_bytes(bytes).unwrap();
     report(
         &trace,
-        &Options { top: None, tables: tables.to_vec(), ..Options::default() },
-        &Progress::default(),
+        &ReportOptions { top: None, tables: tables.to_vec(), ..ReportOptions::default() },
+        &LoadProgress::default(),
     )
 }
 
@@ -51,7 +51,7 @@ fn start(p: usize) -> i64 {
     start_of(FIRST_OP, p, |p| busy(p, 0))
 }
 
-/// One decode call, with the scheduler recorded whole.
+/// One decode call, with the scheduler fully recorded.
 fn one_call(spec: Spec, off: &[OffCpu]) -> Synth<Vec<u8>> {
     let mut s = Synth::new(Vec::new(), spec);
     s.enc.feature(&feature("scheduler", Availability::Whole, "tracepoints")).unwrap();
@@ -70,31 +70,31 @@ const N: usize = 33;
 fn each_part_is_where_it_was() {
     let (embd, last) = (start(0), start(N - 1));
     let off = [
-        // Thread 0 in the first op: 1000 preempted, 2000 asleep and 500 awake and waiting, 3000 faulting.
+        // Thread 0 in the first op: 1000 preempted, 2000 asleep and 500 runnable, 3000 faulting.
         preempted(0, embd + 100, 1000),
         slept(0, embd + 2000, 2500, 500),
         faulted(0, embd + 5000, 3000),
-        // Thread 1 waits behind its first op from 5000 on: 700 of that asleep, all of it in the barrier.
+        // Thread 1 waits after its first op from 5000 on: 700 of that asleep, all of it in the barrier.
         slept(1, embd + 6000, 700, 0),
         // Across the end of the second op of thread 1 (5050 long): 50 in the op, 250 in the barrier.
         preempted(1, start(1) + 5000, 300),
-        // Before the graph and after it: no op's.
+        // Before the graph and after it: attributed to no op.
         preempted(0, embd - 900, 300),
         preempted(0, last + busy(N - 1, 0) as i64 + 50, 300),
     ];
     let r = finish(one_call(Spec::default(), &off));
     let p = decode(&r);
     let first = row(&p.by_op, "GET_ROWS").causes.unwrap();
-    // Thread 0 waits 100 (SYNC) for itself, thread 1 the rest of the slot.
+    // Thread 0 spends 100 (SYNC) on its own barrier, thread 1 waits for the rest of the slot.
     let slot = busy(0, 0) + SYNC;
-    let want = Parts {
+    let want = TimeParts {
         computing_ns: busy(0, 0) - 6500 + busy(0, 1),
         barrier_ns: SYNC + (slot - busy(0, 1) - 700),
         preempted_ns: 1500,
         idle_ns: 2000 + 700,
         faulting_ns: 3000,
         off_cpu_in_barrier_ns: 700,
-        ..Parts::default()
+        ..TimeParts::default()
     };
     assert_eq!(first, want);
     assert_eq!(first.whole(), 2 * slot);
@@ -112,9 +112,9 @@ fn parts_are_the_time_of_all_slices_and_waits() {
         let threads = p.by_thread.as_ref().unwrap();
         let whole: u64 = threads.iter().map(|t| t.op_ns + t.wait_ns.unwrap_or(0)).sum();
         for rows in [&p.by_op, &p.by_name, &p.by_layer] {
-            let parts: Vec<Parts> = rows.as_ref().unwrap().iter().filter_map(|r| r.causes).collect();
-            assert_eq!(parts.iter().map(Parts::whole).sum::<u64>(), whole);
-            // The last of them begin when the graph is over.
+            let parts: Vec<TimeParts> = rows.as_ref().unwrap().iter().filter_map(|r| r.causes).collect();
+            assert_eq!(parts.iter().map(TimeParts::whole).sum::<u64>(), whole);
+            // The last of them begin after the end of the graph.
             assert_eq!(parts.iter().map(|p| p.preempted_ns).sum::<u64>(), 900 * 40 - outside(&off));
         }
         for t in threads {
@@ -126,7 +126,7 @@ fn parts_are_the_time_of_all_slices_and_waits() {
     }
 }
 
-/// Of the preempted time, what lies in no slice and no wait: each thread's last slice has its own end.
+/// The preempted time outside all slices and waits: each thread's last slice has its own end.
 fn outside(off: &[OffCpu]) -> u64 {
     let end = |ith: u32| start(N - 1) + busy(N - 1, ith as u16) as i64;
     let beyond = |r: &OffCpu| {
@@ -150,14 +150,14 @@ fn a_thread_that_was_not_followed_has_no_parts() {
     let of = |ith: u16| threads.iter().find(|t| t.ith == ith).unwrap().causes;
     assert_eq!(of(1), None);
     assert_eq!(of(0).map(|p| (p.preempted_ns, p.unknown_ns)), Some((500, 0)));
-    // In the rows of ops its time is unknown, not computing.
+    // In the op rows its time is unknown, not computing.
     let embd = row(&p.by_op, "GET_ROWS").causes.unwrap();
     assert_eq!((embd.computing_ns, embd.unknown_ns), (busy(0, 0), busy(0, 0) + SYNC));
     assert!(shown(&r).contains("unknown %"));
 }
 
-/// What an op's thread did is told of the ops that have a time, and of no others: not of those of a graph into which a
-/// level's probes came.
+/// Thread states are reported only for ops that have a time, and not for ops of a graph during which a level's
+/// probes were attached.
 #[test]
 fn a_graph_into_which_a_level_came_is_in_no_figure() {
     let mut s = Synth::new(Vec::new(), Spec::default());
@@ -183,7 +183,8 @@ fn a_graph_into_which_a_level_came_is_in_no_figure() {
     assert_eq!(embd.causes.unwrap().computing_ns, busy(0, 0) + busy(0, 1));
 }
 
-/// Under a budget the scheduler is on for some of the time: its level is told, and that of counters may never be.
+/// Under a budget the scheduler is on for part of the time: its level is reported, and the counter level may never
+/// be on.
 #[test]
 fn what_ran_outside_of_the_schedulers_level_is_unknown_and_not_computing() {
     let mut s = Synth::new(Vec::new(), Spec::default());
@@ -201,7 +202,7 @@ fn what_ran_outside_of_the_schedulers_level_is_unknown_and_not_computing() {
     s.enc.level_change(&level(s.now - 100, Detail::Scheduler)).unwrap();
     let first = (s.now + 3 * LEAD) as i64;
     s.call(1, busy);
-    // The third call is under way when it ends.
+    // The third call is still running when the recording ends.
     s.enc.level_change(&level(s.now + 3 * LEAD + 20_000, Detail::Structure)).unwrap();
     s.call(1, busy);
     for ith in [0, 1] {
@@ -232,10 +233,10 @@ fn what_is_asked_for_and_not_there_is_said() {
     let none = Synth::new(Vec::new(), Spec::default()).enc.finish(&footer("x")).unwrap();
     for by in [By::Cause, By::Counter, By::Interference] {
         let text = shown(&read(none.clone(), &[by]));
-        assert!(text.contains(": none recorded (record --"), "{by:?}: {text}");
+        assert!(text.contains(": none recorded (use record --"), "{by:?}: {text}");
     }
     let text = shown(&read(bytes.clone(), &[By::Interference]));
-    assert!(text.contains("no one was in the way"), "{text}");
+    assert!(text.contains("runnable)\n  none\n"), "{text}");
     let text = shown(&read(bytes, &[By::Cause]));
     assert!(text.contains("Causes by layer, decode") && !text.contains("Operators by"), "{text}");
 }
@@ -246,12 +247,12 @@ fn who_was_in_the_way_is_named_with_its_victims() {
     let off = [
         preempted(0, embd + 100, 1000),
         preempted(0, norm + 100, 2500),
-        // Woken behind 901, 400 of it in the barrier of the first op.
+        // Runnable after wakeup while 901 ran, 400 of it in the barrier of the first op.
         slept(1, embd + 6000, 700, 400),
-        // The quota's doing, and an idle CPU that had to wake.
+        // Throttled by the quota, and waking an idle CPU.
         OffCpu { by: 0, ..preempted(1, norm + 10, 70) },
         OffCpu { from: 0, ..slept(1, norm + 200, 70, 30) },
-        // By a thread of its own.
+        // Preempted by another engine thread.
         OffCpu { by: TID + 1, ..preempted(0, norm + 4000, 55) },
     ];
     let r = finish(one_call(Spec::default(), &off));
@@ -318,20 +319,24 @@ fn ops_have_a_verdict_where_there_is_something_to_stand_on() {
             s.call(1, busy);
         }
         let trace = Trace::from_bytes(s.enc.finish(&footer("x")).unwrap()).unwrap();
-        let options = Options { tables: By::ALL.to_vec(), peaks, ..Options::default() };
-        report(&trace, &options, &Progress::default())
+        let options = ReportOptions { tables: By::ALL.to_vec(), peaks, ..ReportOptions::default() };
+        report(&trace, &options, &LoadProgress::default())
     };
     let embd = |r: &Report| row(&decode(r).by_op, "GET_ROWS").verdict.clone();
     let hog = [preempted(0, start(0) + 10, 9000), preempted(1, start(0) + 10, 4900)];
     let r = judged(&hog, vec![], true);
     assert_eq!(embd(&r).map(|v| v.bound), Some(Bound::Preempted));
-    assert!(shown(&r).contains("preempted: 69 % of the threads' time is ready to run"), "{}", shown(&r));
-    // Nothing in this small model is too large for a cache, so that the trace itself gives no ceiling.
+    assert!(
+        shown(&r).contains("preempted: 69 % of the threads' time is runnable but off-CPU"),
+        "{}",
+        shown(&r)
+    );
+    // Nothing in this small model exceeds the caches, so the trace itself gives no ceiling.
     assert_eq!((r.ceiling.is_none(), embd(&judged(&[], vec![], true))), (true, None));
     // 256 bytes of the table, 4 of the id, 256 written in 10 us.
     let slow = Peak { gb_per_s: 0.06, gflop_per_s: Some(1000.0), ..Peak::default() };
     let r = judged(&[], vec![slow], false);
     assert_eq!(embd(&r).map(|v| v.bound), Some(Bound::Memory), "{:?}", row(&decode(&r).by_op, "GET_ROWS"));
-    assert!(shown(&r).contains("Causes by op, decode (what bounds them)"), "{}", shown(&r));
+    assert!(shown(&r).contains("Causes by op, decode (bottlenecks)"), "{}", shown(&r));
     assert!(row(&decode(&r).by_op, GAPS_ROW).verdict.is_none());
 }

@@ -153,7 +153,7 @@ fn help_has_examples() {
     assert!(text(&out.stdout).contains("profinfer report run.pfi --phase decode"));
 }
 
-/// Whoever closes the pipe wants no more: no error, no noise.
+/// A closed pipe ends the output: no error, no message.
 #[test]
 fn a_broken_pipe_ends_quietly() {
     let dir = tempfile::tempdir().unwrap();
@@ -169,7 +169,7 @@ fn a_broken_pipe_ends_quietly() {
     }
 }
 
-/// What the program of this build cannot do is not unknown to it.
+/// A command that this build lacks is reported as missing, not as unknown.
 #[cfg(not(feature = "agent"))]
 #[test]
 fn a_build_without_the_recorder_says_so() {

@@ -1,10 +1,10 @@
-//! Counters in `report`: sums by op and thread, what has no value, and what follows from two of them.
+//! Counters in `report`: sums by op and thread, missing values, and metrics derived from two counters.
 
 use crate::synth_trace;
 
 use analysis::attribution::counters::CounterRow;
-use analysis::load::Progress;
-use analysis::report::{By, Options, PhaseReport, Report, report};
+use analysis::load::LoadProgress;
+use analysis::report::{By, PhaseReport, Report, ReportOptions, report};
 use pfi::record::{Availability, Counter};
 use pfi::{CounterRun, Trace};
 use synth_trace::causes::counter;
@@ -20,7 +20,7 @@ fn busy(p: usize, ith: u16) -> u64 {
     10_000 + 100 * p as u64 + 1000 * u64::from(ith)
 }
 
-/// Counts of a slice, by counter in the order of their ids; thread 1 has no cycles at position 2.
+/// Counts of a slice, in order of counter id; thread 1 has no cycles at position 2.
 fn counts(p: usize, ith: u16) -> [Option<u64>; 3] {
     let cycles = 2000 + p as u64 + 10 * u64::from(ith);
     [Some(3 * cycles), (p != 2 || ith == 0).then_some(cycles), Some(100 + p as u64)]
@@ -30,7 +30,8 @@ fn count(p: usize, ith: u16, i: usize) -> u64 {
     counts(p, ith)[i].unwrap_or(0)
 }
 
-/// One decode call; the counts of each thread come in two records, the first positions in the second one of the file.
+/// One decode call; the counts of each thread come in two records, and the second one in the file has the first
+/// positions.
 fn trace(finish: impl FnOnce(&mut Synth<Vec<u8>>)) -> Report {
     let mut s = Synth::new(Vec::new(), Spec::default());
     s.enc.counter(&counter(CYCLES, "cycles", "events", 1)).unwrap();
@@ -53,8 +54,8 @@ fn trace(finish: impl FnOnce(&mut Synth<Vec<u8>>)) -> Report {
     let trace = Trace::from_bytes(s.enc.finish(&footer("target exited")).unwrap()).unwrap();
     report(
         &trace,
-        &Options { top: None, tables: By::ALL.to_vec(), ..Options::default() },
-        &Progress::default(),
+        &ReportOptions { top: None, tables: By::ALL.to_vec(), ..ReportOptions::default() },
+        &LoadProgress::default(),
     )
 }
 
@@ -83,7 +84,7 @@ fn sums_and_what_follows_from_them() {
     let seconds = (busy(2, 1) + busy(17, 1)) as f64;
     assert!((lines.gb_per_s.unwrap() - 64.0 * all(2, &[2, 17]) as f64 / seconds).abs() < 1e-9);
     assert_eq!((instructions.gb_per_s, cycles.gb_per_s), (None, None));
-    // Only slices with both make the ratio.
+    // Only slices with both counters go into the ratio.
     assert_eq!((q.ipc, q.stalled_share), (Some(3.0), None));
     let refused = &q.counters[3];
     assert_eq!((refused.name.as_str(), refused.total, refused.share), ("stall_backend", None, 0.0));
@@ -102,7 +103,7 @@ fn sums_and_what_follows_from_them() {
 #[test]
 fn a_call_without_all_threads_counts_for_no_bandwidth() {
     let r = trace(|s| {
-        // The second call's counts are told for thread 0 only.
+        // The second call has counts for thread 0 only.
         let graph = s.graphs;
         s.call(1, busy);
         let told: Vec<_> = (0..N).map(|_| Some(1_000_000)).collect();
@@ -125,18 +126,18 @@ fn what_is_not_whole_is_said() {
     render::text::write(&mut out, &r, &Default::default()).unwrap();
     let text = String::from_utf8(out).unwrap();
     assert!(text.contains("Counters by op, decode"), "{text}");
-    assert!(text.contains("cycles: counted 40.00 % of the time, the rest is estimated"), "{text}");
-    assert!(text.contains("stall_backend: not to be had: the PMU of CPU 0 has no such event"), "{text}");
-    // A counter without any value has no column, and one with holes a share.
+    assert!(text.contains("cycles: counted 40.00 % of the time, the rest is extrapolated"), "{text}");
+    assert!(text.contains("stall_backend: not available: the PMU of CPU 0 has no such event"), "{text}");
+    // A counter without any value has no column; one with gaps shows its coverage.
     let head = text.lines().find(|l| l.contains("IPC")).unwrap();
-    assert!(head.contains("told %") && !head.contains("stall"), "{head}");
-    // Of the slices of those that are shown, not of the one that never was.
+    assert!(head.contains("coverage %") && !head.contains("stall"), "{head}");
+    // Coverage over the counters shown, without the unavailable one.
     let table = text.split("Counters by op").nth(1).unwrap();
     let line = table.lines().find(|l| l.ends_with("  GET_ROWS")).unwrap();
     assert!(line.ends_with(" 100.00  GET_ROWS"), "{text}");
 }
 
-/// Ids that nobody defined, records beyond the plan, torn lists: no panic and no figure.
+/// Undefined ids, records beyond the plan, truncated lists: no panic and no figure.
 #[test]
 fn counts_that_fit_nothing_are_left_out() {
     let r = trace(|s| {

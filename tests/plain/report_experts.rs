@@ -1,9 +1,9 @@
-//! Experts in `report`: choices by layer, what a cache would hold, what a page fault costs.
+//! Experts in `report`: choices by layer, cache hit rates, cost of a page fault.
 
 use crate::synth_trace;
 
-use analysis::load::Progress;
-use analysis::report::{By, Options, Report, report};
+use analysis::load::LoadProgress;
+use analysis::report::{By, Report, ReportOptions, report};
 use pfi::record::{Availability, Engine};
 use pfi::{CounterRun, Encoder, EncoderConfig, ExpertRows, TensorDesc, Trace};
 use synth_trace::causes::*;
@@ -17,9 +17,12 @@ fn busy(p: usize, ith: u16) -> u64 {
 
 fn read(s: Synth<Vec<u8>>, expert_cache: &[u32]) -> Report {
     let trace = Trace::from_bytes(s.enc.finish(&footer("target exited")).unwrap()).unwrap();
-    let options =
-        Options { tables: By::ALL.to_vec(), expert_cache: expert_cache.to_vec(), ..Options::default() };
-    report(&trace, &options, &Progress::default())
+    let options = ReportOptions {
+        tables: By::ALL.to_vec(),
+        expert_cache: expert_cache.to_vec(),
+        ..ReportOptions::default()
+    };
+    report(&trace, &options, &LoadProgress::default())
 }
 
 fn shown(r: &Report) -> String {
@@ -28,7 +31,7 @@ fn shown(r: &Report) -> String {
     String::from_utf8(out).unwrap()
 }
 
-/// A tensor of ids and one of weights, as the engine names those of a layer.
+/// A tensor of ids and one of weights, named as in the engine.
 fn tensors(s: &mut Synth<Vec<u8>>, ids: &str, weights: &str, experts: u64) -> (u32, u32) {
     let mut tensor = |addr, name: &str, ne| {
         let d = TensorDesc {
@@ -58,7 +61,7 @@ fn rows((ids, weights): (u32, u32), graph: u64, tokens: u32) -> ExpertRows<'stat
 fn choices_are_told_by_layer_and_phase() {
     let mut s = Synth::new(Vec::new(), MOE);
     let layer0 = tensors(&mut s, "ffn_moe_topk-0", "blk.0.ffn_up_exps.weight", 8);
-    // Only the weights' name tells the layer.
+    // Only the name of the weights shows the layer.
     let layer1 = tensors(&mut s, "node_77", "blk.1.ffn_up_exps.weight", 8);
     s.call(3, busy);
     s.enc.experts(&rows(layer0, 0, 3), &[0, 1, 0, 2, 0, 3]).unwrap();
@@ -76,10 +79,10 @@ fn choices_are_told_by_layer_and_phase() {
     assert_eq!((l0.prefill.as_slice(), l0.prefill_tokens), (&[3, 1, 1, 1, 0, 0, 0, 0][..], 3));
     assert_eq!(l0.decode, [0, 0, 0, 0, 4, 2, 1, 1]);
     assert_eq!((l1.prefill_tokens, l1.prefill.len()), (0, 0));
-    // Half of the choices are of one, a quarter of another, an eighth each of two: 1.75 bits.
+    // Half of the choices are one expert, a quarter another, an eighth each of two more: 1.75 bits.
     assert!((l0.usage.effective_experts.unwrap() - 1.75f64.exp2()).abs() < 1e-9);
     assert!((l1.usage.effective_experts.unwrap() - 2.0).abs() < 1e-9);
-    // Three times again after one token, and expert 5 after three.
+    // Three reuses after one token, and one of expert 5 after three.
     assert_eq!((l0.usage.tokens, l0.usage.choices, l0.usage.first_uses), (4, 8, 4));
     assert_eq!((l0.usage.reuse_p50, l0.usage.reuse_p90, l0.usage.reuse_mean), (Some(1), Some(3), Some(1.5)));
     let rates: Vec<_> = l0.usage.caches.iter().map(|c| (c.experts, c.hit_rate.unwrap())).collect();
@@ -108,11 +111,11 @@ fn ids_that_are_no_expert_and_ids_unread_are_told() {
     assert_eq!((e.layers.len(), e.all.choices, e.out_of_range), (1, 1, 3));
     assert_eq!((e.unread.len(), e.unread[0].layer, e.unread[0].tensors), (1, Some(3), 2));
     let text = shown(&r);
-    assert!(text.contains("3 chosen ids that no expert has"), "{text}");
+    assert!(text.contains("3 expert ids out of range"), "{text}");
     assert!(text.contains("layer 3, 2 id tensors: device memory"), "{text}");
 }
 
-/// Structure was not recorded: the tensors have no names, each is a layer of its own.
+/// Without recorded structure the tensors have no names; each counts as a separate layer.
 #[test]
 fn without_names_each_tensor_stands_for_itself() {
     let mut enc = Encoder::new(Vec::new(), EncoderConfig::default(), &header(false)).unwrap();
@@ -122,8 +125,8 @@ fn without_names_each_tensor_stands_for_itself() {
         enc.experts(&rows, &[1, 70_000]).unwrap();
     }
     let trace = Trace::from_bytes(enc.finish(&footer("x")).unwrap()).unwrap();
-    let options = Options { tables: By::ALL.to_vec(), ..Options::default() };
-    let r = report(&trace, &options, &Progress::default());
+    let options = ReportOptions { tables: By::ALL.to_vec(), ..ReportOptions::default() };
+    let r = report(&trace, &options, &LoadProgress::default());
     let e = r.experts.as_ref().unwrap();
     let names: Vec<_> = e.layers.iter().map(|l| (l.layer, l.name.as_str(), l.experts)).collect();
     assert_eq!(names, [(None, "tensor 5", None), (None, "tensor 9", None)]);
@@ -156,8 +159,8 @@ fn a_miss_costs_the_time_of_calls_with_major_faults() {
     assert_eq!((miss.with_faults, miss.major_faults), (2, 12));
     assert_eq!(miss.with_faults_ns, 2 * (busy(12, 1) + 500_000));
     assert_eq!((miss.without, miss.without_ns), (6, 2 * busy(12, 1) + 4 * busy(13, 1)));
-    // Layer 1 had none: 8 calls more.
+    // Layer 1 had none: 8 more calls.
     assert_eq!(e.miss.unwrap().without, 14);
     let text = shown(&r);
-    assert!(text.contains("2 of 16 MUL_MAT_ID calls had 12 major ones and took"), "{text}");
+    assert!(text.contains("2 of 16 MUL_MAT_ID calls had 12 major faults and took"), "{text}");
 }

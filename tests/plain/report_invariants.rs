@@ -1,25 +1,25 @@
-//! What `report` holds every trace to: calls have graphs, graphs have work, splits on the CPU have ops, nothing lies outside
-//! what it belongs to. docs/TRUST.md.
+//! Invariants that `report` checks in every trace: calls have graphs, graphs have work, splits on the CPU have ops,
+//! everything lies within its parent. docs/TRUST.md.
 
 use crate::synth_trace;
 
-use analysis::load::Progress;
+use analysis::load::LoadProgress;
 use analysis::quality::RecordingQuality;
-use analysis::report::{Options, report};
+use analysis::report::{ReportOptions, report};
 use pfi::Trace;
-use pfi::record::{Device, Entry, Graph, Rung, Split, Token};
+use pfi::record::{Device, Entry, Graph, RungRecord, Split, Token};
 use synth_trace::*;
 
 const SEQ: u64 = 1000;
 
-/// A prompt and a token, and what `more` adds.
+/// A prompt and a token, plus the records added by `more`.
 fn quality(more: impl FnOnce(&mut Synth<Vec<u8>>)) -> RecordingQuality {
     let mut s = Synth::new(Vec::new(), Spec::default());
     s.call(8, |_, _| 1000);
     s.call(1, |_, _| 1000);
     more(&mut s);
     let trace = Trace::from_bytes(s.enc.finish(&footer("target exited")).unwrap()).unwrap();
-    report(&trace, &Options::default(), &Progress::default()).quality
+    report(&trace, &ReportOptions::default(), &LoadProgress::default()).quality
 }
 
 fn token(t: u64, cut: bool) -> Token {
@@ -57,6 +57,7 @@ fn split(s: &mut Synth<Vec<u8>>, graph: Option<u64>, backend: &'static str, t: u
         dur: 100,
         cut: false,
         device: Device::Idle,
+        plan: None,
     }
 }
 
@@ -75,7 +76,7 @@ fn a_call_without_a_graph_is_told() {
     let b = quality(|s| s.enc.token(&token(s.now, false)).unwrap());
     assert!(!b.complete);
     assert_eq!(b.verdict, "1 of 3 calls without a graph");
-    // Of one that was under way at the end, the graph may have been to come.
+    // A call still running at the end may have started no graph yet.
     assert!(quality(|s| s.enc.token(&token(s.now, true)).unwrap()).complete);
 }
 
@@ -85,7 +86,7 @@ fn the_reason_is_told_where_the_probes_know_it() {
         s.enc.token(&token(s.now, false)).unwrap();
         let why = "no such function in the file";
         let (role, name) = ("graph", "ggml_backend_sched_graph_compute_async");
-        s.enc.rung(&Rung { engine: 0, role, name, used: false, expected: None, seen: 0, why }).unwrap();
+        s.enc.rung(&RungRecord { engine: 0, role, name, used: false, expected: None, seen: 0, why }).unwrap();
     });
     assert_eq!(b.verdict, "1 of 3 calls without a graph (graph: no such function in the file)");
 }
@@ -94,7 +95,7 @@ fn the_reason_is_told_where_the_probes_know_it() {
 fn a_graph_in_which_nothing_ran_is_told() {
     let b = quality(|s| s.enc.graph(&graph(s.now, 5000, None)).unwrap());
     assert_eq!(b.verdict, "1 of 3 scheduler graphs without a split or a CPU graph");
-    // One of a device has its split.
+    // A graph on a device has its split.
     let b = quality(|s| {
         let of_device = split(s, Some(SEQ), "Vulkan", s.now);
         s.enc.split(&of_device).unwrap();
@@ -114,7 +115,7 @@ fn a_split_on_the_cpu_without_ops_is_told() {
 
 #[test]
 fn what_lies_outside_of_its_call_is_told() {
-    // A call of 9 us, and in it a graph of 9.001 us with a split.
+    // A call of 9 us that contains a graph of 9.001 us with a split.
     let beyond = |dur| {
         quality(|s| {
             let of_device = Split { device: Device::Busy(10), ..split(s, Some(SEQ), "Vulkan", s.now) };
@@ -125,7 +126,7 @@ fn what_lies_outside_of_its_call_is_told() {
     };
     assert_eq!(beyond(9000).verdict, "complete");
     let wrong = beyond(9001).verdict;
-    assert_eq!(wrong, "times of 1 graph do not fit: not within the call or graph that it belongs to");
+    assert_eq!(wrong, "times of 1 graph are inconsistent: not within the enclosing call or graph");
 }
 
 #[test]
@@ -136,10 +137,10 @@ fn a_call_whose_device_works_on_unseen_is_told() {
         s.enc.graph(&Graph { device: Device::Unseen, ..graph(s.now, 9000, Some(SEQ)) }).unwrap();
         s.enc.token(&Token { device: Device::Unseen, ..token(s.now, false) }).unwrap();
     };
-    assert_eq!(quality(unseen).verdict, "the end of 1 call on a device was not seen");
+    assert_eq!(quality(unseen).verdict, "the completion of 1 call on a device was not seen");
 }
 
-/// The parts of the first call may be in the file before.
+/// The parts of the first call may be in the previous file.
 #[test]
 fn a_file_that_goes_on_with_a_recording_may_begin_in_a_call() {
     let lonely = |t| quality(|s| s.enc.token(&token(t, false)).unwrap());

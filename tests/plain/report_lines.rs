@@ -1,4 +1,4 @@
-//! What single lines of the report say: speeds of tokens and not of calls, servers' batches, and why something is missing.
+//! Single lines of the report: speed per token rather than per call, server batches, and reasons for missing data.
 
 use crate::synth_trace;
 
@@ -54,7 +54,9 @@ fn batches_of_a_server_are_not_called_prefill() {
     s.call(1, |_, _| 1000);
     let trace = s.enc.finish(&footer("target exited")).unwrap();
     let text = shown(&trace, &[]);
-    for part in ["  batched ", "batched, not told apart", "TTFT         unknown (which batches are prompts"] {
+    for part in
+        ["  batched ", "batched: calls of several", "TTFT         unknown (prompts cannot be identified"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     let r = json(&trace);
@@ -67,7 +69,7 @@ fn what_was_not_checked_has_its_reason() {
     let mut s = Synth::new(Vec::new(), Spec::default());
     let (name, role, why) = ("ggml_compute_forward", "op", "no hit");
     for engine in 1..4 {
-        s.enc.rung(&Rung { engine, role, name, used: false, expected: None, seen: 0, why }).unwrap();
+        s.enc.rung(&RungRecord { engine, role, name, used: false, expected: None, seen: 0, why }).unwrap();
     }
     for _ in 0..5 {
         s.call(1, |_, _| 1000);
@@ -77,9 +79,9 @@ fn what_was_not_checked_has_its_reason() {
     let trace = s.enc.finish(&Footer { orphans: 297, ..footer("target exited") }).unwrap();
     let text = shown(&trace, &[]);
     for part in [
-        "5 of 6 graphs checked, 0 differ; not checked: 1 cut by the end of the recording)",
-        "orphan hits  297 (op hits in no graph of the file",
-        "3 more engines never computed: no hit of 3 rungs",
+        "5 of 6 graphs checked, 0 differ; not checked: 1 still running when recording stopped)",
+        "orphan hits  297 (op hits outside the graphs in the file",
+        "3 more engines never computed: no hits on 3 rungs",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -98,9 +100,9 @@ fn one_table_ends_where_it_is_told_to() {
     assert!(text.contains("and 20 more calls (--top)"), "{text}");
     let text = shown(&trace, &["--by", "thread", "--top", "1"]);
     assert!(text.contains("and 1 more thread (--top)"), "{text}");
-    // The verdict, and the table: nothing else.
+    // The verdict and the table only.
     let head = text.lines().next().expect("a line");
-    assert!(head.trim_start().starts_with("record ") && head.contains("complete"), "{text}");
+    assert!(head.trim_start().starts_with("recording ") && head.contains("complete"), "{text}");
     assert!(!text.contains("Model") && !text.contains("backend") && !text.contains("trust"), "{text}");
     assert!(text.lines().count() < 8, "{text}");
 }

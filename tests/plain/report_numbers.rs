@@ -1,17 +1,21 @@
-//! `report` on traces whose answers are known to the nanosecond.
+//! `report` on traces with results known to the nanosecond.
 
 use crate::synth_trace;
 
 use analysis::calls::{CallSource, Phase};
-use analysis::load::Progress;
-use analysis::report::{By, OpTime, Options, PhaseReport, Report, report};
+use analysis::load::LoadProgress;
+use analysis::report::{By, OpTime, PhaseReport, Report, ReportOptions, report};
 use analysis::tables::{GAPS_ROW, OTHER_ROW, OpRow, WAIT_ROW};
 use pfi::Trace;
 use synth_trace::*;
 
 fn read(bytes: Vec<u8>, top: Option<usize>) -> Report {
     let trace = Trace::from_bytes(bytes).unwrap();
-    report(&trace, &Options { top, tables: By::ALL.to_vec(), ..Options::default() }, &Progress::default())
+    report(
+        &trace,
+        &ReportOptions { top, tables: By::ALL.to_vec(), ..ReportOptions::default() },
+        &LoadProgress::default(),
+    )
 }
 
 fn finish(s: Synth<Vec<u8>>) -> Report {
@@ -32,7 +36,7 @@ fn busy(p: usize, ith: u16) -> u64 {
     (1000 + 10 * p as u64) * (1 + u64::from(ith))
 }
 
-/// Thread 0's time of the positions that `which` picks, in one graph.
+/// Thread 0's time at the positions selected by `which`, in one graph.
 fn sum(positions: usize, which: impl Fn(usize) -> bool) -> u64 {
     (0..positions).filter(|p| which(*p)).map(|p| busy(p, 0)).sum()
 }
@@ -46,7 +50,7 @@ fn prefill_and_decodes(spec: Spec, decodes: u64) -> Synth<Vec<u8>> {
     s
 }
 
-/// Whole length of a graph in which every op takes as long as on thread 1.
+/// Length of a graph in which every op takes as long as on thread 1.
 fn graph_len(positions: usize) -> u64 {
     2 * LEAD + sum(positions, |_| true) * 2 + SYNC * positions as u64
 }
@@ -95,7 +99,7 @@ fn names_are_folded_and_layers_told_apart() {
     let q = row(&p.by_name, "MUL_MAT  Qcur-{L}");
     assert_eq!((q.calls, q.total_ns), (2, busy(2, 0) + busy(17, 0)));
     assert_eq!(row(&p.by_name, "ROPE  Qcur-{L}").calls, 2);
-    // Nobody named the attention's output; its weight tells what it is and where.
+    // The attention's output has no name; its weight identifies it.
     assert_eq!(row(&p.by_name, "MUL_MAT  node_{N} [blk.{L}.attn_output.weight]").calls, 2);
     for layer in 0..2 {
         let l = row(&p.by_layer, &format!("layer {layer}"));
@@ -122,7 +126,7 @@ fn top_sums_up_what_it_leaves_out() {
 fn threads_and_imbalance() {
     let r = finish(prefill_and_decodes(Spec::default(), 4));
     let p = phase(&r, Phase::Decode);
-    // 2 against 1: the slowest is 2, the mean 1.5.
+    // 2 against 1: the maximum is 2, the mean 1.5.
     assert!((row(&p.by_op, "MUL_MAT").imbalance.unwrap() - 4.0 / 3.0).abs() < 1e-9);
     let threads = p.by_thread.as_ref().unwrap();
     assert_eq!((threads[0].ith, threads[0].op_ns, threads[0].slices), (1, 4 * 2 * sum(33, |_| true), 132));
@@ -151,7 +155,7 @@ fn interval_mode_is_wall_time_and_says_so() {
 fn calls_phases_and_latencies() {
     let mut s = Synth::new(Vec::new(), Spec::default());
     let first = s.now;
-    // A prompt in two calls; the first call's last ubatch has one token and is prefill all the same.
+    // A prompt in two calls; the last ubatch of the first call has one token and still counts as prefill.
     s.ubatches(&[8, 1], busy);
     s.call(8, busy);
     let prefill_end = s.now - PAUSE;
@@ -223,7 +227,7 @@ fn attached_in_the_middle_there_is_no_ttft_and_it_is_said() {
     let mut out = Vec::new();
     render::text::write(&mut out, &r, &Default::default()).unwrap();
     let out = String::from_utf8(out).unwrap();
-    assert!(out.contains("unknown (no request's prefill was recorded whole)"), "{out}");
+    assert!(out.contains("unknown (no request's prefill was recorded completely)"), "{out}");
 }
 
 #[test]
@@ -305,7 +309,7 @@ fn the_model_is_read_off_its_tensors() {
     );
     assert_eq!((m.heads, m.kv_heads, m.head_width), (Some(HEADS), Some(KV_HEADS), Some(EMBD / HEADS)));
     assert_eq!((m.experts, m.experts_used), (None, None));
-    // Prefill and decode read the same weights, which count once.
+    // Prefill and decode read the same weights, which are counted once.
     let layer = 2 * EMBD * EMBD + 2 * EMBD * 32 + 3 * EMBD * FF;
     let q4 = (3 * layer + EMBD * VOCAB) / 32 * 18;
     let f16 = 2 * EMBD * VOCAB;

@@ -1,10 +1,10 @@
-//! What `report` tells of the whole run: phases of the engine, energy, levels.
+//! Run-wide information in `report`: phases of the engine, energy, levels.
 
 use crate::synth_trace;
 
 use analysis::calls::Phase;
-use analysis::load::Progress;
-use analysis::report::{By, Options, Report, report};
+use analysis::load::LoadProgress;
+use analysis::report::{By, Report, ReportOptions, report};
 use pfi::Trace;
 use pfi::record::*;
 use synth_trace::causes::*;
@@ -12,7 +12,11 @@ use synth_trace::*;
 
 fn read(s: Synth<Vec<u8>>, tables: &[By]) -> Report {
     let trace = Trace::from_bytes(s.enc.finish(&footer("target exited")).unwrap()).unwrap();
-    report(&trace, &Options { tables: tables.to_vec(), ..Options::default() }, &Progress::default())
+    report(
+        &trace,
+        &ReportOptions { tables: tables.to_vec(), ..ReportOptions::default() },
+        &LoadProgress::default(),
+    )
 }
 
 fn shown(r: &Report) -> String {
@@ -63,11 +67,11 @@ fn phases_stand_in_the_order_of_a_run() {
     assert!((row("load").share - 50_000.0 / span as f64).abs() < 1e-12);
     let cut = row("detokenize");
     assert_eq!((cut.calls, cut.cut_calls, cut.total_ns, cut.mean_ns), (1, 1, 0, None));
-    // One look-up in prefill and one in decode.
+    // One lookup in prefill and one in decode.
     assert_eq!((row("embedding").calls, row("embedding").total_ns), (2, 2 * busy(0, 0)));
     let decode = r.phases.iter().find(|p| p.phase == Phase::Decode).unwrap();
     assert_eq!(row("decode").total_ns, decode.in_call_ns);
-    assert!(shown(&r).contains("1 cut by the end of the recording"), "{}", shown(&r));
+    assert!(shown(&r).contains("1 still running when recording stopped"), "{}", shown(&r));
 }
 
 const POWER: Sensor<'_> =
@@ -76,7 +80,7 @@ const COUNTER: Sensor<'_> = Sensor { id: 1, name: "package-0", kind: SensorKind:
 const CLOCK: Sensor<'_> =
     Sensor { id: 2, name: "cluster 1", kind: SensorKind::Frequency, cpus: "4-7", ..POWER };
 
-/// Two decode calls; samples every microsecond from before to behind them, and one source that is 3 W throughout.
+/// Two decode calls; samples every microsecond from before to after them, and one source at a constant 3 W.
 fn sampled(s: &mut Synth<Vec<u8>>, power: impl Fn(i64) -> Option<i64>) -> u64 {
     for sensor in [POWER, COUNTER, CLOCK] {
         s.enc.sensor(&sensor).unwrap();
@@ -87,7 +91,7 @@ fn sampled(s: &mut Synth<Vec<u8>>, power: impl Fn(i64) -> Option<i64>) -> u64 {
     let to = s.now as i64;
     for (i, t) in (from..to).step_by(1000).enumerate() {
         let i = i as i64;
-        // 2 mJ a microsecond are 2 kW.
+        // 2 mJ per microsecond is 2 kW.
         let mut values =
             vec![(COUNTER.id, 2_000 * i), (CLOCK.id, if i % 2 == 0 { 1_000_000 } else { 2_000_000 })];
         values.extend(power(i).map(|p| (POWER.id, p)));
@@ -126,7 +130,7 @@ fn joules_of_a_phase_are_power_over_its_calls() {
 #[test]
 fn a_source_that_jumps_or_vanishes_is_told() {
     let mut s = synth();
-    // It leaps twice, and is gone from the second call on.
+    // It jumps twice, and is missing from the second call on.
     sampled(&mut s, |i| (i < 45).then_some(if i == 10 || i == 20 { 900_000_000 } else { 3_000_000 }));
     let r = read(s, &By::ALL);
     let battery = &r.energy.as_ref().unwrap().sources[0];
@@ -134,7 +138,7 @@ fn a_source_that_jumps_or_vanishes_is_told() {
     assert_eq!(battery.odd_samples, 2);
     assert!((p.watts.unwrap() - 3.0).abs() < 1e-9);
     assert!(p.covered < 0.5 && p.joules_per_token.is_none(), "{p:?}");
-    assert!(shown(&r).contains("battery: 2 of 45 samples jump"), "{}", shown(&r));
+    assert!(shown(&r).contains("battery: 2 of 45 samples excluded"), "{}", shown(&r));
 }
 
 #[test]
@@ -144,7 +148,7 @@ fn no_source_is_said() {
     s.call(1, busy);
     let r = read(s, &By::ALL);
     assert!(r.energy.as_ref().unwrap().sources.is_empty());
-    assert!(shown(&r).contains("no source: the machine shows neither power nor energy"));
+    assert!(shown(&r).contains("no source: the machine reports neither power nor energy"));
 }
 
 fn change(t: u64, to: Detail, one_in: u32, predicted: u32, measured: Option<u32>) -> LevelChange<'static> {
@@ -161,13 +165,13 @@ fn levels_have_their_time_their_cost_and_their_calls() {
     s.enc.level_change(&change(first, Detail::Scheduler, 1, 9000, None)).unwrap();
     s.call(1, busy);
     s.call(1, busy);
-    // Into this one came the probes of a level.
+    // A level's probes were attached during this one.
     s.cut = true;
     s.call(1, |_, _| 1_000_000_000);
     s.cut = false;
     let second = s.now - 100;
     s.enc.level_change(&change(second, Detail::Graph, 1, 100, Some(15_000))).unwrap();
-    // Of this one no op is recorded.
+    // No op of this one is recorded.
     let whole = s.now;
     let (seq, t, dur) = (s.graphs, whole as i64, 50_000);
     let cpu = CpuGraph {
@@ -216,12 +220,12 @@ fn levels_have_their_time_their_cost_and_their_calls() {
     assert!((l.levels[1].tokens_per_s.unwrap() - 1e9 / dur as f64).abs() < 1e-6);
     assert!((l.levels.iter().map(|l| l.share).sum::<f64>() - 1.0).abs() < 1e-9);
     let p = &r.phases[0];
-    // Calls without ops, or with some of them, are in no share of them.
+    // Calls without ops, or with only some of them, are excluded from op shares.
     assert_eq!((p.calls, p.cpu_graphs, p.graphs_below_ops, p.level_changes), (5, 3, 2, 2));
     assert!(p.by_name.iter().flatten().all(|row| row.max_ns < Some(1_000_000_000)), "{:?}", p.by_name);
     assert_eq!(p.op_ns + p.wait_ns.unwrap() + p.gaps_ns, p.graph_ns);
     let text = shown(&r);
-    assert!(text.contains("2 times within these calls; ops are of 3 of 5 CPU graphs"), "{text}");
+    assert!(text.contains("2 times during these calls; 3 of 5 CPU graphs have ops"), "{text}");
     assert!(text.contains("0.90") && text.contains("1.50") && text.contains("the budget of 1 %"), "{text}");
 }
 
@@ -238,6 +242,6 @@ fn without_records_nothing_is_said_unless_asked() {
         (By::Expert, "--experts"),
     ] {
         let text = shown(&read(synth(), &[by]));
-        assert!(text.contains(&format!(": none recorded (record {flag} does)")), "{by:?}: {text}");
+        assert!(text.contains(&format!(": none recorded (use record {flag})")), "{by:?}: {text}");
     }
 }

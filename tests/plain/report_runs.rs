@@ -1,4 +1,4 @@
-//! Figures of several processes, models and contexts in one trace: one at a time, and a table that lists them.
+//! Figures of several processes, models and contexts in one trace: one at a time, and a summary table.
 
 use crate::synth_trace;
 
@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use synth_trace::*;
 
-/// Decode at 168 and at 45 tokens/s, as it says itself: a call's time is what its ops take.
+/// One decode call. The two processes below decode at 168 and 45 tokens/s, which follows from the time of their ops.
 fn decode(s: &mut Synth<Vec<u8>>, busy: u64) {
     s.call(1, |_, _| busy);
 }
@@ -81,17 +81,17 @@ fn two_processes_are_no_mean_of_both() {
     assert_eq!(told, [(7, true), (4242, false)]);
     assert_eq!(rate(&runs[1]["decode_tokens_per_s"]), fast);
     assert_eq!(runs[1]["model"]["layers"], 2);
-    // A program gets each of them.
+    // JSON output contains all of them.
     assert_eq!(both["others"][0]["pid"], 4242);
     assert_eq!(rate(&phase(&both["others"][0], "decode")["tokens_per_s"]), fast);
     assert_eq!(phase(&both["others"][0], "decode")["by_op"][0]["name"], "MUL_MAT");
-    // Hits and losses are of the whole recording.
+    // Hits and losses are for the complete recording.
     assert_eq!(both["quality"]["hits"]["graphs"], 32);
 
     let shown = text(&profinfer(&trace, &["report"]));
     for part in [
         "Processes and contexts",
-        "all figures below are of 7; --pid 4242 shows another",
+        "all figures below are for 7; --pid 4242 selects another",
         &format!("{fast:.2}"),
         "3 layers, embedding 64",
         "2 layers, embedding 64",
@@ -102,7 +102,7 @@ fn two_processes_are_no_mean_of_both() {
     assert_eq!(out.status.code(), Some(1));
     let said = String::from_utf8(out.stderr).unwrap();
     assert!(
-        said.contains("process 9 is not in it; those recorded: 7") && said.lines().count() == 1,
+        said.contains("process 9 was not recorded; recorded processes: 7") && said.lines().count() == 1,
         "{said}"
     );
 }
@@ -134,17 +134,17 @@ fn a_draft_is_told_apart_from_its_target() {
     };
     assert_eq!((op(&r), op(&r["others"][0])), (40, 40));
 
-    // The target checks what the draft proposed, several tokens at once: those calls are not prompts.
+    // The target verifies the draft's proposals, several tokens at a time: those calls are not prompts.
     assert_eq!((&phase(&r, "prefill")["batched"], &r["ttft"]), (&true.into(), &serde_json::Value::Null));
     assert!(phase(&r["others"][0], "prefill")["batched"].is_null() && r["others"][0]["ttft"].is_object());
 
     let draft = json(&trace, &["report", "--json", "--pid", "4242:2"]);
     assert_eq!((&draft["model"]["layers"], &draft["others"]), (&1.into(), &serde_json::Value::Null));
     let shown = text(&profinfer(&trace, &["report"]));
-    assert!(shown.contains("all figures below are of 4242:1; --pid 4242:2 shows another"), "{shown}");
+    assert!(shown.contains("all figures below are for 4242:1; --pid 4242:2 selects another"), "{shown}");
     let out = profinfer(&trace, &["report", "--pid", "4242:3"]);
     let said = String::from_utf8(out.stderr).unwrap();
-    assert!(said.contains("process 4242 has no context 3: there are 1 to 2"), "{said}");
+    assert!(said.contains("process 4242 has no context 3: valid numbers are 1 to 2"), "{said}");
 }
 
 #[test]
@@ -155,12 +155,12 @@ fn statistics_graph_and_comparison_are_of_one_context() {
     let s = json(&trace, &["stat", "--json", "--pid", "4242:2"]);
     assert_eq!((&s["context"], &s["calls"]), (&2.into(), &40.into()));
     let shown = text(&profinfer(&trace, &["stat"]));
-    assert!(shown.contains("Process 4242:1: 10 calls of decode") && shown.contains("4242:2"), "{shown}");
+    assert!(shown.contains("Process 4242:1: 10 decode calls") && shown.contains("4242:2"), "{shown}");
 
     let out = profinfer(&trace, &["dag"]);
     assert_eq!(out.status.code(), Some(1));
     let said = String::from_utf8(out.stderr).unwrap();
-    assert!(said.contains("choose one with --pid: 4242:1 to 4242:2"), "{said}");
+    assert!(said.contains("select one with --pid: 4242:1 to 4242:2"), "{said}");
     let one = json(&trace, &["dag", "--format", "json", "--pid", "4242:2"]);
     let layers: Vec<_> =
         one["nodes"].as_array().unwrap().iter().filter_map(|n| n["layer"].as_u64()).collect();
@@ -171,10 +171,10 @@ fn statistics_graph_and_comparison_are_of_one_context() {
     assert_eq!((&d["a"][0]["calls"], &d["b"][0]["calls"]), (&10.into(), &40.into()));
 
     let page = text(&profinfer(&trace, &["html", "-o", "-"]));
-    assert!(page.contains("Process 4242 has 2 contexts; this is of context 1."), "{page}");
+    assert!(page.contains("Process 4242 has 2 contexts; this page shows context 1."), "{page}");
 }
 
-/// Below op level the graphs alone tell; below graph level nothing does, and that is said.
+/// Below op level only the graphs distinguish runs; below graph level nothing does, and the report says so.
 #[test]
 fn what_cannot_be_told_apart_is_said() {
     use pfi::record::*;
@@ -229,10 +229,10 @@ fn what_cannot_be_told_apart_is_said() {
     let r = json(&trace, &["report", "--json"]);
     assert_eq!(r["runs"].as_array().unwrap().len(), 1);
     let shown = text(&profinfer(&trace, &["report"]));
-    assert!(shown.contains("contexts and models of the process are not told apart"), "{shown}");
+    assert!(shown.contains("the process's contexts and models cannot be distinguished"), "{shown}");
 }
 
-/// A context that moves its graph, and one program that has several models one after the other.
+/// A context that moves its graph, and one program with several models in sequence.
 #[test]
 fn a_graph_that_moves_is_no_other_context() {
     let mut s = Synth::new(Vec::new(), Spec::default());

@@ -1,10 +1,10 @@
-//! `report` on traces with holes: it says what is missing, never fails, and never makes numbers up.
+//! `report` on traces with gaps: it reports what is missing, never fails, and never makes up numbers.
 
 use crate::synth_trace;
 
 use analysis::calls::Phase;
-use analysis::load::Progress;
-use analysis::report::{By, Options, Report, report};
+use analysis::load::LoadProgress;
+use analysis::report::{By, Report, ReportOptions, report};
 use pfi::record::{CpuGraph, Footer, KindCount, Notice};
 use pfi::{PlanHit, Slice, SliceRun, Trace};
 use proptest::prelude::*;
@@ -15,8 +15,8 @@ use synth_trace::*;
 fn read(trace: &Trace) -> Report {
     report(
         trace,
-        &Options { top: None, tables: By::ALL.to_vec(), ..Options::default() },
-        &Progress::default(),
+        &ReportOptions { top: None, tables: By::ALL.to_vec(), ..ReportOptions::default() },
+        &LoadProgress::default(),
     )
 }
 
@@ -72,7 +72,7 @@ fn books_that_do_not_close_are_told() {
     let mut f = footer("signal");
     f.kinds.push(KindCount { kind: "op", seen: 10, recorded: 9, lost: 0 });
     let verdict = finish(synth(1), &f).quality.verdict;
-    assert_eq!(verdict, "books of `op` do not close: 10 seen, 9 recorded, 0 lost");
+    assert_eq!(verdict, "`op` counts disagree: 10 seen != 9 recorded + 0 lost");
 }
 
 #[test]
@@ -92,11 +92,11 @@ fn what_was_asked_for_and_left_out_is_said_at_the_head() {
     let text = shown(&r);
     let head = text.split("\n\n").next().unwrap();
     assert!(
-        head.contains("left out     scheduler: no permission: kernel.perf_event_paranoid is 3"),
+        head.contains("not recorded scheduler: no permission: kernel.perf_event_paranoid is 3"),
         "{text}"
     );
-    assert!(head.contains("in part      counters: 2 of 3") && !head.contains("experts"), "{text}");
-    let foot = text.split("How far to trust this").nth(1).unwrap();
+    assert!(head.contains("partial      counters: 2 of 3") && !head.contains("experts"), "{text}");
+    let foot = text.split("Recording quality").nth(1).unwrap();
     assert!(
         foot.contains("experts: recorded\n") && foot.contains("scheduler: not recorded (no perm"),
         "{text}"
@@ -148,7 +148,7 @@ fn slices_that_do_not_fit_their_graph_are_told() {
     let t = s.now;
     s.enc.slices(&run, &[Slice { start: t, end: Some(t + 5) }]).unwrap();
     let verdict = finish(s, &footer("signal")).quality.verdict;
-    assert_eq!(verdict, "slices of 1 graph are not all in the file");
+    assert_eq!(verdict, "some slices of 1 graph are missing from the file");
 
     let mut s = synth(1);
     one_graph(&mut s, 77, Some(1), 1);
@@ -157,7 +157,7 @@ fn slices_that_do_not_fit_their_graph_are_told() {
     s.enc.plan(PID, 1, &[PlanHit { tensor: 0, fused: None }]).unwrap();
     s.enc.slices(&run, &[Slice { start: t, end: Some(t + 5001) }]).unwrap();
     let verdict = finish(s, &footer("signal")).quality.verdict;
-    assert_eq!(verdict, "times of 1 graph do not fit: the ops take longer than the graph");
+    assert_eq!(verdict, "times of 1 graph are inconsistent: the ops take longer than the graph");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn a_recording_without_an_end_is_read_and_distrusted() {
     let last = whole.blocks().last().unwrap().offset as usize;
     let r = read(&Trace::from_bytes(bytes[..last].to_vec()).unwrap());
     assert_eq!(r.quality.end, None);
-    assert_eq!(r.quality.verdict, "not ended cleanly, so what was lost is unknown");
+    assert_eq!(r.quality.verdict, "did not end cleanly, so the loss is unknown");
     assert!(r.quality.damage.is_empty());
     assert_eq!(r.quality.agent_cpu_ms.unknown.as_deref(), Some("the recording did not end cleanly"));
     assert_eq!(r.quality.hits.slices, 33 * 4 * 2);
@@ -187,7 +187,8 @@ fn a_flipped_byte_costs_its_block_and_is_told() {
     assert!(r.quality.verdict.contains("file damaged in 1 place"), "{}", r.quality.verdict);
     let lost = all - r.quality.hits.slices;
     assert!(lost > 0 && lost < all / 3, "{lost} of {all} slices lost");
-    // A graph whose slices and record lay in two blocks may have lost either; its time is then no decode time.
+    // A graph whose slices and record are in different blocks may have lost either; its time then does not count as
+    // decode.
     let unrecorded = r.quality.hits.graphs_without_record;
     assert_eq!(unrecorded, r.phases.iter().find(|p| p.phase == Phase::Unknown).map_or(0, |p| p.cpu_graphs));
 }
@@ -201,14 +202,14 @@ fn slices_of_an_unknown_graph_are_kept_apart() {
     let t = s.now;
     let slices = [Slice { start: t, end: Some(t + 10) }, Slice { start: t + 30, end: Some(t + 50) }];
     s.enc.slices(&run, &slices).unwrap();
-    // Positions beyond the plan: 5 ns of an op that nobody can name.
+    // Positions beyond the plan: 5 ns of an unknown op.
     let run = SliceRun { graph: 1000, first: u32::MAX, ..run };
     s.enc.slices(&run, &[Slice { start: t + 60, end: Some(t + 65) }]).unwrap();
     let r = finish(s, &footer("signal"));
     let p = r.phases.iter().find(|p| p.phase == Phase::Unknown).unwrap();
     // Without its record a graph lasts as long as thread 0's slices.
     assert_eq!((p.cpu_graphs, p.graph_ns, p.op_ns, p.wait_ns), (2, 55, 35, Some(20)));
-    assert_eq!(r.quality.verdict, "2 graphs without a record of its own");
+    assert_eq!(r.quality.verdict, "2 graphs without a record");
     let rows = p.by_op.as_ref().unwrap();
     assert!(rows.iter().any(|r| r.name == "(structure not recorded)" && r.total_ns == 5), "{rows:?}");
 }
@@ -222,7 +223,7 @@ fn time_across_lost_slices_belongs_to_no_op() {
         let plan = s.enc.plan(PID, 4, &[tensor; 4]).unwrap();
         let t = s.now;
         let run = SliceRun { graph: 50, ith: 0, tid: TID, plan, first: 0, barrier };
-        // Position 1 and 2 are lost, and so is the end of position 0.
+        // Positions 1 and 2 are lost, and so is the end of position 0.
         s.enc.slices(&run, &[Slice { start: t, end: None }]).unwrap();
         let last = Slice { start: t + 900, end: Some(t + 907) };
         s.enc.slices(&SliceRun { first: 3, ..run }, &[last]).unwrap();
@@ -242,16 +243,16 @@ fn text_from_the_target_cannot_act_on_the_terminal() {
     assert!(out.chars().all(|c| c == '\n' || !c.is_control()), "{out:?}");
 }
 
-/// Everything that `diff` has to say of a trace and a sound one, in both orders, and `stat` of the trace.
+/// Runs `diff` on a trace and an intact one, in both orders, and `stat` on the trace.
 fn compared(trace: &Trace) {
-    use analysis::diff::{Options, diff};
+    use analysis::diff::{DiffOptions, diff};
     use analysis::idents::OpKey;
     let sound = Trace::from_bytes(synth(20).enc.finish(&footer("signal")).unwrap()).unwrap();
     for by in [OpKey::Name, OpKey::Op, OpKey::Layer] {
         let options =
-            Options { phase: Phase::Decode, by, false_discovery: 0.01, least: 0.01, pids: Vec::new() };
+            DiffOptions { phase: Phase::Decode, by, false_discovery: 0.01, least: 0.01, pids: Vec::new() };
         let sides = |a: &[&Trace], b: &[&Trace]| {
-            let Ok(found) = diff(a, b, &options, &Progress::default()) else { return };
+            let Ok(found) = diff(a, b, &options, &LoadProgress::default()) else { return };
             let names = [a, b].map(|side| vec!["a".to_string(); side.len()]);
             render::diff::write(&mut Vec::new(), &found, &names, 5, &Style::default()).unwrap();
             render::diff::csv(&mut Vec::new(), &found).unwrap();
@@ -265,15 +266,22 @@ fn compared(trace: &Trace) {
     counted(trace);
 }
 
-/// Everything that `stat` has to say of a trace.
+/// Runs all views of `stat` on a trace.
 fn counted(trace: &Trace) {
-    use analysis::stat::{Options, View, stat};
+    use analysis::stat::{StatOptions, View, stat};
     for phase in [Phase::Decode, Phase::Prefill] {
         for context in [None, Some(5000)] {
             let (pid, peaks, bandwidth) = (None, Vec::new(), None);
-            let options =
-                Options { phase, views: View::ALL.to_vec(), pid, peaks, bandwidth, context, beside: None };
-            let Ok(found) = stat(trace, &options, &Progress::default()) else { continue };
+            let options = StatOptions {
+                phase,
+                views: View::ALL.to_vec(),
+                pid,
+                peaks,
+                bandwidth,
+                context,
+                beside: None,
+            };
+            let Ok(found) = stat(trace, &options, &LoadProgress::default()) else { continue };
             render::stat::write(&mut Vec::new(), &found, &View::ALL, 5, &Style::default()).unwrap();
             for view in View::ALL {
                 render::stat::csv(&mut Vec::new(), &found, view).unwrap();
@@ -283,14 +291,14 @@ fn counted(trace: &Trace) {
     }
 }
 
-/// How a test harms a trace.
+/// Damage applied to a trace.
 #[derive(Debug, Clone)]
 enum Harm {
     Flip(usize, u8),
     Cut(usize),
     Insert(usize, Vec<u8>),
     Drop(usize, usize),
-    /// Changes a payload and makes its checksums right again, so that the records themselves are hostile.
+    /// Changes a payload and repairs its checksums, so that the records themselves are hostile.
     Forge(usize, u8),
 }
 

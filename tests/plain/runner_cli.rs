@@ -1,4 +1,4 @@
-//! `ggml-runner` as a user meets it: `run` and `generate`, with what can go wrong on the command line.
+//! `ggml-runner` from the command line: `run` and `generate`, and their errors.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -36,7 +36,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The run fails with this code and one line that says all of `parts`.
+/// The run fails with this exit code and one line that contains all of `parts`.
 fn refused(o: &Output, code: i32, parts: &[&str]) {
     let said = text(&o.stderr);
     assert_eq!(o.status.code(), Some(code), "{said}");
@@ -194,7 +194,7 @@ fn the_text_comes_from_the_argument_or_standard_input_and_is_shown_whole() {
     let script = format!("printf 'na\u{ef}ve \u{1f600}' | {BIN} generate -m {model} -n 3 -");
     let o = Command::new("sh").args(["-c", &script]).output().expect("sh runs");
     assert_eq!(text(&o.stdout), shown);
-    // What is no UTF-8 is tokenised by its bytes.
+    // Invalid UTF-8 is tokenized by its bytes.
     let script = format!("printf 'a\\377b' | {BIN} generate -m {model} -n 3 --json -");
     let o = Command::new("sh").args(["-c", &script]).output().expect("sh runs");
     let json: serde_json::Value = serde_json::from_slice(&o.stdout).expect("JSON");
@@ -215,6 +215,6 @@ fn a_model_without_a_tokenizer_of_its_own_is_told_apart() {
         runner(&["generate", "-m", path.to_str().expect("UTF-8"), "x"])
     };
     refused(&damaged(at - 1, b'_'), 1, &["'tokenizer.ggml.model' is missing"]);
-    // Behind kind and length: the first letter of "llama".
+    // After kind and length: the first letter of "llama".
     refused(&damaged(at + 12, b'o'), 1, &["'olama'", "SentencePiece"]);
 }

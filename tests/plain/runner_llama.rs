@@ -1,11 +1,11 @@
-//! The runner beside llama.cpp itself: the same file, the same prompt, and then the logits, the greedy continuation and
-//! the nodes of the graph.
+//! The runner compared with llama.cpp: the same file, the same prompt; compared are the logits, the greedy
+//! continuation and the nodes of the graph.
 //!
-//! Two engines that add the same products in another order differ by some last bits. With quantised activations such a
-//! difference now and then sends a value to the next integer, and what follows differs by what rounding itself costs:
-//! llama.cpp's own releases differ from each other by up to 5e-4 on these models. Q4_K, whose sums are in another order
-//! than llama.cpp's and whose activations are the coarsest, goes beyond that on models of six layers. A prompt of one
-//! token leaves little room for such differences, so it is held to a narrower bound.
+//! Two engines that add the same products in different orders differ in the last bits. With quantized activations
+//! such a difference occasionally rounds a value to another integer, and the resulting error is as large as that of
+//! rounding itself: llama.cpp's own releases differ from each other by up to 5e-4 on these models. Q4_K, whose sums
+//! are in a different order than llama.cpp's and whose activations are the coarsest, exceeds that on models of six
+//! layers. A prompt of one token leaves little room for such differences, so it has a tighter bound.
 
 use crate::common;
 
@@ -14,8 +14,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use runner::abi::{Tensor, accessors};
-use runner::engine::{Engine, Settings};
+use runner::abi::{GgmlTensor, accessors};
+use runner::engine::{EngineSettings, RunnerEngine};
 use runner::kernels::Isa;
 use runner::model::{Model, Placement};
 use serde_json::Value;
@@ -35,7 +35,7 @@ macro_rules! driver {
     };
 }
 
-/// The driver's own: in the vocabulary of every preset.
+/// The driver's prompt, within the vocabulary of every preset.
 fn prompt(len: usize) -> Vec<i32> {
     (0..len).map(|i| 3 + i as i32 * 37 % 250).collect()
 }
@@ -80,7 +80,7 @@ fn of_runner(model: &Path, prompt: &[i32], more: &[&str]) -> Said {
     said(Path::new(env!("CARGO_BIN_EXE_ggml-runner")), &args, prompt, "--tokens")
 }
 
-/// Mean square of the difference over that of the true values.
+/// Mean square of the difference, relative to that of the true values.
 fn nmse(truth: &[f32], other: &[f32]) -> f64 {
     assert_eq!(truth.len(), other.len());
     let square = |x: f64| x * x;
@@ -91,7 +91,7 @@ fn nmse(truth: &[f32], other: &[f32]) -> f64 {
 #[test]
 fn plain_types_say_what_llama_says() {
     let llama = driver!();
-    // F16: another order of additions shows in what is rounded to halves; BF16 keeps fewer bits yet.
+    // F16: another order of additions shows when results are rounded to half precision; BF16 keeps even fewer bits.
     for (ty, bound) in [("f32", 1e-6), ("f16", 1e-5), ("bf16", 5e-5)] {
         for preset in PRESETS {
             let model = common::model(preset, ty);
@@ -141,8 +141,8 @@ fn threads_and_placement_change_no_bit() {
     }
 }
 
-/// What a tracer sees of a tensor, as the driver writes it.
-fn description(t: &Tensor) -> Value {
+/// The tensor fields that a tracer sees, as the driver writes them.
+fn description(t: &GgmlTensor) -> Value {
     serde_json::json!({
         "name": t.name(),
         "op": t.op.name(),
@@ -155,7 +155,7 @@ fn description(t: &Tensor) -> Value {
     })
 }
 
-/// The same of a line of the driver.
+/// The same, from a line of the driver.
 fn seen(t: &Value) -> Value {
     let mut out = t.clone();
     let all = out.as_object_mut().expect("a tensor");
@@ -176,11 +176,11 @@ fn nodes_of_llama(dump: &str, graph: u64) -> Vec<(Value, Vec<Value>)> {
         .collect()
 }
 
-fn nodes_of(engine: &Engine) -> Vec<(Value, Vec<Value>)> {
+fn nodes_of(engine: &RunnerEngine) -> Vec<(Value, Vec<Value>)> {
     let graph = engine.graph().expect("a graph");
     // SAFETY: the engine's graph, between two batches.
     let nodes = unsafe { graph.nodes() };
-    let sources = |n: &Tensor| {
+    let sources = |n: &GgmlTensor| {
         // SAFETY: sources of the engine's nodes.
         (0..10).filter_map(|i| unsafe { n.source(i) }.map(description)).collect()
     };
@@ -200,7 +200,7 @@ fn graphs_are_those_of_llama() {
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         let dump = fs::read_to_string(&dump).expect("the dump");
         let model = Model::load(&path, Isa::best(), Placement::Packed, |_, _| {}).expect("a model");
-        let mut ours = Engine::new(Arc::new(model), settings(1)).expect("an engine");
+        let mut ours = RunnerEngine::new(Arc::new(model), settings(1)).expect("an engine");
         for (graph, tokens) in [&prompt(8)[..], &prompt(1)].into_iter().enumerate() {
             ours.decode(tokens).expect("logits");
             let (truth, nodes) = (nodes_of_llama(&dump, graph as u64), nodes_of(&ours));
@@ -212,6 +212,13 @@ fn graphs_are_those_of_llama() {
     }
 }
 
-fn settings(threads: usize) -> Settings {
-    Settings { context: 256, threads, decode_threads: threads, pin: false, two_backends: false, truth: None }
+fn settings(threads: usize) -> EngineSettings {
+    EngineSettings {
+        context: 256,
+        threads,
+        decode_threads: threads,
+        pin: false,
+        two_backends: false,
+        truth: None,
+    }
 }

@@ -1,4 +1,5 @@
-//! Model files that are damaged, hostile or not for us: each is refused with the name of what is wrong, and no panic.
+//! Model files that are damaged, hostile or unsupported: each is refused with the name of the invalid item, without
+//! a panic.
 
 use crate::common;
 
@@ -8,7 +9,7 @@ use std::path::Path;
 use runner::kernels::Isa;
 use runner::model::{Model, Placement};
 
-/// A file's bytes and where things stand in them.
+/// A file's bytes, with lookup of items in them.
 struct File(Vec<u8>);
 
 impl File {
@@ -16,7 +17,7 @@ impl File {
         File(fs::read(common::model(preset, ty)).expect("a model"))
     }
 
-    /// Where the text ends that begins with its length.
+    /// Offset of the end of a length-prefixed text.
     fn end_of(&self, text: &str) -> usize {
         let mut wanted = (text.len() as u64).to_le_bytes().to_vec();
         wanted.extend(text.as_bytes());
@@ -29,7 +30,7 @@ impl File {
         self
     }
 
-    /// Changes the value of a key, whose kind stays.
+    /// Changes the value of a key, keeping its type.
     fn key(self, key: &str, value: &[u8]) -> File {
         let at = self.end_of(key) + 4;
         self.put(at, value)
@@ -41,7 +42,7 @@ impl File {
         self.put(at, &value.to_le_bytes())
     }
 
-    /// Where a tensor's type stands, behind as many dimensions as it has.
+    /// Offset of a tensor's type, which follows its dimensions.
     fn type_at(&self, tensor: &str) -> usize {
         let at = self.end_of(tensor);
         at + 4 + 8 * usize::from(self.0[at])
@@ -61,7 +62,7 @@ impl File {
         load(&path, placement)
     }
 
-    /// What is said against it.
+    /// The error message.
     fn said(&self) -> String {
         match self.load(Placement::Packed) {
             Ok(_) => panic!("it is taken"),
@@ -143,7 +144,7 @@ fn a_file_that_ends_early_is_refused() {
     }
 }
 
-/// The end of the file is the data of a layer's last matrix: the last block's scale is no number.
+/// The end of the file is the data of a layer's last matrix: the last block's scale becomes NaN.
 #[test]
 fn scales_that_are_no_numbers_are_found() {
     let nan = 0x7e00u16.to_le_bytes();

@@ -1,4 +1,4 @@
-//! `profinfer stat` on traces whose answers are known.
+//! `profinfer stat` on traces with known results.
 
 use crate::synth_trace;
 
@@ -9,13 +9,13 @@ use pfi::{ExpertRows, TensorDesc};
 use serde_json::Value;
 use synth_trace::*;
 
-/// Query's rotation in the first layer.
+/// RoPE of the query in the first layer.
 const ROTATION: usize = 3;
 const PROMPT: u64 = 8;
 /// Ops of a layer with experts.
 const EXPERT_HITS: usize = 14;
 
-/// A prompt and `n` tokens in which the rotation takes 50 ns more for each token of context; other ops take a fixed time.
+/// A prompt and `n` tokens; RoPE takes 50 ns more for each token of context, other ops take a fixed time.
 fn growing(spec: Spec, n: u64) -> Synth<Vec<u8>> {
     let mut s = Synth::new(Vec::new(), spec);
     s.call(PROMPT as u32, |_, _| 1000);
@@ -63,10 +63,10 @@ fn the_op_that_grows_with_the_context_is_named() {
     assert!(t["ops"].as_array().unwrap().iter().skip(1).all(|o| o["grows"] == false), "{t:#}");
     assert!((t["call"]["ns_per_token"].as_f64().unwrap() - 50.0).abs() < 0.5);
     let shown = text(&stat(&bytes, &["tokens"]).stdout);
-    assert!(shown.contains("grows with the context: ROPE  Qcur-{L} (100 %)"), "{shown}");
+    assert!(shown.contains("slower as the context grows: ROPE  Qcur-{L} (100 %)"), "{shown}");
 
     let short = text(&stat(&finish(growing(Spec::default(), 8)), &["tokens"]).stdout);
-    assert!(short.contains("the context is not known or hardly changes"), "{short}");
+    assert!(short.contains("the context length is unknown or barely changes"), "{short}");
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn multiplications_have_lines_against_bytes_and_flops() {
         (Some(bytes as f64), Some((2 * EMBD * VOCAB) as f64))
     );
     assert_eq!(out["form"], "f32 256 of q4_0 64x256, f32 64");
-    // Thread 0 is done first; the wait for the other is not seen behind the last op.
+    // Thread 0 finishes first; its wait after the last op is not seen.
     assert!((out["ns"].as_f64().unwrap() - 5206.0).abs() < 7.0, "{out:#}");
 }
 
@@ -105,7 +105,7 @@ fn roofs_are_given_or_missed() {
     let gb = p["gb_per_s"].as_f64().unwrap();
     assert!((p["share"].as_f64().unwrap() - gb / 10.0).abs() < 1e-9 && p["roof"] == "memory", "{p:#}");
     assert!(json(&bytes, &["roofline"])["roofline"].is_null());
-    assert!(text(&stat(&bytes, &["roofline"]).stdout).contains("no peak is known (--peak)"));
+    assert!(text(&stat(&bytes, &["roofline"]).stdout).contains("no known peak (--peak)"));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn threads_are_told_by_their_busy_time() {
     assert!((busy[1] - busy[0] - 500.0).abs() < 1e-6, "{busy:?}");
     assert!((out["lost_ns"].as_f64().unwrap() - 250.0).abs() < 1e-6, "{out:#}");
     let one = Spec { threads: 1, ..Spec::default() };
-    assert!(text(&stat(&finish(growing(one, 20)), &["threads"]).stdout).contains("there is one"));
+    assert!(text(&stat(&finish(growing(one, 20)), &["threads"]).stdout).contains("only one"));
     let interval = Spec { barrier: false, ..Spec::default() };
     let shown = text(&stat(&finish(growing(interval, 20)), &["threads"]).stdout);
     assert!(shown.contains("the barrier was not probed"), "{shown}");
@@ -147,8 +147,9 @@ fn experts_have_a_map_and_a_table() {
     assert!(csv.contains("\r\n0,4,4,0\r\n0,5,1,0\r\n0,6,3,0\r\n"), "{csv}");
 }
 
-/// A layer of two: an expert that comes back, and one that is always there. Its MUL_MAT_ID takes 40 ns more for each token
-/// since the last use, over two of them.
+/// Two layers, each with an expert that is reused and one that is always active. Each MUL_MAT_ID takes 10 ns more
+/// for each token since the last use, summed over the two experts; with two such ops, that is 40 ns per token of the
+/// mean.
 fn reused(tokens: u64) -> Vec<u8> {
     let spec = Spec { experts: true, layers: 2, threads: 1, ..Spec::default() };
     let mut s = Synth::new(Vec::new(), spec);
@@ -162,7 +163,7 @@ fn reused(tokens: u64) -> Vec<u8> {
         let ids = tensor(0x9000_0000 + 0x1000 * l, &format!("ffn_moe_topk-{l}"), [2, 1, 1, 1]);
         (ids, tensor(0x9100_0000 + 0x1000 * l, &format!("blk.{l}.ffn_up_exps.weight"), [EMBD, FF, 8, 1]))
     });
-    // Positions of the multiplications with experts: 1 + 16 or so a layer.
+    // Positions of the expert multiplications: about 1 + 16 per layer.
     let ops = [12, 13].map(|p| [p, p + EXPERT_HITS]);
     let mut last: [[Option<u64>; 8]; 2] = [[None; 8]; 2];
     for i in 0..tokens {
@@ -191,7 +192,7 @@ fn an_expert_that_was_away_for_long_costs_time() {
     let d = json(&bytes, &["reuse"]);
     let r = &d["reuse"];
     assert_eq!((r["n"].as_u64(), r["layers"].as_u64()), (Some(600), Some(2)), "{r:#}");
-    // Two ops, each 10 ns for each token of the sum over two experts.
+    // Two ops, each 10 ns per token of the sum over two experts.
     let line = &r["line"];
     assert!((line["ns_per_token"].as_f64().unwrap() - 40.0).abs() < 0.5 && line["rises"] == true, "{r:#}");
     assert!(line["r2"].as_f64().unwrap() > 0.99, "{r:#}");
@@ -218,7 +219,7 @@ fn choices_of_experts_are_told_token_by_token() {
     let csv = text(&stat(&bytes, &["activation", "--csv"]).stdout);
     assert!(csv.starts_with("layer,token,to token,expert,choices\r\n0,0,0,0,1\r\n0,0,0,7,1\r\n"), "{csv}");
     assert_eq!(csv.lines().count(), 1 + 2 * 2 * 30);
-    // Longer runs share bins; nothing is lost.
+    // Longer runs are binned; nothing is lost.
     let long = &json(&reused(1001), &["activation"])["activation"];
     assert_eq!(
         (long["tokens_a_bin"].as_u64(), long["layers"][0]["bins"].as_array().unwrap().len()),
@@ -247,7 +248,7 @@ fn the_same_shapes_stand_side_by_side() {
         rows.into_iter().find(|r| r["form"] == "f32 256 of q4_0 64x256, f32 64").unwrap()
     };
     let cells = &out(&d)["cells"];
-    // The last op of a graph: no wait behind it.
+    // The last op of a graph: no wait after it.
     assert_eq!(
         (cells[0]["executions"].as_u64(), cells[0]["ratio"].as_f64()),
         (Some(10), Some(1.0)),
@@ -260,10 +261,10 @@ fn the_same_shapes_stand_side_by_side() {
     let shown = text(&stat(&bytes, &["shapes"]).stdout);
     assert!(shown.contains("Same shapes on CPU, AMX") && shown.contains("1.969"), "{shown}");
 
-    // One backend: another trace is needed.
+    // Only one backend: another trace is needed.
     let alone = finish(growing(Spec::default(), 20));
     let shown = text(&stat(&alone, &["shapes"]).stdout);
-    assert!(shown.contains("--beside takes another trace"), "{shown}");
+    assert!(shown.contains("--beside adds another trace"), "{shown}");
     let dir = tempfile::tempdir().unwrap();
     let other = dir.path().join("other");
     std::fs::write(&other, &bytes).unwrap();
@@ -286,7 +287,7 @@ fn a_forecast_goes_along_the_line_of_growth() {
     let bytes = finish(growing(Spec::default(), 200));
     let f = &json(&bytes, &["tokens", "--context", "1000"])["forecast"];
     let ns: Vec<f64> = f["ns"].as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect();
-    // From the middle of 9 to 208.
+    // Relative to the mean context: the middle of 9 to 208.
     assert!((ns[1] - ns[0] - 50.0 * (1000.0 - 108.5)).abs() < 500.0, "{f:#}");
     let out = stat(&bytes, &["tokens", "--bandwidth", "100"]);
     assert_eq!(out.status.code(), Some(1));
@@ -300,7 +301,7 @@ fn everything_is_there_as_text_and_each_table_as_csv() {
     assert!(out.status.success(), "{}", text(&out.stderr));
     let shown = text(&out.stdout);
     for part in
-        ["Time against context", "Matrix multiplications", "Roofline", "Threads", "Experts", "Backends"]
+        ["Time by context length", "Matrix multiplications", "Roofline", "Threads", "Experts", "Backends"]
     {
         assert!(shown.contains(part), "{part}: {shown}");
     }
@@ -321,7 +322,7 @@ fn everything_is_there_as_text_and_each_table_as_csv() {
 #[test]
 fn what_can_not_be_told_is_said_in_a_line() {
     let mut s = growing(Spec::default(), 20);
-    // Of this process calls alone are known.
+    // Only the calls of this process are known.
     let (t, dur) = (s.now as i64, 500);
     let token = Token {
         seq: 99,
@@ -337,9 +338,15 @@ fn what_can_not_be_told_is_said_in_a_line() {
     s.enc.token(&token).unwrap();
     let bytes = finish(s);
     for (args, want) in [
-        (&["--pid", "7"][..], "process 7 is not in it; those recorded: 9, 4242 (/opt/llama/llama-cli)"),
-        (&["--pid", "9"], "there is no decode call with all of its ops of process 9: in each, ops were lost"),
-        (&["--phase", "prefill", "--pid", "9"], "there is no prefill call"),
+        (
+            &["--pid", "7"][..],
+            "process 7 was not recorded; recorded processes: 9, 4242 (/opt/llama/llama-cli)",
+        ),
+        (
+            &["--pid", "9"],
+            "no decode call of process 9 has all of its ops: every call has ops that were lost",
+        ),
+        (&["--phase", "prefill", "--pid", "9"], "no prefill call of process 9"),
     ] {
         let out = stat(&bytes, args);
         let err = text(&out.stderr);

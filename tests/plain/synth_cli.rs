@@ -1,4 +1,4 @@
-//! `ggml-runner synth` as a user meets it.
+//! `ggml-runner synth` from the command line.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -63,7 +63,7 @@ fn a_failed_write_leaves_nothing_and_keeps_the_old_file() {
 #[test]
 fn a_full_disk_is_one_clear_line() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let o = synth(dir.path(), &["tiny", "/dev/full", "--force"]);
+    let o = synth(dir.path(), &["tiny", "/dev/full"]);
     assert_eq!(o.status.code(), Some(1));
     assert!(stderr(&o).starts_with("ggml-runner: write /dev/full: No space left"), "{}", stderr(&o));
     assert!(Path::new("/dev/full").exists());

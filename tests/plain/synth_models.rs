@@ -1,8 +1,8 @@
 //! The generated models: shapes and metadata against tables, bytes against a constant, and both against gguf-py.
 
-use ggml::gguf::reader::{Gguf, Value};
+use ggml::gguf::reader::{Gguf, GgufValue};
 use ggml::quant::TensorType;
-use runner::synth::{self, DEFAULT_SEED, Order, presets};
+use runner::synth::{self, DEFAULT_SEED, ModelSpec, presets};
 use std::io::{self, Write};
 use std::process::Command;
 
@@ -11,16 +11,16 @@ const CRC_F16: u32 = 0x9273_82aa;
 const CRC_Q4_0: u32 = 0xdafc_ce42;
 const CRC_Q4_K: u32 = 0x1a5e_d8ae;
 
-fn order(preset: &str, ty: TensorType) -> Order {
+fn order(preset: &str, ty: TensorType) -> ModelSpec {
     let preset = presets::find(preset).expect("a preset");
-    Order { preset, ty, seed: DEFAULT_SEED, threads: 2 }
+    ModelSpec { preset, ty, seed: DEFAULT_SEED, threads: 2 }
 }
 
 fn model(preset: &str, ty: TensorType) -> Vec<u8> {
     synth::write(&order(preset, ty), Vec::new(), |_| ()).expect("memory takes all")
 }
 
-/// Takes the checksum and size of a model, so that a large one needs no memory.
+/// Computes the checksum and size of a model without storing it.
 #[derive(Default)]
 struct Sink {
     crc: u32,
@@ -39,20 +39,20 @@ impl Write for Sink {
     }
 }
 
-fn checksum(order: &Order) -> (u32, u64) {
+fn checksum(order: &ModelSpec) -> (u32, u64) {
     let sink = synth::write(order, Sink::default(), |_| ()).expect("a sink takes all");
     assert_eq!(order.file_bytes().expect("storable"), sink.bytes);
     (sink.crc, sink.bytes)
 }
 
-/// `key=value` of all metadata but the vocabulary's arrays, which become their length.
+/// `key=value` for all metadata; arrays of the vocabulary are replaced with their length.
 fn metadata(g: &Gguf<'_>) -> Vec<String> {
-    let shown = |v: &Value<'_>| match v {
-        Value::U32(v) => v.to_string(),
-        Value::F32(v) => format!("{v:?}f"),
-        Value::Bool(v) => v.to_string(),
-        Value::Str(v) => (*v).to_owned(),
-        Value::Array(a) => format!("{:?}[{}]", a.kind(), a.len()),
+    let shown = |v: &GgufValue<'_>| match v {
+        GgufValue::U32(v) => v.to_string(),
+        GgufValue::F32(v) => format!("{v:?}f"),
+        GgufValue::Bool(v) => v.to_string(),
+        GgufValue::Str(v) => (*v).to_owned(),
+        GgufValue::Array(a) => format!("{:?}[{}]", a.kind(), a.len()),
         other => format!("{other:?}"),
     };
     g.metadata.iter().map(|(k, v)| format!("{k}={}", shown(v))).collect()
@@ -60,7 +60,7 @@ fn metadata(g: &Gguf<'_>) -> Vec<String> {
 
 /// `name type dims` of all tensors.
 fn tensors(g: &Gguf<'_>) -> Vec<String> {
-    let line = |t: &ggml::gguf::reader::TensorInfo<'_>| {
+    let line = |t: &ggml::gguf::reader::GgufTensor<'_>| {
         let dims: Vec<_> = t.dims.iter().take(t.dim_count).map(u64::to_string).collect();
         let ty = TensorType::from_id(t.type_id).map_or("?", TensorType::name);
         format!("{} {ty} {}", t.name, dims.join("x"))
@@ -68,7 +68,8 @@ fn tensors(g: &Gguf<'_>) -> Vec<String> {
     g.tensors.iter().map(line).collect()
 }
 
-/// A preset as it must be: architecture keys in file order, tensors outside the layers, tensors of each layer.
+/// The expected properties of a preset: architecture keys in file order, tensors outside the layers, tensors of each
+/// layer.
 struct Expected {
     preset: &'static str,
     layers: usize,
@@ -315,9 +316,9 @@ fn tokenizer_keys(arch: &str, vocab: u32) -> Vec<String> {
     ]
 }
 
-/// The head of a model as a file of the full size would give it: the head is real, the data is a hole.
+/// The head of a full-size model: the head is real, the data is a hole.
 fn with_head<R>(preset: &str, look: impl FnOnce(&Gguf<'_>) -> R) -> R {
-    /// Fails as soon as the head is there, so that no weight of a large model is made for nothing.
+    /// Fails as soon as the head is written, so that no weights of a large model are generated.
     struct Head(Vec<u8>);
     impl Write for &mut Head {
         fn write(&mut self, part: &[u8]) -> io::Result<usize> {
@@ -337,7 +338,7 @@ fn with_head<R>(preset: &str, look: impl FnOnce(&Gguf<'_>) -> R) -> R {
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(&head.0).expect("written");
     file.set_len(order.file_bytes().expect("storable")).expect("a hole");
-    // SAFETY: nobody else has this unnamed file.
+    // SAFETY: this unnamed file has no other users.
     let map = unsafe { memmap2::Mmap::map(&file) }.expect("mapped");
     look(&Gguf::parse(&map).expect("valid"))
 }
@@ -387,7 +388,7 @@ fn the_large_presets_differ_only_in_layers_and_vocabulary() {
 fn vocabulary_holds_specials_bytes_ascii_and_filler() {
     with_head("tiny", |g| {
         let array = |key| match g.get(key) {
-            Some(Value::Array(a)) => *a,
+            Some(GgufValue::Array(a)) => *a,
             other => panic!("{key}: {other:?}"),
         };
         let tokens: Vec<_> = array("tokenizer.ggml.tokens").strings().collect();
@@ -395,9 +396,9 @@ fn vocabulary_holds_specials_bytes_ascii_and_filler() {
         assert_eq!([at(0), at(2), at(3), at(258)], ["<unk>", "</s>", "<0x00>", "<0xFF>"]);
         assert_eq!([at(259), at(260), at(353), at(354)], ["\u{2581}", "!", "~", "\u{2581}t354"]);
         let scores: Vec<_> = array("tokenizer.ggml.scores").values().collect();
-        assert_eq!([scores[258], scores[259], scores[354]], [0.0, -360.0, -1355.0].map(Value::F32));
+        assert_eq!([scores[258], scores[259], scores[354]], [0.0, -360.0, -1355.0].map(GgufValue::F32));
         let kinds: Vec<_> = array("tokenizer.ggml.token_type").values().collect();
-        assert_eq!([kinds[0], kinds[1], kinds[3], kinds[259]], [2, 3, 6, 1].map(Value::I32));
+        assert_eq!([kinds[0], kinds[1], kinds[3], kinds[259]], [2, 3, 6, 1].map(GgufValue::I32));
     });
 }
 
@@ -405,8 +406,8 @@ fn vocabulary_holds_specials_bytes_ascii_and_filler() {
 fn quantised_files_keep_vectors_and_router_and_say_their_type() {
     let file = model("moe", TensorType::Q4_0);
     let g = Gguf::parse(&file).expect("valid");
-    assert_eq!(g.get("general.file_type").and_then(Value::as_u64), Some(2));
-    assert_eq!(g.get("general.quantization_version").and_then(Value::as_u64), Some(2));
+    assert_eq!(g.get("general.file_type").and_then(GgufValue::as_u64), Some(2));
+    assert_eq!(g.get("general.quantization_version").and_then(GgufValue::as_u64), Some(2));
     for line in tensors(&g) {
         let kept = line.contains("norm") || line.contains("bias") || line.contains("ffn_gate_inp");
         let ty = if kept { " f32 " } else { " q4_0 " };
@@ -416,20 +417,20 @@ fn quantised_files_keep_vectors_and_router_and_say_their_type() {
 
 #[test]
 fn same_seed_same_bytes() {
-    // Of the generator's own output: a change of these is a change of every model that it makes.
+    // Checksums of the generator's output: if they change, every generated model changes.
     assert_eq!(checksum(&order("tiny", TensorType::F16)), (CRC_F16, 13_745_664));
     assert_eq!(checksum(&order("tiny", TensorType::Q4_0)), (CRC_Q4_0, 3_948_064));
     assert_eq!(checksum(&order("tiny", TensorType::Q4K)), (CRC_Q4_K, 3_948_064));
-    let other = Order { seed: 43, ..order("tiny", TensorType::Q4_0) };
+    let other = ModelSpec { seed: 43, ..order("tiny", TensorType::Q4_0) };
     assert_ne!(checksum(&other).0, CRC_Q4_0);
 }
 
 #[test]
 fn number_of_threads_changes_nothing() {
-    let base = Order { threads: 1, ..order("gemma2", TensorType::Q8_0) };
+    let base = ModelSpec { threads: 1, ..order("gemma2", TensorType::Q8_0) };
     let one = checksum(&base);
     for threads in [0, 2, 3] {
-        assert_eq!(checksum(&Order { threads, ..base }), one, "{threads} threads");
+        assert_eq!(checksum(&ModelSpec { threads, ..base }), one, "{threads} threads");
     }
 }
 
@@ -454,7 +455,8 @@ fn weights_have_the_deviation_of_their_fan_in() {
     assert!((mean - 1.0).abs() < 5e-3 && (dev - 0.01).abs() < 2e-3, "{mean} {dev}");
 }
 
-/// What gguf-py prints of a file, and whether quantising the second file's tensors in Python gives the first's bytes.
+/// gguf-py's listing of a file, and whether quantizing the second file's tensors in Python gives the bytes of the
+/// first.
 const PYTHON: &str = r#"
 import sys, numpy as np, gguf
 made, plain = (gguf.GGUFReader(p) for p in sys.argv[1:3])
@@ -482,7 +484,7 @@ fn gguf_py_agrees() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = |name: &str| dir.path().join(name);
     std::fs::write(path("plain"), model("tiny", TensorType::F32)).expect("written");
-    // gguf-py rounds Q4_0 as a machine with fused multiply-add does, and has no encoder of K types.
+    // gguf-py rounds Q4_0 like a machine with fused multiply-add, and has no encoder for K types.
     for ty in [TensorType::F16, TensorType::BF16, TensorType::Q8_0] {
         let file = model("tiny", ty);
         std::fs::write(path("made"), &file).expect("written");

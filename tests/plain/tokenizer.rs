@@ -1,9 +1,9 @@
-//! The tokenizer against llama.cpp's own: the same vocabularies, the same odd texts, every id the same.
+//! The tokenizer compared with llama.cpp's: the same vocabularies, the same unusual texts, identical ids.
 
 use ggml::gguf::reader::{self, Gguf};
-use ggml::gguf::writer::{Header, Value};
+use ggml::gguf::writer::{GgufHeader, NewGgufValue};
 use ggml::quant::TensorType;
-use runner::synth::{self, DEFAULT_SEED, Order, presets};
+use runner::synth::{self, DEFAULT_SEED, ModelSpec, presets};
 use runner::tokenizer::{Tokenizer, spell_bytes};
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -13,11 +13,11 @@ use std::process::{Command, Stdio};
 
 const ENGINES: [&str; 2] = ["v0.5.0", "b11549"];
 const VOCABULARY: usize = 4096;
-/// Pairs that are joined in a vocabulary learnt here.
+/// Merges in a vocabulary trained here.
 const MERGES: usize = 1200;
 const CONTROL: [&str; 4] = ["<|begin|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
-/// Pairs of neighbours in the order in which the most frequent one is joined, as BPE learns them.
+/// BPE training: merges in order, each the most frequent adjacent pair.
 fn learn(words: &[Vec<String>]) -> Vec<(String, String)> {
     let mut words = words.to_vec();
     let mut merges = Vec::new();
@@ -40,18 +40,18 @@ fn learn(words: &[Vec<String>]) -> Vec<(String, String)> {
     merges
 }
 
-/// What vocabularies are learnt from: text of this repository and of other scripts.
+/// Training text for vocabularies: text of this repository and of other scripts.
 fn corpus() -> String {
     let readme = include_str!("../../README.md");
     let other = "na\u{ef}ve \u{4e2d}\u{6587}\u{4e2d}\u{6587} \u{1f600}\u{1f600} e\u{301}e\u{301} 123 123 1999 12 12 \n\n \n\n  \t ";
     readme.split_inclusive(' ').take(1500).collect::<String>() + &other.repeat(4)
 }
 
-fn strings(list: impl IntoIterator<Item = String>) -> Value {
-    Value::Strings(list.into_iter().collect())
+fn strings(list: impl IntoIterator<Item = String>) -> NewGgufValue {
+    NewGgufValue::Strings(list.into_iter().collect())
 }
 
-/// Fills up to the size of the vocabulary, without giving a token twice.
+/// Fills the vocabulary up to its size, without duplicate tokens.
 fn filled(tokens: Vec<String>, last: &[&str]) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut seen = std::collections::HashSet::new();
@@ -62,13 +62,13 @@ fn filled(tokens: Vec<String>, last: &[&str]) -> Vec<String> {
     all
 }
 
-fn byte_level(pre: &str) -> Vec<(&'static str, Value)> {
+fn byte_level(pre: &str) -> Vec<(&'static str, NewGgufValue)> {
     let words: Vec<Vec<String>> =
         corpus().split_inclusive(' ').map(|w| w.bytes().map(|b| spell_bytes(&[b])).collect()).collect();
     let merges = learn(&words);
     let mut tokens: Vec<String> = (0..=255u8).map(|b| spell_bytes(&[b])).collect();
     tokens.extend(merges.iter().map(|(a, b)| format!("{a}{b}")));
-    // A whole word that no merge makes, and a token of the user's.
+    // A complete word that no merge produces, and a user-defined token.
     tokens.push(spell_bytes(b" zyzzyva"));
     let user = tokens.len();
     tokens.push("[user]".to_owned());
@@ -78,17 +78,17 @@ fn byte_level(pre: &str) -> Vec<(&'static str, Value)> {
     kinds[user] = 4;
     kinds[VOCABULARY - CONTROL.len()..].fill(3);
     vec![
-        ("tokenizer.ggml.model", Value::Str("gpt2".to_owned())),
-        ("tokenizer.ggml.pre", Value::Str(pre.to_owned())),
+        ("tokenizer.ggml.model", NewGgufValue::Str("gpt2".to_owned())),
+        ("tokenizer.ggml.pre", NewGgufValue::Str(pre.to_owned())),
         ("tokenizer.ggml.tokens", strings(tokens)),
-        ("tokenizer.ggml.token_type", Value::I32s(kinds)),
+        ("tokenizer.ggml.token_type", NewGgufValue::I32s(kinds)),
         ("tokenizer.ggml.merges", strings(merges.iter().map(|(a, b)| format!("{a} {b}")))),
-        ("tokenizer.ggml.bos_token_id", Value::U32((VOCABULARY - CONTROL.len()) as u32)),
-        ("tokenizer.ggml.eos_token_id", Value::U32((VOCABULARY - 1) as u32)),
+        ("tokenizer.ggml.bos_token_id", NewGgufValue::U32((VOCABULARY - CONTROL.len()) as u32)),
+        ("tokenizer.ggml.eos_token_id", NewGgufValue::U32((VOCABULARY - 1) as u32)),
     ]
 }
 
-fn sentence_piece_vocabulary(space_prefix: bool) -> Vec<(&'static str, Value)> {
+fn sentence_piece_vocabulary(space_prefix: bool) -> Vec<(&'static str, NewGgufValue)> {
     let words: Vec<Vec<String>> = corpus()
         .replace(' ', "\u{2581}")
         .split_inclusive('\u{2581}')
@@ -106,30 +106,30 @@ fn sentence_piece_vocabulary(space_prefix: bool) -> Vec<(&'static str, Value)> {
     kinds[..3].copy_from_slice(&[2, 3, 3]);
     kinds[3..normal].fill(6);
     kinds[tokens.iter().position(|t| t == "[user]").expect("it is there")] = 4;
-    // Every second pair scores the same, so that the leftmost one is to be taken.
+    // Pairs of tokens have equal scores, so that the leftmost one must be chosen.
     let scores = (0..VOCABULARY).map(|i| -((i / 2) as f32)).collect();
     vec![
-        ("tokenizer.ggml.model", Value::Str("llama".to_owned())),
+        ("tokenizer.ggml.model", NewGgufValue::Str("llama".to_owned())),
         ("tokenizer.ggml.tokens", strings(tokens)),
-        ("tokenizer.ggml.scores", Value::F32s(scores)),
-        ("tokenizer.ggml.token_type", Value::I32s(kinds)),
-        ("tokenizer.ggml.add_space_prefix", Value::Bool(space_prefix)),
-        ("tokenizer.ggml.add_eos_token", Value::Bool(!space_prefix)),
+        ("tokenizer.ggml.scores", NewGgufValue::F32s(scores)),
+        ("tokenizer.ggml.token_type", NewGgufValue::I32s(kinds)),
+        ("tokenizer.ggml.add_space_prefix", NewGgufValue::Bool(space_prefix)),
+        ("tokenizer.ggml.add_eos_token", NewGgufValue::Bool(!space_prefix)),
     ]
 }
 
 /// The smallest preset with this vocabulary instead of its own.
-fn model(vocabulary: Vec<(&'static str, Value)>) -> Vec<u8> {
+fn model(vocabulary: Vec<(&'static str, NewGgufValue)>) -> Vec<u8> {
     let preset = presets::find("tiny").expect("a preset");
-    let order = Order { preset, ty: TensorType::Q4_0, seed: DEFAULT_SEED, threads: 2 };
+    let order = ModelSpec { preset, ty: TensorType::Q4_0, seed: DEFAULT_SEED, threads: 2 };
     let file = synth::write(&order, Vec::new(), |_| ()).expect("memory takes all");
     let from = Gguf::parse(&file).expect("valid");
-    let mut head = Header::default();
+    let mut head = GgufHeader::default();
     for (key, value) in from.metadata.iter().filter(|(k, _)| !k.starts_with("tokenizer")) {
         let value = match value {
-            reader::Value::U32(v) => Value::U32(*v),
-            reader::Value::F32(v) => Value::F32(*v),
-            reader::Value::Str(v) => Value::Str((*v).to_owned()),
+            reader::GgufValue::U32(v) => NewGgufValue::U32(*v),
+            reader::GgufValue::F32(v) => NewGgufValue::F32(*v),
+            reader::GgufValue::Str(v) => NewGgufValue::Str((*v).to_owned()),
             other => panic!("{key}: {other:?}"),
         };
         head.set(*key, value).expect("a new key");
@@ -149,7 +149,7 @@ fn model(vocabulary: Vec<(&'static str, Value)>) -> Vec<u8> {
     body.finish().expect("all tensors are there")
 }
 
-/// Odd texts, and random ones of odd parts.
+/// Unusual texts, and random combinations of unusual parts.
 fn texts() -> Vec<Vec<u8>> {
     let parts: [&[u8]; 48] = [
         b"",
@@ -215,7 +215,7 @@ fn texts() -> Vec<Vec<u8>> {
     all
 }
 
-/// What the engine says of each text: ids with specials, ids without, bytes of the first.
+/// The engine's output for each text: ids with specials, ids without, bytes of the first list.
 fn engine_says(program: &Path, engine: &str, model: &Path, texts: &[Vec<u8>]) -> Vec<String> {
     let mut lines = String::new();
     for text in texts {
@@ -246,7 +246,7 @@ fn we_say(t: &Tokenizer<'_>, text: &[u8]) -> String {
     format!("{}|{}|{hex}", join(&with), join(&without))
 }
 
-fn compare(name: &str, vocabulary: Vec<(&'static str, Value)>) {
+fn compare(name: &str, vocabulary: Vec<(&'static str, NewGgufValue)>) {
     let Some((program, engines)) = engines() else { return };
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join(format!("{name}.gguf"));
@@ -264,7 +264,7 @@ fn compare(name: &str, vocabulary: Vec<(&'static str, Value)>) {
     }
 }
 
-/// The program and the engines, or why there are none.
+/// The program and the engines, or the reason why they are missing.
 fn engines() -> Option<(PathBuf, Vec<String>)> {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/engines");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?.join("tests/engines");

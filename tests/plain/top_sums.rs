@@ -1,4 +1,4 @@
-//! What `top` sums up of a trace while it grows is in the end what `report` says of the whole of it.
+//! The sums of `top` over a growing trace finally equal those of `report` on the complete trace.
 
 use crate::synth_trace;
 
@@ -6,21 +6,21 @@ use std::cell::RefCell;
 use std::io::{self, Write};
 use std::rc::Rc;
 
-use analysis::live::{Live, PhaseSpan, Span};
-use analysis::load::Progress;
-use analysis::report::{By, Options, PhaseReport, Report, report};
+use analysis::live::{Live, LiveSpan, PhaseSpan};
+use analysis::load::LoadProgress;
+use analysis::report::{By, PhaseReport, Report, ReportOptions, report};
 use analysis::tables::{GAPS_ROW, WAIT_ROW};
 use pfi::record::{Detail, LevelChange};
 use pfi::{Output, Tail, Tap, Trace};
 use synth_trace::*;
 
-/// A file that can be looked at while it is written.
+/// A file that can be read while it is written.
 #[derive(Clone, Default)]
 struct Shared(Rc<RefCell<Vec<u8>>>);
 
 impl Write for Shared {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // As a full pipe or a slow disk does.
+        // Like a full pipe or a slow disk.
         self.0.borrow_mut().write(&bytes[..bytes.len().min(5000)])
     }
 
@@ -57,7 +57,7 @@ impl Growing {
         Growing { synth, tail, live, file, clock: 0 }
     }
 
-    /// Brings what there is to the file, as after a second, and reads it.
+    /// Flushes the pending data to the file, as after a second, and reads it.
     fn read(&mut self) {
         for _ in 0..2 {
             self.clock += 1_000_000_000;
@@ -67,14 +67,14 @@ impl Growing {
         self.live.tick(self.clock);
     }
 
-    fn end(mut self) -> (Span, Report) {
+    fn end(mut self) -> (LiveSpan, Report) {
         self.synth.enc.finish(&footer("target exited")).unwrap();
         self.tail.read(&mut |block| self.live.feed(block));
         self.live.finish();
         let trace = Trace::from_bytes(self.file.0.take()).unwrap();
         assert_eq!(trace.verify(), [], "the file is a whole trace");
-        let options = Options { tables: By::ALL.to_vec(), ..Options::default() };
-        (self.live.whole(self.clock), report(&trace, &options, &Progress::default()))
+        let options = ReportOptions { tables: By::ALL.to_vec(), ..ReportOptions::default() };
+        (self.live.whole(self.clock), report(&trace, &options, &LoadProgress::default()))
     }
 }
 
@@ -94,7 +94,7 @@ fn ops_are_the_same(live: &PhaseSpan, report: &PhaseReport) {
     assert_eq!(ours, theirs);
 }
 
-fn are_the_same((live, report): (Span, Report)) {
+fn are_the_same((live, report): (LiveSpan, Report)) {
     let phases: Vec<_> = live.phases.iter().map(|p| p.phase).collect();
     assert_eq!(phases, report.phases.iter().map(|p| p.phase).collect::<Vec<_>>());
     assert!(!phases.is_empty());

@@ -1,5 +1,5 @@
-//! A trace that changes under its reader: cut short while it is read, or longer than what a pipe should bring. Nothing ends
-//! by a signal, and what is gone is told.
+//! A trace that changes while it is read: truncated, or longer than a pipe should deliver. No signal ends the
+//! reader, and missing data is reported.
 
 use crate::synth_trace;
 
@@ -40,7 +40,7 @@ fn blocks_that_are_gone_are_damage() {
     assert!(n >= 4 && trace.block(0).is_ok(), "{n} blocks");
     let file = File::options().write(true).open(&path).expect("opened");
     file.set_len(trace.blocks()[n / 2].offset + 50).expect("cut");
-    // What was read stays; what was not is gone.
+    // Blocks already read stay available; the others are gone.
     assert!(trace.block(0).is_ok());
     for i in n / 2..n {
         let damage = trace.block(i).err().expect("gone");
@@ -79,7 +79,7 @@ fn a_file_cut_short_while_it_is_read_ends_no_view() {
     assert!(report(&["report"], &path).output().expect("it runs").status.success());
 }
 
-/// Reports on what comes through standard input, with so much address space.
+/// Runs report on standard input, with limited address space.
 fn through_pipe(input: File, bytes: u64, tmp: Option<&str>) -> Output {
     let mut c = Command::new(env!("CARGO_BIN_EXE_profinfer"));
     c.args(["report", "-"]).stdin(input);
@@ -87,7 +87,7 @@ fn through_pipe(input: File, bytes: u64, tmp: Option<&str>) -> Output {
         c.env("TMPDIR", dir);
     }
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
-    // SAFETY: a system call that takes numbers; nothing is allocated.
+    // SAFETY: a system call on plain numbers; nothing is allocated.
     unsafe {
         c.pre_exec(move || match libc::setrlimit(libc::RLIMIT_AS, &raw const limit) {
             0 => Ok(()),
@@ -97,7 +97,7 @@ fn through_pipe(input: File, bytes: u64, tmp: Option<&str>) -> Output {
     c.output().expect("it runs")
 }
 
-/// A file that begins so and is this long, the rest a hole.
+/// A file with this beginning and length, the rest a hole.
 fn sparse(begin: &[u8], len: u64) -> File {
     let mut file = tempfile::tempfile().expect("a file");
     file.write_all(begin).expect("written");
@@ -112,11 +112,11 @@ fn said(out: &Output) -> String {
 
 #[test]
 fn a_long_pipe_takes_no_memory() {
-    // What is no trace is refused after its first bytes.
+    // Data that is not a trace is refused after its first bytes.
     let out = through_pipe(sparse(b"hello", 20 << 30), 512 << 20, None);
     assert_eq!(out.status.code(), Some(1), "{}", said(&out));
     assert!(said(&out).contains("not a profinfer trace"), "{}", said(&out));
-    // A trace is read to its end, and is not kept in memory.
+    // A trace is read to its end without keeping it in memory.
     let out = through_pipe(sparse(&trace(50), 3 << 30), 512 << 20, None);
     assert_eq!(out.status.code(), Some(0), "{}", said(&out));
     let text = String::from_utf8_lossy(&out.stdout);
@@ -134,7 +134,7 @@ fn where_a_long_pipe_has_no_place_it_says_so() {
 fn a_long_pipe_gives_the_same_as_a_file() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("run.pfi");
-    // Longer than what is kept in memory: the same blocks, and bytes between that are none.
+    // Longer than the in-memory limit: the same blocks, followed by bytes that are not blocks.
     let mut bytes = trace(200);
     bytes.extend(std::iter::repeat_n(0x55, 40 << 20));
     std::fs::write(&path, &bytes).expect("written");

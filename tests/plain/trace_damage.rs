@@ -1,4 +1,4 @@
-//! Damaged, cut and hostile traces: nothing panics, only the block hit is lost, and the reader says what.
+//! Damaged, truncated and hostile traces: nothing panics, only the damaged block is lost, and the reader reports it.
 
 use crate::trace_support;
 
@@ -7,7 +7,7 @@ use pfi::*;
 use proptest::prelude::*;
 use trace_support::*;
 
-/// Reads all that can be read, through every decoder. Returns the numbers of the intact blocks.
+/// Reads everything readable, through every decoder. Returns the numbers of the intact blocks.
 fn read_all(trace: &Trace) -> Vec<u32> {
     let mut good = Vec::new();
     for i in 0..trace.blocks().len() {
@@ -20,7 +20,7 @@ fn read_all(trace: &Trace) -> Vec<u32> {
                 Ok(Record::Experts(e)) => assert!(expert_ids(&e).count() <= e.data.len()),
                 Ok(Record::Sample(s)) => assert!(sensor_values(&s).count() <= s.data.len()),
                 Ok(Record::Plan(p)) => assert!(plan_hits(&p).count() <= p.hits.0.len()),
-                Ok(Record::Tensor(t)) => assert!(t.src.len() <= 16 && t.name.len() <= 255),
+                Ok(Record::Tensor(t)) => assert!(t.tensor.src.len() <= 16 && t.tensor.name.len() <= 255),
                 Ok(_) => {}
                 Err(damage) => assert!(!damage.to_string().is_empty()),
             }
@@ -138,7 +138,7 @@ fn newer_versions_are_told_apart() {
     assert!(Trace::from_bytes(file).unwrap().damage().iter().any(|d| d.to_string().contains("version 3")));
 }
 
-/// A file with one block of this payload.
+/// A file with one block that has this payload.
 fn file_of(payload: &[u8]) -> Vec<u8> {
     let mut file = small_file();
     let start = spans(&file)[0].0;
@@ -151,7 +151,8 @@ fn file_of(payload: &[u8]) -> Vec<u8> {
 
 #[test]
 fn unknown_kinds_are_skipped_and_missing_fields_are_zero() {
-    // Kind 99; a TypeDef with a field too many; padding; a Split with a tenth field; an impossible text; a length too far.
+    // Kind 99; a TypeDef with an extra field; padding; a Split with a tenth field; an invalid text; a length past
+    // the end.
     let payload =
         b"\x03\x63\xff\xff\x06\x06\x09\x00\x20\x12\x77\0\x06\x0c\x83\x04\x08\x01\x7f\x03\x05\x07\x41\x02\x06\x01\x7f\x06";
     let trace = Trace::from_bytes(file_of(payload)).unwrap();

@@ -1,4 +1,4 @@
-//! A block grows on disk: whatever moment the writer is stopped at, what it brought there is a valid trace.
+//! A block grows on disk: wherever the writer stops, the data written so far is a valid trace.
 
 use crate::trace_support;
 
@@ -10,14 +10,14 @@ use pfi::record::Record;
 use pfi::*;
 use trace_support::*;
 
-/// What was done to a file, in order.
+/// The operations on a file, in order.
 #[derive(Clone)]
 enum Step {
     Append(Vec<u8>),
     Overwrite(usize, Vec<u8>),
 }
 
-/// Notes every step; from `room` bytes on the disk is full.
+/// Records every step; the disk is full after `room` bytes.
 #[derive(Clone)]
 struct Noted {
     steps: Rc<RefCell<Vec<Step>>>,
@@ -71,7 +71,7 @@ impl Output for Noted {
     }
 }
 
-/// Records 40 tokens with a flush after each; gives the error it met.
+/// Records 40 tokens with a flush after each; returns the error, if any.
 fn recorded(out: &Noted) -> Option<WriteError> {
     let cfg = EncoderConfig { block_bytes: 4096, flush_ns: 0, ..EncoderConfig::default() };
     let run = || {
@@ -89,7 +89,7 @@ fn recorded(out: &Noted) -> Option<WriteError> {
     run().err()
 }
 
-/// Tokens that can be read, and the kinds of the damage.
+/// Readable tokens, and the kinds of damage.
 fn readable(file: Vec<u8>) -> (Vec<u64>, Vec<DamageKind>) {
     let trace = Trace::from_bytes(file).unwrap();
     let mut seen = Vec::new();

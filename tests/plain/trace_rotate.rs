@@ -1,4 +1,4 @@
-//! One recording in several traces, and the end of one out of memory: each is a whole trace by itself.
+//! One recording in several traces, and the end of a recording from memory: each is a complete trace.
 
 use crate::trace_support;
 
@@ -6,13 +6,13 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use pfi::record::{Process, Record};
-use pfi::ring::{IntoRing, Ring};
+use pfi::ring::{BlockRing, IntoRing};
 use pfi::*;
 use trace_support::*;
 
 type Writer = Encoder<Box<dyn Output>>;
 
-/// A place whose bytes can be looked at.
+/// A writer whose bytes can be inspected.
 #[derive(Clone, Default)]
 struct Shared(Rc<RefCell<Vec<u8>>>);
 
@@ -57,7 +57,7 @@ fn process(enc: &mut Writer, pid: u32) {
     enc.process(&Process { pid, engine: 0, exe: "/bin/engine", cmdline: "engine" }).expect("written");
 }
 
-/// What a trace holds: its damage as text, kinds of records, and the tokens' numbers with their processes.
+/// Content of a trace: damage as text, kinds of records, and token numbers with their processes.
 fn read(bytes: &[u8]) -> (Vec<String>, Vec<String>, Vec<(u64, u32)>) {
     let trace = Trace::from_bytes(bytes.to_vec()).expect("a trace");
     let (mut kinds, mut tokens, mut pids) = (Vec::new(), Vec::new(), Vec::new());
@@ -143,7 +143,7 @@ fn a_full_disk_at_a_turn_is_an_error_and_the_old_trace_is_whole() {
 }
 
 /// A recording of `n` tokens, 1 ms apart, into a ring, in small blocks.
-fn into_ring(ring: &Rc<RefCell<Ring>>, n: u64) -> Writer {
+fn into_ring(ring: &Rc<RefCell<BlockRing>>, n: u64) -> Writer {
     let out: Box<dyn Output> = Box::new(IntoRing(ring.clone()));
     let cfg = EncoderConfig { block_bytes: 4 << 10, ..EncoderConfig::default() };
     let mut enc = Encoder::new(out, cfg, &header()).expect("begun");
@@ -157,7 +157,7 @@ fn into_ring(ring: &Rc<RefCell<Ring>>, n: u64) -> Writer {
     enc
 }
 
-fn written(ring: &Rc<RefCell<Ring>>, enc: &mut Writer) -> Vec<u8> {
+fn written(ring: &Rc<RefCell<BlockRing>>, enc: &mut Writer) -> Vec<u8> {
     enc.seal_now().expect("sealed");
     let end = record::Footer { end: "ring written out", ..footer() };
     let first = enc.loose(&header(), None).expect("a block");
@@ -169,7 +169,7 @@ fn written(ring: &Rc<RefCell<Ring>>, enc: &mut Writer) -> Vec<u8> {
 
 #[test]
 fn a_ring_keeps_the_last_of_a_recording() {
-    let ring = Rc::new(RefCell::new(Ring::new(2_000_000_000, 1 << 30)));
+    let ring = Rc::new(RefCell::new(BlockRing::new(2_000_000_000, 1 << 30)));
     let mut enc = into_ring(&ring, 20_000);
     let (damage, kinds, tokens) = read(&written(&ring, &mut enc));
     assert_eq!(damage, [""; 0]);
@@ -178,12 +178,12 @@ fn a_ring_keeps_the_last_of_a_recording() {
     assert_eq!(last, 19_999);
     assert_eq!(tokens.len() as u64, last - first + 1, "no token is missing in between");
     assert!((15_000..=18_000).contains(&first), "2 s, and the block in which they begin: {first}");
-    // The books where it begins: as they stood when the block before its first was taken.
+    // Statistics at its beginning: as of the end of the block before its first.
     let base = ring.borrow().base()[0];
     assert!(base < first + 2 && base + 2 > first, "{base} {first}");
     assert!(ring.borrow().dropped() > 0);
 
-    // It goes on, and can be written again.
+    // Recording continues, and the ring can be written again.
     (20_000..20_010).for_each(|i| one_token(&mut enc, 2, i));
     let (damage, _, tokens) = read(&written(&ring, &mut enc));
     assert_eq!((damage.len(), tokens[tokens.len() - 1].0), (0, 20_009));
@@ -191,10 +191,10 @@ fn a_ring_keeps_the_last_of_a_recording() {
 
 #[test]
 fn a_ring_keeps_within_its_bytes() {
-    let ring = Rc::new(RefCell::new(Ring::new(u64::MAX, 20_000)));
+    let ring = Rc::new(RefCell::new(BlockRing::new(u64::MAX, 20_000)));
     let mut enc = into_ring(&ring, 20_000);
     assert!((10_000..=20_000).contains(&ring.borrow().bytes()), "{}", ring.borrow().bytes());
     let (damage, _, tokens) = read(&written(&ring, &mut enc));
     assert!(damage.is_empty() && tokens[tokens.len() - 1].0 == 19_999);
-    assert_eq!(Ring::new(0, 0).base(), [0; 0]);
+    assert_eq!(BlockRing::new(0, 0).base(), [0; 0]);
 }

@@ -1,4 +1,4 @@
-//! What goes into a trace comes out of it.
+//! Records read from a trace equal the records written.
 
 use crate::trace_support;
 
@@ -39,10 +39,10 @@ fn every_kind_of_record_comes_back() {
     has(Record::Footer(footer()), 1);
     has(Record::Engine(Engine { id: 0, version: "b6000", layout: "op@80 ne@16 nb@48" }), 2);
     has(Record::Notice(Notice { t: 5_900_000_000, text: "a probe left" }), 1);
-    has(Record::OpDef(OpDef { id: 6, name: "UNARY", desc: "SILU" }), 4);
+    has(Record::OpDef(OpDef { id: 6, name: "UNARY", desc: "SILU" }), 5);
     let rung = |seen, why| {
         let (role, name) = ("op", "ggml_compute_forward");
-        Record::Rung(Rung { engine: 0, role, name, used: true, expected: Some(seen), seen, why })
+        Record::Rung(RungRecord { engine: 0, role, name, used: true, expected: Some(seen), seen, why })
     };
     has(rung(146, "first"), 1);
     has(rung(152, "at the end"), 2);
@@ -70,17 +70,21 @@ fn every_block_defines_what_it_refers_to() {
                     assert!(plan_hits(&p).all(|h| known.contains(&("tensor", h.tensor))));
                     assert!(known.insert(("plan", p.id)));
                 }
-                Record::Tensor(t) => {
+                Record::Tensor(TensorRecord { id, tensor: t }) => {
                     assert!(known.contains(&("op", t.op.into())) && known.contains(&("type", t.ty.into())));
                     assert!(
                         t.src.iter().flatten().all(|s| known.contains(&("tensor", *s))),
                         "sources come first"
                     );
-                    assert!(known.insert(("tensor", t.id)));
+                    assert!(known.insert(("tensor", id)));
                 }
                 Record::CpuGraph(g) => assert!(known.contains(&("plan", g.plan.unwrap()))),
                 Record::Slices(s) => assert!(known.contains(&("plan", s.plan))),
-                Record::Split(s) => assert!(known.contains(&("backend", s.backend))),
+                Record::Split(s) => {
+                    assert!(known.contains(&("backend", s.backend)));
+                    assert!(s.plan.is_none_or(|plan| known.contains(&("plan", plan))));
+                }
+                Record::Enqueued(e) => assert!(known.contains(&("plan", e.plan))),
                 _ => {}
             }
         }
@@ -109,15 +113,14 @@ fn tensors_keep_all_their_fields_and_are_interned_by_content() {
     let mut seen = Vec::new();
     each(&trace, |_, r| match r {
         Record::Tensor(t) => {
-            seen.push(t);
+            seen.push((t.id, t.tensor));
         }
         Record::Plan(p) => {
             assert_eq!((plan_hits(&p).collect::<Vec<_>>(), p.n_nodes, p.id), (hits.to_vec(), 3, plan))
         }
         _ => {}
     });
-    let tensor = |id, addr, name: &str, src: &[Option<u32>]| Tensor {
-        id,
+    let tensor = |addr, name: &str, src: &[Option<u32>]| Tensor {
         pid: PID,
         addr,
         known: true,
@@ -130,11 +133,11 @@ fn tensors_keep_all_their_fields_and_are_interned_by_content() {
         src: src.into(),
         view_src: None,
     };
-    assert_eq!(seen[0], Tensor { known: false, op: 0, ..tensor(a, u64::MAX, "", &[]) });
+    assert_eq!(seen[0], (a, Tensor { known: false, op: 0, ..tensor(u64::MAX, "", &[]) }));
     let ne = [4096, 1, 7, 1];
-    let strided = Tensor { flags: 5, ne, nb: full.nb, ..tensor(b, 16, &long[..255], &[None, Some(0)]) };
-    assert_eq!(seen[1], Tensor { view_src: Some(a), ..strided });
-    assert_eq!(seen[2], Tensor { op: 2, ..tensor(c, 32, "blk.0.naive", &[Some(b), Some(77)]) });
+    let strided = Tensor { flags: 5, ne, nb: full.nb, ..tensor(16, &long[..255], &[None, Some(0)]) };
+    assert_eq!(seen[1], (b, Tensor { view_src: Some(a), ..strided }));
+    assert_eq!(seen[2], (c, Tensor { op: 2, ..tensor(32, "blk.0.naive", &[Some(b), Some(77)]) }));
     assert_eq!(seen.len(), 3, "what is not used is not written");
 }
 

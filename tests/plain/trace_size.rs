@@ -1,4 +1,4 @@
-//! How large a trace is: bytes by kind of record for 200 decode tokens of a model with 73 ops, two threads.
+//! Trace size: bytes by kind of record for 200 decode tokens of a model with 73 ops, two threads.
 
 use crate::trace_support;
 
@@ -33,7 +33,7 @@ fn a_slice_costs_little_more_when_nearly_all_times_are_long() {
     assert!(bytes_per_slice(Times::Even) <= 6.5);
 }
 
-/// Prints how fast slices decode; run with `--release --ignored --nocapture`.
+/// Prints the decoding speed of slices; run with `--release --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn decode_rate() {

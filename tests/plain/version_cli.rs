@@ -1,4 +1,4 @@
-//! `--version` of both programs: the version, and the commit where there is one.
+//! `--version` of both programs: the version, and the commit if known.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,7 +20,7 @@ fn the_commit_is_the_one_checked_out() {
     let version = common::VERSION;
     let rest = version.strip_prefix(env!("CARGO_PKG_VERSION")).expect("the version comes first");
     let here = env!("CARGO_MANIFEST_DIR");
-    // Sources that somebody unpacked within a repository of his own are not of its commit.
+    // Sources unpacked inside an unrelated repository must not report its commit.
     let ours = Path::new(here).join(".git").exists();
     let head = Command::new("git").args(["-C", here, "rev-parse", "--verify", "HEAD"]).output();
     let head = head.ok().filter(|o| ours && o.status.success());

@@ -1,5 +1,5 @@
-//! Damaged traces, real ones in `live_views` and made-up ones here, through every view: each comes out or is refused in
-//! words; nothing panics, hangs or takes memory without bound.
+//! Damaged traces, real ones in `live_views` and synthetic ones here, through every view: each is rendered or
+//! refused with a message; nothing panics, hangs or uses unbounded memory.
 
 use crate::all_views;
 use crate::dag_support;
@@ -16,7 +16,7 @@ use synth_trace::causes::one_of_each;
 use synth_trace::*;
 use trace_support::{seal, small_file, spans};
 
-/// Traces that between them have all that a trace can have.
+/// Traces that together contain everything a trace can contain.
 fn traces() -> &'static [Vec<u8>] {
     static ALL: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -43,10 +43,10 @@ fn whole_traces_pass_all_views() {
 }
 
 proptest! {
-    // Few: a case is all views. `make proptest` asks for more.
+    // Few: each case runs all views. `make proptest` runs more.
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Bytes that are other ones, in blocks whose checksums are right again: what a reader can not tell from a recording.
+    /// Changed bytes in blocks with repaired checksums: the reader cannot distinguish this from a recording.
     #[test]
     fn changed_records_pass_all_views(
         which in 0usize..5,
@@ -65,7 +65,7 @@ proptest! {
         all_views::all(file);
     }
 
-    /// Files that were cut, lost a part, or have another twice.
+    /// Files that were truncated, lost a part, or have one twice.
     #[test]
     fn torn_files_pass_all_views(
         which in 0usize..5,
@@ -80,7 +80,7 @@ proptest! {
         all_views::all(file[..to].to_vec());
     }
 
-    /// Blocks in another order, or of another recording.
+    /// Blocks reordered, or taken from another recording.
     #[test]
     fn blocks_of_others_pass_all_views(
         which in (0usize..5, 0usize..5),
@@ -94,7 +94,7 @@ proptest! {
             let (start, end) = spans[at.index(spans.len())];
             let to = file.len();
             file.extend_from_slice(&from[start..end]);
-            // As if it stood here.
+            // With its position adjusted.
             file[to + 16..to + 20].copy_from_slice(&(i as u32).to_le_bytes());
             seal(&mut file, to);
         }

@@ -1,4 +1,4 @@
-"""What the tests of the service's files share: where things are, running programs, and skipping what cannot run here."""
+"""Shared by the tests of the service's files: paths, running programs, and skipping tests that cannot run here."""
 
 import os
 import shutil
@@ -9,9 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
-# A test that cannot run is a failure then.
+# If set, a test that cannot run is a failure.
 REQUIRED = os.environ.get("CI") == "true" or os.environ.get("PROFINFER_REQUIRE") == "1"
-# The program to install; only its being there counts where it is but copied.
+# The program to install; where it is only copied, it just has to exist.
 PROFINFER = Path(os.environ.get("PROFINFER_BINARY") or ROOT / "target" / "debug" / "profinfer")
 
 
@@ -37,10 +37,10 @@ class Test(unittest.TestCase):
 
     def need_profinfer(self):
         if not PROFINFER.is_file():
-            self.skip(f"{PROFINFER} is not there: cargo build makes it")
+            self.skip(f"{PROFINFER} does not exist: run cargo build")
 
     def run_it(self, *command, code=0, **options):
-        """Output and errors of a command that must end with this code."""
+        """Output and errors of a command that must exit with this code."""
         options.setdefault("timeout", 60)
         ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
         said = ended.stdout + ended.stderr
@@ -48,7 +48,7 @@ class Test(unittest.TestCase):
         return said
 
     def script(self, name, text):
-        """A program of the test's own."""
+        """A program written by the test."""
         path = self.dir / name
         path.write_text(text)
         path.chmod(0o755)

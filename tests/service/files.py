@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The files by which init systems start the service: shell that shellcheck finds nothing in, a unit that systemd takes and finds
-tight, and a .cfg that OpenHarmony's init takes."""
+"""The files that init systems use to start the service: shell scripts without shellcheck findings, a unit that
+systemd accepts and rates as restricted, and a .cfg that OpenHarmony's init accepts."""
 
 import copy
 import json
@@ -9,7 +9,7 @@ import unittest
 
 from common import CONF, ROOT, Test
 
-# Most that `systemd-analyze security` may say: 0 is no exposure at all, 10 all of it.
+# Maximum exposure according to `systemd-analyze security`: 0 is none, 10 full exposure.
 EXPOSURE = 3.0
 
 
@@ -27,7 +27,7 @@ class Unit(Test):
         super().setUp()
         self.need("systemd-analyze")
         self.text = (CONF / "systemd/profinfer.service").read_text()
-        # The program is not installed here, and only whether it is there matters.
+        # The program is not installed here, but systemd checks that it exists.
         self.unit = self.dir / "profinfer.service"
         self.unit.write_text(self.text.replace("/usr/bin/profinfer", "/bin/true"))
 
@@ -58,7 +58,7 @@ class Unit(Test):
 
 
 # Service Management and Job Management of OpenHarmony's documentation (openharmony/docs,
-# device-dev/subsystems/subsys-boot-init-service.md and -jobs.md, tables 1), and what init itself refuses
+# device-dev/subsystems/subsys-boot-init-service.md and -jobs.md, tables 1), and the checks in init itself
 # (openharmony/startup_init, services/init/init_service_manager.c and init_capability.c).
 
 
@@ -92,7 +92,7 @@ def critical(value):
     return value in (0, 1)
 
 
-# Names end with AUDIT_READ (37). For one that it does not know init takes all capabilities, so none are used.
+# Names end with AUDIT_READ (37). For an unknown name init grants all capabilities, so none are used.
 capability = number(0, 40)
 user = either(number(0, 2**31 - 1), text(1, 32))
 SERVICE = {
@@ -121,12 +121,12 @@ COMMANDS = {
     "chown": r"chown \w+ \w+ /\S+",
     "start": r"start \w+",
 }
-# The whole file, in bytes.
+# The complete file, in bytes.
 LARGEST = 100 * 1024
 
 
 def faults(cfg):
-    """What is wrong with it, by the schema."""
+    """Violations of the schema."""
     for key in cfg.keys() - {"jobs", "services", "import"}:
         yield f"unknown part {key}"
     for service in cfg.get("services", []):

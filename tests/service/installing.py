@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Getting the service onto a machine and off it again: `profinfer install`, the init script, the scripts for boards (with ssh and
-hdc of the test's own), and the Debian package."""
+"""Installing and removing the service: `profinfer install`, the init script, the scripts for boards (with fake ssh
+and hdc), and the Debian package."""
 
 import json
 import os
@@ -23,7 +23,7 @@ INITS = {
 
 
 def tree(root):
-    """Files below a folder, with their mode and content."""
+    """Files below a directory, with their mode and content."""
     return {
         str(path.relative_to(root)): (stat.S_IMODE(path.lstat().st_mode), path.read_bytes())
         for path in Path(root).rglob("*")
@@ -111,7 +111,7 @@ class Install(Test):
                         continue
                     said = self.install("--init", "systemd", *more, code=1)
                     self.assertIn(str(root / name), said)
-        # One where the new file is to be written is removed, not followed.
+        # A link at the place of the new file is removed, not followed.
         self.root = self.dir / "new"
         (self.root / "etc/systemd/system").mkdir(parents=True)
         (self.root / (INITS["systemd"] + ".new")).symlink_to(aim)
@@ -171,7 +171,7 @@ int main(int n, char **words) {
 
 
 class InitScript(Test):
-    """conf/sysv/profinfer with a stand-in for the service, in a mount namespace of the test's own."""
+    """conf/sysv/profinfer with a stand-in for the service, in a private mount namespace."""
 
     def setUp(self):
         super().setUp()
@@ -220,11 +220,11 @@ class InitScript(Test):
     def test_what_keeps_it_from_starting_is_said(self):
         said = self.play("echo bad >$(sed -n 's/.*CONF=\\([^ ]*\\).*/\\1/p' /etc/default/profinfer)", "$S start; echo $?", "$S status; echo $?")
         self.assertEqual(said.splitlines(), ["profinfer: did not start:", "bad configuration", "1", "profinfer: does not run", "3"])
-        self.assertIn("is not there", self.play(f"rm {self.dir}/conf", "$S start; echo $?"))
+        self.assertIn("does not exist", self.play(f"rm {self.dir}/conf", "$S start; echo $?"))
         self.assertIn("is a link", self.play(f"echo good >{self.dir}/conf", "ln -s /tmp /run/profinfer", "$S start; echo $?"))
 
     def test_a_pid_file_of_before_is_not_believed(self):
-        # A number that another process has, and one that is none.
+        # The PID of another process, and an invalid one.
         said = self.play(
             "sleep 60 & other=$!", "mkdir /run/profinfer", "echo $other >/run/profinfer/pid", "$S status; echo $?", "$S stop",
             "kill -0 $other && echo alive", "echo x >/run/profinfer/pid", "$S start; $S status >/dev/null; echo $?", "kill $other",
@@ -259,7 +259,7 @@ case "$1 $2" in
 'shell test -f'*) printf "code=${NO_FILE:-0}\r\n" ;;
 'shell '*) printf 'code=0\r\n' ;;
 esac
-# Like the real one, it never says by its code that a command failed.
+# Like the real one, its exit code never shows that a command failed.
 exit 0
 """
 
@@ -275,7 +275,7 @@ class Remote(Test):
             self.script(name, text)
 
     def play(self, script, *arguments, code=0, **env):
-        """Output of a script, and what it asked for."""
+        """Output of a script, and the commands it ran."""
         self.log.write_text("")
         env = {**os.environ, "PATH": f"{self.dir}:{os.environ['PATH']}", "LOG": str(self.log), **env}
         said = self.run_it("sh", CONF / script, *arguments, code=code, env=env)
@@ -325,7 +325,7 @@ class Remote(Test):
             (["--prefix", "/a;b", "board"], 2, "letters, digits"),
             (["--init", "upstart", "board"], 2, "systemd, sysv"),
             (["--what"], 2, "unknown option"),
-            (["board", self.dir / "not"], 1, "make dist makes it"),
+            (["board", self.dir / "not"], 1, "run make dist"),
             (["--conf", self.dir / "not", "board", self.binary], 1, "cannot be read"),
         ]:
             said, asked = self.ssh(*arguments, code=code)
@@ -385,7 +385,7 @@ class Debian(Test):
         self.script_of(self.target)
 
     def script_of(self, target):
-        # What a package holds does not depend on the program, and the real one takes minutes to make.
+        # The content of a package does not depend on the program, and building the real one takes minutes.
         folder = self.dir / "dist" / target
         folder.mkdir(parents=True)
         shutil.copy("/bin/true", folder / "profinfer")
@@ -420,7 +420,7 @@ class Debian(Test):
 
     def test_lintian_finds_no_error(self):
         self.need("lintian")
-        # The address is that of whoever builds it; a program that is linked statically is meant to be.
+        # The address is that of the package's builder; the program is meant to be statically linked.
         no_matter = "bogus-mail-host,bogus-mail-host-in-debian-changelog,statically-linked-binary"
         said = self.run_it("lintian", "--allow-root", "--fail-on", "error", "--suppress-tags", no_matter, self.build("1.2"))
         self.assertNotIn("E:", said)

@@ -1,11 +1,11 @@
-//! Records of causes for made-up traces: what they say is known to the nanosecond too.
+//! Attribution records for synthetic traces, with values known to the nanosecond.
 
 use super::*;
 
-/// Of the synthetic engine's first call: start of its first op.
+/// Start of the first op in the synthetic engine's first call.
 pub const FIRST_OP: u64 = ORIGIN + 3 * LEAD;
 
-/// Start of position `p` in a graph whose first op starts at `first`, all threads' slowest being `slowest`.
+/// Start of position `p` in a graph whose first op starts at `first`; `slowest` gives the slowest thread's time.
 pub fn start_of(first: u64, p: usize, slowest: impl Fn(usize) -> u64) -> i64 {
     (first + (0..p).map(|p| slowest(p) + SYNC).sum::<u64>()) as i64
 }
@@ -19,8 +19,8 @@ pub fn preempted(ith: u32, t: i64, dur: u64) -> OffCpu {
         dur,
         runnable: Some(dur),
         state: 0,
-        io: Answer::No,
-        fault: Answer::No,
+        io: Tristate::No,
+        fault: Tristate::No,
         cpu: ith as u16,
         to_cpu: ith as u16,
         by: 900,
@@ -30,7 +30,7 @@ pub fn preempted(ith: u32, t: i64, dur: u64) -> OffCpu {
     }
 }
 
-/// A thread that slept, the last `runnable` ns of it awake and waiting behind thread 901.
+/// A thread that slept, the last `runnable` ns of it waiting for 901 to release the CPU.
 pub fn slept(ith: u32, t: i64, dur: u64, runnable: u64) -> OffCpu {
     OffCpu { state: 1, runnable: Some(runnable), by: 0, from: 901, ..preempted(ith, t, dur) }
 }
@@ -40,8 +40,8 @@ pub fn faulted(ith: u32, t: i64, dur: u64) -> OffCpu {
     OffCpu {
         state: 2,
         runnable: Some(0),
-        fault: Answer::Yes,
-        io: Answer::Yes,
+        fault: Tristate::Yes,
+        io: Tristate::Yes,
         by: 0,
         from: 0,
         ..preempted(ith, t, dur)
@@ -71,7 +71,7 @@ pub fn phase_call(what: &str, t: u64, dur: u64) -> PhaseCall<'_> {
     PhaseCall { what, pid: PID, tid: TID, t: t as i64, dur, cut: false }
 }
 
-/// One of each of the records of causes, beside the graph that was written last.
+/// One of each kind of attribution record, next to the most recently written graph.
 pub fn one_of_each(s: &mut Synth<Vec<u8>>) {
     use pfi::{CounterRun, ExpertRows};
     let (graph, t) = (s.graphs - 1, s.now - 10_000);

@@ -1,4 +1,5 @@
-//! Traces of a made-up llama-like engine, times known to the nanosecond: for tests of `report` and for its benchmark.
+//! Traces of a synthetic llama-like engine with times known to the nanosecond: for tests of `report` and for its
+//! benchmark.
 #![allow(dead_code)]
 
 pub mod causes;
@@ -10,7 +11,8 @@ use pfi::{Encoder, EncoderConfig, Output, PlanHit, Slice, SliceRun, TensorDesc};
 
 pub const PID: u32 = 4242;
 pub const TID: u32 = 4243;
-/// From a call's start to its graph's, from there to the CPU graph's, from there to the first op; and back at the end.
+/// Delays from a call's start to its graph's, to the CPU graph's, and to the first op; the same in reverse at the
+/// end.
 pub const LEAD: u64 = 1000;
 /// From the slowest thread's barrier entry to the next op.
 pub const SYNC: u64 = 100;
@@ -75,10 +77,10 @@ pub fn header(structure: bool) -> Header<'static> {
         real_ns: 1_700_000_000_000_000_000,
         level: Level::Op,
         structure,
-        transport: Transport::Ring,
+        transport: TransportKind::Ring,
         buffer_bytes: 8 << 20,
         hit_ns: 500,
-        source: pfi::record::Source::Bpf,
+        source: pfi::record::SourceKind::Bpf,
     }
 }
 
@@ -98,7 +100,7 @@ pub fn footer(end: &str) -> Footer<'_> {
     }
 }
 
-/// Writes a trace that is shaped like a 1B model's decode: 16 layers, 2 threads, 1 to 500 us an op.
+/// Writes a trace shaped like a 1B model's decode: 16 layers, 2 threads, 1 to 500 us per op.
 pub fn generate(path: &std::path::Path, slices: u64, barrier: bool) {
     let out = std::fs::File::create(path).expect("the trace can be written");
     let mut synth = Synth::new(out, Spec { layers: 16, barrier, ..Spec::default() });
@@ -115,7 +117,7 @@ pub fn generate(path: &std::path::Path, slices: u64, barrier: bool) {
     synth.enc.finish(&footer("target exited")).expect("the trace can be ended");
 }
 
-/// Writes calls one after the other.
+/// Writes calls in sequence.
 pub struct Synth<W: Write> {
     pub enc: Encoder<W>,
     pub spec: Spec,
@@ -124,11 +126,11 @@ pub struct Synth<W: Write> {
     pub calls: u64,
     pub graphs: u64,
     pub slices: u64,
-    /// Whether the CPU graphs that come next are told as cut.
+    /// Whether the following CPU graphs are marked as cut.
     pub cut: bool,
-    /// Backend of the splits that come next: its GUID and name.
+    /// Backend of the following splits: its GUID and name.
     pub backend: ([u8; 16], &'static str),
-    /// Whose calls come next; see [`Synth::process`].
+    /// Process of the following calls; see [`Synth::process`].
     pid: u32,
     /// See [`Synth::context`].
     context: u64,
@@ -148,7 +150,8 @@ impl<W: Output> Synth<W> {
         enc.process(&Process { pid: PID, engine: 0, exe: "/opt/llama/llama-cli", cmdline: "llama-cli -m x" })
             .unwrap();
         let (role, name, why) = ("op", "ggml_cpu_extra_compute_forward", "hits as expected");
-        enc.rung(&Rung { engine: 0, role, name, used: true, expected: Some(100), seen: 100, why }).unwrap();
+        enc.rung(&RungRecord { engine: 0, role, name, used: true, expected: Some(100), seen: 100, why })
+            .unwrap();
         for (id, (name, desc)) in OPS.iter().enumerate() {
             enc.op_def(id as u16, name, desc);
         }
@@ -178,19 +181,19 @@ impl<W: Output> Synth<W> {
         }
     }
 
-    /// From now on calls are those of another process of the same program.
+    /// From now on calls belong to another process of the same program.
     pub fn process(&mut self, pid: u32) {
         self.pid = pid;
         let exe = "/opt/llama/llama-cli";
         self.enc.process(&Process { pid, engine: 0, exe, cmdline: "llama-cli -m x" }).unwrap();
     }
 
-    /// From now on calls are those of another context of the process, with a model of its own of so many layers.
+    /// From now on calls belong to another context of the process, with its own model of `layers` layers.
     pub fn context(&mut self, n: u64, layers: u32) {
         (self.context, self.spec.layers, self.cgraph) = (n, layers, 0x1234 + n);
     }
 
-    /// From now on graphs are elsewhere, all else is as before.
+    /// From now on graphs are at another address; nothing else changes.
     pub fn moved(&mut self, by: u64) {
         self.cgraph += by;
     }
@@ -227,7 +230,7 @@ impl<W: Output> Synth<W> {
         self.calls += 1;
     }
 
-    /// Scheduler graph, split and CPU graph from `start` on; the end of the first.
+    /// Scheduler graph, split and CPU graph from `start` on; returns the end of the first.
     pub fn graph(
         &mut self,
         token: Option<u64>,
@@ -253,6 +256,7 @@ impl<W: Output> Synth<W> {
             dur,
             cut,
             device: Device::Idle,
+            plan: None,
         };
         self.enc.split(&split).unwrap();
         let (t, dur, cgraph) = (start as i64, end - start, self.cgraph);
@@ -327,7 +331,7 @@ impl<W: Output> Synth<W> {
         if let Some((_, hits)) = self.plans.iter().find(|(of, _)| *of == (self.pid, self.context, width)) {
             return hits.clone();
         }
-        // Weights keep their addresses from one width to the next.
+        // Weights keep their addresses across widths.
         self.addr = 0x7000_0000 + (self.context << 32);
         let hits = Builder { synth: self, hits: Vec::new() }.build(u64::from(width));
         self.plans.push(((self.pid, self.context, width), hits.clone()));
@@ -386,7 +390,7 @@ impl<W: Write> Builder<'_, W> {
         self.op("MUL_MAT", name, [rows, n, 1, 1], &[w, x])
     }
 
-    /// 16 hits a layer, and three around them (one more a layer with experts).
+    /// 16 hits per layer, and three around them (one more per layer with experts).
     fn build(mut self, n: u64) -> Vec<PlanHit> {
         let head = EMBD / HEADS;
         let wide = [EMBD, n, 1, 1];

@@ -1,4 +1,4 @@
-//! One record, or a few, of each kind of cause.
+//! One or a few records of each attribution kind.
 
 use std::io::Write;
 
@@ -29,8 +29,8 @@ pub fn off_cpu(t: u64, by: u32) -> OffCpu {
         dur: 12_345,
         runnable: (by != 3).then_some(2345),
         state: if by == 3 { 2 } else { 0 },
-        io: if by == 3 { Answer::Yes } else { Answer::No },
-        fault: Answer::Unknown,
+        io: if by == 3 { Tristate::Yes } else { Tristate::No },
+        fault: Tristate::Unknown,
         cpu: 1,
         to_cpu: 0,
         by,
@@ -40,7 +40,7 @@ pub fn off_cpu(t: u64, by: u32) -> OffCpu {
     }
 }
 
-/// Writes records of every kind of cause, that belong to graph 0 with plan `plan`, whose tensors 1 and 2 are.
+/// Writes records of every attribution kind for graph 0 with plan `plan`, which uses tensors 1 and 2.
 pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     for id in [0, 3] {
         e.counter(&counter(id, 0)).unwrap();
@@ -69,5 +69,7 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     e.level_change(&change).unwrap();
     let feature = Feature { name: "scheduler", state: Availability::None, why: "no tracefs" };
     e.feature(&feature).unwrap();
+    let run = EnqueueRun { split: 2, pid: PID, tid: PID, plan, first: 1, t: t as i64 + 3 };
+    e.enqueued(&run, &[(1, 300), (17, 1 << 40), (1, 0)]).unwrap();
     e.counter(&counter(3, 4_000_000_000)).unwrap();
 }

@@ -1,4 +1,4 @@
-//! What the trace tests share: sample records, a small file with every kind, a synthetic decode stream.
+//! Shared by the trace tests: sample records, a small file with every kind, a synthetic decode stream.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub mod causes;
@@ -10,7 +10,7 @@ use pfi::*;
 
 pub const PID: u32 = 4711;
 
-/// An output that is only appended to, as a pipe is.
+/// An append-only output, like a pipe.
 pub struct Pipe(pub Vec<u8>);
 
 impl Write for Pipe {
@@ -47,10 +47,10 @@ pub fn header() -> Header<'static> {
         real_ns: 1_700_000_000_000_000_000,
         level: Level::Op,
         structure: true,
-        transport: Transport::Ring,
+        transport: TransportKind::Ring,
         buffer_bytes: 8 << 20,
         hit_ns: 512,
-        source: Source::Perf,
+        source: SourceKind::Perf,
     }
 }
 
@@ -118,6 +118,7 @@ pub fn split(seq: u64, backend: u32, t: u64, dur: u64) -> Split {
         dur,
         cut: false,
         device: Device::Idle,
+        plan: None,
     }
 }
 
@@ -146,11 +147,11 @@ pub fn setup<W: Write>(e: &mut Encoder<W>) {
     e.module(&Module { engine: 0, path: "/usr/lib/libggml-cpu.so", build_id: "abc0", role: "cpu" }).unwrap();
     let why = "push r13: emulated, after endbr64";
     let module = "/usr/lib/libggml-cpu.so";
-    e.probe(&Probe { engine: 0, symbol: "ggml_barrier", module, ret: false, offset: 4, why }).unwrap();
+    e.probe(&ProbeRecord { engine: 0, symbol: "ggml_barrier", module, ret: false, offset: 4, why }).unwrap();
     e.process(&Process { pid: PID, engine: 0, exe: "/usr/bin/llama-cli", cmdline: "llama-cli -m x" })
         .unwrap();
     let (role, name) = ("op", "ggml_compute_forward");
-    e.rung(&Rung { engine: 0, role, name, used: true, expected: Some(146), seen: 146, why: "first" })
+    e.rung(&RungRecord { engine: 0, role, name, used: true, expected: Some(146), seen: 146, why: "first" })
         .unwrap();
     for (id, name) in
         ["NONE", "MUL_MAT", "RMS_NORM", "ADD", "MUL", "ROPE", "UNARY", "GET_ROWS"].iter().enumerate()
@@ -167,7 +168,7 @@ pub fn desc<'a>(addr: u64, name: &'a str, op: u16, ne: [u64; 4], src: &'a [Optio
     TensorDesc { pid: PID, addr, known, op, ty, flags: 0, name, ne, nb: None, src, view_src: None }
 }
 
-/// Numbers that look random and are the same in every run.
+/// Pseudorandom numbers, the same in every run.
 pub struct Rng(pub u64);
 
 impl Rng {
@@ -182,18 +183,18 @@ impl Rng {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Evenly distributed over `lo..hi`.
+    /// Uniformly distributed over `lo..hi`.
     pub fn even(&mut self, lo: f64, hi: f64) -> u64 {
         (lo + self.unit() * (hi - lo)) as u64
     }
 
-    /// Evenly distributed in the logarithm over `lo..hi`.
+    /// Log-uniformly distributed over `lo..hi`.
     pub fn log(&mut self, lo: f64, hi: f64) -> u64 {
         (lo * (hi / lo).powf(self.unit())) as u64
     }
 }
 
-/// A model with `layers` layers of 18 ops (4 layers: 73 ops with the output), named and placed as llama.cpp does.
+/// A model with `layers` layers of 18 ops (4 layers: 73 ops with the output), named and ordered as in llama.cpp.
 pub fn model<W: Write>(e: &mut Encoder<W>, layers: u32) -> u32 {
     let mut addr = 0x5555_0000_1000u64;
     let mut hits = Vec::new();
@@ -255,10 +256,10 @@ pub fn model<W: Write>(e: &mut Encoder<W>, layers: u32) -> u32 {
     e.plan(PID, hits.len() as u32 + 12, &hits).unwrap()
 }
 
-/// `n` tensors that are alike in many ways and in few, and their names; a plan that runs them all.
-pub fn odd_tensors<W: Write>(e: &mut Encoder<W>, n: u32) -> (u32, Vec<Tensor>) {
+/// `n` tensors, some similar and some very different, and their names; a plan that runs them all.
+pub fn odd_tensors<W: Write>(e: &mut Encoder<W>, n: u32) -> (u32, Vec<TensorRecord>) {
     let mut rng = Rng(4711);
-    let (mut hits, mut all) = (Vec::new(), Vec::<Tensor>::new());
+    let (mut hits, mut all) = (Vec::new(), Vec::<TensorRecord>::new());
     let parts =
         ["blk.", "é-", "00", "9", "12", "999999999", "1234567890", " (view)", ".weight", "0", "x", ""];
     for i in 0..n {
@@ -309,28 +310,26 @@ pub fn odd_tensors<W: Write>(e: &mut Encoder<W>, n: u32) -> (u32, Vec<Tensor>) {
         let name = name[..cut].into();
         let src: Vec<Option<u32>> =
             src.iter().map(|s| if *s == Some(ITSELF) { Some(id) } else { *s }).collect();
-        all.push(match known {
-            true => {
-                Tensor { id, pid: PID, addr, known, op, ty, flags, name, ne, nb, src: src.into(), view_src }
-            }
-            false => {
-                let (name, src) = ("".into(), [].into());
-                let ne = [1; 4];
-                Tensor {
-                    id,
+        all.push(TensorRecord {
+            id,
+            tensor: match known {
+                true => {
+                    Tensor { pid: PID, addr, known, op, ty, flags, name, ne, nb, src: src.into(), view_src }
+                }
+                false => Tensor {
                     pid: PID,
                     addr,
                     known,
                     op: 0,
                     ty: 0,
                     flags: 0,
-                    name,
-                    ne,
+                    name: "".into(),
+                    ne: [1; 4],
                     nb: None,
-                    src,
+                    src: [].into(),
                     view_src: None,
-                }
-            }
+                },
+            },
         });
     }
     (e.plan(PID, n, &hits).unwrap(), all)
@@ -391,12 +390,20 @@ pub fn small_file() -> Vec<u8> {
     e.notice(&Notice { t: 5_900_000_000, text: "a probe left" }).unwrap();
     causes::write(&mut e, plan, 5_900_000_000);
     let (role, name) = ("op", "ggml_compute_forward");
-    e.rung(&Rung { engine: 0, role, name, used: true, expected: Some(152), seen: 152, why: "at the end" })
-        .unwrap();
+    e.rung(&RungRecord {
+        engine: 0,
+        role,
+        name,
+        used: true,
+        expected: Some(152),
+        seen: 152,
+        why: "at the end",
+    })
+    .unwrap();
     e.finish(&footer()).unwrap().0
 }
 
-/// As `small_file`, with integers only in its making, the codings' rare cases, and interval mode.
+/// Like `small_file`, generated with integers only, with the codings' rare cases, and interval mode.
 pub fn golden_file() -> Vec<u8> {
     let cfg = EncoderConfig { block_bytes: 4096, seal_ns: 0, ..EncoderConfig::default() };
     let mut e = Encoder::new(Pipe(Vec::new()), cfg, &header()).unwrap();
@@ -421,7 +428,9 @@ pub fn golden_file() -> Vec<u8> {
         e.cpu_graph(&cpu_graph(graph, plan, start, 900_000_000)).unwrap();
         let backend = e.backend([7; 16], "CPU");
         let device = [Device::Idle, Device::Busy(800_000_000 + graph), Device::Unseen][graph as usize];
-        e.split(&Split { device, ..split(graph, backend, start - 5, 900_000_010) }).unwrap();
+        let of_device = (device != Device::Idle).then_some(plan);
+        let split = split(graph, backend, start - 5, 900_000_010);
+        e.split(&Split { device, plan: of_device, ..split }).unwrap();
         e.graph(&Graph { device, ..self::graph(graph, start - 10, 900_000_020) }).unwrap();
         e.token(&Token { device, ..token(graph, start - 20, 900_000_040) }).unwrap();
         e.tick(start).unwrap();
@@ -454,7 +463,7 @@ pub fn spans(file: &[u8]) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// Makes the checksums of a block at `at` right again after its bytes were changed.
+/// Repairs the checksums of the block at `at` after its bytes were changed.
 pub fn seal(file: &mut [u8], at: usize) {
     let Some(len) = file.get(at + 12..at + 16).map(|b| u32::from_le_bytes(b.try_into().unwrap()) as usize)
     else {

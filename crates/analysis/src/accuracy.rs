@@ -7,8 +7,8 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::ground_truth::{self, Call, GroundTruth};
-use super::load::{Loaded, Progress, load};
+use super::ground_truth::{self, GroundTruth, TruthCall};
+use super::load::{LoadProgress, Loaded, load};
 use common::order;
 use pfi::record::{CpuGraph, Slices};
 use pfi::{SliceTime, Trace, slice_iter};
@@ -26,7 +26,7 @@ pub struct Accuracy {
 
 /// One level of the trace, or one duration class of its ops.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Line {
+pub struct AccuracyRow {
     pub level: &'static str,
     /// Null if nothing could be compared.
     pub accuracy: Option<Accuracy>,
@@ -38,7 +38,7 @@ pub struct Line {
 
 /// An accuracy goal, and the value reached.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Target {
+pub struct AccuracyGoal {
     pub what: &'static str,
     /// Minimum mean accuracy.
     pub least: f64,
@@ -48,17 +48,17 @@ pub struct Target {
 
 /// The result of the comparison.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Comparison {
+pub struct AccuracyComparison {
     pub pid: u32,
     /// Phases, calls, warm-up calls, graphs, CPU graphs, ops.
-    pub levels: Vec<Line>,
+    pub levels: Vec<AccuracyRow>,
     /// Ops by true duration. Ops that only one side has are counted in `levels`.
-    pub classes: Vec<Line>,
+    pub classes: Vec<AccuracyRow>,
     /// Op slices whose end was not recorded.
     pub without_end: u64,
     /// Ops compared by the time until the thread's next op begins, because the trace has no other end.
     pub wall: u64,
-    pub targets: Vec<Target>,
+    pub targets: Vec<AccuracyGoal>,
     /// Cost of one read of the engine's clock. Each op has two.
     pub reading_ns: u64,
     /// Records the engine dropped for lack of space.
@@ -68,20 +68,24 @@ pub struct Comparison {
 /// Why a comparison is impossible.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
-    #[error("the ground truth is of process {0}, which the trace does not have; give the pair of one run")]
+    #[error(
+        "the ground truth is for process {0}, which is not in the trace; pass both files of the same run"
+    )]
     OtherProcess(u32),
-    #[error("no call or graph of the trace lies within one of the ground truth; give the pair of one run")]
+    #[error(
+        "no call or graph of the trace lies within one of the ground truth; pass both files of the same run"
+    )]
     OtherRun,
 }
 
 /// One measurement from both sides: durations in ns.
 #[derive(Debug, Clone, Copy)]
-struct Pair {
+struct DurationPair {
     measured: u64,
     truth: u64,
 }
 
-impl Pair {
+impl DurationPair {
     fn alpha(self) -> f64 {
         1.0 - self.measured.abs_diff(self.truth) as f64 / self.truth.max(1) as f64
     }
@@ -94,19 +98,19 @@ impl Pair {
 /// Pairs of one level, and how many records were on one side only.
 #[derive(Default)]
 struct Matched {
-    pairs: Vec<Pair>,
+    pairs: Vec<DurationPair>,
     only_traced: u64,
     only_true: u64,
 }
 
 impl Matched {
-    fn line(&self, level: &'static str) -> Line {
+    fn line(&self, level: &'static str) -> AccuracyRow {
         let accuracy = accuracy(&self.pairs);
-        Line { level, accuracy, only_traced: self.only_traced, only_true: self.only_true }
+        AccuracyRow { level, accuracy, only_traced: self.only_traced, only_true: self.only_true }
     }
 }
 
-fn accuracy(pairs: &[Pair]) -> Option<Accuracy> {
+fn accuracy(pairs: &[DurationPair]) -> Option<Accuracy> {
     let mut alphas: Vec<f64> = pairs.iter().map(|p| p.alpha()).collect();
     let mut biases: Vec<i64> = pairs.iter().map(|p| p.bias()).collect();
     order::by_key(&mut alphas, |a| (order::fraction(*a), 0));
@@ -134,8 +138,8 @@ const OVER_50: &str = "op > 50 us";
 const TARGETS: [(&str, f64); 3] = [("phase", 0.9999), ("token", 0.9999), (OVER_50, 0.97)];
 
 /// Compares a trace with the ground truth of the same run.
-pub fn compare(trace: &Trace, truth: &GroundTruth) -> Result<Comparison, CompareError> {
-    let loaded = load(trace, &Progress::default());
+pub fn compare(trace: &Trace, truth: &GroundTruth) -> Result<AccuracyComparison, CompareError> {
+    let loaded = load(trace, &LoadProgress::default());
     let pid = process(&loaded, truth)?;
     let calls: Vec<Traced> =
         loaded.tokens.iter().filter(|t| t.pid == pid && !t.cut).map(Traced::of).collect();
@@ -143,9 +147,9 @@ pub fn compare(trace: &Trace, truth: &GroundTruth) -> Result<Comparison, Compare
         loaded.graphs.iter().filter(|g| g.pid == pid && !g.cut).map(Traced::of).collect();
     let whole: Vec<&CpuGraph> = loaded.cpu_graphs.iter().filter(|g| g.pid == pid && !g.cut).collect();
     let parts: Vec<Traced> = whole.iter().map(|g| Traced::of(*g)).collect();
-    let true_parts: Vec<ground_truth::Span> = truth.cpu_graphs.iter().map(|g| g.span).collect();
+    let true_parts: Vec<ground_truth::TruthSpan> = truth.cpu_graphs.iter().map(|g| g.span).collect();
 
-    let true_calls: Vec<ground_truth::Span> = truth.calls.iter().map(|c| c.span).collect();
+    let true_calls: Vec<ground_truth::TruthSpan> = truth.calls.iter().map(|c| c.span).collect();
     let (all_calls, call_of) = match_spans(&calls, &true_calls);
     let (tokens, warm_up) = warm_up_apart(&all_calls, &truth.calls, &call_of);
     let (graph_level, _) = match_spans(&graphs, &truth.graphs);
@@ -167,8 +171,8 @@ pub fn compare(trace: &Trace, truth: &GroundTruth) -> Result<Comparison, Compare
         let pairs = ops.matched.pairs.iter().filter(|p| (from..to).contains(&p.truth)).copied().collect();
         Matched { pairs, ..Matched::default() }.line(level)
     };
-    let classes: Vec<Line> = CLASSES.iter().map(class).collect();
-    Ok(Comparison {
+    let classes: Vec<AccuracyRow> = CLASSES.iter().map(class).collect();
+    Ok(AccuracyComparison {
         pid,
         targets: TARGETS.iter().map(|t| target(t, levels.iter().chain(&classes))).collect(),
         levels,
@@ -180,10 +184,13 @@ pub fn compare(trace: &Trace, truth: &GroundTruth) -> Result<Comparison, Compare
     })
 }
 
-fn target<'a>(&(what, least): &(&'static str, f64), lines: impl Iterator<Item = &'a Line>) -> Target {
+fn target<'a>(
+    &(what, least): &(&'static str, f64),
+    lines: impl Iterator<Item = &'a AccuracyRow>,
+) -> AccuracyGoal {
     let line = lines.into_iter().find(|l| l.level == what);
     let reached = line.and_then(|l| l.accuracy).map(|a| a.mean);
-    Target { what, least, reached, met: reached.is_some_and(|r| r >= least) }
+    AccuracyGoal { what, least, reached, met: reached.is_some_and(|r| r >= least) }
 }
 
 /// The traced process that the ground truth describes. A process has a different pid inside a container than
@@ -208,7 +215,7 @@ struct Traced {
 }
 
 impl Traced {
-    fn of<T: Timed>(record: &T) -> Traced {
+    fn of<T: TimedSpan>(record: &T) -> Traced {
         let (t, dur) = record.time();
         Traced { t, dur }
     }
@@ -218,13 +225,13 @@ impl Traced {
     }
 }
 
-trait Timed {
+trait TimedSpan {
     fn time(&self) -> (i64, u64);
 }
 
 macro_rules! timed {
     ($($record:ty),+) => {$(
-        impl Timed for $record {
+        impl TimedSpan for $record {
             fn time(&self) -> (i64, u64) {
                 (self.t, self.dur)
             }
@@ -235,7 +242,7 @@ timed!(pfi::record::Token, pfi::record::Graph, CpuGraph);
 
 /// Pairs each traced span with the true span it begins in; both lists are of one level. `truth` is sorted by
 /// start. Also returns, parallel to `traced`, the index of each span's partner.
-fn match_spans(traced: &[Traced], truth: &[ground_truth::Span]) -> (Matched, Vec<Option<usize>>) {
+fn match_spans(traced: &[Traced], truth: &[ground_truth::TruthSpan]) -> (Matched, Vec<Option<usize>>) {
     let mut matched = Matched::default();
     let mut taken = vec![false; truth.len()];
     let mut partners = Vec::with_capacity(traced.len());
@@ -245,7 +252,7 @@ fn match_spans(traced: &[Traced], truth: &[ground_truth::Span]) -> (Matched, Vec
         let partner = at.filter(|&i| truth.get(i).is_some_and(|s| t <= s.end));
         let free = partner.filter(|&i| taken.get_mut(i).is_some_and(|b| !std::mem::replace(b, true)));
         match free.and_then(|i| truth.get(i)) {
-            Some(s) => matched.pairs.push(Pair { measured: span.dur, truth: s.end - s.start }),
+            Some(s) => matched.pairs.push(DurationPair { measured: span.dur, truth: s.end - s.start }),
             None => matched.only_traced += 1,
         }
         partners.push(free);
@@ -256,7 +263,7 @@ fn match_spans(traced: &[Traced], truth: &[ground_truth::Span]) -> (Matched, Vec
 
 /// Separates the calls made before the measurement from the others. Calls only in the trace count with the
 /// others.
-fn warm_up_apart(all: &Matched, truth: &[Call], partner: &[Option<usize>]) -> (Matched, Matched) {
+fn warm_up_apart(all: &Matched, truth: &[TruthCall], partner: &[Option<usize>]) -> (Matched, Matched) {
     let mut parts = [Matched::default(), Matched::default()];
     let mut pairs = all.pairs.iter();
     let mut left: Vec<bool> = vec![true; truth.len()];
@@ -277,7 +284,7 @@ fn warm_up_apart(all: &Matched, truth: &[Call], partner: &[Option<usize>]) -> (M
 
 /// Phases: from the start of the first to the end of the last of consecutive calls of many tokens, or of one. The
 /// warm-up is not a phase.
-fn phases(traced: &[Traced], truth: &[Call], partner: &[Option<usize>]) -> Vec<Pair> {
+fn phases(traced: &[Traced], truth: &[TruthCall], partner: &[Option<usize>]) -> Vec<DurationPair> {
     let mut of_truth: Vec<Option<Traced>> = vec![None; truth.len()];
     for (span, at) in traced.iter().zip(partner) {
         if let Some(slot) = at.and_then(|i| of_truth.get_mut(i)) {
@@ -285,14 +292,14 @@ fn phases(traced: &[Traced], truth: &[Call], partner: &[Option<usize>]) -> Vec<P
         }
     }
     let both: Vec<_> = truth.iter().zip(of_truth).collect();
-    let kind = |c: &Call| (c.warm_up, c.span.size > 1);
+    let kind = |c: &TruthCall| (c.warm_up, c.span.size > 1);
     let runs = both.chunk_by(|a, b| kind(a.0) == kind(b.0)).filter(|r| r.iter().all(|(c, _)| !c.warm_up));
     runs.filter_map(|run| {
         // A phase with a missing call was not measured.
         run.iter().all(|(_, t)| t.is_some()).then_some(())?;
         let ((first_true, first), (last_true, last)) = (*run.first()?, *run.last()?);
         let measured = last?.end().checked_sub(first?.t).and_then(|d| u64::try_from(d).ok())?;
-        Some(Pair { measured, truth: last_true.span.end.saturating_sub(first_true.span.start) })
+        Some(DurationPair { measured, truth: last_true.span.end.saturating_sub(first_true.span.start) })
     })
     .collect()
 }
@@ -354,7 +361,7 @@ impl Ops {
                     // Compare the same interval on both sides.
                     let truth = if run.barrier { op.busy } else { op.wall };
                     self.wall += u64::from(!run.barrier);
-                    self.matched.pairs.push(Pair { measured, truth });
+                    self.matched.pairs.push(DurationPair { measured, truth });
                 }
                 None => self.without_end += 1,
             }
@@ -370,11 +377,11 @@ fn measured(run: &Slices<'_>, slice: SliceTime) -> Option<u64> {
 }
 
 /// The ops of a graph, by thread and address.
-fn true_ops(truth: &GroundTruth, graph: &ground_truth::CpuGraph) -> HashMap<(u32, u64), TrueOp> {
+fn true_ops(truth: &GroundTruth, graph: &ground_truth::TruthCpuGraph) -> HashMap<(u32, u64), TrueOp> {
     let ops = truth.ops_of(graph);
     let next =
         |i: usize, ith: u32| ops.get(i + 1).filter(|o| o.ith == ith).map_or(graph.span.end, |o| o.start);
-    let of = |(i, o): (usize, &ground_truth::Op)| {
+    let of = |(i, o): (usize, &ground_truth::TruthOp)| {
         let address = truth.node_of(graph, o.node)?.address;
         let wall = next(i, o.ith).saturating_sub(o.start);
         Some(((o.ith, address), TrueOp { busy: o.end - o.start, wall, taken: false }))

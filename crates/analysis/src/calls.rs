@@ -122,7 +122,7 @@ pub fn timeline(loaded: &Loaded<'_>) -> Timeline {
     };
     let mut calls = bare_calls(loaded, source);
     order::by_key(&mut calls, |c| (order::time(c.start), c.seq));
-    let finder = Finder::new(&calls);
+    let finder = CallIndex::new(&calls);
     let mut widths = vec![Width::default(); calls.len()];
     let graphs = link_graphs(loaded, source, &calls, &finder, &mut widths);
     let cpu_call = link_cpu_graphs(loaded, source, &calls, &finder, &graphs, &mut widths);
@@ -156,7 +156,7 @@ fn link_graphs(
     loaded: &Loaded<'_>,
     source: CallSource,
     calls: &[Call],
-    finder: &Finder,
+    finder: &CallIndex,
     widths: &mut [Width],
 ) -> HashMap<u64, Linked> {
     let cpu_width = cpu_widths(&loaded.cpu_graphs);
@@ -181,7 +181,7 @@ fn link_cpu_graphs(
     loaded: &Loaded<'_>,
     source: CallSource,
     calls: &[Call],
-    finder: &Finder,
+    finder: &CallIndex,
     graphs: &HashMap<u64, Linked>,
     widths: &mut [Width],
 ) -> Vec<Option<usize>> {
@@ -298,20 +298,20 @@ pub(super) fn settle(call: &mut Call, width: &Width) {
 }
 
 /// Finds calls by their seq, and by what ran on a thread at a given time.
-struct Finder {
+struct CallIndex {
     by_seq: HashMap<u64, usize>,
     /// (pid, tid) to the indices of its calls, in time order.
     by_thread: HashMap<(u32, u32), Vec<usize>>,
 }
 
-impl Finder {
+impl CallIndex {
     fn new(calls: &[Call]) -> Self {
         let mut by_thread: HashMap<(u32, u32), Vec<usize>> = HashMap::new();
         for (i, c) in calls.iter().enumerate() {
             by_thread.entry((c.pid, c.tid)).or_default().push(i);
         }
         let by_seq = calls.iter().enumerate().map(|(i, c)| (c.seq, i)).collect();
-        Finder { by_seq, by_thread }
+        CallIndex { by_seq, by_thread }
     }
 
     fn by_seq(&self, seq: u64) -> Option<usize> {
@@ -399,18 +399,18 @@ pub struct Request {
 #[derive(Default)]
 pub struct Requests {
     pub list: Vec<Request>,
-    pub decode_steps: Vec<Step>,
+    pub decode_steps: Vec<DecodeStep>,
 }
 
 /// From the start of a decode call to the start of the next one in the same request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Step {
+pub struct DecodeStep {
     pub ns: u64,
     /// Tokens of the call at its start; `None` if the width of the batch was not recorded.
     pub tokens: Option<u64>,
 }
 
-struct Open {
+struct OpenRequest {
     request: Request,
     last_decode: Option<(i64, Option<u64>)>,
     /// End and tokens of the last prefill call.
@@ -421,22 +421,22 @@ struct Open {
 /// Splits the calls of each process into requests.
 pub fn requests(calls: &[Call]) -> Requests {
     let mut out = Requests::default();
-    let mut open: HashMap<u32, Open> = HashMap::new();
+    let mut open: HashMap<u32, OpenRequest> = HashMap::new();
     for call in calls {
         match call.phase {
             Phase::Prefill => {
                 if open.get(&call.pid).is_some_and(|o| o.request.decode_calls > 0 || o.is_over(call)) {
                     out.list.extend(open.remove(&call.pid).map(|o| o.request));
                 }
-                open.entry(call.pid).or_insert_with(|| Open::at(call)).prefill(call);
+                open.entry(call.pid).or_insert_with(|| OpenRequest::at(call)).prefill(call);
             }
             Phase::Decode => {
-                let o = open.entry(call.pid).or_insert_with(|| Open::at(call));
+                let o = open.entry(call.pid).or_insert_with(|| OpenRequest::at(call));
                 o.request.decode_calls += 1;
                 let seen = (!call.unseen).then_some((call.start, call.tokens));
                 let before = std::mem::replace(&mut o.last_decode, seen);
                 if let Some(((before, tokens), (now, _))) = before.zip(seen) {
-                    out.decode_steps.push(Step { ns: before.abs_diff(now), tokens });
+                    out.decode_steps.push(DecodeStep { ns: before.abs_diff(now), tokens });
                 }
             }
             // The call's phase is not known, so it ends the open request instead of being counted in it.
@@ -448,8 +448,8 @@ pub fn requests(calls: &[Call]) -> Requests {
     out
 }
 
-impl Open {
-    fn at(call: &Call) -> Open {
+impl OpenRequest {
+    fn at(call: &Call) -> OpenRequest {
         let request = Request {
             pid: call.pid,
             start_ns: call.start,
@@ -459,7 +459,7 @@ impl Open {
             prefill_ns: 0,
             decode_calls: 0,
         };
-        Open { request, last_decode: None, last_prefill: None, cut: false }
+        OpenRequest { request, last_decode: None, last_prefill: None, cut: false }
     }
 
     /// Whether this prefill call cannot belong to the open prompt any more.

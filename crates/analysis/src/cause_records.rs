@@ -18,7 +18,7 @@ pub struct Causes<'a> {
     pub tasks: Vec<(usize, Task<'a>)>,
     pub experts: Vec<Experts<'a>>,
     pub phases: Vec<PhaseCall<'a>>,
-    pub samples: Vec<Sample<'a>>,
+    pub samples: Vec<SensorSample<'a>>,
     pub levels: Vec<LevelChange<'a>>,
 }
 

@@ -28,13 +28,13 @@ pub enum NoPart {
     Context { pid: u32, context: u32, there: String },
     #[error("no such engine call: the trace has calls {first} to {last}")]
     Calls { first: u64, last: u64 },
-    #[error("it has no call of the engine, so none can be chosen")]
+    #[error("it has no engine calls to select from")]
     NoCalls,
 }
 
 /// The selected part.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Part {
+pub struct SelectedPart {
     /// None: the recording has no process.
     pub pid: Option<u32>,
     /// The context, if the process has several.
@@ -47,7 +47,7 @@ pub struct Part {
     pub calls: Option<(u64, u64)>,
 }
 
-impl Part {
+impl SelectedPart {
     /// True if something was left out.
     pub fn is_cut(&self) -> bool {
         !self.others.is_empty() || self.context.is_some() || self.calls.is_some()
@@ -59,7 +59,7 @@ impl Cut {
     ///
     /// # Errors
     /// There is no such process or call.
-    pub fn part(&self, loaded: &Loaded<'_>) -> Result<Part, NoPart> {
+    pub fn part(&self, loaded: &Loaded<'_>) -> Result<SelectedPart, NoPart> {
         let line = timeline(loaded);
         self.part_of(loaded, &line, Runs::of(loaded, &line))
     }
@@ -68,16 +68,16 @@ impl Cut {
     ///
     /// # Errors
     /// Those of [`Self::part`].
-    pub fn part_of(&self, loaded: &Loaded<'_>, line: &Timeline, runs: Runs) -> Result<Part, NoPart> {
+    pub fn part_of(&self, loaded: &Loaded<'_>, line: &Timeline, runs: Runs) -> Result<SelectedPart, NoPart> {
         let processes = Processes::of(loaded);
         let wanted = self.pid.map(|id| processes.wanted(id.pid)).transpose()?;
         let chosen = runs.choose(wanted, self.pid.and_then(|id| id.context));
-        let mut part = Part { runs: runs.list, others: processes.active, ..Part::default() };
+        let mut part = SelectedPart { runs: runs.list, others: processes.active, ..SelectedPart::default() };
         if let (Some(RunId { pid, context: Some(context) }), None) = (self.pid, chosen) {
             let of = |r: &&RunRow| r.pid == pid && r.context.is_some();
             let there = match part.runs.iter().filter(of).count() {
-                0 => "its calls are of one, or not told apart".into(),
-                n => format!("there are 1 to {n}"),
+                0 => "its calls are of one context, or cannot be separated by context".into(),
+                n => format!("valid numbers are 1 to {n}"),
             };
             return Err(NoPart::Context { pid, context, there });
         }
@@ -96,7 +96,7 @@ impl Cut {
     }
 
     /// Reduces `loaded` to this part.
-    pub fn apply(&self, part: &Part, loaded: &mut Loaded<'_>) {
+    pub fn apply(&self, part: &SelectedPart, loaded: &mut Loaded<'_>) {
         if let (Some(pid), true) = (part.pid, part.is_cut()) {
             let line = timeline(loaded);
             let id = RunId { pid, context: part.context };

@@ -17,16 +17,17 @@ use super::attribution::Attribution;
 use super::calls::{Phase, timeline};
 use super::cut::{Cut, NoPart};
 use super::idents::Idents;
-use super::load::{Loaded, Progress, load};
+use super::load::{LoadProgress, Loaded, load};
 use super::ops::op_times;
 use super::processes::NoProcess;
 use super::runs::RunId;
 use pfi::record::Level;
 use pfi::{Damage, DamageKind, Trace};
+use serde::{Serialize, Serializer};
 
 /// Kind of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Role {
+pub enum NodeRole {
     /// Something that was computed.
     Op,
     /// A different view of a tensor: VIEW, RESHAPE, PERMUTE, TRANSPOSE. Older engines run it like an op.
@@ -35,50 +36,68 @@ pub enum Role {
     /// Keys, values or states kept between batches.
     Cache,
     Input,
+    /// Copied from the memory of another backend.
+    Copy,
     /// Computed, but not by a recorded op: on another backend, or lost.
     Elsewhere,
     /// Not described.
     Unknown,
 }
 
-impl Role {
+impl NodeRole {
     pub fn name(self) -> &'static str {
         match self {
-            Role::Op => "op",
-            Role::View => "view",
-            Role::Weight => "weight",
-            Role::Cache => "cache",
-            Role::Input => "input",
-            Role::Elsewhere => "elsewhere",
-            Role::Unknown => "unknown",
+            NodeRole::Op => "op",
+            NodeRole::View => "view",
+            NodeRole::Weight => "weight",
+            NodeRole::Cache => "cache",
+            NodeRole::Input => "input",
+            NodeRole::Copy => "copy",
+            NodeRole::Elsewhere => "elsewhere",
+            NodeRole::Unknown => "unknown",
         }
     }
 
     /// True for tensors that no op computes.
     pub fn is_constant(self) -> bool {
-        matches!(self, Role::Weight | Role::Cache | Role::Input)
+        matches!(self, NodeRole::Weight | NodeRole::Cache | NodeRole::Input)
     }
 }
 
-/// A tensor of a node.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Tensor {
+/// A tensor of a node as shown: names instead of the ids of a [`pfi::record::Tensor`], and one for all folded layers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct NodeTensor {
     /// Name as in `report`; empty if the tensor is not described.
     pub op: String,
     /// Folded: with `{L}` for the layer.
     pub name: String,
     /// Folded: joined by a bar if layers differ.
+    #[serde(rename = "type")]
     pub ty: String,
     pub ne: [u64; 4],
+    #[serde(serialize_with = "hex")]
     pub addr: u64,
 }
 
 /// Lowest, middle and highest value: over the folded layers, or three equal values for a single node.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
+    #[serde(serialize_with = "short")]
     pub min: f64,
+    #[serde(serialize_with = "short")]
     pub median: f64,
+    #[serde(serialize_with = "short")]
     pub max: f64,
+}
+
+fn hex<S: Serializer>(n: &u64, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&format_args!("{n:#x}"))
+}
+
+/// An integer without a fraction.
+fn short<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
+    const EXACT: f64 = (1_u64 << 53) as f64;
+    if x.fract() == 0.0 && x.abs() <= EXACT { to.serialize_i64(*x as i64) } else { to.serialize_f64(*x) }
 }
 
 impl Spread {
@@ -118,7 +137,7 @@ pub static METRICS: [MetricFacts; 7] = [
         name: "time",
         key: "time_ns",
         what: "mean time of a call on thread 0",
-        needs: "no op's end was recorded",
+        needs: "no op end was recorded",
     },
     MetricFacts {
         metric: Metric::Gbps,
@@ -146,7 +165,7 @@ pub static METRICS: [MetricFacts; 7] = [
         name: "stall",
         key: "stalled_share",
         what: "share of the cycles in which the back end was stalled",
-        needs: "not recorded: `profinfer record --pmc cycles,stalled-cycles-backend` counts it where the CPU can",
+        needs: "not recorded: `profinfer record --pmc cycles,stalled-cycles-backend` counts it if the CPU supports it",
     },
     MetricFacts {
         metric: Metric::Faults,
@@ -160,7 +179,7 @@ pub static METRICS: [MetricFacts; 7] = [
         name: "imbalance",
         key: "imbalance",
         what: "slowest thread's time over the mean of the threads",
-        needs: "not recorded: it takes two threads and a barrier that could be probed",
+        needs: "not recorded: it needs two threads and a probed barrier",
     },
 ];
 
@@ -169,15 +188,17 @@ pub type Figures = [Option<Spread>; METRICS.len()];
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    pub role: Role,
+    pub role: NodeRole,
     /// One; two if the engine computes them as one op. The last one is the result.
-    pub tensors: Vec<Tensor>,
+    pub tensors: Vec<NodeTensor>,
     /// Position in the execution order, from 0; none if it did not run. Folded: that of the first layer.
     pub order: Option<u32>,
     /// Folded: the first layer.
     pub layer: Option<u32>,
     /// Index in [`Dag::blocks`] if layers were folded.
     pub block: Option<usize>,
+    /// The backend that computes it, if several take part or it is not the CPU.
+    pub backend: Option<String>,
     pub figures: Figures,
 }
 
@@ -190,7 +211,7 @@ impl Node {
     }
 
     /// The result tensor.
-    pub fn result(&self) -> Option<&Tensor> {
+    pub fn result(&self) -> Option<&NodeTensor> {
         self.tensors.last()
     }
 
@@ -201,7 +222,7 @@ impl Node {
 }
 
 /// `to` has `from` as a source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Edge {
     pub from: usize,
     /// Equal to `from` if a tensor is its own source, or if the second of two fused tensors uses the first.
@@ -215,7 +236,7 @@ pub struct Edge {
 
 /// Identical layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Block {
+pub struct LayerGroup {
     /// Ascending.
     pub layers: Vec<u32>,
 }
@@ -232,7 +253,7 @@ pub struct Dag {
     /// Sorted by target node.
     pub edges: Vec<Edge>,
     /// Empty unless folded.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<LayerGroup>,
     /// Notes for the reader: what is missing, and what was left out.
     pub notes: Vec<String>,
 }
@@ -261,7 +282,7 @@ impl Dag {
 
 /// What to draw.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Options {
+pub struct DagOptions {
     /// None: the only process.
     pub pid: Option<RunId>,
     /// One batch, by its number in `report --by token`.
@@ -273,31 +294,31 @@ pub struct Options {
 /// Why there is no graph to draw.
 #[derive(Debug, thiserror::Error)]
 pub enum DagError {
-    #[error("it holds no graph of the CPU backend, so there is nothing to draw")]
+    #[error("it has no graph whose nodes are known, so there is nothing to draw")]
     NoGraphs,
-    #[error("it holds no ops (recorded at level {0}); `profinfer record --level op` records them")]
+    #[error("it has no ops (recorded at level {0}); use `profinfer record --level op`")]
     NoOps(String),
-    #[error("it was recorded without structure (--no-str); `profinfer record` without that flag records it")]
+    #[error("it was recorded without structure (--no-str); record again without that flag")]
     NoStructure,
     #[error("the descriptions of its ops are lost; record again")]
     Lost,
-    #[error("it holds several processes; choose one with --pid: {0}")]
+    #[error("it has several processes; select one with --pid: {0}")]
     Processes(String),
     #[error(transparent)]
     NoProcess(#[from] NoProcess),
     #[error(transparent)]
     NoPart(#[from] NoPart),
     #[error(
-        "process {pid} has several contexts, each with graphs of its own; choose one with --pid: {pid}:1 to {pid}:{n}"
+        "process {pid} has several contexts, each with its own graphs; select one with --pid: {pid}:1 to {pid}:{n}"
     )]
     Contexts { pid: u32, n: usize },
-    #[error("it holds no graph of batch {0}; `profinfer report --by token` lists them ({1})")]
+    #[error("it has no graph of batch {0}; `profinfer report --by token` lists them ({1})")]
     NoToken(u64, String),
-    #[error("it holds no ops in {0}; there are some in {1}")]
+    #[error("it has no ops in {0}, only in {1}")]
     NoPhase(&'static str, String),
     #[error("its graph has more than {0} {1}")]
     TooLarge(usize, &'static str),
-    #[error("no op of layer {layer} was recorded; there are {there}")]
+    #[error("no op of layer {layer} was recorded; recorded layers: {there}")]
     NoLayer { layer: u32, there: String },
 }
 
@@ -305,7 +326,7 @@ pub enum DagError {
 ///
 /// # Errors
 /// The trace does not contain it; the error says what to do.
-pub fn dag(trace: &Trace, options: &Options, progress: &Progress) -> Result<Dag, DagError> {
+pub fn dag(trace: &Trace, options: &DagOptions, progress: &LoadProgress) -> Result<Dag, DagError> {
     progress.total.store(trace.size().saturating_mul(2), std::sync::atomic::Ordering::Relaxed);
     let mut loaded = load(trace, progress);
     let pid = pick::process(&loaded, options.pid.map(|id| id.pid))?;
@@ -329,8 +350,8 @@ pub fn dag(trace: &Trace, options: &Options, progress: &Progress) -> Result<Dag,
 pub fn of(
     trace: &Trace,
     mut loaded: Loaded<'_>,
-    options: &Options,
-    progress: &Progress,
+    options: &DagOptions,
+    progress: &LoadProgress,
 ) -> Result<Dag, DagError> {
     let line = timeline(&loaded);
     let pick = pick::pick(&loaded, &line, options)?;
@@ -350,7 +371,7 @@ fn state(trace: &Trace, loaded: &Loaded<'_>) -> Vec<String> {
     let cut = trace.damage().iter().any(|d: &Damage| d.kind == DamageKind::NoFooter);
     let mut notes = Vec::new();
     if cut {
-        notes.push("the recording was cut off: what came later is not in here".to_owned());
+        notes.push("the recording was cut off: later data is missing".to_owned());
     }
     let n = loaded.damage.len();
     if let Some(first) = loaded.damage.first() {
@@ -366,7 +387,7 @@ fn level(loaded: &Loaded<'_>) -> String {
     match level {
         Some(Level::Token) => "token",
         Some(Level::Graph) => "graph",
-        Some(Level::Op) => "op, but none was seen",
+        Some(Level::Op) => "op, but no ops were seen",
         None => "unknown",
     }
     .to_owned()

@@ -1,8 +1,9 @@
 //! Describes a plan position: op, name pattern, layer, and cost according to the model.
 
-use super::load::{Hit, Loaded, TensorInfo};
-use ggml::cost::{Cost, OpShape, TensorShape, cost, fused_cost};
+use super::load::{HitTensors, Loaded};
+use ggml::cost::{OpCost, OpShape, TensorShape, cost, fused_cost};
 use ggml::names::fold;
+use pfi::record::Tensor;
 
 /// Shown for a position whose tensor was not described (`--no-str`, or a definition that was lost).
 pub const NO_STRUCTURE: &str = "(structure not recorded)";
@@ -20,15 +21,15 @@ pub struct Ident {
     /// False: the three fields above are placeholders.
     pub known: bool,
     /// From the cost model; `None` if it does not know the op.
-    pub work: Option<Cost>,
+    pub work: Option<OpCost>,
     /// It multiplies with quantised weights, in 8-bit integers.
     pub int8: bool,
     /// Its tensors; [`form`] returns their types and dimensions.
-    pub hit: Option<Hit>,
+    pub hit: Option<HitTensors>,
 }
 
 /// Describes a hit; `None` is a position outside what the trace defines.
-pub fn describe(loaded: &Loaded<'_>, position: usize, hit: Option<Hit>) -> Ident {
+pub fn describe(loaded: &Loaded<'_>, position: usize, hit: Option<HitTensors>) -> Ident {
     let tensor = |id: u32| loaded.tensors.get(&id).filter(|t| t.known);
     let Some((first, second)) = hit.and_then(|(first, fused)| Some((tensor(first)?, fused))) else {
         let name = match hit {
@@ -72,7 +73,7 @@ pub fn streams(ident: &Ident) -> bool {
 }
 
 /// Type and dimensions of an op's result and of its sources: `f32 2048 of q4_0 2048x2048, f32 2048`.
-pub fn form(loaded: &Loaded<'_>, hit: Option<Hit>) -> String {
+pub fn form(loaded: &Loaded<'_>, hit: Option<HitTensors>) -> String {
     let known = |id: u32| loaded.tensors.get(&id).filter(|t| t.known);
     let Some(first) = hit.and_then(|(first, _)| known(first)) else { return String::new() };
     let result = hit.and_then(|(_, fused)| known(fused?)).unwrap_or(first);
@@ -84,7 +85,7 @@ pub fn form(loaded: &Loaded<'_>, hit: Option<Hit>) -> String {
     out
 }
 
-fn one_form(loaded: &Loaded<'_>, t: &TensorInfo) -> String {
+fn one_form(loaded: &Loaded<'_>, t: &Tensor) -> String {
     let mut out = loaded.types.get(&t.ty).map_or_else(|| format!("type#{}", t.ty), |ty| ty.name.to_string());
     let used = t.ne.iter().rposition(|n| *n != 1).unwrap_or(0);
     for (i, n) in t.ne.iter().take(used + 1).enumerate() {
@@ -109,18 +110,18 @@ pub fn op_name<'a>(loaded: &Loaded<'a>, op: u16) -> &'a str {
 }
 
 /// True for a tensor that no op computes: weights, inputs, caches.
-pub fn is_leaf(loaded: &Loaded<'_>, t: &TensorInfo) -> bool {
+pub fn is_leaf(loaded: &Loaded<'_>, t: &Tensor) -> bool {
     t.known && t.view_src.is_none() && t.src.iter().all(Option::is_none) && op_name(loaded, t.op) == "NONE"
 }
 
 /// Source `slot` of a tensor, if it is described.
-pub fn source<'l>(loaded: &'l Loaded<'_>, t: &TensorInfo, slot: usize) -> Option<&'l TensorInfo> {
+pub fn source<'l>(loaded: &'l Loaded<'_>, t: &Tensor, slot: usize) -> Option<&'l Tensor> {
     let id = (*t.src.get(slot)?)?;
     loaded.tensors.get(&id).filter(|t| t.known)
 }
 
 /// The tensor's own name is used; an unnamed node gets its name from its weight, and its layer from any source.
-fn name_and_layer(loaded: &Loaded<'_>, result: &TensorInfo, first: &TensorInfo) -> (String, Option<u32>) {
+fn name_and_layer(loaded: &Loaded<'_>, result: &Tensor, first: &Tensor) -> (String, Option<u32>) {
     let own = fold(&result.name);
     let nameless = own.pattern.starts_with("node_{N}");
     let mut layer = own.layer;
@@ -147,13 +148,13 @@ fn name_and_layer(loaded: &Loaded<'_>, result: &TensorInfo, first: &TensorInfo) 
     (name, layer)
 }
 
-fn int8(loaded: &Loaded<'_>, t: &TensorInfo) -> bool {
-    let quantised = |w: &TensorInfo| loaded.types.get(&w.ty).is_some_and(|ty| ty.block > 1);
+fn int8(loaded: &Loaded<'_>, t: &Tensor) -> bool {
+    let quantised = |w: &Tensor| loaded.types.get(&w.ty).is_some_and(|ty| ty.block > 1);
     matches!(op_name(loaded, t.op), "MUL_MAT" | "MUL_MAT_ID") && source(loaded, t, 0).is_some_and(quantised)
 }
 
 /// FLOPs and bytes of a hit; `None` if the cost model does not know the op, or a source is not described.
-fn work(loaded: &Loaded<'_>, first: &TensorInfo, fused: Option<Option<&TensorInfo>>) -> Option<Cost> {
+fn work(loaded: &Loaded<'_>, first: &Tensor, fused: Option<Option<&Tensor>>) -> Option<OpCost> {
     let sources = shapes(loaded, first)?;
     let op = OpShape { op: op_name(loaded, first.op), node: shape(loaded, first)?, src: &sources };
     let Some(second) = fused else { return cost(&op) };
@@ -162,17 +163,26 @@ fn work(loaded: &Loaded<'_>, first: &TensorInfo, fused: Option<Option<&TensorInf
     fused_cost(&op, &OpShape { op: op_name(loaded, second.op), node: shape(loaded, second)?, src: &sources })
 }
 
-fn shape(loaded: &Loaded<'_>, t: &TensorInfo) -> Option<TensorShape> {
+fn shape(loaded: &Loaded<'_>, t: &Tensor) -> Option<TensorShape> {
     let ty = loaded.types.get(&t.ty)?;
     Some(TensorShape { ne: t.ne, block: ty.block, block_bytes: ty.bytes })
 }
 
-fn shapes(loaded: &Loaded<'_>, t: &TensorInfo) -> Option<Vec<Option<TensorShape>>> {
+fn shapes(loaded: &Loaded<'_>, t: &Tensor) -> Option<Vec<Option<TensorShape>>> {
     let one = |id: &u32| shape(loaded, loaded.tensors.get(id).filter(|s| s.known)?);
     t.src.iter().map(|slot| slot.as_ref().map_or(Some(None), |id| one(id).map(Some))).collect()
 }
 
+/// The name of the tensor that one with this name is a copy of. The scheduler names a copy for a backend
+/// `BACKEND#NAME#NUMBER` (`ggml_backend_sched_split_graph` in ggml-backend.cpp, since 2024-03).
+pub fn copied_name(name: &str) -> Option<&str> {
+    let (_, rest) = name.split_once('#')?;
+    let (name, number) = rest.rsplit_once('#')?;
+    let digits = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+    (digits && !name.is_empty()).then_some(name)
+}
+
 /// Bytes of a tensor's elements; `None` if its type is not described.
-pub fn tensor_bytes(loaded: &Loaded<'_>, t: &TensorInfo) -> Option<u64> {
+pub fn tensor_bytes(loaded: &Loaded<'_>, t: &Tensor) -> Option<u64> {
     shape(loaded, t)?.bytes()
 }

@@ -14,12 +14,12 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use self::judge::{Column, Judge};
-use self::sides::{Fine, Start};
+use self::judge::{Judge, TimesColumn};
+use self::sides::{Fine, RunStart};
 use super::calls::Phase;
 use super::cut::NoPart;
 use super::idents::OpKey;
-use super::load::Progress;
+use super::load::LoadProgress;
 use super::report::RunFacts;
 use super::runs::{RunId, RunRow};
 use super::series::Series;
@@ -31,7 +31,7 @@ pub use self::sides::MOST_KINDS;
 
 /// Comparison options.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct DiffOptions {
     pub phase: Phase,
     pub by: OpKey,
     /// Maximum expected share of false positives among the reported changes, 0 to 1.
@@ -48,7 +48,7 @@ pub struct Options {
 pub enum Incomparable {
     #[error("run {run} has no {phase} call with all of its ops: {why}")]
     NoCall { run: String, phase: &'static str, why: &'static str },
-    #[error("{run} process {pid}; there is {there}")]
+    #[error("{run} process {pid}; recorded processes: {there}")]
     NoProcess { run: String, pid: u32, there: String },
     #[error("run {run}: {why}")]
     NoPart { run: String, why: NoPart },
@@ -60,8 +60,8 @@ pub struct Diff {
     pub schema: u32,
     pub phase: Phase,
     /// Recordings of each side; the first of A is compared with the first of B, and so on.
-    pub a: Vec<Side>,
-    pub b: Vec<Side>,
+    pub a: Vec<DiffSide>,
+    pub b: Vec<DiffSide>,
     /// Differences in recorded facts: what, in A, in B.
     pub differences: Vec<[String; 3]>,
     /// Pairs of recordings.
@@ -73,7 +73,7 @@ pub struct Diff {
     /// other work.
     pub fastest_of: u64,
     /// Duration of a call.
-    pub call: Change,
+    pub call: TimeChange,
     /// Changes common to many ops: effects of the machine, or of the build as a whole.
     pub drift: Vec<Drift>,
     /// How far ops deviate from that, because no two program starts are alike.
@@ -93,7 +93,7 @@ pub struct Diff {
 
 /// One of the recordings.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Side {
+pub struct DiffSide {
     pub run: RunFacts,
     pub pid: u32,
     /// The context, if the process has several; the others are not compared.
@@ -110,7 +110,7 @@ pub struct Side {
 
 /// A change of a time, as a share of that time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Change {
+pub struct TimeChange {
     /// Mean over everything compared, ns per call.
     pub a_ns: f64,
     pub b_ns: f64,
@@ -173,7 +173,7 @@ pub struct Drift {
 /// A reported change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum DiffVerdict {
     Slower,
     Faster,
     /// It runs more or less often per call, so its time says nothing about its speed.
@@ -197,7 +197,7 @@ pub struct OpChange {
     /// How often it runs per call in which it runs at all, in A and in B.
     pub times_a_call: [f64; 2],
     /// The measured change.
-    pub total: Change,
+    pub total: TimeChange,
     /// The change without the drift of its kind, and its 95 % confidence interval; null if not known.
     pub own: Option<f64>,
     pub own_interval: Option<[f64; 2]>,
@@ -205,10 +205,9 @@ pub struct OpChange {
     pub effect_ns: f64,
     /// The lowest false discovery rate at which it would be reported; null if it was not tested.
     pub q: Option<f64>,
-    /// The smallest change of its own, if it were the only one, that is found four times out of five, as a share
-    /// of its time.
+    /// The smallest change of this op alone that would be found in four out of five cases, as a share of its time.
     pub found: Option<f64>,
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<DiffVerdict>,
     /// Its own change, as a logarithm.
     #[serde(skip)]
     estimate: Option<stats::Estimate>,
@@ -232,8 +231,8 @@ pub struct Only {
 pub fn diff(
     a: &[&Trace],
     b: &[&Trace],
-    options: &Options,
-    progress: &Progress,
+    options: &DiffOptions,
+    progress: &LoadProgress,
 ) -> Result<Diff, Incomparable> {
     let starts = a.len().min(b.len());
     let sides = [a, b].map(|side| side.get(..starts).unwrap_or(side));
@@ -241,7 +240,7 @@ pub fn diff(
     Ok(compare(&starts, &fine, options))
 }
 
-fn compare(starts: &[Vec<Start<'_>>; 2], fine: &[Fine], options: &Options) -> Diff {
+fn compare(starts: &[Vec<RunStart<'_>>; 2], fine: &[Fine], options: &DiffOptions) -> Diff {
     let [a, b] = starts.each_ref().map(|side| side.iter().map(|s| &s.series).collect::<Vec<&Series>>());
     let first = a.iter().chain(&b).min_by_key(|s| s.calls.len());
     let (pairs, calls_in_a_pair) = first.map_or((0, 0), |s| (s.calls.len(), s.merged));
@@ -264,9 +263,9 @@ fn compare(starts: &[Vec<Start<'_>>; 2], fine: &[Fine], options: &Options) -> Di
     for list in [&mut only_a, &mut only_b] {
         order::by_key(list, |o| (!order::fraction(o.ns), 0));
     }
-    let in_rows = |row: usize| -> Vec<Vec<Column>> {
+    let in_rows = |row: usize| -> Vec<Vec<TimesColumn>> {
         let of = |a: &Series, b: &Series| {
-            both.iter().map(|i| Column::new(*i, fine[*i].streams, [a, b], pairs, row)).collect()
+            both.iter().map(|i| TimesColumn::new(*i, fine[*i].streams, [a, b], pairs, row)).collect()
         };
         a.iter().zip(&b).map(|(a, b)| of(a, b)).collect()
     };
@@ -278,18 +277,18 @@ fn compare(starts: &[Vec<Start<'_>>; 2], fine: &[Fine], options: &Options) -> Di
     let judge = Judge::new(&columns);
     let mut ops = rows(&columns, &both, fine, options.by, &judge);
     judge::tell(&mut ops, options);
-    let calls: Vec<Column> = a.iter().zip(&b).map(|(a, b)| judge::call([a, b], pairs, row)).collect();
+    let calls: Vec<TimesColumn> = a.iter().zip(&b).map(|(a, b)| judge::call([a, b], pairs, row)).collect();
     let call = judge::change(&calls);
     let effect = |told: &dyn Fn(&OpChange) -> bool| {
         ops.iter().filter(|o| told(o)).map(|o| o.effect_ns).sum::<f64>() / call.a_ns.max(1.0)
     };
     let total = |list: &[Only]| list.iter().map(|o| o.ns).sum::<f64>();
-    let [side_a, side_b] = starts.each_ref().map(|side| side.iter().map(Start::side).collect());
+    let [side_a, side_b] = starts.each_ref().map(|side| side.iter().map(RunStart::side).collect());
     Diff {
         schema: 2,
         phase: options.phase,
-        added_by_ops: effect(&|o| matches!(o.verdict, Some(Verdict::Slower | Verdict::Faster))),
-        added_by_structure: effect(&|o| o.verdict == Some(Verdict::Recounted))
+        added_by_ops: effect(&|o| matches!(o.verdict, Some(DiffVerdict::Slower | DiffVerdict::Faster))),
+        added_by_structure: effect(&|o| o.verdict == Some(DiffVerdict::Recounted))
             + (total(&only_b) - total(&only_a)) / call.a_ns.max(1.0),
         a: side_a,
         b: side_b,
@@ -319,7 +318,7 @@ fn only(f: &Fine, group: usize, side: &[&Series], pairs: usize, reshaped: bool) 
 
 /// The requested rows, combined from their columns.
 fn rows(
-    columns: &[Vec<Column>],
+    columns: &[Vec<TimesColumn>],
     both: &[usize],
     fine: &[Fine],
     by: OpKey,
@@ -343,7 +342,7 @@ fn rows(
         *of_name.entry(name.to_string()).or_insert(0) += 1;
     }
     let row = |((name, form), members): (&(&str, &str), &Vec<usize>)| {
-        let sums: Vec<Column> = columns.iter().map(|pair| Column::sum(pair, members)).collect();
+        let sums: Vec<TimesColumn> = columns.iter().map(|pair| TimesColumn::sum(pair, members)).collect();
         let mut row = judge.row(&sums, members);
         row.several = of_name.get(*name).is_some_and(|n| *n > 1);
         row.name = name.to_string();

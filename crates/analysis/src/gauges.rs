@@ -9,7 +9,7 @@ use pfi::{counts, sensor_values};
 
 /// A value over time; each value holds until the next one.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Gauge {
+pub struct GaugeSeries {
     pub name: String,
     pub unit: String,
     /// The process it belongs to; none: the machine.
@@ -19,7 +19,7 @@ pub struct Gauge {
 }
 
 /// A value from `t` to `end`, with no value after that.
-struct Span {
+struct ValueSpan {
     pid: u32,
     t: i64,
     end: i64,
@@ -27,13 +27,13 @@ struct Span {
 }
 
 /// All gauges of the run that have values.
-pub fn gauges(loaded: &Loaded<'_>, line: &Timeline, select: &Select) -> Vec<Gauge> {
+pub fn gauges(loaded: &Loaded<'_>, line: &Timeline, select: &Select) -> Vec<GaugeSeries> {
     let sensors = loaded.causes.sensors.iter().map(|s| sensor(loaded, s, select));
-    let mut all: Vec<Gauge> = sensors.filter(|g| !g.values.is_empty()).collect();
+    let mut all: Vec<GaugeSeries> = sensors.filter(|g| !g.values.is_empty()).collect();
     let calls = line.calls.iter().filter(|c| !c.cut && c.dur > 0 && select.has(c.pid, c.start));
     let calls = calls.filter_map(|c| {
         let value = c.tokens? as f64 * 1e9 / c.dur as f64;
-        Some(Span { pid: c.pid, t: c.start, end: c.end(), value })
+        Some(ValueSpan { pid: c.pid, t: c.start, end: c.end(), value })
     });
     all.extend(of_processes("tokens/s", "tokens/s", calls.collect()));
     all.extend(counter_rates(loaded, select));
@@ -41,24 +41,24 @@ pub fn gauges(loaded: &Loaded<'_>, line: &Timeline, select: &Select) -> Vec<Gaug
 }
 
 /// One gauge for each process; it is zero between the spans.
-fn of_processes(name: &str, unit: &str, mut spans: Vec<Span>) -> Vec<Gauge> {
+fn of_processes(name: &str, unit: &str, mut spans: Vec<ValueSpan>) -> Vec<GaugeSeries> {
     order::by_key(&mut spans, |s| (s.pid.into(), order::time(s.t)));
-    let of_one = |same: &[Span]| {
+    let of_one = |same: &[ValueSpan]| {
         let mut values: Vec<(i64, f64)> = same.iter().flat_map(|s| [(s.t, s.value), (s.end, 0.0)]).collect();
         order::by_key(&mut values, |v| (order::time(v.0), 0));
-        Gauge { name: name.into(), unit: unit.into(), pid: same.first().map(|s| s.pid), values }
+        GaugeSeries { name: name.into(), unit: unit.into(), pid: same.first().map(|s| s.pid), values }
     };
     spans.chunk_by(|a, b| a.pid == b.pid).map(of_one).collect()
 }
 
-fn sensor(loaded: &Loaded<'_>, s: &Sensor<'_>, select: &Select) -> Gauge {
+fn sensor(loaded: &Loaded<'_>, s: &Sensor<'_>, select: &Select) -> GaugeSeries {
     let (unit, scale, what) = match s.kind {
         SensorKind::Power => ("W", 1e-6, "power"),
         SensorKind::Energy => ("W", 1e3, "power (from energy)"),
         SensorKind::Frequency => ("MHz", 1e-3, "frequency"),
         SensorKind::Temperature => ("°C", 1e-3, "temperature"),
     };
-    let one = |sample: &pfi::record::Sample<'_>| {
+    let one = |sample: &pfi::record::SensorSample<'_>| {
         let value = sensor_values(sample).find(|(id, _)| *id == s.id)?.1;
         Some((sample.t, value as f64))
     };
@@ -75,11 +75,11 @@ fn sensor(loaded: &Loaded<'_>, s: &Sensor<'_>, select: &Select) -> Gauge {
     values.retain(|(t, _)| select.from <= *t && *t < select.to);
     values.iter_mut().for_each(|v| v.1 *= scale);
     let cpus = if s.cpus.is_empty() { String::new() } else { format!(" (CPU {})", s.cpus) };
-    Gauge { name: format!("{what} {}{cpus}", s.name), unit: unit.into(), pid: None, values }
+    GaugeSeries { name: format!("{what} {}{cpus}", s.name), unit: unit.into(), pid: None, values }
 }
 
 /// Counts per second of each CPU graph, over all threads. Uncounted ops are not part of the rate.
-fn counter_rates(loaded: &Loaded<'_>, select: &Select) -> Vec<Gauge> {
+fn counter_rates(loaded: &Loaded<'_>, select: &Select) -> Vec<GaugeSeries> {
     let graphs = &loaded.cpu_graphs;
     let mut index: Vec<(u64, u64)> = graphs.iter().zip(0..).map(|(g, i)| (g.seq, i)).collect();
     order::by_key(&mut index, |g| *g);
@@ -105,7 +105,7 @@ fn counter_rates(loaded: &Loaded<'_>, select: &Select) -> Vec<Gauge> {
             let sum = sums.get(i * ids.len() + slot).filter(|sum| **sum != u64::MAX);
             let value = sum.map(|sum| *sum as f64 * f64::from(c.scale.max(1)) * 1e9 / g.dur as f64);
             let end = g.t.saturating_add_unsigned(g.dur);
-            spans.extend(value.map(|value| Span { pid: g.pid, t: g.t, end, value }));
+            spans.extend(value.map(|value| ValueSpan { pid: g.pid, t: g.t, end, value }));
         }
         all.extend(of_processes(&format!("{}/s", c.name), &format!("{}/s", c.unit), spans));
     }

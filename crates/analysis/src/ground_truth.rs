@@ -20,9 +20,9 @@ const MAX_LINE: u64 = 4096;
 pub enum TruthError {
     #[error("it cannot be read: {0}")]
     Io(#[from] std::io::Error),
-    #[error("it is no ground truth; `ggml-runner run --ground-truth` writes one")]
+    #[error("it is not a ground truth file; `ggml-runner run --ground-truth` writes one")]
     NotTruth,
-    #[error("it is of version {0}, this program reads version {VERSION}")]
+    #[error("it has version {0}; this program reads version {VERSION}")]
     Version(String),
     #[error("line {line}: {what}")]
     Line { line: u64, what: &'static str },
@@ -30,7 +30,7 @@ pub enum TruthError {
 
 /// A node of a graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
+pub struct TruthNode {
     /// Address of its tensor.
     pub address: u64,
     pub op: Box<str>,
@@ -39,7 +39,7 @@ pub struct Node {
 
 /// A call or graph, times in ns of CLOCK_MONOTONIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
+pub struct TruthSpan {
     pub tid: u32,
     /// Tokens of a call, nodes of a graph, threads of a CPU graph.
     pub size: u32,
@@ -49,24 +49,24 @@ pub struct Span {
 
 /// A call of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Call {
-    pub span: Span,
+pub struct TruthCall {
+    pub span: TruthSpan,
     /// Made before the measurement.
     pub warm_up: bool,
 }
 
 /// A part of a graph run by the threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CpuGraph {
+pub struct TruthCpuGraph {
     pub id: u32,
     /// Index in [`GroundTruth::tables`].
     pub table: u32,
-    pub span: Span,
+    pub span: TruthSpan,
 }
 
 /// An op on one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Op {
+pub struct TruthOp {
     /// `id` of a CPU graph.
     pub graph: u32,
     pub ith: u32,
@@ -78,7 +78,7 @@ pub struct Op {
 
 /// The experts that a node used for a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Experts {
+pub struct TruthExperts {
     /// `id` of a CPU graph.
     pub graph: u32,
     /// Index in the graph's node table.
@@ -96,22 +96,22 @@ pub struct GroundTruth {
     pub reading_ns: u64,
     /// Spans and ops that the engine dropped for lack of space.
     pub dropped: u64,
-    pub tables: Vec<Vec<Node>>,
-    pub calls: Vec<Call>,
-    pub graphs: Vec<Span>,
-    pub cpu_graphs: Vec<CpuGraph>,
-    pub ops: Vec<Op>,
+    pub tables: Vec<Vec<TruthNode>>,
+    pub calls: Vec<TruthCall>,
+    pub graphs: Vec<TruthSpan>,
+    pub cpu_graphs: Vec<TruthCpuGraph>,
+    pub ops: Vec<TruthOp>,
     /// In file order.
-    pub experts: Vec<Experts>,
+    pub experts: Vec<TruthExperts>,
 }
 
 /// The fields of a line, consumed one by one.
-struct Fields<'a> {
+struct LineFields<'a> {
     line: u64,
     rest: std::str::Split<'a, char>,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> LineFields<'a> {
     fn wrong(&self, what: &'static str) -> TruthError {
         TruthError::Line { line: self.line, what }
     }
@@ -158,7 +158,7 @@ pub fn read(mut input: impl BufRead) -> Result<GroundTruth, TruthError> {
         }
         let text = std::str::from_utf8(&line).map_err(|_| wrong("it is not UTF-8"))?;
         if !text.starts_with('#') && !text.is_empty() {
-            truth.line(Fields { line: number, rest: text.split('\t') })?;
+            truth.line(LineFields { line: number, rest: text.split('\t') })?;
         }
     }
     order::by_key(&mut truth.calls, |c| (c.span.start, 0));
@@ -180,7 +180,7 @@ fn head(line: &[u8]) -> Result<(), TruthError> {
 }
 
 impl GroundTruth {
-    fn line(&mut self, mut f: Fields<'_>) -> Result<(), TruthError> {
+    fn line(&mut self, mut f: LineFields<'_>) -> Result<(), TruthError> {
         match f.text()? {
             "process" => self.pid = f.number()?,
             "reading" => self.reading_ns = f.number()?,
@@ -189,7 +189,7 @@ impl GroundTruth {
             kind @ ("call" | "warm-up") => {
                 let _id: u32 = f.number()?;
                 let span = span(&mut f)?;
-                self.calls.push(Call { span, warm_up: kind == "warm-up" });
+                self.calls.push(TruthCall { span, warm_up: kind == "warm-up" });
             }
             "graph" => {
                 let _id: u32 = f.number()?;
@@ -199,23 +199,23 @@ impl GroundTruth {
             "cpu-graph" => {
                 let id = f.number()?;
                 if self.cpu_graphs.last().is_some_and(|g| g.id >= id) {
-                    return Err(f.wrong("ids of CPU graphs must grow"));
+                    return Err(f.wrong("ids of CPU graphs must increase"));
                 }
                 let _graph = f.text()?;
                 let (tid, size, table) = (f.number()?, f.number()?, f.number()?);
                 let (start, end) = f.times()?;
-                self.cpu_graphs.push(CpuGraph { id, table, span: Span { tid, size, start, end } });
+                self.cpu_graphs.push(TruthCpuGraph { id, table, span: TruthSpan { tid, size, start, end } });
             }
             "op" => {
                 let (graph, ith, _tid, node) = (f.number()?, f.number()?, f.number::<u32>()?, f.number()?);
                 let (start, end) = f.times()?;
-                self.ops.push(Op { graph, ith, node, start, end });
+                self.ops.push(TruthOp { graph, ith, node, start, end });
             }
             "experts" => {
                 let (graph, node, token) = (f.number()?, f.number()?, f.number()?);
                 let ids = f.text()?.split(',').map(|id| id.parse()).collect::<Result<_, _>>();
                 let ids = ids.map_err(|_| f.wrong("numbers joined by ',' were expected"))?;
-                self.experts.push(Experts { graph, node, token, ids });
+                self.experts.push(TruthExperts { graph, node, token, ids });
             }
             // A later writer of this version may add lines.
             _ => {}
@@ -223,10 +223,13 @@ impl GroundTruth {
         Ok(())
     }
 
-    fn node(&mut self, f: &mut Fields<'_>) -> Result<(), TruthError> {
+    fn node(&mut self, f: &mut LineFields<'_>) -> Result<(), TruthError> {
         let (table, index): (usize, usize) = (f.number()?, f.number()?);
-        let node =
-            Node { address: f.hex()?, op: f.text()?.to_owned().into(), name: f.text()?.to_owned().into() };
+        let node = TruthNode {
+            address: f.hex()?,
+            op: f.text()?.to_owned().into(),
+            name: f.text()?.to_owned().into(),
+        };
         if table == self.tables.len() {
             self.tables.push(Vec::new());
         }
@@ -238,22 +241,22 @@ impl GroundTruth {
     }
 
     /// The node that an op of this CPU graph ran.
-    pub fn node_of(&self, graph: &CpuGraph, node: u32) -> Option<&Node> {
+    pub fn node_of(&self, graph: &TruthCpuGraph, node: u32) -> Option<&TruthNode> {
         self.tables.get(usize::try_from(graph.table).ok()?)?.get(usize::try_from(node).ok()?)
     }
 
     /// The ops of a CPU graph, by thread and start.
-    pub fn ops_of(&self, graph: &CpuGraph) -> &[Op] {
+    pub fn ops_of(&self, graph: &TruthCpuGraph) -> &[TruthOp] {
         let from = self.ops.partition_point(|o| o.graph < graph.id);
         let to = self.ops.partition_point(|o| o.graph <= graph.id);
         self.ops.get(from..to).unwrap_or_default()
     }
 }
 
-fn span(f: &mut Fields<'_>) -> Result<Span, TruthError> {
+fn span(f: &mut LineFields<'_>) -> Result<TruthSpan, TruthError> {
     let (tid, size) = (f.number()?, f.number()?);
     let (start, end) = f.times()?;
-    Ok(Span { tid, size, start, end })
+    Ok(TruthSpan { tid, size, start, end })
 }
 
 #[cfg(test)]
@@ -279,8 +282,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_with_its_line() {
         let error = |text: &str| read(text.as_bytes()).expect_err("a bad file").to_string();
-        assert!(error("").contains("no ground truth"));
-        assert!(error("call\t1\n").contains("no ground truth"));
+        assert!(error("").contains("not a ground truth file"));
+        assert!(error("call\t1\n").contains("not a ground truth file"));
         assert!(error("# ggml-runner ground truth 9\n").contains("version 9"));
         let with = |line: &str| error(&format!("{MAGIC}{VERSION}\n{line}\n"));
         assert_eq!(with("call\t0\t1\t1\t5"), "line 2: it has too few fields");

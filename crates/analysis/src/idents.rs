@@ -1,9 +1,9 @@
 //! Describes all ops of a recording: what each position of each plan is, and how tables group them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use super::describe::{Ident, NO_LAYER, NO_STRUCTURE, describe};
-use super::load::{Hit, Loaded};
+use super::load::{HitTensors, Loaded};
 
 /// Grouping key of the op table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,8 +23,10 @@ pub struct Idents {
 impl Idents {
     pub fn new(loaded: &Loaded<'_>) -> Self {
         let mut list = Vec::new();
-        let mut known: HashMap<Hit, usize> = HashMap::new();
-        let plans = loaded.plans.iter().map(|(id, plan)| {
+        let mut known: HashMap<HitTensors, usize> = HashMap::new();
+        // In a fixed order: rows that are otherwise equal are shown in the order of this list.
+        let ids: BTreeSet<u32> = loaded.plans.keys().copied().collect();
+        let plans = ids.iter().filter_map(|id| Some((id, loaded.plans.get(id)?))).map(|(id, plan)| {
             let positions = plan.hits.iter().enumerate().map(|(position, hit)| {
                 if let Some(index) = known.get(hit) {
                     return *index;

@@ -1,4 +1,4 @@
-//! Checks invariants that hold in every recording, whoever made it: calls have graphs, graphs have work, splits
+//! Checks invariants that hold in every recording: calls have graphs, graphs have work, splits
 //! on the CPU have ops, and nothing begins before its parent or ends after it. docs/TRUST.md lists them.
 
 use std::collections::{HashMap, HashSet};
@@ -41,7 +41,7 @@ pub fn invariants(loaded: &Loaded<'_>, line: &Timeline) -> Invariants {
     found.unchecked = match level {
         None => Some("the header is lost".into()),
         Some(Level::Token) => Some("only calls were recorded".into()),
-        _ if !loaded.causes.levels.is_empty() => Some("the level of detail changed during the run".into()),
+        _ if !loaded.causes.levels.is_empty() => Some("the recording level changed during the run".into()),
         _ => None,
     };
     if found.unchecked.is_none() {
@@ -57,7 +57,7 @@ fn calls(loaded: &Loaded<'_>, line: &Timeline, found: &mut Invariants) {
         return;
     }
     let graphs = loaded.graphs.iter().map(|g| (g.pid, g.t));
-    let begun = Begun::new(loaded, graphs.chain(loaded.cpu_graphs.iter().map(|g| (g.pid, g.t))));
+    let begun = BeginTimes::new(loaded, graphs.chain(loaded.cpu_graphs.iter().map(|g| (g.pid, g.t))));
     for call in line.calls.iter().filter(|c| !c.cut && begun.whole(c.pid, c.start)) {
         found.calls += 1;
         found.calls_without_graphs += u64::from(call.graphs == 0);
@@ -66,7 +66,7 @@ fn calls(loaded: &Loaded<'_>, line: &Timeline, found: &mut Invariants) {
 
 fn graphs(loaded: &Loaded<'_>, found: &mut Invariants) {
     let splits = loaded.splits.iter().map(|s| (s.pid, s.t));
-    let begun = Begun::new(loaded, splits.chain(loaded.cpu_graphs.iter().map(|g| (g.pid, g.t))));
+    let begun = BeginTimes::new(loaded, splits.chain(loaded.cpu_graphs.iter().map(|g| (g.pid, g.t))));
     let of_split = loaded.splits.iter().filter_map(|s| s.graph);
     let with_work: HashSet<u64> = of_split.chain(loaded.cpu_graphs.iter().filter_map(|g| g.graph)).collect();
     for g in loaded.graphs.iter().filter(|g| !g.cut && g.n_nodes > 0 && begun.whole(g.pid, g.t)) {
@@ -76,7 +76,7 @@ fn graphs(loaded: &Loaded<'_>, found: &mut Invariants) {
 }
 
 fn splits(loaded: &Loaded<'_>, found: &mut Invariants) {
-    let begun = Begun::new(loaded, loaded.cpu_graphs.iter().map(|g| (g.pid, g.t)));
+    let begun = BeginTimes::new(loaded, loaded.cpu_graphs.iter().map(|g| (g.pid, g.t)));
     let with_ops: HashSet<u64> = loaded.cpu_graphs.iter().filter_map(|g| g.split).collect();
     let on_cpu = |backend: u32| loaded.backends.get(&backend).is_some_and(|b| b.name == CPU);
     let whole = loaded.splits.iter().filter(|s| !s.cut && on_cpu(s.backend) && begun.whole(s.pid, s.t));
@@ -87,21 +87,21 @@ fn splits(loaded: &Loaded<'_>, found: &mut Invariants) {
 }
 
 /// If a file continues a recording, the parts of what began earlier are in the previous file.
-struct Begun {
+struct BeginTimes {
     /// When the file began, CLOCK_MONOTONIC ns.
     file: i64,
     /// When the first part of each process began.
     first: HashMap<u32, i64>,
 }
 
-impl Begun {
-    fn new(loaded: &Loaded<'_>, parts: impl Iterator<Item = (u32, i64)>) -> Begun {
+impl BeginTimes {
+    fn new(loaded: &Loaded<'_>, parts: impl Iterator<Item = (u32, i64)>) -> BeginTimes {
         let file = loaded.header.as_ref().map_or(0, |h| i64::try_from(h.mono_ns).unwrap_or(i64::MAX));
         let mut first = HashMap::new();
         for (pid, t) in parts {
             first.entry(pid).and_modify(|old: &mut i64| *old = (*old).min(t)).or_insert(t);
         }
-        Begun { file, first }
+        BeginTimes { file, first }
     }
 
     /// Whether the parts of an item that began at `t` would be in this file.
@@ -111,20 +111,20 @@ impl Begun {
 }
 
 /// First and last time, ns.
-type Span = (i64, i64);
+type TimeSpan = (i64, i64);
 
-fn span(t: i64, dur: u64) -> Span {
+fn span(t: i64, dur: u64) -> TimeSpan {
     (t, t.saturating_add_unsigned(dur))
 }
 
 fn misplaced(loaded: &Loaded<'_>, line: &Timeline) -> u64 {
-    let of_call: HashMap<u64, Span> = match line.source {
+    let of_call: HashMap<u64, TimeSpan> = match line.source {
         CallSource::Token => line.calls.iter().map(|c| (c.seq, span(c.start, c.dur))).collect(),
         _ => HashMap::new(),
     };
-    let of_graph: HashMap<u64, Span> = loaded.graphs.iter().map(|g| (g.seq, span(g.t, g.dur))).collect();
-    let of_split: HashMap<u64, Span> = loaded.splits.iter().map(|s| (s.seq, span(s.t, s.dur))).collect();
-    let beyond = |outer: &HashMap<u64, Span>, seq: Option<u64>, (from, to): Span| {
+    let of_graph: HashMap<u64, TimeSpan> = loaded.graphs.iter().map(|g| (g.seq, span(g.t, g.dur))).collect();
+    let of_split: HashMap<u64, TimeSpan> = loaded.splits.iter().map(|s| (s.seq, span(s.t, s.dur))).collect();
+    let beyond = |outer: &HashMap<u64, TimeSpan>, seq: Option<u64>, (from, to): TimeSpan| {
         let outer = seq.and_then(|seq| outer.get(&seq));
         u64::from(outer.is_some_and(|(begin, end)| from < *begin || to > *end))
     };

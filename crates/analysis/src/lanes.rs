@@ -35,24 +35,24 @@ impl Select {
 
 /// The thread or pool position that a lane belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum LaneOwner {
     /// A kernel thread, and its index in the engine's pool if that is always the same and not 0.
     Thread { pid: u32, tid: u32, ith: Option<u16> },
     /// An index in the pool of the thread that computes graphs, for an engine that keeps starting new threads.
     Pool { pid: u32, caller: u32, ith: u16 },
 }
 
-impl Place {
+impl LaneOwner {
     pub fn pid(&self) -> u32 {
         match self {
-            Place::Thread { pid, .. } | Place::Pool { pid, .. } => *pid,
+            LaneOwner::Thread { pid, .. } | LaneOwner::Pool { pid, .. } => *pid,
         }
     }
 }
 
 /// Kind of a slice; the number is its index in the list of [`Loaded`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum SliceKind {
     Function(usize),
     Token(usize),
     Graph(usize),
@@ -68,14 +68,14 @@ pub enum What {
 
 /// A step along a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    Begin(What),
+pub enum LaneStep {
+    Begin(SliceKind),
     /// Ends the open slice that was begun last.
     End,
 }
 
 /// Receives the steps of a lane with their times.
-pub type Steps<'s> = &'s mut dyn FnMut(i64, Step) -> io::Result<()>;
+pub type Steps<'s> = &'s mut dyn FnMut(i64, LaneStep) -> io::Result<()>;
 
 /// Summary of a walk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub struct Walked {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum LaneKind {
     Function,
     Token,
     Graph,
@@ -96,16 +96,16 @@ enum Kind {
     Run,
 }
 
-struct Item {
+struct LaneItem {
     lane: (u64, u64),
     t: i64,
     dur: u64,
-    kind: Kind,
+    kind: LaneKind,
     at: usize,
 }
 
 pub struct Lane {
-    pub place: Place,
+    pub place: LaneOwner,
     items: Range<usize>,
 }
 
@@ -114,12 +114,12 @@ pub struct Lanes<'l, 'a> {
     loaded: &'l Loaded<'a>,
     pub select: Select,
     graphs: HashMap<u64, usize>,
-    items: Vec<Item>,
+    items: Vec<LaneItem>,
     /// By process and thread.
     pub list: Vec<Lane>,
 }
 
-/// A pool index used by more threads than this over time has a lane of its own; with fewer, each thread has one.
+/// A pool index used by more threads than this over time has one lane; with fewer, each thread has its own lane.
 const THREADS: usize = 4;
 
 /// First half of a lane's key; the second is 0 for a thread, and the index plus 1 for a pool lane.
@@ -148,20 +148,29 @@ impl<'l, 'a> Lanes<'l, 'a> {
 
     fn calls(&mut self) {
         let l = self.loaded;
-        l.tokens.iter().enumerate().for_each(|(i, r)| self.call(Kind::Token, i, (r.pid, r.tid), r.t, r.dur));
-        l.graphs.iter().enumerate().for_each(|(i, r)| self.call(Kind::Graph, i, (r.pid, r.tid), r.t, r.dur));
-        l.splits.iter().enumerate().for_each(|(i, r)| self.call(Kind::Split, i, (r.pid, r.tid), r.t, r.dur));
+        l.tokens
+            .iter()
+            .enumerate()
+            .for_each(|(i, r)| self.call(LaneKind::Token, i, (r.pid, r.tid), r.t, r.dur));
+        l.graphs
+            .iter()
+            .enumerate()
+            .for_each(|(i, r)| self.call(LaneKind::Graph, i, (r.pid, r.tid), r.t, r.dur));
+        l.splits
+            .iter()
+            .enumerate()
+            .for_each(|(i, r)| self.call(LaneKind::Split, i, (r.pid, r.tid), r.t, r.dur));
         for (i, r) in l.cpu_graphs.iter().enumerate() {
-            self.call(Kind::CpuGraph, i, (r.pid, r.tid), r.t, r.dur);
+            self.call(LaneKind::CpuGraph, i, (r.pid, r.tid), r.t, r.dur);
         }
         for (i, r) in l.causes.phases.iter().enumerate() {
-            self.call(Kind::Function, i, (r.pid, r.tid), r.t, r.dur);
+            self.call(LaneKind::Function, i, (r.pid, r.tid), r.t, r.dur);
         }
     }
 
-    fn call(&mut self, kind: Kind, at: usize, (pid, tid): (u32, u32), t: i64, dur: u64) {
+    fn call(&mut self, kind: LaneKind, at: usize, (pid, tid): (u32, u32), t: i64, dur: u64) {
         if self.select.has(pid, t) {
-            self.items.push(Item { lane: (key(pid, tid), 0), t, dur, kind, at });
+            self.items.push(LaneItem { lane: (key(pid, tid), 0), t, dur, kind, at });
         }
     }
 
@@ -189,20 +198,20 @@ impl<'l, 'a> Lanes<'l, 'a> {
                 0..=THREADS => (key(pid, run.tid), 0),
                 _ => (pool, 1 + ith),
             };
-            self.items.push(Item { lane, t: run.t, dur: 0, kind: Kind::Run, at });
+            self.items.push(LaneItem { lane, t: run.t, dur: 0, kind: LaneKind::Run, at });
         }
         pools
     }
 
-    fn place(&self, (lane, number): (u64, u64), pools: &[(u64, u64)]) -> Place {
+    fn place(&self, (lane, number): (u64, u64), pools: &[(u64, u64)]) -> LaneOwner {
         let (pid, tid) = ((lane >> 32) as u32, lane as u32);
         if let Some(ith) = number.checked_sub(1) {
-            return Place::Pool { pid, caller: tid, ith: ith as u16 };
+            return LaneOwner::Pool { pid, caller: tid, ith: ith as u16 };
         }
         let mut as_which = pools.iter().filter(|p| p.0 >> 32 == u64::from(pid) && p.1 as u32 == tid);
         let first = as_which.next().map(|p| (p.1 >> 32) as u16);
         let always = first.filter(|ith| *ith > 0 && as_which.all(|p| (p.1 >> 32) as u16 == *ith));
-        Place::Thread { pid, tid, ith: always }
+        LaneOwner::Thread { pid, tid, ith: always }
     }
 
     fn graph(&self, run: &Slices<'_>) -> Option<&'l CpuGraph> {
@@ -226,15 +235,15 @@ impl<'l, 'a> Lanes<'l, 'a> {
     /// # Errors
     /// The first error that `to` returns.
     pub fn walk(&self, lane: &Lane, idents: &Idents, to: Steps<'_>) -> io::Result<Walked> {
-        let mut walk = Walk { open: Vec::new(), last: i64::MIN, done: Walked::default(), to };
+        let mut walk = SliceNesting { open: Vec::new(), last: i64::MIN, done: Walked::default(), to };
         for item in self.items.get(lane.items.clone()).unwrap_or_default() {
             let what = match item.kind {
-                Kind::Function => What::Function(item.at),
-                Kind::Token => What::Token(item.at),
-                Kind::Graph => What::Graph(item.at),
-                Kind::Split => What::Split(item.at),
-                Kind::CpuGraph => What::CpuGraph(item.at),
-                Kind::Run => {
+                LaneKind::Function => SliceKind::Function(item.at),
+                LaneKind::Token => SliceKind::Token(item.at),
+                LaneKind::Graph => SliceKind::Graph(item.at),
+                LaneKind::Split => SliceKind::Split(item.at),
+                LaneKind::CpuGraph => SliceKind::CpuGraph(item.at),
+                LaneKind::Run => {
                     self.run(item.at, idents, &mut walk)?;
                     continue;
                 }
@@ -245,7 +254,7 @@ impl<'l, 'a> Lanes<'l, 'a> {
         Ok(walk.done)
     }
 
-    fn run(&self, at: usize, idents: &Idents, walk: &mut Walk<'_>) -> io::Result<()> {
+    fn run(&self, at: usize, idents: &Idents, walk: &mut SliceNesting<'_>) -> io::Result<()> {
         let Some(run) = self.loaded.runs.get(at) else { return Ok(()) };
         let next = self.loaded.runs.get(at + 1).filter(|n| (n.graph, n.plan) == (run.graph, run.plan));
         let edges = Edges::new(run, next, self.graph(run));
@@ -256,11 +265,11 @@ impl<'l, 'a> Lanes<'l, 'a> {
             }
             let ident = idents.get(position).copied();
             let (time, wait) = edges.times(&slice);
-            let what = if time.is_some() { What::Op(ident) } else { What::OpenOp(ident) };
+            let what = if time.is_some() { SliceKind::Op(ident) } else { SliceKind::OpenOp(ident) };
             let time = time.unwrap_or(0);
             walk.slice(slice.start, time, what)?;
             if let Some(wait) = wait.filter(|wait| *wait > 0) {
-                walk.slice(slice.start.saturating_add_unsigned(time), wait, What::Wait)?;
+                walk.slice(slice.start.saturating_add_unsigned(time), wait, SliceKind::Wait)?;
             }
         }
         Ok(())
@@ -268,7 +277,7 @@ impl<'l, 'a> Lanes<'l, 'a> {
 }
 
 /// Keeps the emitted slices nested and in order.
-struct Walk<'s> {
+struct SliceNesting<'s> {
     /// Ends of the open slices, the innermost last: none is later than the one before it.
     open: Vec<i64>,
     last: i64,
@@ -276,23 +285,23 @@ struct Walk<'s> {
     to: Steps<'s>,
 }
 
-impl Walk<'_> {
+impl SliceNesting<'_> {
     /// Ends the slices that are over at `t`.
     fn until(&mut self, t: i64) -> io::Result<()> {
         while let Some(end) = self.open.pop_if(|end| *end <= t) {
-            (self.to)(end, Step::End)?;
+            (self.to)(end, LaneStep::End)?;
             self.last = end;
         }
         Ok(())
     }
 
-    fn slice(&mut self, t: i64, dur: u64, what: What) -> io::Result<()> {
+    fn slice(&mut self, t: i64, dur: u64, what: SliceKind) -> io::Result<()> {
         self.until(t)?;
         let end = t.saturating_add_unsigned(dur);
         let limit = self.open.last().copied().unwrap_or(i64::MAX);
         let (from, to) = (t.max(self.last), end.max(self.last).min(limit));
         self.done.cut += u64::from((from, to) != (t, end));
-        (self.to)(from, Step::Begin(what))?;
+        (self.to)(from, LaneStep::Begin(what))?;
         self.last = from;
         self.open.push(to);
         self.done.slices += 1;
@@ -308,12 +317,13 @@ mod tests {
     fn walked(slices: &[(i64, u64)]) -> (Vec<(i64, bool)>, Walked) {
         let mut steps = Vec::new();
         let mut to = |t, step| {
-            steps.push((t, step != Step::End));
+            steps.push((t, step != LaneStep::End));
             Ok(())
         };
-        let mut walk = Walk { open: Vec::new(), last: i64::MIN, done: Walked::default(), to: &mut to };
+        let mut walk =
+            SliceNesting { open: Vec::new(), last: i64::MIN, done: Walked::default(), to: &mut to };
         for (t, dur) in slices {
-            walk.slice(*t, *dur, What::Wait).unwrap();
+            walk.slice(*t, *dur, SliceKind::Wait).unwrap();
         }
         walk.until(i64::MAX).unwrap();
         let done = walk.done;

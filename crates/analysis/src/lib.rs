@@ -18,6 +18,7 @@ pub mod lanes;
 pub mod live;
 pub mod load;
 pub mod model;
+pub mod offload;
 pub mod opencl;
 pub mod ops;
 pub mod overview;

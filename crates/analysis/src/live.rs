@@ -13,8 +13,8 @@ mod sums;
 use serde::Serialize;
 
 pub use self::run::ProcessSpan;
-use self::run::{Phases, Run};
-use self::sums::Sums;
+use self::run::{LiveRun, Phases};
+use self::sums::LiveSums;
 use super::calls::{Call, CallSource, Phase, Width, settle};
 use super::describe::{NO_STRUCTURE, describe};
 use super::idents::{OpKey, label};
@@ -42,7 +42,7 @@ const ENDS: usize = 4096;
 
 /// A time range: the last seconds, or the complete run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Span {
+pub struct LiveSpan {
     pub seconds: f64,
     /// Phases with a call or a graph.
     pub phases: Vec<PhaseSpan>,
@@ -112,14 +112,14 @@ fn ending(cut: bool, device: Device) -> Ending {
 /// The record being waited for: of a CPU graph, of the scheduler's graph around it, or of the call around both,
 /// by seq.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Of {
+enum AwaitedRecord {
     CpuGraph(u64),
     Graph(u64),
     Call(u64),
 }
 
 /// The last slice of a run, which ends where the thread's next run begins, or with the graph.
-struct End {
+struct LastSlice {
     ith: u16,
     plan: u32,
     /// Position in the plan of a directly following slice.
@@ -129,18 +129,18 @@ struct End {
 }
 
 /// Sums so far of an open item.
-struct Open {
-    of: Of,
-    sums: Sums,
-    ends: Vec<End>,
+struct OpenItem {
+    of: AwaitedRecord,
+    sums: LiveSums,
+    ends: Vec<LastSlice>,
     /// Ubatch of its first graph that has one, 0 = not known.
     width: u32,
     pid: Option<u32>,
 }
 
-impl Open {
-    fn new(of: Of) -> Open {
-        Open { of, sums: Sums::default(), ends: Vec::new(), width: 0, pid: None }
+impl OpenItem {
+    fn new(of: AwaitedRecord) -> OpenItem {
+        OpenItem { of, sums: LiveSums::default(), ends: Vec::new(), width: 0, pid: None }
     }
 
     fn settle(&mut self, graph_end: Option<i64>) {
@@ -156,11 +156,11 @@ pub struct Live {
     names: Vec<String>,
     /// The name of each position.
     plans: Vec<(u32, Vec<u16>)>,
-    open: Vec<Open>,
+    open: Vec<OpenItem>,
     /// Widths of the graphs of calls that have not ended.
     widths: Vec<(u64, Width)>,
     /// The processes, in order of appearance.
-    runs: Vec<Run>,
+    runs: Vec<LiveRun>,
     /// Index of the one shown, and whether the user chose it.
     shown: usize,
     chosen: bool,
@@ -172,7 +172,7 @@ pub struct Live {
     steered: bool,
 }
 
-/// Maximum number of processes with figures of their own; all others are summed.
+/// Maximum number of processes with separate figures; all others are summed.
 const RUNS: usize = 64;
 
 impl Live {
@@ -220,20 +220,20 @@ impl Live {
     }
 
     /// The last seconds before `t`, for the process shown.
-    pub fn now(&self, t: u64) -> Span {
+    pub fn now(&self, t: u64) -> LiveSpan {
         let ns = t.saturating_sub(self.begun.unwrap_or(t));
         let Some(run) = self.runs.get(self.shown) else {
-            return Span { seconds: ns.min(WINDOW_NS) as f64 / 1e9, phases: Vec::new() };
+            return LiveSpan { seconds: ns.min(WINDOW_NS) as f64 / 1e9, phases: Vec::new() };
         };
         self.span(t.saturating_sub(run.since()), run, &run.lately())
     }
 
     /// All of the time from the first tick to `t`, for the process shown.
-    pub fn whole(&self, t: u64) -> Span {
+    pub fn whole(&self, t: u64) -> LiveSpan {
         let ns = t.saturating_sub(self.begun.unwrap_or(t));
         match self.runs.get(self.shown) {
             Some(run) => self.span(ns, run, &run.total),
-            None => Span { seconds: ns as f64 / 1e9, phases: Vec::new() },
+            None => LiveSpan { seconds: ns as f64 / 1e9, phases: Vec::new() },
         }
     }
 
@@ -255,7 +255,7 @@ impl Live {
             Some(_) => self.runs.iter().position(|run| run.pid == pid).unwrap_or_else(|| {
                 let pid = pid.filter(|_| self.runs.len() < RUNS);
                 if self.runs.len() <= RUNS {
-                    self.runs.push(Run::new(pid, self.ticked));
+                    self.runs.push(LiveRun::new(pid, self.ticked));
                 }
                 self.runs.len() - 1
             }),
@@ -275,7 +275,7 @@ impl Live {
     }
 
     fn slices(&mut self, defined: &Loaded<'_>, run: &Slices<'_>) {
-        let (plan, open) = (self.plan(defined, run.plan), self.open(Of::CpuGraph(run.graph)));
+        let (plan, open) = (self.plan(defined, run.plan), self.open(AwaitedRecord::CpuGraph(run.graph)));
         let beyond = name(&mut self.names, NO_STRUCTURE.into());
         let (Some((_, names)), Some(open)) = (self.plans.get(plan), self.open.get_mut(open)) else { return };
         if let Some(at) = open.ends.iter().position(|e| (e.ith, e.plan) == (run.ith, run.plan)) {
@@ -288,7 +288,7 @@ impl Live {
             let name = names.get(at as usize).copied().unwrap_or(beyond);
             if i + 1 == run.n && open.ends.len() < ENDS {
                 let next = at.saturating_add(1);
-                open.ends.push(End { ith: run.ith, plan: run.plan, next, name, slice });
+                open.ends.push(LastSlice { ith: run.ith, plan: run.plan, next, name, slice });
             } else {
                 open.sums.slice(run.ith, name, Edges::known(None, None).times(&slice));
             }
@@ -296,13 +296,13 @@ impl Live {
     }
 
     fn cpu_graph(&mut self, g: &CpuGraph) {
-        let mut open = self.close(Of::CpuGraph(g.seq));
+        let mut open = self.close(AwaitedRecord::CpuGraph(g.seq));
         open.settle(Some(g.t.saturating_add_unsigned(g.dur)));
         let sums = &mut open.sums;
         // If probes were attached or detached, or the recording ended, ops are missing and their time is charged
         // to the preceding op.
         if g.cut {
-            *sums = Sums::default();
+            *sums = LiveSums::default();
         // A graph recorded below level op cannot be compared with one that has ops.
         } else if g.plan.is_some() || !self.steered {
             let ran = !sums.threads.is_empty();
@@ -315,7 +315,7 @@ impl Live {
         let (pid, end) = (Some(g.pid), ending(g.cut, Device::Idle));
         self.call(pid, CallSource::CpuGraph, phase, known(g.ubatch), g.dur, end);
         match g.graph {
-            Some(seq) => self.hold(Of::Graph(seq), pid, &open.sums, g.ubatch),
+            Some(seq) => self.hold(AwaitedRecord::Graph(seq), pid, &open.sums, g.ubatch),
             None => {
                 open.sums.op_tokens += if open.sums.ops.is_empty() { 0 } else { u64::from(g.ubatch) };
                 self.add(pid, phase, &open.sums);
@@ -324,7 +324,7 @@ impl Live {
     }
 
     fn graph(&mut self, g: &Graph) {
-        let Open { mut sums, width, .. } = self.close(Of::Graph(g.seq));
+        let OpenItem { mut sums, width, .. } = self.close(AwaitedRecord::Graph(g.seq));
         let width = if g.ubatch > 0 { g.ubatch } else { width };
         sums.op_tokens = if sums.ops.is_empty() { 0 } else { width.into() };
         let own = Phase::of_width(width.into());
@@ -332,7 +332,7 @@ impl Live {
         self.call(pid, CallSource::SchedulerGraph, own, known(width), g.dur, end);
         let of_call = g.token.map(|seq| (seq, self.widen(seq, width)));
         match of_call {
-            Some((seq, Phase::Unknown)) => self.hold(Of::Call(seq), pid, &sums, 0),
+            Some((seq, Phase::Unknown)) => self.hold(AwaitedRecord::Call(seq), pid, &sums, 0),
             Some((_, phase)) => self.add(pid, phase, &sums),
             None => self.add(pid, own, &sums),
         }
@@ -359,7 +359,7 @@ impl Live {
         let end = ending(t.cut, t.device);
         let pid = Some(t.pid);
         self.call(pid, CallSource::Token, call.phase, call.tokens, call.dur, end);
-        let mut sums = self.close(Of::Call(t.seq)).sums;
+        let mut sums = self.close(AwaitedRecord::Call(t.seq)).sums;
         sums.op_tokens = if sums.ops.is_empty() { 0 } else { call.tokens.unwrap_or(0) };
         self.add(pid, call.phase, &sums);
     }
@@ -389,7 +389,7 @@ impl Live {
         sum.ns = sum.ns.saturating_add(dur);
     }
 
-    fn add(&mut self, pid: Option<u32>, phase: Phase, sums: &Sums) {
+    fn add(&mut self, pid: Option<u32>, phase: Phase, sums: &LiveSums) {
         if let Some(total) = self.total(pid) {
             total[phase as usize].combine(sums, u64::saturating_add);
         }
@@ -411,7 +411,7 @@ impl Live {
     }
 
     /// Index of an open item.
-    fn open(&mut self, of: Of) -> usize {
+    fn open(&mut self, of: AwaitedRecord) -> usize {
         if let Some(at) = self.open.iter().rposition(|o| o.of == of) {
             return at;
         }
@@ -420,16 +420,16 @@ impl Live {
             oldest.settle(None);
             self.add(oldest.pid, Phase::of_width(oldest.width.into()), &oldest.sums);
         }
-        self.open.push(Open::new(of));
+        self.open.push(OpenItem::new(of));
         self.open.len() - 1
     }
 
-    fn close(&mut self, of: Of) -> Open {
+    fn close(&mut self, of: AwaitedRecord) -> OpenItem {
         let at = self.open.iter().rposition(|o| o.of == of);
-        at.map_or_else(|| Open::new(of), |at| self.open.remove(at))
+        at.map_or_else(|| OpenItem::new(of), |at| self.open.remove(at))
     }
 
-    fn hold(&mut self, of: Of, pid: Option<u32>, sums: &Sums, width: u32) {
+    fn hold(&mut self, of: AwaitedRecord, pid: Option<u32>, sums: &LiveSums, width: u32) {
         let at = self.open(of);
         if let Some(open) = self.open.get_mut(at) {
             open.sums.combine(sums, u64::saturating_add);
@@ -456,14 +456,14 @@ impl Live {
         self.plans.len() - 1
     }
 
-    fn span(&self, ns: u64, run: &Run, sums: &Phases) -> Span {
+    fn span(&self, ns: u64, run: &LiveRun, sums: &Phases) -> LiveSpan {
         let source = run.source();
         let phases = Phase::ALL.into_iter().zip(sums).map(|(phase, s)| self.phase(phase, s, source));
         let there = |p: &PhaseSpan| p.calls > 0 || p.cpu_graphs > 0 || !p.ops.is_empty();
-        Span { seconds: ns as f64 / 1e9, phases: phases.filter(there).collect() }
+        LiveSpan { seconds: ns as f64 / 1e9, phases: phases.filter(there).collect() }
     }
 
-    fn phase(&self, phase: Phase, s: &Sums, source: usize) -> PhaseSpan {
+    fn phase(&self, phase: Phase, s: &LiveSums, source: usize) -> PhaseSpan {
         let (g, c) = (&s.graphs, &s.calls[source]);
         let waits = g.barrier > 0;
         let op = |(name, [calls, total_ns]): (&String, &[u64; 2])| LiveOp {

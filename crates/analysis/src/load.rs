@@ -11,37 +11,19 @@ use pfi::record::*;
 
 /// Work done so far and in total, in bytes of the trace; a front end may watch it from another thread.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct LoadProgress {
     pub done: AtomicU64,
     pub total: AtomicU64,
 }
 
-/// A tensor as defined by the trace.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TensorInfo {
-    pub pid: u32,
-    pub addr: u64,
-    /// False: only the address was recorded.
-    pub known: bool,
-    pub op: u16,
-    pub ty: u16,
-    pub name: Box<str>,
-    pub ne: [u64; 4],
-    /// Strides in bytes if the tensor is not contiguous.
-    pub nb: Option<[u64; 4]>,
-    /// Tensor ids of the sources, in slots.
-    pub src: Box<[Option<u32>]>,
-    pub view_src: Option<u32>,
-}
-
 /// One hit of a plan: the tensor computed, and the second one if two were fused.
-pub type Hit = (u32, Option<u32>);
+pub type HitTensors = (u32, Option<u32>);
 
 /// The ops of a CPU graph in thread 0's order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanInfo {
     pub n_nodes: u32,
-    pub hits: Box<[Hit]>,
+    pub hits: Box<[HitTensors]>,
 }
 
 /// Everything in a trace except the contents of the slices.
@@ -52,17 +34,18 @@ pub struct Loaded<'a> {
     pub processes: Vec<Process<'a>>,
     pub engines: Vec<Engine<'a>>,
     pub modules: Vec<Module<'a>>,
-    pub probes: Vec<Probe<'a>>,
-    pub rungs: Vec<Rung<'a>>,
+    pub probes: Vec<ProbeRecord<'a>>,
+    pub rungs: Vec<RungRecord<'a>>,
     pub notices: Vec<Notice<'a>>,
     pub ops: HashMap<u16, OpDef<'a>>,
     pub types: HashMap<u16, TypeDef<'a>>,
     pub backends: HashMap<u32, Backend<'a>>,
-    pub tensors: HashMap<u32, TensorInfo>,
+    pub tensors: HashMap<u32, Tensor>,
     pub plans: HashMap<u32, PlanInfo>,
     pub tokens: Vec<Token>,
     pub graphs: Vec<Graph>,
     pub splits: Vec<Split>,
+    pub enqueued: Vec<Enqueued<'a>>,
     pub cpu_graphs: Vec<CpuGraph>,
     pub runs: Vec<Slices<'a>>,
     pub causes: Causes<'a>,
@@ -89,7 +72,7 @@ pub fn workers(bytes: u64) -> usize {
 }
 
 /// Reads every block of `trace`.
-pub fn load<'a>(trace: &'a Trace, progress: &Progress) -> Loaded<'a> {
+pub fn load<'a>(trace: &'a Trace, progress: &LoadProgress) -> Loaded<'a> {
     let n = trace.blocks().len();
     let per = n.div_ceil(workers(trace.size())).max(1);
     let mut parts: Vec<Loaded<'a>> = Vec::new();
@@ -110,13 +93,13 @@ pub fn load<'a>(trace: &'a Trace, progress: &Progress) -> Loaded<'a> {
     if all.left_out > 0 {
         let n = all.left_out;
         all.damage.push(format!(
-            "{n} records left out: more than {PROCESSES} processes, or {RARE_MAX} of a rare kind"
+            "{n} records dropped: more than {PROCESSES} processes, or {RARE_MAX} of a rare kind"
         ));
     }
     all
 }
 
-fn load_blocks<'a>(trace: &'a Trace, range: std::ops::Range<usize>, progress: &Progress) -> Loaded<'a> {
+fn load_blocks<'a>(trace: &'a Trace, range: std::ops::Range<usize>, progress: &LoadProgress) -> Loaded<'a> {
     let mut out = Loaded::default();
     for i in range {
         let size = trace.blocks().get(i).map_or(0, |b| u64::from(b.len));
@@ -176,19 +159,8 @@ impl<'a> Loaded<'a> {
         None
     }
 
-    fn tensor(&mut self, t: Tensor) {
-        self.tensors.entry(t.id).or_insert_with(|| TensorInfo {
-            pid: t.pid,
-            addr: t.addr,
-            known: t.known,
-            op: t.op,
-            ty: t.ty,
-            name: t.name,
-            ne: t.ne,
-            nb: t.nb,
-            src: t.src,
-            view_src: t.view_src,
-        });
+    fn tensor(&mut self, t: TensorRecord) {
+        self.tensors.entry(t.id).or_insert(t.tensor);
     }
 
     fn plan(&mut self, p: &Plan<'_>) {
@@ -229,6 +201,7 @@ impl<'a> Loaded<'a> {
             Record::Token(t) => self.tokens.push(t),
             Record::Graph(g) => self.graphs.push(g),
             Record::Split(s) => self.splits.push(s),
+            Record::Enqueued(e) => self.enqueued.push(e),
             Record::CpuGraph(g) => self.cpu_graphs.push(g),
             Record::Tensor(_) | Record::Plan(_) | Record::Slices(_) => {}
             record => self.causes.read(record, left_out),
@@ -265,6 +238,7 @@ impl<'a> Loaded<'a> {
         self.tokens.extend(part.tokens);
         self.graphs.extend(part.graphs);
         self.splits.extend(part.splits);
+        self.enqueued.extend(part.enqueued);
         self.cpu_graphs.extend(part.cpu_graphs);
         self.runs.extend(part.runs);
         self.causes.merge(part.causes, &mut self.left_out);

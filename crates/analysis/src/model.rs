@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, HashSet};
 use serde::Serialize;
 
 use super::describe::{is_leaf, op_name, source, tensor_bytes};
-use super::load::{Loaded, TensorInfo};
+use super::load::Loaded;
 use common::order;
 use ggml::names::fold;
+use pfi::record::Tensor;
 
 /// The model. Every field is null (or empty) if the recorded tensors do not show it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -89,7 +90,7 @@ fn weights(loaded: &Loaded<'_>, types: BTreeMap<u16, (u64, Option<u64>)>, m: &mu
     order::by_key(&mut m.weights, |w| (!w.bytes.map_or(0, |b| b.saturating_add(1)), 0));
 }
 
-fn weight(loaded: &Loaded<'_>, t: &TensorInfo, w: &TensorInfo, op: &str, m: &mut ModelFacts) {
+fn weight(loaded: &Loaded<'_>, t: &Tensor, w: &Tensor, op: &str, m: &mut ModelFacts) {
     let folded = fold(&w.name);
     if let Some(layer) = folded.layer {
         m.layers = m.layers.max(layer.checked_add(1));
@@ -112,7 +113,7 @@ fn weight(loaded: &Loaded<'_>, t: &TensorInfo, w: &TensorInfo, op: &str, m: &mut
 }
 
 /// The heads are visible where the rotation is applied to queries and keys as `[head width, heads, tokens]`.
-fn attention(loaded: &Loaded<'_>, t: &TensorInfo, op: &str, m: &mut ModelFacts) {
+fn attention(loaded: &Loaded<'_>, t: &Tensor, op: &str, m: &mut ModelFacts) {
     if op == "ROPE" {
         match fold(&t.name).pattern.as_ref() {
             "Qcur-{L}" => {

@@ -8,19 +8,19 @@ use common::order;
 
 /// A kernel on the device. Times are CLOCK_MONOTONIC, ns, with a resolution of a microsecond.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Kernel {
+pub struct OpenclKernel {
     pub name: String,
     /// When the host enqueued it; when it began and ended.
     pub queued: i64,
     pub start: i64,
     pub end: i64,
     /// From the table: the tensor, and the sizes as written there.
-    pub row: Option<Row>,
+    pub row: Option<OpenclRow>,
 }
 
 /// A line of `cl_profiling.csv`.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Row {
+pub struct OpenclRow {
     pub tensor: String,
     pub global: String,
     pub local: String,
@@ -31,7 +31,7 @@ pub struct Row {
 pub struct Profile {
     pub pid: u32,
     /// Sorted by start.
-    pub kernels: Vec<Kernel>,
+    pub kernels: Vec<OpenclKernel>,
     /// How the device's clock was mapped to the trace's.
     pub clock: &'static str,
 }
@@ -39,17 +39,17 @@ pub struct Profile {
 /// Why a profile cannot be combined with a run.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum NoProfile {
-    #[error("line {0} is no event of llama.cpp's cl_trace.json")]
+    #[error("line {0} is not an event of llama.cpp's cl_trace.json")]
     Event(usize),
-    #[error("it has no kernel")]
+    #[error("it has no kernels")]
     Empty,
-    #[error("line {0} is no row of llama.cpp's cl_profiling.csv")]
+    #[error("line {0} is not a row of llama.cpp's cl_profiling.csv")]
     Row(usize),
-    #[error("kernel {at} is {csv} in the table and {json} in the trace: they are not of the same run")]
+    #[error("kernel {at} is {csv} in the table and {json} in the trace: the files are from different runs")]
     Differ { at: usize, csv: String, json: String },
-    #[error("the table has {csv} kernels and the trace {json}: they are not of the same run")]
+    #[error("the table has {csv} kernels and the trace {json}: the files are from different runs")]
     Count { csv: usize, json: usize },
-    #[error("the recording has no OpenCL split that the device's clock could be laid beside")]
+    #[error("the recording has no OpenCL split to align the device's clock with")]
     NoSplit,
 }
 
@@ -77,8 +77,8 @@ pub fn profile(loaded: &Loaded<'_>, json: &str, csv: Option<&str>) -> Result<Pro
             && ended.saturating_add(*shift) <= last.saturating_add(SLACK)
     };
     let (shift, clock) = match shifts.into_iter().find(fits) {
-        Some(shift) => (shift, "a clock of the machine"),
-        None => (first.t.saturating_sub(queued), "laid beside the first OpenCL split"),
+        Some(shift) => (shift, "the machine's clock"),
+        None => (first.t.saturating_sub(queued), "aligned with the first OpenCL split"),
     };
     for k in &mut kernels {
         for t in [&mut k.queued, &mut k.start, &mut k.end] {
@@ -94,14 +94,14 @@ const SLACK: i64 = 1_000_000_000;
 
 impl Profile {
     /// The selected kernels.
-    pub fn wanted(&self, select: &Select) -> impl Iterator<Item = &Kernel> {
+    pub fn wanted(&self, select: &Select) -> impl Iterator<Item = &OpenclKernel> {
         self.kernels.iter().filter(|k| select.has(self.pid, k.start))
     }
 }
 
 /// The events: an array with one event per line and no closing bracket.
-fn events(json: &str) -> Result<Vec<Kernel>, NoProfile> {
-    let mut kernels: Vec<Kernel> = Vec::new();
+fn events(json: &str) -> Result<Vec<OpenclKernel>, NoProfile> {
+    let mut kernels: Vec<OpenclKernel> = Vec::new();
     let (mut queued, mut start) = (None, None);
     for (i, line) in json.lines().enumerate() {
         let line = line.trim().trim_end_matches(',');
@@ -120,7 +120,7 @@ fn events(json: &str) -> Result<Vec<Kernel>, NoProfile> {
             ("Device", "E") => {
                 let (queued, start) = queued.take().zip(start.take()).ok_or_else(bad)?;
                 let name = text("name")?.to_string();
-                kernels.push(Kernel { name, queued, start, end: t.max(start), row: None });
+                kernels.push(OpenclKernel { name, queued, start, end: t.max(start), row: None });
             }
             _ => return Err(bad()),
         }
@@ -129,7 +129,7 @@ fn events(json: &str) -> Result<Vec<Kernel>, NoProfile> {
 }
 
 /// Adds the rows of the table, which are in kernel order. Only the first field may contain commas.
-fn join(kernels: &mut [Kernel], csv: &str) -> Result<(), NoProfile> {
+fn join(kernels: &mut [OpenclKernel], csv: &str) -> Result<(), NoProfile> {
     let rows = || csv.lines().enumerate().skip(1).filter(|(_, line)| !line.trim().is_empty());
     if rows().count() != kernels.len() {
         return Err(NoProfile::Count { csv: rows().count(), json: kernels.len() });
@@ -142,7 +142,7 @@ fn join(kernels: &mut [Kernel], csv: &str) -> Result<(), NoProfile> {
         if name != kernel.name {
             return Err(NoProfile::Differ { at: i, csv: name, json: kernel.name.clone() });
         }
-        kernel.row = Some(Row { tensor, global, local, output });
+        kernel.row = Some(OpenclRow { tensor, global, local, output });
     }
     Ok(())
 }
@@ -185,6 +185,7 @@ mod tests {
             dur: 900_000,
             cut,
             device: Device::Idle,
+            plan: None,
         });
         loaded
     }
@@ -192,7 +193,7 @@ mod tests {
     #[test]
     fn a_clock_of_its_own_is_laid_beside_the_first_split() {
         let p = profile(&run(), &json(777_000_000_000), Some(CSV)).unwrap();
-        assert_eq!((p.pid, p.clock), (7, "laid beside the first OpenCL split"));
+        assert_eq!((p.pid, p.clock), (7, "aligned with the first OpenCL split"));
         let times: Vec<_> = p.kernels.iter().map(|k| (k.queued, k.start, k.end)).collect();
         let t = 5_000_000_000;
         assert_eq!(times, [(t, t + 5000, t + 105_000), (t + 105_000, t + 110_000, t + 112_000)]);
@@ -203,7 +204,7 @@ mod tests {
     #[test]
     fn a_clock_of_the_machine_is_taken_as_it_is() {
         let p = profile(&run(), &json(5_000_100), None).unwrap();
-        assert_eq!((p.clock, p.kernels[0].queued), ("a clock of the machine", 5_000_110_000));
+        assert_eq!((p.clock, p.kernels[0].queued), ("the machine's clock", 5_000_110_000));
     }
 
     #[test]

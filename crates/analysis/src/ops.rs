@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 
 use super::calls::{Phase, Timeline};
-use super::load::{Loaded, Progress, workers};
+use super::load::{LoadProgress, Loaded, workers};
 use common::{aside, order};
 use pfi::record::{CpuGraph, Slices};
 use pfi::{SliceTime, slice_iter};
@@ -119,7 +119,7 @@ pub struct OpTimes {
 }
 
 /// Runs of one graph and plan, sorted by thread and position.
-struct Unit<'r, 'a> {
+struct GraphRuns<'r, 'a> {
     runs: &'r [Slices<'a>],
     graph: Option<usize>,
     phase: Phase,
@@ -138,7 +138,7 @@ impl Edges {
         // If two runs do not join, slices were lost in between; the time between them belongs to no op.
         let joined = after.filter(|n| run.first.checked_add(run.n) == Some(n.first)).map(|n| n.t);
         let graph_end = match after {
-            // An op still running when the recording ended has no end of its own.
+            // An op still running when the recording ended has no end.
             None => graph.filter(|g| !g.cut).map(|g| g.t.saturating_add_unsigned(g.dur)),
             Some(_) => None,
         };
@@ -175,16 +175,16 @@ pub fn sort_runs(loaded: &mut Loaded<'_>) {
 }
 
 /// Sums all slices. Sorts `loaded.runs` by graph first.
-pub fn op_times(loaded: &mut Loaded<'_>, line: &Timeline, progress: &Progress) -> OpTimes {
+pub fn op_times(loaded: &mut Loaded<'_>, line: &Timeline, progress: &LoadProgress) -> OpTimes {
     sort_runs(loaded);
     let index: HashMap<u64, usize> = loaded.cpu_graphs.iter().enumerate().map(|(i, g)| (g.seq, i)).collect();
-    let units: Vec<Unit<'_, '_>> = loaded
+    let units: Vec<GraphRuns<'_, '_>> = loaded
         .runs
         .chunk_by(|a, b| (a.graph, a.plan) == (b.graph, b.plan))
         .map(|runs| {
             let graph = runs.first().and_then(|r| index.get(&r.graph)).copied();
             let phase = graph.and_then(|g| line.cpu_phase.get(g)).copied().unwrap_or(Phase::Unknown);
-            Unit { runs, graph, phase }
+            GraphRuns { runs, graph, phase }
         })
         .collect();
     let bytes = loaded.runs.iter().map(|r| r.data.len() as u64).sum();
@@ -225,7 +225,7 @@ fn whole_graphs(loaded: &Loaded<'_>, line: &Timeline, out: &mut OpTimes) {
     }
 }
 
-fn sum(loaded: &Loaded<'_>, units: &[Unit<'_, '_>], progress: &Progress) -> Worker {
+fn sum(loaded: &Loaded<'_>, units: &[GraphRuns<'_, '_>], progress: &LoadProgress) -> Worker {
     let mut worker = Worker::default();
     for unit in units {
         let graph = unit.graph.and_then(|g| loaded.cpu_graphs.get(g));
@@ -240,7 +240,7 @@ fn sum(loaded: &Loaded<'_>, units: &[Unit<'_, '_>], progress: &Progress) -> Work
 
 /// Per position of the current graph: slowest thread, sum over threads, and number of threads.
 #[derive(Default, Clone, Copy)]
-struct Across {
+struct PositionTimes {
     max: u64,
     sum: u64,
     n: u64,
@@ -254,7 +254,7 @@ struct Worker {
     sums: OpTimes,
     /// (graph index, its sums) in order of the units.
     graphs: Vec<(usize, GraphSum)>,
-    across: Vec<Across>,
+    across: Vec<PositionTimes>,
     /// Positions of `across` that the current graph has slices for: the cost depends on the graph's ops, not its
     /// plan's.
     touched: Vec<usize>,
@@ -308,14 +308,14 @@ impl Worker {
         }
     }
 
-    fn unit(&mut self, loaded: &Loaded<'_>, unit: &Unit<'_, '_>) {
+    fn unit(&mut self, loaded: &Loaded<'_>, unit: &GraphRuns<'_, '_>) {
         let Some(first) = unit.runs.first() else { return };
         let graph = unit.graph.and_then(|g| loaded.cpu_graphs.get(g));
         let len = loaded.plans.get(&first.plan).map_or(0, |p| p.hits.len());
         let mut plan = self.sums.plans.remove(&(first.plan, unit.phase)).unwrap_or_default();
         plan.positions.resize(len, PosStat::default());
         if self.across.len() < len {
-            self.across.resize(len, Across::default());
+            self.across.resize(len, PositionTimes::default());
         }
 
         let mut total = UnitSum::default();
@@ -338,7 +338,7 @@ impl Worker {
         self.close(unit, first.barrier, &total);
     }
 
-    fn close(&mut self, unit: &Unit<'_, '_>, barrier: bool, total: &UnitSum) {
+    fn close(&mut self, unit: &GraphRuns<'_, '_>, barrier: bool, total: &UnitSum) {
         self.sums.slices += total.graph.slices;
         let phase = self.sums.phases.entry(unit.phase).or_default();
         phase.op_ns = phase.op_ns.saturating_add(total.graph.ops);

@@ -2,10 +2,10 @@
 
 use super::attribution::verdict::Peak;
 use super::calls::Phase;
-use super::cut::{Cut, NoPart, Part};
+use super::cut::{Cut, NoPart, SelectedPart};
 use super::dag::fold::fold;
 use super::dag::{self, Dag, DagError};
-use super::load::{Progress, load};
+use super::load::{LoadProgress, load};
 use super::report::{self, By, Report};
 use super::runs::RunId;
 use super::stat::{self, NoStatistics, Stat, View};
@@ -13,7 +13,7 @@ use pfi::Trace;
 
 /// The results, or why they are missing.
 pub struct Overview {
-    pub part: Part,
+    pub part: SelectedPart,
     /// The report of the part, with all rows; its recording quality is that of the complete recording.
     pub report: Report,
     /// Phase of the statistics and the graph: decode if there is any.
@@ -27,23 +27,28 @@ pub struct Overview {
 ///
 /// # Errors
 /// The requested part does not exist.
-pub fn overview(trace: &Trace, cut: &Cut, peaks: &[Peak], progress: &Progress) -> Result<Overview, NoPart> {
+pub fn overview(
+    trace: &Trace,
+    cut: &Cut,
+    peaks: &[Peak],
+    progress: &LoadProgress,
+) -> Result<Overview, NoPart> {
     progress.total.store(trace.size().saturating_mul(3), std::sync::atomic::Ordering::Relaxed);
     let mut loaded = load(trace, progress);
     let part = cut.part(&loaded)?;
     // Hits and events are counted for all processes and calls.
     let quality = part.is_cut().then(|| {
         progress.total.fetch_add(trace.size(), std::sync::atomic::Ordering::Relaxed);
-        report::of(&mut loaded, &report::Options::default(), progress).quality
+        report::of(&mut loaded, &report::ReportOptions::default(), progress).quality
     });
     cut.apply(&part, &mut loaded);
     let tables = By::ALL.to_vec();
-    let options = report::Options { tables, peaks: peaks.to_vec(), ..report::Options::default() };
+    let options = report::ReportOptions { tables, peaks: peaks.to_vec(), ..report::ReportOptions::default() };
     let mut report = report::of(&mut loaded, &options, progress);
     report.quality = quality.unwrap_or(report.quality);
     report.runs = part.runs.clone();
     let phase = phase(&report);
-    let options = stat::Options {
+    let options = stat::StatOptions {
         phase,
         views: View::ALL.into_iter().chain([View::Activation]).collect(),
         pid: part.pid.map(RunId::from),
@@ -53,7 +58,7 @@ pub fn overview(trace: &Trace, cut: &Cut, peaks: &[Peak], progress: &Progress) -
         beside: None,
     };
     let stat = stat::of(&mut loaded, &options);
-    let options = dag::Options { pid: part.pid.map(RunId::from), token: None, phase: None };
+    let options = dag::DagOptions { pid: part.pid.map(RunId::from), token: None, phase: None };
     // Last, because it removes the data it does not draw.
     let dag = dag::of(trace, loaded, &options, progress).map(|graph| fold(&graph));
     Ok(Overview { part, report, phase, stat, dag })

@@ -4,13 +4,13 @@
 use serde::Serialize;
 
 use super::calls::{Phase, Timeline, timeline};
-use super::load::{Progress, load};
+use super::load::{LoadProgress, load};
 use pfi::Trace;
 
 /// Probe hits of one thread while a token is decoded. A call counts once here but has two hits, at entry and
 /// return.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Hits {
+pub struct PredictedHits {
     /// Calls of the token functions.
     pub token_calls: f64,
     /// Calls for graphs and their splits.
@@ -19,16 +19,23 @@ pub struct Hits {
     pub barriers: f64,
 }
 
-impl Hits {
+/// A trace from which nothing can be predicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("has no op hits: record with --level op, or pass their number with --ops")]
+pub struct NoOpHits;
+
+impl PredictedHits {
     /// A token with `ops` op hits in one graph of one split, with a barrier after each op.
-    pub fn of_ops(ops: u32) -> Hits {
-        Hits { token_calls: 1.0, graph_calls: 3.0, ops: ops.into(), barriers: ops.into() }
+    pub fn of_ops(ops: u32) -> PredictedHits {
+        PredictedHits { token_calls: 1.0, graph_calls: 3.0, ops: ops.into(), barriers: ops.into() }
     }
 
-    /// Hits per decode call in a trace of level op; if it has no decode calls, per call of any kind. Err says
-    /// what is missing.
-    pub fn of_trace(trace: &Trace) -> Result<Hits, String> {
-        let loaded = load(trace, &Progress::default());
+    /// Hits per decode call in a trace of level op; if it has no decode calls, per call of any kind.
+    ///
+    /// # Errors
+    /// The trace has no such hits.
+    pub fn of_trace(trace: &Trace) -> Result<PredictedHits, NoOpHits> {
+        let loaded = load(trace, &LoadProgress::default());
         let line = timeline(&loaded);
         let phase = if has(&line, Phase::Decode) { Phase::Decode } else { Phase::Unknown };
         let in_phase = |p: Phase| phase == Phase::Unknown || p == phase;
@@ -41,7 +48,7 @@ impl Hits {
             .map(|(g, _)| f64::from(g.seen) / f64::from(g.n_threads.max(1)))
             .sum();
         if calls == 0 || ops == 0.0 {
-            return Err("has no op hits: record with --level op, or give their number with --ops".into());
+            return Err(NoOpHits);
         }
         let per_call = |n: usize| n as f64 / line.calls.len().max(1) as f64;
         let kind = |name: &str| {
@@ -51,7 +58,7 @@ impl Hits {
         let ops = ops / calls as f64;
         // With fewer than one barrier per op, the barrier was probed for part of the run only, or not at all.
         let barriers = if kind("op") > 0.0 { (kind("barrier") / kind("op")).max(1.0) } else { 1.0 };
-        Ok(Hits {
+        Ok(PredictedHits {
             token_calls: 1.0,
             graph_calls: per_call(loaded.graphs.len())
                 + per_call(loaded.splits.len())
@@ -104,7 +111,7 @@ impl HitCosts {
 
 /// One level of recording.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+pub struct PredictedLevel {
     pub level: &'static str,
     /// Hits of one thread per token.
     pub hits: f64,
@@ -119,15 +126,20 @@ pub struct Prediction {
     pub tokens_per_s: f64,
     /// Where the hits come from.
     pub source: String,
-    pub hits: Hits,
+    pub hits: PredictedHits,
     pub here_ns: Option<HitCosts>,
     pub boards_ns: HitCosts,
-    pub levels: Vec<Row>,
+    pub levels: Vec<PredictedLevel>,
     pub assumptions: Vec<&'static str>,
 }
 
 /// For an engine that runs at this speed when not recorded.
-pub fn predict(tokens_per_s: f64, source: String, hits: Hits, here_ns: Option<HitCosts>) -> Prediction {
+pub fn predict(
+    tokens_per_s: f64,
+    source: String,
+    hits: PredictedHits,
+    here_ns: Option<HitCosts>,
+) -> Prediction {
     let boards_ns = HitCosts::of_boards();
     let row = |level, graph: bool, ops: f64, barriers: f64| {
         let calls = hits.token_calls + if graph { hits.graph_calls } else { 0.0 };
@@ -135,7 +147,7 @@ pub fn predict(tokens_per_s: f64, source: String, hits: Hits, here_ns: Option<Hi
             (calls * of(&c.call) + ops * of(&c.op) + barriers * of(&c.barrier)) * tokens_per_s / 1e9
         };
         let range = |c: &HitCosts| Range { least: share(|r| r.least, c), most: share(|r| r.most, c) };
-        Row {
+        PredictedLevel {
             level,
             hits: 2.0 * calls + ops + barriers,
             here: here_ns.as_ref().map(range),
@@ -153,12 +165,12 @@ pub fn predict(tokens_per_s: f64, source: String, hits: Hits, here_ns: Option<Hi
 }
 
 const ASSUMPTIONS: [&str; 6] = [
-    "threads pay at the same time, so that one thread's hits delay the token",
-    "all of its hits delay it: none falls into a wait that would have been anyway",
+    "threads pay at the same time, so only one thread's hits delay the token",
+    "all of its hits delay it: none falls into a wait that would occur anyway",
     "a hit costs as much as in a loop: cold caches and other threads' hits on the same probe are not counted",
     "least: the kernel emulates the instructions probed; most: it single-steps them",
-    "structure is unchanged; tokens after which the graph is rebuilt cost more",
-    "boards: 0.54 to 1.56 us a hit as published for a 2.4 GHz Arm core, and our programs' share by instructions",
+    "structure is unchanged; tokens that rebuild the graph cost more",
+    "boards: 0.54 to 1.56 us per hit as published for a 2.4 GHz Arm core, plus the BPF programs' share by instructions",
 ];
 
 #[cfg(test)]
@@ -169,7 +181,7 @@ mod tests {
     fn hits_times_cost_over_the_time_of_a_token() {
         let flat = |ns| Range { least: ns, most: 2.0 * ns };
         let costs = HitCosts { call: flat(4000.0), op: flat(1000.0), barrier: flat(500.0) };
-        let p = predict(10.0, "--ops".into(), Hits::of_ops(400), Some(costs));
+        let p = predict(10.0, "--ops".into(), PredictedHits::of_ops(400), Some(costs));
         let least: Vec<f64> = p.levels.iter().map(|r| r.here.expect("measured").least).collect();
         // Per token of 100 ms: 4 us; 16 us; 416 us; 616 us.
         for (got, want) in least.iter().zip([4e-5, 16e-5, 416e-5, 616e-5]) {
@@ -181,7 +193,7 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_not_zero() {
-        let p = predict(10.0, "--ops".into(), Hits::of_ops(1), None);
+        let p = predict(10.0, "--ops".into(), PredictedHits::of_ops(1), None);
         assert!(p.levels.iter().all(|r| r.here.is_none()));
     }
 }

@@ -5,7 +5,7 @@ use common::order;
 
 /// The recording has no such process.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("process {pid} is not in it; those recorded: {there}")]
+#[error("process {pid} was not recorded; recorded processes: {there}")]
 pub struct NoProcess {
     pub pid: u32,
     /// The processes it has, for a message.
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!((all.active.as_slice(), all.list().as_str()), (&[3, 7][..], "3, 7 (/bin/x)"));
         assert_eq!([3, 7, 9, 8].map(|pid| all.has(pid)), [true, true, true, false]);
         let refused = all.wanted(8).unwrap_err().to_string();
-        assert_eq!(refused, "process 8 is not in it; those recorded: 3, 7 (/bin/x)");
+        assert_eq!(refused, "process 8 was not recorded; recorded processes: 3, 7 (/bin/x)");
         loaded.tokens = (0..20).map(token).collect();
         assert!(Processes::of(&loaded).list().ends_with(", 15 and 4 more"));
         assert_eq!(Processes::default().list(), "none");

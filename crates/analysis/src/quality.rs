@@ -9,7 +9,7 @@ use super::load::Loaded;
 use super::ops::OpTimes;
 use super::words::{share, state};
 use common::order;
-use pfi::record::{Feature, Footer, Level, Probe, Source};
+use pfi::record::{Feature, Footer, Level, ProbeRecord, SourceKind};
 
 /// A number, or the reason why it is missing.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -56,9 +56,9 @@ pub struct ProbeRow {
     pub why: String,
 }
 
-/// Op hits over the whole run, from the CPU graphs' own records.
+/// Op hits over the complete run, from the CPU graphs' own records.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Hits {
+pub struct OpHits {
     pub graphs: u64,
     /// Graphs whose nodes could be read and which ended before the recording did; the sums below are over these.
     pub checked_graphs: u64,
@@ -116,7 +116,7 @@ pub struct RecordingQuality {
     pub features: Vec<FeatureRow>,
     pub rungs: Vec<RungRow>,
     pub probes: Vec<ProbeRow>,
-    pub hits: Hits,
+    pub hits: OpHits,
     pub invariants: Invariants,
     pub events: Vec<KindRow>,
     /// Share of the events seen by the kernel side, 0 to 1.
@@ -159,7 +159,7 @@ pub fn quality(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Recordi
     let mut faults = faults(loaded, &hits, &events, &lost_share);
     faults.extend(broken(loaded, &invariants));
     let unchecked = unchecked(loaded, &hits);
-    let without_bpf = loaded.header.as_ref().is_some_and(|h| h.source == Source::Perf);
+    let without_bpf = loaded.header.as_ref().is_some_and(|h| h.source == SourceKind::Perf);
     let unread = without_bpf && unchecked.is_some() && faults.is_empty();
     faults.extend(unchecked);
     let (bpf_ns, hit_ns) = hit_cost(loaded);
@@ -179,7 +179,7 @@ pub fn quality(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Recordi
         notices: loaded.notices.iter().map(|n| n.text.to_string()).collect(),
         agent_cpu_ms: figure(|f| agent_us(f) / 1e3),
         agent_cpu_share: match footer {
-            Some(f) if f.wall_ns == 0 => Figure::unknown("the recording's length was not measured"),
+            Some(f) if f.wall_ns == 0 => Figure::unknown("the duration of the recording was not measured"),
             _ => figure(|f| agent_us(f) * 1e3 / f.wall_ns as f64),
         },
         agent_peak_rss_bytes: figure(|f| f.agent_peak_rss as f64),
@@ -222,7 +222,7 @@ fn rungs(loaded: &Loaded<'_>) -> Vec<RungRow> {
 }
 
 fn probes(loaded: &Loaded<'_>) -> Vec<ProbeRow> {
-    let row = |p: &Probe<'_>| ProbeRow {
+    let row = |p: &ProbeRecord<'_>| ProbeRow {
         engine: p.engine,
         symbol: p.symbol.into(),
         module: p.module.into(),
@@ -233,8 +233,8 @@ fn probes(loaded: &Loaded<'_>) -> Vec<ProbeRow> {
     loaded.probes.iter().map(row).collect()
 }
 
-fn hits(loaded: &Loaded<'_>, times: &OpTimes) -> Hits {
-    let mut h = Hits { graphs: loaded.cpu_graphs.len() as u64, slices: times.slices, ..Hits::default() };
+fn hits(loaded: &Loaded<'_>, times: &OpTimes) -> OpHits {
+    let mut h = OpHits { graphs: loaded.cpu_graphs.len() as u64, slices: times.slices, ..OpHits::default() };
     for (g, sum) in loaded.cpu_graphs.iter().zip(&times.graphs) {
         // Below level op there is no plan, and no slices are expected.
         h.graphs_slices_off += u64::from(g.plan.is_some() && sum.slices != u64::from(g.seen));
@@ -284,16 +284,16 @@ fn lost_per_cpu(footer: Option<&Footer<'_>>) -> Vec<u64> {
 }
 
 /// All reasons why a recording is not complete.
-fn faults(loaded: &Loaded<'_>, hits: &Hits, events: &[KindRow], lost: &Figure) -> Vec<String> {
+fn faults(loaded: &Loaded<'_>, hits: &OpHits, events: &[KindRow], lost: &Figure) -> Vec<String> {
     let mut faults = Vec::new();
     match lost.value {
-        None => faults.push("not ended cleanly, so what was lost is unknown".to_string()),
+        None => faults.push("did not end cleanly, so the loss is unknown".to_string()),
         Some(share) if share > 0.0 => faults.push(format!("{} of the events lost", percent(share))),
         Some(_) => {}
     }
     for kind in events.iter().filter(|k| !k.closes) {
         let KindRow { kind, seen, recorded, lost, .. } = kind;
-        faults.push(format!("books of `{kind}` do not close: {seen} seen, {recorded} recorded, {lost} lost"));
+        faults.push(format!("`{kind}` counts disagree: {seen} seen != {recorded} recorded + {lost} lost"));
     }
     if hits.graphs_off > 0 {
         let gone = share(hits.expected.saturating_sub(hits.seen), hits.expected);
@@ -305,17 +305,20 @@ fn faults(loaded: &Loaded<'_>, hits: &Hits, events: &[KindRow], lost: &Figure) -
         faults.push(format!("{what} ({} of {} graphs differ)", hits.graphs_off, hits.checked_graphs));
     }
     if hits.graphs_slices_off > 0 {
-        faults.push(format!("slices of {} are not all in the file", count(hits.graphs_slices_off, "graph")));
+        faults.push(format!(
+            "some slices of {} are missing from the file",
+            count(hits.graphs_slices_off, "graph")
+        ));
     }
     if hits.graphs_overfull > 0 {
         let graphs = count(hits.graphs_overfull, "graph");
-        faults.push(format!("times of {graphs} do not fit: the ops take longer than the graph"));
+        faults.push(format!("times of {graphs} are inconsistent: the ops take longer than the graph"));
     }
     if !loaded.damage.is_empty() {
         faults.push(format!("file damaged in {}", count(loaded.damage.len() as u64, "place")));
     }
     if hits.graphs_without_record > 0 {
-        faults.push(format!("{} without a record of its own", count(hits.graphs_without_record, "graph")));
+        faults.push(format!("{} without a record", count(hits.graphs_without_record, "graph")));
     }
     faults
 }
@@ -344,17 +347,17 @@ fn broken(loaded: &Loaded<'_>, i: &Invariants) -> Vec<String> {
         faults.push(format!("{} of {of} on the CPU without its ops{why}", i.cpu_splits_without_ops));
     }
     if i.calls_unseen > 0 {
-        faults.push(format!("the end of {} on a device was not seen", count(i.calls_unseen, "call")));
+        faults.push(format!("the completion of {} on a device was not seen", count(i.calls_unseen, "call")));
     }
     if i.misplaced > 0 {
         let graphs = count(i.misplaced, "graph");
-        faults.push(format!("times of {graphs} do not fit: not within the call or graph that it belongs to"));
+        faults.push(format!("times of {graphs} are inconsistent: not within the enclosing call or graph"));
     }
     faults
 }
 
 /// Complete graphs whose expected hits are not known.
-fn unchecked(loaded: &Loaded<'_>, hits: &Hits) -> Option<String> {
+fn unchecked(loaded: &Loaded<'_>, hits: &OpHits) -> Option<String> {
     let whole = loaded.cpu_graphs.iter().filter(|g| !g.cut).count() as u64;
     let at_op_level = loaded.header.as_ref().is_none_or(|h| h.level == Level::Op);
     let n = whole.saturating_sub(hits.checked_graphs);
@@ -374,12 +377,12 @@ pub fn percent(share: f64) -> String {
 fn hit_cost(loaded: &Loaded<'_>) -> (Figure, Figure) {
     let hit = match loaded.header.as_ref() {
         None => Figure::unknown("the header is lost"),
-        Some(h) if h.hit_ns == 0 => Figure::unknown("not measured when the recording began"),
+        Some(h) if h.hit_ns == 0 => Figure::unknown("not measured at the start of the recording"),
         Some(h) => Figure::known(f64::from(h.hit_ns)),
     };
     let bpf = match loaded.footer.as_ref() {
         None => Figure::unknown(NO_FOOTER),
-        Some(_) if loaded.header.as_ref().is_some_and(|h| h.source == Source::Perf) => {
+        Some(_) if loaded.header.as_ref().is_some_and(|h| h.source == SourceKind::Perf) => {
             Figure::unknown("recorded without BPF")
         }
         Some(f) if f.bpf_runs == 0 => Figure::unknown("kernel.bpf_stats_enabled was off"),
@@ -396,24 +399,28 @@ fn busiest(loaded: &Loaded<'_>, times: &OpTimes) -> u64 {
         *by_ith.entry(*ith).or_default() += t.slices;
     }
     let ops: u64 = by_ith.values().sum();
-    let barriers =
-        loaded.footer.iter().flat_map(|f| &f.kinds).find(|k| k.kind == BARRIER).map_or(0, |k| k.seen);
+    let seen = |kind: &str| {
+        let mut kinds = loaded.footer.iter().flat_map(|f| &f.kinds);
+        kinds.find(|k| k.kind == kind).map_or(0, |k| k.seen)
+    };
+    let barriers = seen(BARRIER);
     for hits in by_ith.values_mut() {
         *hits += (u128::from(barriers) * u128::from(*hits) / u128::from(ops.max(1))) as u64;
     }
     let outer = loaded.tokens.len() + loaded.graphs.len() + loaded.splits.len() + loaded.cpu_graphs.len();
-    *by_ith.entry(0).or_default() += 2 * outer as u64;
+    // A wait has an event for its return only; what a device enqueues, thread 0 enqueues.
+    *by_ith.entry(0).or_default() += 2 * (outer as u64 + seen("wait")) + seen("node");
     by_ith.into_values().max().unwrap_or(0)
 }
 
-/// Hits that are counted but produce no event of their own (one of the footer's kinds).
+/// Hits that are counted but produce no separate event (one of the footer's kinds).
 const BARRIER: &str = "barrier";
 
 fn slowdown(line: &Timeline, hit_ns: &Figure, hits: u64) -> Figure {
     let wall = line.calls.iter().fold(0u64, |sum, c| sum.saturating_add(c.dur));
     match hit_ns.value {
-        None => Figure::unknown("the cost of a hit is not known"),
-        Some(_) if wall == 0 => Figure::unknown("no call was recorded"),
+        None => Figure::unknown("the cost of a hit is unknown"),
+        Some(_) if wall == 0 => Figure::unknown("no calls were recorded"),
         Some(ns) => Figure::known(hits as f64 * ns / wall as f64),
     }
 }

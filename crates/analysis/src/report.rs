@@ -12,13 +12,14 @@ use super::attribution::levels::{LevelReport, levels, within};
 use super::attribution::phases::{StageRow, stages};
 use super::attribution::verdict::{Ceiling, Peak, best_of_trace};
 use super::calls::{
-    CallSource, Latency, Phase, Request, Step, Timeline, latency, requests, timeline, weighted,
+    CallSource, DecodeStep, Latency, Phase, Request, Timeline, latency, requests, timeline, weighted,
 };
 use super::clusters::{Cluster, clusters};
 use super::cut::{self, Cut, NoPart};
 use super::idents::*;
-use super::load::{Loaded, Progress, load};
+use super::load::{LoadProgress, Loaded, load};
 use super::model::{ModelFacts, model};
+use super::offload::{Offload, offload};
 use super::ops::{OpTimes, PhaseSum, op_times};
 use super::quality::{RecordingQuality, quality};
 use super::runs::{RunId, RunRow};
@@ -64,7 +65,7 @@ impl By {
 
 /// Report options.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct ReportOptions {
     /// Rows of a table; the rest is summed in one row.
     pub top: Option<usize>,
     pub tables: Vec<By>,
@@ -80,7 +81,7 @@ pub struct Options {
     pub others: bool,
 }
 
-impl Options {
+impl ReportOptions {
     /// True if this is the only requested table.
     pub fn only(&self, by: By) -> bool {
         self.tables == [by]
@@ -278,20 +279,23 @@ pub struct PhaseReport {
     pub by_thread: Option<Vec<ThreadRow>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by_token: Option<Vec<TokenRow>>,
-    /// Rows of the last two tables beyond [`Options::top`].
+    /// Rows of the last two tables beyond [`ReportOptions::top`].
     #[serde(skip_serializing_if = "is_zero")]
     pub threads_left_out: u64,
     #[serde(skip_serializing_if = "is_zero")]
     pub calls_left_out: u64,
     pub splits: Vec<SplitRow>,
+    /// What each backend computes; omitted if the CPU's does everything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload: Option<Offload>,
 }
 
 /// Maximum number of other runs analysed: each takes another pass over the trace.
 const OTHERS: usize = 64;
 
-/// Reads `trace` and builds the report for the busiest run, ignoring [`Options::pid`].
-pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
-    let busiest = Options { pid: None, ..options.clone() };
+/// Reads `trace` and builds the report for the busiest run, ignoring [`ReportOptions::pid`].
+pub fn report(trace: &Trace, options: &ReportOptions, progress: &LoadProgress) -> Report {
+    let busiest = ReportOptions { pid: None, ..options.clone() };
     let found = try_report(trace, &busiest, progress);
     found.unwrap_or_else(|_| of(&mut load(trace, progress), options, progress))
 }
@@ -301,7 +305,7 @@ pub fn report(trace: &Trace, options: &Options, progress: &Progress) -> Report {
 ///
 /// # Errors
 /// The requested run does not exist.
-pub fn try_report(trace: &Trace, options: &Options, progress: &Progress) -> Result<Report, NoPart> {
+pub fn try_report(trace: &Trace, options: &ReportOptions, progress: &LoadProgress) -> Result<Report, NoPart> {
     // Every byte is read at most twice: once as records, once as slices.
     progress.total.store(trace.size().saturating_mul(2), std::sync::atomic::Ordering::Relaxed);
     let mut loaded = load(trace, progress);
@@ -313,7 +317,7 @@ pub fn try_report(trace: &Trace, options: &Options, progress: &Progress) -> Resu
     let more = u64::from(part.is_cut()) + 2 * others.len().min(OTHERS) as u64;
     progress.total.fetch_add(trace.size().saturating_mul(more), std::sync::atomic::Ordering::Relaxed);
     // Hits and events are counted for all processes.
-    let quality = part.is_cut().then(|| of(&mut loaded, &Options::default(), progress).quality);
+    let quality = part.is_cut().then(|| of(&mut loaded, &ReportOptions::default(), progress).quality);
     cut.apply(&part, &mut loaded);
     let mut report = of(&mut loaded, options, progress);
     drop(loaded);
@@ -346,7 +350,7 @@ impl OtherRun {
 }
 
 /// Builds the report from the loaded (part of a) trace. Its contents stay; their order may change.
-pub fn of(loaded: &mut Loaded<'_>, options: &Options, progress: &Progress) -> Report {
+pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgress) -> Report {
     let line = timeline(loaded);
     let times = op_times(loaded, &line, progress);
     let idents = Idents::new(loaded);
@@ -414,7 +418,12 @@ struct About<'l, 'a> {
     reasons: Reasons<'l>,
 }
 
-fn phase(about: &About<'_, '_>, steps: &[Step], phase: Phase, options: &Options) -> Option<PhaseReport> {
+fn phase(
+    about: &About<'_, '_>,
+    steps: &[DecodeStep],
+    phase: Phase,
+    options: &ReportOptions,
+) -> Option<PhaseReport> {
     let &About { loaded, line, times, idents, reasons } = about;
     let sum = times.phases.get(&phase).copied().unwrap_or_default();
     let splits = split_rows(loaded, line, phase);
@@ -471,6 +480,7 @@ fn phase(about: &About<'_, '_>, steps: &[Step], phase: Phase, options: &Options)
         by_layer: ops(By::Layer, OpKey::Layer),
         by_thread: threads.map(|rows| first(rows, options.top)),
         by_token: by_token.map(|rows| first(rows, options.top)),
+        offload: if splits.is_empty() { None } else { offload(loaded, line, idents, phase) },
         splits,
     })
 }
@@ -497,7 +507,7 @@ fn is_false(it: &bool) -> bool {
 /// Why the completion of a device was not seen.
 fn unseen(loaded: &Loaded<'_>) -> String {
     let told = loaded.causes.features.iter().find(|f| f.name == "device");
-    told.map_or("the recorder was one that does not look for it", |f| f.why).into()
+    told.map_or("the recorder did not probe it", |f| f.why).into()
 }
 
 fn is_zero(n: &u64) -> bool {
@@ -534,10 +544,10 @@ pub fn run(loaded: &Loaded<'_>) -> RunFacts {
         facts.host = h.host.into();
         facts.cpu_model = h.cpu_model.into();
         facts.clusters = clusters(h.topology);
-        facts.level = Some(format!("{:?}", h.level).to_lowercase());
+        facts.level = Some(h.level.name().into());
         facts.structure = Some(h.structure);
-        facts.source = Some(format!("{:?}", h.source).to_lowercase());
-        facts.transport = Some(format!("{:?}", h.transport).to_lowercase());
+        facts.source = Some(h.source.name().into());
+        facts.transport = Some(h.transport.name().into());
         facts.started_unix_ns = Some(h.real_ns);
     }
     facts.processes = loaded

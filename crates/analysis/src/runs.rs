@@ -53,7 +53,7 @@ impl FromStr for RunId {
             Some((pid, n)) => number(pid).zip(number(n)).map(|(pid, n)| RunId { pid, context: Some(n) }),
             None => number(text).map(RunId::from),
         };
-        id.ok_or("wanted: a process, as in 4242, or one of its contexts, as in 4242:2")
+        id.ok_or("expected a process (e.g. 4242) or one of its contexts (e.g. 4242:2)")
     }
 }
 
@@ -102,15 +102,15 @@ pub struct Runs {
 const CONTEXTS: usize = 8;
 
 const NO_GRAPHS: &str =
-    "no graph of these calls was recorded, so contexts and models of the process are not told apart";
-const NO_STRUCTURE: &str = "no weights were recorded, so models of the process are not told apart";
+    "no graphs of these calls were recorded, so the process's contexts and models cannot be distinguished";
+const NO_STRUCTURE: &str = "no weights were recorded, so the process's models cannot be distinguished";
 const NO_WEIGHTS: &str =
-    "which of the process's models made these calls is not known: their graphs were not recorded";
-const MANY: &str = "graphs are in too many places to tell contexts of one model apart by them";
+    "it is unknown which of the process's models made these calls: their graphs were not recorded";
+const MANY: &str = "graphs are at too many addresses to distinguish contexts of one model";
 
 /// Identity of a call: the weights and the graphs it used, as groups of those that were used together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-struct Mark {
+struct CallIdentity {
     model: Option<usize>,
     graph: Option<usize>,
 }
@@ -118,13 +118,13 @@ struct Mark {
 impl Runs {
     /// Splits a recording into runs.
     pub fn of(loaded: &Loaded<'_>, line: &Timeline) -> Runs {
-        let weights = Weights::of(loaded, line);
+        let weights = PlanWeights::of(loaded, line);
         let mut marks = weights.marks(loaded, line);
         let mut mixed: HashMap<u32, &'static str> = HashMap::new();
         settle(line, &mut marks, &mut mixed, &decode_sizes(loaded, line));
-        let mut keys: Vec<(u32, Mark)> = Vec::new();
-        let mut at: HashMap<(u32, Mark), usize> = HashMap::new();
-        let mut place = |pid: u32, mark: Mark| {
+        let mut keys: Vec<(u32, CallIdentity)> = Vec::new();
+        let mut at: HashMap<(u32, CallIdentity), usize> = HashMap::new();
+        let mut place = |pid: u32, mark: CallIdentity| {
             *at.entry((pid, mark)).or_insert_with(|| {
                 keys.push((pid, mark));
                 keys.len() - 1
@@ -145,11 +145,11 @@ impl Runs {
             let model = || of_model.get(&(graph.pid, weights.of_plan(graph.plan?)?)).copied();
             let run = call.and_then(|c| of_call.get(c)).copied().or_else(model);
             let run = run.or_else(|| most.get(&graph.pid).copied());
-            of_cpu.push(run.unwrap_or_else(|| place(graph.pid, Mark::default())));
+            of_cpu.push(run.unwrap_or_else(|| place(graph.pid, CallIdentity::default())));
         }
         // A process may have graphs while only other processes have calls.
         for graph in loaded.graphs.iter().filter(|g| !most.contains_key(&g.pid)) {
-            place(graph.pid, Mark::default());
+            place(graph.pid, CallIdentity::default());
         }
         let order = sorted(&keys, &line.calls, &of_call);
         for run in of_call.iter_mut().chain(&mut of_cpu) {
@@ -161,7 +161,7 @@ impl Runs {
                 *slot = Some((*pid, *mark));
             }
         }
-        let keys: Vec<(u32, Mark)> = list.into_iter().flatten().collect();
+        let keys: Vec<(u32, CallIdentity)> = list.into_iter().flatten().collect();
         let list = rows(loaded, line, &keys, &of_call, &of_cpu, &mixed);
         Runs { list, of_call, of_cpu }
     }
@@ -190,13 +190,13 @@ impl Runs {
 }
 
 /// Weights by the plans that read them, grouped by joint use in calls.
-struct Weights {
+struct PlanWeights {
     /// Any weight of each plan, then its group.
     of_plan: HashMap<u32, usize>,
 }
 
-impl Weights {
-    fn of(loaded: &Loaded<'_>, line: &Timeline) -> Weights {
+impl PlanWeights {
+    fn of(loaded: &Loaded<'_>, line: &Timeline) -> PlanWeights {
         let (mut union, mut of_plan) = (Union::default(), HashMap::new());
         let mut known: HashMap<(u32, u64, &str), usize> = HashMap::new();
         let mut names: Vec<(u32, &str)> = Vec::new();
@@ -227,15 +227,15 @@ impl Weights {
         for weight in of_plan.values_mut() {
             *weight = roots.get(*weight).copied().unwrap_or(*weight);
         }
-        Weights { of_plan }
+        PlanWeights { of_plan }
     }
     fn of_plan(&self, plan: u32) -> Option<usize> {
         self.of_plan.get(&plan).copied()
     }
 
     /// The identity of each call.
-    fn marks(&self, loaded: &Loaded<'_>, line: &Timeline) -> Vec<Mark> {
-        let mut marks = vec![Mark::default(); line.calls.len()];
+    fn marks(&self, loaded: &Loaded<'_>, line: &Timeline) -> Vec<CallIdentity> {
+        let mut marks = vec![CallIdentity::default(); line.calls.len()];
         for (graph, call) in loaded.cpu_graphs.iter().zip(&line.cpu_call) {
             let model = graph.plan.and_then(|plan| self.of_plan(plan));
             if let (Some(mark), Some(_)) = (call.and_then(|c| marks.get_mut(c)), model) {
@@ -331,7 +331,7 @@ fn decode_sizes(loaded: &Loaded<'_>, line: &Timeline) -> Vec<u32> {
 }
 
 /// Calls of one process, model and graph address.
-struct Group {
+struct CallGroup {
     calls: Vec<usize>,
     from: i64,
     to: i64,
@@ -339,7 +339,12 @@ struct Group {
 }
 
 /// Merges what is not a difference between contexts, and notes where contexts cannot be distinguished.
-fn settle(line: &Timeline, marks: &mut [Mark], mixed: &mut HashMap<u32, &'static str>, sizes: &[u32]) {
+fn settle(
+    line: &Timeline,
+    marks: &mut [CallIdentity],
+    mixed: &mut HashMap<u32, &'static str>,
+    sizes: &[u32],
+) {
     let calls = &line.calls;
     let nothing_told = if line.source == CallSource::Token { NO_GRAPHS } else { NO_STRUCTURE };
     let mut pids: Vec<u32> = calls.iter().map(|c| c.pid).collect();
@@ -361,7 +366,7 @@ fn settle(line: &Timeline, marks: &mut [Mark], mixed: &mut HashMap<u32, &'static
                 own.iter().copied().filter(|i| marks.get(*i).is_some_and(|m| m.model == *model)).collect();
             contexts(pid, calls, &of_model, marks, mixed, sizes);
         }
-        let nothing = |i: &usize| marks.get(*i).is_none_or(|m| *m == Mark::default());
+        let nothing = |i: &usize| marks.get(*i).is_none_or(|m| *m == CallIdentity::default());
         match models.len() {
             1 if own.iter().all(nothing) => drop(mixed.insert(pid, nothing_told)),
             1 => {}
@@ -381,7 +386,7 @@ fn settle(line: &Timeline, marks: &mut [Mark], mixed: &mut HashMap<u32, &'static
 }
 
 /// Calls without recorded weights get the model that the same graph address has in other calls.
-fn models_of_graphs(own: &[usize], marks: &mut [Mark]) {
+fn models_of_graphs(own: &[usize], marks: &mut [CallIdentity]) {
     let mut of: HashMap<usize, HashSet<usize>> = HashMap::new();
     for mark in own.iter().filter_map(|i| marks.get(*i)) {
         if let (Some(graph), Some(model)) = (mark.graph, mark.model) {
@@ -400,16 +405,16 @@ fn contexts(
     pid: u32,
     calls: &[Call],
     of_model: &[usize],
-    marks: &mut [Mark],
+    marks: &mut [CallIdentity],
     mixed: &mut HashMap<u32, &'static str>,
     sizes: &[u32],
 ) {
-    let mut groups: HashMap<usize, Group> = HashMap::new();
+    let mut groups: HashMap<usize, CallGroup> = HashMap::new();
     for i in of_model {
         let (Some(call), Some(graph)) = (calls.get(*i), marks.get(*i).and_then(|m| m.graph)) else {
             continue;
         };
-        let group = groups.entry(graph).or_insert_with(|| Group {
+        let group = groups.entry(graph).or_insert_with(|| CallGroup {
             calls: Vec::new(),
             from: call.start,
             to: call.end(),
@@ -420,11 +425,12 @@ fn contexts(
         group.sizes.extend(sizes.get(*i).filter(|n| **n > 0));
     }
     let unknown = of_model.iter().any(|i| marks.get(*i).is_some_and(|m| m.model.is_none()));
-    let mut list: Vec<(usize, Group)> = groups.into_iter().collect();
+    let mut list: Vec<(usize, CallGroup)> = groups.into_iter().collect();
     order::by_key(&mut list, |(graph, g)| (order::time(g.from), *graph as u64));
     let alternate = list.windows(2).any(|w| matches!(w, [a, b] if b.1.from < a.1.to));
-    let unlike =
-        |a: &Group, b: &Group| !a.sizes.is_empty() && !b.sizes.is_empty() && a.sizes.is_disjoint(&b.sizes);
+    let unlike = |a: &CallGroup, b: &CallGroup| {
+        !a.sizes.is_empty() && !b.sizes.is_empty() && a.sizes.is_disjoint(&b.sizes)
+    };
     let shapes = unknown && list.windows(2).any(|w| matches!(w, [a, b] if unlike(&a.1, &b.1)));
     let few = list.len() <= CONTEXTS && list.len() * 2 <= of_model.len();
     if list.len() > 1 && (alternate || shapes) && few {
@@ -452,7 +458,7 @@ fn most_calls(calls: &[Call], of_call: &[usize]) -> HashMap<u32, usize> {
 }
 
 /// The new index of each run: sorted by process, then by when it began.
-fn sorted(keys: &[(u32, Mark)], calls: &[Call], of_call: &[usize]) -> Vec<usize> {
+fn sorted(keys: &[(u32, CallIdentity)], calls: &[Call], of_call: &[usize]) -> Vec<usize> {
     let mut began = vec![i64::MAX; keys.len()];
     for (call, run) in calls.iter().zip(of_call) {
         if let Some(t) = began.get_mut(*run) {
@@ -477,7 +483,7 @@ fn sorted(keys: &[(u32, Mark)], calls: &[Call], of_call: &[usize]) -> Vec<usize>
 fn rows(
     loaded: &Loaded<'_>,
     line: &Timeline,
-    keys: &[(u32, Mark)],
+    keys: &[(u32, CallIdentity)],
     of_call: &[usize],
     of_cpu: &[usize],
     mixed: &HashMap<u32, &'static str>,
@@ -492,14 +498,14 @@ fn rows(
             plans.insert(plan);
         }
     }
-    let mut sums = vec![Sum::default(); keys.len()];
+    let mut sums = vec![RunTotals::default(); keys.len()];
     for (call, run) in line.calls.iter().zip(of_call) {
         if let Some(sum) = sums.get_mut(*run) {
             sum.add(call);
         }
     }
     let mut number: HashMap<u32, u32> = HashMap::new();
-    let row = |(((pid, mark), sum), plans): ((&(u32, Mark), &Sum), &HashSet<u32>)| {
+    let row = |(((pid, mark), sum), plans): ((&(u32, CallIdentity), &RunTotals), &HashSet<u32>)| {
         let several = of_pid.get(pid).is_some_and(|n| *n > 1);
         let n = number.entry(*pid).or_default();
         *n += 1;
@@ -535,20 +541,20 @@ fn hits(loaded: &Loaded<'_>, plans: &HashSet<u32>) -> Vec<u32> {
 
 /// Calls of a run.
 #[derive(Clone)]
-struct Sum {
+struct RunTotals {
     calls: u64,
     tokens: Option<u64>,
     /// By [`Phase`]: tokens, if all are known, and time in calls.
     by_phase: [(Option<u64>, u64); 3],
 }
 
-impl Default for Sum {
-    fn default() -> Sum {
-        Sum { calls: 0, tokens: Some(0), by_phase: [(Some(0), 0); 3] }
+impl Default for RunTotals {
+    fn default() -> RunTotals {
+        RunTotals { calls: 0, tokens: Some(0), by_phase: [(Some(0), 0); 3] }
     }
 }
 
-impl Sum {
+impl RunTotals {
     fn add(&mut self, call: &Call) {
         self.calls += 1;
         if call.cut {

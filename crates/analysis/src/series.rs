@@ -18,7 +18,7 @@ const MOST_CELLS: usize = 4 << 20;
 
 /// Calls of one process in a phase that have all of their ops.
 #[derive(Debug, Default)]
-pub struct Calls {
+pub struct CallSeries {
     pub pid: u32,
     /// Other processes with such calls.
     pub other_processes: usize,
@@ -28,9 +28,9 @@ pub struct Calls {
     pub whole: Vec<usize>,
 }
 
-impl Calls {
+impl CallSeries {
     /// The calls of the given process, else of the one with the most.
-    pub fn new(loaded: &Loaded<'_>, line: &Timeline, phase: Phase, pid: Option<u32>) -> Calls {
+    pub fn new(loaded: &Loaded<'_>, line: &Timeline, phase: Phase, pid: Option<u32>) -> CallSeries {
         let whole = whole_calls(loaded, line, phase);
         let of = |call: &usize| line.calls.get(*call).map_or(0, |c| c.pid);
         let mut counts: HashMap<u32, (u64, u64)> = HashMap::new();
@@ -43,7 +43,7 @@ impl Calls {
         let whole: Vec<usize> = whole.into_iter().filter(|c| of(c) == pid).collect();
         let all = line.calls.iter().filter(|c| c.pid == pid && c.phase == phase).count();
         let other_processes = counts.keys().filter(|p| **p != pid).count();
-        Calls { pid, other_processes, left_out: all - whole.len(), whole }
+        CallSeries { pid, other_processes, left_out: all - whole.len(), whole }
     }
 }
 
@@ -133,13 +133,13 @@ impl Series {
 /// Why a run has no complete call of a phase.
 pub fn why_nothing(loaded: &Loaded<'_>, line: &Timeline, phase: Phase) -> &'static str {
     if line.calls.is_empty() {
-        "it has no call at all"
+        "it has no calls"
     } else if !line.calls.iter().any(|c| c.phase == phase) {
-        "it has calls of another phase only (--phase)"
+        "it only has calls of another phase (--phase)"
     } else if loaded.runs.is_empty() {
-        "no op was recorded (record --level op)"
+        "no ops were recorded (record --level op)"
     } else {
-        "in each, ops were lost or not recorded"
+        "every call has ops that were lost or not recorded"
     }
 }
 

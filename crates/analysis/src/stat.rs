@@ -9,10 +9,10 @@ pub mod work;
 
 use serde::Serialize;
 
-use self::growth::{Growth, Timed, growth};
+use self::growth::{Growth, TimedOp, growth};
 use self::reuse::{Activation, ReuseTimes};
-use self::shapes::{Shapes, Side};
-use self::work::{Balance, Forecast, NoForecast, Op, Products, Roofline};
+use self::shapes::{Shapes, TraceOps};
+use self::work::{Balance, Forecast, NoForecast, OpWork, Products, Roofline};
 use super::attribution::experts::{ExpertReport, experts};
 use super::attribution::verdict::{Ceiling, Peak};
 use super::calls::{Phase, Timeline, timeline};
@@ -20,10 +20,10 @@ use super::cut::{Cut, NoPart};
 use super::describe::{self, Ident, streams};
 use super::diff::MOST_KINDS;
 use super::idents::{Idents, OpKey};
-use super::load::{Loaded, Progress, load};
+use super::load::{LoadProgress, Loaded, load};
 use super::processes::{NoProcess, Processes};
 use super::runs::{RunId, RunRow, Runs};
-use super::series::{Calls, Groups, Series};
+use super::series::{CallSeries, Groups, Series};
 use super::stats::typical;
 use super::tables::{OTHER_ROW, SplitRow, split_rows};
 use pfi::Trace;
@@ -57,7 +57,7 @@ impl View {
 }
 
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct StatOptions {
     pub phase: Phase,
     pub views: Vec<View>,
     /// The run to analyse; none: the process with the most such calls. If a process has several contexts and none
@@ -69,13 +69,13 @@ pub struct Options {
     pub bandwidth: Option<f64>,
     pub context: Option<u64>,
     /// The shapes of another trace, to compare with.
-    pub beside: Option<Side>,
+    pub beside: Option<TraceOps>,
 }
 
 /// Why there are no statistics.
 #[derive(Debug, thiserror::Error)]
 pub enum NoStatistics {
-    #[error("there is no {phase} call with all of its ops{of}: {why}")]
+    #[error("no {phase} call{of} has all of its ops: {why}")]
     Calls { phase: &'static str, of: String, why: &'static str },
     #[error(transparent)]
     Process(#[from] NoProcess),
@@ -137,12 +137,12 @@ pub struct Stat {
 ///
 /// # Errors
 /// There are no suitable calls, or no basis for a forecast.
-pub fn stat(trace: &Trace, options: &Options, progress: &Progress) -> Result<Stat, NoStatistics> {
+pub fn stat(trace: &Trace, options: &StatOptions, progress: &LoadProgress) -> Result<Stat, NoStatistics> {
     progress.total.store(trace.size(), std::sync::atomic::Ordering::Relaxed);
     let mut loaded = load(trace, progress);
     let line = timeline(&loaded);
     let runs = Runs::of(&loaded, &line);
-    let calls = Calls::new(&loaded, &line, options.phase, options.pid.map(|id| id.pid));
+    let calls = CallSeries::new(&loaded, &line, options.phase, options.pid.map(|id| id.pid));
     let pid = options.pid.or((!calls.whole.is_empty()).then(|| calls.pid.into()));
     let cut = Cut { pid, ..Cut::default() };
     let part = cut.part_of(&loaded, &line, runs)?;
@@ -160,15 +160,19 @@ pub fn stat(trace: &Trace, options: &Options, progress: &Progress) -> Result<Sta
 ///
 /// # Errors
 /// Those of [`stat`].
-pub fn of(loaded: &mut Loaded<'_>, options: &Options) -> Result<Stat, NoStatistics> {
+pub fn of(loaded: &mut Loaded<'_>, options: &StatOptions) -> Result<Stat, NoStatistics> {
     of_process(loaded, options, options.pid.map(|id| id.pid))
 }
 
-fn of_process(loaded: &mut Loaded<'_>, options: &Options, pid: Option<u32>) -> Result<Stat, NoStatistics> {
+fn of_process(
+    loaded: &mut Loaded<'_>,
+    options: &StatOptions,
+    pid: Option<u32>,
+) -> Result<Stat, NoStatistics> {
     let pid = pid.map(|pid| Processes::of(loaded).wanted(pid)).transpose()?;
     let line = timeline(loaded);
     let idents = Idents::new(loaded);
-    let calls = Calls::new(loaded, &line, options.phase, pid);
+    let calls = CallSeries::new(loaded, &line, options.phase, pid);
     if calls.whole.is_empty() {
         let of = pid.map_or_else(String::new, |pid| format!(" of process {pid}"));
         let why = super::series::why_nothing(loaded, &line, options.phase);
@@ -218,12 +222,12 @@ fn of_process(loaded: &mut Loaded<'_>, options: &Options, pid: Option<u32>) -> R
 
 /// Distinct ops by name and form.
 struct Kinds<'l> {
-    list: Vec<Kind<'l>>,
+    list: Vec<NamedOp<'l>>,
     /// Kind of each ident.
     of_ident: Vec<usize>,
 }
 
-struct Kind<'l> {
+struct NamedOp<'l> {
     name: String,
     form: String,
     ident: &'l Ident,
@@ -239,7 +243,7 @@ fn kinds<'l>(loaded: &Loaded<'_>, idents: &'l Idents) -> Kinds<'l> {
         let kind = *known.entry(format!("{name}\n{form}")).or_insert(next.min(MOST_KINDS));
         if kind == next {
             let name = if kind < MOST_KINDS { name } else { OTHER_ROW.into() };
-            out.list.push(Kind { name, form, ident });
+            out.list.push(NamedOp { name, form, ident });
         }
         out.of_ident.push(kind);
     }
@@ -257,13 +261,13 @@ struct All<'l, 'a> {
 
 impl All<'_, '_> {
     /// Figures of one execution of each kind that ran.
-    fn ops(&self) -> Vec<Op> {
-        let op = |(i, kind): (usize, &Kind<'_>)| {
+    fn ops(&self) -> Vec<OpWork> {
+        let op = |(i, kind): (usize, &NamedOp<'_>)| {
             let times: Vec<f64> = self.ran(i).collect();
             let ns_a_call = super::stats::mean(&times);
             let ns = typical(&times).map_or(ns_a_call, |e| e.value) / self.series.times_a_call(i).max(1.0);
             let work = kind.ident.work.unwrap_or_default();
-            (!times.is_empty()).then(|| Op {
+            (!times.is_empty()).then(|| OpWork {
                 name: kind.name.clone(),
                 form: kind.form.clone(),
                 product: matches!(kind.ident.op.as_str(), "MUL_MAT" | "MUL_MAT_ID"),
@@ -299,10 +303,10 @@ impl All<'_, '_> {
         let all = context::contexts(self.loaded, self.line);
         let of = |call: &usize| all.get(*call).copied().unwrap_or(0);
         let contexts: Vec<u64> = self.series.calls.iter().map(of).collect();
-        let mut ops: Vec<Timed> = Vec::new();
+        let mut ops: Vec<TimedOp> = Vec::new();
         for (i, kind) in self.kinds.list.iter().enumerate() {
             let at = ops.iter().position(|op| op.name == kind.name).unwrap_or_else(|| {
-                ops.push(Timed { name: kind.name.clone(), times: vec![0.0; contexts.len()] });
+                ops.push(TimedOp { name: kind.name.clone(), times: vec![0.0; contexts.len()] });
                 ops.len() - 1
             });
             let times = ops.get_mut(at).map_or(&mut [][..], |op| &mut op.times);

@@ -168,7 +168,7 @@ pub fn false_discovery(chances: &[f64]) -> Vec<f64> {
 
 /// A least-squares line fit.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Line {
+pub struct LineFit {
     pub at_zero: f64,
     /// Its error assumes points that scatter independently around the line.
     pub slope: Estimate,
@@ -176,14 +176,14 @@ pub struct Line {
     pub r2: f64,
 }
 
-impl Line {
+impl LineFit {
     pub fn at(&self, x: f64) -> f64 {
         self.at_zero + self.slope.value * x
     }
 }
 
 /// The line through points (x, y); `None` for fewer than three points, or if all x are equal.
-pub fn line(points: &[(f64, f64)]) -> Option<Line> {
+pub fn line(points: &[(f64, f64)]) -> Option<LineFit> {
     let n = points.len() as f64;
     let x_mean = points.iter().map(|(x, _)| x).sum::<f64>() / n;
     let y_mean = points.iter().map(|(_, y)| y).sum::<f64>() / n;
@@ -197,7 +197,7 @@ pub fn line(points: &[(f64, f64)]) -> Option<Line> {
     let left = sum(&|x, y| (y - value * x) * (y - value * x));
     let slope = Estimate { value, variance: left / (n - 2.0) / xx, df: n - 2.0 };
     let r2 = if yy > 0.0 { 1.0 - left / yy } else { 1.0 };
-    Some(Line { at_zero: y_mean - value * x_mean, slope, r2 })
+    Some(LineFit { at_zero: y_mean - value * x_mean, slope, r2 })
 }
 /// The median of the values; 0 if there are none.
 pub fn median(values: &[f64]) -> f64 {

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::attribution::Attribution;
 use super::attribution::counters::CounterRow;
-use super::attribution::parts::Parts;
+use super::attribution::parts::TimeParts;
 use super::attribution::pass::Cause;
 use super::attribution::verdict::{Ceiling, Facts, Verdict, verdict};
 use super::calls::{Phase, Timeline};
@@ -53,7 +53,7 @@ pub struct OpRow {
     /// What all threads did in that time and in the barrier waits after it; omitted if the scheduler was not
     /// recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub causes: Option<Parts>,
+    pub causes: Option<TimeParts>,
     /// Counter values of it, over all threads; omitted if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub counted: Option<CounterRow>,
@@ -78,7 +78,7 @@ pub struct ThreadRow {
     pub wait_share: Option<f64>,
     /// As in the op tables, for this thread.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub causes: Option<Parts>,
+    pub causes: Option<TimeParts>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub counted: Option<CounterRow>,
 }
@@ -113,7 +113,7 @@ pub struct SplitRow {
 }
 
 #[derive(Default)]
-struct Group {
+struct OpGroup {
     stat: PosStat,
     bytes: f64,
     flops: f64,
@@ -124,7 +124,7 @@ struct Group {
     cause: Cause,
 }
 
-impl Group {
+impl OpGroup {
     fn add(&mut self, pos: &PosStat, ident: Option<&Ident>, cause: Option<&Cause>) {
         self.stat.merge(pos);
         if let Some(cause) = cause {
@@ -141,7 +141,7 @@ impl Group {
 
     fn facts(&self, counted: Option<&CounterRow>, phase: &PhaseSum) -> Facts {
         Facts {
-            parts: Some(self.cause.parts).filter(Parts::known),
+            parts: Some(self.cause.parts).filter(TimeParts::known),
             busy: self.stat.total,
             wait: (phase.barrier > 0).then_some(self.stat.wait),
             calls: self.stat.timed,
@@ -192,10 +192,10 @@ fn groups(
     idents: &Idents,
     phase: Phase,
     key: OpKey,
-) -> Vec<(String, Group)> {
+) -> Vec<(String, OpGroup)> {
     let (group_of, names) = idents.groups(key);
-    let mut groups: Vec<Group> = names.iter().map(|_| Group::default()).collect();
-    let mut beyond = Group::default();
+    let mut groups: Vec<OpGroup> = names.iter().map(|_| OpGroup::default()).collect();
+    let mut beyond = OpGroup::default();
     // In the order of the plans, so that floating-point sums are reproducible.
     let mut plans: Vec<_> = times.plans.iter().filter(|((_, p), _)| *p == phase).collect();
     order::by_key(&mut plans, |((plan, _), _)| ((*plan).into(), 0));
@@ -213,7 +213,7 @@ fn groups(
         None => groups.push(beyond),
     }
     let names = names.into_iter().chain([NO_STRUCTURE.to_string()]);
-    let ran = |g: &Group| g.stat.calls > 0 || g.stat.all_threads > 0;
+    let ran = |g: &OpGroup| g.stat.calls > 0 || g.stat.all_threads > 0;
     names.zip(groups).filter(|(_, g)| ran(g)).collect()
 }
 
@@ -221,7 +221,7 @@ fn per_second(amount: f64, ns: u64) -> Option<f64> {
     (amount > 0.0 && ns > 0).then(|| amount / ns as f64)
 }
 
-fn row(name: String, g: &Group, reasons: &Reasons<'_>, phase: &PhaseSum) -> OpRow {
+fn row(name: String, g: &OpGroup, reasons: &Reasons<'_>, phase: &PhaseSum) -> OpRow {
     let s = &g.stat;
     let timed = s.timed > 0;
     let counted = reasons.why.and_then(|w| w.counters.row(&g.cause.counts));
@@ -240,7 +240,7 @@ fn row(name: String, g: &Group, reasons: &Reasons<'_>, phase: &PhaseSum) -> OpRo
         imbalance: (s.mean > 0.0).then(|| s.slowest as f64 / s.mean),
         model_gb_per_s: per_second(g.bytes, g.work_ns),
         model_gflop_per_s: per_second(g.flops, g.work_ns),
-        causes: Some(g.cause.parts).filter(Parts::known),
+        causes: Some(g.cause.parts).filter(TimeParts::known),
         counted,
         verdict: if reasons.judged { verdict(&facts, reasons.ceiling) } else { None },
     }
@@ -337,7 +337,7 @@ pub fn thread_rows(times: &OpTimes, why: Option<&Attribution>, phase: Phase) -> 
                 wait_ns: (sum.barrier > 0).then_some(t.wait),
                 op_share: share(t.busy, sum.graph_ns),
                 wait_share: (sum.barrier > 0).then(|| share(t.wait, sum.graph_ns)),
-                causes: cause.map(|(_, c)| c.parts).filter(Parts::known),
+                causes: cause.map(|(_, c)| c.parts).filter(TimeParts::known),
                 counted: cause.and_then(|(w, c)| w.counters.row(&c.counts)),
             }
         })

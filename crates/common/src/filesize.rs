@@ -1,5 +1,5 @@
 //! SIGXFSZ, sent when a file would exceed the size limit (setrlimit(2), RLIMIT_FSIZE). It would kill the program
-//! without a message. If it is ignored, the write fails and the error is reported.
+//! without a message. If it is ignored, the write fails and the error is reported. signal(2) has no safe interface.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

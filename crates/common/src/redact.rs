@@ -68,7 +68,7 @@ const SHAPES: &[(&str, usize)] = &[
 
 /// What follows a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Value {
+enum FollowingValue {
     /// A secret.
     Secret,
     /// A secret, or the path of the file that contains it.
@@ -89,7 +89,7 @@ pub fn line(text: &str) -> String {
 /// Processes the words one after another.
 struct Hide {
     /// What the next word is, if the previous one determines it.
-    next: Option<Value>,
+    next: Option<FollowingValue>,
     deep: u32,
 }
 
@@ -145,7 +145,7 @@ impl Hide {
         shapeless(&values(word)).into()
     }
 
-    fn hidden<'a>(&mut self, word: &'a str, value: Value) -> Cow<'a, str> {
+    fn hidden<'a>(&mut self, word: &'a str, value: FollowingValue) -> Cow<'a, str> {
         // If that option took no value after all, this one may take the next word.
         if word.starts_with('-') {
             self.next = names_next(word);
@@ -154,7 +154,7 @@ impl Hide {
             self.next = Some(value);
             return word.into();
         }
-        if value == Value::SecretOrPath && is_path(word) {
+        if value == FollowingValue::SecretOrPath && is_path(word) {
             return shapeless(&values(word)).into();
         }
         MARK.into()
@@ -162,9 +162,9 @@ impl Hide {
 }
 
 /// `--api-key`, `-hft`, `Authorization:`, `Bearer`: the next word is the value.
-fn names_next(word: &str) -> Option<Value> {
+fn names_next(word: &str) -> Option<FollowingValue> {
     if word.eq_ignore_ascii_case("bearer") {
-        return Some(Value::Secret);
+        return Some(FollowingValue::Secret);
     }
     if let Some(name) = word.strip_suffix(':') {
         return is_name(name).then(|| secret(name)).flatten();
@@ -173,7 +173,7 @@ fn names_next(word: &str) -> Option<Value> {
     if !is_name(name) {
         return None;
     }
-    if name == "hft" { Some(Value::Secret) } else { secret(name) }
+    if name == "hft" { Some(FollowingValue::Secret) } else { secret(name) }
 }
 
 /// A word that is a single assignment or header, whatever its value contains.
@@ -199,7 +199,7 @@ fn assigned(word: &str) -> Option<String> {
 fn keeps(name: &str, value: &str) -> Option<()> {
     match secret(name) {
         None => Some(()),
-        Some(Value::SecretOrPath) if is_path(value) => Some(()),
+        Some(FollowingValue::SecretOrPath) if is_path(value) => Some(()),
         // The form of model metadata overrides: tokenizer.ggml.add_bos_token=bool:false.
         Some(_) => ["int:", "float:", "bool:"].iter().any(|kind| value.starts_with(kind)).then_some(()),
     }
@@ -283,7 +283,7 @@ fn has_shape(word: &str) -> bool {
 }
 
 /// Whether a name denotes a secret, judging by its last part.
-fn secret(name: &str) -> Option<Value> {
+fn secret(name: &str) -> Option<FollowingValue> {
     let from = name.len().saturating_sub(NAME);
     let name = name.get(from..)?;
     let mut plain = String::with_capacity(name.len() + 8);
@@ -310,17 +310,17 @@ fn secret(name: &str) -> Option<Value> {
     };
     match last {
         "pass" | "passphrase" | "passcode" | "secret" | "secrets" | "authorization" | "cookie"
-        | "signature" | "sig" => Some(Value::Secret),
-        "credential" | "credentials" => Some(Value::SecretOrPath),
+        | "signature" | "sig" => Some(FollowingValue::Secret),
+        "credential" | "credentials" => Some(FollowingValue::SecretOrPath),
         // The shell's PWD is a path.
-        "pwd" if !before.is_empty() => Some(Value::Secret),
-        "key" | "keys" => (!OF_KEYS.contains(&before)).then_some(Value::SecretOrPath),
-        "apikey" | "secretkey" | "accesskey" | "privatekey" => Some(Value::SecretOrPath),
+        "pwd" if !before.is_empty() => Some(FollowingValue::Secret),
+        "key" | "keys" => (!OF_KEYS.contains(&before)).then_some(FollowingValue::SecretOrPath),
+        "apikey" | "secretkey" | "accesskey" | "privatekey" => Some(FollowingValue::SecretOrPath),
         _ => ["password", "passwd"]
             .iter()
             .find_map(|end| ends(end, &[]))
             .or_else(|| ends("token", OF_TOKENS))
-            .map(|()| Value::Secret),
+            .map(|()| FollowingValue::Secret),
     }
 }
 

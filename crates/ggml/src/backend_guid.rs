@@ -7,6 +7,9 @@
 /// Bytes of a GUID.
 pub const GUID_BYTES: usize = 16;
 
+/// First bytes of the CPU backend's GUID; no other known one begins with them.
+pub const CPU_START: [u8; 8] = [0xaa, 0x67, 0xc7, 0x43, 0x96, 0xe6, 0xa3, 0x8a];
+
 /// One known GUID per line, as a hexadecimal number in memory order, and the name of its backend.
 const KNOWN: [(u128, &str); 20] = [
     (0xaa67c743_96e6a38a_e3afea92_36bcfc89, "CPU"),
@@ -64,6 +67,8 @@ mod tests {
         let cpu =
             [0xaa, 0x67, 0xc7, 0x43, 0x96, 0xe6, 0xa3, 0x8a, 0xe3, 0xaf, 0xea, 0x92, 0x36, 0xbc, 0xfc, 0x89];
         assert_eq!(name(&cpu), Some("CPU"));
+        let start = u128::from(u64::from_be_bytes(CPU_START));
+        assert_eq!(KNOWN.iter().filter(|(guid, _)| guid >> 64 == start).count(), 1);
         let mut almost = cpu;
         almost[15] ^= 1;
         assert_eq!(name(&almost), None);

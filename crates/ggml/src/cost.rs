@@ -34,7 +34,8 @@
 /// Dimensions of a tensor.
 const DIMS: usize = 4;
 
-/// Shape and storage of a tensor. Type sizes come from the engine's own table.
+/// Shape and storage of a tensor, all that its cost depends on; a recorded tensor and one in memory are converted to it.
+/// Type sizes come from the engine's own table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorShape {
     /// Elements per dimension, row length first (`ggml_tensor.ne`).
@@ -55,7 +56,7 @@ pub struct OpShape<'a> {
 
 /// The cost of one execution of an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Cost {
+pub struct OpCost {
     /// Floating-point operations.
     pub flops: u64,
     /// Bytes read.
@@ -99,20 +100,20 @@ impl OpShape<'_> {
     }
 
     /// `per_element` operations per element of the node; all sources read.
-    fn element_wise(&self, per_element: u64) -> Option<Cost> {
+    fn element_wise(&self, per_element: u64) -> Option<OpCost> {
         self.with_flops(self.node.elements()?.checked_mul(per_element)?)
     }
 
     /// All sources read, the node written. `None` if the op has no source: it is then not what its name says.
-    fn with_flops(&self, flops: u64) -> Option<Cost> {
+    fn with_flops(&self, flops: u64) -> Option<OpCost> {
         self.source(0)?;
-        Some(Cost { flops, read: self.all_sources()?, written: self.node.bytes()? })
+        Some(OpCost { flops, read: self.all_sources()?, written: self.node.bytes()? })
     }
 }
 
 /// The cost of an op. `None` if the op is unknown, lacks a required source, or its sizes overflow: the cost is
 /// then unknown, not zero.
-pub fn cost(op: &OpShape<'_>) -> Option<Cost> {
+pub fn cost(op: &OpShape<'_>) -> Option<OpCost> {
     match op.op {
         "MUL_MAT" => mul_mat(op),
         "MUL_MAT_ID" => mul_mat_id(op),
@@ -130,21 +131,21 @@ pub fn cost(op: &OpShape<'_>) -> Option<Cost> {
         "SUM" | "SUM_ROWS" | "MEAN" | "CUMSUM" => op.with_flops(op.source(0)?.elements()?),
         "GET_ROWS" => get_rows(op),
         "SET_ROWS" => set_rows(op),
-        "CPY" => Some(Cost { flops: 0, read: op.source(0)?.bytes()?, written: op.node.bytes()? }),
+        "CPY" => Some(OpCost { flops: 0, read: op.source(0)?.bytes()?, written: op.node.bytes()? }),
         "CONT" | "DUP" | "CONCAT" | "REPEAT" | "PAD" | "ROLL" | "DIAG_MASK_INF" => op.with_flops(0),
         "ARGSORT" | "ARGMAX" | "TOP_K" => op.with_flops(0),
-        "FILL" | "ARANGE" => Some(Cost { flops: 0, read: 0, written: op.node.bytes()? }),
-        "NONE" | "VIEW" | "RESHAPE" | "PERMUTE" | "TRANSPOSE" => Some(Cost::default()),
+        "FILL" | "ARANGE" => Some(OpCost { flops: 0, read: 0, written: op.node.bytes()? }),
+        "NONE" | "VIEW" | "RESHAPE" | "PERMUTE" | "TRANSPOSE" => Some(OpCost::default()),
         _ => None,
     }
 }
 
 /// The cost of two ops that one kernel runs together (such as RMS_NORM and the following MUL), where `first`'s
 /// node is a source of `second`: the intermediate result is neither written nor read. `None` as for [`cost`].
-pub fn fused_cost(first: &OpShape<'_>, second: &OpShape<'_>) -> Option<Cost> {
+pub fn fused_cost(first: &OpShape<'_>, second: &OpShape<'_>) -> Option<OpCost> {
     let (a, b) = (cost(first)?, cost(second)?);
     let between = first.node.bytes()?;
-    Some(Cost {
+    Some(OpCost {
         flops: a.flops.checked_add(b.flops)?,
         read: a.read.checked_add(b.read)?.checked_sub(between)?,
         written: b.written,
@@ -152,26 +153,26 @@ pub fn fused_cost(first: &OpShape<'_>, second: &OpShape<'_>) -> Option<Cost> {
 }
 
 /// Sources: weights [K, M, ..], activations [K, N, ..]; node [M, N, ..].
-fn mul_mat(op: &OpShape<'_>) -> Option<Cost> {
+fn mul_mat(op: &OpShape<'_>) -> Option<OpCost> {
     let (weights, _) = (op.source(0)?, op.source(1)?);
     op.with_flops(weights.ne[0].checked_mul(op.node.elements()?)?.checked_mul(2)?)
 }
 
 /// Sources: experts [K, M, experts], activations [K, used or 1, tokens], ids [used, tokens]; node [M, used,
 /// tokens]. The ids are not known here: they are assumed distinct until all experts are in use.
-fn mul_mat_id(op: &OpShape<'_>) -> Option<Cost> {
+fn mul_mat_id(op: &OpShape<'_>) -> Option<OpCost> {
     let (experts, activations, ids) = (op.source(0)?, op.source(1)?, op.source(2)?);
     let flops = experts.ne[0].checked_mul(op.node.elements()?)?.checked_mul(2)?;
     let used = ids.elements()?.min(experts.ne[2]);
     let weights = experts.rows_bytes(experts.ne[1].checked_mul(used)?)?;
     let read = weights.checked_add(activations.bytes()?)?.checked_add(ids.bytes()?)?;
-    Some(Cost { flops, read, written: op.node.bytes()? })
+    Some(OpCost { flops, read, written: op.node.bytes()? })
 }
 
 /// Sources: q [D_k, tokens, heads, batch], k [D_k, n_kv, ..], v [D_v, n_kv, ..], mask, sinks; node [D_v, heads,
 /// tokens, batch]. A score costs 2·D_k, its share of the result 2·D_v; scale, maximum, subtract, exp and sum make
 /// the 5.
-fn flash_attention(op: &OpShape<'_>) -> Option<Cost> {
+fn flash_attention(op: &OpShape<'_>) -> Option<OpCost> {
     let (q, k, v) = (op.source(0)?, op.source(1)?, op.source(2)?);
     let scores = q.rows()?.checked_mul(k.ne[1])?;
     let dots = k.ne[0].checked_add(v.ne[0])?.checked_mul(2)?;
@@ -180,26 +181,26 @@ fn flash_attention(op: &OpShape<'_>) -> Option<Cost> {
 }
 
 /// Sources: table, ids. One row of the table is read per row of the node.
-fn get_rows(op: &OpShape<'_>) -> Option<Cost> {
+fn get_rows(op: &OpShape<'_>) -> Option<OpCost> {
     let (table, ids) = (op.source(0)?, op.source(1)?);
     let read = table.rows_bytes(op.node.rows()?)?.checked_add(ids.bytes()?)?;
-    Some(Cost { flops: 0, read, written: op.node.bytes()? })
+    Some(OpCost { flops: 0, read, written: op.node.bytes()? })
 }
 
 /// Sources: new rows, ids (and, in newer versions, the destination). The node is a view of the complete
 /// destination, of which only the new rows are written.
-fn set_rows(op: &OpShape<'_>) -> Option<Cost> {
+fn set_rows(op: &OpShape<'_>) -> Option<OpCost> {
     let (rows, ids) = (op.source(0)?, op.source(1)?);
     let read = rows.bytes()?.checked_add(ids.bytes()?)?;
-    Some(Cost { flops: 0, read, written: op.node.rows_bytes(rows.rows()?)? })
+    Some(OpCost { flops: 0, read, written: op.node.rows_bytes(rows.rows()?)? })
 }
 
 /// Sources: a [n, used, tokens], one row of bias per expert, ids [used, tokens].
-fn add_id(op: &OpShape<'_>) -> Option<Cost> {
+fn add_id(op: &OpShape<'_>) -> Option<OpCost> {
     let (a, bias, ids) = (op.source(0)?, op.source(1)?, op.source(2)?);
     let bias = bias.rows_bytes(ids.elements()?.min(bias.rows()?))?;
     let read = a.bytes()?.checked_add(bias)?.checked_add(ids.bytes()?)?;
-    Some(Cost { flops: op.node.elements()?, read, written: op.node.bytes()? })
+    Some(OpCost { flops: op.node.elements()?, read, written: op.node.bytes()? })
 }
 
 #[cfg(test)]

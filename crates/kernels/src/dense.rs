@@ -4,12 +4,12 @@
 //! of rows, for few tokens and for many, with no cross-lane step. Unpacked rows are multiplied along their
 //! length.
 //!
-//! `unsafe` functions here require the instruction set of their `Simd`; bounds are those of a checked [`Job`].
+//! `unsafe` functions here require the instruction set of their `Simd`; bounds are those of a checked [`MatmulJob`].
 
-use super::format::Format;
+use super::format::ActivationFormat;
 use super::format::{view, view_mut};
 use super::isa::Isa;
-use super::matmul::Job;
+use super::matmul::MatmulJob;
 use super::recipe::{Recipe, no_scratch};
 use super::simd::{Simd, per_isa};
 use crate::quant::TensorType;
@@ -24,7 +24,7 @@ const ROW_TOKENS: usize = 4;
 const AHEAD: usize = 2048;
 
 /// How a weight is stored.
-trait Weight: Copy {
+trait DenseWeight: Copy {
     const BYTES: usize;
     /// # Safety
     /// [`Simd::N`] weights must be readable.
@@ -38,7 +38,7 @@ macro_rules! weights {
     ($($name:ident $bytes:literal $load:ident $load_part:ident;)*) => {$(
         #[derive(Clone, Copy)]
         struct $name;
-        impl Weight for $name {
+        impl DenseWeight for $name {
             const BYTES: usize = $bytes;
             #[inline(always)]
             unsafe fn load<S: Simd>(p: *const u8) -> S::V {
@@ -77,18 +77,18 @@ macro_rules! types {
             pub static ROWS: Recipe = Recipe::of_rows(TensorType::$ty, |job, _| run_rows(job.matrix.isa(), job));
 
             per_isa! {
-                fn run_panels(job: &Job<'_>) = panels_of, unused;
-                fn run_rows(job: &Job<'_>) = rows_of, unused;
+                fn run_panels(job: &MatmulJob<'_>) = panels_of, unused;
+                fn run_rows(job: &MatmulJob<'_>) = rows_of, unused;
             }
 
             #[inline(always)]
-            unsafe fn panels_of<S: Simd>(job: &Job<'_>) {
+            unsafe fn panels_of<S: Simd>(job: &MatmulJob<'_>) {
                 // SAFETY: the caller guarantees the instruction set.
                 unsafe { panels::<S, $weight>(job) }
             }
 
             #[inline(always)]
-            unsafe fn rows_of<S: Simd>(job: &Job<'_>) {
+            unsafe fn rows_of<S: Simd>(job: &MatmulJob<'_>) {
                 // SAFETY: the caller guarantees the instruction set.
                 unsafe { rows::<S, $weight>(job) }
             }
@@ -120,7 +120,7 @@ types! {
 }
 
 /// The scalar instruction set has separate recipes.
-fn unused(_: &Job<'_>) {}
+fn unused(_: &MatmulJob<'_>) {}
 
 /// Rearranges rows with `BYTES` per element to `[cols][16]`.
 fn pack<const BYTES: usize>(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
@@ -134,8 +134,8 @@ fn pack<const BYTES: usize>(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
 
 /// Converts a row to one of these types' formats: f32, rounded to the weight type's precision. False: another
 /// format, or no vectors.
-pub(super) fn prepare_row(isa: Isa, format: Format, src: &[f32], dst: &mut [u8]) -> bool {
-    if isa != Isa::Scalar && format == Format::F16 {
+pub(super) fn prepare_row(isa: Isa, format: ActivationFormat, src: &[f32], dst: &mut [u8]) -> bool {
+    if isa != Isa::Scalar && format == ActivationFormat::F16 {
         round_row(isa, src, view_mut(dst));
         return true;
     }
@@ -163,7 +163,7 @@ unsafe fn round_lanes<S: Simd>(src: &[f32], dst: &mut [f32]) {
 
 /// Position of a tile: panels from `panel`, columns `cols`, tokens from `token`.
 #[derive(Clone, Copy)]
-struct Place {
+struct TilePlace {
     panel: usize,
     cols: (usize, usize),
     token: usize,
@@ -171,7 +171,7 @@ struct Place {
 
 /// Loops over groups of panels that fill a tile, blocks of columns, and tiles of tokens.
 #[inline(always)]
-unsafe fn panels<S: Simd, W: Weight>(job: &Job<'_>) {
+unsafe fn panels<S: Simd, W: DenseWeight>(job: &MatmulJob<'_>) {
     let wide = (S::TILE.0 * S::N / GROUP).max(1);
     let depth =
         if job.tokens() <= S::TILE.1 { job.matrix.cols() } else { BLOCK_BYTES / (W::BYTES * GROUP * wide) };
@@ -184,7 +184,7 @@ unsafe fn panels<S: Simd, W: Weight>(job: &Job<'_>) {
             let to = job.matrix.cols().min(from + depth);
             let mut token = 0;
             while token < job.tokens() {
-                let at = Place { panel, cols: (from, to), token };
+                let at = TilePlace { panel, cols: (from, to), token };
                 // SAFETY: panels, columns and tokens are the job's.
                 token += unsafe { tile::<S, W>(job, at, count) };
             }
@@ -199,7 +199,7 @@ unsafe fn panels<S: Simd, W: Weight>(job: &Job<'_>) {
 
 /// One register tile with as many tokens as fit and are left. Returns their number.
 #[inline(always)]
-unsafe fn tile<S: Simd, W: Weight>(job: &Job<'_>, at: Place, panels: usize) -> usize {
+unsafe fn tile<S: Simd, W: DenseWeight>(job: &MatmulJob<'_>, at: TilePlace, panels: usize) -> usize {
     let left = job.tokens() - at.token;
     // SAFETY: guaranteed by the caller.
     unsafe {
@@ -224,7 +224,10 @@ unsafe fn tile<S: Simd, W: Weight>(job: &Job<'_>, at: Place, panels: usize) -> u
 
 /// `NV` vectors of rows times `T` tokens; adds to what earlier columns left in the results.
 #[inline(always)]
-unsafe fn tile_of<S: Simd, W: Weight, const NV: usize, const T: usize>(job: &Job<'_>, at: Place) -> usize {
+unsafe fn tile_of<S: Simd, W: DenseWeight, const NV: usize, const T: usize>(
+    job: &MatmulJob<'_>,
+    at: TilePlace,
+) -> usize {
     let (from, to) = at.cols;
     let mut w = [std::ptr::null::<u8>(); NV];
     for (j, w) in w.iter_mut().enumerate() {
@@ -277,7 +280,7 @@ unsafe fn tile_of<S: Simd, W: Weight, const NV: usize, const T: usize>(job: &Job
 
 /// Where the results of vector `j` and token `t` of a tile go, and how many of its rows the job has.
 #[inline(always)]
-unsafe fn result<S: Simd>(job: &Job<'_>, at: Place, j: usize, t: usize) -> (*mut f32, usize) {
+unsafe fn result<S: Simd>(job: &MatmulJob<'_>, at: TilePlace, j: usize, t: usize) -> (*mut f32, usize) {
     let row = at.panel * GROUP + j * S::N;
     let n = job.rows.end.saturating_sub(row).min(S::N);
     (job.out(at.token + t, row.min(job.rows.end - 1)), n)
@@ -285,7 +288,7 @@ unsafe fn result<S: Simd>(job: &Job<'_>, at: Place, j: usize, t: usize) -> (*mut
 
 /// Rows as stored in the file: a few tokens at a time along the row.
 #[inline(always)]
-unsafe fn rows<S: Simd, W: Weight>(job: &Job<'_>) {
+unsafe fn rows<S: Simd, W: DenseWeight>(job: &MatmulJob<'_>) {
     for row in job.rows.clone() {
         let mut token = 0;
         while token < job.tokens() {
@@ -303,7 +306,11 @@ unsafe fn rows<S: Simd, W: Weight>(job: &Job<'_>) {
 
 /// One row times `T` tokens. Returns `T`.
 #[inline(always)]
-unsafe fn row_of<S: Simd, W: Weight, const T: usize>(job: &Job<'_>, row: usize, token: usize) -> usize {
+unsafe fn row_of<S: Simd, W: DenseWeight, const T: usize>(
+    job: &MatmulJob<'_>,
+    row: usize,
+    token: usize,
+) -> usize {
     let cols = job.matrix.cols();
     let w = job.panel(row).as_ptr();
     let mut x = [std::ptr::null::<f32>(); T];

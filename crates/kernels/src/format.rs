@@ -10,7 +10,7 @@ use crate::quant::TensorType;
 
 /// Format of a prepared row of activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Format {
+pub enum ActivationFormat {
     /// `cols` f32, unchanged.
     F32,
     /// `cols` f32, rounded to f16.
@@ -53,7 +53,7 @@ pub struct Q8KBlock {
     pub unused: [u32; 3],
 }
 
-impl Format {
+impl ActivationFormat {
     /// The activation format for weights of this type.
     pub fn of(ty: TensorType) -> Self {
         match ty {
@@ -88,7 +88,7 @@ impl Format {
 const ALIAS: usize = 512;
 
 /// Bytes of a prepared row of `cols` activations; a partial block at the end counts as a full one.
-pub fn prepared_row_bytes(format: Format, cols: usize) -> usize {
+pub fn prepared_row_bytes(format: ActivationFormat, cols: usize) -> usize {
     let bytes = cols.div_ceil(format.block()) * format.block_bytes();
     if format.block() == 1 && bytes.is_multiple_of(ALIAS) { bytes + 64 } else { bytes }
 }
@@ -97,23 +97,23 @@ pub fn prepared_row_bytes(format: Format, cols: usize) -> usize {
 ///
 /// # Safety
 /// The type must have no padding, and every bit pattern must be valid.
-pub(crate) unsafe trait Plain: Copy {}
+pub(crate) unsafe trait PlainNumber: Copy {}
 // SAFETY: integers and floats; the structs are repr(C), made of such types without padding.
-unsafe impl Plain for f32 {}
+unsafe impl PlainNumber for f32 {}
 // SAFETY: as above.
-unsafe impl Plain for Q8Block {}
+unsafe impl PlainNumber for Q8Block {}
 // SAFETY: as above.
-unsafe impl Plain for Q8KBlock {}
+unsafe impl PlainNumber for Q8KBlock {}
 
 /// The bytes as values. Returns fewer if the bytes are not aligned, which callers rule out.
-pub(crate) fn view<T: Plain>(bytes: &[u8]) -> &[T] {
+pub(crate) fn view<T: PlainNumber>(bytes: &[u8]) -> &[T] {
     // SAFETY: `Plain`.
     let (head, body, _) = unsafe { bytes.align_to::<T>() };
     debug_assert!(head.is_empty());
     body
 }
 
-pub(crate) fn view_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
+pub(crate) fn view_mut<T: PlainNumber>(bytes: &mut [u8]) -> &mut [T] {
     // SAFETY: `Plain`, in both directions.
     let (head, body, _) = unsafe { bytes.align_to_mut::<T>() };
     debug_assert!(head.is_empty());
@@ -159,9 +159,9 @@ mod tests {
     fn sizes() {
         assert_eq!(size_of::<Q8Block>(), 48);
         assert_eq!(size_of::<Q8KBlock>(), 304);
-        assert_eq!(prepared_row_bytes(Format::Q8, 64), 96);
-        assert_eq!(prepared_row_bytes(Format::Q8K, 512), 608);
-        assert_eq!(prepared_row_bytes(Format::F16, 5), 20);
+        assert_eq!(prepared_row_bytes(ActivationFormat::Q8, 64), 96);
+        assert_eq!(prepared_row_bytes(ActivationFormat::Q8K, 512), 608);
+        assert_eq!(prepared_row_bytes(ActivationFormat::F16, 5), 20);
     }
 
     #[test]

@@ -31,8 +31,8 @@ pub mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use format::{Format, prepared_row_bytes};
+pub use format::{ActivationFormat, prepared_row_bytes};
 pub use isa::Isa;
-pub use matmul::{Acts, Index, Out, matmul};
-pub use matrix::{Matrix, MatrixError, Placement, Shared};
+pub use matmul::{Acts, ResultRows, RowIndex, matmul};
+pub use matrix::{Matrix, MatrixError, MatrixPlacement, SharedBytes};
 pub use prepare::prepare_row;

@@ -8,7 +8,7 @@ use super::matrix::Matrix;
 
 /// Which rows of a buffer are used, in order.
 #[derive(Debug, Clone, Copy)]
-pub enum Index<'a> {
+pub enum RowIndex<'a> {
     /// The first n rows.
     First(usize),
     /// These rows, such as the tokens of one expert.
@@ -20,36 +20,36 @@ pub enum Index<'a> {
 pub struct Acts<'a> {
     base: &'a [u8],
     row_bytes: usize,
-    index: Index<'a>,
+    index: RowIndex<'a>,
 }
 
 /// Result rows, one per token; several threads may write disjoint columns.
 #[derive(Debug, Clone, Copy)]
-pub struct Out<'a> {
+pub struct ResultRows<'a> {
     base: *mut f32,
     stride: usize,
-    index: Index<'a>,
+    index: RowIndex<'a>,
     /// Matrix row whose result goes to the first column.
     first: usize,
     life: PhantomData<&'a mut [f32]>,
 }
 
 // SAFETY: `Out::new` makes the caller responsible for who writes what.
-unsafe impl Send for Out<'_> {}
+unsafe impl Send for ResultRows<'_> {}
 // SAFETY: as above.
-unsafe impl Sync for Out<'_> {}
+unsafe impl Sync for ResultRows<'_> {}
 
 /// A checked product: the input of [`super::recipe::Recipe::run`].
-pub(crate) struct Job<'a> {
+pub(crate) struct MatmulJob<'a> {
     pub matrix: &'a Matrix,
     pub rows: Range<usize>,
     acts: Acts<'a>,
-    out: Out<'a>,
+    out: ResultRows<'a>,
     /// The single panel that contains all rows, if it is not one of the matrix's own.
     panel: Option<&'a [u8]>,
 }
 
-impl Index<'_> {
+impl RowIndex<'_> {
     /// Number of rows used.
     pub fn len(&self) -> usize {
         match self {
@@ -81,18 +81,18 @@ impl Index<'_> {
 
 impl<'a> Acts<'a> {
     /// Rows of `row_bytes` from the start of `base`, which is aligned to 4.
-    pub fn new(base: &'a [u8], row_bytes: usize, index: Index<'a>) -> Self {
+    pub fn new(base: &'a [u8], row_bytes: usize, index: RowIndex<'a>) -> Self {
         Self { base, row_bytes, index }
     }
 }
 
-impl<'a> Out<'a> {
+impl<'a> ResultRows<'a> {
     /// Token `t` of the index writes `base[index[t] * stride + row]`.
     ///
     /// # Safety
     /// For `'a`, each indexed row at `base` must be writable and hold as many values as the matrix has rows, and
     /// nobody else may read or write the columns of those matrix rows that a call to [`matmul`] is given.
-    pub unsafe fn new(base: *mut f32, stride: usize, index: Index<'a>) -> Self {
+    pub unsafe fn new(base: *mut f32, stride: usize, index: RowIndex<'a>) -> Self {
         Self { base, stride, index, first: 0, life: PhantomData }
     }
 
@@ -103,7 +103,7 @@ impl<'a> Out<'a> {
     }
 }
 
-impl Job<'_> {
+impl MatmulJob<'_> {
     /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.acts.index.len()
@@ -124,8 +124,8 @@ impl Job<'_> {
 
     /// The same product for these rows of one group, whose weights are in `panel`.
     #[cfg(target_arch = "x86_64")]
-    pub fn with_panel<'a>(&'a self, rows: Range<usize>, panel: &'a [u8]) -> Job<'a> {
-        Job { matrix: self.matrix, rows, acts: self.acts, out: self.out, panel: Some(panel) }
+    pub fn with_panel<'a>(&'a self, rows: Range<usize>, panel: &'a [u8]) -> MatmulJob<'a> {
+        MatmulJob { matrix: self.matrix, rows, acts: self.acts, out: self.out, panel: Some(panel) }
     }
 
     /// Panel of a group of rows.
@@ -145,7 +145,13 @@ impl Job<'_> {
 ///
 /// # Panics
 /// If the sizes don't match: those of the activations, both indexes, the range or the scratch memory.
-pub fn matmul(matrix: &Matrix, acts: &Acts<'_>, rows: Range<usize>, out: &Out<'_>, scratch: &mut [u8]) {
+pub fn matmul(
+    matrix: &Matrix,
+    acts: &Acts<'_>,
+    rows: Range<usize>,
+    out: &ResultRows<'_>,
+    scratch: &mut [u8],
+) {
     let tokens = acts.index.len();
     assert_eq!(tokens, out.index.len(), "as many tokens out as in");
     assert!(rows.end <= matrix.rows(), "rows {rows:?} of {}", matrix.rows());
@@ -160,6 +166,6 @@ pub fn matmul(matrix: &Matrix, acts: &Acts<'_>, rows: Range<usize>, out: &Out<'_
     assert!(end.is_some_and(|end| end <= acts.base.len()), "activations of all tokens");
     assert!(scratch.len() >= matrix.scratch_bytes(tokens), "scratch of {} bytes", scratch.len());
     if tokens > 0 && !rows.is_empty() {
-        (matrix.recipe().run)(&Job { matrix, rows, acts: *acts, out: *out, panel: None }, scratch);
+        (matrix.recipe().run)(&MatmulJob { matrix, rows, acts: *acts, out: *out, panel: None }, scratch);
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::format::Format;
+use super::format::ActivationFormat;
 use super::isa::Isa;
 use super::memory::Memory;
 use super::recipe::Recipe;
@@ -14,16 +14,16 @@ use crate::quant::TensorType;
 
 /// Where the weights are kept.
 #[derive(Debug, Clone)]
-pub enum Placement<'a> {
+pub enum MatrixPlacement<'a> {
     /// Copied from these bytes into newly allocated memory, in the order that suits the kernels.
     Packed(&'a [u8]),
     /// Left in place, in GGUF's order: for models that do not fit into memory. Slower.
-    Mapped(Shared),
+    Mapped(SharedBytes),
 }
 
 /// A range of bytes with shared ownership, such as part of a mapped file.
 #[derive(Clone)]
-pub struct Shared {
+pub struct SharedBytes {
     owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
     range: Range<usize>,
 }
@@ -36,13 +36,13 @@ pub struct Matrix {
     cols: usize,
     isa: Isa,
     recipe: &'static Recipe,
-    store: Store,
+    store: MatrixBytes,
 }
 
 #[derive(Debug)]
-enum Store {
+enum MatrixBytes {
     Own(Memory),
-    Shared(Shared),
+    Shared(SharedBytes),
 }
 
 /// Why a matrix could not be made.
@@ -59,7 +59,7 @@ pub enum MatrixError {
     Isa(Isa),
 }
 
-impl Shared {
+impl SharedBytes {
     /// `range` of the owner's bytes; `None` if it exceeds them.
     pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Option<Self> {
         (*owner).as_ref().get(range.clone())?;
@@ -71,7 +71,7 @@ impl Shared {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for SharedBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Shared").field(&self.range).finish()
     }
@@ -99,8 +99,8 @@ impl Matrix {
     }
 
     /// The format that activations must be prepared in.
-    pub fn format(&self) -> Format {
-        Format::of(self.ty)
+    pub fn format(&self) -> ActivationFormat {
+        ActivationFormat::of(self.ty)
     }
 
     /// Rows that are computed together: row ranges must begin at a multiple of it.
@@ -130,8 +130,8 @@ impl Matrix {
     /// All panels (groups of rows), `panel_bytes` each.
     pub(crate) fn data(&self) -> &[u8] {
         match &self.store {
-            Store::Own(memory) => memory.bytes(),
-            Store::Shared(shared) => shared.bytes(),
+            MatrixBytes::Own(memory) => memory.bytes(),
+            MatrixBytes::Shared(shared) => shared.bytes(),
         }
     }
 
@@ -149,7 +149,7 @@ mod tests {
     fn wrong_sizes_are_errors() {
         let new = |rows, cols, len| {
             let bytes = vec![0; len];
-            Matrix::new(TensorType::Q4_0, rows, cols, Placement::Packed(&bytes), Isa::Scalar)
+            Matrix::new(TensorType::Q4_0, rows, cols, MatrixPlacement::Packed(&bytes), Isa::Scalar)
                 .map(|m| m.bytes())
         };
         assert_eq!(new(2, 64, 72), Ok(72));
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn shared_bytes_end_where_their_owner_does() {
         let owner: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(vec![0u8; 10]);
-        assert!(Shared::new(Arc::clone(&owner), 0..10).is_some());
-        assert!(Shared::new(owner, 1..11).is_none());
+        assert!(SharedBytes::new(Arc::clone(&owner), 0..10).is_some());
+        assert!(SharedBytes::new(owner, 1..11).is_none());
     }
 }

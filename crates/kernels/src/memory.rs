@@ -12,12 +12,12 @@ const CACHE_LINE: usize = 64;
 /// Zeroed bytes, aligned to 64; blocks of 2 MiB and more are aligned to 2 MiB.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    kind: Kind,
+    kind: Allocation,
     len: usize,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum Allocation {
     Small(NonNull<u8>, Layout),
     Huge { map: MmapMut, start: usize },
 }
@@ -34,36 +34,36 @@ impl Memory {
             let layout = Layout::from_size_align(len.max(1), CACHE_LINE).ok()?;
             // SAFETY: the size is not zero.
             let at = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-            return Some(Self { kind: Kind::Small(at, layout), len });
+            return Some(Self { kind: Allocation::Small(at, layout), len });
         }
         let map = MmapMut::map_anon(len.checked_add(HUGE_PAGE)?).ok()?;
         // A kernel without huge pages provides small ones.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         let start = map.as_ptr().align_offset(HUGE_PAGE);
-        (start <= HUGE_PAGE).then_some(Self { kind: Kind::Huge { map, start }, len })
+        (start <= HUGE_PAGE).then_some(Self { kind: Allocation::Huge { map, start }, len })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.kind {
             // SAFETY: allocated with at least `len` bytes, zeroed, owned.
-            Kind::Small(at, _) => unsafe { std::slice::from_raw_parts(at.as_ptr(), self.len) },
-            Kind::Huge { map, start } => map.get(*start..*start + self.len).unwrap_or_default(),
+            Allocation::Small(at, _) => unsafe { std::slice::from_raw_parts(at.as_ptr(), self.len) },
+            Allocation::Huge { map, start } => map.get(*start..*start + self.len).unwrap_or_default(),
         }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.kind {
             // SAFETY: as in `bytes`, borrowed mutably.
-            Kind::Small(at, _) => unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), self.len) },
-            Kind::Huge { map, start } => map.get_mut(*start..*start + self.len).unwrap_or_default(),
+            Allocation::Small(at, _) => unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), self.len) },
+            Allocation::Huge { map, start } => map.get_mut(*start..*start + self.len).unwrap_or_default(),
         }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Kind::Small(at, layout) = &self.kind {
+        if let Allocation::Small(at, layout) = &self.kind {
             // SAFETY: from `alloc_zeroed` with this layout.
             unsafe { dealloc(at.as_ptr(), *layout) };
         }

@@ -1,6 +1,6 @@
 //! Recipes: the code that packs and multiplies weights of a type on an instruction set.
 
-use super::matmul::Job;
+use super::matmul::MatmulJob;
 use crate::quant::TensorType;
 
 /// Fills a zeroed panel from its rows in GGUF's order: (rows, bytes per row, panel). The last panel may have
@@ -9,7 +9,7 @@ pub(crate) type Pack = fn(&[u8], usize, &mut [u8]);
 
 /// Runs a job whose rows and tokens are within bounds, are not empty and begin at a multiple of the group, with
 /// the requested scratch memory.
-pub(crate) type Run = fn(&Job<'_>, &mut [u8]);
+pub(crate) type RecipeFn = fn(&MatmulJob<'_>, &mut [u8]);
 
 /// How one instruction set stores and multiplies weights of one type.
 #[derive(Debug)]
@@ -26,12 +26,12 @@ pub(crate) struct Recipe {
     pub pack: Option<Pack>,
     /// Bytes of scratch memory for rows of this many elements and for this many tokens.
     pub scratch_bytes: fn(usize, usize) -> usize,
-    pub run: Run,
+    pub run: RecipeFn,
 }
 
 impl Recipe {
     /// For rows as stored in the file, without scratch memory.
-    pub(crate) const fn of_rows(ty: TensorType, run: Run) -> Self {
+    pub(crate) const fn of_rows(ty: TensorType, run: RecipeFn) -> Self {
         Self { ty, group: 1, tile: None, panel_bytes: row_bytes, pack: None, scratch_bytes: no_scratch, run }
     }
 }

@@ -7,7 +7,7 @@
 use half::{bf16, f16};
 
 use super::format::{Q8Block, Q8KBlock, view};
-use super::matmul::Job;
+use super::matmul::MatmulJob;
 use super::recipe::Recipe;
 use crate::quant::TensorType;
 
@@ -40,7 +40,7 @@ pub(super) fn recipe(ty: TensorType) -> &'static Recipe {
 }
 
 /// Multiplies every row with every token.
-fn run(job: &Job<'_>, dot: impl Fn(&[u8], &[u8]) -> f32) {
+fn run(job: &MatmulJob<'_>, dot: impl Fn(&[u8], &[u8]) -> f32) {
     for row in job.rows.clone() {
         let weights = job.panel(row);
         for token in 0..job.tokens() {
@@ -163,7 +163,8 @@ mod tests {
         let bytes = ty.row_bytes(weights.len() as u64).expect("whole blocks") as usize;
         let mut row = vec![0; bytes];
         encode(ty, weights, &mut row).expect("an encoder");
-        let m = Matrix::new(ty, 1, weights.len(), Placement::Packed(&row), Isa::Scalar).expect("a matrix");
+        let m =
+            Matrix::new(ty, 1, weights.len(), MatrixPlacement::Packed(&row), Isa::Scalar).expect("a matrix");
         // f32 for alignment.
         let mut words = vec![0f32; prepared_row_bytes(m.format(), acts.len()).div_ceil(4)];
         // SAFETY: numbers viewed as bytes.
@@ -171,8 +172,8 @@ mod tests {
         prepare_row(Isa::Scalar, m.format(), acts, prepared);
         let mut out = [0.0];
         // SAFETY: one row with one value.
-        let to = unsafe { Out::new(out.as_mut_ptr(), 1, Index::First(1)) };
-        matmul(&m, &Acts::new(prepared, prepared.len(), Index::First(1)), 0..1, &to, &mut []);
+        let to = unsafe { ResultRows::new(out.as_mut_ptr(), 1, RowIndex::First(1)) };
+        matmul(&m, &Acts::new(prepared, prepared.len(), RowIndex::First(1)), 0..1, &to, &mut []);
         out[0]
     }
 

@@ -66,7 +66,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(isa: Isa, format: Format, rows: &[Vec<f32>]) -> Self {
+    fn new(isa: Isa, format: ActivationFormat, rows: &[Vec<f32>]) -> Self {
         let row_bytes = prepared_row_bytes(format, rows[0].len()).next_multiple_of(8);
         let mut new = Self { words: vec![0; row_bytes / 8 * rows.len()], row_bytes };
         for (row, to) in rows.iter().zip(new.words.chunks_mut(row_bytes / 8)) {
@@ -77,7 +77,7 @@ impl Prepared {
         new
     }
 
-    fn acts<'a>(&'a self, index: Index<'a>) -> Acts<'a> {
+    fn acts<'a>(&'a self, index: RowIndex<'a>) -> Acts<'a> {
         // SAFETY: the bytes of u64 values.
         let (_, bytes, _) = unsafe { self.words.align_to::<u8>() };
         Acts::new(bytes, self.row_bytes, index)
@@ -85,12 +85,18 @@ impl Prepared {
 }
 
 /// The products, in a buffer that keeps the marker 77 everywhere else.
-fn product(m: &Matrix, acts: &Acts<'_>, rows: Range<usize>, out_rows: usize, index: Index<'_>) -> Vec<f32> {
+fn product(
+    m: &Matrix,
+    acts: &Acts<'_>,
+    rows: Range<usize>,
+    out_rows: usize,
+    index: RowIndex<'_>,
+) -> Vec<f32> {
     let stride = m.rows() + 3;
     let mut out = vec![77.0; stride * out_rows];
     let mut scratch = vec![0; m.scratch_bytes(index.len())];
     // SAFETY: room for all rows, used only here.
-    let to = unsafe { Out::new(out.as_mut_ptr(), stride, index) };
+    let to = unsafe { ResultRows::new(out.as_mut_ptr(), stride, index) };
     matmul(m, acts, rows, &to, &mut scratch);
     out
 }
@@ -117,14 +123,14 @@ fn all_kernels_agree_with_the_plain_ones() {
             let bytes = weights(ty, rows, cols, &mut rng, |rng| rng.unit());
             let x: Vec<Vec<f32>> = (0..tokens).map(|_| (0..cols).map(|_| rng.unit()).collect()).collect();
             let oracle =
-                Matrix::new(ty, rows, cols, Placement::Packed(&bytes), Isa::Scalar).expect("a matrix");
+                Matrix::new(ty, rows, cols, MatrixPlacement::Packed(&bytes), Isa::Scalar).expect("a matrix");
             let plain = Prepared::new(Isa::Scalar, oracle.format(), &x);
-            let all = Index::First(tokens);
+            let all = RowIndex::First(tokens);
             let expected = product(&oracle, &plain.acts(all), 0..rows, tokens, all);
             for isa in others() {
                 let owner: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(bytes.clone());
-                let mapped = Shared::new(owner, 0..bytes.len()).expect("all of it");
-                for place in [Placement::Packed(&bytes), Placement::Mapped(mapped)] {
+                let mapped = SharedBytes::new(owner, 0..bytes.len()).expect("all of it");
+                for place in [MatrixPlacement::Packed(&bytes), MatrixPlacement::Mapped(mapped)] {
                     let m = Matrix::new(ty, rows, cols, place, isa).expect("a matrix");
                     let prepared = Prepared::new(isa, m.format(), &x);
                     let got = product(&m, &prepared.acts(all), 0..rows, tokens, all);
@@ -143,9 +149,9 @@ fn long_rows_of_numbers_are_multiplied_in_blocks() {
         let (rows, cols, tokens) = (75, 1300, 41);
         let bytes = weights(ty, rows, cols, &mut rng, |rng| rng.unit());
         let x: Vec<Vec<f32>> = (0..tokens).map(|_| (0..cols).map(|_| rng.unit()).collect()).collect();
-        let all = Index::First(tokens);
+        let all = RowIndex::First(tokens);
         let of = |isa| {
-            let m = Matrix::new(ty, rows, cols, Placement::Packed(&bytes), isa).expect("a matrix");
+            let m = Matrix::new(ty, rows, cols, MatrixPlacement::Packed(&bytes), isa).expect("a matrix");
             product(&m, &Prepared::new(isa, m.format(), &x).acts(all), 0..rows, tokens, all)
         };
         let expected = of(Isa::Scalar);
@@ -163,14 +169,15 @@ fn only_the_rows_and_tokens_asked_for_are_written() {
         for isa in others() {
             let (rows, cols) = (77, 256);
             let bytes = weights(ty, rows, cols, &mut rng, |rng| rng.unit());
-            let m = Matrix::new(ty, rows, cols, Placement::Packed(&bytes), isa).expect("a matrix");
+            let m = Matrix::new(ty, rows, cols, MatrixPlacement::Packed(&bytes), isa).expect("a matrix");
             let x: Vec<Vec<f32>> = (0..9).map(|_| (0..cols).map(|_| rng.unit()).collect()).collect();
             let prepared = Prepared::new(isa, m.format(), &x);
-            let whole = product(&m, &prepared.acts(Index::First(9)), 0..rows, 9, Index::First(9));
+            let whole = product(&m, &prepared.acts(RowIndex::First(9)), 0..rows, 9, RowIndex::First(9));
             let from = [8u32, 0, 3, 3, 5, 1, 7, 2];
             let to = [0u32, 9, 2, 3, 8, 5, 1, 4];
             let range = m.group()..rows.min(m.group() * 2);
-            let got = product(&m, &prepared.acts(Index::List(&from)), range.clone(), 10, Index::List(&to));
+            let got =
+                product(&m, &prepared.acts(RowIndex::List(&from)), range.clone(), 10, RowIndex::List(&to));
             for (at, value) in got.iter().enumerate() {
                 let (token, row) = (at / 80, at % 80);
                 let slot = to.iter().position(|t| *t as usize == token).filter(|_| range.contains(&row));
@@ -185,10 +192,17 @@ fn only_the_rows_and_tokens_asked_for_are_written() {
 #[test]
 fn prepared_rows_are_the_same_on_every_instruction_set() {
     let mut rng = Rng(3);
-    for format in [Format::F32, Format::F16, Format::Bf16, Format::Q8, Format::Q8K] {
+    for format in [
+        ActivationFormat::F32,
+        ActivationFormat::F16,
+        ActivationFormat::Bf16,
+        ActivationFormat::Q8,
+        ActivationFormat::Q8K,
+    ] {
         for round in 0..50 {
             let scale = [1.0, 1e-6, 1e4, 0.0][round % 4];
-            let cols = if format == Format::F32 { 1 + rng.below(100) } else { 256 * (1 + rng.below(3)) };
+            let cols =
+                if format == ActivationFormat::F32 { 1 + rng.below(100) } else { 256 * (1 + rng.below(3)) };
             let x = [(0..cols).map(|_| rng.unit() * scale).collect::<Vec<f32>>()];
             let expected = Prepared::new(Isa::Scalar, format, &x).words;
             for isa in others() {
@@ -206,10 +220,10 @@ fn hostile_values_do_not_panic() {
     for ty in TensorType::ALL {
         for isa in others() {
             let bytes = weights(ty, 40, 512, &mut rng, hostile);
-            let m = Matrix::new(ty, 40, 512, Placement::Packed(&bytes), isa).expect("a matrix");
+            let m = Matrix::new(ty, 40, 512, MatrixPlacement::Packed(&bytes), isa).expect("a matrix");
             let x: Vec<Vec<f32>> = (0..7).map(|_| (0..512).map(|_| hostile(&mut rng)).collect()).collect();
             let prepared = Prepared::new(isa, m.format(), &x);
-            product(&m, &prepared.acts(Index::First(7)), 0..40, 7, Index::First(7));
+            product(&m, &prepared.acts(RowIndex::First(7)), 0..40, 7, RowIndex::First(7));
         }
     }
 }

@@ -3,14 +3,14 @@
 
 use super::coding::{put_varint, varint};
 use super::describe::Past;
-use super::predict::Calls;
+use super::predict::CallPredictor;
 use super::record::{KIND_NAMES, Record};
-use super::tensors::Content;
+use super::tensors::KeptTensor;
 
 /// Major version. A reader refuses a file with a greater one.
 pub const MAJOR: u16 = 1;
 /// Minor version. It grows when a record kind is added or a field is appended to a record.
-pub const MINOR: u16 = 3;
+pub const MINOR: u16 = 4;
 /// Size of the file header, bytes.
 pub const FILE_HEADER: usize = 16;
 /// Size of a block header, bytes.
@@ -138,8 +138,8 @@ impl postcard::ser_flavors::Flavor for Appender<'_> {
 }
 
 /// The earlier records of a block, from which the next one is predicted.
-pub(crate) struct Before {
-    pub calls: Calls,
+pub(crate) struct Predictors {
+    pub calls: CallPredictor,
     pub tensors: Past,
 }
 
@@ -154,7 +154,7 @@ macro_rules! plain {
         }
 
         fn take_plain<'a>(kind: usize, body: &'a [u8]) -> Option<Record<'a>> {
-            let mut de = postcard::Deserializer::from_flavor(Body { rest: body, zeros: 0 });
+            let mut de = postcard::Deserializer::from_flavor(RecordBytes { rest: body, zeros: 0 });
             match *KIND_NAMES.get(kind)? {
                 $(stringify!($name) => serde::Deserialize::deserialize(&mut de).ok().map(Record::$name),)*
                 _ => None,
@@ -185,7 +185,8 @@ plain!(
     Sensor,
     Sample,
     LevelChange,
-    Feature
+    Feature,
+    Enqueued
 );
 
 /// Appends `body`, prefixed with its length.
@@ -208,7 +209,7 @@ pub(crate) fn put_record(
 }
 
 /// Appends a record of kinds 10 to 14; its time is absolute.
-pub(crate) fn put_call(out: &mut Vec<u8>, body: &mut Vec<u8>, calls: &mut Calls, record: &Record) {
+pub(crate) fn put_call(out: &mut Vec<u8>, body: &mut Vec<u8>, calls: &mut CallPredictor, record: &Record) {
     body.clear();
     body.push(record.kind() as u8);
     if calls.put(body, record) {
@@ -223,7 +224,7 @@ pub(crate) fn put_tensor(
     scratch: &mut Vec<u8>,
     past: &mut Past,
     id: u32,
-    content: &Content,
+    content: &KeptTensor,
 ) {
     body.clear();
     body.push(TENSOR as u8);
@@ -236,7 +237,7 @@ const TOKEN: usize = 10;
 const SLICES: usize = 14;
 
 /// The bytes of a record, followed by a zero for each field that an older writer did not have.
-struct Body<'de> {
+struct RecordBytes<'de> {
     rest: &'de [u8],
     zeros: u32,
 }
@@ -244,7 +245,7 @@ struct Body<'de> {
 /// Most zero bytes supplied for appended fields; bounds what a hostile length can make the decoder produce.
 const MAX_ZEROS: u32 = 64;
 
-impl<'de> postcard::de_flavors::Flavor<'de> for Body<'de> {
+impl<'de> postcard::de_flavors::Flavor<'de> for RecordBytes<'de> {
     type Remainder = ();
     type Source = ();
 
@@ -283,7 +284,7 @@ pub(crate) enum Frame<'a> {
 
 /// Splits the next record off `rest`. None at the end, or if its length runs past the end (`rest` is then
 /// unchanged).
-pub(crate) fn next_record<'a>(rest: &mut &'a [u8], before: &mut Before) -> Option<Frame<'a>> {
+pub(crate) fn next_record<'a>(rest: &mut &'a [u8], before: &mut Predictors) -> Option<Frame<'a>> {
     let (len, used) = varint(rest, 0)?;
     let (body, after) = rest.get(used..)?.split_at_checked(usize::try_from(len).ok()?)?;
     *rest = after;

@@ -75,10 +75,10 @@ pub struct OffCpu {
     /// could first run, `waker` its creator; `by` is 0, since neither it nor another thread was displaced.
     pub state: u8,
     /// Waited uninterruptibly for device I/O (inside the kernel's io_schedule). No in the other states.
-    pub io: Answer,
+    pub io: Tristate,
     /// Waited uninterruptibly inside a page fault, for any reason; with `io`, for a page to be read. No in the
     /// other states.
-    pub fault: Answer,
+    pub fault: Tristate,
     /// CPU that the thread left, and CPU that it came back on.
     pub cpu: u16,
     pub to_cpu: u16,
@@ -95,7 +95,7 @@ pub struct OffCpu {
 
 /// Yes, no, or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Answer {
+pub enum Tristate {
     Unknown,
     No,
     Yes,
@@ -131,6 +131,25 @@ pub struct Experts<'a> {
     /// at most u32::MAX); empty otherwise.
     pub why: &'a str,
     /// `rows` times `used` ids as the engine has them, valid or not, each a zigzag varint.
+    #[serde(serialize_with = "as_bytes")]
+    pub data: &'a [u8],
+}
+
+/// When the host gave the nodes of a split to its device, group by group: host time, during which the device may still be
+/// busy with earlier nodes. Since 1.4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Enqueued<'a> {
+    /// seq of the Split, which may come later.
+    pub split: u64,
+    pub pid: u32,
+    pub tid: u32,
+    /// The split's plan, and the position in it of the first group's first node.
+    pub plan: u32,
+    pub first: u32,
+    /// Start of the first group.
+    pub t: i64,
+    /// Per group two varints: the number of consecutive nodes that the backend enqueued together, at least 1, and the
+    /// time until the next group or the return of the split's call, ns.
     #[serde(serialize_with = "as_bytes")]
     pub data: &'a [u8],
 }
@@ -180,7 +199,7 @@ pub enum SensorKind {
 
 /// Sensor values at one instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sample<'a> {
+pub struct SensorSample<'a> {
     pub t: i64,
     /// Pairs of varints: sensor id, zigzag of the value. A sensor that could not be read is left out.
     #[serde(serialize_with = "as_bytes")]

@@ -1,7 +1,7 @@
 //! The encodings inside records: varints, slice times, plans, id lists. All input here is untrusted.
 #![warn(clippy::indexing_slicing)]
 
-use super::record::{Experts, OpCounts, Plan, Sample, Slices};
+use super::record::{Enqueued, Experts, OpCounts, Plan, SensorSample, Slices};
 
 /// Longest LEB128 encoding of a u64, bytes.
 pub(crate) const MAX_VARINT: usize = 10;
@@ -262,9 +262,15 @@ pub fn expert_ids<'a>(r: &Experts<'a>) -> impl Iterator<Item = i64> + use<'a> {
 }
 
 /// The values of a sample as (sensor id, value).
-pub fn sensor_values<'a>(r: &Sample<'a>) -> impl Iterator<Item = (u32, i64)> + use<'a> {
+pub fn sensor_values<'a>(r: &SensorSample<'a>) -> impl Iterator<Item = (u32, i64)> + use<'a> {
     let mut all = varints(r.data);
     std::iter::from_fn(move || Some((u32::try_from(all.next()?).ok()?, unzigzag(all.next()?))))
+}
+
+/// The groups of an Enqueued record: nodes and host time, ns.
+pub fn enqueued_groups<'a>(r: &Enqueued<'a>) -> impl Iterator<Item = (u32, u64)> + use<'a> {
+    let mut all = varints(r.data);
+    std::iter::from_fn(move || Some((u32::try_from(all.next()?).ok()?, all.next()?)))
 }
 
 /// Appends the encoding of `slices`; `after` is the start of the slice following the last one, if any. Times that

@@ -3,8 +3,8 @@
 #![warn(clippy::indexing_slicing)]
 
 use super::predict::{Diffs, put_diffs};
-use super::record::Tensor;
-use super::tensors::{Content, MAX_NAME, MAX_SRC, Name};
+use super::record::{Tensor, TensorRecord};
+use super::tensors::{KeptTensor, MAX_NAME, MAX_SRC, TensorName, coded};
 
 /// How many Tensor records back a reference may reach.
 const WINDOW: usize = 256;
@@ -27,20 +27,20 @@ const FIELDS: usize = 34;
 /// Leading fields: distance to the reference tensor, shift of the number in its name, bytes kept of its name.
 const LEAD: usize = 3;
 
-type Fields = [u64; FIELDS];
+type SeriesFields = [u64; FIELDS];
 
 #[derive(Clone)]
-struct Told {
-    fields: Fields,
+struct FieldState {
+    fields: SeriesFields,
     /// Its address minus that of the previous record.
     step: u64,
-    name: Name,
+    name: TensorName,
 }
 
 /// The Tensor records of a block so far.
 #[derive(Default)]
 pub(crate) struct Past {
-    ring: Vec<Told>,
+    ring: Vec<FieldState>,
     count: usize,
     back: u64,
     shift: u64,
@@ -77,11 +77,11 @@ fn number(name: &str) -> Option<(usize, usize, u64)> {
 }
 
 /// `name` with `shift` added to its first number; unchanged where that is impossible.
-fn shifted(name: &Name, shift: u64) -> Name {
+fn shifted(name: &TensorName, shift: u64) -> TensorName {
     let moved = || {
         let (from, to, n) = number(name)?;
         let n = n.checked_add_signed(shift as i64)?;
-        let mut out = Name::new();
+        let mut out = TensorName::new();
         out.push_str(name.get(..from)?).ok()?;
         std::fmt::Write::write_fmt(&mut out, format_args!("{n}")).ok()?;
         out.push_str(name.get(to..)?).ok()?;
@@ -106,13 +106,13 @@ fn shared_prefix(a: &str, b: &str) -> usize {
 }
 
 #[expect(clippy::indexing_slicing, reason = "indices are constants")]
-fn fields_of(id: u32, c: &Content) -> Fields {
+fn fields_of(id: u32, c: &KeptTensor) -> SeriesFields {
     let mut f = [0; FIELDS];
     f[ADDR] = c.addr;
     f[OP] = c.op.into();
     f[TY] = c.ty.into();
     f[FLAGS] = c.flags.into();
-    f[VIEW] = relative(id, c.view_src);
+    f[VIEW] = relative(id, coded(c.view_src));
     f[N_SRC] = c.src.len() as u64;
     f[ID] = id.into();
     f[PID] = c.pid.into();
@@ -126,11 +126,10 @@ fn fields_of(id: u32, c: &Content) -> Fields {
 
 /// The tensor with these fields; None if a value exceeds its type.
 #[expect(clippy::indexing_slicing, reason = "indices are constants")]
-fn tensor(f: &Fields, name: &Name) -> Option<Tensor> {
+fn tensor(f: &SeriesFields, name: &TensorName) -> Option<TensorRecord> {
     let id = f[ID].try_into().ok()?;
     let slots = SRC.get(..usize::try_from(f[N_SRC]).ok()?)?;
-    Some(Tensor {
-        id,
+    let tensor = Tensor {
         pid: f[PID].try_into().ok()?,
         addr: f[ADDR],
         known: f[KNOWN] != 0,
@@ -142,7 +141,8 @@ fn tensor(f: &Fields, name: &Name) -> Option<Tensor> {
         nb: (f[STRIDED] != 0).then(|| NB.map(|i| f[i])),
         src: slots.iter().map(|i| absolute(id, f[*i])).collect::<Option<_>>()?,
         view_src: absolute(id, f[VIEW])?,
-    })
+    };
+    Some(TensorRecord { id, tensor })
 }
 
 impl Past {
@@ -157,14 +157,14 @@ impl Past {
     }
 
     /// The record `back` positions before the next one; None for 0 or outside the window.
-    fn told(&self, back: usize) -> Option<&Told> {
+    fn told(&self, back: usize) -> Option<&FieldState> {
         let at = self.count.checked_sub(back)?;
         if back == 0 { None } else { self.ring.get(at % WINDOW).filter(|_| back <= WINDOW) }
     }
 
     /// Predicted fields, name excluded, of a record that refers `back`. None if there is no such record.
     #[expect(clippy::indexing_slicing, reason = "indices are constants")]
-    fn predict(&self, back: u64) -> Option<Fields> {
+    fn predict(&self, back: u64) -> Option<SeriesFields> {
         let mut f = [0; FIELDS];
         NE.iter().for_each(|i| f[*i] = 1);
         let mut step = 0;
@@ -178,9 +178,9 @@ impl Past {
         Some(f)
     }
 
-    fn learn(&mut self, back: u64, shift: u64, fields: Fields, name: Name) {
+    fn learn(&mut self, back: u64, shift: u64, fields: SeriesFields, name: TensorName) {
         let step = fields[ADDR].wrapping_sub(self.told(1).map_or(0, |t| t.fields[ADDR]));
-        let told = Told { fields, step, name };
+        let told = FieldState { fields, step, name };
         let at = self.count % WINDOW;
         match self.ring.get_mut(at) {
             Some(place) => *place = told,
@@ -191,8 +191,8 @@ impl Past {
     }
 
     /// The last record with the same op and a name that differs only in its number.
-    fn similar(&self, c: &Content) -> Option<u64> {
-        let same = |t: &Told| {
+    fn similar(&self, c: &KeptTensor) -> Option<u64> {
+        let same = |t: &FieldState| {
             t.fields[OP] == u64::from(c.op)
                 && t.fields[KNOWN] == u64::from(c.known)
                 && alike(&t.name, &c.name)
@@ -202,7 +202,7 @@ impl Past {
 
     /// Appends the record without its kind, in the shortest of several encodings; `scratch` holds the
     /// alternatives.
-    pub fn put(&mut self, out: &mut Vec<u8>, scratch: &mut Vec<u8>, id: u32, c: &Content) {
+    pub fn put(&mut self, out: &mut Vec<u8>, scratch: &mut Vec<u8>, id: u32, c: &KeptTensor) {
         let fields = fields_of(id, c);
         let start = out.len();
         let mut best: Option<(u64, u64)> = None;
@@ -224,9 +224,9 @@ impl Past {
     }
 
     /// Appends the record encoded relative to `back`; returns its shift.
-    fn put_way(&self, out: &mut Vec<u8>, back: u64, fields: &Fields, name: &Name) -> Option<u64> {
+    fn put_way(&self, out: &mut Vec<u8>, back: u64, fields: &SeriesFields, name: &TensorName) -> Option<u64> {
         let predicted = self.predict(back)?;
-        let blank = Name::new();
+        let blank = TensorName::new();
         let from = self.told(back as usize).map_or(&blank, |t| &t.name);
         let wanted = match (number(from), number(name)) {
             (Some((_, _, a)), Some((_, _, b))) => b.wrapping_sub(a),
@@ -248,7 +248,7 @@ impl Past {
     }
 
     /// Decodes the tensor in `body`, which begins after the kind.
-    pub fn take(&mut self, body: &[u8]) -> Option<Tensor> {
+    pub fn take(&mut self, body: &[u8]) -> Option<TensorRecord> {
         let mut diffs = Diffs::new(body)?;
         let back = diffs.next(self.back)?;
         let shift = diffs.next(self.shift)?;
@@ -258,12 +258,12 @@ impl Past {
             *f = diffs.next(*f)?;
         }
         let text = diffs.rest()?;
-        let blank = Name::new();
+        let blank = TensorName::new();
         let from = self.told(usize::try_from(back).ok()?).map_or(&blank, |t| &t.name);
         let name = match keep.checked_sub(1) {
             None => shifted(from, shift),
             Some(keep) => {
-                let mut name = Name::new();
+                let mut name = TensorName::new();
                 name.push_str(from.get(..usize::try_from(keep).ok()?)?).ok()?;
                 name.push_str(std::str::from_utf8(text).ok()?).ok()?;
                 name

@@ -10,13 +10,13 @@ use std::io::{self, Write};
 use super::block::{BLOCK_HEADER, file_header};
 pub use super::coding::PlanHit;
 use super::coding::{MAX_VARINT, Slice, hits_of, put_slices};
-use super::open::{Def, MAX_HITS, Open, def};
+use super::open::{Def, MAX_HITS, OpenBlock, def};
 pub use super::open::{EncoderStats, WriteError};
 use super::output::{Growing, Output};
 use super::plans::Plans;
 use super::record::*;
-use super::tensors::{Content, MAX_SRC, Name, Tensors, sanitise};
-pub use causes::{CounterRun, ExpertRows};
+use super::tensors::{KeptTensor, MAX_SRC, TensorName, Tensors, coded, sanitise};
+pub use causes::{CounterRun, EnqueueRun, ExpertRows};
 
 /// Most slices in one record; longer runs are split.
 pub const MAX_SLICES: usize = 4096;
@@ -52,26 +52,10 @@ impl Default for EncoderConfig {
     }
 }
 
-/// A tensor as seen by the recorder. Ids come from `Encoder::tensor`, so none can be the tensor's own.
-#[derive(Debug, Clone, Copy)]
-pub struct TensorDesc<'a> {
-    pub pid: u32,
-    /// Address of the `ggml_tensor`.
-    pub addr: u64,
-    /// False: only pid and addr are valid.
-    pub known: bool,
-    pub op: u16,
-    pub ty: u16,
-    pub flags: u32,
-    /// Raw bytes; cut at the first NUL and at 255 bytes, cleaned to UTF-8 without control characters.
-    pub name: &'a [u8],
-    pub ne: [u64; 4],
-    /// Strides, if the tensor is not contiguous.
-    pub nb: Option<[u64; 4]>,
-    /// Ids of the sources; [`ITSELF`] for the tensor being described.
-    pub src: &'a [Option<u32>],
-    pub view_src: Option<u32>,
-}
+/// A tensor as seen by the recorder. Ids come from `Encoder::tensor`, so none can be the tensor's own: [`ITSELF`] stands
+/// for it among the sources. The name is raw bytes; it is cut at the first NUL and at 255 bytes, and cleaned to UTF-8
+/// without control characters.
+pub type TensorDesc<'a> = Tensor<&'a [u8], &'a [Option<u32>]>;
 
 /// Stands in for a tensor's own id if it is its own source (a copy onto itself), as the id is assigned
 /// afterwards.
@@ -94,7 +78,7 @@ pub struct SliceRun {
 pub struct Encoder<W: Write> {
     out: Growing<W>,
     cfg: EncoderConfig,
-    open: Open,
+    open: OpenBlock,
     /// Number of the current file's first block.
     first: u32,
     /// Time of the first `tick` that found unwritten data.
@@ -140,7 +124,7 @@ impl<W: Write> Encoder<W> {
         };
         // Room beyond the seal mark for one run of slices with the definitions of a typical graph; a larger one
         // grows the buffer once.
-        let open = Open::new(cfg.block_bytes + (128 << 10), MAX_SLICES * (1 + 2 * MAX_VARINT) + 128);
+        let open = OpenBlock::new(cfg.block_bytes + (128 << 10), MAX_SLICES * (1 + 2 * MAX_VARINT) + 128);
         let mut encoder = Encoder {
             out: Growing::new(out),
             cfg,
@@ -181,13 +165,13 @@ impl<W: Write> Encoder<W> {
     }
 
     /// An attached probe.
-    pub fn probe(&mut self, r: &Probe) -> Result<(), WriteError> {
+    pub fn probe(&mut self, r: &ProbeRecord) -> Result<(), WriteError> {
         let key = key_of("probe", (r.engine, r.symbol, r.module, r.ret));
         self.keep(key, &Record::Probe(r.clone()))
     }
 
     /// A rung's state. In the last block a later one replaces an earlier one with the same role and name.
-    pub fn rung(&mut self, r: &Rung) -> Result<(), WriteError> {
+    pub fn rung(&mut self, r: &RungRecord) -> Result<(), WriteError> {
         self.keep(key_of("rung", (r.engine, r.role, r.name)), &Record::Rung(r.clone()))
     }
 
@@ -239,7 +223,7 @@ impl<W: Write> Encoder<W> {
             return Err(WriteError::TooManySources(used));
         }
         let content = if d.known {
-            Content {
+            KeptTensor {
                 pid: d.pid,
                 addr: d.addr,
                 known: true,
@@ -250,21 +234,21 @@ impl<W: Write> Encoder<W> {
                 ne: d.ne,
                 nb: d.nb,
                 src: d.src.iter().take(used).map(|s| coded(*s)).collect(),
-                view_src: coded(d.view_src),
+                view_src: d.view_src,
             }
         } else {
-            Content {
+            KeptTensor {
                 pid: d.pid,
                 addr: d.addr,
                 known: false,
                 op: 0,
                 ty: 0,
                 flags: 0,
-                name: Name::new(),
+                name: TensorName::new(),
                 ne: [1; 4],
                 nb: None,
                 src: heapless::Vec::new(),
-                view_src: 0,
+                view_src: None,
             }
         };
         Ok(self.tensors.intern(content, self.open.number))
@@ -288,8 +272,12 @@ impl<W: Write> Encoder<W> {
         self.open.put(Record::Graph(r.clone()))
     }
 
+    /// Errors: as for `slices`, if the plan has left the table.
     pub fn split(&mut self, r: &Split) -> Result<(), WriteError> {
         self.begin_at(r.pid, r.t, r.dur)?;
+        if let Some(plan) = r.plan {
+            self.write_plan(plan)?;
+        }
         if let Some((_, _, d)) = self.backends.get_mut(r.backend as usize) {
             self.open.put_def(d)?;
         }
@@ -538,8 +526,4 @@ fn replace(defs: &mut HashMap<u16, Def>, id: u16, new: Def) {
             defs.insert(id, new);
         }
     }
-}
-
-fn coded(id: Option<u32>) -> u32 {
-    id.map_or(0, |id| id.wrapping_add(1))
 }

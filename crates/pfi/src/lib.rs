@@ -21,10 +21,12 @@ mod tensors;
 
 pub use block::{BLOCK_HEADER, FILE_HEADER, MAJOR, MAX_PAYLOAD, MINOR};
 pub use coding::{
-    PlanHit, Slice, SliceIter, SliceTime, counts, expert_ids, plan_hits, sensor_values, slice_iter,
+    PlanHit, Slice, SliceIter, SliceTime, counts, enqueued_groups, expert_ids, plan_hits, sensor_values,
+    slice_iter,
 };
 pub use encoder::{
-    CounterRun, Encoder, EncoderConfig, EncoderStats, ExpertRows, ITSELF, SliceRun, TensorDesc, WriteError,
+    CounterRun, Encoder, EncoderConfig, EncoderStats, EnqueueRun, ExpertRows, ITSELF, SliceRun, TensorDesc,
+    WriteError,
 };
 pub use end::End;
 pub use output::Output;

@@ -3,11 +3,11 @@
 
 use std::io;
 
-use super::block::{BLOCK_HEADER, Before, MAX_PAYLOAD, TENSOR, put_call, put_record, put_tensor};
+use super::block::{BLOCK_HEADER, MAX_PAYLOAD, Predictors, TENSOR, put_call, put_record, put_tensor};
 use super::describe::Past;
-use super::predict::Calls;
+use super::predict::CallPredictor;
 use super::record::*;
-use super::tensors::{Content, MAX_SRC};
+use super::tensors::{KeptTensor, MAX_SRC};
 
 /// Most hits of a plan.
 pub const MAX_HITS: usize = 65_536;
@@ -51,7 +51,7 @@ pub(crate) struct Def {
 }
 
 /// The open block.
-pub(crate) struct Open {
+pub(crate) struct OpenBlock {
     /// Space for the block header, then the payload.
     pub bytes: Vec<u8>,
     pub body: Vec<u8>,
@@ -59,22 +59,22 @@ pub(crate) struct Open {
     pub number: u32,
     pub first_ts: Option<u64>,
     pub stats: EncoderStats,
-    pub before: Before,
+    pub before: Predictors,
     scratch: Vec<u8>,
 }
 
-impl Open {
+impl OpenBlock {
     /// An empty block; `bytes` and `body` are the capacities for its payload and for one record.
-    pub fn new(bytes: usize, body: usize) -> Open {
+    pub fn new(bytes: usize, body: usize) -> OpenBlock {
         let mut payload = Vec::with_capacity(BLOCK_HEADER + bytes);
         payload.resize(BLOCK_HEADER, 0);
-        Open {
+        OpenBlock {
             bytes: payload,
             body: Vec::with_capacity(body),
             number: 1,
             first_ts: None,
             stats: EncoderStats::default(),
-            before: Before { calls: Calls::new(0), tensors: Past::with_room() },
+            before: Predictors { calls: CallPredictor::new(0), tensors: Past::with_room() },
             scratch: Vec::with_capacity(1024),
         }
     }
@@ -104,7 +104,7 @@ impl Open {
             && self.first_ts.is_none()
         {
             self.first_ts = Some(t as u64);
-            self.before.calls = Calls::new(t as u64);
+            self.before.calls = CallPredictor::new(t as u64);
         }
         if let Some(t) = record.relative_time() {
             *t = t.wrapping_sub(self.first_ts.unwrap_or(0) as i64);
@@ -120,7 +120,7 @@ impl Open {
         self.account(kind, before)
     }
 
-    pub fn put_tensor(&mut self, id: u32, content: &Content) -> Result<(), WriteError> {
+    pub fn put_tensor(&mut self, id: u32, content: &KeptTensor) -> Result<(), WriteError> {
         let before = self.bytes.len();
         let past = &mut self.before.tensors;
         put_tensor(&mut self.bytes, &mut self.body, &mut self.scratch, past, id, content);

@@ -7,7 +7,7 @@ use super::table::hash_of;
 /// Most bytes of encoded plans kept at a time; the current plan always fits.
 const MAX_BYTES: usize = 4 << 20;
 
-pub(crate) struct Plan {
+pub(crate) struct InternedPlan {
     pub id: u32,
     pub pid: u32,
     pub n_nodes: u32,
@@ -21,7 +21,7 @@ pub(crate) struct Plan {
 }
 
 pub(crate) struct Plans {
-    plans: Vec<Plan>,
+    plans: Vec<InternedPlan>,
     max: usize,
     bytes: usize,
     next_id: u32,
@@ -47,8 +47,9 @@ impl Plans {
         put_hits(&mut self.coded, hits);
         self.clock += 1;
         let hash = hash_of((pid, n_nodes, self.coded.as_slice()));
-        let same =
-            |p: &&mut Plan| p.hash == hash && p.pid == pid && p.n_nodes == n_nodes && p.hits == self.coded;
+        let same = |p: &&mut InternedPlan| {
+            p.hash == hash && p.pid == pid && p.n_nodes == n_nodes && p.hits == self.coded
+        };
         if let Some(plan) = self.plans.iter_mut().find(same) {
             plan.used = self.clock;
             return plan.id;
@@ -59,7 +60,7 @@ impl Plans {
         store.clear();
         store.extend_from_slice(&self.coded);
         self.bytes += store.len();
-        self.plans.push(Plan { id, pid, n_nodes, hits: store, written: 0, hash, used: self.clock });
+        self.plans.push(InternedPlan { id, pid, n_nodes, hits: store, written: 0, hash, used: self.clock });
         id
     }
 
@@ -75,7 +76,7 @@ impl Plans {
     }
 
     /// The plan `id`, marked as used now.
-    pub fn get(&mut self, id: u32) -> Option<&mut Plan> {
+    pub fn get(&mut self, id: u32) -> Option<&mut InternedPlan> {
         self.clock += 1;
         let plan = self.plans.iter_mut().find(|p| p.id == id)?;
         plan.used = self.clock;

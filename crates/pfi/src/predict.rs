@@ -49,7 +49,7 @@ impl<'a> Diffs<'a> {
 
 /// How a field is predicted.
 #[derive(Clone, Copy)]
-enum Rule {
+enum PredictRule {
     /// As in the previous record of this kind.
     Same,
     /// One more than there.
@@ -59,30 +59,30 @@ enum Rule {
     Duration,
 }
 
-use Rule::{Duration, Next, Same, Time};
+use PredictRule::{Duration, Next, Same, Time};
 
 const FIRST_KIND: usize = 10;
 const MAX_FIELDS: usize = 15;
 
 /// The fields of kinds 10 to 14, in order.
-const RULES: [&[Rule]; 5] = [
+const RULES: [&[PredictRule]; 5] = [
     &[Next, Same, Same, Same, Same, Time, Duration, Same, Same],
     &[Next, Next, Same, Same, Same, Same, Same, Time, Duration, Same, Same],
-    &[Next, Next, Same, Same, Same, Same, Time, Duration, Same, Same],
+    &[Next, Next, Same, Same, Same, Same, Time, Duration, Same, Same, Same],
     &[Next, Next, Next, Same, Same, Same, Same, Same, Same, Time, Duration, Same, Same, Same, Same],
     &[Same, Same, Same, Same, Same, Same, Time, Same],
 ];
 
-type Fields = [u64; MAX_FIELDS];
+type RecordFields = [u64; MAX_FIELDS];
 
 /// State from which the next record is predicted. One per block.
-pub(crate) struct Calls {
-    last: [Fields; 5],
+pub(crate) struct CallPredictor {
+    last: [RecordFields; 5],
     time: u64,
     duration: u64,
 }
 
-fn padded<const N: usize>(values: [u64; N]) -> Fields {
+fn padded<const N: usize>(values: [u64; N]) -> RecordFields {
     let mut out = [0; MAX_FIELDS];
     out.iter_mut().zip(values).for_each(|(to, from)| *to = from);
     out
@@ -123,7 +123,7 @@ fn flag(v: u64) -> bool {
 }
 
 /// A record of kinds 10 to 14 as numbers, and its trailing bytes.
-fn fields<'a>(record: &Record<'a>) -> Option<(Fields, &'a [u8])> {
+fn fields<'a>(record: &Record<'a>) -> Option<(RecordFields, &'a [u8])> {
     let values = match record {
         Record::Token(r) => padded([
             r.seq,
@@ -160,6 +160,7 @@ fn fields<'a>(record: &Record<'a>) -> Option<(Fields, &'a [u8])> {
             r.dur,
             r.cut.into(),
             some_device(r.device),
+            some(r.plan.map(Into::into)),
         ]),
         Record::CpuGraph(r) => [
             r.seq,
@@ -199,7 +200,7 @@ fn entry(v: u64) -> Option<Entry> {
 
 /// The record of kind `kind` with these numbers; None if a value exceeds its type.
 #[expect(clippy::indexing_slicing, reason = "indices are constants")]
-fn record<'a>(kind: usize, v: &Fields, data: &'a [u8]) -> Option<Record<'a>> {
+fn record<'a>(kind: usize, v: &RecordFields, data: &'a [u8]) -> Option<Record<'a>> {
     let u = |i: usize| u32::try_from(v[i]).ok();
     Some(match kind {
         10 => Record::Token(Token {
@@ -237,6 +238,7 @@ fn record<'a>(kind: usize, v: &Fields, data: &'a [u8]) -> Option<Record<'a>> {
             dur: v[7],
             cut: flag(v[8]),
             device: device(v[9]),
+            plan: maybe32(v[10])?,
         }),
         13 => Record::CpuGraph(CpuGraph {
             seq: v[0],
@@ -270,14 +272,14 @@ fn record<'a>(kind: usize, v: &Fields, data: &'a [u8]) -> Option<Record<'a>> {
     })
 }
 
-impl Calls {
+impl CallPredictor {
     /// For a block whose first timestamp is `first_ts`.
-    pub fn new(first_ts: u64) -> Calls {
-        Calls { last: [[0; MAX_FIELDS]; 5], time: first_ts, duration: 0 }
+    pub fn new(first_ts: u64) -> CallPredictor {
+        CallPredictor { last: [[0; MAX_FIELDS]; 5], time: first_ts, duration: 0 }
     }
 
     #[expect(clippy::indexing_slicing, reason = "a row of the table, and a field of it")]
-    fn predict(&self, row: usize, i: usize, rule: Rule) -> u64 {
+    fn predict(&self, row: usize, i: usize, rule: PredictRule) -> u64 {
         match rule {
             Same => self.last[row][i],
             Next => self.last[row][i].wrapping_add(1),
@@ -287,7 +289,7 @@ impl Calls {
     }
 
     #[expect(clippy::indexing_slicing, reason = "a row of the table")]
-    fn learn(&mut self, row: usize, values: &Fields) {
+    fn learn(&mut self, row: usize, values: &RecordFields) {
         self.last[row] = *values;
         for (rule, v) in RULES[row].iter().zip(values) {
             match rule {

@@ -9,15 +9,15 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use super::block::{
-    BLOCK_HEADER, BLOCK_MAGIC, Before, BlockHeader, FILE_HEADER, FileHeader, Frame, MAJOR, MINOR,
+    BLOCK_HEADER, BLOCK_MAGIC, BlockHeader, FILE_HEADER, FileHeader, Frame, MAJOR, MINOR, Predictors,
     next_record, parse_file_header,
 };
 pub use super::coding::{SliceIter, SliceTime, counts, expert_ids, plan_hits, sensor_values, slice_iter};
 use super::describe::Past;
-use super::predict::Calls;
+use super::predict::CallPredictor;
 use super::record::Record;
 use super::spool;
-use super::store::Store;
+use super::store::TraceBytes;
 
 /// Why a trace could not be opened at all.
 #[derive(Debug, thiserror::Error)]
@@ -132,15 +132,15 @@ impl BlockRef {
 }
 
 /// A block's payload once read and checked, or what is wrong with it.
-type Kept = OnceLock<Result<Box<[u8]>, Damage>>;
+type CachedPayload = OnceLock<Result<Box<[u8]>, Damage>>;
 
 /// An open trace.
 pub struct Trace {
-    store: Store,
+    store: TraceBytes,
     version: (u16, u16),
     blocks: Vec<BlockRef>,
     /// One per block if the trace is in a file.
-    kept: Vec<Kept>,
+    kept: Vec<CachedPayload>,
     damage: Vec<Damage>,
 }
 
@@ -153,12 +153,12 @@ impl Trace {
         if !meta.is_file() {
             return Trace::from_reader(&mut file);
         }
-        Trace::index(Store::File(file, meta.len()))
+        Trace::index(TraceBytes::File(file, meta.len()))
     }
 
     /// Reads a trace in memory.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Trace, ReadError> {
-        Trace::index(Store::Memory(bytes))
+        Trace::index(TraceBytes::Memory(bytes))
     }
 
     /// Reads a trace from a pipe to its end. A long one is spooled to an unnamed file in the directory for
@@ -167,7 +167,7 @@ impl Trace {
         Trace::index(spool::all_of(input)?)
     }
 
-    fn index(store: Store) -> Result<Trace, ReadError> {
+    fn index(store: TraceBytes) -> Result<Trace, ReadError> {
         if store.len() == 0 {
             return Err(ReadError::Empty);
         }
@@ -195,8 +195,8 @@ impl Trace {
             };
         }
         let kept = match store {
-            Store::File(..) => blocks.iter().map(|_| Kept::new()).collect(),
-            Store::Memory(_) => Vec::new(),
+            TraceBytes::File(..) => blocks.iter().map(|_| CachedPayload::new()).collect(),
+            TraceBytes::Memory(_) => Vec::new(),
         };
         Ok(Trace { store, version: version.unwrap_or((MAJOR, 0)), blocks, kept, damage })
     }
@@ -227,7 +227,7 @@ impl Trace {
         let gone = || damage(self.size(), 0, DamageKind::Record { seq: u32::MAX, why: "no such block" });
         let at = self.blocks.get(i).ok_or_else(gone)?;
         let payload = match (&self.store, self.kept.get(i)) {
-            (Store::Memory(bytes), _) => {
+            (TraceBytes::Memory(bytes), _) => {
                 let from = at.offset as usize + BLOCK_HEADER;
                 at.checked(bytes.get(from..from + at.len as usize).unwrap_or_default())?
             }
@@ -280,7 +280,7 @@ fn damage(offset: u64, bytes: u64, kind: DamageKind) -> Damage {
 
 /// One pass over the block headers.
 struct Scan<'a> {
-    store: &'a Store,
+    store: &'a TraceBytes,
     blocks: Vec<BlockRef>,
     damage: Vec<Damage>,
     newer: Option<(u16, u16)>,
@@ -433,7 +433,7 @@ impl<'a> Block<'a> {
     pub fn records(&self) -> impl Iterator<Item = Result<Record<'a>, Damage>> + use<'a> {
         let (at, payload) = (self.at, self.payload);
         let mut rest = payload;
-        let mut state = Before { calls: Calls::new(at.first_ts), tensors: Past::default() };
+        let mut state = Predictors { calls: CallPredictor::new(at.first_ts), tensors: Past::default() };
         std::iter::from_fn(move || {
             loop {
                 let before = rest.len();

@@ -22,13 +22,13 @@ pub enum Record<'a> {
     /// A module (ELF file) of an engine.
     Module(Module<'a>),
     /// An attached probe, and why it is placed where it is.
-    Probe(Probe<'a>),
+    Probe(ProbeRecord<'a>),
     /// The name of an op, from the engine's own tables.
     OpDef(OpDef<'a>),
     /// A tensor type, from the engine's own table.
     TypeDef(TypeDef<'a>),
     /// A tensor's description.
-    Tensor(Tensor),
+    Tensor(TensorRecord),
     /// The ops of a graph in the order in which thread 0 ran them.
     Plan(Plan<'a>),
     /// A compute backend.
@@ -44,7 +44,7 @@ pub enum Record<'a> {
     /// Consecutive op slices of one thread in one CPU graph.
     Slices(Slices<'a>),
     /// A rung of the probe ladder, as verified.
-    Rung(Rung<'a>),
+    Rung(RungRecord<'a>),
     /// Something a reader should know: a probe detached, a process ended, a limit was reached.
     Notice(Notice<'a>),
     /// Event statistics at the end. Present only if the recording ended cleanly.
@@ -64,15 +64,17 @@ pub enum Record<'a> {
     /// A sensor of the machine.
     Sensor(Sensor<'a>),
     /// Sensor values at one instant.
-    Sample(Sample<'a>),
+    Sample(SensorSample<'a>),
     /// How much is recorded from here on.
     LevelChange(LevelChange<'a>),
     /// A requested feature, and whether it was available.
     Feature(Feature<'a>),
+    /// When the nodes of a split on a device were enqueued.
+    Enqueued(Enqueued<'a>),
 }
 
 /// Names of the record kinds, indexed by kind on the wire.
-pub const KIND_NAMES: [&str; 28] = [
+pub const KIND_NAMES: [&str; 29] = [
     "Header",
     "Process",
     "Engine",
@@ -101,6 +103,7 @@ pub const KIND_NAMES: [&str; 28] = [
     "Sample",
     "LevelChange",
     "Feature",
+    "Enqueued",
 ];
 
 impl Record<'_> {
@@ -135,6 +138,7 @@ impl Record<'_> {
             Record::Sample(_) => 25,
             Record::LevelChange(_) => 26,
             Record::Feature(_) => 27,
+            Record::Enqueued(_) => 28,
         }
     }
 
@@ -151,6 +155,7 @@ impl Record<'_> {
             Record::PhaseCall(r) => Some(r.t),
             Record::Sample(r) => Some(r.t),
             Record::LevelChange(r) => Some(r.t),
+            Record::Enqueued(r) => Some(r.t),
             _ => None,
         }
     }
@@ -163,6 +168,7 @@ impl Record<'_> {
             Record::PhaseCall(r) => Some(&mut r.t),
             Record::Sample(r) => Some(&mut r.t),
             Record::LevelChange(r) => Some(&mut r.t),
+            Record::Enqueued(r) => Some(&mut r.t),
             _ => None,
         }
     }
@@ -188,13 +194,13 @@ pub struct Header<'a> {
     pub real_ns: u64,
     pub level: Level,
     pub structure: bool,
-    pub transport: Transport,
+    pub transport: TransportKind,
     /// Bytes of the kernel-side buffer (ring), or bytes per CPU (perf).
     pub buffer_bytes: u64,
     /// Measured cost of one probe hit on this machine, ns (cheap instruction); 0 = not measured.
     pub hit_ns: u32,
     /// What captured the hits. Since 1.1.
-    pub source: Source,
+    pub source: SourceKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -204,19 +210,50 @@ pub enum Level {
     Op,
 }
 
+impl Level {
+    /// As in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Level::Token => "token",
+            Level::Graph => "graph",
+            Level::Op => "op",
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Transport {
+pub enum TransportKind {
     Ring,
     Perf,
 }
 
+impl TransportKind {
+    /// As in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            TransportKind::Ring => "ring",
+            TransportKind::Perf => "perf",
+        }
+    }
+}
+
 /// What captured the hits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Source {
+pub enum SourceKind {
     /// BPF programs.
     Bpf,
     /// perf events that fetch arguments, for kernels without bpf().
     Perf,
+}
+
+impl SourceKind {
+    /// As in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SourceKind::Bpf => "bpf",
+            SourceKind::Perf => "perf",
+        }
+    }
 }
 
 /// A target process.
@@ -248,7 +285,7 @@ pub struct Module<'a> {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Probe<'a> {
+pub struct ProbeRecord<'a> {
     pub engine: u32,
     pub symbol: &'a str,
     /// Path of the module, as in [`Module::path`].
@@ -282,10 +319,12 @@ pub struct TypeDef<'a> {
     pub bytes: u32,
 }
 
-/// A tensor as it was when an op ran. A tensor whose op, type, dims, strides or sources change gets a new id.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Tensor {
-    pub id: u32,
+/// A tensor as it was when an op ran; `N` holds its name, `S` its sources. The writer is given one in borrowed memory
+/// ([`TensorDesc`](crate::TensorDesc)), keeps it in fixed memory, and a reader returns it in owned memory.
+///
+/// Ids refer to the trace's own records. `ggml::cost::TensorShape`, for which a tensor's cost is computed, has no ids.
+#[derive(Debug, Clone, Copy, PartialEq, Hash)]
+pub struct Tensor<N = Box<str>, S = Box<[Option<u32>]>> {
     pub pid: u32,
     /// Address of the `ggml_tensor`.
     pub addr: u64,
@@ -297,14 +336,21 @@ pub struct Tensor {
     pub ty: u16,
     /// ggml's tensor flags.
     pub flags: u32,
-    pub name: Box<str>,
+    pub name: N,
     pub ne: [u64; 4],
     /// Strides in bytes, if the tensor is not contiguous.
     pub nb: Option<[u64; 4]>,
     /// Ids of the sources' Tensor records, by slot; trailing empty slots are omitted.
-    pub src: Box<[Option<u32>]>,
+    pub src: S,
     /// The tensor that this one is a view of.
     pub view_src: Option<u32>,
+}
+
+/// A tensor with its id. A tensor whose op, type, dims, strides or sources change gets a new one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorRecord {
+    pub id: u32,
+    pub tensor: Tensor,
 }
 
 /// A list of ids: consecutive unsigned LEB128 varints.
@@ -316,7 +362,7 @@ pub(super) fn as_bytes<S: Serializer>(bytes: &&[u8], out: S) -> Result<S::Ok, S:
     out.serialize_bytes(bytes)
 }
 
-/// The ops of a CPU graph in the order of thread 0's hits.
+/// The ops of a CPU graph in the order of thread 0's hits, or the nodes of a split on another backend.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan<'a> {
     pub id: u32,
@@ -411,6 +457,9 @@ pub struct Split {
     pub dur: u64,
     pub cut: bool,
     pub device: Device,
+    /// What a backend other than the CPU's computes: a plan of its nodes that need work, in the graph's order. None on
+    /// the CPU, and if the nodes were not read. Since 1.4.
+    pub plan: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -461,7 +510,7 @@ pub struct Slices<'a> {
 
 /// A rung of the ladder, as verified on the first graph and at the end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Rung<'a> {
+pub struct RungRecord<'a> {
     pub engine: u32,
     /// `token`, `graph`, `split`, `cpu-graph`, `op`, `op-end`.
     pub role: &'a str,

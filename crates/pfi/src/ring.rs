@@ -9,16 +9,16 @@ use std::rc::Rc;
 use super::block::{BLOCK_HEADER, BlockHeader, file_header};
 use super::output::Output;
 
-struct Block {
+struct RingBlock {
     header: BlockHeader,
     bytes: Vec<u8>,
     /// Event counts at its end, once known.
-    books: Option<Vec<u64>>,
+    counts: Option<Vec<u64>>,
 }
 
 /// The blocks kept.
-pub struct Ring {
-    blocks: VecDeque<Block>,
+pub struct BlockRing {
+    blocks: VecDeque<RingBlock>,
     bytes: usize,
     span_ns: u64,
     most: usize,
@@ -27,10 +27,10 @@ pub struct Ring {
     dropped: u64,
 }
 
-impl Ring {
+impl BlockRing {
     /// Keeps blocks of the last `span_ns`, at most `most` bytes of them, but always the newest one.
-    pub fn new(span_ns: u64, most: usize) -> Ring {
-        Ring { blocks: VecDeque::new(), bytes: 0, span_ns, most, base: Vec::new(), dropped: 0 }
+    pub fn new(span_ns: u64, most: usize) -> BlockRing {
+        BlockRing { blocks: VecDeque::new(), bytes: 0, span_ns, most, base: Vec::new(), dropped: 0 }
     }
 
     /// Bytes kept.
@@ -50,30 +50,30 @@ impl Ring {
     }
 
     /// Sets the event counts after the blocks that came since the last call.
-    pub fn stamp(&mut self, books: &[u64]) {
-        for block in self.blocks.iter_mut().rev().take_while(|b| b.books.is_none()) {
-            block.books = Some(books.to_vec());
+    pub fn stamp(&mut self, counts: &[u64]) {
+        for block in self.blocks.iter_mut().rev().take_while(|b| b.counts.is_none()) {
+            block.counts = Some(counts.to_vec());
         }
     }
 
-    /// Whether blocks have come since the last [`Ring::stamp`].
+    /// Whether blocks have come since the last [`BlockRing::stamp`].
     pub fn unstamped(&self) -> bool {
-        self.blocks.back().is_some_and(|b| b.books.is_none())
+        self.blocks.back().is_some_and(|b| b.counts.is_none())
     }
 
     fn push(&mut self, bytes: &[u8]) {
         // Only the file header, which is written separately, is not a block.
         let Some(header) = BlockHeader::parse(bytes) else { return };
         self.bytes += bytes.len();
-        self.blocks.push_back(Block { header, bytes: bytes.to_vec(), books: None });
+        self.blocks.push_back(RingBlock { header, bytes: bytes.to_vec(), counts: None });
         let oldest = header.first_ts.saturating_sub(self.span_ns);
         // A block extends to where the next one begins.
         while self.blocks.get(1).is_some_and(|b| b.header.first_ts < oldest || self.bytes > self.most) {
             let Some(gone) = self.blocks.pop_front() else { break };
             self.bytes -= gone.bytes.len();
             self.dropped += 1;
-            if let Some(books) = gone.books {
-                self.base = books;
+            if let Some(counts) = gone.counts {
+                self.base = counts;
             }
         }
     }
@@ -95,7 +95,7 @@ impl Ring {
 }
 
 /// The ring as an output for a trace.
-pub struct IntoRing(pub Rc<RefCell<Ring>>);
+pub struct IntoRing(pub Rc<RefCell<BlockRing>>);
 
 impl Write for IntoRing {
     /// The encoder appends a complete block at a time if the output cannot be overwritten.

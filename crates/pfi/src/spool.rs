@@ -3,13 +3,12 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::block::{BLOCK_MAGIC, FILE_MAGIC};
 use super::reader::{ReadError, looks_like};
-use super::store::Store;
+use super::store::TraceBytes;
 
 /// Bytes within which the input must look like a trace.
 const HEAD: usize = 1 << 20;
@@ -22,7 +21,7 @@ const PIECE: usize = 256 << 10;
 ///
 /// # Errors
 /// The input cannot be read, is not a trace, or there is no room for it.
-pub fn all_of(input: &mut dyn Read) -> Result<Store, ReadError> {
+pub fn all_of(input: &mut dyn Read) -> Result<TraceBytes, ReadError> {
     let mut bytes = Vec::new();
     input.take(HEAD as u64).read_to_end(&mut bytes)?;
     // Input that is not a trace is not read to its end, as it may have none.
@@ -33,7 +32,7 @@ pub fn all_of(input: &mut dyn Read) -> Result<Store, ReadError> {
     }
     input.take((IN_MEMORY - HEAD) as u64).read_to_end(&mut bytes)?;
     if bytes.len() < IN_MEMORY {
-        return Ok(Store::Memory(bytes));
+        return Ok(TraceBytes::Memory(bytes));
     }
     let dir = std::env::temp_dir();
     let mut spool = Spool::new(&dir)?;
@@ -58,7 +57,7 @@ pub fn all_of(input: &mut dyn Read) -> Result<Store, ReadError> {
         }
     }
     spool.file.set_len(spool.len)?;
-    Ok(Store::File(spool.file, spool.len))
+    Ok(TraceBytes::File(spool.file, spool.len))
 }
 
 /// An unnamed file.
@@ -123,11 +122,6 @@ fn nameless(dir: &Path) -> io::Result<File> {
 
 /// Free bytes on the file's file system.
 fn room(file: &File) -> io::Result<u64> {
-    // SAFETY: all zeros is a valid value of this struct.
-    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is open, and the kernel has room for what it writes.
-    match unsafe { libc::fstatvfs(file.as_raw_fd(), &raw mut stat) } {
-        0 => Ok((stat.f_bavail as u64).saturating_mul(stat.f_frsize as u64)),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let stat = rustix::fs::fstatvfs(file)?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }

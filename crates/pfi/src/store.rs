@@ -6,20 +6,25 @@
 use std::fs::File;
 use std::io;
 
+#[cfg(target_os = "linux")]
+use rustix::fs::{SeekFrom, seek};
+#[cfg(target_os = "linux")]
+use rustix::io::Errno;
+
 use common::files;
 
 /// A trace's bytes.
-pub enum Store {
+pub enum TraceBytes {
     /// A file, and its size when it was opened.
     File(File, u64),
     Memory(Vec<u8>),
 }
 
-impl Store {
+impl TraceBytes {
     pub fn len(&self) -> u64 {
         match self {
-            Store::File(_, len) => *len,
-            Store::Memory(bytes) => bytes.len() as u64,
+            TraceBytes::File(_, len) => *len,
+            TraceBytes::Memory(bytes) => bytes.len() as u64,
         }
     }
 
@@ -28,8 +33,8 @@ impl Store {
         let want = usize::try_from(self.len().saturating_sub(at)).unwrap_or(usize::MAX).min(buffer.len());
         let Some(buffer) = buffer.get_mut(..want) else { return Ok(0) };
         let file = match self {
-            Store::File(file, _) => file,
-            Store::Memory(bytes) => {
+            TraceBytes::File(file, _) => file,
+            TraceBytes::Memory(bytes) => {
                 let from = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.get(..want));
                 from.into_iter().for_each(|from| buffer.copy_from_slice(from));
                 return Ok(want);
@@ -69,22 +74,20 @@ impl Store {
     /// Bytes present now.
     fn now(&self) -> u64 {
         match self {
-            Store::File(file, len) => file.metadata().map_or(0, |meta| meta.len().min(*len)),
-            Store::Memory(bytes) => bytes.len() as u64,
+            TraceBytes::File(file, len) => file.metadata().map_or(0, |meta| meta.len().min(*len)),
+            TraceBytes::Memory(bytes) => bytes.len() as u64,
         }
     }
 
     /// Position of the next bytes that are not a hole, from `from` on. None if there are none.
     #[cfg(target_os = "linux")]
     pub fn data_from(&self, from: u64) -> Option<u64> {
-        use std::os::fd::AsRawFd;
-        let Store::File(file, len) = self else { return (from < self.len()).then_some(from) };
-        let start = libc::off64_t::try_from(from).ok().filter(|_| from < *len)?;
-        // SAFETY: only numbers and an open descriptor. Its position, which this moves, is never used.
-        let found = unsafe { libc::lseek64(file.as_raw_fd(), start, libc::SEEK_DATA) };
-        match u64::try_from(found) {
+        let TraceBytes::File(file, len) = self else { return (from < self.len()).then_some(from) };
+        i64::try_from(from).ok().filter(|_| from < *len)?;
+        // The file's position, which this moves, is never used.
+        match seek(file, SeekFrom::Data(from)) {
             Ok(found) => Some(found).filter(|found| found < len),
-            Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => None,
+            Err(Errno::NXIO) => None,
             // A file system without SEEK_DATA.
             Err(_) => Some(from),
         }

@@ -1,17 +1,17 @@
 //! A hash index of fixed capacity: maps a hash to a slot number and allocates only at creation.
 
 /// Open addressing with linear probing; the caller keeps the values and compares them.
-pub(crate) struct Index {
+pub(crate) struct HashIndex {
     /// Hash, and slot + 1 (0: empty).
     cells: Vec<(u32, u32)>,
     mask: usize,
 }
 
-impl Index {
+impl HashIndex {
     /// Room for `slots` entries at a load factor of at most one half.
-    pub fn new(slots: usize) -> Index {
+    pub fn new(slots: usize) -> HashIndex {
         let size = (slots * 2).next_power_of_two();
-        Index { cells: vec![(0, 0); size], mask: size - 1 }
+        HashIndex { cells: vec![(0, 0); size], mask: size - 1 }
     }
 
     /// The slot under `hash` that `same` accepts.
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn behaves_like_a_map_under_churn() {
-        let mut index = Index::new(64);
+        let mut index = HashIndex::new(64);
         let mut live = std::collections::VecDeque::new();
         for i in 0..10_000usize {
             // A few distinct hashes make long chains that wrap around the end.

@@ -10,7 +10,7 @@ use super::reader::Block;
 
 /// The part of a trace in memory: from the block that was last at the latest read.
 #[derive(Default)]
-struct Kept {
+struct TailBuffer {
     bytes: Vec<u8>,
     /// Where the bytes begin in the trace.
     base: u64,
@@ -20,11 +20,11 @@ struct Kept {
 
 /// The reading end.
 #[derive(Default)]
-pub struct Tail(Rc<RefCell<Kept>>);
+pub struct Tail(Rc<RefCell<TailBuffer>>);
 
 /// The writing end: an output for a trace.
 pub struct Tap {
-    kept: Rc<RefCell<Kept>>,
+    kept: Rc<RefCell<TailBuffer>>,
     file: Option<Box<dyn Output>>,
 }
 
@@ -89,11 +89,11 @@ impl Output for Tap {
 mod tests {
     use super::*;
     use crate::encoder::{Encoder, EncoderConfig};
-    use crate::record::{Device, Entry, Header, Level, Record, Source, Token, Transport};
+    use crate::record::{Device, Entry, Header, Level, Record, SourceKind, Token, TransportKind};
 
     fn header() -> Header<'static> {
         let (tool, command, kernel, arch, host, cpu_model, topology) = ("", "", "", "", "", "", "");
-        let (level, transport, source) = (Level::Token, Transport::Ring, Source::Bpf);
+        let (level, transport, source) = (Level::Token, TransportKind::Ring, SourceKind::Bpf);
         let (mono_ns, boot_ns, real_ns, structure, buffer_bytes, hit_ns) = (0, 0, 0, false, 0, 0);
         Header {
             tool,

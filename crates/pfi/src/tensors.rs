@@ -1,46 +1,37 @@
 //! The writer's table of tensors: content in, id out, fixed capacity. The least recently used are evicted first.
 
-use super::table::{Index, hash_of};
+use super::record::Tensor;
+use super::table::{HashIndex, hash_of};
 
 /// Longest name kept of a tensor, bytes of UTF-8.
 pub(crate) const MAX_NAME: usize = 255;
 /// Most source slots of a tensor (ggml has GGML_MAX_SRC = 10).
 pub(crate) const MAX_SRC: usize = 16;
 
-pub(crate) type Name = heapless::String<MAX_NAME>;
+pub(crate) type TensorName = heapless::String<MAX_NAME>;
 
-/// Everything that identifies a tensor.
-#[derive(PartialEq, Hash)]
-pub(crate) struct Content {
-    pub pid: u32,
-    pub addr: u64,
-    pub known: bool,
-    pub op: u16,
-    pub ty: u16,
-    pub flags: u32,
-    pub name: Name,
-    pub ne: [u64; 4],
-    pub nb: Option<[u64; 4]>,
-    /// Ids + 1, 0 for an empty slot.
-    pub src: heapless::Vec<u32, MAX_SRC>,
-    /// Id + 1, 0 for none.
-    pub view_src: u32,
+/// Everything that identifies a tensor, in memory of fixed size; the sources' ids as [`coded`] says.
+pub(crate) type KeptTensor = Tensor<TensorName, heapless::Vec<u32, MAX_SRC>>;
+
+/// An id + 1, 0 for none.
+pub(crate) fn coded(id: Option<u32>) -> u32 {
+    id.map_or(0, |id| id.wrapping_add(1))
 }
 
-pub(crate) struct Entry {
+pub(crate) struct InternedTensor {
     pub id: u32,
     hash: u32,
     /// Block in which it was last interned or written.
     touched: u32,
     /// Block in which it was last written; 0 = never.
     pub written: u32,
-    pub content: Content,
+    pub content: KeptTensor,
 }
 
 pub(crate) struct Tensors {
-    entries: Vec<Entry>,
-    by_content: Index,
-    by_id: Index,
+    entries: Vec<InternedTensor>,
+    by_content: HashIndex,
+    by_id: HashIndex,
     next_id: u32,
     /// Where the next search for an entry to evict starts.
     hand: usize,
@@ -56,8 +47,8 @@ impl Tensors {
     pub fn new(max: usize) -> Tensors {
         Tensors {
             entries: Vec::with_capacity(max),
-            by_content: Index::new(max),
-            by_id: Index::new(max),
+            by_content: HashIndex::new(max),
+            by_id: HashIndex::new(max),
             next_id: 0,
             hand: 0,
             max,
@@ -65,7 +56,7 @@ impl Tensors {
     }
 
     /// The id of `content`, new if it is not in the table; `block` is the number of the current block.
-    pub fn intern(&mut self, content: Content, block: u32) -> u32 {
+    pub fn intern(&mut self, content: KeptTensor, block: u32) -> u32 {
         let hash = hash_of(&content);
         if let Some(slot) = self.by_content.find(hash, |s| self.entries[s].content == content) {
             self.entries[slot].touched = block;
@@ -73,7 +64,7 @@ impl Tensors {
         }
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
-        let entry = Entry { id, hash, touched: block, written: 0, content };
+        let entry = InternedTensor { id, hash, touched: block, written: 0, content };
         let slot = if self.entries.len() < self.max {
             self.entries.push(entry);
             self.entries.len() - 1
@@ -106,7 +97,7 @@ impl Tensors {
         self.by_id.find(id_hash(id), |s| self.entries[s].id == id)
     }
 
-    pub fn entry(&self, slot: usize) -> &Entry {
+    pub fn entry(&self, slot: usize) -> &InternedTensor {
         &self.entries[slot]
     }
 
@@ -121,7 +112,7 @@ impl Tensors {
         let coded = if i < c.src.len() {
             c.src[i]
         } else if i == c.src.len() {
-            c.view_src
+            coded(c.view_src)
         } else {
             return None;
         };
@@ -131,8 +122,8 @@ impl Tensors {
 
 /// A tensor's name as stored in the trace: up to the first NUL, valid UTF-8 without control characters, cut at
 /// [`MAX_NAME`] bytes.
-pub(crate) fn sanitise(name: &[u8]) -> Name {
-    let mut out = Name::new();
+pub(crate) fn sanitise(name: &[u8]) -> TensorName {
+    let mut out = TensorName::new();
     let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
     for chunk in name[..end].utf8_chunks() {
         let bad = (!chunk.invalid().is_empty()).then_some(char::REPLACEMENT_CHARACTER);
@@ -157,19 +148,19 @@ mod tests {
         assert_eq!(sanitise("é".repeat(200).as_bytes()).len(), 254);
     }
 
-    fn content(addr: u64) -> Content {
-        Content {
+    fn content(addr: u64) -> KeptTensor {
+        KeptTensor {
             pid: 1,
             addr,
             known: false,
             op: 0,
             ty: 0,
             flags: 0,
-            name: Name::new(),
+            name: TensorName::new(),
             ne: [1; 4],
             nb: None,
             src: heapless::Vec::new(),
-            view_src: 0,
+            view_src: None,
         }
     }
 

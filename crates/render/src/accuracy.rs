@@ -4,14 +4,14 @@ use std::io::{self, Write};
 
 use super::table::{Style, Table, number, text};
 use super::units;
-use analysis::accuracy::{Comparison, Line};
+use analysis::accuracy::{AccuracyComparison, AccuracyRow};
 
 /// A percentage with enough digits to distinguish 99.99 % from 100 %.
 fn percent(share: f64) -> String {
     format!("{:.4}", share * 100.0)
 }
 
-fn row(line: &Line, sides: bool) -> Vec<String> {
+fn row(line: &AccuracyRow, sides: bool) -> Vec<String> {
     let a = line.accuracy;
     let side = |n: u64| if sides { n.to_string() } else { String::new() };
     vec![
@@ -27,7 +27,7 @@ fn row(line: &Line, sides: bool) -> Vec<String> {
 }
 
 /// Writes the comparison.
-pub fn write(out: &mut dyn Write, c: &Comparison, style: &Style) -> io::Result<()> {
+pub fn write(out: &mut dyn Write, c: &AccuracyComparison, style: &Style) -> io::Result<()> {
     writeln!(out, "{}", style.bold("Accuracy: 1 - |measured - true| / true, in %"))?;
     let mut table = Table::new(vec![
         text("level"),
@@ -50,16 +50,16 @@ pub fn write(out: &mut dyn Write, c: &Comparison, style: &Style) -> io::Result<(
         let n = units::count(c.wall, "op");
         writeln!(
             out,
-            "  {n} compared as wall time, to the start of the thread's next op, as the trace has it"
+            "  {n} compared as wall time, up to the start of the thread's next op, as in the trace"
         )?;
     }
     if c.without_end > 0 {
-        writeln!(out, "  {} left out: no end was recorded", units::count(c.without_end, "op"))?;
+        writeln!(out, "  {} excluded: no end was recorded", units::count(c.without_end, "op"))?;
     }
     if c.dropped > 0 {
-        writeln!(out, "  {} found no room in the ground truth", units::count(c.dropped, "reading"))?;
+        writeln!(out, "  {} did not fit into the ground truth", units::count(c.dropped, "reading"))?;
     }
-    writeln!(out, "  the engine reads its clock twice an op, {} ns each", c.reading_ns)?;
+    writeln!(out, "  the engine reads its clock twice per op, {} ns each", c.reading_ns)?;
     writeln!(out, "\n{}", style.bold("Targets, by mean"))?;
     for t in &c.targets {
         let reached = units::or_dash(t.reached, |r| format!("{} %", percent(r)));

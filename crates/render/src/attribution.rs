@@ -6,15 +6,15 @@ use super::section::title;
 use super::table::{Column, Style, Table, number, text};
 use super::units::*;
 use analysis::attribution::interference::InterferenceRow;
-use analysis::attribution::parts::Parts;
-use analysis::attribution::verdict::{Bound, Verdict};
+use analysis::attribution::parts::TimeParts;
+use analysis::attribution::verdict::Verdict;
 use analysis::report::{By, PhaseReport, Report};
 use analysis::tables::{OpRow, ThreadRow};
 
 /// A part of the total, and its heading.
-type Part = (&'static str, fn(&Parts) -> u64);
+type TimePart = (&'static str, fn(&TimeParts) -> u64);
 
-const PARTS: [Part; 8] = [
+const PARTS: [TimePart; 8] = [
     ("computing %", |p| p.computing_ns),
     ("barrier %", |p| p.barrier_ns),
     ("preempted %", |p| p.preempted_ns),
@@ -35,9 +35,9 @@ pub fn phase(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Styl
             continue;
         }
         let what = match (p.wait_ns, rows.iter().any(|r| r.causes.is_some())) {
-            (_, false) => "what bounds them",
-            (Some(_), _) => "all threads: ops, and the barrier waits after them",
-            (None, _) => "all threads; a barrier wait that spins counts as computing",
+            (_, false) => "bottlenecks",
+            (Some(_), _) => "all threads: ops and the barrier waits after them",
+            (None, _) => "all threads; spinning at a barrier counts as computing",
         };
         title(out, style, &format!("Causes by {name}, {} ({what})", p.phase.name()))?;
         write!(out, "{}", parts(&rows, name, p).render(style))?;
@@ -46,34 +46,43 @@ pub fn phase(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Styl
 }
 
 /// A row of any table with attribution figures.
-pub(super) struct Row<'r> {
+pub(super) struct AttributionRow<'r> {
     pub name: String,
-    pub causes: Option<Parts>,
+    pub causes: Option<TimeParts>,
     pub op: Option<&'r OpRow>,
     pub thread: Option<&'r ThreadRow>,
 }
 
-impl Row<'_> {
+impl AttributionRow<'_> {
     fn verdict(&self) -> Option<&Verdict> {
         self.op?.verdict.as_ref()
     }
 }
 
 /// The tables of a phase, with their names: all of them if only `by` was requested, else those by op and thread.
-pub(super) fn tables<'r>(report: &Report, p: &'r PhaseReport, by: By) -> Vec<(&'static str, Vec<Row<'r>>)> {
+pub(super) fn tables<'r>(
+    report: &Report,
+    p: &'r PhaseReport,
+    by: By,
+) -> Vec<(&'static str, Vec<AttributionRow<'r>>)> {
     if !report.tables.contains(&by) {
         return Vec::new();
     }
     let only = report.tables == [by];
     let ops = |rows: &'r Option<Vec<OpRow>>| {
-        let row = |r: &'r OpRow| Row { name: r.name.clone(), causes: r.causes, op: Some(r), thread: None };
+        let row = |r: &'r OpRow| AttributionRow {
+            name: r.name.clone(),
+            causes: r.causes,
+            op: Some(r),
+            thread: None,
+        };
         rows.iter().flatten().map(row).collect::<Vec<_>>()
     };
     let mut all = vec![("op", ops(&p.by_op))];
     if only {
         all.extend([("name", ops(&p.by_name)), ("layer", ops(&p.by_layer))]);
     }
-    let thread = |r: &'r ThreadRow| Row {
+    let thread = |r: &'r ThreadRow| AttributionRow {
         name: format!("thread {}", r.ith),
         causes: r.causes,
         op: None,
@@ -86,23 +95,25 @@ pub(super) fn tables<'r>(report: &Report, p: &'r PhaseReport, by: By) -> Vec<(&'
 /// What threads did in each op of a table by `name`, and what limits it; `None` if not recorded.
 pub(super) fn of_ops<'r>(rows: &'r [OpRow], name: &'static str, p: &PhaseReport) -> Option<Table> {
     let known = rows.iter().filter(|r| r.causes.is_some() || r.verdict.is_some());
-    let row = |r: &'r OpRow| Row { name: r.name.clone(), causes: r.causes, op: Some(r), thread: None };
-    let rows: Vec<Row<'_>> = known.map(row).collect();
+    let row =
+        |r: &'r OpRow| AttributionRow { name: r.name.clone(), causes: r.causes, op: Some(r), thread: None };
+    let rows: Vec<AttributionRow<'_>> = known.map(row).collect();
     (!rows.is_empty()).then(|| parts(&rows, name, p))
 }
 
 /// What each thread did; `None` if not recorded.
 pub(super) fn of_threads(rows: &[ThreadRow], p: &PhaseReport) -> Option<Table> {
-    let row = |r: &ThreadRow| Row { name: r.ith.to_string(), causes: r.causes, op: None, thread: None };
-    let rows: Vec<Row<'_>> = rows.iter().map(row).filter(|r| r.causes.is_some()).collect();
-    (!rows.is_empty()).then(|| parts(&rows, "ith", p))
+    let row =
+        |r: &ThreadRow| AttributionRow { name: r.ith.to_string(), causes: r.causes, op: None, thread: None };
+    let rows: Vec<AttributionRow<'_>> = rows.iter().map(row).filter(|r| r.causes.is_some()).collect();
+    (!rows.is_empty()).then(|| parts(&rows, "thread", p))
 }
 
-fn parts(rows: &[Row<'_>], name: &'static str, p: &PhaseReport) -> Table {
+fn parts(rows: &[AttributionRow<'_>], name: &'static str, p: &PhaseReport) -> Table {
     let all = || rows.iter().filter_map(|r| r.causes.as_ref());
-    let any = |get: fn(&Parts) -> u64| all().any(|parts| get(parts) > 0);
+    let any = |get: fn(&TimeParts) -> u64| all().any(|parts| get(parts) > 0);
     let always = |i: usize, head: &str| i < ALWAYS && (head != "barrier %" || p.wait_ns.is_some());
-    let mut shown: Vec<&Part> = Vec::new();
+    let mut shown: Vec<&TimePart> = Vec::new();
     if all().next().is_some() {
         let parts = PARTS.iter().enumerate();
         shown.extend(parts.filter(|(i, (head, get))| any(*get) || always(*i, head)).map(|(_, part)| part));
@@ -117,28 +128,17 @@ fn parts(rows: &[Row<'_>], name: &'static str, p: &PhaseReport) -> Table {
     for r in rows {
         let mut cells = Vec::new();
         if !shown.is_empty() {
-            let whole = |p: &Parts| p.whole().max(1) as f64;
+            let whole = |p: &TimeParts| p.whole().max(1) as f64;
             cells.push(or_dash(r.causes, |p| ms(p.whole())));
-            let share = |get: fn(&Parts) -> u64| or_dash(r.causes, |p| pct(get(&p) as f64 / whole(&p)));
+            let share = |get: fn(&TimeParts) -> u64| or_dash(r.causes, |p| pct(get(&p) as f64 / whole(&p)));
             cells.extend(shown.iter().map(|(_, get)| share(*get)));
         }
         cells.push(r.name.clone());
-        let said = |v: &Verdict| format!("{}: {}", word(v.bound), v.evidence);
+        let said = |v: &Verdict| format!("{}: {}", v.bound.name(), v.evidence);
         cells.extend(bound.then(|| or_dash(r.verdict(), said)));
         t.row(cells);
     }
     t
-}
-
-pub(super) fn word(bound: Bound) -> &'static str {
-    match bound {
-        Bound::Memory => "memory",
-        Bound::Compute => "compute",
-        Bound::Overhead => "overhead",
-        Bound::Waiting => "waiting",
-        Bound::Preempted => "preempted",
-        Bound::Faulting => "faulting",
-    }
 }
 
 /// Rows of interference if it is one section among many.
@@ -151,9 +151,9 @@ pub fn interference(
     all: bool,
     style: &Style,
 ) -> io::Result<()> {
-    title(out, style, "Interference (who had the CPU while a thread of the target could have run)")?;
+    title(out, style, "Interference (what ran while a thread of the target was runnable)")?;
     if rows.is_empty() {
-        return writeln!(out, "  no one was in the way");
+        return writeln!(out, "  none");
     }
     let shown = if all { rows.len() } else { BRIEF };
     write!(out, "{}", culprits(rows, shown).render(style))?;
@@ -164,7 +164,7 @@ pub fn interference(
 }
 
 /// Which thread a wait is charged to.
-pub(super) const RULE: &str = "a preemption counts for the thread that took the CPU, a wait after a wake-up for the one that ran before";
+pub(super) const RULE: &str = "a preemption is charged to the thread that took the CPU, a wait after a wake-up to the thread that last ran on the CPU";
 
 /// CPU interference: the first `shown` rows, worst first.
 pub(super) fn culprits(rows: &[InterferenceRow], shown: usize) -> Table {
@@ -176,8 +176,8 @@ pub(super) fn culprits(rows: &[InterferenceRow], shown: usize) -> Table {
         number("first s", 4),
         number("last s", 4),
         text("CPUs"),
-        text("who"),
-        text("ops kept waiting"),
+        text("charged to"),
+        text("delayed ops"),
     ]);
     for r in rows.iter().take(shown) {
         let who = match r.tids.as_slice() {

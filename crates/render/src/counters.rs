@@ -14,7 +14,7 @@ use analysis::tables::OpRow;
 pub fn phase(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) -> io::Result<()> {
     let Some(counters) = &report.counters else { return Ok(()) };
     for (name, rows) in tables(report, p, By::Counter) {
-        let counted = |r: &super::attribution::Row<'_>| {
+        let counted = |r: &super::attribution::AttributionRow<'_>| {
             r.op.map_or_else(|| r.thread?.counted.clone(), |op| op.counted.clone())
         };
         let rows: Vec<_> = rows.iter().filter_map(|r| Some((r.name.clone(), counted(r)?))).collect();
@@ -52,7 +52,7 @@ fn table(counters: &[CounterFacts], rows: &[(String, CounterRow)], name: &'stati
             columns.push(number("GB/s", 0));
         }
     }
-    columns.extend(partly.then(|| number("told %", 0)));
+    columns.extend(partly.then(|| number("coverage %", 0)));
     columns.push(text(name));
     let mut t = Table::new(columns);
     for (name, r) in rows {
@@ -92,7 +92,7 @@ pub fn notes(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
     if notes.is_empty() {
         return Ok(());
     }
-    title(out, style, "Counters that are not whole")?;
+    title(out, style, "Incomplete counters")?;
     notes.iter().try_for_each(|n| fact(out, "counter", n))
 }
 
@@ -106,13 +106,13 @@ const WHOLE: f64 = 0.995;
 
 fn note(c: &CounterFacts) -> Option<String> {
     let shared = c.running_share.filter(|share| *share < WHOLE);
-    let estimated = shared.map(|s| format!("counted {} % of the time, the rest is estimated", pct(s)));
+    let estimated = shared.map(|s| format!("counted {} % of the time, the rest is extrapolated", pct(s)));
     let why = (!c.why.is_empty()).then(|| c.why.clone());
     let said: Vec<String> = estimated.into_iter().chain(why).collect();
     let said = said.join("; ");
     match c.state {
-        "none" => Some(format!("{}: not to be had: {said}", c.name)),
-        "partly" => Some(format!("{}: in part: {said}", c.name)),
+        "none" => Some(format!("{}: not available: {said}", c.name)),
+        "partly" => Some(format!("{}: partly available: {said}", c.name)),
         _ if shared.is_some() => Some(format!("{}: {said}", c.name)),
         _ => None,
     }

@@ -3,6 +3,7 @@
 
 pub mod colour;
 pub mod compare;
+mod json;
 pub mod layout;
 pub mod svg;
 
@@ -12,12 +13,11 @@ use self::colour::Scale;
 use super::table::clean;
 use super::units;
 use analysis::dag::fold::ranges;
-use analysis::dag::{Dag, METRICS, Metric, Node, Role, Spread, Tensor};
-use common::plain::{escape, hides};
+use analysis::dag::{Dag, METRICS, Metric, Node, NodeRole, NodeTensor, Spread};
 
 /// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum GraphFormat {
     Dot,
     Graphml,
     Json,
@@ -25,12 +25,12 @@ pub enum Format {
 }
 
 /// Writes the graph; `metric` colours it.
-pub fn write(out: &mut dyn Write, dag: &Dag, metric: Metric, format: Format) -> io::Result<()> {
+pub fn write(out: &mut dyn Write, dag: &Dag, metric: Metric, format: GraphFormat) -> io::Result<()> {
     match format {
-        Format::Dot => dot(out, dag, metric),
-        Format::Graphml => graphml(out, dag),
-        Format::Json => json(out, dag, metric),
-        Format::Svg => svg::write(out, dag, metric),
+        GraphFormat::Dot => dot(out, dag, metric),
+        GraphFormat::Graphml => graphml(out, dag),
+        GraphFormat::Json => json::write(out, dag, metric),
+        GraphFormat::Svg => svg::write(out, dag, metric),
     }
 }
 
@@ -40,7 +40,7 @@ pub fn title(dag: &Dag) -> String {
         Some(seq) => format!("batch {seq} ({})", dag.phase.name()),
         None => dag.phase.name().to_owned(),
     };
-    format!("process {}, {what}: {} of one structure", dag.pid, units::count(dag.graphs, "graph"))
+    format!("process {}, {what}: {} with the same structure", dag.pid, units::count(dag.graphs, "graph"))
 }
 
 /// What the colours mean, or that there is nothing to colour by.
@@ -57,7 +57,7 @@ pub fn legend(metric: Metric, scale: Option<&Scale>) -> String {
                 value(metric, s.high)
             )
         }
-        None => format!("{} is not in this picture: {}", facts.name, facts.needs),
+        None => format!("{} is not available: {}", facts.name, facts.needs),
     }
 }
 
@@ -85,7 +85,7 @@ pub fn spread(metric: Metric, s: &Spread) -> String {
 }
 
 /// Type and dimensions in GGML order, without trailing ones: `f32 [64, 8]`.
-pub fn shape(t: &Tensor) -> String {
+pub fn shape(t: &NodeTensor) -> String {
     let n = t.ne.iter().rposition(|n| *n != 1).map_or(1, |i| i + 1);
     let dims: Vec<String> = t.ne.iter().take(n).map(u64::to_string).collect();
     format!("{} [{}]", t.ty, dims.join(", "))
@@ -100,10 +100,11 @@ pub fn lines(node: &Node, metric: Metric) -> Vec<String> {
         (false, None) => lines.push(node.op()),
     }
     lines.extend(node.tensors.iter().filter(|t| !t.name.is_empty()).map(|t| t.name.clone()));
-    if node.role != Role::Unknown {
+    if node.role != NodeRole::Unknown {
         lines.extend(node.result().map(shape));
     }
     lines.extend(node.figures[metric as usize].map(|s| spread(metric, &s)));
+    lines.extend(node.backend.as_ref().map(|b| format!("on {b}")));
     lines.retain(|l| !l.is_empty());
     lines.iter().map(|l| clean(l)).collect()
 }
@@ -112,7 +113,7 @@ pub fn lines(node: &Node, metric: Metric) -> Vec<String> {
 pub fn block_title(layers: &[u32]) -> String {
     match layers {
         [one] => format!("layer {one}"),
-        all => format!("layers {}: {} that are equal", ranges(all), all.len()),
+        all => format!("layers {} ({} identical)", ranges(all), all.len()),
     }
 }
 
@@ -139,9 +140,9 @@ fn dot(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()> {
                 let colour = scale.colour(s.median);
                 write!(out, ", fillcolor=\"{colour}\", fontcolor=\"{}\"", colour.ink())?;
             }
-            (Role::Op, None) => write!(out, ", style=\"filled,diagonals\", fillcolor=\"#dddddd\"")?,
-            (Role::View, None) => write!(out, ", shape=plaintext, fillcolor=\"#eeeeee\"")?,
-            (Role::Elsewhere | Role::Unknown, None) => write!(out, ", style=dashed")?,
+            (NodeRole::Op, None) => write!(out, ", style=\"filled,diagonals\", fillcolor=\"#dddddd\"")?,
+            (NodeRole::View, None) => write!(out, ", shape=plaintext, fillcolor=\"#eeeeee\"")?,
+            (NodeRole::Elsewhere | NodeRole::Unknown, None) => write!(out, ", style=dashed")?,
             (_, None) => write!(out, ", shape=ellipse, fillcolor=\"#e3edf7\"")?,
         }
         writeln!(out, "];")
@@ -186,9 +187,9 @@ pub fn xml(text: &str) -> String {
 }
 
 /// Keys of the nodes' text attributes in GraphML.
-const TEXTS: [&str; 7] = ["role", "op", "name", "type", "dims", "layers", "order"];
+const TEXTS: [&str; 8] = ["role", "op", "name", "type", "dims", "layers", "order", "backend"];
 
-fn texts(dag: &Dag, n: &Node) -> [String; 7] {
+fn texts(dag: &Dag, n: &Node) -> [String; 8] {
     let layers = match n.block.and_then(|b| dag.blocks.get(b)) {
         Some(block) => ranges(&block.layers),
         None => n.layer.map_or_else(String::new, |l| l.to_string()),
@@ -197,14 +198,16 @@ fn texts(dag: &Dag, n: &Node) -> [String; 7] {
     let dims = n.result().map_or_else(String::new, |t| t.ne.map(|n| n.to_string()).join(" "));
     let ty = n.result().map_or_else(String::new, |t| t.ty.clone());
     let order = n.order.map_or_else(String::new, |o| o.to_string());
-    [n.role.name().into(), n.op(), names.join(" | "), ty, dims, layers, order]
+    let backend = n.backend.clone().unwrap_or_default();
+    [n.role.name().into(), n.op(), names.join(" | "), ty, dims, layers, order, backend]
 }
 
 fn graphml(out: &mut dyn Write, dag: &Dag) -> io::Result<()> {
     writeln!(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>")?;
     writeln!(out, "<graphml xmlns=\"http://graphml.graphdrawing.org/xmlns\">")?;
     writeln!(out, "<desc>{}</desc>", xml(&title(dag)))?;
-    for key in TEXTS {
+    let several = dag.nodes.iter().any(|n| n.backend.is_some());
+    for key in TEXTS.iter().filter(|key| several || **key != "backend") {
         writeln!(out, "<key id=\"{key}\" for=\"node\" attr.name=\"{key}\" attr.type=\"string\"/>")?;
     }
     let ends = ["min", "median", "max"];
@@ -236,73 +239,4 @@ fn graphml(out: &mut dyn Write, dag: &Dag) -> io::Result<()> {
         writeln!(out, "<data key=\"back\">{}</data></edge>", e.back)?;
     }
     writeln!(out, "</graph>\n</graphml>")
-}
-
-/// A JSON string.
-pub fn string(text: &str) -> String {
-    let mut out = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            c if hides(c) => escape(&mut out, c),
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
-}
-
-/// A JSON list.
-pub fn list<T>(of: &[T], one: impl FnMut(&T) -> String) -> String {
-    format!("[{}]", of.iter().map(one).collect::<Vec<_>>().join(","))
-}
-
-fn json(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()> {
-    let or_null = |n: Option<u64>| n.map_or_else(|| "null".to_owned(), |n| n.to_string());
-    writeln!(out, "{{\"schema\":2,\"pid\":{},\"phase\":{},", dag.pid, string(dag.phase.name()))?;
-    writeln!(out, "\"batch\":{},\"graphs\":{},", or_null(dag.token), dag.graphs)?;
-    writeln!(out, "\"metric\":{},", string(METRICS[metric as usize].key))?;
-    writeln!(out, "\"notes\":{},", list(&dag.notes, |n| string(n)))?;
-    writeln!(out, "\"blocks\":{},", list(&dag.blocks, |b| list(&b.layers, u32::to_string)))?;
-    writeln!(out, "\"metrics\":[")?;
-    for (i, m) in METRICS.iter().enumerate() {
-        let missing = if dag.has(m.metric) { "null".to_owned() } else { string(m.needs) };
-        let end = if i + 1 < METRICS.len() { "," } else { "" };
-        let (key, what) = (string(m.key), string(m.what));
-        writeln!(out, "{{\"key\":{key},\"what\":{what},\"missing\":{missing}}}{end}")?;
-    }
-    writeln!(out, "],\n\"nodes\":[")?;
-    for (i, n) in dag.nodes.iter().enumerate() {
-        write!(
-            out,
-            "{{\"id\":{i},\"role\":{},\"order\":{},",
-            string(n.role.name()),
-            or_null(n.order.map(u64::from))
-        )?;
-        write!(out, "\"layer\":{},", or_null(n.layer.map(u64::from)))?;
-        write!(out, "\"block\":{},", or_null(n.block.map(|b| b as u64)))?;
-        let tensor = |t: &Tensor| {
-            let (op, name, ty) = (string(&t.op), string(&t.name), string(&t.ty));
-            let ne = list(&t.ne, u64::to_string);
-            format!("{{\"op\":{op},\"name\":{name},\"type\":{ty},\"ne\":{ne},\"addr\":\"{:#x}\"}}", t.addr)
-        };
-        write!(out, "\"tensors\":{}", list(&n.tensors, tensor))?;
-        for (m, figure) in METRICS.iter().zip(n.figures) {
-            match figure {
-                Some(s) => {
-                    let (min, median, max) = (s.min, s.median, s.max);
-                    write!(out, ",\"{}\":{{\"min\":{min},\"median\":{median},\"max\":{max}}}", m.key)?;
-                }
-                None => write!(out, ",\"{}\":null", m.key)?,
-            }
-        }
-        writeln!(out, "}}{}", if i + 1 < dag.nodes.len() { "," } else { "" })?;
-    }
-    writeln!(out, "],\n\"edges\":[")?;
-    for (i, e) in dag.edges.iter().enumerate() {
-        let end = if i + 1 < dag.edges.len() { "," } else { "" };
-        write!(out, "{{\"from\":{},\"to\":{},", e.from, e.to)?;
-        writeln!(out, "\"tensor\":{},\"slot\":{},\"back\":{}}}{end}", e.tensor, e.slot, e.back)?;
-    }
-    writeln!(out, "]}}")
 }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::section::{fact, title};
 use super::table::{Style, Table, clean, number, text};
 use super::units::*;
-use analysis::diff::{Change, Diff, Doubt, Judgement, OpChange, Side, Verdict};
+use analysis::diff::{Diff, DiffSide, DiffVerdict, Doubt, Judgement, OpChange, TimeChange};
 
 /// From this many starts per side on, the scatter of an op is roughly known.
 const FEW_STARTS: u64 = 3;
@@ -23,20 +23,20 @@ pub fn write(
     summary(out, d, style)?;
     let phase = d.phase.name();
     if d.ops.is_empty() {
-        title(out, style, "Operators: none is in both runs")?;
+        title(out, style, "Operators: none in both runs")?;
     } else {
-        let what = "start to next op's start, barrier wait inside, thread 0";
+        let what = "start to next op's start, including barrier wait, thread 0";
         title(out, style, &format!("Operators in both runs, {phase} ({what})"))?;
         let told = d.ops.iter().filter(|o| o.verdict.is_some()).count();
         let shown = d.ops.get(..d.ops.len().min(told.max(top))).unwrap_or(&[]);
         write!(out, "{}", rows(shown, false).render(style))?;
         let more = match d.ops.len() - shown.len() {
             0 => String::new(),
-            n => format!("{} more without a change told (--top); ", count(n as u64, "op")),
+            n => format!("{} more without a reported change (--top); ", count(n as u64, "op")),
         };
         let how = format!(
-            "{more}{} tested, false discovery rate {}; own: without the drift; a change up to {} is not told; \
-             finds: the smallest found four times of five",
+            "{more}{} tested, false discovery rate {}; own: without the drift; changes up to {} are ignored; \
+             finds: smallest change detected in 4 of 5 cases",
             count(d.tested, "op"),
             percent(d.false_discovery),
             percent(d.least_change),
@@ -83,7 +83,7 @@ pub fn csv(out: &mut dyn Write, d: &Diff) -> io::Result<()> {
 fn rows(ops: &[OpChange], all: bool) -> Table {
     let mut columns = vec![
         number("us", 0),
-        text("told"),
+        text("verdict"),
         number("own %", 0),
         number("from", 4),
         number("to", 4),
@@ -103,9 +103,9 @@ fn rows(ops: &[OpChange], all: bool) -> Table {
         let [from, to] = o.own_interval.map_or([None; 2], |[a, b]| [Some(a), Some(b)]);
         let [before, after] = o.times_a_call;
         let told = match o.verdict {
-            Some(Verdict::Slower) => "slower".into(),
-            Some(Verdict::Faster) => "faster".into(),
-            Some(Verdict::Recounted) => format!("{} -> {} times", times(before), times(after)),
+            Some(DiffVerdict::Slower) => "slower".into(),
+            Some(DiffVerdict::Faster) => "faster".into(),
+            Some(DiffVerdict::Recounted) => format!("{} -> {} times", times(before), times(after)),
             None => String::new(),
         };
         let mut cells = vec![
@@ -164,11 +164,15 @@ fn runs(out: &mut dyn Write, d: &Diff, files: &[Vec<String>; 2], style: &Style) 
     let most = d.a.iter().chain(&d.b).map(|run| run.calls).max();
     if most.is_some_and(|most| d.pairs * d.calls_in_a_pair < most) {
         let of = count(d.pairs * d.calls_in_a_pair, "call");
-        fact(out, "compared", &format!("the first {of} of each"))?;
+        fact(out, "compared", &format!("the first {of} of each run"))?;
     }
     if d.fastest_of > 1 {
         let of = d.fastest_of;
-        fact(out, "", &format!("of each {of} calls in a row the fastest: other work disturbed the machine"))?;
+        fact(
+            out,
+            "",
+            &format!("the fastest of each {of} consecutive calls: other work disturbed the machine"),
+        )?;
     }
     for [what, a, b] in &d.differences {
         let said = |text: &str| if text.is_empty() { "not recorded".to_string() } else { text.to_string() };
@@ -178,10 +182,10 @@ fn runs(out: &mut dyn Write, d: &Diff, files: &[Vec<String>; 2], style: &Style) 
     Ok(())
 }
 
-fn calls(side: &Side, d: &Diff) -> String {
-    let mut text = format!("{} of {}", count(side.calls, "call"), d.phase.name());
+fn calls(side: &DiffSide, d: &Diff) -> String {
+    let mut text = count(side.calls, &format!("{} call", d.phase.name()));
     if side.left_out > 0 {
-        text += &format!(", {} more cut or with ops missing", side.left_out);
+        text += &format!(", {} more excluded (cut off or with ops missing)", side.left_out);
     }
     if let Some(n) = side.context {
         text += &format!(", of process {}:{n} (its other contexts are not compared)", side.pid);
@@ -194,31 +198,35 @@ fn calls(side: &Side, d: &Diff) -> String {
 
 fn summary(out: &mut dyn Write, d: &Diff, style: &Style) -> io::Result<()> {
     title(out, style, "Change from A to B")?;
-    let ms = |c: &Change| format!("{:.3} -> {:.3} ms", c.a_ns / 1e6, c.b_ns / 1e6);
+    let ms = |c: &TimeChange| format!("{:.3} -> {:.3} ms", c.a_ns / 1e6, c.b_ns / 1e6);
     let call = match (d.call.change, d.call.interval) {
         (Some(change), Some([from, to])) => {
             let between = format!("{} to {} % with 95 % confidence", signed(from), signed(to));
             format!("{}; typically {} % ({between})", ms(&d.call), signed(change))
         }
         (Some(change), None) => {
-            let why = "calls or starts scatter too far to tell a change from chance";
+            let why = "calls or starts vary too much to separate a change from noise";
             format!("{}; typically {} %, but {why}", ms(&d.call), signed(change))
         }
-        (None, _) => format!("{}; too few calls to tell a change from chance", ms(&d.call)),
+        (None, _) => format!("{}; too few calls to separate a change from noise", ms(&d.call)),
     };
     fact(out, "call", &call)?;
-    let in_speed = |o: &&OpChange| matches!(o.verdict, Some(Verdict::Slower | Verdict::Faster));
+    let in_speed = |o: &&OpChange| matches!(o.verdict, Some(DiffVerdict::Slower | DiffVerdict::Faster));
     let told = d.ops.iter().filter(in_speed).count() as u64;
     let ops = match told {
         0 if d.tested == 0 => "none could be tested".to_string(),
-        0 => "no change told".to_string(),
+        0 => "no change reported".to_string(),
         n => format!("{} slower or faster: {} % of a call", count(n, "op"), signed(d.added_by_ops)),
     };
     fact(out, "ops", &ops)?;
-    let recounted = d.ops.iter().any(|o| o.verdict == Some(Verdict::Recounted));
+    let recounted = d.ops.iter().any(|o| o.verdict == Some(DiffVerdict::Recounted));
     if recounted || !d.only_a.is_empty() || !d.only_b.is_empty() {
         let adds = signed(d.added_by_structure);
-        fact(out, "structure", &format!("ops or shapes in one run only, or more often: {adds} % of a call"))?;
+        fact(
+            out,
+            "structure",
+            &format!("ops or shapes in only one run, or executed more often: {adds} % of a call"),
+        )?;
     }
     for drift in &d.drift {
         fact(out, "drift", &format!("{} ({}): {} %", drift.ops, drift.count, signed(drift.change)))?;
@@ -234,16 +242,17 @@ fn scatter(out: &mut dyn Write, d: &Diff) -> io::Result<()> {
         // shown.
         let swing = if d.starts > 1 { kind.seen } else { kind.between_starts } * 100.0;
         let least = found(kind.found);
-        let text = format!("{}: {swing:.2} % from start to start; changes of {least} % are found", kind.ops);
+        let text =
+            format!("{}: {swing:.2} % from start to start; changes of {least} % are detected", kind.ops);
         fact(out, label, &text)?;
     }
     let how = match d.starts {
         _ if d.scatter.is_empty() => return Ok(()),
-        1 => "one start a side: scatter is judged by how unlike ops of a kind changed".into(),
-        n => format!("{n} starts a side: scatter was measured, op by op"),
+        1 => "one start per side: scatter is estimated from how differently ops of a kind changed".into(),
+        n => format!("{n} starts per side: scatter was measured op by op"),
     };
     let next = if d.starts < FEW_STARTS {
-        "; to find less, record more in turn: diff A1,A2,A3 B1,B2,B3"
+        "; to detect smaller changes, record more runs alternately: diff A1,A2,A3 B1,B2,B3"
     } else {
         ""
     };
@@ -254,7 +263,7 @@ fn scatter(out: &mut dyn Write, d: &Diff) -> io::Result<()> {
 pub fn failure(d: &Diff, most: f64) -> Option<String> {
     let (by_ops, measured) = d.slower();
     let than = format!("more than {}", percent(most));
-    let worst = d.ops.iter().find(|o| o.verdict == Some(Verdict::Slower)).map(|o| clean(&o.name));
+    let worst = d.ops.iter().find(|o| o.verdict == Some(DiffVerdict::Slower)).map(|o| clean(&o.name));
     match d.judged(most) {
         Judgement::NotSlower => None,
         Judgement::Ops => {
@@ -262,22 +271,22 @@ pub fn failure(d: &Diff, most: f64) -> Option<String> {
             Some(format!("ops add {} % to a call, {than}{first}", signed(by_ops)))
         }
         Judgement::Call => Some(format!(
-            "a call is {} % slower, {than}, but ops are alike: the machine, or all of the build",
+            "a call is {} % slower, {than}, but no op stands out: the machine, or the build as a whole",
             signed(measured)
         )),
         Judgement::Undecided(doubt) => {
             let why = match doubt {
-                Doubt::TooFewCalls => format!("{} of {} are too few", d.pairs, d.phase.name()),
-                Doubt::FewCalls => "single calls are, the typical one is not".into(),
+                Doubt::TooFewCalls => format!("{} {} calls are too few", d.pairs, d.phase.name()),
+                Doubt::FewCalls => "some calls are, the typical call is not".into(),
                 Doubt::Scatter => match d.call.interval {
                     Some([from, to]) => format!("it lies between {} and {} %", signed(from), signed(to)),
-                    None => "calls or starts scatter too far".into(),
+                    None => "calls or starts vary too much".into(),
                 },
             };
             let ms = |ns: f64| format!("{:.3}", ns / 1e6);
             let (a, b) = (ms(d.call.a_ns), ms(d.call.b_ns));
             Some(format!(
-                "undecided whether a call is slower by {than} ({a} -> {b} ms): {why}; record more calls, or several starts a side"
+                "undecided whether a call is slower by {than} ({a} -> {b} ms): {why}; record more calls, or several starts per side"
             ))
         }
     }

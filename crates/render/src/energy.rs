@@ -11,12 +11,12 @@ use analysis::attribution::energy::{EnergyReport, GaugeRow, SourceRow};
 pub fn write(out: &mut dyn Write, r: &EnergyReport, style: &Style) -> io::Result<()> {
     title(out, style, "Energy")?;
     if r.sources.is_empty() {
-        fact(out, "joules", "no source: the machine shows neither power nor energy")?;
+        fact(out, "joules", "no source: the machine reports neither power nor energy")?;
     } else {
         write!(out, "{}", sources(&r.sources).render(style))?;
     }
     for doubt in r.sources.iter().flat_map(doubts) {
-        fact(out, "doubt", &doubt)?;
+        fact(out, "warning", &doubt)?;
     }
     if r.gauges.iter().any(|g| !g.phases.is_empty()) {
         title(out, style, "Frequencies and temperatures, in calls")?;
@@ -48,7 +48,7 @@ pub(super) fn sources(rows: &[SourceRow]) -> Table {
         }
         let watts = (s.covered_ns > 0).then(|| s.joules * 1e9 / s.covered_ns as f64);
         t.row(vec![
-            "all the run".into(),
+            "complete run".into(),
             or_dash(watts, |_| format!("{:.3}", s.joules)),
             or_dash(watts, |v| format!("{v:.2}")),
             String::new(),
@@ -63,11 +63,11 @@ pub(super) fn sources(rows: &[SourceRow]) -> Table {
 pub(super) fn doubts(s: &SourceRow) -> Vec<String> {
     let mut out = Vec::new();
     if s.odd_samples > 0 {
-        let what = "jump or are below zero, and are left out";
+        let what = "excluded: outliers or negative values";
         out.push(format!("{}: {} of {} samples {what}", s.name, s.odd_samples, s.samples));
     }
     if s.gaps > 0 {
-        let silent = format!("was silent {}, {} in all", count(s.gaps, "time"), time(s.gaps_ns as f64));
+        let silent = format!("{} without samples, {} in total", count(s.gaps, "gap"), time(s.gaps_ns as f64));
         out.push(format!("{}: {silent}", s.name));
     }
     out
@@ -75,8 +75,13 @@ pub(super) fn doubts(s: &SourceRow) -> Vec<String> {
 
 /// Frequencies and temperatures by phase.
 pub(super) fn gauges(rows: &[GaugeRow]) -> Table {
-    let mut t =
-        Table::new(vec![text("phase"), number("mean", 0), number("min", 0), number("max", 1), text("of")]);
+    let mut t = Table::new(vec![
+        text("phase"),
+        number("mean", 0),
+        number("min", 0),
+        number("max", 1),
+        text("sensor"),
+    ]);
     for g in rows {
         let (scale, unit) = if g.kind == "frequency" { (1e6, "GHz") } else { (1e3, "°C") };
         let cpus = if g.cpus.is_empty() { String::new() } else { format!(" (CPU {})", g.cpus) };

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::section::{fact, title};
 use super::table::{Column, Style, Table, named, number, text};
 use super::units::*;
-use analysis::attribution::experts::{ExpertLayer, ExpertReport, Usage};
+use analysis::attribution::experts::{ExpertLayer, ExpertReport, ExpertUsage};
 use analysis::attribution::pass::Misses;
 use common::order;
 
@@ -38,7 +38,7 @@ pub fn write(out: &mut dyn Write, r: &ExpertReport, most: usize, style: &Style) 
         prefill_table(out, &r.layers, shown, style)?;
     }
     if r.out_of_range > 0 {
-        fact(out, "NOT used", &format!("{} that no expert has", count(r.out_of_range, "chosen id")))?;
+        fact(out, "excluded", &format!("{} out of range", count(r.out_of_range, "expert id")))?;
     }
     for u in &r.unread {
         let layer = u.layer.map_or("layer unknown".into(), |l| format!("layer {l}"));
@@ -78,7 +78,7 @@ pub(super) fn layers(r: &ExpertReport, shown: usize) -> Table {
     ];
     columns.extend(r.all.caches.iter().map(|c| named(&format!("hit % of {}", c.experts), 3)));
     columns.extend(faults.then(|| number("major faults", 0)));
-    columns.push(text("chosen most"));
+    columns.push(text("most chosen"));
     let mut t = Table::new(columns);
     for l in r.layers.iter().take(shown) {
         let u = &l.usage;
@@ -100,7 +100,7 @@ pub(super) fn layers(r: &ExpertReport, shown: usize) -> Table {
     t
 }
 
-fn reuse(out: &mut dyn Write, all: &Usage) -> io::Result<()> {
+fn reuse(out: &mut dyn Write, all: &ExpertUsage) -> io::Result<()> {
     if all.choices == 0 {
         return Ok(());
     }
@@ -119,11 +119,11 @@ fn reuse(out: &mut dyn Write, all: &Usage) -> io::Result<()> {
     fact(
         out,
         "reuse",
-        &format!("tokens since the layer's last use, all layers: {}, {first}", parts.join(", ")),
+        &format!("tokens since last use in the same layer, all layers: {}, {first}", parts.join(", ")),
     )
 }
 
-fn caches(out: &mut dyn Write, all: &Usage) -> io::Result<()> {
+fn caches(out: &mut dyn Write, all: &ExpertUsage) -> io::Result<()> {
     let rates: Vec<String> = all
         .caches
         .iter()
@@ -132,7 +132,7 @@ fn caches(out: &mut dyn Write, all: &Usage) -> io::Result<()> {
     if rates.is_empty() {
         return Ok(());
     }
-    let what = "hits of a cache in each layer that drops what was not used for longest, empty at first";
+    let what = "hit rate of one LRU cache per layer, initially empty";
     fact(out, "cache", &format!("{what}: {}", rates.join(", ")))
 }
 
@@ -141,12 +141,12 @@ fn faults(m: &Misses) -> String {
     let mean = |ns: u64, calls: u64| time(ns as f64 / calls.max(1) as f64);
     let with = format!("{} of {} MUL_MAT_ID calls had", m.with_faults, m.with_faults + m.without);
     if m.with_faults == 0 {
-        return format!("none of {} MUL_MAT_ID calls had major ones", m.without);
+        return format!("none of {} MUL_MAT_ID calls had major faults", m.without);
     }
     let with =
-        format!("{with} {} major ones and took {}", m.major_faults, mean(m.with_faults_ns, m.with_faults));
+        format!("{with} {} major faults and took {}", m.major_faults, mean(m.with_faults_ns, m.with_faults));
     if m.without == 0 {
-        return format!("{with} on average; no call was without");
+        return format!("{with} on average; no call had none");
     }
     format!("{with} on average, the others {}", mean(m.without_ns, m.without))
 }
@@ -158,7 +158,7 @@ fn prefill_table(out: &mut dyn Write, layers: &[ExpertLayer], shown: usize, styl
         number("tokens", 0),
         number("never", 0),
         number("most tokens", 0),
-        text("chosen most"),
+        text("most chosen"),
     ];
     let mut t = Table::new(columns);
     for l in layers.iter().take(shown) {

@@ -24,14 +24,14 @@ pub(super) fn stage_table(rows: &[StageRow]) -> Table {
         number("mean us", 1),
         number("max us", 2),
         number("%", 0),
-        text("of"),
+        text("measured from"),
     ];
     let mut t = Table::new(columns);
     for r in rows {
         let of = match r.of {
-            "function" => "a function of its own",
-            "call" => "calls of the engine",
-            _ => "ops within these calls, thread 0",
+            "function" => "own function",
+            "call" => "engine calls",
+            _ => "ops in these calls, thread 0",
         };
         t.row(vec![
             r.name.clone(),
@@ -42,7 +42,7 @@ pub(super) fn stage_table(rows: &[StageRow]) -> Table {
             pct(r.share),
             match r.cut_calls {
                 0 => of.into(),
-                n => format!("{of}; {n} cut by the end of the recording, in no time"),
+                n => format!("{of}; {n} still running when recording stopped, excluded"),
             },
         ]);
     }
@@ -91,6 +91,6 @@ pub fn write(out: &mut dyn Write, r: &LevelReport, style: &Style) -> io::Result<
     write!(out, "{}", t.render(style))?;
     match r.changes.len().saturating_sub(SHOWN) {
         0 => Ok(()),
-        more => writeln!(out, "  and {} (--json has them all)", count(more as u64, "more change")),
+        more => writeln!(out, "  and {} (--json lists all)", count(more as u64, "more change")),
     }
 }

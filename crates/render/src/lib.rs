@@ -10,6 +10,7 @@ pub mod experts;
 pub mod html;
 pub mod json;
 pub mod levels;
+pub mod offload;
 pub mod predict;
 pub mod quality;
 pub mod runs;

@@ -8,7 +8,7 @@ use analysis::predict::{Prediction, Range};
 
 /// Writes the table, and its assumptions.
 pub fn write(out: &mut dyn Write, p: &Prediction, style: &Style) -> io::Result<()> {
-    let title = format!("Slow-down expected at {} tokens/s", p.tokens_per_s);
+    let title = format!("Expected slowdown at {} tokens/s", p.tokens_per_s);
     writeln!(out, "\n{} (hits: {})", style.bold(&title), clean(&p.source))?;
     let mut table = Table::new(vec![
         text("level"),
@@ -29,11 +29,11 @@ pub fn write(out: &mut dyn Write, p: &Prediction, style: &Style) -> io::Result<(
     writeln!(
         out,
         "{}; {}; {}",
-        hit("an op's hit:", here.map(|c| c.op), boards.op),
-        hit("a barrier's:", here.map(|c| c.barrier), boards.barrier),
-        hit("a call's two:", here.map(|c| c.call), boards.call),
+        hit("op hit:", here.map(|c| c.op), boards.op),
+        hit("barrier hit:", here.map(|c| c.barrier), boards.barrier),
+        hit("call (two hits):", here.map(|c| c.call), boards.call),
     )?;
-    writeln!(out, "Assumed:")?;
+    writeln!(out, "Assumptions:")?;
     p.assumptions.iter().try_for_each(|a| writeln!(out, "  {a}"))
 }
 

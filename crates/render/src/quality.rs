@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::section::{Line, fact, lines, said};
+use super::section::{SectionItem, fact, lines, said};
 use super::table::{Style, Table, clean, number, text};
 use super::units::*;
 use analysis::quality::{Figure, RecordingQuality};
@@ -12,7 +12,7 @@ const SHOWN: usize = 8;
 
 /// Writes the recording quality section.
 pub fn write(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) -> io::Result<()> {
-    writeln!(out, "\n{}", style.bold("How far to trust this"))?;
+    writeln!(out, "\n{}", style.bold("Recording quality"))?;
     verdict_line(out, quality, style)?;
     lines(out, &all(quality), style)
 }
@@ -26,7 +26,7 @@ pub fn brief(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) -> 
 fn verdict_line(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) -> io::Result<()> {
     let verdict = clean(&verdict(quality));
     let verdict = if quality.complete { style.good(&verdict) } else { style.bad(&verdict) };
-    writeln!(out, "  {:<12} {verdict}", "record")
+    writeln!(out, "  {:<12} {verdict}", "recording")
 }
 
 /// Whether the recording is complete, and what is missing.
@@ -35,7 +35,7 @@ pub fn verdict(quality: &RecordingQuality) -> String {
 }
 
 /// Everything except the verdict.
-pub(super) fn all(quality: &RecordingQuality) -> Vec<Line> {
+pub(super) fn all(quality: &RecordingQuality) -> Vec<SectionItem> {
     let end = quality.end.as_deref().unwrap_or("unknown (the recording did not end cleanly)");
     let mut out = vec![said("end", end), hits(quality)];
     rungs(&mut out, quality);
@@ -51,12 +51,12 @@ pub(super) fn all(quality: &RecordingQuality) -> Vec<Line> {
     out.push(said("recorder", format!("{agent}, peak memory {rss}")));
     let of_it = show(&quality.bpf_ns, time);
     let hit = show(&quality.hit_ns, time);
-    let hit = format!("{hit} measured at the start; our program's part in the run: {of_it}");
+    let hit = format!("{hit} measured at the start; mean BPF program time in the run: {of_it}");
     out.push(said("probe hit", hit));
     let hits = format!("{} on the busiest thread", count(quality.busiest_thread_hits, "hit"));
     let slow = show(&quality.predicted_slowdown, |v| format!("{} % of the calls' time", pct(v)));
-    let slow = format!("predicted at least {slow} ({hits}; a hit was measured with warm caches)");
-    out.push(said("slow-down", slow));
+    let slow = format!("predicted at least {slow} ({hits}; hit cost measured with warm caches)");
+    out.push(said("overhead", slow));
     out
 }
 
@@ -64,23 +64,23 @@ pub(super) fn all(quality: &RecordingQuality) -> Vec<Line> {
 pub fn left_out(out: &mut dyn Write, quality: &RecordingQuality) -> io::Result<()> {
     for f in &quality.features {
         match f.state {
-            "none" => fact(out, "left out", &format!("{}: {}", f.name, f.why))?,
-            "partly" => fact(out, "in part", &format!("{}: {}", f.name, f.why))?,
+            "none" => fact(out, "not recorded", &format!("{}: {}", f.name, f.why))?,
+            "partly" => fact(out, "partial", &format!("{}: {}", f.name, f.why))?,
             _ => {}
         }
     }
     Ok(())
 }
 
-fn features(out: &mut Vec<Line>, quality: &RecordingQuality) {
+fn features(out: &mut Vec<SectionItem>, quality: &RecordingQuality) {
     for f in &quality.features {
         let state = match f.state {
             "none" => "not recorded",
-            "partly" => "recorded in part",
+            "partly" => "partly recorded",
             _ => "recorded",
         };
         let why = if f.why.is_empty() { String::new() } else { format!(" ({})", f.why) };
-        out.push(said("asked for", format!("{}: {state}{why}", f.name)));
+        out.push(said("requested", format!("{}: {state}{why}", f.name)));
     }
 }
 
@@ -94,8 +94,8 @@ fn show(figure: &Figure, known: impl FnOnce(f64) -> String) -> String {
 
 /// Number of orphan hits, and their possible causes: the recorder counts them together.
 fn orphans(n: f64) -> String {
-    let why = "op hits in no graph of the file: their graph had begun before the probes were in or its start was not seen, \
-               or it had more hits or threads than are kept; the recorder counts these together";
+    let why = "op hits outside the graphs in the file: their graph began before the probes were attached, its start was \
+               missed, or it had more hits or threads than are kept; the recorder counts these together";
     if n > 0.0 { format!("{n:.0} ({why})") } else { "0".into() }
 }
 
@@ -103,14 +103,13 @@ fn orphans(n: f64) -> String {
 fn unchecked(quality: &RecordingQuality) -> String {
     let h = &quality.hits;
     let unread = h.graphs.saturating_sub(h.checked_graphs).saturating_sub(h.cut_graphs);
-    let cut = (h.cut_graphs > 0).then(|| format!("{} cut by the end of the recording", h.cut_graphs));
-    let unread =
-        (unread > 0).then(|| format!("{unread} whose nodes were not read or not recorded at level op"));
+    let cut = (h.cut_graphs > 0).then(|| format!("{} still running when recording stopped", h.cut_graphs));
+    let unread = (unread > 0).then(|| format!("{unread} with unread nodes or not recorded at level op"));
     let why: Vec<String> = [cut, unread].into_iter().flatten().collect();
     if why.is_empty() { String::new() } else { format!("; not checked: {}", why.join(", ")) }
 }
 
-fn hits(quality: &RecordingQuality) -> Line {
+fn hits(quality: &RecordingQuality) -> SectionItem {
     let h = &quality.hits;
     let checked = if h.checked_graphs == 0 {
         "expected unknown (no graph's nodes were read)".to_string()
@@ -123,9 +122,9 @@ fn hits(quality: &RecordingQuality) -> Line {
     said("op hits", format!("{checked}; {} in the file", count(h.slices, "slice")))
 }
 
-fn rungs(out: &mut Vec<Line>, quality: &RecordingQuality) {
+fn rungs(out: &mut Vec<SectionItem>, quality: &RecordingQuality) {
     if quality.rungs.is_empty() {
-        out.push(said("probes", "unknown (no rung of the ladder is in the file)"));
+        out.push(said("probes", "unknown (the file has no rungs)"));
         return;
     }
     let mut t = Table::new(vec![
@@ -152,13 +151,13 @@ fn rungs(out: &mut Vec<Line>, quality: &RecordingQuality) {
             r.why.clone(),
         ]);
     }
-    out.push(Line::Table(t));
+    out.push(SectionItem::Table(t));
     let mut engines: Vec<u32> = silent.iter().map(|r| r.engine).collect();
     engines.dedup();
     if !engines.is_empty() {
         let never = format!("{} never computed", count(engines.len() as u64, "more engine"));
         let of = count(silent.len() as u64, "rung");
-        out.push(said("probes", format!("{never}: no hit of {of} (report --json lists them)")));
+        out.push(said("probes", format!("{never}: no hits on {of} (report --json lists them)")));
     }
     // Each variant of a library has its own probes, and most are identical.
     let mut alike: Vec<(String, u64)> = Vec::new();
@@ -175,9 +174,12 @@ fn rungs(out: &mut Vec<Line>, quality: &RecordingQuality) {
     }
 }
 
-fn events(out: &mut Vec<Line>, quality: &RecordingQuality) {
+fn events(out: &mut Vec<SectionItem>, quality: &RecordingQuality) {
     if quality.events.is_empty() {
-        out.push(said("events", show(&quality.lost_share, |_| "unknown (none accounted for)".into())));
+        out.push(said(
+            "events",
+            show(&quality.lost_share, |_| "unknown (the file has no event counts)".into()),
+        ));
         return;
     }
     let mut t = Table::new(vec![
@@ -188,7 +190,7 @@ fn events(out: &mut Vec<Line>, quality: &RecordingQuality) {
         text(""),
     ]);
     for e in &quality.events {
-        let note = if e.closes { "" } else { "books do not close" };
+        let note = if e.closes { "" } else { "counts disagree" };
         t.row(vec![
             e.kind.clone(),
             e.seen.to_string(),
@@ -197,16 +199,16 @@ fn events(out: &mut Vec<Line>, quality: &RecordingQuality) {
             note.into(),
         ]);
     }
-    out.push(Line::Table(t));
+    out.push(SectionItem::Table(t));
     let lost = quality.lost_per_cpu.iter().enumerate().filter(|(_, n)| **n > 0);
     let lost: Vec<String> = lost.map(|(cpu, n)| format!("CPU {cpu}: {n}")).collect();
     out.push(said("lost on", lost.join(", ")));
 }
 
-fn some(out: &mut Vec<Line>, name: &'static str, lines: &[String]) {
+fn some(out: &mut Vec<SectionItem>, name: &'static str, lines: &[String]) {
     out.extend(lines.iter().take(SHOWN).map(|line| said(name, line)));
     let more = lines.len().saturating_sub(SHOWN);
     if more > 0 {
-        out.push(said(name, format!("... and {more} more (report --json has them all)")));
+        out.push(said(name, format!("... and {more} more (report --json lists all)")));
     }
 }

@@ -1,6 +1,6 @@
 //! Formats the table of a recording's runs: its processes, and the contexts of a process that has several.
 
-use super::section::{Line, said};
+use super::section::{SectionItem, said};
 use super::table::{Table, number, text};
 use super::units::{bytes, or_dash};
 use analysis::model::ModelFacts;
@@ -11,16 +11,16 @@ const SHOWN: usize = 32;
 
 /// The table, and which run the figures are of; no table if the recording has one run. If a run may be of several
 /// models, a note always says so.
-pub(super) fn lines(runs: &[RunRow]) -> Vec<Line> {
+pub(super) fn lines(runs: &[RunRow]) -> Vec<SectionItem> {
     let mut out = Vec::new();
     let shown = runs.iter().find(|r| r.shown);
     if let (Some(shown), true) = (shown, runs.len() > 1) {
-        out.push(Line::Table(table(runs, shown)));
+        out.push(SectionItem::Table(table(runs, shown)));
         if runs.len() > SHOWN {
             out.push(said("note", format!("{} more runs (--json lists them)", runs.len() - SHOWN)));
         }
         let other = runs.iter().find(|r| !r.shown).map_or_else(|| shown.id(), RunRow::id);
-        let of = format!("all figures below are of {}; --pid {other} shows another", shown.id());
+        let of = format!("all figures below are for {}; --pid {other} selects another", shown.id());
         out.push(said("shown", of));
     }
     out.extend(shown.and_then(|r| r.mixed).map(|why| said("note", why)));

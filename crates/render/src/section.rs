@@ -14,20 +14,20 @@ pub fn fact(out: &mut dyn Write, name: &str, value: &str) -> io::Result<()> {
 }
 
 /// An item of a section: a name with its value, or a table.
-pub(crate) enum Line {
+pub(crate) enum SectionItem {
     Fact(&'static str, String),
     Table(Table),
 }
 
-/// A [`Line::Fact`].
-pub(crate) fn said(name: &'static str, value: impl Into<String>) -> Line {
-    Line::Fact(name, value.into())
+/// A [`SectionItem::Fact`].
+pub(crate) fn said(name: &'static str, value: impl Into<String>) -> SectionItem {
+    SectionItem::Fact(name, value.into())
 }
 
 /// Writes the items of a section.
-pub(crate) fn lines(out: &mut dyn Write, all: &[Line], style: &Style) -> io::Result<()> {
+pub(crate) fn lines(out: &mut dyn Write, all: &[SectionItem], style: &Style) -> io::Result<()> {
     all.iter().try_for_each(|line| match line {
-        Line::Fact(name, value) => fact(out, name, value),
-        Line::Table(table) => write!(out, "{}", table.render(style)),
+        SectionItem::Fact(name, value) => fact(out, name, value),
+        SectionItem::Table(table) => write!(out, "{}", table.render(style)),
     })
 }

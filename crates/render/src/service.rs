@@ -17,14 +17,14 @@ pub fn write(out: &mut dyn Write, state: &Value, style: &Style) -> io::Result<()
     let (version, since) = (word(state, "version"), word(state, "since"));
     let now = clean(&format!("{}, process {}, since {since}", version, whole(state, "pid")));
     writeln!(out, "{}: {} ({now})", style.bold("Service"), clean(&word(state, "state")))?;
-    fact(out, "engines by", &with(&word(at(state, "finder"), "backend"), &word(at(state, "finder"), "why")))?;
+    fact(out, "discovery", &with(&word(at(state, "finder"), "backend"), &word(at(state, "finder"), "why")))?;
     let held_back = held_back(at(state, "finder"));
     if !held_back.is_empty() {
         fact(out, "held back", &held_back)?;
     }
     let conf = at(state, "configuration");
     let file =
-        Some(word(conf, "file")).filter(|f| !f.is_empty()).unwrap_or_else(|| "what is built in".into());
+        Some(word(conf, "file")).filter(|f| !f.is_empty()).unwrap_or_else(|| "built-in defaults".into());
     fact(out, "settings", &format!("{file}, read {}", word(conf, "read")))?;
     for error in list(conf, "errors") {
         fact(out, "", error.as_str().unwrap_or_default())?;
@@ -67,7 +67,7 @@ fn with(text: &str, why: &str) -> String {
 fn held_back(finder: &Value) -> String {
     let user = |of: &Value| {
         format!(
-            "{} mapped files of user {} were not looked at ({} of his processes wait): more than his share of time",
+            "{} mapped files of user {} not examined ({} of the user's processes wait): the user's time share is used up",
             whole(of, "files"),
             whole(of, "uid"),
             whole(of, "processes")
@@ -75,7 +75,7 @@ fn held_back(finder: &Value) -> String {
     };
     let users = list(finder, "held_back").iter().map(user);
     let large = finder.get("files_too_large").and_then(Value::as_u64).filter(|n| *n > 0);
-    let large = large.map(|n| format!("{n} files are too large to be looked through"));
+    let large = large.map(|n| format!("{n} files are too large to search"));
     users.chain(large).collect::<Vec<_>>().join("; ")
 }
 
@@ -97,7 +97,7 @@ fn counts(of: &Value) -> String {
         ("max_concurrent", "left out by max_concurrent"),
         ("missed", "missed"),
         ("over_budget", "seen, not recorded: over budget"),
-        ("waiting", "waiting for a place"),
+        ("waiting", "waiting for a slot"),
     ];
     let part = |(name, says): &(&str, &str)| {
         let n = of.get(name).and_then(Value::as_u64).filter(|n| *n > 0 || *name == "recorded")?;
@@ -167,7 +167,7 @@ fn row(run: &Value) -> Vec<String> {
         tpot(2),
         whole(run, "lost"),
         or_dash(real("cost"), pct),
-        or(word(run, "ended"), "going on"),
+        or(word(run, "ended"), "running"),
         or(word(run, "file"), "-"),
         or(word(run, "exe"), "-"),
     ]

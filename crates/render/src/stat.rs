@@ -32,12 +32,12 @@ impl Section {
 /// Writes the requested views; each table has at most `top` rows.
 pub fn write(out: &mut dyn Write, s: &Stat, views: &[View], top: usize, style: &Style) -> io::Result<()> {
     let phase = s.phase.name();
-    let calls = format!("{} of {phase}, {} ms each", count(s.calls, "call"), ms(s.call_ns as u64));
+    let calls = format!("{}, {} ms each", count(s.calls, &format!("{phase} call")), ms(s.call_ns as u64));
     let of = RunId { pid: s.pid, context: s.context };
     super::section::lines(out, &super::runs::lines(&s.runs), style)?;
     writeln!(out, "{}", style.bold(&format!("Process {of}: {calls}")))?;
     if s.left_out > 0 {
-        fact(out, "left out", &format!("{} cut or with ops missing", count(s.left_out, "call")))?;
+        fact(out, "excluded", &format!("{} (cut off or with ops missing)", count(s.left_out, "call")))?;
     }
     if s.other_processes > 0 {
         let others = if s.other_processes == 1 { "process has" } else { "processes have" };
@@ -79,49 +79,49 @@ pub(super) fn section(s: &Stat, view: View, top: usize) -> Option<Section> {
         View::Tokens => match s.tokens.as_ref()? {
             Some(found) => growth(found, phase, top),
             None => Section::nothing(format!(
-                "Time against context, {phase}: the context is not known or hardly changes"
+                "Time by context length, {phase}: the context length is unknown or barely changes"
             )),
         },
         View::Ops => match s.ops.as_ref()? {
             Some(found) => products(found, phase, top),
             None => Section::nothing(format!(
-                "Matrix multiplications, {phase}: none is known (record without --no-str)"
+                "Matrix multiplications, {phase}: none known (record without --no-str)"
             )),
         },
         View::Roofline => match s.roofline.as_ref()? {
             Some(found) => roofline(found, phase, top),
-            None => Section::nothing(format!("Roofline, {phase}: no peak is known (--peak)")),
+            None => Section::nothing(format!("Roofline, {phase}: no known peak (--peak)")),
         },
         View::Threads => match s.thread_balance.as_ref()? {
             Some(found) => balance(found, s.threads, phase, top),
-            None if s.threads < 2 => Section::nothing(format!("Threads, {phase}: there is one")),
+            None if s.threads < 2 => Section::nothing(format!("Threads, {phase}: only one")),
             None => {
-                let why = "the barrier was not probed, so an op's time holds the wait for others";
+                let why = "the barrier was not probed, so op times include the wait for other threads";
                 Section::nothing(format!("Threads, {phase}: {why}"))
             }
         },
         View::Experts => match s.experts.as_ref()? {
             Some(_) => Section::nothing(
-                "Choices of experts, decode: from never to the most of a layer ( .:-=+*#%@)".into(),
+                "Expert choices, decode: from never to the layer's maximum ( .:-=+*#%@)".into(),
             ),
-            None => Section::nothing("Experts: none recorded (record --experts does)".into()),
+            None => Section::nothing("Experts: none recorded (use record --experts)".into()),
         },
         View::Reuse => match s.reuse.as_ref()? {
             Some(found) => experts::reuse(found),
             None => {
-                let why = "no time of a MUL_MAT_ID whose experts are known (record --experts)";
-                Section::nothing(format!("Reuse of experts, decode: {why}"))
+                let why = "no timed MUL_MAT_ID with known experts (record --experts)";
+                Section::nothing(format!("Expert reuse, decode: {why}"))
             }
         },
         View::Activation => match s.activation.as_ref()? {
             Some(found) => experts::activation(found, top),
-            None => Section::nothing("Choices of experts: none recorded (record --experts)".into()),
+            None => Section::nothing("Expert choices: none recorded (use record --experts)".into()),
         },
         View::Backends => backends(s.backends.as_ref()?, phase),
         View::Shapes => match s.shapes.as_ref()? {
             Some(found) => shapes::shapes(found, phase, top),
             None => {
-                let why = "no op of this trace ran on two backends (--beside takes another trace)";
+                let why = "no op in this trace ran on two backends (--beside adds another trace)";
                 Section::nothing(format!("Same shapes on two backends, {phase}: {why}"))
             }
         },
@@ -162,11 +162,11 @@ fn growth(g: &Growth, phase: &str, top: usize) -> Section {
     let mut notes = more(g.ops.len(), top);
     let grow: Vec<String> = g.ops.iter().filter(|t| t.grows).take(3).map(named).collect();
     notes.push(match grow.is_empty() {
-        true => "no op grows with the context beyond chance".into(),
-        false => format!("grows with the context: {}", grow.join(", ")),
+        true => "no op gets significantly slower as the context grows".into(),
+        false => format!("slower as the context grows: {}", grow.join(", ")),
     });
     let of = format!("context of {} to {} tokens, {}", g.from, g.to, count(g.calls, "call"));
-    Section { title: format!("Time against context, {phase} ({of})"), table: Some(t), notes }
+    Section { title: format!("Time by context length, {phase} ({of})"), table: Some(t), notes }
 }
 
 fn named(t: &Trend) -> String {
@@ -201,9 +201,9 @@ fn products(p: &Products, phase: &str, top: usize) -> Section {
         Some(f) => {
             let rate = or_dash(f.giga_per_s, |g| format!("{g:.2} {unit}"));
             let shapes = count(f.points, "shape");
-            format!("time against {what}: {} and {rate}, R2 {:.4} ({shapes})", time(f.at_zero_ns), f.r2)
+            format!("time by {what}: {} and {rate}, R2 {:.4} ({shapes})", time(f.at_zero_ns), f.r2)
         }
-        None => format!("time against {what}: too few shapes for a line"),
+        None => format!("time by {what}: too few shapes for a fit"),
     };
     notes.extend([fit(&p.bytes, "bytes", "GB/s"), fit(&p.flops, "FLOPs", "GFLOP/s")]);
     let outliers: Vec<String> = p
@@ -263,7 +263,7 @@ fn roofline(r: &Roofline, phase: &str, top: usize) -> Section {
 fn balance(rows: &[Balance], threads: u32, phase: &str, top: usize) -> Section {
     let mut t = Table::new(vec![
         number("lost us", 0),
-        number("imbal", 0),
+        number("imbalance", 0),
         number("slowest us", 1),
         number("mean us", 1),
         number("fastest us", 1),
@@ -287,9 +287,9 @@ fn balance(rows: &[Balance], threads: u32, phase: &str, top: usize) -> Section {
     }
     let mut notes = more(rows.len(), top);
     let lost: f64 = rows.iter().map(|r| r.lost_ns).sum();
-    notes.push(format!("even shares would save {} a call", time(lost)));
+    notes.push(format!("perfect balance would save {} per call", time(lost)));
     Section {
-        title: format!("Threads, {phase} ({threads} threads, busy time a call)"),
+        title: format!("Threads, {phase} ({threads} threads, busy time per call)"),
         table: Some(t),
         notes,
     }
@@ -297,13 +297,13 @@ fn balance(rows: &[Balance], threads: u32, phase: &str, top: usize) -> Section {
 
 fn backends(rows: &[SplitRow], phase: &str) -> Section {
     if rows.is_empty() {
-        return Section::nothing(format!("Backends, {phase}: no split of a graph was recorded"));
+        return Section::nothing(format!("Backends, {phase}: no graph splits were recorded"));
     }
     let mut t = Table::new(vec![
         number("%", 0),
         number("ms", 0),
         number("splits", 1),
-        number("us a split", 0),
+        number("us/split", 0),
         text("backend"),
     ]);
     for r in rows {
@@ -315,7 +315,7 @@ fn backends(rows: &[SplitRow], phase: &str) -> Section {
             r.backend.clone(),
         ]);
     }
-    let note = "ops inside a split are seen on the CPU backend only";
+    let note = "ops within a split are visible on the CPU backend only";
     let notes = if rows.len() > 1 { vec![note.into()] } else { vec![] };
     Section { title: format!("Backends, {phase}"), table: Some(t), notes }
 }
@@ -358,16 +358,16 @@ fn forecast(out: &mut dyn Write, f: &Forecast, style: &Style) -> io::Result<()> 
         fact(
             out,
             "bandwidth",
-            &format!("{now:.1} -> {then:.1} GB/s: ops that stream weights take in proportion to it"),
+            &format!("{now:.1} -> {then:.1} GB/s: the time of ops that stream weights scales inversely"),
         )?;
     }
     if let Some([now, then]) = f.context {
         fact(
             out,
             "context",
-            &format!("{now:.0} -> {then:.0} tokens: ops that grow go on along their lines"),
+            &format!("{now:.0} -> {then:.0} tokens: ops that grow with it continue along their fitted lines"),
         )?;
     }
     let [now, then] = f.tokens_per_s;
-    fact(out, "tokens/s", &format!("{now:.2} -> {then:.2} ({} -> {} a call)", time(f.ns[0]), time(f.ns[1])))
+    fact(out, "tokens/s", &format!("{now:.2} -> {then:.2} ({} -> {} per call)", time(f.ns[0]), time(f.ns[1])))
 }

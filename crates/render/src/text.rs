@@ -7,9 +7,10 @@ use super::counters;
 use super::energy;
 use super::experts;
 use super::levels;
+use super::offload;
 use super::quality;
 use super::runs;
-use super::section::{Line, fact, lines, said, title};
+use super::section::{SectionItem, fact, lines, said, title};
 use super::table::{Style, Table, number, text};
 use super::units::*;
 use analysis::calls::{CallSource, Latency, Phase};
@@ -34,7 +35,7 @@ pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
         title(out, style, "Processes and contexts")?;
     }
     lines(out, &runs::lines(&report.runs), style)?;
-    title(out, style, "Model (as its tensors show it)")?;
+    title(out, style, "Model (from its tensors)")?;
     lines(out, &model(report), style)?;
     title(out, style, "Prefill and decode")?;
     lines(out, &calls(report), style)?;
@@ -88,11 +89,11 @@ fn absent(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()>
     if there {
         return Ok(());
     }
-    title(out, style, &format!("{name}: none recorded (record {flag} does)"))
+    title(out, style, &format!("{name}: none recorded (use record {flag})"))
 }
 
 /// Recorder, target and machine of the recording.
-pub(super) fn run(run: &RunFacts) -> Vec<Line> {
+pub(super) fn run(run: &RunFacts) -> Vec<SectionItem> {
     let mut out = vec![said("recorded by", &run.tool), said("command", &run.command)];
     let machine = [run.host.as_str(), &run.cpu_model, &run.kernel, &run.arch];
     let machine: Vec<&str> = machine.into_iter().filter(|s| !s.is_empty()).collect();
@@ -113,7 +114,7 @@ pub(super) fn run(run: &RunFacts) -> Vec<Line> {
         out.push(said("process", format!("{} {cmdline}", p.pid)));
     }
     for e in &run.engines {
-        let version = if e.version.is_empty() { "version not stated" } else { &e.version };
+        let version = if e.version.is_empty() { "version unknown" } else { &e.version };
         out.push(said("engine", version));
         for m in &e.modules {
             let id = if m.build_id.is_empty() { "no build id" } else { &m.build_id };
@@ -132,7 +133,7 @@ fn cores(c: &Cluster) -> String {
 }
 
 /// Facts of the model.
-pub(super) fn model(report: &Report) -> Vec<Line> {
+pub(super) fn model(report: &Report) -> Vec<SectionItem> {
     let m = &report.model;
     let facts = [
         (m.layers.map(u64::from), "layers"),
@@ -164,7 +165,7 @@ pub(super) fn model(report: &Report) -> Vec<Line> {
     if shape.is_empty() && weights.is_empty() {
         let why = match report.run.structure {
             Some(false) => "not recorded (--no-str)",
-            _ => "no tensor that shows it was recorded",
+            _ => "unknown (no tensor that determines it was recorded)",
         };
         out.push(said("shape", why));
     }
@@ -172,14 +173,14 @@ pub(super) fn model(report: &Report) -> Vec<Line> {
 }
 
 /// Calls by phase, and how long they took.
-pub(super) fn calls(report: &Report) -> Vec<Line> {
+pub(super) fn calls(report: &Report) -> Vec<SectionItem> {
     let mut out = match report.call_source {
         CallSource::Token => Vec::new(),
         CallSource::SchedulerGraph => {
-            vec![said("note", "no engine call was recorded, each scheduler graph counts as one")]
+            vec![said("note", "no engine calls were recorded; each scheduler graph counts as a call")]
         }
         CallSource::CpuGraph => {
-            vec![said("note", "no engine call was recorded, each CPU graph counts as one")]
+            vec![said("note", "no engine calls were recorded; each CPU graph counts as a call")]
         }
     };
     if report.phases.is_empty() {
@@ -222,10 +223,10 @@ pub(super) fn calls(report: &Report) -> Vec<Line> {
         cells.push("request, prefill start to end".into());
         t.row(cells);
     }
-    out.push(Line::Table(t));
+    out.push(SectionItem::Table(t));
     let batched = report.phases.iter().any(|p| p.batched);
     if report.ttft.is_none() {
-        let why = if batched { "which batches are prompts is not known" } else { NO_PREFILL };
+        let why = if batched { "prompts cannot be identified in batched calls" } else { NO_PREFILL };
         out.push(said("TTFT", format!("unknown ({why})")));
     }
     if batched {
@@ -237,37 +238,40 @@ pub(super) fn calls(report: &Report) -> Vec<Line> {
             "{several} of {} had several prefill calls",
             count(report.requests.len() as u64, "request")
         );
-        out.push(said("note", format!("{of}: parts of one prompt; what lies between them is in TTFT")));
+        out.push(said("note", format!("{of}: parts of one prompt; TTFT includes the time between them")));
     }
     for p in report.phases.iter().filter(|p| p.unseen_calls > 0) {
-        let (calls, phase) = (count(p.unseen_calls, "call"), p.phase.name());
+        let calls = count(p.unseen_calls, &format!("{} call", p.phase.name()));
         let why = report.unseen.as_deref().unwrap_or_default();
         let text =
-            format!("{calls} of {phase} in no time above: when the device had finished was not seen ({why})");
+            format!("{calls} excluded from the figures above: the device's completion was not seen ({why})");
         out.push(said("note", text));
     }
     for p in report.phases.iter().filter(|p| p.device_ns > 0) {
         let share = p.device_ns as f64 * 100.0 / p.in_call_ns.max(1) as f64;
         let text = format!(
-            "{}: {share:.0} % of the calls' time waited for a device behind their returns",
+            "{}: {share:.0} % of the calls' time was spent waiting for a device after they returned",
             p.phase.name()
         );
         out.push(said("device", text));
     }
     for p in report.phases.iter().filter(|p| p.cut_calls > 0) {
-        let (cut, phase) = (count(p.cut_calls, "call"), p.phase.name());
-        out.push(said("note", format!("{cut} of {phase} cut by the end of the recording, in no time above")));
+        let cut = count(p.cut_calls, &format!("{} call", p.phase.name()));
+        let were = if p.cut_calls == 1 { "was" } else { "were" };
+        let text =
+            format!("{cut} {were} still running when recording stopped; excluded from the figures above");
+        out.push(said("note", text));
     }
     if report.phases.iter().any(|p| p.phase == Phase::Unknown) {
-        out.push(said("note", "unknown: neither the batch nor the ubatch of these calls could be read"));
+        out.push(said("note", "unknown: the batch and the ubatch of these calls could not be read"));
     }
     out
 }
 
-const NO_PREFILL: &str = "no request's prefill was recorded whole";
+const NO_PREFILL: &str = "no request's prefill was recorded completely";
 /// What prefill means if a server may have batched several requests.
-const BATCHED: &str = "batched, not told apart: calls of several tokens may be prompts, next tokens of several requests (in a \
-                       server) or tokens that a draft model proposed; the tables call them prefill";
+const BATCHED: &str = "batched: calls of several tokens may be prompts, next tokens of several requests (in a server) or \
+                       tokens proposed by a draft model; they cannot be distinguished, and the tables call them prefill";
 
 /// A row of tokens below that of the calls.
 fn token_row(l: Option<Latency>, per: &str) -> Vec<String> {
@@ -344,6 +348,9 @@ fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) 
     if !p.splits.is_empty() && report.tables.len() > 1 {
         title(out, style, &format!("Graph splits by backend, {name}"))?;
         splits(out, &p.splits, style)?;
+        if let Some(work) = &p.offload {
+            offload::write(out, work, name, style)?;
+        }
     }
     Ok(())
 }
@@ -360,17 +367,17 @@ fn left_out(out: &mut dyn Write, more: u64, noun: &str, style: &Style) -> io::Re
 pub(super) fn level_changed(p: &PhaseReport) -> Option<String> {
     let ops = match p.graphs_below_ops {
         0 => String::new(),
-        n => format!("; ops are of {} of {} CPU graphs", p.cpu_graphs, p.cpu_graphs + n),
+        n => format!("; {} of {} CPU graphs have ops", p.cpu_graphs, p.cpu_graphs + n),
     };
     let any = p.level_changes > 0 || p.graphs_below_ops > 0;
-    any.then(|| format!("{} within these calls{ops}", count(p.level_changes, "time")))
+    any.then(|| format!("{} during these calls{ops}", count(p.level_changes, "time")))
 }
 
 /// How op times are measured.
 pub(super) fn op_time(p: &PhaseReport) -> &'static str {
     match p.op_time {
         Some(OpTime::Busy) => "busy: start to barrier entry, thread 0",
-        Some(OpTime::Wall) => "wall: start to next op's start, barrier wait inside, thread 0",
+        Some(OpTime::Wall) => "wall: start to next op's start, including barrier wait, thread 0",
         Some(OpTime::Mixed) => "busy in some graphs, wall in others, thread 0",
         None => "none recorded",
     }
@@ -397,7 +404,7 @@ pub(super) fn ops(rows: &[OpRow], by: &'static str, p: &PhaseReport) -> Table {
         number("max us", 5),
     ];
     if with_wait {
-        columns.extend([number("wait ms", 3), number("imbal", 2)]);
+        columns.extend([number("wait ms", 3), number("imbalance", 2)]);
     }
     columns.extend([number("GB/s", 4), number("GFLOP/s", 4), text(by)]);
     let mut t = Table::new(columns);
@@ -426,7 +433,7 @@ pub(super) fn ops(rows: &[OpRow], by: &'static str, p: &PhaseReport) -> Table {
 /// Threads of the engine's pool.
 pub(super) fn threads(rows: &[ThreadRow], p: &PhaseReport) -> Table {
     let mut t = Table::new(vec![
-        number("ith", 0),
+        number("thread", 0),
         number("tids", 2),
         number("ops", 1),
         number(op_head(p), 0),
@@ -450,7 +457,7 @@ pub(super) fn threads(rows: &[ThreadRow], p: &PhaseReport) -> Table {
 
 /// Shown if threads have no wait column.
 pub(super) const NO_WAIT: &str =
-    "barrier wait not recorded apart (interval mode): it is inside the ops' time";
+    "barrier wait was not recorded separately (interval mode): op times include it";
 
 fn tokens(out: &mut dyn Write, rows: &[TokenRow], p: &PhaseReport, style: &Style) -> io::Result<()> {
     let mut t = Table::new(vec![
@@ -476,7 +483,7 @@ fn tokens(out: &mut dyn Write, rows: &[TokenRow], p: &PhaseReport, style: &Style
             ms(r.op_ns),
             if p.wait_ns.is_some() { ms(r.wait_ns) } else { "-".into() },
             r.slices.to_string(),
-            if r.cut { "cut by the end of the recording".into() } else { String::new() },
+            if r.cut { "still running when recording stopped".into() } else { String::new() },
         ]);
     }
     write!(out, "{}", t.render(style))

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::table::{Style, Table, clean, cut, number, text as words};
 use super::units::*;
 use analysis::calls::Phase;
-use analysis::live::{PhaseSpan, ProcessSpan, Span, keep};
+use analysis::live::{LiveSpan, PhaseSpan, ProcessSpan, keep};
 use analysis::words::share;
 
 /// Maximum lines for threads.
@@ -19,7 +19,7 @@ const USUAL: usize = 100;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum RecordingState {
     /// No engine has been found yet.
     Waiting,
     Running,
@@ -29,9 +29,9 @@ pub enum State {
 /// The state of a recording. The field names are those of the JSON lines; `schema` is increased when a field
 /// changes its meaning.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Picture {
+pub struct TopSnapshot {
     pub schema: u32,
-    pub state: State,
+    pub state: RecordingState,
     /// Why it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end: Option<String>,
@@ -52,8 +52,8 @@ pub struct Picture {
     pub output: Option<String>,
     pub bytes: u64,
     /// The last seconds, for the process shown.
-    pub now: Span,
-    pub run: Span,
+    pub now: LiveSpan,
+    pub run: LiveSpan,
     /// All processes with calls or graphs.
     pub processes: Vec<ProcessSpan>,
     /// Recent messages of the recorder.
@@ -69,15 +69,15 @@ pub struct CallNow {
 }
 
 /// The display as lines, each ending in a newline; at most `height` lines, and at most `rows` ops.
-pub fn text(p: &Picture, rows: usize, height: Option<usize>, style: &Style) -> String {
+pub fn text(p: &TopSnapshot, rows: usize, height: Option<usize>, style: &Style) -> String {
     let width = style.width.unwrap_or(usize::MAX);
-    let mut out = Lines { lines: Vec::new(), width };
+    let mut out = ScreenLines { lines: Vec::new(), width };
     head(&mut out, p, style);
     processes(&mut out, p, style);
     let messages = p.messages.iter().map(|m| cut(&clean(m), width));
     let mut tail: Vec<String> = messages.collect();
     match shown(p) {
-        None => out.plain(if p.state == State::Waiting { "" } else { "No op has been recorded yet." }),
+        None => out.plain(if p.state == RecordingState::Waiting { "" } else { "No ops recorded yet." }),
         Some((span, phase)) => {
             out.plain("");
             out.plain(&ops_title(p, span, phase));
@@ -94,7 +94,7 @@ pub fn text(p: &Picture, rows: usize, height: Option<usize>, style: &Style) -> S
 }
 
 /// The processes, if there are several: each has its speed, and the rest of the display is about one.
-fn processes(out: &mut Lines, p: &Picture, style: &Style) {
+fn processes(out: &mut ScreenLines, p: &TopSnapshot, style: &Style) {
     if p.processes.len() < 2 {
         return;
     }
@@ -122,17 +122,17 @@ fn processes(out: &mut Lines, p: &Picture, style: &Style) {
     out.lines.extend(table.render(style).lines().map(String::from));
     let more = p.processes.len().saturating_sub(PROCESSES);
     if more > 0 {
-        out.plain(&format!("  and {more} more (--json has them all)"));
+        out.plain(&format!("  and {more} more (--json lists all)"));
     }
 }
 
 /// Lines cut to the width.
-struct Lines {
+struct ScreenLines {
     lines: Vec<String>,
     width: usize,
 }
 
-impl Lines {
+impl ScreenLines {
     fn plain(&mut self, line: &str) {
         self.lines.push(cut(&clean(line), self.width));
     }
@@ -142,8 +142,8 @@ impl Lines {
     }
 }
 
-fn head(out: &mut Lines, p: &Picture, style: &Style) {
-    let file = p.output.as_ref().map(|f| format!(", into {f} ({})", bytes(p.bytes as f64)));
+fn head(out: &mut ScreenLines, p: &TopSnapshot, style: &Style) {
+    let file = p.output.as_ref().map(|f| format!(", output {f} ({})", bytes(p.bytes as f64)));
     let title = format!("profinfer top: {}, {:.0} s{}", p.target, p.elapsed_s, file.unwrap_or_default());
     out.lines.push(style.bold(&cut(&clean(&title), out.width)));
     out.named("now", &state(p));
@@ -153,8 +153,8 @@ fn head(out: &mut Lines, p: &Picture, style: &Style) {
         let (now, all, calls) = (speed(now), speed(run.tokens_per_s), count(run.calls, "call"));
         out.named(run.phase.name(), &format!("{now:>9} tok/s now {all:>9} over the run   {calls}"));
     }
-    let cost = p.cost.map_or("its cost is not measured".into(), |c| format!("costs {} % of a token", pct(c)));
-    let budget = p.budget.map_or(String::new(), |b| format!(", at most {} % allowed", pct(b)));
+    let cost = p.cost.map_or("overhead not measured".into(), |c| format!("overhead {} % of a token", pct(c)));
+    let budget = p.budget.map_or(String::new(), |b| format!(", budget {} %", pct(b)));
     out.named("level", &format!("{}, {cost}{budget}; own CPU {} %", p.level, pct(p.own_cpu)));
     match p.lost {
         0 => out.named("events", &format!("{}, none lost", p.events)),
@@ -166,11 +166,11 @@ fn head(out: &mut Lines, p: &Picture, style: &Style) {
     }
 }
 
-fn state(p: &Picture) -> String {
+fn state(p: &TopSnapshot) -> String {
     match (p.state, &p.call) {
-        (State::Waiting, _) => "waits: no engine is there yet".into(),
-        (State::Ended, _) => format!("ended: {}", p.end.as_deref().unwrap_or("not known why")),
-        (State::Running, Some(call)) => {
+        (RecordingState::Waiting, _) => "waiting: no engine found yet".into(),
+        (RecordingState::Ended, _) => format!("ended: {}", p.end.as_deref().unwrap_or("unknown reason")),
+        (RecordingState::Running, Some(call)) => {
             let phase = if call.phase == Phase::Unknown { "" } else { call.phase.name() };
             format!(
                 "in a {phase}{}call for {}",
@@ -178,33 +178,33 @@ fn state(p: &Picture) -> String {
                 time(call.seconds * 1e9)
             )
         }
-        (State::Running, None) if p.run.phases.is_empty() => "no call has been seen yet".into(),
-        (State::Running, None) => "between calls".into(),
+        (RecordingState::Running, None) if p.run.phases.is_empty() => "no calls seen yet".into(),
+        (RecordingState::Running, None) => "between calls".into(),
     }
 }
 
 /// The phase that the table of ops shows: the one that took the most time recently, else over the complete run.
-fn shown(p: &Picture) -> Option<(&Span, &PhaseSpan)> {
-    let most = |span: &'_ Span| {
+fn shown(p: &TopSnapshot) -> Option<(&LiveSpan, &PhaseSpan)> {
+    let most = |span: &'_ LiveSpan| {
         let phases = span.phases.iter().enumerate().filter(|(_, s)| !s.ops.is_empty());
         phases.max_by_key(|(_, s)| s.graph_ns).map(|(i, _)| i)
     };
-    let spans = [Some(&p.now).filter(|_| p.state != State::Ended), Some(&p.run)];
+    let spans = [Some(&p.now).filter(|_| p.state != RecordingState::Ended), Some(&p.run)];
     spans.into_iter().flatten().find_map(|span| Some((span, span.phases.get(most(span)?)?)))
 }
 
-fn ops_title(p: &Picture, span: &Span, phase: &PhaseSpan) -> String {
+fn ops_title(p: &TopSnapshot, span: &LiveSpan, phase: &PhaseSpan) -> String {
     let over = match (std::ptr::eq(span, &p.now), p.state) {
         (true, _) => format!("last {:.1} s", span.seconds),
-        (false, State::Ended) => "over the run".into(),
+        (false, RecordingState::Ended) => "over the run".into(),
         (false, _) => format!("over the run, none in the last {:.1} s", p.now.seconds),
     };
     let part = |ns| pct(share(ns, phase.graph_ns));
     let wait =
-        phase.wait_ns.map_or("waits at barriers in them".into(), |ns| format!("{} % at barriers", part(ns)));
+        phase.wait_ns.map_or("including barrier waits".into(), |ns| format!("{} % at barriers", part(ns)));
     let (ops, gaps) = (part(phase.op_ns), part(phase.gaps_ns));
     format!(
-        "Ops, {}, {over}: {ops} % of the graphs' time in ops, {wait}, {gaps} % between",
+        "Ops, {}, {over}: {ops} % of the graphs' time in ops, {wait}, {gaps} % in gaps",
         phase.phase.name()
     )
 }
@@ -306,14 +306,14 @@ mod tests {
         assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["4715", "-", "11.25", "10", "shown"]);
     }
 
-    fn picture() -> Picture {
-        let span = |seconds, speed| Span {
+    fn picture() -> TopSnapshot {
+        let span = |seconds, speed| LiveSpan {
             seconds,
             phases: vec![PhaseSpan { tokens_per_s: Some(speed), ..decode() }],
         };
-        Picture {
+        TopSnapshot {
             schema: 1,
-            state: State::Running,
+            state: RecordingState::Running,
             end: None,
             target: "process 4711".into(),
             elapsed_s: 12.3,
@@ -336,13 +336,13 @@ mod tests {
     #[test]
     fn a_picture_looks_like_this() {
         let want = "\
-profinfer top: process 4711, 12 s, into run.pfi (1.2 MiB)
+profinfer top: process 4711, 12 s, output run.pfi (1.2 MiB)
 now      in a decode call for 32.10 ms
 decode       12.50 tok/s now     11.25 over the run   10 calls
-level    op with structure, costs 0.71 % of a token, at most 1.00 % allowed; own CPU 1.30 %
+level    op with structure, overhead 0.71 % of a token, budget 1.00 %; own CPU 1.30 %
 events   123456, none lost
 
-Ops, decode, last 5.0 s: 90.00 % of the graphs' time in ops, 5.00 % at barriers, 5.00 % between
+Ops, decode, last 5.0 s: 90.00 % of the graphs' time in ops, 5.00 % at barriers, 5.00 % in gaps
       %  ms/token  calls/s  op and name
   80.00    0.4000     2000  MUL_MAT  ffn_up-{L}
    6.00    0.0300     2000  ADD  a\\u{1b}[31m
@@ -372,9 +372,9 @@ level now op: the richest\\u{7}
 
     #[test]
     fn what_is_not_known_is_said() {
-        let nothing = Span::default();
-        let mut p = Picture {
-            state: State::Waiting,
+        let nothing = LiveSpan::default();
+        let mut p = TopSnapshot {
+            state: RecordingState::Waiting,
             call: None,
             cost: None,
             budget: None,
@@ -384,12 +384,10 @@ level now op: the richest\\u{7}
             messages: Vec::new(),
             ..picture()
         };
-        let said = |p: &Picture| text(p, 10, None, &Style::default());
-        assert!(said(&p).contains("waits: no engine is there yet"), "{}", said(&p));
-        p.state = State::Running;
-        for line in
-            ["no call has been seen yet", "its cost is not measured", "44 LOST (0.04 %)", "No op has been"]
-        {
+        let said = |p: &TopSnapshot| text(p, 10, None, &Style::default());
+        assert!(said(&p).contains("waiting: no engine found yet"), "{}", said(&p));
+        p.state = RecordingState::Running;
+        for line in ["no calls seen yet", "overhead not measured", "44 LOST (0.04 %)", "No ops recorded"] {
             assert!(said(&p).contains(line), "{}", said(&p));
         }
         p.run = picture().run;
@@ -399,11 +397,11 @@ level now op: the richest\\u{7}
         p.run.phases[0].wait_ns = None;
         p.run.phases[0].threads[0].wait_share = None;
         assert!(
-            said(&p).contains("waits at barriers in them") && said(&p).contains("0:  90.0  "),
+            said(&p).contains("including barrier waits") && said(&p).contains("0:  90.0  "),
             "{}",
             said(&p)
         );
-        (p.state, p.end) = (State::Ended, Some("target exited".into()));
+        (p.state, p.end) = (RecordingState::Ended, Some("target exited".into()));
         assert!(
             said(&p).contains("ended: target exited") && said(&p).contains("Ops, decode, over the run: ")
         );

@@ -8,7 +8,8 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::kernels::{
-    Acts, Index, Isa, Matrix, MatrixError, Out, Placement, matmul, prepare_row, prepared_row_bytes,
+    Acts, Isa, Matrix, MatrixError, MatrixPlacement, ResultRows, RowIndex, matmul, prepare_row,
+    prepared_row_bytes,
 };
 use ggml::quant::TensorType;
 
@@ -34,7 +35,7 @@ pub enum MeasureError {
 
 /// What to measure: the product of a matrix `[rows][cols]` with a number of tokens.
 #[derive(Debug, Clone, Copy)]
-pub struct Case {
+pub struct BenchCase {
     pub ty: TensorType,
     pub rows: usize,
     pub cols: usize,
@@ -69,17 +70,17 @@ pub fn tile_by_rule(registers: usize, e: usize, h: usize, l: usize) -> (usize, u
 ///
 /// # Errors
 /// The shape is invalid for the type, or memory or threads are not available.
-pub fn measure(case: &Case, footprint: usize, seconds: f64) -> Result<Timing, MeasureError> {
+pub fn measure(case: &BenchCase, footprint: usize, seconds: f64) -> Result<Timing, MeasureError> {
     let row_bytes = case.ty.row_bytes(case.cols as u64).unwrap_or(0) as usize;
     let source = made_up(case.ty, row_bytes.saturating_mul(case.rows));
-    let make = || Matrix::new(case.ty, case.rows, case.cols, Placement::Packed(&source), case.isa);
+    let make = || Matrix::new(case.ty, case.rows, case.cols, MatrixPlacement::Packed(&source), case.isa);
     let first = make()?;
     let (bytes, fewer) = (first.bytes().max(1), case.tokens.div_ceil(MANY));
     let mut matrices = vec![first];
     for _ in 1..footprint / fewer / bytes {
         matrices.push(make()?);
     }
-    let acts = Activations::new(&matrices[0], case);
+    let acts = PreparedRows::new(&matrices[0], case);
     let mut results = vec![0.0f32; case.tokens * case.rows];
     let mut times = Vec::new();
     let begin = Instant::now();
@@ -107,13 +108,13 @@ fn made_up(ty: TensorType, len: usize) -> Vec<u8> {
 }
 
 /// Prepared rows, all identical.
-struct Activations {
+struct PreparedRows {
     words: Vec<u64>,
     row_bytes: usize,
 }
 
-impl Activations {
-    fn new(matrix: &Matrix, case: &Case) -> Self {
+impl PreparedRows {
+    fn new(matrix: &Matrix, case: &BenchCase) -> Self {
         let row_bytes = prepared_row_bytes(matrix.format(), case.cols).next_multiple_of(64);
         let mut words = vec![0u64; row_bytes / 8 * case.tokens];
         let row: Vec<f32> = (0..case.cols).map(|i| (i as f32).sin()).collect();
@@ -133,15 +134,15 @@ impl Activations {
 
 /// Seconds for one pass over all matrices, on all threads.
 fn round(
-    case: &Case,
+    case: &BenchCase,
     matrices: &[Matrix],
-    acts: &Activations,
+    acts: &PreparedRows,
     results: &mut [f32],
 ) -> Result<f64, MeasureError> {
-    let index = Index::First(case.tokens);
+    let index = RowIndex::First(case.tokens);
     let input = Acts::new(acts.bytes(), acts.row_bytes, index);
     // SAFETY: one row of `rows` values per token; the threads write disjoint rows of the matrix.
-    let out = unsafe { Out::new(results.as_mut_ptr(), case.rows, index) };
+    let out = unsafe { ResultRows::new(results.as_mut_ptr(), case.rows, index) };
     let (ready, next) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let work = |thread: usize| {
         let mut scratch = vec![0; matrices[0].scratch_bytes(case.tokens)];
@@ -201,12 +202,13 @@ mod tests {
     fn every_type_is_measured() {
         for ty in TensorType::ALL {
             for (tokens, threads) in [(1, 1), (17, 2)] {
-                let case = Case { ty, rows: 100, cols: 256, tokens, isa: Isa::best(), threads };
+                let case = BenchCase { ty, rows: 100, cols: 256, tokens, isa: Isa::best(), threads };
                 let timing = measure(&case, 0, 0.0).expect("a shape of every type");
                 assert!(timing.us > 0.0 && timing.gop_s > 0.0, "{ty:?}: {timing:?}");
             }
         }
-        let none = Case { ty: TensorType::Q4_0, rows: 1, cols: 5, tokens: 1, isa: Isa::Scalar, threads: 1 };
+        let none =
+            BenchCase { ty: TensorType::Q4_0, rows: 1, cols: 5, tokens: 1, isa: Isa::Scalar, threads: 1 };
         assert!(measure(&none, 0, 0.0).is_err());
     }
 }

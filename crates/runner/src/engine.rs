@@ -3,13 +3,13 @@
 //! A batch is processed in parts (ubatches). For each the graph is built, or reused if the sizes are those of the
 //! previous one. Nothing is allocated between tokens, except when the context grows by a chunk of the cache.
 
-use super::abi::{self, Batch, Tensor};
+use super::abi::{self, GgmlTensor, LlamaBatch};
 use super::compute::{self, Slow};
 use super::model::cache::{CHUNK, Cache, CacheError};
-use super::model::graph::{BufferError, Built, Graph, Shape};
+use super::model::graph::{BufferError, Built, GraphSize, ModelGraph};
 use super::model::{Model, ModelError};
 use super::pool::sched::ComputeError;
-use super::pool::{Context, Functions, PoolError, Sched, Threads};
+use super::pool::{BackendSched, Context, Functions, PoolError, Threads};
 use super::truth::Truth;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub enum EngineError {
 
 /// Settings of an engine.
 #[derive(Clone)]
-pub struct Settings {
+pub struct EngineSettings {
     /// Context length in tokens, rounded up to complete chunks of the cache.
     pub context: usize,
     /// Threads for batches of several tokens; also the maximum.
@@ -65,17 +65,17 @@ pub struct Settings {
 }
 
 /// A model with its context.
-pub struct Engine {
-    sched: Box<Sched>,
+pub struct RunnerEngine {
+    sched: Box<BackendSched>,
     way: Option<Context>,
-    graph: Graph,
+    graph: ModelGraph,
     cache: Cache,
     model: Arc<Model>,
-    settings: Settings,
+    settings: EngineSettings,
     /// Tokens in the cache.
     past: usize,
     /// The result of the last graph; null before the first.
-    logits: *mut Tensor,
+    logits: *mut GgmlTensor,
     /// Why the last batch failed.
     failure: Option<EngineError>,
 }
@@ -89,28 +89,28 @@ fn functions() -> Functions {
         // SAFETY: as above.
         rms_norm_mul: |params, norm, mul| unsafe { compute::forward_norm_mul(params, norm, mul) },
         // SAFETY: as above.
-        work_size: |node, threads| unsafe { compute::State::of(node) }.work.bytes(threads),
+        work_size: |node, threads| unsafe { compute::NodeState::of(node) }.work.bytes(threads),
     }
 }
 
-impl Engine {
+impl RunnerEngine {
     /// An engine with an empty context.
     ///
     /// # Errors
     /// Memory or threads are not available.
-    pub fn new(model: Arc<Model>, settings: Settings) -> Result<Self, EngineError> {
+    pub fn new(model: Arc<Model>, settings: EngineSettings) -> Result<Self, EngineError> {
         if settings.context > MAX_CONTEXT {
             return Err(EngineError::Long(settings.context));
         }
         let context = settings.context.max(1).next_multiple_of(CHUNK);
         let cache = Cache::new(&model.params, context)?;
-        let most = Shape { tokens: UBATCH.min(context), positions: context, outputs: 1 };
-        let graph = Graph::new(&model, &cache, most, settings.threads)?;
+        let most = GraphSize { tokens: UBATCH.min(context), positions: context, outputs: 1 };
+        let graph = ModelGraph::new(&model, &cache, most, settings.threads)?;
         let threads = Threads::new(settings.threads, settings.pin, functions())?;
         if let Some(truth) = &settings.truth {
             threads.record(Arc::clone(truth));
         }
-        let sched = Sched::new(threads, settings.two_backends);
+        let sched = BackendSched::new(threads, settings.two_backends);
         let way = Some(Context::new(decode_batch, settings.truth.clone()));
         Ok(Self {
             sched,
@@ -140,7 +140,7 @@ impl Engine {
     }
 
     /// The scheduler.
-    pub fn sched(&self) -> &Sched {
+    pub fn sched(&self) -> &BackendSched {
         &self.sched
     }
 
@@ -150,7 +150,7 @@ impl Engine {
     }
 
     /// The graph of a shape that fits the context, without running it.
-    pub(super) fn graph_of(&mut self, shape: Shape) -> Built {
+    pub(super) fn graph_of(&mut self, shape: GraphSize) -> Built {
         self.graph.get(&self.model, &self.cache, shape)
     }
 
@@ -165,7 +165,7 @@ impl Engine {
     }
 
     /// The graph that ran last.
-    pub fn graph(&self) -> Option<&abi::Graph> {
+    pub fn graph(&self) -> Option<&abi::GgmlGraph> {
         // SAFETY: the space's own graph, alive and unchanged while `self` is borrowed.
         self.graph.built().map(|b| unsafe { &*b.graph })
     }
@@ -183,7 +183,7 @@ impl Engine {
     pub fn decode(&mut self, tokens: &[i32]) -> Result<&[f32], EngineError> {
         let count = i32::try_from(tokens.len()).unwrap_or(i32::MAX);
         let null = std::ptr::null_mut;
-        let batch = Batch {
+        let batch = LlamaBatch {
             n_tokens: count,
             token: tokens.as_ptr().cast_mut(),
             embd: std::ptr::null_mut(),
@@ -244,7 +244,8 @@ impl Engine {
             let end = self.past + part.len();
             self.cache.grow(end)?;
             let positions = end.next_multiple_of(CHUNK).min(self.context());
-            let shape = Shape { tokens: part.len(), positions, outputs: usize::from(parts.peek().is_none()) };
+            let shape =
+                GraphSize { tokens: part.len(), positions, outputs: usize::from(parts.peek().is_none()) };
             let built = self.graph.get(&self.model, &self.cache, shape);
             self.fill(&built, part);
             // SAFETY: the graph is the space's, alive and built for these inputs; nothing else uses it now.
@@ -296,7 +297,7 @@ fn causal(mask: &mut [u16], positions: usize, past: usize, window: usize) {
 ///
 /// # Safety
 /// It must be contiguous with elements of `T`, its data must be alive, and nothing else may use it for `'a`.
-unsafe fn elements<'a, T>(tensor: *mut Tensor) -> &'a mut [T] {
+unsafe fn elements<'a, T>(tensor: *mut GgmlTensor) -> &'a mut [T] {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let len = usize::try_from((*tensor).nelements()).unwrap_or(0);
@@ -308,12 +309,12 @@ unsafe fn elements<'a, T>(tensor: *mut Tensor) -> &'a mut [T] {
 ///
 /// # Safety
 /// `engine` must point to an engine that nothing else uses, and the batch to `n_tokens` tokens.
-unsafe fn decode_batch(engine: *mut c_void, batch: &abi::Batch) -> i32 {
+unsafe fn decode_batch(engine: *mut c_void, batch: &abi::LlamaBatch) -> i32 {
     // SAFETY: guaranteed by the caller.
     let (engine, tokens) = unsafe {
         let len = usize::try_from(batch.n_tokens).unwrap_or(0);
         let tokens = if len == 0 { &[] } else { std::slice::from_raw_parts(batch.token.cast_const(), len) };
-        (&mut *engine.cast::<Engine>(), tokens)
+        (&mut *engine.cast::<RunnerEngine>(), tokens)
     };
     engine.failure = engine.run(tokens).err();
     if engine.failure.is_some() { -1 } else { 0 }

@@ -1,13 +1,13 @@
 //! The minimum time that a model's phases can take on this machine.
 
-use super::abi::{Op, Tensor, Type};
-use super::engine::{Engine, UBATCH};
+use super::abi::{GgmlTensor, GgmlType, Op};
+use super::engine::{RunnerEngine, UBATCH};
 use super::model::cache::CHUNK;
-use super::model::graph::{Built, Shape};
+use super::model::graph::{Built, GraphSize};
 use super::peak::{self, Effort, PeakError, Peaks};
 use super::pool::pin;
 use ggml::cost::{OpShape, TensorShape};
-use ggml::roofline::{Ceilings, Seen, of_op};
+use ggml::roofline::{AttendedPositions, Ceilings, of_op};
 
 /// Most sources of an op with a known cost.
 const SOURCES: usize = 5;
@@ -33,42 +33,48 @@ pub fn ceilings(peaks: &Peaks) -> Option<Ceilings> {
 }
 
 /// Minimum seconds to process a prompt of `tokens` into an empty context, in the engine's batches.
-pub fn prefill_seconds(engine: &mut Engine, tokens: usize, ceilings: &Ceilings) -> f64 {
+pub fn prefill_seconds(engine: &mut RunnerEngine, tokens: usize, ceilings: &Ceilings) -> f64 {
     let mut seconds = 0.0;
     for from in (0..tokens).step_by(UBATCH) {
         let count = UBATCH.min(tokens - from);
         let last = from + count == tokens;
-        let shape = Shape { tokens: count, positions: positions(engine, from + count), outputs: last.into() };
-        seconds += graph_seconds(engine, shape, Seen::causal(from, count), ceilings);
+        let shape =
+            GraphSize { tokens: count, positions: positions(engine, from + count), outputs: last.into() };
+        seconds += graph_seconds(engine, shape, AttendedPositions::causal(from, count), ceilings);
     }
     seconds
 }
 
 /// Minimum seconds to decode `tokens` one by one after `past` others.
-pub fn decode_seconds(engine: &mut Engine, past: usize, tokens: usize, ceilings: &Ceilings) -> f64 {
+pub fn decode_seconds(engine: &mut RunnerEngine, past: usize, tokens: usize, ceilings: &Ceilings) -> f64 {
     let (mut seconds, mut from, end) = (0.0, past, past + tokens);
     while from < end {
         // All with the same graph: time grows linearly with the position, so the middle represents all.
         let to = (from + 1).next_multiple_of(CHUNK).min(end);
-        let shape = Shape { tokens: 1, positions: positions(engine, to), outputs: 1 };
+        let shape = GraphSize { tokens: 1, positions: positions(engine, to), outputs: 1 };
         let middle = (from + to) as f64 / 2.0;
-        let seen = Seen { mean: middle + 0.5, any: middle + 0.5 };
+        let seen = AttendedPositions { mean: middle + 0.5, any: middle + 0.5 };
         seconds += graph_seconds(engine, shape, seen, ceilings) * (to - from) as f64;
         from = to;
     }
     seconds
 }
 
-fn positions(engine: &Engine, end: usize) -> usize {
+fn positions(engine: &RunnerEngine, end: usize) -> usize {
     end.next_multiple_of(CHUNK).min(engine.context())
 }
 
-fn graph_seconds(engine: &mut Engine, shape: Shape, seen: Seen, ceilings: &Ceilings) -> f64 {
+fn graph_seconds(
+    engine: &mut RunnerEngine,
+    shape: GraphSize,
+    seen: AttendedPositions,
+    ceilings: &Ceilings,
+) -> f64 {
     let window = engine.model().params.window;
     let built = engine.graph_of(shape);
     // SAFETY: the engine's graph, alive until the next one is built.
     let nodes = unsafe { (*built.graph).nodes() };
-    let seconds = |node: &&Tensor| {
+    let seconds = |node: &&GgmlTensor| {
         let seen = match window {
             Some(window) if windowed(node, &built) => seen.within(window),
             _ => seen,
@@ -79,11 +85,11 @@ fn graph_seconds(engine: &mut Engine, shape: Shape, seen: Seen, ceilings: &Ceili
     nodes.iter().filter(|n| !n.is_nop()).map(seconds).sum()
 }
 
-fn windowed(node: &Tensor, built: &Built) -> bool {
+fn windowed(node: &GgmlTensor, built: &Built) -> bool {
     node.op == Op::FLASH_ATTN_EXT && built.inputs.window_mask.is_some_and(|m| node.src[3] == m)
 }
 
-fn node_seconds(node: &Tensor, seen: Seen, ceilings: &Ceilings) -> Option<f64> {
+fn node_seconds(node: &GgmlTensor, seen: AttendedPositions, ceilings: &Ceilings) -> Option<f64> {
     let mut src = [None; SOURCES];
     for (i, s) in src.iter_mut().enumerate() {
         // SAFETY: sources of a node of the engine's graph.
@@ -99,8 +105,8 @@ fn node_seconds(node: &Tensor, seen: Seen, ceilings: &Ceilings) -> Option<f64> {
     Some(of_op(&op, quantised, seen)?.seconds(ceilings))
 }
 
-fn shape(t: &Tensor) -> TensorShape {
-    let traits = Type::traits(t.ty);
+fn shape(t: &GgmlTensor) -> TensorShape {
+    let traits = GgmlType::traits(t.ty);
     TensorShape {
         ne: t.ne.map(|n| u64::try_from(n).unwrap_or(0)),
         block: u32::try_from(traits.blck_size).unwrap_or(0),
@@ -110,11 +116,11 @@ fn shape(t: &Tensor) -> TensorShape {
 
 #[cfg(test)]
 mod tests {
-    use super::super::engine::Settings;
+    use super::super::engine::EngineSettings;
     use super::super::kernels::Isa;
     use super::super::model::Model;
     use super::super::model::weights::Placement;
-    use super::super::synth::{self, DEFAULT_SEED, Order, presets, tensors};
+    use super::super::synth::{self, DEFAULT_SEED, ModelSpec, presets, tensors};
     use super::*;
     use ggml::quant::TensorType;
     use std::sync::Arc;
@@ -123,11 +129,11 @@ mod tests {
     /// Rows of the embedding are read more than once, but are negligible compared with the matrices.
     const TOLERANCE: f64 = 1e-4;
 
-    fn engine(order: &Order) -> Engine {
+    fn engine(order: &ModelSpec) -> RunnerEngine {
         let file = tempfile::NamedTempFile::new().expect("a file");
         synth::write(order, file.as_file(), |_| ()).expect("room");
         let model = Model::load(file.path(), Isa::best(), Placement::Packed, |_, _| ()).expect("a model");
-        let settings = Settings {
+        let settings = EngineSettings {
             context: CONTEXT,
             threads: 1,
             decode_threads: 1,
@@ -135,17 +141,17 @@ mod tests {
             two_backends: false,
             truth: None,
         };
-        Engine::new(Arc::new(model), settings).expect("memory")
+        RunnerEngine::new(Arc::new(model), settings).expect("memory")
     }
 
-    fn order() -> Order {
+    fn order() -> ModelSpec {
         let preset = presets::find("tiny").expect("a preset");
-        Order { preset, ty: TensorType::Q8_0, seed: DEFAULT_SEED, threads: 1 }
+        ModelSpec { preset, ty: TensorType::Q8_0, seed: DEFAULT_SEED, threads: 1 }
     }
 
     /// Bytes of all matrices except the embedding, of which one row is read.
-    fn matrices(order: &Order) -> u64 {
-        let of = |t: tensors::Tensor| {
+    fn matrices(order: &ModelSpec) -> u64 {
+        let of = |t: tensors::SynthTensor| {
             let ty = tensors::stored_type(&t, order.ty);
             let row = ty.row_bytes(t.dims[0]).expect("whole blocks");
             let rows = if t.name == "token_embd.weight" { 1 } else { t.dims[1..].iter().product() };

@@ -14,12 +14,12 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use super::abi::{Graph, Tensor, accessors};
+use super::abi::{GgmlGraph, GgmlTensor, accessors};
 
 /// First line of the file.
 pub const MAGIC: &str = "# ggml-runner ground truth 1";
 
-/// CLOCK_MONOTONIC in ns.
+/// CLOCK_MONOTONIC in ns. By the C library, which knows the vDSO; rustix would parse it again.
 #[cfg(unix)]
 #[inline]
 pub fn now() -> u64 {
@@ -52,8 +52,7 @@ fn reading_cost() -> u64 {
 
 #[cfg(target_os = "linux")]
 fn thread_id() -> u32 {
-    // SAFETY: takes no arguments, returns a number.
-    unsafe { libc::gettid() }.cast_unsigned()
+    rustix::thread::gettid().as_raw_pid().cast_unsigned()
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -63,7 +62,7 @@ fn thread_id() -> u32 {
 
 /// What a span of the main thread covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Level {
+pub enum TruthLevel {
     /// A call of `llama_decode`; `a` is the number of tokens.
     Call,
     /// A graph passed to the scheduler; `a` is the number of nodes.
@@ -75,8 +74,8 @@ pub enum Level {
 const LEVELS: usize = 3;
 
 #[derive(Debug, Clone, Copy)]
-struct Span {
-    level: Level,
+struct TracedSpan {
+    level: TruthLevel,
     /// A call made before the measurement, to warm up memory and caches.
     warm_up: bool,
     /// Index of the enclosing open span of the level above, or `NONE`.
@@ -93,7 +92,7 @@ const NONE: u32 = u32::MAX;
 pub const IDS_HEAD: usize = 4;
 
 #[derive(Debug, Clone, Copy, Default)]
-struct OpTime {
+struct TruthOpTime {
     /// Index of the CPU graph among the spans.
     graph: u32,
     node: u32,
@@ -109,7 +108,7 @@ struct NodeName {
 
 #[derive(Default)]
 struct Spans {
-    list: Vec<Span>,
+    list: Vec<TracedSpan>,
     open: [Option<usize>; LEVELS],
     /// Nodes of each graph, by uid.
     tables: Vec<(u64, Vec<NodeName>)>,
@@ -117,9 +116,9 @@ struct Spans {
 }
 
 #[derive(Default)]
-struct Lane {
+struct TruthThread {
     tid: u32,
-    ops: Vec<OpTime>,
+    ops: Vec<TruthOpTime>,
     /// For each MUL_MAT_ID that it ran: index of the CPU graph, node, experts per token, tokens; then the ids.
     chosen: Vec<u32>,
     dropped: u64,
@@ -128,7 +127,7 @@ struct Lane {
 /// The record. Each thread has its own lane; the locks are never contended.
 pub struct Truth {
     spans: Mutex<Spans>,
-    lanes: Box<[Mutex<Lane>]>,
+    lanes: Box<[Mutex<TruthThread>]>,
     /// Index of the current CPU graph among the spans.
     graph: AtomicU32,
     /// For each level, the end time of the span that ended last.
@@ -146,7 +145,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Makes a call that is recorded as a span; the callee records its [end](Truth::end) if there is a record. The
 /// clock is read right before the call.
 #[inline(always)]
-pub fn span<R>(truth: Option<&Truth>, level: Level, a: u32, b: u64, call: impl FnOnce() -> R) -> R {
+pub fn span<R>(truth: Option<&Truth>, level: TruthLevel, a: u32, b: u64, call: impl FnOnce() -> R) -> R {
     let Some(truth) = truth else { return call() };
     let place = truth.open(level, a, b);
     let start = now();
@@ -158,8 +157,8 @@ pub fn span<R>(truth: Option<&Truth>, level: Level, a: u32, b: u64, call: impl F
 impl Truth {
     /// Bytes that a record with this capacity takes, at most `usize::MAX`.
     pub fn bytes(threads: usize, spans: usize, ops: usize, chosen: usize) -> usize {
-        let lanes = threads.saturating_mul(ops).saturating_mul(size_of::<OpTime>());
-        let spans = spans.saturating_mul(size_of::<Span>());
+        let lanes = threads.saturating_mul(ops).saturating_mul(size_of::<TruthOpTime>());
+        let spans = spans.saturating_mul(size_of::<TracedSpan>());
         lanes.saturating_add(spans).saturating_add(chosen.saturating_mul(size_of::<u32>()))
     }
 
@@ -168,15 +167,15 @@ impl Truth {
     pub fn new(threads: usize, spans: usize, ops: usize, chosen: usize) -> Result<Truth, TryReserveError> {
         let mut list = Vec::new();
         list.try_reserve_exact(spans)?;
-        let lane = |ith| -> Result<Mutex<Lane>, TryReserveError> {
-            let mut lane = Lane::default();
+        let lane = |ith| -> Result<Mutex<TruthThread>, TryReserveError> {
+            let mut lane = TruthThread::default();
             let chosen = if ith == 0 { chosen } else { 0 };
             lane.chosen.try_reserve_exact(chosen)?;
             lane.chosen.resize(chosen, 0);
             lane.chosen.clear();
             lane.ops.try_reserve_exact(ops)?;
             // Touched now, so that no page fault happens during an op.
-            lane.ops.resize(ops, OpTime::default());
+            lane.ops.resize(ops, TruthOpTime::default());
             lane.ops.clear();
             Ok(Mutex::new(lane))
         };
@@ -196,7 +195,7 @@ impl Truth {
     }
 
     /// Reserves a span of the main thread, inside those that are open.
-    fn open(&self, level: Level, a: u32, b: u64) -> Option<usize> {
+    fn open(&self, level: TruthLevel, a: u32, b: u64) -> Option<usize> {
         let mut spans = lock(&self.spans);
         let place = spans.list.len();
         if place == spans.list.capacity() {
@@ -206,12 +205,12 @@ impl Truth {
         let above = (level as usize).checked_sub(1).and_then(|l| spans.open[l]);
         let parent = above.and_then(|p| u32::try_from(p).ok()).unwrap_or(NONE);
         let warm_up = self.warm_up.load(Ordering::Relaxed);
-        spans.list.push(Span { level, warm_up, parent, tid: thread_id(), a, b, start: 0, end: 0 });
+        spans.list.push(TracedSpan { level, warm_up, parent, tid: thread_id(), a, b, start: 0, end: 0 });
         spans.open[level as usize] = Some(place);
         Some(place)
     }
 
-    fn close(&self, level: Level, place: Option<usize>, start: u64) {
+    fn close(&self, level: TruthLevel, place: Option<usize>, start: u64) {
         let end = self.ends[level as usize].swap(0, Ordering::Relaxed);
         let mut spans = lock(&self.spans);
         spans.open[level as usize] = None;
@@ -222,7 +221,7 @@ impl Truth {
 
     /// Ends the span of a level; call it inside the span as the last step.
     #[inline(always)]
-    pub fn end(&self, level: Level) {
+    pub fn end(&self, level: TruthLevel) {
         self.ends[level as usize].store(now(), Ordering::Relaxed);
     }
 
@@ -230,7 +229,7 @@ impl Truth {
     ///
     /// # Safety
     /// The graph's nodes must be live tensors.
-    pub unsafe fn graph(&self, graph: &Graph) {
+    pub unsafe fn graph(&self, graph: &GgmlGraph) {
         let mut spans = lock(&self.spans);
         // Latest first, as it is nearly always that one.
         if !spans.tables.iter().rev().any(|(uid, _)| *uid == graph.uid) {
@@ -263,14 +262,14 @@ impl Truth {
         if lane.tid == 0 {
             lane.tid = thread_id();
         }
-        lane.ops.push(OpTime { graph, node: u32::try_from(node).unwrap_or(NONE), start, end });
+        lane.ops.push(TruthOpTime { graph, node: u32::try_from(node).unwrap_or(NONE), start, end });
     }
 
     /// Records that thread 0 ran node `node` of the current graph, a MUL_MAT_ID with these ids.
     ///
     /// # Safety
     /// The tensor must be live, with a row of 32-bit ids for each token that nobody writes meanwhile.
-    pub unsafe fn experts(&self, node: usize, ids: &Tensor) {
+    pub unsafe fn experts(&self, node: usize, ids: &GgmlTensor) {
         let Some(lane) = self.lanes.first() else { return };
         let (mut lane, graph) = (lock(lane), self.graph.load(Ordering::Relaxed));
         let [used, tokens] = [ids.ne[0], ids.ne[1]].map(|n| usize::try_from(n).unwrap_or(0));
@@ -305,15 +304,15 @@ impl Truth {
             }
         }
         for (i, s) in spans.list.iter().enumerate().filter(|(_, s)| s.end != 0) {
-            let Span { warm_up, parent, tid, a, b, start, end, .. } = *s;
+            let TracedSpan { warm_up, parent, tid, a, b, start, end, .. } = *s;
             let parent = if parent == NONE { "-".to_owned() } else { parent.to_string() };
             match s.level {
-                Level::Call => {
+                TruthLevel::Call => {
                     let kind = if warm_up { "warm-up" } else { "call" };
                     writeln!(out, "{kind}\t{i}\t{tid}\t{a}\t{start}\t{end}")?;
                 }
-                Level::Graph => writeln!(out, "graph\t{i}\t{parent}\t{tid}\t{a}\t{start}\t{end}")?,
-                Level::CpuGraph => {
+                TruthLevel::Graph => writeln!(out, "graph\t{i}\t{parent}\t{tid}\t{a}\t{start}\t{end}")?,
+                TruthLevel::CpuGraph => {
                     let table = spans.tables.iter().position(|t| t.0 == b).unwrap_or(0);
                     writeln!(out, "cpu-graph\t{i}\t{parent}\t{tid}\t{a}\t{table}\t{start}\t{end}")?;
                 }
@@ -321,7 +320,7 @@ impl Truth {
         }
         for (ith, lane) in lanes.iter().enumerate() {
             for o in lane.ops.iter().filter(|o| o.graph != NONE) {
-                let OpTime { graph, node, start, end } = *o;
+                let TruthOpTime { graph, node, start, end } = *o;
                 writeln!(out, "op\t{graph}\t{ith}\t{}\t{node}\t{start}\t{end}", lane.tid)?;
             }
         }
@@ -351,9 +350,9 @@ mod tests {
     #[test]
     fn what_finds_no_room_is_counted() {
         let truth = Truth::new(1, 1, 2, 0).expect("a little memory");
-        span(Some(&truth), Level::Call, 4, 0, || {
-            span(Some(&truth), Level::Graph, 1, 0, || truth.end(Level::Graph));
-            truth.end(Level::Call);
+        span(Some(&truth), TruthLevel::Call, 4, 0, || {
+            span(Some(&truth), TruthLevel::Graph, 1, 0, || truth.end(TruthLevel::Graph));
+            truth.end(TruthLevel::Call);
         });
         (0..3).for_each(|i| truth.op(0, i, 1, 2));
         let mut text = Vec::new();

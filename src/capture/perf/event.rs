@@ -1,7 +1,6 @@
 //! perf events by system call: open, redirect to a ring, enable and disable, count.
 
-use crate::host::diagnose::{self, Act};
-use crate::host::privileges;
+use crate::host::diagnose::{Act, KernelError};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -209,11 +208,8 @@ fn cpus(list: &str) -> Vec<u32> {
 }
 
 /// What an error from the kernel means for probe events.
-pub fn failed(e: &io::Error) -> String {
-    match e.raw_os_error() {
-        Some(errno) => diagnose::reason(Act::Probe, errno, &privileges::read()),
-        None => e.to_string(),
-    }
+pub fn failed(e: io::Error) -> KernelError {
+    KernelError::system(Act::Probe, e)
 }
 
 #[cfg(test)]

@@ -5,9 +5,9 @@
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::fields::{Field, Places};
-use super::sample::Out;
-use super::snapshot::{Entry, Snapshot};
+use super::fields::{FetchArg, SamplePositions};
+use super::sample::EventOut;
+use super::snapshot::{GraphEntry, Snapshot};
 use crate::capture::event::{self, Head, NODE_COMPUTE, NODE_EMPTY, NODE_OP, NODE_UNREAD, Nodes, Tensor};
 use crate::capture::skel::types::ev_kind;
 use crate::capture::structure::Reading;
@@ -28,7 +28,7 @@ const CHUNK: usize = 48;
 
 /// What was last sent about the tensor at an address.
 #[derive(Debug, Clone, Copy, Default)]
-struct Known {
+struct SentTensor {
     /// Hash of what a hit shows.
     own: u64,
     /// Hash of everything that memory shows; 0: only a hit was seen.
@@ -37,7 +37,7 @@ struct Known {
 
 /// What was last sent about the graph at an address.
 #[derive(Debug, Clone, Copy, Default)]
-struct Told {
+struct SentGraph {
     uid: u64,
     /// Hash of its nodes; 0: unknown.
     nodes: u64,
@@ -45,7 +45,7 @@ struct Told {
 
 /// A graph that a thread is in.
 #[derive(Default)]
-struct Open {
+struct ThreadGraph {
     entered: u64,
     cgraph: u64,
     /// It is the graph that was read, according to its uid.
@@ -56,14 +56,14 @@ struct Open {
 
 /// The state of all graphs and tensors.
 #[derive(Default)]
-pub struct Graphs {
+pub struct PerfGraphs {
     readings: Vec<Reading>,
-    known: HashMap<(u32, u64), Known>,
-    told: HashMap<(u32, u64), Told>,
+    known: HashMap<(u32, u64), SentTensor>,
+    told: HashMap<(u32, u64), SentGraph>,
     /// What was read of graphs that have not ended yet: reading runs ahead of the events, which are processed in order.
     held: Vec<Snapshot>,
     /// By thread.
-    open: HashMap<u32, Open>,
+    open: HashMap<u32, ThreadGraph>,
     /// Graphs that were read too late, and those read in time.
     pub late: u64,
     pub in_time: u64,
@@ -77,8 +77,9 @@ fn hash(of: impl Hash) -> u64 {
     hash.finish() | 1
 }
 
-/// What a hit shows of a tensor: op with its first parameter, type, dims, name.
-struct Own<'a> {
+/// What a hit shows of a tensor: op with its first parameter, type, dims, name. Less than a
+/// [`TargetTensor`](crate::capture::structure::TargetTensor): a probe's arguments cannot follow all pointers.
+struct HitTensor<'a> {
     op: u32,
     param: u32,
     ty: u32,
@@ -86,10 +87,14 @@ struct Own<'a> {
     name: &'a [u8],
 }
 
-impl<'a> Own<'a> {
-    fn of_hit(places: &Places, raw: &'a [u8], [op, ty, ne, name]: [Field; 4]) -> Option<Own<'a>> {
+impl<'a> HitTensor<'a> {
+    fn of_hit(
+        places: &SamplePositions,
+        raw: &'a [u8],
+        [op, ty, ne, name]: [FetchArg; 4],
+    ) -> Option<HitTensor<'a>> {
         let op = places.u64(raw, op)?;
-        Some(Own {
+        Some(HitTensor {
             op: op as u32,
             param: (op >> 32) as u32,
             ty: places.u32(raw, ty)?,
@@ -98,10 +103,10 @@ impl<'a> Own<'a> {
         })
     }
 
-    fn of_memory(raw: &'a [u8], r: &Reading) -> Own<'a> {
+    fn of_memory(raw: &'a [u8], r: &Reading) -> HitTensor<'a> {
         let l = &r.layout;
         let name = raw.get(l.name_off as usize..).unwrap_or_default();
-        Own {
+        HitTensor {
             op: event::word(raw, l.op_off) as u32,
             param: event::word(raw, l.op_params_off) as u32,
             ty: event::word(raw, l.type_off) as u32,
@@ -139,7 +144,7 @@ impl<'a> Own<'a> {
     }
 }
 
-impl Graphs {
+impl PerfGraphs {
     /// Adds an engine; its number is its index.
     pub fn add_engine(&mut self, reading: &Reading) {
         self.readings.push(reading.clone());
@@ -160,7 +165,7 @@ impl Graphs {
     }
 
     /// Whether the graph of an entry is worth reading. If its uid is the one last read, the graph is unchanged.
-    pub fn wanted(&self, e: &Entry) -> bool {
+    pub fn wanted(&self, e: &GraphEntry) -> bool {
         let told = self.told.get(&(e.tgid, e.cgraph));
         e.uid == 0 || told.is_none_or(|t| t.uid != e.uid || t.nodes == 0)
     }
@@ -179,17 +184,25 @@ impl Graphs {
         let same = |s: &Snapshot| s.entry.tid == h.tid && s.entry.at == h.ts && s.same_uid;
         let trusted =
             uid != 0 && told.is_some_and(|t| t.uid == uid && t.nodes != 0) || self.held.iter().any(same);
-        self.open.insert(h.tid, Open { entered: h.ts, cgraph, trusted, doubted: Vec::new() });
+        self.open.insert(h.tid, ThreadGraph { entered: h.ts, cgraph, trusted, doubted: Vec::new() });
     }
 
     /// A hit of thread 0 shows a tensor. Sends the tensor if it differs from the known one.
-    pub fn hit(&mut self, h: &Head, at: u64, places: &Places, raw: &[u8], fields: [Field; 4], out: &mut Out) {
+    pub fn hit(
+        &mut self,
+        h: &Head,
+        at: u64,
+        places: &SamplePositions,
+        raw: &[u8],
+        fields: [FetchArg; 4],
+        out: &mut EventOut,
+    ) {
         let Some(r) = self.readings.get(usize::from(h.engine)) else { return };
-        let Some(own) = Own::of_hit(places, raw, fields) else { return };
-        let now = Known { own: own.hash(r), whole: 0 };
+        let Some(own) = HitTensor::of_hit(places, raw, fields) else { return };
+        let now = SentTensor { own: own.hash(r), whole: 0 };
         match self.known.get(&(h.tgid, at)) {
             Some(k) if k.own == now.own => {
-                let doubtful = |o: &&mut Open| !o.trusted && k.whole != 0;
+                let doubtful = |o: &&mut ThreadGraph| !o.trusted && k.whole != 0;
                 if let Some(open) = self.open.get_mut(&h.tid).filter(doubtful) {
                     open.doubted.push((at, own.raw(r)));
                 }
@@ -201,7 +214,7 @@ impl Graphs {
         }
     }
 
-    fn keep(&mut self, tgid: u32, at: u64, known: Known) {
+    fn keep(&mut self, tgid: u32, at: u64, known: SentTensor) {
         if self.known.len() >= MAX_KNOWN {
             self.known.clear();
         }
@@ -210,7 +223,7 @@ impl Graphs {
 
     /// A thread leaves its graph at `h.ts`. The reading is valid if it was finished before that, or if the graph's uid
     /// did not change; then it is sent. Otherwise what was sent for an earlier graph does not apply to this one.
-    pub fn end(&mut self, h: &Head, out: &mut Out) {
+    pub fn end(&mut self, h: &Head, out: &mut EventOut) {
         let Some(open) = self.open.remove(&h.tid) else { return };
         let found = self.held.iter().position(|s| s.entry.tid == h.tid && s.entry.at == open.entered);
         let snapshot = found.map(|i| self.held.swap_remove(i));
@@ -223,9 +236,9 @@ impl Graphs {
         }
     }
 
-    fn doubt(&mut self, h: &Head, open: Open, out: &mut Out) {
+    fn doubt(&mut self, h: &Head, open: ThreadGraph, out: &mut EventOut) {
         self.late += 1;
-        if self.told.insert((h.tgid, open.cgraph), Told::default()).is_some_and(|t| t.nodes != 0) {
+        if self.told.insert((h.tgid, open.cgraph), SentGraph::default()).is_some_and(|t| t.nodes != 0) {
             unknown_nodes(h, open.cgraph, out);
         }
         for (at, raw) in open.doubted {
@@ -236,7 +249,7 @@ impl Graphs {
         }
     }
 
-    fn learn(&mut self, h: &Head, s: &Snapshot, out: &mut Out) {
+    fn learn(&mut self, h: &Head, s: &Snapshot, out: &mut EventOut) {
         self.in_time += 1;
         self.unread += s.unread;
         let Some(r) = self.readings.get(usize::from(h.engine)) else { return };
@@ -245,13 +258,13 @@ impl Graphs {
         if self.told.len() >= MAX_GRAPHS {
             self.told.clear();
         }
-        let old = self.told.insert((h.tgid, s.entry.cgraph), Told { uid: s.entry.uid, nodes });
+        let old = self.told.insert((h.tgid, s.entry.cgraph), SentGraph { uid: s.entry.uid, nodes });
         if old.is_none_or(|t| t.nodes != nodes) {
             tell_nodes(h, s, &info, out);
         }
         let mut fresh = Vec::new();
         for (at, raw) in s.tensors() {
-            let now = Known { own: Own::of_memory(raw, r).hash(r), whole: whole(raw, r) };
+            let now = SentTensor { own: HitTensor::of_memory(raw, r).hash(r), whole: whole(raw, r) };
             if self.known.get(&(h.tgid, at)).is_none_or(|k| k.whole != now.whole) {
                 tell(h, at, raw, out);
                 fresh.push((at, now));
@@ -266,13 +279,13 @@ fn whole(raw: &[u8], r: &Reading) -> u64 {
     let l = &r.layout;
     let words = |off: u32, n: u32| (0..n).map(move |i| event::word(raw, off + 8 * i));
     let rest: Vec<u64> = words(l.nb_off, 4).chain(words(l.src_off, l.n_src.min(MAX_SRC))).collect();
-    hash((Own::of_memory(raw, r).hash(r), event::word(raw, l.view_src_off), rest))
+    hash((HitTensor::of_memory(raw, r).hash(r), event::word(raw, l.view_src_off), rest))
 }
 
 /// The data that decide whether a node runs.
 fn node_info(raw: Option<&[u8]>, r: &Reading) -> u32 {
     let Some(raw) = raw else { return NODE_UNREAD };
-    let own = Own::of_memory(raw, r);
+    let own = HitTensor::of_memory(raw, r);
     let mut info = own.op & NODE_OP;
     if own.ne.contains(&0) {
         info |= NODE_EMPTY;
@@ -283,7 +296,7 @@ fn node_info(raw: Option<&[u8]>, r: &Reading) -> u32 {
     info
 }
 
-fn tell(h: &Head, addr: u64, raw: &[u8], out: &mut Out) {
+fn tell(h: &Head, addr: u64, raw: &[u8], out: &mut EventOut) {
     let kind = ev_kind::EV_TENSOR;
     let mut e = Tensor { h: Head { kind: kind.0 as u16, ..*h }, addr, raw: [0; TENSOR_RAW] };
     let len = raw.len().min(TENSOR_RAW);
@@ -291,7 +304,7 @@ fn tell(h: &Head, addr: u64, raw: &[u8], out: &mut Out) {
     out.send(kind, &e);
 }
 
-fn tell_nodes(h: &Head, s: &Snapshot, info: &[u32], out: &mut Out) {
+fn tell_nodes(h: &Head, s: &Snapshot, info: &[u32], out: &mut EventOut) {
     let kind = ev_kind::EV_NODES;
     for (i, (nodes, info)) in s.nodes.chunks(CHUNK).zip(info.chunks(CHUNK)).enumerate() {
         let mut e = Nodes {
@@ -308,7 +321,7 @@ fn tell_nodes(h: &Head, s: &Snapshot, info: &[u32], out: &mut Out) {
 }
 
 /// A list that starts and never ends, and so is not used.
-fn unknown_nodes(h: &Head, cgraph: u64, out: &mut Out) {
+fn unknown_nodes(h: &Head, cgraph: u64, out: &mut EventOut) {
     let kind = ev_kind::EV_NODES;
     let h = Head { kind: kind.0 as u16, ..*h };
     out.send(kind, &Nodes { h, cgraph, first: 0, total: u32::MAX, ..Default::default() });

@@ -16,50 +16,50 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::capture::error::RecordError;
+use crate::capture::error::{ProbeError, RecordError, SchedError};
 use crate::capture::skel::types::{ev_counter, ev_kind};
-use crate::capture::source::{EventStats, FeatureStatus, Knobs, Prober, Sink, Source, Structure};
+use crate::capture::source::{CaptureOptions, EventStats, FeatureStatus, Prober, Sink, Source, Structure};
 use crate::capture::structure::Reading;
-use crate::capture::transport::{Order, SLACK_NS};
+use crate::capture::transport::{SLACK_NS, SortQueue};
 use crate::engine::probes::{PHASES, Prog, WAITS};
 use crate::host::tracefs::Tracefs;
 use crate::host::usage;
-use fields::Field;
+use fields::FetchArg;
 use pfi::record::Availability;
-use probes::{EngineProbes, Probes};
+use probes::{PerfEngineProbes, Probes};
 use replay::Replay;
-use ring::{Record, Ring};
-use sample::Sample;
-use sched::Sched;
-use snapshot::{Entry, Snapshot};
+use ring::{PerfRecord, Ring};
+use sample::ProbeSample;
+use sched::PerfSched;
+use snapshot::{GraphEntry, Snapshot};
 
 /// What a recording from this backend lacks, for doctor and the trace.
 pub const LACKS: &str = "sources and strides are read from memory while a graph runs, and are unknown \
     where the read came too late; CPU time of the probes is not measured";
 
 pub struct Perf {
-    knobs: Knobs,
-    open: Option<Open>,
+    options: CaptureOptions,
+    open: Option<PerfState>,
     replay: Replay,
     news: Vec<String>,
     /// Why the scheduler's events are not available.
-    unscheduled: Option<String>,
+    unscheduled: Option<SchedError>,
     targets: Vec<u32>,
 }
 
 /// State held in the kernel.
-struct Open {
+struct PerfState {
     rings: Vec<Ring>,
     cpus: Vec<u32>,
     probes: Rc<RefCell<Probes>>,
-    order: Order,
+    order: SortQueue,
     /// By ring: records lost for lack of space, as reported by the kernel.
     lost: Vec<u64>,
     /// Records of processes that start and end are used.
     follows: bool,
 }
 
-/// Bytes before a record's own data while it passes through [`Order`]: time; tgid, tid, which probe, CPU, length, 0.
+/// Bytes before a record's own data while it passes through [`SortQueue`]: time; tgid, tid, which probe, CPU, length, 0.
 const HEAD: usize = 32;
 /// Not probe numbers: a thread started (followed by its parent's process id) or ended.
 const FORK: u32 = u32::MAX;
@@ -68,44 +68,49 @@ const EXIT: u32 = u32::MAX - 1;
 const SCHED: u32 = u32::MAX - 2;
 
 impl Perf {
-    pub fn new(knobs: Knobs, sink: Sink) -> Perf {
-        let replay = Replay::new(sink, knobs.structure != Structure::Off);
-        Perf { knobs, open: None, replay, news: Vec::new(), unscheduled: None, targets: Vec::new() }
+    pub fn new(options: CaptureOptions, sink: Sink) -> Perf {
+        let replay = Replay::new(sink, options.structure != Structure::Off);
+        Perf { options, open: None, replay, news: Vec::new(), unscheduled: None, targets: Vec::new() }
     }
 
     /// Whether this kernel offers this backend to this user; Err says what is missing.
-    pub fn offered() -> Result<(), String> {
+    pub fn offered() -> Result<(), ProbeError> {
         Tracefs::open()?;
-        event::tasks(event::online()[0], 0).map(drop).map_err(|e| event::failed(&e))
+        event::tasks(event::online()[0], 0).map_err(event::failed)?;
+        Ok(())
     }
 
-    fn open(&mut self) -> Result<&mut Open, RecordError> {
-        if self.open.is_none() {
-            event::allow_files();
-            let tracefs = Tracefs::open().map_err(RecordError::Events)?;
-            let cpus = event::online();
-            let ring = |&cpu: &u32| Ring::open(cpu, self.knobs.buffer);
-            let rings = cpus.iter().map(ring).collect::<Result<Vec<_>, _>>();
-            let rings = rings.map_err(|e| RecordError::Ring(event::failed(&e)))?;
-            let leaders = rings.iter().map(|r| r.as_fd().try_clone_to_owned()).collect::<Result<Vec<_>, _>>();
-            let leaders = leaders.map_err(|e| RecordError::Ring(event::failed(&e)))?;
-            let lost = vec![0; cpus.len()];
-            let leaders = cpus.iter().copied().zip(leaders).collect();
-            let probes = Rc::new(RefCell::new(Probes::new(tracefs, leaders, self.knobs.own)));
-            if self.knobs.sched {
-                self.watch_scheduler(&rings, &cpus);
-            }
-            self.open = Some(Open { rings, cpus, probes, order: Order::default(), lost, follows: true });
+    fn open(&mut self) -> Result<&mut PerfState, RecordError> {
+        let open = match self.open.take() {
+            Some(open) => open,
+            None => self.open_rings()?,
+        };
+        Ok(self.open.insert(open))
+    }
+
+    fn open_rings(&mut self) -> Result<PerfState, RecordError> {
+        event::allow_files();
+        let tracefs = Tracefs::open().map_err(|e| RecordError::Events(e.into()))?;
+        let cpus = event::online();
+        let ring = |&cpu: &u32| Ring::open(cpu, self.options.buffer());
+        let rings = cpus.iter().map(ring).collect::<Result<Vec<_>, _>>();
+        let rings = rings.map_err(|e| RecordError::Ring(event::failed(e)))?;
+        let leaders = rings.iter().map(|r| r.as_fd().try_clone_to_owned()).collect::<Result<Vec<_>, _>>();
+        let leaders = leaders.map_err(|e| RecordError::Ring(event::failed(e)))?;
+        let lost = vec![0; cpus.len()];
+        let leaders = cpus.iter().copied().zip(leaders).collect();
+        let probes = Rc::new(RefCell::new(Probes::new(tracefs, leaders, self.options.own)));
+        if self.options.sched {
+            self.watch_scheduler(&rings, &cpus);
         }
-        // Always open at this point.
-        self.open.as_mut().ok_or_else(|| RecordError::Events(String::new()))
+        Ok(PerfState { rings, cpus, probes, order: SortQueue::default(), lost, follows: true })
     }
 
     fn watch_scheduler(&mut self, rings: &[Ring], cpus: &[u32]) {
         let leader = |r: &Ring| r.as_fd().try_clone_to_owned();
-        let leaders = rings.iter().map(leader).collect::<Result<Vec<_>, _>>().map_err(|e| event::failed(&e));
-        let watching = leaders.and_then(|leaders| {
-            let mut sched = Sched::new(cpus.iter().copied().zip(leaders).collect())?;
+        let leaders = rings.iter().map(leader).collect::<Result<Vec<_>, _>>().map_err(event::failed);
+        let watching = leaders.map_err(SchedError::from).and_then(|leaders| {
+            let mut sched = PerfSched::new(cpus.iter().copied().zip(leaders).collect())?;
             self.targets.iter().for_each(|&pid| sched.follow(pid));
             sched.renew()?;
             // Threads that started before the filter passed them.
@@ -118,7 +123,7 @@ impl Perf {
         }
     }
 
-    fn forgo_scheduler(&mut self, why: String) {
+    fn forgo_scheduler(&mut self, why: SchedError) {
         self.news.push(format!("off-CPU time is not recorded: {why}"));
         self.replay.sched = None;
         self.unscheduled = Some(why);
@@ -136,7 +141,7 @@ impl Perf {
         }
         let probes = &mut *open.probes.borrow_mut();
         open.order.release(before, &mut |bytes| go_on(&mut self.replay, probes, bytes));
-        if let Some(Err(why)) = self.replay.sched.as_mut().map(Sched::renew) {
+        if let Some(Err(why)) = self.replay.sched.as_mut().map(PerfSched::renew) {
             self.news.push(format!(
                 "off-CPU time of threads that start from now on may not be recorded: \
                 {why}"
@@ -145,31 +150,36 @@ impl Perf {
     }
 }
 
-impl Open {
+impl PerfState {
     /// Merges the records of all rings in order. Returns the graphs just entered that are worth reading.
-    fn arrive(&mut self, replay: &mut Replay) -> Vec<(u16, Entry)> {
-        let Open { rings, probes, order, lost, follows, .. } = self;
+    fn arrive(&mut self, replay: &mut Replay) -> Vec<(u16, GraphEntry)> {
+        let PerfState { rings, probes, order, lost, follows, .. } = self;
         let (mut entered, mut bytes) = (Vec::new(), Vec::new());
         let probes = &mut *probes.borrow_mut();
         for (cpu, ring) in rings.iter_mut().enumerate() {
             ring.read(&mut |record| {
                 match record {
-                    Record::Sample { tgid, tid, time, raw }
+                    PerfRecord::Sample { tgid, tid, time, raw }
                         if replay.sched.as_mut().is_some_and(|s| s.received(cpu, raw)) =>
                     {
                         pack(&mut bytes, (time, tgid, tid, SCHED, cpu), raw);
                     }
-                    Record::Sample { tgid, tid, time, raw } => {
+                    PerfRecord::Sample { tgid, tid, time, raw } => {
                         let Some(probe) = probes.received(cpu, raw) else { return };
-                        entered.extend(entry(replay, probes, probe, &Sample { at: time, tgid, tid, raw }));
+                        entered.extend(entry(
+                            replay,
+                            probes,
+                            probe,
+                            &ProbeSample { at: time, tgid, tid, raw },
+                        ));
                         pack(&mut bytes, (time, tgid, tid, probe as u32, cpu), raw);
                     }
-                    Record::Lost(n) => return lost[cpu] += n,
-                    Record::Fork { tgid, tid, parent, time } if *follows => {
+                    PerfRecord::Lost(n) => return lost[cpu] += n,
+                    PerfRecord::Fork { tgid, tid, parent, time } if *follows => {
                         replay.adopt(tgid, tid, parent);
                         pack(&mut bytes, (time, tgid, tid, FORK, cpu), &parent.to_ne_bytes());
                     }
-                    Record::Exit { tgid, tid, time } if *follows => {
+                    PerfRecord::Exit { tgid, tid, time } if *follows => {
                         pack(&mut bytes, (time, tgid, tid, EXIT, cpu), &[]);
                     }
                     _ => return,
@@ -182,17 +192,17 @@ impl Open {
 }
 
 /// The graph that a sample enters, with its engine, if it should be read.
-fn entry(replay: &Replay, probes: &Probes, probe: usize, s: &Sample<'_>) -> Option<(u16, Entry)> {
+fn entry(replay: &Replay, probes: &Probes, probe: usize, s: &ProbeSample<'_>) -> Option<(u16, GraphEntry)> {
     let m = probes.meaning(probe).filter(|m| m.prog == Prog::GraphEnter && replay.reads(s.tgid, m.engine))?;
     let word = |field| m.places.u64(s.raw, field);
-    let entry = Entry {
+    let entry = GraphEntry {
         tgid: s.tgid,
         tid: s.tid,
         at: s.at,
-        cgraph: word(Field::A)?,
-        nodes: word(Field::Nodes)?,
-        n_nodes: m.places.u32(s.raw, Field::N)?,
-        uid: word(Field::Uid).unwrap_or(0),
+        cgraph: word(FetchArg::A)?,
+        nodes: word(FetchArg::Nodes)?,
+        n_nodes: m.places.u32(s.raw, FetchArg::N)?,
+        uid: word(FetchArg::Uid).unwrap_or(0),
     };
     replay.graphs.wanted(&entry).then_some((m.engine, entry))
 }
@@ -218,9 +228,11 @@ fn go_on(replay: &mut Replay, probes: &mut Probes, packed: &[u8]) {
     match what {
         FORK => replay.fork(tgid, tid, crate::capture::event::word(rest, 0) as u32, at),
         EXIT => replay.exit(tgid, tid, at),
-        SCHED => replay.scheduled(cpu, &Sample { at, tgid, tid, raw }),
+        SCHED => replay.scheduled(cpu, &ProbeSample { at, tgid, tid, raw }),
         probe => match probes.meaning(probe as usize) {
-            Some(m) if replay.records(tgid, m.engine) => replay.sample(m, &Sample { at, tgid, tid, raw }),
+            Some(m) if replay.records(tgid, m.engine) => {
+                replay.sample(m, &ProbeSample { at, tgid, tid, raw })
+            }
             Some(_) => probes.stranger(cpu, probe as usize),
             None => {}
         },
@@ -239,7 +251,7 @@ fn kind(prog: Prog) -> Option<ev_kind> {
         Prog::GraphEnter => ev_kind::EV_GRAPH_ENTER,
         Prog::GraphExit => ev_kind::EV_GRAPH_EXIT,
         Prog::Op | Prog::Fused => ev_kind::EV_OP,
-        Prog::OpExit | Prog::Barrier => return None,
+        Prog::NodeEnter | Prog::OpExit | Prog::Barrier => return None,
         Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load | Prog::PhaseExit => return None,
         Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead | Prog::WaitExit => {
             return None;
@@ -253,11 +265,11 @@ impl Source for Perf {
     }
 
     fn engine(&mut self, reading: &Reading) -> Result<Box<dyn Prober>, RecordError> {
-        let structure = self.knobs.structure != Structure::Off;
+        let structure = self.options.structure != Structure::Off;
         let probes = self.open()?.probes.clone();
         self.replay.graphs.add_engine(reading);
         let layout = reading.layout.clone();
-        Ok(Box::new(EngineProbes { engine: reading.engine, layout, structure, probes }))
+        Ok(Box::new(PerfEngineProbes { engine: reading.engine, layout, structure, probes }))
     }
 
     fn add_target(&mut self, pid: u32) {
@@ -287,10 +299,10 @@ impl Source for Perf {
         let blind = "perf events on the tracepoints sched_switch, sched_waking, sched_wakeup; page faults \
             and block I/O cannot be distinguished from other uninterruptible waits";
         let (state, why) = match &self.unscheduled {
-            None => (Availability::Partly, blind),
-            Some(why) => (Availability::None, why.as_str()),
+            None => (Availability::Partly, blind.to_owned()),
+            Some(why) => (Availability::None, why.to_string()),
         };
-        self.knobs.sched.then(|| FeatureStatus { state, why: why.to_owned() })
+        self.options.sched.then_some(FeatureStatus { state, why })
     }
 
     fn poll(&mut self, timeout: Duration) {

@@ -12,11 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::event;
-use super::fields::{self, Places};
+use super::fields::{self, SamplePositions};
 use super::sample::Meaning;
+use crate::capture::error::ProbeError;
 use crate::capture::source::{Count, Guard, Probe as Placed, Prober};
 use crate::engine::layout::Layout;
-use crate::engine::probes::Prog;
+use crate::engine::probes::{Prog, Role};
 use crate::host::tracefs::{Definition, Tracefs};
 
 /// One probe's hits on one CPU.
@@ -28,7 +29,7 @@ struct Taken {
     strangers: u64,
 }
 
-struct Probe {
+struct DefinedProbe {
     meaning: Meaning,
     definition: Arc<Definition>,
     /// Hits by CPU, as counted by the kernel, from past attachments.
@@ -37,7 +38,7 @@ struct Probe {
 }
 
 /// Device, inode, offset, engine and program.
-type Key = (u64, u64, u64, u16, usize);
+type ProbeKey = (u64, u64, u64, u16, usize);
 
 pub struct Probes {
     tracefs: Tracefs,
@@ -45,9 +46,9 @@ pub struct Probes {
     leaders: Vec<(u32, OwnedFd)>,
     /// Probe only the calling thread.
     own: bool,
-    probes: Vec<Probe>,
+    probes: Vec<DefinedProbe>,
     /// A definition stays until the end: otherwise its number would be reused while samples of it are still waiting.
-    places: HashMap<Key, usize>,
+    places: HashMap<ProbeKey, usize>,
     by_id: HashMap<u16, usize>,
     /// Samples that belong to none of our probes.
     pub unknown: u64,
@@ -55,14 +56,14 @@ pub struct Probes {
 
 /// An attached probe. Sampling a single process would need an event per thread and CPU, which is too expensive. So
 /// it is attached to all processes that run the file, which is one of the engine's own.
-struct Attached {
+struct AttachedProbe {
     events: Vec<OwnedFd>,
     counted: Arc<[AtomicU64]>,
     /// Removed only after the events are closed.
     _definition: Arc<Definition>,
 }
 
-impl Drop for Attached {
+impl Drop for AttachedProbe {
     fn drop(&mut self) {
         // On every CPU first, so that none keeps counting while others are read.
         self.events.iter().for_each(|e| drop(event::disable(e)));
@@ -72,7 +73,7 @@ impl Drop for Attached {
     }
 }
 
-impl Placed for Attached {
+impl Placed for AttachedProbe {
     fn leave_all(&mut self) -> Vec<Guard> {
         Vec::new()
     }
@@ -127,8 +128,8 @@ impl Probes {
         file: &File,
         offset: u64,
         (engine, l, structure): (u16, &Layout, bool),
-    ) -> Result<usize, String> {
-        let meta = file.metadata().map_err(|e| e.to_string())?;
+    ) -> Result<usize, ProbeError> {
+        let meta = file.metadata().map_err(ProbeError::Descriptor)?;
         let key = (meta.dev(), meta.ino(), offset, engine, prog as usize);
         if let Some(&i) = self.places.get(&key) {
             return Ok(i);
@@ -136,11 +137,10 @@ impl Probes {
         let arguments = fields::arguments(prog, l, structure);
         let definition = self.tracefs.define(file, offset, prog.is_return(), &arguments)?;
         let at = |name: &str| self.tracefs.field(&definition, name);
-        let places = Places::of(prog, l, structure, at)
-            .ok_or("the kernel's format of the event lacks a requested field")?;
-        let id = u16::try_from(definition.id).map_err(|_| "the event ID has more than 16 bits")?;
+        let places = SamplePositions::of(prog, l, structure, at).ok_or(ProbeError::NoField)?;
+        let id = u16::try_from(definition.id).map_err(|_| ProbeError::EventId)?;
         let i = self.probes.len();
-        self.probes.push(Probe {
+        self.probes.push(DefinedProbe {
             meaning: Meaning { prog, engine, places },
             definition: Arc::new(definition),
             counted: self.leaders.iter().map(|_| AtomicU64::new(0)).collect(),
@@ -151,38 +151,43 @@ impl Probes {
         Ok(i)
     }
 
-    fn attach(&self, i: usize) -> Result<Box<dyn Placed>, String> {
-        let probe = self.probes.get(i).ok_or("no such probe")?;
+    fn attach(&self, i: usize) -> Result<Box<dyn Placed>, ProbeError> {
+        let probe = self.probes.get(i).ok_or(ProbeError::NoProbe)?;
         let id = probe.definition.id;
         // A thread that enters a graph wakes us: the graph can be read only while it runs.
         let urgent = probe.meaning.prog == Prog::GraphEnter;
-        let mut attached = Attached {
+        let mut attached = AttachedProbe {
             events: Vec::with_capacity(self.leaders.len()),
             counted: probe.counted.clone(),
             _definition: probe.definition.clone(),
         };
         for (cpu, leader) in &self.leaders {
-            let e = event::tracepoint(id, *cpu, urgent, self.own).map_err(|e| event::failed(&e))?;
-            event::join(&e, leader).map_err(|e| event::failed(&e))?;
+            let e = event::tracepoint(id, *cpu, urgent, self.own).map_err(event::failed)?;
+            event::join(&e, leader).map_err(event::failed)?;
             attached.events.push(e);
         }
         // Only now, so that no hit is counted before its sample has a ring to go to.
-        attached.events.iter().try_for_each(event::enable).map_err(|e| event::failed(&e))?;
+        attached.events.iter().try_for_each(event::enable).map_err(event::failed)?;
         Ok(Box::new(attached))
     }
 }
 
 /// Attaches probes of one engine.
-pub struct EngineProbes {
+pub struct PerfEngineProbes {
     pub engine: u16,
     pub layout: Layout,
     pub structure: bool,
     pub probes: Rc<RefCell<Probes>>,
 }
 
-impl Prober for EngineProbes {
-    fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Placed>, String> {
-        let open = File::open(file).map_err(|e| format!("{}: {e}", file.display()))?;
+impl Prober for PerfEngineProbes {
+    /// A node is known by its index in a list that only the BPF programs read.
+    fn takes(&self, role: Role) -> bool {
+        role != Role::Node
+    }
+
+    fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Placed>, ProbeError> {
+        let open = File::open(file).map_err(ProbeError::open(file))?;
         let probes = &mut *self.probes.borrow_mut();
         let i = probes.probe(prog, &open, offset, (self.engine, &self.layout, self.structure))?;
         probes.attach(i)

@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 
-use super::fields::Field;
-use super::graph::Graphs;
-use super::sample::{Meaning, Out, Sample};
-use super::sched::Sched;
+use super::fields::FetchArg;
+use super::graph::PerfGraphs;
+use super::sample::{EventOut, Meaning, ProbeSample};
+use super::sched::PerfSched;
 use super::snapshot::Snapshot;
 use crate::capture::event::{Call, FLAG_FUSED, Head, KINDS, Op};
 use crate::capture::skel::types::ev_kind;
@@ -32,7 +32,7 @@ struct ThreadState {
 
 /// The outermost call of a thread: `struct phase_call` of src/bpf/phases.h.
 #[derive(Debug, Clone, Copy)]
-struct PhaseCall {
+struct OutermostCall {
     start: u64,
     sp: u64,
     what: usize,
@@ -54,33 +54,33 @@ struct Barriers {
 }
 
 pub struct Replay {
-    out: Out,
+    out: EventOut,
     structure: bool,
     /// Processes that are followed, each with one bit per engine that it has.
     targets: HashMap<u32, u32>,
     barriers: HashMap<u32, Barriers>,
     thread_states: HashMap<u32, ThreadState>,
-    phases: HashMap<u32, PhaseCall>,
+    phases: HashMap<u32, OutermostCall>,
     waits: HashMap<u32, [WaitCall; WAITS.len()]>,
-    pub graphs: Graphs,
-    pub sched: Option<Sched>,
+    pub graphs: PerfGraphs,
+    pub sched: Option<PerfSched>,
 }
 
-fn head(kind: ev_kind, m: &Meaning, s: &Sample<'_>) -> Head {
+fn head(kind: ev_kind, m: &Meaning, s: &ProbeSample<'_>) -> Head {
     Head { ts: s.at, tgid: s.tgid, tid: s.tid, kind: kind.0 as u16, engine: m.engine, ..Default::default() }
 }
 
 impl Replay {
     pub fn new(sink: Sink, structure: bool) -> Replay {
         Replay {
-            out: Out { sink, sent: [0; KINDS] },
+            out: EventOut { sink, sent: [0; KINDS] },
             structure,
             targets: HashMap::new(),
             barriers: HashMap::new(),
             thread_states: HashMap::new(),
             phases: HashMap::new(),
             waits: HashMap::new(),
-            graphs: Graphs::default(),
+            graphs: PerfGraphs::default(),
             sched: None,
         }
     }
@@ -165,7 +165,7 @@ impl Replay {
     }
 
     /// A thread was switched in or out, or woken.
-    pub fn scheduled(&mut self, cpu: usize, s: &Sample<'_>) {
+    pub fn scheduled(&mut self, cpu: usize, s: &ProbeSample<'_>) {
         if let Some(sched) = &mut self.sched {
             sched.sample(cpu, s, &mut self.out);
         }
@@ -179,7 +179,7 @@ impl Replay {
     }
 
     /// A probe was hit.
-    pub fn sample(&mut self, m: &Meaning, s: &Sample<'_>) {
+    pub fn sample(&mut self, m: &Meaning, s: &ProbeSample<'_>) {
         match m.prog {
             Prog::TokenProcess => self.token(m, s, |b| if b as u32 == 0 { 2 } else { 0 }),
             Prog::TokenDecode => self.token(m, s, |_| 1),
@@ -197,6 +197,8 @@ impl Replay {
                 let h = Head { ith: u16::MAX, ..head(kind, m, s) };
                 self.out.send(kind, &Op { h, ..Default::default() });
             }
+            // Not placed: without a split's node list an index means nothing.
+            Prog::NodeEnter => {}
             Prog::Barrier => self.barrier(m, s),
             Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load => self.phase_enter(m, s),
             Prog::PhaseExit => self.phase_exit(m, s),
@@ -205,33 +207,34 @@ impl Replay {
         }
     }
 
-    fn token(&mut self, m: &Meaning, s: &Sample<'_>, entry: impl Fn(u64) -> u64) {
-        let b = m.places.u64(s.raw, Field::B).unwrap_or(0);
-        let n = m.places.u32(s.raw, Field::N).map_or(-1, u32::cast_signed);
-        let a = m.places.u64(s.raw, Field::A).unwrap_or(0);
+    fn token(&mut self, m: &Meaning, s: &ProbeSample<'_>, entry: impl Fn(u64) -> u64) {
+        let b = m.places.u64(s.raw, FetchArg::B).unwrap_or(0);
+        let n = m.places.u32(s.raw, FetchArg::N).map_or(-1, u32::cast_signed);
+        let a = m.places.u64(s.raw, FetchArg::A).unwrap_or(0);
         let kind = ev_kind::EV_TOKEN_ENTER;
         self.out.send(kind, &Call { h: head(kind, m, s), a, b: entry(b), n, ..Default::default() });
     }
 
     /// A call as described by the sample.
-    fn call(&mut self, kind: ev_kind, m: &Meaning, s: &Sample<'_>) {
+    fn call(&mut self, kind: ev_kind, m: &Meaning, s: &ProbeSample<'_>) {
         let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
-        let mut e = Call { h: head(kind, m, s), a: word(Field::A), b: word(Field::B), ..Default::default() };
+        let mut e =
+            Call { h: head(kind, m, s), a: word(FetchArg::A), b: word(FetchArg::B), ..Default::default() };
         shape(&mut e, m, s);
-        if let Some([a, b]) = m.places.words::<2>(s.raw, Field::Guid) {
+        if let Some([a, b]) = m.places.words::<2>(s.raw, FetchArg::Guid) {
             e.guid[..8].copy_from_slice(&a.to_ne_bytes());
             e.guid[8..].copy_from_slice(&b.to_ne_bytes());
         }
         self.out.send(kind, &e);
     }
 
-    fn graph_enter(&mut self, m: &Meaning, s: &Sample<'_>) {
+    fn graph_enter(&mut self, m: &Meaning, s: &ProbeSample<'_>) {
         let kind = ev_kind::EV_GRAPH_ENTER;
         let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
         let mut e =
-            Call { h: head(kind, m, s), a: word(Field::A), b: word(Field::Uid), ..Default::default() };
+            Call { h: head(kind, m, s), a: word(FetchArg::A), b: word(FetchArg::Uid), ..Default::default() };
         shape(&mut e, m, s);
-        e.threads = m.places.u32(s.raw, Field::Threads).unwrap_or(0);
+        e.threads = m.places.u32(s.raw, FetchArg::Threads).unwrap_or(0);
         if self.structure {
             self.graphs.begin(&e.h, e.a, e.b);
         }
@@ -239,7 +242,7 @@ impl Replay {
         self.out.send(kind, &e);
     }
 
-    fn graph_exit(&mut self, m: &Meaning, s: &Sample<'_>) {
+    fn graph_exit(&mut self, m: &Meaning, s: &ProbeSample<'_>) {
         let kind = ev_kind::EV_GRAPH_EXIT;
         let mut e = Call { h: head(kind, m, s), ..Default::default() };
         let barriers = self.barriers.entry(s.tgid).or_default();
@@ -263,15 +266,15 @@ impl Replay {
         self.out.send(kind, &e);
     }
 
-    fn op(&mut self, m: &Meaning, s: &Sample<'_>) {
+    fn op(&mut self, m: &Meaning, s: &ProbeSample<'_>) {
         let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
-        let Some(ith) = m.places.u32(s.raw, Field::Ith) else { return };
+        let Some(ith) = m.places.u32(s.raw, FetchArg::Ith) else { return };
         let kind = ev_kind::EV_OP;
         let mut e = Op {
             h: Head { ith: ith.min(u16::MAX.into()) as u16, ..head(kind, m, s) },
-            tensor: word(Field::Tensor),
-            tensor2: word(Field::Tensor2),
-            pool: word(Field::Pool),
+            tensor: word(FetchArg::Tensor),
+            tensor2: word(FetchArg::Tensor2),
+            pool: word(FetchArg::Pool),
             prev_end: 0,
         };
         if e.tensor2 != 0 {
@@ -291,8 +294,8 @@ impl Replay {
             (e.pool, e.tensor, s.at, 0);
         self.keep(s.tid, thread_state);
         if self.structure && thread_state.in_graph {
-            let first = [Field::Op, Field::Type, Field::Ne, Field::Name];
-            let second = [Field::Op2, Field::Type2, Field::Ne2, Field::Name2];
+            let first = [FetchArg::Op, FetchArg::Type, FetchArg::Ne, FetchArg::Name];
+            let second = [FetchArg::Op2, FetchArg::Type2, FetchArg::Ne2, FetchArg::Name2];
             self.graphs.hit(&e.h, e.tensor, &m.places, s.raw, first, &mut self.out);
             if e.tensor2 != 0 {
                 self.graphs.hit(&e.h, e.tensor2, &m.places, s.raw, second, &mut self.out);
@@ -301,14 +304,14 @@ impl Replay {
         self.out.send(kind, &e);
     }
 
-    fn barrier(&mut self, m: &Meaning, s: &Sample<'_>) {
+    fn barrier(&mut self, m: &Meaning, s: &ProbeSample<'_>) {
         let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
         let Some(thread_state) = self.thread_states.get_mut(&s.tid).filter(|l| l.tensor != 0) else { return };
         // Engines without pools do not have one in their ops either.
-        if thread_state.pool != 0 && thread_state.pool != word(Field::Pool) {
+        if thread_state.pool != 0 && thread_state.pool != word(FetchArg::Pool) {
             return;
         }
-        (thread_state.last_ra, thread_state.last_ts) = (word(Field::Ra), s.at);
+        (thread_state.last_ra, thread_state.last_ts) = (word(FetchArg::Ra), s.at);
         let barriers = self.barriers.entry(s.tgid).or_default();
         if thread_state.last_ra == barriers.in_loop {
             if thread_state.end == 0 {
@@ -323,22 +326,22 @@ impl Replay {
     }
 
     /// As `phase_enter` of src/bpf/phases.h.
-    fn phase_enter(&mut self, m: &Meaning, s: &Sample<'_>) {
+    fn phase_enter(&mut self, m: &Meaning, s: &ProbeSample<'_>) {
         let Some(what) = PHASES.iter().position(|p| p.prog == m.prog) else { return };
-        let Some(sp) = m.places.u64(s.raw, Field::Sp) else { return };
+        let Some(sp) = m.places.u64(s.raw, FetchArg::Sp) else { return };
         if self.phases.get(&s.tid).is_some_and(|outer| outer.sp > sp) {
             return;
         }
         if self.phases.len() >= MAX_THREADS {
             self.phases.clear();
         }
-        self.phases.insert(s.tid, PhaseCall { start: s.at, sp, what });
+        self.phases.insert(s.tid, OutermostCall { start: s.at, sp, what });
         if m.prog == Prog::Load {
             self.phase(m, s, what, 0);
         }
     }
 
-    fn phase_exit(&mut self, m: &Meaning, s: &Sample<'_>) {
+    fn phase_exit(&mut self, m: &Meaning, s: &ProbeSample<'_>) {
         let sp = entered_at(m, s);
         if let Some(call) = self.phases.get(&s.tid).copied().filter(|c| Some(c.sp) == sp) {
             self.phases.remove(&s.tid);
@@ -346,24 +349,24 @@ impl Replay {
         }
     }
 
-    fn phase(&mut self, m: &Meaning, s: &Sample<'_>, what: usize, start: u64) {
+    fn phase(&mut self, m: &Meaning, s: &ProbeSample<'_>, what: usize, start: u64) {
         let kind = ev_kind::EV_PHASE;
         self.out.send(kind, &Call { h: head(kind, m, s), a: start, n: what as i32, ..Default::default() });
     }
 
     /// As `wait_enter` of src/bpf/waits.h.
-    fn wait_enter(&mut self, m: &Meaning, s: &Sample<'_>) {
+    fn wait_enter(&mut self, m: &Meaning, s: &ProbeSample<'_>) {
         let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
         let Some(what) = WAITS.iter().position(|w| w.prog == m.prog) else { return };
         if self.waits.len() >= MAX_THREADS {
             self.waits.clear();
         }
         let of = self.waits.entry(s.tid).or_default();
-        of[what] = WaitCall { sp: word(Field::Sp), start: s.at, object: word(Field::A) };
+        of[what] = WaitCall { sp: word(FetchArg::Sp), start: s.at, object: word(FetchArg::A) };
     }
 
     /// As `wait_exit` there; the drain reads which backend it is.
-    fn wait_exit(&mut self, m: &Meaning, s: &Sample<'_>) {
+    fn wait_exit(&mut self, m: &Meaning, s: &ProbeSample<'_>) {
         let (Some(sp), Some(of)) = (entered_at(m, s), self.waits.get_mut(&s.tid)) else { return };
         let Some(what) = of.iter().position(|w| w.sp == sp) else { return };
         let WaitCall { start, object, .. } = std::mem::take(&mut of[what]);
@@ -381,15 +384,15 @@ impl Replay {
 }
 
 /// The stack pointer at the entry of the function that has returned.
-fn entered_at(m: &Meaning, s: &Sample<'_>) -> Option<u64> {
+fn entered_at(m: &Meaning, s: &ProbeSample<'_>) -> Option<u64> {
     let returned = if cfg!(target_arch = "x86_64") { 8 } else { 0 };
-    m.places.u64(s.raw, Field::Sp).map(|sp| sp.wrapping_sub(returned))
+    m.places.u64(s.raw, FetchArg::Sp).map(|sp| sp.wrapping_sub(returned))
 }
 
 /// Node count and width of a graph, if they were fetched.
-fn shape(e: &mut Call, m: &Meaning, s: &Sample<'_>) {
-    if let Some(n) = m.places.u32(s.raw, Field::N) {
+fn shape(e: &mut Call, m: &Meaning, s: &ProbeSample<'_>) {
+    if let Some(n) = m.places.u32(s.raw, FetchArg::N) {
         e.n = n.cast_signed();
-        e.width = m.places.u32(s.raw, Field::Width).filter(|_| e.n > 0).unwrap_or(0);
+        e.width = m.places.u32(s.raw, FetchArg::Width).filter(|_| e.n > 0).unwrap_or(0);
     }
 }

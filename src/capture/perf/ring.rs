@@ -20,7 +20,7 @@ const LONGEST: usize = 1 << 16;
 const PATH_RECORD: u64 = 4096 + 128;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Record<'a> {
+pub enum PerfRecord<'a> {
     /// A hit of an event. `raw` starts with the event's number and ends, after its fields, with padding.
     Sample { tgid: u32, tid: u32, time: u64, raw: &'a [u8] },
     /// This many records were lost before this one for lack of space.
@@ -93,29 +93,29 @@ fn mapped(body: &[u8]) -> Option<Area<'_>> {
 }
 
 /// Parses `bytes` as a record, header included. None: too short for its kind.
-pub fn parse(bytes: &[u8]) -> Option<Record<'_>> {
+pub fn parse(bytes: &[u8]) -> Option<PerfRecord<'_>> {
     let (kind, body) = (u32_at(bytes, 0)?, bytes.get(8..)?);
     Some(match kind {
         PERF_RECORD_SAMPLE => {
             let len = u32_at(body, 16)? as usize;
             let raw = body.get(20..20usize.checked_add(len)?)?;
-            Record::Sample { tgid: u32_at(body, 0)?, tid: u32_at(body, 4)?, time: u64_at(body, 8)?, raw }
+            PerfRecord::Sample { tgid: u32_at(body, 0)?, tid: u32_at(body, 4)?, time: u64_at(body, 8)?, raw }
         }
-        PERF_RECORD_LOST => Record::Lost(u64_at(body, 8)?),
-        PERF_RECORD_FORK => Record::Fork {
+        PERF_RECORD_LOST => PerfRecord::Lost(u64_at(body, 8)?),
+        PERF_RECORD_FORK => PerfRecord::Fork {
             tgid: u32_at(body, 0)?,
             parent: u32_at(body, 4)?,
             tid: u32_at(body, 8)?,
             time: u64_at(body, 16)?,
         },
-        PERF_RECORD_MMAP2 => Record::Mapped(mapped(body)?),
+        PERF_RECORD_MMAP2 => PerfRecord::Mapped(mapped(body)?),
         PERF_RECORD_COMM if flags(bytes)? & PERF_RECORD_MISC_COMM_EXEC != 0 => {
-            Record::Exec { tgid: u32_at(body, 0)?, time: tail(body, 8)?.0 }
+            PerfRecord::Exec { tgid: u32_at(body, 0)?, time: tail(body, 8)?.0 }
         }
         PERF_RECORD_EXIT => {
-            Record::Exit { tgid: u32_at(body, 0)?, tid: u32_at(body, 8)?, time: u64_at(body, 16)? }
+            PerfRecord::Exit { tgid: u32_at(body, 0)?, tid: u32_at(body, 8)?, time: u64_at(body, 16)? }
         }
-        _ => Record::Other,
+        _ => PerfRecord::Other,
     })
 }
 
@@ -185,7 +185,7 @@ impl Ring {
     }
 
     /// Passes on all waiting records and frees their space.
-    pub fn read(&mut self, take: &mut dyn FnMut(Record<'_>)) {
+    pub fn read(&mut self, take: &mut dyn FnMut(PerfRecord<'_>)) {
         let (head, mut tail) = {
             let (head, tail) = self.positions();
             (head.load(Ordering::Acquire), tail.load(Ordering::Relaxed))
@@ -246,15 +246,15 @@ mod tests {
     #[test]
     fn samples_and_tasks_are_read() {
         let bytes = sample(b"abcd");
-        assert_eq!(parse(&bytes), Some(Record::Sample { tgid: 7, tid: 8, time: 99, raw: b"abcd" }));
+        assert_eq!(parse(&bytes), Some(PerfRecord::Sample { tgid: 7, tid: 8, time: 99, raw: b"abcd" }));
         let mut fork = vec![0; 32];
         fork[..4].copy_from_slice(&PERF_RECORD_FORK.to_ne_bytes());
         for (at, v) in [(8, 5u32), (12, 4), (16, 6), (20, 3), (24, 77)] {
             fork[at..at + 4].copy_from_slice(&v.to_ne_bytes());
         }
-        assert_eq!(parse(&fork), Some(Record::Fork { tgid: 5, tid: 6, parent: 4, time: 77 }));
+        assert_eq!(parse(&fork), Some(PerfRecord::Fork { tgid: 5, tid: 6, parent: 4, time: 77 }));
         fork[..4].copy_from_slice(&PERF_RECORD_LOST.to_ne_bytes());
-        assert!(matches!(parse(&fork), Some(Record::Lost(_))));
+        assert!(matches!(parse(&fork), Some(PerfRecord::Lost(_))));
     }
 
     /// A record with kind and flags, whose body is these four-byte words, a text, and the identity (5, 6, time 99).
@@ -288,11 +288,11 @@ mod tests {
             inode: 77,
             path: b"/lib/libggml-base.so",
         };
-        assert_eq!(parse(&bytes), Some(Record::Mapped(area)));
+        assert_eq!(parse(&bytes), Some(PerfRecord::Mapped(area)));
         let exec = image(PERF_RECORD_COMM, PERF_RECORD_MISC_COMM_EXEC | 2, &[5, 6], b"llama-cli");
-        assert_eq!(parse(&exec), Some(Record::Exec { tgid: 5, time: 99 }));
+        assert_eq!(parse(&exec), Some(PerfRecord::Exec { tgid: 5, time: 99 }));
         // A thread sets its name.
-        assert_eq!(parse(&image(PERF_RECORD_COMM, 2, &[5, 6], b"worker")), Some(Record::Other));
+        assert_eq!(parse(&image(PERF_RECORD_COMM, 2, &[5, 6], b"worker")), Some(PerfRecord::Other));
     }
 
     #[test]
@@ -310,7 +310,7 @@ mod tests {
         fn no_bytes_are_read_beyond_their_end(kind in 0u32..16, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut bytes = kind.to_ne_bytes().to_vec();
             bytes.extend(body);
-            if let Some(Record::Sample { raw, .. }) = parse(&bytes) {
+            if let Some(PerfRecord::Sample { raw, .. }) = parse(&bytes) {
                 prop_assert!(raw.len() + 28 <= bytes.len());
             }
         }
@@ -319,7 +319,7 @@ mod tests {
         fn a_cut_mapping_shows_nothing_beyond_its_end(path in proptest::collection::vec(any::<u8>(), 0..100), cut in 0usize..200) {
             let bytes = mapping(&path);
             let cut = &bytes[..bytes.len().saturating_sub(cut)];
-            if let Some(Record::Mapped(area)) = parse(cut) {
+            if let Some(PerfRecord::Mapped(area)) = parse(cut) {
                 prop_assert!(area.path.len() + 72 + IDENTITY <= cut.len());
                 prop_assert!(!area.path.contains(&0));
             }

@@ -1,6 +1,6 @@
 //! Input and output of the replay of samples.
 
-use super::fields::Places;
+use super::fields::SamplePositions;
 use crate::capture::event;
 use crate::capture::event::KINDS;
 use crate::capture::skel::types::ev_kind;
@@ -12,12 +12,12 @@ use crate::engine::probes::Prog;
 pub struct Meaning {
     pub prog: Prog,
     pub engine: u16,
-    pub places: Places,
+    pub places: SamplePositions,
 }
 
 /// One sample of a probe.
 #[derive(Debug, Clone, Copy)]
-pub struct Sample<'a> {
+pub struct ProbeSample<'a> {
     pub at: u64,
     pub tgid: u32,
     pub tid: u32,
@@ -25,13 +25,13 @@ pub struct Sample<'a> {
 }
 
 /// Events on their way out.
-pub struct Out {
+pub struct EventOut {
     pub sink: Sink,
     /// By kind.
     pub sent: [u64; KINDS],
 }
 
-impl Out {
+impl EventOut {
     pub fn send<T: event::Plain>(&mut self, kind: ev_kind, event: &T) {
         if let Some(sent) = self.sent.get_mut(kind.0 as usize) {
             *sent += 1;

@@ -6,14 +6,16 @@ use std::fs;
 use std::os::fd::OwnedFd;
 
 use super::event;
-use super::sample::{Out, Sample};
+use super::sample::{EventOut, ProbeSample};
+use crate::capture::error::SchedError;
 use crate::capture::event::{FLAG_CUT, Head, OffCpuEvent, STATE_NEW};
 use crate::capture::sched;
 use crate::capture::skel::types::{ev_answer, ev_kind, ev_phase};
+use crate::host::diagnose::KernelError;
 use crate::host::tracepoint::{self, field_offset};
 use crate::host::usage;
 
-/// The scheduler's tracepoints, in the order of [`Sched::ids`].
+/// The scheduler's tracepoints, in the order of [`PerfSched::ids`].
 const POINTS: [&str; 4] = ["sched_switch", "sched_waking", "sched_wakeup", "sched_wakeup_new"];
 /// Thread ids that the kernel will allocate next and that the filter passes in advance: a new thread gets one of them.
 const AHEAD: u32 = 1024;
@@ -33,7 +35,7 @@ const TWICE: u64 = 200_000;
 const NAMES: usize = 4096;
 
 /// Offsets of fields in the samples.
-struct Places {
+struct SchedOffsets {
     prev_comm: u32,
     prev_pid: u32,
     prev_state: u32,
@@ -43,9 +45,9 @@ struct Places {
 }
 
 /// The scheduler's events and the threads followed.
-pub struct Sched {
+pub struct PerfSched {
     ids: [u32; POINTS.len()],
-    at: Places,
+    at: SchedOffsets,
     /// Each CPU's number and the event whose ring receives its samples.
     leaders: Vec<(u32, OwnedFd)>,
     /// By CPU.
@@ -108,13 +110,13 @@ fn filter(fields: &[&str], ranges: &[(u32, u32)]) -> String {
     all.join(" || ")
 }
 
-impl Sched {
+impl PerfSched {
     /// # Errors
-    /// A message that says what is missing.
-    pub fn new(leaders: Vec<(u32, OwnedFd)>) -> Result<Sched, String> {
+    /// What is missing.
+    pub fn new(leaders: Vec<(u32, OwnedFd)>) -> Result<PerfSched, SchedError> {
         let told = || {
             let switch = |field| field_offset("sched", POINTS[0], field);
-            let at = Places {
+            let at = SchedOffsets {
                 prev_comm: switch("prev_comm")?,
                 prev_pid: switch("prev_pid")?,
                 prev_state: switch("prev_state")?,
@@ -128,9 +130,9 @@ impl Sched {
             }
             Ok::<_, std::io::Error>((ids, at))
         };
-        let (ids, at) = told().map_err(|e| format!("tracefs has no scheduler events: {e}"))?;
+        let (ids, at) = told().map_err(SchedError::NoEvents)?;
         let none = vec![0; leaders.len()];
-        Ok(Sched {
+        Ok(PerfSched {
             ids,
             at,
             events: leaders.iter().map(|_| Vec::new()).collect(),
@@ -145,7 +147,7 @@ impl Sched {
         })
     }
 
-    /// Follows the current threads of a process, starting with the next [`Sched::renew`].
+    /// Follows the current threads of a process, starting with the next [`PerfSched::renew`].
     pub fn follow(&mut self, pid: u32) {
         for tid in sched::threads(pid) {
             self.threads.entry(tid).or_insert(fresh(pid, tid, ev_phase::PHASE_UNKNOWN));
@@ -161,8 +163,8 @@ impl Sched {
     /// which start before the old ones end.
     ///
     /// # Errors
-    /// A message that says what the kernel refuses.
-    pub fn renew(&mut self) -> Result<(), String> {
+    /// What the kernel refuses.
+    pub fn renew(&mut self) -> Result<(), KernelError> {
         let passed = |tid: u32, r: &[(u32, u32)]| r.iter().any(|r| (r.0..=r.1).contains(&tid));
         let last = last_given();
         let soon = last.saturating_add(AHEAD / 2);
@@ -179,11 +181,10 @@ impl Sched {
         for ((cpu, leader), events) in self.leaders.iter().zip(&mut self.events) {
             let mut new = Vec::new();
             for (i, id) in self.ids.iter().enumerate() {
-                let e = event::tracepoint(*id, *cpu, false, false).map_err(|e| event::failed(&e))?;
-                event::filter(&e, if i == 0 { &of_switch } else { &of_wake })
-                    .map_err(|e| event::failed(&e))?;
-                event::join(&e, leader).map_err(|e| event::failed(&e))?;
-                event::enable(&e).map_err(|e| event::failed(&e))?;
+                let e = event::tracepoint(*id, *cpu, false, false).map_err(event::failed)?;
+                event::filter(&e, if i == 0 { &of_switch } else { &of_wake }).map_err(event::failed)?;
+                event::join(&e, leader).map_err(event::failed)?;
+                event::enable(&e).map_err(event::failed)?;
                 new.push(e);
             }
             let old = std::mem::replace(events, new);
@@ -205,7 +206,7 @@ impl Sched {
     }
 
     /// Handles a sample, in order of time; `cpu` is an index among the online CPUs.
-    pub fn sample(&mut self, cpu: usize, s: &Sample<'_>, out: &mut Out) {
+    pub fn sample(&mut self, cpu: usize, s: &ProbeSample<'_>, out: &mut EventOut) {
         let id = take(s.raw, 0).map_or(0, |id| u32::from(u16::from_ne_bytes(id)));
         match self.ids.iter().position(|i| *i == id) {
             Some(0) => self.switches(cpu, s, out),
@@ -216,7 +217,7 @@ impl Sched {
         }
     }
 
-    fn switches(&mut self, cpu: usize, s: &Sample<'_>, out: &mut Out) {
+    fn switches(&mut self, cpu: usize, s: &ProbeSample<'_>, out: &mut EventOut) {
         let (Some(prev), Some(next)) = (number(s.raw, self.at.prev_pid), number(s.raw, self.at.next_pid))
         else {
             return;
@@ -262,7 +263,7 @@ impl Sched {
         }
     }
 
-    fn waking(&mut self, s: &Sample<'_>) {
+    fn waking(&mut self, s: &ProbeSample<'_>) {
         let Some(tid) = number(s.raw, self.at.pid).filter(|t| self.threads.contains_key(t)) else { return };
         let waker = if s.raw.get(2).is_some_and(|flags| flags & IN_INTERRUPT != 0) { 0 } else { s.tid };
         let comm = self.name(waker);
@@ -271,7 +272,7 @@ impl Sched {
         }
     }
 
-    fn wakes(&mut self, s: &Sample<'_>) {
+    fn wakes(&mut self, s: &ProbeSample<'_>) {
         let Some(t) = number(s.raw, self.at.pid).and_then(|t| self.threads.get_mut(&t)) else { return };
         match ev_phase(t.phase.into()) {
             ev_phase::PHASE_OFFCPU if t.woken == 0 => t.woken = s.at,
@@ -281,7 +282,7 @@ impl Sched {
         }
     }
 
-    fn wakes_new(&mut self, cpu: usize, s: &Sample<'_>) {
+    fn wakes_new(&mut self, cpu: usize, s: &ProbeSample<'_>) {
         let comm = self.name(s.tid);
         let on = self.leaders.get(cpu).map_or(0, |l| l.0 as u16);
         let Some(t) = number(s.raw, self.at.pid).and_then(|t| self.threads.get_mut(&t)) else { return };
@@ -317,7 +318,7 @@ impl Sched {
     }
 
     /// Reports, as cut, the threads that were off-CPU when watching stopped.
-    pub fn close(&mut self, out: &mut Out) {
+    pub fn close(&mut self, out: &mut EventOut) {
         for (_, mut t) in self.threads.drain().filter(|(_, t)| u32::from(t.phase) == ev_phase::PHASE_OFFCPU.0)
         {
             (t.h.ts, t.h.flags) = (self.left.max(t.out), FLAG_CUT);
@@ -325,7 +326,7 @@ impl Sched {
         }
     }
 
-    /// Losses, complete only after [`Sched::leave`]: lost samples, each of which may have been an off-CPU interval,
+    /// Losses, complete only after [`PerfSched::leave`]: lost samples, each of which may have been an off-CPU interval,
     /// or intervals that were not seen, whichever is greater. Adds them to `by_cpu`.
     pub fn lost(&self, by_cpu: &mut [u64]) -> u64 {
         let mut all = 0;

@@ -15,7 +15,7 @@ const MAX_SRC: usize = 10;
 
 /// An entry into `ggml_graph_compute`.
 #[derive(Debug, Clone, Copy)]
-pub struct Entry {
+pub struct GraphEntry {
     pub tgid: u32,
     pub tid: u32,
     /// Time of the entry, CLOCK_MONOTONIC ns.
@@ -29,7 +29,7 @@ pub struct Entry {
 
 /// A graph's data, as read.
 pub struct Snapshot {
-    pub entry: Entry,
+    pub entry: GraphEntry,
     /// When reading was finished.
     pub until: u64,
     /// Before and after reading, the graph's uid was that of the entry.
@@ -45,7 +45,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    fn nothing(entry: Entry) -> Snapshot {
+    fn nothing(entry: GraphEntry) -> Snapshot {
         Snapshot {
             entry,
             until: u64::MAX,
@@ -60,7 +60,7 @@ impl Snapshot {
 
     /// Reads the graph of an entry. If its node list cannot be read, or has changed since, the snapshot is
     /// unusable: its `until` is never reached.
-    pub fn take(entry: Entry, l: &Layout) -> Snapshot {
+    pub fn take(entry: GraphEntry, l: &Layout) -> Snapshot {
         let mut s = Snapshot::nothing(entry);
         if s.fill(l).is_none() {
             s = Snapshot::nothing(entry);
@@ -166,7 +166,7 @@ mod tests {
         graph[l.nodes_off as usize..][..8].copy_from_slice(&(nodes.as_ptr() as u64).to_ne_bytes());
         graph[88..96].copy_from_slice(&7u64.to_ne_bytes());
         let pid = std::process::id();
-        let entry = Entry {
+        let entry = GraphEntry {
             tgid: pid,
             tid: pid,
             at: 1,
@@ -178,8 +178,8 @@ mod tests {
         let s = Snapshot::take(entry, &l);
         assert!(s.same_uid && s.unread == 0 && s.nodes == nodes && s.until > 1);
         assert_eq!(s.tensors().count(), 3);
-        assert!(!Snapshot::take(Entry { uid: 8, ..entry }, &l).same_uid);
-        assert_eq!(Snapshot::take(Entry { n_nodes: 2, ..entry }, &l).until, u64::MAX);
-        assert_eq!(Snapshot::take(Entry { cgraph: 8, ..entry }, &l).until, u64::MAX);
+        assert!(!Snapshot::take(GraphEntry { uid: 8, ..entry }, &l).same_uid);
+        assert_eq!(Snapshot::take(GraphEntry { n_nodes: 2, ..entry }, &l).until, u64::MAX);
+        assert_eq!(Snapshot::take(GraphEntry { cgraph: 8, ..entry }, &l).until, u64::MAX);
     }
 }

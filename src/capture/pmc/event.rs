@@ -9,20 +9,19 @@ use sys::bindings::{
     PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
 };
 
-use super::resolve::{Event, Place};
-use crate::host::diagnose::{self, Act};
+use super::resolve::{PerfEventAttr, PmuEvent};
+use crate::host::diagnose::{Act, KernelError};
 use crate::host::machine;
-use crate::host::privileges;
 
 /// A reading: the count, the time the counter was enabled, and the time it had a slot, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct CounterReading {
     pub count: u64,
     pub enabled: u64,
     pub running: u64,
 }
 
-fn open(event: &Event, cpu: u32, group: Option<&OwnedFd>) -> io::Result<OwnedFd> {
+fn open(event: &PerfEventAttr, cpu: u32, group: Option<&OwnedFd>) -> io::Result<OwnedFd> {
     let mut attr = perf_event_attr {
         type_: event.kind,
         size: size_of::<perf_event_attr>() as u32,
@@ -47,27 +46,44 @@ fn open(event: &Event, cpu: u32, group: Option<&OwnedFd>) -> io::Result<OwnedFd>
 }
 
 /// Opens an event that counts everything on a CPU from now on.
-pub fn on_cpu(event: &Event, cpu: u32) -> io::Result<OwnedFd> {
-    open(event, cpu, None)
+pub fn on_cpu(event: &PerfEventAttr, cpu: u32) -> Result<OwnedFd, CountError> {
+    Ok(open(event, cpu, None)?)
 }
 
-pub fn read(event: &OwnedFd) -> io::Result<Reading> {
+pub fn read(event: &OwnedFd) -> io::Result<CounterReading> {
     let mut words = [0u64; 3];
     // SAFETY: the buffer has the stated size.
     let n = unsafe { libc::read(event.as_raw_fd(), words.as_mut_ptr().cast(), size_of_val(&words)) };
     match n {
-        24 => Ok(Reading { count: words[0], enabled: words[1], running: words[2] }),
+        24 => Ok(CounterReading { count: words[0], enabled: words[1], running: words[2] }),
         0.. => Err(io::ErrorKind::UnexpectedEof.into()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Why an event cannot be opened.
-pub fn why(error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(libc::EINVAL) => "the PMU does not know this event (EINVAL)".into(),
-        Some(errno) => diagnose::reason(Act::Count, errno, &privileges::read()),
-        None => error.to_string(),
+/// Why an event cannot be counted.
+#[derive(Debug, thiserror::Error)]
+pub enum CountError {
+    #[error("the PMU does not know this event (EINVAL)")]
+    Unknown(#[source] io::Error),
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    #[error("all counter slots of the PMU are in use")]
+    NoSlot,
+    #[error("we may not run on its CPUs")]
+    NoCpu,
+    #[error(transparent)]
+    Thread(io::Error),
+    #[error("the trial failed")]
+    ThreadDied,
+}
+
+impl From<io::Error> for CountError {
+    fn from(e: io::Error) -> CountError {
+        match e.raw_os_error() {
+            Some(libc::EINVAL) => CountError::Unknown(e),
+            _ => KernelError::system(Act::Count, e).into(),
+        }
     }
 }
 
@@ -75,16 +91,16 @@ pub fn why(error: &io::Error) -> String {
 const TURNS: u32 = 20;
 
 /// Result of a trial.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Tried {
-    Counts(Reading),
+    Counts(CounterReading),
     /// It ran and stayed 0: nothing here counts this event.
-    Zero(Reading),
-    Refused(String),
+    Zero(CounterReading),
+    Refused(CountError),
 }
 
 /// Opens each place's event on one of its CPUs and keeps that CPU busy for about a millisecond.
-pub fn try_each(places: &[Place]) -> Vec<Tried> {
+pub fn try_each(places: &[PmuEvent]) -> Vec<Tried> {
     places
         .iter()
         .map(|p| on_its_cpu(p, |cpu| try_one(&p.event, cpu)).unwrap_or_else(Tried::Refused))
@@ -92,20 +108,20 @@ pub fn try_each(places: &[Place]) -> Vec<Tried> {
 }
 
 /// Runs `run` on a CPU of the place, in its own thread.
-fn on_its_cpu<T: Send>(place: &Place, run: impl FnOnce(u32) -> T + Send) -> Result<T, String> {
+fn on_its_cpu<T: Send>(place: &PmuEvent, run: impl FnOnce(u32) -> T + Send) -> Result<T, CountError> {
     let cpus = &place.cpus;
     std::thread::scope(|s| {
         let bound = move || {
             // If some CPUs may not be used (a cpuset), another one of the same kind gives the same result.
             let bound = cpus.iter().find(|c| machine::bind(**c).is_ok());
-            bound.ok_or("we may not run on its CPUs".to_owned()).map(|cpu| run(*cpu))
+            bound.ok_or(CountError::NoCpu).map(|cpu| run(*cpu))
         };
-        let thread = std::thread::Builder::new().spawn_scoped(s, bound).map_err(|e| e.to_string())?;
-        thread.join().map_err(|_| "the trial failed".to_owned())?
+        let thread = std::thread::Builder::new().spawn_scoped(s, bound).map_err(CountError::Thread)?;
+        thread.join().map_err(|_| CountError::ThreadDied)?
     })
 }
 
-fn try_one(event: &Event, cpu: u32) -> Tried {
+fn try_one(event: &PerfEventAttr, cpu: u32) -> Tried {
     let run = || {
         let fd = open(event, cpu, None)?;
         // Others may be using the PMU right now; it rotates between users every few milliseconds.
@@ -116,20 +132,20 @@ fn try_one(event: &Event, cpu: u32) -> Tried {
                 return Ok(reading);
             }
         }
-        read(&fd)
+        Ok(read(&fd)?)
     };
     match run() {
-        Ok(r) if r.running == 0 => Tried::Refused("all counter slots of the PMU are in use".into()),
+        Ok(r) if r.running == 0 => Tried::Refused(CountError::NoSlot),
         Ok(r) if r.count == 0 => Tried::Zero(r),
         Ok(r) => Tried::Counts(r),
-        Err(e) => Tried::Refused(why(&e)),
+        Err(e) => Tried::Refused(e),
     }
 }
 
 /// How many of `n` counters a place's PMU can run at the same time: as accepted by the kernel, and as they really
 /// count. A virtual machine's PMU may advertise more than its host provides; the last ones then silently stay 0.
 /// None: could not be tested.
-pub fn slots(place: &Place, n: usize) -> Option<(usize, usize)> {
+pub fn slots(place: &PmuEvent, n: usize) -> Option<(usize, usize)> {
     let run = |cpu| {
         let mut group: Vec<OwnedFd> = Vec::with_capacity(n);
         while group.len() < n {

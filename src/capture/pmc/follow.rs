@@ -2,23 +2,33 @@
 //! separates the accounts at context switches.
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, OpenObject};
 
-use super::names::Own;
+use super::names::OwnCounter;
 use crate::capture::skel::pmc::{PmcSkel, PmcSkelBuilder};
 use crate::capture::source::Guard;
-use crate::host::diagnose::{self, Act};
+use crate::host::diagnose::{Act, KernelError};
 use crate::host::tracepoint;
 
 /// Maximum number of threads counted separately; the least recently used one is evicted.
 const ACCOUNTS: u32 = 4096;
 
+/// Why counts cannot be attributed to threads.
+#[derive(Debug, thiserror::Error)]
+pub enum SharedCountersError {
+    #[error("tracefs has no sched_switch event: {0}")]
+    NoEvent(#[source] io::Error),
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
 /// What a recording's objects share for the counters.
-pub struct Shared {
+pub struct SharedCounters {
     /// Number of counters.
     pub n: u32,
     /// Those that our program counts itself, one bit each.
@@ -34,17 +44,20 @@ pub struct Shared {
     begun: Cell<u32>,
 }
 
-impl Shared {
+impl SharedCounters {
     /// Creates the maps for CPUs below `possible`, and starts counting. A counter is either one of ours or a kernel
-    /// event, which is added by [`Shared::set`].
-    pub fn new(counters: &[Option<Own>], possible: u32) -> Result<Shared, String> {
-        let failed = |act| move |e: libbpf_rs::Error| diagnose::explain(act, &e);
+    /// event, which is added by [`SharedCounters::set`].
+    pub fn new(
+        counters: &[Option<OwnCounter>],
+        possible: u32,
+    ) -> Result<SharedCounters, SharedCountersError> {
+        let failed = |act| move |e| KernelError::libbpf(act, e);
         let bits = |own| {
             counters.iter().enumerate().filter(|(_, c)| **c == Some(own)).fold(0, |m, (i, _)| m | 1 << i)
         };
-        let (n, switches, migrations) = (counters.len() as u32, bits(Own::Switches), bits(Own::Migrations));
-        let next_off =
-            tracepoint::switch_next().map_err(|e| format!("tracefs has no sched_switch event: {e}"))?;
+        let (n, switches, migrations) =
+            (counters.len() as u32, bits(OwnCounter::Switches), bits(OwnCounter::Migrations));
+        let next_off = tracepoint::switch_next().map_err(SharedCountersError::NoEvent)?;
         // The skeleton borrows its object's storage, and lives as long as the recording.
         let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = PmcSkelBuilder::default().open(storage).map_err(failed(Act::Load))?;
@@ -59,7 +72,7 @@ impl Shared {
         let (pmcs, accounts) = (handle(&skel.maps.pmcs)?, handle(&skel.maps.accounts)?);
         let (settings, link) = (handle(&skel.maps.settings)?, RefCell::new(None));
         let begun = Cell::new(0);
-        let shared = Shared { n, switches, migrations, pmcs, accounts, settings, skel, link, begun };
+        let shared = SharedCounters { n, switches, migrations, pmcs, accounts, settings, skel, link, begun };
         shared.begin()?;
         Ok(shared)
     }
@@ -67,10 +80,10 @@ impl Shared {
     /// Starts counting ops; the counts of ops in progress are unknown.
     ///
     /// # Errors
-    /// A message that says why threads cannot be counted separately.
-    pub fn begin(&self) -> Result<(), String> {
+    /// Why threads cannot be counted separately.
+    pub fn begin(&self) -> Result<(), KernelError> {
         if self.link.borrow().is_none() {
-            let link = self.skel.progs.switched.attach().map_err(|e| diagnose::explain(Act::Probe, &e))?;
+            let link = self.skel.progs.switched.attach().map_err(|e| KernelError::libbpf(Act::Probe, e))?;
             self.link.replace(Some(link));
             self.begun.set(self.begun.get().wrapping_add(1).max(1));
             self.tell(self.begun.get())?;
@@ -85,16 +98,16 @@ impl Shared {
         Some(Box::new(self.link.take()?))
     }
 
-    fn tell(&self, counting: u32) -> Result<(), String> {
+    fn tell(&self, counting: u32) -> Result<(), KernelError> {
         let done = self.settings.update(&0u32.to_ne_bytes(), &counting.to_ne_bytes(), MapFlags::ANY);
-        done.map_err(|e| diagnose::explain(Act::Map, &e))
+        done.map_err(|e| KernelError::libbpf(Act::Map, e))
     }
 
     /// Sets the event of counter `i` on a CPU.
-    pub fn set(&self, cpu: u32, i: u32, event: &OwnedFd) -> Result<(), String> {
+    pub fn set(&self, cpu: u32, i: u32, event: &OwnedFd) -> Result<(), KernelError> {
         let (key, fd) = (cpu * self.n + i, event.as_fd().as_raw_fd());
         let done = self.pmcs.update(&key.to_ne_bytes(), &fd.to_ne_bytes(), MapFlags::ANY);
-        done.map_err(|e| diagnose::explain(Act::Map, &e))
+        done.map_err(|e| KernelError::libbpf(Act::Map, e))
     }
 
     /// Removes counter `i` of a CPU.

@@ -5,14 +5,14 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::event::{self, Tried};
-use super::machine::{Machine, shown};
-use super::names::{self, Code, Unit};
-use super::resolve::{Wanted, offered, resolve};
+use super::machine::{MachinePmus, shown};
+use super::names::{self, CounterCode, CounterUnit};
+use super::resolve::{WantedCounter, offered, resolve};
 
 /// Result of a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum TrialResult {
     Counts,
     /// It runs and stays 0.
     Unsupported,
@@ -29,7 +29,7 @@ pub struct Offer {
     /// The unit of a count: `events`, `bytes` (times `scale`) or `ns`.
     pub unit: &'static str,
     pub scale: u32,
-    pub state: State,
+    pub state: TrialResult,
     /// Count of a trial of about a millisecond; 0 if there was none.
     pub count: u64,
     /// Why it is refused.
@@ -39,26 +39,27 @@ pub struct Offer {
 
 /// Counters of one set of CPUs.
 #[derive(Debug, Clone, Serialize)]
-pub struct Cluster {
+pub struct CpuSetCounters {
     pub pmu: String,
     pub cpus: String,
     pub offers: Vec<Offer>,
 }
 
 /// Tries everything under `root` (`/sys`).
-pub fn list(root: &Path) -> Vec<Cluster> {
-    let machine = Machine::read(root);
-    let software = names::NAMES.iter().filter(|n| matches!(n.code, Code::Own(_) | Code::Software(_)));
+pub fn list(root: &Path) -> Vec<CpuSetCounters> {
+    let machine = MachinePmus::read(root);
+    let software =
+        names::NAMES.iter().filter(|n| matches!(n.code, CounterCode::Own(_) | CounterCode::Software(_)));
     let of_kernel = software.flat_map(|n| tried(&machine, n.name, None)).collect();
-    let kernel = Cluster { pmu: "software".into(), cpus: shown(&machine.online), offers: of_kernel };
+    let kernel = CpuSetCounters { pmu: "software".into(), cpus: shown(&machine.online), offers: of_kernel };
     let cores = machine.pmus.iter().filter(|p| !p.cpus.is_empty()).map(|p| {
         let offers = offered(p).iter().flat_map(|n| tried(&machine, n, Some(&p.name))).collect();
-        Cluster { pmu: p.name.clone(), cpus: shown(&p.cpus), offers }
+        CpuSetCounters { pmu: p.name.clone(), cpus: shown(&p.cpus), offers }
     });
     cores.chain([kernel]).collect()
 }
 
-fn tried(machine: &Machine, name: &str, pmu: Option<&str>) -> Option<Offer> {
+fn tried(machine: &MachinePmus, name: &str, pmu: Option<&str>) -> Option<Offer> {
     let mut w = resolve(machine, name);
     w.places.retain(|p| pmu.is_none_or(|pmu| p.pmu == pmu));
     if w.own.is_none() && w.places.is_empty() {
@@ -67,15 +68,15 @@ fn tried(machine: &Machine, name: &str, pmu: Option<&str>) -> Option<Offer> {
     let hardware = pmu.is_some();
     let result = if hardware { event::try_each(&w.places).pop() } else { opened(&w) };
     let (state, count, why) = match result {
-        Some(Tried::Zero(_)) => (State::Unsupported, 0, "runs but stays 0".to_owned()),
-        Some(Tried::Refused(why)) => (State::Refused, 0, why),
-        Some(Tried::Counts(r)) => (State::Counts, r.count, String::new()),
-        None => (State::Counts, 0, String::new()),
+        Some(Tried::Zero(_)) => (TrialResult::Unsupported, 0, "runs but stays 0".to_owned()),
+        Some(Tried::Refused(why)) => (TrialResult::Refused, 0, why.to_string()),
+        Some(Tried::Counts(r)) => (TrialResult::Counts, r.count, String::new()),
+        None => (TrialResult::Counts, 0, String::new()),
     };
     let (unit, scale) = match w.unit {
-        Unit::Events => ("events", 1),
-        Unit::Lines => ("bytes", machine.line),
-        Unit::Nanoseconds => ("ns", 1),
+        CounterUnit::Events => ("events", 1),
+        CounterUnit::Lines => ("bytes", machine.line),
+        CounterUnit::Nanoseconds => ("ns", 1),
     };
     let known = names::find(name);
     let event = w.places.first().map_or_else(|| "sched_switch".into(), |p| p.shown.clone());
@@ -84,8 +85,7 @@ fn tried(machine: &Machine, name: &str, pmu: Option<&str>) -> Option<Offer> {
 }
 
 /// A software event that stays 0 is available all the same.
-fn opened(w: &Wanted) -> Option<Tried> {
+fn opened(w: &WantedCounter) -> Option<Tried> {
     let place = w.places.first()?;
-    let refused = |e| Tried::Refused(event::why(&e));
-    event::on_cpu(&place.event, *place.cpus.first()?).err().map(refused)
+    event::on_cpu(&place.event, *place.cpus.first()?).err().map(Tried::Refused)
 }

@@ -26,7 +26,7 @@ pub struct Pmu {
 
 /// What is available for counting on this machine.
 #[derive(Debug, Clone, Default)]
-pub struct Machine {
+pub struct MachinePmus {
     pub pmus: Vec<Pmu>,
     /// CPUs that are online; that are present and offline; one more than the highest possible CPU number.
     pub online: Vec<u32>,
@@ -135,9 +135,9 @@ fn spread(mut value: u64, bits: &str) -> Option<u64> {
     Some(out)
 }
 
-impl Machine {
+impl MachinePmus {
     /// Reads everything under `root`, which is `/sys` except in tests.
-    pub fn read(root: &Path) -> Machine {
+    pub fn read(root: &Path) -> MachinePmus {
         let cpu = root.join("devices/system/cpu");
         let list = |name: &str| text(&cpu.join(name)).map(|t| cpus(&t)).unwrap_or_default();
         let mut online = list("online");
@@ -153,7 +153,7 @@ impl Machine {
         let line = (0..4)
             .find_map(|i| text(&cpu.join(format!("cpu{}/cache/index{i}/coherency_line_size", online[0]))));
         let line = line.and_then(|t| t.parse().ok()).filter(|l| *l > 0).unwrap_or(64);
-        Machine { pmus, online, offline, possible, line }
+        MachinePmus { pmus, online, offline, possible, line }
     }
 }
 

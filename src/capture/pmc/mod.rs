@@ -14,15 +14,17 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 
-use self::event::{Reading, Tried};
-use self::follow::Shared;
-use self::machine::{Machine, shown};
-use self::names::Unit;
-use self::resolve::{Place, Wanted, resolve};
+use self::event::{CounterReading, Tried};
+use self::follow::SharedCounters;
+use self::machine::{MachinePmus, shown};
+use self::names::CounterUnit;
+use self::resolve::{PmuEvent, WantedCounter, resolve};
+use crate::capture::error::CountersError;
 use crate::capture::skel::types::ev_counted;
 use common::order;
 use pfi::record::{Availability, Counter, Feature};
 use pfi::{Encoder, WriteError};
+use serde::{Deserialize, Serialize};
 
 /// Their name in the trace.
 pub const NAME: &str = "counters";
@@ -34,8 +36,8 @@ pub const MAX: usize =
 pub const FAULTS: [&str; 2] = ["major-faults", "minor-faults"];
 
 /// The requested counters.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Options {
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CounterOptions {
     /// By name, each only once, at most [`MAX`].
     pub names: Vec<String>,
     /// Fail if a counter is not fully available.
@@ -43,13 +45,13 @@ pub struct Options {
 }
 
 /// A requested counter, and what was found for it.
-struct Row {
-    wanted: Wanted,
+struct RequestedCounter {
+    wanted: WantedCounter,
     /// Enabled and running time on CPUs that have gone offline.
-    past: Reading,
+    past: CounterReading,
 }
 
-impl Row {
+impl RequestedCounter {
     /// It can be counted.
     fn usable(&self) -> bool {
         self.wanted.own.is_some() || !self.wanted.places.is_empty()
@@ -59,9 +61,9 @@ impl Row {
 /// The counters of a recording. A counter's id in the trace is its index here, which is also its index in the
 /// kernel if it counts.
 pub struct Counters {
-    rows: Vec<Row>,
+    rows: Vec<RequestedCounter>,
     /// None: nothing is counted.
-    shared: Option<Rc<Shared>>,
+    shared: Option<Rc<SharedCounters>>,
     /// The reason, if nothing is counted.
     why: String,
     /// By counter and CPU.
@@ -76,15 +78,15 @@ impl Counters {
     ///
     /// # Errors
     /// With `strict`, a counter that is not fully available.
-    pub fn open(options: &Options, bpf: bool) -> Result<Option<Counters>, String> {
+    pub fn open(options: &CounterOptions, bpf: bool) -> Result<Option<Counters>, CountersError> {
         if options.names.is_empty() {
             return Ok(None);
         }
-        let machine = Machine::read(Path::new("/sys"));
-        let mut rows: Vec<Row> = options
+        let machine = MachinePmus::read(Path::new("/sys"));
+        let mut rows: Vec<RequestedCounter> = options
             .names
             .iter()
-            .map(|n| Row { wanted: resolve(&machine, n), past: Reading::default() })
+            .map(|n| RequestedCounter { wanted: resolve(&machine, n), past: CounterReading::default() })
             .collect();
         let mut c = Counters {
             shared: None,
@@ -104,7 +106,7 @@ impl Counters {
             c.rows = rows;
         }
         match c.rows.iter().find(|r| options.strict && c.state(r) != Availability::Whole) {
-            Some(r) => Err(format!("{}: {}", r.wanted.name, c.why(r))),
+            Some(r) => Err(CountersError::Lacking { name: r.wanted.name.clone(), why: c.why(r) }),
             None => Ok(Some(c)),
         }
     }
@@ -116,7 +118,7 @@ impl Counters {
             return;
         }
         crate::capture::perf::event::allow_files();
-        match Shared::new(&own, possible) {
+        match SharedCounters::new(&own, possible) {
             Ok(shared) => self.shared = Some(Rc::new(shared)),
             Err(why) => self.why = format!("counts cannot be attributed to threads: {why}"),
         }
@@ -130,8 +132,8 @@ impl Counters {
         let Some(shared) = &self.shared else { return };
         for (i, row) in self.rows.iter_mut().enumerate() {
             let Some(place) = row.wanted.places.iter().find(|p| p.cpus.contains(&cpu)) else { continue };
-            let opened = event::on_cpu(&place.event, cpu).map_err(|e| event::why(&e));
-            match opened.and_then(|fd| shared.set(cpu, i as u32, &fd).map(|()| fd)) {
+            let opened = event::on_cpu(&place.event, cpu);
+            match opened.and_then(|fd| Ok(shared.set(cpu, i as u32, &fd).map(|()| fd)?)) {
                 Ok(fd) => drop(self.events.insert((i, cpu), fd)),
                 Err(why) => row.wanted.lacks.push(format!("not on CPU {cpu}: {why}")),
             }
@@ -139,7 +141,7 @@ impl Counters {
     }
 
     /// What the recording's objects need for counting.
-    pub fn shared(&self) -> Option<Rc<Shared>> {
+    pub fn shared(&self) -> Option<Rc<SharedCounters>> {
         self.shared.clone()
     }
 
@@ -163,7 +165,7 @@ impl Counters {
         for cpu in &gone {
             self.leave(*cpu);
         }
-        let machine = Machine::read(Path::new("/sys"));
+        let machine = MachinePmus::read(Path::new("/sys"));
         for row in &mut self.rows {
             // Only places that were tested are kept.
             for found in resolve(&machine, &row.wanted.name).places {
@@ -196,17 +198,17 @@ impl Counters {
     }
 
     /// Sum of a counter's times on all CPUs.
-    fn times(&self, i: usize, row: &Row) -> Reading {
+    fn times(&self, i: usize, row: &RequestedCounter) -> CounterReading {
         let events =
             self.events.range((i, 0)..=(i, u32::MAX)).map(|(_, fd)| event::read(fd).unwrap_or_default());
-        events.fold(row.past, |a, r| Reading {
+        events.fold(row.past, |a, r| CounterReading {
             count: a.count.wrapping_add(r.count),
             enabled: a.enabled + r.enabled,
             running: a.running + r.running,
         })
     }
 
-    fn state(&self, row: &Row) -> Availability {
+    fn state(&self, row: &RequestedCounter) -> Availability {
         match (self.shared.is_some() && row.usable(), row.wanted.lacks.is_empty()) {
             (false, _) => Availability::None,
             (true, false) => Availability::Partly,
@@ -214,7 +216,7 @@ impl Counters {
         }
     }
 
-    fn why(&self, row: &Row) -> String {
+    fn why(&self, row: &RequestedCounter) -> String {
         match row.wanted.lacks.as_slice() {
             [] if self.shared.is_none() => self.why.clone(),
             lacks => lacks.join("; "),
@@ -240,9 +242,9 @@ impl Counters {
         for (i, row) in self.rows.iter().enumerate() {
             let t = self.times(i, row);
             let (unit, scale) = match row.wanted.unit {
-                Unit::Events => ("events", 1),
-                Unit::Lines => ("bytes", self.line),
-                Unit::Nanoseconds => ("ns", 1),
+                CounterUnit::Events => ("events", 1),
+                CounterUnit::Lines => ("bytes", self.line),
+                CounterUnit::Nanoseconds => ("ns", 1),
             };
             let (mut state, mut why) = (self.state(row), self.why(row));
             if let Some(share) = shared_slot(&t) {
@@ -274,17 +276,17 @@ impl Counters {
 }
 
 /// Share of the time in which a counter had a slot, percent, unless it had one all the time.
-fn shared_slot(t: &Reading) -> Option<f64> {
+fn shared_slot(t: &CounterReading) -> Option<f64> {
     // A counter is scheduled in a few microseconds after it is opened.
     let late = t.enabled.saturating_sub(t.running) > t.enabled / 1000;
     late.then(|| t.running as f64 * 100.0 / t.enabled.max(1) as f64)
 }
 
-fn events(row: &Row) -> String {
+fn events(row: &RequestedCounter) -> String {
     match row.wanted.own {
         Some(_) => "sched_switch".to_owned(),
         None => {
-            let of = |p: &Place| {
+            let of = |p: &PmuEvent| {
                 let mode = match (p.event.user, p.event.kernel) {
                     (true, true) => "",
                     (true, false) => ":u",
@@ -298,8 +300,8 @@ fn events(row: &Row) -> String {
 }
 
 /// Drops places where the event does not open, or runs and stays 0. Returns the others with their counts.
-fn try_places(w: &mut Wanted) -> Vec<(Place, u64)> {
-    let hardware: Vec<Place> = w.places.iter().filter(|p| p.hardware).cloned().collect();
+fn try_places(w: &mut WantedCounter) -> Vec<(PmuEvent, u64)> {
+    let hardware: Vec<PmuEvent> = w.places.iter().filter(|p| p.hardware).cloned().collect();
     let mut counting = Vec::new();
     for (place, tried) in hardware.iter().zip(event::try_each(&hardware)) {
         let why = match tried {
@@ -308,7 +310,7 @@ fn try_places(w: &mut Wanted) -> Vec<(Place, u64)> {
                 continue;
             }
             Tried::Zero(_) => "it runs but stays 0: not supported there".to_owned(),
-            Tried::Refused(why) => why,
+            Tried::Refused(why) => why.to_string(),
         };
         w.lacks.push(format!("{} (CPUs {}): {why}", place.shown, shown(&place.cpus)));
         w.places.retain(|p| p != place);
@@ -318,14 +320,18 @@ fn try_places(w: &mut Wanted) -> Vec<(Place, u64)> {
 
 /// If a PMU advertises slots that do not count, drops that many of its counters, the last ones first. With
 /// `strict`, it is an error if a PMU has fewer slots than counters requested.
-fn share(rows: &mut [Row], strict: bool, counting: Vec<(Place, u64)>) -> Result<(), String> {
-    let mut pmus: Vec<(Place, u64)> = counting;
+fn share(
+    rows: &mut [RequestedCounter],
+    strict: bool,
+    counting: Vec<(PmuEvent, u64)>,
+) -> Result<(), CountersError> {
+    let mut pmus: Vec<(PmuEvent, u64)> = counting;
     // On each PMU, the event that counts fastest shows best whether a slot counts.
     order::by(&mut pmus, |a, b| (&a.0.pmu, b.1).cmp(&(&b.0.pmu, a.1)));
     pmus.dedup_by(|a, b| a.0.pmu == b.0.pmu);
     for (fastest, _) in pmus {
         let pmu = &fastest.pmu;
-        let asked = |r: &Row| r.wanted.places.iter().any(|p| p.hardware && p.pmu == *pmu);
+        let asked = |r: &RequestedCounter| r.wanted.places.iter().any(|p| p.hardware && p.pmu == *pmu);
         let n = rows.iter().filter(|r| asked(r)).count();
         let Some((slots, live)) = event::slots(&fastest, n) else { continue };
         if live < slots {
@@ -338,7 +344,7 @@ fn share(rows: &mut [Row], strict: bool, counting: Vec<(Place, u64)>) -> Result<
                 row.wanted.lacks.push(why.clone());
             }
         } else if strict && slots < n {
-            return Err(format!("{pmu} has slots for {slots} counters at a time, but {n} were requested"));
+            return Err(CountersError::Slots { pmu: pmu.clone(), slots, requested: n });
         }
     }
     Ok(())

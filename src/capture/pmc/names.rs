@@ -8,7 +8,7 @@
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum CounterUnit {
     Events,
     /// Cache lines, reported in bytes.
     Lines,
@@ -18,15 +18,15 @@ pub enum Unit {
 /// Counted by our own program at context switches: the kernel's own counters for these change too late, when the
 /// next thread is already the one that counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Own {
+pub enum OwnCounter {
     Switches,
     Migrations,
 }
 
 /// What to request from the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Code {
-    Own(Own),
+pub enum CounterCode {
+    Own(OwnCounter),
     /// PERF_TYPE_SOFTWARE.
     Software(u64),
     /// PERF_TYPE_HARDWARE (0) or PERF_TYPE_HW_CACHE (3); on an Arm core, the first of the listed events that it has.
@@ -37,50 +37,56 @@ pub enum Code {
 
 /// A counter name.
 #[derive(Debug, Clone, Copy)]
-pub struct Name {
+pub struct CounterName {
     pub group: &'static str,
     pub name: &'static str,
-    pub code: Code,
-    pub unit: Unit,
+    pub code: CounterCode,
+    pub unit: CounterUnit,
     pub what: &'static str,
 }
 
-const fn own(name: &'static str, own: Own, what: &'static str) -> Name {
-    Name { group: "software", name, code: Code::Own(own), unit: Unit::Events, what }
+const fn own(name: &'static str, own: OwnCounter, what: &'static str) -> CounterName {
+    CounterName { group: "software", name, code: CounterCode::Own(own), unit: CounterUnit::Events, what }
 }
 
-const fn soft(name: &'static str, n: u64, unit: Unit, what: &'static str) -> Name {
-    Name { group: "software", name, code: Code::Software(n), unit, what }
+const fn soft(name: &'static str, n: u64, unit: CounterUnit, what: &'static str) -> CounterName {
+    CounterName { group: "software", name, code: CounterCode::Software(n), unit, what }
 }
 
-const fn hw(name: &'static str, n: u64, arm: &'static [&'static str], what: &'static str) -> Name {
-    Name { group: "generic", name, code: Code::Generic(0, n, arm), unit: Unit::Events, what }
+const fn hw(name: &'static str, n: u64, arm: &'static [&'static str], what: &'static str) -> CounterName {
+    CounterName {
+        group: "generic",
+        name,
+        code: CounterCode::Generic(0, n, arm),
+        unit: CounterUnit::Events,
+        what,
+    }
 }
 
 /// Cache, operation (0 read, 1 write) and result (0 access, 1 miss), as encoded for PERF_TYPE_HW_CACHE.
-const fn cache(name: &'static str, cache: u64, op: u64, miss: u64, what: &'static str) -> Name {
-    let code = Code::Generic(3, cache | op << 8 | miss << 16, &[]);
-    Name { group: "generic", name, code, unit: Unit::Events, what }
+const fn cache(name: &'static str, cache: u64, op: u64, miss: u64, what: &'static str) -> CounterName {
+    let code = CounterCode::Generic(3, cache | op << 8 | miss << 16, &[]);
+    CounterName { group: "generic", name, code, unit: CounterUnit::Events, what }
 }
 
-const fn arm(group: &'static str, n: u16, name: &'static str, what: &'static str) -> Name {
-    Name { group, name, code: Code::Arm(n), unit: Unit::Events, what }
+const fn arm(group: &'static str, n: u16, name: &'static str, what: &'static str) -> CounterName {
+    CounterName { group, name, code: CounterCode::Arm(n), unit: CounterUnit::Events, what }
 }
 
-const fn lines(group: &'static str, n: u16, name: &'static str, what: &'static str) -> Name {
-    Name { group, name, code: Code::Arm(n), unit: Unit::Lines, what }
+const fn lines(group: &'static str, n: u16, name: &'static str, what: &'static str) -> CounterName {
+    CounterName { group, name, code: CounterCode::Arm(n), unit: CounterUnit::Lines, what }
 }
 
 /// All names, by group.
-pub const NAMES: &[Name] = &[
-    soft("task-clock", 1, Unit::Nanoseconds, "time on a CPU"),
-    soft("page-faults", 2, Unit::Events, "page faults"),
-    soft("minor-faults", 5, Unit::Events, "page faults served from memory"),
-    soft("major-faults", 6, Unit::Events, "page faults that waited for storage"),
-    soft("alignment-faults", 7, Unit::Events, "unaligned accesses fixed up by the kernel"),
-    soft("emulation-faults", 8, Unit::Events, "instructions emulated by the kernel"),
-    own("context-switches", Own::Switches, "context switches"),
-    own("cpu-migrations", Own::Migrations, "migrations to another CPU"),
+pub const NAMES: &[CounterName] = &[
+    soft("task-clock", 1, CounterUnit::Nanoseconds, "time on a CPU"),
+    soft("page-faults", 2, CounterUnit::Events, "page faults"),
+    soft("minor-faults", 5, CounterUnit::Events, "page faults served from memory"),
+    soft("major-faults", 6, CounterUnit::Events, "page faults that waited for storage"),
+    soft("alignment-faults", 7, CounterUnit::Events, "unaligned accesses fixed up by the kernel"),
+    soft("emulation-faults", 8, CounterUnit::Events, "instructions emulated by the kernel"),
+    own("context-switches", OwnCounter::Switches, "context switches"),
+    own("cpu-migrations", OwnCounter::Migrations, "migrations to another CPU"),
     hw("cycles", 0, &["cpu_cycles"], "core cycles"),
     hw("instructions", 1, &["inst_retired"], "instructions retired"),
     hw("cache-references", 2, &["ll_cache_rd", "l1d_cache"], "cache accesses; the level depends on the CPU"),
@@ -178,7 +184,7 @@ const ALIASES: &[(&str, &str)] = &[
 ];
 
 /// The entry of a name or an alias, ignoring case.
-pub fn find(name: &str) -> Option<&'static Name> {
+pub fn find(name: &str) -> Option<&'static CounterName> {
     let name = ALIASES.iter().find(|a| a.0.eq_ignore_ascii_case(name)).map_or(name, |a| a.1);
     NAMES.iter().find(|n| n.name.eq_ignore_ascii_case(name))
 }
@@ -226,13 +232,13 @@ mod tests {
         for (i, n) in NAMES.iter().enumerate() {
             assert!(NAMES[..i].iter().all(|o| o.name != n.name && o.code != n.code), "{}", n.name);
         }
-        assert_eq!(find("L3D_CACHE_REFILL").map(|n| n.code), Some(Code::Arm(0x2a)));
+        assert_eq!(find("L3D_CACHE_REFILL").map(|n| n.code), Some(CounterCode::Arm(0x2a)));
         assert_eq!(find("cpu-cycles").map(|n| n.name), Some("cycles"));
         assert!(find("cylces").is_none());
         for n in NAMES {
-            if let Code::Generic(_, _, arm) = n.code {
+            if let CounterCode::Generic(_, _, arm) = n.code {
                 assert!(
-                    arm.iter().all(|a| matches!(find(a).map(|n| n.code), Some(Code::Arm(_)))),
+                    arm.iter().all(|a| matches!(find(a).map(|n| n.code), Some(CounterCode::Arm(_)))),
                     "{}",
                     n.name
                 );

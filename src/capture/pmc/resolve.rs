@@ -1,7 +1,7 @@
 //! Resolves a counter's name on this machine.
 
-use super::machine::{Machine, Pmu, shown};
-use super::names::{self, Code, Name, Own, Unit};
+use super::machine::{MachinePmus, Pmu, shown};
+use super::names::{self, CounterCode, CounterName, CounterUnit, OwnCounter};
 
 /// PERF_TYPE_SOFTWARE and PERF_TYPE_RAW of include/uapi/linux/perf_event.h.
 const SOFTWARE: u32 = 1;
@@ -11,7 +11,7 @@ const RECOMMENDED: std::ops::Range<u16> = 0x40..0x4000;
 
 /// What is requested from perf_event_open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event {
+pub struct PerfEventAttr {
     pub kind: u32,
     pub config: [u64; 3],
     /// Count the program's own code; count the kernel code that runs for it.
@@ -21,10 +21,10 @@ pub struct Event {
 
 /// An event for the CPUs of one PMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct PmuEvent {
     pub pmu: String,
     pub cpus: Vec<u32>,
-    pub event: Event,
+    pub event: PerfEventAttr,
     /// For people: `armv8_cortex_a55/0x11:u`.
     pub shown: String,
     /// Opening it proves little: only a test shows whether it counts.
@@ -33,12 +33,12 @@ pub struct Place {
 
 /// A requested counter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedCounter {
     /// As requested.
     pub name: String,
-    pub unit: Unit,
-    pub own: Option<Own>,
-    pub places: Vec<Place>,
+    pub unit: CounterUnit,
+    pub own: Option<OwnCounter>,
+    pub places: Vec<PmuEvent>,
     /// Why it is not available, or not everywhere.
     pub lacks: Vec<String>,
 }
@@ -57,21 +57,22 @@ fn modifiers(name: &str) -> (&str, Option<(bool, bool)>) {
 ///
 /// By default only the program's own code is counted: the kernel's share includes our probes. Software events count
 /// both, as in the kernel's own statistics.
-pub fn resolve(machine: &Machine, asked: &str) -> Wanted {
+pub fn resolve(machine: &MachinePmus, asked: &str) -> WantedCounter {
     let (name, modes) = modifiers(asked);
     let known = names::find(name);
-    let unit = known.map_or(Unit::Events, |n| n.unit);
-    let mut w = Wanted { name: asked.to_owned(), unit, own: None, places: Vec::new(), lacks: Vec::new() };
+    let unit = known.map_or(CounterUnit::Events, |n| n.unit);
+    let mut w =
+        WantedCounter { name: asked.to_owned(), unit, own: None, places: Vec::new(), lacks: Vec::new() };
     let (user, kernel) = modes.unwrap_or((true, false));
     let raw = names::raw(name);
     match known.map(|n| n.code) {
-        Some(Code::Own(own)) => w.own = Some(own),
-        Some(Code::Software(n)) => {
+        Some(CounterCode::Own(own)) => w.own = Some(own),
+        Some(CounterCode::Software(n)) => {
             let (user, kernel) = modes.unwrap_or((true, true));
-            let event = Event { kind: SOFTWARE, config: [n, 0, 0], user, kernel };
+            let event = PerfEventAttr { kind: SOFTWARE, config: [n, 0, 0], user, kernel };
             let shown = format!("software/{name}");
             let (pmu, cpus) = ("software".to_owned(), machine.online.clone());
-            w.places.push(Place { pmu, cpus, event, shown, hardware: false });
+            w.places.push(PmuEvent { pmu, cpus, event, shown, hardware: false });
         }
         _ if known.is_none()
             && raw.is_none()
@@ -94,10 +95,10 @@ pub fn resolve(machine: &Machine, asked: &str) -> Wanted {
                 match found {
                     _ if pmu.cpus.is_empty() => {}
                     Some((kind, config)) => {
-                        let event = Event { kind, config, user, kernel };
+                        let event = PerfEventAttr { kind, config, user, kernel };
                         let (pmu, cpus) = (pmu.name.clone(), pmu.cpus.clone());
                         let shown = format!("{pmu}/{}", number(&config, known));
-                        w.places.push(Place { pmu, cpus, event, shown, hardware: true });
+                        w.places.push(PmuEvent { pmu, cpus, event, shown, hardware: true });
                     }
                     None => w.lacks.push(format!("not listed by {} (CPUs {on})", pmu.name)),
                 }
@@ -107,9 +108,9 @@ pub fn resolve(machine: &Machine, asked: &str) -> Wanted {
     w
 }
 
-fn number(config: &[u64; 3], known: Option<&Name>) -> String {
+fn number(config: &[u64; 3], known: Option<&CounterName>) -> String {
     match (known.map(|n| n.code), config) {
-        (Some(Code::Generic(3, n, _)), [c, ..]) if n == *c => format!("cache-{n:#x}"),
+        (Some(CounterCode::Generic(3, n, _)), [c, ..]) if n == *c => format!("cache-{n:#x}"),
         (_, [c, 0, 0]) => format!("{c:#x}"),
         (_, [a, b, c]) => format!("{a:#x},{b:#x},{c:#x}"),
     }
@@ -117,23 +118,23 @@ fn number(config: &[u64; 3], known: Option<&Name>) -> String {
 
 /// Type and numbers of a name on one PMU. The events listed in sysfs take precedence, and for Arm's announced
 /// events only they count.
-fn on_pmu(pmu: &Pmu, name: &str, known: Option<&Name>) -> Option<(u32, [u64; 3])> {
+fn on_pmu(pmu: &Pmu, name: &str, known: Option<&CounterName>) -> Option<(u32, [u64; 3])> {
     if pmu.arm() {
         let spellings: &[&str] = match known.map(|n| n.code) {
-            Some(Code::Generic(_, _, arm)) => arm,
+            Some(CounterCode::Generic(_, _, arm)) => arm,
             _ => &[name],
         };
         let listed = spellings.iter().find_map(|s| pmu.encode(pmu.events.get(&s.to_ascii_lowercase())?));
         let recommended = match known.map(|n| n.code) {
-            Some(Code::Arm(n)) if RECOMMENDED.contains(&n) => Some([n.into(), 0, 0]),
+            Some(CounterCode::Arm(n)) if RECOMMENDED.contains(&n) => Some([n.into(), 0, 0]),
             _ => None,
         };
         return Some((pmu.kind, listed.or(recommended)?));
     }
     match known.map(|n| n.code) {
         // The kernel knows these by number; on machines with different cores it also needs the PMU (5.13 and later).
-        Some(Code::Generic(kind, n, _)) if pmu.kind == RAW => Some((kind, [n, 0, 0])),
-        Some(Code::Generic(kind, n, _)) => Some((kind, [n | u64::from(pmu.kind) << 32, 0, 0])),
+        Some(CounterCode::Generic(kind, n, _)) if pmu.kind == RAW => Some((kind, [n, 0, 0])),
+        Some(CounterCode::Generic(kind, n, _)) => Some((kind, [n | u64::from(pmu.kind) << 32, 0, 0])),
         _ => Some((pmu.kind, pmu.encode(pmu.events.get(name)?)?)),
     }
 }
@@ -141,8 +142,8 @@ fn on_pmu(pmu: &Pmu, name: &str, known: Option<&Name>) -> Option<(u32, [u64; 3])
 /// The names worth testing on a PMU: those that it lists, and those that we add.
 pub fn offered(pmu: &Pmu) -> Vec<String> {
     let ours = names::NAMES.iter().filter(|n| match n.code {
-        Code::Generic(..) => on_pmu(pmu, n.name, Some(n)).is_some(),
-        Code::Arm(number) => pmu.arm() && RECOMMENDED.contains(&number),
+        CounterCode::Generic(..) => on_pmu(pmu, n.name, Some(n)).is_some(),
+        CounterCode::Arm(number) => pmu.arm() && RECOMMENDED.contains(&number),
         _ => false,
     });
     let mut all: Vec<String> = ours.map(|n| n.name.to_owned()).collect();

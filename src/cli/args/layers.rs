@@ -10,7 +10,7 @@ pub const CONF: &str = "conf";
 
 /// Where a value was given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum ValueOrigin {
     /// On the command line.
     Flag,
     /// In the environment, by the variable of the flag of this name: the flag itself, or its opposite.
@@ -25,7 +25,7 @@ pub struct Given {
     pub flag: &'static Flag,
     /// None: it counts as not given, whatever lower layers say; for a switch: off.
     pub value: Option<OsString>,
-    pub from: Origin,
+    pub from: ValueOrigin,
     /// Given by the flag's name in the previous version.
     pub renamed: bool,
 }
@@ -72,7 +72,7 @@ impl Flag {
         match self.valid {
             Some(check) => check(value).err(),
             None if self.choices.is_empty() => None,
-            None => one_of(self.choices)(value).err(),
+            None => one_of(&self.choices.iter().collect::<Vec<_>>())(value).err(),
         }
     }
 }
@@ -133,11 +133,11 @@ impl Args {
     pub fn renamed(&self) -> Vec<String> {
         let renamed = |g: &&Given| g.renamed && !g.flag.formerly.is_empty();
         let line = |g: &Given| match g.from {
-            Origin::Flag => format!("--{} is now called --{}", g.flag.formerly, g.flag.name),
-            Origin::Variable(_) => {
+            ValueOrigin::Flag => format!("--{} is now called --{}", g.flag.formerly, g.flag.name),
+            ValueOrigin::Variable(_) => {
                 format!("{} is now called {}", variable(g.flag.formerly), variable(g.flag.name))
             }
-            Origin::Line(_) => {
+            ValueOrigin::Line(_) => {
                 format!("{}: {} is now called {}", self.origin(g), g.flag.formerly, g.flag.name)
             }
         };
@@ -187,26 +187,26 @@ impl Args {
     /// `board.toml:3: output`.
     pub(super) fn told(&self, given: &Given) -> String {
         match given.from {
-            Origin::Flag => given.flag.shown(),
-            Origin::Variable(name) => variable(name),
-            Origin::Line(_) => format!("{}: {}", self.origin(given), given.flag.name),
+            ValueOrigin::Flag => given.flag.shown(),
+            ValueOrigin::Variable(name) => variable(name),
+            ValueOrigin::Line(_) => format!("{}: {}", self.origin(given), given.flag.name),
         }
     }
 
     /// Where a value was given, for comments: `--output`, `PROFINFER_OUTPUT`, `board.toml:3`.
     pub fn origin(&self, given: &Given) -> String {
         match (given.from, &given.value) {
-            (Origin::Flag, Some(_)) => format!("--{}", given.flag.name),
-            (Origin::Flag, None) => format!("--no-{}", given.flag.name),
-            (Origin::Variable(name), _) => variable(name),
-            (Origin::Line(line), _) => format!("{}:{line}", self.file),
+            (ValueOrigin::Flag, Some(_)) => format!("--{}", given.flag.name),
+            (ValueOrigin::Flag, None) => format!("--no-{}", given.flag.name),
+            (ValueOrigin::Variable(name), _) => variable(name),
+            (ValueOrigin::Line(line), _) => format!("{}:{line}", self.file),
         }
     }
 
     /// Where the first of these flags was given that is not on the command line, as a prefix for a message that
     /// names them; empty if all are on the command line.
     pub fn place(&self, names: &[&str]) -> String {
-        let given = names.iter().filter_map(|n| Some(self.last(n)?.0)).find(|g| g.from != Origin::Flag);
+        let given = names.iter().filter_map(|n| Some(self.last(n)?.0)).find(|g| g.from != ValueOrigin::Flag);
         given.map(|g| format!("{}: ", self.origin(g))).unwrap_or_default()
     }
 
@@ -217,7 +217,7 @@ impl Args {
 
     /// Applicable values from elsewhere, as they would appear on the command line.
     pub fn elsewhere(&self) -> impl Iterator<Item = OsString> {
-        self.given.iter().filter(|g| g.from != Origin::Flag).filter_map(|g| {
+        self.given.iter().filter(|g| g.from != ValueOrigin::Flag).filter_map(|g| {
             let mut word = OsString::from(format!("--{}", g.flag.name));
             let value = g.value.as_ref()?;
             if !value.is_empty() {
@@ -230,7 +230,7 @@ impl Args {
 
     /// Whether a flag's value is from the command line.
     pub fn on_line(&self, name: &str) -> bool {
-        self.last(name).is_some_and(|(given, _)| given.from == Origin::Flag)
+        self.last(name).is_some_and(|(given, _)| given.from == ValueOrigin::Flag)
     }
 
     /// Records `--no-NAME`.
@@ -239,7 +239,7 @@ impl Args {
             return Err(Usage::new(format!("--no-{} takes no value", flag.name)));
         }
         self.given.retain(|g| g.flag.name != flag.name);
-        self.given.push(Given { flag, value: None, from: Origin::Flag, renamed: false });
+        self.given.push(Given { flag, value: None, from: ValueOrigin::Flag, renamed: false });
         Ok(())
     }
 }

@@ -4,6 +4,8 @@ use super::*;
 use crate::cli::values::{one_of, size, whole};
 use proptest::prelude::*;
 
+const LEVELS: Choices = Choices::from_fn(|i| [("token", ""), ("graph", "")].get(i).copied());
+
 static COMMAND: Command = Command {
     name: "try",
     about: "Tries flags",
@@ -12,7 +14,7 @@ static COMMAND: Command = Command {
     arguments: &[Argument { name: "IN", help: "" }, Argument { name: "OUT", help: "" }],
     behind: None,
     groups: &[
-        Group {
+        FlagGroup {
             title: "Options",
             flags: &[
                 Flag::value("number", "N", "").short('n').excludes(&["level"]),
@@ -23,11 +25,11 @@ static COMMAND: Command = Command {
                 Flag::switch("no-str", "").overrides("str"),
             ],
         },
-        Group {
+        FlagGroup {
             title: "More",
             flags: &[
                 Flag::value("size", "SIZE", "").default("4MiB"),
-                Flag::value("level", "LEVEL", "").choices(&[("token", ""), ("graph", "")]),
+                Flag::value("level", "LEVEL", "").choices(LEVELS),
                 Flag::value("output", "FILE", "").short('o'),
                 Flag::switch("more", "").needs(&["output", "level"]),
                 Flag::switch("secret", "").hidden(),

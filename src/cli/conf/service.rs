@@ -4,20 +4,20 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::toml::Table;
+use super::toml::TomlTable;
 use super::{FLAG, Faults, File, known_only, settings as keys};
-use crate::cli::args::{Args, Command, Flag, Given, Group, Usage};
+use crate::cli::args::{Args, Command, Flag, FlagGroup, Given, Usage};
 use crate::cli::record::flags::{self, COMMAND as RECORD, HOW};
 use crate::cli::record::{budget, inner, outer, pmc, sensors};
 use crate::cli::values::{amount, percent, span, whole};
 use crate::daemon::glob::Glob;
-use crate::daemon::rules::{Rule, User};
-use crate::daemon::settings::{LEAST_FILE, LEAST_MEMORY, MOST_RULES, Settings};
+use crate::daemon::rules::{Rule, RuleUser};
+use crate::daemon::settings::{LEAST_FILE, LEAST_MEMORY, MOST_RULES, ServiceSettings};
 use crate::host::btf::Btf;
 use crate::recorder::recording::Streams;
 
 /// Keys of `[service]`.
-pub const SERVICE: Group = Group {
+pub const SERVICE: FlagGroup = FlagGroup {
     title: "Service",
     flags: &[
         Flag::value("directory", "DIR", "Directory for recordings; used by the service only")
@@ -93,7 +93,7 @@ pub const SERVICE: Group = Group {
 };
 
 /// Keys of `[[rule]]` that are not options of `record`, or have another meaning there.
-const OWN: Group = Group {
+const OWN: FlagGroup = FlagGroup {
     title: "Rule",
     flags: &[
         Flag::value(
@@ -108,15 +108,15 @@ const OWN: Group = Group {
             "Match programs by path or, without a '/', by file name. '*' and '?' do not match a '/', '**' \
              does",
         )
-        .valid(|text| Glob::new(text).map(drop)),
+        .valid(|text| Glob::new(text).map(drop).map_err(|e| e.to_string())),
         Flag::value("user", "USER", "Match processes of this user: a name or a number")
-            .valid(|text| User::of(text).map(drop)),
+            .valid(|text| RuleUser::of(text).map(drop).map_err(|e| e.to_string())),
         Flag::value(
             "cgroup",
             "PATTERN",
             "Match processes of this cgroup, as in /proc/PID/cgroup: /system.slice/llama*.service",
         )
-        .valid(|text| Glob::new(text).map(drop)),
+        .valid(|text| Glob::new(text).map(drop).map_err(|e| e.to_string())),
         Flag::switch("ignore", "Do not record matching runs"),
         Flag::value("sample-one-in", "N", "Record one run in N, starting with the first")
             .formerly("one-in")
@@ -163,17 +163,18 @@ const RING_FILE: &str = "a ring is written to one file, and file-size is too sma
 const LEAST_RING_FILE: u64 = 3 << 20;
 
 /// Default cost limit of a recording.
-const COST: Group = Group { title: budget::FLAGS.title, flags: &[budget::BUDGET.default("1%"), budget::QOS] };
+const COST: FlagGroup =
+    FlagGroup { title: budget::FLAGS.title, flags: &[budget::BUDGET.default("1%"), budget::QOS] };
 
-const COUNTERS: Group = Group { title: pmc::FLAGS.title, flags: &pmc::COUNTING };
+const COUNTERS: FlagGroup = FlagGroup { title: pmc::FLAGS.title, flags: &pmc::COUNTING };
 
 /// Options of `record` that a rule may have, and that apply to every rule when above all headings.
-const SHARED: &[Group] = &[HOW, COUNTERS, inner::FLAGS, outer::FLAGS, COST, sensors::FLAGS];
+const SHARED: &[FlagGroup] = &[HOW, COUNTERS, inner::FLAGS, outer::FLAGS, COST, sensors::FLAGS];
 
 /// Options of `profinfer serve`; [`settings`] reads them.
-pub const GROUPS: &[Group] = &[
+pub const GROUPS: &[FlagGroup] = &[
     SERVICE,
-    Group { title: "Configuration", flags: &[FLAG] },
+    FlagGroup { title: "Configuration", flags: &[FLAG] },
     HOW,
     COUNTERS,
     inner::FLAGS,
@@ -183,7 +184,7 @@ pub const GROUPS: &[Group] = &[
 ];
 
 /// A table of flags that is not a subcommand.
-const fn table(name: &'static str, groups: &'static [Group]) -> Command {
+const fn table(name: &'static str, groups: &'static [FlagGroup]) -> Command {
     Command {
         name,
         about: "",
@@ -223,10 +224,10 @@ const NOT_OF_A_RULE: &[(&str, &str)] = &[
 ///
 /// # Errors
 /// Everything that is wrong, one sentence each.
-pub fn settings(args: &Args) -> Result<Settings, Vec<String>> {
+pub fn settings(args: &Args) -> Result<ServiceSettings, Vec<String>> {
     let upper = super::upper(args, &|name| std::env::var_os(name)).map_err(|e| told(&e))?;
     let mut wrong = upper.mistakes;
-    let layers = Layers::new(&upper.args, upper.file);
+    let layers = ServiceArgs::new(&upper.args, upper.file);
     let mut settings = layers.values(&mut wrong);
     for (rule, layer) in settings.rules.iter_mut().zip(&layers.rules) {
         rule.record.btf = got(layer.types(), &mut wrong).flatten();
@@ -244,7 +245,7 @@ fn told(error: &anyhow::Error) -> Vec<String> {
 }
 
 /// Takes the keys of any table but the first.
-pub(super) fn take(table: &mut Table, file: &mut File, faults: &mut Faults) {
+pub(super) fn take(table: &mut TomlTable, file: &mut File, faults: &mut Faults) {
     let what = super::short(&table.name);
     match (table.name.as_str(), table.many) {
         ("service", false) if file.service_line > 0 => {
@@ -269,7 +270,7 @@ pub(super) fn take(table: &mut Table, file: &mut File, faults: &mut Faults) {
     }
 }
 
-fn has(group: &Group, key: &str) -> bool {
+fn has(group: &FlagGroup, key: &str) -> bool {
     group.flags.iter().any(|f| f.name == key)
 }
 
@@ -296,19 +297,19 @@ pub(super) fn not_of_record(key: &str) -> Option<&'static str> {
 }
 
 /// Command line, environment and file combined, value by value.
-pub struct Layers {
+pub struct ServiceArgs {
     pub service: Args,
-    pub rules: Vec<Layer>,
+    pub rules: Vec<RuleArgs>,
 }
 
 /// The values of a rule.
-pub struct Layer {
+pub struct RuleArgs {
     pub args: Args,
     /// Where it begins in the file; 0: it is in no file.
     pub line: usize,
 }
 
-impl Layers {
+impl ServiceArgs {
     /// Puts the file below the stronger layers, which have [`GROUPS`].
     pub fn new(upper: &Args, file: File) -> Self {
         let File { name, record, service, rules, .. } = file;
@@ -319,7 +320,7 @@ impl Layers {
             args.below(given);
             args.below(below.clone());
             args.set_file(name.clone());
-            Layer { args, line }
+            RuleArgs { args, line }
         };
         let rules = if rules.is_empty() { vec![(0, Vec::new())] } else { rules };
         let rules = rules.into_iter().map(layer).collect();
@@ -330,7 +331,7 @@ impl Layers {
     }
 
     /// The settings, and the mistakes in them; the settings are valid only without mistakes.
-    pub fn values(&self, wrong: &mut Vec<String>) -> Settings {
+    pub fn values(&self, wrong: &mut Vec<String>) -> ServiceSettings {
         let all = &self.service;
         let mut settings = service(all, wrong);
         let mut places = Vec::new();
@@ -362,7 +363,7 @@ impl Layers {
         settings
     }
 
-    fn warnings(&self, settings: &Settings) -> Vec<String> {
+    fn warnings(&self, settings: &ServiceSettings) -> Vec<String> {
         let mut warnings: Vec<String> =
             self.rules.iter().map(|l| &l.args).chain([&self.service]).flat_map(Args::renamed).collect();
         let rules = &settings.rules;
@@ -388,8 +389,8 @@ impl Layers {
 
 /// Reduces the file size to fit a small quota: for each rule that writes, one full file and the next. Returns a
 /// message about it.
-fn lower_file_size(settings: &mut Settings) -> Option<String> {
-    let Settings { quota, file_size, ref rules, .. } = *settings;
+fn lower_file_size(settings: &mut ServiceSettings) -> Option<String> {
+    let ServiceSettings { quota, file_size, ref rules, .. } = *settings;
     if file_size <= quota || quota < LEAST_FILE {
         return None;
     }
@@ -402,7 +403,7 @@ fn lower_file_size(settings: &mut Settings) -> Option<String> {
     Some(format!("quota is smaller than one file: file-size is reduced to {now}MiB"))
 }
 
-impl Layer {
+impl RuleArgs {
     fn name(&self, i: usize) -> String {
         let given = self.args.text("name").ok().flatten().map(|name| name.to_string_lossy().into_owned());
         given.unwrap_or_else(|| if self.line == 0 { "default".to_owned() } else { format!("rule-{}", i + 1) })
@@ -420,12 +421,12 @@ impl Layer {
         if record.as_ref().is_some_and(|r| r.counters.names.iter().any(|n| n == "list")) {
             add(wrong, "--pmc 'list': use it with profinfer record".to_owned());
         }
-        let pattern = |name| args.option(name, Glob::new);
+        let pattern = |name| args.option(name, |text| Glob::new(text).map_err(|e| e.to_string()));
         let time = |name| args.option(name, span);
         Some(Rule {
             name,
             exe: got(pattern("exe"), wrong)?,
-            user: got(args.option("user", User::of), wrong)?,
+            user: got(args.option("user", |text| RuleUser::of(text).map_err(|e| e.to_string())), wrong)?,
             cgroup: got(pattern("cgroup"), wrong)?,
             ignore: args.flag("ignore"),
             sample_one_in: got(args.needed("sample-one-in", sample_one_in), wrong)?,
@@ -448,8 +449,8 @@ impl Layer {
     }
 }
 
-fn service(all: &Args, wrong: &mut Vec<String>) -> Settings {
-    let built_in = Settings::default();
+fn service(all: &Args, wrong: &mut Vec<String>) -> ServiceSettings {
+    let built_in = ServiceSettings::default();
     let mut path =
         |name, check: fn(&Path) -> Result<(), String>| got(checked(all, name, check), wrong).flatten();
     let (directory, status) = (path("directory", absolute), path("status", absolute));
@@ -460,7 +461,7 @@ fn service(all: &Args, wrong: &mut Vec<String>) -> Settings {
     let mut time = |name| got(all.option(name, span), wrong).flatten();
     let (file_age, keep, idle_timeout) = (time("file-age"), time("keep"), time("idle-timeout"));
     let silence = got(all.option("recorder-timeout", timeout), wrong).flatten();
-    Settings {
+    ServiceSettings {
         directory: directory.unwrap_or_default(),
         quota,
         file_size,

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::capture::source::Structure;
 use crate::cli::args::Parsed;
 use crate::cli::record::flags::{COMMAND, settings as options};
 
@@ -35,8 +36,7 @@ fn mistakes(file: &str) -> Vec<String> {
 /// Three valid values of a flag.
 fn samples(flag: &Flag) -> [&'static str; 3] {
     let any = ["1", "2", "3", "4KiB", "8KiB", "16KiB", "1%", "2%", "3%", "0600", "0640", "0644"];
-    let fit: Vec<&str> =
-        flag.choices.iter().map(|c| c.0).chain(any).filter(|v| flag.diagnose(v).is_none()).collect();
+    let fit: Vec<&str> = flag.choices.names().chain(any).filter(|v| flag.diagnose(v).is_none()).collect();
     fit.first_chunk().copied().unwrap_or_else(|| panic!("--{}: {fit:?}", flag.name))
 }
 
@@ -122,18 +122,18 @@ fn units_are_those_of_the_flags() {
 buffer-size = \"64MiB\"\nqos = \"5tok/s\"\nbudget = \"1%\"\nduration = \"10min\"\ntokens = 1_000\nagent-cpu = 0x3
 sched = true\nstr = false\npmc = [\"cycles\", \"instructions\",\n  'r001b', # three\n]\n";
     let options = options(&settle(&[], &[], file).expect("right values")).expect("they go together");
-    assert_eq!((options.buffer_bytes, options.tokens), (64 << 20, Some(1000)));
+    assert_eq!((options.capture.buffer_bytes, options.tokens), (64 << 20, Some(1000)));
     assert_eq!(options.duration, Some(std::time::Duration::from_secs(600)));
     assert!(options.budget.is_some_and(|b| b.budget == Some(0.01) && b.qos == Some(5.0)));
-    assert!(options.sched && !options.structure);
+    assert!(options.capture.sched && options.capture.structure == Structure::Off);
     assert_eq!(options.counters.names, ["cycles", "instructions", "r001b"]);
     assert_eq!(format!("{:?}", options.agent_cpu), "Cpu(3)");
     let bare = options_of("buffer-size = 65536\nqos = 5.5\nduration = 30\n");
-    assert_eq!((bare.buffer_bytes, bare.duration), (65536, Some(std::time::Duration::from_secs(30))));
+    assert_eq!((bare.capture.buffer_bytes, bare.duration), (65536, Some(std::time::Duration::from_secs(30))));
     assert_eq!(bare.budget.and_then(|b| b.qos), Some(5.5));
 }
 
-fn options_of(file: &str) -> crate::recorder::recording::Options {
+fn options_of(file: &str) -> crate::recorder::recording::RecordOptions {
     options(&settle(&[], &[], file).expect("right values")).expect("they go together")
 }
 
@@ -157,13 +157,13 @@ fn all_that_is_wrong_is_told_at_once_and_where() {
         ("level = \"\"", "f:1: level '': expected token, graph or op"),
         ("level = true", "f:1: level 'true': expected, in quotes: token, graph or op"),
         ("level = [\"op\"]", "f:1: level takes a single value, not a list"),
-        ("level = {a = 1}", "f:1: inline tables and nested lists are not supported"),
+        ("level = {a = 1}", "f:1: expected a value, not a table"),
         ("exe = 1979-05-27", "f:1: 1979-05-27 must be in quotes: \"1979-05-27\""),
         ("exe = \"\"", "f:1: exe '': expected PATH"),
         ("sched = \"yes\"", "f:1: sched 'yes': expected true or false"),
         ("sched = [true]", "f:1: sched takes a single value, not a list"),
         ("pmc = [\"cycles\", \"\"]", "f:1: pmc '': expected LIST"),
-        ("pmc = [\"a\",\n[\"b\"]]", "f:2: inline tables and nested lists are not supported"),
+        ("pmc = [\"a\",\n[\"b\"]]", "f:2: expected a value, not a list"),
         ("pmc = \"list\"", "f:1: pmc 'list': is allowed on the command line only"),
         ("qos = -1", "f:1: qos '-1': expected tokens per second, e.g. 5tok/s or 0.5"),
         ("level = \"op\"\nlevel = \"op\"", "f:2: level is given twice: line 1 already has level"),
@@ -218,6 +218,29 @@ fn all_that_is_wrong_is_told_at_once_and_where() {
         ),
         ("[[rule]]\nignore = 1", "f:2: ignore '1': expected true or false"),
         ("level", "f:1: no value: write KEY = VALUE"),
+        ("level = \"op\" x", "f:1: unexpected 'x' after a value or heading: the line must end there"),
+        ("level = \"op", "f:1: unterminated string: \" is missing"),
+        ("level = \"\"\"op\n\n", "f:1: unterminated string: \" is missing"),
+        (
+            "level = \"\\q\"",
+            "f:1: unknown escape in a string: write \\\\ for a backslash, or use single quotes",
+        ),
+        (
+            "level = \"a\u{1}b\"",
+            "f:1: control character in a string: in double quotes, write \\u and four digits for it",
+        ),
+        ("pmc = [\"a\" \"b\"]", "f:1: expected ',' or ']' in a list"),
+        ("pmc = [\"a\",\n\"b\"\n", "f:1: expected ',' or ']' in a list"),
+        ("pmc = [,]", "f:1: expected a value or ']' in a list"),
+        ("a b = 1", "f:1: no value: write KEY = VALUE"),
+        ("[rule", "f:1: a table heading must end with ']'"),
+        ("[[rule]", "f:1: a table heading must end with ']]'"),
+        ("rule = [1]", "f:1: expected a table: write [[rule]]"),
+        ("rule = {name = \"a\"}", "f:1: [[rule]] must be in double brackets"),
+        ("rule.name = \"a\"", "f:1: [[rule]] must be in double brackets"),
+        ("service.quota = \"1GiB\"\n[service]", "f:2: [service] is given twice: first in line 1"),
+        ("service = {quota = 64}", "f:1: quota '64': must be 1MiB or more"),
+        ("rule = [{name = \"a\"},\n{nmae = \"b\"}]", "f:2: unknown key 'nmae'; the nearest is 'name'"),
     ] {
         assert_eq!(mistakes(file), [wrong], "{file}");
     }
@@ -228,6 +251,31 @@ fn all_that_is_wrong_is_told_at_once_and_where() {
     assert!(
         lot.len() == 100 && lot.last().is_some_and(|l| l.ends_with("; there may be more errors after it"))
     );
+}
+
+/// Each of TOML's forms for the same settings.
+#[test]
+fn all_of_toml_that_fits_is_taken() {
+    let told = |text: &str| {
+        let (file, faults) = read(text);
+        assert_eq!(faults.told("f"), Vec::<String>::new(), "{text}");
+        let of = |given: &[Given]| {
+            given.iter().map(|g| format!("{}={:?}", g.flag.name, g.value)).collect::<Vec<_>>().join(" ")
+        };
+        let rules: Vec<String> = file.rules.iter().map(|(_, given)| of(given)).collect();
+        (of(&file.record), of(&file.service), rules)
+    };
+    let plain = "sched = true\nexe = \"/a b\"\ntokens = 3\n[service]\nquota = \"1GiB\"\nkeep = \"7d\"\n\
+        [[rule]]\nname = \"a\"\npmc = [\"x\", \"y\"]\n[[rule]]\nname = \"b\"\n";
+    for text in [
+        "sched=true\nexe='''\n/a b'''\ntokens=0b11\nservice.quota=\"1GiB\"\nservice.keep='7d'\n\
+         [[rule]]\nname=\"a\"\npmc=['x',\n'y'\n,]\n[[\"rule\"]]\n'name'=\"b\"",
+        "\"sched\" = true\nexe = \"\"\"/a \\\n   b\"\"\"\ntokens = +3\r\nservice = { quota = \"1GiB\", keep = \"7d\" }\n\
+         rule = [{ name = \"a\", pmc = [\"x\", \"y\"] }, # the first\n { name = \"\\u0062\" },\n]\n",
+    ] {
+        assert_eq!(told(text), told(plain), "{text}");
+    }
+    assert_eq!(told("qos = 5e-1").0, "qos=Some(\"5e-1\")");
 }
 
 #[test]
@@ -269,7 +317,7 @@ fn every_key_has_a_check_that_is_the_reader_s() {
 
 /// Typical values, and others.
 fn values() -> impl Strategy<Value = String> {
-    let choices: Vec<&str> = COMMAND.flags().flat_map(|f| f.choices).map(|c| c.0).collect();
+    let choices: Vec<&str> = COMMAND.flags().flat_map(|f| f.choices.names()).collect();
     prop_oneof![
         2 => "[0-9]{1,4}(|[.][0-9])(|KiB|MiB|M|ms|us|s|min|%| %|tok/s| tok/s|k)",
         1 => proptest::sample::select(choices).prop_map(str::to_owned),
@@ -305,7 +353,7 @@ proptest! {
         prop_assert!(faults.0.iter().all(|(line, _)| (1..=lines).contains(line)), "{faults:?}");
         let rules = file.rules.iter().flat_map(|(_, given)| given);
         for Given { from, .. } in file.record.iter().chain(&file.service).chain(rules) {
-            prop_assert!(matches!(from, Origin::Line(line) if (1..=lines).contains(line)));
+            prop_assert!(matches!(from, ValueOrigin::Line(line) if (1..=lines).contains(line)));
         }
         // Accepted values can be parsed in the end.
         let mut all = Args::none(&COMMAND);
@@ -313,7 +361,7 @@ proptest! {
         let why = options(&all).err().map(|e| e.to_string()).unwrap_or_default();
         prop_assert!(!why.contains('\''), "{why}");
         let mut wrong = Vec::new();
-        service::Layers::new(&Args::none(&service::SERVE), file).values(&mut wrong);
+        service::ServiceArgs::new(&Args::none(&service::SERVE), file).values(&mut wrong);
         prop_assert!(wrong.iter().all(|why| !why.contains("wanted")), "{wrong:?}");
     }
 

@@ -1,300 +1,350 @@
 //! TOML as tables of keys and values, each with its line, reporting all mistakes together.
 //!
-//! Our own parser: with the smallest library a program for boards was 38 kB larger. It supports what settings need;
-//! multi-line strings, dates and tables as values are rejected, by name. After a mistake it continues with the next
-//! line.
+//! `toml_parser` does the syntax and continues after a mistake; this file keeps lines and says what to write instead.
+//! Settings are two levels deep: `[service]`, `service.KEY` and `service = {...}` are the same table, and `[[rule]]`
+//! is an item of `rule = [{...}]`.
 
-use std::str::CharIndices;
+use toml_parser::decoder::{Encoding, ScalarKind};
+use toml_parser::parser::{EventReceiver, ValidateWhitespace, parse_document};
+use toml_parser::{ErrorSink, Expected, ParseError, Raw, Source, Span};
 
 use super::faults::{Faults, short};
 
 /// A table: its own keys, without those of its subtables.
 #[derive(Debug, Default)]
-pub struct Table {
+pub struct TomlTable {
     /// As in its heading, with dots; empty for the keys above the first heading.
     pub name: String,
-    /// Whether its heading has two brackets: the name may occur more than once.
+    /// Whether it is one of several: its heading has two brackets.
     pub many: bool,
     pub line: usize,
-    pub entries: Vec<Entry>,
+    pub entries: Vec<TomlEntry>,
 }
 
 /// A key with its value.
 #[derive(Debug)]
-pub struct Entry {
+pub struct TomlEntry {
     /// With dots if it has several parts.
     pub key: String,
     pub line: usize,
-    pub value: Value,
+    /// The line in which its value ends.
+    end: usize,
+    pub value: TomlValue,
 }
 
 #[derive(Debug)]
-pub enum Value {
-    One(Item),
-    List(Vec<Item>),
+pub enum TomlValue {
+    One(TomlItem),
+    List(Vec<TomlItem>),
 }
 
 /// A value that is not a list, or an item of a list.
 #[derive(Debug)]
-pub struct Item {
+pub struct TomlItem {
     /// Without quotes; integers are decimal.
     pub text: String,
-    pub kind: Kind,
+    pub kind: ItemKind,
     pub line: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ItemKind {
     Text,
     Number,
     Switch(bool),
 }
 
-/// Parses a text. The first table is the one without a heading; it always exists. A key with a mistake on its line
+/// Tables that may also be values, or named before a dot.
+const SERVICE: &str = "service";
+const RULE: &str = "rule";
+
+/// Parses a text. The first table is the one without a heading; it always exists. A key with a mistake in its lines
 /// is left out.
-pub fn tables(text: &str, faults: &mut Faults) -> Vec<Table> {
-    let mut tables = vec![Table { line: 1, ..Table::default() }];
-    let mut reader = Reader { rest: text.strip_prefix('\u{feff}').unwrap_or(text), line: 1, listing: false };
-    while !reader.rest.is_empty() && !faults.full() {
-        reader.listing = false;
-        if let Err(why) = reader.expression(&mut tables) {
-            faults.add(reader.line, why);
-            reader.recover();
+pub fn tables(text: &str, faults: &mut Faults) -> Vec<TomlTable> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let source = Source::new(text);
+    let lines = LineStarts(text.match_indices('\n').map(|(at, _)| at).collect());
+    let mut reader = Reader::new(text, &lines);
+    let mut sink = |error: ParseError| {
+        let (at, what) = told(&error, text);
+        let line = lines.of(at);
+        // What follows from the first mistake in a line is not worth a message.
+        if !faults.0.iter().any(|(other, _)| *other == line) {
+            faults.add(line, what);
         }
+    };
+    let tokens = source.lex().into_vec();
+    parse_document(&tokens, &mut ValidateWhitespace::new(&mut reader, source), &mut sink);
+    let mut tables = reader.tables;
+    for table in &mut tables {
+        table.entries.retain(|e| !faults.0.iter().any(|(line, _)| (e.line..=e.end).contains(line)));
     }
     tables
 }
 
-type Read<T> = Result<T, String>;
+/// Where the lines end.
+struct LineStarts(Vec<usize>);
 
+impl LineStarts {
+    /// The line of a byte, from 1.
+    fn of(&self, at: usize) -> usize {
+        self.0.partition_point(|end| *end < at) + 1
+    }
+}
+
+/// What a value is part of.
+enum OpenValue {
+    /// A list of values.
+    List,
+    /// `rule = [...]`
+    Rules,
+    /// An inline table, in the table of this number.
+    Table(usize),
+    /// A list or table where there must be none.
+    Refused,
+}
+
+/// Makes tables of what the parser finds.
 struct Reader<'a> {
-    rest: &'a str,
+    text: &'a str,
+    lines: &'a LineStarts,
+    tables: Vec<TomlTable>,
+    /// The table that keys belong to.
+    current: usize,
+    /// Tables named before a dot: `service.quota = ...`
+    dotted: Vec<usize>,
+    /// Parts of the last key.
+    key: Vec<String>,
+    /// Line of its first part.
     line: usize,
-    /// Inside a list.
-    listing: bool,
+    /// A dot came after it.
+    more: bool,
+    open: Vec<OpenValue>,
+    items: Vec<TomlItem>,
 }
 
 impl<'a> Reader<'a> {
-    /// A line: nothing, a heading, or a key with its value.
-    fn expression(&mut self, tables: &mut Vec<Table>) -> Read<()> {
-        self.blanks();
-        let line = self.line;
-        if self.next_is(&['\n', '\r', '#']) || self.rest.is_empty() {
-            return self.end();
+    fn new(text: &'a str, lines: &'a LineStarts) -> Self {
+        Self {
+            text,
+            lines,
+            tables: vec![TomlTable { line: 1, ..TomlTable::default() }],
+            current: 0,
+            dotted: Vec::new(),
+            key: Vec::new(),
+            line: 1,
+            more: false,
+            open: Vec::new(),
+            items: Vec::new(),
         }
-        if self.eat("[") {
-            let many = self.eat("[");
-            let name = self.key()?;
-            let end = if many { "]]" } else { "]" };
-            if !self.eat(end) {
-                return Err(format!("a table heading must end with '{end}'"));
-            }
-            tables.push(Table { name, many, line, entries: Vec::new() });
-            return self.end();
-        }
-        let key = self.key()?;
-        if !self.eat("=") {
-            return Err("no value: write KEY = VALUE".to_owned());
-        }
-        self.blanks();
-        let value = if self.eat("[") { Value::List(self.list()?) } else { Value::One(self.item()?) };
-        self.end()?;
-        if let Some(table) = tables.last_mut() {
-            table.entries.push(Entry { key, line, value });
-        }
-        Ok(())
     }
 
-    /// A key, its parts separated by dots.
-    fn key(&mut self) -> Read<String> {
-        let mut key = String::new();
-        loop {
-            self.blanks();
-            if self.next_is(&['"', '\'']) {
-                key.push_str(&self.quoted()?);
-            } else {
-                let part = self.take(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
-                if part.is_empty() {
-                    return Err("invalid key: use letters, digits, '-' and '_'".to_owned());
+    fn raw(&self, span: Span, encoding: Option<Encoding>) -> Raw<'a> {
+        Raw::new_unchecked(self.text.get(span.start()..span.end()).unwrap_or_default(), encoding, span)
+    }
+
+    /// Begins a table; returns the number of the one before.
+    fn table(&mut self, name: String, many: bool) -> usize {
+        self.tables.push(TomlTable { name, many, line: self.line, entries: Vec::new() });
+        std::mem::replace(&mut self.current, self.tables.len() - 1)
+    }
+
+    /// Whether the last key, above all headings, is this one.
+    fn is(&self, name: &str) -> bool {
+        self.current == 0 && matches!(&self.key[..], [only] if only == name)
+    }
+
+    /// Adds the last key with its value, which ends here.
+    fn entry(&mut self, value: TomlValue, end: usize) {
+        let mut table = self.current;
+        let mut parts = &self.key[..];
+        if let [first, rest @ ..] = parts
+            && (table, rest.is_empty()) == (0, false)
+            && [SERVICE, RULE].contains(&first.as_str())
+        {
+            let named = |i: &&usize| self.tables.get(**i).is_some_and(|t| t.name == *first);
+            table = match self.dotted.iter().find(named) {
+                Some(before) => *before,
+                None => {
+                    let made = TomlTable { name: first.clone(), line: self.line, ..TomlTable::default() };
+                    self.dotted.push(self.tables.len());
+                    self.tables.push(made);
+                    self.tables.len() - 1
                 }
-                key.push_str(part);
-            }
-            self.blanks();
-            if !self.eat(".") {
-                return Ok(key);
-            }
-            key.push('.');
+            };
+            parts = rest;
+        }
+        let entry = TomlEntry { key: parts.join("."), line: self.line, end: self.lines.of(end), value };
+        if let Some(table) = self.tables.get_mut(table) {
+            table.entries.push(entry);
         }
     }
 
-    /// The contents of a list, after its opening bracket.
-    fn list(&mut self) -> Read<Vec<Item>> {
-        self.listing = true;
-        let mut items = Vec::new();
-        loop {
-            self.gap();
-            if self.eat("]") {
-                return Ok(items);
-            }
-            items.push(self.item()?);
-            self.gap();
-            if !self.eat(",") && !self.next_is(&[']']) {
-                return Err("expected ',' or ']' in a list".to_owned());
-            }
-        }
-    }
-
-    fn item(&mut self) -> Read<Item> {
-        let line = self.line;
-        if self.next_is(&['"', '\'']) {
-            return Ok(Item { text: self.quoted()?, kind: Kind::Text, line });
-        }
-        if self.next_is(&['[', '{']) {
-            return Err("inline tables and nested lists are not supported".to_owned());
-        }
-        let raw = self.take(|c| !matches!(c, '#' | ',' | ']' | '\n' | '\r')).trim_end();
-        let (text, kind) = match raw {
-            "true" => (raw.to_owned(), Kind::Switch(true)),
-            "false" => (raw.to_owned(), Kind::Switch(false)),
-            _ => (number(raw).ok_or_else(|| unquoted(raw, self.listing))?, Kind::Number),
-        };
-        Ok(Item { text, kind, line })
-    }
-
-    /// A quoted string; the opening quote comes next.
-    fn quoted(&mut self) -> Read<String> {
-        if self.rest.starts_with("\"\"\"") || self.rest.starts_with("'''") {
-            return Err("a string must be on one line, in one pair of quotes".to_owned());
-        }
-        let mut chars = self.rest.char_indices();
-        let quote = chars.next().map_or('"', |(_, c)| c);
+    fn item(&self, span: Span, encoding: Option<Encoding>, error: &mut dyn ErrorSink) -> Option<TomlItem> {
+        let raw = self.raw(span, encoding);
+        let line = self.lines.of(span.start());
         let mut text = String::new();
-        while let Some((at, c)) = chars.next() {
-            match c {
-                c if c == quote => {
-                    self.rest = self.rest.get(at + 1..).unwrap_or_default();
-                    return Ok(text);
-                }
-                '\\' if quote == '"' => text.push(escaped(&mut chars).ok_or_else(|| {
-                    "unknown escape in a string: write \\\\ for a backslash, or use single quotes".to_owned()
-                })?),
-                c if c.is_ascii_control() && c != '\t' => break,
-                c => text.push(c),
+        if encoding.is_some() && !raw.is_empty() {
+            let _ = raw.decode_scalar(&mut text, error);
+            return Some(TomlItem { text, kind: ItemKind::Text, line });
+        }
+        let mut wrong: Option<ParseError> = None;
+        let kind = raw.decode_scalar(&mut text, &mut wrong);
+        let item = match kind {
+            _ if wrong.is_some() => None,
+            ScalarKind::Boolean(on) => Some((text, ItemKind::Switch(on))),
+            ScalarKind::Float => Some((text, ItemKind::Number)),
+            ScalarKind::Integer(radix) if radix.value() == 10 => Some((text, ItemKind::Number)),
+            ScalarKind::Integer(radix) => {
+                let number = u64::from_str_radix(&text, radix.value()).ok();
+                number.map(|n| (n.to_string(), ItemKind::Number))
             }
+            ScalarKind::String | ScalarKind::DateTime => None,
+        };
+        if item.is_none() {
+            error.report_error(ParseError::new(unquoted(self.all(span))).with_unexpected(span));
         }
-        Err(format!("unterminated string: {quote} is missing"))
+        // The value parsers take no plus sign.
+        item.map(|(text, kind)| TomlItem { text: text.trim_start_matches('+').to_owned(), kind, line })
     }
 
-    /// The end of a line, after an optional comment.
-    fn end(&mut self) -> Read<()> {
-        self.blanks();
-        if self.next_is(&['#']) {
-            self.take(|c| c != '\n');
-        }
-        if self.rest.is_empty() || self.newline() {
-            return Ok(());
-        }
-        let more = self.rest.lines().next().unwrap_or_default();
-        Err(format!("unexpected '{}' after a value or heading: the line must end there", short(more)))
+    /// What the author of an unquoted value may have meant as a whole.
+    fn all(&self, span: Span) -> &'a str {
+        let rest = self.text.get(span.start()..).unwrap_or_default();
+        let inline = matches!(self.open.last(), Some(OpenValue::Table(_)));
+        let ends = |c| matches!(c, '#' | ',' | ']' | '\n' | '\r') || c == '}' && inline;
+        rest.split(ends).next().unwrap_or_default().trim_end()
     }
 
-    /// Skips blanks, comments and line ends.
-    fn gap(&mut self) {
-        loop {
-            self.blanks();
-            if self.next_is(&['#']) {
-                self.take(|c| c != '\n');
-            }
-            if !self.newline() {
-                return;
-            }
-        }
-    }
-
-    /// Moves to the next line; inside a list, to one that may have a key.
-    fn recover(&mut self) {
-        loop {
-            self.take(|c| c != '\n');
-            let more = self.newline() && self.listing;
-            if !more || self.rest.lines().next().is_none_or(|line| line.contains('=')) {
-                return;
-            }
-        }
-    }
-
-    fn newline(&mut self) -> bool {
-        let eaten = self.eat("\n") || self.eat("\r\n");
-        self.line += usize::from(eaten);
-        eaten
-    }
-
-    fn blanks(&mut self) {
-        self.rest = self.rest.trim_start_matches([' ', '\t']);
-    }
-
-    fn next_is(&self, any: &[char]) -> bool {
-        self.rest.starts_with(any)
-    }
-
-    fn eat(&mut self, what: &str) -> bool {
-        let rest = self.rest.strip_prefix(what);
-        self.rest = rest.unwrap_or(self.rest);
-        rest.is_some()
-    }
-
-    fn take(&mut self, part: fn(char) -> bool) -> &'a str {
-        let end = self.rest.find(|c| !part(c)).unwrap_or(self.rest.len());
-        let (taken, rest) = self.rest.split_at(end);
-        self.rest = rest;
-        taken
+    fn refuse(&mut self, what: &'static str, span: Span, error: &mut dyn ErrorSink) -> bool {
+        error.report_error(ParseError::new(what).with_unexpected(span));
+        self.open.push(OpenValue::Refused);
+        false
     }
 }
 
-/// The character for a backslash sequence.
-fn escaped(chars: &mut CharIndices<'_>) -> Option<char> {
-    let digits = match chars.next()?.1 {
-        'b' => return Some('\u{8}'),
-        't' => return Some('\t'),
-        'n' => return Some('\n'),
-        'f' => return Some('\u{c}'),
-        'r' => return Some('\r'),
-        'e' => return Some('\u{1b}'),
-        same @ ('"' | '\\') => return Some(same),
-        'x' => 2,
-        'u' => 4,
-        'U' => 8,
-        _ => return None,
+impl EventReceiver for Reader<'_> {
+    fn std_table_close(&mut self, _: Span, _: &mut dyn ErrorSink) {
+        self.table(self.key.join("."), false);
+    }
+
+    fn array_table_close(&mut self, _: Span, _: &mut dyn ErrorSink) {
+        self.table(self.key.join("."), true);
+    }
+
+    fn simple_key(&mut self, span: Span, encoding: Option<Encoding>, error: &mut dyn ErrorSink) {
+        if !std::mem::take(&mut self.more) {
+            self.key.clear();
+            self.line = self.lines.of(span.start());
+        }
+        let mut part = String::new();
+        self.raw(span, encoding).decode_key(&mut part, error);
+        self.key.push(part);
+    }
+
+    fn key_sep(&mut self, _: Span, _: &mut dyn ErrorSink) {
+        self.more = true;
+    }
+
+    fn scalar(&mut self, span: Span, encoding: Option<Encoding>, error: &mut dyn ErrorSink) {
+        let Some(item) = self.item(span, encoding, error) else { return };
+        match self.open.last() {
+            Some(OpenValue::List) => self.items.push(item),
+            Some(OpenValue::Rules | OpenValue::Refused) => {
+                error.report_error(ParseError::new("expected a table: write [[rule]]").with_unexpected(span));
+            }
+            None | Some(OpenValue::Table(_)) => self.entry(TomlValue::One(item), span.end().max(1) - 1),
+        }
+    }
+
+    fn array_open(&mut self, span: Span, error: &mut dyn ErrorSink) -> bool {
+        match self.open.last() {
+            None if self.is(RULE) => self.open.push(OpenValue::Rules),
+            None | Some(OpenValue::Table(_)) => {
+                self.items.clear();
+                self.open.push(OpenValue::List);
+            }
+            Some(_) => return self.refuse("expected a value, not a list", span, error),
+        }
+        true
+    }
+
+    fn array_close(&mut self, span: Span, _: &mut dyn ErrorSink) {
+        match self.open.pop() {
+            Some(OpenValue::List) => {
+                let items = std::mem::take(&mut self.items);
+                self.entry(TomlValue::List(items), span.start());
+            }
+            Some(OpenValue::Table(before)) => self.open.push(OpenValue::Table(before)),
+            Some(OpenValue::Rules | OpenValue::Refused) | None => {}
+        }
+    }
+
+    fn inline_table_open(&mut self, span: Span, error: &mut dyn ErrorSink) -> bool {
+        let name = match self.open.last() {
+            None if self.is(SERVICE) => SERVICE,
+            None if self.is(RULE) => RULE,
+            Some(OpenValue::Rules) => RULE,
+            _ => return self.refuse("expected a value, not a table", span, error),
+        };
+        let many = !self.open.is_empty();
+        self.line = self.lines.of(span.start());
+        let before = self.table(name.to_owned(), many);
+        self.open.push(OpenValue::Table(before));
+        true
+    }
+
+    fn inline_table_close(&mut self, _: Span, _: &mut dyn ErrorSink) {
+        match self.open.pop() {
+            Some(OpenValue::Table(before)) => self.current = before,
+            Some(OpenValue::Refused) | None => {}
+            Some(other) => self.open.push(other),
+        }
+    }
+}
+
+/// Where a mistake is, and what to write instead. The parser's descriptions are kept where they say that.
+fn told(error: &ParseError, text: &str) -> (usize, String) {
+    let [begin, at] = [error.context().or(error.unexpected()), error.unexpected().or(error.context())]
+        .map(|span| span.map_or(0, |span| span.start()));
+    let what = match (error.description(), error.expected()) {
+        ("key with no value" | "missing value for key", _) => "no value: write KEY = VALUE",
+        ("unclosed table", _) => "a table heading must end with ']'",
+        ("unclosed array table", _) => "a table heading must end with ']]'",
+        ("missing comma between array elements", _) => "expected ',' or ']' in a list",
+        ("unclosed array", _) => return (begin, "expected ',' or ']' in a list".to_owned()),
+        ("extra comma in array", _) => "expected a value or ']' in a list",
+        (
+            "unquoted keys cannot be empty"
+            | "invalid unquoted key"
+            | "invalid table"
+            | "invalid key-value pair"
+            | "missing table open",
+            _,
+        ) => "invalid key: use letters, digits, '-' and '_'",
+        ("missing escaped value" | "too few unicode value digits" | "invalid value", _)
+        | (_, Some([Expected::Literal("\n")])) => {
+            "unknown escape in a string: write \\\\ for a backslash, or use single quotes"
+        }
+        ("unexpected key or value" | "unexpected content between comment and newline", _) => {
+            let more = text.get(at..).and_then(|rest| rest.lines().next()).unwrap_or_default();
+            let more = short(more);
+            return (at, format!("unexpected '{more}' after a value or heading: the line must end there"));
+        }
+        (_, Some([Expected::Literal(quote @ ("\"" | "'"))])) => {
+            return (begin, format!("unterminated string: {quote} is missing"));
+        }
+        (what, _) if what.starts_with("invalid") && what.ends_with("string") => {
+            "control character in a string: in double quotes, write \\u and four digits for it"
+        }
+        (what, _) => what,
     };
-    let mut code = 0_u32;
-    for _ in 0..digits {
-        code = code.checked_mul(16)? + chars.next()?.1.to_digit(16)?;
-    }
-    char::from_u32(code)
-}
-
-/// A number in the form that the value parsers take: no underscores, integers in decimal.
-fn number(raw: &str) -> Option<String> {
-    let digits = raw.strip_prefix(['+', '-']).unwrap_or(raw);
-    if digits.starts_with('_') || digits.ends_with('_') || digits.contains("__") {
-        return None;
-    }
-    let plain = digits.replace('_', "");
-    for (prefix, radix) in [("0x", 16), ("0o", 8), ("0b", 2)] {
-        if let Some(rest) = raw.strip_prefix(prefix).and(plain.get(2..)).filter(|r| !r.starts_with('+')) {
-            return u64::from_str_radix(rest, radix).ok().map(|n| n.to_string());
-        }
-    }
-    let bytes = plain.as_bytes();
-    let zeros = matches!(bytes, [b'0', b'0'..=b'9', ..]);
-    let ends = bytes.first().is_some_and(u8::is_ascii_digit) && bytes.last().is_some_and(u8::is_ascii_digit);
-    let sign = if raw.starts_with('-') { "-" } else { "" };
-    (ends && !zeros && plain.parse::<f64>().is_ok()).then(|| format!("{sign}{plain}"))
+    (at, what.to_owned())
 }
 
 /// Error text for something that is not a value.
-fn unquoted(raw: &str, listing: bool) -> String {
+fn unquoted(raw: &str) -> String {
     match raw {
-        "" if listing => "expected a value or ']' in a list".to_owned(),
         "" => "no value after '='".to_owned(),
         _ if raw.contains(['"', '\'']) => format!("{}: quotes must enclose the complete string", short(raw)),
         _ => format!("{} must be in quotes: \"{}\"", short(raw), short(raw)),

@@ -4,9 +4,9 @@ use std::io::{self, Write};
 
 use crate::capture::checkup::{Checkup, Hit};
 use crate::engine::examine::{
-    EngineFacts, ModuleFacts, PointFacts, RoleFacts, RungFacts, Site, SiteCost, Target,
+    ExaminedEngine, ExaminedModule, ExaminedTarget, PointFacts, ProbeSite, RoleFacts, RungFacts, SiteCost,
 };
-use crate::host::check::{Check, State};
+use crate::host::check::{Check, CheckResult};
 use analysis::predict::Prediction;
 use render::predict;
 use render::table::{Style, Table, clean, number, text};
@@ -60,7 +60,7 @@ fn verdict(out: &mut dyn Write, all: &Checkup, style: &Style) -> io::Result<()> 
     if !all.fit {
         return writeln!(out, "{}: {}", style.bad("not fit"), clean(&all.reason));
     }
-    let untried = all.programs.iter().any(|c| c.state == State::Skipped);
+    let untried = all.programs.iter().any(|c| c.state == CheckResult::Skipped);
     let what = match &all.target {
         Some(t) => format!("ops of this target can be recorded; next: profinfer record {}", clean(&t.record)),
         None => "this machine can record ops".to_owned(),
@@ -100,12 +100,12 @@ fn checks(out: &mut dyn Write, head: &str, checks: &[Check], style: &Style) -> i
     Ok(())
 }
 
-fn state(state: State, style: &Style) -> String {
+fn state(state: CheckResult, style: &Style) -> String {
     let (word, painted) = match state {
-        State::Ok => ("ok", style.good("ok")),
-        State::Missing => ("missing", style.bad("missing")),
-        State::Optional => ("optional", style.dim("optional")),
-        State::Skipped => ("skipped", style.dim("skipped")),
+        CheckResult::Ok => ("ok", style.good("ok")),
+        CheckResult::Missing => ("missing", style.bad("missing")),
+        CheckResult::Optional => ("optional", style.dim("optional")),
+        CheckResult::Skipped => ("skipped", style.dim("skipped")),
     };
     format!("{painted}{}", " ".repeat(STATE.saturating_sub(word.len())))
 }
@@ -154,14 +154,14 @@ fn cost(out: &mut dyn Write, hit: &Hit, style: &Style) -> io::Result<()> {
         "{each} per op and thread ({whose}); a 100-op token takes about {hundred} longer; with several \
          threads each op also costs a hit at its barrier"
     );
-    fact(out, "meaning", &text, style)?;
+    fact(out, "overhead", &text, style)?;
     ways(out, hit, style)
 }
 
 /// An op with all its hits, by capture method and by instruction.
 fn ways(out: &mut dyn Write, hit: &Hit, style: &Style) -> io::Result<()> {
     let find = |way: &str, spot: &str| hit.ways.iter().find(|w| w.way == way && w.instruction == spot);
-    let mut table = Table::new(vec![text("an op by"), number("emulated", 0), number("stepped", 0)]);
+    let mut table = Table::new(vec![text("method"), number("emulated", 0), number("stepped", 0)]);
     let mut seen: Vec<&str> = Vec::new();
     for w in &hit.ways {
         if seen.contains(&w.way) {
@@ -183,7 +183,7 @@ fn ways(out: &mut dyn Write, hit: &Hit, style: &Style) -> io::Result<()> {
     write!(out, "{}", table.render(style))
 }
 
-fn target(out: &mut dyn Write, t: &Target, reason: &str, style: &Style) -> io::Result<()> {
+fn target(out: &mut dyn Write, t: &ExaminedTarget, reason: &str, style: &Style) -> io::Result<()> {
     title(out, &format!("Target: {}", clean(&t.name)), style)?;
     if let Some(error) = &t.error {
         // It may be long, and it is the last line.
@@ -191,7 +191,7 @@ fn target(out: &mut dyn Write, t: &Target, reason: &str, style: &Style) -> io::R
         return writeln!(
             out,
             "  {}{}",
-            state(State::Missing, style),
+            state(CheckResult::Missing, style),
             wrapped(&clean(error), 2 + STATE, style)
         );
     }
@@ -204,7 +204,7 @@ fn target(out: &mut dyn Write, t: &Target, reason: &str, style: &Style) -> io::R
     Ok(())
 }
 
-fn engine(out: &mut dyn Write, e: &EngineFacts, style: &Style) -> io::Result<()> {
+fn engine(out: &mut dyn Write, e: &ExaminedEngine, style: &Style) -> io::Result<()> {
     fact(out, "machine", e.machine, style)?;
     for m in &e.modules {
         fact(out, "file", &module(m), style)?;
@@ -218,16 +218,16 @@ fn engine(out: &mut dyn Write, e: &EngineFacts, style: &Style) -> io::Result<()>
         role(out, r, style)?;
     }
     for l in &e.limits {
-        let kind = if l.blocks_ops { State::Missing } else { State::Optional };
+        let kind = if l.blocks_ops { CheckResult::Missing } else { CheckResult::Optional };
         let text = format!("{}; {}", l.what, l.advice);
         writeln!(out, "  {}{}", state(kind, style), wrapped(&clean(&text), 2 + STATE, style))?;
     }
     Ok(())
 }
 
-fn module(m: &ModuleFacts) -> String {
+fn module(m: &ExaminedModule) -> String {
     let id = if m.build_id.is_empty() { "no build id" } else { &m.build_id };
-    let names = if m.stripped { "exported names only" } else { "all names" };
+    let names = if m.stripped { "exported symbols only" } else { "all symbols" };
     format!("{} ({}; {names}; {id})", m.path, m.roles.join("+"))
 }
 
@@ -262,7 +262,7 @@ fn rung(r: &RungFacts) -> String {
     }
 }
 
-fn site(s: &Site) -> String {
+fn site(s: &ProbeSite) -> String {
     let cost = match s.cost {
         SiteCost::Nop5 => "5-byte NOP",
         SiteCost::Emulated => "emulated",
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn names_of_a_target_cannot_write_to_the_terminal() {
-        let t = Target {
+        let t = ExaminedTarget {
             name: "a\x1b[2J".into(),
             record: String::new(),
             engines: Vec::new(),

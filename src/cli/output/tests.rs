@@ -14,8 +14,8 @@ fn permissions(path: &Path) -> u32 {
     fs::symlink_metadata(path).expect("it is there").permissions().mode() & 0o7777
 }
 
-fn says(path: &Path, over: Over) -> String {
-    format!("{:#}", Output::create(path, over, 0o600).err().expect("it is refused"))
+fn says(path: &Path, over: Overwrite) -> String {
+    format!("{:#}", OutputFile::create(path, OutputRules::new(over, 0o600)).err().expect("it is refused"))
 }
 
 fn names(dir: &Path) -> Vec<String> {
@@ -46,13 +46,14 @@ fn modes_let_the_owner_write_and_others_read() {
 fn a_new_file_has_its_name_and_its_mode_at_once() {
     let dir = dir();
     let path = dir.path().join("run.pfi");
-    let mut out = Output::create(&path, Over::Never, 0o600).expect("created");
+    let mut out = OutputFile::create(&path, OutputRules::new(Overwrite::Never, 0o600)).expect("created");
     out.write_all(b"x").expect("written");
     assert_eq!((permissions(&path), fs::read(&path).expect("there")), (0o600, b"x".to_vec()));
-    assert!(says(&path, Over::Never).contains("exists"));
+    assert!(says(&path, Overwrite::Never).contains("exists"));
     drop(out);
     assert!(path.exists());
-    Output::create(&dir.path().join("shared"), Over::Never, 0o664).expect("created");
+    OutputFile::create(&dir.path().join("shared"), OutputRules::new(Overwrite::Never, 0o664))
+        .expect("created");
     assert_eq!(permissions(&dir.path().join("shared")), 0o664, "whatever the umask");
 }
 
@@ -63,13 +64,16 @@ fn one_that_is_replaced_stays_until_the_new_one_is_worth_it() {
     let link = dir.path().join("other");
     fs::write(&path, "old").expect("written");
     fs::hard_link(&path, &link).expect("a hard link");
-    let mut out = Output::create(&path, Over::Part, 0o600).expect("created");
+    let mut out = OutputFile::create(&path, OutputRules::new(Overwrite::Part, 0o600)).expect("created");
     let name = out.name().expect("a file");
     out.write_all(b"new").expect("written");
     assert_eq!(name.now(), dir.path().join("run.pfi.part"));
     assert_eq!((name.is_part(), name.bytes()), (true, Some(3)));
     // Left by a killed process: it is kept.
-    let second = Output::create(&path, Over::Part, 0o600).expect("created").name().expect("a file");
+    let second = OutputFile::create(&path, OutputRules::new(Overwrite::Part, 0o600))
+        .expect("created")
+        .name()
+        .expect("a file");
     assert_eq!(names(dir.path()), ["other", "run.pfi", "run.pfi.part", "run.pfi.part2"]);
     second.remove();
     assert_eq!(fs::read(&path).expect("there"), b"old");
@@ -90,14 +94,14 @@ fn links_are_not_followed() {
     fs::write(&victim, "precious").expect("written");
     for target in [victim.as_path(), Path::new("nowhere")] {
         symlink(target, &path).expect("a link");
-        for over in [Over::Never, Over::Part, Over::Hidden] {
+        for over in [Overwrite::Never, Overwrite::NeverHidden, Overwrite::Part, Overwrite::Hidden] {
             assert!(says(&path, over).contains("is a link, which is not followed"), "{over:?}");
         }
         fs::remove_file(&path).expect("removed");
     }
     // A file that appears while the new one is written is replaced.
     fs::write(&path, "old").expect("written");
-    let out = Output::create(&path, Over::Part, 0o600).expect("created");
+    let out = OutputFile::create(&path, OutputRules::new(Overwrite::Part, 0o600)).expect("created");
     fs::remove_file(&path).expect("removed");
     symlink(&victim, &path).expect("a link");
     out.name().expect("a file").settle().expect("settled");
@@ -113,21 +117,23 @@ fn the_directory_is_the_one_that_was_named() {
     fs::create_dir(&one).expect("a directory");
     fs::create_dir(&two).expect("a directory");
     fs::write(one.join("x"), "old").expect("written");
-    let out = Output::create(&one.join("../one/x"), Over::Part, 0o600).expect("created");
+    let out =
+        OutputFile::create(&one.join("../one/x"), OutputRules::new(Overwrite::Part, 0o600)).expect("created");
     fs::rename(&one, dir.path().join("moved")).expect("moved");
     symlink(&two, &one).expect("a link");
     out.name().expect("a file").settle().expect("settled");
     assert_eq!(fs::read(dir.path().join("moved/x")).expect("there"), b"");
     assert_eq!(names(&two), Vec::<String>::new());
     for place in ["", "..", "/", "no/x"] {
-        assert!(!says(&dir.path().join(place).join(""), Over::Never).is_empty(), "{place}");
+        assert!(!says(&dir.path().join(place).join(""), Overwrite::Never).is_empty(), "{place}");
     }
-    assert!(says(&two, Over::Hidden).contains("is a directory"));
+    assert!(says(&two, Overwrite::Hidden).contains("is a directory"));
 }
 
 #[test]
 fn pipes_and_devices_are_written_into() {
-    let null = Output::create(Path::new("/dev/null"), Over::Never, 0o600).expect("opened");
+    let null = OutputFile::create(Path::new("/dev/null"), OutputRules::new(Overwrite::Never, 0o600))
+        .expect("opened");
     assert!(null.name().is_none());
     let dir = dir();
     let path = dir.path().join("pipe");
@@ -140,7 +146,7 @@ fn pipes_and_devices_are_written_into() {
             text
         }
     });
-    let mut out = Output::create(&path, Over::Never, 0o600).expect("opened");
+    let mut out = OutputFile::create(&path, OutputRules::new(Overwrite::Never, 0o600)).expect("opened");
     assert!(out.name().is_none() && !pfi::Output::seekable(&out));
     out.write_all(b"through").expect("written");
     drop(out);
@@ -148,7 +154,12 @@ fn pipes_and_devices_are_written_into() {
     // Like the name from a shell's >(...): a link, in a directory of our own.
     let link = dir.path().join("link");
     symlink("/dev/null", &link).expect("a link");
-    assert!(Output::create(&link, Over::Hidden, 0o600).expect("opened").name().is_none());
+    assert!(
+        OutputFile::create(&link, OutputRules::new(Overwrite::Hidden, 0o600))
+            .expect("opened")
+            .name()
+            .is_none()
+    );
 }
 
 #[test]
@@ -159,17 +170,16 @@ fn what_somebody_else_put_into_an_open_directory_is_refused() {
     pipe(&own);
     pipe(&others);
     symlink("/dev/null", &link).expect("a link");
-    assert!(says(&link, Over::Never).contains("belongs to another user"));
-    // SAFETY: takes no arguments and cannot fail.
-    if unsafe { libc::geteuid() } == 0 {
+    assert!(says(&link, Overwrite::Never).contains("belongs to another user"));
+    if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&others, Some(65534), None).expect("its owner");
-        assert!(says(&others, Over::Hidden).contains("belongs to another user"));
+        assert!(says(&others, Overwrite::Hidden).contains("belongs to another user"));
     }
     let reader = std::thread::spawn({
         let own = own.clone();
         move || drop(File::open(own).expect("opened"))
     });
-    Output::create(&own, Over::Never, 0o600).expect("ours");
+    OutputFile::create(&own, OutputRules::new(Overwrite::Never, 0o600)).expect("ours");
     reader.join().expect("no panic");
 }
 
@@ -177,11 +187,12 @@ fn what_somebody_else_put_into_an_open_directory_is_refused() {
 fn a_page_is_written_in_full_or_not_at_all() {
     let dir = dir();
     let path = dir.path().join("run.html");
-    whole(&path, 0o600, |()| true, |out| out.write_all(b"one")).expect("written");
+    let rules = |mode| OutputRules::new(Overwrite::Hidden, mode);
+    whole(&path, rules(0o600), |()| true, |out| out.write_all(b"one")).expect("written");
     assert_eq!(permissions(&path), 0o600);
     let failed = whole(
         &path,
-        0o600,
+        rules(0o600),
         |()| true,
         |out| {
             out.write_all(b"two")?;
@@ -189,11 +200,45 @@ fn a_page_is_written_in_full_or_not_at_all() {
         },
     );
     assert!(failed.is_err());
-    whole(&path, 0o600, |()| false, |out| out.write_all(b"three")).expect("written, and not kept");
+    whole(&path, rules(0o600), |()| false, |out| out.write_all(b"three")).expect("written, and not kept");
     assert_eq!(
         (fs::read(&path).expect("there"), names(dir.path())),
         (b"one".to_vec(), vec!["run.html".to_owned()])
     );
-    whole(&path, 0o640, |()| true, |out| out.write_all(b"four")).expect("written");
+    whole(&path, rules(0o640), |()| true, |out| out.write_all(b"four")).expect("written");
     assert_eq!((fs::read(&path).expect("there"), permissions(&path)), (b"four".to_vec(), 0o640));
+}
+
+#[test]
+fn a_file_that_exists_is_kept_whenever_it_appears() {
+    let dir = dir();
+    let path = dir.path().join("model");
+    let rules = OutputRules::new(Overwrite::NeverHidden, SHARED).hint("");
+    rules.check(&path).expect("free");
+    let late = whole(
+        &path,
+        rules,
+        |()| true,
+        |out| {
+            out.write_all(b"ours")?;
+            assert!(!path.exists(), "incomplete");
+            fs::write(&path, "another's")
+        },
+    );
+    let says = format!("{} exists: give another name, or use --force to replace it", path.display());
+    assert_eq!(format!("{:#}", late.expect_err("it is refused")), says);
+    assert_eq!(rules.check(&path).expect_err("it exists").to_string(), says);
+    assert_eq!(
+        (fs::read(&path).expect("there"), names(dir.path())),
+        (b"another's".to_vec(), vec!["model".to_owned()])
+    );
+    fs::remove_file(&path).expect("removed");
+    whole(&path, rules, |()| true, |out| out.write_all(b"ours")).expect("written");
+    assert_eq!(
+        (fs::read(&path).expect("there"), names(dir.path())),
+        (b"ours".to_vec(), vec!["model".to_owned()])
+    );
+    let by_umask = dir.path().join("by umask");
+    fs::write(&by_umask, "").expect("written");
+    assert_eq!(permissions(&path), permissions(&by_umask));
 }

@@ -1,11 +1,11 @@
 //! Flags of `record` for its cost.
 
-use crate::cli::args::{Args, Flag, Group, Usage};
+use crate::cli::args::{Args, Flag, FlagGroup, Usage};
 use crate::cli::values::percent;
-use crate::recorder::qos::policy::Rule;
-use crate::recorder::recording::Options;
+use crate::recorder::qos::policy::LevelPolicy;
+use crate::recorder::recording::RecordOptions;
 
-pub const FLAGS: Group = Group { title: "Cost", flags: &[BUDGET, QOS] };
+pub const FLAGS: FlagGroup = FlagGroup { title: "Cost", flags: &[BUDGET, QOS] };
 
 pub const BUDGET: Flag = Flag::value(
     "budget",
@@ -28,8 +28,8 @@ pub const QOS: Flag = Flag::value(
 ///
 /// # Errors
 /// An invalid value.
-pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
-    let rule = Rule { budget: args.option("budget", percent)?, qos: args.option("qos", speed)? };
+pub fn read(args: &Args, options: &mut RecordOptions) -> Result<(), Usage> {
+    let rule = LevelPolicy { budget: args.option("budget", percent)?, qos: args.option("qos", speed)? };
     options.budget = (rule.budget.is_some() || rule.qos.is_some()).then_some(rule);
     Ok(())
 }

@@ -26,8 +26,7 @@ impl Caller {
     /// # Errors
     /// The variables of sudo contain no user and group.
     pub fn read(args: &Args) -> Result<Option<Caller>> {
-        // SAFETY: takes no arguments and cannot fail.
-        let root = unsafe { libc::geteuid() } == 0;
+        let root = rustix::process::geteuid().is_root();
         if !root || args.flag("as-root") {
             return Ok(None);
         }

@@ -1,12 +1,14 @@
 //! A recorded command that outlives its recording: it is ended or, if the recording has failed, waited for, with
-//! the recorder's signals passed on to it.
+//! the recorder's signals passed on to it. A signal handler has no safe interface.
 
 use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// Signals that are passed on.
-const PASSED: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+const PASSED: [Signal; 3] = [Signal::INT, Signal::TERM, Signal::HUP];
 /// Time from SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 /// Polling interval for the command's end, and for signals.
@@ -26,7 +28,7 @@ extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
 
 /// Ends the command: SIGTERM, then SIGKILL if that is not enough. None: its exit status is unknown.
 pub fn end(mut command: Child) -> Option<ExitStatus> {
-    send(&command, libc::SIGTERM);
+    send(&command, Signal::TERM);
     let begin = Instant::now();
     loop {
         match command.try_wait() {
@@ -36,13 +38,13 @@ pub fn end(mut command: Child) -> Option<ExitStatus> {
             Err(_) => return None,
         }
     }
-    send(&command, libc::SIGKILL);
+    send(&command, Signal::KILL);
     command.wait().ok()
 }
 
-fn send(command: &Child, signal: libc::c_int) {
-    // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
-    unsafe { libc::kill(command.id() as libc::pid_t, signal) };
+fn send(command: &Child, signal: Signal) {
+    // It has not been waited for, so its pid is still its own. One that has just ended needs no signal.
+    let _ = kill_process(Pid::from_child(command), signal);
 }
 
 /// Waits for the end of the command. None: its exit status is unknown.
@@ -53,7 +55,7 @@ pub fn wait(mut command: Child) -> Option<ExitStatus> {
             let mut action = std::mem::zeroed::<libc::sigaction>();
             action.sa_sigaction = note as extern "C" fn(_, _, _) as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+            libc::sigaction(signal.as_raw(), &raw const action, std::ptr::null_mut());
         }
     }
     loop {
@@ -63,7 +65,7 @@ pub fn wait(mut command: Child) -> Option<ExitStatus> {
             Err(_) => return None,
         }
         let came = CAME.swap(0, Ordering::Relaxed);
-        for signal in PASSED.into_iter().filter(|signal| came & (1 << signal) != 0) {
+        for signal in PASSED.into_iter().filter(|signal| came & (1 << signal.as_raw()) != 0) {
             send(&command, signal);
         }
         std::thread::sleep(LOOK);

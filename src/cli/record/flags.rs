@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::caller::{AS_ROOT, Caller};
-use crate::capture::source::BackendChoice;
-use crate::cli::args::{Args, Argument, Command, Flag, Group, Usage};
+use crate::capture::source::{BackendChoice, CaptureOptions, Structure};
+use crate::cli::args::{Args, Argument, Choice, Command, Flag, FlagGroup, Usage};
 use crate::cli::conf;
-use crate::cli::output::{MODE, Over, mode};
-use crate::cli::values::{one_of, parsed, size, time, whole};
+use crate::cli::output::{MODE, Overwrite, mode};
+use crate::cli::values::{choice, parsed, size, time, whole};
 use crate::engine::probes::Site;
 use crate::engine::search::Launch;
 use crate::host::btf::Btf;
 use crate::host::machine::AgentCpu;
 use crate::host::root::Root;
-use crate::recorder::recording::{Options, Streams, Target};
+use crate::recorder::recording::{RecordOptions, Streams, Target};
 use crate::recorder::verify::OpEnd;
 use common::redact;
 use pfi::record::Level;
@@ -56,7 +56,7 @@ profinfer record --conf board.toml --no-budget -- llama-cli -m model.gguf -p 'He
 };
 
 /// What to record, for every subcommand that records; read by [`common()`], together with [`HOW`] and [`UNTIL`].
-pub const TARGET: Group = Group {
+pub const TARGET: FlagGroup = FlagGroup {
     title: "Target",
     flags: &[
         Flag::value(
@@ -99,7 +99,7 @@ pub fn launch(args: &Args, path: &Path) -> Result<Launch, Usage> {
     Ok(Launch::within(path, root))
 }
 
-const OUTPUT: Group = Group {
+const OUTPUT: FlagGroup = FlagGroup {
     title: "Output",
     flags: &[
         Flag::value(
@@ -120,17 +120,13 @@ pub const FORCE: Flag =
     Flag::switch("force", "Replace FILE if it exists; the new trace is FILE.part until it contains data")
         .cli_only();
 
-const CONF: Group = Group { title: "Configuration", flags: &[conf::FLAG] };
+const CONF: FlagGroup = FlagGroup { title: "Configuration", flags: &[conf::FLAG] };
 
 /// How to record, likewise.
-pub const HOW: Group = Group {
+pub const HOW: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
-        Flag::value("level", "LEVEL", "Level of detail").default("op").choices(&[
-            ("token", "calls of llama_decode and similar functions"),
-            ("graph", "the same, plus graphs and their splits by backend"),
-            ("op", "the same, plus every op on every thread"),
-        ]),
+        Flag::value("level", "LEVEL", "Level of detail").default("op").one_of::<Level>(),
         Flag::switch(
             "str",
             "Record tensors: name, op, type, dimensions, strides, sources; written only when they change \
@@ -145,11 +141,7 @@ pub const HOW: Group = Group {
         )
         .overrides("no-cmdline"),
         Flag::switch("no-cmdline", "Do not record command lines, only program names").overrides("cmdline"),
-        Flag::value("op-end", "HOW", "How to determine the end of an op").default("auto").choices(&[
-            ("auto", "barrier where it fires and more than one thread runs, else interval"),
-            ("barrier", "the barrier after the op: separates busy time from waiting time"),
-            ("interval", "the start of the next op: fewer probe hits, includes waiting time"),
-        ]),
+        Flag::value("op-end", "HOW", "How to determine the end of an op").default("auto").one_of::<OpEnd>(),
         Flag::switch("pbuf", "Use per-CPU perf buffers instead of the ring buffer"),
         SOURCE,
         Flag::value(
@@ -185,7 +177,7 @@ pub const HOW: Group = Group {
 };
 
 /// When a recording ends, likewise.
-pub const UNTIL: Group = Group {
+pub const UNTIL: FlagGroup = FlagGroup {
     title: "End",
     flags: &[
         Flag::value("duration", "TIME", "Stop after this time: 500ms, 30s, 10min")
@@ -201,44 +193,71 @@ pub const UNTIL: Group = Group {
 };
 
 /// Where events come from, for every subcommand that records; read by [`source`].
-pub const SOURCE: Flag = Flag::value("source", "SOURCE", "Event source").default("auto").choices(&[
-    ("auto", "BPF, or perf events if the kernel has no bpf()"),
-    ("bpf", "BPF programs on uprobes"),
-    (
-        "perf",
-        "uprobe events through perf ring buffers: works without bpf(), at a higher cost for the recorder",
-    ),
-]);
+pub const SOURCE: Flag =
+    Flag::value("source", "SOURCE", "Event source").default("auto").one_of::<BackendChoice>();
+
+impl Choice for BackendChoice {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        ("auto", "BPF, or perf events if the kernel has no bpf()", Self::Auto),
+        ("bpf", "BPF programs on uprobes", Self::Bpf),
+        (
+            "perf",
+            "uprobe events through perf ring buffers: works without bpf(), at a higher cost for the recorder",
+            Self::Perf,
+        ),
+    ];
+}
+
+impl Choice for Level {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        ("token", "calls of llama_decode and similar functions", Self::Token),
+        ("graph", "the same, plus graphs and their splits by backend", Self::Graph),
+        ("op", "the same, plus every op on every thread", Self::Op),
+    ];
+}
+
+impl Choice for OpEnd {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        ("auto", "barrier where it fires and more than one thread runs, else interval", Self::Auto),
+        ("barrier", "the barrier after the op: separates busy time from waiting time", Self::Barrier),
+        ("interval", "the start of the next op: fewer probe hits, includes waiting time", Self::Interval),
+    ];
+}
+
+impl Choice for Site {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        ("cheapest", "where a hit costs least", Self::Cheapest),
+        ("first", "at the first instruction", Self::First),
+        ("published", "at the first instruction and at the return", Self::FirstAndReturn),
+    ];
+}
 
 /// The value of [`SOURCE`].
 ///
 /// # Errors
 /// None of the choices.
 pub fn source(args: &Args) -> Result<BackendChoice, Usage> {
-    args.needed(
-        "source",
-        one_of(&[("auto", BackendChoice::Auto), ("bpf", BackendChoice::Bpf), ("perf", BackendChoice::Perf)]),
-    )
+    args.needed("source", choice)
 }
 
 /// Everything that the user asked for.
 #[derive(Debug)]
-pub struct Asked {
+pub struct RecordArgs {
     pub target: Target,
     /// `-`: standard output.
     pub output: PathBuf,
     /// What to do with an existing file, and the permissions of the new one.
-    pub over: Over,
+    pub over: Overwrite,
     pub mode: u32,
     pub quiet: bool,
     /// Leave a command running that outlives its recording.
     pub leave: bool,
     /// The owner of the new file, if not the recorder's user.
     pub owner: Option<Caller>,
-    pub options: Options,
+    pub options: RecordOptions,
 }
 
-impl Asked {
+impl RecordArgs {
     /// Reads the flags; opens a type file, and looks up the user of a command.
     ///
     /// # Errors
@@ -262,15 +281,15 @@ impl Asked {
 }
 
 /// The choice made by [`FORCE`].
-pub fn over(args: &Args) -> Over {
-    if args.flag("force") { Over::Part } else { Over::Never }
+pub fn over(args: &Args) -> Overwrite {
+    if args.flag("force") { Overwrite::Part } else { Overwrite::Never }
 }
 
 /// Everything except the target; opens no file.
 ///
 /// # Errors
 /// Wrong usage: all flags that lack what they need.
-pub fn settings(args: &Args) -> Result<Options, Usage> {
+pub fn settings(args: &Args) -> Result<RecordOptions, Usage> {
     args.needed("mode", mode)?;
     let to_stdout = args.path("output")?.is_some_and(|path| path.as_os_str() == "-");
     let options = how(args, if to_stdout { Streams::StdoutTaken } else { Streams::Ours })?;
@@ -281,7 +300,7 @@ pub fn settings(args: &Args) -> Result<Options, Usage> {
 ///
 /// # Errors
 /// As for [`settings`].
-pub fn how(args: &Args, streams: Streams) -> Result<Options, Usage> {
+pub fn how(args: &Args, streams: Streams) -> Result<RecordOptions, Usage> {
     let mut options = options(args, streams)?;
     let read = [
         super::pmc::read(args, &mut options),
@@ -297,8 +316,8 @@ pub fn how(args: &Args, streams: Streams) -> Result<Options, Usage> {
 }
 
 /// Adds the flags of [`UNTIL`].
-fn until(args: &Args, options: Options) -> Result<Options, Usage> {
-    Ok(Options {
+fn until(args: &Args, options: RecordOptions) -> Result<RecordOptions, Usage> {
+    Ok(RecordOptions {
         duration: args.option("duration", time)?,
         tokens: args.option("tokens", tokens)?,
         ..options
@@ -306,20 +325,20 @@ fn until(args: &Args, options: Options) -> Result<Options, Usage> {
 }
 
 /// Adds what must be looked up: a type file, and the user that a command runs as.
-fn opened(args: &Args, target: &Target, options: Options) -> anyhow::Result<Options> {
+fn opened(args: &Args, target: &Target, options: RecordOptions) -> anyhow::Result<RecordOptions> {
     let btf = args.path("btf")?.as_deref().map(Btf::read).transpose()?;
     let user = match target {
         Target::Command(_) => Caller::read(args)?.map(Caller::user).transpose()?,
         _ => None,
     };
-    Ok(Options { btf, user, ..options })
+    Ok(RecordOptions { btf, user, ..options })
 }
 
 /// Reads [`TARGET`], [`HOW`] and [`UNTIL`]; opens a type file, and looks up the user of a command.
 ///
 /// # Errors
 /// Wrong usage, invalid BTF, or an unknown user.
-pub fn common(args: &Args, streams: Streams) -> anyhow::Result<(Target, Options)> {
+pub fn common(args: &Args, streams: Streams) -> anyhow::Result<(Target, RecordOptions)> {
     let options = until(args, options(args, streams)?)?;
     let target = target(args)?;
     let options = opened(args, &target, options)?;
@@ -339,25 +358,36 @@ fn target(args: &Args) -> Result<Target, Usage> {
     }
 }
 
-fn options(args: &Args, streams: Streams) -> Result<Options, Usage> {
-    let levels = one_of(&[("token", Level::Token), ("graph", Level::Graph), ("op", Level::Op)]);
-    let ends = one_of(&[("auto", OpEnd::Auto), ("barrier", OpEnd::Barrier), ("interval", OpEnd::Interval)]);
-    let sites =
-        one_of(&[("cheapest", Site::Cheapest), ("first", Site::First), ("published", Site::FirstAndReturn)]);
-    Ok(Options {
-        level: args.needed("level", levels)?,
-        structure: !args.flag("no-str"),
+fn options(args: &Args, streams: Streams) -> Result<RecordOptions, Usage> {
+    let level = args.needed("level", choice)?;
+    let (source, buffer_bytes) = (source(args)?, args.needed("buffer-size", size)?);
+    let agent_cpu = args.needed("agent-cpu", agent_cpu)?;
+    let (op_end, site) = (args.needed("op-end", choice)?, args.needed("site", choice)?);
+    let structure = match (level, args.flag("no-str"), site) {
+        (Level::Op, false, Site::FirstAndReturn) => Structure::EveryHit,
+        (Level::Op, false, _) => Structure::Changes,
+        _ => Structure::Off,
+    };
+    let capture = CaptureOptions {
+        pbuf: args.flag("pbuf"),
+        buffer_bytes,
+        structure,
         experts: false,
+        sched: false,
+        own: false,
+        // Links need markers in forked children, which lie where these probes leave room.
+        few: site == Site::Cheapest,
+    };
+    Ok(RecordOptions {
+        level,
+        capture,
         budget: None,
         sensors: None,
-        sched: false,
         phases: false,
-        pbuf: args.flag("pbuf"),
-        source: source(args)?,
-        buffer_bytes: args.needed("buffer-size", size)?,
-        agent_cpu: args.needed("agent-cpu", agent_cpu)?,
-        op_end: args.needed("op-end", ends)?,
-        site: args.needed("site", sites)?,
+        source,
+        agent_cpu,
+        op_end,
+        site,
         btf: None,
         counters: Default::default(),
         duration: None,
@@ -416,10 +446,10 @@ mod tests {
     use super::*;
     use crate::cli::args::Parsed;
 
-    fn read(line: &str) -> Result<Asked, String> {
+    fn read(line: &str) -> Result<RecordArgs, String> {
         let words = line.split(' ').chain(["--", "ls", "-l"]).filter(|w| !w.is_empty());
         match Args::parse(&COMMAND, words.map(OsString::from).collect()) {
-            Ok(Parsed::Run(args)) => Asked::read(&args).map_err(|e| e.to_string()),
+            Ok(Parsed::Run(args)) => RecordArgs::read(&args).map_err(|e| e.to_string()),
             Ok(Parsed::Help { .. }) => Err("help".to_owned()),
             Err(e) => Err(e.to_string()),
         }
@@ -429,22 +459,25 @@ mod tests {
     fn defaults_are_those_that_the_help_tells() {
         let asked = read("").expect("defaults");
         assert!(
-            asked.over == Over::Never
+            asked.over == Overwrite::Never
                 && asked.mode == 0o600
                 && !asked.quiet
                 && asked.output.as_os_str() == "profinfer.pfi"
         );
         assert!(matches!(asked.target, Target::Command(c) if c == ["ls", "-l"]));
         let o = asked.options;
-        assert_eq!((o.level, o.structure, o.pbuf, o.source), (Level::Op, true, false, BackendChoice::Auto));
+        assert_eq!(
+            (o.level, o.capture.structure, o.capture.pbuf, o.source),
+            (Level::Op, Structure::Changes, false, BackendChoice::Auto)
+        );
         assert_eq!((o.op_end, o.site, o.agent_cpu), (OpEnd::Auto, Site::Cheapest, AgentCpu::Auto));
-        assert_eq!((o.buffer_bytes, o.duration, o.tokens), (4 << 20, None, None));
+        assert_eq!((o.capture.buffer_bytes, o.duration, o.tokens), (4 << 20, None, None));
     }
 
     #[test]
     fn every_choice_that_the_help_tells_is_one() {
         for flag in COMMAND.flags() {
-            for (choice, _) in flag.choices {
+            for choice in flag.choices.names() {
                 assert!(read(&format!("--{} {choice}", flag.name)).is_ok(), "--{} {choice}", flag.name);
             }
         }
@@ -456,7 +489,11 @@ mod tests {
         for (line, structure) in
             [("--str", true), ("--no-str", false), ("--no-str --str", true), ("--str --no-str", false)]
         {
-            assert_eq!(read(line).map(|a| a.options.structure), Ok(structure), "{line}");
+            assert_eq!(
+                read(line).map(|a| a.options.capture.structure != Structure::Off),
+                Ok(structure),
+                "{line}"
+            );
         }
     }
 

@@ -1,10 +1,10 @@
 //! Flags of `record` for the contents of an op or call: experts, phases.
 
-use crate::cli::args::{Args, Flag, Group, Usage};
-use crate::recorder::recording::Options;
-use pfi::record::Level;
+use crate::capture::source::Structure;
+use crate::cli::args::{Args, Flag, FlagGroup, Usage};
+use crate::recorder::recording::RecordOptions;
 
-pub const FLAGS: Group = Group {
+pub const FLAGS: FlagGroup = FlagGroup {
     title: "Model",
     flags: &[
         Flag::switch(
@@ -24,10 +24,10 @@ pub const FLAGS: Group = Group {
 ///
 /// # Errors
 /// The other flags lack what these need.
-pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
-    options.experts = args.flag("experts");
+pub fn read(args: &Args, options: &mut RecordOptions) -> Result<(), Usage> {
+    options.capture.experts = args.flag("experts");
     options.phases = args.flag("phases");
-    if options.experts && (options.level != Level::Op || !options.structure) {
+    if options.capture.experts && options.capture.structure == Structure::Off {
         return Err(Usage::new(format!(
             "{}--experts requires ops and their tensors: omit --no-str, and omit --level or use --level \
              op",

@@ -1,9 +1,9 @@
 //! Flags of `record` for what happens to threads outside their ops: the scheduler.
 
-use crate::cli::args::{Args, Flag, Group};
-use crate::recorder::recording::Options;
+use crate::cli::args::{Args, Flag, FlagGroup};
+use crate::recorder::recording::RecordOptions;
 
-pub const FLAGS: Group = Group {
+pub const FLAGS: FlagGroup = FlagGroup {
     title: "Scheduling",
     flags: &[Flag::switch(
         "sched",
@@ -13,6 +13,6 @@ pub const FLAGS: Group = Group {
 };
 
 /// Reads [`FLAGS`] into the options.
-pub fn read(args: &Args, options: &mut Options) {
-    options.sched = args.flag("sched");
+pub fn read(args: &Args, options: &mut RecordOptions) {
+    options.capture.sched = args.flag("sched");
 }

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::capture::pmc::list::{Cluster, State, list as offers};
+use crate::capture::pmc::list::{CpuSetCounters, TrialResult, list as offers};
 use crate::capture::pmc::{self, FAULTS, MAX};
-use crate::cli::args::{Args, Flag, Group, Usage};
-use crate::recorder::recording::Options;
+use crate::cli::args::{Args, Flag, FlagGroup, Usage};
+use crate::recorder::recording::RecordOptions;
 use pfi::record::Level;
 use render::json;
 
@@ -31,7 +31,7 @@ pub const COUNTING: [Flag; 3] = [
     Flag::switch("faults", "Count page faults for each op: adds the counters major-faults and minor-faults"),
 ];
 
-pub const FLAGS: Group = Group {
+pub const FLAGS: FlagGroup = FlagGroup {
     title: "Counters",
     flags: &[
         COUNTING[0],
@@ -57,7 +57,7 @@ fn names(args: &Args) -> Result<Vec<String>, Usage> {
 ///
 /// # Errors
 /// Too many counters, or the other flags lack what these need.
-pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
+pub fn read(args: &Args, options: &mut RecordOptions) -> Result<(), Usage> {
     let mut asked: Vec<String> = Vec::new();
     let faults = FAULTS.iter().filter(|_| args.flag("faults")).map(|f| (*f).to_owned());
     for name in names(args)?.into_iter().chain(faults) {
@@ -78,7 +78,7 @@ pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
             args.place(&["level", "pmc", "faults"])
         )));
     }
-    options.counters = pmc::Options { names: asked, strict: args.flag("pmc-strict") };
+    options.counters = pmc::CounterOptions { names: asked, strict: args.flag("pmc-strict") };
     Ok(())
 }
 
@@ -94,7 +94,7 @@ pub fn list(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(out: &mut impl Write, c: &Cluster) -> std::io::Result<()> {
+fn table(out: &mut impl Write, c: &CpuSetCounters) -> std::io::Result<()> {
     writeln!(out, "{}, CPUs {}", c.pmu, c.cpus)?;
     let widest = |f: fn(&pmc::list::Offer) -> &str| c.offers.iter().map(|o| f(o).len()).max().unwrap_or(0);
     let (names, events) = (widest(|o| &o.name), widest(|o| &o.event));
@@ -104,10 +104,10 @@ fn table(out: &mut impl Write, c: &Cluster) -> std::io::Result<()> {
             writeln!(out, "  {}", o.group)?;
         }
         let state = match (o.state, o.count) {
-            (State::Counts, 0) => "ok".to_owned(),
-            (State::Counts, n) => format!("ok, {n} in a trial"),
-            (State::Unsupported, _) => "unsupported".to_owned(),
-            (State::Refused, _) => "refused".to_owned(),
+            (TrialResult::Counts, 0) => "ok".to_owned(),
+            (TrialResult::Counts, n) => format!("ok, {n} in a trial"),
+            (TrialResult::Unsupported, _) => "unsupported".to_owned(),
+            (TrialResult::Refused, _) => "refused".to_owned(),
         };
         let unit = if o.scale > 1 { format!(", {} bytes each", o.scale) } else { String::new() };
         let what = if o.why.is_empty() { format!("{}{unit}", o.what) } else { o.why.clone() };

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use crate::cli::args::{Args, Flag, Group, Usage};
+use crate::cli::args::{Args, Flag, FlagGroup, Usage};
 use crate::host::sensors::{self, INTERVAL};
-use crate::recorder::recording::Options;
+use crate::recorder::recording::RecordOptions;
 
-pub const FLAGS: Group = Group {
+pub const FLAGS: FlagGroup = FlagGroup {
     title: "Energy and frequency",
     flags: &[
         Flag::switch(
@@ -22,8 +22,8 @@ pub const FLAGS: Group = Group {
 ///
 /// # Errors
 /// None of the choices.
-pub fn read(args: &Args, options: &mut Options) -> Result<(), Usage> {
+pub fn read(args: &Args, options: &mut RecordOptions) -> Result<(), Usage> {
     let sysfs = args.path("sysfs")?.unwrap_or_else(|| PathBuf::from("/sys"));
-    options.sensors = args.flag("sensors").then_some(sensors::Options { sysfs, interval: INTERVAL });
+    options.sensors = args.flag("sensors").then_some(sensors::SensorOptions { sysfs, interval: INTERVAL });
     Ok(())
 }

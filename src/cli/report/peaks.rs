@@ -45,7 +45,7 @@ fn peak(p: &Value) -> Option<Peak> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use runner::peak::{ClusterPeaks, Machine, Peaks};
+    use runner::peak::{ClusterPeaks, MachinePeaks, Peaks};
 
     #[test]
     fn two_numbers_are_gflops_and_bandwidth() {
@@ -71,7 +71,7 @@ mod tests {
             cluster("little", vec![peaks(1, 5.0)]),
             cluster("all", vec![peaks(1, 10.0), peaks(2, 19.0)]),
         ];
-        let machine = Machine { isa: "neon".into(), clusters };
+        let machine = MachinePeaks { isa: "neon".into(), clusters };
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), serde_json::to_vec(&machine).unwrap()).unwrap();
         let got = read(file.path().to_str().unwrap()).unwrap();

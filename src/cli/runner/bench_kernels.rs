@@ -1,11 +1,11 @@
 //! `ggml-runner bench-kernels`: measures matrix products and compares them with the machine's peak.
 
 use super::model;
-use crate::cli::args::{Args, Command, Flag, Group, Usage};
+use crate::cli::args::{Args, Command, Flag, FlagGroup, Usage};
 use crate::cli::values::{parsed, whole};
 use anyhow::{Context, Result};
 use ggml::quant::TensorType;
-use runner::bench::{Case, FOOTPRINT, Timing, measure, tile_by_rule};
+use runner::bench::{BenchCase, FOOTPRINT, Timing, measure, tile_by_rule};
 use runner::kernels::Isa;
 use runner::peak::{self, Effort, Peaks};
 use serde::Serialize;
@@ -39,7 +39,7 @@ ggml-runner bench-kernels --isa avx2 -t 2 --shape 4096x4096 --tokens 1 --json",
     run,
 };
 
-const FLAGS: Group = Group {
+const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
         Flag::value(
@@ -66,14 +66,14 @@ const FLAGS: Group = Group {
 
 /// Everything that is printed.
 #[derive(Serialize)]
-struct Report {
+struct BenchReport {
     isa: &'static str,
     peaks: Peaks,
-    kernels: Vec<Row>,
+    kernels: Vec<BenchRow>,
 }
 
 #[derive(Serialize)]
-struct Row {
+struct BenchRow {
     #[serde(rename = "type")]
     ty: &'static str,
     rows: usize,
@@ -87,9 +87,9 @@ struct Row {
 
 /// Rows and columns as given by the user.
 #[derive(Clone, Copy)]
-struct Shape(usize, usize);
+struct MatrixShape(usize, usize);
 
-impl std::str::FromStr for Shape {
+impl std::str::FromStr for MatrixShape {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -106,7 +106,7 @@ fn run(args: &Args) -> Result<ExitCode> {
     let ty: Option<TensorType> = args.option("type", parsed)?;
     let isa = args.option("isa", parsed)?.unwrap_or_else(Isa::best);
     let threads: usize = args.needed("threads", whole(0, u64::MAX))?;
-    let shape: Option<Shape> = args.option("shape", parsed)?;
+    let shape: Option<MatrixShape> = args.option("shape", parsed)?;
     let tokens: Option<usize> = args.option("tokens", whole(1, 4096))?;
     let json = args.flag("json");
     let cpus: Vec<usize> = peak::clusters::of_this_machine().into_iter().flat_map(|c| c.cpus).collect();
@@ -120,11 +120,11 @@ fn run(args: &Args) -> Result<ExitCode> {
     let shapes = shape.map_or(SHAPES.to_vec(), |s| vec![(s.0, s.1)]);
     let tokens = tokens.map_or(TOKENS.to_vec(), |n| vec![n]);
     let mut report =
-        Report { isa: isa.name(), peaks: peak::of_cpus(used, Effort::QUICK)?, kernels: Vec::new() };
+        BenchReport { isa: isa.name(), peaks: peak::of_cpus(used, Effort::QUICK)?, kernels: Vec::new() };
     for ty in types {
         for (rows, cols) in &shapes {
             for tokens in &tokens {
-                let case = Case { ty, rows: *rows, cols: *cols, tokens: *tokens, isa, threads };
+                let case = BenchCase { ty, rows: *rows, cols: *cols, tokens: *tokens, isa, threads };
                 report.kernels.push(row(&case)?);
             }
         }
@@ -137,17 +137,17 @@ fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(case: &Case) -> Result<Row> {
+fn row(case: &BenchCase) -> Result<BenchRow> {
     let timing = measure(case, FOOTPRINT, SECONDS)
         .with_context(|| format!("{} {}x{}", case.ty.name(), case.rows, case.cols))?;
     let rule = case
         .isa
         .registers()
         .map(|(registers, lanes)| tile_by_rule(registers, case.tokens, case.rows.div_ceil(lanes), case.cols));
-    Ok(Row { ty: case.ty.name(), rows: case.rows, cols: case.cols, tokens: case.tokens, rule, timing })
+    Ok(BenchRow { ty: case.ty.name(), rows: case.rows, cols: case.cols, tokens: case.tokens, rule, timing })
 }
 
-fn table(report: &Report) -> Result<String> {
+fn table(report: &BenchReport) -> Result<String> {
     let peaks = &report.peaks;
     let lanes = report.isa.parse().ok().and_then(Isa::registers).map_or(1, |(_, lanes)| lanes);
     let mut text = format!("{}, threads {}: reads {:.1} GB/s", report.isa, peaks.threads, peaks.read);
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn shapes_are_read() {
-        let read = |text: &str| text.parse::<Shape>().ok().map(|s| (s.0, s.1));
+        let read = |text: &str| text.parse::<MatrixShape>().ok().map(|s| (s.0, s.1));
         assert_eq!(read("2048x512"), Some((2048, 512)));
         assert_eq!((read("2048"), read("0x1"), read("1x-1"), read("2000000x1")), (None, None, None, None));
     }

@@ -1,14 +1,14 @@
 //! `ggml-runner generate`: continues a text.
 
-use super::model::{self, Chosen};
+use super::model::{self, ModelArgs};
 use super::random::Random;
-use crate::cli::args::{Args, Argument, Command, Flag, Group, Usage};
+use crate::cli::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
 use crate::cli::values::{parsed, whole};
 use anyhow::{Context, Result, bail};
 use common::plain::{Json, hides};
 use ggml::gguf::reader::Gguf;
 use memmap2::Mmap;
-use runner::engine::{Engine, Settings, greedy};
+use runner::engine::{EngineSettings, RunnerEngine, greedy};
 use runner::tokenizer::{Tokenizer, Utf8Stream};
 use serde_json::json;
 use std::io::{self, IsTerminal, Read, Write};
@@ -39,7 +39,7 @@ ggml-runner generate -m model.gguf --special $'<|im_start|>user\\nHello<|im_end|
     run,
 };
 
-const FLAGS: Group = Group {
+const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
         Flag::value("tokens", "N", "Generate at most this many tokens; stop earlier at an end-of-text token")
@@ -60,8 +60,8 @@ const FLAGS: Group = Group {
 };
 
 /// What the user asked for.
-struct Request {
-    chosen: Chosen,
+struct GenerateArgs {
+    chosen: ModelArgs,
     text: Vec<u8>,
     tokens: usize,
     ignore_end: bool,
@@ -74,7 +74,7 @@ struct Request {
 
 /// The result.
 #[derive(Default)]
-struct Outcome {
+struct Generation {
     prompt: Vec<i32>,
     generated: Vec<i32>,
     /// Only the continuation.
@@ -114,16 +114,16 @@ fn run(args: &Args) -> Result<ExitCode> {
     let threads = request.chosen.threads;
     let pin = request.chosen.pin;
     let settings =
-        Settings { context, threads, decode_threads: threads, pin, two_backends: false, truth: None };
-    let mut engine = Engine::new(model, settings)?;
+        EngineSettings { context, threads, decode_threads: threads, pin, two_backends: false, truth: None };
+    let mut engine = RunnerEngine::new(model, settings)?;
     let outcome = generate(&mut engine, &tokenizer, &mut request, prompt)?;
     print(&request, &outcome)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn parse(args: &Args) -> Result<Request> {
-    let request = Request {
-        chosen: Chosen::read(args)?,
+fn parse(args: &Args) -> Result<GenerateArgs> {
+    let request = GenerateArgs {
+        chosen: ModelArgs::read(args)?,
         tokens: args.needed("tokens", whole(1, u64::MAX))?,
         ignore_end: args.flag("ignore-end"),
         special: args.flag("special"),
@@ -138,11 +138,11 @@ fn parse(args: &Args) -> Result<Request> {
     }
     let text = args.argument("TEXT").ok_or_else(|| Usage::new("TEXT is required"))?;
     if text != "-" {
-        return Ok(Request { text: text.as_encoded_bytes().to_vec(), ..request });
+        return Ok(GenerateArgs { text: text.as_encoded_bytes().to_vec(), ..request });
     }
     let mut text = Vec::new();
     io::stdin().lock().read_to_end(&mut text).context("read standard input")?;
-    Ok(Request { text, ..request })
+    Ok(GenerateArgs { text, ..request })
 }
 
 /// Text without anything that a terminal would interpret, with its lines unchanged. Zero-width joiners stay.
@@ -153,11 +153,11 @@ fn shown(text: &str) -> String {
 
 /// Runs the prompt and decodes token by token, writing text as soon as its characters are complete.
 fn generate(
-    engine: &mut Engine,
+    engine: &mut RunnerEngine,
     tokenizer: &Tokenizer<'_>,
-    request: &mut Request,
+    request: &mut GenerateArgs,
     prompt: Vec<i32>,
-) -> Result<Outcome> {
+) -> Result<Generation> {
     let mut out = io::stdout().lock();
     let terminal = out.is_terminal();
     let show = |out: &mut io::StdoutLock<'_>, text: &str| match request.json {
@@ -167,7 +167,7 @@ fn generate(
         false => out.write_all(text.as_bytes()).and_then(|()| out.flush()),
     };
     show(&mut out, &String::from_utf8_lossy(&request.text))?;
-    let mut outcome = Outcome::default();
+    let mut outcome = Generation::default();
     let mut stream = Utf8Stream::default();
     let mut bytes = Vec::new();
     let start = Instant::now();
@@ -223,7 +223,7 @@ fn rate(tokens: usize, time: Duration) -> f64 {
     if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
 }
 
-fn print(request: &Request, o: &Outcome) -> Result<()> {
+fn print(request: &GenerateArgs, o: &Generation) -> Result<()> {
     // The first generated token comes from the prompt.
     let decoded = o.generated.len().saturating_sub(1);
     let (prefill, decode) = (rate(o.prompt.len(), o.prefill), rate(decoded, o.decode));

@@ -1,7 +1,7 @@
 //! Options of the subcommands that run a model: the model, and how to run it.
 
-use super::progress::Progress;
-use crate::cli::args::{Args, Flag, Group, Usage};
+use super::progress::ProgressLine;
+use crate::cli::args::{Args, Choice, Flag, FlagGroup, Usage};
 use crate::cli::values::{parsed, whole};
 use anyhow::{Context, Result, bail};
 use runner::kernels::Isa;
@@ -10,8 +10,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-/// Read by [`Chosen::read`].
-pub const FLAGS: Group = Group {
+/// Read by [`ModelArgs::read`].
+pub const FLAGS: FlagGroup = FlagGroup {
     title: "Model and machine",
     flags: &[
         Flag::value(
@@ -23,13 +23,18 @@ pub const FLAGS: Group = Group {
         Flag::value("threads", "N", "Number of threads [default: number of CPUs]").short('t'),
         Flag::switch("pin", "Pin each thread to its own CPU"),
         ISA,
-        Flag::value("placement", "PLACE", "Where to keep the weights").default("auto").choices(&[
-            ("packed", "repacked in memory"),
-            ("mapped", "mapped from the file: slower, for models larger than memory"),
-            ("auto", "packed if the model fits into memory, else mapped"),
-        ]),
+        Flag::value("placement", "PLACE", "Where to keep the weights").default("auto").one_of::<Placement>(),
     ],
 };
+
+// Parsed by the type itself, which the runner's library has without these tables.
+impl Choice for Placement {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        ("packed", "repacked in memory", Self::Packed),
+        ("mapped", "mapped from the file: slower, for models larger than memory", Self::Mapped),
+        ("auto", "packed if the model fits into memory, else mapped", Self::Auto),
+    ];
+}
 
 /// An instruction set; its default is [`Isa::best`].
 pub const ISA: Flag = Flag::value(
@@ -39,7 +44,7 @@ pub const ISA: Flag = Flag::value(
 );
 
 /// A model and the way to run it.
-pub struct Chosen {
+pub struct ModelArgs {
     pub path: PathBuf,
     /// 1 to the number of CPUs available to this process.
     pub threads: usize,
@@ -50,7 +55,7 @@ pub struct Chosen {
     placement: Placement,
 }
 
-impl Chosen {
+impl ModelArgs {
     /// Reads [`FLAGS`].
     ///
     /// # Errors
@@ -98,7 +103,7 @@ impl Chosen {
     /// The file is not a model or cannot be run.
     pub fn load(&self) -> Result<Model> {
         let shown = self.path.display();
-        let mut progress = Progress::new("loading", self.open()?.metadata().map_or(0, |m| m.len()));
+        let mut progress = ProgressLine::new("loading", self.open()?.metadata().map_or(0, |m| m.len()));
         let model = Model::load(&self.path, self.isa, self.placement, |done, _| progress.add(done));
         drop(progress);
         let model = model.with_context(|| shown.to_string())?;

@@ -1,9 +1,9 @@
 //! `ggml-runner peak`: measures this machine's peaks.
 
-use crate::cli::args::{Args, Command, Flag, Group, Usage};
+use crate::cli::args::{Args, Command, Flag, FlagGroup, Usage};
 use crate::cli::values::whole;
 use anyhow::Result;
-use runner::peak::{self, ClusterPeaks, Effort, Machine, Peaks};
+use runner::peak::{self, ClusterPeaks, Effort, MachinePeaks, Peaks};
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ an upper bound. Run nothing else at the same time. Each number of threads takes 
     usage: &["[OPTIONS]"],
     arguments: &[],
     behind: None,
-    groups: &[Group {
+    groups: &[FlagGroup {
         title: "Options",
         flags: &[
             Flag::value("threads", "N", "Measure only this number of threads [default: 1 to all cores]").short('t'),
@@ -52,9 +52,9 @@ fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// A row of the table: its label and its value.
-type Row = (&'static str, fn(&Peaks) -> Option<f64>);
+type PeakRow = (&'static str, fn(&Peaks) -> Option<f64>);
 
-const ROWS: [Row; 7] = [
+const ROWS: [PeakRow; 7] = [
     ("read, huge pages      GB/s", |p| Some(p.read)),
     ("read, small pages     GB/s", |p| p.read_small_pages),
     ("triad                 GB/s", |p| p.triad),
@@ -64,7 +64,7 @@ const ROWS: [Row; 7] = [
     ("int8 by widening     Gop/s", |p| p.int8_widening),
 ];
 
-fn table(machine: &Machine) -> Result<String> {
+fn table(machine: &MachinePeaks) -> Result<String> {
     let mut text = format!("instruction set: {}\n", machine.isa);
     for cluster in machine.clusters.iter().filter(|c| !c.peaks.is_empty()) {
         writeln!(text, "\ncores {} ({}){}", list(&cluster.cpus), cluster.name, header(cluster))?;
@@ -120,7 +120,7 @@ mod tests {
     fn what_lacks_is_said_and_never_zero() {
         let peaks = Peaks { threads: 2, read: 61.25, f32_fma: Some(280.0), ..Peaks::default() };
         let cluster = ClusterPeaks { name: "all".to_owned(), cpus: vec![0, 1], peaks: vec![peaks] };
-        let text = table(&Machine { isa: "neon".to_owned(), clusters: vec![cluster] }).expect("a table");
+        let text = table(&MachinePeaks { isa: "neon".to_owned(), clusters: vec![cluster] }).expect("a table");
         let line =
             |start: &str| text.lines().find(|l| l.trim().starts_with(start)).expect("a line").to_owned();
         assert!(line("read, huge").ends_with("61.2"), "{text}");

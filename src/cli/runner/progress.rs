@@ -8,7 +8,7 @@ const EVERY: Duration = Duration::from_millis(100);
 
 /// A line on standard error that shows how much of `total` bytes is done; silent if that is not a terminal.
 #[derive(Debug)]
-pub struct Progress<'a> {
+pub struct ProgressLine<'a> {
     name: &'a str,
     total: u64,
     done: u64,
@@ -16,7 +16,7 @@ pub struct Progress<'a> {
     drawn: Option<Instant>,
 }
 
-impl<'a> Progress<'a> {
+impl<'a> ProgressLine<'a> {
     /// Work of `total` bytes.
     pub fn new(name: &'a str, total: u64) -> Self {
         let drawn = io::stderr().is_terminal().then(Instant::now);
@@ -35,7 +35,7 @@ impl<'a> Progress<'a> {
     }
 }
 
-impl Drop for Progress<'_> {
+impl Drop for ProgressLine<'_> {
     fn drop(&mut self) {
         if self.drawn.is_some() {
             // Return to the start of the line and clear it.

@@ -1,12 +1,13 @@
 //! How close a run came to the machine's peak.
 
-use runner::engine::Engine;
+use runner::engine::RunnerEngine;
 use runner::peak::{PeakError, Peaks};
 use runner::roofline;
+use serde::Serialize;
 use std::fmt::Write as _;
 
 /// A measured phase.
-pub struct Phase {
+pub struct MeasuredPhase {
     pub name: &'static str,
     pub threads: usize,
     pub tokens: usize,
@@ -18,10 +19,26 @@ pub struct Phase {
 
 /// A phase with its roofline.
 pub struct Share {
-    phase: Phase,
+    phase: MeasuredPhase,
     peaks: Peaks,
     /// The minimum time that it could take.
     least: f64,
+}
+
+/// The figures of a share.
+#[derive(Serialize)]
+pub struct Figures {
+    percent: f64,
+    tok_s: f64,
+    read_gb_s: f64,
+    int8_gop_s: Option<f64>,
+    f32_gflop_s: Option<f64>,
+}
+
+/// A figure with this many decimals.
+pub fn rounded(v: f64, decimals: i32) -> f64 {
+    let unit = 10_f64.powi(decimals);
+    (v * unit).round() / unit
 }
 
 impl Share {
@@ -30,7 +47,11 @@ impl Share {
     ///
     /// # Errors
     /// No memory to measure with.
-    pub fn of(engine: &mut Engine, phase: Phase, known: Option<&Self>) -> Result<Option<Self>, PeakError> {
+    pub fn of(
+        engine: &mut RunnerEngine,
+        phase: MeasuredPhase,
+        known: Option<&Self>,
+    ) -> Result<Option<Self>, PeakError> {
         if phase.tokens == 0 || phase.seconds <= 0.0 {
             return Ok(None);
         }
@@ -71,16 +92,14 @@ impl Share {
         text
     }
 
-    /// A JSON object.
-    pub fn json(&self) -> String {
-        let number = |v: Option<f64>| v.map_or("null".to_owned(), |v| format!("{v:.3}"));
-        format!(
-            "{{\"percent\":{:.3},\"tok_s\":{:.6},\"read_gb_s\":{:.3},\"int8_gop_s\":{},\"f32_gflop_s\":{}}}",
-            self.percent(),
-            self.ceiling(),
-            self.peaks.read,
-            number(self.peaks.int8()),
-            number(self.peaks.f32_fma)
-        )
+    /// For JSON.
+    pub fn figures(&self) -> Figures {
+        Figures {
+            percent: rounded(self.percent(), 3),
+            tok_s: rounded(self.ceiling(), 6),
+            read_gb_s: rounded(self.peaks.read, 3),
+            int8_gop_s: self.peaks.int8().map(|v| rounded(v, 3)),
+            f32_gflop_s: self.peaks.f32_fma.map(|v| rounded(v, 3)),
+        }
     }
 }

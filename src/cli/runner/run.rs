@@ -1,19 +1,20 @@
 //! `ggml-runner run`: measures tokens per second, and prints the ids that a model generates.
 
-use super::model::{self, Chosen};
+use super::model::{self, ModelArgs};
 use super::random::Random;
-use super::roofline::{Phase, Share};
-use crate::cli::args::{Args, Command, Flag, Group, Usage};
+use super::roofline::{Figures, MeasuredPhase, Share, rounded};
+use crate::cli::args::{Args, Command, Flag, FlagGroup, Usage};
+use crate::cli::output::{self, FORCE, OutputRules, Overwrite, SHARED};
 use crate::cli::values::{parsed, whole};
 use anyhow::{Context, Result, bail};
 use common::plain::clean;
 use runner::compute::Slow;
-use runner::engine::{Engine, Settings, UBATCH, greedy};
+use runner::engine::{EngineSettings, RunnerEngine, UBATCH, greedy};
 use runner::model::{Model, memory};
 use runner::truth::{IDS_HEAD, Truth};
-use std::fs::File;
+use serde::Serialize;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,7 +38,7 @@ ggml-runner run -m model.gguf --tokens 1,15043,3186 -n 16 --json",
 };
 
 /// The defaults are those of llama-bench.
-const FLAGS: Group = Group {
+const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
         Flag::value("prompt", "N", "Process a prompt of N random tokens")
@@ -73,13 +74,14 @@ const FLAGS: Group = Group {
         ),
         Flag::switch("no-roofline", "Skip measuring the machine's peaks, which takes some seconds"),
         Flag::value("logits", "FILE", "Write the logits of the prompt's last token, as 32-bit floats"),
+        FORCE,
         Flag::switch("json", "Print one JSON object"),
     ],
 };
 
 /// What the user asked for.
-struct Request {
-    chosen: Chosen,
+struct RunArgs {
+    chosen: ModelArgs,
     /// Tokens of a random prompt, unless `tokens` are given.
     prompt: usize,
     tokens: Option<Vec<i32>>,
@@ -92,9 +94,20 @@ struct Request {
     two_backends: bool,
     ground_truth: Option<PathBuf>,
     logits: Option<PathBuf>,
+    /// What to do with existing files.
+    over: Overwrite,
     slow: Option<Slow>,
     roofline: bool,
     json: bool,
+}
+
+const TRUTH: &str = " with --ground-truth";
+const LOGITS: &str = " with --logits";
+
+impl RunArgs {
+    fn rules(&self, hint: &'static str) -> OutputRules {
+        OutputRules::new(self.over, SHARED).hint(hint)
+    }
 }
 
 /// A phase, named as in llama-bench.
@@ -114,6 +127,9 @@ struct Times {
 
 fn run(args: &Args) -> Result<ExitCode> {
     let request = parse(args)?;
+    for (path, hint) in [(&request.ground_truth, TRUTH), (&request.logits, LOGITS)] {
+        path.iter().try_for_each(|path| request.rules(hint).check(path))?;
+    }
     let model = Arc::new(request.chosen.load()?);
     let count = request.tokens.as_ref().map_or(request.prompt, Vec::len);
     let needed = count.saturating_add(request.decode);
@@ -126,7 +142,7 @@ fn run(args: &Args) -> Result<ExitCode> {
         );
     }
     let truth = request.ground_truth.is_some().then(|| account(&request, &model, count)).transpose()?;
-    let settings = Settings {
+    let settings = EngineSettings {
         context,
         threads: request.chosen.threads,
         decode_threads: request.decode_threads,
@@ -134,7 +150,7 @@ fn run(args: &Args) -> Result<ExitCode> {
         two_backends: request.two_backends,
         truth: truth.clone(),
     };
-    let mut engine = Engine::new(Arc::clone(&model), settings)?;
+    let mut engine = RunnerEngine::new(Arc::clone(&model), settings)?;
     if let Some(slow) = request.slow.clone() {
         engine.slow_down(slow).context("--slow")?;
     }
@@ -148,16 +164,14 @@ fn run(args: &Args) -> Result<ExitCode> {
         if let Some(truth) = &truth {
             truth.warm_up(warmup);
         }
-        let (prefill, decode) = measure(&mut engine, &request, &tokens, warmup, &mut generated)?;
+        let (prefill, decode) = measure(&mut engine, &request, &tokens, round == 0, &mut generated)?;
         if !warmup {
             times.prefill.push(prefill);
             times.decode.push(decode);
         }
     }
     if let (Some(truth), Some(path)) = (truth, &request.ground_truth) {
-        let shown = || format!("write {}", path.display());
-        let file = File::create(path).with_context(shown)?;
-        truth.write(file).with_context(shown)?;
+        output::whole(path, request.rules(TRUTH), |()| true, |out| truth.write(out))?;
     }
     let tests = [
         Test {
@@ -179,7 +193,7 @@ fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Room for the engine's own account of everything to come.
-fn account(r: &Request, model: &Model, prompt: usize) -> Result<Arc<Truth>> {
+fn account(r: &RunArgs, model: &Model, prompt: usize) -> Result<Arc<Truth>> {
     // More than any architecture here needs, apart from the sums of experts.
     const OPS_OF_LAYER: usize = 64;
     let layers = model.params.layers + 1;
@@ -203,9 +217,9 @@ fn account(r: &Request, model: &Model, prompt: usize) -> Result<Arc<Truth>> {
     Truth::new(r.chosen.threads, spans, ops, chosen).map(Arc::new).context(none)
 }
 
-fn parse(args: &Args) -> Result<Request> {
-    let chosen = Chosen::read(args)?;
-    let request = Request {
+fn parse(args: &Args) -> Result<RunArgs> {
+    let chosen = ModelArgs::read(args)?;
+    let request = RunArgs {
         prompt: args.needed("prompt", whole(0, u64::MAX))?,
         tokens: args.option("tokens", ids)?,
         seed: args.needed("seed", whole(0, u64::MAX))?,
@@ -217,6 +231,7 @@ fn parse(args: &Args) -> Result<Request> {
         two_backends: args.flag("two-backends"),
         ground_truth: args.path("ground-truth")?,
         logits: args.path("logits")?,
+        over: Overwrite::of(args),
         slow: args.option("slow", parsed)?,
         roofline: !args.flag("no-roofline"),
         json: args.flag("json"),
@@ -226,7 +241,7 @@ fn parse(args: &Args) -> Result<Request> {
     Ok(request)
 }
 
-fn check(r: &Request) -> Result<(), Usage> {
+fn check(r: &RunArgs) -> Result<(), Usage> {
     if r.decode_threads == 0 || r.decode_threads > r.chosen.threads {
         let most = r.chosen.threads;
         return Err(Usage::new(format!(
@@ -250,7 +265,7 @@ fn ids(text: &str) -> Result<Vec<i32>, String> {
 }
 
 /// The tokens of the prompt: given or random.
-fn prompt(r: &Request, vocab: usize) -> Vec<i32> {
+fn prompt(r: &RunArgs, vocab: usize) -> Vec<i32> {
     if let Some(tokens) = &r.tokens {
         return tokens.clone();
     }
@@ -259,12 +274,12 @@ fn prompt(r: &Request, vocab: usize) -> Vec<i32> {
     (0..r.prompt).map(|_| next()).collect()
 }
 
-/// One prompt and its continuation; a warm-up decodes only one token.
+/// One prompt and its continuation; a warm-up decodes only one token. The first round writes the logits.
 fn measure(
-    engine: &mut Engine,
-    r: &Request,
+    engine: &mut RunnerEngine,
+    r: &RunArgs,
     tokens: &[i32],
-    warmup: bool,
+    first: bool,
     generated: &mut Vec<i32>,
 ) -> Result<(Duration, Duration)> {
     let start = Instant::now();
@@ -273,20 +288,16 @@ fn measure(
         token = greedy(engine.decode(tokens)?)?;
     }
     let prefill = start.elapsed();
-    if let Some(path) = r.logits.as_deref().filter(|_| warmup || !r.warmup) {
-        write_logits(path, engine.logits())?;
+    if let Some(path) = r.logits.as_deref().filter(|_| first) {
+        let bytes: Vec<u8> = engine.logits().iter().flat_map(|v| v.to_le_bytes()).collect();
+        output::whole(path, r.rules(LOGITS), |()| true, |out| out.write_all(&bytes))?;
     }
     let start = Instant::now();
-    for _ in 0..if warmup { r.decode.min(1) } else { r.decode } {
+    for _ in 0..if first && r.warmup { r.decode.min(1) } else { r.decode } {
         generated.push(token);
         token = greedy(engine.decode(&[token])?)?;
     }
     Ok((prefill, start.elapsed()))
-}
-
-fn write_logits(path: &Path, logits: &[f32]) -> Result<()> {
-    let bytes: Vec<u8> = logits.iter().flat_map(|v| v.to_le_bytes()).collect();
-    std::fs::write(path, bytes).with_context(|| format!("write {}", path.display()))
 }
 
 fn median(times: &mut [Duration]) -> f64 {
@@ -299,43 +310,76 @@ fn rate(tokens: usize, seconds: f64) -> f64 {
 }
 
 /// Both phases with their rooflines.
-fn shares(engine: &mut Engine, [prompt, decode]: &[Test; 2]) -> Result<[Option<Share>; 2]> {
-    let phase =
-        |name, t: &Test, past| Phase { name, threads: t.threads, tokens: t.n, past, seconds: t.seconds };
+fn shares(engine: &mut RunnerEngine, [prompt, decode]: &[Test; 2]) -> Result<[Option<Share>; 2]> {
+    let phase = |name, t: &Test, past| MeasuredPhase {
+        name,
+        threads: t.threads,
+        tokens: t.n,
+        past,
+        seconds: t.seconds,
+    };
     let prefill = Share::of(engine, phase("prefill", prompt, None), None)?;
     let decode = Share::of(engine, phase("decode", decode, Some(prompt.n)), prefill.as_ref())?;
     Ok([prefill, decode])
 }
 
+/// The JSON object.
+#[derive(Serialize)]
+struct Answer<'a> {
+    model: &'a str,
+    arch: &'a str,
+    weight_bytes: u64,
+    isa: String,
+    placement: String,
+    prefill: Measured,
+    decode: Measured,
+    tokens: &'a [i32],
+}
+
+#[derive(Serialize)]
+struct Measured {
+    n: usize,
+    threads: usize,
+    ms: f64,
+    tok_s: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    roofline: Option<Figures>,
+}
+
+impl Measured {
+    fn of(t: &Test, share: Option<&Share>) -> Measured {
+        Measured {
+            n: t.n,
+            threads: t.threads,
+            ms: rounded(t.seconds * 1e3, 6),
+            tok_s: rounded(rate(t.n, t.seconds), 6),
+            roofline: share.map(Share::figures),
+        }
+    }
+}
+
 fn print(
-    r: &Request,
+    r: &RunArgs,
     model: &Model,
     tests: &[Test; 2],
     shares: &[Option<Share>; 2],
     generated: &[i32],
 ) -> Result<()> {
     let name = r.chosen.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let ids: Vec<String> = generated.iter().map(i32::to_string).collect();
     let mut out = io::stdout().lock();
     if r.json {
-        let model_name = common::plain::json(&name)?;
-        write!(
-            out,
-            "{{\"model\":{model_name},\"arch\":\"{}\",\"weight_bytes\":{},\"isa\":\"{}\",\"placement\":\"{}\"",
-            model.params.arch.name(),
-            model.weights.bytes,
-            r.chosen.isa,
-            model.weights.placement
-        )?;
-        for (key, (t, share)) in ["prefill", "decode"].iter().zip(tests.iter().zip(shares)) {
-            let (n, threads, ms, tok_s) = (t.n, t.threads, t.seconds * 1e3, rate(t.n, t.seconds));
-            write!(out, ",\"{key}\":{{\"n\":{n},\"threads\":{threads},\"ms\":{ms:.6},\"tok_s\":{tok_s:.6}")?;
-            if let Some(share) = share {
-                write!(out, ",\"roofline\":{}", share.json())?;
-            }
-            out.write_all(b"}")?;
-        }
-        writeln!(out, ",\"tokens\":[{}]}}", ids.join(","))?;
+        let [prefill, decode] = [0, 1].map(|i| Measured::of(&tests[i], shares[i].as_ref()));
+        let answer = Answer {
+            model: &name,
+            arch: model.params.arch.name(),
+            weight_bytes: model.weights.bytes,
+            isa: r.chosen.isa.to_string(),
+            placement: model.weights.placement.to_string(),
+            prefill,
+            decode,
+            tokens: generated,
+        };
+        writeln!(out, "{}", common::plain::json(&answer)?)?;
         return Ok(out.flush()?);
     }
     let mib = model.weights.bytes as f64 / (1u64 << 20) as f64;
@@ -354,6 +398,7 @@ fn print(
             clean(&name)
         )?;
     }
+    let ids: Vec<String> = generated.iter().map(i32::to_string).collect();
     writeln!(out, "\ntokens: {}", ids.join(" "))?;
     for share in shares.iter().flatten() {
         writeln!(out, "{}", share.line())?;

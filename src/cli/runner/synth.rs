@@ -1,16 +1,15 @@
 //! `ggml-runner synth`: generated models.
 
-use super::progress::Progress;
-use crate::cli::args::{Args, Argument, Command, Flag, Group, Usage};
+use super::progress::ProgressLine;
+use crate::cli::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
+use crate::cli::output::{FORCE, OutputRules, Overwrite, SHARED, fill};
 use crate::cli::values::{parsed, whole};
 use anyhow::{Context, Result, bail};
 use ggml::quant::TensorType;
 use runner::synth::presets::{self, PRESETS, Preset};
-use runner::synth::{self, Order};
-use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use runner::synth::{self, ModelSpec};
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Threads that generate weights; more gain little compared with the writing.
@@ -40,7 +39,7 @@ ggml-runner synth moe - --type q8_0 --seed 7 | ssh board 'cat > moe.gguf'",
     run,
 };
 
-const FLAGS: Group = Group {
+const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
         Flag::value(
@@ -52,7 +51,7 @@ const FLAGS: Group = Group {
         )
         .default("f16"),
         Flag::value("seed", "N", "Seed of the random number generator").default("42"),
-        Flag::switch("force", "Replace OUT if it exists"),
+        FORCE,
         Flag::switch("list", "List the presets with their sizes and exit"),
     ],
 };
@@ -72,7 +71,7 @@ fn run(args: &Args) -> Result<ExitCode> {
     };
     let preset = find(&name.to_string_lossy())?;
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_THREADS);
-    let order = Order { preset, ty, seed, threads };
+    let order = ModelSpec { preset, ty, seed, threads };
     for (tensor, stored) in order.exceptions() {
         let _ = writeln!(
             io::stderr(),
@@ -104,7 +103,7 @@ fn list() -> Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{:<12} {:<9} {:>6} {:>9} {:>9}  ABOUT", "PRESET", "ARCH", "LAYERS", "MB f16", "MB q4_0")?;
     for p in &PRESETS {
-        let order = |ty| Order { preset: p, ty, seed: 0, threads: 1 };
+        let order = |ty| ModelSpec { preset: p, ty, seed: 0, threads: 1 };
         let (f16, q4) = (megabytes(&order(TensorType::F16)), megabytes(&order(TensorType::Q4_0)));
         let (name, arch, layers, about) = (p.name, p.arch.name(), p.layers, p.about);
         writeln!(out, "{name:<12} {arch:<9} {layers:>6} {f16:>9} {q4:>9}  {about}")?;
@@ -113,49 +112,32 @@ fn list() -> Result<()> {
 }
 
 /// Size of the file, rounded up; 0 for a preset that cannot be stored (writing it says why).
-fn megabytes(order: &Order) -> u64 {
+fn megabytes(order: &ModelSpec) -> u64 {
     order.file_bytes().unwrap_or(0).div_ceil(1_000_000)
 }
 
 /// Writes a regular file under a temporary name next to `out` and renames it when complete: nobody ever sees a
 /// partial model under its name, and an existing model stays until the new one is complete.
-fn to_file(order: &Order, out: &Path, force: bool) -> Result<()> {
-    let shown = out.display();
-    match fs::metadata(out) {
-        Ok(_) if !force => bail!("{shown} exists; use --force to replace it"),
-        Ok(m) if m.is_dir() => bail!("{shown} is a directory; give a file name"),
-        // A device or a pipe can only be written in place.
-        Ok(m) if !m.is_file() => {
-            let file = OpenOptions::new().write(true).open(out).with_context(|| format!("open {shown}"))?;
-            make(order, file).with_context(|| format!("write {shown}"))?;
-            return Ok(());
-        }
-        _ => {}
-    }
-    let part = part_name(out)?;
-    let file = File::create_new(&part).with_context(|| format!("create {}", part.display()))?;
-    let result = make(order, file)
-        .and_then(|_| Ok(fs::rename(&part, out)?))
-        .with_context(|| format!("write {shown} ({} MB needed; incomplete file removed)", megabytes(order)));
-    if result.is_err() {
-        // The first error is the one to report.
-        let _ = fs::remove_file(&part);
-    }
-    result
+fn to_file(order: &ModelSpec, out: &Path, force: bool) -> Result<()> {
+    let over = if force { Overwrite::Hidden } else { Overwrite::NeverHidden };
+    let rules = OutputRules::new(over, SHARED).hint("");
+    fill(
+        out,
+        rules,
+        |()| true,
+        |file| {
+            let shown = out.display();
+            let is_file = file.name().is_some();
+            make(order, file).with_context(|| match is_file {
+                true => format!("write {shown} ({} MB needed; incomplete file removed)", megabytes(order)),
+                false => format!("write {shown}"),
+            })
+        },
+    )
 }
 
-fn part_name(out: &Path) -> Result<PathBuf> {
-    let Some(name) = out.file_name() else {
-        bail!("{} is not a file name", out.display());
-    };
-    let mut part = OsString::from(".");
-    part.push(name);
-    part.push(format!(".{}.part", std::process::id()));
-    Ok(out.with_file_name(part))
-}
-
-fn make<W: Write>(order: &Order, out: W) -> Result<()> {
-    let mut progress = Progress::new(order.preset.name, order.file_bytes()?);
+fn make<W: Write>(order: &ModelSpec, out: W) -> Result<()> {
+    let mut progress = ProgressLine::new(order.preset.name, order.file_bytes()?);
     let out = BufWriter::with_capacity(WRITE_BUFFER, out);
     // The writer has flushed; taking the file out of the buffer cannot fail.
     synth::write(order, out, |bytes| progress.add(bytes))?;

@@ -12,11 +12,11 @@ use anyhow::anyhow;
 const ROOM: u32 = 70;
 
 /// A directory that is removed with its contents.
-pub struct Scratch(PathBuf);
+pub struct ScratchDir(PathBuf);
 
-impl Scratch {
+impl ScratchDir {
     /// Creates one in TMPDIR, or else in the first place that accepts it.
-    pub fn new() -> anyhow::Result<Scratch> {
+    pub fn new() -> anyhow::Result<ScratchDir> {
         // Android and OpenHarmony have no /tmp.
         let places = match env::var_os("TMPDIR").filter(|d| !d.is_empty()) {
             Some(told) => vec![PathBuf::from(told)],
@@ -25,7 +25,7 @@ impl Scratch {
         let mut failed = Vec::new();
         for place in &places {
             match make(place) {
-                Ok(path) => return Ok(Scratch(path)),
+                Ok(path) => return Ok(ScratchDir(path)),
                 Err(e) => failed.push(format!("{}: {e}", place.display())),
             }
         }
@@ -64,7 +64,7 @@ fn make(place: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("too many left-over directories profinfer-selftest-*: remove them"))
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         // Nothing can be done if it cannot be removed.
         let _ = fs::remove_dir_all(&self.0);

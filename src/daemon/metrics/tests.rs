@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::super::status::{Counts, Own};
-use super::super::store::Usage;
+use super::super::status::{ServiceUsage, StatusCounts};
+use super::super::store::DirectoryUsage;
 use super::*;
 
 /// One line with a value: name, ordered labels, value.
@@ -113,20 +113,21 @@ fn recorded() -> Run {
     }
 }
 
-fn state() -> State {
-    let mut state = State::new("0.1.0 (abc)");
-    state.state = Phase::Recording;
-    state.counts = Counts {
+fn state() -> ServiceState {
+    let mut state = ServiceState::new("0.1.0 (abc)");
+    state.state = ServicePhase::Recording;
+    state.counts = StatusCounts {
         seen: 12,
         recorded: 4,
         by_rule: 4,
         sample_one_in: 2,
         max_concurrent: 1,
         over_budget: 1,
-        ..Counts::default()
+        ..StatusCounts::default()
     };
-    state.store = Usage { files: 3, writing: 1, bytes: 5000, counted: 70_000, quota: 1 << 29, removed: 77 };
-    state.own = Own { resident_bytes: Some(4_300_000), cpu_seconds: Some(1.25) };
+    state.store =
+        DirectoryUsage { files: 3, writing: 1, bytes: 5000, counted: 70_000, quota: 1 << 29, removed: 77 };
+    state.own = ServiceUsage { resident_bytes: Some(4_300_000), cpu_seconds: Some(1.25) };
     state.run(&recorded());
     state.run(&Run { pid: 43, exe: "/bin/new".into(), ..Run::default() });
     state.run(&Run { pid: 44, ended: Some("exited".into()), ..recorded() });
@@ -172,7 +173,7 @@ fn every_number_is_told_in_base_units() {
 
 #[test]
 fn an_idle_service_has_no_lines_without_values() {
-    let text = text(&State::new("1"));
+    let text = text(&ServiceState::new("1"));
     let all = read(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
     let of_one = |s: &Sample| s.0.starts_with("profinfer_run_") || s.0.starts_with("profinfer_recorder_");
     assert!(!all.iter().any(of_one), "{text}");
@@ -181,7 +182,7 @@ fn an_idle_service_has_no_lines_without_values() {
 
 #[test]
 fn a_recorders_counters_stand_once_however_many_runs_it_has() {
-    let mut state = State::new("1");
+    let mut state = ServiceState::new("1");
     // Two that share a recorder, the first reported a moment earlier; one of another recorder; one that waits, and
     // one that has ended.
     state.run(&Run { pid: 1, seen: 90, lost: 3, ..recorded() });
@@ -220,7 +221,7 @@ fn a_process_has_one_line_and_a_flood_of_runs_is_cut() {
 proptest! {
     #[test]
     fn any_name_is_one_value(exe in "\\PC*|[\\x00-\\x7f\\n\"\\\\]*", rule in ".*", rate in any::<f64>()) {
-        let mut state = State::new("1");
+        let mut state = ServiceState::new("1");
         state.run(&Run { exe: exe.clone(), rule, rate: Some(rate), ..recorded() });
         let text = text(&state);
         let all = read(&text);

@@ -19,7 +19,7 @@ fn path(dir: &TempDir) -> PathBuf {
 /// Answers until a client is done.
 fn serve<T: Send>(
     control: &mut Control,
-    take: &mut dyn FnMut(Request, Token) -> Option<Answer>,
+    take: &mut dyn FnMut(ServiceRequest, ClientId) -> Option<ServiceResponse>,
     client: impl FnOnce() -> T + Send,
 ) -> T {
     thread::scope(|scope| {
@@ -32,7 +32,7 @@ fn serve<T: Send>(
     })
 }
 
-fn refused(_: Request, _: Token) -> Option<Answer> {
+fn refused(_: ServiceRequest, _: ClientId) -> Option<ServiceResponse> {
     Some(Err("no".into()))
 }
 
@@ -43,18 +43,22 @@ fn what_is_asked_is_answered() {
     let mut control = Control::bind(&path).expect("a socket");
     let mode = fs::metadata(&path).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    let mut take = |request: Request, _: Token| {
+    let mut take = |request: ServiceRequest, _: ClientId| {
         Some(match request {
-            Request::Dump(Some(pid)) => Err(format!("there is no run of process {pid} \"here\"\n")),
+            ServiceRequest::Dump(Some(pid)) => {
+                Err(format!("there is no run of process {pid} \"here\"\n").into())
+            }
             other => Ok(format!("{{\"asked\":\"{other}\"}}")),
         })
     };
     let ask = |request| ask(&path, request, Duration::from_secs(20));
-    for request in [Request::Status, Request::Dump(None), Request::Reload, Request::Stop] {
+    for request in
+        [ServiceRequest::Status, ServiceRequest::Dump(None), ServiceRequest::Reload, ServiceRequest::Stop]
+    {
         let answer = serve(&mut control, &mut take, || ask(request)).expect("an answer");
         assert_eq!(answer["asked"], request.to_string());
     }
-    let error = serve(&mut control, &mut take, || ask(Request::Dump(Some(42)))).expect_err("refused");
+    let error = serve(&mut control, &mut take, || ask(ServiceRequest::Dump(Some(42)))).expect_err("refused");
     assert_eq!(error.to_string(), "there is no run of process 42 \"here\"\n");
     assert!(control.clients.is_empty());
 }
@@ -67,16 +71,16 @@ fn an_answer_may_come_later_and_be_long() {
     let long = format!("\"{}\"", "x".repeat(3 << 20));
     let (tell, told) = mpsc::channel();
     thread::scope(|scope| {
-        let client = scope.spawn(|| ask(&path, Request::Dump(Some(7)), Duration::from_secs(20)));
+        let client = scope.spawn(|| ask(&path, ServiceRequest::Dump(Some(7)), Duration::from_secs(20)));
         let mut left = 3;
         while !client.is_finished() {
             control.poll(&mut |request, token| {
-                assert_eq!(request, Request::Dump(Some(7)));
+                assert_eq!(request, ServiceRequest::Dump(Some(7)));
                 tell.send(token).expect("we listen");
                 None
             });
             if let Ok(token) = told.try_recv() {
-                assert!(!control.answer(Token(token.0 + 1), &Ok(long.clone())), "nobody else asked");
+                assert!(!control.answer(ClientId(token.0 + 1), &Ok(long.clone())), "nobody else asked");
                 // Other clients are served meanwhile.
                 left -= 1;
                 assert!(control.answer(token, &Ok(long.clone())));
@@ -149,7 +153,7 @@ fn who_is_slow_or_gone_is_let_go_and_others_get_their_turn() {
     control.poll(&mut refused);
     assert_eq!(control.clients.len(), CLIENTS);
     let mut listened = 0;
-    control.fds(&mut |_, events| listened += usize::from(events == libc::POLLIN));
+    control.fds(&mut |_, events| listened += usize::from(events == PollFlags::IN));
     assert_eq!(listened, CLIENTS, "nobody else is listened to");
     // When one closes its connection, the last gets in.
     let mut idle = idle.into_iter();
@@ -173,8 +177,8 @@ fn who_is_slow_or_gone_is_let_go_and_others_get_their_turn() {
     slow.write_all(b"status\n").expect("it is taken");
     waits.write_all(b"dump\n").expect("it is taken");
     gone.write_all(b"dump\n").expect("it is taken");
-    let mut take = |request: Request, _: Token| {
-        (request == Request::Status).then(|| Ok(format!("\"{}\"", "x".repeat(8 << 20))))
+    let mut take = |request: ServiceRequest, _: ClientId| {
+        (request == ServiceRequest::Status).then(|| Ok(format!("\"{}\"", "x".repeat(8 << 20))))
     };
     control.poll(&mut take);
     assert_eq!(control.clients.len(), 3);
@@ -205,11 +209,11 @@ fn a_dead_services_socket_is_replaced_and_a_live_ones_is_not() {
     let dead = dir.path().join("run/dead.sock");
     drop(UnixListener::bind(&dead).expect("a socket"));
     assert!(fs::symlink_metadata(&dead).is_ok());
-    assert!(matches!(ask(&dead, Request::Status, ALIVE), Err(AskError::Nobody(_))));
+    assert!(matches!(ask(&dead, ServiceRequest::Status, ALIVE), Err(AskError::Nobody(_))));
     let next = Control::bind(&dead).expect("it is replaced");
     drop(next);
     assert!(fs::symlink_metadata(&dead).is_err(), "and removed in the end");
-    assert!(matches!(ask(&dead, Request::Status, ALIVE), Err(AskError::Nobody(_))));
+    assert!(matches!(ask(&dead, ServiceRequest::Status, ALIVE), Err(AskError::Nobody(_))));
     // Its name may be another's by now: that one stays.
     fs::remove_file(&path).expect("it goes");
     let other = UnixListener::bind(&path).expect("another's");
@@ -261,7 +265,7 @@ fn who_keeps_a_place_for_nothing_gives_way() {
     control.poll(&mut refused);
     assert_eq!(control.clients.len(), CLIENTS);
     let mut listened = 0;
-    control.fds(&mut |_, events| listened += usize::from(events == libc::POLLIN));
+    control.fds(&mut |_, events| listened += usize::from(events == PollFlags::IN));
     assert_eq!(listened, CLIENTS + 1);
     let mut asks = connect(&path);
     asks.write_all(b"status\n").expect("it is taken");

@@ -47,7 +47,7 @@ fn the_oldest_go_until_there_is_room_and_none_being_written() {
     let second = store.create("second").expect("room");
     assert_eq!(names(&store), ["c", "d", "first", "second"]);
     let usage = store.tidy().expect("tidy");
-    let known = Usage { files: 4, writing: 2, bytes: 310, counted: 900, quota: 1000, removed: 2 };
+    let known = DirectoryUsage { files: 4, writing: 2, bytes: 310, counted: 900, quota: 1000, removed: 2 };
     assert_eq!(usage, known);
     drop((first, second));
     assert_eq!(store.tidy().expect("tidy").counted, 310);
@@ -184,7 +184,7 @@ fn a_flood_of_one_user_leaves_the_others_files() {
     (0..4).for_each(|n| record(0, n));
     put(&store, "20261121T204143.123Z-llama-cli-42", 100, 0);
     (0..40).for_each(|n| record(1000, n));
-    let of = |who: Owner| names(&store).iter().filter(|n| owner(n) == who).count();
+    let of = |who: TraceOwner| names(&store).iter().filter(|n| owner(n) == who).count();
     assert_eq!((of(Some(0)), of(None), of(Some(1000))), (4, 1, 5));
 }
 
@@ -217,11 +217,13 @@ fn nothing_is_read_again_where_nothing_has_changed() {
     let seen = store.seen.get().expect("it is remembered");
     assert_eq!((seen.usage, first.bytes), (first, 10));
     assert_eq!(seen.until - UP.get(), ages::KEPT.as_nanos() as u64);
-    store.seen.set(Some(Seen { usage: Usage { bytes: 77, ..first }, ..seen }));
+    store.seen.set(Some(TidyResult { usage: DirectoryUsage { bytes: 77, ..first }, ..seen }));
     assert_eq!(store.tidy().expect("tidy").bytes, 77);
     // A file became too old, or there is a new one.
-    for seen in [Seen { until: UP.get(), ..seen }, Seen { changed: SystemTime::UNIX_EPOCH, ..seen }] {
-        store.seen.set(Some(Seen { usage: Usage { bytes: 77, ..first }, ..seen }));
+    for seen in
+        [TidyResult { until: UP.get(), ..seen }, TidyResult { changed: SystemTime::UNIX_EPOCH, ..seen }]
+    {
+        store.seen.set(Some(TidyResult { usage: DirectoryUsage { bytes: 77, ..first }, ..seen }));
         assert_eq!(store.tidy().expect("tidy").bytes, 10);
     }
     let _open = store.create("b").expect("room");

@@ -3,11 +3,13 @@
 
 use std::io;
 
+use rustix::process::{WaitOptions, waitpid};
+
 use super::{AGAIN_LATE, AGAIN_SOON, Supervisor};
 use crate::daemon::calibration_cache;
-use crate::daemon::channel::WorkerEvent;
-use crate::daemon::known::{Known, Phase};
-use crate::daemon::later::Key;
+use crate::daemon::channel::{DumpError, WorkerEvent};
+use crate::daemon::known::{KnownRun, RunPhase};
+use crate::daemon::later::RecorderKey;
 use crate::daemon::lines::plain;
 use crate::daemon::run::{PROCESSES, Run, is_file_name};
 use std::time::Duration;
@@ -78,10 +80,10 @@ impl Supervisor {
             WorkerEvent::Message(text) => self.say(uid, &format!("rule {rule}: {}", plain(&text, TEXT))),
             WorkerEvent::Dumped(done) => {
                 if std::mem::take(&mut worker.dump) {
-                    let none = || Err("its recorder named no file".to_owned());
                     let done = match done {
-                        Ok(name) => Some(name).filter(|name| is_file_name(name)).map_or_else(none, Ok),
-                        Err(why) => Err(plain(&why, TEXT)),
+                        Ok(name) if is_file_name(&name) => Ok(name),
+                        Ok(_) => Err(DumpError::NoName),
+                        Err(why) => Err(why.map_text(|text| plain(text, TEXT))),
                     };
                     self.dumped.push((rule, done));
                 }
@@ -98,13 +100,14 @@ impl Supervisor {
     }
 
     fn stand(&mut self, recorder: i32, said: Run) {
-        let same = |k: &&mut Known| (k.run.pid, k.run.start) == (said.pid, said.start) && k.is_with(recorder);
+        let same =
+            |k: &&mut KnownRun| (k.run.pid, k.run.start) == (said.pid, said.start) && k.is_with(recorder);
         let Some(known) = self.table.all.iter_mut().find(same) else { return };
         // Children may outlive their parent.
         known.dead = None;
         known.run.take(said);
         if known.run.ended.is_some() {
-            known.phase = Phase::Done;
+            known.phase = RunPhase::Done;
             let run = known.run.clone();
             self.end(run);
         }
@@ -114,7 +117,7 @@ impl Supervisor {
     fn declined(&mut self, i: usize, pid: u32, mut processes: Vec<u32>) {
         let worker = &mut self.workers[i];
         let recorder = worker.recorder.pid;
-        let with = |k: &&mut Known| k.run.pid == pid && k.is_with(recorder);
+        let with = |k: &&mut KnownRun| k.run.pid == pid && k.is_with(recorder);
         let Some(known) = self.table.all.iter_mut().find(with) else { return };
         worker.closed = true;
         known.declined.push(recorder);
@@ -122,7 +125,7 @@ impl Supervisor {
         known.run.processes = processes;
         known.return_to_wanted();
         if known.declined.len() >= TRIES {
-            known.phase = Phase::Done;
+            known.phase = RunPhase::Done;
             let why = format!("{TRIES} recorders could not attach to its engine in addition to theirs");
             let run = Run { ended: Some(why), ..known.run.clone() };
             self.end(run);
@@ -139,7 +142,7 @@ impl Supervisor {
         }
     }
 
-    fn key(&self, i: usize) -> Key {
+    fn key(&self, i: usize) -> RecorderKey {
         (self.workers[i].rule.name.clone(), self.workers[i].uid)
     }
 
@@ -167,13 +170,13 @@ impl Supervisor {
     /// cause.
     fn suspect(&mut self, recorder: i32, at: u32) {
         let now = self.now();
-        let of = |k: &Known| k.run.pid == at || k.run.processes.contains(&at);
+        let of = |k: &KnownRun| k.run.pid == at || k.run.processes.contains(&at);
         let Some(k) = self.table.all.iter_mut().find(|k| at != 0 && k.is_with(recorder) && of(k)) else {
             return;
         };
         let why = "recorders died while examining it";
         if self.shun.died(k.met.uid, k.met.base, why, now) {
-            k.phase = Phase::Done;
+            k.phase = RunPhase::Done;
             let run = Run { ended: Some(format!("its engine's file is shunned: {why}")), ..k.run.clone() };
             self.end(run);
         }
@@ -199,7 +202,7 @@ impl Supervisor {
         let first = if blamed.is_empty() { AGAIN_SOON } else { CURED };
         for i in blamed {
             let known = &mut self.table.all[i];
-            known.phase = Phase::Done;
+            known.phase = RunPhase::Done;
             let run = Run { ended: Some(format!("its recorder was killed: {why}")), ..known.run.clone() };
             self.shun.add(known.met.uid, known.met.base, why, now);
             self.end(run);
@@ -227,29 +230,28 @@ impl Supervisor {
     fn hand_over(&mut self, i: usize) {
         let worker = &mut self.workers[i];
         if std::mem::take(&mut worker.dump) {
-            self.dumped.push((worker.rule.name.clone(), Err("its recorder has ended".into())));
+            self.dumped.push((worker.rule.name.clone(), Err(DumpError::Ended)));
         }
         let pid = worker.recorder.pid;
-        self.table.all.iter_mut().filter(|k| k.is_with(pid)).for_each(Known::return_to_wanted);
+        self.table.all.iter_mut().filter(|k| k.is_with(pid)).for_each(KnownRun::return_to_wanted);
     }
 
     /// Reaps ended children; `others` handles those that are not recorders.
     pub fn reap(&mut self, others: &mut dyn FnMut(i32) -> bool) {
-        let mut state = 0;
-        loop {
-            // SAFETY: does not block; the status has room.
-            let pid = unsafe { libc::waitpid(-1, &raw mut state, libc::WNOHANG) };
-            if pid <= 0 {
-                return;
-            }
+        while let Ok(Some((pid, status))) = waitpid(None, WaitOptions::NOHANG) {
+            let pid = pid.as_raw_pid();
             if others(pid) {
                 continue;
             }
             let (uid, killed) = self.is_waited_for(pid);
-            if libc::WIFSIGNALED(state) && !killed {
-                self.say(uid, &format!("recorder {pid} was ended by signal {}", libc::WTERMSIG(state)));
-            } else if !libc::WIFSIGNALED(state) && libc::WEXITSTATUS(state) != 0 {
-                self.say(uid, &format!("recorder {pid} ended with code {}", libc::WEXITSTATUS(state)));
+            match (status.terminating_signal(), status.exit_status()) {
+                (Some(signal), _) if !killed => {
+                    self.say(uid, &format!("recorder {pid} was ended by signal {signal}"));
+                }
+                (None, Some(code)) if code != 0 => {
+                    self.say(uid, &format!("recorder {pid} ended with code {code}"));
+                }
+                _ => {}
             }
         }
     }

@@ -5,13 +5,13 @@ use std::process::{Child, Command};
 use std::rc::Rc;
 
 use super::*;
-use crate::capture::source::BackendChoice;
+use crate::capture::source::{BackendChoice, CaptureOptions, Structure};
 use crate::daemon::channel::{self, Channel, WorkerEvent};
 use crate::daemon::known::in_all;
 use crate::engine::probes::Site;
 use crate::host::machine::AgentCpu;
 use crate::host::pulse::Signs;
-use crate::recorder::recording::{Options, Streams};
+use crate::recorder::recording::{RecordOptions, Streams};
 use crate::recorder::verify::OpEnd;
 use pfi::record::Level;
 
@@ -19,21 +19,25 @@ const NOBODY: u32 = 65534;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn rule(name: &str) -> Rule {
-    let record = Options {
+    let record = RecordOptions {
         level: Level::Op,
-        structure: true,
-        experts: false,
+        capture: CaptureOptions {
+            pbuf: false,
+            buffer_bytes: 4096,
+            structure: Structure::Changes,
+            experts: false,
+            sched: false,
+            own: false,
+            few: false,
+        },
         phases: false,
-        pbuf: false,
         source: BackendChoice::Auto,
-        buffer_bytes: 4096,
         agent_cpu: AgentCpu::Any,
         op_end: OpEnd::Auto,
         site: Site::Cheapest,
         btf: None,
         budget: None,
         sensors: None,
-        sched: false,
         duration: None,
         counters: Default::default(),
         tokens: None,
@@ -77,7 +81,7 @@ impl Played {
     fn told(&mut self) -> Vec<(u32, u64)> {
         let mut told = Vec::new();
         while let Ok(Some(order)) = self.channel.receive() {
-            if let channel::Command::Follow(run) = order {
+            if let channel::RecorderCommand::Follow(run) = order {
                 told.push((run.pid, run.start));
             }
         }
@@ -102,7 +106,7 @@ impl Played {
 
 struct Stage {
     supervisor: Supervisor,
-    settings: Settings,
+    settings: ServiceSettings,
     played: Rc<RefCell<Vec<Played>>>,
     /// Pids of the next recorders; when used up, pids of no process.
     pids: Rc<RefCell<Vec<i32>>>,
@@ -129,7 +133,7 @@ impl Stage {
             Ok(recorder)
         });
         let supervisor = Supervisor::with(hire, Box::new(move || now.get()));
-        let settings = Settings { rules: vec![rule("a")], ..Settings::default() };
+        let settings = ServiceSettings { rules: vec![rule("a")], ..ServiceSettings::default() };
         let mut stage = Stage { supervisor, settings, played, pids, refuses, time };
         stage.supervisor.calibration_cache.learn(calibration_cache::kind(&rule("a").record), calibration());
         stage
@@ -305,7 +309,7 @@ fn each_user_has_a_recorder_and_a_death_is_nobody_elses() {
     assert!((4..10).contains(&deaths), "{deaths}: the wait grows");
     let own: Vec<_> = stage.supervisor.table.all.iter().filter(|k| k.met.uid == 0).collect();
     assert!(
-        own.iter().filter(|k| matches!(k.phase, Phase::With(-3))).count() >= 2,
+        own.iter().filter(|k| matches!(k.phase, RunPhase::With(-3))).count() >= 2,
         "root's stay where they are"
     );
     assert!(stage.supervisor.later.why("a", Some(NOBODY), stage.supervisor.now()).is_some());
@@ -363,7 +367,7 @@ fn who_never_uses_the_engine_lets_another_have_the_place() {
     let taken = stage.supervisor.table.all.iter().filter(|k| k.has_place()).count();
     assert!(taken <= in_all(16) / 2, "{taken}");
     stage.meet_many(1, 1000);
-    assert!(stage.supervisor.table.all.last().is_some_and(Known::has_place));
+    assert!(stage.supervisor.table.all.last().is_some_and(KnownRun::has_place));
 }
 
 #[test]
@@ -443,7 +447,7 @@ fn what_a_recorder_says_is_good_for_its_own_runs_only() {
         Some(&calibration())
     );
     assert!(stage.supervisor.news().contains(&"rule a: one\\ntwo \\u{1b}[2J".to_owned()));
-    assert!(matches!(&stage.supervisor.dumped[..], [(_, Err(why))] if why.contains("named no file")));
+    assert!(matches!(&stage.supervisor.dumped[..], [(_, Err(DumpError::NoName))]));
     // A recorder that floods gets only its turn.
     let mut sent = 0;
     while sent < 5000 && stage.played.borrow_mut()[0].channel.send(&WorkerEvent::Attached).is_ok() {

@@ -4,11 +4,11 @@
 use std::time::{Duration, Instant};
 
 use super::{AGAIN_LATE, Supervisor};
-use crate::daemon::channel::Command;
-use crate::daemon::known::{Known, Phase};
+use crate::daemon::channel::RecorderCommand;
+use crate::daemon::known::{KnownRun, RunPhase};
 use crate::daemon::run::Run;
-use crate::daemon::settings::Settings;
-use crate::daemon::vitals::Sample;
+use crate::daemon::settings::ServiceSettings;
+use crate::daemon::vitals::ProcessVitals;
 
 /// A recorder that was asked to stop and has not is killed after this; one that shows signs of life, after three
 /// times as long.
@@ -19,7 +19,7 @@ const UNUSED: Duration = Duration::from_secs(60);
 
 impl Supervisor {
     /// Call about once a second.
-    pub fn tick(&mut self, settings: &Settings) {
+    pub fn tick(&mut self, settings: &ServiceSettings) {
         let now = self.now();
         let passed = now.saturating_duration_since(self.looked);
         self.looked = now;
@@ -40,10 +40,10 @@ impl Supervisor {
         let mut over = Vec::new();
         let (later, counts) = (&self.later, &mut self.counts);
         self.table.all.retain(|k| {
-            let gone = !matches!(k.phase, Phase::With(_)) && !k.lives();
+            let gone = !matches!(k.phase, RunPhase::With(_)) && !k.lives();
             if gone && k.waits() {
                 counts.too_many += 1;
-            } else if gone && matches!(k.phase, Phase::Wanted) {
+            } else if gone && matches!(k.phase, RunPhase::Wanted) {
                 let why = later.why(&k.run.rule, Some(k.met.uid), now);
                 let why = why.map(|why| format!(": {why}")).unwrap_or_default();
                 let ended = Some(format!("it ended before it could be recorded{why}"));
@@ -56,10 +56,10 @@ impl Supervisor {
 
     /// Ends runs whose end the recorder should have reported long ago.
     fn forget_dead(&mut self, now: Instant) {
-        for known in self.table.all.iter_mut().filter(|k| matches!(k.phase, Phase::With(_))) {
+        for known in self.table.all.iter_mut().filter(|k| matches!(k.phase, RunPhase::With(_))) {
             known.dead = if !known.lives() { known.dead.or(Some(now)) } else { None };
         }
-        let late = |k: &Known| k.dead.is_some_and(|since| now.duration_since(since) > AGAIN_LATE);
+        let late = |k: &KnownRun| k.dead.is_some_and(|since| now.duration_since(since) > AGAIN_LATE);
         let (gone, stay): (Vec<_>, Vec<_>) = std::mem::take(&mut self.table.all).into_iter().partition(late);
         self.table.all = stay;
         for known in gone {
@@ -68,11 +68,11 @@ impl Supervisor {
     }
 
     /// Checks each recorder, and kills those that hang or exceed their limits.
-    fn supervise(&mut self, passed: Duration, settings: &Settings) {
+    fn supervise(&mut self, passed: Duration, settings: &ServiceSettings) {
         for i in 0..self.workers.len() {
             let worker = &mut self.workers[i];
             // Its end is reported by its channel.
-            let Some(sample) = Sample::of(worker.recorder.pid) else { continue };
+            let Some(sample) = ProcessVitals::of(worker.recorder.pid) else { continue };
             let verdict = worker.vitals.look(passed, worker.recorder.signs(), sample, settings);
             if let Some(why) = verdict.filter(|_| worker.told.is_none() && !worker.killed) {
                 self.condemn(i, &why);
@@ -81,7 +81,7 @@ impl Supervisor {
     }
 
     /// If runs wait and others have places but never used their engine, one of these gives up its place.
-    fn make_place(&mut self, settings: &Settings, now: Instant) {
+    fn make_place(&mut self, settings: &ServiceSettings, now: Instant) {
         let (max_concurrent, since) =
             (settings.max_concurrent as usize, now.checked_sub(UNUSED).unwrap_or(now));
         let mut keys: Vec<(&str, u32)> = Vec::new();
@@ -99,8 +99,8 @@ impl Supervisor {
         let Some(i) = unused.next() else { return };
         let known = &mut self.table.all[i];
         let its = self.workers.iter_mut().find(|h| known.is_with(h.recorder.pid));
-        if its.is_some_and(|worker| worker.recorder.tell(&Command::Leave(known.run.pid)).is_ok()) {
-            (known.phase, known.given) = (Phase::Waits, None);
+        if its.is_some_and(|worker| worker.recorder.tell(&RecorderCommand::Leave(known.run.pid)).is_ok()) {
+            (known.phase, known.given) = (RunPhase::Waits, None);
             known.run.level.clear();
             known.run.file = None;
             self.table.move_back(i);
@@ -108,7 +108,7 @@ impl Supervisor {
     }
 
     /// Stops idle recorders and those with a successor, and kills those that do not stop.
-    fn end_idle(&mut self, settings: &Settings, now: Instant) {
+    fn end_idle(&mut self, settings: &ServiceSettings, now: Instant) {
         let learning = self.workers.iter().any(|h| h.learns && !h.gone);
         for i in 0..self.workers.len() {
             let worker = &mut self.workers[i];

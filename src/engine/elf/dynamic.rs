@@ -1,6 +1,13 @@
 //! The dynamic section: the libraries a file is linked with, and where its symbols and relocations are.
 
-use super::header::u64_at;
+use object::LittleEndian as LE;
+use object::elf::{
+    DT_NEEDED, DT_NULL, DT_RELA, DT_RELASZ, DT_RELR, DT_RELRSZ, DT_RPATH, DT_RUNPATH, DT_SONAME, DT_STRSZ,
+    DT_STRTAB, DT_SYMTAB, Dyn64,
+};
+
+use crate::engine::symtab::entries;
+
 use super::{ElfFile, MAX_DYNAMIC, SYM_SIZE, SymTab};
 
 /// Maximum number of library search path entries kept.
@@ -28,21 +35,21 @@ impl ElfFile {
     pub(super) fn read_dynamic(&self, offset: u64, size: u64) -> Dynamic {
         let mut d = Dynamic::default();
         let bytes = self.pages.take(offset, size.min(MAX_DYNAMIC) as usize);
-        for entry in bytes.chunks_exact(16) {
-            let (Some(tag), Some(value)) = (u64_at(entry, 0), u64_at(entry, 8)) else { break };
+        for entry in entries::<Dyn64<LE>>(&bytes) {
+            let (tag, value) = (entry.d_tag.get(LE), entry.d_val.get(LE));
             match tag {
-                0 => break,
-                1 => d.needed.push(value),
-                5 => d.strtab = value,
-                6 => d.symtab = value,
-                7 => d.rela.0 = value,
-                8 => d.rela.1 = value,
-                10 => d.strsz = value,
-                14 => d.soname = Some(value),
-                15 => d.rpath = Some(value),
-                29 => d.runpath = Some(value),
-                35 => d.relr.1 = value,
-                36 => d.relr.0 = value,
+                DT_NULL => break,
+                DT_NEEDED => d.needed.push(value),
+                DT_STRTAB => d.strtab = value,
+                DT_SYMTAB => d.symtab = value,
+                DT_RELA => d.rela.0 = value,
+                DT_RELASZ => d.rela.1 = value,
+                DT_STRSZ => d.strsz = value,
+                DT_SONAME => d.soname = Some(value),
+                DT_RPATH => d.rpath = Some(value),
+                DT_RUNPATH => d.runpath = Some(value),
+                DT_RELRSZ => d.relr.1 = value,
+                DT_RELR => d.relr.0 = value,
                 _ => {}
             }
         }

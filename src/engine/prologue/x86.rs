@@ -3,7 +3,7 @@
 //! Encodings: Intel SDM volume 2. What the kernel emulates: arch/x86/kernel/uprobes.c (push of a register without a
 //! prefix other than REX.B, nop, direct jmp/jcc/call without prefix).
 
-use super::{Insn, Reg, What};
+use super::{Insn, InsnEffect, Reg};
 
 pub const RAX: u8 = 0;
 pub const RDX: u8 = 2;
@@ -17,12 +17,12 @@ const fn bit(reg: u8) -> u32 {
 }
 
 /// Bytes of one instruction, read front to back.
-struct Cursor<'a> {
+struct InsnBytes<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl Cursor<'_> {
+impl InsnBytes<'_> {
     fn u8(&mut self) -> Option<u8> {
         let b = *self.bytes.get(self.at)?;
         self.at += 1;
@@ -105,7 +105,7 @@ fn reg_bits(reg: u8, byte: bool) -> u32 {
     if byte && (4..8).contains(&reg) { bit(reg) | bit(reg & 3) } else { bit(reg) }
 }
 
-fn modrm(c: &mut Cursor, p: Prefix) -> Option<ModRm> {
+fn modrm(c: &mut InsnBytes, p: Prefix) -> Option<ModRm> {
     let m = c.u8()?;
     let reg = (m >> 3 & 7) | (p.rex & 4) << 1;
     let high = (p.rex & 1) << 3;
@@ -139,7 +139,7 @@ fn modrm(c: &mut Cursor, p: Prefix) -> Option<ModRm> {
 
 /// Decodes one instruction; `None` for unknown forms.
 pub fn decode(bytes: &[u8]) -> Option<Insn> {
-    let mut c = Cursor { bytes, at: 0 };
+    let mut c = InsnBytes { bytes, at: 0 };
     let mut p = Prefix::default();
     let op = loop {
         let b = c.u8()?;
@@ -173,35 +173,35 @@ pub fn decode(bytes: &[u8]) -> Option<Insn> {
     // change meaning.
     let plain = p.none();
     let what = match what {
-        What::Jump { .. } | What::Call if !plain => return None,
-        What::Push if !(plain || (p.rex == 0x41 && c.at == 2)) => What::Other,
-        What::Jump { distance, conditional } => {
-            What::Jump { distance: distance.saturating_add(c.at as i64), conditional }
+        InsnEffect::Jump { .. } | InsnEffect::Call if !plain => return None,
+        InsnEffect::Push if !(plain || (p.rex == 0x41 && c.at == 2)) => InsnEffect::Other,
+        InsnEffect::Jump { distance, conditional } => {
+            InsnEffect::Jump { distance: distance.saturating_add(c.at as i64), conditional }
         }
         w => w,
     };
     Some(Insn { len: c.at, what, writes, name })
 }
 
-type Decoded = (What, u32, &'static str);
+type DecodedX86 = (InsnEffect, u32, &'static str);
 
-fn one_byte(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
+fn one_byte(c: &mut InsnBytes, p: Prefix, op: u8) -> Option<DecodedX86> {
     let low = (op & 7) | (p.rex & 1) << 3;
     Some(match op {
         0x00..=0x3f if op & 7 < 6 => return alu(c, p, op),
-        0x50..=0x57 => (What::Push, bit(RSP), "push"),
-        0x58..=0x5f => (What::Other, bit(RSP) | bit(low), "pop"),
+        0x50..=0x57 => (InsnEffect::Push, bit(RSP), "push"),
+        0x58..=0x5f => (InsnEffect::Other, bit(RSP) | bit(low), "pop"),
         0x63 => {
             let m = modrm(c, p)?;
-            (What::Other, bit(m.reg), "movslq")
+            (InsnEffect::Other, bit(m.reg), "movslq")
         }
         0x68 if !p.short => {
             c.i32()?;
-            (What::Other, bit(RSP), "push imm")
+            (InsnEffect::Other, bit(RSP), "push imm")
         }
         0x6a => {
             c.u8()?;
-            (What::Other, bit(RSP), "push imm")
+            (InsnEffect::Other, bit(RSP), "push imm")
         }
         0x69 | 0x6b => {
             let m = modrm(c, p)?;
@@ -210,34 +210,34 @@ fn one_byte(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
             } else {
                 c.i8()?
             };
-            (What::Other, bit(m.reg), "imul")
+            (InsnEffect::Other, bit(m.reg), "imul")
         }
-        0x70..=0x7f => (What::Jump { distance: c.i8()?, conditional: true }, 0, jcc_name(op)),
+        0x70..=0x7f => (InsnEffect::Jump { distance: c.i8()?, conditional: true }, 0, jcc_name(op)),
         0x80 | 0x81 | 0x83 => return group1(c, p, op),
         0x84 | 0x85 => {
             modrm(c, p)?;
-            (What::Other, 0, "test")
+            (InsnEffect::Other, 0, "test")
         }
         0x88 | 0x89 => {
             let m = modrm(c, p)?;
             match m.rm {
                 Some(dst) if op == 0x89 && p.width() == 8 => {
-                    (What::Copy { dst, src: m.reg }, bit(dst), "mov")
+                    (InsnEffect::Copy { dst, src: m.reg }, bit(dst), "mov")
                 }
-                Some(dst) => (What::Other, reg_bits(dst, op == 0x88), "mov"),
+                Some(dst) => (InsnEffect::Other, reg_bits(dst, op == 0x88), "mov"),
                 None if op == 0x89 && p.width() == 8 => {
-                    (What::Store { src: m.reg, base: m.base, disp: m.disp }, 0, "mov")
+                    (InsnEffect::Store { src: m.reg, base: m.base, disp: m.disp }, 0, "mov")
                 }
-                None => (What::Other, 0, "mov"),
+                None => (InsnEffect::Other, 0, "mov"),
             }
         }
         0x8a | 0x8b => {
             let m = modrm(c, p)?;
             let width = if op == 0x8a { 1 } else { p.width() };
             let what = match m.rm {
-                Some(src) if width == 8 => What::Copy { dst: m.reg, src },
-                Some(_) => What::Other,
-                None => What::Load { dst: m.reg, base: m.base, disp: m.disp, width },
+                Some(src) if width == 8 => InsnEffect::Copy { dst: m.reg, src },
+                Some(_) => InsnEffect::Other,
+                None => InsnEffect::Load { dst: m.reg, base: m.base, disp: m.disp, width },
             };
             (what, reg_bits(m.reg, op == 0x8a), "mov")
         }
@@ -246,34 +246,34 @@ fn one_byte(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
             if m.rm.is_some() {
                 return None;
             }
-            (What::Lea { dst: m.reg, base: m.base, disp: m.disp }, bit(m.reg), "lea")
+            (InsnEffect::Lea { dst: m.reg, base: m.base, disp: m.disp }, bit(m.reg), "lea")
         }
-        0x90 if p.none() => (What::Nop, 0, "nop"),
-        0x90 if p.short && p.rex == 0 && p.rep == 0 => (What::Other, 0, "xchg %ax,%ax"),
+        0x90 if p.none() => (InsnEffect::Nop, 0, "nop"),
+        0x90 if p.short && p.rex == 0 && p.rep == 0 => (InsnEffect::Other, 0, "xchg %ax,%ax"),
         0xa8 => {
             c.u8()?;
-            (What::Other, 0, "test")
+            (InsnEffect::Other, 0, "test")
         }
         0xa9 => {
             c.imm(p.imm16())?;
-            (What::Other, 0, "test")
+            (InsnEffect::Other, 0, "test")
         }
         0xb0..=0xb7 => {
             c.u8()?;
-            (What::Other, reg_bits(low, true), "mov")
+            (InsnEffect::Other, reg_bits(low, true), "mov")
         }
         0xb8..=0xbf => {
             let imm = if p.rex & 8 != 0 { c.i64()? } else { c.imm(p.imm16())? & 0xffff_ffff };
-            (What::MovImm { dst: low, imm }, bit(low), "mov")
+            (InsnEffect::MovImm { dst: low, imm }, bit(low), "mov")
         }
         0xc0 | 0xc1 | 0xd0..=0xd3 => {
             let m = modrm(c, p)?;
             if op < 0xd0 {
                 c.u8()?;
             }
-            (What::Other, m.rm_bits(op & 1 == 0), "shift")
+            (InsnEffect::Other, m.rm_bits(op & 1 == 0), "shift")
         }
-        0xc3 => (What::Ret, bit(RSP), "ret"),
+        0xc3 => (InsnEffect::Ret, bit(RSP), "ret"),
         0xc6 | 0xc7 => {
             let m = modrm(c, p)?;
             if m.ext != 0 {
@@ -281,17 +281,19 @@ fn one_byte(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
             }
             let imm = if op == 0xc6 { c.i8()? } else { c.imm(p.imm16())? };
             match m.rm {
-                Some(dst) if op == 0xc7 && p.rex & 8 != 0 => (What::MovImm { dst, imm }, bit(dst), "mov"),
-                _ => (What::Other, m.rm_bits(op == 0xc6), "mov"),
+                Some(dst) if op == 0xc7 && p.rex & 8 != 0 => {
+                    (InsnEffect::MovImm { dst, imm }, bit(dst), "mov")
+                }
+                _ => (InsnEffect::Other, m.rm_bits(op == 0xc6), "mov"),
             }
         }
-        0xc9 => (What::Other, bit(RSP) | bit(RBP), "leave"),
+        0xc9 => (InsnEffect::Other, bit(RSP) | bit(RBP), "leave"),
         0xe8 => {
             c.i32()?;
-            (What::Call, 0, "call")
+            (InsnEffect::Call, 0, "call")
         }
-        0xe9 => (What::Jump { distance: c.i32()?, conditional: false }, 0, "jmp"),
-        0xeb => (What::Jump { distance: c.i8()?, conditional: false }, 0, "jmp"),
+        0xe9 => (InsnEffect::Jump { distance: c.i32()?, conditional: false }, 0, "jmp"),
+        0xeb => (InsnEffect::Jump { distance: c.i8()?, conditional: false }, 0, "jmp"),
         0xf6 | 0xf7 => {
             let m = modrm(c, p)?;
             if m.ext < 2 {
@@ -300,10 +302,10 @@ fn one_byte(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
                 } else {
                     c.imm(p.imm16())?
                 };
-                return Some((What::Other, 0, "test"));
+                return Some((InsnEffect::Other, 0, "test"));
             }
             let wide = if m.ext >= 4 { bit(RAX) | bit(RDX) } else { m.rm_bits(op == 0xf6) };
-            (What::Other, wide, "group 3")
+            (InsnEffect::Other, wide, "group 3")
         }
         0xfe | 0xff => return group5(c, p, op),
         _ => return None,
@@ -312,7 +314,7 @@ fn one_byte(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
 
 /// add, or, adc, sbb, and, sub, xor, cmp between registers and memory.
 #[expect(clippy::indexing_slicing, reason = "an index of three bits")]
-fn alu(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
+fn alu(c: &mut InsnBytes, p: Prefix, op: u8) -> Option<DecodedX86> {
     const NAMES: [&str; 8] = ["add", "or", "adc", "sbb", "and", "sub", "xor", "cmp"];
     let name = NAMES[usize::from(op >> 3 & 7)];
     let byte = op & 1 == 0;
@@ -326,56 +328,58 @@ fn alu(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
         _ => {
             let imm = c.imm(p.imm16())?;
             if name == "cmp" {
-                return Some((What::CmpImm { reg: RAX, imm }, 0, name));
+                return Some((InsnEffect::CmpImm { reg: RAX, imm }, 0, name));
             }
             if name == "add" && p.rex & 8 != 0 {
-                return Some((What::Lea { dst: RAX, base: Some(RAX), disp: imm }, bit(RAX), name));
+                return Some((InsnEffect::Lea { dst: RAX, base: Some(RAX), disp: imm }, bit(RAX), name));
             }
             bit(RAX)
         }
     };
-    Some((What::Other, if name == "cmp" { 0 } else { written }, name))
+    Some((InsnEffect::Other, if name == "cmp" { 0 } else { written }, name))
 }
 
 /// The same operations with a constant.
-fn group1(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
+fn group1(c: &mut InsnBytes, p: Prefix, op: u8) -> Option<DecodedX86> {
     let m = modrm(c, p)?;
     let imm = if op == 0x81 { c.imm(p.imm16())? } else { c.i8()? };
     Some(match (m.ext, m.rm) {
-        (7, Some(reg)) if op != 0x80 => (What::CmpImm { reg, imm }, 0, "cmp"),
-        (7, None) if op != 0x80 => (What::CmpMem { base: m.base, disp: m.disp, imm }, 0, "cmp"),
-        (7, _) => (What::Other, 0, "cmp"),
-        (0, Some(dst)) if p.rex & 8 != 0 => (What::Lea { dst, base: Some(dst), disp: imm }, bit(dst), "add"),
-        (4, Some(dst)) => (What::Other, reg_bits(dst, op == 0x80), "and"),
-        (5, Some(dst)) => (What::Other, reg_bits(dst, op == 0x80), "sub"),
-        _ => (What::Other, m.rm_bits(op == 0x80), "group 1"),
+        (7, Some(reg)) if op != 0x80 => (InsnEffect::CmpImm { reg, imm }, 0, "cmp"),
+        (7, None) if op != 0x80 => (InsnEffect::CmpMem { base: m.base, disp: m.disp, imm }, 0, "cmp"),
+        (7, _) => (InsnEffect::Other, 0, "cmp"),
+        (0, Some(dst)) if p.rex & 8 != 0 => {
+            (InsnEffect::Lea { dst, base: Some(dst), disp: imm }, bit(dst), "add")
+        }
+        (4, Some(dst)) => (InsnEffect::Other, reg_bits(dst, op == 0x80), "and"),
+        (5, Some(dst)) => (InsnEffect::Other, reg_bits(dst, op == 0x80), "sub"),
+        _ => (InsnEffect::Other, m.rm_bits(op == 0x80), "group 1"),
     })
 }
 
 /// inc, dec, and call, jmp, push through memory or a register.
-fn group5(c: &mut Cursor, p: Prefix, op: u8) -> Option<Decoded> {
+fn group5(c: &mut InsnBytes, p: Prefix, op: u8) -> Option<DecodedX86> {
     let m = modrm(c, p)?;
     let through = |m: ModRm| match m.rm {
-        Some(reg) => What::JumpReg { reg },
-        None => What::JumpMem { base: m.base, disp: m.disp },
+        Some(reg) => InsnEffect::JumpReg { reg },
+        None => InsnEffect::JumpMem { base: m.base, disp: m.disp },
     };
     Some(match (op, m.ext) {
-        (_, 0 | 1) => (What::Other, m.rm_bits(op == 0xfe), "inc"),
+        (_, 0 | 1) => (InsnEffect::Other, m.rm_bits(op == 0xfe), "inc"),
         (0xff, 2) => (through(m), 0, "call *"),
         (0xff, 4) => (through(m), 0, "jmp *"),
-        (0xff, 6) => (What::Other, bit(RSP), "push mem"),
+        (0xff, 6) => (InsnEffect::Other, bit(RSP), "push mem"),
         _ => return None,
     })
 }
 
-fn two_byte(c: &mut Cursor, p: Prefix) -> Option<Decoded> {
+fn two_byte(c: &mut InsnBytes, p: Prefix) -> Option<DecodedX86> {
     let op = c.u8()?;
     Some(match op {
         0x1e if p.rep == 0xf3 && p.rex == 0 => {
             if c.u8()? != 0xfa {
                 return None;
             }
-            (What::Landing, 0, "endbr64")
+            (InsnEffect::Landing, 0, "endbr64")
         }
         0x1f => {
             let m = modrm(c, p)?;
@@ -383,42 +387,42 @@ fn two_byte(c: &mut Cursor, p: Prefix) -> Option<Decoded> {
                 return None;
             }
             match (c.at, p.none()) {
-                (5, true) => (What::Nop5, 0, "nopl"),
-                _ => (What::Nop, 0, "nopl"),
+                (5, true) => (InsnEffect::Nop5, 0, "nopl"),
+                _ => (InsnEffect::Nop, 0, "nopl"),
             }
         }
         // Moves and logic on vector registers and memory: no general register is written.
         0x10 | 0x11 | 0x12 | 0x13 | 0x14 | 0x16 | 0x17 | 0x28 | 0x29 | 0x54 | 0x57 | 0x6c | 0x6e | 0x6f
         | 0x7f | 0xd6 | 0xef => {
             modrm(c, p)?;
-            (What::Other, 0, "vector move")
+            (InsnEffect::Other, 0, "vector move")
         }
         0x7e if p.rep == 0xf3 => {
             modrm(c, p)?;
-            (What::Other, 0, "movq")
+            (InsnEffect::Other, 0, "movq")
         }
         0x40..=0x4f => {
             let m = modrm(c, p)?;
-            (What::Other, bit(m.reg), "cmov")
+            (InsnEffect::Other, bit(m.reg), "cmov")
         }
-        0x80..=0x8f => (What::Jump { distance: c.i32()?, conditional: true }, 0, jcc_name(op)),
+        0x80..=0x8f => (InsnEffect::Jump { distance: c.i32()?, conditional: true }, 0, jcc_name(op)),
         0x90..=0x9f => {
             let m = modrm(c, p)?;
-            (What::Other, m.rm_bits(true), "set")
+            (InsnEffect::Other, m.rm_bits(true), "set")
         }
         0xaf => {
             let m = modrm(c, p)?;
             // A multiplication can also read a field of a struct.
-            let load = What::Load { dst: m.reg, base: m.base, disp: m.disp, width: p.width() };
-            (if m.rm.is_some() { What::Other } else { load }, bit(m.reg), "imul")
+            let load = InsnEffect::Load { dst: m.reg, base: m.base, disp: m.disp, width: p.width() };
+            (if m.rm.is_some() { InsnEffect::Other } else { load }, bit(m.reg), "imul")
         }
         0xb6 | 0xb7 | 0xbe | 0xbf => {
             let m = modrm(c, p)?;
-            (What::Other, bit(m.reg), "movx")
+            (InsnEffect::Other, bit(m.reg), "movx")
         }
         0xc0 | 0xc1 => {
             let m = modrm(c, p)?;
-            (What::Other, reg_bits(m.reg, op == 0xc0) | m.rm_bits(op == 0xc0), "xadd")
+            (InsnEffect::Other, reg_bits(m.reg, op == 0xc0) | m.rm_bits(op == 0xc0), "xadd")
         }
         _ => return None,
     })
@@ -426,7 +430,7 @@ fn two_byte(c: &mut Cursor, p: Prefix) -> Option<Decoded> {
 
 /// The few VEX forms seen in prologues: moves from general registers, memory and vector registers to vector registers.
 fn vex(bytes: &[u8]) -> Option<Insn> {
-    let mut c = Cursor { bytes, at: 1 };
+    let mut c = InsnBytes { bytes, at: 1 };
     let (map, pp, rex) = if bytes.first() == Some(&0xc4) {
         let (a, b) = (c.u8()?, c.u8()?);
         (a & 31, b & 3, (!a >> 7 & 1) << 2 | (!a >> 6 & 1) << 1 | (!a >> 5 & 1))
@@ -449,7 +453,7 @@ fn vex(bytes: &[u8]) -> Option<Insn> {
         }
         _ => return None,
     }
-    Some(Insn { len: c.at, what: What::Other, writes: 0, name: "vector move" })
+    Some(Insn { len: c.at, what: InsnEffect::Other, writes: 0, name: "vector move" })
 }
 
 #[expect(clippy::indexing_slicing, reason = "an index of four bits")]
@@ -463,7 +467,7 @@ fn jcc_name(op: u8) -> &'static str {
 
 /// Distance of the direct jump that these bytes would be, from their start.
 pub fn jump_distance(bytes: &[u8]) -> Option<i64> {
-    let mut c = Cursor { bytes, at: 0 };
+    let mut c = InsnBytes { bytes, at: 0 };
     let distance = match c.u8()? {
         0x70..=0x7f | 0xe0..=0xe3 | 0xeb => c.i8()?,
         0xe9 => c.i32()?,

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use super::gauge::{Battery, Gauge, Product, Value};
+use super::gauge::{Battery, FileGauge, Gauge, PowerGauge};
 use common::order;
 use pfi::record::SensorKind;
 
@@ -12,7 +12,7 @@ use pfi::record::SensorKind;
 pub const MAX_SENSORS: usize = 64;
 
 /// A sensor that was found.
-pub struct Found {
+pub struct FoundSensor {
     pub name: String,
     pub kind: SensorKind,
     /// The file, or the first of two.
@@ -25,7 +25,7 @@ pub struct Found {
 }
 
 /// All sensors under `sysfs` (`/sys`) that currently have a value, in a stable order: power and energy first.
-pub fn find(sysfs: &Path) -> Vec<Found> {
+pub fn find(sysfs: &Path) -> Vec<FoundSensor> {
     let mut found = power_supplies(&sysfs.join("class/power_supply"));
     found.extend(hwmon(&sysfs.join("class/hwmon")));
     found.extend(powercap(&sysfs.join("class/powercap")));
@@ -52,25 +52,26 @@ fn text(path: PathBuf) -> Option<String> {
 }
 
 /// A number in a file, as a sensor of kind `kind`. None if there is none.
-fn value(path: PathBuf, factor: (i64, i64), name: String, kind: SensorKind) -> Option<Found> {
-    let gauge = Box::new(Value::open(&path, factor).ok()?);
-    Some(Found { name, kind, path, interval_ns: 0, cpus: String::new(), gauge })
+fn value(path: PathBuf, factor: (i64, i64), name: String, kind: SensorKind) -> Option<FoundSensor> {
+    let gauge = Box::new(FileGauge::open(&path, factor).ok()?);
+    Some(FoundSensor { name, kind, path, interval_ns: 0, cpus: String::new(), gauge })
 }
 
 /// Current times voltage in µW; dividing their product by `divisor` gives µW.
-fn product(current: PathBuf, voltage: &Path, divisor: i64, name: String) -> Option<Found> {
-    let gauge = Product { current: File::open(&current).ok()?, voltage: File::open(voltage).ok()?, divisor };
+fn product(current: PathBuf, voltage: &Path, divisor: i64, name: String) -> Option<FoundSensor> {
+    let gauge =
+        PowerGauge { current: File::open(&current).ok()?, voltage: File::open(voltage).ok()?, divisor };
     gauge.read().ok()?;
     let (kind, cpus) = (SensorKind::Power, String::new());
-    Some(Found { name, kind, path: current, interval_ns: 0, cpus, gauge: Box::new(gauge) })
+    Some(FoundSensor { name, kind, path: current, interval_ns: 0, cpus, gauge: Box::new(gauge) })
 }
 
 /// Documentation/ABI/testing/sysfs-class-power: power_now in µW, current_now in µA, voltage_now in µV.
-fn power_supplies(dir: &Path) -> Vec<Found> {
+fn power_supplies(dir: &Path) -> Vec<FoundSensor> {
     entries(dir, "").into_iter().filter_map(|supply| power_supply(&supply)).collect()
 }
 
-fn power_supply(supply: &Path) -> Option<Found> {
+fn power_supply(supply: &Path) -> Option<FoundSensor> {
     let (at, name) = (|file: &str| supply.join(file), file_name(supply));
     let found = value(at("power_now"), (1, 1), name.clone(), SensorKind::Power)
         .or_else(|| product(at("current_now"), &at("voltage_now"), 1_000_000, name))?;
@@ -78,11 +79,11 @@ fn power_supply(supply: &Path) -> Option<Found> {
         return Some(found);
     }
     let status = File::open(at("status")).ok()?;
-    Some(Found { gauge: Box::new(Battery { power: found.gauge, status }), ..found })
+    Some(FoundSensor { gauge: Box::new(Battery { power: found.gauge, status }), ..found })
 }
 
 /// Documentation/hwmon/sysfs-interface.rst: power in µW, energy in µJ, current in mA, voltage in mV, interval in ms.
-fn hwmon(dir: &Path) -> Vec<Found> {
+fn hwmon(dir: &Path) -> Vec<FoundSensor> {
     let mut all = Vec::new();
     for chip in entries(dir, "hwmon") {
         let name = text(chip.join("name")).unwrap_or_else(|| file_name(&chip));
@@ -94,7 +95,7 @@ fn hwmon(dir: &Path) -> Vec<Found> {
     all
 }
 
-fn chip_sensors(chip: &Path, name: &str) -> Vec<Found> {
+fn chip_sensors(chip: &Path, name: &str) -> Vec<FoundSensor> {
     let mut all = Vec::new();
     // Channels count from 1; a chip has a handful.
     for i in 1..=16 {
@@ -114,7 +115,7 @@ fn chip_sensors(chip: &Path, name: &str) -> Vec<Found> {
 
 /// Documentation/ABI/testing/sysfs-class-powercap: energy_uj in µJ. A nested zone is included in its outer zone's
 /// count; its name has a '/'.
-fn powercap(dir: &Path) -> Vec<Found> {
+fn powercap(dir: &Path) -> Vec<FoundSensor> {
     let zones = entries(dir, "").into_iter().filter(|z| file_name(z).contains(':'));
     let name = |zone: &Path| text(zone.join("name")).unwrap_or_else(|| file_name(zone));
     let sensor = |zone: PathBuf| {
@@ -131,18 +132,18 @@ fn powercap(dir: &Path) -> Vec<Found> {
 }
 
 /// Documentation/admin-guide/pm/cpufreq.rst: one policy for CPUs that change together, kHz.
-fn frequencies(dir: &Path) -> Vec<Found> {
+fn frequencies(dir: &Path) -> Vec<FoundSensor> {
     let policy = |at: PathBuf| {
         let cpus = text(at.join("related_cpus")).unwrap_or_default().replace(' ', ",");
         let name = format!("CPUs {cpus}");
         let found = value(at.join("scaling_cur_freq"), (1, 1), name, SensorKind::Frequency)?;
-        Some(Found { cpus, ..found })
+        Some(FoundSensor { cpus, ..found })
     };
     entries(dir, "policy").into_iter().filter_map(policy).collect()
 }
 
 /// Documentation/driver-api/thermal/sysfs-api.rst: millidegrees.
-fn thermal(dir: &Path) -> Vec<Found> {
+fn thermal(dir: &Path) -> Vec<FoundSensor> {
     let zone = |at: PathBuf| {
         let name = text(at.join("type")).unwrap_or_else(|| file_name(&at));
         value(at.join("temp"), (1, 1), name, SensorKind::Temperature)

@@ -12,21 +12,21 @@ pub trait Gauge: Send {
 }
 
 /// One number in a file, times `factor` / `divisor`.
-pub struct Value {
+pub struct FileGauge {
     file: File,
     factor: i64,
     divisor: i64,
 }
 
-impl Value {
+impl FileGauge {
     /// Opens it; the file must contain a number now.
-    pub fn open(path: &Path, (factor, divisor): (i64, i64)) -> io::Result<Value> {
-        let value = Value { file: File::open(path)?, factor, divisor };
+    pub fn open(path: &Path, (factor, divisor): (i64, i64)) -> io::Result<FileGauge> {
+        let value = FileGauge { file: File::open(path)?, factor, divisor };
         value.read().map(|_| value)
     }
 }
 
-impl Gauge for Value {
+impl Gauge for FileGauge {
     fn read(&self) -> io::Result<i64> {
         let product = i128::from(number(&self.file)?) * i128::from(self.factor) / i128::from(self.divisor);
         i64::try_from(product).map_err(io::Error::other)
@@ -34,13 +34,13 @@ impl Gauge for Value {
 }
 
 /// Current times voltage: µW from µA and µV, or from mA and mV.
-pub struct Product {
+pub struct PowerGauge {
     pub current: File,
     pub voltage: File,
     pub divisor: i64,
 }
 
-impl Gauge for Product {
+impl Gauge for PowerGauge {
     fn read(&self) -> io::Result<i64> {
         let product = i128::from(number(&self.current)?) * i128::from(number(&self.voltage)?);
         i64::try_from(product / i128::from(self.divisor)).map_err(io::Error::other)

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use self::find::{Found, MAX_SENSORS, find};
+use self::find::{FoundSensor, MAX_SENSORS, find};
 use crate::host::{capset, usage};
 use pfi::record::{self, Availability};
 use pfi::{Encoder, WriteError};
@@ -22,20 +22,20 @@ const WAITING: usize = 64;
 
 /// What to sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
+pub struct SensorOptions {
     /// `/sys`, or a recorded tree.
     pub sysfs: PathBuf,
     pub interval: Duration,
 }
 
 /// All sensors' values at one time: id and value.
-type Values = heapless::Vec<(u32, i64), MAX_SENSORS>;
+type SensorValues = heapless::Vec<(u32, i64), MAX_SENSORS>;
 
 #[allow(clippy::large_enum_variant, reason = "a box would be allocated for each sample")]
 enum News {
     Sample {
         t: u64,
-        values: Values,
+        values: SensorValues,
     },
     /// A sensor that had a value has none now.
     Gone {
@@ -45,7 +45,7 @@ enum News {
 }
 
 /// What is known about a sensor apart from its value.
-struct Known {
+struct SensorInfo {
     name: String,
     kind: record::SensorKind,
     path: String,
@@ -60,7 +60,7 @@ struct Known {
 
 /// Sensors being read.
 pub struct Sampler {
-    known: Vec<Known>,
+    known: Vec<SensorInfo>,
     news: Receiver<News>,
     /// Dropping it ends the thread.
     stop: Option<Sender<()>>,
@@ -70,7 +70,7 @@ pub struct Sampler {
 impl Sampler {
     /// Starts reading. None if there is no sensor; the Feature record says which sensors there are.
     pub fn start<W: Write>(
-        options: &Options,
+        options: &SensorOptions,
         enc: &mut Encoder<W>,
         tell: &mut dyn FnMut(&str),
     ) -> Result<Option<Sampler>, WriteError> {
@@ -94,7 +94,7 @@ impl Sampler {
         if found.is_empty() {
             return Ok(None);
         }
-        let known: Vec<Known> = found.iter().map(Known::of).collect();
+        let known: Vec<SensorInfo> = found.iter().map(SensorInfo::of).collect();
         for (id, sensor) in known.iter().enumerate() {
             sensor.write(id, enc)?;
         }
@@ -164,9 +164,9 @@ impl Sampler {
     }
 }
 
-impl Known {
-    fn of(found: &Found) -> Known {
-        Known {
+impl SensorInfo {
+    fn of(found: &FoundSensor) -> SensorInfo {
+        SensorInfo {
             name: found.name.clone(),
             kind: found.kind,
             path: found.path.display().to_string(),
@@ -205,11 +205,11 @@ impl Known {
     }
 }
 
-/// Reads all sensors repeatedly until told to stop. A sample is dropped if the queue is full.
-fn sample(found: &[Found], interval: Duration, send: &SyncSender<News>, stopped: &Receiver<()>) {
+/// Reads all sensors repeatedly until stopped. A sample is dropped if the queue is full.
+fn sample(found: &[FoundSensor], interval: Duration, send: &SyncSender<News>, stopped: &Receiver<()>) {
     let mut had = [true; MAX_SENSORS];
     loop {
-        let (t, mut values) = (usage::now(), Values::new());
+        let (t, mut values) = (usage::now(), SensorValues::new());
         for (id, (sensor, had)) in found.iter().zip(&mut had).enumerate() {
             match sensor.gauge.read() {
                 Ok(value) => *had = values.push((id as u32, value)).is_ok(),

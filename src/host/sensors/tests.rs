@@ -87,10 +87,10 @@ fn header() -> record::Header<'static> {
         real_ns: 1,
         level: record::Level::Op,
         structure: false,
-        transport: record::Transport::Ring,
+        transport: record::TransportKind::Ring,
         buffer_bytes: 0,
         hit_ns: 0,
-        source: record::Source::Bpf,
+        source: record::SourceKind::Bpf,
     }
 }
 
@@ -116,7 +116,7 @@ fn record(sysfs: &Path, change: impl FnOnce()) -> (Vec<u8>, Vec<String>) {
     let mut enc = Encoder::new(Vec::new(), cfg, &header()).expect("a writer");
     let mut told = Vec::new();
     let mut tell = |text: &str| told.push(text.to_string());
-    let options = Options { sysfs: sysfs.into(), interval: Duration::from_millis(1) };
+    let options = SensorOptions { sysfs: sysfs.into(), interval: Duration::from_millis(1) };
     let sampler = Sampler::start(&options, &mut enc, &mut tell).expect("a trace");
     if let Some(mut sampler) = sampler {
         let records = |enc: &Encoder<Vec<u8>>| enc.stats().records[25];

@@ -1,7 +1,7 @@
 //! Event counts of one engine, used for loss accounting, level changes and probe verification.
 
 use crate::capture::structure::Unreadable;
-use crate::recorder::graphs::{Seen, Start};
+use crate::recorder::graphs::{GraphStart, ObservedGraph};
 
 /// What one engine's probes have shown so far.
 #[derive(Debug, Clone, Copy, Default)]
@@ -15,6 +15,8 @@ pub struct Shown {
     pub phases: u64,
     /// Waits for a device.
     pub waits: u64,
+    /// Nodes that a device backend enqueued.
+    pub enqueued: u64,
     /// Seen returns of tokens, scheduler graphs, splits and CPU graphs.
     pub returns: [u64; 4],
     /// Op hits expected from the complete graphs so far, and those seen in them; graphs with unknown demand
@@ -23,7 +25,7 @@ pub struct Shown {
     pub seen: u64,
     /// Graphs with unknown demand.
     pub unknown: u64,
-    /// See [`Seen`]: thread 0's op ends, and those that a barrier showed, in graphs while barriers were probed.
+    /// See [`ObservedGraph`]: thread 0's op ends, and those that a barrier showed, in graphs while barriers were probed.
     pub inner: u64,
     pub ended: u64,
     /// Set by the session: the barrier is probed.
@@ -60,6 +62,7 @@ impl Shown {
             (&mut s.ops, base.ops),
             (&mut s.phases, base.phases),
             (&mut s.waits, base.waits),
+            (&mut s.enqueued, base.enqueued),
             (&mut s.expected, base.expected),
             (&mut s.seen, base.seen),
             (&mut s.unknown, base.unknown),
@@ -72,7 +75,7 @@ impl Shown {
     }
 
     /// A CPU graph has ended.
-    pub(super) fn note(&mut self, s: &Start, seen: &Seen) {
+    pub(super) fn note(&mut self, s: &GraphStart, seen: &ObservedGraph) {
         self.graphs += 1;
         (self.threads, self.nodes) = (s.threads, s.n_nodes);
         if seen.cut {

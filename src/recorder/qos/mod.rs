@@ -5,7 +5,7 @@ pub mod policy;
 
 use std::time::Duration;
 
-use self::policy::{Change, Policy, Rule, Step, Token, Why};
+use self::policy::{ChangeReason, DecodedToken, DetailStep, LevelDecision, LevelPolicy, Policy};
 use crate::capture::calibrate::{Cost, Way};
 use crate::capture::calibration_target::Spot;
 use pfi::record::Detail;
@@ -62,7 +62,7 @@ impl Prices {
     }
 
     /// An op on one thread, at a level.
-    fn op_hit(&self, engine: &Engine, level: Detail) -> f64 {
+    fn op_hit(&self, engine: &EngineState, level: Detail) -> f64 {
         let plain = [self.op, self.with_barrier];
         let by_barrier = self.counted.filter(|_| level >= Detail::Counters).unwrap_or(plain);
         by_barrier[usize::from(engine.barrier && engine.threads > 1)][usize::from(engine.stepped)]
@@ -79,7 +79,7 @@ impl Prices {
 
 /// A returned call, and the events of its process until then.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Done {
+pub struct ReturnedCall {
     /// When it returned, CLOCK_MONOTONIC ns, and its duration.
     pub t: u64,
     pub dur: u64,
@@ -94,7 +94,7 @@ pub struct Done {
 
 /// Current properties of the engine and its probes.
 #[derive(Debug, Clone, Copy)]
-pub struct Engine {
+pub struct EngineState {
     pub threads: u32,
     /// Nodes of a graph, 0 = not known.
     pub nodes: u32,
@@ -110,10 +110,10 @@ pub struct Engine {
 
 /// The controller.
 pub struct Controller {
-    pub rule: Rule,
+    pub rule: LevelPolicy,
     policy: Policy,
     prices: Prices,
-    before: Option<Done>,
+    before: Option<ReturnedCall>,
     /// Op hits per token on one thread, once known.
     ops: Option<f64>,
     /// Sampling: whether ops are on, and tokens until that changes.
@@ -131,7 +131,7 @@ pub struct Controller {
 
 impl Controller {
     /// `top` is the richest level of probes wanted; counters and scheduler come on top of it, if they have a price.
-    pub fn new(rule: Rule, prices: Prices, top: Detail) -> Controller {
+    pub fn new(rule: LevelPolicy, prices: Prices, top: Detail) -> Controller {
         let poor = [Detail::Nothing, Detail::Token, Detail::Graph].into_iter().filter(|l| *l < top);
         let counters = prices.counted.map(|_| Detail::Counters);
         let levels: heapless::Vec<Detail, 8> =
@@ -168,7 +168,7 @@ impl Controller {
 
     /// Expected cost of a level as a share of a token's time; None: no token was seen, or the cost is unknown.
     pub fn share(&self, level: Detail) -> Option<f64> {
-        let cost = self.policy.cost(Step { level, one_in: 1 }).filter(|c| c.is_finite())?;
+        let cost = self.policy.cost(DetailStep { level, one_in: 1 }).filter(|c| c.is_finite())?;
         (self.token_ns > 0).then(|| cost / self.token_ns as f64)
     }
 
@@ -179,18 +179,23 @@ impl Controller {
     }
 
     /// The policy's current step.
-    pub fn now(&self) -> Step {
+    pub fn now(&self) -> DetailStep {
         self.policy.now()
     }
 
     /// The level to record at now: the policy's, or the one below while a sampled level is off.
     pub fn wanted(&self) -> Detail {
-        let Step { level, one_in } = self.policy.now();
+        let DetailStep { level, one_in } = self.policy.now();
         self.policy.below(level).filter(|_| one_in > 1 && !self.on).unwrap_or(level)
     }
 
     /// Takes a call that ran at `level` from beginning to end; None = probes were added or removed meanwhile.
-    pub fn call(&mut self, done: &Done, level: Option<Detail>, engine: &Engine) -> Option<Change> {
+    pub fn call(
+        &mut self,
+        done: &ReturnedCall,
+        level: Option<Detail>,
+        engine: &EngineState,
+    ) -> Option<LevelDecision> {
         let before = self.before.replace(*done).filter(|b| b.t <= done.t)?;
         let level = level.filter(|_| done.decode)?;
         self.token_ns = done.dur;
@@ -205,12 +210,12 @@ impl Controller {
         }
         self.predict(engine);
         self.turn(done.t);
-        let token = Token { t: done.t, dur: done.dur, cost, level };
+        let token = DecodedToken { t: done.t, dur: done.dur, cost, level };
         self.policy.token(&token).map(|change| self.note(change, done.t))
     }
 
     /// Called while no calls are seen.
-    pub fn idle(&mut self, t: u64) -> Option<Change> {
+    pub fn idle(&mut self, t: u64) -> Option<LevelDecision> {
         self.turn(t);
         self.policy.idle(t).map(|change| self.note(change, t))
     }
@@ -227,20 +232,20 @@ impl Controller {
         if self.all_ns > 0 { self.seen_ns as f64 / self.all_ns as f64 } else { 1.0 }
     }
 
-    fn note(&mut self, change: Change, t: u64) -> Change {
+    fn note(&mut self, change: LevelDecision, t: u64) -> LevelDecision {
         self.changes += 1;
         // A window opens only after the gap that pays for it.
         (self.on, self.left, self.since) = (!change.to.has_windows(), self.burst(), t);
         change
     }
 
-    fn call_hit(&self, engine: &Engine) -> f64 {
+    fn call_hit(&self, engine: &EngineState) -> f64 {
         let [emulated, stepped] = self.prices.call;
         emulated + (stepped - emulated) * engine.calls_stepped
     }
 
     /// Predicts the cost of levels not seen yet: at most, every node is an op.
-    fn predict(&mut self, engine: &Engine) {
+    fn predict(&mut self, engine: &EngineState) {
         let call = self.call_hit(engine);
         self.policy.predict(Detail::Token, TOKEN_HITS * call);
         self.policy.predict(Detail::Graph, GRAPH_HITS * call);
@@ -299,17 +304,17 @@ impl Controller {
     }
 
     /// The reason of a change, as text.
-    pub fn words(&self, change: &Change) -> String {
+    pub fn words(&self, change: &LevelDecision) -> String {
         let percent = |share: f64| format!("{:.2} %", share * 100.0);
         match change.why {
-            Why::Fits => "the most detailed level that fits".into(),
-            Why::Calm => "within limits since then: one level up".into(),
-            Why::Budget(share) => format!(
+            ChangeReason::Fits => "the most detailed level that fits".into(),
+            ChangeReason::Calm => "within limits since then: one level up".into(),
+            ChangeReason::Budget(share) => format!(
                 "overhead was {} of token time, the budget is {}",
                 percent(share),
                 percent(self.rule.budget.unwrap_or(0.0))
             ),
-            Why::Slow(speed) => {
+            ChangeReason::Slow(speed) => {
                 format!("decoding at {speed:.1} tokens/s, the minimum is {:.1}", self.rule.qos.unwrap_or(0.0))
             }
         }
@@ -324,7 +329,7 @@ pub fn leaves_gaps(name: &str) -> bool {
 }
 
 /// A level's name, for users.
-pub fn name(step: Step) -> String {
+pub fn name(step: DetailStep) -> String {
     let level = match step.level {
         Detail::Nothing => "nothing",
         Detail::Token => "token",
@@ -359,15 +364,21 @@ mod tests {
     }
 
     /// A controller at level graph after two tokens of 100 ms, with a graph of 100 nodes on two threads.
-    fn after_two_tokens(switches: Option<f64>) -> (Controller, Engine, Option<Change>) {
-        let rule = Rule { budget: Some(0.5), qos: None };
+    fn after_two_tokens(switches: Option<f64>) -> (Controller, EngineState, Option<LevelDecision>) {
+        let rule = LevelPolicy { budget: Some(0.5), qos: None };
         let mut c = Controller::new(rule, prices(), Detail::Structure);
-        let engine =
-            Engine { threads: 2, nodes: 100, stepped: false, calls_stepped: 0.0, barrier: true, switches };
+        let engine = EngineState {
+            threads: 2,
+            nodes: 100,
+            stepped: false,
+            calls_stepped: 0.0,
+            barrier: true,
+            switches,
+        };
         let mut last = None;
         for i in 0..3 {
             let (t, dur, calls) = (i * 100 * MS, 100 * MS, 8 * i);
-            let done = Done { t, dur, decode: true, calls, ..Done::default() };
+            let done = ReturnedCall { t, dur, decode: true, calls, ..ReturnedCall::default() };
             last = c.call(&done, Some(Detail::Graph), &engine);
         }
         (c, engine, last)
@@ -388,7 +399,7 @@ mod tests {
         let change = change.expect("a first look");
         assert_eq!((change.to.level, ppm(change.predicted)), (Detail::Scheduler, Some(5080)));
         let (t, dur, calls) = (300 * MS, 100 * MS, 8 * 3);
-        let done = Done { t, dur, decode: true, ops: 2 * 90, calls, offcpu: 300 };
+        let done = ReturnedCall { t, dur, decode: true, ops: 2 * 90, calls, offcpu: 300 };
         assert_eq!(c.call(&done, Some(Detail::Scheduler), &engine), None);
         // 90 ops, 8 calls, 300 off-CPU intervals.
         assert_eq!(ppm(c.share(Detail::Scheduler)), Some(4050 + 80 + 1500));
@@ -398,9 +409,9 @@ mod tests {
     #[test]
     fn calls_that_cost_too_much_are_recorded_in_windows() {
         // Two hits of 1 us in tokens of 40 us cost 5 %, and the budget is 1 %.
-        let rule = Rule { budget: Some(0.01), qos: None };
+        let rule = LevelPolicy { budget: Some(0.01), qos: None };
         let mut c = Controller::new(rule, Prices { counted: None, offcpu: None, ..prices() }, Detail::Token);
-        let engine = Engine {
+        let engine = EngineState {
             threads: 1,
             nodes: 0,
             stepped: false,
@@ -419,7 +430,8 @@ mod tests {
                 level => {
                     calls += 2;
                     seen += 40_000;
-                    let done = Done { t, dur: 40_000, decode: true, calls, ..Done::default() };
+                    let done =
+                        ReturnedCall { t, dur: 40_000, decode: true, calls, ..ReturnedCall::default() };
                     c.call(&done, Some(level), &engine);
                 }
             }
@@ -428,7 +440,7 @@ mod tests {
                 end.get_or_insert(t + 32 * WINDOW_NS);
             }
         }
-        assert_eq!(c.now(), Step { level: Detail::Token, one_in: 8 });
+        assert_eq!(c.now(), DetailStep { level: Detail::Token, one_in: 8 });
         assert_eq!(opened, 4, "one second in eight");
         // The first tokens are seen before the cost is known.
         let share = seen as f64 / (t - 1_000_000_000) as f64;
@@ -439,7 +451,7 @@ mod tests {
 
     #[test]
     fn only_what_has_a_price_is_a_level() {
-        let rule = Rule { budget: Some(0.5), qos: None };
+        let rule = LevelPolicy { budget: Some(0.5), qos: None };
         let all = [Detail::Nothing, Detail::Token, Detail::Graph, Detail::Op, Detail::Structure];
         let levels = |prices: Prices, top| {
             let c = Controller::new(rule, prices, top);

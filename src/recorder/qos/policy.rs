@@ -24,7 +24,7 @@ const WINDOW: usize = 5;
 
 /// What the user allows.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Rule {
+pub struct LevelPolicy {
     /// Recording cost as a share of the target's time: 0.01 = 1 %.
     pub budget: Option<f64>,
     /// Tokens per second that decoding must maintain.
@@ -33,13 +33,13 @@ pub struct Rule {
 
 /// How much is recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Step {
+pub struct DetailStep {
     pub level: Detail,
     /// Ops are recorded for one token in this many, and calls at level token for one second in this many; 1 = all.
     pub one_in: u32,
 }
 
-impl Step {
+impl DetailStep {
     /// Whether it records in windows, with no token seen between them.
     pub fn has_windows(self) -> bool {
         self.one_in > 1 && self.level == Detail::Token
@@ -48,7 +48,7 @@ impl Step {
 
 /// A decoded token.
 #[derive(Debug, Clone, Copy)]
-pub struct Token {
+pub struct DecodedToken {
     /// When it was finished, ns of any monotonic clock.
     pub t: u64,
     /// Its duration, ns, including our cost.
@@ -61,7 +61,7 @@ pub struct Token {
 
 /// Why a level changes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Why {
+pub enum ChangeReason {
     /// The first choice: the richest level that fits.
     Fits,
     /// The cost was above the budget: the cost as a share.
@@ -74,9 +74,9 @@ pub enum Why {
 
 /// A change of level.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Change {
-    pub to: Step,
-    pub why: Why,
+pub struct LevelDecision {
+    pub to: DetailStep,
+    pub why: ChangeReason,
     /// Predicted cost of the new level and measured cost of the old one, as shares of a token's time.
     pub predicted: Option<f64>,
     pub measured: Option<f64>,
@@ -84,10 +84,10 @@ pub struct Change {
 
 /// The policy with its state.
 pub struct Policy {
-    rule: Rule,
+    rule: LevelPolicy,
     /// Available levels, the poorest first.
     levels: heapless::Vec<Detail, 8>,
-    now: Step,
+    now: DetailStep,
     /// Cost per token at each level (indexed by [`Detail`]), ns: predicted, then measured.
     costs: [Option<f64>; 8],
     measured: [bool; 8],
@@ -109,11 +109,11 @@ pub struct Policy {
 impl Policy {
     /// `levels` in order, the poorest first. It begins at `first`, and moves to the richest that fits as soon as it
     /// has seen tokens there.
-    pub fn new(rule: Rule, levels: &[Detail], first: Detail) -> Policy {
+    pub fn new(rule: LevelPolicy, levels: &[Detail], first: Detail) -> Policy {
         Policy {
             rule,
             levels: levels.iter().copied().take(8).collect(),
-            now: Step { level: first, one_in: 1 },
+            now: DetailStep { level: first, one_in: 1 },
             costs: [None; 8],
             measured: [false; 8],
             recent: heapless::Deque::new(),
@@ -129,7 +129,7 @@ impl Policy {
     }
 
     /// The current step.
-    pub fn now(&self) -> Step {
+    pub fn now(&self) -> DetailStep {
         self.now
     }
 
@@ -159,12 +159,12 @@ impl Policy {
     pub fn forgo(&mut self, level: Detail) {
         self.levels.retain(|l| *l != level);
         if self.now.level == level {
-            self.now = Step { level: self.below(level).unwrap_or(Detail::Nothing), one_in: 1 };
+            self.now = DetailStep { level: self.below(level).unwrap_or(Detail::Nothing), one_in: 1 };
         }
     }
 
     /// Expected cost of a token at `step`, ns.
-    pub fn cost(&self, step: Step) -> Option<f64> {
+    pub fn cost(&self, step: DetailStep) -> Option<f64> {
         let whole = self.costs[step.level as usize]?;
         if step.one_in <= 1 {
             return Some(whole);
@@ -173,8 +173,8 @@ impl Policy {
         Some(below + (whole - below).max(0.0) / f64::from(step.one_in))
     }
 
-    /// Takes a token; returns the change of level, if there is to be one.
-    pub fn token(&mut self, token: &Token) -> Option<Change> {
+    /// Takes a token; returns the change of level, if any.
+    pub fn token(&mut self, token: &DecodedToken) -> Option<LevelDecision> {
         if token.dur == 0 {
             return None;
         }
@@ -198,21 +198,21 @@ impl Policy {
             self.calm_since.get_or_insert(token.t);
         }
         let change = if self.over >= PATIENCE {
-            self.lower(Why::Budget(share), usual)
+            self.lower(ChangeReason::Budget(share), usual)
         } else if let Some(pair) = slow.filter(|_| settled) {
-            self.lower(Why::Slow(1e9 / pair), usual)
+            self.lower(ChangeReason::Slow(1e9 / pair), usual)
         } else if !self.looked && self.recent.len() >= PATIENCE as usize && settled {
             self.looked = true;
-            self.richest(usual).filter(|s| *s != self.now).map(|to| (to, Why::Fits))
+            self.richest(usual).filter(|s| *s != self.now).map(|to| (to, ChangeReason::Fits))
         } else {
-            self.higher(token.t, usual).map(|to| (to, Why::Calm))
+            self.higher(token.t, usual).map(|to| (to, ChangeReason::Calm))
         };
         let (to, why) = change?;
         Some(self.go(to, why, token, share))
     }
 
     /// Called where no tokens can be seen, as at [`Detail::Nothing`]: time alone brings the next try.
-    pub fn idle(&mut self, t: u64) -> Option<Change> {
+    pub fn idle(&mut self, t: u64) -> Option<LevelDecision> {
         if self.now.level != Detail::Nothing {
             return None;
         }
@@ -220,14 +220,14 @@ impl Policy {
         if t.saturating_sub(since) < self.calm_ns() {
             return None;
         }
-        let to = Step { level: self.above(Detail::Nothing)?, one_in: 1 };
+        let to = DetailStep { level: self.above(Detail::Nothing)?, one_in: 1 };
         // A token's duration may have changed by now.
         self.recent.clear();
-        let token = Token { t, dur: 0, cost: 0.0, level: Detail::Nothing };
-        Some(self.go(to, Why::Calm, &token, 0.0))
+        let token = DecodedToken { t, dur: 0, cost: 0.0, level: Detail::Nothing };
+        Some(self.go(to, ChangeReason::Calm, &token, 0.0))
     }
 
-    fn learn(&mut self, token: &Token) {
+    fn learn(&mut self, token: &DecodedToken) {
         if self.recent.is_full() {
             self.recent.pop_front();
         }
@@ -258,7 +258,7 @@ impl Policy {
 
     /// Whether a token can be expected to keep the rule at `step`. Unknown costs may be tried; infinite ones never
     /// fit.
-    fn fits(&self, step: Step, usual: f64) -> bool {
+    fn fits(&self, step: DetailStep, usual: f64) -> bool {
         let here = self.cost(self.now).unwrap_or(0.0);
         let Some(there) = self.cost(step) else { return true };
         if there.is_infinite() {
@@ -273,39 +273,40 @@ impl Policy {
     }
 
     /// `level` in full, or sampled as often as fits; None if that would be too rare.
-    fn at(&self, level: Detail, usual: f64) -> Option<Step> {
+    fn at(&self, level: Detail, usual: f64) -> Option<DetailStep> {
         // Which tokens had the scheduler's records would not be known.
         let samples = (Detail::Op..=Detail::Counters).contains(&level) || level == Detail::Token;
         let steps = std::iter::successors(Some(1u32), |n| n.checked_mul(2).filter(|n| *n <= MAX_ONE_IN));
         let steps = steps.take(if samples { 32 } else { 1 });
-        steps.map(|one_in| Step { level, one_in }).find(|s| self.fits(*s, usual))
+        steps.map(|one_in| DetailStep { level, one_in }).find(|s| self.fits(*s, usual))
     }
 
-    fn richest(&self, usual: f64) -> Option<Step> {
+    fn richest(&self, usual: f64) -> Option<DetailStep> {
         let poorest = *self.levels.first()?;
         let richest = self.levels.iter().rev().find_map(|level| self.at(*level, usual));
-        Some(richest.unwrap_or(Step { level: poorest, one_in: 1 }))
+        Some(richest.unwrap_or(DetailStep { level: poorest, one_in: 1 }))
     }
 
     /// The richest level below the current one that fits, or the poorest that still sees tokens; none for a service
     /// level that we cannot restore.
-    fn lower(&self, why: Why, usual: f64) -> Option<(Step, Why)> {
-        let lower = |s: &Step| {
+    fn lower(&self, why: ChangeReason, usual: f64) -> Option<(DetailStep, ChangeReason)> {
+        let lower = |s: &DetailStep| {
             (s.level, std::cmp::Reverse(s.one_in)) < (self.now.level, std::cmp::Reverse(self.now.one_in))
         };
         let poorest = match why {
-            Why::Slow(_) => Detail::Token,
+            ChangeReason::Slow(_) => Detail::Token,
             _ => Detail::Nothing,
         };
         let candidates = self.levels.iter().rev().filter(|l| **l <= self.now.level && **l >= poorest);
         let fitting = match why {
             // Slow decoding is handled one level at a time, whatever that is predicted to save.
-            Why::Slow(_) => {
-                self.below(self.now.level).filter(|l| *l >= poorest).map(|level| Step { level, one_in: 1 })
-            }
+            ChangeReason::Slow(_) => self
+                .below(self.now.level)
+                .filter(|l| *l >= poorest)
+                .map(|level| DetailStep { level, one_in: 1 }),
             _ => candidates.clone().filter_map(|l| self.at(*l, usual)).find(lower),
         };
-        let last = || candidates.clone().next_back().map(|level| Step { level: *level, one_in: 1 });
+        let last = || candidates.clone().next_back().map(|level| DetailStep { level: *level, one_in: 1 });
         fitting.or_else(last).filter(lower).map(|s| (s, why))
     }
 
@@ -313,12 +314,12 @@ impl Policy {
         CALM_NS << self.failures.min(DOUBLINGS)
     }
 
-    fn higher(&self, t: u64, usual: f64) -> Option<Step> {
+    fn higher(&self, t: u64, usual: f64) -> Option<DetailStep> {
         let calm = t.saturating_sub(self.calm_since?);
         if self.calm_tokens < CALM_TOKENS << self.failures.min(DOUBLINGS) || calm < self.calm_ns() {
             return None;
         }
-        let denser = (self.now.one_in > 1).then_some(Step { one_in: self.now.one_in / 2, ..self.now });
+        let denser = (self.now.one_in > 1).then_some(DetailStep { one_in: self.now.one_in / 2, ..self.now });
         let up = denser.filter(|s| self.fits(*s, usual)).or_else(|| match self.now.one_in {
             1 => self.at(self.above(self.now.level)?, usual),
             _ => None,
@@ -326,12 +327,12 @@ impl Policy {
         up.filter(|s| *s != self.now)
     }
 
-    fn go(&mut self, to: Step, why: Why, token: &Token, share: f64) -> Change {
+    fn go(&mut self, to: DetailStep, why: ChangeReason, token: &DecodedToken, share: f64) -> LevelDecision {
         let forgiven = token.t.saturating_sub(self.counted) / FORGIVEN_NS;
         self.failures = self.failures.saturating_sub(u32::try_from(forgiven).unwrap_or(u32::MAX));
         match why {
-            Why::Calm => self.rose = true,
-            Why::Budget(_) | Why::Slow(_) if std::mem::take(&mut self.rose) => {
+            ChangeReason::Calm => self.rose = true,
+            ChangeReason::Budget(_) | ChangeReason::Slow(_) if std::mem::take(&mut self.rose) => {
                 self.failures = (self.failures + 1).min(DOUBLINGS);
             }
             _ => {}
@@ -343,7 +344,7 @@ impl Policy {
         (self.over, self.last, self.calm_tokens, self.calm_since) = (0, None, 0, None);
         let usual = self.usual();
         let predicted = self.cost(to).filter(|_| usual > 0.0).map(|c| c / usual);
-        Change { to, why, predicted, measured: (token.dur > 0).then_some(share) }
+        LevelDecision { to, why, predicted, measured: (token.dur > 0).then_some(share) }
     }
 }
 

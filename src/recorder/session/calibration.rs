@@ -3,38 +3,41 @@
 
 use std::rc::Rc;
 
-use crate::capture::backend::Backend;
+use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::pmc::Counters;
-use crate::capture::pmc::follow::Shared;
+use crate::capture::pmc::follow::SharedCounters;
+use crate::capture::source::Structure;
 use crate::capture::{calibrate, sched_cost};
 use crate::host::diagnose;
-use crate::recorder::qos::policy::Step;
+use crate::recorder::qos::policy::DetailStep;
 use crate::recorder::qos::{self, Prices};
-use crate::recorder::recording::{Calibration, Options};
+use crate::recorder::recording::{Calibration, RecordOptions};
 use pfi::record::{Detail, Level};
 
 /// The richest level that the options ask for.
-pub(super) fn top(level: Level, structure: bool) -> Detail {
+pub(super) fn top(level: Level, structure: Structure) -> Detail {
     match level {
         Level::Token => Detail::Token,
         Level::Graph => Detail::Graph,
-        Level::Op if structure => Detail::Structure,
+        Level::Op if structure != Structure::Off => Detail::Structure,
         Level::Op => Detail::Op,
     }
 }
 
 /// A level's name.
 pub(super) fn name(level: Detail) -> String {
-    qos::name(Step { level, one_in: 1 })
+    qos::name(DetailStep { level, one_in: 1 })
 }
 
 /// Cost of a thread's off-CPU interval, or why the scheduler cannot be a level; neither: it is not requested.
-fn sched_cost(backend: &Backend, sched: bool) -> (Option<f64>, Option<String>) {
+fn sched_cost(backend: &CaptureBackend, sched: bool) -> (Option<f64>, Option<String>) {
     match (sched, backend) {
         (false, _) => (None, None),
-        (true, Backend::Perf(_)) => (None, Some("scheduler perf events stay on at every level".into())),
-        (true, Backend::Bpf) => match sched_cost::price(backend) {
+        (true, CaptureBackend::Perf(_)) => {
+            (None, Some("scheduler perf events stay on at every level".into()))
+        }
+        (true, CaptureBackend::Bpf) => match sched_cost::price(backend) {
             Ok(price) => (Some(price), None),
             Err(why) => (None, Some(format!("its overhead is unknown: {why}"))),
         },
@@ -43,14 +46,14 @@ fn sched_cost(backend: &Backend, sched: bool) -> (Option<f64>, Option<String>) {
 
 /// Cost of a cheap hit, ns. Errors are reported when the engine's own programs are loaded; the trace then says "not
 /// measured".
-pub(super) fn hit_ns(backend: &Backend) -> u32 {
+pub(super) fn hit_ns(backend: &CaptureBackend) -> u32 {
     calibrate::cheap_hit(backend).unwrap_or(0)
 }
 
 /// Basis of a budget, and why the scheduler is not one of its levels, if so.
 pub(super) fn prices(
-    backend: &Backend,
-    counters: Option<&Rc<Shared>>,
+    backend: &CaptureBackend,
+    counters: Option<&Rc<SharedCounters>>,
     sched: bool,
 ) -> (Option<Prices>, Option<String>) {
     let costs = calibrate::costs(backend, counters, false).ok();
@@ -62,13 +65,13 @@ pub(super) fn prices(
 ///
 /// # Errors
 /// The same as for a recording.
-pub fn learn(options: &Options) -> Result<Calibration, RecordError> {
+pub fn learn(options: &RecordOptions) -> Result<Calibration, RecordError> {
     diagnose::capture_libbpf_log();
-    let backend = Backend::choose(options.source)?;
-    let counters =
-        Counters::open(&options.counters, backend == Backend::Bpf).map_err(RecordError::Counters)?;
+    let backend = CaptureBackend::choose(options.source)?;
+    let counters = Counters::open(&options.counters, backend == CaptureBackend::Bpf)?;
     let shared = counters.as_ref().and_then(Counters::shared);
     let none = (None, None);
-    let (prices, unfit) = options.budget.map_or(none, |_| prices(&backend, shared.as_ref(), options.sched));
+    let (prices, unfit) =
+        options.budget.map_or(none, |_| prices(&backend, shared.as_ref(), options.capture.sched));
     Ok(Calibration { hit_ns: hit_ns(&backend), prices, unfit })
 }

@@ -4,19 +4,19 @@
 use std::io::ErrorKind;
 
 use super::{MAX_ENGINES, Session};
-use crate::capture::backend::Backend;
+use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::pmc::Counters;
-use crate::engine::discover::{DiscoverError, Engine};
-use crate::recorder::recording::Watch;
+use crate::engine::discover::{DiscoverError, DiscoveredEngine};
+use crate::recorder::recording::SessionObserver;
 use crate::recorder::verify;
 use pfi::record::Detail;
 
 impl Session {
     /// Reports once, when the level is fixed and the probes of all engines have proved correct, that nothing
     /// remains to be attached. Perf events are not considered: those of the scheduler come and go with threads.
-    pub(super) fn close(&mut self, watch: &mut dyn Watch) {
-        let fixed = self.managed && self.qos.is_none() && self.backend == Backend::Bpf;
+    pub(super) fn close(&mut self, watch: &mut dyn SessionObserver) {
+        let fixed = self.managed && self.qos.is_none() && self.backend == CaptureBackend::Bpf;
         if self.closed || !fixed || self.engines.is_empty() {
             return;
         }
@@ -28,9 +28,9 @@ impl Session {
         self.engines.iter_mut().for_each(|a| a.stays = self.closed);
     }
 
-    /// Whether an engine, with position `known` if it is not new, would need attaching when nothing more is to be
+    /// Whether an engine, with position `known` if it is not new, would need attaching when nothing more may be
     /// attached.
-    pub(super) fn has_no_room_for(&self, engine: &Engine, known: Option<usize>) -> bool {
+    pub(super) fn has_no_room_for(&self, engine: &DiscoveredEngine, known: Option<usize>) -> bool {
         match known.and_then(|i| self.engines.get(i)) {
             Some(a) => self.closed && engine.modules.iter().any(|m| !a.has((m.dev, m.inode))),
             None => self.closed || self.engines.len() == MAX_ENGINES,
@@ -49,7 +49,7 @@ impl Session {
         &mut self,
         pid: u32,
         why: RecordError,
-        watch: &mut dyn Watch,
+        watch: &mut dyn SessionObserver,
     ) -> Result<(), RecordError> {
         if !matches!(why, RecordError::Beyond) {
             watch.tell(&format!("process {pid}: {why}"));

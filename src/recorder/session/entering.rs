@@ -9,13 +9,13 @@ use crate::capture::error::RecordError;
 use crate::capture::source::Guard;
 use crate::host::{maps, pulse, target};
 use crate::recorder::early;
-use crate::recorder::recording::Watch;
+use crate::recorder::recording::SessionObserver;
 use pfi::WriteError;
 use pfi::record::{self, Availability, Feature};
 
 impl Session {
     /// Handles news about processes: those that use an engine, begin or end.
-    pub(super) fn meet_processes(&mut self, watch: &mut dyn Watch) -> Result<(), WriteError> {
+    pub(super) fn meet_processes(&mut self, watch: &mut dyn SessionObserver) -> Result<(), WriteError> {
         loop {
             let Some((pid, engine)) = self.drain.borrow_mut().met.pop_front() else { break };
             self.write_modules(engine, Some(pid))?;
@@ -62,7 +62,7 @@ impl Session {
     }
 
     /// A followed process has the engine at this position: it is probed and recorded from now on.
-    pub(super) fn enter(&mut self, pid: u32, place: usize, watch: &mut dyn Watch) {
+    pub(super) fn enter(&mut self, pid: u32, place: usize, watch: &mut dyn SessionObserver) {
         let Some(engine) = self.engines.get_mut(place).filter(|a| !a.is_in(pid)) else { return };
         for why in engine.enter(pid) {
             watch.tell(&format!("process {pid}: probe not attached: {why}"));
@@ -84,7 +84,7 @@ impl Session {
         &mut self,
         parent: u32,
         child: u32,
-        watch: &mut dyn Watch,
+        watch: &mut dyn SessionObserver,
     ) -> Result<(), WriteError> {
         let places: Vec<usize> =
             (0..self.engines.len()).filter(|&place| self.engines[place].is_in(parent)).collect();
@@ -146,7 +146,7 @@ impl Session {
     }
 
     /// Drops processes that have started another program, and probes those that have arrived.
-    pub(super) fn arrive(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    pub(super) fn arrive(&mut self, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
         for pid in self.arrivals.as_mut().map(|a| a.changed()).unwrap_or_default() {
             let runs = self.arrivals.as_ref().is_none_or(|a| a.runs(pid));
             if self.pids.contains_key(&pid) && !runs {

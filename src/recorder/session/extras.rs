@@ -7,12 +7,12 @@ use std::thread::{Builder, JoinHandle};
 use super::Session;
 use super::output::notice;
 use crate::capture::pmc::Counters;
-use crate::capture::pmc::follow::Shared;
+use crate::capture::pmc::follow::SharedCounters;
 use crate::capture::source::{FeatureStatus, Guard};
 use crate::host::{target, usage};
 use crate::recorder::qos::Controller;
-use crate::recorder::qos::policy::Change;
-use crate::recorder::recording::Watch;
+use crate::recorder::qos::policy::LevelDecision;
+use crate::recorder::recording::SessionObserver;
 use pfi::WriteError;
 use pfi::record::{Availability, Detail};
 
@@ -55,7 +55,7 @@ pub(super) struct Extras {
     rate: Option<f64>,
     /// A level with the scheduler is written once the scheduler is watched: only then is a thread without a record
     /// on-CPU.
-    pub announced: Option<(Change, String)>,
+    pub announced: Option<(LevelDecision, String)>,
 }
 
 impl Extras {
@@ -79,12 +79,16 @@ impl Session {
         self.pids.keys().copied().collect()
     }
 
-    fn shared_counters(&self) -> Option<Rc<Shared>> {
+    fn shared_counters(&self) -> Option<Rc<SharedCounters>> {
         self.counters.as_ref().and_then(Counters::shared)
     }
 
     /// Sets both as `to` requires.
-    pub(super) fn extras_to(&mut self, to: Detail, watch: &mut dyn Watch) -> Result<(), WriteError> {
+    pub(super) fn extras_to(
+        &mut self,
+        to: Detail,
+        watch: &mut dyn SessionObserver,
+    ) -> Result<(), WriteError> {
         let steers = |level| self.qos.as_ref().is_some_and(|c| c.has(level));
         let (counters, sched) = (steers(Detail::Counters), steers(Detail::Scheduler));
         if let Some(shared) = self.shared_counters().filter(|_| counters) {
@@ -95,14 +99,14 @@ impl Session {
                 self.extras.remove(vec![link]);
             }
             if let Some(why) = refused {
-                self.forgo(Detail::Counters, &why, watch)?;
+                self.forgo(Detail::Counters, &why.to_string(), watch)?;
             }
         }
         let on = sched && to >= Detail::Scheduler;
         if on && self.extras.sched.since.is_none() {
             match self.source.watch(&self.targets()) {
                 Ok(()) => self.extras.sched.switch(true, usage::now()),
-                Err(why) => self.forgo(Detail::Scheduler, &why, watch)?,
+                Err(why) => self.forgo(Detail::Scheduler, &why.to_string(), watch)?,
             }
         } else if !on && self.extras.sched.since.is_some() {
             let links = self.source.unwatch();
@@ -113,7 +117,7 @@ impl Session {
         Ok(())
     }
 
-    fn forgo(&mut self, level: Detail, why: &str, watch: &mut dyn Watch) -> Result<(), WriteError> {
+    fn forgo(&mut self, level: Detail, why: &str, watch: &mut dyn SessionObserver) -> Result<(), WriteError> {
         if level == Detail::Scheduler {
             (self.extras.unfit, self.extras.announced) = (Some(why.into()), None);
         }

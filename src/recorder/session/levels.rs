@@ -9,13 +9,13 @@ use super::setup::roles;
 use crate::capture::error::RecordError;
 use crate::capture::pmc::Counters;
 use crate::engine::probes::Role;
-use crate::engine::prologue::Cost;
+use crate::engine::prologue::InsnHandling;
 use crate::host::usage;
-use crate::recorder::attached::Attached;
+use crate::recorder::attached::AttachedEngine;
 use crate::recorder::drain::Shown;
-use crate::recorder::qos::policy::{Change, Step};
+use crate::recorder::qos::policy::{DetailStep, LevelDecision};
 use crate::recorder::qos::{self, Controller};
-use crate::recorder::recording::Watch;
+use crate::recorder::recording::SessionObserver;
 use crate::recorder::verify::OpEnd;
 use pfi::WriteError;
 use pfi::record::{Availability, Detail, Feature, LevelChange};
@@ -23,17 +23,17 @@ use pfi::record::{Availability, Detail, Feature, LevelChange};
 impl Session {
     /// The level for the probes now, without counters and scheduler.
     pub(super) fn probed(&self) -> Detail {
-        self.detail.min(top(self.options.level, self.options.structure))
+        self.detail.min(top(self.options.level, self.options.capture.structure))
     }
 
     /// Begins to keep the budget, if there is one: at a cheap level until tokens have been seen.
-    pub(super) fn keep_budget(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    pub(super) fn keep_budget(&mut self, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
         let Some(rule) = self.options.budget else { return Ok(()) };
         let shared = self.counters.as_ref().and_then(Counters::shared);
         let calibration = self.options.calibration.take();
         let calibration = calibration.map(|l| (l.prices, l.unfit));
         let (prices, unfit) =
-            calibration.unwrap_or_else(|| prices(&self.backend, shared.as_ref(), self.options.sched));
+            calibration.unwrap_or_else(|| prices(&self.backend, shared.as_ref(), self.options.capture.sched));
         self.extras.unfit = unfit;
         let Some(prices) = prices else {
             let why = "probe overhead cannot be measured on this machine: the level stays as requested";
@@ -45,12 +45,13 @@ impl Session {
         self.detail = step.level;
         self.qos = Some(controller);
         self.extras_off();
-        let change = Change { to: step, why: qos::policy::Why::Fits, predicted: None, measured: None };
+        let change =
+            LevelDecision { to: step, why: qos::policy::ChangeReason::Fits, predicted: None, measured: None };
         Ok(self.write_change(&change, "the first tokens are being measured")?)
     }
 
     /// Gives the returned calls to the controller and follows the policy.
-    pub(super) fn steer(&mut self, watch: &mut dyn Watch) -> Result<(), WriteError> {
+    pub(super) fn steer(&mut self, watch: &mut dyn SessionObserver) -> Result<(), WriteError> {
         self.settle();
         let Some(mut controller) = self.qos.take() else { return Ok(()) };
         controller.count(usage::now(), self.detail);
@@ -75,7 +76,8 @@ impl Session {
     /// Writes the level at the start of a trace that continues another.
     pub(super) fn write_level(&mut self) -> Result<(), WriteError> {
         let Some(now) = self.qos.as_ref().map(Controller::now) else { return Ok(()) };
-        let change = Change { to: now, why: qos::policy::Why::Fits, predicted: None, measured: None };
+        let change =
+            LevelDecision { to: now, why: qos::policy::ChangeReason::Fits, predicted: None, measured: None };
         self.write_change(&change, "as in the previous trace")
     }
 
@@ -85,10 +87,10 @@ impl Session {
     }
 
     /// The changes caused by the calls since the last time, with reasons.
-    fn changes(&mut self, controller: &mut Controller) -> Vec<(Change, String)> {
+    fn changes(&mut self, controller: &mut Controller) -> Vec<(LevelDecision, String)> {
         let mut told = Vec::new();
         let engine = self.engine_now(controller);
-        let mut take = |change: Option<Change>, controller: &Controller| {
+        let mut take = |change: Option<LevelDecision>, controller: &Controller| {
             told.extend(change.map(|c| (c, controller.words(&c))));
         };
         if self.detail == Detail::Nothing {
@@ -111,7 +113,7 @@ impl Session {
         announced.map_or(Ok(()), |(change, why)| self.write_change(&change, &why))
     }
 
-    fn engine_now(&mut self, controller: &Controller) -> qos::Engine {
+    fn engine_now(&mut self, controller: &Controller) -> qos::EngineState {
         let switches = self.switches(controller);
         let drain = self.drain.borrow();
         let shown = drain.shown.iter().max_by_key(|s| s.graphs).copied().unwrap_or(Shown::default());
@@ -119,10 +121,10 @@ impl Session {
         let attached = self.engines.get(busiest);
         let points =
             |role| attached.and_then(|a| a.rung(role)).map(|r| r.points.as_slice()).unwrap_or_default();
-        let stepped = |role| points(role).iter().any(|p| p.entry.cost == Cost::SingleStepped);
+        let stepped = |role| points(role).iter().any(|p| p.entry.cost == InsnHandling::SingleStepped);
         let calls = [Role::Token, Role::Graph, Role::Split, Role::CpuGraph];
         let probed = calls.iter().filter(|r| !points(**r).is_empty()).count();
-        qos::Engine {
+        qos::EngineState {
             threads: shown.threads,
             nodes: shown.nodes,
             stepped: stepped(Role::Op),
@@ -134,7 +136,7 @@ impl Session {
     }
 
     /// Attaches what `to` has and the current level lacks, detaches what `to` lacks; likewise beyond probes.
-    fn move_to(&mut self, to: Detail, watch: &mut dyn Watch) -> Result<(), WriteError> {
+    fn move_to(&mut self, to: Detail, watch: &mut dyn SessionObserver) -> Result<(), WriteError> {
         self.drain.borrow_mut().begin_change(usage::now());
         let from = self.probed();
         self.detail = to;
@@ -144,7 +146,7 @@ impl Session {
         self.extras_to(to, watch)
     }
 
-    fn probe(&mut self, from: Detail, watch: &mut dyn Watch) {
+    fn probe(&mut self, from: Detail, watch: &mut dyn SessionObserver) {
         let to = self.probed();
         let wanted = roles(to, self.options.phases);
         for (i, a) in self.engines.iter_mut().enumerate() {
@@ -168,15 +170,15 @@ impl Session {
 
     /// Ends a change of level once the last probe has left.
     fn settle(&mut self) {
-        let settled = self.extras_settled() && !self.engines.iter_mut().any(Attached::leaving);
+        let settled = self.extras_settled() && !self.engines.iter_mut().any(AttachedEngine::leaving);
         if settled && self.drain.borrow().reconfiguring_since().is_some() {
             self.drain.borrow_mut().end_change(usage::now());
         }
     }
 
-    fn write_change(&mut self, change: &Change, why: &str) -> Result<(), WriteError> {
+    fn write_change(&mut self, change: &LevelDecision, why: &str) -> Result<(), WriteError> {
         let ppm = |share: Option<f64>| share.map(|s| (s * 1e6).clamp(0.0, f64::from(u32::MAX)) as u32);
-        let Step { level, one_in } = change.to;
+        let DetailStep { level, one_in } = change.to;
         self.drain.borrow_mut().enc.level_change(&LevelChange {
             t: usage::now() as i64,
             to: level,
@@ -221,12 +223,13 @@ impl Session {
 }
 
 /// Attaches a role's probes; a failure is reported the first time.
-fn attach(a: &mut Attached, role: Role, watch: &mut dyn Watch) {
+fn attach(a: &mut AttachedEngine, role: Role, watch: &mut dyn SessionObserver) {
     let known = a.failures.len();
     a.attach(role, 0);
     for why in a.failures.split_off(known) {
-        if !a.failures.contains(&why) {
-            watch.tell(&format!("probe not attached: {why}"));
+        let text = why.to_string();
+        if a.failures.iter().all(|f| f.to_string() != text) {
+            watch.tell(&format!("probe not attached: {text}"));
             a.failures.push(why);
         }
     }

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use crate::host::usage;
 use crate::recorder::drain::Drain;
-use crate::recorder::recording::Watch;
+use crate::recorder::recording::SessionObserver;
 use pfi::record;
 use pfi::{Output, WriteError};
 
@@ -41,7 +41,7 @@ impl Output for Counted {
 pub(super) fn notice<W: Write>(
     drain: &RefCell<Drain<W>>,
     text: &str,
-    watch: &mut dyn Watch,
+    watch: &mut dyn SessionObserver,
 ) -> Result<(), WriteError> {
     watch.tell(text);
     drain.borrow_mut().enc.notice(&record::Notice { t: usage::now() as i64, text })

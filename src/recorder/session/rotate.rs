@@ -11,13 +11,14 @@ use crate::capture::error::RecordError;
 use crate::capture::pmc;
 use crate::capture::skel::types::ev_kind;
 use crate::capture::source::EventStats;
+use crate::engine::discover::EngineModule;
 use crate::engine::probes::Role;
 use crate::host::{machine, target, usage};
 use crate::recorder::drain::Shown;
-use crate::recorder::event_stats::{self, Own, StatsSnapshot};
+use crate::recorder::event_stats::{self, OwnUsage, StatsSnapshot};
 use crate::recorder::phases;
 use crate::recorder::process_tree;
-use crate::recorder::recording::{Order, Progress, Watch};
+use crate::recorder::recording::{RecordingProgress, SessionCommand, SessionObserver};
 use pfi::Output;
 use pfi::record::{Feature, Notice};
 
@@ -33,7 +34,11 @@ pub(super) struct Base {
 
 impl Session {
     /// Carries out orders.
-    pub(super) fn obey(&mut self, now: &Progress, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    pub(super) fn obey(
+        &mut self,
+        now: &RecordingProgress,
+        watch: &mut dyn SessionObserver,
+    ) -> Result<(), RecordError> {
         if !self.managed {
             return Ok(());
         }
@@ -46,20 +51,20 @@ impl Session {
             self.drain.borrow_mut().process_tree.meters.retain(|m| !m.over);
             let done = match order {
                 None => return Ok(()),
-                Some(Order::Follow(pid, run)) => self.take_in(pid, run, watch),
-                Some(Order::Unfollow(run)) => self.release(run),
-                Some(Order::Rotate(out, why)) => self.rotate(out, why, watch),
-                Some(Order::Dump(out)) => self.dump(out, watch),
+                Some(SessionCommand::Follow(pid, run)) => self.take_in(pid, run, watch),
+                Some(SessionCommand::Unfollow(run)) => self.release(run),
+                Some(SessionCommand::Rotate(out, why)) => self.rotate(out, why, watch),
+                Some(SessionCommand::Dump(out)) => self.dump(out, watch),
             };
             match done {
                 Err(e @ RecordError::Write(_)) => return Err(e),
-                done => watch.done(done.map_err(|e| e.to_string())),
+                done => watch.done(done),
             }
         }
     }
 
     /// Finds the runs of processes whose fork was not seen.
-    fn place_unattributed(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    fn place_unattributed(&mut self, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
         let crowded = self.drain.borrow().process_tree.crowded;
         if crowded && !std::mem::replace(&mut self.crowd_told, true) {
             let most = process_tree::MOST;
@@ -88,7 +93,7 @@ impl Session {
         }
     }
 
-    fn take_in(&mut self, pid: u32, run: u32, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    fn take_in(&mut self, pid: u32, run: u32, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
         match pid == run {
             true => self.drain.borrow_mut().process_tree.begin(pid),
             false => self.drain.borrow_mut().process_tree.adopt(pid, run),
@@ -170,12 +175,16 @@ impl Session {
     pub(super) fn account(&mut self) -> Result<EventStats, RecordError> {
         self.write_features()?;
         self.budget_kept()?;
-        let wanted = calibration::top(self.options.level, self.options.structure);
+        let wanted = calibration::top(self.options.level, self.options.capture.structure);
         for engine in 0..self.engines.len() as u16 {
-            if self.engines[engine as usize].written.is_empty() {
+            let a = &self.engines[engine as usize];
+            let computes = |m: &&EngineModule| m.roles.cpu && a.written.contains(&(m.dev, m.inode));
+            // Nothing was recorded, or the CPU variant was loaded after the first event: list everything that is probed.
+            if !a.engine.modules.iter().any(|m| computes(&m)) {
                 self.write_modules(engine, None)?;
             }
         }
+        self.write_probes()?;
         let (event_stats, counted) = (self.source.event_stats(), self.counted());
         let drain = &mut *self.drain.borrow_mut();
         for text in drain.shortages() {
@@ -189,7 +198,7 @@ impl Session {
         }
         let roles = roles(wanted, self.options.phases);
         event_stats::rungs(drain, &self.engines, roles, &self.base.shown)?;
-        if self.options.experts {
+        if self.options.capture.experts {
             let known = self.engines.iter().any(|a| a.engine.tables.op("MUL_MAT_ID").is_some());
             drain.experts.feature(
                 &mut drain.enc,
@@ -216,7 +225,7 @@ impl Session {
     pub(super) fn snapshot(&self, event_stats: EventStats, now: u64) -> StatsSnapshot {
         let stats = self.engines.iter().map(|a| a.prober.run_stats()).chain([self.source.run_stats()]);
         let bpf = stats.fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
-        let own = Own { wall_ns: now.saturating_sub(self.started), cpu_us: usage::cpu_us(), bpf };
+        let own = OwnUsage { wall_ns: now.saturating_sub(self.started), cpu_us: usage::cpu_us(), bpf };
         StatsSnapshot::of(event_stats, &self.drain.borrow(), own)
     }
 
@@ -227,7 +236,7 @@ impl Session {
     }
 
     /// Takes the events that have arrived, and writes what belongs at a trace's end.
-    fn pause(&mut self, watch: &mut dyn Watch) -> Result<StatsSnapshot, RecordError> {
+    fn pause(&mut self, watch: &mut dyn SessionObserver) -> Result<StatsSnapshot, RecordError> {
         self.take_all()?;
         self.meet_processes(watch)?;
         let event_stats = self.account()?;
@@ -238,7 +247,7 @@ impl Session {
         &mut self,
         out: Box<dyn Output>,
         why: &'static str,
-        watch: &mut dyn Watch,
+        watch: &mut dyn SessionObserver,
     ) -> Result<(), RecordError> {
         let snapshot = self.pause(watch)?;
         let footer = snapshot.closing(&self.base.snapshot, why, false);
@@ -258,7 +267,7 @@ impl Session {
         ring.borrow_mut().stamp(&event_stats);
     }
 
-    fn dump(&mut self, mut out: Box<dyn Output>, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    fn dump(&mut self, mut out: Box<dyn Output>, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
         let Some(ring) = self.ring.clone() else {
             return Err(RecordError::Dump {
                 source: std::io::Error::other("this recording has no ring, it writes to files"),

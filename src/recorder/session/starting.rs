@@ -1,20 +1,22 @@
 //! A command whose engine is not known from its own files: everything it starts or maps is examined before it runs.
 
 use std::fs;
-use std::os::fd::AsRawFd;
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
 
 use super::Session;
 use super::output::notice;
 use crate::capture::error::RecordError;
 use crate::engine::discover;
 use crate::host::halt::{Halt, Halts};
-use crate::recorder::recording::Watch;
+use crate::host::ready;
+use crate::recorder::recording::SessionObserver;
 use pfi::WriteError;
 
 impl Session {
     /// From now on the command stops where it may begin to run an engine.
-    pub(super) fn halt(&mut self, pid: u32, watch: &mut dyn Watch) -> Result<(), WriteError> {
+    pub(super) fn halt(&mut self, pid: u32, watch: &mut dyn SessionObserver) -> Result<(), WriteError> {
         match Halts::start(pid) {
             Ok(halts) => self.halts = Some(halts),
             Err(e) => {
@@ -31,15 +33,12 @@ impl Session {
     /// Waits for events or for a stopped process, at most this long.
     pub(super) fn wait_for_halts(&mut self, most: Duration) {
         let Some(halts) = &self.halts else { return };
-        let mut fd = libc::pollfd { fd: halts.fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        let ms = i32::try_from(most.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: one descriptor, as the count says.
-        unsafe { libc::poll(&raw mut fd, 1, ms) };
+        ready::wait(&mut [PollFd::from_borrowed_fd(halts.fd(), PollFlags::IN)], most);
         self.source.poll(Duration::ZERO);
     }
 
     /// Examines stopped processes and lets them continue with their probes.
-    pub(super) fn attend(&mut self, watch: &mut dyn Watch) -> Result<(), RecordError> {
+    pub(super) fn attend(&mut self, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
         loop {
             let halt = match self.halts.as_ref().map(Halts::next) {
                 None | Some(Ok(None)) => break,
@@ -73,7 +72,7 @@ impl Session {
     }
 
     /// True: everything that the process can run of an engine is known.
-    fn look_at(&mut self, halt: Halt, watch: &mut dyn Watch) -> Result<bool, RecordError> {
+    fn look_at(&mut self, halt: Halt, watch: &mut dyn SessionObserver) -> Result<bool, RecordError> {
         let Halt { pid, exec, .. } = halt;
         self.halted.insert(pid);
         if !self.pids.contains_key(&pid) {

@@ -6,10 +6,10 @@ use super::Session;
 use super::output::notice;
 use crate::capture::sched;
 use crate::capture::structure::{GLU_BASE, OPS_PER_ENGINE, TYPES_PER_ENGINE, UNARY_BASE};
-use crate::engine::discover::{Engine, Module};
+use crate::engine::discover::{DiscoveredEngine, EngineModule};
 use crate::engine::version;
 use crate::host::maps;
-use crate::recorder::recording::Watch;
+use crate::recorder::recording::SessionObserver;
 use pfi::record;
 use pfi::{Encoder, WriteError};
 
@@ -18,7 +18,7 @@ const KINDS_TOLD: usize = 64;
 
 impl Session {
     /// Writes which counters there are.
-    pub(super) fn count(&mut self, watch: &mut dyn Watch) -> Result<(), WriteError> {
+    pub(super) fn count(&mut self, watch: &mut dyn SessionObserver) -> Result<(), WriteError> {
         let Some(counters) = &self.counters else { return Ok(()) };
         for text in counters.notices() {
             notice(&self.drain, &text, watch)?;
@@ -26,7 +26,7 @@ impl Session {
         counters.tell(&mut self.drain.borrow_mut().enc)
     }
 
-    pub(super) fn define(&mut self, id: u16, engine: &Engine) -> Result<(), WriteError> {
+    pub(super) fn define(&mut self, id: u16, engine: &DiscoveredEngine) -> Result<(), WriteError> {
         let enc = &mut self.drain.borrow_mut().enc;
         let version =
             engine.modules.iter().find(|m| m.roles.base).map(|m| version::of(&m.elf)).unwrap_or_default();
@@ -75,12 +75,14 @@ impl Session {
         self.write_late()
     }
 
+    /// Writes the probes, except those of CPU variants that no process is known to have loaded.
     pub(super) fn write_probes(&mut self) -> Result<(), WriteError> {
         let enc = &mut self.drain.borrow_mut().enc;
         for (id, a) in self.engines.iter_mut().enumerate() {
-            for p in a.probes.drain(..) {
+            let written = &a.written;
+            for p in a.probes.extract_if(.., |p| p.variant.is_none_or(|file| written.contains(&file))) {
                 let (symbol, module, why) = (&p.symbol, &p.module, &p.why);
-                enc.probe(&record::Probe {
+                enc.probe(&record::ProbeRecord {
                     engine: id as u32,
                     symbol,
                     module,
@@ -95,7 +97,7 @@ impl Session {
 }
 
 /// Writes a module's record.
-fn write_module<W: Write>(enc: &mut Encoder<W>, id: u16, m: &Module) -> Result<(), WriteError> {
+fn write_module<W: Write>(enc: &mut Encoder<W>, id: u16, m: &EngineModule) -> Result<(), WriteError> {
     let r = m.roles;
     let all = [("llama", r.llama), ("base", r.base), ("cpu", r.cpu), ("device", r.device)];
     let role: Vec<&str> = all.iter().filter(|r| r.1).map(|r| r.0).collect();

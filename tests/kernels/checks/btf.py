@@ -1,13 +1,14 @@
-"""Children are followed by the kernel's own types or those of a file; another kernel's are found out, and tracefs serves."""
+"""Children are followed with the kernel's own types or those of a file; types of another kernel are detected, and
+tracefs is used."""
 
 import boot
 from bed import DEBIAN
 
-# The oldest and the newest, and one without types of its own.
+# The oldest and the newest, and one without its own BTF.
 KERNELS = "5.10 7.2 5.10-nobtf"
 SECONDS = 40
-# A shell whose only child is the engine, at work long enough to be met on a slow machine: with types one process is
-# announced, by tracefs its threads are as well.
+# A shell whose only child is the engine, which runs long enough to be seen on a slow machine: with types one process
+# is reported, with tracefs also its threads.
 SCRIPT = """
 ggml-runner synth tiny /tmp/m.gguf --type q4_0 >/dev/null
 family() { # name record's-arguments...
@@ -15,7 +16,7 @@ family() { # name record's-arguments...
     profinfer record --level graph -o $name.pfi "$@" -- sh -c 'ggml-runner run --no-roofline -m /tmp/m.gguf -p 4 -n 128 -t 2; true'
     profinfer report --json $name.pfi >$name.json
 }
-# The file of this kernel's version, and the first of another's.
+# The file for this kernel's version, and the first of another version.
 mine= other=
 for btf in /btf/*; do
     case $(uname -r) in
@@ -33,20 +34,20 @@ MAGIC = b"\x9f\xeb\x01\x00\x18\x00\x00\x00"
 
 
 def btf_of(image):
-    """The BTF that lies in a kernel's image, which is not packed."""
+    """The BTF in an uncompressed kernel image."""
     kernel = image.read_bytes()
     at = -1
     while (at := kernel.find(MAGIC, at + 1)) >= 0:
         head = kernel[at : at + 24]
         strings, length = (int.from_bytes(head[i : i + 4], "little") for i in (16, 20))
-        # The longest is that of the whole kernel; modules' are elsewhere.
+        # The longest is that of the kernel itself; those of modules are elsewhere.
         if strings > 1 << 20:
             return kernel[at : at + 24 + strings + length]
     raise boot.Unusable(f"no BTF in {image}")
 
 
 def files():
-    """Guest path: BTF of each of Debian's kernels that is in the cache."""
+    """Guest path: BTF of each Debian kernel in the cache."""
     made = {}
     for name in DEBIAN.split():
         image = boot.CACHE / "kernels" / name / "Image"
@@ -64,7 +65,7 @@ FILES = files()
 
 
 def tried(kernel):
-    """Names of the files that the script gives to the recorder."""
+    """Names of the files that the script passes to the recorder."""
     names = sorted(path.rpartition("/")[2] for path in FILES)
     version = kernel.partition("-")[0]
     return [name for name in names if name == version] + [name for name in names if name != version][:1]

@@ -1,4 +1,4 @@
-"""Unequal clusters of CPUs: the trace says which, the recorder keeps to a small core, the engine has all of them."""
+"""Unequal CPU clusters: the trace lists them, the recorder stays on a small core, the engine may use all of them."""
 
 import re
 
@@ -11,7 +11,7 @@ cat >/tmp/engine <<'END'
 grep Cpus_allowed_list /proc/$PPID/status >recorder.txt
 grep Cpus_allowed_list /proc/self/status >engine.txt
 END
-# Nothing is recorded of a shell that only asks.
+# Nothing is recorded of a shell that only prints.
 profinfer record -o /tmp/none.pfi -- sh /tmp/engine 2>/dev/null || true
 profinfer record -o /tmp/run.pfi -- ggml-runner run -m /tmp/m.gguf -p 8 -n 4 -t 2 --no-warmup --no-roofline >/dev/null
 profinfer report --json /tmp/run.pfi >report.json
@@ -23,7 +23,7 @@ ggml-runner peak -t 1 --json >peak.json
 def judge(run, book):
     report = run.json("report.json")
     book.recorded(report)
-    # The kernel scales capacity by the highest frequency: 446 at 1.8 GHz beside 1024 at 2.9 GHz.
+    # The kernel scales capacity by the highest frequency: 446 at 1.8 GHz next to 1024 at 2.9 GHz.
     wanted = [
         {"cpus": [2, 3], "capacity": 1024, "max_khz": 2_900_000},
         {"cpus": [0, 1], "capacity": 276, "max_khz": 1_800_000},
@@ -33,6 +33,6 @@ def judge(run, book):
     book.expect(cores and "capacity 276" in cores[0] and "1.8 GHz" in cores[0], f"cores in the report: {cores}")
     allowed = {who: run.text(f"{who}.txt").split()[-1] for who in ("recorder", "engine")}
     book.expect(allowed == {"recorder": "0", "engine": "0-3"}, f"CPUs of each: {allowed}")
-    # QEMU plays one kind of core, so that only capacity tells them apart.
+    # QEMU emulates one kind of core, so only capacity distinguishes them.
     found = [(cluster["cpus"], cluster["name"].split(", ")[-1]) for cluster in run.json("peak.json")["clusters"]]
     book.expect(found == [([2, 3], "capacity 1024"), ([0, 1], "capacity 276"), ([2, 3, 0, 1], "all")], f"ggml-runner's clusters: {found}")

@@ -1,13 +1,14 @@
-"""What an op's probes cost in guest instructions, against an empty program and against the published method."""
+"""Cost of an op's probes in guest instructions, relative to an empty program and to the published method."""
 
-# Guest time is counted in instructions: nothing here depends on how fast this machine is.
+# Guest time is counted in instructions, so the result does not depend on this machine's speed.
 BOOT = {"mode": "det", "cpus": 1, "limit": 300}
 SECONDS = 25
 SCRIPT = "profinfer doctor --compare --json >doctor.json"
-# An op's hit over an empty program's on the same, single-stepped instruction.
-HIT_MOST = 1.35
-# An op over the published method: its probes on instructions that the kernel emulates, as in a compiled prologue that has
-# such a one; and without the barrier's probe on any instruction.
+# An op hit relative to an empty program's, on the same single-stepped instruction. Both are attached by uprobe_multi
+# links where the kernel has them, which make the empty hit some 100 instructions cheaper than a tracefs event does.
+HIT_MOST = 1.4
+# An op relative to the published method: probes on instructions that the kernel emulates, as in a compiled prologue
+# that has such an instruction; and without the barrier's probe, on any instruction.
 OP_MOST = 0.6
 
 

@@ -1,4 +1,4 @@
-"""What the kernel offers, and that the doctor says of each lack what it means."""
+"""The kernel's features, and that doctor explains the effect of each missing one."""
 
 from bed import ALL_BPF
 
@@ -13,7 +13,7 @@ def judge(run, book):
             book.supported.add(row["id"])
         else:
             book.degraded[row["id"]] = row["detail"]
-            book.expect(row["detail"], f"{row['id']} is {row['state']}, and nothing says why")
+            book.expect(row["detail"], f"{row['id']} is {row['state']}, without a reason")
         book.expect(row["state"] in ("ok", "optional"), f"{row['id']}: {row['state']}: {row['detail']}")
     book.expect(found["fit"], f"not fit: {found['reason']}")
-    book.expect(("btf" in book.supported) == (run.kernel != "5.10-nobtf"), "BTF seen where there is none, or not where it is")
+    book.expect(("btf" in book.supported) == (run.kernel != "5.10-nobtf"), "BTF reported as present or missing incorrectly")

@@ -1,4 +1,5 @@
-"""Every form of engine that the ladder knows, built for arm64: hits as the engine counts them, tensors as it dumps them."""
+"""Every engine variant that the ladder supports, built for arm64: hits as counted by the engine, tensors as dumped by
+it."""
 
 import json
 import os
@@ -7,7 +8,7 @@ import subprocess
 
 from bed import ROOT
 
-# What differs between engines does not differ between kernels: the oldest and the newest.
+# Differences between engines do not depend on the kernel: the oldest and the newest are enough.
 KERNELS = "5.10 7.2"
 BOOT = {"limit": 300}
 SECONDS = 40
@@ -16,13 +17,13 @@ PLACE = "target/tests/arm64/fixtures"
 LIBRARY = "/usr/aarch64-linux-gnu/lib"
 FILES = {f"/usr/lib/{name}": f"{LIBRARY}/{name}" for name in ("ld-linux-aarch64.so.1", "libc.so.6")}
 FILES |= {f"/fixtures/{path.relative_to(ROOT / PLACE)}": path for path in (ROOT / PLACE).glob("*/*")}
-# Forms that have no name of an op function left.
+# Variants without any name of an op function.
 NAMELESS = "static-stripped old-stripped"
 SCRIPT = f"""
 [ -d /fixtures ] || {{ echo "no {PLACE}: make test-arm64 builds it" >&2; exit 1; }}
 for form in $(ls /fixtures); do
     case " {NAMELESS} " in *" $form "*) continue ;; esac
-    # Both transports are to carry every kind of event.
+    # Both transports must carry every kind of event.
     case $form in late | old) transport=--pbuf ;; *) transport= ;; esac
     profinfer record $transport -o $form.pfi -- /fixtures/$form/fakellama --dump $form.dump -n 4 --moe --split >$form.json
 done
@@ -33,11 +34,11 @@ profinfer report --json /tmp/graphs.pfi >graphs.json
 
 
 def judge(run, book):
-    # What a trace must say is told in Rust, for engines recorded on this machine as for these.
+    # The expected content of a trace is defined in Rust, both for engines recorded on this machine and for these.
     command = "cargo test --locked --test live -- --exact --ignored --nocapture fixtures::recorded_elsewhere".split()
     env = os.environ | {"PROFINFER_RECORDINGS": str(run.path(""))}
     judged = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    book.expect(judged.returncode == 0, "not as the engine says: " + judged.stdout[-2000:] + judged.stderr[-2000:])
+    book.expect(judged.returncode == 0, "differs from the engine's account: " + judged.stdout[-2000:] + judged.stderr[-2000:])
     for _, expected, seen, lost in re.findall(r"^hits (\S+) (\d+) (\d+) (\d+)$", judged.stdout, re.MULTILINE):
         book.hits(int(expected), int(seen))
         book.losses(int(lost))
@@ -50,4 +51,4 @@ def nameless(run, book):
     said = json.loads(next((line for line in run.text("graphs.said").splitlines() if line.startswith("{")), "null"))
     rungs = {rung["role"]: rung for rung in run.json("graphs.json")["quality"]["rungs"]}
     book.expect(rungs["cpu-graph"]["seen"] == said["calls"]["graph_compute"], f"graphs without names of ops: {rungs}")
-    book.expect(not rungs["op"]["used"] and rungs["op"]["why"], f"no op can be recorded there, and nothing says so: {rungs}")
+    book.expect(not rungs["op"]["used"] and rungs["op"]["why"], f"no op can be recorded there, but no reason is given: {rungs}")

@@ -1,5 +1,6 @@
-"""As a board has it: the init script starts the service at boot, it records our runner and Debian's llama.cpp; the power goes while it
-records, and with the same disk it starts again, keeps what was recorded, and records on."""
+"""As on a board: the init script starts the service at boot, it records our runner and Debian's llama.cpp; power
+fails during a recording, and with the same disk the service starts again, keeps the recordings, and continues
+recording."""
 
 import json
 
@@ -17,7 +18,7 @@ within() { # seconds, condition
     echo "in vain, for $1 s: $2" >&2
     exit 1
 }
-# As init does at boot.
+# Like init at boot.
 boot() {
     mkdir -p /run /var/log
     mount -t tmpfs tmpfs /run
@@ -25,7 +26,7 @@ boot() {
     /etc/init.d/profinfer status
 }
 bytes() { cat /var/lib/profinfer/*.pfi 2>/dev/null | wc -c; }
-# An engine, until so much of it is recorded as takes some tokens.
+# An engine, until enough of it is recorded to contain some tokens.
 engine() { # command...
     before=$(bytes)
     "$@" >/dev/null 2>&1 &
@@ -44,7 +45,7 @@ ggml-runner synth tiny /tmp/m.gguf --type q4_0 >/dev/null
 SCRIPT = COMMON + """
 mkdir -p /etc/init.d /etc/rc5.d /usr/local
 profinfer install --init sysv >install.txt
-# All ops, whatever it costs.
+# All ops, at any cost.
 printf '[[rule]]\\nname = "all"\\nbudget = "100%%"\\n' >>/etc/profinfer/profinfer.toml
 ln -s ../init.d/profinfer /etc/rc5.d/S95profinfer
 boot >boot.txt
@@ -56,7 +57,7 @@ kill $!
 /etc/init.d/profinfer restart >>boot.txt
 reports whole
 
-# And while it records another run, the power goes.
+# And power fails while it records another run.
 runner
 tar cf /out/disk.tar -C / etc/init.d etc/rc5.d etc/profinfer usr/local var/lib/profinfer
 """
@@ -90,10 +91,10 @@ def judge(run, book):
 
 def judge_again(run, book):
     book.expect("profinfer: runs (pid" in run.text("boot.txt"), f"it does not run after the reboot: {run.text('boot.txt')}")
-    book.expect(not run.path("unread.txt").exists(), "a recording of before is not to be read")
+    book.expect(not run.path("unread.txt").exists(), "an earlier recording is unreadable")
     old, after = reports(run, "old"), reports(run, "all")
-    book.expect({"ggml-runner", "llama-bench"} <= programs(old), f"left of what was recorded before: {programs(old)}")
+    book.expect({"ggml-runner", "llama-bench"} <= programs(old), f"remaining earlier recordings: {programs(old)}")
     book.expect(len(after) > len(old), f"nothing was recorded after the reboot: {run.text('log.txt')}")
-    # The one before the last was cut off with the power, and has no books.
+    # The one before the last was cut off by the power failure, and has no event statistics.
     book.kept(after[-1])
     book.expect(not run.text("left.txt"), f"probes were left: {run.text('left.txt')}")

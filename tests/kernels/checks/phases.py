@@ -1,10 +1,10 @@
-"""Calls that are phases, with the habits that calls have, through BPF and through perf events: as many as were made."""
+"""Calls that are phases, in all their variants, through BPF and through perf events: the number of calls is exact."""
 
 from bed import ALL_BPF, ROOT
 
 KERNELS = ALL_BPF
 SECONDS = 15
-# `make test-arm64` builds it; it is whole without a C library.
+# `make test-arm64` builds it; the static variant needs no C library.
 PLACE = "target/tests/arm64/fixtures"
 FILES = {"/fakellama": str(path.relative_to(ROOT)) for path in (ROOT / PLACE).glob("static/fakellama")}
 N = 5
@@ -22,4 +22,4 @@ def judge(run, book):
     for source in ("bpf", "perf"):
         found = {stage["name"]: stage["calls"] for stage in run.json(f"{source}.json")["stages"]}
         found = {name: found.get(name, 0) for name in want}
-        book.expect(found == want, f"{source}: {found}, made were {want}")
+        book.expect(found == want, f"{source}: {found}, expected {want}")

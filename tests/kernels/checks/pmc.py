@@ -1,9 +1,9 @@
-"""Instructions of ops whose loops are of known length, on a PMU that counts them: within a thousandth."""
+"""Instructions of ops with loops of known length, on a PMU that counts them: accurate to 0.1 %."""
 
 from bed import ALL_BPF, ROOT
 
 KERNELS = ALL_BPF
-# Only guests whose time is the number of their instructions count instructions.
+# Only guests whose time is derived from executed instructions count instructions.
 BOOT = {"mode": "det", "cpus": 1, "limit": 300}
 SECONDS = 25
 # `make test-arm64` builds them; the C library is the cross compiler's.
@@ -19,7 +19,8 @@ profinfer record --pmc instructions,cycles,rffff,context-switches --faults -o /t
     /fixtures/fakellama -t 1 -n 4 --op-loops {LOOPS} >/dev/null 2>said.txt
 profinfer report --json /tmp/run.pfi >report.json
 """
-# A loop's turns are two instructions; ops on rows of 64 and 256 do them twice, those on rows of 8 and 128 three times.
+# A loop iteration has two instructions; ops on rows of 64 and 256 run it twice, those on rows of 8 and 128 three
+# times.
 LONG = ("ffn_gate", "ffn_swiglu", "kq-", "kq_soft_max")
 
 
@@ -32,7 +33,7 @@ def judge(run, book):
     book.recorded(report)
     counters = {counter["name"]: counter for counter in report["counters"]}
     book.expect(counters["instructions"]["state"] == "whole", f"{counters['instructions']}")
-    book.expect("stays 0" in counters["rffff"]["why"], f"a number that nothing counts: {counters['rffff']}")
+    book.expect("stays 0" in counters["rffff"]["why"], f"an event number that counts nothing: {counters['rffff']}")
     decode = next(phase for phase in report["phases"] if phase["phase"] == "decode")
     rows = [row for row in decode["by_name"] if row["name"] != "(gaps)"]
     book.expect(len(rows) > 10, f"only {len(rows)} names of ops")

@@ -1,6 +1,6 @@
-"""CPUs that really run at the same time: four threads, both transports."""
+"""CPUs that really run in parallel: four threads, both transports."""
 
-# Of our programs, that are the same on all.
+# Tests our own programs, which are the same on all kernels.
 KERNELS = "5.10 7.2"
 BOOT = {"mode": "par", "cpus": 4, "limit": 300}
 SECONDS = 60

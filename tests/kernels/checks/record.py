@@ -1,4 +1,4 @@
-"""A recording of every op on two threads: as many hits as the graphs demand."""
+"""A recording of every op on two threads: the number of hits matches the graphs."""
 
 from bed import ALL_BPF
 

@@ -1,8 +1,8 @@
-"""Every level of recording, both transports and experts, against the runner's own count of what it did."""
+"""Every recording level, both transports and experts, compared with the runner's own counts."""
 
 BOOT = {"limit": 300}
 SECONDS = 35
-# 1: a check failed; the judge says which.
+# 1: a check failed; the judge reports which one.
 EXIT_CODES = [0, 1]
 SCRIPT = "profinfer selftest --json >selftest.json"
 
@@ -13,8 +13,8 @@ def judge(run, book):
     transports = {recording["transport"] for recording in found["recordings"]}
     book.expect(transports == {"ring buffer", "perf buffers"}, f"recorded through {transports}, not through both transports")
     for recording in found["recordings"]:
-        # Without structure and below the level of ops the graphs demand nothing.
+        # Without structure and below op level, graphs give no expected number of hits.
         if recording["hits_expected"]:
             book.hits(recording["hits_expected"], recording["hits_seen"])
         book.losses(recording["lost"])
-    book.expect(book.hits_expected > 10_000, f"only {book.hits_expected} hits were due")
+    book.expect(book.hits_expected > 10_000, f"only {book.hits_expected} hits were expected")

@@ -1,9 +1,9 @@
-"""As a service of a real systemd: `profinfer install`, its hardened unit, and a run of another user's engine; reload, stop, and
-kill -9."""
+"""As a service under a real systemd: `profinfer install`, its hardened unit, and a run of another user's engine;
+reload, stop, and kill -9."""
 
 HERE = "tests/kernels/systemd"
 KERNELS = "6.1"
-# What has nothing to do without devices, and takes seconds here.
+# Units that have nothing to do without devices, and take seconds here.
 IDLE = "systemd-udevd.service systemd-udev-trigger.service systemd-udevd-control.socket systemd-udevd-kernel.socket"
 BOOT = {
     "limit": 240,
@@ -29,14 +29,14 @@ within() { # seconds, condition
 of() { systemctl show --value -p "$1" profinfer; }
 bytes() { cat /var/lib/profinfer/*.pfi 2>/dev/null | wc -c; }
 
-# An engine of another user, where only that user may look.
+# Another user's engine, in a directory only that user can access.
 mkdir -p /home/llm /var/lib
 cp /job/ggml-runner /home/llm/runner
 ggml-runner synth tiny /home/llm/m.gguf --type q4_0 >/dev/null
 chown -R 1000:1000 /home/llm && chmod 700 /home/llm
 
 profinfer install >install.txt
-# All ops, whatever it costs.
+# All ops, at any cost.
 printf '[[rule]]\\nname = "all"\\nbudget = "100%%"\\n' >>/etc/profinfer/profinfer.toml
 systemctl daemon-reload
 systemctl start profinfer
@@ -74,7 +74,7 @@ def judge(run, book):
     started = shown("started.txt")
     for key, value in {"ActiveState": "active", "SubState": "running", "Type": "notify", "WatchdogUSec": "30s"}.items():
         book.expect(started.get(key) == value, f"{key} is {started.get(key)} when started")
-    book.expect("recording 1" in shown("reloaded.txt").get("StatusText", ""), "systemd was not told what the service does")
+    book.expect("recording 1" in shown("reloaded.txt").get("StatusText", ""), "the service did not report its status to systemd")
     for name in ["stopped.txt", "ended.txt"]:
         ended = shown(name)
         state = (ended.get("ActiveState"), ended.get("Result"))

@@ -1,4 +1,5 @@
-"""A CPU goes and comes back while ops are counted and threads followed: the recording goes on, and says so."""
+"""A CPU goes offline and comes back while ops are counted and threads followed: the recording continues, and reports
+it."""
 
 KERNELS = "5.10 7.2"
 BOOT = {"mode": "par", "limit": 120}
@@ -10,7 +11,7 @@ ggml-runner run -m /tmp/m.gguf -p 8 -n 100000 -t 2 --no-warmup --no-roofline >/d
 engine=$!
 profinfer record --pmc task-clock,context-switches --sched -p $engine -o /tmp/run.pfi 2>said.txt &
 recorder=$!
-# How long each takes depends on the machine; what never comes ends with the guest's time.
+# The duration of each step depends on the machine; a missing one ends with the guest's time limit.
 until [ $(ls -l /proc/$recorder/fd 2>/dev/null | grep -c 'bpf_link\|perf_event') -gt 12 ]; do sleep 1; done
 sleep 2
 echo 0 >$cpu
@@ -28,11 +29,11 @@ profinfer report --json /tmp/run.pfi >report.json
 def judge(run, book):
     said = run.text("said.txt")
     for words in ("CPU 1 went offline", "CPU 1 came online"):
-        book.expect(words in said, f"'{words}' was not said: {said}")
+        book.expect(words in said, f"no message '{words}': {said}")
     report = run.json("report.json")
     book.losses(sum(event["lost"] for event in report["quality"]["events"]))
     counters = {counter["name"]: counter["state"] for counter in report["counters"]}
     book.expect(set(counters.values()) == {"whole"}, f"counters: {counters}")
-    # What was under way when the recording began is of no known phase.
+    # Calls already running when the recording started have an unknown phase.
     decode = next(phase for phase in report["phases"] if phase["phase"] == "decode")
     book.expect(decode["calls"] > 10, f"only {decode['calls']} calls of {decode['phase']}")

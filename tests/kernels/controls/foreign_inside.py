@@ -1,4 +1,5 @@
-"""A program of another architecture that reaches the guest: an ELF head for x86-64 is enough for the kernel to refuse."""
+"""A program of another architecture that reaches the guest: the kernel rejects it because of its x86-64 ELF
+header."""
 
 KERNELS = "7.2"
 SCRIPT = r"""

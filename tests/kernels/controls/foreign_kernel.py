@@ -1,4 +1,4 @@
-"""A file that is no arm64 kernel."""
+"""A file that is not an arm64 kernel."""
 
 import bed
 

@@ -1,8 +1,8 @@
-"""Programs of another architecture, caught before anything boots."""
+"""Programs of another architecture, detected before booting."""
 
 import bed
 
-# The head of an ELF file for x86-64.
+# ELF header for x86-64.
 BINARIES = bed.ROOT / "target" / "tests" / "kernels" / "foreign"
 BINARIES.mkdir(parents=True, exist_ok=True)
 for name in ("profinfer", "ggml-runner"):

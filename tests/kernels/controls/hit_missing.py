@@ -1,4 +1,4 @@
-"""A report by which one hit more was due than came."""
+"""A report with one hit less than expected."""
 
 KERNELS = "6.12"
 SCRIPT = """

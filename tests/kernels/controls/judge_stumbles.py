@@ -1,4 +1,4 @@
-"""A judge that itself goes wrong has not passed anything."""
+"""A judge that raises an exception must not pass."""
 
 KERNELS = "6.1"
 MUST_SAY = r"^ZeroDivisionError"

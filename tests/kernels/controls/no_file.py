@@ -1,4 +1,4 @@
-"""A script that ends well without what it was to write."""
+"""A script that succeeds without writing its output file."""
 
 KERNELS = "5.10"
 SCRIPT = "true"

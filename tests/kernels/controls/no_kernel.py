@@ -1,4 +1,4 @@
-"""A kernel that is not there."""
+"""A kernel that does not exist."""
 
 IMAGE = "/nowhere/Image"
 KERNELS = "5.10"

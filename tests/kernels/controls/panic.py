@@ -1,4 +1,4 @@
-"""A kernel that panics: QEMU itself ends with 0 then."""
+"""A kernel that panics: QEMU itself then exits with 0."""
 
 KERNELS = "6.1"
 SCRIPT = "echo c >/proc/sysrq-trigger"

@@ -1,4 +1,4 @@
-"""A guest that goes before it has reported; all that it printed was fine."""
+"""A guest that powers off before it has reported; its output was fine."""
 
 KERNELS = "6.12"
 SCRIPT = "echo ok; poweroff -f"

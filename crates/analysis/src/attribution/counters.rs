@@ -59,7 +59,7 @@ type Ratio = Option<(usize, usize)>;
 const MAX: usize = 32;
 
 /// The counters of a trace.
-pub struct Counters {
+pub struct TraceCounters {
     facts: Vec<CounterFacts>,
     scale: Vec<u64>,
     /// Slot of each counter id.
@@ -71,11 +71,11 @@ pub struct Counters {
 }
 
 /// Values of one slice, by slot.
-pub type Values = [Option<u64>];
+pub type SlotValues = [Option<u64>];
 
 /// Sums of one counter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Sum {
+struct SlotSum {
     total: u64,
     /// Slices with a value.
     known: u64,
@@ -86,17 +86,17 @@ struct Sum {
 
 /// Sums of all counters over some slices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Sums {
+pub struct CounterSums {
     slices: u64,
-    by_slot: Vec<Sum>,
-    /// Numerator and denominator of [`Counters::ipc`] and [`Counters::stalled`], from slices that have both
+    by_slot: Vec<SlotSum>,
+    /// Numerator and denominator of [`TraceCounters::ipc`] and [`TraceCounters::stalled`], from slices that have both
     /// values.
     ipc: (u64, u64),
     stalled: (u64, u64),
 }
 
-impl Counters {
-    pub fn new(loaded: &Loaded<'_>) -> Counters {
+impl TraceCounters {
+    pub fn new(loaded: &Loaded<'_>) -> TraceCounters {
         let mut list: Vec<_> = loaded.causes.counters.iter().filter(|c| c.id < MAX as u32).collect();
         order::by_key(&mut list, |c| (c.id.into(), 0));
         let mut slots = [None; MAX];
@@ -120,7 +120,7 @@ impl Counters {
                 running_share: (c.enabled_ns > 0).then(|| c.running_ns as f64 / c.enabled_ns as f64),
             })
             .collect();
-        Counters {
+        TraceCounters {
             facts,
             scale: list.iter().map(|c| u64::from(c.scale.max(1))).collect(),
             bytes: list.iter().map(|c| c.unit == "bytes").collect(),
@@ -149,8 +149,8 @@ impl Counters {
     }
 
     /// A row's figures; `None` if no slice has a value of any counter.
-    pub fn row(&self, sums: &Sums) -> Option<CounterRow> {
-        let empty = Sum::default();
+    pub fn row(&self, sums: &CounterSums) -> Option<CounterRow> {
+        let empty = SlotSum::default();
         let of = |slot: usize| sums.by_slot.get(slot).unwrap_or(&empty);
         if (0..self.facts.len()).all(|slot| of(slot).known == 0) {
             return None;
@@ -174,12 +174,12 @@ impl Counters {
     }
 }
 
-impl Sums {
+impl CounterSums {
     /// Adds a slice; `None` means it has no record.
-    pub fn slice(&mut self, counters: &Counters, values: Option<&Values>) {
+    pub fn slice(&mut self, counters: &TraceCounters, values: Option<&SlotValues>) {
         self.slices += 1;
         let Some(values) = values else { return };
-        self.by_slot.resize(counters.facts.len(), Sum::default());
+        self.by_slot.resize(counters.facts.len(), SlotSum::default());
         for (sum, value) in self.by_slot.iter_mut().zip(values) {
             if let Some(value) = value {
                 sum.total = sum.total.saturating_add(*value);
@@ -205,10 +205,10 @@ impl Sums {
         }
     }
 
-    pub fn merge(&mut self, o: &Sums) {
+    pub fn merge(&mut self, o: &CounterSums) {
         self.slices += o.slices;
         if self.by_slot.len() < o.by_slot.len() {
-            self.by_slot.resize(o.by_slot.len(), Sum::default());
+            self.by_slot.resize(o.by_slot.len(), SlotSum::default());
         }
         for (to, from) in self.by_slot.iter_mut().zip(&o.by_slot) {
             to.total = to.total.saturating_add(from.total);
@@ -224,7 +224,7 @@ impl Sums {
 
 /// Yields the values of a thread's slices in the order of their positions.
 #[derive(Default)]
-pub struct Told<'c, 'a> {
+pub struct ThreadValues<'c, 'a> {
     /// Records of one graph, plan and thread by position.
     rest: &'c [OpCounts<'a>],
     /// Counts of the first of `rest` once it is read, and the slot of each count of a slice. The slot is `None`
@@ -235,7 +235,7 @@ pub struct Told<'c, 'a> {
     values: Vec<Option<u64>>,
 }
 
-impl<'c, 'a> Told<'c, 'a> {
+impl<'c, 'a> ThreadValues<'c, 'a> {
     /// Continues with these records.
     pub fn of(&mut self, records: &'c [OpCounts<'a>]) {
         self.rest = records;
@@ -243,7 +243,7 @@ impl<'c, 'a> Told<'c, 'a> {
     }
 
     /// The values at position `at`, which never decreases.
-    pub fn at(&mut self, counters: &Counters, at: u32) -> Option<&Values> {
+    pub fn at(&mut self, counters: &TraceCounters, at: u32) -> Option<&SlotValues> {
         while self.rest.first().is_some_and(|r| r.first.saturating_add(r.n) <= at) {
             self.rest = self.rest.split_first_chunk::<1>().map_or(&[], |(_, rest)| rest);
             self.read = false;

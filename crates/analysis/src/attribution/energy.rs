@@ -82,7 +82,7 @@ const ENOUGH: f64 = 0.5;
 
 /// From one sample to the next; values in the sensor's unit per second (energy: W).
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Piece {
+struct SampleInterval {
     from: i64,
     to: i64,
     start: f64,
@@ -92,13 +92,13 @@ struct Piece {
 /// A sensor's values over time.
 #[derive(Debug, Default, PartialEq)]
 struct Track {
-    pieces: Vec<Piece>,
+    pieces: Vec<SampleInterval>,
     odd: u64,
     gaps: u64,
     gaps_ns: u64,
 }
 
-impl Piece {
+impl SampleInterval {
     fn at(&self, t: i64) -> f64 {
         let whole = self.from.abs_diff(self.to).max(1) as f64;
         self.start + (self.end - self.start) * self.from.abs_diff(t) as f64 / whole
@@ -135,11 +135,11 @@ impl Track {
                 continue;
             }
             if !counter {
-                track.pieces.push(Piece { from, to, start: a as f64, end: b as f64 });
+                track.pieces.push(SampleInterval { from, to, start: a as f64, end: b as f64 });
             } else if b >= a {
                 // µJ over ns, in W.
                 let watts = a.abs_diff(b) as f64 / pause as f64 * 1e3;
-                track.pieces.push(Piece { from, to, start: watts, end: watts });
+                track.pieces.push(SampleInterval { from, to, start: watts, end: watts });
             } else {
                 track.odd += 1;
             }
@@ -156,7 +156,7 @@ impl Track {
     }
 
     /// Integral over a time range (value times ns), its covered part (ns), and the minimum and maximum value.
-    fn over(&self, from: i64, to: i64, sum: &mut Over) {
+    fn over(&self, from: i64, to: i64, sum: &mut SensorIntegral) {
         let first = self.pieces.partition_point(|p| p.to <= from);
         for p in self.pieces.get(first..).unwrap_or_default() {
             let (a, b) = (p.from.max(from), p.to.min(to));
@@ -173,16 +173,16 @@ impl Track {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Over {
+struct SensorIntegral {
     integral: f64,
     covered: u64,
     min: f64,
     max: f64,
 }
 
-impl Default for Over {
-    fn default() -> Over {
-        Over { integral: 0.0, covered: 0, min: f64::INFINITY, max: f64::NEG_INFINITY }
+impl Default for SensorIntegral {
+    fn default() -> SensorIntegral {
+        SensorIntegral { integral: 0.0, covered: 0, min: f64::INFINITY, max: f64::NEG_INFINITY }
     }
 }
 
@@ -213,8 +213,8 @@ pub fn energy(loaded: &Loaded<'_>, line: &Timeline) -> Option<EnergyReport> {
 }
 
 /// A track over the complete calls of a phase, with their time and tokens.
-fn over_phase(track: &Track, line: &Timeline, phase: Phase) -> Option<(Over, u64, Option<u64>)> {
-    let mut sum = Over::default();
+fn over_phase(track: &Track, line: &Timeline, phase: Phase) -> Option<(SensorIntegral, u64, Option<u64>)> {
+    let mut sum = SensorIntegral::default();
     let (mut ns, mut tokens, mut any) = (0u64, Some(0u64), false);
     for c in line.calls.iter().filter(|c| c.phase == phase && !c.cut) {
         any = true;
@@ -241,7 +241,7 @@ fn source(sensor: &Sensor<'_>, track: &Track, samples: u64, line: &Timeline) -> 
             joules_per_token: tokens.map(|n| joules / covered / n as f64),
         })
     };
-    let mut all = Over::default();
+    let mut all = SensorIntegral::default();
     track.over(i64::MIN, i64::MAX, &mut all);
     SourceRow {
         name: sensor.name.into(),
@@ -281,7 +281,7 @@ mod tests {
     }
 
     fn over(track: &Track, from: i64, to: i64) -> (f64, u64) {
-        let mut sum = Over::default();
+        let mut sum = SensorIntegral::default();
         track.over(from, to, &mut sum);
         (sum.integral, sum.covered)
     }

@@ -22,7 +22,7 @@ pub struct ExpertReport {
     /// Per layer.
     pub layers: Vec<ExpertLayer>,
     /// All layers combined.
-    pub all: Usage,
+    pub all: ExpertUsage,
     /// Chosen ids that belong to no expert; excluded from all other figures.
     pub out_of_range: u64,
     /// Tensors of ids that could not be read, by reason.
@@ -45,14 +45,14 @@ pub struct ExpertLayer {
     pub decode: Vec<u64>,
     pub prefill: Vec<u64>,
     pub prefill_tokens: u64,
-    pub usage: Usage,
+    pub usage: ExpertUsage,
     /// As in [`ExpertReport::miss`].
     pub miss: Option<Misses>,
 }
 
 /// How experts were used in decode.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Usage {
+pub struct ExpertUsage {
     pub tokens: u64,
     /// Choices: tokens times experts per token.
     pub choices: u64,
@@ -94,7 +94,7 @@ pub struct Unread {
     pub why: String,
 }
 
-/// Upper bounds of the rows of [`Usage::reuse`].
+/// Upper bounds of the rows of [`ExpertUsage::reuse`].
 const REUSE: [u64; 6] = [1, 2, 4, 8, 16, 32];
 /// Ids from here on are out of range, whatever the file says about the layer: twice the number in the largest
 /// models.
@@ -102,7 +102,7 @@ const MOST: u64 = 1024;
 
 /// Counts of one layer, or of all layers.
 #[derive(Default)]
-struct Counts {
+struct ExpertCounts {
     tokens: u64,
     first_uses: u64,
     /// Choices by the number of tokens since the last use.
@@ -112,14 +112,14 @@ struct Counts {
 }
 
 #[derive(Default)]
-struct Layer {
+struct LayerExperts {
     name: String,
     experts: Option<u64>,
     used: u32,
     decode: Vec<u64>,
     prefill: Vec<u64>,
     prefill_tokens: u64,
-    counts: Counts,
+    counts: ExpertCounts,
     /// The token each expert was last used for, and the experts by age of last use.
     last: BTreeMap<u64, u64>,
     recent: Vec<u64>,
@@ -137,7 +137,7 @@ pub fn experts(
         return None;
     }
     let phases = phases(loaded, line);
-    let mut layers: BTreeMap<(u32, Option<u32>, u32), Layer> = BTreeMap::new();
+    let mut layers: BTreeMap<(u32, Option<u32>, u32), LayerExperts> = BTreeMap::new();
     let mut unread: BTreeMap<(Option<u32>, &str), u64> = BTreeMap::new();
     let mut out_of_range = 0;
     for r in &loaded.causes.experts {
@@ -153,7 +153,7 @@ pub fn experts(
     let used = layers.values().map(|l| l.used).max().unwrap_or(0);
     let most = layers.values().map(|l| l.experts.unwrap_or(l.decode.len() as u64)).max().unwrap_or(0);
     let sizes = sizes(caches, used, most);
-    let mut sum = Counts::default();
+    let mut sum = ExpertCounts::default();
     layers.values().for_each(|l| sum.merge(&l.counts));
     let rows: Vec<ExpertLayer> = layers
         .into_iter()
@@ -206,7 +206,7 @@ pub struct Choices<'l, 'a> {
 }
 
 /// The experts a layer chose for one token.
-pub struct Chosen {
+pub struct ChosenExperts {
     /// As in [`ExpertLayer`]; layers without a number are distinguished by their tensor of ids.
     pub layer: Option<u32>,
     pub ids: u32,
@@ -223,7 +223,7 @@ impl<'l, 'a> Choices<'l, 'a> {
     }
 
     /// The choices of a process, in recording order.
-    pub fn of(&self, pid: u32) -> impl Iterator<Item = Chosen> {
+    pub fn of(&self, pid: u32) -> impl Iterator<Item = ChosenExperts> {
         let of_pid = move |r: &&Experts<'_>| {
             r.why.is_empty() && phase(&self.phases, r) == Phase::Decode && place(self.loaded, r).0 == pid
         };
@@ -233,7 +233,7 @@ impl<'l, 'a> Choices<'l, 'a> {
             let tokens: Vec<Vec<u64>> =
                 ids.chunks((r.used as usize).max(1)).map(|token| experts_in(token, most)).collect();
             let of = (layer, r.ids, r.graph, most);
-            tokens.into_iter().map(move |experts| Chosen {
+            tokens.into_iter().map(move |experts| ChosenExperts {
                 layer: of.0,
                 ids: of.1,
                 graph: of.2,
@@ -288,7 +288,7 @@ fn effective(counts: &[u64]) -> Option<f64> {
     (all > 0).then(|| entropy.exp2())
 }
 
-impl Layer {
+impl LayerExperts {
     /// Adds a record's choices; returns how many belong to no expert.
     fn take(&mut self, loaded: &Loaded<'_>, r: &Experts<'_>, phase: Phase) -> u64 {
         if self.name.is_empty() {
@@ -337,15 +337,15 @@ impl Layer {
     }
 }
 
-impl Counts {
-    fn merge(&mut self, o: &Counts) {
+impl ExpertCounts {
+    fn merge(&mut self, o: &ExpertCounts) {
         self.tokens = self.tokens.max(o.tokens);
         self.first_uses += o.first_uses;
         o.distance.iter().for_each(|(d, n)| *self.distance.entry(*d).or_default() += n);
         o.depth.iter().for_each(|(d, n)| *self.depth.entry(*d).or_default() += n);
     }
 
-    fn usage(&self, caches: &[u32], effective_experts: Option<f64>) -> Usage {
+    fn usage(&self, caches: &[u32], effective_experts: Option<f64>) -> ExpertUsage {
         let again: u64 = self.distance.values().sum();
         let choices = again + self.first_uses;
         // Nearest rank.
@@ -372,7 +372,7 @@ impl Counts {
             experts: *experts,
             hit_rate: (choices > 0).then(|| held(*experts) as f64 / choices as f64),
         };
-        Usage {
+        ExpertUsage {
             tokens: self.tokens,
             choices,
             effective_experts,
@@ -391,8 +391,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn layer(tokens: &[&[u64]]) -> Layer {
-        let mut l = Layer::default();
+    fn layer(tokens: &[&[u64]]) -> LayerExperts {
+        let mut l = LayerExperts::default();
         for token in tokens {
             l.counts.tokens += 1;
             token.iter().for_each(|id| l.choice(*id, Phase::Decode));

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use serde::Serialize;
 
-use super::pass::Sum;
+use super::pass::PassResult;
 use super::sched::runnable;
 use crate::idents::{Idents, OpKey};
 use crate::load::Loaded;
@@ -46,9 +46,9 @@ pub struct OpHit {
 }
 
 /// The idle task took a preempted thread's CPU.
-pub const THROTTLED: &str = "(no one: CPU left idle, as by a CPU quota)";
+pub const THROTTLED: &str = "(CPU idle, e.g. CPU quota)";
 /// A woken thread's CPU had been idle.
-pub const WAKING: &str = "(no one: waking an idle CPU)";
+pub const WAKING: &str = "(wake-up latency)";
 
 /// Ops reported for each program.
 const OPS: usize = 5;
@@ -106,7 +106,7 @@ fn culprit(r: &pfi::record::OffCpu) -> (bool, u32) {
 }
 
 #[derive(Default)]
-struct Gathered {
+struct InterferenceCounts {
     tids: BTreeSet<u32>,
     cpus: BTreeSet<u16>,
     preemptions: u64,
@@ -120,11 +120,11 @@ struct Gathered {
 pub fn rows(
     loaded: &Loaded<'_>,
     culprits: &Culprits,
-    sum: &Sum,
+    sum: &PassResult,
     idents: &Idents,
     origin: i64,
 ) -> Vec<InterferenceRow> {
-    let mut all: BTreeMap<usize, Gathered> = BTreeMap::new();
+    let mut all: BTreeMap<usize, InterferenceCounts> = BTreeMap::new();
     for (r, place) in loaded.causes.off_cpu.iter().zip(&culprits.of_record) {
         let ns = runnable(r);
         if ns == 0 {
@@ -133,8 +133,11 @@ pub fn rows(
         let (taken, tid) = culprit(r);
         let to = r.t.saturating_add_unsigned(r.dur);
         let from = to.saturating_sub_unsigned(ns);
-        let g =
-            all.entry(*place).or_insert_with(|| Gathered { first: from, last: to, ..Gathered::default() });
+        let g = all.entry(*place).or_insert_with(|| InterferenceCounts {
+            first: from,
+            last: to,
+            ..InterferenceCounts::default()
+        });
         g.tids.insert(tid);
         g.cpus.insert(if taken { r.cpu } else { r.to_cpu });
         g.preemptions += u64::from(taken);
@@ -148,7 +151,7 @@ pub fn rows(
         let total = hits.entry((*place, idents.label(*ident, OpKey::Name))).or_default();
         *total = total.saturating_add(*ns);
     }
-    let row = |(place, g): (usize, Gathered)| {
+    let row = |(place, g): (usize, InterferenceCounts)| {
         let of_place = hits.iter().filter(|((p, _), _)| *p == place);
         let mut ops: Vec<_> = of_place.map(|((_, name), ns)| OpHit { name: name.clone(), ns: *ns }).collect();
         order::by_key(&mut ops, |op| (!op.ns, 0));

@@ -45,7 +45,7 @@ pub struct LevelRow {
 }
 
 #[derive(Default)]
-struct Sum {
+struct LevelSum {
     times: u64,
     ns: u64,
     calls: u64,
@@ -68,9 +68,9 @@ pub fn name(level: Detail) -> &'static str {
     }
 }
 
-type Key = Option<(Detail, u32)>;
+type LevelKey = Option<(Detail, u32)>;
 
-fn key(change: Option<&LevelChange<'_>>) -> Key {
+fn key(change: Option<&LevelChange<'_>>) -> LevelKey {
     change.map(|c| (c.to, c.one_in.max(1)))
 }
 
@@ -81,9 +81,9 @@ pub fn levels(loaded: &Loaded<'_>, line: &Timeline) -> Option<LevelReport> {
     let first_change = changes.first()?.t;
     let origin = line.calls.first().map_or(first_change, |c| c.start);
     let end = line.calls.iter().map(|c| c.end()).fold(changes.last()?.t, i64::max);
-    let mut sums: BTreeMap<Key, Sum> = BTreeMap::new();
+    let mut sums: BTreeMap<LevelKey, LevelSum> = BTreeMap::new();
     if origin < first_change {
-        sums.insert(None, Sum { times: 1, ns: origin.abs_diff(first_change), ..Sum::default() });
+        sums.insert(None, LevelSum { times: 1, ns: origin.abs_diff(first_change), ..LevelSum::default() });
     }
     for (i, c) in changes.iter().enumerate() {
         let until = changes.get(i + 1).map_or(end, |next| next.t);
@@ -105,7 +105,7 @@ pub fn levels(loaded: &Loaded<'_>, line: &Timeline) -> Option<LevelReport> {
     }
     let all = sums.values().fold(0u64, |all, s| all.saturating_add(s.ns));
     let ppm = |ppm: Option<u32>| ppm.map(|p| f64::from(p) / 1e6);
-    let row = |(key, s): (Key, Sum)| LevelRow {
+    let row = |(key, s): (LevelKey, LevelSum)| LevelRow {
         level: key.map(|(level, _)| name(level).into()),
         one_in: key.map_or(1, |(_, n)| n),
         times: s.times,

@@ -12,10 +12,10 @@ pub mod phases;
 pub mod sched;
 pub mod verdict;
 
-use counters::Counters;
+use counters::TraceCounters;
 use interference::{Culprits, InterferenceRow};
-use pass::{Cause, Misses, Pass, Sum};
-use sched::Sched;
+use pass::{Cause, Misses, PassInput, PassResult};
+use sched::OffCpuTimes;
 
 use super::calls::{Phase, Timeline};
 use super::idents::Idents;
@@ -23,24 +23,24 @@ use super::load::Loaded;
 
 /// The slices combined with the scheduler's records and the counters.
 pub struct Attribution {
-    sum: Sum,
+    sum: PassResult,
     /// The scheduler was recorded.
     pub scheduler: bool,
-    pub counters: Counters,
+    pub counters: TraceCounters,
     pub interference: Vec<InterferenceRow>,
 }
 
 impl Attribution {
     /// Needs the runs in the order in which `op_times` leaves them. `None` if the trace has no such records.
     pub fn new(loaded: &mut Loaded<'_>, line: &Timeline, idents: &Idents) -> Option<Attribution> {
-        let counters = Counters::new(loaded);
-        let sched = Sched::new(loaded);
+        let counters = TraceCounters::new(loaded);
+        let sched = OffCpuTimes::new(loaded);
         if !sched.any() && counters.is_empty() {
             return None;
         }
         pass::sort_counts(&mut loaded.causes.counts);
         let culprits = Culprits::new(loaded);
-        let pass = Pass { loaded, idents, sched: &sched, counters: &counters, culprits: &culprits };
+        let pass = PassInput { loaded, idents, sched: &sched, counters: &counters, culprits: &culprits };
         let sum = pass.run(line);
         let origin = line.calls.first().map_or(0, |c| c.start);
         let interference = interference::rows(loaded, &culprits, &sum, idents, origin);

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Time of slices and of the barrier waits after them, summed over all threads, ns. The first eight add up to the
 /// total.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Parts {
+pub struct TimeParts {
     /// On a CPU, in the op. In interval mode this includes spinning at the barrier.
     pub computing_ns: u64,
     /// On a CPU, from the barrier's entry to the next op's start: spinning.
@@ -36,7 +36,7 @@ pub enum Off {
     Blocked,
 }
 
-impl Parts {
+impl TimeParts {
     /// The total time that the parts add up to.
     pub fn whole(&self) -> u64 {
         let p = self;
@@ -64,7 +64,7 @@ impl Parts {
         }
     }
 
-    pub fn merge(&mut self, o: &Parts) {
+    pub fn merge(&mut self, o: &TimeParts) {
         let pairs = [
             (&mut self.computing_ns, o.computing_ns),
             (&mut self.barrier_ns, o.barrier_ns),

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::counters::{Counters, Sums, Told, Values};
+use super::counters::{CounterSums, SlotValues, ThreadValues, TraceCounters};
 use super::interference::Culprits;
-use super::parts::{Off, Parts};
-use super::sched::{Cursor, OffCpuSpan, Sched};
+use super::parts::{Off, TimeParts};
+use super::sched::{OffCpuCursor, OffCpuSpan, OffCpuTimes};
 use crate::calls::{Phase, Timeline};
 use crate::idents::Idents;
 use crate::load::Loaded;
@@ -25,8 +25,8 @@ const EXPERTS: &str = "MUL_MAT_ID";
 /// Sums over a set of slices.
 #[derive(Debug, Clone, Default)]
 pub struct Cause {
-    pub parts: Parts,
-    pub counts: Sums,
+    pub parts: TimeParts,
+    pub counts: CounterSums,
 }
 
 impl Cause {
@@ -76,7 +76,7 @@ impl Misses {
 
 /// The result of the pass.
 #[derive(Default)]
-pub struct Sum {
+pub struct PassResult {
     pub plans: HashMap<(u32, Phase), PlanCauses>,
     pub threads: HashMap<(u16, Phase), Cause>,
     /// Time of slices in which a culprit kept a thread from running, by culprit and ident.
@@ -86,17 +86,17 @@ pub struct Sum {
 }
 
 /// Inputs of the pass.
-pub struct Pass<'l, 'a> {
+pub struct PassInput<'l, 'a> {
     pub loaded: &'l Loaded<'a>,
     pub idents: &'l Idents,
-    pub sched: &'l Sched,
-    pub counters: &'l Counters,
+    pub sched: &'l OffCpuTimes,
+    pub counters: &'l TraceCounters,
     pub culprits: &'l Culprits,
 }
 
 /// All threads at one position of a graph, for byte counters.
 #[derive(Default, Clone)]
-struct Across {
+struct PositionCounts {
     slices: u64,
     slowest: u64,
     thread0: u64,
@@ -106,9 +106,9 @@ struct Across {
 
 /// The current graph.
 #[derive(Default)]
-struct Calls {
+struct CurrentGraph {
     /// By position. `touched` lists exactly the positions the current graph has.
-    across: Vec<Across>,
+    across: Vec<PositionCounts>,
     touched: Vec<usize>,
 }
 
@@ -116,24 +116,24 @@ struct Calls {
 struct To<'o> {
     plan: &'o mut PlanCauses,
     thread: &'o mut Cause,
-    calls: &'o mut Calls,
+    calls: &'o mut CurrentGraph,
     hit: &'o mut HashMap<(usize, usize), u64>,
 }
 
-/// Sorts the counts as [`Pass::run`] requires.
+/// Sorts the counts as [`PassInput::run`] requires.
 pub fn sort_counts(counts: &mut [OpCounts<'_>]) {
     order::by_key(counts, |r| (u64::from(r.plan) << 16 | u64::from(r.ith), r.first.into()));
     order::by_key(counts, |r| (r.graph, 0));
 }
 
-impl Pass<'_, '_> {
+impl PassInput<'_, '_> {
     /// Sums all slices. The runs must be in the order in which `op_times` leaves them, the counts in that of
     /// [`sort_counts`].
-    pub fn run(&self, line: &Timeline) -> Sum {
+    pub fn run(&self, line: &Timeline) -> PassResult {
         let graphs = self.loaded.cpu_graphs.iter().enumerate().map(|(i, g)| (g.seq, i));
         let index: HashMap<u64, usize> = graphs.collect();
-        let mut out = Sum::default();
-        let (mut calls, mut told) = (Calls::default(), Told::default());
+        let mut out = PassResult::default();
+        let (mut calls, mut told) = (CurrentGraph::default(), ThreadValues::default());
         for unit in self.loaded.runs.chunk_by(|a, b| (a.graph, a.plan) == (b.graph, b.plan)) {
             let Some(first) = unit.first() else { continue };
             let graph = index.get(&first.graph).copied();
@@ -166,7 +166,7 @@ impl Pass<'_, '_> {
     }
 
     /// Adds the experts' multiplications of the current graph.
-    fn misses(&self, calls: &Calls, run: &Slices<'_>, out: &mut HashMap<usize, Misses>) {
+    fn misses(&self, calls: &CurrentGraph, run: &Slices<'_>, out: &mut HashMap<usize, Misses>) {
         let Some(slot) = self.counters.slot(MAJOR_FAULTS) else { return };
         let idents = self.idents.of_plan(run.plan);
         for at in &calls.touched {
@@ -181,15 +181,15 @@ impl Pass<'_, '_> {
     }
 
     /// Adds a run's slices; they end by `end`.
-    fn slices(&self, run: &Slices<'_>, edges: &Edges, end: i64, told: &mut Told<'_, '_>, to: To<'_>) {
+    fn slices(&self, run: &Slices<'_>, edges: &Edges, end: i64, told: &mut ThreadValues<'_, '_>, to: To<'_>) {
         let list = self.sched.thread(run.tid, run.t, end);
-        let mut cursor = list.map(|list: &[OffCpuSpan]| Cursor::new(list, run.t));
+        let mut cursor = list.map(|list: &[OffCpuSpan]| OffCpuCursor::new(list, run.t));
         let To { plan, thread, calls, hit } = to;
         let idents = self.idents.of_plan(run.plan);
         for (at, slice) in (run.first..).zip(slice_iter(run)) {
             let (time, wait) = edges.times(&slice);
             let (time, wait) = (time.unwrap_or(0), wait.unwrap_or(0));
-            let mut parts = Parts::default();
+            let mut parts = TimeParts::default();
             match &mut cursor {
                 None => parts.unknown_ns = time.saturating_add(wait),
                 Some(cursor) => {
@@ -233,17 +233,17 @@ impl Pass<'_, '_> {
     }
 }
 
-impl Across {
+impl PositionCounts {
     /// The duration used for the call.
     fn ns(&self, barrier: bool) -> u64 {
         if barrier { self.slowest } else { self.thread0 }
     }
 }
 
-impl Calls {
-    fn add(&mut self, at: usize, ith: u16, ns: u64, values: Option<&Values>) {
+impl CurrentGraph {
+    fn add(&mut self, at: usize, ith: u16, ns: u64, values: Option<&SlotValues>) {
         if self.across.len() <= at {
-            self.across.resize_with(at + 1, Across::default);
+            self.across.resize_with(at + 1, PositionCounts::default);
         }
         let Some(a) = self.across.get_mut(at) else { return };
         if a.slices == 0 {
@@ -264,7 +264,7 @@ impl Calls {
     }
 
     /// Adds the byte counts to the sums of their positions, and resets itself.
-    fn close(&mut self, counters: &Counters, barrier: bool, positions: &mut [Cause]) {
+    fn close(&mut self, counters: &TraceCounters, barrier: bool, positions: &mut [Cause]) {
         for at in self.touched.drain(..) {
             let (Some(a), Some(cause)) = (self.across.get_mut(at), positions.get_mut(at)) else { continue };
             let ns = a.ns(barrier);

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::calls::{Phase, Timeline};
 use crate::describe::{is_leaf, op_name, source};
-use crate::load::{Hit, Loaded};
+use crate::load::{HitTensors, Loaded};
 use crate::ops::OpTimes;
 use crate::words::share;
 
@@ -27,14 +27,14 @@ pub struct StageRow {
 }
 
 #[derive(Default)]
-struct Sum {
+struct PhaseTotals {
     calls: u64,
     cut: u64,
     total: u64,
     max: u64,
 }
 
-impl Sum {
+impl PhaseTotals {
     fn call(&mut self, dur: u64, cut: bool) {
         self.calls += 1;
         self.cut += u64::from(cut);
@@ -77,19 +77,21 @@ pub fn stages(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Option<V
     });
     let span = if from < to { from.abs_diff(to) } else { 0 };
     let function = |name: &str| {
-        let mut sum = Sum::default();
+        let mut sum = PhaseTotals::default();
         records.iter().filter(|p| p.what == name).for_each(|p| sum.call(p.dur, p.cut));
         (sum.calls > 0).then(|| sum.row(name, "function", span))
     };
     let mut rows: Vec<StageRow> = FIRST.into_iter().filter_map(function).collect();
     for phase in Phase::ALL {
-        let mut sum = Sum::default();
+        let mut sum = PhaseTotals::default();
         line.calls.iter().filter(|c| c.phase == phase).for_each(|c| sum.call(c.dur, c.cut));
         if sum.calls > 0 {
             rows.push(sum.row(phase.name(), "call", span));
         }
     }
-    for (name, is) in [("embedding", is_embedding as fn(&Loaded<'_>, Hit) -> bool), ("softmax", is_softmax)] {
+    for (name, is) in
+        [("embedding", is_embedding as fn(&Loaded<'_>, HitTensors) -> bool), ("softmax", is_softmax)]
+    {
         let sum = ops(loaded, times, is);
         if sum.calls > 0 {
             rows.push(sum.row(name, "op", span));
@@ -106,19 +108,19 @@ pub fn stages(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Option<V
     Some(rows)
 }
 
-fn is_embedding(loaded: &Loaded<'_>, (tensor, _): Hit) -> bool {
+fn is_embedding(loaded: &Loaded<'_>, (tensor, _): HitTensors) -> bool {
     let node = loaded.tensors.get(&tensor).filter(|t| t.known && op_name(loaded, t.op) == "GET_ROWS");
     let table = node.and_then(|t| source(loaded, t, 0));
     table.is_some_and(|w| is_leaf(loaded, w) && w.name.contains("token_embd"))
 }
 
-fn is_softmax(loaded: &Loaded<'_>, (tensor, _): Hit) -> bool {
+fn is_softmax(loaded: &Loaded<'_>, (tensor, _): HitTensors) -> bool {
     loaded.tensors.get(&tensor).is_some_and(|t| t.known && op_name(loaded, t.op) == "SOFT_MAX")
 }
 
 /// Thread 0's time in the ops selected by `is`.
-fn ops(loaded: &Loaded<'_>, times: &OpTimes, is: fn(&Loaded<'_>, Hit) -> bool) -> Sum {
-    let mut sum = Sum::default();
+fn ops(loaded: &Loaded<'_>, times: &OpTimes, is: fn(&Loaded<'_>, HitTensors) -> bool) -> PhaseTotals {
+    let mut sum = PhaseTotals::default();
     for ((plan, _), stat) in &times.plans {
         let hits = loaded.plans.get(plan).map_or(&[][..], |p| &p.hits);
         for (pos, hit) in stat.positions.iter().zip(hits) {

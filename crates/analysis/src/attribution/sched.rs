@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::parts::Off;
 use crate::load::Loaded;
 use common::order;
-use pfi::record::{Answer, Availability, Detail, OffCpu};
+use pfi::record::{Availability, Detail, OffCpu, Tristate};
 
 /// Name of the Feature record.
 const FEATURE: &str = "scheduler";
@@ -24,14 +24,14 @@ pub struct OffCpuSpan {
 }
 
 /// A piece of an [`OffCpuSpan`] of one kind.
-pub struct Piece {
+pub struct OffCpuPiece {
     pub kind: Off,
     pub ns: u64,
     pub record: usize,
 }
 
 /// Off-CPU times of all threads.
-pub struct Sched {
+pub struct OffCpuTimes {
     threads: HashMap<u32, Vec<OffCpuSpan>>,
     /// True if a thread without a record was never off-CPU; otherwise it was not followed.
     whole: bool,
@@ -44,8 +44,8 @@ pub struct Sched {
 fn kind(r: &OffCpu) -> Off {
     match (r.state, r.fault, r.io) {
         (0, ..) => Off::Preempted,
-        (_, Answer::Yes, _) => Off::Faulting,
-        (_, _, Answer::Yes) => Off::Io,
+        (_, Tristate::Yes, _) => Off::Faulting,
+        (_, _, Tristate::Yes) => Off::Io,
         (1, ..) => Off::Idle,
         _ => Off::Blocked,
     }
@@ -56,8 +56,8 @@ pub fn runnable(r: &OffCpu) -> u64 {
     if r.state == 0 { r.dur } else { r.runnable.unwrap_or(0).min(r.dur) }
 }
 
-impl Sched {
-    pub fn new(loaded: &Loaded<'_>) -> Sched {
+impl OffCpuTimes {
+    pub fn new(loaded: &Loaded<'_>) -> OffCpuTimes {
         let mut threads: HashMap<u32, Vec<OffCpuSpan>> = HashMap::new();
         for (record, r) in loaded.causes.off_cpu.iter().enumerate() {
             let to = r.t.saturating_add_unsigned(r.dur);
@@ -90,7 +90,7 @@ impl Sched {
         if switched.iter().all(|(_, on)| !on) {
             switched.clear();
         }
-        Sched { threads, whole, switched }
+        OffCpuTimes { threads, whole, switched }
     }
 
     /// True if the trace has any scheduler data.
@@ -125,19 +125,19 @@ impl Sched {
 }
 
 /// A forward-only position in a thread's list, advanced along with its slices.
-pub struct Cursor<'s> {
+pub struct OffCpuCursor<'s> {
     list: &'s [OffCpuSpan],
     at: usize,
 }
 
-impl<'s> Cursor<'s> {
+impl<'s> OffCpuCursor<'s> {
     /// Positioned before the first interval that is not over at `t`.
-    pub fn new(list: &'s [OffCpuSpan], t: i64) -> Cursor<'s> {
-        Cursor { list, at: list.partition_point(|a| a.to <= t) }
+    pub fn new(list: &'s [OffCpuSpan], t: i64) -> OffCpuCursor<'s> {
+        OffCpuCursor { list, at: list.partition_point(|a| a.to <= t) }
     }
 
     /// Yields the pieces inside `from..to`; returns the time in it that the thread was on a CPU.
-    pub fn lay(&mut self, from: i64, to: i64, mut each: impl FnMut(Piece)) -> u64 {
+    pub fn lay(&mut self, from: i64, to: i64, mut each: impl FnMut(OffCpuPiece)) -> u64 {
         let mut offcpu = 0;
         while self.list.get(self.at).is_some_and(|a| a.to <= from) {
             self.at += 1;
@@ -150,7 +150,7 @@ impl<'s> Cursor<'s> {
                 let ns = end.min(to).saturating_sub(start.max(from)).max(0).unsigned_abs();
                 if ns > 0 {
                     offcpu += ns;
-                    each(Piece { kind, ns, record: a.record });
+                    each(OffCpuPiece { kind, ns, record: a.record });
                 }
             }
         }
@@ -171,8 +171,8 @@ mod tests {
             dur,
             runnable,
             state,
-            io: Answer::No,
-            fault: Answer::No,
+            io: Tristate::No,
+            fault: Tristate::No,
             cpu: 0,
             to_cpu: 0,
             by: 2,
@@ -182,16 +182,16 @@ mod tests {
         }
     }
 
-    fn sched(off_cpu: Vec<OffCpu>) -> Sched {
+    fn sched(off_cpu: Vec<OffCpu>) -> OffCpuTimes {
         let mut loaded = Loaded::default();
         loaded.causes.off_cpu = off_cpu;
-        Sched::new(&loaded)
+        OffCpuTimes::new(&loaded)
     }
 
-    fn laid(s: &Sched, from: i64, to: i64) -> (u64, Vec<(Off, u64)>) {
+    fn laid(s: &OffCpuTimes, from: i64, to: i64) -> (u64, Vec<(Off, u64)>) {
         let mut pieces = Vec::new();
         let list = s.thread(1, from, to).unwrap();
-        let on = Cursor::new(list, from).lay(from, to, |p| pieces.push((p.kind, p.ns)));
+        let on = OffCpuCursor::new(list, from).lay(from, to, |p| pieces.push((p.kind, p.ns)));
         (on, pieces)
     }
 
@@ -211,26 +211,26 @@ mod tests {
     #[test]
     fn states_are_as_the_kernel_means_them() {
         let of = |state, fault, io| kind(&OffCpu { fault, io, ..record(0, 1, state, None) });
-        assert_eq!(of(0, Answer::Yes, Answer::Yes), Off::Preempted);
-        assert_eq!(of(1, Answer::No, Answer::No), Off::Idle);
-        assert_eq!(of(2, Answer::Yes, Answer::Yes), Off::Faulting);
-        assert_eq!(of(2, Answer::Unknown, Answer::Yes), Off::Io);
-        assert_eq!(of(2, Answer::Unknown, Answer::Unknown), Off::Blocked);
-        assert_eq!(of(4, Answer::No, Answer::No), Off::Blocked);
+        assert_eq!(of(0, Tristate::Yes, Tristate::Yes), Off::Preempted);
+        assert_eq!(of(1, Tristate::No, Tristate::No), Off::Idle);
+        assert_eq!(of(2, Tristate::Yes, Tristate::Yes), Off::Faulting);
+        assert_eq!(of(2, Tristate::Unknown, Tristate::Yes), Off::Io);
+        assert_eq!(of(2, Tristate::Unknown, Tristate::Unknown), Off::Blocked);
+        assert_eq!(of(4, Tristate::No, Tristate::No), Off::Blocked);
     }
 
     #[test]
     fn a_thread_without_records_is_known_only_where_all_were_followed() {
         use pfi::record::Feature;
         let mut loaded = Loaded::default();
-        assert!(!Sched::new(&loaded).any());
+        assert!(!OffCpuTimes::new(&loaded).any());
         loaded.causes.off_cpu = vec![record(0, 1, 1, None)];
-        assert!(Sched::new(&loaded).thread(7, 0, 1).is_none());
+        assert!(OffCpuTimes::new(&loaded).thread(7, 0, 1).is_none());
         let feature = |state| Feature { name: FEATURE, state, why: "" };
         loaded.causes.features = vec![feature(Availability::Whole)];
-        assert_eq!(Sched::new(&loaded).thread(7, 0, 1), Some(&[][..]));
+        assert_eq!(OffCpuTimes::new(&loaded).thread(7, 0, 1), Some(&[][..]));
         loaded.causes.features = vec![feature(Availability::Partly)];
-        assert_eq!(Sched::new(&loaded).thread(7, 0, 1), None);
+        assert_eq!(OffCpuTimes::new(&loaded).thread(7, 0, 1), None);
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
             |t, to| LevelChange { t, to, one_in: 1, predicted_ppm: None, measured_ppm: None, why: "" };
         loaded.causes.levels =
             vec![level(10, Detail::Op), level(20, Detail::Scheduler), level(40, Detail::Counters)];
-        let known = |loaded: &Loaded<'_>, from, to| Sched::new(loaded).thread(1, from, to).is_some();
+        let known = |loaded: &Loaded<'_>, from, to| OffCpuTimes::new(loaded).thread(1, from, to).is_some();
         let at = |times: [(i64, i64); 7]| times.map(|(from, to)| known(&loaded, from, to));
         let times = [(5, 6), (10, 11), (19, 20), (20, 20), (20, 40), (20, 41), (45, 46)];
         assert_eq!(at(times), [true, false, false, true, true, false, false]);
@@ -261,7 +261,7 @@ mod tests {
             let s = sched(raw.into_iter().map(|(t, dur, state, run)| record(t, dur, state, run)).collect());
             let cuts: Vec<i64> = cuts.into_iter().collect();
             let list = s.thread(1, 0, 1).unwrap_or(&[]);
-            let mut cursor = Cursor::new(list, cuts[0]);
+            let mut cursor = OffCpuCursor::new(list, cuts[0]);
             let (mut on, mut off) = (0, 0);
             for w in cuts.windows(2) {
                 on += cursor.lay(w[0], w[1], |p| off += p.ns);
@@ -270,7 +270,7 @@ mod tests {
             prop_assert_eq!(on + off, whole);
             // One long range gives the same result as many short ones.
             let mut at_once = 0;
-            Cursor::new(list, cuts[0]).lay(cuts[0], *cuts.last().unwrap(), |p| at_once += p.ns);
+            OffCpuCursor::new(list, cuts[0]).lay(cuts[0], *cuts.last().unwrap(), |p| at_once += p.ns);
             prop_assert_eq!(off, at_once);
         }
     }

@@ -7,7 +7,7 @@
 
 use serde::Serialize;
 
-use super::parts::Parts;
+use super::parts::TimeParts;
 
 /// Peak rates of the machine with a number of threads, in 10^9 per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -41,6 +41,20 @@ pub enum Bound {
     Faulting,
 }
 
+impl Bound {
+    /// In one word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Bound::Memory => "memory",
+            Bound::Compute => "compute",
+            Bound::Overhead => "overhead",
+            Bound::Waiting => "waiting",
+            Bound::Preempted => "preempted",
+            Bound::Faulting => "faulting",
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
     pub bound: Bound,
@@ -51,7 +65,7 @@ pub struct Verdict {
 /// Known figures of a row.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Facts {
-    pub parts: Option<Parts>,
+    pub parts: Option<TimeParts>,
     /// Thread 0's op time and barrier wait, ns.
     pub busy: u64,
     pub wait: Option<u64>,
@@ -112,7 +126,7 @@ fn time(f: &Facts) -> Option<(Bound, String)> {
     };
     let all = [
         (Bound::Waiting, p.barrier_ns.saturating_add(p.idle_ns), "at the barrier or asleep"),
-        (Bound::Preempted, p.preempted_ns, "ready to run, behind another thread"),
+        (Bound::Preempted, p.preempted_ns, "runnable but off-CPU"),
         (Bound::Faulting, p.faulting_ns.saturating_add(p.io_ns), "in page faults and I/O"),
     ];
     let (bound, ns, what) = all.into_iter().max_by_key(|(_, ns, _)| *ns)?;
@@ -143,19 +157,19 @@ fn work(f: &Facts, ceiling: &Ceiling) -> Option<(Bound, String)> {
         return Some((Bound::Compute, format!("{rate:.1} GFLOP/s, {} of the peak", pct(share))));
     }
     if from_memory && memory >= NEAR {
-        return Some((Bound::Memory, reads(&format!("the {:.1} that memory gives", peak.gb_per_s))));
+        return Some((Bound::Memory, reads(&format!("the {:.1} GB/s memory peak", peak.gb_per_s))));
     }
     let need = compute?.max(memory);
     let mean = f.busy as f64 / f.calls as f64;
     (f.stalled.is_none_or(|s| s < STALLED) && mean <= SHORT_NS && need <= LITTLE).then(|| {
-        let what = "of which memory and arithmetic need";
-        (Bound::Overhead, format!("{:.1} us a call, {what} {} at their peaks", mean / 1e3, pct(need)))
+        let what = "of which memory and compute need";
+        (Bound::Overhead, format!("{:.1} us per call, {what} {} at their peaks", mean / 1e3, pct(need)))
     })
 }
 
 fn stalled(f: &Facts) -> Option<(Bound, String)> {
     let share = f.stalled.filter(|s| *s >= STALLED)?;
-    Some((Bound::Memory, format!("the back end is stalled in {} of the cycles", pct(share))))
+    Some((Bound::Memory, format!("the back end stalls in {} of the cycles", pct(share))))
 }
 
 /// Whether a row qualifies as the best of a trace: its bytes exceed the caches near a core.
@@ -193,17 +207,17 @@ mod tests {
 
     #[test]
     fn the_most_of_the_time_decides() {
-        let parts = Parts { computing_ns: 40, barrier_ns: 20, preempted_ns: 41, ..Parts::default() };
+        let parts = TimeParts { computing_ns: 40, barrier_ns: 20, preempted_ns: 41, ..TimeParts::default() };
         let full = Facts { bytes: 50e6, ..facts() };
         let of = |parts| verdict(&Facts { parts: Some(parts), ..full }, Some(&given())).unwrap();
         let v = of(parts);
         assert_eq!(v.bound, Bound::Preempted);
-        assert_eq!(v.evidence, "41 % of the threads' time is ready to run, behind another thread");
-        assert_eq!(of(Parts { idle_ns: 30, ..parts }).bound, Bound::Waiting);
-        assert_eq!(of(Parts { faulting_ns: 30, io_ns: 30, ..parts }).bound, Bound::Faulting);
-        assert_eq!(of(Parts { computing_ns: 42, ..parts }).bound, Bound::Memory);
+        assert_eq!(v.evidence, "41 % of the threads' time is runnable but off-CPU");
+        assert_eq!(of(TimeParts { idle_ns: 30, ..parts }).bound, Bound::Waiting);
+        assert_eq!(of(TimeParts { faulting_ns: 30, io_ns: 30, ..parts }).bound, Bound::Faulting);
+        assert_eq!(of(TimeParts { computing_ns: 42, ..parts }).bound, Bound::Memory);
         // With too much time unknown, the parts do not decide.
-        assert_eq!(of(Parts { unknown_ns: 30, ..parts }).bound, Bound::Memory);
+        assert_eq!(of(TimeParts { unknown_ns: 30, ..parts }).bound, Bound::Memory);
         assert_eq!(bound(Facts { wait: Some(1_000_001), ..full }, None), Some(Bound::Waiting));
         assert_eq!(bound(Facts { wait: Some(999_999), ..full }, None), None);
     }
@@ -227,7 +241,7 @@ mod tests {
         let short = Facts { busy: 10_000, work_ns: 10_000, bytes: 10_000.0, f32: 1000.0, ..facts() };
         let v = verdict(&short, Some(&given())).unwrap();
         assert_eq!(v.bound, Bound::Overhead);
-        assert_eq!(v.evidence, "10.0 us a call, of which memory and arithmetic need 2 % at their peaks");
+        assert_eq!(v.evidence, "10.0 us per call, of which memory and compute need 2 % at their peaks");
         assert_eq!(bound(Facts { busy: 100_000, work_ns: 100_000, ..short }, Some(&given())), None);
         assert_eq!(bound(short, None), None);
     }

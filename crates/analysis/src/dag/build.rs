@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 
-use super::pick::Pick;
-use super::{Dag, DagError, Edge, METRICS, Node, Role, Tensor};
-use crate::describe::{NO_STRUCTURE, op_desc, op_name};
-use crate::load::{Loaded, TensorInfo};
+use super::pick::DagSelection;
+use super::{Dag, DagError, Edge, METRICS, Node, NodeRole, NodeTensor};
+use crate::describe::{NO_STRUCTURE, copied_name, op_desc, op_name};
+use crate::load::Loaded;
+use crate::tables::backend_name;
 use ggml::names::fold;
+use pfi::record::Tensor;
 
 /// Maximum nodes of a graph: a hundred times those of the largest models.
 const MAX_NODES: usize = 500_000;
@@ -17,7 +19,7 @@ const NEAR: usize = 256;
 /// Address of the placeholder tensor for sources that were not available (docs/FORMAT.md).
 const SOURCES_LOST: u64 = 1;
 
-struct Builder<'l, 'a> {
+struct DagBuilder<'l, 'a> {
     loaded: &'l Loaded<'a>,
     nodes: Vec<Node>,
     edges: Vec<Edge>,
@@ -26,22 +28,31 @@ struct Builder<'l, 'a> {
     /// Addresses of the tensors whose sources are currently being resolved.
     open: Vec<u64>,
     order: u32,
+    /// That of the current plan, if it is to be shown.
+    backend: Option<String>,
+    /// The node of each result, for copies of it.
+    named: HashMap<&'l str, usize>,
 }
 
 /// Builds the graph of the first of the selected graphs.
 ///
 /// # Errors
 /// No op is described, or there are too many.
-pub fn build(loaded: &Loaded<'_>, pick: &Pick) -> Result<Dag, DagError> {
-    let mut b = Builder {
+pub fn build(loaded: &Loaded<'_>, pick: &DagSelection) -> Result<Dag, DagError> {
+    let mut b = DagBuilder {
         loaded,
         nodes: Vec::new(),
         edges: Vec::new(),
         at: HashMap::new(),
         open: Vec::new(),
         order: 0,
+        backend: None,
+        named: HashMap::new(),
     };
-    for plan in pick.places.iter().filter_map(|p| loaded.plans.get(p.first()?)) {
+    let several = pick.places.iter().any(|p| p.offloaded);
+    for place in &pick.places {
+        let Some(plan) = place.plans.first().and_then(|p| loaded.plans.get(p)) else { continue };
+        b.backend = place.backend.filter(|_| several).map(|id| backend_name(loaded, id));
         for (first, second) in &plan.hits {
             b.hit(*first, *second);
             if b.nodes.len() > MAX_NODES {
@@ -50,7 +61,7 @@ pub fn build(loaded: &Loaded<'_>, pick: &Pick) -> Result<Dag, DagError> {
         }
     }
     let ran = b.nodes.iter().filter(|n| n.order.is_some());
-    let unknown = ran.clone().filter(|n| n.role == Role::Unknown).count();
+    let unknown = ran.clone().filter(|n| n.role == NodeRole::Unknown).count();
     if unknown == ran.count() {
         let without = loaded.header.as_ref().is_some_and(|h| !h.structure);
         return Err(if without { DagError::NoStructure } else { DagError::Lost });
@@ -61,19 +72,19 @@ pub fn build(loaded: &Loaded<'_>, pick: &Pick) -> Result<Dag, DagError> {
             notes.push(format!("{n} {what}"));
         }
     };
-    note(unknown, "ops are not described: they stand without sources");
+    note(unknown, "ops have no description and are shown without sources");
     note(
-        b.nodes.iter().filter(|n| n.role == Role::Elsewhere).count(),
-        "tensors were computed where no op was recorded: on another backend, or their hits are lost",
+        b.nodes.iter().filter(|n| n.role == NodeRole::Elsewhere).count(),
+        "tensors have no recorded op: computed on another backend, or the hits were lost",
     );
-    note(pick.others as usize, "graphs of another structure (or cut off) are left out");
+    note(pick.others as usize, "graphs with another structure (or cut off) are excluded");
     layers(&mut b.nodes, &b.edges);
-    let Builder { nodes, edges, .. } = b;
+    let DagBuilder { nodes, edges, .. } = b;
     let (pid, phase, token) = (pick.pid, pick.phase, pick.token);
     Ok(Dag { pid, phase, token, graphs: pick.graphs, nodes, edges, blocks: Vec::new(), notes })
 }
 
-impl Builder<'_, '_> {
+impl DagBuilder<'_, '_> {
     /// An executed op: one tensor, or two fused ones.
     fn hit(&mut self, first: u32, second: Option<u32>) {
         let ids: Vec<u32> = [Some(first), second].into_iter().flatten().collect();
@@ -100,6 +111,11 @@ impl Builder<'_, '_> {
                 }
             }
         }
+        let leaf = ids.first().filter(|_| sources.is_empty() && order.is_none());
+        let name = leaf.and_then(|id| self.known(*id)).and_then(|t| copied_name(&t.name));
+        if let Some(from) = name.and_then(|name| self.named.get(name)) {
+            sources.push((0, 0, Some(*from)));
+        }
         let own = self.nodes.len();
         self.nodes.push(self.describe(ids, order));
         for (tensor, slot, from) in sources {
@@ -107,6 +123,9 @@ impl Builder<'_, '_> {
         }
         for t in ids.iter().filter_map(|id| loaded.tensors.get(id)) {
             self.at.insert(t.addr, own);
+            if order.is_some() && t.known {
+                self.named.insert(&t.name, own);
+            }
         }
         own
     }
@@ -133,38 +152,40 @@ impl Builder<'_, '_> {
     fn describe(&self, ids: &[u32], order: Option<u32>) -> Node {
         let tensors = ids.iter().map(|id| self.tensor(*id)).collect();
         let mut known = ids.iter().filter_map(|id| self.known(*id));
-        let role = known.next().map_or(Role::Unknown, |t| self.role(t, order));
-        Node { role, tensors, order, layer: None, block: None, figures: [None; METRICS.len()] }
+        let role = known.next().map_or(NodeRole::Unknown, |t| self.role(t, order));
+        let backend = order.and_then(|_| self.backend.clone());
+        Node { role, tensors, order, layer: None, block: None, backend, figures: [None; METRICS.len()] }
     }
 
-    fn known(&self, id: u32) -> Option<&TensorInfo> {
+    fn known(&self, id: u32) -> Option<&Tensor> {
         self.loaded.tensors.get(&id).filter(|t| t.known)
     }
 
-    fn tensor(&self, id: u32) -> Tensor {
+    fn tensor(&self, id: u32) -> NodeTensor {
         let Some(t) = self.known(id) else { return self.unknown(id) };
         let ty =
             self.loaded.types.get(&t.ty).map_or_else(|| format!("type#{}", t.ty), |ty| ty.name.to_owned());
-        Tensor { op: op_desc(self.loaded, t.op), name: t.name.to_string(), ty, ne: t.ne, addr: t.addr }
+        NodeTensor { op: op_desc(self.loaded, t.op), name: t.name.to_string(), ty, ne: t.ne, addr: t.addr }
     }
 
-    fn unknown(&self, id: u32) -> Tensor {
+    fn unknown(&self, id: u32) -> NodeTensor {
         let addr = self.loaded.tensors.get(&id).map_or(0, |t| t.addr);
         let name = if addr == SOURCES_LOST { "(sources not recorded)" } else { NO_STRUCTURE };
-        Tensor { op: String::new(), name: name.into(), ty: String::new(), ne: [0; 4], addr }
+        NodeTensor { op: String::new(), name: name.into(), ty: String::new(), ne: [0; 4], addr }
     }
 
-    fn role(&self, t: &TensorInfo, order: Option<u32>) -> Role {
+    fn role(&self, t: &Tensor, order: Option<u32>) -> NodeRole {
         match op_name(self.loaded, t.op) {
-            "VIEW" | "RESHAPE" | "PERMUTE" | "TRANSPOSE" => Role::View,
-            "NONE" if t.src.iter().any(Option::is_some) => Role::View,
+            "VIEW" | "RESHAPE" | "PERMUTE" | "TRANSPOSE" => NodeRole::View,
+            "NONE" if t.src.iter().any(Option::is_some) => NodeRole::View,
+            "NONE" if order.is_none() && copied_name(&t.name).is_some() => NodeRole::Copy,
             "NONE" if order.is_none() => match fold(&t.name).pattern.as_ref() {
-                name if name.starts_with("cache_") => Role::Cache,
-                name if name.contains(".weight") || name.contains(".bias") => Role::Weight,
-                _ => Role::Input,
+                name if name.starts_with("cache_") => NodeRole::Cache,
+                name if name.contains(".weight") || name.contains(".bias") => NodeRole::Weight,
+                _ => NodeRole::Input,
             },
-            _ if order.is_some() => Role::Op,
-            _ => Role::Elsewhere,
+            _ if order.is_some() => NodeRole::Op,
+            _ => NodeRole::Elsewhere,
         }
     }
 }
@@ -200,12 +221,12 @@ fn layers(nodes: &mut [Node], edges: &[Edge]) {
     views(nodes, edges);
 }
 
-/// A view with no layer of its own belongs to the layer that alone uses it.
+/// A view without a layer belongs to the only layer that uses it.
 fn views(nodes: &mut [Node], edges: &[Edge]) {
     for e in edges.iter().rev().filter(|e| e.from < e.to) {
         let (Some(to), Some(from)) = (nodes.get(e.to), nodes.get(e.from)) else { continue };
         let (user, own) = (to.layer, from.layer);
-        if from.role == Role::View && own.is_none() && user.is_some() {
+        if from.role == NodeRole::View && own.is_none() && user.is_some() {
             let alone = |o: &Edge| o.from != e.from || nodes.get(o.to).is_none_or(|n| n.layer == user);
             // Users follow closely after their sources: a view's first user created its node.
             let near = edges.partition_point(|o| o.to <= e.from);

@@ -7,8 +7,9 @@
 //! whether an engine fuses two ops.
 
 use super::fold::{fold, ranges};
-use super::{Dag, DagError, Edge, Role};
+use super::{Dag, DagError, Edge, NodeRole};
 use common::order;
+use serde::Serialize;
 
 /// Maximum ops of a kind of layer; four times those of the largest.
 const MAX_OPS: usize = 1024;
@@ -19,7 +20,7 @@ const SAME: u32 = 3;
 const SAME_OP: u32 = 2;
 
 /// An op that only one of the two has.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Extra {
     pub op: String,
     pub name: String,
@@ -29,8 +30,8 @@ pub struct Extra {
 }
 
 /// Layers of one kind in both models, or everything outside the layers.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Pair {
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LayerPair {
     /// Which layers, in words; empty outside the layers, none if one of the two has no layers.
     pub layers: [Option<String>; 2],
     /// Ops that both have.
@@ -40,13 +41,13 @@ pub struct Pair {
 
 /// The result for both graphs.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Comparison {
+pub struct DagComparison {
     /// Number of layers.
     pub layers: [usize; 2],
-    pub pairs: Vec<Pair>,
+    pub pairs: Vec<LayerPair>,
 }
 
-impl Comparison {
+impl DagComparison {
     /// True if no op is on one side only, and the numbers of layers are equal.
     pub fn is_same(&self) -> bool {
         self.layers[0] == self.layers[1] && self.pairs.iter().all(|p| p.only.iter().all(Vec::is_empty))
@@ -54,13 +55,13 @@ impl Comparison {
 }
 
 /// An op: its node and which of the node's tensors.
-type Op = (usize, usize);
+type TensorIndex = (usize, usize);
 
 /// Compares two graphs.
 ///
 /// # Errors
 /// A layer has too many ops.
-pub fn compare(a: &Dag, b: &Dag) -> Result<Comparison, DagError> {
+pub fn compare(a: &Dag, b: &Dag) -> Result<DagComparison, DagError> {
     let (a, b) = (fold(a), fold(b));
     if a.blocks.len().max(b.blocks.len()) > MAX_KINDS {
         return Err(DagError::TooLarge(MAX_KINDS, "kinds of layers"));
@@ -76,7 +77,7 @@ pub fn compare(a: &Dag, b: &Dag) -> Result<Comparison, DagError> {
         pairs.push(pair(&a, &b, [in_words(&a, in_a), in_words(&b, in_b)], [ops(&a, in_a), ops(&b, in_b)])?);
     }
     let count = |dag: &Dag| dag.blocks.iter().map(|b| b.layers.len()).sum();
-    Ok(Comparison { layers: [count(&a), count(&b)], pairs })
+    Ok(DagComparison { layers: [count(&a), count(&b)], pairs })
 }
 
 fn in_words(dag: &Dag, block: Option<usize>) -> Option<String> {
@@ -91,17 +92,22 @@ fn kinds(dag: &Dag) -> Vec<usize> {
 }
 
 /// The ops of a kind of layer, or those outside all layers.
-fn ops(dag: &Dag, block: Option<usize>) -> Vec<Op> {
-    let within = dag.nodes.iter().enumerate().filter(|(_, n)| n.role == Role::Op && n.block == block);
+fn ops(dag: &Dag, block: Option<usize>) -> Vec<TensorIndex> {
+    let within = dag.nodes.iter().enumerate().filter(|(_, n)| n.role == NodeRole::Op && n.block == block);
     within.flat_map(|(i, n)| (0..n.tensors.len()).map(move |k| (i, k))).collect()
 }
 
-fn label(dag: &Dag, (node, tensor): Op) -> (&str, &str) {
+fn label(dag: &Dag, (node, tensor): TensorIndex) -> (&str, &str) {
     let t = dag.nodes.get(node).and_then(|n| n.tensors.get(tensor));
     t.map_or(("", ""), |t| (t.op.as_str(), t.name.as_str()))
 }
 
-fn pair(a: &Dag, b: &Dag, layers: [Option<String>; 2], ops: [Vec<Op>; 2]) -> Result<Pair, DagError> {
+fn pair(
+    a: &Dag,
+    b: &Dag,
+    layers: [Option<String>; 2],
+    ops: [Vec<TensorIndex>; 2],
+) -> Result<LayerPair, DagError> {
     let [in_a, in_b] = &ops;
     if in_a.len().max(in_b.len()) > MAX_OPS {
         return Err(DagError::TooLarge(MAX_OPS, "ops in a layer"));
@@ -123,13 +129,14 @@ fn pair(a: &Dag, b: &Dag, layers: [Option<String>; 2], ops: [Vec<Op>; 2]) -> Res
         }
     }
     let alike = beside.iter().flatten().count();
-    let left: Vec<Op> = in_a.iter().zip(&beside).filter(|(_, j)| j.is_none()).map(|(op, _)| *op).collect();
-    let right: Vec<Op> = free.into_iter().map(|j| in_b[j]).collect();
-    let extras = |dag: &Dag, list: Vec<Op>| {
+    let left: Vec<TensorIndex> =
+        in_a.iter().zip(&beside).filter(|(_, j)| j.is_none()).map(|(op, _)| *op).collect();
+    let right: Vec<TensorIndex> = free.into_iter().map(|j| in_b[j]).collect();
+    let extras = |dag: &Dag, list: Vec<TensorIndex>| {
         let users = if list.is_empty() { Vec::new() } else { by_source(dag) };
         list.into_iter().map(|op| extra(dag, &users, op)).collect()
     };
-    Ok(Pair { layers, alike, only: [extras(a, left), extras(b, right)] })
+    Ok(LayerPair { layers, alike, only: [extras(a, left), extras(b, right)] })
 }
 
 /// For each of `n`, the matching one of `m`, so that both keep their order and the sum of scores is maximal.
@@ -161,7 +168,7 @@ fn line_up(n: usize, m: usize, score: &dyn Fn(usize, usize) -> u32) -> Vec<Optio
     beside
 }
 
-fn extra(dag: &Dag, users: &[Edge], op: Op) -> Extra {
+fn extra(dag: &Dag, users: &[Edge], op: TensorIndex) -> Extra {
     let (node, tensor) = op;
     let mut takes = Vec::new();
     for e in dag.sources(node).iter().filter(|e| usize::from(e.tensor) == tensor) {
@@ -200,7 +207,7 @@ fn in_full((op, name): (&str, &str)) -> String {
 fn layer_under(dag: &Dag, mut node: usize) -> String {
     for _ in 0..MAX_DEPTH {
         match (dag.nodes.get(node).map(|n| n.role), dag.sources(node).first()) {
-            (Some(Role::View), Some(e)) if e.from != node => node = e.from,
+            (Some(NodeRole::View), Some(e)) if e.from != node => node = e.from,
             _ => break,
         }
     }
@@ -222,11 +229,11 @@ fn above(dag: &Dag, users: &[Edge], node: usize, views: &mut u32, to: &mut Vec<S
     let of_node = users.iter().skip(first).take_while(|e| e.from == node);
     for e in of_node.filter(|e| e.to != node).take(MAX_USERS) {
         match dag.nodes.get(e.to) {
-            Some(n) if n.role == Role::View && *views > 0 => {
+            Some(n) if n.role == NodeRole::View && *views > 0 => {
                 *views -= 1;
                 above(dag, users, e.to, views, to);
             }
-            Some(n) if n.role == Role::View => {}
+            Some(n) if n.role == NodeRole::View => {}
             Some(_) => push(to, in_full(label(dag, (e.to, e.tensor.into())))),
             None => {}
         }

@@ -2,18 +2,18 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::{Block, Dag, DagError, Edge, METRICS, Node, Spread};
+use super::{Dag, DagError, Edge, LayerGroup, METRICS, Node, Spread};
 use common::order;
 use ggml::names::fold as pattern;
 
 /// Nodes of each layer.
-struct Layers {
+struct LayerNodes {
     numbers: Vec<u32>,
     nodes: Vec<Vec<usize>>,
 }
 
-impl Layers {
-    fn of(dag: &Dag) -> Layers {
+impl LayerNodes {
+    fn of(dag: &Dag) -> LayerNodes {
         let numbers = dag.layers();
         let mut nodes = vec![Vec::new(); numbers.len()];
         for (i, node) in dag.nodes.iter().enumerate() {
@@ -22,14 +22,14 @@ impl Layers {
                 list.push(i);
             }
         }
-        Layers { numbers, nodes }
+        LayerNodes { numbers, nodes }
     }
 }
 
 /// Folds all layers that have the same ops, names, dimensions and internal edges. Sources outside a layer may
 /// differ if they are computed.
 pub fn fold(dag: &Dag) -> Dag {
-    let layers = Layers::of(dag);
+    let layers = LayerNodes::of(dag);
     // For each node its representative, and the block of that.
     let mut stands: Vec<usize> = (0..dag.nodes.len()).collect();
     let mut block_of: Vec<Option<usize>> = vec![None; dag.nodes.len()];
@@ -42,7 +42,9 @@ pub fn fold(dag: &Dag) -> Dag {
                 block_of[*node] = Some(blocks.len());
             }
         }
-        blocks.push(Block { layers: group.iter().filter_map(|l| layers.numbers.get(*l)).copied().collect() });
+        blocks.push(LayerGroup {
+            layers: group.iter().filter_map(|l| layers.numbers.get(*l)).copied().collect(),
+        });
     }
     let mut members: Vec<Vec<usize>> = vec![Vec::new(); dag.nodes.len()];
     for (node, stand) in stands.iter().enumerate() {
@@ -72,7 +74,7 @@ pub fn fold(dag: &Dag) -> Dag {
 }
 
 /// Groups of identical layers, by index; groups and layers in ascending order.
-fn equal(dag: &Dag, layers: &Layers) -> Vec<Vec<usize>> {
+fn equal(dag: &Dag, layers: &LayerNodes) -> Vec<Vec<usize>> {
     let mut shapes: Vec<(u64, usize)> =
         layers.nodes.iter().enumerate().map(|(i, nodes)| (shape(dag, nodes), i)).collect();
     order::by_key(&mut shapes, |s| (s.0, s.1 as u64));
@@ -86,7 +88,7 @@ fn shape(dag: &Dag, nodes: &[usize]) -> u64 {
     let mut hash = DefaultHasher::new();
     for i in nodes {
         let Some(node) = dag.nodes.get(*i) else { continue };
-        (node.role, node.order.is_some(), node.tensors.len()).hash(&mut hash);
+        (node.role, node.order.is_some(), node.tensors.len(), &node.backend).hash(&mut hash);
         for t in &node.tensors {
             (&t.op, &pattern(&t.name).pattern, t.ne).hash(&mut hash);
         }

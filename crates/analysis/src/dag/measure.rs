@@ -1,6 +1,6 @@
 //! Computes the figures of the nodes from the slices of the selected graphs.
 
-use super::pick::Pick;
+use super::pick::DagSelection;
 use super::{Dag, METRICS, Metric, Spread};
 use crate::attribution::Attribution;
 use crate::attribution::counters::CounterRow;
@@ -12,7 +12,7 @@ use crate::ops::{OpTimes, PosStat};
 
 /// Totals of a node over all selected graphs.
 #[derive(Default)]
-struct Sum {
+struct NodeTotals {
     stat: PosStat,
     cause: Cause,
     /// Of the calls whose work is known: bytes, operations and number.
@@ -25,22 +25,31 @@ struct Sum {
 }
 
 /// Fills in the figures. `times` and `why` must contain only the selected graphs.
-pub fn measure(dag: &mut Dag, loaded: &Loaded<'_>, pick: &Pick, times: &OpTimes, why: Option<&Attribution>) {
+pub fn measure(
+    dag: &mut Dag,
+    loaded: &Loaded<'_>,
+    pick: &DagSelection,
+    times: &OpTimes,
+    why: Option<&Attribution>,
+) {
     let ran: Vec<usize> = (0..dag.nodes.len()).filter(|i| dag.nodes[*i].order.is_some()).collect();
     let mut nodes = ran.into_iter();
-    for plans in &pick.places {
-        let len = plans.first().and_then(|p| loaded.plans.get(p)).map_or(0, |p| p.hits.len());
+    for place in &pick.places {
+        let len = place.plans.first().and_then(|p| loaded.plans.get(p)).map_or(0, |p| p.hits.len());
         for (position, node) in (0..len).zip(nodes.by_ref()) {
-            let mut sum = Sum::default();
-            for plan in plans {
+            let mut sum = NodeTotals::default();
+            for plan in &place.plans {
                 sum.add(loaded, *plan, position, times, why);
+                if place.offloaded {
+                    sum.add_work(loaded, *plan, position);
+                }
             }
             dag.nodes[node].figures = sum.figures(why);
         }
     }
 }
 
-impl Sum {
+impl NodeTotals {
     fn add(
         &mut self,
         loaded: &Loaded<'_>,
@@ -66,6 +75,16 @@ impl Sum {
             if let Some(cause) = why.and_then(|w| w.positions(plan, phase).get(position)) {
                 self.cause.merge(cause);
             }
+        }
+    }
+
+    /// The work of an op that has no time: once per plan.
+    fn add_work(&mut self, loaded: &Loaded<'_>, plan: u32, position: usize) {
+        let hit = loaded.plans.get(&plan).and_then(|p| p.hits.get(position)).copied();
+        if let Some(work) = describe(loaded, position, hit).work {
+            self.bytes += work.read as f64 + work.written as f64;
+            self.flops += work.flops as f64;
+            self.calls += 1.0;
         }
     }
 

@@ -1,10 +1,11 @@
 //! Selects the graphs of a recording to use: those of one process and of one batch or phase that have the same
 //! structure.
 
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::{DagError, Options, level};
-use crate::calls::{Phase, Timeline};
+use super::{DagError, DagOptions, level};
+use crate::calls::{CallSource, Phase, Timeline};
 use crate::describe::op_name;
 use crate::load::{Loaded, PlanInfo};
 use crate::processes::Processes;
@@ -12,13 +13,13 @@ use common::order;
 
 /// The selection.
 #[derive(Debug)]
-pub struct Pick {
+pub struct DagSelection {
     pub pid: u32,
     pub phase: Phase,
     pub token: Option<u64>,
-    /// For each CPU graph of a batch, in order: the plans found at that place in the selected graphs. The first
+    /// For each part of a batch's graph, in order: the plans found at that place in the selected graphs. The first
     /// of each is of the first graph, which defines the structure.
-    pub places: Vec<Vec<u32>>,
+    pub places: Vec<Place>,
     /// Number of graphs selected, and number with a different structure.
     pub graphs: u64,
     pub others: u64,
@@ -26,45 +27,108 @@ pub struct Pick {
     seqs: Vec<u64>,
 }
 
-/// CPU graphs that belong to one scheduler graph, by index in [`Loaded::cpu_graphs`].
-type Instance = Vec<usize>;
+/// The plans found at one place.
+#[derive(Debug, Default)]
+pub struct Place {
+    pub plans: Vec<u32>,
+    /// Where it was computed, if that is known: id of a backend.
+    pub backend: Option<u32>,
+    /// Not in CPU graphs, so its ops have no times.
+    pub offloaded: bool,
+}
+
+/// A part of a scheduler graph whose nodes are known: a CPU graph, or a split on another backend.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    /// Number of the scheduler graph; one of its own if there was none.
+    key: u64,
+    t: i64,
+    plan: u32,
+    cut: bool,
+    phase: Phase,
+    call: Option<usize>,
+    backend: Option<u32>,
+    /// Number of the CPU graph.
+    seq: Option<u64>,
+}
+
+/// The parts of one scheduler graph, in time order.
+type Instance = Vec<Part>;
+
+/// All parts of a process.
+fn parts(loaded: &Loaded<'_>, line: &Timeline, pid: u32) -> Vec<Part> {
+    let backend_of: HashMap<u64, u32> = loaded.splits.iter().map(|s| (s.seq, s.backend)).collect();
+    let mut call_of: HashMap<u64, usize> = HashMap::new();
+    let by_seq: HashMap<u64, usize> = line.calls.iter().enumerate().map(|(i, c)| (c.seq, i)).collect();
+    for g in &loaded.graphs {
+        let call = if line.source == CallSource::Token { g.token } else { Some(g.seq) };
+        call_of.extend(call.and_then(|seq| by_seq.get(&seq)).map(|call| (g.seq, *call)));
+    }
+    let calls = line.cpu_phase.iter().zip(&line.cpu_call);
+    let cpu = loaded.cpu_graphs.iter().zip(calls).filter(|(g, _)| g.pid == pid);
+    let cpu = cpu.filter_map(|(g, (phase, call))| {
+        Some(Part {
+            // Both kinds of numbers are far below the maximum.
+            key: g.graph.unwrap_or(!g.seq),
+            t: g.t,
+            plan: g.plan?,
+            cut: g.cut,
+            phase: *phase,
+            call: *call,
+            backend: g.split.and_then(|s| backend_of.get(&s).copied()),
+            seq: Some(g.seq),
+        })
+    });
+    let others = loaded.splits.iter().filter(|s| s.pid == pid).filter_map(|s| {
+        let key = s.graph?;
+        Some(Part {
+            key,
+            t: s.t,
+            plan: s.plan?,
+            cut: s.cut,
+            phase: line.graph_phase.get(&key).copied().unwrap_or(Phase::Unknown),
+            call: call_of.get(&key).copied(),
+            backend: Some(s.backend),
+            seq: None,
+        })
+    });
+    cpu.chain(others).collect()
+}
 
 /// Selects the graphs.
-pub fn pick(loaded: &Loaded<'_>, line: &Timeline, options: &Options) -> Result<Pick, DagError> {
+pub fn pick(loaded: &Loaded<'_>, line: &Timeline, options: &DagOptions) -> Result<DagSelection, DagError> {
     let pid = process(loaded, options.pid.map(|id| id.pid))?;
-    let all: Vec<usize> = (0..loaded.cpu_graphs.len())
-        .filter(|i| loaded.cpu_graphs.get(*i).is_some_and(|g| g.pid == pid && g.plan.is_some()))
-        .collect();
+    let all = parts(loaded, line, pid);
     if all.is_empty() {
         return Err(DagError::NoOps(level(loaded)));
     }
-    let phase_of = |i: &usize| line.cpu_phase.get(*i).copied().unwrap_or(Phase::Unknown);
-    let (wanted, phase): (Vec<usize>, Phase) = match options.token {
+    let (wanted, phase): (Vec<Part>, Phase) = match options.token {
         Some(seq) => {
             let call = line.calls.iter().position(|c| c.seq == seq && c.pid == pid);
-            let of = |i: &usize| call.is_some() && line.cpu_call.get(*i).copied().flatten() == call;
-            let list: Vec<usize> = all.into_iter().filter(of).collect();
+            let of = |p: &Part| call.is_some() && p.call == call;
+            let list: Vec<Part> = all.into_iter().filter(of).collect();
             let phase =
-                list.first().map(phase_of).ok_or_else(|| DagError::NoToken(seq, batches(line, pid)))?;
+                list.first().map(|p| p.phase).ok_or_else(|| DagError::NoToken(seq, batches(line, pid)))?;
             (list, phase)
         }
         None => {
-            let has = |p: Phase| all.iter().any(|i| phase_of(i) == p);
+            let has = |phase: Phase| all.iter().any(|p| p.phase == phase);
             let first = [Phase::Decode, Phase::Prefill].into_iter().find(|p| has(*p));
             let phase = options.phase.or(first).unwrap_or(Phase::Unknown);
             if !has(phase) {
                 let there: Vec<&str> = Phase::ALL.into_iter().filter(|p| has(*p)).map(Phase::name).collect();
                 return Err(DagError::NoPhase(phase.name(), there.join(" and ")));
             }
-            (all.into_iter().filter(|i| phase_of(i) == phase).collect(), phase)
+            (all.into_iter().filter(|p| p.phase == phase).collect(), phase)
         }
     };
-    choose(loaded, &instances(loaded, wanted), pid, phase, options.token)
+    choose(loaded, &instances(wanted), pid, phase, options.token)
 }
 
 /// The requested process, else the only one that ran graphs.
 pub(super) fn process(loaded: &Loaded<'_>, wanted: Option<u32>) -> Result<u32, DagError> {
-    let mut pids: Vec<u32> = loaded.cpu_graphs.iter().map(|g| g.pid).collect();
+    let described = loaded.splits.iter().filter(|s| s.plan.is_some()).map(|s| s.pid);
+    let mut pids: Vec<u32> = loaded.cpu_graphs.iter().map(|g| g.pid).chain(described).collect();
     pids.sort_unstable();
     pids.dedup();
     match (wanted, pids.as_slice()) {
@@ -81,16 +145,12 @@ fn batches(line: &Timeline, pid: u32) -> String {
     of().min().zip(of().max()).map_or_else(|| "there is none".into(), |(a, b)| format!("{a} to {b}"))
 }
 
-/// Groups CPU graphs that belong to one graph, each list in time order.
-fn instances(loaded: &Loaded<'_>, mut list: Vec<usize>) -> Vec<Instance> {
-    let graph = |i: &usize| loaded.cpu_graphs.get(*i);
-    // A CPU graph without one is its own group; both kinds of numbers are far below the maximum.
-    let key = |i: &usize| graph(i).map_or(0, |g| g.graph.unwrap_or(!g.seq));
-    order::by_key(&mut list, |i| (graph(i).map_or(0, |g| order::time(g.t)), 0));
-    order::by_key(&mut list, |i| (key(i), 0));
-    let mut all: Vec<Instance> = list.chunk_by(|a, b| key(a) == key(b)).map(<[usize]>::to_vec).collect();
-    let start = |one: &Instance| one.first().and_then(graph).map_or(0, |g| order::time(g.t));
-    order::by_key(&mut all, |one| (start(one), 0));
+/// Groups the parts that belong to one graph.
+fn instances(mut list: Vec<Part>) -> Vec<Instance> {
+    order::by_key(&mut list, |p| (order::time(p.t), 0));
+    order::by_key(&mut list, |p| (p.key, 0));
+    let mut all: Vec<Instance> = list.chunk_by(|a, b| a.key == b.key).map(<[Part]>::to_vec).collect();
+    order::by_key(&mut all, |one| (one.first().map_or(0, |p| order::time(p.t)), 0));
     all
 }
 
@@ -101,20 +161,19 @@ fn choose(
     pid: u32,
     phase: Phase,
     token: Option<u64>,
-) -> Result<Pick, DagError> {
-    let plan = |i: &usize| loaded.cpu_graphs.get(*i).and_then(|g| g.plan).unwrap_or(u32::MAX);
-    let mut plans: Vec<u32> = all.iter().flatten().map(plan).collect();
+) -> Result<DagSelection, DagError> {
+    let mut plans: Vec<u32> = all.iter().flatten().map(|p| p.plan).collect();
     plans.sort_unstable();
     plans.dedup();
     let shapes: Vec<Option<u64>> =
         plans.iter().map(|id| loaded.plans.get(id).map(|p| shape(loaded, p))).collect();
-    let shape_of = |i: &usize| *shapes.get(plans.binary_search(&plan(i)).ok()?)?;
-    let cut = |one: &Instance| one.iter().any(|i| loaded.cpu_graphs.get(*i).is_some_and(|g| g.cut));
+    let shape_of = |p: &Part| *shapes.get(plans.binary_search(&p.plan).ok()?)?;
+    let cut = |one: &Instance| one.iter().any(|p| p.cut);
     // A graph that is incomplete, or whose ops are not in the file, has no shape.
     let shape_of = |one: &Instance| -> Option<u64> {
         let mut hash = DefaultHasher::new();
-        for i in one {
-            shape_of(i)?.hash(&mut hash);
+        for part in one {
+            (shape_of(part)?, part.backend).hash(&mut hash);
         }
         (!cut(one)).then(|| hash.finish())
     };
@@ -131,26 +190,26 @@ fn choose(
     }
     let (wanted, graphs) = best.ok_or(DagError::Lost)?;
     let chosen = || all.iter().zip(&shapes).filter(|(_, s)| **s == Some(wanted)).map(|(one, _)| one);
-    let mut places: Vec<Vec<u32>> = Vec::new();
+    let mut places: Vec<Place> = Vec::new();
     for one in chosen() {
-        places.resize(one.len(), Vec::new());
-        for (place, i) in places.iter_mut().zip(one) {
-            place.push(plan(i));
+        places.resize_with(one.len(), Place::default);
+        for (place, part) in places.iter_mut().zip(one) {
+            place.plans.push(part.plan);
+            (place.backend, place.offloaded) = (part.backend, part.seq.is_none());
         }
     }
-    for place in &mut places {
-        let first = place.first().copied();
-        place.sort_unstable();
-        place.dedup();
-        if let Some(at) = place.iter().position(|p| Some(*p) == first) {
-            place.swap(0, at);
+    for Place { plans, .. } in &mut places {
+        let first = plans.first().copied();
+        plans.sort_unstable();
+        plans.dedup();
+        if let Some(at) = plans.iter().position(|p| Some(*p) == first) {
+            plans.swap(0, at);
         }
     }
-    let mut seqs: Vec<u64> =
-        chosen().flatten().filter_map(|i| loaded.cpu_graphs.get(*i)).map(|g| g.seq).collect();
+    let mut seqs: Vec<u64> = chosen().flatten().filter_map(|p| p.seq).collect();
     seqs.sort_unstable();
     let (graphs, others) = (graphs as u64, (all.len() - graphs) as u64);
-    Ok(Pick { pid, phase, token, places, graphs, others, seqs })
+    Ok(DagSelection { pid, phase, token, places, graphs, others, seqs })
 }
 
 /// Equal for plans with the same ops and names, whatever their dimensions.
@@ -169,7 +228,7 @@ fn shape(loaded: &Loaded<'_>, plan: &PlanInfo) -> u64 {
 }
 
 /// Reduces `loaded` to the selected graphs.
-pub fn keep(loaded: &mut Loaded<'_>, pick: &Pick) {
+pub fn keep(loaded: &mut Loaded<'_>, pick: &DagSelection) {
     let chosen = |seq: u64| pick.seqs.binary_search(&seq).is_ok();
     loaded.cpu_graphs.retain(|g| chosen(g.seq));
     loaded.runs.retain(|r| chosen(r.graph));

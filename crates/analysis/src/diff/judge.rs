@@ -5,13 +5,13 @@
 //! faster in one run does not count as a change of the op. Its error has two parts: variation between calls, and
 //! variation between program starts (`scatter`).
 
-use super::scatter::{Spread, over_starts};
-use super::{Change, Drift, KINDS, OpChange, Options, Scatter, Verdict};
+use super::scatter::{OpVariation, over_starts};
+use super::{DiffOptions, DiffVerdict, Drift, KINDS, OpChange, Scatter, TimeChange};
 use crate::series::Series;
 use crate::stats::{Estimate, false_discovery, mean, typical, weighted_median};
 use common::order;
 
-/// Minimum number of ops to form a kind of their own.
+/// Minimum number of ops to form a separate kind.
 const KIND: usize = 4;
 /// Confidence level of all intervals shown.
 const CONFIDENCE: f64 = 0.95;
@@ -34,7 +34,7 @@ const ROW: usize = 4;
 const DISTURBED: f64 = 4.0;
 
 /// Times of one or several groups in both runs, ns by pair; 0 where they did not run.
-pub struct Column {
+pub struct TimesColumn {
     streams: bool,
     /// Of each group of this many consecutive calls the fastest is compared.
     row: usize,
@@ -46,28 +46,29 @@ pub struct Column {
     raw: Option<Estimate>,
 }
 
-impl Column {
-    pub fn new(group: usize, streams: bool, series: [&Series; 2], pairs: usize, row: usize) -> Column {
+impl TimesColumn {
+    pub fn new(group: usize, streams: bool, series: [&Series; 2], pairs: usize, row: usize) -> TimesColumn {
         let times = series.map(|s| s.group(group).iter().take(pairs).map(|t| f64::from(*t)).collect());
-        Column::of(streams, times, series.map(|s| s.times_a_call(group)), row)
+        TimesColumn::of(streams, times, series.map(|s| s.times_a_call(group)), row)
     }
 
-    fn of(streams: bool, times: [Vec<f64>; 2], times_a_call: [f64; 2], row: usize) -> Column {
+    fn of(streams: bool, times: [Vec<f64>; 2], times_a_call: [f64; 2], row: usize) -> TimesColumn {
         let means = [mean(&times[0]), mean(&times[1])];
-        let mut column = Column { streams, row, times, means, times_a_call, raw: None };
+        let mut column = TimesColumn { streams, row, times, means, times_a_call, raw: None };
         column.raw = if as_often(times_a_call) { typical(&ratios(&column.times, None, row)) } else { None };
         column
     }
 
     /// Several columns as one; it streams if most of its time does.
-    pub fn sum(columns: &[Column], members: &[usize]) -> Column {
-        let members: Vec<&Column> = members.iter().filter_map(|i| columns.get(*i)).collect();
-        let time =
-            |which: fn(&Column) -> bool| members.iter().filter(|c| which(c)).map(|c| c.means[0]).sum::<f64>();
+    pub fn sum(columns: &[TimesColumn], members: &[usize]) -> TimesColumn {
+        let members: Vec<&TimesColumn> = members.iter().filter_map(|i| columns.get(*i)).collect();
+        let time = |which: fn(&TimesColumn) -> bool| {
+            members.iter().filter(|c| which(c)).map(|c| c.means[0]).sum::<f64>()
+        };
         let streams = time(|c| c.streams) > time(|c| !c.streams);
         let times = [0, 1].map(|run| sum(&members, run));
         let counts = [0, 1].map(|run| members.iter().map(|c| c.times_a_call[run]).sum());
-        Column::of(streams, times, counts, members.first().map_or(1, |c| c.row))
+        TimesColumn::of(streams, times, counts, members.first().map_or(1, |c| c.row))
     }
 }
 
@@ -75,7 +76,7 @@ fn as_often([a, b]: [f64; 2]) -> bool {
     (a - b).abs() <= SAME * a
 }
 
-fn sum(columns: &[&Column], run: usize) -> Vec<f64> {
+fn sum(columns: &[&TimesColumn], run: usize) -> Vec<f64> {
     let mut out = vec![0.0; columns.first().map_or(0, |c| c.times[run].len())];
     for column in columns {
         for (sum, time) in out.iter_mut().zip(&column.times[run]) {
@@ -106,15 +107,15 @@ fn ratios(times: &[Vec<f64>; 2], others: Option<&[Vec<f64>; 2]>, row: usize) -> 
 }
 
 /// A time that every call has.
-pub fn call(series: [&Series; 2], pairs: usize, row: usize) -> Column {
+pub fn call(series: [&Series; 2], pairs: usize, row: usize) -> TimesColumn {
     let times = series.map(|s| s.durations.iter().take(pairs).copied().collect());
-    Column::of(false, times, [1.0; 2], row)
+    TimesColumn::of(false, times, [1.0; 2], row)
 }
 
 /// The number of consecutive calls of which the fastest is compared: 1 if few calls are disturbed, so that all of
 /// them are used. The columns must have been built with 1.
-pub fn in_a_row(columns: &[Column]) -> usize {
-    let less = |c: &Column| {
+pub fn in_a_row(columns: &[TimesColumn]) -> usize {
+    let less = |c: &TimesColumn| {
         let fastest = typical(&ratios(&c.times, None, ROW))?;
         Some((fastest.variance / c.raw?.variance.max(f64::MIN_POSITIVE), c.means[0]))
     };
@@ -123,15 +124,15 @@ pub fn in_a_row(columns: &[Column]) -> usize {
 }
 
 /// The change of one time over all pairs of starts.
-pub fn change(columns: &[Column]) -> Change {
+pub fn change(columns: &[TimesColumn]) -> TimeChange {
     let raw: Vec<Estimate> = columns.iter().filter_map(|c| c.raw).collect();
     let e = over_starts(&raw);
     let [a_ns, b_ns] = over(columns, |c| c.means);
-    Change { a_ns, b_ns, change: e.map(|e| share(e.value)), interval: e.as_ref().and_then(interval) }
+    TimeChange { a_ns, b_ns, change: e.map(|e| share(e.value)), interval: e.as_ref().and_then(interval) }
 }
 
 /// Means over all pairs of starts.
-fn over(columns: &[Column], what: fn(&Column) -> [f64; 2]) -> [f64; 2] {
+fn over(columns: &[TimesColumn], what: fn(&TimesColumn) -> [f64; 2]) -> [f64; 2] {
     [0, 1].map(|run| mean(&columns.iter().map(|c| what(c)[run]).collect::<Vec<f64>>()))
 }
 
@@ -146,28 +147,28 @@ fn interval(e: &Estimate) -> Option<[f64; 2]> {
 }
 
 /// All ops of a pair of starts; each op is compared against them.
-struct Field<'c> {
-    columns: &'c [Column],
+struct PairTotals<'c> {
+    columns: &'c [TimesColumn],
     /// Times of the streaming ops and of the others, in both runs.
     totals: [[Vec<f64>; 2]; 2],
 }
 
-impl<'c> Field<'c> {
-    fn new(columns: &'c [Column]) -> Field<'c> {
+impl<'c> PairTotals<'c> {
+    fn new(columns: &'c [TimesColumn]) -> PairTotals<'c> {
         let totals = [true, false].map(|streams| {
-            let kind: Vec<&Column> =
+            let kind: Vec<&TimesColumn> =
                 columns.iter().filter(|c| c.raw.is_some() && c.streams == streams).collect();
             [0, 1].map(|run| sum(&kind, run))
         });
-        Field { columns, totals }
+        PairTotals { columns, totals }
     }
 
     /// Ops to compare one of this kind with: others of the kind, or all others if the kind has few. None if there
     /// are too few in total. Also returns the kinds they belong to.
-    fn peers(&self, streams: bool, without: &[usize]) -> Option<(Vec<&'c Column>, &'static [bool])> {
+    fn peers(&self, streams: bool, without: &[usize]) -> Option<(Vec<&'c TimesColumn>, &'static [bool])> {
         let others = self.columns.iter().enumerate().filter(|(i, _)| !without.contains(i));
-        let others: Vec<&Column> = others.map(|(_, c)| c).filter(|c| c.raw.is_some()).collect();
-        let kind: Vec<&Column> = others.iter().copied().filter(|c| c.streams == streams).collect();
+        let others: Vec<&TimesColumn> = others.map(|(_, c)| c).filter(|c| c.raw.is_some()).collect();
+        let kind: Vec<&TimesColumn> = others.iter().copied().filter(|c| c.streams == streams).collect();
         match (kind.len() + 1 >= KIND, others.len() + 1 >= KIND) {
             (true, _) => Some((kind, if streams { &[true] } else { &[false] })),
             (false, true) => Some((others, &[true, false])),
@@ -192,7 +193,7 @@ impl<'c> Field<'c> {
     }
 
     /// The op's change minus that of its peers.
-    fn own(&self, column: &Column, members: &[usize]) -> Option<Estimate> {
+    fn own(&self, column: &TimesColumn, members: &[usize]) -> Option<Estimate> {
         let raw = column.raw?;
         let (peers, kinds) = self.peers(column.streams, members)?;
         let median = middle(&peers)?;
@@ -207,18 +208,18 @@ impl<'c> Field<'c> {
 
 /// All pairs of starts.
 pub struct Judge<'c> {
-    fields: Vec<Field<'c>>,
+    fields: Vec<PairTotals<'c>>,
     /// For each op: whether it streams, and its own change for each pair of starts.
     own: Vec<(bool, Vec<Estimate>)>,
 }
 
 impl<'c> Judge<'c> {
     /// `pairs` has the same ops in each pair of starts.
-    pub fn new(pairs: &'c [Vec<Column>]) -> Judge<'c> {
-        let fields: Vec<Field<'_>> = pairs.iter().map(|columns| Field::new(columns)).collect();
+    pub fn new(pairs: &'c [Vec<TimesColumn>]) -> Judge<'c> {
+        let fields: Vec<PairTotals<'_>> = pairs.iter().map(|columns| PairTotals::new(columns)).collect();
         let first = pairs.first().map_or(&[][..], Vec::as_slice);
         let own = |i: usize| -> Vec<Estimate> {
-            let of = |field: &Field<'_>| field.own(field.columns.get(i)?, &[i]);
+            let of = |field: &PairTotals<'_>| field.own(field.columns.get(i)?, &[i]);
             fields.iter().filter_map(of).collect()
         };
         let own = first.iter().enumerate().map(|(i, c)| (c.streams, own(i))).collect();
@@ -227,18 +228,18 @@ impl<'c> Judge<'c> {
 
     /// Variation between starts, estimated from all ops except these: an op that changed must not influence the
     /// estimate it is tested against.
-    fn spreads(&self, without: &[usize]) -> [Spread; 2] {
+    fn spreads(&self, without: &[usize]) -> [OpVariation; 2] {
         let kind = |of: &[bool]| -> Vec<&[Estimate]> {
             let seen = self.own.iter().enumerate().filter(|(i, (streams, each))| {
                 of.contains(streams) && !each.is_empty() && !without.contains(i)
             });
             seen.map(|(_, (_, each))| &each[..]).collect()
         };
-        Spread::of_kinds(&kind(&[true]), &kind(&[false]), &kind(&[true, false]), KIND - 1)
+        OpVariation::of_kinds(&kind(&[true]), &kind(&[false]), &kind(&[true, false]), KIND - 1)
     }
 
     /// A row for these members, without its name; `columns` are their sums for each pair of starts.
-    pub fn row(&self, columns: &[Column], members: &[usize]) -> OpChange {
+    pub fn row(&self, columns: &[TimesColumn], members: &[usize]) -> OpChange {
         let streams = columns.first().is_some_and(|c| c.streams);
         let each: Vec<Estimate> =
             self.fields.iter().zip(columns).filter_map(|(field, c)| field.own(c, members)).collect();
@@ -246,7 +247,7 @@ impl<'c> Judge<'c> {
         let total = change(columns);
         let relative = own.map(|e| share(e.value)).or(total.change);
         let effect = relative.map_or(total.b_ns - total.a_ns, |share| share * total.a_ns);
-        let ran = |column: &Column| {
+        let ran = |column: &TimesColumn| {
             let calls = column.times.each_ref().map(|run| run.iter().filter(|t| **t > 0.0).count());
             calls[0].min(calls[1]) as u64
         };
@@ -264,7 +265,7 @@ impl<'c> Judge<'c> {
             effect_ns: effect,
             q: None,
             found: None,
-            verdict: (!as_often([a, b])).then_some(Verdict::Recounted),
+            verdict: (!as_often([a, b])).then_some(DiffVerdict::Recounted),
             estimate: own,
         }
     }
@@ -272,9 +273,10 @@ impl<'c> Judge<'c> {
     /// The common change of the ops of each kind; the mean over all pairs of starts.
     pub fn drift(&self) -> Vec<Drift> {
         let told = [true, false].into_iter().zip(KINDS).filter_map(|(streams, ops)| {
-            let of = |field: &Field<'_>| {
+            let of = |field: &PairTotals<'_>| {
                 let all = field.columns.iter();
-                let kind: Vec<&Column> = all.filter(|c| c.streams == streams && c.raw.is_some()).collect();
+                let kind: Vec<&TimesColumn> =
+                    all.filter(|c| c.streams == streams && c.raw.is_some()).collect();
                 middle(&kind)
             };
             let each: Vec<f64> = self.fields.iter().filter_map(of).collect();
@@ -303,7 +305,7 @@ impl<'c> Judge<'c> {
 }
 
 /// Median of the changes, weighted by time.
-fn middle(columns: &[&Column]) -> Option<f64> {
+fn middle(columns: &[&TimesColumn]) -> Option<f64> {
     let values: Vec<(f64, f64)> = columns.iter().filter_map(|c| Some((c.raw?.value, c.means[0]))).collect();
     weighted_median(&values)
 }
@@ -315,7 +317,7 @@ const WIDEST: f64 = 10.0;
 ///
 /// Tests of ops that take much of a call weigh more: their p-values are divided by weights with mean 1, which
 /// preserves the false discovery rate (Genovese, Roeder and Wasserman, Biometrika 93 (2006) 509).
-pub fn tell(rows: &mut [OpChange], options: &Options) {
+pub fn tell(rows: &mut [OpChange], options: &DiffOptions) {
     let least = (1.0 + options.least).ln();
     let tested: Vec<(usize, Estimate)> =
         rows.iter().enumerate().filter_map(|(i, r)| Some((i, r.estimate?))).collect();
@@ -331,7 +333,7 @@ pub fn tell(rows: &mut [OpChange], options: &Options) {
         row.found = Some(share(least + beyond));
         row.q = Some(q);
         if q <= options.false_discovery {
-            row.verdict = Some(if row.effect_ns > 0.0 { Verdict::Slower } else { Verdict::Faster });
+            row.verdict = Some(if row.effect_ns > 0.0 { DiffVerdict::Slower } else { DiffVerdict::Faster });
         }
     }
     order::by_key(rows, |r| (u64::from(r.verdict.is_none()), !order::fraction(r.effect_ns.abs())));

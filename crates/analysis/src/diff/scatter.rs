@@ -25,7 +25,7 @@ const UNLIKE: f64 = 8.0;
 
 /// Variation of ops of a kind around their common change, between pairs of starts.
 #[derive(Debug, Clone, Copy)]
-pub struct Spread {
+pub struct OpVariation {
     /// Variance of the logarithm of a change, beyond what call-to-call variation explains.
     pub variance: f64,
     /// The same including call-to-call variation.
@@ -34,30 +34,30 @@ pub struct Spread {
     df: f64,
 }
 
-impl Spread {
+impl OpVariation {
     /// For streaming ops and for the others; from all ops if a kind has few, or if both vary alike.
     pub fn of_kinds(
         stream: &[&[Estimate]],
         others: &[&[Estimate]],
         all: &[&[Estimate]],
         few: usize,
-    ) -> [Spread; 2] {
-        let kinds = [stream, others].map(Spread::of);
+    ) -> [OpVariation; 2] {
+        let kinds = [stream, others].map(OpVariation::of);
         let [s, o] = kinds.map(|kind| kind.seen);
         let alike = s <= UNLIKE * o && o <= UNLIKE * s;
         if alike || stream.len() < few || others.len() < few {
-            return [Spread::of(all); 2];
+            return [OpVariation::of(all); 2];
         }
-        [0, 1].map(|kind| Spread { df: kinds[kind].df.min(ALIKE[kind]), ..kinds[kind] })
+        [0, 1].map(|kind| OpVariation { df: kinds[kind].df.min(ALIKE[kind]), ..kinds[kind] })
     }
 
     /// From these ops' own changes: by op, then by pair of starts.
-    fn of(ops: &[&[Estimate]]) -> Spread {
+    fn of(ops: &[&[Estimate]]) -> OpVariation {
         let starts = ops.iter().map(|each| each.len()).max().unwrap_or(0);
         let mut squares = Vec::new();
         for each in ops.iter().filter(|each| each.len() == starts) {
-            // A single value has no spread of its own: it is compared with the others of its kind, whose change
-            // was already subtracted.
+            // A single value has no spread: it is compared with the others of its kind, whose change was already
+            // subtracted.
             let (middle, grow) = match starts {
                 1 => (0.0, 1.0),
                 n => (mean_of(each, |e| e.value), n as f64 / (n - 1) as f64),
@@ -72,7 +72,7 @@ impl Spread {
         let within =
             median(&ops.iter().flat_map(|each| each.iter()).map(|e| e.variance).collect::<Vec<f64>>());
         let free = (ops.len() * starts.saturating_sub(1).max(1)) as f64;
-        Spread { variance: (seen - within).max(0.0), seen, df: (EFFICIENCY * free).max(1.0) }
+        OpVariation { variance: (seen - within).max(0.0), seen, df: (EFFICIENCY * free).max(1.0) }
     }
 
     /// An op's change over all pairs of starts in which it was seen; `None` if there is no such pair.
@@ -151,7 +151,7 @@ mod tests {
         wild[7] = [at(0.25)];
         let spread = |ops: &[[Estimate; 1]]| {
             let ops: Vec<&[Estimate]> = ops.iter().map(|each| &each[..]).collect();
-            Spread::of(&ops).variance.sqrt()
+            OpVariation::of(&ops).variance.sqrt()
         };
         let (before, after) = (spread(&calm), spread(&wild));
         assert!((0.003..0.009).contains(&before) && after == before, "{before} {after}");
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn of_several_starts_an_op_that_swings_is_judged_by_itself() {
         let at = |value: f64| Estimate { value, variance: 1e-6, df: 8.0 };
-        let kind = Spread { variance: 1e-5, seen: 1.1e-5, df: 10.0 };
+        let kind = OpVariation { variance: 1e-5, seen: 1.1e-5, df: 10.0 };
         let calm = kind.settle(&[at(0.048), at(0.05), at(0.053)]).unwrap();
         assert!(calm.chance(0.01) < 1e-4 && calm.df > 10.0, "{calm:?}");
         let wild = kind.settle(&[at(-0.2), at(0.1), at(0.25)]).unwrap();

@@ -3,16 +3,16 @@
 
 use std::collections::HashMap;
 
-use super::{Incomparable, Options, Side};
+use super::{DiffOptions, DiffSide, Incomparable};
 use crate::calls::{Timeline, timeline};
-use crate::cut::{Cut, Part};
+use crate::cut::{Cut, SelectedPart};
 use crate::describe::{self, streams};
 use crate::idents::{Idents, OpKey};
-use crate::load::{Loaded, Progress, load};
+use crate::load::{LoadProgress, Loaded, load};
 use crate::processes::Processes;
 use crate::report::run;
 use crate::runs::{RunId, Runs};
-use crate::series::{Calls, Groups, Series, why_nothing};
+use crate::series::{CallSeries, Groups, Series, why_nothing};
 use crate::tables::OTHER_ROW;
 use pfi::Trace;
 
@@ -20,7 +20,7 @@ use pfi::Trace;
 pub const MOST_KINDS: usize = 4096;
 
 /// A recording of one process.
-pub struct Start<'a> {
+pub struct RunStart<'a> {
     /// `A`, or `A2` if a side has several.
     pub label: String,
     loaded: Loaded<'a>,
@@ -28,8 +28,8 @@ pub struct Start<'a> {
     idents: Idents,
     /// Group of each ident.
     group_of: Vec<usize>,
-    calls: Calls,
-    part: Part,
+    calls: CallSeries,
+    part: SelectedPart,
     /// Other processes with calls.
     other_processes: usize,
     pub series: Series,
@@ -51,9 +51,9 @@ pub struct Fine {
 /// One of them has nothing to compare.
 pub fn read<'a>(
     sides: [&[&'a Trace]; 2],
-    options: &Options,
-    progress: &Progress,
-) -> Result<([Vec<Start<'a>>; 2], Vec<Fine>), Incomparable> {
+    options: &DiffOptions,
+    progress: &LoadProgress,
+) -> Result<([Vec<RunStart<'a>>; 2], Vec<Fine>), Incomparable> {
     let size = sides.iter().flat_map(|s| s.iter()).map(|t| t.size()).fold(0, u64::saturating_add);
     progress.total.store(size, std::sync::atomic::Ordering::Relaxed);
     let loaded = sides.map(|side| side.iter().map(|trace| load(trace, progress)).collect());
@@ -74,7 +74,10 @@ pub fn read<'a>(
 
 /// Chooses a process of each recording: the one requested for all, if the recording has it, or the recording's
 /// own; else the one with the most calls.
-fn chosen<'a>(sides: [Vec<Loaded<'a>>; 2], options: &Options) -> Result<[Vec<Start<'a>>; 2], Incomparable> {
+fn chosen<'a>(
+    sides: [Vec<Loaded<'a>>; 2],
+    options: &DiffOptions,
+) -> Result<[Vec<RunStart<'a>>; 2], Incomparable> {
     let first_of_b = sides[0].len();
     if let [RunId { pid, .. }] = options.pids[..] {
         let all: Vec<Processes> = sides.iter().flatten().map(Processes::of).collect();
@@ -101,7 +104,7 @@ fn chosen<'a>(sides: [Vec<Loaded<'a>>; 2], options: &Options) -> Result<[Vec<Sta
                 return Err(Incomparable::NoProcess { run, pid, there });
             }
             let line = timeline(&loaded);
-            let calls = Calls::new(&loaded, &line, options.phase, pid.map(|id| id.pid));
+            let calls = CallSeries::new(&loaded, &line, options.phase, pid.map(|id| id.pid));
             let other_processes = calls.other_processes;
             let cut = Cut {
                 pid: pid.or(Some(calls.pid.into())).filter(|id| processes.has(id.pid)),
@@ -113,13 +116,13 @@ fn chosen<'a>(sides: [Vec<Loaded<'a>>; 2], options: &Options) -> Result<[Vec<Sta
             let (line, calls) = if part.context.is_some() {
                 cut.apply(&part, &mut loaded);
                 let line = timeline(&loaded);
-                let calls = Calls::new(&loaded, &line, options.phase, part.pid);
+                let calls = CallSeries::new(&loaded, &line, options.phase, part.pid);
                 (line, calls)
             } else {
                 (line, calls)
             };
             let (idents, group_of, series) = (Idents::new(&loaded), Vec::new(), Series::default());
-            starts.push(Start {
+            starts.push(RunStart {
                 label,
                 loaded,
                 line,
@@ -136,7 +139,7 @@ fn chosen<'a>(sides: [Vec<Loaded<'a>>; 2], options: &Options) -> Result<[Vec<Sta
 }
 
 /// Puts ops with equal name and form into the same group, across all recordings.
-fn match_ops(starts: &mut [Vec<Start<'_>>; 2], by: OpKey) -> Vec<Fine> {
+fn match_ops(starts: &mut [Vec<RunStart<'_>>; 2], by: OpKey) -> Vec<Fine> {
     let mut known: HashMap<String, usize> = HashMap::new();
     let mut fine: Vec<Fine> = Vec::new();
     let rest = || Fine { name: OTHER_ROW.into(), form: String::new(), row: OTHER_ROW.into(), streams: false };
@@ -159,8 +162,8 @@ fn match_ops(starts: &mut [Vec<Start<'_>>; 2], by: OpKey) -> Vec<Fine> {
     fine
 }
 
-impl Start<'_> {
-    fn nothing(&self, options: &Options) -> Incomparable {
+impl RunStart<'_> {
+    fn nothing(&self, options: &DiffOptions) -> Incomparable {
         let why = why_nothing(&self.loaded, &self.line, options.phase);
         Incomparable::NoCall { run: self.label.clone(), phase: options.phase.name(), why }
     }
@@ -170,8 +173,8 @@ impl Start<'_> {
     }
 
     /// The summary of this recording for the result.
-    pub fn side(&self) -> Side {
-        Side {
+    pub fn side(&self) -> DiffSide {
+        DiffSide {
             run: run(&self.loaded),
             pid: self.calls.pid,
             context: self.part.context,
@@ -210,8 +213,8 @@ impl Start<'_> {
 
 /// Differences between the sides, or within one: what, in A, in B. If the starts of a side differ, all their
 /// values are listed.
-pub fn differences(starts: &[Vec<Start<'_>>; 2]) -> Vec<[String; 3]> {
-    let facts: Vec<Vec<_>> = starts.iter().map(|side| side.iter().map(Start::facts).collect()).collect();
+pub fn differences(starts: &[Vec<RunStart<'_>>; 2]) -> Vec<[String; 3]> {
+    let facts: Vec<Vec<_>> = starts.iter().map(|side| side.iter().map(RunStart::facts).collect()).collect();
     let names = facts.iter().flatten().next().map(|f| f.each_ref().map(|(what, _)| *what));
     let mut out = Vec::new();
     for (i, what) in names.into_iter().flatten().enumerate() {

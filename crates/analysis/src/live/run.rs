@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::sums::Sums;
+use super::sums::LiveSums;
 use super::{STEPS, WINDOW_NS};
 use crate::calls::Phase;
 
@@ -20,19 +20,19 @@ pub struct ProcessSpan {
 }
 
 /// By [`Phase`].
-pub type Phases = [Sums; 3];
+pub type Phases = [LiveSums; 3];
 
-pub struct Run {
+pub struct LiveRun {
     pub pid: Option<u32>,
     pub total: Phases,
     /// The totals at several times within the window, oldest first.
     past: Vec<(u64, Phases)>,
 }
 
-impl Run {
+impl LiveRun {
     /// A process without any data before `t`, CLOCK_MONOTONIC ns.
-    pub fn new(pid: Option<u32>, t: u64) -> Run {
-        Run { pid, total: Phases::default(), past: vec![(t, Phases::default())] }
+    pub fn new(pid: Option<u32>, t: u64) -> LiveRun {
+        LiveRun { pid, total: Phases::default(), past: vec![(t, Phases::default())] }
     }
 
     /// Advances the window to `t`.

@@ -33,7 +33,7 @@ impl CallSum {
 
 /// Calls, graphs, ops and threads.
 #[derive(Clone, Default)]
-pub struct Sums {
+pub struct LiveSums {
     /// By [`crate::calls::CallSource`].
     pub calls: [CallSum; 3],
     pub graphs: PhaseSum,
@@ -45,7 +45,7 @@ pub struct Sums {
     pub threads: Vec<[u64; 2]>,
 }
 
-impl Sums {
+impl LiveSums {
     /// Adds an op slice: its time, and the wait at the barrier after it, as far as they are known.
     pub fn slice(&mut self, ith: u16, name: u16, (time, wait): (Option<u64>, Option<u64>)) {
         let (time, wait) = (time.unwrap_or(0), wait.unwrap_or(0));
@@ -58,7 +58,7 @@ impl Sums {
     }
 
     /// Replaces each number by `f` of it and the corresponding number of `o`.
-    pub fn combine(&mut self, o: &Sums, f: Combine) {
+    pub fn combine(&mut self, o: &LiveSums, f: Combine) {
         for (a, b) in self.calls.iter_mut().zip(&o.calls) {
             *a = CallSum {
                 calls: f(a.calls, b.calls),

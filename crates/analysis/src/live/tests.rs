@@ -124,7 +124,7 @@ fn now_is_the_last_seconds() {
     };
     let calls = |live: &Live, t| live.now(t).phases.iter().map(|p| p.calls).sum::<u64>();
     const S: u64 = 1_000_000_000;
-    assert_eq!(live.now(0), Span::default());
+    assert_eq!(live.now(0), LiveSpan::default());
     live.tick(0);
     decode(&mut live, 10);
     live.tick(S);

@@ -17,13 +17,13 @@ const PADDING: u64 = 256;
 /// Tokens in the context during a call, including those of the call, by call index; 0: not known.
 pub fn contexts(loaded: &Loaded<'_>, line: &Timeline) -> Vec<u64> {
     let widths = call_widths(loaded, line);
-    let mut open: Vec<Open> = Vec::new();
+    let mut open: Vec<TokenCounts> = Vec::new();
     let mut of_process: HashMap<u64, usize> = HashMap::new();
     let mut out = Vec::with_capacity(line.calls.len());
     for (call, width) in line.calls.iter().zip(widths) {
         let at = *of_process.entry(call.pid.into()).or_insert(open.len());
         if at == open.len() {
-            open.push(Open::default());
+            open.push(TokenCounts::default());
         }
         let count = open.get_mut(at).and_then(|o| Some(o.after(call.phase, call.tokens?)));
         // The width is an upper bound, and it would not be this wide for much fewer tokens.
@@ -36,13 +36,13 @@ pub fn contexts(loaded: &Loaded<'_>, line: &Timeline) -> Vec<u64> {
 
 /// A process's tokens so far.
 #[derive(Default)]
-struct Open {
+struct TokenCounts {
     decoded: bool,
     since_prompt: u64,
     all: u64,
 }
 
-impl Open {
+impl TokenCounts {
     /// Counts a call; returns the tokens since the start of the request's prompt, and since the start of the
     /// recording.
     fn after(&mut self, phase: Phase, tokens: u64) -> (u64, u64) {

@@ -43,14 +43,14 @@ pub struct Trend {
 }
 
 /// Times by call; 0 for calls in which it did not run.
-pub struct Timed {
+pub struct TimedOp {
     pub name: String,
     pub times: Vec<f64>,
 }
 
 /// The growth of a call and of its ops over the context length of each call (0: not known). `None` if the length
 /// is not known or hardly changes.
-pub fn growth(contexts: &[u64], durations: &[f64], ops: &[Timed]) -> Option<Growth> {
+pub fn growth(contexts: &[u64], durations: &[f64], ops: &[TimedOp]) -> Option<Growth> {
     let known: Vec<f64> = contexts.iter().filter(|c| **c > 0).map(|c| *c as f64).collect();
     let range = sorted(&known);
     let (from, to) = (*range.first()?, *range.last()?);
@@ -118,7 +118,7 @@ mod tests {
         let mut op = |name: &str, at: f64, slope: f64| {
             let scatter = noise.series(contexts.len(), 0.5, 0.02);
             let time = |(c, s): (&u64, &f64)| (at + slope * *c as f64) * (1.0 + 0.02 * s);
-            Timed { name: name.into(), times: contexts.iter().zip(&scatter).map(time).collect() }
+            TimedOp { name: name.into(), times: contexts.iter().zip(&scatter).map(time).collect() }
         };
         let ops = [op("flat", 50_000.0, 0.0), op("steep", 5_000.0, 30.0), op("gentle", 1_000.0, 10.0)];
         let all: Vec<f64> = (0..contexts.len()).map(|i| ops.iter().map(|o| o.times[i]).sum()).collect();

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use crate::attribution::experts::{Choices, Chosen};
+use crate::attribution::experts::{Choices, ChosenExperts};
 use crate::calls::Timeline;
 use crate::idents::Idents;
 use crate::load::Loaded;
@@ -70,7 +70,7 @@ const CHANCE: f64 = 0.01;
 const LEAST_VARIANCE: f64 = 1e-9;
 
 #[derive(Default, Clone, Copy)]
-struct Row {
+struct RegressionSums {
     n: f64,
     x: f64,
     y: f64,
@@ -78,17 +78,17 @@ struct Row {
 
 /// Sums of a layer. Times are relative to the first one, to keep the squares small.
 #[derive(Default)]
-struct Layer {
+struct LayerReuse {
     used: HashMap<u64, u64>,
     tokens: u64,
     origin: Option<f64>,
-    rows: [Row; ROWS],
+    rows: [RegressionSums; ROWS],
     xx: f64,
     xy: f64,
     yy: f64,
 }
 
-impl Layer {
+impl LayerReuse {
     /// Records a token's experts; returns their mean distance, `None` if one was never used before.
     fn distance(&mut self, experts: &[u64]) -> Option<f64> {
         self.tokens += 1;
@@ -110,7 +110,7 @@ impl Layer {
         };
         let x = distance.unwrap_or(0.0);
         if let Some(row) = self.rows.get_mut(row) {
-            *row = Row { n: row.n + 1.0, x: row.x + x, y: row.y + y };
+            *row = RegressionSums { n: row.n + 1.0, x: row.x + x, y: row.y + y };
         }
         if distance.is_some() {
             self.xx += x * x;
@@ -120,18 +120,22 @@ impl Layer {
     }
 
     /// Totals of these rows: count, and the sums of distances and of absolute times.
-    fn sum(&self, rows: std::ops::Range<usize>) -> Row {
+    fn sum(&self, rows: std::ops::Range<usize>) -> RegressionSums {
         let rows = self.rows.get(rows).unwrap_or(&[]).iter();
-        let sum = rows.fold(Row::default(), |a, r| Row { n: a.n + r.n, x: a.x + r.x, y: a.y + r.y });
-        Row { y: sum.y + sum.n * self.origin.unwrap_or(0.0), ..sum }
+        let sum = rows.fold(RegressionSums::default(), |a, r| RegressionSums {
+            n: a.n + r.n,
+            x: a.x + r.x,
+            y: a.y + r.y,
+        });
+        RegressionSums { y: sum.y + sum.n * self.origin.unwrap_or(0.0), ..sum }
     }
 }
 
 /// The times of one process; `None` if no choice has a time. Requires `loaded.runs` to be sorted.
 pub fn reuse(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, pid: u32) -> Option<ReuseTimes> {
-    let mut clock = Clock::new(loaded, idents);
-    let mut layers: HashMap<u32, Layer> = HashMap::new();
-    for Chosen { layer, graph, experts, .. } in Choices::new(loaded, line).of(pid) {
+    let mut clock = ExpertTimes::new(loaded, idents);
+    let mut layers: HashMap<u32, LayerReuse> = HashMap::new();
+    for ChosenExperts { layer, graph, experts, .. } in Choices::new(loaded, line).of(pid) {
         let Some(number) = layer else { continue };
         let of = layers.entry(number).or_default();
         let distance = of.distance(&experts);
@@ -139,10 +143,10 @@ pub fn reuse(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, pid: u32) ->
             of.time(distance, ns);
         }
     }
-    let mut layers: Vec<(u32, Layer)> = layers.into_iter().filter(|(_, l)| l.origin.is_some()).collect();
+    let mut layers: Vec<(u32, LayerReuse)> = layers.into_iter().filter(|(_, l)| l.origin.is_some()).collect();
     // In order, so that floating-point sums are reproducible.
     order::by_key(&mut layers, |(number, _)| ((*number).into(), 0));
-    let layers: Vec<Layer> = layers.into_iter().map(|(_, l)| l).collect();
+    let layers: Vec<LayerReuse> = layers.into_iter().map(|(_, l)| l).collect();
     let all = total(&layers, 0..ROWS);
     (all.n > 0.0).then(|| ReuseTimes {
         n: all.n as u64,
@@ -153,14 +157,14 @@ pub fn reuse(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, pid: u32) ->
     })
 }
 
-fn total(layers: &[Layer], rows: std::ops::Range<usize>) -> Row {
+fn total(layers: &[LayerReuse], rows: std::ops::Range<usize>) -> RegressionSums {
     let sums = layers.iter().map(|l| l.sum(rows.clone()));
-    sums.fold(Row::default(), |a, r| Row { n: a.n + r.n, x: a.x + r.x, y: a.y + r.y })
+    sums.fold(RegressionSums::default(), |a, r| RegressionSums { n: a.n + r.n, x: a.x + r.x, y: a.y + r.y })
 }
 
-fn told(layers: &[Layer], row: usize) -> Option<ReuseRow> {
+fn told(layers: &[LayerReuse], row: usize) -> Option<ReuseRow> {
     let sum = total(layers, row..row + 1);
-    let beyond = |l: &Layer| {
+    let beyond = |l: &LayerReuse| {
         let (own, all) = (l.sum(row..row + 1), l.sum(0..ROWS));
         own.y - own.n * all.y / all.n.max(1.0)
     };
@@ -176,7 +180,7 @@ fn told(layers: &[Layer], row: usize) -> Option<ReuseRow> {
 }
 
 /// Least squares with a separate mean for each layer.
-fn through(layers: &[Layer]) -> Option<ReuseLine> {
+fn through(layers: &[LayerReuse]) -> Option<ReuseLine> {
     let (mut xx, mut xy, mut yy, mut squares) = (0.0, 0.0, 0.0, 0.0);
     for l in layers {
         let sum = l.sum(0..FIRST_USE);
@@ -205,7 +209,7 @@ fn through(layers: &[Layer]) -> Option<ReuseLine> {
 }
 
 /// Times of the experts' multiplications by graph and layer.
-struct Clock<'l, 'a> {
+struct ExpertTimes<'l, 'a> {
     loaded: &'l Loaded<'a>,
     idents: &'l Idents,
     graphs: HashMap<u64, &'l CpuGraph>,
@@ -214,11 +218,11 @@ struct Clock<'l, 'a> {
     times: HashMap<u32, f64>,
 }
 
-impl<'l, 'a> Clock<'l, 'a> {
+impl<'l, 'a> ExpertTimes<'l, 'a> {
     fn new(loaded: &'l Loaded<'a>, idents: &'l Idents) -> Self {
         let whole = |g: &&CpuGraph| !g.cut && g.expected.is_none_or(|n| n == g.seen);
         let graphs = loaded.cpu_graphs.iter().filter(whole).map(|g| (g.seq, g)).collect();
-        Clock { loaded, idents, graphs, at: None, times: HashMap::new() }
+        ExpertTimes { loaded, idents, graphs, at: None, times: HashMap::new() }
     }
 
     fn of(&mut self, graph: u64, layer: u32) -> Option<f64> {
@@ -294,7 +298,7 @@ pub fn activation(loaded: &Loaded<'_>, line: &Timeline, pid: u32) -> Option<Acti
     let mut places: HashMap<(Option<u32>, u32), Option<usize>> = HashMap::new();
     let mut layers: Vec<(Option<u32>, String, Vec<u32>)> = Vec::new();
     let (mut cells, mut left_out) = (0, 0);
-    for Chosen { layer, ids, graph, experts, most, .. } in choices.of(pid) {
+    for ChosenExperts { layer, ids, graph, experts, most, .. } in choices.of(pid) {
         let place = places.entry((layer, if layer.is_some() { 0 } else { ids })).or_insert_with(|| {
             let own = bins * most as usize;
             if cells + own > MOST_CELLS {
@@ -333,9 +337,9 @@ mod tests {
     use super::*;
 
     /// Two layers, one of them ten times slower; each additional token since the last use costs 30 ns in both.
-    fn layers() -> Vec<Layer> {
+    fn layers() -> Vec<LayerReuse> {
         let of = |base: f64| {
-            let mut l = Layer::default();
+            let mut l = LayerReuse::default();
             for i in 0..300u64 {
                 let experts = [i % 3, 3 + i * i % 5];
                 let distance = l.distance(&experts);
@@ -363,7 +367,7 @@ mod tests {
 
     #[test]
     fn the_same_experts_again_and_again_have_no_line() {
-        let mut l = Layer::default();
+        let mut l = LayerReuse::default();
         for i in 0..50 {
             let distance = l.distance(&[1, 2]);
             l.time(distance, 1000.0 + f64::from(i));

@@ -7,9 +7,9 @@ use serde::Serialize;
 use crate::calls::{Phase, Timeline, timeline};
 use crate::describe::{Ident, form};
 use crate::idents::Idents;
-use crate::load::{Loaded, Progress, load};
+use crate::load::{LoadProgress, Loaded, load};
 use crate::ops::{Edges, sort_runs};
-use crate::series::Calls;
+use crate::series::CallSeries;
 use crate::stats::median;
 use crate::tables::backend_name;
 use common::order;
@@ -21,14 +21,14 @@ use pfi::slice_iter;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Shapes {
     /// Where they ran.
-    pub places: Vec<Place>,
+    pub places: Vec<TraceBackend>,
     /// Ops that ran in at least two places; most time first.
-    pub rows: Vec<Shape>,
+    pub rows: Vec<ShapedOp>,
 }
 
 /// A backend of a trace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct TraceBackend {
     /// 0: the trace itself; 1: the trace it is compared with.
     pub trace: u32,
     pub backend: String,
@@ -36,7 +36,7 @@ pub struct Place {
 
 /// An op, identified by its kind and its tensors' types and dimensions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Shape {
+pub struct ShapedOp {
     pub op: String,
     pub form: String,
     /// One per place; null if it did not run there.
@@ -61,13 +61,13 @@ const MOST_PLACES: usize = 16;
 
 /// Times, evenly thinned out.
 #[derive(Debug, Clone, Default)]
-struct Sample {
+struct TimeSample {
     seen: u64,
     each: u64,
     times: Vec<f64>,
 }
 
-impl Sample {
+impl TimeSample {
     fn take(&mut self, ns: u64) {
         if self.seen.is_multiple_of(self.each.max(1)) {
             self.times.push(ns as f64);
@@ -86,33 +86,33 @@ impl Sample {
 
 /// The ops of one trace.
 #[derive(Debug, Clone, Default)]
-pub struct Side {
+pub struct TraceOps {
     backends: Vec<String>,
-    kinds: Vec<Kind>,
+    kinds: Vec<ShapeKind>,
 }
 
 #[derive(Debug, Clone)]
-struct Kind {
+struct ShapeKind {
     op: String,
     form: String,
     /// Per backend.
-    samples: Vec<Sample>,
+    samples: Vec<TimeSample>,
 }
 
 /// Reads the ops of a phase from a trace, for the process with the most such calls.
-pub fn of_trace(trace: &Trace, phase: Phase, progress: &Progress) -> Side {
+pub fn of_trace(trace: &Trace, phase: Phase, progress: &LoadProgress) -> TraceOps {
     let mut loaded = load(trace, progress);
     let line = timeline(&loaded);
-    let calls = Calls::new(&loaded, &line, phase, None);
+    let calls = CallSeries::new(&loaded, &line, phase, None);
     sort_runs(&mut loaded);
     side(&loaded, &line, &Idents::new(&loaded), &calls.whole)
 }
 
 /// The ops of the calls with these indices. Requires `loaded.runs` to be sorted.
-pub fn side(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, calls: &[usize]) -> Side {
-    let mut out = Side::default();
+pub fn side(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, calls: &[usize]) -> TraceOps {
+    let mut out = TraceOps::default();
     let kind_of = kinds(loaded, idents, &mut out.kinds);
-    let mut place_of = Places::new(loaded);
+    let mut place_of = SplitBackends::new(loaded);
     let index: HashMap<u64, usize> = loaded.cpu_graphs.iter().enumerate().map(|(i, g)| (g.seq, i)).collect();
     for (i, run) in loaded.runs.iter().enumerate().filter(|(_, run)| run.ith == 0) {
         let Some(&at) = index.get(&run.graph) else { continue };
@@ -127,7 +127,7 @@ pub fn side(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, calls: &[usiz
             let kind = kind_of.get(*ident).copied().flatten().and_then(|k| out.kinds.get_mut(k));
             let (Some(kind), (Some(time), wait)) = (kind, edges.times(&slice)) else { continue };
             if kind.samples.len() <= place {
-                kind.samples.resize(place + 1, Sample::default());
+                kind.samples.resize(place + 1, TimeSample::default());
             }
             if let Some(sample) = kind.samples.get_mut(place) {
                 sample.take(time.saturating_add(wait.unwrap_or(0)));
@@ -138,7 +138,7 @@ pub fn side(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, calls: &[usiz
 }
 
 /// Kind of each ident; `None` if not known, or beyond the limit.
-fn kinds(loaded: &Loaded<'_>, idents: &Idents, list: &mut Vec<Kind>) -> Vec<Option<usize>> {
+fn kinds(loaded: &Loaded<'_>, idents: &Idents, list: &mut Vec<ShapeKind>) -> Vec<Option<usize>> {
     let mut known: HashMap<String, usize> = HashMap::new();
     let mut of = |ident: &Ident| {
         let form = form(loaded, ident.hit.filter(|_| ident.known));
@@ -153,14 +153,14 @@ fn kinds(loaded: &Loaded<'_>, idents: &Idents, list: &mut Vec<Kind>) -> Vec<Opti
             return None;
         }
         known.insert(key, list.len());
-        list.push(Kind { op: ident.op.clone(), form, samples: Vec::new() });
+        list.push(ShapeKind { op: ident.op.clone(), form, samples: Vec::new() });
         Some(list.len() - 1)
     };
     idents.list().iter().map(&mut of).collect()
 }
 
 /// Finds the backend of a split.
-struct Places<'l, 'a> {
+struct SplitBackends<'l, 'a> {
     loaded: &'l Loaded<'a>,
     /// Split number to backend.
     splits: HashMap<u64, u32>,
@@ -168,10 +168,10 @@ struct Places<'l, 'a> {
     known: HashMap<u32, Option<usize>>,
 }
 
-impl<'l, 'a> Places<'l, 'a> {
+impl<'l, 'a> SplitBackends<'l, 'a> {
     fn new(loaded: &'l Loaded<'a>) -> Self {
         let splits = loaded.splits.iter().map(|s| (s.seq, s.backend)).collect();
-        Places { loaded, splits, known: HashMap::new() }
+        SplitBackends { loaded, splits, known: HashMap::new() }
     }
 
     fn graph(&mut self, graph: &CpuGraph, list: &mut Vec<String>) -> Option<usize> {
@@ -191,19 +191,19 @@ impl<'l, 'a> Places<'l, 'a> {
 }
 
 /// Aligns the ops of one trace, and those of another; `None` if no op ran in two places.
-pub fn shapes(own: Side, beside: Option<&Side>) -> Option<Shapes> {
-    let places = |side: &Side, trace: u32| -> Vec<Place> {
-        side.backends.iter().map(|b| Place { trace, backend: b.clone() }).collect()
+pub fn shapes(own: TraceOps, beside: Option<&TraceOps>) -> Option<Shapes> {
+    let places = |side: &TraceOps, trace: u32| -> Vec<TraceBackend> {
+        side.backends.iter().map(|b| TraceBackend { trace, backend: b.clone() }).collect()
     };
     let mut all = places(&own, 0);
     let first = all.len();
     all.extend(beside.map(|b| places(b, 1)).unwrap_or_default());
     let theirs = beside.map_or(&[][..], |b| &b.kinds);
-    let index: HashMap<(&str, &str), &Kind> =
+    let index: HashMap<(&str, &str), &ShapeKind> =
         theirs.iter().map(|k| ((k.op.as_str(), k.form.as_str()), k)).collect();
     let mut rows = Vec::new();
     for kind in &own.kinds {
-        let mut samples: Vec<Option<&Sample>> = (0..all.len()).map(|i| kind.samples.get(i)).collect();
+        let mut samples: Vec<Option<&TimeSample>> = (0..all.len()).map(|i| kind.samples.get(i)).collect();
         if let Some(other) = index.get(&(kind.op.as_str(), kind.form.as_str())) {
             for (i, sample) in other.samples.iter().enumerate() {
                 if let Some(slot) = samples.get_mut(first + i) {
@@ -213,13 +213,14 @@ pub fn shapes(own: Side, beside: Option<&Side>) -> Option<Shapes> {
         }
         rows.extend(shape(kind, &samples));
     }
-    let time = |r: &Shape| r.cells.iter().flatten().map(|c| c.median_ns * c.executions as f64).sum::<f64>();
+    let time =
+        |r: &ShapedOp| r.cells.iter().flatten().map(|c| c.median_ns * c.executions as f64).sum::<f64>();
     order::by_key(&mut rows, |r| (!order::fraction(time(r)), 0));
     (!rows.is_empty()).then_some(Shapes { places: all, rows })
 }
 
-fn shape(kind: &Kind, samples: &[Option<&Sample>]) -> Option<Shape> {
-    let ran = |s: &Option<&Sample>| {
+fn shape(kind: &ShapeKind, samples: &[Option<&TimeSample>]) -> Option<ShapedOp> {
+    let ran = |s: &Option<&TimeSample>| {
         let s = s.filter(|s| s.seen > 0)?;
         Some(Ran { executions: s.seen, median_ns: median(&s.times), ratio: 1.0 })
     };
@@ -229,7 +230,7 @@ fn shape(kind: &Kind, samples: &[Option<&Sample>]) -> Option<Shape> {
         return None;
     }
     cells.iter_mut().flatten().for_each(|c| c.ratio = c.median_ns / first);
-    Some(Shape { op: kind.op.clone(), form: kind.form.clone(), cells })
+    Some(ShapedOp { op: kind.op.clone(), form: kind.form.clone(), cells })
 }
 
 #[cfg(test)]
@@ -238,18 +239,21 @@ mod tests {
 
     #[test]
     fn a_thinned_out_sample_keeps_its_middle() {
-        let mut s = Sample::default();
+        let mut s = TimeSample::default();
         (0..100_000u64).for_each(|i| s.take(i % 1000));
         assert!(s.seen == 100_000 && s.times.len() < MOST && s.times.len() >= MOST / 4);
         assert!((median(&s.times) - 500.0).abs() < 30.0);
     }
 
-    fn side(backend: &str, ns: u64) -> Side {
-        let mut sample = Sample::default();
+    fn side(backend: &str, ns: u64) -> TraceOps {
+        let mut sample = TimeSample::default();
         (0..9).for_each(|_| sample.take(ns));
-        let kind =
-            |op: &str| Kind { op: op.into(), form: "f32 4 of f32 4".into(), samples: vec![sample.clone()] };
-        Side { backends: vec![backend.into()], kinds: vec![kind("ADD"), kind(backend)] }
+        let kind = |op: &str| ShapeKind {
+            op: op.into(),
+            form: "f32 4 of f32 4".into(),
+            samples: vec![sample.clone()],
+        };
+        TraceOps { backends: vec![backend.into()], kinds: vec![kind("ADD"), kind(backend)] }
     }
 
     #[test]

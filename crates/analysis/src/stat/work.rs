@@ -9,7 +9,7 @@ use common::order;
 
 /// Figures of one execution of an op.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Op {
+pub struct OpWork {
     pub name: String,
     pub form: String,
     /// It is a matrix multiplication.
@@ -29,7 +29,7 @@ pub struct Products {
     pub bytes: Option<Fit>,
     pub flops: Option<Fit>,
     /// Largest first.
-    pub rows: Vec<Product>,
+    pub rows: Vec<MatmulWork>,
 }
 
 /// A robust line fit to the multiplications' times.
@@ -46,7 +46,7 @@ pub struct Fit {
 
 /// A matrix multiplication.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Product {
+pub struct MatmulWork {
     pub name: String,
     pub form: String,
     pub ns: f64,
@@ -68,7 +68,7 @@ const MEDIANS: f64 = 1.4826;
 /// Maximum points for a line fit; if there are more, those with the most time.
 const MOST: usize = 400;
 
-fn fit(ops: &[&Op], of: fn(&Op) -> f64) -> Option<Fit> {
+fn fit(ops: &[&OpWork], of: fn(&OpWork) -> f64) -> Option<Fit> {
     let points = ops.iter().filter(|op| of(op) > 0.0).take(MOST).map(|op| (of(op), op.ns));
     let points: Vec<(f64, f64)> = points.collect();
     let (at_zero_ns, slope, r2) = steady_line(&points)?;
@@ -82,24 +82,24 @@ fn fit(ops: &[&Op], of: fn(&Op) -> f64) -> Option<Fit> {
 }
 
 /// The multiplications; `None` if there are none.
-pub fn products(ops: &[Op]) -> Option<Products> {
-    let mut ops: Vec<&Op> = ops.iter().filter(|op| op.product).collect();
+pub fn products(ops: &[OpWork]) -> Option<Products> {
+    let mut ops: Vec<&OpWork> = ops.iter().filter(|op| op.product).collect();
     order::by_key(&mut ops, |op| (!order::fraction(op.ns_a_call), 0));
     if ops.is_empty() {
         return None;
     }
     let (bytes, flops) = (fit(&ops, |op| op.bytes), fit(&ops, |op| op.flops));
     let by_bytes = bytes.is_some_and(|b| flops.is_none_or(|f| b.r2 >= f.r2));
-    let expected = |op: &Op| {
+    let expected = |op: &OpWork| {
         let (fit, x) = if by_bytes { (bytes?, op.bytes) } else { (flops?, op.flops) };
         Some(fit.at_zero_ns + fit.ns_per_unit * x).filter(|ns| *ns > 0.0)
     };
-    let off = |op: &Op| Some(op.ns / expected(op)? - 1.0);
+    let off = |op: &OpWork| Some(op.ns / expected(op)? - 1.0);
     let all: Vec<f64> = ops.iter().filter_map(|op| off(op)).collect();
     let middle = median(&all);
     let spread = median(&all.iter().map(|x| (x - middle).abs()).collect::<Vec<f64>>()) * MEDIANS;
     let far = |x: f64| (x - middle).abs() > NEAR.max(DEVIATIONS * spread);
-    let row = |op: &&Op| Product {
+    let row = |op: &&OpWork| MatmulWork {
         name: op.name.clone(),
         form: op.form.clone(),
         ns: op.ns,
@@ -109,7 +109,7 @@ pub fn products(ops: &[Op]) -> Option<Products> {
         off: off(op),
         outlier: off(op).is_some_and(far),
     };
-    let mut rows: Vec<Product> = ops.iter().map(row).collect();
+    let mut rows: Vec<MatmulWork> = ops.iter().map(row).collect();
     order::by_key(&mut rows, |r| (!order::fraction(r.ns), 0));
     Some(Products { bytes, flops, rows })
 }
@@ -119,12 +119,12 @@ pub fn products(ops: &[Op]) -> Option<Products> {
 pub struct Roofline {
     pub ceiling: Ceiling,
     /// Most time first.
-    pub rows: Vec<Point>,
+    pub rows: Vec<RooflinePoint>,
 }
 
 /// An op in the roofline.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Point {
+pub struct RooflinePoint {
     pub name: String,
     pub form: String,
     pub ns_a_call: f64,
@@ -141,22 +141,22 @@ pub struct Point {
 
 /// All ops with known work, under the peak given for this many threads, else under the best bandwidth of the ops
 /// themselves.
-pub fn roofline(ops: &[Op], peaks: &[Peak], threads: u32) -> Option<Roofline> {
-    let facts = |op: &Op| Facts { bytes: op.bytes, calls: 1, work_ns: op.ns as u64, ..Facts::default() };
+pub fn roofline(ops: &[OpWork], peaks: &[Peak], threads: u32) -> Option<Roofline> {
+    let facts = |op: &OpWork| Facts { bytes: op.bytes, calls: 1, work_ns: op.ns as u64, ..Facts::default() };
     let ceiling = Ceiling::given(peaks, threads)
         .or_else(|| best_of_trace(ops.iter().map(|op| (op.name.as_str(), facts(op)))))?;
-    let mut rows: Vec<Point> =
+    let mut rows: Vec<RooflinePoint> =
         ops.iter().filter(|op| op.bytes > 0.0 && op.ns > 0.0).map(|op| point(op, &ceiling.peak)).collect();
     order::by_key(&mut rows, |r| (!order::fraction(r.ns_a_call), 0));
     Some(Roofline { ceiling, rows })
 }
 
-fn point(op: &Op, peak: &Peak) -> Point {
+fn point(op: &OpWork, peak: &Peak) -> RooflinePoint {
     let arithmetic = if op.int8 { peak.int8_gop_per_s.or(peak.gflop_per_s) } else { peak.gflop_per_s };
     let memory_ns = op.bytes / peak.gb_per_s;
     let compute_ns = arithmetic.map(|peak| op.flops / peak);
     let least = memory_ns.max(compute_ns.unwrap_or(0.0));
-    Point {
+    RooflinePoint {
         name: op.name.clone(),
         form: op.form.clone(),
         ns_a_call: op.ns_a_call,
@@ -208,11 +208,9 @@ pub struct Forecast {
 /// Why there is no forecast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoForecast {
-    #[error(
-        "no op reads its weights from memory, so another bandwidth changes nothing that could be foretold"
-    )]
+    #[error("no op reads its weights from memory, so the bandwidth does not change the prediction")]
     Streams,
-    #[error("the length of the context is not known, or changes too little to tell what it costs")]
+    #[error("the context length is unknown, or changes too little to estimate its cost")]
     Context,
 }
 
@@ -256,13 +254,13 @@ pub fn forecast(
 mod tests {
     use super::*;
 
-    fn op(name: &str, bytes: f64, ns: f64) -> Op {
+    fn op(name: &str, bytes: f64, ns: f64) -> OpWork {
         let (name, form) = (name.to_string(), String::new());
-        Op { name, form, product: true, ns, ns_a_call: ns, bytes, flops: 4.0 * bytes, int8: true }
+        OpWork { name, form, product: true, ns, ns_a_call: ns, bytes, flops: 4.0 * bytes, int8: true }
     }
 
     /// 20 GB/s, plus 2 us per call.
-    fn ops() -> Vec<Op> {
+    fn ops() -> Vec<OpWork> {
         (1..8).map(|i| op(&format!("op {i}"), 1e6 * f64::from(i), 2e3 + 5e4 * f64::from(i))).collect()
     }
 

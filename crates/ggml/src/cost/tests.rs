@@ -89,7 +89,7 @@ fn fused_ops_skip_what_is_between() {
     let (norm_src, mul_src) = ([Some(x)], [Some(x), Some(gain)]);
     let norm = OpShape { op: "RMS_NORM", node: x, src: &norm_src };
     let mul = OpShape { op: "MUL", node: x, src: &mul_src };
-    let expected = Cost { flops: 4 * 14_336, read: 57_344 + 8192, written: 57_344 };
+    let expected = OpCost { flops: 4 * 14_336, read: 57_344 + 8192, written: 57_344 };
     assert_eq!(fused_cost(&norm, &mul), Some(expected));
 }
 

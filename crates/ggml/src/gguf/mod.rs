@@ -22,7 +22,7 @@ pub const MAX_DIMS: usize = 4;
 /// `enum gguf_type`: the kind of a metadata value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Kind {
+pub enum ValueKind {
     U8 = 0,
     I8 = 1,
     U16 = 2,
@@ -38,10 +38,10 @@ pub enum Kind {
     F64 = 12,
 }
 
-impl Kind {
+impl ValueKind {
     /// The kind with this number.
     pub fn from_id(id: u32) -> Option<Self> {
-        use Kind::*;
+        use ValueKind::*;
         [U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64]
             .into_iter()
             .find(|k| *k as u32 == id)
@@ -50,11 +50,11 @@ impl Kind {
     /// Bytes of a fixed-size value; `None` for strings and arrays.
     pub fn size(self) -> Option<usize> {
         match self {
-            Kind::U8 | Kind::I8 | Kind::Bool => Some(1),
-            Kind::U16 | Kind::I16 => Some(2),
-            Kind::U32 | Kind::I32 | Kind::F32 => Some(4),
-            Kind::U64 | Kind::I64 | Kind::F64 => Some(8),
-            Kind::String | Kind::Array => None,
+            ValueKind::U8 | ValueKind::I8 | ValueKind::Bool => Some(1),
+            ValueKind::U16 | ValueKind::I16 => Some(2),
+            ValueKind::U32 | ValueKind::I32 | ValueKind::F32 => Some(4),
+            ValueKind::U64 | ValueKind::I64 | ValueKind::F64 => Some(8),
+            ValueKind::String | ValueKind::Array => None,
         }
     }
 }

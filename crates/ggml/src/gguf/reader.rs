@@ -3,7 +3,7 @@
 //! Only small tables are copied. Every length is checked against the bytes available before it is used, so that
 //! memory use stays proportional to the file. Versions 2 and 3, little-endian.
 
-use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Kind, MAGIC, MAX_DIMS};
+use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, ValueKind};
 use crate::quant::TensorType;
 use std::collections::HashSet;
 
@@ -20,7 +20,7 @@ const MIN_TENSOR: usize = 8 + 4 + 8 + 4 + 8;
 
 /// Why a file can't be read. Offsets are bytes from the start of the file.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum ReadError {
+pub enum GgufReadError {
     #[error("not a GGUF file: it does not start with 'GGUF'")]
     Magic,
     #[error("GGUF version {0} is not supported; supported: 2 and 3")]
@@ -47,7 +47,7 @@ pub enum ReadError {
 
 /// A metadata value.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Value<'a> {
+pub enum GgufValue<'a> {
     U8(u8),
     I8(i8),
     U16(u16),
@@ -63,18 +63,18 @@ pub enum Value<'a> {
     Array(Array<'a>),
 }
 
-impl Value<'_> {
+impl GgufValue<'_> {
     /// The value as an unsigned integer, whatever width it was stored in; `None` if negative or of another kind.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
-            Value::U8(v) => Some(v.into()),
-            Value::U16(v) => Some(v.into()),
-            Value::U32(v) => Some(v.into()),
-            Value::U64(v) => Some(v),
-            Value::I8(v) => v.try_into().ok(),
-            Value::I16(v) => v.try_into().ok(),
-            Value::I32(v) => v.try_into().ok(),
-            Value::I64(v) => v.try_into().ok(),
+            GgufValue::U8(v) => Some(v.into()),
+            GgufValue::U16(v) => Some(v.into()),
+            GgufValue::U32(v) => Some(v.into()),
+            GgufValue::U64(v) => Some(v),
+            GgufValue::I8(v) => v.try_into().ok(),
+            GgufValue::I16(v) => v.try_into().ok(),
+            GgufValue::I32(v) => v.try_into().ok(),
+            GgufValue::I64(v) => v.try_into().ok(),
             _ => None,
         }
     }
@@ -83,14 +83,14 @@ impl Value<'_> {
 /// An array of metadata values of one kind, decoded during iteration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Array<'a> {
-    kind: Kind,
+    kind: ValueKind,
     len: u64,
     bytes: &'a [u8],
 }
 
 impl<'a> Array<'a> {
     /// Kind of the elements; never an array.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ValueKind {
         self.kind
     }
 
@@ -107,23 +107,23 @@ impl<'a> Array<'a> {
     /// The elements of a string array as bytes (real vocabularies contain tokens that are not UTF-8); empty for
     /// other arrays.
     pub fn strings(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
-        let mut cursor = Cursor { all: self.bytes, at: 0 };
-        let count = if self.kind == Kind::String { self.len } else { 0 };
+        let mut cursor = GgufCursor { all: self.bytes, at: 0 };
+        let count = if self.kind == ValueKind::String { self.len } else { 0 };
         (0..count).map_while(move |_| cursor.bytes("a string", u64::MAX).ok())
     }
 
     /// The elements of an array of fixed-size values; empty for a string array.
-    pub fn values(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
-        let mut cursor = Cursor { all: self.bytes, at: 0 };
+    pub fn values(&self) -> impl Iterator<Item = GgufValue<'a>> + use<'a> {
+        let mut cursor = GgufCursor { all: self.bytes, at: 0 };
         let kind = self.kind;
         let count = if kind.size().is_some() { self.len } else { 0 };
         (0..count).map_while(move |_| cursor.scalar(kind).ok().flatten())
     }
 }
 
-/// A tensor's description.
+/// A tensor's entry in a file: where its data is. No op has it as its result, so it has neither op nor sources.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TensorInfo<'a> {
+pub struct GgufTensor<'a> {
     pub name: &'a str,
     /// Elements per dimension, row length first; dimensions missing in the file are 1.
     pub dims: [u64; MAX_DIMS],
@@ -144,9 +144,9 @@ pub struct Gguf<'a> {
     /// Alignment of tensor data, bytes.
     pub alignment: u64,
     /// In file order.
-    pub metadata: Vec<(&'a str, Value<'a>)>,
+    pub metadata: Vec<(&'a str, GgufValue<'a>)>,
     /// In file order.
-    pub tensors: Vec<TensorInfo<'a>>,
+    pub tensors: Vec<GgufTensor<'a>>,
     /// Where tensor data begins, bytes from the start of the file.
     pub data_offset: u64,
 }
@@ -155,18 +155,18 @@ impl<'a> Gguf<'a> {
     /// Reads the head of a file; `file` is its complete content.
     ///
     /// # Errors
-    /// [`ReadError`]: the first violation found, including tensor data outside the file.
-    pub fn parse(file: &'a [u8]) -> Result<Self, ReadError> {
-        let mut c = Cursor { all: file, at: 0 };
+    /// [`GgufReadError`]: the first violation found, including tensor data outside the file.
+    pub fn parse(file: &'a [u8]) -> Result<Self, GgufReadError> {
+        let mut c = GgufCursor { all: file, at: 0 };
         if file.get(..4) != Some(&MAGIC) {
-            return Err(ReadError::Magic);
+            return Err(GgufReadError::Magic);
         }
         c.at = 4;
         let version = c.u32("the version")?;
         match version {
             2 | 3 => {}
-            _ if matches!(version.swap_bytes(), 1..=3) => return Err(ReadError::BigEndian),
-            _ => return Err(ReadError::Version(version)),
+            _ if matches!(version.swap_bytes(), 1..=3) => return Err(GgufReadError::BigEndian),
+            _ => return Err(GgufReadError::Version(version)),
         }
         let tensor_count = c.count("tensor count", MAX_TENSORS, MIN_TENSOR)?;
         let entry_count = c.count("metadata count", MAX_METADATA, MIN_ENTRY)?;
@@ -179,37 +179,40 @@ impl<'a> Gguf<'a> {
     }
 
     /// The metadata value with this key.
-    pub fn get(&self, key: &str) -> Option<&Value<'a>> {
+    pub fn get(&self, key: &str) -> Option<&GgufValue<'a>> {
         self.metadata.iter().find(|(k, _)| *k == key).map(|(_, v)| v)
     }
 }
 
-fn read_metadata<'a>(c: &mut Cursor<'a>, count: usize) -> Result<Vec<(&'a str, Value<'a>)>, ReadError> {
+fn read_metadata<'a>(
+    c: &mut GgufCursor<'a>,
+    count: usize,
+) -> Result<Vec<(&'a str, GgufValue<'a>)>, GgufReadError> {
     let mut metadata = Vec::with_capacity(count);
     let mut seen = HashSet::with_capacity(count);
     for _ in 0..count {
         let key = c.text("a metadata key", MAX_NAME)?;
         let id = c.u32("a metadata kind")?;
-        let wrong = || ReadError::Kind { key: key.to_owned(), id };
-        let kind = Kind::from_id(id).ok_or_else(wrong)?;
+        let wrong = || GgufReadError::Kind { key: key.to_owned(), id };
+        let kind = ValueKind::from_id(id).ok_or_else(wrong)?;
         let value = match kind {
-            Kind::String => Value::Str(c.text("a metadata string", u64::MAX)?),
-            Kind::Array => Value::Array(read_array(c, key)?),
+            ValueKind::String => GgufValue::Str(c.text("a metadata string", u64::MAX)?),
+            ValueKind::Array => GgufValue::Array(read_array(c, key)?),
             _ => c.scalar(kind)?.ok_or_else(wrong)?,
         };
         if !seen.insert(key) {
-            return Err(ReadError::DuplicateKey(key.to_owned()));
+            return Err(GgufReadError::DuplicateKey(key.to_owned()));
         }
         metadata.push((key, value));
     }
     Ok(metadata)
 }
 
-fn read_array<'a>(c: &mut Cursor<'a>, key: &str) -> Result<Array<'a>, ReadError> {
+fn read_array<'a>(c: &mut GgufCursor<'a>, key: &str) -> Result<Array<'a>, GgufReadError> {
     let id = c.u32("an array kind")?;
-    let kind = Kind::from_id(id)
-        .filter(|k| *k != Kind::Array)
-        .ok_or_else(|| ReadError::Kind { key: key.to_owned(), id })?;
+    let kind = ValueKind::from_id(id)
+        .filter(|k| *k != ValueKind::Array)
+        .ok_or_else(|| GgufReadError::Kind { key: key.to_owned(), id })?;
     // An element has at least this many bytes (a string: its length field), so the file size bounds the count.
     let len = c.count("array length", u64::MAX, kind.size().unwrap_or(8))?;
     let start = c.at;
@@ -224,20 +227,20 @@ fn read_array<'a>(c: &mut Cursor<'a>, key: &str) -> Result<Array<'a>, ReadError>
     Ok(Array { kind, len: len as u64, bytes: c.all.get(start..c.at).unwrap_or_default() })
 }
 
-fn alignment(metadata: &[(&str, Value<'_>)]) -> Result<u64, ReadError> {
+fn alignment(metadata: &[(&str, GgufValue<'_>)]) -> Result<u64, GgufReadError> {
     match metadata.iter().find(|(k, _)| *k == ALIGNMENT_KEY) {
         None => Ok(DEFAULT_ALIGNMENT),
-        Some((_, Value::U32(v))) if v.is_power_of_two() && *v <= 1 << 16 => Ok(u64::from(*v)),
-        Some(_) => Err(ReadError::Alignment),
+        Some((_, GgufValue::U32(v))) if v.is_power_of_two() && *v <= 1 << 16 => Ok(u64::from(*v)),
+        Some(_) => Err(GgufReadError::Alignment),
     }
 }
 
-fn read_tensors<'a>(c: &mut Cursor<'a>, count: usize) -> Result<Vec<TensorInfo<'a>>, ReadError> {
+fn read_tensors<'a>(c: &mut GgufCursor<'a>, count: usize) -> Result<Vec<GgufTensor<'a>>, GgufReadError> {
     let mut tensors = Vec::with_capacity(count);
     let mut seen = HashSet::with_capacity(count);
     for _ in 0..count {
         let name = c.text("a tensor name", MAX_NAME)?;
-        let wrong = |why| ReadError::Tensor { name: name.to_owned(), why };
+        let wrong = |why| GgufReadError::Tensor { name: name.to_owned(), why };
         let dim_count = c.u32("a dimension count")? as usize;
         if dim_count == 0 || dim_count > MAX_DIMS {
             return Err(wrong("it must have 1 to 4 dimensions"));
@@ -257,9 +260,9 @@ fn read_tensors<'a>(c: &mut Cursor<'a>, count: usize) -> Result<Vec<TensorInfo<'
             Some(ty) => Some(tensor_bytes(ty, &dims).ok_or_else(|| wrong("its rows are not whole blocks"))?),
         };
         if !seen.insert(name) {
-            return Err(ReadError::DuplicateTensor(name.to_owned()));
+            return Err(GgufReadError::DuplicateTensor(name.to_owned()));
         }
-        tensors.push(TensorInfo { name, dims, dim_count, type_id, offset, bytes });
+        tensors.push(GgufTensor { name, dims, dim_count, type_id, offset, bytes });
     }
     Ok(tensors)
 }
@@ -271,13 +274,13 @@ fn tensor_bytes(ty: TensorType, dims: &[u64; MAX_DIMS]) -> Option<u64> {
 
 /// Converts offsets within the data to offsets within the file, and checks that the data is inside the file.
 fn place(
-    tensors: &mut [TensorInfo<'_>],
+    tensors: &mut [GgufTensor<'_>],
     data_offset: u64,
     alignment: u64,
     file: u64,
-) -> Result<(), ReadError> {
+) -> Result<(), GgufReadError> {
     for t in tensors {
-        let wrong = |why| ReadError::Tensor { name: t.name.to_owned(), why };
+        let wrong = |why| GgufReadError::Tensor { name: t.name.to_owned(), why };
         if !t.offset.is_multiple_of(alignment) {
             return Err(wrong("its offset is not aligned"));
         }
@@ -292,80 +295,80 @@ fn place(
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Cursor<'a> {
+struct GgufCursor<'a> {
     all: &'a [u8],
     at: usize,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> GgufCursor<'a> {
     fn left(&self) -> usize {
         self.all.len().saturating_sub(self.at)
     }
 
-    fn take(&mut self, what: &'static str, need: u64) -> Result<&'a [u8], ReadError> {
+    fn take(&mut self, what: &'static str, need: u64) -> Result<&'a [u8], GgufReadError> {
         let end = usize::try_from(need).ok().and_then(|n| self.at.checked_add(n));
         let Some((bytes, end)) = end.and_then(|e| Some((self.all.get(self.at..e)?, e))) else {
-            return Err(ReadError::Truncated { what, offset: self.at, need, left: self.left() });
+            return Err(GgufReadError::Truncated { what, offset: self.at, need, left: self.left() });
         };
         self.at = end;
         Ok(bytes)
     }
 
-    fn fixed<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], ReadError> {
+    fn fixed<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], GgufReadError> {
         let bytes = self.take(what, N as u64)?;
         // `take` returned N bytes.
         Ok(bytes.first_chunk().copied().unwrap_or([0; N]))
     }
 
-    fn u32(&mut self, what: &'static str) -> Result<u32, ReadError> {
+    fn u32(&mut self, what: &'static str) -> Result<u32, GgufReadError> {
         Ok(u32::from_le_bytes(self.fixed(what)?))
     }
 
-    fn u64(&mut self, what: &'static str) -> Result<u64, ReadError> {
+    fn u64(&mut self, what: &'static str) -> Result<u64, GgufReadError> {
         Ok(u64::from_le_bytes(self.fixed(what)?))
     }
 
     /// A count of items that take at least `smallest` bytes each.
-    fn count(&mut self, what: &'static str, limit: u64, smallest: usize) -> Result<usize, ReadError> {
+    fn count(&mut self, what: &'static str, limit: u64, smallest: usize) -> Result<usize, GgufReadError> {
         let offset = self.at;
         let count = self.u64(what)?;
         let max = limit.min((self.left() / smallest.max(1)) as u64);
         if count > max {
-            return Err(ReadError::TooMany { what, count, max, offset });
+            return Err(GgufReadError::TooMany { what, count, max, offset });
         }
         Ok(count as usize)
     }
 
-    fn bytes(&mut self, what: &'static str, max: u64) -> Result<&'a [u8], ReadError> {
+    fn bytes(&mut self, what: &'static str, max: u64) -> Result<&'a [u8], GgufReadError> {
         let offset = self.at;
         let len = self.u64(what)?;
         if len > max {
-            return Err(ReadError::TooMany { what, count: len, max, offset });
+            return Err(GgufReadError::TooMany { what, count: len, max, offset });
         }
         self.take(what, len)
     }
 
-    fn text(&mut self, what: &'static str, max: u64) -> Result<&'a str, ReadError> {
+    fn text(&mut self, what: &'static str, max: u64) -> Result<&'a str, GgufReadError> {
         let offset = self.at;
-        std::str::from_utf8(self.bytes(what, max)?).map_err(|_| ReadError::Utf8 { what, offset })
+        std::str::from_utf8(self.bytes(what, max)?).map_err(|_| GgufReadError::Utf8 { what, offset })
     }
 
     /// A fixed-size value; `None` for strings and arrays.
-    fn scalar(&mut self, kind: Kind) -> Result<Option<Value<'a>>, ReadError> {
+    fn scalar(&mut self, kind: ValueKind) -> Result<Option<GgufValue<'a>>, GgufReadError> {
         const WHAT: &str = "a metadata value";
         Ok(Some(match kind {
-            Kind::U8 => Value::U8(u8::from_le_bytes(self.fixed(WHAT)?)),
-            Kind::I8 => Value::I8(i8::from_le_bytes(self.fixed(WHAT)?)),
-            Kind::U16 => Value::U16(u16::from_le_bytes(self.fixed(WHAT)?)),
-            Kind::I16 => Value::I16(i16::from_le_bytes(self.fixed(WHAT)?)),
-            Kind::U32 => Value::U32(u32::from_le_bytes(self.fixed(WHAT)?)),
-            Kind::I32 => Value::I32(i32::from_le_bytes(self.fixed(WHAT)?)),
-            Kind::U64 => Value::U64(u64::from_le_bytes(self.fixed(WHAT)?)),
-            Kind::I64 => Value::I64(i64::from_le_bytes(self.fixed(WHAT)?)),
-            Kind::F32 => Value::F32(f32::from_le_bytes(self.fixed(WHAT)?)),
-            Kind::F64 => Value::F64(f64::from_le_bytes(self.fixed(WHAT)?)),
-            Kind::Bool => Value::Bool(self.fixed::<1>(WHAT)? != [0]),
-            Kind::String | Kind::Array => return Ok(None),
+            ValueKind::U8 => GgufValue::U8(u8::from_le_bytes(self.fixed(WHAT)?)),
+            ValueKind::I8 => GgufValue::I8(i8::from_le_bytes(self.fixed(WHAT)?)),
+            ValueKind::U16 => GgufValue::U16(u16::from_le_bytes(self.fixed(WHAT)?)),
+            ValueKind::I16 => GgufValue::I16(i16::from_le_bytes(self.fixed(WHAT)?)),
+            ValueKind::U32 => GgufValue::U32(u32::from_le_bytes(self.fixed(WHAT)?)),
+            ValueKind::I32 => GgufValue::I32(i32::from_le_bytes(self.fixed(WHAT)?)),
+            ValueKind::U64 => GgufValue::U64(u64::from_le_bytes(self.fixed(WHAT)?)),
+            ValueKind::I64 => GgufValue::I64(i64::from_le_bytes(self.fixed(WHAT)?)),
+            ValueKind::F32 => GgufValue::F32(f32::from_le_bytes(self.fixed(WHAT)?)),
+            ValueKind::F64 => GgufValue::F64(f64::from_le_bytes(self.fixed(WHAT)?)),
+            ValueKind::Bool => GgufValue::Bool(self.fixed::<1>(WHAT)? != [0]),
+            ValueKind::String | ValueKind::Array => return Ok(None),
         }))
     }
 }

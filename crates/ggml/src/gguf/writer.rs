@@ -1,7 +1,7 @@
 //! Streaming GGUF v3 writer: everything but tensor data is declared first, then the data follows in order, in
 //! chunks of any size. Never seeks, so standard output works as well as a file.
 
-use super::{DEFAULT_ALIGNMENT, Kind, MAGIC, MAX_DIMS, VERSION};
+use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, VERSION, ValueKind};
 use crate::quant::TensorType;
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ pub const MAX_NAME: usize = 64;
 
 /// A metadata value, of the kinds that a model file needs.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Value {
+pub enum NewGgufValue {
     U32(u32),
     I32(i32),
     U64(u64),
@@ -25,7 +25,7 @@ pub enum Value {
 
 /// Why a file can't be written.
 #[derive(Debug, thiserror::Error)]
-pub enum WriteError {
+pub enum GgufWriteError {
     #[error("metadata key '{0}' is given twice")]
     DuplicateKey(String),
     #[error("tensor '{0}' is declared twice")]
@@ -54,22 +54,22 @@ struct Declared {
 
 /// Everything before the tensor data.
 #[derive(Debug, Default, Clone)]
-pub struct Header {
-    metadata: Vec<(String, Value)>,
+pub struct GgufHeader {
+    metadata: Vec<(String, NewGgufValue)>,
     tensors: Vec<Declared>,
     keys: HashSet<String>,
     names: HashSet<String>,
 }
 
-impl Header {
+impl GgufHeader {
     /// Adds a metadata entry.
     ///
     /// # Errors
-    /// [`WriteError::DuplicateKey`].
-    pub fn set(&mut self, key: impl Into<String>, value: Value) -> Result<(), WriteError> {
+    /// [`GgufWriteError::DuplicateKey`].
+    pub fn set(&mut self, key: impl Into<String>, value: NewGgufValue) -> Result<(), GgufWriteError> {
         let key = key.into();
         if !self.keys.insert(key.clone()) {
-            return Err(WriteError::DuplicateKey(key));
+            return Err(GgufWriteError::DuplicateKey(key));
         }
         self.metadata.push((key, value));
         Ok(())
@@ -79,17 +79,17 @@ impl Header {
     ///
     /// # Errors
     /// The name is taken or too long, or the shape does not fit the type.
-    pub fn tensor(&mut self, name: &str, ty: TensorType, dims: &[u64]) -> Result<(), WriteError> {
+    pub fn tensor(&mut self, name: &str, ty: TensorType, dims: &[u64]) -> Result<(), GgufWriteError> {
         if name.len() >= MAX_NAME {
-            return Err(WriteError::LongName(name.to_owned()));
+            return Err(GgufWriteError::LongName(name.to_owned()));
         }
-        let bytes = tensor_bytes(ty, dims).ok_or_else(|| WriteError::Shape {
+        let bytes = tensor_bytes(ty, dims).ok_or_else(|| GgufWriteError::Shape {
             name: name.to_owned(),
             dims: dims.to_vec(),
             ty: ty.name(),
         })?;
         if !self.names.insert(name.to_owned()) {
-            return Err(WriteError::DuplicateTensor(name.to_owned()));
+            return Err(GgufWriteError::DuplicateTensor(name.to_owned()));
         }
         self.tensors.push(Declared { name: name.to_owned(), dims: dims.to_vec(), ty, bytes });
         Ok(())
@@ -101,15 +101,15 @@ impl Header {
         pad(self.encode().len() as u64) + data
     }
 
-    /// Writes the header; the data is written through the returned [`Body`].
+    /// Writes the header; the data is written through the returned [`DataWriter`].
     ///
     /// # Errors
     /// Those of `out`.
-    pub fn begin<W: Write>(self, mut out: W) -> Result<Body<W>, WriteError> {
+    pub fn begin<W: Write>(self, mut out: W) -> Result<DataWriter<W>, GgufWriteError> {
         let mut head = self.encode();
         head.resize(pad(head.len() as u64) as usize, 0);
         out.write_all(&head)?;
-        Ok(Body { out, tensors: self.tensors, current: 0, written: 0 })
+        Ok(DataWriter { out, tensors: self.tensors, current: 0, written: 0 })
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -137,7 +137,7 @@ impl Header {
 
 /// Takes the tensor data in declaration order.
 #[derive(Debug)]
-pub struct Body<W: Write> {
+pub struct DataWriter<W: Write> {
     out: W,
     tensors: Vec<Declared>,
     current: usize,
@@ -145,19 +145,19 @@ pub struct Body<W: Write> {
     written: u64,
 }
 
-impl<W: Write> Body<W> {
+impl<W: Write> DataWriter<W> {
     /// Writes the next chunk of the current tensor; moves on to the next tensor when this one is full.
     ///
     /// # Errors
-    /// [`WriteError::TooMuch`] past the end of the tensor, and those of the output.
-    pub fn write(&mut self, part: &[u8]) -> Result<(), WriteError> {
+    /// [`GgufWriteError::TooMuch`] past the end of the tensor, and those of the output.
+    pub fn write(&mut self, part: &[u8]) -> Result<(), GgufWriteError> {
         let len = part.len() as u64;
         let Some(t) = self.tensors.get(self.current) else {
-            return Err(WriteError::TooMuch { name: "(after the last)".to_owned(), excess: len });
+            return Err(GgufWriteError::TooMuch { name: "(after the last)".to_owned(), excess: len });
         };
         let left = t.bytes - self.written;
         if len > left {
-            return Err(WriteError::TooMuch { name: t.name.clone(), excess: len - left });
+            return Err(GgufWriteError::TooMuch { name: t.name.clone(), excess: len - left });
         }
         self.out.write_all(part)?;
         self.written += len;
@@ -174,10 +174,10 @@ impl<W: Write> Body<W> {
     /// Flushes and returns the output.
     ///
     /// # Errors
-    /// [`WriteError::TooLittle`] if data is missing, and those of the output.
-    pub fn finish(mut self) -> Result<W, WriteError> {
+    /// [`GgufWriteError::TooLittle`] if data is missing, and those of the output.
+    pub fn finish(mut self) -> Result<W, GgufWriteError> {
         if let Some(t) = self.tensors.get(self.current) {
-            return Err(WriteError::TooLittle { name: t.name.clone(), missing: t.bytes - self.written });
+            return Err(GgufWriteError::TooLittle { name: t.name.clone(), missing: t.bytes - self.written });
         }
         self.out.flush()?;
         Ok(self.out)
@@ -203,34 +203,34 @@ fn put_str(b: &mut Vec<u8>, s: &str) {
     b.extend(s.as_bytes());
 }
 
-fn put_kind(b: &mut Vec<u8>, kind: Kind) {
+fn put_kind(b: &mut Vec<u8>, kind: ValueKind) {
     b.extend((kind as u32).to_le_bytes());
 }
 
-fn put_array(b: &mut Vec<u8>, kind: Kind, len: usize) {
-    put_kind(b, Kind::Array);
+fn put_array(b: &mut Vec<u8>, kind: ValueKind, len: usize) {
+    put_kind(b, ValueKind::Array);
     put_kind(b, kind);
     b.extend((len as u64).to_le_bytes());
 }
 
-fn put_value(b: &mut Vec<u8>, value: &Value) {
+fn put_value(b: &mut Vec<u8>, value: &NewGgufValue) {
     match value {
-        Value::U32(v) => (put_kind(b, Kind::U32), b.extend(v.to_le_bytes())).1,
-        Value::I32(v) => (put_kind(b, Kind::I32), b.extend(v.to_le_bytes())).1,
-        Value::U64(v) => (put_kind(b, Kind::U64), b.extend(v.to_le_bytes())).1,
-        Value::F32(v) => (put_kind(b, Kind::F32), b.extend(v.to_le_bytes())).1,
-        Value::Bool(v) => (put_kind(b, Kind::Bool), b.push(u8::from(*v))).1,
-        Value::Str(v) => (put_kind(b, Kind::String), put_str(b, v)).1,
-        Value::Strings(v) => {
-            put_array(b, Kind::String, v.len());
+        NewGgufValue::U32(v) => (put_kind(b, ValueKind::U32), b.extend(v.to_le_bytes())).1,
+        NewGgufValue::I32(v) => (put_kind(b, ValueKind::I32), b.extend(v.to_le_bytes())).1,
+        NewGgufValue::U64(v) => (put_kind(b, ValueKind::U64), b.extend(v.to_le_bytes())).1,
+        NewGgufValue::F32(v) => (put_kind(b, ValueKind::F32), b.extend(v.to_le_bytes())).1,
+        NewGgufValue::Bool(v) => (put_kind(b, ValueKind::Bool), b.push(u8::from(*v))).1,
+        NewGgufValue::Str(v) => (put_kind(b, ValueKind::String), put_str(b, v)).1,
+        NewGgufValue::Strings(v) => {
+            put_array(b, ValueKind::String, v.len());
             v.iter().for_each(|s| put_str(b, s));
         }
-        Value::F32s(v) => {
-            put_array(b, Kind::F32, v.len());
+        NewGgufValue::F32s(v) => {
+            put_array(b, ValueKind::F32, v.len());
             v.iter().for_each(|x| b.extend(x.to_le_bytes()));
         }
-        Value::I32s(v) => {
-            put_array(b, Kind::I32, v.len());
+        NewGgufValue::I32s(v) => {
+            put_array(b, ValueKind::I32, v.len());
             v.iter().for_each(|x| b.extend(x.to_le_bytes()));
         }
     }
@@ -242,8 +242,8 @@ mod tests {
 
     #[test]
     fn a_small_file_byte_by_byte() {
-        let mut h = Header::default();
-        h.set("a", Value::U32(7)).expect("new key");
+        let mut h = GgufHeader::default();
+        h.set("a", NewGgufValue::U32(7)).expect("new key");
         h.tensor("t", TensorType::F32, &[2]).expect("fits");
         let bytes = h.file_bytes();
         let mut body = h.begin(Vec::new()).expect("memory");
@@ -263,15 +263,15 @@ mod tests {
 
     #[test]
     fn declarations_are_checked() {
-        let mut h = Header::default();
-        h.set("a", Value::Bool(true)).expect("new key");
-        assert!(matches!(h.set("a", Value::Bool(true)), Err(WriteError::DuplicateKey(_))));
+        let mut h = GgufHeader::default();
+        h.set("a", NewGgufValue::Bool(true)).expect("new key");
+        assert!(matches!(h.set("a", NewGgufValue::Bool(true)), Err(GgufWriteError::DuplicateKey(_))));
         h.tensor("t", TensorType::Q4_0, &[32, 2]).expect("fits");
-        assert!(matches!(h.tensor("t", TensorType::F32, &[1]), Err(WriteError::DuplicateTensor(_))));
-        assert!(matches!(h.tensor(&"n".repeat(64), TensorType::F32, &[1]), Err(WriteError::LongName(_))));
+        assert!(matches!(h.tensor("t", TensorType::F32, &[1]), Err(GgufWriteError::DuplicateTensor(_))));
+        assert!(matches!(h.tensor(&"n".repeat(64), TensorType::F32, &[1]), Err(GgufWriteError::LongName(_))));
         for dims in [&[33, 1][..], &[], &[32, 0], &[1, 1, 1, 1, 1], &[u64::MAX - 31, 1 << 20]] {
             assert!(
-                matches!(h.tensor("u", TensorType::Q4_0, dims), Err(WriteError::Shape { .. })),
+                matches!(h.tensor("u", TensorType::Q4_0, dims), Err(GgufWriteError::Shape { .. })),
                 "{dims:?}"
             );
         }
@@ -279,14 +279,14 @@ mod tests {
 
     #[test]
     fn data_must_fit_the_declaration() {
-        let mut h = Header::default();
+        let mut h = GgufHeader::default();
         h.tensor("t", TensorType::F32, &[2]).expect("fits");
         let mut body = h.clone().begin(Vec::new()).expect("memory");
-        assert!(matches!(body.write(&[0; 9]), Err(WriteError::TooMuch { excess: 1, .. })));
+        assert!(matches!(body.write(&[0; 9]), Err(GgufWriteError::TooMuch { excess: 1, .. })));
         body.write(&[0; 5]).expect("part");
-        assert!(matches!(body.finish(), Err(WriteError::TooLittle { missing: 3, .. })));
+        assert!(matches!(body.finish(), Err(GgufWriteError::TooLittle { missing: 3, .. })));
         let mut body = h.begin(Vec::new()).expect("memory");
         body.write(&[0; 8]).expect("all");
-        assert!(matches!(body.write(&[0]), Err(WriteError::TooMuch { .. })));
+        assert!(matches!(body.write(&[0]), Err(GgufWriteError::TooMuch { .. })));
     }
 }

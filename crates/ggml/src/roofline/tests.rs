@@ -59,7 +59,7 @@ fn shape(ne: [u64; 4], block: u32, block_bytes: u32) -> Option<TensorShape> {
     Some(TensorShape { ne, block, block_bytes })
 }
 
-const ANY: Seen = Seen { mean: 1.0, any: 1.0 };
+const ANY: AttendedPositions = AttendedPositions { mean: 1.0, any: 1.0 };
 
 #[test]
 fn a_product_is_bound_by_its_weights_or_by_arithmetic() {
@@ -70,10 +70,10 @@ fn a_product_is_bound_by_its_weights_or_by_arithmetic() {
         of_op(&OpShape { op: "MUL_MAT", node, src: &src }, quantised, ANY).expect("a cost")
     };
     // 64 blocks of 18 bytes per row; 2·2048·8192 operations per token.
-    assert_eq!(of(1, true), Work { kind: Kind::Int8, flops: 33_554_432.0, bytes: 9_437_184.0 });
+    assert_eq!(of(1, true), StepWork { kind: ComputeKind::Int8, flops: 33_554_432.0, bytes: 9_437_184.0 });
     assert_eq!(of(1, true).seconds(&machine), 9_437_184.0 / 1e9);
     assert_eq!(of(1000, true).seconds(&machine), 33_554_432_000.0 / 1e12);
-    assert_eq!(of(1000, false).kind, Kind::F32);
+    assert_eq!(of(1000, false).kind, ComputeKind::F32);
 }
 
 #[test]
@@ -86,26 +86,32 @@ fn attention_counts_what_is_seen() {
     ];
     let op = OpShape { op: "FLASH_ATTN_EXT", node: shape([64, 32, 4, 1], 1, 4).expect("a shape"), src: &src };
     // Four tokens at positions 0 to 3: 2.5 on average, 4 in total, of 256 cells.
-    let work = of_op(&op, false, Seen::causal(0, 4)).expect("a cost");
+    let work = of_op(&op, false, AttendedPositions::causal(0, 4)).expect("a cost");
     assert_eq!(work.flops, 4.0 * 32.0 * 2.5 * 262.0);
     assert_eq!(work.bytes, 2.0 * 4.0 * 8.0 * 64.0 * 2.0);
     // Never more than the cache holds.
-    let work = of_op(&op, false, Seen::causal(1000, 4)).expect("a cost");
+    let work = of_op(&op, false, AttendedPositions::causal(1000, 4)).expect("a cost");
     assert_eq!(work.bytes, 2.0 * 262_144.0);
 }
 
 #[test]
 fn a_window_closes_what_lies_before_it() {
-    assert_eq!(Seen::causal(0, 4).within(100), Seen::causal(0, 4));
-    assert_eq!(Seen { mean: 900.0, any: 900.0 }.within(512), Seen { mean: 512.0, any: 512.0 });
-    assert_eq!(Seen::causal(1000, 5).within(512), Seen { mean: 512.0, any: 516.0 });
+    assert_eq!(AttendedPositions::causal(0, 4).within(100), AttendedPositions::causal(0, 4));
+    assert_eq!(
+        AttendedPositions { mean: 900.0, any: 900.0 }.within(512),
+        AttendedPositions { mean: 512.0, any: 512.0 }
+    );
+    assert_eq!(AttendedPositions::causal(1000, 5).within(512), AttendedPositions { mean: 512.0, any: 516.0 });
 }
 
 #[test]
 fn activations_are_not_from_memory() {
     let x = shape([2048, 7, 1, 1], 1, 4);
     let op = OpShape { op: "ADD", node: x.expect("a shape"), src: &[x, x] };
-    assert_eq!(of_op(&op, false, ANY), Some(Work { kind: Kind::F32, flops: 14_336.0, bytes: 0.0 }));
+    assert_eq!(
+        of_op(&op, false, ANY),
+        Some(StepWork { kind: ComputeKind::F32, flops: 14_336.0, bytes: 0.0 })
+    );
     let unknown = OpShape { op: "SSM_SCAN", ..op };
     assert_eq!(of_op(&unknown, false, ANY), None);
 }

@@ -9,7 +9,7 @@ use std::arch::asm;
 
 /// An instruction set. `N` registers of sums cover `N / 2` tokens and 8 rows: `sums[i * (8 / ROWS) + u]` is for
 /// unit `i` of the tokens and unit `u` of the rows.
-pub(super) trait Machine {
+pub(super) trait ArmIsa {
     /// Rows that share a register of weights, with `16 / ROWS` columns each.
     const ROWS: usize;
     /// Smallest number of sum registers.
@@ -60,7 +60,7 @@ unsafe fn smmla(sums: &mut int32x4_t, tokens: int8x16_t, rows: uint8x16_t) {
     }
 }
 
-impl Machine for I8mm {
+impl ArmIsa for I8mm {
     const ROWS: usize = 2;
 
     #[inline(always)]
@@ -123,7 +123,7 @@ unsafe fn sdot<const LANE: usize>(sums: &mut int32x4_t, rows: uint8x16_t, tokens
 }
 
 /// The same on baseline AArch64. Products of two columns fit 16 bits: weights of -128 times activations of -127.
-pub(super) struct Plain;
+pub(super) struct Baseline;
 
 #[inline(always)]
 unsafe fn plain_dot<const LANE: i32>(sums: &mut int32x4_t, rows: uint8x16_t, tokens: int8x16_t) {
@@ -192,7 +192,7 @@ macro_rules! by_lanes {
             }
         }
 
-        impl Machine for $machine {
+        impl ArmIsa for $machine {
             const ROWS: usize = 4;
 
             #[inline(always)]
@@ -230,4 +230,4 @@ macro_rules! by_lanes {
 }
 
 by_lanes!(Dot, sdot);
-by_lanes!(Plain, plain_dot);
+by_lanes!(Baseline, plain_dot);

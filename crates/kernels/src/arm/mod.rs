@@ -12,12 +12,12 @@ mod tile;
 mod types;
 
 use super::isa::Isa;
-use super::matmul::Job;
+use super::matmul::MatmulJob;
 use super::recipe::Recipe;
 use crate::quant::TensorType;
-use machine::{Dot, I8mm, Machine, Plain};
+use machine::{ArmIsa, Baseline, Dot, I8mm};
 use panel::Kernel;
-use types::{Q4_0, Q4_1, Q4K, Q6K, Q8_0, Type};
+use types::{PackedType, Q4_0, Q4_1, Q4K, Q6K, Q8_0};
 
 /// The recipe of each type.
 struct Recipes {
@@ -28,7 +28,7 @@ struct Recipes {
     q6k: Recipe,
 }
 
-const fn kernel<M: Machine, T: Type>() -> Kernel {
+const fn kernel<M: ArmIsa, T: PackedType>() -> Kernel {
     let of = panel::tile_block_bytes::<T>;
     Kernel {
         run: 16 / M::ROWS,
@@ -44,11 +44,11 @@ const fn kernel<M: Machine, T: Type>() -> Kernel {
     }
 }
 
-fn run<M: Machine, T: Type>(job: &Job<'_>, scratch: &mut [u8]) {
+fn run<M: ArmIsa, T: PackedType>(job: &MatmulJob<'_>, scratch: &mut [u8]) {
     panel::run(job, scratch, const { &kernel::<M, T>() });
 }
 
-const fn recipe<M: Machine, T: Type>() -> Recipe {
+const fn recipe<M: ArmIsa, T: PackedType>() -> Recipe {
     Recipe {
         ty: T::TENSOR,
         group: panel::ROWS,
@@ -60,7 +60,7 @@ const fn recipe<M: Machine, T: Type>() -> Recipe {
     }
 }
 
-const fn recipes<M: Machine>() -> Recipes {
+const fn recipes<M: ArmIsa>() -> Recipes {
     Recipes {
         q4_0: recipe::<M, Q4_0>(),
         q4_1: recipe::<M, Q4_1>(),
@@ -70,7 +70,7 @@ const fn recipes<M: Machine>() -> Recipes {
     }
 }
 
-static NEON: Recipes = recipes::<Plain>();
+static NEON: Recipes = recipes::<Baseline>();
 static DOT: Recipes = recipes::<Dot>();
 static I8MM: Recipes = recipes::<I8mm>();
 

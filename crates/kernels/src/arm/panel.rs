@@ -6,13 +6,13 @@
 //! in the high nibbles.
 //!
 //! Activations: tiles of 1, 2, 4 or 8 tokens. A block has the scale of each token, then for each part one number
-//! per token ([`Type::extra`]) and the quants in stretches: for each step, token by token, its columns. Per-token
+//! per token ([`PackedType::extra`]) and the quants in stretches: for each step, token by token, its columns. Per-token
 //! lists have at least four entries.
 
-use super::machine::Machine;
-use super::types::{Activations, Type, block_bytes};
+use super::machine::ArmIsa;
+use super::types::{Activations, PackedType, block_bytes};
 use crate::format::view;
-use crate::matmul::Job;
+use crate::matmul::MatmulJob;
 use crate::quant::TensorType;
 
 /// Rows of a panel of weights.
@@ -25,7 +25,7 @@ pub(super) const TOKENS: usize = 8;
 const TURN: usize = 64;
 
 /// Multiplies a panel with a tile.
-pub(super) type Multiply = fn(&Job<'_>, &[u8], &[u8], Place);
+pub(super) type Multiply = fn(&MatmulJob<'_>, &[u8], &[u8], PanelPlace);
 
 /// What the packing and tile loops need to know about a kernel. They are not instantiated per instruction set and
 /// type, to keep the program small.
@@ -37,14 +37,14 @@ pub(super) struct Kernel {
     /// Bytes per block for tiles of 1, 2, 4 and 8 tokens.
     pub tile_block_bytes: [usize; 4],
     /// Arranges a tile.
-    pub pack_tile: fn(&Job<'_>, Tile, &mut [u8]),
+    pub pack_tile: fn(&MatmulJob<'_>, Tile, &mut [u8]),
     /// Multiplies a panel with a tile of 1, 2, 4 or 8 tokens.
     pub multiply: [Multiply; 4],
 }
 
 /// Row, first token and number of tokens of a panel and a tile.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct PanelPlace {
     pub row: usize,
     pub token: usize,
     pub tokens: usize,
@@ -75,12 +75,12 @@ fn interleave(run: usize, quant: impl Fn(usize, usize) -> u8) -> [[u8; 16]; 8] {
 }
 
 /// A panel from its rows as stored in the file. Missing rows stay zero.
-pub(super) fn pack<M: Machine, T: Type>(source: &[u8], row_bytes: usize, panel: &mut [u8]) {
+pub(super) fn pack<M: ArmIsa, T: PackedType>(source: &[u8], row_bytes: usize, panel: &mut [u8]) {
     pack_type::<T>(source, row_bytes, panel, 16 / M::ROWS);
 }
 
 #[inline(never)]
-fn pack_type<T: Type>(source: &[u8], row_bytes: usize, panel: &mut [u8], run: usize) {
+fn pack_type<T: PackedType>(source: &[u8], row_bytes: usize, panel: &mut [u8], run: usize) {
     let bytes = T::TENSOR.block_bytes();
     for (b, block) in panel.chunks_exact_mut(block_bytes::<T>()).enumerate() {
         let (head, quants) = block.split_at_mut(T::HEAD_BYTES);
@@ -98,7 +98,7 @@ fn pack_type<T: Type>(source: &[u8], row_bytes: usize, panel: &mut [u8], run: us
 }
 
 /// Bytes of a panel, for the recipe.
-pub(super) fn panel_bytes<T: Type>(_ty: TensorType, cols: usize) -> usize {
+pub(super) fn panel_bytes<T: PackedType>(_ty: TensorType, cols: usize) -> usize {
     cols / T::BLOCK * block_bytes::<T>()
 }
 
@@ -108,23 +108,23 @@ pub(super) const fn list(tokens: usize) -> usize {
 }
 
 /// Bytes of a block of a tile.
-pub(super) const fn tile_block_bytes<T: Type>(tokens: usize) -> usize {
+pub(super) const fn tile_block_bytes<T: PackedType>(tokens: usize) -> usize {
     4 * list(tokens) + T::BLOCK / T::PART * 4 * list(tokens) + T::BLOCK * tokens
 }
 
 /// Scratch memory of a product.
-pub(super) fn scratch_bytes<T: Type>(cols: usize, tokens: usize) -> usize {
+pub(super) fn scratch_bytes<T: PackedType>(cols: usize, tokens: usize) -> usize {
     tokens.min(TURN).div_ceil(TOKENS) * (cols / T::BLOCK * tile_block_bytes::<T>(TOKENS))
 }
 
 /// One tile from prepared rows.
-pub(super) fn pack_tile<T: Type>(job: &Job<'_>, at: Tile, tile: &mut [u8]) {
+pub(super) fn pack_tile<T: PackedType>(job: &MatmulJob<'_>, at: Tile, tile: &mut [u8]) {
     pack_acts(job, at, tile, T::PART, T::extra);
 }
 
 #[inline(never)]
 fn pack_acts<A: Activations>(
-    job: &Job<'_>,
+    job: &MatmulJob<'_>,
     at: Tile,
     tile: &mut [u8],
     part_columns: usize,
@@ -155,7 +155,7 @@ fn pack_acts<A: Activations>(
 
 /// Multiplies tile by tile.
 #[inline(never)]
-pub(super) fn run(job: &Job<'_>, scratch: &mut [u8], kernel: &Kernel) {
+pub(super) fn run(job: &MatmulJob<'_>, scratch: &mut [u8], kernel: &Kernel) {
     let blocks = job.matrix.cols() / kernel.block;
     // With the matrix instructions a register holds two tokens.
     let least = kernel.run / 4;
@@ -178,7 +178,7 @@ pub(super) fn run(job: &Job<'_>, scratch: &mut [u8], kernel: &Kernel) {
         for row in job.rows.clone().step_by(ROWS) {
             let panel = job.panel(row / ROWS);
             for (token, tokens, place) in tiles() {
-                kernel.multiply[size(tokens)](job, panel, &scratch[place], Place { row, token, tokens });
+                kernel.multiply[size(tokens)](job, panel, &scratch[place], PanelPlace { row, token, tokens });
             }
         }
     }

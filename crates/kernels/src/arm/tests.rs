@@ -69,7 +69,7 @@ impl Case {
     /// The results of all rows of all tokens, -7 where nothing was written, computed in ranges of
     /// `groups_at_a_time` groups.
     fn run(&self, isa: Isa, groups_at_a_time: usize) -> Vec<u32> {
-        let matrix = Matrix::new(self.ty, self.rows, self.cols, Placement::Packed(&self.weights), isa)
+        let matrix = Matrix::new(self.ty, self.rows, self.cols, MatrixPlacement::Packed(&self.weights), isa)
             .expect("sizes fit and the instructions are there");
         let count = self.acts.len() / self.cols;
         let row_bytes = prepared_row_bytes(matrix.format(), self.cols);
@@ -80,9 +80,9 @@ impl Case {
             prepare_row(isa, matrix.format(), row, out);
         }
         let mut out = vec![-7.0f32; count * self.rows];
-        let index = Index::List(&self.tokens);
+        let index = RowIndex::List(&self.tokens);
         // SAFETY: one row of `rows` per token, used by this thread only.
-        let to = unsafe { Out::new(out.as_mut_ptr(), self.rows, index) };
+        let to = unsafe { ResultRows::new(out.as_mut_ptr(), self.rows, index) };
         let mut scratch = vec![0xaa; matrix.scratch_bytes(self.tokens.len())];
         let step = groups_at_a_time * matrix.group();
         for start in (0..self.rows).step_by(step) {

@@ -7,16 +7,21 @@
 use std::arch::aarch64::*;
 use std::hint::black_box;
 
-use super::machine::{Machine, from_halves};
-use super::panel::{Place, ROWS, STRETCH, list, tile_block_bytes};
-use super::types::{Type, block_bytes};
-use crate::matmul::Job;
+use super::machine::{ArmIsa, from_halves};
+use super::panel::{PanelPlace, ROWS, STRETCH, list, tile_block_bytes};
+use super::types::{PackedType, block_bytes};
+use crate::matmul::MatmulJob;
 
 /// Eight values, one per row.
-type Rows = [uint32x4_t; 2];
+type RowVector = [uint32x4_t; 2];
 
 /// Multiplies, and writes the results of a tile of `N / 2` tokens.
-pub(super) fn multiply<M: Machine, T: Type, const N: usize>(job: &Job<'_>, w: &[u8], a: &[u8], at: Place) {
+pub(super) fn multiply<M: ArmIsa, T: PackedType, const N: usize>(
+    job: &MatmulJob<'_>,
+    w: &[u8],
+    a: &[u8],
+    at: PanelPlace,
+) {
     let blocks = job.matrix.cols() / T::BLOCK;
     assert!(w.len() >= blocks * block_bytes::<T>() && a.len() >= blocks * tile_block_bytes::<T>(N / 2));
     // Kept as a loop: if unrolled, a block's sums are moved around between registers.
@@ -27,7 +32,7 @@ pub(super) fn multiply<M: Machine, T: Type, const N: usize>(job: &Job<'_>, w: &[
 }
 
 #[inline(never)]
-fn write<M: Machine, const N: usize>(job: &Job<'_>, totals: &[float32x4_t; N], at: Place) {
+fn write<M: ArmIsa, const N: usize>(job: &MatmulJob<'_>, totals: &[float32x4_t; N], at: PanelPlace) {
     let rows = job.rows.end - at.row;
     for t in 0..at.tokens.min(N / 2) {
         let [low, high] = M::rows_of(totals, t);
@@ -49,7 +54,7 @@ fn write<M: Machine, const N: usize>(job: &Job<'_>, totals: &[float32x4_t; N], a
 
 /// Eight f16 values.
 #[inline(always)]
-unsafe fn halves(at: *const u8) -> Rows {
+unsafe fn halves(at: *const u8) -> RowVector {
     // SAFETY: the caller guarantees 16 bytes there.
     unsafe {
         let all = vld1q_u16(at.cast());
@@ -60,7 +65,7 @@ unsafe fn halves(at: *const u8) -> Rows {
 
 /// Eight sign-extended bytes: scales of Q6_K are signed, those of Q4_K need only 6 bits.
 #[inline(always)]
-unsafe fn bytes(at: *const u8) -> Rows {
+unsafe fn bytes(at: *const u8) -> RowVector {
     // SAFETY: the caller guarantees 8 bytes there.
     unsafe {
         let all = vmovl_s8(vld1_s8(at.cast()));
@@ -71,9 +76,9 @@ unsafe fn bytes(at: *const u8) -> Rows {
 
 /// For each sum register: its index, its tokens' values in the list, and its rows' values.
 #[inline(always)]
-unsafe fn each<M: Machine, const N: usize>(
+unsafe fn each<M: ArmIsa, const N: usize>(
     tokens: *const u8,
-    rows: Rows,
+    rows: RowVector,
     mut act: impl FnMut(usize, uint32x4_t, uint32x4_t),
 ) {
     let units = ROWS / M::ROWS;
@@ -88,10 +93,10 @@ unsafe fn each<M: Machine, const N: usize>(
 
 /// totals += sums · (scale of the rows · scale of the tokens), fused.
 #[inline(always)]
-unsafe fn scale<M: Machine, const N: usize>(
+unsafe fn scale<M: ArmIsa, const N: usize>(
     totals: &mut [float32x4_t; N],
     sums: &[int32x4_t; N],
-    rows: Rows,
+    rows: RowVector,
     tokens: *const u8,
 ) {
     // SAFETY: the caller guarantees one value per token there; the rest uses only registers.
@@ -105,16 +110,16 @@ unsafe fn scale<M: Machine, const N: usize>(
 
 /// Location of a part's activations, and its number of stretches.
 #[derive(Clone, Copy)]
-struct Part {
+struct PartActivations {
     extra: *const u8,
     stretches: usize,
 }
 
 /// The integer sums of a part, and the position of the next part's quants.
 #[inline(always)]
-unsafe fn sums<M: Machine, T: Type, const N: usize>(
+unsafe fn sums<M: ArmIsa, T: PackedType, const N: usize>(
     mut w: *const u8,
-    part: Part,
+    part: PartActivations,
 ) -> ([int32x4_t; N], *const u8) {
     // SAFETY: the caller guarantees a complete part at both pointers.
     unsafe {
@@ -140,7 +145,7 @@ unsafe fn sums<M: Machine, T: Type, const N: usize>(
 /// The machine's instructions must be available, `w` and `a` must have `blocks` blocks, and parts `stretches`
 /// stretches.
 #[inline(never)]
-unsafe fn dot<M: Machine, T: Type, const N: usize>(
+unsafe fn dot<M: ArmIsa, T: PackedType, const N: usize>(
     mut w: *const u8,
     mut a: *const u8,
     blocks: usize,
@@ -164,7 +169,7 @@ unsafe fn dot<M: Machine, T: Type, const N: usize>(
 
 /// A block with a single part: Q4_0, Q4_1, Q8_0.
 #[inline(always)]
-unsafe fn whole<M: Machine, T: Type, const N: usize>(
+unsafe fn whole<M: ArmIsa, T: PackedType, const N: usize>(
     totals: &mut [float32x4_t; N],
     w: *const u8,
     a: *const u8,
@@ -173,7 +178,7 @@ unsafe fn whole<M: Machine, T: Type, const N: usize>(
     // SAFETY: the caller guarantees a block at both pointers.
     unsafe {
         let extra = a.add(4 * list(N / 2));
-        let (sums, _) = sums::<M, T, N>(w.add(T::HEAD_BYTES), Part { extra, stretches });
+        let (sums, _) = sums::<M, T, N>(w.add(T::HEAD_BYTES), PartActivations { extra, stretches });
         scale::<M, N>(totals, &sums, halves(w), a);
         if T::MINIMUM {
             each::<M, N>(extra, halves(w.add(2 * ROWS)), |i, token, row| {
@@ -185,7 +190,7 @@ unsafe fn whole<M: Machine, T: Type, const N: usize>(
 
 /// A block of several parts with integer scales: Q4_K, Q6_K.
 #[inline(always)]
-unsafe fn in_parts<M: Machine, T: Type, const N: usize>(
+unsafe fn in_parts<M: ArmIsa, T: PackedType, const N: usize>(
     totals: &mut [float32x4_t; N],
     w: *const u8,
     a: *const u8,
@@ -200,7 +205,7 @@ unsafe fn in_parts<M: Machine, T: Type, const N: usize>(
         let mut products = [vdupq_n_s32(0); N];
         for p in 0..parts {
             let extra = a.add(first + p * stride);
-            let (sums, next) = sums::<M, T, N>(quants, Part { extra, stretches });
+            let (sums, next) = sums::<M, T, N>(quants, PartActivations { extra, stretches });
             quants = next;
             each::<M, N>(extra, bytes(scales.add(p * ROWS)), |i, _, row| {
                 products[i] = vmlaq_s32(products[i], sums[i], vreinterpretq_s32_u32(row));

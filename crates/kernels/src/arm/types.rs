@@ -4,12 +4,12 @@
 use std::arch::aarch64::*;
 
 use super::panel::{ROWS, STRETCH};
-use crate::format::{Plain, Q8Block, Q8KBlock};
+use crate::format::{PlainNumber, Q8Block, Q8KBlock};
 use crate::quant::TensorType;
 use crate::scalar::{q4k_scale_min, q6k_element};
 
 /// A weight type. A block of a panel is a head, then the quants: see [`super::panel`].
-pub(super) trait Type {
+pub(super) trait PackedType {
     /// Its name in GGML.
     const TENSOR: TensorType;
     /// Columns in a block.
@@ -21,9 +21,9 @@ pub(super) trait Type {
     const HEAD_BYTES: usize;
     /// Bytes of the quants of one stretch.
     const STRETCH_BYTES: usize;
-    /// Whether the integer sums of a part start from [`Type::extra`].
+    /// Whether the integer sums of a part start from [`PackedType::extra`].
     const BIAS: bool = false;
-    /// Whether rows have a minimum, which is multiplied by [`Type::extra`].
+    /// Whether rows have a minimum, which is multiplied by [`PackedType::extra`].
     const MINIMUM: bool = false;
     /// A block of prepared activations.
     type Acts: Activations;
@@ -40,20 +40,20 @@ pub(super) trait Type {
     /// Reads them back.
     ///
     /// # Safety
-    /// [`Type::STRETCH_BYTES`] bytes at `w` must be readable.
+    /// [`PackedType::STRETCH_BYTES`] bytes at `w` must be readable.
     unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8];
 
-    /// The bits of a per-part number of the activations: see [`Type::BIAS`] and [`Type::MINIMUM`].
+    /// The bits of a per-part number of the activations: see [`PackedType::BIAS`] and [`PackedType::MINIMUM`].
     fn extra(acts: &Self::Acts, part: usize) -> u32;
 }
 
 /// Bytes of a block of a panel.
-pub(super) const fn block_bytes<T: Type>() -> usize {
+pub(super) const fn block_bytes<T: PackedType>() -> usize {
     T::HEAD_BYTES + T::BLOCK / STRETCH * T::STRETCH_BYTES
 }
 
 /// Blocks of prepared activations.
-pub(super) trait Activations: Plain {
+pub(super) trait Activations: PlainNumber {
     /// Columns of a block.
     const COLUMNS: usize;
     fn scale(&self) -> f32;
@@ -119,7 +119,7 @@ unsafe fn load_nibbles<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
 
 pub(super) struct Q4_0;
 
-impl Type for Q4_0 {
+impl PackedType for Q4_0 {
     const TENSOR: TensorType = TensorType::Q4_0;
     const BLOCK: usize = 32;
     const PART: usize = 32;
@@ -150,7 +150,7 @@ impl Type for Q4_0 {
 
 pub(super) struct Q4_1;
 
-impl Type for Q4_1 {
+impl PackedType for Q4_1 {
     const TENSOR: TensorType = TensorType::Q4_1;
     const BLOCK: usize = 32;
     const PART: usize = 32;
@@ -181,7 +181,7 @@ impl Type for Q4_1 {
 
 pub(super) struct Q8_0;
 
-impl Type for Q8_0 {
+impl PackedType for Q8_0 {
     const TENSOR: TensorType = TensorType::Q8_0;
     const BLOCK: usize = 32;
     const PART: usize = 32;
@@ -216,7 +216,7 @@ impl Type for Q8_0 {
 
 pub(super) struct Q4K;
 
-impl Type for Q4K {
+impl PackedType for Q4K {
     const TENSOR: TensorType = TensorType::Q4K;
     const BLOCK: usize = 256;
     const PART: usize = 32;
@@ -254,7 +254,7 @@ impl Type for Q4K {
 
 pub(super) struct Q6K;
 
-impl Type for Q6K {
+impl PackedType for Q6K {
     const TENSOR: TensorType = TensorType::Q6K;
     const BLOCK: usize = 256;
     const PART: usize = 16;

@@ -8,14 +8,14 @@
 mod across;
 mod along;
 
-use super::plan::{Attention, Item, Plan};
+use super::plan::{Attention, AttentionItem, AttentionPlan};
 use crate::simd::Simd;
 
 /// An item and its working memory; created only by [`super::run_item`], whose caller guarantees the pointers.
 #[derive(Clone, Copy)]
-pub(super) struct Work<'a> {
+pub(super) struct AttentionWork<'a> {
     pub a: &'a Attention,
-    pub plan: &'a Plan,
+    pub plan: &'a AttentionPlan,
     pub item: usize,
     pub scratch: *mut f32,
     pub partials: *mut f32,
@@ -23,16 +23,16 @@ pub(super) struct Work<'a> {
 
 /// The query rows of an item: all query heads of its tokens.
 #[derive(Clone, Copy)]
-struct Tile<'a> {
+struct QueryTile<'a> {
     a: &'a Attention,
-    item: Item,
+    item: AttentionItem,
     group: usize,
     rows: usize,
 }
 
 /// The mask's content for some tokens and a block of positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Block {
+enum MaskBlock {
     Open,
     Closed,
     Mixed,
@@ -42,10 +42,10 @@ enum Block {
 const CLOSED: u16 = 0xFC00;
 
 #[inline(always)]
-pub(super) unsafe fn run<S: Simd>(work: Work<'_>) {
-    let item = Item::of(work.a, work.plan, work.item);
+pub(super) unsafe fn run<S: Simd>(work: AttentionWork<'_>) {
+    let item = AttentionItem::of(work.a, work.plan, work.item);
     let group = work.a.group();
-    let tile = Tile { a: work.a, item, group, rows: (item.tokens.1 - item.tokens.0) * group };
+    let tile = QueryTile { a: work.a, item, group, rows: (item.tokens.1 - item.tokens.0) * group };
     // SAFETY: `Work` guarantees valid memory of the size given in the plan.
     unsafe {
         if work.a.few_rows() {
@@ -56,12 +56,12 @@ pub(super) unsafe fn run<S: Simd>(work: Work<'_>) {
     }
 }
 
-pub(super) fn run_scalar(work: Work<'_>) {
+pub(super) fn run_scalar(work: AttentionWork<'_>) {
     // SAFETY: `Work` guarantees valid memory.
     unsafe { super::scalar::run_item(work.a, work.plan, work.item, work.partials) }
 }
 
-impl Tile<'_> {
+impl QueryTile<'_> {
     /// Token and head of a row.
     #[inline(always)]
     fn row(&self, row: usize) -> (usize, usize) {
@@ -103,8 +103,8 @@ impl Tile<'_> {
     /// # Safety
     /// The rows and positions must exist.
     #[inline(always)]
-    unsafe fn block(&self, rows: (usize, usize), p: usize, n: usize) -> Block {
-        let Some(mask) = self.a.mask else { return Block::Open };
+    unsafe fn block(&self, rows: (usize, usize), p: usize, n: usize) -> MaskBlock {
+        let Some(mask) = self.a.mask else { return MaskBlock::Open };
         let (mut open, mut closed) = (true, true);
         for token in self.row(rows.0).0..=self.row(rows.1 - 1).0 {
             // SAFETY: guaranteed by the caller.
@@ -116,9 +116,9 @@ impl Tile<'_> {
             closed &= infinities == 0;
         }
         match (open, closed) {
-            (true, _) => Block::Open,
-            (_, true) => Block::Closed,
-            _ => Block::Mixed,
+            (true, _) => MaskBlock::Open,
+            (_, true) => MaskBlock::Closed,
+            _ => MaskBlock::Mixed,
         }
     }
 }

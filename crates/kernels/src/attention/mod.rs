@@ -9,7 +9,7 @@ mod lanes;
 mod plan;
 pub mod scalar;
 
-pub use self::plan::{Attention, Plan, Rows};
+pub use self::plan::{Attention, AttentionPlan, StridedRows};
 
 use self::plan::PARTIAL_HEAD;
 use super::isa::Isa;
@@ -25,23 +25,23 @@ use super::simd::per_isa;
 pub unsafe fn run_item(
     isa: Isa,
     a: &Attention,
-    plan: &Plan,
+    plan: &AttentionPlan,
     item: usize,
     scratch: *mut u8,
     partials: *mut f32,
 ) {
-    item_on(isa, lanes::Work { a, plan, item, scratch: scratch.cast(), partials });
+    item_on(isa, lanes::AttentionWork { a, plan, item, scratch: scratch.cast(), partials });
 }
 
 per_isa! {
-    fn item_on(work: lanes::Work<'_>) = lanes::run, lanes::run_scalar;
+    fn item_on(work: lanes::AttentionWork<'_>) = lanes::run, lanes::run_scalar;
 }
 
 /// Combines the partial results of row `row` (below `plan.merges`).
 ///
 /// # Safety
 /// As for [`run_item`], after all items are done and visible to this thread.
-pub unsafe fn run_merge(a: &Attention, plan: &Plan, row: usize, partials: *const f32) {
+pub unsafe fn run_merge(a: &Attention, plan: &AttentionPlan, row: usize, partials: *const f32) {
     let (token, head) = (row / a.heads, row % a.heads);
     let chunks = a.positions.div_ceil(plan.chunk);
     let stride = PARTIAL_HEAD + a.dv;

@@ -4,7 +4,7 @@
 /// Rows in memory laid out by someone else: row (i, h) starts `i * row + h * head` bytes after `base`. The
 /// elements of a row are adjacent.
 #[derive(Debug, Clone, Copy)]
-pub struct Rows<P> {
+pub struct StridedRows<P> {
     pub base: P,
     /// Bytes from one token or position to the next.
     pub row: usize,
@@ -16,16 +16,16 @@ pub struct Rows<P> {
 #[derive(Debug, Clone, Copy)]
 pub struct Attention {
     /// Queries, f32, `tokens` × `heads` rows of `dk`.
-    pub q: Rows<*const f32>,
+    pub q: StridedRows<*const f32>,
     /// Keys, f16, `positions` × `kv_heads` rows of `dk`.
-    pub k: Rows<*const u16>,
+    pub k: StridedRows<*const u16>,
     /// Values, f16, `positions` × `kv_heads` rows of `dv`.
-    pub v: Rows<*const u16>,
+    pub v: StridedRows<*const u16>,
     /// Result, f32, `tokens` × `heads` rows of `dv`.
-    pub out: Rows<*mut f32>,
+    pub out: StridedRows<*mut f32>,
     /// f16 values added to the scores, one row of `positions` per token (`head` is not used): 0, or -inf if
     /// masked. Without a mask all positions are visible.
-    pub mask: Option<Rows<*const u16>>,
+    pub mask: Option<StridedRows<*const u16>>,
     pub tokens: usize,
     pub positions: usize,
     /// Query heads; a multiple of `kv_heads`.
@@ -45,7 +45,7 @@ pub struct Attention {
 
 /// How an attention is split into pieces, and the memory they need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
+pub struct AttentionPlan {
     /// Number of [`run_item`](super::run_item) calls, independent of each other; the most expensive first.
     pub items: usize,
     /// Number of [`run_merge`](super::run_merge) calls after all items are done; 0 if nothing has to be combined.
@@ -84,7 +84,7 @@ impl Attention {
     }
 
     /// Splits the work for `threads` threads. A plan depends on the numbers only, not on the pointers.
-    pub fn plan(&self, threads: usize) -> Plan {
+    pub fn plan(&self, threads: usize) -> AttentionPlan {
         let (group, threads) = (self.group().max(1), threads.max(1));
         let (mut tile, mut chunk, mut most) = (self.tokens, self.positions, 1);
         if self.few_rows() {
@@ -100,7 +100,7 @@ impl Attention {
         let chunks = self.positions.div_ceil(chunk).max(1);
         let rows = self.tokens * self.heads;
         let cut = chunks > 1;
-        Plan {
+        AttentionPlan {
             items: self.kv_heads * self.tokens.div_ceil(tile) * chunks,
             merges: if cut { rows } else { 0 },
             scratch_bytes: scratch_bytes(tile * group, self.dk, self.dv),
@@ -131,7 +131,7 @@ fn scratch_bytes(rows: usize, dk: usize, dv: usize) -> usize {
     (floats * size_of::<f32>()).next_multiple_of(64)
 }
 
-impl<T> Rows<*const T> {
+impl<T> StridedRows<*const T> {
     /// # Safety
     /// The row must exist.
     pub(super) unsafe fn at(&self, i: usize, head: usize) -> *const T {
@@ -140,7 +140,7 @@ impl<T> Rows<*const T> {
     }
 }
 
-impl<T> Rows<*mut T> {
+impl<T> StridedRows<*mut T> {
     /// # Safety
     /// The row must exist.
     pub(super) unsafe fn at_mut(&self, i: usize, head: usize) -> *mut T {
@@ -151,7 +151,7 @@ impl<T> Rows<*mut T> {
 
 /// The part of the work covered by an item.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Item {
+pub(super) struct AttentionItem {
     pub(super) kv_head: usize,
     pub(super) tokens: (usize, usize),
     pub(super) positions: (usize, usize),
@@ -159,9 +159,9 @@ pub(super) struct Item {
     pub(super) chunks: usize,
 }
 
-impl Item {
+impl AttentionItem {
     /// The last tokens come first: with a causal mask they see the most positions.
-    pub(super) fn of(a: &Attention, plan: &Plan, item: usize) -> Self {
+    pub(super) fn of(a: &Attention, plan: &AttentionPlan, item: usize) -> Self {
         let chunks = a.positions.div_ceil(plan.chunk).max(1);
         let (tile, rest) = (item / (a.kv_heads * chunks), item % (a.kv_heads * chunks));
         let (kv_head, chunk) = (rest / chunks, rest % chunks);

@@ -1,12 +1,12 @@
 //! Attention in plain Rust, one query row at a time: the reference for the other versions.
 
-use super::plan::{Attention, Item, PARTIAL_HEAD, Plan};
+use super::plan::{Attention, AttentionItem, AttentionPlan, PARTIAL_HEAD};
 use half::f16;
 
 /// # Safety
 /// As for [`super::run_item`].
-pub(super) unsafe fn run_item(a: &Attention, plan: &Plan, item: usize, partials: *mut f32) {
-    let item = Item::of(a, plan, item);
+pub(super) unsafe fn run_item(a: &Attention, plan: &AttentionPlan, item: usize, partials: *mut f32) {
+    let item = AttentionItem::of(a, plan, item);
     let group = a.group();
     for token in item.tokens.0..item.tokens.1 {
         for head in item.kv_head * group..(item.kv_head + 1) * group {
@@ -34,7 +34,7 @@ pub(super) unsafe fn run_item(a: &Attention, plan: &Plan, item: usize, partials:
 ///
 /// # Safety
 /// The rows that `item` refers to must exist.
-unsafe fn row(a: &Attention, item: &Item, token: usize, head: usize, out: &mut [f32]) -> (f32, f32) {
+unsafe fn row(a: &Attention, item: &AttentionItem, token: usize, head: usize, out: &mut [f32]) -> (f32, f32) {
     out.fill(0.0);
     let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0);
     for p in item.positions.0..item.positions.1 {

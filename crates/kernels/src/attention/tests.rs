@@ -89,11 +89,11 @@ impl Case {
     fn attention(&self, t: &mut Tensors) -> Attention {
         let (heads, dk, dv) = (self.heads(), self.dk, self.dv);
         Attention {
-            q: Rows { base: t.q.as_ptr(), row: 4 * dk, head: 4 * dk * self.tokens },
-            k: Rows { base: t.k.as_ptr(), row: 2 * (self.kv_heads * dk + 3), head: 2 * dk },
-            v: Rows { base: t.v.as_ptr(), row: 2 * (self.kv_heads * dv + 5), head: 2 * dv },
-            out: Rows { base: t.out.as_mut_ptr(), row: 4 * dv * heads, head: 4 * dv },
-            mask: (self.mask != Masked::No).then_some(Rows {
+            q: StridedRows { base: t.q.as_ptr(), row: 4 * dk, head: 4 * dk * self.tokens },
+            k: StridedRows { base: t.k.as_ptr(), row: 2 * (self.kv_heads * dk + 3), head: 2 * dk },
+            v: StridedRows { base: t.v.as_ptr(), row: 2 * (self.kv_heads * dv + 5), head: 2 * dv },
+            out: StridedRows { base: t.out.as_mut_ptr(), row: 4 * dv * heads, head: 4 * dv },
+            mask: (self.mask != Masked::No).then_some(StridedRows {
                 base: t.mask.as_ptr(),
                 row: 2 * self.positions,
                 head: 0,

@@ -1,6 +1,6 @@
 //! Creates a matrix: chooses its recipe and repacks its weights accordingly.
 
-use super::{Matrix, MatrixError, Placement, Store};
+use super::{Matrix, MatrixBytes, MatrixError, MatrixPlacement};
 use crate::choose;
 use crate::isa::Isa;
 use crate::memory::Memory;
@@ -16,15 +16,15 @@ impl Matrix {
         ty: TensorType,
         rows: usize,
         cols: usize,
-        weights: Placement<'_>,
+        weights: MatrixPlacement<'_>,
         isa: Isa,
     ) -> Result<Self, MatrixError> {
         if !isa.available() {
             return Err(MatrixError::Isa(isa));
         }
         let bytes = match &weights {
-            Placement::Packed(bytes) => bytes.len(),
-            Placement::Mapped(shared) => shared.bytes().len(),
+            MatrixPlacement::Packed(bytes) => bytes.len(),
+            MatrixPlacement::Mapped(shared) => shared.bytes().len(),
         };
         let row_bytes = ty.row_bytes(cols as u64).and_then(|b| usize::try_from(b).ok());
         let need = row_bytes.and_then(|b| b.checked_mul(rows));
@@ -32,11 +32,11 @@ impl Matrix {
             return Err(MatrixError::Size { ty, rows, cols, need, bytes });
         };
         let (recipe, store) = match weights {
-            Placement::Packed(bytes) => {
+            MatrixPlacement::Packed(bytes) => {
                 let recipe = choose::packed(isa, ty);
-                (recipe, Store::Own(pack(recipe, bytes, row_bytes, rows, cols)?))
+                (recipe, MatrixBytes::Own(pack(recipe, bytes, row_bytes, rows, cols)?))
             }
-            Placement::Mapped(shared) => (choose::mapped(isa, ty), Store::Shared(shared)),
+            MatrixPlacement::Mapped(shared) => (choose::mapped(isa, ty), MatrixBytes::Shared(shared)),
         };
         Ok(Self { ty, rows, cols, isa, recipe, store })
     }

@@ -7,13 +7,13 @@ use std::path::Path;
 
 /// Cores of one kind that this process may run on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cluster {
+pub struct CoreCluster {
     pub name: String,
     pub cpus: Vec<usize>,
 }
 
 /// The clusters of this machine, fastest first as far as the kernel reports it; at least one with one CPU.
-pub fn of_this_machine() -> Vec<Cluster> {
+pub fn of_this_machine() -> Vec<CoreCluster> {
     let mut cpus = pin::cpus();
     if cpus.is_empty() {
         cpus = (0..std::thread::available_parallelism().map_or(1, |n| n.get())).collect();
@@ -23,7 +23,7 @@ pub fn of_this_machine() -> Vec<Cluster> {
 
 /// Cores are of one kind if the kernel reports the same capacity, the same identification register (arm64) and
 /// the same hybrid core type (x86) for them.
-fn of(cpus: &[usize], devices: &Path) -> Vec<Cluster> {
+fn of(cpus: &[usize], devices: &Path) -> Vec<CoreCluster> {
     let efficient = cpu_list(&read(&devices.join("cpu_atom/cpus")));
     let mut kinds: BTreeMap<_, Vec<usize>> = BTreeMap::new();
     for cpu in cpus {
@@ -50,7 +50,7 @@ fn of(cpus: &[usize], devices: &Path) -> Vec<Cluster> {
         // A fast and a slow cluster may have the same core type.
         let twins = cores.iter().flatten().filter(|core| Some(**core) == arm_core(&kind.2)).count() > 1;
         let more = if twins { format!(", capacity {}", kind.1.0) } else { String::new() };
-        Cluster { name: name(kind) + &more, cpus: cpus.clone() }
+        CoreCluster { name: name(kind) + &more, cpus: cpus.clone() }
     });
     named.collect()
 }
@@ -115,10 +115,10 @@ mod tests {
             write(root.path(), &format!("system/cpu/cpu{cpu}/cpu_capacity"), capacity);
             write(root.path(), &format!("system/cpu/cpu{cpu}/regs/identification/midr_el1"), midr);
         }
-        let big = Cluster { name: "Cortex-A76".to_owned(), cpus: vec![2, 3] };
-        let little = Cluster { name: "Cortex-A55".to_owned(), cpus: vec![0, 1] };
+        let big = CoreCluster { name: "Cortex-A76".to_owned(), cpus: vec![2, 3] };
+        let little = CoreCluster { name: "Cortex-A55".to_owned(), cpus: vec![0, 1] };
         assert_eq!(of(&[0, 1, 2, 3], root.path()), [big.clone(), little]);
-        assert_eq!(of(&[2, 3], root.path()), [Cluster { name: "all".to_owned(), ..big }]);
+        assert_eq!(of(&[2, 3], root.path()), [CoreCluster { name: "all".to_owned(), ..big }]);
     }
 
     #[test]
@@ -136,8 +136,8 @@ mod tests {
     fn a_laptop_with_efficient_cores() {
         let root = tempfile::tempdir().expect("a directory");
         write(root.path(), "cpu_atom/cpus", "2-3,5\n");
-        let fast = Cluster { name: "performance".to_owned(), cpus: vec![0, 1, 4] };
-        let slow = Cluster { name: "efficient".to_owned(), cpus: vec![2, 3, 5] };
+        let fast = CoreCluster { name: "performance".to_owned(), cpus: vec![0, 1, 4] };
+        let slow = CoreCluster { name: "efficient".to_owned(), cpus: vec![2, 3, 5] };
         assert_eq!(of(&[0, 1, 2, 3, 4, 5], root.path()), [fast, slow]);
     }
 

@@ -20,13 +20,13 @@ pub struct MemoryError(usize);
 
 /// Page size of the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pages {
+pub(super) enum PageSize {
     Huge,
     Small,
 }
 
 /// Memory to read, with all pages present.
-pub(super) struct Buffer(MmapMut);
+pub(super) struct ReadBuffer(MmapMut);
 
 /// How a thread reads its part of the memory.
 #[derive(Debug, Clone, Copy)]
@@ -49,9 +49,9 @@ const PATTERNS: [Pattern; 9] = [
     Pattern { streams: 8, ahead: 512 },
 ];
 
-impl Buffer {
+impl ReadBuffer {
     /// This many bytes, or a quarter of the available memory if that is less.
-    pub(super) fn new(pages: Pages, bytes: usize) -> Result<Self, MemoryError> {
+    pub(super) fn new(pages: PageSize, bytes: usize) -> Result<Self, MemoryError> {
         let bytes = available().map_or(bytes, |all| bytes.min(all / 4));
         let no_memory = MemoryError(bytes.max(LEAST) >> 20);
         if bytes < LEAST {
@@ -61,8 +61,8 @@ impl Buffer {
         // A kernel without huge pages provides small ones, and the figures are then the same.
         #[cfg(target_os = "linux")]
         let _ = map.advise(match pages {
-            Pages::Huge => memmap2::Advice::HugePage,
-            Pages::Small => memmap2::Advice::NoHugePage,
+            PageSize::Huge => memmap2::Advice::HugePage,
+            PageSize::Small => memmap2::Advice::NoHugePage,
         });
         #[cfg(not(target_os = "linux"))]
         let _ = pages;
@@ -95,7 +95,7 @@ fn available() -> Option<usize> {
 }
 
 /// Read bandwidth in GB/s, with the best pattern.
-pub(super) fn read(buffer: &Buffer, cpus: &[usize], effort: Effort) -> io::Result<f64> {
+pub(super) fn read(buffer: &ReadBuffer, cpus: &[usize], effort: Effort) -> io::Result<f64> {
     let isa = Isa::best();
     let with = |pattern: Pattern, effort| {
         best_rate(cpus, effort, |thread, step| {
@@ -171,7 +171,7 @@ unsafe fn read_streams<S: Simd, const STREAMS: usize, const AHEAD: bool>(piece: 
 }
 
 /// Triad bandwidth in GB/s, with the better kind of stores.
-pub(super) fn triad(buffer: &Buffer, cpus: &[usize], effort: Effort) -> io::Result<f64> {
+pub(super) fn triad(buffer: &ReadBuffer, cpus: &[usize], effort: Effort) -> io::Result<f64> {
     let isa = Isa::best();
     let with = |stream: bool| {
         best_rate(cpus, effort, |thread, step| {

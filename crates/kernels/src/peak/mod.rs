@@ -10,7 +10,7 @@ mod memory;
 mod windows;
 
 use super::isa::Isa;
-use clusters::Cluster;
+use clusters::CoreCluster;
 use serde::Serialize;
 use std::io;
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl Effort {
 
 /// Peaks of one machine.
 #[derive(Debug, Clone, Serialize)]
-pub struct Machine {
+pub struct MachinePeaks {
     /// Instruction set of the memory loops.
     pub isa: String,
     pub clusters: Vec<ClusterPeaks>,
@@ -99,11 +99,11 @@ pub enum PeakError {
 ///
 /// # Errors
 /// Not enough memory to read from, or the threads could not be started.
-pub fn machine(threads: &[usize], effort: Effort) -> Result<Machine, PeakError> {
+pub fn machine(threads: &[usize], effort: Effort) -> Result<MachinePeaks, PeakError> {
     let mut clusters = clusters::of_this_machine();
     if clusters.len() > 1 {
         let cpus = clusters.iter().flat_map(|c| c.cpus.clone()).collect();
-        clusters.push(Cluster { name: "all".to_owned(), cpus });
+        clusters.push(CoreCluster { name: "all".to_owned(), cpus });
     }
     let clusters = clusters.into_iter().map(|cluster| {
         let counts = if threads.is_empty() { counts(cluster.cpus.len()) } else { threads.to_vec() };
@@ -111,7 +111,7 @@ pub fn machine(threads: &[usize], effort: Effort) -> Result<Machine, PeakError> 
         let peaks = fitting.map(|n| of_cpus(&cluster.cpus[..n], effort)).collect::<Result<_, _>>()?;
         Ok::<_, PeakError>(ClusterPeaks { name: cluster.name, cpus: cluster.cpus, peaks })
     });
-    Ok(Machine { isa: Isa::best().to_string(), clusters: clusters.collect::<Result<_, _>>()? })
+    Ok(MachinePeaks { isa: Isa::best().to_string(), clusters: clusters.collect::<Result<_, _>>()? })
 }
 
 /// Measures with one thread on each of these CPUs.
@@ -129,12 +129,12 @@ pub fn of_cpus(cpus: &[usize], effort: Effort) -> Result<Peaks, PeakError> {
         int8_widening: arithmetic(arithmetic::Instruction::Int8Widening)?,
         ..Peaks::default()
     };
-    let huge = memory::Buffer::new(memory::Pages::Huge, effort.bytes)?;
+    let huge = memory::ReadBuffer::new(memory::PageSize::Huge, effort.bytes)?;
     peaks.read = memory::read(&huge, cpus, effort).map_err(few)?;
     if effort.whole {
         peaks.triad = Some(memory::triad(&huge, cpus, effort).map_err(few)?);
         drop(huge);
-        let small = memory::Buffer::new(memory::Pages::Small, effort.bytes)?;
+        let small = memory::ReadBuffer::new(memory::PageSize::Small, effort.bytes)?;
         peaks.read_small_pages = Some(memory::read(&small, cpus, effort).map_err(few)?);
     }
     Ok(peaks)

@@ -13,9 +13,9 @@ const Q6_PARTS: usize = K_BLOCK / Q6_PART;
 const SIX_BITS: f32 = 63.0;
 
 /// Bytes of one Q4_K block: f16 `d` and `dmin`, twelve bytes of scales, nibbles.
-pub type Q4K = [u8; 144];
+pub type BlockQ4K = [u8; 144];
 /// Bytes of one Q6_K block: low four bits, high two bits, scales, f16 `d`.
-pub type Q6K = [u8; 210];
+pub type BlockQ6K = [u8; 210];
 
 /// Nearest integer; for |v| below 2^22, where adding 1.5 * 2^23 pushes the fraction out of a float.
 fn nearest(v: f32) -> i32 {
@@ -30,7 +30,7 @@ fn ratio(a: f32, b: f32) -> f32 {
 
 /// Each part spans its smallest value (at most 0) to its largest in 15 steps; scales and minima are in 63rds of
 /// the block's largest.
-pub fn q4_k_block(x: &[f32; K_BLOCK]) -> Q4K {
+pub fn q4_k_block(x: &[f32; K_BLOCK]) -> BlockQ4K {
     let mut steps = [0.0f32; Q4_PARTS];
     let mut depths = [0.0f32; Q4_PARTS];
     for ((part, step), depth) in x.as_chunks::<SMALL_BLOCK>().0.iter().zip(&mut steps).zip(&mut depths) {
@@ -85,7 +85,7 @@ fn unpack_scales(bytes: &[u8; 12]) -> ([u8; Q4_PARTS], [u8; Q4_PARTS]) {
 }
 
 /// Element = d * scale * nibble - dmin * minimum.
-pub fn decode_q4_k(block: &Q4K, out: &mut [f32; K_BLOCK]) {
+pub fn decode_q4_k(block: &BlockQ4K, out: &mut [f32; K_BLOCK]) {
     let (d, dmin) = (half(block, 0), half(block, 2));
     let mut packed = [0; 12];
     packed.copy_from_slice(&block[4..16]);
@@ -109,7 +109,7 @@ fn q6_place(i: usize) -> (usize, usize, usize, usize) {
 
 /// Each part is scaled by its value of largest magnitude in 32 steps; scales are in signed 128ths of the block's
 /// largest.
-pub fn q6_k_block(x: &[f32; K_BLOCK]) -> Q6K {
+pub fn q6_k_block(x: &[f32; K_BLOCK]) -> BlockQ6K {
     let mut steps = [0.0f32; Q6_PARTS];
     for (part, step) in x.as_chunks::<Q6_PART>().0.iter().zip(&mut steps) {
         let (min, max) = bounds(part);
@@ -136,7 +136,7 @@ pub fn q6_k_block(x: &[f32; K_BLOCK]) -> Q6K {
 }
 
 /// Element = d * scale * (six bits - 32).
-pub fn decode_q6_k(block: &Q6K, out: &mut [f32; K_BLOCK]) {
+pub fn decode_q6_k(block: &BlockQ6K, out: &mut [f32; K_BLOCK]) {
     let d = half(block, 208);
     for (i, v) in out.iter_mut().enumerate() {
         let (low, low_shift, high, high_shift) = q6_place(i);

@@ -50,7 +50,7 @@ macro_rules! recipes {
             }
         }
 
-        fn run(job: &Job<'_>, tile: unsafe fn(&Job<'_>, &Tile)) {
+        fn run(job: &MatmulJob<'_>, tile: unsafe fn(&MatmulJob<'_>, &ProductTile)) {
             // SAFETY: a recipe of this instruction set is used only if the processor has it.
             each_tile(job, TILE, |part| unsafe { tile(job, part) });
         }
@@ -61,9 +61,9 @@ mod avx2;
 mod avx512;
 mod panel;
 
-use super::format::Format;
+use super::format::ActivationFormat;
 use super::isa::Isa;
-use super::matmul::Job;
+use super::matmul::MatmulJob;
 use super::recipe::Recipe;
 use crate::quant::TensorType;
 
@@ -105,7 +105,7 @@ pub(super) fn mapped(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
 }
 
 /// Packs one panel after the other into the scratch memory and multiplies it there.
-fn run_mapped(job: &Job<'_>, scratch: &mut [u8], packed: Option<&'static Recipe>) {
+fn run_mapped(job: &MatmulJob<'_>, scratch: &mut [u8], packed: Option<&'static Recipe>) {
     let Some((packed, pack)) = packed.and_then(|p| Some((p, p.pack?))) else { return };
     let (matrix, ty) = (job.matrix, job.matrix.ty());
     let row_bytes = matrix.cols() / ty.block() * ty.block_bytes();
@@ -125,7 +125,7 @@ fn run_mapped(job: &Job<'_>, scratch: &mut [u8], packed: Option<&'static Recipe>
 }
 
 /// Prepares all complete blocks, if this format is supported; see [`super::prepare_row`].
-pub(super) fn prepare_row(isa: Isa, format: Format, src: &[f32], dst: &mut [u8]) -> bool {
+pub(super) fn prepare_row(isa: Isa, format: ActivationFormat, src: &[f32], dst: &mut [u8]) -> bool {
     match isa {
         Isa::Avx512Vnni => avx512::prepare_row(format, src, dst),
         Isa::Avx2 => avx2::prepare_row(format, src, dst),
@@ -141,7 +141,7 @@ const CACHE_LINE: usize = 64;
 
 /// Part of a product: a panel of weights times a few tokens, and what to prefetch meanwhile.
 #[derive(Clone, Copy)]
-struct Tile {
+struct ProductTile {
     panel: usize,
     first: usize,
     tokens: usize,
@@ -165,7 +165,7 @@ impl Ahead {
 
 /// Calls `run` with each tile: panels in chunks that stay in the L2 cache, and within them tokens in tiles that
 /// stay in the L1 cache. Tiles are as even as possible.
-fn each_tile(job: &Job<'_>, most: usize, run: impl Fn(&Tile)) {
+fn each_tile(job: &MatmulJob<'_>, most: usize, run: impl Fn(&ProductTile)) {
     let end = job.rows.end.div_ceil(panel::ROWS);
     let panel_bytes = job.matrix.panel_bytes();
     let chunk = (CHUNK_BYTES / panel_bytes.max(1)).max(1);
@@ -186,7 +186,7 @@ fn each_tile(job: &Job<'_>, most: usize, run: impl Fn(&Tile)) {
                 },
             };
             for panel in start..end.min(start + chunk) {
-                run(&Tile { panel, first, tokens, ahead });
+                run(&ProductTile { panel, first, tokens, ahead });
             }
         }
     }

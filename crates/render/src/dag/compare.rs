@@ -2,19 +2,19 @@
 
 use std::io::{self, Write};
 
-use super::{list, string};
+use super::json::{lines, member};
 use crate::table::{Style, clean};
 use crate::units;
-use analysis::dag::compare::{Comparison, Extra, Pair};
+use analysis::dag::compare::{DagComparison, Extra, LayerPair};
 
 /// Writes the comparison as text. `names` are the two files.
-pub fn text(out: &mut dyn Write, c: &Comparison, names: [&str; 2], style: &Style) -> io::Result<()> {
+pub fn text(out: &mut dyn Write, c: &DagComparison, names: [&str; 2], style: &Style) -> io::Result<()> {
     let names = names.map(clean);
     for (name, layers) in names.iter().zip(c.layers) {
         writeln!(out, "{}  {}", style.bold(name), units::count(layers as u64, "layer"))?;
     }
     if c.is_same() {
-        return writeln!(out, "\nThe structure is the same.");
+        return writeln!(out, "\nThe structures are identical.");
     }
     for (i, pair) in c.pairs.iter().enumerate().filter(|(_, p)| p.only.iter().any(|o| !o.is_empty())) {
         writeln!(out, "\n{}", style.bold(&heading(pair)))?;
@@ -23,7 +23,7 @@ pub fn text(out: &mut dyn Write, c: &Comparison, names: [&str; 2], style: &Style
             continue;
         }
         for (name, extras) in names.iter().zip(&pair.only).filter(|(_, e)| !e.is_empty()) {
-            writeln!(out, "  {name} alone has {}", summary(extras))?;
+            writeln!(out, "  only {name} has {}", summary(extras))?;
             for e in extras {
                 writeln!(out, "    {}", clean(&line(e)))?;
             }
@@ -31,17 +31,17 @@ pub fn text(out: &mut dyn Write, c: &Comparison, names: [&str; 2], style: &Style
     }
     let same = c.pairs.iter().filter(|p| p.only.iter().all(Vec::is_empty)).map(heading);
     for heading in same {
-        writeln!(out, "\n{}, and no other", style.bold(&heading))?;
+        writeln!(out, "\n{}, no other ops", style.bold(&heading))?;
     }
     Ok(())
 }
 
-fn heading(pair: &Pair) -> String {
+fn heading(pair: &LayerPair) -> String {
     let alike = units::count(pair.alike as u64, "op");
     match &pair.layers {
-        [Some(a), _] if a.is_empty() => format!("Outside the layers: {alike} alike"),
-        [Some(a), Some(b)] => format!("In {} and {}: {alike} alike", layers(a), layers(b)),
-        [Some(one), None] | [None, Some(one)] => format!("In {}: the other has none", layers(one)),
+        [Some(a), _] if a.is_empty() => format!("Outside the layers: {alike} identical"),
+        [Some(a), Some(b)] => format!("In {} and {}: {alike} identical", layers(a), layers(b)),
+        [Some(one), None] | [None, Some(one)] => format!("In {}: no counterpart", layers(one)),
         [None, None] => String::new(),
     }
 }
@@ -66,22 +66,15 @@ fn summary(extras: &[Extra]) -> String {
 
 fn line(e: &Extra) -> String {
     let to = if e.taken_by.is_empty() { "nothing".into() } else { e.taken_by.join(", ") };
-    format!("{} {}: takes {}; goes to {to}", e.op, e.name, e.takes.join(", "))
+    format!("{} {}: inputs {}; used by {to}", e.op, e.name, e.takes.join(", "))
 }
 
 /// Writes the comparison as JSON.
-pub fn json(out: &mut dyn Write, c: &Comparison, names: [&str; 2]) -> io::Result<()> {
-    let extra = |e: &Extra| {
-        let texts = |all: &[String]| list(all, |t| string(t));
-        let (op, name, takes) = (string(&e.op), string(&e.name), texts(&e.takes));
-        format!("{{\"op\":{op},\"name\":{name},\"takes\":{takes},\"taken_by\":{}}}", texts(&e.taken_by))
-    };
-    let pair = |p: &Pair| {
-        let layers = list(&p.layers, |l| l.as_ref().map_or_else(|| "null".into(), |l| string(l)));
-        let only = list(&p.only, |o| list(o, extra));
-        format!("\n{{\"layers\":{layers},\"alike\":{},\"only\":{only}}}", p.alike)
-    };
-    writeln!(out, "{{\"schema\":2,\"files\":{},", list(&names, |n| string(n)))?;
-    writeln!(out, "\"same\":{},\"layers\":{},", c.is_same(), list(&c.layers, usize::to_string))?;
-    writeln!(out, "\"pairs\":{}}}", list(&c.pairs, pair))
+pub fn json(out: &mut dyn Write, c: &DagComparison, names: [&str; 2]) -> io::Result<()> {
+    member(out, "{", "schema", &2)?;
+    member(out, ",", "files", &names)?;
+    member(out, ",\n", "same", &c.is_same())?;
+    member(out, ",", "layers", &c.layers)?;
+    lines(out, "pairs", &c.pairs)?;
+    writeln!(out, "}}")
 }

@@ -17,7 +17,7 @@ const MAX_WAYPOINTS: usize = 100_000;
 
 /// The positions of everything.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Layout {
+pub struct DagLayout {
     /// Centre of each box.
     pub at: Vec<(f64, f64)>,
     /// For each edge, from the bottom of one box through its waypoints to the top of the other.
@@ -27,7 +27,7 @@ pub struct Layout {
 }
 
 /// A box or a waypoint.
-struct Item {
+struct LayoutItem {
     width: f64,
     row: usize,
     x: f64,
@@ -36,9 +36,10 @@ struct Item {
 }
 
 /// Places boxes of these widths and heights. Edges must go from lower to higher numbers; others are not drawn.
-pub fn layout(sizes: &[(f64, f64)], edges: &[(usize, usize)]) -> Layout {
+pub fn layout(sizes: &[(f64, f64)], edges: &[(usize, usize)]) -> DagLayout {
     let ranks = rows(sizes.len(), edges);
-    let mut items: Vec<Item> = sizes.iter().zip(&ranks).map(|((width, _), row)| item(*width, *row)).collect();
+    let mut items: Vec<LayoutItem> =
+        sizes.iter().zip(&ranks).map(|((width, _), row)| item(*width, *row)).collect();
     let ways: Vec<Vec<usize>> = edges.iter().map(|e| way(&mut items, *e)).collect();
     let mut rows: Vec<Vec<usize>> = vec![Vec::new(); ranks.iter().max().map_or(0, |r| r + 1)];
     for (i, item) in items.iter().enumerate() {
@@ -49,8 +50,8 @@ pub fn layout(sizes: &[(f64, f64)], edges: &[(usize, usize)]) -> Layout {
     finish(sizes, &items, &rows, &ways)
 }
 
-fn item(width: f64, row: usize) -> Item {
-    Item { width, row, x: 0.0, up: Vec::new(), down: Vec::new() }
+fn item(width: f64, row: usize) -> LayoutItem {
+    LayoutItem { width, row, x: 0.0, up: Vec::new(), down: Vec::new() }
 }
 
 /// The row of each box.
@@ -80,7 +81,7 @@ fn rows(n: usize, edges: &[(usize, usize)]) -> Vec<usize> {
 }
 
 /// The items on an edge's path, including both ends; creates waypoints for the rows in between.
-fn way(items: &mut Vec<Item>, (from, to): (usize, usize)) -> Vec<usize> {
+fn way(items: &mut Vec<LayoutItem>, (from, to): (usize, usize)) -> Vec<usize> {
     if from >= to || to >= items.len() {
         return Vec::new();
     }
@@ -103,9 +104,9 @@ fn way(items: &mut Vec<Item>, (from, to): (usize, usize)) -> Vec<usize> {
 }
 
 /// Sorts each row by the mean position of the neighbours.
-fn arrange(items: &mut [Item], rows: &mut [Vec<usize>]) {
+fn arrange(items: &mut [LayoutItem], rows: &mut [Vec<usize>]) {
     // Before there are positions, x is the index in the row.
-    let number = |items: &mut [Item], row: &[usize]| {
+    let number = |items: &mut [LayoutItem], row: &[usize]| {
         for (place, i) in row.iter().enumerate() {
             items[*i].x = place as f64;
         }
@@ -125,13 +126,13 @@ fn arrange(items: &mut [Item], rows: &mut [Vec<usize>]) {
     }
 }
 
-fn middle(items: &[Item], of: &[usize]) -> Option<f64> {
+fn middle(items: &[LayoutItem], of: &[usize]) -> Option<f64> {
     let sum: f64 = of.iter().map(|i| items[*i].x).sum();
     (!of.is_empty()).then(|| sum / of.len() as f64)
 }
 
 /// Assigns x to each item.
-fn place(items: &mut [Item], rows: &[Vec<usize>]) {
+fn place(items: &mut [LayoutItem], rows: &[Vec<usize>]) {
     for row in rows {
         let mut x = 0.0;
         for i in row {
@@ -182,7 +183,7 @@ fn nearest(wanted: &[f64], widths: &[f64]) -> Vec<f64> {
     means.zip(offsets).map(|(mean, offset)| mean + offset).collect()
 }
 
-fn finish(sizes: &[(f64, f64)], items: &[Item], rows: &[Vec<usize>], ways: &[Vec<usize>]) -> Layout {
+fn finish(sizes: &[(f64, f64)], items: &[LayoutItem], rows: &[Vec<usize>], ways: &[Vec<usize>]) -> DagLayout {
     let left = items.iter().map(|i| i.x - i.width / 2.0).reduce(f64::min).unwrap_or(0.0);
     let width = items.iter().map(|i| i.x + i.width / 2.0 - left).reduce(f64::max).unwrap_or(0.0);
     let mut y = Vec::new();
@@ -202,7 +203,7 @@ fn finish(sizes: &[(f64, f64)], items: &[Item], rows: &[Vec<usize>], ways: &[Vec
         }
         points
     };
-    Layout {
+    DagLayout {
         at: (0..sizes.len()).map(at).collect(),
         lines: ways.iter().map(line).collect(),
         width,

@@ -3,9 +3,9 @@
 use std::io::{self, Write};
 
 use super::colour::Scale;
-use super::layout::{Layout, layout};
+use super::layout::{DagLayout, layout};
 use super::{block_title, legend, lines, shape, title, xml};
-use analysis::dag::{Dag, METRICS, Metric, Role};
+use analysis::dag::{Dag, METRICS, Metric, NodeRole};
 use common::order;
 
 /// Letter size in pixels; the font is monospaced, so widths are known without it.
@@ -69,7 +69,7 @@ fn draw(out: &mut dyn Write, dag: &Dag, metric: Metric, page: bool) -> io::Resul
     let places = layout(&sizes, &forward);
     let back: Vec<(usize, usize)> = edges.iter().filter(|e| e.2).map(|e| (e.0, e.1)).collect();
     let scale = Scale::of(dag, metric);
-    let picture = Picture { dag, metric, scale, page, drawn: &drawn, sizes: &sizes, places: &places };
+    let picture = SvgDrawing { dag, metric, scale, page, drawn: &drawn, sizes: &sizes, places: &places };
     picture.write(out, &back)
 }
 
@@ -103,7 +103,7 @@ fn text(dag: &Dag, node: usize, metric: Metric, users: &[usize]) -> Vec<String> 
     let n = &dag.nodes[node];
     let mut all = lines(n, metric);
     let value = n.figures[metric as usize].and_then(|_| all.pop());
-    if n.role == Role::View {
+    if n.role == NodeRole::View {
         // The dimensions are in the tooltip.
         all.truncate(2);
     }
@@ -128,17 +128,17 @@ fn size(drawn: &Drawn) -> (f64, f64) {
     (drawn.letters as f64 * CHAR + 2.0 * PAD, drawn.lines.len() as f64 * LINE + 2.0 * PAD)
 }
 
-struct Picture<'d> {
+struct SvgDrawing<'d> {
     dag: &'d Dag,
     metric: Metric,
     scale: Option<Scale>,
     page: bool,
     drawn: &'d [Drawn],
     sizes: &'d [(f64, f64)],
-    places: &'d Layout,
+    places: &'d DagLayout,
 }
 
-impl Picture<'_> {
+impl SvgDrawing<'_> {
     fn write(&self, out: &mut dyn Write, back: &[(usize, usize)]) -> io::Result<()> {
         let dag = self.dag;
         let head = self.head();
@@ -249,13 +249,13 @@ impl Picture<'_> {
         let colour = n.figures[self.metric as usize].zip(self.scale).map(|(s, scale)| scale.colour(s.median));
         let (fill, ink) = match (colour, n.role) {
             (Some(c), _) => (c.to_string(), c.ink()),
-            (None, Role::Op) => ("url(#gap)".to_owned(), "#333333"),
-            (None, Role::View) => ("#ffffff".to_owned(), "#666666"),
+            (None, NodeRole::Op) => ("url(#gap)".to_owned(), "#333333"),
+            (None, NodeRole::View) => ("#ffffff".to_owned(), "#666666"),
             (None, _) => ("#f8f0ff".to_owned(), "#333333"),
         };
         let dashes = match n.role {
-            Role::Op => "",
-            Role::View => " stroke-dasharray=\"2 2\"",
+            NodeRole::Op => "",
+            NodeRole::View => " stroke-dasharray=\"2 2\"",
             _ => " stroke-dasharray=\"5 3\"",
         };
         let (left, top) = (x - w / 2.0, y - h / 2.0);
@@ -268,7 +268,7 @@ impl Picture<'_> {
         )?;
         for (k, line) in d.lines.iter().enumerate() {
             let (x, y) = (left + PAD, top + PAD + (k as f64 + 0.8) * LINE);
-            let bold = if k == 0 && n.role == Role::Op { " font-weight=\"bold\"" } else { "" };
+            let bold = if k == 0 && n.role == NodeRole::Op { " font-weight=\"bold\"" } else { "" };
             let value = if self.page && d.valued && k + 1 == d.lines.len() { " class=\"v\"" } else { "" };
             writeln!(
                 out,
@@ -283,7 +283,7 @@ impl Picture<'_> {
     fn tip(&self, d: &Drawn) -> String {
         let n = &self.dag.nodes[d.node];
         let mut all = d.lines.clone();
-        if n.role == Role::View {
+        if n.role == NodeRole::View {
             all.extend(n.result().map(shape));
         }
         for (facts, s) in METRICS.iter().zip(n.figures) {

@@ -26,12 +26,12 @@ const TALL: f64 = 560.0;
 const ROW: (f64, f64) = (1.5, 6.0);
 
 /// A run of equal colour in a row: row, first bin, number of bins, colour.
-type Mark = (usize, usize, usize, u64);
+type ColourRun = (usize, usize, usize, u64);
 
 /// Writes the map.
 pub fn write(out: &mut dyn Write, found: &Activation) -> io::Result<()> {
     let mut left = MARKS;
-    let mut drawn: Vec<(&ActiveLayer, usize, Vec<Mark>)> = Vec::new();
+    let mut drawn: Vec<(&ActiveLayer, usize, Vec<ColourRun>)> = Vec::new();
     for layer in found.layers.iter().take(LAYERS) {
         let (rows, all) = marks(layer, found);
         if all.len() > left {
@@ -77,12 +77,12 @@ pub fn write(out: &mut dyn Write, found: &Activation) -> io::Result<()> {
     for (level, path) in paths.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
         writeln!(out, "<path class=\"heat h{level}\" d=\"{path}\"/>")?;
     }
-    let mut about = "A band is a layer, a line in it an expert, the first one on top.".to_owned();
+    let mut about = "Each band is a layer, each line in it an expert, the first one on top.".to_owned();
     if found.tokens_a_bin > 1 {
-        about += &format!(" {} tokens share a place.", found.tokens_a_bin);
+        about += &format!(" {} tokens share a column.", found.tokens_a_bin);
     }
     if found.layers.iter().any(|l| l.experts > HIGH) {
-        about += " Experts share lines.";
+        about += " Several experts share a line.";
     }
     let more = found.layers.len() - drawn.len();
     if more > 0 {
@@ -92,10 +92,10 @@ pub fn write(out: &mut dyn Write, found: &Activation) -> io::Result<()> {
 }
 
 /// The rows of a layer, and the marks drawn in them.
-fn marks(layer: &ActiveLayer, found: &Activation) -> (usize, Vec<Mark>) {
+fn marks(layer: &ActiveLayer, found: &Activation) -> (usize, Vec<ColourRun>) {
     let each = layer.experts.div_ceil(HIGH).max(1);
     let rows = layer.experts.div_ceil(each) as usize;
-    let mut out: Vec<Mark> = Vec::new();
+    let mut out: Vec<ColourRun> = Vec::new();
     // By row: the mark that the next bin may extend.
     let mut open: Vec<Option<usize>> = vec![None; rows];
     for (bin, chosen) in layer.bins.iter().enumerate() {

@@ -27,20 +27,17 @@ pub fn write(out: &mut dyn Write, found: &ExpertReport, top: usize) -> io::Resul
     };
     let (decode, prefill) = (sum(|l| l.decode.as_slice()), sum(|l| l.prefill.as_slice()));
     match (decode, prefill) {
-        (0, 0) => markup::gap(out, "No choice of an expert could be read.")?,
+        (0, 0) => markup::gap(out, "No expert choices could be read.")?,
         (0, _) => map(out, found, "prefill", |l| l.prefill.as_slice())?,
         _ => map(out, found, "decode", |l| l.decode.as_slice())?,
     }
     if !found.layers.is_empty() {
         let shown = found.layers.len().min(top);
-        let title = format!("Use of the experts, decode, {}", count(shown as u64, "layer"));
+        let title = format!("Expert use, decode, {}", count(shown as u64, "layer"));
         markup::folded(out, &layers(found, shown), "layer", &title, true)?;
     }
     if found.out_of_range > 0 {
-        markup::say(
-            out,
-            &format!("{} that no expert has: not used.", count(found.out_of_range, "chosen id")),
-        )?;
+        markup::say(out, &format!("Excluded: {} out of range.", count(found.out_of_range, "expert id")))?;
     }
     for u in found.unread.iter().take(top) {
         let layer = u.layer.map_or("layer unknown".into(), |l| format!("layer {l}"));
@@ -62,7 +59,7 @@ fn map(
     let cell = (WIDTH - LEFT - 8.0) / columns as f64;
     let step = if rows.len() <= FEW { 14.0 } else { cell.clamp(6.0, 14.0) };
     let height = TOP + rows.len() as f64 * step + 4.0;
-    let title = format!("Choices of experts by layer, {phase}");
+    let title = format!("Expert choices by layer, {phase}");
     let told =
         format!("{} of {}", count(found.layers.len() as u64, "layer"), count(experts as u64, "expert"));
     markup::svg(out, "experts-chart", (WIDTH, height), &title, &told)?;
@@ -108,8 +105,8 @@ fn map(
     } else {
         String::new()
     };
-    let about = "From never (no colour) to the most of its layer (deepest).";
-    markup::svg_end(out, &format!("{title}: {told}. A row is a layer. {about}{shared}{more}"))
+    let about = "No colour: never chosen; strongest: most chosen in its layer.";
+    markup::svg_end(out, &format!("{title}: {told}. Each row is a layer. {about}{shared}{more}"))
 }
 
 /// 0 for never; the maximum of a layer has the deepest colour.

@@ -6,40 +6,41 @@ use super::markup::{self, gap, say, text};
 use crate::dag::colour::Scale;
 use crate::dag::{legend, shape, spread, svg, title};
 use crate::table::{Column, Table, named, number, text as words};
-use analysis::dag::{Dag, DagError, METRICS, Metric, MetricFacts};
+use analysis::dag::{Dag, DagError, METRICS, Metric, MetricFacts, Spread};
+use serde::Serialize;
 
 /// Maximum boxes of a drawing; a larger one is of no use on a page.
 const MOST: usize = 800;
 
 /// The graph, or why it cannot be drawn.
-pub enum Graph<'d> {
+pub enum GraphSection<'d> {
     Drawn(&'d Dag),
     Not(String),
 }
 
-impl<'d> Graph<'d> {
-    pub fn of(dag: &'d Result<Dag, DagError>) -> Graph<'d> {
+impl<'d> GraphSection<'d> {
+    pub fn of(dag: &'d Result<Dag, DagError>) -> GraphSection<'d> {
         match dag {
-            Ok(dag) if svg::drawn(dag).len() <= MOST => Graph::Drawn(dag),
-            Ok(dag) => Graph::Not(format!(
-                "it has {} boxes, which is too many for a page; `profinfer dag FILE --layer L -o layer.svg` draws one layer",
+            Ok(dag) if svg::drawn(dag).len() <= MOST => GraphSection::Drawn(dag),
+            Ok(dag) => GraphSection::Not(format!(
+                "it has {} boxes, too many for a page; `profinfer dag FILE --layer L -o layer.svg` draws one layer",
                 svg::drawn(dag).len()
             )),
-            Err(why) => Graph::Not(why.to_string()),
+            Err(why) => GraphSection::Not(why.to_string()),
         }
     }
 }
 
 /// Writes the contents of the section.
-pub fn write(out: &mut dyn Write, graph: &Graph<'_>) -> io::Result<()> {
+pub fn write(out: &mut dyn Write, graph: &GraphSection<'_>) -> io::Result<()> {
     let dag = match graph {
-        Graph::Drawn(dag) => dag,
-        Graph::Not(why) => return gap(out, &format!("There is no graph to draw: {why}.")),
+        GraphSection::Drawn(dag) => dag,
+        GraphSection::Not(why) => return gap(out, &format!("There is no graph to draw: {why}.")),
     };
     say(
         out,
         &format!(
-            "{}. Boxes are ops in the order they ran in, weights are told in the ops that take them.",
+            "{}. Boxes are ops in execution order; weights are listed in the ops that use them.",
             title(dag)
         ),
     )?;
@@ -48,7 +49,7 @@ pub fn write(out: &mut dyn Write, graph: &Graph<'_>) -> io::Result<()> {
     }
     let first = METRICS.iter().find(|m| dag.has(m.metric)).map_or(Metric::Time, |m| m.metric);
     tools(out, dag, first)?;
-    let label = text("The graph; + and - zoom, 0 fits it in, arrows move it");
+    let label = text("Graph: + and - zoom, 0 fits it to the view, arrow keys move it");
     writeln!(
         out,
         "<div id=\"dag-box\" class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{label}\">"
@@ -76,30 +77,42 @@ fn tools(out: &mut dyn Write, dag: &Dag, first: Metric) -> io::Result<()> {
     writeln!(out, "<p id=\"legend\" role=\"status\">{}</p>", text(&legend(first, scale.as_ref())))
 }
 
+/// The boxes for one metric.
+#[derive(Serialize)]
+struct Shown {
+    legend: String,
+    /// Of each box, its colour and that of its text.
+    fill: Vec<Option<String>>,
+    text: Vec<String>,
+}
+
 /// Colours and values of the boxes for each metric, for the script.
-pub fn data(graph: &Graph<'_>) -> String {
-    let Graph::Drawn(dag) = graph else { return "{\"metrics\":[]}".into() };
+///
+/// # Errors
+/// They cannot be serialized.
+pub fn data(graph: &GraphSection<'_>) -> io::Result<String> {
+    let GraphSection::Drawn(dag) = graph else { return Ok("{\"metrics\":[]}".into()) };
     let nodes = svg::drawn(dag);
-    let list = |of: &mut dyn FnMut(usize) -> String| {
-        nodes.iter().map(|node| of(*node)).collect::<Vec<String>>().join(",")
-    };
     let one = |m: &MetricFacts| {
         let scale = Scale::of(dag, m.metric);
-        let value = |node: usize| dag.nodes[node].figures[m.metric as usize];
-        let fill = list(&mut |node| match value(node).zip(scale) {
+        let values = || nodes.iter().map(|node| dag.nodes[*node].figures[m.metric as usize]);
+        let colours = |value: Option<Spread>| match value.zip(scale) {
             Some((s, scale)) => {
                 let colour = scale.colour(s.median);
-                format!("\"{colour}\",\"{}\"", colour.ink())
+                [Some(colour.to_string()), Some(colour.ink().to_string())]
             }
-            None => "null,null".into(),
-        });
-        let shown = list(&mut |node| {
-            markup::json(&value(node).map_or_else(|| svg::NO_VALUE.into(), |s| spread(m.metric, &s)))
-        });
-        let legend = markup::json(&legend(m.metric, scale.as_ref()));
-        format!("{{\"legend\":{legend},\"fill\":[{fill}],\"text\":[{shown}]}}")
+            None => [None, None],
+        };
+        let shown =
+            |value: Option<Spread>| value.map_or_else(|| svg::NO_VALUE.into(), |s| spread(m.metric, &s));
+        markup::json(&Shown {
+            legend: legend(m.metric, scale.as_ref()),
+            fill: values().flat_map(colours).collect(),
+            text: values().map(shown).collect(),
+        })
     };
-    format!("{{\"metrics\":[{}]}}", METRICS.iter().map(one).collect::<Vec<String>>().join(",\n"))
+    let metrics = METRICS.iter().map(one).collect::<Result<Vec<String>, _>>()?;
+    Ok(format!("{{\"metrics\":[{}]}}", metrics.join(",\n")))
 }
 
 fn table(dag: &Dag) -> Table {

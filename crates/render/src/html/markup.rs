@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use crate::section::Line;
+use crate::section::SectionItem;
 use crate::table::Table;
 use analysis::tables::{GAPS_ROW, OTHER_ROW, WAIT_ROW};
-use common::plain::{escape, hides};
+use common::plain::escape;
+use serde::Serialize;
 
 /// Text from a trace, safe within an element and within an attribute's double quotes.
 pub use crate::dag::xml as text;
@@ -45,12 +46,12 @@ pub fn gap(out: &mut dyn Write, why: &str) -> io::Result<()> {
 
 /// Facts and tables in the form used by the report. A fact without a name continues the one before; one without a
 /// value is omitted.
-pub fn lines(out: &mut dyn Write, all: &[Line]) -> io::Result<()> {
+pub fn lines(out: &mut dyn Write, all: &[SectionItem]) -> io::Result<()> {
     let mut open = false;
     for line in all {
         match line {
-            Line::Fact(_, value) if value.is_empty() => {}
-            Line::Fact(name, value) => {
+            SectionItem::Fact(_, value) if value.is_empty() => {}
+            SectionItem::Fact(name, value) => {
                 if !open {
                     writeln!(out, "<dl>")?;
                     open = true;
@@ -60,7 +61,7 @@ pub fn lines(out: &mut dyn Write, all: &[Line]) -> io::Result<()> {
                 }
                 writeln!(out, "<dd>{}</dd>", text(&short(value)))?;
             }
-            Line::Table(t) => {
+            SectionItem::Table(t) => {
                 if std::mem::take(&mut open) {
                     writeln!(out, "</dl>")?;
                 }
@@ -140,19 +141,21 @@ pub fn svg_end(out: &mut dyn Write, caption: &str) -> io::Result<()> {
     writeln!(out, "</svg><figcaption>{}</figcaption></figure>", text(caption))
 }
 
-/// A JSON text on one line that cannot close an element.
-pub fn json(value: &str) -> String {
-    let mut out = String::with_capacity(value.len() + 2);
-    out.push('"');
-    for c in value.chars() {
+/// A value as JSON on one line that cannot close an element.
+///
+/// # Errors
+/// The value cannot be serialized.
+pub fn json(value: &impl Serialize) -> serde_json::Result<String> {
+    let plain = common::plain::json(value)?;
+    let mut out = String::with_capacity(plain.len());
+    for c in plain.chars() {
+        // They are inside strings only.
         match c {
-            '"' | '\\' | '<' | '>' | '&' | '\'' => escape(&mut out, c),
-            c if hides(c) => escape(&mut out, c),
+            '<' | '>' | '&' | '\'' => escape(&mut out, c),
             c => out.push(c),
         }
     }
-    out.push('"');
-    out
+    Ok(out)
 }
 
 #[cfg(test)]
@@ -179,7 +182,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_ends_a_block_of_data(value in any::<String>()) {
-            let out = json(&value);
+            let out = json(&value).unwrap();
             prop_assert_eq!(serde_json::from_str::<String>(&out).unwrap(), value);
             let ends = ['<', '>', '&', '\'', '\n', '\r', '\u{2028}', '\u{2029}'];
             prop_assert!(!out.contains(ends));

@@ -16,7 +16,7 @@ mod tokens;
 
 use std::io::{self, Write};
 
-use self::graph::Graph;
+use self::graph::GraphSection;
 use self::markup::{gap, heading, say, section, text};
 use super::stat::Section;
 use super::table::Table;
@@ -51,12 +51,12 @@ const SECTIONS: [(&str, &str); 9] = [
     ("roof", "Roofline"),
     ("threads", "Threads"),
     ("experts", "Experts"),
-    ("trust", "How far to trust this"),
+    ("trust", "Recording quality"),
 ];
 
 /// Writes the page for the recording called `name`; each table has at most `top` rows.
 pub fn write(out: &mut dyn Write, o: &Overview, name: &str, top: usize) -> io::Result<()> {
-    let graph = Graph::of(&o.dag);
+    let graph = GraphSection::of(&o.dag);
     head(out, o, name)?;
     writeln!(out, "<main id=\"main\">")?;
     let write: [Inside<'_>; 9] = [
@@ -76,7 +76,7 @@ pub fn write(out: &mut dyn Write, o: &Overview, name: &str, top: usize) -> io::R
         markup::end(out)?;
     }
     writeln!(out, "</main>\n<p id=\"said\" class=\"quiet\" role=\"status\"></p>")?;
-    writeln!(out, "<script type=\"application/json\" id=\"data\">{}</script>", graph::data(&graph))?;
+    writeln!(out, "<script type=\"application/json\" id=\"data\">{}</script>", graph::data(&graph)?)?;
     writeln!(out, "<script>{SCRIPT}</script>\n</body>\n</html>")
 }
 
@@ -89,7 +89,7 @@ fn head(out: &mut dyn Write, o: &Overview, name: &str) -> io::Result<()> {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"generator\" content=\"profinfer {}\">\n\
          <title>{} - profinfer</title>\n<style>{STYLE}</style>\n</head>\n<body>\n\
-         <a class=\"skip\" href=\"#main\">To the content</a>",
+         <a class=\"skip\" href=\"#main\">Skip to content</a>",
         text(common::VERSION),
         text(name)
     )?;
@@ -110,12 +110,12 @@ fn about(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
     summary::tiles(out, o)?;
     summary::part(out, o)?;
     for f in o.report.quality.features.iter().filter(|f| f.state != "whole") {
-        let state = if f.state == "none" { "Left out" } else { "In part" };
+        let state = if f.state == "none" { "Not recorded" } else { "Partly recorded" };
         say(out, &format!("{state}: {}: {}", f.name, f.why))?;
     }
-    writeln!(out, "<details><summary>The run and its model</summary>")?;
+    writeln!(out, "<details><summary>Run and model</summary>")?;
     markup::lines(out, &terminal::run(&o.report.run))?;
-    heading(out, "Model (as its tensors show it)")?;
+    heading(out, "Model (from its tensors)")?;
     markup::lines(out, &terminal::model(&o.report))?;
     writeln!(out, "</details>")
 }
@@ -124,7 +124,7 @@ fn phases(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
     markup::lines(out, &terminal::calls(&o.report))?;
     match &o.report.stages {
         Some(rows) => {
-            let title = "What the engine does beside and within its calls";
+            let title = "Engine phases around and within calls";
             markup::folded(out, &levels::stage_table(rows), "phase", title, true)?;
         }
         None => gap(out, "Load, tokenize and sampling were not recorded (record with --phases).")?,
@@ -135,21 +135,21 @@ fn phases(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
 /// Energy by phase, and the other sampled values.
 fn power(out: &mut dyn Write, found: &EnergyReport) -> io::Result<()> {
     if found.sources.is_empty() {
-        say(out, "Energy is not known: the machine shows neither power nor energy.")?;
+        say(out, "Energy is unknown: the machine reports neither power nor energy.")?;
     } else {
         markup::folded(out, &energy::sources(&found.sources), "source", "Energy", true)?;
         found.sources.iter().flat_map(energy::doubts).try_for_each(|doubt| say(out, &doubt))?;
     }
     if found.gauges.iter().any(|g| !g.phases.is_empty()) {
         let title = "Frequencies and temperatures, in calls";
-        markup::folded(out, &energy::gauges(&found.gauges), "of", title, true)?;
+        markup::folded(out, &energy::gauges(&found.gauges), "sensor", title, true)?;
     }
     Ok(())
 }
 
 fn all_ops(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
     if o.report.phases.is_empty() {
-        return gap(out, "No op was recorded: there is no call of the engine in it.");
+        return gap(out, "No ops: the recording has no engine calls.");
     }
     let mut others = o.report.phases.iter().filter(|p| p.phase != o.phase);
     let counted = o.report.counters.as_deref();
@@ -168,13 +168,10 @@ fn ops(
     let name = p.phase.name();
     heading(out, &format!("Operators, {name}"))?;
     if let Some(changed) = terminal::level_changed(p) {
-        say(out, &format!("What was recorded changed {changed}."))?;
+        say(out, &format!("The recording level changed {changed}."))?;
     }
     if p.op_time.is_none() {
-        return gap(
-            out,
-            &format!("No op of {name} was recorded (`profinfer record --level op` records them)."),
-        );
+        return gap(out, &format!("No {name} ops were recorded (use `profinfer record --level op`)."));
     }
     let graphs = count(p.cpu_graphs, "CPU graph");
     say(out, &format!("Times are {}. 100 % = {} ms in {graphs}.", terminal::op_time(p), ms(p.graph_ns)))?;
@@ -190,8 +187,10 @@ fn ops(
         markup::folded(out, &table, head, &format!("Operators by {head}, {name}"), false)?;
     }
     match attribution::of_ops(&by_name, "name", p) {
-        Some(table) => markup::folded(out, &table, "name", &format!("What bounds them, {name}"), false)?,
-        None => say(out, "What bounds them is not known: record with --sched, or give --peak.")?,
+        Some(table) => markup::folded(out, &table, "name", &format!("Bottlenecks, {name}"), false)?,
+        None => {
+            say(out, "Bottlenecks are unknown: record with --sched, or pass measured peaks with --peak.")?
+        }
     }
     let Some(facts) = counted else { return Ok(()) };
     if let Some(table) = counters::of_ops(facts, &by_name) {
@@ -217,7 +216,7 @@ fn folded(out: &mut dyn Write, table: &Table, head: &str, title: &str) -> io::Re
 fn stat<'o>(out: &mut dyn Write, o: &'o Overview) -> io::Result<Option<&'o Stat>> {
     match &o.stat {
         Ok(s) => Ok(Some(s)),
-        Err(why) => gap(out, &format!("Not known: {why}.")).map(|()| None),
+        Err(why) => gap(out, &format!("Not available: {why}.")).map(|()| None),
     }
 }
 
@@ -230,11 +229,11 @@ fn roof(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
         }
         None => gap(
             out,
-            "No roof is known: no op of this recording reads enough to stand for the memory's bandwidth. Give --peak \
-             what `ggml-runner peak --json` measured on that machine.",
+            "No roof is known: no op in this recording reads enough to estimate the memory bandwidth. Pass the output \
+             of `ggml-runner peak --json` from that machine with --peak.",
         )?,
     }
-    heading(out, "Time against work and context")?;
+    heading(out, "Time by work and context length")?;
     told(out, s, View::Ops, "name", top)?;
     told(out, s, View::Tokens, "name", top)
 }
@@ -245,13 +244,13 @@ fn threads(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
         if let Some(rows) = p.by_thread.as_ref().filter(|rows| !rows.is_empty()) {
             let rows = rows.get(..top.min(rows.len())).unwrap_or_default();
             let title = format!("Threads, {}", p.phase.name());
-            folded(out, &terminal::threads(rows, p), "ith", &title)?;
+            folded(out, &terminal::threads(rows, p), "thread", &title)?;
             if p.wait_ns.is_none() {
                 say(out, &format!("Note: {}.", terminal::NO_WAIT))?;
             }
             if let Some(table) = attribution::of_threads(rows, p) {
-                let title = format!("Time off the CPU by cause, {}", p.phase.name());
-                folded(out, &table, "ith", &title)?;
+                let title = format!("Thread time by cause, {}", p.phase.name());
+                folded(out, &table, "thread", &title)?;
             }
         }
     }
@@ -265,10 +264,10 @@ fn threads(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
 fn interference(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
     match o.report.interference.as_deref() {
         None => Ok(()),
-        Some([]) => say(out, "No one was in the way of the threads."),
+        Some([]) => say(out, "CPU interference: none."),
         Some(rows) => {
             let shown = rows.len().min(top);
-            folded(out, &attribution::culprits(rows, shown), "who", "Who was in the way of the threads")?;
+            folded(out, &attribution::culprits(rows, shown), "charged to", "CPU interference")?;
             say(out, &format!("Note: {}.", attribution::RULE))
         }
     }
@@ -286,13 +285,11 @@ fn experts(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
         }
         (None, Some(n)) => gap(
             out,
-            &format!(
-                "The model has {n} experts; which were chosen was not recorded (record with --experts)."
-            ),
+            &format!("The model has {n} experts; their choices were not recorded (record with --experts)."),
         ),
         (None, None) => gap(
             out,
-            "No experts: no op of this recording multiplies with experts, and no choice was recorded (--experts).",
+            "No experts: no op in this recording uses experts, and no choices were recorded (--experts).",
         ),
     }
 }
@@ -302,11 +299,11 @@ fn trust(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
     let class = if quality.complete { "good" } else { "bad" };
     writeln!(out, "<p class=\"{class}\">{}</p>", text(&quality::verdict(quality)))?;
     if o.part.is_cut() {
-        say(out, "These figures are of the whole recording.")?;
+        say(out, "These figures are for the complete recording.")?;
     }
     let causes: Vec<&str> = [
         (o.report.counters.is_none(), "counters (--pmc)"),
-        (o.report.interference.is_none(), "time off the CPU and who was in the way (--sched)"),
+        (o.report.interference.is_none(), "off-CPU time and CPU interference (--sched)"),
         (o.report.energy.is_none(), "power, frequencies and temperatures (--sensors)"),
     ]
     .into_iter()

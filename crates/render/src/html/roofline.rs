@@ -6,7 +6,7 @@ use super::chart::{Axis, label};
 use super::markup::{self, say, text};
 use crate::units::{count, pct};
 use analysis::attribution::verdict::Peak;
-use analysis::stat::work::{Point, Roofline};
+use analysis::stat::work::{Roofline, RooflinePoint};
 
 const SIZE: (f64, f64) = (480.0, 320.0);
 const LEFT: f64 = 52.0;
@@ -19,13 +19,13 @@ const NAMED: usize = 8;
 
 /// Writes the chart, and notes what it cannot show.
 pub fn write(out: &mut dyn Write, r: &Roofline, phase: &str) -> io::Result<()> {
-    let has_place = |p: &&Point| p.flops_per_byte > 0.0 && p.gflop_per_s > 0.0;
-    let points: Vec<&Point> = r.rows.iter().filter(has_place).take(DRAWN).collect();
+    let has_place = |p: &&RooflinePoint| p.flops_per_byte > 0.0 && p.gflop_per_s > 0.0;
+    let points: Vec<&RooflinePoint> = r.rows.iter().filter(has_place).take(DRAWN).collect();
     let without = r.rows.iter().filter(|p| !has_place(p)).count();
     if points.is_empty() {
         return markup::gap(
             out,
-            "The cost model counts no operations for any op of this recording: no point has a place.",
+            "The cost model has no operation counts for the ops in this recording, so there are no points to draw.",
         );
     }
     draw(out, r, &points, phase)?;
@@ -38,11 +38,11 @@ pub fn write(out: &mut dyn Write, r: &Roofline, phase: &str) -> io::Result<()> {
     writeln!(out, "</ol>")?;
     if without > 0 {
         let ops = count(without as u64, "op");
-        say(out, &format!("{ops} without operations by the cost model stand in the table alone."))?;
+        say(out, &format!("{ops} without an operation count in the cost model: see the table."))?;
     }
     let more = r.rows.len() - without - points.len();
     if more > 0 {
-        say(out, &format!("{} that take less time are not drawn.", count(more as u64, "op")))?;
+        say(out, &format!("{} with less time are not drawn.", count(more as u64, "op")))?;
     }
     Ok(())
 }
@@ -53,7 +53,7 @@ fn range(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     (of.clone().fold(f64::INFINITY, f64::min), of.fold(0.0, f64::max))
 }
 
-fn draw(out: &mut dyn Write, r: &Roofline, points: &[&Point], phase: &str) -> io::Result<()> {
+fn draw(out: &mut dyn Write, r: &Roofline, points: &[&RooflinePoint], phase: &str) -> io::Result<()> {
     let (width, height) = SIZE;
     let peak = &r.ceiling.peak;
     let flats = flats(peak);
@@ -93,15 +93,15 @@ fn draw(out: &mut dyn Write, r: &Roofline, points: &[&Point], phase: &str) -> io
     }
     let source = match &r.ceiling.op {
         Some(op) => format!(
-            "The roof is the best bandwidth in this trace ({op}); roofs of arithmetic are missing: \
-             give --peak what `ggml-runner peak --json` measured on that machine"
+            "The roof is the best bandwidth in this trace ({op}); compute roofs are missing: \
+             pass the output of `ggml-runner peak --json` from that machine with --peak"
         ),
-        None if flats.is_empty() => "No peak of arithmetic was given".to_owned(),
-        None => "The roofs are those given with --peak".to_owned(),
+        None if flats.is_empty() => "No compute peak was given".to_owned(),
+        None => "The roofs are from --peak".to_owned(),
     };
     markup::svg_end(
         out,
-        &format!("{told}. {source}. A larger point takes more time; numbers are explained below."),
+        &format!("{told}. {source}. Larger points take more time; numbers refer to the list below."),
     )
 }
 
@@ -142,7 +142,7 @@ fn grid(out: &mut dyn Write, x: &Axis, y: &Axis) -> io::Result<()> {
     let (middle, foot) = ((x.from + x.to) / 2.0, y.from + 34.0);
     writeln!(
         out,
-        "<text class=\"mid\" x=\"{middle:.1}\" y=\"{foot:.1}\">FLOP a byte; upwards GFLOP/s; both logarithmic</text>"
+        "<text class=\"mid\" x=\"{middle:.1}\" y=\"{foot:.1}\">x: FLOP/byte, y: GFLOP/s; both logarithmic</text>"
     )
 }
 

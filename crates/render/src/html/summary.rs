@@ -3,9 +3,9 @@
 use std::io::{self, Write};
 
 use super::markup::{self, text};
-use crate::attribution::word;
 use crate::units::{count, pct, time};
 use crate::{quality, runs};
+use analysis::attribution::verdict::Bound;
 use analysis::calls::Phase;
 use analysis::overview::Overview;
 use analysis::report::PhaseReport;
@@ -23,12 +23,12 @@ pub fn main_phase(o: &Overview) -> Option<&PhaseReport> {
 pub fn verdict(o: &Overview) -> String {
     let mut said = match main_phase(o).filter(|p| p.calls > 0) {
         Some(p) => of_phase(o, p),
-        None => vec!["No call of the engine is in it".to_owned()],
+        None => vec!["The recording has no engine calls".to_owned()],
     };
     let quality = &o.report.quality;
     said.push(match quality.complete {
-        true => "The record is complete".into(),
-        false => format!("The record is {}", quality::verdict(quality)),
+        true => "The recording is complete".into(),
+        false => format!("The recording is {}", quality::verdict(quality)),
     });
     let said: Vec<String> = said.into_iter().map(|s| s + ".").collect();
     said.join(" ")
@@ -37,13 +37,13 @@ pub fn verdict(o: &Overview) -> String {
 fn of_phase(o: &Overview, p: &PhaseReport) -> Vec<String> {
     let mut said = Vec::new();
     let name = p.phase.name();
-    let each = if p.phase == Phase::Decode { "a token" } else { "a call" };
+    let each = if p.phase == Phase::Decode { "per token" } else { "per call" };
     said.push(match (p.tokens_per_s, p.latency) {
         (Some(rate), Some(l)) => {
             format!("{} runs at {rate:.2} tokens/s, {} {each}", upper(name), time(l.mean_ns))
         }
-        (None, Some(l)) => format!("A call of {name} takes {}; its tokens are not known", time(l.mean_ns)),
-        _ => format!("Every call of {name} was cut by the end of the recording, so its speed is not known"),
+        (None, Some(l)) => format!("A {name} call takes {}; its token count is unknown", time(l.mean_ns)),
+        _ => format!("All {name} calls were still running when recording stopped, so their speed is unknown"),
     });
     let top = p.by_op.iter().flatten().find(|r| is_op(r));
     let waits = p.wait_ns.filter(|_| p.graph_ns > 0).map(|wait| wait as f64 / p.graph_ns as f64);
@@ -58,7 +58,7 @@ fn of_phase(o: &Overview, p: &PhaseReport) -> Vec<String> {
             said.extend(heaviest(top, row, given || row.causes.is_some()));
         }
         None => said.push(
-            "No op was recorded (`profinfer record --level op` does), so what takes the time is not known"
+            "No ops were recorded (use `profinfer record --level op`), so it is unknown what takes the time"
                 .into(),
         ),
     }
@@ -72,7 +72,8 @@ fn of_phase(o: &Overview, p: &PhaseReport) -> Vec<String> {
         .map(|t| t.name.as_str())
         .collect();
     if !grows.is_empty() {
-        said.push(format!("With the context grows {}", grows.join(" and ")));
+        let gets = if grows.len() == 1 { "gets" } else { "get" };
+        said.push(format!("{} {gets} slower as the context grows", grows.join(" and ")));
     }
     said
 }
@@ -89,11 +90,23 @@ fn heaviest(ops: Option<&OpRow>, row: &OpRow, known: bool) -> Vec<String> {
     let most = format!("{kind}the heaviest op by name is {} with {} %", row.name, pct(row.share));
     let verdict = row.verdict.as_ref().or(ops.and_then(|r| r.verdict.as_ref()));
     let why = match verdict {
-        Some(v) => format!("It is bound by {}: {}", word(v.bound), v.evidence),
-        None if known => "What bounds it does not show: it is near no limit".into(),
-        None => "What bounds it cannot be told (record with --sched, or give --peak)".into(),
+        Some(v) => format!("It is limited by {}: {}", limit(v.bound), v.evidence),
+        None if known => "No single bottleneck: it is not near any known limit".into(),
+        None => "The bottleneck is unknown: record with --sched, or pass measured peaks with --peak".into(),
     };
     vec![most, why]
+}
+
+/// What limits an op, as a noun.
+fn limit(bound: Bound) -> &'static str {
+    match bound {
+        Bound::Memory => "memory bandwidth",
+        Bound::Compute => "compute",
+        Bound::Overhead => "the overhead of a call",
+        Bound::Waiting => "waiting for other threads",
+        Bound::Preempted => "CPU contention",
+        Bound::Faulting => "page faults and I/O",
+    }
 }
 
 fn upper(word: &str) -> String {
@@ -111,14 +124,14 @@ pub fn tiles(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
     let mut all: Vec<(String, String)> =
         [Phase::Decode, Phase::Prefill].into_iter().filter_map(speed).collect();
     if let Some(l) = o.report.ttft {
-        all.push((time(l.mean_ns), format!("to the first token, mean of {}", count(l.n, "request"))));
+        all.push((time(l.mean_ns), format!("to first token (TTFT), mean of {}", count(l.n, "request"))));
     }
     if let Some(l) = of(Phase::Decode).and_then(|p| p.latency) {
-        all.push((time(l.p95_ns as f64), "a token, 95 of 100 take no longer".into()));
+        all.push((time(l.p95_ns as f64), "p95 per token".into()));
     }
     let quality = &o.report.quality;
     let complete = if quality.complete { "complete" } else { "NOT complete" };
-    all.push((complete.into(), "record".into()));
+    all.push((complete.into(), "recording".into()));
     writeln!(out, "<ul class=\"tiles\">")?;
     for (figure, what) in all {
         let bad = if figure == "NOT complete" { " class=\"bad\"" } else { "" };
@@ -136,7 +149,7 @@ pub fn part(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
         markup::say(
             out,
             &format!(
-                "Several processes were recorded; this is of process {pid}. --pid chooses another: {others}{more}."
+                "Several processes were recorded; this page shows process {pid}. --pid selects another: {others}{more}."
             ),
         )?;
     }
@@ -145,7 +158,7 @@ pub fn part(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
         markup::say(
             out,
             &format!(
-                "Process {pid} has {all} contexts; this is of context {n}. --pid chooses another: {pid}:1 to {pid}:{all}."
+                "Process {pid} has {all} contexts; this page shows context {n}. --pid selects another: {pid}:1 to {pid}:{all}."
             ),
         )?;
     }
@@ -154,7 +167,7 @@ pub fn part(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
         markup::say(
             out,
             &format!(
-                "Only calls {first} to {last} are in it (--tokens); how far to trust it is of the whole recording."
+                "Only calls {first} to {last} are included (--tokens); the recording quality is that of the complete recording."
             ),
         )?;
     }

@@ -23,20 +23,17 @@ pub fn write(out: &mut dyn Write, p: &PhaseReport) -> io::Result<()> {
     let mut rows: Vec<&ThreadRow> = p.by_thread.iter().flatten().collect();
     order::by_key(&mut rows, |r| (r.ith.into(), 0));
     if rows.is_empty() {
-        return markup::gap(
-            out,
-            &format!("No op of {name} was recorded, so there is nothing of its threads."),
-        );
+        return markup::gap(out, &format!("No {name} ops were recorded, so thread times are unknown."));
     }
     let all = rows.len();
     rows.truncate(DRAWN);
     let height = TOP + rows.len() as f64 * STEP + 4.0;
-    let told = format!("{}; a bar is the time of the CPU graphs of {name}", count(all as u64, "thread"));
+    let told = format!("{}; each bar is the time of the CPU graphs in {name}", count(all as u64, "thread"));
     markup::svg(out, "threads-chart", (WIDTH, height), &format!("Threads, {name}"), &told)?;
     let waits = p.wait_ns.is_some();
-    let mut key = vec![("busy", if waits { "ops" } else { "ops, waits inside" })];
+    let mut key = vec![("busy", if waits { "ops" } else { "ops, including waits" })];
     key.extend(waits.then_some(("wait", "waiting at the barrier")));
-    key.push(("rest", "neither"));
+    key.push(("rest", "other"));
     let mut x = LEFT;
     for (class, what) in key {
         writeln!(
@@ -49,8 +46,11 @@ pub fn write(out: &mut dyn Write, p: &PhaseReport) -> io::Result<()> {
     for (i, r) in rows.iter().enumerate() {
         bar(out, r, TOP + i as f64 * STEP)?;
     }
-    let more =
-        if all > DRAWN { format!(" The first {DRAWN} are drawn, the table has all.") } else { String::new() };
+    let more = if all > DRAWN {
+        format!(" The first {DRAWN} are drawn; the table lists all.")
+    } else {
+        String::new()
+    };
     markup::svg_end(out, &format!("{told}.{more}"))
 }
 

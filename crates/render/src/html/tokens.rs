@@ -26,7 +26,7 @@ const MARGIN: f64 = 12.0;
 
 /// Consecutive calls.
 #[derive(Debug, PartialEq)]
-struct Point {
+struct CallRange {
     /// Numbers of the first and the last call.
     from: u64,
     to: u64,
@@ -39,7 +39,7 @@ struct Point {
 /// Writes the chart of each phase.
 pub fn write(out: &mut dyn Write, phases: &[PhaseReport]) -> io::Result<()> {
     if phases.iter().all(|p| p.calls == 0) {
-        return gap(out, "No call of the engine was recorded, so there is no time per token.");
+        return gap(out, "No engine calls were recorded, so the time per token is unknown.");
     }
     let rank = |p: &&PhaseReport| u8::from(p.phase != Phase::Decode);
     let mut order: Vec<&PhaseReport> = phases.iter().collect();
@@ -56,7 +56,10 @@ fn phase(out: &mut dyn Write, p: &PhaseReport) -> io::Result<()> {
     let title = format!("{what}, {name}");
     markup::heading(out, &title)?;
     if calls.is_empty() {
-        return gap(out, "Each of these calls was cut by the end of the recording: none has a time.");
+        return gap(
+            out,
+            "All of these calls were still running when recording stopped, so their duration is unknown.",
+        );
     }
     let points = points(&calls);
     if calls.len() >= FEW {
@@ -64,20 +67,20 @@ fn phase(out: &mut dyn Write, p: &PhaseReport) -> io::Result<()> {
     }
     let each = calls.len().div_ceil(POINTS);
     let about = match each {
-        1 => "Every call".to_owned(),
-        n => format!("Calls, {n} at a time"),
+        1 => "All calls".to_owned(),
+        n => format!("Calls in groups of {n}"),
     };
     markup::folded(out, &table(&points, each), "call", &format!("{about}, {name}"), calls.len() < FEW)
 }
 
-fn points(calls: &[(u64, u64)]) -> Vec<Point> {
+fn points(calls: &[(u64, u64)]) -> Vec<CallRange> {
     let each = calls.len().div_ceil(POINTS).max(1);
     let point = |calls: &[(u64, u64)]| {
         let mut times: Vec<u64> = calls.iter().map(|c| c.1).collect();
         times.sort_unstable();
         let at = |i: usize| times.get(i).copied().unwrap_or(0);
         let number = |call: Option<&(u64, u64)>| call.map_or(0, |c| c.0);
-        Point {
+        CallRange {
             from: number(calls.first()),
             to: number(calls.last()),
             min: at(0),
@@ -88,7 +91,7 @@ fn points(calls: &[(u64, u64)]) -> Vec<Point> {
     calls.chunks(each).map(point).collect()
 }
 
-fn table(points: &[Point], each: usize) -> Table {
+fn table(points: &[CallRange], each: usize) -> Table {
     let mut columns = vec![words("call"), number("ms", 0)];
     if each > 1 {
         columns = vec![words("call"), number("median ms", 0), number("min ms", 0), number("max ms", 0)];
@@ -104,13 +107,13 @@ fn table(points: &[Point], each: usize) -> Table {
 }
 
 /// The median of the points' medians, ns.
-fn middle(points: &[Point]) -> u64 {
+fn middle(points: &[CallRange]) -> u64 {
     let mut all: Vec<u64> = points.iter().map(|p| p.median).collect();
     all.sort_unstable();
     all.get(all.len() / 2).copied().unwrap_or(0)
 }
 
-fn draw(out: &mut dyn Write, id: &str, title: &str, points: &[Point], calls: usize) -> io::Result<()> {
+fn draw(out: &mut dyn Write, id: &str, title: &str, points: &[CallRange], calls: usize) -> io::Result<()> {
     let low = points.iter().map(|p| p.min).min().unwrap_or(0) as f64;
     let high = points.iter().map(|p| p.max).max().unwrap_or(0) as f64;
     let median = middle(points) as f64;
@@ -157,13 +160,11 @@ fn draw(out: &mut dyn Write, id: &str, title: &str, points: &[Point], calls: usi
     writeln!(
         out,
         "<text class=\"mid\" x=\"{middle:.1}\" y=\"{last:.1}\">{}</text>",
-        text(&format!("{unit}{scale}; calls by number"))
+        text(&format!("{unit}{scale}; by call number"))
     )?;
     let shown = match each {
-        1 => "A dot is a call.".to_owned(),
-        n => format!(
-            "A dot is the median of {n} calls, the line behind it goes from the shortest to the longest."
-        ),
+        1 => "Each dot is a call.".to_owned(),
+        n => format!("Each dot is the median of {n} calls; its line spans the shortest to the longest."),
     };
     markup::svg_end(out, &format!("{told}. {shown}"))
 }
@@ -182,6 +183,6 @@ mod tests {
         assert_eq!(all.iter().map(|p| p.max).max(), Some(9999));
         assert_eq!(all[0].min, 100);
         let few = points(&calls[..3]);
-        assert_eq!(few[1], Point { from: 1, to: 1, min: 101, median: 101, max: 101 });
+        assert_eq!(few[1], CallRange { from: 1, to: 1, min: 101, median: 101, max: 101 });
     }
 }

@@ -12,7 +12,7 @@ pub(crate) fn reuse(found: &ReuseTimes) -> Section {
         number("mean", 0),
         number("n", 0),
         number("us", 0),
-        number("beyond the layer's mean us", 0),
+        number("above layer mean us", 0),
     ]);
     for r in &found.rows {
         t.row(vec![
@@ -24,14 +24,14 @@ pub(crate) fn reuse(found: &ReuseTimes) -> Section {
         ]);
     }
     let note = match &found.line {
-        None => "the distance hardly changes, so there is no line".into(),
+        None => "the distance barely changes, so there is no fit".into(),
         Some(l) => {
             let rises = match l.rises {
                 true => "a miss costs time",
-                false => "no cost of a miss beyond chance",
+                false => "no significant cost of a miss",
             };
             format!(
-                "within layers each token more since the last use adds {} ({} to {}, 95 %), R2 {:.3}: {rises}",
+                "within a layer, each additional token since the last use adds {} ({} to {}, 95 %), R2 {:.3}: {rises}",
                 time(l.ns_per_token),
                 time(l.interval[0]),
                 time(l.interval[1]),
@@ -41,7 +41,7 @@ pub(crate) fn reuse(found: &ReuseTimes) -> Section {
     };
     let of = format!("{}, mean of a layer {}", count(found.layers, "layer"), time(found.mean_ns));
     Section {
-        title: format!("Reuse of experts against time of MUL_MAT_ID, decode ({of})"),
+        title: format!("Expert reuse and MUL_MAT_ID time, decode ({of})"),
         table: Some(t),
         notes: vec![note],
     }
@@ -49,7 +49,7 @@ pub(crate) fn reuse(found: &ReuseTimes) -> Section {
 
 fn distances(r: &ReuseRow) -> String {
     match r.up_to {
-        _ if r.first_use => "one never used before".into(),
+        _ if r.first_use => "first use".into(),
         None => "more".into(),
         Some(to) => format!("up to {to}"),
     }
@@ -84,8 +84,8 @@ pub(crate) fn activation(found: &Activation, top: usize) -> Section {
     }
     let mut notes = more(all, top);
     if found.layers_left_out > 0 {
-        notes.push(format!("{} left out: there are too many", count(found.layers_left_out, "layer")));
+        notes.push(format!("{} not listed: too many", count(found.layers_left_out, "layer")));
     }
     let of = count(found.tokens, "token");
-    Section { title: format!("Choices of experts token by token, decode ({of})"), table: Some(t), notes }
+    Section { title: format!("Expert choices token by token, decode ({of})"), table: Some(t), notes }
 }

@@ -3,7 +3,7 @@
 use super::{Section, more};
 use crate::table::{Column, Table, named, number, text};
 use crate::units::*;
-use analysis::stat::shapes::{Place, Shapes};
+use analysis::stat::shapes::{Shapes, TraceBackend};
 
 /// The first `top` ops.
 pub(crate) fn shapes(found: &Shapes, phase: &str, top: usize) -> Section {
@@ -25,17 +25,17 @@ pub(crate) fn shapes(found: &Shapes, phase: &str, top: usize) -> Section {
         t.row(cells);
     }
     let mut notes = more(found.rows.len(), top);
-    notes.push("us: the median; ratio: over the first place in the row".into());
+    notes.push("us: median; ratio: to the first backend in the row".into());
     if found.places.iter().any(|p| p.trace == 1) {
-        notes.push("A: this trace; B: the one beside it".into());
+        notes.push("A: this trace; B: the --beside trace".into());
     }
     Section { title: format!("Same shapes on {}, {phase}", names.join(", ")), table: Some(t), notes }
 }
 
 /// Names of the places: by backend, and with two traces also by trace.
-fn labels(places: &[Place]) -> Vec<String> {
+fn labels(places: &[TraceBackend]) -> Vec<String> {
     let two = places.iter().any(|p| p.trace == 1);
-    let of = |p: &Place| match (two, p.trace) {
+    let of = |p: &TraceBackend| match (two, p.trace) {
         (false, _) => p.backend.clone(),
         (true, 0) => format!("A {}", p.backend),
         (true, _) => format!("B {}", p.backend),

@@ -3,18 +3,18 @@
 
 use std::io;
 
-use super::{Run, Sink, Value, Values};
+use super::{ArgValue, SliceArgs, TimelineRun, TimelineSink};
 use analysis::attribution::interference::Culprits;
 use analysis::attribution::levels;
 use analysis::attribution::parts::Off;
-use analysis::attribution::sched::{OffCpuSpan, Sched};
+use analysis::attribution::sched::{OffCpuSpan, OffCpuTimes};
 use analysis::gauges::gauges;
-use analysis::lanes::Place;
+use analysis::lanes::LaneOwner;
 use analysis::opencl::Profile;
 use common::order;
 
 /// Draws all of these tracks; `pids` are the processes drawn.
-pub fn draw(run: &Run<'_, '_>, pids: &[u32], sink: &mut dyn Sink) -> io::Result<()> {
+pub fn draw(run: &TimelineRun<'_, '_>, pids: &[u32], sink: &mut dyn TimelineSink) -> io::Result<()> {
     states(run, sink)?;
     if let Some(profile) = run.opencl {
         device(run, profile, sink)?;
@@ -32,7 +32,7 @@ pub fn draw(run: &Run<'_, '_>, pids: &[u32], sink: &mut dyn Sink) -> io::Result<
 }
 
 /// Kernels on the device; one that begins before the previous one ended is drawn from that end on.
-fn device(run: &Run<'_, '_>, profile: &Profile, sink: &mut dyn Sink) -> io::Result<()> {
+fn device(run: &TimelineRun<'_, '_>, profile: &Profile, sink: &mut dyn TimelineSink) -> io::Result<()> {
     let mut wanted = profile.wanted(&run.lanes.select).peekable();
     let Some(first) = wanted.peek() else { return Ok(()) };
     let name = format!("OpenCL device (times: {})", profile.clock);
@@ -40,11 +40,11 @@ fn device(run: &Run<'_, '_>, profile: &Profile, sink: &mut dyn Sink) -> io::Resu
     let mut last = first.start;
     for k in wanted {
         let waited = k.start.saturating_sub(k.queued).max(0).unsigned_abs();
-        let mut values: Values = vec![("queued_ns", Value::Count(waited))];
+        let mut values: SliceArgs = vec![("queued_ns", ArgValue::Count(waited))];
         if let Some(row) = &k.row {
             let texts = [("tensor", &row.tensor), ("global_size", &row.global), ("local_size", &row.local)];
-            values.extend(texts.map(|(name, text)| (name, Value::Text(text.clone()))));
-            values.push(("output_size", Value::Text(row.output.clone())));
+            values.extend(texts.map(|(name, text)| (name, ArgValue::Text(text.clone()))));
+            values.push(("output_size", ArgValue::Text(row.output.clone())));
         }
         slice(sink, k.start.max(last), k.end, &k.name, &values)?;
         last = last.max(k.end);
@@ -53,14 +53,14 @@ fn device(run: &Run<'_, '_>, profile: &Profile, sink: &mut dyn Sink) -> io::Resu
 }
 
 /// Thread states, if the scheduler was recorded: a track under each thread.
-fn states(run: &Run<'_, '_>, sink: &mut dyn Sink) -> io::Result<()> {
-    let sched = Sched::new(run.loaded);
+fn states(run: &TimelineRun<'_, '_>, sink: &mut dyn TimelineSink) -> io::Result<()> {
+    let sched = OffCpuTimes::new(run.loaded);
     if !sched.any() {
         return Ok(());
     }
     let culprits = Culprits::new(run.loaded);
     for lane in &run.lanes.list {
-        let Place::Thread { pid, tid, .. } = lane.place else { continue };
+        let LaneOwner::Thread { pid, tid, .. } = lane.place else { continue };
         let list = sched.recorded(tid);
         let select = &run.lanes.select;
         let (from, to) =
@@ -76,7 +76,7 @@ fn states(run: &Run<'_, '_>, sink: &mut dyn Sink) -> io::Result<()> {
                 list.get(i + 1).filter(|next| offcpu.to < next.from && sched.known(offcpu.to, next.from))
             {
                 let cpu = run.loaded.causes.off_cpu.get(next.record).map(|r| r.cpu);
-                let values = cpu.map(|cpu| ("cpu", Value::Count(cpu.into()))).into_iter().collect();
+                let values = cpu.map(|cpu| ("cpu", ArgValue::Count(cpu.into()))).into_iter().collect();
                 slice(sink, offcpu.to, next.from, "running", &values)?;
             }
         }
@@ -85,9 +85,14 @@ fn states(run: &Run<'_, '_>, sink: &mut dyn Sink) -> io::Result<()> {
 }
 
 /// An off-CPU time: what the thread waited for, then the wait for a CPU and the thread that had it.
-fn off(run: &Run<'_, '_>, culprits: &Culprits, offcpu: &OffCpuSpan, sink: &mut dyn Sink) -> io::Result<()> {
+fn off(
+    run: &TimelineRun<'_, '_>,
+    culprits: &Culprits,
+    offcpu: &OffCpuSpan,
+    sink: &mut dyn TimelineSink,
+) -> io::Result<()> {
     let Some(r) = run.loaded.causes.off_cpu.get(offcpu.record) else { return Ok(()) };
-    let mut values = Values::new();
+    let mut values = SliceArgs::new();
     if offcpu.kind != Off::Preempted {
         let name = match offcpu.kind {
             Off::Idle => "idle",
@@ -95,49 +100,50 @@ fn off(run: &Run<'_, '_>, culprits: &Culprits, offcpu: &OffCpuSpan, sink: &mut d
             Off::Io => "I/O",
             Off::Blocked | Off::Preempted => "blocked",
         };
-        values.push(("cpu_left", Value::Count(r.cpu.into())));
+        values.push(("cpu_left", ArgValue::Count(r.cpu.into())));
         slice(sink, offcpu.from, offcpu.runnable, name, &values)?;
         values.clear();
     }
     let from = if offcpu.kind == Off::Preempted { offcpu.from } else { offcpu.runnable };
     let (what, cpu, tid) = match offcpu.kind {
         Off::Preempted => ("preempted by", r.cpu, r.by),
-        _ => ("runnable behind", r.to_cpu, r.from),
+        _ => ("runnable:", r.to_cpu, r.from),
     };
-    values.push(("cpu", Value::Count(cpu.into())));
+    values.push(("cpu", ArgValue::Count(cpu.into())));
     if tid != 0 {
-        values.push(("tid", Value::Count(tid.into())));
+        values.push(("tid", ArgValue::Count(tid.into())));
     }
     slice(sink, from, offcpu.to, &format!("{what} {}", culprits.name(offcpu.record)), &values)
 }
 
-fn slice(sink: &mut dyn Sink, from: i64, to: i64, name: &str, values: &Values) -> io::Result<()> {
+fn slice(sink: &mut dyn TimelineSink, from: i64, to: i64, name: &str, values: &SliceArgs) -> io::Result<()> {
     if from >= to {
         return Ok(());
     }
-    sink.begin(from, super::Name::Other(name, values, None))?;
+    sink.begin(from, super::SliceName::Other(name, values, None))?;
     sink.end(to)
 }
 
 /// Level changes, notices, and graphs with missing op hits.
-fn recorder(run: &Run<'_, '_>, sink: &mut dyn Sink) -> io::Result<()> {
+fn recorder(run: &TimelineRun<'_, '_>, sink: &mut dyn TimelineSink) -> io::Result<()> {
     let l = run.loaded;
     let select = &run.lanes.select;
-    let mut told: Vec<(i64, String, Values)> = Vec::new();
+    let mut told: Vec<(i64, String, SliceArgs)> = Vec::new();
     for c in &l.causes.levels {
-        let mut values: Values = vec![("why", Value::Text(c.why.into()))];
+        let mut values: SliceArgs = vec![("why", ArgValue::Text(c.why.into()))];
         if c.one_in > 1 {
-            values.push(("calls_one_in", Value::Count(c.one_in.into())));
+            values.push(("calls_one_in", ArgValue::Count(c.one_in.into())));
         }
         told.push((c.t, format!("level {}", levels::name(c.to)), values));
     }
     for n in &l.notices {
-        told.push((n.t, n.text.to_string(), Values::new()));
+        told.push((n.t, n.text.to_string(), SliceArgs::new()));
     }
     for g in &l.cpu_graphs {
         let missing = g.expected.map_or(0, |e| e.saturating_sub(g.seen));
         if missing > 0 && !g.cut && select.pid.is_none_or(|pid| pid == g.pid) {
-            let values = vec![("missing", Value::Count(missing.into())), ("cpu_graph", Value::Count(g.seq))];
+            let values =
+                vec![("missing", ArgValue::Count(missing.into())), ("cpu_graph", ArgValue::Count(g.seq))];
             told.push((g.t.saturating_add_unsigned(g.dur), "op hits missing".into(), values));
         }
     }

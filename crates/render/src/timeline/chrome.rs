@@ -5,8 +5,8 @@
 use std::io::{self, Write};
 
 use super::labels::Labels;
-use super::{Name, Sink, Value, Values};
-use analysis::lanes::Place;
+use super::{ArgValue, SliceArgs, SliceName, TimelineSink};
+use analysis::lanes::LaneOwner;
 use analysis::tables::WAIT_ROW;
 use common::plain::Json;
 use pfi::record::Header;
@@ -17,7 +17,8 @@ const FULL: usize = 256 << 10;
 /// Tracks that are not threads are written as threads with ids from here on, beyond those of any kernel.
 const TRACKS: u64 = 1 << 32;
 
-/// Writes an array of events.
+/// Writes an array of events. They are joined from parts that serde_json makes: those of an op are made once, and a
+/// time keeps its three decimals.
 pub struct Chrome<'o> {
     out: Json<'o>,
     offset: i64,
@@ -79,15 +80,15 @@ fn quoted(text: &str) -> String {
 }
 
 /// Name, category and values of an event.
-fn event(name: &str, category: &str, values: &Values) -> String {
+fn event(name: &str, category: &str, values: &SliceArgs) -> String {
     let mut out = format!(",\"name\":{},\"cat\":\"{category}\"", quoted(name));
     for (i, (name, value)) in values.iter().enumerate() {
         out.push_str(if i == 0 { ",\"args\":{" } else { "," });
         let value = match value {
-            Value::Text(text) => quoted(text),
-            Value::Count(n) => n.to_string(),
-            Value::Real(x) => serde_json::Value::from(*x).to_string(),
-            Value::Yes => "true".into(),
+            ArgValue::Text(text) => quoted(text),
+            ArgValue::Count(n) => n.to_string(),
+            ArgValue::Real(x) => serde_json::Value::from(*x).to_string(),
+            ArgValue::Yes => "true".into(),
         };
         out.push_str(&format!("\"{name}\":{value}"));
     }
@@ -97,15 +98,15 @@ fn event(name: &str, category: &str, values: &Values) -> String {
     out
 }
 
-impl Sink for Chrome<'_> {
+impl TimelineSink for Chrome<'_> {
     fn process(&mut self, pid: u32, name: &str, _: &str) -> io::Result<()> {
         if name.is_empty() { Ok(()) } else { self.metadata("process_name", &format!("\"pid\":{pid}"), name) }
     }
 
-    fn lane(&mut self, place: &Place, name: &str) -> io::Result<()> {
+    fn lane(&mut self, place: &LaneOwner, name: &str) -> io::Result<()> {
         let tid = match place {
-            Place::Thread { tid, .. } => u64::from(*tid),
-            Place::Pool { .. } => {
+            LaneOwner::Thread { tid, .. } => u64::from(*tid),
+            LaneOwner::Pool { .. } => {
                 self.tracks += 1;
                 TRACKS + self.tracks
             }
@@ -118,9 +119,9 @@ impl Sink for Chrome<'_> {
         Ok(())
     }
 
-    fn begin(&mut self, t: i64, name: Name<'_>) -> io::Result<()> {
+    fn begin(&mut self, t: i64, name: SliceName<'_>) -> io::Result<()> {
         match name {
-            Name::Op(op) => {
+            SliceName::Op(op) => {
                 let text = self.ops.get_mut(op).map(std::mem::take).unwrap_or_default();
                 let done = self.step("B", t, &text);
                 if let Some(place) = self.ops.get_mut(op) {
@@ -128,7 +129,7 @@ impl Sink for Chrome<'_> {
                 }
                 done
             }
-            Name::Other(name, values, _) => {
+            SliceName::Other(name, values, _) => {
                 let category = if name == WAIT_ROW { "wait" } else { "engine" };
                 self.step("B", t, &event(name, category, values))
             }
@@ -149,11 +150,11 @@ impl Sink for Chrome<'_> {
     }
 
     fn value(&mut self, t: i64, name: &str, value: f64) -> io::Result<()> {
-        let rest = event(name, "value", &vec![("value", Value::Real(value))]);
+        let rest = event(name, "value", &vec![("value", ArgValue::Real(value))]);
         self.step("C", t, &rest)
     }
 
-    fn instant(&mut self, t: i64, name: &str, values: &Values) -> io::Result<()> {
+    fn instant(&mut self, t: i64, name: &str, values: &SliceArgs) -> io::Result<()> {
         let rest = event(name, "recorder", values);
         self.step("i", t, &format!(",\"s\":\"g\"{rest}"))
     }

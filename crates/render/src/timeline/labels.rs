@@ -2,37 +2,39 @@
 
 use std::collections::HashMap;
 
-use super::{Value, Values};
+use super::{ArgValue, SliceArgs};
 use crate::units::{bytes, decimal};
+use analysis::attribution::verdict::Bound;
 use analysis::calls::{Phase, Timeline};
 use analysis::describe::NO_STRUCTURE;
 use analysis::idents::{Idents, OpKey};
-use analysis::load::{Hit, Loaded, TensorInfo};
+use analysis::load::{HitTensors, Loaded};
 use analysis::report::Report;
 use analysis::runs::{RunId, Runs};
 use common::order;
+use pfi::record::Tensor;
 
 /// An op of the graph.
-pub struct Op {
+pub struct OpLabel {
     /// Op and tensor: `MUL_MAT Qcur-3`.
     pub name: String,
     /// Index in [`Labels::summaries`].
     pub summary: usize,
-    pub values: Values,
+    pub values: SliceArgs,
 }
 
 /// All ops of a run, by ident.
 pub struct Labels {
-    pub ops: Vec<Op>,
+    pub ops: Vec<OpLabel>,
     /// Descriptions of ops, one line each; identical ones of several layers are stored once.
     pub summaries: Vec<String>,
 }
 
 /// The report's figures for the ops of a name in a phase.
 #[derive(Clone, Default)]
-struct Told {
+struct OpFigures {
     gb_per_s: Option<f64>,
-    bound: Option<String>,
+    bound: Option<Bound>,
 }
 
 impl Labels {
@@ -41,7 +43,7 @@ impl Labels {
         let runs = Runs::of(loaded, line);
         let told = rows(report, &runs);
         let phases = phases_of_plans(loaded, line, &runs);
-        let mut hits: Vec<Option<(Hit, u32)>> = vec![None; idents.list().len()];
+        let mut hits: Vec<Option<(HitTensors, u32)>> = vec![None; idents.list().len()];
         for (plan, info) in &loaded.plans {
             for (ident, hit) in idents.of_plan(*plan).iter().zip(&info.hits) {
                 if let Some(place) = hits.get_mut(*ident) {
@@ -64,7 +66,7 @@ impl Labels {
                 labels.summaries.push(line.clone());
                 next
             });
-            labels.ops.push(Op { name, summary, values });
+            labels.ops.push(OpLabel { name, summary, values });
         }
         labels
     }
@@ -80,7 +82,7 @@ fn group(run: usize, phase: u64, label: &str) -> String {
 }
 
 /// The table of each run: ops of two models may have the same name.
-fn rows(report: &Report, runs: &Runs) -> HashMap<String, Told> {
+fn rows(report: &Report, runs: &Runs) -> HashMap<String, OpFigures> {
     let mut told = HashMap::new();
     let place = |id: RunId| runs.list.iter().position(|r| r.id() == id);
     let shown = report.runs.iter().position(|r| r.shown).or(Some(0));
@@ -89,8 +91,8 @@ fn rows(report: &Report, runs: &Runs) -> HashMap<String, Told> {
         let Some(run) = run else { continue };
         for phase in phases {
             for row in phase.by_name.iter().flatten() {
-                let bound = row.verdict.as_ref().map(|v| format!("{:?}", v.bound).to_lowercase());
-                let one = Told { gb_per_s: row.model_gb_per_s, bound };
+                let bound = row.verdict.as_ref().map(|v| v.bound);
+                let one = OpFigures { gb_per_s: row.model_gb_per_s, bound };
                 told.insert(group(run, phase.phase as u64, &row.name), one);
             }
         }
@@ -110,35 +112,41 @@ fn phases_of_plans(loaded: &Loaded<'_>, line: &Timeline, runs: &Runs) -> Vec<(u6
 }
 
 /// Name and description of an op.
-fn op(loaded: &Loaded<'_>, idents: &Idents, ident: usize, hit: Option<Hit>, told: Told) -> (String, Values) {
-    let mut values = Values::new();
+fn op(
+    loaded: &Loaded<'_>,
+    idents: &Idents,
+    ident: usize,
+    hit: Option<HitTensors>,
+    told: OpFigures,
+) -> (String, SliceArgs) {
+    let mut values = SliceArgs::new();
     let Some(known) = idents.list().get(ident).filter(|i| i.known) else {
         return (idents.label(ident, OpKey::Name), values);
     };
     let layer = known.layer.map(|l| l.to_string());
     let tensor = layer.as_ref().map_or_else(|| known.name.clone(), |l| known.name.replace("{L}", l));
-    values.push(("op", Value::Text(known.op.clone())));
-    values.push(("tensor", Value::Text(tensor.clone())));
+    values.push(("op", ArgValue::Text(known.op.clone())));
+    values.push(("tensor", ArgValue::Text(tensor.clone())));
     let of = |id: u32| loaded.tensors.get(&id).filter(|t| t.known);
     if let Some((first, fused)) = hit.and_then(|(first, fused)| Some((of(first)?, fused))) {
         let result = fused.and_then(of).unwrap_or(first);
         let sources: Vec<String> =
             first.src.iter().flatten().filter_map(|id| of(*id)).map(|t| shape(loaded, t)).collect();
-        values.push(("shape", Value::Text(shape(loaded, result))));
-        values.push(("sources", Value::Text(sources.join(", "))));
+        values.push(("shape", ArgValue::Text(shape(loaded, result))));
+        values.push(("sources", ArgValue::Text(sources.join(", "))));
     }
-    values.extend(known.layer.map(|l| ("layer", Value::Count(l.into()))));
+    values.extend(known.layer.map(|l| ("layer", ArgValue::Count(l.into()))));
     if let Some(work) = known.work {
-        values.push(("bytes", Value::Count(work.read.saturating_add(work.written))));
-        values.push(("flops", Value::Count(work.flops)));
+        values.push(("bytes", ArgValue::Count(work.read.saturating_add(work.written))));
+        values.push(("flops", ArgValue::Count(work.flops)));
     }
-    values.extend(told.gb_per_s.map(|rate| ("mean_gb_per_s", Value::Real(rate))));
-    values.extend(told.bound.map(|bound| ("bound", Value::Text(bound))));
+    values.extend(told.gb_per_s.map(|rate| ("mean_gb_per_s", ArgValue::Real(rate))));
+    values.extend(told.bound.map(|bound| ("bound", ArgValue::Text(bound.name().into()))));
     (format!("{} {tensor}", known.op), values)
 }
 
 /// Type and dimensions, without trailing ones: `q4_0[2048,512]`.
-fn shape(loaded: &Loaded<'_>, t: &TensorInfo) -> String {
+fn shape(loaded: &Loaded<'_>, t: &Tensor) -> String {
     let last = t.ne.iter().rposition(|n| *n != 1).unwrap_or(0);
     let dims: Vec<String> = t.ne.iter().take(last + 1).map(u64::to_string).collect();
     let ty = loaded.types.get(&t.ty).map_or_else(|| format!("type#{}", t.ty), |d| d.name.to_string());
@@ -147,10 +155,10 @@ fn shape(loaded: &Loaded<'_>, t: &TensorInfo) -> String {
 
 /// The description in one line: `f32[64,1] = q4_0[64,64], f32[64]; 2.4 kB, 8.2 kFLOP; mean 1.2 GB/s; bound:
 /// memory`. Op and tensor are part of the name.
-fn summary(values: &Values) -> String {
+fn summary(values: &SliceArgs) -> String {
     let get = |name: &str| values.iter().find(|(n, _)| *n == name).map(|(_, v)| v);
     let text = |name: &str| match get(name) {
-        Some(Value::Text(text)) => text.as_str(),
+        Some(ArgValue::Text(text)) => text.as_str(),
         _ => "",
     };
     let mut parts = Vec::new();
@@ -159,10 +167,10 @@ fn summary(values: &Values) -> String {
         (shape, "") => parts.push(shape.to_string()),
         (shape, sources) => parts.push(format!("{shape} = {sources}")),
     }
-    if let (Some(Value::Count(read)), Some(Value::Count(flops))) = (get("bytes"), get("flops")) {
+    if let (Some(ArgValue::Count(read)), Some(ArgValue::Count(flops))) = (get("bytes"), get("flops")) {
         parts.push(format!("{}, {}FLOP", bytes(*read as f64), decimal(*flops as f64)));
     }
-    if let Some(Value::Real(rate)) = get("mean_gb_per_s") {
+    if let Some(ArgValue::Real(rate)) = get("mean_gb_per_s") {
         parts.push(format!("mean {rate:.2} GB/s"));
     }
     if !text("bound").is_empty() {

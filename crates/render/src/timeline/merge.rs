@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead, Read};
 
-use super::proto::{Field, fields};
+use super::proto::{ProtoField, fields};
 
 /// Why a file cannot be merged with ours.
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +14,7 @@ pub enum NotMergeable {
     Gzip,
     #[error("it is JSON text; only Perfetto's protobuf can be merged")]
     Json,
-    #[error("it is no Perfetto trace: byte {0} begins no packet")]
+    #[error("it is not a Perfetto trace: no packet starts at byte {0}")]
     NotPerfetto(u64),
     #[error("it ends in the middle of a packet, at byte {0}: it was cut off")]
     Torn(u64),
@@ -52,7 +52,7 @@ pub fn free_sequence(trace: &mut dyn BufRead) -> Result<u64, NotMergeable> {
         }
         for field in fields(&packet) {
             match field.ok_or(NotMergeable::NotPerfetto(at))? {
-                (SEQUENCE, Field::Number(n)) => free = free.max(n.saturating_add(1)),
+                (SEQUENCE, ProtoField::Number(n)) => free = free.max(n.saturating_add(1)),
                 (COMPRESSED_PACKETS, _) => free = free.max(COMPRESSED),
                 _ => {}
             }
@@ -105,9 +105,9 @@ mod tests {
         refused(b"", "empty");
         refused(b"\x1f\x8b\x08", "gunzip");
         refused(b"{\"traceEvents\"", "JSON");
-        refused(b"\x7fELF", "byte 0 begins no packet");
+        refused(b"\x7fELF", "no packet starts at byte 0");
         refused(&[PACKET, 2, 0x40, 1, PACKET, 9, 0], "at byte 4: it was cut off");
-        refused(&[PACKET, 2, 0x40, 0x80], "byte 0 begins no packet");
+        refused(&[PACKET, 2, 0x40, 0x80], "no packet starts at byte 0");
         refused(&[PACKET, 0xff, 0xff, 0xff, 0xff, 0xff, 1], "cut off");
     }
 }

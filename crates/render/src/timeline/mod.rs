@@ -5,7 +5,7 @@ use std::io;
 
 use analysis::calls::Timeline;
 use analysis::idents::Idents;
-use analysis::lanes::{Lanes, Place, Step, Walked, What};
+use analysis::lanes::{LaneOwner, LaneStep, Lanes, SliceKind, Walked};
 use analysis::load::Loaded;
 use analysis::opencl::Profile;
 use analysis::tables::{WAIT_ROW, backend_name};
@@ -23,7 +23,7 @@ use labels::Labels;
 
 /// A value attached to a slice.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Value {
+pub enum ArgValue {
     Text(String),
     Count(u64),
     Real(f64),
@@ -31,24 +31,24 @@ pub enum Value {
 }
 
 /// The values attached to a slice, by name.
-pub type Values = Vec<(&'static str, Value)>;
+pub type SliceArgs = Vec<(&'static str, ArgValue)>;
 
 /// Name of a slice.
 #[derive(Clone, Copy)]
-pub enum Name<'n> {
+pub enum SliceName<'n> {
     /// By its index in [`Labels::ops`].
     Op(usize),
     /// The last field is its flow: slices of the same flow are joined by arrows.
-    Other(&'n str, &'n Values, Option<u64>),
+    Other(&'n str, &'n SliceArgs, Option<u64>),
 }
 
 /// A timeline format. Times are on the trace's clock, CLOCK_MONOTONIC, and never decrease within a lane.
-pub trait Sink {
+pub trait TimelineSink {
     /// A process; comes before its lanes.
     fn process(&mut self, pid: u32, name: &str, cmdline: &str) -> io::Result<()>;
     /// Everything that follows belongs to this lane.
-    fn lane(&mut self, place: &Place, name: &str) -> io::Result<()>;
-    fn begin(&mut self, t: i64, name: Name<'_>) -> io::Result<()>;
+    fn lane(&mut self, place: &LaneOwner, name: &str) -> io::Result<()>;
+    fn begin(&mut self, t: i64, name: SliceName<'_>) -> io::Result<()>;
     fn end(&mut self, t: i64) -> io::Result<()>;
     /// Everything that follows belongs to a separate track under a thread, a process or neither; with a unit it
     /// is a counter track.
@@ -56,13 +56,13 @@ pub trait Sink {
     -> io::Result<()>;
     /// The value of the current track from here on.
     fn value(&mut self, t: i64, name: &str, value: f64) -> io::Result<()>;
-    fn instant(&mut self, t: i64, name: &str, values: &Values) -> io::Result<()>;
+    fn instant(&mut self, t: i64, name: &str, values: &SliceArgs) -> io::Result<()>;
     /// The timeline is complete.
     fn finish(&mut self) -> io::Result<()>;
 }
 
 /// The data needed to draw a run.
-pub struct Run<'l, 'a> {
+pub struct TimelineRun<'l, 'a> {
     pub loaded: &'l Loaded<'a>,
     pub line: &'l Timeline,
     pub lanes: &'l Lanes<'l, 'a>,
@@ -74,7 +74,7 @@ pub struct Run<'l, 'a> {
     calls: Vec<(u64, u64)>,
 }
 
-impl<'l, 'a> Run<'l, 'a> {
+impl<'l, 'a> TimelineRun<'l, 'a> {
     pub fn new(
         loaded: &'l Loaded<'a>,
         line: &'l Timeline,
@@ -84,14 +84,14 @@ impl<'l, 'a> Run<'l, 'a> {
     ) -> Self {
         let mut calls: Vec<(u64, u64)> = line.calls.iter().zip(0..).map(|(c, i)| (c.seq, i)).collect();
         order::by_key(&mut calls, |c| *c);
-        Run { loaded, line, lanes, idents, labels, opencl: None, calls }
+        TimelineRun { loaded, line, lanes, idents, labels, opencl: None, calls }
     }
 
     /// Draws the complete timeline.
     ///
     /// # Errors
     /// Write errors.
-    pub fn draw(&self, sink: &mut dyn Sink) -> io::Result<Walked> {
+    pub fn draw(&self, sink: &mut dyn TimelineSink) -> io::Result<Walked> {
         let mut pids: Vec<u32> = self.lanes.list.iter().map(|l| l.place.pid()).collect();
         order::by_key(&mut pids, |pid| ((*pid).into(), 0));
         pids.dedup();
@@ -101,16 +101,16 @@ impl<'l, 'a> Run<'l, 'a> {
             sink.process(*pid, exe.rsplit('/').next().unwrap_or(exe), &cmdline)?;
         }
         let mut all = Walked::default();
-        let mut beside = Values::new();
+        let mut beside = SliceArgs::new();
         for lane in &self.lanes.list {
             sink.lane(&lane.place, &self.lane_name(&lane.place))?;
             let done = self.lanes.walk(lane, self.idents, &mut |t, step| match step {
-                Step::End => sink.end(t),
-                Step::Begin(What::Op(Some(op))) => sink.begin(t, Name::Op(op)),
-                Step::Begin(what) => {
+                LaneStep::End => sink.end(t),
+                LaneStep::Begin(SliceKind::Op(Some(op))) => sink.begin(t, SliceName::Op(op)),
+                LaneStep::Begin(what) => {
                     beside.clear();
                     let name = self.name(what, &mut beside);
-                    sink.begin(t, Name::Other(&name, &beside, self.flow(what)))
+                    sink.begin(t, SliceName::Other(&name, &beside, self.flow(what)))
                 }
             })?;
             all.slices += done.slices;
@@ -122,18 +122,18 @@ impl<'l, 'a> Run<'l, 'a> {
     }
 
     /// Joins a call and its graphs; call numbers are those of the complete recording.
-    fn flow(&self, what: What) -> Option<u64> {
+    fn flow(&self, what: SliceKind) -> Option<u64> {
         match what {
-            What::Token(i) => self.loaded.tokens.get(i).map(|r| r.seq),
-            What::Graph(i) => self.loaded.graphs.get(i).and_then(|r| r.token),
+            SliceKind::Token(i) => self.loaded.tokens.get(i).map(|r| r.seq),
+            SliceKind::Graph(i) => self.loaded.graphs.get(i).and_then(|r| r.token),
             _ => None,
         }
     }
 
     /// The thread's own name if it was recorded, else its role in the engine.
-    fn lane_name(&self, place: &Place) -> String {
+    fn lane_name(&self, place: &LaneOwner) -> String {
         match place {
-            Place::Thread { tid, ith, .. } => {
+            LaneOwner::Thread { tid, ith, .. } => {
                 let tasks = &self.loaded.causes.tasks;
                 let comm = tasks.iter().rev().find(|(_, t)| t.tid == *tid).map(|(_, t)| t.comm.to_string());
                 comm.unwrap_or_else(|| match ith {
@@ -141,60 +141,62 @@ impl<'l, 'a> Run<'l, 'a> {
                     None => String::new(),
                 })
             }
-            Place::Pool { caller, ith, .. } => format!("ggml thread {ith} of {caller} (many threads)"),
+            LaneOwner::Pool { caller, ith, .. } => format!("ggml thread {ith} of {caller} (many threads)"),
         }
     }
 
     /// Name of a slice that is not a known op, and the values attached to it.
-    fn name(&self, what: What, beside: &mut Values) -> String {
+    fn name(&self, what: SliceKind, beside: &mut SliceArgs) -> String {
         let l = self.loaded;
         match what {
-            What::Function(i) => {
+            SliceKind::Function(i) => {
                 let Some(r) = l.causes.phases.get(i) else { return String::new() };
                 cut(r.cut, beside);
                 r.what.to_string()
             }
-            What::Token(i) => l.tokens.get(i).map_or_else(String::new, |r| self.token(r.seq, r.cut, beside)),
-            What::Graph(i) => {
+            SliceKind::Token(i) => {
+                l.tokens.get(i).map_or_else(String::new, |r| self.token(r.seq, r.cut, beside))
+            }
+            SliceKind::Graph(i) => {
                 let Some(r) = l.graphs.get(i) else { return String::new() };
-                beside.push(("graph", Value::Count(r.seq)));
+                beside.push(("graph", ArgValue::Count(r.seq)));
                 count("nodes", r.n_nodes, beside);
                 count("ubatch", r.ubatch, beside);
                 cut(r.cut, beside);
                 "graph".into()
             }
-            What::Split(i) => {
+            SliceKind::Split(i) => {
                 let Some(r) = l.splits.get(i) else { return String::new() };
                 count("nodes", r.n_nodes, beside);
                 cut(r.cut, beside);
                 format!("split {}", backend_name(l, r.backend))
             }
-            What::CpuGraph(i) => {
+            SliceKind::CpuGraph(i) => {
                 let Some(r) = l.cpu_graphs.get(i) else { return String::new() };
-                beside.push(("cpu_graph", Value::Count(r.seq)));
+                beside.push(("cpu_graph", ArgValue::Count(r.seq)));
                 count("nodes", r.n_nodes, beside);
                 count("threads", r.n_threads, beside);
                 count("ubatch", r.ubatch, beside);
                 count("hits_expected", r.expected.unwrap_or(0), beside);
                 if r.expected.is_some() || r.seen > 0 {
-                    beside.push(("hits_seen", Value::Count(r.seen.into())));
+                    beside.push(("hits_seen", ArgValue::Count(r.seen.into())));
                 }
                 cut(r.cut, beside);
                 "CPU graph".into()
             }
-            What::Op(op) => self.labels.name(op).to_string(),
-            What::OpenOp(op) => format!("{} (end not seen)", self.labels.name(op)),
-            What::Wait => WAIT_ROW.into(),
+            SliceKind::Op(op) => self.labels.name(op).to_string(),
+            SliceKind::OpenOp(op) => format!("{} (end not seen)", self.labels.name(op)),
+            SliceKind::Wait => WAIT_ROW.into(),
         }
     }
 
-    fn token(&self, seq: u64, cut_off: bool, beside: &mut Values) -> String {
-        beside.push(("token", Value::Count(seq)));
+    fn token(&self, seq: u64, cut_off: bool, beside: &mut SliceArgs) -> String {
+        beside.push(("token", ArgValue::Count(seq)));
         let at = self.calls.partition_point(|c| c.0 < seq);
         let place = self.calls.get(at).filter(|c| c.0 == seq).map(|c| c.1 as usize);
         let call = place.and_then(|i| self.line.calls.get(i));
         if let Some(tokens) = call.and_then(|c| c.tokens) {
-            beside.push(("tokens", Value::Count(tokens)));
+            beside.push(("tokens", ArgValue::Count(tokens)));
         }
         cut(cut_off, beside);
         match call.map(|c| c.phase) {
@@ -205,14 +207,14 @@ impl<'l, 'a> Run<'l, 'a> {
 }
 
 /// Adds a count; zero means that the number was not read.
-fn count(name: &'static str, n: u32, beside: &mut Values) {
+fn count(name: &'static str, n: u32, beside: &mut SliceArgs) {
     if n > 0 {
-        beside.push((name, Value::Count(n.into())));
+        beside.push((name, ArgValue::Count(n.into())));
     }
 }
 
-fn cut(cut: bool, beside: &mut Values) {
+fn cut(cut: bool, beside: &mut SliceArgs) {
     if cut {
-        beside.push(("cut_by_end_of_recording", Value::Yes));
+        beside.push(("cut_by_end_of_recording", ArgValue::Yes));
     }
 }

@@ -7,8 +7,8 @@ use std::io::{self, Write};
 
 use super::labels::Labels;
 use super::proto::{bytes, fixed, interned, number, varint, varint_len};
-use super::{Name, Sink, Value, Values};
-use analysis::lanes::Place;
+use super::{ArgValue, SliceArgs, SliceName, TimelineSink};
+use analysis::lanes::LaneOwner;
 use pfi::record::Header;
 
 /// Fields of TracePacket.
@@ -72,21 +72,21 @@ const FULL: usize = 256 << 10;
 /// Interned name id of the annotation that every op has.
 const WHAT: u64 = 1;
 
-/// A byte range in [`Lane::tails`].
+/// A byte range in [`PacketSequence::tails`].
 #[derive(Clone, Copy, Default)]
-struct Tail {
+struct TailRange {
     from: usize,
     len: usize,
 }
 
 /// The current sequence.
 #[derive(Default)]
-struct Lane {
+struct PacketSequence {
     sequence: u64,
     /// Time of the last event, on the output clock.
     last: u64,
     /// The bytes after the time in an event, by op; empty until the op's name is interned.
-    ops: Vec<Tail>,
+    ops: Vec<TailRange>,
     tails: Vec<u8>,
     end: Vec<u8>,
     /// Summary ids, 0 until interned, and the number of interned ones.
@@ -106,7 +106,7 @@ pub struct Perfetto<'o> {
     offset: i64,
     clock: u64,
     next_sequence: u64,
-    lane: Lane,
+    lane: PacketSequence,
     buf: Vec<u8>,
     body: Vec<u8>,
 }
@@ -121,7 +121,7 @@ impl<'o> Perfetto<'o> {
             offset: header.map_or(0, |h| h.boot_ns.wrapping_sub(h.mono_ns).cast_signed()),
             clock: if header.is_some() { BOOTTIME } else { MONOTONIC },
             next_sequence: first,
-            lane: Lane::default(),
+            lane: PacketSequence::default(),
             buf: Vec::with_capacity(FULL + (4 << 10)),
             body: Vec::new(),
         };
@@ -151,7 +151,7 @@ impl<'o> Perfetto<'o> {
         lane.sequence = self.next_sequence;
         self.next_sequence += 1;
         lane.ops.clear();
-        lane.ops.resize(ops, Tail::default());
+        lane.ops.resize(ops, TailRange::default());
         lane.summaries.clear();
         lane.summaries.resize(summaries, 0);
         (lane.texts, lane.events) = (0, 0);
@@ -199,7 +199,7 @@ impl<'o> Perfetto<'o> {
     }
 
     /// Writes an event whose bytes other than the time are prepared.
-    fn event(&mut self, t: i64, op: Option<Tail>) -> io::Result<()> {
+    fn event(&mut self, t: i64, op: Option<TailRange>) -> io::Result<()> {
         let since = self.since(t);
         let tail = match op {
             Some(tail) => self.lane.tails.get(tail.from..tail.from + tail.len).unwrap_or_default(),
@@ -229,7 +229,7 @@ impl<'o> Perfetto<'o> {
     fn first_op(&mut self, t: i64, at: usize) -> io::Result<()> {
         let labels = self.labels;
         let Some(op) = labels.ops.get(at) else {
-            return self.other(t, event::BEGIN, labels.name(None), &Values::new(), None);
+            return self.other(t, event::BEGIN, labels.name(None), &SliceArgs::new(), None);
         };
         let lane = &mut self.lane;
         let mut new = Vec::new();
@@ -261,12 +261,19 @@ impl<'o> Perfetto<'o> {
         bytes(&mut lane.tails, packet::TRACK_EVENT, &event);
         let len = lane.tails.len() - from;
         if let Some(tail) = lane.ops.get_mut(at) {
-            *tail = Tail { from, len };
+            *tail = TailRange { from, len };
         }
         self.telling(t, &new, &event)
     }
 
-    fn other(&mut self, t: i64, kind: u64, name: &str, values: &Values, flow: Option<u64>) -> io::Result<()> {
+    fn other(
+        &mut self,
+        t: i64,
+        kind: u64,
+        name: &str,
+        values: &SliceArgs,
+        flow: Option<u64>,
+    ) -> io::Result<()> {
         let mut new = Vec::new();
         let mut event = Vec::new();
         number(&mut event, event::TYPE, kind);
@@ -297,7 +304,7 @@ impl<'o> Perfetto<'o> {
         iid
     }
 
-    fn annotation(&mut self, name: &'static str, value: &Value, new: &mut Vec<u8>) -> Vec<u8> {
+    fn annotation(&mut self, name: &'static str, value: &ArgValue, new: &mut Vec<u8>) -> Vec<u8> {
         let known = self.lane.annotations.iter().position(|n| *n == name);
         let at = known.unwrap_or_else(|| {
             self.lane.annotations.push(name);
@@ -307,10 +314,10 @@ impl<'o> Perfetto<'o> {
         let mut out = Vec::new();
         number(&mut out, names::OF_ANNOTATION, at as u64 + 1);
         match value {
-            Value::Text(text) => bytes(&mut out, names::TEXT, text.as_bytes()),
-            Value::Count(n) => number(&mut out, names::UINT, *n),
-            Value::Real(x) => fixed(&mut out, names::DOUBLE, x.to_bits()),
-            Value::Yes => number(&mut out, names::BOOL, 1),
+            ArgValue::Text(text) => bytes(&mut out, names::TEXT, text.as_bytes()),
+            ArgValue::Count(n) => number(&mut out, names::UINT, *n),
+            ArgValue::Real(x) => fixed(&mut out, names::DOUBLE, x.to_bits()),
+            ArgValue::Yes => number(&mut out, names::BOOL, 1),
         }
         out
     }
@@ -354,7 +361,7 @@ fn process_track(pid: u32) -> u64 {
     track(PROCESSES, pid, 0, 0)
 }
 
-impl Sink for Perfetto<'_> {
+impl TimelineSink for Perfetto<'_> {
     fn process(&mut self, pid: u32, name: &str, cmdline: &str) -> io::Result<()> {
         let mut process = Vec::new();
         number(&mut process, 1, u64::from(pid));
@@ -370,11 +377,11 @@ impl Sink for Perfetto<'_> {
         self.descriptor(&out)
     }
 
-    fn lane(&mut self, place: &Place, name: &str) -> io::Result<()> {
+    fn lane(&mut self, place: &LaneOwner, name: &str) -> io::Result<()> {
         self.next_lane();
         let mut out = Vec::new();
         let uuid = match *place {
-            Place::Thread { pid, tid, .. } => {
+            LaneOwner::Thread { pid, tid, .. } => {
                 let uuid = track(THREADS, pid, tid, 0);
                 let mut thread = Vec::new();
                 number(&mut thread, 1, u64::from(pid));
@@ -386,7 +393,7 @@ impl Sink for Perfetto<'_> {
                 bytes(&mut out, 4, &thread);
                 uuid
             }
-            Place::Pool { pid, caller, ith } => {
+            LaneOwner::Pool { pid, caller, ith } => {
                 let uuid = track(POOLS, pid, caller, u64::from(ith));
                 number(&mut out, 1, uuid);
                 bytes(&mut out, 2, name.as_bytes());
@@ -398,13 +405,13 @@ impl Sink for Perfetto<'_> {
         self.descriptor(&out)
     }
 
-    fn begin(&mut self, t: i64, name: Name<'_>) -> io::Result<()> {
+    fn begin(&mut self, t: i64, name: SliceName<'_>) -> io::Result<()> {
         match name {
-            Name::Op(op) => match self.lane.ops.get(op).copied().filter(|tail| tail.len > 0) {
+            SliceName::Op(op) => match self.lane.ops.get(op).copied().filter(|tail| tail.len > 0) {
                 Some(tail) => self.event(t, Some(tail)),
                 None => self.first_op(t, op),
             },
-            Name::Other(name, values, flow) => self.other(t, event::BEGIN, name, values, flow),
+            SliceName::Other(name, values, flow) => self.other(t, event::BEGIN, name, values, flow),
         }
     }
 
@@ -446,7 +453,7 @@ impl Sink for Perfetto<'_> {
         self.telling(t, &[], &event)
     }
 
-    fn instant(&mut self, t: i64, name: &str, values: &Values) -> io::Result<()> {
+    fn instant(&mut self, t: i64, name: &str, values: &SliceArgs) -> io::Result<()> {
         self.other(t, event::INSTANT, name, values, None)
     }
 

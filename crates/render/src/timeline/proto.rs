@@ -43,7 +43,7 @@ pub fn interned(out: &mut Vec<u8>, field: u32, iid: u64, text: &str) {
 
 /// The fields of a message, in order, as far as they can be decoded: field number, and the value of a varint or
 /// of eight or four bytes, or the bytes of a length-delimited field.
-pub fn fields(mut rest: &[u8]) -> impl Iterator<Item = Option<(u64, Field<'_>)>> {
+pub fn fields(mut rest: &[u8]) -> impl Iterator<Item = Option<(u64, ProtoField<'_>)>> {
     std::iter::from_fn(move || {
         if rest.is_empty() {
             return None;
@@ -58,21 +58,21 @@ pub fn fields(mut rest: &[u8]) -> impl Iterator<Item = Option<(u64, Field<'_>)>>
 
 /// A field's value.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Field<'a> {
+pub enum ProtoField<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
-fn one<'a>(rest: &mut &'a [u8]) -> Option<(u64, Field<'a>)> {
+fn one<'a>(rest: &mut &'a [u8]) -> Option<(u64, ProtoField<'a>)> {
     let tag = read_varint(rest)?;
     let value = match tag & 7 {
-        0 => Field::Number(read_varint(rest)?),
-        1 => Field::Bytes(rest.split_off(..8)?),
+        0 => ProtoField::Number(read_varint(rest)?),
+        1 => ProtoField::Bytes(rest.split_off(..8)?),
         2 => {
             let len = usize::try_from(read_varint(rest)?).ok()?;
-            Field::Bytes(rest.split_off(..len)?)
+            ProtoField::Bytes(rest.split_off(..len)?)
         }
-        5 => Field::Bytes(rest.split_off(..4)?),
+        5 => ProtoField::Bytes(rest.split_off(..4)?),
         _ => return None,
     };
     Some((tag >> 3, value))
@@ -109,9 +109,9 @@ mod tests {
         fixed(&mut out, 21, 5);
         let read: Vec<_> = fields(&out).map(Option::unwrap).collect();
         assert_eq!(read.len(), 9);
-        assert_eq!(read.get(6), Some(&(7, Field::Number(u64::MAX))));
-        assert_eq!(read.get(7), Some(&(20, Field::Bytes(b"text"))));
-        assert_eq!(read.get(8), Some(&(21, Field::Bytes(&[5, 0, 0, 0, 0, 0, 0, 0]))));
+        assert_eq!(read.get(6), Some(&(7, ProtoField::Number(u64::MAX))));
+        assert_eq!(read.get(7), Some(&(20, ProtoField::Bytes(b"text"))));
+        assert_eq!(read.get(8), Some(&(21, ProtoField::Bytes(&[5, 0, 0, 0, 0, 0, 0, 0]))));
         // Cut at any position, the fields before the cut are returned, and the cut is reported.
         for cut in 1..out.len() {
             let read: Vec<_> = fields(out.get(..cut).unwrap()).collect();

@@ -5,11 +5,11 @@ use std::ffi::{c_char, c_void};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::backend::Backend;
-use super::graph::Graph;
+use super::backend::GgmlBackend;
+use super::graph::GgmlGraph;
 use super::ops::{GLU_OP_NAMES, OP_NAMES, Op, UNARY_OP_NAMES};
 use super::ops::{GluOp, UnaryOp};
-use super::tensor::Tensor;
+use super::tensor::GgmlTensor;
 use super::text::Text;
 use super::types::{TYPE_TRAITS, TypeTraits};
 
@@ -18,29 +18,29 @@ const OBJECT: usize = 32;
 
 /// A function or table that must stay in the program, whether or not anything uses it.
 #[repr(transparent)]
-pub struct Kept(pub *const c_void);
+pub struct KeptSymbol(pub *const c_void);
 
 // SAFETY: only addresses of code and constant tables; they are never dereferenced.
-unsafe impl Sync for Kept {}
+unsafe impl Sync for KeptSymbol {}
 
 /// Keeps functions and tables in the program under their names, with their C signatures: calling this with a list
 /// makes the compiler assume that the entries may be called or read by anyone.
 #[inline(never)]
-pub fn keep(list: &'static [Kept]) {
+pub fn keep(list: &'static [KeptSymbol]) {
     for entry in list {
         black_box(entry.0);
     }
 }
 
-/// A list of [`Kept`] from function names.
+/// A list of [`KeptSymbol`] from function names.
 macro_rules! kept {
-    ($($what:path),+ $(,)?) => { [$($crate::abi::accessors::Kept($what as *const std::ffi::c_void)),+] };
+    ($($what:path),+ $(,)?) => { [$($crate::abi::accessors::KeptSymbol($what as *const std::ffi::c_void)),+] };
 }
 
 pub(crate) use kept;
 
 /// The functions of this module.
-pub static ACCESSORS: [Kept; 20] = kept![
+pub static ACCESSORS: [KeptSymbol; 20] = kept![
     ggml_get_name,
     ggml_get_data,
     ggml_tensor_overhead,
@@ -64,11 +64,11 @@ pub static ACCESSORS: [Kept; 20] = kept![
 ];
 
 /// The tables of the sibling modules. As they are kept by address, they stay tables of pointers.
-pub static TABLES: [Kept; 4] = [
-    Kept((&raw const OP_NAMES).cast()),
-    Kept((&raw const UNARY_OP_NAMES).cast()),
-    Kept((&raw const GLU_OP_NAMES).cast()),
-    Kept((&raw const TYPE_TRAITS).cast()),
+pub static TABLES: [KeptSymbol; 4] = [
+    KeptSymbol((&raw const OP_NAMES).cast()),
+    KeptSymbol((&raw const UNARY_OP_NAMES).cast()),
+    KeptSymbol((&raw const GLU_OP_NAMES).cast()),
+    KeptSymbol((&raw const TYPE_TRAITS).cast()),
 ];
 
 fn text_of(table: &'static [Text], number: i32) -> *const c_char {
@@ -82,7 +82,7 @@ fn text_of(table: &'static [Text], number: i32) -> *const c_char {
 /// `tensor` must point to a tensor, as in all functions here that take one.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_get_name(tensor: *const Tensor) -> *const c_char {
+pub unsafe extern "C" fn ggml_get_name(tensor: *const GgmlTensor) -> *const c_char {
     // SAFETY: the caller passes a valid tensor.
     unsafe { (&raw const (*tensor).name).cast() }
 }
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn ggml_get_name(tensor: *const Tensor) -> *const c_char {
 /// See [`ggml_get_name`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_get_data(tensor: *const Tensor) -> *mut c_void {
+pub unsafe extern "C" fn ggml_get_data(tensor: *const GgmlTensor) -> *mut c_void {
     // SAFETY: the caller passes a valid tensor.
     unsafe { (*tensor).data }
 }
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn ggml_get_data(tensor: *const Tensor) -> *mut c_void {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn ggml_tensor_overhead() -> usize {
-    OBJECT + size_of::<Tensor>()
+    OBJECT + size_of::<GgmlTensor>()
 }
 
 /// Number of elements.
@@ -111,7 +111,7 @@ pub extern "C" fn ggml_tensor_overhead() -> usize {
 /// See [`ggml_get_name`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_nelements(tensor: *const Tensor) -> i64 {
+pub unsafe extern "C" fn ggml_nelements(tensor: *const GgmlTensor) -> i64 {
     // SAFETY: the caller passes a valid tensor.
     let [a, b, c, d] = unsafe { (*tensor).ne };
     a.wrapping_mul(b).wrapping_mul(c).wrapping_mul(d)
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn ggml_nelements(tensor: *const Tensor) -> i64 {
 /// See [`ggml_get_name`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_get_unary_op(tensor: *const Tensor) -> i32 {
+pub unsafe extern "C" fn ggml_get_unary_op(tensor: *const GgmlTensor) -> i32 {
     // SAFETY: the caller passes a valid tensor.
     let tensor = unsafe { &*tensor };
     if tensor.op as i32 != Op::UNARY as i32 {
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn ggml_get_unary_op(tensor: *const Tensor) -> i32 {
 /// See [`ggml_get_name`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_get_glu_op(tensor: *const Tensor) -> i32 {
+pub unsafe extern "C" fn ggml_get_glu_op(tensor: *const GgmlTensor) -> i32 {
     // SAFETY: the caller passes a valid tensor.
     let tensor = unsafe { &*tensor };
     if tensor.op as i32 != Op::GLU as i32 {
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn ggml_get_glu_op(tensor: *const Tensor) -> i32 {
 /// See [`ggml_get_name`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_is_view(tensor: *const Tensor) -> bool {
+pub unsafe extern "C" fn ggml_is_view(tensor: *const GgmlTensor) -> bool {
     // SAFETY: the caller passes a valid tensor.
     unsafe { !(*tensor).view_src.is_null() }
 }
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn ggml_is_view(tensor: *const Tensor) -> bool {
 /// `graph` must point to a graph.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_graph_n_nodes(graph: *const Graph) -> i32 {
+pub unsafe extern "C" fn ggml_graph_n_nodes(graph: *const GgmlGraph) -> i32 {
     // SAFETY: the caller passes a valid graph.
     unsafe { (*graph).n_nodes }
 }
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn ggml_graph_n_nodes(graph: *const Graph) -> i32 {
 /// `graph` must point to a graph.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_graph_nodes(graph: *const Graph) -> *mut *mut Tensor {
+pub unsafe extern "C" fn ggml_graph_nodes(graph: *const GgmlGraph) -> *mut *mut GgmlTensor {
     // SAFETY: the caller passes a valid graph.
     unsafe { (*graph).nodes }
 }
@@ -194,7 +194,7 @@ pub extern "C" fn ggml_graph_next_uid() -> u64 {
 /// `backend` must be null or point to a backend.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_backend_guid(backend: *const Backend) -> *const [u8; 16] {
+pub unsafe extern "C" fn ggml_backend_guid(backend: *const GgmlBackend) -> *const [u8; 16] {
     if backend.is_null() {
         return std::ptr::null();
     }
@@ -215,7 +215,7 @@ pub extern "C" fn ggml_op_name(op: i32) -> *const c_char {
 /// See [`ggml_get_name`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_op_desc(tensor: *const Tensor) -> *const c_char {
+pub unsafe extern "C" fn ggml_op_desc(tensor: *const GgmlTensor) -> *const c_char {
     // SAFETY: the caller passes a valid tensor.
     let tensor = unsafe { &*tensor };
     match tensor.op {
@@ -280,7 +280,7 @@ pub extern "C" fn ggml_commit() -> *const c_char {
 
 /// Name of the op that a node computes, which depends on its op number and, for UNARY and GLU, on its first
 /// parameter.
-pub fn description(tensor: &Tensor) -> &'static str {
+pub fn description(tensor: &GgmlTensor) -> &'static str {
     let kind = tensor.unary().map(UnaryOp::name).or_else(|| tensor.glu().map(GluOp::name));
     kind.unwrap_or_else(|| tensor.op.name())
 }

@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_void};
 use std::mem::{offset_of, size_of};
 
-use super::graph::Graph;
+use super::graph::GgmlGraph;
 
 /// Most backends per scheduler (GGML_SCHED_MAX_BACKENDS).
 pub const MAX_BACKENDS: usize = 16;
@@ -16,19 +16,19 @@ pub type Unused = *const c_void;
 #[repr(C)]
 #[derive(Clone)]
 pub struct Interface {
-    pub get_name: Option<unsafe extern "C" fn(*mut Backend) -> *const c_char>,
+    pub get_name: Option<unsafe extern "C" fn(*mut GgmlBackend) -> *const c_char>,
     /// free, set_tensor_async, get_tensor_async, set_tensor_2d_async, get_tensor_2d_async, cpy_tensor_async,
     /// synchronize, graph_plan_create, graph_plan_free, graph_plan_update, graph_plan_compute.
     pub before: [Unused; 11],
     /// Runs a graph; 0 means success.
-    pub graph_compute: unsafe extern "C" fn(*mut Backend, *mut Graph) -> i32,
+    pub graph_compute: unsafe extern "C" fn(*mut GgmlBackend, *mut GgmlGraph) -> i32,
     /// event_record, event_wait, graph_optimize.
     pub after: [Unused; 3],
 }
 
 /// `ggml_backend`.
 #[repr(C)]
-pub struct Backend {
+pub struct GgmlBackend {
     /// Identifies the kind of backend.
     pub guid: *const [u8; 16],
     pub iface: Interface,
@@ -38,14 +38,14 @@ pub struct Backend {
 
 const _: () = {
     assert!(size_of::<Interface>() == 128);
-    assert!(size_of::<Backend>() == 152);
-    assert!(offset_of!(Backend, iface) == 8);
-    assert!(offset_of!(Backend, iface) + offset_of!(Interface, graph_compute) == 104);
+    assert!(size_of::<GgmlBackend>() == 152);
+    assert!(offset_of!(GgmlBackend, iface) == 8);
+    assert!(offset_of!(GgmlBackend, iface) + offset_of!(Interface, graph_compute) == 104);
 };
 
 /// `ggml_backend_buffer`: memory that holds tensors.
 #[repr(C)]
-pub struct Buffer {
+pub struct GgmlBuffer {
     pub iface: [Unused; 11],
     pub buft: *mut c_void,
     pub context: *mut c_void,
@@ -54,8 +54,8 @@ pub struct Buffer {
 }
 
 const _: () = {
-    assert!(size_of::<Buffer>() == 120);
-    assert!(offset_of!(Buffer, buft) == 88);
+    assert!(size_of::<GgmlBuffer>() == 120);
+    assert!(offset_of!(GgmlBuffer, buft) == 88);
 };
 
 /// The start of `ggml_backend_sched`; the rest depends on the scheduler.
@@ -64,7 +64,7 @@ pub struct SchedHead {
     pub is_reset: bool,
     pub is_alloc: bool,
     pub n_backends: i32,
-    pub backends: [*mut Backend; MAX_BACKENDS],
+    pub backends: [*mut GgmlBackend; MAX_BACKENDS],
 }
 
 const _: () = {
@@ -75,7 +75,7 @@ const _: () = {
 /// `llama_batch`: the tokens of one call. Passed by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Batch {
+pub struct LlamaBatch {
     pub n_tokens: i32,
     pub token: *mut i32,
     pub embd: *mut f32,
@@ -86,7 +86,7 @@ pub struct Batch {
 }
 
 const _: () = {
-    assert!(size_of::<Batch>() == 56);
-    assert!(offset_of!(Batch, token) == 8);
-    assert!(offset_of!(Batch, logits) == 48);
+    assert!(size_of::<LlamaBatch>() == 56);
+    assert!(offset_of!(LlamaBatch, token) == 8);
+    assert!(offset_of!(LlamaBatch, logits) == 48);
 };

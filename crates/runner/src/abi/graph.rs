@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
 use std::ptr::null_mut;
 
-use super::tensor::Tensor;
+use super::tensor::GgmlTensor;
 
 /// `ggml_hash_set`.
 #[repr(C)]
@@ -12,21 +12,21 @@ use super::tensor::Tensor;
 pub struct HashSet {
     pub size: usize,
     pub used: *mut u32,
-    pub keys: *mut *mut Tensor,
+    pub keys: *mut *mut GgmlTensor,
 }
 
 /// `ggml_cgraph`: the nodes in execution order.
 #[repr(C)]
 #[derive(Clone)]
-pub struct Graph {
+pub struct GgmlGraph {
     /// Capacity in nodes.
     pub size: i32,
     pub n_nodes: i32,
     pub n_leafs: i32,
-    pub nodes: *mut *mut Tensor,
-    pub grads: *mut *mut Tensor,
-    pub grad_accs: *mut *mut Tensor,
-    pub leafs: *mut *mut Tensor,
+    pub nodes: *mut *mut GgmlTensor,
+    pub grads: *mut *mut GgmlTensor,
+    pub grad_accs: *mut *mut GgmlTensor,
+    pub leafs: *mut *mut GgmlTensor,
     /// For each node, how many nodes use it. GGML indexes this by a node's hash slot; here it is the index in
     /// `nodes`.
     pub use_counts: *mut i32,
@@ -37,17 +37,17 @@ pub struct Graph {
 }
 
 const _: () = {
-    assert!(size_of::<Graph>() == 96);
-    assert!(offset_of!(Graph, n_nodes) == 4);
-    assert!(offset_of!(Graph, nodes) == 16);
-    assert!(offset_of!(Graph, leafs) == 40);
-    assert!(offset_of!(Graph, use_counts) == 48);
-    assert!(offset_of!(Graph, uid) == 88);
+    assert!(size_of::<GgmlGraph>() == 96);
+    assert!(offset_of!(GgmlGraph, n_nodes) == 4);
+    assert!(offset_of!(GgmlGraph, nodes) == 16);
+    assert!(offset_of!(GgmlGraph, leafs) == 40);
+    assert!(offset_of!(GgmlGraph, use_counts) == 48);
+    assert!(offset_of!(GgmlGraph, uid) == 88);
 };
 
-impl Graph {
+impl GgmlGraph {
     /// A graph without nodes.
-    pub const EMPTY: Graph = Graph {
+    pub const EMPTY: GgmlGraph = GgmlGraph {
         size: 0,
         n_nodes: 0,
         n_leafs: 0,
@@ -62,7 +62,7 @@ impl Graph {
     };
 
     /// Makes `nodes` the graph's list; `nodes` must not move while the graph is in use.
-    pub fn set_nodes(&mut self, nodes: &mut [*mut Tensor]) {
+    pub fn set_nodes(&mut self, nodes: &mut [*mut GgmlTensor]) {
         self.nodes = nodes.as_mut_ptr();
         self.n_nodes = i32::try_from(nodes.len()).unwrap_or(i32::MAX);
         self.size = self.n_nodes;
@@ -72,20 +72,20 @@ impl Graph {
     ///
     /// # Safety
     /// `nodes` must point to `n_nodes` pointers that stay valid, and so must the tensors they point to.
-    pub unsafe fn nodes(&self) -> &[&Tensor] {
+    pub unsafe fn nodes(&self) -> &[&GgmlTensor] {
         let len = usize::try_from(self.n_nodes).unwrap_or(0);
         if self.nodes.is_null() || len == 0 {
             return &[];
         }
         // SAFETY: the caller guarantees the list; a reference has the layout of a non-null pointer.
-        unsafe { std::slice::from_raw_parts(self.nodes.cast::<&Tensor>(), len) }
+        unsafe { std::slice::from_raw_parts(self.nodes.cast::<&GgmlTensor>(), len) }
     }
 
     /// The part of the graph that starts at `first` and has `count` nodes, over the same list
     /// (`ggml_graph_view`).
     ///
     /// Returns an empty graph if the list has no such part.
-    pub fn view(&self, first: usize, count: usize) -> Graph {
+    pub fn view(&self, first: usize, count: usize) -> GgmlGraph {
         let len = usize::try_from(self.n_nodes).unwrap_or(0);
         let fits = first.checked_add(count).is_some_and(|end| end <= len);
         let count = if fits { count } else { 0 };
@@ -95,7 +95,7 @@ impl Graph {
         let counts = self.use_counts;
         let use_counts = if counts.is_null() { counts } else { counts.wrapping_add(at) };
         // A view has no room for more nodes.
-        Graph {
+        GgmlGraph {
             size: 0,
             n_nodes,
             n_leafs: 0,

@@ -15,9 +15,9 @@ pub mod tensor;
 pub mod text;
 pub mod types;
 
-pub use backend::{Backend, Batch, Buffer, Interface, MAX_BACKENDS, SchedHead};
-pub use graph::{ComputeParams, Cplan, Graph};
+pub use backend::{GgmlBackend, GgmlBuffer, Interface, LlamaBatch, MAX_BACKENDS, SchedHead};
+pub use graph::{ComputeParams, Cplan, GgmlGraph};
 pub use ops::{GluOp, Op, UnaryOp};
-pub use tensor::{FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, MAX_NAME, MAX_SRC, Tensor};
+pub use tensor::{FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, GgmlTensor, MAX_NAME, MAX_SRC};
 pub use text::Text;
-pub use types::{Type, TypeTraits};
+pub use types::{GgmlType, TypeTraits};

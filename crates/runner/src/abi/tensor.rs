@@ -3,9 +3,9 @@
 use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
 
-use super::backend::Buffer;
+use super::backend::GgmlBuffer;
 use super::ops::{GluOp, Op, UnaryOp};
-use super::types::Type;
+use super::types::GgmlType;
 
 /// GGML_MAX_SRC.
 pub const MAX_SRC: usize = 10;
@@ -21,12 +21,13 @@ pub const FLAG_OUTPUT: i32 = 2;
 /// The graph computes the tensor; nodes without this flag are skipped.
 pub const FLAG_COMPUTE: i32 = 16;
 
-/// A tensor: an array of up to four dimensions, and the op that produces it.
+/// A tensor: an array of up to four dimensions, and the op that produces it. `struct ggml_tensor` as programs lay it out
+/// in memory, which fixes every field.
 #[repr(C)]
 #[derive(Clone)]
-pub struct Tensor {
-    pub ty: Type,
-    pub buffer: *mut Buffer,
+pub struct GgmlTensor {
+    pub ty: GgmlType,
+    pub buffer: *mut GgmlBuffer,
     /// Elements per dimension, innermost first; unused dimensions are 1.
     pub ne: [i64; 4],
     /// Bytes from one element (innermost dimension: block) to the next in each dimension.
@@ -34,9 +35,9 @@ pub struct Tensor {
     pub op: Op,
     pub op_params: [i32; MAX_PARAMS],
     pub flags: i32,
-    pub src: [*mut Tensor; MAX_SRC],
+    pub src: [*mut GgmlTensor; MAX_SRC],
     /// The tensor whose data this one views, null if it has its own.
-    pub view_src: *mut Tensor,
+    pub view_src: *mut GgmlTensor,
     pub view_offs: usize,
     pub data: *mut c_void,
     pub name: [u8; MAX_NAME],
@@ -46,24 +47,24 @@ pub struct Tensor {
 }
 
 const _: () = {
-    assert!(size_of::<Tensor>() == 336);
-    assert!(offset_of!(Tensor, buffer) == 8);
-    assert!(offset_of!(Tensor, ne) == 16);
-    assert!(offset_of!(Tensor, nb) == 48);
-    assert!(offset_of!(Tensor, op) == 80);
-    assert!(offset_of!(Tensor, op_params) == 84);
-    assert!(offset_of!(Tensor, flags) == 148);
-    assert!(offset_of!(Tensor, src) == 152);
-    assert!(offset_of!(Tensor, view_src) == 232);
-    assert!(offset_of!(Tensor, data) == 248);
-    assert!(offset_of!(Tensor, name) == 256);
-    assert!(offset_of!(Tensor, extra) == 320);
+    assert!(size_of::<GgmlTensor>() == 336);
+    assert!(offset_of!(GgmlTensor, buffer) == 8);
+    assert!(offset_of!(GgmlTensor, ne) == 16);
+    assert!(offset_of!(GgmlTensor, nb) == 48);
+    assert!(offset_of!(GgmlTensor, op) == 80);
+    assert!(offset_of!(GgmlTensor, op_params) == 84);
+    assert!(offset_of!(GgmlTensor, flags) == 148);
+    assert!(offset_of!(GgmlTensor, src) == 152);
+    assert!(offset_of!(GgmlTensor, view_src) == 232);
+    assert!(offset_of!(GgmlTensor, data) == 248);
+    assert!(offset_of!(GgmlTensor, name) == 256);
+    assert!(offset_of!(GgmlTensor, extra) == 320);
 };
 
-impl Tensor {
+impl GgmlTensor {
     /// A tensor of one `f32` without data, name or op.
-    pub const EMPTY: Tensor = Tensor {
-        ty: Type::F32,
+    pub const EMPTY: GgmlTensor = GgmlTensor {
+        ty: GgmlType::F32,
         buffer: std::ptr::null_mut(),
         ne: [1; 4],
         nb: [4; 4],
@@ -79,9 +80,9 @@ impl Tensor {
         padding: [0; 8],
     };
 
-    /// A contiguous tensor without data, name or op. [`Type::row_bytes`] must accept `ne[0]`.
-    pub fn contiguous(ty: Type, ne: [i64; 4]) -> Tensor {
-        let mut t = Tensor { ty, ne, ..Tensor::EMPTY };
+    /// A contiguous tensor without data, name or op. [`GgmlType::row_bytes`] must accept `ne[0]`.
+    pub fn contiguous(ty: GgmlType, ne: [i64; 4]) -> GgmlTensor {
+        let mut t = GgmlTensor { ty, ne, ..GgmlTensor::EMPTY };
         let count = |n: i64| usize::try_from(n).unwrap_or(0);
         let row = ty.row_bytes(count(ne[0])).unwrap_or(0);
         t.nb[0] = ty.traits().type_size;
@@ -126,7 +127,7 @@ impl Tensor {
 
     /// True if elements, rows and planes follow each other without gaps.
     pub fn is_contiguous(&self) -> bool {
-        self.nb == Tensor::contiguous(self.ty, self.ne).nb
+        self.nb == GgmlTensor::contiguous(self.ty, self.ne).nb
     }
 
     /// True if the node is only a view of other data: the compute loop skips it.
@@ -138,7 +139,7 @@ impl Tensor {
     ///
     /// # Safety
     /// The source pointers must be null or point to tensors that live as long as `self`.
-    pub unsafe fn source(&self, i: usize) -> Option<&Tensor> {
+    pub unsafe fn source(&self, i: usize) -> Option<&GgmlTensor> {
         // SAFETY: the caller guarantees the pointers.
         self.src.get(i).and_then(|p| unsafe { p.as_ref() })
     }

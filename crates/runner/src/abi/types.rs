@@ -34,7 +34,7 @@ macro_rules! types {
         #[allow(non_camel_case_types, reason = "GGML's own spelling")]
         #[repr(i32)]
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Type { $($ty),+ }
+        pub enum GgmlType { $($ty),+ }
 
         /// Traits by number; a tracer finds the table by the names of the first two entries.
         pub static TYPE_TRAITS: [TypeTraits; [$($bytes),+].len()] = [$(TypeTraits {
@@ -46,9 +46,9 @@ macro_rules! types {
             functions: [std::ptr::null(); 2],
         }),+];
 
-        impl Type {
+        impl GgmlType {
             /// All types, by number.
-            pub const ALL: &[Type] = &[$(Type::$ty),+];
+            pub const ALL: &[GgmlType] = &[$(GgmlType::$ty),+];
         }
     };
 }
@@ -98,9 +98,9 @@ types! {
     Q1_0 { c"q1_0", 128, 18 }
 }
 
-impl Type {
+impl GgmlType {
     /// The type with this number, as stored in GGUF files; `None` for removed or unassigned numbers.
-    pub fn from_number(number: u32) -> Option<Type> {
+    pub fn from_number(number: u32) -> Option<GgmlType> {
         let ty = *Self::ALL.get(usize::try_from(number).ok()?)?;
         (ty.traits().blck_size > 0).then_some(ty)
     }
@@ -122,10 +122,10 @@ impl Type {
     }
 }
 
-impl From<ggml::quant::TensorType> for Type {
-    fn from(ty: ggml::quant::TensorType) -> Type {
+impl From<ggml::quant::TensorType> for GgmlType {
+    fn from(ty: ggml::quant::TensorType) -> GgmlType {
         // Every type that can be written has a record here (checked by a test).
-        Type::from_number(ty.id()).unwrap_or(Type::F32)
+        GgmlType::from_number(ty.id()).unwrap_or(GgmlType::F32)
     }
 }
 
@@ -137,16 +137,16 @@ mod tests {
     #[test]
     fn agrees_with_the_types_of_files() {
         for ty in (0..64).filter_map(TensorType::from_id) {
-            let here = Type::from(ty);
+            let here = GgmlType::from(ty);
             assert_eq!(here as u32, ty.id());
             assert_eq!(here.traits().type_name.as_str(), ty.name());
             assert_eq!(here.traits().blck_size, ty.block() as i64);
             assert_eq!(here.traits().type_size, ty.block_bytes());
         }
-        assert_eq!(Type::I32 as i32, 26);
-        assert_eq!(Type::BF16 as i32, 30);
-        assert_eq!(Type::from_number(4), None);
-        assert_eq!(Type::Q4_0.row_bytes(33), None);
-        assert_eq!(Type::Q4_0.row_bytes(64), Some(36));
+        assert_eq!(GgmlType::I32 as i32, 26);
+        assert_eq!(GgmlType::BF16 as i32, 30);
+        assert_eq!(GgmlType::from_number(4), None);
+        assert_eq!(GgmlType::Q4_0.row_bytes(33), None);
+        assert_eq!(GgmlType::Q4_0.row_bytes(64), Some(36));
     }
 }

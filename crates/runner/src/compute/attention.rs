@@ -1,11 +1,11 @@
 //! FLASH_ATTN_EXT: one pass over the cache for each head and a few tokens.
 
-use super::super::abi::Tensor;
-use super::super::kernels::attention::{Attention, Rows, run_item, run_merge};
-use super::matmul::Memory;
-use super::state::{State, Work};
+use super::super::abi::GgmlTensor;
+use super::super::kernels::attention::{Attention, StridedRows, run_item, run_merge};
+use super::matmul::WorkMemory;
+use super::state::{NodeState, WorkSizes};
 use super::tensor::extent;
-use super::thread::Thread;
+use super::thread::ComputeThread;
 
 /// llama.cpp rounds queries to f16 below this many tokens.
 const ROUNDED_BELOW: usize = 64;
@@ -17,15 +17,15 @@ const SMALL: usize = 64;
 ///
 /// # Safety
 /// The node's sources must be null or alive.
-pub unsafe fn work(node: &Tensor, threads: usize) -> Work {
+pub unsafe fn work(node: &GgmlTensor, threads: usize) -> WorkSizes {
     // SAFETY: guaranteed by the caller.
-    let Some(most) = (unsafe { describe(node) }) else { return Work::default() };
-    let mut work = Work::default();
+    let Some(most) = (unsafe { describe(node) }) else { return WorkSizes::default() };
+    let mut work = WorkSizes::default();
     for tokens in (1..=most.tokens.min(SMALL)).chain([most.tokens]) {
         for count in 1..=threads.max(1) {
             let plan = Attention { tokens, ..most }.plan(count);
             let shared = plan.partials.saturating_mul(size_of::<f32>());
-            work = work.max(Work { shared, own: 0, scratch: plan.scratch_bytes });
+            work = work.max(WorkSizes { shared, own: 0, scratch: plan.scratch_bytes });
         }
     }
     work
@@ -33,7 +33,7 @@ pub unsafe fn work(node: &Tensor, threads: usize) -> Work {
 
 /// # Safety
 /// The node's sources must be null or alive.
-unsafe fn describe(node: &Tensor) -> Option<Attention> {
+unsafe fn describe(node: &GgmlTensor) -> Option<Attention> {
     // SAFETY: guaranteed by the caller.
     let (q, k, v, mask) = unsafe { (node.source(0)?, node.source(1)?, node.source(2)?, node.source(3)) };
     let tokens = extent(q, 1);
@@ -41,7 +41,7 @@ unsafe fn describe(node: &Tensor) -> Option<Attention> {
         q: rows(q, 1, 2),
         k: rows(k, 1, 2),
         v: rows(v, 1, 2),
-        out: Rows { base: node.data.cast(), row: node.nb[2], head: node.nb[1] },
+        out: StridedRows { base: node.data.cast(), row: node.nb[2], head: node.nb[1] },
         mask: mask.map(|m| rows(m, 1, 2)),
         tokens,
         positions: extent(k, 1),
@@ -55,17 +55,17 @@ unsafe fn describe(node: &Tensor) -> Option<Attention> {
     })
 }
 
-fn rows<T>(t: &Tensor, row: usize, head: usize) -> Rows<*const T> {
-    Rows { base: t.data.cast_const().cast(), row: t.nb[row], head: t.nb[head] }
+fn rows<T>(t: &GgmlTensor, row: usize, head: usize) -> StridedRows<*const T> {
+    StridedRows { base: t.data.cast_const().cast(), row: t.nb[row], head: t.nb[head] }
 }
 
 /// # Safety
 /// See [`super::forward`].
-pub(super) unsafe fn forward(thread: Thread<'_>, node: &Tensor) {
+pub(super) unsafe fn forward(thread: ComputeThread<'_>, node: &GgmlTensor) {
     // SAFETY: sources of one of our nodes; the work memory is the graph's.
-    let (Some(attention), state) = (unsafe { (describe(node), State::of(node)) }) else { return };
+    let (Some(attention), state) = (unsafe { (describe(node), NodeState::of(node)) }) else { return };
     // SAFETY: as above.
-    let memory = unsafe { Memory::of(thread, state.work) };
+    let memory = unsafe { WorkMemory::of(thread, state.work) };
     let plan = attention.plan(thread.count);
     let partials = memory.shared().cast::<f32>();
     loop {
@@ -87,14 +87,19 @@ pub(super) unsafe fn forward(thread: Thread<'_>, node: &Tensor) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::abi::{Op, Type};
+    use super::super::super::abi::{GgmlType, Op};
     use super::*;
 
     /// Attention of `tokens` tokens of `heads` heads to `positions` positions of `kv_heads`.
-    fn with_node<R>(tokens: i64, positions: i64, [heads, kv_heads]: [i64; 2], f: impl Fn(&Tensor) -> R) -> R {
-        let mut q = Tensor::contiguous(Type::F32, [64, tokens, heads, 1]);
-        let mut kv = Tensor::contiguous(Type::F16, [64, positions, kv_heads, 1]);
-        let mut node = Tensor::contiguous(Type::F32, [64, heads, tokens, 1]);
+    fn with_node<R>(
+        tokens: i64,
+        positions: i64,
+        [heads, kv_heads]: [i64; 2],
+        f: impl Fn(&GgmlTensor) -> R,
+    ) -> R {
+        let mut q = GgmlTensor::contiguous(GgmlType::F32, [64, tokens, heads, 1]);
+        let mut kv = GgmlTensor::contiguous(GgmlType::F16, [64, positions, kv_heads, 1]);
+        let mut node = GgmlTensor::contiguous(GgmlType::F32, [64, heads, tokens, 1]);
         node.op = Op::FLASH_ATTN_EXT;
         node.src[0] = &raw mut q;
         (node.src[1], node.src[2]) = (&raw mut kv, &raw mut kv);
@@ -127,7 +132,7 @@ mod tests {
         // SAFETY: as above.
         let planned = with_node(23, 5120, [8, 8], |n| unsafe { work(n, 37) });
         // SAFETY: as above.
-        let plan = |n: &Tensor| unsafe { describe(n) }.expect("attention").plan(37);
+        let plan = |n: &GgmlTensor| unsafe { describe(n) }.expect("attention").plan(37);
         let shared = with_node(23, 4864, [8, 8], |n| plan(n).partials * size_of::<f32>());
         assert!(shared > 0 && shared <= planned.shared);
     }

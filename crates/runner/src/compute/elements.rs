@@ -1,11 +1,11 @@
 //! Element-wise ops: ADD, MUL, DIV, SCALE, UNARY, GLU.
 
-use super::super::abi::{GluOp, Op, Tensor, UnaryOp};
+use super::super::abi::{GgmlTensor, GluOp, Op, UnaryOp};
 use super::super::kernels::Isa;
 use super::super::kernels::vector::{self, Glu};
-use super::state::State;
+use super::state::NodeState;
 use super::tensor::{extent, part_mut, position, row, row_count};
-use super::thread::Thread;
+use super::thread::ComputeThread;
 use std::ops::Range;
 
 /// f32 elements in a cache line: threads do not write to the same line.
@@ -13,7 +13,7 @@ const LINE: usize = 16;
 
 /// Calls `f` with (row, columns) for this thread's share of a tensor: complete rows, or parts of rows if there
 /// are fewer rows than threads.
-fn each(thread: Thread<'_>, t: &Tensor, mut f: impl FnMut([usize; 3], Range<usize>)) {
+fn each(thread: ComputeThread<'_>, t: &GgmlTensor, mut f: impl FnMut([usize; 3], Range<usize>)) {
     let (rows, cols) = (row_count(t), extent(t, 0));
     let (rows, cols) = if rows < thread.count {
         (0..rows, thread.share(cols, LINE))
@@ -29,9 +29,9 @@ fn each(thread: Thread<'_>, t: &Tensor, mut f: impl FnMut([usize; 3], Range<usiz
 ///
 /// # Safety
 /// See [`super::forward`].
-pub(super) unsafe fn binary(thread: Thread<'_>, node: &Tensor) {
+pub(super) unsafe fn binary(thread: ComputeThread<'_>, node: &GgmlTensor) {
     // SAFETY: sources of one of our nodes.
-    let (Some(a), Some(b), state) = (unsafe { (node.source(0), node.source(1), State::of(node)) }) else {
+    let (Some(a), Some(b), state) = (unsafe { (node.source(0), node.source(1), NodeState::of(node)) }) else {
         return;
     };
     let isa = state.isa;
@@ -69,9 +69,9 @@ fn broadcast(isa: Isa, op: Op, x: &[f32], y: f32, z: &mut [f32]) {
 ///
 /// # Safety
 /// See [`super::forward`].
-pub(super) unsafe fn unary(thread: Thread<'_>, node: &Tensor) {
+pub(super) unsafe fn unary(thread: ComputeThread<'_>, node: &GgmlTensor) {
     // SAFETY: sources of one of our nodes.
-    let (Some(source), state) = (unsafe { (node.source(0), State::of(node)) }) else { return };
+    let (Some(source), state) = (unsafe { (node.source(0), NodeState::of(node)) }) else { return };
     let (isa, kind) = (state.isa, node.unary());
     each(thread, node, |at, cols| {
         // SAFETY: rows of this node and its source; only this thread writes these columns.
@@ -92,9 +92,10 @@ pub(super) unsafe fn unary(thread: Thread<'_>, node: &Tensor) {
 ///
 /// # Safety
 /// See [`super::forward`].
-pub(super) unsafe fn glu(thread: Thread<'_>, node: &Tensor) {
+pub(super) unsafe fn glu(thread: ComputeThread<'_>, node: &GgmlTensor) {
     // SAFETY: sources of one of our nodes.
-    let (Some(gate), Some(up), state) = (unsafe { (node.source(0), node.source(1), State::of(node)) }) else {
+    let (Some(gate), Some(up), state) = (unsafe { (node.source(0), node.source(1), NodeState::of(node)) })
+    else {
         return;
     };
     let kind = match node.glu() {

@@ -4,16 +4,16 @@
 //! few slots, all threads compute them one after the other; if there are many, the slots of each expert are
 //! grouped and computed together.
 
-use super::super::abi::Tensor;
-use super::super::kernels::{Index, Out, matmul};
-use super::matmul::{Memory, Prepared, part, work as matmul_work};
-use super::state::{State, Work};
+use super::super::abi::GgmlTensor;
+use super::super::kernels::{ResultRows, RowIndex, matmul};
+use super::matmul::{Prepared, WorkMemory, part, work as matmul_work};
+use super::state::{NodeState, WorkSizes};
 use super::tensor::{extent, row, row_count};
-use super::thread::Thread;
+use super::thread::ComputeThread;
 use super::weight::Weight;
 
 /// The slots of all experts, grouped by expert.
-struct Gathered<'a> {
+struct SlotsByExpert<'a> {
     /// Where each expert's slots begin, and the end of the last.
     starts: &'a [u32],
     slots: &'a [u32],
@@ -22,10 +22,10 @@ struct Gathered<'a> {
 }
 
 /// Work memory: activations of `rows` rows; the lists of `slots` slots follow the kernels' scratch memory.
-pub fn work(weight: &Weight, rows: usize, slots: usize) -> Work {
+pub fn work(weight: &Weight, rows: usize, slots: usize) -> WorkSizes {
     let mut work = matmul_work(weight, rows, slots);
     work.scratch += list_bytes(weight.experts(), slots);
-    work.max(Work::default())
+    work.max(WorkSizes::default())
 }
 
 /// Bytes of the lists that [`gather`] builds.
@@ -34,11 +34,11 @@ fn list_bytes(experts: usize, slots: usize) -> usize {
 }
 
 /// One MUL_MAT_ID node.
-struct Job<'a> {
-    node: &'a Tensor,
+struct ExpertJob<'a> {
+    node: &'a GgmlTensor,
     weight: &'a Weight,
     acts: Prepared<'a>,
-    ids: &'a Tensor,
+    ids: &'a GgmlTensor,
     /// Experts per token.
     used: usize,
     /// All slots of a token share one row of activations.
@@ -47,21 +47,22 @@ struct Job<'a> {
 
 /// # Safety
 /// See [`super::forward`].
-pub(super) unsafe fn forward(thread: Thread<'_>, node: &Tensor) {
+pub(super) unsafe fn forward(thread: ComputeThread<'_>, node: &GgmlTensor) {
     // SAFETY: sources of one of our nodes.
     let (Some(weights), Some(source), Some(ids), state) =
-        (unsafe { (node.source(0), node.source(1), node.source(2), State::of(node)) })
+        (unsafe { (node.source(0), node.source(1), node.source(2), NodeState::of(node)) })
     else {
         return;
     };
     // SAFETY: as above; the work memory is the graph's.
-    let (Some(weight), memory) = (unsafe { (Weight::of(weights), Memory::of(thread, state.work)) }) else {
+    let (Some(weight), memory) = (unsafe { (Weight::of(weights), WorkMemory::of(thread, state.work)) })
+    else {
         return;
     };
     let shape = (weight.format(), weight.cols());
     // SAFETY: guaranteed by the caller.
     let acts = unsafe { Prepared::new(thread, state, &memory, shape, source) };
-    let job = Job { node, weight, acts, ids, used: extent(ids, 0), shared: extent(source, 1) == 1 };
+    let job = ExpertJob { node, weight, acts, ids, used: extent(ids, 0), shared: extent(source, 1) == 1 };
     // SAFETY: guaranteed by the caller.
     unsafe {
         let scratch = memory.scratch();
@@ -73,7 +74,7 @@ pub(super) unsafe fn forward(thread: Thread<'_>, node: &Tensor) {
     }
 }
 
-impl Job<'_> {
+impl ExpertJob<'_> {
     fn slots(&self) -> usize {
         row_count(self.ids) * self.used
     }
@@ -93,14 +94,14 @@ impl Job<'_> {
 
     /// # Safety
     /// This thread must have exclusive write access to the slots' rows in the columns that it computes.
-    unsafe fn out<'b>(&self, slots: &'b [u32]) -> Out<'b> {
+    unsafe fn out<'b>(&self, slots: &'b [u32]) -> ResultRows<'b> {
         // SAFETY: the node has a row for each slot and a value for each row of an expert.
-        unsafe { Out::new(self.node.data.cast(), extent(self.node, 0), Index::List(slots)) }
+        unsafe { ResultRows::new(self.node.data.cast(), extent(self.node, 0), RowIndex::List(slots)) }
     }
 
     /// # Safety
     /// See [`super::forward`].
-    unsafe fn slot_by_slot(&self, thread: Thread<'_>, scratch: &mut [u8]) {
+    unsafe fn slot_by_slot(&self, thread: ComputeThread<'_>, scratch: &mut [u8]) {
         let rows = thread.share(self.weight.rows(), self.weight.group());
         for slot in 0..self.slots() {
             // SAFETY: the slot exists; each thread has its own rows.
@@ -112,7 +113,7 @@ impl Job<'_> {
                 let out = self.out(&list).behind(first);
                 matmul(
                     matrix,
-                    &self.acts.acts(Index::List(&act)),
+                    &self.acts.acts(RowIndex::List(&act)),
                     first + rows.start..first + rows.end,
                     &out,
                     scratch,
@@ -123,7 +124,7 @@ impl Job<'_> {
 
     /// # Safety
     /// See [`super::forward`].
-    unsafe fn expert_by_expert(&self, thread: Thread<'_>, scratch: &mut [u8]) {
+    unsafe fn expert_by_expert(&self, thread: ComputeThread<'_>, scratch: &mut [u8]) {
         let lists = scratch.len().saturating_sub(list_bytes(self.weight.experts(), self.slots()));
         let (scratch, lists) = scratch.split_at_mut(lists);
         // SAFETY: guaranteed by the caller.
@@ -144,7 +145,7 @@ impl Job<'_> {
             // SAFETY: each part of an expert's rows is taken by one thread.
             let out = unsafe { self.out(slots).behind(first) };
             let rows = first + start..first + (start + part).min(rows);
-            matmul(matrix, &self.acts.acts(Index::List(acts)), rows, &out, scratch);
+            matmul(matrix, &self.acts.acts(RowIndex::List(acts)), rows, &out, scratch);
         }
     }
 
@@ -152,7 +153,7 @@ impl Job<'_> {
     ///
     /// # Safety
     /// See [`super::forward`].
-    unsafe fn gather<'b>(&self, memory: &'b mut [u8]) -> Gathered<'b> {
+    unsafe fn gather<'b>(&self, memory: &'b mut [u8]) -> SlotsByExpert<'b> {
         let (experts, slots) = (self.weight.experts(), self.slots());
         // SAFETY: any bits are a valid u32; the memory is aligned to 64 and large enough.
         let (_, words, _) = unsafe { memory.align_to_mut::<u32>() };
@@ -176,6 +177,6 @@ impl Job<'_> {
             by_expert[*place as usize] = slot as u32;
             acts[*place as usize] = self.act_of(slot);
         }
-        Gathered { starts, slots: by_expert, acts }
+        SlotsByExpert { starts, slots: by_expert, acts }
     }
 }

@@ -5,11 +5,13 @@
 //! for the same memory, rows are split evenly; for many, where one thread may be faster than another, they are
 //! taken in small parts.
 
-use super::super::abi::Tensor;
-use super::super::kernels::{Acts, Format, Index, Isa, Matrix, Out, matmul, prepare_row, prepared_row_bytes};
-use super::state::{ALIGN, State, Work};
+use super::super::abi::GgmlTensor;
+use super::super::kernels::{
+    ActivationFormat, Acts, Isa, Matrix, ResultRows, RowIndex, matmul, prepare_row, prepared_row_bytes,
+};
+use super::state::{ALIGN, NodeState, WorkSizes};
 use super::tensor::{extent, position, row, row_count};
-use super::thread::Thread;
+use super::thread::ComputeThread;
 use super::weight::Weight;
 use std::ops::Range;
 
@@ -21,7 +23,7 @@ const PARTS: usize = 8;
 const MIN_PART: usize = 32;
 
 /// Bytes from one prepared row to the next.
-fn stride(format: Format, cols: usize) -> usize {
+fn stride(format: ActivationFormat, cols: usize) -> usize {
     prepared_row_bytes(format, cols).next_multiple_of(ALIGN)
 }
 
@@ -30,30 +32,30 @@ fn is_few(rows: usize, cols: usize) -> bool {
 }
 
 /// Work memory for up to `rows` activations, of which up to `tokens` are multiplied at a time.
-pub fn work(weight: &Weight, rows: usize, tokens: usize) -> Work {
+pub fn work(weight: &Weight, rows: usize, tokens: usize) -> WorkSizes {
     let row = stride(weight.format(), weight.cols());
     // A node planned for many activations may be run with few.
     let few = rows.min(FEW / weight.cols().max(1));
-    Work {
+    WorkSizes {
         shared: if few == rows { 0 } else { rows.saturating_mul(row) },
         own: few * row,
         scratch: weight.scratch_bytes(tokens),
     }
-    .max(Work::default())
+    .max(WorkSizes::default())
 }
 
 /// The parts of the work memory that a thread uses.
-pub(super) struct Memory {
+pub(super) struct WorkMemory {
     shared: *mut u8,
     own: *mut u8,
     scratch: *mut u8,
-    sizes: Work,
+    sizes: WorkSizes,
 }
 
-impl Memory {
+impl WorkMemory {
     /// # Safety
-    /// The thread's work memory must have [`Work::bytes`] of `sizes` for the number of threads.
-    pub(super) unsafe fn of(thread: Thread<'_>, sizes: Work) -> Self {
+    /// The thread's work memory must have [`WorkSizes::bytes`] of `sizes` for the number of threads.
+    pub(super) unsafe fn of(thread: ComputeThread<'_>, sizes: WorkSizes) -> Self {
         let base = thread.params.wdata.cast::<u8>();
         let skip = base.align_offset(ALIGN).min(ALIGN);
         // SAFETY: `Work::bytes` has room for the alignment, the shared part, and the parts of all threads.
@@ -93,16 +95,19 @@ impl<'a> Prepared<'a> {
     /// # Safety
     /// See [`super::forward`].
     pub(super) unsafe fn new(
-        thread: Thread<'_>,
-        state: &State,
-        memory: &Memory,
-        (format, cols): (Format, usize),
-        source: &Tensor,
+        thread: ComputeThread<'_>,
+        state: &NodeState,
+        memory: &WorkMemory,
+        (format, cols): (ActivationFormat, usize),
+        source: &GgmlTensor,
     ) -> Self {
         let (rows, few) = (row_count(source), is_few(row_count(source), cols));
         let plain = cols * size_of::<f32>();
         // Plain activations are used in place, unless the kernels need rows further apart.
-        if format == Format::F32 && source.is_contiguous() && prepared_row_bytes(format, cols) == plain {
+        if format == ActivationFormat::F32
+            && source.is_contiguous()
+            && prepared_row_bytes(format, cols) == plain
+        {
             // SAFETY: the source's own rows, which nobody writes during this node.
             let bytes = unsafe { std::slice::from_raw_parts(source.data.cast::<u8>(), rows * plain) };
             return Self { bytes, stride: plain, few };
@@ -123,14 +128,20 @@ impl<'a> Prepared<'a> {
     }
 
     /// The activations selected by `index`.
-    pub(super) fn acts(&self, index: Index<'a>) -> Acts<'a> {
+    pub(super) fn acts(&self, index: RowIndex<'a>) -> Acts<'a> {
         Acts::new(self.bytes, self.stride, index)
     }
 }
 
 /// # Safety
 /// The rows must exist, and `to` must have room for them.
-unsafe fn prepare(isa: Isa, format: Format, source: &Tensor, rows: Range<usize>, to: (*mut u8, usize)) {
+unsafe fn prepare(
+    isa: Isa,
+    format: ActivationFormat,
+    source: &GgmlTensor,
+    rows: Range<usize>,
+    to: (*mut u8, usize),
+) {
     let (base, stride) = to;
     for i in rows {
         // SAFETY: guaranteed by the caller.
@@ -153,23 +164,26 @@ pub(super) fn part(rows: usize, threads: usize, group: usize) -> usize {
 ///
 /// # Safety
 /// See [`super::forward`].
-pub(super) unsafe fn forward(thread: Thread<'_>, node: &Tensor) {
+pub(super) unsafe fn forward(thread: ComputeThread<'_>, node: &GgmlTensor) {
     // SAFETY: sources of one of our nodes.
-    let (Some(weights), Some(source), state) = (unsafe { (node.source(0), node.source(1), State::of(node)) })
+    let (Some(weights), Some(source), state) =
+        (unsafe { (node.source(0), node.source(1), NodeState::of(node)) })
     else {
         return;
     };
     // SAFETY: as above; the work memory is the graph's.
-    let (Some(weight), memory) = (unsafe { (Weight::of(weights), Memory::of(thread, state.work)) }) else {
+    let (Some(weight), memory) = (unsafe { (Weight::of(weights), WorkMemory::of(thread, state.work)) })
+    else {
         return;
     };
     let Some((matrix, _)) = weight.expert(0) else { return };
     let shape = (weight.format(), weight.cols());
     // SAFETY: guaranteed by the caller.
     let acts = unsafe { Prepared::new(thread, state, &memory, shape, source) };
-    let index = Index::First(row_count(source));
+    let index = RowIndex::First(row_count(source));
     // SAFETY: the node's rows have a value for each row of the matrix; the threads' ranges are disjoint.
-    let (out, scratch) = unsafe { (Out::new(node.data.cast(), extent(node, 0), index), memory.scratch()) };
+    let (out, scratch) =
+        unsafe { (ResultRows::new(node.data.cast(), extent(node, 0), index), memory.scratch()) };
     let run = |rows: Range<usize>, scratch: &mut [u8]| matmul(matrix, &acts.acts(index), rows, &out, scratch);
     if acts.few {
         let rows = thread.share(matrix.rows(), matrix.group());
@@ -180,7 +194,7 @@ pub(super) unsafe fn forward(thread: Thread<'_>, node: &Tensor) {
 }
 
 /// One contiguous piece per thread for half of the rows, so that kernels can prefetch; the rest in parts.
-fn in_parts(thread: Thread<'_>, matrix: &Matrix, mut run: impl FnMut(Range<usize>)) {
+fn in_parts(thread: ComputeThread<'_>, matrix: &Matrix, mut run: impl FnMut(Range<usize>)) {
     let (rows, part) = (matrix.rows(), part(matrix.rows(), thread.count, matrix.group()));
     let own = rows / 2 / thread.count / part * part;
     if own > 0 {

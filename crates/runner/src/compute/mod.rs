@@ -2,7 +2,7 @@
 //!
 //! Every thread calls [`forward`] for every node; the pool puts a barrier between nodes. A node that needs a
 //! barrier inside (after preparing activations, before combining parts) waits itself. Decisions made when the
-//! graph was built are in the node's [`State`].
+//! graph was built are in the node's [`NodeState`].
 
 mod attention;
 mod elements;
@@ -19,11 +19,11 @@ pub use attention::work as attention_work;
 pub use experts::work as experts_work;
 pub use matmul::work as matmul_work;
 pub use slow::Slow;
-pub use state::{State, Work};
-pub use weight::{Owner, Weight, WeightError};
+pub use state::{NodeState, WorkSizes};
+pub use weight::{BytesOwner, Weight, WeightError};
 
-use self::thread::Thread;
-use super::abi::{ComputeParams, Op, Tensor};
+use self::thread::ComputeThread;
+use super::abi::{ComputeParams, GgmlTensor, Op};
 use slow::Drag;
 
 /// Computes this thread's share of a node.
@@ -32,15 +32,15 @@ use slow::Drag;
 ///
 /// # Safety
 /// `node` must come from a graph of `model::graph` whose buffers are alive and whose work memory (`params.wdata`,
-/// of [`Work::bytes`] for the number of threads) is shared by exactly the threads of `params`. All of them must
+/// of [`WorkSizes::bytes`] for the number of threads) is shared by exactly the threads of `params`. All of them must
 /// call this for the same nodes in the same order, with a barrier in between.
-pub unsafe fn forward(params: &ComputeParams, node: &Tensor) {
+pub unsafe fn forward(params: &ComputeParams, node: &GgmlTensor) {
     if node.is_empty() || node.is_nop() {
         return;
     }
-    let thread = Thread::new(params);
+    let thread = ComputeThread::new(params);
     // SAFETY: one of our nodes.
-    let drag = Drag::begin(unsafe { State::of(node) }.slow);
+    let drag = Drag::begin(unsafe { NodeState::of(node) }.slow);
     // SAFETY: guaranteed by the caller.
     unsafe {
         match node.op {
@@ -67,12 +67,12 @@ pub unsafe fn forward(params: &ComputeParams, node: &Tensor) {
 ///
 /// # Safety
 /// As for [`forward`], and `mul` must multiply `norm` by a vector.
-pub unsafe fn forward_norm_mul(params: &ComputeParams, norm: &Tensor, mul: &Tensor) {
+pub unsafe fn forward_norm_mul(params: &ComputeParams, norm: &GgmlTensor, mul: &GgmlTensor) {
     if !mul.is_empty() {
         // SAFETY: our own nodes.
-        let drag = Drag::begin(unsafe { State::of(norm).slow.max(State::of(mul).slow) });
+        let drag = Drag::begin(unsafe { NodeState::of(norm).slow.max(NodeState::of(mul).slow) });
         // SAFETY: guaranteed by the caller.
-        unsafe { rows::rms_norm(Thread::new(params), norm, Some(mul)) }
+        unsafe { rows::rms_norm(ComputeThread::new(params), norm, Some(mul)) }
         drag.end();
     }
 }

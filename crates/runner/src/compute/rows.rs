@@ -1,10 +1,10 @@
 //! Row-wise ops: GET_ROWS, SET_ROWS, RMS_NORM, ROPE, SOFT_MAX, ARGSORT.
 
-use super::super::abi::{Tensor, Type};
+use super::super::abi::{GgmlTensor, GgmlType};
 use super::super::kernels::vector::{self, Rope, RopeAngles};
-use super::state::State;
+use super::state::NodeState;
 use super::tensor::{all, at, extent, position, row, row_count, row_mut};
-use super::thread::Thread;
+use super::thread::ComputeThread;
 use ggml::quant::{TensorType, decode};
 
 /// Size of the sine and cosine tables below: most pairs in a head.
@@ -21,9 +21,9 @@ fn clamp(index: i64, rows: usize) -> usize {
 ///
 /// # Safety
 /// See [`super::forward`].
-pub(super) unsafe fn get_rows(thread: Thread<'_>, node: &Tensor) {
+pub(super) unsafe fn get_rows(thread: ComputeThread<'_>, node: &GgmlTensor) {
     // SAFETY: sources of one of our nodes.
-    let (Some(table), Some(ids), state) = (unsafe { (node.source(0), node.source(1), State::of(node)) })
+    let (Some(table), Some(ids), state) = (unsafe { (node.source(0), node.source(1), NodeState::of(node)) })
     else {
         return;
     };
@@ -50,13 +50,13 @@ pub(super) unsafe fn get_rows(thread: Thread<'_>, node: &Tensor) {
 ///
 /// # Safety
 /// See [`super::forward`].
-pub(super) unsafe fn set_rows(thread: Thread<'_>, node: &Tensor) {
+pub(super) unsafe fn set_rows(thread: ComputeThread<'_>, node: &GgmlTensor) {
     // SAFETY: sources of one of our nodes.
-    let (Some(source), Some(ids), state) = (unsafe { (node.source(0), node.source(1), State::of(node)) })
+    let (Some(source), Some(ids), state) = (unsafe { (node.source(0), node.source(1), NodeState::of(node)) })
     else {
         return;
     };
-    if node.ty != Type::F16 {
+    if node.ty != GgmlType::F16 {
         return;
     }
     // SAFETY: the indices are a contiguous list, one per row; each cache row is written once.
@@ -73,10 +73,10 @@ pub(super) unsafe fn set_rows(thread: Thread<'_>, node: &Tensor) {
 ///
 /// # Safety
 /// See [`super::forward`].
-pub(super) unsafe fn rms_norm(thread: Thread<'_>, norm: &Tensor, mul: Option<&Tensor>) {
+pub(super) unsafe fn rms_norm(thread: ComputeThread<'_>, norm: &GgmlTensor, mul: Option<&GgmlTensor>) {
     // SAFETY: sources of our nodes.
     let (Some(source), state, weight) =
-        (unsafe { (norm.source(0), State::of(norm), mul.and_then(|m| m.source(1))) })
+        (unsafe { (norm.source(0), NodeState::of(norm), mul.and_then(|m| m.source(1))) })
     else {
         return;
     };
@@ -95,11 +95,11 @@ pub(super) unsafe fn rms_norm(thread: Thread<'_>, norm: &Tensor, mul: Option<&Te
 ///
 /// # Safety
 /// See [`super::forward`].
-pub(super) unsafe fn rope(thread: Thread<'_>, node: &Tensor) {
+pub(super) unsafe fn rope(thread: ComputeThread<'_>, node: &GgmlTensor) {
     // SAFETY: sources of one of our nodes; positions and factors are contiguous.
     let (Some(source), positions, factors, state) = (unsafe {
         let positions = node.source(1).map(|p| all::<i32>(p)).unwrap_or_default();
-        (node.source(0), positions, node.source(2).map(|f| all::<f32>(f)), State::of(node))
+        (node.source(0), positions, node.source(2).map(|f| all::<f32>(f)), NodeState::of(node))
     }) else {
         return;
     };
@@ -132,9 +132,9 @@ pub(super) unsafe fn rope(thread: Thread<'_>, node: &Tensor) {
 ///
 /// # Safety
 /// See [`super::forward`].
-pub(super) unsafe fn soft_max(thread: Thread<'_>, node: &Tensor) {
+pub(super) unsafe fn soft_max(thread: ComputeThread<'_>, node: &GgmlTensor) {
     // SAFETY: sources of one of our nodes.
-    let (Some(source), state) = (unsafe { (node.source(0), State::of(node)) }) else { return };
+    let (Some(source), state) = (unsafe { (node.source(0), NodeState::of(node)) }) else { return };
     for i in thread.share(row_count(node), 1) {
         let at = position(node, i);
         // SAFETY: rows of these nodes; only this thread writes this one.
@@ -146,7 +146,7 @@ pub(super) unsafe fn soft_max(thread: Thread<'_>, node: &Tensor) {
 ///
 /// # Safety
 /// See [`super::forward`].
-pub(super) unsafe fn argsort(thread: Thread<'_>, node: &Tensor) {
+pub(super) unsafe fn argsort(thread: ComputeThread<'_>, node: &GgmlTensor) {
     // SAFETY: sources of one of our nodes.
     let Some(source) = (unsafe { node.source(0) }) else { return };
     for i in thread.share(row_count(node), 1) {

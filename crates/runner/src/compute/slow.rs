@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use crate::abi::Tensor;
+use crate::abi::GgmlTensor;
 use ggml::names::fold;
 
 /// Which ops take longer, and by which share of their time.
@@ -29,7 +29,7 @@ impl FromStr for Slow {
 
 impl Slow {
     /// Whether this node is selected.
-    pub fn means(&self, node: &Tensor) -> bool {
+    pub fn means(&self, node: &GgmlTensor) -> bool {
         let name = node.name();
         self.name == node.op.name() || self.name == name || self.name == fold(name).pattern
     }
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_name_is_of_an_op_a_tensor_or_that_tensor_in_all_layers() {
-        let mut node = Tensor { op: Op::MUL_MAT, ..Tensor::EMPTY };
+        let mut node = GgmlTensor { op: Op::MUL_MAT, ..GgmlTensor::EMPTY };
         node.set_name("ffn_up-3");
         let means = |text: &str| text.parse::<Slow>().map(|s| s.means(&node));
         for meant in ["MUL_MAT:5%", "ffn_up-3:0.5 %", "ffn_up-{L}:100%"] {

@@ -1,6 +1,6 @@
 //! Decisions about a node, made when its graph is built.
 
-use super::super::abi::Tensor;
+use super::super::abi::GgmlTensor;
 use super::super::kernels::Isa;
 
 /// Alignment of each part of the work memory.
@@ -9,13 +9,13 @@ pub(super) const ALIGN: usize = 64;
 /// Parts of the work memory in bytes, each a multiple of 64: one shared by all threads, then for each thread its
 /// prepared activations and its kernels' scratch memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Work {
+pub struct WorkSizes {
     pub shared: usize,
     pub own: usize,
     pub scratch: usize,
 }
 
-impl Work {
+impl WorkSizes {
     /// Work memory that is enough for both.
     pub fn max(self, other: Self) -> Self {
         Self {
@@ -33,7 +33,7 @@ impl Work {
 
 /// Decisions about a node. A node's `extra` points to its state.
 #[derive(Debug)]
-pub struct State {
+pub struct NodeState {
     /// Instruction set of the kernels.
     pub isa: Isa,
     /// This node prepares the activations; otherwise an earlier node has left them in the work memory.
@@ -41,22 +41,22 @@ pub struct State {
     /// Share of its time by which it is slowed down.
     pub slow: f32,
     /// Work memory of the complete graph.
-    pub work: Work,
+    pub work: WorkSizes,
 }
 
-impl State {
+impl NodeState {
     /// A node's state, without work memory.
     pub const fn new(isa: Isa) -> Self {
-        Self { isa, prepares: true, slow: 0.0, work: Work { shared: 0, own: 0, scratch: 0 } }
+        Self { isa, prepares: true, slow: 0.0, work: WorkSizes { shared: 0, own: 0, scratch: 0 } }
     }
 
     /// The state of a node.
     ///
     /// # Safety
     /// `extra` must be null or point to a state that outlives the node.
-    pub unsafe fn of(node: &Tensor) -> &State {
-        static NONE: State = State::new(Isa::Scalar);
+    pub unsafe fn of(node: &GgmlTensor) -> &NodeState {
+        static NONE: NodeState = NodeState::new(Isa::Scalar);
         // SAFETY: guaranteed by the caller.
-        unsafe { node.extra.cast::<State>().as_ref() }.unwrap_or(&NONE)
+        unsafe { node.extra.cast::<NodeState>().as_ref() }.unwrap_or(&NONE)
     }
 }

@@ -7,13 +7,13 @@ use crate::pool;
 
 /// One of the threads that work on a node.
 #[derive(Clone, Copy)]
-pub(crate) struct Thread<'a> {
+pub(crate) struct ComputeThread<'a> {
     pub index: usize,
     pub count: usize,
     pub(super) params: &'a ComputeParams,
 }
 
-impl<'a> Thread<'a> {
+impl<'a> ComputeThread<'a> {
     pub(super) fn new(params: &'a ComputeParams) -> Self {
         let count = usize::try_from(params.nth).unwrap_or(1).max(1);
         let index = usize::try_from(params.ith).unwrap_or(0).min(count - 1);

@@ -1,13 +1,13 @@
 //! A weight tensor in the form that kernels read: one matrix, or one for each expert.
 
-use super::super::abi::Tensor;
-use super::super::kernels::{Format, Isa, Matrix, MatrixError, Placement, Shared};
+use super::super::abi::GgmlTensor;
+use super::super::kernels::{ActivationFormat, Isa, Matrix, MatrixError, MatrixPlacement, SharedBytes};
 use ggml::quant::TensorType;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes of a file with shared ownership.
-pub type Owner = Arc<dyn AsRef<[u8]> + Send + Sync>;
+pub type BytesOwner = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// Why weights can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -37,16 +37,18 @@ impl Weight {
     pub fn new(
         ty: TensorType,
         [cols, rows, experts]: [usize; 3],
-        (file, range): (&Owner, Range<usize>),
+        (file, range): (&BytesOwner, Range<usize>),
         packed: bool,
         isa: Isa,
     ) -> Result<Self, WeightError> {
         let part = |rows: usize, range: Range<usize>| -> Result<Matrix, WeightError> {
             let place = if packed {
                 let bytes = (**file).as_ref().get(range).ok_or(WeightError::Outside)?;
-                Placement::Packed(bytes)
+                MatrixPlacement::Packed(bytes)
             } else {
-                Placement::Mapped(Shared::new(Arc::clone(file), range).ok_or(WeightError::Outside)?)
+                MatrixPlacement::Mapped(
+                    SharedBytes::new(Arc::clone(file), range).ok_or(WeightError::Outside)?,
+                )
             };
             Ok(Matrix::new(ty, rows, cols, place, isa)?)
         };
@@ -68,7 +70,7 @@ impl Weight {
     ///
     /// # Safety
     /// `extra` must be null or point to a weight that outlives the tensor.
-    pub unsafe fn of(tensor: &Tensor) -> Option<&Weight> {
+    pub unsafe fn of(tensor: &GgmlTensor) -> Option<&Weight> {
         // SAFETY: guaranteed by the caller.
         unsafe { tensor.extra.cast::<Weight>().as_ref() }
     }
@@ -106,8 +108,8 @@ impl Weight {
     }
 
     /// The format that activations must be prepared in.
-    pub fn format(&self) -> Format {
-        self.parts.first().map_or(Format::F32, Matrix::format)
+    pub fn format(&self) -> ActivationFormat {
+        self.parts.first().map_or(ActivationFormat::F32, Matrix::format)
     }
 
     /// Scratch memory for this many tokens, bytes.

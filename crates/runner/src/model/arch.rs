@@ -1,9 +1,9 @@
 //! Builds the graphs of the architectures, node by node as in llama.cpp (src/models/).
 
 use super::Arch;
-use super::builder::{Builder, Inputs};
-use super::space::Node;
-use super::weights::{ExpertTensors, FeedForward, Layer, Second};
+use super::builder::{GraphBuilder, Inputs};
+use super::space::NodePtr;
+use super::weights::{ExpertTensors, FeedForward, LayerWeights, Second};
 use crate::abi::{GluOp, Op, UnaryOp};
 
 /// Most tensors per layer: those of the longest layer below, plus two for each expert of a token.
@@ -12,7 +12,7 @@ pub(super) const LAYER_TENSORS: usize = 64;
 pub(super) const OTHER_TENSORS: usize = 32;
 
 /// Builds the complete graph; returns its inputs and the logits.
-pub(super) fn build(b: &mut Builder<'_>) -> (Inputs, Node) {
+pub(super) fn build(b: &mut GraphBuilder<'_>) -> (Inputs, NodePtr) {
     let inputs = b.inputs();
     let mut x = b.embed(&inputs);
     let gemma2 = b.p.arch == Arch::Gemma2;
@@ -30,7 +30,7 @@ pub(super) fn build(b: &mut Builder<'_>) -> (Inputs, Node) {
 }
 
 /// The output matrix; gemma2 caps its result.
-fn head(b: &mut Builder<'_>, x: Node) -> Node {
+fn head(b: &mut GraphBuilder<'_>, x: NodePtr) -> NodePtr {
     let cap = b.p.logit_cap;
     if cap == 0.0 {
         return b.mul_mat(b.weights.output, x, format_args!("result_output"));
@@ -43,13 +43,19 @@ fn head(b: &mut Builder<'_>, x: Node) -> Node {
 }
 
 /// A product with its bias, split into heads.
-fn heads(b: &mut Builder<'_>, x: Node, count: usize, name: std::fmt::Arguments<'_>) -> Node {
+fn heads(b: &mut GraphBuilder<'_>, x: NodePtr, count: usize, name: std::fmt::Arguments<'_>) -> NodePtr {
     let (dim, tokens) = (b.p.head_dim, b.shape.tokens);
     b.reshape(x, [dim, count, tokens], name)
 }
 
 /// llama, qwen2, qwen2moe.
-fn plain_layer(b: &mut Builder<'_>, inputs: &Inputs, x: Node, l: usize, layer: &Layer) -> Node {
+fn plain_layer(
+    b: &mut GraphBuilder<'_>,
+    inputs: &Inputs,
+    x: NodePtr,
+    l: usize,
+    layer: &LayerWeights,
+) -> NodePtr {
     let (q_heads, kv_heads) = (b.p.heads, b.p.kv_heads);
     let h = b.norm(x, layer.attn_norm, Some(l), format_args!("attn_norm-{l}"));
     let q = b.mul_mat(layer.q, h, format_args!("Qcur-{l}"));
@@ -81,7 +87,13 @@ fn plain_layer(b: &mut Builder<'_>, inputs: &Inputs, x: Node, l: usize, layer: &
     b.binary(Op::ADD, h, x, format_args!("l_out-{l}"))
 }
 
-fn gemma2_layer(b: &mut Builder<'_>, inputs: &Inputs, x: Node, l: usize, layer: &Layer) -> Node {
+fn gemma2_layer(
+    b: &mut GraphBuilder<'_>,
+    inputs: &Inputs,
+    x: NodePtr,
+    l: usize,
+    layer: &LayerWeights,
+) -> NodePtr {
     let (q_heads, kv_heads) = (b.p.heads, b.p.kv_heads);
     let h = b.norm(x, layer.attn_norm, Some(l), format_args!("attn_norm-{l}"));
     let q = b.mul_mat(layer.q, h, format_args!("Qcur-{l}"));
@@ -117,7 +129,13 @@ fn gemma2_layer(b: &mut Builder<'_>, inputs: &Inputs, x: Node, l: usize, layer: 
 }
 
 /// Stores keys and values, and computes attention.
-fn attend(b: &mut Builder<'_>, inputs: &Inputs, [q, k, v]: [Node; 3], l: usize, scale: f32) -> Node {
+fn attend(
+    b: &mut GraphBuilder<'_>,
+    inputs: &Inputs,
+    [q, k, v]: [NodePtr; 3],
+    l: usize,
+    scale: f32,
+) -> NodePtr {
     let (keys, values) = (b.cache.keys(l), b.cache.values(l));
     b.store(k, format_args!("Kcur-{l} (view)"), keys, inputs.key_rows);
     b.store(v, format_args!("Vcur-{l} (view)"), values, inputs.value_rows);
@@ -126,18 +144,18 @@ fn attend(b: &mut Builder<'_>, inputs: &Inputs, [q, k, v]: [Node; 3], l: usize, 
 }
 
 /// After the last attention, only tokens whose logits are requested matter.
-fn only_outputs(b: &mut Builder<'_>, inputs: &Inputs, x: Node, l: usize) -> Node {
+fn only_outputs(b: &mut GraphBuilder<'_>, inputs: &Inputs, x: NodePtr, l: usize) -> NodePtr {
     if l + 1 < b.p.layers { x } else { b.outputs(x, inputs) }
 }
 
 fn feed_forward(
-    b: &mut Builder<'_>,
+    b: &mut GraphBuilder<'_>,
     ff: &FeedForward,
-    x: Node,
+    x: NodePtr,
     l: usize,
     op: GluOp,
     name: std::fmt::Arguments<'_>,
-) -> Node {
+) -> NodePtr {
     let gate = b.mul_mat(ff.gate, x, format_args!("ffn_gate-{l}"));
     let up = b.mul_mat(ff.up, x, format_args!("ffn_up-{l}"));
     let kind = if op == GluOp::GEGLU { "geglu" } else { "swiglu" };
@@ -146,7 +164,7 @@ fn feed_forward(
 }
 
 /// The chosen experts, weighted, plus the shared one scaled by its gate.
-fn experts_block(b: &mut Builder<'_>, e: &ExpertTensors, x: Node, l: usize) -> Node {
+fn experts_block(b: &mut GraphBuilder<'_>, e: &ExpertTensors, x: NodePtr, l: usize) -> NodePtr {
     let Some(sizes) = b.p.experts else { return x };
     let routed = routed_experts(b, e, x, l);
     let shared = feed_forward(b, &e.shared, x, l, GluOp::SWIGLU, format_args!("ffn_shexp-{l}"));
@@ -160,7 +178,7 @@ fn experts_block(b: &mut Builder<'_>, e: &ExpertTensors, x: Node, l: usize) -> N
     b.binary(Op::ADD, routed, shared, format_args!("ffn_out-{l}"))
 }
 
-fn routed_experts(b: &mut Builder<'_>, e: &ExpertTensors, x: Node, l: usize) -> Node {
+fn routed_experts(b: &mut GraphBuilder<'_>, e: &ExpertTensors, x: NodePtr, l: usize) -> NodePtr {
     let Some(sizes) = b.p.experts else { return x };
     // SAFETY: a node of the graph being built.
     let rows = usize::try_from(unsafe { (*x).ne[1] }).unwrap_or(0);

@@ -1,10 +1,10 @@
 //! The ops of a graph, one method each, creating nodes as GGML does.
 
 use super::cache::Cache;
-use super::space::{Node, Space};
+use super::space::{NodePtr, Space};
 use super::weights::{Id, Weights};
 use super::{Arch, Params};
-use crate::abi::{FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, GluOp, MAX_NAME, Op, Tensor, Type, UnaryOp};
+use crate::abi::{FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, GgmlTensor, GgmlType, GluOp, MAX_NAME, Op, UnaryOp};
 use std::fmt::{self, Arguments, Write};
 
 /// `GGML_ROPE_TYPE_NEOX`; 0 is the other type.
@@ -16,7 +16,7 @@ const DESCENDING: i32 = 1;
 
 /// Sizes of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct GraphSize {
     pub tokens: usize,
     /// Positions of the cache that attention covers.
     pub positions: usize,
@@ -27,32 +27,32 @@ pub struct Shape {
 /// Tensors that the user of a graph fills before it runs.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs {
-    pub tokens: Node,
-    pub positions: Node,
-    pub key_rows: Node,
-    pub value_rows: Node,
-    pub mask: Node,
+    pub tokens: NodePtr,
+    pub positions: NodePtr,
+    pub key_rows: NodePtr,
+    pub value_rows: NodePtr,
+    pub mask: NodePtr,
     /// For layers that see only a window.
-    pub window_mask: Option<Node>,
-    pub outputs: Node,
+    pub window_mask: Option<NodePtr>,
+    pub outputs: NodePtr,
 }
 
 /// Builds one graph into a space.
-pub(super) struct Builder<'a> {
+pub(super) struct GraphBuilder<'a> {
     pub space: &'a mut Space,
     pub p: &'a Params,
     pub weights: &'a Weights,
     pub cache: &'a Cache,
-    pub shape: Shape,
+    pub shape: GraphSize,
 }
 
 /// A tensor name, written without allocating.
-struct Name {
+struct NameBuffer {
     bytes: [u8; MAX_NAME],
     len: usize,
 }
 
-impl Write for Name {
+impl Write for NameBuffer {
     /// Truncates what does not fit, as GGML does.
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for b in text.bytes().take(MAX_NAME - 1 - self.len) {
@@ -63,8 +63,8 @@ impl Write for Name {
     }
 }
 
-fn named(mut tensor: Tensor, name: Arguments<'_>) -> Tensor {
-    let mut out = Name { bytes: [0; MAX_NAME], len: 0 };
+fn named(mut tensor: GgmlTensor, name: Arguments<'_>) -> GgmlTensor {
+    let mut out = NameBuffer { bytes: [0; MAX_NAME], len: 0 };
     // Writing to it can't fail.
     let _ = out.write_fmt(name);
     tensor.name = out.bytes;
@@ -72,7 +72,7 @@ fn named(mut tensor: Tensor, name: Arguments<'_>) -> Tensor {
 }
 
 /// The tensor that a node points to.
-fn get<'t>(node: Node) -> &'t Tensor {
+fn get<'t>(node: NodePtr) -> &'t GgmlTensor {
     // SAFETY: nodes come from the builder's space, weights or cache, all of which stay alive and change only
     // through the space, one tensor at a time.
     unsafe { &*node }
@@ -82,27 +82,27 @@ fn size(n: usize) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-impl Builder<'_> {
-    fn leaf(&mut self, ty: Type, ne: [usize; 2], name: &str) -> Node {
-        let mut t = Tensor::contiguous(ty, [size(ne[0]), size(ne[1]), 1, 1]);
+impl GraphBuilder<'_> {
+    fn leaf(&mut self, ty: GgmlType, ne: [usize; 2], name: &str) -> NodePtr {
+        let mut t = GgmlTensor::contiguous(ty, [size(ne[0]), size(ne[1]), 1, 1]);
         t.flags = FLAG_INPUT;
         self.space.put(named(t, format_args!("{name}")))
     }
 
-    fn node(&mut self, op: Op, ne: [i64; 4], sources: &[Node], name: Arguments<'_>) -> Node {
-        self.typed(Type::F32, op, ne, sources, &[], name)
+    fn node(&mut self, op: Op, ne: [i64; 4], sources: &[NodePtr], name: Arguments<'_>) -> NodePtr {
+        self.typed(GgmlType::F32, op, ne, sources, &[], name)
     }
 
     fn typed(
         &mut self,
-        ty: Type,
+        ty: GgmlType,
         op: Op,
         ne: [i64; 4],
-        sources: &[Node],
+        sources: &[NodePtr],
         params: &[i32],
         name: Arguments<'_>,
-    ) -> Node {
-        let mut t = Tensor { op, flags: FLAG_COMPUTE, ..Tensor::contiguous(ty, ne) };
+    ) -> NodePtr {
+        let mut t = GgmlTensor { op, flags: FLAG_COMPUTE, ..GgmlTensor::contiguous(ty, ne) };
         for (slot, source) in t.src.iter_mut().zip(sources) {
             *slot = *source;
         }
@@ -113,41 +113,41 @@ impl Builder<'_> {
     }
 
     /// A node that is a view of `of`.
-    fn shown(&mut self, op: Op, of: Node, like: Tensor, name: Arguments<'_>) -> Node {
+    fn shown(&mut self, op: Op, of: NodePtr, like: GgmlTensor, name: Arguments<'_>) -> NodePtr {
         let source = get(of);
         let root = if source.view_src.is_null() { of } else { source.view_src };
         let view_offs = source.view_offs + like.view_offs;
-        let mut t = Tensor { op, flags: FLAG_COMPUTE, view_src: root, view_offs, ..like };
+        let mut t = GgmlTensor { op, flags: FLAG_COMPUTE, view_src: root, view_offs, ..like };
         t.src[0] = of;
         self.space.put(named(t, name))
     }
 
     /// The same elements with other dimensions.
-    pub fn reshape(&mut self, of: Node, ne: [usize; 3], name: Arguments<'_>) -> Node {
-        let like = Tensor::contiguous(get(of).ty, [size(ne[0]), size(ne[1]), size(ne[2]), 1]);
+    pub fn reshape(&mut self, of: NodePtr, ne: [usize; 3], name: Arguments<'_>) -> NodePtr {
+        let like = GgmlTensor::contiguous(get(of).ty, [size(ne[0]), size(ne[1]), size(ne[2]), 1]);
         self.shown(Op::RESHAPE, of, like, name)
     }
 
     /// A contiguous tensor as a matrix whose rows span two of its dimensions.
-    fn view_rows(&mut self, of: Node, name: Arguments<'_>) -> Node {
+    fn view_rows(&mut self, of: NodePtr, name: Arguments<'_>) -> NodePtr {
         let s = get(of);
-        let like = Tensor::contiguous(s.ty, [s.ne[0] * s.ne[1], s.ne[2], 1, 1]);
+        let like = GgmlTensor::contiguous(s.ty, [s.ne[0] * s.ne[1], s.ne[2], 1, 1]);
         self.shown(Op::VIEW, of, like, name)
     }
 
     /// Column `n` of the middle dimension.
-    fn view_middle(&mut self, of: Node, n: usize, name: Arguments<'_>) -> Node {
+    fn view_middle(&mut self, of: NodePtr, n: usize, name: Arguments<'_>) -> NodePtr {
         let s = get(of);
-        let mut like = Tensor::contiguous(s.ty, [s.ne[0], s.ne[2], 1, 1]);
+        let mut like = GgmlTensor::contiguous(s.ty, [s.ne[0], s.ne[2], 1, 1]);
         let planes = usize::try_from(s.ne[2]).unwrap_or(0);
         like.nb = [s.nb[0], s.nb[2], s.nb[2] * planes, s.nb[2] * planes];
         like.view_offs = n * s.nb[1];
         self.shown(Op::VIEW, of, like, name)
     }
 
-    fn permute_1_2(&mut self, of: Node, name: Arguments<'_>) -> Node {
+    fn permute_1_2(&mut self, of: NodePtr, name: Arguments<'_>) -> NodePtr {
         let s = get(of);
-        let mut like = Tensor::contiguous(s.ty, s.ne);
+        let mut like = GgmlTensor::contiguous(s.ty, s.ne);
         (like.ne, like.nb) = (s.ne, s.nb);
         like.ne.swap(1, 2);
         like.nb.swap(1, 2);
@@ -157,29 +157,29 @@ impl Builder<'_> {
 
     /// The inputs of a graph.
     pub fn inputs(&mut self) -> Inputs {
-        let Shape { tokens, positions, outputs } = self.shape;
+        let GraphSize { tokens, positions, outputs } = self.shape;
         let windowed = self.p.window.is_some();
         Inputs {
-            tokens: self.leaf(Type::I32, [tokens, 1], "inp_tokens"),
-            positions: self.leaf(Type::I32, [tokens, 1], "inp_pos"),
-            key_rows: self.leaf(Type::I64, [tokens, 1], "attn_inp_k_idxs"),
-            value_rows: self.leaf(Type::I64, [tokens, 1], "attn_inp_v_idxs"),
-            mask: self.leaf(Type::F16, [positions, tokens], "attn_inp_kq_mask"),
-            window_mask: windowed.then(|| self.leaf(Type::F16, [positions, tokens], "attn_inp_kq_mask")),
-            outputs: self.leaf(Type::I32, [outputs, 1], "out_ids"),
+            tokens: self.leaf(GgmlType::I32, [tokens, 1], "inp_tokens"),
+            positions: self.leaf(GgmlType::I32, [tokens, 1], "inp_pos"),
+            key_rows: self.leaf(GgmlType::I64, [tokens, 1], "attn_inp_k_idxs"),
+            value_rows: self.leaf(GgmlType::I64, [tokens, 1], "attn_inp_v_idxs"),
+            mask: self.leaf(GgmlType::F16, [positions, tokens], "attn_inp_kq_mask"),
+            window_mask: windowed.then(|| self.leaf(GgmlType::F16, [positions, tokens], "attn_inp_kq_mask")),
+            outputs: self.leaf(GgmlType::I32, [outputs, 1], "out_ids"),
         }
     }
 
     /// The embeddings of the tokens. They are followed by the nodes that llama.cpp has for other kinds of input,
     /// which it never computes for pure token input.
-    pub fn embed(&mut self, inputs: &Inputs) -> Node {
+    pub fn embed(&mut self, inputs: &Inputs) -> NodePtr {
         let (width, tokens) = (self.p.embd, self.shape.tokens);
         let ne = [size(width), size(tokens), 1, 1];
         let table = self.weights.get(self.weights.token_embd);
         let embd = self.node(Op::GET_ROWS, ne, &[table, inputs.tokens], format_args!("embd"));
-        let mixed = self.leaf(Type::I32, [tokens, 1], "inp_mixed_tokens");
-        let vectors = self.leaf(Type::F32, [width, tokens], "inp_mixed_embd");
-        let slots = self.leaf(Type::I64, [tokens, 1], "inp_mixed_slots");
+        let mixed = self.leaf(GgmlType::I32, [tokens, 1], "inp_mixed_tokens");
+        let vectors = self.leaf(GgmlType::F32, [width, tokens], "inp_mixed_embd");
+        let slots = self.leaf(GgmlType::I64, [tokens, 1], "inp_mixed_slots");
         let rows = self.unused(Op::GET_ROWS, ne, &[table, mixed], null());
         let copy = self.unused(Op::DUP, ne, &[vectors], null());
         self.unused(Op::SET_ROWS, ne, &[rows, slots, copy], copy);
@@ -187,8 +187,8 @@ impl Builder<'_> {
     }
 
     /// A node that is not computed.
-    fn unused(&mut self, op: Op, ne: [i64; 4], sources: &[Node], view_src: Node) -> Node {
-        let mut t = Tensor { op, view_src, ..Tensor::contiguous(Type::F32, ne) };
+    fn unused(&mut self, op: Op, ne: [i64; 4], sources: &[NodePtr], view_src: NodePtr) -> NodePtr {
+        let mut t = GgmlTensor { op, view_src, ..GgmlTensor::contiguous(GgmlType::F32, ne) };
         for (slot, source) in t.src.iter_mut().zip(sources) {
             *slot = *source;
         }
@@ -207,44 +207,44 @@ impl Builder<'_> {
     }
 
     /// Rows of `x` whose logits are computed.
-    pub fn outputs(&mut self, x: Node, inputs: &Inputs) -> Node {
+    pub fn outputs(&mut self, x: NodePtr, inputs: &Inputs) -> NodePtr {
         let ne = [get(x).ne[0], size(self.shape.outputs), 1, 1];
         let number = self.number();
         self.node(Op::GET_ROWS, ne, &[x, inputs.outputs], format_args!("node_{number}"))
     }
 
     /// RMS_NORM and the multiplication by its weight, which may run fused.
-    pub fn norm(&mut self, x: Node, weight: Id, layer: Option<usize>, name: Arguments<'_>) -> Node {
+    pub fn norm(&mut self, x: NodePtr, weight: Id, layer: Option<usize>, name: Arguments<'_>) -> NodePtr {
         let eps = [self.p.norm_eps.to_bits().cast_signed()];
         let ne = get(x).ne;
         let norm = match layer {
-            Some(l) => self.typed(Type::F32, Op::RMS_NORM, ne, &[x], &eps, format_args!("norm-{l}")),
-            None => self.typed(Type::F32, Op::RMS_NORM, ne, &[x], &eps, format_args!("norm")),
+            Some(l) => self.typed(GgmlType::F32, Op::RMS_NORM, ne, &[x], &eps, format_args!("norm-{l}")),
+            None => self.typed(GgmlType::F32, Op::RMS_NORM, ne, &[x], &eps, format_args!("norm")),
         };
         self.node(Op::MUL, ne, &[norm, self.weights.get(weight)], name)
     }
 
     /// y = W·x.
-    pub fn mul_mat(&mut self, weight: Id, x: Node, name: Arguments<'_>) -> Node {
+    pub fn mul_mat(&mut self, weight: Id, x: NodePtr, name: Arguments<'_>) -> NodePtr {
         let w = self.weights.get(weight);
         let (rows, [_, b, c, d]) = (get(w).ne[1], get(x).ne);
         self.node(Op::MUL_MAT, [rows, b, c, d], &[w, x], name)
     }
 
     /// y = W\[id]·x for each of a token's chosen experts.
-    pub fn mul_mat_id(&mut self, weight: Id, x: Node, ids: Node, name: Arguments<'_>) -> Node {
+    pub fn mul_mat_id(&mut self, weight: Id, x: NodePtr, ids: NodePtr, name: Arguments<'_>) -> NodePtr {
         let w = self.weights.get(weight);
         let ne = [get(w).ne[1], get(ids).ne[0], get(x).ne[2], 1];
         self.node(Op::MUL_MAT_ID, ne, &[w, x, ids], name)
     }
 
     /// An op on pairs of elements; `b` is repeated.
-    pub fn binary(&mut self, op: Op, a: Node, b: Node, name: Arguments<'_>) -> Node {
+    pub fn binary(&mut self, op: Op, a: NodePtr, b: NodePtr, name: Arguments<'_>) -> NodePtr {
         self.node(op, get(a).ne, &[a, b], name)
     }
 
     /// y = x + bias.
-    pub fn bias(&mut self, x: Node, bias: Option<Id>, name: Arguments<'_>) -> Node {
+    pub fn bias(&mut self, x: NodePtr, bias: Option<Id>, name: Arguments<'_>) -> NodePtr {
         match bias {
             Some(bias) => self.binary(Op::ADD, x, self.weights.get(bias), name),
             None => x,
@@ -252,45 +252,51 @@ impl Builder<'_> {
     }
 
     /// y = x·factor.
-    pub fn scale(&mut self, x: Node, factor: f32, name: Arguments<'_>) -> Node {
+    pub fn scale(&mut self, x: NodePtr, factor: f32, name: Arguments<'_>) -> NodePtr {
         let params = [factor.to_bits().cast_signed(), 0];
-        self.typed(Type::F32, Op::SCALE, get(x).ne, &[x], &params, name)
+        self.typed(GgmlType::F32, Op::SCALE, get(x).ne, &[x], &params, name)
     }
 
     /// A function of each element.
-    pub fn unary(&mut self, op: UnaryOp, x: Node, name: Arguments<'_>) -> Node {
-        self.typed(Type::F32, Op::UNARY, get(x).ne, &[x], &[op as i32], name)
+    pub fn unary(&mut self, op: UnaryOp, x: NodePtr, name: Arguments<'_>) -> NodePtr {
+        self.typed(GgmlType::F32, Op::UNARY, get(x).ne, &[x], &[op as i32], name)
     }
 
     /// activation(gate)·up.
-    pub fn glu(&mut self, op: GluOp, gate: Node, up: Node, name: Arguments<'_>) -> Node {
-        self.typed(Type::F32, Op::GLU, get(gate).ne, &[gate, up], &[op as i32, 0], name)
+    pub fn glu(&mut self, op: GluOp, gate: NodePtr, up: NodePtr, name: Arguments<'_>) -> NodePtr {
+        self.typed(GgmlType::F32, Op::GLU, get(gate).ne, &[gate, up], &[op as i32, 0], name)
     }
 
     /// Softmax of each row.
-    pub fn soft_max(&mut self, x: Node, name: Arguments<'_>) -> Node {
+    pub fn soft_max(&mut self, x: NodePtr, name: Arguments<'_>) -> NodePtr {
         let params = [1.0f32.to_bits().cast_signed(), 0];
-        self.typed(Type::F32, Op::SOFT_MAX, get(x).ne, &[x], &params, name)
+        self.typed(GgmlType::F32, Op::SOFT_MAX, get(x).ne, &[x], &params, name)
     }
 
     /// The first `k` of each row's indices, largest element first.
-    pub fn top_k(&mut self, x: Node, k: usize, layer: usize) -> Node {
+    pub fn top_k(&mut self, x: NodePtr, k: usize, layer: usize) -> NodePtr {
         let name = format_args!("ffn_moe_argsort-{layer}");
-        let sorted = self.typed(Type::I32, Op::ARGSORT, get(x).ne, &[x], &[DESCENDING], name);
+        let sorted = self.typed(GgmlType::I32, Op::ARGSORT, get(x).ne, &[x], &[DESCENDING], name);
         let s = get(sorted);
-        let mut like = Tensor::contiguous(Type::I32, [size(k), s.ne[1], 1, 1]);
+        let mut like = GgmlTensor::contiguous(GgmlType::I32, [size(k), s.ne[1], 1, 1]);
         like.nb = s.nb;
         self.shown(Op::VIEW, sorted, like, format_args!("ffn_moe_topk-{layer}"))
     }
 
     /// The elements of each row selected by the indices, as columns of one element.
-    pub fn pick(&mut self, rows: Node, ids: Node, name: Arguments<'_>) -> Node {
+    pub fn pick(&mut self, rows: NodePtr, ids: NodePtr, name: Arguments<'_>) -> NodePtr {
         let ne = [1, get(ids).ne[0], get(ids).ne[1], 1];
         self.node(Op::GET_ROWS, ne, &[rows, ids], name)
     }
 
     /// The sum of the columns of the middle dimension.
-    pub fn sum_middle(&mut self, x: Node, count: usize, view: Arguments<'_>, result: Arguments<'_>) -> Node {
+    pub fn sum_middle(
+        &mut self,
+        x: NodePtr,
+        count: usize,
+        view: Arguments<'_>,
+        result: Arguments<'_>,
+    ) -> NodePtr {
         let first = self.view_middle(x, 0, view);
         let mut views = [first; MAX_SUM];
         let count = count.clamp(1, MAX_SUM);
@@ -310,7 +316,7 @@ impl Builder<'_> {
     }
 
     /// Heads rotated by their positions.
-    pub fn rope(&mut self, x: Node, inputs: &Inputs, name: Arguments<'_>) -> Node {
+    pub fn rope(&mut self, x: NodePtr, inputs: &Inputs, name: Arguments<'_>) -> NodePtr {
         let bits = |v: f32| v.to_bits().cast_signed();
         let context = i32::try_from(self.p.context).unwrap_or(i32::MAX);
         let mode = if self.p.rope_is_neox() { ROPE_NEOX } else { 0 };
@@ -323,23 +329,24 @@ impl Builder<'_> {
         if let Some(freqs) = self.weights.rope_freqs.filter(|_| self.p.arch == Arch::Llama) {
             sources[2] = self.weights.get(freqs);
         }
-        self.typed(Type::F32, Op::ROPE, get(x).ne, &sources, &params, name)
+        self.typed(GgmlType::F32, Op::ROPE, get(x).ne, &sources, &params, name)
     }
 
     /// Writes a layer's keys or values for this batch to the cache.
-    pub fn store(&mut self, x: Node, name: Arguments<'_>, cache: Node, rows: Node) {
+    pub fn store(&mut self, x: NodePtr, name: Arguments<'_>, cache: NodePtr, rows: NodePtr) {
         let flat = self.view_rows(x, name);
-        let like = Tensor { src: [null(); 10], ..get(cache).clone() };
-        let mut t = Tensor { op: Op::SET_ROWS, flags: FLAG_COMPUTE, view_src: cache, view_offs: 0, ..like };
+        let like = GgmlTensor { src: [null(); 10], ..get(cache).clone() };
+        let mut t =
+            GgmlTensor { op: Op::SET_ROWS, flags: FLAG_COMPUTE, view_src: cache, view_offs: 0, ..like };
         t.src[..3].copy_from_slice(&[flat, rows, cache]);
         self.space.put(named(t, format_args!("{} (view)", get(cache).name())));
     }
 
     /// The keys or values of all positions, by head.
-    fn stored(&mut self, cache: Node) -> Node {
+    fn stored(&mut self, cache: NodePtr) -> NodePtr {
         let (head, heads) = (self.p.head_dim, self.p.kv_heads);
         let ne = [size(head), size(heads), size(self.shape.positions), 1];
-        let mut like = Tensor::contiguous(Type::F16, ne);
+        let mut like = GgmlTensor::contiguous(GgmlType::F16, ne);
         like.nb[2] = get(cache).nb[1];
         like.nb[3] = like.nb[2] * self.shape.positions;
         let name = get(cache).name();
@@ -348,10 +355,10 @@ impl Builder<'_> {
     }
 
     /// Attention of the queries to a layer's cache: rows of all heads together.
-    pub fn attention(&mut self, q: Node, layer: usize, scale: f32, mask: Node) -> Node {
+    pub fn attention(&mut self, q: NodePtr, layer: usize, scale: f32, mask: NodePtr) -> NodePtr {
         let q_name = get(q).name();
         let s = get(q);
-        let like = Tensor { ne: s.ne, nb: s.nb, ..Tensor::contiguous(s.ty, s.ne) };
+        let like = GgmlTensor { ne: s.ne, nb: s.nb, ..GgmlTensor::contiguous(s.ty, s.ne) };
         let view = self.shown(Op::VIEW, q, like, format_args!("{q_name} (view)"));
         let q = self.permute_1_2(view, format_args!("{q_name} (view) (permuted)"));
         let (k, v) = (self.stored(self.cache.keys(layer)), self.stored(self.cache.values(layer)));
@@ -362,12 +369,12 @@ impl Builder<'_> {
         let ne = [size(self.p.head_dim), size(heads), size(tokens), 1];
         let number = self.number();
         let name = format_args!("node_{number}");
-        let out = self.typed(Type::F32, Op::FLASH_ATTN_EXT, ne, &[q, k, v, mask], &params, name);
+        let out = self.typed(GgmlType::F32, Op::FLASH_ATTN_EXT, ne, &[q, k, v, mask], &params, name);
         self.reshape(out, [self.p.q_width(), tokens, 1], format_args!("kqv_out-{layer}"))
     }
 
     /// Marks a tensor that is read after the graph has run.
-    pub fn output(&mut self, node: Node) {
+    pub fn output(&mut self, node: NodePtr) {
         // SAFETY: a tensor of our space with no other reference at the moment.
         unsafe { (*node).flags |= FLAG_OUTPUT };
     }
@@ -376,6 +383,6 @@ impl Builder<'_> {
 /// Most experts per token.
 pub(super) const MAX_SUM: usize = super::params::MAX_USED;
 
-fn null() -> Node {
+fn null() -> NodePtr {
     std::ptr::null_mut()
 }

@@ -1,10 +1,10 @@
 //! The KV cache: keys and values of the tokens so far, in f16.
 //!
 //! Address space for the complete context is reserved at the start, so that addresses are stable; memory is
-//! committed in chunks of tokens as the context grows.
+//! committed in chunks of tokens as the context grows. Mapping memory is unsafe in rustix, too.
 
 use super::params::Params;
-use crate::abi::{Tensor, Type};
+use crate::abi::{GgmlTensor, GgmlType};
 
 /// Tokens per chunk.
 pub const CHUNK: usize = 256;
@@ -21,7 +21,7 @@ pub struct CacheError {
 pub struct Cache {
     space: Reserved,
     /// Key and value tensors of each layer.
-    tensors: Box<[Tensor]>,
+    tensors: Box<[GgmlTensor]>,
     /// Bytes per token in one tensor.
     row: usize,
     /// Tokens for which memory is committed.
@@ -47,7 +47,7 @@ impl Cache {
         let space = Reserved::new(bytes).ok_or(CacheError { tokens: context, bytes })?;
         let ne = [p.kv_width(), context, 1, 1].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
         let tensors = (0..2 * p.layers).map(|i| {
-            let mut t = Tensor::contiguous(Type::F16, ne);
+            let mut t = GgmlTensor::contiguous(GgmlType::F16, ne);
             let kind = if i % 2 == 0 { "k" } else { "v" };
             t.set_name(&format!("cache_{kind}_l{}", i / 2));
             t.data = space.base.wrapping_add(i * each).cast();
@@ -82,12 +82,12 @@ impl Cache {
     }
 
     /// Keys of a layer.
-    pub(super) fn keys(&self, layer: usize) -> *mut Tensor {
+    pub(super) fn keys(&self, layer: usize) -> *mut GgmlTensor {
         (&raw const self.tensors[2 * layer]).cast_mut()
     }
 
     /// Values of a layer.
-    pub(super) fn values(&self, layer: usize) -> *mut Tensor {
+    pub(super) fn values(&self, layer: usize) -> *mut GgmlTensor {
         (&raw const self.tensors[2 * layer + 1]).cast_mut()
     }
 }

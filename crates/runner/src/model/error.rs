@@ -1,6 +1,6 @@
 //! Errors in a model file.
 
-use ggml::gguf::reader::ReadError;
+use ggml::gguf::reader::GgufReadError;
 use std::path::PathBuf;
 
 /// Why a model can't be loaded. Each error names the key or tensor at fault.
@@ -9,7 +9,7 @@ pub enum ModelError {
     #[error("open {path}: {source}")]
     Open { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
-    Read(#[from] ReadError),
+    Read(#[from] GgufReadError),
     #[error("metadata '{key}' is missing: the model file is incomplete")]
     MissingKey { key: String },
     #[error("metadata '{key}': {why}")]

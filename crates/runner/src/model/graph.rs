@@ -1,14 +1,14 @@
 //! A model's graph, built for a batch size and reused while the size stays the same.
 
 use super::arch::{self, LAYER_TENSORS, OTHER_TENSORS};
-use super::builder::Builder;
-pub use super::builder::{Inputs, Shape};
+use super::builder::GraphBuilder;
+pub use super::builder::{GraphSize, Inputs};
 use super::cache::Cache;
-use super::space::{Node, Space};
+use super::space::{NodePtr, Space};
 use super::{Model, weights::Weights};
-use crate::abi::{self, Op, Tensor};
-use crate::compute::{self, Slow, State, Weight, Work};
-use crate::kernels::Format;
+use crate::abi::{self, GgmlTensor, Op};
+use crate::compute::{self, NodeState, Slow, Weight, WorkSizes};
+use crate::kernels::ActivationFormat;
 use memmap2::MmapMut;
 
 /// Not enough memory for the tensors of a graph.
@@ -17,11 +17,11 @@ use memmap2::MmapMut;
 pub struct BufferError(usize);
 
 /// A model's graph and the memory of its tensors.
-pub struct Graph {
+pub struct ModelGraph {
     space: Space,
     buffer: MmapMut,
     /// Sufficient for every graph no larger than the planned one.
-    work: Work,
+    work: WorkSizes,
     built: Option<Built>,
     slow: Option<Slow>,
 }
@@ -29,24 +29,24 @@ pub struct Graph {
 /// A graph that is ready to run.
 #[derive(Debug, Clone, Copy)]
 pub struct Built {
-    pub shape: Shape,
-    pub graph: *mut abi::Graph,
+    pub shape: GraphSize,
+    pub graph: *mut abi::GgmlGraph,
     pub inputs: Inputs,
-    pub logits: Node,
+    pub logits: NodePtr,
 }
 
-impl Graph {
+impl ModelGraph {
     /// A graph of at most the sizes in `most`, on at most `threads` threads.
     ///
     /// # Errors
     /// Not enough memory.
-    pub fn new(model: &Model, cache: &Cache, most: Shape, threads: usize) -> Result<Self, BufferError> {
+    pub fn new(model: &Model, cache: &Cache, most: GraphSize, threads: usize) -> Result<Self, BufferError> {
         let used = model.params.experts.map_or(0, |e| e.used);
         let capacity = model.params.layers * (LAYER_TENSORS + 2 * used) + OTHER_TENSORS;
         let mut space = Space::new(capacity, model.isa);
         build(&mut space, model, cache, most);
         let bytes = space.plan();
-        let work = space.nodes().iter().map(|n| work(*n, threads)).fold(Work::default(), Work::max);
+        let work = space.nodes().iter().map(|n| work(*n, threads)).fold(WorkSizes::default(), WorkSizes::max);
         let buffer = MmapMut::map_anon(bytes.max(1)).map_err(|_| BufferError(bytes))?;
         // A kernel without huge pages provides small ones.
         #[cfg(target_os = "linux")]
@@ -74,7 +74,7 @@ impl Graph {
     }
 
     /// The graph of this shape, reusing the last one if it matches. Allocates nothing.
-    pub fn get(&mut self, model: &Model, cache: &Cache, shape: Shape) -> Built {
+    pub fn get(&mut self, model: &Model, cache: &Cache, shape: GraphSize) -> Built {
         if let Some(built) = self.built.filter(|b| b.shape == shape) {
             return built;
         }
@@ -90,14 +90,14 @@ impl Graph {
     }
 }
 
-fn build(space: &mut Space, model: &Model, cache: &Cache, shape: Shape) -> (Inputs, Node) {
+fn build(space: &mut Space, model: &Model, cache: &Cache, shape: GraphSize) -> (Inputs, NodePtr) {
     space.clear();
     let weights: &Weights = &model.weights;
-    arch::build(&mut Builder { space, p: &model.params, weights, cache, shape })
+    arch::build(&mut GraphBuilder { space, p: &model.params, weights, cache, shape })
 }
 
 /// The weights of a matrix product node.
-fn weight<'a>(node: &Tensor) -> Option<&'a Weight> {
+fn weight<'a>(node: &GgmlTensor) -> Option<&'a Weight> {
     if !matches!(node.op, Op::MUL_MAT | Op::MUL_MAT_ID) {
         return None;
     }
@@ -105,11 +105,11 @@ fn weight<'a>(node: &Tensor) -> Option<&'a Weight> {
     unsafe { node.src[0].as_ref().and_then(|w| Weight::of(w)) }
 }
 
-fn rows(t: &Tensor) -> usize {
+fn rows(t: &GgmlTensor) -> usize {
     usize::try_from(t.nrows()).unwrap_or(0)
 }
 
-fn work(node: Node, threads: usize) -> Work {
+fn work(node: NodePtr, threads: usize) -> WorkSizes {
     // SAFETY: nodes and sources of the space and the weights.
     let node = unsafe { &*node };
     let Some(weight) = weight(node) else {
@@ -117,7 +117,7 @@ fn work(node: Node, threads: usize) -> Work {
             // SAFETY: as above.
             unsafe { compute::attention_work(node, threads) }
         } else {
-            Work::default()
+            WorkSizes::default()
         };
     };
     // SAFETY: as above.
@@ -143,7 +143,7 @@ fn mark(space: &mut Space, slow: &Slow) {
 
 /// Products that use the same activations in the same format prepare them only once.
 fn share_activations(space: &mut Space) {
-    let mut held: Option<(*mut Tensor, Format)> = None;
+    let mut held: Option<(*mut GgmlTensor, ActivationFormat)> = None;
     for i in 0..space.len() {
         let Some(&node) = space.nodes().get(i) else { return };
         // SAFETY: a node of the space.
@@ -159,7 +159,7 @@ fn share_activations(space: &mut Space) {
         };
         let key = Some((root, weight.format()));
         if let Some(state) = space.state(node) {
-            let state: &mut State = state;
+            let state: &mut NodeState = state;
             state.prepares = held != key;
         }
         held = key;

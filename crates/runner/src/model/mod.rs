@@ -52,7 +52,7 @@ impl Model {
         let params = Params::read(&gguf)?;
         let total = map.len() as u64;
         let mut told = |done| progress(done, total);
-        let order = weights::Order { isa, placement, progress: &mut told };
+        let order = weights::LoadOptions { isa, placement, progress: &mut told };
         let weights = weights::load(&gguf, &map, &params, order)?;
         Ok(Self { params, weights, isa })
     }

@@ -5,7 +5,7 @@
 
 use super::error::ModelError;
 pub use crate::synth::presets::Arch;
-use ggml::gguf::reader::{Gguf, Value};
+use ggml::gguf::reader::{Gguf, GgufValue};
 
 /// Most layers (LLAMA_MAX_LAYERS).
 const MAX_LAYERS: u64 = 512;
@@ -22,7 +22,7 @@ const GEMMA2_27B_LAYERS: usize = 46;
 
 /// The mixture-of-experts part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Experts {
+pub struct ExpertParams {
     pub count: usize,
     /// Experts used per token.
     pub used: usize,
@@ -58,7 +58,7 @@ pub struct Params {
     pub logit_cap: f32,
     /// Window of every second layer in tokens, including the current one.
     pub window: Option<usize>,
-    pub experts: Option<Experts>,
+    pub experts: Option<ExpertParams>,
 }
 
 impl Params {
@@ -139,7 +139,7 @@ impl<'a, 'f> Keys<'a, 'f> {
         let key = "general.architecture";
         let name = match file.get(key) {
             None => return Err(ModelError::MissingKey { key: key.to_owned() }),
-            Some(Value::Str(name)) => *name,
+            Some(GgufValue::Str(name)) => *name,
             Some(_) => {
                 return Err(ModelError::Key { key: key.to_owned(), why: "must be a string".to_owned() });
             }
@@ -165,7 +165,7 @@ impl<'a, 'f> Keys<'a, 'f> {
     fn find_width(&self, key: &str, max: u64) -> Result<Option<usize>, ModelError> {
         let Some(value) = self.file.get(&self.name(key)) else { return Ok(None) };
         let number = match value {
-            Value::Array(list) => {
+            GgufValue::Array(list) => {
                 let mut values = list.values().map(|v| v.as_u64());
                 let first = values.next().flatten();
                 if !values.all(|v| v == first) {
@@ -193,7 +193,7 @@ impl<'a, 'f> Keys<'a, 'f> {
     fn find_positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
         match self.file.get(&self.name(key)) {
             None => Ok(None),
-            Some(Value::F32(v)) if v.is_finite() && *v > 0.0 => Ok(Some(*v)),
+            Some(GgufValue::F32(v)) if v.is_finite() && *v > 0.0 => Ok(Some(*v)),
             Some(v) => Err(self.bad(key, format!("{v:?} is not a positive f32 number"))),
         }
     }
@@ -229,8 +229,8 @@ impl<'a, 'f> Keys<'a, 'f> {
         Ok(head_dim)
     }
 
-    fn experts(&self, ff: usize) -> Result<Option<Experts>, ModelError> {
-        let count = match self.file.get(&self.name("expert_count")).map(Value::as_u64) {
+    fn experts(&self, ff: usize) -> Result<Option<ExpertParams>, ModelError> {
+        let count = match self.file.get(&self.name("expert_count")).map(GgufValue::as_u64) {
             None | Some(Some(0)) => None,
             Some(_) => self.find_width("expert_count", MAX_EXPERTS)?,
         };
@@ -245,7 +245,7 @@ impl<'a, 'f> Keys<'a, 'f> {
                         self.bad(key, format!("is missing, and {ff} is too small for {used} experts"))
                     );
                 }
-                Ok(Some(Experts {
+                Ok(Some(ExpertParams {
                     count,
                     used,
                     ff: width,
@@ -263,7 +263,7 @@ impl<'a, 'f> Keys<'a, 'f> {
     fn rope_scale(&self) -> Result<f32, ModelError> {
         let kind = match self.file.get(&self.name("rope.scaling.type")) {
             None => "linear",
-            Some(Value::Str(kind)) => kind,
+            Some(GgufValue::Str(kind)) => kind,
             Some(_) => return Err(self.bad("rope.scaling.type", "must be a string".to_owned())),
         };
         match kind {

@@ -4,8 +4,8 @@
 //! every address is stable and nothing is allocated. Data placement is planned once, for the largest sizes.
 
 use crate::abi::accessors::ggml_graph_next_uid;
-use crate::abi::{FLAG_COMPUTE, FLAG_INPUT, Graph, Op, Tensor};
-use crate::compute::{State, Work};
+use crate::abi::{FLAG_COMPUTE, FLAG_INPUT, GgmlGraph, GgmlTensor, Op};
+use crate::compute::{NodeState, WorkSizes};
 use crate::kernels::Isa;
 use std::ptr::null_mut;
 
@@ -54,31 +54,31 @@ impl<T> Drop for Fixed<T> {
 
 /// See the module documentation.
 pub(super) struct Space {
-    tensors: Fixed<Tensor>,
-    states: Fixed<State>,
-    nodes: Box<[*mut Tensor]>,
+    tensors: Fixed<GgmlTensor>,
+    states: Fixed<NodeState>,
+    nodes: Box<[*mut GgmlTensor]>,
     /// How often each node is used as a source.
     counts: Box<[i32]>,
     /// Offset of each tensor's data in the buffer, by tensor index; empty before planning.
     offsets: Vec<usize>,
-    graph: Box<Graph>,
+    graph: Box<GgmlGraph>,
     n_tensors: usize,
     n_nodes: usize,
 }
 
 /// A tensor of the graph being built.
-pub(super) type Node = *mut Tensor;
+pub(super) type NodePtr = *mut GgmlTensor;
 
 impl Space {
     /// Capacity for this many tensors.
     pub(super) fn new(capacity: usize, isa: Isa) -> Self {
         Self {
-            tensors: Fixed::new(vec![Tensor::EMPTY; capacity]),
-            states: Fixed::new((0..capacity).map(|_| State::new(isa)).collect()),
+            tensors: Fixed::new(vec![GgmlTensor::EMPTY; capacity]),
+            states: Fixed::new((0..capacity).map(|_| NodeState::new(isa)).collect()),
             nodes: vec![null_mut(); capacity].into(),
             counts: vec![0; capacity].into(),
             offsets: Vec::new(),
-            graph: Box::new(Graph::EMPTY),
+            graph: Box::new(GgmlGraph::EMPTY),
             n_tensors: 0,
             n_nodes: 0,
         }
@@ -99,7 +99,7 @@ impl Space {
     ///
     /// # Panics
     /// If the capacity was computed wrongly.
-    pub(super) fn put(&mut self, mut tensor: Tensor) -> Node {
+    pub(super) fn put(&mut self, mut tensor: GgmlTensor) -> NodePtr {
         let place = self.n_tensors;
         self.n_tensors += 1;
         let leaf = tensor.op == Op::NONE;
@@ -118,7 +118,7 @@ impl Space {
 
     /// Completes the graph: assigns data to tensors and a new uid to the graph. `work` is the work memory for all
     /// nodes.
-    pub(super) fn finish(&mut self, base: *mut u8, work: Work) -> *mut Graph {
+    pub(super) fn finish(&mut self, base: *mut u8, work: WorkSizes) -> *mut GgmlGraph {
         for i in 0..self.n_tensors {
             self.states.get_mut(i).work = work;
             let tensor = self.tensors.get_mut(i);
@@ -160,18 +160,18 @@ impl Space {
     }
 
     /// The state of a node of this space.
-    pub(super) fn state(&mut self, node: Node) -> Option<&mut State> {
+    pub(super) fn state(&mut self, node: NodePtr) -> Option<&mut NodeState> {
         let place = self.place(node)?;
         Some(self.states.get_mut(place))
     }
 
-    fn place(&self, tensor: *const Tensor) -> Option<usize> {
+    fn place(&self, tensor: *const GgmlTensor) -> Option<usize> {
         let bytes = (tensor as usize).checked_sub(self.tensors.base as usize)?;
-        Some(bytes / size_of::<Tensor>()).filter(|i| *i < self.n_tensors)
+        Some(bytes / size_of::<GgmlTensor>()).filter(|i| *i < self.n_tensors)
     }
 
     /// The nodes in order.
-    pub(super) fn nodes(&self) -> &[Node] {
+    pub(super) fn nodes(&self) -> &[NodePtr] {
         &self.nodes[..self.n_nodes]
     }
 
@@ -220,7 +220,7 @@ impl Space {
     }
 
     /// Index of the tensor that owns the data of a tensor, if it is in this space.
-    fn owner(&self, tensor: *const Tensor) -> Option<usize> {
+    fn owner(&self, tensor: *const GgmlTensor) -> Option<usize> {
         let place = self.place(tensor)?;
         let source = self.tensors.get(place).view_src;
         if source.is_null() { Some(place) } else { self.place(source) }
@@ -228,11 +228,11 @@ impl Space {
 }
 
 /// Whether the buffer has room for the tensor: not for views or tensors that are never computed.
-fn owns_data(t: &Tensor) -> bool {
+fn owns_data(t: &GgmlTensor) -> bool {
     t.view_src.is_null() && t.flags & (FLAG_COMPUTE | FLAG_INPUT) != 0
 }
 
-fn data_bytes(t: &Tensor) -> usize {
+fn data_bytes(t: &GgmlTensor) -> usize {
     t.contiguous_bytes().next_multiple_of(ALIGN)
 }
 

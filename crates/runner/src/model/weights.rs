@@ -6,10 +6,10 @@
 use super::error::ModelError;
 use super::memory;
 use super::params::{Arch, Params};
-use crate::abi::{Tensor, Type};
-use crate::compute::{Owner, Weight};
+use crate::abi::{GgmlTensor, GgmlType};
+use crate::compute::{BytesOwner, Weight};
 use crate::kernels::Isa;
-use ggml::gguf::reader::{Gguf, TensorInfo};
+use ggml::gguf::reader::{Gguf, GgufTensor};
 use ggml::quant::TensorType;
 use memmap2::Mmap;
 use std::collections::HashMap;
@@ -19,6 +19,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 const SUPPORTED: &str = "f32, f16, bf16, q8_0, q4_0, q4_1, q4_K, q6_K";
+
+/// A text is not the name of a [`Placement`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be auto, packed or mapped")]
+pub struct UnknownPlacement;
 
 /// Where matrices are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -33,14 +38,14 @@ pub enum Placement {
 }
 
 impl FromStr for Placement {
-    type Err = String;
+    type Err = UnknownPlacement;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, UnknownPlacement> {
         match text {
             "auto" => Ok(Self::Auto),
             "packed" => Ok(Self::Packed),
             "mapped" => Ok(Self::Mapped),
-            _ => Err("must be auto, packed or mapped".to_owned()),
+            _ => Err(UnknownPlacement),
         }
     }
 }
@@ -88,7 +93,7 @@ pub enum Second {
 
 /// The tensors of a layer.
 #[derive(Debug, Clone, Copy)]
-pub struct Layer {
+pub struct LayerWeights {
     pub attn_norm: Id,
     pub q: Id,
     pub k: Id,
@@ -106,13 +111,13 @@ pub struct Layer {
 /// All tensors of a model.
 pub struct Weights {
     /// Never changed after loading, so that their addresses are stable.
-    tensors: Box<[Tensor]>,
+    tensors: Box<[GgmlTensor]>,
     pub token_embd: Id,
     pub output_norm: Id,
     pub output: Id,
     /// Divisors of the rotary angles, one per pair.
     pub rope_freqs: Option<Id>,
-    pub layers: Vec<Layer>,
+    pub layers: Vec<LayerWeights>,
     /// Targets of the tensors' `extra` pointers.
     _matrices: Box<[Weight]>,
     /// Target of the tensors' data pointers.
@@ -130,8 +135,8 @@ unsafe impl Sync for Weights {}
 
 impl Weights {
     /// A pointer to the tensor, for use in a graph. Nothing may write through it.
-    pub fn get(&self, id: Id) -> *mut Tensor {
-        let tensor: *const Tensor = &raw const self.tensors[id.0];
+    pub fn get(&self, id: Id) -> *mut GgmlTensor {
+        let tensor: *const GgmlTensor = &raw const self.tensors[id.0];
         tensor.cast_mut()
     }
 
@@ -142,21 +147,21 @@ impl Weights {
 }
 
 /// A tensor of the file that the model uses.
-struct Wanted<'f> {
-    info: TensorInfo<'f>,
+struct WantedTensor<'f> {
+    info: GgufTensor<'f>,
     ty: TensorType,
     /// Whether activations are multiplied with it.
     multiplied: bool,
 }
 
 /// The tensors of a file, from which the model's tensors are taken one by one.
-pub(super) struct Plan<'f> {
+pub(super) struct FileTensors<'f> {
     arch: Arch,
-    all: HashMap<&'f str, TensorInfo<'f>>,
-    wanted: Vec<Wanted<'f>>,
+    all: HashMap<&'f str, GgufTensor<'f>>,
+    wanted: Vec<WantedTensor<'f>>,
 }
 
-impl<'f> Plan<'f> {
+impl<'f> FileTensors<'f> {
     fn new(arch: Arch, file: &Gguf<'f>) -> Self {
         Self { arch, all: file.tensors.iter().map(|t| (t.name, *t)).collect(), wanted: Vec::new() }
     }
@@ -176,7 +181,7 @@ impl<'f> Plan<'f> {
         }
         let wrong = |found: String, supported| ModelError::Type { name: name.to_owned(), found, supported };
         let Some(ty) = TensorType::from_id(info.type_id) else {
-            let known = Type::from_number(info.type_id).map(|t| t.traits().type_name.as_str().to_owned());
+            let known = GgmlType::from_number(info.type_id).map(|t| t.traits().type_name.as_str().to_owned());
             return Err(wrong(known.unwrap_or_else(|| format!("number {}", info.type_id)), SUPPORTED));
         };
         if !multiplied && dims.len() == 1 && ty != TensorType::F32 {
@@ -186,7 +191,7 @@ impl<'f> Plan<'f> {
         if !info.offset.is_multiple_of(4) {
             return Err(ModelError::Alignment { name: name.to_owned(), offset: info.offset });
         }
-        self.wanted.push(Wanted { info, ty, multiplied });
+        self.wanted.push(WantedTensor { info, ty, multiplied });
         Ok(Some(Id(self.wanted.len() - 1)))
     }
 
@@ -232,11 +237,11 @@ impl<'f> Plan<'f> {
         }))
     }
 
-    fn layer(&mut self, layer: usize, p: &Params) -> Result<Layer, ModelError> {
+    fn layer(&mut self, layer: usize, p: &Params) -> Result<LayerWeights, ModelError> {
         let name = |part: &str| format!("blk.{layer}.{part}");
         let (embd, q, kv) = (p.embd, p.q_width(), p.kv_width());
         let post = p.arch == Arch::Gemma2;
-        Ok(Layer {
+        Ok(LayerWeights {
             attn_norm: self.vector(&name("attn_norm.weight"), embd)?,
             q: self.matrix(&name("attn_q.weight"), &[embd, q])?,
             k: self.matrix(&name("attn_k.weight"), &[embd, kv])?,
@@ -256,7 +261,7 @@ impl<'f> Plan<'f> {
 }
 
 /// How [`load`] places matrices.
-pub(super) struct Order<'a> {
+pub(super) struct LoadOptions<'a> {
     pub isa: Isa,
     pub placement: Placement,
     /// Receives the bytes of the file processed since the last call.
@@ -268,9 +273,9 @@ pub(super) fn load(
     file: &Gguf<'_>,
     map: &Arc<Mmap>,
     p: &Params,
-    order: Order<'_>,
+    order: LoadOptions<'_>,
 ) -> Result<Weights, ModelError> {
-    let mut plan = Plan::new(p.arch, file);
+    let mut plan = FileTensors::new(p.arch, file);
     let vocab = vocabulary(file, p)?;
     let tied = !plan.all.contains_key("output.weight");
     let token_embd = plan.need("token_embd.weight", &[p.embd, vocab], tied)?;
@@ -313,7 +318,7 @@ pub(super) fn load(
 
 /// Tokens in the vocabulary: the rows of the embedding, which must agree with the metadata.
 fn vocabulary(file: &Gguf<'_>, p: &Params) -> Result<usize, ModelError> {
-    use ggml::gguf::reader::Value;
+    use ggml::gguf::reader::GgufValue;
     let name = "token_embd.weight";
     let Some(info) = file.tensors.iter().find(|t| t.name == name) else {
         return Err(ModelError::MissingTensor(name.to_owned()));
@@ -322,13 +327,13 @@ fn vocabulary(file: &Gguf<'_>, p: &Params) -> Result<usize, ModelError> {
     let disagree = |key: &str, n: u64| {
         Err(ModelError::Key { key: key.to_owned(), why: format!("{n} tokens, but '{name}' has {rows}") })
     };
-    if let Some(Value::Array(tokens)) = file.get("tokenizer.ggml.tokens")
+    if let Some(GgufValue::Array(tokens)) = file.get("tokenizer.ggml.tokens")
         && tokens.len() != rows
     {
         return disagree("tokenizer.ggml.tokens", tokens.len());
     }
     let key = format!("{}.vocab_size", p.arch.name());
-    match file.get(&key).and_then(Value::as_u64) {
+    match file.get(&key).and_then(GgufValue::as_u64) {
         Some(n) if n != rows => disagree(&key, n),
         // Token ids are i32.
         _ if rows == 0 || rows > i32::MAX as u64 => disagree(name, 0),
@@ -337,7 +342,7 @@ fn vocabulary(file: &Gguf<'_>, p: &Params) -> Result<usize, ModelError> {
 }
 
 /// Decides where the matrices go, and returns their size in bytes.
-fn place(wanted: &[Wanted<'_>], asked: Placement) -> Result<(Placement, u64), ModelError> {
+fn place(wanted: &[WantedTensor<'_>], asked: Placement) -> Result<(Placement, u64), ModelError> {
     let need =
         wanted.iter().filter(|w| w.multiplied).filter_map(|w| w.info.bytes).fold(0, u64::saturating_add);
     let fits = memory::available().is_none_or(|free| need <= memory::usable(free));
@@ -353,16 +358,16 @@ fn place(wanted: &[Wanted<'_>], asked: Placement) -> Result<(Placement, u64), Mo
 }
 
 /// The range of a tensor's data in the file. The reader has checked that it exists.
-fn range(w: &Wanted<'_>) -> Range<usize> {
+fn range(w: &WantedTensor<'_>) -> Range<usize> {
     let at = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     let start = at(w.info.offset);
     start..start.saturating_add(at(w.info.bytes.unwrap_or(0)))
 }
 
 /// The tensor in the form that graphs use. Vectors must be finite.
-fn describe(w: &Wanted<'_>, map: &Mmap) -> Result<Tensor, ModelError> {
+fn describe(w: &WantedTensor<'_>, map: &Mmap) -> Result<GgmlTensor, ModelError> {
     let dims = w.info.dims.map(|d| i64::try_from(d).unwrap_or(i64::MAX));
-    let mut tensor = Tensor::contiguous(w.ty.into(), dims);
+    let mut tensor = GgmlTensor::contiguous(w.ty.into(), dims);
     tensor.set_name(w.info.name);
     let bytes = map.get(range(w)).unwrap_or_default();
     tensor.data = bytes.as_ptr().cast_mut().cast();
@@ -374,19 +379,24 @@ fn describe(w: &Wanted<'_>, map: &Mmap) -> Result<Tensor, ModelError> {
     }
 }
 
-fn matrix(w: &Wanted<'_>, map: &Arc<Mmap>, placement: Placement, isa: Isa) -> Result<Weight, ModelError> {
+fn matrix(
+    w: &WantedTensor<'_>,
+    map: &Arc<Mmap>,
+    placement: Placement,
+    isa: Isa,
+) -> Result<Weight, ModelError> {
     let packed = placement == Placement::Packed;
     if packed {
         check_scales(w, map.get(range(w)).unwrap_or_default())?;
     }
     let [cols, rows, experts, _] = w.info.dims.map(|d| usize::try_from(d).unwrap_or(usize::MAX));
-    let file: Owner = Arc::clone(map) as _;
+    let file: BytesOwner = Arc::clone(map) as _;
     Weight::new(w.ty, [cols, rows, experts], (&file, range(w)), packed, isa)
         .map_err(|e| ModelError::Kernel { name: w.info.name.to_owned(), why: e.to_string() })
 }
 
 /// Block scales and unquantised values must be finite. They are read anyway during packing.
-fn check_scales(w: &Wanted<'_>, bytes: &[u8]) -> Result<(), ModelError> {
+fn check_scales(w: &WantedTensor<'_>, bytes: &[u8]) -> Result<(), ModelError> {
     // An exponent of all ones: infinity or NaN.
     let half = |b: &[u8], at: usize| matches!(b.get(at + 1), Some(high) if high & 0x7c == 0x7c);
     let wrong = |b: &[u8]| match w.ty {

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
 use super::Pool;
-use crate::abi::{ComputeParams, Op, Tensor};
+use crate::abi::{ComputeParams, GgmlTensor, Op};
 
 /// # Safety
 /// `params.threadpool` must point to the live pool that runs the calling thread.
@@ -34,7 +34,7 @@ pub fn next_chunk(params: &ComputeParams) -> usize {
 /// The params must be those of a running graph's compute loop, and the node must belong to that graph.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_compute_forward(params: *const ComputeParams, node: *mut Tensor) {
+pub unsafe extern "C" fn ggml_compute_forward(params: *const ComputeParams, node: *mut GgmlTensor) {
     // SAFETY: guaranteed by the caller.
     let (params, tensor) = unsafe { (&*params, &*node) };
     if tensor.op == Op::MUL_MAT_ID {
@@ -51,7 +51,10 @@ pub unsafe extern "C" fn ggml_compute_forward(params: *const ComputeParams, node
 /// See [`ggml_compute_forward`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_compute_forward_mul_mat_id(params: *const ComputeParams, node: *mut Tensor) {
+pub unsafe extern "C" fn ggml_compute_forward_mul_mat_id(
+    params: *const ComputeParams,
+    node: *mut GgmlTensor,
+) {
     // SAFETY: guaranteed by the caller.
     let (params, node) = unsafe { (&*params, &*node) };
     // SAFETY: guaranteed by the caller.
@@ -66,8 +69,8 @@ pub unsafe extern "C" fn ggml_compute_forward_mul_mat_id(params: *const ComputeP
 #[inline(never)]
 pub unsafe extern "C" fn ggml_compute_forward_rms_norm_mul_fused(
     params: *const ComputeParams,
-    norm: *mut Tensor,
-    mul: *mut Tensor,
+    norm: *mut GgmlTensor,
+    mul: *mut GgmlTensor,
 ) {
     // SAFETY: guaranteed by the caller.
     let (params, norm, mul) = unsafe { (&*params, &*norm, &*mul) };

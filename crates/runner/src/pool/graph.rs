@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::forward::{ggml_barrier, ggml_compute_forward, ggml_compute_forward_rms_norm_mul_fused};
 use super::{Functions, Pool, Threads};
-use crate::abi::{ComputeParams, Cplan, FLAG_COMPUTE, FLAG_OUTPUT, Graph, Op, Tensor};
+use crate::abi::{ComputeParams, Cplan, FLAG_COMPUTE, FLAG_OUTPUT, GgmlGraph, GgmlTensor, Op};
 use crate::truth;
 
 /// GGML_STATUS_*.
@@ -15,7 +15,7 @@ pub const FAILED: i32 = -1;
 pub const ALLOC_FAILED: i32 = -2;
 
 /// True if nodes `i` and `i + 1` of the graph run as one: RMS_NORM and a MUL that is its only user (as in GGML).
-fn is_fused(graph: &Graph, nodes: &[&Tensor], i: usize) -> bool {
+fn is_fused(graph: &GgmlGraph, nodes: &[&GgmlTensor], i: usize) -> bool {
     let (Some(norm), Some(mul)) = (nodes.get(i), nodes.get(i + 1)) else { return false };
     if norm.op != Op::RMS_NORM || mul.op != Op::MUL || graph.use_counts.is_null() {
         return false;
@@ -35,13 +35,13 @@ fn is_fused(graph: &Graph, nodes: &[&Tensor], i: usize) -> bool {
 ///
 /// # Safety
 /// The graph's nodes must be live tensors.
-pub unsafe fn count_uses(graph: &mut Graph, counts: &mut [i32]) {
+pub unsafe fn count_uses(graph: &mut GgmlGraph, counts: &mut [i32]) {
     // SAFETY: guaranteed by the caller.
     let nodes = unsafe { graph.nodes() };
     if counts.len() != nodes.len() {
         return;
     }
-    let at: std::collections::HashMap<*const Tensor, usize> =
+    let at: std::collections::HashMap<*const GgmlTensor, usize> =
         nodes.iter().enumerate().map(|(i, n)| (&raw const **n, i)).collect();
     counts.fill(0);
     for source in nodes.iter().flat_map(|n| n.src) {
@@ -113,7 +113,7 @@ pub(super) fn thread(pool: &Pool, ith: usize) {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn ggml_graph_plan(
-    graph: *const Graph,
+    graph: *const GgmlGraph,
     n_threads: i32,
     threadpool: *mut c_void,
 ) -> Cplan {
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn ggml_graph_plan(
 /// only one thread may call this on a pool at a time.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_graph_compute(graph: *mut Graph, plan: *const Cplan) -> i32 {
+pub unsafe extern "C" fn ggml_graph_compute(graph: *mut GgmlGraph, plan: *const Cplan) -> i32 {
     // SAFETY: guaranteed by the caller.
     let plan = unsafe { &*plan };
     // SAFETY: guaranteed by the caller.
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn ggml_graph_compute(graph: *mut Graph, plan: *const Cpla
     let n = usize::try_from(plan.n_threads).unwrap_or(1).clamp(1, pool.threads());
     pool.run(graph, plan.work_data.cast(), plan.work_size, n);
     if let Some(truth) = pool.truth() {
-        truth.end(truth::Level::CpuGraph);
+        truth.end(truth::TruthLevel::CpuGraph);
     }
     SUCCESS
 }

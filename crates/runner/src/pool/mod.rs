@@ -17,14 +17,14 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering}
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use super::abi::accessors::{self, Kept, kept};
-use super::abi::{ComputeParams, Graph, Tensor};
+use super::abi::accessors::{self, KeptSymbol, kept};
+use super::abi::{ComputeParams, GgmlGraph, GgmlTensor};
 use super::truth::Truth;
 use sync::{Barrier, CachePadded, Futex};
 
 pub use context::Context;
 pub use forward::{barrier, next_chunk};
-pub use sched::Sched;
+pub use sched::BackendSched;
 
 /// Most threads per pool (GGML_MAX_N_THREADS).
 pub const MAX_THREADS: usize = 512;
@@ -34,11 +34,11 @@ pub const MAX_THREADS: usize = 512;
 #[derive(Clone, Copy)]
 pub struct Functions {
     /// Computes a node.
-    pub forward: fn(&ComputeParams, &Tensor),
+    pub forward: fn(&ComputeParams, &GgmlTensor),
     /// Computes RMS_NORM and the following MUL as one.
-    pub rms_norm_mul: fn(&ComputeParams, &Tensor, &Tensor),
+    pub rms_norm_mul: fn(&ComputeParams, &GgmlTensor, &GgmlTensor),
     /// Bytes of memory shared by all threads (`params.wdata`) that a node needs with this many threads.
-    pub work_size: fn(&Tensor, usize) -> usize,
+    pub work_size: fn(&GgmlTensor, usize) -> usize,
 }
 
 /// Why a pool could not be created.
@@ -61,7 +61,7 @@ pub struct Pool {
     spins: u32,
     /// Next chunk of work in the current op; reset to 0 by every barrier.
     chunk: CachePadded<AtomicUsize>,
-    graph: AtomicPtr<Graph>,
+    graph: AtomicPtr<GgmlGraph>,
     work: AtomicPtr<c_void>,
     work_size: AtomicUsize,
     stop: AtomicBool,
@@ -168,7 +168,7 @@ impl Pool {
     }
 
     /// Runs a graph on the first `n` threads; the caller is thread 0.
-    fn run(&self, graph: *mut Graph, work: *mut c_void, work_size: usize, n: usize) {
+    fn run(&self, graph: *mut GgmlGraph, work: *mut c_void, work_size: usize, n: usize) {
         self.graph.store(graph, Ordering::Relaxed);
         self.work.store(work, Ordering::Relaxed);
         self.work_size.store(work_size, Ordering::Relaxed);
@@ -181,7 +181,7 @@ impl Pool {
 }
 
 /// Functions on the call chain of a token.
-static WAY: [Kept; 12] = kept![
+static WAY: [KeptSymbol; 12] = kept![
     context::llama_decode,
     sched::ggml_backend_sched_graph_compute_async,
     sched::ggml_backend_graph_compute_async,

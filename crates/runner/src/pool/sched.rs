@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use super::graph::{ALLOC_FAILED, SUCCESS, ggml_graph_compute, ggml_graph_plan};
 use super::{Pool, Threads};
 use crate::abi::accessors::ggml_graph_next_uid;
-use crate::abi::{Backend, Graph, Interface, MAX_BACKENDS, SchedHead};
-use crate::truth::{self, Level};
+use crate::abi::{GgmlBackend, GgmlGraph, Interface, MAX_BACKENDS, SchedHead};
+use crate::truth::{self, TruthLevel};
 
 /// The GUID of GGML's CPU backend (ggml-cpu.cpp, unchanged since 2024-02).
 static CPU_GUID: [u8; 16] =
@@ -35,63 +35,63 @@ pub enum ComputeError {
 /// Memory in units of cache lines.
 #[repr(align(64))]
 #[derive(Clone, Copy)]
-struct Line(#[allow(dead_code, reason = "only its size and place count")] [u8; 64]);
+struct CacheLine(#[allow(dead_code, reason = "only its size and place count")] [u8; 64]);
 
 /// What the backends share: the threads and their memory.
-struct Shared {
+struct SharedPool {
     pool: Arc<Pool>,
     n_threads: AtomicI32,
-    work: Vec<Line>,
+    work: Vec<CacheLine>,
     /// Bytes requested last.
     wanted: usize,
 }
 
 /// A part of a graph for one backend.
-struct Split {
+struct GraphSplit {
     backend: usize,
-    graph: Graph,
+    graph: GgmlGraph,
 }
 
 /// `ggml_backend_sched`.
 #[repr(C)]
-pub struct Sched {
+pub struct BackendSched {
     head: SchedHead,
     /// The graph that was split last, by address and uid.
-    cut: (*const Graph, u64),
-    splits: Vec<Split>,
-    backends: Box<[Backend]>,
-    shared: *mut Shared,
+    cut: (*const GgmlGraph, u64),
+    splits: Vec<GraphSplit>,
+    backends: Box<[GgmlBackend]>,
+    shared: *mut SharedPool,
     // Last, so that the threads end after everything that they may access.
     threads: Threads,
 }
 
-extern "C" fn cpu_name(_: *mut Backend) -> *const c_char {
+extern "C" fn cpu_name(_: *mut GgmlBackend) -> *const c_char {
     c"CPU".as_ptr()
 }
 
-extern "C" fn second_name(_: *mut Backend) -> *const c_char {
+extern "C" fn second_name(_: *mut GgmlBackend) -> *const c_char {
     c"ggml-runner's second".as_ptr()
 }
 
-fn backend(guid: &'static [u8; 16], second: bool, shared: *mut Shared) -> Backend {
+fn backend(guid: &'static [u8; 16], second: bool, shared: *mut SharedPool) -> GgmlBackend {
     let iface = Interface {
         get_name: Some(if second { second_name } else { cpu_name }),
         before: [null(); 11],
         graph_compute,
         after: [null(); 3],
     };
-    Backend { guid, iface, device: null_mut(), context: shared.cast() }
+    GgmlBackend { guid, iface, device: null_mut(), context: shared.cast() }
 }
 
-impl Sched {
+impl BackendSched {
     /// A scheduler on these threads with one backend, or with two.
-    pub fn new(threads: Threads, two_backends: bool) -> Box<Sched> {
+    pub fn new(threads: Threads, two_backends: bool) -> Box<BackendSched> {
         let pool = threads.pool().clone();
         let n_threads = AtomicI32::new(i32::try_from(pool.threads()).unwrap_or(1));
-        let shared = Box::into_raw(Box::new(Shared { pool, n_threads, work: Vec::new(), wanted: 0 }));
+        let shared = Box::into_raw(Box::new(SharedPool { pool, n_threads, work: Vec::new(), wanted: 0 }));
         let kinds = [(&CPU_GUID, false), (&SECOND_GUID, true)];
         let kinds = kinds.into_iter().take(1 + usize::from(two_backends));
-        let mut backends: Box<[Backend]> =
+        let mut backends: Box<[GgmlBackend]> =
             kinds.map(|(guid, second)| backend(guid, second, shared)).collect();
         let mut head = SchedHead {
             is_reset: true,
@@ -102,7 +102,7 @@ impl Sched {
         for (slot, backend) in head.backends.iter_mut().zip(&mut backends) {
             *slot = backend;
         }
-        Box::new(Sched { head, cut: (null(), 0), splits: Vec::new(), backends, shared, threads })
+        Box::new(BackendSched { head, cut: (null(), 0), splits: Vec::new(), backends, shared, threads })
     }
 
     /// The threads.
@@ -126,10 +126,10 @@ impl Sched {
     ///
     /// # Safety
     /// The nodes must be live tensors with valid sources and data, of shapes that the pool's functions accept.
-    pub unsafe fn compute(&mut self, graph: &mut Graph) -> Result<(), ComputeError> {
+    pub unsafe fn compute(&mut self, graph: &mut GgmlGraph) -> Result<(), ComputeError> {
         let pool = self.threads.pool().clone();
         let nodes = u32::try_from(graph.n_nodes).unwrap_or(0);
-        let status = truth::span(pool.truth(), Level::Graph, nodes, graph.uid, || {
+        let status = truth::span(pool.truth(), TruthLevel::Graph, nodes, graph.uid, || {
             // SAFETY: guaranteed by the caller.
             unsafe { ggml_backend_sched_graph_compute_async(self, graph) }
         });
@@ -142,7 +142,7 @@ impl Sched {
     }
 
     /// Splits a graph that has not been seen before. Memory is allocated only here.
-    fn split(&mut self, graph: &Graph) {
+    fn split(&mut self, graph: &GgmlGraph) {
         if self.cut == (&raw const *graph, graph.uid) && graph.uid != 0 {
             return;
         }
@@ -153,7 +153,7 @@ impl Sched {
         for end in ends(nodes.iter().map(|n| n.name()), self.backends.len()) {
             let mut part = graph.view(first, end - first);
             part.uid = ggml_graph_next_uid();
-            self.splits.push(Split { backend: self.splits.len() % self.backends.len(), graph: part });
+            self.splits.push(GraphSplit { backend: self.splits.len() % self.backends.len(), graph: part });
             first = end;
         }
         self.cut = (graph, graph.uid);
@@ -169,7 +169,7 @@ fn ends<'a>(names: impl ExactSizeIterator<Item = &'a str>, backends: usize) -> V
     ends
 }
 
-impl Drop for Sched {
+impl Drop for BackendSched {
     fn drop(&mut self) {
         // SAFETY: created by `Box::into_raw` in `new`; no graph is running, so nothing uses it any more.
         drop(unsafe { Box::from_raw(self.shared) });
@@ -179,10 +179,13 @@ impl Drop for Sched {
 /// Runs a graph on a scheduler's backends and returns when it is done.
 ///
 /// # Safety
-/// See [`Sched::compute`].
+/// See [`BackendSched::compute`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_backend_sched_graph_compute_async(sched: *mut Sched, graph: *mut Graph) -> i32 {
+pub unsafe extern "C" fn ggml_backend_sched_graph_compute_async(
+    sched: *mut BackendSched,
+    graph: *mut GgmlGraph,
+) -> i32 {
     // SAFETY: guaranteed by the caller.
     let sched = unsafe { &mut *sched };
     // SAFETY: guaranteed by the caller.
@@ -197,7 +200,7 @@ pub unsafe extern "C" fn ggml_backend_sched_graph_compute_async(sched: *mut Sche
         }
     }
     if let Some(truth) = sched.threads.pool().truth() {
-        truth.end(Level::Graph);
+        truth.end(TruthLevel::Graph);
     }
     status
 }
@@ -205,28 +208,31 @@ pub unsafe extern "C" fn ggml_backend_sched_graph_compute_async(sched: *mut Sche
 /// Runs a graph on a backend.
 ///
 /// # Safety
-/// `backend` must belong to a scheduler, and the graph's nodes must meet the conditions of [`Sched::compute`].
+/// `backend` must belong to a scheduler, and the graph's nodes must meet the conditions of [`BackendSched::compute`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn ggml_backend_graph_compute_async(backend: *mut Backend, graph: *mut Graph) -> i32 {
+pub unsafe extern "C" fn ggml_backend_graph_compute_async(
+    backend: *mut GgmlBackend,
+    graph: *mut GgmlGraph,
+) -> i32 {
     // SAFETY: guaranteed by the caller.
     unsafe { ((*backend).iface.graph_compute)(backend, graph) }
 }
 
 /// The backend's compute function: runs a graph on the threads.
-unsafe extern "C" fn graph_compute(backend: *mut Backend, graph: *mut Graph) -> i32 {
+unsafe extern "C" fn graph_compute(backend: *mut GgmlBackend, graph: *mut GgmlGraph) -> i32 {
     // SAFETY: called through a scheduler's backend, whose context was set by `Sched::new`; one graph at a time.
-    let shared = unsafe { &mut *(*backend).context.cast::<Shared>() };
+    let shared = unsafe { &mut *(*backend).context.cast::<SharedPool>() };
     let n = shared.n_threads.load(Ordering::Relaxed);
     // SAFETY: the graph is the caller's, the pool this scheduler's.
     let mut plan = unsafe { ggml_graph_plan(graph, n, shared.pool.as_ptr()) };
     shared.wanted = plan.work_size;
-    let lines = plan.work_size.div_ceil(size_of::<Line>());
+    let lines = plan.work_size.div_ceil(size_of::<CacheLine>());
     if lines > shared.work.len() {
         if shared.work.try_reserve_exact(lines - shared.work.len()).is_err() {
             return ALLOC_FAILED;
         }
-        shared.work.resize(lines, Line([0; 64]));
+        shared.work.resize(lines, CacheLine([0; 64]));
     }
     plan.work_data = shared.work.as_mut_ptr().cast();
     let truth = shared.pool.truth();
@@ -238,5 +244,5 @@ unsafe extern "C" fn graph_compute(backend: *mut Backend, graph: *mut Graph) -> 
     // SAFETY: the graph is the caller's.
     let uid = unsafe { (*graph).uid };
     // SAFETY: planned for this graph, and the memory has the planned size.
-    truth::span(truth, Level::CpuGraph, threads, uid, || unsafe { ggml_graph_compute(graph, &plan) })
+    truth::span(truth, TruthLevel::CpuGraph, threads, uid, || unsafe { ggml_graph_compute(graph, &plan) })
 }

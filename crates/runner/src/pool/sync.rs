@@ -4,6 +4,9 @@ use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+#[cfg(target_os = "linux")]
+use rustix::thread::futex;
+
 /// How long to spin before sleeping: about the cost of one sleep and wake-up, so that a wrong guess costs at most
 /// twice the better choice.
 const SPIN: Duration = Duration::from_micros(20);
@@ -76,16 +79,14 @@ impl Futex {
 /// Sleeps while the number is `old`; may return early.
 #[cfg(target_os = "linux")]
 fn wait(word: &AtomicU32, old: u32) {
-    let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the word is alive and aligned; no timeout. Any failure (changed number, signal) means: check again.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, old, std::ptr::null::<libc::timespec>()) };
+    // Any failure (changed number, signal) means: check again.
+    let _ = futex::wait(word, futex::Flags::PRIVATE, old, None);
 }
 
 #[cfg(target_os = "linux")]
 fn wake_all(word: &AtomicU32) {
-    let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the kernel only looks up the address among the waiters.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, i32::MAX) };
+    // Fails only for an address without memory.
+    let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use super::graph::count_uses;
 use super::*;
 use crate::abi::accessors::ggml_graph_next_uid;
-use crate::abi::{FLAG_COMPUTE, Op, Type};
+use crate::abi::{FLAG_COMPUTE, GgmlType, Op};
 
 /// One call of an op: thread, number of threads, name, name of the fused second op.
 type Seen = (i32, i32, String, String);
@@ -24,11 +24,11 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-fn note(params: &ComputeParams, node: &Tensor, second: &str) {
+fn note(params: &ComputeParams, node: &GgmlTensor, second: &str) {
     lock(&CALLS).push((params.ith, params.nth, node.name().to_owned(), second.to_owned()));
 }
 
-fn forward(params: &ComputeParams, node: &Tensor) {
+fn forward(params: &ComputeParams, node: &GgmlTensor) {
     note(params, node, "");
     // Two halves, each handed out in chunks: the second half begins when the first is done.
     for half in [1, 1000] {
@@ -42,28 +42,28 @@ fn forward(params: &ComputeParams, node: &Tensor) {
     }
 }
 
-fn rms_norm_mul(params: &ComputeParams, norm: &Tensor, mul: &Tensor) {
+fn rms_norm_mul(params: &ComputeParams, norm: &GgmlTensor, mul: &GgmlTensor) {
     note(params, norm, mul.name());
 }
 
-fn work_size(node: &Tensor, threads: usize) -> usize {
+fn work_size(node: &GgmlTensor, threads: usize) -> usize {
     if node.op == Op::MUL_MAT { 1000 * threads } else { 0 }
 }
 
 /// A model of two layers in the shape of llama.cpp's, without data.
 #[allow(clippy::vec_box, reason = "the tensors must stay where they are while the list grows")]
 struct Fixture {
-    _tensors: Vec<Box<Tensor>>,
-    _list: Vec<*mut Tensor>,
+    _tensors: Vec<Box<GgmlTensor>>,
+    _list: Vec<*mut GgmlTensor>,
     _counts: Vec<i32>,
-    graph: Graph,
+    graph: GgmlGraph,
 }
 
 fn fixture() -> Fixture {
     #[allow(clippy::vec_box, reason = "see Fixture")]
-    let mut tensors: Vec<Box<Tensor>> = Vec::new();
-    let mut add = |op, name: &str, flags, sources: &[*mut Tensor]| {
-        let mut t = Box::new(Tensor::contiguous(Type::F32, [8, 2, 1, 1]));
+    let mut tensors: Vec<Box<GgmlTensor>> = Vec::new();
+    let mut add = |op, name: &str, flags, sources: &[*mut GgmlTensor]| {
+        let mut t = Box::new(GgmlTensor::contiguous(GgmlType::F32, [8, 2, 1, 1]));
         (t.op, t.flags) = (op, flags);
         t.set_name(name);
         for (slot, s) in t.src.iter_mut().zip(sources) {
@@ -87,7 +87,7 @@ fn fixture() -> Fixture {
     }
     let end = list[list.len() - 1];
     list.push(add(Op::SCALE, "result_output", FLAG_COMPUTE, &[end]));
-    let mut graph = Graph { uid: ggml_graph_next_uid(), ..Graph::EMPTY };
+    let mut graph = GgmlGraph { uid: ggml_graph_next_uid(), ..GgmlGraph::EMPTY };
     let mut counts = vec![0; list.len()];
     graph.set_nodes(&mut list);
     // SAFETY: the tensors are in boxes that the fixture keeps.
@@ -123,7 +123,7 @@ fn every_thread_passes_every_node_that_does_something() {
     for (threads, two) in [(1, false), (2, false), (3, true), (9, true)] {
         let mut f = fixture();
         let pool = Threads::new(threads, threads == 2, FUNCTIONS).expect("threads");
-        let mut sched = Sched::new(pool, two);
+        let mut sched = BackendSched::new(pool, two);
         for active in [threads, 1, threads] {
             lock(&CALLS).clear();
             SUM.store(0, Ordering::Relaxed);
@@ -145,7 +145,7 @@ fn every_thread_passes_every_node_that_does_something() {
 fn two_backends_take_the_layers_in_turn() {
     let _turn = lock(&TURN);
     let mut f = fixture();
-    let mut sched = Sched::new(Threads::new(1, false, FUNCTIONS).expect("a thread"), true);
+    let mut sched = BackendSched::new(Threads::new(1, false, FUNCTIONS).expect("a thread"), true);
     // SAFETY: as above.
     unsafe { sched.compute(&mut f.graph) }.expect("computed");
     let parts: Vec<(usize, usize)> = sched.parts().collect();
@@ -159,7 +159,7 @@ fn the_threads_keep_account_of_each_op() {
     let threads = Threads::new(2, false, FUNCTIONS).expect("threads");
     let truth = Arc::new(Truth::new(2, 100, 100, 0).expect("a little memory"));
     threads.record(truth.clone());
-    let mut sched = Sched::new(threads, false);
+    let mut sched = BackendSched::new(threads, false);
     for _ in 0..2 {
         // SAFETY: as above.
         unsafe { sched.compute(&mut f.graph) }.expect("computed");
@@ -184,11 +184,11 @@ fn impossible_numbers_of_threads_are_refused() {
 #[test]
 #[ignore = "ends the program"]
 fn an_op_that_panics() {
-    let panics = |params: &ComputeParams, _: &Tensor| assert_eq!(params.ith, 0, "on the other thread");
+    let panics = |params: &ComputeParams, _: &GgmlTensor| assert_eq!(params.ith, 0, "on the other thread");
     let mut f = fixture();
     let threads = Threads::new(2, false, Functions { forward: panics, ..FUNCTIONS }).expect("threads");
     // SAFETY: as above.
-    let _ = unsafe { Sched::new(threads, false).compute(&mut f.graph) };
+    let _ = unsafe { BackendSched::new(threads, false).compute(&mut f.graph) };
 }
 
 #[test]

@@ -8,7 +8,7 @@ pub mod tensors;
 mod vocabulary;
 mod weights;
 
-use ggml::gguf::writer::{Header, Value, WriteError};
+use ggml::gguf::writer::{GgufHeader, GgufWriteError, NewGgufValue};
 use ggml::quant::{QuantError, TensorType};
 use presets::{Arch, Preset};
 use std::io::Write;
@@ -20,14 +20,14 @@ pub const DEFAULT_SEED: u64 = 42;
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
     #[error(transparent)]
-    Write(#[from] WriteError),
+    Write(#[from] GgufWriteError),
     #[error("tensor '{name}': {source}")]
     Quant { name: String, source: QuantError },
 }
 
 /// The model to generate.
 #[derive(Debug, Clone, Copy)]
-pub struct Order {
+pub struct ModelSpec {
     pub preset: &'static Preset,
     /// Type of the matrices; see [`tensors::stored_type`] for exceptions.
     pub ty: TensorType,
@@ -36,7 +36,7 @@ pub struct Order {
     pub threads: usize,
 }
 
-impl Order {
+impl ModelSpec {
     /// Bytes of the file that [`write()`] produces.
     ///
     /// # Errors
@@ -45,9 +45,9 @@ impl Order {
         Ok(self.header()?.file_bytes())
     }
 
-    /// Names and types of the matrices that can't be stored in [`Order::ty`] and use another type.
+    /// Names and types of the matrices that can't be stored in [`ModelSpec::ty`] and use another type.
     pub fn exceptions(&self) -> Vec<(String, TensorType)> {
-        let stored = |t: &tensors::Tensor| tensors::stored_type(t, self.ty);
+        let stored = |t: &tensors::SynthTensor| tensors::stored_type(t, self.ty);
         let all = tensors::of(self.preset).into_iter();
         all.filter(|t| self.ty.row_bytes(t.row()).is_none() && stored(t) != TensorType::F32)
             .map(|t| (stored(&t), t.name))
@@ -55,8 +55,8 @@ impl Order {
             .collect()
     }
 
-    fn header(&self) -> Result<Header, SynthError> {
-        let mut h = Header::default();
+    fn header(&self) -> Result<GgufHeader, SynthError> {
+        let mut h = GgufHeader::default();
         metadata(&mut h, self.preset, self.ty)?;
         for t in tensors::of(self.preset) {
             h.tensor(&t.name, tensors::stored_type(&t, self.ty), &t.dims)?;
@@ -69,7 +69,7 @@ impl Order {
 ///
 /// # Errors
 /// Those of `out`, and a preset that can't be stored in the type.
-pub fn write<W: Write>(order: &Order, out: W, mut progress: impl FnMut(u64)) -> Result<W, SynthError> {
+pub fn write<W: Write>(order: &ModelSpec, out: W, mut progress: impl FnMut(u64)) -> Result<W, SynthError> {
     let mut body = order.header()?.begin(out)?;
     for t in tensors::of(order.preset) {
         let ty = tensors::stored_type(&t, order.ty);
@@ -83,41 +83,41 @@ pub fn write<W: Write>(order: &Order, out: W, mut progress: impl FnMut(u64)) -> 
 }
 
 /// The metadata keys that llama.cpp reads (listed in gguf-py's constants.py).
-fn metadata(h: &mut Header, p: &Preset, ty: TensorType) -> Result<(), WriteError> {
+fn metadata(h: &mut GgufHeader, p: &Preset, ty: TensorType) -> Result<(), GgufWriteError> {
     let arch = p.arch.name();
     let key = |suffix: &str| format!("{arch}.{suffix}");
-    h.set("general.architecture", Value::Str(arch.to_owned()))?;
-    h.set("general.name", Value::Str(format!("random-{}", p.name)))?;
-    h.set(key("context_length"), Value::U32(p.context))?;
-    h.set(key("embedding_length"), Value::U32(p.embd))?;
-    h.set(key("block_count"), Value::U32(p.layers))?;
-    h.set(key("feed_forward_length"), Value::U32(p.ff))?;
-    h.set(key("attention.head_count"), Value::U32(p.heads))?;
-    h.set(key("attention.head_count_kv"), Value::U32(p.kv_heads))?;
-    h.set(key("attention.layer_norm_rms_epsilon"), Value::F32(1e-5))?;
-    h.set(key("rope.freq_base"), Value::F32(p.rope_base))?;
-    h.set("general.file_type", Value::U32(file_type(ty)))?;
+    h.set("general.architecture", NewGgufValue::Str(arch.to_owned()))?;
+    h.set("general.name", NewGgufValue::Str(format!("random-{}", p.name)))?;
+    h.set(key("context_length"), NewGgufValue::U32(p.context))?;
+    h.set(key("embedding_length"), NewGgufValue::U32(p.embd))?;
+    h.set(key("block_count"), NewGgufValue::U32(p.layers))?;
+    h.set(key("feed_forward_length"), NewGgufValue::U32(p.ff))?;
+    h.set(key("attention.head_count"), NewGgufValue::U32(p.heads))?;
+    h.set(key("attention.head_count_kv"), NewGgufValue::U32(p.kv_heads))?;
+    h.set(key("attention.layer_norm_rms_epsilon"), NewGgufValue::F32(1e-5))?;
+    h.set(key("rope.freq_base"), NewGgufValue::F32(p.rope_base))?;
+    h.set("general.file_type", NewGgufValue::U32(file_type(ty)))?;
     if ty.block() > 1 {
         // GGML_QNT_VERSION: the layout of quantised blocks.
-        h.set("general.quantization_version", Value::U32(2))?;
+        h.set("general.quantization_version", NewGgufValue::U32(2))?;
     }
-    h.set(key("vocab_size"), Value::U32(p.vocab))?;
+    h.set(key("vocab_size"), NewGgufValue::U32(p.vocab))?;
     match p.arch {
-        Arch::Llama => h.set(key("rope.dimension_count"), Value::U32(p.head_dim))?,
+        Arch::Llama => h.set(key("rope.dimension_count"), NewGgufValue::U32(p.head_dim))?,
         Arch::Gemma2 => {
-            h.set(key("attention.key_length"), Value::U32(p.head_dim))?;
-            h.set(key("attention.value_length"), Value::U32(p.head_dim))?;
-            h.set(key("attention.sliding_window"), Value::U32(1024))?;
-            h.set(key("attn_logit_softcapping"), Value::F32(50.0))?;
-            h.set(key("final_logit_softcapping"), Value::F32(30.0))?;
+            h.set(key("attention.key_length"), NewGgufValue::U32(p.head_dim))?;
+            h.set(key("attention.value_length"), NewGgufValue::U32(p.head_dim))?;
+            h.set(key("attention.sliding_window"), NewGgufValue::U32(1024))?;
+            h.set(key("attn_logit_softcapping"), NewGgufValue::F32(50.0))?;
+            h.set(key("final_logit_softcapping"), NewGgufValue::F32(30.0))?;
         }
         Arch::Qwen2 | Arch::Qwen2Moe => {}
     }
     if let Some(m) = p.experts {
-        h.set(key("expert_count"), Value::U32(m.count))?;
-        h.set(key("expert_used_count"), Value::U32(m.used))?;
-        h.set(key("expert_feed_forward_length"), Value::U32(m.ff))?;
-        h.set(key("expert_shared_feed_forward_length"), Value::U32(m.shared_ff))?;
+        h.set(key("expert_count"), NewGgufValue::U32(m.count))?;
+        h.set(key("expert_used_count"), NewGgufValue::U32(m.used))?;
+        h.set(key("expert_feed_forward_length"), NewGgufValue::U32(m.ff))?;
+        h.set(key("expert_shared_feed_forward_length"), NewGgufValue::U32(m.shared_ff))?;
     }
     vocabulary::metadata(h, p.arch, p.vocab)
 }

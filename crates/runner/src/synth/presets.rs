@@ -23,7 +23,7 @@ impl Arch {
 
 /// The mixture-of-experts part of a preset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Experts {
+pub struct ExpertPreset {
     /// Experts per layer.
     pub count: u32,
     /// Experts used per token.
@@ -51,7 +51,7 @@ pub struct Preset {
     /// The output matrix is the token embedding.
     pub tied: bool,
     pub rope_base: f32,
-    pub experts: Option<Experts>,
+    pub experts: Option<ExpertPreset>,
 }
 
 /// LLaMA-3.2-1B: 16 layers, full vocabulary.
@@ -111,7 +111,7 @@ pub static PRESETS: [Preset; 7] = [
         kv_heads: 8,
         head_dim: 64,
         rope_base: 10_000.0,
-        experts: Some(Experts { count: 60, used: 4, ff: 256, shared_ff: 1024 }),
+        experts: Some(ExpertPreset { count: 60, used: 4, ff: 256, shared_ff: 1024 }),
         ..TINY
     },
     Preset {

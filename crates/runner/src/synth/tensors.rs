@@ -14,16 +14,16 @@ pub enum Draw {
     Vector(f32),
 }
 
-/// A tensor.
+/// A tensor to generate: it has no data yet, hence no type and no place in a file.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Tensor {
+pub struct SynthTensor {
     pub name: String,
     /// In GGML order: the first is the row length.
     pub dims: Vec<u64>,
     pub draw: Draw,
 }
 
-impl Tensor {
+impl SynthTensor {
     /// Elements of one row.
     pub fn row(&self) -> u64 {
         self.dims.first().copied().unwrap_or(0)
@@ -38,7 +38,7 @@ impl Tensor {
 /// The type of a tensor in a file of type `ty`. Tensors that llama.cpp's quantiser with `--pure` leaves alone
 /// (vectors and the expert router) stay F32. Rows that don't fill complete blocks become Q8_0 if they fill its
 /// smaller blocks (as in that quantiser for Q6_K), otherwise F16.
-pub fn stored_type(t: &Tensor, ty: TensorType) -> TensorType {
+pub fn stored_type(t: &SynthTensor, ty: TensorType) -> TensorType {
     if t.dims.len() < 2 || t.name.contains("ffn_gate_inp.weight") {
         return TensorType::F32;
     }
@@ -47,8 +47,8 @@ pub fn stored_type(t: &Tensor, ty: TensorType) -> TensorType {
 }
 
 /// All tensors of a preset.
-pub fn of(p: &Preset) -> Vec<Tensor> {
-    let mut list = List::default();
+pub fn of(p: &Preset) -> Vec<SynthTensor> {
+    let mut list = TensorList::default();
     let (embd, vocab) = (p.embd, p.vocab);
     list.matrix("token_embd.weight", &[embd, vocab]);
     list.vector("output_norm.weight", embd, 1.0);
@@ -66,7 +66,7 @@ pub fn of(p: &Preset) -> Vec<Tensor> {
     list.tensors
 }
 
-fn attention(list: &mut List, p: &Preset) {
+fn attention(list: &mut TensorList, p: &Preset) {
     let (embd, q, kv) = (p.embd, p.heads * p.head_dim, p.kv_heads * p.head_dim);
     list.vector("attn_norm.weight", embd, 1.0);
     list.matrix("attn_q.weight", &[embd, q]);
@@ -85,13 +85,13 @@ fn attention(list: &mut List, p: &Preset) {
     }
 }
 
-fn feed_forward(list: &mut List, p: &Preset) {
+fn feed_forward(list: &mut TensorList, p: &Preset) {
     list.matrix("ffn_gate.weight", &[p.embd, p.ff]);
     list.matrix("ffn_up.weight", &[p.embd, p.ff]);
     list.matrix("ffn_down.weight", &[p.ff, p.embd]);
 }
 
-fn experts(list: &mut List, p: &Preset) {
+fn experts(list: &mut TensorList, p: &Preset) {
     let Some(m) = p.experts else { return };
     let embd = p.embd;
     list.matrix("ffn_gate_inp.weight", &[embd, m.count]);
@@ -105,12 +105,12 @@ fn experts(list: &mut List, p: &Preset) {
 }
 
 #[derive(Default)]
-struct List {
+struct TensorList {
     prefix: String,
-    tensors: Vec<Tensor>,
+    tensors: Vec<SynthTensor>,
 }
 
-impl List {
+impl TensorList {
     fn matrix(&mut self, name: &str, dims: &[u32]) {
         self.push(name, dims, Draw::Matrix);
     }
@@ -121,7 +121,7 @@ impl List {
 
     fn push(&mut self, name: &str, dims: &[u32], draw: Draw) {
         let dims = dims.iter().map(|d| u64::from(*d)).collect();
-        self.tensors.push(Tensor { name: format!("{}{name}", self.prefix), dims, draw });
+        self.tensors.push(SynthTensor { name: format!("{}{name}", self.prefix), dims, draw });
     }
 }
 
@@ -129,8 +129,8 @@ impl List {
 mod tests {
     use super::*;
 
-    fn tensor(name: &str, dims: &[u64]) -> Tensor {
-        Tensor { name: name.to_owned(), dims: dims.to_vec(), draw: Draw::Matrix }
+    fn tensor(name: &str, dims: &[u64]) -> SynthTensor {
+        SynthTensor { name: name.to_owned(), dims: dims.to_vec(), draw: Draw::Matrix }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::presets::Arch;
 use crate::tokenizer::spell_bytes;
-use ggml::gguf::writer::{Header, Value, WriteError};
+use ggml::gguf::writer::{GgufHeader, GgufWriteError, NewGgufValue};
 
 /// Kinds of token (`enum llama_token_type`, llama.h).
 const NORMAL: i32 = 1;
@@ -19,7 +19,7 @@ const QWEN_CONTROL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 ///
 /// # Errors
 /// A key that is already set.
-pub fn metadata(h: &mut Header, arch: Arch, size: u32) -> Result<(), WriteError> {
+pub fn metadata(h: &mut GgufHeader, arch: Arch, size: u32) -> Result<(), GgufWriteError> {
     match arch {
         Arch::Llama | Arch::Gemma2 => sentence_pieces(h, size as usize),
         Arch::Qwen2 | Arch::Qwen2Moe => byte_level(h, size as usize),
@@ -27,7 +27,7 @@ pub fn metadata(h: &mut Header, arch: Arch, size: u32) -> Result<(), WriteError>
 }
 
 /// Three special tokens, 256 bytes, the space and printable ASCII, then filler.
-fn sentence_pieces(h: &mut Header, size: usize) -> Result<(), WriteError> {
+fn sentence_pieces(h: &mut GgufHeader, size: usize) -> Result<(), GgufWriteError> {
     let mut tokens = Vec::with_capacity(size);
     let mut scores = Vec::with_capacity(size);
     let mut kinds = Vec::with_capacity(size);
@@ -49,21 +49,21 @@ fn sentence_pieces(h: &mut Header, size: usize) -> Result<(), WriteError> {
     scores.truncate(size);
     kinds.truncate(size);
 
-    h.set("tokenizer.ggml.model", Value::Str("llama".to_owned()))?;
-    h.set("tokenizer.ggml.pre", Value::Str("default".to_owned()))?;
-    h.set("tokenizer.ggml.tokens", Value::Strings(tokens))?;
-    h.set("tokenizer.ggml.scores", Value::F32s(scores))?;
-    h.set("tokenizer.ggml.token_type", Value::I32s(kinds))?;
-    h.set("tokenizer.ggml.bos_token_id", Value::U32(1))?;
-    h.set("tokenizer.ggml.eos_token_id", Value::U32(2))?;
-    h.set("tokenizer.ggml.unknown_token_id", Value::U32(0))?;
-    h.set("tokenizer.ggml.add_bos_token", Value::Bool(true))?;
-    h.set("tokenizer.ggml.add_eos_token", Value::Bool(false))?;
-    h.set("tokenizer.ggml.add_space_prefix", Value::Bool(true))
+    h.set("tokenizer.ggml.model", NewGgufValue::Str("llama".to_owned()))?;
+    h.set("tokenizer.ggml.pre", NewGgufValue::Str("default".to_owned()))?;
+    h.set("tokenizer.ggml.tokens", NewGgufValue::Strings(tokens))?;
+    h.set("tokenizer.ggml.scores", NewGgufValue::F32s(scores))?;
+    h.set("tokenizer.ggml.token_type", NewGgufValue::I32s(kinds))?;
+    h.set("tokenizer.ggml.bos_token_id", NewGgufValue::U32(1))?;
+    h.set("tokenizer.ggml.eos_token_id", NewGgufValue::U32(2))?;
+    h.set("tokenizer.ggml.unknown_token_id", NewGgufValue::U32(0))?;
+    h.set("tokenizer.ggml.add_bos_token", NewGgufValue::Bool(true))?;
+    h.set("tokenizer.ggml.add_eos_token", NewGgufValue::Bool(false))?;
+    h.set("tokenizer.ggml.add_space_prefix", NewGgufValue::Bool(true))
 }
 
 /// The 256 bytes, the merges of lower-case letters, filler, three control tokens.
-fn byte_level(h: &mut Header, size: usize) -> Result<(), WriteError> {
+fn byte_level(h: &mut GgufHeader, size: usize) -> Result<(), GgufWriteError> {
     let mut tokens: Vec<String> = (0..=255u8).map(|byte| spell_bytes(&[byte])).collect();
     let mut merges = Vec::new();
     // First space and letter, then two letters, then all three: every two-letter word is one token.
@@ -82,13 +82,13 @@ fn byte_level(h: &mut Header, size: usize) -> Result<(), WriteError> {
     let mut kinds = vec![NORMAL; tokens.len()];
     tokens.extend(QWEN_CONTROL.map(str::to_owned));
     kinds.resize(tokens.len(), CONTROL);
-    let end = Value::U32(u32::try_from(normal).unwrap_or(u32::MAX));
+    let end = NewGgufValue::U32(u32::try_from(normal).unwrap_or(u32::MAX));
 
-    h.set("tokenizer.ggml.model", Value::Str("gpt2".to_owned()))?;
-    h.set("tokenizer.ggml.pre", Value::Str("qwen2".to_owned()))?;
-    h.set("tokenizer.ggml.tokens", Value::Strings(tokens))?;
-    h.set("tokenizer.ggml.token_type", Value::I32s(kinds))?;
-    h.set("tokenizer.ggml.merges", Value::Strings(merges))?;
+    h.set("tokenizer.ggml.model", NewGgufValue::Str("gpt2".to_owned()))?;
+    h.set("tokenizer.ggml.pre", NewGgufValue::Str("qwen2".to_owned()))?;
+    h.set("tokenizer.ggml.tokens", NewGgufValue::Strings(tokens))?;
+    h.set("tokenizer.ggml.token_type", NewGgufValue::I32s(kinds))?;
+    h.set("tokenizer.ggml.merges", NewGgufValue::Strings(merges))?;
     h.set("tokenizer.ggml.eos_token_id", end)?;
-    h.set("tokenizer.ggml.add_bos_token", Value::Bool(false))
+    h.set("tokenizer.ggml.add_bos_token", NewGgufValue::Bool(false))
 }

@@ -1,10 +1,10 @@
 //! Draws and encodes a tensor's values, one batch of rows at a time on several threads.
 
 use super::prng::Stream;
-use super::tensors::{Draw, Tensor};
-use super::{Order, SynthError};
+use super::tensors::{Draw, SynthTensor};
+use super::{ModelSpec, SynthError};
 use common::aside;
-use ggml::gguf::writer::WriteError;
+use ggml::gguf::writer::GgufWriteError;
 use ggml::quant::{QuantError, TensorType, encode};
 
 /// Elements that one thread generates between two writes: bounds memory, and takes long compared with starting a
@@ -16,10 +16,10 @@ const BATCH: u64 = 2 << 20;
 /// # Errors
 /// Those of `sink`, and a type that can't be encoded.
 pub fn write(
-    t: &Tensor,
+    t: &SynthTensor,
     ty: TensorType,
-    order: &Order,
-    mut sink: impl FnMut(&[u8]) -> Result<(), WriteError>,
+    order: &ModelSpec,
+    mut sink: impl FnMut(&[u8]) -> Result<(), GgufWriteError>,
 ) -> Result<(), SynthError> {
     let rows = t.rows();
     let row_bytes = ty.row_bytes(t.row()).unwrap_or(0);
@@ -53,7 +53,7 @@ struct Maker {
 }
 
 impl Maker {
-    fn new(t: &Tensor, ty: TensorType, seed: u64) -> Self {
+    fn new(t: &SynthTensor, ty: TensorType, seed: u64) -> Self {
         let (mean, deviation) = match t.draw {
             Draw::Matrix => (0.0, 1.0 / (t.row() as f32).sqrt()),
             Draw::Vector(mean) => (mean, 0.01),

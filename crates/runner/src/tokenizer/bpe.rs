@@ -4,7 +4,7 @@
 use super::merge::merge;
 use super::split::Splitter;
 use super::vocabulary::{self, Defaults, Vocabulary};
-use super::{Token, TokenizerError};
+use super::{TokenId, TokenizerError};
 use ggml::gguf::reader::Gguf;
 use std::collections::HashMap;
 
@@ -44,7 +44,7 @@ impl<'a> Bpe<'a> {
     }
 
     /// Appends the tokens of a text.
-    pub fn encode(&self, v: &Vocabulary<'_>, text: &[u8], out: &mut Vec<Token>) {
+    pub fn encode(&self, v: &Vocabulary<'_>, text: &[u8], out: &mut Vec<TokenId>) {
         let characters = characters(text);
         for range in self.splitter.split(&characters) {
             let word: String = characters[range].iter().collect();
@@ -52,7 +52,7 @@ impl<'a> Bpe<'a> {
         }
     }
 
-    fn word(&self, v: &Vocabulary<'_>, word: &str, out: &mut Vec<Token>) {
+    fn word(&self, v: &Vocabulary<'_>, word: &str, out: &mut Vec<TokenId>) {
         if let Some(token) = v.id(word.as_bytes()).filter(|_| self.whole_words) {
             out.push(token);
             return;

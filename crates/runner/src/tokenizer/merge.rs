@@ -5,10 +5,10 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 /// Two neighbours that may be joined: cost, left piece, right piece, bytes of both when the pair was found.
-type Pair = Reverse<(u32, usize, usize, usize)>;
+type MergeCandidate = Reverse<(u32, usize, usize, usize)>;
 
 /// A piece of the text; an empty one has been joined to another.
-struct Piece {
+struct TextPiece {
     range: Range<usize>,
     previous: Option<usize>,
     next: Option<usize>,
@@ -21,16 +21,16 @@ pub fn merge(
     ends: impl Iterator<Item = usize>,
     cost: &dyn Fn(usize, usize, usize) -> Option<u32>,
 ) -> Vec<Range<usize>> {
-    let mut pieces: Vec<Piece> = Vec::new();
+    let mut pieces: Vec<TextPiece> = Vec::new();
     let mut start = 0;
     for (i, end) in ends.enumerate() {
-        pieces.push(Piece { range: start..end, previous: i.checked_sub(1), next: Some(i + 1) });
+        pieces.push(TextPiece { range: start..end, previous: i.checked_sub(1), next: Some(i + 1) });
         start = end;
     }
     if let Some(last) = pieces.last_mut() {
         last.next = None;
     }
-    let mut queue: BinaryHeap<Pair> = BinaryHeap::new();
+    let mut queue: BinaryHeap<MergeCandidate> = BinaryHeap::new();
     for left in 0..pieces.len() {
         queue.extend(pair(&pieces, Some(left), cost));
     }
@@ -55,10 +55,10 @@ pub fn merge(
 
 /// The pair of a piece and its right neighbour.
 fn pair(
-    pieces: &[Piece],
+    pieces: &[TextPiece],
     left: Option<usize>,
     cost: &dyn Fn(usize, usize, usize) -> Option<u32>,
-) -> Option<Pair> {
+) -> Option<MergeCandidate> {
     let left = left?;
     let right = pieces[left].next?;
     let (a, b) = (&pieces[left].range, &pieces[right].range);

@@ -16,10 +16,10 @@ pub use stream::Utf8Stream;
 
 use bpe::Bpe;
 use ggml::gguf::reader::Gguf;
-use vocabulary::{Kind, Vocabulary};
+use vocabulary::{TokenKind, Vocabulary};
 
 /// Number of a token.
-pub type Token = u32;
+pub type TokenId = u32;
 
 /// Why a file's tokenizer can't be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -47,9 +47,9 @@ pub struct Tokenizer<'a> {
 
 /// A part of a text during tokenization.
 #[derive(Clone, Copy)]
-enum Part<'t> {
+enum TextPart<'t> {
     Text(&'t [u8]),
-    Token(Token),
+    Token(TokenId),
 }
 
 impl<'a> Tokenizer<'a> {
@@ -80,24 +80,26 @@ impl<'a> Tokenizer<'a> {
     }
 
     /// Whether a text ends with this token.
-    pub fn is_end(&self, token: Token) -> bool {
+    pub fn is_end(&self, token: TokenId) -> bool {
         self.vocabulary.ends.contains(&token)
     }
 
     /// The tokens of a text, which need not be valid UTF-8. `add_special` adds the begin and end tokens as the
     /// file requests; `parse_special` recognises control tokens that are spelled out, such as `<s>`.
-    pub fn encode(&self, text: &[u8], add_special: bool, parse_special: bool) -> Vec<Token> {
+    pub fn encode(&self, text: &[u8], add_special: bool, parse_special: bool) -> Vec<TokenId> {
         let v = &self.vocabulary;
         let mut out = Vec::new();
         out.extend(v.begin.filter(|_| add_special && v.add_begin));
         let mut after_special = true;
         for part in self.parts(text, parse_special) {
             match (part, &self.bpe) {
-                (Part::Token(token), _) => out.push(token),
-                (Part::Text(text), Some(bpe)) => bpe.encode(v, text, &mut out),
-                (Part::Text(text), None) => spm::encode(v, text, after_special && v.space_prefix, &mut out),
+                (TextPart::Token(token), _) => out.push(token),
+                (TextPart::Text(text), Some(bpe)) => bpe.encode(v, text, &mut out),
+                (TextPart::Text(text), None) => {
+                    spm::encode(v, text, after_special && v.space_prefix, &mut out)
+                }
             }
-            after_special = matches!(part, Part::Token(_));
+            after_special = matches!(part, TextPart::Token(_));
         }
         out.extend(v.end.filter(|_| add_special && v.add_end));
         out
@@ -105,12 +107,12 @@ impl<'a> Tokenizer<'a> {
 
     /// Cuts the text at tokens that are never made by merging: control tokens (if `control`) and user-defined
     /// ones. The longest are searched first, as they may contain shorter ones.
-    fn parts<'t>(&self, text: &'t [u8], control: bool) -> Vec<Part<'t>> {
-        let mut parts = vec![Part::Text(text)];
+    fn parts<'t>(&self, text: &'t [u8], control: bool) -> Vec<TextPart<'t>> {
+        let mut parts = vec![TextPart::Text(text)];
         parts.retain(|_| !text.is_empty());
         for &token in &self.vocabulary.special {
             let wanted = self.vocabulary.text(token);
-            if control || self.vocabulary.kind(token) == Kind::User {
+            if control || self.vocabulary.kind(token) == TokenKind::User {
                 parts = parts.into_iter().flat_map(|part| cut(part, wanted, token)).collect();
             }
         }
@@ -119,33 +121,33 @@ impl<'a> Tokenizer<'a> {
 
     /// Appends the bytes that a token represents; control tokens represent none. A character may be spread over
     /// several tokens, see [`Utf8Stream`].
-    pub fn append(&self, token: Token, out: &mut Vec<u8>) {
+    pub fn append(&self, token: TokenId, out: &mut Vec<u8>) {
         let text = self.vocabulary.text(token);
         match self.vocabulary.kind(token) {
-            Kind::Normal if self.bpe.is_some() => bpe::append(text, out),
-            Kind::Normal => spm::append(text, out),
-            Kind::User => out.extend_from_slice(text),
-            Kind::Byte => out.extend(vocabulary::byte_of(text)),
-            Kind::Control | Kind::Unknown | Kind::Other => {}
+            TokenKind::Normal if self.bpe.is_some() => bpe::append(text, out),
+            TokenKind::Normal => spm::append(text, out),
+            TokenKind::User => out.extend_from_slice(text),
+            TokenKind::Byte => out.extend(vocabulary::byte_of(text)),
+            TokenKind::Control | TokenKind::Unknown | TokenKind::Other => {}
         }
     }
 }
 
 /// Cuts a part of text at each occurrence of `wanted`.
-fn cut<'t>(part: Part<'t>, wanted: &[u8], token: Token) -> Vec<Part<'t>> {
-    let Part::Text(mut rest) = part else { return vec![part] };
+fn cut<'t>(part: TextPart<'t>, wanted: &[u8], token: TokenId) -> Vec<TextPart<'t>> {
+    let TextPart::Text(mut rest) = part else { return vec![part] };
     let mut parts = Vec::new();
     let find = |text: &[u8]| text.windows(wanted.len().max(1)).position(|w| w == wanted);
     while let Some(at) = find(rest) {
         let (before, from) = rest.split_at(at);
         if !before.is_empty() {
-            parts.push(Part::Text(before));
+            parts.push(TextPart::Text(before));
         }
-        parts.push(Part::Token(token));
+        parts.push(TextPart::Token(token));
         rest = from.get(wanted.len()..).unwrap_or_default();
     }
     if !rest.is_empty() {
-        parts.push(Part::Text(rest));
+        parts.push(TextPart::Text(rest));
     }
     parts
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// One pass over the text; later passes split what earlier ones made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pass {
+enum SplitPass {
     /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
     Gpt2,
     /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|`
@@ -26,7 +26,7 @@ enum Pass {
 
 /// A way to split text.
 #[derive(Debug, Clone, Copy)]
-pub struct Splitter(&'static [Pass]);
+pub struct Splitter(&'static [SplitPass]);
 
 /// Names whose tokenizers use a word directly if it is a token, and add the begin token by default.
 const LLAMA3_FAMILY: [&str; 8] =
@@ -35,7 +35,7 @@ const LLAMA3_FAMILY: [&str; 8] =
 impl Splitter {
     /// The splitter with this name.
     pub fn find(name: &str) -> Option<Self> {
-        use Pass::*;
+        use SplitPass::*;
         Some(Self(match name {
             "default" => &[Punctuation, Gpt2, Number, ThreeDigits],
             "gpt-2" | "phi-2" | "mpt" | "olmo" | "jais" | "gigachat" | "mellum" | "exaone4" | "trillion" => {
@@ -67,18 +67,22 @@ impl Splitter {
     }
 }
 
-fn split(pass: Pass, text: &[char], word: Range<usize>) -> Vec<Range<usize>> {
+fn split(pass: SplitPass, text: &[char], word: Range<usize>) -> Vec<Range<usize>> {
     let mut words = Vec::new();
     let mut at = word.start;
     while at < word.end {
         let rest = &text[at..word.end];
         let length = match pass {
-            Pass::Gpt2 => gpt2(rest),
-            Pass::Llama3 { digits } => llama3(rest, digits),
-            Pass::Digit => apart(rest, |r| usize::from(r.first().is_some_and(|c| c.is_numeric()))),
-            Pass::Number => apart(rest, |r| run(r, char::is_numeric)),
-            Pass::ThreeDigits => apart(rest, |r| if run(r, |c| c.is_ascii_digit()) >= 3 { 3 } else { 0 }),
-            Pass::Punctuation => apart(rest, |r| run(r, |c| is_punctuation(c) || "$+<=>^~|".contains(c))),
+            SplitPass::Gpt2 => gpt2(rest),
+            SplitPass::Llama3 { digits } => llama3(rest, digits),
+            SplitPass::Digit => apart(rest, |r| usize::from(r.first().is_some_and(|c| c.is_numeric()))),
+            SplitPass::Number => apart(rest, |r| run(r, char::is_numeric)),
+            SplitPass::ThreeDigits => {
+                apart(rest, |r| if run(r, |c| c.is_ascii_digit()) >= 3 { 3 } else { 0 })
+            }
+            SplitPass::Punctuation => {
+                apart(rest, |r| run(r, |c| is_punctuation(c) || "$+<=>^~|".contains(c)))
+            }
         };
         // Every pass takes at least one character.
         let end = (at + length.max(1)).min(word.end);

@@ -1,6 +1,6 @@
 //! SentencePiece: each piece is joined to the neighbour with which it makes the best-scored token.
 
-use super::Token;
+use super::TokenId;
 use super::merge::merge;
 use super::vocabulary::Vocabulary;
 
@@ -8,7 +8,7 @@ use super::vocabulary::Vocabulary;
 const BLANK: &[u8] = "\u{2581}".as_bytes();
 
 /// Appends the tokens of a text.
-pub fn encode(v: &Vocabulary<'_>, text: &[u8], space_prefix: bool, out: &mut Vec<Token>) {
+pub fn encode(v: &Vocabulary<'_>, text: &[u8], space_prefix: bool, out: &mut Vec<TokenId>) {
     let mut marked = Vec::with_capacity(text.len() + BLANK.len());
     if space_prefix {
         marked.extend_from_slice(BLANK);

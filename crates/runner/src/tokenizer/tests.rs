@@ -1,24 +1,24 @@
 //! Tests complete tokenizers on generated file heads. Comparison with a real engine: tests/plain/tokenizer.rs.
 
 use super::*;
-use crate::synth::{DEFAULT_SEED, Order, presets};
-use ggml::gguf::writer::{Header, Value};
+use crate::synth::{DEFAULT_SEED, ModelSpec, presets};
+use ggml::gguf::writer::{GgufHeader, NewGgufValue};
 
 /// A file with metadata only.
-fn head(entries: Vec<(&str, Value)>) -> Vec<u8> {
-    let mut h = Header::default();
+fn head(entries: Vec<(&str, NewGgufValue)>) -> Vec<u8> {
+    let mut h = GgufHeader::default();
     for (key, value) in entries {
         h.set(key, value).expect("a new key");
     }
     h.begin(Vec::new()).and_then(|body| body.finish()).expect("memory takes all")
 }
 
-fn strings(all: &[&str]) -> Value {
-    Value::Strings(all.iter().map(|s| (*s).to_owned()).collect())
+fn strings(all: &[&str]) -> NewGgufValue {
+    NewGgufValue::Strings(all.iter().map(|s| (*s).to_owned()).collect())
 }
 
-fn text(s: &str) -> Value {
-    Value::Str(s.to_owned())
+fn text(s: &str) -> NewGgufValue {
+    NewGgufValue::Str(s.to_owned())
 }
 
 /// SentencePiece with the tokens of `pieces` after three special ones; scores decrease.
@@ -29,8 +29,8 @@ fn spm(pieces: &[&str]) -> Vec<u8> {
     head(vec![
         ("tokenizer.ggml.model", text("llama")),
         ("tokenizer.ggml.tokens", strings(&all)),
-        ("tokenizer.ggml.scores", Value::F32s(scores)),
-        ("tokenizer.ggml.token_type", Value::I32s(kinds)),
+        ("tokenizer.ggml.scores", NewGgufValue::F32s(scores)),
+        ("tokenizer.ggml.token_type", NewGgufValue::I32s(kinds)),
     ])
 }
 
@@ -69,7 +69,7 @@ fn generated_models_of_both_kinds_come_back() {
         "1234567",
     ];
     for (preset, begin) in [("tiny", 1), ("qwen2-tiny", 0)] {
-        let order = Order {
+        let order = ModelSpec {
             preset: presets::find(preset).expect("a preset"),
             ty: ggml::quant::TensorType::Q4_0,
             seed: DEFAULT_SEED,
@@ -99,23 +99,23 @@ fn what_is_wrong_is_named() {
     let cases = [
         (vec![], "'tokenizer.ggml.model' is missing"),
         (vec![model("bert")], "'bert'"),
-        (vec![("tokenizer.ggml.model", Value::U32(1))], "'tokenizer.ggml.model': it must be a string"),
+        (vec![("tokenizer.ggml.model", NewGgufValue::U32(1))], "'tokenizer.ggml.model': it must be a string"),
         (vec![model("llama")], "'tokenizer.ggml.tokens' is missing"),
         (
-            vec![model("llama"), ("tokenizer.ggml.tokens", Value::U32(1))],
+            vec![model("llama"), ("tokenizer.ggml.tokens", NewGgufValue::U32(1))],
             "'tokenizer.ggml.tokens': it must be an array",
         ),
         (vec![model("llama"), ("tokenizer.ggml.tokens", strings(&["a", "a"]))], "'a' occurs twice"),
         (
-            vec![model("llama"), tokens(), ("tokenizer.ggml.scores", Value::F32s(vec![0.0; 2]))],
+            vec![model("llama"), tokens(), ("tokenizer.ggml.scores", NewGgufValue::F32s(vec![0.0; 2]))],
             "2 entries, but there are 3 tokens",
         ),
         (
-            vec![model("llama"), tokens(), ("tokenizer.ggml.token_type", Value::F32s(vec![0.0; 3]))],
+            vec![model("llama"), tokens(), ("tokenizer.ggml.token_type", NewGgufValue::F32s(vec![0.0; 3]))],
             "'tokenizer.ggml.token_type': it is an array of the wrong type",
         ),
         (
-            vec![model("llama"), tokens(), ("tokenizer.ggml.add_eos_token", Value::U32(1))],
+            vec![model("llama"), tokens(), ("tokenizer.ggml.add_eos_token", NewGgufValue::U32(1))],
             "'tokenizer.ggml.add_eos_token': it must be true or false",
         ),
         (vec![model("llama"), ("tokenizer.ggml.tokens", strings(&["a"]))], "'tokenizer.ggml.add_bos_token'"),
@@ -134,8 +134,8 @@ fn odd_vocabularies_do_no_harm() {
     let file = head(vec![
         ("tokenizer.ggml.model", text("llama")),
         ("tokenizer.ggml.tokens", strings(&["", "<<a>>", "<a>", "x", "xx", "<0xZZ>"])),
-        ("tokenizer.ggml.scores", Value::F32s(vec![f32::NAN; 6])),
-        ("tokenizer.ggml.token_type", Value::I32s(vec![3, 3, 4, 1, 1, 6])),
+        ("tokenizer.ggml.scores", NewGgufValue::F32s(vec![f32::NAN; 6])),
+        ("tokenizer.ggml.token_type", NewGgufValue::I32s(vec![3, 3, 4, 1, 1, 6])),
     ]);
     let gguf = Gguf::parse(&file).expect("valid");
     let t = Tokenizer::new(&gguf).expect("a tokenizer");
@@ -150,7 +150,7 @@ fn odd_vocabularies_do_no_harm() {
         ("tokenizer.ggml.pre", text("llama-bpe")),
         ("tokenizer.ggml.tokens", strings(&["a", "b", "", "ab", "\u{120}", "c c"])),
         ("tokenizer.ggml.merges", strings(&["", " ", "a", "a b", "ab ab", "a  b"])),
-        ("tokenizer.ggml.bos_token_id", Value::U32(0)),
+        ("tokenizer.ggml.bos_token_id", NewGgufValue::U32(0)),
     ]);
     let gguf = Gguf::parse(&file).expect("valid");
     let t = Tokenizer::new(&gguf).expect("a tokenizer");

@@ -1,8 +1,8 @@
 //! Tokens with their scores and kinds, as stored in a GGUF file.
 
-use super::{Token, TokenizerError};
-use ggml::gguf::Kind as ValueKind;
-use ggml::gguf::reader::{Array, Gguf, Value};
+use super::{TokenId, TokenizerError};
+use ggml::gguf::ValueKind;
+use ggml::gguf::reader::{Array, Gguf, GgufValue};
 use std::collections::HashMap;
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -30,7 +30,7 @@ const ENDS: [&str; 14] = [
 
 /// The kind of a token (`enum llama_token_type`, llama.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum TokenKind {
     Normal,
     Unknown,
     Control,
@@ -43,9 +43,9 @@ pub enum Kind {
 /// Defaults for values missing in the file.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
-    pub begin: Token,
-    pub end: Token,
-    pub unknown: Option<Token>,
+    pub begin: TokenId,
+    pub end: TokenId,
+    pub unknown: Option<TokenId>,
     pub add_begin: bool,
     pub space_prefix: bool,
 }
@@ -60,18 +60,18 @@ impl Defaults {
 pub struct Vocabulary<'a> {
     tokens: Vec<&'a [u8]>,
     scores: Vec<f32>,
-    kinds: Vec<Kind>,
-    ids: HashMap<&'a [u8], Token>,
+    kinds: Vec<TokenKind>,
+    ids: HashMap<&'a [u8], TokenId>,
     /// Control, unknown and user-defined tokens, longest first.
-    pub special: Vec<Token>,
-    pub begin: Option<Token>,
-    pub end: Option<Token>,
-    unknown: Option<Token>,
+    pub special: Vec<TokenId>,
+    pub begin: Option<TokenId>,
+    pub end: Option<TokenId>,
+    unknown: Option<TokenId>,
     pub add_begin: bool,
     pub add_end: bool,
     pub space_prefix: bool,
     /// Tokens that end a text.
-    pub ends: Vec<Token>,
+    pub ends: Vec<TokenId>,
 }
 
 impl<'a> Vocabulary<'a> {
@@ -83,25 +83,25 @@ impl<'a> Vocabulary<'a> {
         let tokens = strings(gguf, TOKENS)?.ok_or(TokenizerError::Missing(TOKENS))?;
         let ids = number(&tokens)?;
         let scores = numbers(gguf, SCORES, tokens.len(), 0.0, |v| match v {
-            Value::F32(score) => Some(score),
-            Value::I32(score) => Some(score as f32),
+            GgufValue::F32(score) => Some(score),
+            GgufValue::I32(score) => Some(score as f32),
             _ => None,
         })?;
-        let mut kinds = numbers(gguf, KINDS, tokens.len(), Kind::Normal, |v| match v {
-            Value::I32(kind) => Some(kind_of(kind)),
+        let mut kinds = numbers(gguf, KINDS, tokens.len(), TokenKind::Normal, |v| match v {
+            GgufValue::I32(kind) => Some(kind_of(kind)),
             _ => None,
         })?;
         let count = tokens.len();
-        let token = |key, default: Option<Token>| match gguf.get(key).and_then(Value::as_u64) {
-            Some(id) if id < count as u64 => Some(id as Token),
+        let token = |key, default: Option<TokenId>| match gguf.get(key).and_then(GgufValue::as_u64) {
+            Some(id) if id < count as u64 => Some(id as TokenId),
             _ => default.filter(|id| (*id as usize) < count),
         };
         let begin = token("tokenizer.ggml.bos_token_id", Some(defaults.begin));
         let end = token("tokenizer.ggml.eos_token_id", Some(defaults.end));
         let named = |name: &str| ids.get(name.as_bytes()).copied();
-        let mut ends: Vec<Token> = ENDS.iter().filter_map(|name| named(name)).collect();
+        let mut ends: Vec<TokenId> = ENDS.iter().filter_map(|name| named(name)).collect();
         for id in &ends {
-            kinds[*id as usize] = Kind::Control;
+            kinds[*id as usize] = TokenKind::Control;
         }
         let told = ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"].map(|key| token(key, None));
         ends.extend(told.into_iter().flatten().chain(end));
@@ -129,27 +129,27 @@ impl<'a> Vocabulary<'a> {
     }
 
     /// The token with exactly these bytes.
-    pub fn id(&self, text: &[u8]) -> Option<Token> {
+    pub fn id(&self, text: &[u8]) -> Option<TokenId> {
         self.ids.get(text).copied()
     }
 
     /// A token's bytes as in the file; empty for a number out of range.
-    pub fn text(&self, token: Token) -> &'a [u8] {
+    pub fn text(&self, token: TokenId) -> &'a [u8] {
         self.tokens.get(token as usize).copied().unwrap_or_default()
     }
 
     /// A token's score; tokens with higher scores are made earlier.
-    pub fn score(&self, token: Token) -> f32 {
+    pub fn score(&self, token: TokenId) -> f32 {
         self.scores.get(token as usize).copied().unwrap_or(0.0)
     }
 
     /// A token's kind.
-    pub fn kind(&self, token: Token) -> Kind {
-        self.kinds.get(token as usize).copied().unwrap_or(Kind::Other)
+    pub fn kind(&self, token: TokenId) -> TokenKind {
+        self.kinds.get(token as usize).copied().unwrap_or(TokenKind::Other)
     }
 
     /// The token for one byte, or the unknown token.
-    pub fn byte_token(&self, byte: u8) -> Option<Token> {
+    pub fn byte_token(&self, byte: u8) -> Option<TokenId> {
         self.id(format!("<0x{byte:02X}>").as_bytes()).or_else(|| self.id(&[byte])).or(self.unknown)
     }
 }
@@ -160,14 +160,14 @@ pub fn byte_of(token: &[u8]) -> Option<u8> {
     u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
-fn kind_of(number: i32) -> Kind {
+fn kind_of(number: i32) -> TokenKind {
     match number {
-        1 => Kind::Normal,
-        2 => Kind::Unknown,
-        3 => Kind::Control,
-        4 => Kind::User,
-        6 => Kind::Byte,
-        _ => Kind::Other,
+        1 => TokenKind::Normal,
+        2 => TokenKind::Unknown,
+        3 => TokenKind::Control,
+        4 => TokenKind::User,
+        6 => TokenKind::Byte,
+        _ => TokenKind::Other,
     }
 }
 
@@ -176,8 +176,8 @@ fn wrong(key: &'static str, why: impl Into<String>) -> TokenizerError {
 }
 
 /// Maps the bytes of tokens to their numbers. Empty tokens can't be found by their bytes.
-fn number<'a>(tokens: &[&'a [u8]]) -> Result<HashMap<&'a [u8], Token>, TokenizerError> {
-    if Token::try_from(tokens.len()).is_err() {
+fn number<'a>(tokens: &[&'a [u8]]) -> Result<HashMap<&'a [u8], TokenId>, TokenizerError> {
+    if TokenId::try_from(tokens.len()).is_err() {
         return Err(wrong(TOKENS, "there are too many"));
     }
     let mut ids = HashMap::with_capacity(tokens.len());
@@ -190,10 +190,10 @@ fn number<'a>(tokens: &[&'a [u8]]) -> Result<HashMap<&'a [u8], Token>, Tokenizer
 }
 
 /// Tokens that are searched for in the text itself, longest first.
-fn special(tokens: &[&[u8]], kinds: &[Kind]) -> Vec<Token> {
-    let sought = |kind: &Kind| matches!(kind, Kind::Control | Kind::Unknown | Kind::User);
+fn special(tokens: &[&[u8]], kinds: &[TokenKind]) -> Vec<TokenId> {
+    let sought = |kind: &TokenKind| matches!(kind, TokenKind::Control | TokenKind::Unknown | TokenKind::User);
     let all = (0..).zip(tokens.iter().zip(kinds));
-    let mut special: Vec<(Token, usize)> =
+    let mut special: Vec<(TokenId, usize)> =
         all.filter(|(_, (t, k))| sought(k) && !t.is_empty()).map(|(id, (t, _))| (id, t.len())).collect();
     special.sort_by_key(|(_, length)| std::cmp::Reverse(*length));
     special.into_iter().map(|(id, _)| id).collect()
@@ -206,7 +206,7 @@ fn special(tokens: &[&[u8]], kinds: &[Kind]) -> Vec<Token> {
 pub fn text<'a>(gguf: &Gguf<'a>, key: &'static str) -> Result<Option<&'a str>, TokenizerError> {
     match gguf.get(key) {
         None => Ok(None),
-        Some(Value::Str(text)) => Ok(Some(text)),
+        Some(GgufValue::Str(text)) => Ok(Some(text)),
         Some(_) => Err(wrong(key, "it must be a string")),
     }
 }
@@ -214,7 +214,7 @@ pub fn text<'a>(gguf: &Gguf<'a>, key: &'static str) -> Result<Option<&'a str>, T
 fn array<'a>(gguf: &Gguf<'a>, key: &'static str) -> Result<Option<Array<'a>>, TokenizerError> {
     match gguf.get(key) {
         None => Ok(None),
-        Some(Value::Array(array)) => Ok(Some(*array)),
+        Some(GgufValue::Array(array)) => Ok(Some(*array)),
         Some(_) => Err(wrong(key, "it must be an array")),
     }
 }
@@ -236,7 +236,7 @@ fn numbers<'a, T: Clone>(
     key: &'static str,
     count: usize,
     default: T,
-    read: impl Fn(Value<'a>) -> Option<T>,
+    read: impl Fn(GgufValue<'a>) -> Option<T>,
 ) -> Result<Vec<T>, TokenizerError> {
     let Some(found) = array(gguf, key)? else { return Ok(vec![default; count]) };
     if found.len() < count as u64 {
@@ -249,7 +249,7 @@ fn numbers<'a, T: Clone>(
 fn switch(gguf: &Gguf<'_>, key: &'static str) -> Result<Option<bool>, TokenizerError> {
     match gguf.get(key) {
         None => Ok(None),
-        Some(Value::Bool(on)) => Ok(Some(*on)),
+        Some(GgufValue::Bool(on)) => Ok(Some(*on)),
         Some(_) => Err(wrong(key, "it must be true or false")),
     }
 }
@@ -258,7 +258,7 @@ fn switch(gguf: &Gguf<'_>, key: &'static str) -> Result<Option<bool>, TokenizerE
 fn flag(
     gguf: &Gguf<'_>,
     key: &'static str,
-    token: Option<Token>,
+    token: Option<TokenId>,
     default: bool,
 ) -> Result<bool, TokenizerError> {
     let on = switch(gguf, key)?.unwrap_or(default);

@@ -9,18 +9,18 @@ use crate::cli::args::Parsed;
 use pfi::record::Level;
 
 /// The settings from a text, below a command line and an environment.
-fn under(line: &[&str], environ: &[(&str, &str)], text: &str) -> Result<Settings, Vec<String>> {
+fn under(line: &[&str], environ: &[(&str, &str)], text: &str) -> Result<ServiceSettings, Vec<String>> {
     let words = line.iter().map(OsString::from).collect();
     let Ok(Parsed::Run(args)) = Args::parse(&SERVE, words) else { panic!("{line:?}") };
     let environ = |name: &str| environ.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v));
     let (args, mut wrong) = super::super::with_environment(&args, &environ);
     let (file, faults) = read(text);
     wrong.extend(faults.told("f"));
-    let settings = Layers::new(&args, File { name: "f".to_owned(), ..file }).values(&mut wrong);
+    let settings = ServiceArgs::new(&args, File { name: "f".to_owned(), ..file }).values(&mut wrong);
     if wrong.is_empty() { Ok(settings) } else { Err(wrong) }
 }
 
-fn of(text: &str) -> Settings {
+fn of(text: &str) -> ServiceSettings {
     under(&[], &[], text).unwrap_or_else(|wrong| panic!("{wrong:#?} of {text}"))
 }
 
@@ -81,7 +81,7 @@ fn a_file_has_the_service_and_its_rules() {
     assert_eq!((server.below, server.p99_above), (Some(5.0), Some(Duration::from_millis(200))));
     assert_eq!((server.record.level, rest.record.level, bench.ignore), (Level::Op, Level::Graph, true));
     assert_eq!(server.record.counters.names, ["cycles"]);
-    assert_eq!((server.record.sched, rest.record.sched), (true, false));
+    assert_eq!((server.record.capture.sched, rest.record.capture.sched), (true, false));
     let costs = s.rules.iter().map(|r| r.record.budget.and_then(|b| b.budget)).collect::<Vec<_>>();
     assert_eq!(costs, [Some(0.02), Some(0.01), Some(0.01)]);
     assert_eq!(rest.record.budget.and_then(|b| b.qos), Some(3.0));
@@ -116,7 +116,7 @@ fn the_first_rule_that_is_for_a_process_counts() {
 #[test]
 fn without_a_file_one_rule_takes_all() {
     let s = of("");
-    assert_eq!(Settings { rules: Vec::new(), ..s.clone() }, Settings::default());
+    assert_eq!(ServiceSettings { rules: Vec::new(), ..s.clone() }, ServiceSettings::default());
     let [rule] = &s.rules[..] else { panic!("{:?}", s.rules) };
     assert_eq!((rule.name.as_str(), s.rule_for(b"/x", 1, None)), ("default", Some(0)));
     assert_eq!((rule.record.level, rule.record.budget.and_then(|b| b.budget)), (Level::Op, Some(0.01)));
@@ -125,7 +125,8 @@ fn without_a_file_one_rule_takes_all() {
 #[test]
 fn what_is_above_is_stronger_than_the_file_rules_and_all() {
     let text = "level = \"token\"\n[service]\nquota = \"1GiB\"\n[[rule]]\nname = \"a\"\nlevel = \"graph\"\n[[rule]]\nexe=\"x\"\n";
-    let levels = |s: Settings| (s.rules.iter().map(|r| r.record.level).collect::<Vec<_>>(), s.quota >> 20);
+    let levels =
+        |s: ServiceSettings| (s.rules.iter().map(|r| r.record.level).collect::<Vec<_>>(), s.quota >> 20);
     let go = |line: &[&str], environ: &[(&str, &str)]| levels(under(line, environ, text).expect("right"));
     use Level::{Graph, Op, Token};
     assert_eq!(go(&[], &[]), (vec![Graph, Token], 1024));

@@ -11,7 +11,7 @@ const S: u64 = 1_000_000_000;
 /// A simulated engine, machine and user.
 #[derive(Debug, Clone)]
 struct World {
-    rule: Rule,
+    rule: LevelPolicy,
     /// Time of an undisturbed token without probes, ns.
     token_ns: f64,
     /// Op hits per token, and the factor by which that is overestimated before the first token was seen.
@@ -49,7 +49,7 @@ struct Shown {
     /// Most consecutive tokens above the budget while one level was recorded in full, from the second token after a
     /// step on.
     over: u32,
-    changes: Vec<(u64, Step)>,
+    changes: Vec<(u64, DetailStep)>,
     end: u64,
     /// Of the last half: our cost over time.
     cost: f64,
@@ -119,9 +119,9 @@ impl World {
             for _ in 0..*tokens {
                 if t >= due {
                     probes = match policy.now() {
-                        Step { one_in: 1, level } => level,
-                        Step { one_in, level } if count.is_multiple_of(one_in) => level,
-                        Step { level, .. } => policy.below(level).expect("a level below"),
+                        DetailStep { one_in: 1, level } => level,
+                        DetailStep { one_in, level } if count.is_multiple_of(one_in) => level,
+                        DetailStep { level, .. } => policy.below(level).expect("a level below"),
                     };
                 }
                 count += 1;
@@ -136,7 +136,7 @@ impl World {
                 let settled = probes == policy.now().level;
                 let change = match probes {
                     Detail::Nothing => policy.idle(t),
-                    level => policy.token(&Token { t, dur, cost, level }),
+                    level => policy.token(&DecodedToken { t, dur, cost, level }),
                 };
                 let whole = policy.now().one_in == 1 && t > due && settled;
                 let above = self.rule.budget.is_some_and(|b| cost / dur as f64 > b) && whole;
@@ -186,7 +186,7 @@ fn world() -> impl Strategy<Value = World> {
             load,
             seed,
         )| World {
-            rule: Rule { budget, qos: qos.map(|q| q * 1e9 / token_ns) },
+            rule: LevelPolicy { budget, qos: qos.map(|q| q * 1e9 / token_ns) },
             token_ns,
             ops,
             expected,
@@ -267,33 +267,33 @@ proptest! {
 }
 
 /// A policy at `level`, with tokens of 100 ms.
-fn at(level: Detail, rule: Rule) -> (Policy, u64) {
+fn at(level: Detail, rule: LevelPolicy) -> (Policy, u64) {
     let mut policy = Policy::new(rule, &LEVELS, level);
     policy.looked = true;
     let mut t = S;
     for _ in 0..3 {
         t += S / 10;
-        assert_eq!(policy.token(&Token { t, dur: S / 10, cost: 1000.0, level }), None);
+        assert_eq!(policy.token(&DecodedToken { t, dur: S / 10, cost: 1000.0, level }), None);
     }
     (policy, t)
 }
 
 #[test]
 fn two_slow_tokens_lower_the_level_and_calm_raises_it() {
-    let (mut policy, mut t) = at(Detail::Op, Rule { budget: None, qos: Some(5.0) });
+    let (mut policy, mut t) = at(Detail::Op, LevelPolicy { budget: None, qos: Some(5.0) });
     let mut token = |policy: &mut Policy, dur: u64| {
         t += dur;
         let level = policy.now().level;
-        (policy.token(&Token { t, dur, cost: 1000.0, level }), t)
+        (policy.token(&DecodedToken { t, dur, cost: 1000.0, level }), t)
     };
     assert_eq!(token(&mut policy, S / 4).0, None);
     let (change, fell) = token(&mut policy, S / 4);
     let change = change.expect("the second slow token lowers the level");
-    assert_eq!(change.to, Step { level: Detail::Graph, one_in: 1 });
-    assert_eq!(change.why, Why::Slow(4.0));
+    assert_eq!(change.to, DetailStep { level: Detail::Graph, one_in: 1 });
+    assert_eq!(change.why, ChangeReason::Slow(4.0));
     let rose = loop {
         if let (Some(change), t) = token(&mut policy, S / 10) {
-            assert_eq!((change.to.level, change.why), (Detail::Op, Why::Calm));
+            assert_eq!((change.to.level, change.why), (Detail::Op, ChangeReason::Calm));
             break t;
         }
     };
@@ -302,40 +302,40 @@ fn two_slow_tokens_lower_the_level_and_calm_raises_it() {
 
 #[test]
 fn one_slow_token_is_let_pass() {
-    let (mut policy, t) = at(Detail::Op, Rule { budget: None, qos: Some(5.0) });
+    let (mut policy, t) = at(Detail::Op, LevelPolicy { budget: None, qos: Some(5.0) });
     let mut slow = |i: u64| {
         let dur = if i.is_multiple_of(2) { S / 4 } else { S / 10 };
-        policy.token(&Token { t: t + i * S / 4, dur, cost: 1000.0, level: Detail::Op })
+        policy.token(&DecodedToken { t: t + i * S / 4, dur, cost: 1000.0, level: Detail::Op })
     };
     assert!((0..20).all(|i| slow(i).is_none()));
 }
 
 #[test]
 fn ops_that_cost_too_much_whole_are_sampled() {
-    let mut policy = Policy::new(Rule { budget: Some(0.01), qos: None }, &LEVELS, Detail::Graph);
+    let mut policy = Policy::new(LevelPolicy { budget: Some(0.01), qos: None }, &LEVELS, Detail::Graph);
     policy.predict(Detail::Op, 3e6);
-    let token = |t| Token { t: t * S / 10, dur: S / 10, cost: 1000.0, level: Detail::Graph };
+    let token = |t| DecodedToken { t: t * S / 10, dur: S / 10, cost: 1000.0, level: Detail::Graph };
     assert_eq!(policy.token(&token(1)), None);
     let change = policy.token(&token(2)).expect("a first look");
-    assert_eq!((change.to, change.why), (Step { level: Detail::Op, one_in: 4 }, Why::Fits));
+    assert_eq!((change.to, change.why), (DetailStep { level: Detail::Op, one_in: 4 }, ChangeReason::Fits));
     let predicted = change.predicted.expect("predicted");
     assert!((0.0070..0.0080).contains(&predicted), "{predicted}");
 }
 
 /// With counters and the scheduler, and tokens of 100 ms whose cost at level op is 1 us.
-fn extras(counters: f64, switches: f64) -> Option<Change> {
+fn extras(counters: f64, switches: f64) -> Option<LevelDecision> {
     let all = [Detail::Nothing, Detail::Graph, Detail::Op, Detail::Counters, Detail::Scheduler];
-    let mut policy = Policy::new(Rule { budget: Some(0.01), qos: None }, &all, Detail::Op);
+    let mut policy = Policy::new(LevelPolicy { budget: Some(0.01), qos: None }, &all, Detail::Op);
     policy.predict(Detail::Counters, counters);
     policy.predict_more(Detail::Scheduler, switches);
-    let token = |t| Token { t: t * S / 10, dur: S / 10, cost: 1000.0, level: Detail::Op };
+    let token = |t| DecodedToken { t: t * S / 10, dur: S / 10, cost: 1000.0, level: Detail::Op };
     assert_eq!(policy.token(&token(1)), None);
     policy.token(&token(2))
 }
 
 #[test]
 fn counters_and_scheduler_come_on_as_far_as_they_fit() {
-    let to = |level, one_in| Some(Step { level, one_in });
+    let to = |level, one_in| Some(DetailStep { level, one_in });
     let found = |counters, switches| extras(counters, switches).map(|c| c.to);
     assert_eq!(found(2000.0, 3000.0), to(Detail::Scheduler, 1));
     // The scheduler is never sampled, counters are; a level with unknown or too high a cost stays off.
@@ -350,7 +350,7 @@ fn counters_and_scheduler_come_on_as_far_as_they_fit() {
 #[test]
 fn a_storm_of_switches_turns_the_scheduler_off_until_it_is_over() {
     let all = [Detail::Nothing, Detail::Op, Detail::Scheduler];
-    let mut policy = Policy::new(Rule { budget: Some(0.01), qos: None }, &all, Detail::Scheduler);
+    let mut policy = Policy::new(LevelPolicy { budget: Some(0.01), qos: None }, &all, Detail::Scheduler);
     policy.looked = true;
     let mut t = S;
     let mut token = |policy: &mut Policy, switches: f64| {
@@ -358,28 +358,31 @@ fn a_storm_of_switches_turns_the_scheduler_off_until_it_is_over() {
         policy.predict_more(Detail::Scheduler, switches);
         let level = policy.now().level;
         let more = if level == Detail::Scheduler { switches } else { 0.0 };
-        policy.token(&Token { t, dur: S / 10, cost: 1000.0 + more, level })
+        policy.token(&DecodedToken { t, dur: S / 10, cost: 1000.0 + more, level })
     };
     policy.predict(Detail::Op, 1000.0);
     assert!((0..10).all(|_| token(&mut policy, 1e4).is_none()));
     assert_eq!(token(&mut policy, 5e6), None);
     assert_eq!(token(&mut policy, 5e6).map(|c| c.to.level), Some(Detail::Op));
     assert!((0..100).all(|_| token(&mut policy, 5e6).is_none()), "it does not fit while the storm goes on");
-    assert_eq!(token(&mut policy, 1e4).map(|c| (c.to.level, c.why)), Some((Detail::Scheduler, Why::Calm)));
+    assert_eq!(
+        token(&mut policy, 1e4).map(|c| (c.to.level, c.why)),
+        Some((Detail::Scheduler, ChangeReason::Calm))
+    );
 }
 
 #[test]
 fn a_level_that_is_not_to_be_had_is_forgone() {
     let all = [Detail::Nothing, Detail::Op, Detail::Scheduler];
-    let mut policy = Policy::new(Rule::default(), &all, Detail::Scheduler);
+    let mut policy = Policy::new(LevelPolicy::default(), &all, Detail::Scheduler);
     policy.forgo(Detail::Scheduler);
     assert_eq!((policy.now().level, policy.has(Detail::Scheduler)), (Detail::Op, false));
 }
 
 #[test]
 fn calls_that_cost_too_much_are_seen_in_windows() {
-    let (mut policy, t) = at(Detail::Token, Rule { budget: Some(1e-3), qos: None });
-    let token = |i: u64| Token { t: t + i, dur: S / 10, cost: 1e6, level: Detail::Token };
+    let (mut policy, t) = at(Detail::Token, LevelPolicy { budget: Some(1e-3), qos: None });
+    let token = |i: u64| DecodedToken { t: t + i, dur: S / 10, cost: 1e6, level: Detail::Token };
     assert_eq!(policy.token(&token(1)), None);
     let change = policy.token(&token(2)).expect("too dear");
     // The mean of the measured costs counts, with some margin.
@@ -393,8 +396,8 @@ fn calls_that_cost_too_much_are_seen_in_windows() {
 
 #[test]
 fn a_budget_that_nothing_meets_detaches_all_and_tries_again_after_a_while() {
-    let (mut policy, t) = at(Detail::Token, Rule { budget: Some(1e-3), qos: None });
-    let token = |i: u64| Token { t: t + i, dur: S / 10, cost: 5e7, level: Detail::Token };
+    let (mut policy, t) = at(Detail::Token, LevelPolicy { budget: Some(1e-3), qos: None });
+    let token = |i: u64| DecodedToken { t: t + i, dur: S / 10, cost: 5e7, level: Detail::Token };
     assert_eq!(policy.token(&token(1)), None);
     let change = policy.token(&token(2)).expect("too dear, even in windows");
     assert_eq!((change.to.level, change.measured), (Detail::Nothing, Some(0.5)));
@@ -406,11 +409,11 @@ fn a_budget_that_nothing_meets_detaches_all_and_tries_again_after_a_while() {
 
 #[test]
 fn a_service_level_that_the_engine_itself_misses_still_leaves_tokens() {
-    let (mut policy, t) = at(Detail::Op, Rule::default());
+    let (mut policy, t) = at(Detail::Op, LevelPolicy::default());
     policy.rule.qos = Some(50.0);
     for i in 1..100 {
         let level = policy.now().level;
-        policy.token(&Token { t: t + i * S, dur: S / 10, cost: 1000.0, level });
+        policy.token(&DecodedToken { t: t + i * S, dur: S / 10, cost: 1000.0, level });
     }
     assert_eq!(policy.now().level, Detail::Token);
 }

@@ -39,7 +39,7 @@ const SWINGING: &[(usize, f64)] = &[(7, 0.2), (9, 0.1), (10, 0.05), (11, 0.1), (
 
 /// A pair of runs of `n` tokens with noise common to all ops, noise of each op, stalls, and an offset per op for
 /// each program start.
-fn columns(noise: &mut Noise, n: usize, truth: Truth) -> Vec<Column> {
+fn columns(noise: &mut Noise, n: usize, truth: Truth) -> Vec<TimesColumn> {
     let common = [0, 1].map(|_| noise.series(n, 0.9, 0.0));
     // Bouts of other work last a few calls; each op is affected differently.
     let bouts = [0, 1].map(|_| noise.series(n, 0.7, 0.0));
@@ -61,22 +61,22 @@ fn columns(noise: &mut Noise, n: usize, truth: Truth) -> Vec<Column> {
             times.zip(&bouts[usize::from(b)]).map(|(time, bout)| time * worse(bout)).collect()
         };
         let times = [run(false), run(true)];
-        Column::of(streams, times, [1.0; 2], 1)
+        TimesColumn::of(streams, times, [1.0; 2], 1)
     };
-    let columns: Vec<Column> = (0..OPS.len()).map(&mut column).collect();
+    let columns: Vec<TimesColumn> = (0..OPS.len()).map(&mut column).collect();
     let row = in_a_row(&columns);
-    columns.into_iter().map(|c| Column::of(c.streams, c.times, c.times_a_call, row)).collect()
+    columns.into_iter().map(|c| TimesColumn::of(c.streams, c.times, c.times_a_call, row)).collect()
 }
 
-fn judged(pairs: &[Vec<Column>]) -> Vec<OpChange> {
+fn judged(pairs: &[Vec<TimesColumn>]) -> Vec<OpChange> {
     let judge = Judge::new(pairs);
     let count = pairs.first().map_or(0, Vec::len);
     let named = |i: usize| {
-        let sums: Vec<Column> = pairs.iter().map(|columns| Column::sum(columns, &[i])).collect();
+        let sums: Vec<TimesColumn> = pairs.iter().map(|columns| TimesColumn::sum(columns, &[i])).collect();
         OpChange { name: i.to_string(), ..judge.row(&sums, &[i]) }
     };
     let mut rows: Vec<OpChange> = (0..count).map(named).collect();
-    let options = Options {
+    let options = DiffOptions {
         phase: crate::calls::Phase::Decode,
         by: OpKey::Name,
         false_discovery: 0.05,
@@ -89,7 +89,7 @@ fn judged(pairs: &[Vec<Column>]) -> Vec<OpChange> {
 
 /// The result for this many starts per side.
 fn of_starts(noise: &mut Noise, starts: usize, truth: Truth) -> Vec<OpChange> {
-    let pairs: Vec<Vec<Column>> = (0..starts).map(|_| columns(noise, 128, truth)).collect();
+    let pairs: Vec<Vec<TimesColumn>> = (0..starts).map(|_| columns(noise, 128, truth)).collect();
     judged(&pairs)
 }
 
@@ -106,7 +106,7 @@ fn found(starts: usize, truth: Truth) -> usize {
     let slow = truth.slow.map_or(0, |(op, _)| op).to_string();
     let found = |noise: &mut Noise| {
         let rows = of_starts(noise, starts, truth);
-        rows[0].name == slow && rows[0].verdict == Some(Verdict::Slower)
+        rows[0].name == slow && rows[0].verdict == Some(DiffVerdict::Slower)
     };
     (0..100).filter(|_| found(&mut noise)).count()
 }
@@ -208,7 +208,7 @@ fn an_interval_holds_the_true_change() {
 
 #[test]
 fn few_ops_have_nothing_to_be_held_against() {
-    let few: Vec<Column> = columns(&mut Noise(1), 64, Truth::default()).into_iter().take(3).collect();
+    let few: Vec<TimesColumn> = columns(&mut Noise(1), 64, Truth::default()).into_iter().take(3).collect();
     let rows = judged(&[few]);
     assert!(rows.iter().all(|r| r.own.is_none() && r.q.is_none() && r.verdict.is_none()));
     assert!(rows.iter().all(|r| r.total.change.is_some()));
@@ -221,5 +221,5 @@ fn what_runs_more_often_is_a_change_of_structure() {
     columns[4].raw = None;
     let rows = judged(&[columns]);
     let row = rows.iter().find(|r| r.name == "4").unwrap();
-    assert_eq!((row.verdict, row.q, row.own), (Some(Verdict::Recounted), None, None));
+    assert_eq!((row.verdict, row.q, row.own), (Some(DiffVerdict::Recounted), None, None));
 }

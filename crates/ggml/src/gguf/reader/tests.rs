@@ -1,20 +1,21 @@
 //! Tests the reader on the writer's output and on malformed bytes.
 
 use super::*;
-use crate::gguf::writer::{self, Header};
+use crate::gguf::writer::{self, GgufHeader};
 use proptest::prelude::*;
 
 fn sample() -> Vec<u8> {
-    let mut h = Header::default();
-    h.set("general.architecture", writer::Value::Str("llama".into())).expect("new key");
-    h.set("n", writer::Value::U32(7)).expect("new key");
-    h.set("big", writer::Value::U64(1 << 40)).expect("new key");
-    h.set("neg", writer::Value::I32(-2)).expect("new key");
-    h.set("eps", writer::Value::F32(0.5)).expect("new key");
-    h.set("yes", writer::Value::Bool(true)).expect("new key");
-    h.set("words", writer::Value::Strings(vec!["a".into(), String::new(), "ccc".into()])).expect("new key");
-    h.set("scores", writer::Value::F32s(vec![1.0, -1.0])).expect("new key");
-    h.set("kinds", writer::Value::I32s(vec![3, -3])).expect("new key");
+    let mut h = GgufHeader::default();
+    h.set("general.architecture", writer::NewGgufValue::Str("llama".into())).expect("new key");
+    h.set("n", writer::NewGgufValue::U32(7)).expect("new key");
+    h.set("big", writer::NewGgufValue::U64(1 << 40)).expect("new key");
+    h.set("neg", writer::NewGgufValue::I32(-2)).expect("new key");
+    h.set("eps", writer::NewGgufValue::F32(0.5)).expect("new key");
+    h.set("yes", writer::NewGgufValue::Bool(true)).expect("new key");
+    h.set("words", writer::NewGgufValue::Strings(vec!["a".into(), String::new(), "ccc".into()]))
+        .expect("new key");
+    h.set("scores", writer::NewGgufValue::F32s(vec![1.0, -1.0])).expect("new key");
+    h.set("kinds", writer::NewGgufValue::I32s(vec![3, -3])).expect("new key");
     h.tensor("w", TensorType::Q4_0, &[64, 3, 2]).expect("fits");
     h.tensor("b", TensorType::F32, &[5]).expect("fits");
     let mut body = h.begin(Vec::new()).expect("memory");
@@ -28,20 +29,20 @@ fn what_was_written_is_read() {
     let file = sample();
     let g = Gguf::parse(&file).expect("valid");
     assert_eq!((g.version, g.alignment), (3, 32));
-    assert_eq!(g.get("general.architecture"), Some(&Value::Str("llama")));
-    assert_eq!(g.get("n").and_then(Value::as_u64), Some(7));
-    assert_eq!(g.get("big").and_then(Value::as_u64), Some(1 << 40));
-    assert_eq!(g.get("neg"), Some(&Value::I32(-2)));
-    assert_eq!(g.get("neg").and_then(Value::as_u64), None);
-    assert_eq!(g.get("eps"), Some(&Value::F32(0.5)));
-    assert_eq!(g.get("yes"), Some(&Value::Bool(true)));
+    assert_eq!(g.get("general.architecture"), Some(&GgufValue::Str("llama")));
+    assert_eq!(g.get("n").and_then(GgufValue::as_u64), Some(7));
+    assert_eq!(g.get("big").and_then(GgufValue::as_u64), Some(1 << 40));
+    assert_eq!(g.get("neg"), Some(&GgufValue::I32(-2)));
+    assert_eq!(g.get("neg").and_then(GgufValue::as_u64), None);
+    assert_eq!(g.get("eps"), Some(&GgufValue::F32(0.5)));
+    assert_eq!(g.get("yes"), Some(&GgufValue::Bool(true)));
     assert_eq!(g.get("absent"), None);
-    let Some(Value::Array(words)) = g.get("words") else { panic!("an array") };
-    assert_eq!((words.kind(), words.len(), words.is_empty()), (Kind::String, 3, false));
+    let Some(GgufValue::Array(words)) = g.get("words") else { panic!("an array") };
+    assert_eq!((words.kind(), words.len(), words.is_empty()), (ValueKind::String, 3, false));
     assert_eq!(words.strings().collect::<Vec<_>>(), [&b"a"[..], b"", b"ccc"]);
     assert_eq!(words.values().count(), 0);
-    let Some(Value::Array(scores)) = g.get("scores") else { panic!("an array") };
-    assert_eq!(scores.values().collect::<Vec<_>>(), [Value::F32(1.0), Value::F32(-1.0)]);
+    let Some(GgufValue::Array(scores)) = g.get("scores") else { panic!("an array") };
+    assert_eq!(scores.values().collect::<Vec<_>>(), [GgufValue::F32(1.0), GgufValue::F32(-1.0)]);
     let [w, b] = &g.tensors[..] else { panic!("two tensors") };
     assert_eq!((w.name, w.dims, w.dim_count, w.type_id, w.bytes), ("w", [64, 3, 2, 1], 3, 2, Some(216)));
     assert_eq!((w.offset, b.offset, b.bytes), (g.data_offset, g.data_offset + 224, Some(20)));
@@ -87,38 +88,38 @@ fn tensor(name: &str, dims: &[u64], ty: u32, offset: u64) -> Vec<u8> {
 
 #[test]
 fn wrong_heads_say_what_is_wrong() {
-    assert_eq!(Gguf::parse(b""), Err(ReadError::Magic));
-    assert_eq!(Gguf::parse(b"GGML____"), Err(ReadError::Magic));
-    assert_eq!(Gguf::parse(&head(1, 0, 0, &[])), Err(ReadError::Version(1)));
-    assert_eq!(Gguf::parse(&head(3 << 24, 0, 0, &[])), Err(ReadError::BigEndian));
+    assert_eq!(Gguf::parse(b""), Err(GgufReadError::Magic));
+    assert_eq!(Gguf::parse(b"GGML____"), Err(GgufReadError::Magic));
+    assert_eq!(Gguf::parse(&head(1, 0, 0, &[])), Err(GgufReadError::Version(1)));
+    assert_eq!(Gguf::parse(&head(3 << 24, 0, 0, &[])), Err(GgufReadError::BigEndian));
     assert!(Gguf::parse(&head(2, 0, 0, &[])).is_ok());
     // Counts far larger than the available bytes must not allocate.
-    assert!(matches!(Gguf::parse(&head(3, u64::MAX, 0, &[])), Err(ReadError::TooMany { .. })));
-    assert!(matches!(Gguf::parse(&head(3, 0, u64::MAX, &[])), Err(ReadError::TooMany { .. })));
+    assert!(matches!(Gguf::parse(&head(3, u64::MAX, 0, &[])), Err(GgufReadError::TooMany { .. })));
+    assert!(matches!(Gguf::parse(&head(3, 0, u64::MAX, &[])), Err(GgufReadError::TooMany { .. })));
 }
 
 #[test]
 fn wrong_metadata_says_what_is_wrong() {
     let parse = |n: u64, rest: &[u8]| Gguf::parse(&head(3, 0, n, rest)).map(|_| ()).expect_err("wrong");
-    assert!(matches!(parse(1, &entry("k", 99, &[0; 8])), ReadError::Kind { id: 99, .. }));
+    assert!(matches!(parse(1, &entry("k", 99, &[0; 8])), GgufReadError::Kind { id: 99, .. }));
     let nested = [9u32.to_le_bytes(), [0; 4], [0; 4]].concat();
-    assert!(matches!(parse(1, &entry("k", 9, &nested)), ReadError::Kind { id: 9, .. }));
+    assert!(matches!(parse(1, &entry("k", 9, &nested)), GgufReadError::Kind { id: 9, .. }));
     let huge = [&4u32.to_le_bytes()[..], &u64::MAX.to_le_bytes()].concat();
-    assert!(matches!(parse(1, &entry("k", 9, &huge)), ReadError::TooMany { .. }));
+    assert!(matches!(parse(1, &entry("k", 9, &huge)), GgufReadError::TooMany { .. }));
     let twice = [entry("k", 7, &[1]), entry("k", 7, &[1])].concat();
-    assert_eq!(parse(2, &twice), ReadError::DuplicateKey("k".into()));
-    assert!(matches!(parse(1, &entry(&"k".repeat(256), 7, &[1])), ReadError::TooMany { .. }));
+    assert_eq!(parse(2, &twice), GgufReadError::DuplicateKey("k".into()));
+    assert!(matches!(parse(1, &entry(&"k".repeat(256), 7, &[1])), GgufReadError::TooMany { .. }));
     let bad = [&1u64.to_le_bytes()[..], &[0xff], &7u32.to_le_bytes(), &[1]].concat();
-    assert!(matches!(parse(1, &bad), ReadError::Utf8 { .. }));
+    assert!(matches!(parse(1, &bad), GgufReadError::Utf8 { .. }));
     for v in [0u32, 3, 1 << 17] {
-        assert_eq!(parse(1, &entry(ALIGNMENT_KEY, 4, &v.to_le_bytes())), ReadError::Alignment);
+        assert_eq!(parse(1, &entry(ALIGNMENT_KEY, 4, &v.to_le_bytes())), GgufReadError::Alignment);
     }
 }
 
 #[test]
 fn wrong_tensors_say_what_is_wrong() {
     let parse = |t: &[u8]| match Gguf::parse(&head(3, 1, 0, &[t, &[0; 64]].concat())) {
-        Err(ReadError::Tensor { why, .. }) => why,
+        Err(GgufReadError::Tensor { why, .. }) => why,
         other => panic!("{other:?}"),
     };
     assert!(parse(&tensor("t", &[], 0, 0)).contains("dimensions"));
@@ -129,7 +130,7 @@ fn wrong_tensors_say_what_is_wrong() {
     assert!(parse(&tensor("t", &[4096], 0, 0)).contains("outside"));
     assert!(parse(&tensor("t", &[1], 0, u64::MAX - 31)).contains("outside"));
     let twice = [tensor("t", &[1], 0, 0), tensor("t", &[1], 0, 0), vec![0; 64]].concat();
-    assert_eq!(Gguf::parse(&head(3, 2, 0, &twice)), Err(ReadError::DuplicateTensor("t".into())));
+    assert_eq!(Gguf::parse(&head(3, 2, 0, &twice)), Err(GgufReadError::DuplicateTensor("t".into())));
     // An unknown type is not an error; only its size is unknown.
     let file = head(3, 1, 0, &[tensor("t", &[256], 39, 0), vec![0; 64]].concat());
     assert_eq!(Gguf::parse(&file).expect("valid").tensors[0].bytes, None);
@@ -139,7 +140,7 @@ fn wrong_tensors_say_what_is_wrong() {
 fn walk(file: &[u8]) {
     if let Ok(g) = Gguf::parse(file) {
         for (_, v) in &g.metadata {
-            if let Value::Array(a) = v {
+            if let GgufValue::Array(a) = v {
                 assert!(a.strings().count() as u64 + a.values().count() as u64 == a.len());
             }
         }

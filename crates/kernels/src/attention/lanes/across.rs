@@ -5,13 +5,13 @@
 //! result is `[dv][lanes]`. Both products use the same kernel: scalars of one matrix times vectors of the other.
 
 use super::super::plan::BLOCK;
-use super::{Block, Simd, Tile, finite_max};
+use super::{MaskBlock, QueryTile, Simd, finite_max};
 
 /// Most lanes processed together on any instruction set.
 const MAX_LANES: usize = 32;
 
 /// Layout of the scratch memory, all in f32.
-struct Scratch {
+struct AcrossScratch {
     /// Queries, `[lane block][dk][lanes]`.
     q: *mut f32,
     /// Results, `[lane block][dv4][lanes]`.
@@ -35,11 +35,11 @@ struct Scalars {
     col: usize,
 }
 
-impl Scratch {
+impl AcrossScratch {
     /// # Safety
     /// `base` must have the plan's scratch memory.
     #[inline(always)]
-    unsafe fn new(base: *mut f32, tile: &Tile<'_>) -> Self {
+    unsafe fn new(base: *mut f32, tile: &QueryTile<'_>) -> Self {
         let rows = tile.rows.next_multiple_of(MAX_LANES);
         let (dk, dv) = (tile.a.dk, padded(tile.a.dv));
         // SAFETY: `super::super::scratch_bytes` counts these parts.
@@ -64,13 +64,13 @@ fn padded(dv: usize) -> usize {
 /// # Safety
 /// The tile's tensors must be valid and `scratch` must have the plan's size.
 #[inline(always)]
-pub(super) unsafe fn run<S: Simd>(tile: &Tile<'_>, scratch: *mut f32) {
+pub(super) unsafe fn run<S: Simd>(tile: &QueryTile<'_>, scratch: *mut f32) {
     let lanes = S::TILE.0 * S::N;
     let (dk, dv) = (tile.a.dk, padded(tile.a.dv));
     let blocks = tile.rows.div_ceil(lanes);
     // SAFETY: all offsets are within the parts of the scratch memory.
     unsafe {
-        let at = Scratch::new(scratch, tile);
+        let at = AcrossScratch::new(scratch, tile);
         start::<S>(tile, &at, lanes);
         let (first, end) = tile.item.positions;
         for p in (first..end).step_by(BLOCK) {
@@ -79,13 +79,13 @@ pub(super) unsafe fn run<S: Simd>(tile: &Tile<'_>, scratch: *mut f32) {
             for b in 0..blocks {
                 let rows = (b * lanes, ((b + 1) * lanes).min(tile.rows));
                 let state = tile.block(rows, p, n);
-                if state == Block::Closed {
+                if state == MaskBlock::Closed {
                     continue;
                 }
                 if !std::mem::replace(&mut widened, true) {
                     widen::<S>(tile, &at, p, n);
                 }
-                if state == Block::Mixed {
+                if state == MaskBlock::Mixed {
                     spread_mask::<S>(tile, &at, rows, p, n, lanes);
                 }
                 let n4 = n.next_multiple_of(4);
@@ -103,7 +103,7 @@ pub(super) unsafe fn run<S: Simd>(tile: &Tile<'_>, scratch: *mut f32) {
 
 /// Transposes the queries; clears the sums.
 #[inline(always)]
-unsafe fn start<S: Simd>(tile: &Tile<'_>, at: &Scratch, lanes: usize) {
+unsafe fn start<S: Simd>(tile: &QueryTile<'_>, at: &AcrossScratch, lanes: usize) {
     let (dk, dv) = (tile.a.dk, padded(tile.a.dv));
     let rows = tile.rows.next_multiple_of(lanes);
     // SAFETY: as in `run`.
@@ -122,7 +122,7 @@ unsafe fn start<S: Simd>(tile: &Tile<'_>, at: &Scratch, lanes: usize) {
 /// Widens keys and values of `n` positions to f32; keys are zero-padded to a multiple of 4 positions, values to a
 /// multiple of 4 elements.
 #[inline(always)]
-unsafe fn widen<S: Simd>(tile: &Tile<'_>, at: &Scratch, p: usize, n: usize) {
+unsafe fn widen<S: Simd>(tile: &QueryTile<'_>, at: &AcrossScratch, p: usize, n: usize) {
     let (a, head) = (tile.a, tile.item.kv_head);
     let (dk, dv) = (a.dk, padded(a.dv));
     // SAFETY: as in `run`; rows of the cache have dk and dv elements.
@@ -153,8 +153,8 @@ unsafe fn widen_row<S: Simd>(from: *const u16, to: *mut f32, n: usize) {
 /// Spreads the mask of `rows` to `[position][lanes]`.
 #[inline(always)]
 unsafe fn spread_mask<S: Simd>(
-    tile: &Tile<'_>,
-    at: &Scratch,
+    tile: &QueryTile<'_>,
+    at: &AcrossScratch,
     rows: (usize, usize),
     p: usize,
     n: usize,
@@ -182,9 +182,16 @@ unsafe fn spread_mask<S: Simd>(
 /// Turns scores into weights: cap, mask, running maximum, exponentials. Rescales the sums and results so far to the
 /// new maximum.
 #[inline(always)]
-unsafe fn weigh<S: Simd>(tile: &Tile<'_>, at: &Scratch, row: usize, state: Block, n: usize, acc: *mut f32) {
+unsafe fn weigh<S: Simd>(
+    tile: &QueryTile<'_>,
+    at: &AcrossScratch,
+    row: usize,
+    state: MaskBlock,
+    n: usize,
+    acc: *mut f32,
+) {
     let lanes = S::TILE.0 * S::N;
-    let (cap, masked) = (tile.a.softcap, state == Block::Mixed);
+    let (cap, masked) = (tile.a.softcap, state == MaskBlock::Mixed);
     // SAFETY: as in `run`.
     unsafe {
         for lane in (0..lanes).step_by(S::N) {
@@ -224,7 +231,7 @@ unsafe fn weigh<S: Simd>(tile: &Tile<'_>, at: &Scratch, row: usize, state: Block
 
 /// Divides by the sums and writes the rows.
 #[inline(always)]
-unsafe fn finish(tile: &Tile<'_>, at: &Scratch, lanes: usize) {
+unsafe fn finish(tile: &QueryTile<'_>, at: &AcrossScratch, lanes: usize) {
     let dv = padded(tile.a.dv);
     // SAFETY: as in `run`; rows of the result have dv elements.
     unsafe {

@@ -3,7 +3,7 @@
 //! Keys and values are widened while loading into registers, once for up to four query rows that share them.
 
 use super::super::plan::{BLOCK, PARTIAL_HEAD};
-use super::{Block, Simd, Tile, finite_max};
+use super::{MaskBlock, QueryTile, Simd, finite_max};
 
 /// Heads are padded to the longest vector, elements.
 const PAD: usize = 16;
@@ -16,7 +16,7 @@ const AHEAD: usize = 24;
 const CACHE_LINE: usize = 64;
 
 /// Layout of the scratch memory, all in f32.
-struct Scratch {
+struct AlongScratch {
     /// Queries, `[rows][dk16]`.
     q: *mut f32,
     /// Results, `[rows][dv16]`.
@@ -28,11 +28,11 @@ struct Scratch {
     sum: *mut f32,
 }
 
-impl Scratch {
+impl AlongScratch {
     /// # Safety
     /// `base` must have the plan's scratch memory.
     #[inline(always)]
-    unsafe fn new(base: *mut f32, tile: &Tile<'_>) -> Self {
+    unsafe fn new(base: *mut f32, tile: &QueryTile<'_>) -> Self {
         let (dk, dv) = (tile.a.dk.next_multiple_of(PAD), tile.a.dv.next_multiple_of(PAD));
         // SAFETY: `super::super::scratch_bytes` counts these parts.
         unsafe {
@@ -47,11 +47,11 @@ impl Scratch {
 /// # Safety
 /// The tile's tensors must be valid; `scratch` and `partials` must have the plan's sizes.
 #[inline(always)]
-pub(super) unsafe fn run<S: Simd>(tile: &Tile<'_>, scratch: *mut f32, partials: *mut f32) {
+pub(super) unsafe fn run<S: Simd>(tile: &QueryTile<'_>, scratch: *mut f32, partials: *mut f32) {
     let (dk, dv) = (tile.a.dk.next_multiple_of(PAD), tile.a.dv.next_multiple_of(PAD));
     // SAFETY: all offsets are within the parts of the scratch memory.
     unsafe {
-        let at = Scratch::new(scratch, tile);
+        let at = AlongScratch::new(scratch, tile);
         std::ptr::write_bytes(at.q, 0, tile.rows * dk);
         std::ptr::write_bytes(at.acc, 0, tile.rows * dv);
         std::ptr::write_bytes(at.sum, 0, tile.rows);
@@ -63,7 +63,7 @@ pub(super) unsafe fn run<S: Simd>(tile: &Tile<'_>, scratch: *mut f32, partials: 
         for p in (first..end).step_by(BLOCK) {
             let n = BLOCK.min(end - p);
             let state = tile.block((0, tile.rows), p, n);
-            if state == Block::Closed {
+            if state == MaskBlock::Closed {
                 continue;
             }
             let mut row = 0;
@@ -84,12 +84,12 @@ pub(super) unsafe fn run<S: Simd>(tile: &Tile<'_>, scratch: *mut f32, partials: 
 /// A block of positions for `R` rows. Returns `R`.
 #[inline(always)]
 unsafe fn block<S: Simd, const R: usize>(
-    tile: &Tile<'_>,
-    at: &Scratch,
+    tile: &QueryTile<'_>,
+    at: &AlongScratch,
     row: usize,
     p: usize,
     n: usize,
-    state: Block,
+    state: MaskBlock,
 ) -> usize {
     // SAFETY: as in `run`.
     unsafe {
@@ -116,8 +116,8 @@ unsafe fn block<S: Simd, const R: usize>(
 /// Scores of `R` rows for positions `p + i` and the next three; positions from `n` on repeat the last one.
 #[inline(always)]
 unsafe fn scores<S: Simd, const R: usize>(
-    tile: &Tile<'_>,
-    at: &Scratch,
+    tile: &QueryTile<'_>,
+    at: &AlongScratch,
     row: usize,
     p: usize,
     i: usize,
@@ -171,7 +171,14 @@ unsafe fn ask<S: Simd>(p: *const u16, n: usize) {
 
 /// Turns the scores of one row into weights and rescales its sum and result so far to the new maximum.
 #[inline(always)]
-unsafe fn weigh<S: Simd>(tile: &Tile<'_>, at: &Scratch, row: usize, p: usize, n: usize, state: Block) {
+unsafe fn weigh<S: Simd>(
+    tile: &QueryTile<'_>,
+    at: &AlongScratch,
+    row: usize,
+    p: usize,
+    n: usize,
+    state: MaskBlock,
+) {
     let dv = tile.a.dv.next_multiple_of(PAD);
     let cap = tile.a.softcap;
     // SAFETY: as in `run`; the row has BLOCK scores.
@@ -180,7 +187,7 @@ unsafe fn weigh<S: Simd>(tile: &Tile<'_>, at: &Scratch, row: usize, p: usize, n:
         for i in n..BLOCK.min(n.next_multiple_of(PAD)) {
             *s.add(i) = f32::NEG_INFINITY;
         }
-        let mask = tile.a.mask.filter(|_| state == Block::Mixed);
+        let mask = tile.a.mask.filter(|_| state == MaskBlock::Mixed);
         let mask = mask.map(|m| m.at(tile.row(row).0, 0).add(p));
         let mut high = S::splat(f32::NEG_INFINITY);
         for i in (0..n).step_by(S::N) {
@@ -226,8 +233,8 @@ unsafe fn weigh<S: Simd>(tile: &Tile<'_>, at: &Scratch, row: usize, p: usize, n:
 /// Adds the weighted values' elements `d..d + V * S::N` (as far as they exist) to the results of `R` rows.
 #[inline(always)]
 unsafe fn values<S: Simd, const R: usize, const V: usize>(
-    tile: &Tile<'_>,
-    at: &Scratch,
+    tile: &QueryTile<'_>,
+    at: &AlongScratch,
     row: usize,
     p: usize,
     n: usize,
@@ -270,7 +277,7 @@ unsafe fn values<S: Simd, const R: usize, const V: usize>(
 
 /// Writes the rows, divided by their sums, or as partial results.
 #[inline(always)]
-unsafe fn finish(tile: &Tile<'_>, at: &Scratch, partials: *mut f32) {
+unsafe fn finish(tile: &QueryTile<'_>, at: &AlongScratch, partials: *mut f32) {
     let (dv, stride, item) = (tile.a.dv, tile.a.dv.next_multiple_of(PAD), &tile.item);
     // SAFETY: as in `run`; rows of the result have dv elements, partial results PARTIAL_HEAD more.
     unsafe {

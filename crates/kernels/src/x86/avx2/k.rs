@@ -5,9 +5,9 @@
 use std::arch::x86_64::*;
 
 use super::super::panel::{self, Q4K_BLOCK, Q6K_BLOCK};
-use super::{Sums, TILE, Tile, VECTORS, four, load, load_halves, nibbles, prefetch, store};
+use super::{FloatSums, ProductTile, TILE, VECTORS, four, load, load_halves, nibbles, prefetch, store};
 use crate::format::Q8KBlock;
-use crate::matmul::Job;
+use crate::matmul::MatmulJob;
 
 pub(super) const Q4K: u8 = 0;
 pub(super) const Q6K: u8 = 1;
@@ -17,13 +17,13 @@ pub(super) const Q6K: u8 = 1;
 /// # Safety
 /// The processor must have the instructions.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn tile_of<const KIND: u8>(job: &Job<'_>, part: &Tile) {
+pub(super) unsafe fn tile_of<const KIND: u8>(job: &MatmulJob<'_>, part: &ProductTile) {
     match part.tokens {
         1 => tile::<KIND, 1>(job, part),
         2 => tile::<KIND, 2>(job, part),
         3 => {
-            tile::<KIND, 2>(job, &Tile { tokens: 2, ..*part });
-            tile::<KIND, 1>(job, &Tile { tokens: 1, first: part.first + 2, ..*part });
+            tile::<KIND, 2>(job, &ProductTile { tokens: 2, ..*part });
+            tile::<KIND, 1>(job, &ProductTile { tokens: 1, first: part.first + 2, ..*part });
         }
         _ => tile::<KIND, TILE>(job, part),
     }
@@ -31,13 +31,13 @@ pub(super) unsafe fn tile_of<const KIND: u8>(job: &Job<'_>, part: &Tile) {
 
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, part: &Tile) {
+fn tile<const KIND: u8, const T: usize>(job: &MatmulJob<'_>, part: &ProductTile) {
     let mut w = job.panel(part.panel).as_ptr();
     let mut act = [std::ptr::null::<Q8KBlock>(); T];
     for t in 0..T {
         act[t] = job.act(part.first + t).as_ptr().cast();
     }
-    let mut sums: Sums<T> = [[_mm256_setzero_ps(); VECTORS]; T];
+    let mut sums: FloatSums<T> = [[_mm256_setzero_ps(); VECTORS]; T];
     for _ in 0..job.matrix.cols() / 256 {
         // SAFETY: the panel and each prepared row have this many blocks.
         unsafe {
@@ -64,7 +64,12 @@ fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, part: &Tile) {
 /// There must be a block of the panel and of each prepared row.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn q4k_vector<const T: usize>(w: *const u8, v: usize, act: &[*const Q8KBlock; T], sums: &mut Sums<T>) {
+unsafe fn q4k_vector<const T: usize>(
+    w: *const u8,
+    v: usize,
+    act: &[*const Q8KBlock; T],
+    sums: &mut FloatSums<T>,
+) {
     let zero = _mm256_setzero_si256();
     let (mut products, mut minima) = ([zero; T], [zero; T]);
     // SAFETY: guaranteed by the caller; offsets as `panel` lays them out.
@@ -107,7 +112,12 @@ unsafe fn q4k_vector<const T: usize>(w: *const u8, v: usize, act: &[*const Q8KBl
 /// There must be a block of the panel and of each prepared row.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn q6k_vector<const T: usize>(w: *const u8, v: usize, act: &[*const Q8KBlock; T], sums: &mut Sums<T>) {
+unsafe fn q6k_vector<const T: usize>(
+    w: *const u8,
+    v: usize,
+    act: &[*const Q8KBlock; T],
+    sums: &mut FloatSums<T>,
+) {
     let zero = _mm256_setzero_si256();
     let (mut products, mut offsets) = ([zero; T], [zero; T]);
     // SAFETY: guaranteed by the caller; offsets as `panel` lays them out.

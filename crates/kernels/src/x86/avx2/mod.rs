@@ -9,8 +9,8 @@ mod small;
 
 use std::arch::x86_64::*;
 
-use super::{Ahead, CACHE_LINE, Tile, each_tile, panel};
-use crate::matmul::Job;
+use super::{Ahead, CACHE_LINE, ProductTile, each_tile, panel};
+use crate::matmul::MatmulJob;
 use crate::quant::TensorType;
 use crate::recipe::{Recipe, no_scratch};
 
@@ -22,7 +22,7 @@ const TILE: usize = 4;
 const VECTORS: usize = panel::ROWS / 8;
 
 /// Float sums of a tile, in the L1 cache: 16 registers are too few for them.
-type Sums<const T: usize> = [[__m256; VECTORS]; T];
+type FloatSums<const T: usize> = [[__m256; VECTORS]; T];
 
 recipes! { tile of 8, bytes packed by panel::pack_q8_0_signed }
 
@@ -77,7 +77,7 @@ fn prefetch(w: *const u8, ahead: Ahead) {
 /// Writes the results of a panel, for as many rows as the job has.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn store<const T: usize>(job: &Job<'_>, part: &Tile, sums: &Sums<T>) {
+fn store<const T: usize>(job: &MatmulJob<'_>, part: &ProductTile, sums: &FloatSums<T>) {
     let row = part.panel * panel::ROWS;
     let rows = (job.rows.end - row).min(panel::ROWS);
     for (t, sums) in sums.iter().enumerate() {

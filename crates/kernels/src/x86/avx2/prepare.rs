@@ -2,12 +2,12 @@
 
 use std::arch::x86_64::*;
 
-use crate::format::Format;
+use crate::format::ActivationFormat;
 use crate::format::{Q8Block, view_mut};
 
 /// Prepares all complete blocks, if this format is supported.
-pub(in super::super) fn prepare_row(format: Format, src: &[f32], dst: &mut [u8]) -> bool {
-    if format != Format::Q8 {
+pub(in super::super) fn prepare_row(format: ActivationFormat, src: &[f32], dst: &mut [u8]) -> bool {
+    if format != ActivationFormat::Q8 {
         return false;
     }
     for (x, to) in src.as_chunks().0.iter().zip(view_mut::<Q8Block>(dst)) {

@@ -5,9 +5,9 @@
 use std::arch::x86_64::*;
 
 use super::super::panel;
-use super::{Sums, TILE, Tile, VECTORS, four, load, load_halves, nibbles, prefetch, store};
+use super::{FloatSums, ProductTile, TILE, VECTORS, four, load, load_halves, nibbles, prefetch, store};
 use crate::format::Q8Block;
-use crate::matmul::Job;
+use crate::matmul::MatmulJob;
 
 pub(super) const Q4_0: u8 = 0;
 pub(super) const Q4_1: u8 = 1;
@@ -18,13 +18,13 @@ pub(super) const Q8_0: u8 = 2;
 /// # Safety
 /// The processor must have the instructions.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn tile_of<const KIND: u8>(job: &Job<'_>, part: &Tile) {
+pub(super) unsafe fn tile_of<const KIND: u8>(job: &MatmulJob<'_>, part: &ProductTile) {
     match part.tokens {
         1 => tile::<KIND, 1>(job, part),
         2 => tile::<KIND, 2>(job, part),
         3 => {
-            tile::<KIND, 2>(job, &Tile { tokens: 2, ..*part });
-            tile::<KIND, 1>(job, &Tile { tokens: 1, first: part.first + 2, ..*part });
+            tile::<KIND, 2>(job, &ProductTile { tokens: 2, ..*part });
+            tile::<KIND, 1>(job, &ProductTile { tokens: 1, first: part.first + 2, ..*part });
         }
         _ => tile::<KIND, TILE>(job, part),
     }
@@ -32,7 +32,7 @@ pub(super) unsafe fn tile_of<const KIND: u8>(job: &Job<'_>, part: &Tile) {
 
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, part: &Tile) {
+fn tile<const KIND: u8, const T: usize>(job: &MatmulJob<'_>, part: &ProductTile) {
     let block_bytes = match KIND {
         Q4_0 => panel::Q4_0_BLOCK,
         Q4_1 => panel::Q4_1_BLOCK,
@@ -43,7 +43,7 @@ fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, part: &Tile) {
     for t in 0..T {
         act[t] = job.act(part.first + t).as_ptr().cast();
     }
-    let mut sums: Sums<T> = [[_mm256_setzero_ps(); VECTORS]; T];
+    let mut sums: FloatSums<T> = [[_mm256_setzero_ps(); VECTORS]; T];
     for _ in 0..job.matrix.cols() / 32 {
         // SAFETY: the panel and each prepared row have this many blocks.
         unsafe {
@@ -70,7 +70,7 @@ unsafe fn vector<const KIND: u8, const T: usize>(
     w: *const u8,
     v: usize,
     act: &[*const Q8Block; T],
-    sums: &mut Sums<T>,
+    sums: &mut FloatSums<T>,
 ) {
     // A vector of 16 panel rows alternates between two of ours.
     let chunk = 32 * (v % 2);

@@ -9,30 +9,30 @@
 use std::arch::x86_64::*;
 
 use super::super::panel::{self, Q4K_BLOCK, Q6K_BLOCK};
-use super::super::{Ahead, Tile};
+use super::super::{Ahead, ProductTile};
 use super::{load, load_halves, low_high, prefetch, store};
 use crate::format::Q8KBlock;
-use crate::matmul::Job;
+use crate::matmul::MatmulJob;
 
 pub(super) const Q4K: u8 = 0;
 pub(super) const Q6K: u8 = 1;
 
-type Sums<const T: usize> = [[__m512i; 2]; T];
+type IntSums<const T: usize> = [[__m512i; 2]; T];
 
 /// A panel times at most six tokens.
 ///
 /// # Safety
 /// The processor must have the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-pub(super) unsafe fn tile_of<const KIND: u8>(job: &Job<'_>, part: &Tile) {
+pub(super) unsafe fn tile_of<const KIND: u8>(job: &MatmulJob<'_>, part: &ProductTile) {
     match part.tokens {
         1 => tile::<KIND, 1>(job, part),
         2 => tile::<KIND, 2>(job, part),
         3 => tile::<KIND, 3>(job, part),
         4 => tile::<KIND, 4>(job, part),
         5 => {
-            tile::<KIND, 3>(job, &Tile { tokens: 3, ..*part });
-            tile::<KIND, 2>(job, &Tile { tokens: 2, first: part.first + 3, ..*part });
+            tile::<KIND, 3>(job, &ProductTile { tokens: 3, ..*part });
+            tile::<KIND, 2>(job, &ProductTile { tokens: 2, first: part.first + 3, ..*part });
         }
         _ => tile::<KIND, 6>(job, part),
     }
@@ -40,7 +40,7 @@ pub(super) unsafe fn tile_of<const KIND: u8>(job: &Job<'_>, part: &Tile) {
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, part: &Tile) {
+fn tile<const KIND: u8, const T: usize>(job: &MatmulJob<'_>, part: &ProductTile) {
     let mut w = job.panel(part.panel).as_ptr();
     let mut act = [std::ptr::null::<Q8KBlock>(); T];
     for t in 0..T {
@@ -212,7 +212,12 @@ unsafe fn six_bits(from: *const u8, half: usize, j: usize) -> __m512i {
 /// There must be a block of each prepared row, and `four` must be below 64.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn dot<const T: usize>(dots: &mut Sums<T>, w: [__m512i; 2], act: &[*const Q8KBlock; T], four: usize) {
+unsafe fn dot<const T: usize>(
+    dots: &mut IntSums<T>,
+    w: [__m512i; 2],
+    act: &[*const Q8KBlock; T],
+    four: usize,
+) {
     for t in 0..T {
         // SAFETY: guaranteed by the caller; `q` comes first in the block.
         let a = _mm512_set1_epi32(unsafe { act[t].cast::<i32>().add(four).read() });

@@ -6,8 +6,8 @@ mod small;
 
 use std::arch::x86_64::*;
 
-use super::{Ahead, CACHE_LINE, Tile, each_tile, panel};
-use crate::matmul::Job;
+use super::{Ahead, CACHE_LINE, ProductTile, each_tile, panel};
+use crate::matmul::MatmulJob;
 use crate::quant::TensorType;
 use crate::recipe::{Recipe, no_scratch};
 
@@ -65,7 +65,7 @@ fn low_high(both: [__m512i; 2]) -> ([__m512i; 2], [__m512i; 2]) {
 /// Writes the results of a panel, for as many rows as the job has.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn store<const T: usize>(job: &Job<'_>, tile: &Tile, sums: &[[__m512; 2]; T]) {
+fn store<const T: usize>(job: &MatmulJob<'_>, tile: &ProductTile, sums: &[[__m512; 2]; T]) {
     let row = tile.panel * panel::ROWS;
     let rows = (job.rows.end - row).min(panel::ROWS);
     let mask = if rows == panel::ROWS { u32::MAX } else { (1 << rows) - 1 };

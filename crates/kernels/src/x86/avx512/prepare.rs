@@ -2,27 +2,27 @@
 
 use std::arch::x86_64::*;
 
-use crate::format::Format;
+use crate::format::ActivationFormat;
 use crate::format::{Q8Block, Q8KBlock, view_mut};
 
 /// Prepares all complete blocks, if this format is supported.
-pub(in super::super) fn prepare_row(format: Format, src: &[f32], dst: &mut [u8]) -> bool {
+pub(in super::super) fn prepare_row(format: ActivationFormat, src: &[f32], dst: &mut [u8]) -> bool {
     match format {
-        Format::Q8 => {
+        ActivationFormat::Q8 => {
             for (x, to) in src.as_chunks().0.iter().zip(view_mut::<Q8Block>(dst)) {
                 // SAFETY: only reached if the instructions exist.
                 *to = unsafe { q8_block(x) };
             }
             true
         }
-        Format::Q8K => {
+        ActivationFormat::Q8K => {
             for (x, to) in src.as_chunks().0.iter().zip(view_mut::<Q8KBlock>(dst)) {
                 // SAFETY: as above.
                 unsafe { q8k_block(x, to) };
             }
             true
         }
-        Format::F32 | Format::F16 | Format::Bf16 => false,
+        ActivationFormat::F32 | ActivationFormat::F16 | ActivationFormat::Bf16 => false,
     }
 }
 

@@ -9,11 +9,11 @@
 
 use std::arch::x86_64::*;
 
-use super::super::Tile;
+use super::super::ProductTile;
 use super::super::panel;
 use super::{load, load_halves, low_high, prefetch, store};
 use crate::format::Q8Block;
-use crate::matmul::Job;
+use crate::matmul::MatmulJob;
 
 pub(super) const Q4_0: u8 = 0;
 pub(super) const Q4_1: u8 = 1;
@@ -24,7 +24,7 @@ pub(super) const Q8_0: u8 = 2;
 /// # Safety
 /// The processor must have the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-pub(super) unsafe fn tile_of<const KIND: u8>(job: &Job<'_>, part: &Tile) {
+pub(super) unsafe fn tile_of<const KIND: u8>(job: &MatmulJob<'_>, part: &ProductTile) {
     match part.tokens {
         1 => tile::<KIND, 1>(job, part),
         2 => tile::<KIND, 2>(job, part),
@@ -37,7 +37,7 @@ pub(super) unsafe fn tile_of<const KIND: u8>(job: &Job<'_>, part: &Tile) {
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-fn tile<const KIND: u8, const T: usize>(job: &Job<'_>, part: &Tile) {
+fn tile<const KIND: u8, const T: usize>(job: &MatmulJob<'_>, part: &ProductTile) {
     let block_bytes = match KIND {
         Q4_0 => panel::Q4_0_BLOCK,
         Q4_1 => panel::Q4_1_BLOCK,

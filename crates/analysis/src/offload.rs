@@ -1,0 +1,368 @@
+//! What each backend computes: the nodes that a split gives to a backend other than the CPU's, those left to the CPU
+//! beside them, and the tensors copied between them. From the graphs alone: no time is known of a node on a device.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::Serialize;
+
+use super::calls::{Phase, Timeline};
+use super::describe::{copied_name, source, tensor_bytes};
+use super::idents::Idents;
+use super::load::Loaded;
+use super::tables::backend_name;
+use common::order;
+use ggml::backend_guid;
+use ggml::names::fold;
+use pfi::enqueued_groups;
+use pfi::record::{Level, Split, Tensor};
+
+/// The work of one phase, of graphs with at least one split on a backend other than the CPU's.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Offload {
+    /// Scheduler graphs. All figures below are sums over them.
+    pub graphs: u64,
+    /// Most bytes first.
+    pub backends: Vec<BackendWork>,
+    /// Tensors copied for a split, most bytes first.
+    pub copies: Vec<CopyRow>,
+    /// Computed by the CPU although a device takes part.
+    pub on_cpu: Vec<CpuNodes>,
+}
+
+/// The part of one backend.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct BackendWork {
+    pub backend: String,
+    pub splits: u64,
+    /// Of those, the ones whose nodes were not recorded; they are in no figure below.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unknown_splits: u64,
+    #[serde(flatten)]
+    pub work: Work,
+    /// By op, most bytes first.
+    pub ops: Vec<OpWork>,
+    /// Host time to enqueue nodes, by the ops of a group, most time first. Not the time that they take on the device.
+    /// Omitted if it was not recorded.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub enqueued: Vec<EnqueuedOps>,
+}
+
+/// Groups of nodes with the same ops; a group is what a backend enqueues together.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct EnqueuedOps {
+    /// Joined by `+`.
+    pub ops: String,
+    pub groups: u64,
+    pub nodes: u64,
+    /// From the start of a group to the start of the next one or the return of the split's call.
+    pub host_ns: u64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct OpWork {
+    pub op: String,
+    #[serde(flatten)]
+    pub work: Work,
+}
+
+/// Nodes and what they cost by the cost model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Work {
+    pub nodes: u64,
+    pub bytes: u64,
+    pub flops: u64,
+    /// Nodes of which the model knows no cost.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unknown_nodes: u64,
+}
+
+/// A tensor that was copied to the memory of a split's backend before the split ran.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CopyRow {
+    pub to: String,
+    /// Its name pattern.
+    pub name: String,
+    pub copies: u64,
+    /// Null if its type is not described.
+    pub bytes: Option<u64>,
+}
+
+/// Nodes of one op and type that the CPU computed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CpuNodes {
+    pub op: String,
+    /// Type of the first source, which for a product or a row lookup is the weights'; empty if not known.
+    #[serde(rename = "type")]
+    pub ty: String,
+    /// Name pattern of one of them.
+    pub name: String,
+    pub nodes: u64,
+    /// Backends that compute the same op on the same type elsewhere in the recording: they support it, so what decides
+    /// here is where its data is. Empty: none did.
+    pub also_on: Vec<String>,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+impl Work {
+    fn add(&mut self, other: &Work, times: u64) {
+        let sum = |a: &mut u64, b: u64| *a = a.saturating_add(b.saturating_mul(times));
+        sum(&mut self.nodes, other.nodes);
+        sum(&mut self.bytes, other.bytes);
+        sum(&mut self.flops, other.flops);
+        sum(&mut self.unknown_nodes, other.unknown_nodes);
+    }
+}
+
+/// An op and the type of its first source.
+type OpOnType = (String, String);
+
+/// One run of a plan.
+#[derive(Default)]
+struct PlanWork {
+    ops: BTreeMap<String, Work>,
+    /// By name pattern.
+    copies: BTreeMap<String, (u64, Option<u64>)>,
+    /// With a name pattern.
+    kinds: BTreeMap<OpOnType, (u64, String)>,
+}
+
+impl PlanWork {
+    fn new(loaded: &Loaded<'_>, idents: &Idents, plan: u32) -> PlanWork {
+        let mut out = PlanWork::default();
+        let mut copied = HashSet::new();
+        for ident in idents.of_plan(plan).iter().filter_map(|i| idents.list().get(*i)) {
+            let mut work = Work { nodes: 1, ..Work::default() };
+            match ident.work {
+                Some(w) => (work.bytes, work.flops) = (w.read.saturating_add(w.written), w.flops),
+                None => work.unknown_nodes = 1,
+            }
+            out.ops.entry(ident.op.clone()).or_default().add(&work, 1);
+            let ids = ident.hit.into_iter().flat_map(|(first, second)| [Some(first), second]).flatten();
+            let tensors = ids.filter_map(|id| loaded.tensors.get(&id)).filter(|t| t.known);
+            for (i, t) in tensors.enumerate() {
+                if i == 0 {
+                    let kind = (ident.op.clone(), first_type(loaded, t));
+                    out.kinds.entry(kind).or_insert_with(|| (0, ident.name.clone())).0 += 1;
+                }
+                for id in t.src.iter().flatten().filter(|id| copied.insert(**id)) {
+                    if let Some((name, tensor)) =
+                        loaded.tensors.get(id).and_then(|s| Some((copied_name(&s.name)?, s)))
+                    {
+                        let name = fold(name).pattern.into_owned();
+                        let row = out.copies.entry(name).or_insert((0, Some(0)));
+                        row.0 += 1;
+                        row.1 = row.1.zip(tensor_bytes(loaded, tensor)).map(|(a, b)| a.saturating_add(b));
+                    }
+                }
+            }
+        }
+        out
+    }
+}
+
+fn first_type(loaded: &Loaded<'_>, t: &Tensor) -> String {
+    let source = source(loaded, t, 0);
+    let ty = source.and_then(|s| loaded.types.get(&s.ty));
+    ty.map_or_else(String::new, |ty| ty.name.to_owned())
+}
+
+/// The work of a phase by backend; `None` if the CPU's does everything, or below level op.
+pub fn offload(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, phase: Phase) -> Option<Offload> {
+    let plan_of = cpu_plans(loaded);
+    let ops = loaded.header.as_ref().is_some_and(|h| h.level == Level::Op && h.structure);
+    let elsewhere =
+        |s: &&Split| s.plan.is_some() || (ops && !is_cpu(loaded, s.backend) && !plan_of.contains_key(&s.seq));
+    let graphs: HashSet<u64> = loaded.splits.iter().filter(elsewhere).filter_map(|s| s.graph).collect();
+    let of_phase = |g: &u64| line.graph_phase.get(g).copied().unwrap_or(Phase::Unknown) == phase;
+    let graphs: HashSet<u64> = graphs.into_iter().filter(of_phase).collect();
+    if graphs.is_empty() {
+        return None;
+    }
+    // Runs of each plan on each backend; a split without a plan has none.
+    let mut runs: BTreeMap<(u32, Option<u32>), u64> = BTreeMap::new();
+    for s in loaded.splits.iter().filter(|s| s.graph.is_some_and(|g| graphs.contains(&g))) {
+        let plan = s.plan.or_else(|| plan_of.get(&s.seq).copied());
+        *runs.entry((s.backend, plan)).or_default() += 1;
+    }
+    let mut cache: HashMap<u32, PlanWork> = HashMap::new();
+    for plan in runs.keys().filter_map(|(_, plan)| *plan) {
+        cache.entry(plan).or_insert_with(|| PlanWork::new(loaded, idents, plan));
+    }
+    let mut enqueued = enqueued(loaded, idents, &graphs);
+    let on_device = device_kinds(loaded, idents, &cache);
+    Some(Offload {
+        graphs: graphs.len() as u64,
+        backends: backends(loaded, &runs, &cache, &mut enqueued),
+        copies: copies(loaded, &runs, &cache),
+        on_cpu: on_cpu(loaded, &runs, &cache, &on_device),
+    })
+}
+
+fn is_cpu(loaded: &Loaded<'_>, backend: u32) -> bool {
+    loaded.backends.get(&backend).is_some_and(|b| b.guid.starts_with(&backend_guid::CPU_START))
+}
+
+/// Plan of the CPU graph in each split.
+fn cpu_plans(loaded: &Loaded<'_>) -> HashMap<u64, u32> {
+    loaded.cpu_graphs.iter().filter_map(|g| Some((g.split?, g.plan?))).collect()
+}
+
+/// Which backends compute an op on a type, in the complete recording.
+fn device_kinds(
+    loaded: &Loaded<'_>,
+    idents: &Idents,
+    cache: &HashMap<u32, PlanWork>,
+) -> HashMap<OpOnType, Vec<String>> {
+    let mut pairs: Vec<(u32, u32)> =
+        loaded.splits.iter().filter_map(|s| Some((s.plan?, s.backend))).collect();
+    pairs.sort_unstable();
+    pairs.dedup();
+    let mut out: HashMap<OpOnType, Vec<String>> = HashMap::new();
+    for (plan, backend) in pairs {
+        let own;
+        let work = match cache.get(&plan) {
+            Some(work) => work,
+            None => {
+                own = PlanWork::new(loaded, idents, plan);
+                &own
+            }
+        };
+        let name = backend_name(loaded, backend);
+        for kind in work.kinds.keys() {
+            let names = out.entry(kind.clone()).or_default();
+            if !names.contains(&name) {
+                names.push(name.clone());
+            }
+        }
+    }
+    out
+}
+
+/// The ops of the first `nodes` of these positions, joined.
+fn label(idents: &Idents, plan: &[usize], nodes: usize) -> String {
+    /// Longest group in full; a backend fuses fewer.
+    const MOST: usize = 16;
+    let ops: Vec<&str> = plan.iter().take(nodes.min(MOST)).map(|i| idents.op(*i)).collect();
+    let more = if nodes > MOST { format!("+({} more)", nodes - MOST) } else { String::new() };
+    format!("{}{more}", ops.join("+"))
+}
+
+/// Host time to enqueue, by backend.
+fn enqueued(
+    loaded: &Loaded<'_>,
+    idents: &Idents,
+    graphs: &HashSet<u64>,
+) -> HashMap<String, Vec<EnqueuedOps>> {
+    let of = loaded.splits.iter().filter(|s| s.graph.is_some_and(|g| graphs.contains(&g)));
+    let backend_of: HashMap<u64, u32> = of.map(|s| (s.seq, s.backend)).collect();
+    let mut sums: HashMap<u32, HashMap<String, EnqueuedOps>> = HashMap::new();
+    for e in &loaded.enqueued {
+        let Some(backend) = backend_of.get(&e.split) else { continue };
+        let sums = sums.entry(*backend).or_default();
+        let plan = idents.of_plan(e.plan);
+        let mut at = e.first as usize;
+        for (nodes, ns) in enqueued_groups(e) {
+            let label = label(idents, plan.get(at..).unwrap_or_default(), nodes as usize);
+            at = at.saturating_add(nodes as usize);
+            let sum = sums.entry(label).or_default();
+            sum.groups += 1;
+            sum.nodes = sum.nodes.saturating_add(nodes.into());
+            sum.host_ns = sum.host_ns.saturating_add(ns);
+        }
+    }
+    let rows = |sums: HashMap<String, EnqueuedOps>| {
+        let mut rows: Vec<EnqueuedOps> =
+            sums.into_iter().map(|(ops, sum)| EnqueuedOps { ops, ..sum }).collect();
+        order::by(&mut rows, |a, b| b.host_ns.cmp(&a.host_ns).then_with(|| a.ops.cmp(&b.ops)));
+        rows
+    };
+    sums.into_iter().map(|(id, sums)| (backend_name(loaded, id), rows(sums))).collect()
+}
+
+fn backends(
+    loaded: &Loaded<'_>,
+    runs: &BTreeMap<(u32, Option<u32>), u64>,
+    cache: &HashMap<u32, PlanWork>,
+    enqueued: &mut HashMap<String, Vec<EnqueuedOps>>,
+) -> Vec<BackendWork> {
+    let mut sums: BTreeMap<String, (BackendWork, BTreeMap<String, Work>)> = BTreeMap::new();
+    for ((backend, plan), times) in runs {
+        let name = backend_name(loaded, *backend);
+        let (sum, ops) = sums.entry(name.clone()).or_default();
+        (sum.backend, sum.splits) = (name, sum.splits + times);
+        let Some(work) = plan.and_then(|p| cache.get(&p)) else {
+            sum.unknown_splits += times;
+            continue;
+        };
+        for (op, work) in &work.ops {
+            sum.work.add(work, *times);
+            ops.entry(op.clone()).or_default().add(work, *times);
+        }
+    }
+    let mut rows: Vec<BackendWork> = sums
+        .into_values()
+        .map(|(mut sum, ops)| {
+            sum.enqueued = enqueued.remove(&sum.backend).unwrap_or_default();
+            sum.ops = ops.into_iter().map(|(op, work)| OpWork { op, work }).collect();
+            order::by(&mut sum.ops, |a, b| {
+                (b.work.bytes, b.work.nodes).cmp(&(a.work.bytes, a.work.nodes)).then_with(|| a.op.cmp(&b.op))
+            });
+            sum
+        })
+        .collect();
+    order::by(&mut rows, |a, b| b.work.bytes.cmp(&a.work.bytes).then_with(|| a.backend.cmp(&b.backend)));
+    rows
+}
+
+fn copies(
+    loaded: &Loaded<'_>,
+    runs: &BTreeMap<(u32, Option<u32>), u64>,
+    cache: &HashMap<u32, PlanWork>,
+) -> Vec<CopyRow> {
+    let mut sums: BTreeMap<(String, &str), (u64, Option<u64>)> = BTreeMap::new();
+    for ((backend, plan), times) in runs {
+        for (name, (n, bytes)) in plan.and_then(|p| cache.get(&p)).iter().flat_map(|w| &w.copies) {
+            let sum = sums.entry((backend_name(loaded, *backend), name)).or_insert((0, Some(0)));
+            sum.0 = sum.0.saturating_add(n.saturating_mul(*times));
+            sum.1 = sum.1.zip(*bytes).map(|(a, b)| a.saturating_add(b.saturating_mul(*times)));
+        }
+    }
+    let row = |((to, name), (copies, bytes)): ((String, &str), _)| CopyRow {
+        to,
+        name: name.to_owned(),
+        copies,
+        bytes,
+    };
+    let mut rows: Vec<CopyRow> = sums.into_iter().map(row).collect();
+    order::by(&mut rows, |a, b| b.bytes.cmp(&a.bytes).then_with(|| (&a.to, &a.name).cmp(&(&b.to, &b.name))));
+    rows
+}
+
+fn on_cpu(
+    loaded: &Loaded<'_>,
+    runs: &BTreeMap<(u32, Option<u32>), u64>,
+    cache: &HashMap<u32, PlanWork>,
+    on_device: &HashMap<OpOnType, Vec<String>>,
+) -> Vec<CpuNodes> {
+    let mut sums: BTreeMap<&OpOnType, (u64, &str)> = BTreeMap::new();
+    for ((_, plan), times) in runs.iter().filter(|((backend, _), _)| is_cpu(loaded, *backend)) {
+        let Some(work) = plan.and_then(|p| cache.get(&p)) else { continue };
+        for (kind, (n, name)) in &work.kinds {
+            let sum = sums.entry(kind).or_insert((0, name));
+            sum.0 = sum.0.saturating_add(n.saturating_mul(*times));
+        }
+    }
+    let row = |(kind, (nodes, name)): (&OpOnType, (u64, &str))| CpuNodes {
+        op: kind.0.clone(),
+        ty: kind.1.clone(),
+        name: name.to_owned(),
+        nodes,
+        also_on: on_device.get(kind).cloned().unwrap_or_default(),
+    };
+    let mut rows: Vec<CpuNodes> = sums.into_iter().map(row).collect();
+    order::by(&mut rows, |a, b| b.nodes.cmp(&a.nodes).then_with(|| (&a.op, &a.ty).cmp(&(&b.op, &b.ty))));
+    rows
+}

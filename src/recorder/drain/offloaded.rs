@@ -1,0 +1,129 @@
+//! Splits on backends other than the CPU's: whose they are, what they compute, when it was enqueued, and the waits for
+//! devices.
+
+use std::io::Write;
+
+use super::Drain;
+use crate::capture::event;
+use crate::capture::structure::Reading;
+use crate::host::memory;
+use crate::recorder::calls::{CallKind, OpenCall};
+use crate::recorder::device::Overs;
+use pfi::record::Split;
+use pfi::{EnqueueRun, WriteError};
+
+impl<W: Write> Drain<W> {
+    /// The plan of the nodes that a split gives to its backend.
+    pub(super) fn split_plan(&mut self, e: &event::Call) -> Result<Option<u32>, WriteError> {
+        let ops = self.readings.get(e.h.engine as usize).map(Reading::idle_ops).unwrap_or_default();
+        let graph = (e.h.tgid, e.b, e.n.max(0) as u32);
+        self.split_plans.plan(graph, &self.graphs.nodes, ops, &mut self.tensors, &mut self.enc)
+    }
+
+    /// A device backend enqueues a node of the thread's split.
+    pub(super) fn node(&mut self, e: &event::Call) {
+        self.last_ts = e.h.ts;
+        if let Some(shown) = self.shown(e.h.engine) {
+            shown.enqueued += 1;
+        }
+        // Without a split, it began before the probes were attached.
+        if let (Some(split), Ok(index)) = (self.calls.current(CallKind::Split, e.h.tid), u32::try_from(e.n)) {
+            let seq = split.seq;
+            self.enqueued.hit(e.h.tid, seq, index, e.h.ts);
+        }
+    }
+
+    /// A split's call has returned: all its nodes are enqueued.
+    pub(super) fn write_enqueued(
+        &mut self,
+        e: &event::Call,
+        call: &OpenCall,
+        plan: u32,
+    ) -> Result<(), WriteError> {
+        let ops = self.readings.get(e.h.engine as usize).map(Reading::idle_ops).unwrap_or_default();
+        let Some(work) = self.graphs.nodes.offloaded(call.tgid, call.cgraph, ops) else { return Ok(()) };
+        let run = EnqueueRun { split: call.seq, pid: call.tgid, tid: call.tid, plan, first: 0, t: 0 };
+        match self.enqueued.write(run, e.h.ts, work.map(|(index, _)| index), &mut self.enc) {
+            Err(WriteError::UnknownPlan(_)) => {
+                self.enqueued.unplaced += 1;
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    /// The program has waited for a device to finish.
+    pub(super) fn wait(&mut self, e: &event::Call) -> Result<(), WriteError> {
+        self.last_ts = e.h.ts;
+        if let Some(shown) = self.shown(e.h.engine) {
+            shown.waits += 1;
+        }
+        let e = event::Call { guid: if e.n == 0 { self.guid(e, e.b) } else { e.guid }, ..*e };
+        let overs = self.waiting.wait(&e);
+        self.finish_all(&overs)
+    }
+
+    pub(super) fn finish_all(&mut self, overs: &Overs) -> Result<(), WriteError> {
+        overs.iter().try_for_each(|over| self.finish(over))
+    }
+
+    /// Writes a split. Its plan is from its start: if so many others followed that the writer has dropped it, the split is
+    /// written without, and counts as not described.
+    pub(super) fn write_split(&mut self, split: Split) -> Result<(), WriteError> {
+        match self.enc.split(&split) {
+            Err(WriteError::UnknownPlan(_)) => self.enc.split(&Split { plan: None, ..split }),
+            done => done,
+        }
+    }
+
+    /// A backend's guid. BPF cannot read a page that the target has not touched yet; reading it from here pages it
+    /// in.
+    pub(super) fn guid(&self, e: &event::Call, backend: u64) -> [u8; 16] {
+        let mut guid = e.guid;
+        let at = self.readings.get(e.h.engine as usize).and_then(|r| r.layout.guid_off);
+        if let Some(at) = at.filter(|_| guid == [0; 16])
+            && let Ok(pointer) = memory::read_u64(e.h.tgid, backend.saturating_add(at.into()))
+            && memory::read(e.h.tgid, pointer, &mut guid).is_err()
+        {
+            guid = [0; 16];
+        }
+        guid
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recorder::sample;
+    use pfi::record::{Device, Record};
+    use pfi::{Encoder, Trace};
+
+    #[test]
+    fn a_split_whose_plan_is_gone_is_written_without_it() {
+        let enc = Encoder::new(Vec::new(), Default::default(), &sample::HEADER).expect("written");
+        let mut drain = Drain::new(enc);
+        let (plan, device) = (Some(77), Device::Busy(3));
+        let split = Split {
+            seq: 5,
+            graph: None,
+            backend: 0,
+            pid: 1,
+            tid: 1,
+            n_nodes: 2,
+            t: 10,
+            dur: 20,
+            cut: false,
+            device,
+            plan,
+        };
+        drain.write_split(split.clone()).expect("written");
+        let trace =
+            Trace::from_bytes(drain.enc.finish(&sample::footer()).expect("written")).expect("a trace");
+        let blocks = (0..trace.blocks().len()).map(|i| trace.block(i).expect("whole"));
+        let splits = blocks.flat_map(|b| b.records().collect::<Vec<_>>()).filter_map(|r| match r {
+            Ok(Record::Split(s)) => Some(s),
+            _ => None,
+        });
+        assert_eq!(splits.collect::<Vec<_>>(), [Split { plan: None, ..split }]);
+    }
+}

@@ -1,0 +1,156 @@
+//! When a device backend enqueued the nodes of a split: collects the hits of its function for one node, and writes them as
+//! groups of the split's plan when the split's call returns. Allocates only when created.
+
+use std::io::Write;
+
+use crate::recorder::nodes::MAX_NODES;
+use pfi::{Encoder, EnqueueRun, WriteError};
+
+/// Splits in progress on different threads.
+const SPLITS: usize = 4;
+
+/// The hits of one split: index of the node and time.
+struct SplitHits {
+    tid: u32,
+    seq: u64,
+    hits: Vec<(u32, u64)>,
+}
+
+/// The hits of splits in progress.
+pub struct EnqueueHits {
+    splits: Vec<SplitHits>,
+    groups: Vec<(u32, u64)>,
+    /// Hits outside any split, or beyond the room for them.
+    pub unplaced: u64,
+}
+
+impl Default for EnqueueHits {
+    fn default() -> Self {
+        let split = || SplitHits { tid: 0, seq: 0, hits: Vec::with_capacity(MAX_NODES) };
+        EnqueueHits {
+            splits: (0..SPLITS).map(|_| split()).collect(),
+            groups: Vec::with_capacity(MAX_NODES),
+            unplaced: 0,
+        }
+    }
+}
+
+impl EnqueueHits {
+    /// A node of the split `seq` is enqueued.
+    pub fn hit(&mut self, tid: u32, seq: u64, index: u32, t: u64) {
+        let own = self.splits.iter().position(|s| s.tid == tid && s.seq == seq && !s.hits.is_empty());
+        // Hits of a split that never returned make room.
+        let free = || self.splits.iter().position(|s| s.hits.is_empty() || s.tid == tid);
+        let Some(split) = own.or_else(free).and_then(|i| self.splits.get_mut(i)) else {
+            self.unplaced += 1;
+            return;
+        };
+        if own.is_none() {
+            (split.tid, split.seq) = (tid, seq);
+            split.hits.clear();
+        }
+        if split.hits.len() < MAX_NODES {
+            split.hits.push((index, t));
+        } else {
+            self.unplaced += 1;
+        }
+    }
+
+    /// The split `run.split` has returned at `end`: writes its groups. `work` are the indices of the plan's nodes; what
+    /// else was hit is no work, and its time goes to the group before it.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn write<W: Write>(
+        &mut self,
+        run: EnqueueRun,
+        end: u64,
+        work: impl Iterator<Item = u32>,
+        enc: &mut Encoder<W>,
+    ) -> Result<(), WriteError> {
+        let own = |s: &&mut SplitHits| s.tid == run.tid && s.seq == run.split && !s.hits.is_empty();
+        let Some(split) = self.splits.iter_mut().find(own) else { return Ok(()) };
+        let (mut first, mut begin) = (0, None);
+        let mut work = work.peekable();
+        self.groups.clear();
+        let rest = split.hits.iter().skip(1).copied().chain([(u32::MAX, end)]);
+        for (&(index, t), (next, until)) in split.hits.iter().zip(rest) {
+            let ns = until.saturating_sub(t);
+            while begin.is_none() && work.next_if(|w| *w < index).is_some() {
+                first += 1;
+            }
+            let mut nodes = 0;
+            while work.next_if(|w| *w < next).is_some() {
+                nodes += 1;
+            }
+            match (nodes, self.groups.last_mut()) {
+                (0, None) => {}
+                (0, Some(last)) => last.1 = last.1.saturating_add(ns),
+                (n, _) => {
+                    begin.get_or_insert(t);
+                    self.groups.push((n, ns));
+                }
+            }
+        }
+        split.hits.clear();
+        match begin {
+            Some(t) => enc.enqueued(&EnqueueRun { first, t: t as i64, ..run }, &self.groups),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recorder::sample;
+    use pfi::record::{Enqueued, Record};
+    use pfi::{PlanHit, Trace};
+
+    /// What is written of hits at these indices, one every 10 ns, for a plan of these nodes: first, start, groups.
+    fn written(hits: &[u32], work: &[u32]) -> Option<(u32, i64, Vec<u8>)> {
+        let mut enc = Encoder::new(Vec::new(), Default::default(), &sample::HEADER).expect("written");
+        let mut all = EnqueueHits::default();
+        for (i, index) in hits.iter().enumerate() {
+            all.hit(7, 3, *index, 100 + 10 * i as u64);
+        }
+        let nodes: Vec<PlanHit> = work.iter().map(|w| PlanHit { tensor: *w, fused: None }).collect();
+        let plan = enc.plan(1, 9, &nodes).expect("a plan");
+        let run = EnqueueRun { split: 3, pid: 1, tid: 7, plan, first: 0, t: 0 };
+        all.write(run, 100 + 10 * hits.len() as u64, work.iter().copied(), &mut enc).expect("written");
+        let trace = Trace::from_bytes(enc.finish(&sample::footer()).expect("written")).expect("a trace");
+        let mut found = None;
+        for i in 0..trace.blocks().len() {
+            for r in trace.block(i).expect("whole").records() {
+                if let Record::Enqueued(Enqueued { first, t, data, .. }) = r.expect("a record") {
+                    found = Some((first, t, data.to_vec()));
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn nodes_up_to_the_next_hit_are_one_group() {
+        // The nodes 1 and 2 are fused; 3 is a view.
+        assert_eq!(written(&[0, 1, 3, 4], &[0, 1, 2, 4]), Some((0, 100, vec![1, 10, 2, 20, 1, 10])));
+    }
+
+    #[test]
+    fn nodes_before_the_first_hit_were_not_seen() {
+        assert_eq!(written(&[2, 3], &[0, 1, 2, 3]), Some((2, 100, vec![1, 10, 1, 10])));
+        // A view before the first node of a group has no group to add to.
+        assert_eq!(written(&[0, 1], &[1]), Some((0, 110, vec![1, 10])));
+        assert_eq!(written(&[], &[1]), None);
+        assert_eq!(written(&[5], &[1]), None);
+    }
+
+    #[test]
+    fn a_split_that_never_returned_leaves_its_place() {
+        let mut all = EnqueueHits::default();
+        (0..9).for_each(|seq| all.hit(7, seq, 0, seq));
+        assert_eq!((all.unplaced, all.splits.iter().filter(|s| !s.hits.is_empty()).count()), (0, 1));
+        (0..9).for_each(|tid| all.hit(tid, 20, 0, 1));
+        assert_eq!(all.unplaced, 5);
+    }
+}

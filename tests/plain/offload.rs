@@ -1,0 +1,174 @@
+//! What each backend computes, from a trace in which a device has a split of its own: the report's figures, the graph
+//! across backends, and what is said where nodes are not known.
+
+use crate::trace_support;
+
+use analysis::calls::Phase;
+use analysis::dag::{DagOptions, NodeRole, dag};
+use analysis::load::LoadProgress;
+use analysis::offload::{CopyRow, CpuNodes, Offload};
+use analysis::report::{By, Report, ReportOptions, report};
+use pfi::record::*;
+use pfi::*;
+use render::table::Style;
+use trace_support::*;
+
+const VULKAN: [u8; 16] =
+    [0xb8, 0xf7, 0x4f, 0x86, 0x40, 0x3c, 0xe1, 0x02, 0x91, 0xc8, 0xdd, 0xe9, 0x02, 0x3f, 0xc0, 0x2b];
+const CPU: [u8; 16] =
+    [0xaa, 0x67, 0xc7, 0x43, 0x96, 0xe6, 0xa3, 0x8a, 0xe3, 0xaf, 0xea, 0x92, 0x36, 0xbc, 0xfc, 0x89];
+const GRAPHS: u64 = 4;
+const ROW: [u64; 4] = [2048, 1, 1, 1];
+const SQUARE: [u64; 4] = [2048, 2048, 1, 1];
+
+/// A run whose first op and, if `twice`, a copy of it after the device's part are computed by the CPU. `described`: the
+/// nodes of the device's split are known.
+fn run(described: bool, twice: bool) -> Trace {
+    let mut e = Encoder::new(Vec::new(), EncoderConfig::default(), &header()).unwrap();
+    setup(&mut e);
+    let mut addr = 0x1000;
+    let mut tensor = |e: &mut Encoder<Vec<u8>>, name: &str, op, ne, src: &[u32], ty: u16| {
+        addr += 512;
+        let src: Vec<Option<u32>> = src.iter().copied().map(Some).collect();
+        e.tensor(&TensorDesc { ty, ..desc(addr, name, op, ne, &src) }).unwrap()
+    };
+    let table = tensor(&mut e, "token_embd.weight", 0, SQUARE, &[], 2);
+    let ids = tensor(&mut e, "inp_tokens", 0, [1; 4], &[], 0);
+    let embd = tensor(&mut e, "embd", 7, ROW, &[table, ids], 0);
+    let copy = tensor(&mut e, "Vulkan0#embd#0", 0, ROW, &[], 0);
+    let norm = tensor(&mut e, "norm-0", 2, ROW, &[copy], 0);
+    let weight = tensor(&mut e, "blk.0.attn_q.weight", 0, SQUARE, &[], 2);
+    let product = tensor(&mut e, "Qcur-0", 1, ROW, &[weight, norm], 0);
+    // Both nodes use the copy, which is made once.
+    let sum = tensor(&mut e, "l_out-0", 3, ROW, &[product, copy], 0);
+    let back = tensor(&mut e, "CPU#l_out-0#1", 0, ROW, &[], 0);
+    let last = tensor(&mut e, "result_output", 1, ROW, &[weight, back], 0);
+    let hits = |ids: &[u32]| ids.iter().map(|t| PlanHit { tensor: *t, fused: None }).collect::<Vec<_>>();
+    let first = e.plan(PID, 1, &hits(&[embd])).unwrap();
+    let device = e.plan(PID, 3, &hits(&[norm, product, sum])).unwrap();
+    let after = e.plan(PID, 1, &hits(&[last])).unwrap();
+    let backends = [e.backend(CPU, "CPU"), e.backend(VULKAN, "Vulkan")];
+    for seq in 0..GRAPHS {
+        let (t, splits) = (1_000_000_000 + seq * 1_000_000, seq * 3);
+        let cpu = |e: &mut Encoder<Vec<u8>>, at: u64, number: u64, plan| {
+            let t = t + at;
+            let slice = Slice { start: t + 10, end: Some(t + 20) };
+            let run = SliceRun { graph: number, ith: 0, tid: PID, plan, first: 0, barrier: true };
+            e.slices(&run, &[slice]).unwrap();
+            let (graph, split_seq) = (Some(seq), Some(number));
+            let g = CpuGraph { graph, split: split_seq, n_nodes: 1, ..cpu_graph(number, plan, t + 5, 30) };
+            e.cpu_graph(&CpuGraph { expected: Some(1), seen: 1, n_threads: 1, ..g }).unwrap();
+            e.split(&Split { graph, ..split(number, backends[0], t, 50) }).unwrap();
+        };
+        cpu(&mut e, 0, splits, first);
+        let plan = described.then_some(device);
+        let busy = Device::Busy(500);
+        let of_device = split(splits + 1, backends[1], t + 100, 1000);
+        e.split(&Split { graph: Some(seq), device: busy, plan, n_nodes: 3, ..of_device }).unwrap();
+        if twice {
+            cpu(&mut e, 1200, splits + 2, after);
+        }
+        e.graph(&Graph { device: busy, ..graph(seq, t - 5, 1500) }).unwrap();
+        e.token(&Token { device: busy, n_tokens: Some(1), ..token(seq, t - 10, 1600) }).unwrap();
+    }
+    Trace::from_bytes(e.finish(&footer()).unwrap()).unwrap()
+}
+
+fn reported(trace: &Trace) -> Report {
+    let tables = vec![By::Op, By::Thread];
+    report(trace, &ReportOptions { tables, ..ReportOptions::default() }, &LoadProgress::default())
+}
+
+fn text(report: &Report) -> String {
+    let mut out = Vec::new();
+    render::text::write(&mut out, report, &Style::default()).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn decode(report: &Report) -> Option<&Offload> {
+    report.phases.iter().find(|p| p.phase == Phase::Decode).expect("decode").offload.as_ref()
+}
+
+#[test]
+fn each_backend_has_its_nodes_with_their_bytes() {
+    let report = reported(&run(true, false));
+    let work = decode(&report).expect("described");
+    assert_eq!(work.graphs, GRAPHS);
+    let figures: Vec<_> = work
+        .backends
+        .iter()
+        .map(|b| (b.backend.as_str(), b.splits, b.unknown_splits, b.work.nodes))
+        .collect();
+    assert_eq!(figures, [("Vulkan", GRAPHS, 0, 3 * GRAPHS), ("CPU", GRAPHS, 0, GRAPHS)]);
+    let device = &work.backends[0];
+    let names: Vec<_> = device.ops.iter().map(|o| (o.op.as_str(), o.work.nodes)).collect();
+    assert_eq!(names, [("MUL_MAT", GRAPHS), ("ADD", GRAPHS), ("RMS_NORM", GRAPHS)]);
+    let product = (2048 * 2048 / 32 * 18 + 2 * 2048 * 4) * GRAPHS;
+    assert_eq!((device.ops[0].work.bytes, device.ops[0].work.flops), (product, 2 * 2048 * 2048 * GRAPHS));
+    assert_eq!(device.work.bytes, device.ops.iter().map(|o| o.work.bytes).sum::<u64>());
+    // The model's facts cover the weights on the device.
+    assert_eq!(report.model.weight_tensors, 2);
+}
+
+#[test]
+fn a_copy_counts_once_a_graph() {
+    let report = reported(&run(true, true));
+    let row = |to: &str, name: &str| CopyRow {
+        to: to.into(),
+        name: name.into(),
+        copies: GRAPHS,
+        bytes: Some(2048 * 4 * GRAPHS),
+    };
+    assert_eq!(decode(&report).unwrap().copies, [row("CPU", "l_out-{L}"), row("Vulkan", "embd")]);
+}
+
+#[test]
+fn nodes_left_to_the_cpu_have_a_reason() {
+    let report = reported(&run(true, true));
+    let row = |op: &str, name: &str, also_on: &[&str]| CpuNodes {
+        op: op.into(),
+        ty: "q4_0".into(),
+        name: name.into(),
+        nodes: GRAPHS,
+        also_on: also_on.iter().map(|s| (*s).to_owned()).collect(),
+    };
+    let expected = [row("GET_ROWS", "embd", &[]), row("MUL_MAT", "result_output", &["Vulkan"])];
+    assert_eq!(decode(&report).unwrap().on_cpu, expected);
+    let text = text(&report);
+    assert!(text.contains("its data: Vulkan computes the same op elsewhere"), "{text}");
+    assert!(text.contains("no other backend computes it in this recording"), "{text}");
+}
+
+#[test]
+fn nodes_that_were_not_recorded_are_unknown_and_not_none() {
+    let report = reported(&run(false, true));
+    let device =
+        decode(&report).unwrap().backends.iter().find(|b| b.backend == "Vulkan").expect("it has splits");
+    assert_eq!((device.splits, device.unknown_splits, device.work.nodes), (GRAPHS, GRAPHS, 0));
+    let text = text(&report);
+    assert!(text.contains("Vulkan (4 of 4 splits not described)"), "{text}");
+    assert!(!text.contains("0.0      -      -  Vulkan"), "{text}");
+}
+
+#[test]
+fn the_graph_crosses_backends() {
+    let trace = run(true, true);
+    let d =
+        dag(&trace, &DagOptions { pid: None, token: None, phase: None }, &LoadProgress::default()).unwrap();
+    let node =
+        |name: &str| d.nodes.iter().position(|n| n.name() == name).unwrap_or_else(|| panic!("no {name}"));
+    let backend = |name: &str| d.nodes[node(name)].backend.as_deref();
+    let of = [("embd", "CPU"), ("norm-0", "Vulkan"), ("l_out-0", "Vulkan"), ("result_output", "CPU")];
+    assert!(of.iter().all(|(name, on)| backend(name) == Some(*on)), "{:?}", d.nodes);
+    // In the order of the splits, each copy between its original and its users.
+    assert_eq!(d.nodes.iter().filter_map(|n| n.order).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+    for (copy, original) in [("Vulkan0#embd#0", "embd"), ("CPU#l_out-0#1", "l_out-0")] {
+        assert_eq!(d.nodes[node(copy)].role, NodeRole::Copy);
+        let from: Vec<usize> = d.sources(node(copy)).iter().map(|e| e.from).collect();
+        assert_eq!(from, [node(original)]);
+    }
+    // Work is known on the device, time is not.
+    let figures = d.nodes[node("Qcur-0")].figures;
+    let known = |m: analysis::dag::Metric| figures[m as usize].is_some();
+    assert!(known(analysis::dag::Metric::Bytes) && !known(analysis::dag::Metric::Time));
+}
