@@ -29,7 +29,12 @@ ERRORS = {
     "read": ("EIO", "EINTR", "ESRCH"),
     "wait": ("EINTR",),
 }
-LENGTH = 0.8
+# Seconds that a recording continues after its first probe. With a budget, probes come and go while prices are measured.
+LENGTH, LENGTH_BUDGET = 0.8, 4.0
+
+
+def length(way):
+    return LENGTH_BUDGET if way == "budget" else LENGTH
 
 
 def verdict(bench, way, spec, state, files, figures):
@@ -54,7 +59,7 @@ def verdict(bench, way, spec, state, files, figures):
     return wrong
 
 
-def refusals(reference, n):
+def refusals(way, reference, n):
     """The refusals to try on one way of recording, as jobs: all, or `n`."""
     chosen = []
     for name, errors in ERRORS.items():
@@ -66,7 +71,7 @@ def refusals(reference, n):
             count = min(len(ks), max(1, n // len(ERRORS)))
             ks = [ks[i * len(ks) // count] for i in range(count)] if ks else []
         # Every way starts with the first error of a class: that keeps the choice easy to follow.
-        chosen += [("-r", f"{name}:{k}:{getattr(errno, errors[i % len(errors)])}", LENGTH) for i, k in enumerate(ks)]
+        chosen += [("-r", f"{name}:{k}:{getattr(errno, errors[i % len(errors)])}", length(way)) for i, k in enumerate(ks)]
     return chosen
 
 
@@ -85,9 +90,9 @@ def table(made):
 
 def main():
     series, jobs = trials.Series(__doc__, verdict), []
-    for way, reference in series.undisturbed(LENGTH):
+    for way, reference in series.undisturbed(length):
         n = series.number and max(len(ERRORS), round(series.number * trials.WAYS[way][0]))
-        jobs += [(way, *job) for job in refusals(reference, n)]
+        jobs += [(way, *job) for job in refusals(way, reference, n)]
     series.run(jobs)
     table(series.done)
     series.end("refusals")

@@ -3,14 +3,14 @@
 
 usage: points.py [NUMBER] [--part I/N] [--at-once N] [--only NAME[,NAME]] [--keep FILE]
 
-NUMBER (60) of kills are spread over recordings of each kind (trials.py) and over the phases of each. If there are enough, they
-include every system call of attaching and detaching. From point to point, the process is killed before, after or during the
-call. Afterwards the file must be readable, no event older than a second may be missing, the engine must continue and reach
-the right counts, and nothing of the recorder may remain in the kernel. Needs root, cc, `profinfer` and the fake engine.
-Exit code 1: a check failed; 3: the trials cannot run here. --part runs the I-th of N parts (from 0). FILE receives one line
-of JSON per trial. The table shows: failures, file contents, kills after which one breakpoint stayed in a function (as logged
-by the kernel), the maximum loss in seconds, the maximum time in seconds from the recorder's end until nothing remained, and
-how often that time was over two seconds.
+NUMBER (60) of kills are spread over recordings of each kind (trials.py) and over the phases of each. If there are enough,
+they include every system call of attaching and detaching. From point to point, the process is killed before, after or during
+the call. Afterwards the file must be readable, no event older than a second may be missing, the engine must continue and
+reach the right counts, and nothing of the recorder may remain in the kernel. Needs root, cc, `profinfer` and the fake
+engine. Exit code 1: a check failed; 3: the trials cannot run here. --part runs the I-th of N parts (from 0). FILE receives
+one line of JSON per trial. The table shows: failures, file contents, kills after which breakpoints stayed in functions (as
+logged by the kernel), the maximum loss in seconds, the maximum time in seconds from the recorder's end until nothing
+remained, and how often that time was over two seconds.
 """
 
 import collections
@@ -88,7 +88,7 @@ def table(killed, names):
 def main():
     series = trials.Series(__doc__, verdict)
     total, jobs = sum(trials.WAYS[way][0] for way in series.ways), []
-    for way, reference in series.undisturbed(LONG):
+    for way, reference in series.undisturbed(lambda _: LONG):
         print(f"{way}: {reference['all']} calls, " + ", ".join(f"{phase} {reference[phase]}" for phase, _ in SHARES))
         jobs += [(way, *place) for place in points(reference, max(6, round(series.number * trials.WAYS[way][0] / total)))]
     leaked = world.leaks()

@@ -292,9 +292,10 @@ class Series:
         print("".join(f"WRONG: {place}: {what}\n" for what in bad), end="", flush=True)
 
     def undisturbed(self, length):
-        """Runs each way once as a reference, for its number of calls; returns (way, state) in the order of the ways."""
-        states = {}
-        for way, _, bad, _, state in run(self.tool, self.verdict, [(w, None, None, length) for w in self.ways], self.at_once):
+        """Runs each way once as a reference, for its number of calls, each for `length(way)` seconds; returns (way, state) in
+        the order of the ways."""
+        states, jobs = {}, [(w, None, None, length(w)) for w in self.ways]
+        for way, _, bad, _, state in run(self.tool, self.verdict, jobs, self.at_once):
             self.complain(f"{way}, undisturbed", bad)
             if state:
                 states[way] = state
