@@ -93,6 +93,13 @@ struct ev_hdr {
  * NODE: a = second argument of a device backend's function for one node, n = the node's index.
  * FORK: a = child's pid. PHASE: n = which; a = its start, h.ts its end; a = 0: it starts at h.ts.
  */
+/* What an EV_NODE says in `b`. */
+enum node_event {
+	NODE_AT,     /* the node with index `n` */
+	NODE_TENSOR, /* the node at address `a` */
+	NODE_DONE,   /* the thread's last node is enqueued */
+};
+
 struct ev_call {
 	struct ev_hdr h;
 	__u64 a;

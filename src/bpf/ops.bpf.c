@@ -116,7 +116,37 @@ int split_exit(struct pt_regs *ctx)
 SEC("uprobe")
 int node_enter(struct pt_regs *ctx)
 {
-	return call(ctx, EV_NODE, PT_REGS_PARM2(ctx), 0, PT_REGS_PARM3(ctx));
+	return call(ctx, EV_NODE, 0, NODE_AT, PT_REGS_PARM3(ctx));
+}
+
+SEC("uprobe")
+int node_tensor1(struct pt_regs *ctx)
+{
+	return call(ctx, EV_NODE, PT_REGS_PARM1(ctx), NODE_TENSOR, -1);
+}
+
+SEC("uprobe")
+int node_tensor2(struct pt_regs *ctx)
+{
+	return call(ctx, EV_NODE, PT_REGS_PARM2(ctx), NODE_TENSOR, -1);
+}
+
+SEC("uprobe")
+int node_tensor3(struct pt_regs *ctx)
+{
+	return call(ctx, EV_NODE, PT_REGS_PARM3(ctx), NODE_TENSOR, -1);
+}
+
+SEC("uprobe")
+int node_tensor4(struct pt_regs *ctx)
+{
+	return call(ctx, EV_NODE, PT_REGS_PARM4(ctx), NODE_TENSOR, -1);
+}
+
+SEC("uretprobe")
+int node_exit(struct pt_regs *ctx)
+{
+	return call(ctx, EV_NODE, 0, NODE_DONE, -1);
 }
 
 SEC("uprobe")

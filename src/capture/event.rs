@@ -52,6 +52,11 @@ pub const NODE_COMPUTE: u32 = 0x10000;
 pub const NODE_EMPTY: u32 = 0x20000;
 pub const NODE_UNREAD: u32 = 0x40000;
 
+/// What `ev_call.b` of a node says, as in src/bpf/event.h: the node's address is in `a`, or the thread's last node is
+/// enqueued; otherwise its index is in `n`.
+pub const NODE_TENSOR: u64 = 1;
+pub const NODE_DONE: u64 = 2;
+
 /// The same hit computes a second node (`ev_hdr.flags`).
 pub const FLAG_FUSED: u16 = 1;
 /// The thread was still off-CPU at the end (`ev_hdr.flags`).

@@ -132,5 +132,6 @@ pub fn point(
         marker: None,
         n_args: 2,
         batch: None,
+        node: None,
     })
 }

@@ -1,32 +1,71 @@
-//! The function of a device backend that enqueues one node of a graph, found by its name in the backend's symbols.
+//! The functions of device backends that enqueue one node of a graph, found by their names in the backends' symbols.
 
 use crate::engine::discover::DiscoveredEngine;
 use crate::engine::elf::ElfFile;
-use crate::engine::ladder::{ProbePoint, Rung, RungMethod};
+use crate::engine::ladder::{NodeArg, ProbePoint, Rung, RungMethod};
 use crate::engine::prologue::{self, Need};
 
 /// Such a function of one backend.
 struct NodeFunction {
     /// Its name in the source.
     name: &'static str,
-    /// Beginnings of its mangled name, up to the type of the third argument, the node's index. A compiler adds the types
-    /// of the others and a tail (`.isra.0`).
+    /// Its mangled name without `_Z` or `_ZL`, up to the argument that is the node. A compiler adds the types of the
+    /// others and a tail (`.isra.0`).
     mangled: &'static [&'static str],
+    node: NodeArg,
+    /// Whether fused nodes are enqueued outside it, so that its return must be seen.
+    returns: bool,
 }
 
-/// ggml-vulkan.cpp: `(ctx, cgraph, node_idx, ...)` since 2025-10, `(ctx, node, node_idx, ...)` since 2024-07. It is
-/// called for each node but those fused into the one before.
-const VULKAN: NodeFunction = NodeFunction {
-    name: "ggml_vk_build_graph",
-    mangled: &[
-        "_Z19ggml_vk_build_graphP23ggml_backend_vk_contextP11ggml_cgraphi",
-        "_ZL19ggml_vk_build_graphP23ggml_backend_vk_contextP11ggml_cgraphi",
-        "_Z19ggml_vk_build_graphP23ggml_backend_vk_contextP11ggml_tensori",
-        "_Z19ggml_vk_build_graphP23ggml_backend_vk_contextP11ggml_tensorS2_i",
-        "_ZL19ggml_vk_build_graphP23ggml_backend_vk_contextP11ggml_tensorS2_i",
-        "_ZL19ggml_vk_build_graphP23ggml_backend_vk_contextP11ggml_tensori",
-    ],
-};
+/// Of functions of the same module, the first is taken.
+const FUNCTIONS: [NodeFunction; 6] = [
+    // ggml-vulkan.cpp: `(ctx, cgraph, node_idx, ...)` since 2025-10, `(ctx, node, node_idx, ...)` since 2024-07. It is
+    // called for each node but those fused into the one before.
+    NodeFunction {
+        name: "ggml_vk_build_graph",
+        mangled: &[
+            "19ggml_vk_build_graphP23ggml_backend_vk_contextP11ggml_cgraphi",
+            "19ggml_vk_build_graphP23ggml_backend_vk_contextP11ggml_tensori",
+            "19ggml_vk_build_graphP23ggml_backend_vk_contextP11ggml_tensorS2_i",
+        ],
+        node: NodeArg::Index,
+        returns: false,
+    },
+    // ggml-opencl.cpp: `(backend, tensor)` since 2024-12.
+    NodeFunction {
+        name: "ggml_cl_compute_forward",
+        mangled: &["23ggml_cl_compute_forwardP12ggml_backendP11ggml_tensor"],
+        node: NodeArg::Tensor(2),
+        returns: true,
+    },
+    // ggml-cuda.cu, also HIP and MUSA: `(ctx, cgraph, i)` since 2026-04, before each node that is computed.
+    NodeFunction {
+        name: "ggml_cuda_try_fuse",
+        mangled: &["18ggml_cuda_try_fuseP25ggml_backend_cuda_contextP11ggml_cgraphi"],
+        node: NodeArg::Index,
+        returns: false,
+    },
+    // Before that: `(ctx, dst)` since 2023-11; compilers often inline it.
+    NodeFunction {
+        name: "ggml_cuda_compute_forward",
+        mangled: &["25ggml_cuda_compute_forwardR25ggml_backend_cuda_contextP11ggml_tensor"],
+        node: NodeArg::Tensor(2),
+        returns: true,
+    },
+    // ggml-sycl.cpp, ggml-cann.cpp: `(ctx, dst)`.
+    NodeFunction {
+        name: "ggml_sycl_compute_forward",
+        mangled: &["25ggml_sycl_compute_forwardR25ggml_backend_sycl_contextP11ggml_tensor"],
+        node: NodeArg::Tensor(2),
+        returns: true,
+    },
+    NodeFunction {
+        name: "ggml_cann_compute_forward",
+        mangled: &["25ggml_cann_compute_forwardR25ggml_backend_cann_contextP11ggml_tensor"],
+        node: NodeArg::Tensor(2),
+        returns: true,
+    },
+];
 
 /// Bytes of a function to decode.
 const CODE: usize = 4096;
@@ -34,27 +73,44 @@ const CODE: usize = 4096;
 /// The rung with a point in each module that has such a function.
 pub fn rung(engine: &DiscoveredEngine) -> Option<Rung> {
     let drives = engine.modules.iter().enumerate().filter(|(_, m)| m.roles.drives);
-    let points = drives.filter_map(|(i, m)| point(&m.elf, i)).collect::<Vec<_>>();
-    (!points.is_empty()).then_some(Rung { name: VULKAN.name, how: RungMethod::Symbols, points })
+    let points: Vec<ProbePoint> = drives.filter_map(|(i, m)| points(&m.elf, i).next()).collect();
+    let name = points.first()?.symbol;
+    Some(Rung { name, how: RungMethod::Symbols, points })
 }
 
-fn point(elf: &ElfFile, module: usize) -> Option<ProbePoint> {
-    let names = elf.names_with(VULKAN.name);
+fn points(elf: &ElfFile, module: usize) -> impl Iterator<Item = ProbePoint> + '_ {
+    FUNCTIONS.iter().filter_map(move |f| point(elf, module, f))
+}
+
+fn point(elf: &ElfFile, module: usize, f: &NodeFunction) -> Option<ProbePoint> {
+    let names = elf.names_with(f.name);
     // A part that the compiler split off as unlikely is another function of almost the same name.
-    let whole = |n: &&String| VULKAN.mangled.iter().any(|m| n.starts_with(m)) && !n.ends_with(".cold");
-    let names: Vec<&str> = names.iter().filter(whole).map(String::as_str).collect();
+    let names: Vec<&str> =
+        names.iter().map(String::as_str).filter(|n| is(n, f) && !n.ends_with(".cold")).collect();
     let mut found = vec![None; names.len()];
     elf.find_into(&names, &mut found);
     let symbol = found.into_iter().flatten().find(|s| s.function)?;
     let code = elf.bytes_at(symbol.vaddr, CODE);
+    let n_args = match f.node {
+        NodeArg::Index => 3,
+        NodeArg::Tensor(n) => n,
+    };
     Some(ProbePoint {
-        symbol: VULKAN.name,
+        symbol: f.name,
         module,
         sym_file_offset: elf.file_offset(symbol.vaddr)?,
-        entry: prologue::entry(elf.machine, &code, Need { args: 3, stack: false }),
-        ret: None,
+        entry: prologue::entry(elf.machine, &code, Need { args: n_args, stack: false }),
+        ret: f.returns.then(|| prologue::ret(elf.machine, &code)),
         marker: None,
-        n_args: 3,
+        n_args,
         batch: None,
+        node: Some(f.node),
     })
+}
+
+/// Whether a symbol's name is the function's.
+fn is(name: &str, f: &NodeFunction) -> bool {
+    let Some(name) = name.strip_prefix("_Z") else { return false };
+    let name = name.strip_prefix('L').unwrap_or(name);
+    f.mangled.iter().any(|m| name.starts_with(m))
 }

@@ -42,6 +42,17 @@ pub struct ProbePoint {
     pub n_args: u8,
     /// Where the batch is at `entry`, for functions that take one.
     pub batch: Option<BatchPassing>,
+    /// Which argument is the node, for functions that enqueue one.
+    pub node: Option<NodeArg>,
+}
+
+/// The argument by which a function of a device backend knows its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeArg {
+    /// The third is the node's index in the graph.
+    Index,
+    /// The argument of this number, from 1, is the tensor.
+    Tensor(u8),
 }
 
 impl ProbePoint {
@@ -255,5 +266,6 @@ fn point(elf: &ElfFile, module: usize, f: &FunctionDecl, sym: Symbol) -> Option<
         ret,
         n_args,
         batch,
+        node: None,
     })
 }

@@ -71,7 +71,14 @@ pub enum Prog {
     SchedExit,
     SplitEnter,
     SplitExit,
+    /// The node's index is the third argument.
     NodeEnter,
+    /// The node is the first argument, and so on.
+    NodeTensor1,
+    NodeTensor2,
+    NodeTensor3,
+    NodeTensor4,
+    NodeExit,
     GraphEnter,
     GraphExit,
     Op,
@@ -91,7 +98,7 @@ pub enum Prog {
 }
 
 impl Prog {
-    pub const ALL: [Prog; 25] = [
+    pub const ALL: [Prog; 30] = [
         Prog::TokenProcess,
         Prog::TokenDecode,
         Prog::TokenEncode,
@@ -101,6 +108,11 @@ impl Prog {
         Prog::SplitEnter,
         Prog::SplitExit,
         Prog::NodeEnter,
+        Prog::NodeTensor1,
+        Prog::NodeTensor2,
+        Prog::NodeTensor3,
+        Prog::NodeTensor4,
+        Prog::NodeExit,
         Prog::GraphEnter,
         Prog::GraphExit,
         Prog::Op,
@@ -126,6 +138,7 @@ impl Prog {
             Prog::TokenExit
                 | Prog::SchedExit
                 | Prog::SplitExit
+                | Prog::NodeExit
                 | Prog::GraphExit
                 | Prog::OpExit
                 | Prog::PhaseExit

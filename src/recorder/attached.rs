@@ -14,7 +14,7 @@ use crate::capture::error::{AttachError, ProbeError};
 use crate::capture::source::{Guard, Probe, Prober};
 use crate::engine::backends::{self, BackendsError, NotProbed};
 use crate::engine::discover::{DiscoveredEngine, EngineModule};
-use crate::engine::ladder::{Ladder, ProbePoint, Rung, RungMethod};
+use crate::engine::ladder::{Ladder, NodeArg, ProbePoint, Rung, RungMethod};
 use crate::engine::probes::{self, Prog, ROLES, Role, Site};
 use crate::engine::prologue::ProbeOffset;
 use crate::host::maps::FileId;
@@ -111,7 +111,8 @@ fn index(role: Role) -> usize {
     Role::ALL.iter().position(|&r| r == role).unwrap_or(0)
 }
 
-fn programs(symbol: &str, role: Role) -> (Prog, Option<Prog>) {
+fn programs(point: &ProbePoint, role: Role) -> (Prog, Option<Prog>) {
+    let symbol = point.symbol;
     match (role, symbol) {
         (Role::Token, "llama_process") => (Prog::TokenProcess, Some(Prog::TokenExit)),
         (Role::Token, "llama_decode") => (Prog::TokenDecode, Some(Prog::TokenExit)),
@@ -122,9 +123,20 @@ fn programs(symbol: &str, role: Role) -> (Prog, Option<Prog>) {
         (Role::Op, s) if crate::engine::ladder::FUSED.contains(&s) => (Prog::Fused, Some(Prog::OpExit)),
         (Role::Op, _) => (Prog::Op, Some(Prog::OpExit)),
         (Role::OpEnd, _) => (Prog::Barrier, None),
-        (Role::Node, _) => (Prog::NodeEnter, None),
+        (Role::Node, _) => (node_program(point.node), point.ret.is_some().then_some(Prog::NodeExit)),
         (Role::Phase, _) => (probes::of_phase(symbol), Some(Prog::PhaseExit)),
         (Role::Wait, _) => (probes::of_wait(symbol), Some(Prog::WaitExit)),
+    }
+}
+
+/// The program that reads the node from its argument.
+fn node_program(node: Option<NodeArg>) -> Prog {
+    match node {
+        Some(NodeArg::Tensor(1)) => Prog::NodeTensor1,
+        Some(NodeArg::Tensor(2)) => Prog::NodeTensor2,
+        Some(NodeArg::Tensor(3)) => Prog::NodeTensor3,
+        Some(NodeArg::Tensor(_)) => Prog::NodeTensor4,
+        Some(NodeArg::Index) | None => Prog::NodeEnter,
     }
 }
 
@@ -197,7 +209,7 @@ impl AttachedEngine {
     }
 
     fn attach_point(&mut self, role: Role, point: &ProbePoint, file: &Path, shown: &str) {
-        let (enter, leave) = programs(point.symbol, role);
+        let (enter, leave) = programs(point, role);
         let entry = match self.site {
             Site::Cheapest => point.entry.clone(),
             _ => ProbeOffset {

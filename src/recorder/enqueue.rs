@@ -56,6 +56,12 @@ impl EnqueueHits {
         }
     }
 
+    /// Index of the split's last hit.
+    pub fn last_index(&self, tid: u32, seq: u64) -> Option<u32> {
+        let split = self.splits.iter().find(|s| s.tid == tid && s.seq == seq)?;
+        split.hits.last().map(|(index, _)| *index)
+    }
+
     /// The split `run.split` has returned at `end`: writes its groups. `work` are the indices of the plan's nodes; what
     /// else was hit is no work, and its time goes to the group before it.
     ///

@@ -99,6 +99,17 @@ impl NodeLists {
         Some(self.of(tgid, cgraph)?.work(ops, nops).count() as u32)
     }
 
+    /// Index of the node at an address, searched from index `from` on; None if the list is incomplete or has no such
+    /// node.
+    pub fn index_of(&self, tgid: u32, cgraph: u64, address: u64, from: u32) -> Option<u32> {
+        let nodes = &self.of(tgid, cgraph)?.address;
+        let from = (from as usize).min(nodes.len());
+        let (before, after) = nodes.split_at(from);
+        let at = |part: &[u64]| part.iter().position(|a| *a == address);
+        let found = at(after).map(|i| from + i).or_else(|| at(before))?;
+        u32::try_from(found).ok()
+    }
+
     /// Indices and addresses of the nodes that a backend other than the CPU's computes; None if the list is incomplete. Such
     /// backends skip what is no work.
     pub fn offloaded<'a>(

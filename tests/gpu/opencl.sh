@@ -57,26 +57,38 @@ source_of() { # prints the folder of ggml's sources
     echo "$tmp/crate/$crate-$version/llama.cpp/ggml"
 }
 
-# The backend with its default options, except that it takes other devices than Adreno.
-plugin() { # folder
-    local ggml kernel
+# The backend with its default options, except that it takes other devices than Adreno; and the same in the folder
+# "profiled", with the engine's own profile of kernels (cl_profiling.csv in the current directory).
+plugins() { # folder
+    local ggml kernel file
     ggml=$(source_of)
-    mkdir "$tmp/embedded"
+    mkdir "$tmp/embedded" "$1/profiled"
     for kernel in "$ggml"/src/ggml-opencl/kernels/*.cl; do
         python3 "$ggml/src/ggml-opencl/kernels/embed_kernel.py" "$kernel" "$tmp/embedded/$(basename "$kernel").h"
     done
-    "${CXX:-c++}" -std=c++17 -O2 -shared -fPIC -w -DNDEBUG -D_GNU_SOURCE -DGGML_BACKEND_DL -DGGML_BACKEND_BUILD \
+    plugin "$1" "$ggml"
+    plugin "$1/profiled" "$ggml" -DGGML_OPENCL_PROFILING
+    for file in "$1"/*.so; do
+        [ -e "$1/profiled/$(basename "$file")" ] || ln -s "../$(basename "$file")" "$1/profiled/"
+    done
+}
+
+plugin() { # folder ggml flags...
+    local out=$1 ggml=$2
+    shift 2
+    "${CXX:-c++}" "$@" -std=c++17 -O2 -shared -fPIC -w -DNDEBUG -D_GNU_SOURCE -DGGML_BACKEND_DL -DGGML_BACKEND_BUILD \
         -DGGML_BACKEND_SHARED -DGGML_SHARED -DGGML_OPENCL_SOA_Q -DGGML_OPENCL_TARGET_VERSION=300 \
         -DGGML_OPENCL_EMBED_KERNELS -I"$ggml/src" -I"$ggml/include" -I"$tmp/embedded" \
-        -o "$1/libggml-opencl.so" "$ggml/src/ggml-opencl/ggml-opencl.cpp" \
-        "$ggml/src/ggml-opencl/cl-program-cache.cpp" -L"$1" -lggml-base -l:libOpenCL.so.1
+        -o "$out/libggml-opencl.so" "$ggml/src/ggml-opencl/ggml-opencl.cpp" \
+        "$ggml/src/ggml-opencl/cl-program-cache.cpp" -L"$engines/$base" -lggml-base -l:libOpenCL.so.1 \
+        2>"$tmp/errors" || { cat "$tmp/errors" >&2; return 1; }
 }
 
 make_engine() {
     mkdir "$tmp/out"
     cp "$engines/$base"/*.so "$tmp/out/"
     rm "$tmp/out/libggml-vulkan.so"
-    plugin "$tmp/out"
+    plugins "$tmp/out"
     runtime "$tmp/out"
     "${CC:-cc}" -O2 -Wall -Wextra -shared -fPIC -o "$tmp/out/device_name.so" "$here/device_name.c" -ldl
     printf '%s\n' "$made_of" >"$tmp/out/.made_of"

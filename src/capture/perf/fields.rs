@@ -154,12 +154,13 @@ fn fetches(prog: Prog, l: &Layout, structure: bool) -> Vec<Fetch> {
             vec![register(FetchArg::A, a), register(FetchArg::Sp, "%sp")]
         }
         Prog::WaitExit => vec![register(FetchArg::Sp, "%sp")],
+        Prog::TokenExit | Prog::SchedExit | Prog::SplitExit | Prog::GraphExit | Prog::OpExit => Vec::new(),
         Prog::NodeEnter
-        | Prog::TokenExit
-        | Prog::SchedExit
-        | Prog::SplitExit
-        | Prog::GraphExit
-        | Prog::OpExit => Vec::new(),
+        | Prog::NodeTensor1
+        | Prog::NodeTensor2
+        | Prog::NodeTensor3
+        | Prog::NodeTensor4
+        | Prog::NodeExit => Vec::new(),
     }
 }
 

@@ -251,7 +251,13 @@ fn kind(prog: Prog) -> Option<ev_kind> {
         Prog::GraphEnter => ev_kind::EV_GRAPH_ENTER,
         Prog::GraphExit => ev_kind::EV_GRAPH_EXIT,
         Prog::Op | Prog::Fused => ev_kind::EV_OP,
-        Prog::NodeEnter | Prog::OpExit | Prog::Barrier => return None,
+        Prog::NodeEnter
+        | Prog::NodeTensor1
+        | Prog::NodeTensor2
+        | Prog::NodeTensor3
+        | Prog::NodeTensor4
+        | Prog::NodeExit => return None,
+        Prog::OpExit | Prog::Barrier => return None,
         Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load | Prog::PhaseExit => return None,
         Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead | Prog::WaitExit => {
             return None;

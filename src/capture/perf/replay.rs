@@ -198,7 +198,12 @@ impl Replay {
                 self.out.send(kind, &Op { h, ..Default::default() });
             }
             // Not placed: without a split's node list an index means nothing.
-            Prog::NodeEnter => {}
+            Prog::NodeEnter
+            | Prog::NodeTensor1
+            | Prog::NodeTensor2
+            | Prog::NodeTensor3
+            | Prog::NodeTensor4
+            | Prog::NodeExit => {}
             Prog::Barrier => self.barrier(m, s),
             Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load => self.phase_enter(m, s),
             Prog::PhaseExit => self.phase_exit(m, s),

@@ -24,12 +24,26 @@ impl<W: Write> Drain<W> {
     pub(super) fn node(&mut self, e: &event::Call) {
         self.last_ts = e.h.ts;
         if let Some(shown) = self.shown(e.h.engine) {
-            shown.enqueued += 1;
+            shown.enqueued += u64::from(e.b != event::NODE_DONE);
         }
         // Without a split, it began before the probes were attached.
-        if let (Some(split), Ok(index)) = (self.calls.current(CallKind::Split, e.h.tid), u32::try_from(e.n)) {
-            let seq = split.seq;
-            self.enqueued.hit(e.h.tid, seq, index, e.h.ts);
+        let Some(split) = self.calls.current(CallKind::Split, e.h.tid) else { return };
+        let (seq, cgraph, start) = (split.seq, split.cgraph, split.start);
+        let last = self.enqueued.last_index(e.h.tid, seq);
+        let index = match e.b {
+            event::NODE_DONE => last.map(|i| i + 1),
+            event::NODE_TENSOR => self.graphs.nodes.index_of(e.h.tgid, cgraph, e.a, last.unwrap_or_default()),
+            _ => u32::try_from(e.n).ok(),
+        };
+        // Fused nodes before the first one of a function that returns.
+        if last.is_none() && e.b == event::NODE_TENSOR && index.is_some_and(|i| i > 0) {
+            self.enqueued.hit(e.h.tid, seq, 0, start);
+        }
+        match index {
+            Some(index) => self.enqueued.hit(e.h.tid, seq, index, e.h.ts),
+            // A node of no known list.
+            None if e.b == event::NODE_TENSOR => self.enqueued.unplaced += 1,
+            None => {}
         }
     }
 
