@@ -123,10 +123,11 @@ def rest(r, known):
 RULES = {10: "nsssstdss", 11: "nnssssstdss", 12: "nnsssstdsss", 13: "nnnsssssstdssss", 14: "ssssssts"}
 
 
-# The fields of kinds 18 to 28, as Bytes.fields reads them; y is the data.
+# The fields of kinds 18 to 30, as Bytes.fields reads them; y is the data.
 CAUSES = {18: "ussusbsuu", 19: "uuuuuuy", 20: "uuiuobbbuuuuub", 21: "us", 22: "uuuuuuusy", 23: "suuiub", 24: "usbsus",
-          25: "iy", 26: "ibuoos", 27: "sbs", 28: "uuuuuiy"}
-TIMED = {20: 2, 23: 3, 25: 0, 26: 0, 28: 5}
+          25: "iy", 26: "ibuoos", 27: "sbs", 28: "uuuuuiy",
+          29: "us", 30: "uubuuiy"}
+TIMED = {20: 2, 23: 3, 25: 0, 26: 0, 28: 5, 30: 5}
 
 
 def numbers(data):
@@ -146,7 +147,7 @@ def cause(kind, r, first):
         elif types[i] == "o":
             total += 0 if value is None else value + 1
         elif types[i] == "y":
-            signed = {22: (True,), 25: (False, True)}.get(kind, (False,))
+            signed = {22: (True,), 25: (False, True), 30: (False, True, True, True, True, True)}.get(kind, (False,))
             total += sum(unzigzag(v) if signed[k % len(signed)] else v for k, v in enumerate(numbers(value)))
         else:
             total += value

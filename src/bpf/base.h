@@ -14,6 +14,7 @@ enum ev_experts_why btf_why;
 struct ev_offcpu *btf_offcpu;
 enum ev_answer btf_answer;
 struct ev_tensors *btf_tensors;
+struct ev_kernels *btf_kernels;
 enum ev_phase btf_phase;
 enum ev_what btf_what;
 enum ev_waits btf_waits;

@@ -28,6 +28,7 @@ enum ev_kind {
 	EV_WAIT,
 	EV_TENSORS,
 	EV_NODE,
+	EV_KERNELS,
 	EV_KINDS,
 };
 
@@ -109,6 +110,28 @@ struct ev_call {
 	__u32 width;   /* nodes[0]->ne[1] */
 	__u32 nodes_changed;
 	__u8 guid[16];
+};
+
+/* Kernels of a device, as a layer hands them over (crates/layers/handover). */
+#define KERNELS_CHUNK 4
+
+struct gpu_kernel {
+	__u64 host;
+	__u64 queued;
+	__u64 submitted;
+	__u64 started;
+	__u64 ended;
+	__u64 name; /* address */
+	__u64 queue;
+	__u32 tid;
+	__u32 error_ns;
+};
+
+struct ev_kernels {
+	struct ev_hdr h;
+	__u32 n;
+	__u32 lost; /* kernels before these whose times the layer could not get */
+	struct gpu_kernel kernel[KERNELS_CHUNK];
 };
 
 /*

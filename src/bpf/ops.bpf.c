@@ -149,6 +149,37 @@ int node_exit(struct pt_regs *ctx)
 	return call(ctx, EV_NODE, 0, NODE_DONE, -1);
 }
 
+/* Events of one call of a layer, at most: as many kernels as it hands over at once. */
+#define KERNELS_EVENTS 64
+
+/* A layer hands over the times of kernels that have ended. */
+SEC("uprobe")
+int kernels_enter(struct pt_regs *ctx)
+{
+	__u64 id = bpf_get_current_pid_tgid();
+	__u64 at = PT_REGS_PARM1(ctx), n = PT_REGS_PARM2(ctx);
+	struct ev_kernels e = {};
+
+	if (!recorded(id >> 32))
+		return 0;
+	head(&e.h, EV_KERNELS, id);
+	e.lost = PT_REGS_PARM3(ctx);
+	for (int i = 0; i < KERNELS_EVENTS; i++) {
+		e.n = n < KERNELS_CHUNK ? n : KERNELS_CHUNK;
+		if (e.n && !get(e.kernel, sizeof(e.kernel), at)) {
+			e.lost += n;
+			e.n = n = 0;
+		}
+		send(ctx, &e.h, sizeof(e));
+		e.lost = 0;
+		n -= e.n;
+		at += sizeof(e.kernel);
+		if (!n)
+			break;
+	}
+	return 0;
+}
+
 SEC("uprobe")
 int graph_enter(struct pt_regs *ctx)
 {

@@ -9,7 +9,7 @@ use crate::capture::backend::CaptureBackend;
 use crate::capture::calibration_target::{self, Function, NODES, Spot, TargetGraph};
 use crate::capture::error::{ProbeError, RecordError};
 use crate::capture::pmc::follow::SharedCounters;
-use crate::capture::source::{CaptureOptions, Probe, Prober, Source, Structure};
+use crate::capture::source::{CaptureOptions, GpuDetail, Probe, Prober, Source, Structure};
 use crate::capture::structure::Reading;
 use crate::engine::layout::Layout;
 use crate::engine::probes::Prog;
@@ -160,6 +160,7 @@ impl Bench {
             pbuf: false,
             buffer_bytes: BUFFER,
             structure,
+            gpu: GpuDetail::Off,
             experts: false,
             sched: false,
             own: true,

@@ -13,7 +13,7 @@ use crate::capture::object::LoadedObject;
 use crate::capture::perf::{self, Perf};
 use crate::capture::pmc::{self, Counters};
 use crate::capture::process;
-use crate::capture::source::{CaptureOptions, Structure};
+use crate::capture::source::{CaptureOptions, GpuDetail, Structure};
 use crate::capture::structure::Reading;
 use crate::engine::discover::DiscoveredEngine;
 use crate::engine::elf::ElfMachine;
@@ -217,6 +217,7 @@ fn programs(engine: Option<&DiscoveredEngine>, ask: &Ask<'_>) -> (Vec<Check>, Op
         pbuf: false,
         buffer_bytes: BUFFER,
         structure: Structure::Changes,
+        gpu: GpuDetail::Op,
         experts: true,
         sched: false,
         few: true,

@@ -1,15 +1,15 @@
 //! Events as sent by the BPF programs (src/bpf/event.h): bytes in, typed views out.
 
 use crate::capture::skel::types::{
-    ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kind, ev_nodes, ev_offcpu, ev_op, ev_tensor,
-    ev_tensors, ev_waits, ev_what,
+    ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kernels, ev_kind, ev_nodes, ev_offcpu, ev_op,
+    ev_tensor, ev_tensors, ev_waits, ev_what,
 };
 use crate::engine::layout::TENSOR_RAW;
 use crate::engine::probes::{PHASES, WAITS};
 
 pub use crate::capture::skel::types::{
-    ev_call as Call, ev_counted as Counted, ev_experts as Experts, ev_hdr as Head, ev_nodes as Nodes,
-    ev_offcpu as OffCpuEvent, ev_op as Op, ev_tensor as Tensor, ev_tensors as Tensors,
+    ev_call as Call, ev_counted as Counted, ev_experts as Experts, ev_hdr as Head, ev_kernels as Kernels,
+    ev_nodes as Nodes, ev_offcpu as OffCpuEvent, ev_op as Op, ev_tensor as Tensor, ev_tensors as Tensors,
 };
 
 // The tables of probed functions match the enums of the BPF programs.
@@ -42,7 +42,10 @@ pub const KIND_NAMES: [&str; KINDS] = [
     "wait",
     "tensors",
     "node",
+    "kernels",
 ];
+/// Kernels in one event, as in src/bpf/event.h.
+pub const KERNELS_CHUNK: usize = 4;
 /// Counters in addition to the events', in the order of `enum ev_counter`.
 pub const COUNTERS: usize = ev_counter::CNT_COUNTERS.0 as usize;
 
@@ -95,6 +98,8 @@ pub enum Event<'a> {
     Tensors(&'a Tensors),
     /// A device backend enqueues a node.
     Node(&'a Call),
+    /// Kernels that a device has executed.
+    Kernels(&'a Kernels),
 }
 
 /// The event at the start of `bytes`, and the index of its kind. None if the bytes are not an event: too short for
@@ -125,6 +130,7 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_WAIT => Event::Wait(view(bytes)?),
         ev_kind::EV_TENSORS => Event::Tensors(view(bytes)?),
         ev_kind::EV_NODE => Event::Node(view(bytes)?),
+        ev_kind::EV_KERNELS => Event::Kernels(view(bytes)?),
         _ => return None,
     };
     Some((kind, event))
@@ -144,6 +150,8 @@ pub unsafe trait Plain {}
 unsafe impl Plain for ev_hdr {}
 // SAFETY: as above.
 unsafe impl Plain for ev_call {}
+// SAFETY: as above.
+unsafe impl Plain for ev_kernels {}
 // SAFETY: as above.
 unsafe impl Plain for ev_op {}
 // SAFETY: as above.

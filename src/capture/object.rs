@@ -176,6 +176,7 @@ impl LoadedObject {
             Prog::NodeTensor3 => &p.node_tensor3,
             Prog::NodeTensor4 => &p.node_tensor4,
             Prog::NodeExit => &p.node_exit,
+            Prog::Kernels => &p.kernels_enter,
             Prog::GraphEnter => &p.graph_enter,
             Prog::GraphExit => &p.graph_exit,
             Prog::Op => &p.op_enter,

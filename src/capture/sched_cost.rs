@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
-use crate::capture::source::{CaptureOptions, FeatureStatus, Source, Structure};
+use crate::capture::source::{CaptureOptions, FeatureStatus, GpuDetail, Source, Structure};
 use crate::host::{machine, usage};
 use pfi::record::Availability;
 
@@ -43,6 +43,7 @@ pub fn price(backend: &CaptureBackend) -> Result<f64, SchedCostError> {
         pbuf: false,
         buffer_bytes: BUFFER,
         structure,
+        gpu: GpuDetail::Off,
         experts: false,
         sched: true,
         own: true,

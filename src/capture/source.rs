@@ -34,6 +34,19 @@ pub enum Structure {
     EveryHit,
 }
 
+/// How much is captured of the work on a device, each with what comes before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum GpuDetail {
+    /// The splits, as on any backend.
+    Off,
+    /// What they compute.
+    Split,
+    /// When each of their nodes is enqueued.
+    Op,
+    /// The device's own times, from a layer in the engine's process.
+    Kernel,
+}
+
 /// What is captured and how, the same for all engines of a recording. What the BPF programs need of it becomes their
 /// constants (`struct ops_constants` in src/bpf/base.h).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,6 +56,7 @@ pub struct CaptureOptions {
     /// Requested size of the kernel-side buffer; per CPU if each CPU has one.
     pub buffer_bytes: u64,
     pub structure: Structure,
+    pub gpu: GpuDetail,
     /// Send the ids of the experts that each layer uses.
     pub experts: bool,
     /// Record when threads are off-CPU.

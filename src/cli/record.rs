@@ -27,6 +27,7 @@ pub mod budget;
 pub mod caller;
 mod command;
 pub mod flags;
+pub mod gpu;
 pub mod inner;
 pub mod outer;
 pub mod pmc;

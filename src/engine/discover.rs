@@ -38,6 +38,8 @@ pub struct Roles {
     pub device: bool,
     /// Has code for a device, whatever its other roles.
     pub drives: bool,
+    /// Hands over times of kernels on a device.
+    pub layer: bool,
 }
 
 /// Functions of GGML's base code.
@@ -90,13 +92,19 @@ impl Roles {
         // All names that will be looked up: the tables are read only once.
         let all: Vec<&str> = ladder::names().chain(layout::NAMES).chain(version::NAMES).chain(BASE).collect();
         elf.find_into(&all, &mut []);
-        const NAMES: [&str; 5] =
-            ["llama_process", "llama_decode", "llama_encode", BASE[0], "ggml_graph_compute"];
+        const NAMES: [&str; 6] = [
+            "llama_process",
+            "llama_decode",
+            "llama_encode",
+            BASE[0],
+            "ggml_graph_compute",
+            "profinfer_gpu_kernels",
+        ];
         let mut names = [""; NAMES.len() + DEVICES.len()];
         names[..NAMES.len()].copy_from_slice(&NAMES);
         names[NAMES.len()..].copy_from_slice(&DEVICES);
         let found = elf.find(names).map(|s| s.is_some_and(|s| s.function));
-        let [process, decode, encode, op_name, graph_compute, devices @ ..] = found;
+        let [process, decode, encode, op_name, graph_compute, layer, devices @ ..] = found;
         let roles = Roles {
             llama: process || decode || encode,
             base: op_name,
@@ -104,6 +112,7 @@ impl Roles {
             device: false,
             // The first two also exist in the CPU's variants and in host libraries.
             drives: devices.iter().skip(2).any(|d| *d),
+            layer,
         };
         let device = !roles.has_names() && devices.contains(&true);
         Roles { device, drives: roles.drives || device, ..roles }
@@ -111,7 +120,7 @@ impl Roles {
 
     /// Whether it has functions that are looked up by name.
     pub fn has_names(self) -> bool {
-        self.llama || self.base || self.cpu
+        self.llama || self.base || self.cpu || self.layer
     }
 
     fn any(self) -> bool {
@@ -136,7 +145,12 @@ pub struct EngineModule {
 }
 
 impl EngineModule {
-    fn new(mut elf: ElfFile, path_in_target: PathBuf, host_path: PathBuf, id: FileId) -> EngineModule {
+    pub(super) fn new(
+        mut elf: ElfFile,
+        path_in_target: PathBuf,
+        host_path: PathBuf,
+        id: FileId,
+    ) -> EngineModule {
         let (mut roles, build_id) = (Roles::of(&elf), elf.build_id_hex());
         if !roles.base
             && !roles.cpu

@@ -101,6 +101,8 @@ pub struct Ladder {
     pub op_end: Vec<Rung>,
     /// A node that a device backend enqueues.
     pub node: Vec<Rung>,
+    /// Times of kernels, from a layer.
+    pub kernel: Vec<Rung>,
     /// Calls that form a phase.
     pub phase: Vec<Rung>,
     /// Calls that wait for a device. Empty if the engine has no device: nothing waits then.
@@ -139,12 +141,14 @@ const OP: FunctionDecl = function("ggml_compute_forward", 2, false, true);
 /// Returns before the op has run unless a special kernel handled it, so its return has no meaning.
 const OP_EXTRA: FunctionDecl = function("ggml_cpu_extra_compute_forward", 2, false, false);
 const OP_FUSED: FunctionDecl = function(FUSED[0], 3, false, true);
+/// The function that layers call (crates/layers/handover).
+const KERNELS: FunctionDecl = function("profinfer_gpu_kernels", 3, false, false);
 const BARRIER: FunctionDecl = function("ggml_barrier", 1, false, false);
 
 /// All functions that a rung may use, so that a file's tables are read only once for all of them.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let phases = PHASES.iter().flat_map(|p| p.functions).copied();
-    let others = [&GRAPH, &SPLIT, &CPU_GRAPH, &OP, &OP_EXTRA, &OP_FUSED, &BARRIER];
+    let others = [&GRAPH, &SPLIT, &CPU_GRAPH, &OP, &OP_EXTRA, &OP_FUSED, &BARRIER, &KERNELS];
     let waits = WAITS.iter().map(|w| w.function);
     TOKEN_FUNCTIONS.iter().chain(others).map(|f| f.symbol).chain(phases).chain(waits)
 }
@@ -160,6 +164,7 @@ impl Ladder {
             Role::Op => &self.op,
             Role::OpEnd => &self.op_end,
             Role::Node => &self.node,
+            Role::Kernel => &self.kernel,
             Role::Phase => &self.phase,
             Role::Wait => &self.wait,
         }
@@ -203,6 +208,7 @@ impl Ladder {
                 .chain(has_vtable.then_some(vtable))
                 .collect(),
             cpu_graph: rung("ggml_graph_compute", &[&CPU_GRAPH], &cpu).into_iter().collect(),
+            kernel: rung(KERNELS.symbol, &[&KERNELS], &|m| m.roles.layer).into_iter().collect(),
             node: enqueue::rung(engine).into_iter().collect(),
             wait: wait.filter(|_| devices).into_iter().collect(),
             phase: rung("llama.h", &phases.iter().collect::<Vec<_>>(), &all).into_iter().collect(),

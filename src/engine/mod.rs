@@ -11,6 +11,7 @@ pub mod enqueue;
 pub mod examine;
 mod functions;
 pub mod ladder;
+pub mod layer;
 pub mod layout;
 pub mod probes;
 pub mod prologue;

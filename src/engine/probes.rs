@@ -1,7 +1,7 @@
 //! What is probed: the roles of an engine's functions, the programs that run there, and the functions that start a
 //! phase or wait for a device.
 
-pub const ROLES: usize = 9;
+pub const ROLES: usize = 10;
 
 /// What a rung observes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub enum Role {
     OpEnd,
     /// A device backend enqueues a node.
     Node,
+    /// A layer hands over times of kernels.
+    Kernel,
     Phase,
     /// The program waits for a device.
     Wait,
@@ -24,6 +26,7 @@ impl Role {
     pub const ALL: [Role; ROLES] = [
         Role::OpEnd,
         Role::Op,
+        Role::Kernel,
         Role::Node,
         Role::CpuGraph,
         Role::Split,
@@ -43,6 +46,7 @@ impl Role {
             Role::Op => "op",
             Role::OpEnd => "op-end",
             Role::Node => "node",
+            Role::Kernel => "kernel",
             Role::Phase => "phase",
             Role::Wait => "wait",
         }
@@ -79,6 +83,8 @@ pub enum Prog {
     NodeTensor3,
     NodeTensor4,
     NodeExit,
+    /// A layer hands over times of kernels.
+    Kernels,
     GraphEnter,
     GraphExit,
     Op,
@@ -98,7 +104,7 @@ pub enum Prog {
 }
 
 impl Prog {
-    pub const ALL: [Prog; 30] = [
+    pub const ALL: [Prog; 31] = [
         Prog::TokenProcess,
         Prog::TokenDecode,
         Prog::TokenEncode,
@@ -113,6 +119,7 @@ impl Prog {
         Prog::NodeTensor3,
         Prog::NodeTensor4,
         Prog::NodeExit,
+        Prog::Kernels,
         Prog::GraphEnter,
         Prog::GraphExit,
         Prog::Op,

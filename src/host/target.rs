@@ -62,6 +62,7 @@ pub fn hold(
     streams: Streams,
     origin: InheritedSettings,
     user: Option<User>,
+    variables: &[(&str, OsString)],
 ) -> io::Result<HeldCommand> {
     let (program, args) = argv.split_first().ok_or_else(|| io::Error::other("no command"))?;
     let (mut born, tell) = io::pipe()?;
@@ -72,6 +73,7 @@ pub fn hold(
     if let Some(user) = &user {
         command.envs(user.environment());
     }
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
     let mut ends = Some((tell, wait));
     let ours = go.as_raw_fd();
     // SAFETY: runs in the child between fork and exec; it only closes, reads and writes pipes, gets its own pid and
@@ -223,6 +225,7 @@ mod tests {
             Streams::Ours,
             InheritedSettings::of_this_thread(),
             None,
+            &[],
         )
         .expect("forked");
         assert!(alive(held.pid));
@@ -234,9 +237,14 @@ mod tests {
 
     #[test]
     fn a_held_command_goes_when_its_recorder_does() {
-        let held =
-            hold(&["sleep".into(), "1000".into()], Streams::Ours, InheritedSettings::of_this_thread(), None)
-                .expect("forked");
+        let held = hold(
+            &["sleep".into(), "1000".into()],
+            Streams::Ours,
+            InheritedSettings::of_this_thread(),
+            None,
+            &[],
+        )
+        .expect("forked");
         let HeldCommand { pid, go, spawner } = held;
         drop(go);
         let child = spawner.join().expect("no panic");
@@ -279,9 +287,14 @@ mod tests {
 
     #[test]
     fn a_command_that_is_not_there_fails_at_its_start() {
-        let held =
-            hold(&["/nonexistent/engine".into()], Streams::Ours, InheritedSettings::of_this_thread(), None)
-                .expect("forked");
+        let held = hold(
+            &["/nonexistent/engine".into()],
+            Streams::Ours,
+            InheritedSettings::of_this_thread(),
+            None,
+            &[],
+        )
+        .expect("forked");
         assert_eq!(held.start().expect_err("no such file").kind(), io::ErrorKind::NotFound);
     }
 }

@@ -124,6 +124,7 @@ fn programs(point: &ProbePoint, role: Role) -> (Prog, Option<Prog>) {
         (Role::Op, _) => (Prog::Op, Some(Prog::OpExit)),
         (Role::OpEnd, _) => (Prog::Barrier, None),
         (Role::Node, _) => (node_program(point.node), point.ret.is_some().then_some(Prog::NodeExit)),
+        (Role::Kernel, _) => (Prog::Kernels, None),
         (Role::Phase, _) => (probes::of_phase(symbol), Some(Prog::PhaseExit)),
         (Role::Wait, _) => (probes::of_wait(symbol), Some(Prog::WaitExit)),
     }
@@ -404,7 +405,7 @@ impl AttachedEngine {
             self.ladder = ladder(&self.engine);
             for &role in roles {
                 // A device's module added this rung; its functions are in modules that were already loaded.
-                let first = matches!(role, Role::Wait | Role::Node) && !self.probed(role);
+                let first = matches!(role, Role::Wait | Role::Node | Role::Kernel) && !self.probed(role);
                 self.attach(role, if first { 0 } else { from });
             }
         }

@@ -19,6 +19,7 @@ use crate::recorder::device::{FinishedCall, HeldCalls};
 use crate::recorder::enqueue::EnqueueHits;
 use crate::recorder::experts::HeldExperts;
 use crate::recorder::graphs::{self, GraphStart, OpenGraphs};
+use crate::recorder::kernels::Kernels;
 use crate::recorder::offload::SplitPlans;
 use crate::recorder::phases::OpenPhases;
 use crate::recorder::process_tree::ProcessTree;
@@ -72,6 +73,7 @@ pub struct Drain<W: Write> {
     graphs: OpenGraphs,
     split_plans: SplitPlans,
     enqueued: EnqueueHits,
+    pub kernels: Kernels,
     tensors: TensorTable,
     pub experts: HeldExperts,
     phases: OpenPhases,
@@ -108,6 +110,7 @@ impl<W: Write> Drain<W> {
             graphs: OpenGraphs::default(),
             split_plans: SplitPlans::default(),
             enqueued: EnqueueHits::default(),
+            kernels: Kernels::default(),
             tensors: TensorTable::default(),
             experts: HeldExperts::default(),
             phases: OpenPhases::default(),
@@ -284,6 +287,7 @@ impl<W: Write> Drain<W> {
                 self.node(e);
                 Ok(())
             }
+            Event::Kernels(e) => self.kernels(e),
             Event::Experts(e) => {
                 if let Some(graph) = self.graphs.seq_by_caller(e.h.tid) {
                     self.experts.take(graph, e);
@@ -573,6 +577,7 @@ impl<W: Write> Drain<W> {
     pub fn part(&mut self, tgid: u32, ts: u64) -> Result<(), WriteError> {
         self.close(Some(tgid), ts)?;
         self.tensors.forget(tgid);
+        self.kernels.forget(tgid);
         self.process_tree.leave(tgid, ts);
         Ok(())
     }

@@ -32,6 +32,7 @@ pub fn rungs<W: Write>(
         // its own.
         let told = |r: &Role| match r {
             Role::Phase => wanted.contains(r),
+            Role::Kernel => a.rung(Role::Kernel).is_some(),
             Role::Node => a.rung(Role::Wait).is_some(),
             _ => true,
         };

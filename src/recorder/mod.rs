@@ -9,6 +9,7 @@ pub mod enqueue;
 pub mod event_stats;
 pub mod experts;
 pub mod graphs;
+mod kernels;
 pub mod meter;
 pub mod nodes;
 pub mod offload;

@@ -2,7 +2,7 @@
 
 use crate::capture::error::RecordError;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 
@@ -55,6 +55,8 @@ pub struct RecordOptions {
     pub capture: CaptureOptions,
     /// Record calls that are phases.
     pub phases: bool,
+    /// Layers that a started command loads (`engine::layer`).
+    pub layers: Vec<PathBuf>,
     pub source: BackendChoice,
     pub agent_cpu: AgentCpu,
     pub op_end: OpEnd,

@@ -4,6 +4,7 @@ mod calibration;
 mod closing;
 mod entering;
 mod extras;
+mod layers;
 mod levels;
 mod output;
 mod rotate;
@@ -26,10 +27,11 @@ use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::pmc::Counters;
 use crate::capture::skel::types::ev_kind;
-use crate::capture::source::{CaptureOptions, Source};
+use crate::capture::source::{CaptureOptions, GpuDetail, Source};
 use crate::capture::structure::{self, MAX_ENGINES, Reading};
 use crate::engine::discover::{self, DiscoverError, DiscoveredEngine};
 use crate::engine::elf::ElfError;
+use crate::engine::layer;
 use crate::engine::probes::Role;
 use crate::host::diagnose;
 use crate::host::halt::Halts;
@@ -270,8 +272,8 @@ impl Session {
     fn launch(&mut self, argv: &[OsString], watch: &mut dyn SessionObserver) -> Result<Child, RecordError> {
         let failed =
             |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
-        let held = target::hold(argv, self.options.streams, self.origin, self.options.user.clone())
-            .map_err(failed)?;
+        let (layers, user) = (layer::variables(&self.options.layers), self.options.user.clone());
+        let held = target::hold(argv, self.options.streams, self.origin, user, &layers).map_err(failed)?;
         self.follow(held.pid);
         let (pid, called) = (held.pid, target::shown(argv.iter().map(|a| a.as_bytes())));
         let found = discover::of_command(argv);
@@ -319,8 +321,8 @@ impl Session {
             }
             let place = match known {
                 Some(i) => {
-                    let roles = roles(self.probed(), self.options.phases);
-                    self.engines[i].extend(engine.modules, roles);
+                    let roles = roles(self.probed(), &self.options);
+                    self.engines[i].extend(engine.modules, &roles);
                     i
                 }
                 None if self.engines.len() == MAX_ENGINES => {
@@ -343,10 +345,16 @@ impl Session {
         Ok(())
     }
 
-    fn add(&mut self, engine: DiscoveredEngine, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
+    fn add(
+        &mut self,
+        mut engine: DiscoveredEngine,
+        watch: &mut dyn SessionObserver,
+    ) -> Result<(), RecordError> {
         let id = self.engines.len() as u16;
+        self.add_layers(&mut engine, watch);
         let mut reading = Reading::new(id, engine.layout.clone(), &engine.tables);
-        reading.devices = engine.modules.iter().any(|m| m.roles.drives);
+        let described = self.options.capture.gpu >= GpuDetail::Split;
+        reading.devices = described && engine.modules.iter().any(|m| m.roles.drives);
         let prober = self.source.engine(&reading)?;
         self.hear(watch)?;
         self.define(id, &engine)?;
@@ -355,7 +363,7 @@ impl Session {
         if self.options.op_end == OpEnd::Interval {
             attached.ladder.op_end.retain(|r| r.how == crate::engine::ladder::RungMethod::Interval);
         }
-        for &role in roles(self.probed(), self.options.phases) {
+        for role in roles(self.probed(), &self.options) {
             attached.attach(role, 0);
         }
         // With nothing to probe yet, a module that is loaded later may bring the functions.

@@ -142,6 +142,7 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         Role::Phase => (None, s.phases),
         Role::Wait => (None, s.waits),
         Role::Node => (None, s.enqueued),
+        Role::Kernel => (None, s.kernels),
         Role::Op => ((s.unknown == 0 && s.expected > 0).then_some(s.expected), s.ops),
         // Every op has this kind of end, without separate hits.
         Role::OpEnd if a.rung(role).is_some_and(|r| r.how == RungMethod::Interval) => (None, s.ops),
@@ -153,6 +154,7 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         (Role::Node, _, None) => {
             "no function of a device backend that enqueues a node is known here".to_owned()
         }
+        (Role::Kernel, _, None) => "no layer in the engine's process".to_owned(),
         (_, _, None) => "no function of this kind in the engine".to_owned(),
         (Role::OpEnd, _, Some(r)) if r.how == RungMethod::Interval => {
             "an op lasts until its thread's next op or the graph's end: wall time, waiting included"
@@ -178,7 +180,7 @@ fn returns(role: Role, s: &Shown) -> Option<String> {
         Role::Graph => (s.scheds, s.returns[1]),
         Role::Split => (s.splits, s.returns[2]),
         Role::CpuGraph => (s.graphs, s.returns[3]),
-        Role::Op | Role::OpEnd | Role::Node | Role::Phase | Role::Wait => return None,
+        Role::Op | Role::OpEnd | Role::Node | Role::Kernel | Role::Phase | Role::Wait => return None,
     };
     (returns + UNDER_WAY < entries).then(|| {
         format!("hit, but only {returns} of {entries} returns were seen: the other durations are incomplete")

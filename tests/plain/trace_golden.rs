@@ -96,6 +96,16 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
             let groups = enqueued_groups(r).map(|(nodes, ns)| i128::from(nodes) + i128::from(ns));
             sum(&v) + groups.sum::<i128>()
         }
+        Record::KernelName(r) => i128::from(r.id) + text(&[r.name]),
+        Record::DeviceKernels(r) => {
+            let v = [r.pid.into(), r.tid.into(), r.source as u64, r.queue, r.error_ns, r.t as u64];
+            let mut before = r.t as u64;
+            let sums = kernel_times(r).map(|k| {
+                let since = i128::from(k.ended) - i128::from(std::mem::replace(&mut before, k.host));
+                i128::from(k.name) + since
+            });
+            sum(&v) + sums.sum::<i128>()
+        }
         Record::Feature(r) => r.state as i128 + text(&[r.name, r.why]),
         _ => return None,
     })

@@ -71,5 +71,22 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     e.feature(&feature).unwrap();
     let run = EnqueueRun { split: 2, pid: PID, tid: PID, plan, first: 1, t: t as i64 + 3 };
     e.enqueued(&run, &[(1, 300), (17, 1 << 40), (1, 0)]).unwrap();
+    e.kernel_name(4, "kernel_mul_mat").unwrap();
+    let source = KernelSource::OpenClLayer;
+    let run = KernelRun { pid: PID, tid: PID, source, queue: 1 << 40, error_ns: 1500 };
+    e.device_kernels(&run, &kernels(t)).unwrap();
     e.counter(&counter(3, 4_000_000_000)).unwrap();
+}
+
+/// Two kernels that were enqueued in the wrong order; the clock of the second was set back.
+fn kernels(t: u64) -> [KernelTimes; 2] {
+    let first = KernelTimes {
+        name: 4,
+        host: t + 9,
+        queued: t + 11,
+        submitted: t + 20,
+        started: t + 40,
+        ended: t + 90,
+    };
+    [first, KernelTimes { name: 5, host: t + 7, queued: t + 5, ..first }]
 }

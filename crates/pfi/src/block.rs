@@ -186,7 +186,9 @@ plain!(
     Sample,
     LevelChange,
     Feature,
-    Enqueued
+    Enqueued,
+    KernelName,
+    DeviceKernels
 );
 
 /// Appends `body`, prefixed with its length.

@@ -135,25 +135,6 @@ pub struct Experts<'a> {
     pub data: &'a [u8],
 }
 
-/// When the host gave the nodes of a split to its device, group by group: host time, during which the device may still be
-/// busy with earlier nodes. Since 1.4.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Enqueued<'a> {
-    /// seq of the Split, which may come later.
-    pub split: u64,
-    pub pid: u32,
-    pub tid: u32,
-    /// The split's plan, and the position in it of the first group's first node.
-    pub plan: u32,
-    pub first: u32,
-    /// Start of the first group.
-    pub t: i64,
-    /// Per group two varints: the number of consecutive nodes that the backend enqueued together, at least 1, and the
-    /// time until the next group or the return of the split's call, ns.
-    #[serde(serialize_with = "as_bytes")]
-    pub data: &'a [u8],
-}
-
 /// A call of a function that is a phase in its own right. If such calls nest, only the outermost is recorded,
 /// whatever its phase: detokenizing while a model loads counts as loading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! The encodings inside records: varints, slice times, plans, id lists. All input here is untrusted.
 #![warn(clippy::indexing_slicing)]
 
-use super::record::{Enqueued, Experts, OpCounts, Plan, SensorSample, Slices};
+use super::record::{DeviceKernels, Enqueued, Experts, OpCounts, Plan, SensorSample, Slices};
 
 /// Longest LEB128 encoding of a u64, bytes.
 pub(crate) const MAX_VARINT: usize = 10;
@@ -271,6 +271,56 @@ pub fn sensor_values<'a>(r: &SensorSample<'a>) -> impl Iterator<Item = (u32, i64
 pub fn enqueued_groups<'a>(r: &Enqueued<'a>) -> impl Iterator<Item = (u32, u64)> + use<'a> {
     let mut all = varints(r.data);
     std::iter::from_fn(move || Some((u32::try_from(all.next()?).ok()?, all.next()?)))
+}
+
+/// The times of one kernel, ns; those of the device are mapped to the host's clock.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KernelTimes {
+    /// Id of its name.
+    pub name: u32,
+    /// When the host began to enqueue it.
+    pub host: u64,
+    pub queued: u64,
+    pub submitted: u64,
+    pub started: u64,
+    pub ended: u64,
+}
+
+impl KernelTimes {
+    fn stamps(&self) -> [u64; 5] {
+        [self.host, self.queued, self.submitted, self.started, self.ended]
+    }
+}
+
+/// Appends the data of a DeviceKernels record that begins at `t`.
+pub(crate) fn put_kernels(out: &mut Vec<u8>, t: u64, kernels: &[KernelTimes]) {
+    let mut before = t;
+    for kernel in kernels {
+        put_varint(out, u64::from(kernel.name));
+        let mut last = before;
+        for stamp in kernel.stamps() {
+            put_varint(out, zigzag(stamp.wrapping_sub(last) as i64));
+            last = stamp;
+        }
+        before = kernel.host;
+    }
+}
+
+/// The kernels of a DeviceKernels record.
+pub fn kernel_times<'a>(r: &DeviceKernels<'a>) -> impl Iterator<Item = KernelTimes> + use<'a> {
+    let (mut all, mut before) = (varints(r.data), r.t as u64);
+    std::iter::from_fn(move || {
+        let name = u32::try_from(all.next()?).ok()?;
+        let mut last = before;
+        let mut stamp = || {
+            last = last.wrapping_add_signed(unzigzag(all.next()?));
+            Some(last)
+        };
+        let (host, queued, submitted) = (stamp()?, stamp()?, stamp()?);
+        let (started, ended) = (stamp()?, stamp()?);
+        before = host;
+        Some(KernelTimes { name, host, queued, submitted, started, ended })
+    })
 }
 
 /// Appends the encoding of `slices`; `after` is the start of the slice following the last one, if any. Times that

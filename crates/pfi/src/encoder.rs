@@ -2,6 +2,7 @@
 //! tensors and plans allocates nothing.
 
 mod causes;
+mod device;
 mod rotate;
 
 use std::collections::HashMap;
@@ -16,7 +17,8 @@ use super::output::{Growing, Output};
 use super::plans::Plans;
 use super::record::*;
 use super::tensors::{KeptTensor, MAX_SRC, TensorName, Tensors, coded, sanitise};
-pub use causes::{CounterRun, EnqueueRun, ExpertRows};
+pub use causes::{CounterRun, ExpertRows};
+pub use device::{EnqueueRun, KernelRun};
 
 /// Most slices in one record; longer runs are split.
 pub const MAX_SLICES: usize = 4096;
@@ -95,6 +97,7 @@ pub struct Encoder<W: Write> {
     counters: Vec<(u32, Def)>,
     sensors: Vec<(u32, Def)>,
     tasks: HashMap<u32, (Box<str>, Def)>,
+    kernels: HashMap<u32, Def>,
     backends: Vec<([u8; 16], String, Def)>,
     tensors: Tensors,
     plans: Plans,
@@ -142,6 +145,7 @@ impl<W: Write> Encoder<W> {
             counters: Vec::new(),
             sensors: Vec::new(),
             tasks: HashMap::new(),
+            kernels: HashMap::new(),
             backends: Vec::new(),
             tensors: Tensors::new(cfg.max_tensors),
             plans: Plans::new(cfg.max_plans),

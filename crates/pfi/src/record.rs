@@ -9,6 +9,7 @@
 use serde::{Deserialize, Serialize, Serializer};
 
 pub use super::cause::*;
+pub use super::device::*;
 
 /// One record.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,10 +72,14 @@ pub enum Record<'a> {
     Feature(Feature<'a>),
     /// When the nodes of a split on a device were enqueued.
     Enqueued(Enqueued<'a>),
+    /// The name of a kernel.
+    KernelName(KernelName<'a>),
+    /// Kernels that a device has executed.
+    DeviceKernels(DeviceKernels<'a>),
 }
 
 /// Names of the record kinds, indexed by kind on the wire.
-pub const KIND_NAMES: [&str; 29] = [
+pub const KIND_NAMES: [&str; 31] = [
     "Header",
     "Process",
     "Engine",
@@ -104,6 +109,8 @@ pub const KIND_NAMES: [&str; 29] = [
     "LevelChange",
     "Feature",
     "Enqueued",
+    "KernelName",
+    "DeviceKernels",
 ];
 
 impl Record<'_> {
@@ -139,6 +146,8 @@ impl Record<'_> {
             Record::LevelChange(_) => 26,
             Record::Feature(_) => 27,
             Record::Enqueued(_) => 28,
+            Record::KernelName(_) => 29,
+            Record::DeviceKernels(_) => 30,
         }
     }
 
@@ -156,6 +165,7 @@ impl Record<'_> {
             Record::Sample(r) => Some(r.t),
             Record::LevelChange(r) => Some(r.t),
             Record::Enqueued(r) => Some(r.t),
+            Record::DeviceKernels(r) => Some(r.t),
             _ => None,
         }
     }
@@ -169,6 +179,7 @@ impl Record<'_> {
             Record::Sample(r) => Some(&mut r.t),
             Record::LevelChange(r) => Some(&mut r.t),
             Record::Enqueued(r) => Some(&mut r.t),
+            Record::DeviceKernels(r) => Some(&mut r.t),
             _ => None,
         }
     }

@@ -160,7 +160,8 @@ fn fetches(prog: Prog, l: &Layout, structure: bool) -> Vec<Fetch> {
         | Prog::NodeTensor2
         | Prog::NodeTensor3
         | Prog::NodeTensor4
-        | Prog::NodeExit => Vec::new(),
+        | Prog::NodeExit
+        | Prog::Kernels => Vec::new(),
     }
 }
 

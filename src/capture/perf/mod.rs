@@ -256,7 +256,8 @@ fn kind(prog: Prog) -> Option<ev_kind> {
         | Prog::NodeTensor2
         | Prog::NodeTensor3
         | Prog::NodeTensor4
-        | Prog::NodeExit => return None,
+        | Prog::NodeExit
+        | Prog::Kernels => return None,
         Prog::OpExit | Prog::Barrier => return None,
         Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load | Prog::PhaseExit => return None,
         Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead | Prog::WaitExit => {

@@ -181,9 +181,9 @@ pub struct PerfEngineProbes {
 }
 
 impl Prober for PerfEngineProbes {
-    /// A node is known by its index in a list that only the BPF programs read.
+    /// A node is known by its index in a list that only the BPF programs read; so are the times of kernels.
     fn takes(&self, role: Role) -> bool {
-        role != Role::Node
+        !matches!(role, Role::Node | Role::Kernel)
     }
 
     fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Placed>, ProbeError> {

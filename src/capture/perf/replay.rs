@@ -203,7 +203,8 @@ impl Replay {
             | Prog::NodeTensor2
             | Prog::NodeTensor3
             | Prog::NodeTensor4
-            | Prog::NodeExit => {}
+            | Prog::NodeExit
+            | Prog::Kernels => {}
             Prog::Barrier => self.barrier(m, s),
             Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load => self.phase_enter(m, s),
             Prog::PhaseExit => self.phase_exit(m, s),

@@ -8,7 +8,7 @@ use super::toml::TomlTable;
 use super::{FLAG, Faults, File, known_only, settings as keys};
 use crate::cli::args::{Args, Command, Flag, FlagGroup, Given, Usage};
 use crate::cli::record::flags::{self, COMMAND as RECORD, HOW};
-use crate::cli::record::{budget, inner, outer, pmc, sensors};
+use crate::cli::record::{budget, gpu, inner, outer, pmc, sensors};
 use crate::cli::values::{amount, percent, span, whole};
 use crate::daemon::glob::Glob;
 use crate::daemon::rules::{Rule, RuleUser};
@@ -169,7 +169,7 @@ const COST: FlagGroup =
 const COUNTERS: FlagGroup = FlagGroup { title: pmc::FLAGS.title, flags: &pmc::COUNTING };
 
 /// Options of `record` that a rule may have, and that apply to every rule when above all headings.
-const SHARED: &[FlagGroup] = &[HOW, COUNTERS, inner::FLAGS, outer::FLAGS, COST, sensors::FLAGS];
+const SHARED: &[FlagGroup] = &[HOW, COUNTERS, inner::FLAGS, gpu::FLAGS, outer::FLAGS, COST, sensors::FLAGS];
 
 /// Options of `profinfer serve`; [`settings`] reads them.
 pub const GROUPS: &[FlagGroup] = &[
@@ -178,6 +178,7 @@ pub const GROUPS: &[FlagGroup] = &[
     HOW,
     COUNTERS,
     inner::FLAGS,
+    gpu::FLAGS,
     outer::FLAGS,
     COST,
     sensors::FLAGS,
@@ -205,7 +206,7 @@ pub static SERVE: Command = table("serve", GROUPS);
 static OF_SERVICE: Command = table("service", &[SERVICE]);
 /// What a rule accepts.
 pub static RULE: Command =
-    table("rule", &[OWN, HOW, COUNTERS, inner::FLAGS, outer::FLAGS, COST, sensors::FLAGS]);
+    table("rule", &[OWN, HOW, COUNTERS, inner::FLAGS, gpu::FLAGS, outer::FLAGS, COST, sensors::FLAGS]);
 
 /// Options of `record` that make no sense in a rule, and why.
 const NOT_OF_A_RULE: &[(&str, &str)] = &[

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::caller::{AS_ROOT, Caller};
-use crate::capture::source::{BackendChoice, CaptureOptions, Structure};
+use crate::capture::source::{BackendChoice, CaptureOptions, GpuDetail, Structure};
 use crate::cli::args::{Args, Argument, Choice, Command, Flag, FlagGroup, Usage};
 use crate::cli::conf;
 use crate::cli::output::{MODE, Overwrite, mode};
@@ -31,7 +31,7 @@ immediately. Requires root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE.",
     usage: &["[OPTIONS] -- COMMAND...", "[OPTIONS] -p PID", "[OPTIONS] --exe PATH"],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and record" }),
-    groups: &[TARGET, OUTPUT, HOW, UNTIL, super::pmc::FLAGS, super::inner::FLAGS, super::outer::FLAGS, super::budget::FLAGS, super::sensors::FLAGS, CONF],
+    groups: &[TARGET, OUTPUT, HOW, UNTIL, super::pmc::FLAGS, super::inner::FLAGS, super::gpu::FLAGS, super::outer::FLAGS, super::budget::FLAGS, super::sensors::FLAGS, CONF],
     notes: "\
 Options can also be set in the environment (PROFINFER_BUFFER_SIZE for --buffer-size) or in the file given by --conf: all
 options except -p, --force, --json and, in the file, --conf. --no-NAME overrides a setting of --NAME from either of
@@ -305,6 +305,7 @@ pub fn how(args: &Args, streams: Streams) -> Result<RecordOptions, Usage> {
     let read = [
         super::pmc::read(args, &mut options),
         super::inner::read(args, &mut options),
+        super::gpu::read(args, &mut options),
         super::budget::read(args, &mut options),
         super::sensors::read(args, &mut options),
     ];
@@ -331,7 +332,8 @@ fn opened(args: &Args, target: &Target, options: RecordOptions) -> anyhow::Resul
         Target::Command(_) => Caller::read(args)?.map(Caller::user).transpose()?,
         _ => None,
     };
-    Ok(RecordOptions { btf, user, ..options })
+    let layers = super::gpu::layers(args, target, options.capture.gpu)?;
+    Ok(RecordOptions { btf, user, layers, ..options })
 }
 
 /// Reads [`TARGET`], [`HOW`] and [`UNTIL`]; opens a type file, and looks up the user of a command.
@@ -372,6 +374,7 @@ fn options(args: &Args, streams: Streams) -> Result<RecordOptions, Usage> {
         pbuf: args.flag("pbuf"),
         buffer_bytes,
         structure,
+        gpu: GpuDetail::Off,
         experts: false,
         sched: false,
         own: false,
@@ -384,6 +387,7 @@ fn options(args: &Args, streams: Streams) -> Result<RecordOptions, Usage> {
         budget: None,
         sensors: None,
         phases: false,
+        layers: Vec::new(),
         source,
         agent_cpu,
         op_end,

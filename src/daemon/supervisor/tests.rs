@@ -5,7 +5,7 @@ use std::process::{Child, Command};
 use std::rc::Rc;
 
 use super::*;
-use crate::capture::source::{BackendChoice, CaptureOptions, Structure};
+use crate::capture::source::{BackendChoice, CaptureOptions, GpuDetail, Structure};
 use crate::daemon::channel::{self, Channel, WorkerEvent};
 use crate::daemon::known::in_all;
 use crate::engine::probes::Site;
@@ -25,12 +25,14 @@ fn rule(name: &str) -> Rule {
             pbuf: false,
             buffer_bytes: 4096,
             structure: Structure::Changes,
+            gpu: GpuDetail::Op,
             experts: false,
             sched: false,
             own: false,
             few: false,
         },
         phases: false,
+        layers: Vec::new(),
         source: BackendChoice::Auto,
         agent_cpu: AgentCpu::Any,
         op_end: OpEnd::Auto,

@@ -66,6 +66,15 @@ impl<W: Write> Drain<W> {
         }
     }
 
+    /// A layer hands over times of kernels.
+    pub(super) fn kernels(&mut self, e: &event::Kernels) -> Result<(), WriteError> {
+        self.last_ts = e.h.ts;
+        if let Some(shown) = self.shown(e.h.engine) {
+            shown.kernels += u64::from(e.n);
+        }
+        self.kernels.write(e, &mut self.enc)
+    }
+
     /// The program has waited for a device to finish.
     pub(super) fn wait(&mut self, e: &event::Call) -> Result<(), WriteError> {
         self.last_ts = e.h.ts;

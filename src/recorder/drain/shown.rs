@@ -17,6 +17,8 @@ pub struct Shown {
     pub waits: u64,
     /// Nodes that a device backend enqueued.
     pub enqueued: u64,
+    /// Kernels that a device has executed.
+    pub kernels: u64,
     /// Seen returns of tokens, scheduler graphs, splits and CPU graphs.
     pub returns: [u64; 4],
     /// Op hits expected from the complete graphs so far, and those seen in them; graphs with unknown demand
@@ -63,6 +65,7 @@ impl Shown {
             (&mut s.phases, base.phases),
             (&mut s.waits, base.waits),
             (&mut s.enqueued, base.enqueued),
+            (&mut s.kernels, base.kernels),
             (&mut s.expected, base.expected),
             (&mut s.seen, base.seen),
             (&mut s.unknown, base.unknown),

@@ -148,12 +148,12 @@ impl Session {
 
     fn probe(&mut self, from: Detail, watch: &mut dyn SessionObserver) {
         let to = self.probed();
-        let wanted = roles(to, self.options.phases);
+        let wanted = roles(to, &self.options);
         for (i, a) in self.engines.iter_mut().enumerate() {
             // Probes at the start of a call are removed before those inside it, and added after them.
             Role::ALL.iter().rev().filter(|r| !wanted.contains(r)).for_each(|r| a.detach(*r));
             let one_thread = self.drain.borrow().shown.get(i).is_some_and(|s| s.threads == 1);
-            for role in wanted {
+            for role in &wanted {
                 let of_no_use = *role == Role::OpEnd && one_thread;
                 if !of_no_use && !a.probed(*role) {
                     attach(a, *role, watch);

@@ -196,8 +196,8 @@ impl Session {
         if let Some(s) = counted {
             drain.enc.feature(&Feature { name: pmc::NAME, state: s.state, why: &s.why })?;
         }
-        let roles = roles(wanted, self.options.phases);
-        event_stats::rungs(drain, &self.engines, roles, &self.base.shown)?;
+        let roles = roles(wanted, &self.options);
+        event_stats::rungs(drain, &self.engines, &roles, &self.base.shown)?;
         if self.options.capture.experts {
             let known = self.engines.iter().any(|a| a.engine.tables.op("MUL_MAT_ID").is_some());
             drain.experts.feature(

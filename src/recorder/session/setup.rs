@@ -6,8 +6,8 @@ use std::rc::Rc;
 use super::output::Counted;
 use crate::capture::backend::CaptureBackend;
 use crate::capture::pmc::follow::SharedCounters;
-use crate::capture::source::{CaptureOptions, Sink, Source, Structure};
-use crate::engine::probes::Role;
+use crate::capture::source::{CaptureOptions, GpuDetail, Sink, Source, Structure};
+use crate::engine::probes::{ROLES, Role};
 use crate::host::btf::Btf;
 use crate::host::{machine, usage};
 use crate::recorder::drain::Drain;
@@ -42,15 +42,16 @@ pub(super) fn header<'a>(
 }
 
 /// The roles to probe at a level, the innermost first.
-pub(super) fn roles(detail: Detail, phases: bool) -> &'static [Role] {
-    // Role::ALL goes from the inside out and ends with the phases.
-    let from = match detail {
-        Detail::Nothing => return &[],
-        Detail::Token => 6,
-        Detail::Graph => 3,
-        _ => 0,
+pub(super) fn roles(detail: Detail, options: &RecordOptions) -> heapless::Vec<Role, ROLES> {
+    let wanted = |role: &Role| match role {
+        Role::OpEnd | Role::Op => detail >= Detail::Op,
+        Role::Kernel => detail >= Detail::Op && options.capture.gpu >= GpuDetail::Kernel,
+        Role::Node => detail >= Detail::Op && options.capture.gpu >= GpuDetail::Op,
+        Role::CpuGraph | Role::Split | Role::Graph => detail >= Detail::Graph,
+        Role::Wait | Role::Token => detail >= Detail::Token,
+        Role::Phase => detail >= Detail::Token && options.phases,
     };
-    &Role::ALL[from..if phases { 9 } else { 8 }]
+    Role::ALL.into_iter().filter(wanted).collect()
 }
 
 pub(super) fn source(

@@ -21,17 +21,6 @@ pub struct CounterRun {
     pub counters: u32,
 }
 
-/// What an Enqueued record is about; see [`Enqueued`].
-#[derive(Debug, Clone, Copy)]
-pub struct EnqueueRun {
-    pub split: u64,
-    pub pid: u32,
-    pub tid: u32,
-    pub plan: u32,
-    pub first: u32,
-    pub t: i64,
-}
-
 /// Which ids an Experts record holds; see [`Experts`].
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertRows<'a> {
@@ -105,23 +94,6 @@ impl<W: Write> Encoder<W> {
             }
         }
         self.open.put(Record::OffCpu(*r))
-    }
-
-    /// The groups of nodes of a split, from position `first` of its plan on: nodes and ns of each.
-    ///
-    /// # Errors
-    /// As for `slices`, if the plan has left the table.
-    pub fn enqueued(&mut self, run: &EnqueueRun, groups: &[(u32, u64)]) -> Result<(), WriteError> {
-        let &EnqueueRun { split, pid, tid, plan, first, t } = run;
-        let dur = groups.iter().fold(0u64, |sum, g| sum.saturating_add(g.1));
-        self.begin_at(pid, t, dur)?;
-        self.write_plan(plan)?;
-        self.data.clear();
-        for (nodes, ns) in groups {
-            put_varint(&mut self.data, u64::from(*nodes));
-            put_varint(&mut self.data, *ns);
-        }
-        self.open.put(Record::Enqueued(Enqueued { split, pid, tid, plan, first, t, data: &self.data }))
     }
 
     /// The experts chosen: `chosen` has `used` ids per token, starting at token `first`.

@@ -1,0 +1,66 @@
+//! A lock without an operating system's help.
+
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+/// A value that one thread at a time may use, for moments only.
+pub struct Lock<T> {
+    held: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `held` admits one thread at a time to the value.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+impl<T> Lock<T> {
+    pub const fn new(value: T) -> Lock<T> {
+        Lock { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    /// None: another thread has it.
+    pub fn try_lock(&self) -> Option<Held<'_, T>> {
+        let free = self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        free.then_some(Held { lock: self })
+    }
+
+    pub fn lock(&self) -> Held<'_, T> {
+        unsafe extern "C" {
+            fn sched_yield() -> i32;
+        }
+        loop {
+            if let Some(held) = self.try_lock() {
+                return held;
+            }
+            // SAFETY: it has no argument and cannot fail.
+            unsafe { sched_yield() };
+        }
+    }
+}
+
+/// The value, until this is dropped.
+pub struct Held<'a, T> {
+    lock: &'a Lock<T>,
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: only the holder of the lock has a reference.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Held<'_, T> {
+    fn drop(&mut self) {
+        self.lock.held.store(false, Ordering::Release);
+    }
+}

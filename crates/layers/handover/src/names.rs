@@ -1,0 +1,84 @@
+//! Names of kernels, kept in place for as long as the process lives, and the handles that have them.
+
+/// Bytes of a name, its end included; a longer one is cut.
+const NAME: usize = 64;
+/// Names and handles of one process; ggml-opencl has some 400 kernels.
+const NAMES: usize = 2048;
+const HANDLES: usize = 4096;
+
+pub struct Names {
+    text: [[u8; NAME]; NAMES],
+    len: usize,
+}
+
+impl Names {
+    pub const fn new() -> Names {
+        Names { text: [[0; NAME]; NAMES], len: 0 }
+    }
+
+    /// Address of a text that equals `name`; 0: there is no room for another.
+    pub fn address(&mut self, name: &[u8]) -> u64 {
+        let mut text = [0; NAME];
+        let cut = name.iter().take(NAME - 1).take_while(|c| **c != 0);
+        text.iter_mut().zip(cut).for_each(|(to, from)| *to = *from);
+        let known = self.text.iter().take(self.len).position(|t| *t == text);
+        let at = known.unwrap_or(self.len);
+        let Some(place) = self.text.get_mut(at) else { return 0 };
+        *place = text;
+        self.len = self.len.max(at + 1);
+        core::ptr::from_ref(place) as u64
+    }
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Names::new()
+    }
+}
+
+/// Handles, each with a number: a table with open addressing.
+pub struct Handles {
+    slots: [(u64, u64); HANDLES],
+}
+
+impl Handles {
+    pub const fn new() -> Handles {
+        Handles { slots: [(0, 0); HANDLES] }
+    }
+
+    /// Places of a handle in the order in which they are tried.
+    fn places(handle: u64) -> impl Iterator<Item = usize> {
+        let first = (handle.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        (0..HANDLES).map(move |i| first.wrapping_add(i) % HANDLES)
+    }
+
+    pub fn get(&self, handle: u64) -> Option<u64> {
+        for at in Handles::places(handle) {
+            match self.slots.get(at) {
+                Some(&(h, value)) if h == handle => return Some(value),
+                Some((0, _)) | None => return None,
+                Some(_) => {}
+            }
+        }
+        None
+    }
+
+    /// Without room for another handle, it is not kept.
+    pub fn set(&mut self, handle: u64, value: u64) {
+        for at in Handles::places(handle) {
+            match self.slots.get_mut(at) {
+                Some(slot) if slot.0 == handle || slot.0 == 0 => {
+                    *slot = (handle, value);
+                    return;
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Default for Handles {
+    fn default() -> Self {
+        Handles::new()
+    }
+}

@@ -1,0 +1,60 @@
+//! Records of what a device computes: when the host enqueued it, and when the device did it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::record::as_bytes;
+
+/// When the host gave the nodes of a split to its device, group by group: host time, during which the device may still be
+/// busy with earlier nodes. Since 1.4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Enqueued<'a> {
+    /// seq of the Split, which may come later.
+    pub split: u64,
+    pub pid: u32,
+    pub tid: u32,
+    /// The split's plan, and the position in it of the first group's first node.
+    pub plan: u32,
+    pub first: u32,
+    /// Start of the first group.
+    pub t: i64,
+    /// Per group two varints: the number of consecutive nodes that the backend enqueued together, at least 1, and the
+    /// time until the next group or the return of the split's call, ns.
+    #[serde(serialize_with = "as_bytes")]
+    pub data: &'a [u8],
+}
+
+/// The name of a kernel in the DeviceKernels records after it. Since 1.4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelName<'a> {
+    pub id: u32,
+    /// Empty if it is not known.
+    pub name: &'a str,
+}
+
+/// Where the times of a kernel come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum KernelSource {
+    /// Events of the OpenCL runtime, by profinfer's OpenCL layer.
+    OpenClLayer,
+}
+
+/// Kernels that one thread enqueued and that have ended, with the device's own times, mapped to CLOCK_MONOTONIC. In
+/// the order in which they were enqueued. Since 1.4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceKernels<'a> {
+    pub pid: u32,
+    /// The thread that enqueued them.
+    pub tid: u32,
+    pub source: KernelSource,
+    /// Identifies the queue within the process.
+    pub queue: u64,
+    /// The device's times may be off by this much against the host's, all by the same amount.
+    pub error_ns: u64,
+    /// When the host began to enqueue the first of them.
+    pub t: i64,
+    /// Per kernel six varints, all but the first a zigzag: the name's id; the host's time minus that of the kernel before
+    /// (first: minus `t`); queued minus the host's time; submitted minus queued; started minus submitted; ended minus
+    /// started.
+    #[serde(serialize_with = "as_bytes")]
+    pub data: &'a [u8],
+}

@@ -1,0 +1,83 @@
+//! The part of the block writer that handles the records of `device`.
+
+use std::io::Write;
+
+use super::{Encoder, WriteError};
+use crate::coding::{KernelTimes, put_kernels, put_varint};
+use crate::open::def;
+use crate::record::*;
+
+/// Names of kernels remembered at a time; ggml-opencl has some 400 kernels.
+const MAX_KERNELS: usize = 8192;
+
+/// What an Enqueued record is about; see [`Enqueued`].
+#[derive(Debug, Clone, Copy)]
+pub struct EnqueueRun {
+    pub split: u64,
+    pub pid: u32,
+    pub tid: u32,
+    pub plan: u32,
+    pub first: u32,
+    pub t: i64,
+}
+
+/// What a DeviceKernels record is about; see [`DeviceKernels`].
+#[derive(Debug, Clone, Copy)]
+pub struct KernelRun {
+    pub pid: u32,
+    pub tid: u32,
+    pub source: KernelSource,
+    pub queue: u64,
+    pub error_ns: u64,
+}
+
+impl<W: Write> Encoder<W> {
+    /// The groups of nodes of a split, from position `first` of its plan on: nodes and ns of each.
+    ///
+    /// # Errors
+    /// As for `slices`, if the plan has left the table.
+    pub fn enqueued(&mut self, run: &EnqueueRun, groups: &[(u32, u64)]) -> Result<(), WriteError> {
+        let &EnqueueRun { split, pid, tid, plan, first, t } = run;
+        let dur = groups.iter().fold(0u64, |sum, g| sum.saturating_add(g.1));
+        self.begin_at(pid, t, dur)?;
+        self.write_plan(plan)?;
+        self.data.clear();
+        for (nodes, ns) in groups {
+            put_varint(&mut self.data, u64::from(*nodes));
+            put_varint(&mut self.data, *ns);
+        }
+        self.open.put(Record::Enqueued(Enqueued { split, pid, tid, plan, first, t, data: &self.data }))
+    }
+
+    /// The name of a kernel, written where a DeviceKernels record needs it. Without room for another it is not kept, and
+    /// the kernel has no name.
+    ///
+    /// # Errors
+    /// The name is too long for a block.
+    pub fn kernel_name(&mut self, id: u32, name: &str) -> Result<(), WriteError> {
+        if self.kernels.len() < MAX_KERNELS || self.kernels.contains_key(&id) {
+            self.kernels.insert(id, def(&Record::KernelName(KernelName { id, name }))?);
+        }
+        Ok(())
+    }
+
+    /// Kernels that have ended, in the order in which they were enqueued.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn device_kernels(&mut self, run: &KernelRun, kernels: &[KernelTimes]) -> Result<(), WriteError> {
+        let Some(first) = kernels.first() else { return Ok(()) };
+        let last = kernels.iter().map(|k| k.ended).max().unwrap_or_default();
+        self.begin_at(run.pid, first.host as i64, last.saturating_sub(first.host))?;
+        for kernel in kernels {
+            if let Some(d) = self.kernels.get_mut(&kernel.name) {
+                self.open.put_def(d)?;
+            }
+        }
+        self.data.clear();
+        put_kernels(&mut self.data, first.host, kernels);
+        let &KernelRun { pid, tid, source, queue, error_ns } = run;
+        let (t, data) = (first.host as i64, &self.data);
+        self.open.put(Record::DeviceKernels(DeviceKernels { pid, tid, source, queue, error_ns, t, data }))
+    }
+}

@@ -1,0 +1,70 @@
+//! Flags of `record` for work on a device.
+
+use std::path::PathBuf;
+
+use crate::capture::source::GpuDetail;
+use crate::cli::args::Choice;
+use crate::cli::args::{Args, Flag, FlagGroup, Usage};
+use crate::cli::values::choice;
+use crate::engine::layer::{LAYERS, Layer};
+use crate::recorder::recording::{RecordOptions, Target};
+
+pub const FLAGS: FlagGroup = FlagGroup {
+    title: "Devices",
+    flags: &[Flag::value("gpu", "DETAIL", "Level of detail for devices, at level op")
+        .default("op")
+        .one_of::<GpuDetail>()],
+};
+
+impl Choice for GpuDetail {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        ("off", "their splits only, as for any backend", Self::Off),
+        ("split", "the same, plus what each split computes", Self::Split),
+        (
+            "op",
+            "the same, plus when the host enqueues each node, where the backend's function is known",
+            Self::Op,
+        ),
+        (
+            "kernel",
+            "the same, plus the device's own times of each kernel: the command is started with a layer for its \
+             OpenCL runtime (OPENCL_LAYERS)",
+            Self::Kernel,
+        ),
+    ];
+}
+
+/// Reads them into the options.
+///
+/// # Errors
+/// None of the choices.
+pub fn read(args: &Args, options: &mut RecordOptions) -> Result<(), Usage> {
+    options.capture.gpu = args.needed("gpu", choice)?;
+    Ok(())
+}
+
+/// The layers that a started command loads: a running process has loaded its own, or will not.
+///
+/// # Errors
+/// One is missing.
+pub fn layers(args: &Args, target: &Target, gpu: GpuDetail) -> Result<Vec<PathBuf>, Usage> {
+    if gpu < GpuDetail::Kernel || !matches!(target, Target::Command(_)) {
+        return Ok(Vec::new());
+    }
+    let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.to_owned()));
+    let dir = beside.unwrap_or_else(|| PathBuf::from("."));
+    let path = |layer: &Layer| {
+        let path = dir.join(layer.file);
+        let missing = || {
+            Usage::new(format!(
+                "{}--gpu kernel needs the layer for {}, and there is no {}: it comes with this program and belongs \
+                 beside it (`make layers` builds it)",
+                args.place(&["gpu"]),
+                layer.runtime,
+                path.display()
+            ))
+        };
+        path.is_file().then(|| path.clone()).ok_or_else(missing)
+    };
+    LAYERS.iter().map(path).collect()
+}

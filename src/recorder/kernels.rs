@@ -1,0 +1,89 @@
+//! Times of kernels on a device, as a layer in the engine's process hands them over. Allocates only when a kernel is new.
+
+use std::collections::HashMap;
+use std::io::Write;
+
+use crate::capture::event;
+use crate::host::memory;
+use pfi::record::KernelSource;
+use pfi::{Encoder, KernelRun, KernelTimes, WriteError};
+
+/// Names of kernels known at a time, over all processes.
+const NAMES: usize = 8192;
+/// Bytes of a name that are read; a layer keeps no longer ones.
+const NAME: usize = 64;
+
+/// What layers have handed over.
+#[derive(Default)]
+pub struct Kernels {
+    /// Ids of names, by process and address.
+    names: HashMap<(u32, u64), u32>,
+    /// Names ever known: an id is not used again.
+    ids: u32,
+    /// Kernels recorded.
+    pub seen: u64,
+    /// Kernels whose times the layer could not get, or that could not be read.
+    pub lost: u64,
+}
+
+impl Kernels {
+    /// Writes the kernels of an event, those of one queue and thread together.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn write<W: Write>(&mut self, e: &event::Kernels, enc: &mut Encoder<W>) -> Result<(), WriteError> {
+        let tgid = e.h.tgid;
+        let n = (e.n as usize).min(e.kernel.len());
+        self.lost += u64::from(e.lost);
+        self.seen += n as u64;
+        let kernels = e.kernel.get(..n).unwrap_or_default();
+        for part in kernels.chunk_by(|a, b| (a.queue, a.tid) == (b.queue, b.tid)) {
+            let Some(first) = part.first() else { continue };
+            let mut times = heapless::Vec::<KernelTimes, { event::KERNELS_CHUNK }>::new();
+            for k in part {
+                let name = self.name(tgid, k.name, enc)?;
+                let (host, queued, submitted) = (k.host, k.queued, k.submitted);
+                let _ = times.push(KernelTimes {
+                    name,
+                    host,
+                    queued,
+                    submitted,
+                    started: k.started,
+                    ended: k.ended,
+                });
+            }
+            let error_ns = part.iter().map(|k| k.error_ns).max().unwrap_or_default().into();
+            let source = KernelSource::OpenClLayer;
+            let run = KernelRun { pid: tgid, tid: first.tid, source, queue: first.queue, error_ns };
+            enc.device_kernels(&run, &times)?;
+        }
+        Ok(())
+    }
+
+    /// Id of the name at an address of a process; 0: not known.
+    fn name<W: Write>(&mut self, tgid: u32, address: u64, enc: &mut Encoder<W>) -> Result<u32, WriteError> {
+        if address == 0 {
+            return Ok(0);
+        }
+        if let Some(id) = self.names.get(&(tgid, address)) {
+            return Ok(*id);
+        }
+        let mut text = [0; NAME];
+        // A process that has ended leaves its kernels without names.
+        if memory::read(tgid, address, &mut text).is_err() || self.names.len() >= NAMES {
+            return Ok(0);
+        }
+        let len = text.iter().position(|c| *c == 0).unwrap_or(text.len());
+        let name = String::from_utf8_lossy(text.get(..len).unwrap_or_default()).into_owned();
+        self.ids += 1;
+        let id = self.ids;
+        self.names.insert((tgid, address), id);
+        enc.kernel_name(id, &name)?;
+        Ok(id)
+    }
+
+    /// A process has ended: another one may get its number.
+    pub fn forget(&mut self, tgid: u32) {
+        self.names.retain(|(of, _), _| *of != tgid);
+    }
+}
