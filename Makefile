@@ -20,7 +20,7 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: check help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-service deb test-dist dist-check test-arm images test-arm64 asan live no-agent proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
+.PHONY: layers check help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-service deb test-dist dist-check test-arm images test-arm64 asan live no-agent proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
 
 ##@ Use
 help: ## list the targets
@@ -29,6 +29,12 @@ help: ## list the targets
 
 build: | setup-build ## build the release binaries: target/release/profinfer and ggml-runner
 	$(CARGO) build --release --locked
+	@$(MAKE) --no-print-directory layers
+
+layers: | setup-build ## build the layers that record device times (record --gpu kernel), beside the programs
+	$(CARGO) build --quiet --locked --release --manifest-path crates/layers/Cargo.toml --target-dir target/layers
+	mkdir -p target/debug target/release
+	for to in debug release; do cp target/layers/release/libprofinfer_cl.so target/$$to/libprofinfer-cl.so; done
 
 dist: | setup-dist ## build static binaries for boards, AArch64 and x86-64, with checksums: dist/*-musl/
 	$(call say,static binaries)
@@ -76,6 +82,7 @@ lint: | setup ## rustfmt, clippy, rustdoc, clang-format, the workflow, dependenc
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
+	cd crates/layers && $(CARGO) fmt --all --check && $(CARGO) clippy --locked --target-dir ../../target/layers -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 	python3 tests/workflow.py
 	python3 tests/imports.py
@@ -88,7 +95,7 @@ unit: fixtures driver ## run unit tests and the tests that need no live engine
 	$(CARGO) test --locked --no-fail-fast --lib --test plain --test html_browser --test runner_alloc
 	$(CARGO) test --locked --doc
 
-test-service: | setup ## test installing the service: unit, init scripts, scripts for boards, Debian package
+test-service: layers | setup ## test installing the service: unit, init scripts, scripts for boards, Debian package
 	$(call say,files of the service)
 	$(CARGO) test --locked --no-run --test plain
 	python3 tests/service/files.py
@@ -126,7 +133,7 @@ asan: ## run the kernels' unit tests under AddressSanitizer; needs a nightly Rus
 	    --package kernels --lib
 
 # The tests share the kernel's probes and the CPUs: one test at a time.
-live: fixtures driver ## run the tests on live engines; needs root and BPF
+live: fixtures driver layers ## run the tests on live engines; needs root and BPF
 	$(call say,tests on live engines)
 	$(CARGO) test --locked --test live -- --test-threads=1
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The files to copy to a board: static profinfer and ggml-runner in dist/TARGET/, with checksums.
+# The files to copy to a board: static profinfer and ggml-runner in dist/TARGET/, and the layers for device times, with
+# checksums.
 #
 # usage: dist.sh [TARGET...]          (default: all of the targets below)
 #
@@ -29,6 +30,7 @@ compile() { # target
     # The option after -- applies at link time: each function keeps the setting its crate was compiled with
     # (Cargo.toml).
     "${build[@]}" --bin ggml-runner -- -Copt-level=3
+    cross/layers.sh "$1" "$CARGO_TARGET_DIR/made"
 }
 
 # profinfer needs no symbol names. ggml-runner loses those of Rust functions; GGML's, which a profiler looks for, are
@@ -68,8 +70,9 @@ for target in $targets; do
     for program in profinfer ggml-runner; do
         strip "$built/dist/$target/$target/small/$program" "$out/$target/$program"
     done
+    cp "$built/dist/$target/made/libprofinfer-cl.so" "$out/$target/"
 done
-(cd "$out" && sha256sum -- */profinfer */ggml-runner >SHA256SUMS)
+(cd "$out" && sha256sum -- */profinfer */ggml-runner */*.so >SHA256SUMS)
 for target in $targets; do
     for program in profinfer ggml-runner; do check "$out/$target/$program"; done
 done

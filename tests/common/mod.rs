@@ -112,7 +112,7 @@ fn newest(dir: &Path) -> SystemTime {
     times.max().unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-fn source(part: &str) -> PathBuf {
+pub fn source(part: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(part)
 }
 

@@ -47,6 +47,16 @@ most() { # target, program
     esac
 }
 
+# A layer runs with every C library: it needs none, and uses only what all of them have.
+layer_is_free() { # target
+    local file=$out/$1/libprofinfer-cl.so bytes
+    bytes=$(stat -c %s "$file")
+    [ "$bytes" -le 20000 ] || fail "$file has $bytes bytes, 20000 at most"
+    ! readelf -d "$file" | grep NEEDED || fail "$file needs a library"
+    ! nm -D --undefined-only "$file" | grep -vE ' (bcmp|clock_gettime|getauxval|mem(cpy|move|set|cmp)|sched_yield|strlen|syscall|abort)$' ||
+        fail "$file uses other functions"
+}
+
 is_small() { # target, program
     local bytes
     bytes=$(stat -c %s "$out/$1/$2")
@@ -135,6 +145,7 @@ for target in ${*:-$(cd "$out" && echo *-musl)}; do
         says_its_version "$target" "$program"
         holds_no_path "$target" "$program"
     done
+    layer_is_free "$target"
     draws "$target"
     configures "$target"
     opens_no_pipe "$target"

@@ -267,6 +267,12 @@ void engine_forget(struct engine *g) {
         g->kv_clear(g->context);
 }
 
+void engine_free(struct engine *g) {
+    void (*release)(void *) = need("llama_free");
+    release(g->context);
+    g->context = NULL;
+}
+
 const float *engine_logits(struct engine *g, int *n) {
     const void *(*vocab)(void *) = need("llama_model_get_vocab");
     int32_t (*n_tokens)(const void *) = need("llama_vocab_n_tokens");

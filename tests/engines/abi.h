@@ -87,6 +87,7 @@ void engine_open(struct engine *, const struct settings *); /* libraries, symbol
 void engine_load(struct engine *, const struct settings *); /* model and context */
 void engine_decode(struct engine *, const int32_t *ids, int n, int first_pos);
 void engine_forget(struct engine *);                 /* empties the KV cache */
+void engine_free(struct engine *);                   /* the context */
 const float *engine_logits(struct engine *, int *n); /* of the last token decoded; recent eras */
 struct perf engine_perf(struct engine *);
 

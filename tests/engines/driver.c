@@ -19,7 +19,7 @@ struct options {
     double hold, pause;
     const char *wait_for, *dump, *experts, *per_token, *logits, *draft;
     int32_t *ids; /* our own prompt, n_prompt long */
-    bool cut, json, control;
+    bool cut, json, control, free;
 };
 
 struct span {
@@ -241,6 +241,7 @@ static void usage(FILE *f) {
           "  --gpu-layers N    layers that a device computes (0)\n"
           "  --draft GGUF      a second model proposes 4 tokens each of -n times, the first decodes them at "
           "once\n"
+          "  --free            free the context at the end, for what an engine writes only then\n"
           "  --control         commands on stdin: run N [LABEL], prefill N, phases N, perf, quit\n",
           f);
 }
@@ -281,7 +282,7 @@ enum {
     IDS,
     LOGITS,
     GPU_LAYERS,
-    DRAFT,
+    DRAFT, FREE,
     JSON,
     HELP
 };
@@ -309,6 +310,7 @@ static const struct option LONG[] = {
     {"logits", 1, 0, LOGITS},
     {"gpu-layers", 1, 0, GPU_LAYERS},
     {"draft", 1, 0, DRAFT},
+    {"free", 0, 0, FREE},
     {"json", 0, 0, JSON},
     {"help", 0, 0, HELP},
     {0, 0, 0, 0},
@@ -340,6 +342,7 @@ static void parse(int argc, char **argv) {
         case LOGITS: opt.logits = optarg; break;
         case GPU_LAYERS: opt.set.gpu_layers = int_arg(optarg, 0); break;
         case DRAFT: opt.draft = optarg; break;
+        case FREE: opt.free = true; break;
         case JSON: opt.json = true; break;
         case HELP: usage(stdout); exit(0);
         default: usage(stderr); exit(2);
@@ -384,6 +387,7 @@ int main(int argc, char **argv) {
         control();
     else
         measured_runs();
+    if (opt.free) engine_free(&eng);
     dump_close();
     experts_close();
     if (tokens_out && fclose(tokens_out)) DIE("cannot write %s", opt.per_token);

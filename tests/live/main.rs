@@ -35,6 +35,7 @@ mod fixtures;
 mod flood;
 mod kill;
 mod merge;
+mod opencl;
 mod output;
 mod perf;
 mod phases;

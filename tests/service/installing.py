@@ -13,6 +13,9 @@ from pathlib import Path
 
 from common import CONF, PROFINFER, ROOT, Test
 
+# `make layers` builds it.
+LAYER = ROOT / "target/release/libprofinfer-cl.so"
+
 INITS = {
     "systemd": "etc/systemd/system/profinfer.service",
     "sysv": "etc/init.d/profinfer",
@@ -389,6 +392,7 @@ class Debian(Test):
         folder = self.dir / "dist" / target
         folder.mkdir(parents=True)
         shutil.copy("/bin/true", folder / "profinfer")
+        shutil.copy(LAYER, folder / "libprofinfer-cl.so")
 
     def build(self, version):
         env = {**os.environ, "PROFINFER_DIST": str(self.dir / "dist"), "PROFINFER_VERSION": version}
@@ -402,6 +406,7 @@ class Debian(Test):
         names = self.run_it("dpkg-deb", "--contents", deb)
         for mode, name in [
             ("-rwxr-xr-x root/root", "./usr/bin/profinfer"),
+            ("-rw-r--r-- root/root", "./usr/lib/profinfer/libprofinfer-cl.so"),
             ("-rw-r--r-- root/root", "./usr/lib/systemd/system/profinfer.service"),
             ("-rw-r--r-- root/root", "./etc/profinfer/profinfer.toml"),
             ("-rwxr-xr-x root/root", "./etc/init.d/profinfer"),

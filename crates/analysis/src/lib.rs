@@ -14,6 +14,7 @@ pub mod gauges;
 pub mod ground_truth;
 pub mod idents;
 pub mod invariants;
+pub mod kernels;
 pub mod lanes;
 pub mod live;
 pub mod load;

@@ -46,6 +46,8 @@ pub struct Loaded<'a> {
     pub graphs: Vec<Graph>,
     pub splits: Vec<Split>,
     pub enqueued: Vec<Enqueued<'a>>,
+    pub kernels: Vec<DeviceKernels<'a>>,
+    pub kernel_names: HashMap<u32, &'a str>,
     pub cpu_graphs: Vec<CpuGraph>,
     pub runs: Vec<Slices<'a>>,
     pub causes: Causes<'a>,
@@ -202,6 +204,8 @@ impl<'a> Loaded<'a> {
             Record::Graph(g) => self.graphs.push(g),
             Record::Split(s) => self.splits.push(s),
             Record::Enqueued(e) => self.enqueued.push(e),
+            Record::DeviceKernels(k) => self.kernels.push(k),
+            Record::KernelName(k) => drop(self.kernel_names.insert(k.id, k.name)),
             Record::CpuGraph(g) => self.cpu_graphs.push(g),
             Record::Tensor(_) | Record::Plan(_) | Record::Slices(_) => {}
             record => self.causes.read(record, left_out),
@@ -239,6 +243,8 @@ impl<'a> Loaded<'a> {
         self.graphs.extend(part.graphs);
         self.splits.extend(part.splits);
         self.enqueued.extend(part.enqueued);
+        self.kernels.extend(part.kernels);
+        self.kernel_names.extend(part.kernel_names);
         self.cpu_graphs.extend(part.cpu_graphs);
         self.runs.extend(part.runs);
         self.causes.merge(part.causes, &mut self.left_out);

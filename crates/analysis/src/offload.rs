@@ -1,5 +1,5 @@
 //! What each backend computes: the nodes that a split gives to a backend other than the CPU's, those left to the CPU
-//! beside them, and the tensors copied between them. From the graphs alone: no time is known of a node on a device.
+//! beside them, and the tensors copied between them; when they were enqueued, and executed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::calls::{Phase, Timeline};
 use super::describe::{copied_name, source, tensor_bytes};
 use super::idents::Idents;
+use super::kernels::{DeviceTimes, executed};
 use super::load::Loaded;
 use super::tables::backend_name;
 use common::order;
@@ -45,6 +46,9 @@ pub struct BackendWork {
     /// Omitted if it was not recorded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub enqueued: Vec<EnqueuedOps>,
+    /// What the device executed. Omitted if no times of it were recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceTimes>,
 }
 
 /// Groups of nodes with the same ops; a group is what a backend enqueues together.
@@ -192,10 +196,11 @@ pub fn offload(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, phase: Pha
         cache.entry(plan).or_insert_with(|| PlanWork::new(loaded, idents, plan));
     }
     let mut enqueued = enqueued(loaded, idents, &graphs);
+    let mut executed = executed(loaded, idents, &graphs);
     let on_device = device_kinds(loaded, idents, &cache);
     Some(Offload {
         graphs: graphs.len() as u64,
-        backends: backends(loaded, &runs, &cache, &mut enqueued),
+        backends: backends(loaded, &runs, &cache, &mut enqueued, &mut executed),
         copies: copies(loaded, &runs, &cache),
         on_cpu: on_cpu(loaded, &runs, &cache, &on_device),
     })
@@ -242,7 +247,7 @@ fn device_kinds(
 }
 
 /// The ops of the first `nodes` of these positions, joined.
-fn label(idents: &Idents, plan: &[usize], nodes: usize) -> String {
+pub(super) fn label(idents: &Idents, plan: &[usize], nodes: usize) -> String {
     /// Longest group in full; a backend fuses fewer.
     const MOST: usize = 16;
     let ops: Vec<&str> = plan.iter().take(nodes.min(MOST)).map(|i| idents.op(*i)).collect();
@@ -287,6 +292,7 @@ fn backends(
     runs: &BTreeMap<(u32, Option<u32>), u64>,
     cache: &HashMap<u32, PlanWork>,
     enqueued: &mut HashMap<String, Vec<EnqueuedOps>>,
+    executed: &mut HashMap<String, DeviceTimes>,
 ) -> Vec<BackendWork> {
     let mut sums: BTreeMap<String, (BackendWork, BTreeMap<String, Work>)> = BTreeMap::new();
     for ((backend, plan), times) in runs {
@@ -306,6 +312,7 @@ fn backends(
         .into_values()
         .map(|(mut sum, ops)| {
             sum.enqueued = enqueued.remove(&sum.backend).unwrap_or_default();
+            sum.device = executed.remove(&sum.backend);
             sum.ops = ops.into_iter().map(|(op, work)| OpWork { op, work }).collect();
             order::by(&mut sum.ops, |a, b| {
                 (b.work.bytes, b.work.nodes).cmp(&(a.work.bytes, a.work.nodes)).then_with(|| a.op.cmp(&b.op))

@@ -1,5 +1,7 @@
 //! What each backend computes, as text.
 
+mod kernels;
+
 use std::io::{self, Write};
 
 use super::section::title;
@@ -41,6 +43,9 @@ pub fn write(out: &mut dyn Write, work: &Offload, phase: &str, style: &Style) ->
         write!(out, "{}", t.render(style))?;
         more(out, b.ops.len(), style)?;
         enqueued(out, b, phase, per, style)?;
+        if let Some(device) = &b.device {
+            kernels::write(out, &b.backend, device, phase, &per, style)?;
+        }
     }
     copies(out, &work.copies, phase, per, style)?;
     on_cpu(out, &work.on_cpu, phase, per, style)

@@ -1,6 +1,6 @@
 //! Flags of `record` for work on a device.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::capture::source::GpuDetail;
 use crate::cli::args::Choice;
@@ -27,8 +27,7 @@ impl Choice for GpuDetail {
         ),
         (
             "kernel",
-            "the same, plus the device's own times of each kernel: the command is started with a layer for its \
-             OpenCL runtime (OPENCL_LAYERS)",
+            "the same, plus the device's own times of each kernel, from a layer for OpenCL",
             Self::Kernel,
         ),
     ];
@@ -51,10 +50,12 @@ pub fn layers(args: &Args, target: &Target, gpu: GpuDetail) -> Result<Vec<PathBu
     if gpu < GpuDetail::Kernel || !matches!(target, Target::Command(_)) {
         return Ok(Vec::new());
     }
-    let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.to_owned()));
-    let dir = beside.unwrap_or_else(|| PathBuf::from("."));
+    let own = std::env::current_exe().unwrap_or_default();
+    let dir = own.parent().unwrap_or(Path::new("/"));
     let path = |layer: &Layer| {
-        let path = dir.join(layer.file);
+        // A package has it in a directory of its own.
+        let packaged = dir.join("../lib/profinfer").join(layer.file);
+        let path = if packaged.is_file() { packaged } else { dir.join(layer.file) };
         let missing = || {
             Usage::new(format!(
                 "{}--gpu kernel needs the layer for {}, and there is no {}: it comes with this program and belongs \
@@ -64,7 +65,7 @@ pub fn layers(args: &Args, target: &Target, gpu: GpuDetail) -> Result<Vec<PathBu
                 path.display()
             ))
         };
-        path.is_file().then(|| path.clone()).ok_or_else(missing)
+        std::fs::canonicalize(&path).map_err(|_| missing())
     };
     LAYERS.iter().map(path).collect()
 }

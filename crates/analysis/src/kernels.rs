@@ -1,0 +1,207 @@
+//! What a device executed, by its own clock: each kernel belongs to the group of nodes that the host was enqueueing
+//! when it enqueued the kernel.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::Serialize;
+
+use super::idents::Idents;
+use super::load::Loaded;
+use super::offload::label;
+use super::tables::backend_name;
+use common::order;
+use pfi::record::{DeviceKernels, Enqueued, KernelSource, Split};
+use pfi::{KernelTimes, enqueued_groups, kernel_times};
+
+/// The execution of one backend's work in one phase. Sums over its graphs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct DeviceTimes {
+    /// Where the times come from.
+    pub source: &'static str,
+    pub kernels: u64,
+    /// Time during which at least one kernel ran.
+    pub busy_ns: u64,
+    /// Time during which none ran, between the first and the last kernel of each graph.
+    pub idle_ns: u64,
+    /// The times may be off by this much against the host's, all by the same amount; durations are not.
+    pub error_ns: u64,
+    /// Groups of nodes that were enqueued, and those of them without a kernel.
+    pub groups: u64,
+    pub groups_without: u64,
+    /// By the ops of a group, most time first.
+    pub ops: Vec<ExecutedOps>,
+    /// By kernel, most time first.
+    pub by_kernel: Vec<ExecutedKernel>,
+}
+
+/// Kernels of groups with the same ops.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct ExecutedOps {
+    /// Joined by `+`; `(outside nodes)` for kernels that belong to no group.
+    pub ops: String,
+    pub groups: u64,
+    #[serde(flatten)]
+    pub sum: KernelSum,
+}
+
+/// Kernels of one name.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct ExecutedKernel {
+    pub name: String,
+    #[serde(flatten)]
+    pub sum: KernelSum,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct KernelSum {
+    pub kernels: u64,
+    /// From start to end.
+    pub device_ns: u64,
+    /// During which no kernel ran on the device before these started, within a graph.
+    pub idle_before_ns: u64,
+    /// From queued to start: behind others, or on the way.
+    pub queued_ns: u64,
+}
+
+impl KernelSum {
+    fn add(&mut self, k: &KernelTimes, idle: u64) {
+        self.kernels += 1;
+        self.device_ns = self.device_ns.saturating_add(k.ended.saturating_sub(k.started));
+        self.idle_before_ns = self.idle_before_ns.saturating_add(idle);
+        self.queued_ns = self.queued_ns.saturating_add(k.started.saturating_sub(k.queued));
+    }
+}
+
+/// A group of nodes that were enqueued together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Group {
+    /// The split's seq.
+    pub split: u64,
+    /// Positions of its nodes in the plan.
+    pub plan: u32,
+    pub first: u32,
+    pub nodes: u32,
+}
+
+/// A kernel, with where it belongs.
+#[derive(Debug, Clone, Copy)]
+pub struct PlacedKernel<'a> {
+    pub times: KernelTimes,
+    pub of: &'a DeviceKernels<'a>,
+    pub split: &'a Split,
+    /// None: the host was not enqueueing a node that was seen.
+    pub group: Option<Group>,
+}
+
+/// Groups of one split: start, end, group.
+type Groups = Vec<(u64, u64, Group)>;
+
+fn groups_of(e: &Enqueued<'_>, into: &mut Groups) {
+    let (mut t, mut first) = (e.t as u64, e.first);
+    for (nodes, ns) in enqueued_groups(e) {
+        let until = t.saturating_add(ns);
+        into.push((t, until, Group { split: e.split, plan: e.plan, first, nodes }));
+        (t, first) = (until, first.saturating_add(nodes));
+    }
+}
+
+/// All kernels that belong to a split. Those of others, which the program enqueued by itself, are left out.
+pub fn placed<'a>(loaded: &'a Loaded<'a>) -> Vec<PlacedKernel<'a>> {
+    if loaded.kernels.is_empty() {
+        return Vec::new();
+    }
+    let mut splits: HashMap<(u32, u32), Vec<&Split>> = HashMap::new();
+    for s in &loaded.splits {
+        splits.entry((s.pid, s.tid)).or_default().push(s);
+    }
+    splits.values_mut().for_each(|of| order::by(of, |a, b| a.t.cmp(&b.t)));
+    let mut groups: HashMap<u64, Groups> = HashMap::new();
+    for e in &loaded.enqueued {
+        groups_of(e, groups.entry(e.split).or_default());
+    }
+    let split_at = |k: &DeviceKernels<'_>, host: u64| {
+        let of = splits.get(&(k.pid, k.tid))?;
+        let before = of.partition_point(|s| s.t as u64 <= host);
+        let split = *of.get(before.checked_sub(1)?)?;
+        (host <= (split.t as u64).saturating_add(split.dur)).then_some(split)
+    };
+    let group_at = |split: &Split, host: u64| {
+        let of = groups.get(&split.seq)?;
+        let before = of.partition_point(|g| g.0 <= host);
+        of.get(before.checked_sub(1)?).filter(|g| host <= g.1).map(|g| g.2)
+    };
+    let mut out = Vec::new();
+    for of in &loaded.kernels {
+        for times in kernel_times(of) {
+            if let Some(split) = split_at(of, times.host) {
+                out.push(PlacedKernel { times, of, split, group: group_at(split, times.host) });
+            }
+        }
+    }
+    out
+}
+
+/// Name of a source in the outputs.
+pub fn source_name(source: KernelSource) -> &'static str {
+    match source {
+        KernelSource::OpenClLayer => "events of the OpenCL runtime",
+    }
+}
+
+/// The execution of the splits in these graphs, by backend.
+pub fn executed(loaded: &Loaded<'_>, idents: &Idents, graphs: &HashSet<u64>) -> HashMap<String, DeviceTimes> {
+    let in_phase = |s: &Split| s.graph.is_some_and(|g| graphs.contains(&g));
+    let mut by_backend: BTreeMap<String, Vec<PlacedKernel<'_>>> = BTreeMap::new();
+    for k in placed(loaded).into_iter().filter(|k| in_phase(k.split)) {
+        by_backend.entry(backend_name(loaded, k.split.backend)).or_default().push(k);
+    }
+    by_backend.into_iter().map(|(name, kernels)| (name, times(loaded, idents, kernels))).collect()
+}
+
+/// The tables of one backend's kernels.
+fn times(loaded: &Loaded<'_>, idents: &Idents, mut kernels: Vec<PlacedKernel<'_>>) -> DeviceTimes {
+    let mut out = DeviceTimes { kernels: kernels.len() as u64, ..DeviceTimes::default() };
+    let mut ops: HashMap<String, (HashSet<Group>, KernelSum)> = HashMap::new();
+    let mut names: HashMap<&str, KernelSum> = HashMap::new();
+    order::by(&mut kernels, |a, b| {
+        (a.split.graph, a.times.started, a.times.ended).cmp(&(b.split.graph, b.times.started, b.times.ended))
+    });
+    let mut last: Option<(Option<u64>, u64)> = None;
+    for k in &kernels {
+        let before = last.filter(|(graph, _)| *graph == k.split.graph).map(|(_, ended)| ended);
+        let idle = before.map_or(0, |ended| k.times.started.saturating_sub(ended));
+        let from = k.times.started.max(before.unwrap_or_default());
+        out.busy_ns = out.busy_ns.saturating_add(k.times.ended.saturating_sub(from));
+        out.idle_ns = out.idle_ns.saturating_add(idle);
+        out.error_ns = out.error_ns.max(k.of.error_ns);
+        out.source = source_name(k.of.source);
+        last = Some((k.split.graph, k.times.ended.max(before.unwrap_or_default())));
+        let plan = |g: Group| idents.of_plan(g.plan).get(g.first as usize..).unwrap_or_default();
+        let of = k
+            .group
+            .map_or_else(|| "(outside nodes)".to_owned(), |g| label(idents, plan(g), g.nodes as usize));
+        let (groups, sum) = ops.entry(of).or_default();
+        groups.extend(k.group);
+        sum.add(&k.times, idle);
+        names
+            .entry(loaded.kernel_names.get(&k.times.name).copied().unwrap_or("?"))
+            .or_default()
+            .add(&k.times, idle);
+    }
+    let (splits, seen): (HashSet<u64>, HashSet<Group>) =
+        (kernels.iter().map(|k| k.split.seq).collect(), kernels.iter().filter_map(|k| k.group).collect());
+    let mut all = Groups::new();
+    loaded.enqueued.iter().filter(|e| splits.contains(&e.split)).for_each(|e| groups_of(e, &mut all));
+    out.groups = all.len() as u64;
+    out.groups_without = all.iter().filter(|g| !seen.contains(&g.2)).count() as u64;
+    out.ops = ops
+        .into_iter()
+        .map(|(ops, (groups, sum))| ExecutedOps { ops, groups: groups.len() as u64, sum })
+        .collect();
+    order::by(&mut out.ops, |a, b| b.sum.device_ns.cmp(&a.sum.device_ns).then_with(|| a.ops.cmp(&b.ops)));
+    out.by_kernel = names.into_iter().map(|(n, sum)| ExecutedKernel { name: n.to_owned(), sum }).collect();
+    order::by(&mut out.by_kernel, |a, b| {
+        b.sum.device_ns.cmp(&a.sum.device_ns).then_with(|| a.name.cmp(&b.name))
+    });
+    out
+}

@@ -1,0 +1,202 @@
+//! Recordings of llama.cpp's OpenCL backend on a device in software (tests/gpu/opencl.sh): the nodes that it enqueues,
+//! and the times of its kernels, beside the engine's own profile of the same run.
+
+use crate::common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use analysis::idents::Idents;
+use analysis::kernels::{self, PlacedKernel};
+use analysis::load::Loaded;
+use common::run::{Run, profinfer, record};
+use common::{driver, live, model, skip, source};
+use serde_json::Value;
+
+const DECODES: usize = 8;
+
+/// The engine, or why there is none. The folder "profiled" has the same with its own profile.
+fn engine() -> Result<PathBuf, String> {
+    let out = Command::new(source("gpu/opencl.sh")).output().map_err(|e| format!("opencl.sh: {e}"))?;
+    let (said, wrong) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    match said.lines().find_map(|l| l.strip_prefix("opencl-v0.5.0 ")) {
+        Some(path) if out.status.success() => Ok(path.into()),
+        _ => Err(format!("the OpenCL engine is not to be had: {}", wrong.trim())),
+    }
+}
+
+/// The layer, beside the program under test.
+fn layer() -> Result<PathBuf, String> {
+    let layer = common::profinfer().with_file_name("libprofinfer-cl.so");
+    if layer.is_file() { Ok(layer) } else { Err(format!("no {}: run make layers", layer.display())) }
+}
+
+/// The driver on the device, as a command line that begins with `env`.
+fn command(engine: &Path, libraries: &Path, here: &Path, args: &[&str]) -> Vec<String> {
+    let (engine, here) = (engine.display(), here.display());
+    let env = [
+        "env".to_owned(),
+        format!("--chdir={here}"),
+        format!("LD_LIBRARY_PATH={engine}:{engine}/runtime"),
+        format!("OCL_ICD_VENDORS={engine}/vendors"),
+        format!("LD_PRELOAD={engine}/device_name.so"),
+        // The runtime computes SOFT_MAX wrongly on a CPU.
+        "GGML_OPENCL_OPFILTER=SOFT_MAX".to_owned(),
+        driver().display().to_string(),
+        format!("--engine={}", libraries.display()),
+        format!("--model={}", model("tiny", "q4_0").display()),
+    ];
+    let rest = ["-p", "16", "-t", "1", "--gpu-layers", "99", "--json", "-n"].map(str::to_owned);
+    let end = [DECODES.to_string()].into_iter().chain(args.iter().map(|a| (*a).to_owned()));
+    env.into_iter().chain(rest).chain(end).collect()
+}
+
+fn run(args: &[&str], command: &[String]) -> Run {
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    // The first run compiles the kernels, and the engine keeps them.
+    assert!(Command::new(command[0]).args(&command[1..]).output().expect("it runs").status.success());
+    record(&[args, &["--"], &command].concat())
+}
+
+fn report(run: &Run) -> Value {
+    let out = profinfer().args(["report", "--json"]).arg(&run.trace).output().expect("it runs");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    serde_json::from_slice(&out.stdout).expect("JSON")
+}
+
+/// What a phase of the report says about the device.
+fn device<'r>(report: &'r Value, phase: &str) -> &'r Value {
+    let phases = report["phases"].as_array().expect("phases");
+    let offload = &phases.iter().find(|p| p["phase"] == phase).expect("the phase")["offload"];
+    let backends = offload["backends"].as_array().expect("backends");
+    backends.iter().find(|b| b["backend"] == "OpenCL").unwrap_or_else(|| panic!("{offload:#}"))
+}
+
+fn sum(rows: &Value, key: &str) -> u64 {
+    rows.as_array().expect("rows").iter().map(|r| r[key].as_u64().expect("a number")).sum()
+}
+
+/// Names of the tensors that a kernel's group computes, and of their sources: some kernels only prepare one of these.
+fn tensors<'l>(all: &'l Loaded<'_>, idents: &Idents, k: &PlacedKernel<'_>) -> Vec<&'l str> {
+    let group = k.group.unwrap_or_else(|| panic!("a kernel of no node: {k:?}"));
+    let plan = &idents.of_plan(group.plan)[group.first as usize..][..group.nodes as usize];
+    let ids = plan.iter().filter_map(|i| idents.list()[*i].hit).flat_map(|(a, b)| [Some(a), b]).flatten();
+    let nodes = ids.map(|id| &all.tensors[&id]);
+    let sources = |id: &u32| all.tensors.get(id).map(|t| &*t.name);
+    nodes.flat_map(|t| t.src.iter().flatten().filter_map(sources).chain([&*t.name])).collect()
+}
+
+/// A line of the engine's profile: tensor, kernel, ns on the device.
+fn profile(dir: &Path) -> Vec<(String, String, u64)> {
+    let text = std::fs::read_to_string(dir.join("cl_profiling.csv")).expect("the engine's profile");
+    let row = |line: &str| {
+        let mut cells = line.split(',');
+        let (tensor, kernel) =
+            (cells.next().expect("op name").to_owned(), cells.next().expect("kernel").to_owned());
+        let ms: f64 = cells.next().expect("a duration").trim().parse().expect("a number");
+        (tensor, kernel, (ms * 1e6).round() as u64)
+    };
+    text.lines().skip(1).map(row).collect()
+}
+
+#[test]
+fn kernels_are_those_of_the_engines_own_profile() {
+    let _turn = live!();
+    let engine = match engine().and_then(|engine| layer().map(|_| engine)) {
+        Ok(engine) => engine,
+        Err(why) => skip!("{why}"),
+    };
+    let here = tempfile::tempdir().expect("a directory");
+    let run =
+        run(&["--gpu", "kernel"], &command(&engine, &engine.join("profiled"), here.path(), &["--free"]));
+    let (seen, own, report) = (run.seen(), profile(here.path()), report(&run));
+    seen.books_close();
+    let (all, idents) = (&seen.all, Idents::new(&seen.all));
+    let mut placed = kernels::placed(all);
+    placed.sort_by_key(|k| k.times.host);
+    // The engine has its own events for what a graph enqueues.
+    assert_eq!(placed.len(), own.len());
+    for (k, (tensor, kernel, ns)) in placed.iter().zip(&own) {
+        assert_eq!(all.kernel_names[&k.times.name], kernel);
+        assert_eq!(k.times.ended - k.times.started, *ns, "{kernel} of {tensor}");
+        assert!(tensors(all, &idents, k).contains(&&**tensor), "{tensor}: {:?}", tensors(all, &idents, k));
+        let (t, error) = (k.times, k.of.error_ns);
+        assert!(t.host <= t.queued + error && t.queued <= t.submitted, "{t:?}");
+        assert!(t.submitted <= t.started && t.started <= t.ended, "{t:?}");
+        let over = (k.split.t as u64) + k.split.dur;
+        assert!(t.ended <= over + error, "{t:?} in {:?}", k.split);
+    }
+    assert!(placed.iter().all(|k| k.of.error_ns < 1_000_000), "the clock is hardly known");
+    // The report has them all, and each group of nodes has a kernel.
+    let (prefill, decode) = (device(&report, "prefill"), device(&report, "decode"));
+    let kernels: u64 = [prefill, decode].iter().map(|d| sum(&d["device"]["ops"], "kernels")).sum();
+    assert_eq!(kernels, own.len() as u64);
+    let ns: u64 = [prefill, decode].iter().map(|d| sum(&d["device"]["by_kernel"], "device_ns")).sum();
+    assert_eq!(ns, own.iter().map(|o| o.2).sum::<u64>());
+    for phase in [prefill, decode] {
+        assert_eq!(sum(&phase["enqueued"], "nodes"), phase["nodes"].as_u64().expect("nodes"));
+        assert_eq!(phase["device"]["groups_without"], 0, "{phase:#}");
+        assert_eq!(phase["device"]["groups"], sum(&phase["enqueued"], "groups"));
+        let fused = phase["enqueued"].as_array().expect("rows").iter().find(|r| r["ops"] == "RMS_NORM+MUL");
+        assert!(fused.is_some_and(|r| r["groups"].as_u64() > Some(0)), "{phase:#}");
+    }
+}
+
+#[test]
+fn the_lower_levels_have_less() {
+    let _turn = live!();
+    let engine = match engine() {
+        Ok(engine) => engine,
+        Err(why) => skip!("{why}"),
+    };
+    let here = tempfile::tempdir().expect("a directory");
+    let of = |detail: &str| run(&["--gpu", detail], &command(&engine, &engine, here.path(), &[]));
+    let op = of("op");
+    op.seen().books_close();
+    assert_eq!(device(&report(&op), "decode")["device"], Value::Null);
+    assert!(sum(&device(&report(&op), "decode")["enqueued"], "groups") > 0);
+    let split = of("split");
+    assert_eq!(device(&report(&split), "decode")["enqueued"], Value::Null);
+    assert!(sum(&device(&report(&split), "decode")["ops"], "nodes") > 0);
+    let off = of("off");
+    off.seen().books_close();
+    let off = device(&report(&off), "decode").clone();
+    assert_eq!(off["unknown_splits"], off["splits"]);
+}
+
+#[test]
+fn the_layer_changes_no_result() {
+    let _turn = live!();
+    let (engine, layer) = match engine().and_then(|engine| Ok((engine, layer()?))) {
+        Ok(both) => both,
+        Err(why) => skip!("{why}"),
+    };
+    let here = tempfile::tempdir().expect("a directory");
+    let logits = |name: &str, layer: Option<&Path>| {
+        let file = here.path().join(name);
+        let ids = ["--ids", "5,9,2,7", "--logits", file.to_str().expect("a path")];
+        let command = command(&engine, &engine, here.path(), &ids);
+        let mut run = Command::new(&command[0]);
+        run.args(&command[1..]);
+        layer.map(|layer| run.env("OPENCL_LAYERS", layer));
+        let out = run.output().expect("it runs");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        (std::fs::read(&file).expect("logits"), out.stdout)
+    };
+    assert_eq!(logits("without", None), logits("with", Some(&layer)));
+}
+
+#[test]
+fn without_the_layers_file_nothing_is_started() {
+    let _turn = live!();
+    let here = tempfile::tempdir().expect("a directory");
+    let alone = here.path().join("profinfer");
+    std::fs::copy(common::profinfer(), &alone).expect("a copy");
+    let mark = here.path().join("started");
+    let mut command = Command::new(&alone);
+    command.current_dir(here.path()).args(["record", "--gpu", "kernel", "--", "touch"]).arg(&mark);
+    let out = command.output().expect("it runs");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && !mark.exists());
+    assert!(said.contains("libprofinfer-cl.so") && said.contains("make layers"), "{said}");
+}
