@@ -99,6 +99,21 @@ fn profile(dir: &Path) -> Vec<(String, String, u64)> {
     text.lines().skip(1).map(row).collect()
 }
 
+/// The timeline has a track with this many kernels, each with its nodes.
+fn drawn(run: &Run, n: usize) {
+    let out = run.trace.with_extension("json");
+    let made = profinfer().args(["export", "--chrome"]).arg(&out).arg(&run.trace).output().expect("it runs");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let all: Value = serde_json::from_slice(&std::fs::read(&out).expect("a timeline")).expect("JSON");
+    let events = all["traceEvents"].as_array().expect("events");
+    let kernels = events.iter().filter(|e| e["args"].get("after_enqueue_ns").is_some());
+    assert_eq!(kernels.clone().filter(|e| e["args"]["nodes"].is_string()).count(), n);
+    let named = |e: &&Value| e["args"]["name"].as_str().is_some_and(|n| n.starts_with("OpenCL queue 0 ("));
+    assert_eq!(events.iter().filter(named).count(), 1);
+    // A kernel starts behind the call that enqueues it.
+    assert!(kernels.clone().all(|e| e["args"]["after_enqueue_ns"].as_u64() > Some(0)));
+}
+
 #[test]
 fn kernels_are_those_of_the_engines_own_profile() {
     let _turn = live!();
@@ -127,6 +142,7 @@ fn kernels_are_those_of_the_engines_own_profile() {
         assert!(t.ended <= over + error, "{t:?} in {:?}", k.split);
     }
     assert!(placed.iter().all(|k| k.of.error_ns < 1_000_000), "the clock is hardly known");
+    drawn(&run, own.len());
     // The report has them all, and each group of nodes has a kernel.
     let (prefill, decode) = (device(&report, "prefill"), device(&report, "decode"));
     let kernels: u64 = [prefill, decode].iter().map(|d| sum(&d["device"]["ops"], "kernels")).sum();
