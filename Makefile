@@ -34,7 +34,11 @@ build: | setup-build ## build the release binaries: target/release/profinfer and
 layers: | setup-build ## build the layers that record device times (record --gpu kernel), beside the programs
 	$(CARGO) build --quiet --locked --release --manifest-path crates/layers/Cargo.toml --target-dir target/layers
 	mkdir -p target/debug target/release
-	for to in debug release; do cp target/layers/release/libprofinfer_cl.so target/$$to/libprofinfer-cl.so; done
+	for to in debug release; do \
+	    cp target/layers/release/libprofinfer_cl.so target/$$to/libprofinfer-cl.so && \
+	    cp target/layers/release/libprofinfer_vk.so target/$$to/libprofinfer-vk.so && \
+	    cp crates/layers/vulkan/VkLayer_profinfer.json target/$$to/; \
+	done
 
 dist: | setup-dist ## build static binaries for boards, AArch64 and x86-64, with checksums: dist/*-musl/
 	$(call say,static binaries)

@@ -64,7 +64,9 @@ package() { # target
     [ -f "$dist/$1/profinfer" ] || die "$dist/$1/profinfer does not exist: run make dist"
     rm -rf "$tree"
     install -D -m 755 "$dist/$1/profinfer" "$tree/usr/bin/profinfer"
-    install -D -m 644 "$dist/$1/libprofinfer-cl.so" "$tree/usr/lib/profinfer/libprofinfer-cl.so"
+    for file in libprofinfer-cl.so libprofinfer-vk.so VkLayer_profinfer.json; do
+        install -D -m 644 "$dist/$1/$file" "$tree/usr/lib/profinfer/$file"
+    done
     install -D -m 644 "$root/conf/systemd/profinfer.service" "$tree/usr/lib/systemd/system/profinfer.service"
     install -D -m 755 "$root/conf/sysv/profinfer" "$tree/etc/init.d/profinfer"
     install -D -m 644 "$root/conf/profinfer.toml" "$tree/etc/profinfer/profinfer.toml"

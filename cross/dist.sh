@@ -70,9 +70,9 @@ for target in $targets; do
     for program in profinfer ggml-runner; do
         strip "$built/dist/$target/$target/small/$program" "$out/$target/$program"
     done
-    cp "$built/dist/$target/made/libprofinfer-cl.so" "$out/$target/"
+    cp "$built/dist/$target"/made/{libprofinfer-cl.so,libprofinfer-vk.so,VkLayer_profinfer.json} "$out/$target/"
 done
-(cd "$out" && sha256sum -- */profinfer */ggml-runner */*.so >SHA256SUMS)
+(cd "$out" && sha256sum -- */profinfer */ggml-runner */*.so */*.json >SHA256SUMS)
 for target in $targets; do
     for program in profinfer ggml-runner; do check "$out/$target/$program"; done
 done

@@ -19,5 +19,8 @@ CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; echo "${flags[*]}")
 export CARGO_ENCODED_RUSTFLAGS
 "${CARGO:-cargo}" build --quiet --locked --release --target "$target" --target-dir "$built"
 mkdir -p "$out"
-cp "$built/$target/release/libprofinfer_cl.so" "$out/libprofinfer-cl.so"
-! readelf -d "$out/libprofinfer-cl.so" | grep NEEDED >&2 || { echo "layers: libprofinfer-cl.so needs a library" >&2; exit 1; }
+for layer in cl vk; do
+    cp "$built/$target/release/libprofinfer_$layer.so" "$out/libprofinfer-$layer.so"
+    ! readelf -d "$out/libprofinfer-$layer.so" | grep NEEDED >&2 || { echo "layers: libprofinfer-$layer.so needs a library" >&2; exit 1; }
+done
+cp vulkan/VkLayer_profinfer.json "$out/"

@@ -130,7 +130,8 @@ struct gpu_kernel {
 struct ev_kernels {
 	struct ev_hdr h;
 	__u32 n;
-	__u32 lost; /* kernels before these whose times the layer could not get */
+	__u32 lost;   /* kernels before these whose times the layer could not get */
+	__u64 source; /* the layer */
 	struct gpu_kernel kernel[KERNELS_CHUNK];
 };
 

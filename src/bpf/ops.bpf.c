@@ -164,6 +164,7 @@ int kernels_enter(struct pt_regs *ctx)
 		return 0;
 	head(&e.h, EV_KERNELS, id);
 	e.lost = PT_REGS_PARM3(ctx);
+	e.source = PT_REGS_PARM4(ctx);
 	for (int i = 0; i < KERNELS_EVENTS; i++) {
 		e.n = n < KERNELS_CHUNK ? n : KERNELS_CHUNK;
 		if (e.n && !get(e.kernel, sizeof(e.kernel), at)) {

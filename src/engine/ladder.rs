@@ -142,7 +142,7 @@ const OP: FunctionDecl = function("ggml_compute_forward", 2, false, true);
 const OP_EXTRA: FunctionDecl = function("ggml_cpu_extra_compute_forward", 2, false, false);
 const OP_FUSED: FunctionDecl = function(FUSED[0], 3, false, true);
 /// The function that layers call (crates/layers/handover).
-const KERNELS: FunctionDecl = function("profinfer_gpu_kernels", 3, false, false);
+const KERNELS: FunctionDecl = function("profinfer_gpu_kernels", 4, false, false);
 const BARRIER: FunctionDecl = function("ggml_barrier", 1, false, false);
 
 /// All functions that a rung may use, so that a file's tables are read only once for all of them.

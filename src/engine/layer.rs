@@ -17,12 +17,37 @@ pub struct Layer {
     /// The runtime that loads it.
     pub runtime: &'static str,
     pub file: &'static str,
-    /// The variable with a list of paths, separated by colons.
-    pub variable: &'static str,
+    /// A file beside it that the loader looks for.
+    pub manifest: Option<&'static str>,
+    /// The variables that make the runtime load it: lists, separated by colons.
+    variables: &'static [(&'static str, Entry)],
 }
 
-pub const LAYERS: [Layer; 1] =
-    [Layer { runtime: "OpenCL", file: "libprofinfer-cl.so", variable: "OPENCL_LAYERS" }];
+/// What is put at the beginning of a variable's list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Entry {
+    File,
+    Directory,
+    Name(&'static str),
+}
+
+pub const LAYERS: [Layer; 2] = [
+    Layer {
+        runtime: "OpenCL",
+        file: "libprofinfer-cl.so",
+        manifest: None,
+        variables: &[("OPENCL_LAYERS", Entry::File)],
+    },
+    Layer {
+        runtime: "Vulkan",
+        file: "libprofinfer-vk.so",
+        manifest: Some("VkLayer_profinfer.json"),
+        variables: &[
+            ("VK_ADD_LAYER_PATH", Entry::Directory),
+            ("VK_INSTANCE_LAYERS", Entry::Name("VK_LAYER_PROFINFER_gpu")),
+        ],
+    },
+];
 
 /// Why a layer cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -38,17 +63,21 @@ pub enum LayerError {
 /// The variables that make runtimes load these layers, before those that the environment already names.
 pub fn variables(layers: &[PathBuf]) -> Vec<(&'static str, OsString)> {
     let of = |path: &PathBuf| LAYERS.iter().find(|l| path.file_name().is_some_and(|name| name == l.file));
-    let known = layers.iter().filter_map(|path| Some((of(path)?.variable, path)));
-    known
-        .map(|(variable, path)| {
-            let mut value = path.clone().into_os_string();
-            if let Some(others) = std::env::var_os(variable).filter(|others| !others.is_empty()) {
-                value.push(":");
-                value.push(others);
-            }
-            (variable, value)
-        })
-        .collect()
+    let known = layers.iter().filter_map(|path| Some((path, of(path)?)));
+    let all = known.flat_map(|(path, layer)| layer.variables.iter().map(move |v| (path, v)));
+    all.map(|(path, (variable, entry))| {
+        let mut value = match entry {
+            Entry::File => path.clone().into_os_string(),
+            Entry::Directory => path.parent().unwrap_or(Path::new("/")).as_os_str().to_owned(),
+            Entry::Name(name) => name.into(),
+        };
+        if let Some(others) = std::env::var_os(variable).filter(|others| !others.is_empty()) {
+            value.push(":");
+            value.push(others);
+        }
+        (*variable, value)
+    })
+    .collect()
 }
 
 /// The layer in a file, as a module of an engine.

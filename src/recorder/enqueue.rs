@@ -79,8 +79,12 @@ impl EnqueueHits {
         let (mut first, mut begin) = (0, None);
         let mut work = work.peekable();
         self.groups.clear();
-        let rest = split.hits.iter().skip(1).copied().chain([(u32::MAX, end)]);
-        for (&(index, t), (next, until)) in split.hits.iter().zip(rest) {
+        // Older backends go over the graph several times, to find out what memory it needs; the last time counts.
+        let again =
+            split.hits.windows(2).rposition(|w| matches!(w, [a, b] if b.0 < a.0)).map_or(0, |i| i + 1);
+        let hits = split.hits.get(again..).unwrap_or_default();
+        let rest = hits.iter().skip(1).copied().chain([(u32::MAX, end)]);
+        for (&(index, t), (next, until)) in hits.iter().zip(rest) {
             let ns = until.saturating_sub(t);
             while begin.is_none() && work.next_if(|w| *w < index).is_some() {
                 first += 1;
@@ -149,6 +153,11 @@ mod tests {
         assert_eq!(written(&[0, 1], &[1]), Some((0, 110, vec![1, 10])));
         assert_eq!(written(&[], &[1]), None);
         assert_eq!(written(&[5], &[1]), None);
+    }
+
+    #[test]
+    fn the_last_pass_over_the_graph_counts() {
+        assert_eq!(written(&[0, 1, 2, 0, 1, 2], &[0, 2]), Some((0, 130, vec![1, 20, 1, 10])));
     }
 
     #[test]

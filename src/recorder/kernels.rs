@@ -36,6 +36,15 @@ impl Kernels {
         let n = (e.n as usize).min(e.kernel.len());
         self.lost += u64::from(e.lost);
         self.seen += n as u64;
+        let source = match e.source {
+            0 => KernelSource::OpenClLayer,
+            1 => KernelSource::VulkanLayer,
+            // A layer of a later version.
+            _ => {
+                self.lost += n as u64;
+                return Ok(());
+            }
+        };
         let kernels = e.kernel.get(..n).unwrap_or_default();
         for part in kernels.chunk_by(|a, b| (a.queue, a.tid) == (b.queue, b.tid)) {
             let Some(first) = part.first() else { continue };
@@ -53,7 +62,6 @@ impl Kernels {
                 });
             }
             let error_ns = part.iter().map(|k| k.error_ns).max().unwrap_or_default().into();
-            let source = KernelSource::OpenClLayer;
             let run = KernelRun { pid: tgid, tid: first.tid, source, queue: first.queue, error_ns };
             enc.device_kernels(&run, &times)?;
         }

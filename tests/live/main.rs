@@ -52,4 +52,5 @@ mod sudo;
 mod supervision;
 mod top;
 mod views;
+mod vulkan;
 mod wrapped;

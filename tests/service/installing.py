@@ -13,8 +13,8 @@ from pathlib import Path
 
 from common import CONF, PROFINFER, ROOT, Test
 
-# `make layers` builds it.
-LAYER = ROOT / "target/release/libprofinfer-cl.so"
+# `make layers` builds them.
+LAYERS = [ROOT / "target/release" / name for name in ("libprofinfer-cl.so", "libprofinfer-vk.so", "VkLayer_profinfer.json")]
 
 INITS = {
     "systemd": "etc/systemd/system/profinfer.service",
@@ -392,7 +392,8 @@ class Debian(Test):
         folder = self.dir / "dist" / target
         folder.mkdir(parents=True)
         shutil.copy("/bin/true", folder / "profinfer")
-        shutil.copy(LAYER, folder / "libprofinfer-cl.so")
+        for file in LAYERS:
+            shutil.copy(file, folder)
 
     def build(self, version):
         env = {**os.environ, "PROFINFER_DIST": str(self.dir / "dist"), "PROFINFER_VERSION": version}
@@ -406,7 +407,7 @@ class Debian(Test):
         names = self.run_it("dpkg-deb", "--contents", deb)
         for mode, name in [
             ("-rwxr-xr-x root/root", "./usr/bin/profinfer"),
-            ("-rw-r--r-- root/root", "./usr/lib/profinfer/libprofinfer-cl.so"),
+            *(("-rw-r--r-- root/root", f"./usr/lib/profinfer/{file.name}") for file in LAYERS),
             ("-rw-r--r-- root/root", "./usr/lib/systemd/system/profinfer.service"),
             ("-rw-r--r-- root/root", "./etc/profinfer/profinfer.toml"),
             ("-rwxr-xr-x root/root", "./etc/init.d/profinfer"),

@@ -145,6 +145,7 @@ pub fn placed<'a>(loaded: &'a Loaded<'a>) -> Vec<PlacedKernel<'a>> {
 pub fn source_name(source: KernelSource) -> &'static str {
     match source {
         KernelSource::OpenClLayer => "events of the OpenCL runtime",
+        KernelSource::VulkanLayer => "timestamps around each dispatch",
     }
 }
 

@@ -36,6 +36,9 @@ pub struct KernelName<'a> {
 pub enum KernelSource {
     /// Events of the OpenCL runtime, by profinfer's OpenCL layer.
     OpenClLayer,
+    /// Timestamps around each dispatch, by profinfer's Vulkan layer. Queued and submitted are the host's time of the
+    /// submission; a kernel that overlaps the one before it on the device starts at that one's end.
+    VulkanLayer,
 }
 
 /// Kernels that one thread enqueued and that have ended, with the device's own times, mapped to CLOCK_MONOTONIC. In

@@ -27,7 +27,7 @@ impl Choice for GpuDetail {
         ),
         (
             "kernel",
-            "the same, plus the device's own times of each kernel, from a layer for OpenCL",
+            "the same, plus the device's own times of each kernel, from a layer for OpenCL or Vulkan",
             Self::Kernel,
         ),
     ];
@@ -52,20 +52,21 @@ pub fn layers(args: &Args, target: &Target, gpu: GpuDetail) -> Result<Vec<PathBu
     }
     let own = std::env::current_exe().unwrap_or_default();
     let dir = own.parent().unwrap_or(Path::new("/"));
+    // A package has them in a directory of their own.
+    let packaged = dir.join("../lib/profinfer");
+    let dir = if packaged.join(LAYERS[0].file).is_file() { packaged } else { dir.to_owned() };
     let path = |layer: &Layer| {
-        // A package has it in a directory of its own.
-        let packaged = dir.join("../lib/profinfer").join(layer.file);
-        let path = if packaged.is_file() { packaged } else { dir.join(layer.file) };
-        let missing = || {
-            Usage::new(format!(
+        let files = [Some(layer.file), layer.manifest].into_iter().flatten().map(|file| dir.join(file));
+        match files.into_iter().find(|file| !file.is_file()) {
+            None => Ok(std::fs::canonicalize(&dir).unwrap_or_else(|_| dir.clone()).join(layer.file)),
+            Some(missing) => Err(Usage::new(format!(
                 "{}--gpu kernel needs the layer for {}, and there is no {}: it comes with this program and belongs \
                  beside it (`make layers` builds it)",
                 args.place(&["gpu"]),
                 layer.runtime,
-                path.display()
-            ))
-        };
-        std::fs::canonicalize(&path).map_err(|_| missing())
+                missing.display()
+            ))),
+        }
     };
     LAYERS.iter().map(path).collect()
 }

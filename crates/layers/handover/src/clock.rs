@@ -1,5 +1,5 @@
-//! A device's clock against the host's, by bounds: the device stamps a kernel as queued while the host is in the
-//! function that enqueues it.
+//! A device's clock against the host's, by bounds: an OpenCL runtime stamps a kernel as queued while the host is in the
+//! function that enqueues it; a Vulkan device works between the submission and the end of the host's wait.
 
 /// CLOCK_MONOTONIC, ns.
 pub fn monotonic() -> u64 {
@@ -37,7 +37,12 @@ impl ClockMap {
 
     /// The device's clock showed `device` between the host times `from` and `until`.
     pub fn observe(&mut self, device: u64, from: u64, until: u64) {
-        let (least, most) = (device.wrapping_sub(until) as i64, device.wrapping_sub(from) as i64);
+        self.enclose((device, device), from, until);
+    }
+
+    /// The first device time was not before the host's `from`, and the second not after its `until`.
+    pub fn enclose(&mut self, (first, last): (u64, u64), from: u64, until: u64) {
+        let (least, most) = (last.wrapping_sub(until) as i64, first.wrapping_sub(from) as i64);
         let drift = (until.saturating_sub(self.last) / DRIFT) as i64;
         let (old_least, old_most) = (self.least.saturating_sub(drift), self.most.saturating_add(drift));
         let both = (least.max(old_least), most.min(old_most));

@@ -40,27 +40,31 @@ pub const BATCH: usize = 256;
 /// Kernels handed over. Keeps the function below from being removed or merged with another.
 static HANDED: AtomicU64 = AtomicU64::new(0);
 
+/// Where times come from, as the recorder numbers it.
+pub const OPENCL: u64 = 0;
+pub const VULKAN: u64 = 1;
+
 /// What a recorder probes: `n` kernels, at most [`BATCH`], and the number whose times were lost since the last call.
 /// The memory behind the last kernel can be read up to a multiple of four.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn profinfer_gpu_kernels(kernels: *const KernelTimes, n: u64, lost: u64) -> u64 {
+pub extern "C" fn profinfer_gpu_kernels(kernels: *const KernelTimes, n: u64, lost: u64, source: u64) -> u64 {
     // An instruction that the operating system emulates: the cheapest place for a probe.
     // SAFETY: it does nothing.
     unsafe { core::arch::asm!("nop", options(nomem, nostack, preserves_flags)) };
     core::hint::black_box(kernels);
-    HANDED.fetch_add(n.wrapping_add(lost), Ordering::Relaxed)
+    HANDED.fetch_add(n.wrapping_add(lost).wrapping_add(source), Ordering::Relaxed)
 }
 
-/// Kernels on the way to the recorder.
-pub struct Batch {
+/// Kernels of one source on the way to the recorder. All zeros at first, so that it takes no room in a file.
+pub struct Batch<const SOURCE: u64> {
     kernels: [KernelTimes; BATCH],
     len: usize,
     lost: u64,
 }
 
-impl Batch {
-    pub const fn new() -> Batch {
+impl<const SOURCE: u64> Batch<SOURCE> {
+    pub const fn new() -> Self {
         const NONE: KernelTimes = KernelTimes {
             host: 0,
             queued: 0,
@@ -92,15 +96,9 @@ impl Batch {
 
     pub fn hand_over(&mut self) {
         if self.len > 0 || self.lost > 0 {
-            profinfer_gpu_kernels(self.kernels.as_ptr(), self.len as u64, self.lost);
+            profinfer_gpu_kernels(self.kernels.as_ptr(), self.len as u64, self.lost, SOURCE);
             (self.len, self.lost) = (0, 0);
         }
-    }
-}
-
-impl Default for Batch {
-    fn default() -> Self {
-        Batch::new()
     }
 }
 

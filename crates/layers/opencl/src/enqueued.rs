@@ -2,7 +2,7 @@
 
 use core::ptr::null_mut;
 
-use handover::{Batch, ClockMap, Handles, KernelTimes, Lock, Names};
+use handover::{Batch, ClockMap, Handles, KernelTimes, Lock, Names, OPENCL};
 
 use crate::api::*;
 use crate::next;
@@ -35,7 +35,7 @@ struct Waiting {
     clocks: [(usize, ClockMap); QUEUES],
     handles: Handles,
     names: Names,
-    batch: Batch,
+    batch: Batch<OPENCL>,
 }
 
 // SAFETY: handles are used with OpenCL's functions only, which take them from any thread.

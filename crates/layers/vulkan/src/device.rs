@@ -1,0 +1,82 @@
+//! The devices of the process: the functions below this layer, and the clock of each.
+
+use ash::vk;
+use handover::ClockMap;
+
+/// Devices at a time.
+const DEVICES: usize = 32;
+
+/// The functions that the layer calls.
+#[derive(Clone, Copy)]
+pub struct Functions {
+    pub device_proc: vk::PFN_vkGetDeviceProcAddr,
+    pub begin: vk::PFN_vkBeginCommandBuffer,
+    pub bind_pipeline: vk::PFN_vkCmdBindPipeline,
+    pub dispatch: vk::PFN_vkCmdDispatch,
+    pub submit: vk::PFN_vkQueueSubmit,
+    pub submit2: Option<vk::PFN_vkQueueSubmit2>,
+    pub wait_fences: vk::PFN_vkWaitForFences,
+    pub fence_status: vk::PFN_vkGetFenceStatus,
+    pub wait_semaphores: Option<vk::PFN_vkWaitSemaphores>,
+    pub wait_queue: vk::PFN_vkQueueWaitIdle,
+    pub wait_device: vk::PFN_vkDeviceWaitIdle,
+    pub create_shader: vk::PFN_vkCreateShaderModule,
+    pub create_pipelines: vk::PFN_vkCreateComputePipelines,
+    pub create_pool: vk::PFN_vkCreateQueryPool,
+    pub destroy_pool: vk::PFN_vkDestroyQueryPool,
+    pub reset_pool: vk::PFN_vkCmdResetQueryPool,
+    pub timestamp: vk::PFN_vkCmdWriteTimestamp,
+    pub results: vk::PFN_vkGetQueryPoolResults,
+    pub destroy: vk::PFN_vkDestroyDevice,
+}
+
+#[derive(Clone, Copy)]
+pub struct Device {
+    /// What all objects of the device have as their first word: the loader's table.
+    pub key: usize,
+    pub handle: vk::Device,
+    pub functions: Functions,
+    /// ns of one tick, and the bits of a tick's number that count; 0: the device has no times.
+    pub period: f32,
+    pub mask: u64,
+    pub clock: ClockMap,
+}
+
+/// Identifies the device of an object that the loader has made.
+///
+/// # Safety
+/// It is a device, a queue or a command buffer.
+pub unsafe fn key(object: u64) -> usize {
+    // SAFETY: the loader stores the address of its table in the first word of such objects.
+    unsafe { *(object as *const usize) }
+}
+
+pub struct Devices([Option<Device>; DEVICES]);
+
+impl Devices {
+    pub const fn new() -> Devices {
+        Devices([None; DEVICES])
+    }
+
+    /// False: there is no room for it.
+    pub fn add(&mut self, device: Device) -> bool {
+        let place = self.0.iter_mut().find(|d| d.is_none_or(|d| d.key == device.key));
+        place.map(|place| *place = Some(device)).is_some()
+    }
+
+    pub fn get(&mut self, key: usize) -> Option<&mut Device> {
+        self.0.iter_mut().flatten().find(|d| d.key == key)
+    }
+
+    pub fn remove(&mut self, key: usize) {
+        self.0.iter_mut().filter(|d| d.is_some_and(|d| d.key == key)).for_each(|d| *d = None);
+    }
+}
+
+impl Device {
+    /// A device time in ns, for a number of ticks.
+    pub fn ns(&self, ticks: u64) -> u64 {
+        let ticks = ticks & self.mask;
+        if self.period == 1.0 { ticks } else { (ticks as f64 * f64::from(self.period)) as u64 }
+    }
+}
