@@ -98,6 +98,7 @@ unit: fixtures driver ## run unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)
 	$(CARGO) test --locked --no-fail-fast --lib --test plain --test html_browser --test runner_alloc
 	$(CARGO) test --locked --doc
+	cd crates/layers && $(CARGO) test --locked --target-dir ../../target/layers --package handover
 
 test-service: layers | setup ## test installing the service: unit, init scripts, scripts for boards, Debian package
 	$(call say,files of the service)
@@ -170,7 +171,7 @@ faults: fixtures ## make each system call of recorders and services fail once, o
 	tests/kill/faults.py $(FAULTS)
 
 ##@ Measure
-BENCHES := structure fidelity cost start causes budget size report export diff switches service runner
+BENCHES := structure fidelity cost start causes budget size report export diff switches service runner gpu
 .PHONY: $(BENCHES:%=bench-%) bench-arm-cost
 bench-structure: ## hits and structure compared with the engine's own dump
 bench-fidelity: ## tokens/s and op times compared with the engine's own figures
@@ -183,6 +184,7 @@ bench-export: ## speed, memory and size of export on ten million op slices
 bench-diff: ## false positives of diff between equal runs, and detection of a slow op
 bench-causes: ## cost of counters, scheduler, experts and buffer types
 bench-budget: ## check that --budget is met
+bench-gpu: ## cost of recording a device: nodes, and kernels by the layers
 bench-switches: ## cost of a context switch with --sched
 bench-service: ## cost of the idle service, and of ten engines per second
 $(BENCHES:%=bench-%): bench-%: | setup

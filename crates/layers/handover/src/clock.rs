@@ -74,3 +74,70 @@ impl Default for ClockMap {
         ClockMap::new()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A clock that is `ahead` of the host's, observed in calls of `wide` ns, the device's stamp at `late` of them.
+    fn observed(ahead: i64, calls: &[(u64, u64, u64)]) -> ClockMap {
+        let mut map = ClockMap::new();
+        for (from, wide, late) in calls {
+            map.observe((from + late).wrapping_add_signed(ahead), *from, from + wide);
+        }
+        map
+    }
+
+    #[test]
+    fn each_observation_narrows_the_bounds() {
+        let one = observed(-5_000_000, &[(10_000_000, 1000, 100)]);
+        assert_eq!((one.error_ns(), one.to_host(5_000_100)), (500, 10_000_500));
+        let two = observed(-5_000_000, &[(10_000_000, 1000, 100), (10_010_000, 1000, 950)]);
+        assert!(two.error_ns() <= 76 && two.to_host(6_000_000).abs_diff(11_000_000) <= 76, "{two:?}");
+    }
+
+    #[test]
+    fn a_clock_that_may_be_the_hosts_is_taken_for_it() {
+        let map = observed(0, &[(10_000_000, 1000, 400)]);
+        assert_eq!((map.to_host(77), map.error_ns()), (77, 600));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_is_learnt_anew() {
+        let mut map = observed(1 << 40, &[(10_000_000, 1000, 500)]);
+        map.observe(500, 20_000_000, 20_001_000);
+        assert!(map.to_host(500).abs_diff(20_000_500) <= u64::from(map.error_ns()));
+        assert_eq!(map.error_ns(), 500);
+    }
+
+    #[test]
+    fn clocks_may_drift() {
+        let mut map = ClockMap::new();
+        // 10 parts in a million, for a minute.
+        for second in 0..60u64 {
+            let host = second * 1_000_000_000;
+            map.observe(host + second * 10_000 + 10, host + 5, host + 25);
+        }
+        assert!(
+            map.to_host(59_000_590_010).abs_diff(59_000_000_010) <= u64::from(map.error_ns()) + 10,
+            "{map:?}"
+        );
+    }
+
+    #[test]
+    fn work_between_submission_and_wait_bounds_the_clock() {
+        let mut map = ClockMap::new();
+        map.enclose((1_000, 9_000), 501_000, 520_000);
+        let error = u64::from(map.error_ns());
+        assert!(map.to_host(1_000) + error >= 501_000 && map.to_host(9_000) <= 520_000 + error, "{map:?}");
+    }
+
+    #[test]
+    fn any_times_are_accepted() {
+        let mut map = ClockMap::new();
+        for (device, from, until) in [(0, u64::MAX, 0), (u64::MAX, 0, u64::MAX), (1 << 63, 1, 2), (5, 7, 3)] {
+            map.observe(device, from, until);
+            let _ = (map.to_host(device), map.error_ns());
+        }
+    }
+}

@@ -82,3 +82,41 @@ impl Default for Handles {
         Handles::new()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_names_have_one_address() {
+        let mut names = Box::new(Names::new());
+        let add = names.address(b"kernel_add");
+        let mul = names.address(b"kernel_mul\0behind its end");
+        assert_ne!(add, mul);
+        assert_eq!((names.address(b"kernel_add"), names.address(b"kernel_mul")), (add, mul));
+        // A long name is cut, and ends.
+        assert_eq!(names.address(&[b'x'; 200]), names.address(&[b'x'; NAME - 1]));
+    }
+
+    #[test]
+    fn without_room_a_name_has_no_address() {
+        let mut names = Box::new(Names::new());
+        let all: Vec<u64> = (0..NAMES + 5).map(|i| names.address(format!("k{i}").as_bytes())).collect();
+        assert!(all[..NAMES].iter().all(|a| *a != 0) && all[NAMES..].iter().all(|a| *a == 0));
+        assert_eq!(names.address(b"k7"), all[7]);
+    }
+
+    #[test]
+    fn handles_can_be_set_again_and_fill_up() {
+        let mut handles = Box::new(Handles::new());
+        for h in 1..=HANDLES as u64 + 9 {
+            handles.set(h << 12, h);
+        }
+        assert_eq!(
+            (handles.get(1 << 12), handles.get(5), handles.get((HANDLES as u64 + 9) << 12)),
+            (Some(1), None, None)
+        );
+        handles.set(1 << 12, 70);
+        assert_eq!(handles.get(1 << 12), Some(70));
+    }
+}

@@ -1,0 +1,81 @@
+"""What recording a device costs: CPU time and wall time per decoded token, without a recording and with `--gpu split`,
+`op` and `kernel`, in turn. The devices are software (Mesa's lavapipe for Vulkan, Intel's OpenCL runtime for CPUs), so that
+the device's own work is in the process's CPU time; on a real device the same cost is a larger share of the host's time
+and a smaller one of the token's.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+from common import ROOT, Bench, BenchError, Scratch, binary, driver, engine, main, model, quartiles, sh
+
+ICD = "/usr/share/vulkan/icd.d"
+# Targets of the op level and of the layers: CPU time per token against none.
+OP, LAYER = 1.01, 1.05
+
+
+def vulkan():
+    icd = next((os.path.join(ICD, f) for f in sorted(os.listdir(ICD)) if f.startswith("lvp_icd")), None)
+    if not icd:
+        raise BenchError("no Vulkan device in software: apt-get install mesa-vulkan-drivers")
+    return engine("vulkan-v0.5.0"), {"VK_DRIVER_FILES": icd, "VK_ICD_FILENAMES": icd, "GGML_VK_VISIBLE_DEVICES": "0"}
+
+
+def opencl():
+    where = sh([os.path.join(ROOT, "tests", "gpu", "opencl.sh")]).split()[1]
+    return where, {"LD_LIBRARY_PATH": f"{where}:{where}/runtime", "OCL_ICD_VENDORS": f"{where}/vendors",
+                   "GGML_OPENCL_OPFILTER": "SOFT_MAX", "LD_PRELOAD": f"{where}/device_name.so"}
+
+
+KINDS = {"none": None, "split": ["--gpu", "split"], "op": ["--gpu", "op"], "kernel": ["--gpu", "kernel"]}
+
+
+def run(where, env, name, tokens, flags, out):
+    """CPU ms and wall ms per decoded token."""
+    target = ["env", *(f"{k}={v}" for k, v in env.items()), driver(), "--engine", where, "--model", model(name), "-p", "4",
+              "-n", str(tokens), "-t", "1", "--gpu-layers", "99", "--warmup", "4", "--json"]
+    cmd = target if flags is None else [binary("profinfer"), "record", "-q", "--force", "-o", out, *flags, "--", *target]
+    done = subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise BenchError(f"{' '.join(cmd)} failed: {done.stderr.strip()[-300:]}")
+    said = json.loads(done.stdout.strip().splitlines()[-1])["decode"]
+    return said["cpu_ms"] / said["n"], said["wall_ms"] / said["n"]
+
+
+def compare(bench, backend, bed, name, tokens, rounds):
+    where, env = bed()
+    figures = {kind: [] for kind in KINDS}
+    with Scratch() as scratch:
+        run(where, env, name, 1, None, None)
+        for i in range(rounds):
+            kinds = list(KINDS)
+            for kind in kinds[i % len(kinds):] + kinds[:i % len(kinds)]:
+                figures[kind].append(run(where, env, name, tokens, KINDS[kind], scratch.file("run.pfi")))
+    print(f"{backend}, {name}: {rounds} rounds of {tokens} tokens; medians, quartiles of the ratio in one round")
+    print(f"{'':8}{'CPU ms/token':>14}{'wall ms/token':>15}{'CPU ratio':>12}{'wall ratio':>12}")
+    for kind, all_of in figures.items():
+        cpu, wall = (statistics.median(f[i] for f in all_of) for i in (0, 1))
+        ratios = [[f[i] / none[i] for f, none in zip(all_of, figures["none"])] for i in (0, 1)]
+        low, mid, high = quartiles(ratios[0])
+        print(f"{kind:8}{cpu:14.3f}{wall:15.3f}{mid:12.4f}{statistics.median(ratios[1]):12.4f}  ({low:.4f} to {high:.4f})")
+        if kind in ("op", "kernel"):
+            most = OP if kind == "op" else LAYER
+            bench.judge(mid <= most, f"{backend}, {name}: {kind} takes {mid:.4f} of the CPU time, {most} wanted")
+
+
+def bench():
+    b = Bench("gpu", __doc__)
+    args = b.begin()
+    rounds = 5 if args.quick else 15
+    for backend, bed in (("OpenCL", opencl), ("Vulkan", vulkan)):
+        compare(b, backend, bed, "tiny-q4_0", 64, rounds)
+        compare(b, backend, bed, "llama1b-L4-q4_0", 8 if args.quick else 16, rounds)
+    return b.end()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    main(bench)
