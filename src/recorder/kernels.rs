@@ -5,7 +5,7 @@ use std::io::Write;
 
 use crate::capture::event;
 use crate::host::memory;
-use pfi::record::KernelSource;
+use pfi::record::{Availability, KernelSource};
 use pfi::{Encoder, KernelRun, KernelTimes, WriteError};
 
 /// Names of kernels known at a time, over all processes.
@@ -88,6 +88,22 @@ impl Kernels {
         self.names.insert((tgid, address), id);
         enc.kernel_name(id, &name)?;
         Ok(id)
+    }
+
+    /// Whether the device's times are there, in the trace that ends here.
+    pub fn feature_status(&mut self) -> (Availability, String) {
+        match (std::mem::take(&mut self.seen), std::mem::take(&mut self.lost)) {
+            (0, 0) => (
+                Availability::None,
+                "no kernel was handed over: the engine used no device, or its runtime loaded no layer (OpenCL: the \
+                 loader must be ocl-icd 2.3 or Khronos's, not the driver itself; Vulkan: see VK_LOADER_DEBUG=layer)"
+                    .to_owned(),
+            ),
+            (seen, 0) => (Availability::Whole, format!("{seen} kernels")),
+            (seen, lost) => {
+                (Availability::Partly, format!("{lost} of {} kernels have no times", seen.saturating_add(lost)))
+            }
+        }
     }
 
     /// A process has ended: another one may get its number.

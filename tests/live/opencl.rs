@@ -129,6 +129,8 @@ fn kernels_are_those_of_the_engines_own_profile() {
     let (all, idents) = (&seen.all, Idents::new(&seen.all));
     let mut placed = kernels::placed(all);
     placed.sort_by_key(|k| k.times.host);
+    let told = all.causes.features.iter().find(|f| f.name == "device kernels").expect("told");
+    assert_eq!(told.state, pfi::record::Availability::Whole, "{}", told.why);
     // The engine has its own events for what a graph enqueues.
     assert_eq!(placed.len(), own.len());
     for (k, (tensor, kernel, ns)) in placed.iter().zip(&own) {
@@ -215,4 +217,21 @@ fn without_the_layers_file_nothing_is_started() {
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(!out.status.success() && !mark.exists());
     assert!(said.contains("libprofinfer-cl.so") && said.contains("make layers"), "{said}");
+}
+
+#[test]
+fn without_a_device_the_recording_says_so() {
+    let _turn = live!();
+    let engine = match engine().and_then(|engine| layer().map(|_| engine)) {
+        Ok(engine) => engine,
+        Err(why) => skip!("{why}"),
+    };
+    let here = tempfile::tempdir().expect("a directory");
+    let run = run(&["--gpu", "kernel"], &command(&engine, &engine, here.path(), &["--gpu-layers", "0"]));
+    let features = run.seen().all.causes.features.clone();
+    let found = features.iter().find(|f| f.name == "device kernels").expect("told");
+    assert!(
+        found.state == pfi::record::Availability::None && found.why.contains("loaded no layer"),
+        "{found:?}"
+    );
 }

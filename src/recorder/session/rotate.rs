@@ -10,7 +10,7 @@ use super::{DOUBT, Session};
 use crate::capture::error::RecordError;
 use crate::capture::pmc;
 use crate::capture::skel::types::ev_kind;
-use crate::capture::source::EventStats;
+use crate::capture::source::{EventStats, GpuDetail};
 use crate::engine::discover::EngineModule;
 use crate::engine::probes::Role;
 use crate::host::{machine, target, usage};
@@ -211,6 +211,10 @@ impl Session {
         probed.dedup();
         if let Some((state, why)) = drain.waiting.feature_status(&probed) {
             drain.enc.feature(&Feature { name: "device", state, why: &why })?;
+        }
+        if self.options.capture.gpu == GpuDetail::Kernel {
+            let (state, why) = drain.kernels.feature_status();
+            drain.enc.feature(&Feature { name: "device kernels", state, why: &why })?;
         }
         if self.options.phases {
             let mut probed: Vec<&str> =
