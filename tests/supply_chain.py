@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ADVISORIES = ROOT / "tests" / "advisories.tsv"
-LOCKS = ["Cargo.lock", "fuzz/Cargo.lock", "tests/dist/panic/Cargo.lock"]
+LOCKS = ["Cargo.lock", "crates/layers/Cargo.lock", "fuzz/Cargo.lock", "tests/dist/panic/Cargo.lock"]
 COPYRIGHT = ROOT / "conf" / "debian" / "copyright"
 LINUX = ["--filter-platform", "x86_64-unknown-linux-gnu"]
 REGISTRY = "registry+https://github.com/rust-lang/crates.io-index"
@@ -202,22 +202,27 @@ def metadata_of(folder, *more):
     return json.loads(subprocess.run(command, cwd=ROOT / folder, check=True, stdout=subprocess.PIPE).stdout)
 
 
-def paragraphs(metadata):
-    """A paragraph in Debian's format for each crate linked into the programs; of alternative licences, the one chosen."""
-    inside = shipped(metadata)
-    for package in sorted(metadata["packages"], key=lambda p: p["name"]):
-        if package["id"] in inside and package["source"] is not None:
+def distributed():
+    """The packages linked into the programs and the layers."""
+    everything = [metadata_of(".", *LINUX), metadata_of("crates/layers", *LINUX)]
+    return [p for metadata in everything for p in metadata["packages"] if p["id"] in shipped(metadata)]
+
+
+def paragraphs(packages):
+    """A paragraph in Debian's format for each of these crates; of alternative licences, the one chosen."""
+    for package in sorted(packages, key=lambda p: p["name"]):
+        if package["source"] is not None:
             taken = next((name for of, name in [("MIT", "Expat"), ("BSD-2-Clause", "BSD-2-Clause"), ("Zlib", "Zlib")]
                           if allowed(package["license"] or "", {of})), package["license"])
             authors = ", ".join(package["authors"]) or f"the authors of {package['name']}"
             yield f"Files: crates/{package['name']}/*\nCopyright: {authors}\nLicense: {taken}\n"
 
 
-def copyright_file(text, metadata):
+def copyright_file(text, packages):
     """The expected file: all crates between its first crate and its licences."""
     before = text.split("@CRATES@")[0].split("\nFiles: crates/")[0].rstrip("\n")
     after = text[text.index("\nLicense: Expat\n@MIT@"):]
-    return before + "\n\n" + "\n".join(paragraphs(metadata)) + after
+    return before + "\n\n" + "\n".join(paragraphs(packages)) + after
 
 
 def refresh(checkout):
@@ -302,7 +307,8 @@ def check():
     advisories, day = known(ADVISORIES.read_text())
     ours = {tomllib.loads(p.read_text())["package"]["name"]
             for p in [ROOT / "Cargo.toml", *sorted(ROOT.glob("crates/*/Cargo.toml")), ROOT / "fuzz/Cargo.toml",
-                      ROOT / "tests/dist/panic/Cargo.toml"]}
+                      *sorted(ROOT.glob("crates/layers/*/Cargo.toml")), ROOT / "tests/dist/panic/Cargo.toml"]
+            if "[package]" in p.read_text()}
     crates = set()
     for name in LOCKS:
         lock = tomllib.loads((ROOT / name).read_text())
@@ -312,8 +318,9 @@ def check():
     for each in (r for all_ in advisories.values() for _, ranges, _ in all_ for r in ranges):
         within(each, "1.0.0")
     found += licences(metadata_of("."))
+    found += [f"crates/layers: {fault}" for fault in licences(metadata_of("crates/layers"))]
     found += [f"fuzz: {fault}" for fault in licences(metadata_of("fuzz"), all_tools=True)]
-    if copyright_file(COPYRIGHT.read_text(), metadata_of(".", *LINUX)) != COPYRIGHT.read_text():
+    if copyright_file(COPYRIGHT.read_text(), distributed()) != COPYRIGHT.read_text():
         found.append(f"{COPYRIGHT.relative_to(ROOT)} lacks crates or has others: tests/supply_chain.py --copyright writes it")
     for pattern in INSTALLERS:
         for path in sorted(ROOT.glob(pattern)):
@@ -330,7 +337,7 @@ def main():
         refresh(sys.argv[2])
         return 0
     if sys.argv[1:] == ["--copyright"]:
-        COPYRIGHT.write_text(copyright_file(COPYRIGHT.read_text(), metadata_of(".", *LINUX)))
+        COPYRIGHT.write_text(copyright_file(COPYRIGHT.read_text(), distributed()))
         return 0
     if len(sys.argv) > 1:
         print(__doc__, file=sys.stderr)

@@ -282,7 +282,8 @@ enum {
     IDS,
     LOGITS,
     GPU_LAYERS,
-    DRAFT, FREE,
+    DRAFT,
+    FREE,
     JSON,
     HELP
 };
