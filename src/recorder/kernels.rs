@@ -20,6 +20,8 @@ pub struct Kernels {
     names: HashMap<(u32, u64), u32>,
     /// Names ever known: an id is not used again.
     ids: u32,
+    /// The engine that reports the kernels of each process: with two engines, the layer is probed for both.
+    engines: HashMap<u32, u16>,
     /// Kernels recorded.
     pub seen: u64,
     /// Kernels whose times the layer could not get, or that could not be read.
@@ -33,9 +35,11 @@ impl Kernels {
     /// The trace cannot be written.
     pub fn write<W: Write>(&mut self, e: &event::Kernels, enc: &mut Encoder<W>) -> Result<(), WriteError> {
         let tgid = e.h.tgid;
+        if *self.engines.entry(tgid).or_insert(e.h.engine) != e.h.engine {
+            return Ok(());
+        }
         let n = (e.n as usize).min(e.kernel.len());
         self.lost += u64::from(e.lost);
-        self.seen += n as u64;
         let source = match e.source {
             0 => KernelSource::OpenClLayer,
             1 => KernelSource::VulkanLayer,
@@ -45,6 +49,7 @@ impl Kernels {
                 return Ok(());
             }
         };
+        self.seen += n as u64;
         let kernels = e.kernel.get(..n).unwrap_or_default();
         for part in kernels.chunk_by(|a, b| (a.queue, a.tid) == (b.queue, b.tid)) {
             let Some(first) = part.first() else { continue };
@@ -109,5 +114,65 @@ impl Kernels {
     /// A process has ended: another one may get its number.
     pub fn forget(&mut self, tgid: u32) {
         self.names.retain(|(of, _), _| *of != tgid);
+        self.engines.remove(&tgid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recorder::sample;
+    use pfi::Trace;
+    use pfi::record::Record;
+
+    /// An event with these kernels: (queue, thread), of an engine.
+    fn event(engine: u16, kernels: &[(u64, u32)], lost: u32) -> event::Kernels {
+        let mut e = event::Kernels { n: kernels.len() as u32, lost, ..Default::default() };
+        (e.h.tgid, e.h.engine) = (7, engine);
+        for (to, (queue, tid)) in e.kernel.iter_mut().zip(kernels) {
+            (to.queue, to.tid, to.host, to.ended) = (*queue, *tid, 100, 200);
+        }
+        e
+    }
+
+    /// What is written of these events: (thread, kernels) of each record; and what the recording says.
+    fn written(events: &[event::Kernels]) -> (Vec<(u32, usize)>, Availability, String) {
+        let mut enc = Encoder::new(Vec::new(), Default::default(), &sample::HEADER).expect("written");
+        let mut kernels = Kernels::default();
+        events.iter().for_each(|e| kernels.write(e, &mut enc).expect("written"));
+        let (state, why) = kernels.feature_status();
+        let trace = Trace::from_bytes(enc.finish(&sample::footer()).expect("written")).expect("a trace");
+        let mut found = Vec::new();
+        for i in 0..trace.blocks().len() {
+            for r in trace.block(i).expect("whole").records() {
+                if let Record::DeviceKernels(k) = r.expect("a record") {
+                    found.push((k.tid, pfi::kernel_times(&k).count()));
+                }
+            }
+        }
+        (found, state, why)
+    }
+
+    #[test]
+    fn a_record_is_of_one_queue_and_thread() {
+        let found = written(&[event(0, &[(1, 5), (1, 5), (2, 5), (2, 6)], 0)]);
+        assert_eq!(found, (vec![(5, 2), (5, 1), (6, 1)], Availability::Whole, "4 kernels".into()));
+    }
+
+    #[test]
+    fn two_engines_with_one_layer_count_once() {
+        let found = written(&[event(0, &[(1, 5)], 0), event(1, &[(1, 5)], 0), event(0, &[(1, 5)], 0)]);
+        assert_eq!((found.0, found.2), (vec![(5, 1), (5, 1)], "2 kernels".into()));
+    }
+
+    #[test]
+    fn what_is_missing_is_told() {
+        assert_eq!(written(&[]).1, Availability::None);
+        let (_, state, why) = written(&[event(0, &[(1, 5)], 3)]);
+        assert_eq!((state, &*why), (Availability::Partly, "3 of 4 kernels have no times"));
+        // A layer of a later version, and a claim of more kernels than there are.
+        let later = event::Kernels { source: 9, ..event(0, &[(1, 5)], 0) };
+        assert_eq!(written(&[later]).1, Availability::Partly);
+        assert_eq!(written(&[event::Kernels { n: 99, ..event(0, &[], 0) }]).0, [(0, 4)]);
     }
 }
