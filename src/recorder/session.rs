@@ -14,8 +14,6 @@ mod writing;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 use std::process::Child;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -30,8 +28,6 @@ use crate::capture::skel::types::ev_kind;
 use crate::capture::source::{CaptureOptions, GpuDetail, Source};
 use crate::capture::structure::{self, MAX_ENGINES, Reading};
 use crate::engine::discover::{self, DiscoverError, DiscoveredEngine};
-use crate::engine::elf::ElfError;
-use crate::engine::layer;
 use crate::engine::probes::Role;
 use crate::host::diagnose;
 use crate::host::halt::Halts;
@@ -267,32 +263,6 @@ impl Session {
         self.came = Instant::now();
         self.pids.entry(pid).or_insert(0);
         self.source.add_target(pid);
-    }
-
-    fn launch(&mut self, argv: &[OsString], watch: &mut dyn SessionObserver) -> Result<Child, RecordError> {
-        let failed =
-            |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
-        let (layers, user) = (layer::variables(&self.options.layers), self.options.user.clone());
-        let held = target::hold(argv, self.options.streams, self.origin, user, &layers).map_err(failed)?;
-        self.follow(held.pid);
-        let (pid, called) = (held.pid, target::shown(argv.iter().map(|a| a.as_bytes())));
-        let found = discover::of_command(argv);
-        // Nothing that it does could be recorded; it has not been started yet.
-        if let Err(e @ DiscoverError::Elf(ElfError::Class32 { .. })) = found {
-            return Err(e.into());
-        }
-        // What the files alone do not show is found in the maps of the running process.
-        self.add_all(found, Some(held.pid), watch)?;
-        // The engine may be a child's: follow children from the first one on, whatever is known by then.
-        self.source.start()?;
-        self.hear(watch)?;
-        if self.engines.is_empty() {
-            self.halt(held.pid, watch)?;
-        }
-        let child = held.start().map_err(failed)?;
-        // It may end before anything of it is read.
-        self.launched = Some((pid, (target::describe(pid).0, called)));
-        Ok(child)
     }
 
     /// Attaches to new engines, and to new modules of known ones, in the process that they were found for.

@@ -1,6 +1,9 @@
 //! A command whose engine is not known from its own files: everything it starts or maps is examined before it runs.
 
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::process::Child;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -8,13 +11,46 @@ use rustix::event::{PollFd, PollFlags};
 use super::Session;
 use super::output::notice;
 use crate::capture::error::RecordError;
-use crate::engine::discover;
+use crate::engine::discover::{self, DiscoverError};
+use crate::engine::elf::ElfError;
+use crate::engine::layer;
 use crate::host::halt::{Halt, Halts};
-use crate::host::ready;
+use crate::host::{ready, target};
 use crate::recorder::recording::SessionObserver;
 use pfi::WriteError;
 
 impl Session {
+    /// Starts the command, held until its engine's files are probed.
+    pub(super) fn launch(
+        &mut self,
+        argv: &[OsString],
+        watch: &mut dyn SessionObserver,
+    ) -> Result<Child, RecordError> {
+        let failed =
+            |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
+        let (layers, user) = (layer::variables(&self.options.layers), self.options.user.clone());
+        let held = target::hold(argv, self.options.streams, self.origin, user, &layers).map_err(failed)?;
+        self.follow(held.pid);
+        let (pid, called) = (held.pid, target::shown(argv.iter().map(|a| a.as_bytes())));
+        let found = discover::of_command(argv);
+        // Nothing that it does could be recorded; it has not been started yet.
+        if let Err(e @ DiscoverError::Elf(ElfError::Class32 { .. })) = found {
+            return Err(e.into());
+        }
+        // What the files alone do not show is found in the maps of the running process.
+        self.add_all(found, Some(held.pid), watch)?;
+        // The engine may be a child's: follow children from the first one on, whatever is known by then.
+        self.source.start()?;
+        self.hear(watch)?;
+        if self.engines.is_empty() {
+            self.halt(held.pid, watch)?;
+        }
+        let child = held.start().map_err(failed)?;
+        // It may end before anything of it is read.
+        self.launched = Some((pid, (target::describe(pid).0, called)));
+        Ok(child)
+    }
+
     /// From now on the command stops where it may begin to run an engine.
     pub(super) fn halt(&mut self, pid: u32, watch: &mut dyn SessionObserver) -> Result<(), WriteError> {
         match Halts::start(pid) {

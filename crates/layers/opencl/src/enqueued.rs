@@ -22,9 +22,9 @@ pub struct Enqueued {
 
 /// Kernels that may be waiting; the times of more are lost. An engine waits for its device at least once a token.
 const WAITING: usize = 8192;
-/// The ended ones are looked for after every so many kernels, too.
+/// Interval, in enqueued kernels, between two checks for ended ones while the host does not wait.
 const EVERY: usize = 256;
-/// A search ends at the first so many that have not ended: those behind have ended only in a queue without order.
+/// Number of running kernels after which a check stops. Later ones can have ended only in an out-of-order queue.
 const UNENDED: usize = 16;
 /// Queues with a clock of their own.
 const QUEUES: usize = 16;

@@ -27,7 +27,7 @@ unsafe extern "system" fn create_instance(
     allocator: *const vk::AllocationCallbacks<'_>,
     instance: *mut vk::Instance,
 ) -> vk::Result {
-    // SAFETY: the loader's chain has the link; the next layer finds its own behind it.
+    // SAFETY: the loader puts a link into the chain, and expects it to be advanced to the next layer's.
     unsafe {
         let kind = vk::StructureType::LOADER_INSTANCE_CREATE_INFO;
         let Some(found) = loader::link::<InstanceLink>((*info).p_next, kind) else {
