@@ -91,12 +91,12 @@ struct ev_hdr {
  * seen).
  * WAIT: n = what it waits for, a = its start, h.ts its end, b = the object waited for; guid for a
  * backend.
- * NODE: a = second argument of a device backend's function for one node, n = the node's index.
+ * NODE: b = an enum node_event.
  * FORK: a = child's pid. PHASE: n = which; a = its start, h.ts its end; a = 0: it starts at h.ts.
  */
 /* What an EV_NODE says in `b`. */
 enum node_event {
-	NODE_AT,     /* the node with index `n` */
+	NODE_AT,     /* the node with index `n`; `a` is the graph, or the node itself */
 	NODE_TENSOR, /* the node at address `a` */
 	NODE_DONE,   /* the thread's last node is enqueued */
 };

@@ -116,7 +116,7 @@ int split_exit(struct pt_regs *ctx)
 SEC("uprobe")
 int node_enter(struct pt_regs *ctx)
 {
-	return call(ctx, EV_NODE, 0, NODE_AT, PT_REGS_PARM3(ctx));
+	return call(ctx, EV_NODE, PT_REGS_PARM2(ctx), NODE_AT, PT_REGS_PARM3(ctx));
 }
 
 SEC("uprobe")

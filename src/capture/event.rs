@@ -55,8 +55,9 @@ pub const NODE_COMPUTE: u32 = 0x10000;
 pub const NODE_EMPTY: u32 = 0x20000;
 pub const NODE_UNREAD: u32 = 0x40000;
 
-/// What `ev_call.b` of a node says, as in src/bpf/event.h: the node's address is in `a`, or the thread's last node is
-/// enqueued; otherwise its index is in `n`.
+/// What `ev_call.b` of a node says, as in src/bpf/event.h: its index is in `n`, with its graph or its own address in
+/// `a`; its address is in `a`; the thread's last node is enqueued.
+pub const NODE_AT: u64 = 0;
 pub const NODE_TENSOR: u64 = 1;
 pub const NODE_DONE: u64 = 2;
 

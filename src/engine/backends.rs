@@ -67,7 +67,7 @@ pub enum Unfit {
 /// Addresses of the functions, from the pointer at offset `at` of each backend. Each only once.
 ///
 /// `struct ggml_backend_sched` begins `bool is_reset; bool is_alloc; int n_backends; ggml_backend_t backends[16]`
-/// (ggml-backend.cpp, 2024-03 to date). Each backend begins with a pointer to its 16-byte guid: checked.
+/// (ggml-backend.cpp, 2024-03 to date).
 ///
 /// # Errors
 /// The check that failed.
@@ -82,16 +82,24 @@ pub fn functions(pid: u32, scheduler: u64, at: u32) -> Result<Vec<u64>, Backends
     let pointers = head[8..].as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b));
     let mut found = Vec::new();
     for address in pointers.take(n as usize) {
-        let guid =
-            memory::read_u64(pid, address).map_err(|source| BackendsError::Backend { address, source })?;
-        memory::read(pid, guid, &mut [0; 16]).map_err(|source| BackendsError::Guid { address, source })?;
-        let pointer = address.checked_add(at.into()).ok_or(BackendsError::End)?;
-        let function = memory::read_u64(pid, pointer).map_err(BackendsError::Vtable)?;
+        let function = function(pid, address, at)?;
         if !found.contains(&function) {
             found.push(function);
         }
     }
     Ok(found)
+}
+
+/// Address of the function from the pointer at offset `at` of one backend, which begins with a pointer to its 16-byte
+/// guid: checked.
+///
+/// # Errors
+/// The check that failed.
+pub fn function(pid: u32, address: u64, at: u32) -> Result<u64, BackendsError> {
+    let guid = memory::read_u64(pid, address).map_err(|source| BackendsError::Backend { address, source })?;
+    memory::read(pid, guid, &mut [0; 16]).map_err(|source| BackendsError::Guid { address, source })?;
+    let pointer = address.checked_add(at.into()).ok_or(BackendsError::End)?;
+    memory::read_u64(pid, pointer).map_err(BackendsError::Vtable)
 }
 
 /// Where to probe the function at an address of the target.

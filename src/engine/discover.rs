@@ -311,6 +311,8 @@ impl Collector {
                 strangers.insert(entry.id);
             }
         }
+        // A part is read again when it is in use.
+        few.found();
     }
 
     fn look_path(&mut self, path: &Path) -> io::Result<()> {

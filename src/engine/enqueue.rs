@@ -1,5 +1,7 @@
-//! The functions of device backends that enqueue one node of a graph, found by their names in the backends' symbols.
+//! The functions of device backends that enqueue one node of a graph, found by their names in the backends' symbols, or
+//! without symbols as candidates: what the backend's `graph_compute` calls.
 
+use crate::engine::callees;
 use crate::engine::discover::DiscoveredEngine;
 use crate::engine::elf::ElfFile;
 use crate::engine::ladder::{NodeArg, ProbePoint, Rung, RungMethod};
@@ -15,6 +17,8 @@ struct NodeFunction {
     node: NodeArg,
     /// Whether fused nodes are enqueued outside it, so that its return must be seen.
     returns: bool,
+    /// The backend whose `graph_compute` calls it directly, if it can be told from other functions by its arguments.
+    called_by: Option<&'static str>,
 }
 
 /// Of functions of the same module, the first is taken.
@@ -30,6 +34,7 @@ const FUNCTIONS: [NodeFunction; 6] = [
         ],
         node: NodeArg::Index,
         returns: false,
+        called_by: Some("Vulkan"),
     },
     // ggml-opencl.cpp: `(backend, tensor)` since 2024-12.
     NodeFunction {
@@ -37,6 +42,7 @@ const FUNCTIONS: [NodeFunction; 6] = [
         mangled: &["23ggml_cl_compute_forwardP12ggml_backendP11ggml_tensor"],
         node: NodeArg::Tensor(2),
         returns: true,
+        called_by: None,
     },
     // ggml-cuda.cu, also HIP and MUSA: `(ctx, cgraph, i)` since 2026-04, before each node that is computed.
     NodeFunction {
@@ -44,6 +50,7 @@ const FUNCTIONS: [NodeFunction; 6] = [
         mangled: &["18ggml_cuda_try_fuseP25ggml_backend_cuda_contextP11ggml_cgraphi"],
         node: NodeArg::Index,
         returns: false,
+        called_by: None,
     },
     // Before that: `(ctx, dst)` since 2023-11; compilers often inline it.
     NodeFunction {
@@ -51,6 +58,7 @@ const FUNCTIONS: [NodeFunction; 6] = [
         mangled: &["25ggml_cuda_compute_forwardR25ggml_backend_cuda_contextP11ggml_tensor"],
         node: NodeArg::Tensor(2),
         returns: true,
+        called_by: None,
     },
     // ggml-sycl.cpp, ggml-cann.cpp: `(ctx, dst)`.
     NodeFunction {
@@ -58,12 +66,14 @@ const FUNCTIONS: [NodeFunction; 6] = [
         mangled: &["25ggml_sycl_compute_forwardR25ggml_backend_sycl_contextP11ggml_tensor"],
         node: NodeArg::Tensor(2),
         returns: true,
+        called_by: None,
     },
     NodeFunction {
         name: "ggml_cann_compute_forward",
         mangled: &["25ggml_cann_compute_forwardR25ggml_backend_cann_contextP11ggml_tensor"],
         node: NodeArg::Tensor(2),
         returns: true,
+        called_by: None,
     },
 ];
 
@@ -90,7 +100,11 @@ fn point(elf: &ElfFile, module: usize, f: &NodeFunction) -> Option<ProbePoint> {
     let mut found = vec![None; names.len()];
     elf.find_into(&names, &mut found);
     let symbol = found.into_iter().flatten().find(|s| s.function)?;
-    let code = elf.bytes_at(symbol.vaddr, CODE);
+    point_at(elf, module, f, symbol.vaddr)
+}
+
+fn point_at(elf: &ElfFile, module: usize, f: &NodeFunction, vaddr: u64) -> Option<ProbePoint> {
+    let code = elf.bytes_at(vaddr, CODE);
     let n_args = match f.node {
         NodeArg::Index => 3,
         NodeArg::Tensor(n) => n,
@@ -98,7 +112,7 @@ fn point(elf: &ElfFile, module: usize, f: &NodeFunction) -> Option<ProbePoint> {
     Some(ProbePoint {
         symbol: f.name,
         module,
-        sym_file_offset: elf.file_offset(symbol.vaddr)?,
+        sym_file_offset: elf.file_offset(vaddr)?,
         entry: prologue::entry(elf.machine, &code, Need { args: n_args, stack: false }),
         ret: f.returns.then(|| prologue::ret(elf.machine, &code)),
         marker: None,
@@ -106,6 +120,24 @@ fn point(elf: &ElfFile, module: usize, f: &NodeFunction) -> Option<ProbePoint> {
         batch: None,
         node: Some(f.node),
     })
+}
+
+/// Candidates to try for a backend's function without a name.
+const CANDIDATES: usize = 4;
+
+/// Whether the function of the backend with this name can be found without symbols.
+pub fn needs_no_name(backend: &str) -> bool {
+    FUNCTIONS.iter().any(|f| f.called_by == Some(backend))
+}
+
+/// The functions that may be the backend's, the most likely first: it is one of the longest that `graph_compute` (at an
+/// address of the file) calls; in b5640, b8390 and v0.5.0 the first or second. Only those are returned that begin with
+/// a known instruction.
+pub fn candidates(elf: &ElfFile, module: usize, graph_compute: u64, backend: &str) -> Vec<ProbePoint> {
+    let Some(f) = FUNCTIONS.iter().find(|f| f.called_by == Some(backend)) else { return Vec::new() };
+    let known = |vaddr: &u64| prologue::decode(elf.machine, &elf.bytes_at(*vaddr, CODE)).is_some();
+    let called = callees::longest(elf, graph_compute).into_iter().filter(known);
+    called.filter_map(|vaddr| point_at(elf, module, f, vaddr)).take(CANDIDATES).collect()
 }
 
 /// Whether a symbol's name is the function's.

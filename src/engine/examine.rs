@@ -210,6 +210,7 @@ fn rung(e: &DiscoveredEngine, r: &Rung) -> RungFacts {
         RungMethod::Symbols => "symbols",
         RungMethod::Vtable => "vtable",
         RungMethod::Interval => "interval",
+        RungMethod::Callee => "called by graph_compute",
     };
     RungFacts { name: r.name, how, points: r.points.iter().map(|p| point(e, p)).collect() }
 }

@@ -1,5 +1,4 @@
-//! Whether a function starts at an address of a file: from its symbols, and from the exception handling table,
-//! which stripping keeps.
+//! Where functions start in a file: from its symbols, and from the exception handling table, which stripping keeps.
 
 use object::LittleEndian;
 use object::elf::{PT_GNU_EH_FRAME, ProgramHeader64};
@@ -10,6 +9,8 @@ use crate::engine::elf::ElfFile;
 const PROGRAM_HEADER: u64 = size_of::<ProgramHeader64<LittleEndian>>() as u64;
 /// Maximum number of program headers read.
 const MOST: u64 = 64;
+/// Maximum number of functions read. The largest backends have some ten thousand.
+const MOST_FUNCTIONS: u32 = 1 << 20;
 /// The form in which all linkers write the table of `.eh_frame_hdr`: pairs of 32-bit distances from its own start
 /// (DW_EH_PE_datarel | DW_EH_PE_sdata4), after a 32-bit pointer and a 32-bit count (Linux Standard Base, 10.6.2).
 const ENCODINGS: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
@@ -17,6 +18,18 @@ const ENCODINGS: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 /// True if a function of the file starts at this address (as linked).
 pub fn begins(elf: &ElfFile, vaddr: u64) -> bool {
     elf.has_function_at(vaddr) || has_frame_at(elf, vaddr).unwrap_or(false)
+}
+
+/// Addresses of the functions in the exception handling table, in order; None if the file has no such table in a known
+/// form. Almost all functions are there, also those that a compiler split off from others.
+pub fn starts(elf: &ElfFile) -> Option<Vec<u64>> {
+    let table = table(elf)?;
+    let count = u32_at(elf, table.checked_add(8)?).filter(|n| *n <= MOST_FUNCTIONS)?;
+    let entries = elf.bytes_at(table.checked_add(12)?, count as usize * 8);
+    let distances =
+        entries.as_chunks::<8>().0.iter().map(|[a, b, c, d, ..]| i32::from_le_bytes([*a, *b, *c, *d]));
+    let all: Vec<u64> = distances.map_while(|d| table.checked_add_signed(d.into())).collect();
+    (all.len() == count as usize && all.is_sorted()).then_some(all)
 }
 
 fn u16_at(elf: &ElfFile, at: u64) -> Option<u16> {
@@ -95,6 +108,9 @@ mod tests {
         assert!(left.contains(&0) && left.len() == 2, "{left:?}");
         assert!(left.iter().all(|at| whole.contains(at)) && whole.len() < 8, "{whole:?}");
         let elf = ElfFile::open(&stripped).expect("an ELF file");
+        let [outer] = elf.find(["outer"]).map(|s| s.expect("exported").vaddr);
+        let starts = starts(&elf).expect("a table");
+        assert!(starts.contains(&outer) && starts.iter().all(|&at| begins(&elf, at)), "{starts:x?}");
         assert!(!begins(&elf, 0) && !begins(&elf, u64::MAX));
     }
 
@@ -108,6 +124,7 @@ mod tests {
             let mut damaged = bytes.clone();
             damaged[table + 8..table + 12].copy_from_slice(&count.to_le_bytes());
             let elf = ElfFile::from_bytes(damaged, "damaged").expect("an ELF file");
+            assert!(starts(&elf).is_none_or(|all| all.len() <= 3));
             assert!((0..8192).filter(|&at| has_frame_at(&elf, at) == Some(true)).count() < 8);
         }
     }

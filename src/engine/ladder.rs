@@ -74,6 +74,9 @@ pub enum RungMethod {
     Symbols,
     /// The pointer at `graph_compute_off` of a live `ggml_backend`, translated to file and offset through the maps.
     Vtable,
+    /// Probes on `points`, of which one is a function without a name, called by the `graph_compute` of a live backend:
+    /// its arguments must prove it.
+    Callee,
     /// No separate probe: the next op of the thread, or the end of the graph, ends an op.
     Interval,
 }

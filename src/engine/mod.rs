@@ -5,6 +5,7 @@
 
 pub(crate) mod backends;
 mod beside;
+mod callees;
 pub mod discover;
 pub mod elf;
 pub mod enqueue;

@@ -1,6 +1,8 @@
 //! An engine with its probes: the ladder rung of each role, attaching, abandoning a rung, the probed processes, and
 //! modules that are loaded later.
 
+pub mod callee;
+
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io;
@@ -18,7 +20,7 @@ use crate::engine::ladder::{Ladder, NodeArg, ProbePoint, Rung, RungMethod};
 use crate::engine::probes::{self, Prog, ROLES, Role, Site};
 use crate::engine::prologue::ProbeOffset;
 use crate::host::maps::FileId;
-use crate::host::{capset, maps};
+use crate::host::{capset, maps, usage};
 
 /// Placing all probes in a process takes less than this unless somebody else holds the kernel's lock.
 const SLOW: Duration = Duration::from_millis(20);
@@ -86,6 +88,10 @@ pub struct AttachedEngine {
     /// which are all probed, a process loads one.
     pub probes: Vec<ProbeInfo>,
     pub stands: Vec<Stand>,
+    /// The function for one node of a backend without symbols has been searched for.
+    searched: bool,
+    /// When the role's last probes of nodes were attached, CLOCK_MONOTONIC ns.
+    nodes_since: u64,
     /// Attached probes stay: they could not be attached again.
     pub stays: bool,
     /// Set when the recording is over: nothing is attached any longer; the roles that had probes.
@@ -161,6 +167,8 @@ impl AttachedEngine {
             written: HashSet::new(),
             probes: Vec::new(),
             stands: Vec::new(),
+            searched: false,
+            nodes_since: 0,
             stays: false,
             closed: None,
             attached: 0,
@@ -207,6 +215,9 @@ impl AttachedEngine {
             self.attach_point(role, &point, &file, &shown);
         }
         self.mark(role, from);
+        if role == Role::Node {
+            self.nodes_since = usage::now();
+        }
     }
 
     fn attach_point(&mut self, role: Role, point: &ProbePoint, file: &Path, shown: &str) {
@@ -402,7 +413,12 @@ impl AttachedEngine {
         self.engine.modules.extend(modules.into_iter().filter(|m| self.files.insert((m.dev, m.inode))));
         let added = self.engine.modules.len() - from;
         if added > 0 {
+            let node = std::mem::take(&mut self.ladder.node);
             self.ladder = ladder(&self.engine);
+            // What was found in a live process is not in the files.
+            if node.iter().any(|r| r.how == RungMethod::Callee) {
+                self.ladder.node = node;
+            }
             for &role in roles {
                 // A device's module added this rung; its functions are in modules that were already loaded.
                 let first = matches!(role, Role::Wait | Role::Node | Role::Kernel) && !self.probed(role);

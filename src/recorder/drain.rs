@@ -14,6 +14,7 @@ use crate::capture::sched;
 use crate::capture::skel::types::ev_kind;
 use crate::capture::structure::{self, Reading, TensorTable};
 use crate::engine::backends::CPU_GUID;
+use crate::engine::enqueue;
 use crate::recorder::calls::{self, CallKind, ComputedBy, Entered, OpenCall, OpenCalls};
 use crate::recorder::device::{FinishedCall, HeldCalls};
 use crate::recorder::enqueue::EnqueueHits;
@@ -353,6 +354,10 @@ impl<W: Write> Drain<W> {
             let name = backend_guid::name(&guid);
             call.detail = self.enc.backend(guid, name.unwrap_or(""));
             self.experts.split(name);
+            let nameless = name.filter(|name| enqueue::needs_no_name(name));
+            if let (Some(name), Some(shown)) = (nameless, self.shown(h.engine)) {
+                shown.backend = Some((h.tgid, e.a, name));
+            }
             if guid != [0; backend_guid::GUID_BYTES] && !guid.starts_with(&CPU_GUID) {
                 call.plan = self.split_plan(e)?;
             }

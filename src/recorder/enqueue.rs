@@ -8,6 +8,19 @@ use pfi::{Encoder, EnqueueRun, WriteError};
 
 /// Splits in progress on different threads.
 const SPLITS: usize = 4;
+/// More nodes than any backend fuses into one group: llama.cpp's largest pattern, for the choice of experts, has 11.
+const TOO_MANY: u32 = 32;
+
+/// What the hits of a split say about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SplitFit {
+    /// There were none.
+    Unhit,
+    /// They are its nodes.
+    Fits,
+    /// They leave out more nodes than a backend fuses: not all were seen, or the function is another one.
+    Misfit,
+}
 
 /// The hits of one split: index of the node and time.
 struct SplitHits {
@@ -62,8 +75,8 @@ impl EnqueueHits {
         split.hits.last().map(|(index, _)| *index)
     }
 
-    /// The split `run.split` has returned at `end`: writes its groups. `work` are the indices of the plan's nodes; what
-    /// else was hit is no work, and its time goes to the group before it.
+    /// The split `run.split` has returned at `end`: writes its groups if they fit. `work` are the indices of the plan's
+    /// nodes; what else was hit is no work, and its time goes to the group before it.
     ///
     /// # Errors
     /// The trace cannot be written.
@@ -73,9 +86,9 @@ impl EnqueueHits {
         end: u64,
         work: impl Iterator<Item = u32>,
         enc: &mut Encoder<W>,
-    ) -> Result<(), WriteError> {
+    ) -> Result<SplitFit, WriteError> {
         let own = |s: &&mut SplitHits| s.tid == run.tid && s.seq == run.split && !s.hits.is_empty();
-        let Some(split) = self.splits.iter_mut().find(own) else { return Ok(()) };
+        let Some(split) = self.splits.iter_mut().find(own) else { return Ok(SplitFit::Unhit) };
         let (mut first, mut begin) = (0, None);
         let mut work = work.peekable();
         self.groups.clear();
@@ -103,10 +116,13 @@ impl EnqueueHits {
             }
         }
         split.hits.clear();
-        match begin {
-            Some(t) => enc.enqueued(&EnqueueRun { first, t: t as i64, ..run }, &self.groups),
-            None => Ok(()),
+        if self.groups.iter().any(|(nodes, _)| *nodes > TOO_MANY) {
+            return Ok(SplitFit::Misfit);
         }
+        if let Some(t) = begin {
+            enc.enqueued(&EnqueueRun { first, t: t as i64, ..run }, &self.groups)?;
+        }
+        Ok(SplitFit::Fits)
     }
 }
 
@@ -127,7 +143,9 @@ mod tests {
         let nodes: Vec<PlanHit> = work.iter().map(|w| PlanHit { tensor: *w, fused: None }).collect();
         let plan = enc.plan(1, 9, &nodes).expect("a plan");
         let run = EnqueueRun { split: 3, pid: 1, tid: 7, plan, first: 0, t: 0 };
-        all.write(run, 100 + 10 * hits.len() as u64, work.iter().copied(), &mut enc).expect("written");
+        let fit = all.write(run, 100 + 10 * hits.len() as u64, work.iter().copied(), &mut enc);
+        let fit = fit.expect("written");
+        assert_eq!(fit == SplitFit::Unhit, hits.is_empty());
         let trace = Trace::from_bytes(enc.finish(&sample::footer()).expect("written")).expect("a trace");
         let mut found = None;
         for i in 0..trace.blocks().len() {
@@ -153,6 +171,14 @@ mod tests {
         assert_eq!(written(&[0, 1], &[1]), Some((0, 110, vec![1, 10])));
         assert_eq!(written(&[], &[1]), None);
         assert_eq!(written(&[5], &[1]), None);
+    }
+
+    #[test]
+    fn groups_larger_than_any_fusion_are_not_written() {
+        let work: Vec<u32> = (0..100).collect();
+        assert!(written(&[0, 32, 64, 96], &work).is_some());
+        assert_eq!(written(&[0, 33, 64, 96], &work), None);
+        assert_eq!(written(&[0, 32, 64], &work), None, "the last nodes");
     }
 
     #[test]

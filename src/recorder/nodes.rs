@@ -110,6 +110,12 @@ impl NodeLists {
         u32::try_from(found).ok()
     }
 
+    /// Whether `object` is the graph or its node of this index; unknown, so true, if the list is incomplete.
+    pub fn has(&self, tgid: u32, cgraph: u64, object: u64, index: u32) -> bool {
+        let node = |list: &NodeList| list.address.get(index as usize) == Some(&object);
+        object == cgraph || self.of(tgid, cgraph).is_none_or(node)
+    }
+
     /// Indices and addresses of the nodes that a backend other than the CPU's computes; None if the list is incomplete. Such
     /// backends skip what is no work.
     pub fn offloaded<'a>(

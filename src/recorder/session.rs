@@ -43,7 +43,7 @@ use crate::recorder::qos::policy::DetailStep;
 use crate::recorder::recording::{
     Arrivals, RecordOptions, RecordingProgress, SessionObserver, Summary, Target,
 };
-use crate::recorder::verify::{self, OpEnd};
+use crate::recorder::verify::{self, OpEnd, Wanted};
 use pfi::record::{Availability, Detail, Feature};
 use pfi::ring::{BlockRing, IntoRing};
 use pfi::{Encoder, EncoderConfig, Output, WriteError};
@@ -418,10 +418,11 @@ impl Session {
     }
 
     fn verify(&mut self, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
-        let ops = self.probed() >= Detail::Op;
+        let roles = roles(self.probed(), &self.options);
+        let wanted = Wanted { ops: self.probed() >= Detail::Op, nodes: roles.contains(&Role::Node) };
         for (i, a) in self.engines.iter_mut().enumerate() {
             let Some(mut shown) = self.drain.borrow().shown.get(i).copied() else { continue };
-            for text in verify::verify(a, &mut shown, self.options.op_end, ops) {
+            for text in verify::verify(a, &mut shown, self.options.op_end, wanted) {
                 notice(&self.drain, &text, watch)?;
             }
             if let Some(s) = self.drain.borrow_mut().shown.get_mut(i) {
@@ -543,7 +544,7 @@ impl Session {
         // Count the last graphs as well.
         let ops = self.probed() >= Detail::Op;
         for (a, shown) in self.engines.iter_mut().zip(&mut self.drain.borrow_mut().shown) {
-            verify::verify(a, shown, self.options.op_end, ops);
+            verify::verify(a, shown, self.options.op_end, Wanted { ops, nodes: false });
         }
         let event_stats = self.account()?;
         let footer = self.snapshot(event_stats.clone(), stopped).closing(&self.base.snapshot, &end, true);

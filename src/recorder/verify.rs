@@ -5,6 +5,7 @@ use crate::engine::backends::NotProbed;
 use crate::engine::ladder::RungMethod;
 use crate::engine::probes::Role;
 use crate::recorder::attached::AttachedEngine;
+use crate::recorder::attached::callee::Candidates;
 use crate::recorder::drain::Shown;
 use common::order;
 
@@ -23,9 +24,16 @@ pub enum OpEnd {
     Interval,
 }
 
-/// Checks one engine's hits and moves its roles on; roles of ops only if `ops` are wanted. Returns messages for the
-/// user.
-pub fn verify(a: &mut AttachedEngine, shown: &mut Shown, op_end: OpEnd, ops: bool) -> Vec<String> {
+/// What is recorded now, of what needs more than attaching.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    pub ops: bool,
+    /// The nodes of device backends.
+    pub nodes: bool,
+}
+
+/// Checks one engine's hits and moves its roles on. Returns messages for the user.
+pub fn verify(a: &mut AttachedEngine, shown: &mut Shown, op_end: OpEnd, wanted: Wanted) -> Vec<String> {
     let mut told = Vec::new();
     if a.probed(Role::Op) && shown.graphs > 0 && shown.ops == 0 && shown.silent > 0 {
         leave(a, Role::Op, "attached but never hit in a complete graph", &mut told);
@@ -58,11 +66,39 @@ pub fn verify(a: &mut AttachedEngine, shown: &mut Shown, op_end: OpEnd, ops: boo
             }
         }
     }
-    if ops {
+    if wanted.ops {
         barrier(a, shown, op_end, &mut told);
+    }
+    if wanted.nodes {
+        nodes(a, shown, &mut told);
     }
     shown.barrier_on = a.probed(Role::OpEnd);
     told
+}
+
+/// The function for one node of a backend without symbols: found through a live backend, and proved by its hits.
+fn nodes(a: &mut AttachedEngine, shown: &Shown, told: &mut Vec<String>) {
+    let name = "function for one node";
+    if let Some((pid, backend, kind)) = shown.backend.filter(|_| a.wants_callees()) {
+        let found = a.find_callees(pid, backend, kind);
+        let why = match found {
+            Ok(Candidates::Named) => None,
+            Ok(Candidates::Some(n)) => Some(format!(
+                "no symbol in the {kind} backend; tries {n} function(s) that its graph_compute calls"
+            )),
+            Ok(Candidates::None) => {
+                Some(format!("no symbol in the {kind} backend, and its graph_compute calls no candidate"))
+            }
+            Err(why) => Some(format!("no symbol in the {kind} backend: {why}")),
+        };
+        told.extend(why.map(|why| format!("nodes: {name}: {why}")));
+    }
+    let Some(since) = a.candidate_since().filter(|since| shown.fitted <= *since) else { return };
+    if shown.misfit > since {
+        leave(a, Role::Node, "its arguments are not a node's", told);
+    } else if shown.unhit > since {
+        leave(a, Role::Node, "never hit while a graph was enqueued", told);
+    }
 }
 
 fn barrier(a: &mut AttachedEngine, shown: &mut Shown, op_end: OpEnd, told: &mut Vec<String>) {
@@ -94,7 +130,8 @@ pub fn settled(a: &mut AttachedEngine, s: &Shown, ops: bool) -> bool {
     let op = a.probed(Role::Op) && s.ops == 0;
     let by_symbols = a.rung(Role::Split).is_some_and(|r| r.how == RungMethod::Symbols);
     let split = a.probed(Role::Split) && by_symbols && s.scheds > 0 && s.splits == 0;
-    s.tokens.max(s.graphs) >= ENOUGH && !(barrier || op || split || a.wants_vtable() || a.leaving())
+    let node = a.candidate_since().is_some_and(|since| s.fitted <= since);
+    s.tokens.max(s.graphs) >= ENOUGH && !(barrier || op || split || node || a.wants_vtable() || a.leaving())
 }
 
 fn on_barrier(a: &AttachedEngine) -> bool {
@@ -148,11 +185,16 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         Role::OpEnd if a.rung(role).is_some_and(|r| r.how == RungMethod::Interval) => (None, s.ops),
         Role::OpEnd => ((s.inner > 0).then_some(s.inner), s.ended),
     };
+    let unproved =
+        role == Role::Node && s.fitted == 0 && a.rung(role).is_some_and(|r| r.how == RungMethod::Callee);
     let why = match (role, wanted, a.rung(role)) {
         (_, false, _) => "not recorded at this level".to_owned(),
         (Role::Wait, _, None) => "no device in the engine".to_owned(),
         (Role::Node, _, None) => {
             "no function of a device backend that enqueues a node is known here".to_owned()
+        }
+        (Role::Node, _, Some(_)) if unproved => {
+            "a function without a symbol that no hit has proved".to_owned()
         }
         (Role::Kernel, _, None) => "no layer in the engine's process".to_owned(),
         (_, _, None) => "no function of this kind in the engine".to_owned(),
@@ -168,7 +210,13 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         (_, _, _) if seen == 0 => "attached, never hit".to_owned(),
         (_, _, _) => returns(role, s).unwrap_or_else(|| "hit".to_owned()),
     };
-    RoleVerdict { name, used: wanted && seen > 0, expected: expected.filter(|_| wanted), seen, why }
+    RoleVerdict {
+        name,
+        used: wanted && seen > 0 && !unproved,
+        expected: expected.filter(|_| wanted),
+        seen,
+        why,
+    }
 }
 
 /// What is wrong with the returns of a role's calls, if anything: a few may still be running when the recording

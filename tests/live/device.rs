@@ -259,6 +259,71 @@ fn nodes_on_the_device_are_known_v0_5_0() {
     nodes_are_known("vulkan-v0.5.0");
 }
 
+/// A copy of an engine whose Vulkan backend has no symbols but those that it exports.
+fn stripped(engine: &Path) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("a directory");
+    for entry in std::fs::read_dir(engine).expect("the engine") {
+        let file = entry.expect("a file").path();
+        let copy = dir.path().join(file.file_name().expect("a name"));
+        if copy.ends_with("libggml-vulkan.so") {
+            let out = Command::new("strip").arg("-o").arg(&copy).arg(&file).status();
+            assert!(out.expect("strip").success());
+        } else if file.is_file() {
+            std::fs::copy(&file, &copy).expect("copied");
+        }
+    }
+    dir
+}
+
+/// Without a symbol, the function for one node is found in the live process, proved by its hits, and shows what the
+/// named one shows.
+fn found_without_symbols(name: &str) {
+    let _turn = live!();
+    let (lib, icd) = match engine(name).and_then(|lib| Ok((lib, vulkan()?))) {
+        Ok(both) => both,
+        Err(why) => skip!("{why}"),
+    };
+    let copy = stripped(&lib);
+    let (named, found) = (run(&lib, &icd, &[], "99"), run(copy.path(), &icd, &[], "99"));
+    found.seen().books_close();
+    let rungs = found.seen().all.rungs.clone();
+    let rung = rungs.iter().find(|r| r.role == "node" && r.used).unwrap_or_else(|| panic!("{rungs:?}"));
+    assert!(rung.seen > 0 && rung.name == "ggml_vk_build_graph", "{rung:?}");
+    assert!(rungs.iter().filter(|r| r.role == "node" && !r.used).all(|r| r.seen == 0), "{rungs:?}");
+    let (named, found) = (report(&named), report(&found));
+    let on = |report: &Value| {
+        let backends = phase(report, "decode")["offload"]["backends"].as_array().expect("backends").clone();
+        backends.into_iter().find(|b| b["backend"] == "Vulkan").expect("Vulkan")
+    };
+    // Graphs that passed while candidates were tried are in no figure.
+    let unseen = |b: &Value| b["unseen_splits"].as_u64().unwrap_or(0);
+    assert_eq!(unseen(&on(&named)), 0);
+    let (splits, missed) = (on(&found)["splits"].as_u64().expect("splits"), unseen(&on(&found)));
+    assert!(missed < splits, "{missed} of {splits}");
+    let per_split = |b: &Value| -> BTreeMap<String, (f64, f64)> {
+        let splits = (b["splits"].as_u64().expect("splits") - unseen(b)) as f64;
+        let rows = b["enqueued"].as_array().expect("rows").iter();
+        let number = |v: &Value| v.as_f64().expect("a number") / splits;
+        rows.map(|r| (r["ops"].to_string(), (number(&r["groups"]), number(&r["nodes"])))).collect()
+    };
+    assert_eq!(per_split(&on(&found)), per_split(&on(&named)));
+}
+
+#[test]
+fn found_without_symbols_b5640() {
+    found_without_symbols("vulkan-b5640");
+}
+
+#[test]
+fn found_without_symbols_b8390() {
+    found_without_symbols("vulkan-b8390");
+}
+
+#[test]
+fn found_without_symbols_v0_5_0() {
+    found_without_symbols("vulkan-v0.5.0");
+}
+
 #[test]
 fn a_service_level_goes_by_the_device() {
     let _turn = live!();

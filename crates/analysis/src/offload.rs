@@ -46,6 +46,10 @@ pub struct BackendWork {
     /// Omitted if it was not recorded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub enqueued: Vec<EnqueuedOps>,
+    /// Splits that are not in `enqueued`, because not all of their nodes were seen being enqueued, if any were in the
+    /// recording.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unseen_splits: u64,
     /// What the device executed. Omitted if no times of it were recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceTimes>,
@@ -255,20 +259,28 @@ pub(super) fn label(idents: &Idents, plan: &[usize], nodes: usize) -> String {
     format!("{}{more}", ops.join("+"))
 }
 
-/// Host time to enqueue, by backend.
+/// Host time to enqueue, by backend, and the splits that were seen whole; of each backend of which any was seen in the
+/// recording.
 fn enqueued(
     loaded: &Loaded<'_>,
     idents: &Idents,
     graphs: &HashSet<u64>,
-) -> HashMap<String, Vec<EnqueuedOps>> {
-    let of = loaded.splits.iter().filter(|s| s.graph.is_some_and(|g| graphs.contains(&g)));
-    let backend_of: HashMap<u64, u32> = of.map(|s| (s.seq, s.backend)).collect();
-    let mut sums: HashMap<u32, HashMap<String, EnqueuedOps>> = HashMap::new();
+) -> HashMap<String, (Vec<EnqueuedOps>, u64)> {
+    let within = |graph: Option<u64>| graph.is_some_and(|g| graphs.contains(&g));
+    let split_of: HashMap<u64, (u32, bool)> =
+        loaded.splits.iter().map(|s| (s.seq, (s.backend, within(s.graph)))).collect();
+    let mut sums: HashMap<u32, (HashMap<String, EnqueuedOps>, u64)> = HashMap::new();
     for e in &loaded.enqueued {
-        let Some(backend) = backend_of.get(&e.split) else { continue };
-        let sums = sums.entry(*backend).or_default();
+        let Some((backend, within)) = split_of.get(&e.split) else { continue };
+        let (sums, splits) = sums.entry(*backend).or_default();
         let plan = idents.of_plan(e.plan);
-        let mut at = e.first as usize;
+        let seen = enqueued_groups(e).fold(0, |sum: u64, (nodes, _)| sum.saturating_add(nodes.into()));
+        // The rest was enqueued before the probes were attached.
+        if !within || e.first > 0 || seen != plan.len() as u64 {
+            continue;
+        }
+        *splits += 1;
+        let mut at = 0_usize;
         for (nodes, ns) in enqueued_groups(e) {
             let label = label(idents, plan.get(at..).unwrap_or_default(), nodes as usize);
             at = at.saturating_add(nodes as usize);
@@ -284,14 +296,14 @@ fn enqueued(
         order::by(&mut rows, |a, b| b.host_ns.cmp(&a.host_ns).then_with(|| a.ops.cmp(&b.ops)));
         rows
     };
-    sums.into_iter().map(|(id, sums)| (backend_name(loaded, id), rows(sums))).collect()
+    sums.into_iter().map(|(id, (sums, splits))| (backend_name(loaded, id), (rows(sums), splits))).collect()
 }
 
 fn backends(
     loaded: &Loaded<'_>,
     runs: &BTreeMap<(u32, Option<u32>), u64>,
     cache: &HashMap<u32, PlanWork>,
-    enqueued: &mut HashMap<String, Vec<EnqueuedOps>>,
+    enqueued: &mut HashMap<String, (Vec<EnqueuedOps>, u64)>,
     executed: &mut HashMap<String, DeviceTimes>,
 ) -> Vec<BackendWork> {
     let mut sums: BTreeMap<String, (BackendWork, BTreeMap<String, Work>)> = BTreeMap::new();
@@ -311,7 +323,9 @@ fn backends(
     let mut rows: Vec<BackendWork> = sums
         .into_values()
         .map(|(mut sum, ops)| {
-            sum.enqueued = enqueued.remove(&sum.backend).unwrap_or_default();
+            if let Some((rows, seen)) = enqueued.remove(&sum.backend) {
+                (sum.enqueued, sum.unseen_splits) = (rows, sum.splits.saturating_sub(seen));
+            }
             sum.device = executed.remove(&sum.backend);
             sum.ops = ops.into_iter().map(|(op, work)| OpWork { op, work }).collect();
             order::by(&mut sum.ops, |a, b| {

@@ -42,7 +42,7 @@ pub fn write(out: &mut dyn Write, work: &Offload, phase: &str, style: &Style) ->
         }
         write!(out, "{}", t.render(style))?;
         more(out, b.ops.len(), style)?;
-        enqueued(out, b, phase, per, style)?;
+        enqueued(out, b, phase, work.graphs, style)?;
         if let Some(device) = &b.device {
             kernels::write(out, &b.backend, device, phase, &per, style)?;
         }
@@ -51,17 +51,28 @@ pub fn write(out: &mut dyn Write, work: &Offload, phase: &str, style: &Style) ->
     on_cpu(out, &work.on_cpu, phase, per, style)
 }
 
-fn enqueued(
-    out: &mut dyn Write,
-    b: &BackendWork,
-    phase: &str,
-    per: impl Fn(u64) -> f64,
-    style: &Style,
-) -> io::Result<()> {
-    if b.enqueued.is_empty() {
-        return Ok(());
+fn enqueued(out: &mut dyn Write, b: &BackendWork, phase: &str, graphs: u64, style: &Style) -> io::Result<()> {
+    match b.unseen_splits {
+        0 if b.enqueued.is_empty() => return Ok(()),
+        n if b.enqueued.is_empty() => {
+            let what = format!(
+                "Enqueued on {}, {phase}: not seen ({} before it was found how)",
+                b.backend,
+                count(n, "split")
+            );
+            return title(out, style, &what);
+        }
+        _ => {}
     }
-    title(out, style, &format!("Enqueued on {}, {phase} (per graph; host time, not execution)", b.backend))?;
+    // A graph may have several splits: the mean is over as many graphs as the splits that were seen make up.
+    let seen = b.splits.saturating_sub(b.unseen_splits);
+    let per = |n: u64| n as f64 * b.splits as f64 / (graphs as f64 * seen as f64).max(1.0);
+    let unseen = match b.unseen_splits {
+        0 => String::new(),
+        n => format!("; without {n} of {}", count(b.splits, "split")),
+    };
+    let what = format!("Enqueued on {}, {phase} (per graph; host time, not execution{unseen})", b.backend);
+    title(out, style, &what)?;
     let mut t = Table::new(vec![
         number("us", 0),
         number("groups", 0),

@@ -9,6 +9,7 @@ use crate::capture::structure::Reading;
 use crate::host::memory;
 use crate::recorder::calls::{CallKind, OpenCall};
 use crate::recorder::device::Overs;
+use crate::recorder::enqueue::SplitFit;
 use pfi::record::Split;
 use pfi::{EnqueueRun, WriteError};
 
@@ -23,17 +24,23 @@ impl<W: Write> Drain<W> {
     /// A device backend enqueues a node of the thread's split.
     pub(super) fn node(&mut self, e: &event::Call) {
         self.last_ts = e.h.ts;
+        let split = self.calls.current(CallKind::Split, e.h.tid).map(|s| (s.seq, s.cgraph, s.start));
+        let index = u32::try_from(e.n).ok();
+        let fits = |cgraph| index.is_some_and(|i| self.graphs.nodes.has(e.h.tgid, cgraph, e.a, i));
+        let misfit = e.b == event::NODE_AT && split.is_some_and(|(_, cgraph, _)| !fits(cgraph));
         if let Some(shown) = self.shown(e.h.engine) {
-            shown.enqueued += u64::from(e.b != event::NODE_DONE);
+            match misfit {
+                true => shown.misfit = e.h.ts,
+                false => shown.enqueued += u64::from(e.b != event::NODE_DONE),
+            }
         }
         // Without a split, it began before the probes were attached.
-        let Some(split) = self.calls.current(CallKind::Split, e.h.tid) else { return };
-        let (seq, cgraph, start) = (split.seq, split.cgraph, split.start);
+        let Some((seq, cgraph, start)) = split.filter(|_| !misfit) else { return };
         let last = self.enqueued.last_index(e.h.tid, seq);
         let index = match e.b {
             event::NODE_DONE => last.map(|i| i + 1),
             event::NODE_TENSOR => self.graphs.nodes.index_of(e.h.tgid, cgraph, e.a, last.unwrap_or_default()),
-            _ => u32::try_from(e.n).ok(),
+            _ => index,
         };
         // Fused nodes before the first one of a function that returns.
         if last.is_none() && e.b == event::NODE_TENSOR && index.is_some_and(|i| i > 0) {
@@ -58,12 +65,21 @@ impl<W: Write> Drain<W> {
         let Some(work) = self.graphs.nodes.offloaded(call.tgid, call.cgraph, ops) else { return Ok(()) };
         let run = EnqueueRun { split: call.seq, pid: call.tgid, tid: call.tid, plan, first: 0, t: 0 };
         match self.enqueued.write(run, e.h.ts, work.map(|(index, _)| index), &mut self.enc) {
-            Err(WriteError::UnknownPlan(_)) => {
-                self.enqueued.unplaced += 1;
-                Ok(())
+            Err(WriteError::UnknownPlan(_)) => self.enqueued.unplaced += 1,
+            Err(why) => return Err(why),
+            Ok(fit) => {
+                let Some(shown) = self.shown(e.h.engine) else { return Ok(()) };
+                match fit {
+                    SplitFit::Fits => shown.fitted = call.start,
+                    SplitFit::Misfit => shown.misfit = e.h.ts,
+                    SplitFit::Unhit if shown.backend.is_some_and(|(_, at, _)| at == call.object) => {
+                        shown.unhit = call.start;
+                    }
+                    SplitFit::Unhit => {}
+                }
             }
-            done => done,
         }
+        Ok(())
     }
 
     /// A layer hands over times of kernels.

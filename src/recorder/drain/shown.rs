@@ -41,6 +41,14 @@ pub struct Shown {
     pub silent: u64,
     /// A scheduler object seen, for the vtable route: (process, address).
     pub scheduler: Option<(u32, u64)>,
+    /// A backend seen whose function for one node can be found without symbols: (process, address, name).
+    pub backend: Option<(u32, u64, &'static str)>,
+    /// CLOCK_MONOTONIC ns of what proves or disproves the function probed for nodes: the last hit with other arguments
+    /// than a node's, or of a split that the hits do not fit; and the starts of such a backend's last splits whose
+    /// nodes it showed, and without a single hit.
+    pub misfit: u64,
+    pub fitted: u64,
+    pub unhit: u64,
     /// First tensor that could not be read, and the reason.
     pub unreadable: Option<Unreadable>,
     /// The user has been notified of it.
