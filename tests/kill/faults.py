@@ -29,8 +29,9 @@ ERRORS = {
     "read": ("EIO", "EINTR", "ESRCH"),
     "wait": ("EINTR",),
 }
-# Seconds that a recording continues after its first probe. With a budget, probes come and go while prices are measured.
-LENGTH, LENGTH_BUDGET = 0.8, 4.0
+# Seconds that a recording continues after its first probe. With a budget, probes come and go while prices are measured,
+# which takes as long as the machine is busy: such a recording ends by its tokens.
+LENGTH, LENGTH_BUDGET = 0.8, 20.0
 
 
 def length(way):

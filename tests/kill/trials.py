@@ -22,7 +22,7 @@ WAYS = {
     "command": (0.14, False, ["--leave-running"]),
     "perf": (0.14, True, ["--source", "perf"]),
     "perf-command": (0.08, False, ["--source", "perf", "--leave-running"]),
-    "budget": (0.10, True, ["--budget", "1%"]),
+    "budget": (0.10, True, ["--budget", "1%", "--tokens", "8"]),
     "sched": (0.08, True, ["--sched"]),
     "service": (0.06, True, None),
     "recorder": (0.10, True, None),
