@@ -2,6 +2,7 @@
 
 use crate::engine::elf::{ElfFile, ElfMachine};
 use crate::engine::functions;
+use common::order;
 
 /// Maximum bytes of a function to search for calls; the largest known to be of use has 24 KB.
 const MOST_CODE: u64 = 1 << 18;
@@ -21,7 +22,7 @@ pub fn longest(elf: &ElfFile, vaddr: u64) -> Vec<u64> {
     let code = elf.bytes_at(vaddr, own.min(MOST_CODE) as usize);
     let called = targets(elf.machine, vaddr, &code).filter(|&target| target != vaddr);
     let mut called: Vec<(u64, u64)> = called.filter_map(|target| Some((bytes(target)?, target))).collect();
-    called.sort_unstable_by_key(|&(bytes, target)| (std::cmp::Reverse(bytes), target));
+    order::by(&mut called, |a, b| b.cmp(a));
     called.dedup();
     called.into_iter().map(|(_, target)| target).collect()
 }

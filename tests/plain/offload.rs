@@ -24,6 +24,14 @@ const SQUARE: [u64; 4] = [2048, 2048, 1, 1];
 /// A run whose first op and, if `twice`, a copy of it after the device's part are computed by the CPU. `described`: the
 /// nodes of the device's split are known.
 fn run(described: bool, twice: bool) -> Trace {
+    run_with(described, twice, &[])
+}
+
+/// The device's nodes of a graph that were seen being enqueued: from a first one on, in groups of (nodes, ns).
+type Seen<'a> = (u64, u32, &'a [(u32, u64)]);
+
+/// The same, with what was seen of the enqueueing.
+fn run_with(described: bool, twice: bool, enqueued: &[Seen<'_>]) -> Trace {
     let mut e = Encoder::new(Vec::new(), EncoderConfig::default(), &header()).unwrap();
     setup(&mut e);
     let mut addr = 0x1000;
@@ -65,6 +73,10 @@ fn run(described: bool, twice: bool) -> Trace {
         let busy = Device::Busy(500);
         let of_device = split(splits + 1, backends[1], t + 100, 1000);
         e.split(&Split { graph: Some(seq), device: busy, plan, n_nodes: 3, ..of_device }).unwrap();
+        for &(_, first, groups) in enqueued.iter().filter(|(of, ..)| *of == seq) {
+            let (split, t) = (splits + 1, t as i64 + 110);
+            e.enqueued(&EnqueueRun { split, pid: PID, tid: PID, plan: device, first, t }, groups).unwrap();
+        }
         if twice {
             cpu(&mut e, 1200, splits + 2, after);
         }
@@ -108,6 +120,28 @@ fn each_backend_has_its_nodes_with_their_bytes() {
     assert_eq!(device.work.bytes, device.ops.iter().map(|o| o.work.bytes).sum::<u64>());
     // The model's facts cover the weights on the device.
     assert_eq!(report.model.weight_tensors, 2);
+}
+
+#[test]
+fn splits_that_were_not_seen_whole_are_in_no_figure_of_enqueueing() {
+    // The first graph's was not seen, the second's only from its second node on, and the fourth's without its last.
+    let seen: [Seen<'_>; 3] =
+        [(1, 1, &[(2, 999_999)]), (2, 0, &[(2, 300), (1, 50)]), (3, 0, &[(2, 888_888)])];
+    let report = reported(&run_with(true, false, &seen));
+    let device = &decode(&report).expect("described").backends[0];
+    let rows: Vec<_> =
+        device.enqueued.iter().map(|r| (r.ops.as_str(), r.groups, r.nodes, r.host_ns)).collect();
+    assert_eq!(rows, [("RMS_NORM+MUL_MAT", 1, 2, 300), ("ADD", 1, 1, 50)]);
+    assert_eq!((device.splits, device.unseen_splits), (GRAPHS, GRAPHS - 1));
+    let whole = text(&report);
+    assert!(whole.contains("without 3 of 4 splits)"), "{whole}");
+    // A mean over the one graph that was seen.
+    assert!(whole.contains("0.30     1.0    2.0      0.30  RMS_NORM+MUL_MAT"), "{whole}");
+    let report = reported(&run_with(true, false, &seen[..1]));
+    assert_eq!(decode(&report).expect("described").backends[0].unseen_splits, GRAPHS);
+    assert!(text(&report).contains("Enqueued on Vulkan, decode: not seen (4 splits"), "{}", text(&report));
+    let report = reported(&run(true, false));
+    assert_eq!(decode(&report).expect("described").backends[0].unseen_splits, 0, "not recorded at all");
 }
 
 #[test]
