@@ -14,8 +14,7 @@ use crate::capture::sched;
 use crate::capture::skel::types::ev_kind;
 use crate::capture::structure::{self, Reading, TensorTable};
 use crate::engine::backends::CPU_GUID;
-use crate::engine::enqueue;
-use crate::recorder::calls::{self, CallKind, ComputedBy, Entered, OpenCall, OpenCalls};
+use crate::recorder::calls::{self, CallKind, Entered, OpenCall, OpenCalls};
 use crate::recorder::device::{FinishedCall, HeldCalls};
 use crate::recorder::enqueue::EnqueueHits;
 use crate::recorder::experts::HeldExperts;
@@ -343,24 +342,7 @@ impl<W: Write> Drain<W> {
             call.cgraph = 0;
         }
         if kind == CallKind::Split {
-            let guid = self.guid(e, e.a);
-            call.work = if backend_guid::is_device(&guid) { ComputedBy::Device } else { ComputedBy::Host };
-            for outer in [CallKind::Sched, CallKind::Token] {
-                if let Some(outer) = self.calls.current(outer, h.tid).filter(|c| c.work != ComputedBy::Device)
-                {
-                    outer.work = call.work;
-                }
-            }
-            let name = backend_guid::name(&guid);
-            call.detail = self.enc.backend(guid, name.unwrap_or(""));
-            self.experts.split(name);
-            let nameless = name.filter(|name| enqueue::needs_no_name(name));
-            if let (Some(name), Some(shown)) = (nameless, self.shown(h.engine)) {
-                shown.backend = Some((h.tgid, e.a, name));
-            }
-            if guid != [0; backend_guid::GUID_BYTES] && !guid.starts_with(&CPU_GUID) {
-                call.plan = self.split_plan(e)?;
-            }
+            self.split_enter(e, &mut call)?;
         }
         call.seq = self.seq[kind as usize];
         match self.calls.enter(call) {

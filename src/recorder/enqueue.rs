@@ -8,7 +8,8 @@ use pfi::{Encoder, EnqueueRun, WriteError};
 
 /// Splits in progress on different threads.
 const SPLITS: usize = 4;
-/// More nodes than any backend fuses into one group: llama.cpp's largest pattern, for the choice of experts, has 11.
+/// More nodes than any backend fuses into one group: the largest patterns of ggml-vulkan.cpp, for the choice of experts,
+/// have about a dozen.
 const TOO_MANY: u32 = 32;
 
 /// What the hits of a split say about it.

@@ -207,6 +207,9 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         (Role::Op, _, _) if s.unknown > 0 => {
             format!("node list unknown in {} of {} graphs", s.unknown, s.graphs)
         }
+        (Role::Node, _, _) if seen == 0 && s.misfit > 0 => {
+            "hit, but never with a graph or a node, and its index".to_owned()
+        }
         (_, _, _) if seen == 0 => "attached, never hit".to_owned(),
         (_, _, _) => returns(role, s).unwrap_or_else(|| "hit".to_owned()),
     };

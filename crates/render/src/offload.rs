@@ -55,11 +55,7 @@ fn enqueued(out: &mut dyn Write, b: &BackendWork, phase: &str, graphs: u64, styl
     match b.unseen_splits {
         0 if b.enqueued.is_empty() => return Ok(()),
         n if b.enqueued.is_empty() => {
-            let what = format!(
-                "Enqueued on {}, {phase}: not seen ({} before it was found how)",
-                b.backend,
-                count(n, "split")
-            );
+            let what = format!("Enqueued on {}, {phase}: not seen ({})", b.backend, count(n, "split"));
             return title(out, style, &what);
         }
         _ => {}

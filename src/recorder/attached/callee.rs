@@ -21,7 +21,7 @@ pub enum Candidates {
 impl AttachedEngine {
     /// True until [`AttachedEngine::find_callees`] has been called: once is enough.
     pub fn wants_callees(&self) -> bool {
-        self.closed.is_none() && !self.searched && self.prober.takes(Role::Node)
+        self.closed.is_none() && !self.stays && !self.searched && self.prober.takes(Role::Node)
     }
 
     /// Finds and probes the function for one node of the live `backend` with this name, unless a function of its file

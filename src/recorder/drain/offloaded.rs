@@ -6,14 +6,40 @@ use std::io::Write;
 use super::Drain;
 use crate::capture::event;
 use crate::capture::structure::Reading;
+use crate::engine::backends::CPU_GUID;
+use crate::engine::enqueue;
 use crate::host::memory;
-use crate::recorder::calls::{CallKind, OpenCall};
+use crate::recorder::calls::{CallKind, ComputedBy, OpenCall};
 use crate::recorder::device::Overs;
 use crate::recorder::enqueue::SplitFit;
+use ggml::backend_guid;
 use pfi::record::Split;
 use pfi::{EnqueueRun, WriteError};
 
 impl<W: Write> Drain<W> {
+    /// A part of a graph is given to a backend: whose it is, and what it computes.
+    pub(super) fn split_enter(&mut self, e: &event::Call, call: &mut OpenCall) -> Result<(), WriteError> {
+        let h = &e.h;
+        let guid = self.guid(e, e.a);
+        call.work = if backend_guid::is_device(&guid) { ComputedBy::Device } else { ComputedBy::Host };
+        for outer in [CallKind::Sched, CallKind::Token] {
+            if let Some(outer) = self.calls.current(outer, h.tid).filter(|c| c.work != ComputedBy::Device) {
+                outer.work = call.work;
+            }
+        }
+        let name = backend_guid::name(&guid);
+        call.detail = self.enc.backend(guid, name.unwrap_or(""));
+        self.experts.split(name);
+        let nameless = name.filter(|name| enqueue::needs_no_name(name));
+        if let (Some(name), Some(shown)) = (nameless, self.shown(h.engine)) {
+            shown.backend = Some((h.tgid, e.a, name));
+        }
+        if guid != [0; backend_guid::GUID_BYTES] && !guid.starts_with(&CPU_GUID) {
+            call.plan = self.split_plan(e)?;
+        }
+        Ok(())
+    }
+
     /// The plan of the nodes that a split gives to its backend.
     pub(super) fn split_plan(&mut self, e: &event::Call) -> Result<Option<u32>, WriteError> {
         let ops = self.readings.get(e.h.engine as usize).map(Reading::idle_ops).unwrap_or_default();
