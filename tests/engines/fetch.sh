@@ -18,6 +18,7 @@ v0.5.0|npm|@node-llama-cpp/linux-x64|3.22.1|0d953e1503d5ab4608d8ed5b739132308c81
 vulkan-b5640|npm|@node-llama-cpp/linux-x64-vulkan|3.10.0|69d79272fa999ebf6a7a64075833b7bbf452e077f9f7810d9edbda4b418dbadb
 vulkan-b8390|npm|@node-llama-cpp/linux-x64-vulkan|3.18.1|9d8e0453cbd77cc19016d19feeae61bbb277543ae9f6076589dd79751a8b85a9
 vulkan-v0.5.0|npm|@node-llama-cpp/linux-x64-vulkan|3.22.1|e10577190fc4bd1649d3b655588e5c7a85fc6b6dbf7136fee596cbe9e25521e7
+cuda-npm-v0.5.0|npm|@node-llama-cpp/linux-x64-cuda|3.22.1|d6cd3ff39a43b024816952e0bc6452d6711608d26256ff6eb0fe8cf7ff55bb2c
 b11549|pip|xllamacpp|2026.10.11549|c54e7d13520ecc989c63dc99d55de3065e2f343a91f43f053d16b5e62077c261
 '
 

@@ -56,7 +56,8 @@ fn enqueued(out: &mut dyn Write, b: &BackendWork, phase: &str, graphs: u64, styl
         0 if b.enqueued.is_empty() => return Ok(()),
         n if b.enqueued.is_empty() => {
             let what = format!("Enqueued on {}, {phase}: not seen ({})", b.backend, count(n, "split"));
-            return title(out, style, &what);
+            title(out, style, &what)?;
+            return why_unseen(out, b, style);
         }
         _ => {}
     }
@@ -86,7 +87,19 @@ fn enqueued(out: &mut dyn Write, b: &BackendWork, phase: &str, graphs: u64, styl
         ]);
     }
     write!(out, "{}", t.render(style))?;
-    more(out, b.enqueued.len(), style)
+    more(out, b.enqueued.len(), style)?;
+    why_unseen(out, b, style)
+}
+
+/// What may be the reason that no node was seen in some splits, and what shows the nodes.
+fn why_unseen(out: &mut dyn Write, b: &BackendWork, style: &Style) -> io::Result<()> {
+    if b.unseen_splits == 0 || !b.backend.starts_with("CUDA") {
+        return Ok(());
+    }
+    // ggml-cuda.cu, ggml_cuda_graph: most decode steps are one cudaGraphLaunch.
+    let why = "a CUDA graph is launched as a whole, and its nodes are not enqueued one by one;\n  \
+               with GGML_CUDA_DISABLE_GRAPHS=1 the engine enqueues each";
+    writeln!(out, "{}", style.dim(&format!("  {why}")))
 }
 
 fn columns(last: &'static str) -> Vec<super::table::Column> {
