@@ -32,8 +32,18 @@ type Seen<'a> = (u64, u32, &'a [(u32, u64)]);
 
 /// The same, with what was seen of the enqueueing.
 fn run_with(described: bool, twice: bool, enqueued: &[Seen<'_>]) -> Trace {
+    run_probed(described, twice, enqueued, false)
+}
+
+/// The same; `probed`: the function that enqueues a node had a probe.
+fn run_probed(described: bool, twice: bool, enqueued: &[Seen<'_>], probed: bool) -> Trace {
     let mut e = Encoder::new(Vec::new(), EncoderConfig::default(), &header()).unwrap();
     setup(&mut e);
+    if probed {
+        let (role, name, why) = ("node", "ggml_vk_build_graph", "by symbol");
+        let rung = RungRecord { engine: 0, role, name, used: true, expected: None, seen: 0, why };
+        e.rung(&rung).unwrap();
+    }
     let mut addr = 0x1000;
     let mut tensor = |e: &mut Encoder<Vec<u8>>, name: &str, op, ne, src: &[u32], ty: u16| {
         addr += 512;
@@ -142,6 +152,9 @@ fn splits_that_were_not_seen_whole_are_in_no_figure_of_enqueueing() {
     assert!(text(&report).contains("Enqueued on Vulkan, decode: not seen (4 splits"), "{}", text(&report));
     let report = reported(&run(true, false));
     assert_eq!(decode(&report).expect("described").backends[0].unseen_splits, 0, "not recorded at all");
+    let report = reported(&run_probed(true, false, &[], true));
+    let unseen = decode(&report).expect("described").backends[0].unseen_splits;
+    assert_eq!(unseen, GRAPHS, "a probe that never fired");
 }
 
 #[test]

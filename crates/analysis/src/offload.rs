@@ -323,8 +323,12 @@ fn backends(
     let mut rows: Vec<BackendWork> = sums
         .into_values()
         .map(|(mut sum, ops)| {
-            if let Some((rows, seen)) = enqueued.remove(&sum.backend) {
-                (sum.enqueued, sum.unseen_splits) = (rows, sum.splits.saturating_sub(seen));
+            match enqueued.remove(&sum.backend) {
+                Some((rows, seen)) => {
+                    (sum.enqueued, sum.unseen_splits) = (rows, sum.splits.saturating_sub(seen));
+                }
+                None if has_node_probe(loaded, &sum.backend) => sum.unseen_splits = sum.splits,
+                None => {}
             }
             sum.device = executed.remove(&sum.backend);
             sum.ops = ops.into_iter().map(|(op, work)| OpWork { op, work }).collect();
@@ -336,6 +340,12 @@ fn backends(
         .collect();
     order::by(&mut rows, |a, b| b.work.bytes.cmp(&a.work.bytes).then_with(|| a.backend.cmp(&b.backend)));
     rows
+}
+
+/// Whether a function that enqueues this backend's nodes had a probe.
+fn has_node_probe(loaded: &Loaded<'_>, backend: &str) -> bool {
+    let prefix = ggml::backend_guid::function_prefix(backend);
+    prefix.is_some_and(|p| loaded.rungs.iter().any(|r| r.role == "node" && r.name.starts_with(p)))
 }
 
 fn copies(

@@ -58,6 +58,18 @@ pub fn is_host(name: &str) -> bool {
     matches!(name, "CPU" | "BLAS/OpenVINO" | "AMX" | "ZenDNN" | "ggml-runner 2")
 }
 
+/// How the names of the functions of this backend's source begin; `None` if it is not known here.
+pub fn function_prefix(backend: &str) -> Option<&'static str> {
+    Some(match backend {
+        "CUDA/HIP/MUSA" => "ggml_cuda_",
+        "Vulkan" => "ggml_vk_",
+        "OpenCL" => "ggml_cl_",
+        "SYCL" => "ggml_sycl_",
+        "CANN" => "ggml_cann_",
+        _ => return None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
