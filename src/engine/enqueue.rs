@@ -7,12 +7,23 @@ use crate::engine::elf::ElfFile;
 use crate::engine::ladder::{NodeArg, ProbePoint, Rung, RungMethod};
 use crate::engine::prologue::{self, Need};
 
+/// A function named by the user, of a backend that is not known here. Its argument of this number, from 1 to
+/// [`ARGUMENTS`], is the node. It lives as long as the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpProbe {
+    pub symbol: &'static str,
+    pub argument: u8,
+}
+
+/// The arguments that the BPF programs can read.
+pub const ARGUMENTS: u8 = 4;
+
 /// Such a function of one backend.
 struct NodeFunction {
     /// Its name in the source.
     name: &'static str,
     /// Its mangled name without `_Z` or `_ZL`, up to the argument that is the node. A compiler adds the types of the
-    /// others and a tail (`.isra.0`).
+    /// others and a tail (`.isra.0`). Empty: any function of this name, also in C.
     mangled: &'static [&'static str],
     node: NodeArg,
     /// Whether fused nodes are enqueued outside it, so that its return must be seen.
@@ -88,6 +99,20 @@ pub fn rung(engine: &DiscoveredEngine) -> Option<Rung> {
     Some(Rung { name, how: RungMethod::Symbols, points })
 }
 
+/// The same with the user's function, in whichever modules have it, by the name in the source or in the file.
+pub fn own_rung(engine: &DiscoveredEngine, own: OpProbe) -> Option<Rung> {
+    let f = NodeFunction {
+        name: own.symbol,
+        mangled: &[],
+        node: NodeArg::Tensor(own.argument),
+        returns: true,
+        called_by: None,
+    };
+    let modules = engine.modules.iter().enumerate();
+    let points: Vec<ProbePoint> = modules.filter_map(|(i, m)| point(&m.elf, i, &f)).collect();
+    (!points.is_empty()).then_some(Rung { name: own.symbol, how: RungMethod::Symbols, points })
+}
+
 fn points(elf: &ElfFile, module: usize) -> impl Iterator<Item = ProbePoint> + '_ {
     FUNCTIONS.iter().filter_map(move |f| point(elf, module, f))
 }
@@ -142,7 +167,11 @@ pub fn candidates(elf: &ElfFile, module: usize, graph_compute: u64, backend: &st
 
 /// Whether a symbol's name is the function's.
 fn is(name: &str, f: &NodeFunction) -> bool {
-    let Some(name) = name.strip_prefix("_Z") else { return false };
-    let name = name.strip_prefix('L').unwrap_or(name);
-    f.mangled.iter().any(|m| name.starts_with(m))
+    let Some(mangled) = name.strip_prefix("_Z") else { return f.mangled.is_empty() && name == f.name };
+    let mangled = mangled.strip_prefix('L').unwrap_or(mangled);
+    if f.mangled.is_empty() {
+        // The user gives no types.
+        return mangled.strip_prefix(&f.name.len().to_string()).is_some_and(|m| m.starts_with(f.name));
+    }
+    f.mangled.iter().any(|m| mangled.starts_with(m))
 }

@@ -16,6 +16,7 @@ use crate::capture::error::{AttachError, ProbeError};
 use crate::capture::source::{Guard, Probe, Prober};
 use crate::engine::backends::{self, BackendsError, NotProbed};
 use crate::engine::discover::{DiscoveredEngine, EngineModule};
+use crate::engine::enqueue::{self, OpProbe};
 use crate::engine::ladder::{Ladder, NodeArg, ProbePoint, Rung, RungMethod};
 use crate::engine::probes::{self, Prog, ROLES, Role, Site};
 use crate::engine::prologue::ProbeOffset;
@@ -92,6 +93,8 @@ pub struct AttachedEngine {
     searched: bool,
     /// When the role's last probes of nodes were attached, CLOCK_MONOTONIC ns.
     nodes_since: u64,
+    /// The user's function that enqueues a node.
+    pub own: Option<OpProbe>,
     /// Attached probes stay: they could not be attached again.
     pub stays: bool,
     /// Set when the recording is over: nothing is attached any longer; the roles that had probes.
@@ -102,8 +105,11 @@ pub struct AttachedEngine {
 }
 
 /// The engine's ladder; keeps in memory only what it needs from the engine's files.
-fn ladder(engine: &DiscoveredEngine) -> Ladder {
-    let ladder = Ladder::of(engine);
+fn ladder(engine: &DiscoveredEngine, own: Option<OpProbe>) -> Ladder {
+    let mut ladder = Ladder::of(engine);
+    if let Some(own) = own {
+        ladder.node = enqueue::own_rung(engine, own).into_iter().collect();
+    }
     engine.modules.iter().for_each(|m| m.elf.release());
     ladder
 }
@@ -148,14 +154,20 @@ fn node_program(node: Option<NodeArg>) -> Prog {
 }
 
 impl AttachedEngine {
-    pub fn new(engine: DiscoveredEngine, prober: Box<dyn Prober>, site: Site) -> AttachedEngine {
-        let ladder = ladder(&engine);
+    pub fn new(
+        engine: DiscoveredEngine,
+        prober: Box<dyn Prober>,
+        site: Site,
+        own: Option<OpProbe>,
+    ) -> AttachedEngine {
+        let ladder = ladder(&engine, own);
         let files = engine.modules.iter().map(|m| (m.dev, m.inode)).collect();
         AttachedEngine {
             engine,
             ladder,
             prober,
             site,
+            own,
             at: [0; ROLES],
             links: Default::default(),
             places: Default::default(),
@@ -407,6 +419,15 @@ impl AttachedEngine {
         next
     }
 
+    /// That the user's function is nowhere, if so.
+    pub fn own_missing(&self) -> Option<String> {
+        let OpProbe { symbol, .. } = self.own.filter(|_| self.ladder.node.is_empty())?;
+        Some(format!(
+            "--op-probe: no library of the engine has a function {symbol}, or its symbols are stripped: \
+             `nm -C LIBRARY` lists those of a library"
+        ))
+    }
+
     /// Adds modules of the same engine that were loaded later (CPU variants opened after its start).
     pub fn extend(&mut self, modules: Vec<EngineModule>, roles: &[Role]) -> usize {
         let from = self.engine.modules.len();
@@ -414,7 +435,7 @@ impl AttachedEngine {
         let added = self.engine.modules.len() - from;
         if added > 0 {
             let node = std::mem::take(&mut self.ladder.node);
-            self.ladder = ladder(&self.engine);
+            self.ladder = ladder(&self.engine, self.own);
             // What was found in a live process is not in the files.
             if node.iter().any(|r| r.how == RungMethod::Callee) {
                 self.ladder.node = node;

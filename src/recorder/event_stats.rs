@@ -33,7 +33,7 @@ pub fn rungs<W: Write>(
         let told = |r: &Role| match r {
             Role::Phase => wanted.contains(r),
             Role::Kernel => a.rung(Role::Kernel).is_some(),
-            Role::Node => a.rung(Role::Wait).is_some(),
+            Role::Node => a.own.is_some() || a.rung(Role::Wait).is_some(),
             _ => true,
         };
         for role in Role::ALL.into_iter().rev().filter(told) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::capture::pmc;
 use crate::capture::source::{BackendChoice, CaptureOptions};
+use crate::engine::enqueue::OpProbe;
 use crate::engine::probes::Site;
 use crate::engine::search::Launch;
 use crate::host::btf::Btf;
@@ -61,6 +62,8 @@ pub struct RecordOptions {
     pub agent_cpu: AgentCpu,
     pub op_end: OpEnd,
     pub site: Site,
+    /// A function that enqueues one node, of a backend that is not known here.
+    pub op_probe: Option<OpProbe>,
     /// The running kernel's types, if the kernel does not provide them itself.
     pub btf: Option<Btf>,
     /// Limit on the recording's cost; None: it stays at its level.

@@ -324,12 +324,13 @@ impl Session {
         self.add_layers(&mut engine, watch);
         let mut reading = Reading::new(id, engine.layout.clone(), &engine.tables);
         let described = self.options.capture.gpu >= GpuDetail::Split;
-        reading.devices = described && engine.modules.iter().any(|m| m.roles.drives);
+        reading.devices =
+            described && (self.options.op_probe.is_some() || engine.modules.iter().any(|m| m.roles.drives));
         let prober = self.source.engine(&reading)?;
         self.hear(watch)?;
         self.define(id, &engine)?;
         self.drain.borrow_mut().add_engine(reading);
-        let mut attached = AttachedEngine::new(engine, prober, self.options.site);
+        let mut attached = AttachedEngine::new(engine, prober, self.options.site, self.options.op_probe);
         if self.options.op_end == OpEnd::Interval {
             attached.ladder.op_end.retain(|r| r.how == crate::engine::ladder::RungMethod::Interval);
         }
@@ -512,6 +513,7 @@ impl Session {
         }
         // Let everything that is stopped continue.
         self.halts = None;
+        self.engines.iter().filter_map(AttachedEngine::own_missing).for_each(|text| watch.tell(&text));
         // Cut what is in progress here: probes are removed one after the other.
         let stopped = usage::now();
         self.drain.borrow_mut().end_at(stopped);

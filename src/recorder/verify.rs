@@ -190,9 +190,12 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
     let why = match (role, wanted, a.rung(role)) {
         (_, false, _) => "not recorded at this level".to_owned(),
         (Role::Wait, _, None) => "no device in the engine".to_owned(),
-        (Role::Node, _, None) => {
-            "no function of a device backend that enqueues a node is known here".to_owned()
-        }
+        (Role::Node, _, None) => match a.own {
+            Some(own) => {
+                format!("no function {} in the engine's libraries, or its symbols are stripped", own.symbol)
+            }
+            None => "no function of a device backend that enqueues a node is known here".to_owned(),
+        },
         (Role::Node, _, Some(_)) if unproved => {
             "a function without a symbol that no hit has proved".to_owned()
         }

@@ -235,3 +235,33 @@ fn without_a_device_the_recording_says_so() {
         "{found:?}"
     );
 }
+
+/// A backend that profinfer does not know has its function from the user.
+#[test]
+fn the_user_may_name_the_function() {
+    let _turn = live!();
+    let engine = match engine() {
+        Ok(engine) => engine,
+        Err(why) => skip!("{why}"),
+    };
+    let here = tempfile::tempdir().expect("a directory");
+    let of = |probe: &str| run(&["--op-probe", probe], &command(&engine, &engine, here.path(), &[]));
+    let named = of("ggml_cl_compute_forward:2");
+    named.seen().books_close();
+    for phase in ["prefill", "decode"] {
+        let report = report(&named);
+        let own = device(&report, phase);
+        assert_eq!(own["unseen_splits"].as_u64().unwrap_or(0), 0, "{own:#}");
+        assert_eq!(sum(&own["enqueued"], "nodes"), own["nodes"].as_u64().expect("nodes"), "{own:#}");
+    }
+    // Its first argument is the backend.
+    let wrong = report(&of("ggml_cl_compute_forward:1"));
+    assert_eq!(device(&wrong, "decode")["enqueued"], Value::Null);
+    let none = of("ggml_cl_compute_backward:2");
+    assert!(none.status.success(), "{}", none.stderr);
+    assert!(
+        none.stderr.contains("no library of the engine has a function ggml_cl_compute_backward"),
+        "{}",
+        none.stderr
+    );
+}

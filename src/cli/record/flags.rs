@@ -392,6 +392,7 @@ fn options(args: &Args, streams: Streams) -> Result<RecordOptions, Usage> {
         agent_cpu,
         op_end,
         site,
+        op_probe: None,
         btf: None,
         counters: Default::default(),
         duration: None,

@@ -5,15 +5,25 @@ use std::path::{Path, PathBuf};
 use crate::capture::source::GpuDetail;
 use crate::cli::args::Choice;
 use crate::cli::args::{Args, Flag, FlagGroup, Usage};
-use crate::cli::values::choice;
+use crate::cli::values::{choice, whole};
+use crate::engine::enqueue::{self, OpProbe};
 use crate::engine::layer::{LAYERS, Layer};
 use crate::recorder::recording::{RecordOptions, Target};
 
 pub const FLAGS: FlagGroup = FlagGroup {
     title: "Devices",
-    flags: &[Flag::value("gpu", "DETAIL", "Level of detail for devices, at level op")
-        .default("op")
-        .one_of::<GpuDetail>()],
+    flags: &[
+        Flag::value("gpu", "DETAIL", "Level of detail for devices, at level op")
+            .default("op")
+            .one_of::<GpuDetail>(),
+        Flag::value(
+            "op-probe",
+            "SYMBOL:ARG",
+            "Function that enqueues one node, of a backend that profinfer does not know, and the number of its \
+             argument, from 1 to 4, that is the node (ggml_rk_compute_forward:2). Its symbol must be in the backend's \
+             library",
+        ),
+    ],
 };
 
 impl Choice for GpuDetail {
@@ -39,7 +49,23 @@ impl Choice for GpuDetail {
 /// None of the choices.
 pub fn read(args: &Args, options: &mut RecordOptions) -> Result<(), Usage> {
     options.capture.gpu = args.needed("gpu", choice)?;
+    options.op_probe = args.option("op-probe", op_probe)?;
+    if options.op_probe.is_some() && options.capture.gpu < GpuDetail::Op {
+        return Err(Usage::new(format!(
+            "{}--op-probe needs --gpu op or kernel: without it no node is recorded as enqueued",
+            args.place(&["op-probe", "gpu"])
+        )));
+    }
     Ok(())
+}
+
+fn op_probe(text: &str) -> Result<OpProbe, String> {
+    let number = whole(1, enqueue::ARGUMENTS.into());
+    let parts = text.rsplit_once(':').filter(|(symbol, _)| !symbol.is_empty());
+    let (symbol, argument) = parts.ok_or("expected SYMBOL:ARG, such as ggml_rk_compute_forward:2")?;
+    let argument = number(argument).map_err(|why| format!("argument '{argument}': {why}"))?;
+    // Names of probes live as long as the program; this one is given once.
+    Ok(OpProbe { symbol: String::leak(symbol.to_owned()), argument })
 }
 
 /// The layers that a started command loads: a running process has loaded its own, or will not.

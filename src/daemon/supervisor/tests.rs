@@ -37,6 +37,7 @@ fn rule(name: &str) -> Rule {
         agent_cpu: AgentCpu::Any,
         op_end: OpEnd::Auto,
         site: Site::Cheapest,
+        op_probe: None,
         btf: None,
         budget: None,
         sensors: None,
