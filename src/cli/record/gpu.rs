@@ -22,7 +22,8 @@ pub const FLAGS: FlagGroup = FlagGroup {
             "Function that enqueues one node, of a backend that profinfer does not know, and the number of its \
              argument, from 1 to 4, that is the node (ggml_rk_compute_forward:2). Its symbol must be in the backend's \
              library",
-        ),
+        )
+        .valid(|text| op_probe(text).map(drop)),
     ],
 };
 
@@ -49,7 +50,9 @@ impl Choice for GpuDetail {
 /// None of the choices.
 pub fn read(args: &Args, options: &mut RecordOptions) -> Result<(), Usage> {
     options.capture.gpu = args.needed("gpu", choice)?;
-    options.op_probe = args.option("op-probe", op_probe)?;
+    // Names of probes live as long as the program; this one is given once.
+    let leak = |(symbol, argument): (&str, u8)| OpProbe { symbol: String::leak(symbol.to_owned()), argument };
+    options.op_probe = args.option("op-probe", |text| op_probe(text).map(leak))?;
     if options.op_probe.is_some() && options.capture.gpu < GpuDetail::Op {
         return Err(Usage::new(format!(
             "{}--op-probe needs --gpu op or kernel: without it no node is recorded as enqueued",
@@ -59,13 +62,12 @@ pub fn read(args: &Args, options: &mut RecordOptions) -> Result<(), Usage> {
     Ok(())
 }
 
-fn op_probe(text: &str) -> Result<OpProbe, String> {
+fn op_probe(text: &str) -> Result<(&str, u8), String> {
     let number = whole(1, enqueue::ARGUMENTS.into());
     let parts = text.rsplit_once(':').filter(|(symbol, _)| !symbol.is_empty());
     let (symbol, argument) = parts.ok_or("expected SYMBOL:ARG, such as ggml_rk_compute_forward:2")?;
     let argument = number(argument).map_err(|why| format!("argument '{argument}': {why}"))?;
-    // Names of probes live as long as the program; this one is given once.
-    Ok(OpProbe { symbol: String::leak(symbol.to_owned()), argument })
+    Ok((symbol, argument))
 }
 
 /// The layers that a started command loads: a running process has loaded its own, or will not.
