@@ -35,7 +35,9 @@ fn mistakes(file: &str) -> Vec<String> {
 
 /// Three valid values of a flag.
 fn samples(flag: &Flag) -> [&'static str; 3] {
-    let any = ["1", "2", "3", "4KiB", "8KiB", "16KiB", "1%", "2%", "3%", "0600", "0640", "0644"];
+    let any = [
+        "1", "2", "3", "4KiB", "8KiB", "16KiB", "1%", "2%", "3%", "0600", "0640", "0644", "f:1", "f:2", "f:3",
+    ];
     let fit: Vec<&str> = flag.choices.names().chain(any).filter(|v| flag.diagnose(v).is_none()).collect();
     fit.first_chunk().copied().unwrap_or_else(|| panic!("--{}: {fit:?}", flag.name))
 }
