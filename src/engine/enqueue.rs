@@ -15,6 +15,13 @@ pub struct OpProbe {
     pub argument: u8,
 }
 
+impl OpProbe {
+    fn function(self) -> NodeFunction {
+        let node = NodeArg::Tensor(self.argument);
+        NodeFunction { name: self.symbol, mangled: &[], node, returns: true, called_by: None }
+    }
+}
+
 /// The arguments that the BPF programs can read.
 pub const ARGUMENTS: u8 = 4;
 
@@ -101,13 +108,7 @@ pub fn rung(engine: &DiscoveredEngine) -> Option<Rung> {
 
 /// The same with the user's function, in whichever modules have it, by the name in the source or in the file.
 pub fn own_rung(engine: &DiscoveredEngine, own: OpProbe) -> Option<Rung> {
-    let f = NodeFunction {
-        name: own.symbol,
-        mangled: &[],
-        node: NodeArg::Tensor(own.argument),
-        returns: true,
-        called_by: None,
-    };
+    let f = own.function();
     let modules = engine.modules.iter().enumerate();
     let points: Vec<ProbePoint> = modules.filter_map(|(i, m)| point(&m.elf, i, &f)).collect();
     (!points.is_empty()).then_some(Rung { name: own.symbol, how: RungMethod::Symbols, points })
@@ -167,11 +168,32 @@ pub fn candidates(elf: &ElfFile, module: usize, graph_compute: u64, backend: &st
 
 /// Whether a symbol's name is the function's.
 fn is(name: &str, f: &NodeFunction) -> bool {
-    let Some(mangled) = name.strip_prefix("_Z") else { return f.mangled.is_empty() && name == f.name };
+    let any_types = f.mangled.is_empty();
+    if any_types && name == f.name {
+        return true;
+    }
+    let Some(mangled) = name.strip_prefix("_Z") else { return false };
     let mangled = mangled.strip_prefix('L').unwrap_or(mangled);
-    if f.mangled.is_empty() {
-        // The user gives no types.
+    if any_types {
         return mangled.strip_prefix(&f.name.len().to_string()).is_some_and(|m| m.starts_with(f.name));
     }
     f.mangled.iter().any(|m| mangled.starts_with(m))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_s_function_is_found_by_either_name() {
+        let is = |name: &str, symbol| super::is(name, &OpProbe { symbol, argument: 2 }.function());
+        let mangled = "_Z18ggml_rk_compute_opR7contextP11ggml_tensor";
+        assert!(is("ggml_rk_compute_op", "ggml_rk_compute_op"), "C");
+        assert!(is(mangled, "ggml_rk_compute_op"));
+        assert!(is("_ZL18ggml_rk_compute_opP11ggml_tensor", "ggml_rk_compute_op"), "static");
+        assert!(is(mangled, mangled), "as nm shows it");
+        assert!(!is("_Z20ggml_rk_compute_op_2P11ggml_tensor", "ggml_rk_compute_op"), "a longer name");
+        assert!(!is("ggml_rk_compute_op_2", "ggml_rk_compute_op"));
+        assert!(!is("_Z3runv", ""));
+    }
 }

@@ -421,7 +421,10 @@ impl AttachedEngine {
 
     /// That the user's function is nowhere, if so.
     pub fn own_missing(&self) -> Option<String> {
-        let OpProbe { symbol, .. } = self.own.filter(|_| self.ladder.node.is_empty())?;
+        let OpProbe { symbol, .. } = self.own?;
+        if self.ladder.node.iter().any(|r| r.name == symbol) {
+            return None;
+        }
         Some(format!(
             "--op-probe: no library of the engine has a function {symbol}, or its symbols are stripped: \
              `nm -C LIBRARY` lists those of a library"

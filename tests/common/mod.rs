@@ -12,6 +12,7 @@ pub mod made;
 pub mod program;
 pub mod python;
 pub mod refuse;
+pub mod reported;
 pub mod run;
 pub mod seen;
 pub mod service;
@@ -161,14 +162,18 @@ pub fn driver() -> PathBuf {
     made
 }
 
-/// The argument of `driver --engine` for an engine of tests/engines/fetch.sh.
+/// The argument of `driver --engine` for an engine of tests/engines/fetch.sh or tests/gpu; or why there is none.
 pub fn engine(name: &str) -> Result<PathBuf, String> {
-    let out = Command::new(source("engines/fetch.sh")).args(["", name]).output();
-    let out = out.map_err(|e| format!("fetch.sh: {e}"))?;
+    let (script, only): (_, &[&str]) = match name {
+        _ if name.starts_with("opencl-") => ("gpu/opencl.sh", &[]),
+        _ if name.starts_with("cuda-v") => ("gpu/cuda.sh", &[]),
+        _ => ("engines/fetch.sh", &["", name]),
+    };
+    let out = Command::new(source(script)).args(only).output().map_err(|e| format!("{script}: {e}"))?;
     let (said, wrong) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     match said.lines().find_map(|l| l.strip_prefix(&format!("{name} "))) {
         Some(path) if out.status.success() => Ok(path.into()),
-        _ => Err(format!("engine {name} is not to be had: {}", wrong.trim())),
+        _ => Err(format!("no engine {name}: {}", wrong.trim())),
     }
 }
 

@@ -12,7 +12,7 @@ name=cuda-v0.5.0 base=cuda-npm-v0.5.0
 headers=nvidia-cuda-runtime headers_version=13.5.37
 headers_sum=df2b79a8852f10d1fef8c848489c49eebb5754051bf870202a862831412b179d
 
-die() { echo "cuda.sh: $*" >&2; exit 1; }
+. "$here/install.sh"
 
 include() { # prints the folder of the headers
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --no-cache-dir --only-binary :all: \
@@ -37,7 +37,7 @@ rest() { # object backend
 
 make_engine() {
     local backend=$tmp/out/libggml-cuda.so cc=${CC:-cc} lib
-    mkdir "$tmp/out" "$tmp/crt"
+    mkdir "$tmp/crt"
     cp "$engines/$base"/*.so "$tmp/out/"
     # driver_types.h wants this header of NVIDIA's compiler, which is in another package.
     cat >"$tmp/crt/host_defines.h" <<'DEFINES'
@@ -60,21 +60,10 @@ DEFINES
         "$cc" -shared -fPIC -w "-Wl,-soname,$lib" "-Wl,--version-script=$tmp/map" -o "$tmp/out/$lib" \
             "$tmp/fake.o" "$tmp/rest.c"
     done
-    printf '%s\n' "$made_of" >"$tmp/out/.made_of"
-    rm -rf "${engines:?}/$name"
-    mv -T "$tmp/out" "$engines/$name"
 }
 
 [ "$(uname -sm)" = "Linux x86_64" ] || die "the packaged backend is for Linux x86-64, this is $(uname -sm)"
 engines=${1:-${PROFINFER_ENGINES:-${XDG_CACHE_HOME:-${HOME:?set HOME or PROFINFER_ENGINES}/.cache}/profinfer/engines}}
 "$here/../engines/fetch.sh" "$engines" "$base" >/dev/null
 engines=$(cd "$engines" && pwd)
-made_of=$(cat "$here/cuda.sh" "$here/fake_cuda.c" "$engines/$base/.sha256" | sha256sum)
-exec 9>"$engines/.$name.lock"
-flock 9
-if [ "$(cat "$engines/$name/.made_of" 2>/dev/null)" != "$made_of" ]; then
-    tmp=$(mktemp -d "$engines/.tmp.XXXXXX")
-    trap 'rm -rf "$tmp"' EXIT
-    make_engine
-fi
-echo "$name $engines/$name"
+install_engine fake_cuda.c

@@ -18,7 +18,7 @@ intel-cmplr-lib-rt|2026.2.0|9f713083073a820d2496a6da8e8d4f3482aba6640f74521d25ea
 tbb|2023.2.0|7d80615b6e970f11671fa05b6eaa9483ac864fbfe525ac280271a78b37870b7c
 '
 
-die() { echo "opencl.sh: $*" >&2; exit 1; }
+. "$here/install.sh"
 
 check() { # file sum
     local sum
@@ -85,27 +85,15 @@ plugin() { # folder ggml flags...
 }
 
 make_engine() {
-    mkdir "$tmp/out"
     cp "$engines/$base"/*.so "$tmp/out/"
     rm "$tmp/out/libggml-vulkan.so"
     plugins "$tmp/out"
     runtime "$tmp/out"
     "${CC:-cc}" -O2 -Wall -Wextra -shared -fPIC -o "$tmp/out/device_name.so" "$here/device_name.c" -ldl
-    printf '%s\n' "$made_of" >"$tmp/out/.made_of"
-    rm -rf "${engines:?}/$name"
-    mv -T "$tmp/out" "$engines/$name"
 }
 
 [ "$(uname -sm)" = "Linux x86_64" ] || die "the runtime is for Linux x86-64, this is $(uname -sm)"
 engines=${1:-${PROFINFER_ENGINES:-${XDG_CACHE_HOME:-${HOME:?set HOME or PROFINFER_ENGINES}/.cache}/profinfer/engines}}
 engines=$(cd "$engines" && pwd) || die "run tests/engines/fetch.sh first"
 [ -d "$engines/$base" ] || die "no engine $base in $engines: run tests/engines/fetch.sh"
-made_of=$(cat "$here/opencl.sh" "$here/device_name.c" "$engines/$base/.sha256" | sha256sum)
-exec 9>"$engines/.$name.lock"
-flock 9
-if [ "$(cat "$engines/$name/.made_of" 2>/dev/null)" != "$made_of" ]; then
-    tmp=$(mktemp -d "$engines/.tmp.XXXXXX")
-    trap 'rm -rf "$tmp"' EXIT
-    make_engine
-fi
-echo "$name $engines/$name"
+install_engine device_name.c

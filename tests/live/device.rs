@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use analysis::load::Loaded;
+use common::reported::report;
 use common::run::{Run, profinfer, record};
 use common::{driver, engine, live, model, skip};
 use ggml::backend_guid;
@@ -45,12 +46,6 @@ fn run(lib: &Path, icd: &Path, args: &[&str], layers: &str) -> Run {
     env.extend(vars.map(|(name, file)| format!("{name}={}", file.display())));
     let env: Vec<&str> = env.iter().map(String::as_str).collect();
     record(&[args, &["--"], &env, &[driver], &work, &["-n", &decodes]].concat())
-}
-
-fn report(run: &Run) -> Value {
-    let out = profinfer().args(["report", "--json"]).arg(&run.trace).output().expect("it runs");
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    serde_json::from_slice(&out.stdout).expect("JSON")
 }
 
 fn phase<'r>(report: &'r Value, name: &str) -> &'r Value {

@@ -9,21 +9,15 @@ use std::process::Command;
 use analysis::idents::Idents;
 use analysis::kernels::{self, PlacedKernel};
 use analysis::load::Loaded;
+use common::reported::{on_backend, report, seen_whole, sum};
 use common::run::{Run, profinfer, record};
-use common::{driver, live, model, skip, source};
+use common::{driver, engine, live, model, skip};
 use serde_json::Value;
 
 const DECODES: usize = 8;
 
-/// The engine, or why there is none. The folder "profiled" has the same with its own profile.
-fn engine() -> Result<PathBuf, String> {
-    let out = Command::new(source("gpu/opencl.sh")).output().map_err(|e| format!("opencl.sh: {e}"))?;
-    let (said, wrong) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    match said.lines().find_map(|l| l.strip_prefix("opencl-v0.5.0 ")) {
-        Some(path) if out.status.success() => Ok(path.into()),
-        _ => Err(format!("the OpenCL engine is not to be had: {}", wrong.trim())),
-    }
-}
+/// The folder "profiled" has the same with its own profile.
+const ENGINE: &str = "opencl-v0.5.0";
 
 /// The layer, beside the program under test.
 fn layer() -> Result<PathBuf, String> {
@@ -58,22 +52,9 @@ fn run(args: &[&str], command: &[String]) -> Run {
     record(&[args, &["--"], &command].concat())
 }
 
-fn report(run: &Run) -> Value {
-    let out = profinfer().args(["report", "--json"]).arg(&run.trace).output().expect("it runs");
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    serde_json::from_slice(&out.stdout).expect("JSON")
-}
-
 /// What a phase of the report says about the device.
 fn device<'r>(report: &'r Value, phase: &str) -> &'r Value {
-    let phases = report["phases"].as_array().expect("phases");
-    let offload = &phases.iter().find(|p| p["phase"] == phase).expect("the phase")["offload"];
-    let backends = offload["backends"].as_array().expect("backends");
-    backends.iter().find(|b| b["backend"] == "OpenCL").unwrap_or_else(|| panic!("{offload:#}"))
-}
-
-fn sum(rows: &Value, key: &str) -> u64 {
-    rows.as_array().expect("rows").iter().map(|r| r[key].as_u64().expect("a number")).sum()
+    on_backend(report, phase, "OpenCL")
 }
 
 /// Names of the tensors that a kernel's group computes, and of their sources: some kernels only prepare one of these.
@@ -117,7 +98,7 @@ fn drawn(run: &Run, n: usize) {
 #[test]
 fn kernels_are_those_of_the_engines_own_profile() {
     let _turn = live!();
-    let engine = match engine().and_then(|engine| layer().map(|_| engine)) {
+    let engine = match engine(ENGINE).and_then(|engine| layer().map(|_| engine)) {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
     };
@@ -152,7 +133,7 @@ fn kernels_are_those_of_the_engines_own_profile() {
     let ns: u64 = [prefill, decode].iter().map(|d| sum(&d["device"]["by_kernel"], "device_ns")).sum();
     assert_eq!(ns, own.iter().map(|o| o.2).sum::<u64>());
     for phase in [prefill, decode] {
-        assert_eq!(sum(&phase["enqueued"], "nodes"), phase["nodes"].as_u64().expect("nodes"));
+        seen_whole(phase);
         assert_eq!(phase["device"]["groups_without"], 0, "{phase:#}");
         assert_eq!(phase["device"]["groups"], sum(&phase["enqueued"], "groups"));
         let fused = phase["enqueued"].as_array().expect("rows").iter().find(|r| r["ops"] == "RMS_NORM+MUL");
@@ -163,7 +144,7 @@ fn kernels_are_those_of_the_engines_own_profile() {
 #[test]
 fn the_lower_levels_have_less() {
     let _turn = live!();
-    let engine = match engine() {
+    let engine = match engine(ENGINE) {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
     };
@@ -185,7 +166,7 @@ fn the_lower_levels_have_less() {
 #[test]
 fn the_layer_changes_no_result() {
     let _turn = live!();
-    let (engine, layer) = match engine().and_then(|engine| Ok((engine, layer()?))) {
+    let (engine, layer) = match engine(ENGINE).and_then(|engine| Ok((engine, layer()?))) {
         Ok(both) => both,
         Err(why) => skip!("{why}"),
     };
@@ -222,7 +203,7 @@ fn without_the_layers_file_nothing_is_started() {
 #[test]
 fn without_a_device_the_recording_says_so() {
     let _turn = live!();
-    let engine = match engine().and_then(|engine| layer().map(|_| engine)) {
+    let engine = match engine(ENGINE).and_then(|engine| layer().map(|_| engine)) {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
     };
@@ -240,7 +221,7 @@ fn without_a_device_the_recording_says_so() {
 #[test]
 fn the_user_may_name_the_function() {
     let _turn = live!();
-    let engine = match engine() {
+    let engine = match engine(ENGINE) {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
     };
@@ -249,10 +230,7 @@ fn the_user_may_name_the_function() {
     let named = of("ggml_cl_compute_forward:2");
     named.seen().books_close();
     for phase in ["prefill", "decode"] {
-        let report = report(&named);
-        let own = device(&report, phase);
-        assert_eq!(own["unseen_splits"].as_u64().unwrap_or(0), 0, "{own:#}");
-        assert_eq!(sum(&own["enqueued"], "nodes"), own["nodes"].as_u64().expect("nodes"), "{own:#}");
+        seen_whole(device(&report(&named), phase));
     }
     // Its first argument is the backend.
     let wrong = report(&of("ggml_cl_compute_forward:1"));

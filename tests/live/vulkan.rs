@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use analysis::kernels;
-use common::run::{Run, profinfer, record};
+use common::reported::{on_backend, report, seen_whole, sum};
+use common::run::{Run, record};
 use common::{driver, engine, live, model, skip};
 use serde_json::Value;
 
@@ -61,22 +62,9 @@ fn run(args: &[&str], command: &[String]) -> Run {
     record(&[args, &["--"], &command].concat())
 }
 
-fn report(run: &Run) -> Value {
-    let out = profinfer().args(["report", "--json"]).arg(&run.trace).output().expect("it runs");
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    serde_json::from_slice(&out.stdout).expect("JSON")
-}
-
 /// What a phase of the report says about the device.
 fn on_device<'r>(report: &'r Value, phase: &str) -> &'r Value {
-    let phases = report["phases"].as_array().expect("phases");
-    let offload = &phases.iter().find(|p| p["phase"] == phase).expect("the phase")["offload"];
-    let backends = offload["backends"].as_array().expect("backends");
-    backends.iter().find(|b| b["backend"] == "Vulkan").unwrap_or_else(|| panic!("{offload:#}"))
-}
-
-fn sum(rows: &Value, key: &str) -> u64 {
-    rows.as_array().expect("rows").iter().map(|r| r[key].as_u64().expect("a number")).sum()
+    on_backend(report, phase, "Vulkan")
 }
 
 /// Each dispatch is of the nodes that were being enqueued, lies in its split, and follows the one before it.
@@ -100,7 +88,7 @@ fn dispatches_are_timed(name: &str) {
     for phase in [on_device(&report, "prefill"), on_device(&report, "decode")] {
         assert_eq!(phase["device"]["groups_without"], 0, "{phase:#}");
         assert_eq!(phase["device"]["groups"], sum(&phase["enqueued"], "groups"));
-        assert_eq!(sum(&phase["enqueued"], "nodes"), phase["nodes"].as_u64().expect("nodes"));
+        seen_whole(phase);
         assert!(sum(&phase["device"]["ops"], "kernels") >= sum(&phase["enqueued"], "groups"));
         // Only the matrices' products can be more than one dispatch of a node, and none is outside nodes.
         let outside =

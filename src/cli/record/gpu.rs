@@ -20,8 +20,8 @@ pub const FLAGS: FlagGroup = FlagGroup {
             "op-probe",
             "SYMBOL:ARG",
             "Function that enqueues one node, of a backend that profinfer does not know, and the number of its \
-             argument, from 1 to 4, that is the node (ggml_rk_compute_forward:2). Its symbol must be in the backend's \
-             library",
+             argument, from 1 to 4, that is the node (ggml_rk_compute_forward:2). It replaces those that profinfer \
+             knows; its symbol must be in the backend's library",
         )
         .valid(|text| op_probe(text).map(drop)),
     ],
