@@ -280,8 +280,8 @@ fn engines() -> Option<(PathBuf, Vec<String>)> {
         let (name, value) = v.split_once('=').unwrap_or_default();
         std::env::var(name).is_ok_and(|is| is == value)
     });
-    assert!(!required, "engines are not to be had");
-    println!("skipped: engines are not to be had");
+    assert!(!required, "no engines");
+    println!("skipped: no engines");
     None
 }
 
