@@ -109,6 +109,8 @@ struct ev_call {
 	__u32 threads; /* cplan->n_threads */
 	__u32 width;   /* nodes[0]->ne[1] */
 	__u32 nodes_changed;
+	__u32 kernels;	/* SPLIT_*, NODE: that the thread has given to a device so far; see dispatch.h */
+	__u32 launches; /* likewise graphs of kernels */
 	__u8 guid[16];
 };
 

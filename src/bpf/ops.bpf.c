@@ -8,6 +8,7 @@
 #include <bpf/bpf_tracing.h>
 #include "event.h"
 #include "base.h"
+#include "dispatch.h"
 #include "offload.h"
 #include "structure.h"
 #include "experts.h"
@@ -52,6 +53,8 @@ static __always_inline int call(struct pt_regs *ctx, __u16 kind, __u64 a, __u64 
 			}
 		}
 	}
+	if (kind == EV_SPLIT_ENTER || kind == EV_SPLIT_EXIT || kind == EV_NODE)
+		dispatched(&e);
 	send(ctx, &e.h, sizeof(e));
 	return 0;
 }

@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(size_of::<ev_counted>(), 56 + 16 + 8 * crate::capture::pmc::MAX);
         assert_eq!(size_of::<ev_hdr>(), 24);
         // No padding: the size is the sum of the fields.
-        assert_eq!(size_of::<ev_call>(), 24 + 4 * 4 + 2 * 8 + 16);
+        assert_eq!(size_of::<ev_call>(), 24 + 6 * 4 + 2 * 8 + 16);
         assert_eq!(size_of::<ev_nodes>(), 24 + 8 + 8 + 48 * 12);
         assert_eq!(size_of::<ev_experts>(), 24 + 3 * 8 + 6 * 4 + 64 * 4);
         assert_eq!(size_of::<ev_offcpu>(), 24 + 3 * 8 + 4 * 4 + 2 * 2 + 4 + 3 * 16);

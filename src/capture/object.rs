@@ -177,6 +177,8 @@ impl LoadedObject {
             Prog::NodeTensor4 => &p.node_tensor4,
             Prog::NodeExit => &p.node_exit,
             Prog::Kernels => &p.kernels_enter,
+            Prog::DispatchKernel => &p.dispatch_kernel,
+            Prog::DispatchGraph => &p.dispatch_graph,
             Prog::GraphEnter => &p.graph_enter,
             Prog::GraphExit => &p.graph_exit,
             Prog::Op => &p.op_enter,

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use crate::engine::elf::{ElfError, ElfFile, ElfMachine};
 use crate::engine::layout::{self, Layout, LayoutError};
+use crate::engine::probes::DISPATCHES;
 use crate::engine::search::{self, Launch};
 use crate::engine::tables::{Tables, TablesError};
 use crate::engine::{beside, ladder, version};
@@ -40,6 +41,8 @@ pub struct Roles {
     pub drives: bool,
     /// Hands over times of kernels on a device.
     pub layer: bool,
+    /// Is, or contains, a graphics runtime to which a backend gives kernels.
+    pub dispatches: bool,
 }
 
 /// Functions of GGML's base code.
@@ -103,6 +106,7 @@ impl Roles {
         let mut names = [""; NAMES.len() + DEVICES.len()];
         names[..NAMES.len()].copy_from_slice(&NAMES);
         names[NAMES.len()..].copy_from_slice(&DEVICES);
+        let dispatches = elf.find(DISPATCHES).into_iter().flatten().any(|s| s.function);
         let found = elf.find(names).map(|s| s.is_some_and(|s| s.function));
         let [process, decode, encode, op_name, graph_compute, layer, devices @ ..] = found;
         let roles = Roles {
@@ -113,18 +117,24 @@ impl Roles {
             // The first two also exist in the CPU's variants and in host libraries.
             drives: devices.iter().skip(2).any(|d| *d),
             layer,
+            dispatches: false,
         };
         let device = !roles.has_names() && devices.contains(&true);
-        Roles { device, drives: roles.drives || device, ..roles }
+        Roles { device, drives: roles.drives || device, dispatches, ..roles }
     }
 
     /// Whether it has functions that are looked up by name.
     pub fn has_names(self) -> bool {
-        self.llama || self.base || self.cpu || self.layer
+        self.llama || self.base || self.cpu || self.layer || self.dispatches
     }
 
     fn any(self) -> bool {
         self.has_names() || self.device
+    }
+
+    /// Whether it is a graphics runtime only, which also programs without an engine load.
+    fn is_runtime(self) -> bool {
+        self == Roles { dispatches: true, ..Roles::default() }
     }
 }
 
@@ -399,7 +409,7 @@ pub fn of_pid_again(
             all.look_beside(pid, m, known, strangers);
         }
     }
-    match (all.modules.is_empty(), denied) {
+    match (all.modules.iter().all(|m| m.roles.is_runtime()), denied) {
         (true, Some(source)) => Err(DiscoverError::Process { pid, source }),
         (true, None) => Err(main.err_without_engine(&target, &all)),
         _ => all.engines(&target),
@@ -500,10 +510,13 @@ impl MainFile {
     }
 }
 
-/// One engine per base module; the other modules go to the base they need.
+/// One engine per base module; the other modules go to the base they need, and a graphics runtime to the engine that
+/// needs it.
 fn group(modules: Vec<EngineModule>, target: &str) -> Result<Vec<DiscoveredEngine>, DiscoverError> {
     let (bases, others): (Vec<EngineModule>, Vec<EngineModule>) =
         modules.into_iter().partition(|m| m.roles.base);
+    let (runtimes, others): (Vec<EngineModule>, Vec<EngineModule>) =
+        others.into_iter().partition(|m| m.roles.is_runtime());
     if bases.is_empty() {
         let found =
             others.iter().map(|m| m.path_in_target.display().to_string()).collect::<Vec<_>>().join(", ");
@@ -518,6 +531,13 @@ fn group(modules: Vec<EngineModule>, target: &str) -> Result<Vec<DiscoveredEngin
         let Some(index) = best.map(|(i, _)| i) else { continue };
         if let Some(group) = groups.get_mut(index).filter(|g| same_machine(g, &module)) {
             group.push(module);
+        }
+    }
+    for runtime in runtimes {
+        let needs = |g: &Vec<EngineModule>| g.iter().any(|m| needs(m, &runtime));
+        let index = groups.iter().position(needs).unwrap_or(0);
+        if let Some(group) = groups.get_mut(index).filter(|g| same_machine(g, &runtime)) {
+            group.push(runtime);
         }
     }
     let mut engines = Vec::new();
@@ -539,11 +559,16 @@ fn same_machine(group: &[EngineModule], module: &EngineModule) -> bool {
     group.first().is_some_and(|b| b.elf.machine == module.elf.machine)
 }
 
+/// Whether a module is linked with a library.
+pub(super) fn needs(module: &EngineModule, library: &EngineModule) -> bool {
+    let file_name = library.path_in_target.file_name().map(|n| n.to_string_lossy().into_owned());
+    let names = [library.elf.soname.as_ref(), file_name.as_ref()];
+    names.iter().flatten().any(|n| module.elf.needed.contains(n))
+}
+
 /// How well a module matches a base: same prefix of functions, dependency on its name, same directory, or no evidence.
 fn fit(module: &EngineModule, base: &EngineModule) -> u8 {
-    let file_name = base.path_in_target.file_name().map(|n| n.to_string_lossy().into_owned());
-    let names = [base.elf.soname.as_ref(), file_name.as_ref()];
-    let needs = names.iter().flatten().any(|n| module.elf.needed.contains(n));
+    let needs = needs(module, base);
     let beside = module.path_in_target.parent() == base.path_in_target.parent();
     // A module without GGML's functions may be built on any base.
     let alike = module.elf.prefix() == base.elf.prefix() && module.roles.cpu;

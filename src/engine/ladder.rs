@@ -3,10 +3,10 @@
 //! These are only candidates: compilers inline exported functions, and then a probe attaches but never fires. The
 //! code that attaches them compares hits with what the graph predicts, and takes the next rung if one is silent.
 
-use crate::engine::discover::{DiscoveredEngine, EngineModule};
+use crate::engine::discover::{self, DiscoveredEngine, EngineModule};
 use crate::engine::elf::{ElfFile, ElfMachine, Symbol};
 use crate::engine::enqueue;
-use crate::engine::probes::{PHASES, Role, WAITS};
+use crate::engine::probes::{DISPATCHES, GRAPH_LAUNCHES, PHASES, Role, WAITS};
 use crate::engine::prologue::{self, Need, ProbeOffset};
 
 /// Functions that compute fused ops and so bypass the op probe; a fused op is `(params, first node, second node)`.
@@ -106,6 +106,8 @@ pub struct Ladder {
     pub node: Vec<Rung>,
     /// Times of kernels, from a layer.
     pub kernel: Vec<Rung>,
+    /// A kernel or a graph of kernels given to a graphics runtime.
+    pub dispatch: Vec<Rung>,
     /// Calls that form a phase.
     pub phase: Vec<Rung>,
     /// Calls that wait for a device. Empty if the engine has no device: nothing waits then.
@@ -153,7 +155,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     let phases = PHASES.iter().flat_map(|p| p.functions).copied();
     let others = [&GRAPH, &SPLIT, &CPU_GRAPH, &OP, &OP_EXTRA, &OP_FUSED, &BARRIER, &KERNELS];
     let waits = WAITS.iter().map(|w| w.function);
-    TOKEN_FUNCTIONS.iter().chain(others).map(|f| f.symbol).chain(phases).chain(waits)
+    let dispatches = DISPATCHES.into_iter().chain(GRAPH_LAUNCHES);
+    TOKEN_FUNCTIONS.iter().chain(others).map(|f| f.symbol).chain(phases).chain(waits).chain(dispatches)
 }
 
 impl Ladder {
@@ -168,6 +171,7 @@ impl Ladder {
             Role::OpEnd => &self.op_end,
             Role::Node => &self.node,
             Role::Kernel => &self.kernel,
+            Role::Dispatch => &self.dispatch,
             Role::Phase => &self.phase,
             Role::Wait => &self.wait,
         }
@@ -212,6 +216,7 @@ impl Ladder {
                 .collect(),
             cpu_graph: rung("ggml_graph_compute", &[&CPU_GRAPH], &cpu).into_iter().collect(),
             kernel: rung(KERNELS.symbol, &[&KERNELS], &|m| m.roles.layer).into_iter().collect(),
+            dispatch: dispatch(engine).filter(|_| devices).into_iter().collect(),
             node: enqueue::rung(engine).into_iter().collect(),
             wait: wait.filter(|_| devices).into_iter().collect(),
             phase: rung("llama.h", &phases.iter().collect::<Vec<_>>(), &all).into_iter().collect(),
@@ -219,6 +224,22 @@ impl Ladder {
             op: ops,
         }
     }
+}
+
+/// The functions that give kernels to a device. Several files may have them: the loader that a backend is linked with,
+/// and a driver behind it. Only the first is probed, or calls would be counted twice.
+fn dispatch(engine: &DiscoveredEngine) -> Option<Rung> {
+    let functions: Vec<FunctionDecl> =
+        DISPATCHES.into_iter().chain(GRAPH_LAUNCHES).map(|f| function(f, 0, false, false)).collect();
+    let mut found = points(engine, &functions.iter().collect::<Vec<_>>(), &|m| m.roles.dispatches);
+    let linked = |p: &ProbePoint| {
+        let Some(module) = engine.modules.get(p.module) else { return false };
+        let mut drivers = engine.modules.iter().filter(|m| m.roles.drives);
+        module.roles.drives || drivers.any(|m| discover::needs(m, module))
+    };
+    let preferred: Vec<&'static str> = found.iter().filter(|p| linked(p)).map(|p| p.symbol).collect();
+    found.retain(|p| linked(p) || !preferred.contains(&p.symbol));
+    (!found.is_empty()).then_some(Rung { name: "graphics runtime", how: RungMethod::Symbols, points: found })
 }
 
 /// One point for each of the functions in each module that has it.

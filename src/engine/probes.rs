@@ -1,7 +1,7 @@
 //! What is probed: the roles of an engine's functions, the programs that run there, and the functions that start a
 //! phase or wait for a device.
 
-pub const ROLES: usize = 10;
+pub const ROLES: usize = 11;
 
 /// What a rung observes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub enum Role {
     Node,
     /// A layer hands over times of kernels.
     Kernel,
+    /// The program gives a kernel to a graphics runtime.
+    Dispatch,
     Phase,
     /// The program waits for a device.
     Wait,
@@ -27,6 +29,7 @@ impl Role {
         Role::OpEnd,
         Role::Op,
         Role::Kernel,
+        Role::Dispatch,
         Role::Node,
         Role::CpuGraph,
         Role::Split,
@@ -47,6 +50,7 @@ impl Role {
             Role::OpEnd => "op-end",
             Role::Node => "node",
             Role::Kernel => "kernel",
+            Role::Dispatch => "dispatch",
             Role::Phase => "phase",
             Role::Wait => "wait",
         }
@@ -85,6 +89,9 @@ pub enum Prog {
     NodeExit,
     /// A layer hands over times of kernels.
     Kernels,
+    DispatchKernel,
+    /// A graph of kernels is launched as a whole.
+    DispatchGraph,
     GraphEnter,
     GraphExit,
     Op,
@@ -104,7 +111,7 @@ pub enum Prog {
 }
 
 impl Prog {
-    pub const ALL: [Prog; 31] = [
+    pub const ALL: [Prog; 33] = [
         Prog::TokenProcess,
         Prog::TokenDecode,
         Prog::TokenEncode,
@@ -120,6 +127,8 @@ impl Prog {
         Prog::NodeTensor4,
         Prog::NodeExit,
         Prog::Kernels,
+        Prog::DispatchKernel,
+        Prog::DispatchGraph,
         Prog::GraphEnter,
         Prog::GraphExit,
         Prog::Op,
@@ -188,6 +197,22 @@ pub fn of_phase(function: &str) -> Prog {
     let found = PHASES.iter().find(|p| p.functions.contains(&function));
     found.map_or(Prog::Load, |p| p.prog)
 }
+
+/// Functions that give one kernel to a device, of which a backend uses one for each: OpenCL (cl.h), Vulkan
+/// (vulkan_core.h), the CUDA runtime (cuda_runtime_api.h; the compiler's stubs call the second since CUDA 13).
+pub const DISPATCHES: [&str; 8] = [
+    "clEnqueueNDRangeKernel",
+    "vkCmdDispatch",
+    "cudaLaunchKernel",
+    "__cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cudaLaunchCooperativeKernel",
+    "cudaLaunchKernel_ptsz",
+    "cudaLaunchKernelExC_ptsz",
+];
+
+/// Functions that launch a graph of kernels.
+pub const GRAPH_LAUNCHES: [&str; 2] = ["cudaGraphLaunch", "cudaGraphLaunch_ptsz"];
 
 /// A function that waits (ggml-backend.h, llama.h), and the program at its entries.
 pub struct WaitFunction {

@@ -22,6 +22,7 @@ use crate::engine::probes::{self, Prog, ROLES, Role, Site};
 use crate::engine::prologue::ProbeOffset;
 use crate::host::maps::FileId;
 use crate::host::{capset, maps, usage};
+use crate::recorder::drain::Shown;
 
 /// Placing all probes in a process takes less than this unless somebody else holds the kernel's lock.
 const SLOW: Duration = Duration::from_millis(20);
@@ -91,8 +92,9 @@ pub struct AttachedEngine {
     pub stands: Vec<Stand>,
     /// The function for one node of a backend without symbols has been searched for.
     searched: bool,
-    /// When the role's last probes of nodes were attached, CLOCK_MONOTONIC ns.
+    /// When the last probes of nodes, and of kernels given to a device, were attached, CLOCK_MONOTONIC ns.
     nodes_since: u64,
+    dispatches_since: u64,
     /// The user's function that enqueues a node.
     pub own: Option<OpProbe>,
     /// Attached probes stay: they could not be attached again.
@@ -137,6 +139,8 @@ fn programs(point: &ProbePoint, role: Role) -> (Prog, Option<Prog>) {
         (Role::OpEnd, _) => (Prog::Barrier, None),
         (Role::Node, _) => (node_program(point.node), point.ret.is_some().then_some(Prog::NodeExit)),
         (Role::Kernel, _) => (Prog::Kernels, None),
+        (Role::Dispatch, s) if probes::GRAPH_LAUNCHES.contains(&s) => (Prog::DispatchGraph, None),
+        (Role::Dispatch, _) => (Prog::DispatchKernel, None),
         (Role::Phase, _) => (probes::of_phase(symbol), Some(Prog::PhaseExit)),
         (Role::Wait, _) => (probes::of_wait(symbol), Some(Prog::WaitExit)),
     }
@@ -181,6 +185,7 @@ impl AttachedEngine {
             stands: Vec::new(),
             searched: false,
             nodes_since: 0,
+            dispatches_since: 0,
             stays: false,
             closed: None,
             attached: 0,
@@ -204,6 +209,12 @@ impl AttachedEngine {
         points.iter().map(|p| p.symbol)
     }
 
+    /// Tells the reader of its events what is probed.
+    pub fn tell(&self, shown: &mut Shown) {
+        shown.waits_on = self.probed(Role::Wait);
+        shown.dispatches_since = self.probed(Role::Dispatch).then_some(self.dispatches_since);
+    }
+
     /// Attaches the role's current rung, for the modules from position `from` on.
     pub fn attach(&mut self, role: Role, from: usize) {
         if self.closed.is_some() || !self.prober.takes(role) {
@@ -214,6 +225,7 @@ impl AttachedEngine {
             let links = &mut self.links[index(role)];
             let refused = self.pids.iter().flat_map(|&pid| enter(links.iter_mut(), pid));
             self.failures.extend(refused.map(AttachError::Process));
+            self.note(role);
             return;
         }
         let points: Vec<ProbePoint> = match self.rung(role) {
@@ -227,8 +239,15 @@ impl AttachedEngine {
             self.attach_point(role, &point, &file, &shown);
         }
         self.mark(role, from);
-        if role == Role::Node {
-            self.nodes_since = usage::now();
+        self.note(role);
+    }
+
+    /// Notes when the role's probes were attached.
+    fn note(&mut self, role: Role) {
+        match role {
+            Role::Node => self.nodes_since = usage::now(),
+            Role::Dispatch => self.dispatches_since = usage::now(),
+            _ => {}
         }
     }
 
@@ -344,7 +363,10 @@ impl AttachedEngine {
         if self.closed.is_some() || !self.pids.insert(pid) {
             return Vec::new();
         }
-        enter(self.links.iter_mut().flatten(), pid)
+        let refused = enter(self.links.iter_mut().flatten(), pid);
+        // Not in the order of roles, if it took long.
+        self.note(Role::Dispatch);
+        refused
     }
 
     /// Modules and file offsets that currently have breakpoints in the probed processes.

@@ -44,6 +44,8 @@ pub struct OpenCall {
     pub detail: u32,
     /// Split on a backend other than the CPU's: the plan of its nodes.
     pub plan: Option<u32>,
+    /// Split: kernels and graphs of kernels that its thread had given to a device before, if they are counted.
+    pub dispatched: Option<(u32, u32)>,
     /// Inner calls of the same kind, counted so that only the outermost return ends the call.
     depth: u32,
 }
@@ -100,6 +102,7 @@ impl OpenCall {
             width,
             detail: 0,
             plan: None,
+            dispatched: None,
             depth: 0,
         }
     }

@@ -379,6 +379,9 @@ impl<W: Write> Drain<W> {
         if let (CallKind::Split, Some(plan)) = (kind, call.plan) {
             self.write_enqueued(e, &call, plan)?;
         }
+        if kind == CallKind::Split && !self.is_reconfiguring(call.start, e.h.ts) {
+            self.write_dispatches(e, &call)?;
+        }
         let mut probed = false;
         if let Some(shown) = self.shown(e.h.engine) {
             shown.returns[kind as usize] += 1;

@@ -23,17 +23,35 @@ pub enum SplitFit {
     Misfit,
 }
 
-/// The hits of one split: index of the node and time.
+/// A node is enqueued.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeHit {
+    /// The node's index in its graph.
+    pub index: u32,
+    pub t: u64,
+    /// Kernels that the thread had given to a device before.
+    pub kernels: u32,
+}
+
+/// Nodes that were enqueued together.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    nodes: u32,
+    ns: u64,
+    kernels: u32,
+}
+
+/// The hits of one split.
 struct SplitHits {
     tid: u32,
     seq: u64,
-    hits: Vec<(u32, u64)>,
+    hits: Vec<NodeHit>,
 }
 
 /// The hits of splits in progress.
 pub struct EnqueueHits {
     splits: Vec<SplitHits>,
-    groups: Vec<(u32, u64)>,
+    groups: Vec<Group>,
     /// Hits outside any split, or beyond the room for them.
     pub unplaced: u64,
 }
@@ -51,7 +69,7 @@ impl Default for EnqueueHits {
 
 impl EnqueueHits {
     /// A node of the split `seq` is enqueued.
-    pub fn hit(&mut self, tid: u32, seq: u64, index: u32, t: u64) {
+    pub fn hit(&mut self, tid: u32, seq: u64, hit: NodeHit) {
         let own = self.splits.iter().position(|s| s.tid == tid && s.seq == seq && !s.hits.is_empty());
         // Hits of a split that never returned make room.
         let free = || self.splits.iter().position(|s| s.hits.is_empty() || s.tid == tid);
@@ -64,7 +82,7 @@ impl EnqueueHits {
             split.hits.clear();
         }
         if split.hits.len() < MAX_NODES {
-            split.hits.push((index, t));
+            split.hits.push(hit);
         } else {
             self.unplaced += 1;
         }
@@ -73,10 +91,10 @@ impl EnqueueHits {
     /// Index of the split's last hit.
     pub fn last_index(&self, tid: u32, seq: u64) -> Option<u32> {
         let split = self.splits.iter().find(|s| s.tid == tid && s.seq == seq)?;
-        split.hits.last().map(|(index, _)| *index)
+        split.hits.last().map(|hit| hit.index)
     }
 
-    /// The split `run.split` has returned at `end`: writes its groups if they fit. `work` are the indices of the plan's
+    /// The split `run.split` has returned at `end`, a hit with the index of no node: writes its groups if they fit. `work` are the indices of the plan's
     /// nodes; what else was hit is no work, and its time goes to the group before it.
     ///
     /// # Errors
@@ -84,46 +102,64 @@ impl EnqueueHits {
     pub fn write<W: Write>(
         &mut self,
         run: EnqueueRun,
-        end: u64,
+        end: NodeHit,
         work: impl Iterator<Item = u32>,
         enc: &mut Encoder<W>,
     ) -> Result<SplitFit, WriteError> {
         let own = |s: &&mut SplitHits| s.tid == run.tid && s.seq == run.split && !s.hits.is_empty();
-        let Some(split) = self.splits.iter_mut().find(own) else { return Ok(SplitFit::Unhit) };
+        let Some(split) = self.splits.iter_mut().find(own) else {
+            self.groups.clear();
+            return Ok(SplitFit::Unhit);
+        };
         let (mut first, mut begin) = (0, None);
         let mut work = work.peekable();
         self.groups.clear();
         // Older backends go over the graph several times, to find out what memory it needs; the last time counts.
-        let again =
-            split.hits.windows(2).rposition(|w| matches!(w, [a, b] if b.0 < a.0)).map_or(0, |i| i + 1);
+        let again = split
+            .hits
+            .windows(2)
+            .rposition(|w| matches!(w, [a, b] if b.index < a.index))
+            .map_or(0, |i| i + 1);
         let hits = split.hits.get(again..).unwrap_or_default();
-        let rest = hits.iter().skip(1).copied().chain([(u32::MAX, end)]);
-        for (&(index, t), (next, until)) in hits.iter().zip(rest) {
-            let ns = until.saturating_sub(t);
-            while begin.is_none() && work.next_if(|w| *w < index).is_some() {
+        let rest = hits.iter().skip(1).copied().chain([end]);
+        for (&hit, next) in hits.iter().zip(rest) {
+            let ns = next.t.saturating_sub(hit.t);
+            let kernels = next.kernels.wrapping_sub(hit.kernels);
+            while begin.is_none() && work.next_if(|w| *w < hit.index).is_some() {
                 first += 1;
             }
             let mut nodes = 0;
-            while work.next_if(|w| *w < next).is_some() {
+            while work.next_if(|w| *w < next.index).is_some() {
                 nodes += 1;
             }
             match (nodes, self.groups.last_mut()) {
                 (0, None) => {}
-                (0, Some(last)) => last.1 = last.1.saturating_add(ns),
-                (n, _) => {
-                    begin.get_or_insert(t);
-                    self.groups.push((n, ns));
+                (0, Some(last)) => {
+                    last.ns = last.ns.saturating_add(ns);
+                    last.kernels = last.kernels.wrapping_add(kernels);
+                }
+                (nodes, _) => {
+                    begin.get_or_insert(hit.t);
+                    self.groups.push(Group { nodes, ns, kernels });
                 }
             }
         }
         split.hits.clear();
-        if self.groups.iter().any(|(nodes, _)| *nodes > TOO_MANY) {
+        if self.groups.iter().any(|g| g.nodes > TOO_MANY) {
+            self.groups.clear();
             return Ok(SplitFit::Misfit);
         }
         if let Some(t) = begin {
-            enc.enqueued(&EnqueueRun { first, t: t as i64, ..run }, &self.groups)?;
+            let groups = self.groups.iter().map(|g| (g.nodes, g.ns));
+            let run = EnqueueRun { first, t: t as i64, ..run };
+            enc.enqueued(&run, groups).inspect_err(|_| self.groups.clear())?;
         }
         Ok(SplitFit::Fits)
+    }
+
+    /// The kernels of each group that the last call of `write` has written; none the next time.
+    pub fn take_kernels(&mut self) -> impl Iterator<Item = u32> {
+        self.groups.drain(..).map(|g| g.kernels)
     }
 }
 
@@ -139,12 +175,14 @@ mod tests {
         let mut enc = Encoder::new(Vec::new(), Default::default(), &sample::HEADER).expect("written");
         let mut all = EnqueueHits::default();
         for (i, index) in hits.iter().enumerate() {
-            all.hit(7, 3, *index, 100 + 10 * i as u64);
+            all.hit(7, 3, NodeHit { index: *index, t: 100 + 10 * i as u64, kernels: 2 * i as u32 });
         }
         let nodes: Vec<PlanHit> = work.iter().map(|w| PlanHit { tensor: *w, fused: None }).collect();
         let plan = enc.plan(1, 9, &nodes).expect("a plan");
         let run = EnqueueRun { split: 3, pid: 1, tid: 7, plan, first: 0, t: 0 };
-        let fit = all.write(run, 100 + 10 * hits.len() as u64, work.iter().copied(), &mut enc);
+        let n = hits.len() as u32;
+        let end = NodeHit { index: u32::MAX, t: 100 + 10 * u64::from(n), kernels: 2 * n };
+        let fit = all.write(run, end, work.iter().copied(), &mut enc);
         let fit = fit.expect("written");
         assert_eq!(fit == SplitFit::Unhit, hits.is_empty());
         let trace = Trace::from_bytes(enc.finish(&sample::footer()).expect("written")).expect("a trace");
@@ -190,9 +228,10 @@ mod tests {
     #[test]
     fn a_split_that_never_returned_leaves_its_place() {
         let mut all = EnqueueHits::default();
-        (0..9).for_each(|seq| all.hit(7, seq, 0, seq));
+        let at = |t| NodeHit { index: 0, t, kernels: 0 };
+        (0..9).for_each(|seq| all.hit(7, seq, at(seq)));
         assert_eq!((all.unplaced, all.splits.iter().filter(|s| !s.hits.is_empty()).count()), (0, 1));
-        (0..9).for_each(|tid| all.hit(tid, 20, 0, 1));
+        (0..9).for_each(|tid| all.hit(tid, 20, at(1)));
         assert_eq!(all.unplaced, 5);
     }
 }

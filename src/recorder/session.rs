@@ -305,7 +305,7 @@ impl Session {
                 }
             };
             if let Some(shown) = self.drain.borrow_mut().shown.get_mut(place) {
-                shown.waits_on = self.engines[place].probed(Role::Wait);
+                self.engines[place].tell(shown);
             }
             if let Some(pid) = of {
                 self.enter(pid, place, watch);
@@ -428,7 +428,7 @@ impl Session {
             }
             if let Some(s) = self.drain.borrow_mut().shown.get_mut(i) {
                 (s.barrier_on, s.silent, s.scheduler) = (shown.barrier_on, shown.silent, shown.scheduler);
-                s.waits_on = a.probed(Role::Wait);
+                a.tell(s);
             }
             if let Some(why) = shown.unreadable.filter(|_| shown.graphs > 0 && shown.ops > 0 && !shown.told) {
                 let layout = &a.engine.layout;

@@ -180,6 +180,7 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         Role::Wait => (None, s.waits),
         Role::Node => (None, s.enqueued),
         Role::Kernel => (None, s.kernels),
+        Role::Dispatch => (None, s.dispatches),
         Role::Op => ((s.unknown == 0 && s.expected > 0).then_some(s.expected), s.ops),
         // Every op has this kind of end, without separate hits.
         Role::OpEnd if a.rung(role).is_some_and(|r| r.how == RungMethod::Interval) => (None, s.ops),
@@ -199,6 +200,7 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         (Role::Node, _, Some(_)) if unproved => {
             "a function without a symbol that no hit has proved".to_owned()
         }
+        (Role::Dispatch, _, None) => "no graphics runtime in the engine's process".to_owned(),
         (Role::Kernel, _, None) => "no layer in the engine's process".to_owned(),
         (_, _, None) => "no function of this kind in the engine".to_owned(),
         (Role::OpEnd, _, Some(r)) if r.how == RungMethod::Interval => {
@@ -234,7 +236,9 @@ fn returns(role: Role, s: &Shown) -> Option<String> {
         Role::Graph => (s.scheds, s.returns[1]),
         Role::Split => (s.splits, s.returns[2]),
         Role::CpuGraph => (s.graphs, s.returns[3]),
-        Role::Op | Role::OpEnd | Role::Node | Role::Kernel | Role::Phase | Role::Wait => return None,
+        Role::Op | Role::OpEnd | Role::Node | Role::Kernel | Role::Dispatch | Role::Phase | Role::Wait => {
+            return None;
+        }
     };
     (returns + UNDER_WAY < entries).then(|| {
         format!("hit, but only {returns} of {entries} returns were seen: the other durations are incomplete")

@@ -25,7 +25,18 @@ impl<W: Write> Fake<W> {
 
     pub fn call_on(&mut self, ms: u64, tid: u32, kind: &str) {
         let h = Self::head(ms, tid, kind);
-        let e = Call { h, a: 1, b: 2, n: 3, threads: 1, width: 1, nodes_changed: 0, guid: [0; 16] };
+        let e = Call {
+            h,
+            a: 1,
+            b: 2,
+            n: 3,
+            threads: 1,
+            width: 1,
+            nodes_changed: 0,
+            kernels: 0,
+            launches: 0,
+            guid: [0; 16],
+        };
         self.0.event(event::bytes(&e));
     }
 

@@ -1,5 +1,7 @@
 //! What reports of a recording say about work on devices.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::run::{Run, profinfer};
@@ -35,4 +37,17 @@ pub fn seen_whole(on_backend: &Value) {
     assert_eq!(on_backend["unseen_splits"].as_u64().unwrap_or(0), 0, "{on_backend:#}");
     let nodes = on_backend["nodes"].as_u64().expect("nodes");
     assert_eq!(sum(&on_backend["enqueued"], "nodes"), nodes, "{on_backend:#}");
+}
+
+/// The kernels given to the device were counted in every split, and a layer's times are of as many, op by op.
+pub fn counted_as_executed(on_backend: &Value) {
+    assert_eq!(on_backend["dispatched"]["splits"], on_backend["splits"], "{on_backend:#}");
+    let of = |rows: &Value| -> BTreeMap<String, u64> {
+        let rows = rows.as_array().expect("rows").iter();
+        let of = |r: &Value| Some((r["ops"].as_str()?.to_owned(), r["kernels"].as_u64().filter(|n| *n > 0)?));
+        rows.filter_map(of).collect()
+    };
+    let (given, executed) = (of(&on_backend["enqueued"]), of(&on_backend["device"]["ops"]));
+    assert_eq!(given, executed, "{on_backend:#}");
+    assert_eq!(on_backend["dispatched"]["kernels"], given.values().sum::<u64>(), "{on_backend:#}");
 }

@@ -4,6 +4,7 @@
  * design. The functions that need only return success are made by cuda.sh.
  */
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -184,6 +185,26 @@ int __cudaGetKernel(const void **kernel, const void *stub) {
     return OK;
 }
 void *__cudaRegisterFatBinary(void) { return malloc(8); }
+
+/* What was launched so far: in the file that FAKE_CUDA_COUNTS names, after each launch, for the program may
+ * end without its destructors. */
+static unsigned long kernels, graphs;
+
+static int launched(unsigned long *what) {
+    static FILE *out;
+    const char *path = getenv("FAKE_CUDA_COUNTS");
+    ++*what;
+    if (path && !out) out = fopen(path, "w");
+    if (!out) return OK;
+    rewind(out);
+    fprintf(out, "%lu %lu\n", kernels, graphs);
+    return fflush(out);
+}
+
+int __cudaLaunchKernel(void) { return launched(&kernels); }
+int cudaLaunchKernelExC(void) { return launched(&kernels); }
+int cudaLaunchCooperativeKernel(void) { return launched(&kernels); }
+int cudaGraphLaunch(void) { return launched(&graphs); }
 
 /* No virtual memory management: the backend takes its other allocator. */
 int cuDeviceGet(int *device, int i) {

@@ -9,7 +9,7 @@ use std::process::Command;
 use analysis::idents::Idents;
 use analysis::kernels::{self, PlacedKernel};
 use analysis::load::Loaded;
-use common::reported::{on_backend, report, seen_whole, sum};
+use common::reported::{counted_as_executed, on_backend, report, seen_whole, sum};
 use common::run::{Run, profinfer, record};
 use common::{driver, engine, live, model, skip};
 use serde_json::Value;
@@ -134,6 +134,7 @@ fn kernels_are_those_of_the_engines_own_profile() {
     assert_eq!(ns, own.iter().map(|o| o.2).sum::<u64>());
     for phase in [prefill, decode] {
         seen_whole(phase);
+        counted_as_executed(phase);
         assert_eq!(phase["device"]["groups_without"], 0, "{phase:#}");
         assert_eq!(phase["device"]["groups"], sum(&phase["enqueued"], "groups"));
         let fused = phase["enqueued"].as_array().expect("rows").iter().find(|r| r["ops"] == "RMS_NORM+MUL");

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use analysis::kernels;
-use common::reported::{on_backend, report, seen_whole, sum};
+use common::reported::{counted_as_executed, on_backend, report, seen_whole, sum};
 use common::run::{Run, record};
 use common::{driver, engine, live, model, skip};
 use serde_json::Value;
@@ -89,6 +89,7 @@ fn dispatches_are_timed(name: &str) {
         assert_eq!(phase["device"]["groups_without"], 0, "{phase:#}");
         assert_eq!(phase["device"]["groups"], sum(&phase["enqueued"], "groups"));
         seen_whole(phase);
+        counted_as_executed(phase);
         assert!(sum(&phase["device"]["ops"], "kernels") >= sum(&phase["enqueued"], "groups"));
         // Only the matrices' products can be more than one dispatch of a node, and none is outside nodes.
         let outside =

@@ -52,7 +52,18 @@ impl Fake {
     fn call(&mut self, kind: &str, object: u64, graph: u64, n: i32) {
         let h = self.head(kind, 0);
         let guid = *b"0123456789abcdef";
-        let e = Call { h, a: object, b: graph, n, threads: 2, width: 1, nodes_changed: 0, guid };
+        let e = Call {
+            h,
+            a: object,
+            b: graph,
+            n,
+            threads: 2,
+            width: 1,
+            nodes_changed: 0,
+            kernels: 0,
+            launches: 0,
+            guid,
+        };
         self.drain.event(bytes(&e));
     }
 

@@ -270,7 +270,18 @@ fn token() -> Vec<u8> {
         let kind = KIND_NAMES.iter().position(|k| *k == kind).unwrap() as u16;
         Head { ts, tgid: 77, tid: 77 + u32::from(thread), kind, engine: 0, ith: thread, flags: 0 }
     };
-    let call = |h, a, b, n| Call { h, a, b, n, threads: 2, width: 1, nodes_changed: 0, guid: [7; 16] };
+    let call = |h, a, b, n| Call {
+        h,
+        a,
+        b,
+        n,
+        threads: 2,
+        width: 1,
+        nodes_changed: 0,
+        kernels: 0,
+        launches: 0,
+        guid: [7; 16],
+    };
     let address = |node: u64| 0x10_0000 + 336 * node;
     put(&mut out, &call(head("token-enter", 0), 1, 1, 1));
     put(&mut out, &call(head("sched-enter", 0), 2, 0x2000, 3));

@@ -6,7 +6,7 @@ use crate::trace_support;
 use analysis::calls::Phase;
 use analysis::dag::{DagOptions, NodeRole, dag};
 use analysis::load::LoadProgress;
-use analysis::offload::{CopyRow, CpuNodes, Offload};
+use analysis::offload::{CopyRow, CpuNodes, DispatchSum, Offload};
 use analysis::report::{By, Report, ReportOptions, report};
 use pfi::record::*;
 use pfi::*;
@@ -85,7 +85,14 @@ fn run_probed(described: bool, twice: bool, enqueued: &[Seen<'_>], probed: bool)
         e.split(&Split { graph: Some(seq), device: busy, plan, n_nodes: 3, ..of_device }).unwrap();
         for &(_, first, groups) in enqueued.iter().filter(|(of, ..)| *of == seq) {
             let (split, t) = (splits + 1, t as i64 + 110);
-            e.enqueued(&EnqueueRun { split, pid: PID, tid: PID, plan: device, first, t }, groups).unwrap();
+            e.enqueued(
+                &EnqueueRun { split, pid: PID, tid: PID, plan: device, first, t },
+                groups.iter().copied(),
+            )
+            .unwrap();
+            // One kernel a node, and one before the first.
+            let run = DispatchRun { split, pid: PID, tid: PID, t, kernels: 4, graphs: 0 };
+            e.dispatches(&run, groups.iter().map(|g| g.0)).unwrap();
         }
         if twice {
             cpu(&mut e, 1200, splits + 2, after);
@@ -143,15 +150,22 @@ fn splits_that_were_not_seen_whole_are_in_no_figure_of_enqueueing() {
         device.enqueued.iter().map(|r| (r.ops.as_str(), r.groups, r.nodes, r.host_ns)).collect();
     assert_eq!(rows, [("RMS_NORM+MUL_MAT", 1, 2, 300), ("ADD", 1, 1, 50)]);
     assert_eq!((device.splits, device.unseen_splits), (GRAPHS, GRAPHS - 1));
+    let kernels: Vec<_> = device.enqueued.iter().map(|r| (r.kernels, r.counted_groups)).collect();
+    assert_eq!(kernels, [(Some(2), 1), (Some(1), 1)]);
+    assert_eq!(device.dispatched, Some(DispatchSum { splits: 3, kernels: 12, graphs: 0 }));
     let whole = text(&report);
     assert!(whole.contains("without 3 of 4 splits)"), "{whole}");
     // A mean over the one graph that was seen.
-    assert!(whole.contains("0.30     1.0    2.0      0.30  RMS_NORM+MUL_MAT"), "{whole}");
+    assert!(whole.contains("0.30     1.0    2.0      0.30      2.0  RMS_NORM+MUL_MAT"), "{whole}");
+    let counted = "4.0 kernels per graph were given to Vulkan (not counted in 1 of 4 splits)";
+    assert!(whole.contains(counted), "{whole}");
     let report = reported(&run_with(true, false, &seen[..1]));
     assert_eq!(decode(&report).expect("described").backends[0].unseen_splits, GRAPHS);
     assert!(text(&report).contains("Enqueued on Vulkan, decode: not seen (4 splits"), "{}", text(&report));
     let report = reported(&run(true, false));
-    assert_eq!(decode(&report).expect("described").backends[0].unseen_splits, 0, "not recorded at all");
+    let device = &decode(&report).expect("described").backends[0];
+    assert_eq!((device.unseen_splits, device.dispatched), (0, None), "not recorded at all");
+    assert!(!text(&report).contains("kernels per graph"), "{}", text(&report));
     let report = reported(&run_probed(true, false, &[], true));
     let unseen = decode(&report).expect("described").backends[0].unseen_splits;
     assert_eq!(unseen, GRAPHS, "a probe that never fired");

@@ -96,6 +96,10 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
             let groups = enqueued_groups(r).map(|(nodes, ns)| i128::from(nodes) + i128::from(ns));
             sum(&v) + groups.sum::<i128>()
         }
+        Record::Dispatches(r) => {
+            let v = [r.split, r.pid.into(), r.tid.into(), r.t as u64, r.kernels.into(), r.graphs.into()];
+            sum(&v) + group_kernels(r).map(i128::from).sum::<i128>()
+        }
         Record::KernelName(r) => i128::from(r.id) + text(&[r.name]),
         Record::DeviceKernels(r) => {
             let v = [r.pid.into(), r.tid.into(), r.source as u64, r.queue, r.error_ns, r.t as u64];
@@ -162,8 +166,14 @@ fn summary(trace: &Trace) -> Vec<String> {
 }
 
 /// Without extension: `.pfi` is the file, `.txt` its content. The newest comes last.
-const GOLDEN: [&str; 5] =
-    ["golden/small", "golden/small-1.1", "golden/small-1.2", "golden/small-1.3", "golden/small-1.4"];
+const GOLDEN: [&str; 6] = [
+    "golden/small",
+    "golden/small-1.1",
+    "golden/small-1.2",
+    "golden/small-1.3",
+    "golden/small-1.4",
+    "golden/small-1.5",
+];
 const NEWEST: &str = GOLDEN[GOLDEN.len() - 1];
 
 fn golden(name: &str) -> Trace {

@@ -70,7 +70,9 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     let feature = Feature { name: "scheduler", state: Availability::None, why: "no tracefs" };
     e.feature(&feature).unwrap();
     let run = EnqueueRun { split: 2, pid: PID, tid: PID, plan, first: 1, t: t as i64 + 3 };
-    e.enqueued(&run, &[(1, 300), (17, 1 << 40), (1, 0)]).unwrap();
+    e.enqueued(&run, [(1, 300), (17, 1 << 40), (1, 0)].into_iter()).unwrap();
+    let run = DispatchRun { split: 2, pid: PID, tid: PID, t: t as i64 - 1, kernels: 300, graphs: 1 };
+    e.dispatches(&run, [1, 290, 0]).unwrap();
     e.kernel_name(4, "kernel_mul_mat").unwrap();
     let source = KernelSource::OpenClLayer;
     let run = KernelRun { pid: PID, tid: PID, source, queue: 1 << 40, error_ns: 1500 };

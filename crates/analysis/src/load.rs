@@ -46,6 +46,7 @@ pub struct Loaded<'a> {
     pub graphs: Vec<Graph>,
     pub splits: Vec<Split>,
     pub enqueued: Vec<Enqueued<'a>>,
+    pub dispatches: Vec<Dispatches<'a>>,
     pub kernels: Vec<DeviceKernels<'a>>,
     pub kernel_names: HashMap<u32, &'a str>,
     pub cpu_graphs: Vec<CpuGraph>,
@@ -204,6 +205,7 @@ impl<'a> Loaded<'a> {
             Record::Graph(g) => self.graphs.push(g),
             Record::Split(s) => self.splits.push(s),
             Record::Enqueued(e) => self.enqueued.push(e),
+            Record::Dispatches(d) => self.dispatches.push(d),
             Record::DeviceKernels(k) => self.kernels.push(k),
             Record::KernelName(k) => drop(self.kernel_names.insert(k.id, k.name)),
             Record::CpuGraph(g) => self.cpu_graphs.push(g),
@@ -243,6 +245,7 @@ impl<'a> Loaded<'a> {
         self.graphs.extend(part.graphs);
         self.splits.extend(part.splits);
         self.enqueued.extend(part.enqueued);
+        self.dispatches.extend(part.dispatches);
         self.kernels.extend(part.kernels);
         self.kernel_names.extend(part.kernel_names);
         self.cpu_graphs.extend(part.cpu_graphs);

@@ -14,8 +14,8 @@ use super::tables::backend_name;
 use common::order;
 use ggml::backend_guid;
 use ggml::names::fold;
-use pfi::enqueued_groups;
-use pfi::record::{Level, Split, Tensor};
+use pfi::record::{Dispatches, Level, Split, Tensor};
+use pfi::{enqueued_groups, group_kernels};
 
 /// The work of one phase, of graphs with at least one split on a backend other than the CPU's.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -50,6 +50,10 @@ pub struct BackendWork {
     /// recording.
     #[serde(skip_serializing_if = "is_zero")]
     pub unseen_splits: u64,
+    /// What was given to the device. Omitted if it was not counted, or if none of it was seen: the backend may use
+    /// functions that have no probe.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dispatched: Option<DispatchSum>,
     /// What the device executed. Omitted if no times of it were recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceTimes>,
@@ -64,6 +68,21 @@ pub struct EnqueuedOps {
     pub nodes: u64,
     /// From the start of a group to the start of the next one or the return of the split's call.
     pub host_ns: u64,
+    /// Kernels that they gave to the device, and in how many of the groups these were counted. Omitted if in none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub counted_groups: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernels: Option<u64>,
+}
+
+/// What splits gave to their device, counted at the graphics runtime's functions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct DispatchSum {
+    /// Splits in which it was counted.
+    pub splits: u64,
+    pub kernels: u64,
+    /// Graphs of kernels, launched as a whole.
+    pub graphs: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -200,11 +219,12 @@ pub fn offload(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, phase: Pha
         cache.entry(plan).or_insert_with(|| PlanWork::new(loaded, idents, plan));
     }
     let mut enqueued = enqueued(loaded, idents, &graphs);
+    let mut dispatched = dispatched(loaded, &graphs);
     let mut executed = executed(loaded, idents, &graphs);
     let on_device = device_kinds(loaded, idents, &cache);
     Some(Offload {
         graphs: graphs.len() as u64,
-        backends: backends(loaded, &runs, &cache, &mut enqueued, &mut executed),
+        backends: backends(loaded, &runs, &cache, &mut enqueued, &mut dispatched, &mut executed),
         copies: copies(loaded, &runs, &cache),
         on_cpu: on_cpu(loaded, &runs, &cache, &on_device),
     })
@@ -269,6 +289,7 @@ fn enqueued(
     let within = |graph: Option<u64>| graph.is_some_and(|g| graphs.contains(&g));
     let split_of: HashMap<u64, (u32, bool)> =
         loaded.splits.iter().map(|s| (s.seq, (s.backend, within(s.graph)))).collect();
+    let kernels_of: HashMap<u64, &Dispatches<'_>> = loaded.dispatches.iter().map(|d| (d.split, d)).collect();
     let mut sums: HashMap<u32, (HashMap<String, EnqueuedOps>, u64)> = HashMap::new();
     for e in &loaded.enqueued {
         let Some((backend, within)) = split_of.get(&e.split) else { continue };
@@ -281,6 +302,7 @@ fn enqueued(
         }
         *splits += 1;
         let mut at = 0_usize;
+        let mut kernels = kernels_of.get(&e.split).map(|d| group_kernels(d));
         for (nodes, ns) in enqueued_groups(e) {
             let label = label(idents, plan.get(at..).unwrap_or_default(), nodes as usize);
             at = at.saturating_add(nodes as usize);
@@ -288,6 +310,10 @@ fn enqueued(
             sum.groups += 1;
             sum.nodes = sum.nodes.saturating_add(nodes.into());
             sum.host_ns = sum.host_ns.saturating_add(ns);
+            if let Some(n) = kernels.as_mut().and_then(Iterator::next) {
+                sum.counted_groups += 1;
+                sum.kernels = Some(sum.kernels.unwrap_or_default().saturating_add(n));
+            }
         }
     }
     let rows = |sums: HashMap<String, EnqueuedOps>| {
@@ -299,11 +325,29 @@ fn enqueued(
     sums.into_iter().map(|(id, (sums, splits))| (backend_name(loaded, id), (rows(sums), splits))).collect()
 }
 
+/// Kernels given to devices, by backend.
+fn dispatched(loaded: &Loaded<'_>, graphs: &HashSet<u64>) -> HashMap<String, DispatchSum> {
+    let within = |s: &&Split| s.graph.is_some_and(|g| graphs.contains(&g));
+    let backend_of: HashMap<u64, u32> =
+        loaded.splits.iter().filter(within).map(|s| (s.seq, s.backend)).collect();
+    let mut sums: HashMap<String, DispatchSum> = HashMap::new();
+    for d in &loaded.dispatches {
+        let Some(backend) = backend_of.get(&d.split) else { continue };
+        let sum = sums.entry(backend_name(loaded, *backend)).or_default();
+        sum.splits += 1;
+        sum.kernels = sum.kernels.saturating_add(d.kernels.into());
+        sum.graphs = sum.graphs.saturating_add(d.graphs.into());
+    }
+    sums.retain(|_, sum| (sum.kernels, sum.graphs) != (0, 0));
+    sums
+}
+
 fn backends(
     loaded: &Loaded<'_>,
     runs: &BTreeMap<(u32, Option<u32>), u64>,
     cache: &HashMap<u32, PlanWork>,
     enqueued: &mut HashMap<String, (Vec<EnqueuedOps>, u64)>,
+    dispatched: &mut HashMap<String, DispatchSum>,
     executed: &mut HashMap<String, DeviceTimes>,
 ) -> Vec<BackendWork> {
     let mut sums: BTreeMap<String, (BackendWork, BTreeMap<String, Work>)> = BTreeMap::new();
@@ -330,6 +374,7 @@ fn backends(
                 None if has_node_probe(loaded, &sum.backend) => sum.unseen_splits = sum.splits,
                 None => {}
             }
+            sum.dispatched = dispatched.remove(&sum.backend);
             sum.device = executed.remove(&sum.backend);
             sum.ops = ops.into_iter().map(|(op, work)| OpWork { op, work }).collect();
             order::by(&mut sum.ops, |a, b| {

@@ -1,7 +1,7 @@
 //! The encodings inside records: varints, slice times, plans, id lists. All input here is untrusted.
 #![warn(clippy::indexing_slicing)]
 
-use super::record::{DeviceKernels, Enqueued, Experts, OpCounts, Plan, SensorSample, Slices};
+use super::record::{DeviceKernels, Dispatches, Enqueued, Experts, OpCounts, Plan, SensorSample, Slices};
 
 /// Longest LEB128 encoding of a u64, bytes.
 pub(crate) const MAX_VARINT: usize = 10;
@@ -271,6 +271,11 @@ pub fn sensor_values<'a>(r: &SensorSample<'a>) -> impl Iterator<Item = (u32, i64
 pub fn enqueued_groups<'a>(r: &Enqueued<'a>) -> impl Iterator<Item = (u32, u64)> + use<'a> {
     let mut all = varints(r.data);
     std::iter::from_fn(move || Some((u32::try_from(all.next()?).ok()?, all.next()?)))
+}
+
+/// The kernels of each group of a Dispatches record.
+pub fn group_kernels<'a>(r: &Dispatches<'a>) -> impl Iterator<Item = u64> + use<'a> {
+    varints(r.data)
 }
 
 /// The times of one kernel, ns; those of the device are mapped to the host's clock.

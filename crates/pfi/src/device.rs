@@ -23,6 +23,25 @@ pub struct Enqueued<'a> {
     pub data: &'a [u8],
 }
 
+/// How many kernels the host gave to a device while a split's call ran, counted at the graphics runtime's own functions.
+/// Without this record it is not known. Since 1.5.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dispatches<'a> {
+    /// seq of the Split, which may come later.
+    pub split: u64,
+    pub pid: u32,
+    pub tid: u32,
+    /// Start of the split.
+    pub t: i64,
+    pub kernels: u32,
+    /// Graphs of kernels, each launched as a whole; how many kernels they have is not known.
+    pub graphs: u32,
+    /// Per group of the split's Enqueued record, in the same order, one varint: those of `kernels` given while it was
+    /// enqueued. Empty if there is no such record.
+    #[serde(serialize_with = "as_bytes")]
+    pub data: &'a [u8],
+}
+
 /// The name of a kernel in the DeviceKernels records after it. Since 1.4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelName<'a> {

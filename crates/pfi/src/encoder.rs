@@ -18,7 +18,7 @@ use super::plans::Plans;
 use super::record::*;
 use super::tensors::{KeptTensor, MAX_SRC, TensorName, Tensors, coded, sanitise};
 pub use causes::{CounterRun, ExpertRows};
-pub use device::{EnqueueRun, KernelRun};
+pub use device::{DispatchRun, EnqueueRun, KernelRun};
 
 /// Most slices in one record; longer runs are split.
 pub const MAX_SLICES: usize = 4096;

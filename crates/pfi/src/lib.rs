@@ -22,12 +22,12 @@ mod tensors;
 
 pub use block::{BLOCK_HEADER, FILE_HEADER, MAJOR, MAX_PAYLOAD, MINOR};
 pub use coding::{
-    KernelTimes, PlanHit, Slice, SliceIter, SliceTime, counts, enqueued_groups, expert_ids, kernel_times,
-    plan_hits, sensor_values, slice_iter,
+    KernelTimes, PlanHit, Slice, SliceIter, SliceTime, counts, enqueued_groups, expert_ids, group_kernels,
+    kernel_times, plan_hits, sensor_values, slice_iter,
 };
 pub use encoder::{
-    CounterRun, Encoder, EncoderConfig, EncoderStats, EnqueueRun, ExpertRows, ITSELF, KernelRun, SliceRun,
-    TensorDesc, WriteError,
+    CounterRun, DispatchRun, Encoder, EncoderConfig, EncoderStats, EnqueueRun, ExpertRows, ITSELF, KernelRun,
+    SliceRun, TensorDesc, WriteError,
 };
 pub use end::End;
 pub use output::Output;

@@ -76,10 +76,12 @@ pub enum Record<'a> {
     KernelName(KernelName<'a>),
     /// Kernels that a device has executed.
     DeviceKernels(DeviceKernels<'a>),
+    /// How many kernels a split gave to its device.
+    Dispatches(Dispatches<'a>),
 }
 
 /// Names of the record kinds, indexed by kind on the wire.
-pub const KIND_NAMES: [&str; 31] = [
+pub const KIND_NAMES: [&str; 32] = [
     "Header",
     "Process",
     "Engine",
@@ -111,6 +113,7 @@ pub const KIND_NAMES: [&str; 31] = [
     "Enqueued",
     "KernelName",
     "DeviceKernels",
+    "Dispatches",
 ];
 
 impl Record<'_> {
@@ -148,6 +151,7 @@ impl Record<'_> {
             Record::Enqueued(_) => 28,
             Record::KernelName(_) => 29,
             Record::DeviceKernels(_) => 30,
+            Record::Dispatches(_) => 31,
         }
     }
 
@@ -166,6 +170,7 @@ impl Record<'_> {
             Record::LevelChange(r) => Some(r.t),
             Record::Enqueued(r) => Some(r.t),
             Record::DeviceKernels(r) => Some(r.t),
+            Record::Dispatches(r) => Some(r.t),
             _ => None,
         }
     }
@@ -180,6 +185,7 @@ impl Record<'_> {
             Record::LevelChange(r) => Some(&mut r.t),
             Record::Enqueued(r) => Some(&mut r.t),
             Record::DeviceKernels(r) => Some(&mut r.t),
+            Record::Dispatches(r) => Some(&mut r.t),
             _ => None,
         }
     }

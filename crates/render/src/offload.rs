@@ -43,6 +43,7 @@ pub fn write(out: &mut dyn Write, work: &Offload, phase: &str, style: &Style) ->
         write!(out, "{}", t.render(style))?;
         more(out, b.ops.len(), style)?;
         enqueued(out, b, phase, work.graphs, style)?;
+        dispatched(out, b, work.graphs)?;
         if let Some(device) = &b.device {
             kernels::write(out, &b.backend, device, phase, &per, style)?;
         }
@@ -75,20 +76,47 @@ fn enqueued(out: &mut dyn Write, b: &BackendWork, phase: &str, graphs: u64, styl
         number("groups", 0),
         number("nodes", 1),
         number("us/group", 2),
+        number("kernels", 1),
         text("op"),
     ]);
     for r in b.enqueued.iter().take(ROWS) {
+        let each = r.kernels.map(|n| n as f64 / r.counted_groups.max(1) as f64);
+        let kernels = each.map(|n| n * per(r.groups));
         t.row(vec![
             us(per(r.host_ns)),
             format!("{:.1}", per(r.groups)),
             format!("{:.1}", per(r.nodes)),
             us(r.host_ns as f64 / r.groups.max(1) as f64),
+            kernels.map_or("-".into(), |n| format!("{n:.1}")),
             r.ops.clone(),
         ]);
     }
     write!(out, "{}", t.render(style))?;
     more(out, b.enqueued.len(), style)?;
     why_unseen(out, b, style)
+}
+
+/// How many kernels were given to a backend's device.
+fn dispatched(out: &mut dyn Write, b: &BackendWork, graphs: u64) -> io::Result<()> {
+    let Some(d) = &b.dispatched else { return Ok(()) };
+    let per = |n: u64| n as f64 * b.splits as f64 / (graphs as f64 * d.splits as f64).max(1.0);
+    let launched = match d.graphs {
+        0 => String::new(),
+        n => format!(
+            ", and {:.1} graphs of kernels were launched as a whole: how many kernels they have is not known",
+            per(n)
+        ),
+    };
+    let uncounted = match b.splits.saturating_sub(d.splits) {
+        0 => String::new(),
+        n => format!(" (not counted in {n} of {})", count(b.splits, "split")),
+    };
+    writeln!(
+        out,
+        "  {:.1} kernels per graph were given to {}{launched}{uncounted}",
+        per(d.kernels),
+        b.backend
+    )
 }
 
 /// What may be the reason that no node was seen in some splits, and what shows the nodes.

@@ -161,7 +161,9 @@ fn fetches(prog: Prog, l: &Layout, structure: bool) -> Vec<Fetch> {
         | Prog::NodeTensor3
         | Prog::NodeTensor4
         | Prog::NodeExit
-        | Prog::Kernels => Vec::new(),
+        | Prog::Kernels
+        | Prog::DispatchKernel
+        | Prog::DispatchGraph => Vec::new(),
     }
 }
 

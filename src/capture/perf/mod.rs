@@ -257,7 +257,9 @@ fn kind(prog: Prog) -> Option<ev_kind> {
         | Prog::NodeTensor3
         | Prog::NodeTensor4
         | Prog::NodeExit
-        | Prog::Kernels => return None,
+        | Prog::Kernels
+        | Prog::DispatchKernel
+        | Prog::DispatchGraph => return None,
         Prog::OpExit | Prog::Barrier => return None,
         Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load | Prog::PhaseExit => return None,
         Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead | Prog::WaitExit => {

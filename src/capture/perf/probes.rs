@@ -181,9 +181,10 @@ pub struct PerfEngineProbes {
 }
 
 impl Prober for PerfEngineProbes {
-    /// A node is known by its index in a list that only the BPF programs read; so are the times of kernels.
+    /// A node is known by its index in a list that only the BPF programs read; only they read the times of kernels, and
+    /// count calls without an event for each.
     fn takes(&self, role: Role) -> bool {
-        !matches!(role, Role::Node | Role::Kernel)
+        !matches!(role, Role::Node | Role::Kernel | Role::Dispatch)
     }
 
     fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Placed>, ProbeError> {

@@ -204,7 +204,9 @@ impl Replay {
             | Prog::NodeTensor3
             | Prog::NodeTensor4
             | Prog::NodeExit
-            | Prog::Kernels => {}
+            | Prog::Kernels
+            | Prog::DispatchKernel
+            | Prog::DispatchGraph => {}
             Prog::Barrier => self.barrier(m, s),
             Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load => self.phase_enter(m, s),
             Prog::PhaseExit => self.phase_exit(m, s),

@@ -11,10 +11,10 @@ use crate::engine::enqueue;
 use crate::host::memory;
 use crate::recorder::calls::{CallKind, ComputedBy, OpenCall};
 use crate::recorder::device::Overs;
-use crate::recorder::enqueue::SplitFit;
+use crate::recorder::enqueue::{NodeHit, SplitFit};
 use ggml::backend_guid;
 use pfi::record::Split;
-use pfi::{EnqueueRun, WriteError};
+use pfi::{DispatchRun, EnqueueRun, WriteError};
 
 impl<W: Write> Drain<W> {
     /// A part of a graph is given to a backend: whose it is, and what it computes.
@@ -27,6 +27,8 @@ impl<W: Write> Drain<W> {
                 outer.work = call.work;
             }
         }
+        let counted = self.shown(h.engine).and_then(|s| s.dispatches_since).is_some_and(|t| t <= h.ts);
+        call.dispatched = (counted && call.work == ComputedBy::Device).then_some((e.kernels, e.launches));
         let name = backend_guid::name(&guid);
         call.detail = self.enc.backend(guid, name.unwrap_or(""));
         self.experts.split(name);
@@ -50,10 +52,11 @@ impl<W: Write> Drain<W> {
     /// A device backend enqueues a node of the thread's split.
     pub(super) fn node(&mut self, e: &event::Call) {
         self.last_ts = e.h.ts;
-        let split = self.calls.current(CallKind::Split, e.h.tid).map(|s| (s.seq, s.cgraph, s.start));
+        let split =
+            self.calls.current(CallKind::Split, e.h.tid).map(|s| (s.seq, s.cgraph, s.start, s.dispatched));
         let index = u32::try_from(e.n).ok();
         let fits = |cgraph| index.is_some_and(|i| self.graphs.nodes.has(e.h.tgid, cgraph, e.a, i));
-        let misfit = e.b == event::NODE_AT && split.is_some_and(|(_, cgraph, _)| !fits(cgraph));
+        let misfit = e.b == event::NODE_AT && split.is_some_and(|(_, cgraph, ..)| !fits(cgraph));
         if let Some(shown) = self.shown(e.h.engine) {
             match misfit {
                 true => shown.misfit = e.h.ts,
@@ -61,19 +64,22 @@ impl<W: Write> Drain<W> {
             }
         }
         // Without a split, it began before the probes were attached.
-        let Some((seq, cgraph, start)) = split.filter(|_| !misfit) else { return };
+        let Some((seq, cgraph, start, dispatched)) = split.filter(|_| !misfit) else { return };
         let last = self.enqueued.last_index(e.h.tid, seq);
         let index = match e.b {
             event::NODE_DONE => last.map(|i| i + 1),
             event::NODE_TENSOR => self.graphs.nodes.index_of(e.h.tgid, cgraph, e.a, last.unwrap_or_default()),
             _ => index,
         };
+        let before = dispatched.map_or(0, |(kernels, _)| kernels);
         // Fused nodes before the first one of a function that returns.
         if last.is_none() && e.b == event::NODE_TENSOR && index.is_some_and(|i| i > 0) {
-            self.enqueued.hit(e.h.tid, seq, 0, start);
+            self.enqueued.hit(e.h.tid, seq, NodeHit { index: 0, t: start, kernels: before });
         }
         match index {
-            Some(index) => self.enqueued.hit(e.h.tid, seq, index, e.h.ts),
+            Some(index) => {
+                self.enqueued.hit(e.h.tid, seq, NodeHit { index, t: e.h.ts, kernels: e.kernels });
+            }
             // A node of no known list.
             None if e.b == event::NODE_TENSOR => self.enqueued.unplaced += 1,
             None => {}
@@ -90,7 +96,8 @@ impl<W: Write> Drain<W> {
         let ops = self.readings.get(e.h.engine as usize).map(Reading::idle_ops).unwrap_or_default();
         let Some(work) = self.graphs.nodes.offloaded(call.tgid, call.cgraph, ops) else { return Ok(()) };
         let run = EnqueueRun { split: call.seq, pid: call.tgid, tid: call.tid, plan, first: 0, t: 0 };
-        match self.enqueued.write(run, e.h.ts, work.map(|(index, _)| index), &mut self.enc) {
+        let end = NodeHit { index: u32::MAX, t: e.h.ts, kernels: e.kernels };
+        match self.enqueued.write(run, end, work.map(|(index, _)| index), &mut self.enc) {
             Err(WriteError::UnknownPlan(_)) => self.enqueued.unplaced += 1,
             Err(why) => return Err(why),
             Ok(fit) => {
@@ -104,6 +111,24 @@ impl<W: Write> Drain<W> {
                     SplitFit::Unhit => {}
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// A split's call has returned: how many kernels it gave to its device, if all of them were counted. A thread that has
+    /// never given any to a function that is probed may use another: it is not known then.
+    pub(super) fn write_dispatches(&mut self, e: &event::Call, call: &OpenCall) -> Result<(), WriteError> {
+        let groups = self.enqueued.take_kernels();
+        let Some((kernels, graphs)) = call.dispatched.filter(|_| (e.kernels, e.launches) != (0, 0)) else {
+            return Ok(());
+        };
+        // Lower than before: they have wrapped, or BPF has dropped and begun the thread's counts.
+        let counts = e.kernels.checked_sub(kernels).zip(e.launches.checked_sub(graphs));
+        let Some((kernels, graphs)) = counts else { return Ok(()) };
+        let (split, pid, tid, t) = (call.seq, call.tgid, call.tid, call.start as i64);
+        self.enc.dispatches(&DispatchRun { split, pid, tid, t, kernels, graphs }, groups)?;
+        if let Some(shown) = self.shown(e.h.engine) {
+            shown.dispatches += u64::from(kernels) + u64::from(graphs);
         }
         Ok(())
     }

@@ -67,6 +67,9 @@ impl Session {
         for why in engine.enter(pid) {
             watch.tell(&format!("process {pid}: probe not attached: {why}"));
         }
+        if let Some(shown) = self.drain.borrow_mut().shown.get_mut(place) {
+            engine.tell(shown);
+        }
         self.source.admit(pid, place as u16);
     }
 

@@ -161,6 +161,7 @@ impl Session {
             }
             if let Some(shown) = self.drain.borrow_mut().shown.get_mut(i) {
                 shown.silent = 0;
+                a.tell(shown);
             }
         }
         if from < Detail::Op && to >= Detail::Op {

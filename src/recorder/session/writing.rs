@@ -99,8 +99,14 @@ impl Session {
 /// Writes a module's record.
 fn write_module<W: Write>(enc: &mut Encoder<W>, id: u16, m: &EngineModule) -> Result<(), WriteError> {
     let r = m.roles;
-    let all =
-        [("llama", r.llama), ("base", r.base), ("cpu", r.cpu), ("device", r.device), ("layer", r.layer)];
+    let all = [
+        ("llama", r.llama),
+        ("base", r.base),
+        ("cpu", r.cpu),
+        ("device", r.device),
+        ("layer", r.layer),
+        ("runtime", r.dispatches),
+    ];
     let role: Vec<&str> = all.iter().filter(|r| r.1).map(|r| r.0).collect();
     enc.module(&record::Module {
         engine: id.into(),

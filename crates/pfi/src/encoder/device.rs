@@ -21,6 +21,17 @@ pub struct EnqueueRun {
     pub t: i64,
 }
 
+/// What a Dispatches record says, but for its groups; see [`Dispatches`].
+#[derive(Debug, Clone, Copy)]
+pub struct DispatchRun {
+    pub split: u64,
+    pub pid: u32,
+    pub tid: u32,
+    pub t: i64,
+    pub kernels: u32,
+    pub graphs: u32,
+}
+
 /// What a DeviceKernels record is about; see [`DeviceKernels`].
 #[derive(Debug, Clone, Copy)]
 pub struct KernelRun {
@@ -36,17 +47,45 @@ impl<W: Write> Encoder<W> {
     ///
     /// # Errors
     /// As for `slices`, if the plan has left the table.
-    pub fn enqueued(&mut self, run: &EnqueueRun, groups: &[(u32, u64)]) -> Result<(), WriteError> {
+    pub fn enqueued(
+        &mut self,
+        run: &EnqueueRun,
+        groups: impl Iterator<Item = (u32, u64)> + Clone,
+    ) -> Result<(), WriteError> {
         let &EnqueueRun { split, pid, tid, plan, first, t } = run;
-        let dur = groups.iter().fold(0u64, |sum, g| sum.saturating_add(g.1));
+        let dur = groups.clone().fold(0u64, |sum, g| sum.saturating_add(g.1));
         self.begin_at(pid, t, dur)?;
         self.write_plan(plan)?;
         self.data.clear();
         for (nodes, ns) in groups {
-            put_varint(&mut self.data, u64::from(*nodes));
-            put_varint(&mut self.data, *ns);
+            put_varint(&mut self.data, u64::from(nodes));
+            put_varint(&mut self.data, ns);
         }
         self.open.put(Record::Enqueued(Enqueued { split, pid, tid, plan, first, t, data: &self.data }))
+    }
+
+    /// The kernels that a split gave to its device, and those of each group of its Enqueued record.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn dispatches(
+        &mut self,
+        run: &DispatchRun,
+        groups: impl IntoIterator<Item = u32>,
+    ) -> Result<(), WriteError> {
+        let &DispatchRun { split, pid, tid, t, kernels, graphs } = run;
+        self.begin_at(pid, t, 0)?;
+        self.data.clear();
+        groups.into_iter().for_each(|n| put_varint(&mut self.data, n.into()));
+        self.open.put(Record::Dispatches(Dispatches {
+            split,
+            pid,
+            tid,
+            t,
+            kernels,
+            graphs,
+            data: &self.data,
+        }))
     }
 
     /// The name of a kernel, written where a DeviceKernels record needs it. Without room for another it is not kept, and
