@@ -10,6 +10,7 @@ mod output;
 mod rotate;
 mod setup;
 mod starting;
+mod submissions;
 mod writing;
 
 use std::cell::RefCell;
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 use self::extras::Extras;
 use self::output::{Counted, notice};
 use self::setup::{header, roles, source};
+use self::submissions::DeviceWatch;
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::pmc::Counters;
@@ -90,6 +92,7 @@ struct Session {
     strangers: HashSet<FileId>,
     last_missing: Option<DiscoverError>,
     sampler: Option<Sampler>,
+    submissions: DeviceWatch,
     counters: Option<Counters>,
     /// The current detail level, and the controller if it may change.
     detail: Detail,
@@ -193,6 +196,7 @@ pub fn record(
         strangers: HashSet::new(),
         last_missing: None,
         sampler: None,
+        submissions: DeviceWatch::default(),
         counters,
         detail,
         qos: None,
@@ -311,6 +315,7 @@ impl Session {
                 self.enter(pid, place, watch);
             }
         }
+        self.watch_devices();
         self.write_probes()?;
         Ok(())
     }
@@ -376,6 +381,7 @@ impl Session {
             if let Some(sampler) = &mut self.sampler {
                 sampler.pass(&mut self.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
             }
+            self.write_submissions(false)?;
             self.meet_processes(watch)?;
             self.verify(watch)?;
             self.steer(watch)?;
@@ -542,6 +548,7 @@ impl Session {
         if let Some(sampler) = self.sampler.take() {
             sampler.finish(&mut self.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
         }
+        self.write_submissions(true)?;
         self.drain.borrow_mut().close(None, stopped)?;
         // Count the last graphs as well.
         let ops = self.probed() >= Detail::Op;

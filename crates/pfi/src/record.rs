@@ -76,10 +76,14 @@ pub enum Record<'a> {
     KernelName(KernelName<'a>),
     /// Kernels that a device has executed.
     DeviceKernels(DeviceKernels<'a>),
+    /// A queue of a device, as the kernel's driver names it.
+    DeviceRing(DeviceRing<'a>),
+    /// Submissions to a device that have ended.
+    Submissions(Submissions<'a>),
 }
 
 /// Names of the record kinds, indexed by kind on the wire.
-pub const KIND_NAMES: [&str; 31] = [
+pub const KIND_NAMES: [&str; 33] = [
     "Header",
     "Process",
     "Engine",
@@ -111,6 +115,8 @@ pub const KIND_NAMES: [&str; 31] = [
     "Enqueued",
     "KernelName",
     "DeviceKernels",
+    "DeviceRing",
+    "Submissions",
 ];
 
 impl Record<'_> {
@@ -148,6 +154,8 @@ impl Record<'_> {
             Record::Enqueued(_) => 28,
             Record::KernelName(_) => 29,
             Record::DeviceKernels(_) => 30,
+            Record::DeviceRing(_) => 31,
+            Record::Submissions(_) => 32,
         }
     }
 
@@ -166,6 +174,7 @@ impl Record<'_> {
             Record::LevelChange(r) => Some(r.t),
             Record::Enqueued(r) => Some(r.t),
             Record::DeviceKernels(r) => Some(r.t),
+            Record::Submissions(r) => Some(r.t),
             _ => None,
         }
     }
@@ -180,6 +189,7 @@ impl Record<'_> {
             Record::LevelChange(r) => Some(&mut r.t),
             Record::Enqueued(r) => Some(&mut r.t),
             Record::DeviceKernels(r) => Some(&mut r.t),
+            Record::Submissions(r) => Some(&mut r.t),
             _ => None,
         }
     }
