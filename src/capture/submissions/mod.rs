@@ -1,8 +1,8 @@
 //! Device time by the kernel's own tracepoints: what drivers say about each submission, read as perf events on every CPU
 //! and put together. Covers all processes, since a device is shared.
 
-mod decode;
-mod join;
+pub mod decode;
+pub mod join;
 mod sources;
 
 use std::io::{self, Write};
@@ -39,8 +39,8 @@ pub enum NoSubmissions {
     Unknown(String),
     #[error("tracefs cannot be mounted: {0}")]
     Tracefs(#[source] io::Error),
-    #[error("the tracepoint {name} cannot be read: {source}")]
-    Refused { name: String, source: io::Error },
+    #[error("the kernel's tracepoints of GPU drivers cannot be read: {0}")]
+    Refused(#[source] io::Error),
 }
 
 /// A device's queue.
@@ -102,14 +102,11 @@ impl Watch {
     pub fn start(sources: &'static [SourceDef]) -> Result<Watch, NoSubmissions> {
         let readers = offered(sources)?;
         event::allow_files();
+        let refused = NoSubmissions::Refused;
         let (mut rings, mut events) = (Vec::new(), Vec::new());
         for cpu in event::online() {
             let mut ring: Option<Ring> = None;
-            for (id, reader) in &readers {
-                let refused = |source| {
-                    let system = sources.get(reader.source).map_or("", |def| def.system);
-                    NoSubmissions::Refused { name: system.to_owned(), source }
-                };
+            for (id, _) in &readers {
                 let event = event::tracepoint(*id, cpu, false, false).map_err(refused)?;
                 match &ring {
                     None => ring = Some(Ring::of(event, RING_BYTES).map_err(refused)?),
@@ -121,7 +118,6 @@ impl Watch {
             }
             rings.extend(ring);
         }
-        let refused = |source| NoSubmissions::Refused { name: String::new(), source };
         // The ends first: an end without a beginning is told, a beginning without an end would wait for ever.
         events.iter().rev().try_for_each(event::enable).map_err(refused)?;
         rings.iter().try_for_each(event::enable).map_err(refused)?;
