@@ -46,7 +46,7 @@ impl EventFormat {
     }
 }
 
-/// A line such as `field:u64 seqno;	offset:8;	size:8;	signed:0;`.
+/// A line such as `field:u64 seqno; offset:8; size:8; signed:0;`.
 fn field(line: &str) -> Option<(String, Field)> {
     let mut parts = line.trim().strip_prefix("field:")?.split(';').map(str::trim);
     let declared = parts.next()?;

@@ -10,7 +10,6 @@ mod output;
 mod rotate;
 mod setup;
 mod starting;
-mod submissions;
 mod writing;
 
 use std::cell::RefCell;
@@ -22,7 +21,6 @@ use std::time::{Duration, Instant};
 use self::extras::Extras;
 use self::output::{Counted, notice};
 use self::setup::{header, roles, source};
-use self::submissions::DeviceWatch;
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::pmc::Counters;
@@ -45,6 +43,7 @@ use crate::recorder::qos::policy::DetailStep;
 use crate::recorder::recording::{
     Arrivals, RecordOptions, RecordingProgress, SessionObserver, Summary, Target,
 };
+use crate::recorder::submissions::DeviceWatch;
 use crate::recorder::verify::{self, OpEnd, Wanted};
 use pfi::record::{Availability, Detail, Feature};
 use pfi::ring::{BlockRing, IntoRing};
@@ -315,7 +314,10 @@ impl Session {
                 self.enter(pid, place, watch);
             }
         }
-        self.watch_devices();
+        let drives = self.engines.iter().flat_map(|a| &a.engine.modules).any(|m| m.roles.drives);
+        if drives && self.options.capture.gpu >= GpuDetail::Op {
+            self.submissions.start();
+        }
         self.write_probes()?;
         Ok(())
     }
@@ -381,7 +383,7 @@ impl Session {
             if let Some(sampler) = &mut self.sampler {
                 sampler.pass(&mut self.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
             }
-            self.write_submissions(false)?;
+            self.submissions.write(&mut self.drain.borrow_mut().enc, false)?;
             self.meet_processes(watch)?;
             self.verify(watch)?;
             self.steer(watch)?;
@@ -548,7 +550,7 @@ impl Session {
         if let Some(sampler) = self.sampler.take() {
             sampler.finish(&mut self.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
         }
-        self.write_submissions(true)?;
+        self.submissions.write(&mut self.drain.borrow_mut().enc, true)?;
         self.drain.borrow_mut().close(None, stopped)?;
         // Count the last graphs as well.
         let ops = self.probed() >= Detail::Op;
