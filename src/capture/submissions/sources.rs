@@ -95,7 +95,7 @@ const SCHEDULER: SourceDef = SourceDef {
     ticks: None,
 };
 
-/// The same file before 6.17. Before 5.19 the ring's name is a pointer.
+/// The same file before 6.17. In 5.10 the ring's name is a pointer.
 const SCHEDULER_POINTERS: SourceDef = SourceDef {
     events: &[
         event("drm_sched_job", Step::Queued, FENCE_POINTER, OF_RING),
@@ -105,7 +105,7 @@ const SCHEDULER_POINTERS: SourceDef = SourceDef {
     ..SCHEDULER
 };
 
-/// drivers/gpu/drm/msm/msm_gpu_trace.h, Linux 4.20 and later. The counter runs at 19.2 MHz in all of them (retire_submit
+/// drivers/gpu/drm/msm/msm_gpu_trace.h, Linux 6.6. The counter runs at 19.2 MHz in all of them (retire_submit
 /// of msm_gpu.c), but elapsed / (end_ticks - start_ticks) says so itself.
 const MSM_GPU: SourceDef = SourceDef {
     source: SubmissionSource::Msm,
@@ -130,7 +130,7 @@ const MSM_GPU: SourceDef = SourceDef {
     ticks: None,
 };
 
-/// adreno_trace.h of Qualcomm's graphics kernel (msm-3.18 and later). KGSL_XO_CLK_FREQ of its kgsl_pwrctrl.h is 19.2 MHz.
+/// adreno_trace.h of Qualcomm's graphics kernel; early versions have no ticks. KGSL_XO_CLK_FREQ of its kgsl_pwrctrl.h is 19.2 MHz.
 const KGSL_BATCHES: SourceDef = SourceDef {
     source: SubmissionSource::Kgsl,
     system: "kgsl",
@@ -144,7 +144,7 @@ const KGSL_BATCHES: SourceDef = SourceDef {
     ticks: Some(19_200_000),
 };
 
-/// Required of Android devices from Android 13 on; there is no such event in Linux 6.18. Its times are CLOCK_MONOTONIC_RAW.
+/// Of Android's GPU drivers; there is no such event in Linux 6.18. Its times are CLOCK_MONOTONIC_RAW.
 const WORK_PERIOD: SourceDef = SourceDef {
     source: SubmissionSource::WorkPeriod,
     system: "power",

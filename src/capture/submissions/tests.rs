@@ -56,10 +56,10 @@ const SCHEDULER_6_17: &str = include_str!("../../../tests/tracepoints/gpu_schedu
 const SCHEDULER_6_6: &str = include_str!("../../../tests/tracepoints/gpu_scheduler-6.6.txt");
 const SCHEDULER_5_10: &str = include_str!("../../../tests/tracepoints/gpu_scheduler-5.10.txt");
 const MSM: &str = include_str!("../../../tests/tracepoints/drm_msm_gpu-6.6.txt");
-const KGSL: &str = include_str!("../../../tests/tracepoints/kgsl-5.15.txt");
-const KGSL_3_10: &str = include_str!("../../../tests/tracepoints/kgsl-3.10.txt");
+const KGSL: &str = include_str!("../../../tests/tracepoints/kgsl-ticks.txt");
+const KGSL_EARLY: &str = include_str!("../../../tests/tracepoints/kgsl-no-ticks.txt");
 const PERIOD: &str = include_str!("../../../tests/tracepoints/gpu_work_period.txt");
-const ALL: [&str; 7] = [SCHEDULER_6_17, SCHEDULER_6_6, SCHEDULER_5_10, MSM, KGSL, KGSL_3_10, PERIOD];
+const ALL: [&str; 7] = [SCHEDULER_6_17, SCHEDULER_6_6, SCHEDULER_5_10, MSM, KGSL, KGSL_EARLY, PERIOD];
 
 #[test]
 fn the_schedulers_jobs_are_joined_by_their_fences_numbers() {
@@ -119,7 +119,7 @@ fn the_vendors_adreno_tells_ticks() {
     };
     let blind = Submission { run: Some(1_300_000), end: 1_400_000, ..Submission::default() };
     assert_eq!(r.done, [(2, own), (3, blind)]);
-    let r = read(KGSL_3_10, 0);
+    let r = read(KGSL_EARLY, 0);
     let old = Submission { run: Some(1_010_000), end: 1_200_000, ..Submission::default() };
     assert_eq!((r.done, r.rings), (vec![(1, old)], vec!["Kgsl  ".to_owned()]));
 }
@@ -145,7 +145,7 @@ fn a_missing_event_or_field_is_named() {
     let lacks = "drm_sched_job_queue has no field fence_context";
     assert_eq!(readers(0, &SOURCES[0], bare).map(drop), Err(lacks.into()));
     // What is not needed may be missing.
-    let old = |name: &str| (name != "adreno_cmdbatch_queued").then(|| self::formats(KGSL_3_10));
+    let old = |name: &str| (name != "adreno_cmdbatch_queued").then(|| self::formats(KGSL_EARLY));
     let kgsl = |name: &str| old(name)?.into_iter().find(|f| f.0 == name).map(|f| f.1);
     assert_eq!(readers(3, &SOURCES[3], kgsl).expect("enough").len(), 2);
 }
