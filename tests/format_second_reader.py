@@ -123,11 +123,11 @@ def rest(r, known):
 RULES = {10: "nsssstdss", 11: "nnssssstdss", 12: "nnsssstdsss", 13: "nnnsssssstdssss", 14: "ssssssts"}
 
 
-# The fields of kinds 18 to 31, as Bytes.fields reads them; y is the data.
+# The fields of kinds 18 to 33, as Bytes.fields reads them; y is the data.
 CAUSES = {18: "ussusbsuu", 19: "uuuuuuy", 20: "uuiuobbbuuuuub", 21: "us", 22: "uuuuuuusy", 23: "suuiub", 24: "usbsus",
           25: "iy", 26: "ibuoos", 27: "sbs", 28: "uuuuuiy",
-          29: "us", 30: "uubuuiy", 31: "uuuiuuy"}
-TIMED = {20: 2, 23: 3, 25: 0, 26: 0, 28: 5, 30: 5, 31: 3}
+          29: "us", 30: "uubuuiy", 31: "uuuiuuy", 32: "ubss", 33: "uiy"}
+TIMED = {20: 2, 23: 3, 25: 0, 26: 0, 28: 5, 30: 5, 31: 3, 33: 1}
 
 
 def numbers(data):
@@ -136,16 +136,29 @@ def numbers(data):
         yield data.u()
 
 
+def submissions(data, end):
+    """The sum of the numbers of a Submissions record's data; a known one counts as one more."""
+    total, values = 0, list(numbers(data))
+    for i in range(0, len(values), 7):
+        end += unzigzag(values[i + 1])
+        total += values[i] + end + sum(unzigzag(v - 1) + 1 for v in values[i + 2:i + 5] if v)
+        total += sum(values[i + 5:i + 7])
+    return total
+
+
 def cause(kind, r, first):
     """The sum of a cause's numbers, of the lengths of its texts and of the numbers in its data."""
-    types, total = CAUSES[kind], 0
+    types, total, at = CAUSES[kind], 0, 0
     for i, value in enumerate(r.fields(types)):
         if TIMED.get(kind) == i:
             total += value + first
+            at = value + first
         elif types[i] == "s":
             total += len(value.encode())
         elif types[i] == "o":
             total += 0 if value is None else value + 1
+        elif kind == 33 and types[i] == "y":
+            total += submissions(value, at)
         elif types[i] == "y":
             signed = {22: (True,), 25: (False, True), 30: (False, True, True, True, True, True)}.get(kind, (False,))
             total += sum(unzigzag(v) if signed[k % len(signed)] else v for k, v in enumerate(numbers(value)))

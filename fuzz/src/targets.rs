@@ -15,6 +15,7 @@ use pfi::record::{Footer, Header, Level, SourceKind, TransportKind};
 use pfi::{BLOCK_HEADER, Encoder, EncoderConfig, FILE_HEADER, Trace};
 use profinfer::capture::event::KIND_NAMES;
 use profinfer::capture::structure::Reading;
+use profinfer::capture::submissions::{SOURCES, decode, join::Joined};
 use profinfer::cli::args::{Args, Parsed};
 use profinfer::cli::conf;
 use profinfer::daemon::readers;
@@ -23,6 +24,7 @@ use profinfer::engine::elf::ElfFile;
 use profinfer::engine::ladder::Ladder;
 use profinfer::engine::layout::Layout;
 use profinfer::engine::tables::{Tables, TypeTrait};
+use profinfer::host::event_format::EventFormat;
 use profinfer::host::maps;
 use profinfer::recorder::drain::Drain;
 use render::timeline::merge::free_sequence;
@@ -43,7 +45,7 @@ pub struct Target {
     pub valid: fn(&[u8]) -> bool,
 }
 
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     Target { name: "trace", run: trace, valid: |b| whole(b).is_some_and(|t| !t.blocks().is_empty()) },
     Target { name: "views", run: views, valid: |b| whole(b).is_some_and(|t| !t.blocks().is_empty()) },
     Target {
@@ -58,6 +60,7 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "socket", run: socket, valid: |b| !b.is_empty() },
     Target { name: "events", run: events, valid: |b| drained(b).1 > 0 },
     Target { name: "proc", run: proc, valid: |b| !b.is_empty() },
+    Target { name: "tracepoint", run: |b| _ = tracepoint(b), valid: |b| tracepoint(b) > 0 },
 ];
 
 /// Repairs block offsets and checksums so that the reader accepts the file and changes inside the blocks are read.
@@ -295,4 +298,34 @@ fn proc(bytes: &[u8]) {
     for m in &all {
         maps::file_offset(&all, m.start);
     }
+}
+
+/// `format` files, a byte 255, and events of these tracepoints, each after its length. Returns the number of events read.
+fn tracepoint(bytes: &[u8]) -> usize {
+    let cut = bytes.iter().position(|b| *b == u8::MAX).unwrap_or(bytes.len());
+    let text = String::from_utf8_lossy(&bytes[..cut]);
+    let format = |name: &str| {
+        let mut formats = text.split("name: ").filter(|t| t.lines().next() == Some(name));
+        formats.next().map(EventFormat::parse)
+    };
+    let mut read = 0;
+    for (i, def) in SOURCES.iter().enumerate() {
+        let Ok(readers) = decode::readers(i, def, format) else { continue };
+        let (mut joined, mut rest) = (Joined::default(), bytes.get(cut + 1..).unwrap_or_default());
+        while let Some((len, after)) = rest.split_first() {
+            let (raw, next) = after.split_at(after.len().min((*len).into()));
+            rest = next;
+            let id = raw.first_chunk().map(|id| u32::from(u16::from_ne_bytes(*id)));
+            let Some((_, reader)) = readers.iter().find(|r| Some(r.0) == id) else { continue };
+            if let Some(hit) = reader.read(raw, read as u64 * 1000, 1, None) {
+                read += 1;
+                let ended = joined.take(def, &hit, -1);
+                assert!(
+                    ended.is_none_or(|(_, s)| s.started.is_none_or(|at| at <= s.end)),
+                    "it ends before it starts"
+                );
+            }
+        }
+    }
+    read
 }

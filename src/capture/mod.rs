@@ -19,5 +19,6 @@ pub mod sched_cost;
 pub(crate) mod skel;
 pub mod source;
 pub mod structure;
+pub mod submissions;
 pub mod transport;
 mod uprobe;

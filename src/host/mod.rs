@@ -6,6 +6,7 @@ pub mod budget;
 pub mod capset;
 pub mod check;
 pub mod diagnose;
+pub mod event_format;
 mod guard;
 pub(crate) mod halt;
 pub mod kallsyms;

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::host::event_format::EventFormat;
 use rustix::mount::{MountFlags, mount};
 
 /// Where tracefs may be mounted.
@@ -44,45 +45,21 @@ pub fn root() -> PathBuf {
 
 /// Byte offset of a field of `category/name` within the event, in this kernel's layout.
 pub fn field_offset(category: &str, name: &str, field: &str) -> io::Result<u32> {
+    let found = format(category, name)?.field(field).map(|f| f.offset);
+    found.ok_or_else(|| io::Error::other(format!("{name} has no field {field}")))
+}
+
+/// The fields of `category/name`, in this kernel's layout.
+///
+/// # Errors
+/// There is no such tracepoint, or tracefs is not mounted.
+pub fn format(category: &str, name: &str) -> io::Result<EventFormat> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for root in ROOTS {
         match fs::read_to_string(Path::new(root).join("events").join(category).join(name).join("format")) {
-            Ok(text) => {
-                return parse(&text, field)
-                    .ok_or_else(|| io::Error::other(format!("{name} has no field {field}")));
-            }
+            Ok(text) => return Ok(EventFormat::parse(&text)),
             Err(e) => last = e,
         }
     }
     Err(last)
-}
-
-fn parse(format: &str, field: &str) -> Option<u32> {
-    format.lines().find_map(|line| {
-        let decl = line.trim().strip_prefix("field:")?;
-        let (decl, rest) = decl.split_once(';')?;
-        let name = decl.rsplit([' ', '*']).next()?.split('[').next()?;
-        let offset = rest.trim().strip_prefix("offset:")?.split(';').next()?;
-        (name == field).then(|| offset.parse().ok())?
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse;
-
-    const OLD: &str = "name: sched_process_fork\nformat:\n\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\n\
-        \tfield:char parent_comm[16];\toffset:8;\tsize:16;\tsigned:0;\n\tfield:pid_t parent_pid;\toffset:24;\tsize:4;\tsigned:1;\n\
-        \tfield:char child_comm[16];\toffset:28;\tsize:16;\tsigned:0;\n\tfield:pid_t child_pid;\toffset:44;\tsize:4;\tsigned:1;\n";
-    const NEW: &str = "\tfield:__data_loc char[] parent_comm;\toffset:8;\tsize:4;\tsigned:0;\n\
-        \tfield:pid_t child_pid;\toffset:20;\tsize:4;\tsigned:1;\n";
-
-    #[test]
-    fn offsets_follow_the_kernel() {
-        assert_eq!(parse(OLD, "child_pid"), Some(44));
-        assert_eq!(parse(OLD, "parent_comm"), Some(8));
-        assert_eq!(parse(NEW, "child_pid"), Some(20));
-        assert_eq!(parse(NEW, "nothing"), None);
-        assert_eq!(parse("field:x;offset:", "x"), None);
-    }
 }

@@ -20,5 +20,6 @@ pub mod recording;
 #[cfg(test)]
 mod sample;
 pub mod session;
+pub mod submissions;
 pub mod thread_hits;
 pub mod verify;

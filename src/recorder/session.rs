@@ -43,6 +43,7 @@ use crate::recorder::qos::policy::DetailStep;
 use crate::recorder::recording::{
     Arrivals, RecordOptions, RecordingProgress, SessionObserver, Summary, Target,
 };
+use crate::recorder::submissions::DeviceWatch;
 use crate::recorder::verify::{self, OpEnd, Wanted};
 use pfi::record::{Availability, Detail, Feature};
 use pfi::ring::{BlockRing, IntoRing};
@@ -90,6 +91,7 @@ struct Session {
     strangers: HashSet<FileId>,
     last_missing: Option<DiscoverError>,
     sampler: Option<Sampler>,
+    submissions: DeviceWatch,
     counters: Option<Counters>,
     /// The current detail level, and the controller if it may change.
     detail: Detail,
@@ -193,6 +195,7 @@ pub fn record(
         strangers: HashSet::new(),
         last_missing: None,
         sampler: None,
+        submissions: DeviceWatch::default(),
         counters,
         detail,
         qos: None,
@@ -311,6 +314,10 @@ impl Session {
                 self.enter(pid, place, watch);
             }
         }
+        let drives = self.engines.iter().flat_map(|a| &a.engine.modules).any(|m| m.roles.drives);
+        if drives && self.options.capture.gpu >= GpuDetail::Op {
+            self.submissions.start();
+        }
         self.write_probes()?;
         Ok(())
     }
@@ -376,6 +383,7 @@ impl Session {
             if let Some(sampler) = &mut self.sampler {
                 sampler.pass(&mut self.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
             }
+            self.submissions.write(&mut self.drain.borrow_mut().enc, false)?;
             self.meet_processes(watch)?;
             self.verify(watch)?;
             self.steer(watch)?;
@@ -542,6 +550,7 @@ impl Session {
         if let Some(sampler) = self.sampler.take() {
             sampler.finish(&mut self.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
         }
+        self.submissions.write(&mut self.drain.borrow_mut().enc, true)?;
         self.drain.borrow_mut().close(None, stopped)?;
         // Count the last graphs as well.
         let ops = self.probed() >= Detail::Op;

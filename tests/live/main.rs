@@ -49,6 +49,7 @@ mod sched;
 mod service;
 mod stat;
 mod store;
+mod submissions;
 mod sudo;
 mod supervision;
 mod top;

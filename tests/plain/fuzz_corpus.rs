@@ -139,6 +139,30 @@ fn write_corpora() {
     for (name, text) in PROC {
         write("proc", name, text.as_bytes());
     }
+    for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tracepoints")).unwrap() {
+        let path = file.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        write("tracepoint", path.file_stem().unwrap().to_str().unwrap(), &tracepoints(&text));
+    }
+}
+
+/// A file of tests/tracepoints as the target reads it.
+fn tracepoints(text: &str) -> Vec<u8> {
+    let mut formats = String::new();
+    let mut events = vec![u8::MAX];
+    for line in text.lines() {
+        match line.strip_prefix("event ").and_then(|event| event.rsplit(' ').next()) {
+            Some(hex) => {
+                events.push((hex.len() / 2) as u8);
+                let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+                events.extend((0..hex.len()).step_by(2).map(byte));
+            }
+            // The same in each of them, and not read.
+            None if line.contains("common_") || line.starts_with('#') => {}
+            None => formats.extend([line, "\n"]),
+        }
+    }
+    [formats.into_bytes(), events].concat()
 }
 
 /// Every kind of record, a few of each.

@@ -110,6 +110,15 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
             });
             sum(&v) + sums.sum::<i128>()
         }
+        Record::DeviceRing(r) => i128::from(r.id) + r.source as i128 + text(&[r.device]) + text(&[r.name]),
+        Record::Submissions(r) => {
+            let all = submissions(r).map(|s| {
+                let times = [s.queued, s.run, s.started].map(|at| at.map(|at| s.end - at));
+                let known = [times.as_slice(), &[s.busy, s.clock]].concat();
+                i128::from(s.pid) + i128::from(s.end) + known.into_iter().map(some).sum::<i128>()
+            });
+            i128::from(r.ring) + i128::from(r.t) + all.sum::<i128>()
+        }
         Record::Feature(r) => r.state as i128 + text(&[r.name, r.why]),
         _ => return None,
     })

@@ -77,7 +77,24 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     let source = KernelSource::OpenClLayer;
     let run = KernelRun { pid: PID, tid: PID, source, queue: 1 << 40, error_ns: 1500 };
     e.device_kernels(&run, &kernels(t)).unwrap();
+    let (source, device) = (SubmissionSource::Msm, "3d00000.gpu");
+    e.device_ring(&DeviceRing { id: 2, source, device, name: "ring 0" }).unwrap();
+    e.submissions(2, &submitted(t)).unwrap();
     e.counter(&counter(3, 4_000_000_000)).unwrap();
+}
+
+/// A submission of which all is known, and one of which nothing is, that ended before it.
+fn submitted(t: u64) -> [Submission; 2] {
+    let all = Submission {
+        pid: PID,
+        queued: Some(t + 5),
+        run: Some(t + 9),
+        started: Some(t + 12),
+        end: t + 900,
+        busy: Some(888),
+        clock: Some(710_000_000),
+    };
+    [all, Submission { end: t + 30, ..Submission::default() }]
 }
 
 /// Two kernels that were enqueued in the wrong order; the clock of the second was set back.

@@ -31,5 +31,6 @@ pub mod runs;
 pub mod series;
 pub mod stat;
 pub mod stats;
+pub mod submissions;
 pub mod tables;
 pub mod words;

@@ -49,6 +49,8 @@ pub struct Loaded<'a> {
     pub dispatches: Vec<Dispatches<'a>>,
     pub kernels: Vec<DeviceKernels<'a>>,
     pub kernel_names: HashMap<u32, &'a str>,
+    pub submissions: Vec<Submissions<'a>>,
+    pub device_rings: HashMap<u32, DeviceRing<'a>>,
     pub cpu_graphs: Vec<CpuGraph>,
     pub runs: Vec<Slices<'a>>,
     pub causes: Causes<'a>,
@@ -207,6 +209,8 @@ impl<'a> Loaded<'a> {
             Record::Enqueued(e) => self.enqueued.push(e),
             Record::Dispatches(d) => self.dispatches.push(d),
             Record::DeviceKernels(k) => self.kernels.push(k),
+            Record::Submissions(s) => self.submissions.push(s),
+            Record::DeviceRing(r) => drop(self.device_rings.insert(r.id, r)),
             Record::KernelName(k) => drop(self.kernel_names.insert(k.id, k.name)),
             Record::CpuGraph(g) => self.cpu_graphs.push(g),
             Record::Tensor(_) | Record::Plan(_) | Record::Slices(_) => {}
@@ -248,6 +252,8 @@ impl<'a> Loaded<'a> {
         self.dispatches.extend(part.dispatches);
         self.kernels.extend(part.kernels);
         self.kernel_names.extend(part.kernel_names);
+        self.submissions.extend(part.submissions);
+        self.device_rings.extend(part.device_rings);
         self.cpu_graphs.extend(part.cpu_graphs);
         self.runs.extend(part.runs);
         self.causes.merge(part.causes, &mut self.left_out);

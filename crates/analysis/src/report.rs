@@ -23,6 +23,7 @@ use super::offload::{Offload, offload};
 use super::ops::{OpTimes, PhaseSum, op_times};
 use super::quality::{RecordingQuality, quality};
 use super::runs::{RunId, RunRow};
+use super::submissions::{DeviceSubmissions, device_submissions};
 use super::tables::*;
 use common::redact;
 use pfi::reader::Trace;
@@ -121,6 +122,9 @@ pub struct Report {
     pub stages: Option<Vec<StageRow>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy: Option<EnergyReport>,
+    /// Device time by the kernel's tracepoints.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub submissions: Option<DeviceSubmissions>,
     /// Recording levels over time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub levels: Option<LevelReport>,
@@ -392,6 +396,7 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
         interference: in_the_way.map(|rows| first(rows, options.top)),
         experts,
         stages: wanted(By::Phase).and_then(|()| stages(loaded, &line, &times)),
+        submissions: device_submissions(loaded, &line),
         energy: wanted(By::Energy).and_then(|()| energy(loaded, &line)),
         levels: wanted(By::Level).and_then(|()| levels(loaded, &line)),
         ceiling,

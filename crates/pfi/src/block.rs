@@ -189,7 +189,9 @@ plain!(
     Enqueued,
     KernelName,
     DeviceKernels,
-    Dispatches
+    Dispatches,
+    DeviceRing,
+    Submissions
 );
 
 /// Appends `body`, prefixed with its length.

@@ -1,7 +1,9 @@
 //! The encodings inside records: varints, slice times, plans, id lists. All input here is untrusted.
 #![warn(clippy::indexing_slicing)]
 
-use super::record::{DeviceKernels, Dispatches, Enqueued, Experts, OpCounts, Plan, SensorSample, Slices};
+use super::record::{
+    DeviceKernels, Dispatches, Enqueued, Experts, OpCounts, Plan, SensorSample, Slices, Submissions,
+};
 
 /// Longest LEB128 encoding of a u64, bytes.
 pub(crate) const MAX_VARINT: usize = 10;
@@ -309,6 +311,55 @@ pub(crate) fn put_kernels(out: &mut Vec<u8>, t: u64, kernels: &[KernelTimes]) {
         }
         before = kernel.host;
     }
+}
+
+/// A submission to a device. Times are CLOCK_MONOTONIC, ns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Submission {
+    /// The process that submitted it; 0: not known.
+    pub pid: u32,
+    /// When the process submitted it.
+    pub queued: Option<u64>,
+    /// When the kernel handed it to the device.
+    pub run: Option<u64>,
+    /// When the device began, by its own clock.
+    pub started: Option<u64>,
+    /// When the device ended, by its own clock if `started` is known, else when the kernel noticed it.
+    pub end: u64,
+    /// Time that the device says it took, ns.
+    pub busy: Option<u64>,
+    /// The device's clock during that time, Hz.
+    pub clock: Option<u64>,
+}
+
+/// Appends the data of a Submissions record that begins at `t`.
+pub(crate) fn put_submissions(out: &mut Vec<u8>, t: u64, all: &[Submission]) {
+    let mut before = t;
+    for s in all {
+        put_varint(out, s.pid.into());
+        put_varint(out, zigzag(s.end.wrapping_sub(before) as i64));
+        before = s.end;
+        let back = |at: u64| zigzag(s.end.wrapping_sub(at) as i64);
+        for value in [s.queued.map(back), s.run.map(back), s.started.map(back), s.busy, s.clock] {
+            put_varint(out, value.map_or(0, |v| v.saturating_add(1)));
+        }
+    }
+}
+
+/// The submissions of a Submissions record.
+pub fn submissions<'a>(r: &Submissions<'a>) -> impl Iterator<Item = Submission> + use<'a> {
+    let (mut all, mut end) = (varints(r.data), r.t as u64);
+    std::iter::from_fn(move || {
+        let pid = u32::try_from(all.next()?).ok()?;
+        end = end.wrapping_add(unzigzag(all.next()?) as u64);
+        let mut values = [None; 5];
+        for value in &mut values {
+            *value = all.next()?.checked_sub(1);
+        }
+        let [queued, run, started, busy, clock] = values;
+        let at = |back: Option<u64>| back.map(|back| end.wrapping_sub(unzigzag(back) as u64));
+        Some(Submission { pid, queued: at(queued), run: at(run), started: at(started), end, busy, clock })
+    })
 }
 
 /// The kernels of a DeviceKernels record.

@@ -80,3 +80,42 @@ pub struct DeviceKernels<'a> {
     #[serde(serialize_with = "as_bytes")]
     pub data: &'a [u8],
 }
+
+/// Which tracepoints of the kernel a submission comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum SubmissionSource {
+    /// `gpu_scheduler`, of all drivers that use the kernel's scheduler for devices. A submission runs from when it was
+    /// handed to the device's ring until its completion was seen: behind others in the ring, and then on the device.
+    Scheduler,
+    /// `drm_msm_gpu`, of Linux's driver for Adreno: with the device's own start, end and clock.
+    Msm,
+    /// `kgsl`, of Qualcomm's driver for Adreno: with the device's own start and end.
+    Kgsl,
+    /// `power:gpu_work_period`, of Android's drivers: no submissions but periods, each with the time during which an
+    /// application kept the device busy.
+    WorkPeriod,
+}
+
+/// A queue of a device, in the Submissions records after it. Since 1.5.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceRing<'a> {
+    pub id: u32,
+    pub source: SubmissionSource,
+    /// The device, as the kernel names it; empty if the tracepoint does not.
+    pub device: &'a str,
+    pub name: &'a str,
+}
+
+/// Submissions to one ring that have ended, of all processes, in the order in which their ends were seen. Since 1.5.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Submissions<'a> {
+    /// id of its DeviceRing.
+    pub ring: u32,
+    /// End of the first of them.
+    pub t: i64,
+    /// Per submission seven varints: pid, 0 if not known; the zigzag of its end minus the end before (first: minus `t`);
+    /// three times, each 0 if not known, else the zigzag of end minus it, plus 1: queued, run, started; busy ns plus 1,
+    /// clock in Hz plus 1, 0 if not known.
+    #[serde(serialize_with = "as_bytes")]
+    pub data: &'a [u8],
+}

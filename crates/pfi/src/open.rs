@@ -34,13 +34,20 @@ pub enum WriteError {
 }
 
 /// Counts of what was written, by record kind (indexed like [`KIND_NAMES`]).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EncoderStats {
     pub blocks: u32,
     pub slices: u64,
     pub records: [u64; KIND_NAMES.len()],
     /// Bytes of the records, length prefixes included, file and block headers excluded.
     pub bytes: [u64; KIND_NAMES.len()],
+}
+
+impl Default for EncoderStats {
+    fn default() -> Self {
+        let none = [0; KIND_NAMES.len()];
+        EncoderStats { blocks: 0, slices: 0, records: none, bytes: none }
+    }
 }
 
 /// A definition in its final encoding, written again in each block that uses it.

@@ -78,10 +78,14 @@ pub enum Record<'a> {
     DeviceKernels(DeviceKernels<'a>),
     /// How many kernels a split gave to its device.
     Dispatches(Dispatches<'a>),
+    /// A queue of a device, as the kernel's driver names it.
+    DeviceRing(DeviceRing<'a>),
+    /// Submissions to a device that have ended.
+    Submissions(Submissions<'a>),
 }
 
 /// Names of the record kinds, indexed by kind on the wire.
-pub const KIND_NAMES: [&str; 32] = [
+pub const KIND_NAMES: [&str; 34] = [
     "Header",
     "Process",
     "Engine",
@@ -114,6 +118,8 @@ pub const KIND_NAMES: [&str; 32] = [
     "KernelName",
     "DeviceKernels",
     "Dispatches",
+    "DeviceRing",
+    "Submissions",
 ];
 
 impl Record<'_> {
@@ -152,6 +158,8 @@ impl Record<'_> {
             Record::KernelName(_) => 29,
             Record::DeviceKernels(_) => 30,
             Record::Dispatches(_) => 31,
+            Record::DeviceRing(_) => 32,
+            Record::Submissions(_) => 33,
         }
     }
 
@@ -171,6 +179,7 @@ impl Record<'_> {
             Record::Enqueued(r) => Some(r.t),
             Record::DeviceKernels(r) => Some(r.t),
             Record::Dispatches(r) => Some(r.t),
+            Record::Submissions(r) => Some(r.t),
             _ => None,
         }
     }
@@ -186,6 +195,7 @@ impl Record<'_> {
             Record::Enqueued(r) => Some(&mut r.t),
             Record::DeviceKernels(r) => Some(&mut r.t),
             Record::Dispatches(r) => Some(&mut r.t),
+            Record::Submissions(r) => Some(&mut r.t),
             _ => None,
         }
     }

@@ -17,6 +17,7 @@ pub mod runs;
 pub mod section;
 pub mod service;
 pub mod stat;
+pub mod submissions;
 pub mod table;
 pub mod text;
 pub mod timeline;

@@ -11,6 +11,7 @@ use super::offload;
 use super::quality;
 use super::runs;
 use super::section::{SectionItem, fact, lines, said, title};
+use super::submissions;
 use super::table::{Style, Table, number, text};
 use super::units::*;
 use analysis::calls::{CallSource, Latency, Phase};
@@ -56,6 +57,9 @@ fn sections(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<(
     }
     if let Some(rows) = &report.stages {
         levels::stages(out, rows, style)?;
+    }
+    if let Some(found) = report.submissions.as_ref().filter(|_| report.tables.len() > 1) {
+        submissions::write(out, found, style)?;
     }
     if let Some(found) = &report.energy {
         energy::write(out, found, style)?;

@@ -33,7 +33,8 @@ impl Choice for GpuDetail {
         ("split", "the same, plus what each split computes", Self::Split),
         (
             "op",
-            "the same, plus when the host enqueues each node, where the backend's function is known",
+            "the same, plus when the host enqueues each node, where the backend's function is known, and when the \
+             device ran each submission, where the kernel's driver tells it",
             Self::Op,
         ),
         (

@@ -185,6 +185,8 @@ impl Session {
             }
         }
         self.write_probes()?;
+        let device_used = self.drain.borrow().waiting.feature_status(&[]).is_some();
+        self.submissions.tell(&mut self.drain.borrow_mut().enc, device_used)?;
         let (event_stats, counted) = (self.source.event_stats(), self.counted());
         let drain = &mut *self.drain.borrow_mut();
         for text in drain.shortages() {
@@ -243,6 +245,7 @@ impl Session {
     fn pause(&mut self, watch: &mut dyn SessionObserver) -> Result<StatsSnapshot, RecordError> {
         self.take_all()?;
         self.meet_processes(watch)?;
+        self.submissions.write(&mut self.drain.borrow_mut().enc, false)?;
         let event_stats = self.account()?;
         Ok(self.snapshot(event_stats, usage::now()))
     }

@@ -3,12 +3,17 @@
 use std::io::Write;
 
 use super::{Encoder, WriteError};
-use crate::coding::{KernelTimes, put_kernels, put_varint};
+use crate::coding::{KernelTimes, Submission, put_kernels, put_submissions, put_varint};
 use crate::open::def;
 use crate::record::*;
 
 /// Names of kernels remembered at a time; ggml-opencl has some 400 kernels.
 const MAX_KERNELS: usize = 8192;
+
+/// Rings remembered; a device has a few, an AMD one some twenty.
+const MAX_RINGS: usize = 1024;
+/// Submissions of one record.
+const MAX_SUBMISSIONS: usize = 256;
 
 /// What an Enqueued record is about; see [`Enqueued`].
 #[derive(Debug, Clone, Copy)]
@@ -118,5 +123,37 @@ impl<W: Write> Encoder<W> {
         let &KernelRun { pid, tid, source, queue, error_ns } = run;
         let (t, data) = (first.host as i64, &self.data);
         self.open.put(Record::DeviceKernels(DeviceKernels { pid, tid, source, queue, error_ns, t, data }))
+    }
+
+    /// A ring, written where a Submissions record needs it. Without room for another it is not kept, and its submissions
+    /// have no ring.
+    ///
+    /// # Errors
+    /// Its names are too long for a block.
+    pub fn device_ring(&mut self, ring: &DeviceRing) -> Result<(), WriteError> {
+        if self.rings.len() < MAX_RINGS || self.rings.contains_key(&ring.id) {
+            self.rings.insert(ring.id, def(&Record::DeviceRing(*ring))?);
+        }
+        Ok(())
+    }
+
+    /// Submissions to one ring that have ended.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn submissions(&mut self, ring: u32, all: &[Submission]) -> Result<(), WriteError> {
+        for part in all.chunks(MAX_SUBMISSIONS) {
+            let Some(first) = part.first() else { continue };
+            let last = part.iter().map(|s| s.end).max().unwrap_or_default();
+            self.begin_at(first.pid, first.end as i64, last.saturating_sub(first.end))?;
+            if let Some(d) = self.rings.get_mut(&ring) {
+                self.open.put_def(d)?;
+            }
+            self.data.clear();
+            put_submissions(&mut self.data, first.end, part);
+            let (t, data) = (first.end as i64, &self.data);
+            self.open.put(Record::Submissions(Submissions { ring, t, data }))?;
+        }
+        Ok(())
     }
 }
