@@ -11,7 +11,7 @@ use pfi::{Encoder, KernelRun, KernelTimes, WriteError};
 /// Names of kernels known at a time, over all processes.
 const NAMES: usize = 8192;
 /// Bytes of a name that are read; a layer keeps no longer ones.
-const NAME: usize = 64;
+const NAME: usize = 256;
 
 /// What layers have handed over.
 #[derive(Default)]
@@ -43,6 +43,8 @@ impl Kernels {
         let source = match e.source {
             0 => KernelSource::OpenClLayer,
             1 => KernelSource::VulkanLayer,
+            2 => KernelSource::Cupti,
+            3 => KernelSource::CuptiGraph,
             // A layer of a later version.
             _ => {
                 self.lost += n as u64;
@@ -101,7 +103,8 @@ impl Kernels {
             (0, 0) => (
                 Availability::None,
                 "no kernel was handed over: the engine used no device, or its runtime loaded no layer (OpenCL: the \
-                 loader must be ocl-icd 2.3 or Khronos's, not the driver itself; Vulkan: see VK_LOADER_DEBUG=layer)"
+                 loader must be ocl-icd 2.3 or Khronos's, not the driver itself; Vulkan: see VK_LOADER_DEBUG=layer; CUDA: \
+                 see the command's standard error, where libprofinfer-cu.so says what it lacks)"
                     .to_owned(),
             ),
             (seen, 0) => (Availability::Whole, format!("{seen} kernels")),

@@ -15,21 +15,21 @@ pub const DRIVER: u32 = 1;
 /// CUPTI_CB_DOMAIN_RUNTIME_API.
 pub const RUNTIME: u32 = 2;
 
-/// The calls that launch kernels: domain and id.
+/// The calls that launch kernels: domain and id (CUPTI_RUNTIME_TRACE_CBID_..., CUPTI_DRIVER_TRACE_CBID_...).
 pub const LAUNCHES: [(u32, u32); 25] = [
-    (RUNTIME, 13),  // cudaLaunch
-    (RUNTIME, 211), // cudaLaunchKernel
-    (RUNTIME, 213), // cudaLaunch_ptsz
-    (RUNTIME, 214), // cudaLaunchKernel_ptsz
-    (RUNTIME, 269), // cudaLaunchCooperativeKernel
-    (RUNTIME, 270), // cudaLaunchCooperativeKernel_ptsz
-    (RUNTIME, 272), // cudaLaunchCooperativeKernelMultiDevice
-    (RUNTIME, 311), // cudaGraphLaunch
-    (RUNTIME, 312), // cudaGraphLaunch_ptsz
-    (RUNTIME, 430), // cudaLaunchKernelExC
-    (RUNTIME, 431), // cudaLaunchKernelExC_ptsz
-    (RUNTIME, 505), // __cudaLaunchKernel
-    (RUNTIME, 506), // __cudaLaunchKernel_ptsz
+    (RUNTIME, 13),  // cudaLaunch_v3020
+    (RUNTIME, 211), // cudaLaunchKernel_v7000
+    (RUNTIME, 213), // cudaLaunch_ptsz_v7000
+    (RUNTIME, 214), // cudaLaunchKernel_ptsz_v7000
+    (RUNTIME, 269), // cudaLaunchCooperativeKernel_v9000
+    (RUNTIME, 270), // cudaLaunchCooperativeKernel_ptsz_v9000
+    (RUNTIME, 272), // cudaLaunchCooperativeKernelMultiDevice_v9000
+    (RUNTIME, 311), // cudaGraphLaunch_v10000
+    (RUNTIME, 312), // cudaGraphLaunch_ptsz_v10000
+    (RUNTIME, 430), // cudaLaunchKernelExC_v11060
+    (RUNTIME, 431), // cudaLaunchKernelExC_ptsz_v11060
+    (RUNTIME, 505), // __cudaLaunchKernel_v13000
+    (RUNTIME, 506), // __cudaLaunchKernel_ptsz_v13000
     (DRIVER, 115),  // cuLaunch
     (DRIVER, 116),  // cuLaunchGrid
     (DRIVER, 117),  // cuLaunchGridAsync
