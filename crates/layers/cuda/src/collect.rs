@@ -11,10 +11,10 @@ use crate::api::*;
 use crate::launches::Launches;
 use crate::records::{self, Kernel, Unread};
 
-/// Bytes of a buffer: some 300 kernels. CUPTI gives a buffer back when it is full, so a small one comes early.
-const BUFFER: usize = 64 * 1024;
+/// Bytes of a buffer: some 130 kernels. CUPTI gives a buffer back when it is full, so a small one comes early.
+const BUFFER: usize = 32 * 1024;
 /// Buffers that CUPTI may hold at a time; records that find none are counted as lost.
-const BUFFERS: usize = 32;
+const BUFFERS: usize = 64;
 /// Readings of CUPTI's clock for one buffer: the closest counts.
 const READINGS: usize = 4;
 
