@@ -173,6 +173,11 @@ mod tests {
         assert_eq!(written(&[]).1, Availability::None);
         let (_, state, why) = written(&[event(0, &[(1, 5)], 3)]);
         assert_eq!((state, &*why), (Availability::Partly, "3 of 4 kernels have no times"));
+        // CUPTI's: two sources, by whether a graph has launched the kernels.
+        for source in [2, 3] {
+            let found = written(&[event::Kernels { source, ..event(0, &[(1, 5)], 0) }]);
+            assert_eq!((found.0, found.1), (vec![(5, 1)], Availability::Whole));
+        }
         // A layer of a later version, and a claim of more kernels than there are.
         let later = event::Kernels { source: 9, ..event(0, &[(1, 5)], 0) };
         assert_eq!(written(&[later]).1, Availability::Partly);
