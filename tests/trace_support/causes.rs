@@ -75,6 +75,8 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     let source = KernelSource::OpenClLayer;
     let run = KernelRun { pid: PID, tid: PID, source, queue: 1 << 40, error_ns: 1500 };
     e.device_kernels(&run, &kernels(t)).unwrap();
+    let run = KernelRun { source: KernelSource::CuptiGraph, queue: 1 << 32 | 7, ..run };
+    e.device_kernels(&run, &kernels(t)[..1]).unwrap();
     e.counter(&counter(3, 4_000_000_000)).unwrap();
 }
 
