@@ -37,6 +37,7 @@ layers: | setup-build ## build the layers that record device times (record --gpu
 	for to in debug release; do \
 	    cp target/layers/release/libprofinfer_cl.so target/$$to/libprofinfer-cl.so && \
 	    cp target/layers/release/libprofinfer_vk.so target/$$to/libprofinfer-vk.so && \
+	    cp target/layers/release/libprofinfer_cu.so target/$$to/libprofinfer-cu.so && \
 	    cp crates/layers/vulkan/VkLayer_profinfer.json target/$$to/; \
 	done
 
@@ -98,7 +99,7 @@ unit: fixtures driver ## run unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)
 	$(CARGO) test --locked --no-fail-fast --lib --test plain --test html_browser --test runner_alloc
 	$(CARGO) test --locked --doc
-	cd crates/layers && $(CARGO) test --locked --target-dir ../../target/layers --package handover
+	cd crates/layers && $(CARGO) test --locked --target-dir ../../target/layers --package handover --package profinfer-cu
 
 test-service: layers | setup ## test installing the service: unit, init scripts, scripts for boards, Debian package
 	$(call say,files of the service)

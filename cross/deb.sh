@@ -64,7 +64,7 @@ package() { # target
     [ -f "$dist/$1/profinfer" ] || die "$dist/$1/profinfer does not exist: run make dist"
     rm -rf "$tree"
     install -D -m 755 "$dist/$1/profinfer" "$tree/usr/bin/profinfer"
-    for file in libprofinfer-cl.so libprofinfer-vk.so VkLayer_profinfer.json; do
+    for file in libprofinfer-cl.so libprofinfer-vk.so libprofinfer-cu.so VkLayer_profinfer.json; do
         install -D -m 644 "$dist/$1/$file" "$tree/usr/lib/profinfer/$file"
     done
     install -D -m 644 "$root/conf/systemd/profinfer.service" "$tree/usr/lib/systemd/system/profinfer.service"

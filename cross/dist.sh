@@ -70,7 +70,7 @@ for target in $targets; do
     for program in profinfer ggml-runner; do
         strip "$built/dist/$target/$target/small/$program" "$out/$target/$program"
     done
-    cp "$built/dist/$target"/made/{libprofinfer-cl.so,libprofinfer-vk.so,VkLayer_profinfer.json} "$out/$target/"
+    cp "$built/dist/$target"/made/{libprofinfer-cl.so,libprofinfer-vk.so,libprofinfer-cu.so,VkLayer_profinfer.json} "$out/$target/"
 done
 (cd "$out" && sha256sum -- */profinfer */ggml-runner */*.so */*.json >SHA256SUMS)
 for target in $targets; do

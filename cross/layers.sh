@@ -19,7 +19,7 @@ CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; echo "${flags[*]}")
 export CARGO_ENCODED_RUSTFLAGS
 "${CARGO:-cargo}" build --quiet --locked --release --target "$target" --target-dir "$built"
 mkdir -p "$out"
-for layer in cl vk; do
+for layer in cl vk cu; do
     cp "$built/$target/release/libprofinfer_$layer.so" "$out/libprofinfer-$layer.so"
     ! readelf -d "$out/libprofinfer-$layer.so" | grep NEEDED >&2 || { echo "layers: libprofinfer-$layer.so needs a library" >&2; exit 1; }
 done

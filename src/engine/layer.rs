@@ -1,4 +1,4 @@
-//! Layers: libraries that a graphics runtime loads into the engine's process because an environment variable says so.
+//! Layers: libraries that a device's runtime loads into the engine's process because an environment variable says so.
 //! They hand over the times of kernels (crates/layers).
 
 use std::ffi::OsString;
@@ -19,19 +19,21 @@ pub struct Layer {
     pub file: &'static str,
     /// A file beside it that the loader looks for.
     pub manifest: Option<&'static str>,
-    /// The variables that make the runtime load it: lists, separated by colons.
+    /// The variables that make the runtime load it.
     variables: &'static [(&'static str, Entry)],
 }
 
-/// What is put at the beginning of a variable's list.
+/// What is put into a variable: at the beginning of its list, separated by colons, except where said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Entry {
     File,
     Directory,
     Name(&'static str),
+    /// The file, in a variable that holds one.
+    OnlyFile,
 }
 
-pub const LAYERS: [Layer; 2] = [
+pub const LAYERS: [Layer; 3] = [
     Layer {
         runtime: "OpenCL",
         file: "libprofinfer-cl.so",
@@ -47,6 +49,12 @@ pub const LAYERS: [Layer; 2] = [
             ("VK_INSTANCE_LAYERS", Entry::Name("VK_LAYER_PROFINFER_gpu")),
         ],
     },
+    Layer {
+        runtime: "CUDA",
+        file: "libprofinfer-cu.so",
+        manifest: None,
+        variables: &[("CUDA_INJECTION64_PATH", Entry::OnlyFile)],
+    },
 ];
 
 /// Why a layer cannot be used.
@@ -60,24 +68,43 @@ pub enum LayerError {
     NotALayer { path: PathBuf },
 }
 
+/// Variables of a started command.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Variables {
+    pub set: Vec<(&'static str, OsString)>,
+    /// Those that already name another library and hold one only, with the runtime whose layer is therefore not loaded.
+    pub kept: Vec<(&'static str, &'static str)>,
+}
+
 /// The variables that make runtimes load these layers, before those that the environment already names.
-pub fn variables(layers: &[PathBuf]) -> Vec<(&'static str, OsString)> {
-    let of = |path: &PathBuf| LAYERS.iter().find(|l| path.file_name().is_some_and(|name| name == l.file));
-    let known = layers.iter().filter_map(|path| Some((path, of(path)?)));
-    let all = known.flat_map(|(path, layer)| layer.variables.iter().map(move |v| (path, v)));
-    all.map(|(path, (variable, entry))| {
-        let mut value = match entry {
-            Entry::File => path.clone().into_os_string(),
-            Entry::Directory => path.parent().unwrap_or(Path::new("/")).as_os_str().to_owned(),
-            Entry::Name(name) => name.into(),
+pub fn variables(layers: &[PathBuf], environ: impl Fn(&str) -> Option<OsString>) -> Variables {
+    let mut all = Variables::default();
+    for path in layers {
+        let Some(layer) = LAYERS.iter().find(|l| path.file_name().is_some_and(|name| name == l.file)) else {
+            continue;
         };
-        if let Some(others) = std::env::var_os(variable).filter(|others| !others.is_empty()) {
-            value.push(":");
-            value.push(others);
+        for (variable, entry) in layer.variables {
+            let others = environ(variable).filter(|others| !others.is_empty());
+            let mut value = match entry {
+                Entry::File | Entry::OnlyFile => path.clone().into_os_string(),
+                Entry::Directory => path.parent().unwrap_or(Path::new("/")).as_os_str().to_owned(),
+                Entry::Name(name) => name.into(),
+            };
+            match (entry, others) {
+                (Entry::OnlyFile, Some(other)) if other != value => {
+                    all.kept.push((layer.runtime, variable));
+                    continue;
+                }
+                (Entry::OnlyFile, _) | (_, None) => {}
+                (_, Some(others)) => {
+                    value.push(":");
+                    value.push(others);
+                }
+            }
+            all.set.push((variable, value));
         }
-        (*variable, value)
-    })
-    .collect()
+    }
+    all
 }
 
 /// The layer in a file, as a module of an engine.
@@ -93,5 +120,40 @@ pub fn module(path: &Path) -> Result<EngineModule, LayerError> {
     match module.roles.layer {
         true => Ok(EngineModule { file: Some(file), ..module }),
         false => Err(LayerError::NotALayer { path: path.to_owned() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(environ: &[(&str, &str)]) -> (Vec<(String, String)>, Vec<(&'static str, &'static str)>) {
+        let paths = LAYERS.map(|l| Path::new("/opt/p").join(l.file));
+        let value = |name: &str| environ.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into());
+        let all = variables(&paths, value);
+        let text = |(name, value): (&str, OsString)| (name.to_owned(), value.into_string().unwrap());
+        (all.set.into_iter().map(text).collect(), all.kept)
+    }
+
+    #[test]
+    fn each_runtime_is_given_its_layer() {
+        let own = [
+            ("OPENCL_LAYERS", "/opt/p/libprofinfer-cl.so"),
+            ("VK_ADD_LAYER_PATH", "/opt/p"),
+            ("VK_INSTANCE_LAYERS", "VK_LAYER_PROFINFER_gpu"),
+            ("CUDA_INJECTION64_PATH", "/opt/p/libprofinfer-cu.so"),
+        ];
+        let own: Vec<_> = own.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        assert_eq!(of(&[]), (own.clone(), vec![]));
+        let again = [("CUDA_INJECTION64_PATH", "/opt/p/libprofinfer-cu.so"), ("OPENCL_LAYERS", "")];
+        assert_eq!(of(&again), (own, vec![]));
+    }
+
+    #[test]
+    fn what_the_environment_names_stays() {
+        let (set, kept) = of(&[("OPENCL_LAYERS", "other.so"), ("CUDA_INJECTION64_PATH", "/opt/nsys.so")]);
+        assert_eq!(set[0].1, "/opt/p/libprofinfer-cl.so:other.so");
+        assert!(!set.iter().any(|(name, _)| name == "CUDA_INJECTION64_PATH"), "{set:?}");
+        assert_eq!(kept, [("CUDA", "CUDA_INJECTION64_PATH")]);
     }
 }

@@ -11,7 +11,7 @@ use pfi::{Encoder, KernelRun, KernelTimes, WriteError};
 /// Names of kernels known at a time, over all processes.
 const NAMES: usize = 8192;
 /// Bytes of a name that are read; a layer keeps no longer ones.
-const NAME: usize = 64;
+const NAME: usize = 256;
 
 /// What layers have handed over.
 #[derive(Default)]
@@ -43,6 +43,8 @@ impl Kernels {
         let source = match e.source {
             0 => KernelSource::OpenClLayer,
             1 => KernelSource::VulkanLayer,
+            2 => KernelSource::Cupti,
+            3 => KernelSource::CuptiGraph,
             // A layer of a later version.
             _ => {
                 self.lost += n as u64;
@@ -101,7 +103,8 @@ impl Kernels {
             (0, 0) => (
                 Availability::None,
                 "no kernel was handed over: the engine used no device, or its runtime loaded no layer (OpenCL: the \
-                 loader must be ocl-icd 2.3 or Khronos's, not the driver itself; Vulkan: see VK_LOADER_DEBUG=layer)"
+                 loader must be ocl-icd 2.3 or Khronos's, not the driver itself; Vulkan: see VK_LOADER_DEBUG=layer; CUDA: \
+                 see the command's standard error, where libprofinfer-cu.so says what it lacks)"
                     .to_owned(),
             ),
             (seen, 0) => (Availability::Whole, format!("{seen} kernels")),
@@ -170,6 +173,11 @@ mod tests {
         assert_eq!(written(&[]).1, Availability::None);
         let (_, state, why) = written(&[event(0, &[(1, 5)], 3)]);
         assert_eq!((state, &*why), (Availability::Partly, "3 of 4 kernels have no times"));
+        // CUPTI's: two sources, by whether a graph has launched the kernels.
+        for source in [2, 3] {
+            let found = written(&[event::Kernels { source, ..event(0, &[(1, 5)], 0) }]);
+            assert_eq!((found.0, found.1), (vec![(5, 1)], Availability::Whole));
+        }
         // A layer of a later version, and a claim of more kernels than there are.
         let later = event::Kernels { source: 9, ..event(0, &[(1, 5)], 0) };
         assert_eq!(written(&[later]).1, Availability::Partly);

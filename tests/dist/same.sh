@@ -31,7 +31,7 @@ elsewhere() {
 cross/dist.sh $targets
 elsewhere
 for target in $targets; do
-    for program in profinfer ggml-runner libprofinfer-cl.so libprofinfer-vk.so; do
+    for program in profinfer ggml-runner libprofinfer-cl.so libprofinfer-vk.so libprofinfer-cu.so; do
         cmp "dist/$target/$program" "$other/sources/dist/$target/$program" || different=1
     done
 done

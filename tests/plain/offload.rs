@@ -32,11 +32,20 @@ type Seen<'a> = (u64, u32, &'a [(u32, u64)]);
 
 /// The same, with what was seen of the enqueueing.
 fn run_with(described: bool, twice: bool, enqueued: &[Seen<'_>]) -> Trace {
-    run_probed(described, twice, enqueued, false)
+    run_probed(described, twice, enqueued, false, &[])
 }
 
+/// A kernel of the device: its graph, its source, and when the host launched it after the graph began.
+type Launched = (u64, KernelSource, u64);
+
 /// The same; `probed`: the function that enqueues a node had a probe.
-fn run_probed(described: bool, twice: bool, enqueued: &[Seen<'_>], probed: bool) -> Trace {
+fn run_probed(
+    described: bool,
+    twice: bool,
+    enqueued: &[Seen<'_>],
+    probed: bool,
+    launched: &[Launched],
+) -> Trace {
     let mut e = Encoder::new(Vec::new(), EncoderConfig::default(), &header()).unwrap();
     setup(&mut e);
     if probed {
@@ -93,6 +102,14 @@ fn run_probed(described: bool, twice: bool, enqueued: &[Seen<'_>], probed: bool)
             // One kernel a node, and one before the first.
             let run = DispatchRun { split, pid: PID, tid: PID, t, kernels: 4, graphs: 0 };
             e.dispatches(&run, groups.iter().map(|g| g.0)).unwrap();
+        }
+        for &(_, source, at) in launched.iter().filter(|(of, ..)| *of == seq) {
+            let (host, end) = (t + at, t + at + 40);
+            let times =
+                KernelTimes { name: 1, host, queued: host, submitted: host, started: end - 30, ended: end };
+            e.kernel_name(1, "mul_mat_q").unwrap();
+            let run = KernelRun { pid: PID, tid: PID, source, queue: 1, error_ns: 10 };
+            e.device_kernels(&run, &[times]).unwrap();
         }
         if twice {
             cpu(&mut e, 1200, splits + 2, after);
@@ -166,7 +183,7 @@ fn splits_that_were_not_seen_whole_are_in_no_figure_of_enqueueing() {
     let device = &decode(&report).expect("described").backends[0];
     assert_eq!((device.unseen_splits, device.dispatched), (0, None), "not recorded at all");
     assert!(!text(&report).contains("kernels per graph"), "{}", text(&report));
-    let report = reported(&run_probed(true, false, &[], true));
+    let report = reported(&run_probed(true, false, &[], true, &[]));
     let unseen = decode(&report).expect("described").backends[0].unseen_splits;
     assert_eq!(unseen, GRAPHS, "a probe that never fired");
 }
@@ -232,4 +249,26 @@ fn the_graph_crosses_backends() {
     let figures = d.nodes[node("Qcur-0")].figures;
     let known = |m: analysis::dag::Metric| figures[m as usize].is_some();
     assert!(known(analysis::dag::Metric::Bytes) && !known(analysis::dag::Metric::Time));
+}
+
+/// A graph that was captured and then launched as a whole: the host launched its kernels while the last node's time ran,
+/// and they are not that node's.
+#[test]
+fn kernels_that_a_cuda_graph_has_launched_belong_to_no_node() {
+    let nodes: &[(u32, u64)] = &[(1, 100), (2, 800)];
+    let enqueued: Vec<Seen<'_>> = (0..GRAPHS).map(|graph| (graph, 0, nodes)).collect();
+    let (own, whole) = (KernelSource::Cupti, KernelSource::CuptiGraph);
+    let launched = |graph| [(graph, own, 120), (graph, own, 300)];
+    let mut kernels: Vec<Launched> = (0..GRAPHS - 1).flat_map(launched).collect();
+    kernels.extend([(GRAPHS - 1, whole, 600), (GRAPHS - 1, whole, 600)]);
+    let report = reported(&run_probed(true, false, &enqueued, true, &kernels));
+    let device = decode(&report).expect("described").backends[0].device.as_ref().expect("kernels");
+    let ops: Vec<_> =
+        device.ops.iter().map(|r| (&*r.ops, r.groups, r.sum.kernels, r.sum.device_ns)).collect();
+    let n = GRAPHS - 1;
+    let of = |ops, groups, kernels| (ops, groups, kernels, 30 * kernels);
+    assert_eq!(ops, [of("MUL_MAT+ADD", n, n), of("RMS_NORM", n, n), of("(CUDA graph)", 0, 2)]);
+    assert_eq!((device.source, device.kernels), ("CUPTI", 2 * GRAPHS));
+    // Groups that were only captured are not missed.
+    assert_eq!((device.groups, device.groups_without), (2 * n, 0));
 }

@@ -14,7 +14,8 @@ from pathlib import Path
 from common import CONF, PROFINFER, ROOT, Test
 
 # `make layers` builds them.
-LAYERS = [ROOT / "target/release" / name for name in ("libprofinfer-cl.so", "libprofinfer-vk.so", "VkLayer_profinfer.json")]
+FILES = ("libprofinfer-cl.so", "libprofinfer-vk.so", "libprofinfer-cu.so", "VkLayer_profinfer.json")
+LAYERS = [ROOT / "target/release" / name for name in FILES]
 
 INITS = {
     "systemd": "etc/systemd/system/profinfer.service",

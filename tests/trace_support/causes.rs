@@ -80,6 +80,8 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     let (source, device) = (SubmissionSource::Msm, "3d00000.gpu");
     e.device_ring(&DeviceRing { id: 2, source, device, name: "ring 0" }).unwrap();
     e.submissions(2, &submitted(t)).unwrap();
+    let run = KernelRun { source: KernelSource::CuptiGraph, queue: 1 << 32 | 7, ..run };
+    e.device_kernels(&run, &kernels(t)[..1]).unwrap();
     e.counter(&counter(3, 4_000_000_000)).unwrap();
 }
 

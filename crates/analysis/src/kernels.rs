@@ -37,7 +37,8 @@ pub struct DeviceTimes {
 /// Kernels of groups with the same ops.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ExecutedOps {
-    /// Joined by `+`; `(outside nodes)` for kernels that belong to no group.
+    /// Joined by `+`; `(CUDA graph)` for kernels that a graph has launched, `(outside nodes)` for others that belong to no
+    /// group.
     pub ops: String,
     pub groups: u64,
     #[serde(flatten)]
@@ -89,7 +90,7 @@ pub struct PlacedKernel<'a> {
     pub times: KernelTimes,
     pub of: &'a DeviceKernels<'a>,
     pub split: &'a Split,
-    /// None: the host was not enqueueing a node that was seen.
+    /// None: the host was not enqueueing a node that was seen, or a CUDA graph has launched it.
     pub group: Option<Group>,
 }
 
@@ -134,11 +135,18 @@ pub fn placed<'a>(loaded: &'a Loaded<'a>) -> Vec<PlacedKernel<'a>> {
     for of in &loaded.kernels {
         for times in kernel_times(of) {
             if let Some(split) = split_at(of, times.host) {
-                out.push(PlacedKernel { times, of, split, group: group_at(split, times.host) });
+                // The nodes of a graph's kernels were enqueued when the graph was captured, not when it is launched.
+                let group = (!by_graph(of)).then(|| group_at(split, times.host)).flatten();
+                out.push(PlacedKernel { times, of, split, group });
             }
         }
     }
     out
+}
+
+/// Whether a CUDA graph has launched these kernels.
+fn by_graph(of: &DeviceKernels<'_>) -> bool {
+    of.source == KernelSource::CuptiGraph
 }
 
 /// Name of a source in the outputs.
@@ -146,6 +154,7 @@ pub fn source_name(source: KernelSource) -> &'static str {
     match source {
         KernelSource::OpenClLayer => "events of the OpenCL runtime",
         KernelSource::VulkanLayer => "timestamps around each dispatch",
+        KernelSource::Cupti | KernelSource::CuptiGraph => "CUPTI",
     }
 }
 
@@ -178,9 +187,8 @@ fn times(loaded: &Loaded<'_>, idents: &Idents, mut kernels: Vec<PlacedKernel<'_>
         out.source = source_name(k.of.source);
         last = Some((k.split.graph, k.times.ended.max(before.unwrap_or_default())));
         let plan = |g: Group| idents.of_plan(g.plan).get(g.first as usize..).unwrap_or_default();
-        let of = k
-            .group
-            .map_or_else(|| "(outside nodes)".to_owned(), |g| label(idents, plan(g), g.nodes as usize));
+        let none = if by_graph(k.of) { "(CUDA graph)" } else { "(outside nodes)" };
+        let of = k.group.map_or_else(|| none.to_owned(), |g| label(idents, plan(g), g.nodes as usize));
         let (groups, sum) = ops.entry(of).or_default();
         groups.extend(k.group);
         sum.add(&k.times, idle);
@@ -189,8 +197,12 @@ fn times(loaded: &Loaded<'_>, idents: &Idents, mut kernels: Vec<PlacedKernel<'_>
             .or_default()
             .add(&k.times, idle);
     }
-    let (splits, seen): (HashSet<u64>, HashSet<Group>) =
-        (kernels.iter().map(|k| k.split.seq).collect(), kernels.iter().filter_map(|k| k.group).collect());
+    // Where a graph is captured, the host enqueues nodes without a kernel of their own.
+    let captured: HashSet<u64> = kernels.iter().filter(|k| by_graph(k.of)).map(|k| k.split.seq).collect();
+    let (splits, seen): (HashSet<u64>, HashSet<Group>) = (
+        kernels.iter().map(|k| k.split.seq).filter(|split| !captured.contains(split)).collect(),
+        kernels.iter().filter_map(|k| k.group).collect(),
+    );
     let mut all = Groups::new();
     loaded.enqueued.iter().filter(|e| splits.contains(&e.split)).for_each(|e| groups_of(e, &mut all));
     out.groups = all.len() as u64;

@@ -58,6 +58,12 @@ pub enum KernelSource {
     /// Timestamps around each dispatch, by profinfer's Vulkan layer. Queued and submitted are the host's time of the
     /// submission; a kernel that overlaps the one before it on the device starts at that one's end.
     VulkanLayer,
+    /// CUPTI's activity records, by profinfer's library for CUDA. Where CUPTI does not know when a kernel was queued or
+    /// submitted, that is the time at which the host made the call. Since 1.5.
+    Cupti,
+    /// The same, of kernels that a CUDA graph has launched: the host's time is that of the graph's launch, and the node is
+    /// not known. Since 1.5.
+    CuptiGraph,
 }
 
 /// Kernels that one thread enqueued and that have ended, with the device's own times, mapped to CLOCK_MONOTONIC. In

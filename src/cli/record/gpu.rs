@@ -39,7 +39,7 @@ impl Choice for GpuDetail {
         ),
         (
             "kernel",
-            "the same, plus the device's own times of each kernel, from a layer for OpenCL or Vulkan",
+            "the same, plus the device's own times of each kernel, from a layer for OpenCL, Vulkan or CUDA",
             Self::Kernel,
         ),
     ];

@@ -28,8 +28,15 @@ impl Session {
     ) -> Result<Child, RecordError> {
         let failed =
             |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
-        let (layers, user) = (layer::variables(&self.options.layers), self.options.user.clone());
-        let held = target::hold(argv, self.options.streams, self.origin, user, &layers).map_err(failed)?;
+        let layers = layer::variables(&self.options.layers, |name| std::env::var_os(name));
+        for (runtime, variable) in layers.kept {
+            watch.tell(&format!(
+                "{variable} is set and holds one library only: it stays, and device times of {runtime} are not recorded"
+            ));
+        }
+        let user = self.options.user.clone();
+        let held =
+            target::hold(argv, self.options.streams, self.origin, user, &layers.set).map_err(failed)?;
         self.follow(held.pid);
         let (pid, called) = (held.pid, target::shown(argv.iter().map(|a| a.as_bytes())));
         let found = discover::of_command(argv);

@@ -10,7 +10,7 @@ mod names;
 
 pub use clock::{ClockMap, monotonic};
 pub use lock::Lock;
-pub use names::{Handles, Names};
+pub use names::{Handles, NAME, Names};
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -44,6 +44,9 @@ static HANDED: AtomicU64 = AtomicU64::new(0);
 /// Where times come from, as the recorder numbers it.
 pub const OPENCL: u64 = 0;
 pub const VULKAN: u64 = 1;
+pub const CUPTI: u64 = 2;
+/// CUPTI, of kernels that a CUDA graph has launched: the node that they belong to is not known.
+pub const CUPTI_GRAPH: u64 = 3;
 
 /// What a recorder probes: `n` kernels, at most [`BATCH`], and the number whose times were lost since the last call.
 /// The memory behind the last kernel can be read up to a multiple of four.
@@ -90,9 +93,9 @@ impl<const SOURCE: u64> Batch<SOURCE> {
         }
     }
 
-    /// The times of a kernel cannot be had.
-    pub fn lose(&mut self) {
-        self.lost = self.lost.saturating_add(1);
+    /// The times of `n` kernels cannot be had.
+    pub fn lose(&mut self, n: u64) {
+        self.lost = self.lost.saturating_add(n);
     }
 
     pub fn hand_over(&mut self) {

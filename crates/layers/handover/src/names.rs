@@ -1,7 +1,7 @@
 //! Names of kernels, kept in place for as long as the process lives, and the handles that have them.
 
-/// Bytes of a name, its end included; a longer one is cut.
-const NAME: usize = 64;
+/// Bytes of a name, its end included; a longer one is cut. Names of CUDA's kernels are those of C++ templates.
+pub const NAME: usize = 256;
 /// Names and handles of one process; ggml-opencl has some 400 kernels.
 const NAMES: usize = 2048;
 const HANDLES: usize = 4096;
@@ -95,7 +95,7 @@ mod tests {
         assert_ne!(add, mul);
         assert_eq!((names.address(b"kernel_add"), names.address(b"kernel_mul")), (add, mul));
         // A long name is cut, and ends.
-        assert_eq!(names.address(&[b'x'; 200]), names.address(&[b'x'; NAME - 1]));
+        assert_eq!(names.address(&[b'x'; 2 * NAME]), names.address(&[b'x'; NAME - 1]));
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub fn push(kernel: Enqueued) {
             state.len += 1;
         }
         None => {
-            state.batch.lose();
+            state.batch.lose(1);
             release(kernel.event);
         }
     }
@@ -149,7 +149,7 @@ impl Waiting {
                 };
                 self.batch.push(times);
             }
-            None => self.batch.lose(),
+            None => self.batch.lose(1),
         }
         release(kernel.event);
         true

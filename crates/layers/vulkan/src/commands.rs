@@ -126,7 +126,7 @@ impl Layer {
         match known.dispatches.get_mut(at) {
             Some(place) => *place = Dispatch { host: monotonic(), pipeline, tid: tid() },
             None => {
-                self.batch.lose();
+                self.batch.lose(1);
                 return None;
             }
         }
@@ -170,7 +170,7 @@ impl Layer {
                 vk::Result::SUCCESS => hand_over(oldest, of, ticks, &self.shaders, &mut self.batch),
                 // Later ones have not been executed either, on the same queue.
                 vk::Result::NOT_READY => break,
-                _ => (0..oldest.len).for_each(|_| self.batch.lose()),
+                _ => self.batch.lose(oldest.len as u64),
             }
             oldest.progress = Progress::Free;
         }

@@ -43,7 +43,8 @@ pub fn write(
         let (n, all) = (device.groups_without, device.groups);
         writeln!(
             out,
-            "  {n} of {all} groups of nodes have no kernel here: their times were not handed over"
+            "  {n} of {all} groups of nodes have no kernel here: they are no kernel (a copy), or their times were not \
+             handed over"
         )?;
     }
     let error = us(device.error_ns as f64);
