@@ -127,12 +127,9 @@ pub fn module(path: &Path) -> Result<EngineModule, LayerError> {
 mod tests {
     use super::*;
 
-    fn of(environ: &[(&str, &str)]) -> (Vec<(String, String)>, Vec<(&'static str, &'static str)>) {
+    fn of(environ: &[(&str, &str)]) -> Variables {
         let paths = LAYERS.map(|l| Path::new("/opt/p").join(l.file));
-        let value = |name: &str| environ.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into());
-        let all = variables(&paths, value);
-        let text = |(name, value): (&str, OsString)| (name.to_owned(), value.into_string().unwrap());
-        (all.set.into_iter().map(text).collect(), all.kept)
+        variables(&paths, |name| environ.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into()))
     }
 
     #[test]
@@ -143,17 +140,18 @@ mod tests {
             ("VK_INSTANCE_LAYERS", "VK_LAYER_PROFINFER_gpu"),
             ("CUDA_INJECTION64_PATH", "/opt/p/libprofinfer-cu.so"),
         ];
-        let own: Vec<_> = own.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        assert_eq!(of(&[]), (own.clone(), vec![]));
+        let expected =
+            Variables { set: own.map(|(name, value)| (name, value.into())).into(), kept: Vec::new() };
+        assert_eq!(of(&[]), expected);
         let again = [("CUDA_INJECTION64_PATH", "/opt/p/libprofinfer-cu.so"), ("OPENCL_LAYERS", "")];
-        assert_eq!(of(&again), (own, vec![]));
+        assert_eq!(of(&again), expected);
     }
 
     #[test]
     fn what_the_environment_names_stays() {
-        let (set, kept) = of(&[("OPENCL_LAYERS", "other.so"), ("CUDA_INJECTION64_PATH", "/opt/nsys.so")]);
-        assert_eq!(set[0].1, "/opt/p/libprofinfer-cl.so:other.so");
-        assert!(!set.iter().any(|(name, _)| name == "CUDA_INJECTION64_PATH"), "{set:?}");
-        assert_eq!(kept, [("CUDA", "CUDA_INJECTION64_PATH")]);
+        let all = of(&[("OPENCL_LAYERS", "other.so"), ("CUDA_INJECTION64_PATH", "/opt/nsys.so")]);
+        assert_eq!(all.set[0].1, "/opt/p/libprofinfer-cl.so:other.so");
+        assert!(!all.set.iter().any(|(name, _)| *name == "CUDA_INJECTION64_PATH"), "{all:?}");
+        assert_eq!(all.kept, [("CUDA", "CUDA_INJECTION64_PATH")]);
     }
 }

@@ -140,7 +140,7 @@ fn are_those(run: &Run, device: &[Executed]) {
     seen.books_close();
     let all = &seen.all;
     let told = all.causes.features.iter().find(|f| f.name == "device kernels").expect("told");
-    assert_eq!((told.state, &*told.why), (Availability::Whole, &*format!("{} kernels", device.len())));
+    assert_eq!((told.state, told.why), (Availability::Whole, &*format!("{} kernels", device.len())));
     let mut placed = kernels::placed(all);
     placed.sort_by_key(|k| k.times.started);
     assert_eq!(placed.len(), device.len());
