@@ -8,6 +8,7 @@ use analysis::dag::{DagOptions, NodeRole, dag};
 use analysis::load::LoadProgress;
 use analysis::offload::{CopyRow, CpuNodes, DispatchSum, Offload};
 use analysis::report::{By, Report, ReportOptions, report};
+use analysis::stat::shapes::{of_trace, shapes};
 use pfi::record::*;
 use pfi::*;
 use render::table::Style;
@@ -251,6 +252,24 @@ fn the_graph_crosses_backends() {
     assert!(known(analysis::dag::Metric::Bytes) && !known(analysis::dag::Metric::Time));
 }
 
+/// Of the first node of a group, on the device; the others have none.
+#[test]
+fn nodes_of_the_graph_have_the_times_of_their_kernels() {
+    let enqueued: Vec<Seen<'_>> = (0..GRAPHS).map(|graph| (graph, 0, &[(1, 100), (2, 700)][..])).collect();
+    let own = KernelSource::OpenClLayer;
+    let kernels: Vec<Launched> =
+        (0..GRAPHS).flat_map(|g| [(g, own, 120), (g, own, 250), (g, own, 260)]).collect();
+    let trace = run_probed(true, true, &enqueued, true, &kernels);
+    let d = dag(&trace, &DagOptions { pid: None, token: None, phase: None }, &LoadProgress::default())
+        .expect("a graph");
+    let time = |name: &str| {
+        let node = d.nodes.iter().find(|n| n.name() == name).expect("a node");
+        node.figures[analysis::dag::Metric::Time as usize].map(|f| f.median)
+    };
+    assert_eq!(["norm-0", "Qcur-0", "l_out-0"].map(time), [Some(30.0), Some(60.0), None]);
+    assert!(d.notes.iter().any(|n| n.contains("the first of them has the time of all")), "{:?}", d.notes);
+}
+
 /// A graph that was captured and then launched as a whole: the host launched its kernels while the last node's time ran,
 /// and they are not that node's.
 #[test]
@@ -271,4 +290,25 @@ fn kernels_that_a_cuda_graph_has_launched_belong_to_no_node() {
     assert_eq!((device.source, device.kernels), ("CUPTI", 2 * GRAPHS));
     // Groups that were only captured are not missed.
     assert_eq!((device.groups, device.groups_without), (2 * n, 0));
+}
+
+/// An op on the device has the time of its kernels beside the same op on the CPU; nodes that were fused have none.
+#[test]
+fn the_same_op_stands_side_by_side_on_cpu_and_device() {
+    let ran = |nodes: &[(u32, u64)]| {
+        let enqueued: Vec<Seen<'_>> = (0..GRAPHS).map(|graph| (graph, 0, nodes)).collect();
+        let own = KernelSource::OpenClLayer;
+        let kernels: Vec<Launched> =
+            (0..GRAPHS).flat_map(|g| [(g, own, 120), (g, own, 250), (g, own, 260)]).collect();
+        let trace = run_probed(true, true, &enqueued, true, &kernels);
+        shapes(of_trace(&trace, Phase::Decode, &LoadProgress::default()), None)
+    };
+    let found = ran(&[(1, 100), (1, 200), (1, 500)]).expect("an op on both");
+    let places: Vec<_> = found.places.iter().map(|p| &*p.backend).collect();
+    assert_eq!(places, ["CPU", "Vulkan"]);
+    let [row] = &found.rows[..] else { panic!("{:?}", found.rows) };
+    let cells: Vec<_> = row.cells.iter().flatten().map(|c| (c.executions, c.median_ns)).collect();
+    // Two kernels of 30 ns.
+    assert_eq!((&*row.op, cells), ("MUL_MAT", vec![(GRAPHS, 10.0), (GRAPHS, 60.0)]));
+    assert_eq!(ran(&[(1, 100), (2, 700)]), None);
 }

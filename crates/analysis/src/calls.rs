@@ -92,6 +92,8 @@ pub struct Timeline {
     pub cpu_call: Vec<Option<usize>>,
     /// Phase by the seq of a scheduler graph.
     pub graph_phase: HashMap<u64, Phase>,
+    /// Index of the call by the seq of a scheduler graph.
+    pub graph_call: HashMap<u64, usize>,
 }
 
 /// Widths seen for one call while its graphs are collected.
@@ -142,7 +144,8 @@ pub fn timeline(loaded: &Loaded<'_>) -> Timeline {
                 .unwrap_or_else(|| Phase::of_width(u64::from(g.ubatch)))
         })
         .collect();
-    Timeline { source, calls, cpu_phase, cpu_call, graph_phase }
+    let graph_call = graphs.iter().filter_map(|(seq, g)| Some((*seq, g.call?))).collect();
+    Timeline { source, calls, cpu_phase, cpu_call, graph_phase, graph_call }
 }
 
 /// A scheduler graph: the call it belongs to and its ubatch (0: not read).

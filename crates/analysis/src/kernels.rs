@@ -144,6 +144,32 @@ pub fn placed<'a>(loaded: &'a Loaded<'a>) -> Vec<PlacedKernel<'a>> {
     out
 }
 
+/// What a device did for a group of nodes that were enqueued together.
+#[derive(Debug, Clone, Copy)]
+pub struct GroupTime<'a> {
+    /// Sum of the times of its kernels, ns.
+    pub ns: u64,
+    pub nodes: u32,
+    pub plan: u32,
+    pub split: &'a Split,
+}
+
+/// By the split's seq, and the position of the group's first node in its plan.
+pub type GroupTimes<'a> = HashMap<(u64, u32), GroupTime<'a>>;
+
+/// The groups of which the device's times are known.
+pub fn of_groups<'a>(loaded: &'a Loaded<'a>) -> GroupTimes<'a> {
+    let mut out = GroupTimes::new();
+    for k in placed(loaded) {
+        if let Some(Group { split, plan, first, nodes }) = k.group {
+            let new = GroupTime { ns: 0, nodes, plan, split: k.split };
+            let sum = out.entry((split, first)).or_insert(new);
+            sum.ns = sum.ns.saturating_add(k.times.ended.saturating_sub(k.times.started));
+        }
+    }
+    out
+}
+
 /// Whether a CUDA graph has launched these kernels.
 fn by_graph(of: &DeviceKernels<'_>) -> bool {
     of.source == KernelSource::CuptiGraph

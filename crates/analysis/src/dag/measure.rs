@@ -1,12 +1,13 @@
 //! Computes the figures of the nodes from the slices of the selected graphs.
 
-use super::pick::DagSelection;
+use super::pick::{DagSelection, Place};
 use super::{Dag, METRICS, Metric, Spread};
 use crate::attribution::Attribution;
 use crate::attribution::counters::CounterRow;
 use crate::attribution::pass::Cause;
 use crate::calls::Phase;
 use crate::describe::describe;
+use crate::kernels::{self, GroupTimes};
 use crate::load::Loaded;
 use crate::ops::{OpTimes, PosStat};
 
@@ -32,6 +33,8 @@ pub fn measure(
     times: &OpTimes,
     why: Option<&Attribution>,
 ) {
+    let device = kernels::of_groups(loaded);
+    let mut fused = false;
     let ran: Vec<usize> = (0..dag.nodes.len()).filter(|i| dag.nodes[*i].order.is_some()).collect();
     let mut nodes = ran.into_iter();
     for place in &pick.places {
@@ -44,8 +47,12 @@ pub fn measure(
                     sum.add_work(loaded, *plan, position);
                 }
             }
+            fused |= sum.add_device(loaded, place, position, &device);
             dag.nodes[node].figures = sum.figures(why);
         }
+    }
+    if fused {
+        dag.notes.push("nodes that a device backend fuses: the first of them has the time of all".into());
     }
 }
 
@@ -86,6 +93,30 @@ impl NodeTotals {
             self.flops += work.flops as f64;
             self.calls += 1.0;
         }
+    }
+
+    /// The times of its kernels on the device, over all selected graphs. Returns whether they are also those of the
+    /// nodes after it, with which it was fused.
+    fn add_device(
+        &mut self,
+        loaded: &Loaded<'_>,
+        place: &Place,
+        position: usize,
+        device: &GroupTimes<'_>,
+    ) -> bool {
+        let mut fused = false;
+        for split in &place.splits {
+            let Some(group) = device.get(&(*split, position as u32)) else { continue };
+            self.stat.timed += 1;
+            self.stat.total = self.stat.total.saturating_add(group.ns);
+            fused |= group.nodes > 1;
+            let hit = loaded.plans.get(&group.plan).and_then(|p| p.hits.get(position)).copied();
+            if let Some(work) = describe(loaded, position, hit).work.filter(|_| group.nodes == 1) {
+                self.moved += work.read as f64 + work.written as f64;
+                self.work_ns = self.work_ns.saturating_add(group.ns);
+            }
+        }
+        fused
     }
 
     fn figures(&self, why: Option<&Attribution>) -> [Option<Spread>; METRICS.len()] {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::{DagError, DagOptions, level};
-use crate::calls::{CallSource, Phase, Timeline};
+use crate::calls::{Phase, Timeline};
 use crate::describe::op_name;
 use crate::load::{Loaded, PlanInfo};
 use crate::processes::Processes;
@@ -33,8 +33,10 @@ pub struct Place {
     pub plans: Vec<u32>,
     /// Where it was computed, if that is known: id of a backend.
     pub backend: Option<u32>,
-    /// Not in CPU graphs, so its ops have no times.
+    /// Not in CPU graphs: only a layer gives its ops times.
     pub offloaded: bool,
+    /// Numbers of the selected splits on a device.
+    pub splits: Vec<u64>,
 }
 
 /// A part of a scheduler graph whose nodes are known: a CPU graph, or a split on another backend.
@@ -50,6 +52,8 @@ struct Part {
     backend: Option<u32>,
     /// Number of the CPU graph.
     seq: Option<u64>,
+    /// Number of the split on a device.
+    split: Option<u64>,
 }
 
 /// The parts of one scheduler graph, in time order.
@@ -58,12 +62,6 @@ type Instance = Vec<Part>;
 /// All parts of a process.
 fn parts(loaded: &Loaded<'_>, line: &Timeline, pid: u32) -> Vec<Part> {
     let backend_of: HashMap<u64, u32> = loaded.splits.iter().map(|s| (s.seq, s.backend)).collect();
-    let mut call_of: HashMap<u64, usize> = HashMap::new();
-    let by_seq: HashMap<u64, usize> = line.calls.iter().enumerate().map(|(i, c)| (c.seq, i)).collect();
-    for g in &loaded.graphs {
-        let call = if line.source == CallSource::Token { g.token } else { Some(g.seq) };
-        call_of.extend(call.and_then(|seq| by_seq.get(&seq)).map(|call| (g.seq, *call)));
-    }
     let calls = line.cpu_phase.iter().zip(&line.cpu_call);
     let cpu = loaded.cpu_graphs.iter().zip(calls).filter(|(g, _)| g.pid == pid);
     let cpu = cpu.filter_map(|(g, (phase, call))| {
@@ -77,6 +75,7 @@ fn parts(loaded: &Loaded<'_>, line: &Timeline, pid: u32) -> Vec<Part> {
             call: *call,
             backend: g.split.and_then(|s| backend_of.get(&s).copied()),
             seq: Some(g.seq),
+            split: None,
         })
     });
     let others = loaded.splits.iter().filter(|s| s.pid == pid).filter_map(|s| {
@@ -87,9 +86,10 @@ fn parts(loaded: &Loaded<'_>, line: &Timeline, pid: u32) -> Vec<Part> {
             plan: s.plan?,
             cut: s.cut,
             phase: line.graph_phase.get(&key).copied().unwrap_or(Phase::Unknown),
-            call: call_of.get(&key).copied(),
+            call: line.graph_call.get(&key).copied(),
             backend: Some(s.backend),
             seq: None,
+            split: Some(s.seq),
         })
     });
     cpu.chain(others).collect()
@@ -195,6 +195,7 @@ fn choose(
         places.resize_with(one.len(), Place::default);
         for (place, part) in places.iter_mut().zip(one) {
             place.plans.push(part.plan);
+            place.splits.extend(part.split);
             (place.backend, place.offloaded) = (part.backend, part.seq.is_none());
         }
     }

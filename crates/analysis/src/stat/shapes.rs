@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::calls::{Phase, Timeline, timeline};
 use crate::describe::{Ident, form};
 use crate::idents::Idents;
+use crate::kernels;
 use crate::load::{LoadProgress, Loaded, load};
 use crate::ops::{Edges, sort_runs};
 use crate::series::CallSeries;
@@ -46,7 +47,7 @@ pub struct ShapedOp {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Ran {
     pub executions: u64,
-    /// Median of the times from its start to the next op's on thread 0, ns.
+    /// Median, ns. On the CPU: from its start to the next op's on thread 0. On a device: of its kernels.
     pub median_ns: f64,
     /// Relative to the first place where it ran.
     pub ratio: f64,
@@ -99,6 +100,17 @@ struct ShapeKind {
     samples: Vec<TimeSample>,
 }
 
+impl ShapeKind {
+    fn take(&mut self, place: usize, ns: u64) {
+        if self.samples.len() <= place {
+            self.samples.resize(place + 1, TimeSample::default());
+        }
+        if let Some(sample) = self.samples.get_mut(place) {
+            sample.take(ns);
+        }
+    }
+}
+
 /// Reads the ops of a phase from a trace, for the process with the most such calls.
 pub fn of_trace(trace: &Trace, phase: Phase, progress: &LoadProgress) -> TraceOps {
     let mut loaded = load(trace, progress);
@@ -126,15 +138,38 @@ pub fn side(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, calls: &[usiz
         for (slice, ident) in slice_iter(run).zip(positions) {
             let kind = kind_of.get(*ident).copied().flatten().and_then(|k| out.kinds.get_mut(k));
             let (Some(kind), (Some(time), wait)) = (kind, edges.times(&slice)) else { continue };
-            if kind.samples.len() <= place {
-                kind.samples.resize(place + 1, TimeSample::default());
-            }
-            if let Some(sample) = kind.samples.get_mut(place) {
-                sample.take(time.saturating_add(wait.unwrap_or(0)));
-            }
+            kind.take(place, time.saturating_add(wait.unwrap_or(0)));
         }
     }
+    on_devices(loaded, line, idents, calls, &kind_of, &mut out);
     out
+}
+
+/// Adds the ops that devices executed, where a layer has handed over the times of their kernels. Nodes that were fused
+/// have no time of their own and are left out.
+fn on_devices(
+    loaded: &Loaded<'_>,
+    line: &Timeline,
+    idents: &Idents,
+    calls: &[usize],
+    kind_of: &[Option<usize>],
+    out: &mut TraceOps,
+) {
+    let mut groups: Vec<_> = kernels::of_groups(loaded).into_iter().filter(|(_, g)| g.nodes == 1).collect();
+    order::by_key(&mut groups, |((split, first), _)| (*split, (*first).into()));
+    let mut place_of = SplitBackends::new(loaded);
+    for ((_, first), group) in groups {
+        let call = group.split.graph.and_then(|g| line.graph_call.get(&g));
+        if !call.is_some_and(|c| calls.binary_search(c).is_ok()) {
+            continue;
+        }
+        let Some(place) = place_of.backend(Some(group.split.backend), &mut out.backends) else { continue };
+        let ident = idents.of_plan(group.plan).get(first as usize);
+        let kind = ident.and_then(|i| kind_of.get(*i).copied().flatten());
+        if let Some(kind) = kind.and_then(|k| out.kinds.get_mut(k)) {
+            kind.take(place, group.ns);
+        }
+    }
 }
 
 /// Kind of each ident; `None` if not known, or beyond the limit.
@@ -176,9 +211,13 @@ impl<'l, 'a> SplitBackends<'l, 'a> {
 
     fn graph(&mut self, graph: &CpuGraph, list: &mut Vec<String>) -> Option<usize> {
         let backend = graph.split.and_then(|s| self.splits.get(&s)).copied();
+        self.backend(backend, list)
+    }
+
+    fn backend(&mut self, backend: Option<u32>, list: &mut Vec<String>) -> Option<usize> {
         let loaded = self.loaded;
         *self.known.entry(backend.unwrap_or(u32::MAX)).or_insert_with(|| {
-            // Ops are only visible in the library of the CPU backend.
+            // Without a split, an op ran in the library of the CPU backend.
             let name = backend.map_or_else(|| "CPU".into(), |id| backend_name(loaded, id));
             list.iter().position(|n| *n == name).or_else(|| {
                 (list.len() < MOST_PLACES).then(|| {
