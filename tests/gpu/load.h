@@ -13,7 +13,7 @@
 /* Each item takes `steps` steps of this generator. */
 #define FACTOR  1664525u
 #define ADDEND  1013904223u
-#define ITEMS   256
+#define ITEMS   1024
 #define BYTES   (ITEMS * sizeof(uint32_t))
 #define MOST    4096 /* kernels of one run */
 #define WARM_UP 3

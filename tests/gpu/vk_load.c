@@ -13,7 +13,8 @@
 #include "load_spv.h"
 
 #define GROUPS      (ITEMS / 64)
-#define IN_A_BUFFER 100 /* dispatches of a command buffer; ggml-vulkan submits as many nodes */
+#define MOST_STEPS  60000 /* lavapipe ends a loop after 65535 */
+#define IN_A_BUFFER 100   /* dispatches of a command buffer; ggml-vulkan submits as many nodes */
 #define BUFFERS     256
 #define OK(call)    ok((call), #call)
 
@@ -454,7 +455,7 @@ static int calibrate(double microseconds) {
     struct place p = place();
     struct done d;
 
-    for (steps = 16; steps < 1u << 30; steps = steps * 9 / 8 + 1) {
+    for (steps = 1; steps < MOST_STEPS * 8 / 9; steps = steps * 9 / 8 + 1) {
         uint64_t best = UINT64_MAX;
 
         for (int i = 0; i < 5; i++) {
@@ -483,6 +484,6 @@ int main(int argc, char **argv) {
     if (argc == 3 && !strcmp(name, "steps")) return calibrate(atof(argv[2]));
     done.kernels = kernels = argc > 2 ? (unsigned)atoi(argv[2]) : 50;
     steps = argc > 3 ? (unsigned)atoi(argv[3]) : 100;
-    check(kernels <= MOST, "too many kernels", kernels);
+    check(kernels <= MOST && steps <= MOST_STEPS, "too many kernels or steps", kernels);
     return run(name, SCENARIOS, sizeof(SCENARIOS) / sizeof(*SCENARIOS));
 }
