@@ -27,8 +27,8 @@ demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binu
 test)
     # The service's files are checked with shellcheck, lintian and systemd.
     # The last line is for guests with their own kernels: QEMU, and the tools for two of the kernels. The browser
-    # opens pages of `profinfer html`; Mesa provides a Vulkan device in software. the other
-    # packages of its line are for what tests/gpu compiles.
+    # opens pages of `profinfer html`; Mesa provides a Vulkan device in software. The
+    # other packages of that line are for what tests/gpu compiles.
     wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb chromium-headless-shell
         libvulkan1 libvulkan-dev glslang-tools mesa-vulkan-drivers g++ ocl-icd-libopencl1 ocl-icd-opencl-dev opencl-c-headers
         shellcheck lintian systemd qemu-user-static

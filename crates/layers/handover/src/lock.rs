@@ -1,8 +1,13 @@
 //! A lock without an operating system's help.
 
+use crate::clock;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
+
+/// Tries until a thread sleeps, and for how long.
+const PATIENCE: u32 = 100;
+const SLEEP_NS: i64 = 50_000;
 
 /// A value that one thread at a time may use, for moments only.
 pub struct Lock<T> {
@@ -28,12 +33,19 @@ impl<T> Lock<T> {
         unsafe extern "C" {
             fn sched_yield() -> i32;
         }
+        let mut tries = 0u32;
         loop {
             if let Some(held) = self.try_lock() {
                 return held;
             }
-            // SAFETY: it has no argument and cannot fail.
-            unsafe { sched_yield() };
+            // To yield is not enough where the holder has a lower real-time priority than this thread.
+            if tries < PATIENCE {
+                // SAFETY: it has no argument and cannot fail.
+                unsafe { sched_yield() };
+            } else {
+                clock::sleep(SLEEP_NS);
+            }
+            tries = tries.saturating_add(1);
         }
     }
 }
