@@ -239,23 +239,26 @@ static void held(struct done *d) {
     d->right = right(&p, (uint64_t)kernels * steps) && right(&other, (uint64_t)kernels * steps);
 }
 
-/* Half of the kernels wait for an event that fails, and are never executed. */
+/* Kernels of one queue wait for an event that fails, and are never executed. Intel's runtime crashes in
+ * clFinish of such a queue, with and without the layer. */
 static void failing(struct done *d) {
-    struct place p = place(device(), CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE);
+    struct place p = place(device(), 0), other = place(p.device, 0);
     cl_event gate, last = NULL;
-    cl_int rc;
+    cl_int status = CL_QUEUED, rc;
 
     gate = clCreateUserEvent(p.context, &rc);
     for (unsigned i = 0; i < kernels; i++) {
-        enqueue(p.queue, p.kernel, gate, 0);
-        last = enqueue(p.queue, p.kernel, last, 1);
+        if (last) OK(clReleaseEvent(last));
+        last = enqueue(p.queue, p.kernel, gate, 1);
+        enqueue(other.queue, other.kernel, NULL, 0);
     }
     OK(clFlush(p.queue));
     OK(clSetUserEventStatus(gate, -1));
-    OK(clWaitForEvents(1, &last));
-    clFinish(p.queue);
+    while (status > CL_COMPLETE)
+        OK(clGetEventInfo(last, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof(status), &status, NULL));
+    OK(clFinish(other.queue));
     d->failed = kernels;
-    d->right = right(&p, (uint64_t)kernels * steps);
+    d->right = right(&other, (uint64_t)kernels * steps);
 }
 
 /* The program ends while kernels still wait for the host. */

@@ -279,5 +279,7 @@ fn times(event: Handle) -> Result<[u64; 4], Reason> {
             _ => return Err(Reason::Failed),
         }
     }
-    Ok(times)
+    let [_, _, started, ended] = times;
+    // Intel's runtime says of a kernel that it did not start, because an event before it failed, that it has ended.
+    if started == 0 || ended < started { Err(Reason::Failed) } else { Ok(times) }
 }
