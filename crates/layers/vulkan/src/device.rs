@@ -4,15 +4,23 @@ use ash::vk;
 use handover::ClockMap;
 
 /// Devices at a time.
-const DEVICES: usize = 32;
+pub const DEVICES: usize = 32;
 
 /// The functions that the layer calls.
 #[derive(Clone, Copy)]
 pub struct Functions {
     pub device_proc: vk::PFN_vkGetDeviceProcAddr,
+    pub allocate: vk::PFN_vkAllocateCommandBuffers,
+    pub free: vk::PFN_vkFreeCommandBuffers,
     pub begin: vk::PFN_vkBeginCommandBuffer,
+    pub reset: vk::PFN_vkResetCommandBuffer,
+    pub reset_command_pool: vk::PFN_vkResetCommandPool,
+    pub destroy_command_pool: vk::PFN_vkDestroyCommandPool,
+    pub execute: vk::PFN_vkCmdExecuteCommands,
     pub bind_pipeline: vk::PFN_vkCmdBindPipeline,
     pub dispatch: vk::PFN_vkCmdDispatch,
+    pub dispatch_indirect: vk::PFN_vkCmdDispatchIndirect,
+    pub dispatch_base: Option<vk::PFN_vkCmdDispatchBase>,
     pub submit: vk::PFN_vkQueueSubmit,
     pub submit2: Option<vk::PFN_vkQueueSubmit2>,
     pub wait_fences: vk::PFN_vkWaitForFences,
@@ -60,12 +68,18 @@ impl Devices {
 
     /// False: there is no room for it.
     pub fn add(&mut self, device: Device) -> bool {
-        let place = self.0.iter_mut().find(|d| d.is_none_or(|d| d.key == device.key));
-        place.map(|place| *place = Some(device)).is_some()
+        // A place of its own first: the loader may use the table of a device that was destroyed for another one.
+        let at = self.place(device.key).or_else(|| self.0.iter().position(Option::is_none));
+        at.and_then(|at| self.0.get_mut(at)).map(|place| *place = Some(device)).is_some()
     }
 
     pub fn get(&mut self, key: usize) -> Option<&mut Device> {
         self.0.iter_mut().flatten().find(|d| d.key == key)
+    }
+
+    /// A number below [`DEVICES`] that is this device's as long as it exists.
+    pub fn place(&self, key: usize) -> Option<usize> {
+        self.0.iter().position(|d| d.is_some_and(|d| d.key == key))
     }
 
     pub fn remove(&mut self, key: usize) {
@@ -74,9 +88,16 @@ impl Devices {
 }
 
 impl Device {
-    /// A device time in ns, for a number of ticks.
+    /// A device time in ns.
     pub fn ns(&self, ticks: u64) -> u64 {
         let ticks = ticks & self.mask;
         if self.period == 1.0 { ticks } else { (ticks as f64 * f64::from(self.period)) as u64 }
+    }
+
+    /// ns from one tick to a later one, between which the device's number may have started again from 0. None: the other
+    /// one is not later.
+    pub fn between(&self, from: u64, to: u64) -> Option<u64> {
+        let ticks = to.wrapping_sub(from) & self.mask;
+        (ticks <= self.mask / 2).then(|| self.ns(ticks))
     }
 }
