@@ -37,7 +37,10 @@ unsafe extern "system" fn create_device(
         (*found).link = (*(*found).link).next;
         let of = instance::of(physical.as_raw());
         let handle = of.map_or(vk::Instance::null(), |of| of.handle);
-        let Some(create) = instance_proc(handle, c"vkCreateDevice".as_ptr()) else {
+        // The loader's own layers ask without an instance; others may want one.
+        let name = c"vkCreateDevice".as_ptr();
+        let create = instance_proc(vk::Instance::null(), name).or_else(|| instance_proc(handle, name));
+        let Some(create) = create else {
             return vk::Result::ERROR_INITIALIZATION_FAILED;
         };
         let create = transmute::<unsafe extern "system" fn(), vk::PFN_vkCreateDevice>(create);

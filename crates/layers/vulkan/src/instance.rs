@@ -20,6 +20,10 @@ pub struct Instance {
     key: usize,
     pub handle: vk::Instance,
     proc: vk::PFN_vkGetInstanceProcAddr,
+    // Asked while the instance is made: afterwards the loader answers with those of the first layer of all.
+    destroy: vk::PFN_vkDestroyInstance,
+    properties: vk::PFN_vkGetPhysicalDeviceProperties,
+    queues: vk::PFN_vkGetPhysicalDeviceQueueFamilyProperties,
 }
 
 static ALL: Lock<[Option<Instance>; INSTANCES]> = Lock::new([None; INSTANCES]);
@@ -52,17 +56,16 @@ pub unsafe extern "system" fn create(
         if made != vk::Result::SUCCESS {
             return made;
         }
-        let new = Instance { key: key((*instance).as_raw()), handle: *instance, proc };
-        let kept = match ALL.lock().iter_mut().find(|i| i.is_none_or(|i| i.key == new.key)) {
-            Some(place) => {
-                *place = Some(new);
-                true
-            }
-            None => false,
+        // Without room or a function that has been there from the start, calls could not be passed on.
+        let Some(new) = Instance::new(*instance, proc) else {
+            return vk::Result::ERROR_INITIALIZATION_FAILED;
         };
+        let mut all = ALL.lock();
+        let place = all.iter_mut().find(|i| i.is_none_or(|i| i.key == new.key));
+        let kept = place.map(|place| *place = Some(new)).is_some();
+        drop(all);
         if !kept {
-            // Calls could not be passed on.
-            new.destroy(allocator);
+            (new.destroy)(new.handle, allocator);
             return vk::Result::ERROR_INITIALIZATION_FAILED;
         }
         made
@@ -76,7 +79,7 @@ pub unsafe extern "system" fn destroy(instance: vk::Instance, allocator: *const 
     if let Some(known) = of(instance.as_raw()) {
         ALL.lock().iter_mut().filter(|i| i.is_some_and(|i| i.key == known.key)).for_each(|i| *i = None);
         // SAFETY: the application's call.
-        unsafe { known.destroy(allocator) };
+        unsafe { (known.destroy)(instance, allocator) };
     }
 }
 
@@ -96,13 +99,26 @@ pub unsafe extern "system" fn proc(instance: vk::Instance, name: *const c_char) 
 }
 
 impl Instance {
-    unsafe fn destroy(&self, allocator: *const vk::AllocationCallbacks<'_>) {
-        // SAFETY: the name is that of the type; the caller no longer uses the instance.
+    /// None: the instance lacks a function that all have.
+    ///
+    /// # Safety
+    /// The instance is one that `proc` knows.
+    unsafe fn new(handle: vk::Instance, proc: vk::PFN_vkGetInstanceProcAddr) -> Option<Instance> {
+        // SAFETY: the names are those of the types that the fields have.
         unsafe {
-            if let Some(destroy) = (self.proc)(self.handle, c"vkDestroyInstance".as_ptr()) {
-                let destroy = transmute::<unsafe extern "system" fn(), vk::PFN_vkDestroyInstance>(destroy);
-                destroy(self.handle, allocator);
+            macro_rules! find {
+                ($name:literal) => {
+                    transmute::<vk::PFN_vkVoidFunction, Option<_>>(proc(handle, $name.as_ptr()))
+                };
             }
+            Some(Instance {
+                key: key(handle.as_raw()),
+                handle,
+                proc,
+                destroy: find!(c"vkDestroyInstance")?,
+                properties: find!(c"vkGetPhysicalDeviceProperties")?,
+                queues: find!(c"vkGetPhysicalDeviceQueueFamilyProperties")?,
+            })
         }
     }
 
@@ -113,22 +129,13 @@ impl Instance {
     pub unsafe fn clock_of(&self, physical: vk::PhysicalDevice) -> (f32, u64) {
         /// Families of queues; devices have a handful.
         const FAMILIES: usize = 32;
-        // SAFETY: the names are those of the types; `families` has room for `n`.
+        let mut about = vk::PhysicalDeviceProperties::default();
+        // SAFETY: a device of this instance; `families` has room for `n`.
         unsafe {
-            let properties = (self.proc)(self.handle, c"vkGetPhysicalDeviceProperties".as_ptr());
-            let queues = (self.proc)(self.handle, c"vkGetPhysicalDeviceQueueFamilyProperties".as_ptr());
-            let (Some(properties), Some(queues)) = (properties, queues) else { return (1.0, 0) };
-            let properties =
-                transmute::<unsafe extern "system" fn(), vk::PFN_vkGetPhysicalDeviceProperties>(properties);
-            let queues = transmute::<
-                unsafe extern "system" fn(),
-                vk::PFN_vkGetPhysicalDeviceQueueFamilyProperties,
-            >(queues);
-            let mut about = vk::PhysicalDeviceProperties::default();
-            properties(physical, &raw mut about);
+            (self.properties)(physical, &raw mut about);
             let mut families = [vk::QueueFamilyProperties::default(); FAMILIES];
             let mut n = FAMILIES as u32;
-            queues(physical, &raw mut n, families.as_mut_ptr());
+            (self.queues)(physical, &raw mut n, families.as_mut_ptr());
             let computing =
                 families.iter().take(n as usize).filter(|f| f.queue_flags.contains(vk::QueueFlags::COMPUTE));
             let bits = computing.map(|f| f.timestamp_valid_bits).min().unwrap_or(0);
