@@ -7,10 +7,12 @@
 mod clock;
 mod lock;
 mod names;
+mod ticks;
 
 pub use clock::{ClockMap, monotonic};
 pub use lock::Lock;
 pub use names::{Handles, Names};
+pub use ticks::Ticks;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

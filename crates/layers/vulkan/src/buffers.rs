@@ -232,11 +232,11 @@ impl Layer {
             self.batch.lose(1, Reason::NoRoom);
             return Place::Untimed;
         };
-        let Some(mask) = self.devices.get(buffer.device).map(|d| d.mask) else { return Place::Untimed };
+        let Some(ticks) = self.devices.get(buffer.device).map(|d| d.ticks) else { return Place::Untimed };
         if buffer.is_secondary {
             return self.untimed(handle, |u| &mut u.secondary);
         }
-        if mask == 0 {
+        if !ticks.count() {
             return self.no_stamps(handle);
         }
         let Some(at) = buffer.recording.or_else(|| self.unused(buffer.device)) else {

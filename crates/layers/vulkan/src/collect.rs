@@ -99,8 +99,8 @@ impl Layer {
         let seen = monotonic();
         let (Some(first), Some(last), true) = (ticks.first(), ticks.last(), self.still(done)) else { return };
         let Some(of) = self.devices.get(done.device) else { return };
-        let begin = of.ns(*first);
-        let time = |of: &Device, tick| Some(begin.wrapping_add(of.between(*first, tick)?));
+        let begin = of.ticks.ns(*first);
+        let time = |of: &Device, tick| Some(begin.wrapping_add(of.ticks.between(*first, tick)?));
         if let Some(end) = time(of, *last) {
             of.clock.enclose((begin, end), done.submitted, seen);
         }
@@ -113,7 +113,7 @@ impl Layer {
             let Some(dispatch) = dispatch else { break };
             at += 1;
             let (Some(started), Some(ended), Some(_)) =
-                (time(&of, *started), time(&of, *ended), of.between(*started, *ended))
+                (time(&of, *started), time(&of, *ended), of.ticks.between(*started, *ended))
             else {
                 self.batch.lose(1, Reason::Failed);
                 continue;

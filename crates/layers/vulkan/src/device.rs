@@ -1,7 +1,7 @@
 //! The devices of the process: the functions below this layer, and the clock of each.
 
 use ash::vk;
-use handover::ClockMap;
+use handover::{ClockMap, Ticks};
 
 /// Devices at a time.
 pub const DEVICES: usize = 32;
@@ -44,9 +44,7 @@ pub struct Device {
     pub key: usize,
     pub handle: vk::Device,
     pub functions: Functions,
-    /// ns of one tick, and the bits of a tick's number that count; 0: the device has no times.
-    pub period: f32,
-    pub mask: u64,
+    pub ticks: Ticks,
     pub clock: ClockMap,
 }
 
@@ -84,20 +82,5 @@ impl Devices {
 
     pub fn remove(&mut self, key: usize) {
         self.0.iter_mut().filter(|d| d.is_some_and(|d| d.key == key)).for_each(|d| *d = None);
-    }
-}
-
-impl Device {
-    /// A device time in ns.
-    pub fn ns(&self, ticks: u64) -> u64 {
-        let ticks = ticks & self.mask;
-        if self.period == 1.0 { ticks } else { (ticks as f64 * f64::from(self.period)) as u64 }
-    }
-
-    /// ns from one tick to a later one, between which the device's number may have started again from 0. None: the other
-    /// one is not later.
-    pub fn between(&self, from: u64, to: u64) -> Option<u64> {
-        let ticks = to.wrapping_sub(from) & self.mask;
-        (ticks <= self.mask / 2).then(|| self.ns(ticks))
     }
 }

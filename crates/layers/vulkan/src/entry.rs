@@ -6,7 +6,7 @@ use core::ptr::null;
 
 use ash::vk;
 use ash::vk::Handle;
-use handover::{ClockMap, Reason, monotonic};
+use handover::{ClockMap, Reason, Ticks, monotonic};
 
 use crate::buffers::{Layer, Place, Stamps};
 use crate::collect::{collect, create_pool, destroy_pool};
@@ -49,9 +49,9 @@ unsafe extern "system" fn create_device(
             return made;
         }
         let known = functions(device_proc, *device).is_some_and(|functions| {
-            let (period, mask) = of.map_or((1.0, 0), |of| of.clock_of(physical));
+            let ticks = of.map_or(Ticks::new(1.0, 0), |of| of.clock_of(physical));
             let (key, clock) = (key((*device).as_raw()), ClockMap::new());
-            LAYER.lock().devices.add(Device { key, handle: *device, functions, period, mask, clock })
+            LAYER.lock().devices.add(Device { key, handle: *device, functions, ticks, clock })
         });
         if !known {
             // Calls could not be passed on.

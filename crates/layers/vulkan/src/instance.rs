@@ -5,7 +5,7 @@ use core::mem::transmute;
 
 use ash::vk;
 use ash::vk::Handle;
-use handover::Lock;
+use handover::{Lock, Ticks};
 
 use crate::device::key;
 use crate::entry::own;
@@ -122,11 +122,11 @@ impl Instance {
         }
     }
 
-    /// ns of a tick, and the bits that count in all queues that compute; no bits: one of them has no times.
+    /// Timestamps of all queues that compute.
     ///
     /// # Safety
     /// The device is one of this instance.
-    pub unsafe fn clock_of(&self, physical: vk::PhysicalDevice) -> (f32, u64) {
+    pub unsafe fn clock_of(&self, physical: vk::PhysicalDevice) -> Ticks {
         /// Families of queues; devices have a handful.
         const FAMILIES: usize = 32;
         let mut about = vk::PhysicalDeviceProperties::default();
@@ -139,8 +139,7 @@ impl Instance {
             let computing =
                 families.iter().take(n as usize).filter(|f| f.queue_flags.contains(vk::QueueFlags::COMPUTE));
             let bits = computing.map(|f| f.timestamp_valid_bits).min().unwrap_or(0);
-            let mask = u64::MAX.checked_shr(64 - bits.min(64)).unwrap_or(0);
-            (about.limits.timestamp_period, mask)
+            Ticks::new(about.limits.timestamp_period, bits)
         }
     }
 }
