@@ -2,6 +2,12 @@
 `op` and `kernel`, in turn. The devices are software (Mesa's lavapipe for Vulkan, Intel's OpenCL runtime for CPUs), so that
 the device's own work is in the process's CPU time; on a real device the same cost is a larger share of the host's time
 and a smaller one of the token's.
+
+How right the layers' times are: a program of ours (tests/gpu) repeats one kernel n times. Its sum by the layer against
+the program's own truth gives alpha = 1 - |sum - truth| / truth. Truths: "device", the device's own account of the same
+run (OpenCL: the program's profiling events; Vulkan: two timestamps around the whole batch), and "wall", from before the
+first kernel is enqueued (Vulkan: before the submission) until the host knows that the last has ended. The wall time
+includes the time between kernels, which the layer's sum does not. The batch of Vulkan includes it too.
 """
 
 import json
@@ -10,7 +16,10 @@ import statistics
 import subprocess
 import sys
 
-from common import ROOT, Bench, BenchError, Scratch, binary, driver, engine, main, model, quartiles, sh
+from common import ROOT, Bench, BenchError, Scratch, binary, driver, engine, main, model, quartiles, sh, target_dir
+
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+import format_second_reader as reader  # noqa: E402
 
 ICD = "/usr/share/vulkan/icd.d"
 # Targets of the op level and of the layers, on the larger model: CPU time per token against none.
@@ -67,10 +76,70 @@ def compare(bench, backend, bed, name, tokens, rounds):
             bench.judge(mid <= most, f"{backend}, {name}: {kind} takes {mid:.4f} of the CPU time, {most} wanted")
 
 
+LENGTHS = [15, 80, 800, 4000, 12000]
+REPEATS = [50, 1000]
+# What is wanted of kernels that are at least this long (us), against both truths. The count must always be exact.
+LONG, ALPHA = 4000, 0.95
+KERNEL_NAME, DEVICE_KERNELS = 29, 30
+
+
+def kernels_of(trace):
+    """(host's time, ns on the device) of each kernel in a trace."""
+    found = []
+    for payload, first in reader.blocks(trace):
+        for kind, r in reader.records(payload):
+            if kind != DEVICE_KERNELS:
+                continue
+            *_, t, data = r.fields("uuuuuiy")
+            host, data = first + t, reader.Bytes(data)
+            while data.more():
+                data.u()
+                to_host, _, _, start, end = (reader.unzigzag(data.u()) for _ in range(5))
+                host += to_host
+                found.append((host, end))
+    return found
+
+
+def alpha(bench, backend, name, bed, lengths):
+    env = {**os.environ, **bed()[1]}
+    env.pop("LD_PRELOAD", None)
+    fixtures, out = (os.path.join(target_dir(), "tests", d) for d in ("fixtures", "gpu"))
+    sh([os.path.join(ROOT, "tests", "fixtures", "build.sh"), fixtures, "modern"])
+    sh([os.path.join(ROOT, "tests", "gpu", "load.sh"), out, os.path.join(fixtures, "modern")])
+    load = os.path.join(out, name)
+    print(f"{backend}: alpha of the layer's times, one kernel n times")
+    print(f"{'':2}{'kernel us':>10}{'n':>7}{'seen':>7}{'layer us':>10}{'device us':>11}{'alpha':>9}{'wall us':>10}{'alpha':>9}")
+    for length in lengths:
+        steps = sh([load, "steps", str(length)], env=env).strip()
+        for n in REPEATS:
+            with Scratch() as scratch:
+                trace = scratch.file("run.pfi")
+                said = sh([binary("profinfer"), "record", "-q", "--force", "-o", trace, "--gpu", "kernel", "--", load,
+                           "repeat", str(n), steps], env=env)
+                said = json.loads(said.strip().splitlines()[-1])
+                all_of = sorted(kernels_of(trace))
+            # What was enqueued before is to warm up.
+            times = [ns for _, ns in all_of[said["others"]:]]
+            layer, device, wall = sum(times), said["device_ns"], said["end"] - said["begin"]
+            near = [1 - abs(layer - truth) / truth for truth in (device, wall)]
+            print(f"{'':2}{length:10}{n:7}{len(times):7}{layer / n / 1e3:10.2f}{device / n / 1e3:11.2f}{near[0]:9.2%}"
+                  f"{wall / n / 1e3:10.2f}{near[1]:9.2%}", flush=True)
+            if len(times) != n:
+                bench.judge(False, f"{backend}: {len(times)} kernels of {n}")
+            elif length >= LONG:
+                bench.judge(min(near) >= ALPHA, f"{backend}, {length} us: alpha {min(near):.2%}, {ALPHA:.0%} wanted")
+
+
 def bench():
     b = Bench("gpu", __doc__)
+    b.parser.add_argument("--alpha", action="store_true", help="only how right the layers' times are")
     args = b.begin()
     rounds = 5 if args.quick else 15
+    lengths = LENGTHS[:3] if args.quick else LENGTHS
+    alpha(b, "OpenCL", "load", opencl, lengths)
+    alpha(b, "Vulkan", "vk_load", vulkan, lengths)
+    if args.alpha:
+        return b.end()
     for backend, bed in (("OpenCL", opencl), ("Vulkan", vulkan)):
         compare(b, backend, bed, SMALL, 64, rounds)
         compare(b, backend, bed, LARGE, 8 if args.quick else 16, rounds)

@@ -27,10 +27,10 @@ demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binu
 test)
     # The service's files are checked with shellcheck, lintian and systemd.
     # The last line is for guests with their own kernels: QEMU, and the tools for two of the kernels. The browser
-    # opens pages of `profinfer html`; Mesa provides a Vulkan device in software. OpenCL's loader and its headers are for
-    # a backend that tests/gpu/opencl.sh compiles.
+    # opens pages of `profinfer html`; Mesa provides a Vulkan device in software. The
+    # other packages of that line are for what tests/gpu compiles.
     wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb chromium-headless-shell
-        libvulkan1 mesa-vulkan-drivers g++ ocl-icd-libopencl1 ocl-icd-opencl-dev opencl-c-headers
+        libvulkan1 libvulkan-dev glslang-tools mesa-vulkan-drivers g++ ocl-icd-libopencl1 ocl-icd-opencl-dev opencl-c-headers
         shellcheck lintian systemd qemu-user-static
         qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils"
     ;;
@@ -58,6 +58,8 @@ have() { # package
         command -v chromium-headless-shell >/dev/null 2>&1 || command -v chromium >/dev/null 2>&1
         ;;
     libvulkan1) ldconfig -p 2>/dev/null | grep -q 'libvulkan\.so\.1 ' ;;
+    libvulkan-dev) [ -e /usr/include/vulkan/vulkan.h ] ;;
+    glslang-tools) command -v glslangValidator >/dev/null 2>&1 ;;
     ocl-icd-libopencl1) ldconfig -p 2>/dev/null | grep -q 'libOpenCL\.so\.1 ' ;;
     ocl-icd-opencl-dev | opencl-c-headers) [ -e /usr/include/CL/cl.h ] ;;
     mesa-vulkan-drivers) set -- /usr/share/vulkan/icd.d/lvp_icd*.json && [ -e "$1" ] ;;

@@ -13,6 +13,16 @@ const NAMES: usize = 8192;
 /// Bytes of a name that are read; a layer keeps no longer ones.
 const NAME: usize = 256;
 
+/// Why a layer has no times of kernels: `Reason` in crates/layers/handover.
+const REASONS: [&str; 6] = [
+    "the device did not execute them, or the driver does not give their times",
+    "their queue has no timestamps",
+    "more were on their way, or in one command buffer, than the layer keeps",
+    "the program ended, or gave up the device, before it had waited for them",
+    "they are in secondary command buffers",
+    "their command buffer was submitted again before the program had waited for it",
+];
+
 /// What layers have handed over.
 #[derive(Default)]
 pub struct Kernels {
@@ -24,8 +34,10 @@ pub struct Kernels {
     engines: HashMap<u32, u16>,
     /// Kernels recorded.
     pub seen: u64,
-    /// Kernels whose times the layer could not get, or that could not be read.
-    pub lost: u64,
+    /// Kernels whose times the layer could not get, by reason.
+    untimed: [u64; REASONS.len()],
+    /// Kernels that could not be read.
+    unread: u64,
 }
 
 impl Kernels {
@@ -39,15 +51,20 @@ impl Kernels {
             return Ok(());
         }
         let n = (e.n as usize).min(e.kernel.len());
-        self.lost += u64::from(e.lost);
-        let source = match e.source {
-            0 => KernelSource::OpenClLayer,
-            1 => KernelSource::VulkanLayer,
-            2 => KernelSource::Cupti,
-            3 => KernelSource::CuptiGraph,
+        let [source, why, later @ ..] = e.source.to_le_bytes();
+        // No reason: the kernel could not read them.
+        match usize::from(why).checked_sub(1).and_then(|why| self.untimed.get_mut(why)) {
+            Some(lost) => *lost += u64::from(e.lost),
+            None => self.unread += u64::from(e.lost),
+        }
+        let source = match (source, later) {
+            (0, [0, ..]) => KernelSource::OpenClLayer,
+            (1, [0, ..]) => KernelSource::VulkanLayer,
+            (2, [0, ..]) => KernelSource::Cupti,
+            (3, [0, ..]) => KernelSource::CuptiGraph,
             // A layer of a later version.
             _ => {
-                self.lost += n as u64;
+                self.unread += n as u64;
                 return Ok(());
             }
         };
@@ -99,7 +116,13 @@ impl Kernels {
 
     /// Whether the device's times are there, in the trace that ends here.
     pub fn feature_status(&mut self) -> (Availability, String) {
-        match (std::mem::take(&mut self.seen), std::mem::take(&mut self.lost)) {
+        let (seen, unread) = (std::mem::take(&mut self.seen), std::mem::take(&mut self.unread));
+        let untimed = std::mem::take(&mut self.untimed).into_iter().zip(REASONS);
+        let lost = untimed.chain([(unread, "they could not be read")]).filter(|(n, _)| *n > 0);
+        let all = lost.clone().fold(seen, |sum, (n, _)| sum.saturating_add(n));
+        let why: Vec<String> = lost.map(|(n, why)| format!("{n}: {why}")).collect();
+        let why = why.join("; ");
+        match (seen, all) {
             (0, 0) => (
                 Availability::None,
                 "no kernel was handed over: the engine used no device, or its runtime loaded no layer (OpenCL: the \
@@ -107,10 +130,12 @@ impl Kernels {
                  see the command's standard error, where libprofinfer-cu.so says what it lacks)"
                     .to_owned(),
             ),
-            (seen, 0) => (Availability::Whole, format!("{seen} kernels")),
-            (seen, lost) => {
-                (Availability::Partly, format!("{lost} of {} kernels have no times", seen.saturating_add(lost)))
-            }
+            (0, _) => (
+                Availability::None,
+                format!("none of {all} kernels has times, only what --gpu op records is there ({why})"),
+            ),
+            (_, _) if seen == all => (Availability::Whole, format!("{seen} kernels")),
+            _ => (Availability::Partly, format!("{} of {all} kernels have no times ({why})", all - seen)),
         }
     }
 
@@ -171,16 +196,32 @@ mod tests {
     #[test]
     fn what_is_missing_is_told() {
         assert_eq!(written(&[]).1, Availability::None);
-        let (_, state, why) = written(&[event(0, &[(1, 5)], 3)]);
-        assert_eq!((state, &*why), (Availability::Partly, "3 of 4 kernels have no times"));
         // CUPTI's: two sources, by whether a graph has launched the kernels.
         for source in [2, 3] {
             let found = written(&[event::Kernels { source, ..event(0, &[(1, 5)], 0) }]);
             assert_eq!((found.0, found.1), (vec![(5, 1)], Availability::Whole));
         }
+        let because = |why: u64, kernels| event::Kernels { source: (why + 1) << 8, ..event(0, kernels, 3) };
+        let (_, state, why) = written(&[event(0, &[(1, 5)], 0), because(4, &[]), because(1, &[])]);
+        assert_eq!(state, Availability::Partly);
+        assert_eq!(
+            why,
+            "6 of 7 kernels have no times (3: their queue has no timestamps; 3: they are in secondary command buffers)"
+        );
+        let (_, state, why) = written(&[because(0, &[])]);
+        assert!(
+            state == Availability::None && why.starts_with("none of 3 kernels has times, only "),
+            "{why}"
+        );
+        // What BPF could not read, and reasons of a later version.
+        for unread in [event(0, &[], 3), because(6, &[]), because(254, &[])] {
+            assert!(written(&[unread]).2.contains("3: they could not be read"));
+        }
         // A layer of a later version, and a claim of more kernels than there are.
-        let later = event::Kernels { source: 9, ..event(0, &[(1, 5)], 0) };
-        assert_eq!(written(&[later]).1, Availability::Partly);
+        for source in [9, 1 << 16] {
+            let later = event::Kernels { source, ..event(0, &[(1, 5)], 0) };
+            assert!(written(&[later]).2.contains("1: they could not be read"));
+        }
         assert_eq!(written(&[event::Kernels { n: 99, ..event(0, &[], 0) }]).0, [(0, 4)]);
     }
 }

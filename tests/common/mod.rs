@@ -162,6 +162,14 @@ pub fn driver() -> PathBuf {
     made
 }
 
+/// Directory of the loads for tests of the layers (tests/gpu/load.sh); or why there are none.
+pub fn loads() -> Result<PathBuf, String> {
+    let engine = fixture_dir("modern").ok_or("no fixture 'modern' here")?;
+    let dir = place().join("gpu");
+    once("gpu", &dir.join(".built"), Command::new(source("gpu/load.sh")).args([&dir, &engine]));
+    Ok(dir)
+}
+
 /// The argument of `driver --engine` for an engine of tests/engines/fetch.sh or tests/gpu; or why there is none.
 pub fn engine(name: &str) -> Result<PathBuf, String> {
     let (script, only): (_, &[&str]) = match name {

@@ -35,6 +35,7 @@ mod finder;
 mod fixtures;
 mod flood;
 mod kill;
+mod layers;
 mod merge;
 mod opencl;
 mod output;

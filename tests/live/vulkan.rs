@@ -16,7 +16,7 @@ use serde_json::Value;
 const DECODES: usize = 8;
 
 /// Where the loader finds the software device.
-fn device() -> Result<PathBuf, String> {
+pub fn device() -> Result<PathBuf, String> {
     let dir = Path::new("/usr/share/vulkan/icd.d");
     let files = std::fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     let mut files = files.filter_map(|f| Some(f.ok()?.path()));

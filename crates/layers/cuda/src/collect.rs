@@ -5,7 +5,9 @@ use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use handover::{Batch, CUPTI, CUPTI_GRAPH, ClockMap, Handles, KernelTimes, Lock, NAME, Names, monotonic};
+use handover::{
+    Batch, CUPTI, CUPTI_GRAPH, ClockMap, Handles, KernelTimes, Lock, NAME, Names, Reason, monotonic,
+};
 
 use crate::api::*;
 use crate::launches::Launches;
@@ -142,7 +144,7 @@ impl State {
                 // SAFETY: the caller vouches for the name.
                 Ok(kernel) => unsafe { self.add(&kernel) },
                 Err(Unread::OtherKind) => {}
-                Err(Unread::Truncated) => self.kernels.lose(1),
+                Err(Unread::Truncated) => self.kernels.lose(1, Reason::Failed),
             }
         }
     }
@@ -153,8 +155,10 @@ impl State {
     /// Its name is a text, or null.
     unsafe fn add(&mut self, kernel: &Kernel) {
         let launch = LAUNCHES.lock().get(kernel.correlation);
-        let known = self.observed && kernel.start != 0 && kernel.end >= kernel.start;
-        let Some(launch) = launch.filter(|_| known) else { return self.kernels.lose(1) };
+        if !self.observed || kernel.start == 0 || kernel.end < kernel.start {
+            return self.kernels.lose(1, Reason::Failed);
+        }
+        let Some(launch) = launch else { return self.kernels.lose(1, Reason::NoRoom) };
         // Kernels of a graph have no times of their own for these: the call gave all of them to the device.
         let queued = if kernel.queued == 0 { launch.host } else { self.clock.to_host(kernel.queued) };
         let submitted = if kernel.submitted == 0 { queued } else { self.clock.to_host(kernel.submitted) };
@@ -213,7 +217,7 @@ impl State {
         // SAFETY: the context and stream are CUPTI's own, and there is room for a number.
         let status = unsafe { (cupti.dropped)(context, stream, &raw mut dropped) };
         if status == SUCCESS && dropped > 0 {
-            self.kernels.lose(dropped as u64);
+            self.kernels.lose(dropped, Reason::NoRoom);
         }
     }
 }

@@ -1,19 +1,31 @@
 //! A device's clock against the host's, by bounds: an OpenCL runtime stamps a kernel as queued while the host is in the
 //! function that enqueues it; a Vulkan device works between the submission and the end of the host's wait.
 
+/// `struct timespec` of 64-bit Linux.
+#[repr(C)]
+struct Timespec {
+    seconds: i64,
+    nanoseconds: i64,
+}
+
+/// Less than a second.
+pub fn sleep(nanoseconds: i64) {
+    unsafe extern "C" {
+        fn nanosleep(time: *const Timespec, left: *mut Timespec) -> i32;
+    }
+    let time = Timespec { seconds: 0, nanoseconds };
+    // SAFETY: a time, and no interest in what is left of it after a signal.
+    unsafe { nanosleep(&raw const time, core::ptr::null_mut()) };
+}
+
 /// CLOCK_MONOTONIC, ns.
 pub fn monotonic() -> u64 {
-    #[repr(C)]
-    struct Timespec {
-        seconds: i64,
-        nanoseconds: i64,
-    }
     unsafe extern "C" {
         fn clock_gettime(clock: i32, time: *mut Timespec) -> i32;
     }
     const CLOCK_MONOTONIC: i32 = 1;
     let mut time = Timespec { seconds: 0, nanoseconds: 0 };
-    // SAFETY: a known clock, and a place for the time (the layout of 64-bit Linux).
+    // SAFETY: a known clock, and a place for the time.
     unsafe { clock_gettime(CLOCK_MONOTONIC, &raw mut time) };
     time.seconds.wrapping_mul(1_000_000_000).wrapping_add(time.nanoseconds) as u64
 }

@@ -7,10 +7,12 @@
 mod clock;
 mod lock;
 mod names;
+mod ticks;
 
 pub use clock::{ClockMap, monotonic};
 pub use lock::Lock;
 pub use names::{Handles, NAME, Names};
+pub use ticks::Ticks;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,8 +50,28 @@ pub const CUPTI: u64 = 2;
 /// CUPTI, of kernels that a CUDA graph has launched: the node that they belong to is not known.
 pub const CUPTI_GRAPH: u64 = 3;
 
-/// What a recorder probes: `n` kernels, at most [`BATCH`], and the number whose times were lost since the last call.
-/// The memory behind the last kernel can be read up to a multiple of four.
+/// Why kernels have no times, in the order of the recorder's `REASONS` (src/recorder/kernels.rs).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Reason {
+    /// The device did not execute them, or the driver does not give their times.
+    Failed,
+    /// Their queue has no times.
+    Untimed,
+    /// More were on their way than the layer keeps.
+    NoRoom,
+    /// The program ended, or gave up the device, before the host had seen their end.
+    Unended,
+    /// They are in a secondary command buffer.
+    Secondary,
+    /// Their command buffer was submitted again before the host had seen its end.
+    Resubmitted,
+}
+
+const REASONS: usize = 6;
+
+/// What a recorder probes: `n` kernels, at most [`BATCH`], and the number whose times were lost since the last call, for
+/// the reason whose number, from 1, is the second byte of `source`. The memory behind the last kernel can be read up to a multiple of four.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn profinfer_gpu_kernels(kernels: *const KernelTimes, n: u64, lost: u64, source: u64) -> u64 {
@@ -64,7 +86,7 @@ pub extern "C" fn profinfer_gpu_kernels(kernels: *const KernelTimes, n: u64, los
 pub struct Batch<const SOURCE: u64> {
     kernels: [KernelTimes; BATCH],
     len: usize,
-    lost: u64,
+    lost: [u64; REASONS],
 }
 
 impl<const SOURCE: u64> Batch<SOURCE> {
@@ -80,7 +102,7 @@ impl<const SOURCE: u64> Batch<SOURCE> {
             tid: 0,
             error_ns: 0,
         };
-        Batch { kernels: [NONE; BATCH], len: 0, lost: 0 }
+        Batch { kernels: [NONE; BATCH], len: 0, lost: [0; REASONS] }
     }
 
     pub fn push(&mut self, kernel: KernelTimes) {
@@ -94,14 +116,23 @@ impl<const SOURCE: u64> Batch<SOURCE> {
     }
 
     /// The times of `n` kernels cannot be had.
-    pub fn lose(&mut self, n: u64) {
-        self.lost = self.lost.saturating_add(n);
+    pub fn lose(&mut self, n: usize, why: Reason) {
+        if let Some(lost) = self.lost.get_mut(why as usize) {
+            *lost = lost.saturating_add(n as u64);
+        }
     }
 
     pub fn hand_over(&mut self) {
-        if self.len > 0 || self.lost > 0 {
-            profinfer_gpu_kernels(self.kernels.as_ptr(), self.len as u64, self.lost, SOURCE);
-            (self.len, self.lost) = (0, 0);
+        let kernels = self.kernels.as_ptr();
+        for (why, lost) in self.lost.iter_mut().enumerate().filter(|(_, lost)| **lost > 0) {
+            // The recorder counts in 32 bits.
+            let some = (*lost).min(u64::from(u32::MAX));
+            profinfer_gpu_kernels(kernels, 0, some, SOURCE | (why as u64 + 1) << 8);
+            *lost -= some;
+        }
+        if self.len > 0 {
+            profinfer_gpu_kernels(kernels, self.len as u64, 0, SOURCE);
+            self.len = 0;
         }
     }
 }

@@ -1,8 +1,13 @@
 //! A lock without an operating system's help.
 
+use crate::clock;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
+
+/// Tries until a thread sleeps, and for how long.
+const PATIENCE: u32 = 100;
+const SLEEP_NS: i64 = 50_000;
 
 /// A value that one thread at a time may use, for moments only.
 pub struct Lock<T> {
@@ -21,19 +26,27 @@ impl<T> Lock<T> {
     /// None: another thread has it.
     pub fn try_lock(&self) -> Option<Held<'_, T>> {
         let free = self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        free.then_some(Held { lock: self })
+        // Made only where the lock was taken: to drop it gives the lock back.
+        free.then(|| Held { lock: self })
     }
 
     pub fn lock(&self) -> Held<'_, T> {
         unsafe extern "C" {
             fn sched_yield() -> i32;
         }
+        let mut tries = 0u32;
         loop {
             if let Some(held) = self.try_lock() {
                 return held;
             }
-            // SAFETY: it has no argument and cannot fail.
-            unsafe { sched_yield() };
+            // To yield is not enough where the holder has a lower real-time priority than this thread.
+            if tries < PATIENCE {
+                // SAFETY: it has no argument and cannot fail.
+                unsafe { sched_yield() };
+            } else {
+                clock::sleep(SLEEP_NS);
+            }
+            tries = tries.saturating_add(1);
         }
     }
 }
@@ -62,5 +75,39 @@ impl<T> DerefMut for Held<'_, T> {
 impl<T> Drop for Held<'_, T> {
     fn drop(&mut self) {
         self.lock.held.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_try_in_vain_leaves_the_lock_with_its_holder() {
+        let lock = Lock::new(1);
+        let held = lock.lock();
+        assert!(lock.try_lock().is_none());
+        assert!(lock.try_lock().is_none());
+        drop(held);
+        assert!(lock.try_lock().is_some());
+    }
+
+    #[test]
+    fn one_thread_at_a_time_has_the_value() {
+        let lock = Lock::new((0u64, 0u64));
+        std::thread::scope(|all| {
+            for _ in 0..4 {
+                all.spawn(|| {
+                    for _ in 0..20_000 {
+                        let mut held = lock.lock();
+                        let (a, b) = *held;
+                        assert_eq!(a, b);
+                        held.0 = a + 1;
+                        held.1 = core::hint::black_box(b + 1);
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.lock(), (80_000, 80_000));
     }
 }

@@ -9,6 +9,7 @@ mod enqueued;
 use core::cell::UnsafeCell;
 use core::ffi::{c_char, c_void};
 use core::ptr::{null, null_mut};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use api::*;
 use handover::{monotonic, tid};
@@ -31,6 +32,17 @@ unsafe impl Sync for Table {}
 /// The functions below this layer, and those of this layer.
 static NEXT: Table = Table(UnsafeCell::new([null(); TABLE]));
 static OWN: Table = Table(UnsafeCell::new([null(); TABLE]));
+
+static INITIALISED: AtomicBool = AtomicBool::new(false);
+
+/// Called by the dynamic linker when the program ends or unloads this library.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+extern "C" fn end() {
+    enqueued::end();
+}
 
 /// The function below this layer at a place of the table.
 ///
@@ -56,7 +68,12 @@ unsafe extern "C" fn create_queue(
     error: *mut i32,
 ) -> Handle {
     // SAFETY: see above.
-    unsafe { next::<CreateQueue>(CREATE_QUEUE)(context, device, properties | QUEUE_PROFILING_ENABLE, error) }
+    unsafe {
+        let create = next::<CreateQueue>(CREATE_QUEUE);
+        let queue = create(context, device, properties | QUEUE_PROFILING_ENABLE, error);
+        // The program gets its queue, or its own error.
+        if queue.is_null() { create(context, device, properties, error) } else { queue }
+    }
 }
 
 /// Pairs of a key and a value in a list of properties, at most; OpenCL 3.0 has two keys, vendors add a few.
@@ -89,11 +106,15 @@ unsafe extern "C" fn create_queue_with(
         (*key, *value) = (QUEUE_PROPERTIES, QUEUE_PROFILING_ENABLE);
     }
     // SAFETY: see above; `own` ends with a zero.
-    unsafe { next::<CreateQueueWith>(CREATE_QUEUE_WITH)(context, device, own.as_ptr(), error) }
+    unsafe {
+        let create = next::<CreateQueueWith>(CREATE_QUEUE_WITH);
+        let queue = create(context, device, own.as_ptr(), error);
+        if queue.is_null() { create(context, device, list, error) } else { queue }
+    }
 }
 
 unsafe extern "C" fn release_queue(queue: Handle) -> i32 {
-    enqueued::hand_over(true);
+    enqueued::hand_over();
     // SAFETY: see above.
     unsafe { next::<WithObject>(RELEASE_QUEUE)(queue) }
 }
@@ -109,6 +130,31 @@ unsafe extern "C" fn create_kernel(program: Handle, name: *const c_char, error: 
     }
 }
 
+/// The other ways to make kernels: a handle may be that of an earlier kernel with another name.
+unsafe extern "C" fn create_kernels(program: Handle, n: u32, kernels: *mut Handle, made: *mut u32) -> i32 {
+    let mut own = 0;
+    let made = if made.is_null() { &raw mut own } else { made };
+    // SAFETY: see above; without room for kernels, only their number is asked for. No more than `n` were stored.
+    unsafe {
+        let status = next::<CreateKernels>(CREATE_KERNELS)(program, n, kernels, made);
+        if status == SUCCESS && !kernels.is_null() {
+            for at in 0..(*made).min(n) as usize {
+                enqueued::ask_name(*kernels.add(at));
+            }
+        }
+        status
+    }
+}
+
+unsafe extern "C" fn clone_kernel(of: Handle, error: *mut i32) -> Handle {
+    // SAFETY: see above.
+    let kernel = unsafe { next::<CloneKernel>(CLONE_KERNEL)(of, error) };
+    if !kernel.is_null() {
+        enqueued::ask_name(kernel);
+    }
+    kernel
+}
+
 unsafe extern "C" fn nd_range(
     queue: Handle,
     kernel: Handle,
@@ -122,6 +168,8 @@ unsafe extern "C" fn nd_range(
 ) -> i32 {
     let mut own = null_mut();
     let wanted = if event.is_null() { &raw mut own } else { event };
+    // Afterwards another thread may have released it.
+    let name = if kernel.is_null() { 0 } else { enqueued::name_of(kernel) };
     let host = monotonic();
     // SAFETY: see above; where the application wants no event, `own` takes it.
     let status = unsafe {
@@ -129,14 +177,16 @@ unsafe extern "C" fn nd_range(
     };
     let returned = monotonic();
     if status == SUCCESS {
-        if own.is_null() {
+        if !event.is_null() {
             // SAFETY: the call has stored an event; the application's reference remains its own.
             unsafe {
                 own = *event;
                 next::<WithObject>(RETAIN_EVENT)(own);
             }
         }
-        enqueued::push(enqueued::Enqueued { event: own, queue, kernel, host, returned, tid: tid() });
+        if !own.is_null() {
+            enqueued::push(enqueued::Enqueued { event: own, queue, name, host, returned, tid: tid() });
+        }
     }
     status
 }
@@ -144,14 +194,14 @@ unsafe extern "C" fn nd_range(
 unsafe extern "C" fn finish(queue: Handle) -> i32 {
     // SAFETY: see above.
     let status = unsafe { next::<WithObject>(FINISH)(queue) };
-    enqueued::hand_over(true);
+    enqueued::hand_over();
     status
 }
 
 unsafe extern "C" fn wait_for_events(n: u32, events: *const Handle) -> i32 {
     // SAFETY: see above.
     let status = unsafe { next::<WaitForEvents>(WAIT_FOR_EVENTS)(n, events) };
-    enqueued::hand_over(true);
+    enqueued::hand_over();
     status
 }
 
@@ -171,7 +221,7 @@ unsafe extern "C" fn read_buffer(
         next::<ReadBuffer>(READ_BUFFER)(queue, buffer, blocking, offset, size, to, n_events, events, event)
     };
     if blocking != 0 {
-        enqueued::hand_over(true);
+        enqueued::hand_over();
     }
     status
 }
@@ -219,15 +269,23 @@ pub unsafe extern "C" fn clInitLayer(
     n_ret: *mut u32,
     own: *mut *const Function,
 ) -> i32 {
+    if INITIALISED.swap(true, Ordering::Relaxed) && !n_ret.is_null() && !own.is_null() {
+        // Named twice in the program's list of layers. Once is enough: its functions would call themselves.
+        // SAFETY: the caller vouches for the pointers.
+        unsafe { (*n_ret, *own) = (n, below) };
+        return SUCCESS;
+    }
     let n = (n as usize).min(TABLE);
     if below.is_null() || n_ret.is_null() || own.is_null() || n <= CREATE_QUEUE_WITH {
         return INVALID_VALUE;
     }
-    let functions: [(usize, Function); 8] = [
+    let functions: [(usize, Function); 10] = [
         (CREATE_QUEUE, create_queue as *const c_void),
         (CREATE_QUEUE_WITH, create_queue_with as *const c_void),
         (RELEASE_QUEUE, release_queue as *const c_void),
         (CREATE_KERNEL, create_kernel as *const c_void),
+        (CREATE_KERNELS, create_kernels as *const c_void),
+        (CLONE_KERNEL, clone_kernel as *const c_void),
         (ND_RANGE, nd_range as *const c_void),
         (FINISH, finish as *const c_void),
         (WAIT_FOR_EVENTS, wait_for_events as *const c_void),
@@ -241,7 +299,8 @@ pub unsafe extern "C" fn clInitLayer(
             *mine = *next;
         }
         for (at, function) in functions {
-            if let Some(place) = mine.get_mut(at) {
+            // An older loader has a shorter table.
+            if let Some(place) = mine.get_mut(at).filter(|_| at < n) {
                 *place = function;
             }
         }

@@ -1,18 +1,26 @@
 //! The devices of the process: the functions below this layer, and the clock of each.
 
 use ash::vk;
-use handover::ClockMap;
+use handover::{ClockMap, Ticks};
 
 /// Devices at a time.
-const DEVICES: usize = 32;
+pub const DEVICES: usize = 32;
 
 /// The functions that the layer calls.
 #[derive(Clone, Copy)]
 pub struct Functions {
     pub device_proc: vk::PFN_vkGetDeviceProcAddr,
+    pub allocate: vk::PFN_vkAllocateCommandBuffers,
+    pub free: vk::PFN_vkFreeCommandBuffers,
     pub begin: vk::PFN_vkBeginCommandBuffer,
+    pub reset: vk::PFN_vkResetCommandBuffer,
+    pub reset_command_pool: vk::PFN_vkResetCommandPool,
+    pub destroy_command_pool: vk::PFN_vkDestroyCommandPool,
+    pub execute: vk::PFN_vkCmdExecuteCommands,
     pub bind_pipeline: vk::PFN_vkCmdBindPipeline,
     pub dispatch: vk::PFN_vkCmdDispatch,
+    pub dispatch_indirect: vk::PFN_vkCmdDispatchIndirect,
+    pub dispatch_base: Option<vk::PFN_vkCmdDispatchBase>,
     pub submit: vk::PFN_vkQueueSubmit,
     pub submit2: Option<vk::PFN_vkQueueSubmit2>,
     pub wait_fences: vk::PFN_vkWaitForFences,
@@ -36,9 +44,7 @@ pub struct Device {
     pub key: usize,
     pub handle: vk::Device,
     pub functions: Functions,
-    /// ns of one tick, and the bits of a tick's number that count; 0: the device has no times.
-    pub period: f32,
-    pub mask: u64,
+    pub ticks: Ticks,
     pub clock: ClockMap,
 }
 
@@ -60,23 +66,21 @@ impl Devices {
 
     /// False: there is no room for it.
     pub fn add(&mut self, device: Device) -> bool {
-        let place = self.0.iter_mut().find(|d| d.is_none_or(|d| d.key == device.key));
-        place.map(|place| *place = Some(device)).is_some()
+        // A place of its own first: the loader may use the table of a device that was destroyed for another one.
+        let at = self.place(device.key).or_else(|| self.0.iter().position(Option::is_none));
+        at.and_then(|at| self.0.get_mut(at)).map(|place| *place = Some(device)).is_some()
     }
 
     pub fn get(&mut self, key: usize) -> Option<&mut Device> {
         self.0.iter_mut().flatten().find(|d| d.key == key)
     }
 
+    /// A number below [`DEVICES`] that is this device's as long as it exists.
+    pub fn place(&self, key: usize) -> Option<usize> {
+        self.0.iter().position(|d| d.is_some_and(|d| d.key == key))
+    }
+
     pub fn remove(&mut self, key: usize) {
         self.0.iter_mut().filter(|d| d.is_some_and(|d| d.key == key)).for_each(|d| *d = None);
-    }
-}
-
-impl Device {
-    /// A device time in ns, for a number of ticks.
-    pub fn ns(&self, ticks: u64) -> u64 {
-        let ticks = ticks & self.mask;
-        if self.period == 1.0 { ticks } else { (ticks as f64 * f64::from(self.period)) as u64 }
     }
 }

@@ -6,46 +6,19 @@ use core::ptr::null;
 
 use ash::vk;
 use ash::vk::Handle;
-use handover::{ClockMap, Lock, monotonic};
+use handover::{ClockMap, Reason, Ticks, monotonic};
 
-use crate::LAYER;
+use crate::buffers::{Layer, Place, Stamps};
+use crate::collect::{collect, create_pool, destroy_pool};
 use crate::device::{Device, Functions, key};
-use crate::loader::{self, DeviceLink, InstanceLink, Negotiate};
-
-/// The instance's function for finding others; that of the last instance, as they are all of the same loader.
-static INSTANCE: Lock<Option<(vk::PFN_vkGetInstanceProcAddr, vk::Instance)>> = Lock::new(None);
+use crate::loader::{self, DeviceLink, Negotiate};
+use crate::{LAYER, instance, shaders};
 
 /// The device of an object, which is a device, a queue or a command buffer.
 fn device_of(object: u64) -> Option<Device> {
     // SAFETY: the application passes objects that exist.
     let key = unsafe { key(object) };
     LAYER.lock().devices.get(key).copied()
-}
-
-unsafe extern "system" fn create_instance(
-    info: *const vk::InstanceCreateInfo<'_>,
-    allocator: *const vk::AllocationCallbacks<'_>,
-    instance: *mut vk::Instance,
-) -> vk::Result {
-    // SAFETY: the loader puts a link into the chain, and expects it to be advanced to the next layer's.
-    unsafe {
-        let kind = vk::StructureType::LOADER_INSTANCE_CREATE_INFO;
-        let Some(found) = loader::link::<InstanceLink>((*info).p_next, kind) else {
-            return vk::Result::ERROR_INITIALIZATION_FAILED;
-        };
-        let below = (*(*found).link).instance_proc;
-        (*found).link = (*(*found).link).next;
-        let Some(create) = below(vk::Instance::null(), c"vkCreateInstance".as_ptr()) else {
-            return vk::Result::ERROR_INITIALIZATION_FAILED;
-        };
-        let made = transmute::<unsafe extern "system" fn(), vk::PFN_vkCreateInstance>(create)(
-            info, allocator, instance,
-        );
-        if made == vk::Result::SUCCESS {
-            *INSTANCE.lock() = Some((below, *instance));
-        }
-        made
-    }
 }
 
 unsafe extern "system" fn create_device(
@@ -62,7 +35,12 @@ unsafe extern "system" fn create_device(
         };
         let (instance_proc, device_proc) = ((*(*found).link).instance_proc, (*(*found).link).device_proc);
         (*found).link = (*(*found).link).next;
-        let Some(create) = instance_proc(vk::Instance::null(), c"vkCreateDevice".as_ptr()) else {
+        let of = instance::of(physical.as_raw());
+        let handle = of.map_or(vk::Instance::null(), |of| of.handle);
+        // The loader's own layers ask without an instance; others may want one.
+        let name = c"vkCreateDevice".as_ptr();
+        let create = instance_proc(vk::Instance::null(), name).or_else(|| instance_proc(handle, name));
+        let Some(create) = create else {
             return vk::Result::ERROR_INITIALIZATION_FAILED;
         };
         let create = transmute::<unsafe extern "system" fn(), vk::PFN_vkCreateDevice>(create);
@@ -71,9 +49,9 @@ unsafe extern "system" fn create_device(
             return made;
         }
         let known = functions(device_proc, *device).is_some_and(|functions| {
-            let (period, mask) = clock_of(physical);
+            let ticks = of.map_or(Ticks::new(1.0, 0), |of| of.clock_of(physical));
             let (key, clock) = (key((*device).as_raw()), ClockMap::new());
-            LAYER.lock().devices.add(Device { key, handle: *device, functions, period, mask, clock })
+            LAYER.lock().devices.add(Device { key, handle: *device, functions, ticks, clock })
         });
         if !known {
             // Calls could not be passed on.
@@ -96,17 +74,29 @@ unsafe fn functions(device_proc: vk::PFN_vkGetDeviceProcAddr, device: vk::Device
             ($name:literal) => {
                 transmute::<vk::PFN_vkVoidFunction, Option<_>>(device_proc(device, $name.as_ptr()))
             };
+            // The same function under its name in an older extension.
+            ($name:literal, $older:literal) => {
+                find!($name).or_else(|| find!($older))
+            };
         }
         Some(Functions {
             device_proc,
+            allocate: find!(c"vkAllocateCommandBuffers")?,
+            free: find!(c"vkFreeCommandBuffers")?,
             begin: find!(c"vkBeginCommandBuffer")?,
+            reset: find!(c"vkResetCommandBuffer")?,
+            reset_command_pool: find!(c"vkResetCommandPool")?,
+            destroy_command_pool: find!(c"vkDestroyCommandPool")?,
+            execute: find!(c"vkCmdExecuteCommands")?,
             bind_pipeline: find!(c"vkCmdBindPipeline")?,
             dispatch: find!(c"vkCmdDispatch")?,
+            dispatch_indirect: find!(c"vkCmdDispatchIndirect")?,
+            dispatch_base: find!(c"vkCmdDispatchBase", c"vkCmdDispatchBaseKHR"),
             submit: find!(c"vkQueueSubmit")?,
-            submit2: find!(c"vkQueueSubmit2"),
+            submit2: find!(c"vkQueueSubmit2", c"vkQueueSubmit2KHR"),
             wait_fences: find!(c"vkWaitForFences")?,
             fence_status: find!(c"vkGetFenceStatus")?,
-            wait_semaphores: find!(c"vkWaitSemaphores"),
+            wait_semaphores: find!(c"vkWaitSemaphores", c"vkWaitSemaphoresKHR"),
             wait_queue: find!(c"vkQueueWaitIdle")?,
             wait_device: find!(c"vkDeviceWaitIdle")?,
             create_shader: find!(c"vkCreateShaderModule")?,
@@ -121,46 +111,61 @@ unsafe fn functions(device_proc: vk::PFN_vkGetDeviceProcAddr, device: vk::Device
     }
 }
 
-/// ns of a tick, and the bits that count in all queues that compute; no bits: one of them has no times.
-unsafe fn clock_of(physical: vk::PhysicalDevice) -> (f32, u64) {
-    /// Families of queues; devices have a handful.
-    const FAMILIES: usize = 32;
-    let Some((proc, instance)) = *INSTANCE.lock() else { return (1.0, 0) };
-    // SAFETY: the names are those of the types; `families` has room for `n`.
-    unsafe {
-        let properties = proc(instance, c"vkGetPhysicalDeviceProperties".as_ptr());
-        let queues = proc(instance, c"vkGetPhysicalDeviceQueueFamilyProperties".as_ptr());
-        let (Some(properties), Some(queues)) = (properties, queues) else { return (1.0, 0) };
-        let properties =
-            transmute::<unsafe extern "system" fn(), vk::PFN_vkGetPhysicalDeviceProperties>(properties);
-        let queues = transmute::<unsafe extern "system" fn(), vk::PFN_vkGetPhysicalDeviceQueueFamilyProperties>(
-            queues,
-        );
-        let mut about = vk::PhysicalDeviceProperties::default();
-        properties(physical, &raw mut about);
-        let mut families = [vk::QueueFamilyProperties::default(); FAMILIES];
-        let mut n = FAMILIES as u32;
-        queues(physical, &raw mut n, families.as_mut_ptr());
-        let computing =
-            families.iter().take(n as usize).filter(|f| f.queue_flags.contains(vk::QueueFlags::COMPUTE));
-        let bits = computing.map(|f| f.timestamp_valid_bits).min().unwrap_or(0);
-        let mask = u64::MAX.checked_shr(64 - bits.min(64)).unwrap_or(0);
-        (about.limits.timestamp_period, mask)
-    }
-}
-
 unsafe extern "system" fn destroy_device(device: vk::Device, allocator: *const vk::AllocationCallbacks<'_>) {
     if device.is_null() {
         return;
     }
-    if let Some(of) = device_of(device.as_raw()) {
-        let mut layer = LAYER.lock();
-        layer.collect(of.key);
-        layer.forget(of.key);
-        drop(layer);
-        // SAFETY: the application's call.
-        unsafe { (of.functions.destroy)(device, allocator) }
+    let Some(of) = device_of(device.as_raw()) else { return };
+    collect(of.key);
+    LAYER.lock().abandon(Some(of.key), Reason::Unended);
+    loop {
+        // The application destroys a device only when nothing of it is in use.
+        let pool = LAYER.lock().take_pool(of.key);
+        let Some(pool) = pool else { break };
+        destroy_pool(&of, pool);
     }
+    LAYER.lock().remove_device(of.key);
+    // SAFETY: the application's call.
+    unsafe { (of.functions.destroy)(device, allocator) }
+}
+
+unsafe extern "system" fn allocate(
+    device: vk::Device,
+    info: *const vk::CommandBufferAllocateInfo<'_>,
+    buffers: *mut vk::CommandBuffer,
+) -> vk::Result {
+    let Some(of) = device_of(device.as_raw()) else { return vk::Result::ERROR_DEVICE_LOST };
+    // SAFETY: the application's call, with room for as many command buffers as it says.
+    unsafe {
+        let made = (of.functions.allocate)(device, info, buffers);
+        if made == vk::Result::SUCCESS {
+            let (pool, secondary) =
+                ((*info).command_pool.as_raw(), (*info).level == vk::CommandBufferLevel::SECONDARY);
+            let mut layer = LAYER.lock();
+            for i in 0..(*info).command_buffer_count as usize {
+                layer.allocate(of.key, pool, secondary, (*buffers.add(i)).as_raw());
+            }
+        }
+        made
+    }
+}
+
+unsafe extern "system" fn free(
+    device: vk::Device,
+    pool: vk::CommandPool,
+    n: u32,
+    buffers: *const vk::CommandBuffer,
+) {
+    let Some(of) = device_of(device.as_raw()) else { return };
+    collect(of.key);
+    let mut layer = LAYER.lock();
+    for i in 0..n as usize {
+        // SAFETY: the application gives `n` command buffers, of which some may be null.
+        layer.forget(unsafe { *buffers.add(i) }.as_raw());
+    }
+    drop(layer);
+    // SAFETY: the application's call.
+    unsafe { (of.functions.free)(device, pool, n, buffers) }
 }
 
 unsafe extern "system" fn begin(
@@ -168,9 +173,57 @@ unsafe extern "system" fn begin(
     info: *const vk::CommandBufferBeginInfo<'_>,
 ) -> vk::Result {
     let Some(of) = device_of(buffer.as_raw()) else { return vk::Result::ERROR_DEVICE_LOST };
-    LAYER.lock().begin(buffer.as_raw());
+    collect_if(&of, buffer);
     // SAFETY: the application's call.
-    unsafe { (of.functions.begin)(buffer, info) }
+    unsafe {
+        let once = (*info).flags.contains(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
+        LAYER.lock().begin(buffer.as_raw(), once);
+        (of.functions.begin)(buffer, info)
+    }
+}
+
+unsafe extern "system" fn reset(buffer: vk::CommandBuffer, flags: vk::CommandBufferResetFlags) -> vk::Result {
+    let Some(of) = device_of(buffer.as_raw()) else { return vk::Result::ERROR_DEVICE_LOST };
+    collect_if(&of, buffer);
+    LAYER.lock().clear(buffer.as_raw());
+    // SAFETY: the application's call.
+    unsafe { (of.functions.reset)(buffer, flags) }
+}
+
+unsafe extern "system" fn reset_command_pool(
+    device: vk::Device,
+    pool: vk::CommandPool,
+    flags: vk::CommandPoolResetFlags,
+) -> vk::Result {
+    let Some(of) = device_of(device.as_raw()) else { return vk::Result::ERROR_DEVICE_LOST };
+    collect(of.key);
+    LAYER.lock().of_pool(of.key, pool.as_raw(), Layer::clear);
+    // SAFETY: the application's call.
+    unsafe { (of.functions.reset_command_pool)(device, pool, flags) }
+}
+
+unsafe extern "system" fn destroy_command_pool(
+    device: vk::Device,
+    pool: vk::CommandPool,
+    allocator: *const vk::AllocationCallbacks<'_>,
+) {
+    let Some(of) = device_of(device.as_raw()) else { return };
+    collect(of.key);
+    LAYER.lock().of_pool(of.key, pool.as_raw(), Layer::forget);
+    // SAFETY: the application's call.
+    unsafe { (of.functions.destroy_command_pool)(device, pool, allocator) }
+}
+
+unsafe extern "system" fn execute(buffer: vk::CommandBuffer, n: u32, parts: *const vk::CommandBuffer) {
+    let Some(of) = device_of(buffer.as_raw()) else { return };
+    let mut layer = LAYER.lock();
+    for i in 0..n as usize {
+        // SAFETY: the application gives `n` command buffers.
+        layer.execute(buffer.as_raw(), unsafe { *parts.add(i) }.as_raw());
+    }
+    drop(layer);
+    // SAFETY: the application's call.
+    unsafe { (of.functions.execute)(buffer, n, parts) }
 }
 
 unsafe extern "system" fn bind_pipeline(
@@ -180,28 +233,84 @@ unsafe extern "system" fn bind_pipeline(
 ) {
     let Some(of) = device_of(buffer.as_raw()) else { return };
     if point == vk::PipelineBindPoint::COMPUTE {
-        LAYER.lock().bind(of.key, buffer.as_raw(), pipeline.as_raw());
+        LAYER.lock().bind(buffer.as_raw(), pipeline.as_raw());
     }
     // SAFETY: the application's call.
     unsafe { (of.functions.bind_pipeline)(buffer, point, pipeline) }
 }
 
-unsafe extern "system" fn dispatch(buffer: vk::CommandBuffer, x: u32, y: u32, z: u32) {
+/// Where the timestamps of the next dispatch go; None: without times.
+fn stamps(of: &Device, buffer: u64) -> Option<Stamps> {
+    loop {
+        let place = LAYER.lock().dispatch(buffer);
+        match place {
+            Place::Timed(stamps) => return Some(stamps),
+            Place::Untimed => return None,
+            Place::NeedsPool => {}
+        }
+        let Some(pool) = create_pool(of) else {
+            LAYER.lock().no_stamps(buffer);
+            return None;
+        };
+        let kept = LAYER.lock().keep_pool(of.key, pool);
+        if !kept {
+            destroy_pool(of, pool);
+        }
+    }
+}
+
+/// Passes a dispatch on, between two timestamps.
+fn timed(buffer: vk::CommandBuffer, pass_on: impl FnOnce(&Device)) {
     let Some(of) = device_of(buffer.as_raw()) else { return };
-    let f = &of.functions;
-    let stamps = LAYER.lock().dispatch(buffer.as_raw());
-    // SAFETY: the application's call; the queries are in the pool, and were reset before they are written.
-    unsafe {
-        if let Some(s) = &stamps {
+    let (f, stamps) = (&of.functions, stamps(&of, buffer.as_raw()));
+    if let Some(s) = &stamps {
+        // SAFETY: the queries are in the pool, and are reset before they are written.
+        unsafe {
             if let Some(queries) = s.reset {
                 (f.reset_pool)(buffer, s.pool, 0, queries);
             }
             (f.timestamp)(buffer, vk::PipelineStageFlags::TOP_OF_PIPE, s.pool, s.first);
         }
-        (f.dispatch)(buffer, x, y, z);
-        if let Some(s) = &stamps {
-            (f.timestamp)(buffer, vk::PipelineStageFlags::BOTTOM_OF_PIPE, s.pool, s.first + 1);
+    }
+    pass_on(&of);
+    if let Some(s) = &stamps {
+        // SAFETY: as above.
+        unsafe { (f.timestamp)(buffer, vk::PipelineStageFlags::BOTTOM_OF_PIPE, s.pool, s.first + 1) };
+    }
+}
+
+unsafe extern "system" fn dispatch(buffer: vk::CommandBuffer, x: u32, y: u32, z: u32) {
+    // SAFETY: the application's call.
+    timed(buffer, |of| unsafe { (of.functions.dispatch)(buffer, x, y, z) });
+}
+
+unsafe extern "system" fn dispatch_indirect(buffer: vk::CommandBuffer, from: vk::Buffer, at: vk::DeviceSize) {
+    // SAFETY: the application's call.
+    timed(buffer, |of| unsafe { (of.functions.dispatch_indirect)(buffer, from, at) });
+}
+
+unsafe extern "system" fn dispatch_base(
+    buffer: vk::CommandBuffer,
+    base_x: u32,
+    base_y: u32,
+    base_z: u32,
+    x: u32,
+    y: u32,
+    z: u32,
+) {
+    timed(buffer, |of| {
+        if let Some(below) = of.functions.dispatch_base {
+            // SAFETY: the application's call.
+            unsafe { below(buffer, base_x, base_y, base_z, x, y, z) }
         }
+    });
+}
+
+/// Before the device may reset what a command buffer has, its times are read.
+fn collect_if(of: &Device, buffer: vk::CommandBuffer) {
+    let is_pending = LAYER.lock().is_pending(buffer.as_raw());
+    if is_pending {
+        collect(of.key);
     }
 }
 
@@ -212,19 +321,17 @@ unsafe extern "system" fn submit(
     fence: vk::Fence,
 ) -> vk::Result {
     let Some(of) = device_of(queue.as_raw()) else { return vk::Result::ERROR_DEVICE_LOST };
-    let (mut layer, now) = (LAYER.lock(), monotonic());
-    for i in 0..n as usize {
-        // SAFETY: the application gives `n` structures, each with as many command buffers as it says.
-        unsafe {
-            let info = &*infos.add(i);
-            for k in 0..info.command_buffer_count as usize {
-                layer.submit(queue.as_raw(), (*info.p_command_buffers.add(k)).as_raw(), now);
+    let each = |then: &mut dyn FnMut(vk::CommandBuffer)| {
+        for i in 0..n as usize {
+            // SAFETY: the application gives `n` structures, each with as many command buffers as it says.
+            unsafe {
+                let info = &*infos.add(i);
+                (0..info.command_buffer_count as usize).for_each(|k| then(*info.p_command_buffers.add(k)));
             }
         }
-    }
-    drop(layer);
+    };
     // SAFETY: the application's call.
-    unsafe { (of.functions.submit)(queue, n, infos, fence) }
+    passed_on(&of, queue, each, || unsafe { (of.functions.submit)(queue, n, infos, fence) })
 }
 
 unsafe extern "system" fn submit2(
@@ -233,31 +340,55 @@ unsafe extern "system" fn submit2(
     infos: *const vk::SubmitInfo2<'_>,
     fence: vk::Fence,
 ) -> vk::Result {
-    let Some(below) = device_of(queue.as_raw()).and_then(|of| of.functions.submit2) else {
+    let Some((of, below)) = device_of(queue.as_raw()).and_then(|of| Some((of, of.functions.submit2?))) else {
         return vk::Result::ERROR_DEVICE_LOST;
     };
-    let (mut layer, now) = (LAYER.lock(), monotonic());
-    for i in 0..n as usize {
-        // SAFETY: as for `submit`.
-        unsafe {
-            let info = &*infos.add(i);
-            for k in 0..info.command_buffer_info_count as usize {
-                let buffer = (*info.p_command_buffer_infos.add(k)).command_buffer;
-                layer.submit(queue.as_raw(), buffer.as_raw(), now);
+    let each = |then: &mut dyn FnMut(vk::CommandBuffer)| {
+        for i in 0..n as usize {
+            // SAFETY: as for `submit`.
+            unsafe {
+                let info = &*infos.add(i);
+                let buffers = info.p_command_buffer_infos;
+                (0..info.command_buffer_info_count as usize)
+                    .for_each(|k| then((*buffers.add(k)).command_buffer));
             }
         }
-    }
-    drop(layer);
+    };
     // SAFETY: the application's call.
-    unsafe { below(queue, n, infos, fence) }
+    passed_on(&of, queue, each, || unsafe { below(queue, n, infos, fence) })
+}
+
+/// Submits command buffers, which `each` lists.
+fn passed_on(
+    of: &Device,
+    queue: vk::Queue,
+    each: impl Fn(&mut dyn FnMut(vk::CommandBuffer)),
+    below: impl FnOnce() -> vk::Result,
+) -> vk::Result {
+    each(&mut |buffer| collect_if(of, buffer));
+    let before = monotonic();
+    let result = below();
+    if result == vk::Result::SUCCESS {
+        let mut layer = LAYER.lock();
+        each(&mut |buffer| layer.submitted(queue.as_raw(), buffer.as_raw(), before));
+    }
+    if_lost(of, result)
+}
+
+/// What is on its way to a device that is lost has no times.
+fn if_lost(of: &Device, result: vk::Result) -> vk::Result {
+    if result == vk::Result::ERROR_DEVICE_LOST {
+        LAYER.lock().abandon(Some(of.key), Reason::Failed);
+    }
+    result
 }
 
 /// Hands over what the device has done, if the host now knows that it has done something.
 fn waited(of: &Device, result: vk::Result) -> vk::Result {
     if result == vk::Result::SUCCESS {
-        LAYER.lock().collect(of.key);
+        collect(of.key);
     }
-    result
+    if_lost(of, result)
 }
 
 unsafe extern "system" fn wait_fences(
@@ -316,7 +447,8 @@ unsafe extern "system" fn create_shader(
         let made = (of.functions.create_shader)(device, info, allocator, module);
         if made == vk::Result::SUCCESS {
             let code = core::slice::from_raw_parts((*info).p_code, (*info).code_size / size_of::<u32>());
-            LAYER.lock().shaders.module((*module).as_raw(), code);
+            let name = shaders::name(code);
+            LAYER.lock().shaders.module((*module).as_raw(), &name);
         }
         made
     }
@@ -334,11 +466,12 @@ unsafe extern "system" fn create_pipelines(
     // SAFETY: the application's call, with `n` structures and room for as many pipelines.
     unsafe {
         let made = (of.functions.create_pipelines)(device, cache, n, infos, allocator, pipelines);
-        if made == vk::Result::SUCCESS {
-            let mut layer = LAYER.lock();
-            for i in 0..n as usize {
-                let module = (*infos.add(i)).stage.module;
-                layer.shaders.pipeline((*pipelines.add(i)).as_raw(), module.as_raw());
+        // Some may be there although others could not be made: those are null.
+        let mut layer = LAYER.lock();
+        for i in 0..n as usize {
+            let (pipeline, module) = (*pipelines.add(i), (*infos.add(i)).stage.module);
+            if !pipeline.is_null() {
+                layer.shaders.pipeline(pipeline.as_raw(), module.as_raw());
             }
         }
         made
@@ -346,21 +479,30 @@ unsafe extern "system" fn create_pipelines(
 }
 
 /// This layer's function of a name, if it has one.
-fn own(name: &CStr) -> vk::PFN_vkVoidFunction {
+pub fn own(name: &CStr) -> vk::PFN_vkVoidFunction {
     let address: *const c_void = match name.to_bytes() {
-        b"vkCreateInstance" => create_instance as *const c_void,
+        b"vkCreateInstance" => instance::create as *const c_void,
+        b"vkDestroyInstance" => instance::destroy as *const c_void,
         b"vkCreateDevice" => create_device as *const c_void,
-        b"vkGetInstanceProcAddr" => instance_proc as *const c_void,
+        b"vkGetInstanceProcAddr" => instance::proc as *const c_void,
         b"vkGetDeviceProcAddr" => device_proc as *const c_void,
         b"vkDestroyDevice" => destroy_device as *const c_void,
+        b"vkAllocateCommandBuffers" => allocate as *const c_void,
+        b"vkFreeCommandBuffers" => free as *const c_void,
+        b"vkResetCommandBuffer" => reset as *const c_void,
+        b"vkResetCommandPool" => reset_command_pool as *const c_void,
+        b"vkDestroyCommandPool" => destroy_command_pool as *const c_void,
+        b"vkCmdExecuteCommands" => execute as *const c_void,
+        b"vkCmdDispatchIndirect" => dispatch_indirect as *const c_void,
+        b"vkCmdDispatchBase" | b"vkCmdDispatchBaseKHR" => dispatch_base as *const c_void,
         b"vkBeginCommandBuffer" => begin as *const c_void,
         b"vkCmdBindPipeline" => bind_pipeline as *const c_void,
         b"vkCmdDispatch" => dispatch as *const c_void,
         b"vkQueueSubmit" => submit as *const c_void,
-        b"vkQueueSubmit2" => submit2 as *const c_void,
+        b"vkQueueSubmit2" | b"vkQueueSubmit2KHR" => submit2 as *const c_void,
         b"vkWaitForFences" => wait_fences as *const c_void,
         b"vkGetFenceStatus" => fence_status as *const c_void,
-        b"vkWaitSemaphores" => wait_semaphores as *const c_void,
+        b"vkWaitSemaphores" | b"vkWaitSemaphoresKHR" => wait_semaphores as *const c_void,
         b"vkQueueWaitIdle" => wait_queue as *const c_void,
         b"vkDeviceWaitIdle" => wait_device as *const c_void,
         b"vkCreateShaderModule" => create_shader as *const c_void,
@@ -380,22 +522,6 @@ unsafe extern "system" fn device_proc(device: vk::Device, name: *const c_char) -
     }
 }
 
-unsafe extern "system" fn instance_proc(
-    instance: vk::Instance,
-    name: *const c_char,
-) -> vk::PFN_vkVoidFunction {
-    // SAFETY: the caller gives a text.
-    unsafe {
-        let own = own(CStr::from_ptr(name));
-        let below = INSTANCE.lock().and_then(|(proc, _)| proc(instance, name));
-        match (own, instance.is_null()) {
-            // Without an instance the loader asks for the functions that make one.
-            (own, true) => own.or(below),
-            (own, false) => below.and_then(|below| own.or(Some(below))),
-        }
-    }
-}
-
 /// What the loader asks first.
 ///
 /// # Safety
@@ -411,6 +537,7 @@ pub unsafe extern "system" fn vkNegotiateLoaderLayerInterfaceVersion(asked: *mut
         return vk::Result::ERROR_INITIALIZATION_FAILED;
     }
     asked.version = loader::VERSION;
-    (asked.instance_proc, asked.device_proc, asked.physical_device_proc) = (instance_proc, device_proc, None);
+    (asked.instance_proc, asked.device_proc, asked.physical_device_proc) =
+        (instance::proc, device_proc, None);
     vk::Result::SUCCESS
 }

@@ -3,19 +3,33 @@
 //! unchanged. Apart from the timestamps, the device gets what the engine asks for, in the same order.
 #![no_std]
 
-mod commands;
+mod buffers;
+mod collect;
 mod device;
 mod entry;
+mod instance;
 mod loader;
 mod shaders;
 
 use core::alloc::{GlobalAlloc, Layout};
 
-use commands::Layer;
-use handover::Lock;
+use buffers::Layer;
+use handover::{Lock, Reason};
 
 /// What this process uses of Vulkan.
 static LAYER: Lock<Layer> = Lock::new(Layer::new());
+
+/// Called by the dynamic linker when the program ends or unloads this library.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+/// What is still on its way has no times. The driver may be gone, and is not called.
+extern "C" fn end() {
+    if let Some(mut layer) = LAYER.try_lock() {
+        layer.abandon(None, Reason::Unended);
+    }
+}
 
 /// `ash` refers to an allocator, although nothing here uses one.
 struct Malloc;

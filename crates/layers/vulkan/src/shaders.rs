@@ -14,18 +14,9 @@ impl Shaders {
         Shaders { names: Handles::new(), texts: Names::new() }
     }
 
-    /// A shader module has this code.
-    pub fn module(&mut self, module: u64, code: &[u32]) {
-        // FNV-1a, by words.
-        let hash = code
-            .iter()
-            .fold(0xcbf2_9ce4_8422_2325u64, |h, w| (h ^ u64::from(*w)).wrapping_mul(0x100_0000_01b3));
-        let mut text = *b"shader 00000000";
-        for (i, digit) in text.iter_mut().skip(7).enumerate() {
-            let nibble = (hash >> (60 - 4 * i)) & 15;
-            *digit = b"0123456789abcdef".get(nibble as usize).copied().unwrap_or(b'?');
-        }
-        let name = self.texts.address(&text);
+    /// A shader module has this name.
+    pub fn module(&mut self, module: u64, name: &[u8]) {
+        let name = self.texts.address(name);
         self.names.set(module, name);
     }
 
@@ -39,4 +30,17 @@ impl Shaders {
     pub fn name_of(&self, pipeline: u64) -> u64 {
         self.names.get(pipeline).unwrap_or(0)
     }
+}
+
+/// The name of a shader with this code.
+pub fn name(code: &[u32]) -> [u8; 15] {
+    // FNV-1a, by words.
+    let hash =
+        code.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, w| (h ^ u64::from(*w)).wrapping_mul(0x100_0000_01b3));
+    let mut text = *b"shader 00000000";
+    for (i, digit) in text.iter_mut().skip(7).enumerate() {
+        let nibble = (hash >> (60 - 4 * i)) & 15;
+        *digit = b"0123456789abcdef".get(nibble as usize).copied().unwrap_or(b'?');
+    }
+    text
 }
