@@ -4,9 +4,11 @@
 use crate::trace_support;
 
 use analysis::calls::Phase;
+use analysis::cut::Cut;
 use analysis::dag::{DagOptions, NodeRole, dag};
 use analysis::load::LoadProgress;
 use analysis::offload::{CopyRow, CpuNodes, DispatchSum, Offload};
+use analysis::overview::overview;
 use analysis::report::{By, Report, ReportOptions, report};
 use analysis::stat::shapes::{of_trace, shapes};
 use pfi::record::*;
@@ -311,4 +313,28 @@ fn the_same_op_stands_side_by_side_on_cpu_and_device() {
     // Two kernels of 30 ns.
     assert_eq!((&*row.op, cells), ("MUL_MAT", vec![(GRAPHS, 10.0), (GRAPHS, 60.0)]));
     assert_eq!(ran(&[(1, 100), (2, 700)]), None);
+}
+
+/// The page's first sentences are about the device that does the work, not about the share of the ops left to the CPU.
+#[test]
+fn the_page_tells_what_devices_do() {
+    let page = |kernels: &[Launched]| {
+        let enqueued: Vec<Seen<'_>> =
+            (0..GRAPHS).map(|graph| (graph, 0, &[(1, 100), (2, 700)][..])).collect();
+        let trace = run_probed(true, true, &enqueued, true, kernels);
+        let found = overview(&trace, &Cut::default(), &[], &LoadProgress::default()).expect("an overview");
+        let mut page = Vec::new();
+        render::html::write(&mut page, &found, "x", 100).expect("written");
+        String::from_utf8(page).expect("text")
+    };
+    let without = page(&[]);
+    assert!(
+        without.contains("Vulkan computes 60.00 % of the nodes; how long its ops take is unknown"),
+        "{without}"
+    );
+    let own = KernelSource::OpenClLayer;
+    let kernels: Vec<Launched> = (0..GRAPHS).flat_map(|g| [(g, own, 120), (g, own, 250)]).collect();
+    let with = page(&kernels);
+    assert!(with.contains("it is busy for 60 ns a graph, MUL_MAT+ADD the most with 50.00 %"), "{with}");
+    assert!(with.contains("Executed on Vulkan, decode") && !with.contains("No work on a device"), "{with}");
 }

@@ -133,6 +133,13 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
+impl BackendWork {
+    /// Whether it computes on the CPU and is done when its call returns.
+    pub fn is_host(&self) -> bool {
+        backend_guid::is_host(&self.backend)
+    }
+}
+
 impl Work {
     fn add(&mut self, other: &Work, times: u64) {
         let sum = |a: &mut u64, b: u64| *a = a.saturating_add(b.saturating_mul(times));

@@ -1,24 +1,18 @@
-//! What each backend computes, as text.
+//! What each backend computes, as tables.
 
 mod kernels;
 
-use std::io::{self, Write};
-
-use super::section::title;
-use super::table::{Style, Table, number, text};
+use super::section::Section;
+use super::table::{Table, number, text};
 use super::units::*;
 use analysis::offload::{BackendWork, CopyRow, CpuNodes, Offload, Work};
 
 /// Most rows of a table.
 const ROWS: usize = 12;
 
-/// Writes the tables of one phase. Figures are per scheduler graph.
-///
-/// # Errors
-/// The output cannot be written.
-pub fn write(out: &mut dyn Write, work: &Offload, phase: &str, style: &Style) -> io::Result<()> {
+/// The tables of one phase. Figures are per scheduler graph.
+pub(crate) fn sections(work: &Offload, phase: &str) -> Vec<Section> {
     let graphs = count(work.graphs, "graph");
-    title(out, style, &format!("Work by backend, {phase} (per graph, mean of {graphs}; by the cost model)"))?;
     let per = |n: u64| n as f64 / work.graphs.max(1) as f64;
     let mut t = Table::new(columns("backend"));
     for b in &work.backends {
@@ -33,34 +27,35 @@ pub fn write(out: &mut dyn Write, work: &Offload, phase: &str, style: &Style) ->
         }
         t.row(cells);
     }
-    write!(out, "{}", t.render(style))?;
+    let title = format!("Work by backend, {phase} (per graph, mean of {graphs}; by the cost model)");
+    let mut all = vec![Section { title, table: Some(t), notes: Vec::new() }];
     for b in work.backends.iter().filter(|b| !b.ops.is_empty()) {
-        title(out, style, &format!("Nodes on {}, {phase} (per graph; what, not how long)", b.backend))?;
         let mut t = Table::new(columns("op"));
         for op in b.ops.iter().take(ROWS) {
             t.row(row(&op.work, "", op.op.clone(), per));
         }
-        write!(out, "{}", t.render(style))?;
-        more(out, b.ops.len(), style)?;
-        enqueued(out, b, phase, work.graphs, style)?;
-        dispatched(out, b, work.graphs)?;
+        let title = format!("Nodes on {}, {phase} (per graph; what, not how long)", b.backend);
+        all.push(Section { title, table: Some(t), notes: more(b.ops.len()).into_iter().collect() });
+        let given = dispatched(b, work.graphs);
+        match (enqueued(b, phase, work.graphs), all.last_mut()) {
+            (Some(section), _) => all.push(Section { notes: [section.notes, given].concat(), ..section }),
+            (None, Some(nodes)) => nodes.notes.extend(given),
+            (None, None) => {}
+        }
         if let Some(device) = &b.device {
-            kernels::write(out, &b.backend, device, phase, &per, style)?;
+            all.extend(kernels::sections(&b.backend, device, phase, &per));
         }
     }
-    copies(out, &work.copies, phase, per, style)?;
-    on_cpu(out, &work.on_cpu, phase, per, style)
+    all.extend(copies(&work.copies, phase, per));
+    all.extend(on_cpu(&work.on_cpu, phase, per));
+    all
 }
 
-fn enqueued(out: &mut dyn Write, b: &BackendWork, phase: &str, graphs: u64, style: &Style) -> io::Result<()> {
-    match b.unseen_splits {
-        0 if b.enqueued.is_empty() => return Ok(()),
-        n if b.enqueued.is_empty() => {
-            let what = format!("Enqueued on {}, {phase}: not seen ({})", b.backend, count(n, "split"));
-            title(out, style, &what)?;
-            return why_unseen(out, b, style);
-        }
-        _ => {}
+fn enqueued(b: &BackendWork, phase: &str, graphs: u64) -> Option<Section> {
+    if b.enqueued.is_empty() {
+        let title =
+            format!("Enqueued on {}, {phase}: not seen ({})", b.backend, count(b.unseen_splits, "split"));
+        return (b.unseen_splits > 0).then(|| Section { notes: why_unseen(b), ..Section::nothing(title) });
     }
     // A graph may have several splits: the mean is over as many graphs as the splits that were seen make up.
     let seen = b.splits.saturating_sub(b.unseen_splits);
@@ -69,8 +64,7 @@ fn enqueued(out: &mut dyn Write, b: &BackendWork, phase: &str, graphs: u64, styl
         0 => String::new(),
         n => format!("; without {n} of {}", count(b.splits, "split")),
     };
-    let what = format!("Enqueued on {}, {phase} (per graph; host time, not execution{unseen})", b.backend);
-    title(out, style, &what)?;
+    let title = format!("Enqueued on {}, {phase} (per graph; host time, not execution{unseen})", b.backend);
     let mut t = Table::new(vec![
         number("us", 0),
         number("groups", 0),
@@ -87,47 +81,42 @@ fn enqueued(out: &mut dyn Write, b: &BackendWork, phase: &str, graphs: u64, styl
             format!("{:.1}", per(r.groups)),
             format!("{:.1}", per(r.nodes)),
             us(r.host_ns as f64 / r.groups.max(1) as f64),
-            kernels.map_or("-".into(), |n| format!("{n:.1}")),
+            or_dash(kernels, |n| format!("{n:.1}")),
             r.ops.clone(),
         ]);
     }
-    write!(out, "{}", t.render(style))?;
-    more(out, b.enqueued.len(), style)?;
-    why_unseen(out, b, style)
+    let notes = more(b.enqueued.len()).into_iter().chain(why_unseen(b)).collect();
+    Some(Section { title, table: Some(t), notes })
 }
 
 /// How many kernels were given to a backend's device.
-fn dispatched(out: &mut dyn Write, b: &BackendWork, graphs: u64) -> io::Result<()> {
-    let Some(d) = &b.dispatched else { return Ok(()) };
+fn dispatched(b: &BackendWork, graphs: u64) -> Vec<String> {
+    let Some(d) = &b.dispatched else { return Vec::new() };
     let per = |n: u64| n as f64 * b.splits as f64 / (graphs as f64 * d.splits as f64).max(1.0);
-    let launched = match d.graphs {
-        0 => String::new(),
-        n => format!(
-            ", and {:.1} graphs of kernels were launched as a whole: how many kernels they have is not known",
-            per(n)
-        ),
-    };
     let uncounted = match b.splits.saturating_sub(d.splits) {
         0 => String::new(),
         n => format!(" (not counted in {n} of {})", count(b.splits, "split")),
     };
-    writeln!(
-        out,
-        "  {:.1} kernels per graph were given to {}{launched}{uncounted}",
-        per(d.kernels),
-        b.backend
-    )
+    let kernels = format!("{:.1} kernels per graph were given to {}{uncounted}", per(d.kernels), b.backend);
+    let launched = (d.graphs > 0).then(|| {
+        format!(
+            "{:.1} graphs of kernels were launched as a whole: how many kernels they have is not known",
+            per(d.graphs)
+        )
+    });
+    [kernels].into_iter().chain(launched).collect()
 }
 
 /// What may be the reason that no node was seen in some splits, and what shows the nodes.
-fn why_unseen(out: &mut dyn Write, b: &BackendWork, style: &Style) -> io::Result<()> {
+fn why_unseen(b: &BackendWork) -> Vec<String> {
     if b.unseen_splits == 0 || !b.backend.starts_with("CUDA") {
-        return Ok(());
+        return Vec::new();
     }
     // ggml-cuda.cu, ggml_cuda_graph: most decode steps are one cudaGraphLaunch.
-    let why = "a CUDA graph is launched as a whole, and its nodes are not enqueued one by one;\n  \
-               with GGML_CUDA_DISABLE_GRAPHS=1 the engine enqueues each";
-    writeln!(out, "{}", style.dim(&format!("  {why}")))
+    vec![
+        "a CUDA graph is launched as a whole, and its nodes are not enqueued one by one;".into(),
+        "with GGML_CUDA_DISABLE_GRAPHS=1 the engine enqueues each".into(),
+    ]
 }
 
 fn columns(last: &'static str) -> Vec<super::table::Column> {
@@ -153,37 +142,18 @@ fn row(work: &Work, splits: &str, name: String, per: impl Fn(u64) -> f64) -> Vec
     cells
 }
 
-fn copies(
-    out: &mut dyn Write,
-    rows: &[CopyRow],
-    phase: &str,
-    per: impl Fn(u64) -> f64,
-    style: &Style,
-) -> io::Result<()> {
-    if rows.is_empty() {
-        return Ok(());
-    }
-    title(out, style, &format!("Copied between backends, {phase} (per graph)"))?;
+fn copies(rows: &[CopyRow], phase: &str, per: impl Fn(u64) -> f64) -> Option<Section> {
     let mut t = Table::new(vec![number("copies", 0), number("KiB", 0), text("to"), text("tensor")]);
     for r in rows.iter().take(ROWS) {
         let bytes = or_dash(r.bytes, |n| format!("{:.2}", per(n) / 1024.0));
         t.row(vec![format!("{:.1}", per(r.copies)), bytes, r.to.clone(), r.name.clone()]);
     }
-    write!(out, "{}", t.render(style))?;
-    more(out, rows.len(), style)
+    let title = format!("Copied between backends, {phase} (per graph)");
+    let notes = more(rows.len()).into_iter().collect();
+    (!rows.is_empty()).then_some(Section { title, table: Some(t), notes })
 }
 
-fn on_cpu(
-    out: &mut dyn Write,
-    rows: &[CpuNodes],
-    phase: &str,
-    per: impl Fn(u64) -> f64,
-    style: &Style,
-) -> io::Result<()> {
-    if rows.is_empty() {
-        return Ok(());
-    }
-    title(out, style, &format!("Left to the CPU, {phase} (per graph)"))?;
+fn on_cpu(rows: &[CpuNodes], phase: &str, per: impl Fn(u64) -> f64) -> Option<Section> {
     let mut t = Table::new(vec![number("nodes", 0), text("op"), text("of"), text("such as"), text("why")]);
     for r in rows.iter().take(ROWS) {
         let why = match r.also_on.is_empty() {
@@ -192,13 +162,13 @@ fn on_cpu(
         };
         t.row(vec![format!("{:.1}", per(r.nodes)), r.op.clone(), r.ty.clone(), r.name.clone(), why]);
     }
-    write!(out, "{}", t.render(style))?;
-    more(out, rows.len(), style)
+    let title = format!("Left to the CPU, {phase} (per graph)");
+    let notes = more(rows.len()).into_iter().collect();
+    (!rows.is_empty()).then_some(Section { title, table: Some(t), notes })
 }
 
-fn more(out: &mut dyn Write, rows: usize, style: &Style) -> io::Result<()> {
-    match rows.saturating_sub(ROWS) {
-        0 => Ok(()),
-        n => writeln!(out, "{}", style.dim(&format!("  and {} (--json)", count(n as u64, "more row")))),
-    }
+/// How many rows are left out.
+fn more(rows: usize) -> Option<String> {
+    let left = rows.checked_sub(ROWS).filter(|n| *n > 0)?;
+    Some(format!("and {} (--json)", count(left as u64, "more row")))
 }

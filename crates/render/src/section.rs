@@ -13,6 +13,28 @@ pub fn fact(out: &mut dyn Write, name: &str, value: &str) -> io::Result<()> {
     if value.is_empty() { Ok(()) } else { writeln!(out, "  {name:<12} {}", clean(value)) }
 }
 
+/// One result: a title, an optional table, and notes below it.
+pub(crate) struct Section {
+    pub title: String,
+    pub table: Option<Table>,
+    pub notes: Vec<String>,
+}
+
+impl Section {
+    pub fn nothing(title: String) -> Section {
+        Section { title, table: None, notes: Vec::new() }
+    }
+
+    /// Writes it as text.
+    pub fn write(&self, out: &mut dyn Write, style: &Style) -> io::Result<()> {
+        title(out, style, &self.title)?;
+        if let Some(table) = &self.table {
+            write!(out, "{}", table.render(style))?;
+        }
+        self.notes.iter().try_for_each(|note| writeln!(out, "{}", style.dim(&format!("  {}", clean(note)))))
+    }
+}
+
 /// An item of a section: a name with its value, or a table.
 pub(crate) enum SectionItem {
     Fact(&'static str, String),

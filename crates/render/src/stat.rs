@@ -5,7 +5,7 @@ mod shapes;
 
 use std::io::{self, Write};
 
-use super::section::{fact, title};
+use super::section::{Section, fact, title};
 use super::table;
 use super::table::{Style, Table, clean, number, text};
 use super::units::*;
@@ -15,19 +15,6 @@ use analysis::stat::growth::{Growth, Trend};
 use analysis::stat::work::{Balance, Fit, Forecast, Products, Roofline};
 use analysis::stat::{Stat, View};
 use analysis::tables::SplitRow;
-
-/// One result: a title, an optional table, and notes below it.
-pub(super) struct Section {
-    pub title: String,
-    pub table: Option<Table>,
-    pub notes: Vec<String>,
-}
-
-impl Section {
-    fn nothing(title: String) -> Section {
-        Section { title, table: None, notes: Vec::new() }
-    }
-}
 
 /// Writes the requested views; each table has at most `top` rows.
 pub fn write(out: &mut dyn Write, s: &Stat, views: &[View], top: usize, style: &Style) -> io::Result<()> {

@@ -353,7 +353,7 @@ fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) 
         title(out, style, &format!("Graph splits by backend, {name}"))?;
         splits(out, &p.splits, style)?;
         if let Some(work) = &p.offload {
-            offload::write(out, work, name, style)?;
+            offload::sections(work, name).iter().try_for_each(|section| section.write(out, style))?;
         }
     }
     Ok(())

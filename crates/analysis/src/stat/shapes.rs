@@ -160,7 +160,7 @@ fn on_devices(
     let mut place_of = SplitBackends::new(loaded);
     for ((_, first), group) in groups {
         let call = group.split.graph.and_then(|g| line.graph_call.get(&g));
-        if !call.is_some_and(|c| calls.binary_search(c).is_ok()) {
+        if call.is_none_or(|c| calls.binary_search(c).is_err()) {
             continue;
         }
         let Some(place) = place_of.backend(Some(group.split.backend), &mut out.backends) else { continue };

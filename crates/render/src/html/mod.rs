@@ -18,7 +18,8 @@ use std::io::{self, Write};
 
 use self::graph::GraphSection;
 use self::markup::{gap, heading, say, section, text};
-use super::stat::Section;
+use super::offload;
+use super::section::Section;
 use super::table::Table;
 use super::text as terminal;
 use super::{attribution, counters, energy, levels, quality};
@@ -42,12 +43,13 @@ pub const SCRIPT_HASH: &str = "b4bhHB4JL+O6X+l25oHL6d9ZOOCApiSgaLo+huJK/aE=";
 type Inside<'p> = &'p dyn Fn(&mut dyn Write) -> io::Result<()>;
 
 /// Ids and headings of the sections.
-const SECTIONS: [(&str, &str); 9] = [
+const SECTIONS: [(&str, &str); 10] = [
     ("summary", "Summary"),
     ("phases", "Phases"),
     ("tokens", "Tokens"),
     ("graph", "Graph"),
     ("ops", "Operators"),
+    ("devices", "Devices"),
     ("roof", "Roofline"),
     ("threads", "Threads"),
     ("experts", "Experts"),
@@ -59,12 +61,13 @@ pub fn write(out: &mut dyn Write, o: &Overview, name: &str, top: usize) -> io::R
     let graph = GraphSection::of(&o.dag);
     head(out, o, name)?;
     writeln!(out, "<main id=\"main\">")?;
-    let write: [Inside<'_>; 9] = [
+    let write: [Inside<'_>; 10] = [
         &|out| about(out, o),
         &|out| phases(out, o),
         &|out| tokens::write(out, &o.report.phases),
         &|out| graph::write(out, &graph),
         &|out| all_ops(out, o, top),
+        &|out| devices(out, o),
         &|out| roof(out, o, top),
         &|out| threads(out, o, top),
         &|out| experts(out, o, top),
@@ -201,12 +204,30 @@ fn ops(
 
 /// The table and notes of a statistics view, or why there is none.
 fn told(out: &mut dyn Write, s: &Stat, view: View, head: &str, top: usize) -> io::Result<()> {
-    let Some(Section { title, table, notes }) = super::stat::section(s, view, top) else { return Ok(()) };
-    match table {
-        Some(table) => folded(out, &table, head, &title)?,
-        None => gap(out, &format!("{title}."))?,
+    super::stat::section(s, view, top).map_or(Ok(()), |found| whole(out, &found, head))
+}
+
+fn whole(out: &mut dyn Write, section: &Section, head: &str) -> io::Result<()> {
+    match &section.table {
+        Some(table) => folded(out, table, head, &section.title)?,
+        None => gap(out, &format!("{}.", section.title))?,
     }
-    notes.iter().try_for_each(|note| say(out, note))
+    section.notes.iter().try_for_each(|note| say(out, note))
+}
+
+/// What backends other than the CPU's compute, and what is known of the time that it takes.
+fn devices(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
+    let phases = o.report.phases.iter().filter_map(|p| Some((p.offload.as_ref()?, p.phase.name())));
+    let mut all = phases.flat_map(|(work, phase)| offload::sections(work, phase)).peekable();
+    if all.peek().is_none() {
+        return gap(out, "No work on a device was recorded.");
+    }
+    all.try_for_each(|section| {
+        let names = ["backend", "op", "kernel", "tensor"];
+        let columns = section.table.iter().flat_map(Table::columns).map(|c| &*c.head);
+        let head = columns.filter_map(|c| names.into_iter().find(|n| *n == c)).next();
+        whole(out, &section, head.unwrap_or_default())
+    })
 }
 
 fn folded(out: &mut dyn Write, table: &Table, head: &str, title: &str) -> io::Result<()> {

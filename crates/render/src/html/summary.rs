@@ -7,6 +7,7 @@ use crate::units::{count, pct, time};
 use crate::{quality, runs};
 use analysis::attribution::verdict::Bound;
 use analysis::calls::Phase;
+use analysis::offload::{BackendWork, Offload};
 use analysis::overview::Overview;
 use analysis::report::PhaseReport;
 use analysis::tables::{GAPS_ROW, OpRow, WAIT_ROW};
@@ -45,6 +46,12 @@ fn of_phase(o: &Overview, p: &PhaseReport) -> Vec<String> {
         (None, Some(l)) => format!("A {name} call takes {}; its token count is unknown", time(l.mean_ns)),
         _ => format!("All {name} calls were still running when recording stopped, so their speed is unknown"),
     });
+    let given: Vec<String> = p.offload.iter().flat_map(|work| on_devices(work)).collect();
+    if !given.is_empty() {
+        // The ops of the CPU are a part of the time only, and which part depends on the devices.
+        said.extend(given);
+        return said;
+    }
     let top = p.by_op.iter().flatten().find(|r| is_op(r));
     let waits = p.wait_ns.filter(|_| p.graph_ns > 0).map(|wait| wait as f64 / p.graph_ns as f64);
     let waits = waits.filter(|share| *share >= WORTH);
@@ -76,6 +83,34 @@ fn of_phase(o: &Overview, p: &PhaseReport) -> Vec<String> {
         said.push(format!("{} {gets} slower as the context grows", grows.join(" and ")));
     }
     said
+}
+
+/// What each backend other than the CPU's computes, and how long that takes if it is known.
+fn on_devices(work: &Offload) -> Vec<String> {
+    let nodes: u64 = work.backends.iter().map(|b| b.work.nodes).sum();
+    let devices = work.backends.iter().filter(|b| !b.is_host());
+    let of = |b: &BackendWork| {
+        let part = match b.unknown_splits {
+            0 => format!(
+                "{} computes {} % of the nodes",
+                b.backend,
+                pct(b.work.nodes as f64 / nodes.max(1) as f64)
+            ),
+            n => format!("{} computes a part that is not known ({n} of {} splits)", b.backend, b.splits),
+        };
+        match &b.device {
+            Some(d) => {
+                let most = d.ops.first().map(|r| {
+                    let all: u64 = d.ops.iter().map(|r| r.sum.device_ns).sum();
+                    format!(", {} the most with {} %", r.ops, pct(r.sum.device_ns as f64 / all.max(1) as f64))
+                });
+                let busy = time(d.busy_ns as f64 / work.graphs.max(1) as f64);
+                format!("{part}; it is busy for {busy} a graph{}", most.unwrap_or_default())
+            }
+            None => format!("{part}; how long its ops take is unknown (record with --gpu kernel)"),
+        }
+    };
+    devices.map(of).collect()
 }
 
 /// False for the rows that make shares add up.

@@ -1,65 +1,48 @@
-//! What a device executed, as text.
-
-use std::io::{self, Write};
+//! What a device executed, as tables.
 
 use super::{ROWS, more};
-use crate::section::title;
-use crate::table::{Style, Table, number, text};
+use crate::section::Section;
+use crate::table::{Table, number, text};
 use crate::units::*;
 use analysis::kernels::{DeviceTimes, KernelSum};
 
-/// Writes the tables of one backend. Figures are per scheduler graph.
-///
-/// # Errors
-/// The output cannot be written.
-pub fn write(
-    out: &mut dyn Write,
-    backend: &str,
-    device: &DeviceTimes,
-    phase: &str,
-    per: &impl Fn(u64) -> f64,
-    style: &Style,
-) -> io::Result<()> {
-    title(
-        out,
-        style,
-        &format!("Executed on {backend}, {phase} (per graph; time on the device, {})", device.source),
-    )?;
-    let mut t = Table::new(columns("op"));
+/// The tables of one backend. Figures are per scheduler graph.
+pub fn sections(backend: &str, device: &DeviceTimes, phase: &str, per: &impl Fn(u64) -> f64) -> [Section; 2] {
+    let mut ops = Table::new(columns("op"));
     for r in device.ops.iter().take(ROWS) {
-        t.row(row(&r.sum, r.ops.clone(), device, per));
+        ops.row(row(&r.sum, r.ops.clone(), device, per));
     }
-    write!(out, "{}", t.render(style))?;
-    more(out, device.ops.len(), style)?;
+    let mut by_kernel = Table::new(columns("kernel"));
+    for r in device.by_kernel.iter().take(ROWS) {
+        by_kernel.row(row(&r.sum, r.name.clone(), device, per));
+    }
+    let title = format!("Executed on {backend}, {phase} (per graph; time on the device, {})", device.source);
+    let notes = more(device.ops.len()).into_iter().chain(notes(device, per)).collect();
+    let executed = Section { title, table: Some(ops), notes };
+    let title = format!("Kernels on {backend}, {phase} (per graph)");
+    let notes = more(device.by_kernel.len()).into_iter().collect();
+    [executed, Section { title, table: Some(by_kernel), notes }]
+}
+
+/// How busy the device was, and what is not known.
+fn notes(device: &DeviceTimes, per: &impl Fn(u64) -> f64) -> Vec<String> {
     let span = device.busy_ns.saturating_add(device.idle_ns).max(1) as f64;
-    writeln!(
-        out,
-        "  device busy {} us, idle between kernels {} us ({} %)",
+    let busy = format!(
+        "device busy {} us, idle between kernels {} us ({} %)",
         us(per(device.busy_ns)),
         us(per(device.idle_ns)),
         pct(device.idle_ns as f64 / span)
-    )?;
-    if device.groups_without > 0 {
+    );
+    let without = (device.groups_without > 0).then(|| {
         let (n, all) = (device.groups_without, device.groups);
-        writeln!(
-            out,
-            "  {n} of {all} groups of nodes have no kernel here: they are no kernel (a copy), or their times were not \
+        format!(
+            "{n} of {all} groups of nodes have no kernel here: they are no kernel (a copy), or their times were not \
              handed over"
-        )?;
-    }
+        )
+    });
     let error = us(device.error_ns as f64);
-    writeln!(
-        out,
-        "{}",
-        style.dim(&format!("  the device's clock is known to {error} us; durations are its own"))
-    )?;
-    title(out, style, &format!("Kernels on {backend}, {phase} (per graph)"))?;
-    let mut t = Table::new(columns("kernel"));
-    for r in device.by_kernel.iter().take(ROWS) {
-        t.row(row(&r.sum, r.name.clone(), device, per));
-    }
-    write!(out, "{}", t.render(style))?;
-    more(out, device.by_kernel.len(), style)
+    let clock = format!("the device's clock is known to {error} us; durations are its own");
+    [busy].into_iter().chain(without).chain([clock]).collect()
 }
 
 fn columns(last: &'static str) -> Vec<crate::table::Column> {

@@ -1,6 +1,7 @@
 //! Formats expert usage token by token, as tables: the cost of reuse distance, and the choices.
 
-use super::{Section, more};
+use super::more;
+use crate::section::Section;
 use crate::table::{Table, number, text};
 use crate::units::*;
 use analysis::stat::reuse::{Activation, ActiveLayer, ReuseRow, ReuseTimes};

@@ -1,6 +1,7 @@
 //! Formats the same ops on two backends or in two traces, as a table.
 
-use super::{Section, more};
+use super::more;
+use crate::section::Section;
 use crate::table::{Column, Table, named, number, text};
 use crate::units::*;
 use analysis::stat::shapes::{Shapes, TraceBackend};
