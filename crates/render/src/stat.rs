@@ -32,16 +32,10 @@ pub fn write(out: &mut dyn Write, s: &Stat, views: &[View], top: usize, style: &
     }
     for view in views {
         let Some(section) = section(s, *view, top) else { continue };
-        title(out, style, &section.title)?;
-        if let Some(table) = section.table {
-            write!(out, "{}", table.render(style))?;
-        }
+        section.write(out, style)?;
         if let (View::Experts, Some(Some(found))) = (view, &s.experts) {
             heat_map(out, found)?;
             super::experts::write(out, found, usize::MAX, style)?;
-        }
-        for note in section.notes {
-            writeln!(out, "{}", style.dim(&format!("  {}", clean(&note))))?;
         }
     }
     s.forecast.as_ref().map_or(Ok(()), |f| forecast(out, f, style))

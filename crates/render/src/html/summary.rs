@@ -46,7 +46,7 @@ fn of_phase(o: &Overview, p: &PhaseReport) -> Vec<String> {
         (None, Some(l)) => format!("A {name} call takes {}; its token count is unknown", time(l.mean_ns)),
         _ => format!("All {name} calls were still running when recording stopped, so their speed is unknown"),
     });
-    let given: Vec<String> = p.offload.iter().flat_map(|work| on_devices(work)).collect();
+    let given: Vec<String> = p.offload.iter().flat_map(on_devices).collect();
     if !given.is_empty() {
         // The ops of the CPU are a part of the time only, and which part depends on the devices.
         said.extend(given);
