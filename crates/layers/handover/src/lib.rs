@@ -82,6 +82,21 @@ pub extern "C" fn profinfer_gpu_kernels(kernels: *const KernelTimes, n: u64, los
     HANDED.fetch_add(n.wrapping_add(lost).wrapping_add(source), Ordering::Relaxed)
 }
 
+/// Kernels that the recorder reads at once (src/bpf/event.h, KERNELS_CHUNK).
+const CHUNK: usize = 4;
+
+const NONE: KernelTimes = KernelTimes {
+    host: 0,
+    queued: 0,
+    submitted: 0,
+    started: 0,
+    ended: 0,
+    name: 0,
+    queue: 0,
+    tid: 0,
+    error_ns: 0,
+};
+
 /// Kernels of one source on the way to the recorder. All zeros at first, so that it takes no room in a file.
 pub struct Batch<const SOURCE: u64> {
     kernels: [KernelTimes; BATCH],
@@ -91,17 +106,6 @@ pub struct Batch<const SOURCE: u64> {
 
 impl<const SOURCE: u64> Batch<SOURCE> {
     pub const fn new() -> Self {
-        const NONE: KernelTimes = KernelTimes {
-            host: 0,
-            queued: 0,
-            submitted: 0,
-            started: 0,
-            ended: 0,
-            name: 0,
-            queue: 0,
-            tid: 0,
-            error_ns: 0,
-        };
         Batch { kernels: [NONE; BATCH], len: 0, lost: [0; REASONS] }
     }
 
@@ -131,6 +135,9 @@ impl<const SOURCE: u64> Batch<SOURCE> {
             *lost -= some;
         }
         if self.len > 0 {
+            // The recorder cannot read a page that was never written, and it reads whole chunks.
+            let end = self.len.next_multiple_of(CHUNK);
+            self.kernels.iter_mut().take(end).skip(self.len).for_each(|unused| *unused = NONE);
             profinfer_gpu_kernels(kernels, self.len as u64, 0, SOURCE);
             self.len = 0;
         }
@@ -154,4 +161,21 @@ pub fn tid() -> u32 {
     }
     // SAFETY: gettid has no argument and cannot fail.
     unsafe { syscall(GETTID) as u32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_recorder_reads_behind_the_last_kernel_has_been_written() {
+        let mut batch = Batch::<OPENCL>::new();
+        let kernel = KernelTimes { host: 7, ..NONE };
+        (0..6).for_each(|_| batch.push(kernel));
+        batch.hand_over();
+        batch.push(kernel);
+        batch.hand_over();
+        let hosts: Vec<u64> = batch.kernels.iter().take(6).map(|k| k.host).collect();
+        assert_eq!(hosts, [7, 0, 0, 0, 7, 7]);
+    }
 }
