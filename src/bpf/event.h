@@ -143,10 +143,14 @@ struct ev_kernels {
  * other lengths say nothing.
  */
 enum batch_layout {
-	BATCH_PLAIN = 24,  /* htp-ops.h, htp_opbatch_rsp: id, status, four counts; no time */
-	BATCH_ONE_OP = 64, /* htp-msg.h, htp_general_rsp: op, status, prof_usecs, ...; one op each */
-	BATCH_TRACED = 72, /* htp-ops.h: id, status, three counts, n_traces[11], pad; no time */
-	BATCH_TIMED = 88,  /* htp-ops.h: the same up to n_traces, then usecs, pad, two u64 of cycles */
+	/* htp-ops.h, htp_opbatch_rsp: id, status, three counts, pad; no time */
+	BATCH_PLAIN = 24,
+	/* htp-msg.h (llama.cpp f8bdccd9), htp_general_rsp: op, status, prof_usecs, ...; one op each */
+	BATCH_ONE_OP = 64,
+	/* htp-ops.h (llama.cpp 022744fa): id, status, three counts, n_traces[11], pad; no time */
+	BATCH_TRACED = 72,
+	/* htp-ops.h, later: the same up to n_traces, then usecs, pad, two u64 of cycles */
+	BATCH_TIMED = 88,
 };
 
 /* A batch was written to a queue, or its response was read, at h.ts. */

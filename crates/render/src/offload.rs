@@ -1,5 +1,6 @@
 //! What each backend computes, as text.
 
+mod batches;
 mod kernels;
 
 use std::io::{self, Write};
@@ -48,6 +49,7 @@ pub fn write(out: &mut dyn Write, work: &Offload, phase: &str, style: &Style) ->
             kernels::write(out, &b.backend, device, phase, &per, style)?;
         }
     }
+    batches::write(out, &work.backends, phase, work.graphs, style)?;
     copies(out, &work.copies, phase, per, style)?;
     on_cpu(out, &work.on_cpu, phase, per, style)
 }
