@@ -157,11 +157,11 @@ enum batch_layout {
 struct ev_batch {
 	struct ev_hdr h;
 	__u64 queue;
-	__u64 start;	/* of the call */
-	__u32 id;	/* first word of the message */
-	__u32 answer;	/* 1: a response */
-	__u32 length;	/* bytes of the response */
-	__u32 usecs;	/* that the NPU took; 0: it does not say */
+	__u64 start;  /* of the call */
+	__u32 id;     /* first word of the message */
+	__u32 answer; /* 1: a response */
+	__u32 length; /* bytes of the response */
+	__u32 usecs;  /* that the NPU took; 0: it does not say */
 };
 
 /*

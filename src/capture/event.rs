@@ -1,15 +1,16 @@
 //! Events as sent by the BPF programs (src/bpf/event.h): bytes in, typed views out.
 
 use crate::capture::skel::types::{
-    ev_batch, ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kernels, ev_kind, ev_nodes, ev_offcpu, ev_op,
-    ev_tensor, ev_tensors, ev_waits, ev_what,
+    ev_batch, ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kernels, ev_kind, ev_nodes, ev_offcpu,
+    ev_op, ev_tensor, ev_tensors, ev_waits, ev_what,
 };
 use crate::engine::layout::TENSOR_RAW;
 use crate::engine::probes::{PHASES, WAITS};
 
 pub use crate::capture::skel::types::{
-    batch_layout as BatchLayout, ev_batch as Batch, ev_call as Call, ev_counted as Counted, ev_experts as Experts, ev_hdr as Head, ev_kernels as Kernels,
-    ev_nodes as Nodes, ev_offcpu as OffCpuEvent, ev_op as Op, ev_tensor as Tensor, ev_tensors as Tensors,
+    batch_layout as BatchLayout, ev_batch as Batch, ev_call as Call, ev_counted as Counted,
+    ev_experts as Experts, ev_hdr as Head, ev_kernels as Kernels, ev_nodes as Nodes,
+    ev_offcpu as OffCpuEvent, ev_op as Op, ev_tensor as Tensor, ev_tensors as Tensors,
 };
 
 // The tables of probed functions match the enums of the BPF programs.

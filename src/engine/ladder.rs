@@ -158,7 +158,18 @@ const BARRIER: FunctionDecl = function("ggml_barrier", 1, false, false);
 /// All functions that a rung may use, so that a file's tables are read only once for all of them.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let phases = PHASES.iter().flat_map(|p| p.functions).copied();
-    let others = [&GRAPH, &SPLIT, &CPU_GRAPH, &OP, &OP_EXTRA, &OP_FUSED, &BARRIER, &KERNELS, &BATCH_WRITE, &BATCH_READ];
+    let others = [
+        &GRAPH,
+        &SPLIT,
+        &CPU_GRAPH,
+        &OP,
+        &OP_EXTRA,
+        &OP_FUSED,
+        &BARRIER,
+        &KERNELS,
+        &BATCH_WRITE,
+        &BATCH_READ,
+    ];
     let waits = WAITS.iter().map(|w| w.function);
     let dispatches = DISPATCHES.into_iter().chain(GRAPH_LAUNCHES);
     TOKEN_FUNCTIONS.iter().chain(others).map(|f| f.symbol).chain(phases).chain(waits).chain(dispatches)

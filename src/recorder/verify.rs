@@ -238,7 +238,14 @@ fn returns(role: Role, s: &Shown) -> Option<String> {
         Role::Graph => (s.scheds, s.returns[1]),
         Role::Split => (s.splits, s.returns[2]),
         Role::CpuGraph => (s.graphs, s.returns[3]),
-        Role::Op | Role::OpEnd | Role::Node | Role::Kernel | Role::Dispatch | Role::Batch | Role::Phase | Role::Wait => {
+        Role::Op
+        | Role::OpEnd
+        | Role::Node
+        | Role::Kernel
+        | Role::Dispatch
+        | Role::Batch
+        | Role::Phase
+        | Role::Wait => {
             return None;
         }
     };

@@ -1,11 +1,11 @@
 /*
- * libcdsprpc without a device: the two functions of its queues that ggml-hexagon uses, with the signatures of dspqueue.h
- * and responses of the layouts in ggml-hexagon's htp-msg.h and htp-ops.h. An NPU that takes a while for each message,
- * in order. The first attempt to read a response finds none, as with a timeout of 0.
+ * libcdsprpc without a device: the two functions of its queues that ggml-hexagon uses, with the signatures of
+ * dspqueue.h and responses of the layouts in ggml-hexagon's htp-msg.h and htp-ops.h. An NPU that takes a
+ * while for each message, in order. The first attempt to read a response finds none, as with a timeout of 0.
  *
- * FAKE_HTP_RESPONSE: bytes of a response. GGML_HEXAGON_PROFILE=1: it says how long it took, if its layout can.
- * FAKE_CDSPRPC_LOG: a file with the sums so far: messages written, responses read, ns from the start of a write to
- * the end of the read (as seen from inside), and the microseconds in the responses.
+ * FAKE_HTP_RESPONSE: bytes of a response. GGML_HEXAGON_PROFILE=1: it says how long it took, if its layout
+ * can. FAKE_CDSPRPC_LOG: a file with the sums so far: messages written, responses read, ns from the start of
+ * a write to the end of the read (as seen from inside), and the microseconds in the responses.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -53,8 +53,9 @@ SHOWN int dspqueue_write(void *queue, uint32_t flags, uint32_t n_buffers, void *
 
 static void put(uint8_t *response, int at, uint32_t value) { memcpy(response + at, &value, 4); }
 
-SHOWN int dspqueue_read(void *queue, uint32_t *flags, uint32_t max_buffers, uint32_t *n_buffers, void *buffers,
-                        uint32_t max_length, uint32_t *length, uint8_t *message, uint32_t timeout_us) {
+SHOWN int dspqueue_read(void *queue, uint32_t *flags, uint32_t max_buffers, uint32_t *n_buffers,
+                        void *buffers, uint32_t max_length, uint32_t *length, uint8_t *message,
+                        uint32_t timeout_us) {
     const char *size = getenv("FAKE_HTP_RESPONSE"), *profile = getenv("GGML_HEXAGON_PROFILE");
     uint32_t bytes = size ? (uint32_t)atoi(size) : 88, took;
     (void)queue, (void)max_buffers, (void)buffers, (void)timeout_us;
