@@ -15,6 +15,8 @@ struct ev_offcpu *btf_offcpu;
 enum ev_answer btf_answer;
 struct ev_tensors *btf_tensors;
 struct ev_kernels *btf_kernels;
+struct ev_batch *btf_batch;
+enum batch_layout btf_layout;
 enum ev_phase btf_phase;
 enum ev_what btf_what;
 enum ev_waits btf_waits;

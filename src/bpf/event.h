@@ -29,6 +29,7 @@ enum ev_kind {
 	EV_TENSORS,
 	EV_NODE,
 	EV_KERNELS,
+	EV_BATCH,
 	EV_KINDS,
 };
 
@@ -135,6 +136,32 @@ struct ev_kernels {
 	__u32 lost;   /* kernels before these whose times the layer could not get */
 	__u64 source; /* the layer */
 	struct gpu_kernel kernel[KERNELS_CHUNK];
+};
+
+/*
+ * Lengths of the responses of ggml-hexagon's NPU library, by which their layouts are known; those of
+ * other lengths say nothing.
+ */
+enum batch_layout {
+	/* htp-ops.h, htp_opbatch_rsp: id, status, three counts, pad; no time */
+	BATCH_PLAIN = 24,
+	/* htp-msg.h (llama.cpp f8bdccd9), htp_general_rsp: op, status, prof_usecs, ...; one op each */
+	BATCH_ONE_OP = 64,
+	/* htp-ops.h (llama.cpp 022744fa): id, status, three counts, n_traces[11], pad; no time */
+	BATCH_TRACED = 72,
+	/* htp-ops.h, later: the same up to n_traces, then usecs, pad, two u64 of cycles */
+	BATCH_TIMED = 88,
+};
+
+/* A batch was written to a queue, or its response was read, at h.ts. */
+struct ev_batch {
+	struct ev_hdr h;
+	__u64 queue;
+	__u64 start;  /* of the call */
+	__u32 id;     /* first word of the message */
+	__u32 answer; /* 1: a response */
+	__u32 length; /* bytes of the response */
+	__u32 usecs;  /* that the NPU took; 0: it does not say */
 };
 
 /*

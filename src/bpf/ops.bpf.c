@@ -9,6 +9,7 @@
 #include "event.h"
 #include "base.h"
 #include "dispatch.h"
+#include "batch.h"
 #include "offload.h"
 #include "structure.h"
 #include "experts.h"

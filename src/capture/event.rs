@@ -1,15 +1,16 @@
 //! Events as sent by the BPF programs (src/bpf/event.h): bytes in, typed views out.
 
 use crate::capture::skel::types::{
-    ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kernels, ev_kind, ev_nodes, ev_offcpu, ev_op,
-    ev_tensor, ev_tensors, ev_waits, ev_what,
+    ev_batch, ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kernels, ev_kind, ev_nodes, ev_offcpu,
+    ev_op, ev_tensor, ev_tensors, ev_waits, ev_what,
 };
 use crate::engine::layout::TENSOR_RAW;
 use crate::engine::probes::{PHASES, WAITS};
 
 pub use crate::capture::skel::types::{
-    ev_call as Call, ev_counted as Counted, ev_experts as Experts, ev_hdr as Head, ev_kernels as Kernels,
-    ev_nodes as Nodes, ev_offcpu as OffCpuEvent, ev_op as Op, ev_tensor as Tensor, ev_tensors as Tensors,
+    batch_layout as BatchLayout, ev_batch as Batch, ev_call as Call, ev_counted as Counted,
+    ev_experts as Experts, ev_hdr as Head, ev_kernels as Kernels, ev_nodes as Nodes,
+    ev_offcpu as OffCpuEvent, ev_op as Op, ev_tensor as Tensor, ev_tensors as Tensors,
 };
 
 // The tables of probed functions match the enums of the BPF programs.
@@ -43,6 +44,7 @@ pub const KIND_NAMES: [&str; KINDS] = [
     "tensors",
     "node",
     "kernels",
+    "batch",
 ];
 /// Kernels in one event, as in src/bpf/event.h.
 pub const KERNELS_CHUNK: usize = 4;
@@ -101,6 +103,8 @@ pub enum Event<'a> {
     Node(&'a Call),
     /// Kernels that a device has executed.
     Kernels(&'a Kernels),
+    /// A batch was written for an NPU, or its response was read.
+    Batch(&'a Batch),
 }
 
 /// The event at the start of `bytes`, and the index of its kind. None if the bytes are not an event: too short for
@@ -132,6 +136,7 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_TENSORS => Event::Tensors(view(bytes)?),
         ev_kind::EV_NODE => Event::Node(view(bytes)?),
         ev_kind::EV_KERNELS => Event::Kernels(view(bytes)?),
+        ev_kind::EV_BATCH => Event::Batch(view(bytes)?),
         _ => return None,
     };
     Some((kind, event))
@@ -153,6 +158,8 @@ unsafe impl Plain for ev_hdr {}
 unsafe impl Plain for ev_call {}
 // SAFETY: as above.
 unsafe impl Plain for ev_kernels {}
+// SAFETY: as above.
+unsafe impl Plain for ev_batch {}
 // SAFETY: as above.
 unsafe impl Plain for ev_op {}
 // SAFETY: as above.
@@ -207,6 +214,7 @@ mod tests {
         assert_eq!(size_of::<ev_hdr>(), 24);
         // No padding: the size is the sum of the fields.
         assert_eq!(size_of::<ev_call>(), 24 + 6 * 4 + 2 * 8 + 16);
+        assert_eq!(size_of::<ev_batch>(), 24 + 2 * 8 + 4 * 4);
         assert_eq!(size_of::<ev_nodes>(), 24 + 8 + 8 + 48 * 12);
         assert_eq!(size_of::<ev_experts>(), 24 + 3 * 8 + 6 * 4 + 64 * 4);
         assert_eq!(size_of::<ev_offcpu>(), 24 + 3 * 8 + 4 * 4 + 2 * 2 + 4 + 3 * 16);

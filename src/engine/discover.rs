@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::engine::elf::{ElfError, ElfFile, ElfMachine};
 use crate::engine::layout::{self, Layout, LayoutError};
-use crate::engine::probes::DISPATCHES;
+use crate::engine::probes::{BATCHES, DISPATCHES};
 use crate::engine::search::{self, Launch};
 use crate::engine::tables::{Tables, TablesError};
 use crate::engine::{beside, ladder, version};
@@ -41,7 +41,7 @@ pub struct Roles {
     pub drives: bool,
     /// Hands over times of kernels on a device.
     pub layer: bool,
-    /// Is, or contains, a graphics runtime to which a backend gives kernels.
+    /// Is, or contains, a runtime to which a backend gives kernels or batches.
     pub dispatches: bool,
 }
 
@@ -106,7 +106,8 @@ impl Roles {
         let mut names = [""; NAMES.len() + DEVICES.len()];
         names[..NAMES.len()].copy_from_slice(&NAMES);
         names[NAMES.len()..].copy_from_slice(&DEVICES);
-        let dispatches = elf.find(DISPATCHES).into_iter().flatten().any(|s| s.function);
+        let given = elf.find(DISPATCHES).into_iter().chain(elf.find(BATCHES)).flatten();
+        let dispatches = given.into_iter().any(|s| s.function);
         let found = elf.find(names).map(|s| s.is_some_and(|s| s.function));
         let [process, decode, encode, op_name, graph_compute, layer, devices @ ..] = found;
         let roles = Roles {
@@ -132,7 +133,7 @@ impl Roles {
         self.has_names() || self.device
     }
 
-    /// Whether it is a graphics runtime only, which also programs without an engine load.
+    /// Whether it is a device's runtime only, which also programs without an engine load.
     fn is_runtime(self) -> bool {
         self == Roles { dispatches: true, ..Roles::default() }
     }

@@ -6,7 +6,7 @@
 use crate::engine::discover::{self, DiscoveredEngine, EngineModule};
 use crate::engine::elf::{ElfFile, ElfMachine, Symbol};
 use crate::engine::enqueue;
-use crate::engine::probes::{DISPATCHES, GRAPH_LAUNCHES, PHASES, Role, WAITS};
+use crate::engine::probes::{BATCHES, DISPATCHES, GRAPH_LAUNCHES, PHASES, Role, WAITS};
 use crate::engine::prologue::{self, Need, ProbeOffset};
 
 /// Functions that compute fused ops and so bypass the op probe; a fused op is `(params, first node, second node)`.
@@ -108,6 +108,8 @@ pub struct Ladder {
     pub kernel: Vec<Rung>,
     /// A kernel or a graph of kernels given to a graphics runtime.
     pub dispatch: Vec<Rung>,
+    /// A batch written for an NPU, and its response.
+    pub batch: Vec<Rung>,
     /// Calls that form a phase.
     pub phase: Vec<Rung>,
     /// Calls that wait for a device. Empty if the engine has no device: nothing waits then.
@@ -146,6 +148,9 @@ const OP: FunctionDecl = function("ggml_compute_forward", 2, false, true);
 /// Returns before the op has run unless a special kernel handled it, so its return has no meaning.
 const OP_EXTRA: FunctionDecl = function("ggml_cpu_extra_compute_forward", 2, false, false);
 const OP_FUSED: FunctionDecl = function(FUSED[0], 3, false, true);
+const BATCH_WRITE: FunctionDecl = function(BATCHES[0], 6, false, true);
+/// On x86-64, the address of the response is on the stack.
+const BATCH_READ: FunctionDecl = FunctionDecl { by_stack: true, ..function(BATCHES[1], 8, false, true) };
 /// The function that layers call (crates/layers/handover).
 const KERNELS: FunctionDecl = function("profinfer_gpu_kernels", 4, false, false);
 const BARRIER: FunctionDecl = function("ggml_barrier", 1, false, false);
@@ -153,7 +158,18 @@ const BARRIER: FunctionDecl = function("ggml_barrier", 1, false, false);
 /// All functions that a rung may use, so that a file's tables are read only once for all of them.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let phases = PHASES.iter().flat_map(|p| p.functions).copied();
-    let others = [&GRAPH, &SPLIT, &CPU_GRAPH, &OP, &OP_EXTRA, &OP_FUSED, &BARRIER, &KERNELS];
+    let others = [
+        &GRAPH,
+        &SPLIT,
+        &CPU_GRAPH,
+        &OP,
+        &OP_EXTRA,
+        &OP_FUSED,
+        &BARRIER,
+        &KERNELS,
+        &BATCH_WRITE,
+        &BATCH_READ,
+    ];
     let waits = WAITS.iter().map(|w| w.function);
     let dispatches = DISPATCHES.into_iter().chain(GRAPH_LAUNCHES);
     TOKEN_FUNCTIONS.iter().chain(others).map(|f| f.symbol).chain(phases).chain(waits).chain(dispatches)
@@ -172,6 +188,7 @@ impl Ladder {
             Role::Node => &self.node,
             Role::Kernel => &self.kernel,
             Role::Dispatch => &self.dispatch,
+            Role::Batch => &self.batch,
             Role::Phase => &self.phase,
             Role::Wait => &self.wait,
         }
@@ -217,6 +234,9 @@ impl Ladder {
             cpu_graph: rung("ggml_graph_compute", &[&CPU_GRAPH], &cpu).into_iter().collect(),
             kernel: rung(KERNELS.symbol, &[&KERNELS], &|m| m.roles.layer).into_iter().collect(),
             dispatch: dispatch(engine).filter(|_| devices).into_iter().collect(),
+            batch: rung("libcdsprpc", &[&BATCH_WRITE, &BATCH_READ], &|m| m.roles.dispatches)
+                .into_iter()
+                .collect(),
             node: enqueue::rung(engine).into_iter().collect(),
             wait: wait.filter(|_| devices).into_iter().collect(),
             phase: rung("llama.h", &phases.iter().collect::<Vec<_>>(), &all).into_iter().collect(),

@@ -1,7 +1,7 @@
 //! What is probed: the roles of an engine's functions, the programs that run there, and the functions that start a
 //! phase or wait for a device.
 
-pub const ROLES: usize = 11;
+pub const ROLES: usize = 12;
 
 /// What a rung observes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub enum Role {
     Kernel,
     /// The program gives a kernel to a graphics runtime.
     Dispatch,
+    /// The program writes a batch for an NPU, or reads a response.
+    Batch,
     Phase,
     /// The program waits for a device.
     Wait,
@@ -30,6 +32,7 @@ impl Role {
         Role::Op,
         Role::Kernel,
         Role::Dispatch,
+        Role::Batch,
         Role::Node,
         Role::CpuGraph,
         Role::Split,
@@ -51,6 +54,7 @@ impl Role {
             Role::Node => "node",
             Role::Kernel => "kernel",
             Role::Dispatch => "dispatch",
+            Role::Batch => "batch",
             Role::Phase => "phase",
             Role::Wait => "wait",
         }
@@ -92,6 +96,10 @@ pub enum Prog {
     DispatchKernel,
     /// A graph of kernels is launched as a whole.
     DispatchGraph,
+    BatchWrite,
+    BatchWritten,
+    BatchRead,
+    BatchAnswered,
     GraphEnter,
     GraphExit,
     Op,
@@ -111,7 +119,7 @@ pub enum Prog {
 }
 
 impl Prog {
-    pub const ALL: [Prog; 33] = [
+    pub const ALL: [Prog; 37] = [
         Prog::TokenProcess,
         Prog::TokenDecode,
         Prog::TokenEncode,
@@ -129,6 +137,10 @@ impl Prog {
         Prog::Kernels,
         Prog::DispatchKernel,
         Prog::DispatchGraph,
+        Prog::BatchWrite,
+        Prog::BatchWritten,
+        Prog::BatchRead,
+        Prog::BatchAnswered,
         Prog::GraphEnter,
         Prog::GraphExit,
         Prog::Op,
@@ -155,6 +167,8 @@ impl Prog {
                 | Prog::SchedExit
                 | Prog::SplitExit
                 | Prog::NodeExit
+                | Prog::BatchWritten
+                | Prog::BatchAnswered
                 | Prog::GraphExit
                 | Prog::OpExit
                 | Prog::PhaseExit
@@ -213,6 +227,9 @@ pub const DISPATCHES: [&str; 8] = [
 
 /// Functions that launch a graph of kernels.
 pub const GRAPH_LAUNCHES: [&str; 2] = ["cudaGraphLaunch", "cudaGraphLaunch_ptsz"];
+
+/// Functions of libcdsprpc (dspqueue.h) by which ggml-hexagon writes batches and reads their responses.
+pub const BATCHES: [&str; 2] = ["dspqueue_write", "dspqueue_read"];
 
 /// A function that waits (ggml-backend.h, llama.h), and the program at its entries.
 pub struct WaitFunction {

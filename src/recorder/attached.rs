@@ -92,9 +92,10 @@ pub struct AttachedEngine {
     pub stands: Vec<Stand>,
     /// The function for one node of a backend without symbols has been searched for.
     searched: bool,
-    /// When the last probes of nodes, and of kernels given to a device, were attached, CLOCK_MONOTONIC ns.
+    /// When the last probes of nodes, and of kernels and batches given to a device, were attached, CLOCK_MONOTONIC ns.
     nodes_since: u64,
     dispatches_since: u64,
+    batches_since: u64,
     /// The user's function that enqueues a node.
     pub own: Option<OpProbe>,
     /// Attached probes stay: they could not be attached again.
@@ -141,6 +142,8 @@ fn programs(point: &ProbePoint, role: Role) -> (Prog, Option<Prog>) {
         (Role::Kernel, _) => (Prog::Kernels, None),
         (Role::Dispatch, s) if probes::GRAPH_LAUNCHES.contains(&s) => (Prog::DispatchGraph, None),
         (Role::Dispatch, _) => (Prog::DispatchKernel, None),
+        (Role::Batch, s) if s == probes::BATCHES[0] => (Prog::BatchWrite, Some(Prog::BatchWritten)),
+        (Role::Batch, _) => (Prog::BatchRead, Some(Prog::BatchAnswered)),
         (Role::Phase, _) => (probes::of_phase(symbol), Some(Prog::PhaseExit)),
         (Role::Wait, _) => (probes::of_wait(symbol), Some(Prog::WaitExit)),
     }
@@ -186,6 +189,7 @@ impl AttachedEngine {
             searched: false,
             nodes_since: 0,
             dispatches_since: 0,
+            batches_since: 0,
             stays: false,
             closed: None,
             attached: 0,
@@ -213,6 +217,7 @@ impl AttachedEngine {
     pub fn tell(&self, shown: &mut Shown) {
         shown.waits_on = self.probed(Role::Wait);
         shown.dispatches_since = self.probed(Role::Dispatch).then_some(self.dispatches_since);
+        shown.batches_since = self.probed(Role::Batch).then_some(self.batches_since);
     }
 
     /// Attaches the role's current rung, for the modules from position `from` on.
@@ -247,6 +252,7 @@ impl AttachedEngine {
         match role {
             Role::Node => self.nodes_since = usage::now(),
             Role::Dispatch => self.dispatches_since = usage::now(),
+            Role::Batch => self.batches_since = usage::now(),
             _ => {}
         }
     }
@@ -366,6 +372,7 @@ impl AttachedEngine {
         let refused = enter(self.links.iter_mut().flatten(), pid);
         // Not in the order of roles, if it took long.
         self.note(Role::Dispatch);
+        self.note(Role::Batch);
         refused
     }
 

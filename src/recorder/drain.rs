@@ -14,6 +14,7 @@ use crate::capture::sched;
 use crate::capture::skel::types::ev_kind;
 use crate::capture::structure::{self, Reading, TensorTable};
 use crate::engine::backends::CPU_GUID;
+use crate::recorder::batches::OpenBatches;
 use crate::recorder::calls::{self, CallKind, Entered, OpenCall, OpenCalls};
 use crate::recorder::device::{FinishedCall, HeldCalls};
 use crate::recorder::enqueue::EnqueueHits;
@@ -73,6 +74,7 @@ pub struct Drain<W: Write> {
     graphs: OpenGraphs,
     split_plans: SplitPlans,
     enqueued: EnqueueHits,
+    batches: OpenBatches,
     pub kernels: Kernels,
     tensors: TensorTable,
     pub experts: HeldExperts,
@@ -110,6 +112,7 @@ impl<W: Write> Drain<W> {
             graphs: OpenGraphs::default(),
             split_plans: SplitPlans::default(),
             enqueued: EnqueueHits::default(),
+            batches: OpenBatches::default(),
             kernels: Kernels::default(),
             tensors: TensorTable::default(),
             experts: HeldExperts::default(),
@@ -288,6 +291,7 @@ impl<W: Write> Drain<W> {
                 Ok(())
             }
             Event::Kernels(e) => self.kernels(e),
+            Event::Batch(e) => self.batch(e),
             Event::Experts(e) => {
                 if let Some(graph) = self.graphs.seq_by_caller(e.h.tid) {
                     self.experts.take(graph, e);
@@ -379,8 +383,12 @@ impl<W: Write> Drain<W> {
         if let (CallKind::Split, Some(plan)) = (kind, call.plan) {
             self.write_enqueued(e, &call, plan)?;
         }
-        if kind == CallKind::Split && !self.is_reconfiguring(call.start, e.h.ts) {
-            self.write_dispatches(e, &call)?;
+        if kind == CallKind::Split {
+            let whole = !self.is_reconfiguring(call.start, e.h.ts);
+            if whole {
+                self.write_dispatches(e, &call)?;
+            }
+            self.batches.returned(call.seq, whole, &mut self.enc)?;
         }
         let mut probed = false;
         if let Some(shown) = self.shown(e.h.engine) {
@@ -450,9 +458,10 @@ impl<W: Write> Drain<W> {
         const CALLS: Range<usize> = ev_kind::EV_TOKEN_ENTER.0 as usize..ev_kind::EV_OP.0 as usize;
         let received = |kind: ev_kind| self.received[kind.0 as usize];
         let (ops, offcpu) = (received(ev_kind::EV_OP), received(ev_kind::EV_OFFCPU));
-        // A wait has an event for its return only.
+        // A wait, and a call for a batch, have an event for their return only.
         let waits = 2 * received(ev_kind::EV_WAIT);
-        let calls = self.received[CALLS].iter().sum::<u64>() + waits + received(ev_kind::EV_NODE);
+        let device = received(ev_kind::EV_NODE) + 2 * received(ev_kind::EV_BATCH);
+        let calls = self.received[CALLS].iter().sum::<u64>() + waits + device;
         if self.done.is_full() {
             self.done.pop_front();
         }
@@ -577,6 +586,7 @@ impl<W: Write> Drain<W> {
         while let Some(i) = self.graphs.any_of(tgid) {
             self.end_graph(i, (ts, 0, true))?;
         }
+        self.batches.close(tgid, &mut self.enc)?;
         let overs = self.waiting.close(tgid);
         self.finish_all(&overs)?;
         while let Some(call) = self.calls.take(tgid) {

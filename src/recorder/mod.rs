@@ -1,6 +1,7 @@
 //! A recording: attaching, turning events into a trace, detail levels and budget.
 
 pub mod attached;
+pub mod batches;
 pub mod calls;
 pub mod device;
 pub mod drain;

@@ -181,6 +181,7 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         Role::Node => (None, s.enqueued),
         Role::Kernel => (None, s.kernels),
         Role::Dispatch => (None, s.dispatches),
+        Role::Batch => (None, s.batches),
         Role::Op => ((s.unknown == 0 && s.expected > 0).then_some(s.expected), s.ops),
         // Every op has this kind of end, without separate hits.
         Role::OpEnd if a.rung(role).is_some_and(|r| r.how == RungMethod::Interval) => (None, s.ops),
@@ -201,6 +202,7 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
             "a function without a symbol that no hit has proved".to_owned()
         }
         (Role::Dispatch, _, None) => "no graphics runtime in the engine's process".to_owned(),
+        (Role::Batch, _, None) => "no NPU runtime in the engine's process".to_owned(),
         (Role::Kernel, _, None) => "no layer in the engine's process".to_owned(),
         (_, _, None) => "no function of this kind in the engine".to_owned(),
         (Role::OpEnd, _, Some(r)) if r.how == RungMethod::Interval => {
@@ -236,7 +238,14 @@ fn returns(role: Role, s: &Shown) -> Option<String> {
         Role::Graph => (s.scheds, s.returns[1]),
         Role::Split => (s.splits, s.returns[2]),
         Role::CpuGraph => (s.graphs, s.returns[3]),
-        Role::Op | Role::OpEnd | Role::Node | Role::Kernel | Role::Dispatch | Role::Phase | Role::Wait => {
+        Role::Op
+        | Role::OpEnd
+        | Role::Node
+        | Role::Kernel
+        | Role::Dispatch
+        | Role::Batch
+        | Role::Phase
+        | Role::Wait => {
             return None;
         }
     };

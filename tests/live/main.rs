@@ -34,6 +34,7 @@ mod experts;
 mod finder;
 mod fixtures;
 mod flood;
+mod hexagon;
 mod kill;
 mod layers;
 mod merge;

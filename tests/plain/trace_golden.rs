@@ -100,6 +100,11 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
             let v = [r.split, r.pid.into(), r.tid.into(), r.t as u64, r.kernels.into(), r.graphs.into()];
             sum(&v) + group_kernels(r).map(i128::from).sum::<i128>()
         }
+        Record::Batches(r) => {
+            let v = [r.split, r.pid.into(), r.tid.into(), r.t as u64, r.rpc_ns, r.busy_ns, r.npu_ns];
+            let counts = [r.written, r.answered, r.timed, r.unprofiled, r.timeless];
+            sum(&v) + sum(&counts.map(u64::from))
+        }
         Record::KernelName(r) => i128::from(r.id) + text(&[r.name]),
         Record::DeviceKernels(r) => {
             let v = [r.pid.into(), r.tid.into(), r.source as u64, r.queue, r.error_ns, r.t as u64];

@@ -73,6 +73,21 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     e.enqueued(&run, [(1, 300), (17, 1 << 40), (1, 0)].into_iter()).unwrap();
     let run = DispatchRun { split: 2, pid: PID, tid: PID, t: t as i64 - 1, kernels: 300, graphs: 1 };
     e.dispatches(&run, [1, 290, 0]).unwrap();
+    let batches = Batches {
+        split: 2,
+        pid: PID,
+        tid: PID,
+        t: t as i64 - 1,
+        written: 300,
+        answered: 299,
+        rpc_ns: 1 << 41,
+        busy_ns: 1 << 40,
+        npu_ns: 7_000,
+        timed: 2,
+        unprofiled: 290,
+        timeless: 6,
+    };
+    e.batches(&batches).unwrap();
     e.kernel_name(4, "kernel_mul_mat").unwrap();
     let source = KernelSource::OpenClLayer;
     let run = KernelRun { pid: PID, tid: PID, source, queue: 1 << 40, error_ns: 1500 };

@@ -47,6 +47,7 @@ pub struct Loaded<'a> {
     pub splits: Vec<Split>,
     pub enqueued: Vec<Enqueued<'a>>,
     pub dispatches: Vec<Dispatches<'a>>,
+    pub batches: Vec<Batches>,
     pub kernels: Vec<DeviceKernels<'a>>,
     pub kernel_names: HashMap<u32, &'a str>,
     pub submissions: Vec<Submissions<'a>>,
@@ -208,6 +209,7 @@ impl<'a> Loaded<'a> {
             Record::Split(s) => self.splits.push(s),
             Record::Enqueued(e) => self.enqueued.push(e),
             Record::Dispatches(d) => self.dispatches.push(d),
+            Record::Batches(b) => self.batches.push(b),
             Record::DeviceKernels(k) => self.kernels.push(k),
             Record::Submissions(s) => self.submissions.push(s),
             Record::DeviceRing(r) => drop(self.device_rings.insert(r.id, r)),
@@ -250,6 +252,7 @@ impl<'a> Loaded<'a> {
         self.splits.extend(part.splits);
         self.enqueued.extend(part.enqueued);
         self.dispatches.extend(part.dispatches);
+        self.batches.extend(part.batches);
         self.kernels.extend(part.kernels);
         self.kernel_names.extend(part.kernel_names);
         self.submissions.extend(part.submissions);

@@ -54,6 +54,9 @@ pub struct BackendWork {
     /// functions that have no probe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dispatched: Option<DispatchSum>,
+    /// Batches given to an NPU. Omitted if none were seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batches: Option<BatchSum>,
     /// What the device executed. Omitted if no times of it were recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceTimes>,
@@ -73,6 +76,31 @@ pub struct EnqueuedOps {
     pub counted_groups: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernels: Option<u64>,
+}
+
+/// Batches that splits gave to an NPU, seen at the functions of its queues.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct BatchSum {
+    /// Splits in which they were seen.
+    pub splits: u64,
+    pub written: u64,
+    /// Those of them whose response was read.
+    pub answered: u64,
+    /// Sum over these, from the call that wrote the batch to the return of the one that read its response.
+    pub rpc_ns: u64,
+    /// Time during which at least one of a split's was on its way.
+    pub busy_ns: u64,
+    /// Sum over `timed`, by the NPU's own measure. Omitted if no response has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub npu_ns: Option<u64>,
+    /// Responses with the NPU's own time.
+    pub timed: u64,
+    /// Responses with an empty place for it: the engine did not profile.
+    pub unprofiled: u64,
+    /// Responses of a layout without a place for it.
+    pub timeless: u64,
+    /// Responses of an unknown layout.
+    pub unknown_layout: u64,
 }
 
 /// What splits gave to their device, counted at the graphics runtime's functions.
@@ -227,11 +255,12 @@ pub fn offload(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, phase: Pha
     }
     let mut enqueued = enqueued(loaded, idents, &graphs);
     let mut dispatched = dispatched(loaded, &graphs);
+    let batches = batches(loaded, &graphs);
     let mut executed = executed(loaded, idents, &graphs);
     let on_device = device_kinds(loaded, idents, &cache);
     Some(Offload {
         graphs: graphs.len() as u64,
-        backends: backends(loaded, &runs, &cache, &mut enqueued, &mut dispatched, &mut executed),
+        backends: backends(loaded, &runs, &cache, &mut enqueued, &mut dispatched, &batches, &mut executed),
         copies: copies(loaded, &runs, &cache),
         on_cpu: on_cpu(loaded, &runs, &cache, &on_device),
     })
@@ -349,12 +378,39 @@ fn dispatched(loaded: &Loaded<'_>, graphs: &HashSet<u64>) -> HashMap<String, Dis
     sums
 }
 
+/// Batches given to NPUs, by backend.
+fn batches(loaded: &Loaded<'_>, graphs: &HashSet<u64>) -> HashMap<String, BatchSum> {
+    let within = |s: &&Split| s.graph.is_some_and(|g| graphs.contains(&g));
+    let backend_of: HashMap<u64, u32> =
+        loaded.splits.iter().filter(within).map(|s| (s.seq, s.backend)).collect();
+    let mut sums: HashMap<String, BatchSum> = HashMap::new();
+    for b in &loaded.batches {
+        let Some(backend) = backend_of.get(&b.split) else { continue };
+        let sum = sums.entry(backend_name(loaded, *backend)).or_default();
+        sum.splits += 1;
+        sum.written += u64::from(b.written);
+        sum.answered += u64::from(b.answered);
+        sum.rpc_ns = sum.rpc_ns.saturating_add(b.rpc_ns);
+        sum.busy_ns = sum.busy_ns.saturating_add(b.busy_ns);
+        sum.timed += u64::from(b.timed);
+        sum.unprofiled += u64::from(b.unprofiled);
+        sum.timeless += u64::from(b.timeless);
+        let told = [b.timed, b.unprofiled, b.timeless].map(u64::from).iter().sum();
+        sum.unknown_layout += u64::from(b.answered).saturating_sub(told);
+        if b.timed > 0 {
+            sum.npu_ns = Some(sum.npu_ns.unwrap_or_default().saturating_add(b.npu_ns));
+        }
+    }
+    sums
+}
+
 fn backends(
     loaded: &Loaded<'_>,
     runs: &BTreeMap<(u32, Option<u32>), u64>,
     cache: &HashMap<u32, PlanWork>,
     enqueued: &mut HashMap<String, (Vec<EnqueuedOps>, u64)>,
     dispatched: &mut HashMap<String, DispatchSum>,
+    batches: &HashMap<String, BatchSum>,
     executed: &mut HashMap<String, DeviceTimes>,
 ) -> Vec<BackendWork> {
     let mut sums: BTreeMap<String, (BackendWork, BTreeMap<String, Work>)> = BTreeMap::new();
@@ -382,6 +438,7 @@ fn backends(
                 None => {}
             }
             sum.dispatched = dispatched.remove(&sum.backend);
+            sum.batches = batches.get(&sum.backend).copied();
             sum.device = executed.remove(&sum.backend);
             sum.ops = ops.into_iter().map(|(op, work)| OpWork { op, work }).collect();
             order::by(&mut sum.ops, |a, b| {

@@ -190,6 +190,7 @@ plain!(
     KernelName,
     DeviceKernels,
     Dispatches,
+    Batches,
     DeviceRing,
     Submissions
 );

@@ -42,6 +42,34 @@ pub struct Dispatches<'a> {
     pub data: &'a [u8],
 }
 
+/// Batches that the host gave to an NPU while a split's call ran, by libcdsprpc's queues. Without this record it is not known
+/// how many. `answered` less `timed`, `unprofiled` and `timeless` is the number of responses of an unknown layout. Since
+/// 1.5.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Batches {
+    /// seq of the Split, which may come later.
+    pub split: u64,
+    pub pid: u32,
+    pub tid: u32,
+    /// Start of the split.
+    pub t: i64,
+    pub written: u32,
+    /// Those of them whose response was read, during the call or later.
+    pub answered: u32,
+    /// Sum over these, from the call that wrote the batch to the return of the one that read its response.
+    pub rpc_ns: u64,
+    /// Time during which at least one of these was on its way.
+    pub busy_ns: u64,
+    /// Sum over `timed`, as the NPU measured it.
+    pub npu_ns: u64,
+    /// Responses with the NPU's own time.
+    pub timed: u32,
+    /// Responses with a place for it, and none: the engine did not profile.
+    pub unprofiled: u32,
+    /// Responses of a layout that has no place for it.
+    pub timeless: u32,
+}
+
 /// The name of a kernel in the DeviceKernels records after it. Since 1.4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelName<'a> {

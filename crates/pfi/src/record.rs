@@ -82,10 +82,12 @@ pub enum Record<'a> {
     DeviceRing(DeviceRing<'a>),
     /// Submissions to a device that have ended.
     Submissions(Submissions<'a>),
+    /// Batches that a split gave to an NPU.
+    Batches(Batches),
 }
 
 /// Names of the record kinds, indexed by kind on the wire.
-pub const KIND_NAMES: [&str; 34] = [
+pub const KIND_NAMES: [&str; 35] = [
     "Header",
     "Process",
     "Engine",
@@ -120,6 +122,7 @@ pub const KIND_NAMES: [&str; 34] = [
     "Dispatches",
     "DeviceRing",
     "Submissions",
+    "Batches",
 ];
 
 impl Record<'_> {
@@ -160,6 +163,7 @@ impl Record<'_> {
             Record::Dispatches(_) => 31,
             Record::DeviceRing(_) => 32,
             Record::Submissions(_) => 33,
+            Record::Batches(_) => 34,
         }
     }
 
@@ -180,6 +184,7 @@ impl Record<'_> {
             Record::DeviceKernels(r) => Some(r.t),
             Record::Dispatches(r) => Some(r.t),
             Record::Submissions(r) => Some(r.t),
+            Record::Batches(r) => Some(r.t),
             _ => None,
         }
     }
@@ -196,6 +201,7 @@ impl Record<'_> {
             Record::DeviceKernels(r) => Some(&mut r.t),
             Record::Dispatches(r) => Some(&mut r.t),
             Record::Submissions(r) => Some(&mut r.t),
+            Record::Batches(r) => Some(&mut r.t),
             _ => None,
         }
     }

@@ -1,5 +1,6 @@
 //! What each backend computes, as tables.
 
+mod batches;
 mod kernels;
 
 use super::section::Section;
@@ -46,6 +47,7 @@ pub(crate) fn sections(work: &Offload, phase: &str) -> Vec<Section> {
             all.extend(kernels::sections(&b.backend, device, phase, &per));
         }
     }
+    all.extend(batches::section(&work.backends, phase, work.graphs));
     all.extend(copies(&work.copies, phase, per));
     all.extend(on_cpu(&work.on_cpu, phase, per));
     all

@@ -163,7 +163,11 @@ fn fetches(prog: Prog, l: &Layout, structure: bool) -> Vec<Fetch> {
         | Prog::NodeExit
         | Prog::Kernels
         | Prog::DispatchKernel
-        | Prog::DispatchGraph => Vec::new(),
+        | Prog::DispatchGraph
+        | Prog::BatchWrite
+        | Prog::BatchWritten
+        | Prog::BatchRead
+        | Prog::BatchAnswered => Vec::new(),
     }
 }
 

@@ -259,7 +259,11 @@ fn kind(prog: Prog) -> Option<ev_kind> {
         | Prog::NodeExit
         | Prog::Kernels
         | Prog::DispatchKernel
-        | Prog::DispatchGraph => return None,
+        | Prog::DispatchGraph
+        | Prog::BatchWrite
+        | Prog::BatchWritten
+        | Prog::BatchRead
+        | Prog::BatchAnswered => return None,
         Prog::OpExit | Prog::Barrier => return None,
         Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load | Prog::PhaseExit => return None,
         Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead | Prog::WaitExit => {

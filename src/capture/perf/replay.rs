@@ -206,7 +206,11 @@ impl Replay {
             | Prog::NodeExit
             | Prog::Kernels
             | Prog::DispatchKernel
-            | Prog::DispatchGraph => {}
+            | Prog::DispatchGraph
+            | Prog::BatchWrite
+            | Prog::BatchWritten
+            | Prog::BatchRead
+            | Prog::BatchAnswered => {}
             Prog::Barrier => self.barrier(m, s),
             Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load => self.phase_enter(m, s),
             Prog::PhaseExit => self.phase_exit(m, s),

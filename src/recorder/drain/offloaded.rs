@@ -29,6 +29,8 @@ impl<W: Write> Drain<W> {
         }
         let counted = self.shown(h.engine).and_then(|s| s.dispatches_since).is_some_and(|t| t <= h.ts);
         call.dispatched = (counted && call.work == ComputedBy::Device).then_some((e.kernels, e.launches));
+        let seen = self.shown(h.engine).and_then(|s| s.batches_since).is_some_and(|t| t <= h.ts);
+        call.batched = seen && call.work == ComputedBy::Device;
         let name = backend_guid::name(&guid);
         call.detail = self.enc.backend(guid, name.unwrap_or(""));
         self.experts.split(name);
@@ -131,6 +133,19 @@ impl<W: Write> Drain<W> {
             shown.dispatches += u64::from(kernels) + u64::from(graphs);
         }
         Ok(())
+    }
+
+    /// A batch was written for an NPU, or its response was read.
+    pub(super) fn batch(&mut self, e: &event::Batch) -> Result<(), WriteError> {
+        self.last_ts = e.h.ts;
+        if let Some(shown) = self.shown(e.h.engine) {
+            shown.batches += 1;
+        }
+        if e.answer != 0 {
+            return self.batches.answered(e, &mut self.enc);
+        }
+        let split = self.calls.current(CallKind::Split, e.h.tid).filter(|s| s.batched);
+        self.batches.written(e, split.map(|s| (s.seq, s.start)), &mut self.enc)
     }
 
     /// A layer hands over times of kernels.

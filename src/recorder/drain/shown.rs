@@ -21,6 +21,8 @@ pub struct Shown {
     pub kernels: u64,
     /// Kernels and graphs of kernels that splits gave to a device.
     pub dispatches: u64,
+    /// Batches that were written for an NPU, and responses.
+    pub batches: u64,
     /// Seen returns of tokens, scheduler graphs, splits and CPU graphs.
     pub returns: [u64; 4],
     /// Op hits expected from the complete graphs so far, and those seen in them; graphs with unknown demand
@@ -38,6 +40,8 @@ pub struct Shown {
     pub waits_on: bool,
     /// Set by the session: since when all kernels given to a device are counted, CLOCK_MONOTONIC ns; `None`: they are not.
     pub dispatches_since: Option<u64>,
+    /// The same, for batches.
+    pub batches_since: Option<u64>,
     /// Threads and nodes of the newest graph.
     pub threads: u32,
     pub nodes: u32,
@@ -79,6 +83,7 @@ impl Shown {
             (&mut s.enqueued, base.enqueued),
             (&mut s.kernels, base.kernels),
             (&mut s.dispatches, base.dispatches),
+            (&mut s.batches, base.batches),
             (&mut s.expected, base.expected),
             (&mut s.seen, base.seen),
             (&mut s.unknown, base.unknown),

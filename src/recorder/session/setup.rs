@@ -46,7 +46,9 @@ pub(super) fn roles(detail: Detail, options: &RecordOptions) -> heapless::Vec<Ro
     let wanted = |role: &Role| match role {
         Role::OpEnd | Role::Op => detail >= Detail::Op,
         Role::Kernel => detail >= Detail::Op && options.capture.gpu >= GpuDetail::Kernel,
-        Role::Node | Role::Dispatch => detail >= Detail::Op && options.capture.gpu >= GpuDetail::Op,
+        Role::Node | Role::Dispatch | Role::Batch => {
+            detail >= Detail::Op && options.capture.gpu >= GpuDetail::Op
+        }
         Role::CpuGraph | Role::Split | Role::Graph => detail >= Detail::Graph,
         Role::Wait | Role::Token => detail >= Detail::Token,
         Role::Phase => detail >= Detail::Token && options.phases,

@@ -93,6 +93,15 @@ impl<W: Write> Encoder<W> {
         }))
     }
 
+    /// The batches that a split gave to an NPU.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn batches(&mut self, batches: &Batches) -> Result<(), WriteError> {
+        self.begin_at(batches.pid, batches.t, 0)?;
+        self.open.put(Record::Batches(*batches))
+    }
+
     /// The name of a kernel, written where a DeviceKernels record needs it. Without room for another it is not kept, and
     /// the kernel has no name.
     ///
