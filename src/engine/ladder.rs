@@ -247,7 +247,7 @@ impl Ladder {
 }
 
 /// The functions that give kernels to a device. Several files may have them: the loader that a backend is linked with,
-/// and a driver behind it. Only the first is probed, or calls would be counted twice.
+/// and the driver that the loader calls. Only the first is probed: otherwise a call is counted twice.
 fn dispatch(engine: &DiscoveredEngine) -> Option<Rung> {
     let functions: Vec<FunctionDecl> =
         DISPATCHES.into_iter().chain(GRAPH_LAUNCHES).map(|f| function(f, 0, false, false)).collect();

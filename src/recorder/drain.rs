@@ -380,15 +380,8 @@ impl<W: Write> Drain<W> {
     fn exit(&mut self, kind: CallKind, e: &event::Call) -> Result<(), WriteError> {
         self.last_ts = e.h.ts;
         let Some(call) = self.calls.exit(kind, e.h.tid) else { return Ok(()) };
-        if let (CallKind::Split, Some(plan)) = (kind, call.plan) {
-            self.write_enqueued(e, &call, plan)?;
-        }
         if kind == CallKind::Split {
-            let whole = !self.is_reconfiguring(call.start, e.h.ts);
-            if whole {
-                self.write_dispatches(e, &call)?;
-            }
-            self.batches.returned(call.seq, whole, &mut self.enc)?;
+            self.split_exit(e, &call)?;
         }
         let mut probed = false;
         if let Some(shown) = self.shown(e.h.engine) {

@@ -361,11 +361,15 @@ fn enqueued(
     sums.into_iter().map(|(id, (sums, splits))| (backend_name(loaded, id), (rows(sums), splits))).collect()
 }
 
+/// The backend of each split of these graphs.
+fn split_backends(loaded: &Loaded<'_>, graphs: &HashSet<u64>) -> HashMap<u64, u32> {
+    let within = |s: &&Split| s.graph.is_some_and(|g| graphs.contains(&g));
+    loaded.splits.iter().filter(within).map(|s| (s.seq, s.backend)).collect()
+}
+
 /// Kernels given to devices, by backend.
 fn dispatched(loaded: &Loaded<'_>, graphs: &HashSet<u64>) -> HashMap<String, DispatchSum> {
-    let within = |s: &&Split| s.graph.is_some_and(|g| graphs.contains(&g));
-    let backend_of: HashMap<u64, u32> =
-        loaded.splits.iter().filter(within).map(|s| (s.seq, s.backend)).collect();
+    let backend_of = split_backends(loaded, graphs);
     let mut sums: HashMap<String, DispatchSum> = HashMap::new();
     for d in &loaded.dispatches {
         let Some(backend) = backend_of.get(&d.split) else { continue };
@@ -380,9 +384,7 @@ fn dispatched(loaded: &Loaded<'_>, graphs: &HashSet<u64>) -> HashMap<String, Dis
 
 /// Batches given to NPUs, by backend.
 fn batches(loaded: &Loaded<'_>, graphs: &HashSet<u64>) -> HashMap<String, BatchSum> {
-    let within = |s: &&Split| s.graph.is_some_and(|g| graphs.contains(&g));
-    let backend_of: HashMap<u64, u32> =
-        loaded.splits.iter().filter(within).map(|s| (s.seq, s.backend)).collect();
+    let backend_of = split_backends(loaded, graphs);
     let mut sums: HashMap<String, BatchSum> = HashMap::new();
     for b in &loaded.batches {
         let Some(backend) = backend_of.get(&b.split) else { continue };

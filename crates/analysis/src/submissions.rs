@@ -197,7 +197,7 @@ mod tests {
     fn submissions_that_overlap_count_once_and_gaps_are_within_a_graph() {
         let all = vec![
             submission(7, 1010, 1020, 1220),
-            // Handed over while the first one ran, and ended behind it.
+            // Handed over while the first one ran; it ended later.
             submission(7, 1030, 1040, 1320),
             submission(7, 1300, 1400, 1500),
             submission(7, 3010, 3020, 3120),
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!((row.busy_ns, row.basis), (150, BusyBasis::Device));
         assert_eq!(row.clock_hz, Some((300_000_000, 700_000_000)));
         assert_eq!(row.gaps.map(|g| g.max_ns), Some(50));
-        // How long it took is known, but not when: no time between two is told.
+        // Only its duration is known, not its start: no gap can be computed.
         let unplaced = Submission { started: None, ..later };
         let row = times(vec![own, unplaced, submission(7, 1310, 1320, 1330)], SubmissionSource::Msm);
         assert_eq!((row.busy_ns, row.basis), (50 + 100 + 10, BusyBasis::Mixed));

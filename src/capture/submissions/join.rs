@@ -111,7 +111,7 @@ impl Joined {
 fn device_times(def: &SourceDef, was: &UnderWay, hit: &Hit) -> Option<(u64, u64)> {
     let (run, ticks, start, end) = (was.run?, was.ticks?, hit.start?, hit.end?);
     let took = end.checked_sub(start)?;
-    // Nanoseconds of so many ticks.
+    // Ticks to ns.
     let (ns, of) = match def.ticks {
         Some(per_second) => (1_000_000_000, per_second),
         None => (hit.busy?, took),

@@ -25,7 +25,7 @@ pub const NAME: &str = "submissions";
 const RING_BYTES: u32 = 64 << 10;
 /// An event is in its ring at most this long after its time, ns: it is written there in the tracepoint.
 const SETTLED: u64 = 1_000_000;
-/// Rings that are told apart; further ones have no name.
+/// Maximum number of rings with a name.
 const RINGS: usize = 512;
 /// Most bytes of a device's or ring's name.
 const NAME_BYTES: usize = 64;
@@ -118,7 +118,7 @@ impl Watch {
             }
             rings.extend(ring);
         }
-        // The ends first: an end without a beginning is told, a beginning without an end would wait for ever.
+        // Ends are enabled first: an end without a start is counted; a start whose end was missed would stay open.
         events.iter().rev().try_for_each(event::enable).map_err(refused)?;
         rings.iter().try_for_each(event::enable).map_err(refused)?;
         Ok(Watch {

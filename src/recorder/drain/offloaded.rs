@@ -88,13 +88,20 @@ impl<W: Write> Drain<W> {
         }
     }
 
+    /// A split's call has returned: what was given to its device is written.
+    pub(super) fn split_exit(&mut self, e: &event::Call, call: &OpenCall) -> Result<(), WriteError> {
+        if let Some(plan) = call.plan {
+            self.write_enqueued(e, call, plan)?;
+        }
+        let whole = !self.is_reconfiguring(call.start, e.h.ts);
+        if whole {
+            self.write_dispatches(e, call)?;
+        }
+        self.batches.returned(call.seq, whole, &mut self.enc)
+    }
+
     /// A split's call has returned: all its nodes are enqueued.
-    pub(super) fn write_enqueued(
-        &mut self,
-        e: &event::Call,
-        call: &OpenCall,
-        plan: u32,
-    ) -> Result<(), WriteError> {
+    fn write_enqueued(&mut self, e: &event::Call, call: &OpenCall, plan: u32) -> Result<(), WriteError> {
         let ops = self.readings.get(e.h.engine as usize).map(Reading::idle_ops).unwrap_or_default();
         let Some(work) = self.graphs.nodes.offloaded(call.tgid, call.cgraph, ops) else { return Ok(()) };
         let run = EnqueueRun { split: call.seq, pid: call.tgid, tid: call.tid, plan, first: 0, t: 0 };
@@ -119,7 +126,7 @@ impl<W: Write> Drain<W> {
 
     /// A split's call has returned: how many kernels it gave to its device, if all of them were counted. A thread that has
     /// never given any to a function that is probed may use another: it is not known then.
-    pub(super) fn write_dispatches(&mut self, e: &event::Call, call: &OpenCall) -> Result<(), WriteError> {
+    fn write_dispatches(&mut self, e: &event::Call, call: &OpenCall) -> Result<(), WriteError> {
         let groups = self.enqueued.take_kernels();
         let Some((kernels, graphs)) = call.dispatched.filter(|_| (e.kernels, e.launches) != (0, 0)) else {
             return Ok(());

@@ -10,7 +10,7 @@ pub struct Ticks {
 }
 
 impl Ticks {
-    /// A clock with ticks of `period` ns, in numbers of so many bits; 0: there is no clock.
+    /// A clock with ticks of `period` ns, that wraps at this many bits; 0 bits: no clock.
     pub fn new(period: f32, bits: u32) -> Ticks {
         Ticks { period, mask: u64::MAX.checked_shr(64 - bits.min(64)).unwrap_or(0) }
     }

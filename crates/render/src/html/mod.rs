@@ -215,7 +215,7 @@ fn whole(out: &mut dyn Write, section: &Section, head: &str) -> io::Result<()> {
     section.notes.iter().try_for_each(|note| say(out, note))
 }
 
-/// What backends other than the CPU's compute, and what is known of the time that it takes.
+/// Work by backend: nodes, enqueueing, device times.
 fn devices(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
     let phases = o.report.phases.iter().filter_map(|p| Some((p.offload.as_ref()?, p.phase.name())));
     let mut all = phases.flat_map(|(work, phase)| offload::sections(work, phase)).peekable();
