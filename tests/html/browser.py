@@ -132,7 +132,7 @@ def outline(b):
     """The page as a screen reader presents it."""
     headings = b.do("[...document.querySelectorAll('section')].map((s) => [s.id, "
                     "document.getElementById(s.getAttribute('aria-labelledby')).textContent, s.innerText.length])")
-    same(len(headings), 9, "sections")
+    same(len(headings), 10, "sections")
     for name, heading, length in headings:
         check(heading and length > 40, f"section {name} is empty")
     bare = b.do("[...document.querySelectorAll('table')].filter((t) => !t.tHead || [...t.tBodies[0].rows]"
