@@ -6,6 +6,7 @@ use self::args::Command;
 use self::program::{Elsewhere, Program};
 
 pub mod accuracy;
+pub mod advise;
 pub mod args;
 #[cfg(feature = "agent")]
 pub mod conf;
@@ -91,6 +92,7 @@ const COMMANDS: &[&Command] = &[
     #[cfg(feature = "agent")]
     &control::STOP,
     &report::COMMAND,
+    &advise::COMMAND,
     #[cfg(not(feature = "board"))]
     &html::COMMAND,
     #[cfg(not(feature = "board"))]

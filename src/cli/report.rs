@@ -15,20 +15,24 @@ use analysis::calls::Phase;
 use analysis::load::LoadProgress;
 use analysis::report::{By, ReportOptions, try_report};
 use render::table::Style;
-use render::{json, text};
+use render::{json, text, verdict};
 
 pub const COMMAND: Command = Command {
     name: "report",
     about: "Show where the time of a recorded run went",
     text: "\
-Prints the run and its model, prefill and decode (TTFT, TPOT, tokens/s), operators by type, name and layer, threads, graph
-splits by backend, and the recording quality: probes, losses, damage, overhead.
+Prints the verdict: how fast the run was against the ceiling of its machine, where the time went, what limits it, and what
+to change (see profinfer advise). The ceiling needs the machine's peaks: measured once by profinfer doctor --peaks, or given
+by --peak.
+
+With --all, prints the run and its model, prefill and decode (TTFT, TPOT, tokens/s), operators by type, name and layer,
+threads, graph splits by backend, and the recording quality: probes, losses, damage, overhead. With --by, prints one table.
 
 The time of an op is that of thread 0. If the barrier was probed, it is busy time (start to barrier entry) and waiting time
 is shown separately; otherwise it is wall time until the next op starts. Percentages refer to the summed duration of the
 CPU graphs; the row \"(gaps)\" is the time that no op covers, so that the rows add up to 100 %.
 
-If the recording has scheduling (--sched) or counters (--pmc), the report also shows what threads did in each op, the
+If the recording has scheduling (--sched) or counters (--pmc), --all also shows what threads did in each op, the
 counters, CPU interference, and the bottleneck of each op. The bottleneck is derived from where its threads spent most of
 their time, else from the machine's peaks (--peak), else from stalled cycles, else from the best bandwidth in the same
 trace; if none of them is conclusive, no bottleneck is shown.",
@@ -39,8 +43,9 @@ trace; if none of them is conclusive, no bottleneck is shown.",
     notes: "",
     exits: super::args::EXITS,
     examples: "\
-profinfer report run.pfi                       everything
-profinfer report run.pfi --phase decode        decode only
+profinfer report run.pfi                       the verdict, in about ten lines
+profinfer report run.pfi --all                 all tables
+profinfer report run.pfi --all --phase decode  decode only
 profinfer report run.pfi --by layer --top 50   one table, more rows
 profinfer report run.pfi --json | jq .quality  for a program
 profinfer report run.pfi --by cause            what threads did in each op (record --sched)
@@ -52,18 +57,19 @@ ssh board cat run.pfi | profinfer report -     from a pipe",
 const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
+        Flag::switch("all", "Print all tables instead of the verdict"),
+        Flag::switch(
+            "verbose",
+            "With --all: print every figure of the recording quality, even if it is complete",
+        ),
         Flag::switch("json", "Print JSON: nanoseconds, bytes, ratios (1 = 100 %)"),
         Flag::value(
             "top",
             "N",
             "Maximum rows per table; the remaining rows are summed up [default: 20, with --json all]",
         ),
-        Flag::value(
-            "by",
-            "TABLE",
-            "Show only this table, after the recording quality [default: all but token, with --json all]",
-        )
-        .one_of::<By>(),
+        Flag::value("by", "TABLE", "Print only this table [with --all: all but token; with --json: all]")
+            .one_of::<By>(),
         Flag::value(
             "pid",
             "PID[:N]",
@@ -128,7 +134,7 @@ fn options(args: &Args) -> Result<ReportOptions, Usage> {
     let pid = args.option("pid", parsed)?;
     // A program that names no run gets all of them.
     let others = json && pid.is_none();
-    Ok(ReportOptions { top, tables, phase, expert_cache, peaks, pid, others })
+    Ok(ReportOptions { top, tables, phase, expert_cache, peaks, verdict: true, pid, others })
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -141,7 +147,13 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.flag("json") {
         json::write(&mut out, &report)?;
     } else {
-        text::write(&mut out, &report, &style())?;
+        // What selects rows of tables asks for the tables.
+        let tables =
+            ["all", "verbose", "by", "phase", "top", "expert-cache"].iter().any(|name| args.flag(name));
+        match tables {
+            true => text::write(&mut out, &report, args.flag("verbose"), &style())?,
+            false => verdict::write(&mut out, &report, &file.to_string_lossy(), &style())?,
+        }
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)

@@ -1,6 +1,7 @@
 //! Analysis of a recorded run: loads a trace and computes the reports.
 
 pub mod accuracy;
+pub mod advice;
 pub mod agreement;
 pub mod attribution;
 pub mod calls;
@@ -26,6 +27,7 @@ pub mod overview;
 pub mod predict;
 pub mod processes;
 pub mod quality;
+pub mod recording;
 pub mod report;
 pub mod runs;
 pub mod series;
@@ -33,4 +35,5 @@ pub mod stat;
 pub mod stats;
 pub mod submissions;
 pub mod tables;
+pub mod verdict;
 pub mod words;

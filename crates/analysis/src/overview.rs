@@ -43,7 +43,12 @@ pub fn overview(
     });
     cut.apply(&part, &mut loaded);
     let tables = By::ALL.to_vec();
-    let options = report::ReportOptions { tables, peaks: peaks.to_vec(), ..report::ReportOptions::default() };
+    let options = report::ReportOptions {
+        tables,
+        peaks: peaks.to_vec(),
+        verdict: true,
+        ..report::ReportOptions::default()
+    };
     let mut report = report::of(&mut loaded, &options, progress);
     report.quality = quality.unwrap_or(report.quality);
     report.runs = part.runs.clone();

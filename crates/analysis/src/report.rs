@@ -14,7 +14,6 @@ use super::attribution::verdict::{Ceiling, Peak, best_of_trace};
 use super::calls::{
     CallSource, DecodeStep, Latency, Phase, Request, Timeline, latency, requests, timeline, weighted,
 };
-use super::clusters::{Cluster, clusters};
 use super::cut::{self, Cut, NoPart};
 use super::idents::*;
 use super::load::{LoadProgress, Loaded, load};
@@ -22,10 +21,13 @@ use super::model::{ModelFacts, model};
 use super::offload::{Offload, offload};
 use super::ops::{OpTimes, PhaseSum, op_times};
 use super::quality::{RecordingQuality, quality};
+use super::recording::run;
+pub use super::recording::{EngineFacts, ModuleFacts, ProcessFacts, RunFacts};
 use super::runs::{RunId, RunRow};
 use super::submissions::{DeviceSubmissions, device_submissions};
 use super::tables::*;
-use common::redact;
+use super::verdict::facts::FactInput;
+use super::verdict::{RunVerdict, verdict};
 use pfi::reader::Trace;
 
 /// A table of the report.
@@ -76,6 +78,8 @@ pub struct ReportOptions {
     pub expert_cache: Vec<u32>,
     /// Peak rates of the machine, by number of threads; empty: not known.
     pub peaks: Vec<Peak>,
+    /// Include the verdict and the advice.
+    pub verdict: bool,
     /// The run to report on; none: the busiest, see [`Cut::pid`].
     pub pid: Option<RunId>,
     /// Also report the other runs (of the process in `pid`, if one is given), in [`Report::others`].
@@ -93,6 +97,9 @@ impl ReportOptions {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     pub schema: u32,
+    /// The answer in short; omitted if not requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<RunVerdict>,
     pub run: RunFacts,
     /// Processes with calls, and contexts of a process that has several. Everything below, down to `others`, is
     /// about the one shown.
@@ -161,55 +168,6 @@ pub struct OtherRun {
     pub experts: Option<ExpertReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<Vec<StageRow>>,
-}
-
-/// Facts about the recording.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct RunFacts {
-    /// Version of the recording profinfer; this and the next five are empty if the header is lost.
-    pub tool: String,
-    pub command: String,
-    pub kernel: String,
-    pub arch: String,
-    pub host: String,
-    pub cpu_model: String,
-    /// CPU clusters of the machine, largest cores first; empty if the header is lost or does not contain them.
-    pub clusters: Vec<Cluster>,
-    pub level: Option<String>,
-    pub structure: Option<bool>,
-    /// `bpf`, or `perf`: perf events on a kernel without bpf().
-    pub source: Option<String>,
-    pub transport: Option<String>,
-    /// CLOCK_REALTIME at the start, ns since 1970.
-    pub started_unix_ns: Option<u64>,
-    /// From the first start to the last end of anything recorded.
-    pub span_ns: u64,
-    pub processes: Vec<ProcessFacts>,
-    pub engines: Vec<EngineFacts>,
-    pub blocks: u64,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ProcessFacts {
-    pub pid: u32,
-    pub engine: u32,
-    pub exe: String,
-    pub cmdline: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct EngineFacts {
-    pub id: u32,
-    pub version: String,
-    pub layout: String,
-    pub modules: Vec<ModuleFacts>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ModuleFacts {
-    pub path: String,
-    pub build_id: String,
-    pub role: String,
 }
 
 /// How the op times of a phase are measured.
@@ -378,8 +336,9 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
         .as_ref()
         .filter(|w| w.scheduler && options.tables.contains(&By::Interference))
         .map(|w| w.interference.clone());
-    Report {
+    let mut report = Report {
         schema: 2,
+        verdict: None,
         run: run(loaded),
         runs: Vec::new(),
         others: Vec::new(),
@@ -399,10 +358,13 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
         submissions: device_submissions(loaded, &line),
         energy: wanted(By::Energy).and_then(|()| energy(loaded, &line)),
         levels: wanted(By::Level).and_then(|()| levels(loaded, &line)),
-        ceiling,
+        ceiling: ceiling.clone(),
         tables: options.tables.clone(),
         top: options.top,
-    }
+    };
+    let input = FactInput { loaded, line: &line, times: &times, idents: &idents, why: why.as_ref(), reasons };
+    report.verdict = options.verdict.then(|| verdict(input, &report, &options.peaks));
+    report
 }
 
 /// The peak given for the threads of the run, else the best bandwidth of its ops.
@@ -536,65 +498,4 @@ fn beyond<T>(rows: Option<&[T]>, top: Option<usize>) -> u64 {
 fn first<T>(mut rows: Vec<T>, top: Option<usize>) -> Vec<T> {
     rows.truncate(top.unwrap_or(usize::MAX));
     rows
-}
-
-/// Facts about a recording.
-pub fn run(loaded: &Loaded<'_>) -> RunFacts {
-    let mut facts = RunFacts { span_ns: span(loaded), blocks: loaded.blocks, ..RunFacts::default() };
-    if let Some(h) = &loaded.header {
-        facts.tool = h.tool.into();
-        facts.command = redact::line(h.command);
-        facts.kernel = h.kernel.into();
-        facts.arch = h.arch.into();
-        facts.host = h.host.into();
-        facts.cpu_model = h.cpu_model.into();
-        facts.clusters = clusters(h.topology);
-        facts.level = Some(h.level.name().into());
-        facts.structure = Some(h.structure);
-        facts.source = Some(h.source.name().into());
-        facts.transport = Some(h.transport.name().into());
-        facts.started_unix_ns = Some(h.real_ns);
-    }
-    facts.processes = loaded
-        .processes
-        .iter()
-        .map(|p| ProcessFacts {
-            pid: p.pid,
-            engine: p.engine,
-            exe: p.exe.into(),
-            cmdline: redact::line(p.cmdline),
-        })
-        .collect();
-    facts.engines = loaded
-        .engines
-        .iter()
-        .map(|e| EngineFacts {
-            id: e.id,
-            version: e.version.into(),
-            layout: e.layout.into(),
-            modules: loaded
-                .modules
-                .iter()
-                .filter(|m| m.engine == e.id)
-                .map(|m| ModuleFacts {
-                    path: m.path.into(),
-                    build_id: m.build_id.into(),
-                    role: m.role.into(),
-                })
-                .collect(),
-        })
-        .collect();
-    facts
-}
-
-fn span(loaded: &Loaded<'_>) -> u64 {
-    let tokens = loaded.tokens.iter().map(|t| (t.t, t.dur));
-    let graphs = loaded.graphs.iter().map(|g| (g.t, g.dur));
-    let cpu = loaded.cpu_graphs.iter().map(|g| (g.t, g.dur));
-    let ends = tokens.chain(graphs).chain(cpu).map(|(t, dur)| (t, t.saturating_add_unsigned(dur)));
-    let bounds = ends.fold(None, |acc: Option<(i64, i64)>, (from, to)| match acc {
-        None => Some((from, to)),
-        Some((a, b)) => Some((a.min(from), b.max(to))),
-    });
-    bounds.map_or(0, |(from, to)| from.abs_diff(to))
 }

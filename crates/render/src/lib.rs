@@ -23,3 +23,4 @@ pub mod text;
 pub mod timeline;
 pub mod top;
 pub mod units;
+pub mod verdict;

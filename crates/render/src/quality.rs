@@ -17,9 +17,17 @@ pub fn write(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) -> 
     lines(out, &all(quality), style)
 }
 
-/// Writes the verdict, and what was requested but not recorded.
-pub fn brief(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) -> io::Result<()> {
-    verdict_line(out, quality, style)?;
+/// Writes the section in one line.
+pub fn line(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) -> io::Result<()> {
+    writeln!(out, "\n{}", style.bold("Recording quality (--verbose: all of it)"))?;
+    verdict_line(out, quality, style)
+}
+
+/// Writes what is wrong with a recording, if anything is.
+pub fn warning(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) -> io::Result<()> {
+    if !quality.complete {
+        verdict_line(out, quality, style)?;
+    }
     left_out(out, quality)
 }
 

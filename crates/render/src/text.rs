@@ -19,10 +19,11 @@ use analysis::clusters::Cluster;
 use analysis::report::{By, OpTime, PhaseReport, Report, RunFacts};
 use analysis::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
 
-/// Writes the complete report, or with one table selected the verdict and that table.
-pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
+/// Writes all sections, or with one table selected that table. `verbose` includes all figures of the recording
+/// quality, which otherwise is a line unless something is wrong.
+pub fn write(out: &mut dyn Write, report: &Report, verbose: bool, style: &Style) -> io::Result<()> {
     if report.tables.len() == 1 {
-        quality::brief(out, &report.quality, style)?;
+        quality::warning(out, &report.quality, style)?;
         if report.runs.len() > 1 {
             lines(out, &runs::lines(&report.runs), style)?;
         }
@@ -41,7 +42,10 @@ pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
     title(out, style, "Prefill and decode")?;
     lines(out, &calls(report), style)?;
     sections(out, report, style)?;
-    quality::write(out, &report.quality, style)
+    if verbose || !report.quality.complete {
+        return quality::write(out, &report.quality, style);
+    }
+    quality::line(out, &report.quality, style)
 }
 
 /// Writes the tables.

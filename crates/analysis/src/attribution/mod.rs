@@ -9,6 +9,7 @@ pub mod levels;
 pub mod parts;
 pub mod pass;
 pub mod phases;
+pub mod replay;
 pub mod sched;
 pub mod verdict;
 
@@ -55,6 +56,11 @@ impl Attribution {
     /// Sum of slices outside what the trace defines.
     pub fn beyond(&self, plan: u32, phase: Phase) -> Option<&Cause> {
         self.sum.plans.get(&(plan, phase)).map(|p| &p.beyond)
+    }
+
+    /// Time that a graph of a plan would take if its threads were always on a CPU and never waited for each other, ns.
+    pub fn replay(&self, plan: u32, phase: Phase) -> Option<f64> {
+        self.sum.plans.get(&(plan, phase))?.computing.replay()
     }
 
     pub fn thread(&self, ith: u16, phase: Phase) -> Option<&Cause> {

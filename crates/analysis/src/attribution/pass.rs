@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::counters::{CounterSums, SlotValues, ThreadValues, TraceCounters};
 use super::interference::Culprits;
 use super::parts::{Off, TimeParts};
+use super::replay::ComputingSamples;
 use super::sched::{OffCpuCursor, OffCpuSpan, OffCpuTimes};
 use crate::calls::{Phase, Timeline};
 use crate::idents::Idents;
@@ -18,7 +19,7 @@ use pfi::record::{OpCounts, Slices};
 use pfi::slice_iter;
 
 /// The counter of page faults that had to wait for storage.
-const MAJOR_FAULTS: &str = "major-faults";
+pub const MAJOR_FAULTS: &str = "major-faults";
 /// The op that multiplies with the chosen experts.
 const EXPERTS: &str = "MUL_MAT_ID";
 
@@ -41,6 +42,8 @@ impl Cause {
 pub struct PlanCauses {
     pub positions: Vec<Cause>,
     pub beyond: Cause,
+    /// Graphs in which every thread's time on a CPU is known, by position.
+    pub computing: ComputingSamples,
 }
 
 /// Calls of the experts' multiplications in which every thread's major page faults are known.
@@ -100,6 +103,8 @@ struct PositionCounts {
     slices: u64,
     slowest: u64,
     thread0: u64,
+    /// Time on a CPU of the thread with the least and of the one with the most, ns; `None` if one is not known.
+    computing: Option<(u64, u64)>,
     /// Per slot: count, and the number of slices that have one.
     counts: Vec<(u64, u64)>,
 }
@@ -155,6 +160,12 @@ impl PassInput<'_, '_> {
                 let thread = out.threads.entry((run.ith, phase)).or_default();
                 let to = To { plan: &mut plan, thread, calls: &mut calls, hit: &mut out.hit };
                 self.slices(run, &edges, end, &mut told, to);
+            }
+            if let Some(graph) = graph.filter(|g| !g.cut) {
+                let of = |at: &usize| Some((*at, calls.across.get(*at)?));
+                let all = calls.touched.iter().filter_map(of);
+                let whole = all.filter(|(_, a)| a.slices == u64::from(graph.n_threads));
+                plan.computing.graph(whole.filter_map(|(at, a)| Some((at, a.computing?))));
             }
             if phase == Phase::Decode {
                 self.misses(&calls, first, &mut out.misses);
@@ -213,7 +224,8 @@ impl PassInput<'_, '_> {
             let values = told.at(self.counters, at);
             let known = plan.positions.get_mut(at as usize);
             if known.is_some() {
-                calls.add(at as usize, run.ith, time, values);
+                let computing = cursor.is_some().then_some(parts.computing_ns);
+                calls.add(at as usize, run.ith, (time, computing), values);
             }
             for cause in [known.unwrap_or(&mut plan.beyond), &mut *thread] {
                 cause.parts.merge(&parts);
@@ -241,14 +253,17 @@ impl PositionCounts {
 }
 
 impl CurrentGraph {
-    fn add(&mut self, at: usize, ith: u16, ns: u64, values: Option<&SlotValues>) {
+    /// Adds a slice: its time and the part of it on a CPU, ns.
+    fn add(&mut self, at: usize, ith: u16, (ns, computing): (u64, Option<u64>), values: Option<&SlotValues>) {
         if self.across.len() <= at {
             self.across.resize_with(at + 1, PositionCounts::default);
         }
         let Some(a) = self.across.get_mut(at) else { return };
         if a.slices == 0 {
             self.touched.push(at);
+            a.computing = computing.map(|ns| (ns, ns));
         }
+        a.computing = a.computing.zip(computing).map(|((least, most), ns)| (least.min(ns), most.max(ns)));
         a.slices += 1;
         a.slowest = a.slowest.max(ns);
         if ith == 0 {

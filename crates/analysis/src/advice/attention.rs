@@ -1,0 +1,36 @@
+//! Attention without the fused operator takes a share that grows with the context.
+
+use super::{Advice, Confidence, RuleInput, pct};
+
+/// From this share of the graphs' time on.
+const SHARE: f64 = 0.15;
+/// The separate operators of attention, by the names that llama.cpp gives their results (`build_attn_mha` in
+/// src/llama-graph.cpp, b11669).
+const NAMES: [&str; 4] = ["  kq-{L}", "  kqv-{L}", "  kq_soft_max-{L}", "  kq_soft_max_ext-{L}"];
+/// The copy of the value cache that only builds without the fused operator make.
+const FUSED: &str = "FLASH_ATTN_EXT";
+
+pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
+    let p = r.main()?;
+    if p.ops.iter().any(|o| o.name.starts_with(FUSED)) {
+        return None;
+    }
+    let of = |name: &str| NAMES.iter().any(|n| name.ends_with(n)) || name.starts_with("SOFT_MAX");
+    let share: f64 = p.names.iter().filter(|o| o.calls > 0 && of(&o.name)).map(|o| o.share).sum();
+    (share >= SHARE).then(|| Advice {
+        rule: "attention",
+        title: "use flash attention: attention takes its time in separate operators".into(),
+        actions: vec![
+            "-fa on (builds before 2025-08: -fa)".into(),
+            "with it, -ctk q8_0 -ctv q8_0 halves the cache".into(),
+        ],
+        gain: None,
+        confidence: Confidence::Low,
+        evidence: format!(
+            "KQ, KQV and softmax take {} of the graphs' time, and grow with the context",
+            pct(share)
+        ),
+        disproof: "with -fa on at the same context, a token takes as long or longer".into(),
+        trade_off: None,
+    })
+}

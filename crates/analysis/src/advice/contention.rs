@@ -1,0 +1,51 @@
+//! Other programs have the CPUs while engine threads are runnable.
+
+use super::{Advice, Confidence, RuleInput, gain, pct, replayed};
+use crate::verdict::limit::{is_other, programs};
+
+/// Worth a line from this share of the threads' time on.
+const SHARE: f64 = 0.05;
+
+pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
+    let p = r.main()?;
+    let share = p.bar?.waiting_for_cpu.filter(|share| *share >= SHARE)?;
+    let rows = r.facts.interference?;
+    let sum = |other: bool| {
+        rows.iter().filter(|r| is_other(r) == other).fold(0u64, |sum, r| sum.saturating_add(r.runnable_ns))
+    };
+    if sum(true) < sum(false) {
+        return None;
+    }
+    let gain = gain(p.phase, p.call_ns(), replayed(p)?)?;
+    let first = rows.iter().find(|r| is_other(r))?;
+    let all = r.facts.cpus.online;
+    let mut actions =
+        vec![format!("stop {}, or keep it off the engine's CPUs (taskset -acp CPUS PID)", first.name)];
+    if all > p.threads {
+        actions.push(format!("or nice -n 19 {}; or keep CPUs for the engine: systemctl set-property --runtime system.slice AllowedCPUs=CPUS", first.name));
+    } else {
+        actions.push(format!("or lower its priority: renice -n 19 -p $(pidof {})", first.name));
+    }
+    if p.threads > 1 {
+        actions.push(format!("or leave it a CPU: -t {}", p.threads - 1));
+    }
+    Some(Advice {
+        rule: "cpu-contention",
+        title: format!("free the engine's CPUs of {}", who(rows)),
+        actions,
+        gain: Some(gain),
+        confidence: Confidence::Medium,
+        evidence: format!(
+            "threads were runnable without a CPU {} of the time: {}",
+            pct(share),
+            programs(rows)
+        ),
+        disproof: "without these programs, a token takes as long as before".into(),
+        trade_off: None,
+    })
+}
+
+fn who(rows: &[crate::attribution::interference::InterferenceRow]) -> String {
+    let names: Vec<&str> = rows.iter().filter(|r| is_other(r)).take(3).map(|r| r.name.as_str()).collect();
+    names.join(", ")
+}

@@ -1,0 +1,55 @@
+//! More threads than CPUs: a thread that spins at a barrier takes the CPU from the one it waits for.
+
+use super::{Advice, Confidence, Gain, REPLAY_ERROR, RuleInput, gain, pct};
+use crate::verdict::facts::PhaseFacts;
+use crate::verdict::limit::LimitKind;
+
+/// Threads without a CPU from this share of the time on.
+const SHARE: f64 = 0.15;
+
+pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
+    let p = r.main()?;
+    let cpus = &r.facts.cpus;
+    let known = cpus.allowed.filter(|n| *n < p.threads);
+    let waiting = p.bar?.waiting_for_cpu;
+    let displaced = r.limit.is_some_and(|l| l.kind == LimitKind::Oversubscription)
+        && waiting.is_some_and(|share| share >= SHARE);
+    // Without the mask, the CPUs that threads were seen on are an upper bound only if they displaced each other.
+    let n = match known {
+        Some(n) => n,
+        None if displaced => u32::try_from(cpus.used.len()).ok().filter(|n| (1..p.threads).contains(n))?,
+        None => return None,
+    };
+    let mut evidence = format!("{} threads on {n} CPU{}", p.threads, if n == 1 { "" } else { "s" });
+    if let Some(share) = waiting {
+        evidence += &format!("; threads were runnable without a CPU {} of the time", pct(share));
+    }
+    let mut actions = vec![format!("-t {n}")];
+    if cpus.online > n && known.is_some() {
+        let all = cpus.online - 1;
+        actions.push(format!(
+            "or give it more CPUs: taskset -acp 0-{all} PID (or remove the mask it is started with)"
+        ));
+    }
+    Some(Advice {
+        rule: "oversubscribed",
+        title: format!(
+            "use {n} thread{} or allow more CPUs: {} threads share {n}",
+            if n == 1 { "" } else { "s" },
+            p.threads
+        ),
+        actions,
+        gain: predicted(p, n),
+        confidence: if known.is_some() { Confidence::High } else { Confidence::Medium },
+        evidence,
+        disproof: "with as many threads as CPUs, threads are still runnable without a CPU".into(),
+        trade_off: None,
+    })
+}
+
+/// As many threads as CPUs share the same work.
+fn predicted(p: &PhaseFacts, cpus: u32) -> Option<Gain> {
+    let work = p.replay_ns? * p.graphs_a_call * f64::from(p.threads) / f64::from(cpus.max(1));
+    let then = REPLAY_ERROR.map(|error| work * error + p.outside_ns());
+    gain(p.phase, p.call_ns(), then)
+}

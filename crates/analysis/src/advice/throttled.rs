@@ -1,0 +1,35 @@
+//! The clock is below what the CPUs can do: governor, a thermal cap, or a limit set by hand.
+
+use super::{Advice, Confidence, RuleInput, gain};
+
+/// A cap below this share of the CPUs' maximum counts.
+const CAPPED: f64 = 0.95;
+
+pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
+    let p = r.main()?;
+    let clock = r.facts.clock.as_ref()?;
+    let (title, action, evidence, share) = if let Some(share) = clock.cap.filter(|s| *s < CAPPED) {
+        let title = "let the CPUs clock higher: their maximum frequency is capped";
+        let action =
+            "cool the board; or: echo MAX_KHZ > /sys/devices/system/cpu/cpufreq/policyN/scaling_max_freq";
+        (title, action, format!("scaling_max_freq is {:.0} % of cpuinfo_max_freq", share * 100.0), share)
+    } else if clock.governor.as_deref() == Some("powersave") && clock.passive {
+        let title = "use another frequency governor: powersave keeps the lowest frequency";
+        let action = "echo schedutil > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor";
+        (title, action, "governor powersave".to_owned(), clock.floor.unwrap_or(1.0))
+    } else {
+        return None;
+    };
+    // Computing scales with the clock at best, memory not at all.
+    let best = 1.0 / share.max(0.05);
+    Some(Advice {
+        rule: "throttled",
+        title: title.into(),
+        actions: vec![action.into()],
+        gain: gain(p.phase, best, [1.0, best]),
+        confidence: Confidence::Low,
+        evidence,
+        disproof: "with a higher clock, a token takes as long as before".into(),
+        trade_off: None,
+    })
+}

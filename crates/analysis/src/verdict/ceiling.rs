@@ -1,0 +1,75 @@
+//! The speed that the machine allows for a model: a call takes no less time than memory needs to deliver its
+//! weights, and no less than the arithmetic units need for its products (the roofline model).
+
+use serde::Serialize;
+
+use super::facts::{PhaseFacts, WeightReads};
+use crate::attribution::verdict::Ceiling;
+
+/// The ceiling of a phase.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SpeedCeiling {
+    /// Null if the tokens of a call are not known.
+    pub tokens_per_s: Option<f64>,
+    /// Share of it that was reached, 0 to 1.
+    pub reached: f64,
+    /// `memory` or `compute`.
+    pub by: &'static str,
+    /// Of the peaks: `given`, `measured` on the machine, or `trace` (the best rate in the trace itself).
+    pub source: &'static str,
+    /// Per call: weights read, bytes; products, operations.
+    pub weight_bytes: f64,
+    pub operations: f64,
+    /// The peak that decides: 10^9 bytes or operations per second.
+    pub peak: f64,
+}
+
+/// A speed above this share of the ceiling means that the weights come from a cache, or that the peak is not this
+/// machine's.
+const CACHED: f64 = 1.1;
+
+/// Why there is no ceiling.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoCeiling {
+    /// Not all weights, or no peak, are known.
+    Unknown,
+    /// The weights were read faster than memory allows.
+    Cached,
+}
+
+/// The ceiling of a phase.
+///
+/// # Errors
+/// There is none.
+pub fn ceiling(p: &PhaseFacts, peak: Option<&Ceiling>) -> Result<SpeedCeiling, NoCeiling> {
+    let (w, c) = p.weights.as_ref().zip(peak).ok_or(NoCeiling::Unknown)?;
+    let operations = w.f32 + w.int8;
+    let compute_ns = compute_ns(w, c);
+    let memory_ns = w.bytes / c.peak.gb_per_s;
+    let by_memory = compute_ns.is_none_or(|ns| memory_ns >= ns);
+    // The best rate of a trace is one of a stream; what the products allow is not known from it.
+    let (ns, by, peak) = match compute_ns {
+        Some(ns) if !by_memory => (ns, "compute", operations / ns),
+        _ => (memory_ns, "memory", c.peak.gb_per_s),
+    };
+    let reached = ns / p.call_ns();
+    if !reached.is_finite() || reached > CACHED {
+        return Err(NoCeiling::Cached);
+    }
+    let tokens_per_s = p.tokens.map(|n| n as f64 / p.calls.max(1) as f64 * 1e9 / ns);
+    Ok(SpeedCeiling {
+        tokens_per_s,
+        reached: reached.min(1.0),
+        by,
+        source: c.source,
+        weight_bytes: w.bytes,
+        operations,
+        peak,
+    })
+}
+
+fn compute_ns(w: &WeightReads, c: &Ceiling) -> Option<f64> {
+    let time = |ops: f64, peak: Option<f64>| if ops > 0.0 { peak.map(|p| ops / p) } else { Some(0.0) };
+    let f32 = c.peak.gflop_per_s;
+    Some(time(w.f32, f32)? + time(w.int8, c.peak.int8_gop_per_s.or(f32))?)
+}

@@ -1,0 +1,282 @@
+//! The figures that the verdict and the advice rest on, by phase.
+
+use super::bar::TimeBar;
+use crate::attribution::Attribution;
+use crate::attribution::interference::InterferenceRow;
+use crate::attribution::pass::Misses;
+use crate::attribution::verdict::Peak;
+use crate::calls::{Phase, Timeline};
+use crate::describe::{is_leaf, op_name, source, tensor_bytes};
+use crate::idents::{Idents, OpKey};
+use crate::load::{HitTensors, Loaded};
+use crate::ops::OpTimes;
+use crate::report::{PhaseReport, Report};
+use crate::tables::{OpRow, Reasons, ThreadRow, op_rows, thread_rows};
+use ggml::backend_guid;
+
+/// Everything known about a run.
+pub struct VerdictFacts<'r> {
+    pub report: &'r Report,
+    /// Decode and prefill, as far as they were recorded.
+    pub phases: Vec<PhaseFacts>,
+    /// Who had the CPU while engine threads were runnable; `None` if the scheduler was not recorded.
+    pub interference: Option<&'r [InterferenceRow]>,
+    /// Measured peaks of the machine, by number of threads; empty if there are none.
+    pub peaks: &'r [Peak],
+    /// Instruction sets that the peaks were measured with; `None` if not known.
+    pub isa: Option<String>,
+    pub cpus: CpuFacts,
+    /// Frequencies and memory of the machine; `None` if not recorded.
+    pub clock: Option<ClockFacts>,
+    pub memory: Option<MemoryFacts>,
+    /// Page faults of the experts' multiplications in decode.
+    pub misses: Option<Misses>,
+}
+
+/// CPU frequencies during the recording.
+#[derive(Debug, Clone, Default)]
+pub struct ClockFacts {
+    /// Lowest of `scaling_max_freq` over `cpuinfo_max_freq`.
+    pub cap: Option<f64>,
+    pub governor: Option<String>,
+    /// The driver leaves frequencies to the governor: `powersave` stays at the lowest.
+    pub passive: bool,
+    /// Lowest frequency over the highest.
+    pub floor: Option<f64>,
+}
+
+/// The target's memory.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryFacts {
+    /// Mode of transparent huge pages: `always`, `madvise`, `never`.
+    pub huge_mode: Option<String>,
+    /// Bytes of anonymous memory, and the part in huge pages.
+    pub anonymous: Option<u64>,
+    pub huge: Option<u64>,
+}
+
+/// The CPUs that a target may use.
+#[derive(Debug, Clone, Default)]
+pub struct CpuFacts {
+    /// CPUs of the machine; 0 if the header is lost.
+    pub online: u32,
+    /// Of those, the ones that engine threads came back on after they were off-CPU, in order.
+    pub used: Vec<u16>,
+    /// CPUs in the target's affinity mask; `None` if not recorded.
+    pub allowed: Option<u32>,
+    /// CPUs' worth of time that the control group allows; `None` if it sets no limit, or if not recorded.
+    pub quota: Option<f64>,
+    /// Share of the group's periods that were cut short during the recording.
+    pub throttled: Option<f64>,
+    /// Share of the op time by CPU; empty if not recorded.
+    pub time: Vec<(u32, f64)>,
+}
+
+impl CpuFacts {
+    /// Share of the op time on these CPUs; `None` if not recorded.
+    pub fn on(&self, cpus: &[u32]) -> Option<f64> {
+        (!self.time.is_empty())
+            .then(|| self.time.iter().filter(|(cpu, _)| cpus.contains(cpu)).map(|(_, share)| share).sum())
+    }
+}
+
+/// A phase.
+pub struct PhaseFacts {
+    pub phase: Phase,
+    /// Calls with a known duration, their tokens and their summed duration.
+    pub calls: u64,
+    pub tokens: Option<u64>,
+    pub in_call_ns: f64,
+    /// CPU graphs with ops; all CPU graphs per call; mean duration of one, ns.
+    pub graphs: u64,
+    pub graphs_a_call: f64,
+    pub graph_ns: f64,
+    /// Threads of the widest graph.
+    pub threads: u32,
+    pub bar: Option<TimeBar>,
+    /// Rows by op and by name, and threads.
+    pub ops: Vec<OpRow>,
+    pub names: Vec<OpRow>,
+    pub by_thread: Vec<ThreadRow>,
+    /// Weights that a call reads; `None` if the structure was not recorded, or a device computes a part.
+    pub weights: Option<WeightReads>,
+    /// Time of a graph without waits, ns; needs the scheduler.
+    pub replay_ns: Option<f64>,
+}
+
+/// Matrix multiplications with weights.
+#[derive(Debug, Clone, Default)]
+pub struct WeightReads {
+    /// Bytes per call.
+    pub bytes: f64,
+    /// Operations per call on f32, and on 8-bit integers.
+    pub f32: f64,
+    pub int8: f64,
+    /// Thread 0's time in them per call, ns.
+    pub ns: f64,
+}
+
+/// Inputs of [`VerdictFacts::new`].
+#[derive(Clone, Copy)]
+pub struct FactInput<'l, 'a> {
+    pub loaded: &'l Loaded<'a>,
+    pub line: &'l Timeline,
+    pub times: &'l OpTimes,
+    pub idents: &'l Idents,
+    pub why: Option<&'l Attribution>,
+    pub reasons: Reasons<'l>,
+}
+
+impl<'r> VerdictFacts<'r> {
+    pub fn new(input: FactInput<'r, '_>, report: &'r Report, peaks: &'r [Peak]) -> VerdictFacts<'r> {
+        let order = [Phase::Decode, Phase::Prefill, Phase::Unknown];
+        let of = |phase: Phase| report.phases.iter().find(|p| p.phase == phase);
+        let phases = order.into_iter().filter_map(of).filter_map(|p| phase(&input, p)).collect();
+        let scheduler = input.why.filter(|w| w.scheduler);
+        VerdictFacts {
+            report,
+            phases,
+            interference: scheduler.map(|w| w.interference.as_slice()),
+            peaks,
+            isa: None,
+            cpus: cpus(input.loaded),
+            clock: None,
+            memory: None,
+            misses: input.why.and_then(|w| w.misses(input.idents, None)),
+        }
+    }
+
+    /// The phase of most interest.
+    pub fn main(&self) -> Option<&PhaseFacts> {
+        self.phases.first()
+    }
+
+    pub fn decode(&self) -> Option<&PhaseFacts> {
+        self.phases.iter().find(|p| p.phase == Phase::Decode)
+    }
+}
+
+impl PhaseFacts {
+    /// Mean duration of a call, ns.
+    pub fn call_ns(&self) -> f64 {
+        self.in_call_ns / self.calls.max(1) as f64
+    }
+
+    /// The part of a call outside CPU graphs, ns.
+    pub fn outside_ns(&self) -> f64 {
+        (self.call_ns() - self.graph_ns * self.graphs_a_call).max(0.0)
+    }
+
+    /// Duration of a call if its threads were always on a CPU and never waited for each other, ns.
+    pub fn replay_call_ns(&self) -> Option<f64> {
+        Some(self.replay_ns? * self.graphs_a_call + self.outside_ns())
+    }
+
+    /// Share of the graphs' time in ops that `wanted` selects, without barrier waits.
+    pub fn share_of(&self, wanted: impl Fn(&OpRow) -> bool) -> f64 {
+        self.ops.iter().filter(|r| r.calls > 0 && wanted(r)).map(|r| r.share).sum()
+    }
+}
+
+fn cpus(loaded: &Loaded<'_>) -> CpuFacts {
+    let topology = loaded.header.as_ref().map_or("", |h| h.topology);
+    let mut used: Vec<u16> = Vec::new();
+    for r in &loaded.causes.off_cpu {
+        if !used.contains(&r.to_cpu) {
+            used.push(r.to_cpu);
+        }
+    }
+    common::order::by_key(&mut used, |cpu| ((*cpu).into(), 0));
+    let online = topology.split(';').filter(|s| !s.is_empty()).count() as u32;
+    CpuFacts { online, used, ..CpuFacts::default() }
+}
+
+/// `None` if no call of the phase has a duration.
+fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
+    let FactInput { loaded, line, times, idents, why, reasons } = *input;
+    let calls = p.calls.saturating_sub(p.cut_calls).saturating_sub(p.unseen_calls);
+    if calls == 0 || p.in_call_ns == 0 {
+        return None;
+    }
+    let graphs_a_call = (p.cpu_graphs + p.graphs_below_ops) as f64 / p.calls.max(1) as f64;
+    let with_phase = loaded.cpu_graphs.iter().zip(&line.cpu_phase).filter(|(_, phase)| **phase == p.phase);
+    let threads = with_phase.map(|(g, _)| u32::from(g.n_threads)).max().unwrap_or(0);
+    let by_thread = thread_rows(times, why, p.phase);
+    let device = device_ns(p);
+    let weights = (device == 0).then(|| weights(input, p.phase)).flatten();
+    let a_graph = |sum: f64| sum / p.cpu_graphs.max(1) as f64;
+    let a_call = |sum: f64| a_graph(sum) * graphs_a_call;
+    Some(PhaseFacts {
+        phase: p.phase,
+        calls,
+        tokens: p.tokens,
+        in_call_ns: p.in_call_ns as f64,
+        graphs: p.cpu_graphs,
+        graphs_a_call,
+        graph_ns: a_graph(p.graph_ns as f64),
+        threads,
+        bar: TimeBar::new(p, device, &by_thread),
+        ops: op_rows(times, reasons, idents, p.phase, OpKey::Op),
+        names: op_rows(times, reasons, idents, p.phase, OpKey::Name),
+        by_thread,
+        weights: weights.map(|w| WeightReads {
+            bytes: a_call(w.bytes),
+            f32: a_call(w.f32),
+            int8: a_call(w.int8),
+            ns: a_call(w.ns),
+        }),
+        replay_ns: why.filter(|w| w.scheduler).and_then(|w| replay(loaded, line, w, p.phase)),
+    })
+}
+
+/// Time of a phase on backends other than the CPU's, ns.
+fn device_ns(p: &PhaseReport) -> u64 {
+    let splits = p.splits.iter().filter(|s| !backend_guid::is_host(&s.backend)).map(|s| s.total_ns);
+    splits.fold(p.device_ns, u64::saturating_add)
+}
+
+/// Mean over the graphs of a phase whose plan has one; `None` if there are none.
+fn replay(loaded: &Loaded<'_>, line: &Timeline, why: &Attribution, phase: Phase) -> Option<f64> {
+    let of_phase = loaded.cpu_graphs.iter().zip(&line.cpu_phase).filter(|(_, p)| **p == phase);
+    let (mut sum, mut n) = (0.0, 0u64);
+    for ns in of_phase.filter_map(|(g, _)| why.replay(g.plan?, phase)) {
+        (sum, n) = (sum + ns, n + 1);
+    }
+    (n > 0 && sum > 0.0).then(|| sum / n as f64)
+}
+
+/// Sums over all graphs of a phase; `None` if no multiplication with weights is known.
+fn weights(input: &FactInput<'_, '_>, phase: Phase) -> Option<WeightReads> {
+    let mut sum = WeightReads::default();
+    let mut plans: Vec<_> = input.times.plans.iter().filter(|((_, p), _)| *p == phase).collect();
+    // Floating-point sums depend on the order.
+    common::order::by_key(&mut plans, |((plan, _), _)| ((*plan).into(), 0));
+    for ((plan, _), stat) in plans {
+        for (at, pos) in input.idents.of_plan(*plan).iter().zip(&stat.positions) {
+            let Some(ident) = input.idents.list().get(*at) else { continue };
+            let Some(bytes) = weight_bytes(input.loaded, ident.hit) else { continue };
+            sum.bytes += bytes * pos.calls as f64;
+            sum.ns += pos.total as f64;
+            let flops = ident.work.map_or(0.0, |w| w.flops as f64) * pos.calls as f64;
+            *(if ident.int8 { &mut sum.int8 } else { &mut sum.f32 }) += flops;
+        }
+    }
+    (sum.bytes > 0.0).then_some(sum)
+}
+
+/// Bytes of weights that a multiplication reads; `None` if it is none.
+fn weight_bytes(loaded: &Loaded<'_>, hit: Option<HitTensors>) -> Option<f64> {
+    let t = loaded.tensors.get(&hit?.0).filter(|t| t.known)?;
+    let op = op_name(loaded, t.op);
+    let w = source(loaded, t, 0).filter(|w| is_leaf(loaded, w) && !w.name.starts_with("cache_"))?;
+    let bytes = tensor_bytes(loaded, w)? as f64;
+    match op {
+        "MUL_MAT" => Some(bytes),
+        "MUL_MAT_ID" => {
+            let ids = source(loaded, t, 2)?;
+            let (all, used) = (w.ne[2].max(1) as f64, ids.ne[0] as f64 * ids.ne[1] as f64);
+            Some(bytes / all * used.min(all))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,278 @@
+//! The verdict: about ten lines, at most 100 columns.
+
+use std::io::{self, Write};
+
+use super::quality;
+use super::table::{Style, clean};
+use super::units::{count, pct, time};
+use analysis::advice::{Advice, Gain};
+use analysis::calls::Phase;
+use analysis::report::Report;
+use analysis::verdict::bar::TimeBar;
+use analysis::verdict::{PhaseVerdict, RunVerdict};
+
+/// Columns of a line, and of its heading.
+const WIDTH: usize = 100;
+const HEAD: usize = 10;
+/// Columns of the bar.
+const BAR: usize = 40;
+/// Pieces of advice in short.
+const SHOWN: usize = 3;
+
+/// Writes the verdict of a report; nothing if it has none. `file` is the trace's name, for the next commands.
+pub fn write(out: &mut dyn Write, report: &Report, file: &str, style: &Style) -> io::Result<()> {
+    let Some(v) = &report.verdict else { return Ok(()) };
+    line(out, style, "Model", &ran(v))?;
+    recording(out, report, style)?;
+    for p in &v.phases {
+        line(out, style, heading(p.phase), &speed(p))?;
+    }
+    if let Some((phase, bar)) = v.phases.first().and_then(|p| Some((p.phase, p.bar?))) {
+        shares(out, phase, &bar, style)?;
+    }
+    if let Some(limit) = &v.limit {
+        line(out, style, "Limit", &limit.text)?;
+    }
+    short(out, v, style)?;
+    for missing in &v.missing {
+        line(out, style, "Missing", missing)?;
+    }
+    let file = clean(file);
+    let advise = if v.advice.is_empty() { String::new() } else { format!("profinfer advise {file}; ") };
+    line(out, style, "Details", &format!("{advise}profinfer report {file} --all"))
+}
+
+/// Model, type, threads, backends.
+pub(crate) fn ran(v: &RunVerdict) -> String {
+    let mut parts = vec![v.model.clone()];
+    if !v.quantisation.is_empty() {
+        parts.push(v.quantisation.clone());
+    }
+    if v.threads > 0 {
+        parts.push(count(v.threads.into(), "thread"));
+    }
+    parts.push(if v.backends.is_empty() { "backend unknown".into() } else { v.backends.join(" and ") });
+    parts.join(", ")
+}
+
+/// Whether it is complete, how long, and what it cost.
+fn recording(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
+    let q = &report.quality;
+    let mut text = format!("{}; {}", quality::verdict(q), time(report.run.span_ns as f64));
+    text += &match q.predicted_slowdown.value {
+        Some(share) => format!("; recording cost at least {} %", pct(share)),
+        None => "; recording cost unknown".into(),
+    };
+    let lines = wrapped(&text);
+    for (i, text) in lines.iter().enumerate() {
+        let text = if q.complete { text.clone() } else { style.bad(text) };
+        head(out, style, if i == 0 { "Recording" } else { "" }, &text)?;
+    }
+    Ok(())
+}
+
+fn heading(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Decode => "Decode",
+        Phase::Prefill => "Prefill",
+        Phase::Unknown => "Calls",
+    }
+}
+
+/// Speed, latency, ceiling.
+pub(crate) fn speed(p: &PhaseVerdict) -> String {
+    let mut parts = vec![match p.tokens_per_s {
+        Some(rate) => format!("{rate:.2} tok/s"),
+        None => "tokens unknown".into(),
+    }];
+    let each = if p.phase == Phase::Decode { "token" } else { "call" };
+    if let Some(l) = p.latency {
+        parts.push(format!("p50 {}, p95 {} a {each}", time(l.p50_ns as f64), time(l.p95_ns as f64)));
+    }
+    if let Some(c) = p.ceiling.as_ref().filter(|c| c.source != "trace") {
+        let of = c.tokens_per_s.map_or_else(String::new, |n| format!(" {n:.1} tok/s"));
+        let why = match c.by {
+            "memory" => format!("{} of weights at {:.1} GB/s", mega(c.weight_bytes, "B"), c.peak),
+            _ => format!("{} at {:.0} GOP/s", mega(c.operations, "OP"), c.peak),
+        };
+        parts.push(format!("ceiling{of} ({why}), {:.0} % reached", c.reached * 100.0));
+    }
+    parts.join("; ")
+}
+
+/// `190.6 MB`: in decimal units, as bandwidths are.
+fn mega(n: f64, unit: &str) -> String {
+    if n < 1e9 { format!("{:.1} M{unit}", n / 1e6) } else { format!("{:.2} G{unit}", n / 1e9) }
+}
+
+/// The bar, and its shares from 1 % on.
+fn shares(out: &mut dyn Write, phase: Phase, bar: &TimeBar, style: &Style) -> io::Result<()> {
+    let name = if phase == Phase::Decode { "A token" } else { "A call" };
+    let parts = bar.percent();
+    let mut drawn = String::new();
+    let mut at = 0;
+    for (what, n) in &parts {
+        let to = at + n;
+        let cells = (to as usize * BAR / 100).saturating_sub(drawn.len());
+        drawn.extend(std::iter::repeat_n(mark(what), cells));
+        at = to;
+    }
+    head(out, style, name, &format!("[{drawn}]"))?;
+    line(out, style, "", &legend(bar).join(", "))
+}
+
+/// How a share is drawn.
+fn mark(share: &str) -> char {
+    match share {
+        "computing" => '#',
+        "at barriers" => '=',
+        "waiting for a CPU" => '.',
+        "page faults and I/O" => '!',
+        "blocked" => '~',
+        "device" => '%',
+        "gaps" => '-',
+        _ => '?',
+    }
+}
+
+/// The shares from 1 % on, in words.
+pub(crate) fn legend(bar: &TimeBar) -> Vec<String> {
+    let computing = if bar.barrier.is_some() { "computing" } else { "computing and at barriers" };
+    let name = |name| if name == "computing" { computing } else { name };
+    let parts = bar.percent();
+    let shown = parts.iter().filter(|(_, n)| *n > 0);
+    shown.map(|(what, n)| format!("{} {n} % {}", mark(what), name(what))).collect()
+}
+
+/// The first pieces of advice, a line each.
+fn short(out: &mut dyn Write, v: &RunVerdict, style: &Style) -> io::Result<()> {
+    if v.advice.is_empty() {
+        let why = match nothing(v) {
+            Some(share) => format!("none: at {share:.0} % of the ceiling there is nothing to gain by tuning"),
+            None if v.limit.is_some() => "none: no rule found its evidence".into(),
+            None => return Ok(()),
+        };
+        return line(out, style, "Advice", &why);
+    }
+    line(out, style, "Advice", "largest gain first")?;
+    for (i, a) in v.advice.iter().take(SHOWN).enumerate() {
+        let text = format!("{}  {}: {}", i + 1, a.title, gain(a));
+        for (n, text) in wrap(&text, WIDTH - 2).iter().enumerate() {
+            let text = if n == 0 { style.bold(text) } else { format!("   {text}") };
+            writeln!(out, "  {text}")?;
+        }
+        if let Some(action) = a.actions.first() {
+            writeln!(out, "     {}", cut(action, WIDTH - 5))?;
+        }
+    }
+    Ok(())
+}
+
+/// The share of the ceiling that was reached, if that is why there is no advice.
+fn nothing(v: &RunVerdict) -> Option<f64> {
+    let top = v.phases.first()?.ceiling.as_ref().filter(|c| c.source != "trace")?;
+    (top.reached >= analysis::verdict::limit::NEAR).then_some(top.reached * 100.0)
+}
+
+/// The predicted gain in words.
+pub fn gain(a: &Advice) -> String {
+    let sure = match a.confidence {
+        analysis::advice::Confidence::High => "",
+        analysis::advice::Confidence::Medium => ", likely",
+        analysis::advice::Confidence::Low => ", a guess",
+    };
+    match &a.gain {
+        Some(g) => format!("{}{sure}", factor(g)),
+        None => format!("no gain promised{sure}"),
+    }
+}
+
+/// `1.8x to 3.0x as fast`, or `5 to 12 % faster` for small ones.
+fn factor(g: &Gain) -> String {
+    let of = if g.phase == Phase::Prefill { " in prefill" } else { "" };
+    if g.most < 1.5 {
+        return format!("{:.0} to {:.0} % faster{of}", (g.least - 1.0) * 100.0, (g.most - 1.0) * 100.0);
+    }
+    format!("{:.1}x to {:.1}x as fast{of}", g.least, g.most)
+}
+
+fn line(out: &mut dyn Write, style: &Style, name: &str, text: &str) -> io::Result<()> {
+    let lines = wrapped(text);
+    let names = std::iter::once(name).chain(std::iter::repeat(""));
+    lines.iter().zip(names).try_for_each(|(text, name)| head(out, style, name, text))
+}
+
+fn head(out: &mut dyn Write, style: &Style, name: &str, text: &str) -> io::Result<()> {
+    let name = format!("{name:<HEAD$}");
+    writeln!(out, "{} {text}", style.bold(&name))
+}
+
+fn wrapped(text: &str) -> Vec<String> {
+    wrap(text, WIDTH - HEAD - 1)
+}
+
+/// Breaks a text into lines of at most `width` columns, at spaces where there are any.
+pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in clean(text).split(' ') {
+        let word = cut(word, width);
+        let Some(last) = lines.last_mut() else { break };
+        if last.is_empty() {
+            *last = word;
+        } else if last.chars().count() + 1 + word.chars().count() <= width {
+            last.push(' ');
+            last.push_str(&word);
+        } else {
+            lines.push(word);
+        }
+    }
+    lines
+}
+
+fn cut(text: &str, width: usize) -> String {
+    let text = clean(text);
+    if text.chars().count() <= width {
+        return text;
+    }
+    text.chars().take(width.saturating_sub(3)).chain("...".chars()).collect()
+}
+
+/// Writes all advice with its evidence.
+pub fn advice(out: &mut dyn Write, v: &RunVerdict, style: &Style) -> io::Result<()> {
+    for (i, a) in v.advice.iter().enumerate() {
+        if i > 0 {
+            writeln!(out)?;
+        }
+        for (n, text) in wrap(&format!("{}  {}", i + 1, a.title), WIDTH).iter().enumerate() {
+            writeln!(out, "{}{}", if n == 0 { "" } else { "   " }, style.bold(text))?;
+        }
+        let promised = a.gain.as_ref().map_or_else(|| "none promised".to_owned(), factor);
+        let sure = format!("{:?}", a.confidence).to_lowercase();
+        let facts = [
+            ("gain", format!("{promised} (confidence: {sure})")),
+            ("because", a.evidence.clone()),
+            ("wrong if", a.disproof.clone()),
+            ("costs", a.trade_off.unwrap_or_default().to_owned()),
+            ("rule", a.rule.to_owned()),
+        ];
+        let todo = a.actions.iter().map(|action| ("do", action.clone()));
+        for (name, text) in todo.chain(facts).filter(|(_, text)| !text.is_empty()) {
+            for (n, text) in wrap(&text, WIDTH - 13).iter().enumerate() {
+                writeln!(out, "   {:<9} {text}", if n == 0 { name } else { "" })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_break_at_spaces_and_keep_their_width() {
+        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrap("abcdefghij", 7), ["abcd..."]);
+        assert_eq!(wrap("a\u{1b}[31m b", 40).len(), 1);
+    }
+}
