@@ -21,6 +21,9 @@ use crate::recorder::recording::{
     Arrivals, RecordOptions, RecordingProgress, SessionObserver, Streams, Summary, Target,
 };
 use crate::recorder::session;
+use analysis::load::LoadProgress;
+use analysis::report::{ReportOptions, try_report};
+use pfi::Trace;
 use render::table::clean;
 
 pub mod budget;
@@ -212,8 +215,26 @@ impl SessionObserver for Named<'_> {
 fn finish(output: &Path, quiet: bool, s: &Summary) -> Result<ExitCode> {
     if !quiet {
         eprintln!("{}", summary_line(output, s));
+        if output != Path::new("-") && verdict(output, s).is_none() {
+            eprintln!("next: profinfer report {}", clean(&output.display().to_string()));
+        }
     }
     Ok(exit_code(s))
+}
+
+/// Larger traces are not read again for the verdict: it would keep the user waiting.
+const READ_AT_ONCE: u64 = 64 << 20;
+
+/// Prints the verdict on a trace just written; `None` if there is none.
+fn verdict(output: &Path, s: &Summary) -> Option<()> {
+    if s.bytes > READ_AT_ONCE || s.totals.calls == 0 {
+        return None;
+    }
+    let trace = Trace::open(output).ok()?;
+    let options = ReportOptions { verdict: true, ..ReportOptions::default() };
+    let report = try_report(&trace, &options, &LoadProgress::default()).ok()?;
+    let style = super::report::style_of(&io::stderr());
+    render::verdict::write(&mut io::stderr().lock(), &report, &output.to_string_lossy(), &style).ok()
 }
 
 /// The exit code of the recorded command, if there is one.
@@ -234,9 +255,8 @@ fn summary_line(output: &Path, s: &Summary) -> String {
     };
     let name = output.display().to_string();
     let file = if name == "-" { "standard output".to_owned() } else { clean(&name) };
-    let next = if name == "-" { String::new() } else { format!("; next: profinfer report {file}") };
     format!(
-        "profinfer: {} calls, {} op hits, {} events, {lost}; {} bytes in {file} (stopped: {}){next}",
+        "profinfer: {} calls, {} op hits, {} events, {lost}; {} bytes in {file} (stopped: {})",
         s.totals.calls, s.ops, s.seen, s.bytes, s.end
     )
 }

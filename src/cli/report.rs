@@ -151,7 +151,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let tables =
             ["all", "verbose", "by", "phase", "top", "expert-cache"].iter().any(|name| args.flag(name));
         match tables {
-            true => text::write(&mut out, &report, args.flag("verbose"), &style())?,
+            true => text::all(&mut out, &report, args.flag("verbose"), &style())?,
             false => verdict::write(&mut out, &report, &file.to_string_lossy(), &style())?,
         }
     }
@@ -161,7 +161,12 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// The style for standard output.
 pub(super) fn style() -> Style {
-    let terminal = std::io::stdout().is_terminal();
+    style_of(&std::io::stdout())
+}
+
+/// The style for an output stream.
+pub(super) fn style_of(out: &impl IsTerminal) -> Style {
+    let terminal = out.is_terminal();
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
     let width = terminal.then(|| terminal_size::terminal_size().map_or(100, |(w, _)| usize::from(w.0)));
     Style { width, color: terminal && !no_color }

@@ -75,6 +75,7 @@ pub fn all(bytes: Vec<u8>) -> usize {
 fn options() -> report::ReportOptions {
     report::ReportOptions {
         top: Some(7),
+        verdict: true,
         tables: By::ALL.to_vec(),
         peaks: vec![Peak { threads: None, gb_per_s: 20.0, gflop_per_s: Some(100.0), int8_gop_per_s: None }],
         ..report::ReportOptions::default()
@@ -83,6 +84,10 @@ fn options() -> report::ReportOptions {
 
 fn reports(out: &mut Out, trace: &Trace) {
     let told = report(trace, &options(), &LoadProgress::default());
+    render::verdict::write(out, &told, "a.pfi", &Style { width: Some(90), color: true }).unwrap();
+    if let Some(verdict) = &told.verdict {
+        render::verdict::advice(out, verdict, &Style::default()).unwrap();
+    }
     render::text::write(out, &told, &Style { width: Some(90), color: true }).unwrap();
     render::json::write(out, &told).unwrap();
 }

@@ -56,9 +56,12 @@ fn snapshot(name: &str, got: &str) {
 fn the_whole_report() {
     let dir = tempfile::tempdir().unwrap();
     let file = file(&dir, &trace());
-    let out = profinfer(&["report", &file]).output().unwrap();
+    let out = profinfer(&["report", &file, "--verbose"]).output().unwrap();
     assert!(out.status.success());
     assert_eq!(text(&out.stderr), "");
+    snapshot("report.txt", &text(&out.stdout));
+    // The figures of a recording that is not complete are printed in any case.
+    let out = profinfer(&["report", &file, "--all"]).output().unwrap();
     snapshot("report.txt", &text(&out.stdout));
     let out = profinfer(&["report", &file, "--json"]).output().unwrap();
     assert!(out.status.success());
@@ -69,8 +72,8 @@ fn the_whole_report() {
 fn a_pipe_gives_the_same_as_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = trace();
-    let from_file = profinfer(&["report", &file(&dir, &bytes)]).output().unwrap();
-    let from_pipe = with_input(&["report", "-"], &bytes);
+    let from_file = profinfer(&["report", &file(&dir, &bytes), "--all"]).output().unwrap();
+    let from_pipe = with_input(&["report", "-", "--all"], &bytes);
     assert_eq!(text(&from_file.stdout), text(&from_pipe.stdout));
 }
 
@@ -150,7 +153,7 @@ fn wrong_usage_is_exit_code_two() {
 fn help_has_examples() {
     let out = profinfer(&["report", "--help"]).output().unwrap();
     assert!(out.status.success());
-    assert!(text(&out.stdout).contains("profinfer report run.pfi --phase decode"));
+    assert!(text(&out.stdout).contains("profinfer report run.pfi --all --phase decode"));
 }
 
 /// A closed pipe ends the output: no error, no message.

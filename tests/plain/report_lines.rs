@@ -11,7 +11,7 @@ fn shown(trace: &[u8], args: &[&str]) -> String {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("run.pfi"), trace).unwrap();
     let mut c = Command::new(env!("CARGO_BIN_EXE_profinfer"));
-    let out = c.current_dir(dir.path()).args(["report", "run.pfi"]).args(args).output().unwrap();
+    let out = c.current_dir(dir.path()).args(["report", "run.pfi", "--verbose"]).args(args).output().unwrap();
     assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
     String::from_utf8(out.stdout).unwrap()
 }

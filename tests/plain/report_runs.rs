@@ -88,7 +88,7 @@ fn two_processes_are_no_mean_of_both() {
     // Hits and losses are for the complete recording.
     assert_eq!(both["quality"]["hits"]["graphs"], 32);
 
-    let shown = text(&profinfer(&trace, &["report"]));
+    let shown = text(&profinfer(&trace, &["report", "--all"]));
     for part in [
         "Processes and contexts",
         "all figures below are for 7; --pid 4242 selects another",
@@ -140,7 +140,7 @@ fn a_draft_is_told_apart_from_its_target() {
 
     let draft = json(&trace, &["report", "--json", "--pid", "4242:2"]);
     assert_eq!((&draft["model"]["layers"], &draft["others"]), (&1.into(), &serde_json::Value::Null));
-    let shown = text(&profinfer(&trace, &["report"]));
+    let shown = text(&profinfer(&trace, &["report", "--all"]));
     assert!(shown.contains("all figures below are for 4242:1; --pid 4242:2 selects another"), "{shown}");
     let out = profinfer(&trace, &["report", "--pid", "4242:3"]);
     let said = String::from_utf8(out.stderr).unwrap();
@@ -228,7 +228,7 @@ fn what_cannot_be_told_apart_is_said() {
     let trace = calls(false);
     let r = json(&trace, &["report", "--json"]);
     assert_eq!(r["runs"].as_array().unwrap().len(), 1);
-    let shown = text(&profinfer(&trace, &["report"]));
+    let shown = text(&profinfer(&trace, &["report", "--all"]));
     assert!(shown.contains("the process's contexts and models cannot be distinguished"), "{shown}");
 }
 

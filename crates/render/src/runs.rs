@@ -27,6 +27,15 @@ pub(super) fn lines(runs: &[RunRow]) -> Vec<SectionItem> {
     out
 }
 
+/// The same without the table.
+pub(crate) fn short(runs: &[RunRow]) -> Vec<String> {
+    let facts = lines(runs).into_iter().filter_map(|item| match item {
+        SectionItem::Fact(_, text) => Some(text),
+        SectionItem::Table(_) => None,
+    });
+    facts.collect()
+}
+
 /// The shown run is always included, however many come before it.
 fn table(runs: &[RunRow], shown: &RunRow) -> Table {
     let mut t = Table::new(vec![

@@ -19,9 +19,14 @@ use analysis::clusters::Cluster;
 use analysis::report::{By, OpTime, PhaseReport, Report, RunFacts};
 use analysis::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
 
+/// [`all`] with every figure of the recording quality.
+pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
+    all(out, report, true, style)
+}
+
 /// Writes all sections, or with one table selected that table. `verbose` includes all figures of the recording
 /// quality, which otherwise is a line unless something is wrong.
-pub fn write(out: &mut dyn Write, report: &Report, verbose: bool, style: &Style) -> io::Result<()> {
+pub fn all(out: &mut dyn Write, report: &Report, verbose: bool, style: &Style) -> io::Result<()> {
     if report.tables.len() == 1 {
         quality::warning(out, &report.quality, style)?;
         if report.runs.len() > 1 {

@@ -2,9 +2,9 @@
 
 use std::io::{self, Write};
 
-use super::quality;
 use super::table::{Style, clean};
 use super::units::{count, pct, time};
+use super::{quality, runs};
 use analysis::advice::{Advice, Gain};
 use analysis::calls::Phase;
 use analysis::report::Report;
@@ -24,6 +24,9 @@ pub fn write(out: &mut dyn Write, report: &Report, file: &str, style: &Style) ->
     let Some(v) = &report.verdict else { return Ok(()) };
     line(out, style, "Model", &ran(v))?;
     recording(out, report, style)?;
+    for text in runs::short(&report.runs) {
+        line(out, style, "Shown", &text)?;
+    }
     for p in &v.phases {
         line(out, style, heading(p.phase), &speed(p))?;
     }

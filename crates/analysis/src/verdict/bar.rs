@@ -49,6 +49,10 @@ impl TimeBar {
                 bar.barrier = p.wait_ns.map(|ns| ns as f64 / all * graphs);
             }
         }
+        if threads.len() == 1 {
+            // A single thread waits for no other.
+            bar.barrier = bar.barrier.or(Some(0.0));
+        }
         bar.gaps = (1.0 - bar.all().iter().map(|(_, share)| share).sum::<f64>()).max(0.0);
         Some(bar)
     }
