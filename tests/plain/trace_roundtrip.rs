@@ -66,7 +66,7 @@ fn cpus_of(block: &Block) -> Vec<(u32, i64, Option<u16>)> {
     for r in block.records().map(Result::unwrap) {
         let Record::Slices(s) = r else { continue };
         for slice in slice_iter(&s) {
-            let of = changes.get(&s.tid).into_iter().flatten();
+            let mut of = changes.get(&s.tid).into_iter().flatten();
             out.push((s.tid, slice.start, of.rfind(|c| c.0 <= slice.start).and_then(|c| c.1)));
         }
     }

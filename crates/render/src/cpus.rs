@@ -23,11 +23,12 @@ pub(super) fn write(out: &mut dyn Write, found: &CpuTable, report: &Report, styl
         writeln!(out)?;
         write!(out, "{}", by_cluster(found).render(style))?;
     }
+    writeln!(out, "{}", style.dim("  where ops started; 100 % = the op time of all threads"))?;
     if report.tables.len() == 1 {
         writeln!(out)?;
         write!(out, "{}", threads(found).render(style))?;
     }
-    writeln!(out, "{}", style.dim("  where ops started; 100 % = the op time of all threads"))
+    Ok(())
 }
 
 fn by_cpu(found: &CpuTable, report: &Report) -> Table {
@@ -50,10 +51,10 @@ fn by_cpu(found: &CpuTable, report: &Report) -> Table {
 }
 
 fn by_cluster(found: &CpuTable) -> Table {
-    let columns = vec![text("cores"), number("ops", 1), number("op ms", 0), number("%", 0), text("threads")];
+    let columns = vec![number("ops", 1), number("op ms", 0), number("%", 0), text("threads"), text("cores")];
     let mut t = Table::new(columns);
     for r in &found.clusters {
-        t.row(vec![cores(&r.cluster), r.ops.to_string(), ms(r.op_ns), pct(r.share), ranges(&r.threads)]);
+        t.row(vec![r.ops.to_string(), ms(r.op_ns), pct(r.share), ranges(&r.threads), cores(&r.cluster)]);
     }
     t
 }
