@@ -73,6 +73,8 @@ enum ev_waits {
 #define EVF_FUSED 1
 #define EVF_CUT 2     /* OFFCPU: the thread is still off-CPU; set by the recorder */
 #define EVF_COUNTED 4 /* EV_OP: the event is an ev_counted */
+/* EV_OP: the bits from here on are the CPU on which the op started, plus 1; 0: not known, or above 8190 */
+#define EVF_CPU_SHIFT 3
 
 struct ev_hdr {
 	__u64 ts; /* CLOCK_MONOTONIC, ns */

@@ -300,7 +300,7 @@ static __always_inline int op(struct pt_regs *ctx, __u64 params, __u64 tensor, _
 	if (!worker(thread_state, params, e->h.engine, &pool))
 		return 0;
 	e->h.ith = thread_state->ith;
-	e->h.flags = tensor2 ? EVF_FUSED : 0;
+	e->h.flags = (tensor2 ? EVF_FUSED : 0) | (bpf_get_smp_processor_id() + 1) << EVF_CPU_SHIFT;
 	e->tensor = tensor;
 	e->tensor2 = tensor2;
 	e->pool = pool;

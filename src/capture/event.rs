@@ -69,8 +69,21 @@ pub const FLAG_FUSED: u16 = 1;
 pub const FLAG_CUT: u16 = 2;
 /// An op that carries the counts of the previous one (`ev_hdr.flags`).
 pub const FLAG_COUNTED: u16 = 4;
+/// Bits of an op's `ev_hdr.flags` from here on: the CPU on which it started, plus 1; 0: not known.
+const CPU_SHIFT: u32 = 3;
 /// `ev_offcpu.state` of a thread that has not run before.
 pub const STATE_NEW: u8 = 255;
+
+/// A CPU as in the flags of an op. None: not known, or too large for the bits that there are.
+pub fn cpu_flags(cpu: Option<u16>) -> u16 {
+    let coded = cpu.map_or(0, |cpu| u32::from(cpu) + 1);
+    u16::try_from(coded << CPU_SHIFT).unwrap_or(0)
+}
+
+/// The CPU on which an op started, if it is known.
+pub fn cpu_of(op: &Op) -> Option<u16> {
+    (op.h.flags >> CPU_SHIFT).checked_sub(1)
+}
 
 #[derive(Debug, Clone, Copy)]
 pub enum Event<'a> {
@@ -218,6 +231,16 @@ mod tests {
         assert_eq!(size_of::<ev_nodes>(), 24 + 8 + 8 + 48 * 12);
         assert_eq!(size_of::<ev_experts>(), 24 + 3 * 8 + 6 * 4 + 64 * 4);
         assert_eq!(size_of::<ev_offcpu>(), 24 + 3 * 8 + 4 * 4 + 2 * 2 + 4 + 3 * 16);
+    }
+
+    #[test]
+    fn an_ops_flags_hold_its_cpu() {
+        let on =
+            |cpu| Op { h: Head { flags: FLAG_FUSED | cpu_flags(cpu), ..Head::default() }, ..Op::default() };
+        for cpu in [None, Some(0), Some(1), Some(8190)] {
+            assert_eq!((cpu_of(&on(cpu)), on(cpu).h.flags & FLAG_FUSED), (cpu, FLAG_FUSED));
+        }
+        assert_eq!(cpu_of(&on(Some(8191))), None);
     }
 
     #[test]

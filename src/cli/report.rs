@@ -109,6 +109,7 @@ impl Choice for By {
         ("expert", "experts of each layer (--experts)", Self::Expert),
         ("phase", "load, tokenize, prefill, decode, sampling, etc. (--phases)", Self::Phase),
         ("energy", "joules, frequencies, temperatures (--sensors)", Self::Energy),
+        ("cpu", "CPUs and clusters that ops ran on, and migrations", Self::Cpu),
         ("level", "level of detail over time, and its cost (--budget)", Self::Level),
     ];
 }

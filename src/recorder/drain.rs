@@ -528,9 +528,8 @@ impl<W: Write> Drain<W> {
         {
             *nops = true;
         }
-        let hit = ThreadHit { tensor: e.tensor, tensor2: e.tensor2, start: e.h.ts, end: 0 };
         let orphans = self.graphs.orphans;
-        self.graphs.hit(e.h.tgid, e.h.tid, e.h.ith, e.pool, hit, e.prev_end);
+        self.graphs.hit(e.h.tgid, e.h.tid, e.h.ith, e.pool, ThreadHit::new(e), e.prev_end);
         // The probe of its graph may have been removed before the op's, or added after it.
         if self.is_reconfiguring(e.h.ts, e.h.ts) {
             self.graphs.orphans = orphans;

@@ -85,6 +85,8 @@ pub struct OpenGraphs {
     next_plan: usize,
     hits: Vec<PlanHit>,
     slices: Vec<Slice>,
+    /// Where the slices began.
+    cpus: Vec<Option<u16>>,
     /// Number of counters, and their counts in the slices, slice by slice.
     counters: u32,
     counts: Vec<Option<u64>>,
@@ -115,6 +117,7 @@ impl Default for OpenGraphs {
             next_plan: 0,
             hits: Vec::with_capacity(MAX_PLAN),
             slices: Vec::with_capacity(MAX_PLAN),
+            cpus: Vec::with_capacity(MAX_PLAN),
             counters: 0,
             counts: Vec::new(),
             told: 0,
@@ -352,9 +355,13 @@ impl OpenGraphs {
         tensors: &mut TensorTable,
         enc: &mut Encoder<W>,
     ) -> Result<(), WriteError> {
-        let OpenGraphs { open, arena, plans, slices, counters, counts, told, unattributed, orphans, .. } =
-            self;
-        let mut out = SliceBatch { n: *counters, slices, counts };
+        let OpenGraphs { open, arena, plans, told, unattributed, orphans, .. } = self;
+        let mut out = SliceBatch {
+            n: self.counters,
+            slices: &mut self.slices,
+            cpus: &mut self.cpus,
+            counts: &mut self.counts,
+        };
         let (s, thread, plan) = (open[i].s, &open[i].thread_hits[ith], &plans[p]);
         let mut run =
             SliceRun { graph: s.seq, ith: ith as u16, tid: thread.tid, plan: plan.id, first: 0, barrier };
@@ -376,14 +383,14 @@ impl OpenGraphs {
                         *told += 1;
                         let tensor = tensors.intern(enc, s.tgid, hit.tensor)?;
                         let plan = enc.plan(s.tgid, s.n_nodes, &[PlanHit { tensor, fused: None }])?;
-                        out.push(slice, counted, barrier);
+                        out.push(slice, (hit.cpu, counted), barrier);
                         out.write(enc, &SliceRun { plan, first: 0, ..run })?;
                         continue;
                     }
                 }
                 run.first = at as u32;
             }
-            out.push(slice, counted, barrier);
+            out.push(slice, (hit.cpu, counted), barrier);
             at += 1;
         }
         // Without barriers the last op of thread 0 ends with its graph, if that end was seen; a worker's own end
@@ -399,24 +406,27 @@ impl OpenGraphs {
     }
 }
 
-/// Slices to be written together, with their counts.
+/// Slices to be written together, with their CPUs and counts.
 struct SliceBatch<'a> {
     /// Number of counters.
     n: u32,
     slices: &'a mut Vec<Slice>,
+    cpus: &'a mut Vec<Option<u16>>,
     counts: &'a mut Vec<Option<u64>>,
 }
 
 impl SliceBatch<'_> {
     fn clear(&mut self) {
         self.slices.clear();
+        self.cpus.clear();
         self.counts.clear();
     }
 
-    fn push(&mut self, slice: Slice, counts: Option<&HitCounts>, barrier: bool) {
+    fn push(&mut self, slice: Slice, (cpu, counts): (Option<u16>, Option<&HitCounts>), barrier: bool) {
         // Where barriers show ends, the counts of an op without one include some later time.
         let counts = counts.filter(|_| !barrier || slice.end.is_some());
         self.slices.push(slice);
+        self.cpus.push(cpu);
         for i in 0..self.n {
             let known = counts.filter(|c| c.known >> i & 1 != 0);
             self.counts.push(known.and_then(|c| c.count.get(i as usize).copied()));
@@ -428,6 +438,8 @@ impl SliceBatch<'_> {
             return Ok(());
         }
         enc.slices(run, self.slices)?;
+        let starts = self.slices.iter().map(|s| s.start);
+        enc.op_cpus(run.tid, starts.zip(self.cpus.iter().copied()))?;
         if self.counts.iter().any(Option::is_some) {
             let &SliceRun { graph, ith, plan, first, .. } = run;
             let counters = (1 << self.n) - 1;

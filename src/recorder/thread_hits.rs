@@ -1,6 +1,7 @@
 //! Op hits of the graphs in progress: one chain of fixed chunks per thread, all from one arena, so that the drain
 //! loop allocates nothing.
 
+use crate::capture::event::{self, Op};
 use crate::capture::pmc;
 
 /// Hits per chunk.
@@ -18,6 +19,15 @@ pub struct ThreadHit {
     pub start: u64,
     /// Entry of the barrier that followed; 0: not seen.
     pub end: u64,
+    /// Where it began; None: not known.
+    pub cpu: Option<u16>,
+}
+
+impl ThreadHit {
+    pub fn new(e: &Op) -> ThreadHit {
+        let cpu = event::cpu_of(e);
+        ThreadHit { tensor: e.tensor, tensor2: e.tensor2, start: e.h.ts, end: 0, cpu }
+    }
 }
 
 /// The counts of a hit.

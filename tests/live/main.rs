@@ -23,6 +23,7 @@ mod btf;
 mod budget;
 mod capabilities;
 mod children;
+mod cpus;
 mod cuda;
 mod dag;
 mod device;

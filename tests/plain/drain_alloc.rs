@@ -68,13 +68,15 @@ impl Fake {
     }
 
     fn op(&mut self, thread: u32, node: u64, fused: bool) {
-        let h = self.head("op", thread);
+        let mut h = self.head("op", thread);
+        // It moves once in each graph.
+        h.flags = event::cpu_flags(Some((2 * thread) as u16 + u16::from(node > NODES / 2)));
         let tensor2 = if fused { address(node + 1) } else { 0 };
         let mut op = Op { h, tensor: address(node), tensor2, pool: POOL, prev_end: h.ts - 300 };
         if !self.counted {
             return self.drain.event(bytes(&op));
         }
-        op.h.flags = event::FLAG_COUNTED;
+        op.h.flags |= event::FLAG_COUNTED;
         let since = std::mem::replace(&mut self.since[thread as usize], h.ts);
         self.drain.event(bytes(&Counted { op, since, known: 3, scaled: 0, count: [node; 8] }));
     }

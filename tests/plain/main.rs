@@ -68,6 +68,7 @@ mod recording_end;
 mod report_attribution;
 mod report_cli;
 mod report_counters;
+mod report_cpus;
 mod report_experts;
 mod report_invariants;
 mod report_lines;

@@ -9,7 +9,15 @@ use pfi::{CounterRun, Encoder, EncoderConfig, ExpertRows, TensorDesc, Trace};
 use synth_trace::causes::*;
 use synth_trace::*;
 
-const MOE: Spec = Spec { layers: 2, threads: 2, experts: true, barrier: true, structure: true, widths: true };
+const MOE: Spec = Spec {
+    layers: 2,
+    threads: 2,
+    experts: true,
+    barrier: true,
+    structure: true,
+    widths: true,
+    clusters: false,
+};
 
 fn busy(p: usize, ith: u16) -> u64 {
     1000 + 10 * p as u64 + u64::from(ith)

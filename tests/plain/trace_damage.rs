@@ -17,6 +17,7 @@ fn read_all(trace: &Trace) -> Vec<u32> {
             match record {
                 Ok(Record::Slices(s)) => assert!(slice_iter(&s).count() <= s.n as usize),
                 Ok(Record::OpCounts(c)) => assert!(counts(&c).count() <= c.data.len()),
+                Ok(Record::OpCpus(c)) => assert!(cpu_changes(&c).count() <= c.data.len()),
                 Ok(Record::Experts(e)) => assert!(expert_ids(&e).count() <= e.data.len()),
                 Ok(Record::Sample(s)) => assert!(sensor_values(&s).count() <= s.data.len()),
                 Ok(Record::Plan(p)) => assert!(plan_hits(&p).count() <= p.hits.0.len()),

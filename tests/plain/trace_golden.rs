@@ -71,6 +71,12 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
             let w = [r.fault as u64, r.cpu.into(), r.to_cpu.into(), r.by.into(), r.from.into()];
             sum(&v) + sum(&w) + some(r.runnable) + sum(&[r.waker.into(), r.cut.into()])
         }
+        Record::OpCpus(r) => {
+            let mut before = r.t;
+            let changes = cpu_changes(r)
+                .map(|(t, cpu)| i128::from(t - std::mem::replace(&mut before, t)) + some(cpu.map(u64::from)));
+            i128::from(r.tid) + i128::from(r.t) + changes.sum::<i128>()
+        }
         Record::Task(r) => i128::from(r.tid) + text(&[r.comm]),
         Record::Experts(r) => {
             let v = [r.graph, r.ids.into(), r.weights.into(), r.used.into(), r.tokens.into(), r.first.into()];
@@ -180,13 +186,14 @@ fn summary(trace: &Trace) -> Vec<String> {
 }
 
 /// Without extension: `.pfi` is the file, `.txt` its content. The newest comes last.
-const GOLDEN: [&str; 6] = [
+const GOLDEN: [&str; 7] = [
     "golden/small",
     "golden/small-1.1",
     "golden/small-1.2",
     "golden/small-1.3",
     "golden/small-1.4",
     "golden/small-1.5",
+    "golden/small-1.6",
 ];
 const NEWEST: &str = GOLDEN[GOLDEN.len() - 1];
 

@@ -55,11 +55,21 @@ pub struct Spec {
     pub structure: bool,
     /// False: the ubatch and the batch could not be read.
     pub widths: bool,
+    /// CPUs 0 and 1 of capacity 400, 2 and 3 of 1024; otherwise two equal ones.
+    pub clusters: bool,
 }
 
 impl Default for Spec {
     fn default() -> Spec {
-        Spec { layers: 2, threads: 2, experts: false, barrier: true, structure: true, widths: true }
+        Spec {
+            layers: 2,
+            threads: 2,
+            experts: false,
+            barrier: true,
+            structure: true,
+            widths: true,
+            clusters: false,
+        }
     }
 }
 
@@ -128,6 +138,8 @@ pub struct Synth<W: Write> {
     pub slices: u64,
     /// Whether the following CPU graphs are marked as cut.
     pub cut: bool,
+    /// CPU of a position on a thread of a graph.
+    pub cpu: fn(u64, usize, u16) -> Option<u16>,
     /// Backend of the following splits: its GUID and name.
     pub backend: ([u8; 16], &'static str),
     /// Process of the following calls; see [`Synth::process`].
@@ -143,7 +155,11 @@ pub struct Synth<W: Write> {
 
 impl<W: Output> Synth<W> {
     pub fn new(out: W, spec: Spec) -> Synth<W> {
-        let mut enc = Encoder::new(out, EncoderConfig::default(), &header(spec.structure)).unwrap();
+        let mut header = header(spec.structure);
+        if spec.clusters {
+            header.topology = "0,0,0,1800000,400;1,1,0,1800000,400;2,2,1,2900000,1024;3,3,1,2900000,1024";
+        }
+        let mut enc = Encoder::new(out, EncoderConfig::default(), &header).unwrap();
         enc.engine(&Engine { id: 0, version: "0.25.1", layout: "op@80 ne@16" }).unwrap();
         let path = "/opt/llama/libggml-cpu.so";
         enc.module(&Module { engine: 0, path, build_id: "00c0ffee", role: "base+cpu" }).unwrap();
@@ -171,6 +187,7 @@ impl<W: Output> Synth<W> {
             graphs: 0,
             slices: 0,
             cut: false,
+            cpu: |_, _, _| None,
             backend,
             pid,
             context: 0,
@@ -297,6 +314,8 @@ impl<W: Output> Synth<W> {
             end = at;
             let run = SliceRun { graph: seq, ith, tid: TID + u32::from(ith), plan, first: 0, barrier };
             self.enc.slices(&run, &self.buffer).unwrap();
+            let cpus = self.buffer.iter().enumerate().map(|(p, s)| (s.start, (self.cpu)(seq, p, ith)));
+            self.enc.op_cpus(run.tid, cpus).unwrap();
             self.slices += n as u64;
         }
         end += LEAD;

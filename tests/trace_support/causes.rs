@@ -47,6 +47,12 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     }
     let run = CounterRun { graph: 0, ith: 1, plan, first: 2, counters: 0b1001 };
     e.op_counts(&run, &[Some(1_000_000), Some(0), None, Some(u64::MAX - 1), Some(7), None]).unwrap();
+    // The last slice repeats a CPU, and time runs backwards once.
+    let cpus =
+        [(t, Some(1)), (t + 900, Some(1)), (t + 800, None), (t + 2000, Some(300)), (t + 3000, Some(300))];
+    e.op_cpus(PID + 1, cpus).unwrap();
+    e.op_cpus(PID + 1, [(t + 4000, Some(300))]).unwrap();
+    e.op_cpus(PID, [(t + 5000, Some(0))]).unwrap();
     e.task(77, "kworker/0:1").unwrap();
     e.task(3, "stress").unwrap();
     e.off_cpu(&off_cpu(t, 3)).unwrap();

@@ -12,6 +12,7 @@ pub struct Causes<'a> {
     pub sensors: Vec<Sensor<'a>>,
     pub features: Vec<Feature<'a>>,
     pub counts: Vec<OpCounts<'a>>,
+    pub cpus: Vec<OpCpus<'a>>,
     pub off_cpu: Vec<OffCpu>,
     /// Task names as recorded. If a tid is named again, the new name applies to the OffCpu records that follow;
     /// the number next to each name is the length of `off_cpu` at that time.
@@ -30,6 +31,7 @@ impl<'a> Causes<'a> {
             Record::Sensor(r) => upsert(&mut self.sensors, r, |r| r.id, left_out),
             Record::Feature(r) => upsert(&mut self.features, r, |r| r.name, left_out),
             Record::OpCounts(r) => self.counts.push(r),
+            Record::OpCpus(r) => self.cpus.push(r),
             Record::OffCpu(r) => self.off_cpu.push(r),
             Record::Task(r) => self.tasks.push((self.off_cpu.len(), r)),
             Record::Experts(r) => self.experts.push(r),
@@ -47,6 +49,7 @@ impl<'a> Causes<'a> {
         part.sensors.into_iter().for_each(|r| self.read(Record::Sensor(r), left_out));
         part.features.into_iter().for_each(|r| self.read(Record::Feature(r), left_out));
         self.counts.extend(part.counts);
+        self.cpus.extend(part.cpus);
         self.off_cpu.extend(part.off_cpu);
         self.tasks.extend(part.tasks.into_iter().map(|(at, r)| (before + at, r)));
         self.experts.extend(part.experts);

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 
 use super::calls::{Phase, Timeline};
 use super::load::{LoadProgress, Loaded, workers};
+use super::op_cpus::{CpuChanges, RunCpus, ThreadCpus};
 use common::{aside, order};
 use pfi::record::{CpuGraph, Slices};
 use pfi::{SliceTime, slice_iter};
@@ -78,6 +79,7 @@ pub struct ThreadStat {
     pub busy: u64,
     pub wait: u64,
     pub tids: HashSet<u32>,
+    pub cpus: ThreadCpus,
 }
 
 /// Sums of one CPU graph, thread 0.
@@ -123,6 +125,7 @@ struct GraphRuns<'r, 'a> {
     runs: &'r [Slices<'a>],
     graph: Option<usize>,
     phase: Phase,
+    cpus: &'r CpuChanges,
 }
 
 /// The end of the last slice of a run.
@@ -178,13 +181,14 @@ pub fn sort_runs(loaded: &mut Loaded<'_>) {
 pub fn op_times(loaded: &mut Loaded<'_>, line: &Timeline, progress: &LoadProgress) -> OpTimes {
     sort_runs(loaded);
     let index: HashMap<u64, usize> = loaded.cpu_graphs.iter().enumerate().map(|(i, g)| (g.seq, i)).collect();
+    let cpus = CpuChanges::new(&loaded.causes.cpus);
     let units: Vec<GraphRuns<'_, '_>> = loaded
         .runs
         .chunk_by(|a, b| (a.graph, a.plan) == (b.graph, b.plan))
         .map(|runs| {
             let graph = runs.first().and_then(|r| index.get(&r.graph)).copied();
             let phase = graph.and_then(|g| line.cpu_phase.get(g)).copied().unwrap_or(Phase::Unknown);
-            GraphRuns { runs, graph, phase }
+            GraphRuns { runs, graph, phase, cpus: &cpus }
         })
         .collect();
     let bytes = loaded.runs.iter().map(|r| r.data.len() as u64).sum();
@@ -295,6 +299,7 @@ impl Worker {
             to.busy = to.busy.saturating_add(from.busy);
             to.wait = to.wait.saturating_add(from.wait);
             to.tids.extend(from.tids);
+            to.cpus.merge(from.cpus);
         }
         for (phase, from) in self.sums.phases {
             let to = out.phases.entry(phase).or_default();
@@ -320,7 +325,7 @@ impl Worker {
 
         let mut total = UnitSum::default();
         for (i, run) in unit.runs.iter().enumerate() {
-            self.run(run, unit.runs.get(i + 1), graph, unit.phase, &mut plan, &mut total);
+            self.run(run, unit.runs.get(i + 1), graph, unit, &mut plan, &mut total);
         }
         for position in self.touched.drain(..) {
             let Some(a) = self.across.get_mut(position).map(std::mem::take) else { continue };
@@ -363,13 +368,14 @@ impl Worker {
         run: &Slices<'_>,
         next: Option<&Slices<'_>>,
         graph: Option<&CpuGraph>,
-        phase: Phase,
+        unit: &GraphRuns<'_, '_>,
         plan: &mut PlanStat,
         total: &mut UnitSum,
     ) {
         let edges = Edges::new(run, next, graph);
         let (mut busy, mut waits, mut n) = (0u64, 0u64, 0u64);
         let mut position = run.first as usize;
+        let mut cpus = RunCpus::new(unit.cpus.cursor(run.tid, run.t));
         for slice in slice_iter(run) {
             let (time, wait) = edges.times(&slice);
             let spent = time.unwrap_or(0);
@@ -377,6 +383,7 @@ impl Worker {
             busy = busy.saturating_add(spent);
             waits = waits.saturating_add(wait.unwrap_or(0));
             n += 1;
+            cpus.slice(slice.start, spent);
             if let (Some(a), true) = (self.across.get_mut(position), position < plan.positions.len()) {
                 if a.n == 0 {
                     self.touched.push(position);
@@ -402,10 +409,11 @@ impl Worker {
             total.graph.wait = total.graph.wait.saturating_add(waits);
         }
         total.graph.slices += n;
-        let thread = self.sums.threads.entry((run.ith, phase)).or_default();
+        let thread = self.sums.threads.entry((run.ith, unit.phase)).or_default();
         thread.slices += n;
         thread.busy = thread.busy.saturating_add(busy);
         thread.wait = thread.wait.saturating_add(waits);
         thread.tids.insert(run.tid);
+        thread.cpus.merge(cpus.finish());
     }
 }

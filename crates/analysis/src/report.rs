@@ -19,11 +19,13 @@ use super::idents::*;
 use super::load::{LoadProgress, Loaded, load};
 use super::model::{ModelFacts, model};
 use super::offload::{Offload, offload};
+use super::op_cpus::{CpuTable, cpu_table};
 use super::ops::{OpTimes, PhaseSum, op_times};
 use super::quality::{RecordingQuality, quality};
 use super::recording::run;
 pub use super::recording::{EngineFacts, ModuleFacts, ProcessFacts, RunFacts};
 use super::runs::{RunId, RunRow};
+use super::server::batches;
 use super::submissions::{DeviceSubmissions, device_submissions};
 use super::tables::*;
 use super::verdict::facts::FactInput;
@@ -47,10 +49,11 @@ pub enum By {
     Phase,
     Energy,
     Level,
+    Cpu,
 }
 
 impl By {
-    pub const ALL: [By; 12] = [
+    pub const ALL: [By; 13] = [
         By::Op,
         By::Name,
         By::Layer,
@@ -63,6 +66,7 @@ impl By {
         By::Phase,
         By::Energy,
         By::Level,
+        By::Cpu,
     ];
 }
 
@@ -241,6 +245,9 @@ pub struct PhaseReport {
     pub by_thread: Option<Vec<ThreadRow>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by_token: Option<Vec<TokenRow>>,
+    /// Where ops started; also omitted if no CPU is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_cpu: Option<CpuTable>,
     /// Rows of the last two tables beyond [`ReportOptions::top`].
     #[serde(skip_serializing_if = "is_zero")]
     pub threads_left_out: u64,
@@ -446,25 +453,11 @@ fn phase(
         by_name: ops(By::Name, OpKey::Name),
         by_layer: ops(By::Layer, OpKey::Layer),
         by_thread: threads.map(|rows| first(rows, options.top)),
+        by_cpu: options.tables.contains(&By::Cpu).then(|| cpu_table(loaded, times, phase)).flatten(),
         by_token: by_token.map(|rows| first(rows, options.top)),
         offload: if splits.is_empty() { None } else { offload(loaded, line, idents, phase) },
         splits,
     })
-}
-
-/// Whether calls of several tokens may be something other than a prompt: those of a server, and those of one of
-/// several contexts, which may verify what a draft model proposed.
-fn batches(loaded: &Loaded<'_>, line: &Timeline, pid: u32) -> bool {
-    let mut wide = line.calls.iter().filter(|c| c.pid == pid && c.phase == Phase::Prefill);
-    is_server(loaded, pid) || (loaded.one_context && wide.nth(1).is_some())
-}
-
-/// Whether a process is a server of several requests, by its program name.
-fn is_server(loaded: &Loaded<'_>, pid: u32) -> bool {
-    let Some(process) = loaded.processes.iter().find(|p| p.pid == pid) else { return false };
-    let name = |path: &str| path.rsplit('/').next().unwrap_or_default().contains("server");
-    let first = process.cmdline.split(' ').next().unwrap_or_default();
-    name(process.exe) || name(first) || process.cmdline.contains("llama_cpp.server")
 }
 
 fn is_false(it: &bool) -> bool {

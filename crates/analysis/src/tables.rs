@@ -13,6 +13,7 @@ use super::calls::{Phase, Timeline};
 use super::describe::{Ident, NO_STRUCTURE};
 use super::idents::{Idents, OpKey};
 use super::load::Loaded;
+use super::op_cpus::{CpuShare, shares};
 use super::ops::{OpTimes, PhaseSum, PosStat};
 use super::words::share;
 use common::order;
@@ -76,6 +77,11 @@ pub struct ThreadRow {
     /// Share of the total duration of the phase's CPU graphs.
     pub op_share: f64,
     pub wait_share: Option<f64>,
+    /// CPUs that its ops started on, and how often it was on another one than before; omitted if no CPU is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<Vec<CpuShare>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migrations: Option<u64>,
     /// As in the op tables, for this thread.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub causes: Option<TimeParts>,
@@ -337,6 +343,8 @@ pub fn thread_rows(times: &OpTimes, why: Option<&Attribution>, phase: Phase) -> 
                 wait_ns: (sum.barrier > 0).then_some(t.wait),
                 op_share: share(t.busy, sum.graph_ns),
                 wait_share: (sum.barrier > 0).then(|| share(t.wait, sum.graph_ns)),
+                cpus: t.cpus.known().then(|| shares(&t.cpus)),
+                migrations: t.cpus.known().then_some(t.cpus.migrations),
                 causes: cause.map(|(_, c)| c.parts).filter(TimeParts::known),
                 counted: cause.and_then(|(w, c)| w.counters.row(&c.counts)),
             }

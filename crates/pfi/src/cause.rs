@@ -54,6 +54,20 @@ pub struct OpCounts<'a> {
     pub data: &'a [u8],
 }
 
+/// The CPUs that a thread's ops started on. A change applies to the slices of `tid` that start at `t` or later, up to
+/// the thread's next change in this record or a later one. The thread may have moved within an op. Each block has the
+/// CPUs of its own slices: where a thread's first slices in a block have a known CPU, a record repeats it. Since 1.6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpCpus<'a> {
+    pub tid: u32,
+    /// The first change: the start of a slice, like all of them.
+    pub t: i64,
+    /// Varints: the CPU plus 1 (0 = not known), then for each further change its distance from the one before, ns,
+    /// and the CPU plus 1.
+    #[serde(serialize_with = "as_bytes")]
+    pub data: &'a [u8],
+}
+
 /// A target thread was off the CPU. Only intervals that began while the thread was already followed are recorded:
 /// the threads of a process from when profinfer attaches to it, new threads from birth (their first record has
 /// [`OffCpu::state`] 255). `dur` minus `runnable` is the time blocked, described by `state`, `io` and `fault`;

@@ -2,7 +2,7 @@
 #![warn(clippy::indexing_slicing)]
 
 use super::record::{
-    DeviceKernels, Dispatches, Enqueued, Experts, OpCounts, Plan, SensorSample, Slices, Submissions,
+    DeviceKernels, Dispatches, Enqueued, Experts, OpCounts, OpCpus, Plan, SensorSample, Slices, Submissions,
 };
 
 /// Longest LEB128 encoding of a u64, bytes.
@@ -255,6 +255,20 @@ fn varints<'a>(data: &'a [u8]) -> impl Iterator<Item = u64> + use<'a> {
 pub fn counts<'a>(r: &OpCounts<'a>) -> impl Iterator<Item = Option<u64>> + use<'a> {
     let n = u64::from(r.n) * u64::from(r.counters.count_ones());
     varints(r.data).take(usize::try_from(n).unwrap_or(usize::MAX)).map(|v| v.checked_sub(1))
+}
+
+/// The changes of an OpCpus record: when, and the CPU from then on; None = not known.
+pub fn cpu_changes<'a>(r: &OpCpus<'a>) -> impl Iterator<Item = (i64, Option<u16>)> + use<'a> {
+    let (mut all, mut t, mut later) = (varints(r.data), r.t, false);
+    std::iter::from_fn(move || {
+        if std::mem::replace(&mut later, true) {
+            t = t.saturating_add_unsigned(all.next()?);
+        }
+        match all.next()?.checked_sub(1) {
+            None => Some((t, None)),
+            Some(cpu) => Some((t, Some(u16::try_from(cpu).ok()?))),
+        }
+    })
 }
 
 /// The expert ids, token by token; at most as many as the record claims.

@@ -17,6 +17,7 @@ use super::output::{Growing, Output};
 use super::plans::Plans;
 use super::record::*;
 use super::tensors::{KeptTensor, MAX_SRC, TensorName, Tensors, coded, sanitise};
+use causes::WrittenCpus;
 pub use causes::{CounterRun, ExpertRows};
 pub use device::{DispatchRun, EnqueueRun, KernelRun};
 
@@ -97,6 +98,7 @@ pub struct Encoder<W: Write> {
     counters: Vec<(u32, Def)>,
     sensors: Vec<(u32, Def)>,
     tasks: HashMap<u32, (Box<str>, Def)>,
+    cpus: WrittenCpus,
     kernels: HashMap<u32, Def>,
     rings: HashMap<u32, Def>,
     backends: Vec<([u8; 16], String, Def)>,
@@ -146,6 +148,7 @@ impl<W: Write> Encoder<W> {
             counters: Vec::new(),
             sensors: Vec::new(),
             tasks: HashMap::new(),
+            cpus: WrittenCpus::default(),
             kernels: HashMap::new(),
             rings: HashMap::new(),
             backends: Vec::new(),

@@ -1,5 +1,6 @@
 //! The `.pfi` trace format: records, block writer, reader. docs/FORMAT.md is the specification.
 
+mod account;
 mod block;
 mod cause;
 mod coding;
@@ -22,8 +23,8 @@ mod tensors;
 
 pub use block::{BLOCK_HEADER, FILE_HEADER, MAJOR, MAX_PAYLOAD, MINOR};
 pub use coding::{
-    KernelTimes, PlanHit, Slice, SliceIter, SliceTime, Submission, counts, enqueued_groups, expert_ids,
-    group_kernels, kernel_times, plan_hits, sensor_values, slice_iter, submissions,
+    KernelTimes, PlanHit, Slice, SliceIter, SliceTime, Submission, counts, cpu_changes, enqueued_groups,
+    expert_ids, group_kernels, kernel_times, plan_hits, sensor_values, slice_iter, submissions,
 };
 pub use encoder::{
     CounterRun, DispatchRun, Encoder, EncoderConfig, EncoderStats, EnqueueRun, ExpertRows, ITSELF, KernelRun,

@@ -8,6 +8,7 @@
 
 use serde::{Deserialize, Serialize, Serializer};
 
+pub use super::account::*;
 pub use super::cause::*;
 pub use super::device::*;
 
@@ -84,10 +85,12 @@ pub enum Record<'a> {
     Submissions(Submissions<'a>),
     /// Batches that a split gave to an NPU.
     Batches(Batches),
+    /// The CPUs that a thread's ops started on.
+    OpCpus(OpCpus<'a>),
 }
 
 /// Names of the record kinds, indexed by kind on the wire.
-pub const KIND_NAMES: [&str; 35] = [
+pub const KIND_NAMES: [&str; 38] = [
     "Header",
     "Process",
     "Engine",
@@ -123,6 +126,9 @@ pub const KIND_NAMES: [&str; 35] = [
     "DeviceRing",
     "Submissions",
     "Batches",
+    "Peaks",
+    "TargetState",
+    "OpCpus",
 ];
 
 impl Record<'_> {
@@ -164,6 +170,7 @@ impl Record<'_> {
             Record::DeviceRing(_) => 32,
             Record::Submissions(_) => 33,
             Record::Batches(_) => 34,
+            Record::OpCpus(_) => 37,
         }
     }
 
@@ -185,6 +192,7 @@ impl Record<'_> {
             Record::Dispatches(r) => Some(r.t),
             Record::Submissions(r) => Some(r.t),
             Record::Batches(r) => Some(r.t),
+            Record::OpCpus(r) => Some(r.t),
             _ => None,
         }
     }
@@ -202,6 +210,7 @@ impl Record<'_> {
             Record::Dispatches(r) => Some(&mut r.t),
             Record::Submissions(r) => Some(&mut r.t),
             Record::Batches(r) => Some(&mut r.t),
+            Record::OpCpus(r) => Some(&mut r.t),
             _ => None,
         }
     }
@@ -539,60 +548,4 @@ pub struct Slices<'a> {
     /// if its end was not seen.
     pub barrier: bool,
     pub data: &'a [u8],
-}
-
-/// A rung of the ladder, as verified on the first graph and at the end.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RungRecord<'a> {
-    pub engine: u32,
-    /// `token`, `graph`, `split`, `cpu-graph`, `op`, `op-end`.
-    pub role: &'a str,
-    /// e.g. `ggml_cpu_extra_compute_forward + ggml_compute_forward_rms_norm_mul_fused`, `barrier`, `vtable`.
-    pub name: &'a str,
-    /// True if it is in use, false if it was abandoned.
-    pub used: bool,
-    pub expected: Option<u64>,
-    pub seen: u64,
-    /// Why it was chosen or abandoned.
-    pub why: &'a str,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Notice<'a> {
-    pub t: i64,
-    pub text: &'a str,
-}
-
-/// Event statistics. `seen = recorded + lost` per kind of event.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Footer<'a> {
-    /// Why the recording ended: `target exited`, `signal`, `duration`, `tokens`, or an error's text.
-    pub end: &'a str,
-    /// Per kind of kernel event: name, seen by BPF, received by the agent, lost in transport.
-    #[serde(borrow)]
-    pub kinds: Vec<KindCount<'a>>,
-    /// Lost events per CPU, all kinds, index = CPU.
-    pub lost_cpu: Vec<u64>,
-    /// Op hits outside any graph seen from its start (profinfer attached in the middle of it).
-    pub orphans: u64,
-    /// Failed reads of target memory in BPF.
-    pub read_errors: u64,
-    /// The agent's own CPU time, user and system, and peak resident memory.
-    pub agent_user_us: u64,
-    pub agent_sys_us: u64,
-    pub agent_peak_rss: u64,
-    /// Wall time from the first probe attached to the last detached, ns.
-    pub wall_ns: u64,
-    /// Time spent in our BPF programs and number of runs (by the kernel's accounting); 0/0 if the kernel keeps
-    /// none.
-    pub bpf_ns: u64,
-    pub bpf_runs: u64,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct KindCount<'a> {
-    pub kind: &'a str,
-    pub seen: u64,
-    pub recorded: u64,
-    pub lost: u64,
 }

@@ -3,6 +3,7 @@
 pub mod accuracy;
 pub mod attribution;
 pub mod counters;
+pub mod cpus;
 pub mod dag;
 pub mod diff;
 pub mod energy;

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use super::attribution;
 use super::counters;
+use super::cpus;
 use super::energy;
 use super::experts;
 use super::levels;
@@ -97,6 +98,9 @@ fn absent(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()>
         By::Phase => ("Phases", report.stages.is_some(), "--phases"),
         By::Energy => ("Energy", report.energy.is_some(), "--sensors"),
         By::Level => ("Levels", report.levels.is_some(), "--budget"),
+        By::Cpu if report.phases.iter().all(|p| p.by_cpu.is_none()) => {
+            return title(out, style, "CPUs: none known (no ops, or recorded by an older profinfer)");
+        }
         _ => return Ok(()),
     };
     if there {
@@ -138,7 +142,7 @@ pub(super) fn run(run: &RunFacts) -> Vec<SectionItem> {
 }
 
 /// `4 of capacity 276 up to 1.8 GHz (CPU 0 1 2 3)`.
-fn cores(c: &Cluster) -> String {
+pub(super) fn cores(c: &Cluster) -> String {
     let capacity = c.capacity.map_or("unknown capacity".to_owned(), |n| format!("capacity {n}"));
     let speed = c.max_khz.map(|khz| format!(" up to {:.1} GHz", khz as f64 / 1e6)).unwrap_or_default();
     let cpus: Vec<String> = c.cpus.iter().map(u32::to_string).collect();
@@ -351,6 +355,10 @@ fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) 
             writeln!(out, "{}", style.dim(&format!("  {NO_WAIT}")))?;
         }
     }
+    if let Some(found) = &p.by_cpu {
+        title(out, style, &format!("CPUs, {name}"))?;
+        cpus::write(out, found, report, style)?;
+    }
     attribution::phase(out, report, p, style)?;
     counters::phase(out, report, p, style)?;
     if let Some(rows) = &p.by_token {
@@ -445,7 +453,8 @@ pub(super) fn ops(rows: &[OpRow], by: &'static str, p: &PhaseReport) -> Table {
 
 /// Threads of the engine's pool.
 pub(super) fn threads(rows: &[ThreadRow], p: &PhaseReport) -> Table {
-    let mut t = Table::new(vec![
+    let known = rows.iter().any(|r| r.cpus.is_some());
+    let mut columns = vec![
         number("thread", 0),
         number("tids", 2),
         number("ops", 1),
@@ -453,9 +462,13 @@ pub(super) fn threads(rows: &[ThreadRow], p: &PhaseReport) -> Table {
         number("%", 0),
         number("wait ms", 0),
         number("wait %", 0),
-    ]);
+    ];
+    if known {
+        columns.extend([number("migrations", 3), text("CPUs")]);
+    }
+    let mut t = Table::new(columns);
     for r in rows {
-        t.row(vec![
+        let mut cells = vec![
             r.ith.to_string(),
             r.tids.to_string(),
             r.slices.to_string(),
@@ -463,7 +476,12 @@ pub(super) fn threads(rows: &[ThreadRow], p: &PhaseReport) -> Table {
             pct(r.op_share),
             or_dash(r.wait_ns, ms),
             or_dash(r.wait_share, pct),
-        ]);
+        ];
+        if known {
+            cells.push(or_dash(r.migrations, |n| n.to_string()));
+            cells.push(or_dash(r.cpus.as_deref(), cpus::list));
+        }
+        t.row(cells);
     }
     t
 }

@@ -59,7 +59,7 @@ struct PerfState {
     follows: bool,
 }
 
-/// Bytes before a record's own data while it passes through [`SortQueue`]: time; tgid, tid, which probe, CPU, length, 0.
+/// Bytes before a record's own data while it passes through [`SortQueue`]: time; tgid, tid, which probe, ring, length, 0.
 const HEAD: usize = 32;
 /// Not probe numbers: a thread started (followed by its parent's process id) or ended.
 const FORK: u32 = u32::MAX;
@@ -140,7 +140,7 @@ impl Perf {
             }
         }
         let probes = &mut *open.probes.borrow_mut();
-        open.order.release(before, &mut |bytes| go_on(&mut self.replay, probes, bytes));
+        open.order.release(before, &mut |bytes| go_on(&mut self.replay, probes, &open.cpus, bytes));
         if let Some(Err(why)) = self.replay.sched.as_mut().map(PerfSched::renew) {
             self.news.push(format!(
                 "off-CPU time of threads that start from now on may not be recorded: \
@@ -153,7 +153,7 @@ impl Perf {
 impl PerfState {
     /// Merges the records of all rings in order. Returns the graphs just entered that are worth reading.
     fn arrive(&mut self, replay: &mut Replay) -> Vec<(u16, GraphEntry)> {
-        let PerfState { rings, probes, order, lost, follows, .. } = self;
+        let PerfState { rings, cpus, probes, order, lost, follows } = self;
         let (mut entered, mut bytes) = (Vec::new(), Vec::new());
         let probes = &mut *probes.borrow_mut();
         for (cpu, ring) in rings.iter_mut().enumerate() {
@@ -170,7 +170,7 @@ impl PerfState {
                             replay,
                             probes,
                             probe,
-                            &ProbeSample { at: time, tgid, tid, raw },
+                            &ProbeSample { at: time, tgid, tid, cpu: None, raw },
                         ));
                         pack(&mut bytes, (time, tgid, tid, probe as u32, cpu), raw);
                     }
@@ -184,7 +184,7 @@ impl PerfState {
                     }
                     _ => return,
                 }
-                order.push(&bytes, &mut |b| go_on(replay, probes, b));
+                order.push(&bytes, &mut |b| go_on(replay, probes, cpus, b));
             });
         }
         entered
@@ -215,8 +215,8 @@ fn pack(out: &mut Vec<u8>, (at, tgid, tid, what, cpu): (u64, u32, u32, u32, usiz
     out.resize(out.len().next_multiple_of(8), 0);
 }
 
-/// Passes one packed record to the state machine.
-fn go_on(replay: &mut Replay, probes: &mut Probes, packed: &[u8]) {
+/// Passes one packed record to the state machine; `cpus` are the rings' CPUs.
+fn go_on(replay: &mut Replay, probes: &mut Probes, cpus: &[u32], packed: &[u8]) {
     let Some((head, rest)) = packed.split_at_checked(HEAD) else { return };
     let word = |i: usize| {
         let bytes = head.get(i * 4..i * 4 + 4).and_then(|b| b.try_into().ok());
@@ -228,10 +228,12 @@ fn go_on(replay: &mut Replay, probes: &mut Probes, packed: &[u8]) {
     match what {
         FORK => replay.fork(tgid, tid, crate::capture::event::word(rest, 0) as u32, at),
         EXIT => replay.exit(tgid, tid, at),
-        SCHED => replay.scheduled(cpu, &ProbeSample { at, tgid, tid, raw }),
+        SCHED => replay.scheduled(cpu, &ProbeSample { at, tgid, tid, cpu: None, raw }),
         probe => match probes.meaning(probe as usize) {
             Some(m) if replay.records(tgid, m.engine) => {
-                replay.sample(m, &ProbeSample { at, tgid, tid, raw })
+                // A CPU's events fire on it only, and write to its ring.
+                let cpu = cpus.get(cpu).and_then(|&cpu| u16::try_from(cpu).ok());
+                replay.sample(m, &ProbeSample { at, tgid, tid, cpu, raw })
             }
             Some(_) => probes.stranger(cpu, probe as usize),
             None => {}

@@ -8,7 +8,7 @@ use super::graph::PerfGraphs;
 use super::sample::{EventOut, Meaning, ProbeSample};
 use super::sched::PerfSched;
 use super::snapshot::Snapshot;
-use crate::capture::event::{Call, FLAG_FUSED, Head, KINDS, Op};
+use crate::capture::event::{Call, FLAG_FUSED, Head, KINDS, Op, cpu_flags};
 use crate::capture::skel::types::ev_kind;
 use crate::capture::source::Sink;
 use crate::engine::probes::{PHASES, Prog, WAITS};
@@ -289,9 +289,7 @@ impl Replay {
             pool: word(FetchArg::Pool),
             prev_end: 0,
         };
-        if e.tensor2 != 0 {
-            e.h.flags = FLAG_FUSED;
-        }
+        e.h.flags = cpu_flags(s.cpu) | if e.tensor2 != 0 { FLAG_FUSED } else { 0 };
         let mut thread_state = self.thread_states.get(&s.tid).copied().unwrap_or_default();
         if thread_state.tensor != 0 && thread_state.pool == e.pool {
             let barriers = self.barriers.entry(s.tgid).or_default();

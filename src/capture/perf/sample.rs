@@ -21,6 +21,8 @@ pub struct ProbeSample<'a> {
     pub at: u64,
     pub tgid: u32,
     pub tid: u32,
+    /// Where it was taken, if its ring is known.
+    pub cpu: Option<u16>,
     pub raw: &'a [u8],
 }
 

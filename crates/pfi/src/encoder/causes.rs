@@ -1,5 +1,6 @@
 //! The part of the block writer that handles the records of `cause`.
 
+use std::collections::HashMap;
 use std::io::Write;
 
 use super::{Encoder, WriteError, key_of};
@@ -9,6 +10,42 @@ use crate::record::*;
 
 /// Thread names remembered at a time.
 const MAX_TASKS: usize = 4096;
+/// Threads whose last CPU is remembered at a time.
+const MAX_THREADS: usize = 4096;
+
+/// The CPU last written for each thread in the open block.
+pub(super) struct WrittenCpus {
+    block: u32,
+    last: HashMap<u32, Option<u16>>,
+    /// A CPU was ever known: from then on blocks also say of which threads it is not.
+    any: bool,
+}
+
+impl Default for WrittenCpus {
+    fn default() -> Self {
+        WrittenCpus { block: 0, last: HashMap::with_capacity(MAX_THREADS), any: false }
+    }
+}
+
+impl WrittenCpus {
+    /// What the block says of a thread.
+    fn of(&mut self, tid: u32, block: u32) -> Option<Option<u16>> {
+        if self.block != block {
+            self.block = block;
+            self.last.clear();
+        }
+        self.last.get(&tid).copied().or((!self.any).then_some(None))
+    }
+
+    /// Forgets all threads when there are too many: their CPUs are written again.
+    fn set(&mut self, tid: u32, cpu: Option<u16>) {
+        if self.last.len() >= MAX_THREADS {
+            self.last.clear();
+        }
+        self.any |= cpu.is_some();
+        self.last.insert(tid, cpu);
+    }
+}
 
 /// Identifies the run of slices that counter values belong to, with that run's own numbers.
 #[derive(Debug, Clone, Copy)]
@@ -69,6 +106,38 @@ impl<W: Write> Encoder<W> {
             counters,
             data: &self.data,
         }))
+    }
+
+    /// The CPUs on which slices of a thread that were written just before started, with their starts. Nothing is
+    /// written where the block says the same already.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn op_cpus(
+        &mut self,
+        tid: u32,
+        cpus: impl IntoIterator<Item = (u64, Option<u16>)>,
+    ) -> Result<(), WriteError> {
+        // Stay in the block of these slices, even if it is full.
+        self.still_whole()?;
+        let (mut said, mut t, mut before, mut now) = (self.cpus.of(tid, self.open.number), None, 0, 0);
+        self.data.clear();
+        for (start, cpu) in cpus {
+            // As `put_slices` has it.
+            now = start.max(now);
+            if said == Some(cpu) {
+                continue;
+            }
+            match t {
+                None => t = Some(now as i64),
+                Some(_) => put_varint(&mut self.data, now - before),
+            }
+            put_varint(&mut self.data, cpu.map_or(0, |cpu| u64::from(cpu) + 1));
+            (said, before) = (Some(cpu), now);
+        }
+        let (Some(t), Some(last)) = (t, said) else { return Ok(()) };
+        self.cpus.set(tid, last);
+        self.open.put(Record::OpCpus(OpCpus { tid, t, data: &self.data }))
     }
 
     /// The name of a thread, written where an OffCpu record needs it. Forgets all names when there are too many.
