@@ -189,7 +189,7 @@ fn timelines(out: &mut Out, trace: &Trace) {
     let told = &report(trace, &options(), &LoadProgress::default());
     let mut loaded = load(trace, &LoadProgress::default());
     let (line, idents) = (timeline(&loaded), Idents::new(&loaded));
-    let labels = Labels::new(&loaded, &line, &idents, told);
+    let labels = Labels::new(&loaded, &line, &idents, Some(told));
     let header = loaded.header.clone();
     sort_runs(&mut loaded);
     let lanes = Lanes::new(&loaded, Select::default());

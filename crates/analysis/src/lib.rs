@@ -29,6 +29,7 @@ pub mod quality;
 pub mod report;
 pub mod runs;
 pub mod series;
+pub mod stacks;
 pub mod stat;
 pub mod stats;
 pub mod submissions;
