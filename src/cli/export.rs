@@ -87,8 +87,12 @@ const FORMATS: FlagGroup = FlagGroup {
         ),
         Flag::value("pprof", "OUT", "Write the gzip'd profile of `go tool pprof`"),
         Flag::value("speedscope", "OUT", "Write speedscope's JSON"),
-        Flag::value("csv", "TABLE", "Write a table as comma-separated values, to standard output or to -o OUT")
-            .choices(Choices::from_fn(|i| TABLES.get(i).copied())),
+        Flag::value(
+            "csv",
+            "TABLE",
+            "Write a table as comma-separated values, to standard output or to -o OUT",
+        )
+        .choices(Choices::from_fn(|i| TABLES.get(i).copied())),
         Flag::value("output", "OUT", "File for --csv; '-' is standard output").short('o').needs(&["csv"]),
     ],
 };
@@ -214,7 +218,9 @@ fn outputs(args: &Args) -> anyhow::Result<Vec<ExportFile>> {
             path = path.or(Some("-".into()));
         }
         let Some(path) = path else { continue };
-        if let Some((_, other, _)) = FLAGS.iter().find(|f| files.iter().any(|o| o.format == f.0 && o.path == path)) {
+        if let Some((_, other, _)) =
+            FLAGS.iter().find(|f| files.iter().any(|o| o.format == f.0 && o.path == path))
+        {
             return Err(Usage::new(format!("--{other} and --{flag} each require a separate file")).into());
         }
         files.push(ExportFile { format, path, rules: rules.hint(hint) });

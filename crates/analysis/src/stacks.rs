@@ -194,9 +194,7 @@ impl Pass<'_> {
             .map(|[layer, op]| [layer, op.replace("  ", " ")])
             .collect();
         let mut all: Vec<_> = self.sums.into_iter().collect();
-        order::by_key(&mut all, |((run, ith, phase), _)| {
-            (*run as u64, u64::from(*ith) << 8 | *phase as u64)
-        });
+        order::by_key(&mut all, |((run, ith, phase), _)| (*run as u64, u64::from(*ith) << 8 | *phase as u64));
         for ((model, thread, phase), sums) in all {
             let mut row = |frames: Vec<String>, sum: &Sum| {
                 let (calls, ns) = (sum.calls, sum.ns);

@@ -19,30 +19,15 @@ use crate::timeline::labels::Labels;
 
 /// The columns. A cell is empty if its value is not known. Times are those of timelines: CLOCK_BOOTTIME, ns.
 pub const COLUMNS: [&str; 17] = [
-    "pid",
-    // The number of the context, if the process has several.
-    "context",
-    // The engine's function.
-    "call",
-    "phase",
-    // The number of the call, as in `report --by token` and for --tokens.
-    "token",
-    // The number of the CPU graph.
-    "graph",
-    "layer",
-    "op",
-    "name",
+    "pid",     // The number of the context, if the process has several.
+    "context", // The engine's function.
+    "call", "phase", // The number of the call, as in `report --by token` and for --tokens.
+    "token", // The number of the CPU graph.
+    "graph", "layer", "op", "name",
     // The index in GGML's pool, 0 is the thread that computes the graph; then the kernel's number.
-    "thread",
-    "tid",
-    "start_ns",
-    "end_ns",
-    // At the barrier after the op.
-    "wait_ns",
-    // By the cost model.
-    "bytes",
-    "flops",
-    // Type and dimensions of the result and of the sources.
+    "thread", "tid", "start_ns", "end_ns",  // At the barrier after the op.
+    "wait_ns", // By the cost model.
+    "bytes", "flops", // Type and dimensions of the result and of the sources.
     "types",
 ];
 

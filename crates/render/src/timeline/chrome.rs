@@ -81,6 +81,9 @@ fn quoted(text: &str) -> String {
 
 /// Name, category and values of an event.
 fn event(name: &str, category: &str, values: &SliceArgs) -> String {
+    if values.is_empty() {
+        return format!(",\"name\":{},\"cat\":\"{category}\"", quoted(name));
+    }
     let mut out = open_event(name, category, values);
     out.push('}');
     out

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 
 use super::labels::Labels;
-use crate::proto::{bytes, fixed, interned, number, varint, varint_len};
 use super::{ArgValue, SliceArgs, SliceName, TOKEN, TimelineSink, category};
+use crate::proto::{bytes, fixed, interned, number, varint, varint_len};
 use analysis::lanes::LaneOwner;
 use pfi::record::Header;
 
@@ -88,8 +88,8 @@ const TIMESTAMP: u8 = (packet::TIMESTAMP << 3) as u8;
 /// Bytes buffered before they are written.
 const FULL: usize = 256 << 10;
 
-/// A value of ops that is left out: it is a part of the slice's name.
-const IN_NAME: &str = "tensor";
+/// Values of ops that are left out: a part of the slice's name, and a mean where each slice has its bytes and duration.
+const LEFT_OUT: [&str; 2] = ["tensor", "mean_gb_per_s"];
 
 /// A byte range in [`PacketSequence::tails`].
 #[derive(Clone, Copy, Default)]
@@ -284,7 +284,7 @@ impl<'o> Perfetto<'o> {
         self.lane.events += 1;
         interned(new, names::EVENTS, self.lane.events, &op.name);
         number(&mut event, event::NAME, self.lane.events);
-        for (name, value) in op.values.iter().filter(|(name, _)| *name != IN_NAME) {
+        for (name, value) in op.values.iter().filter(|(name, _)| !LEFT_OUT.contains(name)) {
             let annotation = self.annotation(name, value, true, new);
             bytes(&mut event, event::ANNOTATION, &annotation);
         }
