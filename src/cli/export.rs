@@ -53,9 +53,9 @@ report: ops of thread 0, its barrier waits, and gaps, which together are the tim
     behind: None,
     groups: &[FORMATS, WITH, PARTS],
     notes: "\
-An op takes about @@ bytes in Perfetto's format, @@ in Chrome's and @@ in a table. Ops are read from the trace and written
-as a stream: memory use grows with the number of graphs, not of ops. docs/TIMELINE.md and docs/EXPORT.md describe the
-formats.",
+An op with its wait takes about 100 bytes in Perfetto's format, 500 in Chrome's and 150 in a table; after gzip, which
+Perfetto reads, an eighth of that or less. Ops are read from the trace and written as a stream: memory use grows with the
+number of graphs, not of ops. docs/TIMELINE.md and docs/EXPORT.md describe the formats.",
     exits: super::args::EXITS,
     examples: "\
 profinfer export --perfetto run.pftrace run.pfi                     everything

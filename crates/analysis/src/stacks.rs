@@ -2,7 +2,7 @@
 //! and as separate leaves its barrier waits and the rest of the graphs' durations, so that a phase's leaves add up to
 //! the durations of its CPU graphs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::calls::{Phase, Timeline};
 use super::describe::NO_STRUCTURE;
@@ -60,10 +60,11 @@ impl Sum {
     }
 }
 
-/// Sums of one thread in one phase of a run: by ident, the last entry for positions outside the plan.
+/// Sums of one thread in one phase of a run.
+#[derive(Default)]
 struct ThreadSums {
-    ops: Vec<Sum>,
-    waits: Vec<Sum>,
+    /// Ops and the waits after them, by ident; positions outside the plan come last.
+    ops: BTreeMap<usize, (Sum, Sum)>,
     graphs: Sum,
     /// The last graph added to `graphs`.
     last: Option<u64>,
@@ -125,21 +126,11 @@ fn unrecorded(loaded: &Loaded<'_>, run: &Slices<'_>, runs: &Runs) -> usize {
 }
 
 impl Pass<'_> {
-    fn sums(&mut self, key: (usize, u16, Phase)) -> &mut ThreadSums {
-        let n = self.idents.list().len() + 1;
-        self.sums.entry(key).or_insert_with(|| ThreadSums {
-            ops: vec![Sum::default(); n],
-            waits: vec![Sum::default(); n],
-            graphs: Sum::default(),
-            last: None,
-        })
-    }
-
     /// Adds a graph's duration, once per thread.
     fn graph(&mut self, key: (usize, u16, Phase), seq: u64, t: i64, dur: u64) {
         let to = t.saturating_add_unsigned(dur);
         self.span = Some(self.span.map_or((t, to), |(a, b)| (a.min(t), b.max(to))));
-        let sums = self.sums(key);
+        let sums = self.sums.entry(key).or_default();
         if sums.last != Some(seq) {
             sums.graphs.add(dur);
             sums.last = Some(seq);
@@ -160,17 +151,15 @@ impl Pass<'_> {
             let Some(first) = thread.first().filter(|r| all_threads || r.ith == 0) else { continue };
             let key = (of, first.ith, phase);
             let (mut span, mut n) = (None::<(i64, i64)>, 0);
-            let sums = self.sums(key);
+            let sums = self.sums.entry(key).or_default();
             for (i, run) in thread.iter().enumerate() {
                 let edges = Edges::new(run, thread.get(i + 1), graph);
                 for (position, slice) in (run.first as usize..).zip(slice_iter(run)) {
                     let (time, wait) = edges.times(&slice);
-                    let last = sums.ops.len().saturating_sub(1);
-                    let at = positions.get(position).copied().unwrap_or(last);
-                    if let (Some(op), Some(waits)) = (sums.ops.get_mut(at), sums.waits.get_mut(at)) {
-                        op.add(time.unwrap_or(0));
-                        wait.into_iter().for_each(|wait| waits.add(wait));
-                    }
+                    let ident = positions.get(position).copied().unwrap_or(usize::MAX);
+                    let (op, waits) = sums.ops.entry(ident).or_default();
+                    op.add(time.unwrap_or(0));
+                    wait.into_iter().for_each(|wait| waits.add(wait));
                     let to = slice.start.saturating_add_unsigned(time.unwrap_or(0));
                     span = Some(span.map_or((slice.start, to), |(a, b)| (a.min(slice.start), b.max(to))));
                     n += 1;
@@ -188,11 +177,10 @@ impl Pass<'_> {
 
     fn rows(self, list: &[RunRow]) -> Stacks {
         let mut out = Stacks { models: models(list), span: self.span, slices: self.slices, rows: Vec::new() };
-        let labels: Vec<[String; 2]> = (0..self.idents.list().len())
-            .map(|i| [self.idents.label(i, OpKey::Layer), self.idents.label(i, OpKey::Name)])
-            .chain([[NO_STRUCTURE.to_string(), NO_STRUCTURE.to_string()]])
-            .map(|[layer, op]| [layer, op.replace("  ", " ")])
-            .collect();
+        let label =
+            |ident| [OpKey::Layer, OpKey::Name].map(|key| self.idents.label(ident, key).replace("  ", " "));
+        let labels: Vec<[String; 2]> = (0..self.idents.list().len()).map(label).collect();
+        let beyond = [NO_STRUCTURE.to_string(), NO_STRUCTURE.to_string()];
         let mut all: Vec<_> = self.sums.into_iter().collect();
         order::by_key(&mut all, |((run, ith, phase), _)| (*run as u64, u64::from(*ith) << 8 | *phase as u64));
         for ((model, thread, phase), sums) in all {
@@ -200,9 +188,10 @@ impl Pass<'_> {
                 let (calls, ns) = (sum.calls, sum.ns);
                 out.rows.push(StackRow { model, phase, thread, frames, calls, ns });
             };
-            let ops = merged(sums.ops.iter().zip(&labels).map(|(sum, [layer, op])| (sum, [layer, op])));
             let wait = WAIT_ROW.to_string();
-            let waits = merged(sums.waits.iter().zip(&labels).map(|(sum, [layer, _])| (sum, [layer, &wait])));
+            let of = |ident: &usize| labels.get(*ident).unwrap_or(&beyond);
+            let ops = merged(sums.ops.iter().map(|(ident, (op, _))| (op, of(ident).each_ref())));
+            let waits = merged(sums.ops.iter().map(|(ident, (_, sum))| (sum, [&of(ident)[0], &wait])));
             for ([layer, op], sum) in ops.iter().chain(&waits) {
                 row(vec![layer.to_string(), op.to_string()], sum);
             }
