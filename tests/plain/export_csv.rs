@@ -79,7 +79,7 @@ fn rows_are_the_slices_of_the_trace() {
                 let own = rows
                     .iter()
                     .filter(|r| r["phase"] == phase["phase"].as_str().unwrap())
-                    .filter(|r| r["thread"] == thread["ith"].to_string());
+                    .filter(|r| number(r, "thread") == thread["ith"]);
                 let own: Vec<_> = own.collect();
                 assert_eq!(own.len() as u64, thread["slices"].as_u64().unwrap());
                 let busy: u64 = own.iter().map(|r| number(r, "end_ns") - number(r, "start_ns")).sum();
