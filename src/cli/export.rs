@@ -1,4 +1,4 @@
-//! `profinfer export`: a recorded run as a timeline for other programs.
+//! `profinfer export`: a recorded run in the formats of other programs.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, IsTerminal, Write};
@@ -7,10 +7,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
-use super::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
+use super::args::{Args, Argument, Choices, Command, Flag, FlagGroup, Usage};
 use super::output::{FORCE, MODE, OutputRules, whole};
 use super::reading::{not_over, open, with_bar};
-use super::values::{time, whole as number};
+use super::values::{one_of, time, whole as number};
 use analysis::calls::{Timeline, timeline};
 use analysis::idents::Idents;
 use analysis::lanes::{Lanes, Select, Walked};
@@ -19,7 +19,12 @@ use analysis::opencl::{Profile, profile};
 use analysis::ops::sort_runs;
 use analysis::processes::Processes;
 use analysis::report::{By, ReportOptions, report, try_report};
+use analysis::runs::Runs;
+use analysis::stacks::{Stacks, stacks};
 use pfi::Trace;
+use render::ops_csv::OpsTable;
+use render::stacks::pprof::pprof;
+use render::stacks::{folded, speedscope};
 use render::table::clean;
 use render::timeline::TimelineRun;
 use render::timeline::chrome::Chrome;
@@ -30,22 +35,27 @@ use render::units::count;
 
 pub const COMMAND: Command = Command {
     name: "export",
-    about: "Write a recorded run as a timeline for Perfetto or Chrome",
+    about: "Write a recorded run as a timeline, flame graph or table for other programs",
     text: "\
-Shows what ran when: engine calls (prefill, decode), graphs, splits by backend, CPU graphs and ops on the thread that
-computes them, ops on the other threads, and the wait at the barrier after each op if it was recorded. Open the file at
-ui.perfetto.dev, which keeps it on your machine, or query it in SQL with trace_processor.
+Timelines show what ran when: engine calls (prefill, decode), graphs, splits by backend, CPU graphs and ops on the thread
+that computes them, ops on the other threads, and the wait at the barrier after each op if it was recorded. Open the file
+at ui.perfetto.dev, which keeps it on your machine, or query it in SQL with trace_processor. An op is named after its
+operation and tensor; its arguments are types and dimensions, layer, bytes and FLOPs from the cost model, the number of
+its call, the mean rate of similar ops in this run, and its bottleneck if report shows one. Timestamps are CLOCK_BOOTTIME,
+as in Perfetto's own recordings, so that both share one timeline.
 
-An op is named after its operation and tensor; its argument \"what\" has shapes and types, bytes and FLOPs from the cost
-model, the mean rate of similar ops in this run, and its bottleneck if report shows one. Timestamps are CLOCK_BOOTTIME, as
-in Perfetto's own recordings, so that both share one timeline.",
-    usage: &["--perfetto OUT FILE [OPTIONS]", "--chrome OUT FILE [OPTIONS]"],
+Flame graphs (--folded, --pprof, --speedscope) show where the time went: model, phase, layer and op. Times are those of
+report: ops of thread 0, its barrier waits, and gaps, which together are the time of the graphs.
+
+--csv ops is a table with one row per op and thread, for a data frame or database.",
+    usage: &["--perfetto OUT FILE [OPTIONS]", "--folded OUT FILE [OPTIONS]", "--csv ops FILE [-o OUT]"],
     arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input" }],
     behind: None,
-    groups: &[FORMATS, PARTS],
+    groups: &[FORMATS, WITH, PARTS],
     notes: "\
-An op takes about 30 bytes in Perfetto's format and 300 in Chrome's. Ops are read from the trace and written as a stream:
-memory use grows with the number of graphs, not of ops.",
+An op with its wait takes about 100 bytes in Perfetto's format, 500 in Chrome's and 150 in a table; after gzip, which
+Perfetto reads, an eighth of that or less. Ops are read from the trace and written as a stream: memory use grows with the
+number of graphs, not of ops. docs/TIMELINE.md and docs/EXPORT.md describe the formats.",
     exits: super::args::EXITS,
     examples: "\
 profinfer export --perfetto run.pftrace run.pfi                     everything
@@ -53,12 +63,16 @@ profinfer export --perfetto run.pftrace --tokens 10..19 run.pfi     ten calls of
 profinfer export --perfetto run.pftrace --time 1.5s..2s run.pfi     half a second
 profinfer export --perfetto all.pftrace --merge system.pftrace run.pfi
 profinfer export --perfetto gpu.pftrace --cl-trace cl_trace.json --cl-profile cl_profiling.csv run.pfi
-profinfer export --chrome - run.pfi | gzip > run.json.gz            for chrome://tracing",
+profinfer export --chrome - run.pfi | gzip > run.json.gz            for chrome://tracing
+profinfer export --folded - run.pfi | flamegraph.pl > run.svg       a flame graph
+profinfer export --pprof run.pb.gz run.pfi && go tool pprof -http=: run.pb.gz
+profinfer export --speedscope run.json --tokens 10..19 run.pfi      for speedscope.app
+profinfer export --csv ops -o ops.csv run.pfi                       one row per op and thread",
     run,
 };
 
 const FORMATS: FlagGroup = FlagGroup {
-    title: "Formats (at least one) and traces",
+    title: "Formats (at least one)",
     flags: &[
         Flag::value("perfetto", "OUT", "Write Perfetto's protobuf format; '-' is standard output"),
         Flag::value(
@@ -66,6 +80,29 @@ const FORMATS: FlagGroup = FlagGroup {
             "OUT",
             "Write Chrome's trace event JSON, for tools without Perfetto support; '-' is standard output",
         ),
+        Flag::value(
+            "folded",
+            "OUT",
+            "Write one line per stack, model;phase;layer;op and its time in ns, for flamegraph.pl and others",
+        ),
+        Flag::value("pprof", "OUT", "Write the gzip'd profile of `go tool pprof`"),
+        Flag::value("speedscope", "OUT", "Write speedscope's JSON"),
+        Flag::value(
+            "csv",
+            "TABLE",
+            "Write a table as comma-separated values, to standard output or to -o OUT",
+        )
+        .choices(Choices::from_fn(|i| TABLES.get(i).copied())),
+        Flag::value("output", "OUT", "File for --csv; '-' is standard output").short('o').needs(&["csv"]),
+    ],
+};
+
+/// The tables of --csv and their meanings.
+const TABLES: [(&str, &str); 1] = [("ops", "one row per op and thread")];
+
+const WITH: FlagGroup = FlagGroup {
+    title: "Other traces in a timeline",
+    flags: &[
         Flag::value(
             "merge",
             "OTHER",
@@ -77,7 +114,8 @@ const FORMATS: FlagGroup = FlagGroup {
             "JSON",
             "Add the kernels from llama.cpp's cl_trace.json, written by a backend built with \
              GGML_OPENCL_PROFILING",
-        ),
+        )
+        .needs(&["perfetto", "chrome"]),
         Flag::value(
             "cl-profile",
             "CSV",
@@ -102,6 +140,8 @@ const PARTS: FlagGroup = FlagGroup {
             "Include only what begins from A to B after the first call, e.g. 500ms..2s; also A.. or ..B",
         ),
         Flag::value("pid", "PID", "Include only this process [default: all recorded processes]"),
+        Flag::switch("all-threads", "Flame graphs: add up the ops of all threads, not only of thread 0")
+            .needs(&["folded", "pprof", "speedscope"]),
         FORCE,
         MODE,
     ],
@@ -140,24 +180,67 @@ fn times(text: &str) -> Result<Ends<i64>, String> {
     })
 }
 
+/// What is written, in this order.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Format {
+    Perfetto,
+    Chrome,
+    Folded,
+    Pprof,
+    Speedscope,
+    Ops,
+}
+
+/// Each format with its flag and what to say about it.
+const FLAGS: [(Format, &str, &str); 6] = [
+    (Format::Perfetto, "perfetto", " with --perfetto"),
+    (Format::Chrome, "chrome", " with --chrome"),
+    (Format::Folded, "folded", " with --folded"),
+    (Format::Pprof, "pprof", " with --pprof"),
+    (Format::Speedscope, "speedscope", " with --speedscope"),
+    (Format::Ops, "output", " with -o"),
+];
+
+/// A file to write.
+struct ExportFile {
+    format: Format,
+    path: PathBuf,
+    rules: OutputRules,
+}
+
+/// The requested files.
+fn outputs(args: &Args) -> anyhow::Result<Vec<ExportFile>> {
+    let rules = OutputRules::read(args)?;
+    let mut files: Vec<ExportFile> = Vec::new();
+    for (format, flag, hint) in FLAGS {
+        let mut path = args.path(flag)?;
+        if format == Format::Ops && args.option("csv", one_of(&TABLES))?.is_some() {
+            path = path.or(Some("-".into()));
+        }
+        let Some(path) = path else { continue };
+        if let Some((_, other, _)) =
+            FLAGS.iter().find(|f| files.iter().any(|o| o.format == f.0 && o.path == path))
+        {
+            return Err(Usage::new(format!("--{other} and --{flag} each require a separate file")).into());
+        }
+        files.push(ExportFile { format, path, rules: rules.hint(hint) });
+    }
+    if files.is_empty() {
+        return Err(Usage::new(
+            "a format is required: --perfetto, --chrome, --folded, --pprof or --speedscope OUT, or --csv ops",
+        )
+        .into());
+    }
+    Ok(files)
+}
+
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let file = PathBuf::from(args.needed_argument("FILE")?);
-    let (perfetto, chrome) = (args.path("perfetto")?, args.path("chrome")?);
-    if perfetto.is_none() && chrome.is_none() {
-        return Err(Usage::new("--perfetto OUT or --chrome OUT is required").into());
-    }
-    if perfetto == chrome {
-        return Err(Usage::new("--perfetto and --chrome each require a separate file").into());
-    }
-    let rules = OutputRules::read(args)?;
-    let out = ExportFiles {
-        perfetto: perfetto.as_deref().map(|path| (path, rules.hint(" with --perfetto"))),
-        chrome: chrome.as_deref().map(|path| (path, rules.hint(" with --chrome"))),
-    };
+    let out = outputs(args)?;
     let merge = args.path("merge")?;
     let beside = [args.path("cl-trace")?, args.path("cl-profile")?];
     let inputs = [Some(&file), merge.as_ref(), beside[0].as_ref(), beside[1].as_ref()];
-    for (path, rules) in [out.perfetto, out.chrome].into_iter().flatten() {
+    for ExportFile { path, rules, .. } in &out {
         inputs.into_iter().flatten().try_for_each(|input| not_over(path, input))?;
         rules.check(path)?;
     }
@@ -165,6 +248,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         tokens: args.option("tokens", tokens)?,
         time: args.option("time", times)?,
         pid: args.option("pid", number(1, u32::MAX.into()))?,
+        all_threads: args.flag("all-threads"),
     };
     let trace = open(&file, "export")?;
     let other = merge.as_deref().map(Other::open).transpose()?;
@@ -174,17 +258,12 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The files to write.
-struct ExportFiles<'a> {
-    perfetto: Option<(&'a Path, OutputRules)>,
-    chrome: Option<(&'a Path, OutputRules)>,
-}
-
 /// The requested part of the run.
 struct CutArgs {
     tokens: Option<Ends<u64>>,
     time: Option<Ends<i64>>,
     pid: Option<u32>,
+    all_threads: bool,
 }
 
 impl CutArgs {
@@ -261,28 +340,38 @@ impl Other {
     }
 }
 
+/// A loaded trace and the requested part of it.
+struct Source<'l, 'a> {
+    loaded: &'l Loaded<'a>,
+    line: &'l Timeline,
+    idents: &'l Idents,
+    select: Select,
+}
+
 fn export(
     trace: &Trace,
     cut: &CutArgs,
     cl: &OpenclExport,
-    out: &ExportFiles<'_>,
+    out: &[ExportFile],
     other: Option<&Other>,
 ) -> anyhow::Result<()> {
+    let timelines = out.iter().any(|o| matches!(o.format, Format::Perfetto | Format::Chrome));
     let progress = LoadProgress::default();
     let pid = cut.pid.map(Into::into);
     let options = ReportOptions { tables: vec![By::Name], pid, others: true, ..ReportOptions::default() };
     // `select` below reports an unknown process.
-    let told = with_bar(&progress, || {
-        try_report(trace, &options, &progress).unwrap_or_else(|_| report(trace, &options, &progress))
+    let told = timelines.then(|| {
+        with_bar(&progress, || {
+            try_report(trace, &options, &progress).unwrap_or_else(|_| report(trace, &options, &progress))
+        })
     });
     let mut loaded = load(trace, &LoadProgress::default());
     let line = timeline(&loaded);
     let select = cut.select(&loaded, &line)?;
     let idents = Idents::new(&loaded);
-    let labels = Labels::new(&loaded, &line, &idents, &told);
+    let labels = Labels::new(&loaded, &line, &idents, told.as_ref());
     drop(told);
-    let header = loaded.header.clone();
-    if header.is_none() {
+    if loaded.header.is_none() {
         warn(
             "the trace header is missing: timestamps stay CLOCK_MONOTONIC and may not line up with other \
          traces",
@@ -292,32 +381,49 @@ fn export(
         warn(damage)?;
     }
     sort_runs(&mut loaded);
-    let lanes = Lanes::new(&loaded, select);
+    let source = Source { loaded: &loaded, line: &line, idents: &idents, select };
+    if timelines {
+        write_timelines(&source, &labels, cl, out, other)?;
+    }
+    write_tables(&source, &labels, cut.all_threads, out)
+}
+
+fn write_timelines(
+    source: &Source<'_, '_>,
+    labels: &Labels,
+    cl: &OpenclExport,
+    out: &[ExportFile],
+    other: Option<&Other>,
+) -> anyhow::Result<()> {
+    let Source { loaded, line, idents, select } = *source;
+    let lanes = Lanes::new(loaded, select);
     if lanes.list.is_empty() {
         bail!(NOTHING);
     }
-    let device = cl.profile(&loaded)?;
-    let mut run = TimelineRun::new(&loaded, &line, &lanes, &idents, &labels);
+    let device = cl.profile(loaded)?;
+    let mut run = TimelineRun::new(loaded, line, &lanes, idents, labels);
     run.opencl = device.as_ref();
+    let header = loaded.header.as_ref();
     let mut cut_slices = 0;
-    if let Some(place) = out.perfetto {
-        let done = to_file(place, true, &mut |out| {
-            let mut perfetto =
-                Perfetto::new(out, &labels, header.as_ref(), other.map_or(1, |o| o.first_free));
-            let done = run.draw(&mut perfetto)?;
-            match (other, header.as_ref()) {
-                // Ours comes first: the other's clock readings then continue from ours.
-                (Some(other), _) => drop(io::copy(&mut File::open(&other.path)?, out)?),
-                (None, Some(header)) => perfetto.same_instant(header)?,
-                (None, None) => {}
+    for file in out {
+        let done = match file.format {
+            Format::Perfetto => to_file(file, NOTHING, &mut |out| {
+                let mut perfetto = Perfetto::new(out, labels, header, other.map_or(1, |o| o.first_free));
+                let done = run.draw(&mut perfetto)?;
+                match (other, header) {
+                    // Ours comes first: the other's clock readings then continue from ours.
+                    (Some(other), _) => drop(io::copy(&mut File::open(&other.path)?, out)?),
+                    (None, Some(header)) => perfetto.same_instant(header)?,
+                    (None, None) => {}
+                }
+                Ok(done)
+            })?,
+            Format::Chrome => {
+                to_file(file, NOTHING, &mut |out| run.draw(&mut Chrome::new(out, labels, header)))?
             }
-            Ok(done)
-        })?;
+            _ => continue,
+        };
         cut_slices = done.cut;
-    }
-    if let Some(place) = out.chrome {
-        cut_slices =
-            to_file(place, false, &mut |out| run.draw(&mut Chrome::new(out, &labels, header.as_ref())))?.cut;
     }
     if cut_slices > 0 {
         warn(&format!(
@@ -328,29 +434,69 @@ fn export(
     Ok(())
 }
 
+/// Flame graphs and tables.
+fn write_tables(
+    source: &Source<'_, '_>,
+    labels: &Labels,
+    all_threads: bool,
+    out: &[ExportFile],
+) -> anyhow::Result<()> {
+    let Source { loaded, line, idents, select } = *source;
+    let runs = Runs::of(loaded, line);
+    let mut summed: Option<Stacks> = None;
+    for file in out {
+        let mut flame = |write: &mut dyn FnMut(&mut dyn Write, &Stacks) -> io::Result<()>| {
+            let of = summed.get_or_insert_with(|| stacks(loaded, line, &runs, idents, &select, all_threads));
+            let done = Walked { slices: of.slices, cut: 0 };
+            if of.slices == 0 {
+                bail!(NO_OPS);
+            }
+            to_file(file, NO_OPS, &mut |out| write(out, of).map(|()| done))
+        };
+        match file.format {
+            Format::Perfetto | Format::Chrome => {}
+            Format::Folded => drop(flame(&mut |out, of| folded(out, of))?),
+            Format::Speedscope => drop(flame(&mut |out, of| speedscope(out, of))?),
+            Format::Pprof => drop(flame(&mut |out, of| pprof(out, of, loaded.header.as_ref()))?),
+            Format::Ops => {
+                let table = OpsTable { loaded, line, idents, labels, runs: &runs, select };
+                to_file(file, NO_OPS, &mut |out| Ok(Walked { slices: table.write(out)?, cut: 0 }))?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// An empty timeline would look like a run without work.
 const NOTHING: &str = "no engine call, graph or op begins in the selected range";
+
+/// A flame graph or table without ops.
+const NO_OPS: &str = "no op begins in the selected range: ops are recorded at level op and above";
 
 fn warn(text: &str) -> io::Result<()> {
     writeln!(io::stderr(), "profinfer: {}", clean(text))
 }
 
-/// Writes a file, or standard output, through `write`.
+/// Writes a file, or standard output, through `write`; `nothing` is the error if there is nothing to write.
 fn to_file(
-    (path, rules): (&Path, OutputRules),
-    binary: bool,
+    ExportFile { format, path, rules }: &ExportFile,
+    nothing: &'static str,
     write: &mut dyn FnMut(&mut dyn Write) -> io::Result<Walked>,
 ) -> anyhow::Result<Walked> {
     if path.as_os_str() == "-" {
         let stdout = io::stdout();
-        if binary && stdout.is_terminal() {
-            bail!("not writing Perfetto's binary format to a terminal: give a file, or redirect to a pipe");
+        if matches!(format, Format::Perfetto | Format::Pprof) && stdout.is_terminal() {
+            bail!("not writing a binary format to a terminal: give a file, or redirect to a pipe");
         }
-        return Ok(write(&mut stdout.lock())?);
+        let done = write(&mut stdout.lock())?;
+        if done.slices == 0 {
+            bail!(nothing);
+        }
+        return Ok(done);
     }
-    let done = whole(path, rules, |done: &Walked| done.slices > 0, |out| write(out))?;
+    let done = whole(path, *rules, |done: &Walked| done.slices > 0, |out| write(out))?;
     if done.slices == 0 {
-        bail!(NOTHING);
+        bail!(nothing);
     }
     Ok(done)
 }

@@ -16,9 +16,14 @@ use analysis::load::{LoadProgress, load};
 use analysis::ops::sort_runs;
 use analysis::overview::overview;
 use analysis::report::{self, By, report};
+use analysis::runs::Runs;
+use analysis::stacks::stacks;
 use analysis::stat::shapes::of_trace;
 use analysis::stat::{self, View, stat};
 use pfi::Trace;
+use render::ops_csv::OpsTable;
+use render::stacks::pprof::pprof;
+use render::stacks::{folded, speedscope};
 use render::table::Style;
 use render::timeline::TimelineRun;
 use render::timeline::chrome::Chrome;
@@ -194,7 +199,7 @@ fn timelines(out: &mut Out, trace: &Trace) {
     let told = &report(trace, &options(), &LoadProgress::default());
     let mut loaded = load(trace, &LoadProgress::default());
     let (line, idents) = (timeline(&loaded), Idents::new(&loaded));
-    let labels = Labels::new(&loaded, &line, &idents, told);
+    let labels = Labels::new(&loaded, &line, &idents, Some(told));
     let header = loaded.header.clone();
     sort_runs(&mut loaded);
     let lanes = Lanes::new(&loaded, Select::default());
@@ -203,6 +208,19 @@ fn timelines(out: &mut Out, trace: &Trace) {
     run.draw(&mut Perfetto::new(out, &labels, header.as_ref(), 1)).unwrap();
     out.binary = false;
     run.draw(&mut Chrome::new(out, &labels, header.as_ref())).unwrap();
+    let runs = Runs::of(&loaded, &line);
+    let select = Select::default();
+    OpsTable { loaded: &loaded, line: &line, idents: &idents, labels: &labels, runs: &runs, select }
+        .write(out)
+        .unwrap();
+    for all_threads in [false, true] {
+        let stacks = stacks(&loaded, &line, &runs, &idents, &select, all_threads);
+        folded(out, &stacks).unwrap();
+        speedscope(out, &stacks).unwrap();
+        out.binary = true;
+        pprof(out, &stacks, header.as_ref()).unwrap();
+        out.binary = false;
+    }
 }
 
 fn live(out: &mut Out, trace: &Trace) {

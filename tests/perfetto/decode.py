@@ -4,7 +4,8 @@ as JSON, for tests/plain/export_perfetto.rs. Exits 3 if the package is not avail
 usage: decode.py TRACE
 
 unknown: fields that the definitions do not have. tracks: each with its totals by name (slices, ns), the deepest nesting,
-and whether every slice ended within the one it began in. A time is CLOCK_BOOTTIME, ns.
+whether every slice ended within the one it began in, and the number of its events by category ("" has none). A time is
+CLOCK_BOOTTIME, ns. thread_ordering: that of the root, 1 if the ranks of threads count.
 """
 
 import json
@@ -14,7 +15,7 @@ try:
     from google.protobuf.unknown_fields import UnknownFieldSet
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 except ImportError as e:
-    print(f"the package perfetto is not to be had: {e}", file=sys.stderr)
+    print(f"the package perfetto is not available: {e}", file=sys.stderr)
     sys.exit(3)
 
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
@@ -36,7 +37,7 @@ class Sequence:
     def __init__(self):
         self.now = None
         self.track = None
-        self.names, self.texts, self.keys = {}, {}, {}
+        self.names, self.texts, self.keys, self.categories = {}, {}, {}, {}
 
     def state(self, packet):
         if packet.sequence_flags & 1:
@@ -49,13 +50,21 @@ class Sequence:
             assert packet.trace_packet_defaults.timestamp_clock_id == 64
             self.track = packet.trace_packet_defaults.track_event_defaults.track_uuid
         data = packet.interned_data
-        for to, entries in ((self.names, data.event_names), (self.keys, data.debug_annotation_names)):
+        for to, entries in (
+            (self.names, data.event_names),
+            (self.keys, data.debug_annotation_names),
+            (self.categories, data.event_categories),
+        ):
             for e in entries:
                 assert e.iid not in to, "interned twice"
                 to[e.iid] = e.name
         for e in data.debug_annotation_string_values:
             assert e.iid not in self.texts, "interned twice"
             self.texts[e.iid] = e.str.decode()
+
+    def category(self, event):
+        assert len(event.category_iids) <= 1 and not event.categories
+        return self.categories[event.category_iids[0]] if event.category_iids else ""
 
     def values(self, event):
         out = {}
@@ -70,6 +79,7 @@ class Track:
     def __init__(self):
         self.about, self.open, self.totals, self.slices = {}, [], {}, []
         self.deepest, self.nested, self.instants, self.counts = 0, True, [], []
+        self.categories = {}
 
     def begin(self, t, name, values):
         self.nested &= not self.open or self.open[-1][0] <= t
@@ -90,7 +100,7 @@ class Track:
 def main():
     with open(sys.argv[1], "rb") as f:
         trace = proto.Trace.FromString(f.read())
-    sequences, tracks, snapshots, before = {}, {}, [], 0
+    sequences, tracks, snapshots, before, thread_ordering = {}, {}, [], 0, 0
     for packet in trace.packet:
         sequence = sequences.setdefault(packet.trusted_packet_sequence_id, Sequence())
         sequence.state(packet)
@@ -103,10 +113,14 @@ def main():
             snapshots.append({c.clock_id: c.timestamp for c in packet.clock_snapshot.clocks})
         if packet.HasField("track_descriptor"):
             d = packet.track_descriptor
+            if d.uuid == 0:
+                assert d.HasField("uuid"), "the root has the id 0, which must be written"
+                thread_ordering = d.thread_ordering
+                continue
             about = tracks.setdefault(d.uuid, Track()).about
             about.update(name=d.name or d.thread.thread_name or d.process.process_name, parent=d.parent_uuid)
             about.update(pid=d.thread.pid or d.process.pid, tid=d.thread.tid, cmdline=list(d.process.cmdline))
-            about.update(unit=d.counter.unit_name)
+            about.update(unit=d.counter.unit_name, rank=d.sibling_order_rank)
         if not packet.HasField("track_event"):
             continue
         event = packet.track_event
@@ -117,8 +131,12 @@ def main():
             t = packet.timestamp
         track = tracks[event.track_uuid or sequence.track]
         name = sequence.names.get(event.name_iid, event.name)
+        category = sequence.category(event)
+        if event.type != END:
+            track.categories[category] = track.categories.get(category, 0) + 1
         if event.type == BEGIN:
-            track.begin(t, name, {"args": sequence.values(event), "flows": list(event.flow_ids)})
+            values = {"args": sequence.values(event), "flows": list(event.flow_ids), "category": category}
+            track.begin(t, name, values)
         elif event.type == END:
             track.end(t)
         elif event.type == INSTANT:
@@ -130,8 +148,9 @@ def main():
         track.nested &= not track.open
         out.append({"uuid": uuid, **track.about, "totals": track.totals, "deepest": track.deepest,
                     "nested": track.nested, "slices": track.slices, "instants": track.instants,
-                    "counts": track.counts})
-    json.dump({"unknown": unknown(trace), "sequences": sorted(sequences), "snapshots": snapshots, "tracks": out}, sys.stdout)
+                    "counts": track.counts, "categories": track.categories})
+    told = {"unknown": unknown(trace), "sequences": sorted(sequences), "snapshots": snapshots, "tracks": out}
+    json.dump({**told, "thread_ordering": thread_ordering}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ fetch() (
     new=$(mktemp -d "$tree.XXXXXX")
     trap 'rm -rf "$new"' EXIT
     (cd "$new" && "$here/../../cross/apt.sh" $suite "$architecture" apt-get -qq download perfetto libc6 libstdc++6 libgcc-s1 \
-        zlib1g >log 2>&1) || { tail -n 3 "$new/log" >&2; cannot "package perfetto of Debian $suite is not to be had"; }
+        zlib1g >log 2>&1) || { tail -n 3 "$new/log" >&2; cannot "package perfetto of Debian $suite could not be downloaded"; }
     for deb in "$new"/*.deb; do
         dpkg-deb --fsys-tarfile "$deb" | tar x -C "$new" --exclude='./usr/share/*' --exclude='*/gconv/*'
         rm "$deb"

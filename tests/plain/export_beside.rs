@@ -115,7 +115,7 @@ fn a_call_and_its_graphs_are_joined() {
     let flows = |name: &str| -> Vec<&Value> {
         slices.iter().filter(|s| s["name"] == name).map(|s| &s["flows"][0]).collect()
     };
-    let (prefill, decode, graphs) = (flows("prefill"), flows("decode"), flows("graph"));
+    let (prefill, decode, graphs) = (flows("prefill 0"), flows("decode 1"), flows("graph"));
     assert_eq!(graphs, [prefill[0], prefill[0], decode[0]]);
     assert!(prefill[0] != decode[0] && prefill[0].is_u64());
 }

@@ -38,6 +38,7 @@ fn totals_are_those_of_the_report() {
     let report: Value = serde_json::from_slice(&profinfer(&["report", "--json", &file]).stdout).unwrap();
     for ith in 0..2u64 {
         let (mut open, mut ops, mut waits) = (Vec::new(), 0, 0);
+        let name: Value = format!("ggml {ith}").into();
         let events = all["traceEvents"].as_array().unwrap();
         for e in events.iter().filter(|e| e["tid"] == u64::from(TID) + ith) {
             match e["ph"].as_str().unwrap() {
@@ -47,11 +48,12 @@ fn totals_are_those_of_the_report() {
                     let dur = ns(&e["ts"]).checked_sub(from).unwrap();
                     match cat {
                         "op" => ops += dur,
-                        "wait" => waits += dur,
+                        "barrier" => waits += dur,
                         _ => {}
                     }
                 }
-                _ => assert_eq!(e["name"], "thread_name"),
+                _ if e["name"] == "thread_sort_index" => assert_eq!(e["args"]["sort_index"], ith),
+                _ => assert_eq!((&e["name"], &e["args"]["name"]), (&"thread_name".into(), &name)),
             }
         }
         assert!(open.is_empty());
@@ -65,7 +67,7 @@ fn totals_are_those_of_the_report() {
     let events = all["traceEvents"].as_array().unwrap();
     let op = &events.iter().find(|e| e["name"] == "MUL_MAT Kcur-1").unwrap()["args"];
     assert_eq!((&op["op"], &op["tensor"], &op["layer"]), (&"MUL_MAT".into(), &"Kcur-1".into(), &1.into()));
-    assert_eq!((&op["shape"], &op["sources"]), (&"f32[32,4]".into(), &"q4_0[64,32], f32[64,4]".into()));
+    assert_eq!((&op["types"], &op["token"]), (&"f32[32,4] = q4_0[64,32], f32[64,4]".into(), &0.into()));
     assert!(op["bytes"].is_u64() && op["flops"].is_u64() && op["mean_gb_per_s"].is_f64());
 }
 

@@ -12,10 +12,16 @@ use serde_json::Value;
 use synth_trace::*;
 use timeline::*;
 
-const ABOVE: [&str; 6] = ["prefill", "decode", "graph", "split CPU", "CPU graph", "(barrier wait)"];
+const ABOVE: [&str; 4] = ["graph", "split CPU", "CPU graph", "(barrier wait)"];
 
 fn is_op(name: &str) -> bool {
-    !ABOVE.contains(&name)
+    !ABOVE.contains(&name) && !is_call(name, "prefill") && !is_call(name, "decode")
+}
+
+/// `decode 17`
+fn is_call(name: &str, phase: &str) -> bool {
+    let number = name.strip_prefix(phase).and_then(|rest| rest.strip_prefix(' '));
+    number.is_some_and(|n| n.parse::<u64>().is_ok())
 }
 
 fn run(spec: Spec) -> Vec<u8> {
@@ -56,7 +62,7 @@ fn totals_of_tracks_are_those_of_the_report() {
                 .sum::<u64>()
         };
         for name in ["prefill", "decode"] {
-            assert_eq!(total(main, |n| n == name), (phase(name, "calls"), phase(name, "in_call_ns")));
+            assert_eq!(total(main, |n| is_call(n, name)), (phase(name, "calls"), phase(name, "in_call_ns")));
         }
         assert_eq!(total(main, |n| n == "CPU graph"), (phase("", "cpu_graphs"), phase("", "graph_ns")));
         assert_eq!(total(main, |n| n == "split CPU").1, reported(&report, "splits", |_| true, "total_ns"));
@@ -73,20 +79,91 @@ fn slices_say_what_they_are() {
     let tracks = all["tracks"].as_array().unwrap();
     let process = tracks.iter().find(|t| t["pid"] == PID && t["tid"] == 0).unwrap();
     assert_eq!((&process["name"], &process["cmdline"][0]), (&"llama-cli".into(), &"llama-cli -m x".into()));
-    assert_eq!(track(&all, u64::from(TID) + 1)["name"], "ggml thread 1");
     let main = track(&all, TID.into());
     assert_eq!(main["parent"], process["uuid"]);
     let slices = main["slices"].as_array().unwrap();
     let first = |name: &str| &slices.iter().find(|s| s["name"] == name).unwrap()["args"];
-    assert_eq!(*first("prefill"), serde_json::json!({"token": 0, "tokens": 7}));
+    assert_eq!(*first("prefill 0"), serde_json::json!({"token": 0, "tokens": 7}));
     assert_eq!(first("graph")["ubatch"], 4);
     assert_eq!(first("CPU graph")["threads"], 2);
-    let what = first("MUL_MAT Kcur-1")["what"].as_str().unwrap();
-    assert!(what.starts_with("f32[32,4] = q4_0[64,32], f32[64,4]; "), "{what}");
-    assert!(what.contains("FLOP") && what.contains("; mean "), "{what}");
+    let op = first("MUL_MAT Kcur-1");
+    assert_eq!((&op["op"], &op["layer"], &op["token"]), (&"MUL_MAT".into(), &1.into(), &0.into()));
+    assert_eq!(op["types"], "f32[32,4] = q4_0[64,32], f32[64,4]");
+    // 32 rows of two blocks of 18 bytes, and both matrices of f32; a multiplication and an addition per weight.
+    let read = 32 * 2 * 18 + 4 * 64 * 4;
+    assert_eq!((&op["bytes"], &op["flops"]), (&(read + 4 * 32 * 4).into(), &(2 * 32 * 64 * 4).into()));
     // Two norms in one hit; a nameless node by its weight.
     assert!(slices.iter().any(|s| s["name"] == "RMS_NORM+MUL attn_norm-0"));
     assert!(slices.iter().any(|s| s["name"] == "MUL_MAT node_{N} [blk.1.attn_output.weight]"));
+}
+
+/// Every event has a category, and each is of its kind: viewers filter by them.
+#[test]
+fn events_have_categories() {
+    let mut synth = Synth::new(Vec::new(), Spec::default());
+    synth.call(4, |p, t| 2000 + 10 * p as u64 + 5 * u64::from(t));
+    synth.call(1, |p, t| 1000 + 10 * p as u64 + 5 * u64::from(t));
+    causes::one_of_each(&mut synth);
+    let files = files(&synth.enc.finish(&footer("target exited")).unwrap());
+    let Some(all) = files.export(&[]) else { return };
+    let tracks = all["tracks"].as_array().unwrap();
+    let count = |track: &Value, name: &str| track["categories"][name].as_u64().unwrap_or(0);
+    let sum = |name: &str| tracks.iter().map(|t| count(t, name)).sum::<u64>();
+    assert_eq!(sum(""), 0);
+    let main = track(&all, TID.into());
+    assert_eq!(count(main, "op") + count(main, "function"), total(main, is_op).0);
+    assert_eq!(count(main, "barrier"), total(main, |n| n == "(barrier wait)").0);
+    assert_eq!(count(main, "call"), 2);
+    assert_eq!(count(main, "graph"), total(main, |n| n == "graph" || n == "CPU graph").0);
+    assert_eq!(count(main, "split"), total(main, |n| n == "split CPU").0);
+    for (track, of) in [("thread state", "state"), ("tokens/s", "counter"), ("profinfer record", "recorder")]
+    {
+        let found = tracks.iter().find(|t| t["name"] == track).unwrap_or_else(|| panic!("{track}"));
+        let only = found["categories"].as_object().unwrap();
+        assert!(only.len() == 1 && count(found, of) > 0, "{track}: {only:?}");
+    }
+}
+
+/// Ops of all threads say which call they are of; that of thread 0 can also be seen from the slices around them.
+#[test]
+fn ops_of_all_threads_have_the_number_of_their_call() {
+    let files = files(&run(Spec::default()));
+    let Some(all) = files.export(&[]) else { return };
+    let numbers = |tid: u64| {
+        let slices = track(&all, tid)["slices"].as_array().unwrap().iter();
+        let ops = slices.filter(|s| s["category"] == "op").map(|s| s["args"]["token"].as_u64().unwrap());
+        ops.fold(vec![0; 6], |mut sum, n| {
+            sum[n as usize] += 1;
+            sum
+        })
+    };
+    let of_call = |seq: u64| {
+        let slices = track(&all, TID.into())["slices"].as_array().unwrap().iter();
+        let named = |s: &&Value| s["args"]["token"] == seq && s["category"] == "call";
+        let call = slices.clone().find(named).unwrap();
+        let inside = |s: &&Value| {
+            let t = |s: &Value| s["t"].as_u64().unwrap();
+            t(call) <= t(s) && t(s) < t(call) + call["dur"].as_u64().unwrap()
+        };
+        slices.filter(|s| s["category"] == "op").filter(inside).count()
+    };
+    assert_eq!(numbers(TID.into()), (0..6).map(of_call).collect::<Vec<_>>());
+    assert_eq!(numbers(u64::from(TID) + 1), numbers(TID.into()));
+}
+
+/// Threads are named by their number in GGML's pool, and in its order.
+#[test]
+fn threads_have_the_names_and_order_of_the_pool() {
+    let files = files(&run(Spec { threads: 4, ..Spec::default() }));
+    let Some(all) = files.export(&[]) else { return };
+    assert_eq!(all["thread_ordering"], 1);
+    let of = |ith: u64| track(&all, u64::from(TID) + ith);
+    for ith in 0..4 {
+        assert_eq!(of(ith)["name"], format!("ggml {ith}"));
+    }
+    let ranks: Vec<i64> = (0..4).map(|ith| of(ith)["rank"].as_i64().unwrap()).collect();
+    // Tracks without a rank count as 0.
+    assert!(ranks.is_sorted_by(|a, b| a < b) && ranks.iter().all(|rank| *rank < 0), "{ranks:?}");
 }
 
 /// The offset between the trace's clock and CLOCK_BOOTTIME is that of the header.
@@ -112,15 +189,18 @@ fn times_are_boottime() {
     let Some(all) = files.export(&[]) else { return };
     let slice = &track(&all, 8)["slices"][0];
     assert_eq!(slice["t"], ORIGIN + 77_000_000_005);
-    assert_eq!((&slice["name"], &slice["args"]["cut_by_end_of_recording"]), (&"decode".into(), &true.into()));
+    assert_eq!(
+        (&slice["name"], &slice["args"]["cut_by_end_of_recording"]),
+        (&"decode 3".into(), &true.into())
+    );
     let snapshot = &all["snapshots"][0];
     assert_eq!(snapshot["6"].as_u64().unwrap() - snapshot["3"].as_u64().unwrap(), 77_000_000_000);
     assert_eq!(snapshot["1"], 1_700_000_000_000_000_000u64);
 }
 
 #[test]
-fn an_op_takes_at_most_32_bytes() {
-    for barrier in [false, true] {
+fn ops_and_waits_take_few_bytes() {
+    for (barrier, most) in [(false, 70), (true, 48)] {
         let files = files(&[]);
         // Names are stored once: enough ops to make them negligible.
         generate(Path::new(&files.trace), 300_000, barrier);
@@ -131,7 +211,7 @@ fn an_op_takes_at_most_32_bytes() {
         let bytes = std::fs::metadata(&files.out).unwrap().len();
         // A wait is a separate slice.
         let slices = if barrier { 2 * ops } else { ops };
-        assert!(bytes <= 32 * slices, "{} bytes a slice, barrier: {barrier}", bytes as f64 / slices as f64);
+        assert!(bytes <= most * slices, "{} bytes a slice, barrier: {barrier}", bytes as f64 / slices as f64);
     }
 }
 
@@ -140,12 +220,12 @@ fn parts_by_token_time_and_process() {
     let files = files(&run(Spec::default()));
     let Some(all) = files.export(&["--tokens", "2..3"]) else { return };
     let main = track(&all, TID.into());
-    assert_eq!(total(main, |n| n == "decode").0, 2);
+    assert_eq!(total(main, |n| is_call(n, "decode")).0, 2);
     assert_eq!(total(main, |n| n == "CPU graph").0, 2);
     let ops = total(main, is_op).0;
     assert_eq!(total(track(&all, u64::from(TID) + 1), is_op).0, ops);
     let whole = files.export(&["--pid", &PID.to_string(), "--time", "0s.."]).unwrap();
-    assert_eq!(total(track(&whole, TID.into()), |n| n == "decode").0, 5);
+    assert_eq!(total(track(&whole, TID.into()), |n| is_call(n, "decode")).0, 5);
     // Everything that begins in the first 100 us, and nothing else.
     let begin = files.export(&["--time", "..100us"]).unwrap();
     let slices = track(&begin, TID.into())["slices"].as_array().unwrap();
@@ -189,10 +269,10 @@ fn of_several_processes_one_can_be_chosen() {
     }
     let files = files(&e.finish(&footer("signal")).unwrap());
     let Some(all) = files.export(&[]) else { return };
-    assert_eq!([5, 6].map(|tid| total(track(&all, tid), |n| n == "decode").0), [2, 1]);
+    assert_eq!([5, 6].map(|tid| total(track(&all, tid), |n| is_call(n, "decode")).0), [2, 1]);
     let one = files.export(&["--pid", "6"]).unwrap();
     assert!(one["tracks"].as_array().unwrap().iter().all(|t| t["pid"] != 5));
-    assert_eq!(total(track(&one, 6), |n| n == "decode").0, 1);
+    assert_eq!(total(track(&one, 6), |n| is_call(n, "decode")).0, 1);
 }
 
 /// Engines that start new threads for each graph get one track per slot in the pool.
@@ -235,11 +315,8 @@ fn threads_that_come_and_go_share_a_track() {
     let Some(all) = few.export(&[]) else { return };
     assert_eq!(track(&all, 9001)["totals"].as_object().unwrap().len(), 1);
     let all = files(&bytes[1]).export(&[]).unwrap();
-    let shared = all["tracks"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|t| t["name"] == "ggml thread 1 of 4243 (many threads)");
+    let shared =
+        all["tracks"].as_array().unwrap().iter().find(|t| t["name"] == "ggml 1 of 4243 (many threads)");
     assert_eq!(total(shared.unwrap(), is_op), (20, 2000));
 }
 
@@ -275,7 +352,7 @@ fn what_cannot_be_exported_is_told() {
         assert_eq!((out.status.code(), err.lines().count()), (Some(code), 1), "{err}");
         assert!(err.contains(why), "{err}");
     };
-    refused(&["export", &files.trace], 2, "--perfetto OUT or --chrome OUT is required");
+    refused(&["export", &files.trace], 2, "a format is required");
     refused(&["export", "--perfetto", &files.trace, &files.trace], 2, "cannot also be the output");
     refused(&["export", "--perfetto", "/no/such/dir/x", &files.trace], 1, "cannot write /no/such/dir/x");
     refused(&["export", "--perfetto", "x", "--chrome", "x", &files.trace], 2, "a separate file");

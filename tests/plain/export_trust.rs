@@ -28,7 +28,7 @@ fn drawn(bytes: Vec<u8>) -> (Vec<u8>, Vec<u8>, Walked) {
     let mut loaded = load(&trace, &LoadProgress::default());
     let line = timeline(&loaded);
     let idents = Idents::new(&loaded);
-    let labels = Labels::new(&loaded, &line, &idents, &told);
+    let labels = Labels::new(&loaded, &line, &idents, Some(&told));
     sort_runs(&mut loaded);
     let lanes = Lanes::new(&loaded, Select::default());
     let run = TimelineRun::new(&loaded, &line, &lanes, &idents, &labels);

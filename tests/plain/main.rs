@@ -50,7 +50,9 @@ mod drain_alloc;
 mod drain_room;
 mod export_beside;
 mod export_chrome;
+mod export_csv;
 mod export_perfetto;
+mod export_stacks;
 mod export_trust;
 #[cfg(feature = "agent")]
 mod fuzz_corpus;

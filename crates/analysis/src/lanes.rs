@@ -36,7 +36,7 @@ impl Select {
 /// The thread or pool position that a lane belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneOwner {
-    /// A kernel thread, and its index in the engine's pool if that is always the same and not 0.
+    /// A kernel thread, and its index in the engine's pool if that is always the same.
     Thread { pid: u32, tid: u32, ith: Option<u16> },
     /// An index in the pool of the thread that computes graphs, for an engine that keeps starting new threads.
     Pool { pid: u32, caller: u32, ith: u16 },
@@ -58,8 +58,8 @@ pub enum SliceKind {
     Graph(usize),
     Split(usize),
     CpuGraph(usize),
-    /// An op, by its ident; `None` is outside what the trace defines.
-    Op(Option<usize>),
+    /// An op, by its ident (`None` is outside what the trace defines), and its CPU graph.
+    Op(Option<usize>, Option<usize>),
     /// An op whose end is not known: a slice of zero length.
     OpenOp(Option<usize>),
     /// The wait at the barrier after an op.
@@ -178,7 +178,8 @@ impl<'l, 'a> Lanes<'l, 'a> {
     fn runs(&mut self) -> Vec<(u64, u64)> {
         let place = |run: &Slices<'_>| {
             let graph = self.graph(run);
-            let (pid, caller) = graph.map_or_else(|| (self.pid(run), 0), |g| (g.pid, g.tid));
+            let lost = || (process_of(self.loaded, run).unwrap_or(0), 0);
+            let (pid, caller) = graph.map_or_else(lost, |g| (g.pid, g.tid));
             (key(pid, caller), u64::from(run.ith) << 32 | u64::from(run.tid))
         };
         let mut pools: Vec<(u64, u64)> = self.loaded.runs.iter().map(place).collect();
@@ -210,23 +211,12 @@ impl<'l, 'a> Lanes<'l, 'a> {
         }
         let mut as_which = pools.iter().filter(|p| p.0 >> 32 == u64::from(pid) && p.1 as u32 == tid);
         let first = as_which.next().map(|p| (p.1 >> 32) as u16);
-        let always = first.filter(|ith| *ith > 0 && as_which.all(|p| (p.1 >> 32) as u16 == *ith));
+        let always = first.filter(|ith| as_which.all(|p| (p.1 >> 32) as u16 == *ith));
         LaneOwner::Thread { pid, tid, ith: always }
     }
 
     fn graph(&self, run: &Slices<'_>) -> Option<&'l CpuGraph> {
         self.loaded.cpu_graphs.get(*self.graphs.get(&run.graph)?)
-    }
-
-    /// The process of a run whose graph was lost: that of its tensors, or the only one there is; 0 if not known.
-    fn pid(&self, run: &Slices<'_>) -> u32 {
-        let hit = self.loaded.plans.get(&run.plan).and_then(|p| p.hits.first());
-        let tensor = hit.and_then(|(tensor, _)| self.loaded.tensors.get(tensor));
-        let only = || match self.loaded.processes.as_slice() {
-            [one] => one.pid,
-            _ => 0,
-        };
-        tensor.map_or_else(only, |t| t.pid)
     }
 
     /// Emits the slices of a lane. Whatever the trace contains, times never decrease and every slice lies within
@@ -257,6 +247,7 @@ impl<'l, 'a> Lanes<'l, 'a> {
     fn run(&self, at: usize, idents: &Idents, walk: &mut SliceNesting<'_>) -> io::Result<()> {
         let Some(run) = self.loaded.runs.get(at) else { return Ok(()) };
         let next = self.loaded.runs.get(at + 1).filter(|n| (n.graph, n.plan) == (run.graph, run.plan));
+        let graph = self.graphs.get(&run.graph).copied();
         let edges = Edges::new(run, next, self.graph(run));
         let idents = idents.of_plan(run.plan);
         for (position, slice) in (run.first as usize..).zip(slice_iter(run)) {
@@ -265,7 +256,7 @@ impl<'l, 'a> Lanes<'l, 'a> {
             }
             let ident = idents.get(position).copied();
             let (time, wait) = edges.times(&slice);
-            let what = if time.is_some() { SliceKind::Op(ident) } else { SliceKind::OpenOp(ident) };
+            let what = if time.is_some() { SliceKind::Op(ident, graph) } else { SliceKind::OpenOp(ident) };
             let time = time.unwrap_or(0);
             walk.slice(slice.start, time, what)?;
             if let Some(wait) = wait.filter(|wait| *wait > 0) {
@@ -274,6 +265,17 @@ impl<'l, 'a> Lanes<'l, 'a> {
         }
         Ok(())
     }
+}
+
+/// The process of a run whose graph was lost: that of its tensors, or the only one there is.
+pub fn process_of(loaded: &Loaded<'_>, run: &Slices<'_>) -> Option<u32> {
+    let hit = loaded.plans.get(&run.plan).and_then(|p| p.hits.first());
+    let tensor = hit.and_then(|(tensor, _)| loaded.tensors.get(tensor));
+    let only = || match loaded.processes.as_slice() {
+        [one] => Some(one.pid),
+        _ => None,
+    };
+    tensor.map(|t| t.pid).or_else(only)
 }
 
 /// Keeps the emitted slices nested and in order.

@@ -33,6 +33,7 @@ pub mod report;
 pub mod runs;
 pub mod series;
 pub mod server;
+pub mod stacks;
 pub mod stat;
 pub mod stats;
 pub mod submissions;

@@ -164,11 +164,15 @@ impl Table {
     }
 }
 
-/// Quotes a cell if necessary; a name that a spreadsheet would take for a formula gets a leading apostrophe.
+/// A cell of [`Table::csv`]; `-` stands for no value.
 fn csv_cell(cell: &str) -> String {
+    if cell == "-" { String::new() } else { csv_text(cell) }
+}
+
+/// Quotes text if necessary; a name that a spreadsheet would take for a formula gets a leading apostrophe.
+pub(crate) fn csv_text(cell: &str) -> String {
     let formula = cell.starts_with(['=', '+', '-', '@']) && cell.parse::<f64>().is_err();
     match cell {
-        "-" => String::new(),
         _ if formula => format!("\"'{}\"", cell.replace('"', "\"\"")),
         _ if cell.contains([',', '"']) => format!("\"{}\"", cell.replace('"', "\"\"")),
         _ => cell.to_string(),

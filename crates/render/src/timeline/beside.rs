@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use super::{ArgValue, SliceArgs, TimelineRun, TimelineSink};
+use super::{ArgValue, SliceArgs, TimelineRun, TimelineSink, category};
 use analysis::attribution::interference::Culprits;
 use analysis::attribution::levels;
 use analysis::attribution::parts::Off;
@@ -50,7 +50,7 @@ fn device(run: &TimelineRun<'_, '_>, profile: &Profile, sink: &mut dyn TimelineS
             values.extend(texts.map(|(name, text)| (name, ArgValue::Text(text.clone()))));
             values.push(("output_size", ArgValue::Text(row.output.clone())));
         }
-        slice(sink, k.start.max(last), k.end, &k.name, &values)?;
+        slice(sink, category::DEVICE, (k.start.max(last), k.end), &k.name, &values)?;
         last = last.max(k.end);
     }
     Ok(())
@@ -77,7 +77,7 @@ fn executed(run: &TimelineRun<'_, '_>, sink: &mut dyn TimelineSink) -> io::Resul
         for k in &kernels {
             let (from, to) = (k.times.started.cast_signed().max(last), k.times.ended.cast_signed());
             let name = run.loaded.kernel_names.get(&k.times.name).copied().unwrap_or("?");
-            slice(sink, from, to, name, &values(run, k))?;
+            slice(sink, category::DEVICE, (from, to), name, &values(run, k))?;
             last = last.max(to);
         }
     }
@@ -127,7 +127,7 @@ fn states(run: &TimelineRun<'_, '_>, sink: &mut dyn TimelineSink) -> io::Result<
             {
                 let cpu = run.loaded.causes.off_cpu.get(next.record).map(|r| r.cpu);
                 let values = cpu.map(|cpu| ("cpu", ArgValue::Count(cpu.into()))).into_iter().collect();
-                slice(sink, offcpu.to, next.from, "running", &values)?;
+                slice(sink, category::STATE, (offcpu.to, next.from), "running", &values)?;
             }
         }
     }
@@ -151,7 +151,7 @@ fn off(
             Off::Blocked | Off::Preempted => "blocked",
         };
         values.push(("cpu_left", ArgValue::Count(r.cpu.into())));
-        slice(sink, offcpu.from, offcpu.runnable, name, &values)?;
+        slice(sink, category::STATE, (offcpu.from, offcpu.runnable), name, &values)?;
         values.clear();
     }
     let from = if offcpu.kind == Off::Preempted { offcpu.from } else { offcpu.runnable };
@@ -163,14 +163,21 @@ fn off(
     if tid != 0 {
         values.push(("tid", ArgValue::Count(tid.into())));
     }
-    slice(sink, from, offcpu.to, &format!("{what} {}", culprits.name(offcpu.record)), &values)
+    let name = format!("{what} {}", culprits.name(offcpu.record));
+    slice(sink, category::STATE, (from, offcpu.to), &name, &values)
 }
 
-fn slice(sink: &mut dyn TimelineSink, from: i64, to: i64, name: &str, values: &SliceArgs) -> io::Result<()> {
+fn slice(
+    sink: &mut dyn TimelineSink,
+    category: &'static str,
+    (from, to): (i64, i64),
+    name: &str,
+    values: &SliceArgs,
+) -> io::Result<()> {
     if from >= to {
         return Ok(());
     }
-    sink.begin(from, super::SliceName::Other(name, values, None))?;
+    sink.begin(from, super::SliceName::Other { name, category, values, flow: None })?;
     sink.end(to)
 }
 

@@ -5,9 +5,9 @@
 use std::io::{self, Write};
 
 use super::labels::Labels;
-use super::{ArgValue, SliceArgs, SliceName, TimelineSink};
+use super::{ArgValue, SliceArgs, SliceName, TOKEN, TimelineSink, category};
+use analysis::describe::NO_STRUCTURE;
 use analysis::lanes::LaneOwner;
-use analysis::tables::WAIT_ROW;
 use common::plain::Json;
 use pfi::record::Header;
 
@@ -22,7 +22,7 @@ const TRACKS: u64 = 1 << 32;
 pub struct Chrome<'o> {
     out: Json<'o>,
     offset: i64,
-    /// The constant part of each op's events.
+    /// The constant part of each op's events, without the end of its values.
     ops: Vec<String>,
     /// Process and thread of the current lane.
     place: String,
@@ -35,7 +35,7 @@ impl<'o> Chrome<'o> {
     /// Begins the array.
     pub fn new(out: &'o mut dyn Write, labels: &Labels, header: Option<&Header<'_>>) -> Self {
         let offset = header.map_or(0, |h| h.boot_ns.wrapping_sub(h.mono_ns).cast_signed());
-        let ops = labels.ops.iter().map(|op| event(&op.name, "op", &op.values)).collect();
+        let ops = labels.ops.iter().map(|op| open_event(&op.name, category::OP, &op.values)).collect();
         let buf = b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n".to_vec();
         Chrome { out: Json(out), offset, ops, place: String::new(), tracks: 0, buf, any: false }
     }
@@ -81,9 +81,19 @@ fn quoted(text: &str) -> String {
 
 /// Name, category and values of an event.
 fn event(name: &str, category: &str, values: &SliceArgs) -> String {
-    let mut out = format!(",\"name\":{},\"cat\":\"{category}\"", quoted(name));
+    if values.is_empty() {
+        return format!(",\"name\":{},\"cat\":\"{category}\"", quoted(name));
+    }
+    let mut out = open_event(name, category, values);
+    out.push('}');
+    out
+}
+
+/// The same, to which values can be added.
+fn open_event(name: &str, category: &str, values: &SliceArgs) -> String {
+    let mut out = format!(",\"name\":{},\"cat\":\"{category}\",\"args\":{{", quoted(name));
     for (i, (name, value)) in values.iter().enumerate() {
-        out.push_str(if i == 0 { ",\"args\":{" } else { "," });
+        out.push_str(if i == 0 { "" } else { "," });
         let value = match value {
             ArgValue::Text(text) => quoted(text),
             ArgValue::Count(n) => n.to_string(),
@@ -91,9 +101,6 @@ fn event(name: &str, category: &str, values: &SliceArgs) -> String {
             ArgValue::Yes => "true".into(),
         };
         out.push_str(&format!("\"{name}\":{value}"));
-    }
-    if !values.is_empty() {
-        out.push('}');
     }
     out
 }
@@ -104,16 +111,26 @@ impl TimelineSink for Chrome<'_> {
     }
 
     fn lane(&mut self, place: &LaneOwner, name: &str) -> io::Result<()> {
-        let tid = match place {
-            LaneOwner::Thread { tid, .. } => u64::from(*tid),
-            LaneOwner::Pool { .. } => {
+        let (tid, place_in_pool) = match place {
+            LaneOwner::Thread { tid, ith, .. } => (u64::from(*tid), *ith),
+            LaneOwner::Pool { ith, .. } => {
                 self.tracks += 1;
-                TRACKS + self.tracks
+                (TRACKS + self.tracks, Some(*ith))
             }
         };
         let place = format!("\"pid\":{},\"tid\":{tid}", place.pid());
         if !name.is_empty() {
             self.metadata("thread_name", &place, name)?;
+        }
+        if let Some(ith) = place_in_pool {
+            let rank = ith.to_string();
+            self.put(&[
+                "{\"ph\":\"M\",\"name\":\"thread_sort_index\",",
+                &place,
+                ",\"args\":{\"sort_index\":",
+                &rank,
+                "}}",
+            ])?;
         }
         self.place = place;
         Ok(())
@@ -121,16 +138,23 @@ impl TimelineSink for Chrome<'_> {
 
     fn begin(&mut self, t: i64, name: SliceName<'_>) -> io::Result<()> {
         match name {
-            SliceName::Op(op) => {
-                let text = self.ops.get_mut(op).map(std::mem::take).unwrap_or_default();
+            SliceName::Op(op, token) => {
+                let missing = || open_event(NO_STRUCTURE, category::OP, &SliceArgs::new());
+                let mut text = self.ops.get_mut(op).map_or_else(missing, std::mem::take);
+                let len = text.len();
+                if let Some(token) = token {
+                    let comma = if text.ends_with('{') { "" } else { "," };
+                    text.push_str(&format!("{comma}\"{TOKEN}\":{token}"));
+                }
+                text.push('}');
                 let done = self.step("B", t, &text);
+                text.truncate(len);
                 if let Some(place) = self.ops.get_mut(op) {
                     *place = text;
                 }
                 done
             }
-            SliceName::Other(name, values, _) => {
-                let category = if name == WAIT_ROW { "wait" } else { "engine" };
+            SliceName::Other { name, category, values, .. } => {
                 self.step("B", t, &event(name, category, values))
             }
         }
@@ -150,12 +174,12 @@ impl TimelineSink for Chrome<'_> {
     }
 
     fn value(&mut self, t: i64, name: &str, value: f64) -> io::Result<()> {
-        let rest = event(name, "value", &vec![("value", ArgValue::Real(value))]);
+        let rest = event(name, category::COUNTER, &vec![("value", ArgValue::Real(value))]);
         self.step("C", t, &rest)
     }
 
     fn instant(&mut self, t: i64, name: &str, values: &SliceArgs) -> io::Result<()> {
-        let rest = event(name, "recorder", values);
+        let rest = event(name, category::RECORDER, values);
         self.step("i", t, &format!(",\"s\":\"g\"{rest}"))
     }
 

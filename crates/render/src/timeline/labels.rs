@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use super::{ArgValue, SliceArgs};
-use crate::units::{bytes, decimal};
 use analysis::attribution::verdict::Bound;
 use analysis::calls::{Phase, Timeline};
 use analysis::describe::NO_STRUCTURE;
@@ -18,16 +17,19 @@ use pfi::record::Tensor;
 pub struct OpLabel {
     /// Op and tensor: `MUL_MAT Qcur-3`.
     pub name: String,
-    /// Index in [`Labels::summaries`].
-    pub summary: usize,
     pub values: SliceArgs,
+}
+
+impl OpLabel {
+    /// One of its values; none if it is not known.
+    pub fn value(&self, name: &str) -> Option<&ArgValue> {
+        self.values.iter().find(|(n, _)| *n == name).map(|(_, value)| value)
+    }
 }
 
 /// All ops of a run, by ident.
 pub struct Labels {
     pub ops: Vec<OpLabel>,
-    /// Descriptions of ops, one line each; identical ones of several layers are stored once.
-    pub summaries: Vec<String>,
 }
 
 /// The report's figures for the ops of a name in a phase.
@@ -38,10 +40,11 @@ struct OpFigures {
 }
 
 impl Labels {
-    /// `report` contains the table by name, which provides the rate and the limit of the op.
-    pub fn new(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, report: &Report) -> Labels {
+    /// `report` contains the table by name, which provides the rate and the limit of the op; without it they are left
+    /// out.
+    pub fn new(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, report: Option<&Report>) -> Labels {
         let runs = Runs::of(loaded, line);
-        let told = rows(report, &runs);
+        let told = report.map(|report| rows(report, &runs)).unwrap_or_default();
         let phases = phases_of_plans(loaded, line, &runs);
         let mut hits: Vec<Option<(HitTensors, u32)>> = vec![None; idents.list().len()];
         for (plan, info) in &loaded.plans {
@@ -53,20 +56,14 @@ impl Labels {
                 }
             }
         }
-        let mut labels = Labels { ops: Vec::with_capacity(hits.len()), summaries: Vec::new() };
-        let mut index: HashMap<String, usize> = HashMap::new();
+        let mut labels = Labels { ops: Vec::with_capacity(hits.len()) };
         for (ident, hit) in hits.iter().enumerate() {
             let at = phases.partition_point(|p| p.0 < hit.map_or(0, |(_, plan)| u64::from(plan)));
             let (phase, run) = phases.get(at).map_or((0, 0), |p| (p.1, p.2));
             let told =
                 told.get(&group(run, phase, &idents.label(ident, OpKey::Name))).cloned().unwrap_or_default();
             let (name, values) = op(loaded, idents, ident, hit.map(|(hit, _)| hit), told);
-            let next = labels.summaries.len();
-            let summary = *index.entry(summary(&values)).or_insert_with_key(|line| {
-                labels.summaries.push(line.clone());
-                next
-            });
-            labels.ops.push(OpLabel { name, summary, values });
+            labels.ops.push(OpLabel { name, values });
         }
         labels
     }
@@ -132,8 +129,9 @@ fn op(
         let result = fused.and_then(of).unwrap_or(first);
         let sources: Vec<String> =
             first.src.iter().flatten().filter_map(|id| of(*id)).map(|t| shape(loaded, t)).collect();
-        values.push(("shape", ArgValue::Text(shape(loaded, result))));
-        values.push(("sources", ArgValue::Text(sources.join(", "))));
+        let result = shape(loaded, result);
+        let types = if sources.is_empty() { result } else { format!("{result} = {}", sources.join(", ")) };
+        values.push(("types", ArgValue::Text(types)));
     }
     values.extend(known.layer.map(|l| ("layer", ArgValue::Count(l.into()))));
     if let Some(work) = known.work {
@@ -151,30 +149,4 @@ fn shape(loaded: &Loaded<'_>, t: &Tensor) -> String {
     let dims: Vec<String> = t.ne.iter().take(last + 1).map(u64::to_string).collect();
     let ty = loaded.types.get(&t.ty).map_or_else(|| format!("type#{}", t.ty), |d| d.name.to_string());
     format!("{ty}[{}]", dims.join(","))
-}
-
-/// The description in one line: `f32[64,1] = q4_0[64,64], f32[64]; 2.4 kB, 8.2 kFLOP; mean 1.2 GB/s; bound:
-/// memory`. Op and tensor are part of the name.
-fn summary(values: &SliceArgs) -> String {
-    let get = |name: &str| values.iter().find(|(n, _)| *n == name).map(|(_, v)| v);
-    let text = |name: &str| match get(name) {
-        Some(ArgValue::Text(text)) => text.as_str(),
-        _ => "",
-    };
-    let mut parts = Vec::new();
-    match (text("shape"), text("sources")) {
-        ("", _) => {}
-        (shape, "") => parts.push(shape.to_string()),
-        (shape, sources) => parts.push(format!("{shape} = {sources}")),
-    }
-    if let (Some(ArgValue::Count(read)), Some(ArgValue::Count(flops))) = (get("bytes"), get("flops")) {
-        parts.push(format!("{}, {}FLOP", bytes(*read as f64), decimal(*flops as f64)));
-    }
-    if let Some(ArgValue::Real(rate)) = get("mean_gb_per_s") {
-        parts.push(format!("mean {rate:.2} GB/s"));
-    }
-    if !text("bound").is_empty() {
-        parts.push(format!("bound: {}", text("bound")));
-    }
-    if parts.is_empty() { NO_STRUCTURE.into() } else { parts.join("; ") }
 }

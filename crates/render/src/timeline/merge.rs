@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead, Read};
 
-use super::proto::{ProtoField, fields};
+use crate::proto::{ProtoField, fields};
 
 /// Why a file cannot be merged with ours.
 #[derive(Debug, thiserror::Error)]

@@ -17,7 +17,6 @@ pub mod chrome;
 pub mod labels;
 pub mod merge;
 pub mod perfetto;
-mod proto;
 
 use labels::Labels;
 
@@ -33,13 +32,37 @@ pub enum ArgValue {
 /// The values attached to a slice, by name.
 pub type SliceArgs = Vec<(&'static str, ArgValue)>;
 
-/// Name of a slice.
+/// Categories of events: viewers filter and colour by them.
+pub mod category {
+    /// An engine call.
+    pub const CALL: &str = "call";
+    /// A function of the engine.
+    pub const FUNCTION: &str = "function";
+    /// A scheduler graph or a CPU graph.
+    pub const GRAPH: &str = "graph";
+    pub const SPLIT: &str = "split";
+    pub const OP: &str = "op";
+    /// The wait at the barrier after an op.
+    pub const BARRIER: &str = "barrier";
+    /// A kernel on a device.
+    pub const DEVICE: &str = "device";
+    /// A state of a thread.
+    pub const STATE: &str = "state";
+    pub const COUNTER: &str = "counter";
+    /// A message of the recorder.
+    pub const RECORDER: &str = "recorder";
+}
+
+/// Name of the value that says which call an event belongs to.
+pub const TOKEN: &str = "token";
+
+/// What a slice is.
 #[derive(Clone, Copy)]
 pub enum SliceName<'n> {
-    /// By its index in [`Labels::ops`].
-    Op(usize),
-    /// The last field is its flow: slices of the same flow are joined by arrows.
-    Other(&'n str, &'n SliceArgs, Option<u64>),
+    /// By its index in [`Labels::ops`]; the number of its call, if known.
+    Op(usize, Option<u64>),
+    /// Slices of the same flow are joined by arrows.
+    Other { name: &'n str, category: &'static str, values: &'n SliceArgs, flow: Option<u64> },
 }
 
 /// A timeline format. Times are on the trace's clock, CLOCK_MONOTONIC, and never decrease within a lane.
@@ -106,11 +129,14 @@ impl<'l, 'a> TimelineRun<'l, 'a> {
             sink.lane(&lane.place, &self.lane_name(&lane.place))?;
             let done = self.lanes.walk(lane, self.idents, &mut |t, step| match step {
                 LaneStep::End => sink.end(t),
-                LaneStep::Begin(SliceKind::Op(Some(op))) => sink.begin(t, SliceName::Op(op)),
+                LaneStep::Begin(SliceKind::Op(Some(op), graph)) => {
+                    sink.begin(t, SliceName::Op(op, graph.and_then(|g| self.call_of(g))))
+                }
                 LaneStep::Begin(what) => {
                     beside.clear();
                     let name = self.name(what, &mut beside);
-                    sink.begin(t, SliceName::Other(&name, &beside, self.flow(what)))
+                    let (category, flow) = (category_of(what), self.flow(what));
+                    sink.begin(t, SliceName::Other { name: &name, category, values: &beside, flow })
                 }
             })?;
             all.slices += done.slices;
@@ -130,18 +156,24 @@ impl<'l, 'a> TimelineRun<'l, 'a> {
         }
     }
 
-    /// The thread's own name if it was recorded, else its role in the engine.
+    /// The number of the call of a CPU graph.
+    fn call_of(&self, graph: usize) -> Option<u64> {
+        let call = (*self.line.cpu_call.get(graph)?)?;
+        self.line.calls.get(call).map(|c| c.seq)
+    }
+
+    /// The thread's number in GGML's pool, else its own name if it was recorded.
     fn lane_name(&self, place: &LaneOwner) -> String {
         match place {
-            LaneOwner::Thread { tid, ith, .. } => {
+            LaneOwner::Thread { ith: Some(ith), .. } => thread_name(*ith),
+            LaneOwner::Thread { tid, ith: None, .. } => {
                 let tasks = &self.loaded.causes.tasks;
                 let comm = tasks.iter().rev().find(|(_, t)| t.tid == *tid).map(|(_, t)| t.comm.to_string());
-                comm.unwrap_or_else(|| match ith {
-                    Some(ith) => format!("ggml thread {ith}"),
-                    None => String::new(),
-                })
+                comm.unwrap_or_default()
             }
-            LaneOwner::Pool { caller, ith, .. } => format!("ggml thread {ith} of {caller} (many threads)"),
+            LaneOwner::Pool { caller, ith, .. } => {
+                format!("{} of {caller} (many threads)", thread_name(*ith))
+            }
         }
     }
 
@@ -184,14 +216,14 @@ impl<'l, 'a> TimelineRun<'l, 'a> {
                 cut(r.cut, beside);
                 "CPU graph".into()
             }
-            SliceKind::Op(op) => self.labels.name(op).to_string(),
+            SliceKind::Op(op, _) => self.labels.name(op).to_string(),
             SliceKind::OpenOp(op) => format!("{} (end not seen)", self.labels.name(op)),
             SliceKind::Wait => WAIT_ROW.into(),
         }
     }
 
     fn token(&self, seq: u64, cut_off: bool, beside: &mut SliceArgs) -> String {
-        beside.push(("token", ArgValue::Count(seq)));
+        beside.push((TOKEN, ArgValue::Count(seq)));
         let at = self.calls.partition_point(|c| c.0 < seq);
         let place = self.calls.get(at).filter(|c| c.0 == seq).map(|c| c.1 as usize);
         let call = place.and_then(|i| self.line.calls.get(i));
@@ -200,9 +232,25 @@ impl<'l, 'a> TimelineRun<'l, 'a> {
         }
         cut(cut_off, beside);
         match call.map(|c| c.phase) {
-            Some(phase) if phase.name() != "unknown" => phase.name().into(),
-            _ => "call".into(),
+            Some(phase) if phase.name() != "unknown" => format!("{} {seq}", phase.name()),
+            _ => format!("call {seq}"),
         }
+    }
+}
+
+/// A thread by its index in GGML's pool.
+pub(crate) fn thread_name(ith: u16) -> String {
+    format!("ggml {ith}")
+}
+
+fn category_of(what: SliceKind) -> &'static str {
+    match what {
+        SliceKind::Function(_) => category::FUNCTION,
+        SliceKind::Token(_) => category::CALL,
+        SliceKind::Graph(_) | SliceKind::CpuGraph(_) => category::GRAPH,
+        SliceKind::Split(_) => category::SPLIT,
+        SliceKind::Op(..) | SliceKind::OpenOp(_) => category::OP,
+        SliceKind::Wait => category::BARRIER,
     }
 }
 

@@ -1,13 +1,14 @@
 //! A timeline as Perfetto protobuf. Each lane is a separate packet sequence: its track is the sequence's default,
-//! its names are interned on first use, and its times are delta-encoded, so that an op takes about thirty bytes.
+//! its names are interned on first use, and its times are delta-encoded.
 //!
 //! Field numbers are those of Perfetto's protos/perfetto/trace/*.proto, which never change.
 
+use std::collections::HashMap;
 use std::io::{self, Write};
 
 use super::labels::Labels;
-use super::proto::{bytes, fixed, interned, number, varint, varint_len};
-use super::{ArgValue, SliceArgs, SliceName, TimelineSink};
+use super::{ArgValue, SliceArgs, SliceName, TOKEN, TimelineSink, category};
+use crate::proto::{bytes, fixed, interned, number, varint, varint_len};
 use analysis::lanes::LaneOwner;
 use pfi::record::Header;
 
@@ -27,6 +28,7 @@ mod packet {
 
 /// Fields of TrackEvent.
 mod event {
+    pub const CATEGORY: u32 = 3;
     pub const ANNOTATION: u32 = 4;
     pub const TYPE: u32 = 9;
     pub const NAME: u32 = 10;
@@ -41,6 +43,7 @@ mod event {
 
 /// Fields of InternedData, and of DebugAnnotation.
 mod names {
+    pub const CATEGORIES: u32 = 1;
     pub const EVENTS: u32 = 2;
     pub const ANNOTATIONS: u32 = 3;
     pub const TEXTS: u32 = 29;
@@ -51,6 +54,22 @@ mod names {
     pub const TEXT: u32 = 6;
     pub const TEXT_IID: u32 = 17;
 }
+
+/// Fields of TrackDescriptor.
+mod descriptor {
+    pub const UUID: u32 = 1;
+    pub const NAME: u32 = 2;
+    pub const PROCESS: u32 = 3;
+    pub const THREAD: u32 = 4;
+    pub const PARENT: u32 = 5;
+    pub const COUNTER: u32 = 8;
+    pub const RANK: u32 = 12;
+    /// Of the root, which has the id 0: threads are ordered by their ranks if it is 1.
+    pub const THREAD_ORDERING: u32 = 20;
+}
+
+/// Added to a thread's index in GGML's pool, so that these threads come before those without a rank, which count as 0.
+const FIRST_RANK: i64 = -(1 << 16);
 
 /// Perfetto's clock numbers; those from 64 on are local to a sequence.
 const REALTIME: u64 = 1;
@@ -69,8 +88,8 @@ const TIMESTAMP: u8 = (packet::TIMESTAMP << 3) as u8;
 /// Bytes buffered before they are written.
 const FULL: usize = 256 << 10;
 
-/// Interned name id of the annotation that every op has.
-const WHAT: u64 = 1;
+/// Values of ops that are left out: a part of the slice's name, and a mean where each slice has its bytes and duration.
+const LEFT_OUT: [&str; 2] = ["tensor", "mean_gb_per_s"];
 
 /// A byte range in [`PacketSequence::tails`].
 #[derive(Clone, Copy, Default)]
@@ -85,17 +104,18 @@ struct PacketSequence {
     sequence: u64,
     /// Time of the last event, on the output clock.
     last: u64,
-    /// The bytes after the time in an event, by op; empty until the op's name is interned.
+    /// The event's bytes before the number of its call, by op; empty until the op's name is interned.
     ops: Vec<TailRange>,
     tails: Vec<u8>,
+    /// The number of the current call, and its annotation.
+    token: (Option<u64>, Vec<u8>),
     end: Vec<u8>,
-    /// Summary ids, 0 until interned, and the number of interned ones.
-    summaries: Vec<u64>,
-    texts: u64,
     /// Number of event names interned so far; those of ops are represented only by their id.
     events: u64,
     others: Vec<(String, u64)>,
+    categories: Vec<&'static str>,
     annotations: Vec<&'static str>,
+    texts: HashMap<String, u64>,
 }
 
 /// Writes a trace.
@@ -106,6 +126,8 @@ pub struct Perfetto<'o> {
     offset: i64,
     clock: u64,
     next_sequence: u64,
+    /// The root is described.
+    rooted: bool,
     lane: PacketSequence,
     buf: Vec<u8>,
     body: Vec<u8>,
@@ -121,6 +143,7 @@ impl<'o> Perfetto<'o> {
             offset: header.map_or(0, |h| h.boot_ns.wrapping_sub(h.mono_ns).cast_signed()),
             clock: if header.is_some() { BOOTTIME } else { MONOTONIC },
             next_sequence: first,
+            rooted: false,
             lane: PacketSequence::default(),
             buf: Vec::with_capacity(FULL + (4 << 10)),
             body: Vec::new(),
@@ -146,19 +169,19 @@ impl<'o> Perfetto<'o> {
     }
 
     fn next_lane(&mut self) {
-        let (ops, summaries) = (self.labels.ops.len(), self.labels.summaries.len());
+        let ops = self.labels.ops.len();
         let lane = &mut self.lane;
         lane.sequence = self.next_sequence;
         self.next_sequence += 1;
         lane.ops.clear();
         lane.ops.resize(ops, TailRange::default());
-        lane.summaries.clear();
-        lane.summaries.resize(summaries, 0);
-        (lane.texts, lane.events) = (0, 0);
         lane.tails.clear();
+        lane.token = (None, Vec::new());
+        lane.events = 0;
         lane.others.clear();
+        lane.categories.clear();
         lane.annotations.clear();
-        lane.annotations.push("what");
+        lane.texts.clear();
         lane.end.clear();
         let mut event = Vec::new();
         number(&mut event, event::TYPE, event::END);
@@ -198,19 +221,46 @@ impl<'o> Perfetto<'o> {
         Ok(())
     }
 
-    /// Writes an event whose bytes other than the time are prepared.
-    fn event(&mut self, t: i64, op: Option<TailRange>) -> io::Result<()> {
+    /// Writes the end of a slice.
+    fn end_event(&mut self, t: i64) -> io::Result<()> {
         let since = self.since(t);
-        let tail = match op {
-            Some(tail) => self.lane.tails.get(tail.from..tail.from + tail.len).unwrap_or_default(),
-            None => &self.lane.end,
-        };
         self.buf.push(PACKET);
-        varint(&mut self.buf, (1 + varint_len(since) + tail.len()) as u64);
+        varint(&mut self.buf, (1 + varint_len(since) + self.lane.end.len()) as u64);
         self.buf.push(TIMESTAMP);
         varint(&mut self.buf, since);
-        self.buf.extend_from_slice(tail);
+        self.buf.extend_from_slice(&self.lane.end);
         self.flush_full()
+    }
+
+    /// Writes the beginning of an op. Its name and values are prepared when it is first seen in this sequence.
+    fn op(&mut self, t: i64, at: usize, token: Option<u64>) -> io::Result<()> {
+        let mut new = Vec::new();
+        let known = self.lane.ops.get(at).copied().filter(|tail| tail.len > 0);
+        let Some(tail) = known.or_else(|| self.first_op(at, &mut new)) else {
+            let values: SliceArgs = token.map(|n| (TOKEN, ArgValue::Count(n))).into_iter().collect();
+            return self.other(t, event::BEGIN, (self.labels.name(None), category::OP), &values, None);
+        };
+        if self.lane.token.0 != token {
+            let mut annotation = Vec::new();
+            if let Some(n) = token {
+                let value = self.annotation(TOKEN, &ArgValue::Count(n), false, &mut new);
+                bytes(&mut annotation, event::ANNOTATION, &value);
+            }
+            self.lane.token = (token, annotation);
+        }
+        let since = self.since(t);
+        let op = self.lane.tails.get(tail.from..tail.from + tail.len).unwrap_or_default();
+        let token = &self.lane.token.1;
+        self.body.clear();
+        number(&mut self.body, packet::TIMESTAMP, since);
+        if !new.is_empty() {
+            bytes(&mut self.body, packet::INTERNED, &new);
+        }
+        varint(&mut self.body, u64::from(packet::TRACK_EVENT) << 3 | 2);
+        varint(&mut self.body, (op.len() + token.len()) as u64);
+        self.body.extend_from_slice(op);
+        self.body.extend_from_slice(token);
+        self.packet()
     }
 
     /// Writes an event with the names it interns.
@@ -226,67 +276,52 @@ impl<'o> Perfetto<'o> {
     }
 
     /// The first op of a name in this sequence: interns the name, and keeps the event for the next ones.
-    fn first_op(&mut self, t: i64, at: usize) -> io::Result<()> {
-        let labels = self.labels;
-        let Some(op) = labels.ops.get(at) else {
-            return self.other(t, event::BEGIN, labels.name(None), &SliceArgs::new(), None);
-        };
-        let lane = &mut self.lane;
-        let mut new = Vec::new();
-        if lane.texts == 0 {
-            interned(&mut new, names::ANNOTATIONS, WHAT, "what");
-        }
-        lane.events += 1;
-        let event_name = lane.events;
-        interned(&mut new, names::EVENTS, event_name, &op.name);
-        let mut told = lane.summaries.get(op.summary).copied().unwrap_or(0);
-        if told == 0 {
-            lane.texts += 1;
-            told = lane.texts;
-            let line = labels.summaries.get(op.summary).map_or("", String::as_str);
-            interned(&mut new, names::TEXTS, told, line);
-            if let Some(place) = lane.summaries.get_mut(op.summary) {
-                *place = told;
-            }
-        }
+    fn first_op(&mut self, at: usize, new: &mut Vec<u8>) -> Option<TailRange> {
+        let op = self.labels.ops.get(at)?;
         let mut event = Vec::new();
         number(&mut event, event::TYPE, event::BEGIN);
-        number(&mut event, event::NAME, event_name);
-        let mut what = Vec::new();
-        number(&mut what, names::OF_ANNOTATION, WHAT);
-        number(&mut what, names::TEXT_IID, told);
-        bytes(&mut event, event::ANNOTATION, &what);
-        let from = lane.tails.len();
-        number(&mut lane.tails, packet::SEQUENCE, lane.sequence);
-        bytes(&mut lane.tails, packet::TRACK_EVENT, &event);
-        let len = lane.tails.len() - from;
-        if let Some(tail) = lane.ops.get_mut(at) {
-            *tail = TailRange { from, len };
+        number(&mut event, event::CATEGORY, self.category(category::OP, new));
+        self.lane.events += 1;
+        interned(new, names::EVENTS, self.lane.events, &op.name);
+        number(&mut event, event::NAME, self.lane.events);
+        for (name, value) in op.values.iter().filter(|(name, _)| !LEFT_OUT.contains(name)) {
+            let annotation = self.annotation(name, value, true, new);
+            bytes(&mut event, event::ANNOTATION, &annotation);
         }
-        self.telling(t, &new, &event)
+        let tail = TailRange { from: self.lane.tails.len(), len: event.len() };
+        self.lane.tails.extend_from_slice(&event);
+        if let Some(place) = self.lane.ops.get_mut(at) {
+            *place = tail;
+        }
+        Some(tail)
     }
 
     fn other(
         &mut self,
         t: i64,
         kind: u64,
-        name: &str,
+        (name, category): (&str, &'static str),
         values: &SliceArgs,
         flow: Option<u64>,
     ) -> io::Result<()> {
         let mut new = Vec::new();
         let mut event = Vec::new();
         number(&mut event, event::TYPE, kind);
+        number(&mut event, event::CATEGORY, self.category(category, &mut new));
         let iid = self.other_name(name, &mut new);
         number(&mut event, event::NAME, iid);
         for (name, value) in values {
-            let annotation = self.annotation(name, value, &mut new);
+            let annotation = self.annotation(name, value, false, &mut new);
             bytes(&mut event, event::ANNOTATION, &annotation);
         }
         if let Some(flow) = flow {
             fixed(&mut event, event::FLOW, track(FLOWS, 0, 0, flow));
         }
         self.telling(t, &new, &event)
+    }
+
+    fn category(&mut self, name: &'static str, new: &mut Vec<u8>) -> u64 {
+        known_or_new(&mut self.lane.categories, name, names::CATEGORIES, new)
     }
 
     fn other_name(&mut self, name: &str, new: &mut Vec<u8>) -> u64 {
@@ -304,16 +339,26 @@ impl<'o> Perfetto<'o> {
         iid
     }
 
-    fn annotation(&mut self, name: &'static str, value: &ArgValue, new: &mut Vec<u8>) -> Vec<u8> {
-        let known = self.lane.annotations.iter().position(|n| *n == name);
-        let at = known.unwrap_or_else(|| {
-            self.lane.annotations.push(name);
-            interned(new, names::ANNOTATIONS, self.lane.annotations.len() as u64, name);
-            self.lane.annotations.len() - 1
-        });
+    /// A value's bytes; texts that repeat are interned.
+    fn annotation(
+        &mut self,
+        name: &'static str,
+        value: &ArgValue,
+        repeats: bool,
+        new: &mut Vec<u8>,
+    ) -> Vec<u8> {
         let mut out = Vec::new();
-        number(&mut out, names::OF_ANNOTATION, at as u64 + 1);
+        let name = known_or_new(&mut self.lane.annotations, name, names::ANNOTATIONS, new);
+        number(&mut out, names::OF_ANNOTATION, name);
         match value {
+            ArgValue::Text(text) if repeats => {
+                let next = self.lane.texts.len() as u64 + 1;
+                let iid = *self.lane.texts.entry(text.clone()).or_insert(next);
+                if iid == next {
+                    interned(new, names::TEXTS, iid, text);
+                }
+                number(&mut out, names::TEXT_IID, iid);
+            }
             ArgValue::Text(text) => bytes(&mut out, names::TEXT, text.as_bytes()),
             ArgValue::Count(n) => number(&mut out, names::UINT, *n),
             ArgValue::Real(x) => fixed(&mut out, names::DOUBLE, x.to_bits()),
@@ -327,6 +372,16 @@ impl<'o> Perfetto<'o> {
         bytes(&mut self.body, packet::TRACK, track);
         self.packet()
     }
+}
+
+/// The id of a name in a list, from 1 on; a new one is added and interned.
+fn known_or_new(list: &mut Vec<&'static str>, name: &'static str, field: u32, new: &mut Vec<u8>) -> u64 {
+    if let Some(at) = list.iter().position(|known| *known == name) {
+        return at as u64 + 1;
+    }
+    list.push(name);
+    interned(new, field, list.len() as u64, name);
+    list.len() as u64
 }
 
 /// One clock in a snapshot.
@@ -372,16 +427,22 @@ impl TimelineSink for Perfetto<'_> {
             bytes(&mut process, 6, name.as_bytes());
         }
         let mut out = Vec::new();
-        number(&mut out, 1, process_track(pid));
-        bytes(&mut out, 3, &process);
+        if !std::mem::replace(&mut self.rooted, true) {
+            number(&mut out, descriptor::UUID, 0);
+            number(&mut out, descriptor::THREAD_ORDERING, 1);
+            self.descriptor(&out)?;
+            out.clear();
+        }
+        number(&mut out, descriptor::UUID, process_track(pid));
+        bytes(&mut out, descriptor::PROCESS, &process);
         self.descriptor(&out)
     }
 
     fn lane(&mut self, place: &LaneOwner, name: &str) -> io::Result<()> {
         self.next_lane();
         let mut out = Vec::new();
-        let uuid = match *place {
-            LaneOwner::Thread { pid, tid, .. } => {
+        let (uuid, rank) = match *place {
+            LaneOwner::Thread { pid, tid, ith } => {
                 let uuid = track(THREADS, pid, tid, 0);
                 let mut thread = Vec::new();
                 number(&mut thread, 1, u64::from(pid));
@@ -389,34 +450,36 @@ impl TimelineSink for Perfetto<'_> {
                 if !name.is_empty() {
                     bytes(&mut thread, 5, name.as_bytes());
                 }
-                number(&mut out, 1, uuid);
-                bytes(&mut out, 4, &thread);
-                uuid
+                number(&mut out, descriptor::UUID, uuid);
+                bytes(&mut out, descriptor::THREAD, &thread);
+                (uuid, ith)
             }
             LaneOwner::Pool { pid, caller, ith } => {
                 let uuid = track(POOLS, pid, caller, u64::from(ith));
-                number(&mut out, 1, uuid);
-                bytes(&mut out, 2, name.as_bytes());
-                uuid
+                number(&mut out, descriptor::UUID, uuid);
+                bytes(&mut out, descriptor::NAME, name.as_bytes());
+                (uuid, Some(ith))
             }
         };
-        number(&mut out, 5, process_track(place.pid()));
+        number(&mut out, descriptor::PARENT, process_track(place.pid()));
+        if let Some(ith) = rank {
+            number(&mut out, descriptor::RANK, (FIRST_RANK + i64::from(ith)).cast_unsigned());
+        }
         self.start(uuid)?;
         self.descriptor(&out)
     }
 
     fn begin(&mut self, t: i64, name: SliceName<'_>) -> io::Result<()> {
         match name {
-            SliceName::Op(op) => match self.lane.ops.get(op).copied().filter(|tail| tail.len > 0) {
-                Some(tail) => self.event(t, Some(tail)),
-                None => self.first_op(t, op),
-            },
-            SliceName::Other(name, values, flow) => self.other(t, event::BEGIN, name, values, flow),
+            SliceName::Op(op, token) => self.op(t, op, token),
+            SliceName::Other { name, category, values, flow } => {
+                self.other(t, event::BEGIN, (name, category), values, flow)
+            }
         }
     }
 
     fn end(&mut self, t: i64) -> io::Result<()> {
-        self.event(t, None)
+        self.end_event(t)
     }
 
     fn track(
@@ -430,31 +493,32 @@ impl TimelineSink for Perfetto<'_> {
         let of_name = name.bytes().fold(0u64, |sum, b| sum.wrapping_mul(131).wrapping_add(b.into()));
         let uuid = track(BESIDE, pid.unwrap_or(0), tid.unwrap_or(0), of_name);
         let mut out = Vec::new();
-        number(&mut out, 1, uuid);
-        bytes(&mut out, 2, name.as_bytes());
+        number(&mut out, descriptor::UUID, uuid);
+        bytes(&mut out, descriptor::NAME, name.as_bytes());
         match (pid, tid) {
-            (Some(pid), Some(tid)) => number(&mut out, 5, track(THREADS, pid, tid, 0)),
-            (Some(pid), None) => number(&mut out, 5, process_track(pid)),
+            (Some(pid), Some(tid)) => number(&mut out, descriptor::PARENT, track(THREADS, pid, tid, 0)),
+            (Some(pid), None) => number(&mut out, descriptor::PARENT, process_track(pid)),
             _ => {}
         }
         if let Some(unit) = unit {
             let mut counter = Vec::new();
             bytes(&mut counter, 6, unit.as_bytes());
-            bytes(&mut out, 8, &counter);
+            bytes(&mut out, descriptor::COUNTER, &counter);
         }
         self.start(uuid)?;
         self.descriptor(&out)
     }
 
     fn value(&mut self, t: i64, _: &str, value: f64) -> io::Result<()> {
-        let mut event = Vec::new();
+        let (mut new, mut event) = (Vec::new(), Vec::new());
         number(&mut event, event::TYPE, event::COUNTER);
+        number(&mut event, event::CATEGORY, self.category(category::COUNTER, &mut new));
         fixed(&mut event, event::VALUE, value.to_bits());
-        self.telling(t, &[], &event)
+        self.telling(t, &new, &event)
     }
 
     fn instant(&mut self, t: i64, name: &str, values: &SliceArgs) -> io::Result<()> {
-        self.other(t, event::INSTANT, name, values, None)
+        self.other(t, event::INSTANT, (name, category::RECORDER), values, None)
     }
 
     fn finish(&mut self) -> io::Result<()> {
