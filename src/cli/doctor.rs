@@ -1,5 +1,6 @@
 //! `profinfer doctor`: checks whether this machine and this target can be recorded.
 
+mod peaks;
 mod show;
 
 use std::io::{BufWriter, IsTerminal, Write};
@@ -29,8 +30,13 @@ pub const COMMAND: Command = Command {
 Tests what a recording needs: capabilities, bpf(), maps, programs, and probes on a function of its own. Loads the same
 programs as record and measures the current cost of one probe hit. For a target, shows the engines found, their name tables
 and layout, the expected probe points for tokens, graphs and ops, where in the function each probe would be placed and why,
-and what cannot be recorded. The target is only read, never probed. Works without root, and says what root would add.",
-    usage: &["[OPTIONS] [BINARY]", "[OPTIONS] -p PID"],
+and what cannot be recorded. The target is only read, never probed. Works without root, and says what root would add.
+
+With --peaks, measures instead what the machine reaches: memory bandwidth and arithmetic by number of threads, each thread
+on its own core. Run nothing else at the same time. The result is kept for recordings of the next 180 days, in
+$XDG_CACHE_HOME/profinfer/peaks.json (~/.cache without that variable), by root in /var/cache/profinfer for all users and
+the service. GB/s and Gop/s are 10^9 per second; a multiply-add is two operations.",
+    usage: &["[OPTIONS] [BINARY]", "[OPTIONS] -p PID", "--peaks [--json]"],
     arguments: &[Argument {
         name: "BINARY",
         help: "Program or library that contains llama.cpp or GGML, or a directory of them; also checks the \
@@ -50,6 +56,7 @@ profinfer doctor                                check this machine
 profinfer doctor $(command -v llama-server)     also check a program and the libraries next to it
 profinfer doctor libggml-cpu.so                 also check a library
 sudo profinfer doctor -p $(pidof llama-server)  also check a running process
+profinfer doctor --peaks                        measure the machine once, to compare later recordings with it
 profinfer doctor --json | jq .reason            for a program
 profinfer doctor --predict 10tok/s --ops 400    also predict the overhead for an engine of this speed
 profinfer doctor --predict 10tok/s --trace run.pfi   the same, with the probe hits of a recording",
@@ -62,6 +69,12 @@ const FLAGS: FlagGroup = FlagGroup {
         Flag::value("pid", "PID", "Running process to check").short('p'),
         SYSROOT,
         Flag::switch("json", "Print JSON: times in nanoseconds"),
+        Flag::switch(
+            "peaks",
+            "Measure this machine's memory bandwidth and arithmetic by number of threads, and keep the result: \
+             recordings then contain it, and reports compare with it",
+        )
+        .excludes(&["pid", "no-probe", "compare", "predict", "btf", "sysroot"]),
         Flag::value("btf", "FILE", "BTF file of the running kernel, if the kernel does not provide BTF"),
         Flag::switch(
             "no-probe",
@@ -167,6 +180,9 @@ struct DoctorOutput<'a> {
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.flag("peaks") {
+        return peaks::run(args);
+    }
     let subject = match (args.option("pid", whole(0, u32::MAX.into()))?, args.argument("BINARY")) {
         (Some(_), Some(_)) => return Err(Usage::new("-p/--pid and BINARY cannot be combined").into()),
         (Some(pid), None) => Some(Subject::Pid(pid)),

@@ -2,6 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use common::calendar::date;
+
 /// In RFC 3339 format, to the millisecond: `2026-11-21T20:41:43.123Z`.
 pub fn rfc3339(at: SystemTime) -> String {
     let [y, mo, d, h, mi, s, ms] = parts(at);
@@ -20,21 +22,6 @@ fn parts(at: SystemTime) -> [u64; 7] {
     let [year, month, day] = date(seconds / 86_400);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     [year, month, day, hour, minute, second, since.subsec_millis().into()]
-}
-
-/// The Gregorian date of a day since 1970. Years are counted from March, so that a leap day is the last of its
-/// year; 400 years are 146097 days.
-fn date(day: u64) -> [u64; 3] {
-    // From 1970-01-01 back to 0000-03-01.
-    let day = day.saturating_add(719_468);
-    let (era, day) = (day / 146_097, day % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    // Five months from March on have 153 days, and so do the next five.
-    let month = (5 * day + 2) / 153;
-    let of_month = day - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    [era * 400 + year + next, month, of_month]
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod output;
 mod rotate;
 mod setup;
 mod starting;
+mod states;
 mod writing;
 
 use std::cell::RefCell;
@@ -92,6 +93,7 @@ struct Session {
     last_missing: Option<DiscoverError>,
     sampler: Option<Sampler>,
     submissions: DeviceWatch,
+    states: states::States,
     counters: Option<Counters>,
     /// The current detail level, and the controller if it may change.
     detail: Detail,
@@ -196,6 +198,7 @@ pub fn record(
         last_missing: None,
         sampler: None,
         submissions: DeviceWatch::default(),
+        states: states::States::default(),
         counters,
         detail,
         qos: None,
@@ -212,6 +215,7 @@ pub fn record(
         closed: false,
     };
     s.keep_budget(watch)?;
+    s.write_peaks(watch)?;
     if let Some(sensors) = &s.options.sensors {
         s.sampler = Sampler::start(sensors, &mut s.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
     }
@@ -385,6 +389,7 @@ impl Session {
             }
             self.submissions.write(&mut self.drain.borrow_mut().enc, false)?;
             self.meet_processes(watch)?;
+            self.watch_states()?;
             self.verify(watch)?;
             self.steer(watch)?;
             self.close(watch);
@@ -551,6 +556,7 @@ impl Session {
             sampler.finish(&mut self.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
         }
         self.submissions.write(&mut self.drain.borrow_mut().enc, true)?;
+        self.end_states()?;
         self.drain.borrow_mut().close(None, stopped)?;
         // Count the last graphs as well.
         let ops = self.probed() >= Detail::Op;

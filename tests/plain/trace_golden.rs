@@ -111,6 +111,23 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
             let counts = [r.written, r.answered, r.timed, r.unprofiled, r.timeless];
             sum(&v) + sum(&counts.map(u64::from))
         }
+        Record::Peaks(r) => {
+            let rates = [r.read_small_pages, r.triad, r.f32, r.int8];
+            sum(&[r.threads.into(), r.measured_s, r.read])
+                + rates.map(some).iter().sum::<i128>()
+                + text(&[r.cluster, r.cpus])
+        }
+        Record::TargetState(r) => {
+            let numbers = [r.quota_us, r.period_us, r.periods, r.throttled, r.throttled_us, r.resident];
+            let memory = [r.anon_huge, r.file_huge, r.locked, r.swapped, r.mem_total, r.mem_available];
+            let faults = [r.minor_faults, r.major_faults];
+            let all = numbers.into_iter().chain(memory).chain(faults).map(some).sum::<i128>();
+            let cpus = text(&[r.affinity, r.threads, r.online, r.cpuset]);
+            sum(&[r.pid.into(), r.at as u64, r.mono_ns])
+                + all
+                + cpus
+                + text(&[r.quota_group, r.policies, r.huge_pages])
+        }
         Record::KernelName(r) => i128::from(r.id) + text(&[r.name]),
         Record::DeviceKernels(r) => {
             let v = [r.pid.into(), r.tid.into(), r.source as u64, r.queue, r.error_ns, r.t as u64];

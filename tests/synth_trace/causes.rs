@@ -107,4 +107,24 @@ pub fn one_of_each(s: &mut Synth<Vec<u8>>) {
     let to = Detail::Scheduler;
     let level = LevelChange { t: t as i64, to, one_in: 1, predicted_ppm, measured_ppm, why };
     s.enc.level_change(&level).unwrap();
+    let peaks = Peaks { cluster: "all", cpus: "0-1", threads: 1, read: 10_000, ..Peaks::default() };
+    s.enc.peaks(&Peaks { measured_s: 1_764_000_000, ..peaks }).unwrap();
+    let state = TargetState {
+        pid: PID,
+        affinity: "0",
+        threads: "43:1",
+        online: "0-1",
+        quota_us: Some(50_000),
+        period_us: Some(100_000),
+        quota_group: "/g",
+        periods: Some(5),
+        throttled: Some(3),
+        throttled_us: Some(70_000),
+        policies: "0-1:powersave:1:2:3",
+        ..TargetState::default()
+    };
+    for (at, mono_ns) in [(StateAt::Start, t), (StateAt::End, t + 5)] {
+        let (periods, throttled) = (Some(5 + at as u64), Some(3 + at as u64));
+        s.enc.target_state(&TargetState { at, mono_ns, periods, throttled, ..state }).unwrap();
+    }
 }

@@ -94,6 +94,13 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
         timeless: 6,
     };
     e.batches(&batches).unwrap();
+    for threads in [1, 2] {
+        e.peaks(&peaks("all", threads)).unwrap();
+    }
+    for (at, since) in [(StateAt::Start, 4), (StateAt::Change, 5), (StateAt::End, 6)] {
+        e.target_state(&target_state(at, t + since)).unwrap();
+    }
+    e.target_state(&TargetState { pid: PID + 9, mono_ns: t, ..TargetState::default() }).unwrap();
     e.kernel_name(4, "kernel_mul_mat").unwrap();
     let source = KernelSource::OpenClLayer;
     let run = KernelRun { pid: PID, tid: PID, source, queue: 1 << 40, error_ns: 1500 };
@@ -104,6 +111,53 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     let run = KernelRun { source: KernelSource::CuptiGraph, queue: 1 << 32 | 7, ..run };
     e.device_kernels(&run, &kernels(t)[..1]).unwrap();
     e.counter(&counter(3, 4_000_000_000)).unwrap();
+}
+
+/// 10 GB/s, 50 GFLOP/s and 200 Gop/s a thread.
+pub fn peaks(cluster: &str, threads: u32) -> Peaks<'_> {
+    let n = u64::from(threads);
+    Peaks {
+        cluster,
+        cpus: "0-1",
+        threads,
+        measured_s: 1_764_000_000,
+        read: 10_000 * n,
+        read_small_pages: Some(9_000 * n),
+        triad: None,
+        f32: Some(50_000 * n),
+        int8: Some(200_000 * n),
+    }
+}
+
+/// A process that may use CPU 0 of two, at half its time, and was throttled since the start.
+pub fn target_state(at: StateAt, mono_ns: u64) -> TargetState<'static> {
+    let n = at as u64;
+    TargetState {
+        pid: PID,
+        at,
+        mono_ns,
+        affinity: "0",
+        threads: "4243:1;4244:0-1",
+        online: "0-1",
+        cpuset: "0-1",
+        quota_us: Some(50_000),
+        period_us: Some(100_000),
+        quota_group: "/system.slice/llama.service",
+        periods: Some(100 + 40 * n),
+        throttled: Some(7 + 30 * n),
+        throttled_us: Some(1_000_000 * n),
+        policies: "0:powersave:800000:1200000:2400000;1::800000:2400000:2400000",
+        huge_pages: "madvise",
+        resident: Some(3 << 30),
+        anon_huge: Some(0),
+        file_huge: None,
+        locked: Some(0),
+        swapped: Some(4096),
+        mem_total: Some(8 << 30),
+        mem_available: Some(1 << 30),
+        minor_faults: Some(5000),
+        major_faults: Some(9 + 3 * n),
+    }
 }
 
 /// A submission of which all is known, and one of which nothing is, that ended before it.

@@ -1,7 +1,7 @@
 //! Loads a trace in one read over all its blocks: definitions and calls into tables, slice runs in place. Damage
 //! is kept as text and skipped.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::cause_records::Causes;
@@ -52,6 +52,9 @@ pub struct Loaded<'a> {
     pub kernel_names: HashMap<u32, &'a str>,
     pub submissions: Vec<Submissions<'a>>,
     pub device_rings: HashMap<u32, DeviceRing<'a>>,
+    pub peaks: Vec<Peaks<'a>>,
+    /// By process and time; they are repeated in later blocks.
+    pub states: BTreeMap<(u32, u64), TargetState<'a>>,
     pub cpu_graphs: Vec<CpuGraph>,
     pub runs: Vec<Slices<'a>>,
     pub causes: Causes<'a>,
@@ -214,6 +217,8 @@ impl<'a> Loaded<'a> {
             Record::Submissions(s) => self.submissions.push(s),
             Record::DeviceRing(r) => drop(self.device_rings.insert(r.id, r)),
             Record::KernelName(k) => drop(self.kernel_names.insert(k.id, k.name)),
+            Record::Peaks(p) => upsert(&mut self.peaks, p, |p| (p.cluster, p.threads), left_out),
+            Record::TargetState(s) => drop(self.states.insert((s.pid, s.mono_ns), s)),
             Record::CpuGraph(g) => self.cpu_graphs.push(g),
             Record::Tensor(_) | Record::Plan(_) | Record::Slices(_) => {}
             record => self.causes.read(record, left_out),
@@ -239,6 +244,9 @@ impl<'a> Loaded<'a> {
         for r in part.rungs {
             self.other(Record::Rung(r));
         }
+        for p in part.peaks {
+            self.other(Record::Peaks(p));
+        }
         for n in part.notices {
             self.other(Record::Notice(n));
         }
@@ -257,6 +265,7 @@ impl<'a> Loaded<'a> {
         self.kernel_names.extend(part.kernel_names);
         self.submissions.extend(part.submissions);
         self.device_rings.extend(part.device_rings);
+        self.states.extend(part.states);
         self.cpu_graphs.extend(part.cpu_graphs);
         self.runs.extend(part.runs);
         self.causes.merge(part.causes, &mut self.left_out);

@@ -21,13 +21,14 @@ use super::model::{ModelFacts, model};
 use super::offload::{Offload, offload};
 use super::op_cpus::{CpuTable, cpu_table};
 use super::ops::{OpTimes, PhaseSum, op_times};
+use super::peaks;
 use super::quality::{RecordingQuality, quality};
-use super::recording::run;
-pub use super::recording::{EngineFacts, ModuleFacts, ProcessFacts, RunFacts};
+pub use super::run_facts::{EngineFacts, ModuleFacts, ProcessFacts, RunFacts, run};
 use super::runs::{RunId, RunRow};
 use super::server::batches;
 use super::submissions::{DeviceSubmissions, device_submissions};
 use super::tables::*;
+use super::target_state::{TargetState, states};
 use super::verdict::facts::FactInput;
 use super::verdict::{RunVerdict, verdict};
 use pfi::reader::Trace;
@@ -105,6 +106,9 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verdict: Option<RunVerdict>,
     pub run: RunFacts,
+    /// What the processes could use of the machine, in the order of time; omitted if not recorded.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub state: Vec<TargetState>,
     /// Processes with calls, and contexts of a process that has several. Everything below, down to `others`, is
     /// about the one shown.
     pub runs: Vec<RunRow>,
@@ -335,7 +339,7 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
     let misses = |layer| why.as_ref()?.misses(&idents, layer);
     let wanted = |by| options.tables.contains(&by).then_some(());
     let experts = wanted(By::Expert).and_then(|()| experts(loaded, &line, &options.expert_cache, misses));
-    let judged = why.is_some() || !options.peaks.is_empty();
+    let judged = why.is_some() || !options.peaks.is_empty() || !loaded.peaks.is_empty();
     let ceiling = if judged { ceiling(loaded, &times, &idents, &options.peaks) } else { None };
     let reasons = Reasons { why: why.as_ref(), judged, ceiling: ceiling.as_ref() };
     let about = About { loaded, line: &line, times: &times, idents: &idents, reasons };
@@ -347,6 +351,7 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
         schema: 2,
         verdict: None,
         run: run(loaded),
+        state: states(loaded),
         runs: Vec::new(),
         others: Vec::new(),
         others_left_out: 0,
@@ -374,10 +379,10 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
     report
 }
 
-/// The peak given for the threads of the run, else the best bandwidth of its ops.
+/// The peak given or measured for the threads of the run, else the best bandwidth of its ops.
 fn ceiling(loaded: &Loaded<'_>, times: &OpTimes, idents: &Idents, peaks: &[Peak]) -> Option<Ceiling> {
     let threads = loaded.cpu_graphs.iter().map(|g| g.n_threads).max().unwrap_or(1);
-    Ceiling::given(peaks, threads).or_else(|| {
+    peaks::ceiling(peaks, loaded, threads).or_else(|| {
         let ops: Vec<_> = Phase::ALL.iter().flat_map(|p| facts(times, idents, *p)).collect();
         best_of_trace(ops.iter().map(|(name, facts)| (name.as_str(), *facts)))
     })

@@ -14,13 +14,14 @@ use self::reuse::{Activation, ReuseTimes};
 use self::shapes::{Shapes, TraceOps};
 use self::work::{Balance, Forecast, NoForecast, OpWork, Products, Roofline};
 use super::attribution::experts::{ExpertReport, experts};
-use super::attribution::verdict::{Ceiling, Peak};
+use super::attribution::verdict::Peak;
 use super::calls::{Phase, Timeline, timeline};
 use super::cut::{Cut, NoPart};
 use super::describe::{self, Ident, streams};
 use super::diff::MOST_KINDS;
 use super::idents::{Idents, OpKey};
 use super::load::{LoadProgress, Loaded, load};
+use super::peaks;
 use super::processes::{NoProcess, Processes};
 use super::runs::{RunId, RunRow, Runs};
 use super::series::{CallSeries, Groups, Series};
@@ -185,11 +186,12 @@ fn of_process(
     let all = All { loaded, line: &line, idents: &idents, kinds: &kinds, series: &series };
     let wanted = |view: View| options.views.contains(&view).then_some(());
     let threads = loaded.cpu_graphs.iter().map(|g| g.n_threads).max().unwrap_or(1);
+    let ceiling = peaks::ceiling(&options.peaks, loaded, threads);
     let ops = all.ops();
     let grown = all.growth();
     let call_ns = super::stats::mean(&series.durations);
     let forecast = (options.bandwidth.is_some() || options.context.is_some()).then(|| {
-        let peak = Ceiling::given(&options.peaks, threads).map(|c| c.peak);
+        let peak = ceiling.as_ref().map(|c| c.peak);
         let to = (options.bandwidth, options.context);
         work::forecast(call_ns, all.streaming(), grown.as_ref(), peak.as_ref(), to)
     });
@@ -206,7 +208,7 @@ fn of_process(
         call_ns,
         tokens: wanted(View::Tokens).map(|()| grown),
         ops: wanted(View::Ops).map(|()| work::products(&ops)),
-        roofline: wanted(View::Roofline).map(|()| work::roofline(&ops, &options.peaks, threads)),
+        roofline: wanted(View::Roofline).map(|()| work::roofline(&ops, ceiling.clone())),
         thread_balance: wanted(View::Threads).map(|()| all.balance(&calls.whole)),
         experts: wanted(View::Experts).map(|()| experts(loaded, &line, &[], |_| None)),
         reuse: wanted(View::Reuse).map(|()| reuse::reuse(loaded, &line, &idents, calls.pid)),

@@ -1,7 +1,8 @@
-//! Small helpers for all crates: sorting, optional threads, making foreign text safe to show, files owned by
+//! Small helpers for all crates: sorting, optional threads, dates, making foreign text safe to show, files owned by
 //! others, secrets in command lines.
 
 pub mod aside;
+pub mod calendar;
 pub mod files;
 pub mod filesize;
 pub mod order;

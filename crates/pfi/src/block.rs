@@ -191,6 +191,8 @@ plain!(
     DeviceKernels,
     Dispatches,
     Batches,
+    Peaks,
+    TargetState,
     DeviceRing,
     Submissions,
     OpCpus

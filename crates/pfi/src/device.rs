@@ -4,6 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::record::as_bytes;
 
+/// A compute backend.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Backend<'a> {
+    pub id: u32,
+    pub guid: [u8; 16],
+    /// Known name for the guid (`CPU`, `Vulkan`, ...), else empty.
+    pub name: &'a str,
+}
+
 /// When the host gave the nodes of a split to its device, group by group: host time, during which the device may still be
 /// busy with earlier nodes. Since 1.4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

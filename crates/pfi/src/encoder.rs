@@ -381,6 +381,11 @@ impl<W: Write> Encoder<W> {
 
     fn keep(&mut self, key: u64, record: &Record) -> Result<(), WriteError> {
         self.begin()?;
+        self.keep_here(key, record)
+    }
+
+    /// The same in the open block, even if it is full.
+    fn keep_here(&mut self, key: u64, record: &Record) -> Result<(), WriteError> {
         let mut d = def(record)?;
         self.open.put_def(&mut d)?;
         match self.kept.iter_mut().find(|(k, _)| *k == key) {

@@ -16,6 +16,7 @@ pub mod reader;
 pub mod record;
 pub mod ring;
 mod spool;
+mod state;
 mod store;
 mod table;
 mod tail;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize, Serializer};
 pub use super::account::*;
 pub use super::cause::*;
 pub use super::device::*;
+pub use super::state::*;
 
 /// One record.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,6 +86,10 @@ pub enum Record<'a> {
     Submissions(Submissions<'a>),
     /// Batches that a split gave to an NPU.
     Batches(Batches),
+    /// What this machine reaches.
+    Peaks(Peaks<'a>),
+    /// What a target may use of the machine.
+    TargetState(TargetState<'a>),
     /// The CPUs that a thread's ops started on.
     OpCpus(OpCpus<'a>),
 }
@@ -170,6 +175,8 @@ impl Record<'_> {
             Record::DeviceRing(_) => 32,
             Record::Submissions(_) => 33,
             Record::Batches(_) => 34,
+            Record::Peaks(_) => 35,
+            Record::TargetState(_) => 36,
             Record::OpCpus(_) => 37,
         }
     }
@@ -415,14 +422,6 @@ pub struct Plan<'a> {
     /// second tensor computed by the same hit (RMS_NORM's MUL), as zigzag(second - first).
     #[serde(borrow)]
     pub hits: Ids<'a>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Backend<'a> {
-    pub id: u32,
-    pub guid: [u8; 16],
-    /// Known name for the guid (`CPU`, `Vulkan`, ...), else empty.
-    pub name: &'a str,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,6 +21,7 @@ pub mod section;
 pub mod service;
 pub mod stacks;
 pub mod stat;
+pub mod state;
 pub mod submissions;
 pub mod table;
 pub mod text;

@@ -10,6 +10,7 @@ use super::table;
 use super::table::{Style, Table, clean, number, text};
 use super::units::*;
 use analysis::attribution::experts::ExpertReport;
+use analysis::attribution::verdict::MEASURE;
 use analysis::runs::RunId;
 use analysis::stat::growth::{Growth, Trend};
 use analysis::stat::work::{Balance, Fit, Forecast, Products, Roofline};
@@ -227,15 +228,13 @@ fn roofline(r: &Roofline, phase: &str, top: usize) -> Section {
     let mut notes = more(r.rows.len(), top);
     let peak = &r.ceiling.peak;
     notes.push(match &r.ceiling.op {
-        Some(op) => format!(
-            "roof: {:.1} GB/s, the best in this trace ({op}); no peak was given (--peak)",
-            peak.gb_per_s
-        ),
+        Some(op) => format!("roof: {:.1} GB/s, the best in this trace ({op}); {MEASURE}", peak.gb_per_s),
         None => format!(
-            "roofs: {:.1} GB/s, {} GFLOP/s, {} GOP/s of 8-bit integers; above 100 %: from a cache",
+            "roofs: {:.1} GB/s, {} GFLOP/s, {} GOP/s of 8-bit integers{}; above 100 %: from a cache",
             peak.gb_per_s,
             or_dash(peak.gflop_per_s, |g| format!("{g:.1}")),
             or_dash(peak.int8_gop_per_s, |g| format!("{g:.1}")),
+            r.ceiling.origin(),
         ),
     });
     Section { title: format!("Roofline, {phase}"), table: Some(t), notes }

@@ -17,7 +17,7 @@ use super::table::{Style, Table, number, text};
 use super::units::*;
 use analysis::calls::{CallSource, Latency, Phase};
 use analysis::clusters::Cluster;
-use analysis::report::{By, OpTime, PhaseReport, Report, RunFacts};
+use analysis::report::{By, OpTime, PhaseReport, Report};
 use analysis::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
 
 /// [`all`] with every figure of the recording quality.
@@ -36,7 +36,7 @@ pub fn all(out: &mut dyn Write, report: &Report, verbose: bool, style: &Style) -
         return sections(out, report, style);
     }
     writeln!(out, "{}", style.bold("Run"))?;
-    lines(out, &run(&report.run), style)?;
+    lines(out, &run(report), style)?;
     quality::left_out(out, &report.quality)?;
     let several = report.runs.len() > 1;
     if several {
@@ -110,7 +110,8 @@ fn absent(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()>
 }
 
 /// Recorder, target and machine of the recording.
-pub(super) fn run(run: &RunFacts) -> Vec<SectionItem> {
+pub(super) fn run(report: &Report) -> Vec<SectionItem> {
+    let run = &report.run;
     let mut out = vec![said("recorded by", &run.tool), said("command", &run.command)];
     let machine = [run.host.as_str(), &run.cpu_model, &run.kernel, &run.arch];
     let machine: Vec<&str> = machine.into_iter().filter(|s| !s.is_empty()).collect();
@@ -130,6 +131,7 @@ pub(super) fn run(run: &RunFacts) -> Vec<SectionItem> {
         };
         out.push(said("process", format!("{} {cmdline}", p.pid)));
     }
+    out.extend(super::state::lines(&report.state).into_iter().map(|(label, text)| said(label, text)));
     for e in &run.engines {
         let version = if e.version.is_empty() { "version unknown" } else { &e.version };
         out.push(said("engine", version));

@@ -4,9 +4,11 @@ use std::fs;
 
 use serde_json::Value;
 
+use crate::host::peaks::{KeptPeaks, rates};
 use analysis::attribution::verdict::Peak;
 
-/// `280,61` (GFLOP/s and GB/s), or the name of a file written by `ggml-runner peak --json`.
+/// `280,61` (GFLOP/s and GB/s), or the name of a file written by `profinfer doctor --peaks` or
+/// `ggml-runner peak --json`.
 ///
 /// # Errors
 /// Neither; or the file does not have that form.
@@ -18,28 +20,25 @@ pub fn read(text: &str) -> Result<Vec<Peak>, String> {
         }
     }
     let bytes = fs::read(text).map_err(|e| {
-        format!("{e}; expected GFLOP/s and GB/s, e.g. 280,61, or a file written by `ggml-runner peak --json`")
+        format!("{e}; expected GFLOP/s and GB/s, e.g. 280,61, or a file written by `profinfer doctor --peaks` or `ggml-runner peak --json`")
     })?;
     let json: Value = serde_json::from_slice(&bytes).map_err(|e| format!("not JSON: {e}"))?;
-    peaks(&json).ok_or_else(|| "not written by `ggml-runner peak --json`".into())
+    peaks(&json)
+        .ok_or_else(|| "not written by `profinfer doctor --peaks` or `ggml-runner peak --json`".into())
 }
 
 /// The peaks of all cores together; on a machine with equal cores, those of its cluster.
 fn peaks(json: &Value) -> Option<Vec<Peak>> {
-    let clusters = json.get("clusters")?.as_array()?;
-    let all = clusters.iter().find(|c| c.get("name").is_some_and(|n| n == "all")).or(clusters.first())?;
-    all.get("peaks")?.as_array()?.iter().map(peak).collect()
-}
-
-fn peak(p: &Value) -> Option<Peak> {
-    let number = |name: &str| p.get(name)?.as_f64().filter(|n| *n > 0.0);
-    let int8 = ["int8_dot", "int8_matrix", "int8_widening"].into_iter().filter_map(number);
-    Some(Peak {
-        threads: Some(u32::try_from(p.get("threads")?.as_u64()?).ok()?),
-        gb_per_s: number("read")?,
-        gflop_per_s: number("f32_fma"),
-        int8_gop_per_s: int8.reduce(f64::max),
-    })
+    let rows = rates(json)?;
+    let cluster = &rows.iter().find(|p| p.cluster == "all").or(rows.first())?.cluster;
+    let giga = |mega: u64| mega as f64 / 1e3;
+    let peak = |p: &KeptPeaks| Peak {
+        threads: Some(p.rates.threads),
+        gb_per_s: giga(p.rates.read),
+        gflop_per_s: p.rates.f32.map(giga),
+        int8_gop_per_s: p.rates.int8.map(giga),
+    };
+    Some(rows.iter().filter(|p| p.cluster == *cluster).map(peak).collect())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 mod bench_kernels;
 mod generate;
 mod model;
-mod peak;
+pub(super) mod peak;
 mod progress;
 mod random;
 mod roofline;

@@ -2,6 +2,7 @@
 
 use crate::cli::args::{Args, Command, Flag, FlagGroup, Usage};
 use crate::cli::values::whole;
+use crate::host::target_state::cpu_ranges;
 use anyhow::Result;
 use runner::peak::{self, ClusterPeaks, Effort, MachinePeaks, Peaks};
 use std::fmt::Write as _;
@@ -38,7 +39,7 @@ ggml-runner peak -t 1 --json | jq .",
 fn run(args: &Args) -> Result<ExitCode> {
     let threads: Option<usize> = args.option("threads", whole(0, u64::MAX))?;
     let json = args.flag("json");
-    let machine = peak::machine(threads.as_slice(), Effort::FULL)?;
+    let machine = peak::machine(threads.as_slice(), Effort::FULL, &mut ())?;
     if machine.clusters.iter().all(|c| c.peaks.is_empty()) {
         let most = machine.clusters.iter().map(|c| c.cpus.len()).max().unwrap_or(1);
         return Err(Usage::new(format!("-t/--threads: give 1 to {most}, the number of cores")).into());
@@ -64,7 +65,11 @@ const ROWS: [PeakRow; 7] = [
     ("int8 by widening     Gop/s", |p| p.int8_widening),
 ];
 
-fn table(machine: &MachinePeaks) -> Result<String> {
+/// The peaks as a table for people.
+///
+/// # Errors
+/// None: a text can always be written to.
+pub fn table(machine: &MachinePeaks) -> Result<String> {
     let mut text = format!("instruction set: {}\n", machine.isa);
     for cluster in machine.clusters.iter().filter(|c| !c.peaks.is_empty()) {
         writeln!(text, "\ncores {} ({}){}", list(&cluster.cpus), cluster.name, header(cluster))?;
@@ -93,17 +98,7 @@ fn header(cluster: &ClusterPeaks) -> String {
 
 /// CPU numbers as ranges: `0-3,6`.
 fn list(cpus: &[usize]) -> String {
-    let mut sorted = cpus.to_vec();
-    sorted.sort_unstable();
-    let mut ranges: Vec<(usize, usize)> = Vec::new();
-    for cpu in sorted {
-        match ranges.last_mut() {
-            Some((_, end)) if *end + 1 == cpu => *end = cpu,
-            _ => ranges.push((cpu, cpu)),
-        }
-    }
-    let one = |(a, b): &(usize, usize)| if a == b { a.to_string() } else { format!("{a}-{b}") };
-    ranges.iter().map(one).collect::<Vec<_>>().join(",")
+    cpu_ranges(cpus.iter().filter_map(|&cpu| u32::try_from(cpu).ok()))
 }
 
 #[cfg(test)]

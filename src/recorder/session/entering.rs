@@ -34,6 +34,7 @@ impl Session {
                 let cmdline = if self.options.cmdline { &*cmdline } else { "" };
                 let r = record::Process { pid, engine: engine.into(), exe: &exe, cmdline };
                 self.drain.borrow_mut().enc.process(&r)?;
+                self.begin_state(pid)?;
             }
         }
         loop {

@@ -168,6 +168,8 @@ impl Session {
         self.pids.remove(&pid);
         self.halted.remove(&pid);
         self.described.remove(&pid);
+        // Only a write can fail, and the next one fails again.
+        let _ = self.end_state(pid);
         self.drain.borrow_mut().enc.forget_process(pid);
     }
 
@@ -257,13 +259,16 @@ impl Session {
         watch: &mut dyn SessionObserver,
     ) -> Result<(), RecordError> {
         let snapshot = self.pause(watch)?;
+        self.end_states()?;
         let footer = snapshot.closing(&self.base.snapshot, why, false);
         let machine = machine::read();
         let header = header(&self.options, &self.backend, &machine, self.hit_ns);
         let mut drain = self.drain.borrow_mut();
+        self.states.pids().for_each(|pid| drain.enc.forget_states(pid));
         drain.enc.rotate(Counted { out, bytes: 0 }, &footer.of(), &header)?;
         self.base = Base { shown: drain.shown.clone(), snapshot: snapshot.told() };
         drop(drain);
+        self.begin_states()?;
         Ok(self.write_level()?)
     }
 

@@ -1,13 +1,14 @@
 //! Decides what limits an op, and on what evidence.
 //!
 //! The largest share of the threads' time decides. If that is computing, the bytes and operations from the cost
-//! model are compared with the machine's peak (given by the user, or measured by `ggml-runner peak`); without a
+//! model are compared with the machine's peak (given by the user, or measured on the machine before the recording); without a
 //! peak, the bytes are compared with the best rate in the same trace. If that decides nothing, the stalled cycles
 //! do. If nothing is close enough, there is no verdict.
 
 use serde::Serialize;
 
 use super::parts::TimeParts;
+use common::calendar;
 
 /// Peak rates of the machine with a number of threads, in 10^9 per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -23,8 +24,12 @@ pub struct Peak {
 /// The peak that ops are compared with.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ceiling {
-    /// `given`; or `trace`: the best rate in this trace, which says nothing about arithmetic.
+    /// `given`; `measured`: on this machine, before the recording; or `trace`: the best rate in this trace, which says
+    /// nothing about arithmetic.
     pub source: &'static str,
+    /// When it was measured, seconds since 1970; omitted for another source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured_s: Option<u64>,
     /// The op that reached it, if it comes from the trace.
     pub op: Option<String>,
     pub peak: Peak,
@@ -85,6 +90,9 @@ const NEAR: f64 = 0.5;
 const NEAR_BEST: f64 = 0.7;
 /// A rate above this is faster than memory can be: the bytes came from a cache.
 const CACHED: f64 = 1.25;
+/// What to do if the machine's peaks are not known.
+pub const MEASURE: &str =
+    "to know this machine's peaks, run `profinfer doctor --peaks` once before recording";
 /// Share of the cycles.
 const STALLED: f64 = 0.5;
 /// A call no longer than this, with no more than `LITTLE` of it needed for its work, is dominated by overhead.
@@ -102,12 +110,18 @@ fn pct(share: f64) -> String {
 }
 
 impl Ceiling {
+    /// Where it is from, to follow what it is in a sentence; empty if it was given.
+    pub fn origin(&self) -> String {
+        self.measured_s
+            .map_or_else(String::new, |s| format!(" (measured on this machine on {})", calendar::day(s)))
+    }
+
     /// The best-fitting peak for a run with this many threads: that of the same number, else of the next lower
     /// one.
     pub fn given(peaks: &[Peak], threads: u32) -> Option<Ceiling> {
         let fits = |p: &&Peak| p.threads.is_none_or(|n| n <= threads);
         let best = peaks.iter().filter(fits).max_by_key(|p| p.threads).or(peaks.first())?;
-        Some(Ceiling { source: "given", op: None, peak: *best })
+        Some(Ceiling { source: "given", measured_s: None, op: None, peak: *best })
     }
 }
 
@@ -144,7 +158,7 @@ fn work(f: &Facts, ceiling: &Ceiling) -> Option<(Bound, String)> {
     let reads = |what: &str| format!("{rate:.1} GB/s, {} of {what}", pct(memory));
     if let Some(op) = &ceiling.op {
         let large = f.bytes / f.calls as f64 >= LARGE && f.f32 + f.int8 <= LIGHT * f.bytes;
-        let what = format!("the best in this trace ({:.1}, {op}); no peak was given", peak.gb_per_s);
+        let what = format!("the best in this trace ({:.1}, {op}); {MEASURE}", peak.gb_per_s);
         return (large && memory >= NEAR_BEST).then(|| (Bound::Memory, reads(&what)));
     }
     let f32 = peak.gflop_per_s;
@@ -154,10 +168,16 @@ fn work(f: &Facts, ceiling: &Ceiling) -> Option<(Bound, String)> {
     let from_memory = memory <= CACHED;
     if let Some(share) = compute.filter(|c| *c >= NEAR && (*c > memory || !from_memory)) {
         let rate = (f.f32 + f.int8) / ns;
-        return Some((Bound::Compute, format!("{rate:.1} GFLOP/s, {} of the peak", pct(share))));
+        return Some((
+            Bound::Compute,
+            format!("{rate:.1} GFLOP/s, {} of the peak{}", pct(share), ceiling.origin()),
+        ));
     }
     if from_memory && memory >= NEAR {
-        return Some((Bound::Memory, reads(&format!("the {:.1} GB/s memory peak", peak.gb_per_s))));
+        return Some((
+            Bound::Memory,
+            reads(&format!("the {:.1} GB/s memory peak{}", peak.gb_per_s, ceiling.origin())),
+        ));
     }
     let need = compute?.max(memory);
     let mean = f.busy as f64 / f.calls as f64;
@@ -183,7 +203,7 @@ pub fn best_of_trace<'r>(rows: impl Iterator<Item = (&'r str, Facts)>) -> Option
     let (op, gb_per_s) =
         rows.filter(|(_, f)| is_large(f)).map(|(op, f)| (op, rate(&f))).max_by(|a, b| a.1.total_cmp(&b.1))?;
     let peak = Peak { gb_per_s, ..Peak::default() };
-    Some(Ceiling { source: "trace", op: Some(op.to_owned()), peak })
+    Some(Ceiling { source: "trace", measured_s: None, op: Some(op.to_owned()), peak })
 }
 
 #[cfg(test)]
@@ -193,7 +213,7 @@ mod tests {
     fn given() -> Ceiling {
         let peak =
             Peak { threads: None, gb_per_s: 50.0, gflop_per_s: Some(100.0), int8_gop_per_s: Some(400.0) };
-        Ceiling { source: "given", op: None, peak }
+        Ceiling { source: "given", measured_s: None, op: None, peak }
     }
 
     /// One call of a millisecond.
@@ -254,7 +274,10 @@ mod tests {
         assert_eq!((best.op.as_deref(), best.peak.gb_per_s), (Some("b"), 20.0));
         let v = verdict(&Facts { bytes: 15e6, ..large }, Some(&best)).unwrap();
         assert_eq!(v.bound, Bound::Memory);
-        assert_eq!(v.evidence, "15.0 GB/s, 75 % of the best in this trace (20.0, b); no peak was given");
+        assert_eq!(
+            v.evidence,
+            "15.0 GB/s, 75 % of the best in this trace (20.0, b); to know this machine's peaks, run `profinfer doctor --peaks` once before recording"
+        );
         assert_eq!(bound(Facts { bytes: 10e6, ..large }, Some(&best)), None);
         // Many operations per byte: without a compute peak there is no verdict.
         assert_eq!(bound(Facts { int8: 1e9, ..large }, Some(&best)), None);

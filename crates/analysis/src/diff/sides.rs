@@ -10,7 +10,7 @@ use crate::describe::{self, streams};
 use crate::idents::{Idents, OpKey};
 use crate::load::{LoadProgress, Loaded, load};
 use crate::processes::Processes;
-use crate::recording::run;
+use crate::run_facts::run;
 use crate::runs::{RunId, Runs};
 use crate::series::{CallSeries, Groups, Series, why_nothing};
 use crate::tables::OTHER_ROW;

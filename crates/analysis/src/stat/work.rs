@@ -139,12 +139,10 @@ pub struct RooflinePoint {
     pub roof: Option<&'static str>,
 }
 
-/// All ops with known work, under the peak given for this many threads, else under the best bandwidth of the ops
-/// themselves.
-pub fn roofline(ops: &[OpWork], peaks: &[Peak], threads: u32) -> Option<Roofline> {
+/// All ops with known work, under this ceiling, else under the best bandwidth of the ops themselves.
+pub fn roofline(ops: &[OpWork], known: Option<Ceiling>) -> Option<Roofline> {
     let facts = |op: &OpWork| Facts { bytes: op.bytes, calls: 1, work_ns: op.ns as u64, ..Facts::default() };
-    let ceiling = Ceiling::given(peaks, threads)
-        .or_else(|| best_of_trace(ops.iter().map(|op| (op.name.as_str(), facts(op)))))?;
+    let ceiling = known.or_else(|| best_of_trace(ops.iter().map(|op| (op.name.as_str(), facts(op)))))?;
     let mut rows: Vec<RooflinePoint> =
         ops.iter().filter(|op| op.bytes > 0.0 && op.ns > 0.0).map(|op| point(op, &ceiling.peak)).collect();
     order::by_key(&mut rows, |r| (!order::fraction(r.ns_a_call), 0));
@@ -285,14 +283,14 @@ mod tests {
     fn roofs_are_those_given_else_the_best_bandwidth() {
         let peak =
             Peak { threads: None, gb_per_s: 40.0, gflop_per_s: Some(100.0), int8_gop_per_s: Some(400.0) };
-        let r = roofline(&ops(), &[peak], 1).unwrap();
+        let r = roofline(&ops(), Ceiling::given(&[peak], 1)).unwrap();
         let last = &r.rows[0];
         assert_eq!((last.name.as_str(), last.roof), ("op 7", Some("memory")));
         assert!((last.share - 7e6 / 40.0 / 352e3).abs() < 1e-9 && (last.flops_per_byte - 4.0).abs() < 1e-9);
         assert!((last.roof_gflop_per_s.unwrap() - 160.0).abs() < 1e-9);
         let slow = Peak { int8_gop_per_s: Some(100.0), ..peak };
-        assert_eq!(roofline(&ops(), &[slow], 1).unwrap().rows[0].roof, Some("compute"));
-        let r = roofline(&ops(), &[], 1).unwrap();
+        assert_eq!(roofline(&ops(), Ceiling::given(&[slow], 1)).unwrap().rows[0].roof, Some("compute"));
+        let r = roofline(&ops(), None).unwrap();
         assert_eq!((r.ceiling.source, r.rows[0].roof), ("trace", None));
         assert!(r.rows.iter().all(|p| p.share <= 1.0));
     }

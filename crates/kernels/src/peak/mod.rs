@@ -32,6 +32,9 @@ impl Effort {
     /// About two seconds per number of threads.
     pub const FULL: Self =
         Self { window: Duration::from_millis(2), windows: 128, bytes: 1 << 30, whole: true };
+    /// The same measurements in about half that time.
+    pub const BRIEF: Self =
+        Self { window: Duration::from_millis(2), windows: 64, bytes: 1 << 29, whole: true };
     /// Enough for a roofline, in about half a second.
     pub const QUICK: Self =
         Self { window: Duration::from_millis(2), windows: 32, bytes: 1 << 29, whole: false };
@@ -95,23 +98,46 @@ pub enum PeakError {
     Threads { n: usize, source: io::Error },
 }
 
+/// Is told what is being measured.
+pub trait Progress {
+    /// A measurement of this cluster with this many threads begins; how many are done, of how many.
+    fn begins(&mut self, _cluster: &str, _threads: usize, _done: (usize, usize)) {}
+}
+
+/// Tells no one.
+impl Progress for () {}
+
 /// Measures every cluster with each number of threads in `threads` (all useful ones if empty).
 ///
 /// # Errors
 /// Not enough memory to read from, or the threads could not be started.
-pub fn machine(threads: &[usize], effort: Effort) -> Result<MachinePeaks, PeakError> {
+pub fn machine(
+    threads: &[usize],
+    effort: Effort,
+    progress: &mut impl Progress,
+) -> Result<MachinePeaks, PeakError> {
     let mut clusters = clusters::of_this_machine();
     if clusters.len() > 1 {
         let cpus = clusters.iter().flat_map(|c| c.cpus.clone()).collect();
         clusters.push(CoreCluster { name: "all".to_owned(), cpus });
     }
-    let clusters = clusters.into_iter().map(|cluster| {
+    let fitting = |cluster: &CoreCluster| -> Vec<usize> {
         let counts = if threads.is_empty() { counts(cluster.cpus.len()) } else { threads.to_vec() };
-        let fitting = counts.into_iter().filter(|n| (1..=cluster.cpus.len()).contains(n));
-        let peaks = fitting.map(|n| of_cpus(&cluster.cpus[..n], effort)).collect::<Result<_, _>>()?;
-        Ok::<_, PeakError>(ClusterPeaks { name: cluster.name, cpus: cluster.cpus, peaks })
-    });
-    Ok(MachinePeaks { isa: Isa::best().to_string(), clusters: clusters.collect::<Result<_, _>>()? })
+        counts.into_iter().filter(|n| (1..=cluster.cpus.len()).contains(n)).collect()
+    };
+    let all = clusters.iter().map(|c| fitting(c).len()).sum();
+    let mut done = 0;
+    let mut measured = Vec::new();
+    for cluster in clusters {
+        let mut peaks = Vec::new();
+        for n in fitting(&cluster) {
+            progress.begins(&cluster.name, n, (done, all));
+            peaks.push(of_cpus(&cluster.cpus[..n], effort)?);
+            done += 1;
+        }
+        measured.push(ClusterPeaks { name: cluster.name, cpus: cluster.cpus, peaks });
+    }
+    Ok(MachinePeaks { isa: Isa::best().to_string(), clusters: measured })
 }
 
 /// Measures with one thread on each of these CPUs.

@@ -219,6 +219,31 @@ impl<W: Write> Encoder<W> {
     pub fn feature(&mut self, r: &Feature) -> Result<(), WriteError> {
         self.keep(key_of("feature", r.name), &Record::Feature(*r))
     }
+
+    /// What this machine reaches; kept for the last block, and for later traces of the recording.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn peaks(&mut self, r: &Peaks) -> Result<(), WriteError> {
+        self.keep(key_of("peaks", (r.cluster, r.threads)), &Record::Peaks(*r))
+    }
+
+    /// What a target may use; kept for the last block until the process is forgotten. A later one with the same pid and
+    /// occasion replaces it.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn target_state(&mut self, r: &TargetState) -> Result<(), WriteError> {
+        self.begin()?;
+        self.last_ts = self.last_ts.max(r.mono_ns);
+        self.write_process(r.pid)?;
+        self.keep_here(state_key(r.pid, r.at), &Record::TargetState(*r))
+    }
+}
+
+/// Under which a [`TargetState`] is kept.
+pub(super) fn state_key(pid: u32, at: StateAt) -> u64 {
+    key_of("state", (pid, at as u8))
 }
 
 fn define(defs: &mut Vec<(u32, Def)>, id: u32, new: Def) {

@@ -6,7 +6,8 @@ use std::io::Write;
 use super::super::block::{BLOCK_HEADER, BlockHeader, file_header};
 use super::super::open::{WriteError, def};
 use super::super::output::{Growing, Output};
-use super::super::record::{Footer, Header, Record};
+use super::super::record::{Footer, Header, Record, StateAt};
+use super::causes::state_key;
 use super::{Encoder, key_of};
 
 impl<W: Write> Encoder<W> {
@@ -46,7 +47,18 @@ impl<W: Write> Encoder<W> {
     /// A process has ended: later traces need not name it.
     pub fn forget_process(&mut self, pid: u32) {
         self.processes.remove(&pid);
-        let key = key_of("process", pid);
+        self.drop_kept(key_of("process", pid));
+        self.forget_states(pid);
+    }
+
+    /// The next trace of the recording does not repeat what this one says of a process's state.
+    pub fn forget_states(&mut self, pid: u32) {
+        [StateAt::Start, StateAt::Change, StateAt::End]
+            .into_iter()
+            .for_each(|at| self.drop_kept(state_key(pid, at)));
+    }
+
+    fn drop_kept(&mut self, key: u64) {
         if let Some(i) = self.kept.iter().position(|(k, _)| *k == key) {
             self.kept_bytes = self.kept_bytes.saturating_sub(self.kept.remove(i).1.bytes.len());
         }

@@ -117,7 +117,7 @@ fn about(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
         say(out, &format!("{state}: {}: {}", f.name, f.why))?;
     }
     writeln!(out, "<details><summary>Run and model</summary>")?;
-    markup::lines(out, &terminal::run(&o.report.run))?;
+    markup::lines(out, &terminal::run(&o.report))?;
     heading(out, "Model (from its tensors)")?;
     markup::lines(out, &terminal::model(&o.report))?;
     writeln!(out, "</details>")
@@ -191,9 +191,10 @@ fn ops(
     }
     match attribution::of_ops(&by_name, "name", p) {
         Some(table) => markup::folded(out, &table, "name", &format!("Bottlenecks, {name}"), false)?,
-        None => {
-            say(out, "Bottlenecks are unknown: record with --sched, or pass measured peaks with --peak.")?
-        }
+        None => say(
+            out,
+            "Bottlenecks are unknown: record with --sched, or measure the machine's peaks first (profinfer doctor --peaks).",
+        )?,
     }
     let Some(facts) = counted else { return Ok(()) };
     if let Some(table) = counters::of_ops(facts, &by_name) {

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::chart::{Axis, label};
 use super::markup::{self, say, text};
 use crate::units::{count, pct};
-use analysis::attribution::verdict::Peak;
+use analysis::attribution::verdict::{MEASURE, Peak};
 use analysis::stat::work::{Roofline, RooflinePoint};
 
 const SIZE: (f64, f64) = (480.0, 320.0);
@@ -94,10 +94,13 @@ fn draw(out: &mut dyn Write, r: &Roofline, points: &[&RooflinePoint], phase: &st
     let source = match &r.ceiling.op {
         Some(op) => format!(
             "The roof is the best bandwidth in this trace ({op}); compute roofs are missing: \
-             pass the output of `ggml-runner peak --json` from that machine with --peak"
+             {MEASURE}, or pass its output from that machine with --peak"
         ),
         None if flats.is_empty() => "No compute peak was given".to_owned(),
-        None => "The roofs are from --peak".to_owned(),
+        None => match &*r.ceiling.origin() {
+            "" => "The roofs are from --peak".to_owned(),
+            measured => format!("The roofs are peaks{measured}"),
+        },
     };
     markup::svg_end(
         out,

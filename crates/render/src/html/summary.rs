@@ -61,7 +61,7 @@ fn of_phase(o: &Overview, p: &PhaseReport) -> Vec<String> {
     said.extend(waiting.clone().filter(|_| most));
     match p.by_name.iter().flatten().find(|r| is_op(r)) {
         Some(row) => {
-            let given = o.report.ceiling.as_ref().is_some_and(|c| c.source == "given");
+            let given = o.report.ceiling.as_ref().is_some_and(|c| c.source != "trace");
             said.extend(heaviest(top, row, given || row.causes.is_some()));
         }
         None => said.push(
@@ -127,7 +127,7 @@ fn heaviest(ops: Option<&OpRow>, row: &OpRow, known: bool) -> Vec<String> {
     let why = match verdict {
         Some(v) => format!("It is limited by {}: {}", limit(v.bound), v.evidence),
         None if known => "No single bottleneck: it is not near any known limit".into(),
-        None => "The bottleneck is unknown: record with --sched, or pass measured peaks with --peak".into(),
+        None => "The bottleneck is unknown: record with --sched, or measure the machine's peaks first (profinfer doctor --peaks)".into(),
     };
     vec![most, why]
 }

@@ -1,4 +1,4 @@
-//! Facts about a recording: machine, target, engines.
+//! Facts about a recording: the machine, the processes, the engines.
 
 use serde::Serialize;
 

@@ -1,0 +1,132 @@
+//! Writes what the machine reaches, and what the targets may use of it: when a process is first seen at work, when a setting has changed, and
+//! at the end.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::Session;
+use super::output::notice;
+use crate::host::peaks;
+use crate::host::target_state::{ReadState, StateReader};
+use crate::host::usage;
+use crate::recorder::recording::SessionObserver;
+use pfi::WriteError;
+use pfi::record::StateAt;
+
+/// Shortest interval between readings.
+const OFTEN: Duration = Duration::from_secs(1);
+/// Reading takes at most one in this many parts of the time.
+const SHARE: u32 = 1000;
+
+/// When something may be read again, given what it took.
+fn next(took: Duration) -> Instant {
+    Instant::now() + OFTEN.max(took.saturating_mul(SHARE))
+}
+
+/// A process, as last read.
+struct WatchedState {
+    state: ReadState,
+    /// When its memory in huge pages may be read again.
+    huge_at: Instant,
+}
+
+/// The targets' states.
+#[derive(Default)]
+pub(super) struct States {
+    reader: StateReader,
+    all: BTreeMap<u32, WatchedState>,
+    next: Option<Instant>,
+}
+
+impl States {
+    /// The processes.
+    pub fn pids(&self) -> impl Iterator<Item = u32> {
+        self.all.keys().copied()
+    }
+
+    fn read_huge(&self, pid: u32, state: &mut ReadState) -> Instant {
+        let begin = Instant::now();
+        self.reader.read_huge(pid, state);
+        next(begin.elapsed())
+    }
+}
+
+impl Session {
+    /// Writes what this machine reaches, if it was measured before.
+    pub(super) fn write_peaks(&mut self, watch: &mut dyn SessionObserver) -> Result<(), WriteError> {
+        let mut told = Vec::new();
+        let all = peaks::find(&mut |text| told.push(text));
+        for text in told {
+            notice(&self.drain, &text, watch)?;
+        }
+        peaks::write(&mut self.drain.borrow_mut().enc, &all)
+    }
+
+    /// A process was seen at work.
+    pub(super) fn begin_state(&mut self, pid: u32) -> Result<(), WriteError> {
+        let mut state = self.states.reader.read(pid);
+        let huge_at = self.states.read_huge(pid, &mut state);
+        self.write_state(pid, StateAt::Start, &state)?;
+        self.states.all.insert(pid, WatchedState { state, huge_at });
+        Ok(())
+    }
+
+    /// The same for all known ones, in a trace that begins.
+    pub(super) fn begin_states(&mut self) -> Result<(), WriteError> {
+        let pids: Vec<u32> = self.states.pids().collect();
+        pids.into_iter().try_for_each(|pid| self.begin_state(pid))
+    }
+
+    /// Reads the states again if it is time to; writes those with a changed setting.
+    pub(super) fn watch_states(&mut self) -> Result<(), WriteError> {
+        let begin = Instant::now();
+        if self.states.next.is_some_and(|next| begin < next) || self.states.all.is_empty() {
+            return Ok(());
+        }
+        let pids: Vec<u32> = self.states.pids().collect();
+        for pid in pids {
+            let mut now = self.states.reader.read(pid);
+            let Some(mut watched) = self.states.all.remove(&pid) else { continue };
+            if watched.huge_at <= begin {
+                watched.huge_at = self.states.read_huge(pid, &mut now);
+            }
+            now.fill(&watched.state);
+            let changed = now.differs(&watched.state);
+            watched.state = now;
+            if changed {
+                self.write_state(pid, StateAt::Change, &watched.state)?;
+            }
+            self.states.all.insert(pid, watched);
+        }
+        self.states.next = Some(next(begin.elapsed()));
+        Ok(())
+    }
+
+    /// A process has ended, or is not recorded any longer.
+    pub(super) fn end_state(&mut self, pid: u32) -> Result<(), WriteError> {
+        let written = self.write_end(pid);
+        self.states.all.remove(&pid);
+        written
+    }
+
+    /// The trace ends.
+    pub(super) fn end_states(&mut self) -> Result<(), WriteError> {
+        let pids: Vec<u32> = self.states.pids().collect();
+        for pid in pids {
+            self.write_end(pid)?;
+        }
+        Ok(())
+    }
+
+    fn write_end(&mut self, pid: u32) -> Result<(), WriteError> {
+        let Some(watched) = self.states.all.get(&pid) else { return Ok(()) };
+        let mut state = self.states.reader.read(pid);
+        self.states.reader.read_huge(pid, &mut state);
+        state.fill(&watched.state);
+        self.write_state(pid, StateAt::End, &state)
+    }
+
+    fn write_state(&self, pid: u32, at: StateAt, state: &ReadState) -> Result<(), WriteError> {
+        self.drain.borrow_mut().enc.target_state(&state.record(pid, at, usage::now()))
+    }
+}
