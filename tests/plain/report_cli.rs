@@ -59,8 +59,8 @@ fn the_whole_report() {
     let out = profinfer(&["report", &file, "--verbose"]).output().unwrap();
     assert!(out.status.success());
     assert_eq!(text(&out.stderr), "");
-    snapshot("report.txt", &text(&out.stdout));
-    // The figures of a recording that is not complete are printed in any case.
+    snapshot("report-verbose.txt", &text(&out.stdout));
+    // Of a complete recording, the quality is one line.
     let out = profinfer(&["report", &file, "--all"]).output().unwrap();
     snapshot("report.txt", &text(&out.stdout));
     let out = profinfer(&["report", &file, "--json"]).output().unwrap();

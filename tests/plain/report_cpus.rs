@@ -129,7 +129,7 @@ fn the_text_shows_cpus_clusters_and_threads() {
     has(&own, "unknown - 66 0.132 33.33 1");
     has(&own, "155 0.178 44.95 0-1 2 of capacity 1024 up to 2.9 GHz (CPU 2 3)");
     has(&own, "1 1 3506.3 unknown (50.00 %), 0 (32.58 %), 2");
-    let all = lines(&shown(&file, &[]));
+    let all = lines(&shown(&file, &["--all"]));
     assert!(all.iter().any(|l| l == "CPUs, decode"), "{all:#?}");
     assert!(
         all.iter().any(|l| l.starts_with("thread tids ops") && l.ends_with("migrations CPUs")),
