@@ -96,19 +96,21 @@ impl MachineIdentity {
 pub struct KeptPeaks {
     pub cluster: String,
     pub cpus: String,
+    pub isa: String,
     /// Everything else.
     pub rates: record::Peaks<'static>,
 }
 
 impl KeptPeaks {
     fn record(&self) -> record::Peaks<'_> {
-        record::Peaks { cluster: &self.cluster, cpus: &self.cpus, ..self.rates }
+        record::Peaks { cluster: &self.cluster, cpus: &self.cpus, isa: &self.isa, ..self.rates }
     }
 }
 
 /// The rates in a file of `profinfer doctor --peaks`, or of `ggml-runner peak --json`. None: it is none.
 pub fn rates(json: &Value) -> Option<Vec<KeptPeaks>> {
     let measured_s = json.get("measured_s").and_then(Value::as_u64).unwrap_or(0);
+    let isa = json.get("isa").and_then(Value::as_str).map(common::plain::clean).unwrap_or_default();
     let mut all = Vec::new();
     for cluster in json.get("clusters")?.as_array()? {
         let name = cluster.get("name")?.as_str()?;
@@ -131,7 +133,7 @@ pub fn rates(json: &Value) -> Option<Vec<KeptPeaks>> {
                 ..record::Peaks::default()
             };
             let cpus = target_state::cpu_ranges(cpus.iter().copied());
-            all.push(KeptPeaks { cluster: common::plain::clean(name), cpus, rates });
+            all.push(KeptPeaks { cluster: common::plain::clean(name), cpus, isa: isa.clone(), rates });
         }
     }
     (!all.is_empty() && all.len() <= MOST).then_some(all)
@@ -281,6 +283,7 @@ mod tests {
             triad: Some(8000),
             f32: Some(50_000),
             int8: Some(200_000),
+            isa: "avx2",
         };
         assert_eq!((all.len(), all[1].record()), (2, expected));
         // A machine without an id has none at another time, too.

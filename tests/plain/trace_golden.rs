@@ -115,7 +115,7 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
             let rates = [r.read_small_pages, r.triad, r.f32, r.int8];
             sum(&[r.threads.into(), r.measured_s, r.read])
                 + rates.map(some).iter().sum::<i128>()
-                + text(&[r.cluster, r.cpus])
+                + text(&[r.cluster, r.cpus, r.isa])
         }
         Record::TargetState(r) => {
             let numbers = [r.quota_us, r.period_us, r.periods, r.throttled, r.throttled_us, r.resident];

@@ -126,6 +126,7 @@ pub fn peaks(cluster: &str, threads: u32) -> Peaks<'_> {
         triad: None,
         f32: Some(50_000 * n),
         int8: Some(200_000 * n),
+        isa: "avx2",
     }
 }
 

@@ -375,7 +375,10 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
         top: options.top,
     };
     let input = FactInput { loaded, line: &line, times: &times, idents: &idents, why: why.as_ref(), reasons };
-    report.verdict = options.verdict.then(|| verdict(input, &report, &options.peaks));
+    report.verdict = options.verdict.then(|| match options.peaks.as_slice() {
+        [] => verdict(input, &report, &peaks::measured(loaded).map(|(all, _)| all).unwrap_or_default()),
+        given => verdict(input, &report, given),
+    });
     report
 }
 

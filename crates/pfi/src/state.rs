@@ -24,6 +24,8 @@ pub struct Peaks<'a> {
     pub f32: Option<u64>,
     /// Operations on 8-bit integers, with the fastest instruction for them.
     pub int8: Option<u64>,
+    /// The best instruction set that was used, e.g. `avx512vnni`; empty if it is not known.
+    pub isa: &'a str,
 }
 
 /// When a [`TargetState`] was read.

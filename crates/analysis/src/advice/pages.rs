@@ -1,4 +1,4 @@
-//! Anonymous weights in small pages, far from the memory ceiling.
+//! Weights in small pages, far from the memory ceiling.
 
 use super::{Advice, Confidence, RuleInput, pct};
 
@@ -13,10 +13,7 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let memory = r.facts.memory.as_ref()?;
     let weights = p.weights.as_ref()?.bytes;
     let small = memory.huge_mode.as_deref().is_some_and(|mode| mode != "always");
-    if !small
-        || weights < LARGE
-        || (memory.anonymous? as f64) < weights
-        || memory.huge? as f64 > weights / 2.0
+    if !small || weights < LARGE || (memory.resident? as f64) < weights || memory.huge? as f64 > weights / 2.0
     {
         return None;
     }
@@ -27,8 +24,10 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
         gain: None,
         confidence: Confidence::Low,
         evidence: format!(
-            "{} of the memory ceiling reached; the weights are in small anonymous pages",
-            pct(reached)
+            "{} of the memory ceiling reached; of {:.0} MB resident, {:.0} MB are in huge pages",
+            pct(reached),
+            memory.resident? as f64 / 1e6,
+            memory.huge? as f64 / 1e6
         ),
         disproof: "AnonHugePages grows, and a token takes as long as before".into(),
         trade_off: None,

@@ -4,6 +4,8 @@ use super::{Advice, Confidence, RuleInput, gain};
 
 /// A cap below this share of the CPUs' maximum counts.
 const CAPPED: f64 = 0.95;
+/// With a governor that raises the clock under load, a higher share than this is seen.
+const SLOW: f64 = 0.7;
 
 pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let p = r.main()?;
@@ -13,10 +15,14 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
         let action =
             "cool the board; or: echo MAX_KHZ > /sys/devices/system/cpu/cpufreq/policyN/scaling_max_freq";
         (title, action, format!("scaling_max_freq is {:.0} % of cpuinfo_max_freq", share * 100.0), share)
-    } else if clock.governor.as_deref() == Some("powersave") && clock.passive {
-        let title = "use another frequency governor: powersave keeps the lowest frequency";
+    } else if let Some(share) = clock.seen.filter(|s| clock.powersave && *s < SLOW) {
+        let title = "use another frequency governor: powersave keeps the frequency low";
         let action = "echo schedutil > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor";
-        (title, action, "governor powersave".to_owned(), clock.floor.unwrap_or(1.0))
+        let seen = format!(
+            "governor powersave; the highest frequency seen is {:.0} % of the hardware's",
+            share * 100.0
+        );
+        (title, action, seen, share)
     } else {
         return None;
     };

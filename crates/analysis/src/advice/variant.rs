@@ -12,7 +12,7 @@ const POORER: [(&str, &[&str]); 4] = [
 ];
 
 pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
-    let isa = r.facts.isa.as_deref()?;
+    let isa = r.facts.isa?;
     let modules = r.facts.report.run.engines.iter().flat_map(|e| &e.modules);
     let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
     let cpu = modules.map(|m| name(&m.path)).find(|n| n.starts_with("libggml-cpu-"))?;

@@ -1,10 +1,10 @@
 //! The figures that the verdict and the advice rest on, by phase.
 
 use super::bar::TimeBar;
+use super::machine::{ClockFacts, CpuFacts, MemoryFacts};
 use crate::attribution::Attribution;
 use crate::attribution::interference::InterferenceRow;
 use crate::attribution::pass::Misses;
-use crate::attribution::verdict::Peak;
 use crate::calls::{Phase, Timeline};
 use crate::describe::{is_leaf, op_name, source, tensor_bytes};
 use crate::idents::{Idents, OpKey};
@@ -12,6 +12,7 @@ use crate::load::{HitTensors, Loaded};
 use crate::ops::OpTimes;
 use crate::report::{PhaseReport, Report};
 use crate::tables::{OpRow, Reasons, ThreadRow, op_rows, thread_rows};
+use crate::target_state::TargetState;
 use ggml::backend_guid;
 
 /// Everything known about a run.
@@ -21,63 +22,14 @@ pub struct VerdictFacts<'r> {
     pub phases: Vec<PhaseFacts>,
     /// Who had the CPU while engine threads were runnable; `None` if the scheduler was not recorded.
     pub interference: Option<&'r [InterferenceRow]>,
-    /// Measured peaks of the machine, by number of threads; empty if there are none.
-    pub peaks: &'r [Peak],
-    /// Instruction sets that the peaks were measured with; `None` if not known.
-    pub isa: Option<String>,
+    /// Best instruction set that this machine's peaks were measured with; `None` if they are not known.
+    pub isa: Option<&'r str>,
     pub cpus: CpuFacts,
-    /// Frequencies and memory of the machine; `None` if not recorded.
+    /// Frequencies and memory; `None` if not recorded.
     pub clock: Option<ClockFacts>,
     pub memory: Option<MemoryFacts>,
     /// Page faults of the experts' multiplications in decode.
     pub misses: Option<Misses>,
-}
-
-/// CPU frequencies during the recording.
-#[derive(Debug, Clone, Default)]
-pub struct ClockFacts {
-    /// Lowest of `scaling_max_freq` over `cpuinfo_max_freq`.
-    pub cap: Option<f64>,
-    pub governor: Option<String>,
-    /// The driver leaves frequencies to the governor: `powersave` stays at the lowest.
-    pub passive: bool,
-    /// Lowest frequency over the highest.
-    pub floor: Option<f64>,
-}
-
-/// The target's memory.
-#[derive(Debug, Clone, Default)]
-pub struct MemoryFacts {
-    /// Mode of transparent huge pages: `always`, `madvise`, `never`.
-    pub huge_mode: Option<String>,
-    /// Bytes of anonymous memory, and the part in huge pages.
-    pub anonymous: Option<u64>,
-    pub huge: Option<u64>,
-}
-
-/// The CPUs that a target may use.
-#[derive(Debug, Clone, Default)]
-pub struct CpuFacts {
-    /// CPUs of the machine; 0 if the header is lost.
-    pub online: u32,
-    /// Of those, the ones that engine threads came back on after they were off-CPU, in order.
-    pub used: Vec<u16>,
-    /// CPUs in the target's affinity mask; `None` if not recorded.
-    pub allowed: Option<u32>,
-    /// CPUs' worth of time that the control group allows; `None` if it sets no limit, or if not recorded.
-    pub quota: Option<f64>,
-    /// Share of the group's periods that were cut short during the recording.
-    pub throttled: Option<f64>,
-    /// Share of the op time by CPU; empty if not recorded.
-    pub time: Vec<(u32, f64)>,
-}
-
-impl CpuFacts {
-    /// Share of the op time on these CPUs; `None` if not recorded.
-    pub fn on(&self, cpus: &[u32]) -> Option<f64> {
-        (!self.time.is_empty())
-            .then(|| self.time.iter().filter(|(cpu, _)| cpus.contains(cpu)).map(|(_, share)| share).sum())
-    }
 }
 
 /// A phase.
@@ -128,20 +80,24 @@ pub struct FactInput<'l, 'a> {
 }
 
 impl<'r> VerdictFacts<'r> {
-    pub fn new(input: FactInput<'r, '_>, report: &'r Report, peaks: &'r [Peak]) -> VerdictFacts<'r> {
+    pub fn new(input: FactInput<'r, '_>, report: &'r Report) -> VerdictFacts<'r> {
         let order = [Phase::Decode, Phase::Prefill, Phase::Unknown];
         let of = |phase: Phase| report.phases.iter().find(|p| p.phase == phase);
-        let phases = order.into_iter().filter_map(of).filter_map(|p| phase(&input, p)).collect();
+        let phases: Vec<PhaseFacts> =
+            order.into_iter().filter_map(of).filter_map(|p| phase(&input, p)).collect();
         let scheduler = input.why.filter(|w| w.scheduler);
+        let pid = input.line.calls.first().map(|c| c.pid);
+        let states: Vec<&TargetState> = report.state.iter().filter(|s| Some(s.pid) == pid).collect();
+        let main = phases.first().map_or(Phase::Decode, |p| p.phase);
+        let cpus = CpuFacts::new(input.loaded, input.times, main, &states);
         VerdictFacts {
             report,
             phases,
             interference: scheduler.map(|w| w.interference.as_slice()),
-            peaks,
-            isa: None,
-            cpus: cpus(input.loaded),
-            clock: None,
-            memory: None,
+            isa: input.loaded.peaks.iter().map(|p| p.isa).find(|isa| !isa.is_empty()),
+            clock: ClockFacts::new(&states, &cpus),
+            cpus,
+            memory: MemoryFacts::new(&states),
             misses: input.why.and_then(|w| w.misses(input.idents, None)),
         }
     }
@@ -176,19 +132,6 @@ impl PhaseFacts {
     pub fn share_of(&self, wanted: impl Fn(&OpRow) -> bool) -> f64 {
         self.ops.iter().filter(|r| r.calls > 0 && wanted(r)).map(|r| r.share).sum()
     }
-}
-
-fn cpus(loaded: &Loaded<'_>) -> CpuFacts {
-    let topology = loaded.header.as_ref().map_or("", |h| h.topology);
-    let mut used: Vec<u16> = Vec::new();
-    for r in &loaded.causes.off_cpu {
-        if !used.contains(&r.to_cpu) {
-            used.push(r.to_cpu);
-        }
-    }
-    common::order::by_key(&mut used, |cpu| ((*cpu).into(), 0));
-    let online = topology.split(';').filter(|s| !s.is_empty()).count() as u32;
-    CpuFacts { online, used, ..CpuFacts::default() }
 }
 
 /// `None` if no call of the phase has a duration.

@@ -5,6 +5,7 @@ pub mod bar;
 pub mod ceiling;
 pub mod facts;
 pub mod limit;
+pub mod machine;
 
 use serde::Serialize;
 
@@ -47,9 +48,9 @@ pub struct PhaseVerdict {
     pub bar: Option<TimeBar>,
 }
 
-/// Derives the verdict from a report and what it was made from. `peaks` are those of the machine.
+/// Derives the verdict from a report and what it was made from. `peaks` are those of the machine, given or measured.
 pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> RunVerdict {
-    let facts = VerdictFacts::new(input, report, peaks);
+    let facts = VerdictFacts::new(input, report);
     let machine = machine_peak(report, peaks);
     let of = |p: &PhaseFacts| {
         let figures = report.phases.iter().find(|f| f.phase == p.phase);
