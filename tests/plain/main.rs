@@ -94,5 +94,6 @@ mod trace_growing;
 mod trace_rotate;
 mod trace_roundtrip;
 mod trace_size;
+mod verdict;
 mod version_cli;
 mod views_damage;

@@ -47,9 +47,11 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     })
 }
 
-/// As many threads as CPUs share the same work.
+/// As many threads as CPUs share the same work. Threads that have no CPU take no part of a multiplication from those
+/// that have one, so the work of an op is that of one thread at least, and of all of them at most.
 fn predicted(p: &PhaseFacts, cpus: u32) -> Option<Gain> {
-    let work = p.replay_ns? * p.graphs_a_call * f64::from(p.threads) / f64::from(cpus.max(1));
-    let then = REPLAY_ERROR.map(|error| work * error + p.outside_ns());
-    gain(p.phase, p.call_ns(), then)
+    let one = p.replay_ns? * p.graphs_a_call;
+    let all = one * f64::from(p.threads) / f64::from(cpus.max(1));
+    let [under, over] = REPLAY_ERROR;
+    gain(p.phase, p.call_ns(), [one * under + p.outside_ns(), all * over + p.outside_ns()])
 }

@@ -59,8 +59,10 @@ impl Attribution {
     }
 
     /// Time that a graph of a plan would take if its threads were always on a CPU and never waited for each other, ns.
-    pub fn replay(&self, plan: u32, phase: Phase) -> Option<f64> {
-        self.sum.plans.get(&(plan, phase))?.computing.replay()
+    pub fn replay(&self, plan: u32, phase: Phase, idents: &Idents) -> Option<f64> {
+        let of = idents.of_plan(plan);
+        let shared = |at: usize| of.get(at).is_some_and(|ident| replay::waits_inside(idents.op(*ident)));
+        self.sum.plans.get(&(plan, phase))?.computing.replay(shared)
     }
 
     pub fn thread(&self, ith: u16, phase: Phase) -> Option<&Cause> {

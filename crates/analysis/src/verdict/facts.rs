@@ -168,7 +168,7 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
             int8: a_call(w.int8),
             ns: a_call(w.ns),
         }),
-        replay_ns: why.filter(|w| w.scheduler).and_then(|w| replay(loaded, line, w, p.phase)),
+        replay_ns: why.filter(|w| w.scheduler).and_then(|w| replay(input, w, p.phase)),
     })
 }
 
@@ -179,10 +179,11 @@ fn device_ns(p: &PhaseReport) -> u64 {
 }
 
 /// Mean over the graphs of a phase whose plan has one; `None` if there are none.
-fn replay(loaded: &Loaded<'_>, line: &Timeline, why: &Attribution, phase: Phase) -> Option<f64> {
+fn replay(input: &FactInput<'_, '_>, why: &Attribution, phase: Phase) -> Option<f64> {
+    let FactInput { loaded, line, idents, .. } = *input;
     let of_phase = loaded.cpu_graphs.iter().zip(&line.cpu_phase).filter(|(_, p)| **p == phase);
     let (mut sum, mut n) = (0.0, 0u64);
-    for ns in of_phase.filter_map(|(g, _)| why.replay(g.plan?, phase)) {
+    for ns in of_phase.filter_map(|(g, _)| why.replay(g.plan?, phase, idents)) {
         (sum, n) = (sum + ns, n + 1);
     }
     (n > 0 && sum > 0.0).then(|| sum / n as f64)

@@ -1,0 +1,293 @@
+//! The verdict and the advice of `report` and `advise`, from traces of which the causes are known.
+
+use crate::synth_trace;
+
+use std::process::{Command, Output};
+
+use analysis::load::LoadProgress;
+use analysis::report::{Report, ReportOptions, report};
+use analysis::verdict::RunVerdict;
+use analysis::verdict::limit::LimitKind;
+use pfi::Trace;
+use pfi::record::{Availability, Module, Peaks, StateAt, TargetState};
+use synth_trace::causes::*;
+use synth_trace::*;
+
+/// Time of an op on a thread that is not disturbed, ns.
+const OP: u64 = 100_000;
+const CALLS: u64 = 6;
+const POSITIONS: usize = 33;
+
+fn even(_: usize, _: u16) -> u64 {
+    OP
+}
+
+/// A run with the scheduler recorded, in which nothing is wrong.
+fn begin(spec: Spec) -> Synth<Vec<u8>> {
+    let mut s = Synth::new(Vec::new(), spec);
+    s.enc.feature(&feature("scheduler", Availability::Whole, "tracepoints")).unwrap();
+    s.enc.task(900, "hog").unwrap();
+    s
+}
+
+fn state(at: StateAt) -> TargetState<'static> {
+    let mono_ns = ORIGIN + at as u64;
+    TargetState { pid: PID, at, mono_ns, affinity: "0-1", online: "0-1", ..TargetState::default() }
+}
+
+/// Adds the same state at the start and at the end, each changed by `change`.
+fn states(s: &mut Synth<Vec<u8>>, change: impl Fn(StateAt, TargetState<'static>) -> TargetState<'static>) {
+    for at in [StateAt::Start, StateAt::End] {
+        s.enc.target_state(&change(at, state(at))).unwrap();
+    }
+}
+
+fn peaks(s: &mut Synth<Vec<u8>>, mega: u64) {
+    let p =
+        Peaks { cluster: "all", cpus: "0-1", threads: 2, read: mega, isa: "avx512vnni", ..Peaks::default() };
+    s.enc.peaks(&Peaks { measured_s: 1_764_000_000, ..p }).unwrap();
+}
+
+fn run(s: &mut Synth<Vec<u8>>) {
+    (0..CALLS).for_each(|_| s.call(1, even));
+}
+
+fn end(s: Synth<Vec<u8>>) -> Vec<u8> {
+    s.enc.finish(&footer("target exited")).unwrap()
+}
+
+fn of(file: Vec<u8>) -> Report {
+    let options = ReportOptions { verdict: true, ..ReportOptions::default() };
+    report(&Trace::from_bytes(file).unwrap(), &options, &LoadProgress::default())
+}
+
+fn verdict(file: Vec<u8>) -> RunVerdict {
+    of(file).verdict.unwrap()
+}
+
+fn rules(v: &RunVerdict) -> Vec<&str> {
+    v.advice.iter().map(|a| a.rule).collect()
+}
+
+fn text(r: &Report) -> String {
+    let mut out = Vec::new();
+    render::verdict::write(&mut out, r, "run.pfi", &render::table::Style::default()).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
+    text
+}
+
+/// All threads compute all the time, at `share` of the ceiling.
+fn healthy(share: f64) -> Vec<u8> {
+    let at = |mega| {
+        let mut s = begin(Spec::default());
+        peaks(&mut s, mega);
+        run(&mut s);
+        states(&mut s, |_, state| state);
+        end(s)
+    };
+    let v = verdict(at(1000));
+    let reached = v.phases[0].ceiling.as_ref().expect("weights and peaks are known").reached;
+    at((1000.0 * reached / share) as u64)
+}
+
+#[test]
+fn a_run_near_the_ceiling_gets_no_advice() {
+    let r = of(healthy(0.8));
+    let v = r.verdict.as_ref().unwrap();
+    assert_eq!(rules(v), Vec::<&str>::new());
+    assert_eq!(v.missing, Vec::<String>::new());
+    assert_eq!(v.limit.as_ref().unwrap().kind, LimitKind::Memory);
+    let top = v.phases[0].ceiling.as_ref().unwrap();
+    assert!((top.reached - 0.8).abs() < 0.02 && top.source == "measured", "{top:?}");
+    assert!((top.tokens_per_s.unwrap() * top.reached / v.phases[0].tokens_per_s.unwrap() - 1.0).abs() < 0.01);
+    let text = text(&r);
+    assert!(text.contains(" % of the ceiling there is nothing to gain by tuning"), "{text}");
+    assert!(text.lines().count() <= 10, "{text}");
+}
+
+#[test]
+fn the_bar_adds_up_to_the_whole() {
+    let mut s = begin(Spec::default());
+    for _ in 0..CALLS {
+        let first = s.now + 3 * LEAD;
+        s.call(1, |_, ith| OP / (1 + u64::from(ith)));
+        s.enc.off_cpu(&preempted(0, start_of(first, 1, |_| OP) + 1000, OP / 3)).unwrap();
+        s.enc.off_cpu(&faulted(1, start_of(first, 5, |_| OP) + 1000, OP / 5)).unwrap();
+    }
+    let v = verdict(end(s));
+    let bar = v.phases[0].bar.unwrap();
+    assert!((bar.all().iter().map(|(_, share)| share).sum::<f64>() - 1.0).abs() < 1e-9, "{bar:?}");
+    assert_eq!(bar.percent().iter().map(|(_, n)| n).sum::<u32>(), 100);
+    // Thread 1 computes half of the time and waits for the other; each was off-CPU in one op of 33.
+    let whole = (2 * POSITIONS) as f64;
+    assert!((bar.waiting_for_cpu.unwrap() - 1.0 / 3.0 / whole).abs() < 1e-3, "{bar:?}");
+    assert!((bar.faults.unwrap() - 0.2 / whole).abs() < 1e-3, "{bar:?}");
+    assert!((bar.computing - 0.75).abs() < 0.02 && (bar.barrier.unwrap() - 0.25).abs() < 0.02, "{bar:?}");
+}
+
+#[test]
+fn threads_above_the_cpus_of_their_masks_come_first() {
+    let with = |affinity, threads| {
+        let mut s = begin(Spec::default());
+        run(&mut s);
+        states(&mut s, |_, state| TargetState { affinity, threads, online: "0-3", ..state });
+        verdict(end(s))
+    };
+    for v in [with("0", ""), with("0-1", "4243:1;4244:1")] {
+        assert_eq!(rules(&v)[0], "oversubscribed");
+        assert!(v.advice[0].actions[0] == "-t 1" && v.advice[0].evidence.starts_with("2 threads on 1 CPU"));
+        assert!(v.advice[0].actions[1].contains("taskset -acp 0-3"), "{:?}", v.advice[0]);
+    }
+    assert_eq!(rules(&with("0-1", "4243:0;4244:1")), Vec::<&str>::new());
+    // Offline CPUs are none.
+    assert_eq!(rules(&with("3-9", ""))[0], "oversubscribed");
+}
+
+#[test]
+fn a_quota_that_cuts_periods_short_is_named() {
+    let with = |throttled| {
+        let mut s = begin(Spec::default());
+        run(&mut s);
+        states(&mut s, |at, state| TargetState {
+            quota_us: Some(150_000),
+            period_us: Some(100_000),
+            quota_group: "/g",
+            periods: Some(10 + 100 * at as u64),
+            throttled: Some(throttled * at as u64),
+            throttled_us: Some(0),
+            ..state
+        });
+        verdict(end(s))
+    };
+    let v = with(40);
+    assert_eq!(rules(&v)[0], "cpu-quota");
+    let a = &v.advice[0];
+    assert!(a.evidence.contains("a quota of 1.50 CPUs on 2 threads; 40 % of its periods"), "{a:?}");
+    assert!(a.actions[0].contains("CPUQuota=200%") && a.actions[1].starts_with("or -t 1"), "{a:?}");
+    assert_eq!(rules(&with(1)), Vec::<&str>::new());
+}
+
+/// Thread 0 needs ten times as long in each op, nine tenths of it without a CPU.
+fn disturbed() -> Vec<u8> {
+    let mut s = begin(Spec::default());
+    for _ in 0..CALLS {
+        let first = s.now + 3 * LEAD;
+        let slow = |_, ith: u16| if ith == 0 { 10 * OP } else { OP };
+        s.call(1, slow);
+        for p in 0..POSITIONS {
+            s.enc.off_cpu(&preempted(0, start_of(first, p, |_| 10 * OP) + 1000, 9 * OP)).unwrap();
+        }
+    }
+    states(&mut s, |_, state| state);
+    end(s)
+}
+
+#[test]
+fn a_program_in_the_way_is_named_with_the_gain_of_its_end() {
+    let r = of(disturbed());
+    let v = r.verdict.as_ref().unwrap();
+    assert_eq!(rules(v), ["cpu-contention"]);
+    let a = &v.advice[0];
+    assert!(a.title.contains("hog") && a.actions[0].starts_with("stop hog"), "{a:?}");
+    let gain = a.gain.unwrap();
+    // Without it, a call takes a tenth.
+    assert!(gain.least <= 10.0 && gain.most >= 10.0 && gain.most / gain.least < 2.0, "{gain:?}");
+    assert_eq!(v.limit.as_ref().unwrap().kind, LimitKind::CpuContention);
+    let text = text(&r);
+    assert!(text.contains("Limit      CPU contention: hog"), "{text}");
+}
+
+#[test]
+fn unequal_cores_in_one_team_are_told() {
+    let with = |cpu| {
+        let mut s = begin(Spec { clusters: true, ..Spec::default() });
+        s.cpu = cpu;
+        run(&mut s);
+        states(&mut s, |_, state| TargetState { affinity: "0-3", online: "0-3", ..state });
+        verdict(end(s))
+    };
+    let v = with(|_, _, ith| Some(if ith == 0 { 3 } else { 0 }));
+    assert_eq!(rules(&v), ["slow-cores"]);
+    assert_eq!(v.advice[0].actions[0], "taskset -c 2,3 COMMAND -t 2");
+    assert_eq!(rules(&with(|_, _, ith| Some(2 + ith))), Vec::<&str>::new());
+}
+
+#[test]
+fn a_clock_that_is_held_down_is_told() {
+    let with = |policies| {
+        let mut s = begin(Spec::default());
+        run(&mut s);
+        states(&mut s, |_, state| TargetState { policies, ..state });
+        verdict(end(s))
+    };
+    let v = with("0-1:schedutil:1200000:1200000:2400000");
+    assert_eq!(rules(&v), ["throttled"]);
+    assert!(v.advice[0].evidence.contains("50 % of cpuinfo_max_freq"), "{:?}", v.advice[0]);
+    let slow = with("0-1:powersave:800000:2400000:2400000");
+    assert!(rules(&slow) == ["throttled"] && slow.advice[0].evidence.contains("powersave"));
+    // A driver that raises the clock whatever the governor is called, and one that tells no clock.
+    assert_eq!(rules(&with("0-1:powersave:2300000:2400000:2400000")), Vec::<&str>::new());
+    assert_eq!(rules(&with("0-1:powersave:::")), Vec::<&str>::new());
+}
+
+#[test]
+fn a_cpu_backend_below_the_processor_is_told() {
+    let with = |path, isa: bool| {
+        let mut s = begin(Spec::default());
+        s.enc.module(&Module { engine: 0, path, build_id: "00", role: "cpu" }).unwrap();
+        if isa {
+            peaks(&mut s, 1);
+        }
+        run(&mut s);
+        verdict(end(s))
+    };
+    let v = with("/opt/llama/libggml-cpu-sandybridge.so", true);
+    assert_eq!(rules(&v), ["cpu-variant"]);
+    assert!(v.advice[0].title.contains("sandybridge"), "{:?}", v.advice[0]);
+    assert_eq!(rules(&with("/opt/llama/libggml-cpu-zen4.so", true)), Vec::<&str>::new());
+    // What the processor has is not known.
+    assert_eq!(rules(&with("/opt/llama/libggml-cpu-sandybridge.so", false)), Vec::<&str>::new());
+}
+
+#[test]
+fn without_evidence_there_is_no_advice_and_what_is_missing_is_told() {
+    let short = verdict(end(begin(Spec::default())));
+    assert!(short.advice.is_empty() && short.limit.is_none(), "{short:?}");
+    assert!(short.missing[0].contains("no engine call was recorded"), "{:?}", short.missing);
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    run(&mut s);
+    let plain = verdict(end(s));
+    assert_eq!(rules(&plain), Vec::<&str>::new());
+    assert!(plain.missing.iter().any(|m| m.contains("--sched")), "{:?}", plain.missing);
+    assert!(plain.missing.iter().any(|m| m.contains("doctor --peaks")), "{:?}", plain.missing);
+}
+
+fn advise(files: &[(&str, Vec<u8>)], args: &[&str]) -> Output {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        std::fs::write(dir.path().join(name), content).unwrap();
+    }
+    Command::new(env!("CARGO_BIN_EXE_profinfer")).current_dir(&dir).arg("advise").args(args).output().unwrap()
+}
+
+#[test]
+fn a_later_recording_is_held_against_the_promise() {
+    let check = |new: Vec<u8>| {
+        let out = advise(&[("a.pfi", disturbed()), ("b.pfi", new)], &["a.pfi", "--check", "b.pfi", "--json"]);
+        let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        (out.status.code(), json["outcome"].as_str().unwrap().to_owned(), json["still_there"] == true)
+    };
+    assert_eq!(check(healthy(0.8)), (Some(0), "kept".into(), false));
+    assert_eq!(check(disturbed()), (Some(3), "below".into(), true));
+    let none = advise(&[("a.pfi", healthy(0.8)), ("b.pfi", disturbed())], &["a.pfi", "--check", "b.pfi"]);
+    assert_eq!(none.status.code(), Some(1));
+    let error = String::from_utf8_lossy(&none.stderr).into_owned();
+    assert!(error.contains("the first recording has no advice"), "{error}");
+    let wrong = advise(
+        &[("a.pfi", disturbed()), ("b.pfi", disturbed())],
+        &["a.pfi", "--check", "b.pfi", "--rule", "x"],
+    );
+    let error = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(error.contains("no advice by the rule 'x'; it has: cpu-contention"), "{error}");
+}
