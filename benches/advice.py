@@ -127,7 +127,6 @@ def cases(tmp):
         ("2 threads by mask on 1 CPU, own pool", ["oversubscribed"], Run(v5(2, n=24), cpus="0"), Run(v5(1), cpus="0")),
         ("2 threads by mask on 1 CPU, OpenMP", ["oversubscribed"], Run(omp(2), cpus="0"), Run(omp(1), cpus="0")),
         ("4 threads on 2 CPUs", ["oversubscribed"], Run(v5(4, n=24)), Run(v5(2))),
-        ("2 threads by mask, ggml-runner", ["oversubscribed"], Run(runner(q4, 2), cpus="0"), Run(runner(q4, 1), cpus="0")),
         ("a quota of 0.6 CPUs", ["cpu-quota"], Run(v5(2), group=quota), Run(v5(2))),
         ("a quota, ggml-runner", ["cpu-quota"], Run(runner(q4, 2), group=quota), Run(runner(q4, 2))),
         ("a busy program on CPU 1", ["cpu-contention"], Run(v5(2), hog=1), Run(v5(2))),

@@ -47,10 +47,17 @@ record() { # label of the program, command...
     "${as_root[@]}" target/release/profinfer record --force -o "$trace" -- "$@"
 }
 
+# Measured once per machine: the verdict compares with it. Not by a demo of a few seconds on a machine with many cores.
+measure_peaks() {
+    [ "$cpus" -le 8 ] && [ ! -e /var/cache/profinfer/peaks.json ] || return 0
+    step "profinfer doctor --peaks: what this machine reaches, measured once"
+    quietly "${as_root[@]}" target/release/profinfer doctor --peaks
+}
+
 report() {
-    step "profinfer report --phase decode --top 8 demo.pfi"
+    step "profinfer report --verbose --phase decode --top 8 demo.pfi"
     echo
-    target/release/profinfer report --phase decode --top 8 "$trace"
+    target/release/profinfer report --verbose --phase decode --top 8 "$trace"
     echo
     step "done; the whole report: target/release/profinfer report $trace"
 }

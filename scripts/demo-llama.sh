@@ -24,6 +24,7 @@ path=$(tests/engines/fetch.sh "$engines" "$engine" | cut -d' ' -f2-)
 [ -n "$path" ] || die "no engine: see the message above"
 
 make_model
+measure_peaks
 
 command=(target/tests/engines/driver --engine "$path" --model "$model" "${run[@]}")
 record "driver --engine $engine" "${command[@]}"

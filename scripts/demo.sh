@@ -10,6 +10,7 @@ run=(-p 32 -n 128 -t "$threads")
 become_root
 build
 make_model
+measure_peaks
 record "ggml-runner run" target/release/ggml-runner run --model "$model" "${run[@]}" --force --ground-truth "$truth"
 step "profinfer accuracy demo.pfi demo.tsv"
 echo

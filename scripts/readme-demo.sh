@@ -16,6 +16,7 @@ STEP = re.compile(r"\[\d+:\d\d\] ")
 # Lines kept of a section, identified by its heading: selected by line number and text. Of all others only the steps
 # are kept.
 KEEP = {
+    "Model ": lambda at, line: True,
     "Prefill and decode": lambda at, line: True,
     "Operators by op,": lambda at, line: at < 8,
     "Recording quality": lambda at, line: at == 0 or re.match(r"  (recording|op hits|recorder|overhead) ", line),

@@ -47,11 +47,14 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     })
 }
 
-/// As many threads as CPUs share the same work. Threads that have no CPU take no part of a multiplication from those
-/// that have one, so the work of an op is that of one thread at least, and of all of them at most.
+/// As many threads as CPUs share the same work. A thread without a CPU takes no part of an operator from those that have
+/// one: where threads spun, the work is that of one thread on each CPU at least, and of all of them at most.
 fn predicted(p: &PhaseFacts, cpus: u32) -> Option<Gain> {
-    let one = p.replay_ns? * p.graphs_a_call;
-    let all = one * f64::from(p.threads) / f64::from(cpus.max(1));
+    let work = p.crowded?;
+    let cpus = f64::from(cpus.max(1));
     let [under, over] = REPLAY_ERROR;
-    gain(p.phase, p.call_ns(), [one * under + p.outside_ns(), all * over + p.outside_ns()])
+    let call = |graph_ns: f64| graph_ns * p.graphs_a_call + p.outside_ns();
+    let fastest = call((work.calm / cpus + work.spun) * under);
+    let slowest = call((work.calm + work.spun * f64::from(p.threads)) / cpus * over);
+    gain(p.phase, p.call_ns(), [fastest, slowest])
 }

@@ -16,6 +16,7 @@ pub mod verdict;
 use counters::TraceCounters;
 use interference::{Culprits, InterferenceRow};
 use pass::{Cause, Misses, PassInput, PassResult};
+use replay::CrowdedWork;
 use sched::OffCpuTimes;
 
 use super::calls::{Phase, Timeline};
@@ -29,6 +30,12 @@ pub struct Attribution {
     pub scheduler: bool,
     pub counters: TraceCounters,
     pub interference: Vec<InterferenceRow>,
+}
+
+/// Whether all threads compute at a position of a plan.
+fn shared(plan: u32, idents: &Idents) -> impl Fn(usize) -> bool {
+    let of = idents.of_plan(plan);
+    move |at| of.get(at).is_some_and(|ident| replay::waits_inside(idents.op(*ident)))
 }
 
 impl Attribution {
@@ -60,9 +67,12 @@ impl Attribution {
 
     /// Time that a graph of a plan would take if its threads were always on a CPU and never waited for each other, ns.
     pub fn replay(&self, plan: u32, phase: Phase, idents: &Idents) -> Option<f64> {
-        let of = idents.of_plan(plan);
-        let shared = |at: usize| of.get(at).is_some_and(|ident| replay::waits_inside(idents.op(*ident)));
-        self.sum.plans.get(&(plan, phase))?.computing.replay(shared)
+        self.sum.plans.get(&(plan, phase))?.computing.replay(shared(plan, idents))
+    }
+
+    /// The work of a graph of a plan whose threads took the CPU from each other.
+    pub fn crowded(&self, plan: u32, phase: Phase, idents: &Idents) -> Option<CrowdedWork> {
+        self.sum.plans.get(&(plan, phase))?.computing.crowded(shared(plan, idents))
     }
 
     pub fn thread(&self, ith: u16, phase: Phase) -> Option<&Cause> {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::counters::{CounterSums, SlotValues, ThreadValues, TraceCounters};
 use super::interference::Culprits;
 use super::parts::{Off, TimeParts};
-use super::replay::ComputingSamples;
+use super::replay::{ComputingSample, ComputingSamples};
 use super::sched::{OffCpuCursor, OffCpuSpan, OffCpuTimes};
 use crate::calls::{Phase, Timeline};
 use crate::idents::Idents;
@@ -103,8 +103,8 @@ struct PositionCounts {
     slices: u64,
     slowest: u64,
     thread0: u64,
-    /// Time on a CPU of the thread with the least and of the one with the most, ns; `None` if one is not known.
-    computing: Option<(u64, u64)>,
+    /// `None` if it is not known of one thread.
+    computing: Option<ComputingSample>,
     /// Per slot: count, and the number of slices that have one.
     counts: Vec<(u64, u64)>,
 }
@@ -201,6 +201,7 @@ impl PassInput<'_, '_> {
             let (time, wait) = edges.times(&slice);
             let (time, wait) = (time.unwrap_or(0), wait.unwrap_or(0));
             let mut parts = TimeParts::default();
+            let mut spun = false;
             match &mut cursor {
                 None => parts.unknown_ns = time.saturating_add(wait),
                 Some(cursor) => {
@@ -215,6 +216,7 @@ impl PassInput<'_, '_> {
                             *hit = hit.saturating_add(p.ns);
                         }
                     });
+                    spun = parts.preempted_ns > 0 && parts.idle_ns == 0;
                     parts.barrier_ns = cursor.lay(end, end.saturating_add_unsigned(wait), |p| {
                         *parts.off(p.kind) += p.ns;
                         parts.off_cpu_in_barrier_ns += p.ns;
@@ -224,7 +226,7 @@ impl PassInput<'_, '_> {
             let values = told.at(self.counters, at);
             let known = plan.positions.get_mut(at as usize);
             if known.is_some() {
-                let computing = cursor.is_some().then_some(parts.computing_ns);
+                let computing = cursor.is_some().then(|| ComputingSample::of(parts.computing_ns, spun));
                 calls.add(at as usize, run.ith, (time, computing), values);
             }
             for cause in [known.unwrap_or(&mut plan.beyond), &mut *thread] {
@@ -254,16 +256,23 @@ impl PositionCounts {
 
 impl CurrentGraph {
     /// Adds a slice: its time and the part of it on a CPU, ns.
-    fn add(&mut self, at: usize, ith: u16, (ns, computing): (u64, Option<u64>), values: Option<&SlotValues>) {
+    fn add(
+        &mut self,
+        at: usize,
+        ith: u16,
+        (ns, computing): (u64, Option<ComputingSample>),
+        values: Option<&SlotValues>,
+    ) {
         if self.across.len() <= at {
             self.across.resize_with(at + 1, PositionCounts::default);
         }
         let Some(a) = self.across.get_mut(at) else { return };
         if a.slices == 0 {
             self.touched.push(at);
-            a.computing = computing.map(|ns| (ns, ns));
+            a.computing = computing;
+        } else {
+            a.computing = a.computing.zip(computing).map(|(all, one)| all.and(one));
         }
-        a.computing = a.computing.zip(computing).map(|((least, most), ns)| (least.min(ns), most.max(ns)));
         a.slices += 1;
         a.slowest = a.slowest.max(ns);
         if ith == 0 {

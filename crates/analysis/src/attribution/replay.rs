@@ -13,23 +13,62 @@ const KEPT: usize = 128;
 const ALONE: f64 = 0.25;
 /// Rank of the time of an op that one thread computes: waits inside it make it longer, never shorter.
 const LOW: f64 = 0.25;
+/// One in so many graphs without a spinning thread is enough to know an op's work.
+const CALM: usize = 4;
 
 /// Whether all threads compute an op, with a barrier inside it (`ggml_barrier` in ggml/src/ggml-cpu, b11669).
 pub fn waits_inside(op: &str) -> bool {
     op.starts_with("MUL_MAT") || op.starts_with("FLASH_ATTN_EXT")
 }
 
+/// Time on a CPU in an op of a graph, ns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ComputingSample {
+    /// Of the thread with the least and of the one with the most, and of all threads together.
+    pub least: u64,
+    pub most: u64,
+    pub sum: u64,
+    /// A thread was preempted in it and never slept: it may have been spinning.
+    pub spun: bool,
+}
+
+impl ComputingSample {
+    /// Of one thread.
+    pub fn of(ns: u64, spun: bool) -> ComputingSample {
+        ComputingSample { least: ns, most: ns, sum: ns, spun }
+    }
+
+    /// Of another thread, too.
+    pub fn and(self, o: ComputingSample) -> ComputingSample {
+        ComputingSample {
+            least: self.least.min(o.least),
+            most: self.most.max(o.most),
+            sum: self.sum.saturating_add(o.sum),
+            spun: self.spun || o.spun,
+        }
+    }
+}
+
+/// The work of a graph whose threads took the CPU from each other, ns.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct CrowdedWork {
+    /// In ops where no thread spun: of all threads together.
+    pub calm: f64,
+    /// In the others: of the thread with the least time.
+    pub spun: f64,
+}
+
 /// Time on a CPU at each position of a plan.
 #[derive(Debug, Default)]
 pub struct ComputingSamples {
-    /// Of the thread with the least and of the one with the most, ns; the latest graphs.
-    positions: Vec<Vec<(u64, u64)>>,
+    /// The latest graphs.
+    positions: Vec<Vec<ComputingSample>>,
     graphs: usize,
 }
 
 impl ComputingSamples {
-    /// Adds a graph: positions, and the time of the threads with the least and the most.
-    pub fn graph(&mut self, all: impl Iterator<Item = (usize, (u64, u64))>) {
+    /// Adds a graph by its positions.
+    pub fn graph(&mut self, all: impl Iterator<Item = (usize, ComputingSample)>) {
         for (at, sample) in all {
             if self.positions.len() <= at {
                 self.positions.resize_with(at + 1, Vec::new);
@@ -49,12 +88,25 @@ impl ComputingSamples {
         let used = self.positions.iter().enumerate().filter(|(_, p)| !p.is_empty());
         (self.graphs > 0).then(|| used.map(|(at, p)| one(p, shared(at))).sum())
     }
+
+    /// The work of a graph; `None` if no graph was added.
+    pub fn crowded(&self, shared: impl Fn(usize) -> bool) -> Option<CrowdedWork> {
+        let mut work = CrowdedWork::default();
+        for (at, samples) in self.positions.iter().enumerate().filter(|(_, p)| !p.is_empty()) {
+            let calm: Vec<u64> = samples.iter().filter(|s| !s.spun).map(|s| s.sum).collect();
+            match calm.len() * CALM >= samples.len() {
+                true => work.calm += rank(calm.into_iter(), 0.5),
+                false => work.spun += one(samples, shared(at)),
+            }
+        }
+        (self.graphs > 0).then_some(work)
+    }
 }
 
 /// The time that an op needs, ns.
-fn one(samples: &[(u64, u64)], shared: bool) -> f64 {
-    let least = rank(samples.iter().map(|(least, _)| *least), 0.5);
-    let most = rank(samples.iter().map(|(_, most)| *most), LOW);
+fn one(samples: &[ComputingSample], shared: bool) -> f64 {
+    let least = rank(samples.iter().map(|s| s.least), 0.5);
+    let most = rank(samples.iter().map(|s| s.most), LOW);
     if least < ALONE * most && !shared { most } else { least }
 }
 
@@ -70,9 +122,13 @@ fn rank(values: impl Iterator<Item = u64>, rank: f64) -> f64 {
 mod tests {
     use super::*;
 
+    fn pair((a, b): (u64, u64), spun: bool) -> ComputingSample {
+        ComputingSample::of(a, spun).and(ComputingSample::of(b, false))
+    }
+
     fn samples(all: &[[(u64, u64); 2]]) -> ComputingSamples {
         let mut samples = ComputingSamples::default();
-        all.iter().for_each(|graph| samples.graph(graph.iter().copied().enumerate()));
+        all.iter().for_each(|graph| samples.graph(graph.iter().map(|p| pair(*p, false)).enumerate()));
         samples
     }
 
@@ -102,11 +158,23 @@ mod tests {
     }
 
     #[test]
+    fn work_is_counted_whole_where_no_thread_spins() {
+        let mut all = ComputingSamples::default();
+        for _ in 0..8 {
+            // One thread computes almost all of the first op while the other sleeps; in the second, one spins.
+            let graph = [pair((400, 10), false), pair((300, 4000), true)];
+            all.graph(graph.into_iter().enumerate());
+        }
+        assert_eq!(all.crowded(|_| true), Some(CrowdedWork { calm: 410.0, spun: 300.0 }));
+        assert_eq!(ComputingSamples::default().crowded(|_| true), None);
+    }
+
+    #[test]
     fn only_the_latest_graphs_are_kept_and_none_is_no_time() {
         assert_eq!(ComputingSamples::default().replay(|_| true), None);
         let mut samples = ComputingSamples::default();
         for i in 0..1000 {
-            samples.graph([(0, (i, i))].into_iter());
+            samples.graph([(0, pair((i, i), false))].into_iter());
         }
         assert_eq!(samples.positions[0].len(), KEPT);
         assert!(samples.replay(|_| false).unwrap() > 900.0);

@@ -1,10 +1,13 @@
 //! The figures that the verdict and the advice rest on, by phase.
 
+use std::collections::BTreeMap;
+
 use super::bar::TimeBar;
 use super::machine::{ClockFacts, CpuFacts, MemoryFacts};
 use crate::attribution::Attribution;
 use crate::attribution::interference::InterferenceRow;
 use crate::attribution::pass::Misses;
+use crate::attribution::replay::CrowdedWork;
 use crate::calls::{Phase, Timeline};
 use crate::describe::{is_leaf, op_name, source, tensor_bytes};
 use crate::idents::{Idents, OpKey};
@@ -54,6 +57,8 @@ pub struct PhaseFacts {
     pub weights: Option<WeightReads>,
     /// Time of a graph without waits, ns; needs the scheduler.
     pub replay_ns: Option<f64>,
+    /// Its work, if threads took the CPU from each other; needs the scheduler.
+    pub crowded: Option<CrowdedWork>,
 }
 
 /// Matrix multiplications with weights.
@@ -169,6 +174,7 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
             ns: a_call(w.ns),
         }),
         replay_ns: why.filter(|w| w.scheduler).and_then(|w| replay(input, w, p.phase)),
+        crowded: why.filter(|w| w.scheduler).and_then(|w| crowded(input, w, p.phase)),
     })
 }
 
@@ -178,15 +184,29 @@ fn device_ns(p: &PhaseReport) -> u64 {
     splits.fold(p.device_ns, u64::saturating_add)
 }
 
-/// Mean over the graphs of a phase whose plan has one; `None` if there are none.
-fn replay(input: &FactInput<'_, '_>, why: &Attribution, phase: Phase) -> Option<f64> {
-    let FactInput { loaded, line, idents, .. } = *input;
-    let of_phase = loaded.cpu_graphs.iter().zip(&line.cpu_phase).filter(|(_, p)| **p == phase);
+/// The mean over the graphs of a phase whose plan has such a figure; `None` if there are none.
+fn mean_of_graphs(input: &FactInput<'_, '_>, phase: Phase, of: impl Fn(u32) -> Option<f64>) -> Option<f64> {
+    let graphs = input.loaded.cpu_graphs.iter().zip(&input.line.cpu_phase).filter(|(_, p)| **p == phase);
+    let mut plans: BTreeMap<u32, u64> = BTreeMap::new();
+    graphs.filter_map(|(g, _)| g.plan).for_each(|plan| *plans.entry(plan).or_default() += 1);
     let (mut sum, mut n) = (0.0, 0u64);
-    for ns in of_phase.filter_map(|(g, _)| why.replay(g.plan?, phase, idents)) {
-        (sum, n) = (sum + ns, n + 1);
+    for (ns, times) in plans.into_iter().filter_map(|(plan, times)| Some((of(plan)?, times))) {
+        (sum, n) = (sum + ns * times as f64, n + times);
     }
     (n > 0 && sum > 0.0).then(|| sum / n as f64)
+}
+
+fn replay(input: &FactInput<'_, '_>, why: &Attribution, phase: Phase) -> Option<f64> {
+    mean_of_graphs(input, phase, |plan| why.replay(plan, phase, input.idents))
+}
+
+fn crowded(input: &FactInput<'_, '_>, why: &Attribution, phase: Phase) -> Option<CrowdedWork> {
+    let part = |of: fn(&CrowdedWork) -> f64| {
+        mean_of_graphs(input, phase, |plan| Some(of(&why.crowded(plan, phase, input.idents)?)))
+    };
+    let (calm, spun) = (part(|w| w.calm), part(|w| w.spun));
+    (calm.is_some() || spun.is_some())
+        .then(|| CrowdedWork { calm: calm.unwrap_or(0.0), spun: spun.unwrap_or(0.0) })
 }
 
 /// Sums over all graphs of a phase; `None` if no multiplication with weights is known.
