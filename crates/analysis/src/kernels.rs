@@ -181,6 +181,7 @@ pub fn source_name(source: KernelSource) -> &'static str {
         KernelSource::OpenClLayer => "events of the OpenCL runtime",
         KernelSource::VulkanLayer => "timestamps around each dispatch",
         KernelSource::Cupti | KernelSource::CuptiGraph => "CUPTI",
+        KernelSource::VulkanLogger => "timestamps that the engine takes after each node",
     }
 }
 
@@ -218,10 +219,11 @@ fn times(loaded: &Loaded<'_>, idents: &Idents, mut kernels: Vec<PlacedKernel<'_>
         let (groups, sum) = ops.entry(of).or_default();
         groups.extend(k.group);
         sum.add(&k.times, idle);
-        names
-            .entry(loaded.kernel_names.get(&k.times.name).copied().unwrap_or("?"))
-            .or_default()
-            .add(&k.times, idle);
+        // The engine's own timestamps are of nodes.
+        if k.of.source != KernelSource::VulkanLogger {
+            let name = loaded.kernel_names.get(&k.times.name).copied().unwrap_or("?");
+            names.entry(name).or_default().add(&k.times, idle);
+        }
     }
     // Where a graph is captured, the host enqueues nodes without a kernel of their own.
     let captured: HashSet<u64> = kernels.iter().filter(|k| by_graph(k.of)).map(|k| k.split.seq).collect();

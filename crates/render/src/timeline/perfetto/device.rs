@@ -56,7 +56,7 @@ pub(super) struct QueueNames {
 fn api(source: KernelSource) -> u64 {
     match source {
         KernelSource::OpenClLayer => context::OPENCL,
-        KernelSource::VulkanLayer => context::VULKAN,
+        KernelSource::VulkanLayer | KernelSource::VulkanLogger => context::VULKAN,
         KernelSource::Cupti | KernelSource::CuptiGraph => context::CUDA,
     }
 }
