@@ -57,13 +57,16 @@ fn values(
     calls: &HashMap<u64, u64>,
 ) -> SliceArgs {
     let t = k.times;
-    let mut values: SliceArgs = vec![
-        ("after_enqueue_ns", ArgValue::Count(t.started.saturating_sub(t.host))),
-        ("after_submit_ns", ArgValue::Count(t.started.saturating_sub(t.submitted))),
+    let mut values = SliceArgs::new();
+    if !kernels::only_ends(k.of) {
+        values.push(("after_enqueue_ns", ArgValue::Count(t.started.saturating_sub(t.host))));
+        values.push(("after_submit_ns", ArgValue::Count(t.started.saturating_sub(t.submitted))));
+    }
+    values.extend([
         ("clock_error_ns", ArgValue::Count(k.of.error_ns)),
         ("source", ArgValue::Text(kernels::source_name(k.of.source).into())),
         (SPLIT, ArgValue::Count(k.split.seq)),
-    ];
+    ]);
     if let Some(graph) = k.split.graph {
         values.push(("graph", ArgValue::Count(graph)));
         values.extend(calls.get(&graph).map(|call| (TOKEN, ArgValue::Count(*call))));
