@@ -16,6 +16,7 @@ enum ev_answer btf_answer;
 struct ev_tensors *btf_tensors;
 struct ev_kernels *btf_kernels;
 struct ev_batch *btf_batch;
+struct ev_ticks *btf_ticks;
 enum batch_layout btf_layout;
 enum ev_phase btf_phase;
 enum ev_what btf_what;

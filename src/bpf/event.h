@@ -30,6 +30,7 @@ enum ev_kind {
 	EV_NODE,
 	EV_KERNELS,
 	EV_BATCH,
+	EV_TICKS,
 	EV_KINDS,
 };
 
@@ -164,6 +165,21 @@ struct ev_batch {
 	__u32 answer; /* 1: a response */
 	__u32 length; /* bytes of the response */
 	__u32 usecs;  /* that the NPU took; 0: it does not say */
+};
+
+#define TICKS_CHUNK 40
+/*
+ * The program has fetched `total` timestamps of a device, n of them here from the one with index `first`;
+ * h.ts is when the call returned. Or, with `total` 0, it has been told the length of a device's tick, ns.
+ */
+struct ev_ticks {
+	struct ev_hdr h;
+	__u64 device; /* VkDevice */
+	__u32 total;
+	__u32 first;
+	__u32 n;
+	__u32 period; /* bits of a float */
+	__u64 tick[TICKS_CHUNK];
 };
 
 /*

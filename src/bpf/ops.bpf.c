@@ -10,6 +10,7 @@
 #include "base.h"
 #include "dispatch.h"
 #include "batch.h"
+#include "ticks.h"
 #include "offload.h"
 #include "structure.h"
 #include "experts.h"

@@ -2,7 +2,7 @@
 
 use crate::capture::skel::types::{
     ev_batch, ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kernels, ev_kind, ev_nodes, ev_offcpu,
-    ev_op, ev_tensor, ev_tensors, ev_waits, ev_what,
+    ev_op, ev_tensor, ev_tensors, ev_ticks, ev_waits, ev_what,
 };
 use crate::engine::layout::TENSOR_RAW;
 use crate::engine::probes::{PHASES, WAITS};
@@ -10,7 +10,7 @@ use crate::engine::probes::{PHASES, WAITS};
 pub use crate::capture::skel::types::{
     batch_layout as BatchLayout, ev_batch as Batch, ev_call as Call, ev_counted as Counted,
     ev_experts as Experts, ev_hdr as Head, ev_kernels as Kernels, ev_nodes as Nodes,
-    ev_offcpu as OffCpuEvent, ev_op as Op, ev_tensor as Tensor, ev_tensors as Tensors,
+    ev_offcpu as OffCpuEvent, ev_op as Op, ev_tensor as Tensor, ev_tensors as Tensors, ev_ticks as Ticks,
 };
 
 // The tables of probed functions match the enums of the BPF programs.
@@ -45,7 +45,10 @@ pub const KIND_NAMES: [&str; KINDS] = [
     "node",
     "kernels",
     "batch",
+    "ticks",
 ];
+/// Timestamps in one event, as in src/bpf/event.h.
+pub const TICKS_CHUNK: usize = 40;
 /// Kernels in one event, as in src/bpf/event.h.
 pub const KERNELS_CHUNK: usize = 4;
 /// Counters in addition to the events', in the order of `enum ev_counter`.
@@ -118,6 +121,8 @@ pub enum Event<'a> {
     Kernels(&'a Kernels),
     /// A batch was written for an NPU, or its response was read.
     Batch(&'a Batch),
+    /// Timestamps of a device that the engine has fetched, or the length of a tick.
+    Ticks(&'a Ticks),
 }
 
 /// The event at the start of `bytes`, and the index of its kind. None if the bytes are not an event: too short for
@@ -150,6 +155,7 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_NODE => Event::Node(view(bytes)?),
         ev_kind::EV_KERNELS => Event::Kernels(view(bytes)?),
         ev_kind::EV_BATCH => Event::Batch(view(bytes)?),
+        ev_kind::EV_TICKS => Event::Ticks(view(bytes)?),
         _ => return None,
     };
     Some((kind, event))
@@ -173,6 +179,8 @@ unsafe impl Plain for ev_call {}
 unsafe impl Plain for ev_kernels {}
 // SAFETY: as above.
 unsafe impl Plain for ev_batch {}
+// SAFETY: as above.
+unsafe impl Plain for ev_ticks {}
 // SAFETY: as above.
 unsafe impl Plain for ev_op {}
 // SAFETY: as above.
@@ -228,6 +236,7 @@ mod tests {
         // No padding: the size is the sum of the fields.
         assert_eq!(size_of::<ev_call>(), 24 + 6 * 4 + 2 * 8 + 16);
         assert_eq!(size_of::<ev_batch>(), 24 + 2 * 8 + 4 * 4);
+        assert_eq!(size_of::<ev_ticks>(), 24 + 8 + 4 * 4 + 8 * TICKS_CHUNK);
         assert_eq!(size_of::<ev_nodes>(), 24 + 8 + 8 + 48 * 12);
         assert_eq!(size_of::<ev_experts>(), 24 + 3 * 8 + 6 * 4 + 64 * 4);
         assert_eq!(size_of::<ev_offcpu>(), 24 + 3 * 8 + 4 * 4 + 2 * 2 + 4 + 3 * 16);

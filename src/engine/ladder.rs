@@ -6,7 +6,7 @@
 use crate::engine::discover::{self, DiscoveredEngine, EngineModule};
 use crate::engine::elf::{ElfFile, ElfMachine, Symbol};
 use crate::engine::enqueue;
-use crate::engine::probes::{BATCHES, DISPATCHES, GRAPH_LAUNCHES, PHASES, Role, WAITS};
+use crate::engine::probes::{BATCHES, DISPATCHES, GRAPH_LAUNCHES, PHASES, Role, TICKS, WAITS};
 use crate::engine::prologue::{self, Need, ProbeOffset};
 
 /// Functions that compute fused ops and so bypass the op probe; a fused op is `(params, first node, second node)`.
@@ -110,6 +110,8 @@ pub struct Ladder {
     pub dispatch: Vec<Rung>,
     /// A batch written for an NPU, and its response.
     pub batch: Vec<Rung>,
+    /// Timestamps that the program itself takes on a device.
+    pub ticks: Vec<Rung>,
     /// Calls that form a phase.
     pub phase: Vec<Rung>,
     /// Calls that wait for a device. Empty if the engine has no device: nothing waits then.
@@ -153,6 +155,11 @@ const BATCH_WRITE: FunctionDecl = function(BATCHES[0], 6, false, true);
 const BATCH_READ: FunctionDecl = FunctionDecl { by_stack: true, ..function(BATCHES[1], 8, false, true) };
 /// The function that layers call (crates/layers/handover).
 const KERNELS: FunctionDecl = function("profinfer_gpu_kernels", 4, false, false);
+/// On x86-64, what is fetched and how it is laid out is on the stack.
+const TICKS_FETCH: FunctionDecl = FunctionDecl { by_stack: true, ..function(TICKS[0], 8, false, true) };
+const fn properties(symbol: &'static str) -> FunctionDecl {
+    function(symbol, 2, false, true)
+}
 const BARRIER: FunctionDecl = function("ggml_barrier", 1, false, false);
 
 /// All functions that a rung may use, so that a file's tables are read only once for all of them.
@@ -172,7 +179,14 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     ];
     let waits = WAITS.iter().map(|w| w.function);
     let dispatches = DISPATCHES.into_iter().chain(GRAPH_LAUNCHES);
-    TOKEN_FUNCTIONS.iter().chain(others).map(|f| f.symbol).chain(phases).chain(waits).chain(dispatches)
+    TOKEN_FUNCTIONS
+        .iter()
+        .chain(others)
+        .map(|f| f.symbol)
+        .chain(phases)
+        .chain(waits)
+        .chain(dispatches)
+        .chain(TICKS)
 }
 
 impl Ladder {
@@ -189,6 +203,7 @@ impl Ladder {
             Role::Kernel => &self.kernel,
             Role::Dispatch => &self.dispatch,
             Role::Batch => &self.batch,
+            Role::Ticks => &self.ticks,
             Role::Phase => &self.phase,
             Role::Wait => &self.wait,
         }
@@ -234,6 +249,7 @@ impl Ladder {
             cpu_graph: rung("ggml_graph_compute", &[&CPU_GRAPH], &cpu).into_iter().collect(),
             kernel: rung(KERNELS.symbol, &[&KERNELS], &|m| m.roles.layer).into_iter().collect(),
             dispatch: dispatch(engine).filter(|_| devices).into_iter().collect(),
+            ticks: ticks(engine).filter(|_| devices).into_iter().collect(),
             batch: rung("libcdsprpc", &[&BATCH_WRITE, &BATCH_READ], &|m| m.roles.dispatches)
                 .into_iter()
                 .collect(),
@@ -246,12 +262,26 @@ impl Ladder {
     }
 }
 
-/// The functions that give kernels to a device. Several files may have them: the loader that a backend is linked with,
-/// and the driver that the loader calls. Only the first is probed: otherwise a call is counted twice.
+/// The functions that give kernels to a device.
 fn dispatch(engine: &DiscoveredEngine) -> Option<Rung> {
     let functions: Vec<FunctionDecl> =
         DISPATCHES.into_iter().chain(GRAPH_LAUNCHES).map(|f| function(f, 0, false, false)).collect();
-    let mut found = points(engine, &functions.iter().collect::<Vec<_>>(), &|m| m.roles.dispatches);
+    of_runtime(engine, "graphics runtime", &functions.iter().collect::<Vec<_>>())
+}
+
+/// The functions by which a program fetches timestamps. Only where timestamps are fetched their length is worth knowing.
+fn ticks(engine: &DiscoveredEngine) -> Option<Rung> {
+    let properties = TICKS.map(properties);
+    let [_, told @ ..] = &properties;
+    let functions: Vec<&FunctionDecl> = [&TICKS_FETCH].into_iter().chain(told).collect();
+    of_runtime(engine, "timestamps", &functions)
+        .filter(|rung| rung.points.iter().any(|p| p.symbol == TICKS[0]))
+}
+
+/// Functions of a graphics runtime. Several files may have them: the loader that a backend is linked with, and the driver
+/// that the loader calls. Only the first is probed: otherwise a call is counted twice.
+fn of_runtime(engine: &DiscoveredEngine, name: &'static str, functions: &[&FunctionDecl]) -> Option<Rung> {
+    let mut found = points(engine, functions, &|m| m.roles.dispatches);
     let linked = |p: &ProbePoint| {
         let Some(module) = engine.modules.get(p.module) else { return false };
         let mut drivers = engine.modules.iter().filter(|m| m.roles.drives);
@@ -259,7 +289,7 @@ fn dispatch(engine: &DiscoveredEngine) -> Option<Rung> {
     };
     let preferred: Vec<&'static str> = found.iter().filter(|p| linked(p)).map(|p| p.symbol).collect();
     found.retain(|p| linked(p) || !preferred.contains(&p.symbol));
-    (!found.is_empty()).then_some(Rung { name: "graphics runtime", how: RungMethod::Symbols, points: found })
+    (!found.is_empty()).then_some(Rung { name, how: RungMethod::Symbols, points: found })
 }
 
 /// One point for each of the functions in each module that has it.

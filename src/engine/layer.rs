@@ -33,6 +33,9 @@ enum Entry {
     OnlyFile,
 }
 
+/// The runtime of the layer that an engine's own timestamps can replace.
+pub const VULKAN: &str = "Vulkan";
+
 pub const LAYERS: [Layer; 3] = [
     Layer {
         runtime: "OpenCL",
@@ -41,7 +44,7 @@ pub const LAYERS: [Layer; 3] = [
         variables: &[("OPENCL_LAYERS", Entry::File)],
     },
     Layer {
-        runtime: "Vulkan",
+        runtime: VULKAN,
         file: "libprofinfer-vk.so",
         manifest: Some("VkLayer_profinfer.json"),
         variables: &[
@@ -74,6 +77,14 @@ pub struct Variables {
     pub set: Vec<(&'static str, OsString)>,
     /// Those that already name another library and hold one only, with the runtime whose layer is therefore not loaded.
     pub kept: Vec<(&'static str, &'static str)>,
+}
+
+/// The variables that make ggml-vulkan take timestamps, and print them as seldom as it can; those that the environment
+/// has already stay. Versions before 2025-12 print a table for each graph.
+pub fn logger(environ: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, OsString)> {
+    let variables = [("GGML_VK_PERF_LOGGER", "1"), ("GGML_VK_PERF_LOGGER_FREQUENCY", "1000000")];
+    let unset = variables.into_iter().filter(|(name, _)| environ(name).is_none());
+    unset.map(|(name, value)| (name, value.into())).collect()
 }
 
 /// The variables that make runtimes load these layers, before those that the environment already names.
@@ -145,6 +156,14 @@ mod tests {
         assert_eq!(of(&[]), expected);
         let again = [("CUDA_INJECTION64_PATH", "/opt/p/libprofinfer-cu.so"), ("OPENCL_LAYERS", "")];
         assert_eq!(of(&again), expected);
+    }
+
+    #[test]
+    fn the_engines_logger_is_set_once() {
+        let own = [("GGML_VK_PERF_LOGGER", "1".into()), ("GGML_VK_PERF_LOGGER_FREQUENCY", "1000000".into())];
+        assert_eq!(logger(|_| None), own);
+        let set = |name: &str| (name == own[1].0).then(|| "5".into());
+        assert_eq!(logger(set), own[..1]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What is probed: the roles of an engine's functions, the programs that run there, and the functions that start a
 //! phase or wait for a device.
 
-pub const ROLES: usize = 12;
+pub const ROLES: usize = 13;
 
 /// What a rung observes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub enum Role {
     Dispatch,
     /// The program writes a batch for an NPU, or reads a response.
     Batch,
+    /// The program fetches a device's timestamps, or is told the length of a tick.
+    Ticks,
     Phase,
     /// The program waits for a device.
     Wait,
@@ -33,6 +35,7 @@ impl Role {
         Role::Kernel,
         Role::Dispatch,
         Role::Batch,
+        Role::Ticks,
         Role::Node,
         Role::CpuGraph,
         Role::Split,
@@ -55,6 +58,7 @@ impl Role {
             Role::Kernel => "kernel",
             Role::Dispatch => "dispatch",
             Role::Batch => "batch",
+            Role::Ticks => "ticks",
             Role::Phase => "phase",
             Role::Wait => "wait",
         }
@@ -100,6 +104,12 @@ pub enum Prog {
     BatchWritten,
     BatchRead,
     BatchAnswered,
+    TicksFetch,
+    TicksFetched,
+    /// The program asks for a device's properties.
+    PeriodAsk,
+    PeriodAsk2,
+    PeriodTold,
     GraphEnter,
     GraphExit,
     Op,
@@ -119,7 +129,7 @@ pub enum Prog {
 }
 
 impl Prog {
-    pub const ALL: [Prog; 37] = [
+    pub const ALL: [Prog; 42] = [
         Prog::TokenProcess,
         Prog::TokenDecode,
         Prog::TokenEncode,
@@ -141,6 +151,11 @@ impl Prog {
         Prog::BatchWritten,
         Prog::BatchRead,
         Prog::BatchAnswered,
+        Prog::TicksFetch,
+        Prog::TicksFetched,
+        Prog::PeriodAsk,
+        Prog::PeriodAsk2,
+        Prog::PeriodTold,
         Prog::GraphEnter,
         Prog::GraphExit,
         Prog::Op,
@@ -169,6 +184,8 @@ impl Prog {
                 | Prog::NodeExit
                 | Prog::BatchWritten
                 | Prog::BatchAnswered
+                | Prog::TicksFetched
+                | Prog::PeriodTold
                 | Prog::GraphExit
                 | Prog::OpExit
                 | Prog::PhaseExit
@@ -230,6 +247,14 @@ pub const GRAPH_LAUNCHES: [&str; 2] = ["cudaGraphLaunch", "cudaGraphLaunch_ptsz"
 
 /// Functions of libcdsprpc (dspqueue.h) by which ggml-hexagon writes batches and reads their responses.
 pub const BATCHES: [&str; 2] = ["dspqueue_write", "dspqueue_read"];
+
+/// Functions of Vulkan (vulkan_core.h) by which a program fetches timestamps and is told how long a tick is.
+pub const TICKS: [&str; 4] = [
+    "vkGetQueryPoolResults",
+    "vkGetPhysicalDeviceProperties",
+    "vkGetPhysicalDeviceProperties2",
+    "vkGetPhysicalDeviceProperties2KHR",
+];
 
 /// A function that waits (ggml-backend.h, llama.h), and the program at its entries.
 pub struct WaitFunction {

@@ -144,6 +144,9 @@ fn programs(point: &ProbePoint, role: Role) -> (Prog, Option<Prog>) {
         (Role::Dispatch, _) => (Prog::DispatchKernel, None),
         (Role::Batch, s) if s == probes::BATCHES[0] => (Prog::BatchWrite, Some(Prog::BatchWritten)),
         (Role::Batch, _) => (Prog::BatchRead, Some(Prog::BatchAnswered)),
+        (Role::Ticks, s) if s == probes::TICKS[0] => (Prog::TicksFetch, Some(Prog::TicksFetched)),
+        (Role::Ticks, s) if s == probes::TICKS[1] => (Prog::PeriodAsk, Some(Prog::PeriodTold)),
+        (Role::Ticks, _) => (Prog::PeriodAsk2, Some(Prog::PeriodTold)),
         (Role::Phase, _) => (probes::of_phase(symbol), Some(Prog::PhaseExit)),
         (Role::Wait, _) => (probes::of_wait(symbol), Some(Prog::WaitExit)),
     }

@@ -26,6 +26,7 @@ use crate::recorder::phases::OpenPhases;
 use crate::recorder::process_tree::ProcessTree;
 use crate::recorder::qos::ReturnedCall;
 use crate::recorder::thread_hits::ThreadHit;
+use crate::recorder::ticks::DeviceTicks;
 use ggml::backend_guid;
 use pfi::record::{Device, Entry, Graph, Split, Token};
 use pfi::{Encoder, WriteError};
@@ -76,6 +77,7 @@ pub struct Drain<W: Write> {
     enqueued: EnqueueHits,
     batches: OpenBatches,
     pub kernels: Kernels,
+    ticks: DeviceTicks,
     tensors: TensorTable,
     pub experts: HeldExperts,
     phases: OpenPhases,
@@ -114,6 +116,7 @@ impl<W: Write> Drain<W> {
             enqueued: EnqueueHits::default(),
             batches: OpenBatches::default(),
             kernels: Kernels::default(),
+            ticks: DeviceTicks::default(),
             tensors: TensorTable::default(),
             experts: HeldExperts::default(),
             phases: OpenPhases::default(),
@@ -292,6 +295,10 @@ impl<W: Write> Drain<W> {
             }
             Event::Kernels(e) => self.kernels(e),
             Event::Batch(e) => self.batch(e),
+            Event::Ticks(e) => {
+                self.ticks(e);
+                Ok(())
+            }
             Event::Experts(e) => {
                 if let Some(graph) = self.graphs.seq_by_caller(e.h.tid) {
                     self.experts.take(graph, e);
@@ -569,6 +576,7 @@ impl<W: Write> Drain<W> {
         self.close(Some(tgid), ts)?;
         self.tensors.forget(tgid);
         self.kernels.forget(tgid);
+        self.ticks.forget(tgid);
         self.process_tree.leave(tgid, ts);
         Ok(())
     }

@@ -1,10 +1,11 @@
 //! Times of kernels on a device, as a layer in the engine's process hands them over. Allocates only when a kernel is new.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Write;
 
 use crate::capture::event;
 use crate::host::memory;
+use crate::recorder::ticks::Untimed;
 use pfi::record::{Availability, KernelSource};
 use pfi::{Encoder, KernelRun, KernelTimes, WriteError};
 
@@ -32,10 +33,14 @@ pub struct Kernels {
     ids: u32,
     /// The engine that reports the kernels of each process: with two engines, the layer is probed for both.
     engines: HashMap<u32, u16>,
+    /// Processes with a layer for Vulkan.
+    layered: HashSet<u32>,
     /// Kernels recorded.
     pub seen: u64,
     /// Kernels whose times the layer could not get, by reason.
     untimed: [u64; REASONS.len()],
+    /// Groups of nodes without times, of engines that take timestamps themselves, by reason.
+    unlogged: [u64; Untimed::KINDS],
     /// Kernels that could not be read.
     unread: u64,
 }
@@ -68,6 +73,9 @@ impl Kernels {
                 return Ok(());
             }
         };
+        if source == KernelSource::VulkanLayer {
+            self.layered.insert(tgid);
+        }
         self.seen += n as u64;
         let kernels = e.kernel.get(..n).unwrap_or_default();
         for part in kernels.chunk_by(|a, b| (a.queue, a.tid) == (b.queue, b.tid)) {
@@ -114,11 +122,26 @@ impl Kernels {
         Ok(id)
     }
 
+    /// Whether a layer has handed over times of Vulkan in this process.
+    pub fn has_layer(&self, tgid: u32) -> bool {
+        self.layered.contains(&tgid)
+    }
+
+    /// An engine has taken the timestamps of a split with so many groups of nodes by itself; why they have no times.
+    pub fn logged(&mut self, groups: u64, why: Option<Untimed>) {
+        match why.and_then(|why| self.unlogged.get_mut(why as usize)) {
+            Some(lost) => *lost += groups,
+            None => self.seen += groups,
+        }
+    }
+
     /// Whether the device's times are there, in the trace that ends here.
     pub fn feature_status(&mut self) -> (Availability, String) {
         let (seen, unread) = (std::mem::take(&mut self.seen), std::mem::take(&mut self.unread));
         let untimed = std::mem::take(&mut self.untimed).into_iter().zip(REASONS);
-        let lost = untimed.chain([(unread, "they could not be read")]).filter(|(n, _)| *n > 0);
+        let unlogged = std::mem::take(&mut self.unlogged).into_iter().zip(Untimed::TEXTS);
+        let lost =
+            untimed.chain(unlogged).chain([(unread, "they could not be read")]).filter(|(n, _)| *n > 0);
         let all = lost.clone().fold(seen, |sum, (n, _)| sum.saturating_add(n));
         let why: Vec<String> = lost.map(|(n, why)| format!("{n}: {why}")).collect();
         let why = why.join("; ");
@@ -143,6 +166,7 @@ impl Kernels {
     pub fn forget(&mut self, tgid: u32) {
         self.names.retain(|(of, _), _| *of != tgid);
         self.engines.remove(&tgid);
+        self.layered.remove(&tgid);
     }
 }
 

@@ -23,4 +23,5 @@ mod sample;
 pub mod session;
 pub mod submissions;
 pub mod thread_hits;
+mod ticks;
 pub mod verify;

@@ -58,6 +58,8 @@ pub struct RecordOptions {
     pub phases: bool,
     /// Layers that a started command loads (`engine::layer`).
     pub layers: Vec<PathBuf>,
+    /// Read the timestamps that an engine takes on a Vulkan device by itself; a started command is made to take them.
+    pub logger: bool,
     pub source: BackendChoice,
     pub agent_cpu: AgentCpu,
     pub op_end: OpEnd,

@@ -182,6 +182,7 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         Role::Kernel => (None, s.kernels),
         Role::Dispatch => (None, s.dispatches),
         Role::Batch => (None, s.batches),
+        Role::Ticks => (None, s.ticks),
         Role::Op => ((s.unknown == 0 && s.expected > 0).then_some(s.expected), s.ops),
         // Every op has this kind of end, without separate hits.
         Role::OpEnd if a.rung(role).is_some_and(|r| r.how == RungMethod::Interval) => (None, s.ops),
@@ -203,6 +204,7 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         }
         (Role::Dispatch, _, None) => "no graphics runtime in the engine's process".to_owned(),
         (Role::Batch, _, None) => "no NPU runtime in the engine's process".to_owned(),
+        (Role::Ticks, _, None) => "no Vulkan loader in the engine's process".to_owned(),
         (Role::Kernel, _, None) => "no layer in the engine's process".to_owned(),
         (_, _, None) => "no function of this kind in the engine".to_owned(),
         (Role::OpEnd, _, Some(r)) if r.how == RungMethod::Interval => {
@@ -244,6 +246,7 @@ fn returns(role: Role, s: &Shown) -> Option<String> {
         | Role::Kernel
         | Role::Dispatch
         | Role::Batch
+        | Role::Ticks
         | Role::Phase
         | Role::Wait => {
             return None;

@@ -58,4 +58,5 @@ mod supervision;
 mod top;
 mod views;
 mod vulkan;
+mod vulkan_logger;
 mod wrapped;

@@ -37,7 +37,7 @@ fn bed(name: &str) -> Result<(PathBuf, PathBuf, PathBuf), String> {
 }
 
 /// The driver on the device, as a command line that begins with `env`.
-fn command(engine: &Path, device: &Path, more: &[&str], args: &[&str]) -> Vec<String> {
+pub fn command(engine: &Path, device: &Path, more: &[&str], args: &[&str]) -> Vec<String> {
     let env = [
         "env".to_owned(),
         format!("VK_DRIVER_FILES={}", device.display()),
@@ -55,7 +55,7 @@ fn command(engine: &Path, device: &Path, more: &[&str], args: &[&str]) -> Vec<St
     [env.to_vec(), owned(more), program.to_vec(), rest.to_vec(), n, owned(args)].concat()
 }
 
-fn run(args: &[&str], command: &[String]) -> Run {
+pub fn run(args: &[&str], command: &[String]) -> Run {
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     // The first run compiles the shaders, and Mesa caches them.
     assert!(Command::new(command[0]).args(&command[1..]).output().expect("it runs").status.success());

@@ -4,7 +4,8 @@ as JSON, for tests/plain/export_perfetto.rs. Exits 3 if the package is not avail
 usage: decode.py TRACE
 
 unknown: fields that the definitions do not have. tracks: each with its totals by name (slices, ns), the deepest nesting,
-whether every slice ended within the one it began in, and the number of its events by category ("" has none). A time is
+whether every slice ended within the one it began in, and the number of its events by category ("" has none). kernels:
+GpuRenderStageEvents with the names of their queue and stage, pid and API of their context, and their extra data. A time is
 CLOCK_BOOTTIME, ns. thread_ordering: that of the root, 1 if the ranks of threads count.
 """
 
@@ -38,6 +39,7 @@ class Sequence:
         self.now = None
         self.track = None
         self.names, self.texts, self.keys, self.categories = {}, {}, {}, {}
+        self.specifications, self.contexts = {}, {}
 
     def state(self, packet):
         if packet.sequence_flags & 1:
@@ -58,6 +60,13 @@ class Sequence:
             for e in entries:
                 assert e.iid not in to, "interned twice"
                 to[e.iid] = e.name
+        for to, entries in (
+            (self.specifications, data.gpu_specifications),
+            (self.contexts, data.graphics_contexts),
+        ):
+            for e in entries:
+                assert e.iid not in to, "interned twice"
+                to[e.iid] = e
         for e in data.debug_annotation_string_values:
             assert e.iid not in self.texts, "interned twice"
             self.texts[e.iid] = e.str.decode()
@@ -73,6 +82,19 @@ class Sequence:
             value = self.texts[a.string_value_iid] if kind == "string_value_iid" else getattr(a, kind)
             out[self.keys[a.name_iid]] = value
         return out
+
+
+def kernel(event, sequence, t):
+    """A GpuRenderStageEvent."""
+    queue, stage = sequence.specifications[event.hw_queue_iid], sequence.specifications[event.stage_iid]
+    context = sequence.contexts[event.context]
+    extra = {e.name: e.value for e in event.extra_data}
+    assert len(extra) == len(event.extra_data), "a name twice"
+    for named in (queue, stage):
+        assert named.category == proto.InternedGpuRenderStageSpecification.COMPUTE
+    return {"id": event.event_id, "t": t, "dur": event.duration, "queue": queue.name, "times": queue.description,
+            "iid": queue.iid, "stage": stage.name, "pid": context.pid, "extra": extra,
+            "api": proto.InternedGraphicsContext.Api.Name(context.api)}
 
 
 class Track:
@@ -100,7 +122,7 @@ class Track:
 def main():
     with open(sys.argv[1], "rb") as f:
         trace = proto.Trace.FromString(f.read())
-    sequences, tracks, snapshots, before, thread_ordering = {}, {}, [], 0, 0
+    sequences, tracks, kernels, snapshots, before, thread_ordering = {}, {}, [], [], 0, 0
     for packet in trace.packet:
         sequence = sequences.setdefault(packet.trusted_packet_sequence_id, Sequence())
         sequence.state(packet)
@@ -121,14 +143,18 @@ def main():
             about.update(name=d.name or d.thread.thread_name or d.process.process_name, parent=d.parent_uuid)
             about.update(pid=d.thread.pid or d.process.pid, tid=d.thread.tid, cmdline=list(d.process.cmdline))
             about.update(unit=d.counter.unit_name, rank=d.sibling_order_rank)
-        if not packet.HasField("track_event"):
+        kind = packet.WhichOneof("data")
+        if kind not in ("track_event", "gpu_render_stage_event"):
             continue
-        event = packet.track_event
         if packet.timestamp_clock_id == 0 and sequence.now is not None:
             sequence.now += packet.timestamp
             t = sequence.now
         else:
             t = packet.timestamp
+        if kind == "gpu_render_stage_event":
+            kernels.append(kernel(packet.gpu_render_stage_event, sequence, t))
+            continue
+        event = packet.track_event
         track = tracks[event.track_uuid or sequence.track]
         name = sequence.names.get(event.name_iid, event.name)
         category = sequence.category(event)
@@ -149,7 +175,7 @@ def main():
         out.append({"uuid": uuid, **track.about, "totals": track.totals, "deepest": track.deepest,
                     "nested": track.nested, "slices": track.slices, "instants": track.instants,
                     "counts": track.counts, "categories": track.categories})
-    told = {"unknown": unknown(trace), "sequences": sorted(sequences), "snapshots": snapshots, "tracks": out}
+    told = {"unknown": unknown(trace), "sequences": sorted(sequences), "snapshots": snapshots, "tracks": out, "kernels": kernels}
     json.dump({**told, "thread_ordering": thread_ordering}, sys.stdout)
 
 

@@ -51,6 +51,7 @@ mod drain_room;
 mod export_beside;
 mod export_chrome;
 mod export_csv;
+mod export_device;
 mod export_perfetto;
 mod export_stacks;
 mod export_trust;

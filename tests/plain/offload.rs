@@ -31,7 +31,7 @@ fn run(described: bool, twice: bool) -> Trace {
 }
 
 /// The device's nodes of a graph that were seen being enqueued: from a first one on, in groups of (nodes, ns).
-type Seen<'a> = (u64, u32, &'a [(u32, u64)]);
+pub type Seen<'a> = (u64, u32, &'a [(u32, u64)]);
 
 /// The same, with what was seen of the enqueueing.
 fn run_with(described: bool, twice: bool, enqueued: &[Seen<'_>]) -> Trace {
@@ -39,7 +39,7 @@ fn run_with(described: bool, twice: bool, enqueued: &[Seen<'_>]) -> Trace {
 }
 
 /// A kernel of the device: its graph, its source, and when the host launched it after the graph began.
-type Launched = (u64, KernelSource, u64);
+pub type Launched = (u64, KernelSource, u64);
 
 /// The same; `probed`: the function that enqueues a node had a probe.
 fn run_probed(
@@ -49,6 +49,17 @@ fn run_probed(
     probed: bool,
     launched: &[Launched],
 ) -> Trace {
+    Trace::from_bytes(written(described, twice, enqueued, probed, launched)).unwrap()
+}
+
+/// The file of the same. Kernels that a CUDA graph launches are of a queue of their own.
+pub fn written(
+    described: bool,
+    twice: bool,
+    enqueued: &[Seen<'_>],
+    probed: bool,
+    launched: &[Launched],
+) -> Vec<u8> {
     let mut e = Encoder::new(Vec::new(), EncoderConfig::default(), &header()).unwrap();
     setup(&mut e);
     if probed {
@@ -111,7 +122,8 @@ fn run_probed(
             let times =
                 KernelTimes { name: 1, host, queued: host, submitted: host, started: end - 30, ended: end };
             e.kernel_name(1, "mul_mat_q").unwrap();
-            let run = KernelRun { pid: PID, tid: PID, source, queue: 1, error_ns: 10 };
+            let queue = if source == KernelSource::CuptiGraph { 2 } else { 1 };
+            let run = KernelRun { pid: PID, tid: PID, source, queue, error_ns: 10 };
             e.device_kernels(&run, &[times]).unwrap();
         }
         if twice {
@@ -120,7 +132,7 @@ fn run_probed(
         e.graph(&Graph { device: busy, ..graph(seq, t - 5, 1500) }).unwrap();
         e.token(&Token { device: busy, n_tokens: Some(1), ..token(seq, t - 10, 1600) }).unwrap();
     }
-    Trace::from_bytes(e.finish(&footer()).unwrap()).unwrap()
+    e.finish(&footer()).unwrap()
 }
 
 fn reported(trace: &Trace) -> Report {

@@ -21,8 +21,9 @@ pub struct DeviceTimes {
     pub kernels: u64,
     /// Time during which at least one kernel ran.
     pub busy_ns: u64,
-    /// Time during which none ran, between the first and the last kernel of each graph.
-    pub idle_ns: u64,
+    /// Time during which none ran, between the first and the last kernel of each graph. None: not known, as with timestamps
+    /// only between kernels.
+    pub idle_ns: Option<u64>,
     /// The times may be off by this much against the host's, all by the same amount; durations are not.
     pub error_ns: u64,
     /// Groups of nodes that were enqueued, and those of them without a kernel.
@@ -58,18 +59,24 @@ pub struct KernelSum {
     pub kernels: u64,
     /// From start to end.
     pub device_ns: u64,
-    /// During which no kernel ran on the device before these started, within a graph.
-    pub idle_before_ns: u64,
-    /// From queued to start: behind others, or on the way.
-    pub queued_ns: u64,
+    /// During which no kernel ran on the device before these started, within a graph; None: not known.
+    pub idle_before_ns: Option<u64>,
+    /// From queued to start: behind others, or on the way; None: not known.
+    pub queued_ns: Option<u64>,
 }
 
 impl KernelSum {
-    fn add(&mut self, k: &KernelTimes, idle: u64) {
+    /// `idle`: before it; None: when it was queued and when it really started is not known.
+    fn add(&mut self, k: &KernelTimes, idle: Option<u64>) {
+        let first = self.kernels == 0;
+        let plus = |sum: Option<u64>, one: Option<u64>| match first {
+            true => one,
+            false => Some(sum?.saturating_add(one?)),
+        };
         self.kernels += 1;
         self.device_ns = self.device_ns.saturating_add(k.ended.saturating_sub(k.started));
-        self.idle_before_ns = self.idle_before_ns.saturating_add(idle);
-        self.queued_ns = self.queued_ns.saturating_add(k.started.saturating_sub(k.queued));
+        self.idle_before_ns = plus(self.idle_before_ns, idle);
+        self.queued_ns = plus(self.queued_ns, idle.map(|_| k.started.saturating_sub(k.queued)));
     }
 }
 
@@ -170,6 +177,11 @@ pub fn of_groups<'a>(loaded: &'a Loaded<'a>) -> GroupTimes<'a> {
     out
 }
 
+/// Whether a kernel's start is only the end of the one before it.
+pub fn only_ends(of: &DeviceKernels<'_>) -> bool {
+    of.source == KernelSource::VulkanLogger
+}
+
 /// Whether a CUDA graph has launched these kernels.
 fn by_graph(of: &DeviceKernels<'_>) -> bool {
     of.source == KernelSource::CuptiGraph
@@ -181,6 +193,7 @@ pub fn source_name(source: KernelSource) -> &'static str {
         KernelSource::OpenClLayer => "events of the OpenCL runtime",
         KernelSource::VulkanLayer => "timestamps around each dispatch",
         KernelSource::Cupti | KernelSource::CuptiGraph => "CUPTI",
+        KernelSource::VulkanLogger => "timestamps that the engine takes after each node",
     }
 }
 
@@ -202,13 +215,14 @@ fn times(loaded: &Loaded<'_>, idents: &Idents, mut kernels: Vec<PlacedKernel<'_>
     order::by(&mut kernels, |a, b| {
         (a.split.graph, a.times.started, a.times.ended).cmp(&(b.split.graph, b.times.started, b.times.ended))
     });
-    let mut last: Option<(Option<u64>, u64)> = None;
+    let (mut last, mut all_idle): (Option<(Option<u64>, u64)>, _) = (None, Some(0u64));
     for k in &kernels {
         let before = last.filter(|(graph, _)| *graph == k.split.graph).map(|(_, ended)| ended);
         let idle = before.map_or(0, |ended| k.times.started.saturating_sub(ended));
+        let idle = (!only_ends(k.of)).then_some(idle);
         let from = k.times.started.max(before.unwrap_or_default());
         out.busy_ns = out.busy_ns.saturating_add(k.times.ended.saturating_sub(from));
-        out.idle_ns = out.idle_ns.saturating_add(idle);
+        all_idle = all_idle.zip(idle).map(|(sum, idle)| sum.saturating_add(idle));
         out.error_ns = out.error_ns.max(k.of.error_ns);
         out.source = source_name(k.of.source);
         last = Some((k.split.graph, k.times.ended.max(before.unwrap_or_default())));
@@ -218,11 +232,13 @@ fn times(loaded: &Loaded<'_>, idents: &Idents, mut kernels: Vec<PlacedKernel<'_>
         let (groups, sum) = ops.entry(of).or_default();
         groups.extend(k.group);
         sum.add(&k.times, idle);
-        names
-            .entry(loaded.kernel_names.get(&k.times.name).copied().unwrap_or("?"))
-            .or_default()
-            .add(&k.times, idle);
+        // The engine's own timestamps are of nodes.
+        if !only_ends(k.of) {
+            let name = loaded.kernel_names.get(&k.times.name).copied().unwrap_or("?");
+            names.entry(name).or_default().add(&k.times, idle);
+        }
     }
+    out.idle_ns = all_idle;
     // Where a graph is captured, the host enqueues nodes without a kernel of their own.
     let captured: HashSet<u64> = kernels.iter().filter(|k| by_graph(k.of)).map(|k| k.split.seq).collect();
     let (splits, seen): (HashSet<u64>, HashSet<Group>) = (

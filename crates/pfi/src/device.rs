@@ -101,6 +101,10 @@ pub enum KernelSource {
     /// The same, of kernels that a CUDA graph has launched: the host's time is that of the graph's launch, and the node is
     /// not known. Since 1.5.
     CuptiGraph,
+    /// Timestamps that the engine itself takes on a Vulkan device, one after each group of nodes that it enqueues: a kernel
+    /// is all that a group enqueued, from the end of the group before it. When it was queued and submitted is not known;
+    /// both are the host's time. It has no name. Since 1.6.
+    VulkanLogger,
 }
 
 /// Kernels that one thread enqueued and that have ended, with the device's own times, mapped to CLOCK_MONOTONIC. In

@@ -167,7 +167,12 @@ fn fetches(prog: Prog, l: &Layout, structure: bool) -> Vec<Fetch> {
         | Prog::BatchWrite
         | Prog::BatchWritten
         | Prog::BatchRead
-        | Prog::BatchAnswered => Vec::new(),
+        | Prog::BatchAnswered
+        | Prog::TicksFetch
+        | Prog::TicksFetched
+        | Prog::PeriodAsk
+        | Prog::PeriodAsk2
+        | Prog::PeriodTold => Vec::new(),
     }
 }
 

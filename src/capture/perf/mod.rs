@@ -265,7 +265,12 @@ fn kind(prog: Prog) -> Option<ev_kind> {
         | Prog::BatchWrite
         | Prog::BatchWritten
         | Prog::BatchRead
-        | Prog::BatchAnswered => return None,
+        | Prog::BatchAnswered
+        | Prog::TicksFetch
+        | Prog::TicksFetched
+        | Prog::PeriodAsk
+        | Prog::PeriodAsk2
+        | Prog::PeriodTold => return None,
         Prog::OpExit | Prog::Barrier => return None,
         Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load | Prog::PhaseExit => return None,
         Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead | Prog::WaitExit => {

@@ -184,7 +184,7 @@ impl Prober for PerfEngineProbes {
     /// A node is known by its index in a list that only the BPF programs read; only they read the times of kernels, and
     /// count calls without an event for each.
     fn takes(&self, role: Role) -> bool {
-        !matches!(role, Role::Node | Role::Kernel | Role::Dispatch | Role::Batch)
+        !matches!(role, Role::Node | Role::Kernel | Role::Dispatch | Role::Batch | Role::Ticks)
     }
 
     fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Placed>, ProbeError> {

@@ -210,7 +210,12 @@ impl Replay {
             | Prog::BatchWrite
             | Prog::BatchWritten
             | Prog::BatchRead
-            | Prog::BatchAnswered => {}
+            | Prog::BatchAnswered
+            | Prog::TicksFetch
+            | Prog::TicksFetched
+            | Prog::PeriodAsk
+            | Prog::PeriodAsk2
+            | Prog::PeriodTold => {}
             Prog::Barrier => self.barrier(m, s),
             Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load => self.phase_enter(m, s),
             Prog::PhaseExit => self.phase_exit(m, s),

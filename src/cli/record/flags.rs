@@ -332,8 +332,8 @@ fn opened(args: &Args, target: &Target, options: RecordOptions) -> anyhow::Resul
         Target::Command(_) => Caller::read(args)?.map(Caller::user).transpose()?,
         _ => None,
     };
-    let layers = super::gpu::layers(args, target, options.capture.gpu)?;
-    Ok(RecordOptions { btf, user, layers, ..options })
+    let (layers, logger) = super::gpu::sources(args, target, options.capture.gpu)?;
+    Ok(RecordOptions { btf, user, layers, logger, ..options })
 }
 
 /// Reads [`TARGET`], [`HOW`] and [`UNTIL`]; opens a type file, and looks up the user of a command.
@@ -388,6 +388,7 @@ fn options(args: &Args, streams: Streams) -> Result<RecordOptions, Usage> {
         sensors: None,
         phases: false,
         layers: Vec::new(),
+        logger: false,
         source,
         agent_cpu,
         op_end,

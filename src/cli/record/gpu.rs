@@ -7,7 +7,7 @@ use crate::cli::args::Choice;
 use crate::cli::args::{Args, Flag, FlagGroup, Usage};
 use crate::cli::values::{choice, whole};
 use crate::engine::enqueue::{self, OpProbe};
-use crate::engine::layer::{LAYERS, Layer};
+use crate::engine::layer::{LAYERS, Layer, VULKAN};
 use crate::recorder::recording::{RecordOptions, Target};
 
 pub const FLAGS: FlagGroup = FlagGroup {
@@ -16,6 +16,9 @@ pub const FLAGS: FlagGroup = FlagGroup {
         Flag::value("gpu", "DETAIL", "Level of detail for devices, at level op")
             .default("op")
             .one_of::<GpuDetail>(),
+        Flag::value("gpu-times", "SOURCE", "Where --gpu kernel takes the times of Vulkan from, for a started command")
+            .default("layer")
+            .one_of::<VulkanTimes>(),
         Flag::value(
             "op-probe",
             "SYMBOL:ARG",
@@ -41,6 +44,25 @@ impl Choice for GpuDetail {
             "kernel",
             "the same, plus the device's own times of each kernel, from a layer for OpenCL, Vulkan or CUDA",
             Self::Kernel,
+        ),
+    ];
+}
+
+/// Where the times of kernels on Vulkan come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum VulkanTimes {
+    Layer,
+    Logger,
+}
+
+impl Choice for VulkanTimes {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        ("layer", "timestamps around each dispatch, from a layer", Self::Layer),
+        (
+            "logger",
+            "the timestamps that llama.cpp takes after each node if GGML_VK_PERF_LOGGER is set, for a loader without \
+             layers; of a running process they are taken whenever it is set",
+            Self::Logger,
         ),
     ];
 }
@@ -71,13 +93,25 @@ fn op_probe(text: &str) -> Result<(&str, u8), String> {
     Ok((symbol, argument))
 }
 
-/// The layers that a started command loads: a running process has loaded its own, or will not.
+/// Where the times of kernels come from: the layers that a started command loads, as a running process has loaded its
+/// own, or will not; and whether the engine's own timestamps are read.
 ///
 /// # Errors
-/// One is missing.
-pub fn layers(args: &Args, target: &Target, gpu: GpuDetail) -> Result<Vec<PathBuf>, Usage> {
-    if gpu < GpuDetail::Kernel || !matches!(target, Target::Command(_)) {
-        return Ok(Vec::new());
+/// A layer is missing.
+pub fn sources(args: &Args, target: &Target, gpu: GpuDetail) -> Result<(Vec<PathBuf>, bool), Usage> {
+    let times: VulkanTimes = args.needed("gpu-times", choice)?;
+    let logger = times == VulkanTimes::Logger;
+    if gpu < GpuDetail::Kernel {
+        return match logger {
+            false => Ok((Vec::new(), false)),
+            true => Err(Usage::new(format!(
+                "{}--gpu-times logger needs --gpu kernel",
+                args.place(&["gpu-times", "gpu"])
+            ))),
+        };
+    }
+    if !matches!(target, Target::Command(_)) {
+        return Ok((Vec::new(), true));
     }
     let own = std::env::current_exe().unwrap_or_default();
     let dir = own.parent().unwrap_or(Path::new("/"));
@@ -86,16 +120,22 @@ pub fn layers(args: &Args, target: &Target, gpu: GpuDetail) -> Result<Vec<PathBu
     let dir = if packaged.join(LAYERS[0].file).is_file() { packaged } else { dir.to_owned() };
     let path = |layer: &Layer| {
         let files = [Some(layer.file), layer.manifest].into_iter().flatten().map(|file| dir.join(file));
+        let or = if layer.runtime == VULKAN { "; --gpu-times logger needs none for Vulkan" } else { "" };
         match files.into_iter().find(|file| !file.is_file()) {
             None => Ok(std::fs::canonicalize(&dir).unwrap_or_else(|_| dir.clone()).join(layer.file)),
             Some(missing) => Err(Usage::new(format!(
                 "{}--gpu kernel needs the layer for {}, and there is no {}: it comes with this program and belongs \
-                 beside it (`make layers` builds it)",
+                 beside it (`make layers` builds it){or}",
                 args.place(&["gpu"]),
                 layer.runtime,
                 missing.display()
             ))),
         }
     };
-    LAYERS.iter().map(path).collect()
+    let layers = LAYERS
+        .iter()
+        .filter(|layer| !logger || layer.runtime != VULKAN)
+        .map(path)
+        .collect::<Result<_, _>>()?;
+    Ok((layers, logger))
 }

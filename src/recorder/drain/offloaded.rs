@@ -12,6 +12,7 @@ use crate::host::memory;
 use crate::recorder::calls::{CallKind, ComputedBy, OpenCall};
 use crate::recorder::device::Overs;
 use crate::recorder::enqueue::{NodeHit, SplitFit};
+use crate::recorder::ticks::TimedSplit;
 use ggml::backend_guid;
 use pfi::record::Split;
 use pfi::{DispatchRun, EnqueueRun, WriteError};
@@ -93,6 +94,7 @@ impl<W: Write> Drain<W> {
         if let Some(plan) = call.plan {
             self.write_enqueued(e, call, plan)?;
         }
+        self.write_ticks(call)?;
         let whole = !self.is_reconfiguring(call.start, e.h.ts);
         if whole {
             self.write_dispatches(e, call)?;
@@ -162,6 +164,32 @@ impl<W: Write> Drain<W> {
             shown.kernels += u64::from(e.n);
         }
         self.kernels.write(e, &mut self.enc)
+    }
+
+    /// The engine has fetched timestamps of a device, or was told the length of a tick.
+    pub(super) fn ticks(&mut self, e: &event::Ticks) {
+        self.last_ts = e.h.ts;
+        if let Some(shown) = self.shown(e.h.engine) {
+            shown.ticks += u64::from(e.total > 0 && e.first == 0);
+        }
+        let split = self.calls.current(CallKind::Split, e.h.tid).map(|s| s.seq);
+        self.ticks.event(e, split);
+    }
+
+    /// A split's call has returned: the times of its groups on the device, if the engine took them. Where a layer gives
+    /// times, these count.
+    fn write_ticks(&mut self, call: &OpenCall) -> Result<(), WriteError> {
+        let split = TimedSplit { tgid: call.tgid, tid: call.tid, seq: call.seq, start: call.start };
+        if self.kernels.has_layer(call.tgid) {
+            self.ticks.discard(&split);
+            return Ok(());
+        }
+        let groups = self.enqueued.starts();
+        let n = groups.len() as u64;
+        if let Some(found) = self.ticks.write(split, groups, &mut self.enc)? {
+            self.kernels.logged(n, found.err());
+        }
+        Ok(())
     }
 
     /// The program has waited for a device to finish.

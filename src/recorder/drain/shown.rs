@@ -23,6 +23,8 @@ pub struct Shown {
     pub dispatches: u64,
     /// Batches that were written for an NPU, and responses.
     pub batches: u64,
+    /// Fetches of a device's timestamps.
+    pub ticks: u64,
     /// Seen returns of tokens, scheduler graphs, splits and CPU graphs.
     pub returns: [u64; 4],
     /// Op hits expected from the complete graphs so far, and those seen in them; graphs with unknown demand
@@ -84,6 +86,7 @@ impl Shown {
             (&mut s.kernels, base.kernels),
             (&mut s.dispatches, base.dispatches),
             (&mut s.batches, base.batches),
+            (&mut s.ticks, base.ticks),
             (&mut s.expected, base.expected),
             (&mut s.seen, base.seen),
             (&mut s.unknown, base.unknown),

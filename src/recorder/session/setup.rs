@@ -46,6 +46,7 @@ pub(super) fn roles(detail: Detail, options: &RecordOptions) -> heapless::Vec<Ro
     let wanted = |role: &Role| match role {
         Role::OpEnd | Role::Op => detail >= Detail::Op,
         Role::Kernel => detail >= Detail::Op && options.capture.gpu >= GpuDetail::Kernel,
+        Role::Ticks => detail >= Detail::Op && options.capture.gpu >= GpuDetail::Kernel && options.logger,
         Role::Node | Role::Dispatch | Role::Batch => {
             detail >= Detail::Op && options.capture.gpu >= GpuDetail::Op
         }

@@ -28,7 +28,14 @@ impl Session {
     ) -> Result<Child, RecordError> {
         let failed =
             |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
-        let layers = layer::variables(&self.options.layers, |name| std::env::var_os(name));
+        let mut layers = layer::variables(&self.options.layers, |name| std::env::var_os(name));
+        if self.options.logger {
+            layers.set.extend(layer::logger(|name| std::env::var_os(name)));
+            watch.tell(
+                "GGML_VK_PERF_LOGGER is set: the engine takes the times of Vulkan by itself, with a barrier after each \
+                 node, so that nothing on the device overlaps",
+            );
+        }
         for (runtime, variable) in layers.kept {
             watch.tell(&format!(
                 "{variable} is set and holds one library only: it stays, and device times of {runtime} are not recorded"

@@ -7,7 +7,7 @@ use crate::units::*;
 use analysis::kernels::{DeviceTimes, KernelSum};
 
 /// The tables of one backend. Figures are per scheduler graph.
-pub fn sections(backend: &str, device: &DeviceTimes, phase: &str, per: &impl Fn(u64) -> f64) -> [Section; 2] {
+pub fn sections(backend: &str, device: &DeviceTimes, phase: &str, per: &impl Fn(u64) -> f64) -> Vec<Section> {
     let mut ops = Table::new(columns("op"));
     for r in device.ops.iter().take(ROWS) {
         ops.row(row(&r.sum, r.ops.clone(), device, per));
@@ -19,20 +19,26 @@ pub fn sections(backend: &str, device: &DeviceTimes, phase: &str, per: &impl Fn(
     let title = format!("Executed on {backend}, {phase} (per graph; time on the device, {})", device.source);
     let notes = more(device.ops.len()).into_iter().chain(notes(device, per)).collect();
     let executed = Section { title, table: Some(ops), notes };
+    // Timestamps of nodes are not of single kernels.
+    if device.by_kernel.is_empty() {
+        return vec![executed];
+    }
     let title = format!("Kernels on {backend}, {phase} (per graph)");
     let notes = more(device.by_kernel.len()).into_iter().collect();
-    [executed, Section { title, table: Some(by_kernel), notes }]
+    vec![executed, Section { title, table: Some(by_kernel), notes }]
 }
 
 /// How busy the device was, and what is not known.
 fn notes(device: &DeviceTimes, per: &impl Fn(u64) -> f64) -> Vec<String> {
-    let span = device.busy_ns.saturating_add(device.idle_ns).max(1) as f64;
-    let busy = format!(
-        "device busy {} us, idle between kernels {} us ({} %)",
-        us(per(device.busy_ns)),
-        us(per(device.idle_ns)),
-        pct(device.idle_ns as f64 / span)
-    );
+    let busy = us(per(device.busy_ns));
+    let busy = match device.idle_ns {
+        Some(idle) => {
+            let span = device.busy_ns.saturating_add(idle).max(1) as f64;
+            let share = pct(idle as f64 / span);
+            format!("device busy {busy} us, idle between kernels {} us ({share} %)", us(per(idle)))
+        }
+        None => format!("device busy {busy} us, with what it waited between nodes, which is not known apart"),
+    };
     let without = (device.groups_without > 0).then(|| {
         let (n, all) = (device.groups_without, device.groups);
         format!(
@@ -58,8 +64,8 @@ fn row(sum: &KernelSum, name: String, device: &DeviceTimes, per: &impl Fn(u64) -
         us(per(sum.device_ns)),
         format!("{:.1}", per(sum.kernels)),
         each(sum.device_ns),
-        us(per(sum.idle_before_ns)),
-        each(sum.queued_ns),
+        or_dash(sum.idle_before_ns, |ns| us(per(ns))),
+        or_dash(sum.queued_ns, each),
         name,
     ]
 }

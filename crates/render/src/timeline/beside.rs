@@ -1,19 +1,16 @@
 //! Additional timeline tracks next to calls and ops: thread states, values over time, and the recorder's
 //! messages.
 
-use std::collections::BTreeMap;
 use std::io;
 
-use super::{ArgValue, SliceArgs, TimelineRun, TimelineSink, category};
+use super::{ArgValue, SliceArgs, TimelineRun, TimelineSink, category, executed};
 use analysis::attribution::interference::Culprits;
 use analysis::attribution::levels;
 use analysis::attribution::parts::Off;
 use analysis::attribution::sched::{OffCpuSpan, OffCpuTimes};
 use analysis::gauges::gauges;
-use analysis::kernels::{self, PlacedKernel};
 use analysis::lanes::LaneOwner;
 use analysis::opencl::Profile;
-use analysis::tables::backend_name;
 use common::order;
 
 /// Draws all of these tracks; `pids` are the processes drawn.
@@ -22,7 +19,7 @@ pub fn draw(run: &TimelineRun<'_, '_>, pids: &[u32], sink: &mut dyn TimelineSink
     if let Some(profile) = run.opencl {
         device(run, profile, sink)?;
     }
-    executed(run, sink)?;
+    executed::draw(run, sink)?;
     for g in gauges(run.loaded, run.line, &run.lanes.select) {
         if g.values.is_empty() || g.pid.is_some_and(|pid| !pids.contains(&pid)) {
             continue;
@@ -54,52 +51,6 @@ fn device(run: &TimelineRun<'_, '_>, profile: &Profile, sink: &mut dyn TimelineS
         last = last.max(k.end);
     }
     Ok(())
-}
-
-/// Kernels by the device's own times: a track for each queue. A kernel that begins before the previous one ended is
-/// drawn from that end on.
-fn executed(run: &TimelineRun<'_, '_>, sink: &mut dyn TimelineSink) -> io::Result<()> {
-    let select = &run.lanes.select;
-    let mut queues: BTreeMap<(u32, u64), Vec<PlacedKernel<'_>>> = BTreeMap::new();
-    for k in kernels::placed(run.loaded) {
-        let t = k.times.started.cast_signed();
-        if select.from <= t && t < select.to && select.pid.is_none_or(|pid| pid == k.of.pid) {
-            queues.entry((k.of.pid, k.of.queue)).or_default().push(k);
-        }
-    }
-    for (i, ((pid, _), mut kernels)) in queues.into_iter().enumerate() {
-        order::by_key(&mut kernels, |k| (k.times.started, k.times.ended));
-        let Some(first) = kernels.first() else { continue };
-        let backend = backend_name(run.loaded, first.split.backend);
-        let source = kernels::source_name(first.of.source);
-        sink.track(Some(pid), None, &format!("{backend} queue {i} (times: {source})"), None)?;
-        let mut last = first.times.started.cast_signed();
-        for k in &kernels {
-            let (from, to) = (k.times.started.cast_signed().max(last), k.times.ended.cast_signed());
-            let name = run.loaded.kernel_names.get(&k.times.name).copied().unwrap_or("?");
-            slice(sink, category::DEVICE, (from, to), name, &values(run, k))?;
-            last = last.max(to);
-        }
-    }
-    Ok(())
-}
-
-/// What is known of a kernel: its nodes, and its times before it started.
-fn values(run: &TimelineRun<'_, '_>, k: &PlacedKernel<'_>) -> SliceArgs {
-    let t = k.times;
-    let mut values: SliceArgs = vec![
-        ("after_enqueue_ns", ArgValue::Count(t.started.saturating_sub(t.host))),
-        ("after_submit_ns", ArgValue::Count(t.started.saturating_sub(t.submitted))),
-        ("clock_error_ns", ArgValue::Count(k.of.error_ns)),
-        ("split", ArgValue::Count(k.split.seq)),
-    ];
-    if let Some(group) = k.group {
-        let plan = run.idents.of_plan(group.plan).get(group.first as usize..).unwrap_or_default();
-        let nodes: Vec<String> =
-            plan.iter().take(group.nodes as usize).map(|i| run.labels.name(Some(*i)).to_string()).collect();
-        values.push(("nodes", ArgValue::Text(nodes.join(", "))));
-    }
-    values
 }
 
 /// Thread states, if the scheduler was recorded: a track under each thread.

@@ -5,7 +5,7 @@
 use std::io::{self, Write};
 
 use super::labels::Labels;
-use super::{ArgValue, SliceArgs, SliceName, TOKEN, TimelineSink, category};
+use super::{ArgValue, DeviceQueue, SliceArgs, SliceName, TOKEN, TimelineSink, category};
 use analysis::describe::NO_STRUCTURE;
 use analysis::lanes::LaneOwner;
 use common::plain::Json;
@@ -27,6 +27,8 @@ pub struct Chrome<'o> {
     /// Process and thread of the current lane.
     place: String,
     tracks: u64,
+    /// End of the last kernel of the current queue.
+    last: i64,
     buf: Vec<u8>,
     any: bool,
 }
@@ -37,7 +39,16 @@ impl<'o> Chrome<'o> {
         let offset = header.map_or(0, |h| h.boot_ns.wrapping_sub(h.mono_ns).cast_signed());
         let ops = labels.ops.iter().map(|op| open_event(&op.name, category::OP, &op.values)).collect();
         let buf = b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n".to_vec();
-        Chrome { out: Json(out), offset, ops, place: String::new(), tracks: 0, buf, any: false }
+        Chrome {
+            out: Json(out),
+            offset,
+            ops,
+            place: String::new(),
+            tracks: 0,
+            last: i64::MIN,
+            buf,
+            any: false,
+        }
     }
 
     fn put(&mut self, parts: &[&str]) -> io::Result<()> {
@@ -181,6 +192,23 @@ impl TimelineSink for Chrome<'_> {
     fn instant(&mut self, t: i64, name: &str, values: &SliceArgs) -> io::Result<()> {
         let rest = event(name, category::RECORDER, values);
         self.step("i", t, &format!(",\"s\":\"g\"{rest}"))
+    }
+
+    fn queue(&mut self, queue: &DeviceQueue<'_>) -> io::Result<()> {
+        self.last = i64::MIN;
+        self.track(Some(queue.pid), None, &format!("{} (times: {})", queue.name, queue.times), None)
+    }
+
+    /// The slices of a track must not overlap: a kernel that begins before the previous one ended is drawn from that
+    /// end on.
+    fn kernel(&mut self, (from, to): (i64, i64), name: &str, values: &SliceArgs) -> io::Result<()> {
+        let from = from.max(self.last);
+        if from >= to {
+            return Ok(());
+        }
+        self.last = to;
+        self.step("B", from, &event(name, category::DEVICE, values))?;
+        self.end(to)
     }
 
     fn finish(&mut self) -> io::Result<()> {

@@ -11,9 +11,11 @@ use analysis::opencl::Profile;
 use analysis::tables::{WAIT_ROW, backend_name};
 use common::order;
 use common::redact;
+use pfi::record::KernelSource;
 
 mod beside;
 pub mod chrome;
+mod executed;
 pub mod labels;
 pub mod merge;
 pub mod perfetto;
@@ -56,6 +58,9 @@ pub mod category {
 /// Name of the value that says which call an event belongs to.
 pub const TOKEN: &str = "token";
 
+/// Name of the value that is the number of a split: its slice on the host and its kernels on the device have it.
+pub const SPLIT: &str = "split";
+
 /// What a slice is.
 #[derive(Clone, Copy)]
 pub enum SliceName<'n> {
@@ -63,6 +68,18 @@ pub enum SliceName<'n> {
     Op(usize, Option<u64>),
     /// Slices of the same flow are joined by arrows.
     Other { name: &'n str, category: &'static str, values: &'n SliceArgs, flow: Option<u64> },
+}
+
+/// A queue of a device.
+pub struct DeviceQueue<'n> {
+    pub pid: u32,
+    /// Distinguishes it from the other queues of the timeline; from 0 on.
+    pub index: u32,
+    /// `Vulkan queue 0`
+    pub name: &'n str,
+    /// Where the times of its kernels come from.
+    pub times: &'n str,
+    pub source: KernelSource,
 }
 
 /// A timeline format. Times are on the trace's clock, CLOCK_MONOTONIC, and never decrease within a lane.
@@ -80,6 +97,10 @@ pub trait TimelineSink {
     /// The value of the current track from here on.
     fn value(&mut self, t: i64, name: &str, value: f64) -> io::Result<()>;
     fn instant(&mut self, t: i64, name: &str, values: &SliceArgs) -> io::Result<()>;
+    /// The kernels that follow are those of one queue of a device.
+    fn queue(&mut self, queue: &DeviceQueue<'_>) -> io::Result<()>;
+    /// A kernel of the current queue, from its start to its end. Starts never decrease; kernels may overlap.
+    fn kernel(&mut self, time: (i64, i64), name: &str, values: &SliceArgs) -> io::Result<()>;
     /// The timeline is complete.
     fn finish(&mut self) -> io::Result<()>;
 }
@@ -199,6 +220,7 @@ impl<'l, 'a> TimelineRun<'l, 'a> {
             }
             SliceKind::Split(i) => {
                 let Some(r) = l.splits.get(i) else { return String::new() };
+                beside.push((SPLIT, ArgValue::Count(r.seq)));
                 count("nodes", r.n_nodes, beside);
                 cut(r.cut, beside);
                 format!("split {}", backend_name(l, r.backend))

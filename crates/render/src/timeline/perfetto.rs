@@ -7,10 +7,14 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 
 use super::labels::Labels;
-use super::{ArgValue, SliceArgs, SliceName, TOKEN, TimelineSink, category};
+use super::{ArgValue, DeviceQueue, SliceArgs, SliceName, TOKEN, TimelineSink, category};
 use crate::proto::{bytes, fixed, interned, number, varint, varint_len};
 use analysis::lanes::LaneOwner;
 use pfi::record::Header;
+
+mod device;
+
+use device::QueueNames;
 
 /// Fields of TracePacket.
 mod packet {
@@ -46,6 +50,8 @@ mod names {
     pub const CATEGORIES: u32 = 1;
     pub const EVENTS: u32 = 2;
     pub const ANNOTATIONS: u32 = 3;
+    pub const GRAPHICS_CONTEXTS: u32 = 23;
+    pub const GPU_SPECIFICATIONS: u32 = 24;
     pub const TEXTS: u32 = 29;
     pub const OF_ANNOTATION: u32 = 1;
     pub const BOOL: u32 = 2;
@@ -129,6 +135,7 @@ pub struct Perfetto<'o> {
     /// The root is described.
     rooted: bool,
     lane: PacketSequence,
+    queue: QueueNames,
     buf: Vec<u8>,
     body: Vec<u8>,
 }
@@ -145,6 +152,7 @@ impl<'o> Perfetto<'o> {
             next_sequence: first,
             rooted: false,
             lane: PacketSequence::default(),
+            queue: QueueNames::default(),
             buf: Vec::with_capacity(FULL + (4 << 10)),
             body: Vec::new(),
         };
@@ -465,7 +473,7 @@ impl TimelineSink for Perfetto<'_> {
         if let Some(ith) = rank {
             number(&mut out, descriptor::RANK, (FIRST_RANK + i64::from(ith)).cast_unsigned());
         }
-        self.start(uuid)?;
+        self.start(Some(uuid))?;
         self.descriptor(&out)
     }
 
@@ -505,7 +513,7 @@ impl TimelineSink for Perfetto<'_> {
             bytes(&mut counter, 6, unit.as_bytes());
             bytes(&mut out, descriptor::COUNTER, &counter);
         }
-        self.start(uuid)?;
+        self.start(Some(uuid))?;
         self.descriptor(&out)
     }
 
@@ -521,6 +529,14 @@ impl TimelineSink for Perfetto<'_> {
         self.other(t, event::INSTANT, (name, category::RECORDER), values, None)
     }
 
+    fn queue(&mut self, queue: &DeviceQueue<'_>) -> io::Result<()> {
+        self.begin_queue(queue)
+    }
+
+    fn kernel(&mut self, time: (i64, i64), name: &str, values: &SliceArgs) -> io::Result<()> {
+        self.render_stage(time, name, values)
+    }
+
     fn finish(&mut self) -> io::Result<()> {
         self.flush()?;
         self.out.flush()
@@ -528,19 +544,21 @@ impl TimelineSink for Perfetto<'_> {
 }
 
 impl Perfetto<'_> {
-    /// Begins the state of the current sequence: its clock, and the default track of all its events. The delta
+    /// Begins the state of the current sequence: its clock, and the default track of its events, if they have one. The delta
     /// clock begins at zero: readers reject a value of the file's clock that is before the last one they read,
     /// and nothing is before zero.
-    fn start(&mut self, uuid: u64) -> io::Result<()> {
+    fn start(&mut self, uuid: Option<u64>) -> io::Result<()> {
         self.lane.last = 0;
         let mut snapshot = Vec::new();
         bytes(&mut snapshot, 1, &reading(DIFFERENCES, 0, true));
         bytes(&mut snapshot, 1, &reading(self.clock, 0, false));
         number(&mut snapshot, 2, self.clock);
-        let mut of_events = Vec::new();
-        number(&mut of_events, event::TRACK, uuid);
         let mut defaults = Vec::new();
-        bytes(&mut defaults, packet::TRACK_EVENT, &of_events);
+        if let Some(uuid) = uuid {
+            let mut of_events = Vec::new();
+            number(&mut of_events, event::TRACK, uuid);
+            bytes(&mut defaults, packet::TRACK_EVENT, &of_events);
+        }
         number(&mut defaults, packet::CLOCK, DIFFERENCES);
         self.body.clear();
         bytes(&mut self.body, packet::CLOCK_SNAPSHOT, &snapshot);
