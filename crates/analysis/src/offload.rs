@@ -22,7 +22,7 @@ use fallback::{CpuInput, on_cpu, on_device};
 pub use fallback::{CpuNodes, FallbackReason};
 use ggml::backend_guid;
 use ggml::names::fold;
-use pfi::record::{Dispatches, Level, Split, Tensor};
+use pfi::record::{Device, Dispatches, Level, Split, Tensor};
 use pfi::{enqueued_groups, group_kernels};
 
 /// The work of one phase, of graphs with at least one split on a backend other than the CPU's.
@@ -61,6 +61,9 @@ pub struct BackendWork {
     /// recording.
     #[serde(skip_serializing_if = "is_zero")]
     pub unseen_splits: u64,
+    /// The time to enqueue beside the time until the device had finished. Omitted if either was not seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enqueueing: Option<EnqueueSum>,
     /// What was given to the device. Omitted if it was not counted, or if none of it was seen: the backend may use
     /// functions that have no probe.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,6 +90,16 @@ pub struct EnqueuedOps {
     pub counted_groups: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernels: Option<u64>,
+}
+
+/// Splits that were seen being enqueued, and whose completion was seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct EnqueueSum {
+    pub splits: u64,
+    /// Host time to enqueue all groups but the last of each split: with the last one a backend may wait for the device.
+    pub before_last_ns: u64,
+    /// From the splits' start until the device had finished them.
+    pub split_ns: u64,
 }
 
 /// Batches that splits gave to an NPU, seen at the functions of its queues.
@@ -285,21 +298,25 @@ pub(super) fn label(idents: &Idents, plan: &[usize], nodes: usize) -> String {
     format!("{}{more}", ops.join("+"))
 }
 
+/// What was seen of the enqueueing on one backend.
+struct SeenEnqueued {
+    rows: Vec<EnqueuedOps>,
+    /// Splits that were seen whole.
+    splits: u64,
+    whole: Option<EnqueueSum>,
+}
+
 /// Host time to enqueue, by backend, and the splits that were seen whole; of each backend of which any was seen in the
 /// recording.
-fn enqueued(
-    loaded: &Loaded<'_>,
-    idents: &Idents,
-    graphs: &HashSet<u64>,
-) -> HashMap<String, (Vec<EnqueuedOps>, u64)> {
+fn enqueued(loaded: &Loaded<'_>, idents: &Idents, graphs: &HashSet<u64>) -> HashMap<String, SeenEnqueued> {
     let within = |graph: Option<u64>| graph.is_some_and(|g| graphs.contains(&g));
-    let split_of: HashMap<u64, (u32, bool)> =
-        loaded.splits.iter().map(|s| (s.seq, (s.backend, within(s.graph)))).collect();
+    let split_of: HashMap<u64, (&Split, bool)> =
+        loaded.splits.iter().map(|s| (s.seq, (s, within(s.graph)))).collect();
     let kernels_of: HashMap<u64, &Dispatches<'_>> = loaded.dispatches.iter().map(|d| (d.split, d)).collect();
-    let mut sums: HashMap<u32, (HashMap<String, EnqueuedOps>, u64)> = HashMap::new();
+    let mut sums: HashMap<u32, (HashMap<String, EnqueuedOps>, u64, EnqueueSum)> = HashMap::new();
     for e in &loaded.enqueued {
-        let Some((backend, within)) = split_of.get(&e.split) else { continue };
-        let (sums, splits) = sums.entry(*backend).or_default();
+        let Some((split, within)) = split_of.get(&e.split) else { continue };
+        let (sums, splits, whole) = sums.entry(split.backend).or_default();
         let plan = idents.of_plan(e.plan);
         let seen = enqueued_groups(e).fold(0, |sum: u64, (nodes, _)| sum.saturating_add(nodes.into()));
         // The rest was enqueued before the probes were attached.
@@ -307,6 +324,13 @@ fn enqueued(
             continue;
         }
         *splits += 1;
+        if matches!(split.device, Device::Busy(_)) && !split.cut {
+            let ns = enqueued_groups(e)
+                .fold((0_u64, 0_u64), |(sum, last), (_, ns)| (sum.saturating_add(last), ns));
+            whole.splits += 1;
+            whole.before_last_ns = whole.before_last_ns.saturating_add(ns.0);
+            whole.split_ns = whole.split_ns.saturating_add(split.dur);
+        }
         let mut at = 0_usize;
         let mut kernels = kernels_of.get(&e.split).map(|d| group_kernels(d));
         for (nodes, ns) in enqueued_groups(e) {
@@ -328,7 +352,12 @@ fn enqueued(
         order::by(&mut rows, |a, b| b.host_ns.cmp(&a.host_ns).then_with(|| a.ops.cmp(&b.ops)));
         rows
     };
-    sums.into_iter().map(|(id, (sums, splits))| (backend_name(loaded, id), (rows(sums), splits))).collect()
+    let seen = |(sums, splits, whole): (_, u64, EnqueueSum)| SeenEnqueued {
+        rows: rows(sums),
+        splits,
+        whole: Some(whole).filter(|w| w.splits > 0),
+    };
+    sums.into_iter().map(|(id, of)| (backend_name(loaded, id), seen(of))).collect()
 }
 
 /// The backend of each split of these graphs.
@@ -380,7 +409,7 @@ fn backends(
     loaded: &Loaded<'_>,
     runs: &Runs,
     cache: &HashMap<u32, PlanWork>,
-    enqueued: &mut HashMap<String, (Vec<EnqueuedOps>, u64)>,
+    enqueued: &mut HashMap<String, SeenEnqueued>,
     dispatched: &mut HashMap<String, DispatchSum>,
     batches: &HashMap<String, BatchSum>,
     executed: &mut HashMap<String, DeviceTimes>,
@@ -403,8 +432,9 @@ fn backends(
         .into_values()
         .map(|(mut sum, ops)| {
             match enqueued.remove(&sum.backend) {
-                Some((rows, seen)) => {
-                    (sum.enqueued, sum.unseen_splits) = (rows, sum.splits.saturating_sub(seen));
+                Some(seen) => {
+                    sum.unseen_splits = sum.splits.saturating_sub(seen.splits);
+                    (sum.enqueued, sum.enqueueing) = (seen.rows, seen.whole);
                 }
                 None if has_node_probe(loaded, &sum.backend) => sum.unseen_splits = sum.splits,
                 None => {}

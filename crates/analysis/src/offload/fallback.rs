@@ -217,10 +217,12 @@ impl<'l, 'a> SplitNodes<'l, 'a> {
             (Some((FallbackReason::InputLayer, name)), _) => {
                 (FallbackReason::InputLayer, format!("the input layer ({name}): always in host memory"))
             }
-            (Some((reason, name)), _) if also_on.is_empty() => {
-                (reason, format!("{name} is in host memory: left there, or no device supports it"))
+            (Some((reason, _)), _) => {
+                let what = if reason == FallbackReason::HostCache { "KV cache is" } else { "weights are" };
+                let may = || "left there, or no device computes this".to_owned();
+                let then = if also_on.is_empty() { may() } else { elsewhere() };
+                (reason, format!("its {what} in host memory: {then}"))
             }
-            (Some((reason, name)), _) => (reason, format!("{name} is in host memory; {}", elsewhere())),
             (None, Some(_)) if !also_on.is_empty() && self.joined(hit) => {
                 (FallbackReason::Neighbours, format!("beside nodes of the CPU; {}", elsewhere()))
             }
