@@ -298,9 +298,25 @@ fn the_graph_crosses_backends() {
     assert_eq!(d.nodes.iter().filter_map(|n| n.order).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
     for (copy, original) in [("Vulkan0#embd#0", "embd"), ("CPU#l_out-0#1", "l_out-0")] {
         assert_eq!(d.nodes[node(copy)].role, NodeRole::Copy);
+        let to = if copy.starts_with("CPU") { "CPU" } else { "Vulkan" };
+        assert_eq!(backend(copy), Some(to));
         let from: Vec<usize> = d.sources(node(copy)).iter().map(|e| e.from).collect();
         assert_eq!(from, [node(original)]);
     }
+    let drawn = |format| {
+        let mut out = Vec::new();
+        render::dag::write(&mut out, &d, analysis::dag::Metric::Bytes, format).expect("written");
+        String::from_utf8(out).expect("text")
+    };
+    // A box ends with its value.
+    let dot = drawn(render::dag::GraphFormat::Dot);
+    assert!(dot.contains("on Vulkan\\n2.3 MiB\""), "{dot}");
+    assert!(
+        dot.contains("copy\\nVulkan0#embd#0") && dot.contains("to Vulkan\"") && dot.contains("[style=bold]"),
+        "{dot}"
+    );
+    let svg = drawn(render::dag::GraphFormat::Svg);
+    assert!(svg.contains(">to Vulkan</text>") && svg.contains(">on CPU</text>"), "{svg}");
     // Work is known on the device, time is not.
     let figures = d.nodes[node("Qcur-0")].figures;
     let known = |m: analysis::dag::Metric| figures[m as usize].is_some();
