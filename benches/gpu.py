@@ -40,6 +40,8 @@ def opencl():
                    "GGML_OPENCL_OPFILTER": "SOFT_MAX", "LD_PRELOAD": f"{where}/device_name.so"}
 
 
+# Each with its program that repeats a kernel.
+BEDS = {"OpenCL": (opencl, "load"), "Vulkan": (vulkan, "vk_load")}
 KINDS = {"none": None, "split": ["--gpu", "split"], "op": ["--gpu", "op"], "kernel": ["--gpu", "kernel"]}
 
 
@@ -55,13 +57,13 @@ def run(where, env, name, tokens, flags, out):
     return said["cpu_ms"] / said["n"], said["wall_ms"] / said["n"]
 
 
-def compare(bench, backend, bed, name, tokens, rounds):
+def compare(bench, backend, bed, name, tokens, rounds, wanted):
     where, env = bed()
-    figures = {kind: [] for kind in KINDS}
+    figures = {kind: [] for kind in KINDS if kind in wanted}
     with Scratch() as scratch:
         run(where, env, name, 1, None, None)
         for i in range(rounds):
-            kinds = list(KINDS)
+            kinds = list(figures)
             for kind in kinds[i % len(kinds):] + kinds[:i % len(kinds)]:
                 figures[kind].append(run(where, env, name, tokens, KINDS[kind], scratch.file("run.pfi")))
     print(f"{backend}, {name}: {rounds} rounds of {tokens} tokens; medians, quartiles of the ratio in one round")
@@ -133,16 +135,28 @@ def alpha(bench, backend, name, bed, lengths):
 def bench():
     b = Bench("gpu", __doc__)
     b.parser.add_argument("--alpha", action="store_true", help="only how right the layers' times are")
+    b.parser.add_argument("--cost", action="store_true", help="only what a recording costs")
+    b.parser.add_argument("--backend", choices=list(BEDS), help="only this backend")
+    b.parser.add_argument("--model", choices=[SMALL, LARGE], help="only the cost on this model")
+    b.parser.add_argument("--kinds", default=",".join(KINDS), help="recordings to compare with none [default: all]")
+    b.parser.add_argument("--rounds", type=int, help="rounds of the cost's comparison")
     args = b.begin()
-    rounds = 5 if args.quick else 15
+    wanted = {"none", *args.kinds.split(",")}
+    if not wanted <= set(KINDS):
+        raise BenchError(f"--kinds: {', '.join(sorted(wanted - set(KINDS)))} is none of {', '.join(KINDS)}")
+    rounds = args.rounds or (5 if args.quick else 15)
     lengths = LENGTHS[:3] if args.quick else LENGTHS
-    alpha(b, "OpenCL", "load", opencl, lengths)
-    alpha(b, "Vulkan", "vk_load", vulkan, lengths)
-    if args.alpha:
-        return b.end()
-    for backend, bed in (("OpenCL", opencl), ("Vulkan", vulkan)):
-        compare(b, backend, bed, SMALL, 64, rounds)
-        compare(b, backend, bed, LARGE, 8 if args.quick else 16, rounds)
+    beds = {name: bed for name, bed in BEDS.items() if args.backend in (None, name)}
+    for backend, (bed, program) in beds.items():
+        if not args.cost:
+            alpha(b, backend, program, bed, lengths)
+    for backend, (bed, _) in beds.items():
+        if args.alpha:
+            break
+        if args.model != LARGE:
+            compare(b, backend, bed, SMALL, 64, rounds, wanted)
+        if args.model != SMALL:
+            compare(b, backend, bed, LARGE, 8 if args.quick else 16, rounds, wanted)
     return b.end()
 
 

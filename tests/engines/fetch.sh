@@ -15,7 +15,9 @@ b3889|npm|@node-llama-cpp/linux-x64|3.1.1|c0e5ba681bcfea012ff21ad26413378428b9d9
 b4753|npm|@node-llama-cpp/linux-x64|3.6.0|a0b520ae0ca97facb19c63e2634e983f319acd82085a90bd21055cfa71847fd4
 b8121|npm|@node-llama-cpp/linux-x64|3.16.2|1af355c655ee313a3d17a5de295e2155145c3e9538baf1d8e78380974ff7f8b2
 v0.5.0|npm|@node-llama-cpp/linux-x64|3.22.1|0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0
+vulkan-b3889|npm|@node-llama-cpp/linux-x64-vulkan|3.1.1|278c5b348bb553ed9066065b1cf8fa7e9d2025110c4a32742335a21d5d68fb78
 vulkan-b5640|npm|@node-llama-cpp/linux-x64-vulkan|3.10.0|69d79272fa999ebf6a7a64075833b7bbf452e077f9f7810d9edbda4b418dbadb
+vulkan-b7347|npm|@node-llama-cpp/linux-x64-vulkan|3.14.5|bb09ff8c87e9c2aaf83ee547738efa110c22f3f868a5ccb9f0a2e49a70860251
 vulkan-b8390|npm|@node-llama-cpp/linux-x64-vulkan|3.18.1|9d8e0453cbd77cc19016d19feeae61bbb277543ae9f6076589dd79751a8b85a9
 vulkan-v0.5.0|npm|@node-llama-cpp/linux-x64-vulkan|3.22.1|e10577190fc4bd1649d3b655588e5c7a85fc6b6dbf7136fee596cbe9e25521e7
 cuda-npm-v0.5.0|npm|@node-llama-cpp/linux-x64-cuda|3.22.1|d6cd3ff39a43b024816952e0bc6452d6711608d26256ff6eb0fe8cf7ff55bb2c

@@ -183,7 +183,7 @@ fn groups_are_known(name: &str, report: &Value, run: &Run, driver: &dyn Fn() -> 
     let rungs = all.rungs.iter().find(|r| r.role == "node").expect("a rung");
     assert!(rungs.used && rungs.seen >= all.enqueued.len() as u64, "{rungs:?}");
     // Its table has each node that it enqueues, fused ones once; older ones have those that are no work, too.
-    if name == "vulkan-b5640" {
+    if matches!(name, "vulkan-b3889" | "vulkan-b5640") {
         return assert!(groups.keys().all(|ops| !ops.contains('+')), "{groups:?}");
     }
     let own = timed_by_the_engine(driver());
@@ -240,6 +240,16 @@ fn nodes_are_known(name: &str) {
 }
 
 #[test]
+fn nodes_on_the_device_are_known_b3889() {
+    nodes_are_known("vulkan-b3889");
+}
+
+#[test]
+fn nodes_on_the_device_are_known_b7347() {
+    nodes_are_known("vulkan-b7347");
+}
+
+#[test]
 fn nodes_on_the_device_are_known_b5640() {
     nodes_are_known("vulkan-b5640");
 }
@@ -252,6 +262,37 @@ fn nodes_on_the_device_are_known_b8390() {
 #[test]
 fn nodes_on_the_device_are_known_v0_5_0() {
     nodes_are_known("vulkan-v0.5.0");
+}
+
+/// With some layers on the device, the others' weights and caches are in host memory, and the rest follows them.
+#[test]
+fn layers_left_on_the_cpu_have_a_reason() {
+    let _turn = live!();
+    let (lib, icd) = match engine("vulkan-v0.5.0").and_then(|lib| Ok((lib, vulkan()?))) {
+        Ok(both) => both,
+        Err(why) => skip!("{why}"),
+    };
+    let report = report(&run(&lib, &icd, &[], "3"));
+    let offload = &phase(&report, "decode")["offload"];
+    let rows = offload["on_cpu"].as_array().expect("rows");
+    let reasons = |op: &str| -> Vec<&str> {
+        let of = rows.iter().filter(|r| r["op"] == op);
+        of.map(|r| r["reason"].as_str().expect("a reason")).collect()
+    };
+    let expected = [
+        ("GET_ROWS", "input-layer"),
+        ("MUL_MAT", "host-weights"),
+        ("FLASH_ATTN_EXT", "host-cache"),
+        ("ROPE", "neighbours"),
+        ("SWIGLU", "neighbours"),
+    ];
+    for (op, reason) in expected {
+        assert_eq!(reasons(op), [reason], "{op}: {rows:#?}");
+    }
+    // They are in one split with the input layer, which is there anyway.
+    let [split] = &offload["crossings"].as_array().expect("splits")[..] else { panic!("{offload:#}") };
+    assert_eq!((split["extra_splits"].as_u64(), split["between"].as_u64()), (Some(0), Some(0)));
+    assert!(split["cpu_ns"].as_u64() > Some(0) && split["after_ns"].as_u64() > Some(0), "{split:#}");
 }
 
 /// A copy of an engine whose Vulkan backend has no symbols but those that it exports.
@@ -342,6 +383,11 @@ fn a_service_level_goes_by_the_device() {
         "{}",
         budget.why
     );
+}
+
+#[test]
+fn b3889() {
+    ends("vulkan-b3889");
 }
 
 #[test]

@@ -244,3 +244,55 @@ fn the_user_may_name_the_function() {
         none.stderr
     );
 }
+
+/// SOFT_MAX is kept from the device (see [`command`]): each of its nodes leaves the device and comes back.
+#[test]
+fn what_fell_back_has_its_reason_and_its_cost() {
+    let _turn = live!();
+    let engine = match engine(ENGINE) {
+        Ok(engine) => engine,
+        Err(why) => skip!("{why}"),
+    };
+    let here = tempfile::tempdir().expect("a directory");
+    let run = run(&[], &command(&engine, &engine, here.path(), &[]));
+    let report = report(&run);
+    let phases = report["phases"].as_array().expect("phases");
+    let decode = phases.iter().find(|p| p["phase"] == "decode").expect("decode");
+    let offload = &decode["offload"];
+    let row = |list: &str, key: &str, of: &str| {
+        let rows = offload[list].as_array().expect("rows");
+        rows.iter().find(|r| r[key] == of).unwrap_or_else(|| panic!("{offload:#}")).clone()
+    };
+    let nodes = row("on_cpu", "op", "SOFT_MAX");
+    assert_eq!(nodes["reason"], "never-on-device");
+    assert_eq!(nodes["types"], "f32 of f32, f32");
+    assert!(nodes["cpu_ns"].as_u64() > Some(0));
+    assert_eq!(row("on_cpu", "op", "GET_ROWS")["reason"], "input-layer");
+    let split = row("crossings", "ops", "SOFT_MAX");
+    let n = nodes["nodes"].as_u64().expect("a number");
+    assert!(n >= offload["graphs"].as_u64().expect("graphs"));
+    // Each is a split of its own between two of the device, and both its input and its result are copied.
+    assert_eq!([&split["splits"], &split["between"]].map(Value::as_u64), [Some(n); 2]);
+    assert_eq!(split["extra_splits"].as_u64(), Some(2 * n));
+    assert_eq!(split["to_cpu_bytes"], split["from_cpu_bytes"]);
+    let copied = offload["copies"].as_array().expect("copies");
+    let copied = copied.iter().find(|c| c["to"] == "CPU").expect("a copy to the CPU");
+    assert_eq!(split["to_cpu_bytes"], copied["bytes"]);
+    assert!(
+        ["wait_ns", "before_ns", "cpu_ns", "after_ns"].iter().all(|f| split[*f].as_u64() > Some(0)),
+        "{split:#}"
+    );
+    let verdict = &report["verdict"];
+    let advice =
+        verdict["advice"].as_array().expect("advice").iter().find(|a| a["rule"] == "device-fallback");
+    assert!(
+        advice.is_some_and(|a| a["title"].as_str().is_some_and(|t| t.starts_with("SOFT_MAX"))),
+        "{verdict:#}"
+    );
+    // The bar has the device's part.
+    let bar = &verdict["phases"][0]["bar"];
+    let share = |v: &Value| v.as_f64().expect("a share");
+    let whole = share(&split["cpu_ns"]) + share(&split["before_ns"]) + share(&split["after_ns"]);
+    assert!(share(&bar["device"]) > 0.1 && share(&bar["device"]) < 1.0, "{bar:#}");
+    assert!(whole < share(&decode["in_call_ns"]) * (1.0 - share(&bar["device"])) + 1e6, "{bar:#} {split:#}");
+}

@@ -7,7 +7,7 @@ use analysis::calls::Phase;
 use analysis::cut::Cut;
 use analysis::dag::{DagOptions, NodeRole, dag};
 use analysis::load::LoadProgress;
-use analysis::offload::{CopyRow, CpuNodes, DispatchSum, Offload};
+use analysis::offload::{BetweenSplits, CopyRow, CpuNodes, Crossing, DispatchSum, FallbackReason, Offload};
 use analysis::overview::overview;
 use analysis::report::{By, Report, ReportOptions, report};
 use analysis::stat::shapes::{of_trace, shapes};
@@ -218,18 +218,71 @@ fn a_copy_counts_once_a_graph() {
 #[test]
 fn nodes_left_to_the_cpu_have_a_reason() {
     let report = reported(&run(true, true));
-    let row = |op: &str, name: &str, also_on: &[&str]| CpuNodes {
+    let row = |op: &str, name: &str, reason, why: &str| CpuNodes {
         op: op.into(),
         ty: "q4_0".into(),
+        types: "f32 of q4_0, f32".into(),
         name: name.into(),
+        form: "f32 2048 of q4_0 2048x2048, f32 2048".into(),
+        forms: 1,
         nodes: GRAPHS,
-        also_on: also_on.iter().map(|s| (*s).to_owned()).collect(),
+        also_on: Vec::new(),
+        reason,
+        why: why.into(),
+        cpu_ns: Some(10 * GRAPHS),
+        to_cpu_bytes: Some(0),
+        from_cpu_bytes: Some(0),
     };
-    let expected = [row("GET_ROWS", "embd", &[]), row("MUL_MAT", "result_output", &["Vulkan"])];
+    let copied = Some(2048 * 4 * GRAPHS);
+    let lookup = row(
+        "GET_ROWS",
+        "embd",
+        FallbackReason::InputLayer,
+        "the input layer (token_embd.weight): always in host memory",
+    );
+    let last = row(
+        "MUL_MAT",
+        "result_output",
+        FallbackReason::HostWeights,
+        "its weights are in host memory: Vulkan computes the same op on the same types elsewhere",
+    );
+    let expected = [
+        CpuNodes { form: "f32 2048 of q4_0 2048x2048, f32 1".into(), from_cpu_bytes: copied, ..lookup },
+        CpuNodes { also_on: vec!["Vulkan".into()], to_cpu_bytes: copied, ..last },
+    ];
     assert_eq!(decode(&report).unwrap().on_cpu, expected);
     let text = text(&report);
-    assert!(text.contains("its data: Vulkan computes the same op elsewhere"), "{text}");
-    assert!(text.contains("no other backend computes it in this recording"), "{text}");
+    assert!(text.contains("its weights are in host memory: Vulkan computes the same op"), "{text}");
+    assert!(text.contains("result_output 2048 of 2048x2048, 2048"), "{text}");
+}
+
+/// The device's work ended 1.1 ms after the graph began, and the CPU's next split began 0.1 ms later.
+#[test]
+fn a_crossing_has_its_time_and_its_copies() {
+    let report = reported(&run(true, true));
+    let work = decode(&report).expect("described");
+    let copied = Some(2048 * 4 * GRAPHS);
+    let both = Crossing { splits: GRAPHS, nodes: GRAPHS, cpu_ns: 50 * GRAPHS, ..Crossing::default() };
+    let last = Crossing {
+        ops: "MUL_MAT".into(),
+        extra_splits: GRAPHS,
+        wait_ns: 500 * GRAPHS,
+        before_ns: 100 * GRAPHS,
+        to_cpu_bytes: copied,
+        from_cpu_bytes: Some(0),
+        ..both.clone()
+    };
+    let lookup = Crossing {
+        ops: "GET_ROWS".into(),
+        after_ns: 50 * GRAPHS,
+        to_cpu_bytes: Some(0),
+        from_cpu_bytes: copied,
+        ..both
+    };
+    assert_eq!(work.crossings, [last, lookup]);
+    let between = BetweenSplits { pairs: 2 * GRAPHS, ns: 150 * GRAPHS, unseen: 0 };
+    assert_eq!(work.between_splits, between);
+    assert!(text(&report).contains("Splits on the CPU beside a device, decode"), "{}", text(&report));
 }
 
 #[test]
@@ -257,9 +310,25 @@ fn the_graph_crosses_backends() {
     assert_eq!(d.nodes.iter().filter_map(|n| n.order).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
     for (copy, original) in [("Vulkan0#embd#0", "embd"), ("CPU#l_out-0#1", "l_out-0")] {
         assert_eq!(d.nodes[node(copy)].role, NodeRole::Copy);
+        let to = if copy.starts_with("CPU") { "CPU" } else { "Vulkan" };
+        assert_eq!(backend(copy), Some(to));
         let from: Vec<usize> = d.sources(node(copy)).iter().map(|e| e.from).collect();
         assert_eq!(from, [node(original)]);
     }
+    let drawn = |format| {
+        let mut out = Vec::new();
+        render::dag::write(&mut out, &d, analysis::dag::Metric::Bytes, format).expect("written");
+        String::from_utf8(out).expect("text")
+    };
+    // A box ends with its value.
+    let dot = drawn(render::dag::GraphFormat::Dot);
+    assert!(dot.contains("on Vulkan\\n2.3 MiB\""), "{dot}");
+    assert!(
+        dot.contains("copy\\nVulkan0#embd#0") && dot.contains("to Vulkan\"") && dot.contains("[style=bold]"),
+        "{dot}"
+    );
+    let svg = drawn(render::dag::GraphFormat::Svg);
+    assert!(svg.contains(">to Vulkan</text>") && svg.contains(">on CPU</text>"), "{svg}");
     // Work is known on the device, time is not.
     let figures = d.nodes[node("Qcur-0")].figures;
     let known = |m: analysis::dag::Metric| figures[m as usize].is_some();

@@ -197,7 +197,7 @@ pub struct Node {
     pub layer: Option<u32>,
     /// Index in [`Dag::blocks`] if layers were folded.
     pub block: Option<usize>,
-    /// The backend that computes it, if several take part or it is not the CPU.
+    /// The backend that computes it, or to which it is copied, if several take part or it is not the CPU.
     pub backend: Option<String>,
     pub figures: Figures,
 }

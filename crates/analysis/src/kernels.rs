@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::Serialize;
 
+use super::calls::{Latency, latency};
 use super::idents::Idents;
 use super::load::Loaded;
 use super::offload::label;
@@ -22,8 +23,17 @@ pub struct DeviceTimes {
     /// Time during which at least one kernel ran.
     pub busy_ns: u64,
     /// Time during which none ran, between the first and the last kernel of each graph. None: not known, as with timestamps
-    /// only between kernels.
+    /// only between kernels; nothing is counted in the next four then.
     pub idle_ns: Option<u64>,
+    /// The part of it in which the next kernel had not been submitted, and the host was in the call that enqueues the
+    /// split with it.
+    pub enqueueing_ns: u64,
+    /// The times without a kernel, one by one; omitted if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gaps: Option<Latency>,
+    /// Those of at least a tenth of the time from the graph's first kernel to the end of its last one, and their sum.
+    pub long_gaps: u64,
+    pub long_gap_ns: u64,
     /// The times may be off by this much against the host's, all by the same amount; durations are not.
     pub error_ns: u64,
     /// Groups of nodes that were enqueued, and those of them without a kernel.
@@ -207,6 +217,15 @@ pub fn executed(loaded: &Loaded<'_>, idents: &Idents, graphs: &HashSet<u64>) -> 
     by_backend.into_iter().map(|(name, kernels)| (name, times(loaded, idents, kernels))).collect()
 }
 
+/// A gap of at least one part of so many in its graph's time is long.
+const LONG_PART: u64 = 10;
+
+/// How long the device waited for this kernel to be submitted while the host was in the call of its split.
+fn unsubmitted(k: &PlacedKernel<'_>, idle_from: u64) -> u64 {
+    let until = k.times.started.min(k.times.submitted);
+    until.saturating_sub(idle_from.max(k.split.t as u64))
+}
+
 /// The tables of one backend's kernels.
 fn times(loaded: &Loaded<'_>, idents: &Idents, mut kernels: Vec<PlacedKernel<'_>>) -> DeviceTimes {
     let mut out = DeviceTimes { kernels: kernels.len() as u64, ..DeviceTimes::default() };
@@ -216,6 +235,8 @@ fn times(loaded: &Loaded<'_>, idents: &Idents, mut kernels: Vec<PlacedKernel<'_>
         (a.split.graph, a.times.started, a.times.ended).cmp(&(b.split.graph, b.times.started, b.times.ended))
     });
     let (mut last, mut all_idle): (Option<(Option<u64>, u64)>, _) = (None, Some(0u64));
+    let mut gaps: Vec<Vec<u64>> = Vec::new();
+    let mut spans: Vec<u64> = Vec::new();
     for k in &kernels {
         let before = last.filter(|(graph, _)| *graph == k.split.graph).map(|(_, ended)| ended);
         let idle = before.map_or(0, |ended| k.times.started.saturating_sub(ended));
@@ -223,6 +244,18 @@ fn times(loaded: &Loaded<'_>, idents: &Idents, mut kernels: Vec<PlacedKernel<'_>
         let from = k.times.started.max(before.unwrap_or_default());
         out.busy_ns = out.busy_ns.saturating_add(k.times.ended.saturating_sub(from));
         all_idle = all_idle.zip(idle).map(|(sum, idle)| sum.saturating_add(idle));
+        match (before, gaps.last_mut(), spans.last_mut()) {
+            _ if idle.is_none() => {}
+            (Some(ended), Some(gaps), Some(span)) => {
+                gaps.extend(idle.filter(|ns| *ns > 0));
+                *span = span.saturating_add(k.times.ended.max(ended) - ended);
+                out.enqueueing_ns = out.enqueueing_ns.saturating_add(unsubmitted(k, ended));
+            }
+            _ => {
+                gaps.push(Vec::new());
+                spans.push(k.times.ended.saturating_sub(k.times.started));
+            }
+        }
         out.error_ns = out.error_ns.max(k.of.error_ns);
         out.source = source_name(k.of.source);
         last = Some((k.split.graph, k.times.ended.max(before.unwrap_or_default())));
@@ -239,6 +272,12 @@ fn times(loaded: &Loaded<'_>, idents: &Idents, mut kernels: Vec<PlacedKernel<'_>
         }
     }
     out.idle_ns = all_idle;
+    for (gaps, span) in gaps.iter().zip(spans) {
+        let long = gaps.iter().filter(|ns| ns.saturating_mul(LONG_PART) >= span);
+        out.long_gaps += long.clone().count() as u64;
+        out.long_gap_ns = long.fold(out.long_gap_ns, |sum, ns| sum.saturating_add(*ns));
+    }
+    out.gaps = latency(gaps.concat());
     // Where a graph is captured, the host enqueues nodes without a kernel of their own.
     let captured: HashSet<u64> = kernels.iter().filter(|k| by_graph(k.of)).map(|k| k.split.seq).collect();
     let (splits, seen): (HashSet<u64>, HashSet<Group>) = (

@@ -7,11 +7,14 @@
 //! ops of graphs cut off by the beginning or end of a recording are counted there, unless its level changed, and
 //! not here.
 
+mod devices;
 mod run;
 mod sums;
 
 use serde::Serialize;
 
+pub use self::devices::LiveDevice;
+use self::devices::{DeviceSums, Devices, submitted};
 pub use self::run::ProcessSpan;
 use self::run::{LiveRun, Phases};
 use self::sums::LiveSums;
@@ -46,6 +49,9 @@ pub struct LiveSpan {
     pub seconds: f64,
     /// Phases with a call or a graph.
     pub phases: Vec<PhaseSpan>,
+    /// Device backends with a split; omitted if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<LiveDevice>,
 }
 
 /// Prefill, decode, or unknown. The fields are those of `report`, unless noted otherwise.
@@ -170,6 +176,7 @@ pub struct Live {
     fed: Option<(u32, usize)>,
     /// The level of the recording changes.
     steered: bool,
+    devices: Devices,
 }
 
 /// Maximum number of processes with separate figures; all others are summed.
@@ -223,17 +230,17 @@ impl Live {
     pub fn now(&self, t: u64) -> LiveSpan {
         let ns = t.saturating_sub(self.begun.unwrap_or(t));
         let Some(run) = self.runs.get(self.shown) else {
-            return LiveSpan { seconds: ns.min(WINDOW_NS) as f64 / 1e9, phases: Vec::new() };
+            return LiveSpan { seconds: ns.min(WINDOW_NS) as f64 / 1e9, ..LiveSpan::default() };
         };
-        self.span(t.saturating_sub(run.since()), run, &run.lately())
+        self.span(t.saturating_sub(run.since()), run, &run.lately(), &run.devices_lately())
     }
 
     /// All of the time from the first tick to `t`, for the process shown.
     pub fn whole(&self, t: u64) -> LiveSpan {
         let ns = t.saturating_sub(self.begun.unwrap_or(t));
         match self.runs.get(self.shown) {
-            Some(run) => self.span(ns, run, &run.total),
-            None => LiveSpan { seconds: ns as f64 / 1e9, phases: Vec::new() },
+            Some(run) => self.span(ns, run, &run.total, &run.devices),
+            None => LiveSpan { seconds: ns as f64 / 1e9, ..LiveSpan::default() },
         }
     }
 
@@ -250,6 +257,10 @@ impl Live {
 
     /// Sums of a process; for an unknown one, those of the process shown.
     fn total(&mut self, pid: Option<u32>) -> Option<&mut Phases> {
+        self.run(pid).map(|run| &mut run.total)
+    }
+
+    fn run(&mut self, pid: Option<u32>) -> Option<&mut LiveRun> {
         let at = match pid {
             None => self.shown,
             Some(_) => self.runs.iter().position(|run| run.pid == pid).unwrap_or_else(|| {
@@ -260,7 +271,7 @@ impl Live {
                 self.runs.len() - 1
             }),
         };
-        self.runs.get_mut(at).map(|run| &mut run.total)
+        self.runs.get_mut(at)
     }
 
     fn take(&mut self, defined: &Loaded<'_>, record: &Record<'_>) {
@@ -269,6 +280,27 @@ impl Live {
             Record::CpuGraph(g) => self.cpu_graph(g),
             Record::Graph(g) => self.graph(g),
             Record::Token(t) => self.token(t),
+            Record::Backend(b) => self.devices.define(b),
+            Record::Split(s) => {
+                if let Some(at) = self.devices.number(s.backend)
+                    && let Some(run) = self.run(Some(s.pid))
+                {
+                    run.devices.split(at, s);
+                }
+            }
+            Record::DeviceKernels(k) => {
+                if let Some(run) = self.run(Some(k.pid)) {
+                    run.devices.kernels(k);
+                }
+            }
+            Record::Submissions(of) => {
+                for (pid, from, to) in submitted(of) {
+                    // Others use the device as well, and make no calls here.
+                    if let Some(run) = self.runs.iter_mut().find(|run| run.pid == Some(pid)) {
+                        run.devices.submission(from, to);
+                    }
+                }
+            }
             Record::LevelChange(_) => self.steered = true,
             _ => {}
         }
@@ -456,11 +488,14 @@ impl Live {
         self.plans.len() - 1
     }
 
-    fn span(&self, ns: u64, run: &LiveRun, sums: &Phases) -> LiveSpan {
+    fn span(&self, ns: u64, run: &LiveRun, sums: &Phases, devices: &DeviceSums) -> LiveSpan {
         let source = run.source();
         let phases = Phase::ALL.into_iter().zip(sums).map(|(phase, s)| self.phase(phase, s, source));
         let there = |p: &PhaseSpan| p.calls > 0 || p.cpu_graphs > 0 || !p.ops.is_empty();
-        LiveSpan { seconds: ns as f64 / 1e9, phases: phases.filter(there).collect() }
+        let in_calls =
+            sums.iter().filter_map(|s| s.calls.get(source)).fold(0, |all: u64, c| all.saturating_add(c.ns));
+        let devices = self.devices.rows(devices, in_calls);
+        LiveSpan { seconds: ns as f64 / 1e9, phases: phases.filter(there).collect(), devices }
     }
 
     fn phase(&self, phase: Phase, s: &LiveSums, source: usize) -> PhaseSpan {

@@ -1,20 +1,28 @@
 //! What each backend computes: the nodes that a split gives to a backend other than the CPU's, those left to the CPU
-//! beside them, and the tensors copied between them; when they were enqueued, and executed.
+//! beside them and why, and the tensors copied between them; when they were enqueued, and executed.
+
+pub mod crossings;
+pub mod fallback;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::Serialize;
 
 use super::calls::{Phase, Timeline};
-use super::describe::{copied_name, source, tensor_bytes};
+use super::describe::{copied_name, tensor_bytes};
 use super::idents::Idents;
 use super::kernels::{DeviceTimes, executed};
 use super::load::Loaded;
+use super::ops::OpTimes;
 use super::tables::backend_name;
 use common::order;
+use crossings::crossings;
+pub use crossings::{BetweenSplits, Crossing};
+use fallback::{CpuInput, on_cpu, on_device};
+pub use fallback::{CpuNodes, FallbackReason};
 use ggml::backend_guid;
 use ggml::names::fold;
-use pfi::record::{Dispatches, Level, Split, Tensor};
+use pfi::record::{Device, Dispatches, Level, Split, Tensor};
 use pfi::{enqueued_groups, group_kernels};
 
 /// The work of one phase, of graphs with at least one split on a backend other than the CPU's.
@@ -28,6 +36,9 @@ pub struct Offload {
     pub copies: Vec<CopyRow>,
     /// Computed by the CPU although a device takes part.
     pub on_cpu: Vec<CpuNodes>,
+    /// The splits in which the CPU computed them, most time first.
+    pub crossings: Vec<Crossing>,
+    pub between_splits: BetweenSplits,
 }
 
 /// The part of one backend.
@@ -50,6 +61,9 @@ pub struct BackendWork {
     /// recording.
     #[serde(skip_serializing_if = "is_zero")]
     pub unseen_splits: u64,
+    /// The time to enqueue beside the time until the device had finished. Omitted if either was not seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enqueueing: Option<EnqueueSum>,
     /// What was given to the device. Omitted if it was not counted, or if none of it was seen: the backend may use
     /// functions that have no probe.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,6 +90,16 @@ pub struct EnqueuedOps {
     pub counted_groups: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernels: Option<u64>,
+}
+
+/// Splits that were seen being enqueued, and whose completion was seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct EnqueueSum {
+    pub splits: u64,
+    /// Host time to enqueue all groups but the last of each split: with the last one a backend may wait for the device.
+    pub before_last_ns: u64,
+    /// From the splits' start until the device had finished them.
+    pub split_ns: u64,
 }
 
 /// Batches that splits gave to an NPU, seen at the functions of its queues.
@@ -142,21 +166,6 @@ pub struct CopyRow {
     pub bytes: Option<u64>,
 }
 
-/// Nodes of one op and type that the CPU computed.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct CpuNodes {
-    pub op: String,
-    /// Type of the first source, which for a product or a row lookup is the weights'; empty if not known.
-    #[serde(rename = "type")]
-    pub ty: String,
-    /// Name pattern of one of them.
-    pub name: String,
-    pub nodes: u64,
-    /// Backends that compute the same op on the same type elsewhere in the recording: they support it, so what decides
-    /// here is where its data is. Empty: none did.
-    pub also_on: Vec<String>,
-}
-
 fn is_zero(n: &u64) -> bool {
     *n == 0
 }
@@ -178,8 +187,8 @@ impl Work {
     }
 }
 
-/// An op and the type of its first source.
-type OpOnType = (String, String);
+/// Runs of each plan on each backend; a split without a plan has none.
+type Runs = BTreeMap<(u32, Option<u32>), u64>;
 
 /// One run of a plan.
 #[derive(Default)]
@@ -187,8 +196,8 @@ struct PlanWork {
     ops: BTreeMap<String, Work>,
     /// By name pattern.
     copies: BTreeMap<String, (u64, Option<u64>)>,
-    /// With a name pattern.
-    kinds: BTreeMap<OpOnType, (u64, String)>,
+    /// Tensors that are copied for it, by their own names, and their bytes.
+    copied: Vec<(String, Option<u64>)>,
 }
 
 impl PlanWork {
@@ -203,21 +212,12 @@ impl PlanWork {
             }
             out.ops.entry(ident.op.clone()).or_default().add(&work, 1);
             let ids = ident.hit.into_iter().flat_map(|(first, second)| [Some(first), second]).flatten();
-            let tensors = ids.filter_map(|id| loaded.tensors.get(&id)).filter(|t| t.known);
-            for (i, t) in tensors.enumerate() {
-                if i == 0 {
-                    let kind = (ident.op.clone(), first_type(loaded, t));
-                    out.kinds.entry(kind).or_insert_with(|| (0, ident.name.clone())).0 += 1;
-                }
-                for id in t.src.iter().flatten().filter(|id| copied.insert(**id)) {
-                    if let Some((name, tensor)) =
-                        loaded.tensors.get(id).and_then(|s| Some((copied_name(&s.name)?, s)))
-                    {
-                        let name = fold(name).pattern.into_owned();
-                        let row = out.copies.entry(name).or_insert((0, Some(0)));
-                        row.0 += 1;
-                        row.1 = row.1.zip(tensor_bytes(loaded, tensor)).map(|(a, b)| a.saturating_add(b));
-                    }
+            for t in ids.filter_map(|id| loaded.tensors.get(&id)).filter(|t| t.known) {
+                for (name, bytes) in copies_of(loaded, t, &mut copied) {
+                    let row = out.copies.entry(fold(name).pattern.into_owned()).or_insert((0, Some(0)));
+                    row.0 += 1;
+                    row.1 = row.1.zip(bytes).map(|(a, b)| a.saturating_add(b));
+                    out.copied.push((name.to_owned(), bytes));
                 }
             }
         }
@@ -225,14 +225,25 @@ impl PlanWork {
     }
 }
 
-fn first_type(loaded: &Loaded<'_>, t: &Tensor) -> String {
-    let source = source(loaded, t, 0);
-    let ty = source.and_then(|s| loaded.types.get(&s.ty));
-    ty.map_or_else(String::new, |ty| ty.name.to_owned())
+/// The copies among a tensor's sources, by the names of what they are copies of, with their bytes. `seen` are those that
+/// were met before: the scheduler copies a tensor once for a split.
+fn copies_of<'l>(loaded: &'l Loaded<'_>, t: &Tensor, seen: &mut HashSet<u32>) -> Vec<(&'l str, Option<u64>)> {
+    let new = t.src.iter().flatten().filter(|id| seen.insert(**id));
+    let copy = |id: &u32| {
+        let source = loaded.tensors.get(id)?;
+        Some((copied_name(&source.name)?, tensor_bytes(loaded, source)))
+    };
+    new.filter_map(copy).collect()
 }
 
 /// The work of a phase by backend; `None` if the CPU's does everything, or below level op.
-pub fn offload(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, phase: Phase) -> Option<Offload> {
+pub fn offload(
+    loaded: &Loaded<'_>,
+    line: &Timeline,
+    times: &OpTimes,
+    idents: &Idents,
+    phase: Phase,
+) -> Option<Offload> {
     let plan_of = cpu_plans(loaded);
     let ops = loaded.header.as_ref().is_some_and(|h| h.level == Level::Op && h.structure);
     let elsewhere =
@@ -243,8 +254,7 @@ pub fn offload(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, phase: Pha
     if graphs.is_empty() {
         return None;
     }
-    // Runs of each plan on each backend; a split without a plan has none.
-    let mut runs: BTreeMap<(u32, Option<u32>), u64> = BTreeMap::new();
+    let mut runs = Runs::new();
     for s in loaded.splits.iter().filter(|s| s.graph.is_some_and(|g| graphs.contains(&g))) {
         let plan = s.plan.or_else(|| plan_of.get(&s.seq).copied());
         *runs.entry((s.backend, plan)).or_default() += 1;
@@ -257,12 +267,16 @@ pub fn offload(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, phase: Pha
     let mut dispatched = dispatched(loaded, &graphs);
     let batches = batches(loaded, &graphs);
     let mut executed = executed(loaded, idents, &graphs);
-    let on_device = device_kinds(loaded, idents, &cache);
+    let input = CpuInput { loaded, idents, times, phase, runs: &runs, cache: &cache };
+    let on_cpu = on_cpu(&input, &on_device(loaded, idents));
+    let (crossings, between_splits) = crossings(&input, &graphs, &plan_of, &on_cpu);
     Some(Offload {
         graphs: graphs.len() as u64,
         backends: backends(loaded, &runs, &cache, &mut enqueued, &mut dispatched, &batches, &mut executed),
         copies: copies(loaded, &runs, &cache),
-        on_cpu: on_cpu(loaded, &runs, &cache, &on_device),
+        on_cpu,
+        crossings,
+        between_splits,
     })
 }
 
@@ -275,37 +289,6 @@ fn cpu_plans(loaded: &Loaded<'_>) -> HashMap<u64, u32> {
     loaded.cpu_graphs.iter().filter_map(|g| Some((g.split?, g.plan?))).collect()
 }
 
-/// Which backends compute an op on a type, in the complete recording.
-fn device_kinds(
-    loaded: &Loaded<'_>,
-    idents: &Idents,
-    cache: &HashMap<u32, PlanWork>,
-) -> HashMap<OpOnType, Vec<String>> {
-    let mut pairs: Vec<(u32, u32)> =
-        loaded.splits.iter().filter_map(|s| Some((s.plan?, s.backend))).collect();
-    pairs.sort_unstable();
-    pairs.dedup();
-    let mut out: HashMap<OpOnType, Vec<String>> = HashMap::new();
-    for (plan, backend) in pairs {
-        let own;
-        let work = match cache.get(&plan) {
-            Some(work) => work,
-            None => {
-                own = PlanWork::new(loaded, idents, plan);
-                &own
-            }
-        };
-        let name = backend_name(loaded, backend);
-        for kind in work.kinds.keys() {
-            let names = out.entry(kind.clone()).or_default();
-            if !names.contains(&name) {
-                names.push(name.clone());
-            }
-        }
-    }
-    out
-}
-
 /// The ops of the first `nodes` of these positions, joined.
 pub(super) fn label(idents: &Idents, plan: &[usize], nodes: usize) -> String {
     /// Longest group in full; a backend fuses fewer.
@@ -315,21 +298,25 @@ pub(super) fn label(idents: &Idents, plan: &[usize], nodes: usize) -> String {
     format!("{}{more}", ops.join("+"))
 }
 
+/// What was seen of the enqueueing on one backend.
+struct SeenEnqueued {
+    rows: Vec<EnqueuedOps>,
+    /// Splits that were seen whole.
+    splits: u64,
+    whole: Option<EnqueueSum>,
+}
+
 /// Host time to enqueue, by backend, and the splits that were seen whole; of each backend of which any was seen in the
 /// recording.
-fn enqueued(
-    loaded: &Loaded<'_>,
-    idents: &Idents,
-    graphs: &HashSet<u64>,
-) -> HashMap<String, (Vec<EnqueuedOps>, u64)> {
+fn enqueued(loaded: &Loaded<'_>, idents: &Idents, graphs: &HashSet<u64>) -> HashMap<String, SeenEnqueued> {
     let within = |graph: Option<u64>| graph.is_some_and(|g| graphs.contains(&g));
-    let split_of: HashMap<u64, (u32, bool)> =
-        loaded.splits.iter().map(|s| (s.seq, (s.backend, within(s.graph)))).collect();
+    let split_of: HashMap<u64, (&Split, bool)> =
+        loaded.splits.iter().map(|s| (s.seq, (s, within(s.graph)))).collect();
     let kernels_of: HashMap<u64, &Dispatches<'_>> = loaded.dispatches.iter().map(|d| (d.split, d)).collect();
-    let mut sums: HashMap<u32, (HashMap<String, EnqueuedOps>, u64)> = HashMap::new();
+    let mut sums: HashMap<u32, (HashMap<String, EnqueuedOps>, u64, EnqueueSum)> = HashMap::new();
     for e in &loaded.enqueued {
-        let Some((backend, within)) = split_of.get(&e.split) else { continue };
-        let (sums, splits) = sums.entry(*backend).or_default();
+        let Some((split, within)) = split_of.get(&e.split) else { continue };
+        let (sums, splits, whole) = sums.entry(split.backend).or_default();
         let plan = idents.of_plan(e.plan);
         let seen = enqueued_groups(e).fold(0, |sum: u64, (nodes, _)| sum.saturating_add(nodes.into()));
         // The rest was enqueued before the probes were attached.
@@ -337,6 +324,13 @@ fn enqueued(
             continue;
         }
         *splits += 1;
+        if matches!(split.device, Device::Busy(_)) && !split.cut {
+            let ns = enqueued_groups(e)
+                .fold((0_u64, 0_u64), |(sum, last), (_, ns)| (sum.saturating_add(last), ns));
+            whole.splits += 1;
+            whole.before_last_ns = whole.before_last_ns.saturating_add(ns.0);
+            whole.split_ns = whole.split_ns.saturating_add(split.dur);
+        }
         let mut at = 0_usize;
         let mut kernels = kernels_of.get(&e.split).map(|d| group_kernels(d));
         for (nodes, ns) in enqueued_groups(e) {
@@ -358,7 +352,12 @@ fn enqueued(
         order::by(&mut rows, |a, b| b.host_ns.cmp(&a.host_ns).then_with(|| a.ops.cmp(&b.ops)));
         rows
     };
-    sums.into_iter().map(|(id, (sums, splits))| (backend_name(loaded, id), (rows(sums), splits))).collect()
+    let seen = |(sums, splits, whole): (_, u64, EnqueueSum)| SeenEnqueued {
+        rows: rows(sums),
+        splits,
+        whole: Some(whole).filter(|w| w.splits > 0),
+    };
+    sums.into_iter().map(|(id, of)| (backend_name(loaded, id), seen(of))).collect()
 }
 
 /// The backend of each split of these graphs.
@@ -408,9 +407,9 @@ fn batches(loaded: &Loaded<'_>, graphs: &HashSet<u64>) -> HashMap<String, BatchS
 
 fn backends(
     loaded: &Loaded<'_>,
-    runs: &BTreeMap<(u32, Option<u32>), u64>,
+    runs: &Runs,
     cache: &HashMap<u32, PlanWork>,
-    enqueued: &mut HashMap<String, (Vec<EnqueuedOps>, u64)>,
+    enqueued: &mut HashMap<String, SeenEnqueued>,
     dispatched: &mut HashMap<String, DispatchSum>,
     batches: &HashMap<String, BatchSum>,
     executed: &mut HashMap<String, DeviceTimes>,
@@ -433,8 +432,9 @@ fn backends(
         .into_values()
         .map(|(mut sum, ops)| {
             match enqueued.remove(&sum.backend) {
-                Some((rows, seen)) => {
-                    (sum.enqueued, sum.unseen_splits) = (rows, sum.splits.saturating_sub(seen));
+                Some(seen) => {
+                    sum.unseen_splits = sum.splits.saturating_sub(seen.splits);
+                    (sum.enqueued, sum.enqueueing) = (seen.rows, seen.whole);
                 }
                 None if has_node_probe(loaded, &sum.backend) => sum.unseen_splits = sum.splits,
                 None => {}
@@ -459,11 +459,7 @@ fn has_node_probe(loaded: &Loaded<'_>, backend: &str) -> bool {
     prefix.is_some_and(|p| loaded.rungs.iter().any(|r| r.role == "node" && r.name.starts_with(p)))
 }
 
-fn copies(
-    loaded: &Loaded<'_>,
-    runs: &BTreeMap<(u32, Option<u32>), u64>,
-    cache: &HashMap<u32, PlanWork>,
-) -> Vec<CopyRow> {
+fn copies(loaded: &Loaded<'_>, runs: &Runs, cache: &HashMap<u32, PlanWork>) -> Vec<CopyRow> {
     let mut sums: BTreeMap<(String, &str), (u64, Option<u64>)> = BTreeMap::new();
     for ((backend, plan), times) in runs {
         for (name, (n, bytes)) in plan.and_then(|p| cache.get(&p)).iter().flat_map(|w| &w.copies) {
@@ -480,31 +476,5 @@ fn copies(
     };
     let mut rows: Vec<CopyRow> = sums.into_iter().map(row).collect();
     order::by(&mut rows, |a, b| b.bytes.cmp(&a.bytes).then_with(|| (&a.to, &a.name).cmp(&(&b.to, &b.name))));
-    rows
-}
-
-fn on_cpu(
-    loaded: &Loaded<'_>,
-    runs: &BTreeMap<(u32, Option<u32>), u64>,
-    cache: &HashMap<u32, PlanWork>,
-    on_device: &HashMap<OpOnType, Vec<String>>,
-) -> Vec<CpuNodes> {
-    let mut sums: BTreeMap<&OpOnType, (u64, &str)> = BTreeMap::new();
-    for ((_, plan), times) in runs.iter().filter(|((backend, _), _)| is_cpu(loaded, *backend)) {
-        let Some(work) = plan.and_then(|p| cache.get(&p)) else { continue };
-        for (kind, (n, name)) in &work.kinds {
-            let sum = sums.entry(kind).or_insert((0, name));
-            sum.0 = sum.0.saturating_add(n.saturating_mul(*times));
-        }
-    }
-    let row = |(kind, (nodes, name)): (&OpOnType, (u64, &str))| CpuNodes {
-        op: kind.0.clone(),
-        ty: kind.1.clone(),
-        name: name.to_owned(),
-        nodes,
-        also_on: on_device.get(kind).cloned().unwrap_or_default(),
-    };
-    let mut rows: Vec<CpuNodes> = sums.into_iter().map(row).collect();
-    order::by(&mut rows, |a, b| b.nodes.cmp(&a.nodes).then_with(|| (&a.op, &a.ty).cmp(&(&b.op, &b.ty))));
     rows
 }

@@ -463,7 +463,7 @@ fn phase(
         by_thread: threads.map(|rows| first(rows, options.top)),
         by_cpu: options.tables.contains(&By::Cpu).then(|| cpu_table(loaded, times, phase)).flatten(),
         by_token: by_token.map(|rows| first(rows, options.top)),
-        offload: if splits.is_empty() { None } else { offload(loaded, line, idents, phase) },
+        offload: if splits.is_empty() { None } else { offload(loaded, line, times, idents, phase) },
         splits,
     })
 }

@@ -15,6 +15,9 @@ use super::units;
 use analysis::dag::fold::ranges;
 use analysis::dag::{Dag, METRICS, Metric, Node, NodeRole, NodeTensor, Spread};
 
+/// Fill of a copy between backends.
+pub(crate) const COPY: &str = "#fde9c8";
+
 /// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GraphFormat {
@@ -97,14 +100,17 @@ pub fn lines(node: &Node, metric: Metric) -> Vec<String> {
     match (node.role.is_constant(), node.order) {
         (true, _) => {}
         (false, Some(order)) => lines.push(format!("{order}  {}", node.op())),
+        (false, None) if node.role == NodeRole::Copy => lines.push("copy".into()),
         (false, None) => lines.push(node.op()),
     }
     lines.extend(node.tensors.iter().filter(|t| !t.name.is_empty()).map(|t| t.name.clone()));
     if node.role != NodeRole::Unknown {
         lines.extend(node.result().map(shape));
     }
+    let place = if node.role == NodeRole::Copy { "to" } else { "on" };
+    lines.extend(node.backend.as_ref().map(|b| format!("{place} {b}")));
+    // The value is the last line: a drawing replaces it.
     lines.extend(node.figures[metric as usize].map(|s| spread(metric, &s)));
-    lines.extend(node.backend.as_ref().map(|b| format!("on {b}")));
     lines.retain(|l| !l.is_empty());
     lines.iter().map(|l| clean(l)).collect()
 }
@@ -142,6 +148,7 @@ fn dot(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()> {
             }
             (NodeRole::Op, None) => write!(out, ", style=\"filled,diagonals\", fillcolor=\"#dddddd\"")?,
             (NodeRole::View, None) => write!(out, ", shape=plaintext, fillcolor=\"#eeeeee\"")?,
+            (NodeRole::Copy, None) => write!(out, ", style=\"filled,bold\", fillcolor=\"{COPY}\"")?,
             (NodeRole::Elsewhere | NodeRole::Unknown, None) => write!(out, ", style=dashed")?,
             (_, None) => write!(out, ", shape=ellipse, fillcolor=\"#e3edf7\"")?,
         }
@@ -164,7 +171,11 @@ fn dot(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()> {
         writeln!(out, "  }}")?;
     }
     for e in dag.edges.iter().filter(|e| e.from != e.to || e.back) {
-        let how = if e.back { " [style=dashed, constraint=false]" } else { "" };
+        let how = match dag.nodes.get(e.to).map(|n| n.role) {
+            _ if e.back => " [style=dashed, constraint=false]",
+            Some(NodeRole::Copy) => " [style=bold]",
+            _ => "",
+        };
         writeln!(out, "  n{} -> n{}{how};", e.from, e.to)?;
     }
     writeln!(out, "}}")

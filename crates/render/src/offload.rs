@@ -1,12 +1,13 @@
 //! What each backend computes, as tables.
 
 mod batches;
+mod fallback;
 mod kernels;
 
 use super::section::Section;
 use super::table::{Table, number, text};
 use super::units::*;
-use analysis::offload::{BackendWork, CopyRow, CpuNodes, Offload, Work};
+use analysis::offload::{BackendWork, CopyRow, Offload, Work};
 
 /// Most rows of a table.
 const ROWS: usize = 12;
@@ -49,7 +50,7 @@ pub(crate) fn sections(work: &Offload, phase: &str) -> Vec<Section> {
     }
     all.extend(batches::section(&work.backends, phase, work.graphs));
     all.extend(copies(&work.copies, phase, per));
-    all.extend(on_cpu(&work.on_cpu, phase, per));
+    all.extend(fallback::sections(work, phase, &per));
     all
 }
 
@@ -151,20 +152,6 @@ fn copies(rows: &[CopyRow], phase: &str, per: impl Fn(u64) -> f64) -> Option<Sec
         t.row(vec![format!("{:.1}", per(r.copies)), bytes, r.to.clone(), r.name.clone()]);
     }
     let title = format!("Copied between backends, {phase} (per graph)");
-    let notes = more(rows.len()).into_iter().collect();
-    (!rows.is_empty()).then_some(Section { title, table: Some(t), notes })
-}
-
-fn on_cpu(rows: &[CpuNodes], phase: &str, per: impl Fn(u64) -> f64) -> Option<Section> {
-    let mut t = Table::new(vec![number("nodes", 0), text("op"), text("of"), text("such as"), text("why")]);
-    for r in rows.iter().take(ROWS) {
-        let why = match r.also_on.is_empty() {
-            true => "no other backend computes it in this recording".to_owned(),
-            false => format!("its data: {} computes the same op elsewhere", r.also_on.join(", ")),
-        };
-        t.row(vec![format!("{:.1}", per(r.nodes)), r.op.clone(), r.ty.clone(), r.name.clone(), why]);
-    }
-    let title = format!("Left to the CPU, {phase} (per graph)");
     let notes = more(rows.len()).into_iter().collect();
     (!rows.is_empty()).then_some(Section { title, table: Some(t), notes })
 }

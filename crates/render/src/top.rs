@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::table::{Style, Table, clean, cut, number, text as words};
 use super::units::*;
 use analysis::calls::Phase;
-use analysis::live::{LiveSpan, PhaseSpan, ProcessSpan, keep};
+use analysis::live::{LiveDevice, LiveSpan, PhaseSpan, ProcessSpan, keep};
 use analysis::words::share;
 
 /// Maximum lines for threads.
@@ -153,6 +153,10 @@ fn head(out: &mut ScreenLines, p: &TopSnapshot, style: &Style) {
         let (now, all, calls) = (speed(now), speed(run.tokens_per_s), count(run.calls, "call"));
         out.named(run.phase.name(), &format!("{now:>9} tok/s now {all:>9} over the run   {calls}"));
     }
+    for d in &p.run.devices {
+        let now = p.now.devices.iter().find(|n| n.backend == d.backend);
+        out.named("device", &device(now.unwrap_or(d)));
+    }
     let cost = p.cost.map_or("overhead not measured".into(), |c| format!("overhead {} % of a token", pct(c)));
     let budget = p.budget.map_or(String::new(), |b| format!(", budget {} %", pct(b)));
     out.named("level", &format!("{}, {cost}{budget}; own CPU {} %", p.level, pct(p.own_cpu)));
@@ -164,6 +168,23 @@ fn head(out: &mut ScreenLines, p: &TopSnapshot, style: &Style) {
             out.lines.push(style.bad(&cut(&line, out.width)));
         }
     }
+}
+
+/// A device's part of the time in calls: of the last seconds, or if it had no split in them, over the run.
+fn device(d: &LiveDevice) -> String {
+    let busy = match (d.busy_share, d.busy_source) {
+        (Some(share), Some(source)) => format!("; busy {} % (by {source})", pct(share)),
+        _ => String::new(),
+    };
+    let unseen = match d.unseen {
+        0 => String::new(),
+        n => format!("; end of {} not seen", count(n, "split")),
+    };
+    let (splits, waited) = (pct(d.share), pct(d.waited_share));
+    format!(
+        "{}: {splits} % of the calls' time in its splits, {waited} % waiting for it{busy}{unseen}",
+        d.backend
+    )
 }
 
 fn state(p: &TopSnapshot) -> String {
@@ -310,6 +331,7 @@ mod tests {
         let span = |seconds, speed| LiveSpan {
             seconds,
             phases: vec![PhaseSpan { tokens_per_s: Some(speed), ..decode() }],
+            devices: Vec::new(),
         };
         TopSnapshot {
             schema: 1,
@@ -352,6 +374,34 @@ Threads: % in ops + % at barriers
 level now op: the richest\\u{7}
 ";
         assert_eq!(text(&picture(), 10, None, &Style::default()), want);
+    }
+
+    #[test]
+    fn a_device_has_a_line() {
+        let mut p = picture();
+        let device = LiveDevice {
+            backend: "Vulkan".into(),
+            splits: 10,
+            split_ns: 720_000_000,
+            waited_ns: 640_000_000,
+            share: 0.9,
+            waited_share: 0.8,
+            unseen: 0,
+            busy_share: None,
+            busy_source: None,
+        };
+        p.run.devices = vec![device.clone()];
+        let line = |p: &TopSnapshot| {
+            let text = text(p, 10, None, &Style::default());
+            text.lines().find(|l| l.starts_with("device")).map(str::to_owned)
+        };
+        let splits = "device   Vulkan: 90.00 % of the calls' time in its splits, 80.00 % waiting for it";
+        assert_eq!(line(&p).as_deref(), Some(splits));
+        let (busy_share, busy_source) = (Some(0.5), Some("kernels"));
+        p.now.devices = vec![LiveDevice { busy_share, busy_source, unseen: 1, ..device }];
+        let all = format!("{splits}; busy 50.00 % (by kernels); end of 1 split not seen");
+        assert_eq!(line(&p), Some(all));
+        assert_eq!(line(&picture()), None);
     }
 
     #[test]

@@ -17,6 +17,12 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     }
     let of = |name: &str| NAMES.iter().any(|n| name.ends_with(n)) || name.starts_with("SOFT_MAX");
     let share: f64 = p.names.iter().filter(|o| o.calls > 0 && of(&o.name)).map(|o| o.share).sum();
+    // The shares are of the CPU's graphs: beside a device these may be a small part of a call.
+    let graphs = match p.bar.map_or(0.0, |bar| bar.device) > 0.0 {
+        true => p.graph_ns * p.graphs_a_call / p.call_ns(),
+        false => 1.0,
+    };
+    let share = share * graphs;
     (share >= SHARE).then(|| Advice {
         rule: "attention",
         title: "use flash attention: attention takes its time in separate operators".into(),

@@ -8,11 +8,14 @@ mod attention;
 mod bytes;
 pub mod check;
 mod contention;
+mod copies;
 mod cores;
 mod experts;
 mod fallback;
 mod faults;
+mod gaps;
 mod imbalance;
+mod launch;
 mod overhead;
 mod oversubscribed;
 mod pages;
@@ -25,6 +28,9 @@ mod variant;
 use serde::Serialize;
 
 use crate::calls::Phase;
+use crate::kernels::DeviceTimes;
+use crate::offload::Offload;
+use crate::report::PhaseReport;
 use crate::verdict::PhaseVerdict;
 use crate::verdict::facts::{PhaseFacts, VerdictFacts};
 use crate::verdict::limit::Limit;
@@ -79,6 +85,30 @@ impl<'r> RuleInput<'r> {
         self.facts.main()
     }
 
+    /// What devices and the CPU beside them do in the phase of most interest; `None` if no device takes part.
+    fn devices(&self) -> Option<DeviceWork<'r>> {
+        let main = self.main()?;
+        let phase = self.facts.report.phases.iter().find(|p| p.phase == main.phase)?;
+        Some(DeviceWork { offload: phase.offload.as_ref()?, calls: phase.calls })
+    }
+
+    /// Times between submissions of a graph, of the ring with most of the target's own; `None` if none were recorded.
+    fn gaps(&self) -> Option<SubmissionGaps> {
+        let rings = &self.facts.report.submissions.as_ref()?.rings;
+        let ring = rings.iter().filter(|r| r.own > 0).max_by_key(|r| r.own)?;
+        let gaps = ring.gaps?;
+        let of = |sum: fn(&PhaseReport) -> u64| {
+            self.facts.report.phases.iter().map(sum).fold(0, u64::saturating_add)
+        };
+        let crossing = |p: &PhaseReport| {
+            p.offload.as_ref().map_or(0, |offload| DeviceWork { offload, calls: p.calls }.crossing_ns())
+        };
+        let all = (gaps.mean_ns * gaps.n as f64 - of(crossing) as f64).max(0.0);
+        let share = all / of(|p| p.in_call_ns).max(1) as f64;
+        let regular = gaps.p50_ns as f64 * 4.0 >= gaps.mean_ns;
+        Some(SubmissionGaps { share, regular, p50_ns: gaps.p50_ns, max_ns: gaps.max_ns })
+    }
+
     /// The share of a measured ceiling that a phase reached; `None` without one.
     fn reached(&self, phase: Phase) -> Option<f64> {
         let top = self.phases.iter().find(|p| p.phase == phase)?.ceiling.as_ref()?;
@@ -86,11 +116,50 @@ impl<'r> RuleInput<'r> {
     }
 }
 
+/// The work of one phase, with the number of its calls.
+struct DeviceWork<'r> {
+    offload: &'r Offload,
+    calls: u64,
+}
+
+impl<'r> DeviceWork<'r> {
+    /// The mean of a sum over the phase, by call and by graph.
+    fn a_call(&self, sum: u64) -> f64 {
+        sum as f64 / self.calls.max(1) as f64
+    }
+
+    fn a_graph(&self, sum: u64) -> f64 {
+        sum as f64 / self.offload.graphs.max(1) as f64
+    }
+
+    /// The busiest device of which times are known, with its name.
+    fn timed(&self) -> Option<(&'r str, &'r DeviceTimes)> {
+        let timed = self.offload.backends.iter().filter_map(|b| Some((&*b.backend, b.device.as_ref()?)));
+        timed.max_by_key(|(_, device)| device.busy_ns)
+    }
+
+    /// Time in which the device has nothing to do because the CPU computes, ns.
+    fn crossing_ns(&self) -> u64 {
+        let between = self.offload.crossings.iter().filter(|c| c.between > 0);
+        between.map(|c| c.around_ns().saturating_add(c.cpu_ns)).fold(0, u64::saturating_add)
+    }
+}
+
+/// Times between submissions of a graph, without those in which the CPU computes.
+struct SubmissionGaps {
+    /// Of the time in calls.
+    share: f64,
+    /// Many that are alike; otherwise a few long ones make up the sum.
+    regular: bool,
+    p50_ns: u64,
+    max_ns: u64,
+}
+
 /// Whether the evidence is there, and what follows from it.
 type Rule = fn(&RuleInput<'_>) -> Option<Advice>;
 
 /// The first ones are about threads that have no CPU: nothing else can be judged before that is mended.
-const RULES: [Rule; 16] = [
+const RULES: [Rule; 19] = [
     oversubscribed::rule,
     quota::rule,
     contention::rule,
@@ -99,6 +168,9 @@ const RULES: [Rule; 16] = [
     faults::rule,
     imbalance::rule,
     fallback::rule,
+    copies::rule,
+    launch::rule,
+    gaps::rule,
     variant::rule,
     recorder::rule,
     pages::rule,
@@ -168,3 +240,6 @@ fn replayed(p: &PhaseFacts) -> Option<[f64; 2]> {
     let ns = p.replay_call_ns()?;
     Some(REPLAY_ERROR.map(|error| (ns * error).min(p.call_ns())))
 }
+
+#[cfg(test)]
+mod tests;

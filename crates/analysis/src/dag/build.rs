@@ -153,7 +153,9 @@ impl DagBuilder<'_, '_> {
         let tensors = ids.iter().map(|id| self.tensor(*id)).collect();
         let mut known = ids.iter().filter_map(|id| self.known(*id));
         let role = known.next().map_or(NodeRole::Unknown, |t| self.role(t, order));
-        let backend = order.and_then(|_| self.backend.clone());
+        // A copy is made for the ops of the plan that it is met in.
+        let placed = order.is_some() || role == NodeRole::Copy;
+        let backend = self.backend.clone().filter(|_| placed);
         Node { role, tensors, order, layer: None, block: None, backend, figures: [None; METRICS.len()] }
     }
 

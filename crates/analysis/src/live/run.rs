@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::devices::DeviceSums;
 use super::sums::LiveSums;
 use super::{STEPS, WINDOW_NS};
 use crate::calls::Phase;
@@ -25,22 +26,25 @@ pub type Phases = [LiveSums; 3];
 pub struct LiveRun {
     pub pid: Option<u32>,
     pub total: Phases,
+    pub devices: DeviceSums,
     /// The totals at several times within the window, oldest first.
-    past: Vec<(u64, Phases)>,
+    past: Vec<(u64, Phases, DeviceSums)>,
 }
 
 impl LiveRun {
     /// A process without any data before `t`, CLOCK_MONOTONIC ns.
     pub fn new(pid: Option<u32>, t: u64) -> LiveRun {
-        LiveRun { pid, total: Phases::default(), past: vec![(t, Phases::default())] }
+        let none = || (Phases::default(), DeviceSums::default());
+        let ((total, devices), (phases, sums)) = (none(), none());
+        LiveRun { pid, total, devices, past: vec![(t, phases, sums)] }
     }
 
     /// Advances the window to `t`.
     pub fn tick(&mut self, t: u64) {
-        if self.past.last().is_none_or(|(last, _)| t.saturating_sub(*last) >= WINDOW_NS / STEPS) {
-            self.past.push((t, self.total.clone()));
+        if self.past.last().is_none_or(|(last, ..)| t.saturating_sub(*last) >= WINDOW_NS / STEPS) {
+            self.past.push((t, self.total.clone(), self.devices.clone()));
         }
-        while self.past.get(1).is_some_and(|(next, _)| next.saturating_add(WINDOW_NS) <= t) {
+        while self.past.get(1).is_some_and(|(next, ..)| next.saturating_add(WINDOW_NS) <= t) {
             self.past.remove(0);
         }
     }
@@ -48,15 +52,24 @@ impl LiveRun {
     /// The amount added within the window.
     pub fn lately(&self) -> Phases {
         let mut sums = self.total.clone();
-        if let Some((_, before)) = self.past.first() {
+        if let Some((_, before, _)) = self.past.first() {
             sums.iter_mut().zip(before).for_each(|(s, b)| s.combine(b, u64::saturating_sub));
+        }
+        sums
+    }
+
+    /// The same of devices.
+    pub fn devices_lately(&self) -> DeviceSums {
+        let mut sums = self.devices.clone();
+        if let Some((_, _, before)) = self.past.first() {
+            sums.combine(before, u64::saturating_sub);
         }
         sums
     }
 
     /// Start of the window.
     pub fn since(&self) -> u64 {
-        self.past.first().map_or(0, |(t, _)| *t)
+        self.past.first().map_or(0, |(t, ..)| *t)
     }
 
     /// Number of past totals kept for the window.
@@ -75,7 +88,7 @@ impl LiveRun {
     }
 
     pub fn is_at_work(&self) -> bool {
-        let then = self.past.first().map_or(0, |(_, sums)| calls(sums, self.source()));
+        let then = self.past.first().map_or(0, |(_, sums, _)| calls(sums, self.source()));
         self.calls() > then
     }
 

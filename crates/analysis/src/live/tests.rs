@@ -1,7 +1,7 @@
 //! Live figures from hand-made records, without a recorder.
 
 use super::*;
-use pfi::record::{Device, Entry};
+use pfi::record::{Backend, Device, Entry, Split};
 
 /// Encodes slices in interval mode: start-to-start distances, the last to its end, 0 = not seen.
 fn run(graph: u64, ith: u16, first: u32, t: i64, data: &[u8]) -> Slices<'_> {
@@ -201,4 +201,43 @@ fn more_processes_than_are_told_apart_are_one() {
     }
     let rows = live.processes();
     assert_eq!((rows.len(), rows[RUNS].pid, rows[RUNS].calls), (RUNS + 1, None, 10));
+}
+
+#[test]
+fn devices_have_their_part_of_the_calls() {
+    const VULKAN: [u8; 16] =
+        [0xb8, 0xf7, 0x4f, 0x86, 0x40, 0x3c, 0xe1, 0x02, 0x91, 0xc8, 0xdd, 0xe9, 0x02, 0x3f, 0xc0, 0x2b];
+    let defined = Loaded::default();
+    let mut live = Live::default();
+    live.take(&defined, &Record::Backend(Backend { id: 3, guid: VULKAN, name: "Vulkan" }));
+    let split = |seq, backend, device| Split {
+        seq,
+        graph: None,
+        backend,
+        pid: 1,
+        tid: 1,
+        n_nodes: 2,
+        t: 100,
+        dur: 400,
+        cut: false,
+        device,
+        plan: None,
+    };
+    for s in [split(1, 3, Device::Busy(300)), split(2, 0, Device::Idle), split(3, 3, Device::Unseen)] {
+        live.take(&defined, &Record::Split(s));
+    }
+    live.token(&Token {
+        seq: 0,
+        pid: 1,
+        tid: 1,
+        entry: Entry::Decode,
+        n_tokens: Some(1),
+        t: 90,
+        dur: 800,
+        cut: false,
+        device: Device::Busy(300),
+    });
+    let [device] = &live.whole(0).devices[..] else { panic!("{:?}", live.whole(0)) };
+    assert_eq!((&*device.backend, device.splits, device.unseen), ("Vulkan", 2, 1));
+    assert_eq!((device.share, device.waited_share, device.busy_share), (0.5, 0.375, None));
 }

@@ -178,10 +178,11 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
     })
 }
 
-/// Time of a phase on backends other than the CPU's, ns.
+/// Time of a phase on backends other than the CPU's, ns. A split lasts until the device has finished, also past the call's
+/// return: if splits were recorded, they have the time after it.
 fn device_ns(p: &PhaseReport) -> u64 {
     let splits = p.splits.iter().filter(|s| !backend_guid::is_host(&s.backend)).map(|s| s.total_ns);
-    splits.fold(p.device_ns, u64::saturating_add)
+    splits.fold(0, u64::saturating_add).max(p.device_ns)
 }
 
 /// The mean over the graphs of a phase whose plan has such a figure; `None` if there are none.

@@ -251,6 +251,7 @@ impl SvgDrawing<'_> {
             (Some(c), _) => (c.to_string(), c.ink()),
             (None, NodeRole::Op) => ("url(#gap)".to_owned(), "#333333"),
             (None, NodeRole::View) => ("#ffffff".to_owned(), "#666666"),
+            (None, NodeRole::Copy) => (super::COPY.to_owned(), "#333333"),
             (None, _) => ("#f8f0ff".to_owned(), "#333333"),
         };
         let dashes = match n.role {

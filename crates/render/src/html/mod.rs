@@ -224,7 +224,7 @@ fn devices(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
         return gap(out, "No work on a device was recorded.");
     }
     all.try_for_each(|section| {
-        let names = ["backend", "op", "kernel", "tensor"];
+        let names = ["backend", "op", "ops", "kernel", "tensor"];
         let columns = section.table.iter().flat_map(Table::columns).map(|c| &*c.head);
         let head = columns.filter_map(|c| names.into_iter().find(|n| *n == c)).next();
         whole(out, &section, head.unwrap_or_default())
