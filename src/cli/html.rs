@@ -85,7 +85,7 @@ const FLAGS: FlagGroup = FlagGroup {
         .formerly("roof"),
         Flag::value("top", "N", "Maximum rows per table").default("100"),
         Flag::value("timeline", "N", "Maximum op slices in the timelines of tokens; 0 leaves them out")
-            .default("50000"),
+            .default("40000"),
     ],
 };
 

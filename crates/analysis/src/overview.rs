@@ -13,8 +13,8 @@ use super::stat::{self, NoStatistics, Stat, View};
 use super::token_lanes::{TokenLanes, token_lanes};
 use pfi::Trace;
 
-/// Slices of all timelines of calls together, unless another number is requested: about 400 kB of a page.
-pub const SLICES: usize = 50_000;
+/// Slices of all timelines of calls together, unless another number is requested: about 340 kB of a page.
+pub const SLICES: usize = 40_000;
 
 /// The results, or why they are missing.
 pub struct Overview {

@@ -109,17 +109,25 @@ pub fn write(out: &mut dyn Write, found: &Activation) -> io::Result<()> {
     writeln!(out, "<text x=\"{LEFT}\" y=\"14\">token 0</text>")?;
     let last = found.tokens.saturating_sub(1);
     writeln!(out, "<text class=\"end\" x=\"{:.1}\" y=\"14\">{last}</text>", WIDTH - 8.0)?;
-    let mut paths: Vec<String> = vec![String::new(); DEEPEST as usize + 1];
     let mut y = TOP;
     let mut named = f64::NEG_INFINITY;
     for (layer, rows, all) in &drawn {
+        // Lines as wide as a row, in units of columns and rows: a mark is a few bytes.
+        let mut paths: Vec<String> = vec![String::new(); DEEPEST as usize + 1];
         for (row, from, n, level) in all {
-            let (x, y) = (LEFT + *from as f64 * cell, y + *row as f64 * step);
-            let wide = *n as f64 * cell;
             if let Some(path) = paths.get_mut(*level as usize) {
-                path.push_str(&format!("M{x:.1} {y:.1}h{wide:.1}v{step:.1}h-{wide:.1}z"));
+                path.push_str(&format!("M{from} {row}h{n}"));
             }
         }
+        writeln!(
+            out,
+            "<g class=\"lines\" transform=\"translate({LEFT} {:.2}) scale({cell:.4} {step:.3})\">",
+            y + step / 2.0
+        )?;
+        for (level, path) in paths.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
+            writeln!(out, "<path class=\"heat h{level}\" d=\"{path}\"/>")?;
+        }
+        writeln!(out, "</g>")?;
         // Label every layer if they are high enough, else every other or fewer.
         if y - named >= 12.0 {
             named = y;
@@ -128,9 +136,6 @@ pub fn write(out: &mut dyn Write, found: &Activation) -> io::Result<()> {
             writeln!(out, "<text class=\"end\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", markup::text(&short))?;
         }
         y += *rows as f64 * step + GAP;
-    }
-    for (level, path) in paths.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
-        writeln!(out, "<path class=\"heat h{level}\" d=\"{path}\"/>")?;
     }
     let mut about = "Each band is a layer, each line in it an expert, the first one on top.".to_owned();
     if found.tokens_a_bin > 1 {

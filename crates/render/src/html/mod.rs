@@ -44,7 +44,7 @@ pub const SCRIPT: &str =
     concat!(include_str!("page.js"), include_str!("filter.js"), include_str!("timeline.js"));
 /// Base64 SHA-256 of the two for the page's content security policy (tests/plain/html.rs prints the required
 /// values).
-pub const STYLE_HASH: &str = "tmrJK7CsZSqyS9a3Yif3y/7u40hAB1Pn6NeCgMxCQyo=";
+pub const STYLE_HASH: &str = "d58k1+jgPigrnKHj59OJJeKyvvfGOOk/jpBEISKTHEo=";
 pub const SCRIPT_HASH: &str = "gKwFieuz0aRgUVwovXEMi8F3Pd3oC19EaN9aSl1Hs68=";
 
 /// Writes the contents of a section.
