@@ -23,7 +23,18 @@ use pfi::{Encoder, EncoderConfig};
 use serde_json::{Value, json};
 use synth_trace::*;
 
-/// Charts of each page by name; `None` if no browser is available.
+/// A call of 100,000 slices, in many graphs.
+fn slices() -> Vec<u8> {
+    let mut s = Synth::new(Vec::new(), Spec { layers: 4, threads: 4, ..Spec::default() });
+    let busy =
+        |i: u64| move |p: usize, t: u16| 1000 + (i * 31 + p as u64 * 977 + u64::from(t) * 101) % 40_000;
+    (0..4).for_each(|i| s.call(1, busy(i)));
+    let before = s.slices / s.graphs;
+    s.ubatches(&vec![1; 100_000_u64.div_ceil(before) as usize], busy(7));
+    s.enc.finish(&footer("target exited")).unwrap()
+}
+
+/// What the browser found on each page, by name; `None` if no browser is available.
 fn used(pages: &[(&str, String)]) -> Option<Value> {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new("python3");
@@ -51,11 +62,18 @@ fn pages_work_in_a_browser() {
         ("hostile.html", page(&hostile.finish(), &[])),
         ("gaps.html", page(&no_structure, &[])),
         ("long.html", page(&calls(100_000), &[])),
+        ("compare.html", compared(&steady(1), &steady(3))),
+        ("slices.html", page(&slices(), &["--timeline", "200000"])),
     ];
-    let Some(charts) = used(&pages) else { return };
+    let Some(found) = used(&pages) else { return };
+    let frames = &found["slices.html"]["frames"];
+    println!("frames of a timeline: {frames}");
+    assert!(frames["about"].as_str().unwrap().contains("4 threads, 10"), "{frames}");
+    let charts = |page: &str| found[page]["charts"].clone();
     assert_eq!(
-        charts["rich.html"],
+        charts("rich.html"),
         json!([
+            "time-bar",
             "tokens-decode",
             "dag",
             "roofline-chart",
@@ -64,7 +82,8 @@ fn pages_work_in_a_browser() {
             "activation-chart"
         ])
     );
-    assert_eq!(charts["hostile.html"], json!(["tokens-decode", "dag", "threads-chart"]));
-    assert_eq!(charts["gaps.html"], json!(["tokens-decode", "threads-chart"]));
-    assert_eq!(charts["long.html"], json!(["tokens-decode"]));
+    assert_eq!(charts("hostile.html"), json!(["time-bar", "tokens-decode", "dag", "threads-chart"]));
+    assert_eq!(charts("gaps.html"), json!(["time-bar", "tokens-decode", "threads-chart"]));
+    assert_eq!(charts("compare.html"), json!(["time-bar-a", "time-bar-b", "dag"]));
+    assert_eq!(charts("long.html"), json!(["tokens-decode"]));
 }

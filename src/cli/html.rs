@@ -1,43 +1,60 @@
 //! `profinfer html`: a recorded run as one page for a browser.
 
+use std::ffi::OsString;
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
-use super::args::{Args, Argument, Command, Flag, FlagGroup};
+use super::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
 use super::export::tokens;
 use super::output::{FORCE, MODE, OutputRules, whole};
 use super::reading::{not_over, open, with_bar};
 use super::report::peaks;
 use super::values::{parsed, whole as number};
+use analysis::attribution::verdict::Peak;
 use analysis::cut::Cut;
+use analysis::diff::{DiffOptions, diff};
+use analysis::idents::OpKey;
 use analysis::load::LoadProgress;
-use analysis::overview::overview;
+use analysis::overview::{Overview, overview_with};
+use pfi::Trace;
 use render::html;
+use render::html::compare::ComparedRun;
+
+/// False discovery rate and smallest change of a comparison: the defaults of `profinfer diff`.
+const FDR: f64 = 0.05;
+const LEAST: f64 = 0.01;
 
 pub const COMMAND: Command = Command {
     name: "html",
     about: "Write a recorded run as one HTML page",
     text: "\
 A single self-contained file that opens in any browser, offline. It shows a summary in a few sentences, prefill and decode,
-the time of each token, the model graph coloured by any metric, sortable operator tables, the roofline, thread balance,
+the time of each token and a timeline of its threads, the model graph coloured by any metric, sortable operator tables, the roofline, thread balance,
 experts, and the recording quality; also counters, off-CPU time and energy if they were recorded.
 
 Where data is missing, the page names the flag that records it. Statistics are for decode, or for the only recorded phase.
 Everything is readable without JavaScript, by keyboard and with a screen reader, in dark or light theme, on a phone and on
-paper. The page fetches nothing; its Content-Security-Policy forbids it.",
-    usage: &["FILE -o OUT [OPTIONS]"],
-    arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input" }],
+paper. The page fetches nothing; its Content-Security-Policy forbids it.
+
+With two traces, the page has both verdicts, the operators that changed (see profinfer diff), and the graph of OTHER
+coloured by change.",
+    usage: &["FILE [OPTIONS]", "FILE OTHER [OPTIONS]"],
+    arguments: &[
+        Argument { name: "FILE", help: "Trace to read; '-' is standard input" },
+        Argument { name: "OTHER", help: "Compare this trace with FILE, which is the baseline" },
+    ],
     behind: None,
     groups: &[FLAGS],
     notes: "",
     exits: super::args::EXITS,
     examples: "\
-profinfer html run.pfi -o run.html                     everything
-profinfer html run.pfi -o run.html --peak peak.json    with ops compared to the peaks of 'ggml-runner peak --json'
-profinfer html run.pfi -o part.html --tokens 10..19    ten calls of the engine
+profinfer html run.pfi                                 everything, to run.html
+profinfer html run.pfi --peak peak.json                with ops compared to the peaks of 'ggml-runner peak --json'
+profinfer html run.pfi -o part.html --tokens 10..19    ten calls of the engine, each with its timeline if they fit
+profinfer html old.pfi new.pfi                         both verdicts, what changed, and the graph coloured by change
 ssh board cat run.pfi | profinfer html - -o run.html   from a pipe",
     run,
 };
@@ -45,7 +62,13 @@ ssh board cat run.pfi | profinfer html - -o run.html   from a pipe",
 const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
     flags: &[
-        Flag::value("output", "OUT", "Write to this file; '-' is standard output").short('o'),
+        Flag::value(
+            "output",
+            "OUT",
+            "Write to this file; '-' is standard output [default: the trace's name with .html, in the current \
+             directory]",
+        )
+        .short('o'),
         FORCE,
         MODE,
         Flag::value("tokens", "A..B", "Include only engine calls A to B; also A, A.. or ..B"),
@@ -61,36 +84,117 @@ const FLAGS: FlagGroup = FlagGroup {
         )
         .formerly("roof"),
         Flag::value("top", "N", "Maximum rows per table").default("100"),
+        Flag::value("timeline", "N", "Maximum op slices in the timelines of tokens; 0 leaves them out")
+            .default("40000"),
     ],
 };
 
-fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let file = Path::new(args.needed_argument("FILE")?);
-    let output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
-    let cut =
-        Cut { pid: args.option("pid", parsed)?, calls: args.option("tokens", tokens)?.unwrap_or_default() };
-    let peaks = args.option("peak", peaks::read)?.unwrap_or_default();
-    let top = args.needed("top", number(1, u32::MAX.into()))?;
-    let rules = OutputRules::read(args)?;
-    not_over(&output, file)?;
-    rules.check(&output)?;
-    let trace = open(file, "show")?;
-    let progress = LoadProgress::default();
-    let found = with_bar(&progress, || overview(&trace, &cut, &peaks, &progress))
-        .with_context(|| format!("cannot show {}", file.display()))?;
-    let name = match file.file_name() {
+/// The page's name in the current directory: `run.html`, or `old-new.html` of two. Standard input has no name.
+fn page_name(file: &Path, other: Option<&Path>) -> Option<PathBuf> {
+    let mut name = OsString::new();
+    for (i, file) in std::iter::once(file).chain(other).enumerate() {
+        let own = Path::new(file.file_name().filter(|name| *name != "-")?);
+        // Only the format's own ending is removed: `run.1` and `run.2` are two traces.
+        let ends = own.extension().is_some_and(|e| e == "pfi");
+        let own = if ends { own.file_stem()? } else { own.as_os_str() };
+        name.push(if i > 0 { "-" } else { "" });
+        name.push(own);
+    }
+    name.push(".html");
+    Some(name.into())
+}
+
+/// The trace's name as shown.
+fn shown(file: &Path) -> String {
+    match file.file_name() {
         Some(name) if name != "-" => name.to_string_lossy().into_owned(),
         _ => "standard input".to_owned(),
+    }
+}
+
+/// What the page of a trace is made with.
+struct PageOptions {
+    cut: Cut,
+    peaks: Vec<Peak>,
+    top: usize,
+    /// Op slices in timelines.
+    slices: usize,
+}
+
+fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let file = Path::new(args.needed_argument("FILE")?);
+    let other = args.argument("OTHER").map(Path::new);
+    let given = args.path("output")?;
+    let named = given.is_some();
+    let output = given.or_else(|| page_name(file, other)).ok_or_else(|| args.missing("output"))?;
+    let options = PageOptions {
+        cut: Cut {
+            pid: args.option("pid", parsed)?,
+            calls: args.option("tokens", tokens)?.unwrap_or_default(),
+        },
+        peaks: args.option("peak", peaks::read)?.unwrap_or_default(),
+        top: args.needed("top", number(1, u32::MAX.into()))?,
+        slices: args.needed("timeline", number(0, u32::MAX.into()))?,
+    };
+    let rules = OutputRules::read(args)?;
+    for input in std::iter::once(file).chain(other) {
+        not_over(&output, input)?;
+    }
+    if other.is_some_and(|other| other.as_os_str() == "-" && file.as_os_str() == "-") {
+        return Err(
+            Usage::new("standard input can be used for one trace only: give a file for the other").into()
+        );
+    }
+    rules.check(&output)?;
+    let page = match other {
+        Some(other) => compared(file, other, &options)?,
+        None => single(file, &options)?,
     };
     if output == Path::new("-") {
         if io::stdout().is_terminal() {
             bail!("not writing a page to a terminal: give a file with -o, or redirect to a pipe");
         }
         let mut out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
-        html::write(&mut out, &found, &name, top)?;
+        out.write_all(&page)?;
         out.flush()?;
     } else {
-        whole(&output, rules, |()| true, |mut out| html::write(&mut out, &found, &name, top))?;
+        whole(&output, rules, |()| true, |out| out.write_all(&page))?;
+        if !named {
+            // Nothing can be done if even this fails.
+            let _ = writeln!(io::stderr(), "profinfer: wrote {}", output.display());
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn single(file: &Path, options: &PageOptions) -> anyhow::Result<Vec<u8>> {
+    let trace = open(file, "show")?;
+    let found = analysed(&trace, file, options, options.slices)?;
+    let mut page = Vec::new();
+    html::write(&mut page, &found, &shown(file), options.top)?;
+    Ok(page)
+}
+
+/// The page of two traces; `file` is the baseline.
+fn compared(file: &Path, other: &Path, options: &PageOptions) -> anyhow::Result<Vec<u8>> {
+    let [a, b] = [open(file, "compare")?, open(other, "compare")?];
+    // Without timelines: a page of two has none.
+    let [of_a, of_b] = [analysed(&a, file, options, 0)?, analysed(&b, other, options, 0)?];
+    let pids = options.cut.pid.iter().copied().collect();
+    let phase = of_a.phase;
+    let rules = DiffOptions { phase, by: OpKey::Name, false_discovery: FDR, least: LEAST, pids };
+    let progress = LoadProgress::default();
+    let changes = with_bar(&progress, || diff(&[&a], &[&b], &rules, &progress));
+    let [name_a, name_b] = [shown(file), shown(other)];
+    let runs =
+        [ComparedRun { name: &name_a, overview: &of_a }, ComparedRun { name: &name_b, overview: &of_b }];
+    let mut page = Vec::new();
+    html::compare::write(&mut page, &runs, &changes, options.top)?;
+    Ok(page)
+}
+
+fn analysed(trace: &Trace, file: &Path, options: &PageOptions, slices: usize) -> anyhow::Result<Overview> {
+    let progress = LoadProgress::default();
+    with_bar(&progress, || overview_with(trace, &options.cut, &options.peaks, slices, &progress))
+        .with_context(|| format!("cannot show {}", file.display()))
 }

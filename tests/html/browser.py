@@ -4,8 +4,9 @@ with an error message, and 3 if there is no Chromium.
 usage: browser.py [--shots DIR] PAGE...
 
 Checks for every page: no error on the console, no request, no dialog, every chart drawn and named, no wider than a phone,
-both themes, sorting and focus with only the keyboard; for a page with a graph: zoom and another metric. With --shots,
-screenshots of both themes, of a phone's width and of the print version are written to DIR.
+both themes, sorting and focus with only the keyboard; for a page with a graph: zoom and another metric; with timelines: opened
+by a click and by keyboard, filters, and a state that survives in a link. The times of the frames of the longest timeline
+are reported, not judged. With --shots, screenshots of both themes, of a phone's width and of the print version are written to DIR.
 """
 
 import base64
@@ -83,10 +84,15 @@ class Browser:
 
     def key(self, key, code=None, text=""):
         """Presses and releases a key."""
-        codes = {"Enter": 13, "Tab": 9, "ArrowDown": 40, "ArrowUp": 38, " ": 32}
+        codes = {"Enter": 13, "Tab": 9, "ArrowDown": 40, "ArrowUp": 38, " ": 32, "ArrowLeft": 37, "ArrowRight": 39,
+                 "Escape": 27}
         press = {"key": key, "code": code or key, "windowsVirtualKeyCode": codes.get(key, ord(key[0]))}
         self.ask("Input.dispatchKeyEvent", type="keyDown", text=text, **press)
         self.ask("Input.dispatchKeyEvent", type="keyUp", **press)
+
+    def click(self, x, y):
+        for what in ["mousePressed", "mouseReleased"]:
+            self.ask("Input.dispatchMouseEvent", type=what, x=x, y=y, button="left", clickCount=1)
 
     def theme(self, name, media="screen"):
         features = [{"name": "prefers-color-scheme", "value": name}]
@@ -124,15 +130,17 @@ def charts(b):
     ids = []
     for c in b.do(CHARTS):
         ids.append(c["id"])
-        check(c["drawn"] and c["shown"] and c["parts"] > 4 and c["named"] and not c["lost"], f"chart {c}")
+        check(c["shown"] and c["named"] and not c["lost"], f"chart {c}")
+        # A bar has as many parts as there are shares, in units of its own.
+        check(c["id"].startswith("time-bar") or (c["drawn"] and c["parts"] > 4), f"chart {c}")
     return ids
 
 
-def outline(b):
+def outline(b, sections):
     """The page as a screen reader presents it."""
     headings = b.do("[...document.querySelectorAll('section')].map((s) => [s.id, "
                     "document.getElementById(s.getAttribute('aria-labelledby')).textContent, s.innerText.length])")
-    same(len(headings), 10, "sections")
+    same(len(headings), sections, "sections")
     for name, heading, length in headings:
         check(heading and length > 40, f"section {name} is empty")
     bare = b.do("[...document.querySelectorAll('table')].filter((t) => !t.tHead || [...t.tBodies[0].rows]"
@@ -214,6 +222,157 @@ def graph(b):
     check(fits, "the key that fits it in")
 
 
+def middle(b, element):
+    """The place of an element in the window, after scrolling there."""
+    return b.do(f"(() => {{ const e = {element}; e.scrollIntoView({{ block: 'center' }}); "
+                "const r = e.getBoundingClientRect(); return [r.left + r.width / 2, r.top + r.height / 2]; })()")
+
+
+def pixels(b):
+    """Number of colours on the canvas of the timeline."""
+    return b.do("""(() => { const c = document.querySelector('#timeline-canvas');
+      const d = new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer);
+      return new Set(d).size; })()""")
+
+
+OPEN = "!document.querySelector('#timeline').hidden"
+CALL = "document.querySelector('#timeline-call').value"
+CANVAS = "document.querySelector('#timeline-canvas')"
+DRAWN = f"{CANVAS}.toDataURL()"
+
+
+def timeline(b):
+    """Opens timelines with the mouse and with the keyboard, walks through them, zooms, and closes."""
+    same(b.do(OPEN), False, "timeline before it was asked for")
+    mark = "document.querySelectorAll('[data-phase=decode] .mark')[7]"
+    b.click(*middle(b, mark))
+    same(b.do(OPEN), True, "timeline after a click")
+    call = b.do(f"{mark}.dataset.from")
+    same(b.do(CALL), call, "call of the timeline")
+    check(f"token={call}" in b.do("location.hash"), "the link has no token")
+    check(f"Call {call}, decode" in b.do("document.querySelector('#timeline-about').textContent"), "about")
+    check(pixels(b) > 6, "the canvas is empty")
+    for thread in ["0 (tid ", "1 (tid "]:
+        check(thread in b.do("document.querySelector('#timeline-facts').textContent"), f"thread {thread}")
+    # Of what is at a place of the canvas.
+    x, y = middle(b, CANVAS)
+    b.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=b.do(f"{CANVAS}.getBoundingClientRect().top") + 25)
+    tip = "document.querySelector('#tip-box')"
+    check(b.do(f"!{tip}.hidden") and any(u in b.do(f"{tip}.textContent") for u in [" ns", " us", " ms"]), "tooltip")
+    # The same by keyboard.
+    same(b.do("document.activeElement.id"), "timeline-canvas", "focus after a click")
+    first = b.do(DRAWN)
+    b.key("+", "Equal", "+")
+    check(b.do(DRAWN) != first, "the key for zoom")
+    b.key("0", "Digit0", "0")
+    same(b.do(DRAWN), first, "all of the token again")
+    b.key("ArrowRight")
+    same(b.do(CALL), str(int(call) + 1), "next token")
+    b.key("ArrowLeft")
+    same(b.do(CALL), call, "previous token")
+    b.key("Escape")
+    same((b.do(OPEN), "token" in b.do("location.hash")), (False, False), "after Escape")
+    same(b.do(f"document.activeElement === {mark}"), True, "focus is back at the mark")
+    b.key("ArrowRight")
+    b.key("Enter", text="\r")
+    same((b.do(OPEN), b.do(CALL)), (True, str(int(call) + 1)), "by keyboard")
+    b.key("Escape")
+
+
+def choose(b, selector, value):
+    b.do(f"(() => {{ const e = document.querySelector('{selector}'); e.value = {json.dumps(value)}; "
+         "e.dispatchEvent(new Event('input', { bubbles: true })); })()")
+
+
+SHOWN = ("[...document.querySelectorAll('#ops table[data-ops] tbody tr')].filter((r) => !r.hidden)"
+         ".map((r) => r.cells[0].textContent)")
+
+
+def filters(b):
+    """Phase, name and layer; what does not match is hidden, and comes back."""
+    everything = b.do(SHOWN)
+    choose(b, "#filter-find", "rope")
+    found = b.do(SHOWN)
+    check(found and all("rope" in name.lower() for name in found), f"found {found}")
+    check("match" in b.do("document.querySelector('#filter-said').textContent"), "matches are not said")
+    check(b.do("document.querySelectorAll('#dag g.n.dim').length") > 3, "no box is dimmed")
+    choose(b, "#filter-find", "")
+    same(b.do(SHOWN), everything, "after the search")
+    choose(b, "#filter-layer", "2")
+    layers = [name for name in b.do(SHOWN) if name.startswith("layer ")]
+    same(set(layers), {"layer 2"}, "layers")
+    choose(b, "#filter-layer", "")
+    choose(b, "#filter-phase", "prefill")
+    same(b.do("[...document.querySelectorAll('#ops [data-phase]')].filter((e) => !e.hidden)"
+              ".map((e) => e.dataset.phase)"), ["prefill"], "phases")
+    check(b.do("!document.querySelector('#graph .only').hidden"), "the graph's phase is not said")
+    choose(b, "#filter-phase", "")
+    same(b.do(SHOWN), everything, "after all filters")
+
+
+def link(b, page):
+    """A link carries phase, search, layer, token and order of a table."""
+    choose(b, "#filter-phase", "decode")
+    choose(b, "#filter-find", "mul_mat")
+    b.do("document.querySelector('#ops table.sortable').tHead.rows[0].cells[1].querySelector('button').click()")
+    mark = "document.querySelectorAll('[data-phase=decode] .mark')[3]"
+    b.click(*middle(b, mark))
+    state = ("[location.hash, document.querySelector('#filter-phase').value, document.querySelector('#filter-find').value, "
+             f"{OPEN}, {CALL}, {SHOWN}.join('|'), "
+             "document.querySelector('#ops table.sortable [aria-sort]')?.cellIndex]")
+    before = b.do(state)
+    check(before[3] and "find=mul_mat" in before[0] and "phase=decode" in before[0] and "sort=" in before[0], f"{before}")
+    url = page.resolve().as_uri() + before[0]
+    for where in ["about:blank", url]:
+        b.events = [e for e in b.events if e.get("method") not in ("Page.loadEventFired",)]
+        b.ask("Page.navigate", url=where)
+        b.wait("Page.loadEventFired")
+    same(b.do(state), before, "the state after opening the link")
+    # A link to a section keeps it.
+    b.do("document.querySelector('nav a[href=\"#roof\"]').click()")
+    b.do("new Promise((done) => setTimeout(done, 50))")
+    check(b.do("location.hash").startswith("#roof&") and "find=mul_mat" in b.do("location.hash"), b.do("location.hash"))
+
+
+FRAMES = """(() => {
+  const canvas = document.querySelector('#timeline-canvas');
+  const context = canvas.getContext('2d');
+  const press = (key, shiftKey = false) => canvas.dispatchEvent(new KeyboardEvent('keydown', { key, shiftKey }));
+  const times = [];
+  const keys = ['0', ...Array(8).fill('+'), ...Array(8).fill('ArrowRight'), ...Array(8).fill('-')];
+  for (const key of keys) {
+    const start = performance.now();
+    press(key, key === 'ArrowRight');
+    context.getImageData(0, 0, 1, 1);
+    times.push(performance.now() - start);
+  }
+  return times;
+})()"""
+
+
+def frames(b):
+    """Milliseconds of each frame while the longest timeline is zoomed and moved, painted to the last pixel."""
+    b.do("(() => { const l = document.querySelector('#timeline-call'); const all = JSON.parse(document.querySelector('#data')"
+         ".textContent).timeline.calls; const size = (c) => c.rows.reduce((n, r) => n + r.data.length, 0); "
+         "const p = document.querySelector('#filter-phase'); p.value = ''; p.dispatchEvent(new Event('input')); "
+         "l.value = String(all.sort((a, b) => size(b) - size(a))[0].seq); l.dispatchEvent(new Event('change')); })()")
+    times = sorted(b.do(FRAMES))
+    return {"about": b.do("document.querySelector('#timeline-about').textContent"),
+            "median_ms": round(times[len(times) // 2], 2), "max_ms": round(times[-1], 2)}
+
+
+def compared(b):
+    """The graph has the colours of faster and slower, and the search finds a changed op."""
+    fills = b.do("[...document.querySelectorAll('#dag g.n rect')].map((r) => r.getAttribute('fill'))")
+    check("#b2182b" in fills, f"nothing is slower: {set(fills)}")
+    values = b.do("[...document.querySelectorAll('#dag .v')].map((t) => t.textContent)")
+    check(any(v.startswith("+1") and v.endswith(" %") for v in values), f"{values}")
+    choose(b, "#filter-find", "rope")
+    rows = b.do("[...document.querySelectorAll('#changes tbody tr')].filter((r) => !r.hidden).map((r) => r.cells[0].textContent)")
+    check(rows and all("ROPE" in r for r in rows), f"{rows}")
+    choose(b, "#filter-find", "")
+
+
 def errors(b):
     """Events that a page must never cause."""
     wrong = []
@@ -228,7 +387,8 @@ def errors(b):
         elif method == "Network.requestWillBeSent" and p["type"] != "Document":
             wrong.append(p["request"]["url"])
     pages = [e for e in b.events if e.get("method") == "Network.requestWillBeSent" and e["params"]["type"] == "Document"]
-    check(len(pages) <= 1 and not wrong, f"errors or requests: {wrong or pages}")
+    own = {e["params"]["request"]["url"].split("#")[0] for e in pages}
+    check(len(own - {"about:blank"}) <= 1 and not wrong, f"errors or requests: {wrong or pages}")
 
 
 def shoot(b, shots, name):
@@ -263,22 +423,39 @@ def views(b, shots, name):
 
 def use(b, page, shots):
     b.events.clear()
+    # Another fragment of the page that is open would not load it again.
+    b.ask("Page.navigate", url="about:blank")
+    b.wait("Page.loadEventFired")
+    b.events.clear()
     b.ask("Emulation.setDeviceMetricsOverride", **DESK)
     b.theme("light")
     b.ask("Page.navigate", url=page.resolve().as_uri())
     b.wait("Page.loadEventFired")
     ids = charts(b)
-    outline(b)
+    outline(b, 3 if page.stem == "compare" else 10)
     focus(b)
     same(b.do("typeof hostile"), "undefined", "a name was run")
     views(b, shots, page.stem)
     if b.do("document.querySelector('#ops table.sortable') !== null"):
         sort(b, "#ops table.sortable", 1)
         sort(b, "#ops table.sortable", 4)
-    if "dag" in ids:
+    if page.stem == "compare":
+        compared(b)
+    elif "dag" in ids:
         graph(b)
+    found = {"charts": ids}
+    if b.do("document.querySelector('#timeline') !== null"):
+        if page.stem == "rich":
+            timeline(b)
+            filters(b)
+            link(b, page)
+        errors(b)
+        found["frames"] = frames(b)
+        shoot(b, shots, f"{page.stem}-timeline")
+        # The browser warns about a canvas that is read back again and again.
+        b.events = [e for e in b.events if "willReadFrequently" not in json.dumps(e)]
     errors(b)
-    return ids
+    return found
 
 
 def main(args):

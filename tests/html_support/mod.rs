@@ -67,6 +67,30 @@ fn experts(s: &mut Synth<Vec<u8>>) -> (Vec<u32>, Vec<u32>) {
     )
 }
 
+/// 40 tokens in which the ROPE of the queries takes `times` as long as in another run.
+pub fn steady(times: u64) -> Vec<u8> {
+    let mut s = Synth::new(Vec::new(), Spec { layers: 4, ..Spec::default() });
+    for i in 0..40 {
+        // A layer has 15 ops, after one op before them.
+        s.call(1, |p, t| {
+            let slower = if p > 0 && (p - 1) % 15 == 2 { times } else { 1 };
+            (2000 + 100 * p as u64 + 50 * u64::from(t)) * slower + (i * 31 + p as u64 * 7) % 130
+        });
+    }
+    s.enc.finish(&footer("target exited")).unwrap()
+}
+
+/// The page of two traces.
+pub fn compared(a: &[u8], b: &[u8]) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("old.pfi"), a).unwrap();
+    std::fs::write(dir.path().join("new.pfi"), b).unwrap();
+    let out = profinfer(dir.path(), &["html", "old.pfi", "new.pfi"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert_eq!(text(&out.stderr), "profinfer: wrote old-new.html\n");
+    std::fs::read_to_string(dir.path().join("old-new.html")).unwrap()
+}
+
 /// Calls only, as at level token.
 pub fn calls(n: u64) -> Vec<u8> {
     let header = Header { level: Level::Token, ..header(true) };

@@ -63,8 +63,16 @@ fn tags(page: &str) -> Vec<Tag<'_>> {
     all
 }
 
-/// The page fetches nothing, and contains no script but ours.
+/// Every section has contents; the page fetches nothing, and contains no script but ours.
 fn check(page: &str) {
+    for id in SECTIONS {
+        assert!(section(page, id).len() > 120, "{id} is empty");
+    }
+    safe(page);
+}
+
+/// The page fetches nothing, and contains no script but ours.
+fn safe(page: &str) {
     for (name, tag) in tags(page) {
         let fetches = ["link", "img", "iframe", "object", "embed", "base", "form", "image", "use"];
         assert!(!fetches.contains(&name), "{tag}");
@@ -86,9 +94,6 @@ fn check(page: &str) {
     let bad = |c: char| c != '\n' && (c.is_control() || matches!(c, '\u{202e}' | '\u{2028}' | '\u{2029}'));
     assert!(!page.contains(bad), "a character that hides or breaks");
     data(page);
-    for id in SECTIONS {
-        assert!(section(page, id).len() > 120, "{id} is empty");
-    }
     assert!(page.len() <= MOST, "{}", page.len());
 }
 
@@ -110,10 +115,7 @@ fn a_page_has_every_section() {
         assert!(page.contains(&format!("id=\"{chart}\"")), "{chart}");
     }
     let summary = section(&page, "summary");
-    assert!(
-        summary.contains("Decode runs at ") && summary.contains("The recording is complete."),
-        "{summary}"
-    );
+    assert!(summary.contains(" tok/s; p50 ") && summary.contains("The recording is complete."), "{summary}");
     assert!(summary.contains(" slower as the context grows.") && summary.contains("ROPE"), "{summary}");
     let data = data(&page);
     let boxes = page.matches("<g class=\"n\">").count();
@@ -160,7 +162,18 @@ fn figures_are_those_of_the_report() {
     let report: Value = serde_json::from_slice(&report.stdout).unwrap();
     let decode = report["phases"].as_array().unwrap().iter().find(|p| p["phase"] == "decode").unwrap();
     let rate = decode["tokens_per_s"].as_f64().unwrap();
-    assert!(section(&page, "summary").contains(&format!("Decode runs at {rate:.2} tokens/s")), "{rate}");
+    assert!(section(&page, "summary").contains(&format!("<dd>{rate:.2} tok/s; ")), "{rate}");
+    // The verdict is the report's, and its bar adds up to 100.
+    let verdict = &report["verdict"];
+    let limit = verdict["limit"]["text"].as_str().unwrap();
+    assert!(section(&page, "summary").contains(limit), "{limit}");
+    for advice in verdict["advice"].as_array().unwrap() {
+        assert!(section(&page, "summary").contains(advice["title"].as_str().unwrap()), "{advice}");
+    }
+    let bar =
+        section(&page, "summary").split("id=\"time-bar\"").nth(1).unwrap().split("</svg>").next().unwrap();
+    let widths = bar.split(" width=\"").skip(1).map(|rest| rest.split('"').next().unwrap());
+    assert_eq!(widths.map(|n| n.parse::<u32>().unwrap()).sum::<u32>(), 100, "{bar}");
     for row in decode["by_name"].as_array().unwrap() {
         let ms = format!("{:.3}</td>", row["total_ns"].as_f64().unwrap() / 1e6);
         let name = format!("<th scope=\"row\">{}</th>", row["name"].as_str().unwrap());
@@ -177,7 +190,7 @@ fn waits_are_told_first_where_they_take_the_most() {
     let mut s = Synth::new(Vec::new(), Spec::default());
     (0..6).for_each(|_| s.call(1, |_, t| 1000 + 9000 * u64::from(t)));
     let page = page(&s.enc.finish(&footer("target exited")).unwrap(), &[]);
-    let verdict = section(&page, "summary").split("<p class=\"verdict\">").nth(1).unwrap();
+    let verdict = section(&page, "summary").split("<p class=\"more\">").nth(1).unwrap();
     let at = |what: &str| verdict.find(what).unwrap_or_else(|| panic!("{what}: {verdict:.400}"));
     assert!(at("Thread 0 waits at barriers for 8") < at("takes"), "{verdict:.400}");
 }
@@ -231,7 +244,7 @@ fn what_was_not_recorded_is_said_where_it_would_be() {
         let gap = gaps(section(&at_token, id));
         assert!(gap.iter().any(|g| g.contains(want)), "{id}: {gap:?}");
     }
-    assert!(gaps(section(&at_token, "tokens")).is_empty());
+    assert!(gaps(section(&at_token, "tokens"))[0].contains("no complete call has recorded ops"));
     let interval = page(&growing(Spec { barrier: false, ..Spec::default() }), &[]);
     assert!(section(&interval, "threads").contains("the barrier was not probed"));
     assert!(section(&interval, "experts").contains("No experts"));
@@ -335,19 +348,113 @@ fn names_are_data() {
 
 #[test]
 fn the_policy_knows_style_and_script() {
-    let root = env!("CARGO_MANIFEST_DIR");
-    for (file, inside, hash) in [("page.css", STYLE, STYLE_HASH), ("page.js", SCRIPT, SCRIPT_HASH)] {
-        assert!(!inside.contains("</") && !inside.contains("<!--"), "{file} would end its element");
-        let code = "import base64, hashlib, sys; \
-                    print(base64.b64encode(hashlib.sha256(open(sys.argv[1], 'rb').read()).digest()).decode())";
-        let path = format!("{root}/crates/render/src/html/{file}");
-        let out = Command::new("python3").args(["-c", code, &path]).output().unwrap();
+    for (what, inside, hash) in [("page.css", STYLE, STYLE_HASH), ("the scripts", SCRIPT, SCRIPT_HASH)] {
+        assert!(!inside.contains("</") && !inside.contains("<!--"), "{what} would end its element");
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("inside"), inside).unwrap();
+        let code = "import base64, hashlib; \
+                    print(base64.b64encode(hashlib.sha256(open('inside', 'rb').read()).digest()).decode())";
+        let out = Command::new("python3").current_dir(dir.path()).args(["-c", code]).output().unwrap();
         assert_eq!(
             hash,
             text(&out.stdout).trim(),
-            "{file} changed: crates/render/src/html/mod.rs must have its new hash"
+            "{what} changed: crates/render/src/html/mod.rs must have the new hash"
         );
     }
+}
+
+/// Reads the variable-length integers of a timeline's thread.
+struct Packed(Vec<u8>, usize);
+
+impl Packed {
+    fn of(text: &str) -> Packed {
+        let letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let bits: Vec<usize> = text.bytes().filter_map(|b| letters.iter().position(|l| *l == b)).collect();
+        let bytes = bits.windows(2).enumerate().filter(|(i, _)| i % 4 < 3);
+        Packed(bytes.map(|(i, w)| (w[0] << (2 + 2 * (i % 4)) | w[1] >> (4 - 2 * (i % 4))) as u8).collect(), 0)
+    }
+
+    fn next(&mut self) -> u64 {
+        let (mut n, mut shift) = (0, 0);
+        loop {
+            let byte = self.0[self.1];
+            self.1 += 1;
+            n |= u64::from(byte & 0x7f) << shift;
+            shift += 7;
+            if byte < 0x80 {
+                return n;
+            }
+        }
+    }
+
+    fn signed(&mut self) -> i64 {
+        let n = self.next();
+        (n >> 1) as i64 ^ -((n & 1) as i64)
+    }
+}
+
+#[test]
+fn a_timeline_has_every_slice_of_its_call() {
+    let page = page(&rich(20), &[]);
+    let timeline = &data(&page)["timeline"];
+    let calls = timeline["calls"].as_array().unwrap();
+    assert_eq!(calls.len(), 21, "a prompt and all tokens");
+    let fifth = calls.iter().find(|c| c["seq"] == 5).unwrap();
+    assert_eq!((fifth["phase"].as_str(), fifth["why"].as_str()), (Some("decode"), Some("")));
+    let rows = fifth["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for (ith, row) in rows.iter().enumerate() {
+        assert_eq!((row["ith"].as_u64(), row["known"].as_bool()), (Some(ith as u64), Some(true)));
+        let mut packed = Packed::of(row["data"].as_str().unwrap());
+        let (mut op, mut last, mut slices) = (0, 0, 0);
+        for _ in 0..packed.next() {
+            for position in 0..packed.next() {
+                op += packed.signed();
+                let start = last + packed.signed();
+                let (time, wait) = (packed.next(), packed.next());
+                // Call 5 is token 4: see `rich`.
+                let (p, i) = (position, 4u64);
+                let grown = if p == 3 { 50 * i } else { 0 };
+                let busy = 2000 + 100 * p + 500 * ith as u64 + grown + (i * 31 + p * 7) % 130;
+                assert_eq!(time, busy + 1, "thread {ith} op {p}");
+                let op = &timeline["ops"][op as usize - 1];
+                assert!(timeline["names"][op[0].as_u64().unwrap() as usize].is_string());
+                last = start + busy as i64 + wait.saturating_sub(1) as i64;
+                slices += 1;
+            }
+        }
+        assert!(slices > 40 && last as u64 <= fifth["dur"].as_u64().unwrap(), "{slices} {last}");
+        let off = packed.next();
+        assert_eq!(off, u64::from(ith == 0), "every second token has one, on thread 0 or 1");
+        for _ in 0..off {
+            let (from, ns, state) = (packed.signed(), packed.next(), packed.next());
+            assert!(from > 0 && (ns, state) == (500, 0), "{from} {ns} {state}");
+            let who = packed.next();
+            let name = timeline["who"][who as usize - 1].as_str().unwrap();
+            assert!(name.contains("hostile"), "{name}");
+            packed.next();
+        }
+        assert_eq!(packed.1, packed.0.len(), "all of the data is read");
+    }
+}
+
+#[test]
+fn timelines_stay_within_their_limit() {
+    let trace = rich(200);
+    let few = page(&trace, &["--timeline", "1000"]);
+    let calls = data(&few)["timeline"]["calls"].as_array().unwrap().clone();
+    assert!((5..=12).contains(&calls.len()), "{}", calls.len());
+    let why: Vec<&str> = calls.iter().filter_map(|c| c["why"].as_str()).filter(|w| !w.is_empty()).collect();
+    assert!(why.contains(&"slowest") && why.contains(&"median") && why.contains(&"first"), "{why:?}");
+    // The pause of `rich`.
+    assert_eq!(calls.iter().find(|c| c["why"] == "slowest" && c["phase"] == "decode").unwrap()["seq"], 121);
+    let tokens = section(&few, "tokens");
+    assert!(tokens.contains(" more are left out to keep the page small (1000 op slices"), "{tokens:.300}");
+    let none = page(&trace, &["--timeline", "0"]);
+    assert!(data(&none)["timeline"]["calls"].as_array().unwrap().is_empty());
+    assert!(gaps(section(&none, "tokens"))[0].contains("left out with --timeline 0"));
+    let whole = page(&trace, &["--peak", "100,10"]);
+    assert!(whole.len() < 1_000_000, "{}", whole.len());
 }
 
 #[test]
@@ -355,8 +462,10 @@ fn errors_are_one_line_and_say_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("run.pfi"), rich(3)).unwrap();
     std::fs::write(dir.path().join("text"), "hello").unwrap();
-    let cases: [(&[&str], i32, &str); 9] = [
-        (&["run.pfi"], 2, "-o OUT is required"),
+    let cases: [(&[&str], i32, &str); 11] = [
+        (&["run.pfi", "run.pfi", "-o", "./run.pfi"], 2, "./run.pfi is the input"),
+        (&["-", "-", "-o", "x.html"], 2, "standard input can be used for one trace only"),
+        (&["-"], 2, "-o OUT is required"),
         (&["-o", "x.html"], 2, "FILE is required"),
         (&["text", "-o", "x.html"], 1, "cannot show text: not a profinfer trace"),
         (&["none", "-o", "x.html"], 1, "cannot show none"),
@@ -410,6 +519,62 @@ proptest! {
         bytes.truncate(cut.index(bytes.len()));
         any_page(bytes);
     }
+}
+
+/// Two traces: both verdicts, what changed as `diff` has it, and the graph in its colours.
+#[test]
+fn two_traces_are_compared_on_one_page() {
+    let page = compared(&steady(1), &steady(3));
+    safe(&page);
+    let verdicts = section(&page, "verdicts");
+    for part in ["A: old.pfi", "B: new.pfi", "id=\"time-bar-a\"", "id=\"time-bar-b\""] {
+        assert!(verdicts.contains(part), "{part}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.pfi"), steady(1)).unwrap();
+    std::fs::write(dir.path().join("b.pfi"), steady(3)).unwrap();
+    let diff = profinfer(dir.path(), &["diff", "a.pfi", "b.pfi", "--json"]);
+    let diff: Value = serde_json::from_slice(&diff.stdout).unwrap();
+    let slower = diff["ops"].as_array().unwrap().iter().find(|o| o["verdict"] == "slower").unwrap();
+    let name = slower["name"].as_str().unwrap();
+    let row = section(&page, "changes").lines().find(|l| l.contains(name) && l.contains("slower"));
+    let change = slower["total"]["change"].as_f64().unwrap() * 100.0;
+    assert!(row.unwrap().contains(&format!("<td class=\"r\">{change:+.2}</td>")), "{change} {row:?}");
+    let graph = section(&page, "graph");
+    assert!(graph.contains("fill=\"#b2182b\"") && graph.contains("fill=\"#f7f7f7\""), "colours");
+    // The same run twice: nothing is reported, and no box has a colour.
+    let same = compared(&steady(1), &steady(1));
+    safe(&same);
+    assert!(section(&same, "changes").contains("no change reported"));
+    assert!(!section(&same, "graph").contains("fill=\"#b2182b\""));
+    // Nothing to compare: the verdicts stay, with the reason.
+    let empty = compared(&steady(1), &calls(9));
+    safe(&empty);
+    assert!(gaps(section(&empty, "changes"))[0].starts_with("The runs cannot be compared op by op: "));
+}
+
+/// Without -o the page has the trace's name and is in the current directory.
+#[test]
+fn a_page_is_named_after_its_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("traces")).unwrap();
+    for name in ["traces/a.pfi", "traces/b.1", "traces/c"] {
+        std::fs::write(dir.path().join(name), rich(3)).unwrap();
+    }
+    for (trace, page) in [("traces/a.pfi", "a.html"), ("traces/b.1", "b.1.html"), ("traces/c", "c.html")] {
+        let out = profinfer(dir.path(), &["html", trace]);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        assert_eq!(text(&out.stderr), format!("profinfer: wrote {page}\n"));
+        check(&std::fs::read_to_string(dir.path().join(page)).unwrap());
+    }
+    std::fs::write(dir.path().join("a.html"), "mine").unwrap();
+    let out = profinfer(dir.path(), &["html", "traces/a.pfi"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("a.html exists"), "{}", text(&out.stderr));
+    assert_eq!(std::fs::read_to_string(dir.path().join("a.html")).unwrap(), "mine");
+    let out = profinfer(dir.path(), &["html", "traces/a.pfi", "--force"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    check(&std::fs::read_to_string(dir.path().join("a.html")).unwrap());
 }
 
 /// The flag's old name is still accepted.

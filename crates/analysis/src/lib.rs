@@ -40,5 +40,6 @@ pub mod stats;
 pub mod submissions;
 pub mod tables;
 pub mod target_state;
+pub mod token_lanes;
 pub mod verdict;
 pub mod words;

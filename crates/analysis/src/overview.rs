@@ -1,15 +1,20 @@
 //! The complete analysis of a run in one call: report, statistics and graph, reading the trace once.
 
 use super::attribution::verdict::Peak;
-use super::calls::Phase;
+use super::calls::{Phase, timeline};
 use super::cut::{Cut, NoPart, SelectedPart};
 use super::dag::fold::fold;
 use super::dag::{self, Dag, DagError};
+use super::idents::Idents;
 use super::load::{LoadProgress, load};
 use super::report::{self, By, Report};
 use super::runs::RunId;
 use super::stat::{self, NoStatistics, Stat, View};
+use super::token_lanes::{TokenLanes, token_lanes};
 use pfi::Trace;
+
+/// Slices of all timelines of calls together, unless another number is requested: about 340 kB of a page.
+pub const SLICES: usize = 40_000;
 
 /// The results, or why they are missing.
 pub struct Overview {
@@ -21,6 +26,8 @@ pub struct Overview {
     pub stat: Result<Stat, NoStatistics>,
     /// Identical layers are folded.
     pub dag: Result<Dag, DagError>,
+    /// Every slice of some of the calls.
+    pub lanes: TokenLanes,
 }
 
 /// Reads `trace`; `peaks` are the machine's peak rates, empty if not known.
@@ -31,6 +38,20 @@ pub fn overview(
     trace: &Trace,
     cut: &Cut,
     peaks: &[Peak],
+    progress: &LoadProgress,
+) -> Result<Overview, NoPart> {
+    overview_with(trace, cut, peaks, SLICES, progress)
+}
+
+/// The same with up to `slices` slices in the timelines of calls.
+///
+/// # Errors
+/// The requested part does not exist.
+pub fn overview_with(
+    trace: &Trace,
+    cut: &Cut,
+    peaks: &[Peak],
+    slices: usize,
     progress: &LoadProgress,
 ) -> Result<Overview, NoPart> {
     progress.total.store(trace.size().saturating_mul(3), std::sync::atomic::Ordering::Relaxed);
@@ -63,10 +84,12 @@ pub fn overview(
         beside: None,
     };
     let stat = stat::of(&mut loaded, &options);
+    let (line, idents) = (timeline(&loaded), Idents::new(&loaded));
+    let lanes = token_lanes(&loaded, &line, &idents, &part, slices);
     let options = dag::DagOptions { pid: part.pid.map(RunId::from), token: None, phase: None };
     // Last, because it removes the data it does not draw.
     let dag = dag::of(trace, loaded, &options, progress).map(|graph| fold(&graph));
-    Ok(Overview { part, report, phase, stat, dag })
+    Ok(Overview { part, report, phase, stat, dag, lanes })
 }
 
 /// The phase of most interest: decode, else prefill, else unknown.

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::section::{fact, title};
 use super::table::{Style, Table, clean, number, text};
 use super::units::*;
-use analysis::diff::{Diff, DiffSide, DiffVerdict, Doubt, Judgement, OpChange, TimeChange};
+use analysis::diff::{Diff, DiffSide, DiffVerdict, Doubt, Judgement, Only, OpChange, TimeChange};
 
 /// From this many starts per side on, the scatter of an op is roughly known.
 const FEW_STARTS: u64 = 3;
@@ -48,15 +48,19 @@ pub fn write(
             continue;
         }
         title(out, style, &format!("Only in {run}, {phase}"))?;
-        let mut t =
-            Table::new(vec![number("us", 0), text("structure"), text("name"), text("result of sources")]);
-        for o in list {
-            let what = if o.reshaped { "other shape or type" } else { "op" };
-            t.row(vec![us(o.ns), what.into(), o.name.clone(), o.form.clone()]);
-        }
-        write!(out, "{}", t.render(style))?;
+        write!(out, "{}", only(list).render(style))?;
     }
     Ok(())
+}
+
+/// Ops and shapes in one of the runs.
+pub(crate) fn only(list: &[Only]) -> Table {
+    let mut t = Table::new(vec![number("us", 0), text("structure"), text("name"), text("result of sources")]);
+    for o in list {
+        let what = if o.reshaped { "other shape or type" } else { "op" };
+        t.row(vec![us(o.ns), what.into(), o.name.clone(), o.form.clone()]);
+    }
+    t
 }
 
 /// Writes one table of all ops, in both runs or in one, as comma-separated values.
@@ -80,7 +84,7 @@ pub fn csv(out: &mut dyn Write, d: &Diff) -> io::Result<()> {
 }
 
 /// Ops in both runs; `all` adds the columns meant for programs.
-fn rows(ops: &[OpChange], all: bool) -> Table {
+pub(crate) fn rows(ops: &[OpChange], all: bool) -> Table {
     let mut columns = vec![
         number("us", 0),
         text("verdict"),
@@ -198,6 +202,12 @@ fn calls(side: &DiffSide, d: &Diff) -> String {
 
 fn summary(out: &mut dyn Write, d: &Diff, style: &Style) -> io::Result<()> {
     title(out, style, "Change from A to B")?;
+    facts(d).iter().try_for_each(|(name, value)| fact(out, name, value))
+}
+
+/// The change of a call, of ops, of the structure, and what limits their detection.
+pub(crate) fn facts(d: &Diff) -> Vec<(&'static str, String)> {
+    let mut all = Vec::new();
     let ms = |c: &TimeChange| format!("{:.3} -> {:.3} ms", c.a_ns / 1e6, c.b_ns / 1e6);
     let call = match (d.call.change, d.call.interval) {
         (Some(change), Some([from, to])) => {
@@ -210,7 +220,7 @@ fn summary(out: &mut dyn Write, d: &Diff, style: &Style) -> io::Result<()> {
         }
         (None, _) => format!("{}; too few calls to separate a change from noise", ms(&d.call)),
     };
-    fact(out, "call", &call)?;
+    all.push(("call", call));
     let in_speed = |o: &&OpChange| matches!(o.verdict, Some(DiffVerdict::Slower | DiffVerdict::Faster));
     let told = d.ops.iter().filter(in_speed).count() as u64;
     let ops = match told {
@@ -218,24 +228,23 @@ fn summary(out: &mut dyn Write, d: &Diff, style: &Style) -> io::Result<()> {
         0 => "no change reported".to_string(),
         n => format!("{} slower or faster: {} % of a call", count(n, "op"), signed(d.added_by_ops)),
     };
-    fact(out, "ops", &ops)?;
+    all.push(("ops", ops));
     let recounted = d.ops.iter().any(|o| o.verdict == Some(DiffVerdict::Recounted));
     if recounted || !d.only_a.is_empty() || !d.only_b.is_empty() {
         let adds = signed(d.added_by_structure);
-        fact(
-            out,
-            "structure",
-            &format!("ops or shapes in only one run, or executed more often: {adds} % of a call"),
-        )?;
+        let text = format!("ops or shapes in only one run, or executed more often: {adds} % of a call");
+        all.push(("structure", text));
     }
     for drift in &d.drift {
-        fact(out, "drift", &format!("{} ({}): {} %", drift.ops, drift.count, signed(drift.change)))?;
+        all.push(("drift", format!("{} ({}): {} %", drift.ops, drift.count, signed(drift.change))));
     }
-    scatter(out, d)
+    all.extend(scatter(d));
+    all
 }
 
 /// Variation of ops between program starts, how it was estimated, and what can still be found.
-fn scatter(out: &mut dyn Write, d: &Diff) -> io::Result<()> {
+fn scatter(d: &Diff) -> Vec<(&'static str, String)> {
+    let mut all = Vec::new();
     for (i, kind) in d.scatter.iter().enumerate() {
         let label = if i == 0 { "scatter" } else { "" };
         // With one start per side the observed variation also includes variation between calls, so it is not
@@ -244,10 +253,10 @@ fn scatter(out: &mut dyn Write, d: &Diff) -> io::Result<()> {
         let least = found(kind.found);
         let text =
             format!("{}: {swing:.2} % from start to start; changes of {least} % are detected", kind.ops);
-        fact(out, label, &text)?;
+        all.push((label, text));
     }
     let how = match d.starts {
-        _ if d.scatter.is_empty() => return Ok(()),
+        _ if d.scatter.is_empty() => return all,
         1 => "one start per side: scatter is estimated from how differently ops of a kind changed".into(),
         n => format!("{n} starts per side: scatter was measured op by op"),
     };
@@ -256,7 +265,8 @@ fn scatter(out: &mut dyn Write, d: &Diff) -> io::Result<()> {
     } else {
         ""
     };
-    fact(out, "starts", &format!("{how}{next}"))
+    all.push(("starts", format!("{how}{next}")));
+    all
 }
 
 /// One line on why a judged comparison did not pass.

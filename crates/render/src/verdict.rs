@@ -74,7 +74,7 @@ fn recording(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
     Ok(())
 }
 
-fn heading(phase: Phase) -> &'static str {
+pub(crate) fn heading(phase: Phase) -> &'static str {
     match phase {
         Phase::Decode => "Decode",
         Phase::Prefill => "Prefill",
@@ -140,22 +140,20 @@ fn mark(share: &str) -> char {
 
 /// The shares from 1 % on, in words.
 pub(crate) fn legend(bar: &TimeBar) -> Vec<String> {
+    named(bar).iter().map(|(what, name, n)| format!("{} {n} % {name}", mark(what))).collect()
+}
+
+/// The shares from 1 % on, with their names as shown, in percent.
+pub(crate) fn named(bar: &TimeBar) -> Vec<(&'static str, &'static str, u32)> {
     let computing = if bar.barrier.is_some() { "computing" } else { "computing and at barriers" };
     let name = |name| if name == "computing" { computing } else { name };
-    let parts = bar.percent();
-    let shown = parts.iter().filter(|(_, n)| *n > 0);
-    shown.map(|(what, n)| format!("{} {n} % {}", mark(what), name(what))).collect()
+    bar.percent().into_iter().filter(|(_, n)| *n > 0).map(|(what, n)| (what, name(what), n)).collect()
 }
 
 /// The first pieces of advice, a line each.
 fn short(out: &mut dyn Write, v: &RunVerdict, style: &Style) -> io::Result<()> {
     if v.advice.is_empty() {
-        let why = match nothing(v) {
-            Some(share) => format!("none: at {share:.0} % of the ceiling there is nothing to gain by tuning"),
-            None if v.limit.is_some() => "none: no rule found its evidence".into(),
-            None => return Ok(()),
-        };
-        return line(out, style, "Advice", &why);
+        return no_advice(v).map_or(Ok(()), |why| line(out, style, "Advice", &why));
     }
     line(out, style, "Advice", "largest gain first")?;
     for (i, a) in v.advice.iter().take(SHOWN).enumerate() {
@@ -169,6 +167,16 @@ fn short(out: &mut dyn Write, v: &RunVerdict, style: &Style) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Why there is no advice; `None` if what limits the run is not known.
+pub(crate) fn no_advice(v: &RunVerdict) -> Option<String> {
+    match nothing(v) {
+        Some(share) => {
+            Some(format!("none: at {share:.0} % of the ceiling there is nothing to gain by tuning"))
+        }
+        None => v.limit.as_ref().map(|_| "none: no rule found its evidence".into()),
+    }
 }
 
 /// The share of the ceiling that was reached, if that is why there is no advice.
@@ -249,23 +257,28 @@ pub fn advice(out: &mut dyn Write, v: &RunVerdict, style: &Style) -> io::Result<
         for (n, text) in wrap(&format!("{}  {}", i + 1, a.title), WIDTH).iter().enumerate() {
             writeln!(out, "{}{}", if n == 0 { "" } else { "   " }, style.bold(text))?;
         }
-        let promised = a.gain.as_ref().map_or_else(|| "none promised".to_owned(), factor);
-        let sure = format!("{:?}", a.confidence).to_lowercase();
-        let facts = [
-            ("gain", format!("{promised} (confidence: {sure})")),
-            ("because", a.evidence.clone()),
-            ("wrong if", a.disproof.clone()),
-            ("costs", a.trade_off.unwrap_or_default().to_owned()),
-            ("rule", a.rule.to_owned()),
-        ];
         let todo = a.actions.iter().map(|action| ("do", action.clone()));
-        for (name, text) in todo.chain(facts).filter(|(_, text)| !text.is_empty()) {
+        for (name, text) in todo.chain(reasons(a)) {
             for (n, text) in wrap(&text, WIDTH - 13).iter().enumerate() {
                 writeln!(out, "   {:<9} {text}", if n == 0 { name } else { "" })?;
             }
         }
     }
     Ok(())
+}
+
+/// The gain of a piece of advice, its evidence, and what would disprove it.
+pub(crate) fn reasons(a: &Advice) -> Vec<(&'static str, String)> {
+    let promised = a.gain.as_ref().map_or_else(|| "none promised".to_owned(), factor);
+    let sure = format!("{:?}", a.confidence).to_lowercase();
+    let facts = [
+        ("gain", format!("{promised} (confidence: {sure})")),
+        ("because", a.evidence.clone()),
+        ("wrong if", a.disproof.clone()),
+        ("costs", a.trade_off.unwrap_or_default().to_owned()),
+        ("rule", a.rule.to_owned()),
+    ];
+    facts.into_iter().filter(|(_, text)| !text.is_empty()).collect()
 }
 
 #[cfg(test)]

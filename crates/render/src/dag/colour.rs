@@ -55,9 +55,28 @@ impl Scale {
     }
 }
 
+/// The colour of a change of a time, as a share: blue is faster, red slower, from a factor of two on the deepest.
+pub fn change(share: f64) -> Colour {
+    const NONE: [f64; 3] = [247.0, 247.0, 247.0];
+    const ENDS: [[f64; 3]; 2] = [[33.0, 102.0, 172.0], [178.0, 24.0, 43.0]];
+    let factor = (1.0 + share).max(f64::MIN_POSITIVE).log2().clamp(-1.0, 1.0);
+    let end = ENDS[usize::from(factor > 0.0)];
+    Colour(std::array::from_fn(|i| (NONE[i] + (end[i] - NONE[i]) * factor.abs()).round() as u8))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slower_is_red_and_faster_is_blue() {
+        let shown = |share: f64| change(share).to_string();
+        assert_eq!(
+            [0.0, 1.0, 9.0, -0.5, -1.0].map(shown),
+            ["#f7f7f7", "#b2182b", "#b2182b", "#2166ac", "#2166ac"]
+        );
+        assert_eq!(change(1.0).ink(), "#ffffff");
+    }
 
     #[test]
     fn from_pale_to_deep() {

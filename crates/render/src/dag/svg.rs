@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::colour::Scale;
+use super::colour::{Colour, Scale};
 use super::layout::{DagLayout, layout};
 use super::{block_title, legend, lines, shape, title, xml};
 use analysis::dag::{Dag, METRICS, Metric, NodeRole};
@@ -43,15 +43,44 @@ pub fn in_page(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()>
     draw(out, dag, metric, true)
 }
 
+/// Colours and value of a box that do not come from a metric.
+pub struct BoxTint {
+    pub fill: Colour,
+    pub value: String,
+}
+
+/// The same with the given tints, by node; a node without one is drawn as unknown.
+pub fn tinted(out: &mut dyn Write, dag: &Dag, tints: &[Option<BoxTint>]) -> io::Result<()> {
+    picture(out, dag, Metric::Time, true, Some(tints))
+}
+
 /// The nodes that have a box.
 pub fn drawn(dag: &Dag) -> Vec<usize> {
     (0..dag.nodes.len()).filter(|i| !dag.nodes[*i].role.is_constant()).collect()
 }
 
 fn draw(out: &mut dyn Write, dag: &Dag, metric: Metric, page: bool) -> io::Result<()> {
+    picture(out, dag, metric, page, None)
+}
+
+fn picture(
+    out: &mut dyn Write,
+    dag: &Dag,
+    metric: Metric,
+    page: bool,
+    tints: Option<&[Option<BoxTint>]>,
+) -> io::Result<()> {
     let users = users(dag);
-    let drawn: Vec<Drawn> =
+    let mut drawn: Vec<Drawn> =
         drawn(dag).into_iter().map(|node| drawn_box(dag, node, metric, page, &users)).collect();
+    for d in drawn.iter_mut().filter(|d| tints.is_some() && d.valued) {
+        let tint = tints.and_then(|tints| tints.get(d.node)?.as_ref());
+        let value = tint.map_or(NO_VALUE, |tint| &tint.value);
+        d.letters = d.letters.max(value.chars().count()).min(LONGEST);
+        if let Some(line) = d.lines.last_mut() {
+            *line = value.to_owned();
+        }
+    }
     let mut place = vec![None; dag.nodes.len()];
     for (i, d) in drawn.iter().enumerate() {
         place[d.node] = Some(i);
@@ -69,7 +98,8 @@ fn draw(out: &mut dyn Write, dag: &Dag, metric: Metric, page: bool) -> io::Resul
     let places = layout(&sizes, &forward);
     let back: Vec<(usize, usize)> = edges.iter().filter(|e| e.2).map(|e| (e.0, e.1)).collect();
     let scale = Scale::of(dag, metric);
-    let picture = SvgDrawing { dag, metric, scale, page, drawn: &drawn, sizes: &sizes, places: &places };
+    let picture =
+        SvgDrawing { dag, metric, scale, page, tints, drawn: &drawn, sizes: &sizes, places: &places };
     picture.write(out, &back)
 }
 
@@ -133,6 +163,7 @@ struct SvgDrawing<'d> {
     metric: Metric,
     scale: Option<Scale>,
     page: bool,
+    tints: Option<&'d [Option<BoxTint>]>,
     drawn: &'d [Drawn],
     sizes: &'d [(f64, f64)],
     places: &'d DagLayout,
@@ -247,6 +278,10 @@ impl SvgDrawing<'_> {
         let (d, (x, y), (w, h)) = (&self.drawn[i], self.places.at[i], self.sizes[i]);
         let n = &self.dag.nodes[d.node];
         let colour = n.figures[self.metric as usize].zip(self.scale).map(|(s, scale)| scale.colour(s.median));
+        let colour = match self.tints {
+            Some(tints) => tints.get(d.node).and_then(|tint| Some(tint.as_ref()?.fill)),
+            None => colour,
+        };
         let (fill, ink) = match (colour, n.role) {
             (Some(c), _) => (c.to_string(), c.ink()),
             (None, NodeRole::Op) => ("url(#gap)".to_owned(), "#333333"),

@@ -7,6 +7,7 @@ use crate::stat::experts::name;
 use crate::table::clean;
 use crate::units::count;
 use analysis::stat::reuse::{Activation, ActiveLayer};
+use serde::Serialize;
 
 /// Maximum rows per layer; if there are more experts, several share a row.
 const HIGH: u64 = 32;
@@ -16,7 +17,7 @@ const MARKS: usize = 30_000;
 /// The deepest colour.
 const DEEPEST: u64 = 9;
 
-const WIDTH: f64 = 480.0;
+const WIDTH: f64 = 960.0;
 const LEFT: f64 = 40.0;
 const TOP: f64 = 22.0;
 /// Space between layers.
@@ -28,10 +29,50 @@ const ROW: (f64, f64) = (1.5, 6.0);
 /// A run of equal colour in a row: row, first bin, number of bins, colour.
 type ColourRun = (usize, usize, usize, u64);
 
-/// Writes the map.
-pub fn write(out: &mut dyn Write, found: &Activation) -> io::Result<()> {
+/// Where the bands of the map are, for the script's tooltips.
+#[derive(Serialize)]
+pub struct ActivationGrid {
+    left: f64,
+    cell: f64,
+    step: f64,
+    /// Tokens in a column.
+    tokens: u64,
+    bands: Vec<Band>,
+}
+
+/// A layer.
+#[derive(Serialize)]
+struct Band {
+    layer: String,
+    top: f64,
+    rows: usize,
+    /// Experts in a row.
+    each: u64,
+}
+
+impl ActivationGrid {
+    /// The grid of the map that [`write`] draws; `None` if it draws none.
+    pub fn of(found: &Activation) -> Option<ActivationGrid> {
+        let drawn = layers(found);
+        let step = step(&drawn)?;
+        let mut top = TOP;
+        let mut bands = Vec::new();
+        for (layer, rows, _) in &drawn {
+            let each = layer.experts.div_ceil(HIGH).max(1);
+            bands.push(Band { layer: clean(&name(layer)), top, rows: *rows, each });
+            top += *rows as f64 * step + GAP;
+        }
+        Some(ActivationGrid { left: LEFT, cell: cell(found), step, tokens: found.tokens_a_bin.max(1), bands })
+    }
+}
+
+/// A drawn layer, its rows and its marks.
+type DrawnLayer<'f> = (&'f ActiveLayer, usize, Vec<ColourRun>);
+
+/// The layers that are drawn.
+fn layers(found: &Activation) -> Vec<DrawnLayer<'_>> {
     let mut left = MARKS;
-    let mut drawn: Vec<(&ActiveLayer, usize, Vec<ColourRun>)> = Vec::new();
+    let mut drawn = Vec::new();
     for layer in found.layers.iter().take(LAYERS) {
         let (rows, all) = marks(layer, found);
         if all.len() > left {
@@ -40,13 +81,27 @@ pub fn write(out: &mut dyn Write, found: &Activation) -> io::Result<()> {
         left -= all.len();
         drawn.push((layer, rows, all));
     }
+    drawn
+}
+
+/// Height of a row; `None` without rows.
+fn step(drawn: &[DrawnLayer<'_>]) -> Option<f64> {
     let rows: usize = drawn.iter().map(|(_, rows, _)| rows).sum();
-    if rows == 0 {
-        return Ok(());
-    }
-    let step = (TALL / rows as f64).clamp(ROW.0, ROW.1);
+    (rows > 0).then(|| (TALL / rows as f64).clamp(ROW.0, ROW.1))
+}
+
+/// Width of a column.
+fn cell(found: &Activation) -> f64 {
     let bins = found.tokens.div_ceil(found.tokens_a_bin.max(1)).max(1);
-    let cell = (WIDTH - LEFT - 8.0) / bins as f64;
+    (WIDTH - LEFT - 8.0) / bins as f64
+}
+
+/// Writes the map.
+pub fn write(out: &mut dyn Write, found: &Activation) -> io::Result<()> {
+    let drawn = layers(found);
+    let Some(step) = step(&drawn) else { return Ok(()) };
+    let cell = cell(found);
+    let rows: usize = drawn.iter().map(|(_, rows, _)| rows).sum();
     let height = TOP + rows as f64 * step + drawn.len() as f64 * GAP;
     let title = "Experts chosen token by token, decode";
     let told = format!("{} of {}", count(drawn.len() as u64, "layer"), count(found.tokens, "token"));
@@ -54,17 +109,25 @@ pub fn write(out: &mut dyn Write, found: &Activation) -> io::Result<()> {
     writeln!(out, "<text x=\"{LEFT}\" y=\"14\">token 0</text>")?;
     let last = found.tokens.saturating_sub(1);
     writeln!(out, "<text class=\"end\" x=\"{:.1}\" y=\"14\">{last}</text>", WIDTH - 8.0)?;
-    let mut paths: Vec<String> = vec![String::new(); DEEPEST as usize + 1];
     let mut y = TOP;
     let mut named = f64::NEG_INFINITY;
     for (layer, rows, all) in &drawn {
+        // Lines as wide as a row, in units of columns and rows: a mark is a few bytes.
+        let mut paths: Vec<String> = vec![String::new(); DEEPEST as usize + 1];
         for (row, from, n, level) in all {
-            let (x, y) = (LEFT + *from as f64 * cell, y + *row as f64 * step);
-            let wide = *n as f64 * cell;
             if let Some(path) = paths.get_mut(*level as usize) {
-                path.push_str(&format!("M{x:.1} {y:.1}h{wide:.1}v{step:.1}h-{wide:.1}z"));
+                path.push_str(&format!("M{from} {row}h{n}"));
             }
         }
+        writeln!(
+            out,
+            "<g class=\"lines\" transform=\"translate({LEFT} {:.2}) scale({cell:.4} {step:.3})\">",
+            y + step / 2.0
+        )?;
+        for (level, path) in paths.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
+            writeln!(out, "<path class=\"heat h{level}\" d=\"{path}\"/>")?;
+        }
+        writeln!(out, "</g>")?;
         // Label every layer if they are high enough, else every other or fewer.
         if y - named >= 12.0 {
             named = y;
@@ -73,9 +136,6 @@ pub fn write(out: &mut dyn Write, found: &Activation) -> io::Result<()> {
             writeln!(out, "<text class=\"end\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", markup::text(&short))?;
         }
         y += *rows as f64 * step + GAP;
-    }
-    for (level, path) in paths.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
-        writeln!(out, "<path class=\"heat h{level}\" d=\"{path}\"/>")?;
     }
     let mut about = "Each band is a layer, each line in it an expert, the first one on top.".to_owned();
     if found.tokens_a_bin > 1 {

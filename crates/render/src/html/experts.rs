@@ -7,29 +7,27 @@ use crate::experts::{layers, name};
 use crate::table::clean;
 use crate::units::count;
 use analysis::attribution::experts::{ExpertLayer, ExpertReport};
+use serde::Serialize;
 
 /// Maximum cells per row, and maximum rows; if there are more experts, several share a cell.
 const WIDE: usize = 256;
 const HIGH: usize = 128;
 /// Up to this many rows each have room for a label.
 const FEW: usize = 32;
+/// Up to this many cells their counts are in the page.
+const COUNTED: usize = 8192;
 /// Number of colour steps above zero.
 const STEPS: u128 = 9;
 
-const WIDTH: f64 = 480.0;
+const WIDTH: f64 = 960.0;
 const LEFT: f64 = 40.0;
 const TOP: f64 = 22.0;
 
 /// Writes the map and the table of layers.
 pub fn write(out: &mut dyn Write, found: &ExpertReport, top: usize) -> io::Result<()> {
-    let sum = |of: fn(&ExpertLayer) -> &[u64]| {
-        found.layers.iter().flat_map(of).fold(0u64, |a, n| a.saturating_add(*n))
-    };
-    let (decode, prefill) = (sum(|l| l.decode.as_slice()), sum(|l| l.prefill.as_slice()));
-    match (decode, prefill) {
-        (0, 0) => markup::gap(out, "No expert choices could be read.")?,
-        (0, _) => map(out, found, "prefill", |l| l.prefill.as_slice())?,
-        _ => map(out, found, "decode", |l| l.decode.as_slice())?,
+    match drawn(found).zip(ExpertGrid::of(found)) {
+        None => markup::gap(out, "No expert choices could be read.")?,
+        Some(((phase, of), grid)) => map(out, found, &grid, phase, of)?,
     }
     if !found.layers.is_empty() {
         let shown = found.layers.len().min(top);
@@ -46,18 +44,67 @@ pub fn write(out: &mut dyn Write, found: &ExpertReport, top: usize) -> io::Resul
     Ok(())
 }
 
+/// Where the cells of the map are, for the script's tooltips.
+#[derive(Serialize)]
+pub struct ExpertGrid {
+    left: f64,
+    top: f64,
+    cell: f64,
+    step: f64,
+    /// Experts in a cell.
+    each: usize,
+    /// Of each row, the layer and the counts of its cells; none if there are too many.
+    layers: Vec<String>,
+    counts: Vec<Vec<u64>>,
+}
+
+/// The counts of a layer in one of the phases.
+type CountsOf = fn(&ExpertLayer) -> &[u64];
+
+/// The phase of the map and its counts; `None` without choices.
+fn drawn(found: &ExpertReport) -> Option<(&'static str, CountsOf)> {
+    let sum = |of: CountsOf| found.layers.iter().flat_map(of).fold(0u64, |a, n| a.saturating_add(*n));
+    match (sum(|l| &l.decode), sum(|l| &l.prefill)) {
+        (0, 0) => None,
+        (0, _) => Some(("prefill", |l| &l.prefill)),
+        _ => Some(("decode", |l| &l.decode)),
+    }
+}
+
+impl ExpertGrid {
+    /// The grid of the map that [`write`] draws.
+    pub fn of(found: &ExpertReport) -> Option<ExpertGrid> {
+        let (_, of) = drawn(found)?;
+        let rows: Vec<&ExpertLayer> = found.layers.iter().take(HIGH).collect();
+        let experts = rows.iter().map(|l| of(l).len()).max().unwrap_or(0);
+        let each = experts.div_ceil(WIDE).max(1);
+        let columns = experts.div_ceil(each).max(1);
+        let cell = (WIDTH - LEFT - 8.0) / columns as f64;
+        let step = if rows.len() <= FEW { 14.0 } else { cell.clamp(6.0, 14.0) };
+        let counts: Vec<Vec<u64>> = match rows.len() * columns <= COUNTED {
+            true => rows.iter().map(|l| cells(of(l), each)).collect(),
+            false => Vec::new(),
+        };
+        let layers = rows.iter().map(|l| clean(&name(l))).collect();
+        Some(ExpertGrid { left: LEFT, top: TOP, cell, step, each, layers, counts })
+    }
+}
+
+/// Sums of `each` neighbours.
+fn cells(counts: &[u64], each: usize) -> Vec<u64> {
+    counts.chunks(each).map(|c| c.iter().fold(0u64, |a, n| a.saturating_add(*n))).collect()
+}
+
 fn map(
     out: &mut dyn Write,
     found: &ExpertReport,
+    grid: &ExpertGrid,
     phase: &str,
-    of: fn(&ExpertLayer) -> &[u64],
+    of: CountsOf,
 ) -> io::Result<()> {
     let rows: Vec<&ExpertLayer> = found.layers.iter().take(HIGH).collect();
     let experts = rows.iter().map(|l| of(l).len()).max().unwrap_or(0);
-    let each = experts.div_ceil(WIDE).max(1);
-    let columns = experts.div_ceil(each).max(1);
-    let cell = (WIDTH - LEFT - 8.0) / columns as f64;
-    let step = if rows.len() <= FEW { 14.0 } else { cell.clamp(6.0, 14.0) };
+    let &ExpertGrid { cell, step, each, .. } = grid;
     let height = TOP + rows.len() as f64 * step + 4.0;
     let title = format!("Expert choices by layer, {phase}");
     let told =
@@ -73,8 +120,7 @@ fn map(
     let mut paths: Vec<String> = vec![String::new(); STEPS as usize + 1];
     for (i, layer) in rows.iter().enumerate() {
         let y = TOP + i as f64 * step;
-        let counts: Vec<u64> =
-            of(layer).chunks(each).map(|c| c.iter().fold(0u64, |a, n| a.saturating_add(*n))).collect();
+        let counts = cells(of(layer), each);
         let most = counts.iter().copied().max().unwrap_or(0);
         for (column, n) in counts.iter().enumerate() {
             let x = LEFT + column as f64 * cell;

@@ -86,12 +86,12 @@ struct Shown {
     text: Vec<String>,
 }
 
-/// Colours and values of the boxes for each metric, for the script.
+/// Colours and values of the boxes for each metric, for the script: a list, empty without a graph.
 ///
 /// # Errors
 /// They cannot be serialized.
 pub fn data(graph: &GraphSection<'_>) -> io::Result<String> {
-    let GraphSection::Drawn(dag) = graph else { return Ok("{\"metrics\":[]}".into()) };
+    let GraphSection::Drawn(dag) = graph else { return Ok("[]".into()) };
     let nodes = svg::drawn(dag);
     let one = |m: &MetricFacts| {
         let scale = Scale::of(dag, m.metric);
@@ -112,7 +112,7 @@ pub fn data(graph: &GraphSection<'_>) -> io::Result<String> {
         })
     };
     let metrics = METRICS.iter().map(one).collect::<Result<Vec<String>, _>>()?;
-    Ok(format!("{{\"metrics\":[{}]}}", metrics.join(",\n")))
+    Ok(format!("[{}]", metrics.join(",\n")))
 }
 
 fn table(dag: &Dag) -> Table {

@@ -17,6 +17,11 @@ const CLOSING: [&str; 3] = [WAIT_ROW, GAPS_ROW, OTHER_ROW];
 /// A table with more rows than this is initially closed.
 const LONG: usize = 40;
 
+/// From this many rows of zeros on they are left out.
+const ZEROS: usize = 3;
+/// Headings of columns that name ops.
+const OPS: [&str; 5] = ["op", "name", "layer", "kernel", "tensor"];
+
 /// Maximum length of a fact, in letters.
 const LONGEST: usize = 1000;
 
@@ -87,9 +92,17 @@ pub fn table(out: &mut dyn Write, t: &Table, head: &str, caption: &str, shown: b
     let order: Vec<usize> =
         std::iter::once(named).chain((0..t.columns().len()).filter(|i| *i != named)).collect();
     let label = if caption.is_empty() { head } else { caption };
+    let zeros = t.rows().iter().filter(|row| only_zeros(t, row, named)).count();
+    // A few zeros are no clutter.
+    let left_out = if zeros >= ZEROS { zeros } else { 0 };
+    if left_out > 0 && left_out == t.rows().len() {
+        return writeln!(out, "<p class=\"more\">Left out: all {left_out} rows of this table are 0.</p>");
+    }
+    // The script filters rows of ops by name.
+    let ops = if t.columns().iter().any(|c| OPS.contains(&&*c.head)) { " data-ops" } else { "" };
     writeln!(
         out,
-        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\"><table class=\"sortable\">",
+        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\"><table class=\"sortable\"{ops}>",
         text(label)
     )?;
     if !caption.is_empty() {
@@ -102,7 +115,7 @@ pub fn table(out: &mut dyn Write, t: &Table, head: &str, caption: &str, shown: b
         write!(out, "<th scope=\"col\"{class}>{}</th>", text(&column.head))?;
     }
     writeln!(out, "</tr></thead><tbody>")?;
-    for row in t.rows() {
+    for row in t.rows().iter().filter(|row| left_out == 0 || !only_zeros(t, row, named)) {
         let cell = |i: usize| row.get(i).map_or("", String::as_str);
         let last = CLOSING.contains(&cell(named));
         write!(out, "{}", if last { "<tr class=\"end\">" } else { "<tr>" })?;
@@ -113,7 +126,29 @@ pub fn table(out: &mut dyn Write, t: &Table, head: &str, caption: &str, shown: b
         }
         writeln!(out, "</tr>")?;
     }
-    writeln!(out, "</tbody></table></div>")
+    writeln!(out, "</tbody></table></div>")?;
+    if left_out > 0 {
+        writeln!(out, "<p class=\"more\">{left_out} rows in which every figure is 0 are left out.</p>")?;
+    }
+    Ok(())
+}
+
+/// Whether every figure of a row is 0, and it says nothing else; the name does not count. A figure that is not known
+/// is not 0.
+fn only_zeros(t: &Table, row: &[String], named: usize) -> bool {
+    let zero = |cell: &str| cell.contains('0') && cell.chars().all(|c| matches!(c, '0' | '.'));
+    let mut cells =
+        t.columns().iter().zip(row).enumerate().filter(|(i, _)| *i != named).map(|(_, pair)| pair);
+    let closes = row.get(named).is_some_and(|name| CLOSING.contains(&name.as_str()));
+    let mut figures = 0;
+    let plain = cells.all(|(column, cell)| match column.text {
+        true => cell.is_empty() || cell == "-",
+        false => {
+            figures += 1;
+            zero(cell)
+        }
+    });
+    plain && figures > 0 && !closes
 }
 
 /// A table that opens with a click on its title; a short one may be open initially.
@@ -177,6 +212,23 @@ mod tests {
         assert!(html.contains(head), "{html}");
         assert!(html.contains("<tr><th scope=\"row\">a&lt;b</th><td class=\"r\">1.5</td></tr>"), "{html}");
         assert!(html.contains("<tr class=\"end\"><th scope=\"row\">(gaps)"), "{html}");
+    }
+
+    #[test]
+    fn rows_of_zeros_are_left_out_and_counted() {
+        let page = |rows: &[[&str; 3]]| {
+            let mut t = Table::new(vec![number("faults", 0), number("ms", 0), words("phase")]);
+            rows.iter().for_each(|row| t.row(row.map(String::from).to_vec()));
+            let mut out = Vec::new();
+            table(&mut out, &t, "phase", "", false).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let zeros = [["0", "0.000", "a"], ["0", "0.0", "b"], ["0", "0", "c"]];
+        let some = page(&[zeros[0], ["1", "0", "d"], zeros[1], ["0", "-", "e"], zeros[2]]);
+        assert_eq!(some.matches("<tr>").count(), 3, "{some}");
+        assert!(some.contains("3 rows in which every figure is 0 are left out."), "{some}");
+        assert!(page(&zeros).contains("all 3 rows of this table are 0"));
+        assert_eq!(page(&zeros[..2]).matches("<tr>").count(), 3);
     }
 
     proptest! {

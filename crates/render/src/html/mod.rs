@@ -6,16 +6,22 @@
 
 mod activation;
 mod chart;
+pub mod compare;
 mod experts;
 mod graph;
 mod markup;
 mod roofline;
 mod summary;
 mod threads;
+mod timeline;
 mod tokens;
+mod verdict;
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 
+use self::activation::ActivationGrid;
+use self::experts::ExpertGrid;
 use self::graph::GraphSection;
 use self::markup::{gap, heading, say, section, text};
 use super::offload;
@@ -28,16 +34,18 @@ use analysis::attribution::counters::CounterFacts;
 use analysis::attribution::energy::EnergyReport;
 use analysis::overview::Overview;
 use analysis::report::PhaseReport;
+use analysis::stat::reuse::Activation;
 use analysis::stat::{Stat, View};
 use analysis::tables::{OpRow, top_ops};
 
 /// The page's style sheet and script.
 pub const STYLE: &str = include_str!("page.css");
-pub const SCRIPT: &str = include_str!("page.js");
+pub const SCRIPT: &str =
+    concat!(include_str!("page.js"), include_str!("filter.js"), include_str!("timeline.js"));
 /// Base64 SHA-256 of the two for the page's content security policy (tests/plain/html.rs prints the required
 /// values).
-pub const STYLE_HASH: &str = "0l6IH50GtQlrVESTN5ItjQV2YBFqyFGLRglLL7ubkEA=";
-pub const SCRIPT_HASH: &str = "b4bhHB4JL+O6X+l25oHL6d9ZOOCApiSgaLo+huJK/aE=";
+pub const STYLE_HASH: &str = "d58k1+jgPigrnKHj59OJJeKyvvfGOOk/jpBEISKTHEo=";
+pub const SCRIPT_HASH: &str = "gKwFieuz0aRgUVwovXEMi8F3Pd3oC19EaN9aSl1Hs68=";
 
 /// Writes the contents of a section.
 type Inside<'p> = &'p dyn Fn(&mut dyn Write) -> io::Result<()>;
@@ -56,15 +64,25 @@ const SECTIONS: [(&str, &str); 10] = [
     ("trust", "Recording quality"),
 ];
 
+/// Sections about the main phase only.
+const ONE_PHASE: [&str; 3] = ["graph", "roof", "threads"];
+/// Maximum layers to choose from in the filter.
+const LAYERS: usize = 512;
+
 /// Writes the page for the recording called `name`; each table has at most `top` rows.
 pub fn write(out: &mut dyn Write, o: &Overview, name: &str, top: usize) -> io::Result<()> {
     let graph = GraphSection::of(&o.dag);
-    head(out, o, name)?;
-    writeln!(out, "<main id=\"main\">")?;
+    let machine = &o.report.run;
+    let of: Vec<&str> =
+        [machine.host.as_str(), &machine.cpu_model].into_iter().filter(|s| !s.is_empty()).collect();
+    let recorded = if of.is_empty() { String::new() } else { format!("Recorded on {}", of.join(", ")) };
+    head(out, &PageHead { name, about: &recorded, sections: &SECTIONS })?;
+    let names: Vec<&str> = o.report.phases.iter().map(|p| p.phase.name()).collect();
+    filters(out, &names, &layers(o))?;
     let write: [Inside<'_>; 10] = [
         &|out| about(out, o),
         &|out| phases(out, o),
-        &|out| tokens::write(out, &o.report.phases),
+        &|out| tokens::write(out, &o.report.phases, &o.lanes),
         &|out| graph::write(out, &graph),
         &|out| all_ops(out, o, top),
         &|out| devices(out, o),
@@ -75,15 +93,33 @@ pub fn write(out: &mut dyn Write, o: &Overview, name: &str, top: usize) -> io::R
     ];
     for ((id, title), inside) in SECTIONS.iter().zip(write) {
         section(out, id, title)?;
+        if ONE_PHASE.contains(id) {
+            writeln!(out, "<p class=\"gap only\" hidden>This section is about {}.</p>", o.phase.name())?;
+        }
         inside(out)?;
         markup::end(out)?;
     }
-    writeln!(out, "</main>\n<p id=\"said\" class=\"quiet\" role=\"status\"></p>")?;
-    writeln!(out, "<script type=\"application/json\" id=\"data\">{}</script>", graph::data(&graph)?)?;
-    writeln!(out, "<script>{SCRIPT}</script>\n</body>\n</html>")
+    let data = format!(
+        "{{\"phase\":\"{}\",\"experts\":{},\"activation\":{},\"timeline\":{},\"metrics\":{}}}",
+        o.phase.name(),
+        markup::json(&o.report.experts.as_ref().and_then(ExpertGrid::of))?,
+        markup::json(&activation(o).and_then(ActivationGrid::of))?,
+        timeline::data(&o.lanes)?,
+        graph::data(&graph)?
+    );
+    close(out, &data)
 }
 
-fn head(out: &mut dyn Write, o: &Overview, name: &str) -> io::Result<()> {
+/// What the top of a page says.
+struct PageHead<'p> {
+    name: &'p str,
+    about: &'p str,
+    /// Ids and headings.
+    sections: &'p [(&'p str, &'p str)],
+}
+
+/// Begins a page; [`filters`] continues it.
+fn head(out: &mut dyn Write, page: &PageHead<'_>) -> io::Result<()> {
     writeln!(
         out,
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -94,23 +130,56 @@ fn head(out: &mut dyn Write, o: &Overview, name: &str) -> io::Result<()> {
          <title>{} - profinfer</title>\n<style>{STYLE}</style>\n</head>\n<body>\n\
          <a class=\"skip\" href=\"#main\">Skip to content</a>",
         text(common::VERSION),
-        text(name)
+        text(page.name)
     )?;
-    let machine = &o.report.run;
-    let of: Vec<&str> =
-        [machine.host.as_str(), &machine.cpu_model].into_iter().filter(|s| !s.is_empty()).collect();
-    let of = if of.is_empty() { String::new() } else { format!("Recorded on {}", of.join(", ")) };
-    writeln!(out, "<header><h1>{}</h1><p>{}</p></header>", text(name), text(&of))?;
+    writeln!(out, "<header><h1>{}</h1><p>{}</p></header>", text(page.name), text(page.about))?;
     writeln!(out, "<nav aria-label=\"Sections\"><ul>")?;
-    for (id, title) in SECTIONS {
+    for (id, title) in page.sections {
         writeln!(out, "<li><a href=\"#{id}\">{}</a></li>", text(title))?;
     }
-    writeln!(out, "</ul></nav>")
+    writeln!(out, "</ul>")
+}
+
+/// Ends a page; `data` is the JSON for the script.
+fn close(out: &mut dyn Write, data: &str) -> io::Result<()> {
+    writeln!(out, "</main>\n<p id=\"said\" class=\"quiet\" role=\"status\"></p>")?;
+    writeln!(out, "<script type=\"application/json\" id=\"data\">{data}</script>")?;
+    writeln!(out, "<script>{SCRIPT}</script>\n</body>\n</html>")
+}
+
+/// The layers that ops have.
+fn layers(o: &Overview) -> BTreeSet<u32> {
+    let rows = o.report.phases.iter().flat_map(|p| p.by_layer.iter().flatten());
+    let named = rows.filter_map(|row| row.name.strip_prefix("layer ")?.parse().ok());
+    o.lanes.ops.values().filter_map(|op| op.2).chain(named).collect()
+}
+
+/// The filters, which need the script; begins the contents.
+fn filters(out: &mut dyn Write, phases: &[&str], layers: &BTreeSet<u32>) -> io::Result<()> {
+    let choice = |name: &str, all: &mut dyn Iterator<Item = String>| {
+        let options: String = all.map(|value| format!("<option>{value}</option>")).collect();
+        let id = name.to_lowercase();
+        let hidden = if options.is_empty() { " hidden" } else { "" };
+        format!(
+            "<label{hidden}>{name} <select id=\"filter-{id}\"><option value=\"\">all</option>{options}</select></label> "
+        )
+    };
+    writeln!(
+        out,
+        "<div class=\"tools filters\" role=\"search\" hidden>{}{}<label>Find <input type=\"search\" id=\"filter-find\" \
+         placeholder=\"op or tensor\" autocomplete=\"off\"/></label> \
+         <span id=\"filter-said\" role=\"status\"></span></div></nav>\n<main id=\"main\">",
+        choice("Phase", &mut phases.iter().map(|p| (*p).to_owned())),
+        choice("Layer", &mut layers.iter().take(LAYERS).map(u32::to_string))
+    )
 }
 
 fn about(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
-    writeln!(out, "<p class=\"verdict\">{}</p>", text(&summary::verdict(o)))?;
     summary::tiles(out, o)?;
+    if let Some(v) = &o.report.verdict {
+        verdict::write(out, v, "time-bar")?;
+    }
+    writeln!(out, "<p class=\"more\">{}</p>", text(&summary::details(o)))?;
     summary::part(out, o)?;
     for f in o.report.quality.features.iter().filter(|f| f.state != "whole") {
         let state = if f.state == "none" { "Not recorded" } else { "Partly recorded" };
@@ -156,8 +225,13 @@ fn all_ops(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
     }
     let mut others = o.report.phases.iter().filter(|p| p.phase != o.phase);
     let counted = o.report.counters.as_deref();
-    summary::main_phase(o).map_or(Ok(()), |p| ops(out, p, counted, top, true))?;
-    others.try_for_each(|p| ops(out, p, counted, top, false))
+    let mut block = |p: &PhaseReport, main: bool| {
+        writeln!(out, "<div data-phase=\"{}\">", p.phase.name())?;
+        ops(out, p, counted, top, main)?;
+        writeln!(out, "</div>")
+    };
+    summary::main_phase(o).map_or(Ok(()), |p| block(p, true))?;
+    others.try_for_each(|p| block(p, false))
 }
 
 /// The tables of a phase; they are initially closed unless it is the `main` one.
@@ -295,14 +369,17 @@ fn interference(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()>
     }
 }
 
+/// The choices of experts token by token, if they were read.
+fn activation(o: &Overview) -> Option<&Activation> {
+    o.stat.as_ref().ok()?.activation.as_ref()?.as_ref()
+}
+
 fn experts(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
     match (&o.report.experts, o.report.model.experts) {
         (Some(found), _) => {
             experts::write(out, found, top)?;
             let Ok(s) = &o.stat else { return Ok(()) };
-            if let Some(Some(found)) = &s.activation {
-                activation::write(out, found)?;
-            }
+            activation(o).map_or(Ok(()), |found| activation::write(out, found))?;
             told(out, s, View::Reuse, "tokens since last use", top)
         }
         (None, Some(n)) => gap(

@@ -8,14 +8,17 @@ use crate::units::{count, pct};
 use analysis::attribution::verdict::{MEASURE, Peak};
 use analysis::stat::work::{Roofline, RooflinePoint};
 
-const SIZE: (f64, f64) = (480.0, 320.0);
-const LEFT: f64 = 52.0;
+const SIZE: (f64, f64) = (960.0, 440.0);
+const LEFT: f64 = 76.0;
 const FOOT: f64 = 40.0;
 const MARGIN: f64 = 14.0;
 /// Maximum points drawn, those with the most time; and how many of them get a number that the list below
 /// explains.
 const DRAWN: usize = 200;
 const NAMED: usize = 8;
+/// Radius of a number, and the distance from its dot from which on a line joins the two.
+const TAG: f64 = 8.0;
+const NEAR: f64 = 22.0;
 
 /// Writes the chart, and notes what it cannot show.
 pub fn write(out: &mut dyn Write, r: &Roofline, phase: &str) -> io::Result<()> {
@@ -81,15 +84,21 @@ fn draw(out: &mut dyn Write, r: &Roofline, points: &[&RooflinePoint], phase: &st
             text(&what)
         )?;
     }
-    // Numbers of points that are close together are placed side by side.
-    let mut taken: Vec<(f64, f64)> = Vec::new();
-    for (i, p) in points.iter().take(NAMED).enumerate() {
-        let (mut at_x, at_y) = (x.at(p.flops_per_byte) + 9.0, y.at(p.gflop_per_s) - 6.0);
-        while taken.iter().any(|(u, v)| (u - at_x).abs() < 10.0 && (v - at_y).abs() < 11.0) {
-            at_x += 10.0;
+    let dots: Vec<(f64, f64, f64)> = points
+        .iter()
+        .map(|p| (x.at(p.flops_per_byte), y.at(p.gflop_per_s), 2.5 + 6.0 * (p.ns_a_call / most).sqrt()))
+        .collect();
+    for (i, ((dot_x, dot_y, _), (at_x, at_y))) in dots.iter().zip(places(&dots)).enumerate() {
+        if (at_x - dot_x).hypot(at_y - dot_y) > NEAR {
+            writeln!(out, "<path class=\"lead\" d=\"M{dot_x:.1} {dot_y:.1}L{at_x:.1} {at_y:.1}\"/>")?;
         }
-        taken.push((at_x, at_y));
-        writeln!(out, "<text class=\"name\" x=\"{at_x:.1}\" y=\"{at_y:.1}\">{}</text>", i + 1)?;
+        let number = i + 1;
+        writeln!(
+            out,
+            "<circle class=\"tag\" cx=\"{at_x:.1}\" cy=\"{at_y:.1}\" r=\"{TAG}\"/>\
+             <text class=\"name mid\" x=\"{at_x:.1}\" y=\"{:.1}\">{number}</text>",
+            at_y + 4.0
+        )?;
     }
     let source = match &r.ceiling.op {
         Some(op) => format!(
@@ -106,6 +115,32 @@ fn draw(out: &mut dyn Write, r: &Roofline, points: &[&RooflinePoint], phase: &st
         out,
         &format!("{told}. {source}. Larger points take more time; numbers refer to the list below."),
     )
+}
+
+/// Places of the numbers of the first points: beside their dots, away from all dots and from each other. The nearest
+/// free place is taken; if there is none, the last one tried.
+fn places(dots: &[(f64, f64, f64)]) -> Vec<(f64, f64)> {
+    let mut taken: Vec<(f64, f64)> = Vec::new();
+    for (x, y, size) in dots.iter().take(NAMED) {
+        let mut place = (*x, *y);
+        // Sixteen directions, the upper right one first, on larger and larger circles.
+        let tries =
+            (0..8 * 16).map(|i| (size + TAG + 4.0 + f64::from(i / 16) * 14.0, f64::from(i % 16) - 2.0));
+        for (far, direction) in tries {
+            let (sin, cos) = (direction * std::f64::consts::TAU / 16.0).sin_cos();
+            place = (x + far * cos, y + far * sin);
+            let inside = (LEFT + TAG..SIZE.0 - MARGIN - TAG).contains(&place.0)
+                && (MARGIN + TAG..SIZE.1 - FOOT - TAG).contains(&place.1);
+            let off = |(u, v): (f64, f64), least: f64| (u - place.0).hypot(v - place.1) >= least;
+            let free = taken.iter().all(|at| off(*at, 2.0 * TAG + 2.0))
+                && dots.iter().all(|(u, v, size)| off((*u, *v), size + TAG));
+            if inside && free {
+                break;
+            }
+        }
+        taken.push(place);
+    }
+    taken
 }
 
 fn peak_gb(r: &Roofline) -> f64 {
@@ -145,7 +180,13 @@ fn grid(out: &mut dyn Write, x: &Axis, y: &Axis) -> io::Result<()> {
     let (middle, foot) = ((x.from + x.to) / 2.0, y.from + 34.0);
     writeln!(
         out,
-        "<text class=\"mid\" x=\"{middle:.1}\" y=\"{foot:.1}\">x: FLOP/byte, y: GFLOP/s; both logarithmic</text>"
+        "<text class=\"mid\" x=\"{middle:.1}\" y=\"{foot:.1}\">operations per byte read or written (FLOP/byte, logarithmic)</text>"
+    )?;
+    let (left, middle) = (x.from - 54.0, (y.from + y.to) / 2.0);
+    writeln!(
+        out,
+        "<text class=\"mid\" transform=\"translate({left:.1} {middle:.1}) rotate(-90)\">operations per second \
+         (GFLOP/s, logarithmic)</text>"
     )
 }
 
@@ -179,4 +220,25 @@ fn roofs(out: &mut dyn Write, peak: &Peak, flats: &[(&str, f64)], x: &Axis, y: &
         )?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_cover_neither_dots_nor_each_other() {
+        let crowd: Vec<(f64, f64, f64)> =
+            (0..12).map(|i| (500.0 + f64::from(i % 3), 200.0 + f64::from(i % 2), 5.0)).collect();
+        let corner = vec![(LEFT, MARGIN, 8.0); NAMED];
+        for dots in [crowd, corner] {
+            let all = places(&dots);
+            assert_eq!(all.len(), NAMED);
+            for (i, a) in all.iter().enumerate() {
+                assert!((LEFT..SIZE.0).contains(&a.0) && (MARGIN..SIZE.1 - FOOT).contains(&a.1), "{a:?}");
+                assert!(all[..i].iter().all(|b| (a.0 - b.0).hypot(a.1 - b.1) >= 2.0 * TAG), "{all:?}");
+                assert!(dots.iter().all(|d| (a.0 - d.0).hypot(a.1 - d.1) >= d.2), "{all:?}");
+            }
+        }
+    }
 }

@@ -20,8 +20,8 @@ pub fn main_phase(o: &Overview) -> Option<&PhaseReport> {
     o.report.phases.iter().find(|p| p.phase == o.phase)
 }
 
-/// Speed, what takes the time and why, and the quality of the recording.
-pub fn verdict(o: &Overview) -> String {
+/// What takes the time and why, and the quality of the recording: what the verdict does not contain.
+pub fn details(o: &Overview) -> String {
     let mut said = match main_phase(o).filter(|p| p.calls > 0) {
         Some(p) => of_phase(o, p),
         None => vec!["The recording has no engine calls".to_owned()],
@@ -37,15 +37,12 @@ pub fn verdict(o: &Overview) -> String {
 
 fn of_phase(o: &Overview, p: &PhaseReport) -> Vec<String> {
     let mut said = Vec::new();
-    let name = p.phase.name();
-    let each = if p.phase == Phase::Decode { "per token" } else { "per call" };
-    said.push(match (p.tokens_per_s, p.latency) {
-        (Some(rate), Some(l)) => {
-            format!("{} runs at {rate:.2} tokens/s, {} {each}", upper(name), time(l.mean_ns))
-        }
-        (None, Some(l)) => format!("A {name} call takes {}; its token count is unknown", time(l.mean_ns)),
-        _ => format!("All {name} calls were still running when recording stopped, so their speed is unknown"),
-    });
+    if p.latency.is_none() {
+        let name = p.phase.name();
+        said.push(format!(
+            "All {name} calls were still running when recording stopped, so their speed is unknown"
+        ));
+    }
     let given: Vec<String> = p.offload.iter().flat_map(on_devices).collect();
     if !given.is_empty() {
         // The ops of the CPU are a part of the time only, and which part depends on the devices.
@@ -61,8 +58,7 @@ fn of_phase(o: &Overview, p: &PhaseReport) -> Vec<String> {
     said.extend(waiting.clone().filter(|_| most));
     match p.by_name.iter().flatten().find(|r| is_op(r)) {
         Some(row) => {
-            let given = o.report.ceiling.as_ref().is_some_and(|c| c.source != "trace");
-            said.extend(heaviest(top, row, given || row.causes.is_some()));
+            said.extend(heaviest(top, row));
         }
         None => said.push(
             "No ops were recorded (use `profinfer record --level op`), so it is unknown what takes the time"
@@ -118,18 +114,14 @@ fn is_op(row: &OpRow) -> bool {
     row.name != WAIT_ROW && row.name != GAPS_ROW
 }
 
-/// The op that takes the most time, and what limits it; `known` says whether there is data to decide that.
-fn heaviest(ops: Option<&OpRow>, row: &OpRow, known: bool) -> Vec<String> {
+/// The op that takes the most time, and what limits it if that is known.
+fn heaviest(ops: Option<&OpRow>, row: &OpRow) -> Vec<String> {
     let kind = ops.map(|r| format!("{} takes {} % of the graphs' time; ", r.name, pct(r.share)));
     let kind = kind.unwrap_or_default();
-    let most = format!("{kind}the heaviest op by name is {} with {} %", row.name, pct(row.share));
+    let mut said = vec![format!("{kind}the heaviest op by name is {} with {} %", row.name, pct(row.share))];
     let verdict = row.verdict.as_ref().or(ops.and_then(|r| r.verdict.as_ref()));
-    let why = match verdict {
-        Some(v) => format!("It is limited by {}: {}", limit(v.bound), v.evidence),
-        None if known => "No single bottleneck: it is not near any known limit".into(),
-        None => "The bottleneck is unknown: record with --sched, or measure the machine's peaks first (profinfer doctor --peaks)".into(),
-    };
-    vec![most, why]
+    said.extend(verdict.map(|v| format!("It is limited by {}: {}", limit(v.bound), v.evidence)));
+    said
 }
 
 /// What limits an op, as a noun.
@@ -142,11 +134,6 @@ fn limit(bound: Bound) -> &'static str {
         Bound::Preempted => "CPU contention",
         Bound::Faulting => "page faults and I/O",
     }
-}
-
-fn upper(word: &str) -> String {
-    let mut letters = word.chars();
-    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// A few key figures, in large type.

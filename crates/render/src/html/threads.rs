@@ -10,7 +10,7 @@ use common::order;
 
 /// Maximum number of bars.
 const DRAWN: usize = 64;
-const WIDTH: f64 = 480.0;
+const WIDTH: f64 = 960.0;
 const BAR: f64 = 16.0;
 const STEP: f64 = 22.0;
 const LEFT: f64 = 70.0;
@@ -58,12 +58,15 @@ fn bar(out: &mut dyn Write, r: &ThreadRow, y: f64) -> io::Result<()> {
     let room = WIDTH - LEFT - RIGHT;
     let busy = r.op_share.clamp(0.0, 1.0);
     let wait = r.wait_share.unwrap_or(0.0).clamp(0.0, 1.0 - busy);
+    let waits = r.wait_share.map_or_else(String::new, |w| format!(", {} % waiting at the barrier", pct(w)));
     writeln!(
         out,
-        "<text class=\"end\" x=\"{:.1}\" y=\"{:.1}\">thread {}</text>\
+        "<g><title>thread {}: {} % in ops{waits}</title><text class=\"end\" x=\"{:.1}\" y=\"{:.1}\">thread {}</text>\
          <rect class=\"rest\" x=\"{LEFT}\" y=\"{y:.1}\" width=\"{room:.1}\" height=\"{BAR}\"/>\
          <rect class=\"busy\" x=\"{LEFT}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{BAR}\"/>\
-         <rect class=\"wait\" x=\"{:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{BAR}\"/>",
+         <rect class=\"wait\" x=\"{:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{BAR}\"/></g>",
+        r.ith,
+        pct(r.op_share),
         LEFT - 6.0,
         y + 12.0,
         r.ith,

@@ -5,10 +5,12 @@ use std::io::{self, Write};
 
 use super::chart::{Axis, label};
 use super::markup::{self, gap, text};
+use super::timeline;
 use crate::table::{Table, number, text as words};
 use crate::units::{count, ms, time};
 use analysis::calls::Phase;
 use analysis::report::PhaseReport;
+use analysis::token_lanes::TokenLanes;
 use common::order;
 
 /// Maximum points of a chart.
@@ -18,7 +20,7 @@ const FEW: usize = 4;
 /// If the longest call exceeds this many times the median, the scale is logarithmic.
 const FAR: f64 = 6.0;
 
-const SIZE: (f64, f64) = (480.0, 220.0);
+const SIZE: (f64, f64) = (960.0, 260.0);
 /// Space for the labels on the left and below, and margin.
 const LEFT: f64 = 52.0;
 const FOOT: f64 = 38.0;
@@ -36,15 +38,23 @@ struct CallRange {
     max: u64,
 }
 
-/// Writes the chart of each phase.
-pub fn write(out: &mut dyn Write, phases: &[PhaseReport]) -> io::Result<()> {
+/// Writes the chart of each phase, and the panel of the timeline that a dot opens.
+pub fn write(out: &mut dyn Write, phases: &[PhaseReport], lanes: &TokenLanes) -> io::Result<()> {
     if phases.iter().all(|p| p.calls == 0) {
         return gap(out, "No engine calls were recorded, so the time per token is unknown.");
     }
     let rank = |p: &&PhaseReport| u8::from(p.phase != Phase::Decode);
     let mut order: Vec<&PhaseReport> = phases.iter().collect();
     common::order::by_key(&mut order, |p| (rank(p).into(), 0));
-    order.into_iter().filter(|p| p.calls > 0).try_for_each(|p| phase(out, p))
+    for (i, p) in order.into_iter().filter(|p| p.calls > 0).enumerate() {
+        writeln!(out, "<div data-phase=\"{}\">", p.phase.name())?;
+        phase(out, p)?;
+        writeln!(out, "</div>")?;
+        if i == 0 {
+            timeline::write(out, lanes)?;
+        }
+    }
+    Ok(())
 }
 
 fn phase(out: &mut dyn Write, p: &PhaseReport) -> io::Result<()> {
@@ -142,15 +152,9 @@ fn draw(out: &mut dyn Write, id: &str, title: &str, points: &[CallRange], calls:
     }
     let slot = (right - LEFT) / points.len().max(1) as f64;
     let x = |i: usize| LEFT + (i as f64 + 0.5) * slot;
-    let (mut ranges, mut middles) = (String::new(), String::new());
     for (i, p) in points.iter().enumerate() {
-        let at = |ns: u64| y.at(ns as f64 / each_ns);
-        if p.min < p.max {
-            ranges.push_str(&format!("M{:.1} {:.1}V{:.1}", x(i), at(p.min), at(p.max)));
-        }
-        middles.push_str(&format!("M{:.1} {:.1}h0", x(i), at(p.median)));
+        mark(out, p, x(i), slot, |ns| y.at(ns as f64 / each_ns))?;
     }
-    writeln!(out, "<path class=\"range\" d=\"{ranges}\"/><path class=\"dots\" d=\"{middles}\"/>")?;
     let ends = [points.first().map(|p| (p.from, LEFT, "")), points.last().map(|p| (p.to, right, "end"))];
     for (number, x, class) in ends.into_iter().flatten() {
         writeln!(out, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{:.1}\">{number}</text>", foot + 16.0)?;
@@ -167,6 +171,32 @@ fn draw(out: &mut dyn Write, id: &str, title: &str, points: &[CallRange], calls:
         n => format!("Each dot is the median of {n} calls; its line spans the shortest to the longest."),
     };
     markup::svg_end(out, &format!("{told}. {shown}"))
+}
+
+/// A point of the chart, with a column to point at around it.
+fn mark(out: &mut dyn Write, p: &CallRange, x: f64, slot: f64, at: impl Fn(u64) -> f64) -> io::Result<()> {
+    let (from, to) = (p.from, p.to);
+    let told = match from == to {
+        true => format!("call {from}: {}", time(p.median as f64)),
+        false => format!(
+            "calls {from} to {to}: median {}, from {} to {}",
+            time(p.median as f64),
+            time(p.min as f64),
+            time(p.max as f64)
+        ),
+    };
+    write!(
+        out,
+        "<g class=\"mark\" data-from=\"{from}\" data-to=\"{to}\"><title>{}</title><rect x=\"{:.1}\" y=\"{MARGIN}\" \
+         width=\"{slot:.1}\" height=\"{}\"/>",
+        text(&told),
+        x - slot / 2.0,
+        SIZE.1 - FOOT - MARGIN
+    )?;
+    if p.min < p.max {
+        write!(out, "<path class=\"range\" d=\"M{x:.1} {:.1}V{:.1}\"/>", at(p.min), at(p.max))?;
+    }
+    writeln!(out, "<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{:.1}\" r=\"2.5\"/></g>", at(p.median))
 }
 
 #[cfg(test)]
