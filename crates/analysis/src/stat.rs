@@ -4,6 +4,7 @@
 pub mod context;
 pub mod growth;
 pub mod reuse;
+pub mod scaling;
 pub mod shapes;
 pub mod work;
 
@@ -14,6 +15,7 @@ use self::reuse::{Activation, ReuseTimes};
 use self::shapes::{Shapes, TraceOps};
 use self::work::{Balance, Forecast, NoForecast, OpWork, Products, Roofline};
 use super::attribution::experts::{ExpertReport, experts};
+use super::attribution::pass::sort_counts;
 use super::attribution::verdict::Peak;
 use super::calls::{Phase, Timeline, timeline};
 use super::cut::{Cut, NoPart};
@@ -182,6 +184,9 @@ fn of_process(
     let kinds = kinds(loaded, &idents);
     let groups = Groups { idents: &idents, of: &kinds.of_ident, count: kinds.list.len() };
     let series = Series::new(loaded, &line, &calls.whole, &groups);
+    if options.views.contains(&View::Reuse) {
+        sort_counts(&mut loaded.causes.counts);
+    }
     let loaded = &*loaded;
     let all = All { loaded, line: &line, idents: &idents, kinds: &kinds, series: &series };
     let wanted = |view: View| options.views.contains(&view).then_some(());
@@ -272,6 +277,7 @@ impl All<'_, '_> {
             (!times.is_empty()).then(|| OpWork {
                 name: kind.name.clone(),
                 form: kind.form.clone(),
+                weights: describe::first_type(self.loaded, kind.ident.hit),
                 product: matches!(kind.ident.op.as_str(), "MUL_MAT" | "MUL_MAT_ID"),
                 ns,
                 ns_a_call,
