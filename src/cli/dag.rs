@@ -187,7 +187,7 @@ fn against(
 }
 
 /// Writes to a file, or to standard output.
-fn write(
+pub(super) fn write(
     path: &Path,
     rules: OutputRules,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use self::growth::{Growth, TimedOp, growth};
 use self::reuse::{Activation, ReuseTimes};
+use self::scaling::Scaling;
 use self::shapes::{Shapes, TraceOps};
 use self::work::{Balance, Forecast, NoForecast, OpWork, Products, Roofline};
 use super::attribution::experts::{ExpertReport, experts};
@@ -118,6 +119,9 @@ pub struct Stat {
     /// Null if the barrier was not probed: an op's time then includes the wait for the other threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thread_balance: Option<Option<Vec<Balance>>>,
+    /// This and other recordings, if others were given to compare the numbers of threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<Scaling>,
     /// Null if none were recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<Option<ExpertReport>>,
@@ -215,6 +219,7 @@ fn of_process(
         ops: wanted(View::Ops).map(|()| work::products(&ops)),
         roofline: wanted(View::Roofline).map(|()| work::roofline(&ops, ceiling.clone())),
         thread_balance: wanted(View::Threads).map(|()| all.balance(&calls.whole)),
+        scaling: None,
         experts: wanted(View::Experts).map(|()| experts(loaded, &line, &[], |_| None)),
         reuse: wanted(View::Reuse).map(|()| reuse::reuse(loaded, &line, &idents, calls.pid)),
         activation: wanted(View::Activation).map(|()| reuse::activation(loaded, &line, calls.pid)),

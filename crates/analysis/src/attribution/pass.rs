@@ -241,7 +241,6 @@ impl PassInput<'_, '_> {
             }
         }
     }
-
 }
 
 impl PositionCounts {

@@ -52,8 +52,7 @@ pub enum WaitSource {
 /// One recording.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScalingRow {
-    /// Its place in the list of files.
-    pub file: usize,
+    pub file: String,
     pub threads: u32,
     pub calls: u64,
     /// Mean duration of a call, ns.
@@ -78,7 +77,7 @@ pub struct ScalingRow {
 /// It has no calls of this phase.
 pub fn row(
     trace: &Trace,
-    file: usize,
+    file: String,
     phase: Phase,
     pid: Option<RunId>,
     progress: &LoadProgress,
@@ -106,6 +105,7 @@ pub fn row(
     let durations = whole.iter().filter_map(|c| line.calls.get(*c)).map(|c| c.dur as f64);
     let call_ns = durations.sum::<f64>() / whole.len().max(1) as f64;
     let model_bytes = bytes_a_call(&loaded, &line, &whole);
+    let threads = loaded.cpu_graphs.iter().map(|g| g.n_threads).max().unwrap_or(1);
     let arch = loaded.header.as_ref().map_or("", |h| h.arch);
     let of_phase = report.phases.iter().find(|p| p.phase == phase);
     let counted = of_phase.and_then(|p| counted(&report, p, arch));
@@ -113,7 +113,7 @@ pub fn row(
     let counted_bytes = counted.as_ref().map(|(bytes, _)| *bytes);
     Ok(ScalingRow {
         file,
-        threads: loaded.cpu_graphs.iter().map(|g| g.n_threads).max().unwrap_or(1),
+        threads,
         calls: whole.len() as u64,
         call_ns,
         model_bytes,
@@ -122,14 +122,15 @@ pub fn row(
         counted_gb_per_s: counted_bytes.and_then(rate),
         counter: counted.map(|(_, name)| name),
         stalled_share: of_phase.and_then(stalled),
-        barrier_share: of_phase.and_then(at_barriers),
+        // One thread waits for no other.
+        barrier_share: if threads == 1 { Some(0.0) } else { of_phase.and_then(at_barriers) },
         model: model(&loaded),
     })
 }
 
 /// Compares the rows of recordings.
 pub fn scaling(mut runs: Vec<ScalingRow>) -> Scaling {
-    order::by_key(&mut runs, |r| (r.threads.into(), r.file as u64));
+    order::by_key(&mut runs, |r| (r.threads.into(), 0));
     let all = |has: fn(&ScalingRow) -> bool| !runs.is_empty() && runs.iter().all(has);
     let first = runs.first().and_then(|r| r.counter.clone());
     let counted = all(|r| r.counted_gb_per_s.is_some()) && runs.iter().all(|r| r.counter == first);
@@ -188,9 +189,9 @@ fn at_barriers(p: &PhaseReport) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn run(file: usize, threads: u32) -> ScalingRow {
+    fn run(file: u32, threads: u32) -> ScalingRow {
         ScalingRow {
-            file,
+            file: file.to_string(),
             threads,
             calls: 9,
             call_ns: 1e6,
@@ -208,17 +209,22 @@ mod tests {
     #[test]
     fn one_source_for_all_recordings() {
         let s = scaling(vec![run(0, 4), run(1, 1)]);
-        assert_eq!(s.runs.iter().map(|r| (r.threads, r.file)).collect::<Vec<_>>(), [(1, 1), (4, 0)]);
-        assert_eq!((s.traffic, s.waiting, s.other_models), (TrafficSource::Counted, WaitSource::StalledCycles, false));
+        assert_eq!(s.runs.iter().map(|r| (r.threads, &*r.file)).collect::<Vec<_>>(), [(1, "1"), (4, "0")]);
+        assert_eq!(
+            (s.traffic, s.waiting, s.other_models),
+            (TrafficSource::Counted, WaitSource::StalledCycles, false)
+        );
         let without = ScalingRow { counted_gb_per_s: None, stalled_share: None, ..run(2, 2) };
         let s = scaling(vec![run(0, 4), without]);
         assert_eq!((s.traffic, s.waiting), (TrafficSource::CostModel, WaitSource::Barriers));
         let another = ScalingRow { counter: Some("l1d_cache_refill".into()), ..run(2, 2) };
         assert_eq!(scaling(vec![run(0, 4), another]).traffic, TrafficSource::CostModel);
-        let nothing = ScalingRow { model_gb_per_s: None, barrier_share: None, stalled_share: None, ..run(2, 2) };
+        let nothing =
+            ScalingRow { model_gb_per_s: None, barrier_share: None, stalled_share: None, ..run(2, 2) };
         let s = scaling(vec![run(0, 4), nothing]);
         assert_eq!((s.traffic, s.waiting), (TrafficSource::Counted, WaitSource::None));
-        let small = ScalingRow { model: ModelFacts { layers: Some(3), ..ModelFacts::default() }, ..run(2, 2) };
+        let small =
+            ScalingRow { model: ModelFacts { layers: Some(3), ..ModelFacts::default() }, ..run(2, 2) };
         assert!(scaling(vec![run(0, 4), small]).other_models);
     }
 }

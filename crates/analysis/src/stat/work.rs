@@ -260,7 +260,17 @@ mod tests {
     fn op(name: &str, bytes: f64, ns: f64) -> OpWork {
         let (name, form) = (name.to_string(), String::new());
         let weights = "q4_0".to_string();
-        OpWork { name, form, weights, product: true, ns, ns_a_call: ns, bytes, flops: 4.0 * bytes, int8: true }
+        OpWork {
+            name,
+            form,
+            weights,
+            product: true,
+            ns,
+            ns_a_call: ns,
+            bytes,
+            flops: 4.0 * bytes,
+            int8: true,
+        }
     }
 
     /// 20 GB/s, plus 2 us per call.

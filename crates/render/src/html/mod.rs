@@ -5,7 +5,6 @@
 //! policy allows no script but ours and no requests.
 
 mod activation;
-mod chart;
 mod experts;
 mod graph;
 mod markup;
@@ -18,6 +17,7 @@ use std::io::{self, Write};
 
 use self::graph::GraphSection;
 use self::markup::{gap, heading, say, section, text};
+use super::chart::axis as chart;
 use super::offload;
 use super::section::Section;
 use super::table::Table;
