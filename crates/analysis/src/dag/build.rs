@@ -81,7 +81,7 @@ pub fn build(loaded: &Loaded<'_>, pick: &DagSelection) -> Result<Dag, DagError> 
     layers(&mut b.nodes, &b.edges);
     let DagBuilder { nodes, edges, .. } = b;
     let (pid, phase, token) = (pick.pid, pick.phase, pick.token);
-    Ok(Dag { pid, phase, token, graphs: pick.graphs, nodes, edges, blocks: Vec::new(), notes })
+    Ok(Dag { pid, phase, token, graphs: pick.graphs, nodes, edges, blocks: Vec::new(), counter: None, notes })
 }
 
 impl DagBuilder<'_, '_> {
@@ -154,7 +154,16 @@ impl DagBuilder<'_, '_> {
         let mut known = ids.iter().filter_map(|id| self.known(*id));
         let role = known.next().map_or(NodeRole::Unknown, |t| self.role(t, order));
         let backend = order.and_then(|_| self.backend.clone());
-        Node { role, tensors, order, layer: None, block: None, backend, figures: [None; METRICS.len()] }
+        Node {
+            role,
+            tensors,
+            order,
+            layer: None,
+            block: None,
+            backend,
+            figures: [None; METRICS.len()],
+            time_share: None,
+        }
     }
 
     fn known(&self, id: u32) -> Option<&Tensor> {

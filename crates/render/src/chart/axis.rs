@@ -40,8 +40,11 @@ impl Axis {
         if !sound || low >= 0.0 && low <= 0.3 * high || high <= low {
             return Axis::linear(high.max(low), from, to);
         }
-        let step = step(high - low);
-        Axis { low: (low / step).floor() * step, high: (high / step).ceil() * step, log: false, from, to }
+        let rounded = |step: f64| ((low / step).floor() * step, (high / step).ceil() * step);
+        // Rounding makes the range longer, which may need another step.
+        let (rough, far) = rounded(step(high - low));
+        let (low, high) = rounded(step(far - rough));
+        Axis { low, high, log: false, from, to }
     }
 
     /// The position of a value; values outside are placed at the end.

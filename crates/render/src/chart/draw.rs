@@ -18,7 +18,7 @@ const LEFT: f64 = 68.0;
 const FOOT: f64 = 44.0;
 const MARGIN: f64 = 16.0;
 /// Width of the place after the end of an axis.
-const BEYOND: f64 = 60.0;
+const BEYOND: f64 = 76.0;
 /// Maximum letters of a name in the legend; the tooltips have all of it.
 const LONGEST: usize = 64;
 /// Maximum length of a tooltip.
@@ -125,7 +125,7 @@ fn panels(body: &mut String, y: &mut f64, chart: &Chart, width: f64) {
         body.push_str("<g class=\"panel\">\n");
         grid(body, panel, (&x, &up), (top, foot), width);
         for s in &panel.series {
-            series(body, s, &x, &up);
+            series(body, s, (&x, panel.x.beyond.is_some()), &up);
         }
         body.push_str("</g>\n");
         *y = foot + FOOT;
@@ -193,7 +193,7 @@ fn axis(scale: &Scale, values: Vec<f64>, from: f64, to: f64) -> Axis {
 /// The position of a value, or of the place after the end if it is infinite.
 fn at(axis: &Axis, value: f64) -> f64 {
     if value == f64::INFINITY {
-        axis.to + BEYOND * (axis.to - axis.from).signum() / 2.0
+        axis.to + (BEYOND + 16.0) * (axis.to - axis.from).signum() / 2.0
     } else {
         axis.at(value)
     }
@@ -225,7 +225,7 @@ fn grid(body: &mut String, panel: &Panel, (x, y): (&Axis, &Axis), (top, foot): (
         }
     }
     if let Some(name) = panel.x.beyond {
-        let (from, to) = (x.to + 8.0, right);
+        let (from, to) = (x.to + 16.0, right);
         let _ = writeln!(
             body,
             "<rect x=\"{from:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill-opacity=\".06\"/>",
@@ -249,13 +249,14 @@ fn grid(body: &mut String, panel: &Panel, (x, y): (&Axis, &Axis), (top, foot): (
     body.push_str("</g>\n");
 }
 
-fn series(body: &mut String, s: &Series, x: &Axis, y: &Axis) {
+fn series(body: &mut String, s: &Series, (x, beyond): (&Axis, bool), y: &Axis) {
+    let placed = |(a, b): (f64, f64)| b.is_finite() && (a.is_finite() || beyond && a == f64::INFINITY);
     let name = words::cut(&s.name, LONGEST);
     let _ = writeln!(body, "<g class=\"series\" aria-label=\"{}\">", xml(&name));
     if !s.points.is_empty() {
         let (colour, shape) = (s.look.colour(), s.look.shape());
         let _ = writeln!(body, "<g class=\"marks\" fill=\"{colour}\" fill-opacity=\".75\">");
-        for p in &s.points {
+        for p in s.points.iter().filter(|p| placed((p.x, p.y))) {
             let about = xml(&words::cut(&p.about, LONGEST_TIP));
             let _ = writeln!(
                 body,
@@ -268,7 +269,7 @@ fn series(body: &mut String, s: &Series, x: &Axis, y: &Axis) {
     }
     if let [_, _, ..] = &*s.line {
         let mut path = String::new();
-        for (i, (a, b)) in s.line.iter().enumerate() {
+        for (i, (a, b)) in s.line.iter().filter(|p| placed(**p)).enumerate() {
             let _ = write!(path, "{}{:.1} {:.1}", if i == 0 { 'M' } else { 'L' }, at(x, *a), at(y, *b));
         }
         let about = xml(&words::cut(&s.line_about, LONGEST_TIP));

@@ -1,11 +1,13 @@
 //! Text within a drawing: breaks it into lines by an estimate of its width, because the font is not known.
 
-/// Mean width of a letter, in units of the font's size.
+/// Mean width of a letter, and of a capital, in units of the font's size.
 const LETTER: f64 = 0.54;
+const CAPITAL: f64 = 0.7;
 
 /// The estimated width of a text.
 pub fn width(text: &str, size: f64) -> f64 {
-    text.chars().count() as f64 * size * LETTER
+    let letter = |c: char| if c.is_lowercase() || c == ' ' || c.is_ascii_digit() { LETTER } else { CAPITAL };
+    text.chars().map(letter).sum::<f64>() * size
 }
 
 /// The text in lines that fit; a word that is too long alone is cut.

@@ -5,7 +5,7 @@ use std::fmt;
 use analysis::dag::{Dag, Metric};
 
 /// Ends and middle of the scale, from low to high; lightness decreases evenly.
-const STOPS: [[f64; 3]; 3] = [[255.0, 247.0, 220.0], [253.0, 150.0, 60.0], [140.0, 20.0, 30.0]];
+pub const STOPS: [[f64; 3]; 3] = [[255.0, 247.0, 220.0], [253.0, 150.0, 60.0], [140.0, 20.0, 30.0]];
 
 /// A colour, shown as `#rrggbb`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +41,17 @@ impl Scale {
         let values = || dag.nodes.iter().filter_map(|n| n.figures[metric as usize]).map(|s| s.median);
         let low = values().reduce(f64::min)?;
         let high = values().reduce(f64::max)?;
-        let amount = matches!(metric, Metric::Time | Metric::Bytes | Metric::Flops | Metric::Faults);
+        let amount =
+            matches!(metric, Metric::Time | Metric::Bytes | Metric::Flops | Metric::Faults | Metric::Counted);
         Some(Scale { low, high, log: amount && low > 0.0 && high > 10.0 * low })
+    }
+
+    /// The value at a share of the scale, 0 to 1.
+    pub fn value(&self, share: f64) -> f64 {
+        match self.log {
+            true => self.low * (self.high / self.low).powf(share),
+            false => self.low + (self.high - self.low) * share,
+        }
     }
 
     pub fn colour(&self, value: f64) -> Colour {
@@ -67,6 +76,8 @@ mod tests {
         assert_eq!(shown(0.0), shown(1.0));
         assert_eq!(s.colour(1.0).ink(), "#000000");
         assert_eq!(s.colour(100.0).ink(), "#ffffff");
+        assert_eq!([0.0, 0.5, 1.0].map(|share| s.value(share).round()), [1.0, 10.0, 100.0]);
+        assert_eq!(Scale { low: 1.0, high: 3.0, log: false }.value(0.5), 2.0);
         let all_equal = Scale { low: 5.0, high: 5.0, log: false };
         assert_eq!(all_equal.colour(5.0).to_string(), "#fd963c");
     }

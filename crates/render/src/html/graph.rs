@@ -74,7 +74,7 @@ fn tools(out: &mut dyn Write, dag: &Dag, first: Metric) -> io::Result<()> {
          <button type=\"button\" id=\"zoom-fit\">Fit</button></span></p>"
     )?;
     let scale = Scale::of(dag, first);
-    writeln!(out, "<p id=\"legend\" role=\"status\">{}</p>", text(&legend(first, scale.as_ref())))
+    writeln!(out, "<p id=\"legend\" role=\"status\">{}</p>", text(&legend(dag, first, scale.as_ref())))
 }
 
 /// The boxes for one metric.
@@ -106,7 +106,7 @@ pub fn data(graph: &GraphSection<'_>) -> io::Result<String> {
         let shown =
             |value: Option<Spread>| value.map_or_else(|| svg::NO_VALUE.into(), |s| spread(m.metric, &s));
         markup::json(&Shown {
-            legend: legend(m.metric, scale.as_ref()),
+            legend: legend(dag, m.metric, scale.as_ref()),
             fill: values().flat_map(colours).collect(),
             text: values().map(shown).collect(),
         })

@@ -8,6 +8,7 @@ mod activation;
 mod experts;
 mod graph;
 mod markup;
+mod pictures;
 mod roofline;
 mod summary;
 mod threads;
@@ -256,7 +257,9 @@ fn roof(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
         )?,
     }
     heading(out, "Time by work and context length")?;
+    pictures::write(out, s, View::Ops)?;
     told(out, s, View::Ops, "name", top)?;
+    pictures::write(out, s, View::Tokens)?;
     told(out, s, View::Tokens, "name", top)
 }
 
@@ -279,7 +282,8 @@ fn threads(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
     interference(out, o, top)?;
     let Some(s) = stat(out, o)? else { return Ok(()) };
     told(out, s, View::Threads, "name", top)?;
-    told(out, s, View::Backends, "backend", top)
+    told(out, s, View::Backends, "backend", top)?;
+    pictures::write(out, s, View::Shapes)
 }
 
 /// CPU interference: who had the CPU while a thread of the target was runnable.
@@ -303,6 +307,7 @@ fn experts(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
             if let Some(Some(found)) = &s.activation {
                 activation::write(out, found)?;
             }
+            pictures::write(out, s, View::Reuse)?;
             told(out, s, View::Reuse, "tokens since last use", top)
         }
         (None, Some(n)) => gap(

@@ -85,8 +85,10 @@ fn kind(r: &MatmulWork) -> &str {
 }
 
 fn said(f: &Fit) -> String {
-    let rate = f.giga_per_s.map_or_else(|| "no rate".into(), |g| format!("{g:.2} GFLOP/s"));
-    format!("{} and {rate}, R2 {:.3}", time(f.at_zero_ns), f.r2)
+    match f.giga_per_s {
+        Some(g) => format!("{} and {g:.2} GFLOP/s, R2 {:.3}", time(f.at_zero_ns), f.r2),
+        None => format!("{}, not longer with more operations, R2 {:.3}", time(f.at_zero_ns), f.r2),
+    }
 }
 
 fn mark(r: &MatmulWork, each: f64) -> Mark {

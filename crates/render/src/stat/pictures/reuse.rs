@@ -16,7 +16,8 @@ pub fn reuse(found: &ReuseTimes, most: usize) -> Chart {
     let counted = drawn.iter().any(|p| p.major_faults.is_some());
     let slowest = drawn.iter().map(|p| p.ns).fold(0.0, f64::max);
     let farthest = drawn.iter().filter_map(|p| p.distance).fold(1.0, f64::max);
-    let (unit, each) = time_unit(slowest);
+    let far = slowest > FAR * found.mean_ns;
+    let (unit, each) = time_unit(if far { found.mean_ns } else { slowest });
     let group = |p: &ReusePoint| {
         let n = p.major_faults?;
         FAULTS.iter().rposition(|(least, _)| n >= *least)
@@ -70,7 +71,6 @@ pub fn reuse(found: &ReuseTimes, most: usize) -> Chart {
             found.n
         ));
     }
-    let far = slowest > FAR * found.mean_ns;
     let mut x = Scale::new("tokens since the layer last used these experts (mean)", ScaleKind::Log);
     x.beyond = drawn.iter().any(|p| p.distance.is_none()).then_some("first use");
     Chart {
