@@ -31,7 +31,7 @@ pub struct ReuseTimes {
     /// By mean distance of the token's experts, nearest first; tokens with an expert that the layer never used
     /// before are last.
     pub rows: Vec<ReuseRow>,
-    /// One of every this many is in `points`.
+    /// One of every this many tokens is in `points`.
     pub each: u64,
     /// Single tokens of single layers, in recording order.
     pub points: Vec<ReusePoint>,
@@ -88,30 +88,26 @@ const CHANCE: f64 = 0.01;
 /// A share of variance in the distances' sum of squares below this counts as no variance.
 const LEAST_VARIANCE: f64 = 1e-9;
 
-/// Maximum points kept; each time it is reached, every second one is dropped.
+/// Maximum points kept.
 const MOST_POINTS: usize = 4096;
 
-/// The points, evenly thinned out.
-#[derive(Default)]
+/// The points of evenly chosen tokens, with all layers of each: no layer is favoured.
 struct ReusePoints {
-    seen: u64,
     each: u64,
     kept: Vec<ReusePoint>,
 }
 
 impl ReusePoints {
     fn take(&mut self, point: ReusePoint) {
-        if self.seen.is_multiple_of(self.each.max(1)) {
-            self.kept.push(point);
+        // A token with more layers than that is no model's.
+        if !point.token.is_multiple_of(self.each) || self.kept.len() > 2 * MOST_POINTS {
+            return;
         }
-        self.seen += 1;
+        self.kept.push(point);
         if self.kept.len() > MOST_POINTS {
-            let mut even = false;
-            self.kept.retain(|_| {
-                even = !even;
-                even
-            });
-            self.each = self.each.max(1) * 2;
+            let each = self.each.saturating_mul(2);
+            self.kept.retain(|p| p.token.is_multiple_of(each));
+            self.each = each;
         }
     }
 }
@@ -183,7 +179,7 @@ impl LayerReuse {
 pub fn reuse(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, pid: u32) -> Option<ReuseTimes> {
     let mut clock = ExpertTimes::new(loaded, idents);
     let mut layers: HashMap<u32, LayerReuse> = HashMap::new();
-    let mut points = ReusePoints::default();
+    let mut points = ReusePoints { each: 1, kept: Vec::new() };
     for ChosenExperts { layer, graph, experts, .. } in Choices::new(loaded, line).of(pid) {
         let Some(number) = layer else { continue };
         let of = layers.entry(number).or_default();
@@ -205,7 +201,7 @@ pub fn reuse(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, pid: u32) ->
         mean_ns: all.y / all.n,
         line: through(&layers),
         rows: (0..ROWS).filter_map(|row| told(&layers, row)).collect(),
-        each: points.each.max(1),
+        each: points.each,
         points: points.kept,
     })
 }
@@ -446,6 +442,23 @@ mod tests {
         // The larger the distance, the slower; a first use is slowest.
         assert!(rows.windows(2).all(|w| w[0].beyond_ns < w[1].beyond_ns), "{rows:#?}");
         assert!(rows.last().unwrap().first_use && rows.last().unwrap().distance.is_none());
+    }
+
+    #[test]
+    fn points_are_of_all_layers_of_evenly_chosen_tokens() {
+        let mut points = ReusePoints { each: 1, kept: Vec::new() };
+        for i in 0..40_000u64 {
+            let (token, layer) = (i / 8, (i % 8) as u32);
+            points.take(ReusePoint { token, layer, distance: None, ns: 1.0, major_faults: None });
+        }
+        assert_eq!((points.each, points.kept.len()), (16, 5000 / 16 * 8 + 8));
+        let layers = points.kept.iter().take(8).map(|p| (p.token, p.layer));
+        assert!(layers.eq((0..8).map(|layer| (0, layer))));
+        let mut wide = ReusePoints { each: 1, kept: Vec::new() };
+        for layer in 0..30_000 {
+            wide.take(ReusePoint { token: 0, layer, distance: None, ns: 1.0, major_faults: None });
+        }
+        assert_eq!(wide.kept.len(), 2 * MOST_POINTS + 1);
     }
 
     #[test]

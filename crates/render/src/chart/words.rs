@@ -6,7 +6,7 @@ const CAPITAL: f64 = 0.7;
 
 /// The estimated width of a text.
 pub fn width(text: &str, size: f64) -> f64 {
-    let letter = |c: char| if c.is_lowercase() || c == ' ' || c.is_ascii_digit() { LETTER } else { CAPITAL };
+    let letter = |c: char| if c.is_uppercase() || "_+%".contains(c) { CAPITAL } else { LETTER };
     text.chars().map(letter).sum::<f64>() * size
 }
 

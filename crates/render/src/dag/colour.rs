@@ -11,6 +11,12 @@ pub const STOPS: [[f64; 3]; 3] = [[255.0, 247.0, 220.0], [253.0, 150.0, 60.0], [
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Colour([u8; 3]);
 
+impl From<[f64; 3]> for Colour {
+    fn from(rgb: [f64; 3]) -> Colour {
+        Colour(rgb.map(|part| part.round() as u8))
+    }
+}
+
 impl fmt::Display for Colour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [r, g, b] = self.0;
@@ -60,7 +66,7 @@ impl Scale {
         let share = if high > low { ((on(value) - low) / (high - low)).clamp(0.0, 1.0) } else { 0.5 };
         let [a, b] = if share < 0.5 { [STOPS[0], STOPS[1]] } else { [STOPS[1], STOPS[2]] };
         let part = (share * 2.0) % 1.0 + if share == 1.0 { 1.0 } else { 0.0 };
-        Colour(std::array::from_fn(|i| (a[i] + (b[i] - a[i]) * part).round() as u8))
+        Colour::from(std::array::from_fn(|i| a[i] + (b[i] - a[i]) * part))
     }
 }
 

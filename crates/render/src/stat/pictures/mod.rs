@@ -1,12 +1,15 @@
 //! The statistics as pictures. Each is made of the figures of the table of the same view.
 
 mod ops;
+mod parts;
 mod reuse;
 mod roofline;
 mod shapes;
-mod threads;
+pub mod threads;
 mod tokens;
 
+pub use self::parts::NoPicture;
+use self::parts::none;
 use crate::chart::Chart;
 use analysis::stat::{Stat, View};
 
@@ -17,15 +20,6 @@ pub const ON_PAGE: usize = 300;
 /// The views that have a picture.
 pub const PICTURES: [View; 6] =
     [View::Tokens, View::Ops, View::Roofline, View::Threads, View::Reuse, View::Shapes];
-
-/// Why there is no picture, and what to record for one.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct NoPicture(pub String);
-
-fn none<T>(why: &str) -> Result<T, NoPicture> {
-    Err(NoPicture(why.to_owned()))
-}
 
 /// The picture of a view, with at most about `most` points.
 ///
@@ -71,31 +65,6 @@ pub fn picture(s: &Stat, view: View, most: usize) -> Result<Chart, NoPicture> {
         },
         View::Experts | View::Activation | View::Backends => none("this view has no picture"),
     }
-}
-
-/// Keeps one of every few rows, so that at most `most` remain.
-fn thinned<T>(rows: &[T], most: usize) -> impl Iterator<Item = &T> {
-    rows.iter().step_by(rows.len().div_ceil(most.max(1)).max(1))
-}
-
-/// The unit of a time axis up to `high` ns: its name, and its ns.
-fn time_unit(high: f64) -> (&'static str, f64) {
-    match high {
-        h if h < 2e3 => ("ns", 1.0),
-        h if h < 2e6 => ("us", 1e3),
-        h if h < 2e9 => ("ms", 1e6),
-        _ => ("s", 1e9),
-    }
-}
-
-/// Places on a straight line over x, close enough to one another for a logarithmic axis.
-fn sampled(from: f64, to: f64, at: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
-    const STEPS: u32 = 48;
-    if !(from > 0.0 && to > from && to.is_finite()) {
-        return Vec::new();
-    }
-    let place = |i: u32| from * (to / from).powf(f64::from(i) / f64::from(STEPS));
-    (0..=STEPS).map(place).map(|x| (x, at(x))).filter(|(_, y)| y.is_finite() && *y > 0.0).collect()
 }
 
 #[cfg(test)]

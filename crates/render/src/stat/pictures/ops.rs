@@ -1,6 +1,6 @@
 //! Time of matrix multiplications against their operations, by type of the weights.
 
-use super::{NoPicture, none, sampled, thinned, time_unit};
+use super::parts::{NoPicture, none, sampled, thinned, time_unit};
 use crate::chart::{Chart, Look, Mark, Panel, Scale, ScaleKind, Series};
 use crate::units::{bytes, count, decimal, time};
 use analysis::stat::work::{Fit, MatmulWork, Products};

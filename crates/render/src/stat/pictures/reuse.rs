@@ -1,6 +1,6 @@
 //! Time of a layer's expert multiplications against how long ago it used the token's experts, token by token.
 
-use super::{sampled, thinned, time_unit};
+use super::parts::{sampled, time_unit};
 use crate::chart::{Chart, Look, Mark, Panel, Scale, ScaleKind, Series};
 use crate::units::{count, time};
 use analysis::stat::reuse::{ReusePoint, ReuseTimes};
@@ -12,7 +12,7 @@ const FAULTS: [(u64, &str); 3] =
     [(0, "no major page fault"), (1, "1 to 9 major page faults"), (10, "10 or more major page faults")];
 
 pub fn reuse(found: &ReuseTimes, most: usize) -> Chart {
-    let drawn: Vec<&ReusePoint> = thinned(&found.points, most).collect();
+    let drawn = thinned(&found.points, most);
     let counted = drawn.iter().any(|p| p.major_faults.is_some());
     let slowest = drawn.iter().map(|p| p.ns).fold(0.0, f64::max);
     let farthest = drawn.iter().filter_map(|p| p.distance).fold(1.0, f64::max);
@@ -66,12 +66,12 @@ pub fn reuse(found: &ReuseTimes, most: usize) -> Chart {
     let left_out = found.n.saturating_sub(drawn.len() as u64);
     if left_out > 0 {
         notes.push(format!(
-            "{} of {} are drawn, evenly chosen.",
+            "{} of {} are drawn: those of evenly chosen tokens.",
             count(drawn.len() as u64, "point"),
             found.n
         ));
     }
-    let mut x = Scale::new("tokens since the layer last used these experts (mean)", ScaleKind::Log);
+    let mut x = Scale::new("time since the layer last used these experts (tokens, mean)", ScaleKind::Log);
     x.beyond = drawn.iter().any(|p| p.distance.is_none()).then_some("first use");
     Chart {
         title: "Expert time by reuse distance, decode".into(),
@@ -92,6 +92,16 @@ pub fn reuse(found: &ReuseTimes, most: usize) -> Chart {
         }],
         notes,
     }
+}
+
+/// All layers of evenly chosen tokens, at most about `most` points.
+fn thinned(points: &[ReusePoint], most: usize) -> Vec<&ReusePoint> {
+    let mut each = 1u64;
+    let kept = |each: u64| points.iter().filter(move |p| p.token.is_multiple_of(each));
+    while kept(each).count() > most && each < 1 << 32 {
+        each *= 2;
+    }
+    kept(each).collect()
 }
 
 fn slope(ns: f64) -> String {

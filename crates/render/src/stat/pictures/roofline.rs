@@ -1,6 +1,6 @@
 //! Ops below the roofs of the machine.
 
-use super::{NoPicture, none, thinned};
+use super::parts::{NoPicture, none, thinned};
 use crate::chart::{Chart, Look, Mark, Panel, Scale, ScaleKind, Series};
 use crate::units::{count, pct, time};
 use analysis::attribution::verdict::MEASURE;
@@ -52,8 +52,8 @@ pub fn roofline(r: &Roofline, phase: &str, most: usize) -> Result<Chart, NoPictu
     }
     let drawn: Vec<&RooflinePoint> = thinned(&rows, most).copied().collect();
     let kinds = [
-        (Some("memory"), "ops below the memory roof"),
-        (Some("compute"), "ops below a compute roof"),
+        (Some("memory"), "memory is the lower roof"),
+        (Some("compute"), "compute is the lower roof"),
         (None, "ops"),
     ];
     for (i, (roof, name)) in kinds.into_iter().enumerate() {

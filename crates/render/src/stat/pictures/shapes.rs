@@ -1,7 +1,7 @@
 //! Times of the same shapes in two places: those of the first against those of the others.
 
 use super::super::shapes::labels;
-use super::{NoPicture, none, thinned, time_unit};
+use super::parts::{NoPicture, none, thinned, time_unit};
 use crate::chart::{Chart, Look, Mark, Panel, Scale, ScaleKind, Series};
 use crate::units::{count, time};
 use analysis::stat::shapes::{ShapedOp, Shapes};

@@ -1,7 +1,7 @@
 //! Time, memory traffic and waiting against the number of threads, one point for each recording.
 
 use super::super::scaling::notes;
-use super::{NoPicture, time_unit};
+use super::parts::{NoPicture, time_unit};
 use crate::chart::{Chart, Look, Mark, Panel, Scale, ScaleKind, Series};
 use crate::units::{count, pct, time};
 use analysis::stat::scaling::{Scaling, ScalingRow, TrafficSource, WaitSource};

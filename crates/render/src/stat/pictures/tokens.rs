@@ -1,6 +1,6 @@
 //! Time of a call and of its attention against the length of the context.
 
-use super::time_unit;
+use super::parts::time_unit;
 use crate::chart::{Chart, Look, Mark, Panel, Scale, ScaleKind, Series};
 use crate::units::{count, time};
 use analysis::stat::growth::{Growth, Trend};
