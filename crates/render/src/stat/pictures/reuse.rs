@@ -15,6 +15,7 @@ pub fn reuse(found: &ReuseTimes, most: usize) -> Chart {
     let drawn = thinned(&found.points, most);
     let counted = drawn.iter().any(|p| p.major_faults.is_some());
     let slowest = drawn.iter().map(|p| p.ns).fold(0.0, f64::max);
+    let fastest = drawn.iter().map(|p| p.ns).fold(f64::INFINITY, f64::min);
     let farthest = drawn.iter().filter_map(|p| p.distance).fold(1.0, f64::max);
     let far = slowest > FAR * found.mean_ns;
     let (unit, each) = time_unit(if far { found.mean_ns } else { slowest });
@@ -40,6 +41,7 @@ pub fn reuse(found: &ReuseTimes, most: usize) -> Chart {
     let mut notes = Vec::new();
     match &found.line {
         Some(l) => {
+            // A logarithmic axis would follow a falling line down to nothing.
             let slope = format!("{} per token since the last use", slope(l.ns_per_token));
             let about = format!(
                 "{slope} (95 %: {} to {}), R2 {:.3}",
@@ -49,7 +51,10 @@ pub fn reuse(found: &ReuseTimes, most: usize) -> Chart {
             );
             series.push(Series {
                 name: format!("fitted line: {slope}"),
-                line: sampled(1.0, farthest, |x| (l.at_zero_ns + l.ns_per_token * x) / each),
+                line: sampled(1.0, farthest, |x| (l.at_zero_ns + l.ns_per_token * x) / each)
+                    .into_iter()
+                    .filter(|(_, y)| !far || *y >= fastest / each / 2.0)
+                    .collect(),
                 line_about: about.clone(),
                 ..Series::default()
             });

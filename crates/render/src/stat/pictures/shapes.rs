@@ -73,8 +73,7 @@ pub fn shapes(found: &Shapes, phase: &str, most: usize) -> Result<Chart, NoPictu
         _ => "another place",
     };
     let mut notes = vec![format!(
-        "{} of {} are slower on {other} than on {first}. Points below the line are faster there.",
-        slower,
+        "Slower on {other} than on {first}: {slower} of {}. Points below the line are faster there.",
         count(pairs.len() as u64, "shape")
     )];
     if names.iter().any(|n| n.starts_with("B ")) {

@@ -14,7 +14,7 @@ fn trend(name: &str, ns: impl Fn(f64) -> f64) -> Trend {
         ns_per_token: (ns(200.0) - ns(10.0)) / 190.0,
         interval: [1.0, 2.0],
         r2: 0.9,
-        share: None,
+        share: name.contains("ROPE").then_some(0.5),
         grows: name.contains("ROPE"),
         points: (1..=20).map(|i| f64::from(i) * 10.0).map(|x| [x, ns(x)]).collect(),
     }

@@ -5,14 +5,16 @@ use crate::chart::{Chart, Look, Mark, Panel, Scale, ScaleKind, Series};
 use crate::units::{count, time};
 use analysis::stat::growth::{Growth, Trend};
 
-/// Maximum ops drawn: those of attention, then those that grow most.
+/// Maximum ops drawn: those of attention, then those that grow most and make up at least this share of the growth.
 const ATTENTION: usize = 4;
 const OTHERS: usize = 3;
+const LEAST: f64 = 0.02;
 
 /// The time of a call above, that of attention and of what else grows below.
 pub fn tokens(g: &Growth, phase: &str) -> Chart {
     let attention: Vec<&Trend> = g.ops.iter().filter(|t| of_attention(&t.name)).take(ATTENTION).collect();
-    let others = g.ops.iter().filter(|t| t.grows && !of_attention(&t.name)).take(OTHERS);
+    let large = |t: &&Trend| t.share.is_some_and(|share| share >= LEAST) && !of_attention(&t.name);
+    let others = g.ops.iter().filter(large).take(OTHERS);
     let ops: Vec<&Trend> = attention.iter().copied().chain(others).collect();
     let mut panels = vec![panel(g, &[&g.call], 190.0, "whole call")];
     let mut notes = Vec::new();
