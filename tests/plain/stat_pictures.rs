@@ -224,7 +224,7 @@ fn counted_traffic_is_drawn_if_all_recordings_have_it() {
 fn shapes_are_drawn_in_both_places() {
     let mut s = Synth::new(Vec::new(), Spec::default());
     for i in 0..20 {
-        s.backend = if i % 2 == 0 { ([7; 16], "CPU") } else { ([9; 16], "GPU <0>") };
+        s.backend = if i % 2 == 0 { ([7; 16], "CPU") } else { ([9; 16], "AMX") };
         s.call(1, |p, _| 1000 * (1 + i % 2) + p as u64);
     }
     let dir = place(&[("run", &s.enc.finish(&footer("target exited")).unwrap())]);
@@ -234,7 +234,7 @@ fn shapes_are_drawn_in_both_places() {
     let us = |r: &Value, i: usize| r["cells"][i]["median_ns"].as_f64().unwrap() / 1e3;
     Drawn::panel(&drawing, 0).has(&rows.iter().map(|r| (us(r, 0), us(r, 1))).collect::<Vec<_>>());
     assert!(drawing.contains(">time on CPU (us), logarithmic</text>"), "{drawing}");
-    assert!(drawing.contains(">time on GPU &lt;0&gt; (us), logarithmic</text>"), "{drawing}");
+    assert!(drawing.contains(">time on AMX (us), logarithmic</text>"), "{drawing}");
 }
 
 #[test]

@@ -68,7 +68,7 @@ pub struct ScalingRow {
     pub stalled_share: Option<f64>,
     pub barrier_share: Option<f64>,
     #[serde(skip)]
-    model: ModelFacts,
+    pub model: ModelFacts,
 }
 
 /// Reads the row of one recording: of the given process, else of the one with the most such calls.
