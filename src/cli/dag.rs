@@ -81,11 +81,12 @@ const FLAGS: FlagGroup = FlagGroup {
 const METRIC_HELP: [&str; METRICS.len()] = [
     "mean time per call on thread 0",
     "bytes from the cost model, divided by that time",
-    "bytes from the cost model",
+    "bytes counted by a counter of memory traffic, else those of the cost model; the legend says which",
     "FLOPs from the cost model",
     "cycles with a stalled back end (record --pmc)",
     "page faults (record --faults)",
     "slowest thread divided by the mean of all threads",
+    "bytes of missed cache lines (record --pmc ll_cache_miss or cache-misses)",
 ];
 
 const METRIC_CHOICES: Choices = Choices::from_fn(|i| Some((METRICS.get(i)?.name, METRIC_HELP.get(i)?)));
@@ -139,8 +140,12 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         graph = only(&graph, layer).with_context(|| format!("cannot draw {}", file.display()))?;
     }
     notes(&graph.notes);
+    let metric = match metric {
+        Metric::Bytes if graph.has(Metric::Counted) => Metric::Counted,
+        other => other,
+    };
     if !graph.has(metric) {
-        notes(&[view::legend(metric, None)]);
+        notes(&[view::legend(&graph, metric, None)]);
     }
     write(&output, rules, |out| view::write(out, &graph, metric, format))
 }
@@ -187,7 +192,7 @@ fn against(
 }
 
 /// Writes to a file, or to standard output.
-fn write(
+pub(super) fn write(
     path: &Path,
     rules: OutputRules,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,

@@ -1,19 +1,23 @@
 //! `profinfer stat`: statistics across tokens, ops, threads, experts and backends of a run.
 
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 
 use super::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
-use super::reading::{open, with_bar};
+use super::output::{FORCE, MODE, OutputRules};
+use super::reading::{not_over, open, with_bar};
 use super::report::{peaks, style};
-use super::values::{choice, one_of, parsed, whole};
+use super::values::{any_of, choice, one_of, parsed, whole};
 use analysis::calls::Phase;
 use analysis::load::LoadProgress;
+use analysis::stat::scaling::{Scaling, row, scaling};
 use analysis::stat::shapes::of_trace;
 use analysis::stat::{StatOptions, View, stat};
+use pfi::Trace;
+use render::stat::pictures;
 
 pub const COMMAND: Command = Command {
     name: "stat",
@@ -23,7 +27,7 @@ Views:
   tokens      time of calls and ops as the context grows
   ops         matrix multiplication time against bytes and FLOPs, with outliers
   roofline    ops compared with the machine's memory and compute peaks (--peak)
-  threads     how evenly each op is shared among the threads
+  threads     how evenly each op is shared among the threads; with --beside, recordings with other numbers of threads
   experts     which experts each layer selects, how often, and how soon again
   reuse       expert multiplication time by tokens since the expert's last use
   activation  experts selected by each layer, per token (long: on request only)
@@ -31,7 +35,10 @@ Views:
   shapes      the same ops on two backends, or in two traces (--beside)
 
 The time of an op is from its start to the start of the next op on thread 0, including the wait at the barrier; in the view
-threads it ends at the barrier. Bytes and FLOPs come from the cost model.",
+threads it ends at the barrier. Bytes and FLOPs come from the cost model.
+
+--svg draws a view: time against context (tokens) or operations (ops), ops below the roofs (roofline), traffic and waiting by
+number of threads (threads --beside), expert time by reuse distance (reuse), one backend against another (shapes).",
     usage: &["FILE [VIEW] [OPTIONS]"],
     arguments: &[
         Argument { name: "FILE", help: "Trace to read; '-' is standard input" },
@@ -47,6 +54,8 @@ profinfer stat run.pfi tokens                       which op slows decoding down
 profinfer stat run.pfi roofline --peak peak.json    against the peaks measured by 'ggml-runner peak --json'
 profinfer stat run.pfi --bandwidth 120 --context 8192   tokens/s with faster memory and a longer context
 profinfer stat run.pfi shapes --beside other.pfi    each op in this trace and in another
+profinfer stat run.pfi tokens --svg tokens.svg      a picture of token and attention times
+profinfer stat t1.pfi threads --beside t2.pfi,t4.pfi --svg threads.svg   1, 2 and 4 threads
 profinfer stat run.pfi ops --csv > ops.csv          for a spreadsheet",
     run,
 };
@@ -71,11 +80,17 @@ const FLAGS: FlagGroup = FlagGroup {
         Flag::value(
             "beside",
             "OTHER",
-            "Trace to compare with in the view shapes (its process with the most such calls); not '-'",
-        ),
+            "Trace to compare with in the view shapes, or traces in the view threads (repeat, or separate by commas; of \
+             each, the process with the most such calls); not '-'",
+        )
+        .many(),
         Flag::value("top", "N", "Maximum rows per table").default("20"),
         Flag::switch("json", "Print JSON: nanoseconds, bytes, ratios (1 = 100 %)"),
         Flag::switch("csv", "Print the table of one VIEW as comma-separated values").excludes(&["json"]),
+        Flag::value("svg", "OUT", "Write a picture of one VIEW to this file; '-' is standard output")
+            .excludes(&["json", "csv"]),
+        FORCE,
+        MODE,
     ],
 };
 
@@ -84,18 +99,21 @@ fn bandwidth(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "expected 10^9 bytes per second, e.g. 61.5".into())
 }
 
+/// The views and their names.
+const VIEWS: [(&str, View); 9] = [
+    ("tokens", View::Tokens),
+    ("ops", View::Ops),
+    ("roofline", View::Roofline),
+    ("threads", View::Threads),
+    ("experts", View::Experts),
+    ("reuse", View::Reuse),
+    ("activation", View::Activation),
+    ("backends", View::Backends),
+    ("shapes", View::Shapes),
+];
+
 fn view(args: &Args) -> Result<Option<View>, Usage> {
-    let views = one_of(&[
-        ("tokens", View::Tokens),
-        ("ops", View::Ops),
-        ("roofline", View::Roofline),
-        ("threads", View::Threads),
-        ("experts", View::Experts),
-        ("reuse", View::Reuse),
-        ("activation", View::Activation),
-        ("backends", View::Backends),
-        ("shapes", View::Shapes),
-    ]);
+    let views = one_of(&VIEWS);
     let Some(given) = args.argument("VIEW") else { return Ok(None) };
     let given = given.to_string_lossy();
     views(&given).map(Some).map_err(|why| Usage::new(format!("'{given}': {why}")))
@@ -115,19 +133,34 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let top = args.needed("top", whole(1, u32::MAX.into()))?;
     let csv =
         if args.flag("csv") { Some(one.ok_or_else(|| Usage::new("--csv requires a VIEW"))?) } else { None };
-    let other = args.path("beside")?;
-    if other.is_some() && !options.views.contains(&View::Shapes) {
-        return Err(Usage::new("--beside applies to the view shapes only").into());
+    let picture = picture(args, one)?;
+    let others = beside(args, &options.views)?;
+    if let Some((out, rules)) = &picture {
+        others
+            .iter()
+            .map(PathBuf::as_path)
+            .chain([Path::new(file)])
+            .try_for_each(|input| not_over(out, input))?;
+        rules.check(out)?;
     }
     let trace = open(Path::new(file), "read")?;
-    if let Some(path) = other {
-        let other = open(&path, "read")?;
-        options.beside = Some(of_trace(&other, options.phase, &LoadProgress::default()));
+    if let [other] = &*others
+        && options.views.contains(&View::Shapes)
+    {
+        options.beside = Some(of_trace(&open(other, "read")?, options.phase, &LoadProgress::default()));
     }
     let progress = LoadProgress::default();
     let shown = file.to_string_lossy();
-    let found =
-        with_bar(&progress, || stat(&trace, &options, &progress)).with_context(|| shown.into_owned())?;
+    let mut found = with_bar(&progress, || stat(&trace, &options, &progress))
+        .with_context(|| shown.clone().into_owned())?;
+    if one == Some(View::Threads) && !others.is_empty() {
+        found.scaling = Some(scaling_of(&trace, &shown, &others, &options)?);
+    }
+    if let (Some((out, rules)), Some(view)) = (picture, one) {
+        let chart = pictures::picture(&found, view, pictures::IN_FILE)
+            .map_err(|why| anyhow!("cannot draw {shown}: {why}"))?;
+        return super::dag::write(&out, rules, |out| render::chart::file(out, &chart));
+    }
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.flag("json") {
         render::json::write(&mut out, &found)?;
@@ -143,4 +176,51 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where to write a picture, and the rules for that file.
+fn picture(args: &Args, view: Option<View>) -> Result<Option<(PathBuf, OutputRules)>, Usage> {
+    let Some(out) = args.path("svg")? else { return Ok(None) };
+    let drawn = || {
+        pictures::PICTURES.iter().filter_map(|p| VIEWS.iter().find(|(_, v)| v == p)).map(|(name, _)| *name)
+    };
+    match view {
+        Some(view) if pictures::PICTURES.contains(&view) => Ok(Some((out, OutputRules::read(args)?))),
+        Some(_) => Err(Usage::new(format!("--svg: this view has no picture: expected {}", any_of(drawn())))),
+        None => Err(Usage::new(format!("--svg requires a VIEW: {}", any_of(drawn())))),
+    }
+}
+
+/// The other traces.
+fn beside(args: &Args, views: &[View]) -> Result<Vec<PathBuf>, Usage> {
+    let others = args.list("beside", |name| match name {
+        "" => Err("empty file name in the list".into()),
+        "-" => Err("give a file: standard input can be used for one trace only".into()),
+        name => Ok(PathBuf::from(name)),
+    })?;
+    if !others.is_empty() && !views.contains(&View::Shapes) && views != [View::Threads] {
+        return Err(Usage::new("--beside applies to the views shapes and threads only"));
+    }
+    if others.len() > 1 && views != [View::Threads] {
+        return Err(Usage::new("--beside takes several traces in the view threads only"));
+    }
+    Ok(others)
+}
+
+/// The first trace and the others by number of threads. A process selected with --pid is one of the first trace.
+fn scaling_of(
+    first: &Trace,
+    name: &str,
+    others: &[PathBuf],
+    options: &StatOptions,
+) -> anyhow::Result<Scaling> {
+    let progress = LoadProgress::default();
+    let of = |trace: &Trace, name: &str, pid| {
+        row(trace, name.to_owned(), options.phase, pid, &progress).with_context(|| name.to_owned())
+    };
+    let mut rows = vec![of(first, name, options.pid)?];
+    for other in others {
+        rows.push(of(&open(other, "read")?, &other.to_string_lossy(), None)?);
+    }
+    Ok(scaling(rows))
 }

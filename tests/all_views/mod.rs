@@ -18,12 +18,15 @@ use analysis::overview::overview;
 use analysis::report::{self, By, report};
 use analysis::runs::Runs;
 use analysis::stacks::stacks;
+use analysis::stat::scaling::{ScalingRow, row, scaling};
 use analysis::stat::shapes::of_trace;
 use analysis::stat::{self, View, stat};
 use pfi::Trace;
+use render::chart;
 use render::ops_csv::OpsTable;
 use render::stacks::pprof::pprof;
 use render::stacks::{folded, speedscope};
+use render::stat::pictures;
 use render::table::Style;
 use render::timeline::TimelineRun;
 use render::timeline::chrome::Chrome;
@@ -132,7 +135,19 @@ fn statistics(out: &mut Out, trace: &Trace) {
                 render::stat::write(out, &found, &views, 9, &Style::default()).unwrap();
                 for view in views {
                     render::stat::csv(out, &found, view).unwrap();
+                    match pictures::picture(&found, view, pictures::ON_PAGE) {
+                        Ok(chart) => chart::file(out, &chart).unwrap(),
+                        Err(why) => said(&why),
+                    }
                 }
+            }
+            Err(why) => said(&why),
+        }
+        match row(trace, "x".into(), phase, None, &progress) {
+            Ok(row) => {
+                let two = ScalingRow { threads: row.threads.saturating_add(1), ..row.clone() };
+                let found = scaling(vec![row, two]);
+                chart::file(out, &pictures::threads::threads(&found, phase.name()).unwrap()).unwrap();
             }
             Err(why) => said(&why),
         }

@@ -282,3 +282,25 @@ pub fn run(model: Model, decodes: u64) -> Vec<u8> {
 pub fn drawn(bytes: Vec<u8>, options: &DagOptions) -> Result<Dag, DagError> {
     dag(&Trace::from_bytes(bytes).unwrap(), options, &LoadProgress::default())
 }
+
+/// Every element is closed by its own name, attributes are quoted, and no text contains a bare `&` or `<`.
+pub fn well_formed(xml: &str) {
+    let mut open = Vec::new();
+    let mut parts = xml.split('<');
+    assert_eq!(parts.next(), Some(""));
+    for part in parts {
+        let (tag, text) = part.split_once('>').unwrap_or_else(|| panic!("an element without end: {part}"));
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+        for text in [text, tag] {
+            for after in text.split('&').skip(1) {
+                assert!(["amp;", "lt;", "gt;", "quot;"].iter().any(|e| after.starts_with(e)), "{text}");
+            }
+        }
+        match tag.strip_prefix('/') {
+            Some(name) => assert_eq!(open.pop(), Some(name)),
+            None if tag.ends_with(['/', '?']) => {}
+            None => open.push(tag.split([' ', '\n']).next().unwrap()),
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+}

@@ -109,9 +109,17 @@ fn a_page_has_every_section() {
     for id in SECTIONS {
         assert_eq!(gaps(section(&page, id)), [""; 0], "{id}");
     }
-    for chart in
-        ["tokens-decode", "dag", "roofline-chart", "threads-chart", "experts-chart", "activation-chart"]
-    {
+    for chart in [
+        "tokens-decode",
+        "dag",
+        "roofline-chart",
+        "threads-chart",
+        "experts-chart",
+        "activation-chart",
+        "growth-chart",
+        "products-chart",
+        "reuse-chart",
+    ] {
         assert!(page.contains(&format!("id=\"{chart}\"")), "{chart}");
     }
     let summary = section(&page, "summary");
@@ -121,7 +129,7 @@ fn a_page_has_every_section() {
     let boxes = page.matches("<g class=\"n\">").count();
     assert!(boxes > 10);
     let metrics = data["metrics"].as_array().unwrap();
-    assert_eq!(metrics.len(), 7);
+    assert_eq!(metrics.len(), 8);
     for metric in metrics {
         assert_eq!(metric["text"].as_array().unwrap().len(), boxes);
         assert_eq!(metric["fill"].as_array().unwrap().len(), 2 * boxes);

@@ -82,6 +82,7 @@ mod report_trust;
 mod runner_cli;
 mod runner_llama;
 mod runner_models;
+mod stat_pictures;
 mod stat_runs;
 mod synth_cli;
 mod synth_models;

@@ -116,6 +116,7 @@ pub enum Metric {
     Stall,
     Faults,
     Imbalance,
+    Counted,
 }
 
 /// Description of a metric.
@@ -131,7 +132,7 @@ pub struct MetricFacts {
     pub needs: &'static str,
 }
 
-pub static METRICS: [MetricFacts; 7] = [
+pub static METRICS: [MetricFacts; 8] = [
     MetricFacts {
         metric: Metric::Time,
         name: "time",
@@ -181,6 +182,13 @@ pub static METRICS: [MetricFacts; 7] = [
         what: "slowest thread's time over the mean of the threads",
         needs: "not recorded: it needs two threads and a probed barrier",
     },
+    MetricFacts {
+        metric: Metric::Counted,
+        name: "counted",
+        key: "counted_bytes",
+        what: "bytes of missed cache lines in a call, all threads",
+        needs: "not recorded: `profinfer record --pmc ll_cache_miss` or `--pmc cache-misses` counts them if the CPU supports it",
+    },
 ];
 
 /// Values of a node in the order of [`METRICS`].
@@ -200,6 +208,8 @@ pub struct Node {
     /// The backend that computes it, or to which it is copied, if several take part or it is not the CPU.
     pub backend: Option<String>,
     pub figures: Figures,
+    /// Share of the time of all nodes, 0 to 1; folded: of all its layers together. None if it has no time.
+    pub time_share: Option<f64>,
 }
 
 impl Node {
@@ -254,6 +264,8 @@ pub struct Dag {
     pub edges: Vec<Edge>,
     /// Empty unless folded.
     pub blocks: Vec<LayerGroup>,
+    /// The counter behind [`Metric::Counted`].
+    pub counter: Option<String>,
     /// Notes for the reader: what is missing, and what was left out.
     pub notes: Vec<String>,
 }
@@ -262,6 +274,15 @@ impl Dag {
     /// True if any node has a value.
     pub fn has(&self, metric: Metric) -> bool {
         self.nodes.iter().any(|n| n.figures[metric as usize].is_some())
+    }
+
+    /// Sets each node's share of the time.
+    pub(super) fn share_time(&mut self) {
+        let time = |n: &Node| n.figures[Metric::Time as usize].map(|s| s.median);
+        let all: f64 = self.nodes.iter().filter_map(time).sum();
+        for node in &mut self.nodes {
+            node.time_share = time(node).filter(|_| all > 0.0).map(|ns| ns / all);
+        }
     }
 
     /// The edges to a node, by tensor and slot.
@@ -363,6 +384,7 @@ pub fn of(
     let idents = Idents::new(&loaded);
     let why = Attribution::new(&mut loaded, &line, &idents);
     measure::measure(&mut dag, &loaded, &pick, &times, why.as_ref());
+    dag.share_time();
     Ok(dag)
 }
 

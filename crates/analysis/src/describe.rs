@@ -85,6 +85,13 @@ pub fn form(loaded: &Loaded<'_>, hit: Option<HitTensors>) -> String {
     out
 }
 
+/// Name of the type of an op's first source; empty if not known.
+pub fn first_type(loaded: &Loaded<'_>, hit: Option<HitTensors>) -> String {
+    let first = hit.and_then(|(first, _)| loaded.tensors.get(&first)).filter(|t| t.known);
+    let ty = first.and_then(|t| source(loaded, t, 0)).and_then(|t| loaded.types.get(&t.ty));
+    ty.map_or_else(String::new, |ty| ty.name.to_string())
+}
+
 fn one_form(loaded: &Loaded<'_>, t: &Tensor) -> String {
     let mut out = loaded.types.get(&t.ty).map_or_else(|| format!("type#{}", t.ty), |ty| ty.name.to_string());
     let used = t.ne.iter().rposition(|n| *n != 1).unwrap_or(0);

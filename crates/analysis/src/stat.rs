@@ -4,6 +4,7 @@
 pub mod context;
 pub mod growth;
 pub mod reuse;
+pub mod scaling;
 pub mod shapes;
 pub mod work;
 
@@ -11,9 +12,11 @@ use serde::Serialize;
 
 use self::growth::{Growth, TimedOp, growth};
 use self::reuse::{Activation, ReuseTimes};
+use self::scaling::Scaling;
 use self::shapes::{Shapes, TraceOps};
 use self::work::{Balance, Forecast, NoForecast, OpWork, Products, Roofline};
 use super::attribution::experts::{ExpertReport, experts};
+use super::attribution::pass::sort_counts;
 use super::attribution::verdict::Peak;
 use super::calls::{Phase, Timeline, timeline};
 use super::cut::{Cut, NoPart};
@@ -116,6 +119,9 @@ pub struct Stat {
     /// Null if the barrier was not probed: an op's time then includes the wait for the other threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thread_balance: Option<Option<Vec<Balance>>>,
+    /// This and other recordings, if others were given to compare the numbers of threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<Scaling>,
     /// Null if none were recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<Option<ExpertReport>>,
@@ -182,6 +188,9 @@ fn of_process(
     let kinds = kinds(loaded, &idents);
     let groups = Groups { idents: &idents, of: &kinds.of_ident, count: kinds.list.len() };
     let series = Series::new(loaded, &line, &calls.whole, &groups);
+    if options.views.contains(&View::Reuse) {
+        sort_counts(&mut loaded.causes.counts);
+    }
     let loaded = &*loaded;
     let all = All { loaded, line: &line, idents: &idents, kinds: &kinds, series: &series };
     let wanted = |view: View| options.views.contains(&view).then_some(());
@@ -210,6 +219,7 @@ fn of_process(
         ops: wanted(View::Ops).map(|()| work::products(&ops)),
         roofline: wanted(View::Roofline).map(|()| work::roofline(&ops, ceiling.clone())),
         thread_balance: wanted(View::Threads).map(|()| all.balance(&calls.whole)),
+        scaling: None,
         experts: wanted(View::Experts).map(|()| experts(loaded, &line, &[], |_| None)),
         reuse: wanted(View::Reuse).map(|()| reuse::reuse(loaded, &line, &idents, calls.pid)),
         activation: wanted(View::Activation).map(|()| reuse::activation(loaded, &line, calls.pid)),
@@ -272,6 +282,7 @@ impl All<'_, '_> {
             (!times.is_empty()).then(|| OpWork {
                 name: kind.name.clone(),
                 form: kind.form.clone(),
+                weights: describe::first_type(self.loaded, kind.ident.hit),
                 product: matches!(kind.ident.op.as_str(), "MUL_MAT" | "MUL_MAT_ID"),
                 ns,
                 ns_a_call,

@@ -47,13 +47,15 @@ pub fn title(dag: &Dag) -> String {
 }
 
 /// What the colours mean, or that there is nothing to colour by.
-pub fn legend(metric: Metric, scale: Option<&Scale>) -> String {
+pub fn legend(dag: &Dag, metric: Metric, scale: Option<&Scale>) -> String {
     let facts = &METRICS[metric as usize];
     match scale {
         Some(s) => {
             let log = if s.log { ", logarithmic" } else { "" };
+            let counter = dag.counter.as_ref().filter(|_| metric == Metric::Counted);
+            let by = counter.map_or_else(String::new, |c| format!(" (counter {c})"));
             format!(
-                "{}: {}, {} to {}{log}",
+                "{}: {}{by}, {} to {}{log}",
                 facts.name,
                 facts.what,
                 value(metric, s.low),
@@ -69,7 +71,7 @@ pub fn value(metric: Metric, v: f64) -> String {
     match metric {
         Metric::Time => units::time(v),
         Metric::Gbps => format!("{v:.2} GB/s"),
-        Metric::Bytes => units::bytes(v),
+        Metric::Bytes | Metric::Counted => units::bytes(v),
         Metric::Flops => format!("{} FLOP", units::decimal(v)),
         Metric::Stall => format!("{} % stalled", units::pct(v)),
         Metric::Faults => format!("{v:.1} faults"),
@@ -129,7 +131,7 @@ fn quoted(text: &str) -> String {
 
 fn dot(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()> {
     let scale = Scale::of(dag, metric);
-    let head = [title(dag), legend(metric, scale.as_ref())];
+    let head = [title(dag), legend(dag, metric, scale.as_ref())];
     let head: Vec<String> = head.iter().chain(&dag.notes).map(|l| clean(l)).collect();
     writeln!(out, "digraph {} {{", quoted(&clean(&title(dag))))?;
     writeln!(out, "  label={};", quoted(&head.join("\n")).replace('\n', "\\l"))?;

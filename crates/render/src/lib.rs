@@ -2,6 +2,7 @@
 
 pub mod accuracy;
 pub mod attribution;
+pub mod chart;
 pub mod counters;
 pub mod cpus;
 pub mod dag;

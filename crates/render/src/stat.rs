@@ -1,6 +1,8 @@
 //! Formats the statistics of a run as tables: text for a terminal or a pipe, and comma-separated values.
 
 pub mod experts;
+pub mod pictures;
+mod scaling;
 mod shapes;
 
 use std::io::{self, Write};
@@ -34,6 +36,9 @@ pub fn write(out: &mut dyn Write, s: &Stat, views: &[View], top: usize, style: &
     for view in views {
         let Some(section) = section(s, *view, top) else { continue };
         section.write(out, style)?;
+        if let (View::Threads, Some(found)) = (view, &s.scaling) {
+            scaling::scaling(found, s.phase.name()).write(out, style)?;
+        }
         if let (View::Experts, Some(Some(found))) = (view, &s.experts) {
             heat_map(out, found)?;
             super::experts::write(out, found, usize::MAX, style)?;
@@ -46,6 +51,9 @@ pub fn write(out: &mut dyn Write, s: &Stat, views: &[View], top: usize, style: &
 pub fn csv(out: &mut dyn Write, s: &Stat, view: View) -> io::Result<bool> {
     let table = match (view, &s.experts) {
         (View::Experts, Some(Some(found))) => Some(choices(found)),
+        (View::Threads, _) if s.scaling.is_some() => {
+            s.scaling.as_ref().and_then(|found| scaling::scaling(found, s.phase.name()).table)
+        }
         _ => section(s, view, usize::MAX).and_then(|section| section.table),
     };
     match table {

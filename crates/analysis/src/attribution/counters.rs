@@ -47,10 +47,64 @@ pub struct CounterRow {
     pub stalled_share: Option<f64>,
 }
 
+impl CounterRow {
+    /// Bytes of this row by its counter of memory traffic; slices without a count are taken to have as much as those
+    /// with one.
+    pub fn bytes(&self, of: &TrafficCounter) -> Option<f64> {
+        let sum = self.counters.get(of.slot).filter(|c| c.share > 0.0)?;
+        Some(sum.total? as f64 * of.each as f64 / sum.share)
+    }
+}
+
 /// Names of the counters that ratios are made of, both as users request them and as PMUs name them.
 const CYCLES: [&str; 2] = ["cycles", "cpu-cycles"];
 const INSTRUCTIONS: [&str; 2] = ["instructions", "inst-retired"];
 const STALLED: [&str; 2] = ["stalled-cycles-backend", "stall-backend"];
+
+/// Counters of bytes between the last caches and memory, best first: those that see every level's misses, then those of
+/// nearer caches, which also count what another cache holds.
+const TRAFFIC: [&str; 8] = [
+    "ll-cache-miss",
+    "l3d-cache-refill",
+    "ll-cache-miss-rd",
+    "l3d-cache-refill-rd",
+    "l2d-cache-refill",
+    "l2d-cache-refill-rd",
+    "l1d-cache-refill",
+    "l1d-cache-refill-rd",
+];
+/// Counters of missed lines that have no size in the trace; their size is known on x86-64, where every processor has
+/// lines of 64 bytes.
+const MISSES: [&str; 2] = ["cache-misses", "llc-load-misses"];
+const X86_LINE: u64 = 64;
+
+/// The counter that shows the memory traffic of an op.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TrafficCounter {
+    slot: usize,
+    /// As it is called in views: `l3d_cache_refill`, `cache-misses x 64 bytes`.
+    pub name: String,
+    /// Bytes of each unit of its total.
+    each: u64,
+}
+
+/// The best counter of memory traffic in this list; `None` if none was counted. `arch` is the machine's, as `uname -m`
+/// names it.
+pub fn traffic(facts: &[CounterFacts], arch: &str) -> Option<TrafficCounter> {
+    let counted = |names: &[&str], bytes: bool| {
+        let called = |f: &CounterFacts, name: &str| f.name.to_lowercase().replace('_', "-") == name;
+        let is = |f: &CounterFacts, name: &str| {
+            called(f, name) && f.state != "none" && (f.unit == "bytes") == bytes
+        };
+        names.iter().find_map(|name| facts.iter().position(|f| is(f, name)))
+    };
+    let named = |slot: usize| facts.get(slot).map(|f| f.name.clone());
+    if let Some(slot) = counted(&TRAFFIC, true) {
+        return Some(TrafficCounter { slot, name: named(slot)?, each: 1 });
+    }
+    let slot = counted(&MISSES, false).filter(|_| arch == "x86_64")?;
+    Some(TrafficCounter { slot, name: format!("{} x {X86_LINE} bytes", named(slot)?), each: X86_LINE })
+}
 
 /// Slots of the two counters of a ratio: numerator and denominator.
 type Ratio = Option<(usize, usize)>;

@@ -21,7 +21,7 @@ use pfi::slice_iter;
 /// The counter of page faults that had to wait for storage.
 pub const MAJOR_FAULTS: &str = "major-faults";
 /// The op that multiplies with the chosen experts.
-const EXPERTS: &str = "MUL_MAT_ID";
+pub const EXPERTS: &str = "MUL_MAT_ID";
 
 /// Sums over a set of slices.
 #[derive(Debug, Clone, Default)]
@@ -131,6 +131,14 @@ pub fn sort_counts(counts: &mut [OpCounts<'_>]) {
     order::by_key(counts, |r| (r.graph, 0));
 }
 
+/// The counts of a run's graph, plan and thread, of all counts in the order of [`sort_counts`].
+pub fn counts_of<'c, 'a>(all: &'c [OpCounts<'a>], run: &Slices<'_>) -> &'c [OpCounts<'a>] {
+    let key = |r: &OpCounts<'_>| (r.graph, r.plan, r.ith);
+    let wanted = (run.graph, run.plan, run.ith);
+    let rest = all.get(all.partition_point(|r| key(r) < wanted)..).unwrap_or_default();
+    rest.get(..rest.partition_point(|r| key(r) <= wanted)).unwrap_or_default()
+}
+
 impl PassInput<'_, '_> {
     /// Sums all slices. The runs must be in the order in which `op_times` leaves them, the counts in that of
     /// [`sort_counts`].
@@ -154,7 +162,7 @@ impl PassInput<'_, '_> {
             let end = graph.map_or(i64::MAX, |g| g.t.saturating_add_unsigned(g.dur));
             for (i, run) in unit.iter().enumerate() {
                 if i == 0 || unit.get(i - 1).is_some_and(|before| before.ith != run.ith) {
-                    told.of(self.counts_of(run));
+                    told.of(counts_of(&self.loaded.causes.counts, run));
                 }
                 let edges = Edges::new(run, unit.get(i + 1), graph);
                 let thread = out.threads.entry((run.ith, phase)).or_default();
@@ -234,16 +242,6 @@ impl PassInput<'_, '_> {
                 cause.counts.slice(self.counters, values);
             }
         }
-    }
-
-    /// The counts of a run's graph, plan and thread.
-    fn counts_of<'s>(&'s self, run: &Slices<'_>) -> &'s [OpCounts<'s>] {
-        let key = |r: &OpCounts<'_>| (r.graph, r.plan, r.ith);
-        let wanted = (run.graph, run.plan, run.ith);
-        let all = &self.loaded.causes.counts;
-        let from = all.partition_point(|r| key(r) < wanted);
-        let rest = all.get(from..).unwrap_or_default();
-        rest.get(..rest.partition_point(|r| key(r) <= wanted)).unwrap_or_default()
     }
 }
 

@@ -81,7 +81,7 @@ pub fn build(loaded: &Loaded<'_>, pick: &DagSelection) -> Result<Dag, DagError> 
     layers(&mut b.nodes, &b.edges);
     let DagBuilder { nodes, edges, .. } = b;
     let (pid, phase, token) = (pick.pid, pick.phase, pick.token);
-    Ok(Dag { pid, phase, token, graphs: pick.graphs, nodes, edges, blocks: Vec::new(), notes })
+    Ok(Dag { pid, phase, token, graphs: pick.graphs, nodes, edges, blocks: Vec::new(), counter: None, notes })
 }
 
 impl DagBuilder<'_, '_> {
@@ -156,7 +156,16 @@ impl DagBuilder<'_, '_> {
         // A copy is made for the ops of the plan that it is met in.
         let placed = order.is_some() || role == NodeRole::Copy;
         let backend = self.backend.clone().filter(|_| placed);
-        Node { role, tensors, order, layer: None, block: None, backend, figures: [None; METRICS.len()] }
+        Node {
+            role,
+            tensors,
+            order,
+            layer: None,
+            block: None,
+            backend,
+            figures: [None; METRICS.len()],
+            time_share: None,
+        }
     }
 
     fn known(&self, id: u32) -> Option<&Tensor> {

@@ -70,7 +70,7 @@ pub fn fold(dag: &Dag) -> Dag {
         ((e.to as u64) << 16 | u64::from(e.tensor) << 8 | u64::from(e.slot), e.from as u64)
     });
     edges.dedup();
-    Dag { nodes, edges, blocks, notes: dag.notes.clone(), ..*dag }
+    Dag { nodes, edges, blocks, notes: dag.notes.clone(), counter: dag.counter.clone(), ..*dag }
 }
 
 /// Groups of identical layers, by index; groups and layers in ascending order.
@@ -121,6 +121,7 @@ fn merged(dag: &Dag, first: usize, members: &[usize], in_layer: bool) -> Node {
     for (k, figure) in node.figures.iter_mut().enumerate().take(METRICS.len()) {
         *figure = spread(all().filter_map(|n| Some(n.figures[k]?.median)).collect());
     }
+    node.time_share = all().filter_map(|n| n.time_share).reduce(|sum, share| sum + share);
     node
 }
 
@@ -156,7 +157,14 @@ pub fn only(dag: &Dag, layer: u32) -> Result<Dag, DagError> {
     }
     let within = dag.edges.iter().filter(|e| inside(e.to));
     let edges = within.map(|e| Edge { from: number[e.from], to: number[e.to], ..*e }).collect();
-    Ok(Dag { nodes, edges, blocks: Vec::new(), notes: dag.notes.clone(), ..*dag })
+    Ok(Dag {
+        nodes,
+        edges,
+        blocks: Vec::new(),
+        notes: dag.notes.clone(),
+        counter: dag.counter.clone(),
+        ..*dag
+    })
 }
 
 /// Ascending numbers as text: `0-3, 7`; `none`.

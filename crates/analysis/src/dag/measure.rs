@@ -1,9 +1,9 @@
 //! Computes the figures of the nodes from the slices of the selected graphs.
 
 use super::pick::{DagSelection, Place};
-use super::{Dag, METRICS, Metric, Spread};
+use super::{Dag, Figures, METRICS, Metric, Spread};
 use crate::attribution::Attribution;
-use crate::attribution::counters::CounterRow;
+use crate::attribution::counters::{CounterRow, TrafficCounter, traffic};
 use crate::attribution::pass::Cause;
 use crate::calls::Phase;
 use crate::describe::describe;
@@ -35,6 +35,8 @@ pub fn measure(
 ) {
     let device = kernels::of_groups(loaded);
     let mut fused = false;
+    let arch = loaded.header.as_ref().map_or("", |h| h.arch);
+    let counter = why.and_then(|w| traffic(w.counters.facts(), arch));
     let ran: Vec<usize> = (0..dag.nodes.len()).filter(|i| dag.nodes[*i].order.is_some()).collect();
     let mut nodes = ran.into_iter();
     for place in &pick.places {
@@ -48,9 +50,10 @@ pub fn measure(
                 }
             }
             fused |= sum.add_device(loaded, place, position, &device);
-            dag.nodes[node].figures = sum.figures(why);
+            dag.nodes[node].figures = sum.figures(why, counter.as_ref());
         }
     }
+    dag.counter = counter.map(|c| c.name).filter(|_| dag.has(Metric::Counted));
     if fused {
         dag.notes.push("nodes that a device backend fuses: the first of them has the time of all".into());
     }
@@ -119,7 +122,7 @@ impl NodeTotals {
         fused
     }
 
-    fn figures(&self, why: Option<&Attribution>) -> [Option<Spread>; METRICS.len()] {
+    fn figures(&self, why: Option<&Attribution>, traffic: Option<&TrafficCounter>) -> Figures {
         let s = &self.stat;
         let counted = why.and_then(|w| w.counters.row(&self.cause.counts));
         let per_call = |sum: f64| (self.calls > 0.0).then(|| sum / self.calls);
@@ -130,6 +133,10 @@ impl NodeTotals {
             Metric::Flops => per_call(self.flops),
             Metric::Stall => counted.as_ref().and_then(|c| c.stalled_share),
             Metric::Faults => counted.as_ref().and_then(|c| faults(c, s.calls)),
+            Metric::Counted => {
+                let bytes = counted.as_ref().zip(traffic).and_then(|(row, counter)| row.bytes(counter));
+                bytes.filter(|_| s.calls > 0).map(|bytes| bytes / s.calls as f64)
+            }
             Metric::Imbalance => (s.mean > 0.0).then(|| s.slowest as f64 / s.mean),
         };
         std::array::from_fn(|i| value(METRICS[i].metric).map(Spread::one))

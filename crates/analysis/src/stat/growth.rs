@@ -40,6 +40,9 @@ pub struct Trend {
     pub share: Option<f64>,
     /// It grows, and chance does not explain it.
     pub grows: bool,
+    /// The points that the line is fitted through: context length, ns per call. Each is several calls, see
+    /// [`Growth::calls`].
+    pub points: Vec<[f64; 2]>,
 }
 
 /// Times by call; 0 for calls in which it did not run.
@@ -74,7 +77,8 @@ pub fn growth(contexts: &[u64], durations: &[f64], ops: &[TimedOp]) -> Option<Gr
 }
 
 fn trend(name: &str, contexts: &[u64], times: &[f64], ends: (f64, f64)) -> Option<(Trend, Estimate)> {
-    let line = line(&binned(contexts, times))?;
+    let points = binned(contexts, times);
+    let line = line(&points)?;
     let slope = line.slope;
     let width = slope.within(0.95);
     let trend = Trend {
@@ -86,6 +90,7 @@ fn trend(name: &str, contexts: &[u64], times: &[f64], ends: (f64, f64)) -> Optio
         r2: line.r2,
         share: None,
         grows: false,
+        points: points.into_iter().map(|(context, ns)| [context, ns]).collect(),
     };
     Some((trend, slope))
 }

@@ -6,7 +6,9 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
+use crate::attribution::counters::{ThreadValues, TraceCounters};
 use crate::attribution::experts::{Choices, ChosenExperts};
+use crate::attribution::pass::{EXPERTS, MAJOR_FAULTS, counts_of};
 use crate::calls::Timeline;
 use crate::idents::Idents;
 use crate::load::Loaded;
@@ -29,6 +31,23 @@ pub struct ReuseTimes {
     /// By mean distance of the token's experts, nearest first; tokens with an expert that the layer never used
     /// before are last.
     pub rows: Vec<ReuseRow>,
+    /// One of every this many tokens is in `points`.
+    pub each: u64,
+    /// Single tokens of single layers, in recording order.
+    pub points: Vec<ReusePoint>,
+}
+
+/// The expert multiplications of one layer for one token.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ReusePoint {
+    /// From 0.
+    pub token: u64,
+    pub layer: u32,
+    /// Mean over the experts, in tokens; null if one of them was not used before.
+    pub distance: Option<f64>,
+    pub ns: f64,
+    /// Page faults that waited for storage, of all threads; null if not counted.
+    pub major_faults: Option<u64>,
 }
 
 /// A line fit to the times within each layer, so that differences between layers have no effect.
@@ -68,6 +87,30 @@ const FIRST_USE: usize = ROWS - 1;
 const CHANCE: f64 = 0.01;
 /// A share of variance in the distances' sum of squares below this counts as no variance.
 const LEAST_VARIANCE: f64 = 1e-9;
+
+/// Maximum points kept.
+const MOST_POINTS: usize = 4096;
+
+/// The points of evenly chosen tokens, with all layers of each: no layer is favoured.
+struct ReusePoints {
+    each: u64,
+    kept: Vec<ReusePoint>,
+}
+
+impl ReusePoints {
+    fn take(&mut self, point: ReusePoint) {
+        // A token with more layers than that is no model's.
+        if !point.token.is_multiple_of(self.each) || self.kept.len() > 2 * MOST_POINTS {
+            return;
+        }
+        self.kept.push(point);
+        if self.kept.len() > MOST_POINTS {
+            let each = self.each.saturating_mul(2);
+            self.kept.retain(|p| p.token.is_multiple_of(each));
+            self.each = each;
+        }
+    }
+}
 
 #[derive(Default, Clone, Copy)]
 struct RegressionSums {
@@ -131,16 +174,20 @@ impl LayerReuse {
     }
 }
 
-/// The times of one process; `None` if no choice has a time. Requires `loaded.runs` to be sorted.
+/// The times of one process; `None` if no choice has a time. Requires `loaded.runs` to be sorted, and the counts in the
+/// order of `sort_counts`.
 pub fn reuse(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, pid: u32) -> Option<ReuseTimes> {
     let mut clock = ExpertTimes::new(loaded, idents);
     let mut layers: HashMap<u32, LayerReuse> = HashMap::new();
+    let mut points = ReusePoints { each: 1, kept: Vec::new() };
     for ChosenExperts { layer, graph, experts, .. } in Choices::new(loaded, line).of(pid) {
         let Some(number) = layer else { continue };
         let of = layers.entry(number).or_default();
         let distance = of.distance(&experts);
-        if let Some(ns) = clock.of(graph, number) {
-            of.time(distance, ns);
+        if let Some(found) = clock.of(graph, number) {
+            of.time(distance, found.ns);
+            let (token, major_faults) = (of.tokens - 1, found.faults);
+            points.take(ReusePoint { token, layer: number, distance, ns: found.ns, major_faults });
         }
     }
     let mut layers: Vec<(u32, LayerReuse)> = layers.into_iter().filter(|(_, l)| l.origin.is_some()).collect();
@@ -154,6 +201,8 @@ pub fn reuse(loaded: &Loaded<'_>, line: &Timeline, idents: &Idents, pid: u32) ->
         mean_ns: all.y / all.n,
         line: through(&layers),
         rows: (0..ROWS).filter_map(|row| told(&layers, row)).collect(),
+        each: points.each,
+        points: points.kept,
     })
 }
 
@@ -208,24 +257,34 @@ fn through(layers: &[LayerReuse]) -> Option<ReuseLine> {
     })
 }
 
+/// What the multiplications with a layer's experts took in one graph.
+#[derive(Clone, Copy, Default)]
+struct LayerCost {
+    ns: f64,
+    /// Major page faults of all threads; `None` if a slice has no count.
+    faults: Option<u64>,
+}
+
 /// Times of the experts' multiplications by graph and layer.
 struct ExpertTimes<'l, 'a> {
     loaded: &'l Loaded<'a>,
     idents: &'l Idents,
+    counters: TraceCounters,
     graphs: HashMap<u64, &'l CpuGraph>,
-    /// The current graph, and its layers' times, ns.
+    /// The current graph, and its layers' times and faults.
     at: Option<u64>,
-    times: HashMap<u32, f64>,
+    times: HashMap<u32, LayerCost>,
 }
 
 impl<'l, 'a> ExpertTimes<'l, 'a> {
     fn new(loaded: &'l Loaded<'a>, idents: &'l Idents) -> Self {
         let whole = |g: &&CpuGraph| !g.cut && g.expected.is_none_or(|n| n == g.seen);
         let graphs = loaded.cpu_graphs.iter().filter(whole).map(|g| (g.seq, g)).collect();
-        ExpertTimes { loaded, idents, graphs, at: None, times: HashMap::new() }
+        let counters = TraceCounters::new(loaded);
+        ExpertTimes { loaded, idents, counters, graphs, at: None, times: HashMap::new() }
     }
 
-    fn of(&mut self, graph: u64, layer: u32) -> Option<f64> {
+    fn of(&mut self, graph: u64, layer: u32) -> Option<LayerCost> {
         if self.at != Some(graph) {
             self.at = Some(graph);
             self.read(graph);
@@ -238,6 +297,7 @@ impl<'l, 'a> ExpertTimes<'l, 'a> {
         let Some(of) = self.graphs.get(&graph) else { return };
         let runs = &self.loaded.runs;
         let from = runs.partition_point(|r| r.graph < graph);
+        let slot = self.counters.slot(MAJOR_FAULTS);
         for (i, run) in runs.iter().enumerate().skip(from).take_while(|(_, r)| r.graph == graph) {
             if run.ith != 0 {
                 continue;
@@ -246,17 +306,36 @@ impl<'l, 'a> ExpertTimes<'l, 'a> {
             let edges = Edges::new(run, next, Some(of));
             let idents = self.idents.of_plan(run.plan).iter().skip(run.first as usize);
             for (slice, ident) in slice_iter(run).zip(idents) {
-                let (true, Some(layer)) = (self.idents.op(*ident) == "MUL_MAT_ID", self.idents.layer(*ident))
-                else {
-                    continue;
-                };
+                let Some(layer) = expert_layer(self.idents, *ident) else { continue };
                 if let (Some(time), wait) = edges.times(&slice) {
-                    let ns = time.saturating_add(wait.unwrap_or(0)) as f64;
-                    *self.times.entry(layer).or_default() += ns;
+                    let cost = self.times.entry(layer).or_default();
+                    cost.ns += time.saturating_add(wait.unwrap_or(0)) as f64;
+                    cost.faults = slot.map(|_| 0);
+                }
+            }
+        }
+        let Some(slot) = slot else { return };
+        let mut told = ThreadValues::default();
+        let mut before = None;
+        for run in runs.iter().skip(from).take_while(|r| r.graph == graph) {
+            if before.replace((run.plan, run.ith)) != Some((run.plan, run.ith)) {
+                told.of(counts_of(&self.loaded.causes.counts, run));
+            }
+            let idents = self.idents.of_plan(run.plan).iter().skip(run.first as usize);
+            for ((at, _), ident) in (run.first..).zip(slice_iter(run)).zip(idents) {
+                let faults = told.at(&self.counters, at).and_then(|v| v.get(slot).copied().flatten());
+                let layer = expert_layer(self.idents, *ident);
+                if let Some(cost) = layer.and_then(|layer| self.times.get_mut(&layer)) {
+                    cost.faults = cost.faults.zip(faults).map(|(sum, n)| sum.saturating_add(n));
                 }
             }
         }
     }
+}
+
+/// The layer of a multiplication with experts.
+fn expert_layer(idents: &Idents, ident: usize) -> Option<u32> {
+    (idents.op(ident) == EXPERTS).then(|| idents.layer(ident))?
 }
 
 /// The experts that each layer chose, token by token.
@@ -363,6 +442,23 @@ mod tests {
         // The larger the distance, the slower; a first use is slowest.
         assert!(rows.windows(2).all(|w| w[0].beyond_ns < w[1].beyond_ns), "{rows:#?}");
         assert!(rows.last().unwrap().first_use && rows.last().unwrap().distance.is_none());
+    }
+
+    #[test]
+    fn points_are_of_all_layers_of_evenly_chosen_tokens() {
+        let mut points = ReusePoints { each: 1, kept: Vec::new() };
+        for i in 0..40_000u64 {
+            let (token, layer) = (i / 8, (i % 8) as u32);
+            points.take(ReusePoint { token, layer, distance: None, ns: 1.0, major_faults: None });
+        }
+        assert_eq!((points.each, points.kept.len()), (16, 5000 / 16 * 8 + 8));
+        let layers = points.kept.iter().take(8).map(|p| (p.token, p.layer));
+        assert!(layers.eq((0..8).map(|layer| (0, layer))));
+        let mut wide = ReusePoints { each: 1, kept: Vec::new() };
+        for layer in 0..30_000 {
+            wide.take(ReusePoint { token: 0, layer, distance: None, ns: 1.0, major_faults: None });
+        }
+        assert_eq!(wide.kept.len(), 2 * MOST_POINTS + 1);
     }
 
     #[test]

@@ -12,6 +12,8 @@ use common::order;
 pub struct OpWork {
     pub name: String,
     pub form: String,
+    /// Type of its first source, the weights of a multiplication; empty if not known.
+    pub weights: String,
     /// It is a matrix multiplication.
     pub product: bool,
     /// Typical time, ns.
@@ -49,6 +51,8 @@ pub struct Fit {
 pub struct MatmulWork {
     pub name: String,
     pub form: String,
+    /// Type of the weights; empty if not known.
+    pub weights: String,
     pub ns: f64,
     pub bytes: f64,
     pub flops: f64,
@@ -102,6 +106,7 @@ pub fn products(ops: &[OpWork]) -> Option<Products> {
     let row = |op: &&OpWork| MatmulWork {
         name: op.name.clone(),
         form: op.form.clone(),
+        weights: op.weights.clone(),
         ns: op.ns,
         bytes: op.bytes,
         flops: op.flops,
@@ -254,7 +259,18 @@ mod tests {
 
     fn op(name: &str, bytes: f64, ns: f64) -> OpWork {
         let (name, form) = (name.to_string(), String::new());
-        OpWork { name, form, product: true, ns, ns_a_call: ns, bytes, flops: 4.0 * bytes, int8: true }
+        let weights = "q4_0".to_string();
+        OpWork {
+            name,
+            form,
+            weights,
+            product: true,
+            ns,
+            ns_a_call: ns,
+            bytes,
+            flops: 4.0 * bytes,
+            int8: true,
+        }
     }
 
     /// 20 GB/s, plus 2 us per call.

@@ -5,11 +5,17 @@ use std::fmt;
 use analysis::dag::{Dag, Metric};
 
 /// Ends and middle of the scale, from low to high; lightness decreases evenly.
-const STOPS: [[f64; 3]; 3] = [[255.0, 247.0, 220.0], [253.0, 150.0, 60.0], [140.0, 20.0, 30.0]];
+pub const STOPS: [[f64; 3]; 3] = [[255.0, 247.0, 220.0], [253.0, 150.0, 60.0], [140.0, 20.0, 30.0]];
 
 /// A colour, shown as `#rrggbb`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Colour([u8; 3]);
+
+impl From<[f64; 3]> for Colour {
+    fn from(rgb: [f64; 3]) -> Colour {
+        Colour(rgb.map(|part| part.round() as u8))
+    }
+}
 
 impl fmt::Display for Colour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -41,8 +47,17 @@ impl Scale {
         let values = || dag.nodes.iter().filter_map(|n| n.figures[metric as usize]).map(|s| s.median);
         let low = values().reduce(f64::min)?;
         let high = values().reduce(f64::max)?;
-        let amount = matches!(metric, Metric::Time | Metric::Bytes | Metric::Flops | Metric::Faults);
+        let amount =
+            matches!(metric, Metric::Time | Metric::Bytes | Metric::Flops | Metric::Faults | Metric::Counted);
         Some(Scale { low, high, log: amount && low > 0.0 && high > 10.0 * low })
+    }
+
+    /// The value at a share of the scale, 0 to 1.
+    pub fn value(&self, share: f64) -> f64 {
+        match self.log {
+            true => self.low * (self.high / self.low).powf(share),
+            false => self.low + (self.high - self.low) * share,
+        }
     }
 
     pub fn colour(&self, value: f64) -> Colour {
@@ -51,7 +66,7 @@ impl Scale {
         let share = if high > low { ((on(value) - low) / (high - low)).clamp(0.0, 1.0) } else { 0.5 };
         let [a, b] = if share < 0.5 { [STOPS[0], STOPS[1]] } else { [STOPS[1], STOPS[2]] };
         let part = (share * 2.0) % 1.0 + if share == 1.0 { 1.0 } else { 0.0 };
-        Colour(std::array::from_fn(|i| (a[i] + (b[i] - a[i]) * part).round() as u8))
+        Colour::from(std::array::from_fn(|i| a[i] + (b[i] - a[i]) * part))
     }
 }
 
@@ -86,6 +101,8 @@ mod tests {
         assert_eq!(shown(0.0), shown(1.0));
         assert_eq!(s.colour(1.0).ink(), "#000000");
         assert_eq!(s.colour(100.0).ink(), "#ffffff");
+        assert_eq!([0.0, 0.5, 1.0].map(|share| s.value(share).round()), [1.0, 10.0, 100.0]);
+        assert_eq!(Scale { low: 1.0, high: 3.0, log: false }.value(0.5), 2.0);
         let all_equal = Scale { low: 5.0, high: 5.0, log: false };
         assert_eq!(all_equal.colour(5.0).to_string(), "#fd963c");
     }

@@ -82,6 +82,7 @@ impl Serialize for Numbered<'_> {
         for (m, figure) in METRICS.iter().zip(&self.node.figures) {
             map.serialize_entry(m.key, figure)?;
         }
+        map.serialize_entry("time_share", &self.node.time_share)?;
         map.end()
     }
 }

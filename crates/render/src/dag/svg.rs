@@ -4,7 +4,8 @@ use std::io::{self, Write};
 
 use super::colour::{Colour, Scale};
 use super::layout::{DagLayout, layout};
-use super::{block_title, legend, lines, shape, title, xml};
+use super::{block_title, legend, lines, shape, title, value, xml};
+use crate::units::pct;
 use analysis::dag::{Dag, METRICS, Metric, NodeRole};
 use common::order;
 
@@ -15,6 +16,9 @@ const FONT: f64 = 10.0;
 /// Padding inside boxes, and around the drawing.
 const PAD: f64 = 5.0;
 const MARGIN: f64 = 24.0;
+/// Height of the bar of colours with its labels, and a third of its width.
+const BAR: f64 = 30.0;
+const BAR_PART: f64 = 110.0;
 /// Shown for an unknown value.
 pub const NO_VALUE: &str = "-";
 /// Maximum line length of a box, in letters; the tooltip has the full text.
@@ -174,7 +178,8 @@ impl SvgDrawing<'_> {
         let dag = self.dag;
         let head = self.head();
         let letters = head.iter().map(|l| l.chars().count()).max().unwrap_or(0);
-        let room = if self.page { 0.0 } else { 2.0 * LINE };
+        let bar = if self.page || self.scale.is_none() { 0.0 } else { BAR };
+        let room = if self.page { 0.0 } else { 2.0 * LINE + bar };
         let top = MARGIN + head.len() as f64 * (LINE + 2.0) + room;
         let width = self.places.width.max(letters as f64 * CHAR) + 2.0 * MARGIN;
         let height = self.places.height + top + MARGIN;
@@ -205,6 +210,9 @@ impl SvgDrawing<'_> {
             let y = MARGIN + i as f64 * (LINE + 2.0);
             writeln!(out, "<text x=\"{MARGIN}\" y=\"{y:.1}\">{}</text>", xml(line))?;
         }
+        if bar > 0.0 {
+            self.bar(out, MARGIN + (head.len() as f64 - 1.0) * (LINE + 2.0) + 8.0)?;
+        }
         writeln!(out, "<g transform=\"translate({MARGIN} {top:.1})\">")?;
         self.blocks(out)?;
         for line in self.places.lines.iter().filter(|l| l.len() > 1) {
@@ -220,12 +228,40 @@ impl SvgDrawing<'_> {
         writeln!(out, "</g>\n</svg>")
     }
 
+    /// The colours from the lowest value to the highest, with both and that in the middle below.
+    fn bar(&self, out: &mut dyn Write, y: f64) -> io::Result<()> {
+        let Some(scale) = self.scale else { return Ok(()) };
+        let width = 3.0 * BAR_PART;
+        writeln!(out, "<g id=\"bar\"><linearGradient id=\"scale\">")?;
+        for share in [0.0, 0.5, 1.0] {
+            let colour = scale.colour(scale.value(share));
+            writeln!(out, "<stop offset=\"{share}\" stop-color=\"{colour}\"/>")?;
+        }
+        writeln!(
+            out,
+            "</linearGradient><rect x=\"{MARGIN}\" y=\"{y:.1}\" width=\"{width}\" height=\"10\" fill=\"url(#scale)\" stroke=\"#556\"/>"
+        )?;
+        let ends = [(0.0, "start"), (0.5, "middle"), (1.0, "end")];
+        // Equal values need one label only.
+        let shown = if scale.high > scale.low { ends.len() } else { 1 };
+        for (share, anchor) in ends.iter().take(shown) {
+            writeln!(
+                out,
+                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>",
+                MARGIN + width * share,
+                y + 10.0 + LINE,
+                xml(&value(self.metric, scale.value(*share)))
+            )?;
+        }
+        writeln!(out, "</g>")
+    }
+
     /// Lines above the drawing; a page has them as its own text.
     fn head(&self) -> Vec<String> {
         if self.page {
             return Vec::new();
         }
-        let mut head = vec![title(self.dag), legend(self.metric, self.scale.as_ref())];
+        let mut head = vec![title(self.dag), legend(self.dag, self.metric, self.scale.as_ref())];
         head.extend(self.dag.notes.iter().map(|n| format!("Note: {n}")));
         head
     }
@@ -322,6 +358,7 @@ impl SvgDrawing<'_> {
         if n.role == NodeRole::View {
             all.extend(n.result().map(shape));
         }
+        all.extend(n.time_share.map(|share| format!("share of the time: {} %", pct(share))));
         for (facts, s) in METRICS.iter().zip(n.figures) {
             all.push(match s {
                 Some(s) => format!("{}: {}", facts.name, super::spread(facts.metric, &s)),

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use super::markup::{self, gap, say, text};
-use crate::dag::colour::Scale;
+use crate::dag::colour::{Colour, STOPS, Scale};
 use crate::dag::{legend, shape, spread, svg, title};
 use crate::table::{Column, Table, named, number, text as words};
 use analysis::dag::{Dag, DagError, METRICS, Metric, MetricFacts, Spread};
@@ -74,7 +74,15 @@ fn tools(out: &mut dyn Write, dag: &Dag, first: Metric) -> io::Result<()> {
          <button type=\"button\" id=\"zoom-fit\">Fit</button></span></p>"
     )?;
     let scale = Scale::of(dag, first);
-    writeln!(out, "<p id=\"legend\" role=\"status\">{}</p>", text(&legend(first, scale.as_ref())))
+    let [low, middle, high] = STOPS.map(|rgb| Colour::from(rgb).to_string());
+    writeln!(
+        out,
+        "<svg viewBox=\"0 0 240 10\" width=\"240\" height=\"10\" role=\"img\" aria-label=\"{}\"><defs><linearGradient \
+         id=\"scale\"><stop stop-color=\"{low}\"/><stop offset=\".5\" stop-color=\"{middle}\"/><stop offset=\"1\" \
+         stop-color=\"{high}\"/></linearGradient></defs><rect width=\"240\" height=\"10\" fill=\"url(#scale)\"/></svg>",
+        text("Colours from the lowest value, on the left, to the highest")
+    )?;
+    writeln!(out, "<p id=\"legend\" role=\"status\">{}</p>", text(&legend(dag, first, scale.as_ref())))
 }
 
 /// The boxes for one metric.
@@ -106,7 +114,7 @@ pub fn data(graph: &GraphSection<'_>) -> io::Result<String> {
         let shown =
             |value: Option<Spread>| value.map_or_else(|| svg::NO_VALUE.into(), |s| spread(m.metric, &s));
         markup::json(&Shown {
-            legend: legend(m.metric, scale.as_ref()),
+            legend: legend(dag, m.metric, scale.as_ref()),
             fill: values().flat_map(colours).collect(),
             text: values().map(shown).collect(),
         })

@@ -5,11 +5,11 @@
 //! policy allows no script but ours and no requests.
 
 mod activation;
-mod chart;
 pub mod compare;
 mod experts;
 mod graph;
 mod markup;
+mod pictures;
 mod roofline;
 mod summary;
 mod threads;
@@ -24,6 +24,7 @@ use self::activation::ActivationGrid;
 use self::experts::ExpertGrid;
 use self::graph::GraphSection;
 use self::markup::{gap, heading, say, section, text};
+use super::chart::axis as chart;
 use super::offload;
 use super::section::Section;
 use super::table::Table;
@@ -330,7 +331,9 @@ fn roof(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
         )?,
     }
     heading(out, "Time by work and context length")?;
+    pictures::write(out, s, View::Ops)?;
     told(out, s, View::Ops, "name", top)?;
+    pictures::write(out, s, View::Tokens)?;
     told(out, s, View::Tokens, "name", top)
 }
 
@@ -353,7 +356,8 @@ fn threads(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
     interference(out, o, top)?;
     let Some(s) = stat(out, o)? else { return Ok(()) };
     told(out, s, View::Threads, "name", top)?;
-    told(out, s, View::Backends, "backend", top)
+    told(out, s, View::Backends, "backend", top)?;
+    pictures::write(out, s, View::Shapes)
 }
 
 /// CPU interference: who had the CPU while a thread of the target was runnable.
@@ -380,6 +384,7 @@ fn experts(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
             experts::write(out, found, top)?;
             let Ok(s) = &o.stat else { return Ok(()) };
             activation(o).map_or(Ok(()), |found| activation::write(out, found))?;
+            pictures::write(out, s, View::Reuse)?;
             told(out, s, View::Reuse, "tokens since last use", top)
         }
         (None, Some(n)) => gap(

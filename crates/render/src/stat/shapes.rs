@@ -34,7 +34,7 @@ pub(crate) fn shapes(found: &Shapes, phase: &str, top: usize) -> Section {
 }
 
 /// Names of the places: by backend, and with two traces also by trace.
-fn labels(places: &[TraceBackend]) -> Vec<String> {
+pub(super) fn labels(places: &[TraceBackend]) -> Vec<String> {
     let two = places.iter().any(|p| p.trace == 1);
     let of = |p: &TraceBackend| match (two, p.trace) {
         (false, _) => p.backend.clone(),
