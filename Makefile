@@ -172,7 +172,7 @@ faults: fixtures ## make each system call of recorders and services fail once, o
 	tests/kill/faults.py $(FAULTS)
 
 ##@ Measure
-BENCHES := structure fidelity cost start causes budget size report export diff switches service runner gpu
+BENCHES := structure fidelity cost start causes budget size report export diff switches service runner gpu predict
 .PHONY: $(BENCHES:%=bench-%) bench-arm-cost
 bench-structure: ## hits and structure compared with the engine's own dump
 bench-fidelity: ## tokens/s and op times compared with the engine's own figures
@@ -187,6 +187,7 @@ bench-causes: ## cost of counters, scheduler, experts and buffer types
 bench-budget: ## check that --budget is met
 bench-gpu: ## cost of recording a device: nodes, and kernels by the layers
 bench-switches: ## cost of a context switch with --sched
+bench-predict: ## predictions of predict compared with measured speeds
 bench-service: ## cost of the idle service, and of ten engines per second
 $(BENCHES:%=bench-%): bench-%: | setup
 	benches/$*.sh
