@@ -98,8 +98,8 @@ def record(tmp, program, name, tokens, threads, turn):
 
 def predicted(trace, name, tokens):
     """(tokens/s, least, most, seconds of the prompt, confidence)."""
-    cmd = [os.environ.get("PROFINFER_PREDICT") or binary("profinfer"), "predict", model(name), "--from", trace, "--prompt",
-           str(PROMPT), "--context", str(PROMPT + tokens // 2), "--json"]
+    cmd = [binary("profinfer"), "predict", model(name), "--from", trace, "--prompt", str(PROMPT), "--context",
+           str(PROMPT + tokens // 2), "--json"]
     found = json.loads(output(cmd))
     speed, prompt = found["decode"][-1], found["first_token"]["seconds"]
     rate = speed["tokens_per_s"]

@@ -9,11 +9,15 @@ use std::process::{Command, Output};
 
 use ggml::gguf::writer::{GgufHeader, NewGgufValue};
 use ggml::quant::TensorType;
+use pfi::record::{Footer, KindCount};
 use serde_json::Value;
 use synth_trace::*;
 
 /// An op of the recording, without the two hits of the recorder in it.
-const OP_NS: f64 = 20_000.0 + SYNC as f64 - 2.0 * 500.0;
+const OP_NS: f64 = 100_000.0 + SYNC as f64 - 2.0 * 500.0;
+
+/// The rest of a call, without the hits at entries and returns.
+const OUTSIDE_NS: f64 = 6.0 * LEAD as f64 - 8.0 * 500.0;
 
 /// The head of the recording's model, with other layers and another type.
 fn header(layers: u32, ty: TensorType) -> GgufHeader {
@@ -87,12 +91,16 @@ impl Place {
         self.file(&format!("{layers}-{}.gguf", ty.name()), &head(header(layers, ty)))
     }
 
-    /// A prompt of 64 tokens and 20 tokens of decoding, each op 20 us.
+    /// A prompt of 64 tokens, each op 1 ms, and 20 tokens of decoding, each op 100 us.
     fn recording(&self, spec: Spec) -> PathBuf {
         let mut s = Synth::new(Vec::new(), spec);
-        s.call(64, |_, _| 200_000);
-        (0..20).for_each(|_| s.call(1, |_, _| 20_000));
-        self.file("run.pfi", &s.enc.finish(&footer("target exited")).expect("a trace"))
+        s.call(64, |_, _| 1_000_000);
+        (0..20).for_each(|_| s.call(1, |_, _| 100_000));
+        // A hit at the barrier after each op.
+        let (kind, seen) = ("barrier", s.slices);
+        let kinds = vec![KindCount { kind, seen, recorded: seen, lost: 0 }];
+        let footer = Footer { kinds, ..footer("target exited") };
+        self.file("run.pfi", &s.enc.finish(&footer).expect("a trace"))
     }
 
     fn predict(&self, model: &Path, args: &[&str]) -> Output {
@@ -133,7 +141,7 @@ fn notes(v: &Value) -> String {
 fn twice_the_layers_take_twice_the_time_of_layers() {
     let place = Place::new();
     place.recording(Spec::default());
-    let ns = |layers: f64| (15.0 * layers + 3.0) * OP_NS + 6.0 * LEAD as f64;
+    let ns = |layers: f64| (15.0 * layers + 3.0) * OP_NS + OUTSIDE_NS;
     for layers in [2, 4, 24] {
         let v = place.json(&place.model(layers, TensorType::Q4_0), &["--from", "run.pfi"]);
         let speed = &v["decode"][0];
@@ -158,8 +166,8 @@ fn a_prompt_takes_the_time_of_its_tokens() {
         v["first_token"]["seconds"]["value"].as_f64().expect("a time")
     };
     let (one, two) = (seconds("64"), seconds("128"));
-    // 33 ops of 200 us; the last feed-forward and the head are for one token.
-    assert!((one / 6.0e-3 - 1.0).abs() < 0.15, "{one}");
+    // 33 ops of 1 ms, but the last feed-forward and the head for one token.
+    assert!((one / 29.4e-3 - 1.0).abs() < 0.01, "{one}");
     assert!((two / one - 2.0).abs() < 0.1, "{one} {two}");
     assert!(seconds("600") > seconds("512"));
 }

@@ -284,9 +284,7 @@ fn notes(shape: &ModelShape, options: &PredictOptions, peak: Option<&Peak>, thre
     }
     if peak.is_some_and(|p| p.threads.is_some_and(|n| n != threads)) {
         let of = peak.and_then(|p| p.threads).unwrap_or(0);
-        out.push(format!(
-            "no peak was measured with this number of threads: the ceiling is that of {of}, which more threads can exceed"
-        ));
+        out.push(format!("no peak was measured with this number of threads: the ceiling is that of {of}"));
     }
     if peak.is_some() && shape.bytes_a_token() < CACHED {
         out.push("weights this small may stay in a cache: the ceiling of memory can then be exceeded".into());

@@ -277,20 +277,19 @@ fn kind(loaded: &Loaded<'_>, ident: &Ident) -> Option<Kind> {
     }
 }
 
-/// The cost of the recorder's hits on thread 0, per execution of an op, ns.
+/// The cost of the recorder's hits on thread 0, ns.
 struct HitCosts {
+    /// Of an execution of an op.
     op: f64,
-    /// In products, threads wait for each other more than once.
+    /// Of a product, in which threads wait for each other more than once.
     product: f64,
+    /// Of a call outside of ops: entries and returns of calls, graphs and splits.
+    call: f64,
 }
 
 impl HitCosts {
     fn new(loaded: &Loaded<'_>, series: &Series, kinds: &Kinds) -> HitCosts {
         let hit = loaded.header.as_ref().map_or(0.0, |h| f64::from(h.hit_ns));
-        let seen = |name: &str| {
-            let all = loaded.footer.iter().flat_map(|f| &f.kinds);
-            all.filter(|k| k.kind == name).map(|k| k.seen).sum::<u64>() as f64
-        };
         let (mut ops, mut products) = (0.0, 0.0);
         for (i, kind) in kinds.list.iter().enumerate() {
             let ran = series.group(i).iter().filter(|t| **t > 0.0).count() as f64;
@@ -298,11 +297,17 @@ impl HitCosts {
             ops += n;
             products += if matches!(kind, Kind::Product { .. }) { n } else { 0.0 };
         }
-        if !loaded.cpu_graphs.iter().any(|g| g.barrier) {
-            return HitCosts { op: hit, product: hit };
-        }
-        let more = if seen("op") > 0.0 { (seen("barrier") / seen("op") - 1.0).max(0.0) } else { 0.0 };
-        HitCosts { op: 2.0 * hit, product: (2.0 + (more * ops / f64::max(products, 1.0)).min(4.0)) * hit }
+        let slices = loaded.runs.iter().map(|r| u64::from(r.n)).sum::<u64>() as f64;
+        let kinds = loaded.footer.iter().flat_map(|f| &f.kinds);
+        let barriers = kinds.filter(|k| k.kind == "barrier").map(|k| k.seen).sum::<u64>() as f64;
+        // Barrier hits for each op hit: one after each op, more within products.
+        let barriers = if slices > 0.0 { barriers / slices } else { 0.0 };
+        let more = ((barriers - 1.0).max(0.0) * ops / f64::max(products, 1.0)).min(4.0);
+        let op = 1.0 + barriers.min(1.0);
+        let outer = loaded.tokens.len() + loaded.graphs.len() + loaded.splits.len() + loaded.cpu_graphs.len();
+        let calls = loaded.tokens.len().max(loaded.graphs.len()).max(1);
+        let call = 2.0 * outer as f64 / calls as f64;
+        HitCosts { op: op * hit, product: (op + more) * hit, call: call * hit }
     }
 
     fn of(&self, kind: &Kind) -> f64 {
@@ -329,7 +334,7 @@ fn phase_times(
     let mut attention = vec![0.0; left.len()];
     let mut out = PhaseTimes { calls: calls.len(), ..PhaseTimes::default() };
     out.tokens = calls.first().and_then(|c| line.calls.get(*c)?.tokens).unwrap_or(0);
-    let mut hits_ns = 0.0;
+    let mut hits_ns = cost.call;
     for (i, kind) in kinds.list.iter().enumerate() {
         let all = times(i);
         let ran: Vec<f64> = all.iter().copied().filter(|t| *t > 0.0).collect();
@@ -366,7 +371,8 @@ fn phase_times(
     out.recorder = (hits_ns / call_ns.max(1.0)).min(0.9);
     out.call_ns = call_ns * (1.0 - out.recorder);
     out.spread = if durations.len() >= FEWEST { (at(0.75) - at(0.25)) / 2.0 / at(0.5).max(1.0) } else { 0.1 };
-    out.rest_ns = median(&left).max(0.0);
+    let rest = median(&left).max(0.0);
+    out.rest_ns = (rest - cost.call).max(rest / 10.0);
     out.attention = grown(&lengths, &attention);
     out
 }

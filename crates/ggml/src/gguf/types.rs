@@ -100,7 +100,7 @@ mod tests {
         }
         assert_eq!((StoredType::from_id(4), StoredType::named("")), (None, None));
         assert_eq!(StoredType::named("q4_0").and_then(|t| t.row_bytes(33)), None);
-        assert_eq!(StoredType::named("q4_0").and_then(|t| t.row_bytes(u64::MAX - 31)), None);
+        assert_eq!(StoredType::named("q8_0").and_then(|t| t.row_bytes(u64::MAX - 31)), None);
     }
 
     #[test]

@@ -63,9 +63,9 @@ fn a_token_reads_all_matrices_and_one_row_of_the_table() {
     let int8 = 2 * 64 * (2 * (192 + 128) + 320);
     assert_eq!(s.flops_a_token(), (f64::from(int8), f64::from(2 * 2 * 128 * 64)));
     assert_eq!(s.cache_elements(), 2 * 2 * (16 + 16));
-    assert_eq!((s.layers, s.vocab, s.context, s.main_type()), (2, VOCAB, None, "q8_0"));
-    let head = s.products.iter().find(|p| p.head).unwrap();
-    assert_eq!((&*head.name, head.m, head.count), ("token_embd.weight", VOCAB, 1));
+    assert_eq!((s.layers, s.vocab, s.context, s.main_type()), (2, VOCAB, None, "f16"));
+    let output = s.products.iter().find(|p| p.head).unwrap();
+    assert_eq!((&*output.name, output.m, output.count), ("token_embd.weight", VOCAB, 1));
     let q = s.products.iter().find(|p| p.name == "blk.{L}.attn_q.weight").unwrap();
     assert_eq!((q.count, q.k, q.m), (2, 64, 64));
     assert!(s.tensors.contains("blk.{L}.attn_q.bias"));
