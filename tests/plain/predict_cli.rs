@@ -146,7 +146,8 @@ fn twice_the_layers_take_twice_the_time_of_layers() {
         let v = place.json(&place.model(layers, TensorType::Q4_0), &["--from", "run.pfi"]);
         let speed = &v["decode"][0];
         near(&speed["tokens_per_s"]["value"], 1e9 / ns(layers.into()));
-        assert_eq!((speed["confidence"].as_str(), speed["context"].as_u64()), (Some("high"), Some(512)));
+        // More than half of the ops are small ones, whose times are less certain.
+        assert_eq!((speed["confidence"].as_str(), speed["context"].as_u64()), (Some("medium"), Some(512)));
         let bound = |name: &str| speed["tokens_per_s"][name].as_f64().expect("a bound");
         assert!(bound("least") < bound("value") && bound("value") < bound("most"));
         assert_eq!((v["threads"].as_u64(), v["decode"].as_array().map(Vec::len)), (Some(2), Some(2)));

@@ -12,6 +12,7 @@ use super::super::stat::context::contexts;
 use super::super::stats::{mean, median, sorted, steady_line};
 use super::super::tables::split_rows;
 use super::super::{attribution::verdict::Peak, peaks};
+use common::order;
 use ggml::backend_guid;
 use ggml::gguf::types::StoredType;
 use ggml::names::fold;
@@ -142,9 +143,11 @@ pub fn recorded(trace: &Trace, progress: &LoadProgress) -> Result<Recorded, NoRa
     if !kinds.list.iter().any(|k| matches!(k, Kind::Product { .. })) {
         return Err(NoRates::Structure);
     }
+    let undisturbed = undisturbed(&line, &decode.whole);
+    let spread = spread(&line, &decode.whole);
     let prompt = widest(&line, CallSeries::new(&loaded, &line, Phase::Prefill, Some(decode.pid)).whole);
     let mut times = |calls: &[usize]| phase_times(&mut loaded, &line, &idents, &kinds, widths.layers, calls);
-    let (decode, prefill) = (times(&decode.whole), (!prompt.is_empty()).then(|| times(&prompt)));
+    let (decode, prefill) = (times(&undisturbed), (!prompt.is_empty()).then(|| times(&prompt)));
     let header = loaded.header.as_ref();
     Ok(Recorded {
         machine: header.map_or_else(String::new, |h| format!("{} ({})", h.cpu_model, h.host)),
@@ -153,11 +156,41 @@ pub fn recorded(trace: &Trace, progress: &LoadProgress) -> Result<Recorded, NoRa
         threads: loaded.cpu_graphs.iter().map(|g| g.n_threads).max().unwrap_or(1),
         layers: widths.layers,
         embd: widths.embd,
-        decode: PhaseTimes { tokens: 1, attention: widths.attention(decode.attention.clone()), ..decode },
+        decode: PhaseTimes {
+            tokens: 1,
+            spread,
+            attention: widths.attention(decode.attention.clone()),
+            ..decode
+        },
         prefill: prefill.map(|p| PhaseTimes { attention: widths.attention(p.attention.clone()), ..p }),
         tensors: widths.tensors,
         peaks: peaks::measured(&loaded).map(|(peaks, _)| peaks).unwrap_or_default(),
     })
+}
+
+/// Calls of which the slower half is left out, because other work may have disturbed them.
+const WINDOW: usize = 8;
+
+/// Of each few calls in a row, the faster half: over the whole recording, so that all contexts are represented.
+fn undisturbed(line: &Timeline, calls: &[usize]) -> Vec<usize> {
+    let time = |call: &usize| line.calls.get(*call).map_or(u64::MAX, |c| c.dur);
+    let half = |calls: &[usize]| {
+        let mut calls = calls.to_vec();
+        order::by_key(&mut calls, |c| (time(c), *c as u64));
+        calls.truncate(calls.len().div_ceil(2));
+        calls
+    };
+    let mut kept: Vec<usize> = calls.chunks(WINDOW).flat_map(half).collect();
+    order::by_key(&mut kept, |c| (*c as u64, 0));
+    kept
+}
+
+/// Half of the width of the calls' middle half, as a share of the median.
+fn spread(line: &Timeline, calls: &[usize]) -> f64 {
+    let times: Vec<f64> = calls.iter().filter_map(|c| Some(line.calls.get(*c)?.dur as f64)).collect();
+    let times = sorted(&times);
+    let at = |share: f64| times.get((times.len() as f64 * share) as usize).copied().unwrap_or(0.0);
+    (at(0.75) - at(0.25)) / 2.0 / at(0.5).max(1.0)
 }
 
 /// A backend other than the CPU's that computed something.
@@ -365,12 +398,11 @@ fn phase_times(
             }
         }
     }
-    let durations = sorted(&series.durations);
-    let at = |share: f64| durations.get((durations.len() as f64 * share) as usize).copied().unwrap_or(0.0);
-    let call_ns = median(&durations);
+    let call_ns = median(&series.durations);
     out.recorder = (hits_ns / call_ns.max(1.0)).min(0.9);
     out.call_ns = call_ns * (1.0 - out.recorder);
-    out.spread = if durations.len() >= FEWEST { (at(0.75) - at(0.25)) / 2.0 / at(0.5).max(1.0) } else { 0.1 };
+    // That of calls with different work, or of one, is not known.
+    out.spread = 0.1;
     let rest = median(&left).max(0.0);
     out.rest_ns = (rest - cost.call).max(rest / 10.0);
     out.attention = grown(&lengths, &attention);
