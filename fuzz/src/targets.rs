@@ -8,9 +8,13 @@ use std::io::{BufReader, Write};
 use std::os::fd::FromRawFd;
 use std::sync::OnceLock;
 
+use analysis::attribution::verdict::Peak;
 use analysis::load::{LoadProgress, load};
 use analysis::opencl;
+use analysis::predict_model::{KnownPeaks, PredictOptions, predict};
 use ggml::gguf::reader::Gguf;
+use ggml::gguf::types::TYPES;
+use ggml::model_shape::ModelShape;
 use pfi::record::{Footer, Header, Level, SourceKind, TransportKind};
 use pfi::{BLOCK_HEADER, Encoder, EncoderConfig, FILE_HEADER, Trace};
 use profinfer::capture::event::KIND_NAMES;
@@ -27,6 +31,7 @@ use profinfer::engine::tables::{Tables, TypeTrait};
 use profinfer::host::event_format::EventFormat;
 use profinfer::host::maps;
 use profinfer::recorder::drain::Drain;
+use render::table::Style;
 use render::timeline::merge::free_sequence;
 use runner::model::Params;
 use runner::tokenizer::Tokenizer;
@@ -164,6 +169,7 @@ fn with_data(head: &[u8]) -> Vec<u8> {
 }
 
 fn gguf(bytes: &[u8]) {
+    head(bytes);
     let file = with_data(bytes);
     let Ok(gguf) = Gguf::parse(&file) else { return };
     if let Err(why) = Params::read(&gguf) {
@@ -173,6 +179,34 @@ fn gguf(bytes: &[u8]) {
     let mut text = Vec::new();
     let tokens = tokenizer.encode(b"Some text, \xf0\x9f\x98\x80 12 <s>\n", true, true);
     tokens.into_iter().for_each(|t| tokenizer.append(t, &mut text));
+}
+
+/// A head alone, as `predict` reads it.
+fn head(bytes: &[u8]) {
+    let parts = match Gguf::parse_head(bytes) {
+        Ok(gguf) => [gguf],
+        Err(why) => return assert!(!why.to_string().is_empty()),
+    };
+    let shape = match ModelShape::read(&parts) {
+        Ok(shape) => shape,
+        Err(why) => return assert!(!why.to_string().is_empty()),
+    };
+    let peak = Peak { gb_per_s: 20.0, gflop_per_s: Some(100.0), ..Peak::default() };
+    let known = KnownPeaks { source: "given", peaks: vec![peak] };
+    for context in [64, u64::from(u32::MAX)] {
+        let options = PredictOptions {
+            threads: None,
+            context,
+            prompt: 64,
+            ubatch: 512,
+            cache: TYPES[1],
+            memory: Some(1 << 30),
+            flash: context == 64,
+        };
+        let found = predict(&shape, None, Some(&known), &options).expect("there is a peak");
+        render::json::write(&mut Vec::new(), &found).expect("memory takes all");
+        render::predict_model::write(&mut Vec::new(), &found, &Style::default()).expect("memory takes all");
+    }
 }
 
 fn elf(bytes: &[u8]) {

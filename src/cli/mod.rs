@@ -29,6 +29,7 @@ pub mod html;
 #[cfg(feature = "agent")]
 pub mod install;
 pub mod output;
+pub mod predict;
 pub mod program;
 pub mod reading;
 #[cfg(feature = "agent")]
@@ -93,6 +94,7 @@ const COMMANDS: &[&Command] = &[
     &control::STOP,
     &report::COMMAND,
     &advise::COMMAND,
+    &predict::COMMAND,
     #[cfg(not(feature = "board"))]
     &html::COMMAND,
     #[cfg(not(feature = "board"))]

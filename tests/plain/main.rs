@@ -65,6 +65,7 @@ mod offload;
 mod outputs_cli;
 #[cfg(feature = "agent")]
 mod pmc_machine;
+mod predict_cli;
 mod promises;
 #[cfg(feature = "agent")]
 mod recording_end;

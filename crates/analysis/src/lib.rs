@@ -27,6 +27,7 @@ pub mod ops;
 pub mod overview;
 pub mod peaks;
 pub mod predict;
+pub mod predict_model;
 pub mod processes;
 pub mod quality;
 pub mod report;

@@ -5,6 +5,7 @@
 pub mod backend_guid;
 pub mod cost;
 pub mod gguf;
+pub mod model_shape;
 pub mod names;
 pub mod roofline;
 

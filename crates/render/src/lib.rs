@@ -15,6 +15,7 @@ pub mod levels;
 pub mod offload;
 pub mod ops_csv;
 pub mod predict;
+pub mod predict_model;
 mod proto;
 pub mod quality;
 pub mod runs;

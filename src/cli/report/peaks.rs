@@ -29,7 +29,11 @@ pub fn read(text: &str) -> Result<Vec<Peak>, String> {
 
 /// The peaks of all cores together; on a machine with equal cores, those of its cluster.
 fn peaks(json: &Value) -> Option<Vec<Peak>> {
-    let rows = rates(json)?;
+    of_rows(&rates(json)?)
+}
+
+/// The same of rows that were read already; `None` if there are none.
+pub fn of_rows(rows: &[KeptPeaks]) -> Option<Vec<Peak>> {
     let cluster = &rows.iter().find(|p| p.cluster == "all").or(rows.first())?.cluster;
     let giga = |mega: u64| mega as f64 / 1e3;
     let peak = |p: &KeptPeaks| Peak {

@@ -6,6 +6,7 @@
 //! bytes.
 
 pub mod reader;
+pub mod types;
 pub mod writer;
 
 /// First four bytes of a file.

@@ -13,6 +13,8 @@ const MAX_NAME: u64 = 255;
 const MAX_METADATA: u64 = 1 << 16;
 /// Most tensors; the largest public models have a few thousand.
 const MAX_TENSORS: u64 = 1 << 20;
+/// Most items of an array that a longer head could hold; the largest vocabularies have under a million.
+const MAX_HEAD_ITEMS: u64 = 1 << 26;
 /// Smallest encoding of a metadata entry: key length, kind, one-byte value.
 const MIN_ENTRY: usize = 8 + 4 + 1;
 /// Smallest encoding of a tensor: name length, dimension count, one dimension, type, offset.
@@ -43,6 +45,23 @@ pub enum GgufReadError {
     Alignment,
     #[error("tensor '{name}': {why}")]
     Tensor { name: String, why: &'static str },
+}
+
+impl GgufReadError {
+    /// Whether the bytes given end too early for what they announce: a longer beginning of the file may be valid.
+    pub fn is_cut(&self) -> bool {
+        match self {
+            GgufReadError::Truncated { .. } => true,
+            // The maximum of a count follows from the bytes left, but not below the absolute limits.
+            GgufReadError::TooMany { what, count, .. } => match *what {
+                "tensor count" => *count <= MAX_TENSORS,
+                "metadata count" => *count <= MAX_METADATA,
+                "array length" => *count <= MAX_HEAD_ITEMS,
+                _ => false,
+            },
+            _ => false,
+        }
+    }
 }
 
 /// A metadata value.
@@ -157,6 +176,18 @@ impl<'a> Gguf<'a> {
     /// # Errors
     /// [`GgufReadError`]: the first violation found, including tensor data outside the file.
     pub fn parse(file: &'a [u8]) -> Result<Self, GgufReadError> {
+        Self::parse_within(file, file.len() as u64)
+    }
+
+    /// Reads the head alone: `start` is the beginning of a file whose tensor data may be missing.
+    ///
+    /// # Errors
+    /// As [`Self::parse`], but for data outside the file. [`GgufReadError::is_cut`]: more of the file is needed.
+    pub fn parse_head(start: &'a [u8]) -> Result<Self, GgufReadError> {
+        Self::parse_within(start, i64::MAX as u64)
+    }
+
+    fn parse_within(file: &'a [u8], len: u64) -> Result<Self, GgufReadError> {
         let mut c = GgufCursor { all: file, at: 0 };
         if file.get(..4) != Some(&MAGIC) {
             return Err(GgufReadError::Magic);
@@ -174,7 +205,7 @@ impl<'a> Gguf<'a> {
         let alignment = alignment(&metadata)?;
         let mut tensors = read_tensors(&mut c, tensor_count)?;
         let data_offset = (c.at as u64).next_multiple_of(alignment);
-        place(&mut tensors, data_offset, alignment, file.len() as u64)?;
+        place(&mut tensors, data_offset, alignment, len)?;
         Ok(Self { version, alignment, metadata, tensors, data_offset })
     }
 
