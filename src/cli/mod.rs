@@ -33,6 +33,8 @@ pub mod program;
 pub mod reading;
 #[cfg(feature = "agent")]
 pub mod record;
+#[cfg(all(feature = "agent", not(feature = "board")))]
+mod remote;
 pub mod report;
 pub mod runner;
 #[cfg(feature = "agent")]
@@ -46,6 +48,8 @@ pub mod stat;
 #[cfg(feature = "agent")]
 pub mod top;
 pub mod values;
+#[cfg(feature = "agent")]
+mod written;
 
 /// The program `profinfer`.
 pub static PROFINFER: Program = Program {
