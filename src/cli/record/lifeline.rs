@@ -16,7 +16,9 @@ pub const NAME: &str = "while-exists";
 
 pub const FLAGS: FlagGroup = FlagGroup {
     title: "Control",
-    flags: &[Flag::value(NAME, "FILE", "Stop when FILE no longer exists; print no verdict").hidden().cli_only()],
+    flags: &[Flag::value(NAME, "FILE", "Stop when FILE no longer exists; print no verdict")
+        .hidden()
+        .cli_only()],
 };
 
 /// Whether the recording is controlled from elsewhere.

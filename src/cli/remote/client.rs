@@ -39,7 +39,8 @@ impl Client {
         let program = env::var_os(variable).filter(|p| !p.is_empty()).unwrap_or_else(|| name.into());
         let socket = |dir: PathBuf| dir.join(format!("profinfer-{id}"));
         let own = env::var_os("XDG_RUNTIME_DIR").map_or_else(env::temp_dir, PathBuf::from);
-        let shared = Some(socket(own)).filter(|path| path.is_absolute() && path.as_os_str().len() <= LONGEST_SOCKET);
+        let shared =
+            Some(socket(own)).filter(|path| path.is_absolute() && path.as_os_str().len() <= LONGEST_SOCKET);
         Client { place, program, shared: shared.unwrap_or_else(|| socket("/tmp".into())) }
     }
 
@@ -64,7 +65,9 @@ impl Client {
     pub fn select(&mut self) -> Result<()> {
         let (named, list, none): (_, &[&str], _) = match &self.place {
             Place::Ssh { .. } => return Ok(()),
-            Place::Adb(named) => (named, &["devices"], "connect one with USB debugging enabled, or `adb connect HOST`"),
+            Place::Adb(named) => {
+                (named, &["devices"], "connect one with USB debugging enabled, or `adb connect HOST`")
+            }
             Place::Hdc(named) => (named, &["list", "targets"], "connect one, or `hdc tconn HOST:PORT`"),
         };
         let out = self.plain(list).stdin(Stdio::null()).output().with_context(|| self.missing())?;
@@ -90,7 +93,9 @@ impl Client {
         };
         let (name, state) = chosen;
         if state != "device" {
-            bail!("the device {name} is {state}: confirm the connection on its screen, or see `{client} devices`");
+            bail!(
+                "the device {name} is {state}: confirm the connection on its screen, or see `{client} devices`"
+            );
         }
         self.place = match self.place {
             Place::Hdc(_) => Place::Hdc(Some(name)),
@@ -175,9 +180,10 @@ impl Client {
     }
 
     /// Prints the trace; None: by a session.
-    pub fn print(&self, run: &str) -> Option<Command> {
+    pub fn print(&self, run: &str, by_sudo: bool) -> Option<Command> {
         let Place::Adb(_) = self.place else { return None };
-        let mut command = self.device(&["exec-out", "cat"]);
+        let cat: &[&str] = if by_sudo { &["exec-out", "sudo", "-n", "cat"] } else { &["exec-out", "cat"] };
+        let mut command = self.device(cat);
         command.arg(String::from_utf8_lossy(&quote(format!("{run}/run.pfi").as_bytes())).into_owned());
         command.process_group(0);
         Some(command)
@@ -236,7 +242,8 @@ fn ignore_interrupts(command: &mut Command) {
 /// A line of `adb devices`: name and state.
 fn adb_device(line: &str) -> Option<(String, String)> {
     let (name, state) = line.split_once(char::is_whitespace)?;
-    Some((name.to_owned(), state.trim().to_owned())).filter(|(name, _)| !name.is_empty() && !name.starts_with('*'))
+    Some((name.to_owned(), state.trim().to_owned()))
+        .filter(|(name, _)| !name.is_empty() && !name.starts_with('*'))
 }
 
 /// A line of `hdc list targets`.
@@ -264,7 +271,10 @@ mod tests {
             assert_eq!(words[at - 4..=at + 1], ["-p", "2222", "-l", "root", "--", "board"]);
             assert!(words[at + 2].starts_with("exec sh -c ") && words.len() == at + 3);
         }
-        assert_eq!(words(&client.session(b"echo 'a b'")).last().expect("words"), r"exec sh -c 'echo '\''a b'\'''");
+        assert_eq!(
+            words(&client.session(b"echo 'a b'")).last().expect("words"),
+            r"exec sh -c 'echo '\''a b'\'''"
+        );
     }
 
     #[test]
@@ -276,7 +286,10 @@ mod tests {
         assert_eq!(words(&push), ["-s", "S1", "push", "p q", "/data/local/tmp/profinfer/run.id/new"]);
         let hdc = Client::new(Place::Hdc(Some("K".to_owned())), "id");
         assert_eq!(words(&hdc.session(b"id -u")), ["-t", "K", "shell", "( id -u ); echo code=$?"]);
-        assert_eq!(words(&hdc.receive(run, Path::new("x"))), ["-t", "K", "file", "recv", "/data/local/tmp/profinfer/run.id/run.pfi", "x"]);
+        assert_eq!(
+            words(&hdc.receive(run, Path::new("x"))),
+            ["-t", "K", "file", "recv", "/data/local/tmp/profinfer/run.id/run.pfi", "x"]
+        );
     }
 
     #[test]
@@ -285,7 +298,10 @@ mod tests {
         assert_eq!(adb("emulator-5554\tdevice"), Some(("emulator-5554".to_owned(), "device".to_owned())));
         assert_eq!(adb("X1\tunauthorized"), Some(("X1".to_owned(), "unauthorized".to_owned())));
         assert_eq!((adb(""), adb("* daemon started successfully")), (None, None));
-        assert_eq!(hdc_target("FMR0223C13000649\r"), Some(("FMR0223C13000649".to_owned(), "device".to_owned())));
+        assert_eq!(
+            hdc_target("FMR0223C13000649\r"),
+            Some(("FMR0223C13000649".to_owned(), "device".to_owned()))
+        );
         assert_eq!((hdc_target("[Empty]"), hdc_target("")), (None, None));
     }
 }

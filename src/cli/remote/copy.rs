@@ -139,14 +139,9 @@ pub fn pull(
     if !client.is_piped() {
         return by_file(session, client, run, out);
     }
-    let mut command = client
-        .print(run)
-        .unwrap_or_else(|| client.session(scripts.trace(by_sudo).as_bytes()));
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| client.missing())?;
+    let mut command = client.print(run, by_sudo).unwrap_or_else(|| client.session(scripts.trace(by_sudo).as_bytes()));
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().with_context(|| client.missing())?;
     let copied = receive(session, &mut child, total, out);
     if copied.is_err() {
         let _ = child.kill();
@@ -204,7 +199,8 @@ fn by_file(session: &mut Session<'_>, client: &Client, run: &str, out: &mut dyn 
     let dir = Temporary::new(run)?;
     let path = dir.0.join("run.pfi");
     let done = session.done(client.receive(run, &path).stdin(Stdio::null()))?;
-    let file = File::open(&path).with_context(|| format!("{} did not fetch the trace: {}", client.name(), done.why()));
+    let file = File::open(&path)
+        .with_context(|| format!("{} did not fetch the trace: {}", client.name(), done.why()));
     let bytes = io::copy(&mut file?, out)?;
     out.flush()?;
     Ok(bytes)
@@ -218,7 +214,10 @@ impl Temporary {
     fn new(run: &str) -> Result<Temporary> {
         let name = run.rsplit('/').next().unwrap_or(run);
         let path = std::env::temp_dir().join(format!("profinfer-{name}"));
-        DirBuilder::new().mode(0o700).create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Temporary(path))
     }
 }

@@ -61,7 +61,8 @@ pub const FLAGS: FlagGroup = FlagGroup {
 };
 
 /// Options that apply here, and are not passed on.
-const LOCAL: &[&str] = &["on", "remote-program", "remote-dir", "output", "force", "mode", "conf", "while-exists"];
+const LOCAL: &[&str] =
+    &["on", "remote-program", "remote-dir", "output", "force", "mode", "conf", "while-exists"];
 
 /// What was asked for.
 struct Asked {
@@ -154,7 +155,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// Sixteen digits that nobody can guess.
 fn random() -> Result<String> {
     let mut bytes = [0u8; 8];
-    File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes)).context("cannot read /dev/urandom")?;
+    File::open("/dev/urandom")
+        .and_then(|mut f| f.read_exact(&mut bytes))
+        .context("cannot read /dev/urandom")?;
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
@@ -184,7 +187,8 @@ impl Fetched {
         let Some(name) = &self.name else { return Ok(()) };
         name.settle()?;
         let file = clean(&asked.output.display().to_string());
-        pfi::Trace::open(&asked.output).with_context(|| format!("the fetched trace {file} cannot be read"))?;
+        pfi::Trace::open(&asked.output)
+            .with_context(|| format!("the fetched trace {file} cannot be read"))?;
         if !asked.quiet {
             tell(&format!("{} bytes in {file}", self.bytes));
             super::written::verdict_or_next(&asked.output, Some(self.bytes));
@@ -344,7 +348,10 @@ impl Job<'_> {
             n => format!("only a part of the trace, {n} of {total} bytes, could be fetched into {file}"),
         })?;
         if output.bytes != total {
-            bail!("{} of {total} bytes of the trace arrived in {file}: it is readable up to there", output.bytes);
+            bail!(
+                "{} of {total} bytes of the trace arrived in {file}: it is readable up to there",
+                output.bytes
+            );
         }
         Ok(exit(code.unwrap_or(1)))
     }

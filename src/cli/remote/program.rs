@@ -32,9 +32,7 @@ impl Program {
     pub fn find(machine: &str, given: Option<&Path>) -> Result<Program> {
         let processor = PROCESSORS.iter().find(|(names, ..)| names.contains(&machine));
         let Some((_, arch, number)) = processor else {
-            bail!(
-                "its processor is {machine}: profinfer records on 64-bit Arm (aarch64) and x86-64 only"
-            );
+            bail!("its processor is {machine}: profinfer records on 64-bit Arm (aarch64) and x86-64 only");
         };
         let path = match given {
             Some(path) => path.to_owned(),

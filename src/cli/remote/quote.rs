@@ -54,8 +54,8 @@ mod tests {
     #[test]
     fn what_a_shell_would_take_apart_arrives_whole() {
         let words = [
-            "", " ", "a b", "a\nb", "\n", "it's", "''", "'", "\\", "\\'", "$HOME", "$(id)", "`id`", "*", "~", "-n",
-            "a=b", "!x", "#", "\"", "é", "{a,b}", "&", ";", "<x", "\t", "%s", "--", "[a]",
+            "", " ", "a b", "a\nb", "\n", "it's", "''", "'", "\\", "\\'", "$HOME", "$(id)", "`id`", "*", "~",
+            "-n", "a=b", "!x", "#", "\"", "é", "{a,b}", "&", ";", "<x", "\t", "%s", "--", "[a]",
         ];
         check(&words.map(|w| w.as_bytes().to_vec()));
         check(&[vec![0xff, 0xfe, b'\'', 0x80]]);

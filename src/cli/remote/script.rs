@@ -194,7 +194,8 @@ mod tests {
     /// The shells of this machine.
     fn shells() -> Vec<Vec<&'static str>> {
         let there = |name: &str| Command::new(name).arg("-c").arg(":").output().is_ok();
-        let busybox = Command::new("busybox").args(["ash", "-c", ":"]).output().is_ok_and(|o| o.status.success());
+        let busybox =
+            Command::new("busybox").args(["ash", "-c", ":"]).output().is_ok_and(|o| o.status.success());
         let mut all = vec![vec!["sh"]];
         all.extend(["bash", "mksh"].into_iter().filter(|s| there(s)).map(|s| vec![s]));
         all.extend(busybox.then(|| vec!["busybox", "ash"]));

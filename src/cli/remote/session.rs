@@ -68,8 +68,14 @@ impl<'a> Session<'a> {
         let messages = keep(child.stderr.take());
         let lines = lines(&mut child)?;
         let life = child.stdin.take();
-        let mut session =
-            Session { client, scripts, held: Some((child, life)), messages, beaten: Instant::now(), open: true };
+        let mut session = Session {
+            client,
+            scripts,
+            held: Some((child, life)),
+            messages,
+            beaten: Instant::now(),
+            open: true,
+        };
         let facts = session.facts(&lines)?;
         if !piped {
             let ended = session.held.take().map(|(mut child, _)| child.wait());
@@ -172,7 +178,11 @@ impl<'a> Session<'a> {
     }
 
     /// Waits for a client. None: `pause` became true first.
-    fn wait_unless(&mut self, child: &mut Child, pause: &mut dyn FnMut() -> bool) -> Result<Option<ExitStatus>> {
+    fn wait_unless(
+        &mut self,
+        child: &mut Child,
+        pause: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<ExitStatus>> {
         loop {
             if let Some(status) = child.try_wait()? {
                 return Ok(Some(status));
@@ -397,7 +407,15 @@ mod tests {
     #[test]
     fn facts_of_a_machine() {
         let mut facts = Facts::default();
-        for line in ["system Linux", "machine aarch64", "user 1000", "sudo", "have profinfer-ab 12 cd -", "have x 7", ""] {
+        for line in [
+            "system Linux",
+            "machine aarch64",
+            "user 1000",
+            "sudo",
+            "have profinfer-ab 12 cd -",
+            "have x 7",
+            "",
+        ] {
             facts.take(line);
         }
         assert!(facts.system == "Linux" && facts.machine == "aarch64" && !facts.root && facts.sudo);
