@@ -139,7 +139,8 @@ pub fn pull(
     if !client.is_piped() {
         return by_file(session, client, run, out);
     }
-    let mut command = client.print(run, by_sudo).unwrap_or_else(|| client.session(scripts.trace(by_sudo).as_bytes()));
+    let mut command =
+        client.print(run, by_sudo).unwrap_or_else(|| client.session(scripts.trace(by_sudo).as_bytes()));
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().with_context(|| client.missing())?;
     let copied = receive(session, &mut child, total, out);

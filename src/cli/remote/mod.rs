@@ -144,7 +144,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let code = job.run(&mut output);
     if interrupt::is_abort() {
         let why = code.err().map(|e| format!(": {e:#}")).unwrap_or_default();
-        eprintln!("profinfer: interrupted{}", clean(&why));
+        tell(&format!("interrupted{why}"));
         return Ok(ExitCode::from(130));
     }
     let code = code?;
@@ -245,6 +245,9 @@ impl Job<'_> {
         let program = Program::find(&facts.machine, self.asked.program.as_deref())
             .with_context(|| format!("cannot record on {place}"))?;
         self.provide(session, facts, &program)?;
+        if interrupt::is_stop() {
+            bail!("interrupted before the recording began");
+        }
         let sudo = !facts.root && facts.sudo;
         let cd = (!matches!(place, Place::Ssh { .. })).then_some(DEVICE_DIR);
         let line = Recording { program: &program.name, sudo, cd, line: &self.asked.line };

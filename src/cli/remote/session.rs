@@ -46,6 +46,8 @@ pub struct Session<'a> {
     messages: Messages,
     beaten: Instant,
     open: bool,
+    /// The recording has begun: a signal ends it, and not what is in progress.
+    begun: bool,
 }
 
 impl<'a> Session<'a> {
@@ -75,6 +77,7 @@ impl<'a> Session<'a> {
             messages,
             beaten: Instant::now(),
             open: true,
+            begun: false,
         };
         let facts = session.facts(&lines)?;
         if !piped {
@@ -157,7 +160,9 @@ impl<'a> Session<'a> {
                 String::from_utf8_lossy(&text).into_owned()
             })
         });
-        let status = self.wait(&mut child, &mut interrupt::is_abort)?;
+        let begun = self.begun;
+        let status =
+            self.wait(&mut child, &mut || interrupt::is_abort() || !begun && interrupt::is_stop())?;
         let text = out.and_then(|reader| reader.join().ok()).unwrap_or_default().replace('\r', "");
         let said = messages.lock().unwrap_or_else(PoisonError::into_inner).trim().to_owned();
         let (code, text) = if self.client.is_piped() { (status.code(), text) } else { code_of(&text) };
@@ -233,6 +238,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// As for [`Session::wait`], with the second signal.
     pub fn attend(&mut self, child: &mut Child, tell: &dyn Fn(&str)) -> Result<ExitStatus> {
+        self.begun = true;
         loop {
             if interrupt::is_stop() {
                 tell(&format!("stopping the recording on {}", self.client.place()));
