@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::endless::{code_is_clean, endless};
-use common::run::{Recorder, Run, Target, profinfer, run, signal_to, wait_until};
+use common::run::{Recorder, Run, profinfer, run, signal_to, wait_until};
 use common::seen::Seen;
 use common::{fixture, live};
 
@@ -352,7 +352,7 @@ fn a_full_disk_there_is_reported_and_what_was_recorded_is_fetched() {
     let r = board.record(&["--remote-dir", &place, "--duration", "60s", "-p", &target.pid().to_string()]);
     assert_eq!(r.status.code(), Some(1), "{}", r.stderr);
     assert!(r.stderr.contains("No space left"), "{}", r.stderr);
-    assert!(Seen::read(&r.trace).slices() > 0, "{}", r.stderr);
+    assert!(Seen::damaged(&r.trace).slices() > 0, "{}", r.stderr);
     nothing_is_left(&disk.join("profinfer"));
     assert!(target.running());
 }
@@ -374,6 +374,13 @@ fn what_keeps_a_machine_from_recording_is_told() {
     let hello = board.dir.path().join("hello");
     fs::copy("/bin/true", &hello).expect("copied");
     let hello = hello.display().to_string();
+    let old = board.dir.path().join("old");
+    let source = board.dir.path().join("old.c");
+    let text =
+        "#include <stdio.h>\nint main(int n, char **a) { if (n > 2) return 2; puts(\"profinfer 0.0.1\"); }\n";
+    fs::write(&source, text).expect("written");
+    assert!(Command::new("cc").arg("-o").arg(&old).arg(&source).status().expect("cc").success());
+    let old = old.display().to_string();
     let default = board.dir.path().join("ssh").display().to_string();
     for (ssh, on, program, code, said) in [
         (&none, &on, &own, 1, "cannot run /nonexistent/ssh: install an OpenSSH client"),
@@ -382,7 +389,8 @@ fn what_keeps_a_machine_from_recording_is_told() {
         (&default, &"ssh:-oProxyCommand=x".to_owned(), &own, 2, "cannot begin with '-'"),
         (&default, &"ssh:a b".to_owned(), &own, 2, "cannot contain ' '"),
         (&default, &on, &arm, 1, "is for another processor"),
-        (&default, &on, &hello, 1, "too old"),
+        (&default, &on, &hello, 1, "is not profinfer: its version is 'true "),
+        (&default, &on, &old, 1, "is too old (profinfer 0.0.1)"),
         (&default, &on, &"/nonexistent".to_owned(), 1, "cannot read /nonexistent"),
     ] {
         let mut command = profinfer();
@@ -579,9 +587,9 @@ fn devices_that_cannot_be_recorded_are_told() {
         fs::set_permissions(device.dir.path().join(dir), fs::Permissions::from_mode(0o777))
             .expect("its mode");
     }
-    let target = Target::start("sleep", &["60"]);
-    let r = device.start("", &["-p", &target.pid().to_string()]).finish();
+    let r = device.start("", &["--", "true"]).finish();
     assert_eq!(r.status.code(), Some(1), "{}", r.stderr);
     assert!(r.stderr.contains("CAP_BPF") && r.stderr.contains("recording needs root there"), "{}", r.stderr);
+    assert!(!r.trace.exists());
     nothing_is_left(&device.base());
 }

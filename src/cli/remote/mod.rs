@@ -165,7 +165,8 @@ fn random() -> Result<String> {
 struct Fetched {
     out: Box<dyn Write>,
     name: Option<Rc<OutputName>>,
-    bytes: u64,
+    /// Size of the trace; None: none was fetched.
+    bytes: Option<u64>,
 }
 
 impl Fetched {
@@ -175,23 +176,23 @@ impl Fetched {
             if io::stdout().is_terminal() {
                 bail!("standard output is a terminal: redirect it, or give a file with -o");
             }
-            return Ok(Fetched { out: Box::new(io::stdout()), name: None, bytes: 0 });
+            return Ok(Fetched { out: Box::new(io::stdout()), name: None, bytes: None });
         }
         let out = OutputFile::create(&asked.output, asked.rules)?;
         let name = out.name();
-        Ok(Fetched { out: Box::new(out), name, bytes: 0 })
+        Ok(Fetched { out: Box::new(out), name, bytes: None })
     }
 
     /// Opens the trace, as a check of it, and prints the verdict.
     fn finish(&mut self, asked: &Asked) -> Result<()> {
-        let Some(name) = &self.name else { return Ok(()) };
+        let (Some(name), Some(bytes)) = (&self.name, self.bytes) else { return Ok(()) };
         name.settle()?;
         let file = clean(&asked.output.display().to_string());
         pfi::Trace::open(&asked.output)
             .with_context(|| format!("the fetched trace {file} cannot be read"))?;
         if !asked.quiet {
-            tell(&format!("{} bytes in {file}", self.bytes));
-            super::written::verdict_or_next(&asked.output, Some(self.bytes));
+            tell(&format!("{bytes} bytes in {file}"));
+            super::written::verdict_or_next(&asked.output, Some(bytes));
         }
         Ok(())
     }
@@ -282,9 +283,12 @@ impl Job<'_> {
             copy::push(session, self.client, self.scripts, program, &self.run)?;
         }
         let done = session.run(&self.scripts.check(&program.name))?;
-        let version = done.text.trim();
+        let version = done.text.lines().next().unwrap_or_default();
         match done.code {
             Some(0) if version == common::TOOL => Ok(()),
+            Some(0 | 9) if !version.starts_with("profinfer ") => {
+                bail!("{} is not profinfer: its version is '{version}'", program.path.display())
+            }
             Some(0) => {
                 self.tell(&format!("{} is {version}; this is {}", program.path.display(), common::TOOL));
                 Ok(())
@@ -346,7 +350,7 @@ impl Job<'_> {
         let copied = copy::pull(session, self.client, self.scripts, from, total, &mut output.out);
         let kept = output.name.as_ref().and_then(|name| name.bytes()).unwrap_or_default();
         let file = self.asked.output.display();
-        output.bytes = copied.with_context(|| match kept {
+        let bytes = copied.with_context(|| match kept {
             0 => "cannot fetch the trace".to_owned(),
             n => format!("only a part of the trace, {n} of {total} bytes, could be fetched into {file}"),
         })?;
