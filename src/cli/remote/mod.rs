@@ -354,12 +354,10 @@ impl Job<'_> {
             0 => "cannot fetch the trace".to_owned(),
             n => format!("only a part of the trace, {n} of {total} bytes, could be fetched into {file}"),
         })?;
-        if output.bytes != total {
-            bail!(
-                "{} of {total} bytes of the trace arrived in {file}: it is readable up to there",
-                output.bytes
-            );
+        if bytes != total {
+            bail!("{bytes} of {total} bytes of the trace arrived in {file}: it is readable up to there");
         }
+        output.bytes = Some(bytes);
         Ok(exit(code.unwrap_or(1)))
     }
 }
