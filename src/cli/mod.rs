@@ -70,6 +70,7 @@ profinfer report run.pfi                         where the time went";
 const EXAMPLES: &str = "\
 profinfer doctor                                 can this machine be recorded?
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
+profinfer record --on ssh:root@board -- ./llama-cli -m model.gguf -n 64
 profinfer top -p $(pidof llama-server)           where the time goes, live
 profinfer report run.pfi                         where the time went
 profinfer html run.pfi -o run.html               the same and more, as one page for a browser

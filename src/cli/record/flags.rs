@@ -66,7 +66,6 @@ profinfer record -o run.pfi --exe /usr/bin/llama-server --tokens 200
 profinfer record --pmc list
 profinfer record --pmc cycles,instructions --faults -- llama-cli -m model.gguf -p 'Hello' -n 64
 profinfer record -o - --level graph -p 1234 | ssh desk 'profinfer report -'
-profinfer record --on ssh:root@board -- ./llama-cli -m model.gguf -p 'Hello' -n 64
 profinfer record --conf board.toml --no-budget -- llama-cli -m model.gguf -p 'Hello' -n 64",
     run: super::run,
 };
