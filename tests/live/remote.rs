@@ -106,6 +106,7 @@ impl Board {
     fn command(&self) -> Command {
         let mut command = profinfer();
         command.env("SSH", self.dir.path().join("ssh")).env("XDG_RUNTIME_DIR", self.dir.path());
+        command.process_group(0);
         command
     }
 
@@ -225,7 +226,10 @@ fn the_first_signal_ends_the_recording_and_the_trace_is_fetched() {
         let recorder = board.start_recording(&["-p", &target.pid().to_string()]);
         recorder.wait_for_probes();
         std::thread::sleep(Duration::from_millis(300));
-        recorder.signal(signal);
+        // A terminal sends Ctrl-C to the clients, too.
+        let group = if signal == libc::SIGINT { -1 } else { 1 };
+        // SAFETY: a signal to our own child, or to its group.
+        unsafe { libc::kill(group * recorder.child.id() as i32, signal) };
         let r = recorder.finish();
         let seen = r.seen();
         seen.books_close();
@@ -401,6 +405,7 @@ fn what_keeps_a_machine_from_recording_is_told() {
         assert!(r.stderr.contains(said), "{said}: {}", r.stderr);
         assert!(!out.exists(), "{said}");
         board.nothing_is_left();
+        assert!(fs::read_dir(board.base()).into_iter().flatten().next().is_none(), "{said}");
     }
     // What the recorder there says comes through.
     let r = board.record(&["-p", "999999999"]);

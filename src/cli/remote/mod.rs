@@ -270,8 +270,17 @@ impl Job<'_> {
         self.fetch(session, facts, (code, sudo), output)
     }
 
-    /// Copies the program if it is not there, and runs it once.
+    /// Copies the program if it is not there, and runs it once; one that cannot be used does not stay.
     fn provide(&self, session: &mut Session<'_>, facts: &Facts, program: &Program) -> Result<()> {
+        let checked = self.copied(session, facts, program).and_then(|()| self.checked(session, program));
+        if checked.is_err() {
+            // The error says more than a failure to remove it.
+            let _ = session.run(&self.scripts.forget(&program.name));
+        }
+        checked
+    }
+
+    fn copied(&self, session: &mut Session<'_>, facts: &Facts, program: &Program) -> Result<()> {
         let place = self.client.place();
         let bytes = program.bytes.len() as u64;
         let is_there = facts.have.iter().any(|(name, size, digest)| {
@@ -282,6 +291,11 @@ impl Job<'_> {
             self.tell(&format!("copying {} ({megabytes:.1} MB) to {place}", program.path.display()));
             copy::push(session, self.client, self.scripts, program, &self.run)?;
         }
+        Ok(())
+    }
+
+    fn checked(&self, session: &mut Session<'_>, program: &Program) -> Result<()> {
+        let place = self.client.place();
         let done = session.run(&self.scripts.check(&program.name))?;
         let version = done.text.lines().next().unwrap_or_default();
         match done.code {

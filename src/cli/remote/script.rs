@@ -124,6 +124,11 @@ impl Scripts {
         )
     }
 
+    /// Removes a program that turned out to be unusable.
+    pub fn forget(&self, program: &str) -> String {
+        format!("{}rm -f \"$base/{program}\"", self.names)
+    }
+
     /// Records into the session's directory, and leaves the exit status there.
     pub fn record(&self, of: &Recording<'_>) -> Vec<u8> {
         let cd = of.cd.map_or(String::new(), |dir| format!("cd {dir} && export TMPDIR={dir} && "));
