@@ -28,10 +28,10 @@ test)
     # The service's files are checked with shellcheck, lintian and systemd.
     # The last line is for guests with their own kernels: QEMU, and the tools for two of the kernels. The browser
     # opens pages of `profinfer html`; Mesa provides a Vulkan device in software. The
-    # other packages of that line are for what tests/gpu compiles.
+    # other packages of that line are for what tests/gpu compiles. `record --on` is tested against a real sshd.
     wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb chromium-headless-shell
         libvulkan1 libvulkan-dev glslang-tools mesa-vulkan-drivers g++ ocl-icd-libopencl1 ocl-icd-opencl-dev opencl-c-headers
-        shellcheck lintian systemd qemu-user-static
+        shellcheck lintian systemd openssh-client openssh-server qemu-user-static
         qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils"
     ;;
 *) die "unknown level '$level': build, demo, dist, fuzz, image or test" ;;
@@ -53,6 +53,8 @@ have() { # package
     coreutils) command -v sha256sum >/dev/null 2>&1 ;;
     python3-pip) python3 -m pip --version >/dev/null 2>&1 ;;
     python3-yaml) python3 -c 'import yaml' 2>/dev/null ;;
+    openssh-client) command -v ssh >/dev/null 2>&1 && command -v ssh-keygen >/dev/null 2>&1 ;;
+    openssh-server) [ -x /usr/sbin/sshd ] ;;
     libelf-dev) [ -e /usr/include/libelf.h ] || [ -e /usr/include/gelf.h ] ;;
     chromium-headless-shell)
         command -v chromium-headless-shell >/dev/null 2>&1 || command -v chromium >/dev/null 2>&1

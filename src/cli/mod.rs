@@ -34,6 +34,8 @@ pub mod program;
 pub mod reading;
 #[cfg(feature = "agent")]
 pub mod record;
+#[cfg(all(feature = "agent", not(feature = "board")))]
+mod remote;
 pub mod report;
 pub mod runner;
 #[cfg(feature = "agent")]
@@ -47,6 +49,8 @@ pub mod stat;
 #[cfg(feature = "agent")]
 pub mod top;
 pub mod values;
+#[cfg(feature = "agent")]
+mod written;
 
 /// The program `profinfer`.
 pub static PROFINFER: Program = Program {
@@ -67,6 +71,7 @@ profinfer report run.pfi                         where the time went";
 const EXAMPLES: &str = "\
 profinfer doctor                                 can this machine be recorded?
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
+profinfer record --on ssh:root@board -- ./llama-cli -m model.gguf -n 64
 profinfer top -p $(pidof llama-server)           where the time goes, live
 profinfer report run.pfi                         where the time went
 profinfer html run.pfi -o run.html               the same and more, as one page for a browser

@@ -12,8 +12,10 @@ use anyhow::{Context, Result, bail};
 use self::caller::Caller;
 use self::flags::RecordArgs;
 use super::args::Args;
-use super::conf;
+#[cfg(not(feature = "board"))]
+use super::args::Usage;
 use super::output::{OutputFile, OutputName, OutputRules};
+use super::{conf, written};
 use crate::capture::error::RecordError;
 use crate::daemon::arrivals::OfFile;
 use crate::host::{target, wake};
@@ -21,9 +23,6 @@ use crate::recorder::recording::{
     Arrivals, RecordOptions, RecordingProgress, SessionObserver, Streams, Summary, Target,
 };
 use crate::recorder::session;
-use analysis::load::LoadProgress;
-use analysis::report::{ReportOptions, try_report};
-use pfi::Trace;
 use render::table::clean;
 
 pub mod budget;
@@ -32,6 +31,7 @@ mod command;
 pub mod flags;
 pub mod gpu;
 pub mod inner;
+pub mod lifeline;
 pub mod outer;
 pub mod pmc;
 pub mod sensors;
@@ -40,6 +40,10 @@ pub use flags::COMMAND;
 
 fn run(args: &Args) -> Result<ExitCode> {
     let args = &conf::settled(args)?;
+    #[cfg(not(feature = "board"))]
+    if args.flag("on") {
+        return elsewhere(args);
+    }
     if pmc::lists(args)? {
         return pmc::list(args);
     }
@@ -49,6 +53,7 @@ fn run(args: &Args) -> Result<ExitCode> {
         bail!("standard output is a terminal: redirect it, or give a file with -o");
     }
     let signals = StopSignals::install()?;
+    lifeline::watch(args)?;
     let mut watch = Status::new(asked.quiet, ready_line(&asked.target), signals);
     let RecordArgs { target, output, over, mode, quiet, leave, owner, options } = asked;
     let recorded = match to_stdout {
@@ -61,7 +66,30 @@ fn run(args: &Args) -> Result<ExitCode> {
         }
     };
     watch.clear();
-    finish(&output, quiet, &recorded?)
+    let s = recorded?;
+    if lifeline::is_remote(args) {
+        // The other machine prints the verdict, and the trace's name there.
+        if !quiet {
+            say(&summary_line(None, &s));
+        }
+        return Ok(exit_code(&s));
+    }
+    finish(&output, quiet, &s)
+}
+
+/// Records on another machine; mistakes are found before anything is done there.
+#[cfg(not(feature = "board"))]
+fn elsewhere(args: &Args) -> Result<ExitCode> {
+    if pmc::lists(args)? {
+        return Err(Usage::new("--pmc list shows this machine's counters: run it on the other one").into());
+    }
+    flags::settings(args)?;
+    super::remote::run(args)
+}
+
+/// Prints a line on standard error. A closed one must not end a recording.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Gives a new file to the user who called sudo, and reports where it stays root's.
@@ -164,7 +192,7 @@ fn outlived(child: Child, e: &RecordError, watch: &dyn SessionObserver) -> Strin
         return "; the command keeps running".to_owned();
     }
     super::screen::restore();
-    eprintln!("profinfer: {}; the command keeps running, waiting for it to exit", clean(&failure(e)));
+    say(&format!("profinfer: {}; the command keeps running, waiting for it to exit", clean(&failure(e))));
     match command::wait(child) {
         Some(status) => format!("; the command exited with status {}", target::shell_code(status)),
         None => "; the exit status of the command is unknown".to_owned(),
@@ -214,49 +242,39 @@ impl SessionObserver for Named<'_> {
 
 fn finish(output: &Path, quiet: bool, s: &Summary) -> Result<ExitCode> {
     if !quiet {
-        eprintln!("{}", summary_line(output, s));
-        if output != Path::new("-") && verdict(output, s).is_none() {
-            eprintln!("next: profinfer report {}", clean(&output.display().to_string()));
+        say(&summary_line(Some(output), s));
+        if output != Path::new("-") {
+            let bytes = if s.totals.calls == 0 { None } else { Some(s.bytes) };
+            written::verdict_or_next(output, bytes);
         }
     }
     Ok(exit_code(s))
-}
-
-/// Larger traces are not read again for the verdict: it would keep the user waiting.
-const READ_AT_ONCE: u64 = 64 << 20;
-
-/// Prints the verdict on a trace just written; `None` if there is none.
-fn verdict(output: &Path, s: &Summary) -> Option<()> {
-    if s.bytes > READ_AT_ONCE || s.totals.calls == 0 {
-        return None;
-    }
-    let trace = Trace::open(output).ok()?;
-    let options = ReportOptions { verdict: true, ..ReportOptions::default() };
-    let report = try_report(&trace, &options, &LoadProgress::default()).ok()?;
-    let style = super::report::style_of(&io::stderr());
-    render::verdict::write(&mut io::stderr().lock(), &report, &output.to_string_lossy(), &style).ok()
 }
 
 /// The exit code of the recorded command, if there is one.
 pub fn exit_code(s: &Summary) -> ExitCode {
     match s.status {
         Some(code) if code != 0 => {
-            eprintln!("profinfer: the command exited with status {code}");
+            say(&format!("profinfer: the command exited with status {code}"));
             ExitCode::from(code.clamp(1, 255) as u8)
         }
         _ => ExitCode::SUCCESS,
     }
 }
 
-fn summary_line(output: &Path, s: &Summary) -> String {
+/// Without a name: the trace is fetched by another machine.
+fn summary_line(output: Option<&Path>, s: &Summary) -> String {
     let lost = match s.lost {
         0 => "none lost".to_owned(),
         n => format!("{n} LOST ({:.2} %): increase --buffer-size", n as f64 * 100.0 / s.seen.max(1) as f64),
     };
-    let name = output.display().to_string();
-    let file = if name == "-" { "standard output".to_owned() } else { clean(&name) };
+    let file = match output {
+        None => String::new(),
+        Some(path) if path.as_os_str() == "-" => " in standard output".to_owned(),
+        Some(path) => format!(" in {}", clean(&path.display().to_string())),
+    };
     format!(
-        "profinfer: {} calls, {} op hits, {} events, {lost}; {} bytes in {file} (stopped: {})",
+        "profinfer: {} calls, {} op hits, {} events, {lost}; {} bytes{file} (stopped: {})",
         s.totals.calls, s.ops, s.seen, s.bytes, s.end
     )
 }
@@ -351,7 +369,7 @@ impl SessionObserver for Status {
     fn tell(&mut self, text: &str) {
         self.clear();
         if !self.quiet {
-            eprintln!("profinfer: {}", clean(text));
+            say(&format!("profinfer: {}", clean(text)));
         }
     }
 

@@ -47,6 +47,7 @@ mod pmc;
 mod privilege;
 mod reach;
 mod ready;
+mod remote;
 mod runner;
 mod sched;
 mod service;

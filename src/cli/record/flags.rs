@@ -31,7 +31,22 @@ immediately. Requires root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE.",
     usage: &["[OPTIONS] -- COMMAND...", "[OPTIONS] -p PID", "[OPTIONS] --exe PATH"],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and record" }),
-    groups: &[TARGET, OUTPUT, HOW, UNTIL, super::pmc::FLAGS, super::inner::FLAGS, super::gpu::FLAGS, super::outer::FLAGS, super::budget::FLAGS, super::sensors::FLAGS, CONF],
+    groups: &[
+        TARGET,
+        #[cfg(not(feature = "board"))]
+        crate::cli::remote::FLAGS,
+        OUTPUT,
+        HOW,
+        UNTIL,
+        super::pmc::FLAGS,
+        super::inner::FLAGS,
+        super::gpu::FLAGS,
+        super::outer::FLAGS,
+        super::budget::FLAGS,
+        super::sensors::FLAGS,
+        super::lifeline::FLAGS,
+        CONF,
+    ],
     notes: "\
 Options can also be set in the environment (PROFINFER_BUFFER_SIZE for --buffer-size) or in the file given by --conf: all
 options except -p, --force, --json and, in the file, --conf. --no-NAME overrides a setting of --NAME from either of

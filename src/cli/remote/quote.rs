@@ -1,0 +1,79 @@
+//! Words of a command line for the shell of another machine.
+
+/// A word as a POSIX shell reads it back, byte for byte. A zero byte cannot be in an argument, and is left out.
+pub fn quote(word: &[u8]) -> Vec<u8> {
+    let plain = |b: &u8| b.is_ascii_alphanumeric() || b"-_./:,+@%".contains(b);
+    if !word.is_empty() && word.iter().all(plain) {
+        return word.to_vec();
+    }
+    let mut out = vec![b'\''];
+    for &b in word.iter().filter(|b| **b != 0) {
+        match b {
+            // The quotes end, an escaped quote follows, and they begin again.
+            b'\'' => out.extend_from_slice(br"'\''"),
+            b => out.push(b),
+        }
+    }
+    out.push(b'\'');
+    out
+}
+
+/// Words separated by spaces.
+pub fn join<W: AsRef<[u8]>>(words: impl IntoIterator<Item = W>) -> Vec<u8> {
+    let words: Vec<Vec<u8>> = words.into_iter().map(|word| quote(word.as_ref())).collect();
+    words.join(&b' ')
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::process::Command;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What `sh -c` makes of the words: each with a zero byte after it.
+    fn read_back(line: &[u8]) -> Vec<u8> {
+        let script = [b"printf '%s\\0' ", line].concat();
+        let out = Command::new("sh").arg("-c").arg(OsStr::from_bytes(&script)).output().expect("sh");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        out.stdout
+    }
+
+    fn check(words: &[Vec<u8>]) {
+        let wanted: Vec<u8> = words.iter().flat_map(|w| [w.as_slice(), b"\0"].concat()).collect();
+        assert_eq!(read_back(&join(words)), wanted);
+        // A shell that is started by another one.
+        let nested = [b"exec sh -c ".to_vec(), quote(&[b"printf '%s\\0' ".to_vec(), join(words)].concat())];
+        let out = Command::new("sh").arg("-c").arg(OsStr::from_bytes(&nested.concat())).output();
+        assert_eq!(out.expect("sh").stdout, wanted);
+    }
+
+    #[test]
+    fn what_a_shell_would_take_apart_arrives_whole() {
+        let words = [
+            "", " ", "a b", "a\nb", "\n", "it's", "''", "'", "\\", "\\'", "$HOME", "$(id)", "`id`", "*", "~",
+            "-n", "a=b", "!x", "#", "\"", "é", "{a,b}", "&", ";", "<x", "\t", "%s", "--", "[a]",
+        ];
+        check(&words.map(|w| w.as_bytes().to_vec()));
+        check(&[vec![0xff, 0xfe, b'\'', 0x80]]);
+        assert_eq!(quote(b"/a-b/c_d.e:1,2+3@4%"), b"/a-b/c_d.e:1,2+3@4%");
+        assert_eq!(quote(b"a\0b"), b"'ab'");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn any_words_arrive_whole(words in prop::collection::vec(prop::collection::vec(1u8..=255, 0..40), 1..6)) {
+            check(&words);
+        }
+
+        #[test]
+        fn any_words_of_what_shells_know_arrive_whole(words in prop::collection::vec("[ '\"\\\\$`!*?~#&;|<>(){}\n\ta]{0,12}", 1..6)) {
+            check(&words.into_iter().map(String::into_bytes).collect::<Vec<_>>());
+        }
+    }
+}
