@@ -6,10 +6,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
-use super::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
+use super::args::{Args, Argument, Choice, Choices, Command, Flag, FlagGroup, Usage};
+use super::program::ArgumentChoices;
 use super::reading::{open, with_bar};
 use super::report::{peaks, style};
-use super::values::{choice, one_of, parsed, whole};
+use super::values::{choice, parsed, whole};
 use analysis::calls::Phase;
 use analysis::load::LoadProgress;
 use analysis::stat::shapes::of_trace;
@@ -19,17 +20,6 @@ pub const COMMAND: Command = Command {
     name: "stat",
     about: "Show how times depend on context, work, threads, experts and backends",
     text: "\
-Views:
-  tokens      time of calls and ops as the context grows
-  ops         matrix multiplication time against bytes and FLOPs, with outliers
-  roofline    ops compared with the machine's memory and compute peaks (--peak)
-  threads     how evenly each op is shared among the threads
-  experts     which experts each layer selects, how often, and how soon again
-  reuse       expert multiplication time by tokens since the expert's last use
-  activation  experts selected by each layer, per token (long: on request only)
-  backends    graph splits by backend
-  shapes      the same ops on two backends, or in two traces (--beside)
-
 The time of an op is from its start to the start of the next op on thread 0, including the wait at the barrier; in the view
 threads it ends at the barrier. Bytes and FLOPs come from the cost model.",
     usage: &["FILE [VIEW] [OPTIONS]"],
@@ -50,6 +40,24 @@ profinfer stat run.pfi shapes --beside other.pfi    each op in this trace and in
 profinfer stat run.pfi ops --csv > ops.csv          for a spreadsheet",
     run,
 };
+
+impl Choice for View {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        ("tokens", "time of calls and ops as the context grows", Self::Tokens),
+        ("ops", "matrix multiplication time against bytes and FLOPs, with outliers", Self::Ops),
+        ("roofline", "ops compared with the machine's memory and compute peaks (--peak)", Self::Roofline),
+        ("threads", "how evenly each op is shared among the threads", Self::Threads),
+        ("experts", "which experts each layer selects, how often, and how soon again", Self::Experts),
+        ("reuse", "expert multiplication time by tokens since the expert's last use", Self::Reuse),
+        ("activation", "experts selected by each layer, per token (long: on request only)", Self::Activation),
+        ("backends", "graph splits by backend", Self::Backends),
+        ("shapes", "the same ops on two backends, or in two traces (--beside)", Self::Shapes),
+    ];
+}
+
+/// Values of VIEW.
+pub const VIEW: ArgumentChoices =
+    ArgumentChoices { command: "stat", argument: "VIEW", choices: Choices::of::<View>() };
 
 const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
@@ -85,20 +93,9 @@ fn bandwidth(text: &str) -> Result<f64, String> {
 }
 
 fn view(args: &Args) -> Result<Option<View>, Usage> {
-    let views = one_of(&[
-        ("tokens", View::Tokens),
-        ("ops", View::Ops),
-        ("roofline", View::Roofline),
-        ("threads", View::Threads),
-        ("experts", View::Experts),
-        ("reuse", View::Reuse),
-        ("activation", View::Activation),
-        ("backends", View::Backends),
-        ("shapes", View::Shapes),
-    ]);
     let Some(given) = args.argument("VIEW") else { return Ok(None) };
     let given = given.to_string_lossy();
-    views(&given).map(Some).map_err(|why| Usage::new(format!("'{given}': {why}")))
+    choice(&given).map(Some).map_err(|why| Usage::new(format!("'{given}': {why}")))
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {

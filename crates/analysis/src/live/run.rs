@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::sums::LiveSums;
+use super::sums::{CallSum, LiveSums};
 use super::{STEPS, WINDOW_NS};
 use crate::calls::Phase;
 
@@ -27,12 +27,19 @@ pub struct LiveRun {
     pub total: Phases,
     /// The totals at several times within the window, oldest first.
     past: Vec<(u64, Phases)>,
+    /// Tokens/s by phase in each of the last steps, and the sums at the end of the last one.
+    speeds: Vec<[Option<f64>; 3]>,
+    marked: [CallSum; 3],
 }
+
+/// Steps of the history that are kept: the columns of a wide terminal.
+const MARKS: usize = 200;
 
 impl LiveRun {
     /// A process without any data before `t`, CLOCK_MONOTONIC ns.
     pub fn new(pid: Option<u32>, t: u64) -> LiveRun {
-        LiveRun { pid, total: Phases::default(), past: vec![(t, Phases::default())] }
+        let past = vec![(t, Phases::default())];
+        LiveRun { pid, total: Phases::default(), past, speeds: Vec::new(), marked: Default::default() }
     }
 
     /// Advances the window to `t`.
@@ -52,6 +59,26 @@ impl LiveRun {
             sums.iter_mut().zip(before).for_each(|(s, b)| s.combine(b, u64::saturating_sub));
         }
         sums
+    }
+
+    /// Ends a step of the history.
+    pub fn mark(&mut self) {
+        let source = self.source();
+        let now = self.total.each_ref().map(|sums| sums.calls[source]);
+        let mut speeds = [None; 3];
+        for ((speed, now), before) in speeds.iter_mut().zip(&now).zip(&self.marked) {
+            *speed = now.combined(before, u64::saturating_sub).tokens_per_s();
+        }
+        self.marked = now;
+        if self.speeds.len() == MARKS {
+            self.speeds.remove(0);
+        }
+        self.speeds.push(speeds);
+    }
+
+    /// Tokens/s in each of the last steps, oldest first.
+    pub fn speeds(&self, phase: Phase) -> Vec<Option<f64>> {
+        self.speeds.iter().map(|step| step[phase as usize]).collect()
     }
 
     /// Start of the window.
