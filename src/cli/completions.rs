@@ -3,14 +3,15 @@
 
 mod bash;
 mod fish;
+mod parts;
 mod zsh;
 
 use std::process::ExitCode;
 
-use super::args::{Args, Argument, Choice, Choices, Command, EXITS, Flag, FlagGroup, Usage};
+use super::args::{Args, Argument, Choice, Choices, Command, EXITS, FlagGroup, Usage};
 use super::program::{ArgumentChoices, Program, print};
+use super::runner;
 use super::values::choice;
-use super::{help, runner};
 
 /// `profinfer completions`.
 pub const PROFINFER: Command = Command {
@@ -72,69 +73,6 @@ fn script(program: &Program, shell: Shell) -> String {
         Shell::Zsh => zsh::script(program),
         Shell::Fish => fish::script(program),
     }
-}
-
-/// Placeholders of files, whether they are read or written.
-const FILES: &[&str] =
-    &["A", "B", "BINARY", "FILE", "MODEL", "NEW", "OTHER", "OUT", "PATH", "PEAK", "TRACE", "TRUTH"];
-
-/// What can be completed in the place of a value.
-enum Values {
-    Words(Choices),
-    Files,
-    Directories,
-    Processes,
-    /// A value that only the user knows.
-    Unknown,
-}
-
-impl Values {
-    fn of(placeholder: &str, choices: Choices) -> Values {
-        match placeholder {
-            _ if !choices.is_empty() => Values::Words(choices),
-            "DIR" => Values::Directories,
-            "PID" => Values::Processes,
-            name if FILES.contains(&name) => Values::Files,
-            _ => Values::Unknown,
-        }
-    }
-
-    /// Of a flag that takes a value.
-    fn of_flag(flag: &Flag) -> Option<Values> {
-        (!flag.value.is_empty()).then(|| Values::of(flag.value, flag.choices))
-    }
-}
-
-/// The visible flags of a subcommand, including `--help`.
-fn flags(command: &Command) -> impl Iterator<Item = Flag> {
-    help::visible(command).flat_map(|(_, flags)| flags)
-}
-
-/// Whether a command line of another program follows `--`.
-fn has_command(command: &Command) -> bool {
-    command.behind.as_ref().is_some_and(|behind| behind.name == "COMMAND")
-}
-
-/// The positional arguments of a subcommand, with what can be completed there.
-fn arguments(program: &Program, command: &Command) -> impl Iterator<Item = (&'static Argument, Values)> {
-    let of = move |a: &'static Argument| (a, Values::of(a.name, program.choices_of(command, a.name)));
-    command.arguments.iter().map(of)
-}
-
-/// The part of a help text that fits next to a name: its first clause.
-fn first_clause(help: &str) -> &str {
-    let ends = [". ", "; ", ": ", " (", " ["].iter().filter_map(|end| help.find(end));
-    help.get(..ends.min().unwrap_or(help.len())).unwrap_or(help)
-}
-
-/// A text in single quotes, which are all that is special there, in bash and zsh.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "'\\''"))
-}
-
-/// Name of the script's function: letters, digits and `_`.
-fn function(program: &Program) -> String {
-    format!("_{}", program.name.replace('-', "_"))
 }
 
 #[cfg(test)]

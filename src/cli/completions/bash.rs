@@ -1,7 +1,7 @@
 //! Completion in bash, without the package bash-completion; with it, the command after `--` is completed by its own
 //! rules.
 
-use super::{Values, arguments, flags, function, has_command};
+use super::parts::{Values, arguments, flags, function, has_command};
 use crate::cli::args::Command;
 use crate::cli::program::Program;
 

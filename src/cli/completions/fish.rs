@@ -1,6 +1,6 @@
 //! Completion in fish: one rule for each subcommand, flag and value.
 
-use super::{Values, arguments, first_clause, flags, function, has_command};
+use super::parts::{Values, arguments, first_clause, flags, function, has_command};
 use crate::cli::args::{Choices, Flag};
 use crate::cli::program::Program;
 

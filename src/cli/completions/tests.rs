@@ -1,7 +1,10 @@
 //! Tests of the scripts' contents; tests/plain/completions.rs runs them in their shells.
 
+use super::parts::*;
 use super::*;
 use crate::cli::PROFINFER;
+use crate::cli::args::Flag;
+use crate::cli::help;
 use crate::cli::runner::RUNNER;
 
 fn all() -> impl Iterator<Item = (&'static Program, &'static Command)> {
@@ -10,8 +13,31 @@ fn all() -> impl Iterator<Item = (&'static Program, &'static Command)> {
 
 /// Placeholders for which nothing can be offered.
 const OTHERS: &[&str] = &[
-    "1,2,3", "A..B", "CPUS", "GB/S", "L", "LIST", "N", "NAME", "PID[:N]", "PLACE", "PRICES", "PROMPT",
-    "REGEX", "RULE", "SHARE", "SIZE", "SPEED", "TEXT", "TIME", "TYPE", "USER", "X",
+    "1,2,3",
+    "A..B",
+    "CPU",
+    "GB/S",
+    "INIT",
+    "ISA",
+    "L",
+    "LIST",
+    "MODE",
+    "N",
+    "NAME:SHARE",
+    "PID,...",
+    "PID[:N]",
+    "PLACE",
+    "RULE",
+    "RxC",
+    "SHARE",
+    "SIZE",
+    "SPEED",
+    "SYMBOL:ARG",
+    "TEXT",
+    "TIME",
+    "TYPE",
+    "USER",
+    "X",
 ];
 
 #[test]

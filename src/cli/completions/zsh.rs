@@ -1,6 +1,6 @@
 //! Completion in zsh, by its function `_arguments`.
 
-use super::{Values, arguments, first_clause, flags, function, has_command, quoted};
+use super::parts::{Values, arguments, first_clause, flags, function, has_command, quoted};
 use crate::cli::args::{Choices, Command, Flag};
 use crate::cli::program::Program;
 
