@@ -20,7 +20,7 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: layers check help setup setup-build setup-demo setup-dist build dist demo demo-llama test lint fixtures engines driver unit test-service deb test-dist dist-check test-arm images test-arm64 asan live no-agent proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
+.PHONY: layers check help setup setup-build setup-demo setup-dist setup-deb build dist demo demo-llama test lint fixtures engines driver unit test-service deb test-dist dist-check test-arm images test-arm64 asan live no-agent proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
 
 ##@ Use
 help: ## list the targets
@@ -45,7 +45,7 @@ dist: | setup-dist ## build static binaries for boards, AArch64 and x86-64, with
 	$(call say,static binaries)
 	@cross/dist.sh $(TARGETS)
 
-deb: dist ## build Debian packages of the static binaries: dist/*.deb
+deb: dist | setup-deb ## build Debian packages of the static binaries: dist/*.deb
 	@cross/deb.sh $(TARGETS)
 
 demo: | setup-build ## record ggml-runner on a generated model and report; needs no installed engine
@@ -70,6 +70,8 @@ setup-demo:
 	@scripts/setup.sh demo
 setup-dist:
 	@scripts/setup.sh dist
+setup-deb:
+	@scripts/setup.sh deb
 
 engines: | setup ## download the packaged llama.cpp builds into the cache
 	$(call say,engines from packages)

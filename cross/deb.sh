@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Debian packages of the static recorder, without dependencies: dist/profinfer_VERSION_ARCHITECTURE.deb. Built by
-# dpkg-deb; the same commit gives the same bytes.
+# dpkg-deb; the same commit gives the same bytes. The program prints its own manual pages and completions: for another
+# architecture, QEMU runs it (qemu-user-static).
 #
 # usage: deb.sh [TARGET...]      aarch64-unknown-linux-musl, x86_64-unknown-linux-musl; default: all in dist/
 # PROFINFER_DIST sets another dist/, PROFINFER_VERSION another version than that of Cargo.toml and the commit.
@@ -58,8 +59,28 @@ Description: operator-level profiler for llama.cpp and GGML programs
 EOF
 }
 
+# Manual pages and completions, printed by the program itself: pages of other builds have other subcommands.
+pages() { # target
+    local runner=() name shell
+    if [ "${1%%-*}" != "$(uname -m)" ]; then
+        runner=("$(command -v "qemu-${1%%-*}-static" || command -v "qemu-${1%%-*}")") ||
+            die "manual pages are printed by the program, and $1 does not run here: install qemu-user-static"
+    fi
+    ours() { "${runner[@]}" "$dist/$target/profinfer" "$@"; }
+    install -d "$tree/usr/share/man/man1"
+    page() { ours help --man "${@:2}" | gzip -9n >"$tree/usr/share/man/man1/$1.1.gz"; }
+    page profinfer
+    for name in $(ours --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z-]\+\).*/\1/p'); do page "profinfer-$name" "$name"; done
+    [ -f "$tree/usr/share/man/man1/profinfer-completions.1.gz" ] || die "$1: --help lists no subcommands"
+    for shell in bash-completion/completions/profinfer zsh/vendor-completions/_profinfer fish/vendor_completions.d/profinfer.fish; do
+        install -d "$tree/usr/share/${shell%/*}"
+        name=${shell%%/*}
+        ours completions "${name%-completion}" >"$tree/usr/share/$shell"
+    done
+}
+
 package() { # target
-    local arch deb
+    local arch deb target=$1
     arch=$(architecture "$1")
     [ -f "$dist/$1/profinfer" ] || die "$dist/$1/profinfer does not exist: run make dist"
     rm -rf "$tree"
@@ -72,6 +93,7 @@ package() { # target
     install -D -m 644 "$root/conf/profinfer.toml" "$tree/etc/profinfer/profinfer.toml"
     install -d "$tree/usr/share/doc/profinfer" "$tree/DEBIAN"
     install -m 644 "$root"/docs/{SERVICE,CONFIG}.md "$tree/usr/share/doc/profinfer/"
+    pages "$1"
     copyright >"$tree/usr/share/doc/profinfer/copyright"
     printf 'profinfer (%s) unstable; urgency=medium\n\n  * See the project for what changed.\n\n -- %s  %s\n' "$version" \
         "${DEBFULLNAME:-profinfer} <${DEBEMAIL:-profinfer@localhost.localdomain}>" "$(date -u -R -d "@$epoch")" |

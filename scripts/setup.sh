@@ -1,10 +1,11 @@
 #!/bin/sh
 # Installs missing packages on a Debian-like machine. Quiet and quick when there is nothing to do.
 #
-# usage: setup.sh [build|demo|dist|fuzz|image|test]
+# usage: setup.sh [build|deb|demo|dist|fuzz|image|test]
 #   build  a C compiler, clang for the BPF programs, libelf and zlib
 #   demo   the same, plus a package client to download an engine with (make demo-llama)
 #   dist   the same, plus what libelf's sources are configured with (make dist)
+#   deb    the packages of dist, and QEMU: a program for another processor prints its own manual pages (make deb)
 #   fuzz   the packages of build, and a C++ compiler (make fuzz)
 #   image  the same as dist, for a container that has its own Rust (cross/Dockerfile)
 #   test   everything that tests and lint use (the default)
@@ -21,20 +22,22 @@ case $level in
 build) ;;
 fuzz) wanted="$wanted g++" ;;
 dist) wanted="$wanted $static" ;;
+deb) wanted="$wanted $static qemu-user-static" ;;
 image) wanted="$wanted $static lld" ;;
 # Either npm or pip is enough; pip has a fifth of npm's packages.
 demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binutils" ;;
 test)
-    # The service's files are checked with shellcheck, lintian and systemd.
+    # The service's files are checked with shellcheck, lintian and systemd, manual pages with groff and mandoc, and
+    # completions in zsh and fish.
     # The last line is for guests with their own kernels: QEMU, and the tools for two of the kernels. The browser
     # opens pages of `profinfer html`; Mesa provides a Vulkan device in software. The
     # other packages of that line are for what tests/gpu compiles. `record --on` is tested against a real sshd.
     wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb chromium-headless-shell
         libvulkan1 libvulkan-dev glslang-tools mesa-vulkan-drivers g++ ocl-icd-libopencl1 ocl-icd-opencl-dev opencl-c-headers
-        shellcheck lintian systemd openssh-client openssh-server qemu-user-static
+        shellcheck lintian systemd openssh-client openssh-server groff-base mandoc zsh fish qemu-user-static
         qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils"
     ;;
-*) die "unknown level '$level': build, demo, dist, fuzz, image or test" ;;
+*) die "unknown level '$level': build, deb, demo, dist, fuzz, image or test" ;;
 esac
 
 have() { # package
@@ -48,7 +51,8 @@ have() { # package
     gettext) command -v msgfmt >/dev/null 2>&1 ;;
     lld) command -v ld.lld >/dev/null 2>&1 ;;
     systemd) command -v systemd-analyze >/dev/null 2>&1 ;;
-    shellcheck | lintian) command -v "$1" >/dev/null 2>&1 ;;
+    groff-base) command -v groff >/dev/null 2>&1 ;;
+    shellcheck | lintian | mandoc | zsh | fish) command -v "$1" >/dev/null 2>&1 ;;
     util-linux) command -v flock >/dev/null 2>&1 ;;
     coreutils) command -v sha256sum >/dev/null 2>&1 ;;
     python3-pip) python3 -m pip --version >/dev/null 2>&1 ;;

@@ -55,8 +55,11 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.flag("json") {
         render::json::write(&mut out, &comparison)?;
     } else {
-        let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-        render::accuracy::write(&mut out, &comparison, &Style { width: None, color: terminal && !no_color })?;
+        render::accuracy::write(
+            &mut out,
+            &comparison,
+            &Style { width: None, color: terminal && super::terminal::colour() },
+        )?;
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)

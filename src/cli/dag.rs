@@ -183,7 +183,7 @@ fn against(
     let told = compare(&a, &b).context("cannot compare")?;
     let names = [file, other].map(|f| f.to_string_lossy().into_owned());
     let names = [names[0].as_str(), names[1].as_str()];
-    let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+    let colour = io::stdout().is_terminal() && super::terminal::colour();
     let style = Style { width: None, color: colour && output == Path::new("-") };
     write(output, rules, |out| match json {
         true => view::compare::json(out, &told, names),

@@ -204,9 +204,13 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.flag("json") {
         json::write(&mut out, &DoctorOutput { found: &found, prediction: prediction.as_ref() })?;
     } else {
-        let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
         let width = terminal.then(|| terminal_size::terminal_size().map_or(100, |(w, _)| usize::from(w.0)));
-        show::write(&mut out, &found, prediction.as_ref(), &Style { width, color: terminal && !no_color })?;
+        show::write(
+            &mut out,
+            &found,
+            prediction.as_ref(),
+            &Style { width, color: terminal && super::terminal::colour() },
+        )?;
     }
     out.flush()?;
     Ok(if found.fit || found.fits_on.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

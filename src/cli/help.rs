@@ -1,6 +1,8 @@
 //! Formats `--help` from a program's tables.
+//!
+//! [`super::manual`] and [`super::completions`] are made of the same tables.
 
-use super::args::{Argument, Command, Flag, FlagGroup};
+use super::args::{Argument, Choices, Command, Flag, FlagGroup};
 use super::program::Program;
 use super::values::any_of;
 
@@ -14,7 +16,18 @@ const USUAL: usize = 100;
 const BELOW: usize = 10;
 const BESIDE: usize = 26;
 
-const HELP: Flag = Flag::switch("help", "Print help (-h: summary, --help: everything)").short('h');
+pub(super) const HELP: Flag = Flag::switch("help", "Print help (-h: summary, --help: everything)").short('h');
+
+/// Options of a program itself.
+pub(super) const OPTIONS: &[(&str, &str)] = &[
+    ("-h, --help", "Print help; after a subcommand, -h prints a summary and --help everything"),
+    ("-V, --version", "Print the version"),
+    ("help [--man] [SUBCOMMAND]", "Print help of a subcommand; with --man its manual page, in roff"),
+];
+
+/// Exit codes of a program itself.
+pub(super) const EXITS: &[(&str, &str)] =
+    &[("0", "done"), ("1", "failed; the reason is on standard error, in one line"), ("2", "wrong usage")];
 
 /// Width of the terminal on standard output, within bounds.
 pub fn width() -> usize {
@@ -30,13 +43,12 @@ pub fn page(program: &Program, command: &Command, width: usize) -> String {
         page.title("Arguments");
         for Argument { name, help } in command.arguments.iter().chain(&command.behind) {
             page.entry(name, help);
+            page.choices(program.choices_of(command, name));
         }
     }
-    for (i, group) in command.groups.iter().enumerate() {
+    for (group, flags) in visible(command) {
         page.title(group.title);
-        for flag in shown(group, i + 1 == command.groups.len()) {
-            page.flag(&flag);
-        }
+        flags.iter().for_each(|flag| page.flag(flag));
     }
     if !command.notes.is_empty() {
         page.text.push('\n');
@@ -56,10 +68,9 @@ pub fn summary(program: &Program, command: &Command, width: usize) -> String {
     let mut page = HelpText { text: String::new(), width };
     page.paragraphs(&format!("{}.", command.about));
     page.usage(program, command);
-    for (i, group) in command.groups.iter().enumerate() {
+    for (group, flags) in visible(command) {
         page.title(group.title);
-        let rows: Vec<(String, String)> =
-            shown(group, i + 1 == command.groups.len()).map(|f| (label(&f), brief(&f))).collect();
+        let rows: Vec<(String, String)> = flags.iter().map(|f| (label(f), brief(f))).collect();
         let rows: Vec<(&str, &str)> = rows.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
         page.table(&rows);
     }
@@ -79,16 +90,9 @@ pub fn overview(program: &Program, width: usize) -> String {
     let rows: Vec<(&str, &str)> = program.commands.iter().map(|c| (c.name, c.about)).collect();
     page.table(&rows);
     page.title("Options");
-    page.table(&[
-        ("-h, --help", "Print help; after a subcommand, -h prints a summary and --help everything"),
-        ("-V, --version", "Print the version"),
-    ]);
+    page.table(OPTIONS);
     page.title("Exit status");
-    page.table(&[
-        ("0", "done"),
-        ("1", "failed; the reason is on standard error, in one line"),
-        ("2", "wrong usage"),
-    ]);
+    page.table(EXITS);
     page.title("Examples");
     for line in program.examples.lines() {
         page.line(2, line);
@@ -103,9 +107,13 @@ pub fn filled(text: &str, width: usize) -> String {
     page.text
 }
 
-/// The visible flags of a group; the last group includes `--help`.
-fn shown(group: &FlagGroup, last: bool) -> impl Iterator<Item = Flag> {
-    group.flags.iter().copied().filter(|f| !f.hidden).chain(last.then_some(HELP))
+/// The groups of a subcommand with their visible flags; the last group includes `--help`.
+pub(super) fn visible(command: &Command) -> impl Iterator<Item = (&'static FlagGroup, Vec<Flag>)> {
+    let last = command.groups.len();
+    command.groups.iter().zip(1..).map(move |(group, i)| {
+        let flags = group.flags.iter().copied().filter(|f| !f.hidden);
+        (group, flags.chain((i == last).then_some(HELP)).collect())
+    })
 }
 
 /// `-o, --output FILE`
@@ -120,7 +128,7 @@ fn label(flag: &Flag) -> String {
     text
 }
 
-fn with_default(flag: &Flag) -> String {
+pub(super) fn with_default(flag: &Flag) -> String {
     match flag.default {
         "" => flag.help.to_owned(),
         value => format!("{} [default: {value}]", flag.help),
@@ -167,8 +175,12 @@ impl HelpText {
 
     fn flag(&mut self, flag: &Flag) {
         self.entry(&label(flag), &with_default(flag));
-        let widest = flag.choices.names().map(str::len).max().unwrap_or(0);
-        for (name, help) in flag.choices.iter() {
+        self.choices(flag.choices);
+    }
+
+    fn choices(&mut self, choices: Choices) {
+        let widest = choices.names().map(str::len).max().unwrap_or(0);
+        for (name, help) in choices.iter() {
             let before = format!("{name:widest$}  ");
             self.indent(BELOW + 2);
             self.text.push_str(&before);

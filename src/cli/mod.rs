@@ -8,6 +8,7 @@ use self::program::{Elsewhere, Program};
 pub mod accuracy;
 pub mod advise;
 pub mod args;
+mod completions;
 #[cfg(feature = "agent")]
 pub mod conf;
 #[cfg(feature = "agent")]
@@ -28,6 +29,7 @@ pub mod help;
 pub mod html;
 #[cfg(feature = "agent")]
 pub mod install;
+mod manual;
 pub mod output;
 pub mod predict;
 pub mod program;
@@ -46,6 +48,7 @@ pub mod selftest;
 pub mod serve;
 #[cfg(not(feature = "board"))]
 pub mod stat;
+mod terminal;
 #[cfg(feature = "agent")]
 pub mod top;
 pub mod values;
@@ -59,7 +62,38 @@ pub static PROFINFER: Program = Program {
     commands: COMMANDS,
     elsewhere: ELSEWHERE,
     examples: EXAMPLES,
+    choices: &[
+        #[cfg(not(feature = "board"))]
+        stat::VIEW,
+        completions::SHELL,
+    ],
+    environment: ENVIRONMENT,
+    files: FILES,
 };
+
+const ENVIRONMENT: &[(&str, &str)] = &[
+    (
+        "PROFINFER_OPTION",
+        "Values of options of record and serve, by the option's name in capitals and with _ for -",
+    ),
+    ("PROFINFER_CONF", "Configuration file of record and serve"),
+    ("XDG_CACHE_HOME", "Where the machine's measured peaks are kept, in profinfer/ [default: ~/.cache]"),
+    ("NO_COLOR", "If set, no output is coloured"),
+    ("TERM", "If it is dumb, no output is coloured"),
+    ("SOURCE_DATE_EPOCH", "Date of manual pages, in seconds since 1970 [default: today]"),
+    (
+        "SUDO_UID, SUDO_GID",
+        "The user who called sudo: the owner of recordings, and who a recorded command runs as",
+    ),
+];
+
+const FILES: &[(&str, &str)] = &[
+    ("/etc/profinfer/profinfer.toml", "Configuration of the service"),
+    ("/var/lib/profinfer/", "Recordings of the service"),
+    ("/run/profinfer/control.sock", "Socket of the service, for status, dump and stop"),
+    ("~/.cache/profinfer/peaks.json", "The machine's peaks, measured by doctor --peaks"),
+    ("/var/cache/profinfer/peaks.json", "The same, for all users"),
+];
 
 #[cfg(feature = "board")]
 const EXAMPLES: &str = "\
@@ -115,6 +149,7 @@ const COMMANDS: &[&Command] = &[
     &selftest::COMMAND,
     #[cfg(feature = "agent")]
     &install::COMMAND,
+    &completions::PROFINFER,
 ];
 
 /// Subcommands that this build leaves to others.

@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::args::{Args, Command, Parsed, Usage, nearest};
-use super::help;
+use super::args::{Args, Choices, Command, Parsed, Usage, nearest};
 use super::values::any_of;
+use super::{help, manual};
 use render::table::clean;
 
 /// A program, defined by its subcommands.
@@ -19,6 +20,18 @@ pub struct Program {
     pub elsewhere: &'static [Elsewhere],
     /// One per line.
     pub examples: &'static str,
+    /// Values that positional arguments may have.
+    pub choices: &'static [ArgumentChoices],
+    /// Environment variables and files, with their meanings, for the manual page.
+    pub environment: &'static [(&'static str, &'static str)],
+    pub files: &'static [(&'static str, &'static str)],
+}
+
+/// Values that a positional argument of a subcommand may have.
+pub struct ArgumentChoices {
+    pub command: &'static str,
+    pub argument: &'static str,
+    pub choices: Choices,
 }
 
 /// Subcommands that a build leaves out.
@@ -68,12 +81,7 @@ impl Program {
         match name {
             "-V" | "--version" => return print(&format!("{} {}\n", self.name, common::VERSION)),
             "-h" | "--help" | "help" => {
-                return match given.first() {
-                    Some(of) if of != "help" => {
-                        print(&help::page(self, self.find(&of.to_string_lossy())?, width))
-                    }
-                    _ => print(&help::overview(self, width)),
-                };
+                return print(&self.help(&given, width)?);
             }
             _ => {}
         }
@@ -90,6 +98,35 @@ impl Program {
                 (command.run)(&args)
             }
         }
+    }
+
+    /// What `help` prints for these words.
+    fn help(&self, words: &[OsString], width: usize) -> Result<String, Usage> {
+        let mut names = words.iter().filter(|w| *w != "--man");
+        let manual = names.clone().count() < words.len();
+        let command = match names.next() {
+            Some(name) if name != "help" => Some(self.find(&name.to_string_lossy())?),
+            _ => None,
+        };
+        if let Some(extra) = names.next() {
+            return Err(Usage::new(format!("unexpected argument '{}'", extra.to_string_lossy())));
+        }
+        if !manual {
+            return Ok(command.map_or_else(|| help::overview(self, width), |c| help::page(self, c, width)));
+        }
+        let epoch = std::env::var("SOURCE_DATE_EPOCH").ok();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
+        let date = manual::date(epoch.as_deref(), now);
+        Ok(match command {
+            Some(command) => manual::of_command(self, command, &date),
+            None => manual::of_program(self, &date),
+        })
+    }
+
+    /// The values that a positional argument may have.
+    pub fn choices_of(&self, command: &Command, argument: &str) -> Choices {
+        let found = self.choices.iter().find(|c| (c.command, c.argument) == (command.name, argument));
+        found.map_or(Choices::NONE, |c| c.choices)
     }
 
     fn find(&self, name: &str) -> Result<&'static Command, Usage> {
@@ -112,7 +149,7 @@ impl Program {
     }
 }
 
-fn print(text: &str) -> anyhow::Result<ExitCode> {
+pub(super) fn print(text: &str) -> anyhow::Result<ExitCode> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     Ok(out.flush().map(|()| ExitCode::SUCCESS)?)

@@ -10,6 +10,7 @@ use anyhow::Context;
 
 use super::args::{Args, Argument, Choice, Command, Flag, FlagGroup, Usage};
 use super::reading::{open, with_bar};
+use super::terminal;
 use super::values::{choice, parsed, whole};
 use analysis::calls::Phase;
 use analysis::load::LoadProgress;
@@ -167,8 +168,7 @@ pub(super) fn style() -> Style {
 
 /// The style for an output stream.
 pub(super) fn style_of(out: &impl IsTerminal) -> Style {
-    let terminal = out.is_terminal();
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-    let width = terminal.then(|| terminal_size::terminal_size().map_or(100, |(w, _)| usize::from(w.0)));
-    Style { width, color: terminal && !no_color }
+    let is_terminal = out.is_terminal();
+    let width = is_terminal.then(|| terminal_size::terminal_size().map_or(100, |(w, _)| usize::from(w.0)));
+    Style { width, color: is_terminal && terminal::colour() }
 }

@@ -72,6 +72,11 @@ impl Screen {
         self.out.write_all(picture.as_bytes())
     }
 
+    /// Whether keys can be read.
+    pub fn has_keys(&self) -> bool {
+        self.keys.is_some()
+    }
+
     /// The last pressed key, if any.
     pub fn key(&mut self) -> Option<u8> {
         let keys = self.keys.as_mut().filter(|k| ready(k, PollFlags::IN))?;

@@ -6,11 +6,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 
-use super::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
+use super::args::{Args, Argument, Choice, Choices, Command, Flag, FlagGroup, Usage};
 use super::output::{FORCE, MODE, OutputRules};
+use super::program::ArgumentChoices;
 use super::reading::{not_over, open, with_bar};
 use super::report::{peaks, style};
-use super::values::{any_of, choice, one_of, parsed, whole};
+use super::values::{any_of, choice, parsed, whole};
 use analysis::calls::Phase;
 use analysis::load::LoadProgress;
 use analysis::stat::scaling::{Scaling, row, scaling};
@@ -23,17 +24,6 @@ pub const COMMAND: Command = Command {
     name: "stat",
     about: "Show how times depend on context, work, threads, experts and backends",
     text: "\
-Views:
-  tokens      time of calls and ops as the context grows
-  ops         matrix multiplication time against bytes and FLOPs, with outliers
-  roofline    ops compared with the machine's memory and compute peaks (--peak)
-  threads     how evenly each op is shared among the threads; with --beside, recordings with other numbers of threads
-  experts     which experts each layer selects, how often, and how soon again
-  reuse       expert multiplication time by tokens since the expert's last use
-  activation  experts selected by each layer, per token (long: on request only)
-  backends    graph splits by backend
-  shapes      the same ops on two backends, or in two traces (--beside)
-
 The time of an op is from its start to the start of the next op on thread 0, including the wait at the barrier; in the view
 threads it ends at the barrier. Bytes and FLOPs come from the cost model.
 
@@ -59,6 +49,28 @@ profinfer stat t1.pfi threads --beside t2.pfi,t4.pfi --svg threads.svg   1, 2 an
 profinfer stat run.pfi ops --csv > ops.csv          for a spreadsheet",
     run,
 };
+
+impl Choice for View {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        ("tokens", "time of calls and ops as the context grows", Self::Tokens),
+        ("ops", "matrix multiplication time against bytes and FLOPs, with outliers", Self::Ops),
+        ("roofline", "ops compared with the machine's memory and compute peaks (--peak)", Self::Roofline),
+        (
+            "threads",
+            "how evenly each op is shared among the threads; with --beside, recordings with other numbers of threads",
+            Self::Threads,
+        ),
+        ("experts", "which experts each layer selects, how often, and how soon again", Self::Experts),
+        ("reuse", "expert multiplication time by tokens since the expert's last use", Self::Reuse),
+        ("activation", "experts selected by each layer, per token (long: on request only)", Self::Activation),
+        ("backends", "graph splits by backend", Self::Backends),
+        ("shapes", "the same ops on two backends, or in two traces (--beside)", Self::Shapes),
+    ];
+}
+
+/// Values of VIEW.
+pub const VIEW: ArgumentChoices =
+    ArgumentChoices { command: "stat", argument: "VIEW", choices: Choices::of::<View>() };
 
 const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
@@ -99,24 +111,10 @@ fn bandwidth(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "expected 10^9 bytes per second, e.g. 61.5".into())
 }
 
-/// The views and their names.
-const VIEWS: [(&str, View); 9] = [
-    ("tokens", View::Tokens),
-    ("ops", View::Ops),
-    ("roofline", View::Roofline),
-    ("threads", View::Threads),
-    ("experts", View::Experts),
-    ("reuse", View::Reuse),
-    ("activation", View::Activation),
-    ("backends", View::Backends),
-    ("shapes", View::Shapes),
-];
-
 fn view(args: &Args) -> Result<Option<View>, Usage> {
-    let views = one_of(&VIEWS);
     let Some(given) = args.argument("VIEW") else { return Ok(None) };
     let given = given.to_string_lossy();
-    views(&given).map(Some).map_err(|why| Usage::new(format!("'{given}': {why}")))
+    choice(&given).map(Some).map_err(|why| Usage::new(format!("'{given}': {why}")))
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -182,7 +180,10 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn picture(args: &Args, view: Option<View>) -> Result<Option<(PathBuf, OutputRules)>, Usage> {
     let Some(out) = args.path("svg")? else { return Ok(None) };
     let drawn = || {
-        pictures::PICTURES.iter().filter_map(|p| VIEWS.iter().find(|(_, v)| v == p)).map(|(name, _)| *name)
+        pictures::PICTURES
+            .iter()
+            .filter_map(|p| <View as Choice>::ALL.iter().find(|(_, _, v)| v == p))
+            .map(|(name, ..)| *name)
     };
     match view {
         Some(view) if pictures::PICTURES.contains(&view) => Ok(Some((out, OutputRules::read(args)?))),

@@ -8,37 +8,40 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use super::args::{Args, Argument, Command, Flag, FlagGroup};
+use super::args::{Args, Argument, Choice, Command, Flag, FlagGroup};
 use super::output::{MODE, OutputFile, OutputRules, mode};
 use super::record::caller::Caller;
-use super::record::{self, StopSignals, budget, flags};
+use super::record::{self, StopSignals, budget, flags, outer};
 use super::report::style;
 use super::screen::Screen;
-use super::values::{time, whole};
+use super::terminal;
+use super::values::{choice, time, whole};
 use crate::capture::error::RecordError;
 use crate::daemon::arrivals::OfFile;
-use crate::host::{target, usage};
+use crate::host::sensors::{self, SensorOptions};
+use crate::host::{target, target_state, usage};
 use crate::recorder::qos;
 use crate::recorder::qos::policy::LevelPolicy;
 use crate::recorder::recording::{
     Arrivals, RecordOptions, RecordingProgress, SessionObserver, Streams, Summary, Target,
 };
 use analysis::calls::Phase;
-use analysis::live::{Live, keep};
+use analysis::live::{Live, keep, limit};
 use pfi::record::Detail;
 use pfi::{self, Tail};
 use render::json;
 use render::table::{Style, clean};
-use render::top::{CallNow, RecordingState, TopSnapshot, text};
+use render::top::{CallNow, FaultRate, OpOrder, RecordingState, ShownPhase, TopSnapshot, TopView, text};
 
 pub const COMMAND: Command = Command {
     name: "top",
     about: "Show live where an unmodified llama.cpp or any other GGML program spends its time",
     text: "\
 Attaches like record and shows twice a second: tokens/s, what the engine is doing, the ops that took the most time in the
-last five seconds, the threads, the level of detail and its overhead, and lost events. With -o, the same data is also
-written to a trace for report and the other views. Stops when the target exits, on q or Ctrl-C, or after --count refreshes,
---duration or --tokens; the last screen remains visible. The key p pauses and resumes the display.
+last five seconds, the threads, what they waited for, page faults, frequencies and temperatures where the machine has sensors,
+the level of detail and its overhead, and lost events. With -o, the same data is also written to a trace for report and the
+other views. Stops when the target exits, on q or Ctrl-C, or after --count refreshes, --duration or --tokens; the last
+screen remains visible. The last line names the keys; ? explains them.
 
 If several processes run an engine, all are listed and one is shown in detail; the key n selects the next.
 
@@ -47,7 +50,7 @@ If COMMAND writes to the terminal that top draws on, that output is discarded; r
     usage: &["[OPTIONS] -p PID", "[OPTIONS] --exe PATH", "[OPTIONS] -- COMMAND..."],
     arguments: &[],
     behind: Some(Argument { name: "COMMAND", help: "Command to run and watch" }),
-    groups: &[flags::TARGET, PICTURE, COST, flags::HOW, flags::UNTIL],
+    groups: &[flags::TARGET, PICTURE, COST, flags::HOW, outer::FLAGS, flags::UNTIL],
     notes: "\
 Speeds are those of calls of llama_decode and similar functions, as in report, without the time between calls. Percentages
 refer to the time of the CPU graphs; ms/token is thread 0's time in the op, per token whose ops were recorded; calls/s
@@ -78,14 +81,34 @@ const PICTURE: FlagGroup = FlagGroup {
             "N",
             "Rows of the op table [default: as many as fit, 10 with --json and --lines]",
         ),
+        Flag::value("sort", "KEY", "Order of the op table").default("time").one_of::<OpOrder>(),
+        Flag::value("phase", "PHASE", "Phase whose ops to show").default("busiest").one_of::<ShownPhase>(),
         Flag::switch("lines", "Print each refresh as text, one after the other").excludes(&["json"]),
         Flag::switch("json", "Print each refresh as a line of JSON"),
         Flag::value("output", "FILE", "Also record into FILE").short('o'),
         flags::FORCE,
         MODE,
         Flag::switch("quiet", "Hide the recorder's messages").short('q'),
+        Flag::value("sysfs", "DIR", "Directory to look for sensors in").default("/sys").hidden(),
     ],
 };
+
+impl Choice for OpOrder {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        (Self::Time.name(), "total time, longest first", Self::Time),
+        (Self::Calls.name(), "executions, most first", Self::Calls),
+        (Self::Mean.name(), "mean time of an execution, longest first", Self::Mean),
+    ];
+}
+
+impl Choice for ShownPhase {
+    const ALL: &'static [(&'static str, &'static str, Self)] = &[
+        (Self::Busiest.name(), "the phase that took the most time in the last seconds", Self::Busiest),
+        (Self::Decode.name(), "calls with one token", Self::Decode),
+        (Self::Prefill.name(), "calls with more than one token in a ubatch", Self::Prefill),
+        (Self::All.name(), "each phase, in a table of its own", Self::All),
+    ];
+}
 
 const COST: FlagGroup = FlagGroup {
     title: "Overhead",
@@ -139,8 +162,11 @@ fn run(args: &Args) -> Result<ExitCode> {
     if options.budget.is_none() && !args.flag("level") {
         options.budget = Some(LevelPolicy { budget: Some(BUDGET), qos: None });
     }
+    outer::read(args, &mut options);
     let interval = args.needed("interval", |t| time(t).and_then(long_enough))?;
     options.flush = (interval / 2).min(options.flush);
+    let sysfs = args.path("sysfs")?.unwrap_or_else(|| "/sys".into());
+    options.sensors = sensors::are_in(&sysfs).then_some(SensorOptions { sysfs, interval: LOOK });
     let (count, rows) = (args.option("count", whole(1, u64::MAX))?, args.option("rows", whole(1, 10_000))?);
     let output = args.path("output")?;
     let file = match &output {
@@ -156,6 +182,7 @@ fn run(args: &Args) -> Result<ExitCode> {
         (Some(Box::new(file) as Box<dyn pfi::Output>), name)
     });
     (top.interval, top.count, top.rows) = (interval, count, rows);
+    (top.order, top.phase) = (args.needed("sort", choice)?, args.needed("phase", choice)?);
     (top.output, top.quiet) = (output.as_ref().map(|o| o.display().to_string()), args.flag("quiet"));
     let tap = Box::new(top.tail.tap(file));
     let recorded = record::write_to(target, options, (tap, name), args.flag("leave-running"), &mut top);
@@ -197,6 +224,10 @@ struct Top {
     interval: Duration,
     count: Option<u64>,
     rows: Option<usize>,
+    order: OpOrder,
+    phase: ShownPhase,
+    /// The explanation of keys and columns is shown.
+    help: bool,
     output: Option<String>,
     quiet: bool,
     target: String,
@@ -219,6 +250,8 @@ struct Top {
     /// CPU time of this process at the last frame, us.
     spent: (Instant, u64),
     before: Option<RecordingProgress>,
+    /// Page faults of a process at the last frame: its id, the time, minor and major ones.
+    faults: Option<(u32, Instant, (u64, u64))>,
 }
 
 impl Top {
@@ -229,6 +262,9 @@ impl Top {
             interval: Duration::from_secs(1),
             count: None,
             rows: None,
+            order: OpOrder::Time,
+            phase: ShownPhase::Busiest,
+            help: false,
             output: None,
             quiet: false,
             target: named(target),
@@ -247,6 +283,7 @@ impl Top {
             messages: Vec::new(),
             spent: (now, cpu_us()),
             before: None,
+            faults: None,
         }
     }
 
@@ -278,6 +315,13 @@ impl Top {
         };
         // While nothing is probed, the last seen call may have ended long ago.
         let call = now.call.filter(|_| state == RecordingState::Running && now.level.level > Detail::Nothing);
+        self.live.mark();
+        let processes = self.live.processes();
+        let shown = processes.iter().find(|row| row.shown).and_then(|row| row.pid);
+        let faults = shown.filter(|_| end.is_none()).and_then(|pid| self.faults(pid));
+        let speeds = Phase::ALL.into_iter().map(|phase| (phase, self.live.speeds(phase)));
+        let speeds = speeds.filter(|(_, values)| values.iter().any(Option::is_some)).collect();
+        let lately = self.live.now(t);
         TopSnapshot {
             schema: 2,
             state,
@@ -296,26 +340,47 @@ impl Top {
             lost: now.lost,
             output: self.output.clone(),
             bytes: now.bytes,
-            now: self.live.now(t),
+            limit: lately.phases.iter().max_by_key(|p| p.in_call_ns).and_then(limit),
+            now: lately,
             run: self.live.whole(t),
-            processes: self.live.processes(),
+            faults,
+            sensors: self.live.sensors(),
+            speeds,
+            processes,
             messages: self.messages.clone(),
         }
     }
 
+    /// Page faults of a process since the last frame.
+    fn faults(&mut self, pid: u32) -> Option<FaultRate> {
+        let now = target_state::faults_of(pid)?;
+        let (of, since, before) = self.faults.replace((pid, Instant::now(), now))?;
+        let seconds = since.elapsed().as_secs_f64();
+        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+        (of == pid && seconds > 0.0)
+            .then(|| FaultRate { minor_per_s: rate(now.0, before.0), major_per_s: rate(now.1, before.1) })
+    }
+
+    /// How to show a frame: on a screen of this height, or as text.
+    fn view(&self, height: Option<usize>) -> TopView {
+        let rows = self.rows.unwrap_or(if height.is_some() { usize::MAX } else { ROWS });
+        let (order, phase, unicode) = (self.order, self.phase, terminal::unicode());
+        let keys = height.is_some() && self.screen.as_ref().is_some_and(Screen::has_keys);
+        TopView { rows, height, order, phase, unicode, keys, help: self.help && keys }
+    }
+
     /// Shows a frame; with `whole` also on the normal screen.
     fn show(&mut self, mut picture: TopSnapshot, whole: bool) -> io::Result<()> {
-        let rows = self.rows.unwrap_or(ROWS);
         match self.way {
             FrameMode::Screen if !whole => {
                 let screen = match self.screen.take() {
                     Some(screen) => screen,
                     None => Screen::enter()?,
                 };
-                let screen = self.screen.insert(screen);
-                let (width, height) = screen.size();
+                let (width, height) = self.screen.insert(screen).size();
                 let style = Style { width: Some(width), ..style() };
-                screen.draw(&text(&picture, self.rows.unwrap_or(usize::MAX), Some(height), &style))
+                let frame = text(&picture, &self.view(Some(height)), &style);
+                self.screen.as_mut().map_or(Ok(()), |screen| screen.draw(&frame))
             }
             FrameMode::Screen | FrameMode::Lines => {
                 if self.way == FrameMode::Lines {
@@ -323,11 +388,14 @@ impl Top {
                     picture.messages.retain(|m| !self.messages.contains(m));
                 }
                 let end = if whole { "" } else { "\n" };
-                write_out(&format!("{}{end}", text(&picture, rows, None, &style())))
+                write_out(&format!("{}{end}", text(&picture, &self.view(None), &style())))
             }
             FrameMode::Json => {
                 let spans = [&mut picture.now, &mut picture.run];
-                spans.into_iter().flat_map(|s| &mut s.phases).for_each(|p| keep(&mut p.ops, rows));
+                for phase in spans.into_iter().flat_map(|s| &mut s.phases) {
+                    self.order.sort(&mut phase.ops);
+                    keep(&mut phase.ops, self.rows.unwrap_or(ROWS));
+                }
                 let mut lines = Vec::new();
                 json::write(&mut lines, &picture)?;
                 // Line ends within strings are escaped, so the remaining ones are layout. A second serializer for
@@ -357,18 +425,20 @@ impl Top {
     }
 
     fn keys(&mut self) {
-        match self.screen.as_mut().and_then(Screen::key) {
-            Some(b'q' | b'Q') => self.done = true,
-            Some(b'n' | b'N') => {
-                self.live.show_next();
-                self.due = Instant::now();
+        let Some(key) = self.screen.as_mut().and_then(Screen::key) else { return };
+        match key.to_ascii_lowercase() {
+            b'q' => {
+                self.done = true;
+                return;
             }
-            Some(b'p' | b'P') => {
-                self.held = if self.held == Hold::No { Hold::Next } else { Hold::No };
-                self.due = Instant::now();
-            }
-            _ => {}
+            b'n' => self.live.show_next(),
+            b'p' => self.held = if self.held == Hold::No { Hold::Next } else { Hold::No },
+            b's' => self.order = self.order.next(),
+            b'f' => self.phase = self.phase.next(),
+            b'h' | b'?' => self.help = !self.help,
+            _ => return,
         }
+        self.due = Instant::now();
     }
 }
 

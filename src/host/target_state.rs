@@ -227,6 +227,11 @@ fn word(text: Option<String>) -> String {
     text.map(|t| clean(&t).replace([':', ';'], "_")).unwrap_or_default()
 }
 
+/// Minor and major page faults of a process so far; `None` if it cannot be read.
+pub fn faults_of(pid: u32) -> Option<(u64, u64)> {
+    faults(&text(Path::new(&format!("/proc/{pid}/stat")))?)
+}
+
 /// Minor and major page faults, fields 10 and 12 of proc_pid_stat(5).
 fn faults(stat: &str) -> Option<(u64, u64)> {
     // The name may contain anything, and ends with the last parenthesis.

@@ -5,6 +5,7 @@ use crate::common;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use common::run::{Run, Target, profinfer, run, signal_to, wait};
@@ -36,6 +37,8 @@ fn pictures_of_a_running_engine_are_what_is_recorded() {
     let (trace, pid) = (dir.path().join("run.pfi"), target.pid().to_string());
     let mut top = profinfer();
     top.args(["top", "--json", "--rows", "1000", "--interval", "200ms", "--count", "5", "--level", "op"]);
+    // A machine with two clusters and a thermal zone.
+    top.arg("--sysfs").arg(sensors(dir.path()));
     let run = run(top.arg("-o").arg(&trace).args(["-p", &pid]));
     assert!(run.status.success(), "{}", run.stderr);
     assert!(run.stderr.contains("next: profinfer report"), "{}", run.stderr);
@@ -51,8 +54,16 @@ fn pictures_of_a_running_engine_are_what_is_recorded() {
     assert!(last["events"].as_u64() > Some(0) && last["bytes"].as_u64() > Some(0), "{last:#}");
     let calls = |p: &Value| phase(&p["run"], "decode")["calls"].as_u64().expect("calls");
     assert!(calls(&all[2]) < calls(last), "{} {}", calls(&all[2]), calls(last));
+    let values: Vec<_> = last["sensors"].as_array().expect("sensors").iter().map(|s| &s["value"]).collect();
+    assert_eq!(values, [1_800_000, 2_400_000, 61_000], "{last:#}");
+    assert!(last["faults"]["minor_per_s"].as_f64() >= Some(0.0), "{last:#}");
     for span in ["now", "run"] {
         let decode = phase(&last[span], "decode");
+        let causes = &decode["causes"];
+        assert!(
+            causes["computing_ns"].as_u64() > Some(0),
+            "the scheduler is recorded by default: {decode:#}"
+        );
         assert!(decode["tokens_per_s"].as_f64() > Some(0.0), "{decode:#}");
         let shares =
             decode["ops"].as_array().expect("ops").iter().map(|o| o["share"].as_f64().expect("share"));
@@ -71,6 +82,24 @@ fn pictures_of_a_running_engine_are_what_is_recorded() {
         assert!(row["calls"].as_u64() >= op["calls"].as_u64(), "{row} {op}");
         assert!(row["total_ns"].as_u64() >= op["total_ns"].as_u64(), "{row} {op}");
     }
+}
+
+/// A tree like /sys with three sensors.
+fn sensors(dir: &Path) -> PathBuf {
+    let sys = dir.join("sys");
+    for (file, text) in [
+        ("devices/system/cpu/cpufreq/policy0/scaling_cur_freq", "1800000"),
+        ("devices/system/cpu/cpufreq/policy0/related_cpus", "0 1"),
+        ("devices/system/cpu/cpufreq/policy2/scaling_cur_freq", "2400000"),
+        ("devices/system/cpu/cpufreq/policy2/related_cpus", "2 3"),
+        ("class/thermal/thermal_zone0/temp", "61000"),
+        ("class/thermal/thermal_zone0/type", "package"),
+    ] {
+        let path = sys.join(file);
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        std::fs::write(path, text).expect("written");
+    }
+    sys
 }
 
 #[test]
@@ -260,6 +289,46 @@ fn a_key_ends_it_and_a_command_is_not_heard() {
 }
 
 #[test]
+fn keys_change_what_is_shown() {
+    let _turn = live!();
+    let target = Target::start(runner(), &engine("1000000"));
+    let dir = tempfile::tempdir().expect("a directory");
+    let (mut ours, theirs) = terminal();
+    let before = settings(&theirs);
+    let mut top = profinfer();
+    top.args(["top", "--interval", "100ms", "--level", "op", "-p", &target.pid().to_string()]);
+    top.arg("--sysfs")
+        .arg(sensors(dir.path()))
+        .env("LC_ALL", "C")
+        .env("TERM", "xterm")
+        .env_remove("NO_COLOR");
+    let mut child = on(&theirs, &mut top);
+    let mut text = String::new();
+    let mut expect = |key: &str, wanted: &str| {
+        use std::io::Write;
+        (&ours).write_all(key.as_bytes()).expect("a key");
+        let so_far = text.matches(wanted).count();
+        shown(&mut ours, &mut text, wanted, so_far + 1);
+    };
+    expect("", "op and name");
+    expect("", "1.80 to 2.40 GHz, 61 C (package)");
+    expect("", "decode, 0 to ");
+    expect("", "% computing, ");
+    expect("", "s sort: time   f phase: busiest");
+    expect("s", "s sort: calls");
+    expect("f", "f phase: decode");
+    expect("f", "No ops of prefill recorded yet");
+    expect("ff", "f phase: busiest");
+    expect("?", "share of the time of the CPU graphs");
+    expect("h", "op and name");
+    expect("p", "paused; press p to resume");
+    expect("pq", "\x1b[?1049l");
+    assert_eq!(wait_reading(&mut child, theirs, &mut ours, &mut text, &before), Some(0), "{text}");
+    // This locale has no other characters; the colours are those of a terminal.
+    assert!(text.is_ascii() && text.contains("\x1b[1m"), "{text:?}");
+}
+
+#[test]
 fn what_cannot_be_watched_is_refused() {
     let refused = |args: &[&str]| {
         let run = run(profinfer().arg("top").args(args));
@@ -269,6 +338,7 @@ fn what_cannot_be_watched_is_refused() {
     for (args, why) in [
         (&["--interval", "1ms", "-p", "1"][..], "must be 50ms or more"),
         (&["--lines", "--json", "-p", "1"], "cannot be combined"),
+        (&["--sort", "tim", "-p", "1"], "expected time, calls or mean; the nearest is 'time'"),
         (&[], "-p PID, --exe PATH, or -- COMMAND"),
     ] {
         let (code, said) = refused(args);

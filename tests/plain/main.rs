@@ -25,6 +25,7 @@ mod trace_support;
 static ALLOCATOR: common::allocator::Counting = common::allocator::Counting;
 
 mod accuracy_cli;
+mod completions;
 #[cfg(feature = "agent")]
 mod config_cli;
 #[cfg(feature = "agent")]

@@ -6,12 +6,15 @@ use std::cell::RefCell;
 use std::io::{self, Write};
 use std::rc::Rc;
 
-use analysis::live::{Live, LiveSpan, PhaseSpan};
+use analysis::attribution::parts::TimeParts;
+use analysis::calls::Phase;
+use analysis::live::{Live, LiveSpan, PhaseSpan, limit};
 use analysis::load::LoadProgress;
 use analysis::report::{By, PhaseReport, Report, ReportOptions, report};
 use analysis::tables::{GAPS_ROW, WAIT_ROW};
-use pfi::record::{Detail, LevelChange};
+use pfi::record::{Availability, Detail, LevelChange, Sensor, SensorKind};
 use pfi::{Output, Tail, Tap, Trace};
+use synth_trace::causes::{FIRST_OP, faulted, feature, preempted, slept};
 use synth_trace::*;
 
 /// A file that can be read while it is written.
@@ -187,4 +190,105 @@ fn a_level_that_changes_is_no_gap() {
         g.read();
     }
     are_the_same(g.end());
+}
+
+/// A run in which threads are preempted, sleep and fault in their ops and at barriers, for `lost` ns of each call.
+fn with_scheduler(spec: Spec, lost: u64) -> Growing {
+    let mut g = Growing::new(spec);
+    g.synth.enc.feature(&feature("scheduler", Availability::Whole, "")).unwrap();
+    for call in 0..60 {
+        let first = (g.synth.now + FIRST_OP - ORIGIN) as i64;
+        for (ith, at) in [(0, 3_000), (1, 20_000)] {
+            g.synth.enc.off_cpu(&preempted(ith, first + at, lost)).unwrap();
+            let next = first + at + lost as i64 + 1_000;
+            g.synth.enc.off_cpu(&slept(ith, next, 2_000, 500)).unwrap();
+            g.synth.enc.off_cpu(&faulted(ith, next + 4_000, 900)).unwrap();
+        }
+        g.synth.call(if call % 20 == 0 { 5 } else { 1 }, busy(call));
+        if call % 7 == 0 {
+            g.read();
+        }
+    }
+    g
+}
+
+fn causes_of(report: &PhaseReport) -> TimeParts {
+    let mut sum = TimeParts::default();
+    report.by_thread.iter().flatten().filter_map(|t| t.causes).for_each(|parts| sum.merge(&parts));
+    sum
+}
+
+#[test]
+fn what_threads_did_is_the_same() {
+    for spec in
+        [Spec::default(), Spec { threads: 4, ..Spec::default() }, Spec { barrier: false, ..Spec::default() }]
+    {
+        let (live, report) = with_scheduler(spec, 30_000).end();
+        assert_eq!(live.phases.len(), 2);
+        for (ours, theirs) in live.phases.iter().zip(&report.phases) {
+            let causes = ours.causes.expect("the scheduler was recorded");
+            assert_eq!(causes, causes_of(theirs), "{:?}", ours.phase);
+            assert!(causes.preempted_ns > 0 && causes.idle_ns > 0 && causes.faulting_ns > 0, "{causes:?}");
+            assert_eq!(causes.unknown_ns, 0);
+        }
+    }
+    let (live, _) = run(Spec::default(), 20).end();
+    assert!(live.phases.iter().all(|p| p.causes.is_none() && limit(p).is_none()), "not recorded is not zero");
+}
+
+#[test]
+fn the_limit_is_what_took_the_time() {
+    let said = |lost| {
+        let (live, _) = with_scheduler(Spec::default(), lost).end();
+        limit(live.phases.last().expect("decode")).expect("known")
+    };
+    assert!(said(1_000).starts_with("computing: "), "{}", said(1_000));
+    assert!(
+        said(3_000_000).starts_with("CPU contention: threads waited for a CPU for "),
+        "{}",
+        said(3_000_000)
+    );
+}
+
+#[test]
+fn a_level_without_the_scheduler_is_unknown_time() {
+    let mut g = with_scheduler(Spec::default(), 30_000);
+    let change = |t: u64, to| LevelChange {
+        t: t as i64,
+        to,
+        one_in: 1,
+        predicted_ppm: None,
+        measured_ppm: None,
+        why: "",
+    };
+    for to in [Detail::Scheduler, Detail::Structure] {
+        g.synth.enc.level_change(&change(g.synth.now, to)).unwrap();
+        (0..10).for_each(|call| g.synth.call(1, busy(call)));
+    }
+    let (live, _) = g.end();
+    let causes = live.phases.last().and_then(|p| p.causes).expect("known in part");
+    assert!(causes.unknown_ns > 0 && causes.computing_ns > causes.unknown_ns, "{causes:?}");
+}
+
+#[test]
+fn speeds_and_sensors_are_those_of_the_last_update() {
+    let mut g = Growing::new(Spec::default());
+    for (id, kind) in [(0, SensorKind::Frequency), (1, SensorKind::Temperature)] {
+        let (name, path, cpus) = ("x", "/x", "0-1");
+        g.synth.enc.sensor(&Sensor { id, name, kind, path, interval_ns: 0, cpus }).unwrap();
+    }
+    g.synth.enc.sample(1, &[(0, 1_000_000), (1, 50_000)]).unwrap();
+    g.synth.enc.sample(2, &[(0, 2_000_000)]).unwrap();
+    for calls in [5, 0, 5] {
+        (0..calls).for_each(|call| g.synth.call(1, busy(call)));
+        g.read();
+        g.live.mark();
+    }
+    // What had no value in the last sample has none now.
+    let sensors: Vec<_> = g.live.sensors().into_iter().map(|s| (s.kind, s.value)).collect();
+    assert_eq!(sensors, [(SensorKind::Frequency, 2_000_000)]);
+    let speeds = g.live.speeds(Phase::Decode);
+    assert_eq!(speeds.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, true], "{speeds:?}");
+    assert!(speeds.iter().flatten().all(|speed| *speed > 0.0));
+    assert!(g.live.speeds(Phase::Prefill).iter().all(Option::is_none));
 }

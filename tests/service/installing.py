@@ -2,6 +2,7 @@
 """Installing and removing the service: `profinfer install`, the init script, the scripts for boards (with fake ssh
 and hdc), and the Debian package."""
 
+import gzip
 import json
 import os
 import re
@@ -389,10 +390,13 @@ class Debian(Test):
         self.script_of(self.target)
 
     def script_of(self, target):
-        # The content of a package does not depend on the program, and building the real one takes minutes.
+        # Only the pages and completions depend on the program, and building the static one takes minutes.
+        self.need_profinfer()
         folder = self.dir / "dist" / target
         folder.mkdir(parents=True)
-        shutil.copy("/bin/true", folder / "profinfer")
+        program = folder / "profinfer"
+        program.write_text(f'#!/bin/sh\nexec {PROFINFER} "$@"\n')
+        program.chmod(0o755)
         for file in LAYERS:
             shutil.copy(file, folder)
 
@@ -416,6 +420,22 @@ class Debian(Test):
         ]:
             self.assertTrue(any(line.startswith(mode) and line.endswith(name) for line in names.splitlines()), name)
         told = self.run_it("sh", "-c", f"dpkg-deb --fsys-tarfile {deb} | tar xO ./usr/share/doc/profinfer/copyright")
+        # Each page is one that the program prints, and man can show it.
+        pages = re.findall(r"\./usr/share/man/man1/(\S+)\.1\.gz$", names, re.MULTILINE)
+        listed = re.findall(r"^  (?:\S+)", self.run_it(PROFINFER, "--help").split("\n\n")[2], re.MULTILINE)
+        self.assertEqual(set(pages), {"profinfer"} | {f"profinfer-{name.strip()}" for name in listed})
+        tree = self.dir / "tree"
+        self.run_it("dpkg-deb", "--extract", deb, tree)
+        for page in pages:
+            text = gzip.decompress((tree / f"usr/share/man/man1/{page}.1.gz").read_bytes()).decode()
+            self.assertRegex(text, rf"\.SH NAME\n{page}".replace("-", r"\\?\\?-"))
+        for file, shell in [
+            ("bash-completion/completions/profinfer", "bash"),
+            ("zsh/vendor-completions/_profinfer", "zsh"),
+            ("fish/vendor_completions.d/profinfer.fish", "fish"),
+        ]:
+            said = (tree / "usr/share" / file).read_text()
+            self.assertEqual(said, self.run_it(PROFINFER, "completions", shell))
         for linked in ["elfutils/libelf", "libbpf", "zlib", "musl", "libgcc", "rust-std", "crates/libbpf-rs"]:
             self.assertIn(f"Files: {linked}/*", told)
         for holder in ["Red Hat, Inc.", "Jean-loup Gailly and Mark Adler", "Alexei Starovoitov", "Rich Felker"]:

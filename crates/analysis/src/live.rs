@@ -7,23 +7,31 @@
 //! ops of graphs cut off by the beginning or end of a recording are counted there, unless its level changed, and
 //! not here.
 
+mod causes;
 mod devices;
+mod limit;
 mod run;
+mod sensors;
+mod span;
 mod sums;
 
-use serde::Serialize;
-
+use self::causes::LiveScheduler;
 pub use self::devices::LiveDevice;
 use self::devices::{DeviceSums, Devices, submitted};
+pub use self::limit::limit;
 pub use self::run::ProcessSpan;
 use self::run::{LiveRun, Phases};
+use self::sensors::LiveSensors;
+pub use self::sensors::SensorNow;
+pub use self::span::{LiveOp, LiveSpan, LiveThread, PhaseSpan, keep};
 use self::sums::LiveSums;
+use super::attribution::parts::TimeParts;
 use super::calls::{Call, CallSource, Phase, Width, settle};
 use super::describe::{NO_STRUCTURE, describe};
 use super::idents::{OpKey, label};
 use super::load::Loaded;
 use super::ops::Edges;
-use super::report::{OpTime, op_time};
+use super::report::op_time;
 use super::tables::{OTHER_ROW, gaps};
 use super::words::share;
 use common::order;
@@ -42,62 +50,6 @@ const PLANS: usize = 128;
 const OPEN: usize = 64;
 /// Threads and plans of a graph whose last slice is waiting for its end.
 const ENDS: usize = 4096;
-
-/// A time range: the last seconds, or the complete run.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct LiveSpan {
-    pub seconds: f64,
-    /// Phases with a call or a graph.
-    pub phases: Vec<PhaseSpan>,
-    /// Device backends with a split; omitted if there are none.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub devices: Vec<LiveDevice>,
-}
-
-/// Prefill, decode, or unknown. The fields are those of `report`, unless noted otherwise.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct PhaseSpan {
-    pub phase: Phase,
-    pub calls: u64,
-    pub cut_calls: u64,
-    /// Calls for which the completion of a device was not seen; excluded from all times.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub unseen_calls: u64,
-    pub tokens: Option<u64>,
-    pub in_call_ns: u64,
-    pub tokens_per_s: Option<f64>,
-    pub cpu_graphs: u64,
-    pub graph_ns: u64,
-    pub op_ns: u64,
-    pub wait_ns: Option<u64>,
-    pub gaps_ns: u64,
-    pub op_time: Option<OpTime>,
-    /// By op and name, largest first.
-    pub ops: Vec<LiveOp>,
-    pub threads: Vec<LiveThread>,
-}
-
-/// Ops of one type and name; times are thread 0's.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LiveOp {
-    pub name: String,
-    pub calls: u64,
-    pub total_ns: u64,
-    /// Share of the time of the graphs.
-    pub share: f64,
-    /// Executions per second of graph time: the rate if the engine did nothing else.
-    pub calls_per_s: Option<f64>,
-    /// Over the tokens whose ops were recorded; null if a ubatch's width was not recorded.
-    pub ns_per_token: Option<f64>,
-}
-
-/// One thread index of the engine's pool.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LiveThread {
-    pub ith: u16,
-    pub op_share: f64,
-    pub wait_share: Option<f64>,
-}
 
 /// Whether a call's end is known.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -127,6 +79,7 @@ enum AwaitedRecord {
 /// The last slice of a run, which ends where the thread's next run begins, or with the graph.
 struct LastSlice {
     ith: u16,
+    tid: u32,
     plan: u32,
     /// Position in the plan of a directly following slice.
     next: u32,
@@ -149,9 +102,11 @@ impl OpenItem {
         OpenItem { of, sums: LiveSums::default(), ends: Vec::new(), width: 0, pid: None }
     }
 
-    fn settle(&mut self, graph_end: Option<i64>) {
+    fn settle(&mut self, scheduler: &LiveScheduler, graph_end: Option<i64>) {
         for end in self.ends.drain(..) {
-            self.sums.slice(end.ith, end.name, Edges::known(None, graph_end).times(&end.slice));
+            let times = Edges::known(None, graph_end).times(&end.slice);
+            self.sums.slice(end.ith, end.name, times);
+            scheduler.thread(end.tid, end.slice.start).slice(end.slice.start, times, &mut self.sums.causes);
         }
     }
 }
@@ -177,6 +132,8 @@ pub struct Live {
     /// The level of the recording changes.
     steered: bool,
     devices: Devices,
+    scheduler: LiveScheduler,
+    sensors: LiveSensors,
 }
 
 /// Maximum number of processes with separate figures; all others are summed.
@@ -216,7 +173,7 @@ impl Live {
     /// in `report`.
     pub fn finish(&mut self) {
         for mut open in std::mem::take(&mut self.open) {
-            open.settle(None);
+            open.settle(&self.scheduler, None);
             self.add(open.pid, Phase::of_width(open.width.into()), &open.sums);
         }
         if !self.chosen {
@@ -247,6 +204,22 @@ impl Live {
     /// The processes with calls or graphs.
     pub fn processes(&self) -> Vec<ProcessSpan> {
         self.runs.iter().enumerate().map(|(i, run)| run.row(i == self.shown)).collect()
+    }
+
+    /// Ends a step of the speeds' history: one update of the display.
+    pub fn mark(&mut self) {
+        self.runs.iter_mut().for_each(LiveRun::mark);
+    }
+
+    /// Tokens/s of the process shown in each of the last steps, oldest first. None: no call ended in that step, or
+    /// the number of its tokens is not known.
+    pub fn speeds(&self, phase: Phase) -> Vec<Option<f64>> {
+        self.runs.get(self.shown).map_or_else(Vec::new, |run| run.speeds(phase))
+    }
+
+    /// The machine's sensors, as last read.
+    pub fn sensors(&self) -> Vec<SensorNow> {
+        self.sensors.now()
     }
 
     /// Shows the next process, and keeps showing it.
@@ -301,7 +274,14 @@ impl Live {
                     }
                 }
             }
-            Record::LevelChange(_) => self.steered = true,
+            Record::LevelChange(r) => {
+                self.steered = true;
+                self.scheduler.level(r);
+            }
+            Record::OffCpu(r) => self.scheduler.off_cpu(r),
+            Record::Feature(r) => self.scheduler.feature(r),
+            Record::Sensor(r) => self.sensors.define(r),
+            Record::Sample(r) => self.sensors.sample(r),
             _ => {}
         }
     }
@@ -313,23 +293,29 @@ impl Live {
         if let Some(at) = open.ends.iter().position(|e| (e.ith, e.plan) == (run.ith, run.plan)) {
             let end = open.ends.swap_remove(at);
             let joined = (end.next == run.first).then_some(run.t);
-            open.sums.slice(end.ith, end.name, Edges::known(joined, None).times(&end.slice));
+            let times = Edges::known(joined, None).times(&end.slice);
+            open.sums.slice(end.ith, end.name, times);
+            let mut thread = self.scheduler.thread(end.tid, end.slice.start);
+            thread.slice(end.slice.start, times, &mut open.sums.causes);
         }
+        let mut thread = self.scheduler.thread(run.tid, run.t);
         for (i, slice) in (0..).zip(slice_iter(run)) {
             let at = run.first.saturating_add(i);
             let name = names.get(at as usize).copied().unwrap_or(beyond);
             if i + 1 == run.n && open.ends.len() < ENDS {
                 let next = at.saturating_add(1);
-                open.ends.push(LastSlice { ith: run.ith, plan: run.plan, next, name, slice });
+                open.ends.push(LastSlice { ith: run.ith, tid: run.tid, plan: run.plan, next, name, slice });
             } else {
-                open.sums.slice(run.ith, name, Edges::known(None, None).times(&slice));
+                let times = Edges::known(None, None).times(&slice);
+                open.sums.slice(run.ith, name, times);
+                thread.slice(slice.start, times, &mut open.sums.causes);
             }
         }
     }
 
     fn cpu_graph(&mut self, g: &CpuGraph) {
         let mut open = self.close(AwaitedRecord::CpuGraph(g.seq));
-        open.settle(Some(g.t.saturating_add_unsigned(g.dur)));
+        open.settle(&self.scheduler, Some(g.t.saturating_add_unsigned(g.dur)));
         let sums = &mut open.sums;
         // If probes were attached or detached, or the recording ended, ops are missing and their time is charged
         // to the preceding op.
@@ -449,7 +435,7 @@ impl Live {
         }
         if self.open.len() == OPEN {
             let mut oldest = self.open.remove(0);
-            oldest.settle(None);
+            oldest.settle(&self.scheduler, None);
             self.add(oldest.pid, Phase::of_width(oldest.width.into()), &oldest.sums);
         }
         self.open.push(OpenItem::new(of));
@@ -533,26 +519,13 @@ impl Live {
             op_time: op_time(g),
             threads: threads.collect(),
             ops,
+            causes: Some(s.causes).filter(TimeParts::known),
+            graphs_share: per(g.graph_ns, s.op_tokens)
+                .zip(c.all_tokens().and_then(|tokens| per(c.ns, tokens)))
+                .filter(|(_, call)| *call > 0.0)
+                .map(|(graph, call)| (graph / call).min(1.0)),
         }
     }
-}
-
-/// Keeps the `rows` largest of sorted ops, and sums the others in one extra row.
-pub fn keep(ops: &mut Vec<LiveOp>, rows: usize) {
-    let rest = ops.split_off(rows.min(ops.len()));
-    let other = rest.into_iter().reduce(|a, b| LiveOp {
-        name: OTHER_ROW.into(),
-        calls: a.calls.saturating_add(b.calls),
-        total_ns: a.total_ns.saturating_add(b.total_ns),
-        share: a.share + b.share,
-        calls_per_s: a.calls_per_s.zip(b.calls_per_s).map(|(a, b)| a + b),
-        ns_per_token: a.ns_per_token.zip(b.ns_per_token).map(|(a, b)| a + b),
-    });
-    ops.extend(other);
-}
-
-fn is_zero(n: &u64) -> bool {
-    *n == 0
 }
 
 /// `number` divided by `of`; `None` if `of` is 0.

@@ -1,8 +1,9 @@
 //! `ggml-runner synth`: generated models.
 
 use super::progress::ProgressLine;
-use crate::cli::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
+use crate::cli::args::{Args, Argument, Choices, Command, Flag, FlagGroup, Usage};
 use crate::cli::output::{FORCE, OutputRules, Overwrite, SHARED, fill};
+use crate::cli::program::ArgumentChoices;
 use crate::cli::values::{parsed, whole};
 use anyhow::{Context, Result, bail};
 use ggml::quant::TensorType;
@@ -37,6 +38,13 @@ ggml-runner synth tiny tiny.gguf
 ggml-runner synth llama1b-L4 model.gguf --type q4_0
 ggml-runner synth moe - --type q8_0 --seed 7 | ssh board 'cat > moe.gguf'",
     run,
+};
+
+/// Values of PRESET.
+pub const PRESET: ArgumentChoices = ArgumentChoices {
+    command: "synth",
+    argument: "PRESET",
+    choices: Choices::from_fn(|i| PRESETS.get(i).map(|preset| (preset.name, preset.about))),
 };
 
 const FLAGS: FlagGroup = FlagGroup {

@@ -5,7 +5,7 @@ mod find;
 mod gauge;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -26,6 +26,11 @@ pub struct SensorOptions {
     /// `/sys`, or a recorded tree.
     pub sysfs: PathBuf,
     pub interval: Duration,
+}
+
+/// Whether there is a sensor below this directory.
+pub fn are_in(sysfs: &Path) -> bool {
+    !find(sysfs).is_empty()
 }
 
 /// All sensors' values at one time: id and value.

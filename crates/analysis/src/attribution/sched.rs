@@ -8,7 +8,7 @@ use common::order;
 use pfi::record::{Availability, Detail, OffCpu, Tristate};
 
 /// Name of the Feature record.
-const FEATURE: &str = "scheduler";
+pub const FEATURE: &str = "scheduler";
 
 /// An off-CPU interval of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,15 @@ pub struct OffCpuSpan {
     pub kind: Off,
     /// Index of its record in the trace.
     pub record: usize,
+}
+
+impl OffCpuSpan {
+    /// `record` is the index of the record in the trace.
+    pub fn new(r: &OffCpu, record: usize) -> OffCpuSpan {
+        let to = r.t.saturating_add_unsigned(r.dur);
+        let runnable = to.saturating_sub_unsigned(runnable(r));
+        OffCpuSpan { from: r.t, to, runnable, kind: kind(r), record }
+    }
 }
 
 /// A piece of an [`OffCpuSpan`] of one kind.
@@ -60,15 +69,7 @@ impl OffCpuTimes {
     pub fn new(loaded: &Loaded<'_>) -> OffCpuTimes {
         let mut threads: HashMap<u32, Vec<OffCpuSpan>> = HashMap::new();
         for (record, r) in loaded.causes.off_cpu.iter().enumerate() {
-            let to = r.t.saturating_add_unsigned(r.dur);
-            let runnable = to.saturating_sub_unsigned(runnable(r));
-            threads.entry(r.tid).or_default().push(OffCpuSpan {
-                from: r.t,
-                to,
-                runnable,
-                kind: kind(r),
-                record,
-            });
+            threads.entry(r.tid).or_default().push(OffCpuSpan::new(r, record));
         }
         for list in threads.values_mut() {
             order::by_key(list, |a| (order::time(a.from), order::time(a.to)));

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::devices::DeviceSums;
-use super::sums::LiveSums;
+use super::sums::{CallSum, LiveSums};
 use super::{STEPS, WINDOW_NS};
 use crate::calls::Phase;
 
@@ -29,14 +29,21 @@ pub struct LiveRun {
     pub devices: DeviceSums,
     /// The totals at several times within the window, oldest first.
     past: Vec<(u64, Phases, DeviceSums)>,
+    /// Tokens/s by phase in each of the last steps, and the sums at the end of the last one.
+    speeds: Vec<[Option<f64>; 3]>,
+    marked: [CallSum; 3],
 }
+
+/// Steps of the history that are kept: the columns of a wide terminal.
+const MARKS: usize = 200;
 
 impl LiveRun {
     /// A process without any data before `t`, CLOCK_MONOTONIC ns.
     pub fn new(pid: Option<u32>, t: u64) -> LiveRun {
         let none = || (Phases::default(), DeviceSums::default());
         let ((total, devices), (phases, sums)) = (none(), none());
-        LiveRun { pid, total, devices, past: vec![(t, phases, sums)] }
+        let past = vec![(t, phases, sums)];
+        LiveRun { pid, total, devices, past, speeds: Vec::new(), marked: Default::default() }
     }
 
     /// Advances the window to `t`.
@@ -65,6 +72,26 @@ impl LiveRun {
             sums.combine(before, u64::saturating_sub);
         }
         sums
+    }
+
+    /// Ends a step of the history.
+    pub fn mark(&mut self) {
+        let source = self.source();
+        let now = self.total.each_ref().map(|sums| sums.calls[source]);
+        let mut speeds = [None; 3];
+        for ((speed, now), before) in speeds.iter_mut().zip(&now).zip(&self.marked) {
+            *speed = now.combined(before, u64::saturating_sub).tokens_per_s();
+        }
+        self.marked = now;
+        if self.speeds.len() == MARKS {
+            self.speeds.remove(0);
+        }
+        self.speeds.push(speeds);
+    }
+
+    /// Tokens/s in each of the last steps, oldest first.
+    pub fn speeds(&self, phase: Phase) -> Vec<Option<f64>> {
+        self.speeds.iter().map(|step| step[phase as usize]).collect()
     }
 
     /// Start of the window.

@@ -1,5 +1,6 @@
 //! Sums of a phase that can be added to and subtracted from each other.
 
+use crate::attribution::parts::TimeParts;
 use crate::ops::PhaseSum;
 
 /// Combines two numbers into one.
@@ -26,6 +27,18 @@ impl CallSum {
         (self.unknown == 0).then_some(self.tokens)
     }
 
+    /// Each number combined with the corresponding number of `o`.
+    pub fn combined(&self, o: &CallSum, f: Combine) -> CallSum {
+        CallSum {
+            calls: f(self.calls, o.calls),
+            cut: f(self.cut, o.cut),
+            unseen: f(self.unseen, o.unseen),
+            tokens: f(self.tokens, o.tokens),
+            unknown: f(self.unknown, o.unknown),
+            ns: f(self.ns, o.ns),
+        }
+    }
+
     pub fn tokens_per_s(&self) -> Option<f64> {
         self.all_tokens().filter(|_| self.ns > 0).map(|t| t as f64 * 1e9 / self.ns as f64)
     }
@@ -43,6 +56,8 @@ pub struct LiveSums {
     pub ops: Vec<[u64; 2]>,
     /// By thread: time in ops and at barriers, ns.
     pub threads: Vec<[u64; 2]>,
+    /// What all threads did.
+    pub causes: TimeParts,
 }
 
 impl LiveSums {
@@ -60,14 +75,7 @@ impl LiveSums {
     /// Replaces each number by `f` of it and the corresponding number of `o`.
     pub fn combine(&mut self, o: &LiveSums, f: Combine) {
         for (a, b) in self.calls.iter_mut().zip(&o.calls) {
-            *a = CallSum {
-                calls: f(a.calls, b.calls),
-                cut: f(a.cut, b.cut),
-                unseen: f(a.unseen, b.unseen),
-                tokens: f(a.tokens, b.tokens),
-                unknown: f(a.unknown, b.unknown),
-                ns: f(a.ns, b.ns),
-            };
+            *a = a.combined(b, f);
         }
         let (a, b) = (&mut self.graphs, &o.graphs);
         *a = PhaseSum {
@@ -80,6 +88,7 @@ impl LiveSums {
             ..*a
         };
         self.op_tokens = f(self.op_tokens, o.op_tokens);
+        causes(&mut self.causes, &o.causes, f);
         rows(&mut self.ops, &o.ops, f);
         rows(&mut self.threads, &o.threads, f);
     }
@@ -91,6 +100,20 @@ fn add(to: &mut Vec<[u64; 2]>, at: u16, what: [u64; 2]) {
         to.resize(at + 1, [0; 2]);
     }
     to[at] = [to[at][0].saturating_add(what[0]), to[at][1].saturating_add(what[1])];
+}
+
+fn causes(a: &mut TimeParts, b: &TimeParts, f: Combine) {
+    *a = TimeParts {
+        computing_ns: f(a.computing_ns, b.computing_ns),
+        barrier_ns: f(a.barrier_ns, b.barrier_ns),
+        preempted_ns: f(a.preempted_ns, b.preempted_ns),
+        idle_ns: f(a.idle_ns, b.idle_ns),
+        faulting_ns: f(a.faulting_ns, b.faulting_ns),
+        io_ns: f(a.io_ns, b.io_ns),
+        blocked_ns: f(a.blocked_ns, b.blocked_ns),
+        unknown_ns: f(a.unknown_ns, b.unknown_ns),
+        off_cpu_in_barrier_ns: f(a.off_cpu_in_barrier_ns, b.off_cpu_in_barrier_ns),
+    };
 }
 
 fn rows(a: &mut Vec<[u64; 2]>, b: &[[u64; 2]], f: Combine) {
