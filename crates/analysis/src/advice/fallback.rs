@@ -3,6 +3,9 @@
 use super::{Advice, Confidence, Gain, RuleInput, gain};
 use crate::offload::{CpuNodes, FallbackReason, Offload};
 
+/// Share of a call that these nodes and what is around their splits must take.
+const WORTH: f64 = 0.01;
+
 /// What is on the CPU though a device takes part; the input layer always is.
 pub(super) fn left(offload: &Offload) -> impl Iterator<Item = &CpuNodes> {
     offload.on_cpu.iter().filter(|n| n.reason != FallbackReason::InputLayer)
@@ -26,6 +29,9 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let copied = left(offload).filter_map(|n| Some(n.to_cpu_bytes?.saturating_add(n.from_cpu_bytes?)));
     let copied = copied.fold(0, u64::saturating_add);
     let cpu_ns = left(offload).filter_map(|n| n.cpu_ns).fold(0, u64::saturating_add);
+    if work.a_call(cpu_ns) + around < WORTH * main.call_ns() {
+        return None;
+    }
     let promised: Option<Gain> = match worst.reason {
         // With other types no split is left: neither the copies around it nor, at best, its time.
         FallbackReason::Types => {
@@ -33,6 +39,15 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
             gain(main.phase, call, [(call - around - cpu).max(1.0), (call - around).max(1.0)])
         }
         _ => None,
+    };
+    let extra = match sum(|c| c.extra_splits) {
+        0 => String::new(),
+        n => format!(
+            ", in {:.0} extra splits a graph, with copies of {:.1} kB and {:.0} us around them",
+            work.a_graph(n),
+            work.a_graph(copied) / 1e3,
+            around / 1e3
+        ),
     };
     Some(Advice {
         rule: "device-fallback",
@@ -47,14 +62,10 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
             _ => Confidence::Medium,
         },
         evidence: format!(
-            "{}; the CPU computes {:.0} nodes a graph in {:.0} us, which takes {:.0} extra splits, copies of {:.1} kB and \
-             {:.0} us around them, of {:.0} us a call",
+            "{}; the CPU computes {:.0} nodes a graph in {:.0} us of a call's {:.0} us{extra}",
             worst.why,
             work.a_graph(nodes),
             work.a_graph(cpu_ns) / 1e3,
-            work.a_graph(sum(|c| c.extra_splits)),
-            work.a_graph(copied) / 1e3,
-            around / 1e3,
             main.call_ns() / 1e3,
         ),
         disproof: "with these operators on the device, a token takes as long as before".into(),

@@ -60,8 +60,7 @@ fn by_submissions(r: &RuleInput<'_>) -> Option<String> {
     let gaps = r.gaps()?;
     (gaps.share >= SHARE && gaps.regular).then(|| {
         format!(
-            "{} between submissions of a graph for {} of the calls' time, {:.0} us in the median",
-            "the device had nothing to do",
+            "the device had nothing to do between submissions of a graph for {} of the calls' time, {:.0} us in the median",
             pct(gaps.share),
             gaps.p50_ns as f64 / 1e3
         )

@@ -30,7 +30,6 @@ use serde::Serialize;
 use crate::calls::Phase;
 use crate::kernels::DeviceTimes;
 use crate::offload::Offload;
-use crate::report::PhaseReport;
 use crate::verdict::PhaseVerdict;
 use crate::verdict::facts::{PhaseFacts, VerdictFacts};
 use crate::verdict::limit::Limit;
@@ -97,14 +96,12 @@ impl<'r> RuleInput<'r> {
         let rings = &self.facts.report.submissions.as_ref()?.rings;
         let ring = rings.iter().filter(|r| r.own > 0).max_by_key(|r| r.own)?;
         let gaps = ring.gaps?;
-        let of = |sum: fn(&PhaseReport) -> u64| {
-            self.facts.report.phases.iter().map(sum).fold(0, u64::saturating_add)
-        };
-        let crossing = |p: &PhaseReport| {
-            p.offload.as_ref().map_or(0, |offload| DeviceWork { offload, calls: p.calls }.crossing_ns())
-        };
-        let all = (gaps.mean_ns * gaps.n as f64 - of(crossing) as f64).max(0.0);
-        let share = all / of(|p| p.in_call_ns).max(1) as f64;
+        let phases = || self.facts.report.phases.iter();
+        let work = phases().filter_map(|p| Some(DeviceWork { offload: p.offload.as_ref()?, calls: p.calls }));
+        let crossing = work.map(|w| w.crossing_ns()).fold(0, u64::saturating_add);
+        let calls = phases().map(|p| p.in_call_ns).fold(0, u64::saturating_add);
+        let all = (gaps.mean_ns * gaps.n as f64 - crossing as f64).max(0.0);
+        let share = all / calls.max(1) as f64;
         let regular = gaps.p50_ns as f64 * 4.0 >= gaps.mean_ns;
         Some(SubmissionGaps { share, regular, p50_ns: gaps.p50_ns, max_ns: gaps.max_ns })
     }

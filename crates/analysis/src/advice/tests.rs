@@ -341,7 +341,7 @@ fn an_op_on_types_that_the_device_does_not_compute() {
         "{gain:?}"
     );
     assert!(
-        advice.evidence.contains("2 extra splits") && advice.evidence.contains("300 us around"),
+        advice.evidence.contains("2 extra splits a graph") && advice.evidence.contains("300 us around"),
         "{advice:?}"
     );
 }
