@@ -338,8 +338,10 @@ FRAMES = """(() => {
   const canvas = document.querySelector('#timeline-canvas');
   const context = canvas.getContext('2d');
   const press = (key, shiftKey = false) => canvas.dispatchEvent(new KeyboardEvent('keydown', { key, shiftKey }));
+  // The page is laid out anew once, after the panel has opened.
+  canvas.getBoundingClientRect();
   const times = [];
-  const keys = ['0', ...Array(8).fill('+'), ...Array(8).fill('ArrowRight'), ...Array(8).fill('-')];
+  const keys = [...Array(8).fill('0'), ...Array(8).fill('+'), ...Array(8).fill('ArrowRight'), ...Array(8).fill('-')];
   for (const key of keys) {
     const start = performance.now();
     press(key, key === 'ArrowRight');
@@ -356,8 +358,11 @@ def frames(b):
          ".textContent).timeline.calls; const size = (c) => c.rows.reduce((n, r) => n + r.data.length, 0); "
          "const p = document.querySelector('#filter-phase'); p.value = ''; p.dispatchEvent(new Event('input')); "
          "l.value = String(all.sort((a, b) => size(b) - size(a))[0].seq); l.dispatchEvent(new Event('change')); })()")
-    times = sorted(b.do(FRAMES))
-    return {"about": b.do("document.querySelector('#timeline-about').textContent"),
+    times = b.do(FRAMES)
+    # All of the token eight times: the least is what drawing takes, the rest is what else the machine does.
+    whole = min(times[:8])
+    times.sort()
+    return {"about": b.do("document.querySelector('#timeline-about').textContent"), "all_of_it_ms": round(whole, 2),
             "median_ms": round(times[len(times) // 2], 2), "max_ms": round(times[-1], 2)}
 
 
