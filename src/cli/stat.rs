@@ -27,7 +27,7 @@ Views:
   tokens      time of calls and ops as the context grows
   ops         matrix multiplication time against bytes and FLOPs, with outliers
   roofline    ops compared with the machine's memory and compute peaks (--peak)
-  threads     how evenly each op is shared among the threads; with --beside, recordings with other numbers of threads
+  threads     how evenly ops are shared among threads; with --beside, by number of threads
   experts     which experts each layer selects, how often, and how soon again
   reuse       expert multiplication time by tokens since the expert's last use
   activation  experts selected by each layer, per token (long: on request only)
