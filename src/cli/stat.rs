@@ -57,7 +57,7 @@ impl Choice for View {
         ("roofline", "ops compared with the machine's memory and compute peaks (--peak)", Self::Roofline),
         (
             "threads",
-            "how evenly each op is shared among the threads; with --beside, recordings with other numbers of threads",
+            "how evenly ops are shared among threads; with --beside, by number of threads",
             Self::Threads,
         ),
         ("experts", "which experts each layer selects, how often, and how soon again", Self::Experts),

@@ -20,8 +20,8 @@ pub(crate) fn scaling(found: &Scaling, phase: &str) -> Section {
         t.row(vec![
             r.threads.to_string(),
             ms(r.call_ns as u64),
-            or_dash(r.model_gb_per_s, |v| format!("{v:.2}")),
-            or_dash(r.counted_gb_per_s, |v| format!("{v:.2}")),
+            or_dash(r.model_gb_per_s, |v| format!("{v:.3}")),
+            or_dash(r.counted_gb_per_s, |v| format!("{v:.3}")),
             or_dash(r.stalled_share, pct),
             or_dash(r.barrier_share, pct),
             r.file.clone(),

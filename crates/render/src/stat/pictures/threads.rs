@@ -20,7 +20,7 @@ pub fn threads(found: &Scaling, phase: &str) -> Result<Chart, NoPicture> {
     let mut panels = vec![panel(found, (format!("time per call ({unit})"), "time of a call", 0), |r| {
         Some((r.call_ns / each, time(r.call_ns)))
     })];
-    let rate = |gb: Option<f64>| gb.map(|gb| (gb, format!("{gb:.2} GB/s")));
+    let rate = |gb: Option<f64>| gb.map(|gb| (gb, format!("{gb:.3} GB/s")));
     let counter = found.runs.first().and_then(|r| r.counter.clone()).unwrap_or_default();
     match found.traffic {
         TrafficSource::Counted => {
