@@ -13,15 +13,15 @@ use super::open;
 use super::user::User;
 use super::{machine, target_state};
 use common::calendar;
+use common::machine_peaks::{MachinePeak, rates};
 use pfi::record;
 use pfi::{Encoder, WriteError};
 
 /// Directory of the file that counts for all users.
 const SYSTEM: &str = "/var/cache/profinfer";
 const NAME: &str = "peaks.json";
-/// Longest file read, bytes; maximum number of records made of it.
+/// Longest file read, bytes.
 const LONGEST: u64 = 256 << 10;
-const MOST: usize = 512;
 /// Peaks older than this are not used, seconds: 180 days.
 const OLD_S: u64 = 180 * 86_400;
 /// Clocks may differ by this much, seconds: a day.
@@ -91,52 +91,20 @@ impl MachineIdentity {
     }
 }
 
-/// A record that owns its texts.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct KeptPeaks {
-    pub cluster: String,
-    pub cpus: String,
-    pub isa: String,
-    /// Everything else.
-    pub rates: record::Peaks<'static>,
-}
-
-impl KeptPeaks {
-    fn record(&self) -> record::Peaks<'_> {
-        record::Peaks { cluster: &self.cluster, cpus: &self.cpus, isa: &self.isa, ..self.rates }
+/// The record of a row.
+fn record(p: &MachinePeak) -> record::Peaks<'_> {
+    record::Peaks {
+        cluster: &p.cluster,
+        cpus: &p.cpus,
+        threads: p.threads,
+        measured_s: p.measured_s,
+        read: p.read,
+        read_small_pages: p.read_small_pages,
+        triad: p.triad,
+        f32: p.f32,
+        int8: p.int8,
+        isa: &p.isa,
     }
-}
-
-/// The rates in a file of `profinfer doctor --peaks`, or of `ggml-runner peak --json`. None: it is none.
-pub fn rates(json: &Value) -> Option<Vec<KeptPeaks>> {
-    let measured_s = json.get("measured_s").and_then(Value::as_u64).unwrap_or(0);
-    let isa = json.get("isa").and_then(Value::as_str).map(common::plain::clean).unwrap_or_default();
-    let mut all = Vec::new();
-    for cluster in json.get("clusters")?.as_array()? {
-        let name = cluster.get("name")?.as_str()?;
-        let cpus: Vec<u32> = cluster
-            .get("cpus")?
-            .as_array()?
-            .iter()
-            .map(|n| n.as_u64()?.try_into().ok())
-            .collect::<Option<_>>()?;
-        for p in cluster.get("peaks")?.as_array()? {
-            let mega = |name: &str| p.get(name)?.as_f64().map(|giga| (giga * 1e3) as u64).filter(|n| *n > 0);
-            let rates = record::Peaks {
-                threads: u32::try_from(p.get("threads")?.as_u64()?).ok()?,
-                measured_s,
-                read: mega("read")?,
-                read_small_pages: mega("read_small_pages"),
-                triad: mega("triad"),
-                f32: mega("f32_fma"),
-                int8: ["int8_dot", "int8_matrix", "int8_widening"].into_iter().filter_map(mega).max(),
-                ..record::Peaks::default()
-            };
-            let cpus = target_state::cpu_ranges(cpus.iter().copied());
-            all.push(KeptPeaks { cluster: common::plain::clean(name), cpus, isa: isa.clone(), rates });
-        }
-    }
-    (!all.is_empty() && all.len() <= MOST).then_some(all)
 }
 
 /// The environment that decides where files are.
@@ -187,7 +155,7 @@ pub fn place() -> Option<PathBuf> {
 }
 
 /// The peaks of a file. An error says why they are not used.
-fn peaks_of(path: &Path, here: &MachineIdentity, now_s: u64) -> Option<Result<Vec<KeptPeaks>, String>> {
+fn peaks_of(path: &Path, here: &MachineIdentity, now_s: u64) -> Option<Result<Vec<MachinePeak>, String>> {
     let file = match open::regular(path) {
         Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
@@ -201,7 +169,7 @@ fn peaks_of(path: &Path, here: &MachineIdentity, now_s: u64) -> Option<Result<Ve
     let parts =
         json.as_ref().and_then(|json| Some((rates(json)?, MachineIdentity::of(json.get("machine")?)?)));
     let Some((all, of)) = parts else { return Some(Err("the file is damaged or of another program".into())) };
-    let measured_s = all.first().map_or(0, |p| p.rates.measured_s);
+    let measured_s = all.first().map_or(0, |p| p.measured_s);
     let why = of.differs(here).or_else(|| {
         let day = calendar::day(measured_s);
         let old = now_s.saturating_sub(measured_s) > OLD_S || measured_s > now_s.saturating_add(AHEAD_S);
@@ -216,7 +184,7 @@ pub fn now_s() -> u64 {
 }
 
 /// The peaks measured on this machine: the user's, else the system's. Tells why some are not used.
-pub fn find(tell: &mut dyn FnMut(String)) -> Vec<KeptPeaks> {
+pub fn find(tell: &mut dyn FnMut(String)) -> Vec<MachinePeak> {
     let mut places: Vec<PathBuf> = Places::here().own().into_iter().chain([Places::system()]).collect();
     places.dedup();
     let mut here = None;
@@ -237,8 +205,8 @@ pub fn find(tell: &mut dyn FnMut(String)) -> Vec<KeptPeaks> {
 ///
 /// # Errors
 /// The trace cannot be written.
-pub fn write<W: Write>(enc: &mut Encoder<W>, all: &[KeptPeaks]) -> Result<(), WriteError> {
-    all.iter().try_for_each(|p| enc.peaks(&p.record()))
+pub fn write<W: Write>(enc: &mut Encoder<W>, all: &[MachinePeak]) -> Result<(), WriteError> {
+    all.iter().try_for_each(|p| enc.peaks(&record(p)))
 }
 
 #[cfg(test)]
@@ -263,7 +231,7 @@ mod tests {
     }
 
     /// What is made of this content.
-    fn read(content: &[u8]) -> Result<Vec<KeptPeaks>, String> {
+    fn read(content: &[u8]) -> Result<Vec<MachinePeak>, String> {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join(NAME);
         fs::write(&path, content).expect("written");
@@ -285,7 +253,7 @@ mod tests {
             int8: Some(200_000),
             isa: "avx2",
         };
-        assert_eq!((all.len(), all[1].record()), (2, expected));
+        assert_eq!((all.len(), record(&all[1])), (2, expected));
         // A machine without an id has none at another time, too.
         let nameless = MachineIdentity { id: String::new(), ..here() };
         assert!(read(file(&nameless, NOW).to_string().as_bytes()).is_ok());

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use common::cpus as cpu_list;
 use common::plain::clean;
 use pfi::record::{self, StateAt};
 
@@ -281,22 +282,7 @@ fn policies(dir: &Path) -> Vec<Policy> {
 
 /// Numbers separated by spaces, as ranges.
 fn listed(list: &str) -> String {
-    cpu_ranges(list.split_ascii_whitespace().filter_map(|n| n.parse().ok()))
-}
-
-/// Numbers of CPUs as ranges: `0-3,8`.
-pub fn cpu_ranges(cpus: impl Iterator<Item = u32>) -> String {
-    let mut sorted: Vec<u32> = cpus.collect();
-    common::order::by_key(&mut sorted, |cpu| ((*cpu).into(), 0));
-    let mut ranges: Vec<(u32, u32)> = Vec::new();
-    for cpu in sorted {
-        match ranges.last_mut() {
-            Some((_, end)) if end.checked_add(1) == Some(cpu) => *end = cpu,
-            _ => ranges.push((cpu, cpu)),
-        }
-    }
-    let one = |(a, b): &(u32, u32)| if a == b { a.to_string() } else { format!("{a}-{b}") };
-    ranges.iter().map(one).collect::<Vec<_>>().join(",")
+    cpu_list::ranges(list.split_ascii_whitespace().filter_map(|n| n.parse().ok()))
 }
 
 #[cfg(test)]

@@ -25,3 +25,4 @@ pub mod submissions;
 pub mod thread_hits;
 mod ticks;
 pub mod verify;
+mod watched_states;

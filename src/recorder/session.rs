@@ -46,6 +46,7 @@ use crate::recorder::recording::{
 };
 use crate::recorder::submissions::DeviceWatch;
 use crate::recorder::verify::{self, OpEnd, Wanted};
+use crate::recorder::watched_states::States;
 use pfi::record::{Availability, Detail, Feature};
 use pfi::ring::{BlockRing, IntoRing};
 use pfi::{Encoder, EncoderConfig, Output, WriteError};
@@ -93,7 +94,7 @@ struct Session {
     last_missing: Option<DiscoverError>,
     sampler: Option<Sampler>,
     submissions: DeviceWatch,
-    states: states::States,
+    states: States,
     counters: Option<Counters>,
     /// The current detail level, and the controller if it may change.
     detail: Detail,
@@ -198,7 +199,7 @@ pub fn record(
         last_missing: None,
         sampler: None,
         submissions: DeviceWatch::default(),
-        states: states::States::default(),
+        states: States::default(),
         counters,
         detail,
         qos: None,

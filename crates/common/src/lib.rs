@@ -3,8 +3,10 @@
 
 pub mod aside;
 pub mod calendar;
+pub mod cpus;
 pub mod files;
 pub mod filesize;
+pub mod machine_peaks;
 pub mod order;
 pub mod plain;
 pub mod redact;

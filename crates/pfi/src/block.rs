@@ -283,6 +283,7 @@ impl<'de> postcard::de_flavors::Flavor<'de> for RecordBytes<'de> {
 }
 
 /// The next item in a payload.
+#[expect(clippy::large_enum_variant, reason = "one at a time, never kept")]
 pub(crate) enum Frame<'a> {
     Record(Record<'a>),
     /// A kind that this version does not know, or padding.

@@ -13,7 +13,7 @@ use crate::cli::args::{Args, Usage};
 use crate::cli::runner::peak::table;
 use crate::daemon::replace::replace;
 use crate::host::peaks::{self, MachineIdentity};
-use crate::host::target_state::cpu_ranges;
+use common::cpus;
 use runner::peak::{self, Effort, MachinePeaks};
 
 /// Measures, prints, and keeps.
@@ -45,11 +45,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Writes the file that recordings look for. Returns what to tell.
 fn keep(machine: &MachinePeaks, identity: &MachineIdentity, all: &Value) -> anyhow::Result<String> {
-    let cpus = machine.clusters.iter().flat_map(|c| &c.cpus).filter_map(|&cpu| u32::try_from(cpu).ok());
-    let mut measured: Vec<u32> = cpus.collect();
+    let used = machine.clusters.iter().flat_map(|c| &c.cpus).filter_map(|&cpu| u32::try_from(cpu).ok());
+    let mut measured: Vec<u32> = used.collect();
     common::order::by_key(&mut measured, |cpu| ((*cpu).into(), 0));
     measured.dedup();
-    let measured = cpu_ranges(measured.into_iter());
+    let measured = cpus::ranges(measured.into_iter());
     if measured != identity.online {
         let online = &identity.online;
         anyhow::bail!("this process may run on CPUs {measured} only, of {online} that are online");

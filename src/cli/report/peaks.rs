@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::host::peaks::{KeptPeaks, rates};
 use analysis::attribution::verdict::Peak;
+use common::machine_peaks::{MachinePeak, rates};
 
 /// `280,61` (GFLOP/s and GB/s), or the name of a file written by `profinfer doctor --peaks` or
 /// `ggml-runner peak --json`.
@@ -33,14 +33,14 @@ fn peaks(json: &Value) -> Option<Vec<Peak>> {
 }
 
 /// The same of rows that were read already; `None` if there are none.
-pub fn of_rows(rows: &[KeptPeaks]) -> Option<Vec<Peak>> {
+pub fn of_rows(rows: &[MachinePeak]) -> Option<Vec<Peak>> {
     let cluster = &rows.iter().find(|p| p.cluster == "all").or(rows.first())?.cluster;
     let giga = |mega: u64| mega as f64 / 1e3;
-    let peak = |p: &KeptPeaks| Peak {
-        threads: Some(p.rates.threads),
-        gb_per_s: giga(p.rates.read),
-        gflop_per_s: p.rates.f32.map(giga),
-        int8_gop_per_s: p.rates.int8.map(giga),
+    let peak = |p: &MachinePeak| Peak {
+        threads: Some(p.threads),
+        gb_per_s: giga(p.read),
+        gflop_per_s: p.f32.map(giga),
+        int8_gop_per_s: p.int8.map(giga),
     };
     Some(rows.iter().filter(|p| p.cluster == *cluster).map(peak).collect())
 }

@@ -2,8 +2,8 @@
 
 use crate::cli::args::{Args, Command, Flag, FlagGroup, Usage};
 use crate::cli::values::whole;
-use crate::host::target_state::cpu_ranges;
 use anyhow::Result;
+use common::cpus;
 use runner::peak::{self, ClusterPeaks, Effort, MachinePeaks, Peaks};
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -98,7 +98,7 @@ fn header(cluster: &ClusterPeaks) -> String {
 
 /// CPU numbers as ranges: `0-3,6`.
 fn list(cpus: &[usize]) -> String {
-    cpu_ranges(cpus.iter().filter_map(|&cpu| u32::try_from(cpu).ok()))
+    cpus::ranges(cpus.iter().filter_map(|&cpu| u32::try_from(cpu).ok()))
 }
 
 #[cfg(test)]

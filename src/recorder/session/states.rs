@@ -1,55 +1,17 @@
 //! Writes what the machine reaches, and what the targets may use of it: when a process is first seen at work, when a setting has changed, and
 //! at the end.
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Session;
 use super::output::notice;
 use crate::host::peaks;
-use crate::host::target_state::{ReadState, StateReader};
+use crate::host::target_state::ReadState;
 use crate::host::usage;
 use crate::recorder::recording::SessionObserver;
+use crate::recorder::watched_states::{WatchedState, next};
 use pfi::WriteError;
 use pfi::record::StateAt;
-
-/// Shortest interval between readings.
-const OFTEN: Duration = Duration::from_secs(1);
-/// Reading takes at most one in this many parts of the time.
-const SHARE: u32 = 1000;
-
-/// When something may be read again, given what it took.
-fn next(took: Duration) -> Instant {
-    Instant::now() + OFTEN.max(took.saturating_mul(SHARE))
-}
-
-/// A process, as last read.
-struct WatchedState {
-    state: ReadState,
-    /// When its memory in huge pages may be read again.
-    huge_at: Instant,
-}
-
-/// The targets' states.
-#[derive(Default)]
-pub(super) struct States {
-    reader: StateReader,
-    all: BTreeMap<u32, WatchedState>,
-    next: Option<Instant>,
-}
-
-impl States {
-    /// The processes.
-    pub fn pids(&self) -> impl Iterator<Item = u32> {
-        self.all.keys().copied()
-    }
-
-    fn read_huge(&self, pid: u32, state: &mut ReadState) -> Instant {
-        let begin = Instant::now();
-        self.reader.read_huge(pid, state);
-        next(begin.elapsed())
-    }
-}
 
 impl Session {
     /// Writes what this machine reaches, if it was measured before.

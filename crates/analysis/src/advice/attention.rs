@@ -1,6 +1,6 @@
 //! Attention without the fused operator takes a share that grows with the context.
 
-use super::{Advice, Confidence, RuleInput, pct};
+use super::rule::{Advice, Confidence, RuleInput, pct};
 
 /// From this share of the graphs' time on.
 const SHARE: f64 = 0.15;

@@ -1,6 +1,6 @@
 //! Fewer bytes of weights per token.
 
-use super::{Advice, Confidence, RuleInput, gain, pct};
+use super::rule::{Advice, Confidence, RuleInput, gain, pct};
 use crate::verdict::limit::NEAR;
 
 /// Types with more bits per weight than the smaller one, from `ggml_type_traits`: bytes per weight.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Advice, Gain};
+use super::data::{Advice, Gain};
 use crate::calls::Phase;
 use crate::report::Report;
 

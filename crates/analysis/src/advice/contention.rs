@@ -1,6 +1,6 @@
 //! Other programs have the CPUs while engine threads are runnable.
 
-use super::{Advice, Confidence, RuleInput, gain, pct, replayed};
+use super::rule::{Advice, Confidence, RuleInput, gain, pct, replayed};
 use crate::verdict::limit::{is_other, programs};
 
 /// Worth a line from this share of the threads' time on.

@@ -1,6 +1,7 @@
 //! Copies between backends take much of a call.
 
-use super::{Advice, Confidence, RuleInput, fallback, pct};
+use super::fallback;
+use super::rule::{Advice, Confidence, RuleInput, pct};
 use crate::offload::CopyRow;
 
 /// From this share of a call on.

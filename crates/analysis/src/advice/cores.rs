@@ -1,6 +1,6 @@
 //! Threads on slow cores of a machine with unequal ones: the fast ones wait for them at each barrier.
 
-use super::{Advice, Confidence, RuleInput};
+use super::rule::{Advice, Confidence, RuleInput};
 
 pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let p = r.main()?;

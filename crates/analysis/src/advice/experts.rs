@@ -1,6 +1,6 @@
 //! Experts that are read from storage again and again.
 
-use super::{Advice, Confidence, RuleInput, pct};
+use super::rule::{Advice, Confidence, RuleInput, pct};
 
 /// From this share of the experts' calls on.
 const SHARE: f64 = 0.05;

@@ -1,6 +1,6 @@
 //! Operators that fell back from a device to the CPU.
 
-use super::{Advice, Confidence, Gain, RuleInput, gain};
+use super::rule::{Advice, Confidence, Gain, RuleInput, gain};
 use crate::offload::{CpuNodes, FallbackReason, Offload};
 
 /// Share of a call that these nodes and what is around their splits must take.

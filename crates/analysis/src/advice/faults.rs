@@ -1,6 +1,6 @@
 //! Pages of the model are read from storage while it computes.
 
-use super::{Advice, Confidence, RuleInput, pct};
+use super::rule::{Advice, Confidence, RuleInput, pct};
 use crate::attribution::pass::MAJOR_FAULTS;
 use crate::verdict::facts::PhaseFacts;
 

@@ -1,6 +1,6 @@
 //! The device is idle in a few long gaps.
 
-use super::{Advice, Confidence, RuleInput, pct};
+use super::rule::{Advice, Confidence, RuleInput, pct};
 
 /// From this share of a call on.
 const SHARE: f64 = 0.15;

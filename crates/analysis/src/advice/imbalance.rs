@@ -1,6 +1,6 @@
 //! Threads of one team take unequally long.
 
-use super::{Advice, Confidence, RuleInput, pct};
+use super::rule::{Advice, Confidence, RuleInput, pct};
 use crate::verdict::limit::is_op;
 
 /// Slowest thread over the mean, weighted by time; and the share of the time at barriers.

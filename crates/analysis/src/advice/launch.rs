@@ -1,6 +1,6 @@
 //! The device waits for the host to enqueue.
 
-use super::{Advice, Confidence, DeviceWork, RuleInput, pct};
+use super::rule::{Advice, Confidence, DeviceWork, RuleInput, pct};
 use crate::verdict::facts::PhaseFacts;
 
 /// From this share of a call on, with the device idle while the host enqueues.

@@ -1,6 +1,6 @@
 //! Many small operators: a barrier after each costs more than the work.
 
-use super::{Advice, Confidence, RuleInput, pct};
+use super::rule::{Advice, Confidence, RuleInput, pct};
 use crate::attribution::verdict::Bound;
 
 /// From this share of the graphs' time on.

@@ -1,6 +1,6 @@
 //! More threads than CPUs: a thread that spins at a barrier takes the CPU from the one it waits for.
 
-use super::{Advice, Confidence, Gain, REPLAY_ERROR, RuleInput, gain, pct};
+use super::rule::{Advice, Confidence, Gain, REPLAY_ERROR, RuleInput, gain, pct};
 use crate::verdict::facts::PhaseFacts;
 use crate::verdict::limit::LimitKind;
 

@@ -1,6 +1,6 @@
 //! Weights in small pages, far from the memory ceiling.
 
-use super::{Advice, Confidence, RuleInput, pct};
+use super::rule::{Advice, Confidence, RuleInput, pct};
 
 /// Below this share of the ceiling, something other than bandwidth limits.
 const FAR: f64 = 0.5;

@@ -1,6 +1,6 @@
 //! A CPU quota of the control group: all threads stand still for the rest of each period.
 
-use super::{Advice, Confidence, RuleInput, gain, pct};
+use super::rule::{Advice, Confidence, RuleInput, gain, pct};
 use crate::verdict::limit::LimitKind;
 
 /// Share of periods that were cut short.
@@ -28,7 +28,7 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     )];
     actions.extend(whole.map(|n| format!("or -t {n}: fewer threads use up the quota later")));
     // Without the quota a call takes as long as its threads compute.
-    let replay = super::replayed(p);
+    let replay = super::rule::replayed(p);
     Some(Advice {
         rule: "cpu-quota",
         title: format!("raise the CPU quota{quota}, or use fewer threads"),

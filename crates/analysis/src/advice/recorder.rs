@@ -1,6 +1,6 @@
 //! The recorder itself slows the engine down.
 
-use super::{Advice, Confidence, RuleInput, gain, pct};
+use super::rule::{Advice, Confidence, RuleInput, gain, pct};
 
 /// From this share of the calls' time on.
 const SHARE: f64 = 0.02;

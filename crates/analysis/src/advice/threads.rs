@@ -1,6 +1,6 @@
 //! Fewer threads than CPUs, far from every ceiling.
 
-use super::{Advice, Confidence, RuleInput, pct};
+use super::rule::{Advice, Confidence, RuleInput, pct};
 
 /// Below this share of the ceiling another thread may help; and the least share of the time spent computing.
 const FAR: f64 = 0.6;

@@ -1,6 +1,6 @@
 //! The clock is below what the CPUs can do: governor, a thermal cap, or a limit set by hand.
 
-use super::{Advice, Confidence, RuleInput, gain};
+use super::rule::{Advice, Confidence, RuleInput, gain};
 
 /// A cap below this share of the CPUs' maximum counts.
 const CAPPED: f64 = 0.95;

@@ -1,6 +1,6 @@
 //! A CPU backend that does not use what the processor has.
 
-use super::{Advice, Confidence, RuleInput};
+use super::rule::{Advice, Confidence, RuleInput};
 
 /// Variants of the CPU backend (GGML_CPU_ALL_VARIANTS in ggml/src/CMakeLists.txt, b11669) from the poorest to the
 /// richest, by what the measured peak of the machine must have used for the variant to be too poor.

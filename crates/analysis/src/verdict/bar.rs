@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::attribution::parts::TimeParts;
-use crate::report::{OpTime, PhaseReport};
+use crate::report::data::{OpTime, PhaseReport};
 use crate::tables::ThreadRow;
 
 /// Shares of the time in calls, 0 to 1; those that are not null add up to 1. Within CPU graphs they are of the

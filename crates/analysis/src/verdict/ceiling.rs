@@ -1,28 +1,9 @@
 //! The speed that the machine allows for a model: a call takes no less time than memory needs to deliver its
 //! weights, and no less than the arithmetic units need for its products (the roofline model).
 
-use serde::Serialize;
-
+pub use super::data::SpeedCeiling;
 use super::facts::{PhaseFacts, WeightReads};
 use crate::attribution::verdict::Ceiling;
-
-/// The ceiling of a phase.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SpeedCeiling {
-    /// Null if the tokens of a call are not known.
-    pub tokens_per_s: Option<f64>,
-    /// Share of it that was reached, 0 to 1.
-    pub reached: f64,
-    /// `memory` or `compute`.
-    pub by: &'static str,
-    /// Of the peaks: `given`, `measured` on the machine, or `trace` (the best rate in the trace itself).
-    pub source: &'static str,
-    /// Per call: weights read, bytes; products, operations.
-    pub weight_bytes: f64,
-    pub operations: f64,
-    /// The peak that decides: 10^9 bytes or operations per second.
-    pub peak: f64,
-}
 
 /// A speed above this share of the ceiling means that the weights come from a cache, or that the peak is not this
 /// machine's.

@@ -13,7 +13,7 @@ use crate::describe::{is_leaf, op_name, source, tensor_bytes};
 use crate::idents::{Idents, OpKey};
 use crate::load::{HitTensors, Loaded};
 use crate::ops::OpTimes;
-use crate::report::{PhaseReport, Report};
+use crate::report::data::{PhaseReport, Report};
 use crate::tables::{OpRow, Reasons, ThreadRow, op_rows, thread_rows};
 use crate::target_state::TargetState;
 use ggml::backend_guid;

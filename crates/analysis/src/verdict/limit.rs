@@ -1,40 +1,10 @@
 //! What limits a phase, in words and with who or what.
 
-use serde::Serialize;
-
-use super::ceiling::SpeedCeiling;
+use super::data::SpeedCeiling;
+pub use super::data::{Limit, LimitKind};
 use super::facts::{PhaseFacts, VerdictFacts};
 use crate::attribution::interference::{InterferenceRow, THROTTLED, WAKING};
 use crate::tables::{GAPS_ROW, OpRow, WAIT_ROW};
-
-/// The kind of a limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LimitKind {
-    Memory,
-    Compute,
-    /// Other programs had the CPUs.
-    CpuContention,
-    /// The engine's own threads displaced each other.
-    Oversubscription,
-    /// The CPUs were idle while threads were runnable: a quota.
-    Throttling,
-    Barriers,
-    PageFaults,
-    Device,
-    /// Time in calls outside ops.
-    Gaps,
-    /// Computing, at no known limit.
-    Computing,
-}
-
-/// What limits a phase.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Limit {
-    pub kind: LimitKind,
-    /// A sentence without a full stop.
-    pub text: String,
-}
 
 /// From this share of the ceiling on, a run counts as limited by it.
 pub const NEAR: f64 = 0.5;

@@ -3,50 +3,19 @@
 
 pub mod bar;
 pub mod ceiling;
+pub mod data;
 pub mod facts;
 pub mod limit;
 pub mod machine;
 
-use serde::Serialize;
-
-use crate::advice::{self, Advice};
+pub use self::data::{PhaseVerdict, RunVerdict};
+use crate::advice;
 use crate::attribution::verdict::{Ceiling, Peak};
-use crate::calls::{Latency, Phase};
-use crate::report::Report;
-use bar::TimeBar;
+use crate::calls::Phase;
+use crate::report::data::Report;
 use ceiling::{NoCeiling, SpeedCeiling, ceiling};
 use facts::{FactInput, PhaseFacts, VerdictFacts};
-use limit::{Limit, limit};
-
-/// The verdict on a run.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct RunVerdict {
-    pub model: String,
-    /// Type of most of the weights; empty if not recorded.
-    pub quantisation: String,
-    /// Threads of the widest CPU graph; 0 if no graph was recorded.
-    pub threads: u32,
-    /// Backends that computed, the CPU's first.
-    pub backends: Vec<String>,
-    /// Decode first.
-    pub phases: Vec<PhaseVerdict>,
-    /// What limits the first of the phases; null if that is not known.
-    pub limit: Option<Limit>,
-    /// Largest predicted gain first; none if nothing is to be gained, or if the evidence is missing.
-    pub advice: Vec<Advice>,
-    /// What the verdict lacks, and how to record it.
-    pub missing: Vec<String>,
-}
-
-/// A phase in figures.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct PhaseVerdict {
-    pub phase: Phase,
-    pub tokens_per_s: Option<f64>,
-    pub latency: Option<Latency>,
-    pub ceiling: Option<SpeedCeiling>,
-    pub bar: Option<TimeBar>,
-}
+use limit::limit;
 
 /// Derives the verdict from a report and what it was made from. `peaks` are those of the machine, given or measured.
 pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> RunVerdict {
@@ -85,7 +54,7 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
 
 /// The best of all thread counts: what the machine can do, not what the run's threads can.
 fn machine_peak(report: &Report, peaks: &[Peak]) -> Option<Ceiling> {
-    let Some(first) = report.ceiling.as_ref() else { return None };
+    let first = report.ceiling.as_ref()?;
     let mut best = first.clone();
     for p in peaks.iter().filter(|_| first.source != "trace") {
         let most = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);

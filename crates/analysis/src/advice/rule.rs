@@ -1,0 +1,111 @@
+//! What rules look at, and what they share.
+
+pub use super::data::{Advice, Confidence, Gain};
+use crate::calls::Phase;
+use crate::kernels::DeviceTimes;
+use crate::offload::Offload;
+use crate::verdict::data::{Limit, PhaseVerdict};
+use crate::verdict::facts::{PhaseFacts, VerdictFacts};
+
+/// What rules look at.
+pub struct RuleInput<'r> {
+    pub facts: &'r VerdictFacts<'r>,
+    pub phases: &'r [PhaseVerdict],
+    pub limit: Option<&'r Limit>,
+}
+
+impl<'r> RuleInput<'r> {
+    /// The phase of most interest.
+    pub fn main(&self) -> Option<&'r PhaseFacts> {
+        self.facts.main()
+    }
+
+    /// What devices and the CPU beside them do in the phase of most interest; `None` if no device takes part.
+    pub fn devices(&self) -> Option<DeviceWork<'r>> {
+        let main = self.main()?;
+        let phase = self.facts.report.phases.iter().find(|p| p.phase == main.phase)?;
+        Some(DeviceWork { offload: phase.offload.as_ref()?, calls: phase.calls })
+    }
+
+    /// Times between submissions of a graph, of the ring with most of the target's own; `None` if none were recorded.
+    pub fn gaps(&self) -> Option<SubmissionGaps> {
+        let rings = &self.facts.report.submissions.as_ref()?.rings;
+        let ring = rings.iter().filter(|r| r.own > 0).max_by_key(|r| r.own)?;
+        let gaps = ring.gaps?;
+        let phases = || self.facts.report.phases.iter();
+        let work = phases().filter_map(|p| Some(DeviceWork { offload: p.offload.as_ref()?, calls: p.calls }));
+        let crossing = work.map(|w| w.crossing_ns()).fold(0, u64::saturating_add);
+        let calls = phases().map(|p| p.in_call_ns).fold(0, u64::saturating_add);
+        let all = (gaps.mean_ns * gaps.n as f64 - crossing as f64).max(0.0);
+        let share = all / calls.max(1) as f64;
+        let regular = gaps.p50_ns as f64 * 4.0 >= gaps.mean_ns;
+        Some(SubmissionGaps { share, regular, p50_ns: gaps.p50_ns, max_ns: gaps.max_ns })
+    }
+
+    /// The share of a measured ceiling that a phase reached; `None` without one.
+    pub fn reached(&self, phase: Phase) -> Option<f64> {
+        let top = self.phases.iter().find(|p| p.phase == phase)?.ceiling.as_ref()?;
+        (top.source != "trace").then_some(top.reached)
+    }
+}
+
+/// The work of one phase, with the number of its calls.
+pub struct DeviceWork<'r> {
+    pub offload: &'r Offload,
+    pub calls: u64,
+}
+
+impl<'r> DeviceWork<'r> {
+    /// The mean of a sum over the phase, by call and by graph.
+    pub fn a_call(&self, sum: u64) -> f64 {
+        sum as f64 / self.calls.max(1) as f64
+    }
+
+    pub fn a_graph(&self, sum: u64) -> f64 {
+        sum as f64 / self.offload.graphs.max(1) as f64
+    }
+
+    /// The busiest device of which times are known, with its name.
+    pub fn timed(&self) -> Option<(&'r str, &'r DeviceTimes)> {
+        let timed = self.offload.backends.iter().filter_map(|b| Some((&*b.backend, b.device.as_ref()?)));
+        timed.max_by_key(|(_, device)| device.busy_ns)
+    }
+
+    /// Time in which the device has nothing to do because the CPU computes, ns.
+    pub fn crossing_ns(&self) -> u64 {
+        let between = self.offload.crossings.iter().filter(|c| c.between > 0);
+        between.map(|c| c.around_ns().saturating_add(c.cpu_ns)).fold(0, u64::saturating_add)
+    }
+}
+
+/// Times between submissions of a graph, without those in which the CPU computes.
+pub struct SubmissionGaps {
+    /// Of the time in calls.
+    pub share: f64,
+    /// Many that are alike; otherwise a few long ones make up the sum.
+    pub regular: bool,
+    pub p50_ns: u64,
+    pub max_ns: u64,
+}
+
+/// A gain, if it is worth the work: at least 5 % even in the better case.
+pub fn gain(phase: Phase, now_ns: f64, then_ns: [f64; 2]) -> Option<Gain> {
+    let [fastest, slowest] = then_ns;
+    let gain = Gain { phase, least: (now_ns / slowest).max(1.0), most: now_ns / fastest };
+    (gain.most.is_finite() && gain.most >= 1.05).then_some(gain)
+}
+
+/// Whole percent.
+pub fn pct(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// Measured duration over the replay's: what replays of runs whose interferer was then removed left out or added
+/// (trials on two engines, 7 runs).
+pub const REPLAY_ERROR: [f64; 2] = [0.9, 1.4];
+
+/// The range of a call's duration without waits, ns.
+pub fn replayed(p: &PhaseFacts) -> Option<[f64; 2]> {
+    let ns = p.replay_call_ns()?;
+    Some(REPLAY_ERROR.map(|error| (ns * error).min(p.call_ns())))
+}

@@ -1,0 +1,84 @@
+//! The verdict's data: what `--json` has as `verdict`.
+
+use serde::Serialize;
+
+use super::bar::TimeBar;
+use crate::advice::data::Advice;
+use crate::calls::{Latency, Phase};
+
+/// The verdict on a run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct RunVerdict {
+    pub model: String,
+    /// Type of most of the weights; empty if not recorded.
+    pub quantisation: String,
+    /// Threads of the widest CPU graph; 0 if no graph was recorded.
+    pub threads: u32,
+    /// Backends that computed, the CPU's first.
+    pub backends: Vec<String>,
+    /// Decode first.
+    pub phases: Vec<PhaseVerdict>,
+    /// What limits the first of the phases; null if that is not known.
+    pub limit: Option<Limit>,
+    /// Largest predicted gain first; none if nothing is to be gained, or if the evidence is missing.
+    pub advice: Vec<Advice>,
+    /// What the verdict lacks, and how to record it.
+    pub missing: Vec<String>,
+}
+
+/// A phase in figures.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PhaseVerdict {
+    pub phase: Phase,
+    pub tokens_per_s: Option<f64>,
+    pub latency: Option<Latency>,
+    pub ceiling: Option<SpeedCeiling>,
+    pub bar: Option<TimeBar>,
+}
+
+/// The ceiling of a phase.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SpeedCeiling {
+    /// Null if the tokens of a call are not known.
+    pub tokens_per_s: Option<f64>,
+    /// Share of it that was reached, 0 to 1.
+    pub reached: f64,
+    /// `memory` or `compute`.
+    pub by: &'static str,
+    /// Of the peaks: `given`, `measured` on the machine, or `trace` (the best rate in the trace itself).
+    pub source: &'static str,
+    /// Per call: weights read, bytes; products, operations.
+    pub weight_bytes: f64,
+    pub operations: f64,
+    /// The peak that decides: 10^9 bytes or operations per second.
+    pub peak: f64,
+}
+
+/// The kind of a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitKind {
+    Memory,
+    Compute,
+    /// Other programs had the CPUs.
+    CpuContention,
+    /// The engine's own threads displaced each other.
+    Oversubscription,
+    /// The CPUs were idle while threads were runnable: a quota.
+    Throttling,
+    Barriers,
+    PageFaults,
+    Device,
+    /// Time in calls outside ops.
+    Gaps,
+    /// Computing, at no known limit.
+    Computing,
+}
+
+/// What limits a phase.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Limit {
+    pub kind: LimitKind,
+    /// A sentence without a full stop.
+    pub text: String,
+}
