@@ -292,11 +292,11 @@ mod tests {
         ticks.chunks(TICKS_CHUNK).enumerate().map(part).collect()
     }
 
-    /// What is written after these events, for groups that were enqueued at these times: (start, end), and the error.
-    fn written(
-        events: &[event::Ticks],
-        groups: &[u64],
-    ) -> (Option<Result<(), Untimed>>, Vec<(u64, u64)>, u64) {
+    /// What is found, start and end of each group, and the error.
+    type Found = (Option<Result<(), Untimed>>, Vec<(u64, u64)>, u64);
+
+    /// What is written after these events, for groups that were enqueued at these times.
+    fn written(events: &[event::Ticks], groups: &[u64]) -> Found {
         let mut enc = Encoder::new(Vec::new(), Default::default(), &sample::HEADER).expect("written");
         let mut ticks = DeviceTicks::default();
         events.iter().for_each(|e| ticks.event(e, Some(SPLIT.seq)));
