@@ -33,7 +33,7 @@ impl Untimed {
     pub const KINDS: usize = 6;
     pub const TEXTS: [&str; Self::KINDS] = [
         "the engine took another number of timestamps than it enqueued groups of nodes",
-        "the engine fetched timestamps more than once in a graph, as older versions do",
+        "the engine fetched timestamps more than once in a graph",
         "not all timestamps of a graph could be read",
         "how long a tick of the device is was told to the engine before the recording began: record it from its start",
         "devices of the engine have ticks of different lengths",
