@@ -80,7 +80,7 @@ pub struct Variables {
 }
 
 /// The variables that make ggml-vulkan take timestamps, and print them as seldom as it can; those that the environment
-/// has already stay. Versions before 2025-12 print a table for each graph.
+/// has already stay. Versions that do not know the second print a table for each graph.
 pub fn logger(environ: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, OsString)> {
     let variables = [("GGML_VK_PERF_LOGGER", "1"), ("GGML_VK_PERF_LOGGER_FREQUENCY", "1000000")];
     let unset = variables.into_iter().filter(|(name, _)| environ(name).is_none());

@@ -295,10 +295,7 @@ impl<W: Write> Drain<W> {
             }
             Event::Kernels(e) => self.kernels(e),
             Event::Batch(e) => self.batch(e),
-            Event::Ticks(e) => {
-                self.ticks(e);
-                Ok(())
-            }
+            Event::Ticks(e) => self.ticks(e),
             Event::Experts(e) => {
                 if let Some(graph) = self.graphs.seq_by_caller(e.h.tid) {
                     self.experts.take(graph, e);

@@ -33,7 +33,7 @@ impl Untimed {
     pub const KINDS: usize = 6;
     pub const TEXTS: [&str; Self::KINDS] = [
         "the engine took another number of timestamps than it enqueued groups of nodes",
-        "the engine fetched timestamps more than once in a graph, as older versions do",
+        "the engine fetched timestamps more than once in a graph",
         "not all timestamps of a graph could be read",
         "how long a tick of the device is was told to the engine before the recording began: record it from its start",
         "devices of the engine have ticks of different lengths",
@@ -292,11 +292,11 @@ mod tests {
         ticks.chunks(TICKS_CHUNK).enumerate().map(part).collect()
     }
 
-    /// What is written after these events, for groups that were enqueued at these times: (start, end), and the error.
-    fn written(
-        events: &[event::Ticks],
-        groups: &[u64],
-    ) -> (Option<Result<(), Untimed>>, Vec<(u64, u64)>, u64) {
+    /// What is found, start and end of each group, and the error.
+    type Found = (Option<Result<(), Untimed>>, Vec<(u64, u64)>, u64);
+
+    /// What is written after these events, for groups that were enqueued at these times.
+    fn written(events: &[event::Ticks], groups: &[u64]) -> Found {
         let mut enc = Encoder::new(Vec::new(), Default::default(), &sample::HEADER).expect("written");
         let mut ticks = DeviceTicks::default();
         events.iter().for_each(|e| ticks.event(e, Some(SPLIT.seq)));

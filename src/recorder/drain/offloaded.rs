@@ -167,13 +167,14 @@ impl<W: Write> Drain<W> {
     }
 
     /// The engine has fetched timestamps of a device, or was told the length of a tick.
-    pub(super) fn ticks(&mut self, e: &event::Ticks) {
+    pub(super) fn ticks(&mut self, e: &event::Ticks) -> Result<(), WriteError> {
         self.last_ts = e.h.ts;
         if let Some(shown) = self.shown(e.h.engine) {
             shown.ticks += u64::from(e.total > 0 && e.first == 0);
         }
         let split = self.calls.current(CallKind::Split, e.h.tid).map(|s| s.seq);
         self.ticks.event(e, split);
+        Ok(())
     }
 
     /// A split's call has returned: the times of its groups on the device, if the engine took them. Where a layer gives
