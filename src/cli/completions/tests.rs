@@ -3,7 +3,6 @@
 use super::parts::*;
 use super::*;
 use crate::cli::PROFINFER;
-use crate::cli::args::Flag;
 use crate::cli::help;
 use crate::cli::runner::RUNNER;
 
