@@ -77,12 +77,14 @@ impl Screen {
         self.keys.is_some()
     }
 
-    /// The last pressed key, if any.
-    pub fn key(&mut self) -> Option<u8> {
-        let keys = self.keys.as_mut().filter(|k| ready(k, PollFlags::IN))?;
+    /// The keys pressed since the last call. A key that sends a sequence of bytes, such as an arrow, is none.
+    pub fn pressed(&mut self) -> Vec<u8> {
         let mut pressed = [0; 64];
-        let n = keys.read(&mut pressed).ok()?;
-        pressed.get(..n)?.last().copied()
+        let keys = self.keys.as_mut().filter(|k| ready(k, PollFlags::IN));
+        let n = keys.and_then(|keys| keys.read(&mut pressed).ok()).unwrap_or(0);
+        let pressed = pressed.get(..n).unwrap_or_default();
+        let escape = 0x1b;
+        if pressed.contains(&escape) { Vec::new() } else { pressed.to_vec() }
     }
 }
 

@@ -425,20 +425,18 @@ impl Top {
     }
 
     fn keys(&mut self) {
-        let Some(key) = self.screen.as_mut().and_then(Screen::key) else { return };
-        match key.to_ascii_lowercase() {
-            b'q' => {
-                self.done = true;
-                return;
+        for key in self.screen.as_mut().map(Screen::pressed).unwrap_or_default() {
+            match key.to_ascii_lowercase() {
+                b'q' => self.done = true,
+                b'n' => self.live.show_next(),
+                b'p' => self.held = if self.held == Hold::No { Hold::Next } else { Hold::No },
+                b's' => self.order = self.order.next(),
+                b'f' => self.phase = self.phase.next(),
+                b'h' | b'?' => self.help = !self.help,
+                _ => continue,
             }
-            b'n' => self.live.show_next(),
-            b'p' => self.held = if self.held == Hold::No { Hold::Next } else { Hold::No },
-            b's' => self.order = self.order.next(),
-            b'f' => self.phase = self.phase.next(),
-            b'h' | b'?' => self.help = !self.help,
-            _ => return,
+            self.due = Instant::now();
         }
-        self.due = Instant::now();
     }
 }
 
