@@ -194,9 +194,10 @@ impl ModelShape {
 
     /// Operations of a token's products: on quantised weights (in 8-bit integers), and on others.
     pub fn flops_a_token(&self) -> (f64, f64) {
+        // A sum of no numbers would be -0.
         let of = |int8: bool| {
             let some = self.products.iter().filter(|p| (p.ty.block > 1) == int8);
-            some.map(|p| p.flops() * p.count as f64).sum()
+            some.fold(0.0, |sum, p| sum + p.flops() * p.count as f64)
         };
         (of(true), of(false))
     }

@@ -71,6 +71,8 @@ fn a_token_reads_all_matrices_and_one_row_of_the_table() {
     assert!(s.tensors.contains("blk.{L}.attn_q.bias"));
     assert_eq!(s.stored, u64::from((2 * (attention + up + down) + head + (1 + 2) * 64 * 4) as u32));
     assert_eq!((s.attended(100.0), s.widest()), (100.0, FF));
+    // Without any product of a kind: zero, not minus zero.
+    assert!(read(self::header("llama")).unwrap().flops_a_token().1.is_sign_positive());
 }
 
 #[test]
