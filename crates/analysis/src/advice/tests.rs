@@ -1,8 +1,9 @@
 //! The rules about devices, on runs made by hand; each beside one in which nothing is to be said.
 
 use super::*;
+use crate::calls::Phase;
 use crate::load::LoadProgress;
-use crate::offload::{CpuNodes, FallbackReason};
+use crate::offload::{CpuNodes, FallbackReason, Offload};
 use crate::report::{Report, ReportOptions, report};
 use pfi::record::*;
 use pfi::*;

@@ -148,7 +148,7 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
     }
     let graphs_a_call = (p.cpu_graphs + p.graphs_below_ops) as f64 / p.calls.max(1) as f64;
     let with_phase = loaded.cpu_graphs.iter().zip(&line.cpu_phase).filter(|(_, phase)| **phase == p.phase);
-    let threads = with_phase.map(|(g, _)| u32::from(g.n_threads)).max().unwrap_or(0);
+    let threads = with_phase.map(|(g, _)| g.n_threads).max().unwrap_or(0);
     let by_thread = thread_rows(times, why, p.phase);
     let device = device_ns(p);
     let weights = (device == 0).then(|| weights(input, p.phase)).flatten();

@@ -11,7 +11,6 @@ pub mod machine;
 pub use self::data::{PhaseVerdict, RunVerdict};
 use crate::advice;
 use crate::attribution::verdict::{Ceiling, Peak};
-use crate::calls::Phase;
 use crate::report::data::Report;
 use ceiling::{NoCeiling, SpeedCeiling, ceiling};
 use facts::{FactInput, PhaseFacts, VerdictFacts};
