@@ -386,6 +386,11 @@ fn a_service_level_goes_by_the_device() {
 }
 
 #[test]
+fn b3889() {
+    ends("vulkan-b3889");
+}
+
+#[test]
 fn b5640() {
     ends("vulkan-b5640");
 }
