@@ -20,6 +20,7 @@ const OTHERS: &[&str] = &[
     "ISA",
     "L",
     "LIST",
+    "MACHINE",
     "MODE",
     "N",
     "NAME:SHARE",

@@ -281,7 +281,8 @@ impl RecordArgs {
         let output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
         let options = settings(args)?;
         let target = target(args)?;
-        let options = opened(args, &target, options)?;
+        let (layers, logger) = super::gpu::sources(args, &target, options.capture.gpu)?;
+        let options = opened(args, &target, RecordOptions { layers, logger, ..options })?;
         Ok(Self {
             target,
             output,
@@ -347,8 +348,7 @@ fn opened(args: &Args, target: &Target, options: RecordOptions) -> anyhow::Resul
         Target::Command(_) => Caller::read(args)?.map(Caller::user).transpose()?,
         _ => None,
     };
-    let (layers, logger) = super::gpu::sources(args, target, options.capture.gpu)?;
-    Ok(RecordOptions { btf, user, layers, logger, ..options })
+    Ok(RecordOptions { btf, user, ..options })
 }
 
 /// Reads [`TARGET`], [`HOW`] and [`UNTIL`]; opens a type file, and looks up the user of a command.

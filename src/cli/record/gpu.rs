@@ -18,7 +18,8 @@ pub const FLAGS: FlagGroup = FlagGroup {
             .one_of::<GpuDetail>(),
         Flag::value("gpu-times", "SOURCE", "Where --gpu kernel takes the times of Vulkan from, for a started command")
             .default("layer")
-            .one_of::<VulkanTimes>(),
+            .one_of::<VulkanTimes>()
+            .cli_only(),
         Flag::value(
             "op-probe",
             "SYMBOL:ARG",
