@@ -31,6 +31,7 @@ pub mod html;
 pub mod install;
 mod manual;
 pub mod output;
+#[cfg(not(feature = "board"))]
 pub mod predict;
 pub mod program;
 pub mod reading;
@@ -133,6 +134,7 @@ const COMMANDS: &[&Command] = &[
     &control::STOP,
     &report::COMMAND,
     &advise::COMMAND,
+    #[cfg(not(feature = "board"))]
     &predict::COMMAND,
     #[cfg(not(feature = "board"))]
     &html::COMMAND,
@@ -156,7 +158,7 @@ const COMMANDS: &[&Command] = &[
 const ELSEWHERE: &[Elsewhere] = &[
     #[cfg(feature = "board")]
     Elsewhere {
-        names: &["html", "export", "dag", "stat", "diff"],
+        names: &["html", "export", "dag", "stat", "diff", "predict"],
         build: "for boards",
         hint: "copy the trace to another machine with a full build of profinfer",
     },

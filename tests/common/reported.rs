@@ -13,7 +13,7 @@ fn output(run: &Run, flags: &[&str]) -> Vec<u8> {
 }
 
 pub fn text(run: &Run) -> String {
-    String::from_utf8(output(run, &[])).expect("text")
+    String::from_utf8(output(run, &["--verbose"])).expect("text")
 }
 
 pub fn report(run: &Run) -> Value {

@@ -71,7 +71,7 @@ fn budgeted(budget: &str) -> Result<Run, String> {
 }
 
 fn report(run: &Run) -> String {
-    let out = common::run::run(profinfer().arg("report").arg(&run.trace));
+    let out = common::run::run(profinfer().args(["report", "--verbose"]).arg(&run.trace));
     assert!(out.status.success(), "{}", out.stderr);
     out.stdout
 }

@@ -52,7 +52,7 @@ fn of(report: &Value, key: &str) -> u64 {
 }
 
 fn text(run: &Run) -> String {
-    let out = profinfer().arg("report").arg(&run.trace).output().expect("it starts");
+    let out = profinfer().args(["report", "--verbose"]).arg(&run.trace).output().expect("it starts");
     String::from_utf8(out.stdout).expect("text")
 }
 
