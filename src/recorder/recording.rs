@@ -115,7 +115,7 @@ pub struct Summary {
     pub bytes: u64,
     /// Op hits.
     pub ops: u64,
-    /// Whether the engine was seen at work: any call, graph, op or phase of it, or an off-CPU thread.
+    /// Whether the engine was seen at work: any call, graph, op or phase of it.
     pub worked: bool,
     pub engines: usize,
     /// Exit code of the recorded command.

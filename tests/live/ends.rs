@@ -366,7 +366,11 @@ fn says_no_more_than_it_must() {
     let program = fixture!("modern");
     let said = record(&["--", program.to_str().expect("a path"), "-n", "200", "--op-ns", "20000"]);
     assert!(!said.stderr.contains(['\r', '\x1b']), "a status line without a terminal: {:?}", said.stderr);
-    assert!(said.stderr.lines().last().is_some_and(|l| l.contains("none lost")), "{}", said.stderr);
+    let lines: Vec<&str> = said.stderr.lines().collect();
+    let end = lines.iter().position(|l| l.contains("none lost")).expect("how it ended");
+    // The verdict follows, and nothing else.
+    assert!(end <= 1 && lines[end + 1].starts_with("Model "), "{}", said.stderr);
+    assert!(lines.last().is_some_and(|l| l.starts_with("Details ")), "{}", said.stderr);
     let quiet = record(&["-q", "--", program.to_str().expect("a path")]);
     quiet.seen().complete();
     assert_eq!(quiet.stderr, "");
