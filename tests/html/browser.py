@@ -114,7 +114,8 @@ def check(condition, what):
         sys.exit(what)
 
 
-CHARTS = """[...document.querySelectorAll('svg')].map((svg) => {
+# The scale of colours is part of the graph.
+CHARTS = """[...document.querySelectorAll('svg:not(.scale)')].map((svg) => {
   const box = svg.getBBox();
   const own = svg.getBoundingClientRect();
   const ids = (svg.getAttribute('aria-labelledby') || '').split(' ').filter(Boolean);
@@ -189,7 +190,7 @@ def graph(b):
     texts = "[...document.querySelectorAll('#dag .v')].map((t) => t.textContent).join('|')"
     seen = set()
     n = b.do("document.querySelector('#metric').options.length")
-    same(n, 7, "metrics")
+    same(n, 8, "metrics")
     first = b.do("document.querySelector('#metric').selectedIndex")
     was = (b.do(fills), b.do(texts))
     b.do("document.querySelector('#metric').focus()")

@@ -77,7 +77,7 @@ fn tools(out: &mut dyn Write, dag: &Dag, first: Metric) -> io::Result<()> {
     let [low, middle, high] = STOPS.map(|rgb| Colour::from(rgb).to_string());
     writeln!(
         out,
-        "<svg viewBox=\"0 0 240 10\" width=\"240\" height=\"10\" role=\"img\" aria-label=\"{}\"><defs><linearGradient \
+        "<svg class=\"scale\" viewBox=\"0 0 240 10\" width=\"240\" height=\"10\" role=\"img\" aria-label=\"{}\"><defs><linearGradient \
          id=\"scale\"><stop stop-color=\"{low}\"/><stop offset=\".5\" stop-color=\"{middle}\"/><stop offset=\"1\" \
          stop-color=\"{high}\"/></linearGradient></defs><rect width=\"240\" height=\"10\" fill=\"url(#scale)\"/></svg>",
         text("Colours from the lowest value, on the left, to the highest")
