@@ -77,12 +77,16 @@ fn pages_work_in_a_browser() {
             "tokens-decode",
             "dag",
             "roofline-chart",
+            "products-chart",
+            "growth-chart",
             "threads-chart",
             "experts-chart",
-            "activation-chart"
+            "activation-chart",
+            "reuse-chart"
         ])
     );
-    assert_eq!(charts("hostile.html"), json!(["time-bar", "tokens-decode", "dag", "threads-chart"]));
+    let hostile = ["time-bar", "tokens-decode", "dag", "products-chart", "threads-chart"];
+    assert_eq!(charts("hostile.html"), json!(hostile));
     assert_eq!(charts("gaps.html"), json!(["time-bar", "tokens-decode", "threads-chart"]));
     assert_eq!(charts("compare.html"), json!(["time-bar-a", "time-bar-b", "dag"]));
     assert_eq!(charts("long.html"), json!(["tokens-decode"]));

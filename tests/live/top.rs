@@ -303,6 +303,8 @@ fn keys_change_what_is_shown() {
         .env("TERM", "xterm")
         .env_remove("NO_COLOR");
     let mut child = on(&theirs, &mut top);
+    // It holds the terminal open, too.
+    drop(top);
     let mut text = String::new();
     let mut expect = |key: &str, wanted: &str| {
         use std::io::Write;
