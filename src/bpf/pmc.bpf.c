@@ -7,6 +7,7 @@
 #include "mini_vmlinux.h"
 #include <bpf/bpf_helpers.h>
 #include "event.h"
+#include "tracepoint.h"
 
 /* Set once between open and load (src/capture/pmc/follow.rs). */
 const volatile struct pmc_constants {
@@ -56,8 +57,8 @@ int switched(void *ctx)
 	__u32 cpu = bpf_get_smp_processor_id() + 1, next = 0;
 
 	if (bpf_probe_read_kernel(&next, 4, ctx + k.next_off))
-		return 0;
+		return PASS;
 	turn(bpf_get_current_pid_tgid(), cpu, true);
 	turn(next, cpu, false);
-	return 0;
+	return PASS;
 }

@@ -7,6 +7,7 @@
 #include "mini_vmlinux.h"
 #include <bpf/bpf_helpers.h>
 #include "event.h"
+#include "tracepoint.h"
 #include "process.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
@@ -17,12 +18,14 @@ int event_fork(void *ctx)
 	__u32 child = 0;
 
 	if (bpf_probe_read_kernel(&child, 4, ctx + k.child_off) || !child)
-		return 0;
-	return born(ctx, bpf_get_current_pid_tgid(), child);
+		return PASS;
+	born(ctx, bpf_get_current_pid_tgid(), child);
+	return PASS;
 }
 
 SEC("tracepoint/sched/sched_process_exit")
 int event_exit(void *ctx)
 {
-	return gone(ctx, bpf_get_current_pid_tgid());
+	gone(ctx, bpf_get_current_pid_tgid());
+	return PASS;
 }

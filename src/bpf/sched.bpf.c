@@ -11,6 +11,7 @@
 #include "mini_vmlinux.h"
 #include <bpf/bpf_helpers.h>
 #include "event.h"
+#include "tracepoint.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
@@ -217,7 +218,7 @@ int switches(void *ctx)
 	t = next ? bpf_map_lookup_elem(&threads, &next) : 0;
 	if (t)
 		comes(ctx, t, prev);
-	return 0;
+	return PASS;
 }
 
 /* Runs in the waker's context; the wakeup itself often does not. */
@@ -228,10 +229,10 @@ int waking(void *ctx)
 	struct ev_offcpu *t = bpf_map_lookup_elem(&threads, &tid);
 
 	if (!t)
-		return 0;
+		return PASS;
 	t->waker = bpf_get_current_pid_tgid();
 	bpf_get_current_comm(t->waker_comm, sizeof(t->waker_comm));
-	return 0;
+	return PASS;
 }
 
 SEC("tracepoint/sched/sched_wakeup")
@@ -241,13 +242,13 @@ int wakes(void *ctx)
 	struct ev_offcpu *t = bpf_map_lookup_elem(&threads, &tid);
 
 	if (!t)
-		return 0;
+		return PASS;
 	if (t->phase == PHASE_OFFCPU && !t->woken)
 		t->woken = bpf_ktime_get_ns();
 	/* Woken before it slept. */
 	if (t->phase == PHASE_ON)
 		t->waker = 0;
-	return 0;
+	return PASS;
 }
 
 SEC("tracepoint/task/task_newtask")
@@ -258,7 +259,7 @@ int begins(void *ctx)
 	__u64 flags = 0;
 
 	if (!bpf_map_lookup_elem(&targets, &tgid))
-		return 0;
+		return PASS;
 	tid = u32_at(ctx, k.new_pid_off);
 	bpf_probe_read_kernel(&flags, sizeof(flags), ctx + k.clone_flags_off);
 	fresh.h.kind = EV_OFFCPU;
@@ -266,7 +267,7 @@ int begins(void *ctx)
 	fresh.h.tgid = flags & CLONE_THREAD ? tgid : tid;
 	if (bpf_map_update_elem(&threads, &tid, &fresh, BPF_ANY))
 		bump(EV_KINDS + CNT_UNFOLLOWED);
-	return 0;
+	return PASS;
 }
 
 /* A new thread becomes runnable. By now its process is in `targets` if it is recorded. */
@@ -277,11 +278,11 @@ int wakes_new(void *ctx)
 	struct ev_offcpu *t = bpf_map_lookup_elem(&threads, &tid);
 
 	if (!t || t->phase != PHASE_UNBORN)
-		return 0;
+		return PASS;
 	tgid = t->h.tgid;
 	if (!bpf_map_lookup_elem(&targets, &tgid)) {
 		bpf_map_delete_elem(&threads, &tid);
-		return 0;
+		return PASS;
 	}
 	t->out = t->woken = bpf_ktime_get_ns();
 	t->cpu = bpf_get_smp_processor_id();
@@ -290,5 +291,5 @@ int wakes_new(void *ctx)
 	t->state = STATE_NEW;
 	t->io = t->fault = ANSWER_NO;
 	t->phase = PHASE_OFFCPU;
-	return 0;
+	return PASS;
 }

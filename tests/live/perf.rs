@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use common::endless::endless;
 use common::run::{Recorder, Run, Target, profinfer, record, signal_to, wait_until};
 use common::seen::Seen;
 use common::truth::{self, Node};
@@ -297,4 +298,19 @@ fn real_engines_are_recorded() {
         }
         assert_eq!(seen.all.tokens.len(), graphs.len(), "{name}: calls");
     }
+}
+
+/// Programs on a tracepoint decide whether perf events on it get the event.
+#[test]
+fn the_scheduler_s_events_reach_others_while_a_recorder_has_programs_on_them() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let target = endless(&program);
+    let pmc = ["--sched", "--pmc", "task-clock", "-p", &target.pid().to_string()];
+    let recorder = Recorder::start(&pmc);
+    let path = program.to_str().expect("UTF-8");
+    let other = record(&["--source", "perf", "--sched", "--", path, "-n", "200", "--op-ns", "20000"]).seen();
+    assert!(!other.all.causes.off_cpu.is_empty(), "its threads slept and woke");
+    let own = recorder.finish().seen();
+    assert!(!own.all.causes.off_cpu.is_empty(), "and so did these");
 }
