@@ -25,6 +25,7 @@ use self::setup::{header, roles, source};
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::pmc::Counters;
+use crate::capture::skel::types::ev_kind;
 use crate::capture::source::{CaptureOptions, GpuDetail, Source};
 use crate::capture::structure::{self, MAX_ENGINES, Reading};
 use crate::engine::discover::{self, DiscoverError, DiscoveredEngine};
@@ -581,7 +582,8 @@ impl Session {
             seen: event_stats.seen(),
             bytes: 0,
             ops: drain.shown.iter().map(|s| s.ops).sum(),
-            worked: drain.shown.iter().any(Shown::worked),
+            worked: drain.shown.iter().any(Shown::worked)
+                || self.options.sched_alone && drain.received[ev_kind::EV_OFFCPU.0 as usize] > 0,
             engines,
             status,
             missing,

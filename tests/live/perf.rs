@@ -311,6 +311,7 @@ fn the_scheduler_s_events_reach_others_while_a_recorder_has_programs_on_them() {
     let path = program.to_str().expect("UTF-8");
     let other = record(&["--source", "perf", "--sched", "--", path, "-n", "200", "--op-ns", "20000"]).seen();
     assert!(!other.all.causes.off_cpu.is_empty(), "its threads slept and woke");
+    recorder.signal(libc::SIGINT);
     let own = recorder.finish().seen();
     assert!(!own.all.causes.off_cpu.is_empty(), "and so did these");
 }

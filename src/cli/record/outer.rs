@@ -21,4 +21,6 @@ pub const FLAGS: FlagGroup = FlagGroup {
 pub fn read(args: &Args, options: &mut RecordOptions) {
     let by_default = options.level == Level::Op && !args.flag("no-sched");
     options.capture.sched = args.flag("sched") || by_default;
+    // As it is recorded by default, only a request for it tells that it is what is wanted.
+    options.sched_alone = args.on_line("sched");
 }

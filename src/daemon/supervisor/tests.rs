@@ -34,6 +34,7 @@ fn rule(name: &str) -> Rule {
         phases: false,
         layers: Vec::new(),
         logger: false,
+        sched_alone: false,
         source: BackendChoice::Auto,
         agent_cpu: AgentCpu::Any,
         op_end: OpEnd::Auto,
