@@ -128,7 +128,6 @@ def cases(tmp):
         ("2 threads by mask on 1 CPU, OpenMP", ["oversubscribed"], Run(omp(2), cpus="0"), Run(omp(1), cpus="0")),
         ("4 threads on 2 CPUs", ["oversubscribed"], Run(v5(4, n=24)), Run(v5(2))),
         ("a quota of 0.6 CPUs", ["cpu-quota"], Run(v5(2), group=quota), Run(v5(2))),
-        ("a quota, ggml-runner", ["cpu-quota"], Run(runner(q4, 2), group=quota), Run(runner(q4, 2))),
         ("a busy program on CPU 1", ["cpu-contention"], Run(v5(2), hog=1), Run(v5(2))),
         ("a busy program, ggml-runner", ["cpu-contention"], Run(runner(q4, 2), hog=1), Run(runner(q4, 2))),
         ("Q8_0 instead of Q4_0", ["fewer-bytes"], Run(v5(1, q8)), Run(v5(1, q4))),

@@ -333,7 +333,11 @@ mod tests {
             let options = settings(args).expect("they go together");
             format!(
                 "{:?}",
-                crate::recorder::recording::RecordOptions { command_line: String::new(), ..options }
+                crate::recorder::recording::RecordOptions {
+                    command_line: String::new(),
+                    sched_requested: false,
+                    ..options
+                }
             )
         };
         assert_eq!(options(&all), options(&Args::none(&RECORD)));

@@ -60,8 +60,8 @@ pub struct RecordOptions {
     pub layers: Vec<PathBuf>,
     /// Read the timestamps that an engine takes on a Vulkan device by itself; a started command is made to take them.
     pub logger: bool,
-    /// Off-CPU threads alone are worth a recording.
-    pub sched_alone: bool,
+    /// The scheduler was asked for: off-CPU threads alone are worth a recording, and perf events record it, too.
+    pub sched_requested: bool,
     pub source: BackendChoice,
     pub agent_cpu: AgentCpu,
     pub op_end: OpEnd,
@@ -117,7 +117,7 @@ pub struct Summary {
     pub bytes: u64,
     /// Op hits.
     pub ops: u64,
-    /// Whether the engine was seen at work: any call, graph, op or phase of it, or an off-CPU thread where [`RecordOptions::sched_alone`] says so.
+    /// Whether the engine was seen at work: any call, graph, op or phase of it, or an off-CPU thread if the scheduler was asked for.
     pub worked: bool,
     pub engines: usize,
     /// Exit code of the recorded command.

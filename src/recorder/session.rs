@@ -152,6 +152,8 @@ pub fn record(
     let flush_ns = options.flush.as_nanos() as u64;
     let cfg = EncoderConfig { flush_ns, ..EncoderConfig::default() };
     let mut enc = Encoder::new(out, cfg, &header(&options, &backend, &machine::read(), hit_ns))?;
+    // Perf events of the scheduler are of all threads of the machine: too many to be read by default.
+    options.capture.sched &= options.sched_requested || backend == CaptureBackend::Bpf;
     if options.capture.experts && backend != CaptureBackend::Bpf {
         options.capture.experts = false;
         let why = "only BPF programs can read them, probe events cannot";
@@ -583,7 +585,7 @@ impl Session {
             bytes: 0,
             ops: drain.shown.iter().map(|s| s.ops).sum(),
             worked: drain.shown.iter().any(Shown::worked)
-                || self.options.sched_alone && drain.received[ev_kind::EV_OFFCPU.0 as usize] > 0,
+                || self.options.sched_requested && drain.received[ev_kind::EV_OFFCPU.0 as usize] > 0,
             engines,
             status,
             missing,

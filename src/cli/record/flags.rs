@@ -404,7 +404,7 @@ fn options(args: &Args, streams: Streams) -> Result<RecordOptions, Usage> {
         phases: false,
         layers: Vec::new(),
         logger: false,
-        sched_alone: false,
+        sched_requested: false,
         source,
         agent_cpu,
         op_end,

@@ -10,7 +10,7 @@ pub const FLAGS: FlagGroup = FlagGroup {
         Flag::switch(
             "sched",
             "Record when and why threads are off-CPU (preempted, sleeping, waiting for a page or a device) \
-             and what ran instead [default with --level op]",
+             and what ran instead [default with --level op; not with perf events]",
         )
         .overrides("no-sched"),
         Flag::switch("no-sched", "Do not record the scheduler").overrides("sched"),
@@ -21,6 +21,5 @@ pub const FLAGS: FlagGroup = FlagGroup {
 pub fn read(args: &Args, options: &mut RecordOptions) {
     let by_default = options.level == Level::Op && !args.flag("no-sched");
     options.capture.sched = args.flag("sched") || by_default;
-    // As it is recorded by default, only a request for it tells that it is what is wanted.
-    options.sched_alone = args.on_line("sched");
+    options.sched_requested = args.flag("sched");
 }

@@ -34,7 +34,7 @@ fn rule(name: &str) -> Rule {
         phases: false,
         layers: Vec::new(),
         logger: false,
-        sched_alone: false,
+        sched_requested: false,
         source: BackendChoice::Auto,
         agent_cpu: AgentCpu::Any,
         op_end: OpEnd::Auto,

@@ -209,7 +209,7 @@ impl PassInput<'_, '_> {
             let (time, wait) = edges.times(&slice);
             let (time, wait) = (time.unwrap_or(0), wait.unwrap_or(0));
             let mut parts = TimeParts::default();
-            let mut spun = false;
+            let mut preempted = false;
             match &mut cursor {
                 None => parts.unknown_ns = time.saturating_add(wait),
                 Some(cursor) => {
@@ -224,7 +224,7 @@ impl PassInput<'_, '_> {
                             *hit = hit.saturating_add(p.ns);
                         }
                     });
-                    spun = parts.preempted_ns > 0 && parts.idle_ns == 0;
+                    preempted = parts.preempted_ns > 0 && parts.idle_ns == 0;
                     parts.barrier_ns = cursor.lay(end, end.saturating_add_unsigned(wait), |p| {
                         *parts.off(p.kind) += p.ns;
                         parts.off_cpu_in_barrier_ns += p.ns;
@@ -234,7 +234,7 @@ impl PassInput<'_, '_> {
             let values = told.at(self.counters, at);
             let known = plan.positions.get_mut(at as usize);
             if known.is_some() {
-                let computing = cursor.is_some().then(|| ComputingSample::of(parts.computing_ns, spun));
+                let computing = cursor.is_some().then(|| ComputingSample::of(parts.computing_ns, preempted));
                 calls.add(at as usize, run.ith, (time, computing), values);
             }
             for cause in [known.unwrap_or(&mut plan.beyond), &mut *thread] {

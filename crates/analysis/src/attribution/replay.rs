@@ -21,6 +21,10 @@ pub fn waits_inside(op: &str) -> bool {
     op.starts_with("MUL_MAT") || op.starts_with("FLASH_ATTN_EXT")
 }
 
+/// Shortest time on a CPU in which a thread may have spun until it was preempted, ns: the scheduler lets it run for at
+/// least a tick, mostly for several.
+const SPIN_NS: u64 = 1_000_000;
+
 /// Time on a CPU in an op of a graph, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ComputingSample {
@@ -28,14 +32,14 @@ pub struct ComputingSample {
     pub least: u64,
     pub most: u64,
     pub sum: u64,
-    /// A thread was preempted in it and never slept: it may have been spinning.
+    /// A thread was preempted in it after a long time and never slept: it may have been spinning.
     pub spun: bool,
 }
 
 impl ComputingSample {
-    /// Of one thread.
-    pub fn of(ns: u64, spun: bool) -> ComputingSample {
-        ComputingSample { least: ns, most: ns, sum: ns, spun }
+    /// Of one thread. `preempted`: it was, and it never slept.
+    pub fn of(ns: u64, preempted: bool) -> ComputingSample {
+        ComputingSample { least: ns, most: ns, sum: ns, spun: preempted && ns >= SPIN_NS }
     }
 
     /// Of another thread, too.
@@ -162,7 +166,7 @@ mod tests {
         let mut all = ComputingSamples::default();
         for _ in 0..8 {
             // One thread computes almost all of the first op while the other sleeps; in the second, one spins.
-            let graph = [pair((400, 10), false), pair((300, 4000), true)];
+            let graph = [pair((400, 10), true), pair((4_000_000, 300), true)];
             all.graph(graph.into_iter().enumerate());
         }
         assert_eq!(all.crowded(|_| true), Some(CrowdedWork { calm: 410.0, spun: 300.0 }));
