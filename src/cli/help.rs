@@ -1,6 +1,6 @@
 //! Formats `--help` from a program's tables.
 //!
-//! [`super::manual`] and [`super::completions`] are made of the same tables.
+//! `manual.rs` and `completions.rs` are made of the same tables.
 
 use super::args::{Argument, Choices, Command, Flag, FlagGroup};
 use super::program::Program;

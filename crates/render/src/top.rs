@@ -1,6 +1,6 @@
 //! Renders the text display of `profinfer top`: the state of a recording.
 //!
-//! Each line of the head is made by one function of [`head`], which says nothing where nothing is known: to add a line,
+//! Each line of the head is made by one function of `head.rs`, which says nothing where nothing is known: to add a line,
 //! add a function there.
 
 mod head;

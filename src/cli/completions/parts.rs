@@ -6,8 +6,22 @@ use crate::cli::program::Program;
 
 /// Placeholders of files, whether they are read or written.
 const FILES: &[&str] = &[
-    "A", "B", "BINARY", "CSV", "FILE", "JSON", "MODEL", "NEW", "OTHER", "OUT", "PATH", "PEAK", "PEAKS",
-    "TRACE", "TRUTH",
+    "A",
+    "B",
+    "BINARY",
+    "CSV",
+    "FILE",
+    "JSON",
+    "MODEL",
+    "MODEL.gguf",
+    "NEW",
+    "OTHER",
+    "OUT",
+    "PATH",
+    "PEAK",
+    "PEAKS",
+    "TRACE",
+    "TRUTH",
 ];
 
 /// What can be completed in the place of a value.
