@@ -20,7 +20,7 @@ pub enum Role {
     Dispatch,
     /// The program writes a batch for an NPU, or reads a response.
     Batch,
-    /// The program fetches a device's timestamps, or is told the length of a tick.
+    /// The program fetches a device's timestamps, or queries `timestampPeriod`.
     Ticks,
     Phase,
     /// The program waits for a device.
@@ -248,7 +248,7 @@ pub const GRAPH_LAUNCHES: [&str; 2] = ["cudaGraphLaunch", "cudaGraphLaunch_ptsz"
 /// Functions of libcdsprpc (dspqueue.h) by which ggml-hexagon writes batches and reads their responses.
 pub const BATCHES: [&str; 2] = ["dspqueue_write", "dspqueue_read"];
 
-/// Functions of Vulkan (vulkan_core.h) by which a program fetches timestamps and is told how long a tick is.
+/// Functions of Vulkan (vulkan_core.h) that fetch timestamps and return `timestampPeriod`.
 pub const TICKS: [&str; 4] = [
     "vkGetQueryPoolResults",
     "vkGetPhysicalDeviceProperties",

@@ -127,7 +127,7 @@ impl Kernels {
         self.layered.contains(&tgid)
     }
 
-    /// An engine has taken the timestamps of a split with so many groups of nodes by itself; why they have no times.
+    /// The engine took timestamps of a split by itself, and they give no times: the number of groups of nodes, and why.
     pub fn logged(&mut self, groups: u64, why: Option<Untimed>) {
         match why.and_then(|why| self.unlogged.get_mut(why as usize)) {
             Some(lost) => *lost += groups,

@@ -217,7 +217,7 @@ pub fn executed(loaded: &Loaded<'_>, idents: &Idents, graphs: &HashSet<u64>) -> 
     by_backend.into_iter().map(|(name, kernels)| (name, times(loaded, idents, kernels))).collect()
 }
 
-/// A gap of at least one part of so many in its graph's time is long.
+/// A gap is long from 1/`LONG_PART` of its graph's time on.
 const LONG_PART: u64 = 10;
 
 /// How long the device waited for this kernel to be submitted while the host was in the call of its split.

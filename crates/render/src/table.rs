@@ -164,7 +164,7 @@ impl Table {
     }
 }
 
-/// A cell of [`Table::csv`]; `-` stands for no value.
+/// A cell of [`Table::csv`]; `-` means that there is no value.
 fn csv_cell(cell: &str) -> String {
     if cell == "-" { String::new() } else { csv_text(cell) }
 }

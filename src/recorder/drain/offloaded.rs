@@ -166,7 +166,7 @@ impl<W: Write> Drain<W> {
         self.kernels.write(e, &mut self.enc)
     }
 
-    /// The engine has fetched timestamps of a device, or was told the length of a tick.
+    /// The engine has fetched timestamps of a device, or queried `timestampPeriod`.
     pub(super) fn ticks(&mut self, e: &event::Ticks) -> Result<(), WriteError> {
         self.last_ts = e.h.ts;
         if let Some(shown) = self.shown(e.h.engine) {

@@ -13,7 +13,7 @@ const KEPT: usize = 128;
 const ALONE: f64 = 0.25;
 /// Rank of the time of an op that one thread computes: waits inside it make it longer, never shorter.
 const LOW: f64 = 0.25;
-/// One in so many graphs without a spinning thread is enough to know an op's work.
+/// An op's work is known if no thread spun in at least one of this many graphs.
 const CALM: usize = 4;
 
 /// Whether all threads compute an op, with a barrier inside it (`ggml_barrier` in ggml/src/ggml-cpu, b11669).
