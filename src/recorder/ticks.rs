@@ -35,7 +35,7 @@ impl Untimed {
         "the engine took another number of timestamps than it enqueued groups of nodes",
         "the engine fetched timestamps more than once in a graph",
         "not all timestamps of a graph could be read",
-        "how long a tick of the device is was told to the engine before the recording began: record it from its start",
+        "the engine queried the device's timestampPeriod before the recording began: record it from its start",
         "devices of the engine have ticks of different lengths",
         "the timestamps span more than the call in which they were taken",
     ];

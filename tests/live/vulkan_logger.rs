@@ -183,5 +183,5 @@ fn an_engine_that_runs_already_has_told_its_ticks() {
     let seen = run.seen();
     let told = seen.all.causes.features.iter().find(|f| f.name == "device kernels").expect("told");
     assert_eq!(told.state, Availability::None, "{}", told.why);
-    assert!(told.why.contains("how long a tick of the device is"), "{}", told.why);
+    assert!(told.why.contains("timestampPeriod before the recording began"), "{}", told.why);
 }
