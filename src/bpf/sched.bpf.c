@@ -134,6 +134,19 @@ static __always_inline __u64 ran(void)
 }
 
 /*
+ * Sends an interval once an engine was found in the process: until then there are no operators
+ * whose time it could explain, and a service that needs long to find them would fill the buffer.
+ */
+static __always_inline void tell(void *ctx, struct ev_offcpu *t)
+{
+	__u32 tgid = t->h.tgid;
+	struct proc *p = bpf_map_lookup_elem(&targets, &tgid);
+
+	if (p && p->engines)
+		send(ctx, &t->h, sizeof(*t));
+}
+
+/*
  * The calling thread is switched out, but its switch-in was not seen: the kernel skips our programs
  * where it interrupts BPF's own work, and may hide a task from tracing. The switch-in was as long
  * ago as the thread has run since it was last switched out.
@@ -151,7 +164,7 @@ static __always_inline void came_unseen(void *ctx, struct ev_offcpu *t, __u64 no
 	t->h.ts = now - (since < now - t->out ? since : now - t->out);
 	t->from = 0;
 	t->to_cpu = bpf_get_smp_processor_id();
-	send(ctx, &t->h, sizeof(*t));
+	tell(ctx, t);
 	t->waker = 0;
 }
 
@@ -197,7 +210,7 @@ static __always_inline void comes(void *ctx, struct ev_offcpu *t, __u32 prev)
 		t->from = prev;
 		t->to_cpu = bpf_get_smp_processor_id();
 		bpf_get_current_comm(t->from_comm, sizeof(t->from_comm));
-		send(ctx, &t->h, sizeof(*t));
+		tell(ctx, t);
 	} else if (t->phase == PHASE_ON || t->phase == PHASE_UNBORN) {
 		missed();
 	}

@@ -53,6 +53,8 @@ pub fn price(backend: &CaptureBackend) -> Result<f64, SchedCostError> {
     source.add_target(std::process::id());
     let before = round(&mut *source)?;
     source.start()?;
+    // Only intervals of processes with an engine are sent.
+    source.admit(std::process::id(), 0);
     if let Some(none) = source.scheduler().filter(|s| s.state == Availability::None) {
         return Err(SchedCostError::Unwatched(none));
     }

@@ -435,6 +435,6 @@ mod tests {
         let reader = StateReader::default();
         let state = reader.read(std::process::id());
         assert!(!state.affinity.is_empty() && !state.online.is_empty(), "{state:?}");
-        assert!(state.numbers.resident > Some(0) && state.numbers.minor_faults > Some(0), "{state:?}");
+        assert!(state.numbers.resident > Some(0) && state.numbers.minor_faults.is_some(), "{state:?}");
     }
 }

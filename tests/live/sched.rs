@@ -18,8 +18,9 @@ use common::seen::Seen;
 use common::{fixture, live, model, runner, skip};
 use pfi::record::{Availability, OffCpu, SourceKind, Tristate};
 
-/// `OffCpu.state`: runnable; not interruptible by a signal; not run before.
+/// `OffCpu.state`: runnable; asleep; not interruptible by a signal; not run before.
 const PREEMPTED: u8 = 0;
+const INTERRUPTIBLE: u8 = 1;
 const UNINTERRUPTIBLE: u8 = 2;
 const NEW: u8 = 255;
 
@@ -378,6 +379,22 @@ fn new_threads_are_followed_from_birth() {
     for options in WAYS {
         newborn(&program, options);
     }
+}
+
+/// What happens before an engine is found explains no operator: a shell and its commands are not followed, and the
+/// engine that the shell becomes is.
+#[test]
+fn before_an_engine_is_found_nothing_is_recorded() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let script = format!("sleep 0.1; sleep 0.1; exec {} -n 20 -t 4 --op-ns 5000", program.display());
+    let run = record(&["--sched", "--", "sh", "-c", &script]);
+    let (seen, said) = (run.seen(), run.said());
+    sound(&seen, said["pid"].as_u64().expect("a pid") as u32);
+    let long = |r: &&OffCpu| r.state == INTERRUPTIBLE && r.dur > 50_000_000;
+    let asleep: Vec<_> = seen.all.causes.off_cpu.iter().filter(long).collect();
+    assert!(asleep.is_empty(), "times away of a shell that waits for its commands: {asleep:?}");
+    assert!(!seen.all.causes.off_cpu.is_empty(), "times away of the engine");
 }
 
 /// Weights that are not in memory: the threads that touch them wait for a device inside a page fault.

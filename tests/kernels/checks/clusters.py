@@ -15,7 +15,7 @@ END
 profinfer record -o /tmp/none.pfi -- sh /tmp/engine 2>/dev/null || true
 profinfer record -o /tmp/run.pfi -- ggml-runner run -m /tmp/m.gguf -p 8 -n 4 -t 2 --no-warmup --no-roofline >/dev/null
 profinfer report --json /tmp/run.pfi >report.json
-profinfer report /tmp/run.pfi >report.txt
+profinfer report --verbose /tmp/run.pfi >report.txt
 ggml-runner peak -t 1 --json >peak.json
 """
 
