@@ -115,12 +115,13 @@ def poor_variant(tmp):
 
 
 def cases(tmp):
-    """(name, the rules that name the planted cause, the bad run, the run as advised)"""
+    """(name, the rules that name the planted cause, the bad run, the run as advised[, the phase, else decode])"""
     q4, q8 = "llama1b-L4-q4_0", "llama1b-L4-q8_0"
     quota = (CPU_GROUPS, [("cpu.cfs_period_us", 100000), ("cpu.cfs_quota_us", 60000)])
     size = os.path.getsize(model(q4))
     little = (MEMORY_GROUPS, [("memory.limit_in_bytes", int(size * 0.7))])
     v5, omp = (lambda t, m=q4, n=48: llama("v0.5.0", m, t, n)), (lambda t: llama("b11549", q4, t, 24))
+    long = lambda flash: llama("v0.5.0", q4, 1, 48, 2000) + ["--flash", str(flash)]
     poor = v5(1)
     poor[2] = poor_variant(tmp)
     return [
@@ -131,6 +132,7 @@ def cases(tmp):
         ("a busy program on CPU 1", ["cpu-contention"], Run(v5(2), hog=1), Run(v5(2))),
         ("a busy program, ggml-runner", ["cpu-contention"], Run(runner(q4, 2), hog=1), Run(runner(q4, 2))),
         ("Q8_0 instead of Q4_0", ["fewer-bytes"], Run(v5(1, q8)), Run(v5(1, q4))),
+        ("flash attention off, 2000 tokens", ["attention"], Run(long(0)), Run(long(1)), "prefill"),
         ("less memory than the model", ["major-faults"], Run(v5(1, n=4), group=little, cold=model(q4)), Run(v5(1))),
         ("CPU backend of 2011", ["cpu-variant"], Run(poor), Run(v5(1))),
     ]
@@ -154,18 +156,23 @@ def verdict(path, *more):
     return json.loads(done.stdout)
 
 
+def speed(found, phase):
+    """Tokens per second of a phase."""
+    return next(p["tokens_per_s"] for p in found["phases"] if p["phase"] == phase)
+
+
 def one_case(tmp, env, case, rounds):
     """(whether the first advice is the planted cause, whether the gain is in range or none was promised)"""
-    name, rules, bad, good = case
+    name, rules, bad, good, phase = (*case, "decode")[:5]
     found = []
     for i in range(rounds):
         a, b = tmp.file("bad.pfi"), tmp.file("good.pfi")
         bad.record(a, env)
         good.record(b, env)
-        advice = verdict(a)["advice"]
-        first = advice[0]["rule"] if advice else "none"
-        check = verdict(a, "--check", b) if advice else None
-        found.append((check["measured"] if check else 0.0, first, check))
+        before, after = verdict(a), verdict(b)
+        first = before["advice"][0]["rule"] if before["advice"] else "none"
+        check = verdict(a, "--check", b) if before["advice"] else None
+        found.append((speed(after, phase) / speed(before, phase), first, check))
     found.sort(key=lambda f: f[0])
     measured, first, check = found[len(found) // 2]
     named = sum(f[1] in rules for f in found)

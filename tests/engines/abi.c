@@ -17,12 +17,12 @@
 /* Taken from llama_context_default_params and llama_model_default_params of each engine, and
  * from the public llama.h of the release. */
 static const struct era ERAS[] = {
-    {"b3889", 120, 64, 0, 16, 20, 72, 100, 160, 240, 256, 264},
-    {"b4753", 120, 64, 8, 16, 20, 72, 100, 152, 232, 248, 256},
-    {"b5640", 120, 72, 16, 16, 20, 72, 115, 152, 232, 248, 256},
-    {"b8121", 136, 72, 16, 16, 20, 72, 114, 152, 232, 248, 256},
-    {"v0.5.0", 160, 80, 16, 28, 32, 88, 130, 152, 232, 248, 256},
-    {"b11549", 168, 80, 16, 28, 32, 88, 138, 152, 232, 248, 256},
+    {"b3889", 120, 64, 0, 16, 20, 72, 100, 160, 240, 256, 264, 0, 0},
+    {"b4753", 120, 64, 8, 16, 20, 72, 100, 152, 232, 248, 256, 0, 0},
+    {"b5640", 120, 72, 16, 16, 20, 72, 115, 152, 232, 248, 256, 0, 0},
+    {"b8121", 136, 72, 16, 16, 20, 72, 114, 152, 232, 248, 256, 36, 65},
+    {"v0.5.0", 160, 80, 16, 28, 32, 88, 130, 152, 232, 248, 256, 52, 28},
+    {"b11549", 168, 80, 16, 28, 32, 88, 138, 152, 232, 248, 256, 0, 0},
 };
 enum { N_CTX = 0, N_BATCH = 4, N_UBATCH = 8 }; /* llama_context_params, all eras */
 
@@ -196,6 +196,10 @@ void engine_load(struct engine *g, const struct settings *s) {
     struct params p;
     defaults("llama_model_default_params", &p);
     put_u32(&p, e->n_gpu_layers, (uint32_t)s->gpu_layers);
+    if (s->no_mmap) {
+        check(e->mmap && p.b[e->mmap] == 1, e, "mapping the model is not its default, or not in this table");
+        p.b[e->mmap] = 0;
+    }
     void *(*load)(const char *, struct params) =
         either("llama_model_load_from_file", "llama_load_model_from_file");
     g->model = load(s->model, p);
@@ -208,6 +212,11 @@ void engine_load(struct engine *g, const struct settings *s) {
     put_u32(&p, e->n_threads, (uint32_t)s->threads);
     put_u32(&p, e->n_threads_batch, (uint32_t)s->threads);
     p.b[e->no_perf] = 0;
+    if (s->flash >= 0) {
+        check(e->flash && get_u32(&p, e->flash) == UINT32_MAX, e,
+              "flash attention is not chosen by itself, or not in this table");
+        put_u32(&p, e->flash, (uint32_t)s->flash);
+    }
     if (s->observe) {
         put_ptr(&p, e->cb_eval, (void *)s->observe);
         put_ptr(&p, e->cb_eval + 8, s->observe_user);

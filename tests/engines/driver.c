@@ -239,6 +239,8 @@ static void usage(FILE *f) {
           "  --ids 1,2,3       this prompt instead, then -n tokens greedily: prints their ids\n"
           "  --logits FILE     with --ids: the logits of the prompt's last token, as floats\n"
           "  --gpu-layers N    layers that a device computes (0)\n"
+          "  --flash 0|1       flash attention off or on, instead of as the engine chooses\n"
+          "  --no-mmap         read the model into memory instead of mapping its file\n"
           "  --draft GGUF      a second model proposes 4 tokens each of -n times, the first decodes them at "
           "once\n"
           "  --free            free the context at the end, for what an engine writes only then\n"
@@ -283,6 +285,8 @@ enum {
     IDS,
     LOGITS,
     GPU_LAYERS,
+    FLASH,
+    NO_MMAP,
     DRAFT,
     FREE,
     EXIT,
@@ -312,6 +316,8 @@ static const struct option LONG[] = {
     {"ids", 1, 0, IDS},
     {"logits", 1, 0, LOGITS},
     {"gpu-layers", 1, 0, GPU_LAYERS},
+    {"flash", 1, 0, FLASH},
+    {"no-mmap", 0, 0, NO_MMAP},
     {"draft", 1, 0, DRAFT},
     {"free", 0, 0, FREE},
     {"exit", 0, 0, EXIT},
@@ -321,7 +327,7 @@ static const struct option LONG[] = {
 };
 
 static void parse(int argc, char **argv) {
-    opt = (struct options){.set = {.threads = 1}, .n_prompt = 32, .n_decode = 16, .repeat = 1};
+    opt = (struct options){.set = {.threads = 1, .flash = -1}, .n_prompt = 32, .n_decode = 16, .repeat = 1};
     for (int c; (c = getopt_long(argc, argv, "p:n:t:", LONG, NULL)) != -1;) {
         switch (c) {
         case ENGINE: opt.set.engine = optarg; break;
@@ -345,6 +351,8 @@ static void parse(int argc, char **argv) {
         case IDS: read_ids(optarg); break;
         case LOGITS: opt.logits = optarg; break;
         case GPU_LAYERS: opt.set.gpu_layers = int_arg(optarg, 0); break;
+        case FLASH: opt.set.flash = int_arg(optarg, 0) > 0; break;
+        case NO_MMAP: opt.set.no_mmap = true; break;
         case DRAFT: opt.draft = optarg; break;
         case FREE: opt.free = true; break;
         case EXIT: opt.exit = true; break;

@@ -9,7 +9,7 @@ use analysis::report::{Report, ReportOptions, report};
 use analysis::verdict::RunVerdict;
 use analysis::verdict::limit::LimitKind;
 use pfi::Trace;
-use pfi::record::{Availability, Module, Peaks, StateAt, TargetState};
+use pfi::record::{Availability, Module, OffCpu, Peaks, StateAt, TargetState};
 use synth_trace::causes::*;
 use synth_trace::*;
 
@@ -196,6 +196,46 @@ fn a_program_in_the_way_is_named_with_the_gain_of_its_end() {
     assert_eq!(v.limit.as_ref().unwrap().kind, LimitKind::CpuContention);
     let text = text(&r);
     assert!(text.contains("Limit      CPU contention: hog"), "{text}");
+}
+
+/// Both threads on CPU 0, which they take from each other, although they may use CPU 1, where a program was seen.
+#[test]
+fn threads_kept_off_a_cpu_they_may_use_are_told_from_too_many() {
+    let with = |affinity, cpu, seen: bool| {
+        let mut s = begin(Spec::default());
+        s.cpu = cpu;
+        for _ in 0..CALLS {
+            let first = s.now + 3 * LEAD;
+            s.call(1, |_, ith: u16| if ith == 0 { 10 * OP } else { OP });
+            for p in 0..POSITIONS {
+                let away = preempted(0, start_of(first, p, |_| 10 * OP) + 1000, 9 * OP);
+                s.enc.off_cpu(&OffCpu { by: TID + 1, from: TID + 1, ..away }).unwrap();
+            }
+            if seen {
+                s.enc.off_cpu(&preempted(1, first as i64 + 1000, 10)).unwrap();
+            }
+        }
+        states(&mut s, |_, state| TargetState { affinity, ..state });
+        of(end(s))
+    };
+    let together: fn(u64, usize, u16) -> Option<u16> = |_, _, _| Some(0);
+    let r = with("0-1", together, true);
+    let v = r.verdict.as_ref().unwrap();
+    assert_eq!(rules(v), ["cpu-contention"]);
+    let a = &v.advice[0];
+    assert!(a.title.contains("hog") && a.actions.last().unwrap() == "or leave it a CPU: -t 1", "{a:?}");
+    assert!(a.gain.is_some_and(|g| g.most > 5.0), "{a:?}");
+    let wanted = "CPU contention: 2 threads shared CPU 0, though more are allowed; hog ran on CPU 1";
+    assert!(text(&r).contains(wanted), "{}", text(&r));
+    // Nobody was seen there: nobody is named.
+    let a = &with("0-1", together, false).verdict.unwrap().advice[0];
+    assert!(a.rule == "cpu-contention" && a.actions[0].starts_with("find what keeps"), "{a:?}");
+    // They may use no other, or used both, or where they ran is not known.
+    assert_eq!(rules(&with("0", together, true).verdict.unwrap())[0], "oversubscribed");
+    for cpu in [(|_, _, ith| Some(ith)) as fn(u64, usize, u16) -> Option<u16>, |_, _, _| None] {
+        let v = with("0-1", cpu, true).verdict.unwrap();
+        assert!(!rules(&v).contains(&"cpu-contention"), "{:?}", v.advice);
+    }
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Other programs have the CPUs while engine threads are runnable.
 
-use super::rule::{Advice, Confidence, RuleInput, gain, pct, replayed};
-use crate::verdict::limit::{is_other, programs};
+use super::rule::{Advice, Confidence, RuleInput, gain, pct, replayed, uncrowded};
+use crate::verdict::facts::PhaseFacts;
+use crate::verdict::limit::{LimitKind, crowded_out, is_other, programs};
 
 /// Worth a line from this share of the threads' time on.
 const SHARE: f64 = 0.05;
@@ -14,9 +15,9 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
         rows.iter().filter(|r| is_other(r) == other).fold(0u64, |sum, r| sum.saturating_add(r.runnable_ns))
     };
     if sum(true) < sum(false) {
-        return None;
+        return crowded(r, p, share);
     }
-    let gain = gain(p.phase, p.call_ns(), replayed(p)?)?;
+    let gain = gain(p.phase, p.call_ns(), replayed(r, p)?)?;
     let first = rows.iter().find(|r| is_other(r))?;
     let all = r.facts.cpus.online;
     let mut actions =
@@ -41,6 +42,29 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
             programs(rows)
         ),
         disproof: "without these programs, a token takes as long as before".into(),
+        trade_off: None,
+    })
+}
+
+/// Threads that the kernel kept together, away from CPUs that something else has.
+fn crowded(r: &RuleInput<'_>, p: &PhaseFacts, share: f64) -> Option<Advice> {
+    let out = r.limit.filter(|l| l.kind == LimitKind::CpuContention).and(crowded_out(r.facts, p))?;
+    let who = out.who.as_deref();
+    let mut actions = match who {
+        Some(name) => vec![format!("stop {name}, or keep it off the engine's CPUs (taskset -acp CPUS PID)")],
+        None => {
+            vec!["find what keeps the other CPUs busy: top -H, then 1; stop it, or give it other CPUs".into()]
+        }
+    };
+    actions.push(format!("or leave it a CPU: -t {}", p.threads - 1));
+    Some(Advice {
+        rule: "cpu-contention",
+        title: format!("free the engine's CPUs of {}", who.unwrap_or("other programs")),
+        actions,
+        gain: uncrowded(r, p, p.threads),
+        confidence: if who.is_some() { Confidence::Medium } else { Confidence::Low },
+        evidence: format!("threads were runnable without a CPU {} of the time: {}", pct(share), out.text),
+        disproof: "with the other CPUs idle, threads still share one".into(),
         trade_off: None,
     })
 }

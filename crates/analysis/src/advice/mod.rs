@@ -19,7 +19,6 @@ mod imbalance;
 mod launch;
 mod overhead;
 mod oversubscribed;
-mod pages;
 mod quota;
 mod recorder;
 pub mod rule;
@@ -37,7 +36,7 @@ use common::order;
 type Rule = fn(&RuleInput<'_>) -> Option<Advice>;
 
 /// The first ones are about threads that have no CPU: nothing else can be judged before that is mended.
-const RULES: [Rule; 19] = [
+const RULES: [Rule; 18] = [
     oversubscribed::rule,
     quota::rule,
     contention::rule,
@@ -51,7 +50,6 @@ const RULES: [Rule; 19] = [
     gaps::rule,
     variant::rule,
     recorder::rule,
-    pages::rule,
     attention::rule,
     overhead::rule,
     experts::rule,
@@ -88,10 +86,8 @@ fn consistent(all: &mut Vec<Advice>) {
     let faulting = has("major-faults");
     // Threads wait unevenly, and reach no ceiling, while another one has no CPU or reads from storage.
     let explained: &[&str] = match (crowded, waiting, faulting) {
-        (true, _, _) => {
-            &["cpu-contention", "imbalance", "huge-pages", "small-operators", "more-threads", "fewer-bytes"]
-        }
-        (_, true, _) | (_, _, true) => &["imbalance", "huge-pages", "small-operators", "more-threads"],
+        (true, _, _) => &["cpu-contention", "imbalance", "small-operators", "more-threads", "fewer-bytes"],
+        (_, true, _) | (_, _, true) => &["imbalance", "small-operators", "more-threads"],
         _ => &[],
     };
     all.retain(|a| !explained.contains(&a.rule));

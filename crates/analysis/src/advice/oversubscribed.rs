@@ -1,7 +1,6 @@
 //! More threads than CPUs: a thread that spins at a barrier takes the CPU from the one it waits for.
 
-use super::rule::{Advice, Confidence, Gain, REPLAY_ERROR, RuleInput, gain, pct};
-use crate::verdict::facts::PhaseFacts;
+use super::rule::{Advice, Confidence, RuleInput, pct, uncrowded};
 use crate::verdict::limit::LimitKind;
 
 /// Threads without a CPU from this share of the time on.
@@ -39,22 +38,10 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
             p.threads
         ),
         actions,
-        gain: predicted(p, n),
+        gain: uncrowded(r, p, n),
         confidence: if known.is_some() { Confidence::High } else { Confidence::Medium },
         evidence,
         disproof: "with as many threads as CPUs, threads are still runnable without a CPU".into(),
         trade_off: None,
     })
-}
-
-/// As many threads as CPUs share the same work. A thread without a CPU takes no part of an operator from those that have
-/// one: where threads spun, the work is that of one thread on each CPU at least, and of all of them at most.
-fn predicted(p: &PhaseFacts, cpus: u32) -> Option<Gain> {
-    let work = p.crowded?;
-    let cpus = f64::from(cpus.max(1));
-    let [under, over] = REPLAY_ERROR;
-    let call = |graph_ns: f64| graph_ns * p.graphs_a_call + p.outside_ns();
-    let fastest = call((work.calm / cpus + work.spun) * under);
-    let slowest = call((work.calm + work.spun * f64::from(p.threads)) / cpus * over);
-    gain(p.phase, p.call_ns(), [fastest, slowest])
 }

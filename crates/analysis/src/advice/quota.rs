@@ -28,7 +28,7 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     )];
     actions.extend(whole.map(|n| format!("or -t {n}: fewer threads use up the quota later")));
     // Without the quota a call takes as long as its threads compute.
-    let replay = super::rule::replayed(p);
+    let replay = super::rule::replayed(r, p);
     Some(Advice {
         rule: "cpu-quota",
         title: format!("raise the CPU quota{quota}, or use fewer threads"),

@@ -49,6 +49,13 @@ impl<'r> RuleInput<'r> {
     }
 }
 
+impl RuleInput<'_> {
+    /// No call is faster than this: the time at a measured ceiling, ns; 0 without one.
+    fn least_ns(&self, p: &PhaseFacts) -> f64 {
+        self.reached(p.phase).map_or(0.0, |share| share * p.call_ns())
+    }
+}
+
 /// The work of one phase, with the number of its calls.
 pub struct DeviceWork<'r> {
     pub offload: &'r Offload,
@@ -105,7 +112,21 @@ pub fn pct(share: f64) -> String {
 pub const REPLAY_ERROR: [f64; 2] = [0.9, 1.4];
 
 /// The range of a call's duration without waits, ns.
-pub fn replayed(p: &PhaseFacts) -> Option<[f64; 2]> {
+pub fn replayed(r: &RuleInput<'_>, p: &PhaseFacts) -> Option<[f64; 2]> {
     let ns = p.replay_call_ns()?;
-    Some(REPLAY_ERROR.map(|error| (ns * error).min(p.call_ns())))
+    Some(REPLAY_ERROR.map(|error| (ns * error).max(r.least_ns(p)).min(p.call_ns())))
+}
+
+/// The gain of a CPU for each thread, where threads shared fewer. As many threads as CPUs share the same work. A thread
+/// without a CPU takes no part of an operator from those that have one: where threads spun, the work is that of one thread
+/// on each CPU at least, and of all of them at most. Threads that compute at the same time also share the memory.
+pub fn uncrowded(r: &RuleInput<'_>, p: &PhaseFacts, cpus: u32) -> Option<Gain> {
+    let work = p.crowded?;
+    let cpus = f64::from(cpus.max(1));
+    let [under, over] = REPLAY_ERROR;
+    let call = |graph_ns: f64| graph_ns * p.graphs_a_call + p.outside_ns();
+    let least = r.least_ns(p);
+    let fastest = (call(work.calm / cpus + work.spun) * under).max(least);
+    let slowest = call((work.calm + work.spun * f64::from(p.threads)) / cpus).max(least) * over;
+    gain(p.phase, p.call_ns(), [fastest, slowest])
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::bar::TimeBar;
-use super::machine::{ClockFacts, CpuFacts, MemoryFacts};
+use super::machine::{ClockFacts, CpuFacts};
 use crate::attribution::Attribution;
 use crate::attribution::interference::InterferenceRow;
 use crate::attribution::pass::Misses;
@@ -28,9 +28,8 @@ pub struct VerdictFacts<'r> {
     /// Best instruction set that this machine's peaks were measured with; `None` if they are not known.
     pub isa: Option<&'r str>,
     pub cpus: CpuFacts,
-    /// Frequencies and memory; `None` if not recorded.
+    /// Frequencies; `None` if not recorded.
     pub clock: Option<ClockFacts>,
-    pub memory: Option<MemoryFacts>,
     /// Page faults of the experts' multiplications in decode.
     pub misses: Option<Misses>,
 }
@@ -102,7 +101,6 @@ impl<'r> VerdictFacts<'r> {
             isa: input.loaded.peaks.iter().map(|p| p.isa).find(|isa| !isa.is_empty()),
             clock: ClockFacts::new(&states, &cpus),
             cpus,
-            memory: MemoryFacts::new(&states),
             misses: input.why.and_then(|w| w.misses(input.idents, None)),
         }
     }

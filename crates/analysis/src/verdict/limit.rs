@@ -20,17 +20,18 @@ pub fn limit(facts: &VerdictFacts<'_>, p: &PhaseFacts, top: Option<&SpeedCeiling
         (LimitKind::Device, bar.device),
         (LimitKind::Gaps, bar.gaps),
     ];
-    let (kind, share) = parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let share_of = |kind: LimitKind| parts.iter().find(|(k, _)| *k == kind).map_or(0.0, |(_, share)| *share);
     // A thread that waits at a barrier waits for one that does something else: while a thread has no CPU, or is in
     // a page fault, all others wait for it.
-    let behind = |kind: LimitKind| parts.iter().any(|(k, s)| *k == kind && *s > 0.15);
-    let kind = match kind {
-        LimitKind::Barriers if behind(LimitKind::CpuContention) => LimitKind::CpuContention,
-        LimitKind::Barriers if behind(LimitKind::PageFaults) => LimitKind::PageFaults,
-        kind => kind,
+    let behind = [LimitKind::CpuContention, LimitKind::PageFaults].into_iter().find(|k| share_of(*k) > 0.15);
+    let with_barriers = |(kind, share): (LimitKind, f64)| match (kind, behind) {
+        (LimitKind::Barriers, Some(_)) => (kind, 0.0),
+        (kind, Some(first)) if kind == first => (kind, share + share_of(LimitKind::Barriers)),
+        _ => (kind, share),
     };
+    let (kind, share) = parts.into_iter().map(with_barriers).max_by(|a, b| a.1.total_cmp(&b.1))?;
     Some(match kind {
-        LimitKind::CpuContention => contention(facts.interference.unwrap_or_default()),
+        LimitKind::CpuContention => contention(facts, p),
         LimitKind::Computing => computing(p, top),
         kind => Limit { kind, text: text(kind, share, p) },
     })
@@ -56,7 +57,8 @@ pub fn is_op(row: &OpRow) -> bool {
 }
 
 /// Who was in the way most.
-fn contention(rows: &[InterferenceRow]) -> Limit {
+fn contention(facts: &VerdictFacts<'_>, p: &PhaseFacts) -> Limit {
+    let rows = facts.interference.unwrap_or_default();
     let sum = |wanted: &dyn Fn(&InterferenceRow) -> bool| {
         rows.iter().filter(|r| wanted(r)).fold(0u64, |a, r| a.saturating_add(r.runnable_ns))
     };
@@ -64,8 +66,15 @@ fn contention(rows: &[InterferenceRow]) -> Limit {
     let quota = sum(&|r| r.name == THROTTLED);
     let own = sum(&|r| r.own);
     if own > others && own > quota {
-        let text = "too many threads: the engine's own threads took the CPU from each other".into();
-        return Limit { kind: LimitKind::Oversubscription, text };
+        return match crowded_out(facts, p) {
+            Some(out) => {
+                Limit { kind: LimitKind::CpuContention, text: format!("CPU contention: {}", out.text) }
+            }
+            None => {
+                let text = "too many threads: the engine's own threads took the CPU from each other".into();
+                Limit { kind: LimitKind::Oversubscription, text }
+            }
+        };
     }
     if quota > others {
         let text = "a CPU quota: threads were runnable while the CPUs were idle".into();
@@ -74,6 +83,38 @@ fn contention(rows: &[InterferenceRow]) -> Limit {
     let who = programs(rows);
     let text = if who.is_empty() { "CPU contention".into() } else { format!("CPU contention: {who}") };
     Limit { kind: LimitKind::CpuContention, text }
+}
+
+/// Threads that shared fewer CPUs than they may use.
+pub struct CrowdedOut {
+    /// The program seen most on the other CPUs; `None` if there is none that was seen only there.
+    pub who: Option<String>,
+    pub text: String,
+}
+
+/// Share of the op time of which the CPU must be known, and from which on a CPU counts as used.
+const KNOWN: f64 = 0.9;
+const USED: f64 = 0.1;
+
+/// Whether the kernel kept threads together although each may have a CPU of its own: something else had the others.
+/// `None` also if the masks or the CPUs of the ops are not known.
+pub fn crowded_out(facts: &VerdictFacts<'_>, p: &PhaseFacts) -> Option<CrowdedOut> {
+    let cpus = &facts.cpus;
+    cpus.allowed.filter(|n| *n >= p.threads)?;
+    cpus.time.iter().map(|(_, share)| share).sum::<f64>().ge(&KNOWN).then_some(())?;
+    let used: Vec<u32> = cpus.time.iter().filter(|(_, share)| *share >= USED).map(|(cpu, _)| *cpu).collect();
+    if used.is_empty() || used.len() as u64 >= u64::from(p.threads) {
+        return None;
+    }
+    let elsewhere =
+        |r: &&InterferenceRow| is_other(r) && !r.cpus.iter().any(|cpu| used.contains(&(*cpu).into()));
+    let first = facts.interference.unwrap_or_default().iter().find(elsewhere);
+    let list = |cpus: &[u32]| cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+    let mut text = format!("{} threads shared CPU {}, though more are allowed", p.threads, list(&used));
+    if let Some(r) = first {
+        text += &format!("; {} ran on CPU {}", r.name, cpus_of(&[r]));
+    }
+    Some(CrowdedOut { who: first.map(|r| r.name.clone()), text })
 }
 
 /// Another program.

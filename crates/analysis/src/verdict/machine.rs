@@ -1,4 +1,4 @@
-//! What the machine gives a target: CPUs, clock and memory, from its recorded states and from where its ops ran.
+//! What the machine gives a target: CPUs and clock, from its recorded states and from where its ops ran.
 //! What was not recorded is `None`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -103,34 +103,6 @@ impl ClockFacts {
             cap: policies.iter().filter_map(|p| over(p.max_khz, p)).reduce(f64::min),
             powersave: policies.iter().any(|p| p.governor.as_deref() == Some("powersave")),
             seen: policies.iter().filter_map(|p| over(p.khz, p)).reduce(f64::max),
-        })
-    }
-}
-
-/// The target's memory at the end of the recording.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct MemoryFacts {
-    /// Mode of transparent huge pages: `always`, `madvise`, `never`.
-    pub huge_mode: Option<String>,
-    /// Resident bytes, and of those in huge pages.
-    pub resident: Option<u64>,
-    pub huge: Option<u64>,
-    /// Bytes of the machine, and those that are available.
-    pub total: Option<u64>,
-    pub available: Option<u64>,
-}
-
-impl MemoryFacts {
-    /// `None`: no state was recorded.
-    pub fn new(states: &[&TargetState]) -> Option<MemoryFacts> {
-        let last = states.last()?;
-        let huge = last.anon_huge_bytes.zip(last.file_huge_bytes.or(Some(0)));
-        Some(MemoryFacts {
-            huge_mode: last.huge_pages.clone(),
-            resident: last.resident_bytes,
-            huge: huge.map(|(anonymous, file)| anonymous.saturating_add(file)),
-            total: last.mem_total_bytes,
-            available: last.mem_available_bytes,
         })
     }
 }
