@@ -93,7 +93,7 @@ pub struct CrowdedOut {
 }
 
 /// Share of the op time of which the CPU must be known, and from which on a CPU counts as used.
-const KNOWN: f64 = 0.9;
+const KNOWN: f64 = 0.95;
 const USED: f64 = 0.1;
 
 /// Whether the kernel kept threads together although each may have a CPU of its own: something else had the others.
