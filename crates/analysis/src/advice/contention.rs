@@ -9,7 +9,12 @@ const SHARE: f64 = 0.05;
 
 pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let p = r.main()?;
-    let share = p.bar?.waiting_for_cpu.filter(|share| *share >= SHARE)?;
+    let bar = p.bar?;
+    let share = bar.waiting_for_cpu.filter(|share| *share >= SHARE)?;
+    // Kernel threads that read from storage also take CPUs; the replay would leave out the time in faults too.
+    if share < bar.faults.unwrap_or(0.0) + bar.blocked.unwrap_or(0.0) {
+        return None;
+    }
     let rows = r.facts.interference?;
     let sum = |other: bool| {
         rows.iter().filter(|r| is_other(r) == other).fold(0u64, |sum, r| sum.saturating_add(r.runnable_ns))
@@ -61,7 +66,7 @@ fn crowded(r: &RuleInput<'_>, p: &PhaseFacts, share: f64) -> Option<Advice> {
         rule: "cpu-contention",
         title: format!("free the engine's CPUs of {}", who.unwrap_or("other programs")),
         actions,
-        gain: uncrowded(r, p, p.threads),
+        gain: uncrowded(r, p, out.cpus, p.threads),
         confidence: if who.is_some() { Confidence::Medium } else { Confidence::Low },
         evidence: format!("threads were runnable without a CPU {} of the time: {}", pct(share), out.text),
         disproof: "with the other CPUs idle, threads still share one".into(),

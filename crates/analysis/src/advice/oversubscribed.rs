@@ -38,7 +38,7 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
             p.threads
         ),
         actions,
-        gain: uncrowded(r, p, n),
+        gain: uncrowded(r, p, n, n),
         confidence: if known.is_some() { Confidence::High } else { Confidence::Medium },
         evidence,
         disproof: "with as many threads as CPUs, threads are still runnable without a CPU".into(),

@@ -87,6 +87,8 @@ fn contention(facts: &VerdictFacts<'_>, p: &PhaseFacts) -> Limit {
 
 /// Threads that shared fewer CPUs than they may use.
 pub struct CrowdedOut {
+    /// How many CPUs they shared.
+    pub cpus: u32,
     /// The program seen most on the other CPUs; `None` if there is none that was seen only there.
     pub who: Option<String>,
     pub text: String,
@@ -94,7 +96,7 @@ pub struct CrowdedOut {
 
 /// Share of the op time of which the CPU must be known, and from which on a CPU counts as used.
 const KNOWN: f64 = 0.95;
-const USED: f64 = 0.1;
+const USED: f64 = 0.05;
 
 /// Whether the kernel kept threads together although each may have a CPU of its own: something else had the others.
 /// `None` also if the masks or the CPUs of the ops are not known.
@@ -114,7 +116,7 @@ pub fn crowded_out(facts: &VerdictFacts<'_>, p: &PhaseFacts) -> Option<CrowdedOu
     if let Some(r) = first {
         text += &format!("; {} ran on CPU {}", r.name, cpus_of(&[r]));
     }
-    Some(CrowdedOut { who: first.map(|r| r.name.clone()), text })
+    Some(CrowdedOut { cpus: used.len() as u32, who: first.map(|r| r.name.clone()), text })
 }
 
 /// Another program.
