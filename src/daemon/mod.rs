@@ -8,6 +8,7 @@ pub mod clock;
 mod facts;
 pub mod finder;
 pub mod glob;
+mod idle_peaks;
 pub mod known;
 pub mod later;
 pub mod limits;

@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::channel::DumpError;
 use super::finder::{Finder, FoundProcess};
+use super::idle_peaks::IdlePeaks;
 use super::notify::Notify;
 use super::place::PlaceError;
 use super::run::Run;
@@ -83,6 +84,7 @@ pub struct Service<'a> {
     finder: Finder,
     signals: SignalFd,
     supervisor: Supervisor,
+    peaks: IdlePeaks,
     control: Control,
     notify: Notify,
     files: StateFiles,
@@ -124,6 +126,7 @@ impl<'a> Service<'a> {
             finder,
             signals,
             supervisor: Supervisor::default(),
+            peaks: IdlePeaks::new(Instant::now()),
             control,
             notify: Notify::new(),
             files,
@@ -229,7 +232,14 @@ impl<'a> Service<'a> {
         self.supervisor.hear();
         self.remember();
         if came.child {
-            self.supervisor.reap(&mut |pid| self.finder.knows(pid));
+            let mut said = None;
+            self.supervisor.reap(&mut |pid| {
+                let measured = self.peaks.reaped(pid, Instant::now());
+                let known = measured.is_some() || self.finder.knows(pid);
+                said = measured.or(said.take());
+                known
+            });
+            said.iter().for_each(|line| self.say(line));
         }
         self.answer_dumps();
         let mut requests = Vec::new();
@@ -319,6 +329,7 @@ impl<'a> Service<'a> {
             self.notify.stopping();
             self.stopping = Some(Instant::now());
             self.supervisor.stop();
+            self.peaks.end("the service ends");
         }
     }
 
@@ -339,6 +350,11 @@ impl<'a> Service<'a> {
 
     fn tick(&mut self) {
         self.supervisor.tick(&self.settings);
+        if self.stopping.is_none() {
+            let engines = self.supervisor.runs().next().is_some() || self.supervisor.waiting() > 0;
+            let said = self.peaks.tick(self.settings.peaks_after, engines, Instant::now());
+            said.iter().for_each(|line| self.say(line));
+        }
         self.look_at_store();
         self.forget_asked();
         self.notify.alive();

@@ -35,6 +35,8 @@ pub struct ServiceSettings {
     pub socket: PathBuf,
     /// A recorder without anything to record ends after this time.
     pub idle_timeout: Duration,
+    /// Measure the machine's peaks when no engine has run for this time and they are not known; None: never.
+    pub peaks_after: Option<Duration>,
     /// Memory limit of the service and of each recorder, bytes.
     pub memory: u64,
     /// CPU limit of a recorder as a share of a core: 1.0 = one core.
@@ -65,6 +67,7 @@ impl Default for ServiceSettings {
             metrics: None,
             socket: "/run/profinfer/control.sock".into(),
             idle_timeout: Duration::from_secs(30),
+            peaks_after: Some(Duration::from_secs(300)),
             memory: 256 << 20,
             cpu: 0.25,
             max_concurrent: 16,

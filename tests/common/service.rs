@@ -164,6 +164,8 @@ fn configure(dir: &Path, own: &str, rules: &str) {
 fn spawn(dir: &Path) -> Child {
     let log = fs::File::options().create(true).append(true).open(dir.join("log")).expect("a log");
     let mut command = super::run::profinfer();
+    // What it measures of the machine stays in the test's directory.
+    command.env("XDG_CACHE_HOME", dir.join("cache"));
     command.arg("serve").arg("--conf").arg(dir.join("conf.toml"));
     let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0);
     command.spawn().expect("started")

@@ -3,6 +3,7 @@
 use crate::common;
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -268,4 +269,48 @@ fn a_second_instance_and_a_directory_that_is_no_good_are_refused() {
     assert_eq!(linked.status.code(), Some(1));
     assert!(linked.stderr.contains("link"), "{}", linked.stderr);
     assert_eq!(service.state()["state"], "waiting", "the first goes on");
+}
+
+/// The machine's own peaks, moved away during a test.
+struct NoPeaks;
+
+impl NoPeaks {
+    const KEPT: [&str; 2] = ["/var/cache/profinfer/peaks.json", "/var/cache/profinfer/peaks.json.aside"];
+
+    fn begin() -> NoPeaks {
+        let _ = fs::rename(Self::KEPT[0], Self::KEPT[1]);
+        NoPeaks
+    }
+}
+
+impl Drop for NoPeaks {
+    fn drop(&mut self) {
+        let _ = fs::rename(Self::KEPT[1], Self::KEPT[0]);
+    }
+}
+
+/// An engine ends the measurement, whose place is taken when it is calm again; later recordings contain the peaks.
+#[test]
+fn what_the_machine_reaches_is_measured_while_no_engine_runs() {
+    let _turn = live!();
+    let _none = NoPeaks::begin();
+    let mut service = Service::start("peaks-after = \"1s\"\nidle-timeout = \"1s\"", ALL);
+    let says = |service: &Service, what: &str, n: usize| {
+        wait_until(what, || service.log().matches(what).count() == n);
+    };
+    says(&service, "no engine runs: measuring what this machine reaches", 1);
+    let engine = slow(&service.engine(), "200");
+    says(&service, "was not measured: an engine runs", 1);
+    let kept = service.path("cache/profinfer/peaks.json");
+    assert!(!kept.exists(), "a measurement beside an engine was kept");
+    engine.calls();
+    service.wait_for_runs(1);
+    says(&service, "no engine runs: measuring what this machine reaches", 2);
+    says(&service, "measured what this machine reaches: later recordings contain it", 1);
+    assert!(kept.exists());
+    slow(&service.engine(), "200").calls();
+    service.wait_for_runs(2);
+    service.stop();
+    let peaks: Vec<usize> = service.seen().iter().map(|seen| seen.all.peaks.len()).collect();
+    assert!(peaks[0] == 0 && peaks[1] > 0, "peaks in the recordings: {peaks:?}");
 }

@@ -190,6 +190,7 @@ status = \"/run/profinfer/status.json\"  # built in
 #metrics = \"FILE\"                     # not set
 socket = \"/run/profinfer/control.sock\"  # built in
 idle-timeout = \"30s\"                  # built in
+peaks-after = \"5min\"                  # built in
 memory = \"256MiB\"                     # built in
 cpu = \"25%\"                           # built in
 max-concurrent = 16                   # built in

@@ -59,6 +59,14 @@ pub const SERVICE: FlagGroup = FlagGroup {
             .formerly("linger")
             .default("30s")
             .valid(|text| span(text).map(drop)),
+        Flag::value(
+            "peaks-after",
+            "TIME",
+            "Measure once what this machine reaches, as doctor --peaks does, when no engine has run for this \
+             time and the CPUs are idle; never: do not",
+        )
+        .default("5min")
+        .valid(|text| unless_never(text).map(drop)),
         Flag::value("memory", "SIZE", "Memory limit of the service, and of each of its recorders")
             .default("256MiB")
             .valid(|text| amount(LEAST_MEMORY)(text).map(drop)),
@@ -461,6 +469,7 @@ fn service(all: &Args, wrong: &mut Vec<String>) -> ServiceSettings {
     let memory = size("memory", LEAST_MEMORY);
     let mut time = |name| got(all.option(name, span), wrong).flatten();
     let (file_age, keep, idle_timeout) = (time("file-age"), time("keep"), time("idle-timeout"));
+    let peaks_after = got(all.needed("peaks-after", unless_never), wrong).flatten();
     let silence = got(all.option("recorder-timeout", timeout), wrong).flatten();
     ServiceSettings {
         directory: directory.unwrap_or_default(),
@@ -472,6 +481,7 @@ fn service(all: &Args, wrong: &mut Vec<String>) -> ServiceSettings {
         metrics,
         socket: socket.unwrap_or_default(),
         idle_timeout: idle_timeout.unwrap_or(built_in.idle_timeout),
+        peaks_after,
         memory,
         cpu: got(all.needed("cpu", percent), wrong).unwrap_or_default(),
         max_concurrent: got(all.needed("max-concurrent", max_concurrent), wrong).unwrap_or_default(),
@@ -480,6 +490,11 @@ fn service(all: &Args, wrong: &mut Vec<String>) -> ServiceSettings {
         rules: Vec::new(),
         warnings: Vec::new(),
     }
+}
+
+/// A time; None: `never`.
+fn unless_never(text: &str) -> Result<Option<Duration>, String> {
+    if text == "never" { Ok(None) } else { span(text).map(Some) }
 }
 
 /// The parsed value; a mistake is added to `wrong`.
