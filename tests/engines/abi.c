@@ -212,10 +212,10 @@ void engine_load(struct engine *g, const struct settings *s) {
     put_u32(&p, e->n_threads, (uint32_t)s->threads);
     put_u32(&p, e->n_threads_batch, (uint32_t)s->threads);
     p.b[e->no_perf] = 0;
-    if (s->flash >= 0) {
+    if (s->flash) {
         check(e->flash && get_u32(&p, e->flash) == UINT32_MAX, e,
               "flash attention is not chosen by itself, or not in this table");
-        put_u32(&p, e->flash, (uint32_t)s->flash);
+        put_u32(&p, e->flash, (uint32_t)s->flash - 1);
     }
     if (s->observe) {
         put_ptr(&p, e->cb_eval, (void *)s->observe);

@@ -43,8 +43,8 @@ struct era {
     size_t n_gpu_layers;
     size_t n_threads, n_threads_batch, cb_eval, no_perf;
     size_t src, view_src, data, tensor_name; /* struct ggml_tensor */
-    size_t flash; /* flash_attn_type: -1 auto, 0 off, 1 on; 0: not known here */
-    size_t mmap;  /* use_mmap, one byte, or load_mode, whose value 1 maps and 0 reads; 0: not known here */
+    size_t flash;                            /* flash_attn_type: -1 auto, 0 off, 1 on; 0: not known here */
+    size_t mmap; /* use_mmap, one byte, or load_mode, whose value 1 maps and 0 reads; 0: not known here */
 };
 
 struct engine {
@@ -79,7 +79,7 @@ struct settings {
     int threads, n_ctx, n_ubatch;
     int gpu_layers; /* layers to offload to a device */
     bool old_api;   /* llama_decode even where llama_process exists */
-    int flash;      /* flash attention: -1 as the engine chooses, 0 off, 1 on */
+    int flash;      /* flash attention: 0 as the engine chooses, 1 off, 2 on */
     bool no_mmap;   /* read the model into memory instead of mapping the file */
     bool verbose;   /* the engine's own log to stderr */
     bool (*observe)(void *tensor, bool ask, void *user);

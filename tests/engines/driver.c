@@ -327,7 +327,7 @@ static const struct option LONG[] = {
 };
 
 static void parse(int argc, char **argv) {
-    opt = (struct options){.set = {.threads = 1, .flash = -1}, .n_prompt = 32, .n_decode = 16, .repeat = 1};
+    opt = (struct options){.set = {.threads = 1}, .n_prompt = 32, .n_decode = 16, .repeat = 1};
     for (int c; (c = getopt_long(argc, argv, "p:n:t:", LONG, NULL)) != -1;) {
         switch (c) {
         case ENGINE: opt.set.engine = optarg; break;
@@ -351,7 +351,7 @@ static void parse(int argc, char **argv) {
         case IDS: read_ids(optarg); break;
         case LOGITS: opt.logits = optarg; break;
         case GPU_LAYERS: opt.set.gpu_layers = int_arg(optarg, 0); break;
-        case FLASH: opt.set.flash = int_arg(optarg, 0) > 0; break;
+        case FLASH: opt.set.flash = int_arg(optarg, 0) ? 2 : 1; break;
         case NO_MMAP: opt.set.no_mmap = true; break;
         case DRAFT: opt.draft = optarg; break;
         case FREE: opt.free = true; break;
