@@ -4,9 +4,10 @@
 
 use crate::common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use analysis::load::Loaded;
 use common::reported::report;
@@ -17,6 +18,9 @@ use pfi::record::{Availability, Detail, Device};
 use serde_json::Value;
 
 const DECODES: usize = 12;
+
+/// Engines whose shaders are compiled.
+static WARM: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// Where the loader finds the software device. The engine accepts a CPU as a device only if it is named.
 fn vulkan() -> Result<PathBuf, String> {
@@ -38,10 +42,12 @@ fn run(lib: &Path, icd: &Path, args: &[&str], layers: &str) -> Run {
     let (driver, lib, model) = (driver(), lib.display().to_string(), model.display().to_string());
     let driver = driver.to_str().expect("a path");
     let work = ["--engine", &lib, "--model", &model, "-p", "16", "-t", "1", "--gpu-layers", layers, "--json"];
-    // The first run compiles the shaders, and Mesa caches them.
-    let mut warm = Command::new(driver);
-    command(warm.args(work).args(["-n", "1"]));
-    assert!(warm.output().expect("the driver runs").status.success());
+    // The first run of an engine compiles its shaders, and Mesa caches them.
+    if WARM.lock().expect("no panic").insert(lib.clone()) {
+        let mut warm = Command::new(driver);
+        command(warm.args(work).args(["-n", "1"]));
+        assert!(warm.output().expect("the driver runs").status.success());
+    }
     let mut env = vec!["env".to_owned(), "GGML_VK_VISIBLE_DEVICES=0".to_owned()];
     env.extend(vars.map(|(name, file)| format!("{name}={}", file.display())));
     let env: Vec<&str> = env.iter().map(String::as_str).collect();
