@@ -16,6 +16,9 @@ const LONGEST: Duration = Duration::from_secs(120);
 /// Least share of the time in which all CPUs together must be idle.
 const IDLE: f64 = 0.9;
 
+/// The one reason to end a measurement after which it is tried again at the next calm, not a day later.
+const ENGINE: &str = "an engine runs";
+
 /// When to measure, and the process that does.
 pub struct IdlePeaks {
     /// No engine has run, and the CPUs have been idle, since then.
@@ -43,7 +46,7 @@ impl IdlePeaks {
     pub fn tick(&mut self, after: Option<Duration>, engines: bool, now: Instant) -> Option<String> {
         if let Some(of) = &self.measuring {
             match (engines, now.duration_since(of.since) > LONGEST) {
-                (true, _) => self.end("an engine runs"),
+                (true, _) => self.end(ENGINE),
                 (_, true) => self.end("it took too long"),
                 _ => {}
             }
@@ -85,8 +88,9 @@ impl IdlePeaks {
         let of = self.measuring.take_if(|of| i32::try_from(of.child.id()) == Ok(pid))?;
         self.calm = now;
         if let Some(why) = of.ended {
-            // Once more when it is calm again.
-            self.next = now;
+            if why == ENGINE {
+                self.next = now;
+            }
             return Some(format!("what this machine reaches was not measured: {why}"));
         }
         Some(match peaks::find(&mut |_| {}).is_empty() {
