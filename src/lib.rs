@@ -1,7 +1,7 @@
 //! profinfer: shows which operator, layer, thread or expert costs the time in an unmodified GGML engine.
 //!
 //! Code that needs no live kernel is in crates/: `common`, `pfi` (the trace format), `kernels`, `ggml` (facts about
-//! GGML), `runner` (reference engine), `analysis` (of a recorded run), `render` (presentation of results). The
+//! GGML), `runner` (reference engine), `analysis` (of a recorded run), `tune` (which CPUs and threads to try), `render` (presentation of results). The
 //! modules here are:
 //!
 //! 1. `host`: this machine
@@ -9,7 +9,8 @@
 //! 3. `capture`: getting events out of the kernel
 //! 4. `recorder`: a recording
 //! 5. `daemon`: the service
-//! 6. [`cli`]: one file per subcommand
+//! 6. `tuner`: runs of a command with other CPUs, threads and settings
+//! 7. [`cli`]: one file per subcommand
 //!
 //! Each imports only modules above it in this list; `tests/imports.py` checks this.
 
@@ -24,3 +25,5 @@ pub mod engine;
 pub mod host;
 #[cfg(feature = "agent")]
 pub mod recorder;
+#[cfg(feature = "agent")]
+pub mod tuner;

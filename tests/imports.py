@@ -18,7 +18,8 @@ CRATES = {
     "ggml": {"common", "kernels"},
     "runner": {"common", "ggml", "kernels"},
     "analysis": {"common", "ggml", "pfi"},
-    "render": {"analysis", "common", "pfi"},
+    "tune": {"common"},
+    "render": {"analysis", "common", "pfi", "tune"},
 }
 # Directories of src/, lowest first, and the crates that each may use. A directory imports only earlier ones.
 FOLDERS = {
@@ -27,6 +28,7 @@ FOLDERS = {
     "capture": {"common", "pfi"},
     "recorder": {"common", "ggml", "pfi"},
     "daemon": {"common", "ggml", "pfi"},
+    "tuner": {"analysis", "common", "pfi", "tune"},
     "cli": set(CRATES),
 }
 # Maximum number of files in an import cycle.

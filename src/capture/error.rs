@@ -46,6 +46,10 @@ pub enum RecordError {
     DrainInUse,
     #[error("cannot run on CPU {cpu}: {source}; choose another with --agent-cpu")]
     AgentCpu { cpu: String, source: io::Error },
+    #[error(
+        "cannot run the command on CPUs {0}: they do not exist here, or this process may not use them; see 'taskset -p $$'"
+    )]
+    CommandCpus(String),
     #[error("cannot create the kernel's event buffer: {0}; try a smaller --buffer-size")]
     Buffer(#[source] KernelError),
     #[error("counters: {0}")]

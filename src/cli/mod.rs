@@ -52,6 +52,8 @@ pub mod stat;
 mod terminal;
 #[cfg(feature = "agent")]
 pub mod top;
+#[cfg(feature = "agent")]
+pub mod tune;
 pub mod values;
 #[cfg(feature = "agent")]
 mod written;
@@ -108,6 +110,7 @@ profinfer doctor                                 can this machine be recorded?
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
 profinfer record --on ssh:root@board -- ./llama-cli -m model.gguf -n 64
 profinfer top -p $(pidof llama-server)           where the time goes, live
+profinfer tune -- llama-bench -m model.gguf      which cores, threads and flags are best
 profinfer report run.pfi                         where the time went
 profinfer html run.pfi -o run.html               the same and more, as one page for a browser
 profinfer export --perfetto run.pftrace run.pfi  what ran when, for ui.perfetto.dev
@@ -120,6 +123,8 @@ const COMMANDS: &[&Command] = &[
     &record::COMMAND,
     #[cfg(feature = "agent")]
     &top::COMMAND,
+    #[cfg(feature = "agent")]
+    &tune::COMMAND,
     #[cfg(feature = "agent")]
     &config::COMMAND,
     #[cfg(feature = "agent")]
@@ -165,7 +170,8 @@ const ELSEWHERE: &[Elsewhere] = &[
     #[cfg(not(feature = "agent"))]
     Elsewhere {
         names: &[
-            "record", "top", "config", "serve", "doctor", "status", "dump", "stop", "selftest", "install",
+            "record", "top", "tune", "config", "serve", "doctor", "status", "dump", "stop", "selftest",
+            "install",
         ],
         build: "without the recorder",
         hint: "to include it, run cargo build --release on Linux without --no-default-features",

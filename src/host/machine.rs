@@ -155,6 +155,30 @@ impl InheritedSettings {
         }
     }
 
+    /// The same, on these CPUs only.
+    ///
+    /// # Errors
+    /// Those of them that this thread may not use.
+    pub fn on(self, cpus: &[u32]) -> Result<InheritedSettings, Vec<u32>> {
+        let allowed = |cpu: u32| {
+            let cpu = cpu as usize;
+            cpu < CpuSet::MAX_CPU && self.cpus.is_none_or(|all| all.is_set(cpu))
+        };
+        let refused: Vec<u32> = cpus.iter().copied().filter(|cpu| !allowed(*cpu)).collect();
+        if !refused.is_empty() {
+            return Err(refused);
+        }
+        let mut set = CpuSet::new();
+        cpus.iter().for_each(|cpu| set.set(*cpu as usize));
+        Ok(InheritedSettings { cpus: Some(set), ..self })
+    }
+
+    /// The CPUs; None if they are not known.
+    pub fn cpus(&self) -> Option<Vec<u32>> {
+        let all = self.cpus.as_ref()?;
+        Some((0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).map(|cpu| cpu as u32).collect())
+    }
+
     /// Restores them. Plain system calls, safe in a child before its exec.
     pub fn restore(&self) -> std::io::Result<()> {
         if self.huge_pages {

@@ -6,6 +6,7 @@ pub mod budget;
 pub mod capset;
 pub mod cgroup;
 pub mod check;
+pub mod child;
 pub mod diagnose;
 pub mod event_format;
 mod guard;

@@ -6,10 +6,19 @@ use std::fs;
 
 /// CPU time of this process so far, microseconds: user and system.
 pub fn cpu_us() -> (u64, u64) {
+    cpu_us_of(libc::RUSAGE_SELF)
+}
+
+/// CPU time of the children that have ended and were waited for, and of theirs, microseconds: user and system.
+pub fn children_cpu_us() -> (u64, u64) {
+    cpu_us_of(libc::RUSAGE_CHILDREN)
+}
+
+fn cpu_us_of(who: libc::c_int) -> (u64, u64) {
     // SAFETY: getrusage fills the given struct; all zero is a valid value.
     let usage = unsafe {
         let mut usage = std::mem::zeroed::<libc::rusage>();
-        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        libc::getrusage(who, &raw mut usage);
         usage
     };
     let us = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;

@@ -84,6 +84,8 @@ pub struct RecordOptions {
     pub streams: Streams,
     /// The user to run the command as; None: the recorder's own.
     pub user: Option<User>,
+    /// The CPUs to run the command on; None: those of the recorder when it was started.
+    pub cpus: Option<Vec<u32>>,
     /// Maximum age of data that is not yet in an output that can be overwritten.
     pub flush: Duration,
     /// Keep the last part of the recording in memory, up to this time and this many bytes, and write it when

@@ -134,7 +134,11 @@ pub fn record(
     let backend = CaptureBackend::choose(options.source)?;
     tracefs::sweep().iter().for_each(|swept| watch.tell(swept));
     // Before any trial: trials use what a command must not inherit.
-    let origin = machine::InheritedSettings::of_this_thread();
+    let mut origin = machine::InheritedSettings::of_this_thread();
+    if let Some(cpus) = &options.cpus {
+        let refused = |cpus: Vec<u32>| RecordError::CommandCpus(common::cpus::ranges(cpus.into_iter()));
+        origin = origin.on(cpus).map_err(refused)?;
+    }
     let hit_ns = options
         .calibration
         .as_ref()

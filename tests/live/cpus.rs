@@ -80,7 +80,7 @@ fn all_ops_are_where_the_target_may_run() {
     let path = |p: &Path| p.to_str().expect("UTF-8").to_owned();
     let (driver, lib, model) = (path(&driver()), path(&lib), path(&model("tiny", "q4_0")));
     let own = ["--engine", &lib, "--model", &model, "-p", "7", "-n", "4", "-t", "2"];
-    let run = record(&[&["--", "taskset", "-c", "1", &driver][..], &own].concat());
+    let run = record(&[&["--cpus", "1", "--", &driver][..], &own].concat());
     // The engine starts new threads for every graph.
     let found = cpus(&run.seen());
     assert!(found.len() >= 2 && found.values().all(|cpus| *cpus == [1]), "{found:?}");

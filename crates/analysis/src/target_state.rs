@@ -6,10 +6,8 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::load::Loaded;
+use common::cpus::parse as cpu_list;
 use pfi::record;
-
-/// Largest number of a CPU that is taken for one; the kernel's limit is 8192 (NR_CPUS on x86-64).
-const CPUS: u32 = 8192;
 
 /// The state of a process at one time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -77,17 +75,6 @@ pub struct FrequencyPolicy {
     /// The highest that is allowed, and the highest of the hardware.
     pub max_khz: Option<u64>,
     pub hardware_khz: Option<u64>,
-}
-
-/// The CPUs in a list like `0-3,8`; None if it is none.
-pub fn cpu_list(text: &str) -> Option<BTreeSet<u32>> {
-    let mut all = BTreeSet::new();
-    for part in text.split(',') {
-        let (from, to) = part.split_once('-').unwrap_or((part, part));
-        let (from, to) = (from.parse::<u32>().ok()?, to.parse::<u32>().ok()?);
-        all.extend((from..=to).take_while(|cpu| *cpu < CPUS));
-    }
-    (!all.is_empty()).then_some(all)
 }
 
 /// The states in a trace, in the order of time.

@@ -29,5 +29,6 @@ pub mod table;
 pub mod text;
 pub mod timeline;
 pub mod top;
+pub mod tune;
 pub mod units;
 pub mod verdict;

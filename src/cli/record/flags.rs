@@ -91,6 +91,7 @@ pub const TARGET: FlagGroup = FlagGroup {
         ),
         SYSROOT.needs(&["exe"]).cli_only(),
         AS_ROOT,
+        Flag::value("cpus", "LIST", "Run COMMAND on these CPUs only, e.g. 4-7, as taskset does").cli_only(),
     ],
 };
 
@@ -348,7 +349,14 @@ fn opened(args: &Args, target: &Target, options: RecordOptions) -> anyhow::Resul
         Target::Command(_) => Caller::read(args)?.map(Caller::user).transpose()?,
         _ => None,
     };
-    Ok(RecordOptions { btf, user, ..options })
+    let cpus = args.option("cpus", cpus)?;
+    if cpus.is_some() && !matches!(target, Target::Command(_)) {
+        return Err(Usage::new(
+            "--cpus is for a command: of a running process, taskset -acp LIST PID sets them",
+        )
+        .into());
+    }
+    Ok(RecordOptions { btf, user, cpus, ..options })
 }
 
 /// Reads [`TARGET`], [`HOW`] and [`UNTIL`]; opens a type file, and looks up the user of a command.
@@ -416,6 +424,7 @@ fn options(args: &Args, streams: Streams) -> Result<RecordOptions, Usage> {
         tokens: None,
         streams,
         user: None,
+        cpus: None,
         // A killed recorder loses less than a second.
         flush: Duration::from_millis(500),
         ring: None,
@@ -449,6 +458,15 @@ fn command_line(words: impl Iterator<Item = OsString>) -> String {
     let words: Vec<String> = words.map(|a| a.to_string_lossy().into_owned()).collect();
     let words = redact::arguments(words.iter().map(String::as_str));
     words.into_iter().map(quote).collect::<Vec<_>>().join(" ")
+}
+
+/// A list of CPUs.
+///
+/// # Errors
+/// What is expected.
+pub fn cpus(text: &str) -> Result<Vec<u32>, String> {
+    let all = common::cpus::parse(text).ok_or("expected a list of CPUs, e.g. 0-3,8")?;
+    Ok(all.into_iter().collect())
 }
 
 fn tokens(text: &str) -> Result<u64, String> {
@@ -530,6 +548,15 @@ mod tests {
         for line in ["-p 1", "--exe x", "--exe x -p 1"] {
             assert!(read(line).is_err_and(|why| why.contains("exe")), "{line}");
         }
+    }
+
+    #[test]
+    fn a_command_may_be_given_cpus() {
+        assert_eq!(read("--cpus 0-1,8").map(|a| a.options.cpus), Ok(Some(vec![0, 1, 8])));
+        assert!(read("--cpus 0x3").is_err_and(|why| why.contains("a list of CPUs")));
+        let args = Args::parse(&COMMAND, ["-p", "1", "--cpus", "0"].map(OsString::from).to_vec());
+        let Ok(Parsed::Run(args)) = args else { panic!("it does not parse") };
+        assert!(RecordArgs::read(&args).is_err_and(|e| e.to_string().contains("taskset")));
     }
 
     #[test]

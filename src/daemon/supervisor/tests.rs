@@ -48,6 +48,7 @@ fn rule(name: &str) -> Rule {
         tokens: None,
         calibration: None,
         user: None,
+        cpus: None,
         streams: Streams::Ours,
         flush: SECOND,
         ring: None,

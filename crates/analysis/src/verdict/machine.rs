@@ -7,7 +7,8 @@ use crate::calls::Phase;
 use crate::load::Loaded;
 use crate::op_cpus::cpu_table;
 use crate::ops::OpTimes;
-use crate::target_state::{TargetState, cpu_list, throttled};
+use crate::target_state::{TargetState, throttled};
+use common::cpus::parse as cpu_list;
 
 /// The CPUs that a target may use.
 #[derive(Debug, Clone, Default, PartialEq)]

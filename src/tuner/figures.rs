@@ -1,0 +1,174 @@
+//! The figures of a run, from its trace: tokens per second of a phase, and whether the run was what was asked for.
+
+use std::path::Path;
+
+use analysis::calls::Phase;
+use analysis::load::LoadProgress;
+use analysis::report::{By, PhaseReport, Report, ReportOptions, try_report};
+use pfi::Trace;
+
+use crate::tuner::command::Work;
+
+/// Fewer whole decode calls than this are no measurement.
+const LEAST_CALLS: usize = 8;
+/// The standard error of a median of normal values over that of their mean, and the standard deviation over the median
+/// absolute deviation: sqrt(pi / 2) and 1 / 0.6745 (any textbook of statistics).
+const MEDIAN_ERROR: f64 = 1.2533;
+const DEVIATION: f64 = 1.4826;
+
+/// Speed of a phase in one run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Speed {
+    pub tokens_per_s: f64,
+    /// Standard error of it, relative.
+    pub scatter: f64,
+    /// All tokens over all time; far below the median if some tokens took much longer than most.
+    pub mean_tokens_per_s: f64,
+    pub joules_per_token: Option<f64>,
+}
+
+/// What a trace shows of a run.
+pub struct Figures {
+    report: Report,
+}
+
+/// Why a trace has no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum FiguresError {
+    #[error("the recording cannot be read: {0}")]
+    Read(String),
+    #[error("the recording is incomplete: {0}")]
+    Incomplete(String),
+    #[error("it has no {0} calls that can be told apart: {1}")]
+    NoCalls(&'static str, String),
+    #[error("only {0} decode calls were recorded: use a larger --tokens")]
+    Few(usize),
+}
+
+impl Figures {
+    /// # Errors
+    /// The trace cannot be read.
+    pub fn read(trace: &Path) -> Result<Figures, FiguresError> {
+        let trace = Trace::open(trace).map_err(|e| FiguresError::Read(e.to_string()))?;
+        let options =
+            ReportOptions { tables: vec![By::Token, By::Energy], verdict: true, ..ReportOptions::default() };
+        let report = try_report(&trace, &options, &LoadProgress::default());
+        Ok(Figures { report: report.map_err(|e| FiguresError::Read(e.to_string()))? })
+    }
+
+    /// The speed of decoding or prefill.
+    ///
+    /// # Errors
+    /// Too few calls, or an incomplete recording.
+    pub fn speed(&self, work: Work) -> Result<Speed, FiguresError> {
+        if !self.report.quality.complete {
+            return Err(FiguresError::Incomplete(self.report.quality.verdict.clone()));
+        }
+        let wanted = match work {
+            Work::Decode => Phase::Decode,
+            Work::Prefill => Phase::Prefill,
+        };
+        let phase = self.report.phases.iter().find(|p| p.phase == wanted);
+        let phase = phase.ok_or_else(|| FiguresError::NoCalls(work.name(), self.why_none()))?;
+        let rates = rates(phase, work);
+        if work == Work::Decode && rates.len() < LEAST_CALLS {
+            return Err(FiguresError::Few(rates.len()));
+        }
+        let mean = phase.tokens_per_s.unwrap_or(0.0);
+        let Some((median, error)) = median_and_error(rates) else {
+            return Err(FiguresError::NoCalls(work.name(), self.why_none()));
+        };
+        Ok(Speed {
+            tokens_per_s: median,
+            scatter: error / median,
+            mean_tokens_per_s: mean,
+            joules_per_token: None,
+        })
+    }
+
+    fn why_none(&self) -> String {
+        let shown = self.report.runs.iter().find(|r| r.shown).and_then(|r| r.mixed);
+        shown.unwrap_or("the engine computed none, or its batches could not be read").to_owned()
+    }
+
+    /// Number of threads that computed the graphs; None if it was not recorded.
+    pub fn threads(&self) -> Option<u32> {
+        let verdict = self.report.verdict.as_ref()?;
+        Some(verdict.threads).filter(|n| *n > 0)
+    }
+
+    /// CPUs that a thread of the engine was allowed to run on although they were not given.
+    pub fn allowed_outside(&self, given: &[u32]) -> Vec<u32> {
+        let lists = self.report.state.iter().flat_map(|state| {
+            state.affinity.iter().map(String::as_str).chain(state.threads.iter().map(|t| t.cpus.as_str()))
+        });
+        let all = lists.filter_map(common::cpus::parse).flatten();
+        let mut outside: Vec<u32> = all.filter(|cpu| !given.contains(cpu)).collect();
+        common::order::by_key(&mut outside, |cpu| ((*cpu).into(), 0));
+        outside.dedup();
+        outside
+    }
+
+    /// The model's file name, if the command line names it.
+    /// Where joules come from.
+    pub fn energy(&self) -> Option<tune::answer::EnergySource> {
+        None
+    }
+
+    pub fn model(&self) -> Option<&str> {
+        self.report.verdict.as_ref().map(|v| v.model.as_str()).filter(|m| !m.is_empty())
+    }
+}
+
+/// Tokens per second of each whole call. A decode step lasts until the next one begins, sampling included. The first
+/// call of each phase may be a warm-up: it is left out if there are others.
+fn rates(phase: &PhaseReport, work: Work) -> Vec<f64> {
+    let mut rows: Vec<_> = phase.by_token.iter().flatten().collect();
+    common::order::by_key(&mut rows, |r| (common::order::time(r.start_ns), r.seq));
+    let mut all = Vec::with_capacity(rows.len());
+    for (i, row) in rows.iter().enumerate().filter(|(_, row)| !row.cut) {
+        let next = rows.get(i + 1).filter(|next| next.seq == row.seq + 1 && next.pid == row.pid);
+        let gap = next.and_then(|n| n.since_last_ns).filter(|gap| work == Work::Decode && *gap > 0);
+        let ns = row.dur_ns.saturating_add_signed(gap.unwrap_or(0));
+        if let Some(tokens) = row.tokens.filter(|t| *t > 0 && ns > 0) {
+            all.push(tokens as f64 * 1e9 / ns as f64);
+        }
+    }
+    if all.len() > 1 {
+        all.remove(0);
+    }
+    all
+}
+
+/// The median and its standard error by the median absolute deviation; None without values.
+fn median_and_error(mut values: Vec<f64>) -> Option<(f64, f64)> {
+    let middle = median(&mut values)?;
+    let mut deviations: Vec<f64> = values.iter().map(|v| (v - middle).abs()).collect();
+    let deviation = median(&mut deviations)? * DEVIATION;
+    Some((middle, MEDIAN_ERROR * deviation / (values.len() as f64).sqrt()))
+}
+
+fn median(values: &mut [f64]) -> Option<f64> {
+    common::order::by(values, |a, b| a.total_cmp(b));
+    let n = values.len();
+    match (n, n % 2) {
+        (0, _) => None,
+        (_, 1) => values.get(n / 2).copied(),
+        _ => Some((values.get(n / 2)? + values.get(n / 2 - 1)?) / 2.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_has_an_error() {
+        assert_eq!(median_and_error(vec![]), None);
+        assert_eq!(median_and_error(vec![5.0]), Some((5.0, 0.0)));
+        assert_eq!(median_and_error(vec![4.0, 2.0]).map(|(m, _)| m), Some(3.0));
+        let (m, e) = median_and_error(vec![9.0, 10.0, 11.0, 10.0, 500.0]).expect("values");
+        assert_eq!(m, 10.0);
+        assert!((e - MEDIAN_ERROR * DEVIATION / 5f64.sqrt()).abs() < 1e-9, "{e}");
+    }
+}

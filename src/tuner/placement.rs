@@ -1,0 +1,103 @@
+//! Where a run's threads really were: the CPUs on which the processes below a recorder were seen running.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::time::{Duration, Instant};
+
+use crate::host::target;
+
+/// Interval between two searches for processes: it reads a file of each process of the machine.
+const SEARCH: Duration = Duration::from_millis(500);
+/// Maximum number of processes that are looked at.
+const PROCESSES: usize = 64;
+
+/// CPUs seen so far.
+#[derive(Debug, Clone, Default)]
+pub struct Placement {
+    pub seen: BTreeSet<u32>,
+    processes: Vec<u32>,
+    searched: Option<Instant>,
+}
+
+impl Placement {
+    /// Looks at the processes below this one once.
+    pub fn look(&mut self, recorder: u32) {
+        if self.searched.is_none_or(|at| at.elapsed() >= SEARCH) {
+            self.searched = Some(Instant::now());
+            self.processes = below(recorder, &parents());
+        }
+        for pid in &self.processes {
+            self.seen.extend(target::running_on(*pid));
+        }
+    }
+
+    /// CPUs that were used although they were not given.
+    pub fn outside(&self, given: &[u32]) -> Vec<u32> {
+        self.seen.iter().copied().filter(|cpu| !given.contains(cpu)).collect()
+    }
+}
+
+/// Descendants of a process. Threads are not in the table: a recorder's own are not taken for its command's.
+fn below(pid: u32, parents: &BTreeMap<u32, u32>) -> Vec<u32> {
+    let is_below = |mut of: u32| {
+        // A table read while processes end may have a circle.
+        for _ in 0..PROCESSES {
+            match parents.get(&of) {
+                Some(parent) if *parent == pid => return true,
+                Some(parent) => of = *parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    parents.keys().copied().filter(|of| is_below(*of)).take(PROCESSES).collect()
+}
+
+/// The parent of each process; proc(5): the fourth field of `stat`, behind a name that may contain anything.
+fn parents() -> BTreeMap<u32, u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    let parent = |pid: u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit(')').next()?.split_ascii_whitespace().nth(1)?.parse().ok()
+    };
+    pids.filter_map(|pid| Some((pid, parent(pid)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::CommandExt;
+
+    #[test]
+    fn descendants_are_found_whatever_the_table_says() {
+        let parents = BTreeMap::from([(10, 1), (11, 10), (12, 11), (20, 1), (30, 31), (31, 30)]);
+        assert_eq!(below(10, &parents), [11, 12]);
+        assert_eq!(below(1, &parents), [10, 11, 12, 20]);
+        assert!(below(12, &parents).is_empty());
+    }
+
+    #[test]
+    fn a_grandchild_that_computes_is_seen() {
+        // A shell between: the loop runs in a child of it.
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "sh -c 'while :; do :; done' & wait"]).process_group(0);
+        let mut shell = command.spawn().expect("a shell");
+        let mut placement = Placement::default();
+        // The loop may need a moment to begin, and does not run in every moment.
+        for _ in 0..500 {
+            placement.searched = None;
+            placement.look(shell.id());
+            if !placement.seen.is_empty() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let group = rustix::process::Pid::from_child(&shell);
+        rustix::process::kill_process_group(group, rustix::process::Signal::KILL).expect("killed");
+        shell.wait().expect("waited");
+        assert!(!placement.seen.is_empty());
+        assert!(placement.outside(&placement.seen.iter().copied().collect::<Vec<_>>()).is_empty());
+        assert_eq!(placement.outside(&[]).len(), placement.seen.len());
+    }
+}

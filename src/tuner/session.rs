@@ -1,0 +1,344 @@
+//! A whole search: the command as it is, decoding and prefill with other CPUs and threads, then the engine's settings.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::command::{Lengths, Tuned, Work};
+use super::knobs::Knob;
+use super::lines::line;
+use super::machine::{self, MachineError};
+use super::measure::{Known, Measurer};
+use super::settings::{self, Settings};
+use super::store::{Store, key};
+use super::trial::Recorder;
+use super::{help, huge_pages};
+use crate::host;
+use tune::answer::{Answer, ClusterRow, Line, Measured, TriedRow, WorkAnswer};
+use tune::{Candidate, Goal, Machine, Measure, Outcome, Refused, Sample, Stage};
+
+/// What to tune, and how.
+pub struct TuneOptions {
+    pub tuned: Tuned,
+    pub goal: Goal,
+    /// How much slower than the fastest a choice for energy may be, 0 to 1.
+    pub slack: f64,
+    /// Weight of the heuristic in the objective; None: by rule.
+    pub alpha: Option<f64>,
+    pub exhaustive: bool,
+    /// Nothing new is tried after this time.
+    pub time: Duration,
+    pub lengths: Lengths,
+    pub works: Vec<Work>,
+    pub knobs: Vec<Knob>,
+    /// Settings that change more than speed are not taken.
+    pub cautious: bool,
+    /// CPUs that other programs may use during a run.
+    pub foreign: f64,
+    /// `/sys`, or the directory of another machine.
+    pub sysfs: PathBuf,
+    /// The only CPUs to use.
+    pub cpus: Option<BTreeSet<u32>>,
+    /// Measure energy.
+    pub energy: bool,
+    /// Where measurements are kept; None: nowhere.
+    pub keep: Option<PathBuf>,
+    /// Do not use measurements of earlier calls.
+    pub fresh: bool,
+    /// Further flags for `profinfer record`.
+    pub record: Vec<std::ffi::OsString>,
+}
+
+impl TuneOptions {
+    /// Threads can be placed on this machine's CPUs: another machine's directory only describes CPUs.
+    pub fn pins(&self) -> bool {
+        self.sysfs == std::path::Path::new("/sys")
+    }
+}
+
+/// Follows a search.
+pub trait Watcher {
+    /// The search is to end.
+    fn stop(&self) -> bool;
+    /// A message.
+    fn tell(&mut self, text: &str);
+    /// A run begins; what is known about the search so far.
+    fn progress(&mut self, text: &str);
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum TuneError {
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    #[error(
+        "this directory's machine is not this one: put {{cpus}} into the command, which then has to place its threads"
+    )]
+    CannotPin,
+    #[error("cannot make a directory for recordings: {0}")]
+    Scratch(io::Error),
+    #[error("cannot find this program's own file: {0}")]
+    Own(io::Error),
+    #[error("{0}")]
+    NothingMeasured(String),
+}
+
+/// Searches, and returns what was found; a search that was cut short returns what it has.
+///
+/// # Errors
+/// The machine cannot be read, or no run had a result.
+pub fn tune(options: &TuneOptions, watch: &mut dyn Watcher) -> Result<Answer, TuneError> {
+    let machine = machine::read(&options.sysfs, options.cpus.as_ref())?;
+    if !options.pins() && !options.tuned.places_itself() {
+        return Err(TuneError::CannotPin);
+    }
+    match huge_pages::restore(&options.sysfs) {
+        Ok(Some(mode)) => {
+            watch.tell(&format!("transparent huge pages are back at {mode}: an earlier search was killed"))
+        }
+        Ok(None) => {}
+        Err(e) => {
+            watch.tell(&format!("transparent huge pages may still be changed by an earlier search: {e}"))
+        }
+    }
+    let facts = host::machine::read();
+    let scratch = Scratch::new().map_err(TuneError::Scratch)?;
+    let recorder = Recorder {
+        program: std::env::current_exe().map_err(TuneError::Own)?,
+        dir: scratch.0.clone(),
+        sensors: options.energy.then(|| options.sysfs.clone()),
+        flags: options.record.clone(),
+    };
+    let name = key(&machine, &facts.cpu_model, &options.tuned, &format!("{:?}", options.lengths));
+    let store = options.keep.as_ref().map(|dir| Store::open(dir, &name, options.fresh));
+    let store = store.unwrap_or_else(|| Ok(Store::none())).unwrap_or_else(|e| {
+        watch.tell(&format!("measurements are not kept: {e}"));
+        Store::none()
+    });
+    let help = help::of(&options.tuned);
+    let mut measurer = Measurer::new(options, help, recorder, store, watch);
+    let mut found: Vec<Found> = Vec::new();
+    for work in &options.works {
+        let next = of_work(&mut measurer, &machine, *work);
+        let stopped = next.stopped.is_some();
+        found.push(next);
+        if stopped {
+            break;
+        }
+    }
+    if found.iter().all(|f| f.answer.chosen.is_none()) {
+        let why = found.first().map(why_nothing).unwrap_or_default();
+        return Err(TuneError::NothingMeasured(why));
+    }
+    Ok(answer(measurer, &machine, &facts, found))
+}
+
+/// What was found for one work.
+struct Found {
+    answer: WorkAnswer,
+    fastest: Option<Candidate>,
+    chosen: Option<Candidate>,
+    settings: Settings,
+    stopped: Option<String>,
+}
+
+struct ForWork<'m, 'a> {
+    measurer: &'m mut Measurer<'a>,
+    work: Work,
+    tried: u32,
+}
+
+impl Measure for ForWork<'_, '_> {
+    fn measure(&mut self, candidate: &Candidate, stage: Stage) -> Result<Sample, Refused> {
+        self.tried += 1;
+        let cpus = common::cpus::ranges(candidate.cpus.iter().copied());
+        let threads = candidate.threads;
+        let text = format!("{} run {}: CPUs {cpus}, {threads} threads", self.work.name(), self.tried);
+        self.measurer.watch.progress(&text);
+        let result = self.measurer.measure(Some(candidate), self.work, None, stage.is_repeat());
+        let said = match &result {
+            Ok(s) => {
+                let joules = s.joules_per_token.map(|j| format!(", {j:.3} J/token")).unwrap_or_default();
+                format!("{:.2} tok/s ±{:.1} %{joules}", s.tokens_per_s, s.scatter * 100.0)
+            }
+            Err(Refused::Candidate(why) | Refused::Stop(why)) => format!("no result: {why}"),
+        };
+        self.measurer.watch.tell(&format!("{text}: {said}"));
+        result
+    }
+}
+
+fn of_work(measurer: &mut Measurer<'_>, machine: &Machine, work: Work) -> Found {
+    let options = measurer.options;
+    let default = if options.tuned.has_default() { as_given(measurer, work) } else { None };
+    // For prefill the paper keeps the fastest set, whatever the goal of decoding is.
+    let goal = if work == Work::Prefill { Goal::Speed } else { options.goal };
+    let search = tune::Options {
+        goal,
+        slack: options.slack,
+        alpha: options.alpha,
+        exhaustive: options.exhaustive,
+        ..tune::Options::default()
+    };
+    let mut for_work = ForWork { measurer, work, tried: 0 };
+    let outcome = tune::search(machine, &search, &mut for_work);
+    let (fastest, chosen) = (outcome.fastest.clone(), outcome.chosen.clone());
+    let mut settings = Settings { rows: Vec::new(), taken: Vec::new(), stopped: None };
+    if let Some(chosen) = chosen.as_ref().filter(|_| outcome.complete) {
+        settings = settings::tried(measurer, chosen, work);
+    }
+    let stopped = (!outcome.complete).then(|| outcome.ended.clone()).or_else(|| settings.stopped.clone());
+    let mut answer = work_answer(measurer, work, &outcome, default);
+    answer.settings = settings.rows.clone();
+    answer.complete &= settings.stopped.is_none();
+    Found { answer, fastest, chosen, settings, stopped }
+}
+
+/// The command as it was given.
+fn as_given(measurer: &mut Measurer<'_>, work: Work) -> Option<Measured> {
+    let text = format!("{}: the command as given", work.name());
+    measurer.watch.progress(&text);
+    match measurer.measure(None, work, None, false) {
+        Ok(s) => measurer.watch.tell(&format!("{text}: {:.2} tok/s", s.tokens_per_s)),
+        Err(Refused::Candidate(why) | Refused::Stop(why)) => {
+            measurer.note(format!("{text} has no result: {why}"));
+        }
+    }
+    measurer.known.get(&(None, None, work)).and_then(Known::measured)
+}
+
+fn work_answer(
+    measurer: &Measurer<'_>,
+    work: Work,
+    outcome: &Outcome,
+    default: Option<Measured>,
+) -> WorkAnswer {
+    let row = |candidate: &Candidate| {
+        let known = measurer.known.get(&(Some(candidate.clone()), None, work));
+        TriedRow {
+            cpus: common::cpus::ranges(candidate.cpus.iter().copied()),
+            threads: candidate.threads,
+            free: candidate.free,
+            measured: known.and_then(Known::measured),
+            refused: known.and_then(|k| k.refused.clone()),
+            pareto: outcome.pareto.contains(candidate),
+        }
+    };
+    let tried: Vec<&Candidate> = outcome.tried.iter().map(|t| &t.candidate).collect();
+    let place = |wanted: &Option<Candidate>| {
+        let wanted = wanted.as_ref()?;
+        tried.iter().position(|c| *c == wanted)
+    };
+    WorkAnswer {
+        work: work.name(),
+        fastest: place(&outcome.fastest),
+        chosen: place(&outcome.chosen),
+        tried: tried.iter().map(|c| row(c)).collect(),
+        default,
+        complete: outcome.complete,
+        ended: outcome.ended.clone(),
+        sure: outcome.sure.clone(),
+        settings: Vec::new(),
+    }
+}
+
+fn why_nothing(found: &Found) -> String {
+    let refused = found.answer.tried.iter().find_map(|row| row.refused.clone());
+    let why = refused.or_else(|| found.stopped.clone()).unwrap_or_else(|| "nothing was tried".to_owned());
+    format!("no run had a result: {why}")
+}
+
+fn answer(
+    measurer: Measurer<'_>,
+    machine: &Machine,
+    facts: &host::machine::Machine,
+    found: Vec<Found>,
+) -> Answer {
+    let options = measurer.options;
+    let usable = machine.clusters.iter().map(|c| c.cpus.len() + c.siblings.len()).sum();
+    let lines = found.iter().flat_map(|f| lines_of(&options.tuned, options.goal, usable, f)).collect();
+    let cluster = |c: &tune::Cluster| ClusterRow {
+        cpus: common::cpus::ranges(c.cpus.iter().copied()),
+        siblings: common::cpus::ranges(c.siblings.iter().copied()),
+        capacity: c.capacity,
+        max_khz: c.max_khz,
+    };
+    let mut notes = measurer.notes;
+    if !options.pins() {
+        notes.push(format!(
+            "{} describes another machine: where the threads ran was not checked",
+            options.sysfs.display()
+        ));
+    }
+    Answer {
+        schema: 1,
+        command: options.tuned.shown(),
+        model: measurer.model,
+        cpu_model: if options.pins() { facts.cpu_model.clone() } else { String::new() },
+        kernel: facts.kernel.clone(),
+        clusters: machine.clusters.iter().map(cluster).collect(),
+        goal: options.goal.name(),
+        slack: options.slack,
+        energy: measurer.energy,
+        no_energy: measurer.no_energy,
+        works: found.into_iter().map(|f| f.answer).collect(),
+        lines,
+        notes,
+        runs: measurer.runs,
+        kept_runs: measurer.kept_runs,
+        seconds: measurer.begin.elapsed().as_secs_f64(),
+    }
+}
+
+/// For the goal, and for speed if that is another choice.
+fn lines_of(tuned: &Tuned, goal: Goal, usable: usize, found: &Found) -> Vec<Line> {
+    let Found { answer, fastest, chosen, settings, .. } = found;
+    let work_goal = if answer.work == Work::Prefill.name() { Goal::Speed } else { goal };
+    let mut choices = vec![(Goal::Speed, fastest, answer.fastest)];
+    if work_goal != Goal::Speed {
+        choices.push((work_goal, chosen, answer.chosen));
+    } else {
+        // The choice for speed may need fewer threads than the fastest by a hair.
+        choices = vec![(Goal::Speed, chosen, answer.chosen)];
+    }
+    let mut lines = Vec::new();
+    for (goal, candidate, at) in choices {
+        let row = at.and_then(|at| answer.tried.get(at)).and_then(|row| row.measured.as_ref());
+        let (Some(candidate), Some(measured)) = (candidate, row) else { continue };
+        let taken = if Some(candidate) == chosen.as_ref() { &settings.taken[..] } else { &[] };
+        lines.push(Line {
+            goal: goal.name(),
+            work: answer.work,
+            command: line(tuned, candidate, usable, taken),
+            tokens_per_s: measured.tokens_per_s,
+            joules_per_token: measured.joules_per_token,
+            over_default: answer.default.as_ref().map(|d| measured.tokens_per_s / d.tokens_per_s),
+        });
+    }
+    lines
+}
+
+/// A directory of our own, removed at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> io::Result<Scratch> {
+        use std::os::unix::fs::DirBuilderExt;
+        for n in 0..100 {
+            let dir = std::env::temp_dir().join(format!("profinfer-tune-{}-{n}", std::process::id()));
+            match std::fs::DirBuilder::new().mode(0o700).create(&dir) {
+                Ok(()) => return Ok(Scratch(dir)),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
