@@ -74,8 +74,15 @@ fn phases_stand_in_the_order_of_a_run() {
     assert!(shown(&r).contains("1 still running when recording stopped"), "{}", shown(&r));
 }
 
-const POWER: Sensor<'_> =
-    Sensor { id: 0, name: "battery", kind: SensorKind::Power, path: "/x", interval_ns: 0, cpus: "" };
+const POWER: Sensor<'_> = Sensor {
+    id: 0,
+    name: "battery",
+    kind: SensorKind::Power,
+    path: "/x",
+    interval_ns: 0,
+    cpus: "",
+    origin: pfi::record::SensorOrigin::Device,
+};
 const COUNTER: Sensor<'_> = Sensor { id: 1, name: "package-0", kind: SensorKind::Energy, ..POWER };
 const CLOCK: Sensor<'_> =
     Sensor { id: 2, name: "cluster 1", kind: SensorKind::Frequency, cpus: "4-7", ..POWER };

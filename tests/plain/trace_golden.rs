@@ -87,7 +87,8 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
             sum(&v) + text(&[r.what])
         }
         Record::Sensor(r) => {
-            sum(&[r.id.into(), r.kind as u64, r.interval_ns]) + text(&[r.name, r.path, r.cpus])
+            sum(&[r.id.into(), r.kind as u64, r.interval_ns, r.origin as u64])
+                + text(&[r.name, r.path, r.cpus])
         }
         Record::Sample(r) => {
             let values = sensor_values(r).map(|(id, v)| i128::from(id) + i128::from(v));
@@ -211,6 +212,7 @@ const GOLDEN: [&str; 7] = [
     "golden/small-1.4",
     "golden/small-1.5",
     "golden/small-1.6",
+    "golden/small-1.7",
 ];
 const NEWEST: &str = GOLDEN[GOLDEN.len() - 1];
 
