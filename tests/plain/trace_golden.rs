@@ -204,7 +204,7 @@ fn summary(trace: &Trace) -> Vec<String> {
 }
 
 /// Without extension: `.pfi` is the file, `.txt` its content. The newest comes last.
-const GOLDEN: [&str; 7] = [
+const GOLDEN: [&str; 8] = [
     "golden/small",
     "golden/small-1.1",
     "golden/small-1.2",
