@@ -285,7 +285,7 @@ fn joules_of_a_token_come_from_a_meter_that_is_refreshed_seldom() {
     let command =
         [program.as_path(), Path::new("run"), Path::new("-m"), &tiny].map(|p| p.to_str().expect("a path"));
     let options =
-        ["--no-roofline", "--no-warmup", "-p", "7", "-n", "100", "-t", "1", "--slow", "MUL_MAT:10000%"];
+        ["--no-roofline", "--no-warmup", "-p", "7", "-n", "1000", "-t", "1", "--slow", "MUL_MAT:1000%"];
     let run = std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut wobble = 0;

@@ -24,9 +24,6 @@ pub fn find(roots: &Roots) -> Found {
     powercap(&sysfs.join("class/powercap"), &mut found);
     pmic::find(&roots.dev, sysfs, &mut found);
     model::find(roots, &mut found);
-    if found.sensors.is_empty() {
-        hint(&roots.debugfs, &mut found);
-    }
     found.sensors.extend(Pressure::find(&roots.proc));
     found.sensors.extend(frequencies(&sysfs.join("devices/system/cpu/cpufreq")));
     found.sensors.extend(devfreq(&sysfs.join("class/devfreq")));
@@ -35,8 +32,8 @@ pub fn find(roots: &Roots) -> Found {
     found
 }
 
-/// A machine without a meter may have an Energy Model that cannot be seen.
-fn hint(debugfs: &Path, found: &mut Found) {
+/// Remarks why there may be no Energy Model, for a machine without any source of energy.
+pub fn hint(debugfs: &Path, found: &mut Found) {
     let Err(e) = fs::read_dir(debugfs.join("energy_model")) else { return };
     let mounted = || fs::read_dir(debugfs).is_ok_and(|mut entries| entries.next().is_some());
     match e.kind() {

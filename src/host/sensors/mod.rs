@@ -22,7 +22,7 @@ use self::find::{MAX_SENSORS, find};
 use self::found::{Found, FoundSensor, Roots};
 pub use self::meter::{MeterError, MeterFile};
 use crate::host::{capset, usage};
-use pfi::record::{self, Availability};
+use pfi::record::{self, Availability, SensorKind};
 use pfi::{Encoder, WriteError};
 
 /// Time between two samples.
@@ -111,10 +111,15 @@ impl Sampler {
         enc: &mut Encoder<W>,
         tell: &mut dyn FnMut(&str),
     ) -> Result<Option<Sampler>, SensorError> {
-        let Found { mut sensors, remarks } = find(&Roots::of(&options.sysfs));
+        let roots = Roots::of(&options.sysfs);
+        let mut found = find(&roots);
         if let Some(meter) = &options.meter {
-            sensors.insert(0, meter.open()?);
+            found.sensors.insert(0, meter.open()?);
         }
+        if !found.sensors.iter().any(|s| matches!(s.kind, SensorKind::Power | SensorKind::Energy)) {
+            find::hint(&roots.debugfs, &mut found);
+        }
+        let Found { sensors, remarks } = found;
         let (state, why) = said(sensors.len(), &remarks, options);
         enc.feature(&record::Feature { name: "sensors", state, why: &why })?;
         if state != Availability::Whole {

@@ -22,7 +22,7 @@ pub fn find(dir: &Path, found: &mut Found) {
     for supply in entries(dir, "") {
         let name = file_name(&supply);
         let has = |file: &str| supply.join(file).exists();
-        if !has("power_now") && !(has("current_now") && has("voltage_now")) {
+        if !(has("power_now") || has("current_now") && has("voltage_now")) {
             continue;
         }
         match battery(&supply, &name, found) {

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use super::*;
-use pfi::record::{Record, SensorKind, SensorOrigin};
+use pfi::record::{Record, SensorOrigin};
 use pfi::{EncoderConfig, Trace};
 
 /// Writes a file that a gauge may have open and read at any moment: it is never empty.
@@ -333,10 +333,7 @@ fn powercap_zones_of_all_kinds_and_their_wraps() {
         ("psys", Energy, Device, 7),
         ("package-0/core", Energy, Rail, 5),
     ];
-    let mut want: Vec<_> = want.map(|(n, k, o, v)| (n.to_owned(), k, o, Some(v))).into();
-    let by_name = |a: &(String, SensorKind, SensorOrigin, Option<i64>)| a.0.clone();
-    rows.sort_by_key(by_name);
-    want.sort_by_key(by_name);
+    let want = want.map(|(n, k, o, v)| (n.to_owned(), k, o, Some(v)));
     assert_eq!(rows, want);
     assert_eq!(remarks, ["powercap dtpm is not read: its power is the Energy Model's"]);
     // The counter wraps: 328 850 to its end, one to 0, 1000 more.
@@ -428,4 +425,23 @@ fn a_meter_that_is_bad_is_refused_and_one_that_vanishes_is_told() {
     }
     sampler.finish(&mut enc, &mut tell).expect("a trace");
     assert!(told.iter().any(|t| t.contains("has no value now: No such file")), "{told:?}");
+}
+
+#[test]
+fn where_an_energy_model_may_hide_is_said_if_there_is_no_other_source() {
+    let debugfs = |files: &[(&str, &str)]| {
+        let tree = tree(files);
+        let mut found = Found::default();
+        find::hint(&tree.path().join("sys/kernel/debug"), &mut found);
+        found.remarks.len()
+    };
+    // Not mounted; mounted without a model; with one; no debugfs at all.
+    let tree = tempfile::tempdir().expect("a directory");
+    fs::create_dir_all(tree.path().join("debug")).expect("a directory");
+    let mut found = Found::default();
+    find::hint(&tree.path().join("debug"), &mut found);
+    assert!(found.remarks[0].contains("mount -t debugfs none"), "{:?}", found.remarks);
+    assert_eq!(debugfs(&[("sys/kernel/debug/tracing", "")]), 0);
+    assert_eq!(debugfs(&[("sys/kernel/debug/energy_model/cpu0/cpus", "0")]), 0);
+    assert_eq!(debugfs(&[("sys/x", "")]), 0);
 }
