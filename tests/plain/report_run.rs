@@ -150,8 +150,11 @@ fn a_source_that_jumps_or_vanishes_is_told() {
     assert!(shown(&r).contains("battery: 2 of 45 samples excluded"), "{}", shown(&r));
 }
 
+/// A sensor, and its value at a sample.
+type SensorOf = (Sensor<'static>, fn(i64) -> i64);
+
 /// What several sources say of two decode calls: the power or the total of each at a sample, and its current.
-fn several(sensors: &[(Sensor<'_>, fn(i64) -> i64)]) -> analysis::report::Report {
+fn several(sensors: &[SensorOf]) -> Report {
     let mut s = synth();
     for (sensor, _) in sensors {
         s.enc.sensor(sensor).unwrap();
@@ -173,26 +176,17 @@ const fn of_origin(id: u32, name: &'static str, kind: SensorKind, origin: Sensor
 #[test]
 fn one_of_several_sources_is_preferred_by_rule_and_a_model_says_that_it_is_one() {
     // 3 W; 1 A; two clusters of 1 and 2 kW by the model; 2 kW.
-    let battery = (
-        of_origin(0, "battery", SensorKind::Power, SensorOrigin::Device),
-        (|i| 3_000_000 + i64::from(i == 0)) as fn(i64) -> i64,
-    );
-    let current = (
-        of_origin(1, "battery", SensorKind::Current, SensorOrigin::Device),
-        (|i| 1_000_000 + i64::from(i == 0)) as fn(i64) -> i64,
-    );
-    let small = (
-        of_origin(2, "model of CPUs 0-3", SensorKind::Energy, SensorOrigin::Model),
-        (|i| 1000 * i) as fn(i64) -> i64,
-    );
-    let big = (
-        of_origin(3, "model of CPUs 4-7", SensorKind::Energy, SensorOrigin::Model),
-        (|i| 2000 * i) as fn(i64) -> i64,
-    );
-    let package = (
-        of_origin(4, "package-0", SensorKind::Energy, SensorOrigin::Package),
-        (|i| 2000 * i) as fn(i64) -> i64,
-    );
+    let battery: SensorOf =
+        (of_origin(0, "battery", SensorKind::Power, SensorOrigin::Device), |i| 3_000_000 + i64::from(i == 0));
+    let current: SensorOf = (of_origin(1, "battery", SensorKind::Current, SensorOrigin::Device), |i| {
+        1_000_000 + i64::from(i == 0)
+    });
+    let small: SensorOf =
+        (of_origin(2, "model of CPUs 0-3", SensorKind::Energy, SensorOrigin::Model), |i| 1000 * i);
+    let big: SensorOf =
+        (of_origin(3, "model of CPUs 4-7", SensorKind::Energy, SensorOrigin::Model), |i| 2000 * i);
+    let package: SensorOf =
+        (of_origin(4, "package-0", SensorKind::Energy, SensorOrigin::Package), |i| 2000 * i);
     let all = several(&[small, big, package, battery, current]);
     let seconds = all.phases.iter().find(|p| p.phase == Phase::Decode).unwrap().in_call_ns as f64 / 1e9 / 2.0;
     let energy = all.energy.as_ref().unwrap();
@@ -225,12 +219,9 @@ fn one_of_several_sources_is_preferred_by_rule_and_a_model_says_that_it_is_one()
 
 #[test]
 fn a_source_that_stands_still_is_not_trusted() {
-    let contract =
-        (of_origin(0, "psy", SensorKind::Power, SensorOrigin::Device), (|_| 27_000_000) as fn(i64) -> i64);
-    let model = (
-        of_origin(2, "model of CPUs 0", SensorKind::Energy, SensorOrigin::Model),
-        (|i| 1000 * i) as fn(i64) -> i64,
-    );
+    let contract: SensorOf = (of_origin(0, "psy", SensorKind::Power, SensorOrigin::Device), |_| 27_000_000);
+    let model: SensorOf =
+        (of_origin(2, "model of CPUs 0", SensorKind::Energy, SensorOrigin::Model), |i| 1000 * i);
     let r = several(&[contract, model]);
     let energy = r.energy.as_ref().unwrap();
     assert!(energy.sources[0].stands_still && energy.sources[0].phases[0].joules_per_token.is_none());
