@@ -60,7 +60,9 @@ class Bytes:
 
     def fields(self, types):
         read = {"u": self.u, "i": self.i, "s": self.str, "y": self.bytes, "l": self.list, "b": self.b, "o": self.opt}
-        return [read[t]() for t in types]
+        # A field beyond the end of the record reads as zero, none or empty.
+        missing = {"s": "", "y": b"", "l": [], "o": None}
+        return [read[t]() if self.more() else missing.get(t, 0) for t in types]
 
 
 def unzigzag(v):
@@ -124,7 +126,7 @@ RULES = {10: "nsssstdss", 11: "nnssssstdss", 12: "nnsssstdsss", 13: "nnnsssssstd
 
 
 # The fields of kinds 18 to 37, as Bytes.fields reads them; y is the data.
-CAUSES = {18: "ussusbsuu", 19: "uuuuuuy", 20: "uuiuobbbuuuuub", 21: "us", 22: "uuuuuuusy", 23: "suuiub", 24: "usbsus",
+CAUSES = {18: "ussusbsuu", 19: "uuuuuuy", 20: "uuiuobbbuuuuub", 21: "us", 22: "uuuuuuusy", 23: "suuiub", 24: "usbsusb",
           25: "iy", 26: "ibuoos", 27: "sbs", 28: "uuuuuiy",
           29: "us", 30: "uubuuiy", 31: "uuuiuuy", 32: "ubss", 33: "uiy", 34: "uuuiuuuuuuuu",
           35: "ssuuuoooos", 36: "uuussssoosooossooooooooo", 37: "uiy"}

@@ -327,7 +327,7 @@ def arguments():
     parser.add_argument("-x", "--tree", action="append", default=[], metavar="FOLDER", help="laid over the guest's root")
     parser.add_argument("-e", "--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--modules", default="", help="kernel modules to load, by name")
-    parser.add_argument("--clusters", default="", help="unequal CPUs: COUNTxCAPACITY[@MHZ,MHZ...][:COMPATIBLE] ...")
+    parser.add_argument("--clusters", default="", help="unequal CPUs: COUNTxCAPACITY[@MHZ,MHZ...[*COEFFICIENT]][:COMPATIBLE] ...")
     parser.add_argument("--append", default="", help="more for the kernel's command line")
     parser.add_argument("-o", "--out", type=Path, help="where files go; without it none are kept")
     parser.add_argument("kernel")

@@ -1,11 +1,12 @@
 """A device tree with unequal clusters of CPUs for QEMU's virt machine, which only supports equal ones.
 
-A cluster is COUNTxCAPACITY[@MHZ,MHZ...][:COMPATIBLE], separated by spaces:
+A cluster is COUNTxCAPACITY[@MHZ,MHZ...[*COEFFICIENT]][:COMPATIBLE], separated by spaces:
 
-    4x446@600,1200,1800:arm,cortex-a55 3x871@800,1600,2400:arm,cortex-a76 1x1024@900,2000,2900:arm,cortex-x1
+    4x446@600,1200,1800*100:arm,cortex-a55 3x871@800,1600,2400:arm,cortex-a76 1x1024@900,2000,2900:arm,cortex-x1
 
 CAPACITY is the device tree's capacity-dmips-mhz; the kernel scales it by the highest frequency. Frequencies need the module
-cpufreq_dt. Only the tree differs: all CPUs behave alike and have the same MIDR.
+cpufreq_dt. With a COEFFICIENT (dynamic-power-coefficient) the kernel has an Energy Model: at 1 V a CPU takes COEFFICIENT x MHZ
+microwatts. Only the tree differs: all CPUs behave alike and have the same MIDR.
 """
 
 import re
@@ -28,18 +29,20 @@ class Cluster:
     capacity: int
     mhz: list
     compatible: str
+    # 0: the kernel has no Energy Model of it.
+    coefficient: int = 0
 
 
 def parse(text):
     """The clusters of a description."""
     found = []
     for word in text.split():
-        match = re.fullmatch(r"(\d+)x(\d+)(?:@(\d+(?:,\d+)*))?(?::(\S+))?", word)
+        match = re.fullmatch(r"(\d+)x(\d+)(?:@(\d+(?:,\d+)*)(?:\*(\d+))?)?(?::(\S+))?", word)
         if not match:
-            raise BadClusters(f"'{word}' is no cluster: COUNTxCAPACITY[@MHZ,MHZ...][:COMPATIBLE]")
-        count, capacity, mhz, compatible = match.groups()
+            raise BadClusters(f"'{word}' is no cluster: COUNTxCAPACITY[@MHZ,MHZ...[*COEFFICIENT]][:COMPATIBLE]")
+        count, capacity, mhz, coefficient, compatible = match.groups()
         mhz = [int(number) for number in mhz.split(",")] if mhz else []
-        found.append(Cluster(int(count), int(capacity), mhz, compatible or "arm,armv8"))
+        found.append(Cluster(int(count), int(capacity), mhz, compatible or "arm,armv8", int(coefficient or 0)))
     if not 1 <= cpus(found) <= MOST_CPUS:
         raise BadClusters(f"{cpus(found)} CPUs: 1 to {MOST_CPUS} are possible")
     return found
@@ -58,6 +61,9 @@ def node(clusters):
         group = " ".join(f"core{j} {{ cpu = <&CPU{i}>; }};" for j, i in enumerate(own))
         groups.append(f"cluster{k} {{ {group} }};")
         speed = f"clocks = <&CLOCK{k}>; operating-points-v2 = <&SPEED{k}>;" if cluster.mhz else ""
+        if cluster.coefficient:
+            speed += f" dynamic-power-coefficient = <{cluster.coefficient}>;"
+        volts = "opp-microvolt = <1000000>; " if cluster.coefficient else ""
         cores += [
             f'CPU{i}: cpu@{i:x} {{ device_type = "cpu"; compatible = "{cluster.compatible}"; reg = <{i}>; '
             f'enable-method = "psci"; capacity-dmips-mhz = <{cluster.capacity}>; {speed} }};'
@@ -65,7 +71,7 @@ def node(clusters):
         ]
         if cluster.mhz:
             hertz = [mhz * 1_000_000 for mhz in cluster.mhz]
-            points = " ".join(f"opp-{hz} {{ opp-hz = /bits/ 64 <{hz}>; }};" for hz in hertz)
+            points = " ".join(f"opp-{hz} {{ opp-hz = /bits/ 64 <{hz}>; {volts}}};" for hz in hertz)
             tables += [
                 f'CLOCK{k}: cpu-clock{k} {{ compatible = "fixed-clock"; #clock-cells = <0>; clock-frequency = <{max(hertz)}>; }};',
                 f'SPEED{k}: opp-table-{k} {{ compatible = "operating-points-v2"; opp-shared; {points} }};',

@@ -1,5 +1,6 @@
 //! Errors of a recording.
 
+use crate::host::sensors::SensorError;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -60,6 +61,8 @@ pub enum RecordError {
     Ring(#[source] KernelError),
     #[error("cannot write the ring to a file: {source}; the ring is kept")]
     Dump { source: io::Error },
+    #[error("sensors: {0}")]
+    Sensors(#[from] SensorError),
     #[error(transparent)]
     Write(#[from] WriteError),
 }

@@ -166,7 +166,7 @@ fn run(args: &Args) -> Result<ExitCode> {
     let interval = args.needed("interval", |t| time(t).and_then(long_enough))?;
     options.flush = (interval / 2).min(options.flush);
     let sysfs = args.path("sysfs")?.unwrap_or_else(|| "/sys".into());
-    options.sensors = sensors::are_in(&sysfs).then_some(SensorOptions { sysfs, interval: LOOK });
+    options.sensors = sensors::are_in(&sysfs).then_some(SensorOptions { sysfs, interval: LOOK, meter: None });
     let (count, rows) = (args.option("count", whole(1, u64::MAX))?, args.option("rows", whole(1, 10_000))?);
     let output = args.path("output")?;
     let file = match &output {

@@ -21,7 +21,15 @@ pub fn rich(n: u64) -> Vec<u8> {
     s.enc.counter(&counter(0, "instructions", "events", 1)).unwrap();
     s.enc.counter(&counter(1, "l3d_cache_refill", "bytes", 64)).unwrap();
     s.enc
-        .sensor(&Sensor { id: 0, name: "soc", kind: SensorKind::Power, path: "/x", interval_ns: 0, cpus: "" })
+        .sensor(&Sensor {
+            id: 0,
+            name: "soc",
+            kind: SensorKind::Power,
+            path: "/x",
+            interval_ns: 0,
+            cpus: "",
+            origin: pfi::record::SensorOrigin::Device,
+        })
         .unwrap();
     s.enc.task(900, NASTY).unwrap();
     let (ids, weights) = experts(&mut s);

@@ -248,3 +248,79 @@ fn sensors_of_the_machine_are_sampled_beside_the_run() {
     );
     b.seen.complete();
 }
+
+/// Writes a file that the recorder may read at any moment: it is never empty.
+fn rewrite(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    fs::write(&new, text).expect("a file");
+    fs::rename(new, path).expect("renamed");
+}
+
+#[test]
+fn joules_of_a_token_come_from_a_meter_that_is_refreshed_seldom() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let _turn = live!();
+    let tree = tempfile::tempdir().expect("a directory");
+    let battery = tree.path().join("sys/class/power_supply/battery");
+    let usb = tree.path().join("sys/class/power_supply/usb");
+    for (dir, file, text) in [
+        (&battery, "type", "Battery\n"),
+        (&battery, "status", "Charging\n"),
+        (&battery, "current_now", "500000\n"),
+        (&battery, "voltage_now", "4000000\n"),
+        (&usb, "type", "USB\n"),
+        (&usb, "current_now", "1350000\n"),
+        (&usb, "voltage_now", "20000000\n"),
+    ] {
+        fs::create_dir_all(dir).expect("a directory");
+        fs::write(dir.join(file), text).expect("a file");
+    }
+    // 2 W, with a wobble of a millionth by which refreshes are known, every 250 ms.
+    let (meter, ended) = (tree.path().join("meter"), AtomicBool::new(false));
+    rewrite(&meter, "2000000");
+    let sysfs = tree.path().join("sys");
+    let flags = ["--level", "token", "--sysfs", sysfs.to_str().expect("a path"), "--meter"];
+    let named = format!("{}:uW", meter.display());
+    let (program, tiny) = (runner(), model("tiny", "q4_0"));
+    let command =
+        [program.as_path(), Path::new("run"), Path::new("-m"), &tiny].map(|p| p.to_str().expect("a path"));
+    let options =
+        ["--no-roofline", "--no-warmup", "-p", "7", "-n", "1000", "-t", "1", "--slow", "MUL_MAT:1000%"];
+    let run = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut wobble = 0;
+            while !ended.load(Ordering::Relaxed) {
+                std::thread::sleep(std::time::Duration::from_millis(250));
+                wobble = 2 - wobble;
+                rewrite(&meter, &format!("{}", 2_000_000 + wobble));
+            }
+        });
+        let run = record(&[&flags[..], &[&named, "--"], &command, &options].concat());
+        ended.store(true, Ordering::Relaxed);
+        run
+    });
+    assert!(
+        run.stderr.contains("usb is not read: type USB") && run.stderr.contains("not discharging"),
+        "{}",
+        run.stderr
+    );
+    let trace = Trace::open(&run.trace).expect("a trace");
+    let report = {
+        use analysis::report::{By, ReportOptions, report};
+        let options = ReportOptions { tables: By::ALL.to_vec(), ..ReportOptions::default() };
+        report(&trace, &options, &Default::default())
+    };
+    let energy = report.energy.expect("energy");
+    let [meter, battery] = &energy.sources[..] else { panic!("{:?}", energy.sources) };
+    assert_eq!((meter.origin, battery.name.as_str(), battery.samples), ("meter", "battery", 0));
+    assert!(meter.refresh_ns.is_some_and(|ns| ns >= 150_000_000), "{meter:?}");
+    let p = energy.primary.expect("a source");
+    assert!(p.source == meter.name && !p.model, "{p:?}");
+    let decode = report.phases.iter().find(|p| p.phase == analysis::calls::Phase::Decode).expect("decode");
+    let tokens = decode.tokens.expect("tokens") as f64;
+    let wanted = 2.0 * decode.in_call_ns as f64 / 1e9 / tokens;
+    assert!((p.decode_j_per_token.expect("known") / wanted - 1.0).abs() < 0.01, "{p:?}, {wanted} J");
+    assert!(
+        energy.remarks.is_some_and(|r| r.contains("battery had no value: the battery is not discharging"))
+    );
+}

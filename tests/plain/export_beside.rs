@@ -70,7 +70,17 @@ fn values_over_time() {
     let mut s = Synth::new(Vec::new(), Spec { threads: 1, ..Spec::default() });
     for (id, kind) in [(0, SensorKind::Power), (1, SensorKind::Energy), (2, SensorKind::Frequency)] {
         let cpus = if id == 2 { "0-3" } else { "" };
-        s.enc.sensor(&Sensor { id, name: "soc", kind, path: "/x", interval_ns: 0, cpus }).unwrap();
+        s.enc
+            .sensor(&Sensor {
+                id,
+                name: "soc",
+                kind,
+                path: "/x",
+                interval_ns: 0,
+                cpus,
+                origin: pfi::record::SensorOrigin::Unknown,
+            })
+            .unwrap();
     }
     s.enc.counter(&counter(3, "l3d_cache_refill", "bytes", 64)).unwrap();
     s.call(2, |_, _| 10_000);

@@ -191,7 +191,16 @@ fn of_any(seed: [u64; 9], names: &str) -> Vec<u8> {
         e.off_cpu(&causes::slept(next(4) as u32, v, a, seed[7])).unwrap();
         e.phase_call(&PhaseCall { what: names, pid, tid, t: v, dur: a, cut }).unwrap();
         let kind = [SensorKind::Energy, SensorKind::Power][i as usize % 2];
-        e.sensor(&Sensor { id: 1, name: names, kind, path: "", interval_ns: 0, cpus: names }).unwrap();
+        e.sensor(&Sensor {
+            id: 1,
+            name: names,
+            kind,
+            path: "",
+            interval_ns: 0,
+            cpus: names,
+            origin: pfi::record::SensorOrigin::Unknown,
+        })
+        .unwrap();
         e.sample(t, &[(1, seed[6] as i64), (7, 1)]).unwrap();
         e.notice(&Notice { t: u, text: names }).unwrap();
     }

@@ -74,8 +74,15 @@ fn phases_stand_in_the_order_of_a_run() {
     assert!(shown(&r).contains("1 still running when recording stopped"), "{}", shown(&r));
 }
 
-const POWER: Sensor<'_> =
-    Sensor { id: 0, name: "battery", kind: SensorKind::Power, path: "/x", interval_ns: 0, cpus: "" };
+const POWER: Sensor<'_> = Sensor {
+    id: 0,
+    name: "battery",
+    kind: SensorKind::Power,
+    path: "/x",
+    interval_ns: 0,
+    cpus: "",
+    origin: SensorOrigin::Device,
+};
 const COUNTER: Sensor<'_> = Sensor { id: 1, name: "package-0", kind: SensorKind::Energy, ..POWER };
 const CLOCK: Sensor<'_> =
     Sensor { id: 2, name: "cluster 1", kind: SensorKind::Frequency, cpus: "4-7", ..POWER };
@@ -103,7 +110,7 @@ fn sampled(s: &mut Synth<Vec<u8>>, power: impl Fn(i64) -> Option<i64>) -> u64 {
 #[test]
 fn joules_of_a_phase_are_power_over_its_calls() {
     let mut s = synth();
-    sampled(&mut s, |_| Some(3_000_000));
+    sampled(&mut s, |i| Some(3_000_000 + i64::from(i == 0)));
     let r = read(s, &By::ALL);
     let decode = r.phases.iter().find(|p| p.phase == Phase::Decode).unwrap();
     let e = r.energy.as_ref().unwrap();
@@ -131,7 +138,9 @@ fn joules_of_a_phase_are_power_over_its_calls() {
 fn a_source_that_jumps_or_vanishes_is_told() {
     let mut s = synth();
     // It jumps twice, and is missing from the second call on.
-    sampled(&mut s, |i| (i < 45).then_some(if i == 10 || i == 20 { 900_000_000 } else { 3_000_000 }));
+    sampled(&mut s, |i| {
+        (i < 45).then_some(if i == 10 || i == 20 { 900_000_000 } else { 3_000_000 + i64::from(i == 0) })
+    });
     let r = read(s, &By::ALL);
     let battery = &r.energy.as_ref().unwrap().sources[0];
     let p = &battery.phases[0];
@@ -139,6 +148,88 @@ fn a_source_that_jumps_or_vanishes_is_told() {
     assert!((p.watts.unwrap() - 3.0).abs() < 1e-9);
     assert!(p.covered < 0.5 && p.joules_per_token.is_none(), "{p:?}");
     assert!(shown(&r).contains("battery: 2 of 45 samples excluded"), "{}", shown(&r));
+}
+
+/// A sensor, and its value at a sample.
+type SensorOf = (Sensor<'static>, fn(i64) -> i64);
+
+/// What several sources say of two decode calls: the power or the total of each at a sample, and its current.
+fn several(sensors: &[SensorOf]) -> Report {
+    let mut s = synth();
+    for (sensor, _) in sensors {
+        s.enc.sensor(sensor).unwrap();
+    }
+    let from = s.now as i64 - 5000;
+    s.call(1, busy);
+    s.call(1, busy);
+    for (i, t) in (from..s.now as i64).step_by(1000).zip(0..).map(|(t, i)| (i, t)) {
+        let values: Vec<_> = sensors.iter().map(|(sensor, of)| (sensor.id, of(i))).collect();
+        s.enc.sample(t, &values).unwrap();
+    }
+    read(s, &By::ALL)
+}
+
+const fn of_origin(id: u32, name: &'static str, kind: SensorKind, origin: SensorOrigin) -> Sensor<'static> {
+    Sensor { id, name, kind, origin, ..POWER }
+}
+
+#[test]
+fn one_of_several_sources_is_preferred_by_rule_and_a_model_says_that_it_is_one() {
+    // 3 W; 1 A; two clusters of 1 and 2 kW by the model; 2 kW.
+    let battery: SensorOf =
+        (of_origin(0, "battery", SensorKind::Power, SensorOrigin::Device), |i| 3_000_000 + i64::from(i == 0));
+    let current: SensorOf = (of_origin(1, "battery", SensorKind::Current, SensorOrigin::Device), |i| {
+        1_000_000 + i64::from(i == 0)
+    });
+    let small: SensorOf =
+        (of_origin(2, "model of CPUs 0-3", SensorKind::Energy, SensorOrigin::Model), |i| 1000 * i);
+    let big: SensorOf =
+        (of_origin(3, "model of CPUs 4-7", SensorKind::Energy, SensorOrigin::Model), |i| 2000 * i);
+    let package: SensorOf =
+        (of_origin(4, "package-0", SensorKind::Energy, SensorOrigin::Package), |i| 2000 * i);
+    let all = several(&[small, big, package, battery, current]);
+    let seconds = all.phases.iter().find(|p| p.phase == Phase::Decode).unwrap().in_call_ns as f64 / 1e9 / 2.0;
+    let energy = all.energy.as_ref().unwrap();
+    assert_eq!(energy.sources.len(), 4, "{:?}", energy.sources);
+    let p = energy.primary.as_ref().unwrap();
+    assert_eq!((p.source.as_str(), p.origin, p.model), ("battery", "device", false));
+    let close = |a: Option<f64>, b: f64| assert!((a.unwrap() / b - 1.0).abs() < 1e-5, "{a:?} {b}");
+    close(p.decode_j_per_token, 3.0 * seconds);
+    close(p.decode_uah_per_token, 1e6 * seconds / 3600.0);
+    assert_eq!(p.prefill_j_per_token, None);
+    let text = shown(&all);
+    assert!(text.contains("uAh/token") && text.contains(" J, "), "{text}");
+    assert!(text.contains("model of CPUs 0-3 (not measured: a model)"), "{text}");
+    // Without the battery, the package; without both, the clusters together.
+    let p = several(&[small, big, package]).energy.unwrap().primary.unwrap();
+    assert_eq!((p.source.as_str(), p.model, p.decode_uah_per_token), ("package-0", false, None));
+    let only = several(&[small, big]);
+    let p = only.energy.as_ref().unwrap().primary.as_ref().unwrap();
+    assert_eq!(
+        (p.source.as_str(), p.origin, p.model),
+        ("model of CPUs 0-3 + model of CPUs 4-7", "model", true)
+    );
+    close(p.decode_j_per_token, 3000.0 * seconds);
+    let text = shown(&only);
+    let line = text.lines().find(|l| l.contains("a token")).unwrap_or_default();
+    assert!(line.contains("not measured: a model") && !text.contains("uAh"), "{text}");
+    let json = serde_json::to_value(only.energy.as_ref().unwrap()).unwrap();
+    assert_eq!((&json["primary"]["model"], &json["sources"][0]["model"]), (&true.into(), &true.into()));
+}
+
+#[test]
+fn a_source_that_stands_still_is_not_trusted() {
+    let contract: SensorOf = (of_origin(0, "psy", SensorKind::Power, SensorOrigin::Device), |_| 27_000_000);
+    let model: SensorOf =
+        (of_origin(2, "model of CPUs 0", SensorKind::Energy, SensorOrigin::Model), |i| 1000 * i);
+    let r = several(&[contract, model]);
+    let energy = r.energy.as_ref().unwrap();
+    assert!(energy.sources[0].stands_still && energy.sources[0].phases[0].joules_per_token.is_none());
+    assert!(energy.primary.as_ref().unwrap().model);
+    let text = shown(&r);
+    assert!(text.contains("psy (did not change)") && text.contains("it cannot be trusted"), "{text}");
+    let alone = several(&[contract]);
+    assert!(alone.energy.unwrap().primary.is_none());
 }
 
 #[test]

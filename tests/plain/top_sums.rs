@@ -12,7 +12,7 @@ use analysis::live::{Live, LiveSpan, PhaseSpan, limit};
 use analysis::load::LoadProgress;
 use analysis::report::{By, PhaseReport, Report, ReportOptions, report};
 use analysis::tables::{GAPS_ROW, WAIT_ROW};
-use pfi::record::{Availability, Detail, LevelChange, Sensor, SensorKind};
+use pfi::record::{Availability, Detail, LevelChange, Sensor, SensorKind, SensorOrigin};
 use pfi::{Output, Tail, Tap, Trace};
 use synth_trace::causes::{FIRST_OP, faulted, feature, preempted, slept};
 use synth_trace::*;
@@ -275,7 +275,10 @@ fn speeds_and_sensors_are_those_of_the_last_update() {
     let mut g = Growing::new(Spec::default());
     for (id, kind) in [(0, SensorKind::Frequency), (1, SensorKind::Temperature)] {
         let (name, path, cpus) = ("x", "/x", "0-1");
-        g.synth.enc.sensor(&Sensor { id, name, kind, path, interval_ns: 0, cpus }).unwrap();
+        g.synth
+            .enc
+            .sensor(&Sensor { id, name, kind, path, interval_ns: 0, cpus, origin: SensorOrigin::Unknown })
+            .unwrap();
     }
     g.synth.enc.sample(1, &[(0, 1_000_000), (1, 50_000)]).unwrap();
     g.synth.enc.sample(2, &[(0, 2_000_000)]).unwrap();

@@ -87,7 +87,8 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
             sum(&v) + text(&[r.what])
         }
         Record::Sensor(r) => {
-            sum(&[r.id.into(), r.kind as u64, r.interval_ns]) + text(&[r.name, r.path, r.cpus])
+            sum(&[r.id.into(), r.kind as u64, r.interval_ns, r.origin as u64])
+                + text(&[r.name, r.path, r.cpus])
         }
         Record::Sample(r) => {
             let values = sensor_values(r).map(|(id, v)| i128::from(id) + i128::from(v));
@@ -203,7 +204,7 @@ fn summary(trace: &Trace) -> Vec<String> {
 }
 
 /// Without extension: `.pfi` is the file, `.txt` its content. The newest comes last.
-const GOLDEN: [&str; 7] = [
+const GOLDEN: [&str; 8] = [
     "golden/small",
     "golden/small-1.1",
     "golden/small-1.2",
@@ -211,6 +212,7 @@ const GOLDEN: [&str; 7] = [
     "golden/small-1.4",
     "golden/small-1.5",
     "golden/small-1.6",
+    "golden/small-1.7",
 ];
 const NEWEST: &str = GOLDEN[GOLDEN.len() - 1];
 

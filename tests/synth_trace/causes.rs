@@ -98,7 +98,17 @@ pub fn one_of_each(s: &mut Synth<Vec<u8>>) {
     s.enc.experts(&rows, &[1, 2, 3, 4]).unwrap();
     s.enc.phase_call(&phase_call("sampling", t, 500)).unwrap();
     for (id, kind) in [(0, SensorKind::Power), (1, SensorKind::Energy), (2, SensorKind::Frequency)] {
-        s.enc.sensor(&Sensor { id, name: "x", kind, path: "/x", interval_ns: 0, cpus: "0-1" }).unwrap();
+        s.enc
+            .sensor(&Sensor {
+                id,
+                name: "x",
+                kind,
+                path: "/x",
+                interval_ns: 0,
+                cpus: "0-1",
+                origin: pfi::record::SensorOrigin::Unknown,
+            })
+            .unwrap();
     }
     for i in 0..20 {
         s.enc.sample((t - 20_000 + 1000 * i) as i64, &[(0, 5), (1, i as i64), (2, 7)]).unwrap();

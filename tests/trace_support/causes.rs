@@ -63,12 +63,19 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     e.experts(&ExpertRows { why: "device memory", first: 0, ..rows }, &[]).unwrap();
     let what = "tokenize";
     e.phase_call(&PhaseCall { what, pid: PID, tid: PID, t: t as i64 - 500, dur: 400, cut: true }).unwrap();
-    for (id, kind) in [(0, SensorKind::Power), (1, SensorKind::Temperature)] {
+    let sensors = [
+        (0, SensorKind::Power, SensorOrigin::Rail),
+        (1, SensorKind::Temperature, SensorOrigin::Unknown),
+        (2, SensorKind::Energy, SensorOrigin::Model),
+        (3, SensorKind::Current, SensorOrigin::Device),
+        (4, SensorKind::Pressure, SensorOrigin::Unknown),
+    ];
+    for (id, kind, origin) in sensors {
         let path = "/sys/class/thermal/thermal_zone0/temp";
-        let sensor = Sensor { id, name: "soc", kind, path, interval_ns: 50_000_000, cpus: "0-1" };
+        let sensor = Sensor { id, name: "soc", kind, path, interval_ns: 50_000_000, cpus: "0-1", origin };
         e.sensor(&sensor).unwrap();
     }
-    e.sample(t as i64 + 1, &[(0, 2_500_000), (1, -4_500)]).unwrap();
+    e.sample(t as i64 + 1, &[(0, 2_500_000), (1, -4_500), (2, 77), (3, 500_000), (4, 1 << 40)]).unwrap();
     let why = "over the budget";
     let (predicted_ppm, measured_ppm) = (Some(9_000), None);
     let change = LevelChange { t: t as i64 + 2, to: Detail::Op, one_in: 4, predicted_ppm, measured_ppm, why };

@@ -57,6 +57,10 @@ fn sensor(loaded: &Loaded<'_>, s: &Sensor<'_>, select: &Select) -> GaugeSeries {
         SensorKind::Energy => ("W", 1e3, "power (from energy)"),
         SensorKind::Frequency => ("MHz", 1e-3, "frequency"),
         SensorKind::Temperature => ("°C", 1e-3, "temperature"),
+        SensorKind::Current => ("mA", 1e-3, "current"),
+        SensorKind::Cooling => ("", 1.0, "cooling"),
+        // µs per ns.
+        SensorKind::Pressure => ("%", 1e5, "share of time"),
     };
     let one = |sample: &pfi::record::SensorSample<'_>| {
         let value = sensor_values(sample).find(|(id, _)| *id == s.id)?.1;
@@ -64,8 +68,8 @@ fn sensor(loaded: &Loaded<'_>, s: &Sensor<'_>, select: &Select) -> GaugeSeries {
     };
     let mut values: Vec<(i64, f64)> = loaded.causes.samples.iter().filter_map(one).collect();
     order::by_key(&mut values, |v| (order::time(v.0), 0));
-    if s.kind == SensorKind::Energy {
-        // A counter of microjoules: its increase gives the power in between. A decrease is ignored.
+    if matches!(s.kind, SensorKind::Energy | SensorKind::Pressure) {
+        // A running total: its increase gives the power, or the share, in between. A decrease is ignored.
         let grown = values.windows(2).filter_map(|w| match w {
             [(t, a), (u, b)] if u > t && b >= a => Some((*t, (b - a) / t.abs_diff(*u) as f64)),
             _ => None,

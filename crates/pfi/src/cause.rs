@@ -177,6 +177,28 @@ pub struct Sensor<'a> {
     pub interval_ns: u64,
     /// CPUs that it covers, e.g. `0-3`; empty = all, or none in particular.
     pub cpus: &'a str,
+    /// Of a power, an energy or a current: what it covers, and how it is known. Since 1.7.
+    pub origin: SensorOrigin,
+}
+
+/// What a power, an energy or a current covers, and how it is known; the first to be preferred. Since 1.7.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SensorOrigin {
+    /// Not recorded, or of another kind.
+    #[default]
+    Unknown,
+    /// A meter that the user named.
+    Meter,
+    /// The complete device: its battery, or a sensor at its input.
+    Device,
+    /// The complete device, estimated from measurements of parts of it.
+    Estimate,
+    /// A processor package.
+    Package,
+    /// One supply rail, or a part of a package.
+    Rail,
+    /// Not measured: the kernel's Energy Model and the time that CPUs were busy.
+    Model,
 }
 
 /// What a sensor measures, and the unit.
@@ -190,6 +212,12 @@ pub enum SensorKind {
     Frequency,
     /// Thousandths of a degree Celsius.
     Temperature,
+    /// µA. Since 1.7.
+    Current,
+    /// State of a cooling device: 0 = it does not cool. Since 1.7.
+    Cooling,
+    /// A running total: time in which at least one task waited for a CPU, µs. Since 1.7.
+    Pressure,
 }
 
 /// Sensor values at one instant.

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::section::{fact, title};
 use super::table::{Style, Table, number, text};
 use super::units::*;
-use analysis::attribution::energy::{EnergyReport, GaugeRow, SourceRow};
+use analysis::attribution::energy::{EnergyReport, GaugeRow, PhaseEnergy, PrimaryEnergy, SourceRow};
 
 /// Writes the section.
 pub fn write(out: &mut dyn Write, r: &EnergyReport, style: &Style) -> io::Result<()> {
@@ -14,6 +14,12 @@ pub fn write(out: &mut dyn Write, r: &EnergyReport, style: &Style) -> io::Result
         fact(out, "joules", "no source: the machine reports neither power nor energy")?;
     } else {
         write!(out, "{}", sources(&r.sources).render(style))?;
+    }
+    for line in r.primary.iter().flat_map(primary) {
+        fact(out, "a token", &line)?;
+    }
+    if let Some(remarks) = &r.remarks {
+        fact(out, "sensors", remarks)?;
     }
     for doubt in r.sources.iter().flat_map(doubts) {
         fact(out, "warning", &doubt)?;
@@ -25,36 +31,63 @@ pub fn write(out: &mut dyn Write, r: &EnergyReport, style: &Style) -> io::Result
     Ok(())
 }
 
+/// The energy of a token in each phase, by the source that is preferred.
+pub(super) fn primary(p: &PrimaryEnergy) -> Vec<String> {
+    let phase = |name: &str, joules: Option<f64>, uah: Option<f64>| {
+        let uah = uah.map_or_else(String::new, |v| format!(", {} uAh", significant(v)));
+        Some(format!("{name} {} J{uah}, by {}", significant(joules?), named(&p.source, p.origin, false)))
+    };
+    let decode = phase("decode", p.decode_j_per_token, p.decode_uah_per_token);
+    let prefill = phase("prefill", p.prefill_j_per_token, p.prefill_uah_per_token);
+    decode.into_iter().chain(prefill).collect()
+}
+
+/// A source with what it is, as far as its name does not say that.
+fn named(name: &str, origin: &str, still: bool) -> String {
+    let what = match origin {
+        "model" => " (not measured: a model)",
+        "estimate" => " (an estimate)",
+        _ => "",
+    };
+    let still = if still { " (did not change)" } else { "" };
+    format!("{name}{what}{still}")
+}
+
+/// With four digits that count.
+fn significant(v: f64) -> String {
+    let before = if v > 0.0 { v.log10().floor() as i32 } else { 0 };
+    let digits = (3 - before).clamp(0, 9) as usize;
+    format!("{v:.digits$}")
+}
+
 /// Joules and watts of each source by phase.
 pub(super) fn sources(rows: &[SourceRow]) -> Table {
-    let mut t = Table::new(vec![
-        text("phase"),
-        number("J", 0),
-        number("W", 0),
-        number("J/token", 0),
-        number("covered %", 1),
-        text("source"),
-    ]);
+    let charge = rows.iter().flat_map(|s| &s.phases).any(|p| p.uah_per_token.is_some());
+    let mut columns = vec![text("phase"), number("J", 0), number("W", 0), number("J/token", 0)];
+    columns.extend(charge.then(|| number("uAh/token", 0)));
+    columns.extend([number("covered %", 1), text("source")]);
+    let mut t = Table::new(columns);
     for s in rows {
+        let source = named(&s.name, s.origin, s.stands_still);
+        let with_charge = |mut row: Vec<String>, p: Option<&PhaseEnergy>| {
+            let uah = p.map_or_else(String::new, |p| or_dash(p.uah_per_token, significant));
+            row.extend(charge.then_some(uah));
+            row
+        };
         for p in &s.phases {
-            t.row(vec![
-                p.phase.name().into(),
-                if p.covered > 0.0 { format!("{:.3}", p.joules) } else { "-".into() },
-                or_dash(p.watts, |v| format!("{v:.2}")),
-                or_dash(p.joules_per_token, |v| format!("{v:.4}")),
-                pct(p.covered),
-                s.name.clone(),
-            ]);
+            let joules = if p.covered > 0.0 { format!("{:.3}", p.joules) } else { "-".into() };
+            let per_token = or_dash(p.joules_per_token, significant);
+            let row = vec![p.phase.name().into(), joules, or_dash(p.watts, |v| format!("{v:.2}")), per_token];
+            let mut row = with_charge(row, Some(p));
+            row.extend([pct(p.covered), source.clone()]);
+            t.row(row);
         }
         let watts = (s.covered_ns > 0).then(|| s.joules * 1e9 / s.covered_ns as f64);
-        t.row(vec![
-            "complete run".into(),
-            or_dash(watts, |_| format!("{:.3}", s.joules)),
-            or_dash(watts, |v| format!("{v:.2}")),
-            String::new(),
-            String::new(),
-            s.name.clone(),
-        ]);
+        let joules = or_dash(watts, |_| format!("{:.3}", s.joules));
+        let row = vec!["complete run".into(), joules, or_dash(watts, |v| format!("{v:.2}")), String::new()];
+        let mut row = with_charge(row, None);
+        row.extend([String::new(), source]);
+        t.row(row);
     }
     t
 }
@@ -70,6 +103,18 @@ pub(super) fn doubts(s: &SourceRow) -> Vec<String> {
         let silent = format!("{} without samples, {} in total", count(s.gaps, "gap"), time(s.gaps_ns as f64));
         out.push(format!("{}: {silent}", s.name));
     }
+    let unknown = s.phases.iter().filter_map(|p| Some((p.phase, p.unknown?)));
+    // One reason for all phases is said once.
+    let mut unknown: Vec<_> = if s.stands_still { unknown.take(1).collect() } else { unknown.collect() };
+    unknown.retain(|(phase, _)| phase.name() != "unknown" || s.phases.len() == 1);
+    out.extend(unknown.iter().map(|(phase, why)| match s.stands_still {
+        true => format!("{}: no joules per token: {why}", s.name),
+        false => format!("{}: no joules per token in {}: {why}", s.name, phase.name()),
+    }));
+    if let Some(refresh) = s.refresh_ns.filter(|_| !s.stands_still) {
+        let left = "the first such time of a phase is not counted";
+        out.push(format!("{}: refreshed every {}: {left}", s.name, time(refresh as f64)));
+    }
     out
 }
 
@@ -83,10 +128,15 @@ pub(super) fn gauges(rows: &[GaugeRow]) -> Table {
         text("sensor"),
     ]);
     for g in rows {
-        let (scale, unit) = if g.kind == "frequency" { (1e6, "GHz") } else { (1e3, "°C") };
+        let (scale, unit) = match g.kind {
+            "frequency" => (1e6, " GHz"),
+            "cooling" => (1.0, ""),
+            "pressure" => (1e-2, " %"),
+            _ => (1e3, " °C"),
+        };
         let cpus = if g.cpus.is_empty() { String::new() } else { format!(" (CPU {})", g.cpus) };
         for p in &g.phases {
-            let show = |v: f64| format!("{:.2} {unit}", v / scale);
+            let show = |v: f64| format!("{:.2}{unit}", v / scale);
             t.row(vec![
                 p.phase.name().into(),
                 show(p.mean),

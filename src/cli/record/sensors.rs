@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::cli::args::{Args, Flag, FlagGroup, Usage};
-use crate::host::sensors::{self, INTERVAL};
+use crate::host::sensors::{self, INTERVAL, MeterFile};
 use crate::recorder::recording::RecordOptions;
 
 pub const FLAGS: FlagGroup = FlagGroup {
@@ -14,6 +14,13 @@ pub const FLAGS: FlagGroup = FlagGroup {
             "Record power, energy, CPU frequencies and temperatures 20 times a second, as far as the \
              machine reports them",
         ),
+        Flag::value(
+            "meter",
+            "FILE[:UNIT]",
+            "Also read a meter of your own: a file with one number that another program keeps up to date, in uW, mW \
+             or W, or in uJ, mJ or J so far [default: uW]. Implies --sensors",
+        )
+        .valid(|text| MeterFile::parse(text).map(drop)),
         Flag::value("sysfs", "DIR", "Directory to look for sensors in").default("/sys").hidden(),
     ],
 };
@@ -24,6 +31,8 @@ pub const FLAGS: FlagGroup = FlagGroup {
 /// None of the choices.
 pub fn read(args: &Args, options: &mut RecordOptions) -> Result<(), Usage> {
     let sysfs = args.path("sysfs")?.unwrap_or_else(|| PathBuf::from("/sys"));
-    options.sensors = args.flag("sensors").then_some(sensors::SensorOptions { sysfs, interval: INTERVAL });
+    let meter = args.option("meter", MeterFile::parse)?;
+    let wanted = args.flag("sensors") || meter.is_some();
+    options.sensors = wanted.then_some(sensors::SensorOptions { sysfs, interval: INTERVAL, meter });
     Ok(())
 }

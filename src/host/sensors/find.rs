@@ -1,152 +1,133 @@
-//! Finds a machine's sensors: power supplies, hwmon, powercap, CPU frequencies, thermal zones, as listed in sysfs
-//! under a root that may be a recorded tree.
+//! Finds a machine's sensors, as listed below the given roots, which may be a recorded tree.
 
-use std::fs::{self, File};
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::gauge::{Battery, FileGauge, Gauge, PowerGauge};
-use common::order;
-use pfi::record::SensorKind;
+use super::found::{Found, FoundSensor, Roots, entries, file_name, label, number};
+use super::gauge::WrappingCounter;
+use super::pressure::Pressure;
+use super::{hwmon, model, pmic, supplies};
+use pfi::record::{SensorKind, SensorOrigin};
 
 /// Maximum number of sensors read.
 pub const MAX_SENSORS: usize = 64;
+/// Maximum number of cooling devices among them: some machines have several for each CPU.
+const MOST_COOLING: usize = 8;
 
-/// A sensor that was found.
-pub struct FoundSensor {
-    pub name: String,
-    pub kind: SensorKind,
-    /// The file, or the first of two.
-    pub path: PathBuf,
-    /// The driver's own update interval, ns; 0 = unknown.
-    pub interval_ns: u64,
-    /// For a frequency: the CPUs.
-    pub cpus: String,
-    pub gauge: Box<dyn Gauge>,
-}
-
-/// All sensors under `sysfs` (`/sys`) that currently have a value, in a stable order: power and energy first.
-pub fn find(sysfs: &Path) -> Vec<FoundSensor> {
-    let mut found = power_supplies(&sysfs.join("class/power_supply"));
-    found.extend(hwmon(&sysfs.join("class/hwmon")));
-    found.extend(powercap(&sysfs.join("class/powercap")));
-    found.extend(frequencies(&sysfs.join("devices/system/cpu/cpufreq")));
-    found.extend(thermal(&sysfs.join("class/thermal")));
+/// All sensors that currently have a value, in a stable order: power and energy first.
+pub fn find(roots: &Roots) -> Found {
+    let sysfs = &roots.sysfs;
+    let mut found = Found::default();
+    supplies::find(&sysfs.join("class/power_supply"), &mut found);
+    hwmon::find(&sysfs.join("class/hwmon"), &mut found);
+    powercap(&sysfs.join("class/powercap"), &mut found);
+    pmic::find(&roots.dev, sysfs, &mut found);
+    model::find(roots, &mut found);
+    found.sensors.extend(Pressure::find(&roots.proc));
+    found.sensors.extend(frequencies(&sysfs.join("devices/system/cpu/cpufreq")));
+    found.sensors.extend(devfreq(&sysfs.join("class/devfreq")));
+    found.sensors.extend(thermal(&sysfs.join("class/thermal")));
+    found.sensors.extend(cooling(&sysfs.join("class/thermal")));
     found
 }
 
-/// The entries of a directory whose names start with `prefix`, in numeric order.
-fn entries(dir: &Path, prefix: &str) -> Vec<PathBuf> {
-    let all = fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path());
-    let mut all: Vec<PathBuf> = all.filter(|p| file_name(p).starts_with(prefix)).collect();
-    order::by(&mut all, |a, b| (file_name(a).len(), a).cmp(&(file_name(b).len(), b)));
-    all
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
-}
-
-fn text(path: PathBuf) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?.trim().to_owned();
-    (!text.is_empty()).then_some(text)
-}
-
-/// A number in a file, as a sensor of kind `kind`. None if there is none.
-fn value(path: PathBuf, factor: (i64, i64), name: String, kind: SensorKind) -> Option<FoundSensor> {
-    let gauge = Box::new(FileGauge::open(&path, factor).ok()?);
-    Some(FoundSensor { name, kind, path, interval_ns: 0, cpus: String::new(), gauge })
-}
-
-/// Current times voltage in µW; dividing their product by `divisor` gives µW.
-fn product(current: PathBuf, voltage: &Path, divisor: i64, name: String) -> Option<FoundSensor> {
-    let gauge =
-        PowerGauge { current: File::open(&current).ok()?, voltage: File::open(voltage).ok()?, divisor };
-    gauge.read().ok()?;
-    let (kind, cpus) = (SensorKind::Power, String::new());
-    Some(FoundSensor { name, kind, path: current, interval_ns: 0, cpus, gauge: Box::new(gauge) })
-}
-
-/// Documentation/ABI/testing/sysfs-class-power: power_now in µW, current_now in µA, voltage_now in µV.
-fn power_supplies(dir: &Path) -> Vec<FoundSensor> {
-    entries(dir, "").into_iter().filter_map(|supply| power_supply(&supply)).collect()
-}
-
-fn power_supply(supply: &Path) -> Option<FoundSensor> {
-    let (at, name) = (|file: &str| supply.join(file), file_name(supply));
-    let found = value(at("power_now"), (1, 1), name.clone(), SensorKind::Power)
-        .or_else(|| product(at("current_now"), &at("voltage_now"), 1_000_000, name))?;
-    if text(at("type")).as_deref() != Some("Battery") {
-        return Some(found);
+/// Remarks why there may be no Energy Model, for a machine without any source of energy.
+pub fn hint(debugfs: &Path, found: &mut Found) {
+    let Err(e) = fs::read_dir(debugfs.join("energy_model")) else { return };
+    let mounted = || fs::read_dir(debugfs).is_ok_and(|mut entries| entries.next().is_some());
+    match e.kind() {
+        ErrorKind::PermissionDenied => {
+            found.remark(format!("no meter; the Energy Model needs root: {}: {e}", debugfs.display()));
+        }
+        _ if debugfs.is_dir() && !mounted() => found.remark(format!(
+            "no meter; an Energy Model would be in debugfs: mount -t debugfs none {}",
+            debugfs.display()
+        )),
+        _ => {}
     }
-    let status = File::open(at("status")).ok()?;
-    Some(FoundSensor { gauge: Box::new(Battery { power: found.gauge, status }), ..found })
 }
 
-/// Documentation/hwmon/sysfs-interface.rst: power in µW, energy in µJ, current in mA, voltage in mV, interval in ms.
-fn hwmon(dir: &Path) -> Vec<FoundSensor> {
-    let mut all = Vec::new();
-    for chip in entries(dir, "hwmon") {
-        let name = text(chip.join("name")).unwrap_or_else(|| file_name(&chip));
-        let ms = text(chip.join("update_interval")).and_then(|t| t.parse::<u64>().ok()).unwrap_or(0);
-        let mut found = chip_sensors(&chip, &name);
-        found.iter_mut().for_each(|f| f.interval_ns = ms.saturating_mul(1_000_000));
-        all.append(&mut found);
-    }
-    all
-}
-
-fn chip_sensors(chip: &Path, name: &str) -> Vec<FoundSensor> {
-    let mut all = Vec::new();
-    // Channels count from 1; a chip has a handful.
-    for i in 1..=16 {
-        let at = |what: &str, file: &str| chip.join(format!("{what}{i}_{file}"));
-        let named = |what| match text(at(what, "label")) {
-            Some(label) => format!("{name} {label}"),
-            None => format!("{name} {what}{i}"),
-        };
-        let power = value(at("power", "input"), (1, 1), named("power"), SensorKind::Power)
-            .or_else(|| value(at("power", "average"), (1, 1), named("power"), SensorKind::Power))
-            .or_else(|| product(at("curr", "input"), &at("in", "input"), 1, named("curr")));
-        all.extend(power);
-        all.extend(value(at("energy", "input"), (1, 1), named("energy"), SensorKind::Energy));
-    }
-    all
-}
-
-/// Documentation/ABI/testing/sysfs-class-powercap: energy_uj in µJ. A nested zone is included in its outer zone's
-/// count; its name has a '/'.
-fn powercap(dir: &Path) -> Vec<FoundSensor> {
-    let zones = entries(dir, "").into_iter().filter(|z| file_name(z).contains(':'));
-    let name = |zone: &Path| text(zone.join("name")).unwrap_or_else(|| file_name(zone));
-    let sensor = |zone: PathBuf| {
-        let id = file_name(&zone);
+/// Documentation/ABI/testing/sysfs-class-powercap: energy_uj in µJ, or power_uw in µW (arm-scmi). A nested zone is a
+/// part of its outer zone, or beside it (dram); its name has a '/'.
+fn powercap(dir: &Path, found: &mut Found) {
+    let zones: Vec<PathBuf> = entries(dir, "").into_iter().filter(|z| file_name(z).contains(':')).collect();
+    let name = |zone: &Path| label(zone.join("name")).unwrap_or_else(|| file_name(zone));
+    let mut modelled = false;
+    for zone in &zones {
+        let id = file_name(zone);
+        if id.starts_with("dtpm") {
+            modelled = true;
+            continue;
+        }
+        // The same counters by another way.
+        let twin = id.strip_prefix("intel-rapl-mmio:").map(|n| dir.join(format!("intel-rapl:{n}")));
+        if twin.is_some_and(|twin| label(twin.join("name")) == label(zone.join("name"))) {
+            continue;
+        }
         let outer =
             id.rsplit_once(':').map(|(outer, _)| dir.join(outer)).filter(|o| file_name(o).contains(':'));
-        let name = match outer {
-            Some(outer) => format!("{}/{}", name(&outer), name(&zone)),
-            None => name(&zone),
+        let own = name(zone);
+        // Intel's psys is the complete platform.
+        let origin = match (&outer, own.as_str()) {
+            (Some(_), _) => SensorOrigin::Rail,
+            (None, "psys") => SensorOrigin::Device,
+            (None, _) => SensorOrigin::Package,
         };
-        value(zone.join("energy_uj"), (1, 1), name, SensorKind::Energy)
-    };
-    zones.filter_map(sensor).collect()
+        let name = outer.map_or_else(|| own.clone(), |outer| format!("{}/{own}", name(&outer)));
+        let counter = zone.join("energy_uj");
+        let sensor = match WrappingCounter::open(&counter, number(zone.join("max_energy_range_uj"))) {
+            Ok(gauge) => Some(FoundSensor::new(name, SensorKind::Energy, counter, Box::new(gauge))),
+            Err(e) if e.kind() == ErrorKind::PermissionDenied => {
+                found.remark(format!("{name} is not read: {}: {e}", counter.display()));
+                None
+            }
+            Err(_) => FoundSensor::file(zone.join("power_uw"), (1, 1), name, SensorKind::Power),
+        };
+        found.sensors.extend(sensor.map(|s| s.from(origin)));
+    }
+    if modelled {
+        found.remark("powercap dtpm is not read: its power is the Energy Model's".into());
+    }
 }
 
 /// Documentation/admin-guide/pm/cpufreq.rst: one policy for CPUs that change together, kHz.
 fn frequencies(dir: &Path) -> Vec<FoundSensor> {
     let policy = |at: PathBuf| {
-        let cpus = text(at.join("related_cpus")).unwrap_or_default().replace(' ', ",");
+        let cpus = label(at.join("related_cpus")).unwrap_or_default().replace(' ', ",");
         let name = format!("CPUs {cpus}");
-        let found = value(at.join("scaling_cur_freq"), (1, 1), name, SensorKind::Frequency)?;
+        let found = FoundSensor::file(at.join("scaling_cur_freq"), (1, 1), name, SensorKind::Frequency)?;
         Some(FoundSensor { cpus, ..found })
     };
     entries(dir, "policy").into_iter().filter_map(policy).collect()
 }
 
+/// Documentation/ABI/testing/sysfs-class-devfreq: frequencies of the memory, a GPU, a bus, in Hz.
+fn devfreq(dir: &Path) -> Vec<FoundSensor> {
+    let device = |at: PathBuf| {
+        let name = label(at.join("name")).unwrap_or_else(|| file_name(&at));
+        FoundSensor::file(at.join("cur_freq"), (1, 1000), format!("device {name}"), SensorKind::Frequency)
+    };
+    entries(dir, "").into_iter().filter_map(device).collect()
+}
+
 /// Documentation/driver-api/thermal/sysfs-api.rst: millidegrees.
 fn thermal(dir: &Path) -> Vec<FoundSensor> {
     let zone = |at: PathBuf| {
-        let name = text(at.join("type")).unwrap_or_else(|| file_name(&at));
-        value(at.join("temp"), (1, 1), name, SensorKind::Temperature)
+        let name = label(at.join("type")).unwrap_or_else(|| file_name(&at));
+        FoundSensor::file(at.join("temp"), (1, 1), name, SensorKind::Temperature)
     };
     entries(dir, "thermal_zone").into_iter().filter_map(zone).collect()
+}
+
+/// The same page: how much a device is slowed down or a fan sped up, from 0 to max_state.
+fn cooling(dir: &Path) -> Vec<FoundSensor> {
+    let device = |at: PathBuf| {
+        let most: i64 = number(at.join("max_state"))?;
+        let name = label(at.join("type")).unwrap_or_else(|| file_name(&at));
+        let name = format!("{name} ({}, at most {most})", file_name(&at));
+        let file = || FoundSensor::file(at.join("cur_state"), (1, 1), name, SensorKind::Cooling);
+        (most > 0).then(file).flatten()
+    };
+    entries(dir, "cooling_device").into_iter().filter_map(device).take(MOST_COOLING).collect()
 }

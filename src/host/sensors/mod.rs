@@ -1,8 +1,16 @@
 //! Values of the machine's sensors during a recording: power, energy, frequencies, temperatures. They are read by a
 //! separate thread, since some drivers are slow.
 
+mod cpu_times;
 mod find;
+mod found;
 mod gauge;
+mod hwmon;
+mod meter;
+mod model;
+mod pmic;
+mod pressure;
+mod supplies;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,15 +18,19 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use self::find::{FoundSensor, MAX_SENSORS, find};
+use self::find::{MAX_SENSORS, find};
+use self::found::{Found, FoundSensor, Roots};
+pub use self::meter::{MeterError, MeterFile};
 use crate::host::{capset, usage};
-use pfi::record::{self, Availability};
+use pfi::record::{self, Availability, SensorKind};
 use pfi::{Encoder, WriteError};
 
 /// Time between two samples.
 pub const INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum number of samples waiting for the recorder.
 const WAITING: usize = 64;
+/// How often it is said of a sensor that it has no value.
+const MOST_NOTICES: u32 = 3;
 
 /// What to sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,11 +38,22 @@ pub struct SensorOptions {
     /// `/sys`, or a recorded tree.
     pub sysfs: PathBuf,
     pub interval: Duration,
+    /// A meter of the user.
+    pub meter: Option<MeterFile>,
+}
+
+/// Why the sensors cannot be recorded.
+#[derive(Debug, thiserror::Error)]
+pub enum SensorError {
+    #[error(transparent)]
+    Meter(#[from] MeterError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
 }
 
 /// Whether there is a sensor below this directory.
 pub fn are_in(sysfs: &Path) -> bool {
-    !find(sysfs).is_empty()
+    !find(&Roots::of(sysfs)).sensors.is_empty()
 }
 
 /// All sensors' values at one time: id and value.
@@ -53,6 +76,7 @@ enum News {
 struct SensorInfo {
     name: String,
     kind: record::SensorKind,
+    origin: record::SensorOrigin,
     path: String,
     cpus: String,
     /// As stated by the driver, ns; 0 = not stated.
@@ -61,11 +85,16 @@ struct SensorInfo {
     last: Option<(i64, u64)>,
     /// Smallest time between two changes seen, ns.
     changes: Option<u64>,
+    /// How often it was said that it has no value, and why at last.
+    gone: (u32, String),
 }
 
 /// Sensors being read.
 pub struct Sampler {
     known: Vec<SensorInfo>,
+    /// What was said about them at the start.
+    state: Availability,
+    why: String,
     news: Receiver<News>,
     /// Dropping it ends the thread.
     stop: Option<Sender<()>>,
@@ -73,29 +102,31 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Starts reading. None if there is no sensor; the Feature record says which sensors there are.
+    /// Starts reading. None if there is no sensor; the Feature record says which sensors there are, and what is not read.
+    ///
+    /// # Errors
+    /// The user's meter has no value, or the trace cannot be written.
     pub fn start<W: Write>(
         options: &SensorOptions,
         enc: &mut Encoder<W>,
         tell: &mut dyn FnMut(&str),
-    ) -> Result<Option<Sampler>, WriteError> {
-        let mut found = find(&options.sysfs);
-        let all = found.len();
-        found.truncate(MAX_SENSORS);
-        let why = match all {
-            0 => format!("{} has no power, frequency or temperature sensors", options.sysfs.display()),
-            n if n > MAX_SENSORS => format!("{MAX_SENSORS} of {n} sensors"),
-            n => format!("{n} sensors"),
-        };
-        let state = match all {
-            0 => Availability::None,
-            n if n > MAX_SENSORS => Availability::Partly,
-            _ => Availability::Whole,
-        };
+    ) -> Result<Option<Sampler>, SensorError> {
+        let roots = Roots::of(&options.sysfs);
+        let mut found = find(&roots);
+        if let Some(meter) = &options.meter {
+            found.sensors.insert(0, meter.open()?);
+        }
+        if !found.sensors.iter().any(|s| matches!(s.kind, SensorKind::Power | SensorKind::Energy)) {
+            find::hint(&roots.debugfs, &mut found);
+        }
+        let Found { sensors, remarks } = found;
+        let (state, why) = said(sensors.len(), &remarks, options);
         enc.feature(&record::Feature { name: "sensors", state, why: &why })?;
         if state != Availability::Whole {
             tell(&format!("sensors: {why}"));
         }
+        let mut found = sensors;
+        found.truncate(MAX_SENSORS);
         if found.is_empty() {
             return Ok(None);
         }
@@ -110,10 +141,12 @@ impl Sampler {
             // The thread needs none of the recorder's other capabilities: it only reads files. If they cannot be
             // dropped, they stay.
             drop(capset::keep(capset::READ));
-            sample(&found, interval, &send, &stopped);
+            sample(&mut found, interval, &send, &stopped);
         });
         match spawned {
-            Ok(thread) => Ok(Some(Sampler { known, news, stop: Some(stop), thread: Some(thread) })),
+            Ok(thread) => {
+                Ok(Some(Sampler { known, state, why, news, stop: Some(stop), thread: Some(thread) }))
+            }
             Err(e) => {
                 let why = format!("cannot start the thread that reads {} sensors: {e}", known.len());
                 let state = Availability::None;
@@ -140,7 +173,11 @@ impl Sampler {
                     enc.sample(t as i64, &values)?;
                 }
                 News::Gone { id, why } => {
-                    let Some(sensor) = self.known.get(id as usize) else { continue };
+                    let Some(sensor) = self.known.get_mut(id as usize) else { continue };
+                    sensor.gone = (sensor.gone.0.saturating_add(1), why.to_string());
+                    if sensor.gone.0 > MOST_NOTICES {
+                        continue;
+                    }
                     let text = format!("sensor {} ({}) has no value now: {why}", sensor.name, sensor.path);
                     tell(&text);
                     enc.notice(&record::Notice { t: usage::now() as i64, text: &text })?;
@@ -165,8 +202,33 @@ impl Sampler {
         for (id, sensor) in self.known.iter().enumerate() {
             sensor.write(id, enc)?;
         }
+        let silent = self.known.iter().filter(|s| s.last.is_none() && s.gone.0 > 0);
+        let silent: Vec<String> = silent.map(|s| format!("{} had no value: {}", s.name, s.gone.1)).collect();
+        if !silent.is_empty() {
+            let why = format!("{}; {}", self.why, silent.join("; "));
+            let state = self.state.max(Availability::Partly);
+            enc.feature(&record::Feature { name: "sensors", state, why: &why })?;
+        }
         Ok(())
     }
+}
+
+/// Whether there are sensors, and which are not read.
+fn said(all: usize, remarks: &[String], options: &SensorOptions) -> (Availability, String) {
+    let (state, mut why) = match all {
+        0 => {
+            let why = format!("{} has no power, frequency or temperature sensors", options.sysfs.display());
+            (Availability::None, why)
+        }
+        n if n > MAX_SENSORS => (Availability::Partly, format!("{MAX_SENSORS} of {n} sensors")),
+        n if remarks.is_empty() => (Availability::Whole, format!("{n} sensors")),
+        n => (Availability::Partly, format!("{n} sensors")),
+    };
+    for remark in remarks {
+        why.push_str("; ");
+        why.push_str(remark);
+    }
+    (state, why)
 }
 
 impl SensorInfo {
@@ -174,11 +236,13 @@ impl SensorInfo {
         SensorInfo {
             name: found.name.clone(),
             kind: found.kind,
+            origin: found.origin,
             path: found.path.display().to_string(),
             cpus: found.cpus.clone(),
             interval_ns: found.interval_ns,
             last: None,
             changes: None,
+            gone: (0, String::new()),
         }
     }
 
@@ -206,16 +270,17 @@ impl SensorInfo {
             path: &self.path,
             interval_ns,
             cpus: &self.cpus,
+            origin: self.origin,
         })
     }
 }
 
 /// Reads all sensors repeatedly until stopped. A sample is dropped if the queue is full.
-fn sample(found: &[FoundSensor], interval: Duration, send: &SyncSender<News>, stopped: &Receiver<()>) {
+fn sample(found: &mut [FoundSensor], interval: Duration, send: &SyncSender<News>, stopped: &Receiver<()>) {
     let mut had = [true; MAX_SENSORS];
     loop {
         let (t, mut values) = (usage::now(), SensorValues::new());
-        for (id, (sensor, had)) in found.iter().zip(&mut had).enumerate() {
+        for (id, (sensor, had)) in found.iter_mut().zip(&mut had).enumerate() {
             match sensor.gauge.read() {
                 Ok(value) => *had = values.push((id as u32, value)).is_ok(),
                 // If the queue is full, the next round reports it.

@@ -1,9 +1,10 @@
-"""Unequal CPU clusters: the trace lists them, the recorder stays on a small core, the engine may use all of them."""
+"""Unequal CPU clusters: the trace lists them, the recorder stays on a small core, the engine may use all of them, and the
+kernel's Energy Model of them is read in its unit, which differs between kernels."""
 
 import re
 
 KERNELS = "5.10 7.2"
-BOOT = {"clusters": "2x446@600,1800:arm,cortex-a55 2x1024@900,2900:arm,cortex-a76", "modules": ["cpufreq_dt"]}
+BOOT = {"clusters": "2x446@600,1800*100:arm,cortex-a55 2x1024@900,2900*400:arm,cortex-a76", "modules": ["cpufreq_dt"]}
 SECONDS = 10
 SCRIPT = """
 ggml-runner synth tiny /tmp/m.gguf --type q4_0 >/dev/null
@@ -17,6 +18,13 @@ profinfer record -o /tmp/run.pfi -- ggml-runner run -m /tmp/m.gguf -p 8 -n 4 -t 
 profinfer report --json /tmp/run.pfi >report.json
 profinfer report --verbose /tmp/run.pfi >report.txt
 ggml-runner peak -t 1 --json >peak.json
+# One thread on a big core at 2.9 GHz: 1.16 W by the model.
+for governor in /sys/devices/system/cpu/cpufreq/policy*/scaling_governor; do echo performance >$governor; done
+cat /sys/devices/system/cpu/cpufreq/policy*/scaling_cur_freq >mhz.txt
+grep -r . /sys/kernel/debug/energy_model >model.txt
+profinfer record --sensors -o /tmp/energy.pfi -- taskset 8 ggml-runner run -m /tmp/m.gguf -p 8 -n 200 -t 1 --no-warmup --no-roofline >/dev/null
+profinfer report --json /tmp/energy.pfi >energy.json
+profinfer report --by energy /tmp/energy.pfi >energy.txt
 """
 
 
@@ -36,3 +44,17 @@ def judge(run, book):
     # QEMU emulates one kind of core, so only capacity distinguishes them.
     found = [(cluster["cpus"], cluster["name"].split(", ")[-1]) for cluster in run.json("peak.json")["clusters"]]
     book.expect(found == [([2, 3], "capacity 1024"), ([0, 1], "capacity 276"), ([2, 3, 0, 1], "all")], f"ggml-runner's clusters: {found}")
+    judge_energy(run, book)
+
+
+def judge_energy(run, book):
+    """The power of the cluster that computed, in decode: one CPU that is always busy, and next to nothing else."""
+    energy = run.json("energy.json")["energy"]
+    models = {source["name"]: source for source in energy["sources"] if source["model"]}
+    book.expect(set(models) == {"model of CPUs 0-1", "model of CPUs 2-3"}, f"Energy Model: {list(models)}")
+    decode = [p for p in models.get("model of CPUs 2-3", {"phases": []})["phases"] if p["phase"] == "decode"]
+    watts = decode[0]["watts"] if decode else None
+    book.expect(watts and 0.6 < watts < 1.75, f"{watts} W in decode, expected about 1.16")
+    primary = energy["primary"] or {}
+    book.expect(primary.get("model") is True and primary.get("decode_j_per_token"), f"the preferred source: {primary}")
+    book.expect("model" in run.text("energy.txt"), "the report does not say that it is a model")

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use pfi::record::{Sensor, SensorKind, SensorSample};
+use pfi::record::{Sensor, SensorKind, SensorOrigin, SensorSample};
 use pfi::sensor_values;
 
 /// Sensors kept; a recording has fewer.
@@ -15,7 +15,10 @@ pub struct SensorNow {
     pub kind: SensorKind,
     /// CPUs that it covers, e.g. `0-3`; empty: all, or none in particular.
     pub cpus: String,
-    /// In the unit of its kind: uW, uJ in total, kHz, or thousandths of a degree Celsius.
+    /// Computed by the kernel's Energy Model, not measured.
+    pub model: bool,
+    /// In the unit of its kind: uW, uJ in total, kHz, thousandths of a degree Celsius, uA, a cooling device's state, or
+    /// us waited for a CPU in total.
     pub value: i64,
 }
 
@@ -28,7 +31,8 @@ pub struct LiveSensors {
 
 impl LiveSensors {
     pub fn define(&mut self, r: &Sensor<'_>) {
-        let sensor = SensorNow { name: r.name.into(), kind: r.kind, cpus: r.cpus.into(), value: 0 };
+        let model = r.origin == SensorOrigin::Model;
+        let sensor = SensorNow { name: r.name.into(), kind: r.kind, cpus: r.cpus.into(), model, value: 0 };
         if let Some((_, old)) = self.known.iter_mut().find(|(id, _)| *id == r.id) {
             *old = sensor;
         } else if self.known.len() < MOST {

@@ -210,8 +210,13 @@ fn power(out: &mut dyn Write, found: &EnergyReport) -> io::Result<()> {
     if found.sources.is_empty() {
         say(out, "Energy is unknown: the machine reports neither power nor energy.")?;
     } else {
+        let tokens = found.primary.iter().flat_map(energy::primary);
+        tokens.into_iter().try_for_each(|line| say(out, &format!("Energy of a token: {line}.")))?;
         markup::folded(out, &energy::sources(&found.sources), "source", "Energy", true)?;
         found.sources.iter().flat_map(energy::doubts).try_for_each(|doubt| say(out, &doubt))?;
+    }
+    if let Some(remarks) = &found.remarks {
+        say(out, &format!("Sensors: {remarks}."))?;
     }
     if found.gauges.iter().any(|g| !g.phases.is_empty()) {
         let title = "Frequencies and temperatures, in calls";

@@ -165,10 +165,9 @@ fn sensors(out: &mut ScreenLines<'_>, p: &TopSnapshot, view: &TopView) {
     let of = |kind: SensorKind| p.sensors.iter().filter(move |s| s.kind == kind);
     let mut parts = Vec::new();
     let ghz = |s: &SensorNow| format!("{:.2}", s.value as f64 / 1e6);
-    let frequencies = (
-        of(SensorKind::Frequency).min_by_key(|s| s.value),
-        of(SensorKind::Frequency).max_by_key(|s| s.value),
-    );
+    // Frequencies without CPUs are those of other devices.
+    let clocks = || of(SensorKind::Frequency).filter(|s| !s.cpus.is_empty());
+    let frequencies = (clocks().min_by_key(|s| s.value), clocks().max_by_key(|s| s.value));
     if let (Some(low), Some(high)) = frequencies {
         let (low, high) = (ghz(low), ghz(high));
         parts.push(if low == high { format!("{low} GHz") } else { format!("{low} to {high} GHz") });

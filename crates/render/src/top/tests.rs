@@ -145,10 +145,14 @@ fn all_known() -> TopSnapshot {
     p.now.phases[0].graphs_share = Some(0.95);
     p.limit = Some("CPU contention: threads waited for a CPU for 14 % of the threads' time".into());
     p.faults = Some(FaultRate { minor_per_s: 120.4, major_per_s: 2.0 });
-    let sensor = |name: &str, kind, value| SensorNow { name: name.into(), kind, cpus: String::new(), value };
+    let sensor = |name: &str, kind, value| {
+        let cpus = name.strip_prefix("CPUs ").unwrap_or_default().into();
+        SensorNow { name: name.into(), kind, cpus, model: false, value }
+    };
     p.sensors = vec![
         sensor("CPUs 0-3", SensorKind::Frequency, 2_400_000),
         sensor("CPUs 4-7", SensorKind::Frequency, 1_800_000),
+        sensor("device dmc", SensorKind::Frequency, 528_000),
         sensor("board", SensorKind::Temperature, 40_000),
         sensor("package", SensorKind::Temperature, 61_200),
         sensor("battery", SensorKind::Power, 5),
