@@ -19,7 +19,7 @@ from collections import Counter
 from common import CACHE, HOLD_SECONDS, BenchError, binary, driver, model, report, sh
 
 TRACEFS = "/sys/kernel/tracing"
-GROUP = "profinfer_bench"
+GROUP = "gpu_truth"
 # Nodes of these ops are no work: they only say where data is.
 NO_WORK = {"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
 MODELS = ["tiny-q4_0", "moe-q4_0"]
