@@ -264,6 +264,7 @@ class Bench:
         self.parser.add_argument("--strict", action="store_true", help="exit 1 when a target is missed")
         self.parser.add_argument("--quick", action="store_true", help="fewer rounds: about a minute")
         self.missed = 0
+        self.wrong = 0
 
     def begin(self):
         self.args = self.parser.parse_args()
@@ -275,9 +276,15 @@ class Bench:
         self.missed += not good
         print(f"{'PASS' if good else 'MISS'}  {text}", flush=True)
 
+    def require(self, good, otherwise):
+        """What must hold on any machine, however busy: without it the bench fails."""
+        if not good:
+            self.wrong += 1
+            print(f"WRONG {otherwise}", flush=True)
+
     def end(self):
         print(f"machine during the bench: {self.noise.line()}")
-        return 1 if self.missed and self.args.strict else 0
+        return 1 if self.wrong or self.missed and self.args.strict else 0
 
 
 def main(run):

@@ -8,6 +8,9 @@ the program's own truth gives alpha = 1 - |sum - truth| / truth. Truths: "device
 run (OpenCL: the program's profiling events; Vulkan: two timestamps around the whole batch), and "wall", from before the
 first kernel is enqueued (Vulkan: before the submission) until the host knows that the last has ended. The wall time
 includes the time between kernels, which the layer's sum does not. The batch of Vulkan includes it too.
+
+Whether `--gpu op` sees all there is: a row for each packaged engine with a device, on a dense model and a mixture of experts
+(gpu_truth.py). A count that differs is an error (exit status 1), with or without --strict.
 """
 
 import json
@@ -16,6 +19,7 @@ import statistics
 import subprocess
 import sys
 
+import gpu_truth
 from common import ROOT, Bench, BenchError, Scratch, binary, driver, engine, main, model, quartiles, sh, target_dir
 
 sys.path.insert(0, os.path.join(ROOT, "tests"))
@@ -27,11 +31,11 @@ OP, LAYER = 1.01, 1.05
 SMALL, LARGE = "tiny-q4_0", "llama1b-L4-q4_0"
 
 
-def vulkan():
+def vulkan(name="vulkan-v0.5.0"):
     icd = next((os.path.join(ICD, f) for f in sorted(os.listdir(ICD)) if f.startswith("lvp_icd")), None)
     if not icd:
         raise BenchError("no Vulkan device in software: apt-get install mesa-vulkan-drivers")
-    return engine("vulkan-v0.5.0"), {"VK_DRIVER_FILES": icd, "VK_ICD_FILENAMES": icd, "GGML_VK_VISIBLE_DEVICES": "0"}
+    return engine(name), {"VK_DRIVER_FILES": icd, "VK_ICD_FILENAMES": icd, "GGML_VK_VISIBLE_DEVICES": "0"}
 
 
 def opencl():
@@ -136,6 +140,7 @@ def bench():
     b = Bench("gpu", __doc__)
     b.parser.add_argument("--alpha", action="store_true", help="only how right the layers' times are")
     b.parser.add_argument("--cost", action="store_true", help="only what a recording costs")
+    b.parser.add_argument("--truth", action="store_true", help="only whether nodes and kernels are counted and calls timed right")
     b.parser.add_argument("--backend", choices=list(BEDS), help="only this backend")
     b.parser.add_argument("--model", choices=[SMALL, LARGE], help="only the cost on this model")
     b.parser.add_argument("--kinds", default=",".join(KINDS), help="recordings to compare with none [default: all]")
@@ -146,6 +151,10 @@ def bench():
         raise BenchError(f"--kinds: {', '.join(sorted(wanted - set(KINDS)))} is none of {', '.join(KINDS)}")
     rounds = args.rounds or (5 if args.quick else 15)
     lengths = LENGTHS[:3] if args.quick else LENGTHS
+    if args.truth:
+        with Scratch() as scratch:
+            gpu_truth.truth(b, scratch, vulkan, opencl, 8 if args.quick else 24, args.backend)
+        return b.end()
     beds = {name: bed for name, bed in BEDS.items() if args.backend in (None, name)}
     for backend, (bed, program) in beds.items():
         if not args.cost:

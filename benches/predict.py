@@ -9,6 +9,9 @@ disturbed them. (ggml-runner prints means; of its repetitions the fastest is tak
 top weight, because two threads that wait for each other suffer most from other work. The recording is made before and
 after, and the errors of both are shown.
 
+With --seconds the whole bench ends in about that time: each combination of program and threads gets an equal share of what
+is left, and takes as many rounds as fit, at least two. Progress goes to standard error.
+
 Targets: decode within 10 % of the measured speed, and the measured speed in the predicted range. The time of the prompt is
 shown and not judged.
 """
@@ -17,6 +20,8 @@ import json
 import os
 import statistics
 import subprocess
+import sys
+import time
 
 from common import HOLD_SECONDS, Bench, BenchError, Scratch, binary, driver, engine, main, model
 
@@ -105,6 +110,25 @@ class Runner:
         return [best[0]], best[1]
 
 
+class Progress:
+    """Lines on standard error, and the time that is left."""
+
+    def __init__(self, seconds):
+        self.begin = time.monotonic()
+        self.limit = seconds
+
+    def elapsed(self):
+        return time.monotonic() - self.begin
+
+    def share(self, parts):
+        """Time until when the next of so many parts may run; None: no limit."""
+        now = self.elapsed()
+        return self.limit and now + max(self.limit - now, 0) / parts
+
+    def say(self, text):
+        print(f"[{self.elapsed():5.0f} s] {text}", file=sys.stderr, flush=True)
+
+
 def record(tmp, program, name, tokens, threads, turn):
     out = tmp.file(f"{type(program).__name__}-{name}-{threads}-{turn}.pfi")
     output([binary("profinfer"), "record", "-q", "--force", "-o", out, "--", *program.record(model(name), tokens, threads)])
@@ -121,21 +145,37 @@ def predicted(trace, name, tokens):
     return rate["value"], rate["least"], rate["most"], prompt and prompt["value"], speed["confidence"]
 
 
-def one_setting(bench, tmp, program, threads):
-    args = bench.args
-    cases = [c for c in CASES if args.only in " ".join(c)]
-    recorded = sorted({a for a, _ in cases})
-    wanted = sorted({b for _, b in cases})
-    traces = {a: [record(tmp, program, a, args.tokens, threads, 0)] for a in recorded}
+def all_rounds(program, wanted, threads, args, progress, until):
+    """Of each model, ms per token and ms of the prompt, of each round."""
     tokens, prompts = {b: [] for b in wanted}, {b: [] for b in wanted}
-    for _ in range(args.rounds):
+    last = 0
+    for turn in range(args.rounds):
+        begin = progress.elapsed()
+        # The recordings that follow take about a round's time.
+        if until and turn >= 2 and begin + 2 * last > until:
+            progress.say(f"{program.name}, {threads} threads: no time for more than {turn} of {args.rounds} rounds")
+            break
         for name in wanted:
             rows, prompt = program.measure(model(name), args.tokens, threads)
             tokens[name].append(undisturbed(rows))
             prompts[name].append(prompt)
+        last = progress.elapsed() - begin
+        progress.say(f"{program.name}, {threads} threads: round {turn + 1} of {args.rounds}, {last:.0f} s")
+    return tokens, prompts
+
+
+def one_setting(bench, tmp, program, threads, progress, until):
+    args = bench.args
+    cases = [c for c in CASES if args.only in " ".join(c)]
+    recorded = sorted({a for a, _ in cases})
+    wanted = sorted({b for _, b in cases})
+    progress.say(f"{program.name}, {threads} threads: {len(recorded)} recordings, {len(wanted)} models")
+    traces = {a: [record(tmp, program, a, args.tokens, threads, 0)] for a in recorded}
+    tokens, prompts = all_rounds(program, wanted, threads, args, progress, until)
     for a in recorded:
         traces[a].append(record(tmp, program, a, args.tokens, threads, 1))
-    print(f"\n{program.name}, {threads} thread{'s' * (threads > 1)}", flush=True)
+    rounds = min(map(len, tokens.values()))
+    print(f"\n{program.name}, {threads} thread{'s' * (threads > 1)}, {rounds} rounds; load {os.getloadavg()[0]:.1f}", flush=True)
     for a, b in cases:
         measured = 1e3 / statistics.median(tokens[b])
         low, high = 1e3 / max(tokens[b]), 1e3 / min(tokens[b])
@@ -159,15 +199,18 @@ def run():
     p.add_argument("--tokens", type=int, default=96, help="tokens to decode (96)")
     p.add_argument("--threads", default="1,2", help="numbers of threads (1,2)")
     p.add_argument("--programs", default="llama,runner", help="what runs the models (llama,runner)")
+    p.add_argument("--seconds", type=float, default=900, help="end in about this time, with fewer rounds; 0: all rounds (900)")
     p.add_argument("--only", default="", help="only cases that contain this text")
     args = bench.begin()
     args.rounds = args.rounds or (3 if args.quick else 7)
     results = []
+    progress = Progress(args.seconds)
+    settings = [(name, int(threads)) for name in args.programs.split(",") for threads in args.threads.split(",")]
     with Scratch() as tmp:
-        for name in args.programs.split(","):
+        for i, (name, threads) in enumerate(settings):
             program = {"llama": Llama, "runner": Runner}[name](tmp)
-            for threads in map(int, args.threads.split(",")):
-                results += one_setting(bench, tmp, program, threads)
+            until = progress.share(len(settings) - i)
+            results += one_setting(bench, tmp, program, threads, progress, until)
     errors = [e for _, _, both, _ in results for e in both]
     inside = sum(r[3] for r in results)
     print(f"\n{len(results)} cases: median error {statistics.median(map(abs, errors)):.1%}, worst "

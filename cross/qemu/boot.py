@@ -25,6 +25,7 @@ import tarfile
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +35,8 @@ import initrd
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profinfer" / "qemu"
 MODES = ("det", "rr", "par")
+# Modules of QEMU's network card.
+NETWORK = ["virtio_mmio", "virtio_net"]
 ELF_AARCH64 = 183
 
 
@@ -72,6 +75,13 @@ class Guest:
     limit: float = 120
     # Echo the guest's output as it arrives.
     echo: bool = False
+    # TCP port of 127.0.0.1 here: port of the guest, which reaches nothing outside. Needs a kernel with NETWORK.
+    ports: dict = field(default_factory=dict)
+    # Called with this Guest when `out` is there and empty; may add files and variables.
+    prepare: Callable = None
+    # Called in a thread while the guest runs, with this Guest and a function that tells whether it still does. An
+    # exception ends the guest, and is raised by `run`.
+    beside: Callable = None
 
 
 @dataclass
@@ -166,10 +176,11 @@ def write_initrd(guest, path):
 
 
 def add_modules(cpio, guest):
-    if not guest.modules:
+    wanted = guest.modules + (NETWORK if guest.ports else [])
+    if not wanted:
         return
     try:
-        found = initrd.modules_in_order(CACHE / "kernels" / guest.kernel / "modules", guest.modules)
+        found = initrd.modules_in_order(CACHE / "kernels" / guest.kernel / "modules", wanted)
     except LookupError as missing:
         raise Unusable(str(missing)) from missing
     for name, data in found:
@@ -209,6 +220,14 @@ def machine(guest, path):
         raise Unusable(str(wrong)) from wrong
 
 
+def network(guest):
+    """A card for a guest whose ports are forwarded. Its address is the one that QEMU forwards to; see init.sh."""
+    if not guest.ports:
+        return ["-nic", "none"]
+    forwards = [f"hostfwd=tcp:127.0.0.1:{here}-:{there}" for here, there in guest.ports.items()]
+    return ["-netdev", ",".join(["user", "id=net", "restrict=on", *forwards]), "-device", "virtio-net-device,netdev=net"]
+
+
 def command_line(guest, first_files):
     path, version = qemu()
     if guest.mode not in MODES:
@@ -223,7 +242,8 @@ def command_line(guest, first_files):
     return [
         *machine(guest, path),
         *speed,
-        *("-nic", "none", "-display", "none", "-monitor", "none", "-serial", "file:console.txt", "-no-reboot"),
+        *network(guest),
+        *("-display", "none", "-monitor", "none", "-serial", "file:console.txt", "-no-reboot"),
         *("-semihosting-config", "enable=on,userspace=on,target=native"),
         *("-kernel", str(image(guest.kernel)), "-initrd", first_files),
         *("-append", f"console=ttyAMA0 quiet panic=-1 cryptomgr.notests=1 nokaslr {guest.append}".strip()),
@@ -237,6 +257,7 @@ def relay(source, path, echo):
         with open(path, "wb") as file:
             while data := source.read1(1 << 16):
                 file.write(data)
+                file.flush()
                 if echo:
                     echo.buffer.write(data)
                     echo.flush()
@@ -246,11 +267,30 @@ def relay(source, path, echo):
     return thread
 
 
+def accompany(guest, process):
+    """The thread of guest.beside, if it has one, and where its exception goes."""
+    wrong = []
+
+    def work():
+        try:
+            guest.beside(guest, lambda: process.poll() is None)
+        except Exception as error:  # noqa: BLE001 - raised again by `run`
+            wrong.append(error)
+            process.terminate()
+
+    companion = [threading.Thread(target=work, daemon=True)] if guest.beside else []
+    for thread in companion:
+        thread.start()
+    return companion, wrong
+
+
 def run(guest):
-    """Boots the guest and waits. Raises Unusable if it cannot even start."""
+    """Boots the guest and waits. Raises Unusable if it cannot even start, and what guest.beside raised."""
     out = guest.out = Path(guest.out).resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
+    if guest.prepare:
+        guest.prepare(guest)
     first_files = out / "initrd"
     command = command_line(guest, str(first_files))
     write_initrd(guest, first_files)
@@ -264,6 +304,7 @@ def run(guest):
         relay(process.stdout, out / "stdout.txt", sys.stdout if guest.echo else None),
         relay(process.stderr, out / "stderr.txt", sys.stderr if guest.echo else None),
     ]
+    companion, wrong = accompany(guest, process)
     late = False
     try:
         process.wait(guest.limit)
@@ -272,11 +313,13 @@ def run(guest):
     finally:
         process.terminate()
         process.wait()
-        for thread in relays:
+        for thread in [*relays, *companion]:
             thread.join()
         first_files.unlink(missing_ok=True)
     seconds = time.monotonic() - began
     unpack(out)
+    if wrong:
+        raise wrong[0]
     code, died = ending(guest, out, process.returncode, late)
     return Run(code, died, seconds, out)
 

@@ -7,12 +7,16 @@
 #   busybox                  the guests' shell and tools, static
 #   llama                    Debian's own llama.cpp for arm64 with all its libraries
 #   systemd                  Debian 12's systemd, for guests that boot it as the first process
+#   dropbear                 Debian 12's dropbear, for guests that are reached by ssh
 # Needs a Debian mirror (see cross/apt.sh), but not root.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/profinfer/qemu
-all="busybox 5.10 6.1 6.12 7.2 llama systemd 5.10-nobtf 5.10-nobpf"
+all="busybox 5.10 6.1 6.12 7.2 llama systemd dropbear 5.10-nobtf 5.10-nobpf"
+# What checks load, and what that depends on: all of a kernel's modules take hundreds of megabytes. A kernel fetched
+# with another list is fetched again.
+modules="cpufreq-dt virtio virtio_ring virtio_mmio virtio_net net_failover failover"
 
 die() { echo "cross/qemu/images.sh: $*" >&2; exit 1; }
 say() { echo "cross/qemu/images.sh: $*" >&2; }
@@ -40,19 +44,21 @@ kernel_packages() { # suite
 }
 
 fetch_kernel() { # name suite
-    local packages deb
+    local packages deb module
+    local wanted=('./boot/vmlinuz-*' '*/vmlinuz')
+    for module in $modules; do wanted+=("*/$module.ko*"); done
     packages=$(kernel_packages "$2") || return 1
     # shellcheck disable=SC2086
     download "$2" $packages || return 1
     mkdir -p made/modules tree
     for deb in ./*.deb; do
-        # Only the modules that a check loads: a kernel's modules take hundreds of megabytes.
-        dpkg-deb --fsys-tarfile "$deb" | tar x -C tree --wildcards './boot/vmlinuz-*' '*/vmlinuz' \
-            '*/cpufreq-dt.ko*' 2>/dev/null || true
+        # tar fails if one is missing: it may be built in, or be in the other package.
+        dpkg-deb --fsys-tarfile "$deb" | tar x -C tree --wildcards "${wanted[@]}" 2>/dev/null || true
     done
     find tree -name 'vmlinuz*' -type f -exec cp {} made/Image \;
     find tree -name '*.ko*' -exec cp {} made/modules/ \;
     [ -s made/Image ] || { say "no vmlinuz in $packages"; return 1; }
+    echo "$modules" >made/modules/wanted
     say "$1: $packages"
 }
 
@@ -82,7 +88,7 @@ fetch_tree() { # suite package...
 
 place_of() { # name
     case $1 in
-    busybox | llama | systemd) echo "$cache/$1" ;;
+    busybox | llama | systemd | dropbear) echo "$cache/$1" ;;
     *) echo "$cache/kernels/$1" ;;
     esac
 }
@@ -96,6 +102,14 @@ make_one() { # name; leaves `made` in the current directory
     busybox) fetch_busybox ;;
     llama) fetch_tree sid llama.cpp-tools ;;
     systemd) fetch_tree bookworm systemd ;;
+    dropbear) fetch_tree bookworm dropbear-bin ;;
+    esac
+}
+
+is_current() { # place
+    case $1 in
+    */kernels/*) [ "$(cat "$1/modules/wanted" 2>/dev/null)" = "$modules" ] ;;
+    *) [ -e "$1" ] ;;
     esac
 }
 
@@ -103,10 +117,11 @@ provide() { # name
     local place new
     place=$(place_of "$1")
     case $1 in 5.10-no*) "$here/kernels.sh" || return 1; return ;; esac
-    [ ! -e "$place" ] || return 0
+    ! is_current "$place" || return 0
     new=$(mktemp -d "$cache/new.XXXXXX")
     if (cd "$new" && make_one "$1"); then
         mkdir -p "$(dirname "$place")"
+        [ ! -e "$place" ] || mv -T "$place" "$new/old"
         mv -T "$new/made" "$place"
         rm -rf "$new"
     else

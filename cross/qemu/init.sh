@@ -23,6 +23,8 @@ mounts() {
     for module in $(cat /job/modules 2>/dev/null); do
         insmod "$module" || echo "init: $module was not loaded"
     done
+    # The address to which QEMU forwards ports.
+    [ ! -e /sys/class/net/eth0 ] || ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up
 }
 
 if [ "$1" != job ]; then

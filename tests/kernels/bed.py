@@ -10,6 +10,8 @@ A check is one file in checks/ (and one in controls/ is a check that must fail).
     SECONDS = 30                approximate duration; the longest start first
     SCRIPT = "..."              run by the guest's shell in /out; profinfer and ggml-runner are in its PATH
     def judge(run, book): ...   checks the outcome; without it only the script's exit code counts
+    def prepare(guest): ...     fields of the Guest that differ from run to run; guest.out is there, and empty
+    def beside(guest, runs): ... what happens on this machine while the guest runs; runs() tells whether it does
     AGAIN = "..."               the script of a second boot; /out/disk.tar of the first is its /job/disk.tar
     def judge_again(run, book): ...
 
@@ -152,7 +154,8 @@ class Check:
         files |= {inside: ROOT / here for inside, here in self.option("FILES", {}).items()} | (more or {})
         trees = [boot.CACHE / name for name in self.option("TREES", [])]
         script = "set -eu\n" + self.option(script, "")
-        return boot.Guest(kernel, script, out, files=files, trees=trees, **self.option("BOOT", {}))
+        here = {name: self.option(name, None) for name in ("prepare", "beside")}
+        return boot.Guest(kernel, script, out, files=files, trees=trees, **here, **self.option("BOOT", {}))
 
     def run(self, kernel, out):
         """The Book of one kernel, and the duration in seconds. Every error becomes a failure in the Book."""
