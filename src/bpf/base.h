@@ -40,6 +40,7 @@ const volatile struct ops_constants {
 	__u32 str;     /* 1: send structure on change; 2: at every hit (published method, to compare) */
 	__u32 nodes;   /* 1: send the graph's node list when it changes */
 	__u32 offload; /* 1: the same, with tensors, for splits on other backends than the CPU's */
+	__u32 kernels; /* 1: kernels of a device, from a layer */
 	__u32 wake_bytes;
 	__u32 batch_on_stack; /* 1: llama_batch by value on the stack (x86-64), 0: by pointer in arg 2 */
 	__u32 tensor_len;     /* bytes up to the end of name, at most TENSOR_RAW */

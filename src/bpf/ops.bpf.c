@@ -165,7 +165,7 @@ int kernels_enter(struct pt_regs *ctx)
 	__u64 at = PT_REGS_PARM1(ctx), n = PT_REGS_PARM2(ctx);
 	struct ev_kernels e = {};
 
-	if (!recorded(id >> 32))
+	if (!k.kernels || !recorded(id >> 32))
 		return 0;
 	head(&e.h, EV_KERNELS, id);
 	e.lost = PT_REGS_PARM3(ctx);

@@ -11,7 +11,7 @@ use crate::capture::event::{COUNTERS, KINDS};
 use crate::capture::pmc::follow::SharedCounters;
 use crate::capture::skel::ops::{OpsSkel, OpsSkelBuilder};
 use crate::capture::skel::types::{ev_counter, ops_constants};
-use crate::capture::source::{CaptureOptions, EventStats, Structure};
+use crate::capture::source::{CaptureOptions, EventStats, GpuDetail, Structure};
 use crate::capture::structure::Reading;
 use crate::engine::backends::CPU_GUID;
 use crate::engine::probes::Prog;
@@ -50,6 +50,8 @@ fn fill(k: &mut ops_constants, options: &CaptureOptions, reading: &Reading) {
     k.nodes = u32::from(options.structure == Structure::Changes);
     // Verifying this takes as long as all the rest.
     k.offload = k.nodes & u32::from(reading.devices);
+    // This one program takes the verifier a second.
+    k.kernels = u32::from(options.gpu >= GpuDetail::Kernel);
     k.wake_bytes = options.wake();
     k.batch_on_stack = u32::from(cfg!(target_arch = "x86_64"));
     k.tensor_len = l.tensor_bytes();

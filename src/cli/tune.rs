@@ -1,5 +1,6 @@
 //! `profinfer tune`: finds the CPUs, threads and settings with which a command is fastest, or takes the least energy.
 
+use std::ffi::OsString;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -93,7 +94,8 @@ const RUNS: FlagGroup = FlagGroup {
             .default("256"),
         Flag::value("foreign-load", "SHARE", "Repeat a run if other programs used more than this of one CPU")
             .default("10%"),
-        Flag::switch("no-energy", "Do not measure energy"),
+        super::record::sensors::METER,
+        Flag::switch("no-energy", "Do not measure energy").excludes(&["meter"]),
         Flag::switch("fresh", "Do not use what earlier calls have measured"),
         Flag::switch("no-keep", "Do not keep what is measured"),
         Flag::value("sysfs", "DIR", "Directory that describes the machine").default("/sys").hidden(),
@@ -196,6 +198,7 @@ fn options(args: &Args, sysfs: PathBuf) -> anyhow::Result<TuneOptions> {
         exhaustive: args.flag("exhaustive"),
         time: args.needed("time", time)?,
         lengths,
+        may_lengthen: args.given("tokens").is_none(),
         works,
         knobs,
         cautious,
@@ -205,7 +208,10 @@ fn options(args: &Args, sysfs: PathBuf) -> anyhow::Result<TuneOptions> {
         energy: !args.flag("no-energy"),
         keep: keep.filter(|_| !args.flag("no-keep")),
         fresh: args.flag("fresh"),
-        record: Vec::new(),
+        record: args
+            .path("meter")?
+            .map(|file| [OsString::from("--meter"), file.into()].to_vec())
+            .unwrap_or_default(),
     })
 }
 

@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use analysis::attribution::energy::PrimaryEnergy;
 use analysis::calls::Phase;
 use analysis::load::LoadProgress;
 use analysis::report::{By, PhaseReport, Report, ReportOptions, try_report};
 use pfi::Trace;
+use tune::answer::EnergySource;
 
 use crate::tuner::command::Work;
 
@@ -25,6 +27,8 @@ pub struct Speed {
     /// All tokens over all time; far below the median if some tokens took much longer than most.
     pub mean_tokens_per_s: f64,
     pub joules_per_token: Option<f64>,
+    /// Charge of a battery, uAh.
+    pub uah_per_token: Option<f64>,
 }
 
 /// What a trace shows of a run.
@@ -82,7 +86,14 @@ impl Figures {
             tokens_per_s: median,
             scatter: error / median,
             mean_tokens_per_s: mean,
-            joules_per_token: None,
+            joules_per_token: self.primary().and_then(|p| match work {
+                Work::Decode => p.decode_j_per_token,
+                Work::Prefill => p.prefill_j_per_token,
+            }),
+            uah_per_token: self.primary().and_then(|p| match work {
+                Work::Decode => p.decode_uah_per_token,
+                Work::Prefill => p.prefill_uah_per_token,
+            }),
         })
     }
 
@@ -110,11 +121,33 @@ impl Figures {
     }
 
     /// The model's file name, if the command line names it.
-    /// Where joules come from.
-    pub fn energy(&self) -> Option<tune::answer::EnergySource> {
-        None
+    /// Where joules come from; None if no source has energy per token.
+    pub fn energy(&self) -> Option<EnergySource> {
+        let primary = self.primary()?;
+        Some(EnergySource { name: primary.source.clone(), model: primary.model })
     }
 
+    fn primary(&self) -> Option<&PrimaryEnergy> {
+        self.report.energy.as_ref()?.primary.as_ref()
+    }
+
+    /// There are sources of energy, though maybe none that knows the energy of a token.
+    pub fn has_sources(&self) -> bool {
+        self.report.energy.as_ref().is_some_and(|e| !e.sources.is_empty())
+    }
+
+    /// Why no source has energy per token.
+    pub fn why_no_energy(&self) -> Option<String> {
+        let energy = self.report.energy.as_ref()?;
+        let unknown = energy
+            .sources
+            .iter()
+            .flat_map(|s| s.phases.iter().filter_map(move |p| Some((s, p.unknown.as_ref()?))));
+        let why = unknown.map(|(s, why)| format!("{}: {why}", s.name)).next();
+        why.or_else(|| energy.remarks.clone())
+    }
+
+    /// The model's file name, if the command line names it.
     pub fn model(&self) -> Option<&str> {
         self.report.verdict.as_ref().map(|v| v.model.as_str()).filter(|m| !m.is_empty())
     }

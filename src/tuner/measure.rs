@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::command::{Engine, Tuned, Work};
+use super::command::{Engine, Lengths, Tuned, Work};
 use super::figures::{Figures, FiguresError};
 use super::guards::{BatteryState, Guards};
 use super::huge_pages::ChangedMode;
@@ -39,6 +39,9 @@ pub struct Measurer<'a> {
     pub energy: Option<EnergySource>,
     /// Why there are no joules.
     pub no_energy: Option<String>,
+    /// Sources of energy were seen.
+    pub sources: bool,
+    pub lengths: Lengths,
     pub model: Option<String>,
     pub notes: Vec<String>,
     pub runs: u32,
@@ -55,6 +58,8 @@ pub struct Known {
     pub celsius: Option<f64>,
     pub seen_on: String,
     pub refused: Option<String>,
+    /// Charge of a battery a token, uAh, of the last run.
+    pub uah_per_token: Option<f64>,
 }
 
 impl Known {
@@ -68,6 +73,7 @@ impl Known {
             tokens_per_s: speed,
             scatter: within.max(if self.samples.len() > 1 { between } else { 0.0 }),
             joules_per_token: of(|s| s.joules_per_token),
+            uah_per_token: self.uah_per_token,
             runs: self.samples.len() as u32,
             celsius: self.celsius,
             seen_on: self.seen_on.clone(),
@@ -101,6 +107,8 @@ impl<'a> Measurer<'a> {
             begin: Instant::now(),
             energy: None,
             no_energy: None,
+            sources: false,
+            lengths: options.lengths,
             model: None,
             notes: Vec::new(),
             runs: 0,
@@ -210,7 +218,7 @@ impl<'a> Measurer<'a> {
             }
             None => {}
         }
-        let lengths = self.options.lengths;
+        let lengths = self.lengths;
         let port = match self.tuned.engine {
             Engine::Server => {
                 Some(server::free_port().map_err(|e| Refused::Stop(format!("no free port: {e}")))?)
@@ -246,7 +254,7 @@ impl<'a> Measurer<'a> {
         if let Some(candidate) = candidate {
             self.obeyed(candidate, &figures, ran)?;
         }
-        self.learn(&figures);
+        let comparable = self.learn(&figures);
         let works: &[Work] = if self.tuned.works_apart() { &[work] } else { &[Work::Decode, Work::Prefill] };
         let mut result = None;
         for of in works {
@@ -255,9 +263,9 @@ impl<'a> Measurer<'a> {
                     let sample = Sample {
                         tokens_per_s: speed.tokens_per_s,
                         scatter: speed.scatter,
-                        joules_per_token: speed.joules_per_token,
+                        joules_per_token: speed.joules_per_token.filter(|_| comparable),
                     };
-                    self.keep((candidate, *of, setting), sample, ran);
+                    self.keep((candidate, *of, setting), (sample, speed.uah_per_token), ran);
                     if *of == work {
                         result = Some(sample);
                     }
@@ -304,35 +312,59 @@ impl<'a> Measurer<'a> {
         )))
     }
 
-    fn learn(&mut self, figures: &Figures) {
+    /// Learns the model's name and the source of energy. Returns whether this run's energy is of that source.
+    fn learn(&mut self, figures: &Figures) -> bool {
         if self.model.is_none() {
             self.model = figures.model().map(str::to_owned);
         }
+        self.sources |= figures.has_sources();
+        let found = figures.energy();
         if self.energy.is_none() {
-            self.energy = figures.energy();
-            self.no_energy = match (&self.energy, self.guards.battery()) {
-                (Some(_), _) => None,
-                (None, BatteryState::PluggedIn(status)) => {
-                    Some(format!("the battery's status is {status}: unplug the charger to measure energy"))
-                }
-                (None, BatteryState::InUse(_)) => Some("the battery's current did not change".to_owned()),
-                (None, BatteryState::None) => {
-                    Some("this machine reports no power, and its kernel has no Energy Model".to_owned())
-                }
-            };
+            self.energy = found.clone();
+        }
+        match (&found, &self.energy) {
+            (Some(found), Some(first)) if found.name == first.name => {
+                self.no_energy = None;
+                true
+            }
+            (Some(found), Some(first)) => {
+                let text = format!(
+                    "in some runs energy is known from {} only, not from {}: it is left out",
+                    found.name, first.name
+                );
+                self.note(text);
+                false
+            }
+            _ => {
+                self.no_energy = Some(self.why_no_energy(figures));
+                false
+            }
+        }
+    }
+
+    fn why_no_energy(&self, figures: &Figures) -> String {
+        match self.guards.battery() {
+            _ if !self.options.energy => "it was not to be measured (--no-energy)".to_owned(),
+            BatteryState::PluggedIn(status) => {
+                format!("the battery's status is {status}: unplug the charger to measure energy")
+            }
+            _ => figures.why_no_energy().unwrap_or_else(|| {
+                "this machine reports no power, and its kernel has no Energy Model".to_owned()
+            }),
         }
     }
 
     fn keep(
         &mut self,
         (candidate, work, setting): (Option<&Candidate>, Work, Option<&Setting>),
-        sample: Sample,
+        (sample, uah_per_token): (Sample, Option<f64>),
         ran: &Ran,
     ) {
         let shown = setting.map(|s| s.shown.clone());
         let known = self.known.entry((candidate.cloned(), shown.clone(), work)).or_default();
         known.samples.push(sample);
         known.refused = None;
+        known.uah_per_token = uah_per_token;
         known.celsius = self.guards.hottest();
         known.seen_on = common::cpus::ranges(ran.placement.seen.iter().copied());
         let source = self.energy.as_ref().map(|e| e.name.as_str());

@@ -18,6 +18,10 @@ use crate::host;
 use tune::answer::{Answer, ClusterRow, Line, Measured, TriedRow, WorkAnswer};
 use tune::{Candidate, Goal, Machine, Measure, Outcome, Refused, Sample, Stage};
 
+/// Time that a metered run should decode for, s, and the most tokens for it.
+const METERED_S: f64 = 2.0;
+const MOST_TOKENS: u32 = 512;
+
 /// What to tune, and how.
 pub struct TuneOptions {
     pub tuned: Tuned,
@@ -30,6 +34,8 @@ pub struct TuneOptions {
     /// Nothing new is tried after this time.
     pub time: Duration,
     pub lengths: Lengths,
+    /// More tokens may be decoded where a meter needs it.
+    pub may_lengthen: bool,
     pub works: Vec<Work>,
     pub knobs: Vec<Knob>,
     /// Settings that change more than speed are not taken.
@@ -172,6 +178,24 @@ impl Measure for ForWork<'_, '_> {
 fn of_work(measurer: &mut Measurer<'_>, machine: &Machine, work: Work) -> Found {
     let options = measurer.options;
     let default = if options.tuned.has_default() { as_given(measurer, work) } else { None };
+    let default = match default {
+        // A battery is refreshed a few times a second: below half a second its figures mean little (MNN-AECS), and a run
+        // has to be longer than that.
+        Some(d) if work == Work::Decode && options.may_lengthen && measurer.sources => {
+            let wanted = (d.tokens_per_s * METERED_S).min(f64::from(MOST_TOKENS)) as u32;
+            if wanted > measurer.lengths.tokens {
+                measurer.lengths.tokens = wanted;
+                measurer.known.remove(&(None, None, work));
+                measurer.note(format!(
+                    "runs decode {wanted} tokens, for the meter's sake (--tokens sets another number)"
+                ));
+                as_given(measurer, work)
+            } else {
+                Some(d)
+            }
+        }
+        other => other,
+    };
     // For prefill the paper keeps the fastest set, whatever the goal of decoding is.
     let goal = if work == Work::Prefill { Goal::Speed } else { options.goal };
     let search = tune::Options {

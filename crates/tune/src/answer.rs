@@ -91,6 +91,8 @@ pub struct Measured {
     /// Relative.
     pub scatter: f64,
     pub joules_per_token: Option<f64>,
+    /// Charge of a battery a token, in the last run.
+    pub uah_per_token: Option<f64>,
     pub runs: u32,
     /// Hottest thermal zone after the last run, degrees Celsius.
     pub celsius: Option<f64>,

@@ -14,16 +14,18 @@ pub const FLAGS: FlagGroup = FlagGroup {
             "Record power, energy, CPU frequencies and temperatures 20 times a second, as far as the \
              machine reports them",
         ),
-        Flag::value(
-            "meter",
-            "FILE[:UNIT]",
-            "Also read a meter of your own: a file with one number that another program keeps up to date, in uW, mW \
-             or W, or in uJ, mJ or J so far [default: uW]. Implies --sensors",
-        )
-        .valid(|text| MeterFile::parse(text).map(drop)),
+        METER,
         Flag::value("sysfs", "DIR", "Directory to look for sensors in").default("/sys").hidden(),
     ],
 };
+
+pub const METER: Flag = Flag::value(
+    "meter",
+    "FILE[:UNIT]",
+    "Also read a meter of your own: a file with one number that another program keeps up to date, in uW, mW or W, or in \
+     uJ, mJ or J so far [default: uW]. Implies --sensors",
+)
+.valid(|text| MeterFile::parse(text).map(drop));
 
 /// Reads them into `options`.
 ///

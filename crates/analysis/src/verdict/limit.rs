@@ -81,7 +81,11 @@ fn contention(facts: &VerdictFacts<'_>, p: &PhaseFacts) -> Limit {
         return Limit { kind: LimitKind::Throttling, text };
     }
     let who = programs(rows);
-    let text = if who.is_empty() { "CPU contention".into() } else { format!("CPU contention: {who}") };
+    let text = match (who.is_empty(), rows.iter().any(is_recorder)) {
+        (false, _) => format!("CPU contention: {who}"),
+        (true, true) => "CPU contention: the recorder had the CPU".into(),
+        (true, false) => "CPU contention".into(),
+    };
     Limit { kind: LimitKind::CpuContention, text }
 }
 
@@ -119,9 +123,14 @@ pub fn crowded_out(facts: &VerdictFacts<'_>, p: &PhaseFacts) -> Option<CrowdedOu
     Some(CrowdedOut { cpus: used.len() as u32, who: first.map(|r| r.name.clone()), text })
 }
 
-/// Another program.
+/// Another program: neither the engine nor a recorder, which nobody should stop on this advice.
 pub fn is_other(r: &InterferenceRow) -> bool {
-    !r.own && r.name != THROTTLED && r.name != WAKING
+    !r.own && r.name != THROTTLED && r.name != WAKING && !is_recorder(r)
+}
+
+/// A recorder, under the name of its program: a copy on another machine has a suffix.
+fn is_recorder(r: &InterferenceRow) -> bool {
+    r.name.starts_with("profinfer")
 }
 
 /// Programs that had the CPU while engine threads were runnable: `rustc 4.0 s, cp 0.7 s (CPU 0 1)`.
@@ -166,5 +175,29 @@ fn computing(p: &PhaseFacts, top: Option<&SpeedCeiling>) -> Limit {
             Limit { kind: LimitKind::Computing, text }
         }
         _ => Limit { kind: LimitKind::Computing, text: format!("computing{op}") },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_told_to_stop_the_recorder() {
+        let row = |name: &str| InterferenceRow {
+            name: name.to_owned(),
+            tids: vec![1],
+            own: false,
+            cpus: vec![0],
+            preemptions: 1,
+            times: 1,
+            runnable_ns: 2_000_000_000,
+            in_ops_ns: 0,
+            first_ns: 0,
+            last_ns: 0,
+            ops: Vec::new(),
+        };
+        assert_eq!(programs(&[row("profinfer-1234"), row("cc1")]), "cc1 2.0 s (CPU 0)");
+        assert_eq!(programs(&[row("profinfer")]), "");
     }
 }
