@@ -90,11 +90,15 @@ def best(board, slack):
 
 def write(path, text):
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    # A reader never sees an empty file.
-    part = f"{path}.{os.getpid()}.part"
-    with open(part, "w") as f:
+    with open(path, "w") as f:
         f.write(f"{text}\n")
-    os.replace(part, path)
+
+
+def overwrite(path, number):
+    """In place and of one length, as in sysfs: a reader has the file open."""
+    fd = os.open(path, os.O_WRONLY)
+    os.pwrite(fd, f"{number:9d}\n".encode(), 0)
+    os.close(fd)
 
 
 def ranges(cpus):
@@ -115,7 +119,7 @@ def make(root, board):
     write(f"{battery}/status", "Discharging")
     write(f"{battery}/capacity", 80)
     write(f"{battery}/voltage_now", int(VOLTS * 1e6))
-    write(f"{battery}/current_now", int(board["floor_watts"] / VOLTS * 1e6))
+    write(f"{battery}/current_now", f"{int(board['floor_watts'] / VOLTS * 1e6):9d}")
     write(f"{root}/board.json", json.dumps(board))
 
 
@@ -137,7 +141,7 @@ def refresh(root, board, now, end):
     rng, last = random.Random(), board["floor_watts"]
     while not end.wait(REFRESH_S):
         power, last = (now["watts"] + last) / 2 if last != now["watts"] else now["watts"], now["watts"]
-        write(f"{root}/class/power_supply/battery/current_now", int(power * rng.gauss(1, 0.01) / VOLTS * 1e6))
+        overwrite(f"{root}/class/power_supply/battery/current_now", int(power * rng.gauss(1, 0.01) / VOLTS * 1e6))
 
 
 def run(args):
