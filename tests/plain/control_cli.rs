@@ -60,6 +60,7 @@ fn state() -> ServiceState {
         uid: 0,
         recorder: Some(41),
         processes: vec![42],
+        threads: [Some(2), Some(1)],
         start: 7,
         exe: "/opt/evil\n\u{1b}[31m\u{202e}/llama-server".into(),
         rule: "chat".into(),

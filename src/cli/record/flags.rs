@@ -393,6 +393,7 @@ fn options(args: &Args, streams: Streams) -> Result<RecordOptions, Usage> {
         experts: false,
         sched: false,
         own: false,
+        phases_at_once: false,
         // Links need markers in forked children, which lie where these probes leave room.
         few: site == Site::Cheapest,
     };
