@@ -170,7 +170,11 @@ fn auto_needs_a_result_of_tune() {
         "{said}"
     );
     // The model is named by the command line only.
-    let child = Command::new("sh").args(["-c", "read x; :", "-m", of_model]).stdin(Stdio::piped()).spawn().expect("sh");
+    let child = Command::new("sh")
+        .args(["-c", "read x; :", "-m", of_model])
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("sh");
     while tuned::model_of(child.id()).as_deref() != Some(of_model) {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }

@@ -165,7 +165,8 @@ mod tests {
         assert_eq!((model_argument(b""), model_argument(b"x\0-m")), (None, None));
         let mut child = std::process::Command::new("sh")
             .args(["-c", "read x; :", "-m", "/x/q.gguf"])
-            .stdin(std::process::Stdio::piped()).spawn()
+            .stdin(std::process::Stdio::piped())
+            .spawn()
             .expect("sh");
         while model_of(child.id()).as_deref() != Some("q.gguf") {
             std::thread::sleep(std::time::Duration::from_millis(1));

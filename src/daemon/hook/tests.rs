@@ -108,6 +108,8 @@ fn a_program_runs_as_its_user_without_privileges() {
     std::os::unix::fs::chown(&out, Some(65534), None).expect("changed");
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("changed");
+    // Without privileges root cannot write to the files of others.
+    std::fs::set_permissions(&out, std::fs::Permissions::from_mode(0o666)).expect("changed");
     let mut runner = HookRunner::start(true).expect("a runner");
     let script =
         format!("grep -E '^(Uid|Gid|Groups|CapPrm|CapEff|NoNewPrivs)' /proc/self/status > {}", out.display());
