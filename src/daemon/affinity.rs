@@ -189,13 +189,16 @@ impl Affinity {
         }
         // Another run or recorder has it now.
         if let Some(i) = self.all.iter().position(|of| of.id == id) {
-            self.free(i, "it is recorded anew");
-            self.all.remove(i);
+            self.remove(i, "it is recorded anew");
         }
         if self.all.len() == PROCESSES {
             return None;
         }
         let wanted = self.wanted(rule, pid);
+        if wanted.is_ok() {
+            // Not only at the first change, which is to be fast; if it fails, it is tried again there.
+            drop(self.keeper.hold(&self.place, id));
+        }
         self.all.push(Process {
             id,
             run,
@@ -282,8 +285,7 @@ impl Affinity {
         for i in (0..self.all.len()).rev() {
             let (id, run) = (self.all[i].id, self.all[i].run);
             if !going(run) || !id.runs() {
-                self.free(i, "it is not recorded any longer");
-                self.all.remove(i);
+                self.remove(i, "it is not recorded any longer");
             }
         }
     }
@@ -299,18 +301,16 @@ impl Affinity {
 
     /// Sets all free, and forgets them.
     pub fn free_all(&mut self, why: &str) {
-        for i in 0..self.all.len() {
-            self.free(i, why);
+        for i in (0..self.all.len()).rev() {
+            self.remove(i, why);
         }
-        self.all.clear();
     }
 
     /// The rules have changed: frees the processes of those for which `same` does not hold.
     pub fn change(&mut self, same: &dyn Fn(&str) -> bool) {
         for i in (0..self.all.len()).rev() {
             if !same(&self.all[i].rule) {
-                self.free(i, "its rule was changed");
-                self.all.remove(i);
+                self.remove(i, "its rule was changed");
             }
         }
     }
@@ -436,10 +436,20 @@ impl Affinity {
         self.tell(i, text, log);
     }
 
+    /// Sets a process free, and forgets it.
+    fn remove(&mut self, i: usize, why: &str) {
+        self.free(i, why);
+        let gone = self.all.remove(i);
+        // One that could not be set free is left to the next service.
+        if gone.set.is_none() {
+            self.keeper.let_go(&self.place, gone.id);
+        }
+    }
+
     /// Lets a process have all its CPUs again, if it was given some.
     fn free(&mut self, i: usize, why: &str) {
         let of = &mut self.all[i];
-        let Some(set) = of.set.take() else { return self.keeper.let_go(&self.place, self.all[i].id) };
+        let Some(set) = of.set.take() else { return };
         (of.changed, of.due) = (Some(usage::now()), None);
         of.changes += 1;
         let id = of.id;
@@ -457,11 +467,13 @@ impl Affinity {
             }
         }
         match failed {
-            None => {
-                self.keeper.let_go(&self.place, id);
-                self.tell(i, format!("all its CPUs again: {why}"), true);
+            None => self.tell(i, format!("all its CPUs again: {why}"), true),
+            Some(e) => {
+                // Nothing is tried over and over: that is left to the end.
+                let of = &mut self.all[i];
+                (of.set, of.off) = (Some(set), Some(format!("cannot give it all its CPUs again: {e}")));
+                self.tell(i, format!("cannot give it all its CPUs again: {e}"), true);
             }
-            Some(e) => self.tell(i, format!("cannot give it all its CPUs again: {e}"), true),
         }
     }
 
@@ -469,6 +481,10 @@ impl Affinity {
     fn off(&mut self, i: usize, why: String) {
         self.free(i, &why);
         let of = &mut self.all[i];
+        if of.set.is_none() {
+            // From here on its CPUs are somebody else's business.
+            self.keeper.let_go(&self.place, of.id);
+        }
         if of.off.as_ref() != Some(&why) {
             of.off = Some(why.clone());
             self.tell(i, format!("its CPUs are not changed: {why}"), true);

@@ -57,7 +57,8 @@ pub(super) fn all(quality: &RecordingQuality) -> Vec<SectionItem> {
     let (cpus, others): (Vec<String>, Vec<String>) =
         quality.notices.iter().cloned().partition(|notice| notice.starts_with(CPUS));
     some(&mut out, "notice", &others);
-    let cpus: Vec<String> = cpus.iter().filter_map(|notice| notice.strip_prefix(CPUS)).map(str::to_owned).collect();
+    let cpus: Vec<String> =
+        cpus.iter().filter_map(|notice| notice.strip_prefix(CPUS)).map(str::to_owned).collect();
     some(&mut out, "CPUs given", &cpus);
     out.push(said("orphan hits", show(&quality.orphans, orphans)));
     out.push(said("read errors", show(&quality.read_errors, |v| format!("{v:.0}"))));
