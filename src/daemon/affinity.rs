@@ -96,7 +96,8 @@ struct Process {
     /// When the current work began, ns.
     since: u64,
     set: Option<Vec<u32>>,
-    changed: Option<u64>,
+    /// The last change but one, and the last, ns.
+    changed: [Option<u64>; 2],
     /// When to decide again, ns.
     due: Option<u64>,
     refused: Option<String>,
@@ -208,7 +209,7 @@ impl Affinity {
             threads: [None; 2],
             since: 0,
             set: None,
-            changed: None,
+            changed: [None; 2],
             due: None,
             refused: None,
             off: None,
@@ -354,7 +355,7 @@ impl Affinity {
             threads: of.threads[of.work as usize],
             allowed: allowed.as_deref(),
             set: of.set.as_deref(),
-            changed: of.changed,
+            changed: of.changed[0],
             others: &others,
         };
         match decide(&known, now) {
@@ -409,11 +410,11 @@ impl Affinity {
     fn was_set(&mut self, i: usize, to: Option<Vec<u32>>, threads: usize, begin: u64) {
         let now = usage::now();
         let of = &mut self.all[i];
-        (of.due, of.changed, of.refused) = (None, Some(now), None);
+        (of.due, of.changed, of.refused) = (None, [of.changed[1], Some(now)], None);
         of.changes += 1;
         let (delay, took) = (now.saturating_sub(of.since), now.saturating_sub(begin));
         // A change that was put off says nothing about how fast one is.
-        if begin.saturating_sub(of.since) < REST_NS / 2 {
+        if begin.saturating_sub(of.since) < REST_NS / 4 {
             of.delays.push_back((delay, took));
             if of.delays.len() > DELAYS {
                 of.delays.pop_front();
@@ -450,7 +451,7 @@ impl Affinity {
     fn free(&mut self, i: usize, why: &str) {
         let of = &mut self.all[i];
         let Some(set) = of.set.take() else { return };
-        (of.changed, of.due) = (Some(usage::now()), None);
+        (of.changed, of.due) = ([of.changed[1], Some(usage::now())], None);
         of.changes += 1;
         let id = of.id;
         let mut failed = None;

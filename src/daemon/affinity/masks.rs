@@ -6,9 +6,10 @@
 
 use common::cpus::{ranges, within};
 
-/// Minimum time between two changes that need not be made at once, ns. A server that computes parts of prompts between
+/// Time within which two changes are made that need not be made at once, ns: one for a short prompt, and one for the tokens
+/// after it. A server that computes parts of prompts between
 /// tokens would otherwise have its threads moved hundreds of times a second.
-pub const REST_NS: u64 = 250_000_000;
+pub const REST_NS: u64 = 500_000_000;
 
 /// What an engine computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +54,7 @@ pub struct Known<'a> {
     pub allowed: Option<&'a [u32]>,
     /// The CPUs given to it; None: none, it has all that it may have.
     pub set: Option<&'a [u32]>,
-    /// When they were last changed, ns; None: never.
+    /// When the last change but one was made, ns; None: never.
     pub changed: Option<u64>,
     /// CPUs of other processes that were given some of the same, and how many threads compute there.
     pub others: &'a [(Vec<u32>, u32)],
@@ -198,12 +199,13 @@ mod tests {
     #[test]
     fn changes_are_rare_but_those_for_more_threads_are_at_once() {
         let cpus = wanted(&[6, 7]);
-        let (mut set, mut changed, mut changes): (Option<Vec<u32>>, Option<u64>, u64) = (None, None, 0);
+        let (mut set, mut changed, mut changes): (Option<Vec<u32>>, [Option<u64>; 2], u64) =
+            (None, [None; 2], 0);
         for ms in 0..10_000u64 {
             let work = if ms % 2 == 0 { Work::Decode } else { Work::Prefill };
-            let of = Known { set: set.as_deref(), changed, ..known(&cpus, work, 2) };
+            let of = Known { set: set.as_deref(), changed: changed[0], ..known(&cpus, work, 2) };
             if let Decision::Set(to) = decide(&of, ms * 1_000_000) {
-                (set, changed, changes) = (to, Some(ms * 1_000_000), changes + 1);
+                (set, changed, changes) = (to, [changed[1], Some(ms * 1_000_000)], changes + 1);
             }
         }
         assert!((30..=41).contains(&changes), "{changes} in 10 s");
