@@ -55,8 +55,8 @@ impl User {
                     // SAFETY: the entry's strings end with a zero and are in the buffer, which is still alive.
                     let (name, home, shell) =
                         unsafe { (copy(entry.pw_name), copy(entry.pw_dir), copy(entry.pw_shell)) };
-                    // SAFETY: as above.
                     let gid = gid.unwrap_or(entry.pw_gid);
+                    // SAFETY: as above.
                     let groups = groups(unsafe { CStr::from_ptr(entry.pw_name) }, gid)?;
                     return Ok(Some(User { uid, gid, groups, name, home, shell }));
                 }

@@ -80,7 +80,7 @@ impl ComputingWatch {
     }
 
     /// The oldest change that was not taken yet.
-    pub fn next(&mut self) -> Option<ComputingChange> {
+    pub fn take(&mut self) -> Option<ComputingChange> {
         self.changes.pop_front()
     }
 }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn changes(watch: &mut ComputingWatch) -> std::vec::Vec<(u64, bool, u32, bool)> {
-        std::iter::from_fn(|| watch.next()).map(|c| (c.t, c.prompt, c.threads, c.several)).collect()
+        std::iter::from_fn(|| watch.take()).map(|c| (c.t, c.prompt, c.threads, c.several)).collect()
     }
 
     #[test]

@@ -447,7 +447,7 @@ impl Session {
     fn tell_computing(&self, watch: &mut dyn SessionObserver) {
         // One by one: the drain is free again while the change is reported.
         loop {
-            let change = self.drain.borrow_mut().computing.as_mut().and_then(ComputingWatch::next);
+            let change = self.drain.borrow_mut().computing.as_mut().and_then(ComputingWatch::take);
             let Some(change) = change else { return };
             watch.computes(change);
         }

@@ -43,7 +43,7 @@ fn whole() -> Option<String> {
 }
 
 fn engine(service: &Service, args: &[&str]) -> Target {
-    Target::start(&service.engine(), args)
+    Target::start(service.engine(), args)
 }
 
 fn state_of(state: &Value, pid: u32) -> Option<Value> {
@@ -195,7 +195,7 @@ fn who_watches_sees_a_run_and_a_trigger_runs_its_program_once() {
     let mut watching = Watching::start(&service);
     assert!(watching.next("hello")["version"].is_string());
     let target =
-        Target::start(&service.engine(), &["-t", "1", "-p", "4", "-n", "100000", "--op-ns", "100000"]);
+        Target::start(service.engine(), &["-t", "1", "-p", "4", "-n", "100000", "--op-ns", "100000"]);
     let run = watching.next("run");
     assert_eq!((run["pid"].as_u64(), run["rule"].as_str()), (Some(target.pid().into()), Some("slow")));
     watching.next("first_token");

@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn the_model_is_in_the_command_line() {
-        assert_eq!(model_argument(b"llama-cli\0-m\0/a/b.gguf\0-n\05\0").as_deref(), Some("/a/b.gguf"));
+        assert_eq!(model_argument(b"llama-cli\0-m\0/a/b.gguf\0-n\x005\0").as_deref(), Some("/a/b.gguf"));
         assert_eq!(model_argument(b"x\0--model=c.gguf\0").as_deref(), Some("c.gguf"));
         assert_eq!((model_argument(b""), model_argument(b"x\0-m")), (None, None));
         let mut child = std::process::Command::new("sh")
