@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::net;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -524,8 +525,12 @@ pub fn watch(path: &Path) -> Result<UnixStream, AskError> {
     // Without taking it: what is peeked at is read again as the first line.
     let mut begin = [0; 4096];
     let n = loop {
-        let (n, _) = rustix::net::recv(&stream, &mut begin, rustix::net::RecvFlags::PEEK)
-            .map_err(|e| failed(e.into()))?;
+        let n = match net::recv(&stream, &mut begin, net::RecvFlags::PEEK) {
+            Ok((n, _)) => n,
+            // It was stopped, and continues.
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(e) => return Err(failed(e.into())),
+        };
         match n {
             0 => return Err(AskError::Refused(here())),
             n if begin.get(..n).unwrap_or_default().contains(&b'\n') || n == begin.len() => break n,

@@ -297,7 +297,7 @@ fn watch_ends_well_with_ctrl_c_and_badly_with_a_service_that_is_gone() {
 
 #[test]
 fn a_watcher_that_stands_still_loses_events_and_is_told_how_many() {
-    let mut shown = 0u64;
+    let (mut shown, mut reader) = (0u64, None);
     let done = watched(|control, child| {
         common::run::signal_to(child.id(), libc::SIGSTOP);
         let event = format!("{{\"event\":\"second\",\"pad\":\"{}\"}}", "x".repeat(1000));
@@ -306,17 +306,24 @@ fn a_watcher_that_stands_still_loses_events_and_is_told_how_many() {
             control.show(&event);
             shown += 1;
         }
+        let mut out = child.stdout.take().expect("its output");
+        reader = Some(thread::spawn(move || {
+            let mut all = Vec::new();
+            std::io::Read::read_to_end(&mut out, &mut all).map(|_| all).expect("its output")
+        }));
         common::run::signal_to(child.id(), libc::SIGCONT);
         // Until the queue is empty, and the next event has room.
-        for _ in 0..500 {
+        let mut waiting = true;
+        while std::mem::take(&mut waiting) {
             control.poll(&mut |_, _| None);
+            control.fds(&mut |_, events| waiting |= events.contains(rustix::event::PollFlags::OUT));
             thread::sleep(Duration::from_millis(2));
         }
         control.show("{\"event\":\"stop\"}");
     });
-    assert_eq!(done.status.code(), Some(0));
-    let lines: Vec<Value> =
-        text(&done.stdout).lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    let out = reader.expect("a thread").join().expect("it has read all");
+    let lines: Vec<Value> = text(&out).lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
     let of = |name: &str| lines.iter().filter(|l| l["event"] == name).count() as u64;
     let dropped: u64 = lines.iter().filter_map(|l| l["dropped"].as_u64()).sum();
     assert!(dropped > 1000 && of("second") + dropped == shown, "{} and {dropped} of {shown}", of("second"));
