@@ -8,6 +8,7 @@
 #include <bpf/bpf_tracing.h>
 #include "event.h"
 #include "base.h"
+#include "phase.h"
 #include "dispatch.h"
 #include "batch.h"
 #include "ticks.h"
@@ -34,8 +35,9 @@ static __always_inline int call(struct pt_regs *ctx, __u16 kind, __u64 a, __u64 
 {
 	__u64 id = bpf_get_current_pid_tgid();
 	struct ev_call e = {};
+	struct proc *p = recorded(id >> 32);
 
-	if (!recorded(id >> 32))
+	if (!p)
 		return 0;
 	head(&e.h, kind, id);
 	e.a = a;
@@ -43,6 +45,8 @@ static __always_inline int call(struct pt_regs *ctx, __u16 kind, __u64 a, __u64 
 	e.n = n;
 	if (kind == EV_SCHED_ENTER || kind == EV_SPLIT_ENTER)
 		graph_shape(&e, b);
+	if (kind == EV_SCHED_ENTER)
+		phase_is(p, e.width, true);
 	if (kind == EV_SPLIT_ENTER && k.guid_off) {
 		__u64 guid = 0;
 
@@ -208,7 +212,11 @@ int graph_enter(struct pt_regs *ctx)
 	if (k.str)
 		thread_state.describe = graph_changed(ctx, &e, cgraph);
 	bpf_map_update_elem(&thread_states, &tid, &thread_state, BPF_ANY);
-	send(ctx, &e.h, sizeof(e));
+	phase_is(p, e.width, false);
+	if (phase_begins(p))
+		send_now(ctx, &e.h, sizeof(e));
+	else
+		send(ctx, &e.h, sizeof(e));
 	return 0;
 }
 

@@ -34,7 +34,7 @@ struct proc {
 	__u64 loop_ra;
 	__u64 final_ra;
 	__u32 engines; /* one bit per engine found in it; other engines' programs skip it */
-	__u32 unused;
+	__u32 phase;   /* see phase.h */
 };
 
 struct {
@@ -120,7 +120,7 @@ static __always_inline void send(void *ctx, struct ev_hdr *h, __u32 size)
 	pass(ctx, h, size, true);
 }
 
-/* A fork wakes the reader immediately: the child's probes depend on it. */
+/* Wakes the reader immediately. For a fork: the child's probes depend on it. For a change of phase. */
 static __always_inline void send_now(void *ctx, struct ev_hdr *h, __u32 size)
 {
 	long err;

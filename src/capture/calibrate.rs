@@ -164,6 +164,7 @@ impl Bench {
             experts: false,
             sched: false,
             own: true,
+            phases_at_once: false,
             few: true,
         };
         let mut source = backend.open(options, None, counters, Rc::new(RefCell::new(|_: &[u8]| {})));

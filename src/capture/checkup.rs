@@ -220,6 +220,7 @@ fn programs(engine: Option<&DiscoveredEngine>, ask: &Ask<'_>) -> (Vec<Check>, Op
         gpu: GpuDetail::Op,
         experts: true,
         sched: false,
+        phases_at_once: false,
         few: true,
         own: true,
     };

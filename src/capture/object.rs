@@ -53,6 +53,7 @@ fn fill(k: &mut ops_constants, options: &CaptureOptions, reading: &Reading) {
     // This one program takes the verifier a second.
     k.kernels = u32::from(options.gpu >= GpuDetail::Kernel);
     k.wake_bytes = options.wake();
+    k.phases = u32::from(options.phases_at_once);
     k.batch_on_stack = u32::from(cfg!(target_arch = "x86_64"));
     k.tensor_len = l.tensor_bytes();
     k.type_off = l.type_off;

@@ -47,6 +47,7 @@ pub fn price(backend: &CaptureBackend) -> Result<f64, SchedCostError> {
         experts: false,
         sched: true,
         own: true,
+        phases_at_once: false,
         few: true,
     };
     let mut source = backend.open(options, None, None, Rc::new(RefCell::new(|_: &[u8]| {})));

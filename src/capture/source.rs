@@ -63,6 +63,9 @@ pub struct CaptureOptions {
     pub sched: bool,
     /// Probe only the calling thread: to measure the cost of a probe.
     pub own: bool,
+    /// A change between prompt and decode wakes the recorder at once. BPF programs with a ring buffer only: otherwise it
+    /// is seen at the next regular reading.
+    pub phases_at_once: bool,
     /// Few processes are expected: use probes that are removed quickly but need one kernel object per process.
     pub few: bool,
 }

@@ -116,6 +116,8 @@ pub struct Flag {
     pub hidden: bool,
     /// It may be given more than once.
     pub many: bool,
+    /// A comma is part of a value, and does not separate two.
+    pub whole: bool,
     cli_only: bool,
     valid: Option<ValueCheck>,
     excludes: &'static [&'static str],
@@ -142,6 +144,7 @@ impl Flag {
             choices: Choices::NONE,
             hidden: false,
             many: false,
+            whole: false,
             cli_only: false,
             valid: None,
             excludes: &[],
@@ -176,6 +179,12 @@ impl Flag {
     /// It may be given more than once; [`Args::list`] has all values.
     pub const fn many(mut self) -> Self {
         self.many = true;
+        self
+    }
+
+    /// It may be given more than once, and values may contain commas; [`Args::words`] has all values.
+    pub const fn words(mut self) -> Self {
+        (self.many, self.whole) = (true, true);
         self
     }
 
@@ -475,6 +484,15 @@ impl Args {
             }
         }
         Ok(all)
+    }
+
+    /// The values of a flag that may be given more than once, each as it is, commas included.
+    pub fn words(&self, name: &str) -> Vec<String> {
+        let flag = self.known(name);
+        flag.into_iter()
+            .flat_map(|flag| self.values(flag.name))
+            .map(|(_, v)| v.to_string_lossy().into_owned())
+            .collect()
     }
 
     /// A positional argument, by its name.

@@ -254,7 +254,7 @@ fn value(flag: &'static Flag, item: &TomlItem, faults: &mut Faults) -> Option<Gi
 /// What is wrong with a value, with the value shown.
 fn wrong(flag: &Flag, value: &str) -> Option<String> {
     let told = |part: &str| flag.diagnose(part).map(|why| format!("'{}': {why}", short(part)));
-    if flag.many { value.split(',').find_map(told) } else { told(value) }
+    if flag.many && !flag.whole { value.split(',').find_map(told) } else { told(value) }
 }
 
 /// The values of the environment, and the mistakes in others.

@@ -30,8 +30,9 @@ const EXITS: &[(&str, &str)] =
 const NOTES: &str = "A service accepts requests from its own user and root only.";
 
 /// The default socket of a service.
-const SOCKET: Flag = Flag::value("socket", "PATH", "Socket of the service, as set in its configuration")
-    .default("/run/profinfer/control.sock");
+pub(super) const SOCKET: Flag =
+    Flag::value("socket", "PATH", "Socket of the service, as set in its configuration")
+        .default("/run/profinfer/control.sock");
 
 pub const STATUS: Command = Command {
     name: "status",
@@ -102,7 +103,7 @@ profinfer stop --socket /data/profinfer/control.sock",
     run: stop,
 };
 
-fn socket(args: &Args) -> Result<PathBuf, Usage> {
+pub(super) fn socket(args: &Args) -> Result<PathBuf, Usage> {
     args.path("socket")?.ok_or_else(|| args.missing("socket"))
 }
 

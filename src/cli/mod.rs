@@ -56,6 +56,8 @@ pub mod top;
 pub mod tune;
 pub mod values;
 #[cfg(feature = "agent")]
+pub mod watch;
+#[cfg(feature = "agent")]
 mod written;
 
 /// The program `profinfer`.
@@ -93,7 +95,7 @@ const ENVIRONMENT: &[(&str, &str)] = &[
 const FILES: &[(&str, &str)] = &[
     ("/etc/profinfer/profinfer.toml", "Configuration of the service"),
     ("/var/lib/profinfer/", "Recordings of the service"),
-    ("/run/profinfer/control.sock", "Socket of the service, for status, dump and stop"),
+    ("/run/profinfer/control.sock", "Socket of the service, for status, dump, watch and stop"),
     ("~/.cache/profinfer/peaks.json", "The machine's peaks, measured by doctor --peaks"),
     ("/var/cache/profinfer/peaks.json", "The same, for all users"),
 ];
@@ -136,6 +138,8 @@ const COMMANDS: &[&Command] = &[
     #[cfg(feature = "agent")]
     &control::DUMP,
     #[cfg(feature = "agent")]
+    &watch::COMMAND,
+    #[cfg(feature = "agent")]
     &control::STOP,
     &report::COMMAND,
     &advise::COMMAND,
@@ -170,8 +174,8 @@ const ELSEWHERE: &[Elsewhere] = &[
     #[cfg(not(feature = "agent"))]
     Elsewhere {
         names: &[
-            "record", "top", "tune", "config", "serve", "doctor", "status", "dump", "stop", "selftest",
-            "install",
+            "record", "top", "tune", "config", "serve", "doctor", "status", "dump", "watch", "stop",
+            "selftest", "install",
         ],
         build: "without the recorder",
         hint: "to include it, run cargo build --release on Linux without --no-default-features",

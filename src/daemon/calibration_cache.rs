@@ -54,7 +54,7 @@ pub fn kind(o: &RecordOptions) -> Kind {
 }
 
 /// Id of the current boot.
-fn boot() -> io::Result<String> {
+pub(super) fn boot() -> io::Result<String> {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
 }
 

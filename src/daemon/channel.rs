@@ -8,7 +8,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::run::Run;
+use super::trigger::Fired;
 use crate::host::wake;
+use crate::recorder::computing::ComputingChange;
 use crate::recorder::recording::Calibration;
 
 /// Maximum message size, bytes.
@@ -23,6 +25,8 @@ pub enum RecorderCommand {
     Leave(u32),
     /// Write out the ring.
     Dump,
+    /// Write this text into the trace, as of this time, CLOCK_MONOTONIC ns.
+    Note(u64, String),
     /// End cleanly.
     Stop,
 }
@@ -39,6 +43,12 @@ pub enum WorkerEvent {
     /// It would have to attach to more for a run, given by its first process and all processes: the run needs
     /// another recorder.
     Declined(u32, Vec<u32>),
+    /// A process has an engine with this build id.
+    Engine(u32, String),
+    /// A process computes something else from now on.
+    Computes(ComputingChange),
+    /// The rule's trigger has fired.
+    Triggered(Fired),
     /// For the log.
     Message(String),
     /// The ring was written to this file, or why not.

@@ -1,5 +1,6 @@
 //! The resident recorder: waits for engines, records each by its rule, keeps its files within a quota.
 
+pub mod affinity;
 pub mod ages;
 pub mod arrivals;
 pub mod calibration_cache;
@@ -8,6 +9,7 @@ pub mod clock;
 mod facts;
 pub mod finder;
 pub mod glob;
+pub mod hook;
 mod idle_peaks;
 pub mod known;
 pub mod later;
@@ -43,4 +45,5 @@ pub mod timer;
 pub mod trigger;
 pub mod vitals;
 pub mod waiting;
+pub mod watch;
 mod worker;

@@ -1,16 +1,21 @@
 //! The service's main loop: waits for engines, signals, recorders and requests, and dispatches each.
 //! Single-threaded.
 
+mod reactions;
+
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::affinity::Affinity;
 use super::channel::DumpError;
 use super::finder::{Finder, FoundProcess};
+use super::hook::HookRunner;
 use super::idle_peaks::IdlePeaks;
 use super::notify::Notify;
 use super::place::PlaceError;
+use super::rules::Rule;
 use super::run::Run;
 use super::settings::ServiceSettings;
 use super::signals::SignalFd;
@@ -18,7 +23,8 @@ use super::socket::{self, ClientId, Control, ServiceRequest, ServiceResponse, So
 use super::status::{self, ServicePhase, ServiceState, StateFiles};
 use super::store::{Leftovers, Store, StoreError};
 use super::supervisor::{Met, Supervisor};
-use super::{clock, own};
+use super::watch::Watch;
+use super::{clock, own, watch};
 use crate::host::{capset, ready, tracefs};
 
 /// Interval of periodic work.
@@ -85,6 +91,9 @@ pub struct Service<'a> {
     signals: SignalFd,
     supervisor: Supervisor,
     peaks: IdlePeaks,
+    affinity: Affinity,
+    watch: Watch,
+    hooks: HookRunner,
     control: Control,
     notify: Notify,
     files: StateFiles,
@@ -114,6 +123,10 @@ impl<'a> Service<'a> {
         let signals = SignalFd::take().map_err(wait("signals"))?;
         let store = Store::open(&settings.directory, settings.quota, settings.file_size, settings.keep)?;
         let only = store.only()?;
+        let hooks = settings.rules.iter().any(|rule| rule.on_trigger.is_some());
+        // While nothing else is open, and the privileges for it are still there.
+        let hooks = HookRunner::start(hooks).map_err(wait("programs of on-trigger"))?;
+        let (affinity, swept) = Affinity::new(store.place_shared());
         let control = Control::bind(&settings.socket)?;
         let (files, unfinished) = StateFiles::new(&settings.status, settings.metrics.as_deref())?;
         let finder = Finder::new().map_err(wait("engines"))?;
@@ -127,6 +140,9 @@ impl<'a> Service<'a> {
             signals,
             supervisor: Supervisor::default(),
             peaks: IdlePeaks::new(Instant::now()),
+            affinity,
+            watch: Watch::default(),
+            hooks,
             control,
             notify: Notify::new(),
             files,
@@ -140,6 +156,7 @@ impl<'a> Service<'a> {
             stopping: None,
         };
         service.welcome(&unfinished);
+        swept.iter().for_each(|line| service.say(line));
         Ok(service)
     }
 
@@ -152,7 +169,8 @@ impl<'a> Service<'a> {
             "waiting for engines, found through {backend}; recordings in {}",
             self.settings.directory.display()
         ));
-        if let Err(e) = capset::give_up() {
+        let sets_cpus = self.settings.rules.iter().any(|rule| rule.sets_cpus());
+        if let Err(e) = capset::give_up(if sets_cpus { capset::NICE } else { 0 }) {
             self.say(&format!("cannot drop capabilities that are not needed: {e}"));
         }
         for warning in self.settings.warnings.clone() {
@@ -203,6 +221,7 @@ impl<'a> Service<'a> {
         }
         self.say("stopped");
         self.tell();
+        self.control.show(&watch::stop());
         // Readers of the metrics must see that there is no service any longer; the status says that it has stopped.
         self.files.remove();
     }
@@ -222,20 +241,22 @@ impl<'a> Service<'a> {
         add(self.signals.fd(), PollFlags::IN);
         self.supervisor.fds().for_each(|fd| add(fd, PollFlags::IN));
         self.finder.fds().into_iter().for_each(|fd| add(fd, PollFlags::IN));
+        self.hooks.fd().into_iter().for_each(|fd| add(fd, PollFlags::IN));
         self.control.fds(&mut add);
-        let left = self.tick.saturating_duration_since(Instant::now());
+        let left = self.tick.saturating_duration_since(Instant::now()).min(self.rest());
         ready::wait(&mut fds, left.min(TICK));
     }
 
     fn listen(&mut self) {
         let came = self.signals.read();
         self.supervisor.hear();
+        self.react();
         self.remember();
         if came.child {
             let mut said = None;
             self.supervisor.reap(&mut |pid| {
                 let measured = self.peaks.reaped(pid, Instant::now());
-                let known = measured.is_some() || self.finder.knows(pid);
+                let known = measured.is_some() || self.finder.knows(pid) || self.hooks.is(pid);
                 said = measured.or(said.take());
                 known
             });
@@ -280,6 +301,10 @@ impl<'a> Service<'a> {
                 true => Ok("{}".into()),
                 false => Err(Refused::Configuration(self.state.configuration.errors.clone()).into()),
             }),
+            ServiceRequest::Watch => {
+                self.control.watch(token, &watch::hello(&self.state.version, self.supervisor.runs()));
+                None
+            }
             ServiceRequest::Stop => {
                 self.stop();
                 Some(Ok("{}".into()))
@@ -328,6 +353,9 @@ impl<'a> Service<'a> {
             self.say("stopping: finishing recordings");
             self.notify.stopping();
             self.stopping = Some(Instant::now());
+            // While recorders can still write it into their traces.
+            self.affinity.free_all("the service ends");
+            self.tell_affinity();
             self.supervisor.stop();
             self.peaks.end("the service ends");
         }
@@ -355,6 +383,7 @@ impl<'a> Service<'a> {
             let said = self.peaks.tick(self.settings.peaks_after, engines, Instant::now());
             said.iter().for_each(|line| self.say(line));
         }
+        self.watch_runs();
         self.look_at_store();
         self.forget_asked();
         self.notify.alive();
@@ -387,8 +416,11 @@ impl<'a> Service<'a> {
     fn refresh(&mut self) {
         let supervisor = &mut self.supervisor;
         for run in supervisor.ended.drain(..) {
+            self.control.show(&self.watch.ended(&run));
             self.state.run(&run);
         }
+        self.state.affinity = self.affinity.status();
+        self.state.on_trigger = self.hooks.counts.clone();
         supervisor.runs().for_each(|run| self.state.run(run));
         // A run that was taken from its recorder without being ended belongs to none.
         let going = |r: &Run| supervisor.runs().any(|k| (k.pid, k.start) == (r.pid, r.start));
@@ -405,7 +437,7 @@ impl<'a> Service<'a> {
             waiting: supervisor.waiting(),
         };
         self.state.shunned = supervisor.shunned();
-        let rule = |rule: &super::rules::Rule| status::RuleStatus {
+        let rule = |rule: &Rule| status::RuleStatus {
             name: rule.name.clone(),
             runs: supervisor.runs_of(&rule.name),
             recorder: supervisor.recorder_for(&rule.name),
@@ -478,6 +510,9 @@ impl<'a> Service<'a> {
                 self._only = store.only()?;
             }
             self.store = store;
+            if moved {
+                self.affinity.moved(self.store.place_shared());
+            }
         }
         if let Some(control) = control {
             self.control = control;
@@ -488,7 +523,13 @@ impl<'a> Service<'a> {
         }
         let of_recorders = |s: &ServiceSettings| (sizes(s), s.file_age, s.memory, s.cpu.to_bits());
         let same = !moved && of_recorders(old) == of_recorders(&settings);
-        self.settings = settings;
+        let rules = std::mem::replace(&mut self.settings, settings).rules;
+        let kept = |name: &str| {
+            let of = |rules: &[Rule]| rules.iter().find(|rule| rule.name == name).cloned();
+            same && of(&rules) == of(&self.settings.rules)
+        };
+        self.affinity.change(&kept);
+        self.tell_affinity();
         self.supervisor.change(&self.settings, same);
         Ok(())
     }

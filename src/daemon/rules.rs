@@ -34,8 +34,32 @@ pub struct Rule {
     pub below: Option<f64>,
     /// Trigger: the p99 of the time per decoded token is above this.
     pub p99_above: Option<Duration>,
+    /// CPUs of the threads while the engine decodes, and while it computes prompts; None: all that it may have.
+    pub decode_cpus: Option<CpuChoice>,
+    pub prefill_cpus: Option<CpuChoice>,
+    /// What to run when a trigger fires.
+    pub on_trigger: Option<Hook>,
     /// How to record. Without duration and tokens, which are for recordings that end.
     pub record: RecordOptions,
+}
+
+/// CPUs that a rule gives to an engine's threads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CpuChoice {
+    /// These, sorted.
+    List(Vec<u32>),
+    /// Those of a result of `profinfer tune`.
+    Auto,
+}
+
+/// A program that is run when a trigger fires.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hook {
+    /// The program by its absolute path, and its arguments.
+    pub argv: Vec<String>,
+    pub user: RuleUser,
+    /// It is killed after this time.
+    pub timeout: Duration,
 }
 
 /// A text is neither the name nor the number of a user.
@@ -82,6 +106,11 @@ impl Rule {
         self.exe.as_ref().is_none_or(|glob| glob.matches(exe))
             && self.user.as_ref().is_none_or(|user| user.uid == uid)
             && self.cgroup.as_ref().is_none_or(|glob| cgroup.is_some_and(|of| glob.matches(of.as_bytes())))
+    }
+
+    /// Whether it may give CPUs to its engines.
+    pub fn sets_cpus(&self) -> bool {
+        self.decode_cpus.is_some() || self.prefill_cpus.is_some()
     }
 
     /// Whether it matches everything that `other` matches, as far as the rules alone show.

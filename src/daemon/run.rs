@@ -26,6 +26,8 @@ pub struct Run {
     pub level: String,
     /// Name of the file being written in the service's directory; None: the run is kept in the ring, or not recorded.
     pub file: Option<String>,
+    /// Threads that compute a prompt, and a token; None: not seen yet, or not recorded.
+    pub threads: [Option<u32>; 2],
     /// Decoded tokens; tokens of prompts are not counted.
     pub tokens: u64,
     /// Duration of the run's first call that took a complete prompt, ns.
@@ -69,6 +71,7 @@ impl Run {
         self.processes.truncate(PROCESSES);
         self.level = plain(&said.level, LEVEL);
         self.file = said.file.filter(|name| is_file_name(name));
+        self.threads = said.threads;
         (self.tokens, self.ttft_ns, self.tpot_ns) = (said.tokens, said.ttft_ns, said.tpot_ns);
         (self.rate, self.cost) = (said.rate.filter(real), said.cost.filter(real));
         (self.lost, self.seen) = (said.lost, said.seen);

@@ -17,6 +17,7 @@ use super::store::{Store, StoreError};
 use super::trigger::Trigger;
 use crate::capture::error::RecordError;
 use crate::host::{capset, pulse, target, usage};
+use crate::recorder::computing::ComputingChange;
 use crate::recorder::meter::Meter;
 use crate::recorder::process_tree::{self, ProcessTree};
 use crate::recorder::qos;
@@ -39,6 +40,7 @@ enum Ordered {
     Also,
     Unfollow,
     Rotate,
+    Note,
     Dump {
         name: String,
         asked: bool,
@@ -67,6 +69,10 @@ pub struct SessionDriver {
     ordered: Option<Ordered>,
     /// The ring was requested.
     asked: bool,
+    /// Texts for the trace, and their times.
+    notes: VecDeque<(u64, String)>,
+    /// Lost events when last looked, and when that number last grew.
+    lost: (u64, u64),
     trigger: Trigger,
     limits: ServiceLimits,
     /// Targets were added, and a file begun, since the session counted targets and bytes.
@@ -102,6 +108,8 @@ impl SessionDriver {
             file: None,
             ordered: None,
             asked: false,
+            notes: VecDeque::new(),
+            lost: (0, 0),
             trigger: Trigger::new(rule),
             limits: ServiceLimits::new(settings.cpu, settings.memory),
             grew: false,
@@ -167,6 +175,7 @@ impl SessionDriver {
                 Ok(Some(RecorderCommand::Follow(run))) => self.waiting.push_back(*run),
                 Ok(Some(RecorderCommand::Leave(pid))) => self.leave.push(pid),
                 Ok(Some(RecorderCommand::Dump)) => self.asked = true,
+                Ok(Some(RecorderCommand::Note(t, text))) => self.notes.push_back((t, text)),
                 Ok(Some(RecorderCommand::Stop)) | Err(_) => {
                     self.stop = true;
                     return;
@@ -358,6 +367,18 @@ impl SessionDriver {
         None
     }
 
+    /// Shows the service up to when it knows what the engines compute. For a second after an event was lost, that is not
+    /// certain.
+    fn follow_on(&mut self, now: &RecordingProgress) {
+        const DOUBT_NS: u64 = 1_000_000_000;
+        let at = usage::now();
+        if now.lost != self.lost.0 {
+            self.lost = (now.lost, at);
+        }
+        let certain = self.lost.1 == 0 || at.saturating_sub(self.lost.1) > DOUBT_NS;
+        pulse::follows(now.followed.filter(|_| certain).unwrap_or(0));
+    }
+
     fn finished(&mut self) -> Option<SessionCommand> {
         let limit = self.rule.tokens?;
         let run = self.runs.iter_mut().find(|r| r.ended.is_none() && r.tokens >= limit)?;
@@ -380,8 +401,25 @@ impl SessionObserver for SessionDriver {
         self.say_message(text);
     }
 
-    fn progress(&mut self, _: &RecordingProgress) {
+    fn engine(&mut self, pid: u32, build_id: &str) {
+        if self.rule.sets_cpus() {
+            self.say(&WorkerEvent::Engine(pid, build_id.to_owned()));
+        }
+    }
+
+    fn computes(&mut self, change: ComputingChange) {
+        let of = |run: &&mut Run| run.pid == change.pid || run.processes.contains(&change.pid);
+        if let Some(run) = self.runs.iter_mut().filter(|r| r.ended.is_none()).find(of) {
+            run.threads[usize::from(!change.prompt)] = Some(change.threads).filter(|n| *n > 0);
+        }
+        if self.rule.sets_cpus() {
+            self.say(&WorkerEvent::Computes(change));
+        }
+    }
+
+    fn progress(&mut self, now: &RecordingProgress) {
         pulse::beat();
+        self.follow_on(now);
         (self.grew, self.turned) = (false, false);
         self.hear();
         if let Some(why) = self.limits.exceeded(usage::cpu_us(), || usage::resident().anonymous) {
@@ -396,6 +434,11 @@ impl SessionObserver for SessionDriver {
         let came = std::mem::replace(&mut self.came, process_tree.came) != process_tree.came;
         if self.told.elapsed() >= TELL || ended > self.untold || came || !self.declined.is_empty() {
             self.tell_runs();
+        }
+        // Also at the end: what is undone then is part of the trace.
+        if let Some((t, text)) = self.notes.pop_front() {
+            self.ordered = Some(Ordered::Note);
+            return Some(SessionCommand::Note(t, text));
         }
         if self.stop {
             return None;
@@ -425,8 +468,9 @@ impl SessionObserver for SessionDriver {
         {
             return Some(order);
         }
-        if let Some(why) = self.trigger.fired(&process_tree.meters, now.call, usage::now()) {
-            self.say_message(&why);
+        if let Some(fired) = self.trigger.fired(&process_tree.meters, now.call, usage::now()) {
+            self.say_message(&fired.text);
+            self.say(&WorkerEvent::Triggered(fired));
             if let Some(order) = self.dump(false) {
                 return Some(order);
             }
@@ -463,7 +507,7 @@ impl SessionObserver for SessionDriver {
             (Some(Ordered::Dump { name, asked }), done) => {
                 self.dumped(done.map(|()| name).map_err(|why| DumpError::Write(why.to_string())), asked);
             }
-            (None | Some(Ordered::Also), _) | (_, Ok(())) => {}
+            (None | Some(Ordered::Also | Ordered::Note), _) | (_, Ok(())) => {}
             (_, Err(why)) => self.say_message(&why.to_string()),
         }
     }

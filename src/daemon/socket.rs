@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::net;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -25,6 +26,10 @@ use common::plain;
 const CLIENTS: usize = 64;
 /// Minimum time for each of them, even if others wait.
 const GRACE: Duration = Duration::from_millis(100);
+/// Maximum watchers at a time, of those clients.
+const WATCHERS: usize = 8;
+/// Maximum bytes waiting for a watcher that does not read: what comes then is dropped, and counted.
+const QUEUE: usize = 64 << 10;
 /// Longest request line, bytes.
 const LINE: usize = 128;
 /// Longest accepted answer, bytes.
@@ -47,6 +52,8 @@ pub enum ServiceRequest {
     Dump(Option<u32>),
     /// Reload the configuration.
     Reload,
+    /// Show events, one line of JSON each, until the client or the service ends.
+    Watch,
     /// End.
     Stop,
 }
@@ -58,6 +65,7 @@ impl fmt::Display for ServiceRequest {
             ServiceRequest::Dump(None) => f.write_str("dump"),
             ServiceRequest::Dump(Some(pid)) => write!(f, "dump {pid}"),
             ServiceRequest::Reload => f.write_str("reload"),
+            ServiceRequest::Watch => f.write_str("watch"),
             ServiceRequest::Stop => f.write_str("stop"),
         }
     }
@@ -68,7 +76,7 @@ impl fmt::Display for ServiceRequest {
 pub enum RequestError {
     #[error("'{0}' is not a process ID")]
     Pid(String),
-    #[error("unknown request '{0}': give status, dump [PID], reload or stop")]
+    #[error("unknown request '{0}': give status, dump [PID], watch, reload or stop")]
     Unknown(String),
     #[error("a line may have at most {LINE} bytes")]
     Long,
@@ -86,6 +94,7 @@ impl ServiceRequest {
                 Ok(ServiceRequest::Dump(Some(pid)))
             }
             (Some("reload"), None, _) => Ok(ServiceRequest::Reload),
+            (Some("watch"), None, _) => Ok(ServiceRequest::Watch),
             (Some("stop"), None, _) => Ok(ServiceRequest::Stop),
             _ => Err(RequestError::Unknown(line.into_owned())),
         }
@@ -94,6 +103,11 @@ impl ServiceRequest {
 
 /// The answer: JSON, or why there is none. Only the text of the error is sent.
 pub type ServiceResponse = Result<String, Box<dyn Error>>;
+
+/// Why a client cannot watch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{WATCHERS} clients watch already: end one of them")]
+struct Watched;
 
 /// A deferred answer did not come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -156,6 +170,8 @@ struct Client {
     gone: usize,
     since: Instant,
     until: Instant,
+    /// A watcher's events that found no room since it was last told.
+    dropped: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,6 +179,7 @@ enum Stage {
     Asks,
     Waits,
     Takes,
+    Watches,
 }
 
 impl Control {
@@ -205,7 +222,9 @@ impl Control {
             add(self.listener.as_fd(), PollFlags::IN);
         }
         for client in &self.clients {
-            let events = if client.stage == Stage::Takes { PollFlags::OUT } else { PollFlags::IN };
+            let takes =
+                client.stage == Stage::Takes || client.stage == Stage::Watches && !client.bytes.is_empty();
+            let events = if takes { PollFlags::OUT } else { PollFlags::IN };
             add(client.stream.as_fd(), events);
         }
     }
@@ -232,6 +251,33 @@ impl Control {
         self.clients.retain_mut(|client| client.goes_on(now));
     }
 
+    /// Lets a client watch from now on, beginning with this event. False: it has gone, or was refused.
+    pub fn watch(&mut self, token: ClientId, first: &str) -> bool {
+        let watching = self.watchers();
+        let until = Instant::now() + self.patience;
+        let found = self.clients.iter_mut().find(|c| c.token == token.0 && c.stage == Stage::Waits);
+        found.is_some_and(|client| {
+            if watching >= WATCHERS {
+                client.answer(&Err(Watched.into()), until);
+                client.put();
+                return false;
+            }
+            (client.stage, client.bytes, client.gone) = (Stage::Watches, Vec::new(), 0);
+            client.show(first);
+            true
+        })
+    }
+
+    /// Clients that watch.
+    pub fn watchers(&self) -> usize {
+        self.clients.iter().filter(|c| c.stage == Stage::Watches).count()
+    }
+
+    /// Shows an event, one line of JSON, to those who watch. Never waits: for one who does not read it is dropped.
+    pub fn show(&mut self, event: &str) {
+        self.clients.iter_mut().filter(|c| c.stage == Stage::Watches).for_each(|client| client.show(event));
+    }
+
     /// Sends a deferred answer. False: the client has gone.
     pub fn answer(&mut self, token: ClientId, answer: &ServiceResponse) -> bool {
         let until = Instant::now() + self.patience;
@@ -245,7 +291,10 @@ impl Control {
 
     /// Position of the client that has been idle longest: does not ask, or does not take its answer.
     fn idle(&self, now: Instant) -> Option<usize> {
-        let idle = |c: &Client| c.stage != Stage::Waits && now.saturating_duration_since(c.since) >= GRACE;
+        let idle = |c: &Client| {
+            !matches!(c.stage, Stage::Waits | Stage::Watches)
+                && now.saturating_duration_since(c.since) >= GRACE
+        };
         let all = self.clients.iter().enumerate().filter(|(_, c)| idle(c));
         all.min_by_key(|(_, c)| c.since).map(|(place, _)| place)
     }
@@ -271,7 +320,17 @@ impl Control {
                         let (token, until) = (self.next, now + self.patience);
                         self.next += 1;
                         let (stage, bytes) = (Stage::Asks, Vec::new());
-                        self.clients.push(Client { token, stream, stage, bytes, gone: 0, since: now, until });
+                        let (gone, dropped, since) = (0, 0, now);
+                        self.clients.push(Client {
+                            token,
+                            stream,
+                            stage,
+                            bytes,
+                            gone,
+                            since,
+                            until,
+                            dropped,
+                        });
                     }
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -331,6 +390,33 @@ impl Client {
         (self.bytes, self.gone, self.stage, self.until) = (line.into_bytes(), 0, Stage::Takes, until);
     }
 
+    /// Puts an event into a watcher's queue, after a count of those that found no room.
+    fn show(&mut self, event: &str) {
+        self.put_some();
+        let told = match self.dropped {
+            0 => String::new(),
+            n => format!("{{\"v\":{},\"event\":\"dropped\",\"dropped\":{n}}}\n", super::watch::VERSION),
+        };
+        if self.bytes.len() + told.len() + event.len() >= QUEUE {
+            self.dropped += 1;
+            return;
+        }
+        self.dropped = 0;
+        self.bytes.extend_from_slice(told.as_bytes());
+        self.bytes.extend_from_slice(event.as_bytes());
+        self.bytes.push(b'\n');
+        self.put_some();
+    }
+
+    /// Sends what can be sent, and forgets it. False: the client has gone.
+    fn put_some(&mut self) -> bool {
+        let all = self.put();
+        let goes = !all || self.gone == self.bytes.len();
+        self.bytes.drain(..self.gone);
+        self.gone = 0;
+        goes
+    }
+
     /// Sends what can be sent. True: everything is sent, or never will be.
     fn put(&mut self) -> bool {
         loop {
@@ -351,6 +437,7 @@ impl Client {
         match self.stage {
             Stage::Asks => now <= self.until,
             Stage::Waits => !self.left(),
+            Stage::Watches => self.put_some() && !self.left(),
             Stage::Takes => !self.put() && now <= self.until,
         }
     }
@@ -425,20 +512,60 @@ pub enum AskError {
     Said(String),
 }
 
-/// Sends a request to the service at this socket.
+/// Begins to watch the service at this socket. The stream has lines of JSON, each an event; the first is `hello`.
 ///
 /// # Errors
-/// There is no service, it does not accept us, or it answers with an error.
-pub fn ask(path: &Path, request: ServiceRequest, wait: Duration) -> Result<Value, AskError> {
-    let (here, strange) = (|| path.to_owned(), |why| AskError::Strange { path: path.to_owned(), why });
-    let failed = |source: io::Error| match source.kind() {
+/// There is no service, it does not accept us, or too many watch already.
+pub fn watch(path: &Path) -> Result<UnixStream, AskError> {
+    let here = || path.to_owned();
+    let failed = |source: io::Error| asking(path, PATIENCE, source);
+    let mut stream = UnixStream::connect(path).map_err(failed)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    stream.write_all(format!("{}\n", ServiceRequest::Watch).as_bytes()).map_err(failed)?;
+    // Without taking it: what is peeked at is read again as the first line.
+    let mut begin = [0; 4096];
+    let n = loop {
+        let n = match net::recv(&stream, &mut begin, net::RecvFlags::PEEK) {
+            Ok((n, _)) => n,
+            // It was stopped, and continues.
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(e) => return Err(failed(e.into())),
+        };
+        match n {
+            0 => return Err(AskError::Refused(here())),
+            n if begin.get(..n).unwrap_or_default().contains(&b'\n') || n == begin.len() => break n,
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let line = begin.get(..n).unwrap_or_default().split(|b| *b == b'\n').next().unwrap_or_default();
+    let answer: Value = serde_json::from_slice(line).unwrap_or_default();
+    if let Some(why) = answer.get("error").and_then(Value::as_str) {
+        return Err(AskError::Said(why.to_owned()));
+    }
+    stream.set_read_timeout(None).map_err(failed)?;
+    Ok(stream)
+}
+
+/// Why a service could not be asked, by the error of the system.
+fn asking(path: &Path, wait: Duration, source: io::Error) -> AskError {
+    let here = || path.to_owned();
+    match source.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => AskError::Nobody(here()),
         ErrorKind::PermissionDenied | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
             AskError::Refused(here())
         }
         ErrorKind::WouldBlock | ErrorKind::TimedOut => AskError::Late { path: here(), wait },
         _ => AskError::Io { path: here(), source },
-    };
+    }
+}
+
+/// Sends a request to the service at this socket.
+///
+/// # Errors
+/// There is no service, it does not accept us, or it answers with an error.
+pub fn ask(path: &Path, request: ServiceRequest, wait: Duration) -> Result<Value, AskError> {
+    let (here, strange) = (|| path.to_owned(), |why| AskError::Strange { path: path.to_owned(), why });
+    let failed = |source: io::Error| asking(path, wait, source);
     let mut stream = UnixStream::connect(path).map_err(failed)?;
     stream.set_read_timeout(Some(wait)).map_err(failed)?;
     stream.write_all(format!("{request}\n").as_bytes()).map_err(failed)?;

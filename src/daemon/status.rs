@@ -6,6 +6,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 
+use super::affinity::AffinityStatus;
+use super::hook::HookCounts;
 use super::place::{OpenDir, PlaceError};
 use super::run::Run;
 use super::shun::Shunned;
@@ -37,6 +39,10 @@ pub struct ServiceState {
     pub rules: Vec<RuleStatus>,
     /// Current runs, and the last ended ones, in the order in which they began.
     pub runs: Vec<Run>,
+    /// CPUs that rules give to engines, of current runs.
+    pub affinity: Vec<AffinityStatus>,
+    /// Programs that rules run when a trigger fires.
+    pub on_trigger: HookCounts,
     pub counts: StatusCounts,
     /// Engine files that no recorder examines for a while, because one was killed or died with them.
     pub shunned: Vec<Shunned>,

@@ -171,6 +171,11 @@ impl Store {
         &self.place
     }
 
+    /// The same, for those who need it as long as they live.
+    pub fn place_shared(&self) -> Rc<OpenDir> {
+        self.place.clone()
+    }
+
     /// The directory's path, for messages.
     pub fn path(&self) -> &Path {
         self.place.path()

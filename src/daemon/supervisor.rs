@@ -6,7 +6,7 @@
 
 mod hearing;
 #[cfg(test)]
-mod tests;
+pub(in crate::daemon) mod tests;
 mod watchdog;
 
 use std::collections::VecDeque;
@@ -14,6 +14,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use super::affinity::RunId;
 use super::calibration_cache::{self, CalibrationCache};
 use super::channel::{DumpError, RecorderCommand};
 use super::known::{KnownRun, KnownRuns, OF_USER, RunPhase, SkipReason};
@@ -26,8 +27,10 @@ use super::run::Run;
 use super::settings::ServiceSettings;
 use super::shares::may_take;
 use super::shun::{self, Shun, Shunned};
+use super::trigger::Fired;
 use super::worker::WorkerHandle;
 use crate::host::maps::FileId;
+use crate::recorder::computing::ComputingChange;
 use crate::recorder::recording::Calibration;
 
 /// Maximum characters of a program's path in reports.
@@ -57,6 +60,16 @@ struct Once {
     full: Seldom,
 }
 
+/// A recorder's report on an engine; the process is one of its runs.
+pub enum Reported {
+    /// Build id of a process's engine.
+    Engine(u32, String),
+    /// What a process computes; its run, and the rule.
+    Computes((RunId, String), ComputingChange),
+    /// A trigger of the rule has fired, for a run of this user.
+    Triggered { rule: String, uid: Option<u32>, run: Option<RunId>, fired: Fired },
+}
+
 /// The recorders, and the runs.
 pub struct Supervisor {
     hire: Hire,
@@ -80,6 +93,8 @@ pub struct Supervisor {
     freed: bool,
     stopping: bool,
     lines: LineQueue,
+    /// What recorders have reported of their engines since it was last taken.
+    pub reported: Vec<Reported>,
     /// Rings written since they were requested: rule, and the file or an error.
     pub dumped: Vec<(String, Result<String, DumpError>)>,
     /// Recorders that are gone and have not been waited for: process, user, and whether they were killed here.
@@ -115,6 +130,7 @@ impl Supervisor {
             freed: false,
             stopping: false,
             lines: LineQueue::new(now),
+            reported: Vec::new(),
             dumped: Vec::new(),
             departed: VecDeque::new(),
             looked: now,
@@ -466,6 +482,31 @@ impl Supervisor {
         }
         self.later.clear();
         self.freed = true;
+    }
+
+    /// Whether a run is recorded by the recorder that it was last known to be recorded by.
+    pub fn is_going(&self, run: RunId) -> bool {
+        let same = |k: &KnownRun| (k.run.pid, k.run.start) == (run.pid, run.start) && k.is_with(run.recorder);
+        let works = |h: &WorkerHandle| h.recorder.pid == run.recorder && !h.gone && h.told.is_none();
+        self.table.all.iter().any(same) && self.workers.iter().any(works)
+    }
+
+    /// Up to when a recorder has reported what its engines compute, CLOCK_MONOTONIC ns; None: it does not at the moment.
+    pub fn follows(&self, recorder: i32) -> Option<u64> {
+        let worker = self.workers.iter().find(|h| h.recorder.pid == recorder && !h.gone)?;
+        Some(worker.recorder.signs().follows).filter(|t| *t > 0)
+    }
+
+    /// Writes a text into a recorder's trace. One that is not reading misses it.
+    pub fn note(&mut self, recorder: i32, t: u64, text: &str) {
+        if let Some(worker) = self.workers.iter_mut().find(|h| h.recorder.pid == recorder && !h.gone) {
+            drop(worker.recorder.tell(&RecorderCommand::Note(t, text.to_owned())));
+        }
+    }
+
+    /// For the log, about a user's engines.
+    pub fn log(&mut self, uid: Option<u32>, text: &str) {
+        self.say(uid, text);
     }
 
     /// Requests that rings are written, all or that of a run; returns how many will be.

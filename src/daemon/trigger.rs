@@ -1,5 +1,7 @@
 //! When a rule's trigger fires: decoding is too slow, or occasionally much slower.
 
+use serde::{Deserialize, Serialize};
+
 use super::rules::Rule;
 use crate::recorder::meter::Meter;
 
@@ -10,6 +12,30 @@ const WITHIN_NS: u64 = 10_000_000_000;
 const REST_NS: u64 = 60_000_000_000;
 /// Interval between checks, ns.
 const LOOK_NS: u64 = 250_000_000;
+
+/// A trigger that has fired.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fired {
+    /// The process that was slow, and the first one of its run; None: not known.
+    pub pid: Option<u32>,
+    pub run: Option<u32>,
+    /// Which trigger it was.
+    pub cause: Slowness,
+    /// What was seen, for people.
+    pub text: String,
+}
+
+/// What fires a trigger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Slowness {
+    /// Decoding is slower than `trigger-below`.
+    Below,
+    /// A token has been running for longer than that many tokens should.
+    Stuck,
+    /// Tokens are longer than `trigger-p99-above`.
+    P99Above,
+}
 
 /// A rule's triggers.
 pub struct Trigger {
@@ -27,7 +53,7 @@ impl Trigger {
     }
 
     /// Why it fires now, if it does. `call` is the longest open call: when it began, and its width.
-    pub fn fired(&mut self, meters: &[Meter], call: Option<(u64, u32)>, now: u64) -> Option<String> {
+    pub fn fired(&mut self, meters: &[Meter], call: Option<(u64, u32)>, now: u64) -> Option<Fired> {
         let resting = self.fired.is_some_and(|t| now < t.saturating_add(REST_NS));
         if resting || now < self.looked.saturating_add(LOOK_NS) {
             return None;
@@ -38,7 +64,7 @@ impl Trigger {
         Some(why)
     }
 
-    fn too_slow(&self, meters: &[Meter], now: u64) -> Option<String> {
+    fn too_slow(&self, meters: &[Meter], now: u64) -> Option<Fired> {
         let last = self.fired.unwrap_or(0);
         let recent = now.saturating_sub(WITHIN_NS).max(last);
         meters.iter().filter(|m| !m.ended).find_map(|m| {
@@ -46,29 +72,42 @@ impl Trigger {
                 .below
                 .zip(m.rate_since(recent, TOKENS).or_else(|| m.rate_of_newest(TOKENS, last)))
                 .filter(|(least, rate)| rate < least);
-            let slow = slow
-                .map(|(least, rate)| format!("process {}: {rate:.3} tokens/s, below {least} (below)", m.pid));
+            let fired = |cause, text| Fired {
+                pid: Some(m.pid),
+                run: Some(m.run).filter(|&run| run != 0),
+                cause,
+                text,
+            };
+            let slow = slow.map(|(least, rate)| {
+                let text = format!("process {}: {rate:.3} tokens/s, below {least} (below)", m.pid);
+                fired(Slowness::Below, text)
+            });
             slow.or_else(|| {
                 let (most, p99) = self.p99_ns.zip(m.p99_since(last)).filter(|(most, p99)| p99 > most)?;
                 let ms = |ns: u64| ns as f64 / 1e6;
-                Some(format!(
+                let text = format!(
                     "process {}: p99 token time {:.3} ms, above {:.3} ms (p99-above)",
                     m.pid,
                     ms(p99),
                     ms(most)
-                ))
+                );
+                Some(fired(Slowness::P99Above, text))
             })
         })
     }
 
     /// A token that takes longer than that number of tokens should.
-    fn stuck(&self, call: Option<(u64, u32)>, now: u64) -> Option<String> {
+    fn stuck(&self, call: Option<(u64, u32)>, now: u64) -> Option<Fired> {
         // The same token is reported once.
         let another = |since: u64| self.fired.is_none_or(|fired| since > fired);
         let (least, (since, _)) = self.below.zip(call.filter(|&(t, width)| width == 1 && another(t)))?;
         let s = now.saturating_sub(since) as f64 / 1e9;
-        (s * least > TOKENS as f64)
-            .then(|| format!("a token has been running for {s:.1} s: below {least} tokens/s (below)"))
+        (s * least > TOKENS as f64).then(|| Fired {
+            pid: None,
+            run: None,
+            cause: Slowness::Stuck,
+            text: format!("a token has been running for {s:.1} s: below {least} tokens/s (below)"),
+        })
     }
 }
 
@@ -97,7 +136,7 @@ mod tests {
         let (m, t) = meter(&[S / 5; 20]);
         let slow = [m];
         let mut ten = trigger(Some(10.0), None);
-        assert!(ten.fired(&slow, None, t).expect("fires").contains("5.000 tokens/s, below 10"));
+        assert!(ten.fired(&slow, None, t).expect("fires").text.contains("5.000 tokens/s, below 10"));
         assert_eq!(ten.fired(&slow, None, t + 59 * S), None);
         let (m, t) = meter(&[S / 5; 400]);
         assert!(ten.fired(&[m], None, t).is_some());
@@ -117,7 +156,7 @@ mod tests {
         durations[150] = S;
         let (m, t) = meter(&durations);
         let m = [m];
-        assert!(trigger(None, Some(S / 2)).fired(&m, None, t).expect("fires").contains("1000.000 ms"));
+        assert!(trigger(None, Some(S / 2)).fired(&m, None, t).expect("fires").text.contains("1000.000 ms"));
         assert_eq!(trigger(None, Some(2 * S)).fired(&m, None, t), None);
         assert_eq!(trigger(Some(10.0), None).fired(&m, None, t), None);
     }

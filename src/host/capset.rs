@@ -12,7 +12,11 @@ const BPF: u64 = 1 << 39;
 pub const READ: u64 = 1 << 2 | 1 << 19;
 /// CAP_SYS_ADMIN: also to open a file through its mapping.
 const SYS_ADMIN: u64 = 1 << 21;
-/// What the service keeps if it has it: the above, and CAP_SYS_RESOURCE.
+/// To become another user, and to kill that user's processes: CAP_KILL, CAP_SETGID, CAP_SETUID.
+pub const ACT: u64 = 1 << 5 | 1 << 6 | 1 << 7;
+/// CAP_SYS_NICE: to set the CPUs of other users' processes.
+pub const NICE: u64 = 1 << 23;
+/// What the service keeps if it has it: the above but the last, and CAP_SYS_RESOURCE.
 const SERVICE: u64 = READ | SYS_ADMIN | 1 << 24 | PERFMON | BPF;
 /// Highest capability that a kernel may have.
 const MOST: u32 = 63;
@@ -40,18 +44,19 @@ fn set(to: Sets) -> io::Result<()> {
 }
 
 /// Keeps only the service's capabilities, also for programs that it might run, with only [`READ`] in effect: the
-/// others are for its recorders, and for [`raised`].
+/// others are for its recorders, and for [`raised`]. `also`: further ones to keep, for [`nice`].
 ///
 /// # Errors
 /// The system refuses; nothing or only a part has been given up.
-pub fn give_up() -> io::Result<()> {
+pub fn give_up(also: u64) -> io::Result<()> {
+    let kept = SERVICE | also;
     thread::set_no_new_privs(true)?;
     // Capabilities that the process could still gain by running a program. Without CAP_SETPCAP none can be dropped,
     // and none gained.
-    for cap in (0..=MOST).map(|cap| 1 << cap).filter(|cap| SERVICE & cap == 0) {
+    for cap in (0..=MOST).map(|cap| 1 << cap).filter(|cap| kept & cap == 0) {
         let _ = thread::remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(cap));
     }
-    set(Sets { effective: READ, permitted: get()?.permitted & SERVICE })
+    set(Sets { effective: READ, permitted: get()?.permitted & kept })
 }
 
 /// Keeps those of its capabilities that are in `caps`, all in effect.
@@ -113,6 +118,13 @@ pub struct Raised(Option<Sets>);
 pub fn raised() -> Raised {
     let before = get().ok();
     before.into_iter().for_each(|sets| drop(set(Sets { effective: sets.permitted, ..sets })));
+    Raised(before)
+}
+
+/// Makes [`NICE`] effective in addition, if it is permitted, until it is dropped.
+pub fn nice() -> Raised {
+    let before = get().ok();
+    before.into_iter().for_each(|sets| drop(set(Sets { effective: sets.effective | NICE, ..sets })));
     Raised(before)
 }
 

@@ -1,6 +1,7 @@
 //! This machine: its processes and their memory, its CPUs, privileges, types (BTF), tracefs, sensors; what an error
 //! from its kernel means. Knows nothing of engines and places no probes.
 
+pub mod affinity;
 pub mod btf;
 pub mod budget;
 pub mod capset;

@@ -12,10 +12,15 @@ struct PulsePage {
     beats: AtomicU64,
     at: AtomicU32,
     slow: AtomicU32,
+    follows: AtomicU64,
 }
 
-static NOBODY: PulsePage =
-    PulsePage { beats: AtomicU64::new(0), at: AtomicU32::new(0), slow: AtomicU32::new(0) };
+static NOBODY: PulsePage = PulsePage {
+    beats: AtomicU64::new(0),
+    at: AtomicU32::new(0),
+    slow: AtomicU32::new(0),
+    follows: AtomicU64::new(0),
+};
 static OURS: AtomicPtr<PulsePage> = AtomicPtr::new(null_mut());
 
 fn page() -> &'static PulsePage {
@@ -34,6 +39,12 @@ pub fn beat() {
 pub fn slow() {
     beat();
     page().slow.store(1, Relaxed);
+}
+
+/// Everything that the watched engines began before `t` (CLOCK_MONOTONIC, ns) has been reported; 0: it follows nothing at
+/// the moment.
+pub fn follows(t: u64) {
+    page().follows.store(t, Relaxed);
 }
 
 /// Until it is dropped, work is attributed to this process.
@@ -62,6 +73,8 @@ pub struct Signs {
     pub at: u32,
     /// It has announced that this step may take very long.
     pub slow: bool,
+    /// As last given to [`follows`].
+    pub follows: u64,
 }
 
 /// The watcher's side.
@@ -116,6 +129,7 @@ impl Pulse {
             beats: page.beats.load(Relaxed),
             at: page.at.load(Relaxed),
             slow: page.slow.load(Relaxed) != 0,
+            follows: page.follows.load(Relaxed),
         }
     }
 
@@ -125,6 +139,7 @@ impl Pulse {
         self.page().beats.store(signs.beats, Relaxed);
         self.page().at.store(signs.at, Relaxed);
         self.page().slow.store(u32::from(signs.slow), Relaxed);
+        self.page().follows.store(signs.follows, Relaxed);
     }
 }
 
@@ -153,12 +168,13 @@ mod tests {
             drop(at(7));
             std::mem::forget(at(9));
             slow();
+            follows(77);
             // SAFETY: ends the child without running the test's exit handlers.
             unsafe { libc::_exit(0) };
         }
         // SAFETY: waits for the child just created; its status is not needed.
         assert_eq!(unsafe { libc::waitpid(pid, null_mut(), 0) }, pid);
         pulse.keep().expect("advice");
-        assert_eq!(pulse.read(), Signs { beats: 5, at: 9, slow: true });
+        assert_eq!(pulse.read(), Signs { beats: 5, at: 9, slow: true, follows: 77 });
     }
 }

@@ -26,6 +26,18 @@ impl User {
     /// # Errors
     /// The system's lists of users and groups cannot be read.
     pub fn find(uid: u32, gid: u32) -> io::Result<Option<User>> {
+        User::look_up(uid, Some(gid))
+    }
+
+    /// The same with the group in the database.
+    ///
+    /// # Errors
+    /// As for [`User::find`].
+    pub fn of(uid: u32) -> io::Result<Option<User>> {
+        User::look_up(uid, None)
+    }
+
+    fn look_up(uid: u32, gid: Option<u32>) -> io::Result<Option<User>> {
         let mut text = vec![0 as libc::c_char; 4096];
         loop {
             // SAFETY: all zero is a valid value of the struct; the C library fills it, and the buffer of the given
@@ -43,6 +55,7 @@ impl User {
                     // SAFETY: the entry's strings end with a zero and are in the buffer, which is still alive.
                     let (name, home, shell) =
                         unsafe { (copy(entry.pw_name), copy(entry.pw_dir), copy(entry.pw_shell)) };
+                    let gid = gid.unwrap_or(entry.pw_gid);
                     // SAFETY: as above.
                     let groups = groups(unsafe { CStr::from_ptr(entry.pw_name) }, gid)?;
                     return Ok(Some(User { uid, gid, groups, name, home, shell }));
@@ -115,5 +128,6 @@ mod tests {
         assert_eq!((root.uid, root.gid, root.name.to_str()), (0, 7, Some("root")));
         assert!(root.groups.contains(&7), "{:?}", root.groups);
         assert_eq!(User::find(3_999_999_999, 0).expect("readable"), None);
+        assert_eq!(User::of(0).expect("readable").map(|user| user.gid), Some(0));
     }
 }

@@ -494,6 +494,11 @@ impl AttachedEngine {
         self.engine.modules.iter().find(|m| m.roles.base).map(|m| (m.dev, m.inode))
     }
 
+    /// Build id of that file, in hexadecimal; empty: it has none.
+    pub fn build_id(&self) -> &str {
+        self.engine.modules.iter().find(|m| m.roles.base).map_or("", |m| &m.build_id)
+    }
+
     /// True if both engines use the same base library.
     pub fn same_base(&self, other: &DiscoveredEngine) -> bool {
         let base = |e: &DiscoveredEngine| e.modules.iter().find(|m| m.roles.base).map(|m| (m.dev, m.inode));

@@ -16,6 +16,7 @@ use crate::capture::structure::{self, Reading, TensorTable};
 use crate::engine::backends::CPU_GUID;
 use crate::recorder::batches::OpenBatches;
 use crate::recorder::calls::{self, CallKind, Entered, OpenCall, OpenCalls};
+use crate::recorder::computing::ComputingWatch;
 use crate::recorder::device::{FinishedCall, HeldCalls};
 use crate::recorder::enqueue::EnqueueHits;
 use crate::recorder::experts::HeldExperts;
@@ -69,6 +70,8 @@ pub struct Drain<W: Write> {
     /// Latest times during which probes were added or removed: what ran then was only partly seen. An end of
     /// u64::MAX is open.
     reconfiguring: heapless::Deque<(u64, u64), 4>,
+    /// What the processes compute, if the session asks for it.
+    pub computing: Option<ComputingWatch>,
     calls: OpenCalls,
     /// Calls that have returned and wait for a device.
     pub waiting: HeldCalls,
@@ -109,6 +112,7 @@ impl<W: Write> Drain<W> {
             process_tree: ProcessTree::default(),
             done: heapless::Deque::new(),
             reconfiguring: heapless::Deque::new(),
+            computing: None,
             calls: OpenCalls::default(),
             waiting: HeldCalls::default(),
             graphs: OpenGraphs::default(),
@@ -472,7 +476,13 @@ impl<W: Write> Drain<W> {
         }
         let seq = self.next(CPU_GRAPH);
         let h = &e.h;
-        let graph = self.calls.current(CallKind::Sched, h.tid).map(|c| c.seq);
+        let whole = self.calls.current(CallKind::Sched, h.tid).map(|c| (c.seq, c.width));
+        let graph = whole.map(|(seq, _)| seq);
+        if let Some(computing) = &mut self.computing {
+            // A graph on the CPU may be a part of the scheduler's, whose first node is that of the tokens.
+            let width = whole.map(|(_, width)| width).filter(|&width| width > 0).unwrap_or(e.width);
+            computing.begin((h.tgid, h.tid), h.ts, width, e.threads);
+        }
         let split = self.calls.current(CallKind::Split, h.tid).map(|c| {
             // Its ops are seen as they run.
             c.plan = None;
@@ -499,6 +509,9 @@ impl<W: Write> Drain<W> {
 
     fn graph_exit(&mut self, e: &event::Call) -> Result<(), WriteError> {
         self.last_ts = e.h.ts;
+        if let Some(computing) = &mut self.computing {
+            computing.end(e.h.tgid, e.h.tid);
+        }
         let Some(i) = self.graphs.by_caller(e.h.tid) else { return Ok(()) };
         if let Some(shown) = self.shown(e.h.engine) {
             shown.returns[CPU_GRAPH] += 1;
@@ -574,6 +587,9 @@ impl<W: Write> Drain<W> {
         self.tensors.forget(tgid);
         self.kernels.forget(tgid);
         self.ticks.forget(tgid);
+        if let Some(computing) = &mut self.computing {
+            computing.forget(tgid);
+        }
         self.process_tree.leave(tgid, ts);
         Ok(())
     }

@@ -3,6 +3,7 @@
 pub mod attached;
 pub mod batches;
 pub mod calls;
+pub mod computing;
 pub mod device;
 pub mod drain;
 mod early;

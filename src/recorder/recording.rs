@@ -16,6 +16,7 @@ use crate::host::machine::AgentCpu;
 use crate::host::sensors;
 pub use crate::host::target::Streams;
 use crate::host::user::User;
+use crate::recorder::computing::ComputingChange;
 use crate::recorder::drain::Totals;
 use crate::recorder::process_tree::ProcessTree;
 use crate::recorder::qos::Prices;
@@ -46,6 +47,8 @@ pub enum SessionCommand {
     Rotate(Box<dyn Output>, &'static str),
     /// Write out the ring.
     Dump(Box<dyn Output>),
+    /// Write this text into the trace, as of this time, CLOCK_MONOTONIC ns.
+    Note(u64, String),
 }
 
 /// How to record.
@@ -150,6 +153,11 @@ pub trait SessionObserver {
     fn tell(&mut self, text: &str);
     /// Current state; called many times a second.
     fn progress(&mut self, now: &RecordingProgress);
+    /// A process has an engine with this build id, in hexadecimal.
+    fn engine(&mut self, _pid: u32, _build_id: &str) {}
+    /// A process computes something else from now on; called as soon as it is read: see
+    /// [`CaptureOptions::phases_at_once`].
+    fn computes(&mut self, _change: ComputingChange) {}
     /// The source of processes that run this program or library, for [`Target::Exe`].
     ///
     /// # Errors
@@ -192,6 +200,8 @@ pub struct RecordingProgress {
     /// The longest open call: when it began, CLOCK_MONOTONIC ns, and the width of its ubatch, 0 = not known (yet).
     pub call: Option<(u64, u32)>,
     pub level: DetailStep,
+    /// All graphs that began on the CPU before this time were seen, CLOCK_MONOTONIC ns. None: not all are seen.
+    pub followed: Option<u64>,
     /// The cost of that level as a share of a token's time, if a budget has it measured.
     pub cost: Option<f64>,
 }

@@ -38,6 +38,7 @@ use crate::host::pulse;
 use crate::host::sensors::Sampler;
 use crate::host::{target, tracefs, usage};
 use crate::recorder::attached::AttachedEngine;
+use crate::recorder::computing::ComputingWatch;
 use crate::recorder::drain::{Drain, Shown};
 use crate::recorder::qos::Controller;
 use crate::recorder::qos::policy::DetailStep;
@@ -101,6 +102,8 @@ struct Session {
     qos: Option<Controller>,
     extras: Extras,
     started: u64,
+    /// When events were last waited for.
+    polled: u64,
     /// When the last process arrived.
     came: Instant,
     /// The start of the current trace in the recording's event statistics.
@@ -170,6 +173,7 @@ pub fn record(
     drain.borrow_mut().count(shared.as_ref().map_or(0, |s| s.n));
     let (any, managed) = (matches!(target, Target::Exe(_)), matches!(target, Target::Managed));
     drain.borrow_mut().process_tree.metering = managed;
+    drain.borrow_mut().computing = managed.then(ComputingWatch::default);
     let detail = calibration::top(options.level, options.capture.structure);
     let arrivals = match &target {
         Target::Exe(launch) => Some(watch.arrivals(&launch.program)?),
@@ -211,6 +215,7 @@ pub fn record(
         qos: None,
         extras: Extras::default(),
         started: usage::now(),
+        polled: 0,
         came: Instant::now(),
         base: rotate::Base::default(),
         doubtful: Vec::new(),
@@ -384,7 +389,9 @@ impl Session {
         loop {
             let seen = self.drain.borrow().totals.calls > 2 || self.came.elapsed() > SOON;
             let settled = !self.engines.is_empty() && seen;
+            self.polled = usage::now();
             self.wait_for_events(self.wait(if settled { WAIT_LATE } else { WAIT_SOON }));
+            self.tell_computing(watch);
             if let Some(e) = self.drain.borrow_mut().take_error() {
                 return Err(e.into());
             }
@@ -434,7 +441,19 @@ impl Session {
             targets: self.pids.len(),
             call: drain.call(),
             level: self.qos.as_ref().map_or(DetailStep { level: self.detail, one_in: 1 }, Controller::now),
+            followed: (self.probed() >= Detail::Graph && drain.reconfiguring_since().is_none())
+                .then_some(self.polled),
             cost: self.qos.as_ref().and_then(Controller::cost),
+        }
+    }
+
+    /// Reports what the processes compute from now on.
+    fn tell_computing(&self, watch: &mut dyn SessionObserver) {
+        // One by one: the drain is free again while the change is reported.
+        loop {
+            let change = self.drain.borrow_mut().computing.as_mut().and_then(ComputingWatch::take);
+            let Some(change) = change else { return };
+            watch.computes(change);
         }
     }
 

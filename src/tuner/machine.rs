@@ -61,7 +61,7 @@ fn text(path: &Path) -> Option<String> {
 }
 
 fn list(path: &Path) -> Option<BTreeSet<u32>> {
-    cpus::parse(&text(path)?)
+    Some(cpus::parse(&text(path)?)?.into_iter().collect())
 }
 
 fn facts(dir: &Path, cpu: u32) -> CpuFacts {

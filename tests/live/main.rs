@@ -19,6 +19,7 @@ mod trace_support;
 #[global_allocator]
 static ALLOCATOR: common::allocator::Counting = common::allocator::Counting;
 
+mod affinity;
 mod btf;
 mod budget;
 mod capabilities;

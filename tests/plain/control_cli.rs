@@ -60,6 +60,7 @@ fn state() -> ServiceState {
         uid: 0,
         recorder: Some(41),
         processes: vec![42],
+        threads: [Some(2), Some(1)],
         start: 7,
         exe: "/opt/evil\n\u{1b}[31m\u{202e}/llama-server".into(),
         rule: "chat".into(),
@@ -86,7 +87,7 @@ fn serve(mut control: Control, mut command: Command) -> (Output, Vec<ServiceRequ
     let client = thread::spawn(move || command.output().expect("it runs"));
     let mut stopped = false;
     while !client.is_finished() && !stopped {
-        let mut later = None;
+        let (mut later, mut watching) = (None, None);
         control.poll(&mut |request, token| {
             asked.push(request);
             match request {
@@ -96,12 +97,22 @@ fn serve(mut control: Control, mut command: Command) -> (Output, Vec<ServiceRequ
                     later = Some(token);
                     None
                 }
+                ServiceRequest::Watch => {
+                    watching = Some(token);
+                    None
+                }
                 ServiceRequest::Stop | ServiceRequest::Reload => {
                     stopped = true;
                     Some(Ok("null".into()))
                 }
             }
         });
+        if let Some(token) = watching {
+            assert!(control.watch(token, "{\"event\":\"hello\"}"));
+            control.show("{\"event\":\"second\",\"tok_s\":5.5}");
+            control.show("{\"event\":\"stop\"}");
+            stopped = true;
+        }
         if let Some(token) = later {
             let files = ["a.pfi".to_owned(), "b.pfi".to_owned()];
             assert!(control.answer(token, &dumped(Path::new("/var/lib/profinfer"), &files)));
@@ -228,4 +239,93 @@ fn another_user_is_shown_the_file() {
     let out = status();
     assert!(text(&out.stderr).contains("to root only: showing "), "{}", text(&out.stderr));
     assert!(text(&out.stdout).contains("3 seen: 2 recorded") && out.status.success());
+}
+
+#[test]
+fn watch_prints_each_event_until_the_service_ends() {
+    let (done, asked) = with_service(&["watch"]);
+    assert_eq!((done.status.code(), text(&done.stderr)), (Some(0), ""));
+    let lines: Vec<Value> =
+        text(&done.stdout).lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    let events: Vec<&str> = lines.iter().map(|l| l["event"].as_str().expect("a name")).collect();
+    assert_eq!((events, asked), (vec!["hello", "second", "stop"], vec![ServiceRequest::Watch]));
+}
+
+/// The service's end of a socket, and a command that watches it; the closure gets both.
+fn watched(mut with: impl FnMut(&mut Control, &mut std::process::Child)) -> Output {
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = dir.path().join("run/control.sock");
+    let mut control = Control::bind(&socket).expect("a socket");
+    let mut command = profinfer(&socket, &["watch"]);
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut child = command.spawn().expect("it runs");
+    let mut token = None;
+    while token.is_none() {
+        control.poll(&mut |_, of| {
+            token = Some(of);
+            None
+        });
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(control.watch(token.expect("a client"), "{\"event\":\"hello\"}"));
+    with(&mut control, &mut child);
+    drop(control);
+    child.wait_with_output().expect("it ends")
+}
+
+#[test]
+fn watch_ends_well_with_ctrl_c_and_badly_with_a_service_that_is_gone() {
+    let interrupted = watched(|control, child| {
+        // It has its handler once it has printed something.
+        let mut byte = [0];
+        std::io::Read::read_exact(child.stdout.as_mut().expect("its output"), &mut byte).expect("a line");
+        common::run::signal_to(child.id(), libc::SIGINT);
+        while child.try_wait().expect("waited").is_none() {
+            control.poll(&mut |_, _| None);
+            thread::sleep(Duration::from_millis(1));
+        }
+        control.poll(&mut |_, _| None);
+        control.show("{}");
+        control.poll(&mut |_, _| None);
+        assert_eq!(control.watchers(), 0, "who has gone watches no longer");
+    });
+    assert_eq!((interrupted.status.code(), text(&interrupted.stderr)), (Some(0), ""));
+    let gone = watched(|_, _| {});
+    assert_eq!(gone.status.code(), Some(1));
+    assert!(text(&gone.stderr).contains("has gone without saying so"), "{}", text(&gone.stderr));
+}
+
+#[test]
+fn a_watcher_that_stands_still_loses_events_and_is_told_how_many() {
+    let (mut shown, mut reader) = (0u64, None);
+    let done = watched(|control, child| {
+        common::run::signal_to(child.id(), libc::SIGSTOP);
+        let event = format!("{{\"event\":\"second\",\"pad\":\"{}\"}}", "x".repeat(1000));
+        // More than the queue and the kernel's buffer hold.
+        while shown < 4000 {
+            control.show(&event);
+            shown += 1;
+        }
+        let mut out = child.stdout.take().expect("its output");
+        reader = Some(thread::spawn(move || {
+            let mut all = Vec::new();
+            std::io::Read::read_to_end(&mut out, &mut all).map(|_| all).expect("its output")
+        }));
+        common::run::signal_to(child.id(), libc::SIGCONT);
+        // Until the queue is empty, and the next event has room.
+        let mut waiting = true;
+        while std::mem::take(&mut waiting) {
+            control.poll(&mut |_, _| None);
+            control.fds(&mut |_, events| waiting |= events.contains(rustix::event::PollFlags::OUT));
+            thread::sleep(Duration::from_millis(2));
+        }
+        control.show("{\"event\":\"stop\"}");
+    });
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    let out = reader.expect("a thread").join().expect("it has read all");
+    let lines: Vec<Value> = text(&out).lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    let of = |name: &str| lines.iter().filter(|l| l["event"] == name).count() as u64;
+    let dropped: u64 = lines.iter().filter_map(|l| l["dropped"].as_u64()).sum();
+    assert!(dropped > 1000 && of("second") + dropped == shown, "{} and {dropped} of {shown}", of("second"));
+    assert_eq!(lines.last().map(|l| l["event"].clone()), Some("stop".into()));
 }

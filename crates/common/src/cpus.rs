@@ -1,21 +1,5 @@
 //! Lists of CPUs.
 
-use std::collections::BTreeSet;
-
-/// Largest number of a CPU that is taken for one; the kernel's limit is 8192 (NR_CPUS on x86-64).
-const CPUS: u32 = 8192;
-
-/// The CPUs in a list like `0-3,8`; None if it is none.
-pub fn parse(text: &str) -> Option<BTreeSet<u32>> {
-    let mut all = BTreeSet::new();
-    for part in text.split(',') {
-        let (from, to) = part.split_once('-').unwrap_or((part, part));
-        let (from, to) = (from.parse::<u32>().ok()?, to.parse::<u32>().ok()?);
-        all.extend((from..=to).take_while(|cpu| *cpu < CPUS));
-    }
-    (!all.is_empty()).then_some(all)
-}
-
 /// Numbers of CPUs as ranges: `0-3,8`.
 pub fn ranges(cpus: impl Iterator<Item = u32>) -> String {
     let mut sorted: Vec<u32> = cpus.collect();
@@ -31,21 +15,51 @@ pub fn ranges(cpus: impl Iterator<Item = u32>) -> String {
     ranges.iter().map(one).collect::<Vec<_>>().join(",")
 }
 
+/// Highest number of a CPU that a list may name: no kernel has more than 8192.
+pub const HIGHEST: u32 = 8191;
+
+/// The CPUs of a list such as `0-3,8`, sorted, each once. None: it is not such a list, or names no CPU.
+pub fn parse(list: &str) -> Option<Vec<u32>> {
+    let number = |text: &str| {
+        let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        text.parse().ok().filter(|cpu| digits && *cpu <= HIGHEST)
+    };
+    let mut cpus: Vec<u32> = Vec::new();
+    for part in list.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (number(first.trim())?, number(last.trim())?);
+        if first > last {
+            return None;
+        }
+        cpus.extend(first..=last);
+    }
+    crate::order::by_key(&mut cpus, |cpu| ((*cpu).into(), 0));
+    cpus.dedup();
+    Some(cpus)
+}
+
+/// Whether all CPUs of one sorted list are in another.
+pub fn within(cpus: &[u32], all: &[u32]) -> bool {
+    cpus.iter().all(|cpu| all.binary_search(cpu).is_ok())
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
-    fn neighbours_are_one_range() {
-        assert_eq!(super::ranges([3, 0, 1, 2, 8].into_iter()), "0-3,8");
-        assert_eq!(super::ranges(std::iter::empty()), "");
+    fn a_list_is_read_or_refused() {
+        assert_eq!(parse("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
+        assert_eq!(parse("5, 1,1-2"), Some(vec![1, 2, 5]));
+        for wrong in ["", ",", "1,", "a", "3-1", "-1", "+1", "1-", "0-8192", "99999999999", "0x1", "1 2"] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+        assert!(within(&[1, 3], &[0, 1, 2, 3]) && !within(&[1, 4], &[0, 1, 2, 3]) && within(&[], &[]));
     }
 
     #[test]
-    fn a_list_is_read_whole_or_not_at_all() {
-        let all: Vec<u32> = super::parse("0-2,8,1").into_iter().flatten().collect();
-        assert_eq!(all, [0, 1, 2, 8]);
-        for wrong in ["", "a", "1,", "-1", "3-1", "1-2-3", "0x3", " 1"] {
-            assert_eq!(super::parse(wrong), None, "{wrong}");
-        }
-        assert_eq!(super::parse("8190-4294967295").map(|all| all.len()), Some(2));
+    fn neighbours_are_one_range() {
+        assert_eq!(ranges([3, 0, 1, 2, 8].into_iter()), "0-3,8");
+        assert_eq!(ranges(std::iter::empty()), "");
     }
 }

@@ -10,6 +10,9 @@ use analysis::quality::{Figure, RecordingQuality};
 /// Damage entries and notices shown; JSON has all of them.
 const SHOWN: usize = 8;
 
+/// How notices of the service begin that are about the CPUs that it gave to an engine.
+const CPUS: &str = "affinity: ";
+
 /// Writes the recording quality section.
 pub fn write(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) -> io::Result<()> {
     writeln!(out, "\n{}", style.bold("Recording quality"))?;
@@ -50,7 +53,13 @@ pub(super) fn all(quality: &RecordingQuality) -> Vec<SectionItem> {
     events(&mut out, quality);
     features(&mut out, quality);
     some(&mut out, "damage", &quality.damage);
-    some(&mut out, "notice", &quality.notices);
+    // They may be many, and must not hide the others.
+    let (cpus, others): (Vec<String>, Vec<String>) =
+        quality.notices.iter().cloned().partition(|notice| notice.starts_with(CPUS));
+    some(&mut out, "notice", &others);
+    let cpus: Vec<String> =
+        cpus.iter().filter_map(|notice| notice.strip_prefix(CPUS)).map(str::to_owned).collect();
+    some(&mut out, "CPUs given", &cpus);
     out.push(said("orphan hits", show(&quality.orphans, orphans)));
     out.push(said("read errors", show(&quality.read_errors, |v| format!("{v:.0}"))));
     let share = show(&quality.agent_cpu_share, |v| format!("{} % of one core", pct(v)));

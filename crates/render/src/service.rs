@@ -31,9 +31,14 @@ pub fn write(out: &mut dyn Write, state: &Value, style: &Style) -> io::Result<()
     }
     fact(out, "rules", &rules(state))?;
     fact(out, "runs", &counts(at(state, "counts")))?;
+    let hooks = hooks(at(state, "on_trigger"));
+    if !hooks.is_empty() {
+        fact(out, "on-trigger", &hooks)?;
+    }
     fact(out, "recordings", &store(state))?;
     fact(out, "own cost", &own(at(state, "own")))?;
     runs(out, state, style)?;
+    affinity(out, state, style)?;
     messages(out, state, style)
 }
 
@@ -149,6 +154,53 @@ fn runs(out: &mut dyn Write, state: &Value, style: &Style) -> io::Result<()> {
         table.row(row(run));
     }
     write!(out, "{}", table.render(style))
+}
+
+/// The CPUs that rules give to engines: a line each.
+fn affinity(out: &mut dyn Write, state: &Value, style: &Style) -> io::Result<()> {
+    let all = list(state, "affinity");
+    if !all.is_empty() {
+        title(out, style, "CPUs of engines")?;
+    }
+    all.iter().try_for_each(|of| writeln!(out, "  {}", clean(&given(of))))
+}
+
+fn given(of: &Value) -> String {
+    let (work, why) = (word(of, "work"), word(of, "why"));
+    let has = match word(of, "state").as_str() {
+        "set" => format!("CPUs {} for {work}", word(of, "cpus")),
+        "free" => format!("all its CPUs for {work}"),
+        "refused" => format!("all its CPUs: {why}"),
+        _ => format!("not changed: {why}"),
+    };
+    let delay = of
+        .get("delay_ns")
+        .and_then(Value::as_u64)
+        .map(|ns| format!(", {} ms after a change of phase", ms(ns)));
+    let changes = of.get("changes").and_then(Value::as_u64).unwrap_or(0);
+    let changes = if changes > 0 {
+        format!("; {}{}", count(changes, "change"), delay.unwrap_or_default())
+    } else {
+        String::new()
+    };
+    format!("process {} (rule {}): {has}{changes}", whole(of, "pid"), word(of, "rule"))
+}
+
+/// How often programs of rules were run; empty: never.
+fn hooks(of: &Value) -> String {
+    let n = |name: &str| of.get(name).and_then(Value::as_u64).unwrap_or(0);
+    if n("runs") + n("skipped") == 0 {
+        return String::new();
+    }
+    let text = format!(
+        "{} of programs: {} failed, {} at their time limit; {} skipped while one ran",
+        count(n("runs"), "run"),
+        n("failed"),
+        n("timed_out"),
+        n("skipped")
+    );
+    let last = word(of, "last_failure");
+    if last.is_empty() { text } else { format!("{text}; last failure: {last}") }
 }
 
 fn row(run: &Value) -> Vec<String> {

@@ -156,6 +156,9 @@ impl Args {
 
     /// All values that apply to a flag that may have several, also separated by commas.
     pub fn parts(&self, name: &str) -> Vec<String> {
+        if self.known(name).is_some_and(|flag| flag.whole) {
+            return self.words(name);
+        }
         self.list(name, |part| Ok(part.trim().to_owned())).unwrap_or_default()
     }
 

@@ -11,10 +11,11 @@ use crate::cli::record::flags::{self, COMMAND as RECORD, HOW};
 use crate::cli::record::{budget, gpu, inner, outer, pmc, sensors};
 use crate::cli::values::{amount, percent, span, whole};
 use crate::daemon::glob::Glob;
-use crate::daemon::rules::{Rule, RuleUser};
+use crate::daemon::rules::{CpuChoice, Hook, Rule, RuleUser};
 use crate::daemon::settings::{LEAST_FILE, LEAST_MEMORY, MOST_RULES, ServiceSettings};
 use crate::host::btf::Btf;
 use crate::recorder::recording::Streams;
+use pfi::record::Level;
 
 /// Keys of `[service]`.
 pub const SERVICE: FlagGroup = FlagGroup {
@@ -161,12 +162,44 @@ const OWN: FlagGroup = FlagGroup {
             "Trigger if the 99th percentile of the time per decoded token is above this, e.g. 200ms",
         )
         .valid(|text| span(text).map(drop)),
+        Flag::value(
+            "decode-cpus",
+            "LIST",
+            "Let the engine's threads run on these CPUs while it decodes, e.g. 4-7; at least as many as threads \
+             compute. 'auto': those that 'profinfer tune' found",
+        )
+        .valid(|text| cpu_choice(text).map(drop)),
+        Flag::value(
+            "prefill-cpus",
+            "LIST",
+            "The same while it processes prompts. Without it, all CPUs that the process may have",
+        )
+        .valid(|text| cpu_choice(text).map(drop)),
+        Flag::value(
+            "on-trigger",
+            "ARG",
+            "Run this program, with its arguments, when a trigger fires: [\"/path/program\", \"argument\"]. It gets \
+             the event as JSON on standard input; one runs at a time",
+        )
+        .words()
+        .valid(hook_word)
+        .needs(&["trigger-below", "trigger-p99-above"]),
+        Flag::value("on-trigger-user", "USER", "User that runs it: a name or a number")
+            .default("nobody")
+            .valid(|text| RuleUser::of(text).map(drop).map_err(|e| e.to_string()))
+            .needs(&["on-trigger"]),
+        Flag::value("on-trigger-timeout", "TIME", "Kill it, with its children, after this time")
+            .default("10s")
+            .valid(|text| hook_time(text).map(drop))
+            .needs(&["on-trigger"]),
     ],
 };
 
 const RING_MEMORY: &str = "the ring does not fit into memory: reduce ring-size";
 const RING_FILE: &str = "a ring is written to one file, and file-size is too small for it: set file-size and quota to 3MiB or \
      more";
+const CPUS_LEVEL: &str =
+    "decode-cpus and prefill-cpus need level graph or op: at level token the engine's threads are not known";
 /// The smallest file with room for a ring.
 const LEAST_RING_FILE: u64 = 3 << 20;
 
@@ -427,6 +460,15 @@ impl RuleArgs {
         let args = &self.args;
         got(args.check(), wrong);
         let record = got(flags::how(args, Streams::Ours), wrong);
+        let (decode_cpus, prefill_cpus) =
+            (cpus_of("decode-cpus", args, wrong), cpus_of("prefill-cpus", args, wrong));
+        let mut record = record;
+        if let Some(record) = record.as_mut().filter(|_| decode_cpus.is_some() || prefill_cpus.is_some()) {
+            record.capture.phases_at_once = true;
+            if record.level == Level::Token {
+                add(wrong, format!("{}{CPUS_LEVEL}", args.place(&["level", "decode-cpus", "prefill-cpus"])));
+            }
+        }
         if record.as_ref().is_some_and(|r| r.counters.names.iter().any(|n| n == "list")) {
             add(wrong, "--pmc 'list': use it with profinfer record".to_owned());
         }
@@ -444,8 +486,24 @@ impl RuleArgs {
             ring_size: got(args.needed("ring-size", amount(LEAST_FILE)), wrong)?,
             below: got(args.option("trigger-below", budget::speed), wrong)?,
             p99_above: got(time("trigger-p99-above"), wrong)?,
+            decode_cpus,
+            prefill_cpus,
+            on_trigger: self.hook(wrong),
             record: record?,
         })
+    }
+
+    fn hook(&self, wrong: &mut Vec<String>) -> Option<Hook> {
+        let args = &self.args;
+        let argv = args.words("on-trigger");
+        let program = argv.first()?;
+        if !program.starts_with('/') {
+            let what = format!("on-trigger '{program}': expected the absolute path of a program");
+            add(wrong, format!("{}{what}", args.place(&["on-trigger"])));
+        }
+        let user = args.needed("on-trigger-user", |text| RuleUser::of(text).map_err(|e| e.to_string()));
+        let timeout = args.needed("on-trigger-timeout", hook_time);
+        Some(Hook { user: got(user, wrong)?, timeout: got(timeout, wrong)?, argv })
     }
 
     /// Reads the type file that it names.
@@ -557,6 +615,34 @@ fn name(text: &str) -> Result<(), String> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let right = (1..=40).contains(&text.len()) && text.chars().all(fits);
     if right { Ok(()) } else { Err("expected 1 to 40 letters, digits, -, _ and .".to_owned()) }
+}
+
+fn cpus_of(name: &str, args: &Args, wrong: &mut Vec<String>) -> Option<CpuChoice> {
+    got(args.option(name, cpu_choice), wrong).flatten()
+}
+
+fn cpu_choice(text: &str) -> Result<CpuChoice, String> {
+    if text == "auto" {
+        return Ok(CpuChoice::Auto);
+    }
+    let list = common::cpus::parse(text).map(CpuChoice::List);
+    list.ok_or_else(|| {
+        format!("expected a list of CPUs, such as 4-7 or 0,2-3, up to {}, or auto", common::cpus::HIGHEST)
+    })
+}
+
+/// A word of a program's command line.
+fn hook_word(text: &str) -> Result<(), String> {
+    if text.contains('\0') {
+        Err("a word of a command cannot contain a zero byte".to_owned())
+    } else {
+        Ok(())
+    }
+}
+
+fn hook_time(text: &str) -> Result<Duration, String> {
+    let (time, most) = (span(text)?, Duration::from_secs(3600));
+    if time <= most { Ok(time) } else { Err("expected 1h or less".to_owned()) }
 }
 
 fn max_concurrent(text: &str) -> Result<u32, String> {

@@ -401,6 +401,7 @@ fn options(args: &Args, streams: Streams) -> Result<RecordOptions, Usage> {
         experts: false,
         sched: false,
         own: false,
+        phases_at_once: false,
         // Links need markers in forked children, which lie where these probes leave room.
         few: site == Site::Cheapest,
     };
@@ -465,8 +466,7 @@ fn command_line(words: impl Iterator<Item = OsString>) -> String {
 /// # Errors
 /// What is expected.
 pub fn cpus(text: &str) -> Result<Vec<u32>, String> {
-    let all = common::cpus::parse(text).ok_or("expected a list of CPUs, e.g. 0-3,8")?;
-    Ok(all.into_iter().collect())
+    common::cpus::parse(text).ok_or_else(|| "expected a list of CPUs, e.g. 0-3,8".to_owned())
 }
 
 fn tokens(text: &str) -> Result<u64, String> {

@@ -93,6 +93,7 @@ fn quoted(text: &str) -> Option<(String, &str)> {
 
 fn recorded() -> Run {
     Run {
+        threads: [None; 2],
         pid: 42,
         start: 7,
         uid: 0,

@@ -113,7 +113,7 @@ fn garbage_and_long_lines_get_an_error() {
     let mut control = Control::bind(&path).expect("a socket");
     let long = [b'x'; 4096];
     let says: [(&[u8], &str); 6] = [
-        (b"\xff\xfe\x1b[31m\"\n", ": give status, dump [PID], reload or stop"),
+        (b"\xff\xfe\x1b[31m\"\n", ": give status, dump [PID], watch, reload or stop"),
         (b"\n", "unknown request ''"),
         (b"dump -1\n", "'-1' is not a process ID"),
         (b"dump 1 2\n", "unknown request"),

@@ -5,13 +5,16 @@ use std::io;
 
 use rustix::process::{WaitOptions, waitpid};
 
-use super::{AGAIN_LATE, AGAIN_SOON, Supervisor};
+use super::{AGAIN_LATE, AGAIN_SOON, Reported, Supervisor};
+use crate::daemon::affinity::RunId;
 use crate::daemon::calibration_cache;
 use crate::daemon::channel::{DumpError, WorkerEvent};
+use crate::daemon::facts;
 use crate::daemon::known::{KnownRun, RunPhase};
 use crate::daemon::later::RecorderKey;
 use crate::daemon::lines::plain;
 use crate::daemon::run::{PROCESSES, Run, is_file_name};
+use crate::daemon::trigger::Fired;
 use std::time::Duration;
 
 /// Interval between log lines on missed runs of one user.
@@ -20,6 +23,8 @@ const BETWEEN: Duration = Duration::from_secs(1);
 const TRIES: usize = 4;
 /// Maximum messages of a recorder taken in one go: the others get their turn.
 const MESSAGES: usize = 64;
+/// Maximum reports waiting to be taken.
+const REPORTS: usize = 1024;
 /// Maximum characters of a recorder's text.
 const TEXT: usize = 600;
 /// Delay before the successor of a recorder that was killed because of one run.
@@ -53,6 +58,7 @@ impl Supervisor {
     fn heard(&mut self, i: usize, said: WorkerEvent) {
         let worker = &mut self.workers[i];
         let (pid, uid, rule) = (worker.recorder.pid, worker.uid, worker.rule.name.clone());
+        let recorder = pid;
         match said {
             WorkerEvent::Runs(runs) => runs.into_iter().for_each(|run| self.stand(pid, run)),
             // Accepted once, before it has seen any engine: others rely on it.
@@ -77,6 +83,26 @@ impl Supervisor {
                 }
             }
             WorkerEvent::Declined(run, all) => self.declined(i, run, all),
+            WorkerEvent::Engine(pid, build_id) => {
+                let hex = build_id.len() <= 128 && build_id.bytes().all(|b| b.is_ascii_hexdigit());
+                if hex && self.process_of(recorder, pid).is_some() && self.reported.len() < REPORTS {
+                    self.reported.push(Reported::Engine(pid, build_id));
+                }
+            }
+            WorkerEvent::Computes(change) => {
+                if self.reported.len() < REPORTS
+                    && let Some(run) = self.process_of(pid, change.pid)
+                {
+                    self.reported.push(Reported::Computes(run, change));
+                }
+            }
+            WorkerEvent::Triggered(fired) => {
+                let run = fired.run.or(fired.pid).and_then(|of| self.process_of(pid, of)).map(|(run, _)| run);
+                if self.reported.len() < REPORTS {
+                    let fired = Fired { text: plain(&fired.text, TEXT), ..fired };
+                    self.reported.push(Reported::Triggered { rule, uid, run, fired });
+                }
+            }
             WorkerEvent::Message(text) => self.say(uid, &format!("rule {rule}: {}", plain(&text, TEXT))),
             WorkerEvent::Dumped(done) => {
                 if std::mem::take(&mut worker.dump) {
@@ -97,6 +123,21 @@ impl Supervisor {
                 }
             }
         }
+    }
+
+    /// The run of a process, with its rule, if this recorder records it: a recorder says nothing about others. A child must
+    /// belong to the run's user.
+    fn process_of(&self, recorder: i32, pid: u32) -> Option<(RunId, String)> {
+        let of = |k: &&KnownRun| {
+            let child = || {
+                k.run.processes.contains(&pid)
+                    && (k.met.uid == 0 || facts::users(pid).is_some_and(|users| users.effective == k.met.uid))
+            };
+            k.is_with(recorder) && (k.run.pid == pid || child())
+        };
+        let known = self.table.all.iter().find(of)?;
+        let KnownRun { run, met, .. } = known;
+        Some((RunId { pid: run.pid, start: run.start, uid: met.uid, recorder }, run.rule.clone()))
     }
 
     fn stand(&mut self, recorder: i32, said: Run) {

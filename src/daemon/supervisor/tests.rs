@@ -18,7 +18,7 @@ use pfi::record::Level;
 const NOBODY: u32 = 65534;
 const SECOND: Duration = Duration::from_secs(1);
 
-fn rule(name: &str) -> Rule {
+pub(in crate::daemon) fn rule(name: &str) -> Rule {
     let record = RecordOptions {
         level: Level::Op,
         capture: CaptureOptions {
@@ -29,6 +29,7 @@ fn rule(name: &str) -> Rule {
             experts: false,
             sched: false,
             own: false,
+            phases_at_once: false,
             few: false,
         },
         phases: false,
@@ -68,6 +69,9 @@ fn rule(name: &str) -> Rule {
         ring_size: 1 << 20,
         below: None,
         p99_above: None,
+        decode_cpus: None,
+        prefill_cpus: None,
+        on_trigger: None,
         record,
     }
 }
@@ -247,7 +251,7 @@ fn a_silent_recorder_is_killed_and_its_other_runs_go_on() {
     stage.meet(here, 1, NOBODY);
     stage.stands(0, &[(here, 1)], |_| {});
     stage.meet(1, 2, NOBODY);
-    stage.supervisor.workers[0].recorder.pulse().set(Signs { beats: 9, at: 1, slow: false });
+    stage.supervisor.workers[0].recorder.pulse().set(Signs { beats: 9, at: 1, ..Signs::default() });
     let said = stage.pass(30);
     assert!(said.iter().all(|l| !l.contains("killed")), "{said:?}");
     let said = stage.pass(3).join("\n");

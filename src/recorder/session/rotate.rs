@@ -55,12 +55,17 @@ impl Session {
                 Some(SessionCommand::Unfollow(run)) => self.release(run),
                 Some(SessionCommand::Rotate(out, why)) => self.rotate(out, why, watch),
                 Some(SessionCommand::Dump(out)) => self.dump(out, watch),
+                Some(SessionCommand::Note(t, text)) => self.note(t, &text),
             };
             match done {
                 Err(e @ RecordError::Write(_)) => return Err(e),
                 done => watch.done(done),
             }
         }
+    }
+
+    fn note(&self, t: u64, text: &str) -> Result<(), RecordError> {
+        Ok(self.drain.borrow_mut().enc.notice(&Notice { t: t as i64, text })?)
     }
 
     /// Finds the runs of processes whose fork was not seen.

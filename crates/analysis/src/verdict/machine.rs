@@ -7,8 +7,7 @@ use crate::calls::Phase;
 use crate::load::Loaded;
 use crate::op_cpus::cpu_table;
 use crate::ops::OpTimes;
-use crate::target_state::{TargetState, throttled};
-use common::cpus::parse as cpu_list;
+use crate::target_state::{TargetState, cpu_list, throttled};
 
 /// The CPUs that a target may use.
 #[derive(Debug, Clone, Default, PartialEq)]
