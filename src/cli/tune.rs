@@ -14,6 +14,7 @@ use super::output::{FORCE, MODE, OutputRules, whole as whole_file};
 use super::record::flags::cpus;
 use super::report::style;
 use super::values::{any_of, choice, percent, time, whole};
+use crate::daemon::affinity::tuned::{NAME, TunedCpus, TunedResult, add, machine_name};
 use crate::host::peaks;
 use crate::tuner::command::{Lengths, Tuned, Work};
 use crate::tuner::knobs::Knob;
@@ -21,6 +22,7 @@ use crate::tuner::{TuneOptions, Watcher, huge_pages, tune};
 use render::json;
 use render::table::clean;
 use tune::Goal;
+use tune::answer::Answer;
 
 pub const COMMAND: Command = Command {
     name: "tune",
@@ -76,6 +78,7 @@ const SEARCH: FlagGroup = FlagGroup {
         )
         .default("flash-attention,load-mode,ubatch"),
         Flag::switch("exhaustive", "Try every set of CPUs instead of searching"),
+        Flag::value("rounds", "N", "Run the best choices this many times more, in turn").default("3"),
         Flag::value(
             "alpha",
             "SHARE",
@@ -117,6 +120,11 @@ const OUTPUT: FlagGroup = FlagGroup {
         FORCE,
         #[cfg(not(feature = "board"))]
         MODE,
+        Flag::value(
+            "write-conf",
+            "DIR",
+            "Add the result to DIR/tuned.json: in the service's directory, rules with decode-cpus = \"auto\" use it",
+        ),
         Flag::switch("quiet", "Print no progress").short('q'),
     ],
 };
@@ -155,6 +163,10 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
             |out| render::tune::svg(out, &answer),
         )?;
     }
+    if let Some(dir) = args.path("write-conf")? {
+        let file = write_conf(&dir, &answer)?;
+        watch.tell(&format!("the result is in {}", file.display()));
+    }
     let mut out = BufWriter::new(io::stdout().lock());
     match json_wanted {
         true => json::write(&mut out, &answer)?,
@@ -163,6 +175,26 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     out.flush()?;
     let whole = answer.works.len() == options.works.len() && answer.works.iter().all(|w| w.complete);
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(3) })
+}
+
+/// Adds the choices to the file that rules of the service read.
+fn write_conf(dir: &Path, answer: &Answer) -> anyhow::Result<PathBuf> {
+    let unknown = |what: &str| {
+        format!("--write-conf: the recordings do not show {what}, by which the service finds a result")
+    };
+    let of = |work: Work| {
+        let found = answer.works.iter().find(|w| w.work == work.name())?;
+        let row = found.tried.get(found.chosen?)?;
+        Some(TunedCpus { cpus: row.cpus.clone(), threads: row.threads })
+    };
+    let result = TunedResult {
+        machine: machine_name(),
+        engine: answer.engine.clone().with_context(|| unknown("the engine's build id"))?,
+        model: answer.model.clone().with_context(|| unknown("the model's name"))?,
+        decode: of(Work::Decode),
+        prefill: of(Work::Prefill),
+    };
+    add(dir, result).with_context(|| format!("cannot write {}", dir.join(NAME).display()))
 }
 
 fn restore(sysfs: &Path) -> anyhow::Result<ExitCode> {
@@ -196,6 +228,7 @@ fn options(args: &Args, sysfs: PathBuf) -> anyhow::Result<TuneOptions> {
         slack: args.needed("slack", percent)?,
         alpha: args.option("alpha", percent)?,
         exhaustive: args.flag("exhaustive"),
+        rounds: args.needed("rounds", whole(0, 100))?,
         time: args.needed("time", time)?,
         lengths,
         may_lengthen: args.given("tokens").is_none(),

@@ -6,7 +6,7 @@
 
 mod keeper;
 mod masks;
-mod tuned;
+pub mod tuned;
 
 use std::collections::VecDeque;
 use std::io;

@@ -120,6 +120,13 @@ impl Figures {
         outside
     }
 
+    /// Build id of the engine's base library.
+    pub fn engine(&self) -> Option<&str> {
+        let modules = self.report.run.engines.iter().flat_map(|e| &e.modules);
+        let base = modules.filter(|m| m.role.split([' ', ',', '+']).any(|role| role == "base"));
+        base.map(|m| m.build_id.as_str()).find(|id| !id.is_empty())
+    }
+
     /// The model's file name, if the command line names it.
     /// Where joules come from; None if no source has energy per token.
     pub fn energy(&self) -> Option<EnergySource> {

@@ -43,6 +43,8 @@ pub struct Measurer<'a> {
     pub sources: bool,
     pub lengths: Lengths,
     pub model: Option<String>,
+    /// Build id of the engine's base library.
+    pub engine: Option<String>,
     pub notes: Vec<String>,
     pub runs: u32,
     pub kept_runs: u32,
@@ -110,6 +112,7 @@ impl<'a> Measurer<'a> {
             sources: false,
             lengths: options.lengths,
             model: None,
+            engine: None,
             notes: Vec::new(),
             runs: 0,
             kept_runs: 0,
@@ -316,6 +319,9 @@ impl<'a> Measurer<'a> {
     fn learn(&mut self, figures: &Figures) -> bool {
         if self.model.is_none() {
             self.model = figures.model().map(str::to_owned);
+        }
+        if self.engine.is_none() {
+            self.engine = figures.engine().map(str::to_owned);
         }
         self.sources |= figures.has_sources();
         let found = figures.energy();

@@ -31,6 +31,8 @@ pub struct TuneOptions {
     /// Weight of the heuristic in the objective; None: by rule.
     pub alpha: Option<f64>,
     pub exhaustive: bool,
+    /// Further runs of the best choices.
+    pub rounds: u32,
     /// Nothing new is tried after this time.
     pub time: Duration,
     pub lengths: Lengths,
@@ -203,6 +205,7 @@ fn of_work(measurer: &mut Measurer<'_>, machine: &Machine, work: Work) -> Found 
         slack: options.slack,
         alpha: options.alpha,
         exhaustive: options.exhaustive,
+        race_rounds: options.rounds,
         ..tune::Options::default()
     };
     let mut for_work = ForWork { measurer, work, tried: 0 };
@@ -299,6 +302,7 @@ fn answer(
         schema: 1,
         command: options.tuned.shown(),
         model: measurer.model,
+        engine: measurer.engine,
         cpu_model: if options.pins() { facts.cpu_model.clone() } else { String::new() },
         kernel: facts.kernel.clone(),
         clusters: machine.clusters.iter().map(cluster).collect(),
@@ -343,14 +347,18 @@ fn lines_of(tuned: &Tuned, goal: Goal, usable: usize, found: &Found) -> Vec<Line
     lines
 }
 
+/// Beginning of a directory's name, before the process.
+const SCRATCH: &str = "profinfer-tune-";
+
 /// A directory of our own, removed at the end.
 struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> io::Result<Scratch> {
         use std::os::unix::fs::DirBuilderExt;
+        sweep();
         for n in 0..100 {
-            let dir = std::env::temp_dir().join(format!("profinfer-tune-{}-{n}", std::process::id()));
+            let dir = std::env::temp_dir().join(format!("{SCRATCH}{}-{n}", std::process::id()));
             match std::fs::DirBuilder::new().mode(0o700).create(&dir) {
                 Ok(()) => return Ok(Scratch(dir)),
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
@@ -358,6 +366,19 @@ impl Scratch {
             }
         }
         Err(io::ErrorKind::AlreadyExists.into())
+    }
+}
+
+/// Removes the directories of searches that were killed.
+fn sweep() {
+    let all = std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
+    for entry in all {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|n| n.strip_prefix(SCRATCH)?.split('-').next()?.parse::<u32>().ok());
+        // Another user's cannot be removed, and a link is not followed.
+        if pid.is_some_and(|pid| !host::target::alive(pid)) && entry.file_type().is_ok_and(|t| t.is_dir()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
     }
 }
 

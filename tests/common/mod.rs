@@ -47,6 +47,16 @@ macro_rules! live {
 }
 pub(crate) use live;
 
+/// The numbers of a list such as `0-3,8`.
+pub fn cpus(list: &str) -> Vec<u64> {
+    let number = |text: &str| text.parse::<u64>().expect("a number");
+    let part = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        number(first)..=number(last)
+    };
+    list.split(',').flat_map(part).collect()
+}
+
 pub fn all_required() -> bool {
     let set = |name: &str, value: &str| std::env::var(name).is_ok_and(|v| v == value);
     set("CI", "true") || set("PROFINFER_REQUIRE", "1")

@@ -58,6 +58,7 @@ mod submissions;
 mod sudo;
 mod supervision;
 mod top;
+mod tune;
 mod views;
 mod vulkan;
 mod vulkan_logger;

@@ -3,7 +3,7 @@
 closed formula of the CPUs and threads that it is given. The best choice is thereby known, and `profinfer tune` has to
 find it through its real command line.
 
-usage: board.py make DIR SEED [--clusters N]    writes DIR and prints the board as JSON
+usage: board.py make DIR SEED [--cores N,N[,N]]    writes DIR and prints the board as JSON
        board.py best DIR [--slack 0.08]         prints the fastest set of CPUs and the thriftiest, by trying all
        board.py run DIR --cpus LIST --threads N [-n TOKENS] --engine FAKELLAMA
                                                 decodes at the board's speed while the battery reports its power
@@ -30,11 +30,11 @@ REFRESH_S = 0.25
 VOLTS = 4.0
 
 
-def board_of(seed, clusters=None):
+def board_of(seed, cores=None):
     """A board: clusters from small to large, as Linux numbers them."""
     rng = random.Random(seed)
-    n = clusters or rng.choice([2, 2, 3])
-    shapes = {2: [(4, 320), (4, 1024)], 3: [(4, 320), (3, 780), (1, 1024)]}[n]
+    sizes = cores or rng.choice([[4, 4], [4, 4], [4, 3, 1]])
+    shapes = zip(sizes, {2: [320, 1024], 3: [320, 780, 1024]}[len(sizes)])
     found, first = [], 0
     for cores, capacity in shapes:
         capacity = 1024 if capacity == 1024 else round(capacity * rng.uniform(0.8, 1.2))
@@ -166,7 +166,7 @@ def main():
     parser.add_argument("what", choices=["make", "best", "run"])
     parser.add_argument("dir")
     parser.add_argument("seed", nargs="?", type=int, default=1)
-    parser.add_argument("--clusters", type=int)
+    parser.add_argument("--cores", type=lambda text: [int(n) for n in text.split(",")])
     parser.add_argument("--slack", type=float, default=0.08)
     parser.add_argument("--cpus")
     parser.add_argument("--threads", type=int)
@@ -175,7 +175,7 @@ def main():
     args = parser.parse_args()
     if args.what == "run":
         return run(args)
-    board = load(args.dir) if args.what == "best" else board_of(args.seed, args.clusters)
+    board = load(args.dir) if args.what == "best" else board_of(args.seed, args.cores)
     if args.what == "make":
         make(args.dir, board)
         print(json.dumps(board))

@@ -10,6 +10,8 @@ pub struct Answer {
     /// Command that was tuned, without what looks like a secret.
     pub command: String,
     pub model: Option<String>,
+    /// Build id of the engine's base library, in hexadecimal.
+    pub engine: Option<String>,
     pub cpu_model: String,
     pub kernel: String,
     pub clusters: Vec<ClusterRow>,

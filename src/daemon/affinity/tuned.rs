@@ -2,12 +2,13 @@
 //! docs/SERVICE.md.
 
 use std::fs::{self, File};
-use std::io::Read;
-use std::path::Path;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::masks::WantedCpus;
+use crate::daemon::replace::replace;
 use crate::host::machine;
 use common::cpus;
 
@@ -115,6 +116,30 @@ pub fn find(directory: &Path, machine: &str, engine: &str, model: &str) -> Resul
     })
 }
 
+/// Adds a result to the file in this directory, in place of one for the same machine, engine and model. Returns the
+/// file's path.
+///
+/// # Errors
+/// The file cannot be read or written, or is not one of this version.
+pub fn add(directory: &Path, result: TunedResult) -> io::Result<PathBuf> {
+    let path = directory.join(NAME);
+    let mut text = String::new();
+    let mut all = match File::open(&path).and_then(|file| file.take(MOST).read_to_string(&mut text)) {
+        Ok(_) => serde_json::from_str(&text)?,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => TunedFile { version: VERSION, results: Vec::new() },
+        Err(e) => return Err(e),
+    };
+    if all.version != VERSION {
+        return Err(io::Error::other(format!("it has format {}, not {VERSION}", all.version)));
+    }
+    let same =
+        |r: &TunedResult| r.machine == result.machine && r.engine == result.engine && r.model == result.model;
+    all.results.retain(|r| !same(r));
+    all.results.push(result);
+    replace(&path, 0o644, &serde_json::to_vec_pretty(&all)?)?;
+    Ok(path)
+}
+
 impl TunedResult {
     /// Its CPUs.
     ///
@@ -156,6 +181,29 @@ mod tests {
             assert!(find("x.gguf").is_err(), "{damaged}");
         }
         assert!(machine_name().ends_with(" CPUs"));
+    }
+
+    #[test]
+    fn a_result_replaces_the_one_before() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let result = |model: &str, cpus: &str| TunedResult {
+            machine: "m".to_owned(),
+            engine: "ab12".to_owned(),
+            model: model.to_owned(),
+            decode: Some(TunedCpus { cpus: cpus.to_owned(), threads: 1 }),
+            prefill: None,
+        };
+        for (model, cpus) in [("x.gguf", "0"), ("y.gguf", "1"), ("x.gguf", "4")] {
+            add(dir.path(), result(model, cpus)).expect("added");
+        }
+        let decode =
+            |model: &str| find(dir.path(), "m", "ab12", model).expect("one").wanted().expect("valid").decode;
+        assert_eq!((decode("x.gguf"), decode("y.gguf")), (Some(vec![4]), Some(vec![1])));
+        let text = fs::read_to_string(dir.path().join(NAME)).expect("a file");
+        assert_eq!(text.matches("x.gguf").count(), 1);
+        fs::write(dir.path().join(NAME), "{").expect("written");
+        assert!(add(dir.path(), result("x.gguf", "0")).is_err());
+        assert_eq!(fs::read_to_string(dir.path().join(NAME)).expect("a file"), "{", "it is not overwritten");
     }
 
     #[test]
