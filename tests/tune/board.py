@@ -5,6 +5,8 @@ find it through its real command line.
 
 usage: board.py make DIR SEED [--cores N,N[,N]]    writes DIR and prints the board as JSON
        board.py best DIR [--slack 0.08]         prints the fastest set of CPUs and the thriftiest, by trying all
+       board.py figures DIR --cpus LIST --threads N
+                                                prints its speed and energy
        board.py run DIR --cpus LIST --threads N [-n TOKENS] --engine FAKELLAMA
                                                 decodes at the board's speed while the battery reports its power
 
@@ -163,7 +165,7 @@ def run(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["make", "best", "run"])
+    parser.add_argument("what", choices=["make", "best", "figures", "run"])
     parser.add_argument("dir")
     parser.add_argument("seed", nargs="?", type=int, default=1)
     parser.add_argument("--cores", type=lambda text: [int(n) for n in text.split(",")])
@@ -175,6 +177,10 @@ def main():
     args = parser.parse_args()
     if args.what == "run":
         return run(args)
+    if args.what == "figures":
+        ms, watts = figures(load(args.dir), parse_cpus(args.cpus), args.threads)
+        print(json.dumps({"tok_s": 1000 / ms, "joules": watts * ms / 1000}))
+        return 0
     board = load(args.dir) if args.what == "best" else board_of(args.seed, args.cores)
     if args.what == "make":
         make(args.dir, board)
