@@ -1,0 +1,438 @@
+//! The search: its stages, in order, within a number of tests.
+
+use std::collections::HashMap;
+
+use crate::estimate::{Estimate, View, joules, median, speeds};
+use crate::goal::{Judge, Judged, improvement};
+use crate::machine::{Candidate, Machine};
+use crate::outcome::{Basis, Ended, Figure, Outcome, Rival, Test, Tried};
+use crate::sample::{Measure, Refused, Stage};
+
+/// What is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// Most tokens per second; within scatter, the fewest threads.
+    Speed,
+    /// Least E_h per token among those at least (1 - slack) times as fast as the fastest.
+    Energy,
+    /// Least E_h times seconds per token (energy-delay product): one percent of speed is worth one percent of energy, no
+    /// matter how fast the fastest is. The usual figure of merit where neither may be given up; it needs no limit.
+    Balance,
+}
+
+/// How to search.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub goal: Goal,
+    /// How much slower than the fastest the chosen may be, relative. AECS: 0.08.
+    pub slack: f64,
+    /// Share of the heuristic h t in E_h. None: for each candidate, by how sure each of the two is (inverse variances; the
+    /// heuristic's from how well it fits this machine's samples). Without a meter it is 1 in any case.
+    pub alpha: Option<f64>,
+    /// All sets once, and nothing else: `max_tests` does not count, and no law smooths speeds (nor energy: alpha 0 if None).
+    pub exhaustive: bool,
+    /// Most rounds of the race.
+    pub race_rounds: u32,
+    /// Most tests in all, refused ones included.
+    pub max_tests: u32,
+    /// Try the best thread counts not pinned as well.
+    pub free: bool,
+    /// Candidates of the caller, tried first: what the engine does by default.
+    pub also: Vec<Candidate>,
+    /// A set is fast enough if it is so by this many standard errors. More: the chosen is more rarely too slow; less: the
+    /// best is more often chosen although its speed is close to the slowest allowed.
+    pub margin: f64,
+    /// Relative scatter of one sample's joules that is assumed until repeats tell. Batteries: 0.05 (published).
+    pub energy_scatter: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            goal: Goal::Speed,
+            slack: 0.08,
+            alpha: None,
+            exhaustive: false,
+            race_rounds: 12,
+            max_tests: 22,
+            free: true,
+            also: Vec::new(),
+            margin: 1.8,
+            energy_scatter: 0.05,
+        }
+    }
+}
+
+/// Tests left for the race when sets are proposed.
+const RACE_RESERVE: u32 = 9;
+/// Tests for the chosen threads not pinned.
+const FREE_RESERVE: u32 = 3;
+/// A test is worth it if it promises as much (relative).
+const WORTH: f64 = 0.002;
+/// The same for a set that was not tried yet, whose promise rests on the law.
+const WORTH_NEW: f64 = 0.0003;
+/// A difference of as many standard errors needs no more tests.
+const CLEAR: f64 = 2.5;
+/// Standard errors above the margin at which a choice needs no confirmation.
+const CONFIRM: f64 = 1.0;
+/// Sets that run against the best in one round, beside it and the fastest.
+const RIVALS: usize = 1;
+
+/// The search ends here.
+struct Halt;
+
+struct Run<'a> {
+    machine: &'a Machine,
+    options: &'a Options,
+    measure: &'a mut dyn Measure,
+    tried: Vec<Tried>,
+    known: HashMap<Candidate, usize>,
+    tests: Vec<Test>,
+    limit: u32,
+    /// Tests kept for [`Run::free`].
+    held: u32,
+    stopped: Option<String>,
+}
+
+/// Finds the best candidate of the machine for the goal.
+pub fn search(machine: &Machine, options: &Options, measure: &mut dyn Measure) -> Outcome {
+    let mut run = Run {
+        machine,
+        options,
+        measure,
+        tried: Vec::new(),
+        known: HashMap::new(),
+        tests: Vec::new(),
+        limit: if options.exhaustive { u32::MAX } else { options.max_tests.max(1) },
+        held: if options.free && !options.exhaustive { FREE_RESERVE.min(options.max_tests / 4) } else { 0 },
+        stopped: None,
+    };
+    let settled = run.stages().unwrap_or(false);
+    run.outcome(settled)
+}
+
+impl Run<'_> {
+    /// Whether nothing more is worth a test.
+    fn stages(&mut self) -> Result<bool, Halt> {
+        for candidate in self.options.also.clone() {
+            if let Some(valid) = Candidate::new(candidate.cpus, candidate.threads) {
+                self.test(&valid, Stage::Given)?;
+            }
+        }
+        if self.options.exhaustive {
+            for candidate in self.machine.space() {
+                self.test(&candidate, Stage::Exhaustive)?;
+            }
+            return Ok(true);
+        }
+        let settled = match self.pinned() {
+            Err(Halt) if self.stopped.is_some() => return Err(Halt),
+            other => other.unwrap_or(false),
+        };
+        self.held = 0;
+        if self.options.free { self.free() } else { Ok(settled) }
+    }
+
+    /// Sets with a thread for each of their CPUs.
+    fn pinned(&mut self) -> Result<bool, Halt> {
+        self.walk()?;
+        self.alone()?;
+        self.propose(RACE_RESERVE)?;
+        loop {
+            let settled = self.race()?;
+            let before = self.tests.len();
+            if settled {
+                self.propose(0)?;
+            }
+            if self.tests.len() == before {
+                return Ok(settled);
+            }
+        }
+    }
+
+    /// The chosen number of threads, placed by the scheduler.
+    fn free(&mut self) -> Result<bool, Halt> {
+        loop {
+            let view = self.view();
+            let judged = self.judged(&view);
+            let judge = Judge::new(self.options, view.basis);
+            let chosen = fastest(&judged).and_then(|f| judge.choose(&judged, &f));
+            match chosen.and_then(|c| self.machine.free(c.threads)).filter(|c| !self.known.contains_key(c)) {
+                Some(candidate) => self.test(&candidate, Stage::Free)?,
+                None => return self.race(),
+            }
+            // The race may choose another number of threads, which needs a test too.
+            self.held = 1;
+            let raced = self.race();
+            self.held = 0;
+            if raced.is_err() && self.stopped.is_some() {
+                return raced;
+            }
+        }
+    }
+
+    /// One test. A refusal of the candidate is kept with it.
+    fn test(&mut self, candidate: &Candidate, stage: Stage) -> Result<(), Halt> {
+        if self.left() == 0 {
+            return Err(Halt);
+        }
+        let at = *self.known.entry(candidate.clone()).or_insert_with(|| {
+            self.tried.push(Tried {
+                candidate: candidate.clone(),
+                stage,
+                samples: Vec::new(),
+                refused: None,
+                speed: None,
+                joules: None,
+                objective: None,
+                alpha: None,
+            });
+            self.tried.len() - 1
+        });
+        let answer = self.measure.measure(candidate, stage);
+        let answer = answer.and_then(|s| s.fault().map_or(Ok(s), |why| Err(Refused::Candidate(why))));
+        self.tests.push(Test { tried: at, stage, usable: answer.is_ok() });
+        match answer {
+            Ok(sample) => self.tried[at].samples.push(sample),
+            Err(Refused::Candidate(why)) => self.tried[at].refused = Some(why),
+            Err(Refused::Stop(why)) => {
+                self.stopped = Some(why);
+                return Err(Halt);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tests once what was not tried yet.
+    fn once(&mut self, candidate: &Candidate, stage: Stage) -> Result<(), Halt> {
+        if self.known.contains_key(candidate) { Ok(()) } else { self.test(candidate, stage) }
+    }
+
+    fn left(&self) -> u32 {
+        self.limit
+            .saturating_sub(self.held)
+            .saturating_sub(u32::try_from(self.tests.len()).unwrap_or(u32::MAX))
+    }
+
+    fn speed(&self, candidate: &Candidate) -> Option<f64> {
+        median(&speeds(&self.tried[*self.known.get(candidate)?]))
+    }
+
+    /// Cores one by one, largest first, until two steps in a row bring nothing.
+    fn walk(&mut self) -> Result<(), Halt> {
+        let mut best = f64::NEG_INFINITY;
+        let mut failures = 0;
+        let mut counts = vec![0; self.machine.clusters.len()];
+        for i in 0..counts.len() {
+            for n in self.machine.rungs(i) {
+                counts[i] = n;
+                let Some(candidate) = self.machine.candidate(&counts) else { continue };
+                self.once(&candidate, Stage::Walk)?;
+                match self.speed(&candidate) {
+                    Some(s) if s > best => (best, failures) = (s, 0),
+                    // Nothing could be judged so far: no sign that more cores bring nothing.
+                    None if best == f64::NEG_INFINITY => {}
+                    _ => failures += 1,
+                }
+                if failures == 2 {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Each cluster's cores without the others.
+    fn alone(&mut self) -> Result<(), Halt> {
+        for (i, cluster) in self.machine.clusters.iter().enumerate() {
+            let mut counts = vec![0; self.machine.clusters.len()];
+            counts[i] = u32::try_from(cluster.cpus.len()).unwrap_or(u32::MAX);
+            if let Some(candidate) = self.machine.candidate(&counts) {
+                self.once(&candidate, Stage::Alone)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> View {
+        let energy = self.options.goal != Goal::Speed;
+        let alpha = self.options.alpha.filter(|a| a.is_finite()).map(|a| a.clamp(0.0, 1.0));
+        let scatter = Some(self.options.energy_scatter).filter(|s| s.is_finite() && *s > 0.0).unwrap_or(0.05);
+        let alpha = if self.options.exhaustive { alpha.or(Some(0.0)) } else { alpha };
+        View::new(self.machine, &self.tried, energy, alpha, scatter, !self.options.exhaustive)
+    }
+
+    /// All that can be judged.
+    fn judged(&self, view: &View) -> Vec<Judged> {
+        let all = self.tried.iter().enumerate();
+        all.filter_map(|(at, t)| {
+            let estimate = view.measured(self.machine, t)?;
+            Some(Judged { at, threads: t.candidate.threads, free: t.candidate.is_free(), estimate })
+        })
+        .collect()
+    }
+
+    /// The untried set that promises most: to be the fastest, or to be better than the chosen.
+    fn promising(&self, view: &View, space: &[Candidate]) -> Option<(Candidate, f64)> {
+        let judged = self.judged(view);
+        let fastest = fastest(&judged)?;
+        let judge = Judge::new(self.options, view.basis);
+        let best = judge.choose(&judged, &fastest)?;
+        let fresh = space.iter().filter(|c| !self.known.contains_key(*c));
+        let promises = fresh.map(|c| {
+            let e = view.foretold(self.machine, c);
+            let faster = improvement(e.speed.mean - fastest.estimate.speed.mean, e.speed.sd());
+            let better = judge.promise(&e, &best.estimate, &fastest.estimate, false);
+            (c.clone(), faster.max(better))
+        });
+        promises.max_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    fn propose(&mut self, reserve: u32) -> Result<(), Halt> {
+        let space = self.machine.space();
+        while self.left() > reserve {
+            let view = self.view();
+            let Some((candidate, promise)) = self.promising(&view, &space) else { break };
+            if promise < WORTH_NEW {
+                break;
+            }
+            self.once(&candidate, Stage::Tree)?;
+        }
+        Ok(())
+    }
+
+    /// Rounds of those that are close, in turn. True if in the end none is.
+    fn race(&mut self) -> Result<bool, Halt> {
+        for _ in 0..self.options.race_rounds {
+            let view = self.view();
+            let runners = self.runners(&view);
+            if runners.is_empty() {
+                return Ok(true);
+            }
+            for at in runners {
+                let candidate = self.tried[at].candidate.clone();
+                self.test(&candidate, Stage::Race)?;
+            }
+        }
+        Ok(self.runners(&self.view()).is_empty())
+    }
+
+    fn runners(&self, view: &View) -> Vec<usize> {
+        let judged = self.judged(view);
+        let Some(fastest) = fastest(&judged) else { return Vec::new() };
+        let judge = Judge::new(self.options, view.basis);
+        let Some(best) = judge.choose(&judged, &fastest) else { return Vec::new() };
+        let promise = |j: &Judged| judge.promise(&j.estimate, &best.estimate, &fastest.estimate, true);
+        let mut rivals: Vec<(usize, f64)> = judged
+            .iter()
+            .filter(|j| j.at != best.at && self.tried[j.at].refused.is_none())
+            .map(|j| (j.at, promise(j)))
+            .filter(|(_, p)| *p >= WORTH)
+            .collect();
+        common::order::by(&mut rivals, |a, b| b.1.total_cmp(&a.1));
+        rivals.truncate(RIVALS);
+        let unsure = |e: &Estimate| {
+            judge
+                .above(e, &fastest.estimate)
+                .is_some_and(|(over, se)| over.abs() < 2.0 * self.options.margin * se)
+        };
+        let mut runners: Vec<usize> = rivals.iter().map(|r| r.0).collect();
+        let close = judged.iter().any(|j| runners.contains(&j.at) && unsure(&j.estimate));
+        let unclear = |j: &Judged| {
+            let (own, than) = (judge.objective(&j.estimate), judge.objective(&best.estimate));
+            own.zip(than)
+                .is_some_and(|(a, b)| (a.mean - b.mean).abs() < CLEAR * (a.variance + b.variance).sqrt())
+        };
+        if judged.iter().any(|j| runners.contains(&j.at) && unclear(j)) {
+            runners.insert(0, best.at);
+        }
+        // What was chosen as soon as it seemed fast enough is looked at again: stopping at a lucky sample would not be fair.
+        let confirm = |(over, se): (f64, f64)| over < (self.options.margin + CONFIRM) * se;
+        let close = if runners.is_empty() && best.at != fastest.at {
+            let doubtful = judge.above(&best.estimate, &fastest.estimate).is_some_and(confirm);
+            runners.extend(doubtful.then_some(best.at));
+            doubtful
+        } else {
+            close
+        };
+        if close && !runners.contains(&fastest.at) {
+            runners.push(fastest.at);
+        }
+        runners.retain(|at| self.tried[*at].refused.is_none());
+        runners
+    }
+
+    fn outcome(mut self, settled: bool) -> Outcome {
+        let view = self.view();
+        let judged = self.judged(&view);
+        let judge = Judge::new(self.options, view.basis);
+        for j in &judged {
+            let t = &mut self.tried[j.at];
+            let figure = |ln: &[f64], noise: f64| {
+                median(ln).map(|m| Figure { value: m.exp(), scatter: (noise / ln.len() as f64).sqrt() })
+            };
+            t.speed = figure(&speeds(t), view.speed_noise);
+            t.joules = figure(&joules(t), view.energy_noise);
+            t.objective =
+                judge.objective(&j.estimate).map(|o| Figure { value: o.mean.exp(), scatter: o.sd() });
+            t.alpha = matches!(view.basis, Basis::Meter | Basis::Heuristic).then_some(j.estimate.alpha);
+        }
+        let fastest = fastest(&judged);
+        let chosen = fastest.and_then(|f| judge.choose(&judged, &f));
+        let rival = chosen.zip(fastest).and_then(|(c, f)| self.rival(&judge, &judged, &c, &f));
+        let ended = match self.stopped.take() {
+            Some(why) => Ended::Stopped(why),
+            None if chosen.is_none() => Ended::Nothing,
+            None if settled => Ended::Settled,
+            None => Ended::Budget,
+        };
+        Outcome {
+            pareto: pareto(&self.tried, fastest.map(|f| f.at)),
+            complete: !matches!(ended, Ended::Stopped(_)),
+            speed_share: chosen
+                .zip(fastest)
+                .map(|(c, f)| (c.estimate.speed.mean - f.estimate.speed.mean).exp()),
+            basis: view.basis,
+            fastest: fastest.map(|f| f.at),
+            chosen: chosen.map(|c| c.at),
+            tried: self.tried,
+            tests: self.tests,
+            ended,
+            rival,
+        }
+    }
+
+    fn rival(&self, judge: &Judge, judged: &[Judged], chosen: &Judged, fastest: &Judged) -> Option<Rival> {
+        let own = judge.objective(&chosen.estimate)?;
+        let others = judged.iter().filter(|j| j.at != chosen.at);
+        let promise = |j: &Judged| judge.promise(&j.estimate, &chosen.estimate, &fastest.estimate, true);
+        let other = others.max_by(|a, b| promise(a).total_cmp(&promise(b)))?;
+        let its = judge.objective(&other.estimate)?;
+        Some(Rival {
+            candidate: self.tried[other.at].candidate.clone(),
+            behind: (its.mean - own.mean).exp() - 1.0,
+            scatter: (its.variance + own.variance).sqrt(),
+        })
+    }
+}
+
+fn fastest(judged: &[Judged]) -> Option<Judged> {
+    judged.iter().copied().max_by(|a, b| a.estimate.speed.mean.total_cmp(&b.estimate.speed.mean))
+}
+
+/// Those that no other beats in both speed and joules, fastest first.
+fn pareto(tried: &[Tried], fastest: Option<usize>) -> Vec<usize> {
+    let mut all: Vec<(usize, f64, f64)> =
+        tried.iter().enumerate().filter_map(|(i, t)| Some((i, t.speed?.value, t.joules?.value))).collect();
+    if all.is_empty() {
+        return fastest.into_iter().collect();
+    }
+    common::order::by(&mut all, |a, b| b.1.total_cmp(&a.1).then(a.2.total_cmp(&b.2)));
+    let mut least = f64::INFINITY;
+    all.retain(|(_, _, joules)| {
+        let better = *joules < least;
+        least = least.min(*joules);
+        better
+    });
+    all.into_iter().map(|(i, ..)| i).collect()
+}
