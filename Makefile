@@ -174,7 +174,7 @@ faults: fixtures ## make each system call of recorders and services fail once, o
 	tests/kill/faults.py $(FAULTS)
 
 ##@ Measure
-BENCHES := tune structure fidelity cost start causes budget size report export diff switches service runner gpu advice predict
+BENCHES := structure fidelity cost start causes budget size report export diff switches service runner gpu advice predict tune
 .PHONY: $(BENCHES:%=bench-%) bench-arm-cost
 bench-structure: ## hits and structure compared with the engine's own dump
 bench-fidelity: ## tokens/s and op times compared with the engine's own figures
@@ -189,9 +189,9 @@ bench-causes: ## cost of counters, scheduler, experts and buffer types
 bench-budget: ## check that --budget is met
 bench-advice: ## check that advice names a planted cause and keeps its promise
 bench-gpu: ## cost of recording a device: nodes, and kernels by the layers
-bench-tune: ## check that tune finds the best CPUs and threads
 bench-switches: ## cost of a context switch with --sched
 bench-predict: ## predictions of predict compared with measured speeds
+bench-tune: ## check that the search of tune finds the best CPUs and threads on boards whose best set is known
 bench-service: ## cost of the idle service, and of ten engines per second
 $(BENCHES:%=bench-%): bench-%: | setup
 	benches/$*.sh

@@ -15,6 +15,7 @@ CRATES = {
     "common": set(),
     "pfi": {"common"},
     "kernels": set(),
+    "tune": {"common"},
     "ggml": {"common", "kernels"},
     "runner": {"common", "ggml", "kernels"},
     "analysis": {"common", "ggml", "pfi"},

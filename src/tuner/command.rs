@@ -355,7 +355,7 @@ mod tests {
     }
 
     fn candidate(cpus: &[u32], threads: u32) -> Candidate {
-        Candidate { cpus: cpus.to_vec(), threads, ..Candidate::default() }
+        Candidate { cpus: cpus.to_vec(), threads }
     }
 
     const LENGTHS: Lengths = Lengths { prompt: 128, tokens: 32 };

@@ -19,7 +19,7 @@ pub fn line(tuned: &Tuned, candidate: &Candidate, usable: usize, taken: &[Settin
     let argv = tuned.advised(candidate, &flags);
     let words: Vec<String> = argv.iter().map(|word| quoted(&word.to_string_lossy())).collect();
     let all = candidate.cpus.len() >= usable;
-    let pinned = !candidate.free && !all && !tuned.places_itself();
+    let pinned = !all && !tuned.places_itself();
     let cpus = common::cpus::ranges(candidate.cpus.iter().copied());
     let taskset = if pinned { format!("taskset -c {cpus} ") } else { String::new() };
     format!("{}{taskset}{}", before.concat(), words.join(" "))
@@ -43,7 +43,7 @@ mod tests {
     fn a_line_can_be_typed() {
         let words = ["llama-cli", "-m", "my model.gguf", "-p", "it's", "-t", "8"];
         let tuned = Tuned::of(words.iter().map(Into::into).collect()).expect("known");
-        let mut candidate = Candidate { cpus: vec![4, 5], threads: 2, ..Candidate::default() };
+        let candidate = Candidate { cpus: vec![4, 5], threads: 2 };
         let fa = FlagChange { names: vec!["-fa".into()], words: vec!["-fa".into(), "on".into()] };
         let taken = [
             Setting { knob: Knob::FlashAttention, shown: "-fa on".into(), change: Change::Flags(vec![fa]) },
@@ -55,8 +55,6 @@ mod tests {
              -p 'it'\\''s' -fa on -t 2"
         );
         let unpinned = line(&tuned, &candidate, 2, &[]);
-        candidate.free = true;
-        assert_eq!(line(&tuned, &candidate, 8, &[]), unpinned);
         assert_eq!(unpinned, "llama-cli -m 'my model.gguf' -p 'it'\\''s' -t 2");
     }
 }

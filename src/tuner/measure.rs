@@ -50,6 +50,8 @@ pub struct Measurer<'a> {
     pub kept_runs: u32,
     /// Samples of each choice, and what else is known of it.
     pub known: HashMap<Key, Known>,
+    /// Samples of each choice that the search has had.
+    asked: HashMap<Key, usize>,
     quickest: HashMap<Work, Duration>,
 }
 
@@ -117,11 +119,12 @@ impl<'a> Measurer<'a> {
             runs: 0,
             kept_runs: 0,
             known: HashMap::new(),
+            asked: HashMap::new(),
             quickest: HashMap::new(),
         }
     }
 
-    /// Measures a choice. An earlier call's measurement is used unless `again`.
+    /// Measures a choice. A measurement that exists and was not used yet is used, unless `again`.
     ///
     /// # Errors
     /// The choice has no result, or the search has to stop.
@@ -144,21 +147,22 @@ impl<'a> Measurer<'a> {
         found
     }
 
-    /// A measurement that exists: of this call's, or kept.
+    /// The next measurement that exists and was not asked for yet: of this call's, where a run gave two phases, or kept.
     fn earlier(&mut self, key: &Key) -> Option<Sample> {
-        if let Some(known) = self.known.get(key).and_then(|known| known.samples.last()) {
-            return Some(*known);
-        }
         let (Some(candidate), None, work) = key else { return None };
-        let kept = self.store.of(work.name(), candidate)?;
-        // Joules of another source cannot be compared.
-        if kept.source.as_deref() != self.energy.as_ref().map(|e| e.name.as_str()) && self.runs > 0 {
-            return None;
+        if !self.known.contains_key(key) {
+            // Joules of another source cannot be compared.
+            let source = self.energy.as_ref().map(|e| e.name.clone());
+            let comparable = |k: &&Kept| self.energy.is_none() || k.source == source;
+            let kept: Vec<Sample> =
+                self.store.of(work.name(), candidate).filter(comparable).map(Kept::sample).collect();
+            self.kept_runs += kept.len() as u32;
+            self.known.insert(key.clone(), Known { samples: kept, ..Known::default() });
         }
-        let sample = kept.sample();
-        self.known.entry(key.clone()).or_default().samples.push(sample);
-        self.kept_runs += 1;
-        Some(sample)
+        let asked = self.asked.entry(key.clone()).or_default();
+        let next = self.known.get(key)?.samples.get(*asked).copied();
+        *asked += 1;
+        next
     }
 
     fn may_go_on(&self) -> Result<(), Refused> {
@@ -299,7 +303,7 @@ impl<'a> Measurer<'a> {
                 candidate.threads
             )));
         }
-        if !self.options.pins() || candidate.free {
+        if !self.options.pins() || candidate.is_free() {
             return Ok(());
         }
         let mut outside = ran.placement.outside(&candidate.cpus);

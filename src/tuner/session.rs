@@ -16,7 +16,7 @@ use super::trial::Recorder;
 use super::{help, huge_pages};
 use crate::host;
 use tune::answer::{Answer, ClusterRow, Line, Measured, TriedRow, WorkAnswer};
-use tune::{Candidate, Goal, Machine, Measure, Outcome, Refused, Sample, Stage};
+use tune::{Basis, Candidate, Ended, Goal, Machine, Measure, Outcome, Refused, Sample, Stage};
 
 /// Time that a metered run should decode for, s, and the most tokens for it.
 const METERED_S: f64 = 2.0;
@@ -158,13 +158,13 @@ struct ForWork<'m, 'a> {
 }
 
 impl Measure for ForWork<'_, '_> {
-    fn measure(&mut self, candidate: &Candidate, stage: Stage) -> Result<Sample, Refused> {
+    fn measure(&mut self, candidate: &Candidate, _: Stage) -> Result<Sample, Refused> {
         self.tried += 1;
         let cpus = common::cpus::ranges(candidate.cpus.iter().copied());
         let threads = candidate.threads;
         let text = format!("{} run {}: CPUs {cpus}, {threads} threads", self.work.name(), self.tried);
         self.measurer.watch.progress(&text);
-        let result = self.measurer.measure(Some(candidate), self.work, None, stage.is_repeat());
+        let result = self.measurer.measure(Some(candidate), self.work, None, false);
         let said = match &result {
             Ok(s) => {
                 let joules = s.joules_per_token.map(|j| format!(", {j:.3} J/token")).unwrap_or_default();
@@ -210,12 +210,16 @@ fn of_work(measurer: &mut Measurer<'_>, machine: &Machine, work: Work) -> Found 
     };
     let mut for_work = ForWork { measurer, work, tried: 0 };
     let outcome = tune::search(machine, &search, &mut for_work);
-    let (fastest, chosen) = (outcome.fastest.clone(), outcome.chosen.clone());
+    let candidate = |t: Option<&tune::Tried>| t.map(|t| t.candidate.clone());
+    let (fastest, chosen) = (candidate(outcome.fastest()), candidate(outcome.chosen()));
     let mut settings = Settings { rows: Vec::new(), taken: Vec::new(), stopped: None };
     if let Some(chosen) = chosen.as_ref().filter(|_| outcome.complete) {
         settings = settings::tried(measurer, chosen, work);
     }
-    let stopped = (!outcome.complete).then(|| outcome.ended.clone()).or_else(|| settings.stopped.clone());
+    let stopped = match &outcome.ended {
+        Ended::Stopped(why) => Some(why.clone()),
+        _ => settings.stopped.clone(),
+    };
     let mut answer = work_answer(measurer, work, &outcome, default);
     answer.settings = settings.rows.clone();
     answer.complete &= settings.stopped.is_none();
@@ -241,33 +245,53 @@ fn work_answer(
     outcome: &Outcome,
     default: Option<Measured>,
 ) -> WorkAnswer {
-    let row = |candidate: &Candidate| {
+    let row = |(i, tried): (usize, &tune::Tried)| {
+        let candidate = &tried.candidate;
         let known = measurer.known.get(&(Some(candidate.clone()), None, work));
         TriedRow {
             cpus: common::cpus::ranges(candidate.cpus.iter().copied()),
             threads: candidate.threads,
-            free: candidate.free,
+            free: candidate.is_free(),
             measured: known.and_then(Known::measured),
-            refused: known.and_then(|k| k.refused.clone()),
-            pareto: outcome.pareto.contains(candidate),
+            refused: known.and_then(|k| k.refused.clone()).or_else(|| tried.refused.clone()),
+            pareto: outcome.pareto.contains(&i),
         }
-    };
-    let tried: Vec<&Candidate> = outcome.tried.iter().map(|t| &t.candidate).collect();
-    let place = |wanted: &Option<Candidate>| {
-        let wanted = wanted.as_ref()?;
-        tried.iter().position(|c| *c == wanted)
     };
     WorkAnswer {
         work: work.name(),
-        fastest: place(&outcome.fastest),
-        chosen: place(&outcome.chosen),
-        tried: tried.iter().map(|c| row(c)).collect(),
+        fastest: outcome.fastest,
+        chosen: outcome.chosen,
+        tried: outcome.tried.iter().enumerate().map(row).collect(),
         default,
         complete: outcome.complete,
-        ended: outcome.ended.clone(),
-        sure: outcome.sure.clone(),
+        ended: ended(outcome),
+        sure: sure(outcome),
         settings: Vec::new(),
     }
+}
+
+fn ended(outcome: &Outcome) -> String {
+    let (choices, tests) = (outcome.tried.len(), outcome.tests.len());
+    match &outcome.ended {
+        Ended::Stopped(why) => format!("{why}, after {choices} choices in {tests} runs"),
+        Ended::Nothing => "no choice could be measured".to_owned(),
+        Ended::Settled => format!("{choices} choices in {tests} runs"),
+        Ended::Budget => format!("{choices} choices in {tests} runs, which is the most that is tried"),
+    }
+}
+
+/// How far the choice is from the one that could most likely be better.
+fn sure(outcome: &Outcome) -> String {
+    let basis = match outcome.basis {
+        Basis::Speed | Basis::Meter => "",
+        Basis::Heuristic => "no meter: judged by the cores' capacity and clock alone; ",
+        Basis::SpeedOnly => "no meter, and all cores are alike: chosen for speed; ",
+    };
+    let Some(rival) = &outcome.rival else { return format!("{basis}nothing else could be measured") };
+    let cpus = common::cpus::ranges(rival.candidate.cpus.iter().copied());
+    let (threads, behind, scatter) = (rival.candidate.threads, rival.behind * 100.0, rival.scatter * 100.0);
+    let verdict = if rival.is_clear() { "clearly better than" } else { "as good, within the scatter, as" };
+    format!("{basis}{verdict} CPUs {cpus} with {threads} threads: by {behind:.1} %, scatter {scatter:.1} %")
 }
 
 fn why_nothing(found: &Found) -> String {
@@ -306,7 +330,7 @@ fn answer(
         cpu_model: if options.pins() { facts.cpu_model.clone() } else { String::new() },
         kernel: facts.kernel.clone(),
         clusters: machine.clusters.iter().map(cluster).collect(),
-        goal: options.goal.name(),
+        goal: goal_name(options.goal),
         slack: options.slack,
         energy: measurer.energy,
         no_energy: measurer.no_energy,
@@ -316,6 +340,14 @@ fn answer(
         runs: measurer.runs,
         kept_runs: measurer.kept_runs,
         seconds: measurer.begin.elapsed().as_secs_f64(),
+    }
+}
+
+fn goal_name(goal: Goal) -> &'static str {
+    match goal {
+        Goal::Speed => "speed",
+        Goal::Energy => "energy",
+        Goal::Balance => "balance",
     }
 }
 
@@ -336,7 +368,7 @@ fn lines_of(tuned: &Tuned, goal: Goal, usable: usize, found: &Found) -> Vec<Line
         let (Some(candidate), Some(measured)) = (candidate, row) else { continue };
         let taken = if Some(candidate) == chosen.as_ref() { &settings.taken[..] } else { &[] };
         lines.push(Line {
-            goal: goal.name(),
+            goal: goal_name(goal),
             work: answer.work,
             command: line(tuned, candidate, usable, taken),
             tokens_per_s: measured.tokens_per_s,

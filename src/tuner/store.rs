@@ -40,7 +40,6 @@ pub struct Kept {
 pub struct KeptCandidate {
     pub cpus: Vec<u32>,
     pub threads: u32,
-    pub free: bool,
 }
 
 /// The file of one machine, command and model.
@@ -58,8 +57,7 @@ impl Kept {
         sample: &Sample,
         source: Option<&str>,
     ) -> Kept {
-        let candidate =
-            candidate.map(|c| KeptCandidate { cpus: c.cpus.clone(), threads: c.threads, free: c.free });
+        let candidate = candidate.map(|c| KeptCandidate { cpus: c.cpus.clone(), threads: c.threads });
         Kept {
             version: VERSION,
             work: work.to_owned(),
@@ -82,9 +80,7 @@ impl Kept {
     }
 
     fn is_of(&self, work: &str, candidate: &Candidate) -> bool {
-        let same = |c: &KeptCandidate| {
-            c.cpus == candidate.cpus && c.threads == candidate.threads && c.free == candidate.free
-        };
+        let same = |c: &KeptCandidate| c.cpus == candidate.cpus && c.threads == candidate.threads;
         self.work == work && self.setting.is_none() && self.candidate.as_ref().is_some_and(same)
     }
 }
@@ -109,9 +105,9 @@ impl Store {
         Store { path: PathBuf::new(), out: None, kept: Vec::new() }
     }
 
-    /// The first measurement of a candidate, if it was measured by an earlier call.
-    pub fn of(&self, work: &str, candidate: &Candidate) -> Option<&Kept> {
-        self.kept.iter().find(|kept| kept.is_of(work, candidate))
+    /// The measurements of a candidate by earlier calls, in their order.
+    pub fn of<'s>(&'s self, work: &'s str, candidate: &'s Candidate) -> impl Iterator<Item = &'s Kept> {
+        self.kept.iter().filter(move |kept| kept.is_of(work, candidate))
     }
 
     /// Adds a measurement to the file.
@@ -187,8 +183,8 @@ mod tests {
     #[test]
     fn what_was_measured_is_found_again() {
         let dir = tempfile::tempdir().expect("a directory");
-        let one = Candidate { cpus: vec![0], threads: 1, ..Candidate::default() };
-        let two = Candidate { cpus: vec![0, 1], threads: 2, ..Candidate::default() };
+        let one = Candidate { cpus: vec![0], threads: 1 };
+        let two = Candidate { cpus: vec![0, 1], threads: 2 };
         let mut store = Store::open(dir.path(), "k", false).expect("opened");
         store.add(&Kept::new("decode", Some(&one), None, &sample(10.0), Some("battery"))).expect("written");
         store.add(&Kept::new("decode", Some(&two), Some("-fa on"), &sample(20.0), None)).expect("written");
@@ -198,9 +194,9 @@ mod tests {
         )
         .expect("written");
         let store = Store::open(dir.path(), "k", false).expect("opened");
-        assert_eq!(store.of("decode", &one).map(|k| k.sample().tokens_per_s), Some(10.0));
-        assert_eq!(store.of("decode", &two), None, "it had a setting");
-        assert_eq!(store.of("prefill", &one), None);
+        assert_eq!(store.of("decode", &one).next().map(|k| k.sample().tokens_per_s), Some(10.0));
+        assert_eq!(store.of("decode", &two).next(), None, "it had a setting");
+        assert_eq!(store.of("prefill", &one).next(), None);
         assert_eq!(Store::open(dir.path(), "k", true).expect("opened").kept, []);
         assert_eq!(Store::open(dir.path(), "k", false).expect("opened").kept, []);
     }

@@ -1,374 +1,179 @@
-//! How good the search is, on boards whose speed and power follow closed formulas: random ones, and the phones of
-//! MNN-AECS by name. All sets without noise are the truth. Nothing is timed.
+//! Boards whose speed and power follow a closed formula, so that the best set is known.
 //!
-//! cargo bench -p tune --bench boards -- [--devices N] [--json]
-//!
-//! The formulas are ours. Threads share the work evenly, so a team is as fast as its slowest core, or take what is left
-//! (work stealing), so that speeds add up; memory sets a limit. Power is that of the busy cores, a share for idle cores of a
-//! cluster in use, and a floor.
+//! Speed: threads that share evenly go at the pace of the slowest, k * min(r_i); threads that steal work add up, sum(r_i).
+//! Both saturate at the memory's limit L with a sharpness p (1/v^p = 1/cores^p + 1/L^p), and each further thread adds a
+//! cost c per token. Power: a selected core its own power at full clock (it spins while it waits), an idle core of the same
+//! chip a share b, a selected cluster its uncore, the memory per token, and a base. If the largest selected cluster is
+//! smaller than the largest, the others' clocks fall on some boards (factor s^g). The search's own laws are not these: they
+//! have one sharpness, no uncore, no memory, other exponents. A rough board lies off its formula by 2 % a set besides.
 
-use std::collections::BTreeMap;
+use tune::{Candidate, Cluster, Machine, Measure, Refused, Sample, Stage};
 
-use tune::published::aecs;
-use tune::search::{Measure, Refused, Stage, search};
-use tune::{Candidate, Cluster, Goal, Machine, Options, Sample};
+use super::random::Random;
 
-const SLACK: f64 = 0.08;
-
-/// Steele, Lea and Flood's SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// 0 to 1.
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn between(&mut self, low: f64, high: f64) -> f64 {
-        low + (high - low) * self.unit()
-    }
-
-    /// Normal, by Box and Muller.
-    fn normal(&mut self) -> f64 {
-        (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
-    }
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Sharing {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
     Evenly,
     Stealing,
 }
 
+/// One cluster of a board.
 #[derive(Clone)]
-struct Kind {
-    cores: u32,
-    capacity: f64,
-    ghz: f64,
-    /// A busy core's power, W.
-    watts: f64,
-    /// How much faster than its capacity says.
-    better: f64,
+pub struct Cores {
+    pub count: u32,
+    pub capacity: u64,
+    pub max_khz: u64,
+    /// Tokens per second of one core alone, if memory had no limit.
+    pub rate: f64,
+    /// Watts of a busy core, of an idle one, and of the cluster when a core of it is busy.
+    pub busy: f64,
+    pub idle: f64,
+    pub uncore: f64,
 }
 
 #[derive(Clone)]
-struct Board {
-    kinds: Vec<Kind>,
-    sharing: Sharing,
-    /// Tokens/s that memory allows, and that one core of capacity 1 computes.
-    memory: f64,
-    compute: f64,
-    idle: f64,
-    floor: f64,
-    /// How sharply memory's limit sets in, and what each thread costs at barriers.
-    sharp: f64,
-    barrier: f64,
+pub struct Board {
+    pub name: String,
+    pub clusters: Vec<Cores>,
+    /// Tokens per second that the memory allows.
+    pub limit: f64,
+    pub sharpness: f64,
+    /// Seconds per token that each further thread costs.
+    pub each: f64,
+    pub base: f64,
+    /// Joules per token in memory.
+    pub memory: f64,
+    /// Exponent g of s.
+    pub clock: f64,
+    /// Relative deviation of each set from the formula, and its seed.
+    pub rough: f64,
+    pub seed: u64,
 }
 
 impl Board {
-    fn random(random: &mut Random, sharing: Sharing) -> Board {
-        loop {
-            let n = 2 + (random.next() % 3) as usize;
-            let mut kinds = Vec::new();
-            let mut capacity = 1.0;
-            for _ in 0..n {
-                let cores = 1 + (random.next() % 4) as u32;
-                let ghz = 3.2 * capacity * random.between(0.9, 1.1);
-                let watts = random.between(1.2, 2.8) * capacity.powf(random.between(1.5, 2.5));
-                kinds.push(Kind { cores, capacity, ghz, watts, better: random.between(0.9, 1.1) });
-                capacity *= random.between(0.35, 0.9);
-            }
-            let sets: u32 = kinds.iter().map(|k| k.cores + 1).product::<u32>() - 1;
+    pub fn machine(&self) -> Machine {
+        let mut next = 0;
+        let mut take = |n: u32| {
+            next += n;
+            (next - n..next).collect()
+        };
+        let cluster = |c: &Cores| Cluster {
+            cpus: take(c.count),
+            siblings: Vec::new(),
+            capacity: Some(c.capacity),
+            max_khz: Some(c.max_khz),
+        };
+        Machine { clusters: self.clusters.iter().map(cluster).collect() }
+    }
+
+    /// True tokens per second and joules per token.
+    pub fn truth(&self, counts: &[u32], sharing: Sharing) -> (f64, f64) {
+        let taken = || self.clusters.iter().zip(counts).filter(|(_, n)| **n > 0);
+        let threads = f64::from(counts.iter().sum::<u32>());
+        let cores = match sharing {
+            Sharing::Evenly => threads * taken().map(|(c, _)| c.rate).fold(f64::INFINITY, f64::min),
+            Sharing::Stealing => taken().map(|(c, n)| c.rate * f64::from(*n)).sum(),
+        };
+        let p = self.sharpness;
+        let time = (cores.powf(-p) + self.limit.powf(-p)).powf(1.0 / p) + self.each * (threads - 1.0);
+        let largest = |cores: &mut dyn Iterator<Item = u64>| cores.max().unwrap_or(1) as f64;
+        let s = largest(&mut taken().map(|(c, _)| c.capacity))
+            / largest(&mut self.clusters.iter().map(|c| c.capacity));
+        let idle: f64 =
+            self.clusters.iter().zip(counts).map(|(c, n)| f64::from(c.count - n) * c.idle).sum::<f64>()
+                * s.powf(self.clock);
+        let busy: f64 = taken().map(|(c, n)| f64::from(*n) * c.busy + c.uncore).sum();
+        let mut own =
+            Random(counts.iter().fold(self.seed, |h, n| (h ^ u64::from(*n)).wrapping_mul(0x100_0000_01b3)));
+        own.draw();
+        let (speed, watts) = (1.0 / time * (self.rough * own.normal()).exp(), self.base + idle + busy);
+        (speed, (watts / speed + self.memory) * (self.rough * own.normal()).exp())
+    }
+
+    pub fn random(seed: u64, rough: f64) -> Self {
+        let mut r = Random(seed);
+        let counts = loop {
+            let counts: Vec<u32> = (0..r.count(2, 4)).map(|_| r.count(1, 6)).collect();
+            let sets: u32 = counts.iter().map(|n| n + 1).product::<u32>() - 1;
             if (14..=71).contains(&sets) {
-                let compute = 8.0;
-                return Board {
-                    kinds,
-                    sharing,
-                    memory: compute * random.between(1.3, 3.5),
-                    compute,
-                    idle: random.between(0.05, 0.3),
-                    floor: random.between(0.3, 1.0),
-                    sharp: random.between(2.0, 8.0),
-                    barrier: random.between(0.0, 0.02),
-                };
+                break counts;
             }
-        }
-    }
-
-    fn machine(&self) -> Machine {
-        let mut first = 0;
-        let cluster = |k: &Kind| {
-            let cpus = (first..first + k.cores).collect();
-            first += k.cores;
-            let capacity = Some((k.capacity * 1024.0) as u64);
-            Cluster { cpus, siblings: Vec::new(), capacity, max_khz: Some((k.ghz * 1e6) as u64) }
         };
-        Machine { clusters: self.kinds.iter().map(cluster).collect() }
-    }
-
-    /// Cores of each kind in a set.
-    fn counts(&self, cpus: &[u32]) -> Vec<u32> {
-        let mut first = 0;
-        let of = |k: &Kind| {
-            let range = first..first + k.cores;
-            first += k.cores;
-            cpus.iter().filter(|cpu| range.contains(cpu)).count() as u32
-        };
-        self.kinds.iter().map(of).collect()
-    }
-
-    /// Tokens/s and joules a token, without noise.
-    fn truth(&self, cpus: &[u32]) -> (f64, f64) {
-        let counts = self.counts(cpus);
-        let used = || self.kinds.iter().zip(&counts).filter(|(_, n)| **n > 0);
-        let slowest = used().map(|(k, _)| k.capacity * k.better).fold(f64::MAX, f64::min);
-        let cores: f64 = counts.iter().map(|n| f64::from(*n)).sum();
-        let compute = self.compute
-            * match self.sharing {
-                Sharing::Evenly => cores * slowest,
-                Sharing::Stealing => used().map(|(k, n)| f64::from(*n) * k.capacity * k.better).sum(),
-            };
-        // Nearly the smaller of both; each thread more costs a little at barriers.
-        let limited = (compute.powf(-self.sharp) + self.memory.powf(-self.sharp)).powf(-1.0 / self.sharp);
-        let speed = limited / (1.0 + self.barrier * cores);
-        let power = |(k, n): (&Kind, &u32)| k.watts * (f64::from(*n) + self.idle * f64::from(k.cores - n));
-        let watts = self.floor + used().map(power).sum::<f64>();
-        (speed, watts / speed)
-    }
-
-    /// Speed of the fastest set, and the least energy of those that are fast enough.
-    fn best(&self) -> (f64, f64) {
-        let mut all = vec![vec![]];
-        let mut first = 0;
-        for k in &self.kinds {
-            let cpus: Vec<u32> = (first..first + k.cores).collect();
-            first += k.cores;
-            all = all
-                .into_iter()
-                .flat_map(|set: Vec<u32>| {
-                    let cpus = &cpus;
-                    (0..=cpus.len()).map(move |n| [&set[..], &cpus[..n]].concat()).collect::<Vec<_>>()
-                })
-                .collect();
+        let mut clusters = Vec::new();
+        let (mut capacity, mut khz) = (1024.0, r.between(2.2e6, 3.4e6));
+        let (steep, share) = (r.between(1.3, 2.6), r.between(0.02, 0.25));
+        for count in counts {
+            let part = capacity / 1024.0;
+            // Capacities are of another program than decode: cores are faster or slower in it than they say.
+            let rate = 10.0 * part * (0.12 * r.normal()).exp();
+            let busy = 2.5 * f64::powf(part, steep) * (0.2 * r.normal()).exp();
+            let uncore = busy * r.between(0.0, 0.3);
+            clusters.push(Cores {
+                count,
+                capacity: capacity as u64,
+                max_khz: khz as u64,
+                rate,
+                busy,
+                idle: busy * share,
+                uncore,
+            });
+            capacity *= r.between(0.35, 0.92);
+            khz *= r.between(0.65, 0.95);
         }
-        let rows: Vec<(f64, f64)> = all.iter().filter(|s| !s.is_empty()).map(|s| self.truth(s)).collect();
-        let fastest = rows.iter().map(|r| r.0).fold(0.0, f64::max);
-        let enough = rows.iter().filter(|r| r.0 >= (1.0 - SLACK) * fastest);
-        (fastest, enough.map(|r| r.1).fold(f64::MAX, f64::min))
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Noise {
-    speed: f64,
-    energy: f64,
-}
-
-struct Measured<'a> {
-    board: &'a Board,
-    noise: Noise,
-    random: Random,
-    tests: usize,
-}
-
-impl Measure for Measured<'_> {
-    fn measure(&mut self, c: &Candidate, _: Stage) -> Result<Sample, Refused> {
-        self.tests += 1;
-        let (speed, joules) = self.board.truth(&c.cpus);
-        let noisy = |value: f64, by: f64, random: &mut Random| value * (1.0 + by * random.normal()).max(0.1);
-        Ok(Sample {
-            tokens_per_s: noisy(speed, self.noise.speed, &mut self.random),
-            scatter: self.noise.speed,
-            joules_per_token: Some(noisy(joules, self.noise.energy, &mut self.random)),
-        })
-    }
-}
-
-/// A way to search: returns the choice and the number of measurements.
-type Way = fn(&Machine, &mut Measured<'_>) -> (Option<Candidate>, usize);
-
-const WAYS: [(&str, Way); 4] = [
-    ("all sets, once", |machine, measured| {
-        let options = Options { exhaustive: true, race_rounds: 0, ..options() };
-        let found = search(machine, &options, measured);
-        (found.chosen, found.tests)
-    }),
-    ("AECS as published, alpha 0.5", |machine, measured| aecs(machine, SLACK, 0.5, measured)),
-    ("AECS as published, alpha 0", |machine, measured| aecs(machine, SLACK, 0.0, measured)),
-    ("profinfer", |machine, measured| {
-        let found = search(machine, &options(), measured);
-        (found.chosen, found.tests)
-    }),
-];
-
-fn options() -> Options {
-    Options { goal: Goal::Energy, slack: SLACK, ..Options::default() }
-}
-
-#[derive(Default)]
-struct Score {
-    exact: usize,
-    near: usize,
-    slow: usize,
-    /// Most that a choice was slower than the slack allows, share.
-    worst: f64,
-    tests: Vec<usize>,
-}
-
-fn score(boards: &[Board], noise: Noise, way: Way) -> Score {
-    let mut score = Score::default();
-    for (i, board) in boards.iter().enumerate() {
-        let mut measured = Measured { board, noise, random: Random(1000 + i as u64), tests: 0 };
-        let (chosen, tests) = way(&board.machine(), &mut measured);
-        let (fastest, least) = board.best();
-        score.tests.push(tests);
-        let Some(chosen) = chosen else { continue };
-        let (speed, joules) = board.truth(&chosen.cpus);
-        let short = 1.0 - SLACK - speed / fastest;
-        // A rounding error is no slowness.
-        score.slow += usize::from(short > 1e-9);
-        score.worst = score.worst.max(short);
-        score.exact += usize::from(joules <= least * (1.0 + 1e-9) && short <= 1e-9);
-        score.near += usize::from(joules <= 1.03 * least && short <= 1e-9);
-    }
-    score.tests.sort_unstable();
-    score
-}
-
-fn phone(clusters: &[(u32, f64, f64, f64)], sharing: Sharing, memory: f64, floor: f64) -> Board {
-    let kinds = clusters.iter().map(|(cores, capacity, ghz, watts)| Kind {
-        cores: *cores,
-        capacity: *capacity,
-        ghz: *ghz,
-        watts: *watts,
-        better: 1.0,
-    });
-    Board {
-        kinds: kinds.collect(),
-        sharing,
-        memory,
-        compute: 8.0,
-        idle: 0.15,
-        floor,
-        sharp: 6.0,
-        barrier: 0.01,
-    }
-}
-
-/// Clusters and clocks of the chips are public; capacities and powers are ours, set so that the best set is the one that
-/// the paper found on that phone. (name, board, cores of each cluster that are best)
-fn phones() -> Vec<(&'static str, Board, Vec<u32>)> {
-    let evenly = Sharing::Evenly;
-    vec![
-        // Kirin 9000: 1 x 3.13, 3 x 2.54, 4 x 2.05 GHz; the best are 2 x A77 at 2.54.
-        (
-            "Mate 40 Pro",
-            phone(&[(1, 1.0, 3.13, 3.3), (3, 0.95, 2.54, 1.3), (4, 0.5, 2.05, 1.2)], evenly, 9.1, 0.5),
-            vec![0, 2, 0],
-        ),
-        // Kirin 990 5G: 2 x 2.86, 2 x 2.36, 4 x 1.95 GHz; 2 x A76 at 2.36.
-        (
-            "V30 Pro",
-            phone(&[(2, 1.0, 2.86, 3.4), (2, 0.96, 2.36, 1.5), (4, 0.44, 1.95, 1.4)], evenly, 12.1, 0.5),
-            vec![0, 2, 0],
-        ),
-        // Exynos 1580: 1 x 2.9, 3 x 2.6, 4 x 1.95 GHz; 2 x A720 at 2.6.
-        (
-            "Galaxy A56",
-            phone(&[(1, 1.0, 2.9, 3.3), (3, 0.9, 2.6, 1.9), (4, 0.58, 1.95, 1.8)], evenly, 10.9, 0.5),
-            vec![0, 2, 0],
-        ),
-        // Snapdragon 8 Gen 3: 1 x 3.3, 3 x 3.15, 2 x 2.96, 2 x 2.27 GHz; 1 x X4 and 1 x A720 at 2.96.
-        (
-            "Meizu 21",
-            phone(
-                &[(1, 1.0, 3.3, 2.0), (3, 0.76, 3.15, 1.9), (2, 0.59, 2.96, 1.4), (2, 0.33, 2.27, 0.9)],
-                Sharing::Stealing,
-                10.8,
-                0.5,
-            ),
-            vec![1, 0, 1, 0],
-        ),
-        // Snapdragon 8 Elite: 2 x 4.32, 6 x 3.53 GHz; 2 x Oryon at 4.32.
-        ("Xiaomi 15 Pro", phone(&[(2, 1.0, 4.32, 1.5), (6, 0.45, 3.53, 1.4)], evenly, 13.8, 0.5), vec![2, 0]),
-    ]
-}
-
-fn main() {
-    let args: Vec<String> = std::env::args().collect();
-    let value = |name: &str| args.iter().position(|a| a == name).and_then(|i| args.get(i + 1)?.parse().ok());
-    let devices: usize = value("--devices").unwrap_or(400);
-    let mut json = BTreeMap::new();
-    let noises = [
-        ("no noise", Noise { speed: 0.0, energy: 0.0 }),
-        ("5 % energy, 2 % speed", Noise { speed: 0.02, energy: 0.05 }),
-        ("5 % energy, 0.5 % speed", Noise { speed: 0.005, energy: 0.05 }),
-    ];
-    for (name, sharing) in [("threads share evenly", Sharing::Evenly), ("work stealing", Sharing::Stealing)] {
-        let mut random = Random(42);
-        let boards: Vec<Board> = (0..devices).map(|_| Board::random(&mut random, sharing)).collect();
-        for (noise_name, noise) in noises {
-            println!("\n{name}, {noise_name}: {devices} boards");
-            println!(
-                "  {:32} {:>8} {:>10} {:>10} {:>9} {:>14}",
-                "", "exact %", "within 3 %", "too slow %", "worst %", "tests, most"
-            );
-            for (way_name, way) in WAYS {
-                let s = score(&boards, noise, way);
-                let pct = |n: usize| 100.0 * n as f64 / devices as f64;
-                let (median, most) = (s.tests[s.tests.len() / 2], s.tests[s.tests.len() - 1]);
-                println!(
-                    "  {way_name:32} {:8.1} {:10.1} {:10.1} {:9.2} {median:9} {most:4}",
-                    pct(s.exact),
-                    pct(s.near),
-                    pct(s.slow),
-                    100.0 * s.worst
-                );
-                json.insert(
-                    format!("{name}; {noise_name}; {way_name}"),
-                    [pct(s.exact), pct(s.near), pct(s.slow), 100.0 * s.worst, median as f64, most as f64],
-                );
-            }
+        Self {
+            name: format!("random {seed}"),
+            clusters,
+            limit: 10.0 * r.between(1.1, 2.5),
+            sharpness: r.between(3.0, 8.0),
+            each: r.between(0.001, 0.005),
+            base: r.between(0.4, 3.0),
+            memory: r.between(0.0, 0.1),
+            clock: if r.count(0, 3) == 0 { 0.0 } else { r.between(0.5, 2.5) },
+            rough,
+            seed,
         }
     }
-    println!("\nPhones of the paper, 100 seeds each, 5 % energy and 2 % speed");
-    println!("  {:16} {:>14} {:>18} {:>18}", "", "best", "profinfer %", "as published %");
-    for (name, board, best) in phones() {
-        let (_, least) = board.best();
-        let mut hits = [0; 2];
-        for seed in 0..100 {
-            let noise = Noise { speed: 0.02, energy: 0.05 };
-            for (i, way) in [WAYS[3].1, WAYS[1].1].into_iter().enumerate() {
-                let mut measured = Measured { board: &board, noise, random: Random(seed), tests: 0 };
-                let chosen = way(&board.machine(), &mut measured).0;
-                hits[i] += usize::from(chosen.is_some_and(|c| board.truth(&c.cpus).1 <= 1.03 * least));
-            }
-        }
-        let machine = board.machine();
-        let mut quiet =
-            Measured { board: &board, noise: Noise { speed: 0.0, energy: 0.0 }, random: Random(0), tests: 0 };
-        let exact = search(
-            &machine,
-            &Options { exhaustive: true, race_rounds: 0, alpha: Some(0.0), ..options() },
-            &mut quiet,
-        )
-        .chosen;
-        let is_papers = exact.is_some_and(|c| board.counts(&c.cpus) == best);
-        let shown = if is_papers { format!("{best:?}") } else { format!("{best:?} NOT BEST") };
-        println!("  {name:16} {shown:>14} {:18} {:18}", hits[0], hits[1]);
-        json.insert(
-            format!("phone; {name}"),
-            [f64::from(u8::from(is_papers)), hits[0] as f64, 0.0, hits[1] as f64, 0.0, 0.0],
-        );
+}
+
+/// All sets of a machine as counts.
+pub fn sets(machine: &Machine) -> Vec<Vec<u32>> {
+    machine.space().iter().map(|c| machine.counts(c)).collect()
+}
+
+/// The best by truth.
+pub struct Best {
+    pub fastest: f64,
+    /// Least joules of a set that is fast enough, and that set.
+    pub joules: f64,
+    pub counts: Vec<u32>,
+}
+
+impl Best {
+    pub fn of(board: &Board, machine: &Machine, sharing: Sharing, slack: f64) -> Self {
+        let all: Vec<_> = sets(machine).into_iter().map(|c| (board.truth(&c, sharing), c)).collect();
+        let fastest = all.iter().map(|((speed, _), _)| *speed).fold(0.0, f64::max);
+        let able = all.into_iter().filter(|((speed, _), _)| *speed >= (1.0 - slack) * fastest);
+        let ((_, joules), counts) = able.min_by(|a, b| a.0.1.total_cmp(&b.0.1)).unwrap_or_default();
+        Self { fastest, joules, counts }
     }
-    if args.iter().any(|a| a == "--json") {
-        println!("{json:?}");
+}
+
+/// Measures a board with noise.
+pub struct Meter<'a> {
+    pub board: &'a Board,
+    pub machine: &'a Machine,
+    pub sharing: Sharing,
+    pub speed_noise: f64,
+    pub energy_noise: f64,
+    pub random: Random,
+}
+
+impl Measure for Meter<'_> {
+    fn measure(&mut self, candidate: &Candidate, _: Stage) -> Result<Sample, Refused> {
+        let (speed, joules) = self.board.truth(&self.machine.counts(candidate), self.sharing);
+        let mut off = |sd: f64| (1.0 + sd * self.random.normal()).max(0.1);
+        let (tokens_per_s, joules) = (speed * off(self.speed_noise), joules * off(self.energy_noise));
+        let joules_per_token = Some(joules);
+        Ok(Sample { tokens_per_s, scatter: self.speed_noise.max(1e-6), joules_per_token })
     }
 }

@@ -1,56 +1,138 @@
-//! MNN-AECS's search as it was published (Algorithm 1), to compare with: one measurement a set, the first set that is not
-//! faster ends stage 1, and the tree is of the fastest set alone.
+//! AECS as the MNN-AECS paper gives it, to compare with; `tune` itself uses [`crate::search`].
+//!
+//! Stage 1: the largest core, then one more at a time, largest first, until speed no longer rises; efficiency cores are not
+//! considered. Stage 2: a tree of depth two from the fastest set: a) without its smallest core, b) without its two smallest
+//! (first level only), c) a larger core swapped for one of a smaller selected cluster, d) a selected cluster moved to an
+//! unselected smaller one. Of those within the slack, by one sample each, the least E_h = (1 - alpha) E + alpha h t.
+//! The paper does not publish alpha, nor h's constants (module `law` has the rule); h is scaled to the watts of the
+//! fastest set.
 
-use crate::machine::Machine;
-use crate::objective;
-use crate::search::{Measure, Stage};
-use crate::sets::{Set, Sets};
-use crate::types::{Candidate, Sample};
+use std::collections::HashMap;
 
-/// The choice, and the number of measurements.
-pub fn aecs(
-    machine: &Machine,
-    slack: f64,
-    alpha: f64,
-    measure: &mut dyn Measure,
-) -> (Option<Candidate>, usize) {
-    let sets = Sets::new(machine);
-    let mut seen: Vec<(Set, Option<Sample>)> = Vec::new();
-    let mut get = |set: &Set, seen: &mut Vec<(Set, Option<Sample>)>| {
-        if let Some((_, sample)) = seen.iter().find(|(s, _)| s == set) {
-            return *sample;
+use crate::law::Terrain;
+use crate::machine::{Candidate, Machine};
+use crate::sample::{Measure, Sample, Stage};
+
+/// What the published search answers.
+#[derive(Clone, Debug)]
+pub struct Published {
+    pub chosen: Option<Candidate>,
+    pub tests: u32,
+}
+
+struct Run<'a> {
+    machine: &'a Machine,
+    measure: &'a mut dyn Measure,
+    seen: HashMap<Candidate, Option<Sample>>,
+}
+
+/// Runs it with this slack (published: 0.08) and alpha.
+pub fn aecs(machine: &Machine, slack: f64, alpha: f64, measure: &mut dyn Measure) -> Published {
+    let mut run = Run { machine, measure, seen: HashMap::new() };
+    let chosen = run.search(slack, alpha);
+    Published { chosen, tests: u32::try_from(run.seen.len()).unwrap_or(u32::MAX) }
+}
+
+impl Run<'_> {
+    fn sample(&mut self, counts: &[u32], stage: Stage) -> Option<(Candidate, Sample)> {
+        let candidate = self.machine.candidate(counts)?;
+        if !self.seen.contains_key(&candidate) {
+            let sample = self.measure.measure(&candidate, stage).ok().filter(|s| s.fault().is_none());
+            self.seen.insert(candidate.clone(), sample);
         }
-        let sample = measure.measure(&sets.candidate(set), Stage::First).ok();
-        seen.push((set.clone(), sample));
-        sample
-    };
-    let mut fastest: Option<(Set, Sample)> = None;
-    for set in sets.growing() {
-        match get(&set, &mut seen) {
-            Some(s) if fastest.as_ref().is_none_or(|(_, f)| s.tokens_per_s > f.tokens_per_s) => {
-                fastest = Some((set, s));
-            }
-            _ => break,
-        }
+        let sample = (*self.seen.get(&candidate)?)?;
+        Some((candidate, sample))
     }
-    let Some((root, best)) = fastest else { return (None, seen.len()) };
-    let enough = |s: &Sample| s.tokens_per_s >= (1.0 - slack) * best.tokens_per_s;
-    for child in sets.around(&root, true) {
-        if get(&child, &mut seen).is_some_and(|s| enough(&s)) {
-            for grandchild in sets.around(&child, false) {
-                get(&grandchild, &mut seen);
+
+    fn search(&mut self, slack: f64, alpha: f64) -> Option<Candidate> {
+        let (fastest, top) = self.fastest()?;
+        let mut level: Vec<Vec<u32>> = self.children(&fastest, true);
+        let deeper: Vec<Vec<u32>> = level.iter().flat_map(|c| self.children(c, false)).collect();
+        level.insert(0, fastest.clone());
+        level.extend(deeper);
+        let mut done: Vec<Vec<u32>> = Vec::new();
+        let terrain = Terrain::new(self.machine);
+        let h = |c: &Candidate| terrain.ln_h(&terrain.point(self.machine, c)).exp();
+        let scale = top.1.joules_per_token.map(|e| e * top.1.tokens_per_s / h(&top.0));
+        let mut best: Option<(f64, Candidate)> = None;
+        for counts in level {
+            if done.contains(&counts) {
+                continue;
+            }
+            done.push(counts.clone());
+            let machine = self.machine;
+            let Some((candidate, sample)) = self.sample(&counts, Stage::Tree) else { continue };
+            if sample.tokens_per_s < (1.0 - slack) * top.1.tokens_per_s {
+                continue;
+            }
+            let watts = terrain.ln_h(&terrain.point(machine, &candidate)).exp();
+            let objective = match (sample.joules_per_token, scale) {
+                (Some(e), Some(scale)) => (1.0 - alpha) * e + alpha * watts * scale / sample.tokens_per_s,
+                _ => watts / sample.tokens_per_s,
+            };
+            if best.as_ref().is_none_or(|(least, _)| objective < *least) {
+                best = Some((objective, candidate));
             }
         }
+        best.map(|(_, c)| c)
     }
-    let h = |set: &Set| objective::heuristic(machine, &sets, set);
-    let known = || seen.iter().filter_map(|(set, s)| Some((set, (*s)?)));
-    let mut ratios: Vec<f64> =
-        known().filter_map(|(set, s)| Some(s.joules_per_token? * s.tokens_per_s / h(set))).collect();
-    common::order::by(&mut ratios, |a, b| a.total_cmp(b));
-    let scale = ratios.get(ratios.len() / 2).copied().unwrap_or(1.0);
-    let cost =
-        |set: &Set, s: &Sample| objective::energy(s.joules_per_token, s.tokens_per_s, h(set) * scale, alpha);
-    let chosen =
-        known().filter(|(_, s)| enough(s)).min_by(|a, b| cost(a.0, &a.1).total_cmp(&cost(b.0, &b.1)));
-    (chosen.map(|(set, _)| sets.candidate(set)), seen.len())
+
+    fn fastest(&mut self) -> Option<(Vec<u32>, (Candidate, Sample))> {
+        let mut counts = vec![0; self.machine.clusters.len()];
+        let mut best: Option<(Vec<u32>, (Candidate, Sample))> = None;
+        for i in 0..counts.len() {
+            if self.efficient(i) {
+                break;
+            }
+            for n in 1..=self.machine.clusters[i].cpus.len() {
+                counts[i] = u32::try_from(n).unwrap_or(u32::MAX);
+                let found = self.sample(&counts, Stage::Walk)?;
+                if best.as_ref().is_some_and(|(_, (_, b))| found.1.tokens_per_s <= b.tokens_per_s) {
+                    return best;
+                }
+                best = Some((counts.clone(), found));
+            }
+        }
+        best
+    }
+
+    /// A last cluster with at most half of the largest capacity; where capacities are unknown, a third cluster or later.
+    fn efficient(&self, i: usize) -> bool {
+        let last = i > 0 && i + 1 == self.machine.clusters.len();
+        last && self.machine.weights().map_or(i >= 2, |w| w[i] <= 0.5)
+    }
+
+    fn children(&self, counts: &[u32], first: bool) -> Vec<Vec<u32>> {
+        let size = |i: usize| u32::try_from(self.machine.clusters[i].cpus.len()).unwrap_or(u32::MAX);
+        let selected: Vec<usize> = (0..counts.len()).filter(|i| counts[*i] > 0).collect();
+        let without = |counts: &[u32]| {
+            let mut less = counts.to_vec();
+            if let Some(n) = less.iter_mut().rev().find(|n| **n > 0) {
+                *n -= 1;
+            }
+            less
+        };
+        let mut out = vec![without(counts)];
+        if first {
+            out.push(without(&without(counts)));
+        }
+        for (k, &from) in selected.iter().enumerate() {
+            for &to in selected.get(k + 1..).unwrap_or_default() {
+                if counts[to] < size(to) {
+                    let mut swapped = counts.to_vec();
+                    swapped[from] -= 1;
+                    swapped[to] += 1;
+                    out.push(swapped);
+                }
+            }
+            for to in (from + 1..counts.len()).filter(|to| counts[*to] == 0) {
+                let mut moved = counts.to_vec();
+                moved[from] = 0;
+                moved[to] = counts[from].min(size(to));
+                out.push(moved);
+            }
+        }
+        out.retain(|c| c.iter().any(|n| *n > 0));
+        out
+    }
 }

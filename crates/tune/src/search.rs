@@ -1,513 +1,438 @@
-//! The search: which sets to measure, in which order, and which is best.
+//! The search: its stages, in order, within a number of tests.
 
-use crate::machine::Machine;
-use crate::model::{Known, Model};
-use crate::objective::{self, ALPHA};
-use crate::sets::{Set, Sets};
-use crate::types::{Candidate, Goal, Options, Sample};
+use std::collections::HashMap;
 
-/// A growing set is given up after this many steps that were not faster.
-const PATIENCE: usize = 2;
-/// Sets whose surroundings are tried.
-const ROOTS: usize = 1;
-/// Sets that are measured again, besides the fastest.
-const RACERS: usize = 3;
-/// Maximum number of sets that are measured, without repetitions.
-const SETS: usize = 24;
-/// Rounds of proposals by a model, proposals for the goal in each, and the most sets that it can be asked about.
-const PROPOSALS: usize = 6;
-const BEST: usize = 3;
-const FORETOLD: usize = 2000;
-/// Standard errors by which a speed may be below the limit for a set to be measured again, and must be above it for a
-/// set to be chosen.
-const ENTRY: f64 = 1.0;
-const CHOICE: f64 = 1.0;
-/// A model is believed if more sets than this were measured, and never more than this.
-const LEAST_FIT: usize = 8;
-const LEAST_MISFIT: f64 = 0.005;
-/// Scatter of a meter (MNN-AECS, section on measuring: about 5 %).
-const METER: f64 = 0.05;
-/// Two speeds that differ by less than this many standard errors, or by less than this share, are the same.
-const ERRORS: f64 = 2.0;
-const SAME: f64 = 0.005;
+use crate::estimate::{Estimate, View, joules, median, speeds};
+use crate::goal::{Judge, Judged, improvement};
+use crate::machine::{Candidate, Machine};
+use crate::outcome::{Basis, Ended, Figure, Outcome, Rival, Test, Tried};
+use crate::sample::{Measure, Refused, Stage};
 
-/// Why a measurement has no result, in words for people.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refused {
-    /// This choice cannot be judged; others can.
-    Candidate(String),
-    /// The search has to end.
-    Stop(String),
+/// What is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// Most tokens per second; within scatter, the fewest threads.
+    Speed,
+    /// Least E_h per token among those at least (1 - slack) times as fast as the fastest.
+    Energy,
+    /// Least E_h times seconds per token (energy-delay product): one percent of speed is worth one percent of energy, no
+    /// matter how fast the fastest is. The usual figure of merit where neither may be given up; it needs no limit.
+    Balance,
 }
 
-/// What a measurement is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    /// A set that was not measured before.
-    First,
-    /// One of the best, again.
-    Race,
+/// How to search.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub goal: Goal,
+    /// How much slower than the fastest the chosen may be, relative. AECS: 0.08.
+    pub slack: f64,
+    /// Share of the heuristic h t in E_h. None: for each candidate, by how sure each of the two is (inverse variances; the
+    /// heuristic's from how well it fits this machine's samples). Without a meter it is 1 in any case.
+    pub alpha: Option<f64>,
+    /// All sets once, and nothing else: `max_tests` does not count, and no law smooths speeds (nor energy: alpha 0 if None).
+    pub exhaustive: bool,
+    /// Most rounds of the race.
+    pub race_rounds: u32,
+    /// Most tests in all, refused ones included.
+    pub max_tests: u32,
+    /// Try the best thread counts not pinned as well.
+    pub free: bool,
+    /// Candidates of the caller, tried first: what the engine does by default.
+    pub also: Vec<Candidate>,
+    /// A set is fast enough if it is so by this many standard errors. More: the chosen is more rarely too slow; less: the
+    /// best is more often chosen although its speed is close to the slowest allowed.
+    pub margin: f64,
+    /// Relative scatter of one sample's joules that is assumed until repeats tell. Batteries: 0.05 (published).
+    pub energy_scatter: f64,
 }
 
-impl Stage {
-    /// The measurement must be made anew.
-    pub fn is_repeat(self) -> bool {
-        self == Stage::Race
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            goal: Goal::Speed,
+            slack: 0.08,
+            alpha: None,
+            exhaustive: false,
+            race_rounds: 12,
+            max_tests: 22,
+            free: true,
+            also: Vec::new(),
+            margin: 1.8,
+            energy_scatter: 0.05,
+        }
     }
 }
 
-/// Makes measurements.
-pub trait Measure {
-    /// # Errors
-    /// There is no result.
-    fn measure(&mut self, candidate: &Candidate, stage: Stage) -> Result<Sample, Refused>;
-}
+/// Tests left for the race when sets are proposed.
+const RACE_RESERVE: u32 = 9;
+/// Tests for the chosen threads not pinned.
+const FREE_RESERVE: u32 = 3;
+/// A test is worth it if it promises as much (relative).
+const WORTH: f64 = 0.002;
+/// The same for a set that was not tried yet, whose promise rests on the law.
+const WORTH_NEW: f64 = 0.0003;
+/// A difference of as many standard errors needs no more tests.
+const CLEAR: f64 = 2.5;
+/// Standard errors above the margin at which a choice needs no confirmation.
+const CONFIRM: f64 = 1.0;
+/// Sets that run against the best in one round, beside it and the fastest.
+const RIVALS: usize = 1;
 
-/// A choice that was tried.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Tried {
-    pub candidate: Candidate,
-    /// Empty if it was refused.
-    pub samples: Vec<Sample>,
-    pub refused: Option<String>,
-}
+/// The search ends here.
+struct Halt;
 
-/// What was found.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
-    /// In the order in which they were first tried.
-    pub tried: Vec<Tried>,
-    pub fastest: Option<Candidate>,
-    /// The choice for the goal.
-    pub chosen: Option<Candidate>,
-    /// Those that no other beats in both speed and energy; in speed alone without a meter.
-    pub pareto: Vec<Candidate>,
-    /// Everything that was to be tried was tried.
-    pub complete: bool,
-    pub ended: String,
-    pub sure: String,
-    /// Measurements made, repetitions included.
-    pub tests: usize,
-}
-
-/// Medians over the measurements of a choice.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Combined {
-    speed: f64,
-    /// Standard error of the speed, relative.
-    error: f64,
-    joules: Option<f64>,
-}
-
-struct Search<'a> {
+struct Run<'a> {
     machine: &'a Machine,
-    sets: Sets,
     options: &'a Options,
     measure: &'a mut dyn Measure,
     tried: Vec<Tried>,
-    /// The set of each of `tried`; None for one that is not pinned.
-    of: Vec<Option<Set>>,
+    known: HashMap<Candidate, usize>,
+    tests: Vec<Test>,
+    limit: u32,
+    /// Tests kept for [`Run::free`].
+    held: u32,
     stopped: Option<String>,
-    tests: usize,
 }
 
-/// Searches the machine's sets.
+/// Finds the best candidate of the machine for the goal.
 pub fn search(machine: &Machine, options: &Options, measure: &mut dyn Measure) -> Outcome {
-    let sets = Sets::new(machine);
-    let mut search = Search {
+    let mut run = Run {
         machine,
-        sets,
         options,
         measure,
         tried: Vec::new(),
-        of: Vec::new(),
+        known: HashMap::new(),
+        tests: Vec::new(),
+        limit: if options.exhaustive { u32::MAX } else { options.max_tests.max(1) },
+        held: if options.free && !options.exhaustive { FREE_RESERVE.min(options.max_tests / 4) } else { 0 },
         stopped: None,
-        tests: 0,
     };
-    if options.exhaustive {
-        for set in search.sets.all() {
-            search.first(&set);
-        }
-    } else {
-        search.fastest_sets();
-        search.proposals();
-        search.surroundings();
-    }
-    search.race();
-    search.unpinned();
-    search.outcome()
+    let settled = run.stages().unwrap_or(false);
+    run.outcome(settled)
 }
 
-impl Search<'_> {
-    /// Measures a set, unless it was. Returns its speed.
-    fn first(&mut self, set: &Set) -> Option<f64> {
-        if let Some(at) = self.of.iter().position(|of| of.as_ref() == Some(set)) {
-            return self.combined(at).map(|c| c.speed);
+impl Run<'_> {
+    /// Whether nothing more is worth a test.
+    fn stages(&mut self) -> Result<bool, Halt> {
+        for candidate in self.options.also.clone() {
+            if let Some(valid) = Candidate::new(candidate.cpus, candidate.threads) {
+                self.test(&valid, Stage::Given)?;
+            }
         }
-        let full = !self.options.exhaustive && self.tried.len() >= SETS;
-        if full || self.stopped.is_some() {
-            return None;
+        if self.options.exhaustive {
+            for candidate in self.machine.space() {
+                self.test(&candidate, Stage::Exhaustive)?;
+            }
+            return Ok(true);
         }
-        let candidate = self.sets.candidate(set);
-        self.of.push(Some(set.clone()));
-        self.tried.push(Tried { candidate, samples: Vec::new(), refused: None });
-        let at = self.tried.len() - 1;
-        self.again(at, Stage::First);
-        if self.stopped.is_some() && self.tried.last().is_some_and(|t| t.samples.is_empty()) {
-            self.tried.pop();
-            self.of.pop();
-        }
-        self.combined(at).map(|c| c.speed)
+        let settled = match self.pinned() {
+            Err(Halt) if self.stopped.is_some() => return Err(Halt),
+            other => other.unwrap_or(false),
+        };
+        self.held = 0;
+        if self.options.free { self.free() } else { Ok(settled) }
     }
 
-    fn again(&mut self, at: usize, stage: Stage) {
-        let Some(tried) = self.tried.get_mut(at).filter(|_| self.stopped.is_none()) else { return };
-        self.tests += 1;
-        match self.measure.measure(&tried.candidate, stage) {
-            Ok(sample) if sample.is_usable() => tried.samples.push(sample),
-            Ok(_) => tried.refused = Some("the measurement has an impossible value".to_owned()),
-            Err(Refused::Candidate(why)) => tried.refused = Some(why),
-            Err(Refused::Stop(why)) => self.stopped = Some(why),
+    /// Sets with a thread for each of their CPUs.
+    fn pinned(&mut self) -> Result<bool, Halt> {
+        self.walk()?;
+        self.alone()?;
+        self.propose(RACE_RESERVE)?;
+        loop {
+            let settled = self.race()?;
+            let before = self.tests.len();
+            if settled {
+                self.propose(0)?;
+            }
+            if self.tests.len() == before {
+                return Ok(settled);
+            }
         }
     }
 
-    fn combined(&self, at: usize) -> Option<Combined> {
-        combined(&self.tried.get(at)?.samples)
+    /// The chosen number of threads, placed by the scheduler.
+    fn free(&mut self) -> Result<bool, Halt> {
+        loop {
+            let view = self.view();
+            let judged = self.judged(&view);
+            let judge = Judge::new(self.options, view.basis);
+            let chosen = fastest(&judged).and_then(|f| judge.choose(&judged, &f));
+            match chosen.and_then(|c| self.machine.free(c.threads)).filter(|c| !self.known.contains_key(c)) {
+                Some(candidate) => self.test(&candidate, Stage::Free)?,
+                None => return self.race(),
+            }
+            // The race may choose another number of threads, which needs a test too.
+            self.held = 1;
+            let raced = self.race();
+            self.held = 0;
+            if raced.is_err() && self.stopped.is_some() {
+                return raced;
+            }
+        }
     }
 
-    /// Those with a result.
-    fn known(&self) -> Vec<(usize, Combined)> {
-        (0..self.tried.len()).filter_map(|at| Some((at, self.combined(at)?))).collect()
+    /// One test. A refusal of the candidate is kept with it.
+    fn test(&mut self, candidate: &Candidate, stage: Stage) -> Result<(), Halt> {
+        if self.left() == 0 {
+            return Err(Halt);
+        }
+        let at = *self.known.entry(candidate.clone()).or_insert_with(|| {
+            self.tried.push(Tried {
+                candidate: candidate.clone(),
+                stage,
+                samples: Vec::new(),
+                refused: None,
+                speed: None,
+                joules: None,
+                objective: None,
+                alpha: None,
+            });
+            self.tried.len() - 1
+        });
+        let answer = self.measure.measure(candidate, stage);
+        let answer = answer.and_then(|s| s.fault().map_or(Ok(s), |why| Err(Refused::Candidate(why))));
+        self.tests.push(Test { tried: at, stage, usable: answer.is_ok() });
+        match answer {
+            Ok(sample) => self.tried[at].samples.push(sample),
+            Err(Refused::Candidate(why)) => self.tried[at].refused = Some(why),
+            Err(Refused::Stop(why)) => {
+                self.stopped = Some(why);
+                return Err(Halt);
+            }
+        }
+        Ok(())
     }
 
-    /// Stage 1: grows the set while it gets faster, and tries each cluster alone.
-    fn fastest_sets(&mut self) {
-        let (mut best, mut failures) = (0.0, 0);
-        for set in self.sets.growing() {
-            let speed = self.first(&set).unwrap_or(0.0);
-            failures = if speed > best { 0 } else { failures + 1 };
-            best = f64::max(best, speed);
-            if failures >= PATIENCE || self.stopped.is_some() {
+    /// Tests once what was not tried yet.
+    fn once(&mut self, candidate: &Candidate, stage: Stage) -> Result<(), Halt> {
+        if self.known.contains_key(candidate) { Ok(()) } else { self.test(candidate, stage) }
+    }
+
+    fn left(&self) -> u32 {
+        self.limit
+            .saturating_sub(self.held)
+            .saturating_sub(u32::try_from(self.tests.len()).unwrap_or(u32::MAX))
+    }
+
+    fn speed(&self, candidate: &Candidate) -> Option<f64> {
+        median(&speeds(&self.tried[*self.known.get(candidate)?]))
+    }
+
+    /// Cores one by one, largest first, until two steps in a row bring nothing.
+    fn walk(&mut self) -> Result<(), Halt> {
+        let mut best = f64::NEG_INFINITY;
+        let mut failures = 0;
+        let mut counts = vec![0; self.machine.clusters.len()];
+        for i in 0..counts.len() {
+            for n in self.machine.rungs(i) {
+                counts[i] = n;
+                let Some(candidate) = self.machine.candidate(&counts) else { continue };
+                self.once(&candidate, Stage::Walk)?;
+                match self.speed(&candidate) {
+                    Some(s) if s > best => (best, failures) = (s, 0),
+                    // Nothing could be judged so far: no sign that more cores bring nothing.
+                    None if best == f64::NEG_INFINITY => {}
+                    _ => failures += 1,
+                }
+                if failures == 2 {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Each cluster's cores without the others.
+    fn alone(&mut self) -> Result<(), Halt> {
+        for (i, cluster) in self.machine.clusters.iter().enumerate() {
+            let mut counts = vec![0; self.machine.clusters.len()];
+            counts[i] = u32::try_from(cluster.cpus.len()).unwrap_or(u32::MAX);
+            if let Some(candidate) = self.machine.candidate(&counts) {
+                self.once(&candidate, Stage::Alone)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> View {
+        let energy = self.options.goal != Goal::Speed;
+        let alpha = self.options.alpha.filter(|a| a.is_finite()).map(|a| a.clamp(0.0, 1.0));
+        let scatter = Some(self.options.energy_scatter).filter(|s| s.is_finite() && *s > 0.0).unwrap_or(0.05);
+        let alpha = if self.options.exhaustive { alpha.or(Some(0.0)) } else { alpha };
+        View::new(self.machine, &self.tried, energy, alpha, scatter, !self.options.exhaustive)
+    }
+
+    /// All that can be judged.
+    fn judged(&self, view: &View) -> Vec<Judged> {
+        let all = self.tried.iter().enumerate();
+        all.filter_map(|(at, t)| {
+            let estimate = view.measured(self.machine, t)?;
+            Some(Judged { at, threads: t.candidate.threads, free: t.candidate.is_free(), estimate })
+        })
+        .collect()
+    }
+
+    /// The untried set that promises most: to be the fastest, or to be better than the chosen.
+    fn promising(&self, view: &View, space: &[Candidate]) -> Option<(Candidate, f64)> {
+        let judged = self.judged(view);
+        let fastest = fastest(&judged)?;
+        let judge = Judge::new(self.options, view.basis);
+        let best = judge.choose(&judged, &fastest)?;
+        let fresh = space.iter().filter(|c| !self.known.contains_key(*c));
+        let promises = fresh.map(|c| {
+            let e = view.foretold(self.machine, c);
+            let faster = improvement(e.speed.mean - fastest.estimate.speed.mean, e.speed.sd());
+            let better = judge.promise(&e, &best.estimate, &fastest.estimate, false);
+            (c.clone(), faster.max(better))
+        });
+        promises.max_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    fn propose(&mut self, reserve: u32) -> Result<(), Halt> {
+        let space = self.machine.space();
+        while self.left() > reserve {
+            let view = self.view();
+            let Some((candidate, promise)) = self.promising(&view, &space) else { break };
+            if promise < WORTH_NEW {
                 break;
             }
+            self.once(&candidate, Stage::Tree)?;
         }
-        for set in self.sets.alone() {
-            self.first(&set);
-        }
+        Ok(())
     }
 
-    /// Stage 2: the sets around the two fastest, and around those of them that are fast enough.
-    fn surroundings(&mut self) {
-        let mut known = self.known();
-        common::order::by(&mut known, |a, b| b.1.speed.total_cmp(&a.1.speed));
-        let roots: Vec<Set> =
-            known.iter().take(ROOTS).filter_map(|(at, _)| self.of.get(*at).cloned().flatten()).collect();
-        for root in roots {
-            for child in self.sets.around(&root, true) {
-                let Some(speed) = self.first(&child) else { continue };
-                let best = self.known().iter().map(|(_, c)| c.speed).fold(0.0, f64::max);
-                // What is too slow has no descendants that are fast enough.
-                if self.options.goal == Goal::Speed || speed < (1.0 - self.options.slack) * best {
-                    continue;
-                }
-                for grandchild in self.sets.around(&child, false) {
-                    self.first(&grandchild);
-                }
-            }
-        }
-    }
-
-    /// Between both: the sets that a model of what is known takes for the fastest and for the best, until it proposes
-    /// nothing new.
-    fn proposals(&mut self) {
-        let all = self.sets.all();
-        if all.len() > FORETOLD {
-            return;
-        }
-        for _ in 0..PROPOSALS {
-            let known = self.known();
-            let measured: Vec<Known<'_>> = known
-                .iter()
-                .filter_map(|(at, c)| {
-                    let set = self.of.get(*at)?.as_ref()?;
-                    Some(Known { set, speed: c.speed, error: c.error, joules: c.joules })
-                })
-                .collect();
-            let Some(model) = Model::fit(self.machine, &self.sets, &measured) else { return };
-            let next = self.proposed(&model, &all);
-            let new: Vec<Set> = next.into_iter().filter(|s| !self.of.contains(&Some(s.clone()))).collect();
-            if new.is_empty() || self.stopped.is_some() {
-                return;
-            }
-            for set in new {
-                self.first(&set);
-            }
-        }
-    }
-
-    /// The fastest set by the model, and the best for the goal.
-    fn proposed(&self, model: &Model, all: &[Set]) -> Vec<Set> {
-        let speed = |set: &Set| model.tokens_per_s(self.machine, &self.sets, set);
-        let Some(fastest) = all.iter().max_by(|a, b| speed(a).total_cmp(&speed(b))) else {
-            return Vec::new();
-        };
-        let most = self.known().iter().map(|(_, c)| c.speed).fold(speed(fastest), f64::max);
-        let cost = |set: &Set| {
-            let watts = objective::heuristic(self.machine, &self.sets, set);
-            let energy = model.joules(self.machine, &self.sets, set).unwrap_or(watts / speed(set));
-            if self.options.goal == Goal::Balance { energy / speed(set) } else { energy }
-        };
-        let slack = if self.options.goal == Goal::Balance { 1.0 } else { self.options.slack };
-        let mut enough: Vec<(f64, &Set)> =
-            all.iter().filter(|s| speed(s) >= (1.0 - slack) * most).map(|s| (cost(s), s)).collect();
-        common::order::by(&mut enough, |a, b| a.0.total_cmp(&b.0));
-        let wanted = if self.options.goal == Goal::Speed { 0 } else { BEST };
-        let best = enough.into_iter().take(wanted).map(|(_, s)| s.clone());
-        [fastest.clone()].into_iter().chain(best).collect()
-    }
-
-    /// Stage 3: the best and the fastest again, in turn, so that what changes with time meets all of them.
-    fn race(&mut self) {
-        let mut racers: Vec<usize> = self.ranked(-ENTRY).into_iter().take(RACERS).collect();
-        racers.extend(self.fastest().filter(|at| !racers.contains(at)));
-        if racers.len() < 2 {
-            return;
-        }
+    /// Rounds of those that are close, in turn. True if in the end none is.
+    fn race(&mut self) -> Result<bool, Halt> {
         for _ in 0..self.options.race_rounds {
-            for at in &racers {
-                self.again(*at, Stage::Race);
+            let view = self.view();
+            let runners = self.runners(&view);
+            if runners.is_empty() {
+                return Ok(true);
+            }
+            for at in runners {
+                let candidate = self.tried[at].candidate.clone();
+                self.test(&candidate, Stage::Race)?;
             }
         }
+        Ok(self.runners(&self.view()).is_empty())
     }
 
-    /// On like cores a team that is not pinned may be as fast, and gives way to other programs.
-    fn unpinned(&mut self) {
-        let for_speed = self.options.free && self.options.goal == Goal::Speed;
-        let wanted = for_speed && self.stopped.is_none() && !self.machine.has_unlike_clusters();
-        let Some(at) = self.chosen().filter(|_| wanted) else { return };
-        let mut all: Vec<u32> =
-            self.machine.clusters.iter().flat_map(|c| c.cpus.iter().chain(&c.siblings).copied()).collect();
-        common::order::by_key(&mut all, |cpu| ((*cpu).into(), 0));
-        let Some(tried) = self.tried.get(at).filter(|t| t.candidate.cpus.len() < all.len()) else { return };
-        let candidate = Candidate { cpus: all, threads: tried.candidate.threads, free: true };
-        self.tried.push(Tried { candidate, samples: Vec::new(), refused: None });
-        self.of.push(None);
-        let free = self.tried.len() - 1;
-        for _ in 0..self.options.race_rounds.max(1) {
-            self.again(free, Stage::Race);
-            self.again(at, Stage::Race);
-        }
-    }
-
-    /// What is known, each figure drawn towards what a model of all of them says: by how well the model fits the others,
-    /// and how well the figure itself is known.
-    fn steadied(&self) -> Vec<(usize, Combined)> {
-        let known = self.known();
-        let measured: Vec<(usize, Known<'_>)> = known
+    fn runners(&self, view: &View) -> Vec<usize> {
+        let judged = self.judged(view);
+        let Some(fastest) = fastest(&judged) else { return Vec::new() };
+        let judge = Judge::new(self.options, view.basis);
+        let Some(best) = judge.choose(&judged, &fastest) else { return Vec::new() };
+        let promise = |j: &Judged| judge.promise(&j.estimate, &best.estimate, &fastest.estimate, true);
+        let mut rivals: Vec<(usize, f64)> = judged
             .iter()
-            .filter_map(|(at, c)| {
-                let set = self.of.get(*at)?.as_ref()?;
-                Some((*at, Known { set, speed: c.speed, error: c.error, joules: c.joules }))
-            })
+            .filter(|j| j.at != best.at && self.tried[j.at].refused.is_none())
+            .map(|j| (j.at, promise(j)))
+            .filter(|(_, p)| *p >= WORTH)
             .collect();
-        let all: Vec<Known<'_>> = measured.iter().map(|(_, k)| *k).collect();
-        let Some(model) = Model::fit(self.machine, &self.sets, &all).filter(|_| all.len() > LEAST_FIT) else {
-            return known;
+        common::order::by(&mut rivals, |a, b| b.1.total_cmp(&a.1));
+        rivals.truncate(RIVALS);
+        let unsure = |e: &Estimate| {
+            judge
+                .above(e, &fastest.estimate)
+                .is_some_and(|(over, se)| over.abs() < 2.0 * self.options.margin * se)
         };
-        let speed = |set: &Set| model.tokens_per_s(self.machine, &self.sets, set);
-        let joules = |set: &Set| model.joules(self.machine, &self.sets, set);
-        let misfit = |of: &dyn Fn(&Known<'_>) -> Option<(f64, f64)>| {
-            let squares: Vec<f64> =
-                all.iter().filter_map(of).map(|(by, error)| by * by - error * error).collect();
-            // Parameters make the fit better than the model is.
-            let free = (self.sets.groups() + 2) as f64;
-            let n = squares.len() as f64;
-            (squares.iter().sum::<f64>() / n * (n / (n - free).max(1.0))).max(LEAST_MISFIT.powi(2))
+        let mut runners: Vec<usize> = rivals.iter().map(|r| r.0).collect();
+        let close = judged.iter().any(|j| runners.contains(&j.at) && unsure(&j.estimate));
+        let unclear = |j: &Judged| {
+            let (own, than) = (judge.objective(&j.estimate), judge.objective(&best.estimate));
+            own.zip(than)
+                .is_some_and(|(a, b)| (a.mean - b.mean).abs() < CLEAR * (a.variance + b.variance).sqrt())
         };
-        let runs = |at: usize| self.tried.get(at).map_or(1, |t| t.samples.len()) as f64;
-        let by_speed = misfit(&|k| Some(((speed(k.set) / k.speed).ln(), k.error)));
-        let n_of =
-            |k: &Known<'_>| measured.iter().find(|(_, m)| m.set == k.set).map_or(1.0, |(at, _)| runs(*at));
-        let by_joules = misfit(&|k| Some(((joules(k.set)? / k.joules?).ln(), METER / n_of(k).sqrt())));
-        let blend = |own: f64, error: f64, model: f64, misfit: f64| {
-            let (a, b) = (1.0 / error.max(1e-4).powi(2), 1.0 / misfit);
-            (((a * own.ln() + b * model.ln()) / (a + b)).exp(), (1.0 / (a + b)).sqrt())
-        };
-        known
-            .iter()
-            .map(|(at, c)| {
-                let Some((_, k)) = measured.iter().find(|(m, _)| m == at) else { return (*at, *c) };
-                let (s, error) = blend(c.speed, c.error, speed(k.set), by_speed);
-                let j = c
-                    .joules
-                    .zip(joules(k.set))
-                    .map(|(own, m)| blend(own, METER / runs(*at).sqrt(), m, by_joules).0);
-                (*at, Combined { speed: s, error, joules: j.or(c.joules) })
-            })
-            .collect()
-    }
-
-    fn fastest(&self) -> Option<usize> {
-        self.known().into_iter().max_by(|a, b| a.1.speed.total_cmp(&b.1.speed)).map(|(at, _)| at)
-    }
-
-    fn alpha(&self) -> f64 {
-        self.options.alpha.unwrap_or(ALPHA).clamp(0.0, 1.0)
-    }
-
-    /// Watts of one unit of the heuristic, from all that was measured; 1 without a meter.
-    fn scale(&self) -> f64 {
-        let ratio = |(at, c): (usize, Combined)| {
-            let set = self.of.get(at)?.as_ref()?;
-            Some(c.joules? * c.speed / objective::heuristic(self.machine, &self.sets, set))
-        };
-        median(self.known().into_iter().filter_map(ratio).collect()).unwrap_or(1.0)
-    }
-
-    /// The lower the better; None: it cannot be judged.
-    fn cost(&self, at: usize, c: &Combined, scale: f64) -> Option<f64> {
-        if self.options.goal == Goal::Speed {
-            return Some(1.0 / c.speed);
+        if judged.iter().any(|j| runners.contains(&j.at) && unclear(j)) {
+            runners.insert(0, best.at);
         }
-        let set = self.of.get(at)?.as_ref()?;
-        let watts = objective::heuristic(self.machine, &self.sets, set) * scale;
-        let energy = objective::energy(c.joules, c.speed, watts, self.alpha());
-        Some(if self.options.goal == Goal::Balance { energy / c.speed } else { energy })
-    }
-
-    /// Those that are fast enough, best first. Energy is known of all of them, or it is not used. `errors`: by how many
-    /// standard errors a speed must be above the limit, to be chosen, or may be below it, to be measured again.
-    fn ranked(&self, errors: f64) -> Vec<usize> {
-        let known = if self.options.goal == Goal::Speed { self.known() } else { self.steadied() };
-        let metered = known.iter().all(|(_, c)| c.joules.is_some());
-        if self.options.goal != Goal::Speed && !metered && !self.machine.has_unlike_clusters() {
-            // Nothing tells the choices' energy apart.
-            return self.by_speed();
+        // What was chosen as soon as it seemed fast enough is looked at again: stopping at a lucky sample would not be fair.
+        let confirm = |(over, se): (f64, f64)| over < (self.options.margin + CONFIRM) * se;
+        let close = if runners.is_empty() && best.at != fastest.at {
+            let doubtful = judge.above(&best.estimate, &fastest.estimate).is_some_and(confirm);
+            runners.extend(doubtful.then_some(best.at));
+            doubtful
+        } else {
+            close
+        };
+        if close && !runners.contains(&fastest.at) {
+            runners.push(fastest.at);
         }
-        let Some(fastest) = known.iter().map(|(_, c)| *c).max_by(|a, b| a.speed.total_cmp(&b.speed)) else {
-            return Vec::new();
-        };
-        let scale = if metered { self.scale() } else { 1.0 };
-        let enough = |c: &Combined| {
-            // Being too slow by chance must not pass as fast enough.
-            let margin = errors * c.error.hypot(fastest.error);
-            self.options.goal != Goal::Energy
-                || c.speed >= (1.0 - self.options.slack + margin) * fastest.speed
-        };
-        let unmetered = |c: &Combined| if metered { *c } else { Combined { joules: None, ..*c } };
-        let mut costs: Vec<(usize, f64)> = known
-            .iter()
-            .filter(|(_, c)| enough(c) || c.speed == fastest.speed)
-            .filter_map(|(at, c)| Some((*at, self.cost(*at, &unmetered(c), scale)?)))
-            .collect();
-        common::order::by(&mut costs, |a, b| a.1.total_cmp(&b.1));
-        costs.into_iter().map(|(at, _)| at).collect()
+        runners.retain(|at| self.tried[*at].refused.is_none());
+        runners
     }
 
-    fn by_speed(&self) -> Vec<usize> {
-        let mut known = self.known();
-        common::order::by(&mut known, |a, b| b.1.speed.total_cmp(&a.1.speed));
-        known.into_iter().map(|(at, _)| at).collect()
-    }
-
-    /// The best. Of those that are as fast as the fastest within the scatter, the one with the fewest threads; of two with
-    /// as many, the one that is not pinned.
-    fn chosen(&self) -> Option<usize> {
-        let best = *self.ranked(CHOICE).first()?;
-        if self.options.goal != Goal::Speed {
-            return Some(best);
-        }
-        let top = self.combined(best)?;
-        let known = self.known().into_iter().filter(|(_, c)| same(c, &top));
-        let threads = |at: usize| self.tried.get(at).map(|t| (t.candidate.threads, !t.candidate.free));
-        known.min_by_key(|(at, _)| threads(*at)).map(|(at, _)| at)
-    }
-
-    fn pareto(&self) -> Vec<Candidate> {
-        let known = self.known();
-        let beaten = |c: &Combined| {
-            known.iter().any(|(_, other)| match (c.joules, other.joules) {
-                (Some(own), Some(joules)) => {
-                    other.speed >= c.speed && joules <= own && (other.speed > c.speed || joules < own)
-                }
-                _ => other.speed > c.speed,
-            })
-        };
-        let front = known.iter().filter(|(_, c)| !beaten(c));
-        front.filter_map(|(at, _)| Some(self.tried.get(*at)?.candidate.clone())).collect()
-    }
-
-    fn outcome(self) -> Outcome {
-        let candidate = |at: usize| self.tried.get(at).map(|t| t.candidate.clone());
-        let (fastest, chosen) = (self.fastest().and_then(candidate), self.chosen().and_then(candidate));
-        let ended = self.stopped.clone().unwrap_or_else(|| {
-            let how = if self.options.exhaustive {
-                "all sets of CPUs"
-            } else {
-                "the sets that the search leads to"
+    fn outcome(mut self, settled: bool) -> Outcome {
+        let view = self.view();
+        let judged = self.judged(&view);
+        let judge = Judge::new(self.options, view.basis);
+        for j in &judged {
+            let t = &mut self.tried[j.at];
+            let figure = |ln: &[f64], noise: f64| {
+                median(ln).map(|m| Figure { value: m.exp(), scatter: (noise / ln.len() as f64).sqrt() })
             };
-            format!("{how} were tried: {} choices, {} runs", self.tried.len(), self.tests)
-        });
+            t.speed = figure(&speeds(t), view.speed_noise);
+            t.joules = figure(&joules(t), view.energy_noise);
+            t.objective =
+                judge.objective(&j.estimate).map(|o| Figure { value: o.mean.exp(), scatter: o.sd() });
+            t.alpha = matches!(view.basis, Basis::Meter | Basis::Heuristic).then_some(j.estimate.alpha);
+        }
+        let fastest = fastest(&judged);
+        let chosen = fastest.and_then(|f| judge.choose(&judged, &f));
+        let rival = chosen.zip(fastest).and_then(|(c, f)| self.rival(&judge, &judged, &c, &f));
+        let ended = match self.stopped.take() {
+            Some(why) => Ended::Stopped(why),
+            None if chosen.is_none() => Ended::Nothing,
+            None if settled => Ended::Settled,
+            None => Ended::Budget,
+        };
         Outcome {
-            fastest,
-            chosen,
-            pareto: self.pareto(),
-            complete: self.stopped.is_none(),
-            ended,
-            sure: self.sure(),
-            tests: self.tests,
+            pareto: pareto(&self.tried, fastest.map(|f| f.at)),
+            complete: !matches!(ended, Ended::Stopped(_)),
+            speed_share: chosen
+                .zip(fastest)
+                .map(|(c, f)| (c.estimate.speed.mean - f.estimate.speed.mean).exp()),
+            basis: view.basis,
+            fastest: fastest.map(|f| f.at),
+            chosen: chosen.map(|c| c.at),
             tried: self.tried,
+            tests: self.tests,
+            ended,
+            rival,
         }
     }
 
-    /// How far the choice is from the next one.
-    fn sure(&self) -> String {
-        let Some(chosen) = self.chosen() else { return "nothing was measured".to_owned() };
-        let Some(own) = self.combined(chosen) else { return "nothing was measured".to_owned() };
-        let what = match self.options.goal {
-            Goal::Speed => "",
-            _ if self.known().iter().all(|(_, c)| c.joules.is_some()) => "",
-            _ if self.machine.has_unlike_clusters() => {
-                "no meter: judged by the cores' capacity and clock alone; "
-            }
-            _ => "no meter, and all cores are alike: chosen for speed; ",
-        };
-        let next = self.by_speed().into_iter().filter(|at| *at != chosen).find_map(|at| self.combined(at));
-        let Some(next) = next else { return format!("{what}nothing else could be measured") };
-        let by = own.speed / next.speed - 1.0;
-        let verdict = match (by.abs() < SAME || same(&own, &next), by > 0.0) {
-            (true, _) => "as fast as the best of the others within the scatter",
-            (false, true) => "clearly faster than all others",
-            (false, false) => "not the fastest",
-        };
-        format!("{what}{verdict}: {:+.1} %, scatter {:.1} %", by * 100.0, own.error.hypot(next.error) * 100.0)
+    fn rival(&self, judge: &Judge, judged: &[Judged], chosen: &Judged, fastest: &Judged) -> Option<Rival> {
+        let own = judge.objective(&chosen.estimate)?;
+        let others = judged.iter().filter(|j| j.at != chosen.at);
+        let promise = |j: &Judged| judge.promise(&j.estimate, &chosen.estimate, &fastest.estimate, true);
+        let other = others.max_by(|a, b| promise(a).total_cmp(&promise(b)))?;
+        let its = judge.objective(&other.estimate)?;
+        Some(Rival {
+            candidate: self.tried[other.at].candidate.clone(),
+            behind: (its.mean - own.mean).exp() - 1.0,
+            scatter: (its.variance + own.variance).sqrt(),
+        })
     }
 }
 
-/// As fast as each other within their scatter.
-fn same(a: &Combined, b: &Combined) -> bool {
-    let by = (a.speed / b.speed - 1.0).abs();
-    by < SAME || by < ERRORS * a.error.hypot(b.error)
+fn fastest(judged: &[Judged]) -> Option<Judged> {
+    judged.iter().copied().max_by(|a, b| a.estimate.speed.mean.total_cmp(&b.estimate.speed.mean))
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    common::order::by(&mut values, |a, b| a.total_cmp(b));
-    let n = values.len();
-    let upper = *values.get(n / 2)?;
-    if n % 2 == 1 { Some(upper) } else { Some((upper + values.get(n / 2 - 1)?) / 2.0) }
+/// Those that no other beats in both speed and joules, fastest first.
+fn pareto(tried: &[Tried], fastest: Option<usize>) -> Vec<usize> {
+    let mut all: Vec<(usize, f64, f64)> =
+        tried.iter().enumerate().filter_map(|(i, t)| Some((i, t.speed?.value, t.joules?.value))).collect();
+    if all.is_empty() {
+        return fastest.into_iter().collect();
+    }
+    common::order::by(&mut all, |a, b| b.1.total_cmp(&a.1).then(a.2.total_cmp(&b.2)));
+    let mut least = f64::INFINITY;
+    all.retain(|(_, _, joules)| {
+        let better = *joules < least;
+        least = least.min(*joules);
+        better
+    });
+    all.into_iter().map(|(i, ..)| i).collect()
 }
-
-fn combined(samples: &[Sample]) -> Option<Combined> {
-    let n = samples.len() as f64;
-    let speed = median(samples.iter().map(|s| s.tokens_per_s).collect())?;
-    let within = median(samples.iter().map(|s| s.scatter).collect()).unwrap_or(0.0);
-    let between = match samples.len() {
-        0 | 1 => 0.0,
-        _ => (samples.iter().map(|s| (s.tokens_per_s / speed - 1.0).powi(2)).sum::<f64>() / (n - 1.0)).sqrt(),
-    };
-    let joules = samples.iter().map(|s| s.joules_per_token).collect::<Option<Vec<f64>>>().and_then(median);
-    Some(Combined { speed, error: within.max(between) / n.sqrt(), joules })
-}
-
-#[cfg(test)]
-mod tests;
