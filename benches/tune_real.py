@@ -86,7 +86,7 @@ def one_case(bench, title, command, own, args):
         lines[f"{n} threads"] = [w.replace("{threads}", str(n)) for w in template]
     for cpu in sorted(cpus):
         lines[f"1 thread on CPU {cpu}"] = ["taskset", "-c", str(cpu), *(w.replace("{threads}", "1") for w in template)]
-    # More threads than CPUs spin for one another; once is enough.
+    # More threads than CPUs spin for one another, or are refused; once is enough.
     lines["4 threads"] = [w.replace("{threads}", "4") for w in template] if len(cpus) < 4 else None
     speeds = {name: [] for name in lines if lines[name]}
     for i in range(2 if args.quick else 3):
@@ -95,8 +95,11 @@ def one_case(bench, title, command, own, args):
                 continue
             try:
                 speeds[name].append(own_speed(sh(lines[name], stderr=subprocess.DEVNULL, timeout=120)))
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, BenchError):
                 speeds[name].append(0.0)
+    # The chosen command may be one of the others: they share their runs.
+    for name in [n for n in speeds if n != "chosen" and lines[n] == lines["chosen"]]:
+        speeds[name] = speeds["chosen"] = speeds[name] + speeds["chosen"]
     medians = {name: quartiles(all)[1] for name, all in speeds.items()}
     for name, speed in medians.items():
         print(f"    {name:20} {speed:8.2f} tok/s", flush=True)

@@ -107,7 +107,7 @@ const RUNS: FlagGroup = FlagGroup {
 };
 
 const OUTPUT: FlagGroup = FlagGroup {
-    title: "Output",
+    title: "Options",
     flags: &[
         Flag::switch("json", "Print JSON"),
         #[cfg(not(feature = "board"))]

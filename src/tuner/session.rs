@@ -22,6 +22,9 @@ use tune::{Basis, Candidate, Ended, Goal, Machine, Measure, Outcome, Refused, Sa
 const METERED_S: f64 = 2.0;
 const MOST_TOKENS: u32 = 512;
 
+/// The command as given is run once: a difference below this share may be chance.
+const ONE_RUN: f64 = 0.05;
+
 /// What to tune, and how.
 pub struct TuneOptions {
     pub tuned: Tuned,
@@ -367,13 +370,17 @@ fn lines_of(tuned: &Tuned, goal: Goal, usable: usize, found: &Found) -> Vec<Line
         let row = at.and_then(|at| answer.tried.get(at)).and_then(|row| row.measured.as_ref());
         let (Some(candidate), Some(measured)) = (candidate, row) else { continue };
         let taken = if Some(candidate) == chosen.as_ref() { &settings.taken[..] } else { &[] };
+        let over_default = answer.default.as_ref().map(|d| measured.tokens_per_s / d.tokens_per_s);
+        let of_default = answer.default.as_ref().map_or(0.0, |d| d.scatter);
+        let noise = (2.0 * measured.scatter.hypot(of_default)).max(ONE_RUN);
         lines.push(Line {
             goal: goal_name(goal),
             work: answer.work,
             command: line(tuned, candidate, usable, taken),
             tokens_per_s: measured.tokens_per_s,
             joules_per_token: measured.joules_per_token,
-            over_default: answer.default.as_ref().map(|d| measured.tokens_per_s / d.tokens_per_s),
+            over_default,
+            differs: over_default.is_some_and(|over| (over - 1.0).abs() > noise),
         });
     }
     lines

@@ -62,7 +62,11 @@ fn capital(word: &str) -> &str {
 /// The figure, then the command on a line of its own: it is never wrapped, so that it can be copied.
 fn best(out: &mut dyn Write, l: &Line, style: &Style) -> io::Result<()> {
     let joules = l.joules_per_token.map(|j| format!(", {j:.3} J a token")).unwrap_or_default();
-    let over = l.over_default.map(|x| format!(", {x:.2} times the command as given")).unwrap_or_default();
+    let over = match l.over_default {
+        Some(x) if l.differs => format!(", {x:.2} times the command as given"),
+        Some(_) => ", the same as the command as given within the scatter".to_owned(),
+        None => String::new(),
+    };
     let figures = format!("{}: {:.2} tok/s{joules}{over}", l.work, l.tokens_per_s);
     line(out, style, capital(l.goal), &figures)?;
     writeln!(out, "{:HEAD$} {}", "", style.good(&super::table::clean(&l.command)))

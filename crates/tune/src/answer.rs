@@ -127,4 +127,6 @@ pub struct Line {
     pub joules_per_token: Option<f64>,
     /// Speed over that of the command as it was given; null if that was not measured.
     pub over_default: Option<f64>,
+    /// That differs from 1 by more than the scatter.
+    pub differs: bool,
 }

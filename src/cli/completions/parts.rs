@@ -11,6 +11,7 @@ const FILES: &[&str] = &[
     "BINARY",
     "CSV",
     "FILE",
+    "FILE[:UNIT]",
     "JSON",
     "MODEL",
     "MODEL.gguf",

@@ -311,7 +311,7 @@ fn the_environment_is_told_by_its_names() {
 #[test]
 fn every_key_has_a_check_that_is_the_reader_s() {
     for flag in keys().filter(|f| !f.is_switch()) {
-        let path = ["FILE", "PATH"].contains(&flag.value);
+        let path = ["FILE", "FILE[:UNIT]", "PATH"].contains(&flag.value);
         let sure = |value: &str| flag.diagnose(value).is_some();
         assert!(path || flag.many || sure("?"), "--{} takes anything", flag.name);
     }
