@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::{Child, ExitCode};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -18,7 +18,7 @@ use super::output::{OutputFile, OutputName, OutputRules};
 use super::{conf, written};
 use crate::capture::error::RecordError;
 use crate::daemon::arrivals::OfFile;
-use crate::host::{target, wake};
+use crate::host::{target, usage, wake};
 use crate::recorder::recording::{
     Arrivals, RecordOptions, RecordingProgress, SessionObserver, Streams, Summary, Target,
 };
@@ -280,6 +280,11 @@ fn summary_line(output: Option<&Path>, s: &Summary) -> String {
 }
 
 static STOPS: AtomicU32 = AtomicU32::new(0);
+/// When the first signal came, CLOCK_MONOTONIC, ns; 0: none came.
+static FIRST_NS: AtomicU64 = AtomicU64::new(0);
+/// Signals within this time are one: the end of a parent process is told once for each of its threads
+/// (PR_SET_PDEATHSIG), and a closed terminal by SIGHUP beside another signal.
+const SAME_NS: u64 = 100_000_000;
 
 /// Ctrl-C, SIGTERM and SIGHUP: the first ends the recording, the second ends the program.
 pub struct StopSignals;
@@ -291,7 +296,10 @@ impl StopSignals {
     /// The system refuses.
     pub fn install() -> Result<StopSignals> {
         ctrlc::set_handler(|| {
-            if STOPS.fetch_add(1, Ordering::SeqCst) > 0 {
+            let now = usage::now();
+            let first = FIRST_NS.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst);
+            let is_again = first.is_err_and(|first| now.saturating_sub(first) > SAME_NS);
+            if STOPS.fetch_add(1, Ordering::SeqCst) > 0 && is_again {
                 super::screen::restore();
                 // The kernel removes the probes with the process; blocks already written are complete.
                 std::process::exit(130);
